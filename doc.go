@@ -1,0 +1,3 @@
+// Package cni attaches containers to networks through the Container Network
+// Interface (CNI).
+package cni
