@@ -1,0 +1,105 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// enter makes the namespaces that the process was started in a sandbox. The
+// argument is the network namespace of the outer process, as the marker says.
+//
+// The marker could be there by mistake, exported by someone into the
+// environment of a program started on the machine itself. Mounting over /run
+// there would be a disaster, so nothing is done before namespaces are compared.
+func enter(outside string) error {
+	if err := os.Unsetenv(marker); err != nil {
+		return err
+	}
+	if err := checkNetNS(outside); err != nil {
+		return err
+	}
+	if err := privateMounts(); err != nil {
+		return err
+	}
+	if err := loopbackUp(); err != nil {
+		return err
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become the parent of orphans: %w", err)
+	}
+	return nil
+}
+
+func checkNetNS(outside string) error {
+	id, err := netns.CurrentID()
+	if err != nil {
+		return err
+	}
+	var was netns.ID
+	if _, err := fmt.Sscanf(outside, "%d:%d", &was.Dev, &was.Ino); err != nil {
+		return fmt.Errorf("%s=%q is not set by this package, unset it: %w", marker, outside, err)
+	}
+	if id == was {
+		return fmt.Errorf("%s is set, but the network namespace is still the outer one, %s: unset it", marker, id)
+	}
+	return checkMountNS()
+}
+
+// checkMountNS makes sure that the mount namespace, too, is not the parent
+// process's, since that is where the mounts of privateMounts would otherwise
+// go. A parent that is not visible is not in this sandbox's way.
+func checkMountNS() error {
+	mine, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return fmt.Errorf("look up the mount namespace: %w", err)
+	}
+	parents, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", os.Getppid()))
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		return nil
+	case err != nil:
+		return fmt.Errorf("look up the parent's mount namespace: %w", err)
+	case mine == parents:
+		return fmt.Errorf("%s is set, but the mount namespace is still the outer one, %s: unset it", marker, mine)
+	}
+	return nil
+}
+
+// privateMounts cuts the ties of all mounts to the machine, then covers the
+// directories where CNI plugins, iptables and runtimes keep their state.
+func privateMounts() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		if refused(err) {
+			// Ubuntu lets the namespace be made, without capabilities in it.
+			return fmt.Errorf("%w: make mounts private: %w", errRefused, err)
+		}
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	for _, dir := range []string{"/run", "/var/lib"} {
+		err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755")
+		// Where there is no such directory there is no state to be covered,
+		// and making it would be seen outside.
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+func loopbackUp() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find lo: %w", err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("bring lo up: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,117 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// errRefused explains the refusal that is the most common by far, and that the
+// kernel reports as "operation not permitted" only.
+var errRefused = errors.New("the kernel refuses user namespaces to this user: " +
+	"run as root, or allow them with `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu), " +
+	"`sysctl -w kernel.unprivileged_userns_clone=1` (Debian) or `sysctl -w user.max_user_namespaces=10000`; " +
+	"in a container, with one that has CAP_SYS_ADMIN and no seccomp filter on unshare")
+
+// start runs the program inside and returns its exit code.
+func start(env []string) (int, error) {
+	outside, err := netns.CurrentID()
+	if err != nil {
+		return 1, err
+	}
+	env = append(env, marker+"="+outside.String())
+
+	// The child is to die with its parent, which to the kernel is the thread
+	// that started it; so that thread must live as long as the process.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+
+	// Before the start, so that no signal finds only the outer process.
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT)
+	defer signal.Stop(signals)
+
+	cmd, err := startAny(env, attempts())
+	if err != nil {
+		return 1, err
+	}
+	return wait(cmd, signals)
+}
+
+// startAny starts the program in the first of the ways that the kernel allows.
+func startAny(env []string, ways []*syscall.SysProcAttr) (*exec.Cmd, error) {
+	var refusals []error
+	for _, attr := range ways {
+		cmd := &exec.Cmd{
+			// Not os.Executable: the file may have been replaced since.
+			Path:   "/proc/self/exe",
+			Args:   os.Args,
+			Env:    env,
+			Stdin:  os.Stdin,
+			Stdout: os.Stdout,
+			Stderr: os.Stderr,
+		}
+		cmd.SysProcAttr = attr
+		err := cmd.Start()
+		if err == nil {
+			return cmd, nil
+		}
+		if !refused(err) {
+			return nil, err
+		}
+		refusals = append(refusals, err)
+	}
+	return nil, fmt.Errorf("%w: %w", errRefused, errors.Join(refusals...))
+}
+
+// refused reports whether err is a way of the kernel to say that namespaces, or
+// these mappings, are not to be had: no privilege, a security module, the limit
+// of user namespaces, a kernel without them.
+func refused(err error) bool {
+	for _, errno := range []syscall.Errno{unix.EPERM, unix.EACCES, unix.ENOSPC, unix.EUSERS, unix.EINVAL, unix.ENOSYS} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
+// wait waits for cmd, passing signals on to it.
+func wait(cmd *exec.Cmd, signals <-chan os.Signal) (int, error) {
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	for {
+		select {
+		case sig := <-signals:
+			// One that has just ended needs no signal.
+			if err := cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				return 1, fmt.Errorf("pass on %v: %w", sig, err)
+			}
+		case err := <-done:
+			return exitCode(err)
+		}
+	}
+}
+
+func exitCode(err error) (int, error) {
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return 0, nil
+	case !errors.As(err, &exit):
+		return 1, err
+	}
+	status, ok := exit.Sys().(syscall.WaitStatus)
+	if ok && status.Signaled() {
+		return 128 + int(status.Signal()), nil
+	}
+	return exit.ExitCode(), nil
+}

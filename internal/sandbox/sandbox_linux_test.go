@@ -1,0 +1,287 @@
+package sandbox_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/sandbox"
+	"github.com/embedcni/cni/netns"
+)
+
+// The test binary is its own scripted program: with this variable set it does
+// what the variable says, inside a sandbox of its own, instead of the tests.
+const script = "EMBEDCNI_SANDBOX_TEST"
+
+func TestMain(m *testing.M) {
+	if what := os.Getenv(script); what != "" {
+		os.Exit(program(what))
+	}
+	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
+		id, err := netns.CurrentID()
+		return []string{"TEST_OUTER_NETNS=" + id.String()}, err
+	})))
+}
+
+func program(what string) int {
+	inside, code, err := sandbox.Reexec(sandbox.Before(func() ([]string, error) {
+		if what == "unprepared" {
+			return nil, errors.New("no plugins")
+		}
+		return nil, nil
+	}))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		return code
+	}
+	if !inside {
+		return code
+	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT)
+	fmt.Printf("pid %d args %q\n", os.Getpid(), os.Args[1:])
+	switch what {
+	case "exit":
+		return 42
+	case "panic":
+		panic("scripted")
+	case "kill":
+		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+	}
+	fmt.Printf("got %v\n", <-signals)
+	return 3
+}
+
+// scripted returns the command that runs the program.
+func scripted(what string, args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), script+"="+what)
+	return cmd
+}
+
+func TestInsideIsElsewhere(t *testing.T) {
+	id, err := netns.CurrentID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if outer := os.Getenv("TEST_OUTER_NETNS"); outer == "" || outer == id.String() {
+		t.Errorf("outside in %q, inside in %s", outer, id)
+	}
+}
+
+func TestInsideHasLoopbackOnlyAndUp(t *testing.T) {
+	links, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, l := range links {
+		got = append(got, fmt.Sprintf("%s up=%t", l.Name, l.Flags&net.FlagUp != 0))
+	}
+	if got, want := strings.Join(got, ", "), "lo up=true"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestInsideIsRootWithEmptyState(t *testing.T) {
+	if uid := os.Geteuid(); uid != 0 {
+		t.Errorf("user %d", uid)
+	}
+	for _, dir := range []string{"/run", "/var/lib"} {
+		entries, err := os.ReadDir(dir)
+		if err != nil || len(entries) != 0 {
+			t.Errorf("%s: %v, %v, want it empty", dir, entries, err)
+		}
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil || st.Type != unix.TMPFS_MAGIC {
+			t.Errorf("%s: file system %x, %v, want a tmpfs", dir, st.Type, err)
+		}
+	}
+}
+
+func TestInsideSharesNoMount(t *testing.T) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, " shared:") || strings.Contains(line, " master:") {
+			t.Errorf("propagates: %s", line)
+		}
+	}
+}
+
+func TestInsideAdoptsOrphans(t *testing.T) {
+	// The shell ends at once, and prints the process that it leaves behind.
+	out, err := exec.Command("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Sscan(string(out), &pid); err != nil {
+		t.Fatal(err)
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var parent int
+	if _, err := fmt.Sscan(strings.Fields(string(stat))[3], &parent); err != nil {
+		t.Fatal(err)
+	}
+	if parent != os.Getpid() {
+		t.Errorf("parent of the orphan is %d, want %d", parent, os.Getpid())
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Wait4(pid, nil, 0, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestExitCodeAndOutputPass(t *testing.T) {
+	tests := map[string]struct {
+		code   int
+		stderr string
+	}{
+		"exit":       {42, ""},
+		"panic":      {2, "panic: scripted"},
+		"kill":       {128 + 9, ""},
+		"unprepared": {1, "error: prepare the sandbox: no plugins"},
+	}
+	for what, want := range tests {
+		t.Run(what, func(t *testing.T) {
+			var stderr strings.Builder
+			cmd := scripted(what, "-x", "a b")
+			cmd.Stderr = &stderr
+			out, err := cmd.Output()
+			if cmd.ProcessState == nil {
+				t.Fatal(err)
+			}
+			if got := cmd.ProcessState.ExitCode(); got != want.code {
+				t.Errorf("exit code %d, want %d", got, want.code)
+			}
+			if !strings.HasPrefix(stderr.String(), want.stderr) {
+				t.Errorf("stderr %q, want %q", stderr.String(), want.stderr)
+			}
+			if args := `args ["-x" "a b"]`; want.code > 1 && !strings.Contains(string(out), args) {
+				t.Errorf("stdout %q, want %s", out, args)
+			}
+		})
+	}
+}
+
+// startWaiting starts the program that waits for a signal and returns the pid
+// of the inner process.
+func startWaiting(t *testing.T) (cmd *exec.Cmd, out *bufio.Reader, inner int) {
+	t.Helper()
+	cmd = scripted("wait")
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out = bufio.NewReader(pipe)
+	line, err := out.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscanf(line, "pid %d", &inner); err != nil {
+		t.Fatal(err)
+	}
+	return cmd, out, inner
+}
+
+func TestSignalsPass(t *testing.T) {
+	for _, sig := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGQUIT} {
+		cmd, out, _ := startWaiting(t)
+		if err := cmd.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+		line, err := out.ReadString('\n')
+		if want := fmt.Sprintf("got %v\n", sig); err != nil || line != want {
+			t.Errorf("got %q, %v, want %q", line, err, want)
+		}
+		_ = cmd.Wait() // the exit code is looked at
+		if got := cmd.ProcessState.ExitCode(); got != 3 {
+			t.Errorf("%v: exit code %d, want 3", sig, got)
+		}
+	}
+}
+
+func TestInnerDiesWithOuter(t *testing.T) {
+	cmd, _, inner := startWaiting(t)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // killed, of course
+	// The orphan is ours now, so waiting for it is possible, and the proof.
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		pid, err := unix.Wait4(inner, nil, unix.WNOHANG, nil)
+		if pid == inner {
+			return
+		}
+		if err != nil && !errors.Is(err, unix.ECHILD) || time.Now().After(deadline) {
+			t.Fatalf("the inner process lives on: %v", err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// A marker that is in the environment by mistake must not make the program
+// mount over the directories of the machine.
+func TestStrayMarkerIsRefused(t *testing.T) {
+	id, err := netns.CurrentID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, marker := range map[string]string{
+		"same network namespace": id.String(),
+		"same mount namespace":   "1:1",
+		"garbage":                "yes",
+	} {
+		cmd := scripted("exit")
+		cmd.Env = append(cmd.Env, "EMBEDCNI_SANDBOX_OUTSIDE="+marker)
+		out, _ := cmd.CombinedOutput() // the exit code is looked at
+		if got := cmd.ProcessState.ExitCode(); got != 1 || !strings.Contains(string(out), "unset it") {
+			t.Errorf("%s: exit code %d, output %q", name, got, out)
+		}
+	}
+	after, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(after) != string(before) {
+		t.Errorf("mounts before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+func TestStartIsFast(t *testing.T) {
+	best := time.Hour
+	for range 5 {
+		begin := time.Now()
+		_ = scripted("exit").Run() // exits with 42
+		best = min(best, time.Since(begin))
+	}
+	t.Logf("%v", best)
+	if best > time.Second {
+		t.Errorf("takes %v", best)
+	}
+}

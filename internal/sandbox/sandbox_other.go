@@ -1,0 +1,7 @@
+//go:build !linux
+
+package sandbox
+
+func enter(string) error { return ErrNotSupported }
+
+func start([]string) (int, error) { return 1, ErrNotSupported }
