@@ -1,0 +1,122 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+
+	vns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Do runs fn on an OS thread that is inside the namespace, and returns what fn
+// returns.
+//
+// fn runs in a goroutine of its own, locked to a thread that is never the
+// process's leading thread, as that one's namespace is what other processes
+// take for that of the whole process. Goroutines that fn starts are outside.
+//
+// Afterwards the thread is brought back to the namespace it came from. When
+// that fails it is not given back to the scheduler but ends with the
+// goroutine; fn's outcome stands, and the thread is the whole price.
+//
+// A panic in fn is raised again in the caller, with the same value.
+// [runtime.Goexit] in fn, and so testing's FailNow, ends the caller's goroutine
+// likewise.
+func (h *Handle) Do(fn func() error) error {
+	return onThread(h.enter, fn)
+}
+
+// enter moves the calling thread into the namespace.
+func (h *Handle) enter() error {
+	return setNS(h.file, h.id)
+}
+
+func setNS(file *os.File, id ID) error {
+	var inner error
+	err := control(file, func(fd int) { inner = vns.Set(vns.NsHandle(fd)) })
+	if err := errors.Join(err, inner); err != nil {
+		return fmt.Errorf("enter network namespace %s: %w", id, err)
+	}
+	return nil
+}
+
+// outcome is how a function ended.
+type outcome struct {
+	err      error
+	panicked bool
+	value    any // what it panicked with
+	exited   bool
+}
+
+// end makes the calling goroutine end as the function did.
+func (o outcome) end() error {
+	switch {
+	case o.panicked:
+		panic(o.value)
+	case o.exited:
+		runtime.Goexit()
+	}
+	return o.err
+}
+
+// onThread runs enter, which changes the thread's namespace, and fn in a
+// goroutine that has a thread for itself, restores the thread, and ends as fn
+// did.
+func onThread(enter, fn func() error) error {
+	done := make(chan outcome, 1)
+	go avoidLeader(func() { confined(enter, fn, done) })
+	return (<-done).end()
+}
+
+// avoidLeader runs fn in this goroutine, or in another if this one happens to
+// be on the process's leading thread, which it occupies so that the other
+// cannot be there too. fn is called with its thread locked once.
+func avoidLeader(fn func()) {
+	runtime.LockOSThread()
+	if unix.Gettid() != unix.Getpid() {
+		fn()
+		return // still locked, unless fn found the thread fit for others
+	}
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		runtime.LockOSThread()
+		fn()
+	}()
+	<-finished
+	runtime.UnlockOSThread()
+}
+
+// confined runs enter and fn on the calling thread, unlocks the thread if it
+// is then back where it was, and sends how fn ended. It does the latter two
+// when deferred, as fn may end the goroutine.
+func confined(enter, fn func() error, done chan<- outcome) {
+	origin, err := Current()
+	if err != nil {
+		runtime.UnlockOSThread()
+		done <- outcome{err: err}
+		return
+	}
+	out := outcome{exited: true} // unless fn returns or panics
+	defer func() {
+		if out.exited {
+			if v := recover(); v != nil {
+				out = outcome{panicked: true, value: v}
+			}
+		}
+		// Even if enter failed: it may have failed in its second step.
+		if origin.enter() == nil {
+			runtime.UnlockOSThread()
+		}
+		// What closing a namespace could say would not concern the caller.
+		_ = origin.Close()
+		done <- out
+	}()
+	if err := enter(); err != nil {
+		out = outcome{err: err}
+		return
+	}
+	out = outcome{err: fn()}
+}

@@ -1,0 +1,218 @@
+package netns_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
+)
+
+func TestDoReturnsWhatFnReturns(t *testing.T) {
+	h, _ := newNS(t)
+	want := errors.New("any")
+	if got := h.Do(func() error { return want }); got != want {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestDoSeesTheInterfacesInside(t *testing.T) {
+	h, _ := newNS(t)
+	var got string
+	err := h.Do(func() error {
+		links, err := net.Interfaces()
+		for _, l := range links {
+			got += fmt.Sprintf("%s %v\n", l.Name, l.Flags&net.FlagUp != 0)
+		}
+		return err
+	})
+	if want := "lo false\n"; err != nil || got != want {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+}
+
+// A thread that is still in the namespace would be found by one of the many
+// goroutines afterwards.
+func TestDoRestoresThreads(t *testing.T) {
+	outside := currentID(t)
+	var handles [4]*netns.Handle
+	for i := range handles {
+		handles[i], _ = newNS(t)
+	}
+	var wg sync.WaitGroup
+	for i := range 64 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			h := handles[i%len(handles)]
+			for range 20 {
+				err := h.Do(func() error {
+					id, err := netns.CurrentID()
+					if err == nil && id != h.ID() {
+						err = fmt.Errorf("in %s, want %s", id, h.ID())
+					}
+					runtime.Gosched()
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+				if id, err := netns.CurrentID(); err != nil || id != outside {
+					t.Errorf("after Do in %s, %v, want %s", id, err, outside)
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	checkThreads(t, outside)
+}
+
+// checkThreads fails unless every thread of the process is in the namespace.
+func checkThreads(t *testing.T, want netns.ID) {
+	t.Helper()
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		h, err := netns.Open("/proc/self/task/" + task.Name() + "/ns/net")
+		if errors.Is(err, os.ErrNotExist) {
+			continue // ended since
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.ID() != want {
+			t.Errorf("thread %s is in %s, want %s", task.Name(), h.ID(), want)
+		}
+		h.Close()
+	}
+}
+
+func TestDoNests(t *testing.T) {
+	outer, _ := newNS(t)
+	inner, _ := newNS(t)
+	var got [3]netns.ID
+	err := outer.Do(func() error {
+		var err0, err2 error
+		got[0], err0 = netns.CurrentID()
+		err1 := inner.Do(func() (err error) {
+			got[1], err = netns.CurrentID()
+			return err
+		})
+		got[2], err2 = netns.CurrentID()
+		return errors.Join(err0, err1, err2)
+	})
+	if want := [3]netns.ID{outer.ID(), inner.ID(), outer.ID()}; err != nil || got != want {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+}
+
+func TestDoLeavesTheLeadingThreadAlone(t *testing.T) {
+	h, _ := newNS(t)
+	for range 200 {
+		err := h.Do(func() error {
+			if unix.Gettid() == unix.Getpid() {
+				return errors.New("on the leading thread")
+			}
+			if id, err := netns.ProcessID(); err != nil || id == h.ID() {
+				return fmt.Errorf("the process is in %s, %v", id, err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestDoRaisesPanicInCaller(t *testing.T) {
+	h, _ := newNS(t)
+	outside := currentID(t)
+	type value struct{ n int }
+	defer func() {
+		if got := recover(); got != (value{7}) {
+			t.Errorf("recovered %v, want %v", got, value{7})
+		}
+		checkThreads(t, outside)
+	}()
+	err := h.Do(func() error { panic(value{7}) })
+	t.Errorf("Do returned %v", err)
+}
+
+func TestDoPassesGoexitOn(t *testing.T) {
+	h, _ := newNS(t)
+	outside := currentID(t)
+	ended := make(chan bool)
+	go func() {
+		returned := false
+		defer func() { ended <- returned }()
+		_ = h.Do(func() error {
+			runtime.Goexit()
+			return nil
+		})
+		returned = true
+	}()
+	select {
+	case returned := <-ended:
+		if returned {
+			t.Error("Do returned")
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("Do hangs")
+	}
+	checkThreads(t, outside)
+}
+
+// A thread without capabilities cannot go back. It must end, as nothing else
+// keeps another goroutine off it.
+func TestDoDropsThreadThatCannotBeRestored(t *testing.T) {
+	h, _ := newNS(t)
+	outside := currentID(t)
+	want := errors.New("any")
+	var tid int
+	got := h.Do(func() error {
+		tid = unix.Gettid()
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var none [2]unix.CapUserData
+		if err := unix.Capset(&header, &none[0]); err != nil {
+			return err
+		}
+		return want
+	})
+	if got != want {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		_, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", tid))
+		if errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("thread %d lives on: %v", tid, err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	checkThreads(t, outside)
+}
+
+func BenchmarkDo(b *testing.B) {
+	h, err := netns.Current()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer h.Close()
+	for range b.N {
+		if err := h.Do(func() error { return nil }); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,202 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// The links through which the kernel shows a task its own namespaces. The
+// first is the calling thread's, which differs from the second, the thread
+// group leader's, while a thread is inside another namespace.
+const (
+	threadNetNS  = "/proc/thread-self/ns/net"
+	processNetNS = "/proc/self/ns/net"
+)
+
+// Handle is an open network namespace. It keeps the namespace alive, whatever
+// happens to the path it was opened from, until Close.
+//
+// A Handle is safe for concurrent use.
+type Handle struct {
+	file *os.File
+	id   ID
+}
+
+// Open opens the network namespace that path means, following symbolic links.
+//
+// It never blocks, and has no effect on what is not a namespace: the file
+// system is asked before the file is opened, as opening a FIFO would block and
+// opening a device (a tape, a watchdog) can act on it.
+//
+// A path where nothing is yields [fs.ErrNotExist]; one where something else is
+// yields [ErrNotNetNS].
+func Open(path string) (*Handle, error) {
+	h, err := open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace %q: %w", path, err)
+	}
+	return h, nil
+}
+
+func open(path string) (*Handle, error) {
+	if nsfs, err := isNSFS(path); err != nil {
+		return nil, err
+	} else if !nsfs {
+		return nil, ErrNotNetNS
+	}
+	// O_NONBLOCK is for the path that changed after the look at it; os adds
+	// O_CLOEXEC. The PathError is unwrapped: the caller names the path.
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, withoutPath(err)
+	}
+	id, err := identify(file)
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return &Handle{file: file, id: id}, nil
+}
+
+// isNSFS reports whether path means a namespace, of whichever kind.
+func isNSFS(path string) (bool, error) {
+	var st unix.Statfs_t
+	err := restart(func() error { return unix.Statfs(path, &st) })
+	return err == nil && st.Type == unix.NSFS_MAGIC, err
+}
+
+// identify returns the identity of the namespace that file is, or
+// [ErrNotNetNS]. The file is looked at again, because what was looked at
+// before it was opened need not be what was opened.
+func identify(file *os.File) (ID, error) {
+	var (
+		id    ID
+		inner error
+	)
+	err := control(file, func(fd int) {
+		id, inner = identifyFD(fd)
+	})
+	return id, errors.Join(err, inner)
+}
+
+func identifyFD(fd int) (ID, error) {
+	var sfs unix.Statfs_t
+	if err := restart(func() error { return unix.Fstatfs(fd, &sfs) }); err != nil {
+		return ID{}, err
+	}
+	// An ioctl number means what the driver says it means, so nothing but
+	// nsfs is asked.
+	if sfs.Type != unix.NSFS_MAGIC {
+		return ID{}, ErrNotNetNS
+	}
+	// Linux 4.11, commit e5ff5ce6e20e, added NS_GET_NSTYPE.
+	kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE)
+	if err != nil {
+		return ID{}, fmt.Errorf("ask for the namespace's type: %w", err)
+	}
+	if kind != unix.CLONE_NEWNET {
+		return ID{}, ErrNotNetNS
+	}
+	var st unix.Stat_t
+	if err := restart(func() error { return unix.Fstat(fd, &st) }); err != nil {
+		return ID{}, err
+	}
+	return idOf(&st), nil
+}
+
+// Current opens the network namespace of the calling OS thread. A goroutine
+// that is not locked to its thread, as almost all are, finds that of the
+// process.
+func Current() (*Handle, error) {
+	h, err := open(threadNetNS)
+	if err != nil {
+		return nil, procError("open the thread's network namespace", err)
+	}
+	return h, nil
+}
+
+// CurrentID returns the identity of the network namespace of the calling OS
+// thread. It costs one stat.
+func CurrentID() (ID, error) {
+	return statID("look up the thread's network namespace", threadNetNS)
+}
+
+// ProcessID returns the identity of the network namespace of the process,
+// which is that of its leading thread. It costs one stat.
+func ProcessID() (ID, error) {
+	return statID("look up the process's network namespace", processNetNS)
+}
+
+func statID(op, path string) (ID, error) {
+	var st unix.Stat_t
+	if err := restart(func() error { return unix.Stat(path, &st) }); err != nil {
+		return ID{}, procError(op, err)
+	}
+	return idOf(&st), nil
+}
+
+// procError says what a missing link below /proc most likely means, as "no
+// such file or directory" about one's own namespace explains nothing.
+func procError(op string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrNotNetNS) {
+		return fmt.Errorf("%s: is /proc mounted? %w", op, err)
+	}
+	return fmt.Errorf("%s: %w", op, err)
+}
+
+// ID returns the identity of the namespace. It is valid after Close.
+func (h *Handle) ID() ID { return h.id }
+
+// File returns the open file, for setns(2) or for a child process to inherit.
+// It belongs to the handle: the caller must not close it, nor use it after
+// Close.
+func (h *Handle) File() *os.File { return h.file }
+
+// Close lets go of the namespace. Calling it again does nothing.
+func (h *Handle) Close() error {
+	if err := h.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+		return fmt.Errorf("close network namespace %s: %w", h.id, err)
+	}
+	return nil
+}
+
+// control runs fn with the descriptor of file, which stays open meanwhile even
+// if another goroutine closes the file. It fails with [os.ErrClosed] if the
+// file is closed; os has no other reason, but an error that is not that one.
+func control(file *os.File, fn func(fd int)) error {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if err := raw.Control(func(fd uintptr) { fn(int(fd)) }); err != nil {
+		return fmt.Errorf("%w: %w", os.ErrClosed, err)
+	}
+	return nil
+}
+
+// restart repeats call for as long as a signal interrupts it: the runtime
+// preempts goroutines with signals, and a file system in user space lets them
+// through.
+func restart(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+func withoutPath(err error) error {
+	var pathErr *fs.PathError
+	if errors.As(err, &pathErr) {
+		return pathErr.Err
+	}
+	return err
+}
+
+// idOf converts the fields, whose types differ between architectures.
+func idOf(st *unix.Stat_t) ID {
+	return ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}
+}

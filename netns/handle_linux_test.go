@@ -1,0 +1,228 @@
+package netns_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// newNS returns a namespace that lasts as long as the test, and its path.
+func newNS(t *testing.T) (*netns.Handle, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "ns")
+	h, err := netns.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := netns.Remove(path); err != nil {
+			t.Error(err)
+		}
+	})
+	return h, path
+}
+
+func currentID(t *testing.T) netns.ID {
+	t.Helper()
+	id, err := netns.CurrentID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func TestIdentityIsTheSameByEveryWay(t *testing.T) {
+	h, path := newNS(t)
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(path, link); err != nil {
+		t.Fatal(err)
+	}
+	ids := map[string]netns.ID{"Create": h.ID()}
+	for name, p := range map[string]string{
+		"Open by path":       path,
+		"Open by symlink":    link,
+		"Open by descriptor": fmt.Sprintf("/proc/self/fd/%d", h.File().Fd()),
+	} {
+		o, err := netns.Open(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[name] = o.ID()
+		if err := o.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := h.Do(func() error {
+		id, err := netns.CurrentID()
+		ids["CurrentID inside"] = id
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, id := range ids {
+		if id != h.ID() {
+			t.Errorf("%s: got %s, want %s", name, id, h.ID())
+		}
+	}
+}
+
+func TestCurrentAndProcessAgreeOutside(t *testing.T) {
+	h, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	process, err := netns.ProcessID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := [2]netns.ID{h.ID(), currentID(t)}; got != [2]netns.ID{process, process} {
+		t.Errorf("Current and CurrentID: got %v, want %s", got, process)
+	}
+	if fresh, _ := newNS(t); fresh.ID() == process {
+		t.Errorf("a new namespace has the identity of the process's")
+	}
+}
+
+func TestOpenRejectsWhatIsNoNetworkNamespace(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// A FIFO without a writer would block open(2) for ever.
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "socket")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	loop := filepath.Join(dir, "loop")
+	if err := os.Symlink("loop", loop); err != nil {
+		t.Fatal(err)
+	}
+	tests := map[string]struct {
+		path string
+		want error
+	}{
+		"regular file":      {file, netns.ErrNotNetNS},
+		"directory":         {dir, netns.ErrNotNetNS},
+		"fifo":              {fifo, netns.ErrNotNetNS},
+		"socket":            {socket, netns.ErrNotNetNS},
+		"device":            {"/dev/null", netns.ErrNotNetNS},
+		"uts namespace":     {"/proc/self/ns/uts", netns.ErrNotNetNS},
+		"mount namespace":   {"/proc/self/ns/mnt", netns.ErrNotNetNS},
+		"missing":           {filepath.Join(dir, "none"), fs.ErrNotExist},
+		"missing directory": {filepath.Join(dir, "none", "ns"), fs.ErrNotExist},
+		"empty path":        {"", fs.ErrNotExist},
+		"file as directory": {filepath.Join(file, "ns"), unix.ENOTDIR},
+		"endless symlink":   {loop, unix.ELOOP},
+		"zero byte":         {"ns\x00", unix.EINVAL},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			h, err := netns.Open(tt.path)
+			if err == nil {
+				h.Close()
+			}
+			if !errors.Is(err, tt.want) {
+				t.Fatalf("got %v, want %v", err, tt.want)
+			}
+			if want := fmt.Sprintf("open network namespace %q: ", tt.path); !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("got %q, want it to begin with %q", err, want)
+			}
+		})
+	}
+}
+
+func TestCloseIsIdempotent(t *testing.T) {
+	h, path := newNS(t)
+	o, err := netns.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := o.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if o.ID() != h.ID() {
+		t.Errorf("after Close: got %s, want %s", o.ID(), h.ID())
+	}
+	if err := o.Do(func() error { return nil }); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Do after Close: got %v, want %v", err, os.ErrClosed)
+	}
+}
+
+func TestHandleKeepsNamespaceWithoutPin(t *testing.T) {
+	h, path := newNS(t)
+	if err := netns.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	var got netns.ID
+	err := h.Do(func() (err error) {
+		got, err = netns.CurrentID()
+		return err
+	})
+	if err != nil || got != h.ID() {
+		t.Errorf("got %s, %v, want %s", got, err, h.ID())
+	}
+}
+
+func TestNoDescriptorIsLeaked(t *testing.T) {
+	dir := t.TempDir()
+	round := func() {
+		path := filepath.Join(dir, "ns")
+		h, err := netns.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = netns.Create(path)
+		_, _ = netns.Open(dir)
+		_, _ = netns.Open("/proc/self/ns/uts")
+		if err := h.Do(func() error { return errors.New("any") }); err == nil {
+			t.Fatal("no error")
+		}
+		func() {
+			defer func() { _ = recover() }()
+			_ = h.Do(func() error { panic("any") })
+		}()
+		if err := errors.Join(h.Close(), netns.Remove(path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	round() // what the runtime opens once is open now
+	before := openFiles(t)
+	for range 20 {
+		round()
+	}
+	if after := openFiles(t); after != before {
+		t.Errorf("%d open files before, %d after", before, after)
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}

@@ -1,0 +1,38 @@
+//go:build !linux
+
+package netns
+
+import "os"
+
+// Handle is an open network namespace. Off Linux there is none to be had.
+type Handle struct{}
+
+// Open fails with [ErrNotSupported].
+func Open(string) (*Handle, error) { return nil, ErrNotSupported }
+
+// Current fails with [ErrNotSupported].
+func Current() (*Handle, error) { return nil, ErrNotSupported }
+
+// CurrentID fails with [ErrNotSupported].
+func CurrentID() (ID, error) { return ID{}, ErrNotSupported }
+
+// ProcessID fails with [ErrNotSupported].
+func ProcessID() (ID, error) { return ID{}, ErrNotSupported }
+
+// Create fails with [ErrNotSupported].
+func Create(string) (*Handle, error) { return nil, ErrNotSupported }
+
+// Remove fails with [ErrNotSupported].
+func Remove(string) error { return ErrNotSupported }
+
+// ID returns the zero ID.
+func (*Handle) ID() ID { return ID{} }
+
+// File returns nil.
+func (*Handle) File() *os.File { return nil }
+
+// Do fails with [ErrNotSupported], without running fn.
+func (*Handle) Do(func() error) error { return ErrNotSupported }
+
+// Close does nothing.
+func (*Handle) Close() error { return nil }

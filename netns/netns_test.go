@@ -1,0 +1,20 @@
+package netns_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/embedcni/cni/netns"
+)
+
+func TestIDString(t *testing.T) {
+	if got, want := (netns.ID{Dev: 4, Ino: 4026531840}).String(), "4:4026531840"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestErrNotSupportedIsErrUnsupported(t *testing.T) {
+	if !errors.Is(netns.ErrNotSupported, errors.ErrUnsupported) {
+		t.Errorf("%v is no errors.ErrUnsupported", netns.ErrNotSupported)
+	}
+}

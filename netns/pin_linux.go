@@ -1,0 +1,212 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Create makes a network namespace and pins it at path, where it stays until
+// [Remove], whatever becomes of the process and of the handle. It holds a
+// loopback interface, which is down.
+//
+// Directories that are missing are made, with mode 0755. If there is anything
+// at path already, Create fails with [fs.ErrExist] and leaves it alone. When
+// Create fails, nothing that it made is left; if that fails too, the error
+// says so.
+//
+// The pin is a mount, so it is seen in the mount namespaces to which path's
+// file system propagates, and in the caller's.
+func Create(path string) (*Handle, error) {
+	h, err := create(path)
+	if err != nil {
+		return nil, fmt.Errorf("create network namespace %q: %w", path, err)
+	}
+	return h, nil
+}
+
+func create(path string) (_ *Handle, err error) {
+	made, err := makeFile(path)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, unmake(made))
+		}
+	}()
+	if err != nil {
+		return nil, err
+	}
+	if err := pinNew(path); err != nil {
+		return nil, err
+	}
+	h, err := open(path)
+	if err != nil {
+		return nil, errors.Join(err, unmount(path))
+	}
+	return h, nil
+}
+
+// pinNew makes a namespace and mounts it at path, which must be a file.
+func pinNew(path string) error {
+	unshare := func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		return nil
+	}
+	return onThread(unshare, func() error {
+		if err := unix.Mount(threadNetNS, path, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("bind mount: %w", err)
+		}
+		return nil
+	})
+}
+
+// makeFile makes the empty file at path and the directories above it. It
+// returns what it made, outermost first, also when it fails.
+func makeFile(path string) (made []string, err error) {
+	// A neighbour that fails removes the directories that it made, so one
+	// that was there a moment ago can be missing. Each neighbour does that
+	// once; the bound is for a dangling symbolic link, where nothing helps.
+	const attempts = 100
+	for range attempts {
+		var dirs []string
+		dirs, err = makeDirs(filepath.Dir(path))
+		made = append(made, dirs...)
+		if err == nil {
+			var f *os.File
+			f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
+			if err == nil {
+				return append(made, path), f.Close()
+			}
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return made, withoutPath(err)
+}
+
+// makeDirs is [os.MkdirAll] that tells which directories it made, outermost
+// first.
+func makeDirs(dir string) (made []string, err error) {
+	info, err := os.Stat(dir)
+	if err == nil {
+		if !info.IsDir() {
+			return nil, unix.ENOTDIR
+		}
+		return nil, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if parent := filepath.Dir(dir); parent != dir {
+		if made, err = makeDirs(parent); err != nil {
+			return made, err
+		}
+	}
+	err = os.Mkdir(dir, 0o755)
+	if errors.Is(err, fs.ErrExist) {
+		return made, nil // a neighbour was faster, so it is not ours
+	}
+	if err != nil {
+		return made, err
+	}
+	return append(made, dir), nil
+}
+
+// unmake removes what makeFile made, innermost first. A directory that a
+// neighbour has come to use in the meantime stays.
+func unmake(made []string) error {
+	for i := len(made) - 1; i >= 0; i-- {
+		err := os.Remove(made[i])
+		switch {
+		case err == nil, errors.Is(err, fs.ErrNotExist):
+		case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, fs.ErrExist):
+			return nil
+		default:
+			return fmt.Errorf("clean up: %w", err)
+		}
+	}
+	return nil
+}
+
+// Remove takes away the pin at path: it unmounts every namespace that is
+// mounted there and removes the file. The mount goes at once, the namespace
+// when nobody uses it any more.
+//
+// It returns nil if there is nothing at path, so it can be repeated after it
+// was interrupted anywhere. It fails with [ErrNotNetNS], and touches nothing,
+// if there is neither a network namespace nor the empty file that Create mounts
+// it on: a symbolic link (and so /proc/PID/ns/net), a directory, another kind of
+// namespace, a file that holds something.
+func Remove(path string) error {
+	err := unmount(path)
+	if err == nil {
+		err = removeFile(path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove network namespace %q: %w", path, err)
+	}
+	return nil
+}
+
+// unmount detaches all namespaces mounted at path, which may be stacked.
+func unmount(path string) error {
+	for {
+		pinned, err := isPin(path)
+		if err != nil || !pinned {
+			return err
+		}
+		err = unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err == nil {
+			continue
+		}
+		// EINVAL: no longer a mount point, as someone else was faster, or
+		// one that a more privileged mount namespace has locked.
+		if still, statErr := isPin(path); statErr == nil && still {
+			return fmt.Errorf("unmount: %w", err)
+		}
+	}
+}
+
+// isPin reports whether a network namespace is mounted at path. It fails with
+// ErrNotNetNS if a namespace of another kind is.
+func isPin(path string) (bool, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return false, withoutPath(err)
+	}
+	if !info.Mode().IsRegular() {
+		return false, nil
+	}
+	if nsfs, err := isNSFS(path); err != nil || !nsfs {
+		return false, err
+	}
+	h, err := open(path)
+	if errors.Is(err, ErrNotNetNS) {
+		// Either another kind of namespace, or unmounted a moment ago.
+		if nsfs, err := isNSFS(path); err != nil || !nsfs {
+			return false, err
+		}
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, h.Close()
+}
+
+// removeFile unlinks the file that a namespace was mounted on.
+func removeFile(path string) error {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return withoutPath(err)
+	}
+	if !info.Mode().IsRegular() || info.Size() != 0 {
+		return ErrNotNetNS
+	}
+	return withoutPath(os.Remove(path))
+}
