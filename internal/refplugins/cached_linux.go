@@ -1,0 +1,223 @@
+package refplugins
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// complete is the file that is written last. It is there exactly if every
+// plugin is.
+const complete = ".complete"
+
+var errNoGo = errors.New("there is no go command in PATH: " +
+	"install Go, or set CNI_PATH to a directory that holds the reference plugins")
+
+// cached returns the directory in the user's cache, filling it if need be.
+func cached(ctx context.Context, progress io.Writer) (string, error) {
+	version, err := requiredVersion(ctx)
+	if errors.Is(err, errNoGo) {
+		if dir, ok := fromCNIPath(os.Getenv("CNI_PATH")); ok {
+			return dir, nil
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("no cache directory, set HOME or XDG_CACHE_HOME: %w", err)
+	}
+	dir := filepath.Join(cache, "embedcni", "plugins", key(version))
+	if isComplete(dir) {
+		return dir, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	unlock, err := lock(ctx, dir)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if isComplete(dir) { // by the one that had the lock
+		return dir, nil
+	}
+	return dir, build(ctx, dir, version, progress)
+}
+
+// key is the name of the directory for a version. Go's version is a part of it,
+// so that benchmarks before and after an upgrade compare like with like.
+func key(version string) string {
+	name := strings.Join([]string{version, runtime.GOOS, runtime.GOARCH, runtime.Version()}, "-")
+	// A development version of Go has spaces and colons in its name.
+	return strings.Map(func(r rune) rune {
+		if strings.ContainsRune(" :/", r) {
+			return '_'
+		}
+		return r
+	}, name)
+}
+
+// isComplete does not rely on the marker alone, as cleaners of caches remove
+// single files that have not been used for long.
+func isComplete(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, complete))
+	return err == nil && len(missingIn(dir)) == 0
+}
+
+// requiredVersion returns the version of the plugins that is required by the
+// running program or, if that links none of them, by the module around the
+// working directory.
+func requiredVersion(ctx context.Context) (string, error) {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, dep := range info.Deps {
+			if dep.Path == module && dep.Replace == nil {
+				return dep.Version, nil
+			}
+		}
+	}
+	out, err := goCommand(ctx, "list", "-m", "-f",
+		"{{.Version}}{{with .Replace}} replaced {{.Path}} {{.Version}}{{end}}", module)
+	if err != nil {
+		return "", fmt.Errorf("%w; run from a checkout of the module", err)
+	}
+	return parseVersion(out)
+}
+
+// parseVersion reads what go list was asked for:
+//
+//	v1.9.1
+//	v1.9.1 replaced example.org/fork v1.9.2
+//	v1.9.1 replaced ../plugins
+func parseVersion(out string) (string, error) {
+	fields := strings.Fields(out)
+	switch {
+	case len(fields) == 1:
+		return fields[0], nil
+	case len(fields) == 4 && fields[1] == "replaced":
+		return fields[2] + "@" + fields[3], nil
+	case len(fields) == 3 && fields[1] == "replaced":
+		// Its content may change at any time, so there is nothing to cache.
+		return "", fmt.Errorf("%s is replaced by the directory %s: build it there, and set %s to the result",
+			module, fields[2], dirVariable)
+	}
+	return "", fmt.Errorf("go list printed %q for the version of %s", out, module)
+}
+
+// lock makes the caller the only one to fill dir, until it calls unlock or
+// ends.
+func lock(ctx context.Context, dir string) (unlock func(), err error) {
+	f, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			// Closing unlocks; there is nothing to lose in the empty file.
+			return func() { _ = f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+		}
+		// Polled, as a blocking flock could not be cancelled.
+		select {
+		case <-ctx.Done():
+			err := fmt.Errorf("wait for another process that builds them: %w", context.Cause(ctx))
+			return nil, errors.Join(err, f.Close())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// build fills dir with the plugins.
+func build(ctx context.Context, dir, version string, progress io.Writer) (err error) {
+	say := func(format string, args ...any) {
+		// Whoever does not listen gets plugins nevertheless.
+		_, _ = fmt.Fprintf(progress, format, args...)
+	}
+	say("building the reference CNI plugins %s (about a minute, once) …\n", version)
+	begin := time.Now()
+
+	// Within dir, because rename does not cross file systems.
+	tmp, err := os.MkdirTemp(dir, ".build-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+
+	args := append([]string{"build", "-trimpath", "-o", tmp + string(filepath.Separator)}, packages()...)
+	if _, err := goCommand(ctx, args...); err != nil {
+		return err
+	}
+	for _, name := range Names() {
+		if err := os.Rename(filepath.Join(tmp, name), filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, complete), []byte(version+"\n"), 0o644); err != nil {
+		return err
+	}
+	say("built the reference CNI plugins in %.0f s: %s\n", time.Since(begin).Seconds(), dir)
+	return nil
+}
+
+// goCommand runs the go command and returns its output.
+func goCommand(ctx context.Context, args ...string) (string, error) {
+	path, err := exec.LookPath("go")
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", errNoGo, err)
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = append(os.Environ(),
+		"CGO_ENABLED=0",
+		"GOOS="+runtime.GOOS,
+		"GOARCH="+runtime.GOARCH,
+		"GOFLAGS="+plainFlags(os.Getenv("GOFLAGS")),
+	)
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return "", fmt.Errorf("go %s: %w: %s", args[0], err, lastLines(stderr.String(), 10))
+	}
+	return stdout.String(), nil
+}
+
+// plainFlags returns GOFLAGS without what changes the code that is built: the
+// race detector needs cgo, and nobody reads a plugin's coverage.
+func plainFlags(flags string) string {
+	var kept []string
+	for _, flag := range strings.Fields(flags) {
+		name, _, _ := strings.Cut(strings.TrimLeft(flag, "-"), "=")
+		switch name {
+		case "race", "msan", "asan", "cover", "covermode", "coverpkg":
+		default:
+			kept = append(kept, flag)
+		}
+	}
+	return strings.Join(kept, " ")
+}
+
+// lastLines returns the end of text, where a tool says what is wrong, on one
+// line.
+func lastLines(text string, n int) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	if omitted := len(lines) - n; omitted > 0 {
+		lines = append([]string{fmt.Sprintf("(%d lines omitted)", omitted)}, lines[omitted:]...)
+	}
+	return strings.Join(lines, "; ")
+}

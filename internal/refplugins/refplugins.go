@@ -1,0 +1,114 @@
+// Package refplugins has the reference CNI plugins at hand for tests, examples
+// and benchmarks. It builds them from the version that this module's go.mod
+// requires, once per version, into the user's cache.
+package refplugins
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// ErrNotSupported is returned off Linux. It is an [errors.ErrUnsupported].
+var ErrNotSupported = fmt.Errorf("the reference CNI plugins need Linux: %w", errors.ErrUnsupported)
+
+// dirVariable is the environment variable that names a directory with the
+// plugins, for processes that cannot build them, as in a sandbox without
+// network.
+const dirVariable = "EMBEDCNI_TEST_PLUGINS"
+
+// module is what holds the plugins.
+const module = "github.com/containernetworking/plugins"
+
+// Names returns the names of the plugins, sorted.
+func Names() []string {
+	return []string{
+		"bandwidth", "bridge", "firewall", "host-device", "host-local", "ipvlan", "loopback",
+		"macvlan", "portmap", "ptp", "static", "tuning", "vlan",
+	}
+}
+
+// packages returns what is built: the packages behind Names, which go.mod
+// lists as tools.
+func packages() []string {
+	return []string{
+		module + "/plugins/ipam/host-local",
+		module + "/plugins/ipam/static",
+		module + "/plugins/main/bridge",
+		module + "/plugins/main/host-device",
+		module + "/plugins/main/ipvlan",
+		module + "/plugins/main/loopback",
+		module + "/plugins/main/macvlan",
+		module + "/plugins/main/ptp",
+		module + "/plugins/main/vlan",
+		module + "/plugins/meta/bandwidth",
+		module + "/plugins/meta/firewall",
+		module + "/plugins/meta/portmap",
+		module + "/plugins/meta/tuning",
+	}
+}
+
+// Dir returns a directory that holds all plugins of Names.
+//
+// If EMBEDCNI_TEST_PLUGINS is set, it is that directory. Else it is one in the
+// user's cache, for the version that the module requires in which the working
+// directory is; what is missing is built, which takes about a minute, happens
+// once however many processes ask at the same time, and is announced on
+// progress. Without Go, it is the first directory in CNI_PATH that has them all.
+//
+// Dir must be called outside a sandbox, as building can need the network; see
+// [Env].
+func Dir(ctx context.Context, progress io.Writer) (string, error) {
+	dir, err := find(ctx, progress)
+	if err != nil {
+		return "", fmt.Errorf("find the reference CNI plugins: %w", err)
+	}
+	return dir, nil
+}
+
+func find(ctx context.Context, progress io.Writer) (string, error) {
+	if dir := os.Getenv(dirVariable); dir != "" {
+		if missing := missingIn(dir); len(missing) > 0 {
+			return "", fmt.Errorf("%s=%s has no %s: unset it to have them built",
+				dirVariable, dir, strings.Join(missing, ", "))
+		}
+		return dir, nil
+	}
+	return cached(ctx, progress)
+}
+
+// Env returns the environment entry that tells a process in a sandbox what Dir
+// returns here. It fits the sandbox's Before option.
+func Env(ctx context.Context, progress io.Writer) ([]string, error) {
+	dir, err := Dir(ctx, progress)
+	if err != nil {
+		return nil, err
+	}
+	return []string{dirVariable + "=" + dir}, nil
+}
+
+// missingIn returns the names of the plugins that dir does not hold.
+func missingIn(dir string) []string {
+	var missing []string
+	for _, name := range Names() {
+		info, err := os.Stat(filepath.Join(dir, name))
+		if err != nil || !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0 {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
+// fromCNIPath returns the first directory of a CNI_PATH that has all plugins.
+func fromCNIPath(cniPath string) (string, bool) {
+	for _, dir := range filepath.SplitList(cniPath) {
+		if dir != "" && len(missingIn(dir)) == 0 {
+			return dir, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,228 @@
+package refplugins
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestNamesAreThePackages(t *testing.T) {
+	var bases []string
+	for _, p := range packages() {
+		bases = append(bases, path.Base(p))
+	}
+	slices.Sort(bases)
+	if !reflect.DeepEqual(Names(), bases) {
+		t.Errorf("names %v, packages %v", Names(), bases)
+	}
+}
+
+// withoutEnv makes Dir look at the cache only.
+func withoutEnv(t *testing.T) {
+	t.Helper()
+	t.Setenv(dirVariable, "")
+	t.Setenv("CNI_PATH", "")
+}
+
+// fakePlugins makes files that pass for plugins in a new directory.
+func fakePlugins(t *testing.T, names []string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range names {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestDirBuildsOnceForAll(t *testing.T) {
+	withoutEnv(t)
+	// Go's own cache stays, else the test would compile for a minute.
+	goCache(t)
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+
+	var (
+		wg       sync.WaitGroup
+		progress [3]bytes.Buffer
+		dirs     [3]string
+		errs     [3]error
+	)
+	for i := range dirs {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			dirs[i], errs[i] = Dir(t.Context(), &progress[i])
+		}()
+	}
+	wg.Wait()
+	if err := errors.Join(errs[:]...); err != nil {
+		t.Fatal(err)
+	}
+	if dirs[0] != dirs[1] || dirs[1] != dirs[2] {
+		t.Errorf("directories %q", dirs)
+	}
+	said := progress[0].String() + progress[1].String() + progress[2].String()
+	want := regexp.MustCompile(`^building the reference CNI plugins v\S+ \(about a minute, once\) …\nbuilt .* in \d+ s: \S+\n$`)
+	if !want.MatchString(said) {
+		t.Errorf("progress:\n%s", said)
+	}
+	checkPlugins(t, dirs[0])
+
+	var silent bytes.Buffer
+	again, err := Dir(t.Context(), &silent)
+	if err != nil || again != dirs[0] || silent.Len() != 0 {
+		t.Errorf("the second time: %q, %v, said %q", again, err, silent.String())
+	}
+
+	// What a cleaner of caches took away is built again.
+	if err := os.Remove(filepath.Join(dirs[0], "bridge")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Dir(t.Context(), io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	checkPlugins(t, dirs[0])
+}
+
+func goCache(t *testing.T) {
+	t.Helper()
+	out, err := exec.Command("go", "env", "GOCACHE").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GOCACHE", strings.TrimSpace(string(out)))
+}
+
+// checkPlugins fails unless dir holds the plugins, one of which runs, and
+// nothing else.
+func checkPlugins(t *testing.T, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range entries {
+		got = append(got, e.Name())
+	}
+	if want := append([]string{complete}, Names()...); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	cmd := exec.Command(filepath.Join(dir, "bridge"))
+	cmd.Env = []string{"CNI_COMMAND=VERSION"}
+	cmd.Stdin = strings.NewReader(`{"cniVersion":"1.0.0"}`)
+	out, err := cmd.Output()
+	if err != nil || !strings.Contains(string(out), "supportedVersions") {
+		t.Errorf("bridge said %q, %v", out, err)
+	}
+}
+
+func TestDirTakesTheVariable(t *testing.T) {
+	dir := fakePlugins(t, Names())
+	t.Setenv(dirVariable, dir)
+	t.Setenv("PATH", "")
+	got, err := Env(t.Context(), io.Discard)
+	if want := []string{"EMBEDCNI_TEST_PLUGINS=" + dir}; err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+}
+
+func TestDirRefusesAnIncompleteVariable(t *testing.T) {
+	dir := fakePlugins(t, Names()[2:])
+	if err := os.WriteFile(filepath.Join(dir, "bridge"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(dirVariable, dir)
+	_, err := Dir(t.Context(), io.Discard)
+	want := "find the reference CNI plugins: EMBEDCNI_TEST_PLUGINS=" + dir +
+		" has no bandwidth, bridge: unset it to have them built"
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+func TestDirWithoutGo(t *testing.T) {
+	withoutEnv(t)
+	t.Setenv("PATH", "")
+	_, err := Dir(t.Context(), io.Discard)
+	if !errors.Is(err, errNoGo) || !errors.Is(err, exec.ErrNotFound) {
+		t.Errorf("got %v, want %v", err, errNoGo)
+	}
+	dir := fakePlugins(t, Names())
+	t.Setenv("CNI_PATH", strings.Join([]string{"", fakePlugins(t, Names()[1:]), dir}, ":"))
+	if got, err := Dir(t.Context(), io.Discard); err != nil || got != dir {
+		t.Errorf("with CNI_PATH: got %q, %v, want %q", got, err, dir)
+	}
+}
+
+func TestDirOutsideACheckout(t *testing.T) {
+	withoutEnv(t)
+	goCache(t)
+	t.Chdir(t.TempDir())
+	_, err := Dir(t.Context(), io.Discard)
+	if err == nil || !strings.HasSuffix(err.Error(), "; run from a checkout of the module") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestLockCanBeCancelled(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "plugins")
+	unlock, err := lock(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := lock(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
+	}
+	unlock()
+	unlock, err = lock(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+}
+
+func TestParseVersion(t *testing.T) {
+	tests := map[string]string{
+		"v1.9.1\n": "v1.9.1",
+		"v1.9.1 replaced example.org/fork v1.9.2\n": "example.org/fork@v1.9.2",
+		"v1.9.1 replaced ../plugins \n":             "",
+		"":                                          "",
+	}
+	for out, want := range tests {
+		if got, err := parseVersion(out); got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: got %q, %v, want %q", out, got, err, want)
+		}
+	}
+}
+
+func TestPlainFlags(t *testing.T) {
+	const in = "-race -mod=mod --cover -covermode=atomic -tags=raceway"
+	if got, want := plainFlags(in), "-mod=mod -tags=raceway"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestLastLines(t *testing.T) {
+	if got, want := lastLines("a\nb\nc\n", 2), "(1 lines omitted); b; c"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got, want := lastLines("a\n", 2), "a"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
