@@ -1,0 +1,219 @@
+package audit
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// view is the network namespace as seen through one netlink socket.
+type view struct {
+	handle *netlink.Handle
+	links  map[int]netlink.Link
+}
+
+func listNetlink() (lines []string, err error) {
+	// The socket belongs to the namespace that the thread is in now.
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer handle.Close()
+	v := &view{handle: handle, links: make(map[int]netlink.Link)}
+
+	links, err := dump(handle.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	for _, l := range links {
+		v.links[l.Attrs().Index] = l
+	}
+	for _, l := range links {
+		lines = append(lines, v.link(l))
+	}
+	for _, part := range []struct {
+		name string
+		list func() ([]string, error)
+	}{
+		{"addresses", v.addrs}, {"routes", v.routes}, {"rules", v.rules},
+		{"neighbours", v.neighs}, {"qdiscs", v.qdiscs},
+	} {
+		more, err := part.list()
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", part.name, err)
+		}
+		lines = append(lines, more...)
+	}
+	return lines, nil
+}
+
+// dump repeats a listing that a change interrupted, because the kernel then may
+// have left out what exists.
+func dump[T any](list func() ([]T, error)) ([]T, error) {
+	const attempts = 10
+	for range attempts - 1 {
+		got, err := list()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return got, err
+		}
+	}
+	return list()
+}
+
+// word returns "key value", or nothing if there is no value.
+func word(key, value string) string {
+	if value == "" {
+		return ""
+	}
+	return key + " " + value
+}
+
+// name returns a link's name, or nothing if there is no such link here.
+func (v *view) name(index int) string {
+	if l, ok := v.links[index]; ok {
+		return l.Attrs().Name
+	}
+	return ""
+}
+
+// dev names a link and its kind, by which [Shared] tells a bridge from a
+// container's interface.
+func (v *view) dev(index int) string {
+	l, ok := v.links[index]
+	if !ok {
+		return ""
+	}
+	return l.Attrs().Name + " type " + kind(l)
+}
+
+func kind(l netlink.Link) string {
+	if l.Attrs().Flags&net.FlagLoopback != 0 {
+		return "loopback"
+	}
+	return l.Type()
+}
+
+func (v *view) link(l netlink.Link) string {
+	a := l.Attrs()
+	state := "down"
+	if a.Flags&net.FlagUp != 0 {
+		state = "up"
+	}
+	// The parent of a veth is its peer, whose index is usually another
+	// namespace's and could be mistaken for one of ours.
+	parent := ""
+	if a.NetNsID < 0 && kind(l) != "veth" {
+		parent = v.name(a.ParentIndex)
+	}
+	return line("link", v.dev(a.Index), word("master", v.name(a.MasterIndex)), word("parent", parent),
+		fmt.Sprintf("mtu %d", a.MTU), state, word("alias", a.Alias))
+}
+
+func (v *view) addrs() ([]string, error) {
+	addrs, err := dump(func() ([]netlink.Addr, error) { return v.handle.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, err
+	}
+	var lines []string
+	for _, a := range addrs {
+		if automatic(a) {
+			continue
+		}
+		peer := ""
+		if a.Peer != nil && a.Peer.String() != a.IPNet.String() {
+			peer = a.Peer.String()
+		}
+		lines = append(lines, line("addr", v.dev(a.LinkIndex), a.IPNet.String(), word("peer", peer)))
+	}
+	return lines, nil
+}
+
+// automatic reports whether the kernel made the address by itself, which it
+// does at a time of its choosing after a link has come up: a link-local one
+// that is derived from the hardware address (RFC 4291, appendix A) or from a
+// secret (RFC 7217).
+func automatic(a netlink.Addr) bool {
+	ip := a.IP.To16()
+	if a.IP.To4() != nil || !ip.IsLinkLocalUnicast() {
+		return false
+	}
+	return ip[11] == 0xff && ip[12] == 0xfe || a.Flags&unix.IFA_F_STABLE_PRIVACY != 0
+}
+
+func (v *view) rules() ([]string, error) {
+	rules, err := dump(func() ([]netlink.Rule, error) { return v.handle.RuleList(netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, err
+	}
+	var lines []string
+	for _, r := range rules {
+		if r.Priority == 0 || r.Table == unix.RT_TABLE_MAIN && r.Priority == 32766 ||
+			r.Table == unix.RT_TABLE_DEFAULT && r.Priority == 32767 {
+			continue // those that every namespace is born with
+		}
+		mark := ""
+		if r.Mark != 0 {
+			mark = fmt.Sprintf("%#x", r.Mark)
+		}
+		lines = append(lines, line("rule", family(r.Family), fmt.Sprint(r.Priority), word("from", prefix(r.Src)),
+			word("to", prefix(r.Dst)), word("iif", r.IifName), word("oif", r.OifName), word("mark", mark),
+			fmt.Sprintf("table %d", r.Table)))
+	}
+	return lines, nil
+}
+
+func family(f int) string {
+	if f == unix.AF_INET6 {
+		return "inet6"
+	}
+	return "inet"
+}
+
+func prefix(n *net.IPNet) string {
+	if n == nil {
+		return ""
+	}
+	return n.String()
+}
+
+func (v *view) neighs() ([]string, error) {
+	neighs, err := dump(func() ([]netlink.Neigh, error) { return v.handle.NeighList(0, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, err
+	}
+	var lines []string
+	for _, n := range neighs {
+		// Others come and go with the traffic.
+		if n.State&unix.NUD_PERMANENT == 0 || n.IP == nil {
+			continue
+		}
+		lines = append(lines, line("neigh", v.name(n.LinkIndex), n.IP.String(), n.HardwareAddr.String()))
+	}
+	return lines, nil
+}
+
+func (v *view) qdiscs() ([]string, error) {
+	qdiscs, err := dump(func() ([]netlink.Qdisc, error) { return v.handle.QdiscList(nil) })
+	if err != nil {
+		return nil, err
+	}
+	var lines []string
+	for _, q := range qdiscs {
+		a := q.Attrs()
+		// Handle 0 is a default that the kernel attached with the link.
+		if a.Handle == 0 {
+			continue
+		}
+		handle := netlink.HandleStr(a.Handle)
+		// The upper half of the numbers is the kernel's to give out.
+		if a.Handle>>31 != 0 && a.Handle < netlink.HANDLE_INGRESS&0xffff0000 {
+			handle = "auto"
+		}
+		lines = append(lines, line("qdisc", v.name(a.LinkIndex), q.Type(), handle,
+			word("parent", netlink.HandleStr(a.Parent))))
+	}
+	return lines, nil
+}

@@ -1,0 +1,124 @@
+package audit
+
+import (
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+func (v *view) routes() ([]string, error) {
+	all := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
+	var lines []string
+	for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := dump(func() ([]netlink.Route, error) {
+			return v.handle.RouteListFiltered(fam, all, netlink.RT_FILTER_TABLE)
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range routes {
+			if !implied(r) {
+				lines = append(lines, v.route(r, fam))
+			}
+		}
+	}
+	return lines, nil
+}
+
+// implied reports whether the kernel keeps the route for something that is
+// listed itself, an address or a link, or only for some time: those of the
+// local table and for link-local and multicast destinations come when a link is
+// up or an address has proved unique, and those of router advertisements expire.
+func implied(r netlink.Route) bool {
+	switch r.Protocol {
+	case unix.RTPROT_RA, unix.RTPROT_REDIRECT:
+		return true
+	case unix.RTPROT_KERNEL:
+		local := r.Table == unix.RT_TABLE_LOCAL
+		return local || r.Dst != nil && (r.Dst.IP.IsLinkLocalUnicast() && r.Dst.IP.To4() == nil || r.Dst.IP.IsMulticast())
+	}
+	// Before Linux 5.x the kernel signed ff00::/8 as boot's.
+	return r.Protocol == unix.RTPROT_BOOT && r.Table == unix.RT_TABLE_LOCAL && r.Dst != nil && r.Dst.IP.IsMulticast()
+}
+
+func (v *view) route(r netlink.Route, fam int) string {
+	words := []string{"route", routeType(r.Type), destination(r.Dst, fam)}
+	words = append(words, v.hop(r.Gw, r.Via, r.LinkIndex, r.Flags)...)
+	for _, hop := range r.MultiPath {
+		words = append(words, "nexthop")
+		words = append(words, v.hop(hop.Gw, hop.Via, hop.LinkIndex, hop.Flags)...)
+	}
+	words = append(words, "proto "+r.Protocol.String())
+	if fam == netlink.FAMILY_V4 {
+		words = append(words, "scope "+r.Scope.String())
+	}
+	words = append(words, word("src", address(r.Src)))
+	if r.Priority != 0 {
+		words = append(words, fmt.Sprintf("metric %d", r.Priority))
+	}
+	if r.Table != unix.RT_TABLE_MAIN {
+		words = append(words, fmt.Sprintf("table %d", r.Table))
+	}
+	if r.MTU != 0 {
+		words = append(words, fmt.Sprintf("mtu %d", r.MTU))
+	}
+	return line(words...)
+}
+
+// hop describes a next hop. Of the flags, onlink is configuration; the others
+// are states.
+func (v *view) hop(gw net.IP, via netlink.Destination, index, flags int) []string {
+	words := []string{word("via", address(gw))}
+	if via != nil {
+		words = append(words, "via "+via.String())
+	}
+	words = append(words, word("dev", v.dev(index)))
+	if flags&unix.RTNH_F_ONLINK != 0 {
+		words = append(words, "onlink")
+	}
+	return words
+}
+
+func address(ip net.IP) string {
+	if ip == nil {
+		return ""
+	}
+	return ip.String()
+}
+
+func destination(dst *net.IPNet, fam int) string {
+	if dst == nil {
+		dst = &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
+		if fam == netlink.FAMILY_V6 {
+			dst = &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
+		}
+	}
+	return dst.String()
+}
+
+// routeType names all types but the usual one.
+func routeType(t int) string {
+	switch t {
+	case unix.RTN_UNICAST:
+		return ""
+	case unix.RTN_LOCAL:
+		return "local"
+	case unix.RTN_BROADCAST:
+		return "broadcast"
+	case unix.RTN_ANYCAST:
+		return "anycast"
+	case unix.RTN_MULTICAST:
+		return "multicast"
+	case unix.RTN_BLACKHOLE:
+		return "blackhole"
+	case unix.RTN_UNREACHABLE:
+		return "unreachable"
+	case unix.RTN_PROHIBIT:
+		return "prohibit"
+	case unix.RTN_THROW:
+		return "throw"
+	}
+	return fmt.Sprintf("type-%d", t)
+}

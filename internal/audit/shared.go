@@ -1,0 +1,111 @@
+package audit
+
+import (
+	"regexp"
+	"strings"
+	"sync"
+)
+
+// Shared reports whether the line is for something that the reference plugins
+// and libcni make with the first container and keep for the network or the
+// host: it stays when the last container goes, and is no leak.
+//
+// These are, with everything else being a container's:
+//   - bridges, their addresses and the kernel's routes for those;
+//   - the chains of portmap and firewall that all containers' rules are in or
+//     behind, the jumps to them, and their fixed rules; the isolation rules of
+//     firewall, which are per bridge;
+//   - the nftables tables of portmap and of the masquerading, and bridge's
+//     table against spoofing, with their chains and fixed rules;
+//   - host-local's directory of a network, with the lock and the last address
+//     that was given out, and libcni's directory of results.
+//
+// It knows the default names only. Which link a network's bridge is cannot be
+// known, so every bridge is taken for one.
+func Shared(line string) bool {
+	what, rule, _ := strings.Cut(line, " ")
+	switch what {
+	case "link", "addr", "route":
+		return sharedLink(line)
+	case "dir":
+		return strings.HasSuffix(line, "/ host-local") || strings.HasSuffix(line, "/results/")
+	case "file":
+		return strings.HasSuffix(line, " host-local")
+	case "nft":
+		return sharedNFT().MatchString(line)
+	case "iptables", "iptables-nft", "iptables-legacy", "ip6tables", "ip6tables-nft", "ip6tables-legacy":
+		return sharedIPTables().MatchString(rule)
+	}
+	return false
+}
+
+// sharedLink looks at the words in their places, as a link can have any name.
+func sharedLink(line string) bool {
+	f := strings.Fields(line)
+	switch f[0] {
+	case "link", "addr": // link NAME type KIND
+		return len(f) > 3 && f[2] == "type" && f[3] == "bridge"
+	}
+	// A route that is not the kernel's was made for someone.
+	return len(f) > 7 && f[2] == "dev" && f[4] == "type" && f[5] == "bridge" && f[6] == "proto" && f[7] == "kernel"
+}
+
+// Compiled when first needed; nothing changes them afterwards.
+var (
+	sharedIPTables = sync.OnceValue(func() *regexp.Regexp { return anyOf(exprsIPTables()) })
+	sharedNFT      = sync.OnceValue(func() *regexp.Regexp { return anyOf(exprsNFT()) })
+)
+
+// anyOf returns what matches a whole text that one of the expressions matches.
+func anyOf(exprs []string) *regexp.Regexp {
+	return regexp.MustCompile(`^(?:` + strings.Join(exprs, "|") + `)$`)
+}
+
+// exprsIPTables returns the expressions for what is shared in iptables, in
+// the way iptables-save prints it. The names and comments are those of the
+// plugins portmap and firewall, v1.9.1; SNAT is of portmap before v0.7.
+func exprsIPTables() []string {
+	const policy = `"CNI firewall plugin rules \(ingressPolicy: [a-z|-]+\)"`
+	return []string{
+		`nat -N CNI-HOSTPORT-(DNAT|SETMARK|MASQ|SNAT)`,
+		`nat -A (PREROUTING|OUTPUT) -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT`,
+		`nat -A POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ`,
+		`nat -A CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark \S+`,
+		`nat -A CNI-HOSTPORT-MASQ -m mark --mark \S+ -j MASQUERADE`,
+
+		`filter -N (CNI-FORWARD|CNI-ADMIN|CNI-ISOLATION-STAGE-[12])`,
+		`filter -A FORWARD -m comment --comment "CNI firewall plugin rules" -j CNI-FORWARD`,
+		`filter -A CNI-FORWARD -m comment --comment "CNI firewall plugin admin overrides" -j CNI-ADMIN`,
+		`filter -A FORWARD -m comment --comment ` + policy + ` -j CNI-ISOLATION-STAGE-1`,
+		`filter -A CNI-ISOLATION-STAGE-1 -i \S+ ! -o \S+ -m comment --comment ` + policy + ` -j CNI-ISOLATION-STAGE-2`,
+		`filter -A CNI-ISOLATION-STAGE-1 -i \S+ -o \S+ -m comment --comment ` + policy + ` -j DROP`,
+		`filter -A CNI-ISOLATION-STAGE-2 -o \S+ -m comment --comment ` + policy + ` -j DROP`,
+		`filter -A CNI-ISOLATION-STAGE-[12] -m comment --comment ` + policy + ` -j RETURN`,
+	}
+}
+
+// exprsNFT returns the expressions for what is shared in nftables, in the way
+// nft prints it. The conditions of a network precede a jump of portmap's.
+func exprsNFT() []string {
+	const (
+		hostport = ` ip6? cni_hostport`
+		masq     = ` inet cni_plugins_masquerade`
+		spoof    = ` bridge nat`
+		hook     = ` type \w+ hook .*`
+	)
+	return []string{
+		`nft table` + hostport + `( comment ".*")?`,
+		`nft chain` + hostport + ` (hostports|hostip_hostports|hostports_all)`,
+		`nft chain` + hostport + ` (prerouting|output|masquerading)(` + hook + `)?`,
+		`nft rule` + hostport + ` hostports_all jump (hostports|hostip_hostports)`,
+		`nft rule` + hostport + ` (prerouting|output) ([^"]* )?fib daddr type local jump hostports_all`,
+
+		`nft table` + masq + `( comment ".*")?`,
+		`nft chain` + masq + ` masq_checks( comment ".*")?`,
+		`nft chain` + masq + ` postrouting(` + hook + `)?`,
+		`nft rule` + masq + ` postrouting (ip daddr 224\.0\.0\.0/4 return|ip6 daddr ff00::/8 return|goto masq_checks)`,
+
+		`nft table` + spoof,
+		`nft chain` + spoof + ` PREROUTING(` + hook + `)?`,
+	}
+}
