@@ -1,0 +1,75 @@
+package invoke
+
+import (
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// Environ filters an environment for a plugin. What comes out is PATH, the
+// variables of base that allow names, and the variables of the CNI protocol
+// that cniVars has; nothing else. A daemon's environment holds tokens and
+// passwords, and a plugin is somebody else's program.
+//
+// An entry of allow is a name, or the beginning of one followed by "*". The
+// protocol's variables come from cniVars alone, whatever allow says: those a
+// runtime inherited, for instance because it was itself started by a plugin,
+// belong to another request. cniVars may hold other variables, as what libcni
+// hands to its Exec does; they are dropped.
+//
+// The last of several values of a name wins. The result is sorted, so that it
+// can be compared and logged. If PATH is missing or empty a default is put in
+// (on Unix), since plugins run iptables, tc and others by name.
+func Environ(base, allow, cniVars []string) []string {
+	fold := func(name string) string { return name }
+	if runtime.GOOS == "windows" {
+		fold = strings.ToUpper // names that differ in case are the same there
+	}
+	vars := map[string]string{} // folded name → entry
+	collect := func(from []string, wanted func(name string) bool) {
+		for _, entry := range from {
+			name, _, ok := strings.Cut(entry, "=")
+			if name = fold(name); ok && name != "" && wanted(name) {
+				vars[name] = entry
+			}
+		}
+	}
+	collect(base, func(name string) bool {
+		return !isProtocol(name) && (name == "PATH" || isAllowed(name, allow, fold))
+	})
+	collect(cniVars, isProtocol)
+	if _, value, _ := strings.Cut(vars["PATH"], "="); value == "" {
+		// Empty would mean: look in the current directory.
+		delete(vars, "PATH")
+		if defaultPath != "" {
+			vars["PATH"] = "PATH=" + defaultPath
+		}
+	}
+	env := make([]string, 0, len(vars))
+	for _, entry := range vars {
+		env = append(env, entry)
+	}
+	slices.Sort(env)
+	return env
+}
+
+func isAllowed(name string, allow []string, fold func(string) string) bool {
+	return slices.ContainsFunc(allow, func(a string) bool {
+		if prefix, ok := strings.CutSuffix(fold(a), "*"); ok {
+			return strings.HasPrefix(name, prefix)
+		}
+		return name == fold(a)
+	})
+}
+
+// isProtocol reports whether a variable is one of those that the CNI
+// specification 1.1.0 defines, under "Parameters". Anything else that begins
+// with CNI_, such as CNI_NETNS_OVERRIDE of the reference plugins, is a setting
+// of the machine, for allow to name.
+func isProtocol(name string) bool {
+	switch name {
+	case "CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH":
+		return true
+	}
+	return false
+}

@@ -1,0 +1,29 @@
+//go:build unix
+
+package invoke
+
+// defaultPath is where iptables, nft, tc and sysctl are on every distribution;
+// sbin comes first, as it does for root.
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// DefaultAllow returns the variables which plugins get unless the caller says
+// otherwise: those that tell a plugin which of the machine's services to use,
+// and without which it would talk to another one than the runtime, or to none.
+//
+// Left out on purpose: HOME, because a network must not depend on who started
+// the runtime; LANG and LC_*, because plugins read what other programs print,
+// which is reliable in the C locale only; HTTP_PROXY and its like, because they
+// carry passwords; LD_*, because they carry code; NOTIFY_SOCKET and LISTEN_*,
+// because they are meant for the runtime alone.
+func DefaultAllow() []string {
+	return []string{
+		"DBUS_SYSTEM_BUS_ADDRESS", // the firewall plugin asks firewalld
+		"SSL_CERT_DIR",            // plugins with an API server behind them: public
+		"SSL_CERT_FILE",           //   certificates, where a distribution has moved them
+		"TMPDIR",                  // the only place to write, on some hardened machines
+		"TZ",                      // the times in a plugin's log are those in the runtime's
+		"XDG_RUNTIME_DIR",         // rootless: /run is not writable
+		"XTABLES_LIBDIR",          // iptables finds its modules
+		"XTABLES_LOCKFILE",        // iptables takes the lock that the others take; rootless has no /run/xtables.lock
+	}
+}

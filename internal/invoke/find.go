@@ -1,0 +1,101 @@
+package invoke
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+)
+
+var (
+	// ErrNotFound means that no directory has an executable of that name.
+	ErrNotFound = errors.New("plugin not found")
+
+	// ErrInsecure means that a plugin was found, but anybody on the machine
+	// could have put it there or changed it.
+	ErrInsecure = errors.New("insecure plugin")
+)
+
+// Find returns the absolute path of a plugin type's executable: the first
+// regular file of that name, symbolic links followed, that may be executed.
+//
+// One that every user of the machine could have written, because its own mode
+// or that of a directory it was found through says so, is refused with
+// ErrInsecure, unless allowInsecure; the directories behind it are not tried
+// then, for that would be another plugin than the one configured. A sticky
+// directory (/tmp) is no danger to somebody else's file. Off Unix nothing of
+// this is checked.
+func Find(pluginType string, dirs []string, allowInsecure bool) (string, error) {
+	switch {
+	case pluginType == "":
+		return "", errors.New("no plugin name provided")
+	case pluginType == ".", pluginType == "..", strings.ContainsAny(pluginType, "/\\\x00"):
+		return "", fmt.Errorf("invalid plugin name: %q", pluginType)
+	}
+	missing := &notFoundError{plugin: pluginType, dirs: dirs}
+	for _, dir := range dirs {
+		if dir == "" { // would be the current directory
+			continue
+		}
+		for _, ext := range invoke.ExecutableFileExtensions {
+			path, err := filepath.Abs(filepath.Join(dir, pluginType) + ext)
+			if err != nil {
+				return "", fmt.Errorf("plugin %q: %w", pluginType, err)
+			}
+			if err := checkExecutable(path); err != nil {
+				missing.note(err)
+				continue
+			}
+			if !allowInsecure {
+				if err := checkSecure(path); err != nil {
+					return "", fmt.Errorf("plugin %q: %w", pluginType, err)
+				}
+			}
+			return path, nil
+		}
+	}
+	return "", missing
+}
+
+// checkExecutable says why path is not to be executed.
+func checkExecutable(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s: not a regular file", path)
+	case !mayExecute(info.Mode()):
+		return fmt.Errorf("%s: not executable: %w", path, fs.ErrPermission)
+	}
+	return nil
+}
+
+// notFoundError begins with libcni's words, which callers look for.
+type notFoundError struct {
+	plugin string
+	dirs   []string
+	near   []error // what was there and would not do
+}
+
+func (e *notFoundError) note(err error) {
+	if !errors.Is(err, fs.ErrNotExist) {
+		e.near = append(e.near, err)
+	}
+}
+
+func (e *notFoundError) Error() string {
+	text := fmt.Sprintf("failed to find plugin %q in path %s", e.plugin, e.dirs)
+	for _, err := range e.near {
+		text += "; " + err.Error()
+	}
+	return text
+}
+
+func (e *notFoundError) Is(target error) bool { return target == ErrNotFound }
+
+func (e *notFoundError) Unwrap() []error { return e.near }

@@ -1,0 +1,144 @@
+// Package invoke runs CNI plugins. It is the only place of this module that
+// starts a process.
+//
+// A plugin is somebody else's program, run as root on behalf of a caller with a
+// deadline. So everything about a run is bounded: its time, with all processes
+// it started; what it prints; what it learns of the runtime's environment.
+package invoke
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+var (
+	// ErrOutputTooLarge means that a plugin printed more than Limits.Stdout and
+	// was killed.
+	ErrOutputTooLarge = errors.New("output too large")
+
+	// ErrStillRunning means that a plugin did not go away although it was
+	// killed, because the kernel does not let it: it is stuck in a system call
+	// that nothing interrupts. It ends when that call does, and is then reaped.
+	ErrStillRunning = errors.New("still running after it was killed")
+)
+
+// Request is one execution of a plugin.
+type Request struct {
+	Path    string     // absolute path of the executable
+	Env     []string   // the complete environment; nothing is added to it
+	Stdin   []byte     // a plugin that does not read it is no error
+	NetNS   NetNS      // the network namespace the process starts in; nil: that of the calling thread
+	Inherit []*os.File // handed down as file descriptors 3, 4, …: lock files that an orphan keeps
+}
+
+// NetNS is an open network namespace. It must stay open until Run returns.
+type NetNS interface {
+	File() *os.File
+}
+
+// Limits bound an execution. Zero values mean the defaults.
+type Limits struct {
+	// Stdout is how many bytes a plugin may print. The default, 4 MiB, is a
+	// thousand times the largest result seen in the field.
+	Stdout int64
+	// Stderr is how many bytes of the plugin's log are kept: the last ones,
+	// since a program says why it fails just before it does. Default 64 KiB.
+	Stderr int
+	// KillWait is how long is waited for what should follow at once: the end of
+	// processes that were killed, and the end of the output of a plugin that
+	// has exited. Only a process stuck in the kernel, or a child that keeps the
+	// plugin's pipes open, uses it up. Default 200 ms.
+	KillWait time.Duration
+	// BusyWait is how long an executable that is open for writing (ETXTBSY) is
+	// tried again. An installer that writes in place needs no longer than the
+	// default of 2 s for a plugin.
+	BusyWait time.Duration
+}
+
+func (l Limits) withDefaults() Limits {
+	return Limits{
+		Stdout:   cmp.Or(l.Stdout, 4<<20),
+		Stderr:   cmp.Or(l.Stderr, 64<<10),
+		KillWait: cmp.Or(l.KillWait, 200*time.Millisecond),
+		BusyWait: cmp.Or(l.BusyWait, 2*time.Second),
+	}
+}
+
+// Output is what a plugin printed.
+type Output struct {
+	Stdout        []byte
+	Stderr        []byte // the last Limits.Stderr bytes
+	StderrDropped int64  // how many bytes came before those
+}
+
+// ExitError means that a plugin ended by itself, and not well. What it has to
+// say about that is in the Output: an error of CNI on stdout, its log on stderr.
+type ExitError struct {
+	Path   string
+	Code   int            // the exit status; -1 if a signal ended it
+	Signal syscall.Signal // the signal that ended it, or 0
+}
+
+func (e *ExitError) Error() string {
+	if e.Signal != 0 {
+		return fmt.Sprintf("%s: killed by signal %d (%s)", e.Path, int(e.Signal), e.Signal)
+	}
+	return fmt.Sprintf("%s: exit status %d", e.Path, e.Code)
+}
+
+// Run executes a plugin and waits for it. What it printed is returned beside an
+// error as well.
+//
+// On Linux and other Unix systems the plugin is the leader of a process group
+// of its own. When ctx ends, or the plugin prints too much, exits with an error
+// or dies, the whole group is killed, and is gone when Run returns; that takes
+// Limits.KillWait at the most, whatever any child holds open, plus, if there is
+// a zombie that init does not reap, no more than that once again. A process
+// that has left the group (setsid) is out of reach. A plugin that succeeds may
+// leave children behind; they are not killed, but output that they alone could
+// still print is waited for no longer than KillWait, and its pipe then closed.
+//
+// Without a NetNS the process starts from the thread that calls Run, in that
+// thread's network namespace; a caller that cares has locked its goroutine to
+// the thread (runtime.LockOSThread).
+//
+// An error is an *ExitError; or it satisfies errors.Is for the error of ctx and
+// its cause, for ErrOutputTooLarge or ErrStillRunning; or the plugin could not
+// be started, and nothing has run. If ctx is already over, nothing is started.
+func Run(ctx context.Context, req Request, lim Limits) (Output, error) {
+	lim = lim.withDefaults()
+	if !filepath.IsAbs(req.Path) {
+		return Output{}, fmt.Errorf("start plugin %q: not an absolute path", req.Path)
+	}
+	if ctx.Err() != nil {
+		return Output{}, fmt.Errorf("%s not started: %w", req.Path, ended(ctx))
+	}
+	pipes, err := newStdio(lim)
+	if err != nil {
+		return Output{}, fmt.Errorf("start %s: %w", req.Path, err)
+	}
+	cmd, err := start(ctx, req, pipes, lim.BusyWait)
+	if err != nil {
+		pipes.discard()
+		return Output{}, fmt.Errorf("start %s: %w", req.Path, err)
+	}
+	pipes.begin(req.Stdin)
+	p := &process{cmd: cmd, pipes: pipes, exited: make(chan struct{})}
+	err = p.finish(ctx, lim.KillWait)
+	return pipes.output(), err
+}
+
+// ended is why ctx is over: its own error, and the cause if it has another.
+func ended(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}

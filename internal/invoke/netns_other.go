@@ -1,0 +1,16 @@
+//go:build !linux
+
+package invoke
+
+import (
+	"errors"
+	"fmt"
+)
+
+// startIn calls start; network namespaces that a thread can enter are Linux's.
+func startIn(ns NetNS, start func() error) error {
+	if ns != nil {
+		return fmt.Errorf("start in a network namespace: %w", errors.ErrUnsupported)
+	}
+	return start()
+}

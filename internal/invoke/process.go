@@ -1,0 +1,180 @@
+package invoke
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os/exec"
+	"syscall"
+	"time"
+)
+
+// process is a plugin that was started.
+type process struct {
+	cmd   *exec.Cmd
+	pipes *stdio
+
+	exited  chan struct{} // closed when the two below are set
+	exit    exit
+	exitErr error // how the plugin ended is not known: somebody else reaped it
+
+	killed bool
+}
+
+// exit is how a process ended.
+type exit struct {
+	code   int // -1 if by a signal
+	signal syscall.Signal
+}
+
+// start starts the plugin. An executable that somebody is writing is tried
+// again, with a new exec.Cmd each time, for one that has failed to start cannot
+// be started. Besides an installer that somebody may be ourselves: a program
+// that writes a plugin and forks in another thread at the same moment has the
+// file open for writing in the child until that one execs.
+func start(ctx context.Context, req Request, pipes *stdio, busyWait time.Duration) (*exec.Cmd, error) {
+	const longest = 100 * time.Millisecond
+	giveUp := time.Now().Add(busyWait)
+	for pause := time.Millisecond; ; pause = min(2*pause, longest) {
+		cmd := command(req, pipes)
+		err := startIn(req.NetNS, cmd.Start)
+		if err == nil {
+			return cmd, nil
+		}
+		if !errors.Is(err, syscall.ETXTBSY) || time.Now().After(giveUp) {
+			return nil, withoutPath(err)
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, fmt.Errorf("%w: %w", withoutPath(err), ended(ctx))
+		}
+	}
+}
+
+// command is not exec.CommandContext: that kills one process, and waits for the
+// pipes as long as any child holds them.
+func command(req Request, pipes *stdio) *exec.Cmd {
+	return &exec.Cmd{
+		Path:        req.Path,
+		Args:        []string{req.Path},
+		Env:         append([]string{}, req.Env...), // nil would mean the runtime's own environment
+		Stdin:       pipes.child[0],
+		Stdout:      pipes.child[1],
+		Stderr:      pipes.child[2],
+		ExtraFiles:  req.Inherit,
+		SysProcAttr: processGroup(),
+	}
+}
+
+// withoutPath drops what the caller's wrapping says already.
+func withoutPath(err error) error {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
+}
+
+// finish waits for the end of the plugin, brings it about if it must, and
+// leaves no process behind.
+func (p *process) finish(ctx context.Context, killWait time.Duration) error {
+	go func() {
+		p.exit, p.exitErr = awaitExit(p.cmd.Process)
+		close(p.exited)
+	}()
+	var why error
+	select {
+	case <-p.exited:
+	case <-ctx.Done():
+		why = ended(ctx)
+	case <-p.pipes.tooLarge:
+		why = ErrOutputTooLarge
+	}
+	if why != nil || p.exit != (exit{}) {
+		p.kill()
+	}
+	giveUp := time.Now().Add(killWait)
+	why = p.drain(why, killWait)
+	select {
+	case <-p.exited:
+	default:
+		go func() { <-p.exited; p.reap() }()
+		return fmt.Errorf("%s: %w: %w", p.cmd.Path, ErrStillRunning, why)
+	}
+	p.reap()
+	if p.killed {
+		p.awaitGroup(giveUp)
+	}
+	return p.verdict(why)
+}
+
+// drain waits for the plugin's exit and the end of its output, for killWait at
+// the most. Too much output is noticed here too: a child may go on printing.
+func (p *process) drain(why error, killWait time.Duration) error {
+	timer := time.NewTimer(killWait)
+	defer timer.Stop()
+	exited, done, tooLarge := p.exited, p.pipes.done, p.pipes.tooLarge
+	if why != nil {
+		tooLarge = nil
+	}
+	for exited != nil || done != nil {
+		select {
+		case <-exited:
+			exited = nil
+		case <-done:
+			done = nil
+		case <-tooLarge:
+			tooLarge, why = nil, ErrOutputTooLarge
+			p.kill()
+		case <-timer.C:
+			exited, done = nil, nil
+		}
+	}
+	p.pipes.stop()
+	if why == nil && p.pipes.isTooLarge() { // the last thing that was read
+		why = ErrOutputTooLarge
+		p.kill()
+	}
+	return why
+}
+
+// verdict is the error of a plugin that is gone.
+func (p *process) verdict(why error) error {
+	switch {
+	case why != nil:
+		return fmt.Errorf("%s killed: %w", p.cmd.Path, why)
+	case p.exitErr != nil:
+		return fmt.Errorf("wait for %s: %w", p.cmd.Path, p.exitErr)
+	case p.exit != (exit{}):
+		return &ExitError{Path: p.cmd.Path, Code: p.exit.code, Signal: p.exit.signal}
+	}
+	return nil
+}
+
+// kill kills the plugin and its group. It must not be called after reap, when
+// the number of the group may be somebody else's.
+func (p *process) kill() {
+	select {
+	case <-p.exited:
+		if p.exitErr != nil { // reaped, but not by us
+			return
+		}
+	default:
+	}
+	p.killed = true
+	killGroup(p.cmd.Process)
+}
+
+// awaitGroup waits until no process of a killed group is left. They are not our
+// children, so nothing tells us of their end: the kernel has to be asked again
+// and again. As a rule the first answer is that they are gone.
+func (p *process) awaitGroup(giveUp time.Time) {
+	const longest = 10 * time.Millisecond
+	for pause := 100 * time.Microsecond; groupExists(p.cmd.Process) && time.Now().Before(giveUp); pause = min(2*pause, longest) {
+		time.Sleep(pause)
+	}
+}

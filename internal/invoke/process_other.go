@@ -1,0 +1,28 @@
+//go:build !linux
+
+package invoke
+
+import (
+	"os"
+	"syscall"
+)
+
+// awaitExit waits for the end of a process and reaps it. There is no portable
+// way to leave it a zombie as on Linux; so between the end of a failed plugin
+// and the killing of its group another process might get its number, and be a
+// group leader, if the group was empty. That takes a full turn of the process
+// numbers within microseconds.
+func awaitExit(proc *os.Process) (exit, error) {
+	state, err := proc.Wait()
+	if err != nil {
+		return exit{}, err
+	}
+	e := exit{code: state.ExitCode()}
+	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		e.signal = ws.Signal()
+	}
+	return e, nil
+}
+
+// reap has nothing to do: awaitExit did.
+func (p *process) reap() {}

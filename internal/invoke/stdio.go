@@ -1,0 +1,182 @@
+package invoke
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// stdio is the three pipes of a plugin. They are ours and not os/exec's,
+// because ours can be given up while a child holds them.
+type stdio struct {
+	child [3]*os.File // the plugin's ends, in the order of its descriptors
+	ours  [3]*os.File
+
+	tooLarge chan struct{} // closed when stdout exceeds its limit
+	done     chan struct{} // closed when all three goroutines below have ended
+	running  atomic.Int32
+
+	limit  int64
+	stdout []byte
+	stderr tail
+}
+
+func newStdio(lim Limits) (*stdio, error) {
+	s := &stdio{
+		tooLarge: make(chan struct{}),
+		done:     make(chan struct{}),
+		limit:    lim.Stdout,
+		stderr:   tail{limit: lim.Stderr},
+	}
+	for i := range s.child {
+		r, w, err := os.Pipe()
+		if err != nil {
+			s.discard()
+			return nil, err
+		}
+		s.child[i], s.ours[i] = w, r
+		if i == 0 {
+			s.child[i], s.ours[i] = r, w
+		}
+	}
+	return s, nil
+}
+
+// discard is for a plugin that was not started.
+func (s *stdio) discard() {
+	closeAll(s.child[:])
+	closeAll(s.ours[:])
+}
+
+// begin is called when the plugin has its ends.
+func (s *stdio) begin(stdin []byte) {
+	closeAll(s.child[:])
+	s.running.Store(3)
+	go s.run(func() {
+		// Nobody reads it any more, or not in time: that is the plugin's
+		// business, and if it needed it, it will say so.
+		_, _ = s.ours[0].Write(stdin)
+		closeAll(s.ours[:1])
+	})
+	go s.run(func() { read(s.ours[1], s.keepStdout) })
+	go s.run(func() { read(s.ours[2], s.stderr.keep) })
+}
+
+func (s *stdio) run(f func()) {
+	f()
+	if s.running.Add(-1) == 0 {
+		close(s.done)
+	}
+}
+
+// stop ends what is still going on. What lies in the pipes is still read: it
+// was printed in time, and with a busy machine it may be the whole result.
+func (s *stdio) stop() {
+	past := time.Unix(1, 0)
+	for _, f := range s.ours {
+		err := f.SetDeadline(past)
+		if errors.Is(err, os.ErrNoDeadline) { // Windows; closing interrupts there
+			closeAll([]*os.File{f})
+		}
+	}
+	<-s.done
+	closeAll(s.ours[:])
+}
+
+func (s *stdio) isTooLarge() bool {
+	select {
+	case <-s.tooLarge:
+		return true
+	default:
+		return false
+	}
+}
+
+// output is what was read; only after stop.
+func (s *stdio) output() Output {
+	return Output{Stdout: s.stdout, Stderr: s.stderr.bytes(), StderrDropped: s.stderr.dropped()}
+}
+
+// keepStdout never holds more than the limit; the plugin blocks on its full
+// pipe until it is killed.
+func (s *stdio) keepStdout(p []byte) bool {
+	room := s.limit - int64(len(s.stdout))
+	if int64(len(p)) > room {
+		s.stdout = append(s.stdout, p[:room]...)
+		close(s.tooLarge)
+		return false
+	}
+	s.stdout = append(s.stdout, p...)
+	return true
+}
+
+// read passes on what f has until its end, its deadline, or until keep has
+// enough.
+func read(f *os.File, keep func([]byte) bool) {
+	const largestPipe = 1 << 20 // /proc/sys/fs/pipe-max-size: what can have been printed in time
+	chunk := make([]byte, 16<<10)
+	for {
+		n, err := f.Read(chunk)
+		if !keep(chunk[:n]) {
+			return
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		}
+		if err != nil {
+			return
+		}
+	}
+	for range largestPipe / len(chunk) {
+		n := readNow(f, chunk)
+		if n == 0 || !keep(chunk[:n]) {
+			return
+		}
+	}
+}
+
+// closeAll closes files that are there. Those that are closed already, and
+// errors of closing a pipe, do not matter.
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// tail keeps the last bytes of a stream, in a ring once there are enough.
+type tail struct {
+	limit int
+	ring  []byte
+	next  int // where the oldest byte is, and the next one goes
+	total int64
+}
+
+func (t *tail) keep(p []byte) bool {
+	t.total += int64(len(p))
+	if room := t.limit - len(t.ring); room > 0 {
+		n := min(room, len(p))
+		t.ring = append(t.ring, p[:n]...)
+		p = p[n:]
+	}
+	for len(p) > 0 {
+		n := copy(t.ring[t.next:], p)
+		t.next = (t.next + n) % len(t.ring)
+		p = p[n:]
+	}
+	return true
+}
+
+func (t *tail) bytes() []byte {
+	if t.next == 0 {
+		return t.ring
+	}
+	return slices.Concat(t.ring[t.next:], t.ring[:t.next])
+}
+
+func (t *tail) dropped() int64 {
+	return t.total - int64(len(t.ring))
+}

@@ -1,0 +1,219 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// span is one byte of the lock file and the way it is locked.
+type span struct {
+	offset int64
+	shared bool
+}
+
+// waits knows which spans a thread of this process is waiting for in the
+// kernel. One is enough for all: a hundred shared claims behind another
+// process's exclusive one would block a hundred threads, and so would a caller
+// that comes again and again with a short deadline.
+type waits struct {
+	mu sync.Mutex
+	m  map[span]chan struct{} // closed when the wait is over
+}
+
+// lockFile takes the claims, in their order, on a file description of its own.
+func (s *Space) lockFile(ctx context.Context, claims []claim) (*os.File, error) {
+	for {
+		f, err := openFile(s.path)
+		if err != nil {
+			return nil, fmt.Errorf("lock %s: %w: %w", describe(claims), ErrUnavailable, err)
+		}
+		for _, c := range claims {
+			if err := s.lockKey(ctx, f, c); err != nil {
+				// Closing unlocks what was taken so far, except while a wait
+				// that was given up still has the description open.
+				return nil, errors.Join(fmt.Errorf("lock %q in %s: %w", c.name, s.path, err), unlockFile(f))
+			}
+		}
+		current, err := isCurrent(f, s.path)
+		if err == nil && current {
+			return f, nil
+		}
+		if err := errors.Join(err, unlockFile(f)); err != nil {
+			return nil, fmt.Errorf("lock %s: %w: %w", describe(claims), ErrUnavailable, err)
+		}
+		// The file was deleted between open and lock. What we have excludes
+		// nobody who comes now.
+	}
+}
+
+// lockKey takes one key. The kernel grants shared locks past a waiting
+// exclusive one, so that overlapping ADDs of one process would keep a GC of
+// another out for ever. The gate, the byte behind the key's, prevents that:
+// whoever wants the key shared passes through it, and whoever waits for the key
+// exclusively stands in it.
+func (s *Space) lockKey(ctx context.Context, f *os.File, c claim) error {
+	key := span{offset: c.offset, shared: c.shared}
+	if !c.shared {
+		if ok, err := tryLock(f, key); ok || err != nil {
+			return err
+		}
+	}
+	gate := span{offset: c.offset | 1, shared: c.shared}
+	if err := s.lockSpan(ctx, f, gate); err != nil {
+		return err
+	}
+	if err := s.lockSpan(ctx, f, key); err != nil {
+		return err
+	}
+	return unlockSpan(f, gate.offset, 1)
+}
+
+// lockSpan takes one byte, waiting for it if it must.
+func (s *Space) lockSpan(ctx context.Context, f *os.File, sp span) error {
+	for {
+		if ok, err := tryLock(f, sp); ok || err != nil {
+			return err
+		}
+		over, first := s.waits.join(sp)
+		var result chan error
+		if first {
+			// A duplicate shares the description, and with it the lock. The
+			// waiting goroutine closes it whatever happens: if we are still
+			// there the lock stays with f, and if we gave up and closed f, the
+			// lock it gets for nobody goes with this last descriptor.
+			dup, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				s.waits.done(sp, over)
+				return fmt.Errorf("%w: duplicate the lock file: %w", ErrUnavailable, err)
+			}
+			result = make(chan error, 1)
+			go func() {
+				result <- errors.Join(waitLock(dup, sp), unix.Close(dup))
+				s.waits.done(sp, over)
+			}()
+		}
+		select {
+		case err := <-result: // nil, and never ready, if somebody else waits
+			return err
+		case <-over: // perhaps free now
+			if result != nil {
+				return <-result
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("held by another process: %w", ended(ctx))
+		}
+	}
+}
+
+// join returns the channel that is closed when the wait for sp is over, and
+// whether it is the caller who has to do the waiting.
+func (w *waits) join(sp span) (over chan struct{}, first bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if over, ok := w.m[sp]; ok {
+		return over, false
+	}
+	if w.m == nil {
+		w.m = make(map[span]chan struct{})
+	}
+	over = make(chan struct{})
+	w.m[sp] = over
+	return over, true
+}
+
+func (w *waits) done(sp span, over chan struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.m, sp)
+	close(over)
+}
+
+// openFile opens the lock file, and creates it and its parents if they are
+// missing.
+func openFile(path string) (*os.File, error) {
+	const flags = os.O_RDWR | os.O_CREATE // shared locks need reading, exclusive ones writing
+	f, err := os.OpenFile(path, flags, 0o600)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(path, flags, 0o600)
+}
+
+// isCurrent reports whether f is still the file at path.
+func isCurrent(f *os.File, path string) (bool, error) {
+	mine, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	now, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return os.SameFile(mine, now), nil
+}
+
+func tryLock(f *os.File, sp span) (bool, error) {
+	err := fcntl(f.Fd(), unix.F_OFD_SETLK, sp.flock())
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return true, nil
+}
+
+// waitLock blocks a thread until the byte is free.
+func waitLock(fd int, sp span) error {
+	if err := fcntl(uintptr(fd), unix.F_OFD_SETLKW, sp.flock()); err != nil {
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return nil
+}
+
+// unlockFile frees everything f has locked, for its inheritors as well, and
+// closes it.
+func unlockFile(f *os.File) error {
+	return errors.Join(unlockSpan(f, 0, 0), f.Close())
+}
+
+// unlockSpan frees length bytes; 0 means all to the end.
+func unlockSpan(f *os.File, offset, length int64) error {
+	lk := &unix.Flock_t{Type: unix.F_UNLCK, Whence: io.SeekStart, Start: offset, Len: length}
+	if err := fcntl(f.Fd(), unix.F_OFD_SETLK, lk); err != nil {
+		return fmt.Errorf("unlock %s: %w", f.Name(), err)
+	}
+	return nil
+}
+
+func (sp span) flock() *unix.Flock_t {
+	kind := int16(unix.F_WRLCK)
+	if sp.shared {
+		kind = unix.F_RDLCK
+	}
+	return &unix.Flock_t{Type: kind, Whence: io.SeekStart, Start: sp.offset, Len: 1}
+}
+
+// fcntl is repeated when a signal interrupts it; the runtime of Go sends
+// signals to its own threads.
+func fcntl(fd uintptr, cmd int, lk *unix.Flock_t) error {
+	for {
+		if err := unix.FcntlFlock(fd, cmd, lk); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,391 @@
+package lock
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// helperEnv makes this test binary one of the processes below instead.
+const helperEnv = "EMBEDCNI_LOCK_HELPER"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(helperEnv) {
+	case "":
+		os.Exit(m.Run())
+	case "hold":
+		holdHelper(os.Args[1], false)
+	case "hold-with-child":
+		holdHelper(os.Args[1], true)
+	case "child":
+		io.Copy(io.Discard, os.Stdin)
+	case "count":
+		countHelper(os.Args[1], os.Args[2])
+	}
+}
+
+// holdHelper locks "k", says so, and holds until its input ends. Its child
+// inherits the file, and is told to end by the same input.
+func holdHelper(path string, child bool) {
+	h, err := Open(path).Lock(context.Background(), "k")
+	if err != nil {
+		panic(err)
+	}
+	if child {
+		c := exec.Command("/proc/self/exe")
+		c.Env = helperEnviron("child")
+		c.Stdin = os.Stdin
+		c.ExtraFiles = []*os.File{h.File()}
+		if err := c.Start(); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println("locked")
+	io.Copy(io.Discard, os.Stdin)
+}
+
+// countHelper adds to the number in a file, without care but for the lock.
+func countHelper(path, file string) {
+	s := Open(path)
+	for range countRounds {
+		h, err := s.Lock(context.Background(), "counter")
+		if err != nil {
+			panic(err)
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			panic(err)
+		}
+		n, err := strconv.Atoi(string(text))
+		if err != nil {
+			panic(err)
+		}
+		if err := os.WriteFile(file, []byte(strconv.Itoa(n+1)), 0o600); err != nil {
+			panic(err)
+		}
+		if err := h.Release(); err != nil {
+			panic(err)
+		}
+	}
+}
+
+const countRounds = 100
+
+// helper starts a helper process; closing the returned input ends it and its
+// children.
+func helper(t *testing.T, mode string, args ...string) (*exec.Cmd, io.Closer) {
+	t.Helper()
+	c := exec.Command("/proc/self/exe", args...)
+	c.Env = helperEnviron(mode)
+	c.Stderr = os.Stderr
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { in.Close(); c.Process.Kill(); c.Wait() })
+	if strings.HasPrefix(mode, "hold") {
+		if line, err := bufio.NewReader(out).ReadString('\n'); line != "locked\n" {
+			t.Fatalf("helper said %q, %v", line, err)
+		}
+	}
+	return c, in
+}
+
+// helperEnviron is the environment of a helper. The race detector would hold
+// each of them for a second at its exit.
+func helperEnviron(mode string) []string {
+	return append(os.Environ(), helperEnv+"="+mode, "GORACE=atexit_sleep_ms=0")
+}
+
+func fds(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func TestLockExcludesProcesses(t *testing.T) {
+	dir := t.TempDir()
+	counter := filepath.Join(dir, "counter")
+	if err := os.WriteFile(counter, []byte("0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const processes = 4
+	var running []*exec.Cmd
+	for range processes {
+		c, _ := helper(t, "count", filepath.Join(dir, "lock"), counter)
+		running = append(running, c)
+	}
+	for _, c := range running {
+		if err := c.Wait(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(counter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := strconv.Itoa(processes * countRounds); string(got) != want {
+		t.Errorf("counted %s, want %s", got, want)
+	}
+}
+
+func TestAKilledHolderFreesItsLocks(t *testing.T) {
+	s := newSpace(t)
+	c, _ := helper(t, "hold", s.path)
+	if isFree(t, s, Key{Name: "k"}) {
+		t.Fatal("the helper holds nothing")
+	}
+	if err := c.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	mustRelease(t, mustLock(t, s, Key{Name: "k"}))
+}
+
+func TestAChildKeepsTheLocksOfAKilledHolder(t *testing.T) {
+	s := newSpace(t)
+	c, in := helper(t, "hold-with-child", s.path)
+	if err := c.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Process.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if isFree(t, s, Key{Name: "k"}) {
+		t.Error("free, though a child still has the file")
+	}
+	if err := in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	mustRelease(t, mustLock(t, s, Key{Name: "k"}))
+}
+
+func TestReleaseFreesWhatAChildInherited(t *testing.T) {
+	s := newSpace(t)
+	h := mustLock(t, s, Key{Name: "k"})
+	c := exec.Command("/proc/self/exe")
+	c.Env = helperEnviron("child")
+	c.ExtraFiles = []*os.File{h.File()}
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Wait()
+	defer in.Close()
+	if isFree(t, s, Key{Name: "k"}) {
+		t.Error("free before Release")
+	}
+	mustRelease(t, h)
+	if !isFree(t, s, Key{Name: "k"}) {
+		t.Error("held after Release, by a child that only kept the file")
+	}
+}
+
+// TestGivingUpOnAnotherProcess is about the threads that stay in the kernel:
+// one for a key, however often and by however many it was tried.
+func TestGivingUpOnAnotherProcess(t *testing.T) {
+	s := newSpace(t)
+	_, in := helper(t, "hold", s.path)
+	goroutines, files := runtime.NumGoroutine(), fds(t)
+	for range 20 {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+		start := time.Now()
+		_, err := s.Lock(ctx, "k")
+		cancel()
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("giving up took %v", took)
+		}
+		want := fmt.Sprintf("lock %q in %s: held by another process: context deadline exceeded", "k", s.path)
+		if !errors.Is(err, context.DeadlineExceeded) || err.Error() != want {
+			t.Fatalf("got  %v\nwant %s", err, want)
+		}
+	}
+	eventually(t, "one goroutine waits in the kernel", func() bool { return runtime.NumGoroutine() <= goroutines+1 })
+	if n := fds(t) - files; n > 1 {
+		t.Errorf("%d files stay open", n)
+	}
+	if err := in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	mustRelease(t, mustLock(t, s, Key{Name: "k"}))
+	eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= goroutines })
+	eventually(t, "no file left", func() bool { return fds(t) <= files })
+}
+
+func TestManySharedWaitersShareOneThread(t *testing.T) {
+	s := newSpace(t)
+	_, in := helper(t, "hold", s.path)
+	const n = 50
+	var wg sync.WaitGroup
+	for range n {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			h, err := s.LockAll(context.Background(), []Key{{Name: "k", Shared: true}})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := h.Release(); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	eventually(t, "one waits in the kernel", func() bool { return len(inKernel(s)) == 1 })
+	if err := in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	eventually(t, "no wait left", func() bool { return len(inKernel(s)) == 0 })
+}
+
+func inKernel(s *Space) []span {
+	s.waits.mu.Lock()
+	defer s.waits.mu.Unlock()
+	var spans []span
+	for sp := range s.waits.m {
+		spans = append(spans, sp)
+	}
+	return spans
+}
+
+// TestSharedHoldersOfAnotherProcessDoNotStarveExclusiveOnes uses two spaces for
+// two processes: the kernel knows no difference.
+func TestSharedHoldersOfAnotherProcessDoNotStarveExclusiveOnes(t *testing.T) {
+	gc := newSpace(t)
+	adds := Open(gc.path)
+	r := mustLock(t, adds, Key{Name: "gc", Shared: true})
+	got := make(chan *Held, 1)
+	go func() {
+		h, err := gc.Lock(context.Background(), "gc")
+		if err != nil {
+			t.Error(err)
+		}
+		got <- h
+	}()
+	waitsFor := span{offset: offsetOf("gc")}
+	eventually(t, "the exclusive one waits in the kernel", func() bool {
+		spans := inKernel(gc)
+		return len(spans) == 1 && spans[0] == waitsFor
+	})
+	if isFree(t, adds, Key{Name: "gc", Shared: true}) {
+		t.Error("a shared holder overtook a waiting exclusive one")
+	}
+	mustRelease(t, r)
+	mustRelease(t, <-got)
+	if !isFree(t, adds, Key{Name: "gc", Shared: true}) {
+		t.Error("the gate stayed closed")
+	}
+}
+
+func TestADeletedFileIsNoticedByWhoWaited(t *testing.T) {
+	s := newSpace(t)
+	other := Open(s.path)
+	h := mustLock(t, s, Key{Name: "k"})
+	got := make(chan *Held, 1)
+	go func() {
+		h, err := other.Lock(context.Background(), "k")
+		if err != nil {
+			t.Error(err)
+		}
+		got <- h
+	}()
+	eventually(t, "the other waits in the kernel", func() bool { return len(inKernel(other)) == 1 })
+	if err := os.RemoveAll(filepath.Dir(s.path)); err != nil {
+		t.Fatal(err)
+	}
+	mustRelease(t, h)
+	second := <-got
+	if current, err := isCurrent(second.File(), s.path); err != nil || !current {
+		t.Errorf("the lock is on a file nobody else will open (%v, %v)", current, err)
+	}
+	if isFree(t, s, Key{Name: "k"}) {
+		t.Error("free for a third")
+	}
+	mustRelease(t, second)
+}
+
+func TestAnUnusableFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	tests := []struct {
+		name, path string
+		cause      error
+	}{
+		{"below a file", filepath.Join(file, "lock"), syscall.ENOTDIR},
+		{"below a directory nobody can make", "/proc/embedcni/lock", syscall.ENOENT},
+		{"a directory", dir, syscall.EISDIR},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := Open(tt.path)
+			for range 2 { // the second would hang if the first had kept the key
+				h, err := s.Lock(context.Background(), "k")
+				if !errors.Is(err, ErrUnavailable) || !errors.Is(err, tt.cause) || h != nil {
+					t.Fatalf("got %v, %v; want ErrUnavailable and %v", h, err, tt.cause)
+				}
+			}
+			h, err := s.LockLocal(context.Background(), []Key{{Name: "k"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if h.File() != nil {
+				t.Error("a local lock has a file")
+			}
+			if isFreeHere(s, "k") {
+				t.Error("a local lock holds nothing")
+			}
+			mustRelease(t, h)
+		})
+	}
+}
+
+func TestTheFileIsPrivateAndEmpty(t *testing.T) {
+	s := newSpace(t)
+	mustRelease(t, mustLock(t, s, Key{Name: "k"}))
+	type entry struct {
+		mode os.FileMode
+		size int64
+	}
+	info, err := os.Stat(s.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parent, err := os.Stat(filepath.Dir(s.path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := (entry{info.Mode(), info.Size()}), (entry{0o600, 0}); got != want {
+		t.Errorf("the file is %+v, want %+v", got, want)
+	}
+	if got, want := parent.Mode(), os.ModeDir|0o700; got != want {
+		t.Errorf("its directory is %v, want %v", got, want)
+	}
+}

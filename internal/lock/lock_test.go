@@ -1,0 +1,466 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// patience is how long a test waits for what must happen; nothing in a green
+// run takes a noticeable part of it.
+const patience = 20 * time.Second
+
+func newSpace(t testing.TB) *Space {
+	t.Helper()
+	return Open(filepath.Join(t.TempDir(), "state", "lock"))
+}
+
+func mustLock(t testing.TB, s *Space, keys ...Key) *Held {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	h, err := s.LockAll(ctx, keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func mustRelease(t testing.TB, h *Held) {
+	t.Helper()
+	if err := h.Release(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// isFree reports whether the keys can be had without waiting, in the process
+// and, as a Space of its own, across processes.
+func isFree(t testing.TB, s *Space, keys ...Key) bool {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	h, err := Open(s.path).LockAll(ctx, keys)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return false
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustRelease(t, h)
+	return true
+}
+
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// waiting is how many stand in the line of a key.
+func waiting(s *Space, name string) int {
+	s.local.mu.Lock()
+	defer s.local.mu.Unlock()
+	if l := s.local.lines[offsetOf(name)]; l != nil {
+		return len(l.waiting)
+	}
+	return 0
+}
+
+func idle(s *Space) bool {
+	s.local.mu.Lock()
+	defer s.local.mu.Unlock()
+	return len(s.local.lines) == 0
+}
+
+func TestLockExcludesGoroutines(t *testing.T) {
+	s := newSpace(t)
+	const goroutines, rounds = 64, 50
+	var wg sync.WaitGroup
+	counter := 0 // unprotected but for the lock: the race detector watches too
+	for range goroutines {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for range rounds {
+				h, err := s.Lock(context.Background(), "container")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				counter++
+				if err := h.Release(); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	if counter != goroutines*rounds {
+		t.Errorf("counted %d, want %d", counter, goroutines*rounds)
+	}
+	if !idle(s) {
+		t.Error("the queue remembers keys nobody uses")
+	}
+}
+
+func TestLockIsFirstComeFirstServed(t *testing.T) {
+	s := newSpace(t)
+	first := mustLock(t, s, Key{Name: "k"})
+	const n = 10
+	var mu sync.Mutex
+	var order, want []int
+	var wg sync.WaitGroup
+	for i := range n {
+		want = append(want, i)
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			h, err := s.Lock(context.Background(), "k")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			order = append(order, i)
+			mu.Unlock()
+			if err := h.Release(); err != nil {
+				t.Error(err)
+			}
+		}()
+		eventually(t, "the next one waits", func() bool { return waiting(s, "k") == i+1 })
+	}
+	mustRelease(t, first)
+	wg.Wait()
+	if !slices.Equal(order, want) {
+		t.Errorf("served in the order %v, want %v", order, want)
+	}
+}
+
+func TestGivingUpIsPromptAndLeavesNothing(t *testing.T) {
+	s := newSpace(t)
+	h := mustLock(t, s, Key{Name: "busy"})
+	before := runtime.NumGoroutine()
+	cause := errors.New("the container is gone")
+	ctx, cancel := context.WithCancelCause(context.Background())
+	result := make(chan error, 1)
+	go func() {
+		_, err := s.LockAll(ctx, []Key{{Name: "a"}, {Name: "b"}, {Name: "busy"}})
+		result <- err
+	}()
+	eventually(t, "it waits", func() bool { return waiting(s, "busy") == 1 })
+	start := time.Now()
+	cancel(cause)
+	err := <-result
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("giving up took %v", took)
+	}
+	if !errors.Is(err, context.Canceled) || !errors.Is(err, cause) {
+		t.Errorf("got %v, want an error that is Canceled and its cause", err)
+	}
+	want := `lock "busy": held in this process: context canceled: the container is gone`
+	if err.Error() != want {
+		t.Errorf("got  %s\nwant %s", err, want)
+	}
+	if !isFree(t, s, Key{Name: "a"}, Key{Name: "b"}) {
+		t.Error("a failed LockAll kept a key")
+	}
+	mustRelease(t, h)
+	eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
+	if !idle(s) {
+		t.Error("the queue remembers keys nobody uses")
+	}
+}
+
+func TestAnEndedContextTakesNothing(t *testing.T) {
+	s := newSpace(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := s.Lock(ctx, "k"); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want context.Canceled", err)
+	}
+	if !idle(s) {
+		t.Error("something was taken")
+	}
+}
+
+func TestSharedHoldersExcludeOnlyExclusiveOnes(t *testing.T) {
+	shared, exclusive := Key{Name: "gc", Shared: true}, Key{Name: "gc"}
+	s := newSpace(t)
+	r1, r2 := mustLock(t, s, shared), mustLock(t, s, shared)
+	if isFree(t, s, exclusive) {
+		t.Error("an exclusive holder beside shared ones")
+	}
+	mustRelease(t, r1)
+	if isFree(t, s, exclusive) {
+		t.Error("an exclusive holder beside a shared one")
+	}
+	mustRelease(t, r2)
+	w := mustLock(t, s, exclusive)
+	if isFree(t, s, shared) {
+		t.Error("a shared holder beside an exclusive one")
+	}
+	if !isFree(t, s, Key{Name: "other"}) {
+		t.Error("an unrelated key is locked")
+	}
+	mustRelease(t, w)
+}
+
+func TestSharedHoldersDoNotStarveExclusiveOnes(t *testing.T) {
+	s := newSpace(t)
+	r := mustLock(t, s, Key{Name: "gc", Shared: true})
+	got := make(chan *Held, 2)
+	lock := func(k Key) {
+		h, err := s.LockAll(context.Background(), []Key{k})
+		if err != nil {
+			t.Error(err)
+		}
+		got <- h
+	}
+	go lock(Key{Name: "gc"})
+	eventually(t, "the exclusive one waits", func() bool { return waiting(s, "gc") == 1 })
+	go lock(Key{Name: "gc", Shared: true})
+	eventually(t, "the shared one waits behind it", func() bool { return waiting(s, "gc") == 2 })
+	mustRelease(t, r)
+	first := <-got
+	if first.claims[0].shared {
+		t.Error("a shared holder overtook an exclusive one")
+	}
+	mustRelease(t, first)
+	mustRelease(t, <-got)
+}
+
+func TestAnExclusiveWaiterThatGivesUpLetsSharedOnesThrough(t *testing.T) {
+	s := newSpace(t)
+	r := mustLock(t, s, Key{Name: "gc", Shared: true})
+	ctx, cancel := context.WithCancel(context.Background())
+	result, got := make(chan error, 1), make(chan *Held, 1)
+	go func() {
+		_, err := s.Lock(ctx, "gc")
+		result <- err
+	}()
+	eventually(t, "the exclusive one waits", func() bool { return waiting(s, "gc") == 1 })
+	go func() {
+		h, err := s.LockAll(context.Background(), []Key{{Name: "gc", Shared: true}})
+		if err != nil {
+			t.Error(err)
+		}
+		got <- h
+	}()
+	eventually(t, "the shared one waits", func() bool { return waiting(s, "gc") == 2 })
+	cancel()
+	if err := <-result; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want context.Canceled", err)
+	}
+	mustRelease(t, <-got)
+	mustRelease(t, r)
+}
+
+func TestClaims(t *testing.T) {
+	type row struct {
+		name   string
+		shared bool
+	}
+	tests := []struct {
+		name string
+		keys []Key
+		want []row
+	}{
+		{"none", nil, []row{}},
+		{"twice", []Key{{Name: "a"}, {Name: "a"}}, []row{{"a", false}}},
+		{"exclusive wins, last", []Key{{Name: "a", Shared: true}, {Name: "a"}}, []row{{"a", false}}},
+		{"exclusive wins, first", []Key{{Name: "a"}, {Name: "a", Shared: true}}, []row{{"a", false}}},
+		{"shared twice", []Key{{Name: "a", Shared: true}, {Name: "a", Shared: true}}, []row{{"a", true}}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got := []row{}
+			for _, c := range claimsOf(tt.keys) {
+				got = append(got, row{c.name, c.shared})
+			}
+			if !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+	forth, back := claimsOf([]Key{{Name: "a"}, {Name: "b"}, {Name: "c"}}), claimsOf([]Key{{Name: "c"}, {Name: "a"}, {Name: "b"}})
+	if !reflect.DeepEqual(forth, back) {
+		t.Errorf("the order of the keys matters: %v and %v", forth, back)
+	}
+	for i := range 1000 {
+		if off := offsetOf(fmt.Sprint(i)); off < 0 || off&1 != 0 {
+			t.Fatalf("offset of %d is %d, want an even one that is not negative", i, off)
+		}
+	}
+}
+
+func TestReleaseTwice(t *testing.T) {
+	s := newSpace(t)
+	h := mustLock(t, s, Key{Name: "k"})
+	mustRelease(t, h)
+	other := mustLock(t, s, Key{Name: "k"})
+	mustRelease(t, h)
+	if isFreeHere(s, "k") {
+		t.Error("the second Release released somebody else's lock")
+	}
+	mustRelease(t, other)
+}
+
+func isFreeHere(s *Space, name string) bool {
+	s.local.mu.Lock()
+	defer s.local.mu.Unlock()
+	return s.local.lines[offsetOf(name)] == nil
+}
+
+func TestMemoryStaysFlat(t *testing.T) {
+	s := newSpace(t)
+	for i := range 10_000 {
+		mustRelease(t, mustLock(t, s, Key{Name: fmt.Sprintf("container-%d", i)}, Key{Name: "gc", Shared: true}))
+	}
+	if !idle(s) {
+		t.Error("the queue remembers keys nobody uses")
+	}
+}
+
+// TestRandomInterleaving lets several "processes" (spaces on one file) of
+// several goroutines take random sets of keys, some with deadlines that end
+// while they wait, and counts who is inside.
+func TestRandomInterleaving(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	path := filepath.Join(t.TempDir(), "lock")
+	const keys, spaces, goroutines, rounds = 5, 3, 6, 60
+	in := newCensus(keys)
+	var wg sync.WaitGroup
+	for p := range spaces {
+		s := Open(path)
+		t.Cleanup(func() {
+			if !idle(s) {
+				t.Error("the queue remembers keys nobody uses")
+			}
+		})
+		for g := range goroutines {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				rnd := rand.New(rand.NewPCG(seed, uint64(p*goroutines+g)))
+				for range rounds {
+					in.visit(t, s, rnd)
+				}
+			}()
+		}
+		if runtime.GOOS != "linux" {
+			break // several spaces exclude each other only there
+		}
+	}
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(3 * patience):
+		t.Fatal("deadlock")
+	}
+	if in.visits == 0 {
+		t.Error("nobody ever got in")
+	}
+	t.Logf("%d visits, %d given up", in.visits, in.gaveUp)
+}
+
+// census counts who holds each key, by its own lock: what is tested must not
+// be what the test relies on.
+type census struct {
+	mu                sync.Mutex
+	shared, exclusive []int
+	visits, gaveUp    int
+}
+
+func newCensus(keys int) *census {
+	return &census{shared: make([]int, keys), exclusive: make([]int, keys)}
+}
+
+func (in *census) visit(t *testing.T, s *Space, rnd *rand.Rand) {
+	want := map[int]bool{}
+	var keys []Key
+	for range 1 + rnd.IntN(3) {
+		k, shared := rnd.IntN(len(in.shared)), rnd.IntN(2) == 0
+		if _, twice := want[k]; twice {
+			continue
+		}
+		want[k] = shared
+		keys = append(keys, Key{Name: fmt.Sprint(k), Shared: shared})
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	if rnd.IntN(4) == 0 {
+		ctx, cancel = context.WithTimeout(context.Background(), time.Duration(rnd.IntN(300))*time.Microsecond)
+	}
+	defer cancel()
+	h, err := s.LockAll(ctx, keys)
+	if err != nil {
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		in.mu.Lock()
+		in.gaveUp++
+		in.mu.Unlock()
+		return
+	}
+	in.count(t, want, +1)
+	runtime.Gosched()
+	in.count(t, want, -1)
+	if err := h.Release(); err != nil {
+		t.Error(err)
+	}
+}
+
+func (in *census) count(t *testing.T, keys map[int]bool, by int) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for k, shared := range keys {
+		if shared {
+			in.shared[k] += by
+		} else {
+			in.exclusive[k] += by
+		}
+		if in.exclusive[k] > 1 || in.exclusive[k] == 1 && in.shared[k] > 0 {
+			t.Errorf("key %d has %d exclusive and %d shared holders", k, in.exclusive[k], in.shared[k])
+		}
+	}
+	in.visits += max(by, 0)
+}
+
+func BenchmarkUncontended(b *testing.B) {
+	s := newSpace(b)
+	for b.Loop() {
+		h, err := s.Lock(context.Background(), "k")
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := h.Release(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkContainerAndBarrier(b *testing.B) {
+	s := newSpace(b)
+	keys := []Key{{Name: "container"}, {Name: "gc", Shared: true}}
+	for b.Loop() {
+		h, err := s.LockAll(context.Background(), keys)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := h.Release(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
