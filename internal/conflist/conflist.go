@@ -1,0 +1,184 @@
+// Package conflist reads network configurations: one plugin (.conf, .json), a
+// list of plugins (.conflist), or a directory of either. What it returns is
+// whole and valid, and holds every value to the byte as it was written.
+package conflist
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// maxName leaves room for a container ID and an interface name in the file
+// name of libcni's cache, which most file systems bound at 255 bytes.
+const maxName = 180
+
+// Parse reads a list of plugins:
+//
+//	{"cniVersion": "1.1.0", "name": "podnet", "plugins": [{"type": "bridge"}]}
+//
+// The list may lack plugins when they lie in a directory beside the file (see
+// ReadList); then Plugins is empty. Plugins[i].Bytes is the plugin's object as
+// it stands in data, not as libcni would write it again: libcni passes
+// integers through float64 and alters those above 2^53.
+func Parse(data []byte) (*libcni.NetworkConfigList, error) {
+	list, err := libcni.NetworkConfFromBytes(data)
+	if err != nil {
+		return nil, err
+	}
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(data, &keys); err != nil {
+		return nil, fmt.Errorf("error parsing configuration list: %w", err)
+	}
+	if raw, ok := keys["plugins"]; ok {
+		var plugins []json.RawMessage
+		if err := json.Unmarshal(raw, &plugins); err != nil {
+			return nil, fmt.Errorf("error parsing configuration list: plugins: %w", err)
+		}
+		for i := range list.Plugins {
+			list.Plugins[i].Bytes = plugins[i]
+		}
+	}
+	if list.CNIVersion, err = selectVersion(keys["cniVersion"], keys["cniVersions"]); err != nil {
+		return nil, err
+	}
+	return list, validate(list)
+}
+
+// ParseSingle reads the configuration of a single plugin and makes a list of
+// one out of it:
+//
+//	{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge"}
+func ParseSingle(data []byte) (*libcni.NetworkConfigList, error) {
+	if _, err := libcni.NetworkPluginConfFromBytes(data); err != nil {
+		return nil, err
+	}
+	list, err := wrapSingle(data)
+	if err != nil {
+		return nil, err
+	}
+	return Parse(list)
+}
+
+// wrapSingle writes the list around a plugin's object. What the list has to
+// say for itself (its name, its versions) is copied from the plugin, as libcni
+// does, and cniVersions too, which libcni forgets.
+func wrapSingle(data []byte) ([]byte, error) {
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(data, &keys); err != nil {
+		return nil, fmt.Errorf("error parsing configuration: %w", err)
+	}
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for _, key := range []string{"cniVersion", "cniVersions", "disableCheck", "disableGC", "name"} {
+		raw, ok := keys[key]
+		if !ok && (key == "cniVersion" || key == "name") {
+			raw, ok = json.RawMessage(`""`), true
+		}
+		if ok {
+			fmt.Fprintf(&b, "%q:%s,", key, raw)
+		}
+	}
+	b.WriteString(`"plugins":[`)
+	b.Write(bytes.TrimSpace(data))
+	b.WriteString("]}")
+	return b.Bytes(), nil
+}
+
+// selectVersion takes the highest version that the configuration offers and
+// the protocol knows, as the specification's "version considerations" ask. A
+// configuration that names none is one of 0.1.0 and keeps its empty string.
+func selectVersion(one, many json.RawMessage) (string, error) {
+	var offered []string
+	if many != nil {
+		if err := json.Unmarshal(many, &offered); err != nil {
+			return "", fmt.Errorf("error parsing configuration: cniVersions: %w", err)
+		}
+	}
+	var single string
+	if one != nil {
+		if err := json.Unmarshal(one, &single); err != nil {
+			return "", fmt.Errorf("error parsing configuration: cniVersion: %w", err)
+		}
+	}
+	if single != "" {
+		offered = append(offered, single)
+	}
+	if len(offered) == 0 {
+		return "", nil
+	}
+	known := version.All.SupportedVersions()
+	for _, v := range slices.Backward(known) {
+		if slices.Contains(offered, v) {
+			return v, nil
+		}
+	}
+	return "", fmt.Errorf("error parsing configuration: no version of %s is known here (%s)",
+		strings.Join(offered, ", "), strings.Join(known, ", "))
+}
+
+// validate checks what the specification's section 1 asks of a configuration,
+// and gathers everything that is wrong rather than the first of it.
+func validate(list *libcni.NetworkConfigList) error {
+	var errs []error
+	if err := ValidateName(list.Name); err != nil {
+		errs = append(errs, err)
+	}
+	for i, plugin := range list.Plugins {
+		if err := validatePlugin(plugin); err != nil {
+			errs = append(errs, fmt.Errorf("plugin %d: %w", i, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ValidateName checks a network's name: a letter or digit, then letters,
+// digits, '_', '.', '-' (CNI specification 1.1.0, section 1), and at most 180
+// bytes, because the name becomes part of file names.
+func ValidateName(name string) error {
+	if err := utils.ValidateNetworkName(name); err != nil {
+		return err
+	}
+	if len(name) > maxName {
+		return fmt.Errorf("network name of %d bytes is too long: %d are allowed", len(name), maxName)
+	}
+	return nil
+}
+
+func validatePlugin(plugin *libcni.PluginConfig) error {
+	var named struct {
+		Type string `json:"type"`
+		IPAM struct {
+			Type string `json:"type"`
+		} `json:"ipam"`
+	}
+	if err := json.Unmarshal(plugin.Bytes, &named); err != nil {
+		return fmt.Errorf("error parsing configuration: %w", err)
+	}
+	if err := validateType("type", named.Type); err != nil {
+		return err
+	}
+	if named.IPAM.Type == "" {
+		return nil
+	}
+	return validateType("ipam.type", named.IPAM.Type)
+}
+
+// validateType keeps a plugin's type a file name: it is joined to the plugin
+// directories and executed, by the runtime or by a plugin that delegates.
+func validateType(key, typ string) error {
+	switch {
+	case typ == "":
+		return fmt.Errorf("error parsing configuration: missing '%s'", key)
+	case typ == "." || typ == "..", strings.ContainsAny(typ, "/\\\x00"):
+		return fmt.Errorf("%s %q is not a file name", key, typ)
+	}
+	return nil
+}

@@ -1,0 +1,102 @@
+package conflist
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/cni/libcni"
+)
+
+// Found is a configuration and the file it was read from.
+type Found struct {
+	Path string
+	List *libcni.NetworkConfigList
+}
+
+// Selection says what of a directory is wanted.
+type Selection struct {
+	Max   int                    // how many configurations; 0 or less means all
+	Taken []string               // network names that are in use already
+	Must  func(path string) bool // files that cannot be done without
+}
+
+// Dir reads the configurations of a directory in name order. A file that
+// cannot be used is passed over and returned in skipped, so that one bad file
+// never takes the others down, except where want.Must says that it cannot be
+// done without: then Dir fails, because to go on would attach containers to
+// other networks than before. Two files that name one network cannot both be
+// used either: the second is the bad one.
+func (r Reader) Dir(dir string, want Selection) (found []Found, skipped []*FileError, err error) {
+	files, err := Files(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(files) == 0 {
+		return nil, nil, fmt.Errorf("%w in %s", ErrNone, dir)
+	}
+	names := make(map[string]string)
+	for _, name := range want.Taken {
+		names[name] = "another network"
+	}
+	for _, path := range files {
+		if want.Max > 0 && len(found) == want.Max {
+			break
+		}
+		list, err := r.File(path)
+		if err == nil && names[list.Name] != "" {
+			err = &FileError{Path: path, Err: fmt.Errorf("network name %q is taken by %s", list.Name, names[list.Name])}
+		}
+		if err != nil {
+			if want.Must(path) {
+				return nil, nil, err
+			}
+			skipped = append(skipped, asFileError(path, err))
+			continue
+		}
+		names[list.Name] = path
+		found = append(found, Found{Path: path, List: list})
+	}
+	if len(found) == 0 {
+		errs := []error{fmt.Errorf("%w in %s that is valid", ErrNone, dir)}
+		for _, s := range skipped {
+			errs = append(errs, s)
+		}
+		return nil, skipped, errors.Join(errs...)
+	}
+	return found, skipped, nil
+}
+
+// Name reads the configuration of the network called name: the first file of
+// the directory, in name order, that defines it. Files that cannot be read are
+// no reason to fail as long as it is found; if it is not, they are part of the
+// error, since one of them may be the one that was meant.
+func (r Reader) Name(dir, name string) (Found, error) {
+	if err := ValidateName(name); err != nil {
+		return Found{}, err
+	}
+	files, err := Files(dir)
+	if err != nil {
+		return Found{}, err
+	}
+	var bad []error
+	for _, path := range files {
+		list, err := r.File(path)
+		if err != nil {
+			bad = append(bad, err)
+			continue
+		}
+		if list.Name == name {
+			return Found{Path: path, List: list}, nil
+		}
+	}
+	none := fmt.Errorf("%w: no network named %q in %s", ErrNone, name, dir)
+	return Found{}, errors.Join(append([]error{none}, bad...)...)
+}
+
+func asFileError(path string, err error) *FileError {
+	var fe *FileError
+	if errors.As(err, &fe) {
+		return fe
+	}
+	return &FileError{Path: path, Err: err}
+}

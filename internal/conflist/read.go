@@ -1,0 +1,191 @@
+package conflist
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/perm"
+)
+
+// maxFile bounds what is read of one configuration file. Kubernetes bounds a
+// whole object at 1.5 MiB; no conflist comes near.
+const maxFile = 4 << 20
+
+var (
+	// ErrRead: a file or directory could not be read.
+	ErrRead = errors.New("cannot be read")
+	// ErrNone: there is no configuration where one was looked for.
+	ErrNone = errors.New("no network config found")
+)
+
+// FileError says which file an error is about.
+type FileError struct {
+	Path string
+	Err  error
+}
+
+func (e *FileError) Error() string { return e.Path + ": " + e.Err.Error() }
+func (e *FileError) Unwrap() error { return e.Err }
+
+// Reader reads configuration files.
+type Reader struct {
+	// AllowInsecure accepts files that every user may write.
+	AllowInsecure bool
+}
+
+// Single reads a file with one plugin's configuration.
+func (r Reader) Single(path string) (*libcni.NetworkConfigList, error) {
+	return inFile(path, func() (*libcni.NetworkConfigList, error) {
+		data, err := r.read(path)
+		if err != nil {
+			return nil, err
+		}
+		return ParseSingle(data)
+	})
+}
+
+// List reads a file with a list of plugins, and appends the plugins of the
+// directory beside it that bears the network's name, unless the list says
+// loadOnlyInlinedPlugins. The name is validated before it becomes a path.
+func (r Reader) List(path string) (*libcni.NetworkConfigList, error) {
+	return inFile(path, func() (*libcni.NetworkConfigList, error) {
+		data, err := r.read(path)
+		if err != nil {
+			return nil, err
+		}
+		list, err := Parse(data)
+		if err != nil {
+			return nil, err
+		}
+		if !list.LoadOnlyInlinedPlugins {
+			more, err := r.plugins(filepath.Join(filepath.Dir(path), list.Name))
+			if err != nil {
+				return nil, err
+			}
+			list.Plugins = append(list.Plugins, more...)
+		}
+		return list, RequirePlugins(list)
+	})
+}
+
+// RequirePlugins refuses a list that has nothing to run.
+func RequirePlugins(list *libcni.NetworkConfigList) error {
+	if len(list.Plugins) == 0 {
+		return errors.New("error parsing configuration list: no plugins in list")
+	}
+	return nil
+}
+
+// File reads a file of either kind, told apart by its extension as libcni does.
+func (r Reader) File(path string) (*libcni.NetworkConfigList, error) {
+	if filepath.Ext(path) == ".conflist" {
+		return r.List(path)
+	}
+	return r.Single(path)
+}
+
+// plugins reads the plugin files of a network's own directory, in name order.
+func (r Reader) plugins(dir string) ([]*libcni.PluginConfig, error) {
+	files, err := list(dir, ".conf")
+	if err != nil {
+		return nil, err
+	}
+	var plugins []*libcni.PluginConfig
+	for _, path := range files {
+		data, err := r.read(path)
+		if err != nil {
+			return nil, &FileError{Path: path, Err: err}
+		}
+		plugin, err := libcni.NetworkPluginConfFromBytes(data)
+		if err == nil {
+			err = validatePlugin(plugin)
+		}
+		if err != nil {
+			return nil, &FileError{Path: path, Err: err}
+		}
+		plugins = append(plugins, plugin)
+	}
+	return plugins, nil
+}
+
+// Files lists a directory's configuration files in name order, which is the
+// order networks are loaded in. Hidden files are left out: they are what
+// editors and file synchronisers write before they rename. A directory that
+// does not exist has no files.
+func Files(dir string) ([]string, error) {
+	return list(dir, ".conf", ".conflist", ".json")
+}
+
+func list(dir string, extensions ...string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s %w: %w", dir, ErrRead, err)
+	}
+	var files []string
+	for _, entry := range entries {
+		name := entry.Name()
+		if entry.IsDir() || strings.HasPrefix(name, ".") || !slices.Contains(extensions, filepath.Ext(name)) {
+			continue
+		}
+		files = append(files, filepath.Join(dir, name))
+	}
+	slices.Sort(files)
+	return files, nil
+}
+
+// read returns a file's content without ever waiting for one: a FIFO, a device
+// or a socket is refused before it is opened, and opened without blocking in
+// case it has taken the file's place in between.
+func (r Reader) read(path string) ([]byte, error) {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRead, err)
+	}
+	if !fi.Mode().IsRegular() {
+		return nil, fmt.Errorf("%w: not a regular file but %s", ErrRead, fi.Mode().Type())
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRead, err)
+	}
+	defer f.Close() // nothing was written, so there is nothing to lose
+	if fi, err = f.Stat(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRead, err)
+	}
+	if !fi.Mode().IsRegular() {
+		return nil, fmt.Errorf("%w: not a regular file but %s", ErrRead, fi.Mode().Type())
+	}
+	if !r.AllowInsecure {
+		if err := perm.Check(path, fi); err != nil {
+			return nil, err
+		}
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRead, err)
+	}
+	if len(data) > maxFile {
+		return nil, fmt.Errorf("%w: larger than %d bytes", ErrRead, maxFile)
+	}
+	return data, nil
+}
+
+func inFile(path string, f func() (*libcni.NetworkConfigList, error)) (*libcni.NetworkConfigList, error) {
+	list, err := f()
+	if err != nil {
+		return nil, &FileError{Path: path, Err: err}
+	}
+	return list, nil
+}
