@@ -1,0 +1,173 @@
+// Package chain runs a network's plugins through libcni, which keeps the
+// protocol: order, versions, chained results, the cache. What libcni gets
+// wrong on the way to the plugin and back is put right at its Exec seam: the
+// plugin's configuration reaches it to the byte, a result that would make
+// libcni panic is refused first, and a DEL asks every plugin.
+package chain
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+
+	"github.com/containernetworking/cni/libcni"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// ErrNotAdded: CHECK was asked for what no ADD left a result of.
+var ErrNotAdded = errors.New("was never added, or was deleted since")
+
+// ErrInvalidResult: a plugin's result is not one.
+var ErrInvalidResult = errors.New("invalid result")
+
+// Call is one plugin to be run for one verb.
+type Call struct {
+	Verb   string   // CNI_COMMAND: ADD, DEL, CHECK, STATUS, GC
+	Plugin string   // the type
+	Stdin  []byte   // the request configuration
+	Env    []string // the CNI_* variables
+}
+
+// Runner finds the plugin and runs it; it returns what it printed on stdout.
+type Runner func(ctx context.Context, call Call) ([]byte, error)
+
+// Chain is a network and what is needed to run it. It may be used by many
+// goroutines at once.
+type Chain struct {
+	List     *libcni.NetworkConfigList
+	Path     []string // becomes CNI_PATH
+	CacheDir string   // libcni's; it writes below <CacheDir>/results
+	Run      Runner
+}
+
+// Attachment names what a verb is about. RuntimeConf is libcni's; ConfigArgs
+// are merged into the plugin's "args": {"cni": {…}} (CONVENTIONS.md).
+type Attachment struct {
+	libcni.RuntimeConf
+	ConfigArgs map[string]any
+}
+
+// Partial is what a failed Add got to: the result of the last plugin that
+// succeeded, which the DEL of the others needs. Nil when none did.
+type Partial json.RawMessage
+
+// Add attaches. When it fails, what was attached stays until Del is called
+// with the partial result.
+func (c *Chain) Add(ctx context.Context, a *Attachment) (result *types100.Result, partial Partial, err error) {
+	x := c.exec(a, "ADD")
+	err = guard(func() error {
+		r, err := x.libcni(c).AddNetworkList(ctx, x.list, &a.RuntimeConf)
+		if err != nil {
+			return err
+		}
+		result, err = types100.NewResultFromResult(r)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalidResult, err)
+		}
+		return nil
+	})
+	return result, Partial(x.last), err
+}
+
+// Del detaches: every plugin is asked, last first, and what they answer is
+// joined. libcni would halt at the first error and leave the ones behind it
+// unasked. A plugin gets the result of the ADD: the cached one, else partial.
+// The cached result is kept unless every plugin succeeded, for the next try.
+func (c *Chain) Del(ctx context.Context, a *Attachment, partial Partial) error {
+	x := c.exec(a, "DEL")
+	x.askAll = true
+	x.prevResult = json.RawMessage(partial)
+	return guard(func() error {
+		if x.prevResult == nil {
+			x.prevResult = c.cachedResult(a)
+		}
+		return x.libcni(c).DelNetworkList(ctx, x.list, &a.RuntimeConf)
+	})
+}
+
+// Check asks the plugins whether the attachment is as it should be. Where the
+// network has CHECK at all, an attachment without a result of its ADD is
+// ErrNotAdded: the specification forbids to ask.
+func (c *Chain) Check(ctx context.Context, a *Attachment) error {
+	x := c.exec(a, "CHECK")
+	return guard(func() error {
+		if !c.List.DisableCheck && c.canCheck() && c.cachedResult(a) == nil {
+			return fmt.Errorf("%s of network %q %w", a.IfName, c.List.Name, ErrNotAdded)
+		}
+		return x.libcni(c).CheckNetworkList(ctx, x.list, &a.RuntimeConf)
+	})
+}
+
+// canCheck tells whether the configuration is of a version that has CHECK; if
+// not, libcni says so in the words its callers know.
+func (c *Chain) canCheck() bool {
+	ok, err := version.GreaterThanOrEqualTo(c.List.CNIVersion, "0.4.0")
+	return err == nil && ok
+}
+
+// Status asks the plugins of a network of version 1.1.0 or later whether they
+// can serve an ADD, and stops at the first that cannot.
+func (c *Chain) Status(ctx context.Context) error {
+	x := c.exec(nil, "STATUS")
+	return guard(func() error { return x.libcni(c).GetStatusNetworkList(ctx, x.list) })
+}
+
+// Cached returns the parameters that the ADD of a was cached with, or nil if
+// there is no cached ADD.
+func (c *Chain) Cached(a *Attachment) (*libcni.RuntimeConf, error) {
+	config, rt, err := c.plain().GetNetworkListCachedConfig(c.List, &a.RuntimeConf)
+	if err != nil || config == nil {
+		return nil, err
+	}
+	return rt, nil
+}
+
+// CachedNetNS returns the namespace path that the ADD of a was cached with.
+// libcni's RuntimeConf does not say it, its list of attachments does.
+func (c *Chain) CachedNetNS(a *Attachment) (string, error) {
+	all, err := c.plain().GetCachedAttachments(a.ContainerID)
+	if err != nil {
+		return "", fmt.Errorf("cached attachments: %w", err)
+	}
+	for _, one := range all {
+		if one.Network == c.List.Name && one.IfName == a.IfName {
+			return one.NetNS, nil
+		}
+	}
+	return "", nil
+}
+
+// cachedResult is the result of the ADD in the configuration's version, or nil
+// if there is none that can be read: a DEL goes on without, as the
+// specification lets it.
+func (c *Chain) cachedResult(a *Attachment) json.RawMessage {
+	r, err := c.plain().GetNetworkListCachedResult(c.List, &a.RuntimeConf)
+	if err != nil || r == nil {
+		return nil
+	}
+	data, err := json.Marshal(r)
+	if err != nil {
+		return nil
+	}
+	return data
+}
+
+// plain is libcni for what runs no plugin.
+func (c *Chain) plain() *libcni.CNIConfig {
+	return libcni.NewCNIConfigWithCacheDir(c.Path, c.CacheDir, nil)
+}
+
+// guard turns a panic into an error. Results are validated before libcni
+// converts them, but its cache is a file that others write too, and one
+// container's bad file must not end a daemon that looks after a thousand.
+func guard(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: panic: %v\n%s", ErrInvalidResult, p, debug.Stack())
+		}
+	}()
+	return f()
+}

@@ -1,0 +1,141 @@
+package chain
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// exec is libcni's seam to the plugins for one verb on one attachment. libcni
+// is handed a stub for each plugin, with its position in it; what libcni adds
+// to the stub (name, version, prevResult, runtimeConfig) is laid over the
+// plugin's own configuration when it is run.
+type exec struct {
+	version.PluginDecoder
+
+	run        Runner
+	verb       string
+	list       *libcni.NetworkConfigList // with stubs
+	original   []*libcni.PluginConfig
+	configArgs map[string]any
+
+	last       json.RawMessage // ADD: the result so far
+	prevResult json.RawMessage // DEL: the one to use when libcni has none
+	askAll     bool            // DEL: go on after an error
+	errs       []error
+}
+
+// positionKey marks a stub; the prefix is reserved to the runtime, so that no
+// plugin's own key can be mistaken for it.
+const positionKey = "cni.dev/position"
+
+func (c *Chain) exec(a *Attachment, verb string) *exec {
+	x := &exec{run: c.Run, verb: verb, original: c.List.Plugins}
+	if a != nil {
+		x.configArgs = a.ConfigArgs
+	}
+	list := *c.List
+	list.Plugins = make([]*libcni.PluginConfig, len(c.List.Plugins))
+	for i, p := range c.List.Plugins {
+		list.Plugins[i] = &libcni.PluginConfig{Network: p.Network, Bytes: stub(i, p)}
+	}
+	x.list = &list
+	return x
+}
+
+func stub(position int, p *libcni.PluginConfig) []byte {
+	data, err := json.Marshal(map[string]any{
+		"type":         p.Network.Type,
+		"capabilities": p.Network.Capabilities,
+		positionKey:    position,
+	})
+	if err != nil {
+		panic(err) // strings, booleans and an int always encode
+	}
+	return data
+}
+
+func (x *exec) libcni(c *Chain) *libcni.CNIConfig {
+	return libcni.NewCNIConfigWithCacheDir(c.Path, c.CacheDir, x)
+}
+
+// FindInPath leaves the search to the Runner, which reports a missing plugin
+// like any other failure of it.
+func (x *exec) FindInPath(plugin string, _ []string) (string, error) { return plugin, nil }
+
+// ExecPlugin runs one plugin of the chain. environ ends with the CNI_*
+// variables, which are all that is taken of it.
+func (x *exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, environ []string) ([]byte, error) {
+	position, request, err := x.request(stdin)
+	if err != nil {
+		return nil, err
+	}
+	call := Call{Verb: x.verb, Plugin: plugin, Stdin: request, Env: protocolEnv(environ)}
+	out, err := x.run(ctx, call)
+	if err == nil && x.verb == "ADD" {
+		if err = validateResult(out); err == nil {
+			x.last = withVersion(out, x.list.CNIVersion)
+		}
+	}
+	if x.askAll {
+		return x.gather(position, out, err)
+	}
+	return out, err
+}
+
+// gather keeps a DEL going: libcni hears of the errors only with the plugin
+// that is asked last, when nobody is left behind it. It then keeps its cache.
+func (x *exec) gather(position int, out []byte, err error) ([]byte, error) {
+	if err != nil {
+		x.errs = append(x.errs, err)
+	}
+	if position > 0 {
+		return nil, nil
+	}
+	return out, errors.Join(x.errs...)
+}
+
+// request derives the request configuration (CNI specification 1.1.0, section
+// 3) from what libcni made of the stub.
+func (x *exec) request(stdin []byte) (position int, request []byte, err error) {
+	added, err := parseObject(stdin)
+	if err != nil {
+		return 0, nil, fmt.Errorf("request configuration: %w", err)
+	}
+	raw, ok := added.take(positionKey)
+	if !ok {
+		return 0, nil, fmt.Errorf("request configuration without %s", positionKey)
+	}
+	if err := json.Unmarshal(raw, &position); err != nil {
+		return 0, nil, fmt.Errorf("request configuration: %s: %w", positionKey, err)
+	}
+	added.take("type")
+	added.take("capabilities")
+	if _, ok := added.get("prevResult"); !ok && x.prevResult != nil {
+		added.set("prevResult", x.prevResult)
+	}
+	config, err := parseObject(x.original[position].Bytes)
+	if err != nil {
+		return 0, nil, fmt.Errorf("plugin configuration: %w", err)
+	}
+	request, err = derive(config, added, x.configArgs)
+	return position, request, err
+}
+
+func protocolEnv(environ []string) []string {
+	var env []string
+	for _, name := range []string{"COMMAND", "CONTAINERID", "NETNS", "IFNAME", "ARGS", "PATH"} {
+		prefix := "CNI_" + name + "="
+		for _, kv := range environ {
+			if strings.HasPrefix(kv, prefix) {
+				env = append(env, kv)
+			}
+		}
+	}
+	return env
+}
