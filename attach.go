@@ -1,0 +1,187 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/firstadd"
+)
+
+func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Result, error) {
+	op, err := s.begin(ns, "ADD")
+	if err != nil {
+		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
+	}
+	defer op.end()
+	if err := op.lock(ctx); err != nil {
+		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
+	}
+	if err := op.clearDead(ctx); err != nil {
+		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
+	}
+	results, err := op.attach(ctx, serially)
+	var result *Result
+	if err == nil {
+		result, err = op.convert(results)
+	}
+	if err != nil {
+		return nil, errors.Join(err, op.rollBack(ctx))
+	}
+	return result, nil
+}
+
+// attach runs the ADDs, each network in a goroutine of its own unless serially.
+// It stops a group at its first error and returns those of all.
+func (op *operation) attach(ctx context.Context, serially bool) ([]*types100.Result, error) {
+	results := make([]*types100.Result, len(op.attachments))
+	errs := make([]error, len(op.attachments))
+	run := func(group []int) {
+		for _, i := range group {
+			results[i], errs[i] = op.attachments[i].add(ctx)
+			if errs[i] != nil {
+				return
+			}
+		}
+	}
+	var wg sync.WaitGroup
+	for _, group := range op.groups(serially) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			run(group)
+		}()
+	}
+	wg.Wait()
+	return results, errors.Join(errs...)
+}
+
+// groups are the positions of attachments that must follow one another: all of
+// them if serially, else those of one network, whose plugins would find each
+// other half done.
+func (op *operation) groups(serially bool) [][]int {
+	var groups [][]int
+	of := map[string]int{}
+	for i, a := range op.attachments {
+		key := a.network.config.Name
+		if serially {
+			key = ""
+		}
+		g, ok := of[key]
+		if !ok {
+			g = len(groups)
+			of[key] = g
+			groups = append(groups, nil)
+		}
+		groups[g] = append(groups[g], i)
+	}
+	return groups
+}
+
+// add runs the ADD of one network. The first one on a host runs alone.
+func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, a.error("ADD", context.Cause(ctx))
+	}
+	first, err := a.op.first.Begin(ctx, a.firstKey())
+	if err != nil {
+		return nil, a.error("ADD", err)
+	}
+	a.attempted = true
+	result, partial, err := a.chain().Add(ctx, &a.Attachment)
+	a.partial = partial
+	if ferr := first.End(err == nil); ferr != nil {
+		a.op.logger.Warn("remember the first attachment of a network", "network", a.network.config.Name, "error", ferr)
+	}
+	return result, a.errors("ADD", err)
+}
+
+func (a *attachment) firstKey() firstadd.Key {
+	key := firstadd.Key{Network: a.network.config.Name, Host: a.op.host.String()}
+	for _, p := range a.network.config.Plugins {
+		key.Types = append(key.Types, p.Network.Type)
+		key.Config = append(key.Config, p.Bytes)
+	}
+	return key
+}
+
+func (op *operation) convert(results []*types100.Result) (*Result, error) {
+	sources := make([]source, len(results))
+	for i, a := range op.attachments {
+		sources[i] = source{network: a.network.config.Name, ifName: a.IfName, result: results[i]}
+	}
+	return newResult(sources, ifName(op.prefix, 0))
+}
+
+// rollBack detaches what was begun. The specification asks for a DEL after a
+// failed ADD too, because a plugin may fail with half its work done.
+func (op *operation) rollBack(ctx context.Context) error {
+	begun := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return !a.attempted })
+	if err := op.detach(context.WithoutCancel(ctx), begun); err != nil {
+		return fmt.Errorf("roll back: %w", err)
+	}
+	return nil
+}
+
+// clearDead refuses to attach what is attached, and first removes what is left
+// of an attachment that has died: its namespace is gone, or the interface in
+// it, as after a reboot or a crash.
+func (op *operation) clearDead(ctx context.Context) error {
+	found, err := op.existing()
+	if err != nil {
+		return err
+	}
+	for _, a := range found {
+		live, err := a.lives(found)
+		if err != nil {
+			return fmt.Errorf("is interface %s of network %q still there: %w", a.IfName, a.network.config.Name, err)
+		}
+		if live {
+			return fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
+				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
+		}
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	op.logger.Info("removing what is left of an earlier attachment", "container", op.id)
+	if err := op.detach(context.WithoutCancel(ctx), found); err != nil {
+		return fmt.Errorf("remove what is left of an earlier attachment: %w", err)
+	}
+	return nil
+}
+
+// existing are the attachments of this container that libcni's cache knows, on
+// any loaded network, with an interface name that is wanted now. The pair of
+// container and interface name is what the specification wants to be unique.
+func (op *operation) existing() ([]*attachment, error) {
+	var found []*attachment
+	for _, wanted := range op.attachments {
+		for _, n := range op.networks {
+			a := &attachment{op: op, network: n}
+			a.ContainerID, a.IfName = op.id, wanted.IfName
+			cached, err := a.chain().Cached(&a.Attachment)
+			if err != nil {
+				// Something is there, and nobody can tell what: clean it.
+				op.logger.Warn("cached attachment cannot be read", "container", op.id, "network", n.config.Name, "error", err)
+			} else if cached == nil {
+				continue
+			}
+			if cached != nil {
+				a.RuntimeConf = *cached
+			}
+			if a.NetNS, err = a.chain().CachedNetNS(&a.Attachment); err != nil {
+				return nil, err
+			}
+			if a.NetNS, err = op.host.validate(a.NetNS, "DEL"); err != nil {
+				return nil, err
+			}
+			found = append(found, a)
+		}
+	}
+	return found, nil
+}

@@ -1,0 +1,297 @@
+package cni
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/firstadd"
+	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/lock"
+)
+
+// CNI is what a container runtime needs of CNI. It is go-cni's interface, and
+// gets no more methods, so that the fakes of its users stay complete.
+type CNI interface {
+	// Setup attaches a container to the networks, in parallel.
+	Setup(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error)
+	// SetupSerially attaches a container to the networks one after the other.
+	SetupSerially(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error)
+	// Remove detaches a container.
+	Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) error
+	// Check asks whether a container is attached as it was set up.
+	Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) error
+	// Load replaces the network configuration.
+	Load(opts ...Opt) error
+	// Status tells whether containers can be attached.
+	Status() error
+	// GetConfig returns a copy of the configuration.
+	GetConfig() *ConfigResult
+}
+
+var _ CNI = (*Runtime)(nil)
+
+// ConfigResult is the configuration of a Runtime.
+type ConfigResult struct {
+	PluginDirs       []string
+	PluginConfDir    string
+	PluginMaxConfNum int
+	Prefix           string
+	Networks         []*ConfNetwork
+	// Skipped are the files of the configuration directory that could not be
+	// used when it was last loaded, and were passed over.
+	Skipped []SkippedFile `json:",omitempty"`
+}
+
+// SkippedFile is a configuration file that could not be used, and why.
+type SkippedFile struct {
+	Path   string
+	Reason string
+}
+
+// ConfNetwork is a network and the name of its interface in a container.
+type ConfNetwork struct {
+	Config *NetworkConfList
+	IFName string
+}
+
+// NetworkConfList is a network's configuration, with the JSON it was read from.
+type NetworkConfList struct {
+	Name       string
+	CNIVersion string
+	Plugins    []*NetworkConf
+	Source     string
+}
+
+// NetworkConf is a plugin's configuration, with the JSON it was read from.
+type NetworkConf struct {
+	Network *types.NetConf
+	Source  string
+}
+
+// Runtime attaches containers to the networks it has loaded. It is made by New
+// and may be used by many goroutines at once.
+type Runtime struct {
+	current atomic.Pointer[snapshot]
+	loading sync.Mutex // one Load at a time; never held while a plugin runs
+}
+
+// snapshot is a complete configuration. It is never changed: Load makes
+// another one, and calls that have begun keep theirs.
+type snapshot struct {
+	settings
+	networks []*Network
+	skipped  []SkippedFile
+	env      []string // what plugins get of the runtime's environment
+	locks    *lock.Space
+	first    *firstadd.Tracker
+	status   statusCache
+}
+
+// New returns a Runtime with the settings and networks of the options. It looks
+// for no plugin, and a directory that does not exist is no error.
+func New(opts ...Opt) (*Runtime, error) {
+	s, err := newSnapshot(defaultSettings(), nil, opts)
+	if err != nil {
+		return nil, err
+	}
+	r := &Runtime{}
+	r.current.Store(s)
+	return r, nil
+}
+
+// Load replaces all networks, those given to New included, with those of the
+// options; settings stay unless an option changes them. It is all or nothing:
+// when anything is wrong, Load returns an error that names the file and what is
+// wrong in it, and the configuration stays as it was. Calls that have begun go
+// on with the configuration they began with.
+func (r *Runtime) Load(opts ...Opt) error {
+	r.loading.Lock()
+	defer r.loading.Unlock()
+	previous := r.current.Load()
+	s, err := newSnapshot(previous.settings, previous, opts)
+	if err != nil {
+		return loadError(err)
+	}
+	for _, f := range s.skipped {
+		s.logger.Warn("configuration file passed over", "path", f.Path, "reason", f.Reason)
+	}
+	r.current.Store(s)
+	return nil
+}
+
+// newSnapshot applies options in two passes, settings first, so that it does
+// not matter where a setting stands among the options.
+func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, error) {
+	c := &config{settings: base}
+	for _, o := range opts {
+		if err := o(c); err != nil {
+			return nil, err
+		}
+	}
+	b := &build{settings: &c.settings, previous: previous}
+	for _, load := range c.loaders {
+		if err := load(b); err != nil {
+			return nil, err
+		}
+	}
+	s := &snapshot{settings: c.settings, networks: b.networks, skipped: b.skipped}
+	s.env = invoke.Environ(os.Environ(), s.envAllow, nil)
+	if previous != nil && previous.stateDir == s.stateDir {
+		s.locks, s.first = previous.locks, previous.first
+	} else {
+		own := filepath.Join(s.stateDir, "embedcni")
+		s.locks = lock.Open(filepath.Join(own, "locks"))
+		s.first = firstadd.New(filepath.Join(own, "networks"), s.locks)
+	}
+	for _, n := range s.networks {
+		n.snapshot = s
+	}
+	return s, nil
+}
+
+func (s *snapshot) ready() error {
+	if len(s.networks) < s.minNetworks {
+		return ErrCNINotInitialized
+	}
+	return nil
+}
+
+// Setup attaches the container to the loaded networks, or to those selected
+// with WithNetwork, in parallel; a network that is selected twice is attached
+// twice in order. path is the container's network namespace.
+//
+// Before anything runs, everything is validated: ErrInvalidArgument,
+// ErrInvalidNetNS. A container that is attached already gets ErrAlreadyAttached
+// and nothing changes; if that attachment is dead, because its namespace is
+// gone or its interfaces are, it is removed first.
+//
+// When anything fails or ctx ends, what was attached is detached again before
+// Setup returns, whether or not ctx is over. What could not be detached is part
+// of the error.
+func (r *Runtime) Setup(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error) {
+	return r.setup(ctx, id, path, opts, false)
+}
+
+// SetupSerially is Setup with one network after the other, as the
+// specification has it, and stops at the first that fails.
+func (r *Runtime) SetupSerially(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error) {
+	return r.setup(ctx, id, path, opts, true)
+}
+
+func (r *Runtime) setup(ctx context.Context, id, path string, opts []NamespaceOpts, serially bool) (*Result, error) {
+	s := r.current.Load()
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
+	ns, err := newNamespace(id, path, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("set up container %q: %w", id, err)
+	}
+	return s.setup(ctx, ns, serially)
+}
+
+// Remove detaches the container from the loaded networks, or from those
+// selected with WithNetwork. It asks every plugin of every network, last
+// network and last plugin first, whatever fails on the way, and joins the
+// errors. Plugins get the arguments and capabilities of the Setup unless the
+// call gives its own.
+//
+// It may be called again, and for a container that was never attached. path may
+// be empty or gone: then plugins clean up what is outside the namespace. ctx
+// carries values only: when it ends, Remove goes on, each plugin within the
+// time that Timeouts.Del gives it.
+func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) error {
+	s := r.current.Load()
+	if err := s.ready(); err != nil {
+		return err
+	}
+	ns, err := newNamespace(id, path, opts...)
+	if err != nil {
+		return fmt.Errorf("remove container %q: %w", id, err)
+	}
+	return s.remove(ctx, ns)
+}
+
+// Check asks the plugins of the loaded networks, or of those selected with
+// WithNetwork, whether the attachment is as Setup left it, and stops at the
+// first error: ErrNotAttached if there was no Setup. A network whose
+// configuration is older than 0.4.0 has no CHECK and returns an error that says
+// so; one that says disableCheck is passed over.
+func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) error {
+	s := r.current.Load()
+	if err := s.ready(); err != nil {
+		return err
+	}
+	ns, err := newNamespace(id, path, opts...)
+	if err != nil {
+		return fmt.Errorf("check container %q: %w", id, err)
+	}
+	return s.check(ctx, ns)
+}
+
+// Status is StatusContext without a context. Timeouts.Status bounds it.
+func (r *Runtime) Status() error { return r.StatusContext(context.Background()) }
+
+// StatusContext tells whether containers can be attached: ErrCNINotInitialized
+// if fewer networks are loaded than WithMinNetworkCount asks for, else what the
+// plugins of networks of version 1.1.0 and later say to STATUS. It waits for no
+// other call, and calls at the same time share one answer.
+func (r *Runtime) StatusContext(ctx context.Context) error {
+	s := r.current.Load()
+	if err := s.ready(); err != nil {
+		return err
+	}
+	return s.askStatus(ctx)
+}
+
+// Networks returns the loaded networks in order.
+func (r *Runtime) Networks() []*Network { return slices.Clone(r.current.Load().networks) }
+
+// GetConfig returns a copy of the configuration.
+func (r *Runtime) GetConfig() *ConfigResult {
+	s := r.current.Load()
+	c := &ConfigResult{
+		PluginDirs:       slices.Clone(s.pluginDirs),
+		PluginConfDir:    s.pluginConfDir,
+		PluginMaxConfNum: s.pluginMaxConfNum,
+		Prefix:           s.prefix,
+		Skipped:          slices.Clone(s.skipped),
+	}
+	for _, n := range s.networks {
+		list := &NetworkConfList{
+			Name:       n.config.Name,
+			CNIVersion: n.config.CNIVersion,
+			Source:     string(n.config.Bytes),
+		}
+		for _, p := range n.config.Plugins {
+			conf := *p.Network
+			list.Plugins = append(list.Plugins, &NetworkConf{Network: &conf, Source: string(p.Bytes)})
+		}
+		c.Networks = append(c.Networks, &ConfNetwork{Config: list, IFName: n.ifName})
+	}
+	return c
+}
+
+// GetCNIResultFromResults converts the plugins' results, one for each loaded
+// network in order.
+//
+// Deprecated: Setup returns the same.
+func (r *Runtime) GetCNIResultFromResults(results []*types100.Result) (*Result, error) {
+	s := r.current.Load()
+	sources := make([]source, len(results))
+	for i, result := range results {
+		sources[i] = source{ifName: ifName(s.prefix, 0), result: result}
+		if len(results) == len(s.networks) {
+			sources[i].network, sources[i].ifName = s.networks[i].config.Name, s.networks[i].ifName
+		}
+	}
+	return newResult(sources, ifName(s.prefix, 0))
+}

@@ -1,0 +1,14 @@
+//go:build !windows
+
+package cni
+
+// Where configurations and plugins are looked for unless an option says
+// otherwise. VendorCNIDirTemplate is for fmt.Sprintf with a root directory and
+// a vendor's name.
+const (
+	DefaultNetDir        = "/etc/cni/net.d"
+	DefaultCNIDir        = "/opt/cni/bin"
+	VendorCNIDirTemplate = "%s/opt/%s/bin"
+
+	defaultStateDir = "/var/lib/cni"
+)

@@ -1,0 +1,259 @@
+package cni
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/perm"
+)
+
+// What an error means, for errors.Is. The first six are go-cni's.
+var (
+	ErrCNINotInitialized = errors.New("cni plugin not initialized")
+	ErrInvalidConfig     = errors.New("invalid cni config")
+	ErrNotFound          = errors.New("not found")
+	ErrRead              = errors.New("failed to read config file")
+	ErrInvalidResult     = errors.New("invalid result")
+	ErrLoad              = errors.New("failed to load cni config")
+
+	// ErrInvalidArgument: what the caller passed is not valid; nothing ran.
+	ErrInvalidArgument = errors.New("invalid argument")
+	// ErrInvalidNetNS: the path is not a network namespace, or is the
+	// runtime's own; nothing ran.
+	ErrInvalidNetNS = errors.New("invalid network namespace")
+	// ErrAlreadyAttached: the container has that interface; nothing ran.
+	ErrAlreadyAttached = errors.New("attachment already exists")
+	// ErrNotAttached: Check was asked for what was never set up, or removed.
+	ErrNotAttached = errors.New("not attached")
+	// ErrInsecureFile: a plugin or configuration can be written by every user.
+	ErrInsecureFile = errors.New("insecure file")
+	// ErrPluginNotFound: the plugin is in none of the plugin directories.
+	ErrPluginNotFound = errors.New("plugin not found")
+	// ErrPluginOutput: the plugin printed more than a result can be.
+	ErrPluginOutput = errors.New("plugin output too large")
+	// ErrNotSupported: only Linux can do that. errors.ErrUnsupported is behind it.
+	ErrNotSupported = fmt.Errorf("needs Linux: %w", errors.ErrUnsupported)
+)
+
+// IsCNINotInitialized tells whether too few networks are loaded.
+func IsCNINotInitialized(err error) bool { return errors.Is(err, ErrCNINotInitialized) }
+
+// IsInvalidConfig tells whether a network configuration is invalid.
+func IsInvalidConfig(err error) bool { return errors.Is(err, ErrInvalidConfig) }
+
+// IsNotFound tells whether a configuration or a result is missing.
+func IsNotFound(err error) bool { return errors.Is(err, ErrNotFound) }
+
+// IsReadFailure tells whether a configuration could not be read.
+func IsReadFailure(err error) bool { return errors.Is(err, ErrRead) }
+
+// IsInvalidResult tells whether a plugin's result is invalid.
+func IsInvalidResult(err error) bool { return errors.Is(err, ErrInvalidResult) }
+
+// Error is what went wrong with one network of one container, or with one
+// plugin of it. Several are joined by errors.Join; errors.As finds the first.
+type Error struct {
+	Op          string // CNI_COMMAND: ADD, DEL, CHECK, STATUS
+	Network     string
+	Plugin      string // its type; empty if the failure is not a plugin's
+	ContainerID string
+	IfName      string
+
+	Code    uint   // the plugin's error code (CNI specification 1.1.0, section 5); 0 if it gave none
+	Msg     string // the plugin's own words
+	Details string
+	Stderr  string // the last 64 KiB that the plugin wrote to stderr
+
+	// Err is the cause: a *types.Error where the plugin answered with an
+	// error; a context error where it was killed at a deadline.
+	Err error
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Error says what failed, where, and why in the plugin's words. The middle,
+// `plugin type="x" failed (add): …`, is as libcni has it.
+func (e *Error) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s network %q", strings.ToLower(e.Op), e.Network)
+	if e.ContainerID != "" {
+		fmt.Fprintf(&b, " of container %s, interface %s", e.ContainerID, e.IfName)
+	}
+	b.WriteString(": ")
+	if e.Plugin != "" {
+		fmt.Fprintf(&b, "plugin type=%q failed (%s): ", e.Plugin, libcniVerb(e.Op))
+	}
+	b.WriteString(e.why())
+	if e.Code != 0 {
+		fmt.Fprintf(&b, " (code %d)", e.Code)
+	}
+	if tail := lastLines(e.Stderr); tail != "" {
+		b.WriteString("; stderr: ")
+		b.WriteString(tail)
+	}
+	b.WriteString(e.hint())
+	return b.String()
+}
+
+// hint is what to do about it, where that is known.
+func (e *Error) hint() string {
+	switch {
+	case errors.Is(e.Err, ErrPluginNotFound):
+		return "; install it there, or name its directory with WithPluginDir"
+	case e.Code == types.ErrTryAgainLater:
+		return "; the plugin asks to be tried again later"
+	default:
+		return ""
+	}
+}
+
+// Format prints everything there is with %+v, the whole of stderr included.
+func (e *Error) Format(s fmt.State, verb rune) {
+	if verb == 'v' && s.Flag('+') && e.Stderr != "" {
+		short := *e
+		short.Stderr = ""
+		fmt.Fprintf(s, "%s\nstderr of %s:\n%s", short.Error(), e.Plugin, e.Stderr)
+		return
+	}
+	fmt.Fprintf(s, fmt.FormatString(plainState{s}, verb), e.Error())
+}
+
+// plainState is a fmt.State without the flags that only structs understand.
+type plainState struct{ fmt.State }
+
+func (p plainState) Flag(c int) bool { return c != '+' && c != '#' && p.State.Flag(c) }
+
+func (e *Error) why() string {
+	if e.Msg != "" {
+		if e.Details != "" {
+			return e.Msg + "; " + e.Details
+		}
+		return e.Msg
+	}
+	if e.Err != nil {
+		return e.Err.Error()
+	}
+	return "no error message"
+}
+
+// libcniVerb is how libcni's errors call the verbs.
+func libcniVerb(op string) string {
+	if op == "DEL" {
+		return "delete"
+	}
+	return strings.ToLower(op)
+}
+
+// stderrLines is how much of stderr an error message shows. A plugin's last
+// words are what matters; all of it is in Error.Stderr.
+const stderrLines = 3
+
+func lastLines(stderr string) string {
+	stderr = strings.TrimSpace(stderr)
+	if stderr == "" {
+		return ""
+	}
+	lines := strings.Split(stderr, "\n")
+	omitted := len(lines) - stderrLines
+	if omitted <= 0 {
+		return strings.Join(lines, " | ")
+	}
+	return fmt.Sprintf("(%d lines omitted) %s", omitted, strings.Join(lines[omitted:], " | "))
+}
+
+// pluginError is the error of one plugin's call, read from what the plugin
+// left: nil if it succeeded. Where it exits with an error it prints one on
+// stdout; where it prints none, how it ended is all there is to say.
+func pluginError(a *attachment, verb, plugin string, out invoke.Output, err error) error {
+	if err == nil {
+		return nil
+	}
+	e := a.error(verb, err)
+	e.Plugin = plugin
+	e.Stderr = string(out.Stderr)
+	var exit *invoke.ExitError
+	if errors.As(err, &exit) {
+		var said types.Error
+		switch uerr := json.Unmarshal(out.Stdout, &said); {
+		case len(out.Stdout) == 0:
+			e.Err = fmt.Errorf("ended without an error message: %w", err)
+		case uerr != nil:
+			e.Err = fmt.Errorf("%w, and what it printed is no error: %s: %w", err, excerpt(out.Stdout), uerr)
+		case said == types.Error{}:
+			e.Err = fmt.Errorf("%w, and what it printed is no error: %s", err, excerpt(out.Stdout))
+		default:
+			e.Code, e.Msg, e.Details = said.Code, said.Msg, said.Details
+			e.Err = &said
+		}
+	}
+	e.Err = withSentinel(e.Err)
+	return e
+}
+
+// excerpt is what of a plugin's output fits in an error.
+func excerpt(out []byte) string {
+	const most = 512
+	if len(out) <= most {
+		return fmt.Sprintf("%q", out)
+	}
+	return fmt.Sprintf("%q… (%d bytes)", out[:most], len(out))
+}
+
+// unknownContainer is the code by which a plugin says that it never heard of
+// the container, so that there is nothing to clean.
+const unknownContainer = types.ErrUnknownContainer
+
+// sentinels pairs what inner packages return with what callers look for.
+var sentinels = []struct{ inner, outer error }{
+	{invoke.ErrNotFound, ErrPluginNotFound},
+	{invoke.ErrOutputTooLarge, ErrPluginOutput},
+	{perm.ErrInsecure, ErrInsecureFile},
+	{chain.ErrInvalidResult, ErrInvalidResult},
+	{chain.ErrNotAdded, ErrNotAttached},
+}
+
+// withSentinel makes errors.Is find the sentinel of this package behind an
+// error of an inner one, without changing what it says.
+func withSentinel(err error) error {
+	for _, s := range sentinels {
+		if errors.Is(err, s.inner) && !errors.Is(err, s.outer) {
+			err = &tagged{err, s.outer}
+		}
+	}
+	return err
+}
+
+// tagged is an error that is also another one.
+type tagged struct {
+	error
+	also error
+}
+
+func (t *tagged) Unwrap() []error { return []error{t.error, t.also} }
+
+// configError says of a configuration's error which kind it is, in the words
+// and with the sentinels of go-cni.
+func configError(err error) error {
+	kind := ErrInvalidConfig
+	switch {
+	case errors.Is(err, conflist.ErrNone):
+		kind = ErrCNINotInitialized
+	case errors.Is(err, conflist.ErrRead):
+		kind = ErrRead
+	}
+	return fmt.Errorf("%w: %w", withSentinel(err), kind)
+}
+
+// loadError is what Load returns. go-cni loses the kind of the error here;
+// importers match on both ends of the text.
+func loadError(err error) error {
+	return fmt.Errorf("cni config load failed: %w: %w", err, ErrLoad)
+}

@@ -1,0 +1,111 @@
+package cni
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+
+	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/netns"
+)
+
+// hostNetNS is the network namespace in which the plugins of an operation run,
+// kept open because goroutines land on other threads than the caller's.
+type hostNetNS struct{ *netns.Handle }
+
+// openHostNetNS opens the namespace at path, or if that is empty the one of the
+// calling thread.
+func openHostNetNS(path string) (*hostNetNS, error) {
+	open := netns.Current
+	if path != "" {
+		open = func() (*netns.Handle, error) { return netns.Open(path) }
+	}
+	h, err := open()
+	if err != nil {
+		return nil, fmt.Errorf("network namespace to run plugins in: %w: %w", err, ErrInvalidNetNS)
+	}
+	return &hostNetNS{h}, nil
+}
+
+func (h *hostNetNS) close() error        { return h.Close() }
+func (h *hostNetNS) netNS() invoke.NetNS { return h.Handle }
+func (h *hostNetNS) String() string      { return h.ID().String() }
+
+// validate checks a container's namespace for a verb and returns what plugins
+// are told of it. A namespace that is gone is legal for DEL: plugins then clean
+// up what is outside of it.
+func (h *hostNetNS) validate(path, verb string) (string, error) {
+	del := verb == "DEL"
+	if path == "" {
+		if del {
+			return "", nil
+		}
+		return "", fmt.Errorf("no path given: %w", ErrInvalidNetNS)
+	}
+	container, err := netns.Open(path)
+	switch {
+	case err == nil:
+		defer container.Close() // only looked at
+		return path, h.foreign(container.ID(), path)
+	case !del:
+		return "", fmt.Errorf("%w: %w", err, ErrInvalidNetNS)
+	case errors.Is(err, netns.ErrNotNetNS):
+		// Such as the empty file that is left when the namespace that was
+		// mounted there is unmounted. Plugins would try to enter it.
+		return "", nil
+	default:
+		return path, nil
+	}
+}
+
+// foreign refuses the namespace that plugins run in, and that of the process:
+// as a container's it is a mistake, for example a /proc/PID/ns/net whose PID is
+// another process's by now, and DEL would take the host's interfaces down.
+func (h *hostNetNS) foreign(container netns.ID, path string) error {
+	own, err := netns.ProcessID()
+	if err != nil {
+		return fmt.Errorf("the runtime's own network namespace: %w", err)
+	}
+	if container == h.ID() || container == own {
+		return fmt.Errorf("%s is the runtime's own, not the container's; if the container's is gone, remove with an empty path: %w",
+			path, ErrInvalidNetNS)
+	}
+	return nil
+}
+
+// lives tells whether an attachment still is: its namespace exists and has the
+// interface. Every namespace has a loopback interface, so lo lives as long as
+// what was attached with it, or as the namespace if that is all there was.
+func (a *attachment) lives(all []*attachment) (bool, error) {
+	if a.NetNS == "" {
+		return false, nil
+	}
+	ns, err := netns.Open(a.NetNS)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer ns.Close() // only looked at
+	if a.IfName == "lo" {
+		return len(all) == 1, nil // the others answer for themselves
+	}
+	return hasLink(ns, a.IfName)
+}
+
+func hasLink(ns *netns.Handle, name string) (bool, error) {
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
+	if err != nil {
+		return false, fmt.Errorf("netlink socket in %s: %w", ns.ID(), err)
+	}
+	defer nl.Close()
+	_, err = nl.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return false, nil
+	}
+	return err == nil, err
+}

@@ -1,0 +1,176 @@
+package cni
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/utils"
+)
+
+// Namespace is a container as one call sees it: its id, the path of its
+// network namespace, and what NamespaceOpts said about it.
+type Namespace struct {
+	id   string
+	path string
+	scope
+	selected []selection
+}
+
+// scope is what options set: for all networks of the call, or inside
+// WithNetwork for one of them.
+type scope struct {
+	args           map[string]string
+	capabilityArgs map[string]any
+	configArgs     map[string]any
+	ifName         string
+	nested         bool
+}
+
+// selection is one WithNetwork.
+type selection struct {
+	network string
+	scope
+}
+
+// NamespaceOpts says how a container is attached, checked or detached.
+type NamespaceOpts func(s *Namespace) error
+
+func newScope() scope {
+	return scope{
+		args:           make(map[string]string),
+		capabilityArgs: make(map[string]any),
+		configArgs:     make(map[string]any),
+	}
+}
+
+func newNamespace(id, path string, opts ...NamespaceOpts) (*Namespace, error) {
+	ns := &Namespace{id: id, path: path, scope: newScope()}
+	for _, o := range opts {
+		if err := o(ns); err != nil {
+			return nil, err
+		}
+	}
+	return ns, nil
+}
+
+// only is the namespace with nothing but one network to do.
+func (ns *Namespace) only(n *Network) *Namespace {
+	one := *ns
+	one.selected = []selection{{network: n.config.Name, scope: newScope()}}
+	return &one
+}
+
+// WithNetwork attaches the loaded network of that name. The first WithNetwork
+// of a call turns "all loaded networks" into "those named", in the order they
+// are named; Result.Raw has the same order. opts hold for this network alone
+// and win over those given for all: WithInterfaceName, WithArgs, WithLabels,
+// WithConfigArgs and the capabilities.
+//
+// A network may be named twice with different interface names.
+func WithNetwork(name string, opts ...NamespaceOpts) NamespaceOpts {
+	return func(ns *Namespace) error {
+		if ns.nested {
+			return fmt.Errorf("network %q inside another WithNetwork: %w", name, ErrInvalidArgument)
+		}
+		inner := &Namespace{id: ns.id, path: ns.path, scope: newScope()}
+		inner.nested = true
+		for _, o := range opts {
+			if err := o(inner); err != nil {
+				return fmt.Errorf("network %q: %w", name, err)
+			}
+		}
+		ns.selected = append(ns.selected, selection{network: name, scope: inner.scope})
+		return nil
+	}
+}
+
+// WithInterfaceName names the interface in the container. It has a meaning
+// inside WithNetwork only.
+func WithInterfaceName(name string) NamespaceOpts {
+	return func(ns *Namespace) error {
+		if !ns.nested {
+			return fmt.Errorf("interface name %q outside WithNetwork: %w", name, ErrInvalidArgument)
+		}
+		ns.ifName = name
+		return nil
+	}
+}
+
+// WithLabels adds each label to CNI_ARGS, as WithArgs does.
+func WithLabels(labels map[string]string) NamespaceOpts {
+	return func(ns *Namespace) error {
+		maps.Copy(ns.args, labels)
+		return nil
+	}
+}
+
+// WithArgs adds k=v to CNI_ARGS. Neither may hold ';', '=', a newline or a NUL
+// byte: CNI_ARGS has no way to quote them, so that a value with a semicolon
+// would set another argument, an address for example.
+func WithArgs(k, v string) NamespaceOpts {
+	return func(ns *Namespace) error {
+		ns.args[k] = v
+		return nil
+	}
+}
+
+// WithConfigArgs sets a key of "args": {"cni": {…}} in the configuration that
+// the plugins are given, the successor of CNI_ARGS (CONVENTIONS.md): a plugin
+// that knows the key must ignore its counterpart in CNI_ARGS. value is encoded
+// as JSON.
+func WithConfigArgs(key string, value any) NamespaceOpts {
+	return func(ns *Namespace) error {
+		ns.configArgs[key] = value
+		return nil
+	}
+}
+
+// sortedArgs validates the arguments and returns them in the order of their
+// keys, so that equal calls run equal plugins.
+func sortedArgs(args map[string]string) ([][2]string, error) {
+	var sorted [][2]string
+	for _, k := range slices.Sorted(maps.Keys(args)) {
+		if k == "" {
+			return nil, fmt.Errorf("argument with an empty name: %w", ErrInvalidArgument)
+		}
+		for _, s := range []string{k, args[k]} {
+			if i := strings.IndexAny(s, ";=\n\r\x00"); i >= 0 {
+				return nil, fmt.Errorf("argument %q=%q holds %q, which CNI_ARGS cannot carry: %w",
+					k, args[k], s[i], ErrInvalidArgument)
+			}
+		}
+		sorted = append(sorted, [2]string{k, args[k]})
+	}
+	return sorted, nil
+}
+
+// maxCacheName is the longest file name that the usual file systems take.
+// libcni keeps a result in a file called <network>-<container>-<interface>.
+const maxCacheName = 255
+
+// validateID checks a container ID: a letter or digit, then letters, digits,
+// '_', '.', '-' (CNI specification 1.1.0, section 2).
+func validateID(id string) error {
+	if err := utils.ValidateContainerID(id); err != nil {
+		return fmt.Errorf("container ID %q: %w: %w", id, err, ErrInvalidArgument)
+	}
+	if len(id) > maxCacheName {
+		return fmt.Errorf("container ID of %d bytes is too long: %w", len(id), ErrInvalidArgument)
+	}
+	return nil
+}
+
+// validateAttachmentName checks an interface name, and that libcni can keep
+// the attachment's result.
+func validateAttachmentName(network, id, ifName string) error {
+	if err := utils.ValidateInterfaceName(ifName); err != nil {
+		return fmt.Errorf("interface name %q: %w: %w", ifName, err, ErrInvalidArgument)
+	}
+	if n := len(network) + len(id) + len(ifName) + 2; n > maxCacheName {
+		return fmt.Errorf("network %q, container ID and interface name take %d bytes together, %d are allowed: %w",
+			network, n, maxCacheName, ErrInvalidArgument)
+	}
+	return nil
+}

@@ -1,0 +1,232 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/conflist"
+)
+
+// Network is a loaded network configuration bound to the name that its
+// interface has in a container. It belongs to the configuration it was loaded
+// with and stays usable when another is loaded.
+type Network struct {
+	config   *libcni.NetworkConfigList
+	ifName   string
+	path     string // of the file it came from; empty for bytes
+	snapshot *snapshot
+}
+
+// Attach runs ADD of this network alone. See Runtime.Setup, which callers
+// should prefer, for what is validated, locked and rolled back.
+func (n *Network) Attach(ctx context.Context, ns *Namespace) (*types100.Result, error) {
+	result, err := n.snapshot.setup(ctx, ns.only(n), true)
+	if err != nil {
+		return nil, err
+	}
+	return result.raw[0], nil
+}
+
+// Remove runs DEL of this network alone; see Runtime.Remove.
+func (n *Network) Remove(ctx context.Context, ns *Namespace) error {
+	return n.snapshot.remove(ctx, ns.only(n))
+}
+
+// Check runs CHECK of this network alone; see Runtime.Check.
+func (n *Network) Check(ctx context.Context, ns *Namespace) error {
+	return n.snapshot.check(ctx, ns.only(n))
+}
+
+// ifName is the name of the i-th interface: prefix and number.
+func ifName(prefix string, i int) string { return fmt.Sprintf("%s%d", prefix, i) }
+
+// loader adds networks to a configuration that is being built.
+type loader func(b *build) error
+
+// build is a configuration in the making: settings are final, networks are
+// being added. previous is what a Load would replace.
+type build struct {
+	settings *settings
+	previous *snapshot
+	networks []*Network
+	skipped  []SkippedFile
+}
+
+func (b *build) reader() conflist.Reader {
+	return conflist.Reader{AllowInsecure: b.settings.allowInsecure}
+}
+
+// add binds a configuration to an interface name. A network's name is unique
+// on a host (CNI specification 1.1.0, section 1), because address pools, chains
+// and caches are found by it.
+func (b *build) add(list *libcni.NetworkConfigList, ifName, path string) error {
+	for _, n := range b.networks {
+		if n.config.Name == list.Name {
+			err := fmt.Errorf("network name %q is already taken: %w", list.Name, ErrInvalidConfig)
+			if path != "" {
+				err = fmt.Errorf("%s: %w", path, err)
+			}
+			return err
+		}
+	}
+	b.networks = append(b.networks, &Network{config: list, ifName: ifName, path: path})
+	return nil
+}
+
+// next is the interface name of a network that is added by its list: prefix and
+// the number of networks so far, loopback counted, as go-cni has it.
+func (b *build) next() string { return ifName(b.settings.prefix, len(b.networks)) }
+
+func withLoader(l loader) Opt {
+	return func(c *config) error {
+		c.loaders = append(c.loaders, l)
+		return nil
+	}
+}
+
+// loopbackConf is of version 0.4.0, the lowest that has CHECK and one that old
+// loopback plugins know. go-cni's is of 0.3.1, so that its CHECK always fails.
+const loopbackConf = `{
+"cniVersion": "0.4.0",
+"name": "cni-loopback",
+"plugins": [{
+  "type": "loopback"
+}]
+}`
+
+// WithLoNetwork loads the loopback network, whose interface is always lo. It is
+// an Opt itself and is passed without a call.
+func WithLoNetwork(c *config) error {
+	return withLoader(func(b *build) error {
+		list, err := conflist.Parse([]byte(loopbackConf))
+		if err != nil {
+			return err
+		}
+		return b.add(list, "lo", "")
+	})(c)
+}
+
+// WithConf loads a single plugin's configuration from bytes. Its interface is
+// the prefix with 0.
+func WithConf(bytes []byte) Opt { return WithConfIndex(bytes, 0) }
+
+// WithConfIndex loads a single plugin's configuration from bytes. Its interface
+// is the prefix with index.
+func WithConfIndex(bytes []byte, index int) Opt {
+	bytes = slices.Clone(bytes)
+	return withLoader(func(b *build) error {
+		list, err := conflist.ParseSingle(bytes)
+		if err != nil {
+			return configError(err)
+		}
+		return b.add(list, ifName(b.settings.prefix, index), "")
+	})
+}
+
+// WithConfFile loads a file with a single plugin's configuration. Its interface
+// is the prefix with 0.
+func WithConfFile(fileName string) Opt {
+	return withLoader(func(b *build) error {
+		list, err := b.reader().Single(fileName)
+		if err != nil {
+			return configError(err)
+		}
+		return b.add(list, ifName(b.settings.prefix, 0), fileName)
+	})
+}
+
+// WithConfListBytes loads a list of plugins from bytes. Its interface is the
+// prefix with the number of networks loaded before it.
+func WithConfListBytes(bytes []byte) Opt {
+	bytes = slices.Clone(bytes)
+	return withLoader(func(b *build) error {
+		list, err := conflist.Parse(bytes)
+		if err == nil {
+			err = conflist.RequirePlugins(list)
+		}
+		if err != nil {
+			return configError(err)
+		}
+		return b.add(list, b.next(), "")
+	})
+}
+
+// WithConfListFile loads a file with a list of plugins, and what lies in the
+// directory beside it that bears the network's name unless the list says
+// loadOnlyInlinedPlugins. Its interface is the prefix with the number of
+// networks loaded before it.
+func WithConfListFile(fileName string) Opt {
+	return withLoader(func(b *build) error {
+		list, err := b.reader().List(fileName)
+		if err != nil {
+			return configError(err)
+		}
+		return b.add(list, b.next(), fileName)
+	})
+}
+
+// WithNetworkName loads the network of that name from the configuration
+// directory, from whichever file defines it first in name order. Its interface
+// is the prefix with the number of networks loaded before it.
+func WithNetworkName(name string) Opt {
+	return withLoader(func(b *build) error {
+		found, err := b.reader().Name(b.settings.pluginConfDir, name)
+		if errors.Is(err, conflist.ErrNone) {
+			return fmt.Errorf("%w: %w", configError(err), ErrNotFound)
+		}
+		if err != nil {
+			return configError(err)
+		}
+		return b.add(found.List, b.next(), found.Path)
+	})
+}
+
+// WithDefaultConf loads the first configurations of the configuration directory
+// in name order, as many as WithPluginMaxConfNum says. Their interfaces are the
+// prefix with 0, 1, … whatever was loaded before. It is an Opt itself and is
+// passed without a call.
+//
+// A file that cannot be used is passed over, logged, and listed by GetConfig,
+// unless it is one that is loaded now: then Load fails and what is loaded
+// stays, because to leave it out would attach containers to other networks.
+func WithDefaultConf(c *config) error {
+	return withLoader(func(b *build) error { return b.directory(b.settings.pluginMaxConfNum) })(c)
+}
+
+// WithAllConf is WithDefaultConf for all configurations of the directory.
+func WithAllConf(c *config) error {
+	return withLoader(func(b *build) error { return b.directory(0) })(c)
+}
+
+func (b *build) directory(max int) error {
+	want := conflist.Selection{Max: max, Must: b.loadedFrom}
+	for _, n := range b.networks {
+		want.Taken = append(want.Taken, n.config.Name)
+	}
+	found, skipped, err := b.reader().Dir(b.settings.pluginConfDir, want)
+	if err != nil {
+		return configError(err)
+	}
+	for _, s := range skipped {
+		b.skipped = append(b.skipped, SkippedFile{Path: s.Path, Reason: s.Err.Error()})
+	}
+	for i, f := range found {
+		if err := b.add(f.List, ifName(b.settings.prefix, i), f.Path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// loadedFrom tells whether a network that is loaded now came from path.
+func (b *build) loadedFrom(path string) bool {
+	if b.previous == nil {
+		return false
+	}
+	return slices.ContainsFunc(b.previous.networks, func(n *Network) bool { return n.path == path })
+}

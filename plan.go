@@ -1,0 +1,251 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/lock"
+)
+
+// operation is one call of Setup, Remove or Check under way: all that plugins
+// are going to be given, validated.
+type operation struct {
+	*snapshot
+	verb        string
+	id          string
+	path        string // CNI_NETNS
+	host        *hostNetNS
+	attachments []*attachment
+	held        *lock.Held
+}
+
+// attachment is one network of an operation.
+type attachment struct {
+	chain.Attachment
+	op        *operation
+	network   *Network
+	attempted bool          // an ADD was begun
+	partial   chain.Partial // what a failed ADD got to
+}
+
+// begin validates everything, and finds out where the plugins will run. It must
+// be called on the goroutine of the caller, whose thread decides that.
+func (s *snapshot) begin(ns *Namespace, verb string) (*operation, error) {
+	if err := validateID(ns.id); err != nil {
+		return nil, err
+	}
+	op := &operation{snapshot: s, verb: verb, id: ns.id}
+	if err := op.plan(ns); err != nil {
+		return nil, err
+	}
+	host, err := openHostNetNS(s.hostNetNS)
+	if err != nil {
+		return nil, err
+	}
+	op.host = host
+	if op.path, err = host.validate(ns.path, verb); err != nil {
+		return nil, errors.Join(err, host.close())
+	}
+	for _, a := range op.attachments {
+		a.NetNS = op.path
+	}
+	return op, nil
+}
+
+// end gives back what the operation holds.
+func (op *operation) end() {
+	if op.held != nil {
+		if err := op.held.Release(); err != nil {
+			op.logger.Error("release lock", "container", op.id, "error", err)
+		}
+	}
+	if err := op.host.close(); err != nil {
+		op.logger.Error("close network namespace", "error", err)
+	}
+}
+
+// containerKey is what calls for one container exclude each other by.
+func (op *operation) containerKey() []lock.Key { return []lock.Key{{Name: "container/" + op.id}} }
+
+// lock waits until no other call for the container is under way, in this or
+// another process.
+func (op *operation) lock(ctx context.Context) (err error) {
+	op.held, err = op.locks.LockAll(ctx, op.containerKey())
+	return err
+}
+
+// plan makes the attachments: which networks, with which interface names,
+// arguments and capabilities.
+func (op *operation) plan(ns *Namespace) error {
+	selected := ns.selected
+	if len(selected) == 0 {
+		for _, n := range op.networks {
+			selected = append(selected, selection{network: n.config.Name})
+		}
+	}
+	var errs []error
+	taken := map[string]string{}
+	for _, sel := range selected {
+		a, err := op.newAttachment(ns, sel)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if other, ok := taken[a.IfName]; ok {
+			errs = append(errs, fmt.Errorf("networks %q and %q both want interface %s: %w",
+				other, sel.network, a.IfName, ErrInvalidArgument))
+		}
+		taken[a.IfName] = sel.network
+		op.attachments = append(op.attachments, a)
+	}
+	if op.verb == "ADD" {
+		errs = append(errs, op.undeclared())
+	}
+	return errors.Join(errs...)
+}
+
+func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, error) {
+	n, err := op.find(sel.network)
+	if err != nil {
+		return nil, err
+	}
+	name := n.ifName
+	if sel.ifName != "" {
+		name = sel.ifName
+	}
+	if err := validateAttachmentName(n.config.Name, ns.id, name); err != nil {
+		return nil, err
+	}
+	args, err := sortedArgs(merge(ns.args, sel.args))
+	if err != nil {
+		return nil, fmt.Errorf("network %q: %w", sel.network, err)
+	}
+	capabilities, err := wireCapabilities(merge(ns.capabilityArgs, sel.capabilityArgs))
+	if err != nil {
+		return nil, fmt.Errorf("network %q: %w", sel.network, err)
+	}
+	a := &attachment{op: op, network: n}
+	a.ConfigArgs = merge(ns.configArgs, sel.configArgs)
+	a.RuntimeConf = libcni.RuntimeConf{
+		ContainerID: ns.id, IfName: name, Args: args, CapabilityArgs: capabilities,
+	}
+	return a, nil
+}
+
+func (s *snapshot) find(network string) (*Network, error) {
+	var names []string
+	for _, n := range s.networks {
+		if n.config.Name == network {
+			return n, nil
+		}
+		names = append(names, n.config.Name)
+	}
+	return nil, fmt.Errorf("network %q is not loaded (loaded: %s): %w", network, strings.Join(names, ", "), ErrNotFound)
+}
+
+// merge lays the values for one network over those for all.
+func merge[V any](all, one map[string]V) map[string]V {
+	merged := maps.Clone(all)
+	if merged == nil {
+		merged = map[string]V{}
+	}
+	maps.Copy(merged, one)
+	return merged
+}
+
+// undeclared looks for capabilities that would have no effect, because no
+// plugin of a network they were given for declares them.
+func (op *operation) undeclared() error {
+	given, declared := map[string]bool{}, map[string]bool{}
+	for _, a := range op.attachments {
+		for name, value := range a.CapabilityArgs {
+			given[name] = given[name] || !isEmpty(value)
+			declared[name] = declared[name] || a.network.declares(name)
+		}
+	}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		if !given[name] || declared[name] {
+			continue
+		}
+		if op.strictCaps {
+			errs = append(errs, fmt.Errorf("capability %q is declared by no plugin: %w", name, ErrInvalidArgument))
+			continue
+		}
+		op.logger.Warn("capability is declared by no plugin and has no effect", "capability", name, "container", op.id)
+	}
+	return errors.Join(errs...)
+}
+
+func (n *Network) declares(capability string) bool {
+	return slices.ContainsFunc(n.config.Plugins, func(p *libcni.PluginConfig) bool {
+		return p.Network.Capabilities[capability]
+	})
+}
+
+// isEmpty tells whether a capability asks for nothing, as an empty list of
+// ports does.
+func isEmpty(value any) bool {
+	if value == nil {
+		return true
+	}
+	switch v := reflect.ValueOf(value); v.Kind() {
+	case reflect.Slice, reflect.Map, reflect.String:
+		return v.Len() == 0
+	default:
+		return false
+	}
+}
+
+func (a *attachment) chain() *chain.Chain {
+	return &chain.Chain{
+		List:     a.network.config,
+		Path:     a.op.pluginDirs,
+		CacheDir: a.op.stateDir,
+		Run:      a.runPlugin,
+	}
+}
+
+// error is an Error that says where: which network of which container.
+func (a *attachment) error(verb string, err error) *Error {
+	e := &Error{Op: verb, Network: a.network.config.Name, Err: err}
+	e.ContainerID, e.IfName = a.ContainerID, a.IfName
+	return e
+}
+
+// errors makes Errors out of what a verb on the attachment returned: those of
+// plugins are Errors already, behind what libcni wrote around them; the rest is
+// libcni's own.
+func (a *attachment) errors(verb string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		if all := pluginErrors(joined.Unwrap()); all != nil {
+			return errors.Join(all...)
+		}
+	}
+	if e := (*Error)(nil); errors.As(err, &e) {
+		return e
+	}
+	return a.error(verb, withSentinel(err))
+}
+
+func pluginErrors(errs []error) []error {
+	var all []error
+	for _, err := range errs {
+		if _, ok := err.(*Error); !ok {
+			return nil
+		}
+		all = append(all, err)
+	}
+	return all
+}

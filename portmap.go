@@ -1,0 +1,103 @@
+package cni
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// PortMapping forwards a port of the host to one of the container. HostPort and
+// ContainerPort are 1 to 65535; Protocol is tcp, udp or sctp in any case, tcp if
+// empty; HostIP is the host's address to forward from, all of them if empty.
+type PortMapping struct {
+	HostPort      int32
+	ContainerPort int32
+	Protocol      string
+	HostIP        string
+}
+
+// wirePort is a port mapping as plugins read it (CONVENTIONS.md).
+type wirePort struct {
+	HostPort      int32  `json:"hostPort"`
+	ContainerPort int32  `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+	HostIP        string `json:"hostIP,omitempty"`
+}
+
+// wirePorts validates mappings and converts them. It refuses what a plugin
+// would half do: a port out of range, an address that is none, and two
+// mappings that claim the same port of the host.
+func wirePorts(mappings []PortMapping) ([]wirePort, error) {
+	ports := make([]wirePort, 0, len(mappings))
+	var errs []error
+	for _, m := range mappings {
+		p, err := m.wire()
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		for _, earlier := range ports {
+			if earlier.conflicts(p) {
+				errs = append(errs, fmt.Errorf("host port %s is mapped twice: %w", p, ErrInvalidArgument))
+			}
+		}
+		ports = append(ports, p)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return ports, nil
+}
+
+func (m PortMapping) wire() (wirePort, error) {
+	p := wirePort{m.HostPort, m.ContainerPort, strings.ToLower(m.Protocol), m.HostIP}
+	if p.Protocol == "" {
+		p.Protocol = "tcp"
+	}
+	invalid := func(format string, args ...any) (wirePort, error) {
+		return wirePort{}, fmt.Errorf("port mapping %s: %s: %w", p, fmt.Sprintf(format, args...), ErrInvalidArgument)
+	}
+	switch p.Protocol {
+	case "tcp", "udp", "sctp":
+	default:
+		return invalid("protocol %q is none of tcp, udp, sctp", m.Protocol)
+	}
+	if m.HostPort < 1 || m.HostPort > 65535 {
+		return invalid("host port %d is not 1 to 65535", m.HostPort)
+	}
+	if m.ContainerPort < 1 || m.ContainerPort > 65535 {
+		return invalid("container port %d is not 1 to 65535", m.ContainerPort)
+	}
+	if m.HostIP != "" {
+		addr, err := netip.ParseAddr(m.HostIP)
+		if err != nil {
+			return invalid("host address %q is not an IP address", m.HostIP)
+		}
+		if addr.Zone() != "" {
+			return invalid("host address %q has a zone, which no rule can match", m.HostIP)
+		}
+	}
+	return p, nil
+}
+
+func (p wirePort) String() string {
+	return fmt.Sprintf("%s:%d->%d/%s", p.HostIP, p.HostPort, p.ContainerPort, p.Protocol)
+}
+
+// conflicts tells whether two mappings claim the same port: the same protocol
+// and number, on the same address or where one has all addresses of the
+// other's family. Both have been validated.
+func (p wirePort) conflicts(o wirePort) bool {
+	if p.Protocol != o.Protocol || p.HostPort != o.HostPort {
+		return false
+	}
+	if p.HostIP == "" || o.HostIP == "" {
+		return true
+	}
+	a, b := netip.MustParseAddr(p.HostIP).Unmap(), netip.MustParseAddr(o.HostIP).Unmap()
+	if a.Is4() != b.Is4() {
+		return false
+	}
+	return a == b || a.IsUnspecified() || b.IsUnspecified()
+}

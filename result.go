@@ -1,0 +1,333 @@
+package cni
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+)
+
+// Result is what Setup achieved: which interfaces there are, in the container
+// and on the host, and which addresses they have.
+//
+// Interfaces, DNS and Routes are go-cni's. Networks holds the same in the
+// order in which networks, interfaces and addresses were reported, and with
+// what the map cannot hold: prefix lengths, MTUs, and interfaces of equal name
+// on different networks or sides. A runtime may persist a Result as JSON; all
+// but Raw comes back.
+type Result struct {
+	// Interfaces maps an interface's name to what is known of it. There is
+	// always an entry for the prefix with 0, empty if no plugin reported it.
+	// Where the host and the container have an interface of one name, the
+	// entry is the container's.
+	Interfaces map[string]*Config
+	// DNS has an entry for each network, empty if it said nothing.
+	DNS []types.DNS
+	// Routes are those of all networks.
+	Routes []*types.Route
+	// Networks are the networks in the order they were loaded or selected.
+	Networks []*NetworkResult `json:",omitempty"`
+
+	raw []*types100.Result
+}
+
+// Config is an interface as Result.Interfaces has it.
+type Config struct {
+	IPConfigs  []*IPConfig
+	Mac        string
+	Sandbox    string
+	PciID      string
+	SocketPath string
+}
+
+// IPConfig is an address without its prefix length, and its gateway.
+type IPConfig struct {
+	IP      net.IP
+	Gateway net.IP
+}
+
+// NetworkResult is what one network reported.
+type NetworkResult struct {
+	Name       string // the network's
+	IfName     string // the interface in the container that it was asked for
+	Interfaces []*Interface
+	Routes     []*types.Route `json:",omitempty"`
+	DNS        types.DNS
+}
+
+// Interface is an interface that a network reported, with its addresses in the
+// order of the plugin's.
+type Interface struct {
+	Name       string
+	Network    string // the network that reported it
+	Sandbox    string `json:",omitempty"` // empty: it is on the host
+	Mac        string `json:",omitempty"`
+	MTU        int    `json:",omitempty"` // bytes; 0 if the plugin did not say (CNI before 1.1.0)
+	PciID      string `json:",omitempty"`
+	SocketPath string `json:",omitempty"`
+	Addresses  []Address
+}
+
+// Address is an address with its prefix length, and its gateway where there is
+// one.
+type Address struct {
+	Prefix  netip.Prefix // the address itself, not masked: 10.1.2.3/24
+	Gateway netip.Addr   // the zero Addr if there is none
+}
+
+// IP is the address without the prefix length.
+func (a Address) IP() netip.Addr { return a.Prefix.Addr() }
+
+// IsValid tells whether there is an address.
+func (a Address) IsValid() bool { return a.Prefix.IsValid() }
+
+// Raw returns the plugins' results, one for each network in order. It is nil
+// for a Result that was read from JSON.
+func (r *Result) Raw() []*types100.Result { return r.raw }
+
+// Primary is the container's main interface, by the rule that schedulers use:
+// of the interfaces in a sandbox, in the order of their names, the first that
+// has an address; if there is none, the first of all that has one. Loopback
+// addresses do not count. It is nil if no network gave an address.
+func (r *Result) Primary() *Interface { return r.first(func(netip.Addr) bool { return true }) }
+
+// IPv4 is the container's main IPv4 address: the first one of the interface
+// that Primary's rule finds when only IPv4 addresses count. It is not valid if
+// there is none.
+func (r *Result) IPv4() Address { return r.firstAddress(netip.Addr.Is4) }
+
+// IPv6 is IPv4 for IPv6.
+func (r *Result) IPv6() Address { return r.firstAddress(netip.Addr.Is6) }
+
+func (r *Result) first(counts func(netip.Addr) bool) *Interface {
+	all := r.allInterfaces()
+	slices.SortStableFunc(all, func(a, b *Interface) int {
+		if aHost, bHost := a.Sandbox == "", b.Sandbox == ""; aHost != bHost {
+			if aHost {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Compare(a.Name, b.Name)
+	})
+	for _, i := range all {
+		if i.address(counts).IsValid() {
+			return i
+		}
+	}
+	return nil
+}
+
+func (r *Result) firstAddress(counts func(netip.Addr) bool) Address {
+	if i := r.first(counts); i != nil {
+		return i.address(counts)
+	}
+	return Address{}
+}
+
+// address is the first address that counts.
+func (i *Interface) address(counts func(netip.Addr) bool) Address {
+	for _, a := range i.Addresses {
+		if ip := a.IP(); ip.IsValid() && !ip.IsLoopback() && counts(ip) {
+			return a
+		}
+	}
+	return Address{}
+}
+
+// allInterfaces lists the interfaces of all networks. A Result that go-cni
+// wrote as JSON has no Networks; then what the map has must do.
+func (r *Result) allInterfaces() []*Interface {
+	var all []*Interface
+	for _, n := range r.Networks {
+		all = append(all, n.Interfaces...)
+	}
+	if r.Networks != nil {
+		return all
+	}
+	for name, c := range r.Interfaces {
+		i := &Interface{Name: name, Sandbox: c.Sandbox, Mac: c.Mac, PciID: c.PciID, SocketPath: c.SocketPath}
+		for _, ip := range c.IPConfigs {
+			i.Addresses = append(i.Addresses, newAddress(net.IPNet{IP: ip.IP}, ip.Gateway))
+		}
+		all = append(all, i)
+	}
+	return all
+}
+
+// MergedDNS is the resolver configuration of all networks together: lists are
+// joined in the order of the networks without repetition, the domain is the
+// first there is.
+func (r *Result) MergedDNS() types.DNS {
+	var merged types.DNS
+	for _, d := range r.DNS {
+		merged.Nameservers = union(merged.Nameservers, d.Nameservers)
+		merged.Search = union(merged.Search, d.Search)
+		merged.Options = union(merged.Options, d.Options)
+		if merged.Domain == "" {
+			merged.Domain = d.Domain
+		}
+	}
+	return merged
+}
+
+func union(list, more []string) []string {
+	for _, s := range more {
+		if !slices.Contains(list, s) {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// source is a plugin's result and the network it is of.
+type source struct {
+	network string
+	ifName  string
+	result  *types100.Result
+}
+
+// newResult converts the results of the networks. defaultIf is the prefix with
+// 0, where the map has the addresses that no interface is said to have.
+func newResult(sources []source, defaultIf string) (*Result, error) {
+	r := &Result{}
+	for _, s := range sources {
+		if err := validateResult(s.result); err != nil {
+			return nil, fmt.Errorf("network %q: %w: %w", s.network, err, ErrInvalidResult)
+		}
+		n := newNetworkResult(s)
+		r.Networks = append(r.Networks, n)
+		r.raw = append(r.raw, s.result)
+		r.DNS = append(r.DNS, s.result.DNS)
+		r.Routes = append(r.Routes, s.result.Routes...)
+	}
+	r.fillMap(sources, defaultIf)
+	return r, nil
+}
+
+// validateResult makes sure that a result can be walked. It stands here beside
+// the check of a plugin's output because GetCNIResultFromResults takes results
+// from anywhere.
+func validateResult(result *types100.Result) error {
+	if result == nil {
+		return errors.New("there is no result")
+	}
+	if i := slices.Index(result.Interfaces, nil); i >= 0 {
+		return fmt.Errorf("interface %d is null", i)
+	}
+	if i := slices.Index(result.Routes, nil); i >= 0 {
+		return fmt.Errorf("route %d is null", i)
+	}
+	for i, ip := range result.IPs {
+		if ip == nil {
+			return fmt.Errorf("invalid IP configuration: address %d is null", i)
+		}
+		if n := len(result.Interfaces); ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= n) {
+			return fmt.Errorf("invalid IP configuration: address %d is of interface %d of %d", i, *ip.Interface, n)
+		}
+	}
+	return nil
+}
+
+func newNetworkResult(s source) *NetworkResult {
+	n := &NetworkResult{Name: s.network, IfName: s.ifName, Routes: s.result.Routes, DNS: s.result.DNS}
+	for _, i := range s.result.Interfaces {
+		n.Interfaces = append(n.Interfaces, &Interface{
+			Name: i.Name, Network: s.network, Sandbox: i.Sandbox, Mac: i.Mac,
+			MTU: i.Mtu, PciID: i.PciID, SocketPath: i.SocketPath,
+		})
+	}
+	for _, ip := range s.result.IPs {
+		i := n.holder(ip.Interface)
+		i.Addresses = append(i.Addresses, newAddress(ip.Address, ip.Gateway))
+	}
+	return n
+}
+
+// holder is the interface an address belongs to. Without an index that is the
+// one the plugin was asked for, which it may not have reported (CNI before
+// 0.3.0 has no interfaces in its results).
+func (n *NetworkResult) holder(index *int) *Interface {
+	if index != nil {
+		return n.Interfaces[*index]
+	}
+	for _, i := range n.Interfaces {
+		if i.Name == n.IfName && i.Sandbox != "" {
+			return i
+		}
+	}
+	for _, i := range n.Interfaces {
+		if i.Name == n.IfName {
+			return i
+		}
+	}
+	i := &Interface{Name: n.IfName, Network: n.Name}
+	n.Interfaces = append(n.Interfaces, i)
+	return i
+}
+
+// fillMap makes the map out of all results. Where interfaces share a name the
+// map has one entry: the container's rather than the host's, the first
+// network's attributes, the addresses of all. Networks tells them apart.
+func (r *Result) fillMap(sources []source, defaultIf string) {
+	r.Interfaces = map[string]*Config{}
+	inSandbox := map[string]bool{}
+	for _, s := range sources {
+		for _, i := range s.result.Interfaces {
+			inSandbox[i.Name] = inSandbox[i.Name] || i.Sandbox != ""
+		}
+	}
+	shown := func(i *types100.Interface) bool { return i.Sandbox != "" || !inSandbox[i.Name] }
+	for _, s := range sources {
+		for _, i := range s.result.Interfaces {
+			if shown(i) && r.Interfaces[i.Name] == nil {
+				r.Interfaces[i.Name] = &Config{
+					Mac: i.Mac, Sandbox: i.Sandbox, PciID: i.PciID, SocketPath: i.SocketPath,
+				}
+			}
+		}
+	}
+	if r.Interfaces[defaultIf] == nil {
+		r.Interfaces[defaultIf] = &Config{}
+	}
+	for _, s := range sources {
+		for _, ip := range s.result.IPs {
+			name := defaultIf
+			if ip.Interface != nil {
+				i := s.result.Interfaces[*ip.Interface]
+				if !shown(i) {
+					continue
+				}
+				name = i.Name
+			}
+			c := r.Interfaces[name]
+			c.IPConfigs = append(c.IPConfigs, &IPConfig{IP: ip.Address.IP, Gateway: ip.Gateway})
+		}
+	}
+}
+
+// newAddress converts an address. A prefix length that is missing, as in
+// results that are built by hand, is that of a single host.
+func newAddress(n net.IPNet, gateway net.IP) Address {
+	ip, ok := netip.AddrFromSlice(n.IP)
+	if !ok {
+		return Address{}
+	}
+	ip = ip.Unmap()
+	bits, size := n.Mask.Size()
+	if size == 0 {
+		bits = ip.BitLen()
+	} else if size != ip.BitLen() { // an IPv4 address with a mask of 16 bytes
+		bits -= size - ip.BitLen()
+	}
+	a := Address{Prefix: netip.PrefixFrom(ip, bits)}
+	if gw, ok := netip.AddrFromSlice(gateway); ok {
+		a.Gateway = gw.Unmap()
+	}
+	return a
+}
