@@ -13,6 +13,11 @@ import (
 // users and groups hold, nobody (65534) among them.
 const maxID = 65535
 
+// ownNetworkAndMounts are the namespaces to unshare, which Go does after it has
+// written the mappings. Cloned together with the user namespace they would come
+// before: files that the kernel makes with a network namespace, such as
+// /proc/net/ip_tables_names, belong to whoever root is at that time, and as long
+// as nothing is mapped that is the machine's.
 const ownNetworkAndMounts = unix.CLONE_NEWNET | unix.CLONE_NEWNS
 
 // attempts returns the ways to start inside, best first: with every user and
@@ -20,10 +25,11 @@ const ownNetworkAndMounts = unix.CLONE_NEWNET | unix.CLONE_NEWNS
 // a root caller whom user namespaces are refused, without one.
 func attempts() []*syscall.SysProcAttr {
 	single := &syscall.SysProcAttr{
-		Cloneflags:  unix.CLONE_NEWUSER | ownNetworkAndMounts,
-		Pdeathsig:   unix.SIGKILL,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
+		Cloneflags:   unix.CLONE_NEWUSER,
+		Unshareflags: ownNetworkAndMounts,
+		Pdeathsig:    unix.SIGKILL,
+		UidMappings:  []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
+		GidMappings:  []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
 		// An unprivileged process may map its group only after it has given
 		// up setgroups (CVE-2014-8989).
 		GidMappingsEnableSetgroups: false,
@@ -31,7 +37,7 @@ func attempts() []*syscall.SysProcAttr {
 	if os.Geteuid() != 0 {
 		return []*syscall.SysProcAttr{single}
 	}
-	plain := &syscall.SysProcAttr{Cloneflags: ownNetworkAndMounts, Pdeathsig: unix.SIGKILL}
+	plain := &syscall.SysProcAttr{Unshareflags: ownNetworkAndMounts, Pdeathsig: unix.SIGKILL}
 
 	uids, uidErr := loadMap("/proc/self/uid_map")
 	gids, gidErr := loadMap("/proc/self/gid_map")
@@ -40,7 +46,8 @@ func attempts() []*syscall.SysProcAttr {
 		return []*syscall.SysProcAttr{single, plain}
 	}
 	full := &syscall.SysProcAttr{
-		Cloneflags:                 unix.CLONE_NEWUSER | ownNetworkAndMounts,
+		Cloneflags:                 unix.CLONE_NEWUSER,
+		Unshareflags:               ownNetworkAndMounts,
 		Pdeathsig:                  unix.SIGKILL,
 		UidMappings:                uids,
 		GidMappings:                gids,

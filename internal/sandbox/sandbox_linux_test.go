@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -270,6 +271,66 @@ func TestStrayMarkerIsRefused(t *testing.T) {
 	}
 	if string(after) != string(before) {
 		t.Errorf("mounts before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+// A user namespace in which there can be no more of them is what a kernel is
+// like that refuses them.
+func TestWithoutUserNamespaces(t *testing.T) {
+	const limit = "/proc/sys/user/max_user_namespaces"
+	was, err := os.ReadFile(limit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(limit, []byte("0"), 0); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := os.WriteFile(limit, was, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	t.Run("root does without", func(t *testing.T) {
+		out, _ := scripted("exit").CombinedOutput() // exits with 42
+		if !strings.HasPrefix(string(out), "pid ") {
+			t.Errorf("output %q, want that of the inner process", out)
+		}
+	})
+	t.Run("others are told what to do", func(t *testing.T) {
+		const nobody = 65534
+		cmd := scripted("exit")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody, NoSetGroups: true}}
+		out, err := cmd.CombinedOutput()
+		if errors.Is(err, unix.EINVAL) {
+			t.Skip("there is no other user here, as these tests themselves are not run by root")
+		}
+		if cmd.ProcessState == nil {
+			t.Fatal(err)
+		}
+		if got := cmd.ProcessState.ExitCode(); got != 1 {
+			t.Errorf("exit code %d, want 1", got)
+		}
+		for _, want := range []string{"error: start the sandbox: ", "kernel.apparmor_restrict_unprivileged_userns=0", "kernel.unprivileged_userns_clone=1", "no space left on device"} {
+			if !strings.Contains(string(out), want) {
+				t.Errorf("%q lacks %q", out, want)
+			}
+		}
+	})
+}
+
+// The files that come with a network namespace belong to the root inside, also
+// when that is a mere user outside.
+func TestInsideOwnsNetworkFiles(t *testing.T) {
+	info, err := os.Stat("/proc/net/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); !ok || st.Uid != 0 {
+		t.Errorf("/proc/net/stat belongs to %+v", info.Sys())
+	}
+	// Present if the kernel has legacy iptables; readable for its owner only.
+	if _, err := os.ReadFile("/proc/net/ip_tables_names"); err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
 	}
 }
 
