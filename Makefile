@@ -1,0 +1,48 @@
+# make test is all there is to know before a change lands. The other targets
+# are parts of it, or take longer.
+
+GO         ?= go
+PACKAGES   ?= ./...
+STATIC     := $(GO) tool -modfile=internal/lint/go.mod staticcheck
+SYSTEMS    := linux windows darwin freebsd
+FUZZTIME   ?= 30s
+
+.PHONY: test deps lint fuzz quickstart
+
+test: deps lint
+	$(GO) test -race -timeout 20m $(PACKAGES)
+
+# What the tests need of the system: a C compiler for the race detector, and
+# the tools that the reference plugins call. On Debian they are installed when
+# they are missing; elsewhere the names are said.
+NEEDED := gcc:gcc iptables:iptables ip6tables:iptables nft:nftables
+deps:
+	@missing=; for need in $(NEEDED); do \
+		PATH="$$PATH:/usr/sbin:/sbin" command -v $${need%%:*} >/dev/null || missing="$$missing $${need##*:}"; \
+	done; \
+	[ -z "$$missing" ] && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing$$missing"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing libc6-dev >/dev/null; \
+	else \
+		echo "the tests need these packages, please install them:$$missing" >&2; exit 1; \
+	fi
+
+lint:
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
+	[ -z "$$unformatted" ] || { echo "gofmt would change:" $$unformatted >&2; exit 1; }
+	@for os in $(SYSTEMS); do echo "go vet for $$os"; GOOS=$$os $(GO) vet ./... || exit 1; done
+	$(GO) mod tidy -diff
+	$(STATIC) ./...
+
+# Each fuzz test for FUZZTIME; make test runs them over their seeds only.
+fuzz: deps
+	@for pkg in $$($(GO) list ./...); do \
+		for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
+			echo "$$pkg $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
+		done; \
+	done
+
+quickstart: deps
+	$(GO) run ./examples/quickstart
