@@ -39,7 +39,7 @@ func implied(r netlink.Route) bool {
 		local := r.Table == unix.RT_TABLE_LOCAL
 		return local || r.Dst != nil && (r.Dst.IP.IsLinkLocalUnicast() && r.Dst.IP.To4() == nil || r.Dst.IP.IsMulticast())
 	}
-	// Before Linux 5.x the kernel signed ff00::/8 as boot's.
+	// Older kernels sign the multicast route of a link as boot's.
 	return r.Protocol == unix.RTPROT_BOOT && r.Table == unix.RT_TABLE_LOCAL && r.Dst != nil && r.Dst.IP.IsMulticast()
 }
 

@@ -19,7 +19,9 @@
 // a loopback interface that is up, nothing else on the network, an empty
 // tmpfs on /run and on /var/lib, mounts that reach no one, and the parenthood
 // of its orphans (PR_SET_CHILD_SUBREAPER), so that a process left behind can
-// be found among its descendants. The rest of the file system is the machine's.
+// be found among its descendants. The rest of the file system is the machine's,
+// and so is /sys, which goes on to show the machine's interfaces. A home
+// directory below /var/lib is covered like everything else there.
 //
 // It takes a few milliseconds.
 package sandbox
