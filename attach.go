@@ -2,7 +2,6 @@ package cni
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -30,7 +29,7 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 		result, err = op.convert(results)
 	}
 	if err != nil {
-		return nil, errors.Join(err, op.rollBack(ctx))
+		return nil, join(err, op.rollBack(ctx))
 	}
 	return result, nil
 }
@@ -57,7 +56,7 @@ func (op *operation) attach(ctx context.Context, serially bool) ([]*types100.Res
 		}()
 	}
 	wg.Wait()
-	return results, errors.Join(errs...)
+	return results, join(errs...)
 }
 
 // groups are the positions of attachments that must follow one another: all of

@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -176,7 +175,7 @@ func wireCapabilities(capabilities map[string]any) (map[string]any, error) {
 		wire[name] = value
 	}
 	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
+		return nil, join(errs...)
 	}
 	return wire, nil
 }

@@ -55,7 +55,7 @@ func (op *operation) detach(ctx context.Context, attachments []*attachment) erro
 		err := a.chain().Del(ctx, &a.Attachment, a.partial)
 		errs = append(errs, a.errors("DEL", err))
 	}
-	return errors.Join(errs...)
+	return join(errs...)
 }
 
 // useCached gives the plugins what the ADD was given where this call gives

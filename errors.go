@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -167,6 +168,16 @@ func lastLines(stderr string) string {
 		return strings.Join(lines, " | ")
 	}
 	return fmt.Sprintf("(%d lines omitted) %s", omitted, strings.Join(lines[omitted:], " | "))
+}
+
+// join is errors.Join, but leaves a single error as it is: most calls have one
+// network, and its *Error should be what their callers get.
+func join(errs ...error) error {
+	errs = slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
+	if len(errs) == 1 {
+		return errs[0]
+	}
+	return errors.Join(errs...)
 }
 
 // pluginError is the error of one plugin's call, read from what the plugin

@@ -52,7 +52,7 @@ func (s *snapshot) begin(ns *Namespace, verb string) (*operation, error) {
 	}
 	op.host = host
 	if op.path, err = host.validate(ns.path, verb); err != nil {
-		return nil, errors.Join(err, host.close())
+		return nil, join(err, host.close())
 	}
 	for _, a := range op.attachments {
 		a.NetNS = op.path
@@ -109,7 +109,7 @@ func (op *operation) plan(ns *Namespace) error {
 	if op.verb == "ADD" {
 		errs = append(errs, op.undeclared())
 	}
-	return errors.Join(errs...)
+	return join(errs...)
 }
 
 func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, error) {
@@ -182,7 +182,7 @@ func (op *operation) undeclared() error {
 		}
 		op.logger.Warn("capability is declared by no plugin and has no effect", "capability", name, "container", op.id)
 	}
-	return errors.Join(errs...)
+	return join(errs...)
 }
 
 func (n *Network) declares(capability string) bool {
@@ -230,7 +230,7 @@ func (a *attachment) errors(verb string, err error) error {
 	}
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		if all := pluginErrors(joined.Unwrap()); all != nil {
-			return errors.Join(all...)
+			return join(all...)
 		}
 	}
 	if e := (*Error)(nil); errors.As(err, &e) {

@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -45,7 +44,7 @@ func wirePorts(mappings []PortMapping) ([]wirePort, error) {
 		ports = append(ports, p)
 	}
 	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
+		return nil, join(errs...)
 	}
 	return ports, nil
 }

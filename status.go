@@ -2,7 +2,6 @@ package cni
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -74,7 +73,7 @@ func (c *statusCache) join(ctx context.Context, s *snapshot, host *hostNetNS) *s
 	run := &statusRun{done: make(chan struct{})}
 	c.running = run
 	go func() {
-		run.err = errors.Join(s.runStatus(context.WithoutCancel(ctx), host), host.close())
+		run.err = join(s.runStatus(context.WithoutCancel(ctx), host), host.close())
 		c.finish(run)
 		close(run.done)
 	}()
