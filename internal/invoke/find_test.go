@@ -50,7 +50,7 @@ func TestFind(t *testing.T) {
 	second := put(t, 0o755, b, "bridge")
 	first := put(t, 0o755, a, "ptp")
 	put(t, 0o755, b, "ptp")
-	plain := put(t, 0o644, a, "plain")
+	put(t, 0o644, a, "plain")
 	behind := put(t, 0o755, b, "plain")
 	only := put(t, 0o644, a, "only")
 	linked := link(t, second, a, "linked")
@@ -90,7 +90,6 @@ func TestFind(t *testing.T) {
 			}
 		})
 	}
-	_ = plain
 }
 
 func TestFindNothing(t *testing.T) {

@@ -106,7 +106,8 @@ func (e *ExitError) Error() string {
 //
 // Without a NetNS the process starts from the thread that calls Run, in that
 // thread's network namespace; a caller that cares has locked its goroutine to
-// the thread (runtime.LockOSThread).
+// the thread (runtime.LockOSThread). Starting cannot be interrupted: an
+// executable on a network file system that hangs makes Run hang.
 //
 // An error is an *ExitError; or it satisfies errors.Is for the error of ctx and
 // its cause, for ErrOutputTooLarge or ErrStillRunning; or the plugin could not

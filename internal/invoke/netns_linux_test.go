@@ -32,7 +32,7 @@ func inNamespaces(t *testing.T) bool {
 	}
 	run := func(attr *syscall.SysProcAttr) ([]byte, error) {
 		c := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v", "-test.count=1")
-		c.Env = append(os.Environ(), insideEnv+"=1")
+		c.Env = append(os.Environ(), insideEnv+"=1", raceEnv)
 		c.SysProcAttr = attr
 		return c.CombinedOutput()
 	}
