@@ -239,6 +239,30 @@ func TestFault_F13_ADaemonOfASuccessfulPluginLivesOn(t *testing.T) {
 	}
 }
 
+// TestFault_F13_WhatLiesInThePipeIsRead is about a reader that did not get
+// the processor until its time was over.
+func TestFault_F13_WhatLiesInThePipeIsRead(t *testing.T) {
+	noLeak(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close() // not before the end: a child holds it
+	want := numbered(t, 0, 60_000)
+	if _, err := w.Write(want); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.SetDeadline(time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	var got []byte
+	read(r, func(p []byte) bool { got = append(got, p...); return true })
+	if !bytes.Equal(got, want) {
+		t.Errorf("read %d bytes, want %d", len(got), len(want))
+	}
+}
+
 // TestFault_F13_PrintedOutputIsNotLost has no time at all to read what the
 // plugin printed before it exited.
 func TestFault_F13_PrintedOutputIsNotLost(t *testing.T) {
