@@ -98,15 +98,16 @@ func (e *ExitError) Error() string {
 // On Linux and other Unix systems the plugin is the leader of a process group
 // of its own. When ctx ends, or the plugin prints too much, exits with an error
 // or dies, the whole group is killed, and is gone when Run returns; that takes
-// Limits.KillWait at the most, whatever any child holds open, plus, if there is
-// a zombie that init does not reap, no more than that once again. A process
-// that has left the group (setsid) is out of reach. A plugin that succeeds may
+// Limits.KillWait at the most, whatever any child holds open. (Zombies that init
+// does not reap may stay.) A process that has left the group (setsid) is out of
+// reach. A plugin that succeeds may
 // leave children behind; they are not killed, but output that they alone could
 // still print is waited for no longer than KillWait, and its pipe then closed.
 //
 // Without a NetNS the process starts from the thread that calls Run, in that
 // thread's network namespace; a caller that cares has locked its goroutine to
-// the thread (runtime.LockOSThread).
+// the thread (runtime.LockOSThread). Starting cannot be interrupted: an
+// executable on a network file system that hangs makes Run hang.
 //
 // An error is an *ExitError; or it satisfies errors.Is for the error of ctx and
 // its cause, for ErrOutputTooLarge or ErrStillRunning; or the plugin could not

@@ -113,8 +113,9 @@ type Held struct {
 	once   sync.Once
 }
 
-// File is the open lock file, for a child process to inherit: then the keys
-// stay locked while that child runs, even if this process is killed. It is nil
+// File is the open lock file, for a child process to inherit (exec.Cmd's
+// ExtraFiles; it is closed in other children): then the keys stay locked while
+// that child has it, even if this process is killed. It is nil
 // after LockLocal and off Linux. It is closed by Release.
 func (h *Held) File() *os.File {
 	return h.file

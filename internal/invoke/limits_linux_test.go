@@ -1,0 +1,166 @@
+package invoke
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestFault_F17_TooMuchOnStdout(t *testing.T) {
+	tests := []struct {
+		name, script string
+		lim          Limits
+		want         int
+	}{
+		{"256 MB", fmt.Sprintf("fork; out %d; hang", 256*mib), Limits{}, 4 * mib},
+		{"one byte too many", "out 1001; hang", Limits{Stdout: 1000}, 1000},
+		{"and then success", "out 1001", Limits{Stdout: 1000}, 1000},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			noLeak(t)
+			req := scripted(t, tt.script)
+			var out Output
+			var err error
+			bytes := allocated(func() { out, err = Run(context.Background(), req, tt.lim) })
+			t.Logf("%d KiB allocated", bytes/1024)
+			if bytes > 64*mib {
+				t.Errorf("%d MiB allocated", bytes/mib)
+			}
+			if !errors.Is(err, ErrOutputTooLarge) || len(out.Stdout) != tt.want {
+				t.Errorf("got %d bytes, %v; want the first %d and ErrOutputTooLarge", len(out.Stdout), err, tt.want)
+			}
+			noSurvivors(t, req)
+		})
+	}
+}
+
+func TestFault_F17_ADaemonThatPrintsTooMuch(t *testing.T) {
+	noLeak(t)
+	req := scripted(t, "")
+	// The plugin is a shell that succeeds at once; its child goes on printing.
+	script := filepath.Join(t.TempDir(), "plugin")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nyes &\nexit 0\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	req.Path = script
+	req.Env = append(req.Env, "PATH=/usr/bin:/bin")
+	_, err := Run(context.Background(), req, Limits{Stdout: 100_000, KillWait: 5 * time.Second})
+	if !errors.Is(err, ErrOutputTooLarge) {
+		t.Errorf("got %v, want ErrOutputTooLarge", err)
+	}
+	noSurvivors(t, req)
+}
+
+func TestFault_F17_ExactlyTheLimit(t *testing.T) {
+	noLeak(t)
+	out, err := Run(context.Background(), scripted(t, "out 1000"), Limits{Stdout: 1000})
+	if want := (Output{Stdout: numbered(t, 0, 1000)}); err != nil || !reflect.DeepEqual(out, want) {
+		t.Errorf("got %d bytes, %v", len(out.Stdout), err)
+	}
+}
+
+func TestFault_F17_StderrWithoutEnd(t *testing.T) {
+	noLeak(t)
+	const n = 64 * mib
+	req := scripted(t, fmt.Sprintf("err %d; say attached", n))
+	var out Output
+	var err error
+	bytes := allocated(func() { out, err = Run(context.Background(), req, Limits{}) })
+	t.Logf("%d KiB allocated", bytes/1024)
+	if bytes > mib {
+		t.Errorf("%d KiB allocated", bytes/1024)
+	}
+	want := Output{Stdout: []byte("attached\n"), Stderr: numbered(t, n-64<<10, n), StderrDropped: n - 64<<10}
+	if err != nil || !reflect.DeepEqual(out, want) {
+		t.Errorf("got %d bytes, %d dropped, %v", len(out.Stderr), out.StderrDropped, err)
+	}
+}
+
+// tries is a network namespace, the one we are in, that is asked for at every
+// attempt to start something.
+type tries struct {
+	own   *os.File
+	after int
+	then  func()
+	mu    sync.Mutex
+	n     int
+}
+
+func (c *tries) File() *os.File {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n++; c.n == c.after {
+		c.then()
+	}
+	return c.own
+}
+
+// busyPlugin is an executable that is open for writing until the returned file
+// is closed.
+func busyPlugin(t *testing.T) (path string, writer *os.File) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "plugin")
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o700)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString("#!/bin/sh\necho attached\n"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return path, f
+}
+
+func TestFault_F18_BusyExecutable(t *testing.T) {
+	noLeak(t)
+	own, err := os.Open(threadNetNS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	path, writer := busyPlugin(t)
+	count := &tries{own: own, after: 4, then: func() { writer.Close() }}
+	out, err := Run(context.Background(), Request{Path: path, NetNS: count}, Limits{BusyWait: 20 * time.Second})
+	if err != nil || string(out.Stdout) != "attached\n" {
+		t.Errorf("got %q, %v", out.Stdout, err)
+	}
+	if count.n < 4 {
+		t.Errorf("started at try %d: it was never busy", count.n)
+	}
+}
+
+func TestFault_F18_BusyForTooLong(t *testing.T) {
+	noLeak(t)
+	path, _ := busyPlugin(t)
+	start := time.Now()
+	_, err := Run(context.Background(), Request{Path: path}, Limits{BusyWait: 30 * time.Millisecond})
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("took %v", took)
+	}
+	if want := "start " + path + ": text file busy"; !errors.Is(err, syscall.ETXTBSY) || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+}
+
+func TestFault_F18_BusyUntilTheDeadline(t *testing.T) {
+	noLeak(t)
+	path, _ := busyPlugin(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	_, err := Run(ctx, Request{Path: path}, Limits{BusyWait: time.Hour})
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("took %v", took)
+	}
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, syscall.ETXTBSY) {
+		t.Errorf("got %v, want the deadline and what it was spent on", err)
+	}
+}
