@@ -168,7 +168,7 @@ func (r Reader) read(path string) ([]byte, error) {
 		return nil, fmt.Errorf("%w: not a regular file but %s", ErrRead, fi.Mode().Type())
 	}
 	if !r.AllowInsecure {
-		if err := perm.Check(path, fi); err != nil {
+		if err := perm.Check(path); err != nil {
 			return nil, err
 		}
 	}

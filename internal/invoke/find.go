@@ -9,23 +9,19 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/invoke"
+
+	"github.com/embedcni/cni/internal/perm"
 )
 
-var (
-	// ErrNotFound means that no directory has an executable of that name.
-	ErrNotFound = errors.New("plugin not found")
-
-	// ErrInsecure means that a plugin was found, but anybody on the machine
-	// could have put it there or changed it.
-	ErrInsecure = errors.New("insecure plugin")
-)
+// ErrNotFound means that no directory has an executable of that name.
+var ErrNotFound = errors.New("plugin not found")
 
 // Find returns the absolute path of a plugin type's executable: the first
 // regular file of that name, symbolic links followed, that may be executed.
 //
 // One that every user of the machine could have written, because its own mode
 // or that of a directory it was found through says so, is refused with
-// ErrInsecure, unless allowInsecure; the directories behind it are not tried
+// perm.ErrInsecure, unless allowInsecure; the directories behind it are not tried
 // then, for that would be another plugin than the one configured. A sticky
 // directory (/tmp) is no danger to somebody else's file. Off Unix nothing of
 // this is checked.
@@ -51,7 +47,7 @@ func Find(pluginType string, dirs []string, allowInsecure bool) (string, error) 
 				continue
 			}
 			if !allowInsecure {
-				if err := checkSecure(path); err != nil {
+				if err := perm.Check(path); err != nil {
 					return "", fmt.Errorf("plugin %q: %w", pluginType, err)
 				}
 			}

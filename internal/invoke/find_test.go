@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/embedcni/cni/internal/perm"
 )
 
 // put makes a file, whatever the umask.
@@ -148,8 +150,8 @@ func TestFault_F24_PluginsThatAnybodyCouldHaveWritten(t *testing.T) {
 				}
 				return
 			}
-			want := fmt.Sprintf(`plugin "bridge": insecure plugin: %s (mode %s) is writable by everybody: run chmod o-w on it, or allow insecure plugins`, tt.culprit, tt.mode)
-			if !errors.Is(err, ErrInsecure) || err.Error() != want || got != "" {
+			want := fmt.Sprintf(`plugin "bridge": %s (mode %s) is writable by everybody: run chmod o-w on it, or allow insecure files`, tt.culprit, tt.mode)
+			if !errors.Is(err, perm.ErrInsecure) || err.Error() != want || got != "" {
 				t.Errorf("got  %q, %v\nwant %s", got, err, want)
 			}
 			if got, err := Find("bridge", dirs, true); got != tt.path || err != nil {

@@ -13,44 +13,45 @@ import (
 )
 
 // ErrInsecure is behind every refusal of this package.
-var ErrInsecure = errors.New("writable by every user")
+var ErrInsecure = errors.New("writable by everybody")
 
-// Check refuses a file that every user may write, and one that lies in a
-// directory where every user may put another in its place. fi is the file's
-// own (symbolic links followed), path where it was found. A directory with the
-// sticky bit passes: there only the owner replaces a file.
+// worldWritable is the write bit of everybody. The group's is no concern here:
+// administrators let a group of theirs install plugins.
+const worldWritable = 0o002
+
+// Check refuses a file that every user of the machine may write, and one that
+// lies in a directory where every user may put another in its place. If path is
+// a symbolic link, the link's directory and the file's own both count. A
+// directory with the sticky bit passes: there only the owner replaces a file.
 //
-// On Windows the mode bits say nothing about access, so Check accepts.
-func Check(path string, fi fs.FileInfo) error {
+// On Windows mode bits say nothing about access, so nothing is refused.
+func Check(path string) error {
 	if runtime.GOOS == "windows" {
 		return nil
 	}
+	file, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return err
+	}
+	fi, err := os.Stat(file)
+	if err != nil {
+		return err
+	}
 	if fi.Mode()&worldWritable != 0 {
-		return fmt.Errorf("%s (mode %04o) is %w: run chmod o-w on it, or allow it by option",
-			path, fi.Mode().Perm(), ErrInsecure)
+		return insecure(file, fi)
 	}
-	return checkDir(path)
-}
-
-const worldWritable = 0o002
-
-// checkDir looks at the directory the name stands in and, where the name is a
-// symbolic link, at the one the file itself stands in: either lets a stranger
-// choose what is read.
-func checkDir(path string) error {
-	dirs := []string{filepath.Dir(path)}
-	if real, err := filepath.EvalSymlinks(path); err == nil && filepath.Dir(real) != dirs[0] {
-		dirs = append(dirs, filepath.Dir(real))
-	}
-	for _, dir := range dirs {
+	for _, dir := range []string{filepath.Dir(path), filepath.Dir(file)} {
 		fi, err := os.Stat(dir)
 		if err != nil {
-			return fmt.Errorf("who may write %s: %w", dir, err)
+			return err
 		}
 		if fi.Mode()&worldWritable != 0 && fi.Mode()&fs.ModeSticky == 0 {
-			return fmt.Errorf("%s is in %s (mode %04o), which is %w: run chmod o-w on it, or allow it by option",
-				path, dir, fi.Mode().Perm(), ErrInsecure)
+			return insecure(dir, fi)
 		}
 	}
 	return nil
+}
+
+func insecure(path string, fi fs.FileInfo) error {
+	return fmt.Errorf("%s (mode %v) is %w: run chmod o-w on it, or allow insecure files", path, fi.Mode(), ErrInsecure)
 }
