@@ -1,0 +1,117 @@
+// Package record keeps on disk what is about to be attached, before it is: a
+// runtime that is killed, or a machine that reboots, finds there what has to be
+// detached, with everything a DEL needs.
+//
+// A container has two files. The base is written once, durably, before the
+// first plugin runs; it names the attachments. The log gets a line for each
+// thing that happens after that, and is not synced: what a process wrote
+// survives the process, and after a power cut the namespaces are gone, so that
+// the base is all that still matters. Both are checksummed. File names are
+// hashes, so that no container ID becomes a path.
+package record
+
+import (
+	"encoding/json"
+	"errors"
+	"slices"
+	"time"
+)
+
+// format is the version of the files. A file of a later one is bad for us: its
+// container is known, what to do with it is not.
+const format = 1
+
+// ErrBad: there is a record, and it cannot be read as a whole. What could be
+// read is returned beside it: at least the container, or the file's name.
+var ErrBad = errors.New("damaged attachment record")
+
+// Record is a container's attachments.
+type Record struct {
+	ContainerID string    `json:"containerID"`
+	Owner       string    `json:"owner,omitempty"` // who asked: GC and Recover touch only their own
+	Boot        string    `json:"boot"`            // boot id of the machine
+	Host        string    `json:"host"`            // identity of the namespace the plugins run in
+	Since       time.Time `json:"since"`
+	NetNS       NetNS     `json:"netns"`
+	Generation  int       `json:"generation"` // counts the bases of this container
+	Networks    []Network `json:"networks"`
+
+	// What the log says about failures to detach.
+	Failures  int       `json:"-"`
+	LastError string    `json:"-"`
+	LastTry   time.Time `json:"-"`
+}
+
+// NetNS identifies the container's network namespace: a path may come to mean
+// another one.
+type NetNS struct {
+	Path string `json:"path"`
+	Dev  uint64 `json:"dev,omitempty"`
+	Ino  uint64 `json:"ino,omitempty"`
+	Pin  string `json:"pin,omitempty"` // where it is kept alive, if it is
+}
+
+// Network is one attachment: all that its plugins were given, and what they
+// answered.
+type Network struct {
+	Name         string                     `json:"name"`
+	IfName       string                     `json:"ifName"`
+	Config       json.RawMessage            `json:"config"` // the whole list, every plugin in it
+	Args         [][2]string                `json:"args,omitempty"`
+	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
+	ConfigArgs   map[string]json.RawMessage `json:"configArgs,omitempty"`
+
+	State  State           `json:"state,omitempty"`
+	Result json.RawMessage `json:"result,omitempty"` // of the last plugin that answered
+}
+
+// State is how far an attachment got.
+type State string
+
+const (
+	Planned State = ""        // recorded; a plugin may have begun
+	Added   State = "added"   // every plugin has answered
+	Deleted State = "deleted" // every plugin has deleted; the rest of the record has not
+)
+
+// Find returns the attachment of that interface, or nil.
+func (r *Record) Find(ifName string) *Network {
+	i := slices.IndexFunc(r.Networks, func(n Network) bool { return n.IfName == ifName })
+	if i < 0 {
+		return nil
+	}
+	return &r.Networks[i]
+}
+
+// Entry is a line of the log.
+type Entry struct {
+	Generation  int             `json:"generation"`
+	ContainerID string          `json:"containerID,omitempty"` // in the first line, should the base be lost
+	Time        time.Time       `json:"time"`
+	IfName      string          `json:"ifName,omitempty"`
+	State       State           `json:"state,omitempty"`
+	Result      json.RawMessage `json:"result,omitempty"`
+	Error       string          `json:"error,omitempty"`
+}
+
+// apply brings the record up to what the entry says. One of another generation
+// was written before the base was, and is in it.
+func (r *Record) apply(e Entry) {
+	if e.Generation != r.Generation {
+		return
+	}
+	if e.Error != "" {
+		r.Failures++
+		r.LastError, r.LastTry = e.Error, e.Time
+	}
+	n := r.Find(e.IfName)
+	if n == nil {
+		return
+	}
+	if e.Result != nil {
+		n.Result = e.Result
+	}
+	if e.State != Planned {
+		n.State = e.State
+	}
+}

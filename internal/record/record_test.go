@@ -1,0 +1,234 @@
+package record
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+func sample(id string) *Record {
+	return &Record{
+		ContainerID: id, Owner: "tester", Boot: "b00t", Host: "4:1",
+		Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		NetNS: NetNS{Path: "/run/netns/" + id, Dev: 4, Ino: 77},
+		Networks: []Network{
+			{Name: "podnet", IfName: "eth0", Config: json.RawMessage(`{"name":"podnet","big":9007199254740993}`),
+				Args:         [][2]string{{"K", "v"}},
+				Capabilities: map[string]json.RawMessage{"portMappings": json.RawMessage(`[{"hostPort":8080}]`)}},
+			{Name: "other", IfName: "eth1", Config: json.RawMessage(`{"name":"other"}`)},
+		},
+	}
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func want(t *testing.T, what string, got, want any) {
+	t.Helper()
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%s:\ngot  %+v\nwant %+v", what, got, want)
+	}
+}
+
+func TestRecordComesBackAsItWasWritten(t *testing.T) {
+	s := Open(filepath.Join(t.TempDir(), "not", "there", "yet"))
+	r := sample("c1")
+	check(t, s.Begin(r))
+	got, err := s.Load("c1")
+	check(t, err)
+	want(t, "record", got, r)
+	want(t, "generation", got.Generation, 1)
+	other, err := s.Load("c2")
+	check(t, err)
+	want(t, "a container that was never recorded", other, (*Record)(nil))
+}
+
+func TestLogBringsTheRecordUpToDate(t *testing.T) {
+	s := Open(t.TempDir())
+	r := sample("c1")
+	check(t, s.Begin(r))
+	check(t, s.Append(r, Entry{IfName: "eth0", Result: json.RawMessage(`{"first":1}`)}))
+	check(t, s.Append(r, Entry{IfName: "eth0", Result: json.RawMessage(`{"second":2}`), State: Added}))
+	check(t, s.Append(r, Entry{Error: "busy"}))
+	got, err := s.Load("c1")
+	check(t, err)
+	want(t, "eth0", []any{got.Networks[0].State, string(got.Networks[0].Result)}, []any{Added, `{"second":2}`})
+	want(t, "eth1", []any{got.Networks[1].State, got.Networks[1].Result}, []any{Planned, json.RawMessage(nil)})
+	want(t, "failures", []any{got.Failures, got.LastError, got.LastTry.IsZero()}, []any{1, "busy", false})
+}
+
+func TestEntriesOfAnEarlierGenerationDoNotCount(t *testing.T) {
+	s := Open(t.TempDir())
+	r := sample("c1")
+	check(t, s.Begin(r))
+	check(t, s.Append(r, Entry{IfName: "eth0", State: Added, Error: "old"}))
+	check(t, s.Begin(r))
+	got, err := s.Load("c1")
+	check(t, err)
+	want(t, "record", got, r)
+	want(t, "generation", got.Generation, 2)
+}
+
+func TestDeleteLeavesNoFile(t *testing.T) {
+	dir := t.TempDir()
+	s := Open(dir)
+	r := sample("c1")
+	check(t, s.Begin(r))
+	check(t, s.Append(r, Entry{IfName: "eth0", State: Added}))
+	check(t, s.Delete("c1"))
+	check(t, s.Delete("c1"))
+	entries, err := os.ReadDir(dir)
+	check(t, err)
+	want(t, "files", len(entries), 0)
+}
+
+func TestFileNamesAreHashes(t *testing.T) {
+	dir := t.TempDir()
+	s := Open(filepath.Join(dir, "records"))
+	for _, id := range []string{"/../../x", strings.Repeat("x", 10_000), "a\x00b", ""} {
+		if _, err := s.Load(id); err != nil {
+			t.Errorf("Load(%.20q): %v", id, err)
+		}
+		check(t, s.Delete(id))
+	}
+	r := sample("/../../x")
+	check(t, s.Begin(r))
+	entries, err := os.ReadDir(dir)
+	check(t, err)
+	want(t, "entries beside the store", len(entries), 1)
+}
+
+// TestEveryDamageIsNoticed cuts a base at each length and changes each byte:
+// the record is then bad, still listed, and the log says whose it is.
+func TestEveryDamageIsNoticed(t *testing.T) {
+	s := Open(t.TempDir())
+	r := sample("c1")
+	check(t, s.Begin(r))
+	check(t, s.Append(r, Entry{IfName: "eth0", Result: json.RawMessage(`{"ips":[]}`)}))
+	path := s.path("c1", baseExt)
+	good, err := os.ReadFile(path)
+	check(t, err)
+	damaged := func(what string, data []byte) {
+		t.Helper()
+		check(t, os.WriteFile(path, data, 0o600))
+		found, err := s.List()
+		check(t, err)
+		if len(found) != 1 || !errors.Is(found[0].Err, ErrBad) || found[0].Record == nil || found[0].Record.ContainerID != "c1" {
+			t.Fatalf("%s: %+v", what, found)
+		}
+		want(t, what, string(found[0].Record.Networks[0].Result), `{"ips":[]}`)
+	}
+	for n := range len(good) - 1 { // without its newline it is whole
+		damaged(fmt.Sprint("cut at ", n), good[:n])
+	}
+	for i := range len(good) - 1 {
+		data := append([]byte{}, good...)
+		data[i] ^= 0x20
+		damaged(fmt.Sprint("byte ", i), data)
+	}
+}
+
+func TestFormatOfTheFutureIsBadNotMisread(t *testing.T) {
+	s := Open(t.TempDir())
+	check(t, s.Begin(sample("c1")))
+	data, err := encodeLine(base{Format: format + 1, Record: sample("c1")})
+	check(t, err)
+	check(t, os.WriteFile(s.path("c1", baseExt), data, 0o600))
+	if _, err := s.Load("c1"); !errors.Is(err, ErrBad) {
+		t.Errorf("got %v, want ErrBad", err)
+	}
+}
+
+// TestTornLogLoosesOnlyTheTornLine cuts the log at random and appends again.
+func TestTornLogLoosesOnlyTheTornLine(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for range 200 {
+		s := Open(t.TempDir())
+		r := sample("c1")
+		check(t, s.Begin(r))
+		check(t, s.Append(r, Entry{IfName: "eth0", State: Added}))
+		log := s.path("c1", logExt)
+		first, err := os.Stat(log)
+		check(t, err)
+		check(t, s.Append(r, Entry{IfName: "eth1", State: Added}))
+		whole, err := os.Stat(log)
+		check(t, err)
+		cut := first.Size() + rng.Int64N(whole.Size()-first.Size()-1)
+		check(t, os.Truncate(log, cut))
+		check(t, s.Append(r, Entry{Error: "after"}))
+		got, err := s.Load("c1")
+		check(t, err)
+		want(t, fmt.Sprint("cut at ", cut), []any{got.Networks[0].State, got.Networks[1].State, got.LastError},
+			[]any{Added, Planned, "after"})
+	}
+}
+
+// TestBeginThatFailsKeepsTheOldRecord: no step of the write touches the base
+// before the new one is whole.
+func TestBeginThatFailsKeepsTheOldRecord(t *testing.T) {
+	s := Open(t.TempDir())
+	r := sample("c1")
+	check(t, s.Begin(r))
+	check(t, os.Mkdir(s.path("c1", baseExt)+tmpExt, 0o700)) // the temporary file cannot be made
+	if err := s.Begin(sample("c1")); err == nil {
+		t.Fatal("Begin over a directory succeeded")
+	}
+	got, err := s.Load("c1")
+	check(t, err)
+	want(t, "record", got, r)
+}
+
+func FuzzDecode(f *testing.F) {
+	data, err := encodeBase(sample("c1"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data)
+	f.Add([]byte("0123456789abcdef {}\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if r, err := decodeBase(data); (r == nil) != (err != nil) {
+			t.Errorf("record %v with error %v", r, err)
+		}
+		for _, e := range decodeLog(data) {
+			if _, err := encodeLine(e); err != nil {
+				t.Errorf("an entry that was decoded does not encode: %v", err)
+			}
+		}
+	})
+}
+
+func BenchmarkBegin(b *testing.B) {
+	s := Open(b.TempDir())
+	r := sample("c1")
+	for b.Loop() {
+		if err := s.Begin(r); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkAppend(b *testing.B) {
+	s := Open(b.TempDir())
+	r := sample("c1")
+	if err := s.Begin(r); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if err := s.Append(r, Entry{IfName: "eth0", Result: json.RawMessage(`{"ips":[]}`)}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,210 @@
+package record
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Store is a directory of records. Calls for one container must not overlap;
+// the caller has it locked.
+type Store struct {
+	dir string
+}
+
+const (
+	baseExt = ".json"
+	logExt  = ".log"
+	tmpExt  = ".new"
+)
+
+// Open returns the store in dir, which is created with the first record.
+func Open(dir string) *Store { return &Store{dir: dir} }
+
+// Dir is where the store is.
+func (s *Store) Dir() string { return s.dir }
+
+func name(id string) string {
+	h := sha256.Sum256([]byte(id))
+	return hex.EncodeToString(h[:16])
+}
+
+func (s *Store) path(id, ext string) string { return filepath.Join(s.dir, name(id)+ext) }
+
+// Begin writes the record of what is about to be attached, durably: when it
+// returns nil the record survives a power cut. It replaces an earlier base of
+// the container, and r must hold what that one held and is still true;
+// Generation is set one higher than it was.
+func (s *Store) Begin(r *Record) error {
+	r.Generation++
+	data, err := encodeBase(r)
+	if err != nil {
+		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+	}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+	}
+	if err := writeDurably(s.path(r.ContainerID, baseExt), data); err != nil {
+		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+	}
+	return nil
+}
+
+// writeDurably writes a file so that after a crash it has either its old or its
+// new content: a temporary file, synced, renamed, and the directory synced, for
+// the new name is the directory's content.
+func writeDurably(path string, data []byte) error {
+	tmp := path + tmpExt
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		return errors.Join(err, remove(tmp))
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+// Append adds a line to the container's log. It is not synced. r is not
+// changed, so that networks may append in parallel.
+func (s *Store) Append(r *Record, e Entry) error {
+	e.Generation, e.Time = r.Generation, time.Now()
+	path := s.path(r.ContainerID, logExt)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+	}
+	e.ContainerID = r.ContainerID
+	line, err := encodeLine(e)
+	if err == nil {
+		// The newline in front ends a line that was torn, so that this one is
+		// not part of it. One write: lines of parallel networks do not mix.
+		_, err = f.Write(append([]byte("\n"), line...))
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+	}
+	return nil
+}
+
+// Load returns the container's record, brought up to its log; nil without one.
+// A damaged one is returned with ErrBad, with what could be read of it.
+func (s *Store) Load(id string) (*Record, error) {
+	r, err := s.load(name(id))
+	if r != nil {
+		r.ContainerID = id
+	}
+	return r, err
+}
+
+func (s *Store) load(name string) (*Record, error) {
+	path := filepath.Join(s.dir, name)
+	data, err := os.ReadFile(path + baseExt)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrBad, err)
+	}
+	r, bad := decodeBase(data)
+	log, err := os.ReadFile(path + logExt)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		bad = errors.Join(bad, fmt.Errorf("%w: %w", ErrBad, err))
+	}
+	entries := decodeLog(log)
+	if r == nil {
+		return salvage(entries), fmt.Errorf("%s: %w", path+baseExt, bad)
+	}
+	for _, e := range entries {
+		r.apply(e)
+	}
+	return r, bad
+}
+
+// salvage makes what it can of a log without a base: the container, and the
+// results, which say the addresses.
+func salvage(entries []Entry) *Record {
+	r := &Record{}
+	for _, e := range entries {
+		r.ContainerID = e.ContainerID
+		r.Generation = e.Generation
+		if r.Find(e.IfName) == nil && e.IfName != "" {
+			r.Networks = append(r.Networks, Network{IfName: e.IfName})
+		}
+		r.apply(e)
+	}
+	return r
+}
+
+// Found is a record of the directory, whole or with the error that it is not.
+type Found struct {
+	Record *Record
+	File   string // its name without extension; for Discard
+	Err    error  // wraps ErrBad
+}
+
+// List returns all records in the order of their file names. A damaged one is
+// never left out.
+func (s *Store) List() ([]Found, error) {
+	entries, err := os.ReadDir(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("attachment records: %w", err)
+	}
+	var found []Found
+	for _, e := range entries {
+		file, ok := strings.CutSuffix(e.Name(), baseExt)
+		if !ok {
+			continue
+		}
+		r, err := s.load(file)
+		if r == nil && err == nil {
+			continue // deleted since the directory was read
+		}
+		found = append(found, Found{Record: r, File: file, Err: err})
+	}
+	slices.SortFunc(found, func(a, b Found) int { return strings.Compare(a.File, b.File) })
+	return found, nil
+}
+
+// Delete removes the container's record. It is not synced: a record that a
+// power cut brings back is of an earlier boot, and removing its container again
+// does no harm. The base goes first, for a log alone is nobody's record.
+func (s *Store) Delete(id string) error { return s.Discard(name(id)) }
+
+// Discard is Delete by file.
+func (s *Store) Discard(file string) error {
+	path := filepath.Join(s.dir, file)
+	return errors.Join(remove(path+baseExt), remove(path+logExt), remove(path+baseExt+tmpExt))
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
