@@ -22,6 +22,9 @@ func ProcessID() (ID, error) { return ID{}, ErrNotSupported }
 // Create fails with [ErrNotSupported].
 func Create(string) (*Handle, error) { return nil, ErrNotSupported }
 
+// Pin fails with [ErrNotSupported].
+func Pin(*Handle, string) error { return ErrNotSupported }
+
 // Remove fails with [ErrNotSupported].
 func Remove(string) error { return ErrNotSupported }
 

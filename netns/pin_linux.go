@@ -49,6 +49,57 @@ func create(path string) (_ *Handle, err error) {
 	return h, nil
 }
 
+// Pin keeps the namespace of h alive at path until [Remove], as Create does for
+// a new one. If it is pinned there already, Pin does nothing; a file that was
+// left behind empty, as a reboot leaves it, is used. A namespace other than h's
+// at path is [fs.ErrExist].
+func Pin(h *Handle, path string) error {
+	if err := pin(h, path); err != nil {
+		return fmt.Errorf("pin network namespace %s at %q: %w", h.ID(), path, err)
+	}
+	return nil
+}
+
+func pin(h *Handle, path string) (err error) {
+	made, err := makeFile(path)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, unmake(made))
+		}
+	}()
+	if errors.Is(err, fs.ErrExist) {
+		pinned, perr := isPin(path)
+		if perr != nil {
+			return perr
+		}
+		if pinned {
+			return samePin(h, path)
+		}
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	// The descriptor, not the path it was opened by: that may mean another
+	// namespace by now.
+	fd := fmt.Sprintf("/proc/self/fd/%d", h.File().Fd())
+	if err := unix.Mount(fd, path, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind mount: %w", err)
+	}
+	return nil
+}
+
+func samePin(h *Handle, path string) error {
+	there, err := open(path)
+	if err != nil {
+		return err
+	}
+	if there.ID() != h.ID() {
+		err = fmt.Errorf("namespace %s is pinned there: %w", there.ID(), fs.ErrExist)
+	}
+	return errors.Join(err, there.Close())
+}
+
 // pinNew makes a namespace and mounts it at path, which must be a file.
 func pinNew(path string) error {
 	unshare := func() error {
