@@ -127,14 +127,20 @@ func request(t testing.TB, c scripted.Call) map[string]string {
 	return values
 }
 
-// compact is JSON without white space, for comparison.
-func compact(t testing.TB, data string) string {
+// canonical is JSON with sorted keys and without white space, for comparison.
+func canonical(t testing.TB, data string) string {
 	t.Helper()
-	var b bytes.Buffer
-	if err := json.Compact(&b, []byte(data)); err != nil {
-		t.Fatalf("%s: %v", data, err)
+	dec := json.NewDecoder(strings.NewReader(data))
+	dec.UseNumber() // all digits count
+	var value any
+	if err := dec.Decode(&value); err != nil {
+		t.Fatalf("%q: %v", data, err)
 	}
-	return b.String()
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	wantNil(t, enc.Encode(value))
+	return strings.TrimSpace(b.String())
 }
 
 func wantSame[T any](t testing.TB, what string, got, want T) {
@@ -252,6 +258,12 @@ func (s *stage) inContainer(container string, f func(*netlink.Handle) error) {
 	wantNil(s.t, err)
 	defer nl.Close()
 	wantNil(s.t, f(nl))
+}
+
+// forget removes a container's namespace, so that another may have its name.
+func (s *stage) forget(container string) {
+	s.t.Helper()
+	wantNil(s.t, netns.Remove(s.path("netns", container)))
 }
 
 // load is what can be left running.
