@@ -171,7 +171,7 @@ func (op *operation) existing() ([]*attachment, error) {
 				continue
 			}
 			if cached != nil {
-				a.RuntimeConf = *cached
+				a.Attachment = *cached
 			}
 			if a.NetNS, err = a.chain().CachedNetNS(&a.Attachment); err != nil {
 				return nil, err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -74,12 +73,8 @@ func (a *attachment) useCached() {
 	if len(a.Args) == 0 {
 		a.Args = cached.Args
 	}
-	capabilities := maps.Clone(cached.CapabilityArgs)
-	if capabilities == nil {
-		capabilities = map[string]any{}
-	}
-	maps.Copy(capabilities, a.CapabilityArgs)
-	a.CapabilityArgs = capabilities
+	a.CapabilityArgs = merge(cached.CapabilityArgs, a.CapabilityArgs)
+	a.ConfigArgs = merge(cached.ConfigArgs, a.ConfigArgs)
 }
 
 func (s *snapshot) check(ctx context.Context, ns *Namespace) error {

@@ -12,10 +12,13 @@ import (
 
 // TestMain runs the tests in namespaces of their own, with the reference
 // plugins built beforehand, outside, where there is a network. Started as a
-// plugin, the test binary is one.
+// plugin, the test binary is one; started by a test, it is another runtime.
 func TestMain(m *testing.M) {
 	if scripted.IsPlugin() {
-		os.Exit(scripted.Main())
+		scripted.Main()
+	}
+	if isOtherRuntime() {
+		otherRuntime()
 	}
 	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
 		return refplugins.Env(context.Background(), os.Stderr)

@@ -2,7 +2,6 @@ package cni
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -228,24 +227,25 @@ func (a *attachment) errors(verb string, err error) error {
 	if err == nil {
 		return nil
 	}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		if all := pluginErrors(joined.Unwrap()); all != nil {
-			return join(all...)
-		}
-	}
-	if e := (*Error)(nil); errors.As(err, &e) {
-		return e
+	if all := pluginErrors(err); len(all) > 0 {
+		return join(all...)
 	}
 	return a.error(verb, withSentinel(err))
 }
 
-func pluginErrors(errs []error) []error {
+// pluginErrors finds the Errors in what libcni returned: it wraps the one error
+// that it knows of, which is several joined after a DEL.
+func pluginErrors(err error) []error {
 	var all []error
-	for _, err := range errs {
-		if _, ok := err.(*Error); !ok {
-			return nil
+	switch e := err.(type) {
+	case *Error:
+		return []error{e}
+	case interface{ Unwrap() error }:
+		return pluginErrors(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			all = append(all, pluginErrors(one)...)
 		}
-		all = append(all, err)
 	}
 	return all
 }

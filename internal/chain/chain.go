@@ -59,7 +59,11 @@ type Partial json.RawMessage
 func (c *Chain) Add(ctx context.Context, a *Attachment) (result *types100.Result, partial Partial, err error) {
 	x := c.exec(a, "ADD")
 	err = guard(func() error {
-		r, err := x.libcni(c).AddNetworkList(ctx, x.list, &a.RuntimeConf)
+		rt, err := a.cacheable()
+		if err != nil {
+			return err
+		}
+		r, err := x.libcni(c).AddNetworkList(ctx, x.list, rt)
 		if err != nil {
 			return err
 		}
@@ -115,14 +119,14 @@ func (c *Chain) Status(ctx context.Context) error {
 	return guard(func() error { return x.libcni(c).GetStatusNetworkList(ctx, x.list) })
 }
 
-// Cached returns the parameters that the ADD of a was cached with, or nil if
-// there is no cached ADD.
-func (c *Chain) Cached(a *Attachment) (*libcni.RuntimeConf, error) {
+// Cached returns the attachment that a was cached as by its ADD, without the
+// namespace, or nil if there is no cached ADD.
+func (c *Chain) Cached(a *Attachment) (*Attachment, error) {
 	config, rt, err := c.plain().GetNetworkListCachedConfig(c.List, &a.RuntimeConf)
 	if err != nil || config == nil {
 		return nil, err
 	}
-	return rt, nil
+	return fromCache(rt)
 }
 
 // CachedNetNS returns the namespace path that the ADD of a was cached with.

@@ -6,7 +6,7 @@
 // with
 //
 //	if scripted.IsPlugin() {
-//		os.Exit(scripted.Main())
+//		scripted.Main()
 //	}
 //
 // The network configuration names the script, a JSON file that is read anew at
@@ -31,13 +31,14 @@ import (
 // returns prevResult, or an interface and an address of its own.
 type Script struct {
 	Log   string // a file to which each call is appended as a line of JSON
+	Ends  bool   // log the end of each call too
 	Verbs map[string]Action
 }
 
 // Action is what one verb does, in the order of the fields.
 type Action struct {
 	Fork        bool   // leave a child behind that holds stdout and stderr, and hangs
-	Block       string // a FIFO to read from: waits until the test closes its end
+	Block       string // a FIFO to read from: waits until the test closes its end; $CNI_… is replaced
 	StderrBytes int
 	Stderr      string
 	StdoutBytes int
@@ -52,7 +53,9 @@ type Call struct {
 	Verb, ContainerID, NetNS, IfName, Args, Path string
 
 	Type  string
+	Ended bool // the call is over
 	Stdin json.RawMessage
+	Exact string // what Stdin was, to the byte
 	Env   []string
 	NetNo string // what /proc/self/ns/net is
 	Fds   int    // open descriptors beyond the standard three
@@ -64,16 +67,20 @@ func IsPlugin() bool { return os.Getenv("CNI_COMMAND") != "" }
 // hangArg makes the process the child that Action.Fork leaves behind.
 const hangArg = "scripted-hang"
 
-// Main is the plugin; it returns the exit code.
-func Main() int {
+// Main is the plugin; it does not return.
+//
+// It ends without what os.Exit does: a binary that was built with -race sleeps
+// there for a second, so that a test of a hundred calls would take minutes.
+func Main() {
 	if len(os.Args) > 1 && os.Args[1] == hangArg {
 		hang()
 	}
-	if err := run(); err != nil {
+	code, err := run()
+	if err != nil {
 		fmt.Printf(`{"code": 999, "msg": %q}`, err.Error())
-		return 1
+		code = 1
 	}
-	return 0
+	syscall.Exit(code)
 }
 
 func hang() {
@@ -85,10 +92,10 @@ func hang() {
 	panic(fmt.Sprint("the wait that never ends has ended: ", err))
 }
 
-func run() error {
+func run() (code int, err error) {
 	stdin, err := io.ReadAll(os.Stdin)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var conf struct {
 		CNIVersion string          `json:"cniVersion"`
@@ -97,29 +104,33 @@ func run() error {
 		PrevResult json.RawMessage `json:"prevResult"`
 	}
 	if err := json.Unmarshal(stdin, &conf); err != nil {
-		return fmt.Errorf("configuration: %w", err)
+		return 0, fmt.Errorf("configuration: %w", err)
 	}
 	script, err := Load(conf.Script)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	verb := os.Getenv("CNI_COMMAND")
-	if err := script.log(verb, conf.Type, stdin); err != nil {
-		return err
+	call, err := thisCall(conf.Type, stdin)
+	if err != nil {
+		return 0, err
 	}
-	action, told := script.Verbs[verb]
-	if told {
-		if err := action.do(); err != nil {
-			return err
+	if err := script.log(call); err != nil {
+		return 0, err
+	}
+	action := script.Verbs[call.Verb]
+	if err := action.do(); err != nil {
+		return 0, err
+	}
+	if script.Ends {
+		call.Ended = true
+		if err := script.log(call); err != nil {
+			return 0, err
 		}
 	}
-	if verb == "ADD" && action.Stdout == nil && action.Exit == 0 {
+	if call.Verb == "ADD" && action.Stdout == nil && action.Exit == 0 {
 		fmt.Print(result(conf.CNIVersion, conf.PrevResult))
 	}
-	if action.Exit != 0 {
-		os.Exit(action.Exit)
-	}
-	return nil
+	return action.Exit, nil
 }
 
 // Load reads a script; one that does not exist does nothing special.
@@ -144,19 +155,24 @@ func (s Script) Save(path string) error {
 	return os.WriteFile(path, data, 0o600)
 }
 
-func (s Script) log(verb, typ string, stdin []byte) error {
+func thisCall(typ string, stdin []byte) (Call, error) {
+	ns, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return Call{}, err
+	}
+	return Call{
+		Verb: os.Getenv("CNI_COMMAND"), ContainerID: os.Getenv("CNI_CONTAINERID"), NetNS: os.Getenv("CNI_NETNS"),
+		IfName: os.Getenv("CNI_IFNAME"), Args: os.Getenv("CNI_ARGS"), Path: os.Getenv("CNI_PATH"),
+		Type: typ, Stdin: stdin, Exact: string(stdin),
+		Env: slices.Sorted(slices.Values(os.Environ())), NetNo: ns, Fds: inheritedFds(),
+	}, nil
+}
+
+func (s Script) log(call Call) error {
 	if s.Log == "" {
 		return nil
 	}
-	ns, err := os.Readlink("/proc/self/ns/net")
-	if err != nil {
-		return err
-	}
-	line, err := json.Marshal(Call{
-		Verb: verb, ContainerID: os.Getenv("CNI_CONTAINERID"), NetNS: os.Getenv("CNI_NETNS"),
-		IfName: os.Getenv("CNI_IFNAME"), Args: os.Getenv("CNI_ARGS"), Path: os.Getenv("CNI_PATH"),
-		Type: typ, Stdin: stdin, Env: slices.Sorted(slices.Values(os.Environ())), NetNo: ns, Fds: inheritedFds(),
-	})
+	line, err := json.Marshal(call)
 	if err != nil {
 		return err
 	}
@@ -218,7 +234,7 @@ func (a Action) do() error {
 		}
 	}
 	if a.Block != "" {
-		if _, err := os.ReadFile(a.Block); err != nil {
+		if _, err := os.ReadFile(os.ExpandEnv(a.Block)); err != nil {
 			return err
 		}
 	}
