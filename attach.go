@@ -9,6 +9,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/firstadd"
+	"github.com/embedcni/cni/internal/record"
 )
 
 func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Result, error) {
@@ -21,6 +22,9 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
 	if err := op.clearDead(ctx); err != nil {
+		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
+	}
+	if err := op.write(); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
 	results, err := op.attach(ctx, serially)
@@ -93,6 +97,10 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 	a.attempted = true
 	result, partial, err := a.chain().Add(ctx, &a.Attachment)
 	a.partial = partial
+	if err == nil {
+		a.state = record.Added
+		err = a.note(record.Entry{State: record.Added})
+	}
 	if ferr := first.End(err == nil); ferr != nil {
 		a.op.logger.Warn("remember the first attachment of a network", "network", a.network.config.Name, "error", ferr)
 	}
@@ -116,42 +124,82 @@ func (op *operation) convert(results []*types100.Result) (*Result, error) {
 	return newResult(sources, ifName(op.prefix, 0))
 }
 
-// rollBack detaches what was begun. The specification asks for a DEL after a
-// failed ADD too, because a plugin may fail with half its work done.
+// rollBack detaches what was begun, and lets go of what was not. The
+// specification asks for a DEL after a failed ADD too, because a plugin may
+// fail with half its work done.
 func (op *operation) rollBack(ctx context.Context) error {
-	begun := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return !a.attempted })
-	if err := op.detach(context.WithoutCancel(ctx), begun); err != nil {
+	var begun, never []*attachment
+	for _, a := range op.attachments {
+		if a.attempted {
+			begun = append(begun, a)
+		} else {
+			never = append(never, a)
+		}
+	}
+	err := op.forget(never)
+	if len(begun) > 0 {
+		err = join(err, op.tearDown(context.WithoutCancel(ctx), begun))
+	}
+	if err != nil {
 		return fmt.Errorf("roll back: %w", err)
 	}
 	return nil
 }
 
 // clearDead refuses to attach what is attached, and first removes what is left
-// of an attachment that has died: its namespace is gone, or the interface in
-// it, as after a reboot or a crash.
+// of an attachment that has died: its namespace is gone, or another one, or the
+// interface in it is gone, as after a reboot or a crash.
 func (op *operation) clearDead(ctx context.Context) error {
-	found, err := op.existing()
-	if err != nil {
+	earlier := &operation{snapshot: op.snapshot, verb: "DEL", id: op.id, host: op.host}
+	if err := earlier.recallAttached(op); err != nil {
 		return err
 	}
-	for _, a := range found {
-		live, err := a.lives(found)
+	op.rec = earlier.rec
+	if len(earlier.attachments) == 0 && earlier.rec == nil {
+		return nil
+	}
+	for _, a := range earlier.attachments {
+		live, err := a.lives(earlier.attachments)
 		if err != nil {
 			return fmt.Errorf("is interface %s of network %q still there: %w", a.IfName, a.network.config.Name, err)
 		}
-		if live {
+		if !live {
+			continue
+		}
+		if op.wants(a.IfName) {
 			return fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
 				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
 		}
-	}
-	if len(found) == 0 {
-		return nil
+		return nil // attached elsewhere and alive: this call adds to it
 	}
 	op.logger.Info("removing what is left of an earlier attachment", "container", op.id)
-	if err := op.detach(context.WithoutCancel(ctx), found); err != nil {
+	if err := earlier.tearDown(context.WithoutCancel(ctx), earlier.attachments); err != nil {
 		return fmt.Errorf("remove what is left of an earlier attachment: %w", err)
 	}
+	op.rec = nil
 	return nil
+}
+
+func (op *operation) wants(ifName string) bool {
+	return slices.ContainsFunc(op.attachments, func(a *attachment) bool { return a.IfName == ifName })
+}
+
+// recallAttached finds what the container is attached to, from its record or,
+// where it has none, from libcni's cache.
+func (op *operation) recallAttached(wanted *operation) error {
+	rec, err := op.records.Load(op.id)
+	if rec != nil && err == nil {
+		return op.recall(&Namespace{id: op.id})
+	}
+	if err != nil {
+		op.logger.Warn("attachment record cannot be read", "container", op.id, "error", err)
+		op.rec, op.damaged = rec, true
+	}
+	op.attachments, err = wanted.existing()
+	for _, a := range op.attachments {
+		a.op = op
+	}
+	return err
 }
 
 // existing are the attachments of this container that libcni's cache knows, on

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/record"
 )
 
 // CNI is what a container runtime needs of CNI. It is go-cni's interface, and
@@ -92,6 +94,8 @@ type snapshot struct {
 	env      []string // what plugins get of the runtime's environment
 	locks    *lock.Space
 	first    *firstadd.Tracker
+	records  *record.Store
+	kept     *keeper
 	status   statusCache
 }
 
@@ -144,12 +148,14 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	}
 	s := &snapshot{settings: c.settings, networks: b.networks, skipped: b.skipped}
 	s.env = invoke.Environ(os.Environ(), s.envAllow, nil)
-	if previous != nil && previous.stateDir == s.stateDir {
-		s.locks, s.first = previous.locks, previous.first
+	if previous != nil && previous.stateDir == s.stateDir && previous.recordDir == s.recordDir {
+		s.locks, s.first, s.records, s.kept = previous.locks, previous.first, previous.records, previous.kept
 	} else {
 		own := filepath.Join(s.stateDir, "embedcni")
 		s.locks = lock.Open(filepath.Join(own, "locks"))
 		s.first = firstadd.New(filepath.Join(own, "networks"), s.locks)
+		s.records = record.Open(cmp.Or(s.recordDir, filepath.Join(own, "attachments")))
+		s.kept = newKeeper(s.records.Dir())
 	}
 	for _, n := range s.networks {
 		n.snapshot = s
@@ -210,9 +216,6 @@ func (r *Runtime) setup(ctx context.Context, id, path string, opts []NamespaceOp
 // time that Timeouts.Del gives it.
 func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) error {
 	s := r.current.Load()
-	if err := s.ready(); err != nil {
-		return err
-	}
 	ns, err := newNamespace(id, path, opts...)
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", id, err)

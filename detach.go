@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/record"
 )
 
 // teardownWait bounds how long Remove waits for another call on the same
@@ -17,18 +18,33 @@ const teardownWait = 5 * time.Minute
 
 func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 	ctx = context.WithoutCancel(ctx)
-	op, err := s.begin(ns, "DEL")
+	op, err := s.beginTeardown(ctx, ns.id)
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, err)
 	}
 	defer op.end()
-	if err := op.lockForTeardown(ctx); err != nil {
+	if err := op.recall(ns); err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, err)
 	}
-	for _, a := range op.attachments {
-		a.useCached()
+	return op.tearDown(ctx, op.attachments)
+}
+
+// beginTeardown is begin for a call that learns from the record what there is
+// to do, and so must have the container locked before it can plan.
+func (s *snapshot) beginTeardown(ctx context.Context, id string) (*operation, error) {
+	if err := validateID(id); err != nil {
+		return nil, err
 	}
-	return op.detach(ctx, op.attachments)
+	op := &operation{snapshot: s, verb: "DEL", id: id}
+	host, err := openHostNetNS(s.hostNetNS)
+	if err != nil {
+		return nil, err
+	}
+	op.host = host
+	if err := op.lockForTeardown(ctx); err != nil {
+		return nil, join(err, host.close())
+	}
+	return op, nil
 }
 
 // lockForTeardown is lock, but goes on when the lock file cannot be used: a
@@ -44,6 +60,32 @@ func (op *operation) lockForTeardown(ctx context.Context) error {
 	op.logger.Warn("removing without a lock between processes", "container", op.id, "error", err)
 	op.held, err = op.locks.LockLocal(ctx, op.containerKey())
 	return err
+}
+
+// tearDown runs the DELs, sweeps what they have left, and makes sure that
+// nothing is. Then the record is deleted; else it stays, with the reason, for
+// the next try.
+func (op *operation) tearDown(ctx context.Context, attachments []*attachment) error {
+	delErr := op.detach(ctx, attachments)
+	left := op.sweep(ctx, attachments)
+	switch {
+	case left == nil && (delErr == nil || op.vouched(attachments, delErr)):
+		if err := op.forget(attachments); err != nil {
+			return fmt.Errorf("forget container %s: %w", op.id, err)
+		}
+		if delErr == nil {
+			return nil
+		}
+		op.logger.Warn("DEL failed, and nothing is left", "container", op.id, "error", delErr)
+		if op.teardownErrors {
+			return delErr
+		}
+		return nil
+	default:
+		err := join(delErr, left)
+		op.keep(err)
+		return err
+	}
 }
 
 // detach runs the DELs of all attachments, last first, and returns the errors
@@ -86,11 +128,38 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 	if err := op.lock(ctx); err != nil {
 		return fmt.Errorf("check container %q: %w", ns.id, err)
 	}
+	rec, err := op.records.Load(ns.id)
+	if err != nil {
+		return fmt.Errorf("check container %q: %w", ns.id, err)
+	}
 	for _, a := range op.attachments {
-		a.useCached()
-		if err := a.chain().Check(ctx, &a.Attachment); err != nil {
+		if rec != nil {
+			err = a.useRecorded(rec)
+		} else {
+			a.useCached()
+		}
+		if err == nil {
+			err = a.chain().Check(ctx, &a.Attachment, a.partial)
+		}
+		if err != nil {
 			return a.errors("CHECK", err)
 		}
 	}
+	return nil
+}
+
+// useRecorded gives CHECK the parameters and the result of the ADD.
+func (a *attachment) useRecorded(rec *record.Record) error {
+	n := rec.Find(a.IfName)
+	if n == nil || n.Name != a.network.config.Name || n.State != record.Added {
+		return fmt.Errorf("%s of network %q: %w", a.IfName, a.network.config.Name, ErrNotAttached)
+	}
+	recorded, err := a.op.fromRecord(&record.Record{ContainerID: a.ContainerID, Networks: []record.Network{*n}})
+	if err != nil {
+		return err
+	}
+	netNS := a.NetNS
+	a.Attachment, a.partial = recorded[0].Attachment, recorded[0].partial
+	a.NetNS = netNS
 	return nil
 }

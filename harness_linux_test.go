@@ -32,6 +32,7 @@ type host struct {
 func newHost(t testing.TB) *host {
 	t.Helper()
 	h := &host{t: t, dir: t.TempDir()}
+	t.Cleanup(h.unpin)
 	runtime.LockOSThread()
 	ns := h.newNetNS("host")
 	if err := unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET); err != nil {
@@ -45,6 +46,20 @@ func newHost(t testing.TB) *host {
 		t.Fatal(err)
 	}
 	return h
+}
+
+// unpin lets go of the namespaces of containers that the test leaves attached,
+// so that their directory can be deleted.
+func (h *host) unpin() {
+	pins, err := filepath.Glob(h.path("state", "embedcni", "attachments", "netns", "*"))
+	if err != nil {
+		h.t.Error(err)
+	}
+	for _, pin := range pins {
+		if err := netns.Remove(pin); err != nil {
+			h.t.Error(err)
+		}
+	}
 }
 
 func (h *host) newNetNS(name string) *netns.Handle {

@@ -9,6 +9,7 @@ import (
 	vnetns "github.com/vishvananda/netns"
 
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -61,6 +62,36 @@ func (h *hostNetNS) validate(path, verb string) (string, error) {
 	}
 }
 
+// recordedPath is what plugins are told of a recorded namespace: its path if
+// that still leads there, else the pin, else nothing. A path that leads to
+// another namespace by now is another container's.
+func (h *hostNetNS) recordedPath(ns record.NetNS) (string, error) {
+	for _, path := range []string{ns.Path, ns.Pin} {
+		if path == "" {
+			continue
+		}
+		id, err := identify(path)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		if id == (netns.ID{Dev: ns.Dev, Ino: ns.Ino}) {
+			return path, h.foreign(id, path)
+		}
+	}
+	return "", nil
+}
+
+func identify(path string) (netns.ID, error) {
+	ns, err := netns.Open(path)
+	if err != nil {
+		return netns.ID{}, err
+	}
+	return ns.ID(), ns.Close()
+}
+
 // foreign refuses the namespace that plugins run in, and that of the process:
 // as a container's it is a mistake, for example a /proc/PID/ns/net whose PID is
 // another process's by now, and DEL would take the host's interfaces down.
@@ -109,3 +140,5 @@ func hasLink(ns *netns.Handle, name string) (bool, error) {
 	}
 	return err == nil, err
 }
+
+func (h *hostNetNS) handle() *netns.Handle { return h.Handle }

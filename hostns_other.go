@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
 )
 
 // hostNetNS stands for where plugins run. Off Linux that is where the runtime
@@ -26,3 +28,8 @@ func (*hostNetNS) validate(path, verb string) (string, error) { return path, nil
 
 // lives cannot look into a container off Linux. What is recorded counts.
 func (a *attachment) lives([]*attachment) (bool, error) { return true, nil }
+
+// recordedPath is the path as it was recorded.
+func (*hostNetNS) recordedPath(ns record.NetNS) (string, error) { return ns.Path, nil }
+
+func (*hostNetNS) handle() *netns.Handle { return nil }

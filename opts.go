@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -41,6 +42,9 @@ type settings struct {
 	prefix           string
 	minNetworks      int
 	stateDir         string
+	recordDir        string // empty: below stateDir
+	owner            string
+	teardownErrors   bool
 	hostNetNS        string
 	timeouts         Timeouts
 	statusTTL        time.Duration
@@ -59,6 +63,7 @@ func defaultSettings() settings {
 		prefix:           DefaultPrefix,
 		minNetworks:      1,
 		stateDir:         defaultStateDir,
+		owner:            filepath.Base(os.Args[0]),
 		timeouts:         defaultTimeouts,
 		statusTTL:        time.Second,
 		envAllow:         invoke.DefaultAllow(),
@@ -184,6 +189,35 @@ func WithStateDir(dir string) Opt {
 			return fmt.Errorf("the state directory is empty: %w", ErrInvalidArgument)
 		}
 		c.stateDir = dir
+		return nil
+	}
+}
+
+// WithRecordDir sets the directory of the attachment records and of the pinned
+// namespaces; by default it lies in the state directory. It must survive a
+// reboot, or what the reboot left cannot be cleaned up.
+func WithRecordDir(dir string) Opt {
+	return func(c *config) error {
+		c.recordDir = dir
+		return nil
+	}
+}
+
+// WithOwner names who attaches. Recover and GC touch only what their owner
+// recorded, so that programs that share a host do not tear down each other's
+// containers. The default is the name of the program's executable.
+func WithOwner(name string) Opt {
+	return func(c *config) error {
+		c.owner = name
+		return nil
+	}
+}
+
+// WithTeardownErrors makes Remove return what DEL failed with even if the sweep
+// behind it has left nothing. By default that is logged and Remove succeeds.
+func WithTeardownErrors() Opt {
+	return func(c *config) error {
+		c.teardownErrors = true
 		return nil
 	}
 }

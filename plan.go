@@ -2,6 +2,7 @@ package cni
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"reflect"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/record"
 )
 
 // operation is one call of Setup, Remove or Check under way: all that plugins
@@ -24,6 +26,8 @@ type operation struct {
 	host        *hostNetNS
 	attachments []*attachment
 	held        *lock.Held
+	rec         *record.Record // nil: there is none, or not yet
+	damaged     bool           // rec is only what could be read of it
 }
 
 // attachment is one network of an operation.
@@ -32,6 +36,7 @@ type attachment struct {
 	op        *operation
 	network   *Network
 	attempted bool          // an ADD was begun
+	state     record.State  // how far the ADD got, from the record
 	partial   chain.Partial // what a failed ADD got to
 }
 
@@ -210,6 +215,7 @@ func (a *attachment) chain() *chain.Chain {
 		Path:     a.op.pluginDirs,
 		CacheDir: a.op.stateDir,
 		Run:      a.runPlugin,
+		OnResult: func(result json.RawMessage) error { return a.note(record.Entry{Result: result}) },
 	}
 }
 

@@ -41,6 +41,10 @@ type Chain struct {
 	Path     []string // becomes CNI_PATH
 	CacheDir string   // libcni's; it writes below <CacheDir>/results
 	Run      Runner
+
+	// OnResult, if set, is told of the result so far after each plugin of an
+	// ADD that succeeded. An error of it fails the ADD.
+	OnResult func(json.RawMessage) error
 }
 
 // Attachment names what a verb is about. RuntimeConf is libcni's; ConfigArgs
@@ -50,8 +54,9 @@ type Attachment struct {
 	ConfigArgs map[string]any
 }
 
-// Partial is what a failed Add got to: the result of the last plugin that
-// succeeded, which the DEL of the others needs. Nil when none did.
+// Partial is how far an Add got: the result of the last plugin that succeeded,
+// which the DEL of all of them needs. Nil when none did, or when it is not
+// known; then libcni's cached one takes its place.
 type Partial json.RawMessage
 
 // Add attaches. When it fails, what was attached stays until Del is called
@@ -78,7 +83,7 @@ func (c *Chain) Add(ctx context.Context, a *Attachment) (result *types100.Result
 
 // Del detaches: every plugin is asked, last first, and what they answer is
 // joined. libcni would halt at the first error and leave the ones behind it
-// unasked. A plugin gets the result of the ADD: the cached one, else partial.
+// unasked. A plugin gets the result of the ADD: partial, else the cached one.
 // The cached result is kept unless every plugin succeeded, for the next try.
 func (c *Chain) Del(ctx context.Context, a *Attachment, partial Partial) error {
 	x := c.exec(a, "DEL")
@@ -92,22 +97,24 @@ func (c *Chain) Del(ctx context.Context, a *Attachment, partial Partial) error {
 	})
 }
 
-// Check asks the plugins whether the attachment is as it should be. Where the
-// network has CHECK at all, an attachment without a result of its ADD is
-// ErrNotAdded: the specification forbids to ask.
-func (c *Chain) Check(ctx context.Context, a *Attachment) error {
+// Check asks the plugins whether the attachment is as it should be; result is
+// what the ADD ended with, else the cached one is used. Where the network has
+// CHECK at all, an attachment without a result is ErrNotAdded: the
+// specification forbids to ask.
+func (c *Chain) Check(ctx context.Context, a *Attachment, result Partial) error {
 	x := c.exec(a, "CHECK")
+	x.prevResult = json.RawMessage(result)
 	return guard(func() error {
-		if !c.List.DisableCheck && c.canCheck() && c.cachedResult(a) == nil {
+		if !c.List.DisableCheck && c.CanCheck() && x.prevResult == nil && c.cachedResult(a) == nil {
 			return fmt.Errorf("%s of network %q %w", a.IfName, c.List.Name, ErrNotAdded)
 		}
 		return x.libcni(c).CheckNetworkList(ctx, x.list, &a.RuntimeConf)
 	})
 }
 
-// canCheck tells whether the configuration is of a version that has CHECK; if
+// CanCheck tells whether the configuration is of a version that has CHECK; if
 // not, libcni says so in the words its callers know.
-func (c *Chain) canCheck() bool {
+func (c *Chain) CanCheck() bool {
 	ok, err := version.GreaterThanOrEqualTo(c.List.CNIVersion, "0.4.0")
 	return err == nil && ok
 }

@@ -25,8 +25,9 @@ type exec struct {
 	configArgs map[string]any
 
 	last       json.RawMessage // ADD: the result so far
-	prevResult json.RawMessage // DEL: the one to use when libcni has none
-	askAll     bool            // DEL: go on after an error
+	prevResult json.RawMessage // DEL, CHECK: the one to use, rather than libcni's
+	onResult   func(json.RawMessage) error
+	askAll     bool // DEL: go on after an error
 	errs       []error
 }
 
@@ -35,7 +36,7 @@ type exec struct {
 const positionKey = "cni.dev/position"
 
 func (c *Chain) exec(a *Attachment, verb string) *exec {
-	x := &exec{run: c.Run, verb: verb, original: c.List.Plugins}
+	x := &exec{run: c.Run, verb: verb, original: c.List.Plugins, onResult: c.OnResult}
 	if a != nil {
 		x.configArgs = a.ConfigArgs
 	}
@@ -80,12 +81,21 @@ func (x *exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, envi
 	if err == nil && x.verb == "ADD" {
 		if err = validateResult(out); err == nil {
 			x.last = withVersion(out, x.list.CNIVersion)
+			err = x.tell()
 		}
 	}
 	if x.askAll {
 		return x.gather(position, out, err)
 	}
 	return out, err
+}
+
+// tell passes the result so far on to whoever wants to know.
+func (x *exec) tell() error {
+	if x.onResult == nil || x.last == nil {
+		return nil
+	}
+	return x.onResult(x.last)
 }
 
 // gather keeps a DEL going: libcni hears of the errors only with the plugin
@@ -116,7 +126,7 @@ func (x *exec) request(stdin []byte) (position int, request []byte, err error) {
 	}
 	added.take("type")
 	added.take("capabilities")
-	if _, ok := added.get("prevResult"); !ok && x.prevResult != nil {
+	if x.prevResult != nil {
 		added.set("prevResult", x.prevResult)
 	}
 	config, err := parseObject(x.original[position].Bytes)

@@ -20,6 +20,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/lock"
 )
 
@@ -136,7 +137,7 @@ func (t *Tracker) file(network string) string {
 
 // mark is what must be the same for an earlier ADD to count.
 func (k Key) mark() (string, error) {
-	boot, err := bootID()
+	id, err := boot.ID()
 	if err != nil {
 		return "", err
 	}
@@ -145,7 +146,7 @@ func (k Key) mark() (string, error) {
 		fmt.Fprintf(h, "%d:", len(part))
 		h.Write(part)
 	}
-	return strings.Join([]string{k.Network, boot, k.Host, hex.EncodeToString(h.Sum(nil))}, "\n"), nil
+	return strings.Join([]string{k.Network, id, k.Host, hex.EncodeToString(h.Sum(nil))}, "\n"), nil
 }
 
 func (k Key) locks() []lock.Key {

@@ -56,7 +56,7 @@ type NetNS struct {
 type Network struct {
 	Name         string                     `json:"name"`
 	IfName       string                     `json:"ifName"`
-	Config       json.RawMessage            `json:"config"` // the whole list, every plugin in it
+	Config       []byte                     `json:"config"` // the whole list, every plugin in it, to the byte
 	Args         [][2]string                `json:"args,omitempty"`
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	ConfigArgs   map[string]json.RawMessage `json:"configArgs,omitempty"`

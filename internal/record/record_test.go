@@ -19,10 +19,10 @@ func sample(id string) *Record {
 		Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
 		NetNS: NetNS{Path: "/run/netns/" + id, Dev: 4, Ino: 77},
 		Networks: []Network{
-			{Name: "podnet", IfName: "eth0", Config: json.RawMessage(`{"name":"podnet","big":9007199254740993}`),
+			{Name: "podnet", IfName: "eth0", Config: []byte(`{"name":"podnet",  "text":"<>&"}`),
 				Args:         [][2]string{{"K", "v"}},
 				Capabilities: map[string]json.RawMessage{"portMappings": json.RawMessage(`[{"hostPort":8080}]`)}},
-			{Name: "other", IfName: "eth1", Config: json.RawMessage(`{"name":"other"}`)},
+			{Name: "other", IfName: "eth1", Config: []byte(`{"name":"other"}`)},
 		},
 	}
 }

@@ -1,4 +1,5 @@
-package firstadd
+// Package boot tells one boot of the machine from another.
+package boot
 
 import (
 	"fmt"
@@ -6,8 +7,8 @@ import (
 	"strings"
 )
 
-// bootID changes with each boot of the machine.
-func bootID() (string, error) {
+// ID changes with each boot of the machine.
+func ID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("boot id: %w", err)

@@ -1,0 +1,232 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+
+	"github.com/embedcni/cni/internal/sweep"
+	"github.com/embedcni/cni/netns"
+)
+
+// LeftoverError lists what could not be removed of a container.
+type LeftoverError struct {
+	ContainerID string
+	Left        []string // a line each, for a person
+	Err         error    // why, as far as that is known
+}
+
+func (e *LeftoverError) Error() string {
+	s := fmt.Sprintf("left of container %s: %s", e.ContainerID, strings.Join(e.Left, "; "))
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Unwrap returns the cause.
+func (e *LeftoverError) Unwrap() error { return e.Err }
+
+// sweep removes what the reference plugins leave of the attachments when a DEL
+// fails or is killed, and looks again. It returns nil only if it has seen that
+// nothing is left.
+func (op *operation) sweep(ctx context.Context, attachments []*attachment) error {
+	var left []string
+	var errs []error
+	for _, a := range attachments {
+		l, err := a.sweep(ctx)
+		left = append(left, l...)
+		errs = append(errs, err)
+	}
+	err := join(errs...)
+	if len(left) == 0 && err == nil {
+		return nil
+	}
+	return &LeftoverError{ContainerID: op.id, Left: left, Err: err}
+}
+
+func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
+	f, err := a.footprint()
+	if err != nil {
+		return nil, err
+	}
+	defer f.close()
+	found, err := f.find(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(found) > 0 {
+		a.op.logger.Info("sweeping what DEL has left", "container", a.ContainerID, "network", a.network.config.Name,
+			"left", names(found))
+		err = sweep.Remove(ctx, found)
+		if found, ferr := f.find(ctx); ferr != nil || len(found) > 0 {
+			return names(found), join(err, ferr)
+		}
+		// It is gone, so however an attempt to remove it ended it has been.
+		err = nil
+	}
+	a.flush(f)
+	return nil, err
+}
+
+func names(items []sweep.Item) []string {
+	var lines []string
+	for _, item := range items {
+		lines = append(lines, item.String())
+	}
+	return lines
+}
+
+// flush makes conntrack forget the UDP flows to the container. A flow is not
+// something that is left: there may be new ones any time, and a kernel without
+// conntrack has none, so a failure is worth a line in the log.
+func (a *attachment) flush(f *footprint) {
+	if !f.Ports || f.Host == nil {
+		return
+	}
+	if _, err := sweep.FlushFlows(f.Host, f.Addresses); err != nil {
+		a.op.logger.Warn("flush UDP flows", "container", a.ContainerID, "error", err)
+	}
+}
+
+// footprint is where an attachment may have left something.
+type footprint struct {
+	sweep.Target
+	Masquerade, Ports, Firewall bool
+}
+
+// footprint reads it from the configuration and the result of the attachment.
+func (a *attachment) footprint() (*footprint, error) {
+	f := &footprint{}
+	f.Network, f.ContainerID, f.IfName = a.network.config.Name, a.ContainerID, a.IfName
+	f.Thorough = a.state != "added"
+	f.Host = a.op.host.handle()
+	for i, p := range a.network.config.Plugins {
+		if err := f.plugin(i, p.Bytes); err != nil {
+			return nil, err
+		}
+	}
+	f.result(a.lastResult())
+	if a.NetNS != "" && f.Host != nil {
+		// A namespace that is gone is no reason to stop: what was in it is too.
+		f.Container, _ = netns.Open(a.NetNS)
+	}
+	return f, nil
+}
+
+func (f *footprint) close() {
+	if f.Container != nil {
+		_ = f.Container.Close() // was only looked into
+	}
+}
+
+// hostLocalDir is where host-local keeps its addresses by default.
+const hostLocalDir = "/var/lib/cni/networks"
+
+// plugin adds what one plugin of the chain may have left.
+func (f *footprint) plugin(position int, config []byte) error {
+	var c struct {
+		Type   string `json:"type"`
+		IPMasq bool   `json:"ipMasq"`
+		IPAM   struct {
+			Type    string `json:"type"`
+			DataDir string `json:"dataDir"`
+		} `json:"ipam"`
+	}
+	if err := json.Unmarshal(config, &c); err != nil {
+		return fmt.Errorf("configuration of plugin %d: %w", position, err)
+	}
+	switch c.Type {
+	case "bridge", "ptp", "macvlan", "ipvlan", "vlan":
+		f.OwnsIf = f.OwnsIf || position == 0
+		f.Masquerade = f.Masquerade || c.IPMasq
+	case "portmap":
+		f.Ports = true
+	case "firewall":
+		f.Firewall = true
+	case "bandwidth":
+		f.Shaped = true
+	}
+	if c.IPAM.Type == "host-local" {
+		dir := hostLocalDir
+		if c.IPAM.DataDir != "" {
+			dir = c.IPAM.DataDir
+		}
+		f.IPAMDirs = append(f.IPAMDirs, filepath.Join(dir, f.Network))
+	}
+	return nil
+}
+
+// result adds what the ADD said it had made.
+func (f *footprint) result(r *types100.Result) {
+	if r == nil {
+		return
+	}
+	for _, i := range r.Interfaces {
+		if i.Sandbox == "" {
+			f.Links = append(f.Links, sweep.Link{Name: i.Name, MAC: i.Mac})
+		}
+	}
+	for _, ip := range r.IPs {
+		if addr, ok := netip.AddrFromSlice(ip.Address.IP); ok {
+			f.Addresses = append(f.Addresses, addr.Unmap())
+		}
+	}
+}
+
+// lastResult is the result that the ADD got to, or nil.
+func (a *attachment) lastResult() *types100.Result {
+	data := json.RawMessage(a.partial)
+	if data == nil {
+		return nil
+	}
+	r, err := create.CreateFromBytes(data)
+	if err != nil {
+		return nil
+	}
+	result, err := types100.NewResultFromResult(r)
+	if err != nil || validateResult(result) != nil {
+		return nil
+	}
+	return result
+}
+
+// find lists what is there, in the order in which it is to be removed.
+func (f *footprint) find(ctx context.Context) ([]sweep.Item, error) {
+	if f.Host == nil {
+		return nil, nil
+	}
+	rules, rerr := f.rules(ctx)
+	rest, err := sweep.Find(f.Target)
+	return slices.Concat(rules, rest), join(rerr, err)
+}
+
+// swept are the plugins whose leavings the sweep knows all of. Those of another
+// one are known to nobody, so that its failed DEL stays a failure.
+var swept = []string{"loopback", "bridge", "ptp", "macvlan", "ipvlan", "portmap", "firewall", "bandwidth", "tuning"}
+
+// vouched tells whether a sweep that found nothing makes up for failed DELs.
+func (op *operation) vouched(attachments []*attachment, err error) bool {
+	for _, e := range pluginErrors(err) {
+		var failed *Error
+		if !errors.As(e, &failed) || !slices.Contains(swept, failed.Plugin) {
+			return false
+		}
+	}
+	for _, a := range attachments {
+		for _, p := range a.network.config.Plugins {
+			if ipam := p.Network.IPAM.Type; ipam != "" && ipam != "host-local" && ipam != "static" {
+				return false
+			}
+		}
+	}
+	return len(pluginErrors(err)) > 0
+}

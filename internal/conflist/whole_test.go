@@ -1,0 +1,32 @@
+package conflist
+
+import (
+	"reflect"
+	"testing"
+)
+
+func TestWholeParsesToTheSameConfiguration(t *testing.T) {
+	list, err := Parse([]byte(`{"cniVersions": ["0.4.0", "1.0.0"], "name": "net", "disableGC": "true", "plugins": [
+		{"type": "first",  "big": 9007199254740993, "text": "<&>"}, {"type": "second"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	more, err := Parse([]byte(`{"name": "net", "plugins": [{"type": "third"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	list.Plugins = append(list.Plugins, more.Plugins...)
+	whole, err := Whole(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Parse(whole)
+	if err != nil {
+		t.Fatalf("%s: %v", whole, err)
+	}
+	want := *list
+	want.Bytes, want.LoadOnlyInlinedPlugins = whole, true
+	if !reflect.DeepEqual(*got, want) {
+		t.Errorf("got  %+v\nwant %+v", *got, want)
+	}
+}

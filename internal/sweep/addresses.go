@@ -1,0 +1,115 @@
+package sweep
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
+)
+
+// address is a file of host-local: its name is the address, its content is the
+// container ID and the interface name on two lines.
+type address struct {
+	dir, file, content string
+}
+
+func (a address) String() string { return "address " + a.file + " in " + a.dir }
+
+// Remove deletes the file under host-local's own lock, if it still says what
+// was found: the address may be another container's by now.
+func (a address) Remove() (err error) {
+	lock, err := disk.NewFileLock(a.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("release %s: %w", a, err)
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	if err := lock.Lock(); err != nil {
+		return fmt.Errorf("release %s: %w", a, err)
+	}
+	path := filepath.Join(a.dir, a.file)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && string(data) != a.content {
+		return nil
+	}
+	if err == nil {
+		err = os.Remove(path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("release %s: %w", a, err)
+	}
+	return nil
+}
+
+// addresses are the files of the container's interface in host-local's
+// directories of the network.
+func addresses(t Target) ([]Item, error) {
+	var items []Item
+	var errs []error
+	for _, dir := range t.IPAMDirs {
+		found, err := addressesIn(dir, t)
+		items = append(items, found...)
+		errs = append(errs, err)
+	}
+	return items, errors.Join(errs...)
+}
+
+func addressesIn(dir string, t Target) ([]Item, error) {
+	names, err := candidates(dir, t)
+	if err != nil {
+		return nil, fmt.Errorf("addresses of container %s: %w", t.ContainerID, err)
+	}
+	var items []Item
+	var errs []error
+	for _, name := range names {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if holds(string(data), t.ContainerID, t.IfName) {
+			items = append(items, address{dir: dir, file: name, content: string(data)})
+		}
+	}
+	return items, errors.Join(errs...)
+}
+
+// candidates are the files to look into: those of the addresses that are known,
+// or all where there may be more. Reading all costs what the network has
+// containers, so it is not for every DEL.
+func candidates(dir string, t Target) ([]string, error) {
+	var names []string
+	if !t.Thorough {
+		for _, addr := range t.Addresses {
+			names = append(names, addr.String())
+		}
+		return names, nil
+	}
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		if net.ParseIP(e.Name()) != nil { // not lock, nor last_reserved_ip.*
+			names = append(names, e.Name())
+		}
+	}
+	return names, err
+}
+
+// holds compares a file's content as host-local does; files of its earliest
+// versions have no interface name.
+func holds(content, id, ifName string) bool {
+	content = strings.TrimSpace(content)
+	return content == id+disk.LineBreak+ifName || content == id
+}

@@ -1,0 +1,65 @@
+// Package sweep finds and removes what one attachment has left outside the
+// firewall: the host's end of its veth pair, its interface in a namespace that
+// lives on, host-local's address files, the device that bandwidth shapes with,
+// and connections that conntrack still sends to its addresses.
+//
+// Everything is found by what the attachment's record says and by names that
+// the reference plugins compute, never by pattern: what belongs to a neighbour
+// is not so much as looked at twice.
+package sweep
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// Target is the attachment.
+type Target struct {
+	Network, ContainerID, IfName string
+
+	Host      *netns.Handle // where its plugins ran
+	Container *netns.Handle // nil if the namespace is gone
+
+	Links     []Link       // what its result says is on the host
+	IPAMDirs  []string     // host-local's directories of the network
+	Shaped    bool         // bandwidth is among its plugins
+	OwnsIf    bool         // its interface was made for it, so that it may be deleted
+	Addresses []netip.Addr // of the container, as far as they are known
+	Thorough  bool         // its ADD or DEL was cut short: more addresses may be held for it
+}
+
+// Link is an interface as a result reports it.
+type Link struct{ Name, MAC string }
+
+// Item is something that was left.
+type Item interface {
+	String() string // what it is, in one line, for a person
+	Remove() error  // nil if it is gone meanwhile
+}
+
+// Find lists what is there, in the order in which it is to be removed.
+func Find(t Target) ([]Item, error) {
+	var items []Item
+	var errs []error
+	for _, find := range []func(Target) ([]Item, error){containerLink, hostLinks, shaper, addresses} {
+		found, err := find(t)
+		items = append(items, found...)
+		errs = append(errs, err)
+	}
+	return items, errors.Join(errs...)
+}
+
+// Remove removes the items, goes on after an error, and returns all.
+func Remove(ctx context.Context, items []Item) error {
+	var errs []error
+	for _, item := range items {
+		if err := ctx.Err(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		errs = append(errs, item.Remove())
+	}
+	return errors.Join(errs...)
+}

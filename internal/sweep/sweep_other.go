@@ -1,0 +1,17 @@
+//go:build !linux
+
+package sweep
+
+import (
+	"net/netip"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// Interfaces and flows of other systems are their plugins' business.
+func containerLink(Target) ([]Item, error) { return nil, nil }
+func hostLinks(Target) ([]Item, error)     { return nil, nil }
+func shaper(Target) ([]Item, error)        { return nil, nil }
+
+// FlushFlows does nothing off Linux.
+func FlushFlows(*netns.Handle, []netip.Addr) (uint, error) { return 0, nil }

@@ -1,0 +1,271 @@
+package cni
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/boot"
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// write puts on disk what is about to be attached, and pins the container's
+// namespace, before the first plugin runs. Attachments that the container has
+// already, under other interface names, stay in the record.
+func (op *operation) write() error {
+	id, err := boot.ID()
+	if err != nil {
+		return err
+	}
+	rec := &record.Record{
+		ContainerID: op.id, Owner: op.owner, Boot: id, Host: op.host.String(), Since: time.Now().UTC(),
+	}
+	if op.rec != nil {
+		rec.Since, rec.Generation = op.rec.Since, op.rec.Generation
+		for _, n := range op.rec.Networks {
+			if n.State != record.Deleted {
+				rec.Networks = append(rec.Networks, n)
+			}
+		}
+	}
+	for _, a := range op.attachments {
+		n, err := a.recorded()
+		if err != nil {
+			return err
+		}
+		rec.Networks = append(rec.Networks, n)
+	}
+	if rec.NetNS, err = op.pin(); err != nil {
+		return err
+	}
+	if err := op.records.Begin(rec); err != nil {
+		return join(err, op.unpin())
+	}
+	op.rec = rec
+	return nil
+}
+
+// recorded is all that the attachment's plugins are given.
+func (a *attachment) recorded() (record.Network, error) {
+	n := record.Network{Name: a.network.config.Name, IfName: a.IfName, Args: a.Args}
+	var err error
+	if n.Config, err = conflist.Whole(a.network.config); err != nil {
+		return n, err
+	}
+	if n.Capabilities, err = rawMap(a.CapabilityArgs); err != nil {
+		return n, fmt.Errorf("network %q: capability %w", n.Name, err)
+	}
+	if n.ConfigArgs, err = rawMap(a.ConfigArgs); err != nil {
+		return n, fmt.Errorf("network %q: args.cni.%w", n.Name, err)
+	}
+	return n, nil
+}
+
+func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
+	if len(values) == 0 {
+		return nil, nil
+	}
+	raw := make(map[string]json.RawMessage, len(values))
+	for key, value := range values {
+		data, err := json.Marshal(value)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w: %w", key, err, ErrInvalidArgument)
+		}
+		raw[key] = data
+	}
+	return raw, nil
+}
+
+// note adds to the record what has happened to the attachment.
+func (a *attachment) note(e record.Entry) error {
+	if a.op.rec == nil {
+		return nil
+	}
+	e.IfName = a.IfName
+	return a.op.records.Append(a.op.rec, e)
+}
+
+// recall finds what the container is attached to, for a call that needs no
+// configuration: from its record; for a container that was attached without
+// one, by go-cni, from libcni's cache and the loaded networks.
+func (op *operation) recall(ns *Namespace) error {
+	rec, err := op.records.Load(op.id)
+	if err != nil {
+		// Damaged: what is left of it joins what the other sources say.
+		op.logger.Warn("removing without a whole record", "container", op.id, "error", err)
+		op.rec, op.damaged = rec, true
+		return op.recallWithout(ns)
+	}
+	if rec == nil {
+		return op.recallWithout(ns)
+	}
+	op.rec = rec
+	path, err := op.host.recordedPath(rec.NetNS)
+	if err != nil {
+		return err
+	}
+	op.path = path
+	if op.attachments, err = op.fromRecord(rec); err != nil {
+		return err
+	}
+	return op.narrow(ns)
+}
+
+// narrow leaves only the attachments that the call selects.
+func (op *operation) narrow(ns *Namespace) error {
+	if len(ns.selected) == 0 {
+		return nil
+	}
+	var kept []*attachment
+	for _, sel := range ns.selected {
+		found := false
+		for _, a := range op.attachments {
+			if a.network.config.Name == sel.network && (sel.ifName == "" || sel.ifName == a.IfName) {
+				kept = append(kept, a)
+				found = true
+			}
+		}
+		if _, err := op.find(sel.network); !found && err != nil {
+			return err
+		}
+	}
+	op.attachments = kept
+	return nil
+}
+
+// fromRecord makes the attachments of a record, with the configuration they
+// were made with, whatever is loaded now.
+func (op *operation) fromRecord(rec *record.Record) ([]*attachment, error) {
+	var attachments []*attachment
+	for _, n := range rec.Networks {
+		if n.State == record.Deleted {
+			continue
+		}
+		list, err := conflist.Parse(n.Config)
+		if err != nil {
+			return nil, fmt.Errorf("recorded configuration of network %q: %w: %w", n.Name, err, ErrInvalidConfig)
+		}
+		a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.snapshot}}
+		a.state, a.partial = n.State, chain.Partial(n.Result)
+		a.RuntimeConf = libcni.RuntimeConf{
+			ContainerID: rec.ContainerID, NetNS: op.path, IfName: n.IfName,
+			Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),
+		}
+		a.ConfigArgs = anyMap(n.ConfigArgs)
+		attachments = append(attachments, a)
+	}
+	return attachments, nil
+}
+
+func anyMap(raw map[string]json.RawMessage) map[string]any {
+	values := make(map[string]any, len(raw))
+	for key, value := range raw {
+		values[key] = value
+	}
+	return values
+}
+
+// recallWithout makes attachments without a whole record: those that libcni
+// has cached for the container, with the configuration cached with them, and
+// the loaded networks that it has not, since a plugin may have been killed
+// before anything was cached. A DEL of what was never added does nothing.
+func (op *operation) recallWithout(ns *Namespace) (err error) {
+	if op.path, err = op.host.validate(ns.path, "DEL"); err != nil {
+		return err
+	}
+	if err := op.plan(ns); err != nil {
+		return err
+	}
+	for _, a := range op.attachments {
+		a.NetNS = op.path
+		a.useCached()
+	}
+	if len(ns.selected) == 0 {
+		if err := op.addCached(); err != nil {
+			return err
+		}
+	}
+	for _, a := range op.attachments {
+		if op.rec == nil {
+			continue
+		}
+		if n := op.rec.Find(a.IfName); n != nil {
+			a.partial = chain.Partial(n.Result)
+		}
+	}
+	return nil
+}
+
+// addCached adds the attachments that libcni's cache has for the container on
+// networks that are not loaded, or under other interface names.
+func (op *operation) addCached() error {
+	cached, err := libcni.NewCNIConfigWithCacheDir(nil, op.stateDir, nil).GetCachedAttachments(op.id)
+	if err != nil {
+		return fmt.Errorf("cached attachments: %w", err)
+	}
+	for _, c := range cached {
+		if op.has(c.Network, c.IfName) {
+			continue
+		}
+		list, err := conflist.Parse(c.Config)
+		if err != nil || len(list.Plugins) == 0 {
+			op.logger.Warn("cached configuration cannot be used", "container", op.id, "network", c.Network, "error", err)
+			continue
+		}
+		a := &attachment{op: op, network: &Network{config: list, ifName: c.IfName, snapshot: op.snapshot}}
+		a.ContainerID, a.IfName, a.NetNS = op.id, c.IfName, op.path
+		a.useCached()
+		op.attachments = append(op.attachments, a)
+	}
+	return nil
+}
+
+func (op *operation) has(network, ifName string) bool {
+	for _, a := range op.attachments {
+		if a.network.config.Name == network && a.IfName == ifName {
+			return true
+		}
+	}
+	return false
+}
+
+// forget takes the attachments out of the record: they are gone. With the last
+// one the record goes, and the namespace is let go.
+func (op *operation) forget(attachments []*attachment) error {
+	if op.rec == nil {
+		return op.records.Delete(op.id) // a damaged one may lie there
+	}
+	gone := map[string]bool{}
+	for _, a := range attachments {
+		gone[a.IfName] = true
+	}
+	left := 0
+	for _, n := range op.rec.Networks {
+		if n.State != record.Deleted && !gone[n.IfName] {
+			left++
+		}
+	}
+	if left == 0 || op.damaged {
+		return join(op.records.Delete(op.id), op.unpin())
+	}
+	var errs []error
+	for _, a := range attachments {
+		errs = append(errs, a.note(record.Entry{State: record.Deleted}))
+	}
+	return join(errs...)
+}
+
+// keep notes that the container could not be detached; the record stays for
+// the next Remove, Recover or GC.
+func (op *operation) keep(why error) {
+	if op.rec == nil {
+		return
+	}
+	if err := op.records.Append(op.rec, record.Entry{Error: why.Error()}); err != nil {
+		op.logger.Error("note a failure in the record", "container", op.id, "error", err)
+	}
+}

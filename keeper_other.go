@@ -1,0 +1,14 @@
+//go:build !linux
+
+package cni
+
+import "github.com/embedcni/cni/internal/record"
+
+// keeper has nothing to keep: off Linux a path means what its platform wants.
+type keeper struct{}
+
+func newKeeper(string) *keeper { return &keeper{} }
+
+func (op *operation) pin() (record.NetNS, error) { return record.NetNS{Path: op.path}, nil }
+
+func (*operation) unpin() error { return nil }
