@@ -13,6 +13,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
 	"github.com/embedcni/cni/netns"
 )
@@ -107,14 +108,14 @@ type footprint struct {
 func (a *attachment) footprint() (*footprint, error) {
 	f := &footprint{}
 	f.Network, f.ContainerID, f.IfName = a.network.config.Name, a.ContainerID, a.IfName
-	f.Thorough = a.state != "added"
+	f.Thorough = a.state != record.Added
 	f.Host = a.op.host.handle()
 	for i, p := range a.network.config.Plugins {
 		if err := f.plugin(i, p.Bytes); err != nil {
 			return nil, err
 		}
 	}
-	f.result(a.lastResult())
+	f.result(decodeResult(json.RawMessage(a.partial)))
 	if a.NetNS != "" && f.Host != nil {
 		// A namespace that is gone is no reason to stop: what was in it is too.
 		f.Container, _ = netns.Open(a.NetNS)
@@ -182,9 +183,9 @@ func (f *footprint) result(r *types100.Result) {
 	}
 }
 
-// lastResult is the result that the ADD got to, or nil.
-func (a *attachment) lastResult() *types100.Result {
-	data := json.RawMessage(a.partial)
+// decodeResult reads a recorded result, of any version; nil if there is none
+// that can be used.
+func decodeResult(data json.RawMessage) *types100.Result {
 	if data == nil {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -36,6 +37,7 @@ func (s *snapshot) beginTeardown(ctx context.Context, id string) (*operation, er
 		return nil, err
 	}
 	op := &operation{snapshot: s, verb: "DEL", id: id}
+	op.inGC = ctx.Value(inGC{}) != nil
 	host, err := openHostNetNS(s.hostNetNS)
 	if err != nil {
 		return nil, err
@@ -58,7 +60,7 @@ func (op *operation) lockForTeardown(ctx context.Context) error {
 		return err
 	}
 	op.logger.Warn("removing without a lock between processes", "container", op.id, "error", err)
-	op.held, err = op.locks.LockLocal(ctx, op.containerKey())
+	op.held, err = op.locks.LockLocal(ctx, op.keys())
 	return err
 }
 
@@ -66,6 +68,9 @@ func (op *operation) lockForTeardown(ctx context.Context) error {
 // nothing is. Then the record is deleted; else it stays, with the reason, for
 // the next try.
 func (op *operation) tearDown(ctx context.Context, attachments []*attachment) error {
+	if err := op.takeCharge(); err != nil {
+		return err
+	}
 	delErr := op.detach(ctx, attachments)
 	left := op.sweep(ctx, attachments)
 	switch {
@@ -86,6 +91,22 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 		op.keep(err)
 		return err
 	}
+}
+
+// takeCharge notes which process works on the container from now on. A disk
+// that is full must not keep it attached.
+func (op *operation) takeCharge() error {
+	if op.rec == nil {
+		return nil
+	}
+	self, err := orphan.Self()
+	if err != nil {
+		return fmt.Errorf("identity of this process: %w", err)
+	}
+	if err := op.records.Append(op.rec, record.Entry{Runtime: self}); err != nil {
+		op.logger.Warn("note a removal in the record", "container", op.id, "error", err)
+	}
+	return nil
 }
 
 // detach runs the DELs of all attachments, last first, and returns the errors

@@ -186,7 +186,7 @@ func attachedWith(t *testing.T, verb string, run func(*cni.Runtime, string) erro
 	wantSame(t, "calls", rendered(calls), []string{verb + " p c1/eth0"})
 	keys := request(t, calls[0])
 	wantSame(t, "CNI_ARGS", calls[0].Args, "K=v")
-	wantSame(t, "prevResult", canonical(t, keys["prevResult"]), `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.1/24"}]}`)
+	wantSame(t, "prevResult", canonical(t, keys["prevResult"]), `{"cniVersion":"1.0.0","dns":{},"ips":[{"address":"10.0.0.1/24"}]}`)
 	wantSame(t, "runtimeConfig", canonical(t, keys["runtimeConfig"]),
 		`{"portMappings":[{"containerPort":80,"hostPort":8080,"protocol":"tcp"}]}`)
 	wantSame(t, "args", canonical(t, keys["args"]), `{"cni":{"x":1,"y":1152921504606846977}}`)

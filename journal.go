@@ -10,6 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -21,7 +22,12 @@ func (op *operation) write() error {
 	if err != nil {
 		return err
 	}
+	self, err := orphan.Self()
+	if err != nil {
+		return fmt.Errorf("identity of this process: %w", err)
+	}
 	rec := &record.Record{
+		Runtime:     self,
 		ContainerID: op.id, Owner: op.owner, Boot: id, Host: op.host.String(), Since: time.Now().UTC(),
 	}
 	if op.rec != nil {

@@ -28,6 +28,7 @@ type operation struct {
 	held        *lock.Held
 	rec         *record.Record // nil: there is none, or not yet
 	damaged     bool           // rec is only what could be read of it
+	inGC        bool           // GC has the barrier already
 }
 
 // attachment is one network of an operation.
@@ -76,13 +77,24 @@ func (op *operation) end() {
 	}
 }
 
-// containerKey is what calls for one container exclude each other by.
-func (op *operation) containerKey() []lock.Key { return []lock.Key{{Name: "container/" + op.id}} }
+// keys are what calls for one container exclude each other by, and what GC
+// excludes all of them by.
+func (op *operation) keys() []lock.Key {
+	keys := []lock.Key{{Name: "container/" + op.id}}
+	if !op.inGC {
+		keys = append(keys, lock.Key{Name: barrier, Shared: true})
+	}
+	return keys
+}
+
+// barrier is the key that ADD and DEL share and GC has alone: the specification
+// forbids GC beside them.
+const barrier = "barrier"
 
 // lock waits until no other call for the container is under way, in this or
 // another process.
 func (op *operation) lock(ctx context.Context) (err error) {
-	op.held, err = op.locks.LockAll(ctx, op.containerKey())
+	op.held, err = op.locks.LockAll(ctx, op.keys())
 	return err
 }
 

@@ -10,9 +10,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"runtime/debug"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 )
@@ -124,6 +126,21 @@ func (c *Chain) CanCheck() bool {
 func (c *Chain) Status(ctx context.Context) error {
 	x := c.exec(nil, "STATUS")
 	return guard(func() error { return x.libcni(c).GetStatusNetworkList(ctx, x.list) })
+}
+
+// GC asks the plugins of a network of version 1.1.0 or later to collect what
+// belongs to none of the valid attachments, and returns the errors of all.
+//
+// libcni's GC also deletes attachments of its cache that are not valid; it is
+// given no cache here, because those may be another runtime's.
+func (c *Chain) GC(ctx context.Context, valid []types.GCAttachment) error {
+	x := c.exec(nil, "GC")
+	if valid == nil {
+		valid = []types.GCAttachment{} // libcni would leave out the key
+	}
+	none := filepath.Join(c.CacheDir, "embedcni", "no-cache")
+	cni := libcni.NewCNIConfigWithCacheDir(c.Path, none, x)
+	return guard(func() error { return cni.GCNetworkList(ctx, x.list, &libcni.GCArgs{ValidAttachments: valid}) })
 }
 
 // Cached returns the attachment that a was cached as by its ADD, without the

@@ -54,6 +54,9 @@ func Open(path string) *Space {
 	return &Space{path: path}
 }
 
+// Path is the lock file's.
+func (s *Space) Path() string { return s.path }
+
 // Lock takes the key of that name exclusively. See LockAll.
 func (s *Space) Lock(ctx context.Context, name string) (*Held, error) {
 	return s.LockAll(ctx, []Key{{Name: name}})

@@ -34,6 +34,7 @@ type Record struct {
 	Since       time.Time `json:"since"`
 	NetNS       NetNS     `json:"netns"`
 	Generation  int       `json:"generation"` // counts the bases of this container
+	Runtime     string    `json:"runtime"`    // identity of the process that works, or worked, on it
 	Networks    []Network `json:"networks"`
 
 	// What the log says about failures to detach.
@@ -88,6 +89,7 @@ type Entry struct {
 	Generation  int             `json:"generation"`
 	ContainerID string          `json:"containerID,omitempty"` // in the first line, should the base be lost
 	Time        time.Time       `json:"time"`
+	Runtime     string          `json:"runtime,omitempty"` // that works on it from now on
 	IfName      string          `json:"ifName,omitempty"`
 	State       State           `json:"state,omitempty"`
 	Result      json.RawMessage `json:"result,omitempty"`
@@ -99,6 +101,9 @@ type Entry struct {
 func (r *Record) apply(e Entry) {
 	if e.Generation != r.Generation {
 		return
+	}
+	if e.Runtime != "" {
+		r.Runtime = e.Runtime
 	}
 	if e.Error != "" {
 		r.Failures++

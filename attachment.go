@@ -1,0 +1,121 @@
+package cni
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/embedcni/cni/internal/record"
+)
+
+// Attachment is an interface of a container, as the record has it.
+type Attachment struct {
+	ContainerID string
+	Network     string
+	IfName      string
+	NetNS       string // the path it was attached by
+	Owner       string
+	Since       time.Time
+	State       AttachmentState
+	Addresses   []Address // of the container, as far as plugins have answered
+	Failures    int       // how often detaching has failed
+	LastError   string    // why, the last time
+}
+
+// AttachmentState is how far an attachment has got.
+type AttachmentState string
+
+const (
+	// Attaching: plugins run, or the runtime was killed while they did.
+	Attaching AttachmentState = "attaching"
+	// Attached: every plugin has answered.
+	Attached AttachmentState = "attached"
+	// Failed: it could not be detached; the next Remove, Recover or GC tries
+	// again.
+	Failed AttachmentState = "failed"
+	// Unknown: the record is damaged. Recover and GC sweep what they can.
+	Unknown AttachmentState = "unknown"
+)
+
+// Attachments lists what is recorded in the state directory, of all owners. It
+// runs nothing and waits for nothing; a call that is under way shows as
+// Attaching. A damaged record is listed with what can be read of it.
+func (r *Runtime) Attachments() ([]Attachment, error) {
+	found, err := r.current.Load().records.List()
+	if err != nil {
+		return nil, err
+	}
+	var all []Attachment
+	for _, f := range found {
+		all = append(all, attachmentsOf(f.Record, f.Err)...)
+	}
+	return all, nil
+}
+
+func attachmentsOf(rec *record.Record, bad error) []Attachment {
+	if bad != nil {
+		return []Attachment{{ContainerID: rec.ContainerID, State: Unknown, LastError: bad.Error()}}
+	}
+	var all []Attachment
+	for _, n := range rec.Networks {
+		if n.State == record.Deleted {
+			continue
+		}
+		a := Attachment{
+			ContainerID: rec.ContainerID, Network: n.Name, IfName: n.IfName, NetNS: rec.NetNS.Path,
+			Owner: rec.Owner, Since: rec.Since, State: Attaching,
+			Failures: rec.Failures, LastError: rec.LastError,
+		}
+		switch {
+		case rec.Failures > 0:
+			a.State = Failed
+		case n.State == record.Added:
+			a.State = Attached
+		}
+		if result := decodeResult(n.Result); result != nil {
+			a.Addresses = containerAddresses(newNetworkResult(source{n.Name, n.IfName, result}))
+		}
+		all = append(all, a)
+	}
+	return all
+}
+
+// containerAddresses are those on interfaces in the sandbox, or all if the
+// plugins of the network do not say where their interfaces are.
+func containerAddresses(n *NetworkResult) []Address {
+	var inside, all []Address
+	for _, i := range n.Interfaces {
+		all = append(all, i.Addresses...)
+		if i.Sandbox != "" {
+			inside = append(inside, i.Addresses...)
+		}
+	}
+	if inside != nil {
+		return inside
+	}
+	return all
+}
+
+// Lookup returns what the Setup of a container returned, from its record: no
+// plugin is run. A container that is not attached, or not yet, is ErrNotAttached.
+func (r *Runtime) Lookup(id string) (*Result, error) {
+	s := r.current.Load()
+	if err := validateID(id); err != nil {
+		return nil, err
+	}
+	rec, err := s.records.Load(id)
+	if err != nil {
+		return nil, fmt.Errorf("look up container %s: %w", id, err)
+	}
+	var sources []source
+	if rec != nil {
+		for _, n := range rec.Networks {
+			if result := decodeResult(n.Result); n.State == record.Added && result != nil {
+				sources = append(sources, source{n.Name, n.IfName, result})
+			}
+		}
+	}
+	if sources == nil {
+		return nil, fmt.Errorf("container %s is %w", id, ErrNotAttached)
+	}
+	return newResult(sources, ifName(s.prefix, 0))
+}
