@@ -24,19 +24,47 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 	if err := op.clearDead(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
+	for attempt := 1; ; attempt++ {
+		result, err := op.try(ctx, serially)
+		if err == nil || attempt >= op.retry.Attempts || !passes(err) {
+			return result, err
+		}
+		op.logger.Info("trying again", "container", op.id, "attempt", attempt+1, "error", err)
+		if werr := op.retry.wait(ctx, attempt+1); werr != nil {
+			return nil, err
+		}
+	}
+}
+
+// try records, attaches, and undoes it all if anything fails. Then the error is
+// only of plugins as long as nothing is left.
+func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
+	for _, a := range op.attachments {
+		a.attempted, a.state, a.partial = false, record.Planned, nil
+	}
 	if err := op.write(); err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
+		return nil, fmt.Errorf("set up container %q: %w", op.id, err)
 	}
 	results, err := op.attach(ctx, serially)
 	var result *Result
 	if err == nil {
 		result, err = op.convert(results)
 	}
-	if err != nil {
-		return nil, join(err, op.rollBack(ctx))
+	if err == nil {
+		return result, nil
 	}
-	return result, nil
+	if rerr := op.rollBack(ctx); rerr != nil {
+		return nil, &rollbackError{err, rerr}
+	}
+	return nil, err
 }
+
+// rollbackError is a failure and that it could not be undone. It is a type of
+// its own so that nobody takes the failure alone for what has happened.
+type rollbackError struct{ err, rollback error }
+
+func (r *rollbackError) Error() string   { return r.err.Error() + "\n" + r.rollback.Error() }
+func (r *rollbackError) Unwrap() []error { return []error{r.err, r.rollback} }
 
 // attach runs the ADDs, each network in a goroutine of its own unless serially.
 // It stops a group at its first error and returns those of all.

@@ -63,10 +63,10 @@ func (h *hostNetNS) validate(path, verb string) (string, error) {
 }
 
 // recordedPath is what plugins are told of a recorded namespace: its path if
-// that still leads there, else the pin, else nothing. A path that leads to
-// another namespace by now is another container's.
-func (h *hostNetNS) recordedPath(ns record.NetNS) (string, error) {
-	for _, path := range []string{ns.Path, ns.Pin} {
+// that still leads there, else where it is kept, else nothing. A path that
+// leads to another namespace by now is another container's.
+func (h *hostNetNS) recordedPath(ns record.NetNS, kept string) (string, error) {
+	for _, path := range []string{ns.Path, ns.Pin, kept} {
 		if path == "" {
 			continue
 		}

@@ -30,6 +30,6 @@ func (*hostNetNS) validate(path, verb string) (string, error) { return path, nil
 func (a *attachment) lives([]*attachment) (bool, error) { return true, nil }
 
 // recordedPath is the path as it was recorded.
-func (*hostNetNS) recordedPath(ns record.NetNS) (string, error) { return ns.Path, nil }
+func (*hostNetNS) recordedPath(ns record.NetNS, _ string) (string, error) { return ns.Path, nil }
 
 func (*hostNetNS) handle() *netns.Handle { return nil }

@@ -45,13 +45,16 @@ func (op *operation) write() error {
 		}
 		rec.Networks = append(rec.Networks, n)
 	}
-	if rec.NetNS, err = op.pin(); err != nil {
+	if rec.NetNS, err = op.identify(); err != nil {
 		return err
 	}
 	if err := op.records.Begin(rec); err != nil {
-		return join(err, op.unpin())
+		return err
 	}
 	op.rec = rec
+	if err := op.pin(rec.NetNS); err != nil {
+		return join(err, op.forget(op.attachments))
+	}
 	return nil
 }
 
@@ -110,7 +113,7 @@ func (op *operation) recall(ns *Namespace) error {
 		return op.recallWithout(ns)
 	}
 	op.rec = rec
-	path, err := op.host.recordedPath(rec.NetNS)
+	path, err := op.host.recordedPath(rec.NetNS, op.kept.openPath(op.id))
 	if err != nil {
 		return err
 	}
@@ -256,13 +259,18 @@ func (op *operation) forget(attachments []*attachment) error {
 		}
 	}
 	if left == 0 || op.damaged {
-		return join(op.records.Delete(op.id), op.unpin())
+		op.rec = nil
+		// In this order a crash in between leaves a record, not a pin that
+		// nobody knows of.
+		return join(op.unpin(), op.records.Delete(op.id))
 	}
 	var errs []error
 	for _, a := range attachments {
 		errs = append(errs, a.note(record.Entry{State: record.Deleted}))
 	}
-	return join(errs...)
+	var err error
+	op.rec, err = op.records.Load(op.id)
+	return join(append(errs, err)...)
 }
 
 // keep notes that the container could not be detached; the record stays for

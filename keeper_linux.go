@@ -32,29 +32,50 @@ func (k *keeper) path(id string) string {
 	return filepath.Join(k.dir, hex.EncodeToString(sum[:16]))
 }
 
-// pin keeps the operation's namespace, and says which one it is.
-func (op *operation) pin() (record.NetNS, error) {
-	ns, err := netns.Open(op.path)
+// identify says which namespace the operation's is, and where it will be kept.
+func (op *operation) identify() (record.NetNS, error) {
+	id, err := identify(op.path)
 	if err != nil {
-		return record.NetNS{}, fmt.Errorf("pin the container's network namespace: %w: %w", err, ErrInvalidNetNS)
+		return record.NetNS{}, fmt.Errorf("the container's network namespace: %w: %w", err, ErrInvalidNetNS)
 	}
-	id := ns.ID()
-	rec := record.NetNS{Path: op.path, Dev: id.Dev, Ino: id.Ino}
-	pin := op.kept.path(op.id)
-	if err := netns.Pin(ns, pin); err == nil {
-		rec.Pin = pin
-		return rec, ns.Close()
+	return record.NetNS{Path: op.path, Dev: id.Dev, Ino: id.Ino, Pin: op.kept.path(op.id)}, nil
+}
+
+// pin keeps the recorded namespace alive. It comes after the record, so that no
+// pin is ever without one.
+func (op *operation) pin(rec record.NetNS) error {
+	ns, err := netns.Open(rec.Path)
+	if err != nil {
+		return fmt.Errorf("keep the container's network namespace: %w: %w", err, ErrInvalidNetNS)
+	}
+	if id := ns.ID(); id != (netns.ID{Dev: rec.Dev, Ino: rec.Ino}) {
+		return join(fmt.Errorf("%s has become another namespace, %s: %w", rec.Path, id, ErrInvalidNetNS), ns.Close())
+	}
+	if err := netns.Pin(ns, rec.Pin); err == nil {
+		return ns.Close()
 	} else {
 		op.logger.Debug("the namespace is kept by an open descriptor only", "container", op.id, "error", err)
 	}
 	op.kept.mu.Lock()
 	defer op.kept.mu.Unlock()
-	if earlier := op.kept.open[op.id]; earlier != nil {
-		err = earlier.Close()
-	}
+	earlier := op.kept.open[op.id]
 	op.kept.open[op.id] = ns
-	rec.Pin = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.File().Fd())
-	return rec, err
+	if earlier != nil {
+		return earlier.Close()
+	}
+	return nil
+}
+
+// openPath leads plugins to a namespace that is kept by a descriptor, or is
+// empty.
+func (k *keeper) openPath(id string) string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	ns := k.open[id]
+	if ns == nil {
+		return ""
+	}
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.File().Fd())
 }
 
 // unpin lets the namespace go.

@@ -9,6 +9,10 @@ type keeper struct{}
 
 func newKeeper(string) *keeper { return &keeper{} }
 
-func (op *operation) pin() (record.NetNS, error) { return record.NetNS{Path: op.path}, nil }
+func (*keeper) openPath(string) string { return "" }
+
+func (op *operation) identify() (record.NetNS, error) { return record.NetNS{Path: op.path}, nil }
+
+func (*operation) pin(record.NetNS) error { return nil }
 
 func (*operation) unpin() error { return nil }

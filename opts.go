@@ -45,6 +45,7 @@ type settings struct {
 	recordDir        string // empty: below stateDir
 	owner            string
 	teardownErrors   bool
+	retry            Retry
 	hostNetNS        string
 	timeouts         Timeouts
 	statusTTL        time.Duration
