@@ -64,16 +64,20 @@ func IsPlugin() bool { return os.Getenv("CNI_COMMAND") != "" }
 // hangArg makes the process the child that Action.Fork leaves behind.
 const hangArg = "scripted-hang"
 
-// Main is the plugin; it returns the exit code.
+// Main is the plugin. It does not come back: under the race detector os.Exit
+// sleeps for a second before it ends the process, at each of a test's many
+// plugin calls, and syscall.Exit does not.
 func Main() int {
 	if len(os.Args) > 1 && os.Args[1] == hangArg {
 		hang()
 	}
-	if err := run(); err != nil {
+	code, err := run()
+	if err != nil {
 		fmt.Printf(`{"code": 999, "msg": %q}`, err.Error())
-		return 1
+		code = 1
 	}
-	return 0
+	syscall.Exit(code)
+	return code
 }
 
 func hang() {
@@ -85,10 +89,10 @@ func hang() {
 	panic(fmt.Sprint("the wait that never ends has ended: ", err))
 }
 
-func run() error {
+func run() (code int, err error) {
 	stdin, err := io.ReadAll(os.Stdin)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var conf struct {
 		CNIVersion string          `json:"cniVersion"`
@@ -97,29 +101,26 @@ func run() error {
 		PrevResult json.RawMessage `json:"prevResult"`
 	}
 	if err := json.Unmarshal(stdin, &conf); err != nil {
-		return fmt.Errorf("configuration: %w", err)
+		return 0, fmt.Errorf("configuration: %w", err)
 	}
 	script, err := Load(conf.Script)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	verb := os.Getenv("CNI_COMMAND")
 	if err := script.log(verb, conf.Type, stdin); err != nil {
-		return err
+		return 0, err
 	}
 	action, told := script.Verbs[verb]
 	if told {
 		if err := action.do(); err != nil {
-			return err
+			return 0, err
 		}
 	}
 	if verb == "ADD" && action.Stdout == nil && action.Exit == 0 {
 		fmt.Print(result(conf.CNIVersion, conf.PrevResult))
 	}
-	if action.Exit != 0 {
-		os.Exit(action.Exit)
-	}
-	return nil
+	return action.Exit, nil
 }
 
 // Load reads a script; one that does not exist does nothing special.
