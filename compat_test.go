@@ -158,8 +158,8 @@ func TestCompat_03_JSONOfResult(t *testing.T) {
 	}
 }
 
-// both are the two packages with the same configuration.
-type both struct {
+// bothPackages are the two packages with the same configuration.
+type bothPackages struct {
 	theirs gocni.CNI
 	ours   *cni.Runtime
 }
@@ -186,7 +186,7 @@ func listOf(name string) string {
 
 // loadBoth loads what the steps say into both: lo, conf, conffile, index7, list,
 // listfile, default, all. Each network has a name of its own.
-func loadBoth(t testing.TB, steps ...string) both {
+func loadBoth(t testing.TB, steps ...string) bothPackages {
 	t.Helper()
 	dir := confDir(t, map[string]string{"10-a.conflist": listOf("dir-a"), "20-b.conf": confOf("dir-b"), "30-c.json": confOf("dir-c")})
 	their, our := []gocni.Opt{gocni.WithPluginConfDir(dir)}, []cni.Opt{cni.WithPluginConfDir(dir)}
@@ -227,7 +227,7 @@ func loadBoth(t testing.TB, steps ...string) both {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return both{theirs, ours}
+	return bothPackages{theirs, ours}
 }
 
 // TestCompat_04_InterfaceNamesFollowLoadOrder, with loopback counted, except
