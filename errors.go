@@ -241,12 +241,17 @@ type tagged struct {
 func (t *tagged) Unwrap() []error { return []error{t.error, t.also} }
 
 // configError says of a configuration's error which kind it is, in the words
-// and with the sentinels of go-cni.
+// and with the sentinels of go-cni. Where files were looked at and none would
+// do, there are two kinds: nothing is loaded, and something is invalid.
 func configError(err error) error {
+	var bad *conflist.FileError
+	none := errors.Is(err, conflist.ErrNone)
 	kind := ErrInvalidConfig
 	switch {
-	case errors.Is(err, conflist.ErrNone):
+	case none && !errors.As(err, &bad):
 		kind = ErrCNINotInitialized
+	case none:
+		kind = fmt.Errorf("%w: %w", ErrInvalidConfig, ErrCNINotInitialized)
 	case errors.Is(err, conflist.ErrRead):
 		kind = ErrRead
 	}
