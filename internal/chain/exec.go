@@ -78,7 +78,7 @@ func (x *exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, envi
 	call := Call{Verb: x.verb, Plugin: plugin, Stdin: request, Env: protocolEnv(environ)}
 	out, err := x.run(ctx, call)
 	if err == nil && x.verb == "ADD" {
-		if err = validateResult(out); err == nil {
+		if err = validateResult(out, x.list.CNIVersion); err == nil {
 			x.last = withVersion(out, x.list.CNIVersion)
 		}
 	}
