@@ -177,7 +177,12 @@ func (op *operation) existing() ([]*attachment, error) {
 			if a.NetNS, err = a.chain().CachedNetNS(&a.Attachment); err != nil {
 				return nil, err
 			}
-			if a.NetNS, err = op.host.validate(a.NetNS, "DEL"); err != nil {
+			a.NetNS, err = op.host.validate(a.NetNS, "DEL")
+			if errors.Is(err, ErrInvalidNetNS) {
+				// The host's by now, as a /proc/PID/ns/net is whose PID went
+				// to a process of the host: the container's is gone.
+				a.NetNS = ""
+			} else if err != nil {
 				return nil, err
 			}
 			found = append(found, a)
