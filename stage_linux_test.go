@@ -234,7 +234,7 @@ func (s *stage) addLink(container, name string) {
 	s.inContainer(container, func(nl *netlink.Handle) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = name
-		return nl.LinkAdd(&netlink.Dummy{LinkAttrs: attrs})
+		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
 	})
 }
 
