@@ -23,8 +23,8 @@ func killGroup(leader *os.Process) {
 }
 
 // groupExists reports whether a process of the group is left, zombies included.
-func groupExists(leader *os.Process) bool {
-	return !errors.Is(syscall.Kill(-leader.Pid, 0), syscall.ESRCH)
+func groupExists(pgid int) bool {
+	return !errors.Is(syscall.Kill(-pgid, 0), syscall.ESRCH)
 }
 
 // readNow reads what lies in a pipe of ours, without waiting and whatever the

@@ -98,9 +98,9 @@ func (e *ExitError) Error() string {
 // On Linux and other Unix systems the plugin is the leader of a process group
 // of its own. When ctx ends, or the plugin prints too much, exits with an error
 // or dies, the whole group is killed, and is gone when Run returns; that takes
-// Limits.KillWait at the most, whatever any child holds open, plus, if there is
-// a zombie that init does not reap, no more than that once again. A process
-// that has left the group (setsid) is out of reach. A plugin that succeeds may
+// Limits.KillWait at the most, whatever any child holds open. (Zombies that init
+// does not reap may stay.) A process that has left the group (setsid) is out of
+// reach. A plugin that succeeds may
 // leave children behind; they are not killed, but output that they alone could
 // still print is waited for no longer than KillWait, and its pipe then closed.
 //

@@ -173,8 +173,17 @@ func (p *process) kill() {
 // children, so nothing tells us of their end: the kernel has to be asked again
 // and again. As a rule the first answer is that they are gone.
 func (p *process) awaitGroup(giveUp time.Time) {
-	const longest = 10 * time.Millisecond
-	for pause := 100 * time.Microsecond; groupExists(p.cmd.Process) && time.Now().Before(giveUp); pause = min(2*pause, longest) {
+	const longest = 20 * time.Millisecond
+	pgid := p.cmd.Process.Pid
+	for pause := 250 * time.Microsecond; groupExists(pgid); pause = min(2*pause, longest) {
+		if time.Now().After(giveUp) {
+			return
+		}
 		time.Sleep(pause)
+		// Zombies keep a group in existence until init reaps them, and in many
+		// a container init never does.
+		if groupExists(pgid) && !groupLives(pgid) {
+			return
+		}
 	}
 }

@@ -3,6 +3,9 @@ package invoke
 import (
 	"errors"
 	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"unsafe"
 
@@ -42,6 +45,53 @@ func awaitExit(proc *os.Process) (exit, error) {
 		return exit{code: int(status)}, nil
 	}
 	return exit{code: -1, signal: syscall.Signal(status)}, nil
+}
+
+// groupLives reports whether a process of the group is more than a zombie. It
+// reads all of /proc: a few milliseconds on a busy machine, spent only on a
+// group that was killed and did not vanish at once.
+func groupLives(pgid int) bool {
+	proc, err := os.Open("/proc")
+	if err != nil {
+		return true // not known
+	}
+	defer proc.Close()
+	names, err := proc.Readdirnames(-1)
+	if err != nil {
+		return true
+	}
+	for _, name := range names {
+		if name[0] < '0' || name[0] > '9' {
+			continue
+		}
+		stat, err := os.ReadFile(filepath.Join("/proc", name, "stat"))
+		if err != nil {
+			continue // it ended meanwhile
+		}
+		if group, lives := parseStat(string(stat)); group == pgid && lives {
+			return true
+		}
+	}
+	return false
+}
+
+// parseStat takes the process group out of /proc/PID/stat, and whether the
+// process lives: a dead leader of living threads is shown as a zombie too.
+//
+//	4711 (a name) S 1 4711 4711 0 -1 4194560 190 0 0 0 0 0 0 0 20 0 1 0 …
+//	the state ----^   ^-- the group                       threads --^
+func parseStat(stat string) (pgid int, lives bool) {
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]) // the name may hold anything
+	if len(fields) < 18 {
+		return 0, false
+	}
+	pgid, err := strconv.Atoi(fields[2])
+	if err != nil {
+		return 0, false
+	}
+	dead := fields[0] == "Z" || fields[0] == "X"
+	threads := fields[17]
+	return pgid, !dead || threads != "0" && threads != "1"
 }
 
 // reap removes the zombie and gives its descriptor back.

@@ -1,0 +1,161 @@
+//go:build unix
+
+package invoke
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// put makes a file, whatever the umask.
+func put(t *testing.T, mode fs.FileMode, elem ...string) string {
+	t.Helper()
+	path := filepath.Join(elem...)
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func dir(t *testing.T, mode fs.FileMode) string {
+	t.Helper()
+	d := filepath.Join(t.TempDir(), "bin")
+	if err := os.Mkdir(d, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(d, mode); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func link(t *testing.T, target string, elem ...string) string {
+	t.Helper()
+	path := filepath.Join(elem...)
+	if err := os.Symlink(target, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestFind(t *testing.T) {
+	a, b := dir(t, 0o755), dir(t, 0o755)
+	second := put(t, 0o755, b, "bridge")
+	first := put(t, 0o755, a, "ptp")
+	put(t, 0o755, b, "ptp")
+	plain := put(t, 0o644, a, "plain")
+	behind := put(t, 0o755, b, "plain")
+	only := put(t, 0o644, a, "only")
+	linked := link(t, second, a, "linked")
+	link(t, filepath.Join(a, "nowhere"), a, "dangling")
+	if err := os.Mkdir(filepath.Join(a, "folder"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	dirs := []string{"", a, "/nonexistent", b}
+	missing := func(name string) string { return fmt.Sprintf("failed to find plugin %q in path %s", name, dirs) }
+	tests := []struct {
+		plugin, want, text string
+	}{
+		{plugin: "bridge", want: second},
+		{plugin: "ptp", want: first},
+		{plugin: "plain", want: behind},
+		{plugin: "linked", want: linked},
+		{plugin: "missing", text: missing("missing")},
+		{plugin: "dangling", text: missing("dangling")},
+		{plugin: "folder", text: missing("folder") + "; " + a + "/folder: not a regular file"},
+		{plugin: "only", text: missing("only") + "; " + only + ": not executable: permission denied"},
+		{plugin: "", text: "no plugin name provided"},
+		{plugin: ".", text: `invalid plugin name: "."`},
+		{plugin: "..", text: `invalid plugin name: ".."`},
+		{plugin: "../bridge", text: `invalid plugin name: "../bridge"`},
+		{plugin: `..\bridge`, text: `invalid plugin name: "..\\bridge"`},
+		{plugin: "bridge\x00", text: `invalid plugin name: "bridge\x00"`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.plugin, func(t *testing.T) {
+			got, err := Find(tt.plugin, dirs, false)
+			text := ""
+			if err != nil {
+				text = err.Error()
+			}
+			if got != tt.want || text != tt.text {
+				t.Errorf("got  %q, %q\nwant %q, %q", got, text, tt.want, tt.text)
+			}
+		})
+	}
+	_ = plain
+}
+
+func TestFindNothing(t *testing.T) {
+	_, err := Find("x", []string{"/nonexistent/a", "/nonexistent/b"}, false)
+	if want := `failed to find plugin "x" in path [/nonexistent/a /nonexistent/b]`; !errors.Is(err, ErrNotFound) || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+	if _, err := Find("x", nil, false); !errors.Is(err, ErrNotFound) {
+		t.Errorf("got %v, want ErrNotFound", err)
+	}
+}
+
+func TestFindBelowARelativeDirectory(t *testing.T) {
+	d := dir(t, 0o755)
+	want := put(t, 0o755, d, "bridge")
+	t.Chdir(filepath.Dir(d))
+	if got, err := Find("bridge", []string{"bin"}, false); got != want || err != nil {
+		t.Errorf("got %q, %v; want %q", got, err, want)
+	}
+}
+
+func TestFault_F24_PluginsThatAnybodyCouldHaveWritten(t *testing.T) {
+	const sticky = fs.ModeSticky | 0o777
+	safe := dir(t, 0o755)
+	target := put(t, 0o755, safe, "target")
+	open := dir(t, 0o777)
+	tests := []struct {
+		name    string
+		path    string
+		culprit string // "" if there is nothing to object to
+		mode    string
+	}{
+		{name: "the group may write", path: put(t, 0o775, dir(t, 0o775), "bridge")},
+		{name: "a sticky directory", path: put(t, 0o755, dir(t, sticky), "bridge")},
+		{name: "a link from a safe directory", path: link(t, target, dir(t, 0o755), "bridge")},
+	}
+	for _, d := range []fs.FileMode{0o755, sticky} {
+		path := put(t, 0o757, dir(t, d), "bridge")
+		tests = append(tests, struct{ name, path, culprit, mode string }{"everybody may write, directory " + d.String(), path, path, "-rwxr-xrwx"})
+	}
+	inOpen := put(t, 0o755, open, "bridge")
+	fromOpen := dir(t, 0o777)
+	tests = append(tests, []struct{ name, path, culprit, mode string }{
+		{"an open directory", inOpen, open, "drwxrwxrwx"},
+		{"a link into an open directory", link(t, inOpen, dir(t, 0o755), "bridge"), open, "drwxrwxrwx"},
+		{"a link from an open directory", link(t, target, fromOpen, "bridge"), fromOpen, "drwxrwxrwx"},
+	}...)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dirs := []string{filepath.Dir(tt.path), safe}
+			put(t, 0o755, safe, "bridge") // must not be taken instead
+			got, err := Find("bridge", dirs, false)
+			if tt.culprit == "" {
+				if got != tt.path || err != nil {
+					t.Errorf("got %q, %v; want %q", got, err, tt.path)
+				}
+				return
+			}
+			want := fmt.Sprintf(`plugin "bridge": insecure plugin: %s (mode %s) is writable by everybody: run chmod o-w on it, or allow insecure plugins`, tt.culprit, tt.mode)
+			if !errors.Is(err, ErrInsecure) || err.Error() != want || got != "" {
+				t.Errorf("got  %q, %v\nwant %s", got, err, want)
+			}
+			if got, err := Find("bridge", dirs, true); got != tt.path || err != nil {
+				t.Errorf("allowed: got %q, %v; want %q", got, err, tt.path)
+			}
+		})
+	}
+}

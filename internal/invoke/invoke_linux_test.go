@@ -1,0 +1,468 @@
+package invoke
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const mib = 1 << 20
+
+func TestRun(t *testing.T) {
+	tests := []struct {
+		name   string
+		script string
+		stdin  []byte
+		want   Output
+		exit   *ExitError // Path is filled in below
+	}{
+		{
+			name:   "echo",
+			script: "cat; log done",
+			stdin:  []byte(`{"cniVersion":"1.1.0"}`),
+			want:   Output{Stdout: []byte(`{"cniVersion":"1.1.0"}`), Stderr: []byte("done\n")},
+		},
+		{name: "no output"},
+		{name: "a group of its own", script: "group", want: Output{Stdout: []byte("true")}},
+		{
+			name:   "an error of CNI",
+			script: `say {"code":11}; log no more addresses; exit 1`,
+			want:   Output{Stdout: []byte("{\"code\":11}\n"), Stderr: []byte("no more addresses\n")},
+			exit:   &ExitError{Code: 1},
+		},
+		{
+			name:   "killed by itself",
+			script: "say half; kill",
+			want:   Output{Stdout: []byte("half\n")},
+			exit:   &ExitError{Code: -1, Signal: syscall.SIGKILL},
+		},
+		{
+			name:   "stdin is not read",
+			script: "say done",
+			stdin:  make([]byte, 10*mib),
+			want:   Output{Stdout: []byte("done\n")},
+		},
+		{
+			name:   "a large stdin is read",
+			script: "cat",
+			stdin:  bytes.Repeat([]byte("x"), 3*mib),
+			want:   Output{Stdout: bytes.Repeat([]byte("x"), 3*mib)},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			noLeak(t)
+			req := scripted(t, tt.script)
+			req.Stdin = tt.stdin
+			got, err := Run(context.Background(), req, Limits{})
+			if !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("got  %q\nwant %q", got, tt.want)
+			}
+			var exit *ExitError
+			errors.As(err, &exit)
+			if tt.exit != nil {
+				tt.exit.Path = req.Path
+			}
+			if !reflect.DeepEqual(exit, tt.exit) || (err != nil) != (tt.exit != nil) {
+				t.Errorf("got %v (%v), want %v", exit, err, tt.exit)
+			}
+			noSurvivors(t, req)
+		})
+	}
+}
+
+func TestExitErrorSaysWhat(t *testing.T) {
+	tests := []struct {
+		err  ExitError
+		want string
+	}{
+		{ExitError{Path: "/opt/cni/bin/bridge", Code: 1}, "/opt/cni/bin/bridge: exit status 1"},
+		{ExitError{Path: "/opt/cni/bin/bridge", Code: -1, Signal: syscall.SIGSEGV}, "/opt/cni/bin/bridge: killed by signal 11 (segmentation fault)"},
+	}
+	for _, tt := range tests {
+		if got := tt.err.Error(); got != tt.want {
+			t.Errorf("got %s, want %s", got, tt.want)
+		}
+	}
+}
+
+func TestWhatCannotBeStarted(t *testing.T) {
+	noLeak(t)
+	over, cancel := context.WithCancelCause(context.Background())
+	cause := errors.New("the daemon stops")
+	cancel(cause)
+	plain := filepath.Join(t.TempDir(), "plain")
+	if err := os.WriteFile(plain, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		name string
+		ctx  context.Context
+		path string
+		text string
+		is   error
+	}{
+		{"missing", context.Background(), "/nonexistent/bridge", "start /nonexistent/bridge: no such file or directory", fs.ErrNotExist},
+		{"not executable", context.Background(), plain, "start " + plain + ": permission denied", fs.ErrPermission},
+		{"relative", context.Background(), "bridge", `start plugin "bridge": not an absolute path`, nil},
+		{"context over", over, "/nonexistent/bridge", "/nonexistent/bridge not started: context canceled: the daemon stops", cause},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			out, err := Run(tt.ctx, Request{Path: tt.path}, Limits{})
+			if !reflect.DeepEqual(out, Output{}) || err == nil || err.Error() != tt.text {
+				t.Errorf("got  %v, %v\nwant %v", out, err, tt.text)
+			}
+			if tt.is != nil && !errors.Is(err, tt.is) {
+				t.Errorf("got %v, want one that is %v", err, tt.is)
+			}
+		})
+	}
+}
+
+func TestInheritedFiles(t *testing.T) {
+	noLeak(t)
+	path := filepath.Join(t.TempDir(), "lock")
+	if err := os.WriteFile(path, []byte("inherited"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	req := scripted(t, "fd3")
+	req.Inherit = []*os.File{f}
+	out, err := Run(context.Background(), req, Limits{})
+	if err != nil || string(out.Stdout) != "inherited" {
+		t.Errorf("got %q, %v", out.Stdout, err)
+	}
+}
+
+func TestFault_F13_DeadlineWhileAChildHoldsStdout(t *testing.T) {
+	tests := []struct{ name, script string }{
+		{"the plugin hangs", "stubborn; say partial; ready; hang"},
+		{"a child hangs", "stubborn; say partial; fork; ready; hang"},
+		{"children hang, output goes on", "say partial; fork; fork; fork; err 200000; ready; hang"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			noLeak(t)
+			ctx, cancel := context.WithCancelCause(context.Background())
+			defer cancel(nil)
+			var end time.Time
+			req := scripted(t, tt.script)
+			req.Stdin = make([]byte, mib) // more than a pipe holds: somebody is still writing it
+			req.Inherit = []*os.File{whenReady(t, func() { end = time.Now(); cancel(context.DeadlineExceeded) })}
+			out, err := Run(ctx, req, Limits{})
+			over := time.Since(end)
+			t.Logf("M7: returned %v after the end of the context", over)
+			if over > 500*time.Millisecond {
+				t.Errorf("%v too late", over)
+			}
+			if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, context.Canceled) {
+				t.Errorf("got %v, want the context's error and its cause", err)
+			}
+			if string(out.Stdout) != "partial\n" {
+				t.Errorf("got %q, want what was printed in time", out.Stdout)
+			}
+			noSurvivors(t, req)
+		})
+	}
+}
+
+func TestFault_F13_Deadline(t *testing.T) {
+	noLeak(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	end, _ := ctx.Deadline()
+	req := scripted(t, "fork; hang")
+	_, err := Run(ctx, req, Limits{})
+	over := time.Since(end)
+	t.Logf("M7: returned %v after the deadline", over)
+	if over > 500*time.Millisecond {
+		t.Errorf("%v too late", over)
+	}
+	if want := req.Path + " killed: context deadline exceeded"; !errors.Is(err, context.DeadlineExceeded) || err.Error() != want {
+		t.Errorf("got  %v\nwant %v", err, want)
+	}
+	noSurvivors(t, req)
+}
+
+func TestFault_F13_AFailedPluginTakesItsChildrenAlong(t *testing.T) {
+	for _, end := range []string{"exit 3", "kill"} {
+		t.Run(end, func(t *testing.T) {
+			noLeak(t)
+			req := scripted(t, "fork; say why; "+end)
+			start := time.Now()
+			out, err := Run(context.Background(), req, Limits{KillWait: 20 * time.Second})
+			if took := time.Since(start); took > 10*time.Second {
+				t.Errorf("took %v, though the child was killed", took)
+			}
+			var exit *ExitError
+			if !errors.As(err, &exit) || string(out.Stdout) != "why\n" {
+				t.Errorf("got %q, %v", out.Stdout, err)
+			}
+			noSurvivors(t, req)
+		})
+	}
+}
+
+func TestFault_F13_ADaemonOfASuccessfulPluginLivesOn(t *testing.T) {
+	noLeak(t)
+	const killWait = 50 * time.Millisecond
+	lastWord := make(chan time.Time, 1)
+	req := scripted(t, "fork; say attached; ready")
+	req.Inherit = []*os.File{whenReady(t, func() { lastWord <- time.Now() })}
+	out, err := Run(context.Background(), req, Limits{KillWait: killWait})
+	returned := time.Now()
+	if err != nil || string(out.Stdout) != "attached\n" {
+		t.Errorf("got %q, %v", out.Stdout, err)
+	}
+	over := returned.Sub(<-lastWord)
+	t.Logf("returned %v after the plugin's last word", over)
+	if over > killWait+500*time.Millisecond {
+		t.Errorf("%v too late", over)
+	}
+	if pids := survivors(t, req.Env[1]); len(pids) != 1 {
+		t.Errorf("processes %v are alive, want the daemon", pids)
+	}
+}
+
+// TestFault_F13_PrintedOutputIsNotLost has no time at all to read what the
+// plugin printed before it exited.
+func TestFault_F13_PrintedOutputIsNotLost(t *testing.T) {
+	noLeak(t)
+	const n = 60_000 // fits into a pipe
+	req := scripted(t, fmt.Sprintf("fork; out %d; err %d", n, n))
+	out, err := Run(context.Background(), req, Limits{KillWait: 1})
+	want := Output{Stdout: numbered(t, 0, n), Stderr: numbered(t, 0, n)}
+	if err != nil || !reflect.DeepEqual(out, want) {
+		t.Errorf("got %d and %d bytes, %v; want %d", len(out.Stdout), len(out.Stderr), err, n)
+	}
+}
+
+func TestFault_F17_TooMuchOnStdout(t *testing.T) {
+	tests := []struct {
+		name, script string
+		lim          Limits
+		want         int
+	}{
+		{"256 MB", fmt.Sprintf("fork; out %d; hang", 256*mib), Limits{}, 4 * mib},
+		{"one byte too many", "out 1001; hang", Limits{Stdout: 1000}, 1000},
+		{"and then success", "out 1001", Limits{Stdout: 1000}, 1000},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			noLeak(t)
+			req := scripted(t, tt.script)
+			var out Output
+			var err error
+			bytes := allocated(func() { out, err = Run(context.Background(), req, tt.lim) })
+			t.Logf("%d KiB allocated", bytes/1024)
+			if bytes > 64*mib {
+				t.Errorf("%d MiB allocated", bytes/mib)
+			}
+			if !errors.Is(err, ErrOutputTooLarge) || len(out.Stdout) != tt.want {
+				t.Errorf("got %d bytes, %v; want the first %d and ErrOutputTooLarge", len(out.Stdout), err, tt.want)
+			}
+			noSurvivors(t, req)
+		})
+	}
+}
+
+func TestFault_F17_ADaemonThatPrintsTooMuch(t *testing.T) {
+	noLeak(t)
+	req := scripted(t, "")
+	// The plugin is a shell that succeeds at once; its child goes on printing.
+	script := filepath.Join(t.TempDir(), "plugin")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nyes &\nexit 0\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	req.Path = script
+	req.Env = append(req.Env, "PATH=/usr/bin:/bin")
+	_, err := Run(context.Background(), req, Limits{Stdout: 100_000, KillWait: 5 * time.Second})
+	if !errors.Is(err, ErrOutputTooLarge) {
+		t.Errorf("got %v, want ErrOutputTooLarge", err)
+	}
+	noSurvivors(t, req)
+}
+
+func TestFault_F17_ExactlyTheLimit(t *testing.T) {
+	noLeak(t)
+	out, err := Run(context.Background(), scripted(t, "out 1000"), Limits{Stdout: 1000})
+	if want := (Output{Stdout: numbered(t, 0, 1000)}); err != nil || !reflect.DeepEqual(out, want) {
+		t.Errorf("got %d bytes, %v", len(out.Stdout), err)
+	}
+}
+
+func TestFault_F17_StderrWithoutEnd(t *testing.T) {
+	noLeak(t)
+	const n = 64 * mib
+	req := scripted(t, fmt.Sprintf("err %d; say attached", n))
+	var out Output
+	var err error
+	bytes := allocated(func() { out, err = Run(context.Background(), req, Limits{}) })
+	t.Logf("%d KiB allocated", bytes/1024)
+	if bytes > mib {
+		t.Errorf("%d KiB allocated", bytes/1024)
+	}
+	want := Output{Stdout: []byte("attached\n"), Stderr: numbered(t, n-64<<10, n), StderrDropped: n - 64<<10}
+	if err != nil || !reflect.DeepEqual(out, want) {
+		t.Errorf("got %d bytes, %d dropped, %v", len(out.Stderr), out.StderrDropped, err)
+	}
+}
+
+// tries is a network namespace, the one we are in, that is asked for at every
+// attempt to start something.
+type tries struct {
+	own   *os.File
+	after int
+	then  func()
+	mu    sync.Mutex
+	n     int
+}
+
+func (c *tries) File() *os.File {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n++; c.n == c.after {
+		c.then()
+	}
+	return c.own
+}
+
+// busyPlugin is an executable that is open for writing until the returned file
+// is closed.
+func busyPlugin(t *testing.T) (path string, writer *os.File) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "plugin")
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o700)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString("#!/bin/sh\necho attached\n"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return path, f
+}
+
+func TestFault_F18_BusyExecutable(t *testing.T) {
+	noLeak(t)
+	own, err := os.Open(threadNetNS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	path, writer := busyPlugin(t)
+	count := &tries{own: own, after: 4, then: func() { writer.Close() }}
+	out, err := Run(context.Background(), Request{Path: path, NetNS: count}, Limits{BusyWait: 20 * time.Second})
+	if err != nil || string(out.Stdout) != "attached\n" {
+		t.Errorf("got %q, %v", out.Stdout, err)
+	}
+	if count.n < 4 {
+		t.Errorf("started at try %d: it was never busy", count.n)
+	}
+}
+
+func TestFault_F18_BusyForTooLong(t *testing.T) {
+	noLeak(t)
+	path, _ := busyPlugin(t)
+	start := time.Now()
+	_, err := Run(context.Background(), Request{Path: path}, Limits{BusyWait: 30 * time.Millisecond})
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("took %v", took)
+	}
+	if want := "start " + path + ": text file busy"; !errors.Is(err, syscall.ETXTBSY) || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+}
+
+func TestFault_F18_BusyUntilTheDeadline(t *testing.T) {
+	noLeak(t)
+	path, _ := busyPlugin(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	_, err := Run(ctx, Request{Path: path}, Limits{BusyWait: time.Hour})
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("took %v", took)
+	}
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, syscall.ETXTBSY) {
+		t.Errorf("got %v, want the deadline and what it was spent on", err)
+	}
+}
+
+func TestFault_F23_OnlyTheGivenEnvironment(t *testing.T) {
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+	req := scripted(t, "env")
+	req.Env = append(req.Env, "CNI_COMMAND=ADD")
+	out, err := Run(context.Background(), req, Limits{})
+	if want := strings.Join(req.Env, "\n") + "\n"; err != nil || string(out.Stdout) != want {
+		t.Errorf("got %q, %v; want %q", out.Stdout, err, want)
+	}
+	out, err = Run(context.Background(), Request{Path: "/usr/bin/env"}, Limits{})
+	if err != nil || len(out.Stdout) != 0 {
+		t.Errorf("an empty environment became %q, %v", out.Stdout, err)
+	}
+}
+
+func TestDuty_R43_StderrIsKeptAndBounded(t *testing.T) {
+	req := scripted(t, "err 80000; log no more addresses; exit 1")
+	out, err := Run(context.Background(), req, Limits{Stderr: 1000})
+	log := append(numbered(t, 0, 80_000), "no more addresses\n"...)
+	want := Output{Stderr: log[len(log)-1000:], StderrDropped: int64(len(log) - 1000)}
+	if !reflect.DeepEqual(out, want) {
+		t.Errorf("got %+v, want %+v", out, want)
+	}
+	if exit := new(ExitError); !errors.As(err, &exit) {
+		t.Errorf("got %v, want an ExitError", err)
+	}
+}
+
+// TestSomebodyElseReaps is about runtimes that ignore SIGCHLD or reap whatever
+// they can: the plugin's fate is unknown then, which is an error and no hang.
+func TestSomebodyElseReaps(t *testing.T) {
+	out, err := Run(context.Background(), scripted(t, "autoreap"), Limits{})
+	if want := `"hello\n" true`; err != nil || string(out.Stdout) != want {
+		t.Errorf("got %s, %v, %s; want %s", out.Stdout, err, out.Stderr, want)
+	}
+}
+
+func TestManyAtOnce(t *testing.T) {
+	noLeak(t)
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			req := scripted(t, "cat")
+			req.Stdin = fmt.Appendf(nil, "%d", i)
+			out, err := Run(context.Background(), req, Limits{})
+			if err != nil || !bytes.Equal(out.Stdout, req.Stdin) {
+				t.Errorf("got %q, %v; want %q", out.Stdout, err, req.Stdin)
+			}
+		}()
+	}
+	wg.Wait()
+}
+
+func BenchmarkRun(b *testing.B) {
+	req := Request{Path: "/bin/true"}
+	for b.Loop() {
+		if _, err := Run(context.Background(), req, Limits{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,268 @@
+package invoke
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The scripted plugin: this test binary does what scriptEnv says, statement by
+// statement, instead of running tests. markEnv tells the processes of one test
+// from all others, children included.
+const (
+	scriptEnv = "EMBEDCNI_PLUGIN_SCRIPT"
+	markEnv   = "EMBEDCNI_PLUGIN_MARK"
+	// The race detector would hold each process for a second at its exit.
+	raceEnv = "GORACE=atexit_sleep_ms=0"
+)
+
+func TestMain(m *testing.M) {
+	if script, ok := os.LookupEnv(scriptEnv); ok {
+		for _, statement := range strings.Split(script, ";") {
+			verb, arg, _ := strings.Cut(strings.TrimSpace(statement), " ")
+			perform(verb, arg)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func perform(verb, arg string) {
+	switch verb {
+	case "":
+	case "out", "err": // so many bytes, numbered so that a loss shows
+		n, err := strconv.Atoi(arg)
+		check(err)
+		print := os.Stdout
+		if verb == "err" {
+			print = os.Stderr
+		}
+		_, err = io.Copy(print, io.LimitReader(newNumbers(), int64(n)))
+		check(err)
+	case "say":
+		fmt.Println(arg)
+	case "log":
+		fmt.Fprintln(os.Stderr, arg)
+	case "exit":
+		code, err := strconv.Atoi(arg)
+		check(err)
+		os.Exit(code)
+	case "kill": // itself
+		check(syscall.Kill(os.Getpid(), syscall.SIGKILL))
+		hang()
+	case "hang":
+		hang()
+	case "stubborn":
+		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	case "fork": // a child that hangs with our stdout, stderr and stdin
+		fork("hang")
+	case "ready": // tell the test, through what it had us inherit
+		_, err := os.NewFile(3, "ready").Write([]byte{'!'})
+		check(err)
+	case "cat":
+		_, err := io.Copy(os.Stdout, os.Stdin)
+		check(err)
+	case "fd3":
+		_, err := io.Copy(os.Stdout, os.NewFile(3, "fd3"))
+		check(err)
+	case "env":
+		fmt.Println(strings.Join(os.Environ(), "\n"))
+	case "netns":
+		link, err := os.Readlink("/proc/self/ns/net")
+		check(err)
+		fmt.Print(link)
+	case "group":
+		fmt.Print(syscall.Getpgrp() == os.Getpid())
+	case "autoreap":
+		autoreap()
+	default:
+		check(fmt.Errorf("unknown verb %q", verb))
+	}
+}
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(99)
+	}
+}
+
+func hang() {
+	for {
+		time.Sleep(time.Hour)
+	}
+}
+
+func fork(script string) {
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(os.Environ(), scriptEnv+"="+script)
+	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
+	check(c.Start())
+}
+
+// autoreap is a runtime whose children the kernel reaps by itself.
+func autoreap() {
+	signal.Ignore(syscall.SIGCHLD)
+	exe, err := os.Executable()
+	check(err)
+	out, err := Run(context.Background(), Request{Path: exe, Env: []string{scriptEnv + "=say hello", raceEnv}}, Limits{})
+	fmt.Printf("%q %v", out.Stdout, errors.Is(err, syscall.ECHILD))
+}
+
+// numberedLines is how many different lines the stream below has before it
+// repeats itself: a prime, so that no loss of a buffer's size goes unseen.
+const numberedLines = 10_007
+
+// numbers is an endless stream of lines of 8 bytes.
+type numbers struct {
+	period []byte
+	at     int
+}
+
+func newNumbers() *numbers {
+	r := &numbers{}
+	for i := range numberedLines {
+		r.period = fmt.Appendf(r.period, "%07d\n", i)
+	}
+	return r
+}
+
+func (r *numbers) Read(p []byte) (int, error) {
+	n := copy(p, r.period[r.at:])
+	r.at = (r.at + n) % len(r.period)
+	return n, nil
+}
+
+// numbered is what "out" and "err" print, from one offset to another.
+func numbered(t *testing.T, from, to int) []byte {
+	t.Helper()
+	r := newNumbers()
+	r.at = from % len(r.period)
+	b, err := io.ReadAll(io.LimitReader(r, int64(to-from)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// scripted is a request to the scripted plugin. When the test ends nothing of
+// it may be left in this process; what is left of other processes is killed.
+func scripted(t *testing.T, script string) Request {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mark := fmt.Sprintf("%s=%s-%d", markEnv, t.Name(), time.Now().UnixNano())
+	t.Cleanup(func() {
+		for _, pid := range survivors(t, mark) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	return Request{Path: exe, Env: []string{scriptEnv + "=" + script, mark, raceEnv}}
+}
+
+// survivors are the living processes of a request.
+func survivors(t *testing.T, mark string) []int {
+	t.Helper()
+	environs, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	for _, file := range environs {
+		env, err := os.ReadFile(file) // fails, or is empty, for what has ended
+		if err != nil || !bytes.Contains(env, []byte(mark)) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+func noSurvivors(t *testing.T, req Request) {
+	t.Helper()
+	if pids := survivors(t, req.Env[1]); len(pids) != 0 {
+		t.Errorf("processes %v are still alive", pids)
+	}
+}
+
+// noLeak fails the test if goroutines or file descriptors are left at its end.
+func noLeak(t *testing.T) {
+	t.Helper()
+	r, w, err := os.Pipe() // the first one opens what the runtime of Go keeps
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	w.Close()
+	goroutines, fds := runtime.NumGoroutine(), openFiles(t)
+	t.Cleanup(func() {
+		eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= goroutines })
+		if n := openFiles(t); n > fds {
+			t.Errorf("%d files open, %d before", n, fds)
+		}
+	})
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// whenReady calls f when the plugin performs "ready", and returns the file it
+// has to inherit for that.
+func whenReady(t *testing.T, f func()) *os.File {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		if n, _ := r.Read(make([]byte, 1)); n == 1 {
+			f()
+		}
+	}()
+	t.Cleanup(func() { w.Close(); r.Close(); <-over })
+	return w
+}
+
+// allocated is how much memory f allocated altogether, in bytes.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}

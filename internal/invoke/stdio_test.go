@@ -1,0 +1,59 @@
+package invoke
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+func TestTail(t *testing.T) {
+	tests := []struct {
+		name    string
+		limit   int
+		writes  []string
+		want    string
+		dropped int64
+	}{
+		{"nothing", 4, nil, "", 0},
+		{"less", 4, []string{"a", "bc"}, "abc", 0},
+		{"full", 4, []string{"ab", "cd"}, "abcd", 0},
+		{"one more", 4, []string{"ab", "cd", "e"}, "bcde", 1},
+		{"one long write", 4, []string{"abcdefghij"}, "ghij", 6},
+		{"around twice", 4, []string{"abc", "defg", "hijkl"}, "ijkl", 8},
+		{"across the end", 4, []string{"abc", "def"}, "cdef", 2},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			tail := tail{limit: tt.limit}
+			for _, w := range tt.writes {
+				tail.keep([]byte(w))
+			}
+			if got := string(tail.bytes()); got != tt.want || tail.dropped() != tt.dropped {
+				t.Errorf("got %q, %d dropped; want %q, %d", got, tail.dropped(), tt.want, tt.dropped)
+			}
+		})
+	}
+}
+
+func TestTailAgainstTheWholeStream(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	for range 200 {
+		tail := tail{limit: 1 + rnd.IntN(50)}
+		var all []byte
+		for range rnd.IntN(20) {
+			p := make([]byte, rnd.IntN(80))
+			for i := range p {
+				p[i] = byte(rnd.IntN(256))
+			}
+			all = append(all, p...)
+			tail.keep(p)
+		}
+		want := all[max(0, len(all)-tail.limit):]
+		if got := tail.bytes(); !bytes.Equal(got, want) || tail.dropped() != int64(len(all)-len(want)) {
+			t.Fatalf("limit %d: got %x, %d dropped; want %x", tail.limit, got, tail.dropped(), want)
+		}
+	}
+}
