@@ -235,6 +235,11 @@ func (a *attachment) errors(verb string, err error) error {
 	default:
 		return errors.Join(all...)
 	}
+	if invalid := (*chain.ResultError)(nil); errors.As(err, &invalid) {
+		e := a.error(verb, withSentinel(invalid.Err))
+		e.Plugin = invalid.Plugin
+		return e
+	}
 	return a.error(verb, withSentinel(err))
 }
 

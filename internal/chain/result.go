@@ -4,14 +4,27 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
 )
+
+// ResultError is what is wrong with the result of a plugin that succeeded.
+type ResultError struct {
+	Plugin string // its type
+	Err    error  // an ErrInvalidResult
+}
+
+func (e *ResultError) Error() string { return e.Err.Error() }
+func (e *ResultError) Unwrap() error { return e.Err }
 
 // shape is what of a result libcni and this library rely on being there. The
 // fields of the versions differ; what they share is enough to make every
 // conversion safe.
 type shape struct {
+	CNIVersion string         `json:"cniVersion"`
 	Interfaces []*struct{}    `json:"interfaces"`
 	IPs        []*shapeIP     `json:"ips"`
 	Routes     []*types.Route `json:"routes"`
@@ -25,9 +38,15 @@ type shapeIP struct {
 // validateResult refuses a result that is not one. libcni checks little: it
 // follows a null in a list, and callers follow an index past its end.
 func validateResult(out []byte) error {
-	var s shape
+	var s *shape
 	if err := json.Unmarshal(out, &s); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidResult, err)
+	}
+	if s == nil {
+		return fmt.Errorf("%w: is null", ErrInvalidResult)
+	}
+	if known := version.All.SupportedVersions(); s.CNIVersion != "" && !slices.Contains(known, s.CNIVersion) {
+		return fmt.Errorf("%w: version %q is not known here (%s)", ErrInvalidResult, s.CNIVersion, strings.Join(known, ", "))
 	}
 	for i, intf := range s.Interfaces {
 		if intf == nil {
