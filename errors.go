@@ -215,6 +215,7 @@ const unknownContainer = types.ErrUnknownContainer
 var sentinels = []struct{ inner, outer error }{
 	{invoke.ErrNotFound, ErrPluginNotFound},
 	{invoke.ErrOutputTooLarge, ErrPluginOutput},
+	{invoke.ErrInsecure, ErrInsecureFile},
 	{perm.ErrInsecure, ErrInsecureFile},
 	{chain.ErrInvalidResult, ErrInvalidResult},
 	{chain.ErrNotAdded, ErrNotAttached},
