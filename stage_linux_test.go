@@ -318,14 +318,14 @@ func children(t testing.TB) []string {
 	return found
 }
 
-// waiters waits until n goroutines wait in a select of this method of a
-// snapshot, and returns how many do.
-func (s *stage) waiters(method string, n int) int {
+// blocked waits until n goroutines wait in a select of this function of the
+// module, and returns how many do.
+func (s *stage) blocked(function string, n int) int {
 	s.t.Helper()
 	stacks := make([]byte, 16<<20)
 	found := 0
 	for end := time.Now().Add(patience); found < n && time.Now().Before(end); time.Sleep(time.Millisecond) {
-		found = strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "[select]:\ngithub.com/embedcni/cni.(*snapshot)."+method+"(")
+		found = strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "[select]:\ngithub.com/embedcni/cni"+function+"(")
 	}
 	return found
 }

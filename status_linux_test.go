@@ -70,7 +70,7 @@ func TestDuty_R40_StatusesAtOnceShareOneRun(t *testing.T) {
 		all = append(all, begin(r.Status))
 	}
 	wantIs(t, r.StatusContext(ctx), context.Canceled) // gives up alone
-	joined := s.waiters("askStatus", 51)
+	joined := s.blocked(".(*snapshot).askStatus", 51)
 	letGo()
 	for _, done := range append(all, first) {
 		wantSame(t, "code", asError(t, await(t, "Status", done)).Code, 50)
