@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 
@@ -21,6 +23,9 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 	if err := op.lock(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
+	if err := s.probeState(); err != nil {
+		return nil, fmt.Errorf("set up container %q: state directory: %w", ns.id, err)
+	}
 	if err := op.clearDead(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
@@ -33,6 +38,21 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 		return nil, errors.Join(err, op.rollBack(ctx))
 	}
 	return result, nil
+}
+
+// probeState makes sure that a result can be kept, which is tried only when the
+// plugins have run. It writes as much as a large configuration and result need.
+func (s *snapshot) probeState() error {
+	dir := filepath.Join(s.stateDir, "results")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, ".probe-")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(make([]byte, 64<<10))
+	return errors.Join(err, f.Close(), os.Remove(f.Name()))
 }
 
 // attach runs the ADDs, each network in a goroutine of its own unless serially.
