@@ -2,7 +2,10 @@ package cni
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 
@@ -20,6 +23,9 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 	if err := op.lock(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
+	if err := s.probeState(); err != nil {
+		return nil, fmt.Errorf("set up container %q: state directory: %w", ns.id, err)
+	}
 	if err := op.clearDead(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
@@ -32,6 +38,21 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 		return nil, join(err, op.rollBack(ctx))
 	}
 	return result, nil
+}
+
+// probeState makes sure that a result can be kept, which is tried only when the
+// plugins have run. It writes as much as a large configuration and result need.
+func (s *snapshot) probeState() error {
+	dir := filepath.Join(s.stateDir, "results")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, ".probe-")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(make([]byte, 64<<10))
+	return errors.Join(err, f.Close(), os.Remove(f.Name()))
 }
 
 // attach runs the ADDs, each network in a goroutine of its own unless serially.
@@ -163,24 +184,41 @@ func (op *operation) existing() ([]*attachment, error) {
 		for _, n := range op.networks {
 			a := &attachment{op: op, network: n}
 			a.ContainerID, a.IfName = op.id, wanted.IfName
-			cached, err := a.chain().Cached(&a.Attachment)
+			known, err := a.recall()
 			if err != nil {
-				// Something is there, and nobody can tell what: clean it.
-				op.logger.Warn("cached attachment cannot be read", "container", op.id, "network", n.config.Name, "error", err)
-			} else if cached == nil {
-				continue
-			}
-			if cached != nil {
-				a.Attachment = *cached
-			}
-			if a.NetNS, err = a.chain().CachedNetNS(&a.Attachment); err != nil {
 				return nil, err
 			}
-			if a.NetNS, err = op.host.validate(a.NetNS, "DEL"); err != nil {
-				return nil, err
+			if known {
+				found = append(found, a)
 			}
-			found = append(found, a)
 		}
 	}
 	return found, nil
+}
+
+// recall fills in what the cache knows of an attachment.
+func (a *attachment) recall() (known bool, err error) {
+	cached, err := a.chain().Cached(&a.Attachment)
+	if err != nil {
+		// Something is there, and nobody can tell what: the container's
+		// namespace must say whether it lives.
+		a.op.logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
+			"network", a.network.config.Name, "error", err)
+		a.NetNS = a.op.path
+		return true, nil
+	}
+	if cached == nil {
+		return false, nil
+	}
+	a.Attachment = *cached
+	if a.NetNS, err = a.chain().CachedNetNS(&a.Attachment); err != nil {
+		return false, err
+	}
+	a.NetNS, err = a.op.host.validate(a.NetNS, "DEL")
+	if errors.Is(err, ErrInvalidNetNS) {
+		// The host's by now, as a /proc/PID/ns/net is whose PID went to a
+		// process of the host: the container's is gone.
+		a.NetNS, err = "", nil
+	}
+	return true, err
 }

@@ -3,12 +3,17 @@ package cni_test
 import (
 	"context"
 	"os"
+	"runtime"
 	"testing"
 
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/internal/scripted"
 )
+
+// init keeps the leading thread to TestMain: a test that took it to another
+// network namespace would take the process's there.
+func init() { runtime.LockOSThread() }
 
 // TestMain runs the tests in namespaces of their own, with the reference
 // plugins built beforehand, outside, where there is a network. Started as a

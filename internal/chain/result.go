@@ -4,16 +4,27 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 )
 
+// ResultError is what is wrong with the result of a plugin that succeeded.
+type ResultError struct {
+	Plugin string // its type
+	Err    error  // an ErrInvalidResult
+}
+
+func (e *ResultError) Error() string { return e.Err.Error() }
+func (e *ResultError) Unwrap() error { return e.Err }
+
 // shape is what of a result libcni and this library rely on being there. The
 // fields of the versions differ; what they share is enough to make every
 // conversion safe.
 type shape struct {
-	CNIVersion any            `json:"cniVersion"`
+	CNIVersion string         `json:"cniVersion"`
 	Interfaces []*struct{}    `json:"interfaces"`
 	IPs        []*shapeIP     `json:"ips"`
 	Routes     []*types.Route `json:"routes"`
@@ -40,12 +51,18 @@ type shapeIP020 struct {
 // address or destination that is missing is cached as "<nil>", which no DEL can
 // read again. configVersion counts where the result says no version.
 func validateResult(out []byte, configVersion string) error {
-	var s shape
+	var s *shape
 	if err := json.Unmarshal(out, &s); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidResult, err)
 	}
-	if v, ok := s.CNIVersion.(string); ok && v != "" {
-		configVersion = v
+	if s == nil {
+		return fmt.Errorf("%w: is null", ErrInvalidResult)
+	}
+	if s.CNIVersion != "" {
+		if known := version.All.SupportedVersions(); !slices.Contains(known, s.CNIVersion) {
+			return fmt.Errorf("%w: version %q is not known here (%s)", ErrInvalidResult, s.CNIVersion, strings.Join(known, ", "))
+		}
+		configVersion = s.CNIVersion
 	}
 	if current, err := version.GreaterThanOrEqualTo(configVersion, "0.3.0"); err == nil && !current {
 		return validateResult020(out)
