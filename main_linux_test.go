@@ -12,10 +12,13 @@ import (
 
 // TestMain runs the tests in namespaces of their own, with the reference
 // plugins built beforehand, outside, where there is a network. Started as a
-// plugin, the test binary is one.
+// plugin, the test binary is one; started as one process of a crowd, that.
 func TestMain(m *testing.M) {
 	if scripted.IsPlugin() {
 		os.Exit(scripted.Main())
+	}
+	if os.Getenv(crowdProcess) != "" {
+		os.Exit(crowdMain())
 	}
 	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
 		return refplugins.Env(context.Background(), os.Stderr)

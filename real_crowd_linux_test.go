@@ -1,10 +1,15 @@
 package cni_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"os"
+	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -34,56 +39,142 @@ func (h *realHost) crowdList() []byte {
 	return c.conf("podnet", "1.0.0", h.path("ipam"))
 }
 
-// The specification leaves it to plugins to bear company, and the reference
-// plugins do not on a host where nothing of theirs exists yet (FAULTS F16, M9).
-func TestRealCrowdOnColdHost(t *testing.T) {
-	containers, rounds := crowd()
-	for _, runtimes := range []int{1, 2} {
-		for round := range rounds {
-			t.Run(fmt.Sprintf("%d runtimes/round %d", runtimes, round), func(t *testing.T) {
-				h := newRealHost(t)
-				// Locks between processes belong to open files, so that two
-				// Runtimes here are to each other what two processes are.
-				var rts []*cni.Runtime
-				for range runtimes {
-					rts = append(rts, h.real(cni.WithHostNetNS(h.path("netns", "host")), cni.WithConfListBytes(h.crowdList())))
-				}
-				h.attachCrowd(rts, containers)
-			})
-		}
-	}
+// crowdCall is what a process is to do with its part of the crowd.
+type crowdCall struct {
+	Verb      string // ADD or DEL
+	StateDir  string
+	PluginDir string
+	HostNetNS string
+	Conf      []byte
+	Members   []crowdMember
 }
 
-func (h *realHost) attachCrowd(rts []*cni.Runtime, containers int) {
-	h.t.Helper()
-	paths := make([]string, containers)
-	for i := range paths {
-		paths[i] = h.container(fmt.Sprintf("c%d", i))
+type crowdMember struct {
+	ID, Path string
+	Port     int32
+}
+
+// run attaches or detaches all at once and returns the addresses.
+func (c crowdCall) run() ([]string, error) {
+	r, err := cni.New(cni.WithStateDir(c.StateDir), cni.WithPluginDir([]string{c.PluginDir}),
+		cni.WithHostNetNS(c.HostNetNS), cni.WithConfListBytes(c.Conf))
+	if err != nil {
+		return nil, err
 	}
-	before := h.audit()
-	addresses := make([]string, containers)
-	start := time.Now()
-	err := inParallel(containers, func(i int) error {
-		result, err := rts[i%len(rts)].Setup(context.Background(), fmt.Sprintf("c%d", i), paths[i],
-			cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: int32(10000 + i), ContainerPort: 80, Protocol: "tcp"}}))
+	addresses := make([]string, len(c.Members))
+	err = inParallel(len(c.Members), func(i int) error {
+		m := c.Members[i]
+		if c.Verb == "DEL" {
+			return r.Remove(context.Background(), m.ID, m.Path)
+		}
+		result, err := r.Setup(context.Background(), m.ID, m.Path, cni.WithCapabilityPortMap(
+			[]cni.PortMapping{{HostPort: m.Port, ContainerPort: 80, Protocol: "tcp"}}))
 		if err == nil {
 			addresses[i] = result.IPv4().Prefix.String()
 		}
 		return err
 	})
-	attachTook := time.Since(start)
+	return addresses, err
+}
+
+// crowdProcess says in the environment that the process is to do the call that
+// it reads from its input.
+const crowdProcess = "EMBEDCNI_TEST_CROWD"
+
+// crowdMain is the whole of such a process; it returns the exit code.
+func crowdMain() int {
+	var c crowdCall
+	err := json.NewDecoder(os.Stdin).Decode(&c)
+	if err == nil {
+		var addresses []string
+		if addresses, err = c.run(); err == nil {
+			err = json.NewEncoder(os.Stdout).Encode(addresses)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// elsewhere is run in a process of its own.
+func (c crowdCall) elsewhere() (addresses []string, err error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	in, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), crowdProcess+"=1")
+	cmd.Stdin = bytes.NewReader(in)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s", err, stderr.String())
+	}
+	return addresses, json.Unmarshal(out, &addresses)
+}
+
+// The reference plugins look before they create, and thirty of them at once on
+// a host where nothing of theirs is create it twice (FAULTS F16, M9).
+func TestRealCrowdOnColdHost(t *testing.T) {
+	containers, rounds := crowd()
+	for _, processes := range []int{1, 2} {
+		for round := range rounds {
+			t.Run(fmt.Sprintf("processes %d/round %d", processes, round), func(t *testing.T) {
+				newRealHost(t).attachCrowd(processes, containers)
+			})
+		}
+	}
+}
+
+func (h *realHost) attachCrowd(processes, containers int) {
+	h.t.Helper()
+	calls := make([]crowdCall, processes)
+	for i := range containers {
+		id := fmt.Sprintf("c%d", i)
+		c := &calls[i%processes]
+		c.Members = append(c.Members, crowdMember{id, h.container(id), int32(10000 + i)})
+	}
+	before := h.audit()
+	addresses, took := h.inCrowd("ADD", calls)
+	h.wantNoneTwice(before, addresses)
+	if len(addresses) != containers {
+		h.t.Errorf("%d addresses for %d containers", len(addresses), containers)
+	}
+	_, detachTook := h.inCrowd("DEL", calls)
+	h.t.Logf("%d containers at once: attached in %v, detached in %v", containers, took, detachTook)
+	h.wantClean(before)
+}
+
+// inCrowd does the calls all at once: one in this process, several each in one
+// of its own.
+func (h *realHost) inCrowd(verb string, calls []crowdCall) (addresses []string, took time.Duration) {
+	h.t.Helper()
+	results := make([][]string, len(calls))
+	plugins, conf := referencePlugins(h.t), h.crowdList()
+	for i := range calls {
+		calls[i].Verb, calls[i].StateDir, calls[i].PluginDir = verb, h.path("state"), plugins
+		calls[i].HostNetNS, calls[i].Conf = h.path("netns", "host"), conf
+	}
+	start := time.Now()
+	err := inParallel(len(calls), func(i int) (err error) {
+		if len(calls) == 1 {
+			results[i], err = calls[i].run()
+		} else {
+			results[i], err = calls[i].elsewhere()
+		}
+		return err
+	})
 	if err != nil {
 		h.t.Error(err)
 	}
-	h.wantNoneTwice(before, addresses)
-	start = time.Now()
-	if err := inParallel(containers, func(i int) error {
-		return rts[i%len(rts)].Remove(context.Background(), fmt.Sprintf("c%d", i), paths[i])
-	}); err != nil {
-		h.t.Error(err)
-	}
-	h.t.Logf("%d containers at once: attached in %v, detached in %v", containers, attachTook, time.Since(start))
-	h.wantClean(before)
+	return slices.Concat(results...), time.Since(start)
 }
 
 func inParallel(n int, fn func(i int) error) error {
