@@ -67,8 +67,12 @@ func (c crowdCall) run() ([]string, error) {
 		if c.Verb == "DEL" {
 			return r.Remove(context.Background(), m.ID, m.Path)
 		}
-		result, err := r.Setup(context.Background(), m.ID, m.Path, cni.WithCapabilityPortMap(
-			[]cni.PortMapping{{HostPort: m.Port, ContainerPort: 80, Protocol: "tcp"}}))
+		var opts []cni.NamespaceOpts
+		if m.Port != 0 {
+			opts = append(opts, cni.WithCapabilityPortMap(
+				[]cni.PortMapping{{HostPort: m.Port, ContainerPort: 80, Protocol: "tcp"}}))
+		}
+		result, err := r.Setup(context.Background(), m.ID, m.Path, opts...)
 		if err == nil {
 			addresses[i] = result.IPv4().Prefix.String()
 		}
@@ -131,6 +135,19 @@ func TestRealCrowdOnColdHost(t *testing.T) {
 			})
 		}
 	}
+}
+
+// What a plugin makes for all containers may have to wait for the first that
+// needs it: portmap makes its chains for the first container with a port.
+func TestRealCrowdBehindOneWithoutPorts(t *testing.T) {
+	h := newRealHost(t)
+	ahead := []crowdCall{{Members: []crowdMember{{ID: "ahead", Path: h.container("ahead")}}}}
+	before := h.audit()
+	h.inCrowd("ADD", ahead)
+	containers, _ := crowd()
+	h.attachCrowd(1, containers)
+	h.inCrowd("DEL", ahead)
+	h.wantClean(before)
 }
 
 func (h *realHost) attachCrowd(processes, containers int) {
