@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -125,6 +126,11 @@ func (a *attachment) firstKey() firstadd.Key {
 	for _, p := range a.network.config.Plugins {
 		key.Types = append(key.Types, p.Network.Type)
 		key.Config = append(key.Config, p.Bytes)
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.CapabilityArgs)) {
+		if a.network.declares(name) && !isEmpty(a.CapabilityArgs[name]) {
+			key.Capabilities = append(key.Capabilities, name)
+		}
 	}
 	return key
 }

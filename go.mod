@@ -5,6 +5,7 @@ go 1.24.2
 require (
 	github.com/containerd/go-cni v1.1.14
 	github.com/containernetworking/cni v1.3.1
+	github.com/sasha-s/go-deadlock v0.3.5
 	github.com/vishvananda/netlink v1.3.1
 	github.com/vishvananda/netns v0.0.5
 	go.opentelemetry.io/otel v1.29.0
@@ -24,7 +25,6 @@ require (
 	github.com/petermattis/goid v0.0.0-20240813172612-4fcff4a6cae7 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
 	github.com/safchain/ethtool v0.6.2 // indirect
-	github.com/sasha-s/go-deadlock v0.3.5 // indirect
 	go.opentelemetry.io/otel/metric v1.29.0 // indirect
 	sigs.k8s.io/knftables v0.0.18 // indirect
 )
