@@ -40,14 +40,16 @@ func run(configDir string, verbose bool) int {
 	defer stop()
 
 	code, err := start(ctx, configDir, verbose)
-	if err != nil {
-		if ctx.Err() != nil {
-			err = fmt.Errorf("interrupted: %w", err)
-		}
+	switch {
+	case err == nil:
+		return code
+	case ctx.Err() != nil:
+		// What was cut short is many errors, of which none is news.
+		fmt.Fprintln(os.Stderr, "quickstart: interrupted")
+	default:
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
-		return 1
 	}
-	return code
+	return 1
 }
 
 // start runs the program a second time, in a sandbox, and there the story.
@@ -103,15 +105,15 @@ func story(ctx context.Context, out io.Writer, configDir string, verbose bool) e
 // newRuntime returns a Runtime with the loopback network and all networks of
 // the directory, whose interfaces are lo, eth0, eth1, …
 func newRuntime(configDir string, calls *callTimes, verbose bool) (*cni.Runtime, error) {
-	level := slog.LevelWarn
+	logger := slog.New(slog.DiscardHandler)
 	if verbose {
-		level = slog.LevelDebug
+		logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 	rt, err := cni.New(
 		cni.WithPluginPath(os.Getenv("CNI_PATH")),
 		cni.WithPluginConfDir(configDir),
 		cni.WithStateDir(stateDir),
-		cni.WithLogger(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))),
+		cni.WithLogger(logger),
 		cni.WithObserver(calls.observe),
 	)
 	if err != nil {
@@ -123,7 +125,7 @@ func newRuntime(configDir string, calls *callTimes, verbose bool) (*cni.Runtime,
 	// A runtime on a real host goes on with the networks that are fine. Here
 	// somebody is trying out a configuration, and wants to know.
 	for _, file := range rt.GetConfig().Skipped {
-		return nil, fmt.Errorf("%s: %s", file.Path, file.Reason)
+		return nil, fmt.Errorf("%s: %s: correct it, or move it out of the directory", file.Path, file.Reason)
 	}
-	return rt, nil
+	return rt, checkPlugins(rt.GetConfig())
 }

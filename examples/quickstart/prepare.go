@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
+	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/refplugins"
 )
 
@@ -47,9 +50,9 @@ func searchPath() (string, error) {
 // iptables returns what the plugins bridge, firewall and portmap run.
 func iptables() []string { return []string{"iptables", "ip6tables"} }
 
-func inAny(dirs []string, tool string) bool {
+func inAny(dirs []string, program string) bool {
 	for _, dir := range dirs {
-		if _, err := exec.LookPath(filepath.Join(dir, tool)); err == nil {
+		if _, err := exec.LookPath(filepath.Join(dir, program)); err == nil {
 			return true
 		}
 	}
@@ -70,6 +73,27 @@ func checkIPTables(ctx context.Context) error {
 	return nil
 }
 
+// checkPlugins makes sure that all plugins of the networks are there, rather
+// than to find out in the middle of the first container.
+func checkPlugins(config *cni.ConfigResult) error {
+	missing := map[string]bool{}
+	for _, n := range config.Networks {
+		for _, p := range n.Config.Plugins {
+			for _, plugin := range []string{p.Network.Type, p.Network.IPAM.Type} {
+				if plugin != "" && !inAny(config.PluginDirs, plugin) {
+					missing[plugin] = true
+				}
+			}
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("no plugin %s in %s: unset CNI_PATH to have the reference plugins built, "+
+		"or add a directory that has what else is missing to it",
+		strings.Join(slices.Sorted(maps.Keys(missing)), ", "), strings.Join(config.PluginDirs, ", "))
+}
+
 // shippedConfig is where the networks of this program are in a checkout. They
 // are read from there rather than embedded, so that they are where everybody
 // can look at them, change one and run the program again.
@@ -79,7 +103,10 @@ const shippedConfig = "testdata/quickstart"
 // the checkout's, found from anywhere in it.
 func findConfig(dir string) (string, error) {
 	if dir != "" {
-		return filepath.Abs(dir)
+		if _, err := os.ReadDir(dir); err != nil {
+			return "", fmt.Errorf("networks of -config: %w", err)
+		}
+		return dir, nil
 	}
 	wd, err := os.Getwd()
 	if err != nil {

@@ -48,6 +48,9 @@ func proveTraffic(ctx context.Context, out io.Writer, rt *cni.Runtime, web, clie
 	}
 	failed := 0
 	for _, p := range probes {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		if !p.prove(ctx, out) {
 			failed++
 		}
