@@ -135,26 +135,26 @@ fd00:88::3/64 fd00:88::1
 ptp-net eth1 MAC 10.89.0.3/24 10.89.0.1 N ms
 fd00:89::3/64 fd00:89::1
 
-✓ client → web bridge-net tcp IPv4 10.88.0.2:80 N µs
-✓ client → web bridge-net tcp IPv6 [fd00:88::2]:80 N µs
-✓ client → web bridge-net udp IPv4 10.88.0.2:80 N µs
-✓ client → web bridge-net udp IPv6 [fd00:88::2]:80 N µs
-✓ client → host bridge-net tcp IPv4 10.88.0.1:80 N µs
-✓ client → host bridge-net tcp IPv6 [fd00:88::1]:80 N µs
-✓ client → host bridge-net udp IPv4 10.88.0.1:80 N µs
-✓ client → host bridge-net udp IPv6 [fd00:88::1]:80 N µs
-✓ host port → web bridge-net tcp IPv4 10.88.0.1:8080 N µs
-✓ host port → web bridge-net tcp IPv6 [fd00:88::1]:8080 N µs
-✓ host port → web bridge-net udp IPv4 10.88.0.1:8080 N µs
-✓ host port → web bridge-net udp IPv6 [fd00:88::1]:8080 N µs
-✓ client → web ptp-net tcp IPv4 10.89.0.2:80 N µs
-✓ client → web ptp-net tcp IPv6 [fd00:89::2]:80 N µs
-✓ client → web ptp-net udp IPv4 10.89.0.2:80 N µs
-✓ client → web ptp-net udp IPv6 [fd00:89::2]:80 N µs
-✓ client → host ptp-net tcp IPv4 10.89.0.1:80 N µs
-✓ client → host ptp-net tcp IPv6 [fd00:89::1]:80 N µs
-✓ client → host ptp-net udp IPv4 10.89.0.1:80 N µs
-✓ client → host ptp-net udp IPv6 [fd00:89::1]:80 N µs
+✓ client → web bridge-net tcp IPv4 10.88.0.2:80 N ms
+✓ client → web bridge-net tcp IPv6 [fd00:88::2]:80 N ms
+✓ client → web bridge-net udp IPv4 10.88.0.2:80 N ms
+✓ client → web bridge-net udp IPv6 [fd00:88::2]:80 N ms
+✓ client → host bridge-net tcp IPv4 10.88.0.1:80 N ms
+✓ client → host bridge-net tcp IPv6 [fd00:88::1]:80 N ms
+✓ client → host bridge-net udp IPv4 10.88.0.1:80 N ms
+✓ client → host bridge-net udp IPv6 [fd00:88::1]:80 N ms
+✓ host port → web bridge-net tcp IPv4 10.88.0.1:8080 N ms
+✓ host port → web bridge-net tcp IPv6 [fd00:88::1]:8080 N ms
+✓ host port → web bridge-net udp IPv4 10.88.0.1:8080 N ms
+✓ host port → web bridge-net udp IPv6 [fd00:88::1]:8080 N ms
+✓ client → web ptp-net tcp IPv4 10.89.0.2:80 N ms
+✓ client → web ptp-net tcp IPv6 [fd00:89::2]:80 N ms
+✓ client → web ptp-net udp IPv4 10.89.0.2:80 N ms
+✓ client → web ptp-net udp IPv6 [fd00:89::2]:80 N ms
+✓ client → host ptp-net tcp IPv4 10.89.0.1:80 N ms
+✓ client → host ptp-net tcp IPv6 [fd00:89::1]:80 N ms
+✓ client → host ptp-net udp IPv4 10.89.0.1:80 N ms
+✓ client → host ptp-net udp IPv6 [fd00:89::1]:80 N ms
 
 detached web in N ms
 detached client in N ms
@@ -195,7 +195,7 @@ func plain(output string) string {
 	for _, r := range []struct{ expr, with string }{
 		{`(?m)^ +| +$`, ""},
 		{` +`, " "},
-		{`\d+ (ms|µs)`, "N $1"},
+		{`[\d.]+ ms`, "N ms"},
 		{`([0-9a-f]{2}:){5}[0-9a-f]{2}`, "MAC"},
 		{`\d+ ip6?tables\S+ .*\d+ ip6?tables\S+`, "…"},
 	} {

@@ -69,7 +69,7 @@ func (p probe) prove(ctx context.Context, out io.Writer) bool {
 		family = "IPv6"
 	}
 	took, err := p.echo(ctx)
-	mark, outcome := "✓", fmt.Sprintf("%7d µs", took.Microseconds())
+	mark, outcome := "✓", fmt.Sprintf("%8.2f ms", took.Seconds()*1000)
 	if err != nil {
 		mark, outcome = "✗", err.Error()
 	}
