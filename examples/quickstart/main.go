@@ -68,7 +68,8 @@ func start(ctx context.Context, configDir string, verbose bool) (code int, err e
 	if err != nil {
 		return 1, err
 	}
-	return 0, story(ctx, os.Stdout, dir, verbose)
+	// Not a success if it was interrupted, even if after the last plugin.
+	return 0, errors.Join(story(ctx, os.Stdout, dir, verbose), ctx.Err())
 }
 
 // story is what a container runtime does with this library, from beginning to

@@ -22,12 +22,8 @@ func printTable(out io.Writer, calls *callTimes, containers ...*container) {
 			took := fmt.Sprintf("%7s", milliseconds(calls.of(c.name, n.Name)))
 			for _, i := range inside(n) {
 				lead := []string{name, n.Name, i.Name, i.Mac}
-				for _, a := range i.Addresses {
-					gateway := ""
-					if a.Gateway.IsValid() {
-						gateway = a.Gateway.String()
-					}
-					row(w, append(lead, a.Prefix.String(), gateway, took)...)
+				for _, a := range addressCells(i) {
+					row(w, append(lead, a[0], a[1], took)...)
 					lead, name, took = []string{"", "", "", ""}, "", ""
 				}
 			}
@@ -35,6 +31,23 @@ func printTable(out io.Writer, calls *callTimes, containers ...*container) {
 	}
 	w.Flush()
 	fmt.Fprintln(out)
+}
+
+// addressCells returns address and gateway for each row of an interface, of
+// which there is one in any case.
+func addressCells(i *cni.Interface) [][2]string {
+	var cells [][2]string
+	for _, a := range i.Addresses {
+		gateway := ""
+		if a.Gateway.IsValid() {
+			gateway = a.Gateway.String()
+		}
+		cells = append(cells, [2]string{a.Prefix.String(), gateway})
+	}
+	if len(cells) == 0 {
+		return [][2]string{{"none", ""}}
+	}
+	return cells
 }
 
 func row(w io.Writer, cells ...string) { fmt.Fprintln(w, strings.Join(cells, "\t")) }
