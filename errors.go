@@ -139,7 +139,7 @@ func (e *Error) why() string {
 		}
 		return e.Msg
 	}
-	if e.Err != nil {
+	if e.Err != nil && e.Err.Error() != "" {
 		return e.Err.Error()
 	}
 	return "no error message"
