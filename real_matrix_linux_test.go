@@ -148,9 +148,9 @@ func (h *realHost) goCNI(c *realCase, version string) library {
 			}
 			return []any{result.Interfaces, result.DNS, result.Routes, result.Raw()}, nil
 		},
-		// go-cni needs the options again, this library has them still.
-		check:  func(id, path string) error { return r.Check(ctx, id, path, given...) },
-		remove: func(id, path string) error { return r.Remove(ctx, id, path, given...) },
+		// Without the options of the setup, as this library does not need them.
+		check:  func(id, path string) error { return r.Check(ctx, id, path) },
+		remove: func(id, path string) error { return r.Remove(ctx, id, path) },
 	}
 }
 
