@@ -172,7 +172,7 @@ func TestMisleadingOutputOfAFailedPlugin(t *testing.T) {
 // errors say what they said.
 func TestSentinelsOfInnerPackages(t *testing.T) {
 	for inner, want := range map[error]error{
-		invoke.ErrNotFound: ErrPluginNotFound, invoke.ErrOutputTooLarge: ErrPluginOutput, invoke.ErrInsecure: ErrInsecureFile,
+		invoke.ErrNotFound: ErrPluginNotFound, invoke.ErrOutputTooLarge: ErrPluginOutput,
 		perm.ErrInsecure: ErrInsecureFile, chain.ErrInvalidResult: ErrInvalidResult, chain.ErrNotAdded: ErrNotAttached,
 	} {
 		err := fmt.Errorf("there: %w", inner)
