@@ -164,7 +164,7 @@ func TestSentinelsThroughSetup(t *testing.T) {
 	}{
 		"plugin not found": {setup(conflist("net", "1.0.0", nil, "missing")), cni.ErrPluginNotFound, "missing"},
 		"too much output":  {setup(h.scriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {StdoutBytes: 64 << 20}}}, "flood")), cni.ErrPluginOutput, "flood"},
-		"no result":        {setup(h.scriptedList("net", "1.0.0", answering("ADD", "hello", 0), "hello")), cni.ErrInvalidResult, ""},
+		"no result":        {setup(h.scriptedList("net", "1.0.0", answering("ADD", "hello", 0), "hello")), cni.ErrInvalidResult, "hello"},
 		"never set up":     {h.runtime(cni.WithConfListBytes(insecure)).Check(ctx, "c1", path), cni.ErrNotAttached, ""},
 	}
 	if err := os.Chmod(h.path("bin"), 0o777); err != nil {

@@ -65,7 +65,9 @@ func validateResult(out []byte, configVersion string) error {
 		configVersion = s.CNIVersion
 	}
 	if current, err := version.GreaterThanOrEqualTo(configVersion, "0.3.0"); err == nil && !current {
-		return validateResult020(out)
+		if err := validateResult020(out); err != nil {
+			return err
+		}
 	}
 	for i, intf := range s.Interfaces {
 		if intf == nil {

@@ -38,7 +38,7 @@ func TestFault_F10_ResultThatIsNone(t *testing.T) {
 		"ip4 route without dst": {`{"cniVersion": "0.1.0", "ip4": {"ip": "10.0.0.2/24", "routes": [{}]}}`, "ip4.routes[0] has no destination"},
 		"ip4 route null":        {`{"cniVersion": "0.1.0", "ip4": {"ip": "10.0.0.2/24", "routes": [null]}}`, "ip4.routes[0] is null"},
 		"ip4 today":             {`{"cniVersion": "1.0.0", "ip4": "not a thing of this version"}`, ""},
-		"ips of old":            {`{"cniVersion": "0.2.0", "ips": [{"interface": 3, "address": "10.0.0.2/24"}]}`, ""},
+		"ips of old":            {`{"cniVersion": "0.2.0", "ips": [{"interface": 3, "address": "10.0.0.2/24"}]}`, "ips[0] has interface index 3 of 0 interfaces"},
 		"ip6 without address":   {`{"cniVersion": "0.2.0", "ip6": {"gateway": "::1"}}`, "ip6 has no address"},
 	}
 	for name, test := range tests {
