@@ -229,17 +229,6 @@ func TestCompat_10_Texts(t *testing.T) {
 	}
 }
 
-// must is for what makes part of a table.
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
 // TestCompat_11_PluginsRunInTheNamespaceOfTheCallersThread: BuildKit and
 // nerdctl lock a thread, enter a namespace and call. go-cni keeps it in
 // SetupSerially and loses it in Setup, whose goroutines run on other threads.
