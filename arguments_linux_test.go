@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -183,5 +184,37 @@ func TestSentinelsThroughSetup(t *testing.T) {
 		if !errors.Is(test.err, test.want) || !errors.As(test.err, &e) || e.ContainerID != "c1" || e.IfName != "eth0" || e.Plugin != test.plugin {
 			t.Errorf("%s: %v (%#v), want %v", name, test.err, e, test.want)
 		}
+	}
+}
+
+// TestFault_F24_WorldWritableConfigurationThroughLoad: refused by name, passed
+// over in a directory, and kept as it is when it is one that is loaded.
+func TestFault_F24_WorldWritableConfigurationThroughLoad(t *testing.T) {
+	dir := confDir(t, map[string]string{"10-a.conflist": listOf("a"), "20-b.conflist": listOf("b")})
+	file := filepath.Join(dir, "10-a.conflist")
+	chmod := func(mode os.FileMode) {
+		t.Helper()
+		if err := os.Chmod(file, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	chmod(0o666)
+	if _, err := cni.New(cni.WithConfListFile(file)); !errors.Is(err, cni.ErrInsecureFile) || !strings.Contains(err.Error(), file) {
+		t.Errorf("by file: %v, want ErrInsecureFile", err)
+	}
+	if r := must(cni.New(cni.WithInsecureFiles(), cni.WithConfListFile(file)))(t); loaded(r) != "a=eth0" {
+		t.Errorf("allowed: loaded %s", loaded(r))
+	}
+	r := must(cni.New(cni.WithPluginConfDir(dir), cni.WithAllConf))(t)
+	if skipped := r.GetConfig().Skipped; loaded(r) != "b=eth0" || len(skipped) != 1 || skipped[0].Path != file {
+		t.Errorf("in a directory: loaded %s, skipped %+v", loaded(r), skipped)
+	}
+	chmod(0o644)
+	if err := r.Load(cni.WithAllConf); err != nil || loaded(r) != "a=eth0 b=eth1" {
+		t.Errorf("mended: %v, loaded %s", err, loaded(r))
+	}
+	chmod(0o646)
+	if err := r.Load(cni.WithAllConf); !errors.Is(err, cni.ErrInsecureFile) || loaded(r) != "a=eth0 b=eth1" {
+		t.Errorf("while it is loaded: %v, loaded %s; want ErrInsecureFile and what was there", err, loaded(r))
 	}
 }

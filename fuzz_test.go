@@ -121,20 +121,21 @@ func FuzzResult(f *testing.F) {
 			f.Add([]byte(seed), uint8(i))
 		}
 	}
+	cache := f.TempDir() // one for all: the DEL at the end of each leaves it empty
 	f.Fuzz(func(t *testing.T, out []byte, version uint8) {
-		fuzzResult(t, out, fuzzVersions[int(version)%len(fuzzVersions)])
+		fuzzResult(t, cache, out, fuzzVersions[int(version)%len(fuzzVersions)])
 	})
 }
 
 var fuzzVersions = []string{"1.1.0", "1.0.0", "0.4.0", "0.3.1", "0.2.0", "0.1.0", ""}
 
-func fuzzResult(t *testing.T, out []byte, version string) {
+func fuzzResult(t *testing.T, cache string, out []byte, version string) {
 	list, err := conflist.Parse([]byte(`{"cniVersion": "` + version + `", "name": "net", "plugins": [{"type": "x"}]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var prevResult json.RawMessage
-	c := &chain.Chain{List: list, CacheDir: t.TempDir(), Run: func(_ context.Context, call chain.Call) ([]byte, error) {
+	c := &chain.Chain{List: list, CacheDir: cache, Run: func(_ context.Context, call chain.Call) ([]byte, error) {
 		if call.Verb == "ADD" {
 			return out, nil
 		}

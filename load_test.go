@@ -25,6 +25,17 @@ func loaded(r *cni.Runtime) string {
 	return strings.Join(s, " ")
 }
 
+// must is a value that a test cannot go on without: must(f())(t).
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
 // TestFault_F05_HalfWrittenFileKeepsTheLastGoodConfiguration: for every prefix
 // that a writer may have got to when the directory is loaded again.
 func TestFault_F05_HalfWrittenFileKeepsTheLastGoodConfiguration(t *testing.T) {
