@@ -381,14 +381,3 @@ func main() {
 		t.Errorf("it says %q, %v; want %q", out, err, want)
 	}
 }
-
-// must is for what makes part of a table.
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
