@@ -90,8 +90,7 @@ func (p *buildkitProvider) Close() error { return nil }
 // Nomad: a constructor kept in a struct, loading when it is not initialized,
 // the first address by its own rule.
 type nomadConfigurator struct {
-	cni     cni.CNI
-	confDir string
+	cni cni.CNI
 }
 
 func (c *nomadConfigurator) ensureInitialized() error {
