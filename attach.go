@@ -2,7 +2,9 @@ package cni
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -141,6 +143,11 @@ func (a *attachment) firstKey() firstadd.Key {
 		key.Types = append(key.Types, p.Network.Type)
 		key.Config = append(key.Config, p.Bytes)
 	}
+	for _, name := range slices.Sorted(maps.Keys(a.CapabilityArgs)) {
+		if a.network.declares(name) && !isEmpty(a.CapabilityArgs[name]) {
+			key.Capabilities = append(key.Capabilities, name)
+		}
+	}
 	return key
 }
 
@@ -220,8 +227,11 @@ func (op *operation) recallAttached(wanted *operation) error {
 		return op.recall(&Namespace{id: op.id})
 	}
 	if err != nil {
+		// Whether it lives, and what is left of it if not, is found by what is
+		// loaded and in the namespace that is to be attached.
 		op.logger.Warn("attachment record cannot be read", "container", op.id, "error", err)
 		op.rec, op.damaged = rec, true
+		return op.recallWithout(&Namespace{id: op.id, path: wanted.path})
 	}
 	op.attachments, err = wanted.existing()
 	for _, a := range op.attachments {
@@ -239,24 +249,41 @@ func (op *operation) existing() ([]*attachment, error) {
 		for _, n := range op.networks {
 			a := &attachment{op: op, network: n}
 			a.ContainerID, a.IfName = op.id, wanted.IfName
-			cached, err := a.chain().Cached(&a.Attachment)
+			known, err := a.recall()
 			if err != nil {
-				// Something is there, and nobody can tell what: clean it.
-				op.logger.Warn("cached attachment cannot be read", "container", op.id, "network", n.config.Name, "error", err)
-			} else if cached == nil {
-				continue
-			}
-			if cached != nil {
-				a.Attachment = *cached
-			}
-			if a.NetNS, err = a.chain().CachedNetNS(&a.Attachment); err != nil {
 				return nil, err
 			}
-			if a.NetNS, err = op.host.validate(a.NetNS, "DEL"); err != nil {
-				return nil, err
+			if known {
+				found = append(found, a)
 			}
-			found = append(found, a)
 		}
 	}
 	return found, nil
+}
+
+// recall fills in what the cache knows of an attachment.
+func (a *attachment) recall() (known bool, err error) {
+	cached, err := a.chain().Cached(&a.Attachment)
+	if err != nil {
+		// Something is there, and nobody can tell what: the container's
+		// namespace must say whether it lives.
+		a.op.logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
+			"network", a.network.config.Name, "error", err)
+		a.NetNS = a.op.path
+		return true, nil
+	}
+	if cached == nil {
+		return false, nil
+	}
+	a.Attachment = *cached
+	if a.NetNS, err = a.chain().CachedNetNS(&a.Attachment); err != nil {
+		return false, err
+	}
+	a.NetNS, err = a.op.host.validate(a.NetNS, "DEL")
+	if errors.Is(err, ErrInvalidNetNS) {
+		// The host's by now, as a /proc/PID/ns/net is whose PID went to a
+		// process of the host: the container's is gone.
+		a.NetNS, err = "", nil
+	}
+	return true, err
 }

@@ -75,7 +75,11 @@ func WithCapabilityIPRanges(ipRanges []IPRanges) NamespaceOpts {
 // WithCapabilityIPRangeSets allocates one address from each set; the ranges of
 // a set are its pool, all of one family.
 func WithCapabilityIPRangeSets(sets [][]IPRanges) NamespaceOpts {
-	return WithCapability(capIPRanges, slices.Clone(sets))
+	sets = slices.Clone(sets)
+	for i := range sets {
+		sets[i] = slices.Clone(sets[i])
+	}
+	return WithCapability(capIPRanges, sets)
 }
 
 // WithCapabilityBandWidth limits the container's traffic.
@@ -94,6 +98,7 @@ func WithCapabilityCgroupPath(cgroupPath string) NamespaceOpts {
 // WithCapabilityIPs asks for these addresses, each with or without a prefix
 // length: "10.1.2.3" or "2001:db8::3/64".
 func WithCapabilityIPs(ips ...string) NamespaceOpts {
+	ips = slices.Clone(ips)
 	return func(ns *Namespace) error {
 		for _, ip := range ips {
 			addr, _, _ := strings.Cut(ip, "/")
@@ -105,7 +110,7 @@ func WithCapabilityIPs(ips ...string) NamespaceOpts {
 				return fmt.Errorf("capability %s: %w: %w", capIPs, err, ErrInvalidArgument)
 			}
 		}
-		return WithCapability(capIPs, slices.Clone(ips))(ns)
+		return WithCapability(capIPs, ips)(ns)
 	}
 }
 

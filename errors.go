@@ -139,7 +139,7 @@ func (e *Error) why() string {
 		}
 		return e.Msg
 	}
-	if e.Err != nil {
+	if e.Err != nil && e.Err.Error() != "" {
 		return e.Err.Error()
 	}
 	return "no error message"
@@ -223,18 +223,20 @@ func excerpt(out []byte) string {
 const unknownContainer = types.ErrUnknownContainer
 
 // sentinels pairs what inner packages return with what callers look for.
-var sentinels = []struct{ inner, outer error }{
-	{invoke.ErrNotFound, ErrPluginNotFound},
-	{invoke.ErrOutputTooLarge, ErrPluginOutput},
-	{perm.ErrInsecure, ErrInsecureFile},
-	{chain.ErrInvalidResult, ErrInvalidResult},
-	{chain.ErrNotAdded, ErrNotAttached},
+func sentinels() []struct{ inner, outer error } {
+	return []struct{ inner, outer error }{
+		{invoke.ErrNotFound, ErrPluginNotFound},
+		{invoke.ErrOutputTooLarge, ErrPluginOutput},
+		{perm.ErrInsecure, ErrInsecureFile},
+		{chain.ErrInvalidResult, ErrInvalidResult},
+		{chain.ErrNotAdded, ErrNotAttached},
+	}
 }
 
 // withSentinel makes errors.Is find the sentinel of this package behind an
 // error of an inner one, without changing what it says.
 func withSentinel(err error) error {
-	for _, s := range sentinels {
+	for _, s := range sentinels() {
 		if errors.Is(err, s.inner) && !errors.Is(err, s.outer) {
 			err = &tagged{err, s.outer}
 		}
@@ -251,12 +253,17 @@ type tagged struct {
 func (t *tagged) Unwrap() []error { return []error{t.error, t.also} }
 
 // configError says of a configuration's error which kind it is, in the words
-// and with the sentinels of go-cni.
+// and with the sentinels of go-cni. Where files were looked at and none would
+// do, there are two kinds: nothing is loaded, and something is invalid.
 func configError(err error) error {
+	var bad *conflist.FileError
+	none := errors.Is(err, conflist.ErrNone)
 	kind := ErrInvalidConfig
 	switch {
-	case errors.Is(err, conflist.ErrNone):
+	case none && !errors.As(err, &bad):
 		kind = ErrCNINotInitialized
+	case none:
+		kind = fmt.Errorf("%w: %w", ErrInvalidConfig, ErrCNINotInitialized)
 	case errors.Is(err, conflist.ErrRead):
 		kind = ErrRead
 	}

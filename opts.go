@@ -279,9 +279,9 @@ func WithStrictCapabilities() Opt {
 	}
 }
 
-// WithLogger sets where is logged what is not returned: each plugin's call and
-// its stderr at debug level, what was passed over at warning level. The default
-// logs nothing.
+// WithLogger sets where is logged what is not returned: each plugin's call at
+// debug level, at info level with its stderr if it wrote any; what was passed
+// over at warning level. The default logs nothing.
 func WithLogger(logger *slog.Logger) Opt {
 	return func(c *config) error {
 		if logger == nil {

@@ -3,6 +3,7 @@ package cni
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -247,6 +248,11 @@ func (a *attachment) errors(verb string, err error) error {
 	}
 	if all := pluginErrors(err); len(all) > 0 {
 		return join(all...)
+	}
+	if invalid := (*chain.ResultError)(nil); errors.As(err, &invalid) {
+		e := a.error(verb, withSentinel(invalid.Err))
+		e.Plugin = invalid.Plugin
+		return e
 	}
 	return a.error(verb, withSentinel(err))
 }

@@ -87,7 +87,8 @@ func (s *snapshot) report(ctx context.Context, e Event, out invoke.Output) {
 		slog.String("container", e.ContainerID), slog.String("interface", e.IfName), slog.Duration("took", e.Duration),
 	}
 	if e.Err != nil {
-		attrs = append(attrs, slog.Any("error", e.Err))
+		// As text, because handlers that print %+v would have stderr twice.
+		attrs = append(attrs, slog.String("error", e.Err.Error()))
 	}
 	if len(out.Stderr) > 0 {
 		level = slog.LevelInfo

@@ -311,19 +311,22 @@ func (r *Result) fillMap(sources []source, defaultIf string) {
 	}
 }
 
-// newAddress converts an address. A prefix length that is missing, as in
-// results that are built by hand, is that of a single host.
+// newAddress converts an address. A prefix length that is missing or cannot be
+// the address's, as in results that are built by hand, is that of a single host.
 func newAddress(n net.IPNet, gateway net.IP) Address {
 	ip, ok := netip.AddrFromSlice(n.IP)
 	if !ok {
 		return Address{}
 	}
-	ip = ip.Unmap()
 	bits, size := n.Mask.Size()
-	if size == 0 {
+	if size != 128 || bits >= 96 { // ::ffff:10.0.0.1/64 is nothing as IPv4
+		ip = ip.Unmap()
+	}
+	switch {
+	case size == 128 && bits >= 96 && ip.Is4():
+		bits -= 96
+	case size != ip.BitLen():
 		bits = ip.BitLen()
-	} else if size != ip.BitLen() { // an IPv4 address with a mask of 16 bytes
-		bits -= size - ip.BitLen()
 	}
 	a := Address{Prefix: netip.PrefixFrom(ip, bits)}
 	if gw, ok := netip.AddrFromSlice(gateway); ok {

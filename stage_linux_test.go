@@ -234,7 +234,7 @@ func (s *stage) addLink(container, name string) {
 	s.inContainer(container, func(nl *netlink.Handle) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = name
-		return nl.LinkAdd(&netlink.Dummy{LinkAttrs: attrs})
+		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
 	})
 }
 
@@ -314,6 +314,18 @@ func children(t testing.TB) []string {
 		if rest[1] == fmt.Sprint(os.Getpid()) && rest[0] != "Z" && rest[0] != "X" {
 			found = append(found, string(data))
 		}
+	}
+	return found
+}
+
+// blocked waits until n goroutines wait in a select of this function of the
+// module, and returns how many do.
+func (s *stage) blocked(function string, n int) int {
+	s.t.Helper()
+	stacks := make([]byte, 16<<20)
+	found := 0
+	for end := time.Now().Add(patience); found < n && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		found = strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "[select]:\ngithub.com/embedcni/cni"+function+"(")
 	}
 	return found
 }

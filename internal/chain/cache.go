@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"path/filepath"
 
 	"github.com/containernetworking/cni/libcni"
 )
@@ -48,4 +49,9 @@ func fromCache(rt *libcni.RuntimeConf) (*Attachment, error) {
 		a.ConfigArgs[key] = value
 	}
 	return a, nil
+}
+
+// cacheFile is where libcni keeps the result of an ADD.
+func (c *Chain) cacheFile(a *Attachment) string {
+	return filepath.Join(c.CacheDir, "results", fmt.Sprintf("%s-%s-%s", c.List.Name, a.ContainerID, a.IfName))
 }

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"runtime/debug"
 
@@ -91,12 +92,16 @@ func (c *Chain) Del(ctx context.Context, a *Attachment, partial Partial) error {
 	x := c.exec(a, "DEL")
 	x.askAll = true
 	x.prevResult = json.RawMessage(partial)
-	return guard(func() error {
-		if x.prevResult == nil {
-			x.prevResult = c.cachedResult(a)
-		}
-		return x.libcni(c).DelNetworkList(ctx, x.list, &a.RuntimeConf)
-	})
+	cached, err := c.cachedResult(a)
+	if err != nil {
+		// libcni does the same with what it cannot convert, but panics at some
+		// of it first. Should the file stay, that is what Del returns.
+		_ = os.Remove(c.cacheFile(a))
+	}
+	if x.prevResult == nil {
+		x.prevResult = cached
+	}
+	return guard(func() error { return x.libcni(c).DelNetworkList(ctx, x.list, &a.RuntimeConf) })
 }
 
 // Check asks the plugins whether the attachment is as it should be; result is
@@ -107,8 +112,10 @@ func (c *Chain) Check(ctx context.Context, a *Attachment, result Partial) error 
 	x := c.exec(a, "CHECK")
 	x.prevResult = json.RawMessage(result)
 	return guard(func() error {
-		if !c.List.DisableCheck && c.CanCheck() && x.prevResult == nil && c.cachedResult(a) == nil {
-			return fmt.Errorf("%s of network %q %w", a.IfName, c.List.Name, ErrNotAdded)
+		if !c.List.DisableCheck && c.CanCheck() && x.prevResult == nil {
+			if err := c.wasAdded(a); err != nil {
+				return err
+			}
 		}
 		return x.libcni(c).CheckNetworkList(ctx, x.list, &a.RuntimeConf)
 	})
@@ -168,19 +175,33 @@ func (c *Chain) CachedNetNS(a *Attachment) (string, error) {
 	return "", nil
 }
 
+// wasAdded is nil if there is a whole record of the ADD.
+func (c *Chain) wasAdded(a *Attachment) error {
+	cached, err := c.Cached(a)
+	if err == nil && cached != nil {
+		_, err = c.cachedResult(a)
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s of network %q %w, as far as can be read: %w", a.IfName, c.List.Name, ErrNotAdded, err)
+	case cached == nil:
+		return fmt.Errorf("%s of network %q %w", a.IfName, c.List.Name, ErrNotAdded)
+	}
+	return nil
+}
+
 // cachedResult is the result of the ADD in the configuration's version, or nil
-// if there is none that can be read: a DEL goes on without, as the
-// specification lets it.
-func (c *Chain) cachedResult(a *Attachment) json.RawMessage {
-	r, err := c.plain().GetNetworkListCachedResult(c.List, &a.RuntimeConf)
-	if err != nil || r == nil {
-		return nil
-	}
-	data, err := json.Marshal(r)
-	if err != nil {
-		return nil
-	}
-	return data
+// if there is none.
+func (c *Chain) cachedResult(a *Attachment) (result json.RawMessage, err error) {
+	err = guard(func() error {
+		r, err := c.plain().GetNetworkListCachedResult(c.List, &a.RuntimeConf)
+		if err != nil || r == nil {
+			return err
+		}
+		result, err = json.Marshal(r)
+		return err
+	})
+	return result, err
 }
 
 // plain is libcni for what runs no plugin.

@@ -79,10 +79,11 @@ func (x *exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, envi
 	call := Call{Verb: x.verb, Plugin: plugin, Stdin: request, Env: protocolEnv(environ)}
 	out, err := x.run(ctx, call)
 	if err == nil && x.verb == "ADD" {
-		if err = validateResult(out); err == nil {
-			x.last = withVersion(out, x.list.CNIVersion)
-			err = x.tell()
+		if invalid := validateResult(out, x.list.CNIVersion); invalid != nil {
+			return nil, &ResultError{Plugin: plugin, Err: invalid}
 		}
+		x.last = withVersion(out, x.list.CNIVersion)
+		err = x.tell()
 	}
 	if x.askAll {
 		return x.gather(position, out, err)

@@ -109,12 +109,15 @@ func derive(config, added object, configArgs map[string]any) ([]byte, error) {
 	return config.bytes()
 }
 
+// reserved keys are found in any case, as a plugin written in Go finds them.
 func reserved(key string) bool {
-	switch key {
-	case "runtimeConfig", "prevResult", "capabilities":
-		return true
+	for _, own := range []string{"runtimeConfig", "prevResult", "capabilities"} {
+		if strings.EqualFold(key, own) {
+			return true
+		}
 	}
-	return strings.HasPrefix(key, "cni.dev/")
+	const prefix = "cni.dev/"
+	return len(key) >= len(prefix) && strings.EqualFold(key[:len(prefix)], prefix)
 }
 
 // mergeArgs writes the caller's values into {"cni": {…}} of what the

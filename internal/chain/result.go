@@ -4,14 +4,27 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
 )
+
+// ResultError is what is wrong with the result of a plugin that succeeded.
+type ResultError struct {
+	Plugin string // its type
+	Err    error  // an ErrInvalidResult
+}
+
+func (e *ResultError) Error() string { return e.Err.Error() }
+func (e *ResultError) Unwrap() error { return e.Err }
 
 // shape is what of a result libcni and this library rely on being there. The
 // fields of the versions differ; what they share is enough to make every
 // conversion safe.
 type shape struct {
+	CNIVersion string         `json:"cniVersion"`
 	Interfaces []*struct{}    `json:"interfaces"`
 	IPs        []*shapeIP     `json:"ips"`
 	Routes     []*types.Route `json:"routes"`
@@ -22,12 +35,39 @@ type shapeIP struct {
 	Address   types.IPNet `json:"address"`
 }
 
+// shape020 is the same before CNI 0.3.0.
+type shape020 struct {
+	IP4 *shapeIP020 `json:"ip4"`
+	IP6 *shapeIP020 `json:"ip6"`
+}
+
+type shapeIP020 struct {
+	IP     types.IPNet    `json:"ip"`
+	Routes []*types.Route `json:"routes"`
+}
+
 // validateResult refuses a result that is not one. libcni checks little: it
-// follows a null in a list, and callers follow an index past its end.
-func validateResult(out []byte) error {
-	var s shape
+// follows a null in a list, callers follow an index past its end, and an
+// address or destination that is missing is cached as "<nil>", which no DEL can
+// read again. configVersion counts where the result says no version.
+func validateResult(out []byte, configVersion string) error {
+	var s *shape
 	if err := json.Unmarshal(out, &s); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidResult, err)
+	}
+	if s == nil {
+		return fmt.Errorf("%w: is null", ErrInvalidResult)
+	}
+	if s.CNIVersion != "" {
+		if known := version.All.SupportedVersions(); !slices.Contains(known, s.CNIVersion) {
+			return fmt.Errorf("%w: version %q is not known here (%s)", ErrInvalidResult, s.CNIVersion, strings.Join(known, ", "))
+		}
+		configVersion = s.CNIVersion
+	}
+	if current, err := version.GreaterThanOrEqualTo(configVersion, "0.3.0"); err == nil && !current {
+		if err := validateResult020(out); err != nil {
+			return err
+		}
 	}
 	for i, intf := range s.Interfaces {
 		if intf == nil {
@@ -39,9 +79,38 @@ func validateResult(out []byte) error {
 			return fmt.Errorf("%w: ips[%d] %w", ErrInvalidResult, i, err)
 		}
 	}
-	for i, route := range s.Routes {
-		if route == nil {
-			return fmt.Errorf("%w: routes[%d] is null", ErrInvalidResult, i)
+	return validateRoutes("routes", s.Routes)
+}
+
+func validateResult020(out []byte) error {
+	var s shape020
+	if err := json.Unmarshal(out, &s); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidResult, err)
+	}
+	for _, one := range []struct {
+		key string
+		ip  *shapeIP020
+	}{{"ip4", s.IP4}, {"ip6", s.IP6}} {
+		if one.ip == nil {
+			continue
+		}
+		if len(one.ip.IP.IP) == 0 {
+			return fmt.Errorf("%w: %s has no address", ErrInvalidResult, one.key)
+		}
+		if err := validateRoutes(one.key+".routes", one.ip.Routes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func validateRoutes(key string, routes []*types.Route) error {
+	for i, route := range routes {
+		switch {
+		case route == nil:
+			return fmt.Errorf("%w: %s[%d] is null", ErrInvalidResult, key, i)
+		case len(route.Dst.IP) == 0:
+			return fmt.Errorf("%w: %s[%d] has no destination", ErrInvalidResult, key, i)
 		}
 	}
 	return nil
@@ -62,11 +131,13 @@ func validateIP(ip *shapeIP, interfaces int) error {
 // withVersion gives a result that does not say its version the configuration's,
 // as libcni does; it is what a DEL passes back to the plugins.
 func withVersion(out []byte, configVersion string) json.RawMessage {
-	o, err := parseObject(out)
+	o, err := objectOrEmpty(out)
 	if err != nil {
 		return nil // not an object: validateResult or libcni says so
 	}
-	if v, ok := o.get("cniVersion"); ok && string(v) != `""` {
+	raw, _ := o.get("cniVersion")
+	var said string
+	if err := json.Unmarshal(raw, &said); err == nil && said != "" {
 		return out
 	}
 	if configVersion == "" {

@@ -152,6 +152,9 @@ func ValidateName(name string) error {
 	return nil
 }
 
+// validatePlugin checks the types as libcni read them and as the plugin will:
+// JSON keys of Go programs match in any case, and where one stands twice libcni
+// takes the last in alphabetical order, the plugin the last in the file.
 func validatePlugin(plugin *libcni.PluginConfig) error {
 	var named struct {
 		Type string `json:"type"`
@@ -162,13 +165,20 @@ func validatePlugin(plugin *libcni.PluginConfig) error {
 	if err := json.Unmarshal(plugin.Bytes, &named); err != nil {
 		return fmt.Errorf("error parsing configuration: %w", err)
 	}
-	if err := validateType("type", named.Type); err != nil {
-		return err
+	for _, typ := range []string{plugin.Network.Type, named.Type} {
+		if err := validateType("type", typ); err != nil {
+			return err
+		}
 	}
-	if named.IPAM.Type == "" {
-		return nil
+	for _, typ := range []string{plugin.Network.IPAM.Type, named.IPAM.Type} {
+		if typ == "" {
+			continue
+		}
+		if err := validateType("ipam.type", typ); err != nil {
+			return err
+		}
 	}
-	return validateType("ipam.type", named.IPAM.Type)
+	return nil
 }
 
 // validateType keeps a plugin's type a file name: it is joined to the plugin

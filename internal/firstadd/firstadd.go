@@ -26,21 +26,27 @@ import (
 
 // Key is a network on a host. Two hosts are two network namespaces, or two
 // boots of one; a network whose configuration has changed is another network.
+//
+// Some plugins make what is shared when it is first needed, not with the first
+// container: portmap with the first that has a port. So each combination of
+// capabilities has a first ADD of its own.
 type Key struct {
-	Network string
-	Host    string   // identity of the namespace the plugins run in
-	Types   []string // of the plugins
-	Config  [][]byte // their configuration
+	Network      string
+	Host         string   // identity of the namespace the plugins run in
+	Types        []string // of the plugins
+	Config       [][]byte // their configuration
+	Capabilities []string // that the ADD is given, sorted
 }
 
 // Tracker remembers which networks had their first ADD: in memory, and for
-// other processes in a directory, a file for each network.
+// other processes in a directory, a file for each network and combination of
+// capabilities.
 type Tracker struct {
 	dir   string
 	locks *lock.Space
 
 	mu   sync.Mutex
-	seen map[string]string // network → mark
+	seen map[string]string // Key.name → mark
 }
 
 // New returns the tracker that keeps its marks in dir. Nothing is touched
@@ -53,6 +59,7 @@ func New(dir string, locks *lock.Space) *Tracker {
 type First struct {
 	tracker *Tracker
 	network string
+	name    string
 	mark    string
 	held    *lock.Held // nil: not the first
 }
@@ -65,7 +72,7 @@ func (t *Tracker) Begin(ctx context.Context, key Key) (*First, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &First{tracker: t, network: key.Network, mark: mark}
+	f := &First{tracker: t, network: key.Network, name: key.name(), mark: mark}
 	if known, err := t.known(f); known || err != nil {
 		return f, err
 	}
@@ -96,10 +103,10 @@ func (f *First) End(ok bool) error {
 func (t *Tracker) known(f *First) (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.seen[f.network] == f.mark {
+	if t.seen[f.name] == f.mark {
 		return true, nil
 	}
-	data, err := os.ReadFile(t.file(f.network))
+	data, err := os.ReadFile(t.file(f.name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -109,7 +116,7 @@ func (t *Tracker) known(f *First) (bool, error) {
 	if string(data) != f.mark {
 		return false, nil
 	}
-	t.seen[f.network] = f.mark
+	t.seen[f.name] = f.mark
 	return true, nil
 }
 
@@ -118,11 +125,11 @@ func (t *Tracker) known(f *First) (bool, error) {
 func (t *Tracker) remember(f *First) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.seen[f.network] = f.mark
+	t.seen[f.name] = f.mark
 	if err := os.MkdirAll(t.dir, 0o700); err != nil {
 		return err
 	}
-	path := t.file(f.network)
+	path := t.file(f.name)
 	tmp := path + ".new"
 	if err := os.WriteFile(tmp, []byte(f.mark), 0o600); err != nil {
 		return err
@@ -130,9 +137,14 @@ func (t *Tracker) remember(f *First) error {
 	return os.Rename(tmp, path)
 }
 
-func (t *Tracker) file(network string) string {
-	sum := sha256.Sum256([]byte(network))
+func (t *Tracker) file(name string) string {
+	sum := sha256.Sum256([]byte(name))
 	return filepath.Join(t.dir, hex.EncodeToString(sum[:16]))
+}
+
+// name is what has a first ADD of its own. No network's name has a newline.
+func (k Key) name() string {
+	return strings.Join(append([]string{k.Network}, k.Capabilities...), "\n")
 }
 
 // mark is what must be the same for an earlier ADD to count.

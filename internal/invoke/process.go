@@ -105,9 +105,10 @@ func (p *process) finish(ctx context.Context, killWait time.Duration) error {
 		go func() { <-p.exited; p.reap() }()
 		return fmt.Errorf("%s: %w: %w", p.cmd.Path, ErrStillRunning, why)
 	}
+	group := p.cmd.Process.Pid // reap makes it -1
 	p.reap()
 	if p.killed {
-		p.awaitGroup(giveUp)
+		awaitGroup(group, giveUp)
 	}
 	return p.verdict(why)
 }
@@ -172,9 +173,8 @@ func (p *process) kill() {
 // awaitGroup waits until no process of a killed group is left. They are not our
 // children, so nothing tells us of their end: the kernel has to be asked again
 // and again. As a rule the first answer is that they are gone.
-func (p *process) awaitGroup(giveUp time.Time) {
+func awaitGroup(pgid int, giveUp time.Time) {
 	const longest = 20 * time.Millisecond
-	pgid := p.cmd.Process.Pid
 	for pause := 250 * time.Microsecond; groupExists(pgid); pause = min(2*pause, longest) {
 		if time.Now().After(giveUp) {
 			return

@@ -89,7 +89,10 @@ func requiredVersion(ctx context.Context) (string, error) {
 	}
 	out, err := goCommand(ctx, "list", "-m", "-f",
 		"{{.Version}}{{with .Replace}} replaced {{.Path}} {{.Version}}{{end}}", module)
-	if err != nil {
+	switch {
+	case errors.Is(err, errNoGo): // says what to do
+		return "", err
+	case err != nil:
 		return "", fmt.Errorf("%w; run from a checkout of the module", err)
 	}
 	return parseVersion(out)

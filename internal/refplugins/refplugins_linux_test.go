@@ -160,6 +160,8 @@ func TestDirWithoutGo(t *testing.T) {
 	_, err := Dir(t.Context(), io.Discard)
 	if !errors.Is(err, errNoGo) || !errors.Is(err, exec.ErrNotFound) {
 		t.Errorf("got %v, want %v", err, errNoGo)
+	} else if strings.Contains(err.Error(), "checkout") {
+		t.Errorf("a checkout does not help: %v", err)
 	}
 	dir := fakePlugins(t, Names())
 	t.Setenv("CNI_PATH", strings.Join([]string{"", fakePlugins(t, Names()[1:]), dir}, ":"))

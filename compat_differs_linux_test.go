@@ -1,0 +1,256 @@
+package cni_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"testing"
+
+	gocni "github.com/containerd/go-cni"
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/netns"
+)
+
+// The tests of this file show what differs from go-cni on purpose: each runs
+// go-cni first and fails when it, too, has become right, so that the migration
+// table can be shortened.
+
+func TestCompatDiffers_SettingsApplyWhereverTheyStand(t *testing.T) {
+	theirs := must(gocni.New(gocni.WithConfListBytes([]byte(listOf("net"))), gocni.WithInterfacePrefix("net")))(t)
+	ours := must(cni.New(cni.WithConfListBytes([]byte(listOf("net"))), cni.WithInterfacePrefix("net")))(t)
+	if got := theirs.GetConfig().Networks[0].IFName; got != "eth0" {
+		t.Errorf("go-cni: %s", got)
+	}
+	if got := ours.GetConfig().Networks[0].IFName; got != "net0" {
+		t.Errorf("ours: %s, want net0", got)
+	}
+}
+
+func TestCompatDiffers_FailedLoadKeepsTheLastGoodConfiguration(t *testing.T) {
+	b := loadBoth(t, "lo", "list")
+	if err := b.theirs.Load(gocni.WithLoNetwork, gocni.WithConf([]byte("{"))); err == nil || len(b.theirs.GetConfig().Networks) != 1 {
+		t.Errorf("go-cni: %v, %+v", err, b.theirs.GetConfig().Networks)
+	}
+	if err := b.ours.Load(cni.WithLoNetwork, cni.WithConf([]byte("{"))); !errors.Is(err, cni.ErrLoad) || len(b.ours.GetConfig().Networks) != 2 {
+		t.Errorf("ours: %v, %+v", err, b.ours.GetConfig().Networks)
+	}
+}
+
+func TestCompatDiffers_TwoNetworksOfOneName(t *testing.T) {
+	list := []byte(listOf("net"))
+	if _, err := gocni.New(gocni.WithConfListBytes(list), gocni.WithConfListBytes(list)); err != nil {
+		t.Errorf("go-cni: %v", err)
+	}
+	if _, err := cni.New(cni.WithConfListBytes(list), cni.WithConfListBytes(list)); !cni.IsInvalidConfig(err) {
+		t.Errorf("ours: %v, want ErrInvalidConfig", err)
+	}
+}
+
+// TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText: go-cni takes any "not
+// found" for "nothing to delete", iptables that cannot be found included.
+func TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText(t *testing.T) {
+	h := newHost(t)
+	b := h.bothOn(h.scriptedList("net", "1.0.0", refusing("DEL", "exec: iptables: executable file not found in $PATH"), "x"))
+	if err := b.theirs.Remove(context.Background(), "c1", ""); err != nil {
+		t.Errorf("go-cni: %v", err)
+	}
+	if err := b.ours.Remove(context.Background(), "c1", ""); err == nil || !strings.Contains(err.Error(), "iptables") {
+		t.Errorf("ours: %v, want the error", err)
+	}
+}
+
+func TestCompatDiffers_RemoveAsksEveryNetworkLastFirst(t *testing.T) {
+	h := newHost(t)
+	b := h.bothOn(h.scriptedList("n1", "1.0.0", refusing("DEL", "boom"), "a1", "a2"), h.scriptedList("n2", "1.0.0", scripted.Script{}, "b"))
+	if err := b.theirs.Remove(context.Background(), "c1", ""); err == nil {
+		t.Error("go-cni: no error")
+	}
+	if got := strings.Join(verbs(h.takeCalls()), " "); got != "DEL a2" {
+		t.Errorf("go-cni: %s", got)
+	}
+	if err := b.ours.Remove(context.Background(), "c1", ""); err == nil {
+		t.Error("ours: no error")
+	}
+	if got, want := strings.Join(verbs(h.takeCalls()), " "), "DEL b DEL a2 DEL a1"; got != want {
+		t.Errorf("ours: %s, want %s", got, want)
+	}
+}
+
+func TestCompatDiffers_SetupRollsBack(t *testing.T) {
+	h := newHost(t)
+	b := h.bothOn(h.scriptedList("n1", "1.0.0", scripted.Script{}, "good"), h.scriptedList("n2", "1.0.0", refusing("ADD", "boom"), "bad"))
+	path := h.container("c")
+	if _, err := b.theirs.SetupSerially(context.Background(), "c1", path); err == nil {
+		t.Error("go-cni: no error")
+	}
+	if got := strings.Join(verbs(h.takeCalls()), " "); got != "ADD good ADD bad" {
+		t.Errorf("go-cni: %s", got)
+	}
+	if _, err := b.ours.SetupSerially(context.Background(), "c1", path); err == nil {
+		t.Error("ours: no error")
+	}
+	if got, want := strings.Join(verbs(h.takeCalls()), " "), "ADD good ADD bad DEL bad DEL good"; got != want {
+		t.Errorf("ours: %s, want %s", got, want)
+	}
+}
+
+// TestCompatDiffers_CheckWithLoopback: go-cni's loopback is of 0.3.1, which has
+// no CHECK, so that its Check fails for whoever loads it.
+func TestCompatDiffers_CheckWithLoopback(t *testing.T) {
+	h := newHost(t)
+	h.plugin(scripted.Script{}, "loopback")
+	theirs := must(gocni.New(gocni.WithPluginDir([]string{h.path("bin")}), gocni.WithLoNetwork))(t)
+	ours := h.runtime(cni.WithLoNetwork)
+	path, ctx := h.container("c"), context.Background()
+	must(theirs.Setup(ctx, "theirs", path))(t)
+	must(ours.Setup(ctx, "ours", path))(t)
+	if err := theirs.Check(ctx, "theirs", path); err == nil || !strings.Contains(err.Error(), "does not support the CHECK command") {
+		t.Errorf("go-cni: %v", err)
+	}
+	if err := ours.Check(ctx, "ours", path); err != nil {
+		t.Errorf("ours: %v", err)
+	}
+}
+
+func TestCompatDiffers_CancelledContextDoesNotStopATeardown(t *testing.T) {
+	h := newHost(t)
+	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := b.theirs.Remove(ctx, "c1", ""); err == nil || len(h.takeCalls()) > 0 {
+		t.Errorf("go-cni: %v", err)
+	}
+	if err := b.ours.Remove(ctx, "c1", ""); err != nil {
+		t.Errorf("ours: %v", err)
+	}
+	if got := strings.Join(verbs(h.takeCalls()), " "); got != "DEL x" {
+		t.Errorf("ours: calls %s", got)
+	}
+}
+
+// TestCompatDiffers_StderrOfPlugins goes to the error, not to the process's.
+func TestCompatDiffers_StderrOfPlugins(t *testing.T) {
+	h := newHost(t)
+	path := h.container("c")
+	list := h.scriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n"}}}, "x")
+	processStderr := func(run func()) string {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := os.Stderr
+		os.Stderr = w
+		run()
+		os.Stderr = own
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		out, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	if got := processStderr(func() { must(h.bothOn(list).theirs.Setup(context.Background(), "c1", path))(t) }); !strings.Contains(got, "last words") {
+		t.Errorf("go-cni: stderr %q", got)
+	}
+	if got := processStderr(func() { must(h.bothOn(list).ours.Setup(context.Background(), "c2", path))(t) }); got != "" {
+		t.Errorf("ours: stderr %q", got)
+	}
+	h.scriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n", Exit: 1}}}, "x")
+	_, err := h.bothOn(list).ours.Setup(context.Background(), "c3", path)
+	if e := (*cni.Error)(nil); !errors.As(err, &e) || e.Stderr != "the plugin's last words\n" {
+		t.Errorf("ours: error %+v", err)
+	}
+}
+
+func TestCompatDiffers_ResultThatMakesGoCNIPanic(t *testing.T) {
+	h := newHost(t)
+	path := h.container("c")
+	const out = `{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}], "ips": [{"interface": 1, "address": "10.0.0.2/24"}]}`
+	b := h.bothOn(h.scriptedList("net", "1.0.0", answering("ADD", out, 0), "x"))
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("go-cni: no panic")
+			}
+		}()
+		_, _ = b.theirs.SetupSerially(context.Background(), "c1", path) // never returns
+	}()
+	if _, err := b.ours.SetupSerially(context.Background(), "c1", path); !cni.IsInvalidResult(err) {
+		t.Errorf("ours: %v, want ErrInvalidResult", err)
+	}
+}
+
+// TestCompatDiffers_CapabilitiesOnTheWire have the keys of CONVENTIONS.md (R44).
+func TestCompatDiffers_CapabilitiesOnTheWire(t *testing.T) {
+	h := newHost(t)
+	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	path := h.container("c")
+	must(b.theirs.Setup(context.Background(), "c1", path, gocni.WithCapabilityPortMap([]gocni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}),
+		gocni.WithCapabilityIPRanges([]gocni.IPRanges{{Subnet: "10.0.0.0/8"}})))(t)
+	must(b.ours.Setup(context.Background(), "c2", path, cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}),
+		cni.WithCapabilityIPRanges([]cni.IPRanges{{Subnet: "10.0.0.0/8"}})))(t)
+	want := []string{
+		`{"ipRanges":[{"Subnet":"10.0.0.0/8","RangeStart":"","RangeEnd":"","Gateway":""}],"portMappings":[{"HostPort":8080,"ContainerPort":80,"Protocol":"TCP","HostIP":""}]}`,
+		`{"ipRanges":[[{"subnet":"10.0.0.0/8"}]],"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}`,
+	}
+	for i, call := range h.takeCalls() {
+		var request struct {
+			RuntimeConfig json.RawMessage `json:"runtimeConfig"`
+		}
+		if err := json.Unmarshal(call.Stdin, &request); err != nil || !bytes.Equal(request.RuntimeConfig, []byte(want[i])) {
+			t.Errorf("%s: %s, want %s (%v)", []string{"go-cni", "ours"}[i], request.RuntimeConfig, want[i], err)
+		}
+	}
+}
+
+// TestCompatDiffers_SecondSetup: go-cni runs a second ADD. Here an attachment
+// that lives is an error and nothing runs; one that is dead is removed first.
+func TestCompatDiffers_SecondSetup(t *testing.T) {
+	h := newHost(t)
+	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	ctx := context.Background()
+	path := h.path("netns", "c")
+	ns := must(netns.Create(path))(t)
+	for range 2 {
+		must(b.theirs.Setup(ctx, "theirs", path))(t)
+	}
+	must(b.ours.Setup(ctx, "ours", path))(t)
+	h.addLink(ns, "eth0")
+	if got := fmt.Sprint(verbs(h.takeCalls())); got != "[ADD x ADD x ADD x]" {
+		t.Errorf("calls %s", got)
+	}
+	if _, err := b.ours.Setup(ctx, "ours", path); !errors.Is(err, cni.ErrAlreadyAttached) || len(h.takeCalls()) > 0 {
+		t.Errorf("it lives: %v, want ErrAlreadyAttached and no calls", err)
+	}
+	if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
+		t.Fatal(err)
+	}
+	must(b.ours.Setup(ctx, "ours", h.container("c2")))(t)
+	if got := fmt.Sprint(verbs(h.takeCalls())); got != "[DEL x ADD x]" {
+		t.Errorf("it is dead: calls %s, want DEL, then ADD", got)
+	}
+}
+
+// addLink makes an interface in a namespace, for plugins that only say they did.
+func (h *host) addLink(ns *netns.Handle, name string) {
+	h.t.Helper()
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer nl.Close()
+	if err := nl.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"}); err != nil {
+		h.t.Fatal(err)
+	}
+}

@@ -1,0 +1,284 @@
+package cni_test
+
+import (
+	"context"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	gocni "github.com/containerd/go-cni"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/netns"
+)
+
+// bothOn makes the two packages with the same networks on this host.
+func (h *host) bothOn(lists ...[]byte) bothPackages {
+	h.t.Helper()
+	their := []gocni.Opt{gocni.WithPluginDir([]string{h.path("bin")})}
+	var our []cni.Opt
+	for _, list := range lists {
+		their, our = append(their, gocni.WithConfListBytes(list)), append(our, cni.WithConfListBytes(list))
+	}
+	theirs, err := gocni.New(their...)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return bothPackages{theirs, h.runtime(our...)}
+}
+
+// takeCalls are the calls since the last time.
+func (h *host) takeCalls() []scripted.Call {
+	h.t.Helper()
+	calls := h.calls()
+	if err := os.Remove(h.path("calls")); err != nil && !os.IsNotExist(err) {
+		h.t.Fatal(err)
+	}
+	return calls
+}
+
+// scriptedList is a network of plugins that all do what script says.
+func (h *host) scriptedList(name, version string, script scripted.Script, types ...string) []byte {
+	h.t.Helper()
+	path := h.plugin(script, types...)
+	scripts := map[string]string{}
+	for _, typ := range types {
+		scripts[typ] = path
+	}
+	return conflist(name, version, scripts, types...)
+}
+
+// answering is a script that prints answer for a verb and exits with code.
+func answering(verb, answer string, code int) scripted.Script {
+	return scripted.Script{Verbs: map[string]scripted.Action{verb: {Stdout: &answer, Exit: code}}}
+}
+
+// refusing is a script that fails a verb with a plugin's error.
+func refusing(verb, msg string) scripted.Script {
+	return answering(verb, `{"cniVersion": "1.0.0", "code": 100, "msg": "`+msg+`"}`, 1)
+}
+
+// TestCompat_05_ResultIsInLoadOrder: an entry of DNS and a raw result for each
+// network, in the order of the networks, though they ran in parallel.
+func TestCompat_05_ResultIsInLoadOrder(t *testing.T) {
+	h := newHost(t)
+	b := h.bothOn(h.scriptedList("first", "0.2.0", scripted.Script{}, "old"),
+		h.scriptedList("second", "1.0.0", scripted.Script{}, "new"))
+	path := h.container("n1")
+	want, err := b.theirs.Setup(context.Background(), "theirs", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := b.ours.Setup(context.Background(), "ours", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sameJSON(t, "raw results", got.Raw(), want.Raw())
+	got.Networks = nil
+	sameJSON(t, "result", got, want)
+	if len(got.DNS) != 2 || len(got.Raw()) != 2 || len(got.Raw()[0].Interfaces) != 0 || got.Raw()[1].Interfaces[0].Name != "eth1" {
+		t.Errorf("DNS %+v, raw results %+v", got.DNS, got.Raw())
+	}
+}
+
+// TestCompat_05_DefaultInterfaceIsAlwaysThere, empty if no plugin reported it.
+func TestCompat_05_DefaultInterfaceIsAlwaysThere(t *testing.T) {
+	h := newHost(t)
+	list := h.scriptedList("net", "1.0.0", answering("ADD", `{"cniVersion": "1.0.0"}`, 0), "silent")
+	r := h.runtime(cni.WithInterfacePrefix("net"), cni.WithConfListBytes(list))
+	got, err := r.Setup(context.Background(), "c1", h.container("n1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := map[string]*cni.Config{"net0": {}}; !reflect.DeepEqual(got.Interfaces, want) {
+		t.Errorf("interfaces %+v, want net0 without anything", got.Interfaces)
+	}
+}
+
+// TestCompat_08_Status: too few networks, else STATUS of the plugins whose
+// configuration is of 1.1.0.
+func TestCompat_08_Status(t *testing.T) {
+	h := newHost(t)
+	old := h.scriptedList("old", "1.0.0", refusing("STATUS", "is never asked"), "old")
+	good := h.scriptedList("good", "1.1.0", scripted.Script{}, "good")
+	bad := h.scriptedList("bad", "1.1.0", answering("STATUS", `{"cniVersion": "1.1.0", "code": 50, "msg": "no capacity"}`, 1), "bad")
+	tests := []struct {
+		lists [][]byte
+		calls string
+		err   string
+	}{
+		{nil, "", "cni plugin not initialized"},
+		{[][]byte{old}, "", ""},
+		{[][]byte{old, good}, "STATUS good", ""},
+		{[][]byte{good, bad}, "STATUS good STATUS bad", "no capacity"},
+		{[][]byte{bad, good}, "STATUS bad", "no capacity"},
+	}
+	for _, test := range tests {
+		b := h.bothOn(test.lists...)
+		for who, status := range map[string]func() error{"ours": b.ours.Status, "go-cni": b.theirs.Status} {
+			err := status()
+			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+				t.Errorf("%s: %v, want %q", who, err, test.err)
+			}
+			if got := strings.Join(verbs(h.takeCalls()), " "); got != test.calls {
+				t.Errorf("%s: calls %q, want %q", who, got, test.calls)
+			}
+		}
+	}
+	two := h.runtime(cni.WithMinNetworkCount(2), cni.WithConfListBytes(old))
+	if err := two.Status(); !cni.IsCNINotInitialized(err) {
+		t.Errorf("one network of two: %v", err)
+	}
+}
+
+// TestCompat_09_RemoveWithoutNetNS succeeds for an id that was never added, as
+// nerdctl does before each Setup, and after the namespace is gone.
+func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
+	h := newHost(t)
+	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "a", "b"))
+	for who, remove := range map[string]func(context.Context, string, string) error{
+		"ours":   func(ctx context.Context, id, path string) error { return b.ours.Remove(ctx, id, path) },
+		"go-cni": func(ctx context.Context, id, path string) error { return b.theirs.Remove(ctx, id, path) },
+	} {
+		if err := remove(context.Background(), "never", ""); err != nil {
+			t.Errorf("%s: %v", who, err)
+		}
+		calls := h.takeCalls()
+		if got := strings.Join(verbs(calls), " "); got != "DEL b DEL a" || calls[0].NetNS != "" {
+			t.Errorf("%s: calls %s in %q", who, got, calls[0].NetNS)
+		}
+	}
+	path := h.path("netns", "gone")
+	ns, err := netns.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.ours.Setup(context.Background(), "c1", path); err != nil {
+		t.Fatal(err)
+	}
+	if err := netns.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := ns.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h.takeCalls()
+	if err := b.ours.Remove(context.Background(), "c1", ""); err != nil {
+		t.Error(err)
+	}
+	for _, call := range h.takeCalls() {
+		if call.Verb != "DEL" || call.NetNS != "" || !strings.Contains(string(call.Stdin), `"prevResult":{`) {
+			t.Errorf("%s of %s in %q: %s", call.Verb, call.Type, call.NetNS, call.Stdin)
+		}
+	}
+}
+
+// TestCompat_10_Texts that callers match or show are in both packages' errors.
+func TestCompat_10_Texts(t *testing.T) {
+	h := newHost(t)
+	path := h.container("n1")
+	ctx := context.Background()
+	empty, half := t.TempDir(), confDir(t, map[string]string{"10.conf": `{"name": "net", `})
+	pair := func(script scripted.Script, version string) bothPackages {
+		return h.bothOn(h.scriptedList("net", version, script, "x"))
+	}
+	none := bothPackages{must(gocni.New())(t), h.runtime()}
+	add := func(msg string) [2]error {
+		b := pair(refusing("ADD", msg), "1.0.0")
+		_, ours := b.ours.Setup(ctx, "ours", path)
+		_, theirs := b.theirs.Setup(ctx, "theirs", path)
+		return [2]error{ours, theirs}
+	}
+	parse := func() [2]error {
+		_, ours := cni.New(cni.WithConf([]byte(`{`)))
+		_, theirs := gocni.New(gocni.WithConf([]byte(`{`)))
+		return [2]error{ours, theirs}
+	}
+	del := pair(refusing("DEL", "boom"), "1.0.0")
+	delErrs := [2]error{del.ours.Remove(ctx, "ours", path), del.theirs.Remove(ctx, "theirs", path)}
+	old := pair(scripted.Script{}, "0.3.1")
+	tests := map[string]struct {
+		errs                  [2]error
+		prefix, middle, after string
+	}{
+		"not initialized": {[2]error{none.ours.Status(), none.theirs.Status()}, "cni plugin not initialized", "", ""},
+		"load of nothing": {
+			[2]error{none.ours.Load(cni.WithPluginConfDir(empty), cni.WithDefaultConf), none.theirs.Load(gocni.WithPluginConfDir(empty), gocni.WithDefaultConf)},
+			"cni config load failed: ", "no network config found in " + empty, ": failed to load cni config",
+		},
+		"load of half a file": {
+			[2]error{none.ours.Load(cni.WithPluginConfDir(half), cni.WithDefaultConf), none.theirs.Load(gocni.WithPluginConfDir(half), gocni.WithDefaultConf)},
+			"cni config load failed: ", "error parsing configuration: unexpected end of JSON input", ": failed to load cni config",
+		},
+		"parse":                {parse(), "error parsing configuration:", "", ""},
+		"ADD":                  {add("no more addresses"), "", `plugin type="x" failed (add): no more addresses`, ""},
+		"duplicate allocation": {add("duplicate allocation is not allowed"), "", "duplicate allocation", ""},
+		"already exists":       {add(`container veth name provided (eth0) already exists`), "", "already exists", ""},
+		"DEL":                  {delErrs, "", `plugin type="x" failed (delete): boom`, ""},
+		"CHECK":                {[2]error{old.ours.Check(ctx, "ours", path), old.theirs.Check(ctx, "theirs", path)}, "", "does not support the CHECK command", ""},
+	}
+	for name, test := range tests {
+		for i, who := range []string{"ours", "go-cni"} {
+			err := test.errs[i]
+			if err == nil || !strings.HasPrefix(err.Error(), test.prefix) || !strings.Contains(err.Error(), test.middle) || !strings.HasSuffix(err.Error(), test.after) {
+				t.Errorf("%s, %s: %v; want %q … %q … %q", name, who, err, test.prefix, test.middle, test.after)
+			}
+		}
+	}
+}
+
+// TestCompat_11_PluginsRunInTheNamespaceOfTheCallersThread: BuildKit and
+// nerdctl lock a thread, enter a namespace and call. go-cni keeps it in
+// SetupSerially and loses it in Setup, whose goroutines run on other threads.
+func TestCompat_11_PluginsRunInTheNamespaceOfTheCallersThread(t *testing.T) {
+	h := newHost(t) // locks the thread and enters a namespace
+	here, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var elsewhere string // as a goroutine on any other thread sees it
+	done := make(chan error)
+	go func() {
+		var err error
+		elsewhere, err = os.Readlink("/proc/thread-self/ns/net")
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if here == elsewhere {
+		t.Fatal("all threads are in one namespace: this test sees no difference")
+	}
+	var lists [][]byte
+	for _, name := range []string{"n1", "n2", "n3", "n4"} {
+		lists = append(lists, h.scriptedList(name, "1.1.0", scripted.Script{}, "p-"+name))
+	}
+	b := h.bothOn(lists...)
+	path := h.container("c")
+	ctx := context.Background()
+	run := func(name string, wantCalls int, want string, call func() error) {
+		t.Helper()
+		if err := call(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		calls := h.takeCalls()
+		if len(calls) != wantCalls {
+			t.Errorf("%s: %d calls, want %d", name, len(calls), wantCalls)
+		}
+		for _, c := range calls {
+			if c.NetNo != want {
+				t.Errorf("%s: %s of %s ran in %s, want %s", name, c.Verb, c.Type, c.NetNo, want)
+			}
+		}
+	}
+	discard := func(_ any, err error) error { return err }
+	run("Setup", 4, here, func() error { return discard(b.ours.Setup(ctx, "c1", path)) })
+	run("Check", 4, here, func() error { return b.ours.Check(ctx, "c1", path) })
+	run("Status", 4, here, b.ours.Status)
+	run("Remove", 4, here, func() error { return b.ours.Remove(ctx, "c1", path) })
+	run("SetupSerially", 4, here, func() error { return discard(b.ours.SetupSerially(ctx, "c2", path)) })
+	run("go-cni SetupSerially", 4, here, func() error { return discard(b.theirs.SetupSerially(ctx, "c3", path)) })
+	run("go-cni Setup", 4, elsewhere, func() error { return discard(b.theirs.Setup(ctx, "c4", path)) })
+}

@@ -1,0 +1,172 @@
+package cni_test
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	gocni "github.com/containerd/go-cni"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/netns"
+)
+
+// attached sets up c1 on two networks, with the interfaces that plugins would
+// have made.
+func attached(t *testing.T) (s *stage, r *cni.Runtime, path string) {
+	t.Helper()
+	s = newStage(t)
+	r = s.runtime(cni.WithConfListBytes(s.network("one", "1.0.0", "p")), cni.WithConfListBytes(s.network("two", "1.0.0", "q")))
+	path = s.container("c1")
+	_, err := r.SetupSerially(t.Context(), "c1", path, cni.WithArgs("K", "v"))
+	wantNil(t, err)
+	s.addLink("c1", "eth0")
+	s.addLink("c1", "eth1")
+	wantSame(t, "calls", s.took(), []string{"ADD p c1/eth0", "ADD q c1/eth1"})
+	return s, r, path
+}
+
+// namespaceOf is what Network's methods take, which only options ever see.
+func namespaceOf(t *testing.T, r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) (ns *cni.Namespace) {
+	t.Helper()
+	seen := errors.New("seen")
+	err := r.Check(t.Context(), id, path, append(opts, func(given *cni.Namespace) error {
+		ns = given
+		return seen
+	})...)
+	wantIs(t, err, seen)
+	return ns
+}
+
+func TestDuty_R16_NoSecondADDWithoutADEL(t *testing.T) {
+	s, r, path := attached(t)
+	otherPath := s.container("c2")
+	ctx := t.Context()
+	for what, setup := range map[string]func() error{
+		"all":         func() error { _, err := r.Setup(ctx, "c1", path); return err },
+		"serially":    func() error { _, err := r.SetupSerially(ctx, "c1", path); return err },
+		"one of them": func() error { _, err := r.Setup(ctx, "c1", path, cni.WithNetwork("two")); return err },
+		"one network": func() error { _, err := r.Networks()[0].Attach(ctx, namespaceOf(t, r, "c1", path)); return err },
+		"its interface": func() error {
+			_, err := r.Setup(ctx, "c1", path, cni.WithNetwork("two", cni.WithInterfaceName("eth0")))
+			return err
+		},
+		"elsewhere": func() error { _, err := r.Setup(ctx, "c1", otherPath); return err },
+	} {
+		err := setup()
+		if err == nil {
+			t.Errorf("%s: no error", what)
+		}
+		wantIs(t, err, cni.ErrAlreadyAttached)
+	}
+	wantSame(t, "calls", s.took(), []string{})
+	_, err := r.Setup(ctx, "c1", path, cni.WithNetwork("two", cni.WithInterfaceName("eth2")))
+	wantNil(t, err)
+	wantNil(t, r.Remove(ctx, "c1", path))
+	s.delLink("c1", "eth0")
+	s.delLink("c1", "eth1")
+	_, err = r.Setup(ctx, "c1", path)
+	wantNil(t, err)
+}
+
+func TestDuty_R16_ADeadAttachmentIsRemovedFirst(t *testing.T) {
+	cleaned := []string{"DEL q c1/eth1", "DEL p c1/eth0", "ADD p c1/eth0", "ADD q c1/eth1"}
+	for what, die := range map[string]struct {
+		how  func(s *stage)
+		told func(s *stage) string // CNI_NETNS at DEL
+	}{
+		"its namespace is gone": {func(s *stage) { s.forget("c1") }, func(s *stage) string { return s.path("netns", "c1") }},
+		"its namespace is gone, the file stays": {func(s *stage) {
+			s.forget("c1")
+			s.write("netns/c1", "")
+		}, func(*stage) string { return "" }},
+		"its interfaces are gone": {func(s *stage) {
+			s.delLink("c1", "eth0")
+			s.delLink("c1", "eth1")
+		}, func(s *stage) string { return s.path("netns", "c1") }},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, r, _ := attached(t)
+			die.how(s)
+			path := s.container("c2")
+			_, err := r.SetupSerially(t.Context(), "c1", path)
+			wantNil(t, err)
+			calls := s.takeCalls()
+			wantSame(t, "calls", rendered(calls), cleaned)
+			for _, c := range calls[:2] {
+				wantSame(t, "DEL: arguments and namespace", []string{c.Args, c.NetNS}, []string{"K=v", die.told(s)})
+				if _, ok := request(t, c)["prevResult"]; !ok {
+					t.Errorf("DEL %s without prevResult", c.Type)
+				}
+			}
+		})
+	}
+}
+
+func TestDuty_R16_ADeadAttachmentWhosePathIsTheHostsByNow(t *testing.T) {
+	s, r, _ := attached(t)
+	s.forget("c1")
+	// As a /proc/PID/ns/net whose PID went to a process of the host.
+	link := s.path("netns", "c1")
+	wantNil(t, os.Symlink(s.path("netns", "host"), link))
+	t.Cleanup(func() { wantNil(t, os.Remove(link)) })
+	_, err := r.SetupSerially(t.Context(), "c1", s.container("c2"))
+	wantNil(t, err)
+	calls := s.takeCalls()
+	wantSame(t, "calls", rendered(calls), []string{"DEL q c1/eth1", "DEL p c1/eth0", "ADD p c1/eth0", "ADD q c1/eth1"})
+	wantSame(t, "CNI_NETNS at DEL", calls[0].NetNS, "")
+}
+
+func TestDuty_R16_ADeadAttachmentThatCannotBeCleanedIsAnError(t *testing.T) {
+	s, r, _ := attached(t)
+	s.on("p", "DEL", says(5, "stuck"))
+	s.forget("c1")
+	_, err := r.Setup(t.Context(), "c1", s.container("c2"))
+	wantSame(t, "errors", messages(err), []string{"p: stuck"})
+	wantSame(t, "calls", s.took(), []string{"DEL q c1/eth1", "DEL p c1/eth0"})
+	if !strings.Contains(err.Error(), "remove what is left of an earlier attachment") {
+		t.Errorf("error %q does not say what was tried", err)
+	}
+}
+
+func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
+	s := newStage(t)
+	conf := s.network("net", "1.0.0", "p")
+	old, err := gocni.New(gocni.WithPluginDir([]string{s.path("bin")}), gocni.WithConfListBytes(conf))
+	wantNil(t, err)
+	r := s.runtime(cni.WithStateDir("/var/lib/cni"), cni.WithConfListBytes(conf))
+	t.Cleanup(func() { wantNil(t, os.RemoveAll("/var/lib/cni")) }) // a tmpfs of the sandbox
+	const id = "by-go-cni"
+	path := s.container("c1")
+	_, err = old.Setup(t.Context(), id, path, gocni.WithArgs("K", "v"))
+	wantNil(t, err)
+	s.addLink("c1", "eth0")
+	s.takeCalls()
+
+	_, err = r.Setup(t.Context(), id, path)
+	wantIs(t, err, cni.ErrAlreadyAttached)
+	wantNil(t, r.Check(t.Context(), id, path))
+	wantSame(t, "calls", s.took(), []string{"CHECK p " + id + "/eth0"})
+
+	wantNil(t, netns.Remove(path))
+	_, err = r.Setup(t.Context(), id, s.container("c2"))
+	wantNil(t, err)
+	calls := s.takeCalls()
+	wantSame(t, "calls", rendered(calls), []string{"DEL p " + id + "/eth0", "ADD p " + id + "/eth0"})
+	wantSame(t, "arguments at DEL", calls[0].Args, "K=v")
+}
+
+func TestDuty_R16_LoopbackAloneLivesWithItsNamespace(t *testing.T) {
+	s := newStage(t)
+	s.network("unused", "1.0.0", "loopback")
+	r := s.runtime(cni.WithLoNetwork)
+	path := s.container("c1")
+	_, err := r.Setup(t.Context(), "c1", path)
+	wantNil(t, err)
+	_, err = r.Setup(t.Context(), "c1", path)
+	wantIs(t, err, cni.ErrAlreadyAttached)
+	s.forget("c1")
+	_, err = r.Setup(t.Context(), "c1", s.container("c2"))
+	wantNil(t, err)
+}

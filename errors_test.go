@@ -1,0 +1,247 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/perm"
+)
+
+func TestErrorText(t *testing.T) {
+	where := Error{Op: "ADD", Network: "podnet", Plugin: "bridge", ContainerID: "c1", IfName: "eth0"}
+	with := func(change func(e *Error)) *Error {
+		e := where
+		change(&e)
+		return &e
+	}
+	const head = `add network "podnet" of container c1, interface eth0: plugin type="bridge" failed (add): `
+	tests := map[string]struct {
+		err  *Error
+		want string
+	}{
+		"the plugin's own words": {
+			with(func(e *Error) { e.Code, e.Msg = 100, "no more addresses" }),
+			head + "no more addresses (code 100)",
+		},
+		"with details": {
+			with(func(e *Error) { e.Code, e.Msg, e.Details = 7, "bad config", "bridge name is empty" }),
+			head + "bad config; bridge name is empty (code 7)",
+		},
+		"details alone": {with(func(e *Error) { e.Details, e.Err = "d", errors.New("cause") }), head + "cause"},
+		"code alone":    {with(func(e *Error) { e.Code = 5 }), head + "no error message (code 5)"},
+		"code of a plugin without words": {
+			with(func(e *Error) { e.Code, e.Err = 5, &types.Error{Code: 5} }), head + "no error message (code 5)",
+		},
+		"cause":   {with(func(e *Error) { e.Err = context.DeadlineExceeded }), head + "context deadline exceeded"},
+		"nothing": {with(func(*Error) {}), head + "no error message"},
+		"DEL": {
+			with(func(e *Error) { e.Op, e.Msg = "DEL", "boom" }),
+			`del network "podnet" of container c1, interface eth0: plugin type="bridge" failed (delete): boom`,
+		},
+		"STATUS": {&Error{Op: "STATUS", Network: "podnet", Plugin: "bridge", Code: 50, Msg: "no capacity"}, `status network "podnet": plugin type="bridge" failed (status): no capacity (code 50)`},
+		"not a plugin's": {
+			with(func(e *Error) { e.Plugin, e.Err = "", errors.New("cache is full") }),
+			`add network "podnet" of container c1, interface eth0: cache is full`,
+		},
+		"try again later": {
+			with(func(e *Error) { e.Code, e.Msg = types.ErrTryAgainLater, "busy" }),
+			head + "busy (code 11); the plugin asks to be tried again later",
+		},
+		"not installed": {
+			with(func(e *Error) { e.Err = withSentinel(fmt.Errorf("here: %w", invoke.ErrNotFound)) }),
+			head + "here: plugin not found; install it there, or name its directory with WithPluginDir",
+		},
+		"stderr": {with(func(e *Error) { e.Msg, e.Stderr = "boom", "\none\ntwo\n\n" }), head + "boom; stderr: one | two"},
+		"stderr of three lines": {
+			with(func(e *Error) { e.Msg, e.Stderr = "boom", "1\n2\n3" }), head + "boom; stderr: 1 | 2 | 3",
+		},
+		"stderr of more": {
+			with(func(e *Error) { e.Msg, e.Stderr = "boom", "1\n2\n3\n4\n5\n" }), head + "boom; stderr: (2 lines omitted) 3 | 4 | 5",
+		},
+		"blank stderr": {with(func(e *Error) { e.Msg, e.Stderr = "boom", " \n\n" }), head + "boom"},
+	}
+	for name, test := range tests {
+		if got := test.err.Error(); got != test.want {
+			t.Errorf("%s: %s\nwant %s", name, got, test.want)
+		}
+	}
+}
+
+func TestErrorFormats(t *testing.T) {
+	e := &Error{Op: "ADD", Network: "n", Plugin: "x", ContainerID: "c", IfName: "eth0", Msg: "boom", Stderr: "1\n2\n3\n4\n5\n"}
+	const short = `add network "n" of container c, interface eth0: plugin type="x" failed (add): boom`
+	const text = short + "; stderr: (2 lines omitted) 3 | 4 | 5"
+	quiet := &Error{Op: "ADD", Network: "n", Err: errors.New("why")}
+	tests := []struct {
+		format string
+		arg    error
+		want   string
+	}{
+		{"%v", e, text}, {"%s", e, text}, {"%q", e, fmt.Sprintf("%q", text)}, {"%#v", e, text},
+		{"%+v", e, short + "\nstderr of x:\n1\n2\n3\n4\n5\n"},
+		{"%+v", quiet, `add network "n": why`}, {"%.3s", quiet, "add"}, {"%25s|", quiet, `     add network "n": why|`},
+	}
+	for _, test := range tests {
+		if got := fmt.Sprintf(test.format, test.arg); got != test.want {
+			t.Errorf("%s: %q, want %q", test.format, got, test.want)
+		}
+	}
+}
+
+// failedCall is the Error of a plugin that ended with code 1.
+func failedCall(t *testing.T, stdout, stderr string) *Error {
+	t.Helper()
+	a := &attachment{network: &Network{}}
+	a.network.config = must(conflist.Parse([]byte(`{"name": "net", "plugins": [{"type": "x"}]}`)))(t)
+	err := pluginError(a, "ADD", "x", invoke.Output{Stdout: []byte(stdout), Stderr: []byte(stderr)}, &invoke.ExitError{Path: "/bin/x", Code: 1})
+	var e *Error
+	if !errors.As(err, &e) {
+		t.Fatalf("%v is no *Error", err)
+	}
+	return e
+}
+
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func TestPluginsErrorIsRead(t *testing.T) {
+	e := failedCall(t, `{"cniVersion": "1.0.0", "code": 11, "msg": "no more", "details": "10.0.0.0/8"}`, "log\n")
+	want := Error{Op: "ADD", Network: "net", Plugin: "x", Code: 11, Msg: "no more", Details: "10.0.0.0/8", Stderr: "log\n"}
+	var said *types.Error
+	if !errors.As(e, &said) || *said != (types.Error{Code: 11, Msg: "no more", Details: "10.0.0.0/8"}) {
+		t.Errorf("the cause is %#v", e.Err)
+	}
+	got := *e
+	got.Err = nil
+	if got != want {
+		t.Errorf("got %#v, want %#v", got, want)
+	}
+}
+
+// TestMisleadingOutputOfAFailedPlugin: what a plugin prints beside an exit code
+// of 1 is not taken for an error unless it is one, and never lost.
+func TestMisleadingOutputOfAFailedPlugin(t *testing.T) {
+	const exit = "exit status 1"
+	long := strings.Repeat("y", 600)
+	for stdout, want := range map[string][]string{
+		"":                          {"ended without an error message", exit},
+		"{}":                        {"what it printed is no error", exit, `"{}"`},
+		"null":                      {"what it printed is no error", exit, `"null"`},
+		`{"cniVersion": "1.0.0"}`:   {"what it printed is no error", exit, "cniVersion"},
+		`{"ips": [], "dns": {}}`:    {"what it printed is no error", exit, "ips"},
+		`{"code": 7, "msg": "half`:  {"what it printed is no error", exit, "half", "unexpected end of JSON input"},
+		"<html>502</html>":          {"what it printed is no error", exit, "<html>502</html>", "invalid character"},
+		"panic: oh\n\ngoroutine 1":  {"what it printed is no error", exit, `panic: oh\n\ngoroutine 1`},
+		`{"code": "7", "msg": "x"}`: {"what it printed is no error", exit, "cannot unmarshal string"},
+		`[1]`:                       {"what it printed is no error", exit, "[1]"},
+		`text {"code": 7}`:          {"what it printed is no error", exit, "text"},
+		long:                        {"what it printed is no error", strings.Repeat("y", 512) + `"… (600 bytes)`},
+	} {
+		e := failedCall(t, stdout, "last words")
+		if e.Code != 0 || e.Msg != "" || e.Details != "" {
+			t.Errorf("%.40q: read as code %d, %q", stdout, e.Code, e.Msg)
+		}
+		for _, w := range append(want, "; stderr: last words") {
+			if !strings.Contains(e.Error(), w) {
+				t.Errorf("%.40q: %v lacks %q", stdout, e, w)
+			}
+		}
+		var ended *invoke.ExitError
+		if !errors.As(e, &ended) || ended.Code != 1 {
+			t.Errorf("%.40q: the exit is not behind %v", stdout, e)
+		}
+	}
+}
+
+// TestSentinelsOfInnerPackages are found under this package's names, and their
+// errors say what they said.
+func TestSentinelsOfInnerPackages(t *testing.T) {
+	for inner, want := range map[error]error{
+		invoke.ErrNotFound: ErrPluginNotFound, invoke.ErrOutputTooLarge: ErrPluginOutput,
+		perm.ErrInsecure: ErrInsecureFile, chain.ErrInvalidResult: ErrInvalidResult, chain.ErrNotAdded: ErrNotAttached,
+	} {
+		err := fmt.Errorf("there: %w", inner)
+		got := withSentinel(err)
+		if !errors.Is(got, want) || !errors.Is(got, inner) || got.Error() != err.Error() {
+			t.Errorf("%v: %v, want %v behind it", inner, got, want)
+		}
+	}
+	plain := errors.New("plain")
+	if got := withSentinel(plain); got != plain {
+		t.Errorf("%v became %v", plain, got)
+	}
+}
+
+// TestKindsOfConfigErrors: which of go-cni's sentinels is behind what went wrong
+// with a configuration, through Load as well.
+func TestKindsOfConfigErrors(t *testing.T) {
+	file := func(err error) error { return &conflist.FileError{Path: "/f", Err: err} }
+	all := []error{ErrCNINotInitialized, ErrInvalidConfig, ErrRead, ErrLoad, ErrInsecureFile}
+	tests := map[string]struct {
+		err  error
+		want []error
+	}{
+		"parse":         {file(errors.New("bad")), []error{ErrInvalidConfig}},
+		"read":          {file(conflist.ErrRead), []error{ErrRead}},
+		"none":          {conflist.ErrNone, []error{ErrCNINotInitialized}},
+		"none is valid": {errors.Join(conflist.ErrNone, file(errors.New("bad"))), []error{ErrCNINotInitialized, ErrInvalidConfig}},
+		"insecure":      {file(perm.ErrInsecure), []error{ErrInvalidConfig, ErrInsecureFile}},
+	}
+	for name, test := range tests {
+		check := func(err error, want []error) {
+			t.Helper()
+			var got []error
+			for _, sentinel := range all {
+				if errors.Is(err, sentinel) {
+					got = append(got, sentinel)
+				}
+			}
+			if len(got) != len(want) || fmt.Sprint(got) != fmt.Sprint(sortedLike(all, want)) {
+				t.Errorf("%s: %v is %v, want %v", name, err, got, want)
+			}
+		}
+		check(configError(test.err), test.want)
+		check(loadError(configError(test.err)), append(test.want, ErrLoad))
+	}
+}
+
+// sortedLike orders errors as all has them.
+func sortedLike(all, some []error) (sorted []error) {
+	for _, a := range all {
+		for _, s := range some {
+			if a == s {
+				sorted = append(sorted, a)
+			}
+		}
+	}
+	return sorted
+}
+
+func TestIsFunctions(t *testing.T) {
+	is := map[error]func(error) bool{
+		ErrCNINotInitialized: IsCNINotInitialized, ErrInvalidConfig: IsInvalidConfig, ErrNotFound: IsNotFound,
+		ErrRead: IsReadFailure, ErrInvalidResult: IsInvalidResult,
+	}
+	for sentinel := range is {
+		for other, f := range is {
+			if got := f(fmt.Errorf("x: %w", sentinel)); got != (sentinel == other) {
+				t.Errorf("%v of %v is %v", other, sentinel, got)
+			}
+		}
+	}
+}

@@ -1,0 +1,218 @@
+package cni_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/netns"
+)
+
+// The life of a container's attachments, from the configuration on disk to the
+// last plugin's DEL.
+func Example() {
+	rt, err := cni.New(cni.WithPluginConfDir("/etc/cni/net.d"), cni.WithPluginDir([]string{"/opt/cni/bin"}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := rt.Load(cni.WithLoNetwork, cni.WithDefaultConf); err != nil {
+		log.Fatal(err)
+	}
+
+	ctx, id, path := context.Background(), "web-1", "/run/netns/web-1"
+	ns, err := netns.Create(path)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer ns.Close()
+
+	result, err := rt.Setup(ctx, id, path)
+	if err != nil {
+		log.Fatal(err) // nothing is attached
+	}
+	fmt.Println(result.Primary().Name, result.IPv4().Prefix, result.IPv6().Prefix)
+
+	// Detach before the namespace goes: plugins clean up in it.
+	if err := rt.Remove(ctx, id, path); err != nil {
+		log.Fatal(err)
+	}
+	if err := netns.Remove(path); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// Setup with a deadline for the whole of it. When it ends, the plugin that runs
+// is killed and everything is undone before Setup returns.
+func ExampleRuntime_Setup() {
+	rt, err := cni.New(cni.WithDefaultConf)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+
+	result, err := rt.Setup(ctx, "web-1", "/run/netns/web-1",
+		cni.WithLabels(map[string]string{"K8S_POD_NAME": "web", "IgnoreUnknown": "1"}),
+		cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}}),
+	)
+	switch {
+	case errors.Is(err, cni.ErrAlreadyAttached):
+		log.Print("still there from before; Remove it first")
+	case errors.Is(err, cni.ErrInvalidArgument), errors.Is(err, cni.ErrInvalidNetNS):
+		log.Fatal("no plugin ran: ", err)
+	case err != nil:
+		log.Fatal(err)
+	default:
+		for _, network := range result.Networks {
+			for _, i := range network.Interfaces {
+				fmt.Println(network.Name, i.Name, i.Mac, i.Sandbox, i.Addresses)
+			}
+		}
+	}
+}
+
+// Load replaces the whole configuration, or fails and changes nothing.
+func ExampleRuntime_Load() {
+	rt, err := cni.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("before:", rt.Status())
+
+	good := []byte(`{
+		"cniVersion": "1.0.0", "name": "podnet",
+		"plugins": [{"type": "bridge"}, {"type": "portmap"}]
+	}`)
+	if err := rt.Load(cni.WithLoNetwork, cni.WithConfListBytes(good)); err != nil {
+		log.Fatal(err)
+	}
+	noPlugins := []byte(`{"cniVersion": "1.0.0", "name": "podnet", "plugins": []}`)
+	err = rt.Load(cni.WithConfListBytes(noPlugins))
+	fmt.Println("refused:", cni.IsInvalidConfig(err))
+
+	for _, n := range rt.GetConfig().Networks {
+		fmt.Print(n.IFName, ": ", n.Config.Name)
+		for _, p := range n.Config.Plugins {
+			fmt.Print(" ", p.Network.Type)
+		}
+		fmt.Println()
+	}
+	// Output:
+	// before: cni plugin not initialized
+	// refused: true
+	// lo: cni-loopback loopback
+	// eth1: podnet bridge portmap
+}
+
+// A Result may be kept as JSON and asked again by a later process.
+func ExampleResult_IPv4() {
+	stored := []byte(`{"Networks": [{
+		"Name": "podnet", "IfName": "eth0",
+		"Interfaces": [
+			{"Name": "cni0", "Network": "podnet"},
+			{"Name": "eth0", "Network": "podnet", "Sandbox": "/run/netns/web-1", "Addresses": [
+				{"Prefix": "10.88.0.2/24", "Gateway": "10.88.0.1"},
+				{"Prefix": "fd00:88::2/64", "Gateway": "fd00:88::1"}
+			]}
+		]
+	}]}`)
+	var result cni.Result
+	if err := json.Unmarshal(stored, &result); err != nil {
+		log.Fatal(err)
+	}
+	v4, v6 := result.IPv4(), result.IPv6()
+	fmt.Println(result.Primary().Name, v4.IP(), v4.Prefix, "via", v4.Gateway)
+	fmt.Println(v6.IsValid(), v6.IP())
+	// Output:
+	// eth0 10.88.0.2 10.88.0.2/24 via 10.88.0.1
+	// true fd00:88::2
+}
+
+// Some of the loaded networks instead of all, with an interface name and
+// arguments that one of them gets alone.
+func ExampleWithNetwork() {
+	rt, err := cni.New(cni.WithAllConf)
+	if err != nil {
+		log.Fatal(err)
+	}
+	result, err := rt.Setup(context.Background(), "web-1", "/run/netns/web-1",
+		cni.WithNetwork("podnet"),
+		cni.WithNetwork("storage",
+			cni.WithInterfaceName("san0"),
+			cni.WithCapabilityIPs("192.0.2.7/24"),
+		),
+	)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(result.Networks[1].IfName) // san0
+}
+
+// An observer counts and times what plugins do. Here it is a STATUS, and one
+// that has no plugin to ask.
+func ExampleWithObserver() {
+	rt, err := cni.New(
+		cni.WithPluginDir([]string{"testdata/no-plugins"}),
+		cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "podnet", "plugins": [{"type": "bridge"}]}`)),
+		cni.WithObserver(func(_ context.Context, e cni.Event) {
+			// e.Duration goes to a histogram by these labels.
+			fmt.Println(e.Operation, e.Network, e.Plugin, "ok:", e.Err == nil)
+		}),
+	)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("ready:", rt.Status() == nil)
+	// Output:
+	// STATUS podnet bridge ok: false
+	// ready: false
+}
+
+// The fields of an Error say what failed, the sentinels what it means.
+func ExampleError() {
+	rt, err := cni.New(
+		cni.WithPluginDir([]string{"testdata/no-plugins"}),
+		cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "podnet", "plugins": [{"type": "bridge"}]}`)),
+	)
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = rt.Status()
+
+	var e *cni.Error
+	if errors.As(err, &e) {
+		fmt.Println(e.Op, "of network", e.Network, "by plugin", e.Plugin)
+	}
+	fmt.Println("plugin missing:", errors.Is(err, cni.ErrPluginNotFound))
+	fmt.Println(err)
+	// Output:
+	// STATUS of network podnet by plugin bridge
+	// plugin missing: true
+	// status network "podnet": plugin type="bridge" failed (status): failed to find plugin "bridge" in path [testdata/no-plugins]; install it there, or name its directory with WithPluginDir
+}
+
+// Mappings are validated before any plugin runs, so that a mistake leaves
+// nothing half done.
+func ExampleWithCapabilityPortMap() {
+	rt, err := cni.New(cni.WithConfListBytes([]byte(`{
+		"cniVersion": "1.0.0", "name": "podnet",
+		"plugins": [{"type": "bridge"}, {"type": "portmap", "capabilities": {"portMappings": true}}]
+	}`)))
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = rt.Setup(context.Background(), "web-1", "/run/netns/web-1", cni.WithCapabilityPortMap([]cni.PortMapping{
+		{HostPort: 8080, ContainerPort: 80},                  // tcp, on all addresses
+		{HostPort: 8080, ContainerPort: 80, Protocol: "udp"}, // another port
+		{HostPort: 8080, ContainerPort: 81, Protocol: "TCP", HostIP: "192.0.2.1"},
+	}))
+	fmt.Println(errors.Is(err, cni.ErrInvalidArgument))
+	fmt.Println(err)
+	// Output:
+	// true
+	// set up container "web-1": network "podnet": capability portMappings: host port 192.0.2.1:8080->81/tcp is mapped twice: invalid argument
+}

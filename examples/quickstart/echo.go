@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// patience bounds every wait for the network. On one machine an answer takes
+// microseconds, so that what has not come by then will not.
+const patience = 5 * time.Second
+
+// echo sends a message, waits for the same to come back, and returns the time
+// from the first packet, of TCP's handshake too, to the last.
+//
+// That is much less than a millisecond, but for the first one over IPv6 on ptp:
+// the plugin returns while the kernel still looks for duplicates of the host's
+// address, which answers nobody for a second or two.
+//
+// A socket belongs to the namespace it was opened in for as long as it lives,
+// so only the opening must happen inside.
+func (p probe) echo(ctx context.Context) (took time.Duration, err error) {
+	begin := time.Now()
+	var conn net.Conn
+	err = p.from.Do(func() (err error) {
+		dialer := net.Dialer{Timeout: patience}
+		conn, err = dialer.DialContext(ctx, p.protocol, p.to.String())
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return 0, err
+	}
+	// Each probe's own, so that an answer to another one is not taken for it.
+	sent := fmt.Sprintf("%s on %s over %s at %s", p.what, p.network, p.protocol, begin)
+	if _, err := io.WriteString(conn, sent); err != nil {
+		return 0, err
+	}
+	got := make([]byte, len(sent))
+	if _, err := io.ReadFull(conn, got); err != nil {
+		return 0, err
+	}
+	if string(got) != sent {
+		return 0, fmt.Errorf("sent %q, got %q back", sent, got)
+	}
+	return time.Since(begin), nil
+}
+
+// echoServer sends back what it gets.
+type echoServer struct {
+	tcp  net.Listener
+	udp  net.PacketConn
+	done sync.WaitGroup
+}
+
+// serveEcho answers in the namespace on a port of all addresses, IPv4 and IPv6.
+func serveEcho(ctx context.Context, at *netns.Handle, port int) (*echoServer, error) {
+	s := &echoServer{}
+	address := fmt.Sprintf(":%d", port)
+	err := at.Do(func() (err error) {
+		var listen net.ListenConfig
+		if s.tcp, err = listen.Listen(ctx, "tcp", address); err != nil {
+			return err
+		}
+		if s.udp, err = listen.ListenPacket(ctx, "udp", address); err != nil {
+			s.tcp.Close()
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.done.Add(2)
+	go s.acceptTCP()
+	go s.answerUDP()
+	return s, nil
+}
+
+// Close stops the server and waits until it has.
+func (s *echoServer) Close() {
+	s.tcp.Close()
+	s.udp.Close()
+	s.done.Wait()
+}
+
+func (s *echoServer) acceptTCP() {
+	defer s.done.Done()
+	for {
+		conn, err := s.tcp.Accept()
+		if err != nil {
+			return // closed
+		}
+		s.done.Add(1)
+		go s.answerTCP(conn)
+	}
+}
+
+// answerTCP answers until the other side closes. Deadlines that fail are the
+// other side's to report: it waits for an answer in vain.
+func (s *echoServer) answerTCP(conn net.Conn) {
+	defer s.done.Done()
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(patience))
+	buffer := make([]byte, 1500)
+	for {
+		n, err := conn.Read(buffer)
+		if err != nil {
+			return
+		}
+		if _, err := conn.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}
+
+func (s *echoServer) answerUDP() {
+	defer s.done.Done()
+	buffer := make([]byte, 1500)
+	for {
+		n, from, err := s.udp.ReadFrom(buffer)
+		if err != nil {
+			return // closed
+		}
+		s.udp.SetWriteDeadline(time.Now().Add(patience))
+		if _, err := s.udp.WriteTo(buffer[:n], from); err != nil {
+			return
+		}
+	}
+}

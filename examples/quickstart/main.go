@@ -1,0 +1,132 @@
+// Quickstart attaches two containers to two networks, proves that traffic
+// flows, detaches them, and shows that nothing of them is left:
+//
+//	go run ./examples/quickstart
+//
+// It needs Linux and iptables, and works as root and as any other user. All of
+// it happens in namespaces of its own that vanish with it, so the machine is
+// never touched. Run it in a checkout of the module.
+//
+// This file is the story; prepare.go says what must be there beforehand.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/sandbox"
+)
+
+func main() {
+	verbose := flag.Bool("v", false, "log each plugin's call, and list all that is kept for the next container")
+	configDir := flag.String("config", "", "attach to the networks in `DIR` (default: testdata/quickstart of the checkout)")
+	flag.Parse()
+	os.Exit(run(*configDir, *verbose))
+}
+
+// run returns the code to exit with.
+func run(configDir string, verbose bool) int {
+	// Ctrl-C ends what waits, and everything is undone as after any error.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+
+	code, err := start(ctx, configDir, verbose)
+	switch {
+	case err == nil:
+		return code
+	case ctx.Err() != nil:
+		// What was cut short is many errors, of which none is news.
+		fmt.Fprintln(os.Stderr, "quickstart: interrupted")
+	default:
+		fmt.Fprintln(os.Stderr, "quickstart:", err)
+	}
+	return 1
+}
+
+// start runs the program a second time, in a sandbox, and there the story.
+func start(ctx context.Context, configDir string, verbose bool) (code int, err error) {
+	if runtime.GOOS != "linux" {
+		return 1, fmt.Errorf("network namespaces need Linux, this is %s: run it in a Linux virtual machine", runtime.GOOS)
+	}
+	inside, code, err := sandbox.Reexec(sandbox.Before(func() ([]string, error) { return prepare(ctx) }))
+	if err != nil || !inside {
+		return code, err
+	}
+	if err := checkIPTables(ctx); err != nil {
+		return 1, err
+	}
+	dir, err := findConfig(configDir)
+	if err != nil {
+		return 1, err
+	}
+	// Not a success if it was interrupted, even if after the last plugin.
+	return 0, errors.Join(story(ctx, os.Stdout, dir, verbose), ctx.Err())
+}
+
+// story is what a container runtime does with this library, from beginning to
+// end.
+func story(ctx context.Context, out io.Writer, configDir string, verbose bool) error {
+	calls := &callTimes{}
+	rt, err := newRuntime(configDir, calls, verbose)
+	if err != nil {
+		return err
+	}
+	before, err := snapshot(ctx)
+	if err != nil {
+		return err
+	}
+
+	web := &container{name: "web", ports: []cni.PortMapping{
+		{HostPort: 8080, ContainerPort: echoPort, Protocol: "tcp"},
+		{HostPort: 8080, ContainerPort: echoPort, Protocol: "udp"},
+	}}
+	client := &container{name: "client"}
+
+	err = attachAll(ctx, out, rt, web, client)
+	if err == nil {
+		printTable(out, calls, web, client)
+		err = proveTraffic(ctx, out, rt, web, client)
+	}
+	// Whatever happened: Remove may be called for what was never set up.
+	err = errors.Join(err, removeAll(ctx, out, rt, web, client))
+
+	// The context may be over, and this is worth knowing all the more then.
+	return errors.Join(err, printLeftovers(context.WithoutCancel(ctx), out, before, verbose))
+}
+
+// newRuntime returns a Runtime with the loopback network and all networks of
+// the directory, whose interfaces are lo, eth0, eth1, …
+func newRuntime(configDir string, calls *callTimes, verbose bool) (*cni.Runtime, error) {
+	logger := slog.New(slog.DiscardHandler)
+	if verbose {
+		logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	rt, err := cni.New(
+		cni.WithPluginPath(os.Getenv("CNI_PATH")),
+		cni.WithPluginConfDir(configDir),
+		cni.WithStateDir(stateDir),
+		cni.WithLogger(logger),
+		cni.WithObserver(calls.observe),
+	)
+	if err != nil {
+		return nil, err
+	}
+	if err := rt.Load(cni.WithLoNetwork, cni.WithAllConf); err != nil {
+		return nil, err
+	}
+	// A runtime on a real host goes on with the networks that are fine. Here
+	// somebody is trying out a configuration, and wants to know.
+	for _, file := range rt.GetConfig().Skipped {
+		return nil, fmt.Errorf("%s: %s: correct it, or move it out of the directory", file.Path, file.Reason)
+	}
+	return rt, checkPlugins(rt.GetConfig())
+}

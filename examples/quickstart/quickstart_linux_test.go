@@ -1,0 +1,228 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/sandbox"
+)
+
+// TestMain makes a host for the program that the tests may look into and break:
+// a sandbox, in which the program makes its own.
+func TestMain(m *testing.M) {
+	// What others may write, the library refuses to run.
+	unix.Umask(0o022)
+	os.Exit(sandbox.Main(m, sandbox.Before(plugins)))
+}
+
+func TestQuickstart(t *testing.T) {
+	p := newProgram(t)
+
+	t.Run("as root", func(t *testing.T) {
+		checkRun(t, p.run(t, nil))
+	})
+	t.Run("as another user", func(t *testing.T) {
+		checkRun(t, p.run(t, func(cmd *exec.Cmd) { asNobody(t, cmd) }))
+	})
+	t.Run("with the networks of a directory", func(t *testing.T) {
+		dir := t.TempDir()
+		p.copyNetwork(t, "20-ptp.conflist", dir)
+		got := p.run(t, func(cmd *exec.Cmd) { cmd.Args = append(cmd.Args, "-v", "-config", dir) })
+		for _, want := range []string{"network=ptp-net plugin=ptp container=web interface=eth0", "client → host ptp-net udp IPv6", "dir /run/quickstart/embedcni/networks/"} {
+			if !strings.Contains(plain(got.stdout+got.stderr), want) {
+				t.Errorf("no %q in\n%s%s", want, got.stderr, got.stdout)
+			}
+		}
+		if got.code != 0 {
+			t.Errorf("exit code %d", got.code)
+		}
+	})
+	t.Run("without traffic", func(t *testing.T) {
+		dir := t.TempDir()
+		write(t, dir+"/10.conflist", 0o644, `{"cniVersion": "1.0.0", "name": "isolated", "plugins": [
+			{"type": "bridge", "isGateway": true, "portIsolation": true,
+			 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]}}]}`)
+		got := p.run(t, func(cmd *exec.Cmd) { cmd.Args = append(cmd.Args, "-config", dir) })
+		for _, want := range []string{
+			"✗ client → web isolated tcp IPv4 10.88.0.2:80 dial tcp", "✗ client → web isolated udp",
+			"✓ client → host isolated tcp", "✓ client → host isolated udp", "left of the containers: nothing\n",
+		} {
+			if !strings.Contains(plain(got.stdout), want) {
+				t.Errorf("no %q in\n%s", want, got.stdout)
+			}
+		}
+		if want := "quickstart: 2 of 4 ways have no traffic\n"; got.code != 1 || got.stderr != want {
+			t.Errorf("exit code %d, %q, want %q", got.code, got.stderr, want)
+		}
+	})
+	t.Run("with something left", func(t *testing.T) {
+		dir, bin := t.TempDir(), t.TempDir()
+		write(t, dir+"/10.conflist", 0o644, `{"cniVersion": "1.0.0", "name": "leaky", "plugins": [{"type": "leaky"}]}`)
+		write(t, bin+"/leaky", 0o755, "#!/bin/sh\n[ $CNI_COMMAND = ADD ] || exit 0\n"+
+			`mkdir /var/lib/$CNI_CONTAINERID; echo '{"cniVersion": "1.0.0"}'`)
+		got := p.run(t, func(cmd *exec.Cmd) {
+			cmd.Args = append(cmd.Args, "-config", dir)
+			cmd.Env = append(cmd.Env, "CNI_PATH="+p.path("plugins")+":"+bin)
+		})
+		if want := "left of the containers:\n    dir /var/lib/client/\n    dir /var/lib/web/\n"; !strings.HasSuffix(got.stdout, want) {
+			t.Errorf("no %q in\n%s", want, got.stdout)
+		}
+		if want := "the containers did not leave the host as it was\n"; got.code != 1 || !strings.HasSuffix(got.stderr, want) {
+			t.Errorf("exit code %d, %q, want %q", got.code, got.stderr, want)
+		}
+	})
+	t.Run("interrupted", func(t *testing.T) {
+		got := p.run(t, nil, unix.SIGINT)
+		if got.code != 1 || got.stderr != "quickstart: interrupted\n" ||
+			!strings.HasSuffix(got.stdout, "left of the containers: nothing\n") {
+			t.Errorf("exit code %d\n%s%s", got.code, got.stderr, got.stdout)
+		}
+	})
+}
+
+func TestErrorsSayWhatToDo(t *testing.T) {
+	p := newProgram(t)
+	broken := t.TempDir()
+	p.copyNetwork(t, "10-bridge.conflist", broken)
+	write(t, broken+"/20-broken.conflist", 0o644, `{"plugins": [`)
+	empty := t.TempDir()
+
+	tests := map[string]struct {
+		change func(t *testing.T, cmd *exec.Cmd)
+		want   []string
+	}{
+		"broken conflist": {
+			func(t *testing.T, cmd *exec.Cmd) { cmd.Args = append(cmd.Args, "-config", broken) },
+			[]string{broken + "/20-broken.conflist: ", "unexpected end of JSON input", "correct it, or move it out of the directory"},
+		},
+		"no such directory": {
+			func(t *testing.T, cmd *exec.Cmd) { cmd.Args = append(cmd.Args, "-config", broken+"/none") },
+			[]string{"-config", broken + "/none: no such file or directory"},
+		},
+		"not in a checkout": {
+			func(t *testing.T, cmd *exec.Cmd) { cmd.Dir = empty },
+			[]string{"no testdata/quickstart in " + empty, "run it in a checkout", "-config"},
+		},
+		"no plugins": {
+			func(t *testing.T, cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "CNI_PATH="+empty) },
+			[]string{"no plugin bridge, firewall, host-local, loopback, portmap, ptp in " + empty, "unset CNI_PATH"},
+		},
+		"no plugins and no Go": {
+			func(t *testing.T, cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "CNI_PATH=", "PATH="+empty) },
+			[]string{"install Go, or set CNI_PATH"},
+		},
+		"no iptables": {
+			func(t *testing.T, cmd *exec.Cmd) {
+				cmd.Env = append(cmd.Env, "PATH="+empty)
+				hideSystemPrograms(t)
+			},
+			[]string{"iptables is not installed", "apt-get install iptables"},
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := p.run(t, func(cmd *exec.Cmd) { tt.change(t, cmd) })
+			if got.code != 1 || got.stdout != "" || !strings.HasPrefix(got.stderr, "quickstart: ") {
+				t.Errorf("exit code %d\n%s%s", got.code, got.stderr, got.stdout)
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(got.stderr, want) {
+					t.Errorf("no %q in %s", want, got.stderr)
+				}
+			}
+		})
+	}
+}
+
+// wantRun is what the program prints, but for what differs from run to run.
+const wantRun = `attached web to 3 networks in N ms
+attached client to 3 networks in N ms
+
+CONTAINER NETWORK INTERFACE MAC ADDRESS GATEWAY TOOK
+web cni-loopback lo MAC 127.0.0.1/8 N ms
+::1/128
+bridge-net eth0 MAC 10.88.0.2/24 10.88.0.1 N ms
+fd00:88::2/64 fd00:88::1
+ptp-net eth1 MAC 10.89.0.2/24 10.89.0.1 N ms
+fd00:89::2/64 fd00:89::1
+client cni-loopback lo MAC 127.0.0.1/8 N ms
+::1/128
+bridge-net eth0 MAC 10.88.0.3/24 10.88.0.1 N ms
+fd00:88::3/64 fd00:88::1
+ptp-net eth1 MAC 10.89.0.3/24 10.89.0.1 N ms
+fd00:89::3/64 fd00:89::1
+
+✓ client → web bridge-net tcp IPv4 10.88.0.2:80 N ms
+✓ client → web bridge-net tcp IPv6 [fd00:88::2]:80 N ms
+✓ client → web bridge-net udp IPv4 10.88.0.2:80 N ms
+✓ client → web bridge-net udp IPv6 [fd00:88::2]:80 N ms
+✓ client → host bridge-net tcp IPv4 10.88.0.1:80 N ms
+✓ client → host bridge-net tcp IPv6 [fd00:88::1]:80 N ms
+✓ client → host bridge-net udp IPv4 10.88.0.1:80 N ms
+✓ client → host bridge-net udp IPv6 [fd00:88::1]:80 N ms
+✓ host port → web bridge-net tcp IPv4 10.88.0.1:8080 N ms
+✓ host port → web bridge-net tcp IPv6 [fd00:88::1]:8080 N ms
+✓ host port → web bridge-net udp IPv4 10.88.0.1:8080 N ms
+✓ host port → web bridge-net udp IPv6 [fd00:88::1]:8080 N ms
+✓ client → web ptp-net tcp IPv4 10.89.0.2:80 N ms
+✓ client → web ptp-net tcp IPv6 [fd00:89::2]:80 N ms
+✓ client → web ptp-net udp IPv4 10.89.0.2:80 N ms
+✓ client → web ptp-net udp IPv6 [fd00:89::2]:80 N ms
+✓ client → host ptp-net tcp IPv4 10.89.0.1:80 N ms
+✓ client → host ptp-net tcp IPv6 [fd00:89::1]:80 N ms
+✓ client → host ptp-net udp IPv4 10.89.0.1:80 N ms
+✓ client → host ptp-net udp IPv6 [fd00:89::1]:80 N ms
+
+detached web in N ms
+detached client in N ms
+
+kept for the next container (-v lists it):
+2 addr, 7 dir, 10 file, … 1 link, 2 route
+left of the containers: nothing
+`
+
+func checkRun(t *testing.T, got outcome) {
+	t.Helper()
+	if got.code != 0 || got.stderr != "" {
+		t.Errorf("exit code %d\n%s", got.code, got.stderr)
+	}
+	for line := range strings.Lines(got.stdout) {
+		if n := utf8.RuneCountInString(line) - 1; n > 100 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+	gotLines, wantLines := strings.Split(plain(got.stdout), "\n"), strings.Split(wantRun, "\n")
+	for i := range max(len(gotLines), len(wantLines)) {
+		if at(gotLines, i) != at(wantLines, i) {
+			t.Fatalf("line %d: %q\nwant: %q\nall:\n%s", i+1, at(gotLines, i), at(wantLines, i), got.stdout)
+		}
+	}
+}
+
+func at(lines []string, i int) string {
+	if i < len(lines) {
+		return lines[i]
+	}
+	return "(nothing)"
+}
+
+// plain takes from the output what differs: the width of columns, times, MAC
+// addresses, and by which tool rules are seen.
+func plain(output string) string {
+	for _, r := range []struct{ expr, with string }{
+		{`(?m)^ +| +$`, ""},
+		{` +`, " "},
+		{`[\d.]+ ms`, "N ms"},
+		{`([0-9a-f]{2}:){5}[0-9a-f]{2}`, "MAC"},
+		{`\d+ ip6?tables\S+ .*\d+ ip6?tables\S+`, "…"},
+	} {
+		output = regexp.MustCompile(r.expr).ReplaceAllString(output, r.with)
+	}
+	return output
+}

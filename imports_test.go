@@ -1,0 +1,219 @@
+package cni_test
+
+import (
+	"encoding/json"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// listed is what these rules need of go list -json.
+type listed struct {
+	ImportPath string
+	Standard   bool
+	Dir        string
+	GoFiles    []string
+	Imports    []string
+}
+
+func goList(t *testing.T, goos string, args ...string) []listed {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Standard,Dir,GoFiles,Imports"}, args...)...)
+	cmd.Env = append(os.Environ(), "GOOS="+goos, "CGO_ENABLED=0")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, stderr.String())
+	}
+	var all []listed
+	dec := json.NewDecoder(strings.NewReader(string(out)))
+	for {
+		var p listed
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+var platforms = []string{"linux", "windows", "darwin", "freebsd"}
+
+// within tells whether an import path is one of these or below one.
+func within(path string, parents ...string) bool {
+	return slices.ContainsFunc(parents, func(p string) bool {
+		return path == p || strings.HasPrefix(path, p+"/")
+	})
+}
+
+// testSupport are the packages that only tests and whole programs may use, and
+// that may do what the library may not.
+var testSupport = []string{
+	ours + "/internal/scripted", ours + "/internal/sandbox", ours + "/internal/audit", ours + "/internal/refplugins",
+}
+
+// programs are not part of what a daemon links.
+var programs = []string{ours + "/examples", ours + "/bench", ours + "/cnitest"}
+
+func TestImportGraphHoldsNothingThatADaemonWouldNotWant(t *testing.T) {
+	unwanted := func(path string) bool {
+		return within(path, "testing", goCNI, "k8s.io", "sigs.k8s.io", "github.com/containerd") ||
+			within(path, testSupport...) || within(path, programs...)
+	}
+	for _, goos := range platforms {
+		for _, p := range goList(t, goos, "-deps", ".") {
+			if unwanted(p.ImportPath) {
+				t.Errorf("%s: the package depends on %s", goos, p.ImportPath)
+			}
+		}
+	}
+	for _, path := range []string{"testing", "testing/iotest", goCNI, "k8s.io/api", testSupport[0]} {
+		if !unwanted(path) {
+			t.Errorf("the rule lets %s pass", path)
+		}
+	}
+}
+
+func TestInternalPackagesDoNotImportTheRoot(t *testing.T) {
+	for _, goos := range platforms {
+		for _, p := range goList(t, goos, "./internal/...", "./netns/...") {
+			if slices.Contains(p.Imports, ours) {
+				t.Errorf("%s: %s imports the root package", goos, p.ImportPath)
+			}
+		}
+	}
+}
+
+func TestTestSupportIsImportedByTestsAndProgramsOnly(t *testing.T) {
+	for _, goos := range platforms {
+		for _, p := range goList(t, goos, "./...") {
+			if within(p.ImportPath, testSupport...) || within(p.ImportPath, programs...) {
+				continue
+			}
+			for _, imported := range p.Imports {
+				if within(imported, testSupport...) {
+					t.Errorf("%s: %s imports %s", goos, p.ImportPath, imported)
+				}
+			}
+		}
+	}
+}
+
+func TestOnlyInvokeStartsProcesses(t *testing.T) {
+	for _, goos := range platforms {
+		var users []string
+		for _, p := range goList(t, goos, "./...") {
+			if within(p.ImportPath, testSupport...) || within(p.ImportPath, programs...) {
+				continue
+			}
+			if slices.Contains(p.Imports, "os/exec") {
+				users = append(users, p.ImportPath)
+			}
+		}
+		if want := []string{ours + "/internal/invoke"}; !slices.Equal(users, want) {
+			t.Errorf("%s: os/exec is imported by %v, want %v", goos, users, want)
+		}
+	}
+}
+
+// TestNothingRunsBeforeNew holds what can be seen of it in the source: no init
+// functions, and package variables that are only made of literals and errors.
+func TestNothingRunsBeforeNew(t *testing.T) {
+	for _, goos := range platforms {
+		for _, p := range goList(t, goos, "-deps", ".") {
+			if !within(p.ImportPath, ours) {
+				continue
+			}
+			for _, name := range p.GoFiles {
+				source, err := os.ReadFile(filepath.Join(p.Dir, name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, what := range initWork(t, name, string(source)) {
+					t.Errorf("%s: %s: %s", goos, p.ImportPath, what)
+				}
+			}
+		}
+	}
+}
+
+func TestInitWorkIsFound(t *testing.T) {
+	for source, want := range map[string]string{
+		"func init() {}":                          "x.go: init function",
+		"var x = start()":                         "x.go: variable made by start",
+		"var x = func() int { return 1 }()":       "x.go: variable made by a function literal",
+		"var x = struct{ a int }{os.Getpid()}":    "x.go: variable made by os.Getpid",
+		"var ErrX = errors.New(`x`)":              "",
+		"var x = func() { go start() }":           "",
+		"var _ Doer = (*doer)(nil)":               "",
+		"type t struct{}; func (t) init() {}":     "",
+		"var x, y = errors.New(`x`), os.Getpid()": "x.go: variable made by os.Getpid",
+	} {
+		if got := strings.Join(initWork(t, "x.go", "package x\n"+source), "\n"); got != want {
+			t.Errorf("%s: found %q, want %q", source, got, want)
+		}
+	}
+}
+
+// initWork lists what of a file would run before main.
+func initWork(t *testing.T, name, source string) (found []string) {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), name, source, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, decl := range file.Decls {
+		switch d := decl.(type) {
+		case *ast.FuncDecl:
+			if d.Name.Name == "init" && d.Recv == nil {
+				found = append(found, name+": init function")
+			}
+		case *ast.GenDecl:
+			for _, call := range calls(d) {
+				found = append(found, name+": variable made by "+call)
+			}
+		}
+	}
+	return found
+}
+
+// harmless are functions that may make package variables: they do nothing but
+// return a value.
+var harmless = []string{"errors.New", "fmt.Errorf"}
+
+// calls are the functions that a declaration calls, those inside function
+// literals left out: they run when somebody calls the literal.
+func calls(d *ast.GenDecl) (found []string) {
+	if d.Tok != token.VAR {
+		return nil
+	}
+	ast.Inspect(d, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok {
+			_, literal := n.(*ast.FuncLit)
+			return !literal
+		}
+		switch f := call.Fun.(type) {
+		case *ast.Ident:
+			found = append(found, f.Name)
+		case *ast.SelectorExpr:
+			if x, ok := f.X.(*ast.Ident); ok && !slices.Contains(harmless, x.Name+"."+f.Sel.Name) {
+				found = append(found, x.Name+"."+f.Sel.Name)
+			}
+		case *ast.FuncLit:
+			found = append(found, "a function literal")
+		}
+		return true
+	})
+	return found
+}

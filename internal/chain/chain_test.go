@@ -1,0 +1,141 @@
+package chain
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"reflect"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/conflist"
+)
+
+// recorder is a Runner that answers from a function and keeps the calls.
+type recorder struct {
+	calls  []Call
+	answer func(Call) ([]byte, error)
+}
+
+func (r *recorder) run(_ context.Context, call Call) ([]byte, error) {
+	r.calls = append(r.calls, call)
+	if r.answer == nil {
+		return []byte(`{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.2/24"}]}`), nil
+	}
+	return r.answer(call)
+}
+
+// names are the calls as "ADD a".
+func (r *recorder) names() (names []string) {
+	for _, c := range r.calls {
+		names = append(names, c.Verb+" "+c.Plugin)
+	}
+	return names
+}
+
+func newChain(t testing.TB, r *recorder, list string) *Chain {
+	t.Helper()
+	parsed, err := conflist.Parse([]byte(list))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Chain{List: parsed, CacheDir: t.TempDir(), Path: []string{"/plugins"}, Run: r.run}
+}
+
+func container(ifName string) *Attachment {
+	return &Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", NetNS: "/run/netns/c1", IfName: ifName}}
+}
+
+// TestDuty_R10_ThroughLibcni: what stands in a list reaches each plugin to the
+// byte, though libcni would write it anew, and with what the runtime adds.
+func TestDuty_R10_ThroughLibcni(t *testing.T) {
+	r := &recorder{}
+	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
+		{"type":"a","vlan":9007199254740993,"s":"<&>","runtimeConfig":{"mac":"forged"},"capabilities":{"mac":true},"prevResult":{"forged":1}},
+		{"type":"b","f":1.0}]}`)
+	a := container("eth0")
+	a.CapabilityArgs = map[string]any{"mac": "c2:11:22:33:44:55", "ips": []string{"not declared"}}
+	a.ConfigArgs = map[string]any{"labels": "l"}
+	if _, _, err := c.Add(context.Background(), a); err != nil {
+		t.Fatal(err)
+	}
+	const prev = `"prevResult":{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}]}`
+	want := []string{
+		`{"type":"a","vlan":9007199254740993,"s":"<&>","args":{"cni":{"labels":"l"}},"cniVersion":"1.0.0","name":"net","runtimeConfig":{"mac":"c2:11:22:33:44:55"}}`,
+		`{"type":"b","f":1.0,"args":{"cni":{"labels":"l"}},"cniVersion":"1.0.0","name":"net",` + prev + `}`,
+	}
+	for i, call := range r.calls {
+		if i >= len(want) || string(call.Stdin) != want[i] {
+			t.Errorf("request %d: %s\nwant %s", i, call.Stdin, want[min(i, len(want)-1)])
+		}
+	}
+	wantEnv := []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=c1", "CNI_NETNS=/run/netns/c1", "CNI_IFNAME=eth0", "CNI_ARGS=", "CNI_PATH=/plugins"}
+	if got := r.calls[0].Env; !reflect.DeepEqual(got, wantEnv) {
+		t.Errorf("environment %q, want %q", got, wantEnv)
+	}
+}
+
+// TestDelAsksEveryPlugin, last first, whatever they answer, and keeps what the
+// next try needs until all are content.
+func TestDelAsksEveryPlugin(t *testing.T) {
+	r := &recorder{}
+	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}, {"type": "b"}, {"type": "c"}]}`)
+	if _, _, err := c.Add(context.Background(), container("eth0")); err != nil {
+		t.Fatal(err)
+	}
+	failed := map[string]error{"c": errors.New("c fails"), "a": errors.New("a fails")}
+	r.calls, r.answer = nil, func(call Call) ([]byte, error) { return nil, failed[call.Plugin] }
+	err := c.Del(context.Background(), container("eth0"), nil)
+	if !errors.Is(err, failed["a"]) || !errors.Is(err, failed["c"]) {
+		t.Errorf("error %v, want both", err)
+	}
+	if got, want := r.names(), []string{"DEL c", "DEL b", "DEL a"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("calls %q, want %q", got, want)
+	}
+	failed, r.calls = nil, nil
+	if err := c.Del(context.Background(), container("eth0"), nil); err != nil {
+		t.Error(err)
+	}
+	for _, call := range r.calls {
+		var request struct{ PrevResult json.RawMessage }
+		if err := json.Unmarshal(call.Stdin, &request); err != nil || request.PrevResult == nil {
+			t.Errorf("second DEL of %s has no result: %s", call.Plugin, call.Stdin)
+		}
+	}
+	r.calls = nil
+	if err := c.Check(context.Background(), container("eth0")); !errors.Is(err, ErrNotAdded, nil) || r.calls != nil {
+		t.Errorf("CHECK after DEL: %v, calls %q; want ErrNotAdded and none", err, r.names())
+	}
+}
+
+// TestFailedAddLeavesThePartialResult: the DEL behind it gets the result of the
+// last plugin that succeeded.
+func TestFailedAddLeavesThePartialResult(t *testing.T) {
+	const ofA = `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.9/24"}],"of":"a"}`
+	broken := errors.New("b is broken")
+	r := &recorder{answer: func(call Call) ([]byte, error) {
+		if call.Plugin == "b" {
+			return nil, broken
+		}
+		return []byte(ofA), nil
+	}}
+	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}, {"type": "b"}]}`)
+	a := container("eth0")
+	result, partial, err := c.Add(context.Background(), a)
+	if result != nil || !errors.Is(err, broken) || string(partial) != ofA {
+		t.Fatalf("got %v, %s, %v", result, partial, err)
+	}
+	r.calls, r.answer = nil, func(Call) ([]byte, error) { return nil, nil }
+	if err := c.Del(context.Background(), a, partial); err != nil {
+		t.Error(err)
+	}
+	for i, want := range []string{
+		`{"type":"b","cniVersion":"1.0.0","name":"net","prevResult":` + ofA + `}`,
+		`{"type":"a","cniVersion":"1.0.0","name":"net","prevResult":` + ofA + `}`,
+	} {
+		if i >= len(r.calls) || string(r.calls[i].Stdin) != want {
+			t.Errorf("calls %q: request %d is not %s", r.names(), i, want)
+		}
+	}
+}

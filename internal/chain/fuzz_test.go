@@ -1,0 +1,101 @@
+package chain
+
+import (
+	"bytes"
+	"encoding/json"
+	"reflect"
+	"testing"
+	"unicode/utf8"
+)
+
+// FuzzRequest: every value of a configuration that is not the runtime's own
+// reaches the plugin to the byte, none that is the runtime's does, and what the
+// runtime adds is there.
+func FuzzRequest(f *testing.F) {
+	for _, seed := range []string{
+		`{"type": "x", "n": 9007199254740993, "s": "<&>", "a": [1, {"b": null}]}`,
+		`{"runtimeConfig": 1, "RUNTIMECONFIG": 2, "prevResult": {}, "prevReſult": 3, "capabilities": {}, "cni.dev/x": 1, "CNI.DEV/": 2}`,
+		`{"args": {"cni": {"ips": ["1.1.1.1"], "z": 1.0}, "other": [ ]}, "name": "other", "cniVersion": "0.1.0"}`,
+		`{"a": 1, "b": 2, "\u0061": 3, "args": null}`,
+		`{"args": {"cni": null}}`, `{"args": 1}`, `{"args": {"cni": []}}`, `{"\ud800": 1, "a\u0000b": 2}`, `{}`, `null`, "{\"\xff\": \"\xff\"}",
+	} {
+		f.Add([]byte(seed), "ips", `{"cniVersion": "1.0.0", "name": "net", "prevResult": {"ips": []}}`)
+	}
+	f.Fuzz(func(t *testing.T, config []byte, arg, added string) {
+		if !json.Valid(config) || !json.Valid([]byte(added)) || !utf8.ValidString(arg) {
+			return
+		}
+		c, err := parseObject(config)
+		if err != nil {
+			return
+		}
+		a, err := parseObject([]byte(added))
+		if err != nil {
+			return
+		}
+		for _, args := range []map[string]any{nil, {arg: 9007199254740993}} {
+			data, err := derive(c, a, args)
+			if err != nil {
+				if args == nil {
+					t.Errorf("derive: %v", err)
+				}
+				continue // args of the file are no object
+			}
+			wantDerived(t, c, a, data, args)
+		}
+	})
+}
+
+func wantDerived(t *testing.T, config, added object, data []byte, args map[string]any) {
+	t.Helper()
+	got, err := parseObject(data)
+	if err != nil || !json.Valid(data) {
+		t.Fatalf("the request is no object: %v: %s", err, data)
+	}
+	for _, m := range added {
+		if value, ok := got.get(m.key); !ok || !bytes.Equal(value, m.value) {
+			t.Errorf("added %q is %s, want %s", m.key, value, m.value)
+		}
+	}
+	for _, m := range config {
+		if _, over := added.get(m.key); over || m.key == "args" && args != nil {
+			continue
+		}
+		value, ok := got.get(m.key)
+		if reserved(m.key) == ok || ok && !bytes.Equal(value, m.value) {
+			t.Errorf("%q became %s (%v), was %s", m.key, value, ok, m.value)
+		}
+	}
+	if _, over := added.get("args"); args != nil && !over {
+		wantMerged(t, config, got, args)
+	}
+}
+
+// wantMerged: args.cni has the given values, and what the file had besides.
+func wantMerged(t *testing.T, config, got object, args map[string]any) {
+	t.Helper()
+	cni := func(o object) object {
+		raw, _ := o.get("args")
+		outer, err := objectOrEmpty(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw, _ = outer.get("cni")
+		inner, err := objectOrEmpty(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return inner
+	}
+	was, is := cni(config), cni(got)
+	for key := range args {
+		if value, ok := is.get(key); !ok || string(value) != "9007199254740993" {
+			t.Errorf("args.cni.%q is %s", key, value)
+		}
+		was.take(key)
+		is.take(key)
+	}
+	if len(was) != len(is) || len(was) > 0 && !reflect.DeepEqual(was, is) {
+		t.Errorf("args.cni had %v, has %v", was, is)
+	}
+}

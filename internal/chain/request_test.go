@@ -1,0 +1,167 @@
+package chain
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+func TestParseObjectKeepsValuesAndOrder(t *testing.T) {
+	tests := map[string]struct{ in, want, err string }{
+		"order":                {in: `{"z": 1, "a": 2}`, want: `{"z":1,"a":2}`},
+		"bytes of values":      {in: `{"n": 9007199254740993, "f": 1.50, "e": 1E400, "s": "<&>é\u0041", "o": { "b" : [ 1,2 ] }}`, want: `{"n":9007199254740993,"f":1.50,"e":1E400,"s":"<&>é\u0041","o":{ "b" : [ 1,2 ] }}`},
+		"last of equal keys":   {in: `{"a": 1, "b": 2, "\u0061": 3}`, want: `{"a":3,"b":2}`},
+		"key that needs quote": {in: `{"a\"b\n": 1}`, want: `{"a\"b\n":1}`},
+		"empty":                {in: ` {} `, want: `{}`},
+		"null":                 {in: `null`, err: "not a JSON object"},
+		"array":                {in: `[]`, err: "not a JSON object"},
+		"string":               {in: `"{}"`, err: "not a JSON object"},
+		"nothing":              {in: ``, err: "EOF"},
+		"half":                 {in: `{"a": 1`, err: "EOF"},
+		"half a value":         {in: `{"a": [1,`, err: "unexpected EOF"},
+		"no value":             {in: `{"a": }`, err: "invalid character"},
+		"key a number":         {in: `{1: 2}`, err: "invalid character"},
+	}
+	for name, test := range tests {
+		o, err := parseObject([]byte(test.in))
+		if test.err != "" {
+			if err == nil || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("%s: error %v, want one with %q", name, err, test.err)
+			}
+			continue
+		}
+		if got := text(t, o, err); got != test.want {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
+		}
+	}
+}
+
+// text is an object as it goes out.
+func text(t testing.TB, o object, err error) string {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := o.bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// request derives one from a plugin's configuration and what the runtime adds.
+func request(t testing.TB, config, added string, configArgs map[string]any) (string, error) {
+	t.Helper()
+	c, err := parseObject([]byte(config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := parseObject([]byte(added))
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := derive(c, a, configArgs)
+	return string(data), err
+}
+
+func wantRequest(t *testing.T, config, added string, configArgs map[string]any, want string) {
+	t.Helper()
+	got, err := request(t, config, added, configArgs)
+	if err != nil {
+		t.Errorf("%s: %v", config, err)
+	} else if got != want {
+		t.Errorf("request %s\nwant    %s", got, want)
+	}
+}
+
+// TestDuty_R10_UnknownFieldsReachThePluginToTheByte: numbers that a float64
+// cannot hold, characters that Go would escape, keys in their order.
+func TestDuty_R10_UnknownFieldsReachThePluginToTheByte(t *testing.T) {
+	wantRequest(t,
+		`{"type": "x", "z": 9007199254740993, "big": 18446744073709551616, "f": 1.0, "s": "<&> é", "deep": {"n": [9007199254740993]}, "null": null}`,
+		`{"cniVersion": "1.0.0", "name": "net"}`, nil,
+		`{"type":"x","z":9007199254740993,"big":18446744073709551616,"f":1.0,"s":"<&> é","deep":{"n": [9007199254740993]},"null":null,"cniVersion":"1.0.0","name":"net"}`)
+}
+
+// TestDuty_R11_RuntimesKeysOfAFileAreDropped, in whatever case they are
+// written: a plugin in Go reads RUNTIMECONFIG as runtimeConfig.
+func TestDuty_R11_RuntimesKeysOfAFileAreDropped(t *testing.T) {
+	for _, forged := range []string{
+		"runtimeConfig", "RuntimeConfig", "RUNTIMECONFIG", "cni.dev/valid-attachments", "cni.dev/", "CNI.dev/x", `runtime\u0043onfig`,
+	} {
+		wantRequest(t, `{"type": "x", "`+forged+`": {"mac": "00:00:00:00:00:01"}, "keep": 1}`, `{"name": "net"}`, nil,
+			`{"type":"x","keep":1,"name":"net"}`)
+	}
+	wantRequest(t, `{"type": "x", "runtimeConfig": {"mac": "1"}}`, `{"runtimeConfig": {"mac": "2"}}`, nil,
+		`{"type":"x","runtimeConfig":{"mac": "2"}}`)
+	wantRequest(t, `{"type": "x", "cni.development": 1, "runtimeConfigs": 2, "cni": {"dev/": 3}}`, `{}`, nil,
+		`{"type":"x","cni.development":1,"runtimeConfigs":2,"cni":{"dev/": 3}}`)
+}
+
+// TestDuty_R38_CapabilitiesAreNotPassed to the plugin.
+func TestDuty_R38_CapabilitiesAreNotPassed(t *testing.T) {
+	for _, key := range []string{"capabilities", "Capabilities"} {
+		wantRequest(t, `{"type": "x", "`+key+`": {"mac": true}}`, `{"name": "net"}`, nil, `{"type":"x","name":"net"}`)
+	}
+}
+
+// TestDuty_R39_ResultInAFileIsDropped: the first ADD has no prevResult, the
+// ones behind it have the runtime's.
+func TestDuty_R39_ResultInAFileIsDropped(t *testing.T) {
+	for _, key := range []string{"prevResult", "PREVRESULT", "prevReſult"} {
+		const forged = `{"type": "x", "%": {"ips": [{"address": "10.0.0.1/8"}]}}`
+		wantRequest(t, strings.Replace(forged, "%", key, 1), `{"name": "net"}`, nil, `{"type":"x","name":"net"}`)
+		wantRequest(t, strings.Replace(forged, "%", key, 1), `{"prevResult": {"ips": []}}`, nil, `{"type":"x","prevResult":{"ips": []}}`)
+	}
+}
+
+// TestDuty_R36_NameAndVersionAreTheNetworks: a plugin's own are overwritten in
+// their place.
+func TestDuty_R36_NameAndVersionAreTheNetworks(t *testing.T) {
+	wantRequest(t, `{"name": "other", "cniVersion": "0.1.0", "type": "x"}`, `{"cniVersion": "1.0.0", "name": "net"}`, nil,
+		`{"name":"net","cniVersion":"1.0.0","type":"x"}`)
+}
+
+// TestDuty_R45_ArgsAreMerged: the caller's args.cni lie over the file's, and
+// nothing else of args changes.
+func TestDuty_R45_ArgsAreMerged(t *testing.T) {
+	given := map[string]any{"ips": []string{"10.1.2.3"}, "labels": []map[string]string{{"key": "app", "value": "<&>"}}}
+	const labels = `[{"key":"app","value":"\u003c\u0026\u003e"}]`
+	tests := map[string]struct{ config, want string }{
+		"none in the file":   {`{"type":"x"}`, `{"type":"x","args":{"cni":{"ips":["10.1.2.3"],"labels":` + labels + `}}}`},
+		"others in the file": {`{"args":{"org":{"n":9007199254740993},"cni":{"ips":["1.1.1.1"],"z":9007199254740993}}}`, `{"args":{"org":{"n":9007199254740993},"cni":{"ips":["10.1.2.3"],"z":9007199254740993,"labels":` + labels + `}}}`},
+		"null in the file":   {`{"args":null,"type":"x"}`, `{"args":{"cni":{"ips":["10.1.2.3"],"labels":` + labels + `}},"type":"x"}`},
+		"null args.cni":      {`{"args":{"cni":null}}`, `{"args":{"cni":{"ips":["10.1.2.3"],"labels":` + labels + `}}}`},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) { wantRequest(t, test.config, `{}`, given, test.want) })
+	}
+	wantRequest(t, `{"args":  {"cni": 1}}`, `{}`, nil, `{"args":{"cni": 1}}`)
+	for config, want := range map[string]string{
+		`{"args": "text"}`:        "args: not a JSON object",
+		`{"args": {"cni": [1]}}`:  "args.cni: not a JSON object",
+		`{"args": {"cni": "xx"}}`: "args.cni: not a JSON object",
+	} {
+		if got, err := request(t, config, `{}`, given); err == nil || err.Error() != want {
+			t.Errorf("%s: %s, %v; want error %q", config, got, err, want)
+		}
+	}
+	if got, err := request(t, `{}`, `{}`, map[string]any{"f": func() {}}); err == nil {
+		t.Errorf("a value that is no JSON made %s", got)
+	}
+}
+
+// TestDeriveLeavesTheConfigurationAlone: it is shared by all containers.
+func TestDeriveLeavesTheConfigurationAlone(t *testing.T) {
+	const config = `{"type":"x","capabilities":{"a":true},"args":{"cni":{}},"prevResult":{}}`
+	c, err := parseObject([]byte(config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := derive(c, object{{"name", json.RawMessage(`"net"`)}, {"type", json.RawMessage(`"y"`)}}, map[string]any{"k": 1}); err != nil {
+		t.Fatal(err)
+	}
+	if got := text(t, c, nil); got != config {
+		t.Errorf("it became %s", got)
+	}
+}

@@ -1,0 +1,244 @@
+package cni_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni"
+)
+
+// loaded renders the networks of a Runtime: "name=ifname" in order.
+func loaded(r *cni.Runtime) string {
+	var s []string
+	for _, n := range r.GetConfig().Networks {
+		s = append(s, n.Config.Name+"="+n.IFName)
+	}
+	return strings.Join(s, " ")
+}
+
+// must is a value that a test cannot go on without: must(f())(t).
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// TestFault_F05_HalfWrittenFileKeepsTheLastGoodConfiguration: for every prefix
+// that a writer may have got to when the directory is loaded again.
+func TestFault_F05_HalfWrittenFileKeepsTheLastGoodConfiguration(t *testing.T) {
+	full := listOf("net")
+	dir := confDir(t, map[string]string{"10-net.conflist": full, "20-other.conflist": listOf("other")})
+	path := filepath.Join(dir, "10-net.conflist")
+	r := must(cni.New(cni.WithPluginConfDir(dir)))(t)
+	load := func() error { return r.Load(cni.WithLoNetwork, cni.WithDefaultConf) }
+	if err := load(); err != nil {
+		t.Fatal(err)
+	}
+	const want = "cni-loopback=lo net=eth0"
+	before := r.GetConfig()
+	for n := range len(full) {
+		if err := os.WriteFile(path, []byte(full[:n]), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		err := load()
+		if !errors.Is(err, cni.ErrLoad) || !cni.IsInvalidConfig(err) || !strings.Contains(err.Error(), path) {
+			t.Fatalf("%q: error %v, want one that names the file", full[:n], err)
+		}
+		if !reflect.DeepEqual(r.GetConfig(), before) {
+			t.Fatalf("%q: loaded is %s, want %s", full[:n], loaded(r), want)
+		}
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(full, "1.0.0", "1.1.0", 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := load(); err != nil || loaded(r) != want || r.GetConfig().Networks[1].Config.CNIVersion != "1.1.0" {
+		t.Errorf("whole again: %v, loaded is %s", err, loaded(r))
+	}
+}
+
+// TestDuty_R01_OneNetworkOfAName on the host, however the two are loaded.
+func TestDuty_R01_OneNetworkOfAName(t *testing.T) {
+	dir := confDir(t, map[string]string{"10-a.conflist": listOf("a"), "20-a.conf": confOf("a"), "30-b.conf": confOf("b")})
+	list, conf := cni.WithConfListBytes([]byte(listOf("a"))), cni.WithConf([]byte(confOf("a")))
+	file := cni.WithConfListFile(filepath.Join(dir, "10-a.conflist"))
+	for name, opts := range map[string][]cni.Opt{
+		"twice": {list, list}, "list and single": {list, conf}, "bytes and file": {list, file},
+		"loopback": {cni.WithLoNetwork, cni.WithLoNetwork}, "by name": {list, cni.WithNetworkName("a")},
+		"directory behind bytes": {list, cni.WithDefaultConf, conf},
+	} {
+		_, err := cni.New(append(opts, cni.WithPluginConfDir(dir))...)
+		if !cni.IsInvalidConfig(err) || !strings.Contains(err.Error(), "is already taken") {
+			t.Errorf("%s: %v, want ErrInvalidConfig", name, err)
+		}
+	}
+	r := must(cni.New(cni.WithPluginConfDir(dir), cni.WithAllConf))(t)
+	if got, want := loaded(r), "a=eth0 b=eth1"; got != want {
+		t.Errorf("directory: %s, want %s", got, want)
+	}
+	want := []cni.SkippedFile{{
+		Path: filepath.Join(dir, "20-a.conf"), Reason: fmt.Sprintf("network name %q is taken by %s", "a", filepath.Join(dir, "10-a.conflist")),
+	}}
+	if got := r.GetConfig().Skipped; !reflect.DeepEqual(got, want) {
+		t.Errorf("skipped %+v, want %+v", got, want)
+	}
+}
+
+// TestDuty_R02_And_R05_AtLoad: names and plugin types are refused by every
+// loader, before any container is there.
+func TestDuty_R02_And_R05_AtLoad(t *testing.T) {
+	for what, conf := range map[string][2]string{
+		"name": {`{"name": "../x", "plugins": [{"type": "a"}]}`, `{"name": "../x", "type": "a"}`},
+		"type": {`{"name": "net", "plugins": [{"type": "../a"}]}`, `{"name": "net", "type": "../a"}`},
+		"ipam": {`{"name": "net", "plugins": [{"type": "a", "ipam": {"type": "/b"}}]}`, `{"name": "net", "type": "a", "ipam": {"type": "/b"}}`},
+	} {
+		dir := confDir(t, map[string]string{"1.conflist": conf[0], "2.conf": conf[1]})
+		for loader, opt := range map[string]cni.Opt{
+			"WithConf": cni.WithConf([]byte(conf[1])), "WithConfFile": cni.WithConfFile(filepath.Join(dir, "2.conf")),
+			"WithConfListBytes": cni.WithConfListBytes([]byte(conf[0])), "WithConfListFile": cni.WithConfListFile(filepath.Join(dir, "1.conflist")),
+			"WithDefaultConf": cni.WithDefaultConf, "WithAllConf": cni.WithAllConf,
+		} {
+			if _, err := cni.New(cni.WithPluginConfDir(dir), opt); !cni.IsInvalidConfig(err) {
+				t.Errorf("%s, %s: %v, want ErrInvalidConfig", what, loader, err)
+			}
+		}
+	}
+}
+
+// TestDuty_R09_BadFileIsPassedOverAndReported: in GetConfig and in the log.
+func TestDuty_R09_BadFileIsPassedOverAndReported(t *testing.T) {
+	dir := confDir(t, map[string]string{"05-bad.conflist": `{"name": "bad"`, "10-net.conflist": listOf("net"), "20-b.conf": confOf("b"), "30-bad.conf": `{}`})
+	var log bytes.Buffer
+	r := must(cni.New(cni.WithPluginConfDir(dir), cni.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))))(t)
+	if err := r.Load(cni.WithAllConf); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := loaded(r), "net=eth0 b=eth1"; got != want {
+		t.Errorf("loaded %s, want %s", got, want)
+	}
+	want := []cni.SkippedFile{
+		{filepath.Join(dir, "05-bad.conflist"), "error parsing configuration list: unexpected end of JSON input"},
+		{filepath.Join(dir, "30-bad.conf"), "error parsing configuration: missing 'type'"},
+	}
+	if got := r.GetConfig().Skipped; !reflect.DeepEqual(got, want) {
+		t.Errorf("skipped %+v, want %+v", got, want)
+	}
+	for _, f := range want {
+		if line := "level=WARN msg=\"configuration file passed over\" path=" + f.Path; !strings.Contains(log.String(), line) {
+			t.Errorf("log\n%s\nlacks %s", log.String(), line)
+		}
+	}
+	if err := r.Load(cni.WithConf([]byte(confOf("c")))); err != nil || r.GetConfig().Skipped != nil {
+		t.Errorf("after another Load: %v, skipped %+v", err, r.GetConfig().Skipped)
+	}
+}
+
+// TestDirectoryOfBadFilesOnly is not initialized, as an empty one is, and says
+// with go-cni's sentinel that there is something that is invalid.
+func TestDirectoryOfBadFilesOnly(t *testing.T) {
+	dir := confDir(t, map[string]string{"10-bad.conf": `{`, "20-bad.conflist": `[]`})
+	_, err := cni.New(cni.WithPluginConfDir(dir), cni.WithDefaultConf)
+	if !cni.IsCNINotInitialized(err) || !cni.IsInvalidConfig(err) {
+		t.Errorf("error %v, want ErrCNINotInitialized and ErrInvalidConfig", err)
+	}
+	for _, file := range []string{"10-bad.conf", "20-bad.conflist"} {
+		if !strings.Contains(err.Error(), filepath.Join(dir, file)) {
+			t.Errorf("error %v does not name %s", err, file)
+		}
+	}
+}
+
+func TestNetworkByName(t *testing.T) {
+	dir := confDir(t, map[string]string{"10-bad.conf": "{", "20-a.conf": confOf("a"), "30-b.conflist": listOf("b"), "40-b.conf": confOf("b")})
+	conf := cni.WithPluginConfDir(dir)
+	r := must(cni.New(cni.WithLoNetwork, cni.WithNetworkName("b"), cni.WithNetworkName("a"), conf))(t)
+	if got, want := loaded(r), "cni-loopback=lo b=eth1 a=eth2"; got != want {
+		t.Errorf("loaded %s, want %s", got, want)
+	}
+	if n := len(r.GetConfig().Networks[1].Config.Plugins); n != 2 {
+		t.Errorf("b has %d plugins: it is not of the first file that defines it", n)
+	}
+	if _, err := cni.New(conf, cni.WithNetworkName("c")); !cni.IsNotFound(err) || !cni.IsCNINotInitialized(err) {
+		t.Errorf("no such network: %v", err)
+	}
+	if _, err := cni.New(conf, cni.WithNetworkName("../a")); !cni.IsInvalidConfig(err) || cni.IsNotFound(err) {
+		t.Errorf("no name: %v", err)
+	}
+}
+
+func TestPluginPath(t *testing.T) {
+	list := func(dirs ...string) string { return strings.Join(dirs, string(os.PathListSeparator)) }
+	for path, want := range map[string][]string{
+		"/a":                     {"/a"},
+		list("/a", "/b"):         {"/a", "/b"},
+		list("", "/a", "", "/b"): {"/a", "/b"},
+		list("/a", ""):           {"/a"},
+	} {
+		r := must(cni.New(cni.WithPluginPath(path)))(t)
+		if got := r.GetConfig().PluginDirs; !reflect.DeepEqual(got, want) {
+			t.Errorf("%q: %q, want %q", path, got, want)
+		}
+	}
+	for _, path := range []string{"", list("", "")} {
+		if _, err := cni.New(cni.WithPluginPath(path)); !errors.Is(err, cni.ErrInvalidArgument) {
+			t.Errorf("%q: %v, want ErrInvalidArgument", path, err)
+		}
+	}
+}
+
+// TestSettingsApplyInAnyOrder: wherever settings stand among the loaders, in New
+// and in Load, the configuration is the same.
+func TestSettingsApplyInAnyOrder(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	dir := confDir(t, map[string]string{"10-a.conflist": listOf("a"), "20-b.conf": confOf("b"), "30-c.conf": confOf("c")})
+	settings := []cni.Opt{
+		cni.WithPluginConfDir(dir), cni.WithPluginMaxConfNum(2), cni.WithInterfacePrefix("net"),
+		cni.WithPluginDir([]string{"/x"}), cni.WithMinNetworkCount(4),
+	}
+	loaders := []cni.Opt{cni.WithLoNetwork, cni.WithConfListBytes([]byte(listOf("bytes"))), cni.WithDefaultConf}
+	want := must(cni.New(append(settings, loaders...)...))(t).GetConfig()
+	for range 100 {
+		opts := shuffledAmong(rnd, settings, loaders)
+		if got := must(cni.New(opts...))(t).GetConfig(); !reflect.DeepEqual(got, want) {
+			t.Fatalf("New: %+v, want %+v", got, want)
+		}
+		r := must(cni.New())(t)
+		if err := r.Load(opts...); err != nil || !reflect.DeepEqual(r.GetConfig(), want) {
+			t.Fatalf("Load: %v, %+v, want %+v", err, r.GetConfig(), want)
+		}
+	}
+}
+
+// shuffledAmong puts the shuffled settings anywhere among the loaders, whose
+// order stays.
+func shuffledAmong(rnd *rand.Rand, settings, loaders []cni.Opt) []cni.Opt {
+	isLoader := make([]bool, len(settings)+len(loaders))
+	for i := range loaders {
+		isLoader[i] = true
+	}
+	rnd.Shuffle(len(isLoader), func(i, j int) { isLoader[i], isLoader[j] = isLoader[j], isLoader[i] })
+	order := rnd.Perm(len(settings))
+	var opts []cni.Opt
+	for _, loader := range isLoader {
+		if loader {
+			opts, loaders = append(opts, loaders[0]), loaders[1:]
+		} else {
+			opts, order = append(opts, settings[order[0]]), order[1:]
+		}
+	}
+	return opts
+}

@@ -1,0 +1,101 @@
+package cni
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+)
+
+func TestPortMappingsOnTheWire(t *testing.T) {
+	got, err := wirePorts([]PortMapping{
+		{HostPort: 8080, ContainerPort: 80},
+		{HostPort: 8080, ContainerPort: 80, Protocol: "UDP"},
+		{HostPort: 8080, ContainerPort: 80, Protocol: "Sctp", HostIP: "10.0.0.1"},
+		{HostPort: 1, ContainerPort: 65535, Protocol: "tcp", HostIP: "2001:db8::1"},
+		{HostPort: 65535, ContainerPort: 1, Protocol: "tcp", HostIP: "::ffff:10.0.0.1"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := json.Marshal(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `[{"hostPort":8080,"containerPort":80,"protocol":"tcp"},` +
+		`{"hostPort":8080,"containerPort":80,"protocol":"udp"},` +
+		`{"hostPort":8080,"containerPort":80,"protocol":"sctp","hostIP":"10.0.0.1"},` +
+		`{"hostPort":1,"containerPort":65535,"protocol":"tcp","hostIP":"2001:db8::1"},` +
+		`{"hostPort":65535,"containerPort":1,"protocol":"tcp","hostIP":"::ffff:10.0.0.1"}]`
+	if string(data) != want {
+		t.Errorf("got  %s\nwant %s", data, want)
+	}
+}
+
+// TestFault_F22_PortMappingThatCannotBe is refused before anything runs.
+func TestFault_F22_PortMappingThatCannotBe(t *testing.T) {
+	tests := []struct {
+		mapping PortMapping
+		want    string
+	}{
+		{PortMapping{HostPort: -1, ContainerPort: 80}, "port mapping :-1->80/tcp: host port -1 is not 1 to 65535"},
+		{PortMapping{HostPort: 0, ContainerPort: 80}, "host port 0 is not"},
+		{PortMapping{HostPort: 65536, ContainerPort: 80}, "host port 65536 is not"},
+		{PortMapping{HostPort: 80, ContainerPort: 0}, "container port 0 is not"},
+		{PortMapping{HostPort: 80, ContainerPort: -5}, "container port -5 is not"},
+		{PortMapping{HostPort: 80, ContainerPort: 70000}, "container port 70000 is not"},
+		{PortMapping{HostPort: 80, ContainerPort: 80, Protocol: "icmp"}, `protocol "icmp" is none of tcp, udp, sctp`},
+		{PortMapping{HostPort: 80, ContainerPort: 80, Protocol: " tcp"}, `protocol " tcp" is none of`},
+		{PortMapping{HostPort: 80, ContainerPort: 80, HostIP: "not-an-ip"}, `host address "not-an-ip" is not an IP address`},
+		{PortMapping{HostPort: 80, ContainerPort: 80, HostIP: "10.0.0.1/24"}, `is not an IP address`},
+		{PortMapping{HostPort: 80, ContainerPort: 80, HostIP: "fe80::1%eth0"}, `has a zone`},
+	}
+	for _, test := range tests {
+		got, err := wirePorts([]PortMapping{{HostPort: 1, ContainerPort: 1}, test.mapping})
+		if got != nil || !errors.Is(err, ErrInvalidArgument) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%+v: %v, %v; want ErrInvalidArgument with %q", test.mapping, got, err, test.want)
+		}
+	}
+}
+
+// TestFault_F22_HostPortMappedTwice in one call: the same protocol and number on
+// addresses that overlap.
+func TestFault_F22_HostPortMappedTwice(t *testing.T) {
+	tests := []struct {
+		a, b     string // protocol and host address
+		conflict bool
+	}{
+		{"", "", true}, {"tcp", "", true}, {"TCP", "tcp", true}, {"udp", "tcp", false}, {"sctp", "udp", false},
+		{"tcp 10.0.0.1", "tcp 10.0.0.1", true}, {"tcp 10.0.0.1", "tcp 10.0.0.2", false}, {"tcp 10.0.0.1", "udp 10.0.0.1", false},
+		{"tcp 10.0.0.1", "tcp", true}, {"tcp ::1", "tcp", true},
+		{"tcp 10.0.0.1", "tcp 0.0.0.0", true}, {"tcp ::1", "tcp 0.0.0.0", false}, {"tcp ::1", "tcp ::", true}, {"tcp 10.0.0.1", "tcp ::", false},
+		{"tcp 10.0.0.1", "tcp ::ffff:10.0.0.1", true}, {"tcp ::1", "tcp 0:0:0:0:0:0:0:1", true},
+	}
+	for _, test := range tests {
+		mapping := func(s string) PortMapping {
+			protocol, ip, _ := strings.Cut(s, " ")
+			return PortMapping{HostPort: 8080, ContainerPort: 80, Protocol: protocol, HostIP: ip}
+		}
+		for _, both := range [][]PortMapping{{mapping(test.a), mapping(test.b)}, {mapping(test.b), mapping(test.a)}} {
+			_, err := wirePorts(both)
+			if conflict := errors.Is(err, ErrInvalidArgument); conflict != test.conflict || (err != nil) != test.conflict {
+				t.Errorf("%+v: %v, want a conflict: %v", both, err, test.conflict)
+			}
+			both[1].HostPort++
+			if _, err := wirePorts(both); err != nil {
+				t.Errorf("%+v: %v", both, err)
+			}
+		}
+	}
+}
+
+// TestEveryWrongMappingIsNamed, so that a user need not try again for each.
+func TestEveryWrongMappingIsNamed(t *testing.T) {
+	_, err := wirePorts([]PortMapping{{HostPort: -1, ContainerPort: 1}, {HostPort: 5, ContainerPort: 5}, {HostPort: 5, ContainerPort: 6}, {HostPort: 1, ContainerPort: -2}})
+	want := "port mapping :-1->1/tcp: host port -1 is not 1 to 65535: invalid argument\n" +
+		"host port :5->6/tcp is mapped twice: invalid argument\n" +
+		"port mapping :1->-2/tcp: container port -2 is not 1 to 65535: invalid argument"
+	if err == nil || err.Error() != want {
+		t.Errorf("error %v\nwant %s", err, want)
+	}
+}
