@@ -104,7 +104,7 @@ func TestDelAsksEveryPlugin(t *testing.T) {
 		}
 	}
 	r.calls = nil
-	if err := c.Check(context.Background(), container("eth0")); !errors.Is(err, ErrNotAdded, nil) || r.calls != nil {
+	if err := c.Check(context.Background(), container("eth0"), nil); !errors.Is(err, ErrNotAdded) || r.calls != nil {
 		t.Errorf("CHECK after DEL: %v, calls %q; want ErrNotAdded and none", err, r.names())
 	}
 }
