@@ -164,7 +164,7 @@ func (s ruleset) forwarding(t Target) []command {
 		if r.chain != chainForward || len(r.args) < 2 {
 			return false
 		}
-		addr, ok := host(r.args[1])
+		addr, ok := single(r.args[1])
 		if !ok || !slices.Contains(t.Addresses, addr) || slices.Contains(t.InUse, addr) || slices.Contains(t.Siblings, addr) {
 			return false
 		}

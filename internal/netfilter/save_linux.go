@@ -155,7 +155,7 @@ func (r rule) about(addrs []netip.Addr) bool {
 		switch r.args[i] {
 		case "-s", "-d":
 			if i == 0 || r.args[i-1] != "!" {
-				addr, _ = host(r.args[i+1])
+				addr, _ = single(r.args[i+1])
 			}
 		case "--to-destination":
 			if ap, err := netip.ParseAddrPort(r.args[i+1]); err == nil {
@@ -171,8 +171,8 @@ func (r rule) about(addrs []netip.Addr) bool {
 	return false
 }
 
-// host returns the address of a prefix that holds no other.
-func host(s string) (netip.Addr, bool) {
+// single returns the address of a prefix that holds no other.
+func single(s string) (netip.Addr, bool) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil || !p.IsSingleIP() {
 		return netip.Addr{}, false
