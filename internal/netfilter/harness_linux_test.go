@@ -70,6 +70,11 @@ func (h *host) newNetNS(name string) *netns.Handle {
 	if err != nil {
 		h.t.Fatal(err)
 	}
+	// Else ptp waits seconds for the duplicate address detection.
+	err = ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0) })
+	if err != nil {
+		h.t.Fatal(err)
+	}
 	h.t.Cleanup(func() {
 		if err := netns.Remove(path); err != nil {
 			h.t.Error(err)
