@@ -54,8 +54,8 @@ func (fw *Firewalls) do(fn func() error) error {
 // A variant of iptables of which the kernel has no chain in question is passed
 // over, whether or not its tools are installed. Where there is one, and the
 // tools are missing, that is an error (exec.ErrNotFound), as it is not known
-// what there is. With an error, the plan holds what the other packet filters
-// have.
+// what there is. So it is where iptables-save hides a table that has rules of
+// nft's. With an error, the plan holds what else was found.
 func Find(ctx context.Context, fw *Firewalls, t Target) (Plan, error) {
 	plan := Plan{fw: fw}
 	t, err := t.normal()

@@ -16,7 +16,7 @@ type iptables interface {
 	name() string
 
 	// save returns what iptables-save prints, if one of the chains exists. If
-	// none does it may return nothing.
+	// none does it may return nothing. With an error, what it returns is not all.
 	save(ctx context.Context, chains []chainID) (string, error)
 
 	// restore applies what iptables-restore --noflush reads, each table's part
@@ -56,14 +56,11 @@ func (w iptablesWork) lines() []string {
 	return lines
 }
 
-// findIPTables returns the commands that delete what the tool shows of t. v6
-// is the tool's family.
+// findIPTables returns the commands that delete what the tool shows of t, also
+// with an error. v6 is the tool's family.
 func findIPTables(ctx context.Context, tool iptables, v6 bool, t Target) ([]command, error) {
 	t.Addresses = slices.DeleteFunc(slices.Clone(t.Addresses), func(a netip.Addr) bool { return a.Is6() != v6 })
 	sets, err := load(ctx, tool, relevant(t))
-	if err != nil {
-		return nil, err
-	}
 	var commands []command
 	for _, set := range sets {
 		switch set.table {
@@ -76,7 +73,7 @@ func findIPTables(ctx context.Context, tool iptables, v6 bool, t Target) ([]comm
 			commands = append(commands, set.isolation(t.LastOnBridge)...)
 		}
 	}
-	return commands, nil
+	return commands, err
 }
 
 // relevant returns the chains without which there is nothing of t.
@@ -94,16 +91,17 @@ func relevant(t Target) []chainID {
 	return ids
 }
 
+// load returns the tables that the tool shows. With an error they are not all.
 func load(ctx context.Context, tool iptables, chains []chainID) ([]ruleset, error) {
 	out, err := tool.save(ctx, chains)
 	if err != nil {
-		return nil, fmt.Errorf("%s: list the rules: %w", tool.name(), err)
+		err = fmt.Errorf("%s: list the rules: %w", tool.name(), err)
 	}
-	sets, err := parseSave(out)
-	if err != nil {
-		return nil, fmt.Errorf("%s: read the rules: %w", tool.name(), err)
+	sets, parseErr := parseSave(out)
+	if parseErr != nil {
+		err = errors.Join(err, fmt.Errorf("%s: read the rules: %w", tool.name(), parseErr))
 	}
-	return sets, nil
+	return sets, err
 }
 
 // own returns the commands for the container's chain c and what jumps to it.

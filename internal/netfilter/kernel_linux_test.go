@@ -361,3 +361,30 @@ func TestFindWithoutTheTools(t *testing.T) {
 		}
 	}
 }
+
+// iptables-nft-save leaves out a table in which nft has put a rule of its own
+// kind, and exits with 0. Whether it does depends on its version.
+func TestFindIsNotBlind(t *testing.T) {
+	h := newHost(t, "nft")
+	h.sh("iptables-nft -t nat -N " + masqC1 + "; nft 'add chain ip nat x; add rule ip nat x ip saddr 10.1.0.2 fib daddr type local accept'; iptables-nft -N CNI-FORWARD; iptables-nft -A CNI-FORWARD -s 10.1.0.2 -j ACCEPT")
+	plan, err := Find(t.Context(), h.fw, c1())
+	t.Logf("plan:\n%s\nerror: %v", plan, err)
+	if err == nil && !strings.Contains(plan.String(), "-t nat -X "+masqC1) {
+		t.Error("neither the chain nor an error")
+	}
+	if want := "iptables-nft -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT\n"; !strings.HasPrefix(plan.String(), want) {
+		t.Errorf("the plan lacks what is in the other table, %s", want)
+	}
+	if err != nil && (!errors.Is(err, errHidden) || !strings.Contains(err.Error(), "iptables-nft: list the rules: table nat, chain "+masqC1)) {
+		t.Error(err)
+	}
+}
+
+func BenchmarkFindNothing(b *testing.B) {
+	h := newHost(b, "nft")
+	for b.Loop() {
+		if plan, err := Find(b.Context(), h.fw, c1()); err != nil || !plan.Empty() {
+			b.Fatal(plan, err)
+		}
+	}
+}

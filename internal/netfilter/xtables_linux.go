@@ -36,16 +36,53 @@ func (x xtables) name() string {
 }
 
 func (x xtables) save(ctx context.Context, chains []chainID) (string, error) {
-	exists := x.nftHasAny
+	// Without a look before, a tool that is missing would be a reason to fail
+	// where there is nothing to delete; and one that is there would make its
+	// tables.
 	if x.legacy {
-		exists = x.legacyHasAny
+		if ok, err := x.legacyHasAny(chains); err != nil || !ok {
+			return "", err
+		}
+		return x.run(ctx, "", "save")
 	}
-	// Without it, a tool that is missing would be a reason to fail where there
-	// is nothing to delete; and one that is there would make its tables.
-	if ok, err := exists(ctx, chains); err != nil || !ok {
+	before, err := x.nftHas(ctx, chains)
+	if err != nil || len(before) == 0 {
 		return "", err
 	}
-	return x.run(ctx, "", "save")
+	out, err := x.run(ctx, "", "save")
+	if err != nil {
+		return "", err
+	}
+	return out, x.checkComplete(ctx, out, before)
+}
+
+// errHidden means that rules are there, and the tool does not show them.
+var errHidden = errors.New("the tool does not show the chain, most likely as its table has rules of nft's")
+
+// checkComplete fails if one of the chains is there and not in the output: the
+// tool leaves out a table with a rule that it cannot put into words, with no
+// more than a remark and the exit status 0.
+func (x xtables) checkComplete(ctx context.Context, out string, chains []chainID) error {
+	sets, err := parseSave(out)
+	if err != nil {
+		return err
+	}
+	shown := make(map[chainID]bool)
+	for _, s := range sets {
+		for name := range s.chains {
+			shown[chainID{s.table, name}] = true
+		}
+	}
+	hidden := slices.DeleteFunc(chains, func(id chainID) bool { return shown[id] })
+	if len(hidden) == 0 {
+		return nil
+	}
+	// Another one may have deleted it before the tool looked.
+	hidden, err = x.nftHas(ctx, hidden)
+	if err == nil && len(hidden) > 0 {
+		err = fmt.Errorf("table %s, chain %s: %w", hidden[0].table, hidden[0].chain, errHidden)
+	}
+	return err
 }
 
 func (x xtables) restore(ctx context.Context, text string) error {
@@ -57,9 +94,9 @@ func (x xtables) restore(ctx context.Context, text string) error {
 	return err
 }
 
-// nftHasAny asks the kernel: the nf_tables variant has its chains in tables of
-// the same names.
-func (x xtables) nftHasAny(ctx context.Context, chains []chainID) (found bool, err error) {
+// nftHas asks the kernel which of the chains there are: the nf_tables variant
+// has its chains in tables of the same names.
+func (x xtables) nftHas(ctx context.Context, chains []chainID) (found []chainID, err error) {
 	family := familyIPv4
 	if x.v6() {
 		family = familyIPv6
@@ -69,22 +106,25 @@ func (x xtables) nftHasAny(ctx context.Context, chains []chainID) (found bool, e
 			return err
 		}
 		for _, id := range chains {
-			found, err = chainExists(c, nftTable{family, id.table}, id.chain)
-			if err != nil || found {
+			ok, err := chainExists(c, nftTable{family, id.table}, id.chain)
+			if err != nil {
 				return err
+			}
+			if ok {
+				found = append(found, id)
 			}
 		}
 		return nil
 	})
 	if errors.Is(err, errNoNFTables) {
-		return false, nil
+		return nil, nil
 	}
 	return found, err
 }
 
 // legacyHasAny tells which tables there are from the list that the kernel
 // keeps. Of the chains in them it has none.
-func (x xtables) legacyHasAny(_ context.Context, chains []chainID) (bool, error) {
+func (x xtables) legacyHasAny(chains []chainID) (bool, error) {
 	file := "/proc/thread-self/net/ip_tables_names"
 	if x.v6() {
 		file = "/proc/thread-self/net/ip6_tables_names"
