@@ -27,6 +27,7 @@ type host struct {
 	t       testing.TB
 	dir     string
 	plugins string
+	ns      *netns.Handle
 	fw      *Firewalls
 }
 
@@ -54,8 +55,8 @@ func newHost(t testing.TB, variant string) *host {
 	}
 	t.Setenv("PATH", bin+":/usr/sbin:/sbin:"+os.Getenv("PATH"))
 	runtime.LockOSThread()
-	ns := h.newNetNS("host")
-	if err := unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET); err != nil {
+	h.ns = h.newNetNS("host")
+	if err := unix.Setns(int(h.ns.File().Fd()), unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)
 	}
 	h.sh("ip link set lo up")
@@ -122,10 +123,18 @@ func (a attachment) target() Target {
 // ports are those of the capability.
 func (h *host) add(list *libcni.NetworkConfigList, id, ifName, ports string) (attachment, error) {
 	h.t.Helper()
-	pin := filepath.Join(h.dir, "netns", id[:min(len(id), 100)])
-	if _, err := os.Stat(pin); err != nil {
-		h.newNetNS(filepath.Base(pin))
+	a := h.attachment(list, id, ifName, ports)
+	if _, err := os.Stat(a.rt.NetNS); err != nil {
+		h.newNetNS(filepath.Base(a.rt.NetNS))
 	}
+	err := h.run(&a)
+	return a, err
+}
+
+// attachment is one that is yet to be made.
+func (h *host) attachment(list *libcni.NetworkConfigList, id, ifName, ports string) attachment {
+	h.t.Helper()
+	pin := filepath.Join(h.dir, "netns", id[:min(len(id), 100)]) // a file's name has limits
 	a := attachment{list: list, rt: &libcni.RuntimeConf{ContainerID: id, NetNS: pin, IfName: ifName}}
 	if ports != "" {
 		var mappings []map[string]any
@@ -134,22 +143,27 @@ func (h *host) add(list *libcni.NetworkConfigList, id, ifName, ports string) (at
 		}
 		a.rt.CapabilityArgs = map[string]any{"portMappings": mappings}
 	}
-	raw, err := h.libcni().AddNetworkList(h.t.Context(), list, a.rt)
+	return a
+}
+
+// run makes the attachment, in the namespace of the calling thread.
+func (h *host) run(a *attachment) error {
+	raw, err := h.libcni().AddNetworkList(h.t.Context(), a.list, a.rt)
 	if err != nil {
-		return a, err
+		return err
 	}
 	result, err := types.NewResultFromResult(raw)
 	if err != nil {
-		h.t.Fatal(err)
+		return err
 	}
 	for _, ip := range result.IPs {
 		addr, ok := netip.AddrFromSlice(ip.Address.IP)
 		if !ok {
-			h.t.Fatalf("address %v", ip)
+			return fmt.Errorf("address %v", ip)
 		}
 		a.addr = append(a.addr, addr.Unmap())
 	}
-	return a, nil
+	return nil
 }
 
 func (h *host) libcni() *libcni.CNIConfig {
