@@ -193,7 +193,8 @@ func (op *operation) clearDead(ctx context.Context) error {
 	if len(earlier.attachments) == 0 && earlier.rec == nil {
 		return nil
 	}
-	for _, a := range earlier.attachments {
+	dead := earlier.attachments
+	for i, a := range earlier.attachments {
 		live, err := a.lives(earlier.attachments)
 		if err != nil {
 			return fmt.Errorf("is interface %s of network %q still there: %w", a.IfName, a.network.config.Name, err)
@@ -205,13 +206,20 @@ func (op *operation) clearDead(ctx context.Context) error {
 			return fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
 				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
 		}
-		return nil // attached elsewhere and alive: this call adds to it
+		// Attached under another name, and alive: this call adds to it.
+		dead = slices.DeleteFunc(slices.Clone(dead), func(d *attachment) bool { return d == earlier.attachments[i] })
+	}
+	if len(dead) < len(earlier.attachments) {
+		dead = slices.DeleteFunc(dead, func(d *attachment) bool { return !op.wants(d.IfName) })
+		if len(dead) == 0 {
+			return nil
+		}
 	}
 	op.logger.Info("removing what is left of an earlier attachment", "container", op.id)
-	if err := earlier.tearDown(context.WithoutCancel(ctx), earlier.attachments); err != nil {
+	if err := earlier.tearDown(context.WithoutCancel(ctx), dead); err != nil {
 		return fmt.Errorf("remove what is left of an earlier attachment: %w", err)
 	}
-	op.rec = nil
+	op.rec = earlier.rec
 	return nil
 }
 

@@ -19,6 +19,9 @@ const teardownWait = 5 * time.Minute
 
 func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 	ctx = context.WithoutCancel(ctx)
+	if err := s.validateRemove(ns); err != nil {
+		return fmt.Errorf("remove container %q: %w", ns.id, err)
+	}
 	op, err := s.beginTeardown(ctx, ns.id)
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, err)
@@ -28,6 +31,24 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 		return fmt.Errorf("remove container %q: %w", ns.id, err)
 	}
 	return op.tearDown(ctx, op.attachments)
+}
+
+// validateRemove checks what the caller passes before anything is touched, the
+// lock file included. A network that is not loaded may be on record.
+func (s *snapshot) validateRemove(ns *Namespace) error {
+	if err := validateID(ns.id); err != nil {
+		return err
+	}
+	op := &operation{snapshot: s, verb: "DEL", id: ns.id}
+	if err := op.plan(ns); err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	host, err := openHostNetNS(s.hostNetNS)
+	if err != nil {
+		return err
+	}
+	_, err = host.validate(ns.path, "DEL")
+	return join(err, host.close())
 }
 
 // beginTeardown is begin for a call that learns from the record what there is
@@ -115,9 +136,21 @@ func (op *operation) detach(ctx context.Context, attachments []*attachment) erro
 	var errs []error
 	for _, a := range slices.Backward(attachments) {
 		err := a.chain().Del(ctx, &a.Attachment, a.partial)
-		errs = append(errs, a.errors("DEL", err))
+		errs = append(errs, a.withoutMissing(a.errors("DEL", err)))
 	}
 	return join(errs...)
+}
+
+// withoutMissing leaves out the errors of plugins that could not be found for
+// the ADD either: what never ran has nothing to undo.
+func (a *attachment) withoutMissing(err error) error {
+	if len(a.missing) == 0 {
+		return err
+	}
+	return join(slices.DeleteFunc(pluginErrors(err), func(one error) bool {
+		var e *Error
+		return errors.As(one, &e) && errors.Is(one, ErrPluginNotFound) && slices.Contains(a.missing, e.Plugin)
+	})...)
 }
 
 // useCached gives the plugins what the ADD was given where this call gives

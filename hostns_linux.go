@@ -111,8 +111,8 @@ func (h *hostNetNS) foreign(container netns.ID, path string) error {
 // interface. Every namespace has a loopback interface, so lo lives as long as
 // what was attached with it, or as the namespace if that is all there was.
 func (a *attachment) lives(all []*attachment) (bool, error) {
-	if a.NetNS == "" {
-		return false, nil
+	if a.NetNS == "" || a.op.kept.has(a.NetNS) {
+		return false, nil // gone, or nobody's but ours any more
 	}
 	ns, err := netns.Open(a.NetNS)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {

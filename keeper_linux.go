@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/embedcni/cni/internal/record"
@@ -64,6 +65,11 @@ func (op *operation) pin(rec record.NetNS) error {
 		return earlier.Close()
 	}
 	return nil
+}
+
+// has tells whether a path leads to a namespace only because it is kept.
+func (k *keeper) has(path string) bool {
+	return filepath.Dir(path) == k.dir || strings.HasPrefix(path, fmt.Sprintf("/proc/%d/fd/", os.Getpid()))
 }
 
 // openPath leads plugins to a namespace that is kept by a descriptor, or is

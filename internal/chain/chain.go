@@ -117,7 +117,11 @@ func (c *Chain) Check(ctx context.Context, a *Attachment, result Partial) error 
 				return err
 			}
 		}
-		return x.libcni(c).CheckNetworkList(ctx, x.list, &a.RuntimeConf)
+		cni := x.libcni(c)
+		if x.prevResult != nil {
+			cni = c.uncached(x) // what the cache says does not matter, nor whether it can be read
+		}
+		return cni.CheckNetworkList(ctx, x.list, &a.RuntimeConf)
 	})
 }
 
@@ -145,9 +149,12 @@ func (c *Chain) GC(ctx context.Context, valid []types.GCAttachment) error {
 	if valid == nil {
 		valid = []types.GCAttachment{} // libcni would leave out the key
 	}
-	none := filepath.Join(c.CacheDir, "embedcni", "no-cache")
-	cni := libcni.NewCNIConfigWithCacheDir(c.Path, none, x)
-	return guard(func() error { return cni.GCNetworkList(ctx, x.list, &libcni.GCArgs{ValidAttachments: valid}) })
+	return guard(func() error { return c.uncached(x).GCNetworkList(ctx, x.list, &libcni.GCArgs{ValidAttachments: valid}) })
+}
+
+// uncached is libcni with a cache that is empty, and that nothing is written to.
+func (c *Chain) uncached(x *exec) *libcni.CNIConfig {
+	return libcni.NewCNIConfigWithCacheDir(c.Path, filepath.Join(c.CacheDir, "embedcni", "no-cache"), x)
 }
 
 // Cached returns the attachment that a was cached as by its ADD, without the

@@ -1,0 +1,178 @@
+package netfilter
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// full is a table nat with a container's two chains.
+func full() string {
+	return nat(":{masq} - [0:0]", ":{dnat} - [0:0]", ":CNI-HOSTPORT-DNAT - [0:0]", "-A {masq} -d 10.1.0.0/24 {comment} -j ACCEPT",
+		"-A POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}", "-A POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}",
+		"-A CNI-HOSTPORT-DNAT {dnat comment} -j {dnat}", "-A {dnat} -p tcp -j DNAT --to-destination 10.1.0.2:80", "-A POSTROUTING -j MASQUERADE")
+}
+
+func TestApplyToIPTables(t *testing.T) {
+	// Each does something once, between the look and the first transaction.
+	tests := map[string]struct {
+		interfere func(*fakeTool)
+		wantErr   string // joined lines
+		wantLeft  string // beside the rules that are no one's
+	}{
+		"nobody interferes": {interfere: func(*fakeTool) {}},
+		"a copy of a rule is gone": {interfere: func(f *fakeTool) {
+			_ = f.sets[0].run(words().Replace("-D POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}"))
+		}},
+		"a chain is gone": {interfere: func(f *fakeTool) {
+			for _, line := range []string{"-D CNI-HOSTPORT-DNAT {dnat comment} -j {dnat}", "-F {dnat}", "-X {dnat}"} {
+				if err := f.sets[0].run(words().Replace(line)); err != nil {
+					panic(err)
+				}
+			}
+		}},
+		"everything is gone": {interfere: func(f *fakeTool) { *f = *newFakeTool(f.tool, nat("-A POSTROUTING -j MASQUERADE")) }},
+		"a chain is jumped to once more": {
+			interfere: func(f *fakeTool) {
+				f.sets[0].rules = append(f.sets[0].rules, rule{chain: "POSTROUTING", spec: "-j " + masqC1, args: []string{"-j", masqC1}})
+			},
+			wantErr:  "iptables-nft -t nat -X {masq}: line 2 failed: device or resource busy",
+			wantLeft: ":{masq}\n-A POSTROUTING -j {masq}\n",
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			fake := newFakeTool("iptables-nft", full())
+			plan, err := Find(t.Context(), fakeFirewalls(&fakeNFT{}, fake), c1())
+			if err != nil {
+				t.Fatal(err)
+			}
+			fake.onRestore = func(f *fakeTool) {
+				f.onRestore = nil
+				tt.interfere(f)
+			}
+			got := ""
+			if err := plan.Apply(t.Context()); err != nil {
+				got = err.Error()
+			}
+			if want := words().Replace(tt.wantErr); got != want {
+				t.Errorf("error %q, want %q", got, want)
+			}
+			left := strings.NewReplacer("*nat\n", "", "COMMIT\n", "", ":POSTROUTING - [0:0]\n", "", ":FORWARD - [0:0]\n", "",
+				":CNI-HOSTPORT-DNAT - [0:0]\n", "", "-A POSTROUTING -j MASQUERADE\n", "", " - [0:0]", "").Replace(fake.text())
+			if want := words().Replace(tt.wantLeft); left != want {
+				t.Errorf("left %q, want %q", left, want)
+			}
+		})
+	}
+}
+
+// What follows a line feed in a comment would be taken for a command.
+func TestApplyPassesNoLineFeedOn(t *testing.T) {
+	evil := "-A POSTROUTING -m comment --comment \"x\n-F POSTROUTING\" -j {masq}"
+	fake := newFakeTool("iptables-nft", nat(":{masq} - [0:0]", evil, "-A POSTROUTING {comment} -j {masq}"))
+	plan, err := Find(t.Context(), fakeFirewalls(&fakeNFT{}, fake), c1())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = plan.Apply(t.Context())
+	if !errors.Is(err, errLineFeed) || !errors.Is(err, unix.EBUSY) {
+		t.Error(err)
+	}
+	if got, want := fake.text(), words().Replace(evil); !strings.Contains(got, want) {
+		t.Errorf("%q lacks %q", got, want)
+	}
+	for _, text := range fake.restored {
+		if strings.Contains(text, "-F POSTROUTING") {
+			t.Errorf("restored %q", text)
+		}
+	}
+}
+
+func TestApplyToNFTables(t *testing.T) {
+	masq, bridge := nftTable{familyInet, "cni_plugins_masquerade"}, nftTable{familyBridge, "nat"}
+	tests := map[string]struct {
+		interfere func(*fakeNFT)
+		busy      string
+		wantErr   string
+		wantLeft  int // objects that a second look finds
+	}{
+		"nobody interferes":   {interfere: func(*fakeNFT) {}},
+		"everything is gone":  {interfere: func(f *fakeNFT) { f.tables = nil; f.changes++ }},
+		"others change rules": {interfere: func(f *fakeNFT) { f.changes++ }},
+		"a table is made again, with another's rules": {interfere: func(f *fakeNFT) {
+			f.changes++
+			f.tables[masq] = nftContent{rules: []nftRule{{"masq_checks", 1, "another's", "", nil}, {"other", 4, nftC1, "", nil}}}
+		}},
+		"a chain is referenced": {interfere: func(*fakeNFT) {}, busy: "cni-br-iface-c1-eth0-mac",
+			wantErr: "nftables: delete chain bridge nat cni-br-iface-c1-eth0-mac: device or resource busy", wantLeft: 1},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			fake := &fakeNFT{tables: nftTables(), busy: tt.busy}
+			plan, err := Find(t.Context(), fakeFirewalls(fake), c1())
+			if err != nil {
+				t.Fatal(err)
+			}
+			fake.onRemove = func(f *fakeNFT) {
+				f.onRemove = nil
+				tt.interfere(f)
+			}
+			got := ""
+			if err := plan.Apply(t.Context()); err != nil {
+				got = err.Error()
+			}
+			if got != tt.wantErr {
+				t.Errorf("error %q, want %q", got, tt.wantErr)
+			}
+			again, err := Find(t.Context(), fakeFirewalls(fake), c1())
+			if n := strings.Count(again.String(), "\n"); err != nil || n != tt.wantLeft {
+				t.Errorf("left, %v:\n%s", err, again)
+			}
+			if name == "a table is made again, with another's rules" && len(fake.tables[masq].rules) != 2 {
+				t.Errorf("of the table that was made again there is %v", fake.tables[masq])
+			}
+			if len(fake.tables) > 0 && len(fake.tables[bridge].rules) != 1 {
+				t.Errorf("of the bridge's table there is %v", fake.tables[bridge])
+			}
+		})
+	}
+}
+
+// Who changes rules without a pause does not keep Apply for ever.
+func TestApplyGivesUpOnChanges(t *testing.T) {
+	fake := &fakeNFT{tables: nftTables()}
+	plan, err := Find(t.Context(), fakeFirewalls(fake), c1())
+	if err != nil {
+		t.Fatal(err)
+	}
+	fake.onRemove = func(f *fakeNFT) { f.changes++ }
+	if err := plan.Apply(t.Context()); !errors.Is(err, errChanged) {
+		t.Error(err)
+	}
+}
+
+func TestApplyEndsWithItsContext(t *testing.T) {
+	tool, nft := newFakeTool("iptables-nft", full()), &fakeNFT{tables: nftTables()}
+	plan, err := Find(t.Context(), fakeFirewalls(nft, tool), c1())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := plan.Apply(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if len(tool.restored) > 0 || nft.changes > 0 {
+		t.Errorf("restored %q, %d changes", tool.restored, nft.changes)
+	}
+	if err := plan.Apply(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := (Plan{}).Apply(ctx); err != nil {
+		t.Errorf("the empty plan: %v", err)
+	}
+}

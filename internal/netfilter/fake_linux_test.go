@@ -1,0 +1,183 @@
+package netfilter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// fakeTool is an iptables that holds its rules itself.
+type fakeTool struct {
+	tool      string
+	sets      []ruleset
+	saveErr   error
+	onRestore func(*fakeTool) // called before what is restored, e.g. to interfere
+	restored  []string
+}
+
+// newFakeTool makes one that holds what iptables-save has printed.
+func newFakeTool(tool, saved string) *fakeTool {
+	sets, err := parseSave(saved)
+	if err != nil {
+		panic(err)
+	}
+	return &fakeTool{tool: tool, sets: sets}
+}
+
+func (f *fakeTool) name() string { return f.tool }
+
+func (f *fakeTool) save(ctx context.Context, chains []chainID) (string, error) {
+	if err := errors.Join(ctx.Err(), f.saveErr); err != nil {
+		return "", err
+	}
+	if !slices.ContainsFunc(chains, func(id chainID) bool {
+		return slices.ContainsFunc(f.sets, func(s ruleset) bool { return s.table == id.table && s.chains[id.chain] })
+	}) {
+		return "", nil
+	}
+	return f.text(), nil
+}
+
+// text is what iptables-save prints.
+func (f *fakeTool) text() string {
+	var b strings.Builder
+	for _, s := range f.sets {
+		b.WriteString("*" + s.table + "\n")
+		var names []string
+		for name := range s.chains {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			b.WriteString(":" + name + " - [0:0]\n")
+		}
+		for _, r := range s.rules {
+			b.WriteString("-A " + r.chain + " " + r.spec + "\n")
+		}
+		b.WriteString("COMMIT\n")
+	}
+	return b.String()
+}
+
+func (f *fakeTool) restore(ctx context.Context, text string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if f.onRestore != nil {
+		f.onRestore(f)
+	}
+	f.restored = append(f.restored, text)
+	var draft *ruleset
+	for n, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
+		fail := func(err error) error { return fmt.Errorf("line %d failed: %w", n+1, err) }
+		switch {
+		case line == "COMMIT":
+			i := slices.IndexFunc(f.sets, func(s ruleset) bool { return s.table == draft.table })
+			f.sets[i] = *draft
+		case line[0] == '*':
+			i := slices.IndexFunc(f.sets, func(s ruleset) bool { return s.table == line[1:] })
+			if i < 0 {
+				return fail(unix.ENOENT)
+			}
+			draft = &ruleset{table: line[1:], chains: make(map[string]bool), rules: slices.Clone(f.sets[i].rules)}
+			for c := range f.sets[i].chains {
+				draft.chains[c] = true
+			}
+		default:
+			if err := draft.run(line); err != nil {
+				return fail(err)
+			}
+		}
+	}
+	return nil
+}
+
+// run does what a line of iptables-restore says.
+func (s *ruleset) run(line string) error {
+	verb, rest, _ := strings.Cut(line, " ")
+	chain, spec, _ := strings.Cut(rest, " ")
+	if !s.chains[chain] {
+		return unix.ENOENT
+	}
+	inside := func(r rule) bool { return r.chain == chain }
+	switch verb {
+	case "-D":
+		i := slices.IndexFunc(s.rules, func(r rule) bool { return inside(r) && r.spec == spec })
+		if i < 0 {
+			return unix.ENOENT
+		}
+		s.rules = slices.Delete(s.rules, i, i+1)
+	case "-F":
+		s.rules = slices.DeleteFunc(s.rules, inside)
+	case "-X":
+		if slices.ContainsFunc(s.rules, func(r rule) bool { return inside(r) || r.jumpsTo(chain) }) {
+			return unix.EBUSY
+		}
+		delete(s.chains, chain)
+	default:
+		return unix.EINVAL
+	}
+	return nil
+}
+
+// fakeNFT is an nf_tables that holds its tables itself.
+type fakeNFT struct {
+	tables   map[nftTable]nftContent
+	changes  int // generation
+	listErr  error
+	onRemove func(*fakeNFT) // called before a removal, e.g. to interfere
+	busy     string         // a chain that is still referenced
+}
+
+func (f *fakeNFT) list(ctx context.Context, table nftTable, chains []string) (nftContent, error) {
+	if err := errors.Join(ctx.Err(), f.listErr); err != nil {
+		return nftContent{}, err
+	}
+	c := f.tables[table]
+	c.generation = uint32(f.changes)
+	c.rules = slices.Clone(c.rules)
+	c.chains = slices.DeleteFunc(slices.Clone(chains), func(name string) bool { return !slices.Contains(f.tables[table].chains, name) })
+	return c, nil
+}
+
+func (f *fakeNFT) remove(ctx context.Context, generation uint32, objects []nftObject) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if f.onRemove != nil {
+		f.onRemove(f)
+	}
+	if generation != uint32(f.changes) {
+		return errChanged
+	}
+	for _, o := range objects {
+		if o.handle == 0 && o.chain == f.busy {
+			return unix.EBUSY
+		}
+	}
+	for _, o := range objects {
+		c := f.tables[o.table]
+		c.rules = slices.DeleteFunc(slices.Clone(c.rules), func(r nftRule) bool {
+			return r.chain == o.chain && (o.handle == 0 || r.handle == o.handle)
+		})
+		if o.handle == 0 {
+			c.chains = slices.DeleteFunc(slices.Clone(c.chains), func(name string) bool { return name == o.chain })
+		}
+		f.tables[o.table] = c
+	}
+	f.changes++
+	return nil
+}
+
+// fakeFirewalls are packet filters of which nothing is in the kernel.
+func fakeFirewalls(nft *fakeNFT, tools ...*fakeTool) *Firewalls {
+	fw := &Firewalls{nft: nft}
+	for _, f := range tools {
+		fw.tools = append(fw.tools, tool{f, strings.HasPrefix(f.tool, "ip6")})
+	}
+	return fw
+}

@@ -1,0 +1,228 @@
+package netfilter
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	types "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/netns"
+)
+
+// host is a network namespace that stands for a host. The test's goroutine is
+// locked to a thread in it, which ends with the goroutine.
+type host struct {
+	t       testing.TB
+	dir     string
+	plugins string
+	ns      *netns.Handle
+	fw      *Firewalls
+}
+
+// newHost makes a host on which the plugins find the variant of iptables, "nft"
+// or "legacy", by the plain name.
+func newHost(t testing.TB, variant string) *host {
+	t.Helper()
+	plugins, err := refplugins.Dir(t.Context(), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &host{t: t, dir: t.TempDir(), plugins: plugins, fw: Open(nil)}
+	bin := filepath.Join(h.dir, "bin")
+	for _, family := range []string{"iptables", "ip6tables"} {
+		tool, err := lookPath(family + "-" + variant)
+		if err != nil {
+			t.Fatalf("these tests need both variants of iptables: %v", err)
+		}
+		if err := os.MkdirAll(bin, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(tool, filepath.Join(bin, family)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", bin+":/usr/sbin:/sbin:"+os.Getenv("PATH"))
+	runtime.LockOSThread()
+	h.ns = h.newNetNS("host")
+	if err := unix.Setns(int(h.ns.File().Fd()), unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	h.sh("ip link set lo up")
+	return h
+}
+
+// newNetNS makes a namespace that is there until the test ends.
+func (h *host) newNetNS(name string) *netns.Handle {
+	h.t.Helper()
+	path := filepath.Join(h.dir, "netns", name)
+	ns, err := netns.Create(path)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	// Else ptp waits seconds for the duplicate address detection.
+	err = ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0) })
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() {
+		if err := netns.Remove(path); err != nil {
+			h.t.Error(err)
+		}
+		if err := ns.Close(); err != nil {
+			h.t.Error(err)
+		}
+	})
+	return ns
+}
+
+func (h *host) sh(script string) {
+	h.t.Helper()
+	if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
+		h.t.Fatalf("%s\n%v: %s", script, err, out)
+	}
+}
+
+// network is a list of plugins, with what stands for a place in it replaced.
+func (h *host) network(name, subnet, plugins string) *libcni.NetworkConfigList {
+	h.t.Helper()
+	ipam := fmt.Sprintf(`{"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.%s.0.0/24"}], [{"subnet": "fd00:%s::/64"}]]}`,
+		filepath.Join(h.dir, "ipam"), subnet, subnet)
+	plugins = strings.NewReplacer("IPAM", ipam, "BRIDGE", "br"+subnet).Replace(plugins)
+	list, err := libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": %q, "plugins": [%s]}`, name, plugins))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return list
+}
+
+// attachment is one that was made.
+type attachment struct {
+	list *libcni.NetworkConfigList
+	rt   *libcni.RuntimeConf
+	addr []netip.Addr
+}
+
+// target is what a runtime would say of it.
+func (a attachment) target() Target {
+	return Target{Network: a.list.Name, ContainerID: a.rt.ContainerID, IfName: a.rt.IfName, Addresses: a.addr}
+}
+
+// add runs ADD with the real plugins. Containers are told apart by id; the
+// ports are those of the capability.
+func (h *host) add(list *libcni.NetworkConfigList, id, ifName, ports string) (attachment, error) {
+	h.t.Helper()
+	a := h.attachment(list, id, ifName, ports)
+	if _, err := os.Stat(a.rt.NetNS); err != nil {
+		h.newNetNS(filepath.Base(a.rt.NetNS))
+	}
+	err := h.run(&a)
+	return a, err
+}
+
+// attachment is one that is yet to be made.
+func (h *host) attachment(list *libcni.NetworkConfigList, id, ifName, ports string) attachment {
+	h.t.Helper()
+	pin := filepath.Join(h.dir, "netns", id[:min(len(id), 100)]) // a file's name has limits
+	a := attachment{list: list, rt: &libcni.RuntimeConf{ContainerID: id, NetNS: pin, IfName: ifName}}
+	if ports != "" {
+		var mappings []map[string]any
+		if err := json.Unmarshal([]byte(ports), &mappings); err != nil {
+			h.t.Fatal(err)
+		}
+		a.rt.CapabilityArgs = map[string]any{"portMappings": mappings}
+	}
+	return a
+}
+
+// run makes the attachment, in the namespace of the calling thread.
+func (h *host) run(a *attachment) error {
+	raw, err := h.libcni().AddNetworkList(h.t.Context(), a.list, a.rt)
+	if err != nil {
+		return err
+	}
+	result, err := types.NewResultFromResult(raw)
+	if err != nil {
+		return err
+	}
+	for _, ip := range result.IPs {
+		addr, ok := netip.AddrFromSlice(ip.Address.IP)
+		if !ok {
+			return fmt.Errorf("address %v", ip)
+		}
+		a.addr = append(a.addr, addr.Unmap())
+	}
+	return nil
+}
+
+func (h *host) libcni() *libcni.CNIConfig {
+	return libcni.NewCNIConfigWithCacheDir([]string{h.plugins}, filepath.Join(h.dir, "cache"), nil)
+}
+
+func (h *host) mustAdd(list *libcni.NetworkConfigList, id, ifName, ports string) attachment {
+	h.t.Helper()
+	a, err := h.add(list, id, ifName, ports)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return a
+}
+
+// filters are the lines of the audit that are a packet filter's.
+func (h *host) filters() audit.Lines {
+	h.t.Helper()
+	lines, err := audit.Snapshot(h.t.Context(), audit.Options{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return lines.Without(func(l string) bool {
+		what, _, _ := strings.Cut(l, " ")
+		return what != "nft" && !strings.HasPrefix(what, "iptables") && !strings.HasPrefix(what, "ip6tables")
+	})
+}
+
+// sweep finds and deletes what is there of the target, and fails unless there
+// is nothing then. It returns the plan.
+func (h *host) sweep(target Target) Plan {
+	h.t.Helper()
+	plan := h.find(target)
+	if err := plan.Apply(h.t.Context()); err != nil {
+		h.t.Errorf("apply:\n%s\n%v", plan, err)
+	}
+	if again := h.find(target); !again.Empty() {
+		h.t.Errorf("after the sweep there is still:\n%s", again)
+	}
+	if err := plan.Apply(h.t.Context()); err != nil {
+		h.t.Errorf("apply again: %v", err)
+	}
+	return plan
+}
+
+func (h *host) find(target Target) Plan {
+	h.t.Helper()
+	plan, err := Find(h.t.Context(), h.fw, target)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return plan
+}
+
+// wantFilters compares what there is with what there should be.
+func (h *host) wantFilters(want audit.Lines) {
+	h.t.Helper()
+	left, gone := audit.Diff(want, h.filters())
+	if len(left)+len(gone) > 0 {
+		h.t.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
+	}
+}

@@ -1,0 +1,94 @@
+package netfilter
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/containernetworking/plugins/pkg/utils"
+)
+
+// What the plugins call what containers share.
+const (
+	tableNAT    = "nat"
+	tableFilter = "filter"
+
+	chainForward = "CNI-FORWARD"
+	chainStage1  = "CNI-ISOLATION-STAGE-1"
+	chainStage2  = "CNI-ISOLATION-STAGE-2"
+)
+
+// ownChain is a chain of the table nat that a plugin makes for a container.
+type ownChain struct {
+	name string
+	// comment is that of the container's jumps to it, and of bridge's and ptp's
+	// rules in it; empty where a plugin makes none.
+	comment string
+	// format makes the comment for a network and an id.
+	format func(network, id string) string
+}
+
+// ownChains returns the chains that are for the container on the network.
+func ownChains(network, id string) []ownChain {
+	chains := []ownChain{
+		{name: utils.FormatChainName(network, id), format: utils.FormatComment},
+		{name: utils.MustFormatChainNameWithPrefix(network, id, "DN-"), format: dnatComment},
+		// Of portmap before v0.7, which DEL of today still knows.
+		{name: utils.MustFormatChainNameWithPrefix(network, id, "SN-"), format: snatComment},
+	}
+	for i := range chains {
+		chains[i].comment = chains[i].format(network, id)
+	}
+	return chains
+}
+
+// others returns the comments of whoever else's chain has the same name: it is
+// the hash of network and id written one after the other, so that "pod" with
+// "net1" and "podn" with "et1" share one.
+func (c ownChain) others(network, id string) map[string]bool {
+	both := network + id
+	comments := make(map[string]bool)
+	for i := range len(both) {
+		if other := c.format(both[:i], both[i:]); other != c.comment {
+			comments[other] = true
+		}
+	}
+	return comments
+}
+
+// dnatComment is that of portmap's jumps, fillDnatRules in portmap_iptables.go.
+// Its quotes are no Go syntax: a quote in a name stays as it is.
+func dnatComment(network, id string) string {
+	return trimComment(fmt.Sprintf(`dnat name: "%s" id: "%s"`, network, id))
+}
+
+// snatComment is that of portmap before v0.7.
+func snatComment(network, id string) string {
+	return trimComment(fmt.Sprintf(`snat name: "%s" id: "%s"`, network, id))
+}
+
+// trimComment is portmap's: 255 bytes are what the comment match can hold.
+func trimComment(s string) string {
+	if len(s) <= 255 {
+		return s
+	}
+	return s[:253] + "..."
+}
+
+// masqueradeComment is that of the rules that bridge and ptp make with
+// nftables, commentForInstance in pkg/ip/ipmasq_nftables_linux.go.
+func masqueradeComment(network, ifName, id string) string {
+	plain := func(s string) string { return strings.ReplaceAll(s, `"`, "") }
+	comment := fmt.Sprintf("%s-%s, net: %s, if: %s, id: %s",
+		utils.MustFormatHashWithPrefix(16, "", network),
+		utils.MustFormatHashWithPrefix(16, "", ifName+":"+id),
+		plain(network), plain(ifName), plain(id))
+	const most = 128 // knftables.CommentLengthMax; nft takes no more
+	return comment[:min(len(comment), most)]
+}
+
+// spoofNames are the comment and the chains of bridge's macspoofchk, see
+// uniqueID in bridge.go and pkg/link/spoofcheck.go.
+func spoofNames(id, ifName string) (comment string, chains []string) {
+	ref := id + "-" + ifName
+	return "macspoofchk-" + ref, []string{"cni-br-iface-" + ref, "cni-br-iface-" + ref + "-mac"}
+}

@@ -1,0 +1,27 @@
+//go:build !linux
+
+package netfilter
+
+import (
+	"context"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// Firewalls are the packet filters of a network namespace. Off Linux there
+// are none.
+type Firewalls struct{}
+
+// Open returns what fails with [ErrNotSupported].
+func Open(*netns.Handle) *Firewalls { return &Firewalls{} }
+
+// Find fails with [ErrNotSupported].
+func Find(context.Context, *Firewalls, Target) (Plan, error) { return Plan{}, ErrNotSupported }
+
+// Apply does nothing if the plan is empty, as all are off Linux.
+func (p Plan) Apply(context.Context) error {
+	if p.Empty() {
+		return nil
+	}
+	return ErrNotSupported
+}

@@ -1,0 +1,187 @@
+package netfilter
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni/internal/audit"
+)
+
+// setup is a network with what leaves something in a packet filter.
+type setup struct {
+	variant string // of iptables
+	plugins string
+}
+
+func setups() map[string]setup {
+	const (
+		bridge   = `{"type": "bridge", "bridge": "BRIDGE", "isGateway": true, "ipMasq": true, "ipMasqBackend": %q, "macspoofchk": %t, "ipam": IPAM}, `
+		ptp      = `{"type": "ptp", "ipMasq": true, "ipMasqBackend": %q, "ipam": IPAM}, `
+		portmap  = `{"type": "portmap", "backend": %q, "snat": %t, "masqAll": %t, "capabilities": {"portMappings": true}}, `
+		firewall = `{"type": "firewall", "backend": "iptables", "ingressPolicy": %q}`
+	)
+	return map[string]setup{
+		"bridge iptables-nft":    {"nft", fmt.Sprintf(bridge+portmap+firewall, "iptables", true, "iptables", true, false, "same-bridge")},
+		"bridge iptables-legacy": {"legacy", fmt.Sprintf(bridge+portmap+firewall, "iptables", true, "iptables", true, true, "isolated")},
+		"bridge nftables":        {"nft", fmt.Sprintf(bridge+portmap+firewall, "nftables", false, "nftables", true, false, "isolated")},
+		"bridge mixed":           {"legacy", fmt.Sprintf(bridge+portmap+firewall, "iptables", false, "nftables", true, false, "open")},
+		"ptp iptables-nft":       {"nft", fmt.Sprintf(ptp+portmap+firewall, "iptables", "iptables", false, false, "open")},
+		"ptp iptables-legacy":    {"legacy", fmt.Sprintf(ptp+portmap+firewall, "iptables", "iptables", true, false, "open")},
+		"ptp nftables":           {"legacy", fmt.Sprintf(ptp+portmap+firewall, "nftables", "nftables", false, false, "open")},
+	}
+}
+
+// mappings has a port of each protocol, with and without an address of the
+// host, and more ports than fit in one rule.
+func mappings(base int) string {
+	var ports []string
+	add := func(protocol, hostIP string) {
+		ports = append(ports, fmt.Sprintf(`{"hostPort": %d, "containerPort": %d, "protocol": %q, "hostIP": %q}`,
+			base+len(ports), 80+len(ports), protocol, hostIP))
+	}
+	for range 17 {
+		add("tcp", "")
+	}
+	add("udp", "")
+	add("sctp", "")
+	add("tcp", "127.0.0.1")
+	add("udp", "0.0.0.0")
+	add("tcp", "fd00:99::1")
+	add("udp", "::")
+	return "[" + strings.Join(ports, ",") + "]"
+}
+
+// fewMappings are enough where it is about something else.
+func fewMappings(port int) string {
+	return fmt.Sprintf(`[{"hostPort": %d, "containerPort": 80, "protocol": "tcp"},
+		{"hostPort": %d, "containerPort": 53, "protocol": "udp", "hostIP": "127.0.0.1"}]`, port, port)
+}
+
+// The rules of exactly the container go, and none of its neighbours' or of
+// others'. "c" and "c1x" have names like its own.
+func TestSweepTakesExactlyTheContainers(t *testing.T) {
+	for name, s := range setups() {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, s.variant)
+			list := h.network("podnet", "1", s.plugins)
+			h.mustAdd(list, "c", "eth0", fewMappings(1000))
+			h.mustAdd(list, "c1x", "eth0", fewMappings(2000))
+			before := h.filters()
+			a := h.mustAdd(list, "c1", "eth0", mappings(3000))
+			if got := fmt.Sprint(a.addr); got != "[10.1.0.4 fd00:1::4]" {
+				t.Fatalf("the decoys are for other addresses than %s", got)
+			}
+			made, _ := audit.Diff(before, h.filters())
+			// Only now, as ADD deletes some of them, and ip6tables-legacy -C
+			// takes some for the rule that it is asked for.
+			h.decoys()
+			with := h.filters()
+			plan := h.sweep(a.target())
+			gone, come := audit.Diff(h.filters(), with)
+			if !slices.Equal(gone, made) || len(come) > 0 {
+				t.Errorf("made:\n%s\ngone:\n%s\ncome:\n%s\nplan:\n%s",
+					strings.Join(made, "\n"), strings.Join(gone, "\n"), strings.Join(come, "\n"), plan)
+			}
+			if len(made) < 40 {
+				t.Errorf("ADD made only:\n%s", strings.Join(made, "\n"))
+			}
+		})
+	}
+}
+
+// Whatever of a complete set is there, as plugins leave it that are killed or
+// race, nothing of it is left.
+func TestSweepOfPartsLeavesNothing(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	for name, s := range setups() {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, s.variant)
+			list := h.network("podnet", "1", s.plugins)
+			h.mustAdd(list, "c", "eth0", fewMappings(1000))
+			before := h.filters()
+			a := h.mustAdd(list, "c1", "eth0", mappings(3000))
+			state := h.dump()
+			for range 4 {
+				removeSome(t, random, h.find(a.target()), 0.2+0.7*random.Float64())
+				h.duplicateSome(random, a)
+				h.sweep(a.target())
+				h.wantFilters(before)
+				h.load(state)
+			}
+		})
+	}
+}
+
+// removeSome deletes steps of the plan, each for itself. A chain that is in use
+// stays.
+func removeSome(t *testing.T, random *rand.Rand, plan Plan, share float64) {
+	t.Helper()
+	for _, w := range plan.work {
+		switch w := w.(type) {
+		case iptablesWork:
+			for _, c := range w.commands {
+				if random.Float64() < share {
+					_ = iptablesWork{w.tool, []command{c}}.apply(t.Context())
+				}
+			}
+		case nftablesWork:
+			for _, o := range w.objects {
+				if random.Float64() < share {
+					_ = nftablesWork{w.nft, w.table, []nftObject{o}}.apply(t.Context())
+				}
+			}
+		}
+	}
+}
+
+// duplicateSome adds rules that are there a second time, in whatever place.
+func (h *host) duplicateSome(random *rand.Rand, a attachment) {
+	h.t.Helper()
+	for _, w := range h.find(a.target()).work {
+		w, ok := w.(iptablesWork)
+		if !ok {
+			continue
+		}
+		for _, c := range w.commands {
+			if c.verb == "-D" && random.IntN(3) == 0 {
+				args := append([]string{"-t", c.table, "-I", c.chain}, c.rule.args...)
+				if out, err := exec.Command(w.tool.name(), args...).CombinedOutput(); err != nil {
+					h.t.Fatalf("%q: %v: %s", args, err, out)
+				}
+			}
+		}
+	}
+}
+
+// dump writes all packet filters to files, which load reads.
+func (h *host) dump() string {
+	h.t.Helper()
+	dir, err := os.MkdirTemp(h.dir, "state")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for _, tool := range h.fw.tools {
+		h.sh(fmt.Sprintf("%s-save >%s", tool.name(), filepath.Join(dir, tool.name())))
+	}
+	// Those of iptables are not for nft to load.
+	for _, table := range []string{"inet cni_plugins_masquerade", "ip cni_hostport", "ip6 cni_hostport", "bridge nat"} {
+		h.sh(fmt.Sprintf("if nft list table %s >%s/part 2>/dev/null; then echo delete table %s; cat %s/part; fi >>%s/nft", table, dir, table, dir, dir))
+	}
+	return dir
+}
+
+func (h *host) load(dir string) {
+	h.t.Helper()
+	for _, tool := range h.fw.tools {
+		h.sh(fmt.Sprintf("%s-restore <%s", tool.name(), filepath.Join(dir, tool.name())))
+	}
+	h.sh("nft -f " + filepath.Join(dir, "nft"))
+}
