@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
@@ -42,8 +43,13 @@ func (e *LeftoverError) Unwrap() error { return e.Err }
 func (op *operation) sweep(ctx context.Context, attachments []*attachment) error {
 	var left []string
 	var errs []error
+	leaving := map[string]bool{}
 	for _, a := range attachments {
-		l, err := a.sweep(ctx)
+		leaving[a.IfName] = true
+	}
+	stay := addressesOf(op.rec, leaving)
+	for _, a := range attachments {
+		l, err := a.sweep(ctx, stay)
 		left = append(left, l...)
 		errs = append(errs, err)
 	}
@@ -54,12 +60,20 @@ func (op *operation) sweep(ctx context.Context, attachments []*attachment) error
 	return &LeftoverError{ContainerID: op.id, Left: left, Err: err}
 }
 
-func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
+// sweepTime bounds the sweep of one attachment. Legacy iptables waits for its
+// lock without end, and that may be another program's.
+const sweepTime = time.Minute
+
+func (a *attachment) sweep(ctx context.Context, siblings []netip.Addr) (left []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTime)
+	defer cancel()
 	f, err := a.footprint()
 	if err != nil {
 		return nil, err
 	}
 	defer f.close()
+	f.siblings = siblings
+	f.inUse = func() ([]netip.Addr, error) { return a.op.inUse(a.ContainerID) }
 	found, err := f.find(ctx)
 	if err != nil {
 		return nil, err
@@ -81,7 +95,7 @@ func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
 func names(items []sweep.Item) []string {
 	var lines []string
 	for _, item := range items {
-		lines = append(lines, item.String())
+		lines = append(lines, strings.Split(item.String(), "\n")...)
 	}
 	return lines
 }
@@ -101,7 +115,11 @@ func (a *attachment) flush(f *footprint) {
 // footprint is where an attachment may have left something.
 type footprint struct {
 	sweep.Target
-	Masquerade, Ports, Firewall bool
+	Filtered bool // its plugins make firewall rules
+	Ports    bool // portmap is among them
+
+	siblings []netip.Addr                 // of attachments of the container that stay
+	inUse    func() ([]netip.Addr, error) // of other containers
 }
 
 // footprint reads it from the configuration and the result of the attachment.
@@ -137,7 +155,10 @@ func (f *footprint) plugin(position int, config []byte) error {
 	var c struct {
 		Type   string `json:"type"`
 		IPMasq bool   `json:"ipMasq"`
-		IPAM   struct {
+
+		MacSpoofChk bool `json:"macspoofchk"`
+
+		IPAM struct {
 			Type    string `json:"type"`
 			DataDir string `json:"dataDir"`
 		} `json:"ipam"`
@@ -146,13 +167,15 @@ func (f *footprint) plugin(position int, config []byte) error {
 		return fmt.Errorf("configuration of plugin %d: %w", position, err)
 	}
 	switch c.Type {
-	case "bridge", "ptp", "macvlan", "ipvlan", "vlan":
+	case "bridge", "ptp":
 		f.OwnsIf = f.OwnsIf || position == 0
-		f.Masquerade = f.Masquerade || c.IPMasq
+		f.Filtered = f.Filtered || c.IPMasq || c.MacSpoofChk
+	case "macvlan", "ipvlan", "vlan":
+		f.OwnsIf = f.OwnsIf || position == 0
 	case "portmap":
-		f.Ports = true
+		f.Ports, f.Filtered = true, true
 	case "firewall":
-		f.Firewall = true
+		f.Filtered = true
 	case "bandwidth":
 		f.Shaped = true
 	}
@@ -210,15 +233,21 @@ func (f *footprint) find(ctx context.Context) ([]sweep.Item, error) {
 	return slices.Concat(rules, rest), join(rerr, err)
 }
 
-// swept are the plugins whose leavings the sweep knows all of. Those of another
-// one are known to nobody, so that its failed DEL stays a failure.
-var swept = []string{"loopback", "bridge", "ptp", "macvlan", "ipvlan", "portmap", "firewall", "bandwidth", "tuning"}
+// swept tells whether the sweep knows all that a plugin can leave. What another
+// one leaves is known to nobody, so that its failed DEL stays a failure.
+func swept(plugin string) bool {
+	switch plugin {
+	case "loopback", "bridge", "ptp", "macvlan", "ipvlan", "portmap", "firewall", "bandwidth", "tuning":
+		return true
+	}
+	return false
+}
 
 // vouched tells whether a sweep that found nothing makes up for failed DELs.
 func (op *operation) vouched(attachments []*attachment, err error) bool {
 	for _, e := range pluginErrors(err) {
 		var failed *Error
-		if !errors.As(e, &failed) || !slices.Contains(swept, failed.Plugin) {
+		if !errors.As(e, &failed) || !swept(failed.Plugin) {
 			return false
 		}
 	}

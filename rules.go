@@ -2,9 +2,80 @@ package cni
 
 import (
 	"context"
+	"net/netip"
+	"strings"
 
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
 )
 
-// rules are the firewall's rules of the attachment.
-func (f *footprint) rules(ctx context.Context) ([]sweep.Item, error) { return nil, nil }
+// rules are the firewall's rules of the attachment, as one item: they go in one
+// transaction per packet filter.
+func (f *footprint) rules(ctx context.Context) ([]sweep.Item, error) {
+	if !f.Filtered {
+		return nil, nil
+	}
+	target := netfilter.Target{
+		Network: f.Network, ContainerID: f.ContainerID, IfName: f.IfName,
+		Addresses: f.Addresses, Siblings: f.siblings,
+	}
+	fw := netfilter.Open(f.Host)
+	plan, err := netfilter.Find(ctx, fw, target)
+	if plan.Empty() || err != nil {
+		return nil, err
+	}
+	// Whose the addresses are by now takes reading every record, so it is asked
+	// only when something is left.
+	if target.InUse, err = f.inUse(); err != nil {
+		return nil, err
+	}
+	if plan, err = netfilter.Find(ctx, fw, target); plan.Empty() || err != nil {
+		return nil, err
+	}
+	return []sweep.Item{rules{ctx, plan}}, nil
+}
+
+type rules struct {
+	ctx  context.Context
+	plan netfilter.Plan
+}
+
+func (r rules) String() string { return strings.TrimSuffix(r.plan.String(), "\n") }
+func (r rules) Remove() error  { return r.plan.Apply(r.ctx) }
+
+// inUse are the addresses that other containers on record have now.
+func (s *snapshot) inUse(id string) ([]netip.Addr, error) {
+	found, err := s.records.List()
+	if err != nil {
+		return nil, err
+	}
+	var all []netip.Addr
+	for _, f := range found {
+		if f.Record.ContainerID != id {
+			all = append(all, addressesOf(f.Record, nil)...)
+		}
+	}
+	return all, nil
+}
+
+// addressesOf are the addresses of a container's attachments, without those by
+// the interface names in except.
+func addressesOf(rec *record.Record, except map[string]bool) []netip.Addr {
+	var all []netip.Addr
+	if rec == nil {
+		return nil
+	}
+	for _, n := range rec.Networks {
+		result := decodeResult(n.Result)
+		if result == nil || n.State == record.Deleted || except[n.IfName] {
+			continue
+		}
+		for _, ip := range result.IPs {
+			if addr, ok := netip.AddrFromSlice(ip.Address.IP); ok {
+				all = append(all, addr.Unmap())
+			}
+		}
+	}
+	return all
+}
