@@ -40,7 +40,7 @@ func (s *snapshot) validateRemove(ns *Namespace) error {
 		return err
 	}
 	op := &operation{snapshot: s, verb: "DEL", id: ns.id}
-	if err := op.plan(ns); err != nil && !errors.Is(err, ErrNotFound) {
+	if err := op.plan(ns); err != nil && !(errors.Is(err, ErrNotFound) && s.onRecord(ns)) {
 		return err
 	}
 	host, err := openHostNetNS(s.hostNetNS)
@@ -49,6 +49,22 @@ func (s *snapshot) validateRemove(ns *Namespace) error {
 	}
 	_, err = host.validate(ns.path, "DEL")
 	return join(err, host.close())
+}
+
+// onRecord tells whether each network that the call selects is loaded or on the
+// container's record.
+func (s *snapshot) onRecord(ns *Namespace) bool {
+	rec, err := s.records.Load(ns.id)
+	if err != nil || rec == nil {
+		return false
+	}
+	for _, sel := range ns.selected {
+		recorded := slices.ContainsFunc(rec.Networks, func(n record.Network) bool { return n.Name == sel.network })
+		if _, err := s.find(sel.network); err != nil && !recorded {
+			return false
+		}
+	}
+	return true
 }
 
 // beginTeardown is begin for a call that learns from the record what there is
@@ -97,7 +113,9 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 	switch {
 	case left == nil && (delErr == nil || op.vouched(attachments, delErr)):
 		if err := op.forget(attachments); err != nil {
-			return fmt.Errorf("forget container %s: %w", op.id, err)
+			// Nothing of the container is left but its record, as on a disk
+			// that has become read-only. The next Recover removes it again.
+			op.logger.Error("delete the attachment record", "container", op.id, "error", err)
 		}
 		if delErr == nil {
 			return nil

@@ -43,6 +43,7 @@ func transientWords() []string {
 		"file exists",
 		"resource temporarily unavailable",
 		"device or resource busy",
+		"could not set bridge's mac", // after a first ADD that failed before the bridge had an address
 		"another app is currently holding the xtables lock",
 	}
 }
