@@ -199,10 +199,13 @@ func (op *operation) recallWithout(ns *Namespace) (err error) {
 		}
 	}
 	for _, a := range op.attachments {
+		// The sweep wants it as much as the plugins do, and a DEL that succeeds
+		// deletes it from the cache.
+		a.partial = a.chain().CachedResult(&a.Attachment)
 		if op.rec == nil {
 			continue
 		}
-		if n := op.rec.Find(a.IfName); n != nil {
+		if n := op.rec.Find(a.IfName); n != nil && n.Result != nil {
 			a.partial = chain.Partial(n.Result)
 		}
 	}

@@ -2,8 +2,11 @@ package chain
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 
 	"github.com/containernetworking/cni/libcni"
@@ -54,4 +57,23 @@ func fromCache(rt *libcni.RuntimeConf) (*Attachment, error) {
 // cacheFile is where libcni keeps the result of an ADD.
 func (c *Chain) cacheFile(a *Attachment) string {
 	return filepath.Join(c.CacheDir, "results", fmt.Sprintf("%s-%s-%s", c.List.Name, a.ContainerID, a.IfName))
+}
+
+// CachedResult is the result that the ADD of a was cached with, or nil if there
+// is none that can be used.
+func (c *Chain) CachedResult(a *Attachment) Partial {
+	result, err := c.cachedResult(a)
+	if err != nil {
+		return nil
+	}
+	return Partial(result)
+}
+
+// Forget deletes what libcni has cached of a, as its DEL does when every plugin
+// has succeeded.
+func (c *Chain) Forget(a *Attachment) error {
+	if err := os.Remove(c.cacheFile(a)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("forget the cached attachment: %w", err)
+	}
+	return nil
 }
