@@ -170,7 +170,9 @@ func (o *orphaned) wantCleanUp(target cni.CleanUpTarget, want []string) {
 		want   []string
 	}{{"dry run", dry, want}, {"cleanup", target, want}, {"again", target, nil}} {
 		found, err := o.blind.CleanUp(ctx, one.target)
-		if got := o.withoutHashes(found); err != nil || !slices.Equal(got, one.want) {
+		got := o.withoutHashes(found)
+		slices.Sort(got)
+		if err != nil || !slices.Equal(got, one.want) {
 			o.t.Errorf("%s: %v, found:\n%s\nwant:\n%s", one.name, err, strings.Join(got, "\n"), strings.Join(one.want, "\n"))
 		}
 		if one.target.DryRun {
