@@ -108,7 +108,7 @@ func TestAFailedFirstLeavesTheNextOneFirst(t *testing.T) {
 
 func TestWhatHasAFirstOfItsOwn(t *testing.T) {
 	base := key("podnet", "bridge")
-	for name, change := range map[string]func(*Key){
+	for _, change := range map[string]func(*Key){
 		"a capability":       func(k *Key) { k.Capabilities = []string{"portMappings"} },
 		"two capabilities":   func(k *Key) { k.Capabilities = []string{"bandwidth", "portMappings"} },
 		"another host":       func(k *Key) { k.Host = "4:2" },
