@@ -91,11 +91,11 @@ func TestTheShaperOfTheRealPlugin(t *testing.T) {
 	target.Shaped, target.ContainerID = true, "c"
 	wantSwept(t, target)
 	target.ContainerID = "c1"
-	wantSwept(t, target, "interface "+shaperName(long, "c1")+" on the host")
-	if !hasLink(t, host, shaperName(long, "c11")) {
+	wantSwept(t, target, "interface "+ShaperName(long, "c1")+" on the host")
+	if !hasLink(t, host, ShaperName(long, "c11")) {
 		t.Error("the neighbour's shaper is gone")
 	}
-	addBridge(t, host, shaperName(long, "c1"), mac) // no ifb device
+	addBridge(t, host, ShaperName(long, "c1"), mac) // no ifb device
 	wantSwept(t, target)
 }
 
