@@ -1,0 +1,162 @@
+// Package cnitest is for the integration tests of programs that embed
+// github.com/embedcni/cni: it tells what exists on a host, so that a test can
+// show that its containers leave nothing.
+//
+//	before, err := cnitest.Audit(ctx, cnitest.Options{})
+//	…                                  // attach, break, detach
+//	after, err := cnitest.Audit(ctx, cnitest.Options{})
+//	if leak := cnitest.Diff(before, after); leak != "" {
+//		t.Error(leak)
+//	}
+//
+// It needs Linux, CAP_NET_ADMIN over the network namespace, and the tools
+// iptables-save, ip6tables-save and nft; elsewhere Audit returns an error that
+// is an [errors.ErrUnsupported].
+package cnitest
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+)
+
+// Options say where Audit looks beyond the kernel, and what it leaves out. The
+// zero Options are for a host with the usual directories.
+type Options struct {
+	// StateDirs hold the files of IPAM, results and records. The default is
+	// /var/lib/cni. Directories that do not exist hold nothing.
+	StateDirs []string
+	// NetNSDirs are where network namespaces are pinned. The default is
+	// /run/netns.
+	NetNSDirs []string
+
+	// Of leaves out what is not about these attachments; empty means all there
+	// is. See [Attachments].
+	Of []Attachment
+	// Shared adds what plugins and the library make with the first container
+	// and keep: bridges, the chains that containers share, locks.
+	Shared bool
+	// Process adds the calling process's file descriptors and its children.
+	Process bool
+}
+
+// Attachment is an interface of a container, past or present. The first three
+// fields compute the names of chains, rules, devices and files; the others
+// cannot be computed, and what has only them in it is left out without.
+type Attachment struct {
+	ContainerID, Network, IfName string
+
+	Addresses []netip.Addr // of the container; those that host-local holds for it are found
+	Links     []string     // on the host, that were made for it
+}
+
+// Attachments are those of a container as Setup or Lookup returned them.
+func Attachments(id string, result *cni.Result) []Attachment {
+	var all []Attachment
+	for _, n := range result.Networks {
+		a := Attachment{ContainerID: id, Network: n.Name, IfName: n.IfName}
+		for _, i := range n.Interfaces {
+			for _, addr := range i.Addresses {
+				a.Addresses = append(a.Addresses, addr.IP())
+			}
+			if i.Sandbox == "" { // a bridge too, of which Options.Shared decides
+				a.Links = append(a.Links, i.Name)
+			}
+		}
+		all = append(all, a)
+	}
+	return all
+}
+
+// Audit lists what exists in the network namespace of the calling thread and in
+// the directories of o: links, addresses, routes, policy rules, neighbours,
+// queueing disciplines, the rules and chains of iptables, ip6tables (of both
+// variants) and nftables, files with a checksum of their content, mounts,
+// pinned namespaces. One line for each, sorted; nothing in them changes by
+// itself, so that two audits of an idle host are equal.
+//
+// A line "missing" names a tool without which it is blind to something; it is
+// never left out.
+func Audit(ctx context.Context, o Options) ([]string, error) {
+	if o.StateDirs == nil {
+		o.StateDirs = []string{"/var/lib/cni"}
+	}
+	if o.NetNSDirs == nil {
+		o.NetNSDirs = []string{"/run/netns"}
+	}
+	lines, err := audit.Snapshot(ctx, audit.Options{StateDirs: o.StateDirs, NetNSDirs: o.NetNSDirs})
+	if err != nil {
+		return nil, err
+	}
+	about, err := o.about(lines)
+	if err != nil {
+		return nil, err
+	}
+	return lines.Without(func(line string) bool {
+		what, _, _ := strings.Cut(line, " ")
+		switch {
+		case what == "missing":
+			return false
+		case what == "process" || what == "fd":
+			return !o.Process
+		}
+		return !o.Shared && shared(line) || !about(line)
+	}), nil
+}
+
+// Diff returns what after has more than before, each line behind "+ ", and
+// what it has less, behind "- "; nothing if they are equal.
+func Diff(before, after []string) string {
+	added, removed := audit.Diff(before, after)
+	var b strings.Builder
+	for _, part := range []struct {
+		sign  string
+		lines []string
+	}{{"+ ", added}, {"- ", removed}} {
+		for _, line := range part.lines {
+			b.WriteString(part.sign + line + "\n")
+		}
+	}
+	return b.String()
+}
+
+// shared tells what stays when the last container goes.
+func shared(line string) bool {
+	if audit.Shared(line) {
+		return true
+	}
+	// The library's own: its directories, the lock file, the marks of networks.
+	f, path := splitFile(line)
+	elements := strings.Split(path, "/")
+	i := slices.Index(elements, "embedcni")
+	if i < 0 || i+1 == len(elements) {
+		return false
+	}
+	return f == "dir" || f == "file" && slices.Contains([]string{"locks", "networks"}, elements[i+1])
+}
+
+// splitFile takes a line about a file apart: what it is, and the path.
+func splitFile(line string) (what, path string) {
+	what, path, _ = strings.Cut(line, " ")
+	switch what {
+	case "file":
+		path, _, _ = cutLast(path, " sha256:")
+		path, _, _ = cutLast(path, " netns ")
+	case "netns":
+		path, _, _ = cutLast(path, " ")
+	case "mount":
+		_, path, _ = strings.Cut(path, " ")
+	}
+	return what, path
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return s, "", false
+}
