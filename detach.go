@@ -159,15 +159,15 @@ func (op *operation) detach(ctx context.Context, attachments []*attachment) erro
 	return join(errs...)
 }
 
-// withoutMissing leaves out the errors of plugins that could not be found for
-// the ADD either: what never ran has nothing to undo.
+// withoutMissing leaves out the errors of plugins that could not be run for the
+// ADD either: what never ran has nothing to undo.
 func (a *attachment) withoutMissing(err error) error {
 	if len(a.missing) == 0 {
 		return err
 	}
 	return join(slices.DeleteFunc(pluginErrors(err), func(one error) bool {
 		var e *Error
-		return errors.As(one, &e) && errors.Is(one, ErrPluginNotFound) && slices.Contains(a.missing, e.Plugin)
+		return errors.As(one, &e) && neverRan(one) && slices.Contains(a.missing, e.Plugin)
 	})...)
 }
 

@@ -53,9 +53,10 @@ func (h *hostNetNS) validate(path, verb string) (string, error) {
 		return path, h.foreign(container.ID(), path)
 	case !del:
 		return "", fmt.Errorf("%w: %w", err, ErrInvalidNetNS)
-	case errors.Is(err, netns.ErrNotNetNS):
-		// Such as the empty file that is left when the namespace that was
-		// mounted there is unmounted. Plugins would try to enter it.
+	case errors.Is(err, netns.ErrNotNetNS), errors.Is(err, fs.ErrNotExist):
+		// Nothing, or the empty file that is left when the namespace that was
+		// mounted there is unmounted. Some plugins would try to enter it, and
+		// fail, where they succeed if no path is given.
 		return "", nil
 	default:
 		return path, nil
