@@ -165,7 +165,7 @@ func (op *operation) adopt(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if op.rec.Boot != now || op.path == "" || op.path != op.rec.NetNS.Path || op.rec.Failures > 0 {
+	if op.rec.Boot != now || op.abandoned() || op.rec.Failures > 0 {
 		return false, nil
 	}
 	for _, a := range op.attachments {
@@ -186,9 +186,14 @@ func (op *operation) adopt(ctx context.Context) (bool, error) {
 			if ctx.Err() != nil {
 				return false, context.Cause(ctx)
 			}
+			if errors.Is(err, ErrPluginNotFound) {
+				return false, err // nobody has said that anything is wrong with it
+			}
 			op.logger.Info("CHECK failed, removing the container", "container", op.id, "error", err)
 			return false, nil
 		}
 	}
-	return true, nil
+	// Where mounts are not allowed, the descriptor that kept it was the last
+	// process's.
+	return true, op.pin(op.rec.NetNS)
 }

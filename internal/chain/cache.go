@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 
 	"github.com/containernetworking/cni/libcni"
@@ -54,4 +55,31 @@ func fromCache(rt *libcni.RuntimeConf) (*Attachment, error) {
 // cacheFile is where libcni keeps the result of an ADD.
 func (c *Chain) cacheFile(a *Attachment) string {
 	return filepath.Join(c.CacheDir, "results", fmt.Sprintf("%s-%s-%s", c.List.Name, a.ContainerID, a.IfName))
+}
+
+// isAnothers tells whether the file that libcni would take for the attachment's
+// is another one's: it joins the names, so that network "a" with container
+// "b-c" and network "a-b" with container "c" have one file.
+func (c *Chain) isAnothers(a *Attachment) bool {
+	data, err := os.ReadFile(c.cacheFile(a))
+	if err != nil {
+		return false // nobody's, or libcni will say why it cannot be read
+	}
+	var owner struct {
+		ContainerID string `json:"containerId"`
+		NetworkName string `json:"networkName"`
+	}
+	if json.Unmarshal(data, &owner) != nil || owner.ContainerID == "" || owner.NetworkName == "" {
+		return false
+	}
+	return owner.ContainerID != a.ContainerID || owner.NetworkName != c.List.Name
+}
+
+// libcni is libcni with its cache, unless the attachment's place there is
+// another one's.
+func (c *Chain) libcni(x *exec, a *Attachment) *libcni.CNIConfig {
+	if c.isAnothers(a) {
+		return c.uncached(x)
+	}
+	return x.libcni(c)
 }

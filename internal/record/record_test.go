@@ -232,3 +232,16 @@ func BenchmarkAppend(b *testing.B) {
 		}
 	}
 }
+
+func TestALogThatOutlivedItsBaseDoesNotCount(t *testing.T) {
+	s := Open(t.TempDir())
+	r := sample("c1")
+	check(t, s.Begin(r))
+	check(t, s.Append(r, Entry{IfName: "eth0", State: Added}))
+	check(t, os.Remove(s.path("c1", baseExt))) // a crash in Delete
+	again := sample("c1")
+	check(t, s.Begin(again))
+	got, err := s.Load("c1")
+	check(t, err)
+	want(t, "record", got, again)
+}
