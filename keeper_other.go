@@ -11,6 +11,8 @@ func newKeeper(string) *keeper { return &keeper{} }
 
 func (*keeper) openPath(string) string { return "" }
 
+func (*keeper) strays(*record.Store) ([]string, error) { return nil, nil }
+
 func (op *operation) identify() (record.NetNS, error) { return record.NetNS{Path: op.path}, nil }
 
 func (*operation) pin(record.NetNS) error { return nil }
