@@ -113,11 +113,18 @@ func (op *operation) recall(ns *Namespace) error {
 		return op.recallWithout(ns)
 	}
 	op.rec = rec
-	path, err := op.host.recordedPath(rec.NetNS, op.kept.openPath(op.id))
+	now, err := boot.ID()
 	if err != nil {
 		return err
 	}
-	op.path = path
+	if rec.Boot == now {
+		// Namespaces of another boot are gone, and their numbers come again: the
+		// same path may lead to the same number, in another container.
+		op.path, err = op.host.recordedPath(rec.NetNS, op.kept.openPath(op.id))
+		if err != nil {
+			return err
+		}
+	}
 	if op.attachments, err = op.fromRecord(rec); err != nil {
 		return err
 	}
