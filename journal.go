@@ -113,8 +113,17 @@ func (op *operation) recall(ns *Namespace) error {
 		return op.recallWithout(ns)
 	}
 	op.rec = rec
-	if op.path, err = op.recordedPath(); err != nil {
+	now, err := boot.ID()
+	if err != nil {
 		return err
+	}
+	if rec.Boot == now {
+		// Namespaces of another boot are gone, and their numbers come again: the
+		// same path may lead to the same number, in another container.
+		op.path, err = op.recordedPath()
+		if err != nil {
+			return err
+		}
 	}
 	if op.attachments, err = op.fromRecord(rec); err != nil {
 		return err

@@ -3,7 +3,9 @@ package cni
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -103,6 +105,30 @@ func (k *keeper) where(id string) string {
 		return k.openPath(id)
 	}
 	return k.path(id)
+}
+
+// strays are the paths of pins that no record knows of. A power cut can bring
+// back the empty file of one whose record is gone.
+func (k *keeper) strays(records *record.Store) ([]string, error) {
+	entries, err := os.ReadDir(k.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kept namespaces: %w", err)
+	}
+	var strays []string
+	for _, e := range entries {
+		// A pin is called as the files of its record are, see path.
+		known, err := records.Exists(e.Name())
+		if err != nil {
+			return nil, fmt.Errorf("kept namespaces: %w", err)
+		}
+		if !known {
+			strays = append(strays, filepath.Join(k.dir, e.Name()))
+		}
+	}
+	return strays, nil
 }
 
 // unpin lets the namespace go.

@@ -13,6 +13,8 @@ func (*keeper) where(string) string { return "" }
 
 func (*keeper) openPath(string) string { return "" }
 
+func (*keeper) strays(*record.Store) ([]string, error) { return nil, nil }
+
 func (op *operation) identify() (record.NetNS, error) { return record.NetNS{Path: op.path}, nil }
 
 func (*operation) sameNetNS(string) error { return nil }
