@@ -73,11 +73,15 @@ func (a *attachment) sweep(ctx context.Context, siblings []netip.Addr) (left []s
 	}
 	defer f.close()
 	f.siblings = siblings
-	f.inUse = func() ([]netip.Addr, error) { return a.op.inUse(a.ContainerID) }
 	found, err := f.find(ctx)
 	if err != nil {
 		return nil, err
 	}
+	return a.clear(ctx, f, found)
+}
+
+// clear removes what was found, and looks again.
+func (a *attachment) clear(ctx context.Context, f *footprint, found []sweep.Item) (left []string, err error) {
 	if len(found) > 0 {
 		a.op.logger.Info("sweeping what DEL has left", "container", a.ContainerID, "network", a.network.config.Name,
 			"left", names(found))
@@ -86,10 +90,9 @@ func (a *attachment) sweep(ctx context.Context, siblings []netip.Addr) (left []s
 			return names(found), join(err, ferr)
 		}
 		// It is gone, so however an attempt to remove it ended it has been.
-		err = nil
 	}
 	a.flush(f)
-	return nil, err
+	return nil, nil
 }
 
 func names(items []sweep.Item) []string {
@@ -128,6 +131,7 @@ func (a *attachment) footprint() (*footprint, error) {
 	f.Network, f.ContainerID, f.IfName = a.network.config.Name, a.ContainerID, a.IfName
 	f.Thorough = a.state != record.Added
 	f.Host = a.op.host.handle()
+	f.inUse = func() ([]netip.Addr, error) { return a.op.inUse(a.ContainerID) }
 	for i, p := range a.network.config.Plugins {
 		if err := f.plugin(i, p.Bytes); err != nil {
 			return nil, err

@@ -113,17 +113,8 @@ func (op *operation) recall(ns *Namespace) error {
 		return op.recallWithout(ns)
 	}
 	op.rec = rec
-	now, err := boot.ID()
-	if err != nil {
+	if op.path, err = op.recordedPath(); err != nil {
 		return err
-	}
-	if rec.Boot == now {
-		// Namespaces of another boot are gone, and their numbers come again: the
-		// same path may lead to the same number, in another container.
-		op.path, err = op.recordedPath()
-		if err != nil {
-			return err
-		}
 	}
 	if op.attachments, err = op.fromRecord(rec); err != nil {
 		return err
@@ -227,10 +218,13 @@ func (op *operation) recallWithout(ns *Namespace) (err error) {
 		}
 	}
 	for _, a := range op.attachments {
+		// The sweep wants it as much as the plugins do, and a DEL that succeeds
+		// deletes it from the cache.
+		a.partial = a.chain().CachedResult(&a.Attachment)
 		if op.rec == nil {
 			continue
 		}
-		if n := op.rec.Find(a.IfName); n != nil {
+		if n := op.rec.Find(a.IfName); n != nil && n.Result != nil {
 			a.partial = chain.Partial(n.Result)
 		}
 	}

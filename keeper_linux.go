@@ -1,8 +1,6 @@
 package cni
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -30,8 +28,7 @@ func newKeeper(recordDir string) *keeper {
 }
 
 func (k *keeper) path(id string) string {
-	sum := sha256.Sum256([]byte(id))
-	return filepath.Join(k.dir, hex.EncodeToString(sum[:16]))
+	return filepath.Join(k.dir, record.Name(id))
 }
 
 // identify says which namespace the operation's is, and where it will be kept.

@@ -2,7 +2,9 @@ package chain
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -82,4 +84,26 @@ func (c *Chain) libcni(x *exec, a *Attachment) *libcni.CNIConfig {
 		return c.uncached(x)
 	}
 	return x.libcni(c)
+}
+
+// CachedResult is the result that the ADD of a was cached with, or nil if there
+// is none that can be used.
+func (c *Chain) CachedResult(a *Attachment) Partial {
+	result, err := c.cachedResult(a)
+	if err != nil {
+		return nil
+	}
+	return Partial(result)
+}
+
+// Forget deletes what libcni has cached of a, as its DEL does when every plugin
+// has succeeded.
+func (c *Chain) Forget(a *Attachment) error {
+	if c.isAnothers(a) {
+		return nil
+	}
+	if err := os.Remove(c.cacheFile(a)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("forget the cached attachment: %w", err)
+	}
+	return nil
 }

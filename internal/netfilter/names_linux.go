@@ -92,3 +92,14 @@ func spoofNames(id, ifName string) (comment string, chains []string) {
 	ref := id + "-" + ifName
 	return "macspoofchk-" + ref, []string{"cni-br-iface-" + ref, "cni-br-iface-" + ref + "-mac"}
 }
+
+// Names are the chains that are an attachment's own, and the comments of its
+// rules elsewhere, as [Find] computes them. Portmap's comment in nftables is
+// the container's id as it is, and not among them.
+func Names(network, id, ifName string) (chains, comments []string) {
+	spoof, chains := spoofNames(id, ifName)
+	for _, c := range ownChains(network, id) {
+		chains = append(chains, c.name)
+	}
+	return chains, []string{masqueradeComment(network, ifName, id), spoof}
+}

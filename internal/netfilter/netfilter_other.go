@@ -25,3 +25,6 @@ func (p Plan) Apply(context.Context) error {
 	}
 	return ErrNotSupported
 }
+
+// Names are none, as there are no rules.
+func Names(network, id, ifName string) (chains, comments []string) { return nil, nil }

@@ -31,12 +31,14 @@ func Open(dir string) *Store { return &Store{dir: dir} }
 // Dir is where the store is.
 func (s *Store) Dir() string { return s.dir }
 
-func name(id string) string {
+// Name is what the container's files are called, without the extension, and
+// the file that its namespace is pinned by.
+func Name(id string) string {
 	h := sha256.Sum256([]byte(id))
 	return hex.EncodeToString(h[:16])
 }
 
-func (s *Store) path(id, ext string) string { return filepath.Join(s.dir, name(id)+ext) }
+func (s *Store) path(id, ext string) string { return filepath.Join(s.dir, Name(id)+ext) }
 
 // Begin writes the record of what is about to be attached, durably: when it
 // returns nil the record survives a power cut. It replaces an earlier base of
@@ -117,7 +119,7 @@ func (s *Store) Append(r *Record, e Entry) error {
 // Load returns the container's record, brought up to its log; nil without one.
 // A damaged one is returned with ErrBad, with what could be read of it.
 func (s *Store) Load(id string) (*Record, error) {
-	r, err := s.load(name(id))
+	r, err := s.load(Name(id))
 	if r != nil {
 		r.ContainerID = id
 	}
@@ -201,7 +203,7 @@ func (s *Store) List() ([]Found, error) {
 // does no harm. The base goes last: as long as it is there, a process that is
 // killed on the way leaves a record, whose container is removed again, and not a
 // log that nobody ever looks at.
-func (s *Store) Delete(id string) error { return s.Discard(name(id)) }
+func (s *Store) Delete(id string) error { return s.Discard(Name(id)) }
 
 // Discard is Delete by file.
 func (s *Store) Discard(file string) error {

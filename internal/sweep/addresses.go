@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -84,6 +85,21 @@ func addressesIn(dir string, t Target) ([]Item, error) {
 		}
 	}
 	return items, errors.Join(errs...)
+}
+
+// Held are the addresses that host-local holds for the attachment in the
+// target's directories, whatever is known of them otherwise.
+func Held(t Target) ([]netip.Addr, error) {
+	t.Thorough = true
+	items, err := addresses(t)
+	var held []netip.Addr
+	for _, item := range items {
+		a, ok := item.(address)
+		if addr, err := netip.ParseAddr(a.file); ok && err == nil && a.content != "" {
+			held = append(held, addr)
+		}
+	}
+	return held, err
 }
 
 // candidates are the files to look into: those of the addresses that are known,

@@ -1,8 +1,6 @@
 package sweep
 
 import (
-	"crypto/sha512"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"strings"
@@ -96,18 +94,10 @@ func shaper(t Target) ([]Item, error) {
 	if !t.Shaped {
 		return nil, nil
 	}
-	name := shaperName(t.Network, t.ContainerID)
+	name := ShaperName(t.Network, t.ContainerID)
 	l, err := lookup(t.Host, name)
 	if l == nil || err != nil || l.Type() != "ifb" {
 		return nil, err
 	}
 	return []Item{link{ns: t.Host, where: "on the host", name: name, index: l.Attrs().Index}}, nil
-}
-
-// shaperName is computed as the bandwidth plugin does: "bwp" and as much of a
-// SHA-512 as an interface name has room for. A test holds it against the plugin.
-func shaperName(network, id string) string {
-	const longest = 15
-	sum := sha512.Sum512([]byte(network + id))
-	return ("bwp" + hex.EncodeToString(sum[:]))[:longest]
 }

@@ -10,6 +10,8 @@ package sweep
 
 import (
 	"context"
+	"crypto/sha512"
+	"encoding/hex"
 	"errors"
 	"net/netip"
 
@@ -62,4 +64,13 @@ func Remove(ctx context.Context, items []Item) error {
 		errs = append(errs, item.Remove())
 	}
 	return errors.Join(errs...)
+}
+
+// ShaperName is the bandwidth plugin's ifb device for a container on a network,
+// computed as the bandwidth plugin does: "bwp" and as much of a
+// SHA-512 as an interface name has room for. A test holds it against the plugin.
+func ShaperName(network, id string) string {
+	const longest = 15
+	sum := sha512.Sum512([]byte(network + id))
+	return ("bwp" + hex.EncodeToString(sum[:]))[:longest]
 }

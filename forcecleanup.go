@@ -1,0 +1,262 @@
+package cni
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/sweep"
+)
+
+// CleanUpTarget names the one attachment that CleanUp is about.
+type CleanUpTarget struct {
+	ContainerID, Network, IfName string // all three must be set
+
+	// Addresses of the container on the network, as far as the caller knows any
+	// that no record, no cached result and no file of host-local says. The
+	// plugin firewall names its rules by nothing else.
+	Addresses []netip.Addr
+
+	// Config is the network's configuration, one list as JSON. Where it is
+	// empty, it is that of the record, of libcni's cache or of the loaded
+	// network; without any of these everything is looked for that the reference
+	// plugins leave under names that can be computed, and addresses in
+	// host-local's default directory.
+	Config []byte
+
+	// DryRun lists what would be removed, and removes nothing.
+	DryRun bool
+}
+
+// CleanUp removes what the reference plugins leave of one attachment, and what
+// is on record of it, without running a plugin. It is for what Remove cannot
+// end: the plugins or their configuration are gone for good, or what is left is
+// another runtime's. No network need be loaded. What other plugins than the
+// reference plugins have made stays, and nothing remembers it afterwards, so
+// Remove comes first.
+//
+// It returns what it found, a line each, in the order of removal: rules as the
+// commands that would delete them. A container that lives loses the attachment.
+// Other attachments stay, of the same container too. If something could not be
+// removed, the error is a *LeftoverError and the record stays.
+//
+// It excludes other calls for the container. When ctx ends it stops; it may be
+// called again, and for what was never attached.
+func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error) {
+	found, err := r.current.Load().cleanUp(ctx, t)
+	if err != nil {
+		return found, fmt.Errorf("clean up %s of container %q on network %q: %w", t.IfName, t.ContainerID, t.Network, err)
+	}
+	return found, nil
+}
+
+func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget) (found []string, err error) {
+	list, err := t.validate()
+	if err != nil {
+		return nil, err
+	}
+	op, err := s.beginTeardown(ctx, t.ContainerID)
+	if err != nil {
+		return nil, err
+	}
+	defer op.end()
+	if op.host.handle() == nil {
+		return nil, ErrNotSupported
+	}
+	a, known, err := op.remembered(t, list)
+	if err != nil {
+		return nil, err
+	}
+	f, err := a.forcedFootprint(t)
+	if err != nil {
+		return nil, err
+	}
+	defer f.close()
+	ctx, cancel := context.WithTimeout(ctx, sweepTime)
+	defer cancel()
+	items, err := f.find(ctx)
+	found = append(names(items), known.lines()...)
+	if err != nil || t.DryRun {
+		return found, err
+	}
+	if left, err := a.clear(ctx, f, items); len(left) > 0 || err != nil {
+		return found, &LeftoverError{ContainerID: op.id, Left: left, Err: err}
+	}
+	return found, a.forgetAll(known)
+}
+
+// validate checks the target before anything is touched, and reads its
+// configuration; nil if it has none.
+func (t CleanUpTarget) validate() (*libcni.NetworkConfigList, error) {
+	err := join(validateID(t.ContainerID), validateAttachmentName(t.Network, t.ContainerID, t.IfName))
+	if bad := conflist.ValidateName(t.Network); bad != nil {
+		err = join(err, fmt.Errorf("network name: %w: %w", bad, ErrInvalidArgument))
+	}
+	if slices.ContainsFunc(t.Addresses, func(a netip.Addr) bool { return !a.IsValid() }) {
+		err = join(err, fmt.Errorf("one of the addresses is the zero Addr: %w", ErrInvalidArgument))
+	}
+	if err != nil || len(t.Config) == 0 {
+		return nil, err
+	}
+	list, err := conflist.Parse(t.Config)
+	if err != nil {
+		return nil, fmt.Errorf("configuration: %w: %w", err, ErrInvalidConfig)
+	}
+	if list.Name != t.Network {
+		return nil, fmt.Errorf("the configuration is of network %q: %w", list.Name, ErrInvalidArgument)
+	}
+	return list, nil
+}
+
+// memory says where an attachment is remembered.
+type memory struct{ record, cache string }
+
+func (m memory) lines() (lines []string) {
+	if m.record != "" {
+		lines = append(lines, "attachment record in "+m.record)
+	}
+	if m.cache != "" {
+		lines = append(lines, "cached result in "+m.cache)
+	}
+	return lines
+}
+
+// remembered makes the attachment of what is known of it: the configuration is
+// the caller's, else that of the record, of libcni's cache, of the loaded
+// network; with none the list has no plugins.
+func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList) (*attachment, memory, error) {
+	var known memory
+	a, err := op.onRecord(t)
+	if err != nil {
+		return nil, known, err
+	}
+	if a != nil && !op.damaged {
+		known.record = op.records.Dir()
+	}
+	if a == nil {
+		a = &attachment{op: op, network: &Network{snapshot: op.snapshot}}
+		a.ContainerID, a.IfName = t.ContainerID, t.IfName
+	}
+	cached, err := op.inCache(t)
+	if err != nil {
+		return nil, known, err
+	}
+	if cached != nil {
+		known.cache = filepath.Join(op.stateDir, "results")
+	}
+	loaded, _ := op.find(t.Network) // or it is not
+	switch {
+	case list != nil:
+		a.network.config = list
+	case a.network.config != nil:
+	case cached != nil && len(cached.Plugins) > 0:
+		a.network.config = cached
+	case loaded != nil:
+		a.network.config = loaded.config
+	default:
+		a.network.config = &libcni.NetworkConfigList{Name: t.Network}
+	}
+	if a.partial == nil && cached != nil {
+		a.partial = a.chain().CachedResult(&a.Attachment)
+	}
+	return a, known, nil
+}
+
+// onRecord is the attachment as it was recorded, or nil. Of a damaged record
+// what is legible of the result is used, and the record is left to Remove: it
+// may be about other attachments too.
+func (op *operation) onRecord(t CleanUpTarget) (*attachment, error) {
+	rec, err := op.records.Load(op.id)
+	if rec == nil {
+		return nil, nil
+	}
+	op.rec, op.damaged = rec, err != nil
+	n := rec.Find(t.IfName)
+	if n == nil || n.State == record.Deleted || n.Name != t.Network && !op.damaged {
+		return nil, nil
+	}
+	if op.damaged {
+		a := &attachment{op: op, network: &Network{snapshot: op.snapshot}, partial: chain.Partial(n.Result)}
+		a.ContainerID, a.IfName = t.ContainerID, t.IfName
+		return a, nil
+	}
+	if op.path, err = op.host.recordedPath(rec.NetNS, op.kept.openPath(op.id)); err != nil {
+		return nil, err
+	}
+	recorded, err := op.fromRecord(&record.Record{ContainerID: rec.ContainerID, Networks: []record.Network{*n}})
+	if err != nil {
+		return nil, err
+	}
+	return recorded[0], nil
+}
+
+// inCache is the configuration that the attachment was cached with by libcni,
+// nil if it was not. One that cannot be read is empty.
+func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error) {
+	all, err := libcni.NewCNIConfigWithCacheDir(nil, op.stateDir, nil).GetCachedAttachments(op.id)
+	if err != nil {
+		return nil, fmt.Errorf("cached attachments: %w", err)
+	}
+	for _, c := range all {
+		if c.Network != t.Network || c.IfName != t.IfName {
+			continue
+		}
+		list, err := conflist.Parse(c.Config)
+		if err != nil {
+			op.logger.Warn("cached configuration cannot be used", "container", op.id, "network", c.Network, "error", err)
+			return &libcni.NetworkConfigList{Name: t.Network}, nil
+		}
+		return list, nil
+	}
+	return nil, nil
+}
+
+// forcedFootprint is footprint with what the caller knows, and with what
+// host-local holds for the attachment. Without a configuration it is wherever
+// one of the reference plugins may have left something.
+func (a *attachment) forcedFootprint(t CleanUpTarget) (*footprint, error) {
+	f, err := a.footprint()
+	if err != nil {
+		return nil, err
+	}
+	f.Thorough = true
+	f.siblings = addressesOf(a.op.rec, map[string]bool{a.IfName: true})
+	if len(a.network.config.Plugins) == 0 {
+		f.Filtered, f.Ports, f.Shaped = true, true, true
+		f.IPAMDirs = []string{filepath.Join(hostLocalDir, f.Network)}
+	}
+	held, err := sweep.Held(f.Target)
+	if err != nil {
+		f.close()
+		return nil, err
+	}
+	for _, addr := range slices.Concat(t.Addresses, held) {
+		if addr = addr.Unmap(); !slices.Contains(f.Addresses, addr) {
+			f.Addresses = append(f.Addresses, addr)
+		}
+	}
+	return f, nil
+}
+
+// forgetAll deletes what remembers the attachment, now that it is gone. The
+// record goes last, so that a crash in between leaves something to go by.
+func (a *attachment) forgetAll(known memory) error {
+	var err error
+	if known.cache != "" {
+		err = a.chain().Forget(&a.Attachment)
+	}
+	if known.record != "" {
+		err = join(err, a.op.forget([]*attachment{a}))
+	}
+	if err != nil {
+		return &LeftoverError{ContainerID: a.op.id, Left: known.lines(), Err: err}
+	}
+	return nil
+}

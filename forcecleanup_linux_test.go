@@ -1,0 +1,324 @@
+package cni_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
+)
+
+// orphaned is an attachment of c1 that nobody remembers any more.
+type orphaned struct {
+	*realHost
+	reader *cni.Runtime // with the network
+	blind  *cni.Runtime // with nothing loaded
+	before audit.Lines  // of c1
+	other  *cni.Result  // of the neighbour, whose id is c1's and more
+}
+
+// forget attaches c1 beside its neighbour and deletes its namespace and record.
+func forget(t *testing.T, network, ipam string, c realCase) *orphaned {
+	t.Helper()
+	h := newRealHost(t)
+	if ipam == "" {
+		ipam = h.path("ipam")
+	}
+	o := &orphaned{realHost: h, reader: h.real(cni.WithConfListBytes(c.conf(network, "1.0.0", ipam))), blind: h.runtime()}
+	// The neighbour comes first, so that what both share is there.
+	h.mustSetup(o.reader, "c11", h.container("c11"), udpPort(8081))
+	o.before = h.audit()
+	var err error
+	if o.other, err = o.reader.Lookup("c11"); err != nil {
+		t.Fatal(err)
+	}
+	pins := h.pins()
+	path := h.mortal("c1")
+	result := h.mustSetup(o.reader, "c1", path, udpPort(8080))
+	for _, pin := range h.pins() {
+		if !slices.Contains(pins, pin) {
+			err = errors.Join(err, netns.Remove(pin))
+		}
+	}
+	records := record.Open(h.path("state", "embedcni", "attachments"))
+	if err := errors.Join(err, records.Delete("c1"), netns.Remove(path)); err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range result.Networks[0].Interfaces {
+		if strings.HasPrefix(i.Name, "veth") {
+			h.waitForNoLink(i.Name)
+		}
+	}
+	return o
+}
+
+// waitForNoLink waits until the kernel has taken down a namespace's end of a
+// pair, and this one with it. It asks for the name: a list of all links can be
+// interrupted by another one that goes.
+func (h *realHost) waitForNoLink(name string) {
+	h.t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for tick := time.NewTicker(5 * time.Millisecond); ; <-tick.C {
+		_, err := netlink.LinkByName(name)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			return
+		}
+		if err != nil || time.Now().After(deadline) {
+			h.t.Fatalf("link %s is still there: %v", name, err)
+		}
+	}
+}
+
+func everythingConf(network, ipam string) []byte {
+	c := everything()
+	return c.conf(network, "1.0.0", ipam)
+}
+
+func udpPort(port int32) cni.NamespaceOpts {
+	return cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: port, ContainerPort: 80, Protocol: "udp"}})
+}
+
+// wantOther compares with how it was before c1: nothing has come, and nothing
+// is gone, least of all the neighbour's.
+func (o *orphaned) wantOther() {
+	o.t.Helper()
+	o.wantClean(o.before)
+	if got, err := o.reader.Lookup("c11"); err != nil || !reflect.DeepEqual(got, o.other) {
+		o.t.Errorf("the neighbour is recorded as %+v, %v, want %+v", got, err, o.other)
+	}
+	if err := o.reader.Check(context.Background(), "c11", o.path("netns", "c11")); err != nil {
+		o.t.Errorf("the neighbour: %v", err)
+	}
+}
+
+func (h *realHost) mustSetup(r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) *cni.Result {
+	h.t.Helper()
+	result, err := r.Setup(context.Background(), id, path, opts...)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return result
+}
+
+func (h *realHost) pins() []string {
+	h.t.Helper()
+	pins, err := filepath.Glob(h.path("state", "embedcni", "attachments", "netns", "*"))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return pins
+}
+
+// everythingOf are the lines for c1 on the network of everything(), beside c11.
+func everythingOf(network, dn, ifb string) []string {
+	var lines []string
+	for _, f := range []struct{ tool, addr string }{{"ip6tables", "fd77::3/128"}, {"iptables", "10.77.0.3/32"}} {
+		lines = append(lines,
+			f.tool+` -t filter -D CNI-FORWARD -d `+f.addr+` -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT`,
+			f.tool+` -t filter -D CNI-FORWARD -s `+f.addr+` -j ACCEPT`,
+			f.tool+` -t nat -D CNI-HOSTPORT-DNAT -p udp -m comment --comment "dnat name: \"`+network+`\" id: \"c1\"" -m multiport --dports 8080 -j `+dn,
+			f.tool+` -t nat -D POSTROUTING -s `+f.addr+` -m comment --comment "name: \"`+network+`\" id: \"c1\"" -j CNI-HASH`,
+			f.tool+` -t nat -F CNI-HASH`, f.tool+` -t nat -F `+dn,
+			f.tool+` -t nat -X CNI-HASH`, f.tool+` -t nat -X `+dn,
+		)
+	}
+	return append(lines, "interface "+ifb+" on the host")
+}
+
+func TestCleanUpRemovesWhatNobodyRemembers(t *testing.T) {
+	const dn, ifb = "CNI-DN-1d96a4c7e0d1b705cc10f", "bwp1d96a4c7e0d1"
+	addresses := []string{"address 10.77.0.3 in DIR/ipam/podnet", "address fd77::3 in DIR/ipam/podnet"}
+	cached := []string{"cached result in DIR/state/results"}
+	for _, c := range []struct {
+		name string
+		lose []string // of what is left to go by
+		give func(*orphaned, *cni.CleanUpTarget)
+		want []string
+	}{
+		{name: "cached by libcni", want: slices.Concat(everythingOf("podnet", dn, ifb), addresses, cached)},
+		{
+			name: "configuration given", lose: []string{"state/results/podnet-c1-eth0"},
+			give: func(o *orphaned, t *cni.CleanUpTarget) {
+				t.Config = everythingConf("podnet", o.path("ipam"))
+			},
+			want: slices.Concat(everythingOf("podnet", dn, ifb), addresses),
+		},
+		{
+			name: "addresses given", lose: []string{"state/results/podnet-c1-eth0", "ipam/podnet/10.77.0.3", "ipam/podnet/fd77::3"},
+			give: func(_ *orphaned, t *cni.CleanUpTarget) {
+				t.Addresses = []netip.Addr{netip.MustParseAddr("::ffff:10.77.0.3"), netip.MustParseAddr("fd77::3")}
+			},
+			want: everythingOf("podnet", dn, ifb),
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := forget(t, "podnet", "", everything())
+			for _, file := range c.lose {
+				if err := os.Remove(o.path(file)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0"}
+			if c.give != nil {
+				c.give(o, &target)
+			}
+			o.wantCleanUp(target, c.want)
+			o.wantOther()
+		})
+	}
+}
+
+// wantCleanUp wants a dry run to list these lines and change nothing, then the
+// cleanup to list and remove the same, and a second one to find nothing.
+func (o *orphaned) wantCleanUp(target cni.CleanUpTarget, want []string) {
+	o.t.Helper()
+	slices.Sort(want)
+	ctx, before := context.Background(), o.audit()
+	dry := target
+	dry.DryRun = true
+	for _, one := range []struct {
+		name   string
+		target cni.CleanUpTarget
+		want   []string
+	}{{"dry run", dry, want}, {"cleanup", target, want}, {"again", target, nil}} {
+		found, err := o.blind.CleanUp(ctx, one.target)
+		got := o.withoutHashes(found)
+		slices.Sort(got)
+		if err != nil || !slices.Equal(got, one.want) {
+			o.t.Errorf("%s: %v, found:\n%s\nwant:\n%s", one.name, err, strings.Join(got, "\n"), strings.Join(one.want, "\n"))
+		}
+		if one.target.DryRun {
+			if now := o.audit(); !slices.Equal(now, before) {
+				o.t.Errorf("the dry run changed %v to %v", before, now)
+			}
+		}
+	}
+}
+
+// With nothing to go by, names that can be computed and host-local's default
+// directory are all there is.
+func TestCleanUpWithoutConfiguration(t *testing.T) {
+	const dir = "/var/lib/cni/networks" // the sandbox's own
+	t.Cleanup(func() {
+		if err := os.RemoveAll(filepath.Join(dir, "cleanupnet")); err != nil {
+			t.Error(err)
+		}
+	})
+	o := forget(t, "cleanupnet", dir, everything())
+	if err := os.Remove(o.path("state/results/cleanupnet-c1-eth0")); err != nil {
+		t.Fatal(err)
+	}
+	o.wantCleanUp(cni.CleanUpTarget{ContainerID: "c1", Network: "cleanupnet", IfName: "eth0"},
+		append(everythingOf("cleanupnet", "CNI-DN-304354b0d4b58098be47c", "bwp304354b0d4b5"),
+			"address 10.77.0.3 in "+dir+"/cleanupnet", "address fd77::3 in "+dir+"/cleanupnet"))
+	o.wantOther()
+	for _, gone := range []string{"10.77.0.3", "fd77::3"} {
+		if _, err := os.Stat(filepath.Join(dir, "cleanupnet", gone)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still held: %v", gone, err)
+		}
+	}
+}
+
+// A container that lives loses the one attachment, and keeps its others and the
+// record of them.
+func TestCleanUpOfOneOfTwoAttachments(t *testing.T) {
+	h := newRealHost(t)
+	second := realCase{plugins: []string{`{"type": "ptp", "ipMasq": true, ` + hostLocal(`[{"subnet": "10.78.0.0/24"}]`) + `}`}}
+	r := h.real(cni.WithConfListBytes(second.conf("second", "1.0.0", h.path("ipam"))),
+		cni.WithConfListBytes(everythingConf("podnet", h.path("ipam"))))
+	path := h.container("c1")
+	h.mustSetup(r, "c1", path, cni.WithNetwork("second"))
+	before := h.audit().Without(func(l string) bool { return strings.Contains(l, "/attachments/") })
+	h.mustSetup(r, "c1", path, cni.WithNetwork("podnet"), udpPort(8080))
+
+	target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth1"}
+	found, err := h.runtime().CleanUp(context.Background(), target)
+	if err != nil || !slices.Contains(found, "interface eth1 in the container") {
+		t.Fatalf("found %q, %v", found, err)
+	}
+	h.wantClean(before)
+	all, err := r.Attachments()
+	if err != nil || len(all) != 1 || all[0].Network != "second" || all[0].State != cni.Attached {
+		t.Errorf("on record: %+v, %v", all, err)
+	}
+	if err := r.Check(context.Background(), "c1", path, cni.WithNetwork("second")); err != nil {
+		t.Error(err)
+	}
+	if err := r.Remove(context.Background(), "c1", path); err != nil {
+		t.Error(err)
+	}
+	if all, err = r.Attachments(); err != nil || all != nil {
+		t.Errorf("on record after Remove: %+v, %v", all, err)
+	}
+}
+
+func TestCleanUpOfWhatNeverWas(t *testing.T) {
+	h := newRealHost(t)
+	before := h.audit()
+	target := cni.CleanUpTarget{ContainerID: "never", Network: "podnet", IfName: "eth0"}
+	if found, err := h.runtime().CleanUp(context.Background(), target); found != nil || err != nil {
+		t.Errorf("found %q, %v", found, err)
+	}
+	h.wantClean(before)
+}
+
+func TestCleanUpValidatesBeforeAnything(t *testing.T) {
+	h := newRealHost(t)
+	before := h.audit()
+	good := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0"}
+	for name, c := range map[string]struct {
+		spoil func(*cni.CleanUpTarget)
+		want  error
+	}{
+		"no id":          {func(t *cni.CleanUpTarget) { t.ContainerID = "" }, cni.ErrInvalidArgument},
+		"id is a path":   {func(t *cni.CleanUpTarget) { t.ContainerID = "../c1" }, cni.ErrInvalidArgument},
+		"no network":     {func(t *cni.CleanUpTarget) { t.Network = "" }, cni.ErrInvalidArgument},
+		"net is a path":  {func(t *cni.CleanUpTarget) { t.Network = ".." }, cni.ErrInvalidArgument},
+		"no interface":   {func(t *cni.CleanUpTarget) { t.IfName = "" }, cni.ErrInvalidArgument},
+		"zero address":   {func(t *cni.CleanUpTarget) { t.Addresses = make([]netip.Addr, 1) }, cni.ErrInvalidArgument},
+		"not JSON":       {func(t *cni.CleanUpTarget) { t.Config = []byte("{") }, cni.ErrInvalidConfig},
+		"another's conf": {func(t *cni.CleanUpTarget) { t.Config = everythingConf("other", "") }, cni.ErrInvalidArgument},
+	} {
+		target := good
+		c.spoil(&target)
+		if found, err := h.runtime().CleanUp(context.Background(), target); found != nil || !errors.Is(err, c.want) {
+			t.Errorf("%s: found %q, %v, want %v", name, found, err, c.want)
+		}
+	}
+	if now := h.audit(); !slices.Equal(now, before) {
+		t.Errorf("before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(now, "\n"))
+	}
+}
+
+func TestCleanUpWaitsForOtherCallsOfTheContainer(t *testing.T) {
+	h := newRealHost(t)
+	held, err := lock.Open(h.path("state", "embedcni", "locks")).Lock(context.Background(), "container/c1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0", DryRun: true}
+	if _, err := h.runtime().CleanUp(ctx, target); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("with the container locked: %v", err)
+	}
+	if err := held.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.runtime().CleanUp(context.Background(), target); err != nil {
+		t.Error(err)
+	}
+}

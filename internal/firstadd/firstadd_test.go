@@ -1,0 +1,219 @@
+package firstadd
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni/internal/lock"
+)
+
+// patience is how long a test waits for what must happen, blink for what must
+// not.
+const (
+	patience = 20 * time.Second
+	blink    = 20 * time.Millisecond
+)
+
+func key(network string, types ...string) Key {
+	return Key{Network: network, Host: "4:1", Types: types, Config: [][]byte{[]byte(network)}}
+}
+
+// newTracker is another process's tracker if dir is another one's already.
+func newTracker(dir string) *Tracker {
+	return New(filepath.Join(dir, "networks"), lock.Open(filepath.Join(dir, "locks")))
+}
+
+// begin returns what a Begin came to: "first", "later", or "waits".
+func begin(t *testing.T, tracker *Tracker, k Key) (*First, string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), blink)
+	defer cancel()
+	f, err := tracker.Begin(ctx, k)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil, "waits"
+	case err != nil:
+		t.Fatal(err)
+	case f.held != nil:
+		return f, "first"
+	}
+	return f, "later"
+}
+
+// want begins, compares, and ends what could begin, with this outcome.
+func want(t *testing.T, tracker *Tracker, k Key, ok bool, wanted string) {
+	t.Helper()
+	f, got := begin(t, tracker, k)
+	if got != wanted {
+		t.Errorf("the ADD of %+v: %s, want %s", k, got, wanted)
+	}
+	if f == nil {
+		return
+	}
+	if err := f.End(ok); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFirstADDHoldsUpWhatHasAPluginTypeInCommon(t *testing.T) {
+	dir := t.TempDir()
+	tracker, other := newTracker(dir), newTracker(dir)
+	f, got := begin(t, tracker, key("podnet", "bridge", "portmap", "portmap"))
+	if got != "first" {
+		t.Fatalf("the first ADD is %s", got)
+	}
+	for _, process := range []*Tracker{tracker, other} {
+		want(t, process, key("podnet", "bridge", "portmap"), true, "waits")
+		want(t, process, key("second", "macvlan", "portmap"), true, "waits")
+		want(t, process, key("third", "bridge"), true, "waits")
+		want(t, process, key("fourth", "macvlan", "tuning"), false, "first")
+		want(t, process, key("fifth"), false, "first")
+	}
+	if err := f.End(true); err != nil {
+		t.Fatal(err)
+	}
+	want(t, other, key("second", "macvlan", "portmap"), true, "first")
+}
+
+func TestAfterASuccessNobodyWaits(t *testing.T) {
+	dir := t.TempDir()
+	tracker := newTracker(dir)
+	want(t, tracker, key("podnet", "bridge"), true, "first")
+	for name, process := range map[string]*Tracker{"the same": tracker, "another": newTracker(dir)} {
+		one, got := begin(t, process, key("podnet", "bridge"))
+		two, again := begin(t, process, key("podnet", "bridge"))
+		if got != "later" || again != "later" {
+			t.Fatalf("in %s process: %s and %s", name, got, again)
+		}
+		if err := errors.Join(one.End(true), two.End(false)); err != nil {
+			t.Error(err)
+		}
+	}
+	want(t, newTracker(dir), key("podnet", "bridge"), true, "later") // a later failure changes nothing
+}
+
+func TestAFailedFirstLeavesTheNextOneFirst(t *testing.T) {
+	dir := t.TempDir()
+	for range 2 {
+		want(t, newTracker(dir), key("podnet", "bridge"), false, "first")
+	}
+	want(t, newTracker(dir), key("podnet", "bridge"), true, "first")
+	want(t, newTracker(dir), key("podnet", "bridge"), true, "later")
+}
+
+func TestWhatHasAFirstOfItsOwn(t *testing.T) {
+	base := key("podnet", "bridge")
+	for _, change := range map[string]func(*Key){
+		"a capability":       func(k *Key) { k.Capabilities = []string{"portMappings"} },
+		"two capabilities":   func(k *Key) { k.Capabilities = []string{"bandwidth", "portMappings"} },
+		"another host":       func(k *Key) { k.Host = "4:2" },
+		"another config":     func(k *Key) { k.Config = [][]byte{[]byte("podnet ")} },
+		"other plugins' cut": func(k *Key) { k.Config = [][]byte{[]byte("pod"), []byte("net")} },
+		"another network":    func(k *Key) { k.Network = "podnet2" },
+	} {
+		dir := t.TempDir()
+		want(t, newTracker(dir), base, true, "first")
+		changed := base
+		change(&changed)
+		want(t, newTracker(dir), changed, true, "first")
+		want(t, newTracker(dir), changed, true, "later")
+	}
+}
+
+// Those who waited find that what they waited for is there, and run beside each
+// other; none of them runs beside the first.
+func TestOfACrowdOneIsFirst(t *testing.T) {
+	dir := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var (
+		wg     sync.WaitGroup
+		mu     sync.Mutex
+		firsts int
+		over   bool // the first has ended
+	)
+	for i := range 20 {
+		tracker := newTracker(dir)
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			f, err := tracker.Begin(ctx, key("podnet", "bridge"))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			if f.held != nil {
+				firsts++
+				over = true // under the lock that keeps the others out
+			} else if !over {
+				t.Errorf("%d runs while the first one does", i)
+			}
+			mu.Unlock()
+			if err := f.End(true); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	wg.Wait()
+	if firsts != 1 {
+		t.Errorf("%d were the first", firsts)
+	}
+}
+
+func TestBeginEndsWithItsContext(t *testing.T) {
+	tracker := newTracker(t.TempDir())
+	f, _ := begin(t, tracker, key("podnet", "bridge"))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := tracker.Begin(ctx, key("podnet", "bridge")); !errors.Is(err, context.Canceled) {
+		t.Errorf("Begin: %v", err)
+	}
+	if err := f.End(true); err != nil {
+		t.Fatal(err)
+	}
+	want(t, tracker, key("podnet", "bridge"), true, "later")
+}
+
+// A mark that cannot be written makes the next one the first again, and keeps
+// no lock.
+func TestAMarkThatCannotBeWrittenIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	tracker := newTracker(dir)
+	f, got := begin(t, tracker, key("podnet", "bridge"))
+	if got != "first" {
+		t.Fatal(got)
+	}
+	marks := filepath.Join(dir, "networks")
+	if err := os.WriteFile(marks, nil, 0o600); err != nil { // where the directory would be
+		t.Fatal(err)
+	}
+	if err := f.End(true); err == nil {
+		t.Error("End wrote a mark below a file")
+	}
+	if err := os.Remove(marks); err != nil {
+		t.Fatal(err)
+	}
+	want(t, newTracker(dir), key("podnet", "bridge"), true, "first")
+}
+
+func TestAMarkThatCannotBeReadIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	tracker := newTracker(dir)
+	k := key("podnet", "bridge")
+	if err := os.MkdirAll(tracker.file(k.name()), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tracker.Begin(t.Context(), k); err == nil {
+		t.Error("Begin read a directory")
+	}
+	if err := os.Remove(tracker.file(k.name())); err != nil {
+		t.Fatal(err)
+	}
+	want(t, tracker, k, true, "first")
+}

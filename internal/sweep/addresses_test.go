@@ -1,0 +1,181 @@
+package sweep
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// reserve makes files of host-local, by name.
+func reserve(t *testing.T, files map[string]string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// reserved is the opposite of reserve, but for the lock.
+func reserved(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for _, e := range entries {
+		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Name() != "lock" {
+			files[e.Name()] = string(data)
+		}
+	}
+	return files
+}
+
+func addrs(list ...string) (all []netip.Addr) {
+	for _, s := range list {
+		all = append(all, netip.MustParseAddr(s))
+	}
+	return all
+}
+
+// neighbours are files that nothing of c1 on eth0 is.
+func neighbours() map[string]string {
+	return map[string]string{
+		"10.1.0.20":          "c11\r\neth0",
+		"10.1.0.21":          "c\r\neth0",
+		"10.1.0.22":          "c1\r\neth1",
+		"10.1.0.23":          "c1\r\neth01",
+		"10.1.0.24":          "c11",
+		"10.1.0.25":          "c1\neth0", // not what host-local writes
+		"10.1.0.26":          "c1 eth0",
+		"10.1.0.27":          "x\r\nc1\r\neth0",
+		"last_reserved_ip.0": "10.1.0.27",
+		"c1":                 "c1\r\neth0", // no address
+	}
+}
+
+func TestAddressesOfTheAttachment(t *testing.T) {
+	own := map[string]string{
+		"10.1.0.2": "c1\r\neth0", "fd00::2": "c1\r\neth0", "10.1.0.3": "c1\r\neth0\r\n",
+		"10.1.0.4": "c1", // of host-local before it noted the interface
+		"10.1.0.5": "",   // of one that was killed before it wrote
+	}
+	all := neighbours()
+	for name, content := range own {
+		all[name] = content
+	}
+	for _, c := range []struct {
+		name   string
+		target Target
+		want   []string
+	}{
+		{name: "nothing known", target: Target{}},
+		{
+			name:   "known addresses",
+			target: Target{Addresses: addrs("10.1.0.2", "fd00::2", "10.1.0.4", "10.1.0.5", "10.1.0.9", "10.1.0.20", "10.1.0.22")},
+			want:   []string{"10.1.0.2", "fd00::2", "10.1.0.4"},
+		},
+		{name: "thorough", target: Target{Thorough: true}, want: []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "fd00::2"}},
+	} {
+		dir := reserve(t, all)
+		target, want := c.target, []string(nil)
+		target.ContainerID, target.IfName, target.IPAMDirs = "c1", "eth0", []string{dir, filepath.Join(dir, "none")}
+		left := reserved(t, dir)
+		for _, file := range c.want {
+			want = append(want, "address "+file+" in "+dir)
+			delete(left, file)
+		}
+		wantAddresses(t, c.name, target, want)
+		if got := reserved(t, dir); !reflect.DeepEqual(got, left) {
+			t.Errorf("%s: there is now %q, want %q", c.name, got, left)
+		}
+	}
+}
+
+// wantAddresses is wantSwept for what needs no namespace.
+func wantAddresses(t *testing.T, name string, target Target, want []string) {
+	t.Helper()
+	for _, want := range [][]string{want, nil} {
+		items, err := addresses(target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, item := range items {
+			got = append(got, item.String())
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: found %q, want %q", name, got, want)
+		}
+		if err := Remove(t.Context(), items); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestHeldAreTheAddressesThatSayWhose(t *testing.T) {
+	files := neighbours()
+	files["10.1.0.2"], files["fd00::2"], files["10.1.0.5"] = "c1\r\neth0", "c1\r\neth0", ""
+	dir := reserve(t, files)
+	held, err := Held(Target{ContainerID: "c1", IfName: "eth0", IPAMDirs: []string{dir}})
+	if want := addrs("10.1.0.2", "fd00::2"); err != nil || !slices.Equal(held, want) {
+		t.Errorf("held are %v, %v, want %v", held, err, want)
+	}
+	if got := reserved(t, dir); !reflect.DeepEqual(got, files) {
+		t.Errorf("there is now %q, was %q", got, files)
+	}
+}
+
+// Between the search and the removal the address may be given to another.
+func TestAnAddressThatHasChangedHandsStays(t *testing.T) {
+	dir := reserve(t, map[string]string{"10.1.0.2": "c1\r\neth0", "10.1.0.3": "", "10.1.0.4": "c1\r\neth0"})
+	items, err := addresses(Target{ContainerID: "c1", IfName: "eth0", IPAMDirs: []string{dir}, Thorough: true})
+	if err != nil || len(items) != 3 {
+		t.Fatalf("found %v, %v", items, err)
+	}
+	after := map[string]string{"10.1.0.2": "c2\r\neth0", "10.1.0.3": "c2\r\neth0"}
+	for name, content := range after {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Remove(t.Context(), items); err != nil {
+		t.Fatal(err)
+	}
+	if got := reserved(t, dir); !reflect.DeepEqual(got, after) {
+		t.Errorf("there is now %q, want %q", got, after)
+	}
+}
+
+// A DEL on a network of thousands reads the files of its own addresses. What
+// cannot be read would say if it looked at others.
+func TestOtherFilesAreNotReadUnlessThorough(t *testing.T) {
+	dir := reserve(t, map[string]string{"10.1.0.2": "c1\r\neth0"})
+	for i := range 250 {
+		if err := os.Mkdir(filepath.Join(dir, fmt.Sprintf("10.1.1.%d", i)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	target := Target{ContainerID: "c1", IfName: "eth0", IPAMDirs: []string{dir}, Addresses: addrs("10.1.0.2")}
+	items, err := addresses(target)
+	if err != nil || len(items) != 1 {
+		t.Errorf("found %v, %v", items, err)
+	}
+	target.Thorough = true
+	items, err = addresses(target)
+	if err == nil || strings.Count(err.Error(), "10.1.1.") != 250 || len(items) != 1 {
+		t.Errorf("thorough: found %v, %v", items, err)
+	}
+}

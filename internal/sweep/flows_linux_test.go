@@ -1,0 +1,116 @@
+package sweep
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// flow is an entry of conntrack: from a client to a port of the host, which is
+// translated to a container's.
+type flow struct {
+	proto     uint8
+	host, dst string // of what is sent; who answers
+}
+
+const client, hostAddr = "192.0.2.9", "192.0.2.1"
+
+func (f flow) String() string { return fmt.Sprintf("%d %s %s", f.proto, f.host, f.dst) }
+
+func (f flow) entry(port uint16) (netlink.InetFamily, *netlink.ConntrackFlow) {
+	from, family := client, netlink.InetFamily(unix.AF_INET)
+	if netip.MustParseAddr(f.dst).Is6() {
+		from, family = "2001:db8::9", unix.AF_INET6
+	}
+	entry := &netlink.ConntrackFlow{FamilyType: uint8(family), TimeOut: 600}
+	entry.Forward = netlink.IPTuple{
+		Protocol: f.proto, SrcIP: raw(from), SrcPort: port, DstIP: raw(f.host), DstPort: 8080,
+	}
+	entry.Reverse = netlink.IPTuple{
+		Protocol: f.proto, SrcIP: raw(f.dst), SrcPort: 80, DstIP: raw(from), DstPort: port,
+	}
+	if f.proto == unix.IPPROTO_TCP {
+		entry.ProtoInfo = &netlink.ProtoInfoTCP{State: nfEstablished}
+	}
+	return family, entry
+}
+
+// raw is the address in as many bytes as it has on the wire.
+func raw(addr string) net.IP { return netip.MustParseAddr(addr).AsSlice() }
+
+// nfEstablished is TCP_CONNTRACK_ESTABLISHED of linux/netfilter/nf_conntrack_tcp.h.
+const nfEstablished = 3
+
+func track(t *testing.T, host *netns.Handle, flows []flow) {
+	t.Helper()
+	inside(t, host, func(nl *netlink.Handle) error {
+		for i, f := range flows {
+			family, entry := f.entry(uint16(40000 + i))
+			if err := nl.ConntrackCreate(netlink.ConntrackTable, family, entry); err != nil {
+				return fmt.Errorf("flow %v: %w", f, err)
+			}
+		}
+		return nil
+	})
+}
+
+func tracked(t *testing.T, host *netns.Handle) (all []string) {
+	t.Helper()
+	inside(t, host, func(nl *netlink.Handle) error {
+		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+			entries, err := nl.ConntrackTableList(netlink.ConntrackTable, family)
+			if err != nil {
+				return err
+			}
+			for _, e := range entries {
+				all = append(all, flow{e.Forward.Protocol, e.Forward.DstIP.String(), e.Reverse.SrcIP.String()}.String())
+			}
+		}
+		return nil
+	})
+	slices.Sort(all)
+	return all
+}
+
+func TestFlushFlowsForgetsUDPToTheContainerOnly(t *testing.T) {
+	const udp, tcp = unix.IPPROTO_UDP, unix.IPPROTO_TCP
+	host, other := newNetNS(t), newNetNS(t)
+	mine := []flow{
+		{udp, hostAddr, "10.1.0.2"}, {udp, "10.1.0.2", "10.1.0.2"}, // to the host's port, and to the address itself
+		{udp, "2001:db8::1", "fd00::2"},
+	}
+	others := []flow{
+		{udp, hostAddr, "10.1.0.20"}, {udp, hostAddr, "10.1.0.3"}, {udp, "10.1.0.2", "10.1.0.3"},
+		{tcp, hostAddr, "10.1.0.2"}, {udp, "2001:db8::1", "fd00::20"},
+	}
+	track(t, host, append(mine, others...))
+	track(t, other, mine)
+	var want, elsewhere []string
+	for _, f := range others {
+		want = append(want, f.String())
+	}
+	for _, f := range mine {
+		elsewhere = append(elsewhere, f.String())
+	}
+	slices.Sort(want)
+	slices.Sort(elsewhere)
+	for _, n := range []uint{3, 0} {
+		flushed, err := FlushFlows(host, addrs("10.1.0.2", "fd00::2"))
+		if flushed != n || err != nil {
+			t.Errorf("flushed %d, %v, want %d", flushed, err, n)
+		}
+		if got := tracked(t, host); !slices.Equal(got, want) {
+			t.Errorf("tracked are %q, want %q", got, want)
+		}
+	}
+	if got := tracked(t, other); !slices.Equal(got, elsewhere) {
+		t.Errorf("on another host are %q, want %q", got, elsewhere)
+	}
+}
