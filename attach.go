@@ -202,9 +202,13 @@ func (op *operation) clearDead(ctx context.Context) error {
 		if !live {
 			continue
 		}
-		if op.wants(a.IfName) {
+		// What else a damaged record knew of would be lost by adding to it.
+		if op.wants(a.IfName) || earlier.damaged {
 			return fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
 				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
+		}
+		if err := earlier.sameNetNS(op.path); err != nil {
+			return err
 		}
 		// Attached under another name, and alive: this call adds to it.
 		dead = slices.DeleteFunc(slices.Clone(dead), func(d *attachment) bool { return d == earlier.attachments[i] })

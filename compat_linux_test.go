@@ -134,7 +134,8 @@ func TestCompat_08_Status(t *testing.T) {
 }
 
 // TestCompat_09_RemoveWithoutNetNS succeeds for an id that was never added, as
-// nerdctl does before each Setup, and after the namespace is gone.
+// nerdctl does before each Setup, and after the namespace is gone, when the
+// plugins get the path where it is kept.
 func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 	h := newHost(t)
 	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "a", "b"))
@@ -169,7 +170,7 @@ func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 		t.Error(err)
 	}
 	for _, call := range h.takeCalls() {
-		if call.Verb != "DEL" || call.NetNS != "" || !strings.Contains(string(call.Stdin), `"prevResult":{`) {
+		if call.Verb != "DEL" || call.NetNS != h.pin("c1") || !strings.Contains(string(call.Stdin), `"prevResult":{`) {
 			t.Errorf("%s of %s in %q: %s", call.Verb, call.Type, call.NetNS, call.Stdin)
 		}
 	}

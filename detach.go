@@ -159,15 +159,15 @@ func (op *operation) detach(ctx context.Context, attachments []*attachment) erro
 	return join(errs...)
 }
 
-// withoutMissing leaves out the errors of plugins that could not be found for
-// the ADD either: what never ran has nothing to undo.
+// withoutMissing leaves out the errors of plugins that could not be run for the
+// ADD either: what never ran has nothing to undo.
 func (a *attachment) withoutMissing(err error) error {
 	if len(a.missing) == 0 {
 		return err
 	}
 	return join(slices.DeleteFunc(pluginErrors(err), func(one error) bool {
 		var e *Error
-		return errors.As(one, &e) && errors.Is(one, ErrPluginNotFound) && slices.Contains(a.missing, e.Plugin)
+		return errors.As(one, &e) && neverRan(one) && slices.Contains(a.missing, e.Plugin)
 	})...)
 }
 
@@ -220,7 +220,8 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 	return nil
 }
 
-// useRecorded gives CHECK the parameters and the result of the ADD.
+// useRecorded gives CHECK the configuration, the parameters and the result of
+// the ADD.
 func (a *attachment) useRecorded(rec *record.Record) error {
 	n := rec.Find(a.IfName)
 	if n == nil || n.Name != a.network.config.Name || n.State != record.Added {
@@ -231,7 +232,7 @@ func (a *attachment) useRecorded(rec *record.Record) error {
 		return err
 	}
 	netNS := a.NetNS
-	a.Attachment, a.partial = recorded[0].Attachment, recorded[0].partial
+	a.network, a.Attachment, a.partial = recorded[0].network, recorded[0].Attachment, recorded[0].partial
 	a.NetNS = netNS
 	return nil
 }

@@ -76,11 +76,11 @@ func TestDuty_R16_ADeadAttachmentIsRemovedFirst(t *testing.T) {
 		how  func(s *stage)
 		told func(s *stage) string // CNI_NETNS at DEL
 	}{
-		"its namespace is gone": {func(s *stage) { s.forget("c1") }, func(s *stage) string { return s.path("netns", "c1") }},
+		"its namespace is gone": {func(s *stage) { s.forget("c1") }, func(s *stage) string { return s.pin("c1") }},
 		"its namespace is gone, the file stays": {func(s *stage) {
 			s.forget("c1")
 			s.write("netns/c1", "")
-		}, func(*stage) string { return "" }},
+		}, func(s *stage) string { return s.pin("c1") }},
 		"its interfaces are gone": {func(s *stage) {
 			s.delLink("c1", "eth0")
 			s.delLink("c1", "eth1")
@@ -115,7 +115,7 @@ func TestDuty_R16_ADeadAttachmentWhosePathIsTheHostsByNow(t *testing.T) {
 	wantNil(t, err)
 	calls := s.takeCalls()
 	wantSame(t, "calls", rendered(calls), []string{"DEL q c1/eth1", "DEL p c1/eth0", "ADD p c1/eth0", "ADD q c1/eth1"})
-	wantSame(t, "CNI_NETNS at DEL", calls[0].NetNS, "")
+	wantSame(t, "CNI_NETNS at DEL", calls[0].NetNS, s.pin("c1"))
 }
 
 func TestDuty_R16_ADeadAttachmentThatCannotBeCleanedIsAnError(t *testing.T) {
@@ -155,6 +155,7 @@ func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
 	calls := s.takeCalls()
 	wantSame(t, "calls", rendered(calls), []string{"DEL p " + id + "/eth0", "ADD p " + id + "/eth0"})
 	wantSame(t, "arguments at DEL", calls[0].Args, "K=v")
+	wantNil(t, r.Remove(t.Context(), id, s.path("netns", "c2")))
 }
 
 func TestDuty_R16_LoopbackAloneLivesWithItsNamespace(t *testing.T) {

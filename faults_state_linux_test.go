@@ -20,13 +20,22 @@ func smallState(t *testing.T) (s *stage, r *cni.Runtime, log *logged) {
 	dir := s.path("state")
 	wantNil(t, os.MkdirAll(dir, 0o755))
 	wantNil(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"))
-	t.Cleanup(func() { wantNil(t, unix.Unmount(dir, 0)) })
+	t.Cleanup(func() {
+		s.makeWritable()
+		s.unpin()
+		wantNil(t, unix.Unmount(dir, 0))
+	})
 	return s, s.runtime(log.logger(), cni.WithConfListBytes(s.network("net", "1.0.0", "p"))), log
 }
 
 func (s *stage) makeReadOnly() {
 	s.t.Helper()
 	wantNil(s.t, unix.Mount("", s.path("state"), "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+}
+
+func (s *stage) makeWritable() {
+	s.t.Helper()
+	wantNil(s.t, unix.Mount("", s.path("state"), "", unix.MS_REMOUNT, ""))
 }
 
 func (s *stage) fill() {
@@ -72,8 +81,17 @@ func TestFault_F21_RemoveOnAReadOnlyStateDirectoryGoesOnAndLogs(t *testing.T) {
 	calls := s.takeCalls()
 	wantSame(t, "calls", rendered(calls), []string{"DEL p c1/eth0"})
 	wantSame(t, "arguments", calls[0].Args, "K=v")
-	wantSame(t, "warnings", log.lines("WARN"), []string{fmt.Sprintf(`msg="removing without a lock between processes" container=c1 `+
-		`error="lock \"container/c1\": lock file unavailable: open %s: read-only file system"`, s.path("state", "embedcni", "locks"))})
+	wantSame(t, "warnings", log.lines("WARN"), []string{
+		fmt.Sprintf(`msg="removing without a lock between processes" container=c1 `+
+			`error="lock \"container/c1\" and 1 more: lock file unavailable: open %s: read-only file system"`, s.path("state", "embedcni", "locks")),
+		fmt.Sprintf(`msg="note a removal in the record" container=c1 error="record of container c1: open %s.log: read-only file system"`,
+			s.recordFile("c1")),
+	})
+	// What could not be deleted is deleted by the next one.
+	wantSame(t, "on record", recorded(t, r), []string{"c1/eth0 attached"})
+	s.makeWritable()
+	wantNil(t, r.Remove(t.Context(), "c1", path))
+	wantSame(t, "on record", recorded(t, r), []string{})
 }
 
 // spoiled are contents of libcni's cache that are not what libcni wrote.
@@ -85,7 +103,8 @@ var spoiled = map[string]string{
 	"null":       `null`,
 }
 
-// spoil sets c1 up, without the interface, and spoils its cache.
+// spoil sets c1 up, without the interface, and spoils its cache, which is all
+// there is of it.
 func spoil(t *testing.T, content string) (s *stage, r *cni.Runtime, log *logged, path string) {
 	t.Helper()
 	s, log = newStage(t), &logged{}
@@ -93,6 +112,7 @@ func spoil(t *testing.T, content string) (s *stage, r *cni.Runtime, log *logged,
 	path = s.container("c1")
 	wantNil(t, setUp(t.Context(), r, "c1", path)())
 	s.takeCalls()
+	s.unrecord("c1")
 	s.write("state/results/net-c1-eth0", content)
 	return s, r, log, path
 }
@@ -155,6 +175,24 @@ func TestFault_F21_ACachedResultThatIsNoneKeepsNoPluginFromBeingAsked(t *testing
 			t.Errorf("%s: %v", what, err)
 		}
 		wantSame(t, what, s.took(), []string{"DEL p c1/eth0"})
+		wantSame(t, what+": cache", s.cached(), []string{})
+	}
+}
+
+func TestFault_F21_ASpoiledCacheDoesNotMatterWhereThereIsARecord(t *testing.T) {
+	for what, content := range spoiled {
+		s, log := newStage(t), &logged{}
+		r := s.runtime(log.logger(), cni.WithConfListBytes(s.network("net", "1.0.0", "p")))
+		path := s.container("c1")
+		wantNil(t, setUp(t.Context(), r, "c1", path)())
+		s.addLink("c1", "eth0")
+		s.takeCalls()
+		s.write("state/results/net-c1-eth0", content)
+		wantIs(t, setUp(t.Context(), r, "c1", path)(), cni.ErrAlreadyAttached)
+		wantNil(t, r.Check(t.Context(), "c1", path))
+		wantNil(t, r.Remove(t.Context(), "c1", path))
+		wantSame(t, what, prevResults(t, s.takeCalls()), []string{"CHECK p 10.9.0.2/24", "DEL p 10.9.0.2/24"})
+		wantSame(t, what+": warnings", log.lines("WARN"), []string{})
 		wantSame(t, what+": cache", s.cached(), []string{})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -321,4 +322,18 @@ func TestCleanUpWaitsForOtherCallsOfTheContainer(t *testing.T) {
 	if _, err := h.runtime().CleanUp(context.Background(), target); err != nil {
 		t.Error(err)
 	}
+}
+
+// withoutHashes takes the hashes of chains, comments and files out of lines,
+// and which of the two iptables it is.
+func (h *realHost) withoutHashes(lines []string) []string {
+	hash := regexp.MustCompile(`\b(CNI-)?([0-9a-f]{16}-[0-9a-f]{16}|[0-9a-f]{24,})\b`)
+	tool := regexp.MustCompile(`^(ip6?tables)-(nft|legacy)\b`)
+	content := regexp.MustCompile(` sha256:\w+$`)
+	var out []string
+	for _, l := range h.normalize(lines) {
+		l = content.ReplaceAllString(tool.ReplaceAllString(l, "$1"), "")
+		out = append(out, hash.ReplaceAllString(l, "${1}HASH"))
+	}
+	return out
 }

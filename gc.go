@@ -76,7 +76,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 		return err
 	}
 	report.Adopted = append(report.Adopted, o.Keep...)
-	return s.collectByPlugins(ctx)
+	return join(s.tidy(), s.collectByPlugins(ctx))
 }
 
 // inGC marks the context of a removal inside GC, which has the barrier.

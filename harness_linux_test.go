@@ -2,6 +2,8 @@ package cni_test
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -59,6 +61,35 @@ func (h *host) unpin() {
 		if err := netns.Remove(pin); err != nil {
 			h.t.Error(err)
 		}
+	}
+}
+
+// recordFile is the path of a container's record, without its extension.
+func (h *host) recordFile(id string) string {
+	return h.path("state", "embedcni", "attachments", hashed(id))
+}
+
+// pin is where a container's namespace is kept.
+func (h *host) pin(id string) string {
+	return h.path("state", "embedcni", "attachments", "netns", hashed(id))
+}
+
+func hashed(id string) string {
+	sum := sha256.Sum256([]byte(id))
+	return hex.EncodeToString(sum[:16])
+}
+
+// unrecord makes a container one without a record and a kept namespace, as one
+// that go-cni attached.
+func (h *host) unrecord(id string) {
+	h.t.Helper()
+	for _, ext := range []string{".json", ".log"} {
+		if err := os.Remove(h.recordFile(id) + ext); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	if err := netns.Remove(h.pin(id)); err != nil {
+		h.t.Fatal(err)
 	}
 }
 

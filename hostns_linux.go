@@ -53,9 +53,10 @@ func (h *hostNetNS) validate(path, verb string) (string, error) {
 		return path, h.foreign(container.ID(), path)
 	case !del:
 		return "", fmt.Errorf("%w: %w", err, ErrInvalidNetNS)
-	case errors.Is(err, netns.ErrNotNetNS):
-		// Such as the empty file that is left when the namespace that was
-		// mounted there is unmounted. Plugins would try to enter it.
+	case errors.Is(err, netns.ErrNotNetNS), errors.Is(err, fs.ErrNotExist):
+		// Nothing, or the empty file that is left when the namespace that was
+		// mounted there is unmounted. Some plugins would try to enter it, and
+		// fail, where they succeed if no path is given.
 		return "", nil
 	default:
 		return path, nil
@@ -66,22 +67,21 @@ func (h *hostNetNS) validate(path, verb string) (string, error) {
 // that still leads there, else where it is kept, else nothing. A path that
 // leads to another namespace by now is another container's.
 func (h *hostNetNS) recordedPath(ns record.NetNS, kept string) (string, error) {
+	var errs []error
 	for _, path := range []string{ns.Path, ns.Pin, kept} {
 		if path == "" {
 			continue
 		}
 		id, err := identify(path)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
-			continue
-		}
-		if err != nil {
-			return "", err
-		}
-		if id == (netns.ID{Dev: ns.Dev, Ino: ns.Ino}) {
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS):
+		case err != nil: // matters if no other path leads there
+			errs = append(errs, err)
+		case id == (netns.ID{Dev: ns.Dev, Ino: ns.Ino}):
 			return path, h.foreign(id, path)
 		}
 	}
-	return "", nil
+	return "", join(errs...)
 }
 
 func identify(path string) (netns.ID, error) {
@@ -111,7 +111,7 @@ func (h *hostNetNS) foreign(container netns.ID, path string) error {
 // interface. Every namespace has a loopback interface, so lo lives as long as
 // what was attached with it, or as the namespace if that is all there was.
 func (a *attachment) lives(all []*attachment) (bool, error) {
-	if a.NetNS == "" || a.op.kept.has(a.NetNS) {
+	if a.NetNS == "" || a.op.abandoned() {
 		return false, nil // gone, or nobody's but ours any more
 	}
 	ns, err := netns.Open(a.NetNS)
@@ -122,10 +122,20 @@ func (a *attachment) lives(all []*attachment) (bool, error) {
 		return false, err
 	}
 	defer ns.Close() // only looked at
-	if a.IfName == "lo" {
-		return len(all) == 1, nil // the others answer for themselves
+	if a.IfName != "lo" {
+		return hasLink(ns, a.IfName)
 	}
-	return hasLink(ns, a.IfName)
+	alone := true
+	for _, other := range all {
+		if other.IfName == "lo" {
+			continue
+		}
+		alone = false
+		if live, err := other.lives(nil); live || err != nil {
+			return live, err
+		}
+	}
+	return alone, nil
 }
 
 func hasLink(ns *netns.Handle, name string) (bool, error) {

@@ -113,15 +113,30 @@ func (op *operation) recall(ns *Namespace) error {
 		return op.recallWithout(ns)
 	}
 	op.rec = rec
-	path, err := op.host.recordedPath(rec.NetNS, op.kept.openPath(op.id))
-	if err != nil {
+	if op.path, err = op.recordedPath(); err != nil {
 		return err
 	}
-	op.path = path
 	if op.attachments, err = op.fromRecord(rec); err != nil {
 		return err
 	}
 	return op.narrow(ns)
+}
+
+// recordedPath is where the recorded namespace is found now, or nothing. After
+// a reboot it is gone, whatever the path leads to: another namespace may have
+// been given the same number.
+func (op *operation) recordedPath() (string, error) {
+	now, err := boot.ID()
+	if err != nil || op.rec.Boot != now {
+		return "", err
+	}
+	return op.host.recordedPath(op.rec.NetNS, op.kept.openPath(op.id))
+}
+
+// abandoned tells whether the recorded path no longer leads to the recorded
+// namespace, so that it is nobody's but ours, if it still is.
+func (op *operation) abandoned() bool {
+	return op.rec != nil && !op.damaged && op.path != op.rec.NetNS.Path
 }
 
 // narrow leaves only the attachments that the call selects.
@@ -183,7 +198,11 @@ func anyMap(raw map[string]json.RawMessage) map[string]any {
 // the loaded networks that it has not, since a plugin may have been killed
 // before anything was cached. A DEL of what was never added does nothing.
 func (op *operation) recallWithout(ns *Namespace) (err error) {
-	if op.path, err = op.host.validate(ns.path, "DEL"); err != nil {
+	path := ns.path
+	if path == "" && op.damaged {
+		path = op.kept.where(op.id)
+	}
+	if op.path, err = op.host.validate(path, "DEL"); err != nil {
 		return err
 	}
 	if err := op.plan(ns); err != nil {
@@ -249,7 +268,7 @@ func (op *operation) has(network, ifName string) bool {
 // one the record goes, and the namespace is let go.
 func (op *operation) forget(attachments []*attachment) error {
 	if op.rec == nil {
-		return op.records.Delete(op.id) // a damaged one may lie there
+		return op.erase() // a damaged one may lie there
 	}
 	gone := map[string]bool{}
 	for _, a := range attachments {
@@ -263,9 +282,7 @@ func (op *operation) forget(attachments []*attachment) error {
 	}
 	if left == 0 || op.damaged {
 		op.rec = nil
-		// In this order a crash in between leaves a record, not a pin that
-		// nobody knows of.
-		return join(op.unpin(), op.records.Delete(op.id))
+		return op.erase()
 	}
 	var errs []error
 	for _, a := range attachments {
@@ -274,6 +291,15 @@ func (op *operation) forget(attachments []*attachment) error {
 	var err error
 	op.rec, err = op.records.Load(op.id)
 	return join(append(errs, err)...)
+}
+
+// erase lets the namespace go and deletes the record, in this order, so that a
+// crash or a failure in between leaves a record, not a pin that nobody knows of.
+func (op *operation) erase() error {
+	if err := op.unpin(); err != nil {
+		return err
+	}
+	return op.records.Delete(op.id)
 }
 
 // keep notes that the container could not be detached; the record stays for

@@ -1,10 +1,11 @@
 package cni
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 
 	"github.com/embedcni/cni/internal/record"
@@ -39,6 +40,24 @@ func (op *operation) identify() (record.NetNS, error) {
 	return record.NetNS{Path: op.path, Dev: id.Dev, Ino: id.Ino, Pin: op.kept.path(op.id)}, nil
 }
 
+// sameNetNS refuses a path that does not lead to the recorded namespace: a
+// container has one, and what is attached in it could not be found again if
+// the record said another.
+func (op *operation) sameNetNS(path string) error {
+	if op.rec == nil {
+		return nil
+	}
+	id, err := identify(path)
+	if err != nil {
+		return fmt.Errorf("the container's network namespace: %w: %w", err, ErrInvalidNetNS)
+	}
+	if id != (netns.ID{Dev: op.rec.NetNS.Dev, Ino: op.rec.NetNS.Ino}) {
+		return fmt.Errorf("%s is another namespace than %s, in which the container is attached: %w",
+			path, op.rec.NetNS.Path, ErrInvalidNetNS)
+	}
+	return nil
+}
+
 // pin keeps the recorded namespace alive. It comes after the record, so that no
 // pin is ever without one.
 func (op *operation) pin(rec record.NetNS) error {
@@ -64,11 +83,6 @@ func (op *operation) pin(rec record.NetNS) error {
 	return nil
 }
 
-// has tells whether a path leads to a namespace only because it is kept.
-func (k *keeper) has(path string) bool {
-	return filepath.Dir(path) == k.dir || strings.HasPrefix(path, fmt.Sprintf("/proc/%d/fd/", os.Getpid()))
-}
-
 // openPath leads plugins to a namespace that is kept by a descriptor, or is
 // empty.
 func (k *keeper) openPath(id string) string {
@@ -79,6 +93,39 @@ func (k *keeper) openPath(id string) string {
 		return ""
 	}
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.File().Fd())
+}
+
+// where is a path that leads to the kept namespace, for who has no record to
+// tell; empty without one.
+func (k *keeper) where(id string) string {
+	if _, err := identify(k.path(id)); err != nil {
+		return k.openPath(id)
+	}
+	return k.path(id)
+}
+
+// strays are the paths of pins that no record knows of. A power cut can bring
+// back the empty file of one whose record is gone.
+func (k *keeper) strays(records *record.Store) ([]string, error) {
+	entries, err := os.ReadDir(k.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kept namespaces: %w", err)
+	}
+	var strays []string
+	for _, e := range entries {
+		// A pin is called as the files of its record are, see path.
+		known, err := records.Exists(e.Name())
+		if err != nil {
+			return nil, fmt.Errorf("kept namespaces: %w", err)
+		}
+		if !known {
+			strays = append(strays, filepath.Join(k.dir, e.Name()))
+		}
+	}
+	return strays, nil
 }
 
 // unpin lets the namespace go.

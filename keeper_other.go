@@ -9,9 +9,15 @@ type keeper struct{}
 
 func newKeeper(string) *keeper { return &keeper{} }
 
+func (*keeper) where(string) string { return "" }
+
 func (*keeper) openPath(string) string { return "" }
 
+func (*keeper) strays(*record.Store) ([]string, error) { return nil, nil }
+
 func (op *operation) identify() (record.NetNS, error) { return record.NetNS{Path: op.path}, nil }
+
+func (*operation) sameNetNS(string) error { return nil }
 
 func (*operation) pin(record.NetNS) error { return nil }
 

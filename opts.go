@@ -79,7 +79,7 @@ func defaultSettings() settings {
 // does not use up the time of those behind it.
 type Timeouts struct {
 	Add    time.Duration // default 3 minutes: DHCP and cloud providers take long
-	Del    time.Duration // default 1 minute
+	Del    time.Duration // default 1 minute; GC has the same
 	Check  time.Duration // default 1 minute
 	Status time.Duration // default 10 seconds
 }
@@ -95,7 +95,7 @@ func (t Timeouts) of(verb string) time.Duration {
 	switch verb {
 	case "ADD":
 		return t.Add
-	case "DEL":
+	case "DEL", "GC":
 		return t.Del
 	case "CHECK":
 		return t.Check

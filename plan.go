@@ -39,7 +39,7 @@ type attachment struct {
 	network   *Network
 	attempted bool          // an ADD was begun
 	state     record.State  // how far the ADD got, from the record
-	missing   []string      // plugins that could not be found for the ADD
+	missing   []string      // plugins that could not be run for the ADD
 	partial   chain.Partial // what a failed ADD got to
 }
 

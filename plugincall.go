@@ -20,13 +20,19 @@ func (a *attachment) runPlugin(ctx context.Context, call chain.Call) ([]byte, er
 	out, err := a.op.execute(ctx, call, a.op.host, a.inherited())
 	perr := pluginError(a, call.Verb, call.Plugin, out, err)
 	a.op.report(ctx, a.event(call, time.Since(start), perr), out)
-	if call.Verb == "ADD" && errors.Is(perr, ErrPluginNotFound) {
+	if call.Verb == "ADD" && neverRan(perr) {
 		a.missing = append(a.missing, call.Plugin)
 	}
 	if e := (*Error)(nil); call.Verb == "DEL" && errors.As(perr, &e) && e.Code == unknownContainer {
 		return nil, nil // by this code a plugin says that there is nothing to clean
 	}
 	return out.Stdout, perr
+}
+
+// neverRan tells whether a plugin failed before it was started: it could not be
+// found, or its file could not be trusted.
+func neverRan(err error) bool {
+	return errors.Is(err, ErrPluginNotFound) || errors.Is(err, ErrInsecureFile)
 }
 
 // inherited is the container's lock: a plugin that outlives a killed runtime

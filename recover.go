@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/embedcni/cni/internal/boot"
+	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
 )
 
 // Report says what Recover or GC has done, by container ID.
@@ -74,7 +77,45 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 		}
 		report.add(f.Record.ContainerID, adopted, err)
 	}
+	if err := s.tidyAlone(ctx); err != nil {
+		return report, fmt.Errorf("recover: %w", err)
+	}
 	return report, nil
+}
+
+// tidyAlone is tidy with all others kept out, if there is anything to do. If
+// one of them takes long it is left to the next Recover or GC.
+func (s *snapshot) tidyAlone(ctx context.Context) error {
+	files, err := s.records.Strays()
+	pins, perr := s.kept.strays(s.records)
+	if len(files)+len(pins) == 0 {
+		return join(err, perr)
+	}
+	grace, cancel := context.WithTimeout(ctx, orphanGrace)
+	defer cancel()
+	held, err := s.locks.LockAll(grace, []lock.Key{{Name: barrier}})
+	if err != nil {
+		s.logger.Warn("files that belong to no record are left for later", "error", err)
+		return nil
+	}
+	return join(s.tidy(), held.Release())
+}
+
+// tidy deletes what a process that was killed, or a power cut, left between two
+// steps of writing or deleting a record. No ADD or DEL may be under way.
+func (s *snapshot) tidy() error {
+	files, err := s.records.Strays()
+	pins, perr := s.kept.strays(s.records)
+	errs := []error{err, perr}
+	for _, path := range files {
+		s.logger.Info("deleting a file that belongs to no record", "path", path)
+		errs = append(errs, os.Remove(path))
+	}
+	for _, path := range pins {
+		s.logger.Info("letting go of a namespace that belongs to no record", "path", path)
+		errs = append(errs, netns.Remove(path))
+	}
+	return join(errs...)
 }
 
 // owned are the records of this owner, and the damaged ones, which say no
@@ -165,7 +206,7 @@ func (op *operation) adopt(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if op.rec.Boot != now || op.path == "" || op.path != op.rec.NetNS.Path || op.rec.Failures > 0 {
+	if op.rec.Boot != now || op.abandoned() || op.rec.Failures > 0 {
 		return false, nil
 	}
 	for _, a := range op.attachments {
@@ -186,9 +227,14 @@ func (op *operation) adopt(ctx context.Context) (bool, error) {
 			if ctx.Err() != nil {
 				return false, context.Cause(ctx)
 			}
+			if errors.Is(err, ErrPluginNotFound) {
+				return false, err // nobody has said that anything is wrong with it
+			}
 			op.logger.Info("CHECK failed, removing the container", "container", op.id, "error", err)
 			return false, nil
 		}
 	}
-	return true, nil
+	// Where mounts are not allowed, the descriptor that kept it was the last
+	// process's.
+	return true, op.pin(op.rec.NetNS)
 }

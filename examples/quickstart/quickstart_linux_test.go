@@ -183,7 +183,7 @@ detached web in N ms
 detached client in N ms
 
 kept for the next container (-v lists it):
-2 addr, 7 dir, 10 file, … 1 link, 2 route
+2 addr, 7 dir, 11 file, … 1 link, 2 route
 left of the containers: nothing
 `
 

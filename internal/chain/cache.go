@@ -59,6 +59,33 @@ func (c *Chain) cacheFile(a *Attachment) string {
 	return filepath.Join(c.CacheDir, "results", fmt.Sprintf("%s-%s-%s", c.List.Name, a.ContainerID, a.IfName))
 }
 
+// isAnothers tells whether the file that libcni would take for the attachment's
+// is another one's: it joins the names, so that network "a" with container
+// "b-c" and network "a-b" with container "c" have one file.
+func (c *Chain) isAnothers(a *Attachment) bool {
+	data, err := os.ReadFile(c.cacheFile(a))
+	if err != nil {
+		return false // nobody's, or libcni will say why it cannot be read
+	}
+	var owner struct {
+		ContainerID string `json:"containerId"`
+		NetworkName string `json:"networkName"`
+	}
+	if json.Unmarshal(data, &owner) != nil || owner.ContainerID == "" || owner.NetworkName == "" {
+		return false
+	}
+	return owner.ContainerID != a.ContainerID || owner.NetworkName != c.List.Name
+}
+
+// libcni is libcni with its cache, unless the attachment's place there is
+// another one's.
+func (c *Chain) libcni(x *exec, a *Attachment) *libcni.CNIConfig {
+	if c.isAnothers(a) {
+		return c.uncached(x)
+	}
+	return x.libcni(c)
+}
+
 // CachedResult is the result that the ADD of a was cached with, or nil if there
 // is none that can be used.
 func (c *Chain) CachedResult(a *Attachment) Partial {
@@ -72,6 +99,9 @@ func (c *Chain) CachedResult(a *Attachment) Partial {
 // Forget deletes what libcni has cached of a, as its DEL does when every plugin
 // has succeeded.
 func (c *Chain) Forget(a *Attachment) error {
+	if c.isAnothers(a) {
+		return nil
+	}
 	if err := os.Remove(c.cacheFile(a)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("forget the cached attachment: %w", err)
 	}

@@ -101,7 +101,7 @@ func (c *Chain) Del(ctx context.Context, a *Attachment, partial Partial) error {
 	if x.prevResult == nil {
 		x.prevResult = cached
 	}
-	return guard(func() error { return x.libcni(c).DelNetworkList(ctx, x.list, &a.RuntimeConf) })
+	return guard(func() error { return c.libcni(x, a).DelNetworkList(ctx, x.list, &a.RuntimeConf) })
 }
 
 // Check asks the plugins whether the attachment is as it should be; result is
@@ -160,6 +160,9 @@ func (c *Chain) uncached(x *exec) *libcni.CNIConfig {
 // Cached returns the attachment that a was cached as by its ADD, without the
 // namespace, or nil if there is no cached ADD.
 func (c *Chain) Cached(a *Attachment) (*Attachment, error) {
+	if c.isAnothers(a) {
+		return nil, nil
+	}
 	config, rt, err := c.plain().GetNetworkListCachedConfig(c.List, &a.RuntimeConf)
 	if err != nil || config == nil {
 		return nil, err
@@ -200,6 +203,9 @@ func (c *Chain) wasAdded(a *Attachment) error {
 // cachedResult is the result of the ADD in the configuration's version, or nil
 // if there is none.
 func (c *Chain) cachedResult(a *Attachment) (result json.RawMessage, err error) {
+	if c.isAnothers(a) {
+		return nil, nil
+	}
 	err = guard(func() error {
 		r, err := c.plain().GetNetworkListCachedResult(c.List, &a.RuntimeConf)
 		if err != nil || r == nil {

@@ -33,6 +33,9 @@ func identify(pid int) (string, error) {
 	return fmt.Sprintf("%d:%s", pid, started), nil
 }
 
+// errEnded: nobody has waited for the process yet, but it is over.
+var errEnded = errors.New("the process has ended")
+
 // startTime is field 22 of proc_pid_stat(5). The second field is the command in
 // parentheses and may hold anything, parentheses too.
 func startTime(stat string) (string, error) {
@@ -40,6 +43,9 @@ func startTime(stat string) (string, error) {
 	const after = 22 - 3 // the first field behind the command is the third
 	if len(fields) <= after {
 		return "", errors.New("too few fields")
+	}
+	if state := fields[0]; state == "Z" || state == "X" {
+		return "", errEnded
 	}
 	return fields[after], nil
 }
@@ -52,7 +58,7 @@ func Alive(identity string) (bool, error) {
 		return false, fmt.Errorf("%q is not the identity of a process", identity)
 	}
 	now, err := identify(pid)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, errEnded) {
 		return false, nil
 	}
 	return now == identity, err

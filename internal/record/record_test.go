@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -91,6 +92,41 @@ func TestDeleteLeavesNoFile(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	check(t, err)
 	want(t, "files", len(entries), 0)
+}
+
+// TestLogWithoutItsBaseIsForgotten: after a power cut the one may be there
+// without the other, and the next record of the container is none of its.
+func TestLogWithoutItsBaseIsForgotten(t *testing.T) {
+	s := Open(t.TempDir())
+	r := sample("c1")
+	check(t, s.Begin(r))
+	check(t, s.Append(r, Entry{IfName: "eth0", State: Deleted, Error: "of the old one"}))
+	check(t, os.Remove(s.path("c1", baseExt)))
+	again := sample("c1")
+	check(t, s.Begin(again))
+	got, err := s.Load("c1")
+	check(t, err)
+	want(t, "record", got, again)
+}
+
+func TestStraysAreWhatNoRecordOwns(t *testing.T) {
+	s := Open(filepath.Join(t.TempDir(), "records"))
+	none, err := s.Strays()
+	check(t, err)
+	want(t, "strays without a directory", none, []string(nil))
+	for _, id := range []string{"whole", "replaced", "logOnly"} {
+		r := sample(id)
+		check(t, s.Begin(r))
+		check(t, s.Append(r, Entry{IfName: "eth0", State: Added}))
+	}
+	check(t, os.Remove(s.path("logOnly", baseExt)))
+	strays := []string{s.path("logOnly", logExt), s.path("new", baseExt) + tmpExt, s.path("replaced", baseExt) + tmpExt}
+	check(t, os.WriteFile(strays[1], []byte("torn"), 0o600))
+	check(t, os.WriteFile(strays[2], nil, 0o600))
+	got, err := s.Strays()
+	check(t, err)
+	slices.Sort(strays)
+	want(t, "strays", got, strays)
 }
 
 func TestFileNamesAreHashes(t *testing.T) {
@@ -231,4 +267,17 @@ func BenchmarkAppend(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+func TestALogThatOutlivedItsBaseDoesNotCount(t *testing.T) {
+	s := Open(t.TempDir())
+	r := sample("c1")
+	check(t, s.Begin(r))
+	check(t, s.Append(r, Entry{IfName: "eth0", State: Added}))
+	check(t, os.Remove(s.path("c1", baseExt))) // a crash in Delete
+	again := sample("c1")
+	check(t, s.Begin(again))
+	got, err := s.Load("c1")
+	check(t, err)
+	want(t, "record", got, again)
 }

@@ -45,6 +45,13 @@ func (s *Store) path(id, ext string) string { return filepath.Join(s.dir, Name(i
 // the container, and r must hold what that one held and is still true;
 // Generation is set one higher than it was.
 func (s *Store) Begin(r *Record) error {
+	if r.Generation == 0 {
+		// A log that outlived its base, in a crash between two deletions, would
+		// be taken for this one's.
+		if err := remove(s.path(r.ContainerID, logExt)); err != nil {
+			return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+		}
+	}
 	r.Generation++
 	data, err := encodeBase(r)
 	if err != nil {
@@ -52,6 +59,12 @@ func (s *Store) Begin(r *Record) error {
 	}
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+	}
+	if r.Generation == 1 {
+		// A log that has lost its base would be taken for this one's.
+		if err := remove(s.path(r.ContainerID, logExt)); err != nil {
+			return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+		}
 	}
 	if err := writeDurably(s.path(r.ContainerID, baseExt), data); err != nil {
 		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
@@ -187,13 +200,54 @@ func (s *Store) List() ([]Found, error) {
 
 // Delete removes the container's record. It is not synced: a record that a
 // power cut brings back is of an earlier boot, and removing its container again
-// does no harm. The base goes first, for a log alone is nobody's record.
+// does no harm. The base goes last: as long as it is there, a process that is
+// killed on the way leaves a record, whose container is removed again, and not a
+// log that nobody ever looks at.
 func (s *Store) Delete(id string) error { return s.Discard(Name(id)) }
 
 // Discard is Delete by file.
 func (s *Store) Discard(file string) error {
 	path := filepath.Join(s.dir, file)
-	return errors.Join(remove(path+baseExt), remove(path+logExt), remove(path+baseExt+tmpExt))
+	return errors.Join(remove(path+baseExt+tmpExt), remove(path+logExt), remove(path+baseExt))
+}
+
+// Exists tells whether there is a record, whole or damaged, in the files of
+// that name.
+func (s *Store) Exists(file string) (bool, error) {
+	_, err := os.Lstat(filepath.Join(s.dir, file+baseExt))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Strays are the paths of files that belong to no record: new bases that were
+// never put in place, and logs without a base. A process that is killed leaves
+// the former, a power cut both. While a record is written there is one too, so
+// the caller must keep all others out before he deletes them.
+func (s *Store) Strays() ([]string, error) {
+	entries, err := os.ReadDir(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("attachment records: %w", err)
+	}
+	var strays []string
+	for _, e := range entries {
+		stray := strings.HasSuffix(e.Name(), baseExt+tmpExt)
+		if file, ok := strings.CutSuffix(e.Name(), logExt); ok {
+			there, err := s.Exists(file)
+			if err != nil {
+				return nil, fmt.Errorf("attachment records: %w", err)
+			}
+			stray = !there
+		}
+		if stray {
+			strays = append(strays, filepath.Join(s.dir, e.Name()))
+		}
+	}
+	return strays, nil
 }
 
 func remove(path string) error {

@@ -1,0 +1,239 @@
+package faults_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/netns"
+)
+
+func wantNil(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// host is a network namespace that stands for a host, with directories of its
+// own. The goroutine that made it is locked to a thread inside it.
+type host struct {
+	t    testing.TB
+	dir  string
+	real string // directory of the reference plugins
+}
+
+func newHost(t testing.TB) *host {
+	t.Helper()
+	real, err := refplugins.Dir(context.Background(), os.Stderr)
+	wantNil(t, err)
+	h := &host{t: t, dir: t.TempDir(), real: real}
+	t.Cleanup(h.letGo)
+	h.enter("host")
+	h.link("")
+	return h
+}
+
+// enter makes a new host namespace and goes there. The thread is never
+// unlocked: it ends with the goroutine.
+func (h *host) enter(name string) {
+	h.t.Helper()
+	runtime.LockOSThread()
+	ns, err := netns.Create(h.netns(name))
+	wantNil(h.t, err)
+	wantNil(h.t, unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET))
+	wantNil(h.t, ns.Close())
+	wantNil(h.t, noAddressDetection())
+	lo, err := netlink.LinkByName("lo")
+	wantNil(h.t, err)
+	wantNil(h.t, netlink.LinkSetUp(lo))
+}
+
+// noAddressDetection spares interfaces the detection of duplicate IPv6
+// addresses, for which bridge waits up to two seconds.
+func noAddressDetection() error {
+	for _, which := range []string{"all", "default"} {
+		path := filepath.Join("/proc/sys/net/ipv6/conf", which, "accept_dad")
+		if err := os.WriteFile(path, []byte("0"), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// letGo unmounts what namespaces are left, so that the directory can go.
+func (h *host) letGo() {
+	for _, pattern := range []string{h.netns("*"), h.path("state", "embedcni", "attachments", "netns", "*")} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			h.t.Error(err)
+		}
+		for _, path := range paths {
+			if err := netns.Remove(path); err != nil {
+				h.t.Error(err)
+			}
+		}
+	}
+}
+
+func (h *host) path(elem ...string) string {
+	return filepath.Join(append([]string{h.dir}, elem...)...)
+}
+
+func (h *host) netns(name string) string { return h.path("netns", name) }
+
+// container makes a container's namespace and returns its path.
+func (h *host) container(name string) string {
+	h.t.Helper()
+	ns, err := netns.Create(h.netns(name))
+	wantNil(h.t, err)
+	wantNil(h.t, errors.Join(ns.Do(noAddressDetection), ns.Close()))
+	return h.netns(name)
+}
+
+// link makes the plugin directory: the real plugins, but for one that is the
+// fault plugin.
+func (h *host) link(faulty string) {
+	h.t.Helper()
+	exe, err := os.Executable()
+	wantNil(h.t, err)
+	wantNil(h.t, os.MkdirAll(h.path("bin"), 0o755))
+	for _, name := range refplugins.Names() {
+		target := filepath.Join(h.real, name)
+		if name == faulty {
+			target = exe
+		}
+		link := h.path("bin", name)
+		if now, err := os.Readlink(link); err == nil && now == target {
+			continue
+		}
+		// By rename, so that a plugin is there at any time.
+		wantNil(h.t, os.Symlink(target, link+".new"))
+		wantNil(h.t, os.Rename(link+".new", link))
+	}
+}
+
+// spoil makes the plugin a fault plugin with that fault.
+func (h *host) spoil(plugin string, f fault) {
+	h.t.Helper()
+	f.Real = filepath.Join(h.real, plugin)
+	wantNil(h.t, f.save(h.path("bin", plugin+".json")))
+	h.link(plugin)
+}
+
+// heal makes all plugins the real ones.
+func (h *host) heal() { h.t.Helper(); h.link("") }
+
+// chain are the plugins of a network, in order; host-local is run by bridge.
+func chain() []string { return []string{"bridge", "firewall", "portmap"} }
+
+// network is a network of those, on a bridge and a subnet of its own.
+func (h *host) network(n int) []byte {
+	return fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net%d", "plugins": [
+		{"type": "bridge", "bridge": "cni%d", "isGateway": true, "isDefaultGateway": %v, "ipMasq": true,
+		 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.%d.0.0/16"}]]}},
+		{"type": "firewall", "backend": "iptables"},
+		{"type": "portmap", "backend": "iptables", "snat": true, "capabilities": {"portMappings": true}}]}`,
+		n, n, n == 0, h.path("ipam"), 70+n)
+}
+
+func (h *host) settings(networks int) settings {
+	s := settings{StateDir: h.path("state"), HostNetNS: h.netns("host"), PluginDirs: []string{h.path("bin")}}
+	for n := range networks {
+		s.Confs = append(s.Confs, h.network(n))
+	}
+	return s
+}
+
+func (h *host) runtime(s settings) *cni.Runtime {
+	h.t.Helper()
+	r, err := s.runtime()
+	wantNil(h.t, err)
+	return r
+}
+
+// audit is what exists on this host of containers.
+func (h *host) audit() audit.Lines {
+	h.t.Helper()
+	lines, err := audit.Snapshot(context.Background(), audit.Options{
+		StateDirs: []string{h.path("state"), h.path("ipam")}, NetNSDirs: []string{h.path("netns")},
+	})
+	wantNil(h.t, err)
+	return lines.Without(audit.Shared).Without(func(line string) bool {
+		what, _, _ := strings.Cut(line, " ")
+		switch what {
+		case "missing":
+			h.t.Fatalf("the audit is blind: %s: install iptables and nftables", line)
+		case "process", "fd", "mount", "netns":
+			return true // of the whole process; looked at otherwise
+		case "dir":
+			return true
+		}
+		own := h.path("state", "embedcni") // locks and marks are the host's
+		return strings.Contains(line, own+"/locks") || strings.Contains(line, own+"/networks/")
+	})
+}
+
+// left is what of the container there is and was not before, with what is in
+// its namespace, if that is there, and the processes that work on it.
+func (h *host) left(before audit.Lines, id string) audit.Lines {
+	h.t.Helper()
+	left, gone := audit.Diff(before, h.audit())
+	for _, line := range gone {
+		left = append(left, "gone: "+line)
+	}
+	left = append(left, h.inside(id)...)
+	for _, pid := range processesOf(h.t, id) {
+		left = append(left, fmt.Sprintf("process %s", pid))
+	}
+	return left
+}
+
+// inside are the interfaces in the container, but lo, which is always there.
+func (h *host) inside(id string) (links audit.Lines) {
+	h.t.Helper()
+	ns, err := netns.Open(h.netns(id))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	wantNil(h.t, err)
+	err = ns.Do(func() error {
+		all, err := netlink.LinkList()
+		for _, l := range all {
+			if l.Attrs().Name != "lo" {
+				links = append(links, "in the container: "+l.Attrs().Name)
+			}
+		}
+		return err
+	})
+	wantNil(h.t, errors.Join(err, ns.Close()))
+	return links
+}
+
+// processesOf are the processes that were started for the container and live.
+func processesOf(t testing.TB, id string) []string {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	wantNil(t, err)
+	variable := []byte("CNI_CONTAINERID=" + id + "\x00")
+	var found []string
+	for _, file := range files {
+		// A zombie has no environment; what has just gone has no file.
+		if env, err := os.ReadFile(file); err == nil && bytes.Contains(env, variable) {
+			found = append(found, filepath.Base(filepath.Dir(file)))
+		}
+	}
+	return found
+}

@@ -1,0 +1,99 @@
+package faults_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/netns"
+)
+
+// killsPerHost is how many runtimes are killed on one host, so that a leak that
+// no audit sees adds up until one does.
+const killsPerHost = 8
+
+// killRuntimes is M1: a runtime is killed somewhere in ADD or DEL, another one
+// recovers.
+func (b *board) killRuntimes(t *testing.T) {
+	var c count
+	t.Run("hosts", func(t *testing.T) {
+		for first := 0; first < *runtimeKills; first += killsPerHost {
+			t.Run(fmt.Sprint(first), func(t *testing.T) {
+				t.Parallel()
+				k := newRuntimeKiller(t, b.random(uint64(first)))
+				for n := first; n < min(first+killsPerHost, *runtimeKills); n++ {
+					c.add("kills", 1)
+					if k.kill(n) {
+						c.add("in the middle", 1)
+					}
+				}
+				c.add("leaks", k.leaks)
+			})
+		}
+	})
+	b.figure(t, "M1", "runtime killed in ADD or DEL, recovered",
+		fmt.Sprintf("%d leaks in %d kills (%d in the middle)", c.get("leaks"), c.get("kills"), c.get("in the middle")),
+		"0 of 1000", c.get("leaks") == 0)
+}
+
+type runtimeKiller struct {
+	*host
+	random *rand.Rand
+	whole  map[string]time.Duration // how long a job takes undisturbed
+	before audit.Lines
+	leaks  int
+}
+
+func newRuntimeKiller(t *testing.T, random *rand.Rand) *runtimeKiller {
+	k := &runtimeKiller{host: newHost(t), random: random, whole: map[string]time.Duration{}}
+	j := job{ID: "warm", NetNS: k.container("warm"), Port: 9000, Settings: k.settings(1)}
+	for _, verb := range []string{"ADD", "DEL"} {
+		j.Verb = verb
+		p := begin(t, j)
+		start := time.Now()
+		if killed, said := p.wait(); killed || said != "" {
+			t.Fatalf("%s without a fault: %s", verb, said)
+		}
+		k.whole[verb] = time.Since(start)
+	}
+	wantNil(t, netns.Remove(j.NetNS))
+	k.before = k.audit()
+	return k
+}
+
+// kill does it once and tells whether the runtime was still at work.
+func (k *runtimeKiller) kill(n int) (hit bool) {
+	k.t.Helper()
+	verb := []string{"ADD", "DEL"}[n%2]
+	vanishes := n/2%2 == 1
+	j := job{ID: fmt.Sprintf("m1-%d", n), Port: int32(10000 + n), Settings: k.settings(1)}
+	j.NetNS = k.container(j.ID)
+	if verb == "DEL" {
+		j.Verb = "ADD"
+		wantNil(k.t, elsewhere(k.t, j))
+	}
+	j.Verb = verb
+	delay := time.Duration(k.random.Int64N(int64(k.whole[verb])))
+	p := begin(k.t, j)
+	<-time.After(delay)
+	hit = p.kill()
+	if vanishes {
+		wantNil(k.t, netns.Remove(j.NetNS))
+	}
+	err := elsewhere(k.t, job{Verb: "RECOVER", Settings: k.settings(1)})
+	left := k.left(k.before, j.ID)
+	if err != nil || len(left) > 0 {
+		k.leaks++
+		k.t.Errorf("kill %d, %s after %v, namespace gone: %v: recovery: %v; left:\n%s",
+			n, verb, delay, vanishes, err, strings.Join(left, "\n"))
+		k.before = k.audit() // each leak counts once
+	}
+	if err := netns.Remove(j.NetNS); err != nil && !errors.Is(err, netns.ErrNotNetNS) {
+		k.t.Fatal(err)
+	}
+	return hit
+}

@@ -1,0 +1,42 @@
+package faults_test
+
+import (
+	"context"
+	"flag"
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/sandbox"
+)
+
+// How often things are broken. The defaults are for every day.
+var (
+	runtimeKills = flag.Int("runtime-kills", 24, "M1: how often a runtime is killed")
+	pluginKills  = flag.Int("plugin-kills", 20, "M2: how often a plugin is killed, in ADD and again in DEL")
+	partials     = flag.Int("partials", 20, "M5: how often one of two networks fails")
+	crowdSize    = flag.Int("crowd", 30, "M9: how many containers come at once")
+	costRounds   = flag.Int("cost-rounds", 100, "M13: how often the record is written for the median")
+	seedFlag     = flag.Uint64("seed", 0, "seed of everything random; 0: one of its own for each run")
+	tableFile    = flag.String("table", "", "a file for the table of figures, besides the log")
+)
+
+// init keeps the leading thread to TestMain: a test that took it to another
+// network namespace would take the process's there.
+func init() { runtime.LockOSThread() }
+
+// TestMain runs the tests in namespaces of their own. Started as a plugin, the
+// test binary is the fault plugin; started by a test, it is a runtime that may
+// be killed.
+func TestMain(m *testing.M) {
+	if isPlugin() {
+		pluginMain()
+	}
+	if isRuntime() {
+		runtimeMain()
+	}
+	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
+		return refplugins.Env(context.Background(), os.Stderr)
+	})))
+}

@@ -1,0 +1,183 @@
+package faults_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"github.com/embedcni/cni"
+)
+
+// runtimeEnv makes the test binary a process with a Runtime.
+const runtimeEnv = "EMBEDCNI_TEST_FAULTS_RUNTIME"
+
+func isRuntime() bool { return os.Getenv(runtimeEnv) != "" }
+
+// job is what a runtime is to do, once.
+type job struct {
+	Verb      string // ADD, DEL, CHECK, or RECOVER: Recover, then GC of everything unless Adopt
+	Adopt     bool
+	ID, NetNS string
+	Port      int32
+	Settings  settings
+}
+
+// settings are what a Runtime is made of.
+type settings struct {
+	StateDir, HostNetNS string
+	PluginDirs          []string
+	Confs               [][]byte
+	Timeouts            cni.Timeouts
+}
+
+func (s settings) runtime() (*cni.Runtime, error) {
+	opts := []cni.Opt{cni.WithStateDir(s.StateDir), cni.WithPluginDir(s.PluginDirs), cni.WithOwner("faults"),
+		cni.WithHostNetNS(s.HostNetNS), cni.WithTimeouts(s.Timeouts)}
+	for _, conf := range s.Confs {
+		opts = append(opts, cni.WithConfListBytes(conf))
+	}
+	return cni.New(opts...)
+}
+
+// runtimeMain does the job on stdin. It prints a line when it begins, by which
+// a killer sets his watch, and then the error, if any.
+func runtimeMain() {
+	var j job
+	err := json.NewDecoder(os.Stdin).Decode(&j)
+	if err == nil {
+		err = j.do(func() { fmt.Println("begun") })
+	}
+	if err != nil {
+		fmt.Print(err)
+	}
+	syscall.Exit(0)
+}
+
+func (j job) do(begun func()) error {
+	r, err := j.Settings.runtime()
+	if err != nil {
+		return err
+	}
+	ctx := context.Background() // who started the process may kill it
+	begun()
+	switch j.Verb {
+	case "ADD":
+		_, err = r.Setup(ctx, j.ID, j.NetNS, ports(j.Port)...)
+	case "DEL":
+		err = r.Remove(ctx, j.ID, j.NetNS)
+	case "CHECK":
+		err = r.Check(ctx, j.ID, j.NetNS)
+	case "RECOVER":
+		err = recoverAll(ctx, r, j.Adopt)
+	default:
+		err = fmt.Errorf("no such job: %q", j.Verb)
+	}
+	return err
+}
+
+func recoverAll(ctx context.Context, r *cni.Runtime, adopt bool) error {
+	report, err := r.Recover(ctx)
+	if err != nil {
+		return err
+	}
+	if err := report.Err(); err != nil {
+		return fmt.Errorf("recover: %w", err)
+	}
+	if adopt {
+		if len(report.Adopted) != 1 || len(report.Removed) != 0 {
+			return fmt.Errorf("recover: %+v, want one adopted", *report)
+		}
+		return nil
+	}
+	report, err = r.GC(ctx, cni.GCOptions{KeepNone: true})
+	if err != nil {
+		return err
+	}
+	return report.Err()
+}
+
+func ports(port int32) []cni.NamespaceOpts {
+	if port == 0 {
+		return nil
+	}
+	return []cni.NamespaceOpts{cni.WithCapabilityPortMap([]cni.PortMapping{
+		{HostPort: port, ContainerPort: 80, Protocol: "tcp"}, {HostPort: port, ContainerPort: 53, Protocol: "udp"}})}
+}
+
+// process is a runtime at work elsewhere.
+type process struct {
+	t   testing.TB
+	cmd *exec.Cmd
+	out *bufio.Reader
+}
+
+// begin starts a runtime and returns when it begins with the job.
+func begin(t testing.TB, j job) *process {
+	t.Helper()
+	in, err := json.Marshal(j)
+	wantNil(t, err)
+	exe, err := os.Executable()
+	wantNil(t, err)
+	p := &process{t: t, cmd: exec.Command(exe)}
+	p.cmd.Env = append(os.Environ(), runtimeEnv+"=1")
+	p.cmd.Stdin = bytes.NewReader(in)
+	p.cmd.Stderr = os.Stderr
+	out, err := p.cmd.StdoutPipe()
+	wantNil(t, err)
+	wantNil(t, p.cmd.Start())
+	p.out = bufio.NewReader(out)
+	if line, err := p.out.ReadString('\n'); line != "begun\n" {
+		t.Fatalf("the runtime did not begin: %q, %v", line, err)
+	}
+	return p
+}
+
+// kill kills the runtime, and tells whether it was still at work.
+func (p *process) kill() bool {
+	p.t.Helper()
+	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		p.t.Fatal(err)
+	}
+	killed, said := p.wait()
+	if said != "" && !killed {
+		p.t.Errorf("the runtime that was to be killed: %s", said)
+	}
+	return killed
+}
+
+// wait returns how the runtime ended, and its error.
+func (p *process) wait() (killed bool, said string) {
+	p.t.Helper()
+	var text bytes.Buffer
+	// Plugins do not hold this pipe: they have their own.
+	if _, err := text.ReadFrom(p.out); err != nil {
+		p.t.Fatal(err)
+	}
+	err := p.cmd.Wait()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		p.t.Fatal(err)
+	}
+	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled(), text.String()
+}
+
+// elsewhere does the job in another process and returns its error.
+func elsewhere(t testing.TB, j job) error {
+	t.Helper()
+	killed, said := begin(t, j).wait()
+	switch {
+	case killed:
+		return errors.New("the runtime was killed")
+	case said != "":
+		return errors.New(said)
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package faults_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// board collects the figures. Tests write to it in parallel.
+type board struct {
+	seed uint64
+
+	mu      sync.Mutex
+	lines   []string
+	removes int // that returned nil
+	lies    int // of those: something was left
+}
+
+// figure adds a line to the table, and fails the test if the figure is not as
+// it has to be.
+func (b *board) figure(t *testing.T, name, what, figure, target string, met bool) {
+	t.Helper()
+	line := fmt.Sprintf("%-4s %-42s %-44s target %s", name, what, figure, target)
+	t.Log(line)
+	if !met {
+		line += "   MISSED"
+		t.Errorf("%s: %s, target %s", name, figure, target)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.lines = append(b.lines, line)
+}
+
+// removed notes what a Remove that returned nil has left (M4).
+func (b *board) removed(left int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.removes++
+	if left > 0 {
+		b.lies++
+	}
+}
+
+func (b *board) random(stream uint64) *rand.Rand { return rand.New(rand.NewPCG(b.seed, stream)) }
+
+// count is a number that tests add to in parallel.
+type count struct {
+	mu sync.Mutex
+	n  map[string]int
+}
+
+func (c *count) add(what string, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n == nil {
+		c.n = make(map[string]int)
+	}
+	c.n[what] += n
+}
+
+func (c *count) get(what string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.n[what]
+}
+
+func TestScorecard(t *testing.T) {
+	b := &board{seed: *seedFlag}
+	if b.seed == 0 {
+		b.seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("seed %d", b.seed)
+	//t.Run("M13", b.cost)
+	//t.Run("M7", b.deadline)
+	//t.Run("M8", b.unrelated)
+	//t.Run("M9", b.crowd)
+	//t.Run("M12", b.powerCut)
+	//t.Run("M6", b.namespaces)
+	//t.Run("M3", b.matrix)
+	//t.Run("M2", b.killPlugins)
+	//t.Run("M5", b.partialFailures)
+	t.Run("M1", b.killRuntimes)
+	b.figure(t, "M4", "Remove is nil with something left", fmt.Sprintf("%d of %d", b.lies, b.removes), "0", b.lies == 0)
+	b.print(t)
+}
+
+func (b *board) print(t *testing.T) {
+	slices.SortFunc(b.lines, func(a, c string) int { return number(a) - number(c) })
+	table := fmt.Sprintf("seed %d\n%s\n", b.seed, strings.Join(b.lines, "\n"))
+	t.Log("\n" + table)
+	if *tableFile != "" {
+		wantNil(t, os.WriteFile(*tableFile, []byte(table), 0o644))
+	}
+}
+
+// number is that of "M7 …".
+func number(line string) (n int) {
+	if _, err := fmt.Sscanf(line, "M%d", &n); err != nil {
+		panic(err) // every line begins so
+	}
+	return n
+}
