@@ -45,13 +45,6 @@ func (s *Store) path(id, ext string) string { return filepath.Join(s.dir, Name(i
 // the container, and r must hold what that one held and is still true;
 // Generation is set one higher than it was.
 func (s *Store) Begin(r *Record) error {
-	if r.Generation == 0 {
-		// A log that outlived its base, in a crash between two deletions, would
-		// be taken for this one's.
-		if err := remove(s.path(r.ContainerID, logExt)); err != nil {
-			return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
-		}
-	}
 	r.Generation++
 	data, err := encodeBase(r)
 	if err != nil {
@@ -61,7 +54,8 @@ func (s *Store) Begin(r *Record) error {
 		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 	}
 	if r.Generation == 1 {
-		// A log that has lost its base would be taken for this one's.
+		// A log that outlived its base, in a crash between two deletions, would
+		// be taken for this one's.
 		if err := remove(s.path(r.ContainerID, logExt)); err != nil {
 			return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 		}
