@@ -204,16 +204,23 @@ func (r *Runtime) setup(ctx context.Context, id, path string, opts []NamespaceOp
 	return s.setup(ctx, ns, serially)
 }
 
-// Remove detaches the container from the loaded networks, or from those
-// selected with WithNetwork. It asks every plugin of every network, last
-// network and last plugin first, whatever fails on the way, and joins the
-// errors. Plugins get the arguments and capabilities of the Setup unless the
-// call gives its own.
+// Remove detaches the container from what it was attached to, or from the
+// networks selected with WithNetwork. It goes by the container's record: no
+// network need be loaded, no option of the Setup repeated. It asks every plugin
+// of every network, last network and last plugin first, whatever fails on the
+// way; then it removes what the reference plugins are known to leave, and looks
+// whether it is gone.
 //
-// It may be called again, and for a container that was never attached. path may
-// be empty or gone: then plugins clean up what is outside the namespace. ctx
-// carries values only: when it ends, Remove goes on, each plugin within the
-// time that Timeouts.Del gives it.
+// It returns nil when nothing is left. A failed DEL of the reference plugins
+// that the sweep made up for is only logged, unless WithTeardownErrors; one of
+// another plugin is returned, and so is a *LeftoverError. Then the record stays,
+// and Remove, Recover or GC tries again.
+//
+// It may be called again. A container that was attached without a record, by
+// go-cni, is detached by what libcni has cached of it, and from the loaded
+// networks; for one that was never attached it returns nil. path only matters
+// for these, and may be empty or gone. ctx carries values only: when it ends,
+// Remove goes on, each plugin within the time that Timeouts.Del gives it.
 func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) error {
 	s := r.current.Load()
 	ns, err := newNamespace(id, path, opts...)

@@ -7,24 +7,31 @@
 //
 //	rt, err := cni.New(cni.WithPluginConfDir("/etc/cni/net.d"))
 //	err = rt.Load(cni.WithLoNetwork, cni.WithDefaultConf)
+//	report, err := rt.Recover(ctx)
 //	result, err := rt.Setup(ctx, id, "/run/netns/"+id)
 //	err = rt.Remove(ctx, id, "/run/netns/"+id)
+//	report, err = rt.GC(ctx, cni.GCOptions{Keep: ids})
 //
 // New and Load look at no plugin and need no directory to exist. Load builds a
 // complete configuration and then replaces the old one, or fails and changes
-// nothing. A program written for github.com/containerd/go-cni compiles
-// unchanged; README.md lists what differs and why.
+// nothing. Recover, once at the start, keeps what lives of an earlier run and
+// removes the rest; GC removes what is recorded and not wanted. A program
+// written for github.com/containerd/go-cni compiles unchanged; README.md lists
+// what differs and why.
 //
 // # Guarantees
 //
-// Setup and SetupSerially either attach every network or, after an error, have
-// asked the plugins to undo whatever they had begun; an undo that failed is
-// part of the error. Remove asks every plugin of every network, whatever fails
-// on the way and whether or not the caller's context is over. Everything a
-// caller passes is validated before the first plugin runs. No lock is held
-// while a plugin runs that a call for another container waits for, but for the
-// first ADD of a network on a host, which runs alone because the plugins race
-// to create what the host's containers share.
+// Before the first plugin runs, what is to be attached is on disk, and the
+// namespace is kept alive until it is detached. Setup attaches every network or
+// undoes whatever was begun; what is left is part of the error. Remove goes by
+// the record: it needs no loaded configuration and no options, asks every plugin
+// of every network whatever fails and whether or not the context is over, then
+// sweeps what the reference plugins leave, and returns nil only if it has seen
+// that nothing is. What cannot be removed stays on record for the next Remove,
+// Recover or GC. CleanUp ends what none of them can. Everything a caller passes
+// is validated before anything is touched. No lock is held while a plugin runs
+// that a call for another container waits for, but for the first ADD of a
+// network on a host, since plugins race to create what containers share, and GC.
 //
 // # Concurrency
 //
@@ -39,8 +46,8 @@
 //
 // # Errors
 //
-// Failures of plugins are of type *[Error], possibly several joined; the
-// sentinels (ErrInvalidArgument, ErrInvalidNetNS, ErrAlreadyAttached, …) are
+// Failures of plugins are of type *[Error], possibly several joined; what is
+// left of a container is a *[LeftoverError]; the sentinels (ErrInvalidArgument, ErrInvalidNetNS, ErrAlreadyAttached, …) are
 // found with errors.Is. Outside Linux, network namespaces are not looked at:
 // the path is the platform's own and passed to the plugins as it is.
 package cni

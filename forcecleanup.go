@@ -187,7 +187,7 @@ func (op *operation) onRecord(t CleanUpTarget) (*attachment, error) {
 		a.ContainerID, a.IfName = t.ContainerID, t.IfName
 		return a, nil
 	}
-	if op.path, err = op.host.recordedPath(rec.NetNS, op.kept.openPath(op.id)); err != nil {
+	if op.path, err = op.recordedPath(); err != nil {
 		return nil, err
 	}
 	recorded, err := op.fromRecord(&record.Record{ContainerID: rec.ContainerID, Networks: []record.Network{*n}})
