@@ -47,7 +47,8 @@
 // # Errors
 //
 // Failures of plugins are of type *[Error], possibly several joined; what is
-// left of a container is a *[LeftoverError]; the sentinels (ErrInvalidArgument, ErrInvalidNetNS, ErrAlreadyAttached, …) are
-// found with errors.Is. Outside Linux, network namespaces are not looked at:
-// the path is the platform's own and passed to the plugins as it is.
+// left of a container is a *[LeftoverError]; the sentinels (ErrInvalidArgument,
+// ErrInvalidNetNS, ErrAlreadyAttached, …) are found with errors.Is. Outside
+// Linux, network namespaces are not looked at: the path is the platform's own
+// and passed to the plugins as it is.
 package cni
