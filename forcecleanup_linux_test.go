@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
@@ -263,6 +264,43 @@ func TestCleanUpOfOneOfTwoAttachments(t *testing.T) {
 	}
 	if all, err = r.Attachments(); err != nil || all != nil {
 		t.Errorf("on record after Remove: %+v, %v", all, err)
+	}
+}
+
+// What cannot be removed is said, the rest is removed, and the record stays.
+func TestCleanUpThatIsNotComplete(t *testing.T) {
+	h := newRealHost(t)
+	r := h.real(cni.WithConfListBytes(everythingConf("podnet", h.path("ipam"))))
+	before := h.audit()
+	h.mustSetup(r, "c1", h.container("c1"), udpPort(8080))
+	stuck := h.path("ipam/podnet/10.77.0.2")
+	if err := unix.Mount(stuck, stuck, "", unix.MS_BIND, ""); err != nil { // so it cannot be unlinked
+		t.Fatal(err)
+	}
+	target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0"}
+	_, err := r.CleanUp(context.Background(), target)
+	var left *cni.LeftoverError
+	if !errors.As(err, &left) || !slices.Equal(left.Left, []string{"address 10.77.0.2 in " + h.path("ipam/podnet")}) ||
+		left.ContainerID != "c1" || !errors.Is(err, unix.EBUSY) {
+		t.Errorf("CleanUp: %v", err)
+	}
+	if all, err := r.Attachments(); err != nil || len(all) != 1 {
+		t.Errorf("on record: %+v, %v", all, err)
+	}
+	if err := unix.Unmount(stuck, 0); err != nil {
+		t.Fatal(err)
+	}
+	found, err := r.CleanUp(context.Background(), target)
+	want := []string{
+		"address 10.77.0.2 in " + h.path("ipam/podnet"),
+		"attachment record in " + h.path("state/embedcni/attachments"), "cached result in " + h.path("state/results"),
+	}
+	if err != nil || !slices.Equal(found, want) {
+		t.Errorf("then: found %q, %v, want %q", found, err, want)
+	}
+	h.wantClean(before)
+	if all, err := r.Attachments(); err != nil || all != nil {
+		t.Errorf("on record in the end: %+v, %v", all, err)
 	}
 }
 
