@@ -31,7 +31,12 @@ func newTracker(dir string) *Tracker {
 // begin returns what a Begin came to: "first", "later", or "waits".
 func begin(t *testing.T, tracker *Tracker, k Key) (*First, string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), blink)
+	return beginWithin(t, tracker, k, patience)
+}
+
+func beginWithin(t *testing.T, tracker *Tracker, k Key, limit time.Duration) (*First, string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	f, err := tracker.Begin(ctx, k)
 	switch {
@@ -48,7 +53,11 @@ func begin(t *testing.T, tracker *Tracker, k Key) (*First, string) {
 // want begins, compares, and ends what could begin, with this outcome.
 func want(t *testing.T, tracker *Tracker, k Key, ok bool, wanted string) {
 	t.Helper()
-	f, got := begin(t, tracker, k)
+	limit := patience
+	if wanted == "waits" {
+		limit = blink
+	}
+	f, got := beginWithin(t, tracker, k, limit)
 	if got != wanted {
 		t.Errorf("the ADD of %+v: %s, want %s", k, got, wanted)
 	}
