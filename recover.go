@@ -89,10 +89,14 @@ func (s *snapshot) owned() ([]record.Found, error) {
 	}), nil
 }
 
-// discard deletes a record of which nothing can be read, not even whose it is.
-// What it was about is found by nobody; the log says so.
+// discard deletes a record of which nothing can be read, not even whose it is,
+// and lets its namespace go. What else it was about is found by nobody; the log
+// says so.
 func (s *snapshot) discard(f record.Found) error {
 	s.logger.Error("attachment record is unreadable and was deleted; what it recorded may be left", "file", f.File, "error", f.Err)
+	if err := s.kept.discard(f.File); err != nil {
+		return err
+	}
 	return s.records.Discard(f.File)
 }
 
