@@ -2,7 +2,9 @@ package chain
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -82,4 +84,16 @@ func (c *Chain) libcni(x *exec, a *Attachment) *libcni.CNIConfig {
 		return c.uncached(x)
 	}
 	return x.libcni(c)
+}
+
+// Forget deletes what libcni has cached of an attachment that is gone although
+// its Del failed: other runtimes, and a GC, would take it for attached.
+func (c *Chain) Forget(a *Attachment) error {
+	if c.isAnothers(a) {
+		return nil
+	}
+	if err := os.Remove(c.cacheFile(a)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cached attachment: %w", err)
+	}
+	return nil
 }
