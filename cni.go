@@ -204,14 +204,19 @@ func (r *Runtime) setup(ctx context.Context, id, path string, opts []NamespaceOp
 	return s.setup(ctx, ns, serially)
 }
 
-// Remove detaches the container from the loaded networks, or from those
-// selected with WithNetwork. It asks every plugin of every network, last
-// network and last plugin first, whatever fails on the way, and joins the
-// errors. Plugins get the arguments and capabilities of the Setup unless the
-// call gives its own.
+// Remove detaches the container from all that is on its record, or from the
+// networks selected with WithNetwork, with the configuration, arguments and
+// capabilities of its Setup: the id is enough, whatever is loaded by now. It
+// asks every plugin of every network, last network and last plugin first,
+// whatever fails on the way. Then it removes what the plugins have left, as far
+// as they are the reference plugins, and returns nil only if nothing is left;
+// else the errors of plugins and a LeftoverError, and the container stays on
+// record.
 //
-// It may be called again, and for a container that was never attached. path may
-// be empty or gone: then plugins clean up what is outside the namespace. ctx
+// A container that has no record, because go-cni attached it or nobody did, is
+// removed from what libcni has cached for it and from the loaded networks, with
+// what opts give. It may be called again, and for a container that was never
+// attached. path matters only then, and may be empty or gone. ctx
 // carries values only: when it ends, Remove goes on, each plugin within the
 // time that Timeouts.Del gives it.
 func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) error {

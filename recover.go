@@ -77,7 +77,7 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 	return report, nil
 }
 
-// owned are the records of this owner, and the damaged ones, which say no
+// owned are the records of this owner, and those so damaged that they say no
 // owner: nobody else will look after them.
 func (s *snapshot) owned() ([]record.Found, error) {
 	found, err := s.records.List()
@@ -85,7 +85,7 @@ func (s *snapshot) owned() ([]record.Found, error) {
 		return nil, err
 	}
 	return slices.DeleteFunc(found, func(f record.Found) bool {
-		return f.Err == nil && f.Record.Owner != s.owner
+		return f.Record.Owner != s.owner && (f.Err == nil || f.Record.Owner != "")
 	}), nil
 }
 

@@ -93,6 +93,20 @@ func TestRecoverLeavesOtherOwnersAlone(t *testing.T) {
 	wantSame(t, "on record", recorded(t, r), []string{"c1/eth0 attached"})
 }
 
+func TestDamagedRecordsOfOtherOwnersAreLeftAloneToo(t *testing.T) {
+	s, r, conf := inhabited(t, "c1")
+	wantNil(t, os.WriteFile(s.recordFile("c1")+".json", []byte("{"), 0o600))
+	other := s.restarted(conf, cni.WithOwner("other"))
+	recoverWith(t, other, cni.Report{})
+	report, err := other.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	wantSame(t, "report", *report, cni.Report{})
+	if err == nil || !strings.Contains(err.Error(), "what is attached is not known") {
+		t.Errorf("GC: error %v, want that what is attached is not known", err)
+	}
+	wantSame(t, "calls", s.took(), []string{})
+	wantSame(t, "on record", recorded(t, r), []string{"c1/ unknown"})
+}
+
 func TestRecoverDoesNotRemoveWhatItCannotCheck(t *testing.T) {
 	s, r, conf := inhabited(t, "c1")
 	wantNil(t, os.Remove(s.path("bin", "p")))
