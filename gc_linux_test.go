@@ -217,3 +217,29 @@ func TestDuty_R25_GCInAnotherProcessWaitsAndIsWaitedFor(t *testing.T) {
 	wantSame(t, "the other process", await(t, "GC", collecting), "")
 	wantSame(t, "on record", len(recorded(t, r)), 2) // it is another owner
 }
+
+func TestDuty_R25_GCAndRemovalsOfWhatItRemovesDoNotBlockEachOther(t *testing.T) {
+	ids := []string{"c1", "c2", "c3", "c4", "c5", "c6"} // their locks lie on both sides of GC's
+	s, r, _ := inhabited(t, ids...)
+	all, err := r.Attachments() // in the order of GC
+	wantNil(t, err)
+	gate := s.gate("del")
+	s.on("q", "DEL", scripted.Action{Block: gate})
+	var report *cni.Report
+	collecting := begin(func() (err error) { report, err = r.GC(t.Context(), cni.GCOptions{KeepNone: true}); return err })
+	letGo := s.arrive(gate)
+	s.on("q", "DEL", scripted.Action{})
+	var removing []<-chan error
+	for _, a := range all[1:] {
+		removing = append(removing, begin(func() error { return r.Remove(t.Context(), a.ContainerID, "") }))
+	}
+	wantSame(t, "removals that wait", s.blocked("/internal/lock.(*queue).acquire", len(removing)), len(removing))
+	letGo()
+	wantNil(t, await(t, "GC", collecting))
+	slices.Sort(report.Removed)
+	wantSame(t, "report", *report, cni.Report{Removed: ids})
+	for _, done := range removing {
+		wantNil(t, await(t, "Remove", done))
+	}
+	wantSame(t, "on record", recorded(t, r), []string{})
+}
