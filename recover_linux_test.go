@@ -248,8 +248,6 @@ func TestRealRecoverAfterReboot(t *testing.T) {
 	_, err := h.real(conf).Setup(t.Context(), "c1", path, onePort)
 	wantNil(t, err)
 	h.reboot(path)
-	h.unpin()
-	h.changeRecord("c1", func(rec *record.Record) { rec.Boot = "another" })
 	recoverWith(t, h.real(), removed) // with nothing loaded
 	h.wantClean(files)
 }
