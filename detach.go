@@ -121,6 +121,7 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 			return nil
 		}
 		op.logger.Warn("DEL failed, and nothing is left", "container", op.id, "error", delErr)
+		op.uncache(attachments)
 		if op.teardownErrors {
 			return delErr
 		}
@@ -129,6 +130,15 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 		err := join(delErr, left)
 		op.keep(err)
 		return err
+	}
+}
+
+// uncache has libcni's cache forget attachments that it kept because a DEL failed.
+func (op *operation) uncache(attachments []*attachment) {
+	for _, a := range attachments {
+		if err := a.chain().Forget(&a.Attachment); err != nil {
+			op.logger.Warn("forget a removed attachment", "container", op.id, "network", a.network.config.Name, "error", err)
+		}
 	}
 }
 

@@ -83,6 +83,9 @@ func (op *operation) pin(rec record.NetNS) error {
 	return nil
 }
 
+// discard lets a namespace go by the name of its record's file.
+func (k *keeper) discard(file string) error { return netns.Remove(filepath.Join(k.dir, file)) }
+
 // openPath leads plugins to a namespace that is kept by a descriptor, or is
 // empty.
 func (k *keeper) openPath(id string) string {

@@ -49,6 +49,8 @@ func (j job) do() error {
 		_, err = r.Setup(ctx, j.ID, j.NetNS)
 	case "DEL":
 		err = r.Remove(ctx, j.ID, j.NetNS)
+	case "GC":
+		_, err = r.GC(ctx, cni.GCOptions{Keep: []string{j.ID}})
 	default:
 		err = fmt.Errorf("no such job: %q", j.Verb)
 	}
@@ -58,6 +60,13 @@ func (j job) do() error {
 // elsewhere begins a verb in another process. What comes from the channel is
 // what that process printed: the error, or nothing.
 func (s *stage) elsewhere(conf []byte, verb, id, path string) <-chan string {
+	s.t.Helper()
+	_, done := s.process(conf, verb, id, path)
+	return done
+}
+
+// process is elsewhere for who wants to kill the process.
+func (s *stage) process(conf []byte, verb, id, path string) (*os.Process, <-chan string) {
 	s.t.Helper()
 	input, err := json.Marshal(job{
 		Verb: verb, ID: id, NetNS: path, Conf: conf,
@@ -79,5 +88,5 @@ func (s *stage) elsewhere(conf []byte, verb, id, path string) <-chan string {
 		}
 		done <- out.String()
 	}()
-	return done
+	return cmd.Process, done
 }

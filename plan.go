@@ -90,8 +90,9 @@ func (op *operation) keys() []lock.Key {
 }
 
 // barrier is the key that ADD and DEL share and GC has alone: the specification
-// forbids GC beside them.
-const barrier = "barrier"
+// forbids GC beside them. It is taken before the container's, which GC takes
+// for each container that it removes.
+const barrier = lock.First
 
 // lock waits until no other call for the container is under way, in this or
 // another process.

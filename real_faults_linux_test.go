@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -141,13 +142,20 @@ func (h *realHost) mortal(name string) string {
 	return path
 }
 
-// reboot takes every namespace and all that is in them away; files stay.
+// reboot takes every namespace and all that is in them away; files stay, and
+// records are of another boot.
 func (h *realHost) reboot(containers ...string) {
 	h.t.Helper()
 	for _, path := range containers {
 		if err := netns.Remove(path); err != nil {
 			h.t.Fatal(err)
 		}
+	}
+	h.unpin()
+	found, err := h.records().List()
+	wantNil(h.t, err)
+	for _, f := range found {
+		h.changeRecord(f.Record.ContainerID, func(rec *record.Record) { rec.Boot = "another" })
 	}
 	ns := h.newNetNS("rebooted")
 	if err := unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET); err != nil {

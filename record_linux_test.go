@@ -214,6 +214,17 @@ func TestRecordOfAnotherBootLeadsToNoNamespace(t *testing.T) {
 	wantSame(t, "CNI_NETNS", []string{calls[0].NetNS, calls[1].NetNS}, []string{"", ""})
 }
 
+func TestWithoutARecordRemoveAsksLibcnisCache(t *testing.T) {
+	s, r, _ := attached(t)
+	s.unrecord("c1")
+	wantNil(t, r.Load())
+	wantNil(t, r.Remove(t.Context(), "c1", ""))
+	calls := s.takeCalls()
+	wantSame(t, "calls", prevResults(t, calls), []string{"DEL q 10.9.0.2/24", "DEL p 10.9.0.2/24"})
+	wantSame(t, "arguments", []string{calls[0].Args, calls[1].Args}, []string{"K=v", "K=v"})
+	wantSame(t, "cache", s.cached(), []string{})
+}
+
 func TestOneContainerInTwoSetupsRemovedInPartsAndWhole(t *testing.T) {
 	for _, parts := range []bool{true, false} {
 		s, r, path := attached(t)

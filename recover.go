@@ -118,7 +118,7 @@ func (s *snapshot) tidy() error {
 	return join(errs...)
 }
 
-// owned are the records of this owner, and the damaged ones, which say no
+// owned are the records of this owner, and those so damaged that they say no
 // owner: nobody else will look after them.
 func (s *snapshot) owned() ([]record.Found, error) {
 	found, err := s.records.List()
@@ -126,14 +126,18 @@ func (s *snapshot) owned() ([]record.Found, error) {
 		return nil, err
 	}
 	return slices.DeleteFunc(found, func(f record.Found) bool {
-		return f.Err == nil && f.Record.Owner != s.owner
+		return f.Record.Owner != s.owner && (f.Err == nil || f.Record.Owner != "")
 	}), nil
 }
 
-// discard deletes a record of which nothing can be read, not even whose it is.
-// What it was about is found by nobody; the log says so.
+// discard deletes a record of which nothing can be read, not even whose it is,
+// and lets its namespace go. What else it was about is found by nobody; the log
+// says so.
 func (s *snapshot) discard(f record.Found) error {
 	s.logger.Error("attachment record is unreadable and was deleted; what it recorded may be left", "file", f.File, "error", f.Err)
+	if err := s.kept.discard(f.File); err != nil {
+		return err
+	}
 	return s.records.Discard(f.File)
 }
 

@@ -96,8 +96,8 @@ func (c *Chain) CachedResult(a *Attachment) Partial {
 	return Partial(result)
 }
 
-// Forget deletes what libcni has cached of a, as its DEL does when every plugin
-// has succeeded.
+// Forget deletes what libcni has cached of an attachment that is gone although
+// its Del failed: other runtimes, and a GC, would take it for attached.
 func (c *Chain) Forget(a *Attachment) error {
 	if c.isAnothers(a) {
 		return nil

@@ -169,12 +169,20 @@ func claimsOf(keys []Key) []claim {
 	return slices.CompactFunc(claims, func(a, b claim) bool { return a.offset == b.offset })
 }
 
+// First is the name of the key that is taken before all others. Who has it
+// alone may take another key beside it, one by one: nobody waits for it with
+// that key in his hand.
+const First = "barrier"
+
 // offsetOf is the byte that stands for a name: an even one below 2^63; the odd
 // one after it is the gate of shared and exclusive holders (see kernel_linux.go).
 // That leaves 62 bits of hash: among 10,000 names in use at the same time two
 // share a byte with a probability of 10,000²/2^63, one in 10^11. Those two would
 // then exclude each other without need, no more.
 func offsetOf(name string) int64 {
+	if name == First {
+		return 0 // keys are taken in the order of their offsets
+	}
 	h := fnv.New64a()
 	h.Write([]byte(name)) // never returns an error
 	return int64(h.Sum64()>>1) &^ 1

@@ -357,3 +357,12 @@ func BenchmarkContainerAndBarrier(b *testing.B) {
 		}
 	}
 }
+
+func TestFirstIsTakenBeforeAllOthers(t *testing.T) {
+	for i := range 1000 {
+		claims := claimsOf([]Key{{Name: fmt.Sprint("container/", i)}, {Name: First, Shared: true}})
+		if len(claims) != 2 || claims[0].name != First {
+			t.Fatalf("order %v", claims)
+		}
+	}
+}

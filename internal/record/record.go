@@ -87,7 +87,8 @@ func (r *Record) Find(ifName string) *Network {
 // Entry is a line of the log.
 type Entry struct {
 	Generation  int             `json:"generation"`
-	ContainerID string          `json:"containerID,omitempty"` // in the first line, should the base be lost
+	ContainerID string          `json:"containerID,omitempty"` // this and the owner, should the base be lost
+	Owner       string          `json:"owner,omitempty"`
 	Time        time.Time       `json:"time"`
 	Runtime     string          `json:"runtime,omitempty"` // that works on it from now on
 	IfName      string          `json:"ifName,omitempty"`

@@ -97,7 +97,7 @@ func (s *Store) Append(r *Record, e Entry) error {
 	if err != nil {
 		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 	}
-	e.ContainerID = r.ContainerID
+	e.ContainerID, e.Owner = r.ContainerID, r.Owner
 	line, err := encodeLine(e)
 	if err == nil {
 		// The newline in front ends a line that was torn, so that this one is
@@ -144,12 +144,12 @@ func (s *Store) load(name string) (*Record, error) {
 	return r, bad
 }
 
-// salvage makes what it can of a log without a base: the container, and the
-// results, which say the addresses.
+// salvage makes what it can of a log without a base: the container, its owner,
+// and the results, which say the addresses.
 func salvage(entries []Entry) *Record {
 	r := &Record{}
 	for _, e := range entries {
-		r.ContainerID = e.ContainerID
+		r.ContainerID, r.Owner = e.ContainerID, e.Owner
 		r.Generation = e.Generation
 		if r.Find(e.IfName) == nil && e.IfName != "" {
 			r.Networks = append(r.Networks, Network{IfName: e.IfName})
