@@ -142,7 +142,7 @@ func chain() []string { return []string{"bridge", "firewall", "portmap"} }
 // network is a network of those, on a bridge and a subnet of its own.
 func (h *host) network(n int) []byte {
 	return fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net%d", "plugins": [
-		{"type": "bridge", "bridge": "cni%d", "isGateway": true, "isDefaultGateway": %v, "ipMasq": true,
+		{"type": "bridge", "bridge": "br%d", "isGateway": true, "isDefaultGateway": %v, "ipMasq": true,
 		 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.%d.0.0/16"}]]}},
 		{"type": "firewall", "backend": "iptables"},
 		{"type": "portmap", "backend": "iptables", "snat": true, "capabilities": {"portMappings": true}}]}`,
