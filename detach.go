@@ -120,6 +120,7 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 		if delErr == nil {
 			return nil
 		}
+		op.uncache(attachments)
 		op.logger.Warn("DEL failed, and nothing is left", "container", op.id, "error", delErr)
 		if op.teardownErrors {
 			return delErr
@@ -129,6 +130,16 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 		err := join(delErr, left)
 		op.keep(err)
 		return err
+	}
+}
+
+// uncache deletes libcni's results, which it keeps when a DEL fails. Others
+// read there what is attached, our own GC among them.
+func (op *operation) uncache(attachments []*attachment) {
+	for _, a := range attachments {
+		if err := a.chain().Forget(&a.Attachment); err != nil {
+			op.logger.Error("delete the cached result", "container", op.id, "error", err)
+		}
 	}
 }
 

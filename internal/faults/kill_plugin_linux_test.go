@@ -43,7 +43,7 @@ func (b *board) subject(t *testing.T, stream uint64, networks int) *subject {
 }
 
 // hangs is how long a plugin may take where some hang.
-const hangs = 5 * time.Second
+const hangs = 2 * time.Second
 
 // remove detaches the container, for good now that its plugins are well again.
 // What is left is a leak, and after a nil a lie besides.

@@ -80,6 +80,9 @@ func (s *subject) fault(k kind, verb, plugin, id string) (clean bool) {
 	leaks, what := s.leaks, fmt.Sprintf("%s: %s in %s of %s", id, k.name, verb, plugin)
 	path := s.container(id)
 	k.f.Verb = verb
+	if verb == "CHECK" {
+		k.f.Delay = 0 // it is over in no time
+	}
 	if verb != "ADD" {
 		_, err := s.runtime.Setup(context.Background(), id, path, ports(10000)...)
 		wantNil(s.t, err)
