@@ -51,6 +51,7 @@ func twists() []twist {
 // the host nor another container may change.
 func (b *board) namespaces(t *testing.T) {
 	s := b.subject(t, 6<<32, 1)
+	alone := s.before
 	neighbour := s.container("neighbour")
 	_, err := s.runtime.Setup(context.Background(), "neighbour", neighbour, ports(9999)...)
 	wantNil(t, err)
@@ -69,6 +70,7 @@ func (b *board) namespaces(t *testing.T) {
 			}
 		}
 	}
+	s.before = alone
 	s.remove("the neighbour", "neighbour")
 	b.figure(t, "M6", "namespace gone, fake, the host's, recycled",
 		fmt.Sprintf("%d leaks, %d changes in %d cases", s.leaks, changes, cases), "0 and 0", s.leaks+changes == 0)
