@@ -117,7 +117,8 @@ func (op *operation) recall(ns *Namespace) error {
 	if err != nil {
 		return err
 	}
-	if rec.Boot == now {
+	op.rebooted = rec.Boot != now
+	if !op.rebooted {
 		// Namespaces of another boot are gone, and their numbers come again: the
 		// same path may lead to the same number, in another container.
 		op.path, err = op.host.recordedPath(rec.NetNS, op.kept.openPath(op.id))

@@ -145,19 +145,22 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 		add("the cache is lost", func() error { return os.Remove(cached) })
 		add("the cache is torn", func() error { return os.Truncate(cached, 100) })
 	}
-	reserved := find("ipam/net0/10.*")
-	for _, address := range reserved {
+	// As long as anything is held there is a record: it was synced before, and
+	// is deleted after it.
+	held := find("state/results/*")
+	for _, address := range find("ipam/net0/10.*") {
+		held = append(held, address)
 		add("the address is nobody's", func() error { return os.Truncate(address, 0) })
 	}
 	for _, base := range find(records + "*.json") {
 		data := h.fileOf(step, base)
-		h.baseCuts(base, data, len(reserved) == 0, random, add)
+		h.baseCuts(base, data, len(held) == 0, random, add)
 	}
 	return all
 }
 
 // baseCuts are those around a base: while it is written, and while it is
-// deleted, when no address is held.
+// deleted, when nothing else is held.
 func (h *host) baseCuts(base string, data []byte, free bool, random *rand.Rand, add func(string, func() error)) {
 	file := strings.TrimSuffix(filepath.Base(base), ".json")
 	log, pin := filepath.Join(filepath.Dir(base), file+".log"), filepath.Join(filepath.Dir(base), "netns", file)
