@@ -26,6 +26,9 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 	if err := op.clearDead(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
+	if err := op.refuseTaken(); err != nil {
+		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
+	}
 	for attempt := 1; ; attempt++ {
 		result, err := op.try(ctx, serially)
 		if err == nil || attempt >= op.retry.Attempts || !passes(err) {
@@ -225,6 +228,37 @@ func (op *operation) clearDead(ctx context.Context) error {
 	}
 	op.rec = earlier.rec
 	return nil
+}
+
+// refuseTaken refuses to make an interface where there is one that this
+// container's record does not know, as in a namespace whose path has become
+// another container's. The ADD could only fail, and the DEL that undoes it would
+// delete the other one's interface.
+func (op *operation) refuseTaken() error {
+	for _, a := range op.attachments {
+		if !a.makesInterface() {
+			continue
+		}
+		taken, err := a.taken()
+		if err != nil {
+			return fmt.Errorf("is there an interface %s in %s: %w", a.IfName, a.NetNS, err)
+		}
+		if taken {
+			return fmt.Errorf("interface %s of network %q: there is one in %s that is not of this container's record: %w",
+				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
+		}
+	}
+	return nil
+}
+
+// makesInterface tells whether the first plugin is one of those that make the
+// interface. Others are content with what is there.
+func (a *attachment) makesInterface() bool {
+	switch a.network.config.Plugins[0].Network.Type {
+	case "bridge", "ptp", "macvlan", "ipvlan", "vlan", "host-device", "dummy", "tap":
+		return true
+	}
+	return false
 }
 
 func (op *operation) wants(ifName string) bool {

@@ -129,7 +129,8 @@ type footprint struct {
 func (a *attachment) footprint() (*footprint, error) {
 	f := &footprint{}
 	f.Network, f.ContainerID, f.IfName = a.network.config.Name, a.ContainerID, a.IfName
-	f.Thorough = a.state != record.Added
+	// host-local does not sync its files: a power cut leaves empty ones.
+	f.Thorough = a.state != record.Added || a.op.rebooted
 	f.Host = a.op.host.handle()
 	f.inUse = func() ([]netip.Addr, error) { return a.op.inUse(a.ContainerID) }
 	for i, p := range a.network.config.Plugins {

@@ -138,6 +138,16 @@ func (a *attachment) lives(all []*attachment) (bool, error) {
 	return alone, nil
 }
 
+// taken tells whether the namespace has an interface of that name.
+func (a *attachment) taken() (bool, error) {
+	ns, err := netns.Open(a.NetNS)
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", err, ErrInvalidNetNS)
+	}
+	defer ns.Close() // only looked at
+	return hasLink(ns, a.IfName)
+}
+
 func hasLink(ns *netns.Handle, name string) (bool, error) {
 	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
 	if err != nil {

@@ -29,6 +29,9 @@ func (*hostNetNS) validate(path, verb string) (string, error) { return path, nil
 // lives cannot look into a container off Linux. What is recorded counts.
 func (a *attachment) lives([]*attachment) (bool, error) { return true, nil }
 
+// taken cannot look into a container either.
+func (a *attachment) taken() (bool, error) { return false, nil }
+
 // recordedPath is the path as it was recorded.
 func (*hostNetNS) recordedPath(ns record.NetNS, _ string) (string, error) { return ns.Path, nil }
 

@@ -127,8 +127,11 @@ func (op *operation) recall(ns *Namespace) error {
 // been given the same number.
 func (op *operation) recordedPath() (string, error) {
 	now, err := boot.ID()
-	if err != nil || op.rec.Boot != now {
+	if err != nil {
 		return "", err
+	}
+	if op.rebooted = op.rec.Boot != now; op.rebooted {
+		return "", nil
 	}
 	return op.host.recordedPath(op.rec.NetNS, op.kept.openPath(op.id))
 }

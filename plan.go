@@ -29,6 +29,7 @@ type operation struct {
 	held        *lock.Held
 	rec         *record.Record // nil: there is none, or not yet
 	damaged     bool           // rec is only what could be read of it
+	rebooted    bool           // rec is of another boot of the machine
 	inGC        bool           // GC has the barrier already
 }
 

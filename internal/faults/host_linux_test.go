@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -42,7 +43,7 @@ func newHost(t testing.TB) *host {
 	h := &host{t: t, dir: t.TempDir(), real: real}
 	t.Cleanup(h.letGo)
 	h.enter("host")
-	h.link("")
+	h.link()
 	return h
 }
 
@@ -103,16 +104,16 @@ func (h *host) container(name string) string {
 	return h.netns(name)
 }
 
-// link makes the plugin directory: the real plugins, but for one that is the
+// link makes the plugin directory: the real plugins, but for those that are the
 // fault plugin.
-func (h *host) link(faulty string) {
+func (h *host) link(faulty ...string) {
 	h.t.Helper()
 	exe, err := os.Executable()
 	wantNil(h.t, err)
 	wantNil(h.t, os.MkdirAll(h.path("bin"), 0o755))
 	for _, name := range refplugins.Names() {
 		target := filepath.Join(h.real, name)
-		if name == faulty {
+		if slices.Contains(faulty, name) {
 			target = exe
 		}
 		link := h.path("bin", name)
@@ -126,15 +127,19 @@ func (h *host) link(faulty string) {
 }
 
 // spoil makes the plugin a fault plugin with that fault.
-func (h *host) spoil(plugin string, f fault) {
+func (h *host) spoil(plugin string, f fault) { h.t.Helper(); h.spoilAll(f, plugin) }
+
+func (h *host) spoilAll(f fault, plugins ...string) {
 	h.t.Helper()
-	f.Real = filepath.Join(h.real, plugin)
-	wantNil(h.t, f.save(h.path("bin", plugin+".json")))
-	h.link(plugin)
+	for _, plugin := range plugins {
+		f.Real = filepath.Join(h.real, plugin)
+		wantNil(h.t, f.save(h.path("bin", plugin+".json")))
+	}
+	h.link(plugins...)
 }
 
 // heal makes all plugins the real ones.
-func (h *host) heal() { h.t.Helper(); h.link("") }
+func (h *host) heal() { h.t.Helper(); h.link() }
 
 // chain are the plugins of a network, in order; host-local is run by bridge.
 func chain() []string { return []string{"bridge", "firewall", "portmap"} }
@@ -142,7 +147,7 @@ func chain() []string { return []string{"bridge", "firewall", "portmap"} }
 // network is a network of those, on a bridge and a subnet of its own.
 func (h *host) network(n int) []byte {
 	return fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net%d", "plugins": [
-		{"type": "bridge", "bridge": "cni%d", "isGateway": true, "isDefaultGateway": %v, "ipMasq": true,
+		{"type": "bridge", "bridge": "br%d", "isGateway": true, "isDefaultGateway": %v, "ipMasq": true,
 		 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.%d.0.0/16"}]]}},
 		{"type": "firewall", "backend": "iptables"},
 		{"type": "portmap", "backend": "iptables", "snat": true, "capabilities": {"portMappings": true}}]}`,

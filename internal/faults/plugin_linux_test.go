@@ -22,6 +22,8 @@ type fault struct {
 	Real string // path of the real plugin
 	Verb string // at other verbs it is the real plugin
 
+	Network string // for others it is the real plugin too; empty: for all
+
 	Kill   string        // "self", "parent" or "group": with SIGKILL
 	At     string        // "before", "during" or "after" the real one
 	Delay  time.Duration // how long the real one has run, for "during"
@@ -84,7 +86,11 @@ func pluginRun() (int, error) {
 	if err := f.copy("before"); err != nil {
 		return 0, err
 	}
-	on := f.Verb == os.Getenv("CNI_COMMAND")
+	var conf struct{ Name string }
+	if err := json.Unmarshal(stdin, &conf); err != nil {
+		return 0, err
+	}
+	on := f.Verb == os.Getenv("CNI_COMMAND") && (f.Network == "" || f.Network == conf.Name)
 	if on && f.At == "before" {
 		if done, code, err := f.strike(nil); done {
 			return code, err

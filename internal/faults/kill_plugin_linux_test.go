@@ -1,0 +1,175 @@
+package faults_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/netns"
+)
+
+// longestPlugin is about how long a reference plugin takes, so that a random
+// moment below it is in its middle as a rule.
+const longestPlugin = 80 * time.Millisecond
+
+// subject is one container on one host that faults are tried on.
+type subject struct {
+	*host
+	board   *board
+	random  *rand.Rand
+	runtime *cni.Runtime
+	before  audit.Lines
+	leaks   int
+}
+
+func (b *board) subject(t *testing.T, stream uint64, networks int) *subject {
+	s := &subject{host: newHost(t), board: b, random: b.random(stream)}
+	set := s.settings(networks)
+	set.Timeouts = cni.Timeouts{Add: hangs, Del: hangs, Check: hangs}
+	s.runtime = s.host.runtime(set)
+	path := s.container("warm")
+	_, err := s.runtime.Setup(context.Background(), "warm", path, ports(9000)...)
+	wantNil(t, err)
+	wantNil(t, s.runtime.Remove(context.Background(), "warm", path))
+	wantNil(t, netns.Remove(path))
+	s.before = s.audit()
+	return s
+}
+
+// hangs is how long a plugin may take where some hang.
+const hangs = 2 * time.Second
+
+// remove detaches the container, for good now that its plugins are well again.
+// What is left is a leak, and after a nil a lie besides.
+func (s *subject) remove(what, id string) {
+	s.t.Helper()
+	ctx := context.Background()
+	err := s.runtime.Remove(ctx, id, s.netns(id))
+	left := s.left(s.before, id)
+	if err == nil {
+		s.board.removed(len(left))
+	}
+	if unsaid := (*cni.LeftoverError)(nil); err != nil && len(left) > 0 && !errors.As(err, &unsaid) && s.plain(err) {
+		s.t.Errorf("%s: Remove: %v; it does not say what is left:\n%s", what, err, strings.Join(left, "\n"))
+	}
+	s.heal()
+	if err != nil {
+		if err = s.runtime.Remove(ctx, id, s.netns(id)); err == nil {
+			left = s.left(s.before, id)
+			s.board.removed(len(left))
+		}
+	}
+	s.wantNothing(what, err, left)
+	wantNil(s.t, netns.Remove(s.netns(id)))
+}
+
+// plain tells whether the error is not one of a plugin, which says whose DEL is
+// to be repeated.
+func (s *subject) plain(err error) bool {
+	var e *cni.Error
+	return !errors.As(err, &e)
+}
+
+func (s *subject) wantNothing(what string, err error, left audit.Lines) {
+	s.t.Helper()
+	if err == nil && len(left) == 0 {
+		return
+	}
+	s.leaks++
+	s.t.Errorf("%s: %v; left:\n%s", what, err, strings.Join(left, "\n"))
+	s.before = s.audit() // each leak counts once
+}
+
+// killPlugins is M2: a plugin is killed somewhere in ADD or DEL.
+func (b *board) killPlugins(t *testing.T) {
+	var c count
+	const perHost = 10
+	t.Run("hosts", func(t *testing.T) {
+		for first := 0; first < 2**pluginKills; first += perHost {
+			t.Run(fmt.Sprint(first), func(t *testing.T) {
+				t.Parallel()
+				s := b.subject(t, 1<<32+uint64(first), 1)
+				for n := first; n < min(first+perHost, 2**pluginKills); n++ {
+					s.killPlugin(n, &c)
+				}
+				c.add("leaks", s.leaks)
+			})
+		}
+	})
+	b.figure(t, "M2", "plugin killed in ADD and in DEL",
+		fmt.Sprintf("%d leaks in %d + %d kills", c.get("leaks"), c.get("ADD"), c.get("DEL")),
+		"0 of 500 + 500", c.get("leaks") == 0)
+}
+
+func (s *subject) killPlugin(n int, c *count) {
+	s.t.Helper()
+	verb := []string{"ADD", "DEL"}[n%2]
+	plugin := append(chain(), "host-local")[s.random.IntN(4)]
+	f := fault{Verb: verb, At: "during", Delay: time.Duration(s.random.Int64N(int64(longestPlugin)))}
+	if s.random.IntN(2) == 0 {
+		f.Kill = "group" // with all it has started
+	}
+	id := fmt.Sprintf("m2-%d", n)
+	what := fmt.Sprintf("%s: %s of %s killed after %v, kill %q", id, verb, plugin, f.Delay, f.Kill)
+	path := s.container(id)
+	ctx := context.Background()
+	if verb == "DEL" {
+		_, err := s.runtime.Setup(ctx, id, path, ports(int32(10000+n))...)
+		wantNil(s.t, err)
+		s.spoil(plugin, f)
+	} else {
+		s.spoil(plugin, f)
+		_, err := s.runtime.Setup(ctx, id, path, ports(int32(10000+n))...)
+		if err != nil { // undone already
+			s.wantNothing(what+", after Setup", nil, s.left(s.before, id))
+		}
+	}
+	c.add(verb, 1)
+	s.remove(what, id)
+}
+
+// partialFailures is M5: one of two networks fails in Setup.
+func (b *board) partialFailures(t *testing.T) {
+	var c count
+	const perHost = 10
+	t.Run("hosts", func(t *testing.T) {
+		for first := 0; first < *partials; first += perHost {
+			t.Run(fmt.Sprint(first), func(t *testing.T) {
+				t.Parallel()
+				s := b.subject(t, 2<<32+uint64(first), 2)
+				for n := first; n < min(first+perHost, *partials); n++ {
+					s.failPartly(n)
+					c.add("failures", 1)
+				}
+				c.add("attached", s.leaks)
+			})
+		}
+	})
+	b.figure(t, "M5", "one of two networks fails in Setup",
+		fmt.Sprintf("%d left attached in %d", c.get("attached"), c.get("failures")), "0 of 500", c.get("attached") == 0)
+}
+
+func (s *subject) failPartly(n int) {
+	s.t.Helper()
+	plugin := chain()[s.random.IntN(3)]
+	text := `{"cniVersion": "1.0.0", "code": 100, "msg": "as the test wants it"}`
+	f := fault{Verb: "ADD", At: []string{"before", "after"}[s.random.IntN(2)], Exit: 1, Stdout: &text,
+		Network: fmt.Sprintf("net%d", s.random.IntN(2))}
+	id := fmt.Sprintf("m5-%d", n)
+	what := fmt.Sprintf("%s: %s of %s fails %s the real one", id, plugin, f.Network, f.At)
+	path := s.container(id)
+	s.spoil(plugin, f)
+	_, err := s.runtime.Setup(context.Background(), id, path, ports(int32(10000+n))...)
+	if err == nil {
+		s.t.Errorf("%s: Setup succeeded", what)
+	}
+	s.wantNothing(what, nil, s.left(s.before, id))
+	s.heal()
+	wantNil(s.t, netns.Remove(path))
+}

@@ -1,0 +1,138 @@
+package faults_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// kind is a way in which a plugin fails.
+type kind struct {
+	name   string
+	f      fault
+	quiet  string // the verbs at which it is no failure: their output is not read
+	parent bool   // the runtime dies, so that it must be in another process
+}
+
+func text(s string) *string { return &s }
+
+// kinds are the 20 plugin faults.
+func kinds() []kind {
+	const other = "DEL CHECK" // what is printed there is nobody's business
+	const failed = `{"cniVersion": "1.0.0", "code": 100, "msg": "as the test wants it", "details": "not found"}`
+	const again = `{"cniVersion": "1.0.0", "code": 11, "msg": "later"}`
+	mid := 15 * time.Millisecond
+	return []kind{
+		{name: "killed before", f: fault{Kill: "self", At: "before"}},
+		{name: "killed in the middle", f: fault{Kill: "self", At: "during", Delay: mid}},
+		{name: "killed with its children", f: fault{Kill: "group", At: "during", Delay: mid}},
+		{name: "killed after", f: fault{Kill: "self", At: "after"}},
+		{name: "terminated in the middle", f: fault{Signal: int(syscall.SIGTERM), At: "during", Delay: mid}},
+		{name: "runtime killed before", f: fault{Kill: "parent", At: "before"}, parent: true},
+		{name: "runtime killed in the middle", f: fault{Kill: "parent", At: "during", Delay: mid}, parent: true},
+		{name: "runtime killed after", f: fault{Kill: "parent", At: "after"}, parent: true},
+		{name: "fails before", f: fault{Exit: 1, Stdout: text(failed), At: "before"}},
+		{name: "fails after", f: fault{Exit: 1, Stdout: text(failed), At: "after"}},
+		{name: "fails without a word before", f: fault{Exit: 2, At: "before"}},
+		{name: "fails without a word after", f: fault{Exit: 2, At: "after"}},
+		{name: "try again", f: fault{Exit: 1, Stdout: text(again), At: "after"}},
+		{name: "hangs before", f: fault{Hang: true, At: "before"}},
+		{name: "hangs in the middle", f: fault{Hang: true, At: "during", Delay: mid}},
+		{name: "hangs after, with a child", f: fault{Hang: true, Fork: true, At: "after"}},
+		{name: "no JSON", f: fault{Stdout: text("<html>"), At: "after"}, quiet: other},
+		{name: "a null among interfaces", quiet: other,
+			f: fault{Stdout: text(`{"cniVersion": "1.0.0", "interfaces": [null], "ips": [{"address": "10.0.0.1/8", "interface": 7}]}`), At: "after"}},
+		{name: "a version of the future", f: fault{Stdout: text(`{"cniVersion": "99.0.0"}`), At: "after"}, quiet: other},
+		{name: "too much output", f: fault{Flood: 64 << 20, Exit: 1, At: "after"}},
+	}
+}
+
+// matrix is M3: each fault at each verb, first and last in a chain.
+func (b *board) matrix(t *testing.T) {
+	var c count
+	t.Run("faults", func(t *testing.T) {
+		for i, k := range kinds() {
+			t.Run(k.name, func(t *testing.T) {
+				t.Parallel()
+				s := b.subject(t, 3<<32+uint64(i), 1)
+				for j, verb := range []string{"ADD", "DEL", "CHECK"} {
+					for l, plugin := range []string{"bridge", "portmap"} {
+						c.add("cases", 1)
+						if s.fault(k, verb, plugin, fmt.Sprintf("m3-%d-%d-%d", i, j, l)) {
+							c.add("clean", 1)
+						}
+					}
+				}
+			})
+		}
+	})
+	b.figure(t, "M3", "plugin faults x verb x place", fmt.Sprintf("%d of %d clean", c.get("clean"), c.get("cases")),
+		"120 of 120", c.get("clean") == 120 && c.get("cases") == 120)
+}
+
+func (s *subject) fault(k kind, verb, plugin, id string) (clean bool) {
+	s.t.Helper()
+	leaks, what := s.leaks, fmt.Sprintf("%s: %s in %s of %s", id, k.name, verb, plugin)
+	path := s.container(id)
+	k.f.Verb = verb
+	if verb == "CHECK" {
+		k.f.Delay = 0 // it is over in no time
+	}
+	if verb != "ADD" {
+		_, err := s.runtime.Setup(context.Background(), id, path, ports(10000)...)
+		wantNil(s.t, err)
+	}
+	s.spoil(plugin, k.f)
+	if k.parent {
+		s.faultElsewhere(what, verb, id, path)
+	} else {
+		s.faultHere(what, verb, id, strings.Contains(k.quiet, verb))
+	}
+	return s.leaks == leaks
+}
+
+func (s *subject) faultHere(what, verb, id string, quiet bool) {
+	s.t.Helper()
+	ctx, path := context.Background(), s.netns(id)
+	switch verb {
+	case "ADD":
+		if _, err := s.runtime.Setup(ctx, id, path, ports(10000)...); err == nil {
+			s.wantNothing(what, fmt.Errorf("Setup succeeded"), nil)
+		}
+		s.wantNothing(what, nil, s.left(s.before, id))
+	case "CHECK":
+		attached := s.audit()
+		if err := s.runtime.Check(ctx, id, path); (err == nil) != quiet {
+			s.wantNothing(what, fmt.Errorf("Check: %v", err), nil)
+		}
+		if now := s.audit(); fmt.Sprint(now) != fmt.Sprint(attached) {
+			s.wantNothing(what+": changed the container", nil, now)
+		}
+	}
+	s.remove(what, id)
+}
+
+// faultElsewhere has a runtime do it that does not live to tell, and another
+// one recover. A container that was being checked stays attached.
+func (s *subject) faultElsewhere(what, verb, id, path string) {
+	s.t.Helper()
+	set := s.settings(1)
+	killed, said := begin(s.t, job{Verb: verb, ID: id, NetNS: path, Port: 10000, Settings: set}).wait()
+	if !killed {
+		s.t.Errorf("%s: the runtime lives, and says %s", what, said)
+	}
+	s.heal()
+	err := elsewhere(s.t, job{Verb: "RECOVER", Adopt: verb == "CHECK", Settings: set})
+	if verb == "CHECK" {
+		s.wantNothing(what, err, nil)
+		s.remove(what, id)
+		return
+	}
+	s.wantNothing(what, err, s.left(s.before, id))
+	wantNil(s.t, netns.Remove(path))
+}

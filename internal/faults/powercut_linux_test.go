@@ -1,0 +1,211 @@
+package faults_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/audit"
+)
+
+// powerCut is M12: the directories as a power cut leaves them, at each step of
+// a Setup and a Remove. Metadata is taken to reach the disk in order, as
+// journals have it; data that was not synced is lost as a whole or in part.
+func (b *board) powerCut(t *testing.T) {
+	h := newHost(t)
+	steps := h.record()
+	bootID := fakeBoot(t)
+	h.enter("rebooted") // no interface, no rule
+	set := h.settings(1)
+	set.HostNetNS = h.netns("rebooted")
+	random := b.random(12 << 32)
+	before := h.audit()
+	recovered, tried := 0, 0
+	for _, step := range steps {
+		cuts := h.cuts(step, random)
+		random.Shuffle(len(cuts)-1, func(i, j int) { cuts[i+1], cuts[j+1] = cuts[j+1], cuts[i+1] })
+		if *cutsPerStep > 0 {
+			cuts = cuts[:min(*cutsPerStep, len(cuts))]
+		}
+		for _, c := range cuts {
+			tried++
+			h.restore(step)
+			wantNil(t, c.do())
+			wantNil(t, os.WriteFile(bootID, fmt.Appendf(nil, "boot-%d\n", tried), 0o600))
+			err := recoverAll(context.Background(), h.runtime(set), false)
+			if left := leftOf(before, h.audit()); err != nil || len(left) > 0 {
+				t.Errorf("%s, %s: %v; left:\n%s", filepath.Base(step), c.name, err, strings.Join(left, "\n"))
+				continue
+			}
+			recovered++
+		}
+	}
+	b.figure(t, "M12", "power cut after each step", fmt.Sprintf("%d of %d states of %d steps recovered", recovered, tried, len(steps)),
+		"every one", recovered == tried && len(steps) == 19)
+}
+
+func leftOf(before, after audit.Lines) audit.Lines {
+	added, gone := audit.Diff(before, after)
+	for _, line := range gone {
+		added = append(added, "gone: "+line)
+	}
+	return added
+}
+
+// record attaches and detaches a container, and keeps a copy of the directories
+// at each step. It returns where they are, in order.
+func (h *host) record() (steps []string) {
+	h.t.Helper()
+	dirs := []string{h.path("state"), h.path("ipam")}
+	for _, dir := range dirs {
+		wantNil(h.t, os.MkdirAll(dir, 0o755))
+	}
+	copies := h.path("steps")
+	h.spoilAll(fault{CopyTo: copies, Copy: dirs}, append(chain(), "host-local")...)
+	r := h.runtime(h.settings(1))
+	path := h.container("m12")
+	snapshot := func(name string) {
+		for _, dir := range dirs {
+			wantNil(h.t, copyDir(dir, filepath.Join(copies, name, filepath.Base(dir))))
+		}
+	}
+	snapshot("00 nothing")
+	_, err := r.Setup(context.Background(), "m12", path, ports(10000)...)
+	wantNil(h.t, err)
+	snapshot("09 attached")
+	wantNil(h.t, r.Remove(context.Background(), "m12", path))
+	snapshot("18 removed")
+	entries, err := os.ReadDir(copies)
+	wantNil(h.t, err)
+	for _, e := range entries {
+		steps = append(steps, filepath.Join(copies, e.Name()))
+	}
+	return steps
+}
+
+// fakeBoot lets the test say which boot of the machine it is.
+func fakeBoot(t *testing.T) string {
+	const real = "/proc/sys/kernel/random/boot_id"
+	fake := filepath.Join(t.TempDir(), "boot_id")
+	wantNil(t, os.WriteFile(fake, []byte("first\n"), 0o600))
+	wantNil(t, unix.Mount(fake, real, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { wantNil(t, unix.Unmount(real, 0)) })
+	return fake
+}
+
+func (h *host) restore(step string) {
+	h.t.Helper()
+	for _, dir := range []string{"state", "ipam"} {
+		wantNil(h.t, os.RemoveAll(h.path(dir)))
+		wantNil(h.t, copyDir(filepath.Join(step, dir), h.path(dir)))
+	}
+}
+
+// cut is what a power cut does to the directories of a step.
+type cut struct {
+	name string
+	do   func() error
+}
+
+// cuts are those that are possible at a step. The first does nothing.
+func (h *host) cuts(step string, random *rand.Rand) []cut {
+	h.t.Helper()
+	find := func(pattern string) []string {
+		paths, err := filepath.Glob(filepath.Join(step, pattern))
+		wantNil(h.t, err)
+		for i, path := range paths {
+			rel, err := filepath.Rel(step, path)
+			wantNil(h.t, err)
+			paths[i] = h.path(rel)
+		}
+		return paths
+	}
+	all := []cut{{"as it was", func() error { return nil }}}
+	add := func(name string, do func() error) { all = append(all, cut{name, do}) }
+	const records = "state/embedcni/attachments/"
+	for _, log := range find(records + "*.log") {
+		add("the log is lost", func() error { return os.Remove(log) })
+		data := h.fileOf(step, log)
+		for _, n := range cutsOf(data, random) {
+			add(fmt.Sprintf("the log ends after %d bytes", n), func() error { return os.Truncate(log, int64(n)) })
+		}
+		add("the log is zeros", func() error { return os.WriteFile(log, make([]byte, len(data)), 0o600) })
+	}
+	for _, cached := range find("state/results/*") {
+		add("the cache is empty", func() error { return os.Truncate(cached, 0) })
+		add("the cache is lost", func() error { return os.Remove(cached) })
+		add("the cache is torn", func() error { return os.Truncate(cached, 100) })
+	}
+	// As long as anything is held there is a record: it was synced before, and
+	// is deleted after it.
+	held := find("state/results/*")
+	for _, address := range find("ipam/net0/10.*") {
+		held = append(held, address)
+		add("the address is nobody's", func() error { return os.Truncate(address, 0) })
+	}
+	for _, base := range find(records + "*.json") {
+		data := h.fileOf(step, base)
+		h.baseCuts(base, data, len(held) == 0, random, add)
+	}
+	return all
+}
+
+// baseCuts are those around a base: while it is written, and while it is
+// deleted, when nothing else is held.
+func (h *host) baseCuts(base string, data []byte, free bool, random *rand.Rand, add func(string, func() error)) {
+	file := strings.TrimSuffix(filepath.Base(base), ".json")
+	log, pin := filepath.Join(filepath.Dir(base), file+".log"), filepath.Join(filepath.Dir(base), "netns", file)
+	for _, n := range []int{0, random.IntN(len(data)), len(data)} {
+		add(fmt.Sprintf("another base of %d bytes was begun", n), func() error { return os.WriteFile(base+".new", data[:n], 0o600) })
+		if !free {
+			continue
+		}
+		add(fmt.Sprintf("the base was begun, %d bytes", n), func() error {
+			return errors.Join(os.Remove(base), unlessMissing(os.Remove(log)), unlessMissing(os.Remove(pin)),
+				os.WriteFile(base+".new", data[:n], 0o600))
+		})
+	}
+	add("the pin was not made yet, or is gone already", func() error { return unlessMissing(os.Remove(pin)) })
+	if free {
+		add("only the log is left", func() error { return errors.Join(os.Remove(base), unlessMissing(os.Remove(pin))) })
+		add("only the pin is left", func() error { return errors.Join(os.Remove(base), unlessMissing(os.Remove(log))) })
+	}
+}
+
+func unlessMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// fileOf is what the step has of a file of the host.
+func (h *host) fileOf(step, path string) []byte {
+	h.t.Helper()
+	rel, err := filepath.Rel(h.dir, path)
+	wantNil(h.t, err)
+	data, err := os.ReadFile(filepath.Join(step, rel))
+	wantNil(h.t, err)
+	return data
+}
+
+// cutsOf are lengths to cut a log at: each end of a line, the middle of each,
+// and one at random.
+func cutsOf(data []byte, random *rand.Rand) []int {
+	lengths := []int{random.IntN(len(data) + 1)}
+	at := 0
+	for line := range bytes.Lines(data) {
+		lengths = append(lengths, at, at+len(line)/2)
+		at += len(line)
+	}
+	return lengths
+}

@@ -1,0 +1,184 @@
+package faults_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+)
+
+// deadline is M7: a plugin hangs, a child of it holds its output, and the
+// context ends.
+func (b *board) deadline(t *testing.T) {
+	const limit = 300 * time.Millisecond
+	s := b.subject(t, 7<<32, 1)
+	var worst time.Duration
+	survivors := 0
+	for i, at := range []string{"before", "after"} {
+		for j, plugin := range chain() {
+			id := fmt.Sprintf("m7-%d-%d", i, j)
+			path := s.container(id)
+			s.spoil(plugin, fault{Verb: "ADD", Hang: true, Fork: true, At: at})
+			// What Setup takes to undo a healthy ADD is no overshoot of the plugin.
+			over := s.overshoot(id, path, limit)
+			worst = max(worst, over)
+			survivors += len(processesOf(t, id))
+			s.remove(fmt.Sprintf("%s: %s hangs %s the real one", id, plugin, at), id)
+		}
+	}
+	b.figure(t, "M7", "time past a deadline", fmt.Sprintf("%v, %d survivors", worst.Round(time.Millisecond), survivors),
+		"500ms, 0 survivors", worst <= 500*time.Millisecond && survivors == 0)
+}
+
+// overshoot is how long the plugin's call went on after the end of the context.
+// The roll-back has to come after it.
+func (s *subject) overshoot(id, path string, limit time.Duration) time.Duration {
+	s.t.Helper()
+	var mu sync.Mutex
+	var ended time.Time
+	set := s.settings(1)
+	r := s.host.runtime(set)
+	wantNil(s.t, r.Load(cni.WithObserver(func(_ context.Context, e cni.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		if e.Operation == "ADD" && e.Err != nil {
+			ended = time.Now()
+		}
+	}), cni.WithConfListBytes(set.Confs[0])))
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	end, _ := ctx.Deadline()
+	if _, err := r.Setup(ctx, id, path, ports(10000)...); !errors.Is(err, context.DeadlineExceeded) {
+		s.t.Errorf("%s: %v, want the deadline's error", id, err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	return ended.Sub(end)
+}
+
+// unrelated is M8: calls that have nothing to do with a plugin that hangs.
+func (b *board) unrelated(t *testing.T) {
+	s := b.subject(t, 8<<32, 1)
+	path := s.container("m8")
+	s.spoil("bridge", fault{Verb: "ADD", Hang: true, At: "before"})
+	ctx, cancel := context.WithCancel(context.Background())
+	set := s.settings(1)
+	r := s.host.runtime(set)
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.Setup(ctx, "m8", path)
+		done <- err
+	}()
+	for len(processesOf(t, "m8")) == 0 { // until the plugin runs; each look reads all of /proc
+		if len(done) > 0 {
+			t.Fatal("Setup did not wait for a plugin that hangs: ", <-done)
+		}
+	}
+	var took []time.Duration
+	for range 50 {
+		start := time.Now()
+		wantNil(t, r.Status())
+		if len(r.GetConfig().Networks) != 1 {
+			t.Error("the configuration is not the one that was loaded")
+		}
+		wantNil(t, r.Load(cni.WithConfListBytes(set.Confs[0])))
+		took = append(took, time.Since(start))
+	}
+	cancel()
+	if err := <-done; err == nil {
+		t.Error("Setup succeeded with a plugin that hangs")
+	}
+	s.remove("m8", "m8")
+	worst := median(took)
+	b.figure(t, "M8", "unrelated calls behind a hung plugin", fmt.Sprint(worst.Round(time.Microsecond), " (three calls, median of 50)"),
+		"5ms", worst < 5*time.Millisecond)
+}
+
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}
+
+// crowd is M9: many at once, where nothing has been made yet.
+func (b *board) crowd(t *testing.T) {
+	h := newHost(t)
+	r := h.runtime(h.settings(1))
+	before := h.audit()
+	var ids []string
+	for i := range *crowdSize {
+		ids = append(ids, fmt.Sprintf("m9-%d", i))
+		h.container(ids[i])
+	}
+	all := func(f func(i int, id string) error) (failures int) {
+		errs := make([]error, len(ids))
+		var wg sync.WaitGroup
+		for i, id := range ids {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				errs[i] = f(i, id)
+			}()
+		}
+		wg.Wait()
+		for _, err := range errs {
+			if err != nil {
+				t.Error(err)
+				failures++
+			}
+		}
+		return failures
+	}
+	failures := all(func(i int, id string) error {
+		_, err := r.Setup(context.Background(), id, h.netns(id), ports(int32(10000+i))...)
+		return err
+	})
+	made, _ := audit.Diff(before, h.everything())
+	twice := duplicates(made)
+	failures += all(func(_ int, id string) error { return r.Remove(context.Background(), id, h.netns(id)) })
+	h.letGo()
+	h.wantSame(before)
+	b.figure(t, "M9", fmt.Sprintf("%d containers at once, cold", len(ids)),
+		fmt.Sprintf("%d failures, %d duplicates", failures, twice), "0 and 0", failures+twice == 0)
+}
+
+// everything is the audit with what is shared in it.
+func (h *host) everything() audit.Lines {
+	h.t.Helper()
+	lines, err := audit.Snapshot(context.Background(), audit.Options{StateDirs: []string{h.path("ipam")}})
+	wantNil(h.t, err)
+	return lines.Without(func(l string) bool { return l[:2] != "ip" && l[:3] != "nft" && l[:4] != "file" })
+}
+
+func duplicates(lines audit.Lines) (n int) {
+	seen := map[string]bool{}
+	for _, l := range lines {
+		if seen[l] {
+			n++
+		}
+		seen[l] = true
+	}
+	return n
+}
+
+// wantSame wants nothing of any container to be there.
+func (h *host) wantSame(before audit.Lines) {
+	h.t.Helper()
+	added, gone := audit.Diff(before, h.audit())
+	if len(added)+len(gone) > 0 {
+		h.t.Errorf("left %q, gone %q", added, gone)
+	}
+	if records, err := filepath.Glob(h.path("state", "embedcni", "attachments", "*.*")); err != nil || len(records) > 0 {
+		h.t.Errorf("records %q, %v", records, err)
+	}
+	if _, err := os.Stat(h.path("state")); err != nil {
+		h.t.Error(err)
+	}
+}
