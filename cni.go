@@ -233,9 +233,9 @@ func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...Na
 }
 
 // Check asks the plugins of the loaded networks, or of those selected with
-// WithNetwork, whether the attachment is as Setup left it, and stops at the
-// first error: ErrNotAttached if there was no Setup. A network whose
-// configuration is older than 0.4.0 has no CHECK and returns an error that says
+// WithNetwork, whether the attachment is as Setup left it, with the
+// configuration and the parameters that Setup had, and stops at the first error:
+// ErrNotAttached if there was no Setup. A network whose configuration is older than 0.4.0 has no CHECK and returns an error that says
 // so; one that says disableCheck is passed over.
 func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) error {
 	s := r.current.Load()
