@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -103,15 +102,6 @@ func (c *Chain) Del(ctx context.Context, a *Attachment, partial Partial) error {
 		x.prevResult = cached
 	}
 	return guard(func() error { return c.libcni(x, a).DelNetworkList(ctx, x.list, &a.RuntimeConf) })
-}
-
-// Forget deletes what libcni has cached of an attachment that is gone although
-// a DEL failed. Without that it would count as attached for good.
-func (c *Chain) Forget(a *Attachment) error {
-	if err := os.Remove(c.cacheFile(a)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("cached result: %w", err)
-	}
-	return nil
 }
 
 // Check asks the plugins whether the attachment is as it should be; result is
