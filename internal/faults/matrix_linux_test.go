@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -91,30 +92,34 @@ func (s *subject) fault(k kind, verb, plugin, id string) (clean bool) {
 	if k.parent {
 		s.faultElsewhere(what, verb, id, path)
 	} else {
-		s.faultHere(what, verb, id, strings.Contains(k.quiet, verb))
+		r := s.runtime
+		if k.f.Hang {
+			r = s.brief
+		}
+		s.faultHere(r, what, verb, id, strings.Contains(k.quiet, verb))
 	}
 	return s.leaks == leaks
 }
 
-func (s *subject) faultHere(what, verb, id string, quiet bool) {
+func (s *subject) faultHere(r *cni.Runtime, what, verb, id string, quiet bool) {
 	s.t.Helper()
 	ctx, path := context.Background(), s.netns(id)
 	switch verb {
 	case "ADD":
-		if _, err := s.runtime.Setup(ctx, id, path, ports(10000)...); err == nil {
+		if _, err := r.Setup(ctx, id, path, ports(10000)...); err == nil {
 			s.wantNothing(what, fmt.Errorf("Setup succeeded"), nil)
 		}
 		s.wantNothing(what, nil, s.left(s.before, id))
 	case "CHECK":
 		attached := s.audit()
-		if err := s.runtime.Check(ctx, id, path); (err == nil) != quiet {
+		if err := r.Check(ctx, id, path); (err == nil) != quiet {
 			s.wantNothing(what, fmt.Errorf("Check: %v", err), nil)
 		}
 		if now := s.audit(); fmt.Sprint(now) != fmt.Sprint(attached) {
 			s.wantNothing(what+": changed the container", nil, now)
 		}
 	}
-	s.remove(what, id)
+	s.removeBy(r, what, id)
 }
 
 // faultElsewhere has a runtime do it that does not live to tell, and another
