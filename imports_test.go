@@ -67,11 +67,6 @@ var programs = []string{ours + "/examples", ours + "/bench", ours + "/cnitest"}
 
 func TestImportGraphHoldsNothingThatADaemonWouldNotWant(t *testing.T) {
 	unwanted := func(path string) bool {
-		// The reference plugins' own package, which computes their chains'
-		// names, links it; there is no Kubernetes in it.
-		if path == "sigs.k8s.io/knftables" {
-			return false
-		}
 		return within(path, "testing", goCNI, "k8s.io", "sigs.k8s.io", "github.com/containerd") ||
 			within(path, testSupport...) || within(path, programs...)
 	}

@@ -1,10 +1,10 @@
 package netfilter
 
 import (
+	"crypto/sha512"
+	"encoding/hex"
 	"fmt"
 	"strings"
-
-	"github.com/containernetworking/plugins/pkg/utils"
 )
 
 // What the plugins call what containers share.
@@ -30,15 +30,34 @@ type ownChain struct {
 // ownChains returns the chains that are for the container on the network.
 func ownChains(network, id string) []ownChain {
 	chains := []ownChain{
-		{name: utils.FormatChainName(network, id), format: utils.FormatComment},
-		{name: utils.MustFormatChainNameWithPrefix(network, id, "DN-"), format: dnatComment},
+		{name: chainName("", network, id), format: jumpComment},
+		{name: chainName("DN-", network, id), format: dnatComment},
 		// Of portmap before v0.7, which DEL of today still knows.
-		{name: utils.MustFormatChainNameWithPrefix(network, id, "SN-"), format: snatComment},
+		{name: chainName("SN-", network, id), format: snatComment},
 	}
 	for i := range chains {
 		chains[i].comment = chains[i].format(network, id)
 	}
 	return chains
+}
+
+// chainName is the name of a container's chain: as much of a hash of network
+// and id as the 28 bytes that iptables has for a name leave room for. The
+// plugins' own function for it is in a package that links their nftables
+// library, which a runtime has no use for; a test holds this one against it.
+func chainName(prefix, network, id string) string {
+	const longest = 28
+	return ("CNI-" + prefix + hashOf(network+id))[:longest]
+}
+
+func hashOf(s string) string {
+	sum := sha512.Sum512([]byte(s))
+	return hex.EncodeToString(sum[:])
+}
+
+// jumpComment is that of bridge's and ptp's jumps and rules in iptables.
+func jumpComment(network, id string) string {
+	return fmt.Sprintf("name: %q id: %q", network, id)
 }
 
 // others returns the comments of whoever else's chain has the same name: it is
@@ -79,8 +98,8 @@ func trimComment(s string) string {
 func masqueradeComment(network, ifName, id string) string {
 	plain := func(s string) string { return strings.ReplaceAll(s, `"`, "") }
 	comment := fmt.Sprintf("%s-%s, net: %s, if: %s, id: %s",
-		utils.MustFormatHashWithPrefix(16, "", network),
-		utils.MustFormatHashWithPrefix(16, "", ifName+":"+id),
+		hashOf(network)[:16],
+		hashOf(ifName + ":" + id)[:16],
 		plain(network), plain(ifName), plain(id))
 	const most = 128 // knftables.CommentLengthMax; nft takes no more
 	return comment[:min(len(comment), most)]
