@@ -114,7 +114,9 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 			[]string{"no plugin bridge, firewall, host-local, loopback, portmap, ptp in " + empty, "unset CNI_PATH"},
 		},
 		"no plugins and no Go": {
-			func(t *testing.T, cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "CNI_PATH=", "PATH="+empty) },
+			func(t *testing.T, cmd *exec.Cmd) {
+				cmd.Env = append(cmd.Env, "CNI_PATH=", "PATH="+empty, "XDG_CACHE_HOME="+empty)
+			},
 			[]string{"install Go, or set CNI_PATH"},
 		},
 		"no iptables": {
@@ -183,7 +185,7 @@ detached web in N ms
 detached client in N ms
 
 kept for the next container (-v lists it):
-2 addr, 7 dir, 11 file, … 1 link, 2 route
+2 addr, 9 dir, 11 file, … 1 link, 2 route
 left of the containers: nothing
 `
 

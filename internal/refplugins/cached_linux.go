@@ -27,9 +27,7 @@ var errNoGo = errors.New("there is no go command in PATH: " +
 func cached(ctx context.Context, progress io.Writer) (string, error) {
 	version, err := requiredVersion(ctx)
 	if errors.Is(err, errNoGo) {
-		if dir, ok := fromCNIPath(os.Getenv("CNI_PATH")); ok {
-			return dir, nil
-		}
+		return withoutGo(err)
 	}
 	if err != nil {
 		return "", err
@@ -41,6 +39,9 @@ func cached(ctx context.Context, progress io.Writer) (string, error) {
 	dir := filepath.Join(cache, "embedcni", "plugins", key(version))
 	if isComplete(dir) {
 		return dir, nil
+	}
+	if _, err := exec.LookPath("go"); err != nil {
+		return withoutGo(fmt.Errorf("%w: %w", errNoGo, err))
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
@@ -54,6 +55,14 @@ func cached(ctx context.Context, progress io.Writer) (string, error) {
 		return dir, nil
 	}
 	return dir, build(ctx, dir, version, progress)
+}
+
+// withoutGo is where the plugins are when none can be built.
+func withoutGo(err error) (string, error) {
+	if dir, ok := fromCNIPath(os.Getenv("CNI_PATH")); ok {
+		return dir, nil
+	}
+	return "", err
 }
 
 // key is the name of the directory for a version. Go's version is a part of it,
