@@ -100,7 +100,7 @@ func (c *goneCase) remove(t *testing.T, way string) {
 // links counts the host's links that die with a container.
 func (h *realHost) links() int {
 	h.t.Helper()
-	list, err := netlink.LinkList()
+	list, err := audit.Dump(netlink.LinkList)
 	if err != nil {
 		h.t.Fatal(err)
 	}

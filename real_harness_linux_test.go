@@ -173,7 +173,7 @@ func (h *realHost) kernelContents(path string, said contents) contents {
 	h.t.Helper()
 	var c contents
 	h.inside(path, func() error {
-		links, err := netlink.LinkList()
+		links, err := audit.Dump(netlink.LinkList)
 		if err != nil {
 			return err
 		}
@@ -210,7 +210,7 @@ func kernelLink(l netlink.Link, said contents) (contentLink, error) {
 	if a.Flags&net.FlagUp == 0 {
 		link.Name += " (down)"
 	}
-	addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+	addrs, err := audit.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
 	for _, addr := range addrs {
 		if !addr.IP.IsLinkLocalUnicast() {
 			link.Addrs = append(link.Addrs, addr.IPNet.String())
@@ -222,7 +222,7 @@ func kernelLink(l netlink.Link, said contents) (contentLink, error) {
 func kernelRoutes() ([]string, error) {
 	var routes []string
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		list, err := netlink.RouteList(nil, family)
+		list, err := audit.Dump(func() ([]netlink.Route, error) { return netlink.RouteList(nil, family) })
 		if err != nil {
 			return nil, err
 		}

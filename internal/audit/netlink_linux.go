@@ -24,7 +24,7 @@ func listNetlink() (lines []string, err error) {
 	defer handle.Close()
 	v := &view{handle: handle, links: make(map[int]netlink.Link)}
 
-	links, err := dump(handle.LinkList)
+	links, err := Dump(handle.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
@@ -50,9 +50,9 @@ func listNetlink() (lines []string, err error) {
 	return lines, nil
 }
 
-// dump repeats a listing that a change interrupted, because the kernel then may
-// have left out what exists.
-func dump[T any](list func() ([]T, error)) ([]T, error) {
+// Dump repeats a netlink listing that a change interrupted, because the kernel
+// then may have left out what exists.
+func Dump[T any](list func() ([]T, error)) ([]T, error) {
 	const attempts = 10
 	for range attempts - 1 {
 		got, err := list()
@@ -113,7 +113,7 @@ func (v *view) link(l netlink.Link) string {
 }
 
 func (v *view) addrs() ([]string, error) {
-	addrs, err := dump(func() ([]netlink.Addr, error) { return v.handle.AddrList(nil, netlink.FAMILY_ALL) })
+	addrs, err := Dump(func() ([]netlink.Addr, error) { return v.handle.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func automatic(a netlink.Addr) bool {
 }
 
 func (v *view) rules() ([]string, error) {
-	rules, err := dump(func() ([]netlink.Rule, error) { return v.handle.RuleList(netlink.FAMILY_ALL) })
+	rules, err := Dump(func() ([]netlink.Rule, error) { return v.handle.RuleList(netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, err
 	}
@@ -180,7 +180,7 @@ func prefix(n *net.IPNet) string {
 }
 
 func (v *view) neighs() ([]string, error) {
-	neighs, err := dump(func() ([]netlink.Neigh, error) { return v.handle.NeighList(0, netlink.FAMILY_ALL) })
+	neighs, err := Dump(func() ([]netlink.Neigh, error) { return v.handle.NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +196,7 @@ func (v *view) neighs() ([]string, error) {
 }
 
 func (v *view) qdiscs() ([]string, error) {
-	qdiscs, err := dump(func() ([]netlink.Qdisc, error) { return v.handle.QdiscList(nil) })
+	qdiscs, err := Dump(func() ([]netlink.Qdisc, error) { return v.handle.QdiscList(nil) })
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,7 @@ func (v *view) routes() ([]string, error) {
 	all := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
 	var lines []string
 	for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := dump(func() ([]netlink.Route, error) {
+		routes, err := Dump(func() ([]netlink.Route, error) {
 			return v.handle.RouteListFiltered(fam, all, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {

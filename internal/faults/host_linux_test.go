@@ -215,7 +215,7 @@ func (h *host) inside(id string) (links audit.Lines) {
 	}
 	wantNil(h.t, err)
 	err = ns.Do(func() error {
-		all, err := netlink.LinkList()
+		all, err := audit.Dump(netlink.LinkList)
 		for _, l := range all {
 			if l.Attrs().Name != "lo" {
 				links = append(links, "in the container: "+l.Attrs().Name)
