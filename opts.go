@@ -65,7 +65,7 @@ func defaultSettings() settings {
 		minNetworks:      1,
 		stateDir:         defaultStateDir,
 		owner:            filepath.Base(os.Args[0]),
-		timeouts:         defaultTimeouts,
+		timeouts:         defaultTimeouts(),
 		statusTTL:        time.Second,
 		envAllow:         invoke.DefaultAllow(),
 		logger:           slog.New(slog.DiscardHandler),
@@ -84,11 +84,13 @@ type Timeouts struct {
 	Status time.Duration // default 10 seconds
 }
 
-var defaultTimeouts = Timeouts{
-	Add:    3 * time.Minute,
-	Del:    time.Minute,
-	Check:  time.Minute,
-	Status: 10 * time.Second,
+func defaultTimeouts() Timeouts {
+	return Timeouts{
+		Add:    3 * time.Minute,
+		Del:    time.Minute,
+		Check:  time.Minute,
+		Status: 10 * time.Second,
+	}
 }
 
 func (t Timeouts) of(verb string) time.Duration {
