@@ -1,0 +1,4 @@
+//go:build !linux
+
+// Package loopback sets the loopback interface up. It needs Linux.
+package loopback
