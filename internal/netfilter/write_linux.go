@@ -1,0 +1,70 @@
+package netfilter
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/netns"
+)
+
+// Add makes the rules. In the context of a [batch.Batch] it returns at once,
+// and the rules are made at its flush, those of one backend in one transaction
+// for each packet filter.
+func (fw *Firewalls) Add(ctx context.Context, b Backend, r Rules) error {
+	return fw.write(ctx, b, r, true)
+}
+
+// Remove deletes the rules, at the flush of a [batch.Batch] like Add.
+func (fw *Firewalls) Remove(ctx context.Context, b Backend, r Rules) error {
+	return fw.write(ctx, b, r, false)
+}
+
+// Check returns an error unless all of the rules are there.
+func (fw *Firewalls) Check(ctx context.Context, b Backend, r Rules) error {
+	w, err := newWriter(b)
+	if err != nil {
+		return err
+	}
+	return fw.do(func() error { return w.check(ctx, r) })
+}
+
+// change is which changes go in one transaction.
+type change struct {
+	backend Backend
+	add     bool
+	ns      netns.ID
+}
+
+func (fw *Firewalls) write(ctx context.Context, b Backend, r Rules, add bool) error {
+	w, err := newWriter(b)
+	if err != nil {
+		return err
+	}
+	kind := change{backend: b, add: add}
+	if fw.ns != nil {
+		kind.ns = fw.ns.ID()
+	}
+	return batch.Join(ctx, kind, r, func(ctx context.Context, all []Rules) error {
+		var together Rules
+		for _, one := range all {
+			together.Masquerade = append(together.Masquerade, one.Masquerade...)
+			together.HostPorts = append(together.HostPorts, one.HostPorts...)
+			together.Forward = append(together.Forward, one.Forward...)
+		}
+		return fw.do(func() error {
+			if add {
+				return w.add(ctx, together)
+			}
+			return w.remove(ctx, together)
+		})
+	})
+}
+
+// newWriter returns the backend.
+func newWriter(b Backend) (writer, error) {
+	switch b {
+	default:
+		return nil, fmt.Errorf("there is no firewall backend %q: iptables or nftables", string(b))
+	}
+}
