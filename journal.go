@@ -43,6 +43,7 @@ func (op *operation) write() error {
 		if err != nil {
 			return err
 		}
+		n.Call = rec.Generation + 1 // what Begin makes it
 		rec.Networks = append(rec.Networks, n)
 	}
 	if rec.NetNS, err = op.identify(); err != nil {
@@ -52,11 +53,31 @@ func (op *operation) write() error {
 		return err
 	}
 	op.rec = rec
+	op.enter(false, op.attachments)
 	if err := op.pin(rec.NetNS); err != nil {
 		return join(err, op.forget(op.attachments))
 	}
 	return nil
 }
+
+// enter notes in the owner's ledger that attachments are recorded, or that
+// nothing is left of them. GC is the better for it, and no call the worse
+// without.
+func (op *operation) enter(gone bool, attachments []*attachment) {
+	var keys []record.Key
+	for _, a := range attachments {
+		keys = append(keys, a.key())
+	}
+	if err := op.ledger().Add(gone, keys...); err != nil {
+		op.logger.Info("note in the ledger what GC can go by", "container", op.id, "error", err)
+	}
+}
+
+func (a *attachment) key() record.Key {
+	return record.Key{ContainerID: a.ContainerID, Network: a.network.config.Name, IfName: a.IfName}
+}
+
+func (s *snapshot) ledger() *record.Ledger { return s.records.Ledger(s.owner) }
 
 // recorded is all that the attachment's plugins are given.
 func (a *attachment) recorded() (record.Network, error) {
@@ -273,6 +294,7 @@ func (op *operation) forget(attachments []*attachment) error {
 	if op.rec == nil {
 		return op.erase() // a damaged one may lie there
 	}
+	op.enter(true, attachments)
 	gone := map[string]bool{}
 	for _, a := range attachments {
 		gone[a.IfName] = true
@@ -305,13 +327,12 @@ func (op *operation) erase() error {
 	return op.records.Delete(op.id)
 }
 
-// keep notes that the container could not be detached; the record stays for
+// keep notes that the attachments could not be detached; the record stays for
 // the next Remove, Recover or GC.
-func (op *operation) keep(why error) {
-	if op.rec == nil {
-		return
-	}
-	if err := op.records.Append(op.rec, record.Entry{Error: why.Error()}); err != nil {
-		op.logger.Error("note a failure in the record", "container", op.id, "error", err)
+func (op *operation) keep(attachments []*attachment, why error) {
+	for _, a := range attachments {
+		if err := a.note(record.Entry{Error: why.Error()}); err != nil {
+			op.logger.Error("note a failure in the record", "container", op.id, "error", err)
+		}
 	}
 }
