@@ -31,6 +31,8 @@ const (
 	Attached AttachmentState = "attached"
 	// Detaching: plugins run, or the runtime was killed while they did.
 	Detaching AttachmentState = "detaching"
+	// Ready: a Pool has made it ahead of time, and no container has it yet.
+	Ready AttachmentState = "ready"
 	// Failed: it could not be detached; the next Remove, Recover or GC tries
 	// again.
 	Failed AttachmentState = "failed"
@@ -70,6 +72,8 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 		switch {
 		case n.Failures > 0:
 			a.State = Failed
+		case rec.Warm:
+			a.State = Ready
 		case n.State == record.Deleting:
 			a.State = Detaching
 		case n.State == record.Added:

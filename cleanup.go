@@ -83,7 +83,7 @@ func (a *attachment) sweep(ctx context.Context, siblings []netip.Addr) (left []s
 // clear removes what was found, and looks again.
 func (a *attachment) clear(ctx context.Context, f *footprint, found []sweep.Item) (left []string, err error) {
 	if len(found) > 0 {
-		a.op.logger.Info("sweeping what DEL has left", "container", a.ContainerID, "network", a.network.config.Name,
+		a.op.logger.Info("sweeping what DEL has left", "container", a.op.id, "network", a.network.config.Name,
 			"left", names(found))
 		err = sweep.Remove(ctx, found)
 		if found, ferr := f.find(ctx); ferr != nil || len(found) > 0 {
@@ -111,7 +111,7 @@ func (a *attachment) flush(f *footprint) {
 		return
 	}
 	if _, err := sweep.FlushFlows(f.Host, f.Addresses); err != nil {
-		a.op.logger.Warn("flush UDP flows", "container", a.ContainerID, "error", err)
+		a.op.logger.Warn("flush UDP flows", "container", a.op.id, "error", err)
 	}
 }
 
@@ -132,7 +132,7 @@ func (a *attachment) footprint() (*footprint, error) {
 	// host-local does not sync its files: a power cut leaves empty ones.
 	f.Thorough = a.state != record.Added || a.op.rebooted
 	f.Host = a.op.host.handle()
-	f.inUse = func() ([]netip.Addr, error) { return a.op.inUse(a.ContainerID) }
+	f.inUse = func() ([]netip.Addr, error) { return a.op.inUse(a.op.id) }
 	for i, p := range a.network.config.Plugins {
 		if err := f.plugin(i, p.Bytes); err != nil {
 			return nil, err

@@ -184,14 +184,14 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 		return nil, nil
 	}
 	bare := &attachment{op: op, network: &Network{snapshot: op.snapshot}, partial: chain.Partial(n.Result)}
-	bare.ContainerID, bare.IfName = t.ContainerID, t.IfName
+	bare.ContainerID, bare.IfName = rec.Plugins(), t.IfName
 	if op.damaged {
 		return bare, nil
 	}
 	if op.path, err = op.recordedPath(); err != nil {
 		return nil, err
 	}
-	recorded, err := op.fromRecord(&record.Record{ContainerID: rec.ContainerID, Networks: []record.Network{*n}})
+	recorded, err := op.fromRecord(&record.Record{ContainerID: rec.Plugins(), Networks: []record.Network{*n}})
 	if err != nil && configured {
 		bare.NetNS = op.path
 		return bare, nil

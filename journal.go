@@ -12,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
 )
 
 // write puts on disk what is about to be attached, and pins the container's
@@ -29,9 +30,10 @@ func (op *operation) write() error {
 	rec := &record.Record{
 		Runtime:     self,
 		ContainerID: op.id, Owner: op.owner, Boot: id, Host: op.host.String(), Since: time.Now().UTC(),
+		PluginID: op.as, Warm: op.warm,
 	}
 	if op.rec != nil {
-		rec.Since, rec.Generation = op.rec.Since, op.rec.Generation
+		rec.Since, rec.Generation, rec.PluginID = op.rec.Since, op.rec.Generation, op.rec.PluginID
 		for _, n := range op.rec.Networks {
 			if n.State != record.Deleted {
 				rec.Networks = append(rec.Networks, n)
@@ -83,6 +85,7 @@ func (s *snapshot) ledger() *record.Ledger { return s.records.Ledger(s.owner) }
 func (a *attachment) recorded() (record.Network, error) {
 	n := record.Network{Name: a.network.config.Name, IfName: a.IfName, Args: a.Args}
 	var err error
+	n.Result = json.RawMessage(a.part.Result)
 	if n.Config, err = conflist.Whole(a.network.config); err != nil {
 		return n, err
 	}
@@ -143,6 +146,14 @@ func (op *operation) recall(ns *Namespace) error {
 	return op.narrow(ns)
 }
 
+// pluginID is the container's ID as plugins know it.
+func (op *operation) pluginID() string {
+	if op.rec != nil && op.rec.PluginID != "" {
+		return op.rec.PluginID
+	}
+	return op.id
+}
+
 // recordedPath is where the recorded namespace is found now, or nothing. After
 // a reboot it is gone, whatever the path leads to: another namespace may have
 // been given the same number.
@@ -200,7 +211,7 @@ func (op *operation) fromRecord(rec *record.Record) ([]*attachment, error) {
 		a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.snapshot}}
 		a.state, a.partial = n.State, chain.Partial(n.Result)
 		a.RuntimeConf = libcni.RuntimeConf{
-			ContainerID: rec.ContainerID, NetNS: op.path, IfName: n.IfName,
+			ContainerID: rec.Plugins(), NetNS: op.path, IfName: n.IfName,
 			Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),
 		}
 		a.ConfigArgs = anyMap(n.ConfigArgs)
@@ -233,7 +244,7 @@ func (op *operation) recallWithout(ns *Namespace) (err error) {
 		return err
 	}
 	for _, a := range op.attachments {
-		a.NetNS = op.path
+		a.NetNS, a.ContainerID = op.path, op.pluginID()
 		a.useCached()
 	}
 	if len(ns.selected) == 0 {
@@ -258,7 +269,7 @@ func (op *operation) recallWithout(ns *Namespace) (err error) {
 // addCached adds the attachments that libcni's cache has for the container on
 // networks that are not loaded, or under other interface names.
 func (op *operation) addCached() error {
-	cached, err := libcni.NewCNIConfigWithCacheDir(nil, op.stateDir, nil).GetCachedAttachments(op.id)
+	cached, err := libcni.NewCNIConfigWithCacheDir(nil, op.stateDir, nil).GetCachedAttachments(op.pluginID())
 	if err != nil {
 		return fmt.Errorf("cached attachments: %w", err)
 	}
@@ -272,7 +283,7 @@ func (op *operation) addCached() error {
 			continue
 		}
 		a := &attachment{op: op, network: &Network{config: list, ifName: c.IfName, snapshot: op.snapshot}}
-		a.ContainerID, a.IfName, a.NetNS = op.id, c.IfName, op.path
+		a.ContainerID, a.IfName, a.NetNS = c.ContainerID, c.IfName, op.path
 		a.useCached()
 		op.attachments = append(op.attachments, a)
 	}
@@ -306,8 +317,9 @@ func (op *operation) forget(attachments []*attachment) error {
 		}
 	}
 	if left == 0 || op.damaged {
+		err := op.erase()
 		op.rec = nil
-		return op.erase()
+		return err
 	}
 	var errs []error
 	for _, a := range attachments {
@@ -323,6 +335,11 @@ func (op *operation) forget(attachments []*attachment) error {
 func (op *operation) erase() error {
 	if err := op.unpin(); err != nil {
 		return err
+	}
+	if op.rec != nil && op.rec.NetNS.Ours {
+		if err := netns.Remove(op.rec.NetNS.Path); err != nil {
+			return err
+		}
 	}
 	return op.records.Delete(op.id)
 }

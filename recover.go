@@ -93,8 +93,9 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 func (s *snapshot) tidyAlone(ctx context.Context) error {
 	files, err := s.records.Strays()
 	pins, perr := s.kept.strays(s.records)
-	if len(files)+len(pins) == 0 {
-		return join(err, perr)
+	made, dirs, merr := s.poolStrays()
+	if len(files)+len(pins)+len(made)+len(dirs) == 0 {
+		return join(err, perr, merr)
 	}
 	grace, cancel := context.WithTimeout(ctx, orphanGrace)
 	defer cancel()
@@ -111,14 +112,18 @@ func (s *snapshot) tidyAlone(ctx context.Context) error {
 func (s *snapshot) tidy() error {
 	files, err := s.records.Strays()
 	pins, perr := s.kept.strays(s.records)
-	errs := []error{err, perr}
+	made, dirs, merr := s.poolStrays()
+	errs := []error{err, perr, merr}
 	for _, path := range files {
 		s.logger.Info("deleting a file that belongs to no record", "path", path)
 		errs = append(errs, os.Remove(path))
 	}
-	for _, path := range pins {
+	for _, path := range append(pins, made...) {
 		s.logger.Info("letting go of a namespace that belongs to no record", "path", path)
 		errs = append(errs, netns.Remove(path))
+	}
+	for _, dir := range dirs {
+		errs = append(errs, os.Remove(dir))
 	}
 	return join(errs...)
 }
@@ -130,9 +135,9 @@ func (s *snapshot) owned() ([]record.Found, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(found, func(f record.Found) bool {
+	return s.withoutWarm(slices.DeleteFunc(found, func(f record.Found) bool {
 		return f.Record.Owner != s.owner && (f.Err == nil || f.Record.Owner != "")
-	}), nil
+	}))
 }
 
 // discard deletes a record of which nothing can be read, not even whose it is,
@@ -243,7 +248,7 @@ func (op *operation) ill(ctx context.Context) ([]*attachment, error) {
 	if err != nil {
 		return nil, err
 	}
-	if op.rec.Boot != now || op.abandoned() {
+	if op.rec.Boot != now || op.abandoned() || op.rec.Warm {
 		return op.attachments, nil
 	}
 	going := op.unfinished()

@@ -24,6 +24,7 @@ type exec struct {
 	original   []*libcni.PluginConfig
 	configArgs map[string]any
 
+	part       Part            // ADD: which plugins are run
 	last       json.RawMessage // ADD: the result so far
 	prevResult json.RawMessage // DEL, CHECK: the one to use, rather than libcni's
 	onResult   func(json.RawMessage) error
@@ -75,6 +76,9 @@ func (x *exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, envi
 	position, request, err := x.request(stdin)
 	if err != nil {
 		return nil, err
+	}
+	if x.verb == "ADD" && (position < x.part.From || position >= x.part.To) {
+		return x.last, nil // it has run, or will
 	}
 	call := Call{Verb: x.verb, Plugin: plugin, Stdin: request, Env: protocolEnv(environ)}
 	out, err := x.run(ctx, call)

@@ -36,6 +36,21 @@ type Record struct {
 	Generation  int       `json:"generation"` // counts the bases of this container
 	Runtime     string    `json:"runtime"`    // identity of the process that works, or worked, on it
 	Networks    []Network `json:"networks"`
+
+	// PluginID is the container ID that plugins were given, if it is another:
+	// that of the container which was made ahead of time.
+	PluginID string `json:"pluginID,omitempty"`
+	// Warm tells that it is nobody's container yet: Runtime has made it ahead of
+	// time.
+	Warm bool `json:"warm,omitempty"`
+}
+
+// Plugins returns the container ID as plugins know it.
+func (r *Record) Plugins() string {
+	if r.PluginID != "" {
+		return r.PluginID
+	}
+	return r.ContainerID
 }
 
 // NetNS identifies the container's network namespace: a path may come to mean
@@ -45,6 +60,9 @@ type NetNS struct {
 	Dev  uint64 `json:"dev,omitempty"`
 	Ino  uint64 `json:"ino,omitempty"`
 	Pin  string `json:"pin,omitempty"` // where it is kept alive, if it is
+	// Ours tells that the namespace was made for the container, at Path, and
+	// goes with it. Such a one needs no pin.
+	Ours bool `json:"ours,omitempty"`
 }
 
 // Network is one attachment: all that its plugins were given, and what they
@@ -98,6 +116,7 @@ type Entry struct {
 	Generation  int             `json:"generation"`
 	ContainerID string          `json:"containerID,omitempty"` // this and the owner, should the base be lost
 	Owner       string          `json:"owner,omitempty"`
+	PluginID    string          `json:"pluginID,omitempty"`
 	Time        time.Time       `json:"time"`
 	Runtime     string          `json:"runtime,omitempty"` // that works on it from now on
 	IfName      string          `json:"ifName,omitempty"`
