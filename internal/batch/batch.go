@@ -91,6 +91,13 @@ func Later(ctx context.Context, task func(context.Context) error) error {
 	return nil
 }
 
+// Empty tells whether there is nothing to do.
+func (b *Batch) Empty() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.order)+len(b.tasks) == 0
+}
+
 // Flush does what was collected, all of it at once, and returns the errors of
 // all, those of the tasks first. The batch is empty then, whatever has failed.
 // What the work itself would put off is done at once.

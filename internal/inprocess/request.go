@@ -45,7 +45,7 @@ func request(p plugin.Plugin, c Call) (*plugin.Request, error) {
 		return nil, err
 	}
 	var err error
-	if r.PrevResult, err = decodeResult(r.CNIVersion, conf.PrevResult); err != nil {
+	if r.PrevResult, err = DecodeResult(r.CNIVersion, conf.PrevResult); err != nil {
 		return nil, plugin.Errorf(types.ErrDecodingFailure, "prevResult: %w", err)
 	}
 	r.Container, err = open(r.NetNS, c.Verb)
@@ -74,10 +74,10 @@ func complete(r *plugin.Request, verb string) error {
 	return nil
 }
 
-// decodeResult reads a previous result; nil if there is none. It should be of
+// DecodeResult reads a previous result; nil if there is none. It should be of
 // the configuration's version, and is where it does not say its own; one that
 // says another, as after the configuration has been changed, is read as that.
-func decodeResult(configVersion string, data json.RawMessage) (*types100.Result, error) {
+func DecodeResult(configVersion string, data json.RawMessage) (*types100.Result, error) {
 	if len(data) == 0 || string(data) == "null" {
 		return nil, nil
 	}
