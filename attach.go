@@ -140,7 +140,7 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 	if part.To == 0 {
 		part.To = len(a.network.config.Plugins)
 	}
-	result, partial, err := a.chain().AddPart(ctx, &a.Attachment, part)
+	result, partial, err := a.chain().AddPart(batched(ctx), &a.Attachment, part)
 	a.partial = partial
 	if err == nil && part.To == len(a.network.config.Plugins) {
 		a.state = record.Added

@@ -87,7 +87,8 @@ func (w *warm) attach(ctx context.Context) error {
 // that a caller may say.
 func (n *Network) ahead() int {
 	for i, p := range n.config.Plugins {
-		if len(p.Network.Capabilities) > 0 || !indifferent(p.Network.Type) || !indifferent(p.Network.IPAM.Type) {
+		own := n.snapshot.isRegistered(p.Network.Type) || n.snapshot.isRegistered(p.Network.IPAM.Type)
+		if own || len(p.Network.Capabilities) > 0 || !indifferent(p.Network.Type) || !indifferent(p.Network.IPAM.Type) {
 			return i
 		}
 	}
