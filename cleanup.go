@@ -103,11 +103,34 @@ func names(items []sweep.Item) []string {
 	return lines
 }
 
+// knownWithoutUDP tells whether the attachment is known to have no UDP port:
+// where there is a record, it has the ports. To look for flows takes the kernel
+// through the whole table of connections, which is as long as ten containers'
+// other work.
+func (a *attachment) knownWithoutUDP() bool {
+	if a.op.rec == nil || a.op.damaged {
+		return false
+	}
+	var ports []struct {
+		Protocol string `json:"protocol"`
+	}
+	data, err := json.Marshal(a.CapabilityArgs["portMappings"])
+	if err != nil || json.Unmarshal(data, &ports) != nil {
+		return false
+	}
+	for _, p := range ports {
+		if strings.EqualFold(p.Protocol, "udp") {
+			return false
+		}
+	}
+	return true
+}
+
 // flush makes conntrack forget the UDP flows to the container. A flow is not
 // something that is left: there may be new ones any time, and a kernel without
 // conntrack has none, so a failure is worth a line in the log.
 func (a *attachment) flush(f *footprint) {
-	if !f.Ports || f.Host == nil {
+	if !f.UDP || f.Host == nil {
 		return
 	}
 	if _, err := sweep.FlushFlows(f.Host, f.Addresses); err != nil {
@@ -119,7 +142,7 @@ func (a *attachment) flush(f *footprint) {
 type footprint struct {
 	sweep.Target
 	Filtered bool // its plugins make firewall rules
-	Ports    bool // portmap is among them
+	UDP      bool // portmap is among them, perhaps with a UDP port
 
 	siblings []netip.Addr                 // of attachments of the container that stay
 	inUse    func() ([]netip.Addr, error) // of other containers
@@ -138,6 +161,7 @@ func (a *attachment) footprint() (*footprint, error) {
 			return nil, err
 		}
 	}
+	f.UDP = f.UDP && !a.knownWithoutUDP()
 	f.result(decodeResult(json.RawMessage(a.partial)))
 	if a.NetNS != "" && f.Host != nil {
 		// A namespace that is gone is no reason to stop: what was in it is too.
@@ -178,7 +202,7 @@ func (f *footprint) plugin(position int, config []byte) error {
 	case "macvlan", "ipvlan", "vlan":
 		f.OwnsIf = f.OwnsIf || position == 0
 	case "portmap":
-		f.Ports, f.Filtered = true, true
+		f.UDP, f.Filtered = true, true
 	case "firewall":
 		f.Filtered = true
 	case "bandwidth":
