@@ -56,7 +56,6 @@ func TestMasquerade(t *testing.T) {
 				h.netNS = new(string)
 				restored("without a namespace")
 				h.netNS = nil
-				h.in(c.id, "ip link del eth0")
 				add()
 				h.in(c.id, "ip link del eth0")
 				restored("without an interface")
