@@ -44,12 +44,17 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (result *types100.Resu
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	host, err := links.Dial(r.Host, noRA(c.Bridge)) // of a bridge that is there already
+	var look []links.Sysctl
+	if c.IsGateway {
+		look = []links.Sysctl{forward4(), forward6()}
+	}
+	// The settings of a bridge that is there already.
+	host, unset, err := links.DialAndLook(r.Host, []links.Sysctl{noRA(c.Bridge)}, look)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, host.Close()) }()
-	a := &attachment{config: c, r: r, host: host}
+	a := &attachment{config: c, r: r, host: host, unset: unset}
 	defer func() { err = errors.Join(err, a.close()) }()
 	if err := a.make(ctx); err != nil {
 		return nil, errors.Join(err, a.undo(ctx))
@@ -62,6 +67,7 @@ type attachment struct {
 	*config
 	r      *plugin.Request
 	host   *links.Conn
+	unset  []links.Sysctl // what a gateway needs and the host had not
 	bridge links.Link
 	pair   links.Pair // made if the index is not 0
 	leased bool       // there are addresses to give back
@@ -191,7 +197,8 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix) erro
 	if err != nil {
 		return err
 	}
-	if err := links.SetSysctls(a.r.Host, forwarding(addrs)); err != nil {
+	needed := slices.DeleteFunc(forwarding(addrs), func(s links.Sysctl) bool { return !slices.Contains(a.unset, s) })
+	if err := links.SetSysctls(a.r.Host, needed); err != nil {
 		return err
 	}
 	return ipam.Await(ctx, a.host, on.Index, added)
