@@ -22,6 +22,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/links"
@@ -108,6 +109,11 @@ func (a *attachment) make(ctx context.Context) error {
 	addrs, gateways, err := a.setGateways(a.result)
 	if err != nil {
 		return err
+	}
+	if a.MACSpoofChk { // before it can send
+		if err := newSpoofCheck(a.r).add(ctx, a.pair.Host.Name, a.pair.Container.MAC); err != nil {
+			return err
+		}
 	}
 	if err := a.configureContainer(); err != nil {
 		return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
@@ -232,6 +238,9 @@ func (a *attachment) undo(ctx context.Context) error {
 	if a.leased {
 		errs = append(errs, ipam.Release(ctx, a.r, a.IPAM.Type))
 	}
+	if a.MACSpoofChk {
+		errs = append(errs, newSpoofCheck(a.r).remove(context.WithoutCancel(ctx)))
+	}
 	return errors.Join(errs...)
 }
 
@@ -243,7 +252,12 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	}
 	// Without an IPAM plugin there was nothing to masquerade.
 	c.IPMasq = c.IPMasq && c.IPAM.Type != ""
-	return c.Delete(ctx, r)
+	err := c.Delete(ctx, r)
+	if !c.MACSpoofChk {
+		return err
+	}
+	// The host's namespace outlives the request: the runtime has opened it.
+	return errors.Join(err, batch.Later(ctx, newSpoofCheck(r).remove))
 }
 
 // Status asks the IPAM plugin.
