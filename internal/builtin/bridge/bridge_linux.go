@@ -1,0 +1,283 @@
+// Package bridge is the plugin "bridge": it connects a container to a bridge of
+// the host by a veth pair.
+//
+// It takes the configuration of the reference plugin, and returns what that one
+// would. What is different:
+//   - IPv6 addresses are usable when Add returns, and announced. There is no
+//     detection of duplicates, which costs 1 to 2 s, as the IPAM plugin gives an
+//     address to one container only; enabledad brings it back.
+//   - A bridge that is made here has a MAC address of its own, which does not
+//     change as containers come and go.
+//   - VLANs on a bridge that does not keep them apart are an error.
+//   - The host's end keeps its setting of accept_ra: what arrives at a port is
+//     the bridge's, which ignores router advertisements.
+//   - A default route of the IPAM plugin without a gateway is enough for
+//     isDefaultGateway; the reference plugin adds a second one, and fails.
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/builtin/veth"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Plugin is the plugin "bridge".
+type Plugin struct{}
+
+// containerInterface is the index of the container's interface in the result,
+// behind the bridge and the host's end.
+const containerInterface = 2
+
+// Add connects the container.
+func (Plugin) Add(ctx context.Context, r *plugin.Request) (result *types100.Result, err error) {
+	c, err := load(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	var look []links.Sysctl
+	if c.IsGateway {
+		look = []links.Sysctl{forward4(), forward6()}
+	}
+	// The settings of a bridge that is there already.
+	host, unset, err := links.DialAndLook(r.Host, []links.Sysctl{noRA(c.Bridge)}, look)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, host.Close()) }()
+	a := &attachment{config: c, r: r, host: host, unset: unset}
+	defer func() { err = errors.Join(err, a.close()) }()
+	if err := a.make(ctx); err != nil {
+		return nil, errors.Join(err, a.undo(ctx))
+	}
+	return a.result, nil
+}
+
+// attachment is one that is being made.
+type attachment struct {
+	*config
+	r      *plugin.Request
+	host   *links.Conn
+	unset  []links.Sysctl // what a gateway needs and the host had not
+	bridge links.Link
+	pair   links.Pair // made if the index is not 0
+	leased bool       // there are addresses to give back
+	result *types100.Result
+
+	container *links.Conn // nil before it is needed
+}
+
+func (a *attachment) close() error {
+	if a.container == nil {
+		return nil
+	}
+	return a.container.Close()
+}
+
+// make does what Add is to do. The kernel makes the interfaces while the IPAM
+// plugin looks for an address.
+func (a *attachment) make(ctx context.Context) error {
+	if a.IPAM.Type == "" {
+		if err := a.connect(); err != nil {
+			return err
+		}
+		a.result = &types100.Result{}
+	} else {
+		leased, err := ipam.Add(ctx, a.r, a.IPAM.Type, a.connect)
+		if err != nil {
+			return err
+		}
+		a.leased = true
+		a.result = &types100.Result{IPs: leased.IPs, Routes: leased.Routes, DNS: leased.DNS}
+	}
+	a.result.CNIVersion = types100.ImplementedSpecVersion
+	port, container := veth.Interfaces(a.r, a.pair)
+	br := &types100.Interface{Name: a.bridge.Name}
+	a.result.Interfaces = []*types100.Interface{br, port, container}
+	a.SetDNS(a.result)
+
+	addrs, gateways, err := a.setGateways(a.result)
+	if err != nil {
+		return err
+	}
+	if a.MACSpoofChk { // before it can send
+		if err := newSpoofCheck(a.r).add(ctx, a.pair.Host.Name, a.pair.Container.MAC); err != nil {
+			return err
+		}
+	}
+	if err := a.configureContainer(); err != nil {
+		return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
+	}
+	if err := a.makeGateway(ctx, gateways); err != nil {
+		return err
+	}
+	if err := a.settle(ctx, addrs, br); err != nil {
+		return err
+	}
+	if a.IPAM.Type == "" {
+		return nil
+	}
+	return a.Masquerade(ctx, a.r, a.result)
+}
+
+// connect makes what needs no address: the bridge and the pair.
+func (a *attachment) connect() (err error) {
+	if a.bridge, err = a.ensureBridge(a.host, a.r.Host); err != nil {
+		return err
+	}
+	a.pair, err = a.host.Connect(a.r.Container, links.Veth{
+		Name: a.r.IfName, MAC: a.mac, MTU: a.MTU, Master: a.bridge.Index,
+	})
+	if err != nil {
+		return err
+	}
+	return a.setPort(a.host, a.bridge, a.pair.Host)
+}
+
+// configureContainer sets the container's end up, with its addresses if there
+// are any.
+func (a *attachment) configureContainer() error {
+	if a.DisableContainerInterface {
+		return nil
+	}
+	var sysctls []links.Sysctl
+	if a.IPAM.Type != "" {
+		more, err := ipam.Sysctls(a.r.IfName, a.result)
+		if err != nil {
+			return err
+		}
+		sysctls = append(a.detection(), more...)
+	}
+	var err error
+	if a.container, err = links.Dial(a.r.Container, sysctls...); err != nil {
+		return err
+	}
+	if a.IPAM.Type == "" {
+		return a.container.Change(a.pair.Container.Index, links.Change{Up: true})
+	}
+	return ipam.Configure(a.container, a.pair.Container.Index, a.result, links.Detect)
+}
+
+// detection are the settings about neighbours: whether duplicates are looked
+// for, also of the address that the kernel gives the interface by itself, and
+// that addresses are announced, as neighbours may know them as another's.
+func (a *attachment) detection() []links.Sysctl {
+	v4, v6 := "net/ipv4/conf/"+a.r.IfName, "net/ipv6/conf/"+a.r.IfName
+	all := []links.Sysctl{
+		{Path: v4 + "/arp_notify", Value: "1", Optional: true},
+		{Path: v6 + "/ndisc_notify", Value: "1", Optional: true},
+	}
+	if a.EnableDAD {
+		return append(all,
+			links.Sysctl{Path: v6 + "/enhanced_dad", Value: "1", Optional: true},
+			links.Sysctl{Path: v6 + "/accept_dad", Value: "1", Optional: true})
+	}
+	return append(all, links.Sysctl{Path: v6 + "/accept_dad", Value: "0", Optional: true})
+}
+
+// makeGateway gives the bridge, or its interface in the VLAN, the addresses of
+// the gateways, and has the host forward.
+func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix) error {
+	if len(addrs) == 0 {
+		return nil
+	}
+	on := a.bridge
+	if a.VLAN != 0 {
+		var err error
+		if on, err = a.ensureVLANInterface(a.host, a.r, a.bridge); err != nil {
+			return err
+		}
+		a.result.Interfaces = append(a.result.Interfaces, &types100.Interface{Name: on.Name, Mac: on.MAC.String()})
+	}
+	added, err := a.ensureAddresses(a.host, on, addrs)
+	if err != nil {
+		return err
+	}
+	needed := slices.DeleteFunc(forwarding(addrs), func(s links.Sysctl) bool { return !slices.Contains(a.unset, s) })
+	if err := links.SetSysctls(a.r.Host, needed); err != nil {
+		return err
+	}
+	return ipam.Await(ctx, a.host, on.Index, added)
+}
+
+// settle waits until packets pass, and completes the result by the bridge's
+// address, which changes with its ports if somebody else made it.
+func (a *attachment) settle(ctx context.Context, addrs []netip.Prefix, br *types100.Interface) error {
+	if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		if err := ipam.Settle(ctx, a.container, a.pair.Container.Index); err != nil {
+			return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
+		}
+	}
+	if !a.DisableContainerInterface {
+		if _, err := veth.AwaitRunning(ctx, a.host, a.pair.Host.Index); err != nil {
+			return err
+		}
+	}
+	link, err := a.host.LinkByIndex(a.bridge.Index)
+	br.Mac = link.MAC.String()
+	return err
+}
+
+// undo takes back what a failed make did, also when the context has ended. The
+// bridge stays: it may be others' by now.
+func (a *attachment) undo(ctx context.Context) error {
+	var errs []error
+	if a.pair.Host.Index != 0 {
+		errs = append(errs, a.host.Delete(a.pair.Host.Index))
+	}
+	if a.leased {
+		errs = append(errs, ipam.Release(ctx, a.r, a.IPAM.Type))
+	}
+	if a.MACSpoofChk {
+		errs = append(errs, newSpoofCheck(a.r).remove(context.WithoutCancel(ctx)))
+	}
+	return errors.Join(errs...)
+}
+
+// Del disconnects the container. The bridge stays.
+func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
+	var c config
+	if err := r.Decode(&c); err != nil {
+		return err
+	}
+	// Without an IPAM plugin there was nothing to masquerade.
+	c.IPMasq = c.IPMasq && c.IPAM.Type != ""
+	err := c.Delete(ctx, r)
+	if !c.MACSpoofChk {
+		return err
+	}
+	// The host's namespace outlives the request: the runtime has opened it.
+	return errors.Join(err, batch.Later(ctx, newSpoofCheck(r).remove))
+}
+
+// Status asks the IPAM plugin.
+func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
+	c, err := load(r)
+	if err != nil {
+		return err
+	}
+	return ipam.Status(ctx, r, c.IPAM.Type)
+}
+
+// GC has the IPAM plugin collect what is no longer valid.
+func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
+	c, err := load(r)
+	if err != nil {
+		return err
+	}
+	return ipam.GC(ctx, r, c.IPAM.Type)
+}

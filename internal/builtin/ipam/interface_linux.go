@@ -1,0 +1,187 @@
+package ipam
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/links"
+)
+
+// Sysctls are the settings that an interface in a container needs before it
+// gets the addresses of a result: IPv6 that is not disabled, and addresses
+// that stay when the interface is down.
+func Sysctls(ifName string, result *types100.Result) ([]links.Sysctl, error) {
+	w, err := plan(result)
+	if err != nil || !w.ipv6() {
+		return nil, err
+	}
+	const conf = "net/ipv6/conf/"
+	return []links.Sysctl{
+		// Without /proc/sys/net/ipv6 there is no IPv6, which the address says.
+		{Path: conf + "lo/disable_ipv6", Value: "0", Optional: true},
+		{Path: conf + ifName + "/disable_ipv6", Value: "0"},
+		{Path: conf + ifName + "/keep_addr_on_down", Value: "1"},
+	}, nil
+}
+
+// Configure puts the addresses of a result on an interface, sets it up, and
+// adds the routes. IPv6 addresses are usable after [Await], or [Settle] if
+// flags has [links.Detect]; either comes last, as the kernel works on them
+// meanwhile.
+func Configure(c *links.Conn, index int, result *types100.Result, flags links.AddressFlag) error {
+	w, err := plan(result)
+	if err != nil {
+		return err
+	}
+	// Neighbours may know an address as another's, so it has to be announced.
+	// IPv4 addresses are when the interface comes up (arp_notify), IPv6
+	// addresses when they are added to one that is up (ndisc_notify).
+	add := func(v4 bool) error {
+		for _, a := range w.addresses {
+			if a.Addr().Is4() != v4 {
+				continue
+			}
+			if err := c.AddAddress(index, a, flags); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := add(true); err != nil {
+		return err
+	}
+	if err := c.Change(index, links.Change{Up: true}); err != nil {
+		return fmt.Errorf("set the interface up: %w", err)
+	}
+	if err := add(false); err != nil {
+		return err
+	}
+	for _, r := range w.routes {
+		if err := c.AddRoute(index, r, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Await waits until neighbours can find the IPv6 addresses of an interface:
+// the kernel answers for an address only after work that it puts off. That is
+// mostly done when Await is called last, and what is asked before gets no
+// answer for a second.
+func Await(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix) error {
+	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Prefix) bool { return a.Addr().Is4() })
+	if len(addrs) == 0 {
+		return nil
+	}
+	return wait(ctx, func() (bool, error) {
+		groups, err := c.Groups(index)
+		return !slices.ContainsFunc(addrs, func(a netip.Prefix) bool {
+			return !slices.Contains(groups, links.Solicited(a.Addr()))
+		}), err
+	})
+}
+
+// Settle waits until no address of an interface is tentative. Neighbours can
+// find them then, as with Await.
+func Settle(ctx context.Context, c *links.Conn, index int) error {
+	return wait(ctx, func() (bool, error) { return detected(c, index) })
+}
+
+// detected tells whether no address but the kernel's own is tentative.
+func detected(c *links.Conn, index int) (bool, error) {
+	addrs, err := c.Addresses(index)
+	for _, a := range addrs {
+		if a.Duplicate {
+			return false, fmt.Errorf("address %s is another machine's too: the detection of duplicates failed", a.Prefix)
+		}
+	}
+	return !slices.ContainsFunc(addrs, func(a links.Address) bool {
+		return a.Tentative && !a.Addr().IsLinkLocalUnicast()
+	}), err
+}
+
+// The kernel says by no message that an address is usable. The detection takes
+// a second with the default settings, and up to another one before it begins;
+// on a machine that is overloaded, what is put off has taken seconds.
+const (
+	longestWait  = 10 * time.Second
+	shortestWait = 50 * time.Microsecond
+	waitsAtMost  = 20 * time.Millisecond
+)
+
+// wait calls ready until it is true.
+func wait(ctx context.Context, ready func() (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, longestWait)
+	defer cancel()
+	for pause := shortestWait; ; pause = min(2*pause, waitsAtMost) {
+		if ok, err := ready(); ok || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait until the IPv6 addresses are usable: %w", context.Cause(ctx))
+		case <-time.After(pause):
+		}
+	}
+}
+
+// Verify returns an error unless an interface has the addresses of a result,
+// usable, and there are its routes, by this interface.
+func Verify(c *links.Conn, index int, result *types100.Result) error {
+	if len(result.IPs) == 0 {
+		return nil
+	}
+	w, err := plan(result)
+	if err != nil {
+		return err
+	}
+	addrs, err := c.Addresses(index)
+	if err != nil {
+		return err
+	}
+	routes, err := c.Routes(index)
+	if err != nil {
+		return err
+	}
+	for _, want := range w.addresses {
+		at := slices.IndexFunc(addrs, func(a links.Address) bool { return a.Prefix == want })
+		if at < 0 {
+			return fmt.Errorf("address %s is missing", want)
+		}
+		if addrs[at].Duplicate {
+			return fmt.Errorf("address %s is another machine's too", want)
+		}
+		if !hasRoute(routes, links.Route{Dst: want.Masked()}) && want.Bits() < want.Addr().BitLen() {
+			return fmt.Errorf("the route to the subnet of address %s is missing", want)
+		}
+	}
+	for _, want := range w.routes {
+		if !hasRoute(routes, want) {
+			return fmt.Errorf("route %s is missing", want)
+		}
+	}
+	return nil
+}
+
+// hasRoute looks for a route. What is not said about the one that is wanted
+// may be anything; the kernel gives an IPv6 route a priority by itself.
+func hasRoute(routes []links.Route, want links.Route) bool {
+	return slices.ContainsFunc(routes, func(r links.Route) bool {
+		return r.Dst == want.Dst &&
+			(want.Via == netip.Addr{} || r.Via == want.Via) &&
+			(want.Table == 0 || want.Table == unix.RT_TABLE_UNSPEC || r.Table == want.Table) &&
+			(want.Priority == 0 || r.Priority == want.Priority)
+	})
+}
+
+// HasRoute tells whether there is a route by way of an interface.
+func HasRoute(c *links.Conn, index int, want links.Route) (bool, error) {
+	routes, err := c.Routes(index)
+	return hasRoute(routes, want), err
+}
