@@ -3,6 +3,7 @@ package builtin
 import (
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/loopback"
+	"github.com/embedcni/cni/internal/builtin/tuning"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -15,6 +16,8 @@ func Lookup(typ string) plugin.Plugin {
 		return hostlocal.New()
 	case "loopback":
 		return loopback.Plugin{}
+	case "tuning":
+		return tuning.Plugin{}
 	}
 	return nil
 }
