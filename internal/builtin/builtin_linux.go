@@ -1,6 +1,7 @@
 package builtin
 
 import (
+	"github.com/embedcni/cni/internal/builtin/bandwidth"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/loopback"
 	"github.com/embedcni/cni/internal/builtin/tuning"
@@ -12,6 +13,8 @@ import (
 // the files of a network only once.
 func Lookup(typ string) plugin.Plugin {
 	switch typ {
+	case "bandwidth":
+		return bandwidth.Plugin{}
 	case "host-local":
 		return hostlocal.New()
 	case "loopback":
