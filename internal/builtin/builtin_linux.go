@@ -2,8 +2,11 @@ package builtin
 
 import (
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
+	"github.com/embedcni/cni/internal/builtin/bridge"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/loopback"
+	"github.com/embedcni/cni/internal/builtin/ptp"
+	"github.com/embedcni/cni/internal/builtin/static"
 	"github.com/embedcni/cni/internal/builtin/tuning"
 	"github.com/embedcni/cni/plugin"
 )
@@ -15,10 +18,16 @@ func Lookup(typ string) plugin.Plugin {
 	switch typ {
 	case "bandwidth":
 		return bandwidth.Plugin{}
+	case "bridge":
+		return bridge.Plugin{}
 	case "host-local":
 		return hostlocal.New()
 	case "loopback":
 		return loopback.Plugin{}
+	case "ptp":
+		return ptp.Plugin{}
+	case "static":
+		return static.Plugin{}
 	case "tuning":
 		return tuning.Plugin{}
 	}
