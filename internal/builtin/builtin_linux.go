@@ -5,6 +5,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/bridge"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/loopback"
+	"github.com/embedcni/cni/internal/builtin/macvlan"
 	"github.com/embedcni/cni/internal/builtin/ptp"
 	"github.com/embedcni/cni/internal/builtin/static"
 	"github.com/embedcni/cni/internal/builtin/tuning"
@@ -24,6 +25,8 @@ func Lookup(typ string) plugin.Plugin {
 		return hostlocal.New()
 	case "loopback":
 		return loopback.Plugin{}
+	case "macvlan":
+		return macvlan.Plugin{}
 	case "ptp":
 		return ptp.Plugin{}
 	case "static":
