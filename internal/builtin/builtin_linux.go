@@ -3,6 +3,7 @@ package builtin
 import (
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
 	"github.com/embedcni/cni/internal/builtin/bridge"
+	"github.com/embedcni/cni/internal/builtin/hostdevice"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/loopback"
 	"github.com/embedcni/cni/internal/builtin/macvlan"
@@ -21,6 +22,8 @@ func Lookup(typ string) plugin.Plugin {
 		return bandwidth.Plugin{}
 	case "bridge":
 		return bridge.Plugin{}
+	case "host-device":
+		return hostdevice.Plugin{}
 	case "host-local":
 		return hostlocal.New()
 	case "loopback":
