@@ -13,9 +13,8 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Lookup returns the plugin of a type, or nil. Whoever keeps the plugin, rather
-// than looking it up for each call, keeps what it remembers: host-local reads
-// the files of a network only once.
+// Lookup returns the plugin of a type, or nil. It is a new one each time, which
+// remembers nothing; see [New].
 func Lookup(typ string) plugin.Plugin {
 	switch typ {
 	case "bandwidth":
