@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -107,10 +108,32 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 		return nil, err
 	}
 	i.Mac = own.MAC.String()
-	if c.IPAM.Type != "" {
-		err = ipam.Configure(ctx, conn, own.Index, result, 0)
+	if c.IPAM.Type == "" {
+		return i, nil
 	}
-	return i, err
+	// Nobody else has the addresses, so nobody is asked for duplicates.
+	if err := ipam.Configure(conn, own.Index, result, 0); err != nil {
+		return nil, err
+	}
+	return i, settle(ctx, conn, own.Index, result)
+}
+
+// settle waits until neighbours can find the IPv6 addresses. An interface that
+// has no carrier yet, as hardware may take seconds for it, is not waited for.
+func settle(ctx context.Context, conn *links.Conn, index int, result *types100.Result) error {
+	own, err := conn.LinkByIndex(index)
+	if err != nil || !own.Running() {
+		return err
+	}
+	var addrs []netip.Prefix
+	for _, ip := range result.IPs {
+		addr, err := links.Prefix(ip.Address)
+		if err != nil {
+			return err
+		}
+		addrs = append(addrs, addr)
+	}
+	return ipam.Await(ctx, conn, index, addrs)
 }
 
 // undo moves the interface back after a failure.
