@@ -1,0 +1,208 @@
+package hostlocal
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// index is what is remembered of a directory: which address is whose. It is
+// only ever used under the directory's lock, after refresh has made sure that
+// it is still right.
+//
+// Every ADD and DEL, whoever's, creates or removes a file, which sets the
+// directory's time of modification to the present. That alone would not tell
+// two changes within a tick of the kernel's clock (1 to 10 ms) apart, not even
+// on kernels with finer times: a tmpfs takes those of the file. So whenever the
+// index is right, the directory is given a time in the past, which no change
+// leaves as it is.
+type index struct {
+	entries map[netip.Addr]entry
+	holders map[string][]netip.Addr // by content
+	stamp   stamp                   // when entries were right; zero if unknown
+}
+
+// entry is a file.
+type entry struct {
+	ino    uint64
+	ctime  unix.Timespec
+	holder string // its content, trimmed; empty if it says nothing
+}
+
+// stamp tells a state of a directory from all others.
+type stamp struct {
+	dev, ino     uint64
+	ctime, mtime unix.Timespec
+}
+
+func stampOf(dir int) (stamp, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(dir, &st); err != nil {
+		return stamp{}, err
+	}
+	return stamp{dev: uint64(st.Dev), ino: st.Ino, ctime: st.Ctim, mtime: st.Mtim}, nil
+}
+
+// past is how far back the time is that a directory is given: more than a tick
+// of the clock, and than what a clock is corrected by while it runs.
+const past = time.Second
+
+// mark gives the directory a time in the past, and returns its stamp then. It is
+// the zero stamp, which is that of no directory, where this cannot be relied on.
+func mark(dir int) stamp {
+	if !keepsTime(dir) {
+		return stamp{}
+	}
+	t := unix.NsecToTimespec(time.Now().Add(-past).UnixNano())
+	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, t}
+	if err := unix.UtimesNanoAt(unix.AT_FDCWD, descriptorPath(dir), times, 0); err != nil {
+		return stamp{} // it belongs to somebody else
+	}
+	s, err := stampOf(dir)
+	if err != nil || s.mtime != t { // the file system rounds
+		return stamp{}
+	}
+	return s
+}
+
+// refresh makes the index right. The first time it reads every file.
+func (x *index) refresh(dir int) error {
+	now, err := stampOf(dir)
+	if err != nil {
+		return err
+	}
+	if x.entries != nil && x.stamp == now {
+		return nil
+	}
+	if x.entries == nil {
+		*x = index{entries: make(map[netip.Addr]entry), holders: make(map[string][]netip.Addr)}
+	}
+	if err := x.read(dir); err != nil {
+		x.forget()
+		return err
+	}
+	x.stamp = mark(dir)
+	return nil
+}
+
+// forget makes the next refresh read every file again.
+func (x *index) forget() { *x = index{} }
+
+// known tells whether there is anything worth a refresh.
+func (x *index) known() bool { return x.entries != nil }
+
+// read brings the entries up to date with the directory. A file is read if it
+// is new: if its name, its inode number or its time is. File systems use the
+// numbers again.
+func (x *index) read(dir int) error {
+	gone := make(map[netip.Addr]bool, len(x.entries))
+	for addr := range x.entries {
+		gone[addr] = true
+	}
+	err := list(dir, func(ino uint64, name string) error {
+		addr, err := netip.ParseAddr(name)
+		if err != nil || addr.String() != name {
+			return nil // lock, last_reserved_ip.0, or nothing of host-local's
+		}
+		old, ok := x.entries[addr]
+		if ok && old.ino == ino && old.ctime == ctimeOf(dir, name) {
+			delete(gone, addr)
+			return nil
+		}
+		content, err := readFile(dir, name)
+		if errors.Is(err, unix.ENOENT) {
+			return nil // removed by somebody who does not care for the lock
+		}
+		if err != nil {
+			return pathError("read", name, err)
+		}
+		delete(gone, addr)
+		x.put(addr, entry{ino: ino, ctime: ctimeOf(dir, name), holder: strings.TrimSpace(content)})
+		return nil
+	})
+	for addr := range gone {
+		x.remove(addr)
+	}
+	return err
+}
+
+func (x *index) put(addr netip.Addr, e entry) {
+	if x.entries == nil {
+		return
+	}
+	x.remove(addr)
+	x.entries[addr] = e
+	x.holders[e.holder] = append(x.holders[e.holder], addr)
+}
+
+func (x *index) remove(addr netip.Addr) {
+	e, ok := x.entries[addr]
+	if !ok {
+		return
+	}
+	delete(x.entries, addr)
+	var rest []netip.Addr
+	for _, other := range x.holders[e.holder] {
+		if other != addr {
+			rest = append(rest, other)
+		}
+	}
+	if x.holders[e.holder] = rest; rest == nil {
+		delete(x.holders, e.holder)
+	}
+}
+
+// ctimeOf is when a file changed last; the zero time if that is not known,
+// which is that of no file.
+func ctimeOf(dir int, name string) unix.Timespec {
+	var st unix.Stat_t
+	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return unix.Timespec{}
+	}
+	return st.Ctim
+}
+
+// keepsTime tells whether the directory is in a file system whose times come
+// from this kernel, at once. Over a network they are a server's, and cached.
+func keepsTime(dir int) bool {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(dir, &st); err != nil {
+		return false
+	}
+	switch int64(st.Type) {
+	case unix.TMPFS_MAGIC, unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC:
+		return true
+	}
+	return false
+}
+
+// list calls f for each regular file in a directory. The offsets are those of
+// struct linux_dirent64, getdents64(2).
+func list(dir int, f func(ino uint64, name string) error) error {
+	const inode, length, kind, text = 0, 16, 18, 19
+	if _, err := unix.Seek(dir, 0, unix.SEEK_SET); err != nil {
+		return err
+	}
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := retry(func() (int, error) { return unix.Getdents(dir, buf) })
+		if err != nil || n == 0 {
+			return err
+		}
+		for rest := buf[:n]; len(rest) > text; {
+			record := rest[:binary.NativeEndian.Uint16(rest[length:])]
+			rest = rest[len(record):]
+			if t := record[kind]; t != unix.DT_REG && t != unix.DT_UNKNOWN {
+				continue
+			}
+			name, _, _ := strings.Cut(string(record[text:]), "\x00")
+			if err := f(binary.NativeEndian.Uint64(record[inode:]), name); err != nil {
+				return err
+			}
+		}
+	}
+}
