@@ -64,6 +64,8 @@ func (fw *Firewalls) write(ctx context.Context, b Backend, r Rules, add bool) er
 // newWriter returns the backend.
 func newWriter(b Backend) (writer, error) {
 	switch b {
+	case IPTables:
+		return iptablesWriter{}, nil
 	default:
 		return nil, fmt.Errorf("there is no firewall backend %q: iptables or nftables", string(b))
 	}
