@@ -14,27 +14,48 @@ import (
 // iptablesWriter is the backend IPTables: the rules of the reference plugins,
 // made by the variant that the system has under the name iptables, and removed
 // from whichever has them.
-type iptablesWriter struct{}
+type iptablesWriter struct {
+	fw *Firewalls
+}
+
+// maker is a variant of iptables in a namespace. Its methods are called on a
+// thread in the namespace, in which processes are started.
+type maker struct {
+	xtables
+	fw *Firewalls
+}
+
+// family is the NFPROTO number of the tables that the nf_tables variant has.
+func (x maker) family() uint8 {
+	if x.v6() {
+		return familyIPv6
+	}
+	return familyIPv4
+}
 
 // families are the rules of r for each family that has any.
-func families(r Rules) []wanted {
-	var all []wanted
+func families(r Rules) []desired {
+	var all []desired
 	for _, v6 := range []bool{false, true} {
-		if w := wantedOf(r, v6); !w.empty() {
+		if w := desiredOf(r, v6); !w.empty() {
 			all = append(all, w)
 		}
 	}
 	return all
 }
 
-func (iptablesWriter) add(ctx context.Context, r Rules) error {
+func (i iptablesWriter) add(ctx context.Context, r Rules) error {
+	return i.fw.do(func() error { return i.addHere(ctx, r) })
+}
+
+func (i iptablesWriter) addHere(ctx context.Context, r Rules) error {
 	var undo []func(context.Context) error
-	err := sequence(families(r), func(w wanted) error {
-		x, err := systemXTables(ctx, w.v6)
+	err := sequence(families(r), func(w desired) error {
+		x, err := i.system(ctx, w.v6)
 		if err != nil {
 			return err
 		}
-		mine := wanted{v6: w.v6}
+		mine := desired{v6: w.v6}
 		undo = append(undo, func(ctx context.Context) error { return x.undo(ctx, mine) })
 		return x.add(ctx, w, &mine)
 	})
@@ -63,16 +84,16 @@ func sequence[T any](all []T, fn func(T) error) error {
 	return nil
 }
 
-// systemXTables returns the variant that goes by the plain name, as plugins
-// that are executed find it.
-func systemXTables(ctx context.Context, v6 bool) (xtables, error) {
-	x := xtables{family: "iptables"}
+// system returns the variant that goes by the plain name, as plugins that are
+// executed find it.
+func (i iptablesWriter) system(ctx context.Context, v6 bool) (maker, error) {
+	x := maker{xtables{family: "iptables"}, i.fw}
 	if v6 {
-		x.family = "ip6tables"
+		x.xtables.family = "ip6tables"
 	}
-	path, err := lookPath(x.family)
+	path, err := lookPath(x.xtables.family)
 	if err != nil {
-		return x, fmt.Errorf(`the backend "iptables" needs the program %s: %w`, x.family, err)
+		return x, fmt.Errorf(`the backend "iptables" needs the program %s: %w`, x.xtables.family, err)
 	}
 	// A link says which it is, without a process.
 	if real, err := filepath.EvalSymlinks(path); err == nil {
@@ -98,13 +119,13 @@ func systemXTables(ctx context.Context, v6 bool) (xtables, error) {
 // Most often that is all of its own, and nothing has to be locked: that the
 // shared rules are there is made sure of in the same transaction, and a chain
 // of the container's that is there already fails it.
-func (x xtables) add(ctx context.Context, w wanted, mine *wanted) error {
+func (x maker) add(ctx context.Context, w desired, mine *desired) error {
 	f, err := x.look(ctx, w)
 	if err != nil {
 		return err
 	}
 	if f.allShared(w) {
-		err := x.make(ctx, w, f, func(r wantedRule) state { return f.state(w, r) }, mine)
+		err := x.make(ctx, w, f, func(r desiredRule) state { return f.state(w, r) }, mine)
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
@@ -114,7 +135,7 @@ func (x xtables) add(ctx context.Context, w wanted, mine *wanted) error {
 
 // allShared reports whether nothing that is shared is missing, and no rule of
 // the container's own is in doubt.
-func (f facts) allShared(w wanted) bool {
+func (f facts) allShared(w desired) bool {
 	for _, c := range w.chains {
 		if c.shared && !f.chains[c.chainID] {
 			return false
@@ -133,7 +154,7 @@ func (f facts) allShared(w wanted) bool {
 // in doubt, while no other user of this module makes shared rules. The plugins
 // that are executed do not know that lock: a chain that they make at the same
 // time is a reason to look again.
-func (x xtables) addExactly(ctx context.Context, w wanted, mine *wanted) (err error) {
+func (x maker) addExactly(ctx context.Context, w desired, mine *desired) (err error) {
 	unlock, err := lockNamespace(ctx)
 	if err != nil {
 		return err
@@ -149,7 +170,7 @@ func (x xtables) addExactly(ctx context.Context, w wanted, mine *wanted) (err er
 		if err != nil {
 			return err
 		}
-		err = x.make(ctx, w, f, func(r wantedRule) state { return states[r.String()] }, mine)
+		err = x.make(ctx, w, f, func(r desiredRule) state { return states[r.String()] }, mine)
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
@@ -177,9 +198,9 @@ func (f facts) same(g facts) bool {
 
 // ask asks the tool for the rules that are in doubt: all at once, and after
 // each that is missing for those behind it.
-func (x xtables) ask(ctx context.Context, w wanted, f facts) (map[string]state, error) {
+func (x maker) ask(ctx context.Context, w desired, f facts) (map[string]state, error) {
 	states := make(map[string]state)
-	var doubt []wantedRule
+	var doubt []desiredRule
 	for _, r := range w.rules {
 		s := f.state(w, r)
 		states[r.String()] = s
@@ -206,7 +227,7 @@ func (x xtables) ask(ctx context.Context, w wanted, f facts) (map[string]state, 
 
 // firstMissing returns the index of the first rule that is not there, or their
 // number. The rules are in the order of their tables.
-func (x xtables) firstMissing(ctx context.Context, rules []wantedRule) (int, error) {
+func (x maker) firstMissing(ctx context.Context, rules []desiredRule) (int, error) {
 	var s script
 	for _, r := range rules {
 		if err := s.rule("-C", r); err != nil {
@@ -228,14 +249,14 @@ func (x xtables) firstMissing(ctx context.Context, rules []wantedRule) (int, err
 
 // make makes what is absent, and fails if a shared rule that is in doubt is not
 // there. Each table is made whole or not at all.
-func (x xtables) make(ctx context.Context, w wanted, f facts, state func(wantedRule) state, mine *wanted) error {
+func (x maker) make(ctx context.Context, w desired, f facts, state func(desiredRule) state, mine *desired) error {
 	var s script
 	for _, table := range []string{tableNAT, tableFilter} {
 		if err := s.additions(w, table, f, state, mine); err != nil {
 			return err
 		}
 	}
-	if err := s.run(ctx, x); err != nil {
+	if err := s.run(ctx, x.xtables); err != nil {
 		return fmt.Errorf("%s: add the rules: %w", x.name(), err)
 	}
 	return nil
@@ -243,7 +264,7 @@ func (x xtables) make(ctx context.Context, w wanted, f facts, state func(wantedR
 
 // additions writes what makes what is absent from a table, and what fails if
 // something shared is not as it is thought to be.
-func (s *script) additions(w wanted, table string, f facts, state func(wantedRule) state, mine *wanted) error {
+func (s *script) additions(w desired, table string, f facts, state func(desiredRule) state, mine *desired) error {
 	for _, c := range w.chains {
 		if c.table == table && !f.chains[c.chainID] {
 			if err := s.add(table, "-N", c.chain); err != nil {
@@ -281,7 +302,7 @@ func (s *script) additions(w wanted, table string, f facts, state func(wantedRul
 }
 
 // undo deletes what there is of w.
-func (x xtables) undo(ctx context.Context, w wanted) error {
+func (x maker) undo(ctx context.Context, w desired) error {
 	if w.empty() {
 		return nil
 	}
@@ -310,7 +331,7 @@ func (x xtables) undo(ctx context.Context, w wanted) error {
 			}
 		}
 	}
-	if err := s.run(ctx, x); err != nil {
+	if err := s.run(ctx, x.xtables); err != nil {
 		return fmt.Errorf("%s: delete the rules that were added: %w", x.name(), err)
 	}
 	return nil

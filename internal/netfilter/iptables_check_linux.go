@@ -5,19 +5,21 @@ import (
 	"fmt"
 )
 
-func (iptablesWriter) check(ctx context.Context, r Rules) error {
-	return sequence(families(r), func(w wanted) error {
-		x, err := systemXTables(ctx, w.v6)
-		if err != nil {
-			return err
-		}
-		return x.check(ctx, w)
+func (i iptablesWriter) check(ctx context.Context, r Rules) error {
+	return i.fw.do(func() error {
+		return sequence(families(r), func(w desired) error {
+			x, err := i.system(ctx, w.v6)
+			if err != nil {
+				return err
+			}
+			return x.check(ctx, w)
+		})
 	})
 }
 
 // check asks the tool for all rules at once: what it takes for the same rule is
 // what the plugins that are executed take for it.
-func (x xtables) check(ctx context.Context, w wanted) error {
+func (x maker) check(ctx context.Context, w desired) error {
 	f, err := x.look(ctx, w)
 	if err != nil {
 		return err

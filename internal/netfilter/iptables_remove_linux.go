@@ -3,16 +3,11 @@ package netfilter
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
-
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // belonging is what of one attachment is to be removed.
@@ -86,7 +81,7 @@ func entrance(chain string) string {
 	return "POSTROUTING"
 }
 
-func (iptablesWriter) remove(ctx context.Context, r Rules) error {
+func (i iptablesWriter) remove(ctx context.Context, r Rules) error {
 	all := belongings(r)
 	for _, b := range all {
 		t, err := b.target.normal()
@@ -95,20 +90,26 @@ func (iptablesWriter) remove(ctx context.Context, r Rules) error {
 		}
 		b.target = t
 	}
-	doubt, err := removeNFT(ctx, all)
-	if err != nil {
+	var doubt []*belonging
+	err := i.fw.onSocket(ctx, func(s *socket) (err error) {
+		doubt, err = s.removeBelongings(ctx, all)
+		return err
+	})
+	if err != nil && !errors.Is(err, errNoNFTables) {
 		return err
 	}
-	var errs []error
-	for _, b := range all {
-		for _, family := range []string{"iptables", "ip6tables"} {
-			if slices.Contains(doubt, b) {
-				errs = append(errs, b.removeWith(ctx, xtables{family, false}))
+	return i.fw.do(func() error {
+		var errs []error
+		for _, b := range all {
+			for _, family := range []string{"iptables", "ip6tables"} {
+				if slices.Contains(doubt, b) {
+					errs = append(errs, b.removeWith(ctx, xtables{family, false}))
+				}
+				errs = append(errs, b.removeWith(ctx, xtables{family, true}))
 			}
-			errs = append(errs, b.removeWith(ctx, xtables{family, true}))
 		}
-	}
-	return errors.Join(errs...)
+		return errors.Join(errs...)
+	})
 }
 
 // removeWith looks for all that is there of b with the tool, and deletes it.
@@ -165,43 +166,27 @@ func (s ruleset) siblings(b *belonging) []netip.Addr {
 	return siblings
 }
 
-// removeNFT removes what is in the nf_tables variant over netlink, without a
-// process, and all of it, of both families and of both tables, in one
+// removeBelongings removes what is in the nf_tables variant over netlink,
+// without a process, and all of it, of both families and of both tables, in one
 // transaction: each would wait for a grace period of the kernel's. It returns
 // those of which something is there that it is not sure of, and leaves them.
-func removeNFT(ctx context.Context, all []*belonging) (doubt []*belonging, err error) {
+func (s *socket) removeBelongings(ctx context.Context, all []*belonging) ([]*belonging, error) {
 	for range mostChanges {
-		var objects []nftObject
-		var before uint32
-		doubt = nil
-		err := dial(ctx, func(c *netlink.Conn) error {
-			var err error
-			if before, err = generation(c); err != nil {
-				return err
-			}
-			for _, b := range all {
-				found, sure, err := b.find(ctx, c)
-				if err != nil {
-					return err
-				}
-				if sure {
-					objects = append(objects, found...)
-				} else {
-					doubt = append(doubt, b)
-				}
-			}
-			return nil
-		})
-		if errors.Is(err, errNoNFTables) {
-			return nil, nil
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
 		}
+		before, err := s.generation()
+		if err != nil {
+			return nil, err
+		}
+		objects, doubt, err := s.findBelongings(all)
 		if errors.Is(err, errChanged) {
 			continue
 		}
 		if err != nil || len(objects) == 0 {
 			return doubt, err
 		}
-		err = nfnetlink{}.remove(ctx, before, inOrder(objects))
+		err = s.remove(ctx, before, inOrder(objects))
 		switch {
 		case err == nil:
 			return doubt, nil
@@ -215,6 +200,22 @@ func removeNFT(ctx context.Context, all []*belonging) (doubt []*belonging, err e
 		return all, nil
 	}
 	return nil, fmt.Errorf("nftables: delete: %w, %d times", errChanged, mostChanges)
+}
+
+// findBelongings returns what there is, and those that it is not sure of.
+func (s *socket) findBelongings(all []*belonging) (objects []nftObject, doubt []*belonging, err error) {
+	for _, b := range all {
+		found, sure, err := b.find(s)
+		if err != nil {
+			return nil, nil, err
+		}
+		if sure {
+			objects = append(objects, found...)
+		} else {
+			doubt = append(doubt, b)
+		}
+	}
+	return objects, doubt, nil
 }
 
 // inOrder puts rules before chains, which they may jump to.
@@ -233,43 +234,53 @@ func inOrder(objects []nftObject) []nftObject {
 
 // find returns what there is of b in the nf_tables variant, and whether that is
 // all of it and surely b's.
-func (b *belonging) find(ctx context.Context, c *netlink.Conn) (objects []nftObject, sure bool, err error) {
+func (b *belonging) find(s *socket) (objects []nftObject, sure bool, err error) {
 	for _, family := range []uint8{familyIPv4, familyIPv6} {
-		nat, filter := nftTable{family, tableNAT}, nftTable{family, tableFilter}
-		for _, chain := range b.chains() {
-			exists, err := chainExists(c, nat, chain.name)
-			if err != nil {
-				return nil, false, err
-			}
-			if !exists {
+		chains := b.chains()
+		ids := make([]chainID, len(chains))
+		for i, c := range chains {
+			ids[i] = chainID{tableNAT, c.name}
+		}
+		exists, err := s.haveChains(family, ids)
+		if err != nil {
+			return nil, false, err
+		}
+		for i, c := range chains {
+			if !exists[i] {
 				continue
 			}
-			sure := true
-			name := zeroTerminated(chain.name)
-			err = scanRules(ctx, nat, entrance(chain.name), func(data []byte) (bool, error) {
-				if !bytes.Contains(data, name) {
-					return true, nil // most are others', and to decode them would take the longest
-				}
-				s, err := decodeShape(data)
-				if err != nil || s.jump != chain.name {
-					return true, err
-				}
-				objects = append(objects, nftObject{nat, s.chain, s.handle, s.comment})
-				sure = sure && s.comment == chain.comment && b.owns(family, chain, s)
-				return sure, nil
-			})
+			found, sure, err := b.findOwn(s, family, c)
 			if err != nil || !sure {
 				return nil, false, err
 			}
-			objects = append(objects, nftObject{table: nat, chain: chain.name})
+			objects = append(objects, found...)
 		}
-		found, sure, err := b.findForward(ctx, filter)
+		found, sure, err := b.findForward(s, nftTable{family, tableFilter})
 		if err != nil || !sure {
 			return nil, false, err
 		}
 		objects = append(objects, found...)
 	}
 	return objects, true, nil
+}
+
+// findOwn returns a chain of the container's own and the jumps to it.
+func (b *belonging) findOwn(s *socket, family uint8, chain ownChain) (objects []nftObject, sure bool, err error) {
+	nat, name := nftTable{family, tableNAT}, zeroTerminated(chain.name)
+	sure = true
+	err = s.dump(rulesOf(nat, entrance(chain.name)), func(data []byte) error {
+		if !bytes.Contains(data, name) {
+			return nil // most are others', and to decode them would take the longest
+		}
+		r, err := decodeShape(data)
+		if err != nil || r.jump != chain.name {
+			return err
+		}
+		objects = append(objects, nftObject{nat, r.chain, r.handle, r.comment})
+		sure = sure && r.comment == chain.comment && b.owns(family, chain, r)
+		return nil
+	})
+	return append(objects, nftObject{table: nat, chain: chain.name}), sure, err
 }
 
 // owns reports whether a jump to the chain of the masquerading is from one of
@@ -284,7 +295,7 @@ func (b *belonging) owns(family uint8, chain ownChain, s shape) bool {
 }
 
 // findForward returns the rules of CNI-FORWARD for the attachment's addresses.
-func (b *belonging) findForward(ctx context.Context, table nftTable) (objects []nftObject, sure bool, err error) {
+func (b *belonging) findForward(s *socket, table nftTable) (objects []nftObject, sure bool, err error) {
 	exact := make(map[string]bool)
 	var raw [][]byte
 	for _, a := range b.forward {
@@ -299,66 +310,18 @@ func (b *belonging) findForward(ctx context.Context, table nftTable) (objects []
 		return nil, true, nil
 	}
 	sure = true
-	err = scanRules(ctx, table, chainForward, func(data []byte) (bool, error) {
+	err = s.dump(rulesOf(table, chainForward), func(data []byte) error {
 		if !slices.ContainsFunc(raw, func(a []byte) bool { return bytes.Contains(data, a) }) {
-			return true, nil
+			return nil
 		}
-		s, err := decodeShape(data)
+		r, err := decodeShape(data)
 		if err != nil {
-			return false, err
+			return err
 		}
 		// Another rule may be one of another version of iptables.
-		sure = exact[s.text()]
-		objects = append(objects, nftObject{table, s.chain, s.handle, s.comment})
-		return sure, nil
+		sure = sure && exact[r.text()]
+		objects = append(objects, nftObject{table, r.chain, r.handle, r.comment})
+		return nil
 	})
-	return objects, sure && err == nil, err
-}
-
-// comparison is what "-s" or "-d" and an address are in nf_tables.
-func comparison(a netip.Addr, source bool) string {
-	offset, length := uint32(12), uint32(4) // of struct iphdr
-	if a.Is6() {
-		offset, length = 8, 16 // of struct ipv6hdr
-	}
-	if !source {
-		offset += length
-	}
-	u32 := func(typ uint16, v uint32) netlink.Attribute {
-		return netlink.Attribute{Type: typ, Data: binary.BigEndian.AppendUint32(nil, v)}
-	}
-	load := marshal([]netlink.Attribute{
-		u32(unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1), u32(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER),
-		u32(unix.NFTA_PAYLOAD_OFFSET, offset), u32(unix.NFTA_PAYLOAD_LEN, length),
-	})
-	compare := marshal([]netlink.Attribute{
-		u32(unix.NFTA_CMP_SREG, unix.NFT_REG_1), u32(unix.NFTA_CMP_OP, unix.NFT_CMP_EQ),
-		{Type: unix.NFTA_CMP_DATA, Data: marshal([]netlink.Attribute{{Type: unix.NFTA_DATA_VALUE, Data: a.AsSlice()}})},
-	})
-	return "payload " + hex.EncodeToString(load) + ", cmp " + hex.EncodeToString(compare)
-}
-
-// acceptance is what "-j ACCEPT" is in nf_tables.
-func acceptance() string {
-	const accept = 1 // NF_ACCEPT
-	verdict := marshal([]netlink.Attribute{{Type: unix.NFTA_VERDICT_CODE, Data: binary.BigEndian.AppendUint32(nil, accept)}})
-	return "immediate " + hex.EncodeToString(marshal([]netlink.Attribute{
-		{Type: unix.NFTA_IMMEDIATE_DREG, Data: binary.BigEndian.AppendUint32(nil, unix.NFT_REG_VERDICT)},
-		{Type: unix.NFTA_IMMEDIATE_DATA, Data: marshal([]netlink.Attribute{{Type: unix.NFTA_DATA_VERDICT, Data: verdict}})},
-	}))
-}
-
-// tracked is what "-m conntrack --ctstate RELATED,ESTABLISHED" is in nf_tables:
-// the third revision of the match, whose struct xt_conntrack_mtinfo3 says that
-// the state is to be looked at, and which.
-func tracked() string {
-	const size, flags, states = 168, 146, 150 // of the struct, and where its fields are
-	info := make([]byte, size)
-	binary.NativeEndian.PutUint16(info[flags:], 1)          // XT_CONNTRACK_STATE
-	binary.NativeEndian.PutUint16(info[states:], 1<<1|1<<2) // IP_CT_ESTABLISHED, IP_CT_RELATED
-	return "match " + hex.EncodeToString(marshal([]netlink.Attribute{
-		{Type: matchName, Data: zeroTerminated("conntrack")},
-		{Type: 2, Data: binary.BigEndian.AppendUint32(nil, 3)}, // NFTA_MATCH_REV
-		{Type: matchInfo, Data: info},
-	}))
+	return objects, sure, err
 }

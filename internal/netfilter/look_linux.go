@@ -3,8 +3,11 @@ package netfilter
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // facts are what is known of a family's rules, without a process wherever the
@@ -35,7 +38,7 @@ func builtIn(chain string) bool {
 }
 
 // state says whether a rule of w is there.
-func (f facts) state(w wanted, r wantedRule) state {
+func (f facts) state(w desired, r desiredRule) state {
 	if !builtIn(r.chain) && !f.chains[r.chainID] {
 		return absent
 	}
@@ -67,7 +70,7 @@ func (r rule) uses(chain string) bool {
 }
 
 // sharedJumps are the chains with shared jumps in them, and those jumps' ends.
-func (w wanted) sharedJumps() map[chainID][]string {
+func (w desired) sharedJumps() map[chainID][]string {
 	jumps := make(map[chainID][]string)
 	for _, r := range w.rules {
 		if r.shared && r.target != "" {
@@ -78,7 +81,7 @@ func (w wanted) sharedJumps() map[chainID][]string {
 }
 
 // addrs are the addresses that rules are for.
-func (w wanted) addrs() []netip.Addr {
+func (w desired) addrs() []netip.Addr {
 	var addrs []netip.Addr
 	for _, r := range w.rules {
 		if r.addr.IsValid() && !slices.Contains(addrs, r.addr) {
@@ -89,7 +92,7 @@ func (w wanted) addrs() []netip.Addr {
 }
 
 // look finds out what there is of w.
-func (x xtables) look(ctx context.Context, w wanted) (facts, error) {
+func (x maker) look(ctx context.Context, w desired) (facts, error) {
 	f := facts{chains: make(map[chainID]bool), jumps: make(map[chainID][]string), addrs: make(map[netip.Addr]struct{})}
 	if x.legacy {
 		return f, x.lookLegacy(ctx, w, f)
@@ -97,17 +100,26 @@ func (x xtables) look(ctx context.Context, w wanted) (facts, error) {
 	return f, x.lookNFT(ctx, w, f)
 }
 
-func (x xtables) lookNFT(ctx context.Context, w wanted, f facts) error {
+func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
 	var ids []chainID
 	for _, c := range w.chains {
 		ids = append(ids, c.chainID)
 	}
-	found, err := x.nftHas(ctx, ids)
+	var found []bool
+	err := x.fw.onSocket(ctx, func(s *socket) (err error) {
+		found, err = s.haveChains(x.family(), ids)
+		return err
+	})
+	if errors.Is(err, errNoNFTables) {
+		return nil // iptables will say what it thinks of that
+	}
 	if err != nil {
 		return err
 	}
-	for _, id := range found {
-		f.chains[id] = true
+	for i, id := range ids {
+		if found[i] {
+			f.chains[id] = true
+		}
 	}
 	for id, targets := range w.sharedJumps() {
 		if f.jumps[id], err = x.scanJumps(ctx, id, slices.DeleteFunc(slices.Clone(targets), func(target string) bool {
@@ -117,13 +129,19 @@ func (x xtables) lookNFT(ctx context.Context, w wanted, f facts) error {
 		}
 	}
 	if addrs := w.addrs(); f.chains[chainID{tableFilter, chainForward}] && len(addrs) > 0 {
-		return scanRules(ctx, x.nftTable(tableFilter), chainForward, func(rule []byte) (bool, error) {
-			for _, a := range addrs {
-				if bytes.Contains(rule, a.AsSlice()) {
-					f.addrs[a] = struct{}{}
+		var raw [][]byte
+		for _, a := range addrs {
+			raw = append(raw, a.AsSlice())
+		}
+		return x.fw.onSocket(ctx, func(s *socket) error {
+			return s.dump(rulesOf(nftTable{x.family(), tableFilter}, chainForward), func(rule []byte) error {
+				for i, a := range addrs {
+					if bytes.Contains(rule, raw[i]) {
+						f.addrs[a] = struct{}{}
+					}
 				}
-			}
-			return true, nil
+				return nil
+			})
 		})
 	}
 	return nil
@@ -131,35 +149,47 @@ func (x xtables) lookNFT(ctx context.Context, w wanted, f facts) error {
 
 // scanJumps returns which of the targets rules of the chain jump to. Most of
 // them are at the chain's beginning, and it looks no further than to the last.
-func (x xtables) scanJumps(ctx context.Context, id chainID, targets []string) ([]string, error) {
+func (x maker) scanJumps(ctx context.Context, id chainID, targets []string) ([]string, error) {
 	var found []string
 	if len(targets) == 0 {
 		return nil, nil
 	}
-	err := scanRules(ctx, x.nftTable(id.table), id.chain, func(rule []byte) (bool, error) {
+	err := scanRules(ctx, nftTable{x.family(), id.table}, id.chain, func(rule []byte) error {
 		s, err := decodeShape(rule)
 		if slices.Contains(targets, s.jump) && !slices.Contains(found, s.jump) {
 			found = append(found, s.jump)
 		}
-		return len(found) < len(targets), err
+		if err == nil && len(found) == len(targets) {
+			return errEnough
+		}
+		return err
 	})
 	return found, err
 }
 
-func (x xtables) nftTable(name string) nftTable {
-	if x.v6() {
-		return nftTable{familyIPv6, name}
+// haveChains asks which of the chains there are.
+func (s *socket) haveChains(family uint8, ids []chainID) ([]bool, error) {
+	msgs := make([]message, len(ids))
+	for i, id := range ids {
+		b := appendString(nil, unix.NFTA_CHAIN_TABLE, id.table)
+		b = appendString(b, unix.NFTA_CHAIN_NAME, id.chain)
+		msgs[i] = message{typ: unix.NFT_MSG_GETCHAIN, family: family, attrs: b, object: text("chain " + id.chain)}
 	}
-	return nftTable{familyIPv4, name}
+	answers, err := s.ask(msgs)
+	found := make([]bool, len(ids))
+	for i, answer := range answers {
+		found[i] = answer != nil
+	}
+	return found, err
 }
 
 // lookLegacy asks iptables-save, as the kernel has no other list of rules.
-func (x xtables) lookLegacy(ctx context.Context, w wanted, f facts) error {
+func (x maker) lookLegacy(ctx context.Context, w desired, f facts) error {
 	var ids []chainID
 	for _, c := range w.chains {
 		ids = append(ids, c.chainID)
 	}
-	sets, err := load(ctx, x, ids)
+	sets, err := load(ctx, x.xtables, ids)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ func (s *script) add(table string, words ...string) error {
 }
 
 // rule adds a command about a rule: "-A", "-I", "-C" or "-D".
-func (s *script) rule(verb string, r wantedRule) error {
+func (s *script) rule(verb string, r desiredRule) error {
 	return s.add(r.table, slices.Concat([]string{verb, r.chain}, r.args)...)
 }
 

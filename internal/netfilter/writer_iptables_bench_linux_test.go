@@ -33,18 +33,25 @@ func BenchmarkIPTables(b *testing.B) {
 	for _, variant := range []string{"nft", "legacy"} {
 		for _, n := range []int{10, 300, 1000} {
 			fw := Open(newHost(b, variant).ns)
+			var sockets Sockets
+			b.Cleanup(func() {
+				if err := sockets.Close(); err != nil {
+					b.Error(err)
+				}
+			})
+			ctx := WithSockets(context.Background(), &sockets)
 			crowd(b, fw, n)
 			for name, r := range map[string]Rules{"dual": everything("c1", 4), "v4": onlyV4(everything("c1", 4))} {
 				b.Run(fmt.Sprintf("%s/%d/%s", variant, n, name), func(b *testing.B) {
 					var adding, removing time.Duration
 					for range b.N {
 						start := time.Now()
-						if err := fw.Add(context.Background(), IPTables, r); err != nil {
+						if err := fw.Add(ctx, IPTables, r); err != nil {
 							b.Fatal(err)
 						}
 						adding += time.Since(start)
 						start = time.Now()
-						if err := fw.Remove(context.Background(), IPTables, r); err != nil {
+						if err := fw.Remove(ctx, IPTables, r); err != nil {
 							b.Fatal(err)
 						}
 						removing += time.Since(start)

@@ -18,35 +18,35 @@ const (
 	chainAdmin    = "CNI-ADMIN"
 )
 
-// wanted is what Rules are in iptables of one family: the chains and rules that
+// desired is what Rules are in iptables of one family: the chains and rules that
 // the reference plugins make of the same, in the order in which they make them.
-type wanted struct {
+type desired struct {
 	v6     bool
-	chains []wantedChain
-	rules  []wantedRule
+	chains []desiredChain
+	rules  []desiredRule
 }
 
-type wantedChain struct {
+type desiredChain struct {
 	chainID
 	shared bool // it is for every container
 }
 
-type wantedRule struct {
+type desiredRule struct {
 	chainID
 	args   []string
-	target string     // the chain of wanted that it jumps to, if it does
+	target string     // the chain of desired that it jumps to, if it does
 	addr   netip.Addr // of firewall's rules for an address: that
 	first  bool       // it goes before the rules that are there
 	shared bool       // it is for every container, or for each on a bridge
 }
 
-func (r wantedRule) String() string {
+func (r desiredRule) String() string {
 	return fmt.Sprintf("-t %s -A %s %s", r.table, r.chain, joinWords(r.args))
 }
 
-// wantedOf returns what r is in iptables of a family.
-func wantedOf(r Rules, v6 bool) wanted {
-	w := wanted{v6: v6}
+// desiredOf returns what r is in iptables of a family.
+func desiredOf(r Rules, v6 bool) desired {
+	w := desired{v6: v6}
 	for _, m := range r.Masquerade {
 		w.masquerade(m)
 	}
@@ -59,20 +59,20 @@ func wantedOf(r Rules, v6 bool) wanted {
 	return w
 }
 
-func (w *wanted) empty() bool { return len(w.rules) == 0 }
+func (w *desired) empty() bool { return len(w.rules) == 0 }
 
 // chain adds a chain, unless it is wanted already.
-func (w *wanted) chain(table, name string, shared bool) chainID {
+func (w *desired) chain(table, name string, shared bool) chainID {
 	id := chainID{table, name}
-	if !slices.ContainsFunc(w.chains, func(c wantedChain) bool { return c.chainID == id }) {
-		w.chains = append(w.chains, wantedChain{id, shared})
+	if !slices.ContainsFunc(w.chains, func(c desiredChain) bool { return c.chainID == id }) {
+		w.chains = append(w.chains, desiredChain{id, shared})
 	}
 	return id
 }
 
 // rule adds a rule, unless it is wanted already: the plugins look for a rule
 // before they make it.
-func (w *wanted) rule(r wantedRule, args ...string) {
+func (w *desired) rule(r desiredRule, args ...string) {
 	for _, other := range w.rules {
 		if other.chainID == r.chainID && slices.Equal(other.args, args) {
 			return
@@ -83,7 +83,7 @@ func (w *wanted) rule(r wantedRule, args ...string) {
 }
 
 // masquerade is SetupIPMasq in pkg/ip/ipmasq_iptables_linux.go.
-func (w *wanted) masquerade(m Masquerade) {
+func (w *desired) masquerade(m Masquerade) {
 	own := ownChains(m.Network, m.ContainerID)[0]
 	multicast := "224.0.0.0/4"
 	if w.v6 {
@@ -95,16 +95,16 @@ func (w *wanted) masquerade(m Masquerade) {
 		if addr.Is6() != w.v6 {
 			continue
 		}
-		chain := wantedRule{chainID: w.chain(tableNAT, own.name, false)}
+		chain := desiredRule{chainID: w.chain(tableNAT, own.name, false)}
 		w.rule(chain, slices.Concat([]string{"-d", p.Masked().String(), "-j", "ACCEPT"}, comment)...)
 		w.rule(chain, slices.Concat([]string{"!", "-d", multicast, "-j", "MASQUERADE"}, comment)...)
-		w.rule(wantedRule{chainID: chainID{tableNAT, "POSTROUTING"}, target: own.name},
+		w.rule(desiredRule{chainID: chainID{tableNAT, "POSTROUTING"}, target: own.name},
 			slices.Concat([]string{"-s", addr.String(), "-j", own.name}, comment)...)
 	}
 }
 
 // hostPorts is forwardPorts in plugins/meta/portmap/portmap_iptables.go.
-func (w *wanted) hostPorts(h HostPorts) {
+func (w *desired) hostPorts(h HostPorts) {
 	to, conditions := h.V4, h.ConditionsV4
 	if w.v6 {
 		to, conditions = h.V6, h.ConditionsV6
@@ -121,35 +121,35 @@ func (w *wanted) hostPorts(h HostPorts) {
 	}
 	top := w.chain(tableNAT, chainHostPort, true)
 	for _, from := range []string{"PREROUTING", "OUTPUT"} {
-		w.rule(wantedRule{chainID: chainID{tableNAT, from}, target: top.chain, shared: true},
+		w.rule(desiredRule{chainID: chainID{tableNAT, from}, target: top.chain, shared: true},
 			"-m", "addrtype", "--dst-type", "LOCAL", "-j", top.chain)
 	}
 	own := ownChains(h.Network, h.ContainerID)[1]
-	chain := wantedRule{chainID: w.chain(tableNAT, own.name, false)}
+	chain := desiredRule{chainID: w.chain(tableNAT, own.name, false)}
 	for _, p := range h.Ports {
 		w.hostPort(chain, p, h, to, mark)
 	}
 	for _, group := range portGroups(h.Ports) {
-		w.rule(wantedRule{chainID: top, target: own.name}, slices.Concat(
+		w.rule(desiredRule{chainID: top, target: own.name}, slices.Concat(
 			[]string{"-m", "comment", "--comment", own.comment, "-m", "multiport"}, group, conditions, []string{"-j", own.name})...)
 	}
 }
 
 // marking has marked packets masqueraded. Only this jump goes first: the rules
 // of bridge and ptp would take the packets before it.
-func (w *wanted) marking(bit int) {
+func (w *desired) marking(bit int) {
 	value := fmt.Sprintf("%#x/%#x", 1<<bit, 1<<bit)
-	w.rule(wantedRule{chainID: w.chain(tableNAT, chainSetMark, true), shared: true},
+	w.rule(desiredRule{chainID: w.chain(tableNAT, chainSetMark, true), shared: true},
 		"-m", "comment", "--comment", "CNI portfwd masquerade mark", "-j", "MARK", "--set-xmark", value)
-	w.rule(wantedRule{chainID: w.chain(tableNAT, chainMasq, true), shared: true},
+	w.rule(desiredRule{chainID: w.chain(tableNAT, chainMasq, true), shared: true},
 		"-m", "mark", "--mark", value, "-j", "MASQUERADE")
-	w.rule(wantedRule{chainID: chainID{tableNAT, "POSTROUTING"}, target: chainMasq, first: true, shared: true},
+	w.rule(desiredRule{chainID: chainID{tableNAT, "POSTROUTING"}, target: chainMasq, first: true, shared: true},
 		"-m", "comment", "--comment", "CNI portfwd requiring masquerade", "-j", chainMasq)
 }
 
 // hostPort adds the rules for one port to the container's chain: first those
 // that mark, as the translation ends the way of a packet through the chain.
-func (w *wanted) hostPort(chain wantedRule, p HostPort, h HostPorts, to netip.Prefix, mark string) {
+func (w *desired) hostPort(chain desiredRule, p HostPort, h HostPorts, to netip.Prefix, mark string) {
 	match := []string{"-p", p.Protocol, "--dport", strconv.Itoa(int(p.HostPort))}
 	if p.HostIP.IsValid() {
 		if p.HostIP.Is6() != w.v6 {
@@ -200,7 +200,7 @@ func portGroups(ports []HostPort) [][]string {
 
 // forward is addRules in plugins/meta/firewall/iptables.go, and then
 // setupIsolationChains in its ingresspolicy.go.
-func (w *wanted) forward(f Forward) {
+func (w *desired) forward(f Forward) {
 	var addrs []netip.Addr
 	for _, a := range f.Addresses {
 		if a = a.Unmap(); a.Is6() == w.v6 {
@@ -216,15 +216,15 @@ func (w *wanted) forward(f Forward) {
 	}
 	forward := w.chain(tableFilter, chainForward, true)
 	w.chain(tableFilter, admin, true)
-	w.rule(wantedRule{chainID: chainID{tableFilter, "FORWARD"}, target: chainForward, first: true, shared: true},
+	w.rule(desiredRule{chainID: chainID{tableFilter, "FORWARD"}, target: chainForward, first: true, shared: true},
 		"-m", "comment", "--comment", "CNI firewall plugin rules", "-j", chainForward)
-	w.rule(wantedRule{chainID: forward, target: admin, first: true, shared: true},
+	w.rule(desiredRule{chainID: forward, target: admin, first: true, shared: true},
 		"-m", "comment", "--comment", "CNI firewall plugin admin overrides", "-j", admin)
 	for _, a := range addrs {
 		one := netip.PrefixFrom(a, a.BitLen()).String()
-		w.rule(wantedRule{chainID: forward, addr: a},
+		w.rule(desiredRule{chainID: forward, addr: a},
 			"-d", one, "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT")
-		w.rule(wantedRule{chainID: forward, addr: a}, "-s", one, "-j", "ACCEPT")
+		w.rule(desiredRule{chainID: forward, addr: a}, "-s", one, "-j", "ACCEPT")
 	}
 	if f.Ingress == "same-bridge" || f.Ingress == "isolated" {
 		w.isolation(f.Bridge, f.Ingress)
@@ -233,15 +233,15 @@ func (w *wanted) forward(f Forward) {
 
 // isolation keeps bridges apart: what leaves one for another goes through both
 // stages, and is dropped in the second one.
-func (w *wanted) isolation(bridge, policy string) {
-	stage1 := wantedRule{chainID: w.chain(tableFilter, chainStage1, true), shared: true}
-	stage2 := wantedRule{chainID: w.chain(tableFilter, chainStage2, true), shared: true}
-	first := func(r wantedRule) wantedRule { r.first = true; return r }
+func (w *desired) isolation(bridge, policy string) {
+	stage1 := desiredRule{chainID: w.chain(tableFilter, chainStage1, true), shared: true}
+	stage2 := desiredRule{chainID: w.chain(tableFilter, chainStage2, true), shared: true}
+	first := func(r desiredRule) desiredRule { r.first = true; return r }
 	comment := func(policy string, args ...string) []string {
 		return append(args, "-m", "comment", "--comment", "CNI firewall plugin rules (ingressPolicy: "+policy+")")
 	}
 	const any = "same-bridge|isolated"
-	w.rule(wantedRule{chainID: chainID{tableFilter, "FORWARD"}, target: chainStage1, first: true, shared: true},
+	w.rule(desiredRule{chainID: chainID{tableFilter, "FORWARD"}, target: chainStage1, first: true, shared: true},
 		comment(any, "-j", chainStage1)...)
 	w.rule(first(stage1), comment(policy, "-i", bridge, "!", "-o", bridge, "-j", chainStage2)...)
 	if policy == "isolated" {
