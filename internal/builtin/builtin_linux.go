@@ -1,7 +1,9 @@
 package builtin
 
 import (
+	"github.com/embedcni/cni/internal/builtin/firewall"
 	"github.com/embedcni/cni/internal/builtin/loopback"
+	"github.com/embedcni/cni/internal/builtin/portmap"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -10,6 +12,10 @@ func Lookup(typ string) plugin.Plugin {
 	switch typ {
 	case "loopback":
 		return loopback.Plugin{}
+	case "portmap":
+		return portmap.Plugin{}
+	case "firewall":
+		return firewall.Plugin{}
 	}
 	return nil
 }

@@ -84,6 +84,12 @@ func sequence[T any](all []T, fn func(T) error) error {
 	return nil
 }
 
+// HasIPTables reports whether this system has the program iptables.
+func HasIPTables() bool {
+	_, err := lookPath("iptables")
+	return err == nil
+}
+
 // system returns the variant that goes by the plain name, as plugins that are
 // executed find it.
 func (i iptablesWriter) system(ctx context.Context, v6 bool) (maker, error) {

@@ -69,12 +69,16 @@ func (fw *Firewalls) write(ctx context.Context, b Backend, r Rules, add bool) er
 			together.HostPorts = append(together.HostPorts, one.HostPorts...)
 			together.Forward = append(together.Forward, one.Forward...)
 		}
-		return fw.call(ctx, w, func(w writer) error {
+		err := fw.call(ctx, w, func(w writer) error {
 			if add {
 				return w.add(ctx, together)
 			}
 			return w.remove(ctx, together)
 		})
+		if err != nil {
+			return err
+		}
+		return fw.forgetFlows(ctx, together.HostPorts)
 	})
 }
 
