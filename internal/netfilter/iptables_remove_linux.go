@@ -124,7 +124,7 @@ func (b *belonging) removeWith(ctx context.Context, x xtables) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	sets, err := load(ctx, x, ids)
+	sets, err := loadSome(ctx, x, ids, b.concerns)
 	if err != nil {
 		return err
 	}
@@ -145,6 +145,15 @@ func (b *belonging) removeWith(ctx context.Context, x xtables) error {
 		return nil
 	}
 	return iptablesWork{x, commands}.apply(ctx)
+}
+
+// concerns reports whether a line of iptables-save can be about b.
+func (b *belonging) concerns(line string) bool {
+	if !strings.HasPrefix(line, "-A ") {
+		return true
+	}
+	return slices.ContainsFunc(b.chains(), func(c ownChain) bool { return strings.Contains(line, c.name) }) ||
+		slices.ContainsFunc(b.forward, func(a netip.Addr) bool { return strings.Contains(line, a.String()) })
 }
 
 // siblings are the addresses of the container's other interfaces on the same
