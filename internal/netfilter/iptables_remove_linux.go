@@ -57,6 +57,13 @@ func belongings(r Rules) []*belonging {
 	return all
 }
 
+// has reports whether there can be something of a family: where addresses are
+// known, nothing was made for a family that has none.
+func (b *belonging) has(v6 bool) bool {
+	return len(b.target.Addresses) == 0 ||
+		slices.ContainsFunc(b.target.Addresses, func(a netip.Addr) bool { return a.Is6() == v6 })
+}
+
 // chains are the container's own chains among what is to be removed.
 func (b *belonging) chains() []ownChain {
 	own := ownChains(b.target.Network, b.target.ContainerID)
@@ -105,7 +112,9 @@ func (i iptablesWriter) remove(ctx context.Context, r Rules) error {
 				if slices.Contains(doubt, b) {
 					errs = append(errs, b.removeWith(ctx, xtables{family, false}))
 				}
-				errs = append(errs, b.removeWith(ctx, xtables{family, true}))
+				if legacy := (xtables{family, true}); b.has(legacy.v6()) {
+					errs = append(errs, b.removeWith(ctx, legacy))
+				}
 			}
 		}
 		return errors.Join(errs...)
