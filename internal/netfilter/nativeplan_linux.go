@@ -11,10 +11,6 @@ import (
 // errOnlyIPTables is for what a backend cannot do that iptables can.
 var errOnlyIPTables = errors.New(`only the backend "iptables" can do that`)
 
-// ErrHostPortTaken means that a port of the host is forwarded to another
-// attachment already, which the error names.
-var ErrHostPortTaken = errors.New("the host port is taken")
-
 // nativeElements returns the elements that are the rules, each once, in an
 // order that does not depend on that of the rules.
 func nativeElements(r Rules) ([]element, error) {
@@ -184,11 +180,12 @@ func (h HostPorts) returning(to netip.Prefix) []element {
 	}
 	all := []element{pairElement(hairpinPrefix, addr, to.Masked(), comment)}
 	if addr.Is4() {
-		loopback := netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8)
-		all = append(all, pairElement(hairpinPrefix, addr, loopback, comment))
+		all = append(all, pairElement(hairpinPrefix, addr, loopback4(), comment))
 	}
 	return all
 }
+
+func loopback4() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8) }
 
 // elements are those of the bridge. They have no owner, as they are for all
 // that are on it.
