@@ -10,6 +10,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if id := os.Getenv(addVariable); id != "" {
+		os.Exit(addInProcess(id))
+	}
+	if os.Getenv(raceVariable) != "" {
+		os.Exit(m.Run()) // it was started inside
+	}
 	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
 		return refplugins.Env(context.Background(), os.Stderr)
 	})))
