@@ -17,6 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -104,6 +105,7 @@ type snapshot struct {
 	first    *firstadd.Tracker
 	records  *record.Store
 	kept     *keeper
+	sockets  *netfilter.Sockets
 	status   statusCache
 }
 
@@ -169,6 +171,10 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 		s.first = firstadd.New(filepath.Join(own, "networks"), s.locks)
 		s.records = record.Open(cmp.Or(s.recordDir, filepath.Join(own, "attachments")))
 		s.kept = newKeeper(s.records.Dir())
+	}
+	s.sockets = &netfilter.Sockets{} // they close themselves
+	if previous != nil {
+		s.sockets = previous.sockets
 	}
 	for _, n := range s.networks {
 		n.snapshot = s

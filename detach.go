@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -105,6 +106,7 @@ func (op *operation) lockForTeardown(ctx context.Context) error {
 // nothing is. Then the record is deleted; else it stays, with the reason, for
 // the next try.
 func (op *operation) tearDown(ctx context.Context, attachments []*attachment) error {
+	ctx = netfilter.WithSockets(ctx, op.sockets)
 	if err := op.takeCharge(attachments); err != nil {
 		return err
 	}

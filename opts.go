@@ -70,7 +70,7 @@ func defaultSettings() settings {
 		owner:            filepath.Base(os.Args[0]),
 		timeouts:         defaultTimeouts(),
 		statusTTL:        time.Second,
-		choice:           choice{builtIn: builtin.Lookup},
+		choice:           choice{builtIn: builtin.New()},
 		envAllow:         invoke.DefaultAllow(),
 		logger:           slog.New(slog.DiscardHandler),
 	}
