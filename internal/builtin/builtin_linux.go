@@ -2,17 +2,22 @@ package builtin
 
 import (
 	"github.com/embedcni/cni/internal/builtin/bridge"
+	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/loopback"
 	"github.com/embedcni/cni/internal/builtin/ptp"
 	"github.com/embedcni/cni/internal/builtin/static"
 	"github.com/embedcni/cni/plugin"
 )
 
-// Lookup returns the plugin of a type, or nil.
+// Lookup returns the plugin of a type, or nil. Whoever keeps the plugin, rather
+// than looking it up for each call, keeps what it remembers: host-local reads
+// the files of a network only once.
 func Lookup(typ string) plugin.Plugin {
 	switch typ {
 	case "bridge":
 		return bridge.Plugin{}
+	case "host-local":
+		return hostlocal.New()
 	case "loopback":
 		return loopback.Plugin{}
 	case "ptp":
