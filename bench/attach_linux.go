@@ -133,10 +133,10 @@ type ours struct {
 func (o *ours) open(n int) (*cni.Runtime, error) {
 	opts := []cni.Opt{cni.WithStateDir(filepath.Join(o.spec.Dir, "state")), cni.WithOwner("bench"), cni.WithTeardownErrors()}
 	if o.spec.Contender.Kind == kindInProcess {
-		// No plugin is there, so each runs in process.
-		opts = append(opts, cni.WithPluginDir([]string{filepath.Join(o.spec.Dir, "no-plugins")}))
+		// Nothing is there, in case that something is looked for.
+		opts = append(opts, cni.WithPluginDir([]string{filepath.Join(o.spec.Dir, "no-plugins")}), cni.WithBuiltinPlugins())
 	} else {
-		opts = append(opts, cni.WithPluginDir([]string{o.spec.Plugins}))
+		opts = append(opts, cni.WithPluginDir([]string{o.spec.Plugins}), cni.WithoutBuiltinPlugins())
 	}
 	if o.spec.Contender.Memory {
 		opts = append(opts, cni.WithRecordDir(filepath.Join(o.spec.RunDir, "record")))

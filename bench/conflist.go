@@ -29,7 +29,7 @@ func conflist(w work, backend string, n int, dataDir string) ([]byte, error) {
 
 func plugins(w work, backend string, n int, dataDir string) []object {
 	main := object{"type": "bridge", "bridge": networkName(n), "isDefaultGateway": true, "ipam": addresses(w, n, dataDir)}
-	portmap := object{"type": "portmap", "backend": backend, "capabilities": object{"portMappings": true}}
+	portmap := object{"type": "portmap", "capabilities": object{"portMappings": true}}
 	switch w {
 	case workLoopback:
 		return []object{{"type": "loopback"}}
@@ -38,7 +38,10 @@ func plugins(w work, backend string, n int, dataDir string) []object {
 	case workPtp:
 		return []object{{"type": "ptp", "ipam": addresses(w, n, dataDir)}}
 	}
-	main["ipMasq"], main["ipMasqBackend"] = true, backend
+	main["ipMasq"] = true
+	if backend != native {
+		main["ipMasqBackend"], portmap["backend"] = backend, backend
+	}
 	if w == workFirewall {
 		return []object{main, {"type": "firewall", "backend": backend}, portmap}
 	}

@@ -18,6 +18,8 @@ func TestConflist(t *testing.T) {
 			`"routes":[{"dst":"0.0.0.0/0"}]}}]`},
 		"nat": {workNAT, nftables, `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,"ipMasq":true,"ipMasqBackend":"nftables",` + ipam4 + `},
 			{"type":"portmap","backend":"nftables","capabilities":{"portMappings":true}}]`},
+		"nat, no backend named": {workNAT, native, `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,"ipMasq":true,` + ipam4 + `},
+			{"type":"portmap","capabilities":{"portMappings":true}}]`},
 		"firewall": {workFirewall, iptables, `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,"ipMasq":true,"ipMasqBackend":"iptables",` + ipam4 + `},
 			{"type":"firewall","backend":"iptables"},{"type":"portmap","backend":"iptables","capabilities":{"portMappings":true}}]`},
 		"dual": {workDual, nftables, `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,"ipMasq":true,"ipMasqBackend":"nftables",

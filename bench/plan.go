@@ -97,6 +97,10 @@ type scenario struct {
 const (
 	iptables = "iptables"
 	nftables = "nftables"
+	// native is what this library does in process where no backend is named:
+	// nftables, in sets and maps, rather than in rules as the reference
+	// plugins have them.
+	native = "nftables sets"
 )
 
 // everyNAT are the contenders for work with packet filters.
@@ -105,7 +109,7 @@ func everyNAT() []contender {
 		{Kind: kindGoCNI, Backend: iptables}, {Kind: kindGoCNI, Backend: nftables},
 		{Kind: kindNetavark},
 		{Kind: kindDisk, Backend: iptables}, {Kind: kindDisk, Backend: nftables},
-		{Kind: kindInProcess, Backend: iptables}, {Kind: kindInProcess, Backend: nftables},
+		{Kind: kindInProcess, Backend: iptables}, {Kind: kindInProcess, Backend: nftables}, {Kind: kindInProcess, Backend: native},
 		{Kind: kindFloor},
 	}
 }
@@ -136,7 +140,7 @@ func smokeEffort() effort { return effort{Rounds: 1, Crowds: []int{2}, Levels: [
 // plan is all of it. What leaves much for the kernel to clean up comes last.
 func plan(e effort) []scenario {
 	part := func(n int) int { return max(1, e.Rounds/n) }
-	nat := append(everyNAT(), contender{Kind: kindInProcess, Backend: nftables, Memory: true})
+	nat := append(everyNAT(), contender{Kind: kindInProcess, Backend: native, Memory: true})
 	all := []scenario{
 		{Name: "loopback", Work: workLoopback, Rounds: e.Rounds, Weight: 1, Contenders: plain()},
 		{Name: "bridge", Work: workBridge, Rounds: e.Rounds, Weight: 2, Contenders: plain()},

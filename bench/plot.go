@@ -48,8 +48,11 @@ func (r *results) costPlot() string {
 // class names a contender's colour.
 func class(c contender) string {
 	name := map[kind]string{kindGoCNI: "gocni", kindNetavark: "netavark", kindDisk: "disk", kindInProcess: "ours", kindFloor: "floor"}[c.Kind]
-	if c.Backend == iptables {
+	switch c.Backend {
+	case iptables:
 		name += " ipt"
+	case native:
+		name += " sets"
 	}
 	return name
 }
@@ -62,6 +65,7 @@ text { font: 13px system-ui, sans-serif; fill: #24292f }
 .gocni { --c: #cf222e } .netavark { --c: #8250df } .disk { --c: #9a6700 } .ours { --c: #0969da } .floor { --c: #57606a }
 .line, .mark { stroke: var(--c) } .mark { fill: var(--c) } .name { fill: var(--c) }
 .ipt.line { stroke-dasharray: 6 4 }
+.sets.line { stroke-width: 4 }
 @media (prefers-color-scheme: dark) {
 text { fill: #e6edf3 }
 .grid { stroke: #30363d }

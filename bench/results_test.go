@@ -82,7 +82,7 @@ func TestWhoMustBeThereAndWhatMustNotBeLeft(t *testing.T) {
 	r.Absent = append(r.Absent, absent{Scenario: "nat", Contender: oursNFT(), Why: "no plugin"})
 	r.Left = append(r.Left, left{Scenario: "nat", Contender: theFloor(), Added: []string{"link y"}})
 	err := r.complete()
-	for _, want := range []string{"ours in process, nftables: no plugin", "link y"} {
+	for _, want := range []string{"ours in process, nftables sets: no plugin", "link y"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not tell of %q", err, want)
 		}

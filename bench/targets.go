@@ -46,7 +46,7 @@ func (t target) verdict() string {
 }
 
 // ours and theirs, as they stand in ratios.
-func oursNFT() contender  { return contender{Kind: kindInProcess, Backend: nftables} }
+func oursNFT() contender  { return contender{Kind: kindInProcess, Backend: native} }
 func oursIPT() contender  { return contender{Kind: kindInProcess, Backend: iptables} }
 func goCNINFT() contender { return contender{Kind: kindGoCNI, Backend: nftables} }
 func goCNIIPT() contender { return contender{Kind: kindGoCNI, Backend: iptables} }
@@ -112,7 +112,7 @@ func ratio(r *results, t target, over, under figure) target {
 }
 
 func (r *results) processTarget() target {
-	t := target{What: "processes started per ADD in process, nftables", AtMost: true}
+	t := target{What: "processes started per ADD in process, on nftables", AtMost: true}
 	for _, c := range r.Counts {
 		if c.Scenario == "nat" && c.Verb == "ADD" && c.Contender == oursNFT() {
 			t.Got, t.Known = c.Processes, true
