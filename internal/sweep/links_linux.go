@@ -7,6 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/netns"
 )
@@ -37,7 +38,7 @@ func (l link) Remove() error {
 
 // in opens a netlink socket in a namespace, without entering it for longer.
 func in(ns *netns.Handle, f func(*netlink.Handle) error) error {
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("netlink socket in namespace %s: %w", ns.ID(), err)
 	}
