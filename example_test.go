@@ -157,7 +157,7 @@ func ExampleWithNetwork() {
 func ExampleWithObserver() {
 	rt, err := cni.New(
 		cni.WithPluginDir([]string{"testdata/no-plugins"}),
-		cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "podnet", "plugins": [{"type": "bridge"}]}`)),
+		cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "podnet", "plugins": [{"type": "ipvlan"}]}`)),
 		cni.WithObserver(func(_ context.Context, e cni.Event) {
 			// e.Duration goes to a histogram by these labels.
 			fmt.Println(e.Operation, e.Network, e.Plugin, "ok:", e.Err == nil)
@@ -168,7 +168,7 @@ func ExampleWithObserver() {
 	}
 	fmt.Println("ready:", rt.Status() == nil)
 	// Output:
-	// STATUS podnet bridge ok: false
+	// STATUS podnet ipvlan ok: false
 	// ready: false
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/utils"
 
+	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/invoke"
 )
 
@@ -69,6 +70,7 @@ func defaultSettings() settings {
 		owner:            filepath.Base(os.Args[0]),
 		timeouts:         defaultTimeouts(),
 		statusTTL:        time.Second,
+		choice:           choice{builtIn: builtin.Lookup},
 		envAllow:         invoke.DefaultAllow(),
 		logger:           slog.New(slog.DiscardHandler),
 	}

@@ -3,10 +3,8 @@ package cni
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
-	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/plugin"
 )
@@ -54,11 +52,6 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 // other can CHECK and DEL.
 func WithBuiltinPlugins(types ...string) Opt {
 	return func(c *config) error {
-		for _, typ := range types {
-			if builtin.Lookup(typ) == nil {
-				return fmt.Errorf("WithBuiltinPlugins: plugin %q is not built in: %w", typ, ErrInvalidArgument)
-			}
-		}
 		c.choosing.prefer = append(c.choosing.prefer, types...)
 		c.choosing.preferAll = c.choosing.preferAll || len(types) == 0
 		return nil
@@ -77,6 +70,7 @@ func WithoutBuiltinPlugins() Opt {
 
 // choice is which plugin runs for which type.
 type choice struct {
+	builtIn    func(typ string) plugin.Plugin // nil: not built in
 	registered map[string]plugin.Plugin
 	prefer     []string // types whose plugin built in goes before an executable
 	preferAll  bool
@@ -90,13 +84,17 @@ func (c choice) with(later choice) (choice, error) {
 	if prefers && later.without {
 		return c, fmt.Errorf("WithBuiltinPlugins and WithoutBuiltinPlugins contradict each other: %w", ErrInvalidArgument)
 	}
-	merged := choice{registered: merge(c.registered, later.registered), prefer: c.prefer, preferAll: c.preferAll, without: c.without}
+	merged := c
+	merged.registered = merge(c.registered, later.registered)
 	if prefers || later.without {
 		merged.prefer, merged.preferAll, merged.without = slices.Clone(later.prefer), later.preferAll, later.without
 	}
-	for _, typ := range slices.Sorted(maps.Keys(merged.registered)) {
-		if slices.Contains(merged.prefer, typ) {
-			return c, fmt.Errorf("plugin %q is both registered, with WithPlugin, and to be the one built in, with WithBuiltinPlugins: %w",
+	for _, typ := range merged.prefer {
+		if c.builtIn(typ) == nil {
+			return c, fmt.Errorf("WithBuiltinPlugins: plugin %q is not built in: %w", typ, ErrInvalidArgument)
+		}
+		if merged.registered[typ] != nil {
+			return c, fmt.Errorf("plugin %q is to be the one built in, with WithBuiltinPlugins, and registered, with WithPlugin: %w",
 				typ, ErrInvalidArgument)
 		}
 	}
@@ -120,7 +118,7 @@ func (s *snapshot) provider(typ string) (provider, error) {
 	if p, ok := s.choice.registered[typ]; ok {
 		return provider{kind: PluginRegistered, plugin: p}, nil
 	}
-	own := builtin.Lookup(typ)
+	own := s.choice.builtIn(typ)
 	if own != nil && (s.choice.preferAll || slices.Contains(s.choice.prefer, typ)) {
 		return provider{kind: PluginBuiltIn, plugin: own}, nil
 	}
