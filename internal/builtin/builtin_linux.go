@@ -1,11 +1,14 @@
 package builtin
 
 import (
+	"github.com/embedcni/cni/internal/builtin/bandwidth"
 	"github.com/embedcni/cni/internal/builtin/bridge"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/loopback"
+	"github.com/embedcni/cni/internal/builtin/macvlan"
 	"github.com/embedcni/cni/internal/builtin/ptp"
 	"github.com/embedcni/cni/internal/builtin/static"
+	"github.com/embedcni/cni/internal/builtin/tuning"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -14,16 +17,22 @@ import (
 // the files of a network only once.
 func Lookup(typ string) plugin.Plugin {
 	switch typ {
+	case "bandwidth":
+		return bandwidth.Plugin{}
 	case "bridge":
 		return bridge.Plugin{}
 	case "host-local":
 		return hostlocal.New()
 	case "loopback":
 		return loopback.Plugin{}
+	case "macvlan":
+		return macvlan.Plugin{}
 	case "ptp":
 		return ptp.Plugin{}
 	case "static":
 		return static.Plugin{}
+	case "tuning":
+		return tuning.Plugin{}
 	}
 	return nil
 }
