@@ -3,9 +3,11 @@ package builtin
 import (
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
 	"github.com/embedcni/cni/internal/builtin/bridge"
+	"github.com/embedcni/cni/internal/builtin/firewall"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/loopback"
 	"github.com/embedcni/cni/internal/builtin/macvlan"
+	"github.com/embedcni/cni/internal/builtin/portmap"
 	"github.com/embedcni/cni/internal/builtin/ptp"
 	"github.com/embedcni/cni/internal/builtin/static"
 	"github.com/embedcni/cni/internal/builtin/tuning"
@@ -31,6 +33,10 @@ func Lookup(typ string) plugin.Plugin {
 		return ptp.Plugin{}
 	case "static":
 		return static.Plugin{}
+	case "portmap":
+		return portmap.Plugin{}
+	case "firewall":
+		return firewall.Plugin{}
 	case "tuning":
 		return tuning.Plugin{}
 	}

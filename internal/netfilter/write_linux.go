@@ -39,6 +39,10 @@ func (fw *Firewalls) call(ctx context.Context, w writer, fn func(writer) error) 
 	if o, ok := w.(overSocket); ok {
 		return fw.onSocket(ctx, func(s *socket) error { return fn(o.over(s)) })
 	}
+	if w, ok := w.(iptablesWriter); ok {
+		w.fw = fw // it needs both, each for a part
+		return fn(w)
+	}
 	return fw.do(func() error { return fn(w) })
 }
 
@@ -65,12 +69,16 @@ func (fw *Firewalls) write(ctx context.Context, b Backend, r Rules, add bool) er
 			together.HostPorts = append(together.HostPorts, one.HostPorts...)
 			together.Forward = append(together.Forward, one.Forward...)
 		}
-		return fw.call(ctx, w, func(w writer) error {
+		err := fw.call(ctx, w, func(w writer) error {
 			if add {
 				return w.add(ctx, together)
 			}
 			return w.remove(ctx, together)
 		})
+		if err != nil {
+			return err
+		}
+		return fw.forgetFlows(ctx, together.HostPorts)
 	})
 }
 
@@ -81,6 +89,8 @@ func newWriter(b Backend) (writer, error) {
 		return native{}, nil
 	case NFTables:
 		return nftForm{}, nil
+	case IPTables:
+		return iptablesWriter{}, nil
 	default:
 		return nil, fmt.Errorf("there is no firewall backend %q: iptables or nftables", string(b))
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/netns"
 )
@@ -33,7 +34,7 @@ func newNetNS(t *testing.T) *netns.Handle {
 // inside runs f with netlink of the namespace.
 func inside(t *testing.T, ns *netns.Handle, f func(*netlink.Handle) error) {
 	t.Helper()
-	if err := in(ns, f); err != nil {
+	if err := in(ns, unix.NETLINK_ROUTE, f); err != nil {
 		t.Fatal(err)
 	}
 }

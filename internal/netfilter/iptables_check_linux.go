@@ -1,0 +1,42 @@
+package netfilter
+
+import (
+	"context"
+	"fmt"
+)
+
+func (i iptablesWriter) check(ctx context.Context, r Rules) error {
+	return i.fw.do(func() error {
+		return sequence(families(r), func(w desired) error {
+			x, err := i.system(ctx, w.v6)
+			if err != nil {
+				return err
+			}
+			return x.check(ctx, w)
+		})
+	})
+}
+
+// check asks the tool for all rules at once where it can be asked: what it takes
+// for the same rule is what the plugins that are executed take for it.
+func (x maker) check(ctx context.Context, w desired) error {
+	f, err := x.look(ctx, w)
+	if err != nil {
+		return err
+	}
+	for _, c := range w.chains {
+		if !f.chains[c.chainID] {
+			return fmt.Errorf("%s: chain %s of table %s is not there", x.name(), c.chain, c.table)
+		}
+	}
+	states, err := x.ask(ctx, w, f)
+	if err != nil {
+		return err
+	}
+	for _, r := range w.rules {
+		if states[r.String()] != present {
+			return fmt.Errorf("%s: the rule %v is not there", x.name(), r)
+		}
+	}
+	return nil
+}
