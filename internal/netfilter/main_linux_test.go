@@ -10,6 +10,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if id := os.Getenv(addVariable); id != "" {
+		os.Exit(addInProcess(id))
+	}
 	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
 		return refplugins.Env(context.Background(), os.Stderr)
 	})))
