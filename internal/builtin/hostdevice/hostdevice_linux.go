@@ -108,7 +108,7 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 	}
 	i.Mac = own.MAC.String()
 	if c.IPAM.Type != "" {
-		err = ipam.Configure(ctx, conn, own.Index, result, 0)
+		err = ipam.Configure(conn, own.Index, result, 0)
 	}
 	return i, err
 }

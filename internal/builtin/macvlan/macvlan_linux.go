@@ -109,7 +109,7 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 		return nil, err
 	}
 	if c.IPAM.Type != "" {
-		err = ipam.Configure(ctx, conn, own.Index, result, 0)
+		err = ipam.Configure(conn, own.Index, result, 0)
 	} else {
 		err = conn.Change(own.Index, links.Change{Up: true})
 	}
