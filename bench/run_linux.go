@@ -136,7 +136,9 @@ func (b *bench) warmUp(p *part, s scenario) error {
 }
 
 func (b *bench) absent(s scenario, c contender, attached int, why string) {
-	a := absent{Scenario: s.Name, Contender: c, Attached: attached, Why: strings.ReplaceAll(why, b.dir, "DIR")}
+	// Paths say nothing to who reads the tables elsewhere.
+	why = strings.NewReplacer(b.dir, "DIR", b.plugins, "PLUGINS").Replace(why)
+	a := absent{Scenario: s.Name, Contender: c, Attached: attached, Why: why}
 	for _, known := range b.results.Absent { // of the run before, under the tracer
 		if known.Scenario == a.Scenario && known.Contender == c && known.Attached == attached {
 			return
