@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -187,13 +186,4 @@ func render(o options) error {
 		return fmt.Errorf("%s: %w", o.readme, err)
 	}
 	return os.WriteFile(o.readme, []byte(replaced), 0o644)
-}
-
-// encode writes one series a line, so that a change can be read.
-func (r *results) encode() ([]byte, error) {
-	data, err := json.MarshalIndent(r, "", "\t")
-	if err != nil {
-		return nil, err
-	}
-	return append(compactNumbers(data), '\n'), nil
 }

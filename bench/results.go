@@ -124,3 +124,12 @@ func (r *results) complete() error {
 	}
 	return errors.Join(errs...)
 }
+
+// encode makes results.json, whose change can be read.
+func (r *results) encode() ([]byte, error) {
+	data, err := json.MarshalIndent(r, "", "\t")
+	if err != nil {
+		return nil, err
+	}
+	return append(compactNumbers(data), '\n'), nil
+}
