@@ -7,7 +7,7 @@ STATIC     := $(GO) tool -modfile=internal/lint/go.mod staticcheck
 SYSTEMS    := linux windows darwin freebsd
 FUZZTIME   ?= 30s
 
-.PHONY: test deps lint fuzz faults quickstart
+.PHONY: test deps lint fuzz faults bench quickstart
 
 test: deps lint
 	$(GO) test -race -timeout 20m $(PACKAGES)
@@ -56,6 +56,20 @@ faults: deps
 		-runtime-kills $(RUNTIME_KILLS) -plugin-kills $(PLUGIN_KILLS) -partials $(PARTIALS) \
 		-crowd $(CROWD) -cuts 0 -cost-rounds 1000 -table $(FAULTS_TABLE); \
 	status=$$?; cat $(FAULTS_TABLE); exit $$status
+
+# Who is how fast, in one run: bench/results, and the README's section. At most
+# BENCH_BUDGET, which is 25 minutes, or 3 with BENCH_QUICK=1. netavark takes part
+# where it is installed (Debian has it).
+BENCH_QUICK    ?=
+BENCH_ROUNDS   ?= 0
+BENCH_BUDGET   ?= 0
+BENCH_PEER_MAX ?= 0
+BENCH_SEED     ?= 0
+BENCH_ONLY     ?=
+BENCH_DIR      ?=
+bench: deps
+	$(GO) run ./bench $(if $(BENCH_QUICK),-quick) -rounds $(BENCH_ROUNDS) -budget $(BENCH_BUDGET) \
+		-peer-max $(BENCH_PEER_MAX) -seed $(BENCH_SEED) -only "$(BENCH_ONLY)" -dir "$(BENCH_DIR)" -readme README.md
 
 quickstart:
 	$(GO) run ./examples/quickstart

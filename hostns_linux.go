@@ -7,6 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/record"
@@ -149,7 +150,7 @@ func (a *attachment) taken() (bool, error) {
 }
 
 func hasLink(ns *netns.Handle, name string) (bool, error) {
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE)
 	if err != nil {
 		return false, fmt.Errorf("netlink socket in %s: %w", ns.ID(), err)
 	}

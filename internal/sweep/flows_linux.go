@@ -18,7 +18,7 @@ import (
 // never sees it. TCP finds out by itself. It returns how many there were.
 func FlushFlows(host *netns.Handle, addresses []netip.Addr) (flushed uint, err error) {
 	var errs []error
-	err = in(host, func(nl *netlink.Handle) error {
+	err = in(host, unix.NETLINK_NETFILTER, func(nl *netlink.Handle) error {
 		for _, addr := range addresses {
 			n, err := flush(nl, addr)
 			flushed += n

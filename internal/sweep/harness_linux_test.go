@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/netns"
 )
@@ -33,7 +35,12 @@ func newNetNS(t *testing.T) *netns.Handle {
 // inside runs f with netlink of the namespace.
 func inside(t *testing.T, ns *netns.Handle, f func(*netlink.Handle) error) {
 	t.Helper()
-	if err := in(ns, f); err != nil {
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nl.Close()
+	if err := f(nl); err != nil {
 		t.Fatal(err)
 	}
 }

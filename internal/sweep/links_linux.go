@@ -7,6 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/netns"
 )
@@ -23,7 +24,7 @@ func (l link) String() string { return fmt.Sprintf("interface %s %s", l.name, l.
 
 // Remove deletes the interface by its number: its name may be another's by now.
 func (l link) Remove() error {
-	return in(l.ns, func(nl *netlink.Handle) error {
+	return in(l.ns, unix.NETLINK_ROUTE, func(nl *netlink.Handle) error {
 		err := nl.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.index}})
 		if isGone(err) {
 			return nil
@@ -35,9 +36,10 @@ func (l link) Remove() error {
 	})
 }
 
-// in opens a netlink socket in a namespace, without entering it for longer.
-func in(ns *netns.Handle, f func(*netlink.Handle) error) error {
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
+// in opens a netlink socket of a family in a namespace, without entering it for
+// longer. What f asks of another family would be asked of the wrong namespace.
+func in(ns *netns.Handle, family int, f func(*netlink.Handle) error) error {
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), family)
 	if err != nil {
 		return fmt.Errorf("netlink socket in namespace %s: %w", ns.ID(), err)
 	}
@@ -47,7 +49,7 @@ func in(ns *netns.Handle, f func(*netlink.Handle) error) error {
 
 // lookup returns the interface of that name, or nil.
 func lookup(ns *netns.Handle, name string) (found netlink.Link, err error) {
-	err = in(ns, func(nl *netlink.Handle) error {
+	err = in(ns, unix.NETLINK_ROUTE, func(nl *netlink.Handle) error {
 		found, err = nl.LinkByName(name)
 		if errors.As(err, &netlink.LinkNotFoundError{}) {
 			found, err = nil, nil

@@ -1,0 +1,278 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	gocni "github.com/containerd/go-cni"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/bench/floor"
+)
+
+// container is one to be attached. N is unique on a host.
+type container struct {
+	N       int
+	Network int
+	ID      string
+	Path    string // of its network namespace
+	Port    uint16 // of the host, that is forwarded to its port 80
+}
+
+// attacher is a contender at work.
+type attacher interface {
+	add(ctx context.Context, c container) error
+	del(ctx context.Context, c container) error
+	close() error
+}
+
+var errNotInstalled = errors.New("not installed")
+
+func newAttacher(s spec) (attacher, error) {
+	switch s.Contender.Kind {
+	case kindGoCNI:
+		return &goCNI{spec: s}, nil
+	case kindDisk, kindInProcess:
+		return &ours{spec: s}, nil
+	case kindFloor:
+		return newFloor(s)
+	case kindNetavark:
+		return newNetavark(s)
+	}
+	return nil, fmt.Errorf("no contender %q", s.Contender.Kind)
+}
+
+func (s spec) dataDir() string { return filepath.Join(s.Dir, "ipam") }
+
+// perNetwork makes a runtime for each network when it is first needed, as not
+// every runtime can be told which network to use.
+type perNetwork[T any] struct {
+	mu  sync.Mutex
+	all map[int]T
+}
+
+func (p *perNetwork[T]) get(n int, open func(n int) (T, error)) (T, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if v, ok := p.all[n]; ok {
+		return v, nil
+	}
+	v, err := open(n)
+	if err != nil {
+		return v, err
+	}
+	if p.all == nil {
+		p.all = make(map[int]T)
+	}
+	p.all[n] = v
+	return v, nil
+}
+
+// goCNI is containerd/go-cni with the reference plugins.
+type goCNI struct {
+	spec     spec
+	runtimes perNetwork[gocni.CNI]
+}
+
+func (g *goCNI) open(n int) (gocni.CNI, error) {
+	rt, err := gocni.New(gocni.WithPluginDir([]string{g.spec.Plugins}), gocni.WithInterfacePrefix("eth"))
+	if err != nil {
+		return nil, err
+	}
+	if g.spec.Work == workLoopback {
+		return rt, rt.Load(gocni.WithLoNetwork)
+	}
+	conf, err := conflist(g.spec.Work, g.spec.Contender.Backend, n, g.spec.dataDir())
+	if err != nil {
+		return nil, err
+	}
+	return rt, rt.Load(gocni.WithConfListBytes(conf))
+}
+
+func (g *goCNI) ports(c container) []gocni.NamespaceOpts {
+	if !g.spec.Work.filters() {
+		return nil
+	}
+	return []gocni.NamespaceOpts{gocni.WithCapabilityPortMap([]gocni.PortMapping{
+		{HostPort: int32(c.Port), ContainerPort: 80, Protocol: "tcp"}})}
+}
+
+func (g *goCNI) add(ctx context.Context, c container) error {
+	rt, err := g.runtimes.get(c.Network, g.open)
+	if err != nil {
+		return err
+	}
+	_, err = rt.Setup(ctx, c.ID, c.Path, g.ports(c)...)
+	return err
+}
+
+func (g *goCNI) del(ctx context.Context, c container) error {
+	rt, err := g.runtimes.get(c.Network, g.open)
+	if err != nil {
+		return err
+	}
+	return rt.Remove(ctx, c.ID, c.Path, g.ports(c)...)
+}
+
+func (*goCNI) close() error { return nil }
+
+// ours is this library.
+type ours struct {
+	spec     spec
+	runtimes perNetwork[*cni.Runtime]
+}
+
+func (o *ours) open(n int) (*cni.Runtime, error) {
+	opts := []cni.Opt{cni.WithStateDir(filepath.Join(o.spec.Dir, "state")), cni.WithOwner("bench"), cni.WithTeardownErrors()}
+	if o.spec.Contender.Kind == kindInProcess {
+		// Nothing is there, in case that something is looked for.
+		opts = append(opts, cni.WithPluginDir([]string{filepath.Join(o.spec.Dir, "no-plugins")}), cni.WithBuiltinPlugins())
+	} else {
+		opts = append(opts, cni.WithPluginDir([]string{o.spec.Plugins}), cni.WithoutBuiltinPlugins())
+	}
+	if o.spec.Contender.Memory {
+		opts = append(opts, cni.WithRecordDir(filepath.Join(o.spec.RunDir, "record")))
+	}
+	if o.spec.Work == workLoopback {
+		return cni.New(append(opts, cni.WithLoNetwork)...)
+	}
+	conf, err := conflist(o.spec.Work, o.spec.Contender.Backend, n, o.spec.dataDir())
+	if err != nil {
+		return nil, err
+	}
+	return cni.New(append(opts, cni.WithConfListBytes(conf))...)
+}
+
+func (o *ours) add(ctx context.Context, c container) error {
+	rt, err := o.runtimes.get(c.Network, o.open)
+	if err != nil {
+		return err
+	}
+	var opts []cni.NamespaceOpts
+	if o.spec.Work.filters() {
+		opts = append(opts, cni.WithCapabilityPortMap([]cni.PortMapping{
+			{HostPort: int32(c.Port), ContainerPort: 80, Protocol: "tcp"}}))
+	}
+	_, err = rt.Setup(ctx, c.ID, c.Path, opts...)
+	return err
+}
+
+func (o *ours) del(ctx context.Context, c container) error {
+	rt, err := o.runtimes.get(c.Network, o.open)
+	if err != nil {
+		return err
+	}
+	return rt.Remove(ctx, c.ID, c.Path)
+}
+
+func (*ours) close() error { return nil }
+
+// bare is the floor.
+type bare struct {
+	spec  spec
+	hosts perNetwork[*floor.Host]
+}
+
+func newFloor(s spec) (attacher, error) {
+	if s.Work.filters() {
+		cmd := exec.Command("nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(floor.Script)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("nft: %w: %s", err, out)
+		}
+	}
+	return &bare{spec: s}, nil
+}
+
+func (b *bare) open(n int) (*floor.Host, error) {
+	var prefixes []netip.Prefix
+	for _, s := range subnets(b.spec.Work, n) {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, err
+		}
+		prefixes = append(prefixes, p)
+	}
+	return floor.Open(floor.Options{Network: networkName(n), DataDir: b.spec.dataDir(), Prefixes: prefixes,
+		Ptp: b.spec.Work == workPtp, Filter: b.spec.Work.filters()})
+}
+
+func (b *bare) add(_ context.Context, c container) error {
+	if b.spec.Work == workLoopback {
+		return floor.Loopback(c.Path, true)
+	}
+	h, err := b.hosts.get(c.Network, b.open)
+	if err != nil {
+		return err
+	}
+	return h.Add(c.ID, c.Path, c.Port)
+}
+
+func (b *bare) del(_ context.Context, c container) error {
+	if b.spec.Work == workLoopback {
+		return floor.Loopback(c.Path, false)
+	}
+	h, err := b.hosts.get(c.Network, b.open)
+	if err != nil {
+		return err
+	}
+	return h.Del(c.ID)
+}
+
+func (b *bare) close() error {
+	var errs []error
+	for _, h := range b.hosts.all {
+		errs = append(errs, h.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// netavark is Podman's, an executable of its own protocol.
+type netavark struct {
+	spec    spec
+	program string
+}
+
+func newNetavark(s spec) (attacher, error) {
+	program, err := findNetavark()
+	if err != nil {
+		return nil, err
+	}
+	return &netavark{spec: s, program: program}, nil
+}
+
+// findNetavark looks where distributions put it, which is not in PATH.
+func findNetavark() (string, error) {
+	for _, dir := range slices.Concat([]string{"/usr/lib/podman", "/usr/libexec/podman"}, filepath.SplitList(os.Getenv("PATH"))) {
+		path := filepath.Join(dir, "netavark")
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("netavark: %w", errNotInstalled)
+}
+
+func (n *netavark) run(ctx context.Context, verb string, c container) error {
+	conf, err := netavarkConfig(n.spec.Work, c.ID, c.Network, c.N, c.Port)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, n.program, "--config", filepath.Join(n.spec.RunDir, "netavark"), verb, c.Path)
+	cmd.Stdin = strings.NewReader(string(conf))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("netavark %s: %w: %s", verb, err, out)
+	}
+	return nil
+}
+
+func (n *netavark) add(ctx context.Context, c container) error { return n.run(ctx, "setup", c) }
+func (n *netavark) del(ctx context.Context, c container) error { return n.run(ctx, "teardown", c) }
+func (*netavark) close() error                                 { return nil }

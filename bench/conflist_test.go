@@ -1,0 +1,74 @@
+package main
+
+import (
+	"encoding/json"
+	"reflect"
+	"testing"
+)
+
+func TestConflist(t *testing.T) {
+	const ipam4 = `"ipam":{"type":"host-local","dataDir":"/d","ranges":[[{"subnet":"10.102.0.0/16"}]]}`
+	for name, tt := range map[string]struct {
+		work    work
+		backend string
+		want    string
+	}{
+		"bridge": {workBridge, "", `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,` + ipam4 + `}]`},
+		"ptp": {workPtp, "", `[{"type":"ptp","ipam":{"type":"host-local","dataDir":"/d","ranges":[[{"subnet":"10.102.0.0/16"}]],` +
+			`"routes":[{"dst":"0.0.0.0/0"}]}}]`},
+		"nat": {workNAT, nftables, `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,"ipMasq":true,"ipMasqBackend":"nftables",` + ipam4 + `},
+			{"type":"portmap","backend":"nftables","capabilities":{"portMappings":true}}]`},
+		"nat, no backend named": {workNAT, native, `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,"ipMasq":true,` + ipam4 + `},
+			{"type":"portmap","capabilities":{"portMappings":true}}]`},
+		"firewall": {workFirewall, iptables, `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,"ipMasq":true,"ipMasqBackend":"iptables",` + ipam4 + `},
+			{"type":"firewall","backend":"iptables"},{"type":"portmap","backend":"iptables","capabilities":{"portMappings":true}}]`},
+		"dual": {workDual, nftables, `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,"ipMasq":true,"ipMasqBackend":"nftables",
+			"ipam":{"type":"host-local","dataDir":"/d","ranges":[[{"subnet":"10.102.0.0/16"}],[{"subnet":"fd00:102::/64"}]]}},
+			{"type":"portmap","backend":"nftables","capabilities":{"portMappings":true}}]`},
+	} {
+		got, err := conflist(tt.work, tt.backend, 2, "/d")
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantJSON(t, name, got, `{"cniVersion":"1.0.0","name":"bench2","plugins":`+tt.want+`}`)
+	}
+}
+
+func TestNetavarkGetsAddressesOfItsNetwork(t *testing.T) {
+	got, err := netavarkConfig(workDual, "c", 1, 256, 8000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config struct {
+		Networks map[string]struct {
+			IPs []string `json:"static_ips"`
+		}
+		Info map[string]struct {
+			Subnets []map[string]string
+		} `json:"network_info"`
+	}
+	if err := json.Unmarshal(got, &config); err != nil {
+		t.Fatal(err)
+	}
+	if ips, want := config.Networks["bench1"].IPs, []string{"10.101.1.2", "fd00:101::102"}; !reflect.DeepEqual(ips, want) {
+		t.Errorf("addresses %v, want %v", ips, want)
+	}
+	want := []map[string]string{{"subnet": "10.101.0.0/16", "gateway": "10.101.0.1"}, {"subnet": "fd00:101::/64", "gateway": "fd00:101::1"}}
+	if nets := config.Info["bench1"].Subnets; !reflect.DeepEqual(nets, want) {
+		t.Errorf("subnets %v, want %v", nets, want)
+	}
+}
+
+func wantJSON(t *testing.T, name string, got []byte, want string) {
+	t.Helper()
+	var a, b any
+	if err := json.Unmarshal(got, &a); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte(want), &b); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(a, b) {
+		t.Errorf("%s:\n got %s\nwant %s", name, got, want)
+	}
+}

@@ -1,0 +1,145 @@
+package floor
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// linkHeader is struct ifinfomsg, with the flags to be set of those to be
+// changed.
+func linkHeader(index int, set, change uint32) []byte {
+	b := make([]byte, unix.SizeofIfInfomsg)
+	binary.NativeEndian.PutUint32(b[4:], uint32(index))
+	binary.NativeEndian.PutUint32(b[8:], set)
+	binary.NativeEndian.PutUint32(b[12:], change)
+	return b
+}
+
+// addPair writes the message that makes a veth pair straight into place: the
+// host's end up and a port of the bridge, the other in the container. That one
+// cannot be made up, since it comes into being before its peer.
+func (m *message) addPair(host, inside string, bridge int, container *os.File) {
+	m.begin(unix.RTM_NEWLINK, flagAck|flagCreate|flagExcl, linkHeader(0, unix.IFF_UP, unix.IFF_UP))
+	m.text(unix.IFLA_IFNAME, host)
+	if bridge != 0 {
+		m.uint32(unix.IFLA_MASTER, uint32(bridge))
+	}
+	m.nest(unix.IFLA_LINKINFO, func() {
+		m.text(unix.IFLA_INFO_KIND, "veth")
+		m.nest(unix.IFLA_INFO_DATA, func() {
+			m.nest(1 /* VETH_INFO_PEER */, func() {
+				m.b = append(m.b, linkHeader(0, 0, 0)...)
+				m.text(unix.IFLA_IFNAME, inside)
+				m.uint32(unix.IFLA_NET_NS_FD, uint32(container.Fd()))
+			})
+		})
+	})
+	m.end()
+}
+
+func (m *message) addBridge(name string) {
+	m.begin(unix.RTM_NEWLINK, flagAck|flagCreate|flagExcl, linkHeader(0, unix.IFF_UP, unix.IFF_UP))
+	m.text(unix.IFLA_IFNAME, name)
+	m.nest(unix.IFLA_LINKINFO, func() { m.text(unix.IFLA_INFO_KIND, "bridge") })
+	m.end()
+}
+
+func (m *message) up(name string) {
+	m.begin(unix.RTM_NEWLINK, flagAck, linkHeader(0, unix.IFF_UP, unix.IFF_UP))
+	m.text(unix.IFLA_IFNAME, name)
+	m.end()
+}
+
+func (m *message) getLink(name string) {
+	m.begin(unix.RTM_GETLINK, flagAck, linkHeader(0, 0, 0))
+	m.text(unix.IFLA_IFNAME, name)
+	m.end()
+}
+
+func (m *message) deleteLink(name string) {
+	m.begin(unix.RTM_DELLINK, flagAck, linkHeader(0, 0, 0))
+	m.text(unix.IFLA_IFNAME, name)
+	m.end()
+}
+
+// addAddr writes an address. There is no detection of duplicates: who gives
+// out the addresses knows that there are none.
+func (m *message) addAddr(index int, p netip.Prefix) {
+	header := make([]byte, unix.SizeofIfAddrmsg)
+	header[0], header[1], header[2] = family(p.Addr()), byte(p.Bits()), unix.IFA_F_NODAD
+	if p.Addr().Is4() {
+		header[2] = 0
+	}
+	binary.NativeEndian.PutUint32(header[4:], uint32(index))
+	m.begin(unix.RTM_NEWADDR, flagAck|flagCreate|flagExcl, header)
+	m.attr(unix.IFA_LOCAL, p.Addr().AsSlice())
+	m.attr(unix.IFA_ADDRESS, p.Addr().AsSlice())
+	m.end()
+}
+
+// addRoute writes a route through a gateway, or to what is on the link if the
+// gateway is not valid.
+func (m *message) addRoute(index int, to netip.Prefix, gateway netip.Addr) {
+	header := make([]byte, unix.SizeofRtMsg)
+	header[0], header[1] = family(to.Addr()), byte(to.Bits())
+	header[4], header[5] = unix.RT_TABLE_MAIN, unix.RTPROT_BOOT
+	header[6], header[7] = unix.RT_SCOPE_UNIVERSE, unix.RTN_UNICAST
+	if !gateway.IsValid() {
+		header[6] = unix.RT_SCOPE_LINK
+	}
+	m.begin(unix.RTM_NEWROUTE, flagAck|flagCreate|flagExcl, header)
+	if to.Bits() > 0 {
+		m.attr(unix.RTA_DST, to.Addr().AsSlice())
+	}
+	if gateway.IsValid() {
+		m.attr(unix.RTA_GATEWAY, gateway.AsSlice())
+	}
+	m.uint32(unix.RTA_OIF, uint32(index))
+	m.end()
+}
+
+func family(a netip.Addr) byte {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// link is what is read of an interface.
+type link struct {
+	index int
+	mac   net.HardwareAddr
+}
+
+// find asks for an interface, after doing what m has already.
+func (s *socket) find(m *message, name string) (link, error) {
+	m.getLink(name)
+	replies, err := s.do(m)
+	if err != nil {
+		return link{}, fmt.Errorf("find interface %s: %w", name, err)
+	}
+	for _, r := range replies {
+		if r.Header.Type != unix.RTM_NEWLINK || len(r.Data) < unix.SizeofIfInfomsg {
+			continue
+		}
+		l := link{index: int(binary.NativeEndian.Uint32(r.Data[4:]))}
+		for b := r.Data[unix.SizeofIfInfomsg:]; len(b) >= attrLen; {
+			n := int(binary.NativeEndian.Uint16(b))
+			if n < attrLen || n > len(b) {
+				break
+			}
+			if binary.NativeEndian.Uint16(b[2:]) == unix.IFLA_ADDRESS {
+				l.mac = net.HardwareAddr(b[attrLen:n])
+			}
+			b = b[min((n+3)&^3, len(b)):]
+		}
+		return l, nil
+	}
+	return link{}, errors.New("find interface " + name + ": no answer")
+}

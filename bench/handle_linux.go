@@ -1,0 +1,107 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+
+	"golang.org/x/sys/unix"
+)
+
+// handle is a running worker.
+type handle struct {
+	spec   spec
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	orders *json.Encoder
+	answer *json.Decoder
+	tracer *tracer
+	stay   int // how many containers stay attached: 0 to stay-1
+	next   int // the number of the next container that does not
+}
+
+// startWorker starts a contender on a host of its own. An error of the
+// contender, rather than of the start, is a contenderError. With trace, what it
+// starts is counted.
+func startWorker(s spec, trace bool) (*handle, error) {
+	text, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), workerVariable+"="+string(text))
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &unix.SysProcAttr{Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	h := &handle{spec: s, cmd: cmd, in: in, orders: json.NewEncoder(in), answer: json.NewDecoder(out), next: 20000}
+	if trace {
+		h.tracer, err = startTraced(cmd)
+	} else {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start a worker: %w", err)
+	}
+	if _, err := h.read(); err != nil {
+		return nil, errors.Join(err, h.stop())
+	}
+	return h, nil
+}
+
+// contenderError is that a contender could not do its work.
+type contenderError struct{ text string }
+
+func (e *contenderError) Error() string { return e.text }
+
+func (h *handle) read() (reply, error) {
+	var r reply
+	if err := h.answer.Decode(&r); err != nil {
+		return r, fmt.Errorf("the worker of %s gave no answer: %w", h.spec.Contender, err)
+	}
+	if r.Err != "" {
+		return r, &contenderError{r.Err}
+	}
+	return r, nil
+}
+
+func (h *handle) do(o order) (reply, error) {
+	if err := h.orders.Encode(o); err != nil {
+		return reply{}, fmt.Errorf("the worker of %s takes no orders: %w", h.spec.Contender, err)
+	}
+	return h.read()
+}
+
+// addDel attaches new containers and detaches them. They go to the network of
+// the last one that stays, whose bridge has the most ports.
+func (h *handle) addDel(count, atOnce int) (add, del reply, err error) {
+	o := order{Verb: "add", First: h.next, Count: count, AtOnce: atOnce, Network: network(max(h.stay-1, 0))}
+	h.next += count
+	if add, err = h.do(o); err != nil {
+		return add, del, err
+	}
+	o.Verb = "del"
+	del, err = h.do(o)
+	return add, del, err
+}
+
+// stop ends the worker, which takes its namespaces with it.
+func (h *handle) stop() error {
+	err := h.in.Close()
+	if h.tracer != nil {
+		return errors.Join(err, h.tracer.wait())
+	}
+	if waitErr := h.cmd.Wait(); waitErr != nil {
+		err = errors.Join(err, fmt.Errorf("the worker of %s: %w", h.spec.Contender, waitErr))
+	}
+	return err
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/sandbox"
+)
+
+// options are the flags.
+type options struct {
+	out, readme, dir string
+	quick            bool
+	rounds, peerMax  int
+	budget           time.Duration
+	seed             uint64
+	only             string
+	render           bool
+	effort           effort
+}
+
+func parseFlags() options {
+	var o options
+	flag.StringVar(&o.out, "out", "bench/results", "write results.json, results.md and cost.svg into `DIR`")
+	flag.StringVar(&o.readme, "readme", "", "write the summary between the marks of this `FILE` too")
+	flag.StringVar(&o.dir, "dir", "", "keep the containers' state in a directory below `DIR` (default: that of temporary files)")
+	flag.BoolVar(&o.quick, "quick", false, "take some three minutes, and fewer rounds")
+	flag.IntVar(&o.rounds, "rounds", 0, "the `NUMBER` of rounds of the fast scenarios (default: 40; 10 with -quick)")
+	flag.IntVar(&o.peerMax, "peer-max", 0, "do not attach more than this `NUMBER` of containers with programs (default: 300; 100 with -quick)")
+	flag.DurationVar(&o.budget, "budget", 0, "leave out rounds to be ready after this `TIME` (default: 25m; 3m with -quick)")
+	flag.Uint64Var(&o.seed, "seed", 0, "draw the contenders' order with this `NUMBER` (default: another each time)")
+	flag.StringVar(&o.only, "only", "", "run only these `SCENARIOS`, separated by commas")
+	flag.BoolVar(&o.render, "render", false, "measure nothing, and make the tables of the results.json that is there")
+	flag.Parse()
+	return o.complete()
+}
+
+// complete fills in what was not said.
+func (o options) complete() options {
+	e, budget, peerMax := fullEffort(), 25*time.Minute, 300
+	if o.quick {
+		e, budget, peerMax = quickEffort(), 3*time.Minute, 100
+	}
+	if o.rounds > 0 {
+		e.Rounds = o.rounds
+	}
+	o.effort, o.budget, o.peerMax = e, cmp.Or(o.budget, budget), cmp.Or(o.peerMax, peerMax)
+	return o
+}
+
+func main() {
+	if text, ok := os.LookupEnv(workerVariable); ok {
+		if err := runWorker(text, os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "bench: worker:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	code, err := run(parseFlags())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(max(code, 1))
+	}
+	os.Exit(code)
+}
+
+func run(o options) (code int, err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if o.render {
+		return 0, render(o)
+	}
+	inside, code, err := sandbox.Reexec(sandbox.Before(func() ([]string, error) {
+		return refplugins.Env(ctx, os.Stderr)
+	}))
+	if err != nil || !inside {
+		return code, err
+	}
+	r, err := measureAll(ctx, o, os.Stderr)
+	if err != nil {
+		return 1, err
+	}
+	data, err := r.encode()
+	if err != nil {
+		return 1, err
+	}
+	if err := os.MkdirAll(o.out, 0o755); err != nil {
+		return 1, err
+	}
+	if err := os.WriteFile(filepath.Join(o.out, "results.json"), data, 0o644); err != nil {
+		return 1, err
+	}
+	return 0, errors.Join(render(o), r.complete())
+}
+
+// measureAll runs the plan in a directory of its own.
+func measureAll(ctx context.Context, o options, progress io.Writer) (_ *results, err error) {
+	scenarios, err := selected(plan(o.effort), o.only)
+	if err != nil {
+		return nil, err
+	}
+	plugins, err := refplugins.Dir(ctx, progress)
+	if err != nil {
+		return nil, err
+	}
+	if o.dir != "" {
+		if err := os.MkdirAll(o.dir, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	dir, err := os.MkdirTemp(o.dir, "bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	m, err := describe(dir)
+	if err != nil {
+		return nil, err
+	}
+	if o.seed == 0 {
+		o.seed = rand.Uint64()
+	}
+	b := &bench{
+		dir: dir, runDir: "/run/bench", plugins: plugins, peerMax: o.peerMax, end: time.Now().Add(o.budget), progress: progress,
+		random:  rand.New(rand.NewPCG(o.seed, 0)),
+		results: &results{Machine: m, Versions: versions(ctx), Date: time.Now().UTC().Format(time.DateOnly), Seed: o.seed},
+	}
+	b.say("seed %d", o.seed)
+	return b.results, b.run(ctx, scenarios)
+}
+
+// selected are the scenarios of a list of names.
+func selected(all []scenario, only string) ([]scenario, error) {
+	if only == "" {
+		return all, nil
+	}
+	var chosen []scenario
+	for name := range strings.SplitSeq(only, ",") {
+		i := slices.IndexFunc(all, func(s scenario) bool { return s.Name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("there is no scenario %q", name)
+		}
+		chosen = append(chosen, all[i])
+	}
+	return chosen, nil
+}
+
+// render writes what is made of results.json.
+func render(o options) error {
+	data, err := os.ReadFile(filepath.Join(o.out, "results.json"))
+	if err != nil {
+		return err
+	}
+	r, err := parseResults(data)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(o.out, "results.md"), []byte(r.markdown()), 0o644); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(o.out, "cost.svg"), []byte(r.costPlot()), 0o644); err != nil {
+		return err
+	}
+	if o.readme == "" {
+		return nil
+	}
+	text, err := os.ReadFile(o.readme)
+	if err != nil {
+		return err
+	}
+	replaced, err := replaceSection(string(text), r.summarySection())
+	if err != nil {
+		return fmt.Errorf("%s: %w", o.readme, err)
+	}
+	return os.WriteFile(o.readme, []byte(replaced), 0o644)
+}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestPlan(t *testing.T) {
+	var got []string
+	for _, s := range plan(fullEffort()) {
+		got = append(got, s.Name)
+		if s.Rounds < 1 || s.AtOnce < 1 || s.PerRound < 1 || s.Weight < 1 || len(s.Contenders) < 3 {
+			t.Errorf("%s: %+v", s.Name, s)
+		}
+		if !slices.ContainsFunc(s.Contenders, func(c contender) bool { return c.Kind == kindGoCNI }) {
+			t.Errorf("%s: without go-cni there is nothing to compare with", s.Name)
+		}
+	}
+	want := []string{"loopback", "bridge", "ptp", "nat", "firewall", "dual", "crowd1", "crowd8", "crowd64", "attached"}
+	if !slices.Equal(got, want) {
+		t.Errorf("scenarios %q, want %q", got, want)
+	}
+}
+
+func TestSelected(t *testing.T) {
+	all := plan(quickEffort())
+	got, err := selected(all, "nat,loopback")
+	if err != nil || len(got) != 2 || got[0].Name != "nat" || got[1].Name != "loopback" {
+		t.Errorf("selected %v, %v", got, err)
+	}
+	if _, err := selected(all, "nat,nonsense"); err == nil {
+		t.Error("no error for a scenario that is not there")
+	}
+	if got, err := selected(all, ""); err != nil || len(got) != len(all) {
+		t.Errorf("nothing selected is %d of %d, %v", len(got), len(all), err)
+	}
+}
+
+func TestNetworksDoNotOverfillBridges(t *testing.T) {
+	for i, want := range map[int]int{0: 0, 9: 0, 999: 0, 1000: 1, 2999: 2} {
+		if got := network(i); got != want {
+			t.Errorf("container %d is on network %d, want %d", i, got, want)
+		}
+	}
+}

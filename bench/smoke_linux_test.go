@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/sandbox"
+)
+
+func TestMain(m *testing.M) {
+	if text, ok := os.LookupEnv(workerVariable); ok {
+		if err := runWorker(text, os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "worker:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
+		return refplugins.Env(context.Background(), os.Stderr)
+	})))
+}
+
+// logger is where progress goes.
+type logger struct{ t *testing.T }
+
+func (l logger) Write(p []byte) (int, error) {
+	l.t.Log(string(p))
+	return len(p), nil
+}
+
+// TestEveryContenderDoesEveryScenario runs the whole plan with few rounds: what
+// is measured must work, leave nothing, and be complete.
+func TestEveryContenderDoesEveryScenario(t *testing.T) {
+	o := options{dir: t.TempDir(), seed: 1, peerMax: 3, budget: 10 * time.Minute, effort: smokeEffort()}
+	r, err := measureAll(t.Context(), o, logger{t})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.complete(); err != nil {
+		t.Error(err)
+	}
+	for _, s := range plan(o.effort) {
+		levels := s.Levels
+		if levels == nil {
+			levels = []int{0}
+		}
+		for _, c := range s.Contenders {
+			missing := slices.ContainsFunc(r.Absent, func(a absent) bool { return a.Scenario == s.Name && a.Contender == c })
+			for _, level := range levels {
+				for _, verb := range []string{"ADD", "DEL"} {
+					got := r.find(s.Name, c, verb, level)
+					if missing != (got == nil) {
+						t.Errorf("%s: %s of %s with %d attached: found %v, said to be missing: %v", s.Name, verb, c, level, got, missing)
+					}
+				}
+			}
+		}
+	}
+	for _, c := range r.Counts {
+		if c.Contender.Kind == kindInProcess && c.Contender.Backend == iptables {
+			continue // one or two, and none where rules can be deleted without
+		}
+		if c.Contender.executes() != (c.Processes > 0) {
+			t.Errorf("%s: %s of %s starts %g processes", c.Scenario, c.Verb, c.Contender, c.Processes)
+		}
+	}
+}

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/netns"
+)
+
+// workerVariable is what makes the program a worker: its spec.
+const workerVariable = "EMBEDCNI_BENCH_WORKER"
+
+// worker is one contender on a host of its own: the network namespace that the
+// process was started in. It does what it reads on stdin and says on stdout
+// what came of it.
+type worker struct {
+	spec     spec
+	attacher attacher
+	paths    []string // of the namespaces made
+}
+
+func runWorker(text string, in io.Reader, out io.Writer) (err error) {
+	w := &worker{}
+	if err := json.Unmarshal([]byte(text), &w.spec); err != nil {
+		return err
+	}
+	replies := json.NewEncoder(out)
+	if err := w.begin(); err != nil {
+		return replies.Encode(reply{Err: err.Error()})
+	}
+	defer func() { err = errors.Join(err, w.end()) }()
+	if err := replies.Encode(reply{}); err != nil {
+		return err
+	}
+	for orders := json.NewDecoder(in); ; {
+		var o order
+		if err := orders.Decode(&o); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		r, err := w.do(context.Background(), o)
+		if err != nil {
+			r.Err = err.Error()
+		}
+		if err := replies.Encode(r); err != nil {
+			return err
+		}
+	}
+}
+
+// begin makes the namespaces that the process is in a host.
+func (w *worker) begin() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	// go-cni's cache cannot be put elsewhere, and belongs on the same file
+	// system as everybody's state.
+	varLib := filepath.Join(w.spec.Dir, "var-lib-cni")
+	for _, dir := range []string{varLib, "/var/lib/cni", w.spec.dataDir(), w.spec.RunDir} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount(varLib, "/var/lib/cni", "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount on /var/lib/cni: %w", err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return err
+	}
+	w.attacher, err = newAttacher(w.spec)
+	return err
+}
+
+func (w *worker) end() error {
+	errs := []error{w.attacher.close()}
+	for _, path := range w.paths {
+		errs = append(errs, netns.Remove(path))
+	}
+	return errors.Join(errs...)
+}
+
+func (w *worker) do(ctx context.Context, o order) (reply, error) {
+	switch o.Verb {
+	case "add":
+		containers, err := w.create(o)
+		if err != nil {
+			return reply{}, err
+		}
+		return measure(containers, o.AtOnce, func(c container) error { return w.attacher.add(ctx, c) })
+	case "del":
+		return measure(w.containers(o), o.AtOnce, func(c container) error { return w.attacher.del(ctx, c) })
+	case "snapshot":
+		lines, err := audit.Snapshot(ctx, audit.Options{StateDirs: []string{w.spec.Dir}})
+		return reply{Lines: lines.Without(w.expected)}, err
+	}
+	return reply{}, fmt.Errorf("no verb %q", o.Verb)
+}
+
+// expected is what changes with an attachment that is gone again: host-local
+// notes which address was the last one, sockets are kept for the next time, and
+// the containers' namespaces are the benchmark's own.
+func (w *worker) expected(line string) bool {
+	return strings.Contains(line, "/last_reserved_ip.") || strings.HasPrefix(line, "fd ") ||
+		strings.HasPrefix(line, "mount nsfs "+filepath.Join(w.spec.RunDir, "netns")+"/")
+}
+
+func (w *worker) containers(o order) []container {
+	all := make([]container, o.Count)
+	for i := range all {
+		n := o.First + i
+		id := fmt.Sprintf("bench-%05d", n)
+		all[i] = container{N: n, Network: o.Network, ID: id, Path: filepath.Join(w.spec.RunDir, "netns", id), Port: uint16(10000 + n)}
+		if o.Network == eachItsOwn {
+			all[i].Network = network(n)
+		}
+	}
+	return all
+}
+
+// create makes the containers' namespaces. They are new ones each time, as are
+// those of real containers, and stay until the end, because the kernel would
+// clean up while others are measured.
+func (w *worker) create(o order) ([]container, error) {
+	all := w.containers(o)
+	for _, c := range all {
+		ns, err := netns.Create(c.Path)
+		if err != nil {
+			return nil, err
+		}
+		w.paths = append(w.paths, c.Path)
+		if err := ns.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// measure calls fn for each container, as many at the same time as asked for.
+func measure(containers []container, atOnce int, fn func(container) error) (reply, error) {
+	// The collector is to work on what is allocated now.
+	runtime.GC()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+
+	took := make([]int64, len(containers))
+	errs := make([]error, len(containers))
+	next := make(chan int, len(containers))
+	for i := range containers {
+		next <- i
+	}
+	close(next)
+	one := func(i int) {
+		start := time.Now()
+		errs[i] = fn(containers[i])
+		took[i] = time.Since(start).Microseconds()
+	}
+	start := time.Now()
+	if atOnce <= 1 {
+		for i := range next {
+			one(i)
+		}
+	} else {
+		var group sync.WaitGroup
+		for range atOnce {
+			group.Add(1)
+			go func() {
+				defer group.Done()
+				for i := range next {
+					one(i)
+				}
+			}()
+		}
+		group.Wait()
+	}
+	wall := time.Since(start).Microseconds()
+	runtime.ReadMemStats(&after)
+	return reply{Took: took, Wall: wall, Allocs: after.Mallocs - before.Mallocs, Bytes: after.TotalAlloc - before.TotalAlloc},
+		errors.Join(errs...)
+}
