@@ -149,4 +149,4 @@ func (a *attachment) del(s side) error {
 }
 
 // audit is what exists on the host and in the container.
-func (a *attachment) audit() audit.Lines { return a.h.audit(a.c) }
+func (a *attachment) audit() audit.Lines { a.h.t.Helper(); return a.h.audit(a.c) }
