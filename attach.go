@@ -128,7 +128,7 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 		return nil, a.error("ADD", err)
 	}
 	a.attempted = true
-	result, partial, err := a.chain().Add(ctx, &a.Attachment)
+	result, partial, err := a.chain().Add(batched(ctx), &a.Attachment)
 	a.partial = partial
 	if err == nil {
 		a.state = record.Added

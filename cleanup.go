@@ -248,17 +248,29 @@ func swept(plugin string) bool {
 	return false
 }
 
+// sweptAll tells whether that is so of all these types. What a plugin of the
+// caller's own leaves is not known, whatever it is called.
+func (s *snapshot) sweptAll(types []string) bool {
+	for _, typ := range types {
+		if !swept(typ) || s.isRegistered(typ) {
+			return false
+		}
+	}
+	return true
+}
+
 // vouched tells whether a sweep that found nothing makes up for failed DELs.
 func (op *operation) vouched(attachments []*attachment, err error) bool {
 	for _, e := range pluginErrors(err) {
 		var failed *Error
-		if !errors.As(e, &failed) || !swept(failed.Plugin) {
+		if !errors.As(e, &failed) || !op.sweptAll(op.failedTypes(attachments, failed)) {
 			return false
 		}
 	}
 	for _, a := range attachments {
 		for _, p := range a.network.config.Plugins {
-			if ipam := p.Network.IPAM.Type; ipam != "" && ipam != "host-local" && ipam != "static" {
+			ipam := p.Network.IPAM.Type
+			if ipam != "" && (ipam != "host-local" && ipam != "static" || op.isRegistered(ipam)) {
 				return false
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -72,10 +73,17 @@ type NetworkConfList struct {
 	Source     string
 }
 
-// NetworkConf is a plugin's configuration, with the JSON it was read from.
+// NetworkConf is a plugin's configuration, with the JSON it was read from, and
+// what would run for it now.
 type NetworkConf struct {
 	Network *types.NetConf
 	Source  string
+	// Kind is empty if there is no such plugin, or its file is not secure.
+	Kind PluginKind `json:",omitempty"`
+	Path string     `json:",omitempty"` // of the executable, if that is its kind
+	// IPAMKind is what would run for the IPAM plugin that an in-process plugin
+	// delegates to. An executable looks for its own along the plugin directories.
+	IPAMKind PluginKind `json:",omitempty"`
 }
 
 // Runtime attaches containers to the networks it has loaded. It is made by New
@@ -100,7 +108,8 @@ type snapshot struct {
 }
 
 // New returns a Runtime with the settings and networks of the options. It looks
-// for no plugin, and a directory that does not exist is no error.
+// for no plugin, and a directory that does not exist is no error. Options that
+// contradict each other are ErrInvalidArgument.
 func New(opts ...Opt) (*Runtime, error) {
 	s, err := newSnapshot(defaultSettings(), nil, opts)
 	if err != nil {
@@ -139,6 +148,10 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 		if err := o(c); err != nil {
 			return nil, err
 		}
+	}
+	var err error
+	if c.choice, err = c.choice.with(c.choosing); err != nil {
+		return nil, err
 	}
 	b := &build{settings: &c.settings, previous: previous}
 	for _, load := range c.loaders {
@@ -284,12 +297,28 @@ func (r *Runtime) GetConfig() *ConfigResult {
 			Source:     string(n.config.Bytes),
 		}
 		for _, p := range n.config.Plugins {
-			conf := *p.Network
-			list.Plugins = append(list.Plugins, &NetworkConf{Network: &conf, Source: string(p.Bytes)})
+			list.Plugins = append(list.Plugins, s.networkConf(p))
 		}
 		c.Networks = append(c.Networks, &ConfNetwork{Config: list, IFName: n.ifName})
 	}
 	return c
+}
+
+// networkConf copies a plugin's configuration, and looks for the plugin.
+func (s *snapshot) networkConf(p *libcni.PluginConfig) *NetworkConf {
+	network := *p.Network
+	conf := &NetworkConf{Network: &network, Source: string(p.Bytes)}
+	found, err := s.provider(network.Type)
+	if err != nil {
+		return conf // a call would say why
+	}
+	conf.Kind, conf.Path = found.kind, found.path
+	if ipam := network.IPAM.Type; ipam != "" && found.kind != PluginExecutable {
+		if found, err := s.provider(ipam); err == nil {
+			conf.IPAMKind = found.kind
+		}
+	}
+	return conf
 }
 
 // GetCNIResultFromResults converts the plugins' results, one for each loaded

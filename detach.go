@@ -163,7 +163,7 @@ func (op *operation) takeCharge() error {
 func (op *operation) detach(ctx context.Context, attachments []*attachment) error {
 	var errs []error
 	for _, a := range slices.Backward(attachments) {
-		err := a.chain().Del(ctx, &a.Attachment, a.partial)
+		err := a.chain().Del(batched(ctx), &a.Attachment, a.partial)
 		errs = append(errs, a.withoutMissing(a.errors("DEL", err)))
 	}
 	return join(errs...)

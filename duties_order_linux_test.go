@@ -64,7 +64,7 @@ func TestDuty_R27_AFailedADDIsFollowedByADELInTheSameCall(t *testing.T) {
 	_, err := r.Setup(t.Context(), "c1", s.container("c1"))
 	got := asError(t, err)
 	got.Err = nil
-	wantSame(t, "error", *got, cni.Error{Op: "ADD", Network: "net", Plugin: "p", ContainerID: "c1", IfName: "eth0",
+	wantSame(t, "error", *got, cni.Error{Op: "ADD", Network: "net", Plugin: "p", PluginKind: cni.PluginExecutable, ContainerID: "c1", IfName: "eth0",
 		Code: 7, Msg: "half done"})
 	wantSame(t, "calls", s.took(), []string{"ADD p c1/eth0", "DEL q c1/eth0", "DEL p c1/eth0"})
 }
@@ -243,7 +243,7 @@ func TestDuty_R43_StderrIsInTheErrorAndInTheLogAndBounded(t *testing.T) {
 	wantNil(t, err)
 	lines := log.lines("INFO")
 	wantSame(t, "lines at level info", len(lines), 2)
-	wantSame(t, "second", lines[len(lines)-1], `msg="plugin call" operation=ADD network=net plugin=p container=c1 interface=eth0 stderr="worth a look\n"`)
+	wantSame(t, "second", lines[len(lines)-1], `msg="plugin call" operation=ADD network=net plugin=p kind=executable container=c1 interface=eth0 stderr="worth a look\n"`)
 	if n := len(lines[0]); n > 200<<10 {
 		t.Errorf("a line of %d bytes", n)
 	}

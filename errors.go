@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/perm"
 )
@@ -35,7 +36,8 @@ var (
 	ErrNotAttached = errors.New("not attached")
 	// ErrInsecureFile: a plugin or configuration can be written by every user.
 	ErrInsecureFile = errors.New("insecure file")
-	// ErrPluginNotFound: the plugin is in none of the plugin directories.
+	// ErrPluginNotFound: the plugin is in none of the plugin directories, and
+	// neither registered nor built in.
 	ErrPluginNotFound = errors.New("plugin not found")
 	// ErrPluginOutput: the plugin printed more than a result can be.
 	ErrPluginOutput = errors.New("plugin output too large")
@@ -63,7 +65,8 @@ func IsInvalidResult(err error) bool { return errors.Is(err, ErrInvalidResult) }
 type Error struct {
 	Op          string // CNI_COMMAND: ADD, DEL, CHECK, STATUS
 	Network     string
-	Plugin      string // its type; empty if the failure is not a plugin's
+	Plugin      string     // its type; empty if the failure is not a plugin's
+	PluginKind  PluginKind // what ran; empty if nothing did
 	ContainerID string
 	IfName      string
 
@@ -72,8 +75,9 @@ type Error struct {
 	Details string
 	Stderr  string // the last 64 KiB that the plugin wrote to stderr
 
-	// Err is the cause: a *types.Error where the plugin answered with an
-	// error; a context error where it was killed at a deadline.
+	// Err is the cause: a *types.Error where an executable answered with an
+	// error, what an in-process plugin returned; a context error where it was
+	// killed, or stopped, at a deadline.
 	Err error
 }
 
@@ -81,7 +85,9 @@ type Error struct {
 func (e *Error) Unwrap() error { return e.Err }
 
 // Error says what failed, where, and why in the plugin's words. The middle,
-// `plugin type="x" failed (add): …`, is as libcni has it.
+// `plugin type="x" failed (add): …`, is as libcni has it; of a plugin that ran
+// in process it says `plugin type="x" (built in) failed (add): …`, or
+// (registered).
 func (e *Error) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s network %q", strings.ToLower(e.Op), e.Network)
@@ -90,7 +96,11 @@ func (e *Error) Error() string {
 	}
 	b.WriteString(": ")
 	if e.Plugin != "" {
-		fmt.Fprintf(&b, "plugin type=%q failed (%s): ", e.Plugin, libcniVerb(e.Op))
+		kind := ""
+		if e.PluginKind == PluginBuiltIn || e.PluginKind == PluginRegistered {
+			kind = fmt.Sprintf(" (%s)", e.PluginKind)
+		}
+		fmt.Fprintf(&b, "plugin type=%q%s failed (%s): ", e.Plugin, kind, libcniVerb(e.Op))
 	}
 	b.WriteString(e.why())
 	if e.Code != 0 {
@@ -183,30 +193,43 @@ func join(errs ...error) error {
 // pluginError is the error of one plugin's call, read from what the plugin
 // left: nil if it succeeded. Where it exits with an error it prints one on
 // stdout; where it prints none, how it ended is all there is to say.
-func pluginError(a *attachment, verb, plugin string, out invoke.Output, err error) error {
+func pluginError(a *attachment, call chain.Call, kind PluginKind, out invoke.Output, err error) error {
 	if err == nil {
 		return nil
 	}
-	e := a.error(verb, err)
-	e.Plugin = plugin
+	e := a.error(call.Verb, err)
+	e.Plugin, e.PluginKind = call.Plugin, kind
 	e.Stderr = string(out.Stderr)
-	var exit *invoke.ExitError
-	if errors.As(err, &exit) {
-		var said types.Error
-		switch uerr := json.Unmarshal(out.Stdout, &said); {
-		case len(out.Stdout) == 0:
-			e.Err = fmt.Errorf("ended without an error message: %w", err)
-		case uerr != nil:
-			e.Err = fmt.Errorf("%w, and what it printed is no error: %s: %w", err, excerpt(out.Stdout), uerr)
-		case said == types.Error{}:
-			e.Err = fmt.Errorf("%w, and what it printed is no error: %s", err, excerpt(out.Stdout))
-		default:
+	if said := (*types.Error)(nil); kind == PluginExecutable {
+		if said, e.Err = executableError(out, err); said != nil {
 			e.Code, e.Msg, e.Details = said.Code, said.Msg, said.Details
-			e.Err = &said
+			e.Err = said
 		}
+	} else if errors.As(err, &said) && !errors.As(err, new(*stoppedError)) {
+		said := inprocess.Said(err)
+		e.Code, e.Msg, e.Details = said.Code, said.Msg, said.Details
 	}
 	e.Err = withSentinel(e.Err)
 	return e
+}
+
+// executableError is the error that an executable printed; or nil, and what can
+// be said of how it ended.
+func executableError(out invoke.Output, err error) (*types.Error, error) {
+	if exit := (*invoke.ExitError)(nil); !errors.As(err, &exit) {
+		return nil, err
+	}
+	var said types.Error
+	switch uerr := json.Unmarshal(out.Stdout, &said); {
+	case len(out.Stdout) == 0:
+		return nil, fmt.Errorf("ended without an error message: %w", err)
+	case uerr != nil:
+		return nil, fmt.Errorf("%w, and what it printed is no error: %s: %w", err, excerpt(out.Stdout), uerr)
+	case said == types.Error{}:
+		return nil, fmt.Errorf("%w, and what it printed is no error: %s", err, excerpt(out.Stdout))
+	default:
+		return &said, err
+	}
 }
 
 // excerpt is what of a plugin's output fits in an error.

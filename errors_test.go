@@ -101,7 +101,8 @@ func failedCall(t *testing.T, stdout, stderr string) *Error {
 	t.Helper()
 	a := &attachment{network: &Network{}}
 	a.network.config = must(conflist.Parse([]byte(`{"name": "net", "plugins": [{"type": "x"}]}`)))(t)
-	err := pluginError(a, "ADD", "x", invoke.Output{Stdout: []byte(stdout), Stderr: []byte(stderr)}, &invoke.ExitError{Path: "/bin/x", Code: 1})
+	call := chain.Call{Verb: "ADD", Plugin: "x"}
+	err := pluginError(a, call, PluginExecutable, invoke.Output{Stdout: []byte(stdout), Stderr: []byte(stderr)}, &invoke.ExitError{Path: "/bin/x", Code: 1})
 	var e *Error
 	if !errors.As(err, &e) {
 		t.Fatalf("%v is no *Error", err)
@@ -121,7 +122,7 @@ func must[T any](v T, err error) func(testing.TB) T {
 
 func TestPluginsErrorIsRead(t *testing.T) {
 	e := failedCall(t, `{"cniVersion": "1.0.0", "code": 11, "msg": "no more", "details": "10.0.0.0/8"}`, "log\n")
-	want := Error{Op: "ADD", Network: "net", Plugin: "x", Code: 11, Msg: "no more", Details: "10.0.0.0/8", Stderr: "log\n"}
+	want := Error{Op: "ADD", Network: "net", Plugin: "x", PluginKind: PluginExecutable, Code: 11, Msg: "no more", Details: "10.0.0.0/8", Stderr: "log\n"}
 	var said *types.Error
 	if !errors.As(e, &said) || *said != (types.Error{Code: 11, Msg: "no more", Details: "10.0.0.0/8"}) {
 		t.Errorf("the cause is %#v", e.Err)

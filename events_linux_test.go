@@ -48,9 +48,11 @@ func TestObserverIsToldOfEachPluginsCall(t *testing.T) {
 	wantIs(t, r.Check(ctx, "c1", path), cni.ErrNotAttached)
 
 	event := func(op, plugin string) cni.Event {
-		return cni.Event{Operation: op, Network: "net", Plugin: plugin, ContainerID: "c1", IfName: "eth0"}
+		return cni.Event{Operation: op, Network: "net", Plugin: plugin, PluginKind: cni.PluginExecutable, ContainerID: "c1", IfName: "eth0"}
 	}
-	status := func(plugin string) cni.Event { return cni.Event{Operation: "STATUS", Network: "net", Plugin: plugin} }
+	status := func(plugin string) cni.Event {
+		return cni.Event{Operation: "STATUS", Network: "net", Plugin: plugin, PluginKind: cni.PluginExecutable}
+	}
 	if len(o.events) != 6 {
 		t.Fatalf("events %v", o.events)
 	}
@@ -76,7 +78,7 @@ func TestLogHasALineForEachCall(t *testing.T) {
 	if err := r.Remove(t.Context(), "c1", path); err == nil {
 		t.Error("no error")
 	}
-	const common = `network=net plugin=p container=c1 interface=eth0`
+	const common = `network=net plugin=p kind=executable container=c1 interface=eth0`
 	wantSame(t, "debug", log.lines("DEBUG"), []string{`msg="plugin call" operation=ADD ` + common})
 	wantSame(t, "info", log.lines("INFO"), []string{`msg="plugin call" operation=DEL ` + common +
 		` error="del network \"net\" of container c1, interface eth0: plugin type=\"p\" failed (delete): no (code 5); stderr: why" stderr=why`})

@@ -157,7 +157,7 @@ func ExampleWithNetwork() {
 func ExampleWithObserver() {
 	rt, err := cni.New(
 		cni.WithPluginDir([]string{"testdata/no-plugins"}),
-		cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "podnet", "plugins": [{"type": "bridge"}]}`)),
+		cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "podnet", "plugins": [{"type": "ipvlan"}]}`)),
 		cni.WithObserver(func(_ context.Context, e cni.Event) {
 			// e.Duration goes to a histogram by these labels.
 			fmt.Println(e.Operation, e.Network, e.Plugin, "ok:", e.Err == nil)
@@ -168,7 +168,7 @@ func ExampleWithObserver() {
 	}
 	fmt.Println("ready:", rt.Status() == nil)
 	// Output:
-	// STATUS podnet bridge ok: false
+	// STATUS podnet ipvlan ok: false
 	// ready: false
 }
 
@@ -176,7 +176,7 @@ func ExampleWithObserver() {
 func ExampleError() {
 	rt, err := cni.New(
 		cni.WithPluginDir([]string{"testdata/no-plugins"}),
-		cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "podnet", "plugins": [{"type": "bridge"}]}`)),
+		cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "podnet", "plugins": [{"type": "ipvlan"}]}`)),
 	)
 	if err != nil {
 		log.Fatal(err)
@@ -190,9 +190,9 @@ func ExampleError() {
 	fmt.Println("plugin missing:", errors.Is(err, cni.ErrPluginNotFound))
 	fmt.Println(err)
 	// Output:
-	// STATUS of network podnet by plugin bridge
+	// STATUS of network podnet by plugin ipvlan
 	// plugin missing: true
-	// status network "podnet": plugin type="bridge" failed (status): failed to find plugin "bridge" in path [testdata/no-plugins]; install it there, or name its directory with WithPluginDir
+	// status network "podnet": plugin type="ipvlan" failed (status): failed to find plugin "ipvlan" in path [testdata/no-plugins]; install it there, or name its directory with WithPluginDir
 }
 
 // Mappings are validated before any plugin runs, so that a mistake leaves

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/utils"
 
+	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/invoke"
 )
 
@@ -31,7 +32,8 @@ type Opt func(c *config) error
 // config is what options write to.
 type config struct {
 	settings
-	loaders []loader
+	loaders  []loader
+	choosing choice // what these options say of it
 }
 
 // settings are what a Runtime is told; they stay from one Load to the next.
@@ -52,6 +54,7 @@ type settings struct {
 	envAllow         []string
 	allowInsecure    bool
 	strictCaps       bool
+	choice           choice
 	logger           *slog.Logger
 	observe          func(context.Context, Event)
 }
@@ -67,6 +70,7 @@ func defaultSettings() settings {
 		owner:            filepath.Base(os.Args[0]),
 		timeouts:         defaultTimeouts(),
 		statusTTL:        time.Second,
+		choice:           choice{builtIn: builtin.Lookup},
 		envAllow:         invoke.DefaultAllow(),
 		logger:           slog.New(slog.DiscardHandler),
 	}
@@ -304,13 +308,15 @@ func WithObserver(observe func(ctx context.Context, e Event)) Opt {
 	}
 }
 
-// Event is one plugin's call, as an observer is told of it.
+// Event is one plugin's call, as an observer is told of it. What an in-process
+// plugin delegates, for example to an IPAM plugin, is part of its own call.
 type Event struct {
 	Operation   string // CNI_COMMAND: ADD, DEL, CHECK, STATUS
 	Network     string
-	Plugin      string // its type
-	ContainerID string // empty for STATUS
-	IfName      string // empty for STATUS
+	Plugin      string     // its type
+	PluginKind  PluginKind // what ran for it; empty if nothing did
+	ContainerID string     // empty for STATUS
+	IfName      string     // empty for STATUS
 	Duration    time.Duration
 	Err         error // what the plugin call ended with, or nil
 }

@@ -232,6 +232,7 @@ func (a *attachment) chain() *chain.Chain {
 		CacheDir: a.op.stateDir,
 		Run:      a.runPlugin,
 		OnResult: func(result json.RawMessage) error { return a.note(record.Entry{Result: result}) },
+		OnEnd:    a.flushBatch,
 	}
 }
 

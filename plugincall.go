@@ -17,22 +17,32 @@ import (
 // and tells the log and the observer how it ended.
 func (a *attachment) runPlugin(ctx context.Context, call chain.Call) ([]byte, error) {
 	start := time.Now()
-	out, err := a.op.execute(ctx, call, a.op.host, a.inherited())
-	perr := pluginError(a, call.Verb, call.Plugin, out, err)
-	a.op.report(ctx, a.event(call, time.Since(start), perr), out)
+	p, err := a.op.provider(call.Plugin)
+	var out invoke.Output
+	var late error
+	if err == nil {
+		if late = a.flushBefore(ctx, call.Verb, p); late != nil && call.Verb != "DEL" {
+			return nil, late
+		}
+		out, err = a.execute(ctx, call, p)
+	}
+	perr := pluginError(a, call, p.kind, out, err)
+	a.op.report(ctx, a.event(call, p.kind, time.Since(start), perr), out)
 	if call.Verb == "ADD" && neverRan(perr) {
 		a.missing = append(a.missing, call.Plugin)
 	}
 	if e := (*Error)(nil); call.Verb == "DEL" && errors.As(perr, &e) && e.Code == unknownContainer {
-		return nil, nil // by this code a plugin says that there is nothing to clean
+		perr = nil // by this code a plugin says that there is nothing to clean
 	}
-	return out.Stdout, perr
+	return out.Stdout, join(late, perr)
 }
 
 // neverRan tells whether a plugin failed before it was started: it could not be
-// found, or its file could not be trusted.
+// found, or its file could not be trusted. One that ran may say the same of
+// another that it delegates to.
 func neverRan(err error) bool {
-	return errors.Is(err, ErrPluginNotFound) || errors.Is(err, ErrInsecureFile)
+	var e *Error
+	return errors.As(err, &e) && e.PluginKind == "" && (errors.Is(err, ErrPluginNotFound) || errors.Is(err, ErrInsecureFile))
 }
 
 // inherited is the container's lock: a plugin that outlives a killed runtime
@@ -44,32 +54,44 @@ func (a *attachment) inherited() []*os.File {
 	return []*os.File{a.op.held.File()}
 }
 
-func (a *attachment) event(call chain.Call, took time.Duration, err error) Event {
+func (a *attachment) event(call chain.Call, kind PluginKind, took time.Duration, err error) Event {
 	return Event{
-		Operation: call.Verb, Network: a.network.config.Name, Plugin: call.Plugin,
+		Operation: call.Verb, Network: a.network.config.Name, Plugin: call.Plugin, PluginKind: kind,
 		ContainerID: a.ContainerID, IfName: a.IfName, Duration: took, Err: err,
 	}
 }
 
-// execute runs a plugin's executable in the host's namespace.
-func (s *snapshot) execute(ctx context.Context, call chain.Call, host *hostNetNS, inherit []*os.File) (invoke.Output, error) {
-	path, err := invoke.Find(call.Plugin, s.pluginDirs, s.allowInsecure)
-	if err != nil {
-		return invoke.Output{}, err
+// execute runs a plugin of a chain, within the time that it has for the verb.
+func (a *attachment) execute(ctx context.Context, call chain.Call, p provider) (invoke.Output, error) {
+	ctx, cancel := a.op.bound(ctx, call.Verb)
+	defer cancel()
+	if p.kind == PluginExecutable {
+		return a.start(ctx, call, p.path)
 	}
-	if limit := s.timeouts.of(call.Verb); limit > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, limit, &deadlineError{call.Verb, limit})
-		defer cancel()
+	d := &delegation{attachment: a, bound: ctx, call: call, chain: call.Verb}
+	stdout, err := d.runInProcess(ctx, call, p)
+	return invoke.Output{Stdout: stdout, Stderr: d.stderr}, err
+}
+
+// bound is the time that a plugin has for a verb.
+func (s *snapshot) bound(ctx context.Context, verb string) (context.Context, context.CancelFunc) {
+	limit := s.timeouts.of(verb)
+	if limit <= 0 {
+		return ctx, func() {}
 	}
+	return context.WithTimeoutCause(ctx, limit, &deadlineError{verb, limit})
+}
+
+// start runs an executable in the host's namespace.
+func (a *attachment) start(ctx context.Context, call chain.Call, path string) (invoke.Output, error) {
 	req := invoke.Request{
 		Path:    path,
-		Env:     slices.Concat(s.env, call.Env, invoke.TraceEnv(ctx)),
+		Env:     slices.Concat(a.op.env, call.Env, invoke.TraceEnv(ctx)),
 		Stdin:   call.Stdin,
-		Inherit: inherit,
+		Inherit: a.inherited(),
 	}
-	if host != nil {
-		req.NetNS = host.netNS()
+	if a.op.host != nil {
+		req.NetNS = a.op.host.netNS()
 	}
 	return invoke.Run(ctx, req, invoke.Limits{})
 }
@@ -80,19 +102,35 @@ type deadlineError struct {
 	limit time.Duration
 }
 
-func (d *deadlineError) Error() string {
-	return fmt.Sprintf("killed: took longer than the %v that a plugin has for %s (see WithTimeouts)", d.limit, d.verb)
+func (d *deadlineError) Error() string { return "killed: " + d.bound() }
+
+func (d *deadlineError) bound() string {
+	return fmt.Sprintf("took longer than the %v that a plugin has for %s (see WithTimeouts)", d.limit, d.verb)
 }
 
 func (d *deadlineError) Unwrap() error { return context.DeadlineExceeded }
 
-// report tells the log and the observer of a plugin's call. stderr is the
-// plugin's log (CNI specification 1.1.0, section 5), so it is worth a line of
-// its own level.
+// report tells the log and the observer of a plugin's call.
 func (s *snapshot) report(ctx context.Context, e Event, out invoke.Output) {
+	s.log(ctx, "plugin call", e, out)
+	if s.observe != nil {
+		s.observe(ctx, e)
+	}
+}
+
+// log notes a plugin's call. stderr is the plugin's log (CNI specification
+// 1.1.0, section 5), so it is worth a line of its own level.
+func (s *snapshot) log(ctx context.Context, what string, e Event, out invoke.Output) {
 	level := slog.LevelDebug
+	if len(out.Stderr) > 0 {
+		level = slog.LevelInfo
+	}
+	if !s.logger.Enabled(ctx, level) {
+		return
+	}
 	attrs := []slog.Attr{
-		slog.String("operation", e.Operation), slog.String("network", e.Network), slog.String("plugin", e.Plugin),
+		slog.String("operation", e.Operation), slog.String("network", e.Network),
+		slog.String("plugin", e.Plugin), slog.String("kind", string(e.PluginKind)),
 		slog.String("container", e.ContainerID), slog.String("interface", e.IfName), slog.Duration("took", e.Duration),
 	}
 	if e.Err != nil {
@@ -100,11 +138,7 @@ func (s *snapshot) report(ctx context.Context, e Event, out invoke.Output) {
 		attrs = append(attrs, slog.String("error", e.Err.Error()))
 	}
 	if len(out.Stderr) > 0 {
-		level = slog.LevelInfo
 		attrs = append(attrs, slog.String("stderr", string(out.Stderr)))
 	}
-	s.logger.LogAttrs(ctx, level, "plugin call", attrs...)
-	if s.observe != nil {
-		s.observe(ctx, e)
-	}
+	s.logger.LogAttrs(ctx, level, what, attrs...)
 }

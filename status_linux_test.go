@@ -19,7 +19,7 @@ func TestDuty_R40_StatusAsksThePluginsOfVersion110(t *testing.T) {
 	s.on("q", "STATUS", says(50, "no route"))
 	got := asError(t, r.Status())
 	got.Err = nil
-	wantSame(t, "error", *got, cni.Error{Op: "STATUS", Network: "net", Plugin: "q", Code: 50, Msg: "no route"})
+	wantSame(t, "error", *got, cni.Error{Op: "STATUS", Network: "net", Plugin: "q", PluginKind: cni.PluginExecutable, Code: 50, Msg: "no route"})
 	wantSame(t, "calls", s.took(), []string{"STATUS p /", "STATUS q /"})
 }
 

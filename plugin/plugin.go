@@ -24,6 +24,10 @@
 // The runtime negotiates versions, converts results, and turns a panic into an
 // error. What it cannot do is to kill: a plugin must return soon after its
 // context ends, and undo what it did when it fails.
+//
+// A plugin runs on a thread of the runtime, which may be in any network
+// namespace: it opens what it needs in [Request.Host] and [Request.Container].
+// No plugin is running for the same attachment at the same time.
 package plugin
 
 import (
@@ -85,11 +89,12 @@ type Request struct {
 	Path        []string // CNI_PATH: the plugin directories
 
 	// Host is the namespace in which an executable would have been started.
-	// The calling thread is not in it: open a netlink socket in it, or use its
-	// Do.
+	// The calling thread need not be in it: open a netlink socket in it, or use
+	// its Do. It is nil off Linux.
 	Host *netns.Handle
 	// Container is the namespace at NetNS; nil where that is empty, or for Del
-	// if there is none any more.
+	// if there is none any more. It is nil off Linux, where NetNS means what the
+	// platform wants it to mean. Both are closed when the call is over.
 	Container *netns.Handle
 
 	// Name and Type are the network's name and the plugin's type, CNIVersion
@@ -102,10 +107,13 @@ type Request struct {
 	// of the attachment's Add (Del, Check); nil if there is none.
 	PrevResult *types100.Result
 
-	// Delegate runs another plugin, in process or on disk, with the same
-	// parameters (section 4, "Delegation"), most often an IPAM plugin, with the
-	// same Config. The result is nil for verbs other than ADD. It may be called
-	// with another Config than the plugin's own.
+	// Delegate runs another plugin, in process or on disk as the runtime finds
+	// it, with the same parameters (section 4, "Delegated plugins"): most often
+	// an IPAM plugin, with the same Config. The result is nil for verbs other
+	// than ADD. An error has the code that the other plugin gave, and its words.
+	// Del must ask for the DEL of what Add had ADDed, and so must an Add that
+	// fails, unless it leaves that to the Del that follows. All of it is within
+	// the time that the plugin itself has.
 	Delegate func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error)
 }
 
@@ -113,7 +121,7 @@ type Request struct {
 // decode content".
 func (r *Request) Decode(v any) error {
 	if err := json.Unmarshal(r.Config, v); err != nil {
-		return types.NewError(types.ErrDecodingFailure, fmt.Sprintf("configuration of plugin %q", r.Type), err.Error())
+		return Errorf(types.ErrDecodingFailure, "configuration of plugin %q: %w", r.Type, err)
 	}
 	return nil
 }

@@ -5,12 +5,17 @@
 // The runtime puts a [Batch] into the context of a chain of plugins, and
 // flushes it before it runs an executable, and at the end. A plugin that finds
 // none, as in a test of its own, works at once.
+//
+// An ADD that fails is not flushed: what its plugins have put off is dropped,
+// because the DEL that follows would only remove it again. So nothing that was
+// done before may rely on being undone by what is put off.
 package batch
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 )
 
@@ -30,7 +35,7 @@ type group struct {
 
 type key struct{}
 
-// With returns a context that carries b.
+// With returns a context that carries b; nil has everything done at once.
 func With(ctx context.Context, b *Batch) context.Context { return context.WithValue(ctx, key{}, b) }
 
 // From returns the batch of the context, or nil.
@@ -40,8 +45,9 @@ func From(ctx context.Context) *Batch {
 }
 
 // Join adds item to what do will be called with at the flush: once for all
-// items of the same key, in the order in which they came. Without a batch it is
-// called now.
+// items of the same kind, in the order in which they came. A kind is any
+// comparable value, best of a type of one's own; its items are of one type, and
+// of several functions the first is called. Without a batch do is called now.
 func Join[T any](ctx context.Context, kind any, item T, do func(ctx context.Context, items []T) error) error {
 	b := From(ctx)
 	if b == nil {
@@ -57,7 +63,11 @@ func Join[T any](ctx context.Context, kind any, item T, do func(ctx context.Cont
 		g = &group{do: func(ctx context.Context, items []any) error {
 			typed := make([]T, len(items))
 			for i, item := range items {
-				typed[i] = item.(T)
+				one, ok := item.(T)
+				if !ok {
+					return fmt.Errorf("work of kind %v is of two types: %T and %T", kind, one, item)
+				}
+				typed[i] = one
 			}
 			return do(ctx, typed)
 		}}
@@ -81,25 +91,26 @@ func Later(ctx context.Context, task func(context.Context) error) error {
 	return nil
 }
 
-// Flush does what was collected, all of it at once, and returns the errors of
-// all. The batch is empty then.
-func (b *Batch) Flush(ctx context.Context) error {
+// Empty tells whether there is nothing to do.
+func (b *Batch) Empty() bool {
 	b.mu.Lock()
-	tasks := b.tasks
-	for _, kind := range b.order {
-		g := b.groups[kind]
-		tasks = append(tasks, func(ctx context.Context) error { return g.do(ctx, g.items) })
-	}
-	b.groups, b.order, b.tasks = nil, nil, nil
-	b.mu.Unlock()
+	defer b.mu.Unlock()
+	return len(b.order)+len(b.tasks) == 0
+}
 
-	ctx = context.WithValue(ctx, key{}, (*Batch)(nil)) // what is done now is not put off again
-	errs := make([]error, len(tasks))
+// Flush does what was collected, all of it at once, and returns the errors of
+// all, those of the tasks first. The batch is empty then, whatever has failed.
+// What the work itself would put off is done at once.
+func (b *Batch) Flush(ctx context.Context) error {
+	work := b.take()
+	ctx = With(ctx, nil)
+	errs := make([]error, len(work))
 	var wg sync.WaitGroup
-	for i, task := range tasks {
+	for i, task := range work {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
+			errs[i] = errEnded // unless it returns or panics
 			errs[i] = run(ctx, task)
 		}()
 	}
@@ -107,11 +118,26 @@ func (b *Batch) Flush(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// take empties the batch.
+func (b *Batch) take() []func(context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	work := b.tasks
+	for _, kind := range b.order {
+		g := b.groups[kind]
+		work = append(work, func(ctx context.Context) error { return g.do(ctx, g.items) })
+	}
+	b.groups, b.order, b.tasks = nil, nil, nil
+	return work
+}
+
+var errEnded = errors.New("work that was put off ended its goroutine")
+
 // run turns a panic, which in a goroutine would end the program, into an error.
 func run(ctx context.Context, task func(context.Context) error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = fmt.Errorf("panic: %v", v)
+			err = fmt.Errorf("work that was put off panicked: %v\n%s", v, debug.Stack())
 		}
 	}()
 	return task(ctx)

@@ -48,6 +48,11 @@ type Chain struct {
 	// OnResult, if set, is told of the result so far after each plugin of an
 	// ADD that succeeded. An error of it fails the ADD.
 	OnResult func(json.RawMessage) error
+
+	// OnEnd, if set, is called when the last plugin of an ADD has succeeded, and
+	// when the last one of a DEL has been asked. An error of it fails the ADD or
+	// the DEL: the one is not cached then, and the other's cache is kept.
+	OnEnd func(ctx context.Context, verb string) error
 }
 
 // Attachment names what a verb is about. RuntimeConf is libcni's; ConfigArgs

@@ -27,6 +27,7 @@ type exec struct {
 	last       json.RawMessage // ADD: the result so far
 	prevResult json.RawMessage // DEL, CHECK: the one to use, rather than libcni's
 	onResult   func(json.RawMessage) error
+	onEnd      func(ctx context.Context, verb string) error
 	askAll     bool // DEL: go on after an error
 	errs       []error
 }
@@ -36,7 +37,7 @@ type exec struct {
 const positionKey = "cni.dev/position"
 
 func (c *Chain) exec(a *Attachment, verb string) *exec {
-	x := &exec{run: c.Run, verb: verb, original: c.List.Plugins, onResult: c.OnResult}
+	x := &exec{run: c.Run, verb: verb, original: c.List.Plugins, onResult: c.OnResult, onEnd: c.OnEnd}
 	if a != nil {
 		x.configArgs = a.ConfigArgs
 	}
@@ -79,14 +80,16 @@ func (x *exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, envi
 	call := Call{Verb: x.verb, Plugin: plugin, Stdin: request, Env: protocolEnv(environ)}
 	out, err := x.run(ctx, call)
 	if err == nil && x.verb == "ADD" {
-		if invalid := validateResult(out, x.list.CNIVersion); invalid != nil {
+		if invalid := ValidateResult(out, x.list.CNIVersion); invalid != nil {
 			return nil, &ResultError{Plugin: plugin, Err: invalid}
 		}
 		x.last = withVersion(out, x.list.CNIVersion)
-		err = x.tell()
+		if err = x.tell(); err == nil && position == len(x.original)-1 {
+			err = x.end(ctx)
+		}
 	}
 	if x.askAll {
-		return x.gather(position, out, err)
+		return x.gather(ctx, position, out, err)
 	}
 	return out, err
 }
@@ -99,16 +102,24 @@ func (x *exec) tell() error {
 	return x.onResult(x.last)
 }
 
+// end tells whoever wants to know that no plugin follows.
+func (x *exec) end(ctx context.Context) error {
+	if x.onEnd == nil {
+		return nil
+	}
+	return x.onEnd(ctx, x.verb)
+}
+
 // gather keeps a DEL going: libcni hears of the errors only with the plugin
 // that is asked last, when nobody is left behind it. It then keeps its cache.
-func (x *exec) gather(position int, out []byte, err error) ([]byte, error) {
+func (x *exec) gather(ctx context.Context, position int, out []byte, err error) ([]byte, error) {
 	if err != nil {
 		x.errs = append(x.errs, err)
 	}
 	if position > 0 {
 		return nil, nil
 	}
-	return out, errors.Join(x.errs...)
+	return out, errors.Join(append(x.errs, x.end(ctx))...)
 }
 
 // request derives the request configuration (CNI specification 1.1.0, section

@@ -46,11 +46,11 @@ type shapeIP020 struct {
 	Routes []*types.Route `json:"routes"`
 }
 
-// validateResult refuses a result that is not one. libcni checks little: it
+// ValidateResult refuses a result that is not one. libcni checks little: it
 // follows a null in a list, callers follow an index past its end, and an
 // address or destination that is missing is cached as "<nil>", which no DEL can
 // read again. configVersion counts where the result says no version.
-func validateResult(out []byte, configVersion string) error {
+func ValidateResult(out []byte, configVersion string) error {
 	var s *shape
 	if err := json.Unmarshal(out, &s); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidResult, err)
@@ -133,7 +133,7 @@ func validateIP(ip *shapeIP, interfaces int) error {
 func withVersion(out []byte, configVersion string) json.RawMessage {
 	o, err := objectOrEmpty(out)
 	if err != nil {
-		return nil // not an object: validateResult or libcni says so
+		return nil // not an object: ValidateResult or libcni says so
 	}
 	raw, _ := o.get("cniVersion")
 	var said string

@@ -42,7 +42,7 @@ func TestFault_F10_ResultThatIsNone(t *testing.T) {
 		"ip6 without address":   {`{"cniVersion": "0.2.0", "ip6": {"gateway": "::1"}}`, "ip6 has no address"},
 	}
 	for name, test := range tests {
-		err := validateResult([]byte(test.out), "1.0.0")
+		err := ValidateResult([]byte(test.out), "1.0.0")
 		switch {
 		case test.err == "" && err != nil:
 			t.Errorf("%s: %v", name, err)

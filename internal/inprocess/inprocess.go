@@ -7,15 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"path/filepath"
 	"runtime/debug"
-	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -34,24 +30,46 @@ type Call struct {
 }
 
 // Run runs the plugin, and returns what an executable would have printed on
-// stdout. An error is a [*types.Error] as an executable would have printed, or
-// wraps one; a panic of the plugin is one too, with the stack in its details.
+// stdout. An error is, or wraps, a [*types.Error] such as an executable would
+// have printed; see [Said].
+//
+// The plugin has a goroutine of its own, and Run waits for it. So a plugin that
+// panics, ends its goroutine, or locks it to a thread that it then leaves in
+// another namespace harms nobody else: the first two are errors with the code
+// 999, a panic with its stack in the details, and the thread of the third ends
+// with the goroutine.
 func Run(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err = &types.Error{Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %q ended its goroutine", c.Type)}
+		defer func() {
+			if v := recover(); v != nil {
+				stdout, err = nil, &types.Error{
+					Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %q panicked: %v", c.Type, v), Details: string(debug.Stack()),
+				}
+			}
+		}()
+		stdout, err = run(ctx, p, c)
+	}()
+	<-done
+	return stdout, coded(err)
+}
+
+func run(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error) {
 	r, err := request(p, c)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if r.Container != nil {
-			err = errors.Join(err, r.Container.Close())
-		}
-	}()
-	result, err := call(ctx, p, c, r)
-	if err != nil {
-		return nil, coded(err)
+	if r.Container != nil {
+		defer func() { err = errors.Join(err, r.Container.Close()) }()
+	}
+	result, err := dispatch(ctx, p, c.Verb, r)
+	if err != nil || c.Verb != "ADD" {
+		return nil, err
 	}
 	if result == nil {
-		return nil, nil
+		return nil, plugin.Errorf(types.ErrInternal, "plugin %q returned no result", c.Type)
 	}
 	converted, err := result.GetAsVersion(r.CNIVersion)
 	if err != nil {
@@ -60,22 +78,10 @@ func Run(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error
 	return json.Marshal(converted)
 }
 
-// call dispatches the verb. A plugin's panic must not end the runtime.
-func call(ctx context.Context, p plugin.Plugin, c Call, r *plugin.Request) (result *types100.Result, err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			result, err = nil, &types.Error{
-				Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %q panicked: %v", c.Type, v), Details: string(debug.Stack()),
-			}
-		}
-	}()
-	switch c.Verb {
+func dispatch(ctx context.Context, p plugin.Plugin, verb string, r *plugin.Request) (*types100.Result, error) {
+	switch verb {
 	case "ADD":
-		result, err = p.Add(ctx, r)
-		if err == nil && result == nil {
-			err = plugin.Errorf(types.ErrInternal, "plugin %q returned no result", c.Type)
-		}
-		return result, err
+		return p.Add(ctx, r)
 	case "DEL":
 		return nil, p.Del(ctx, r)
 	case "CHECK":
@@ -86,113 +92,43 @@ func call(ctx context.Context, p plugin.Plugin, c Call, r *plugin.Request) (resu
 		}
 		return nil, nil
 	case "GC":
-		g, ok := p.(plugin.Collector)
-		if !ok {
-			return nil, nil
+		if g, ok := p.(plugin.Collector); ok {
+			valid, err := validAttachments(r.Config)
+			if err != nil {
+				return nil, err
+			}
+			return nil, g.GC(ctx, r, valid)
 		}
-		valid, err := validAttachments(r.Config)
-		if err != nil {
-			return nil, err
-		}
-		return nil, g.GC(ctx, r, valid)
+		return nil, nil
 	default:
-		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "unknown CNI_COMMAND %q", c.Verb)
+		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "unknown CNI_COMMAND %q", verb)
 	}
-}
-
-// request reads the environment and the configuration.
-func request(p plugin.Plugin, c Call) (*plugin.Request, error) {
-	var conf struct {
-		types.PluginConf
-	}
-	if err := json.Unmarshal(c.Stdin, &conf); err != nil {
-		return nil, plugin.Errorf(types.ErrDecodingFailure, "configuration of plugin %q: %w", c.Type, err)
-	}
-	r := &plugin.Request{
-		ContainerID: lookup(c.Env, "CONTAINERID"), IfName: lookup(c.Env, "IFNAME"),
-		Args: lookup(c.Env, "ARGS"), NetNS: lookup(c.Env, "NETNS"),
-		Path: filepath.SplitList(lookup(c.Env, "PATH")),
-		Host: c.Host, Delegate: c.Delegate,
-		Name: conf.Name, Type: c.Type, CNIVersion: conf.CNIVersion, Config: c.Stdin,
-	}
-	if r.CNIVersion == "" {
-		r.CNIVersion = "0.1.0" // CNI specification 0.1.0, where it was optional
-	}
-	if err := negotiate(p, r.CNIVersion); err != nil {
-		return nil, err
-	}
-	if err := version.ParsePrevResult(&conf.PluginConf); err != nil {
-		return nil, plugin.Errorf(types.ErrDecodingFailure, "prevResult: %w", err)
-	}
-	if conf.PrevResult != nil {
-		prev, err := types100.NewResultFromResult(conf.PrevResult)
-		if err != nil {
-			return nil, plugin.Errorf(types.ErrDecodingFailure, "prevResult: %w", err)
-		}
-		r.PrevResult = prev
-	}
-	return r, open(r, c.Verb)
-}
-
-// open opens the container's namespace, which may be gone for a DEL.
-func open(r *plugin.Request, verb string) error {
-	if r.NetNS == "" {
-		if verb == "ADD" || verb == "CHECK" {
-			return plugin.Errorf(types.ErrInvalidEnvironmentVariables, "required env variables [CNI_NETNS] missing")
-		}
-		return nil
-	}
-	ns, err := netns.Open(r.NetNS)
-	if verb == "DEL" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS)) {
-		return nil
-	}
-	if err != nil {
-		return plugin.Errorf(types.ErrInvalidNetNS, "open netns: %w", err)
-	}
-	r.Container = ns
-	return nil
-}
-
-// negotiate refuses a version that the plugin does not support (section 3).
-func negotiate(p plugin.Plugin, wanted string) error {
-	supported := version.All.SupportedVersions()
-	if v, ok := p.(plugin.Versioner); ok {
-		supported = v.Versions()
-	}
-	if slices.Contains(supported, wanted) {
-		return nil
-	}
-	return &types.Error{
-		Code: types.ErrIncompatibleCNIVersion, Msg: "incompatible CNI versions",
-		Details: fmt.Sprintf("config is %q, plugin supports %q", wanted, supported),
-	}
-}
-
-// validAttachments reads what GC must keep, which libcni adds to the
-// configuration under two keys.
-func validAttachments(config []byte) ([]types.GCAttachment, error) {
-	var conf struct {
-		Valid []types.GCAttachment `json:"cni.dev/valid-attachments"`
-	}
-	if err := json.Unmarshal(config, &conf); err != nil {
-		return nil, plugin.Errorf(types.ErrDecodingFailure, "cni.dev/valid-attachments: %w", err)
-	}
-	return conf.Valid, nil
 }
 
 // coded makes sure that an error is a *types.Error too.
 func coded(err error) error {
-	if e := (*types.Error)(nil); errors.As(err, &e) {
+	if e := (*types.Error)(nil); err == nil || errors.As(err, &e) {
 		return err
 	}
 	return plugin.Errorf(types.ErrInternal, "%w", err)
 }
 
-func lookup(env []string, name string) string {
-	for _, kv := range slices.Backward(env) {
-		if value, ok := strings.CutPrefix(kv, "CNI_"+name+"="); ok {
-			return value
-		}
+// Said is what an executable would have printed for an error of [Run]. What the
+// plugin has written around an error that it got, as of a plugin that it
+// delegated to, is part of the message: an executable's is lost.
+func Said(err error) types.Error {
+	var e *types.Error
+	if !errors.As(err, &e) {
+		return types.Error{Code: types.ErrInternal, Msg: err.Error()}
 	}
-	return ""
+	said, text := *e, err.Error()
+	if around, ok := strings.CutSuffix(text, e.Error()); ok {
+		said.Msg = around + e.Msg
+		return said
+	}
+	said.Msg = text
+	if strings.Contains(text, e.Details) {
+		said.Details = ""
+	}
+	return said
 }

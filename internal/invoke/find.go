@@ -26,11 +26,8 @@ var ErrNotFound = errors.New("plugin not found")
 // directory (/tmp) is no danger to somebody else's file. Off Unix nothing of
 // this is checked.
 func Find(pluginType string, dirs []string, allowInsecure bool) (string, error) {
-	switch {
-	case pluginType == "":
-		return "", errors.New("no plugin name provided")
-	case pluginType == ".", pluginType == "..", strings.ContainsAny(pluginType, "/\\\x00"):
-		return "", fmt.Errorf("invalid plugin name: %q", pluginType)
+	if err := CheckType(pluginType); err != nil {
+		return "", err
 	}
 	missing := &notFoundError{plugin: pluginType, dirs: dirs}
 	for _, dir := range dirs {
@@ -55,6 +52,17 @@ func Find(pluginType string, dirs []string, allowInsecure bool) (string, error) 
 		}
 	}
 	return "", missing
+}
+
+// CheckType says what is wrong with a plugin type, which is a file's name.
+func CheckType(pluginType string) error {
+	switch {
+	case pluginType == "":
+		return errors.New("no plugin name provided")
+	case pluginType == ".", pluginType == "..", strings.ContainsAny(pluginType, "/\\\x00"):
+		return fmt.Errorf("invalid plugin name: %q", pluginType)
+	}
+	return nil
 }
 
 // checkExecutable says why path is not to be executed.

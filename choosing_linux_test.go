@@ -1,0 +1,163 @@
+package cni_test
+
+import (
+	"context"
+	"os"
+	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/plugin"
+)
+
+// idle is a plugin that does nothing but to pass on or make up a result.
+type idle struct{}
+
+func (idle) Add(_ context.Context, r *plugin.Request) (*types100.Result, error) {
+	if r.PrevResult != nil {
+		return r.Chained()
+	}
+	return &types100.Result{Interfaces: []*types100.Interface{{Name: r.IfName, Sandbox: r.NetNS}}}, nil
+}
+func (idle) Del(context.Context, *plugin.Request) error   { return nil }
+func (idle) Check(context.Context, *plugin.Request) error { return nil }
+
+func TestOptionsThatContradictEachOther(t *testing.T) {
+	builtIn := cni.WithBuiltins(map[string]plugin.Plugin{"bridge": idle{}, "ptp": idle{}})
+	for want, opts := range map[string][]cni.Opt{
+		`WithBuiltinPlugins: plugin "dhcp" is not built in`:                  {cni.WithBuiltinPlugins("bridge", "dhcp")},
+		`WithPlugin: plugin "x" is nil`:                                      {cni.WithPlugin("x", nil)},
+		`WithPlugin: plugin "x" is registered twice`:                         {cni.WithPlugin("x", idle{}), cni.WithPlugin("x", idle{})},
+		`WithPlugin: no plugin name provided`:                                {cni.WithPlugin("", idle{})},
+		`WithPlugin: invalid plugin name: "../x"`:                            {cni.WithPlugin("../x", idle{})},
+		`WithBuiltinPlugins and WithoutBuiltinPlugins contradict each other`: {cni.WithoutBuiltinPlugins(), cni.WithBuiltinPlugins()},
+		`plugin "ptp" is to be the one built in, with WithBuiltinPlugins, and registered, with WithPlugin`: {
+			cni.WithPlugin("ptp", idle{}), cni.WithBuiltinPlugins("bridge", "ptp")},
+	} {
+		_, err := cni.New(append([]cni.Opt{builtIn}, opts...)...)
+		wantIs(t, err, cni.ErrInvalidArgument)
+		wantSame(t, "error", err.Error(), want+": invalid argument")
+	}
+	for _, opts := range [][]cni.Opt{
+		{cni.WithBuiltinPlugins()},
+		{cni.WithBuiltinPlugins("ptp"), cni.WithBuiltinPlugins("ptp", "bridge")},
+		{cni.WithBuiltinPlugins(), cni.WithPlugin("bridge", idle{})},
+		{cni.WithoutBuiltinPlugins(), cni.WithPlugin("bridge", idle{})},
+	} {
+		if _, err := cni.New(append([]cni.Opt{builtIn}, opts...)...); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// kinds is what runs for each plugin of the loaded networks.
+func kinds(r *cni.Runtime) map[string]cni.PluginKind {
+	found := map[string]cni.PluginKind{}
+	for _, n := range r.GetConfig().Networks {
+		for _, p := range n.Config.Plugins {
+			found[p.Network.Type] = p.Kind
+			if p.Network.IPAM.Type != "" {
+				found[p.Network.Type+"'s IPAM"] = p.IPAMKind
+			}
+		}
+	}
+	return found
+}
+
+const choosing = `{"cniVersion": "1.0.0", "name": "net", "plugins": [
+	{"type": "bridge", "ipam": {"type": "static"}}, {"type": "ptp", "ipam": {"type": "host-local"}}, {"type": "own"}, {"type": "nowhere"}]}`
+
+func TestWhichPluginRuns(t *testing.T) {
+	s := newStage(t)
+	s.plugin(scripted.Script{}, "bridge", "own", "host-local")
+	builtIn := cni.WithBuiltins(map[string]plugin.Plugin{"bridge": idle{}, "ptp": idle{}, "host-local": idle{}, "static": idle{}})
+	const disk, ours, callers = cni.PluginExecutable, cni.PluginBuiltIn, cni.PluginRegistered
+	type all = map[string]cni.PluginKind
+	for name, tt := range map[string]struct {
+		opts []cni.Opt
+		want all
+	}{
+		"on disk, else built in": {nil,
+			all{"bridge": disk, "bridge's IPAM": "", "ptp": ours, "ptp's IPAM": disk, "own": disk, "nowhere": ""}},
+		"built in, else on disk": {[]cni.Opt{cni.WithBuiltinPlugins()},
+			all{"bridge": ours, "bridge's IPAM": ours, "ptp": ours, "ptp's IPAM": ours, "own": disk, "nowhere": ""}},
+		"only one of them": {[]cni.Opt{cni.WithBuiltinPlugins("host-local")},
+			all{"bridge": disk, "bridge's IPAM": "", "ptp": ours, "ptp's IPAM": ours, "own": disk, "nowhere": ""}},
+		"none of them": {[]cni.Opt{cni.WithoutBuiltinPlugins()},
+			all{"bridge": disk, "bridge's IPAM": "", "ptp": "", "ptp's IPAM": "", "own": disk, "nowhere": ""}},
+		"registered before all": {[]cni.Opt{cni.WithBuiltinPlugins(), cni.WithPlugin("bridge", idle{}), cni.WithPlugin("own", idle{}),
+			cni.WithPlugin("nowhere", idle{})},
+			all{"bridge": callers, "bridge's IPAM": ours, "ptp": ours, "ptp's IPAM": ours, "own": callers, "nowhere": callers}},
+	} {
+		r := s.runtime(append(tt.opts, builtIn, cni.WithConfListBytes([]byte(choosing)))...)
+		wantSame(t, name, kinds(r), tt.want)
+	}
+}
+
+func TestGetConfigHasThePathOfAnExecutable(t *testing.T) {
+	s := newStage(t)
+	r := s.runtime(cni.WithConfListBytes(s.network("net", "1.0.0", "p")), cni.WithPlugin("q", idle{}),
+		cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "two", "plugins": [{"type": "q"}]}`)))
+	var paths []string
+	for _, n := range r.GetConfig().Networks {
+		paths = append(paths, n.Config.Plugins[0].Path)
+	}
+	wantSame(t, "paths", paths, []string{s.path("bin", "p"), ""})
+}
+
+// TestLoadMayChooseAnew: a setting stays until an option says otherwise.
+func TestLoadMayChooseAnew(t *testing.T) {
+	s := newStage(t)
+	s.plugin(scripted.Script{}, "bridge")
+	conf := cni.WithConfListBytes([]byte(choosing))
+	r := s.runtime(cni.WithBuiltins(map[string]plugin.Plugin{"bridge": idle{}, "ptp": idle{}}), cni.WithPlugin("own", idle{}), conf)
+	for _, step := range []struct {
+		opt                cni.Opt
+		bridge, ptp, owned cni.PluginKind
+	}{
+		{nil, cni.PluginExecutable, cni.PluginBuiltIn, cni.PluginRegistered},
+		{cni.WithBuiltinPlugins("bridge"), cni.PluginBuiltIn, cni.PluginBuiltIn, cni.PluginRegistered},
+		{nil, cni.PluginBuiltIn, cni.PluginBuiltIn, cni.PluginRegistered},
+		{cni.WithBuiltinPlugins("ptp"), cni.PluginExecutable, cni.PluginBuiltIn, cni.PluginRegistered},
+		{cni.WithoutBuiltinPlugins(), cni.PluginExecutable, "", cni.PluginRegistered},
+		{cni.WithBuiltinPlugins(), cni.PluginBuiltIn, cni.PluginBuiltIn, cni.PluginRegistered},
+		{cni.WithPlugin("own", idle{}), cni.PluginBuiltIn, cni.PluginBuiltIn, cni.PluginRegistered},
+		{cni.WithPlugin("ptp", idle{}), cni.PluginBuiltIn, cni.PluginRegistered, cni.PluginRegistered},
+	} {
+		opts := []cni.Opt{conf}
+		if step.opt != nil {
+			opts = append(opts, step.opt)
+		}
+		wantNil(t, r.Load(opts...))
+		got := kinds(r)
+		wantSame(t, "kinds", []cni.PluginKind{got["bridge"], got["ptp"], got["own"]}, []cni.PluginKind{step.bridge, step.ptp, step.owned})
+	}
+	wantIs(t, r.Load(conf, cni.WithBuiltinPlugins("ptp")), cni.ErrInvalidArgument, cni.ErrLoad)
+}
+
+// TestInsecureExecutableIsNotPassedOver: the one built in would be another
+// plugin than the administrator's.
+func TestInsecureExecutableIsNotPassedOver(t *testing.T) {
+	s := newStage(t)
+	conf := s.network("net", "1.1.0", "p")
+	wantNil(t, os.Chmod(s.path("bin"), 0o777))
+	r := s.runtime(cni.WithBuiltins(map[string]plugin.Plugin{"p": idle{}}), cni.WithConfListBytes(conf))
+	wantIs(t, r.Status(), cni.ErrInsecureFile)
+	wantSame(t, "kinds", kinds(r), map[string]cni.PluginKind{"p": ""})
+	wantNil(t, r.Load(cni.WithBuiltinPlugins(), cni.WithConfListBytes(conf)))
+	wantNil(t, r.Status())
+}
+
+func TestForbiddenPluginIsNotFound(t *testing.T) {
+	s := newStage(t)
+	r := s.runtime(cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "net", "plugins": [{"type": "ptp"}]}`)),
+		cni.WithBuiltins(map[string]plugin.Plugin{"ptp": idle{}}))
+	wantNil(t, r.Status())
+	wantNil(t, r.Load(cni.WithoutBuiltinPlugins(), cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "net", "plugins": [{"type": "ptp"}]}`))))
+	err := r.Status()
+	wantIs(t, err, cni.ErrPluginNotFound)
+	wantSame(t, "error", err.Error(), `status network "net": plugin type="ptp" failed (status): failed to find plugin "ptp" in path [`+s.path("bin")+
+		`]; it is built in, but WithoutBuiltinPlugins is set; install it there, or name its directory with WithPluginDir`)
+}

@@ -1,0 +1,179 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/inprocess"
+	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
+)
+
+// delegation is one call of an in-process plugin, and what it delegates.
+type delegation struct {
+	*attachment
+	bound context.Context // ends with the time of the call
+	call  chain.Call
+	chain string // the verb of the chain, where an ADD may delegate a DEL
+	depth int
+
+	mu     sync.Mutex
+	stderr []byte // of executables that it delegated to
+}
+
+// runInProcess runs a plugin in process, and returns what it prints. The errors
+// are *types.Errors, but for the one that the plugin was stopped with.
+func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p provider) ([]byte, error) {
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("not started: %w", context.Cause(ctx))
+	}
+	inner := ctx
+	if p.kind == PluginRegistered {
+		inner = batch.With(ctx, nil) // it counts on what it delegates being done
+	}
+	var host *netns.Handle
+	if d.op.host != nil {
+		host = d.op.host.handle()
+	}
+	stdout, err := inprocess.Run(inner, p.plugin, inprocess.Call{
+		Verb: call.Verb, Type: call.Plugin, Env: call.Env, Stdin: call.Stdin,
+		Host: host, Delegate: d.delegate,
+	})
+	if ended := ctx.Err(); err != nil && ended != nil && errors.Is(err, ended) {
+		err = &stoppedError{err, context.Cause(ctx)}
+	}
+	return stdout, err
+}
+
+// stoppedError is what an in-process plugin said when its context had ended,
+// and why that had.
+type stoppedError struct{ said, cause error }
+
+func (s *stoppedError) Error() string {
+	cause := s.cause.Error()
+	if d := (*deadlineError)(nil); errors.As(s.cause, &d) {
+		cause = "stopped: " + d.bound()
+	}
+	if said := s.said.Error(); said != context.DeadlineExceeded.Error() && said != context.Canceled.Error() {
+		cause += ": " + said
+	}
+	return cause
+}
+
+func (s *stoppedError) Unwrap() []error { return []error{s.cause, s.said} }
+
+// mostDelegations is how deep plugins may delegate. An IPAM plugin of the main
+// plugin's is one; a plugin that delegates to itself without end is found.
+const mostDelegations = 8
+
+// delegate is plugin.Request.Delegate: it runs another plugin with the same
+// parameters, in process or on disk.
+func (d *delegation) delegate(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
+	if !slices.Contains([]string{"ADD", "DEL", "CHECK", "STATUS", "GC"}, verb) {
+		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "delegate to plugin %q: unknown verb %q", typ, verb)
+	}
+	if d.depth == mostDelegations {
+		return nil, plugin.Errorf(types.ErrInternal, "delegate to plugin %q: plugin %q is the %dth that delegates", typ, d.call.Plugin, d.depth)
+	}
+	p, err := d.op.provider(typ)
+	if err != nil {
+		return nil, plugin.Errorf(types.ErrInternal, "%w", err)
+	}
+	ctx, cancel := within(ctx, d.bound)
+	defer cancel()
+	call := chain.Call{Verb: verb, Plugin: typ, Stdin: config, Env: withVerb(d.call.Env, verb)}
+	out, err := d.runDelegate(ctx, call, p)
+	if e := (*types.Error)(nil); verb == "DEL" && errors.As(err, &e) && e.Code == unknownContainer {
+		return nil, nil // nothing to clean, as in a chain
+	}
+	if err != nil || verb != "ADD" {
+		return nil, err
+	}
+	return delegatedResult(typ, config, out)
+}
+
+// runDelegate runs the other plugin, and tells the log.
+func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p provider) ([]byte, error) {
+	var late error
+	if call.Verb == d.chain { // not for a DEL by which an ADD undoes what it did
+		if late = d.flushBefore(ctx, call.Verb, p); late != nil && call.Verb != "DEL" {
+			return nil, late
+		}
+	}
+	start := time.Now()
+	var out invoke.Output
+	var err error
+	if p.kind == PluginExecutable {
+		out, err = d.start(ctx, call, p.path)
+		err = delegateError(call, out, err)
+	} else {
+		inner := &delegation{attachment: d.attachment, bound: ctx, call: call, chain: d.chain, depth: d.depth + 1}
+		out.Stdout, err = inner.runInProcess(ctx, call, p)
+		out.Stderr = inner.stderr
+	}
+	d.keepStderr(out.Stderr)
+	d.op.log(ctx, "delegated plugin call", d.event(call, p.kind, time.Since(start), err), out)
+	return out.Stdout, join(late, err)
+}
+
+func (d *delegation) keepStderr(stderr []byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stderr = append(d.stderr, stderr...)
+}
+
+// within is ctx, and ends with bound too.
+func within(ctx, bound context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(bound, func() { cancel(context.Cause(bound)) })
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+func withVerb(env []string, verb string) []string {
+	const name = "CNI_COMMAND="
+	env = slices.DeleteFunc(slices.Clone(env), func(kv string) bool { return strings.HasPrefix(kv, name) })
+	return append(env, name+verb)
+}
+
+// delegateError is the error that an executable printed, or how it ended.
+func delegateError(call chain.Call, out invoke.Output, err error) error {
+	if err == nil {
+		return nil
+	}
+	said, err := executableError(out, err)
+	if said != nil {
+		return said
+	}
+	return plugin.Errorf(types.ErrInternal, "plugin type=%q failed (%s): %w", call.Plugin, libcniVerb(call.Verb), err)
+}
+
+// delegatedResult reads what a plugin printed for an ADD.
+func delegatedResult(typ string, config, out []byte) (*types100.Result, error) {
+	var conf struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	err := json.Unmarshal(config, &conf)
+	if err == nil {
+		err = chain.ValidateResult(out, conf.CNIVersion)
+	}
+	var result *types100.Result
+	if err == nil {
+		result, err = inprocess.DecodeResult(conf.CNIVersion, out)
+	}
+	if err != nil {
+		return nil, plugin.Errorf(types.ErrDecodingFailure, "result of plugin %q: %w", typ, err)
+	}
+	return result, nil
+}

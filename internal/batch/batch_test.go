@@ -1,0 +1,173 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// diary notes what was done, in order.
+type diary struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (d *diary) note(format string, args ...any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lines = append(d.lines, fmt.Sprintf(format, args...))
+}
+
+func (d *diary) want(t *testing.T, what string, want ...string) {
+	t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	got := slices.Sorted(slices.Values(d.lines)) // groups and tasks run beside each other
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: done\n%q\nwant\n%q", what, got, want)
+	}
+	d.lines = nil
+}
+
+func (d *diary) list(name string) func(context.Context, []string) error {
+	return func(_ context.Context, items []string) error {
+		d.note("%s %v", name, items)
+		return nil
+	}
+}
+
+func (d *diary) task(name string) func(context.Context) error {
+	return func(context.Context) error {
+		d.note("task %s", name)
+		return nil
+	}
+}
+
+func wantNil(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+type kind string
+
+func TestItemsOfAKindAreDoneByOneCallInTheirOrder(t *testing.T) {
+	d, b := &diary{}, &Batch{}
+	ctx := With(context.Background(), b)
+	for _, item := range []string{"1", "2", "3"} {
+		wantNil(t, Join(ctx, kind("a"), item, d.list("a")))
+		wantNil(t, Join(ctx, kind("b"), "b"+item, d.list("b")))
+		wantNil(t, Later(ctx, d.task(item)))
+	}
+	wantNil(t, Join(ctx, "a", "of another type's kind", d.list("string a")))
+	d.want(t, "before the flush")
+	wantNil(t, b.Flush(context.Background()))
+	d.want(t, "by the flush", "a [1 2 3]", "b [b1 b2 b3]", "string a [of another type's kind]", "task 1", "task 2", "task 3")
+	wantNil(t, b.Flush(context.Background()))
+	d.want(t, "by a flush of an empty batch")
+}
+
+func TestOfSeveralFunctionsTheFirstIsCalled(t *testing.T) {
+	d, b := &diary{}, &Batch{}
+	ctx := With(context.Background(), b)
+	wantNil(t, Join(ctx, kind("a"), "1", d.list("first")), Join(ctx, kind("a"), "2", d.list("second")), b.Flush(ctx))
+	d.want(t, "by the flush", "first [1 2]")
+}
+
+func TestItemsOfTwoTypesAreAnErrorOfTheirKindAlone(t *testing.T) {
+	d, b := &diary{}, &Batch{}
+	ctx := With(context.Background(), b)
+	wantNil(t, Join(ctx, kind("a"), "1", d.list("a")), Later(ctx, d.task("x")),
+		Join(ctx, kind("a"), 2, func(context.Context, []int) error { return nil }))
+	if err := b.Flush(ctx); err == nil || err.Error() != "work of kind a is of two types: string and int" {
+		t.Errorf("got %v", err)
+	}
+	d.want(t, "by the flush", "task x")
+}
+
+func TestAllIsDoneWhateverFails(t *testing.T) {
+	d, b := &diary{}, &Batch{}
+	ctx := With(context.Background(), b)
+	first, second := errors.New("first"), errors.New("second")
+	wantNil(t,
+		Later(ctx, func(context.Context) error { return first }),
+		Later(ctx, func(context.Context) error { panic("third") }),
+		Later(ctx, func(context.Context) error { runtime.Goexit(); return nil }),
+		Join(ctx, kind("a"), "1", func(context.Context, []string) error { return second }),
+		Join(ctx, kind("b"), "2", d.list("b")),
+		Later(ctx, d.task("last")))
+	err := b.Flush(ctx)
+	d.want(t, "by the flush", "b [2]", "task last")
+	if !errors.Is(err, first) || !errors.Is(err, second) || !errors.Is(err, errEnded) {
+		t.Errorf("got %v", err)
+	}
+	text := err.Error()
+	if !strings.Contains(text, "work that was put off panicked: third\ngoroutine") || !strings.Contains(text, "TestAllIsDoneWhateverFails") {
+		t.Errorf("the panic is not told, or not where: %s", text)
+	}
+	wantNil(t, b.Flush(ctx))
+}
+
+func TestWithoutABatchAllIsDoneAtOnce(t *testing.T) {
+	failure := errors.New("failure")
+	for name, ctx := range map[string]context.Context{
+		"none": context.Background(),
+		"nil":  With(With(context.Background(), &Batch{}), nil),
+	} {
+		d := &diary{}
+		if From(ctx) != nil {
+			t.Errorf("%s: there is a batch", name)
+		}
+		wantNil(t, Join(ctx, kind("a"), "1", d.list("a")), Join(ctx, kind("a"), "2", d.list("a")), Later(ctx, d.task("x")))
+		d.want(t, name, "a [1]", "a [2]", "task x")
+		for _, err := range []error{
+			Later(ctx, func(context.Context) error { return failure }),
+			Join(ctx, kind("a"), 1, func(context.Context, []int) error { return failure }),
+		} {
+			if !errors.Is(err, failure) {
+				t.Errorf("%s: got %v", name, err)
+			}
+		}
+	}
+}
+
+// TestNothingIsPutOffInsideAFlush: it would be done by nobody. The context is
+// the flush's, not the one that the work was put off with.
+func TestNothingIsPutOffInsideAFlush(t *testing.T) {
+	d, b := &diary{}, &Batch{}
+	ctx := With(context.Background(), b)
+	type value struct{}
+	nested := func(ctx context.Context) error {
+		d.note("in a flush with %v", ctx.Value(value{}))
+		return errors.Join(Later(ctx, d.task("nested")), Join(ctx, kind("n"), "nested", d.list("n")))
+	}
+	wantNil(t, Later(ctx, nested), Join(ctx, kind("a"), "1", func(ctx context.Context, _ []string) error { return nested(ctx) }))
+	wantNil(t, b.Flush(context.WithValue(ctx, value{}, "a value")))
+	twice := []string{"in a flush with a value", "n [nested]", "task nested"}
+	d.want(t, "by the flush", append(twice, twice...)...)
+	if !reflect.DeepEqual(b.take(), []func(context.Context) error(nil)) {
+		t.Error("something was put off")
+	}
+}
+
+// TestTheWorkRunsTogether: each piece waits for all others to have begun, as
+// waits for the kernel should.
+func TestTheWorkRunsTogether(t *testing.T) {
+	b := &Batch{}
+	ctx := With(context.Background(), b)
+	var all sync.WaitGroup
+	meet := func(context.Context) error { all.Done(); all.Wait(); return nil }
+	for i := range 3 {
+		all.Add(2)
+		wantNil(t, Later(ctx, meet), Join(ctx, i, i, func(ctx context.Context, _ []int) error { return meet(ctx) }))
+	}
+	wantNil(t, b.Flush(ctx))
+}

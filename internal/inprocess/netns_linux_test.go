@@ -1,0 +1,110 @@
+package inprocess
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
+)
+
+// ownNetNS is a namespace that may be opened without privilege.
+const (
+	ownNetNS = "/proc/self/ns/net"
+	hasNetNS = true
+)
+
+const plain = `{"name":"n", "cniVersion":"1.0.0"}`
+
+// TestNamespaceThatIsNotThere: for ADD and CHECK it is an error, for DEL it
+// means that what was in it is gone.
+func TestNamespaceThatIsNotThere(t *testing.T) {
+	called := 0
+	p := fake{
+		add: func(*plugin.Request) (*types100.Result, error) { called++; return oneAddress(), nil },
+		other: func(verb string, r *plugin.Request) error {
+			called++
+			if r.Container != nil {
+				t.Errorf("%s has a namespace", verb)
+			}
+			return nil
+		},
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	gone := filepath.Join(t.TempDir(), "gone")
+	for path, reason := range map[string]string{gone: "no such file or directory", file: "not a network namespace"} {
+		for _, verb := range []string{"ADD", "CHECK"} {
+			_, err := run1(p, verb, path, plain)
+			wantError(t, verb, err, types.Error{
+				Code: types.ErrInvalidNetNS, Msg: `open network namespace "` + path + `": ` + reason,
+			})
+		}
+		if called != 0 {
+			t.Error("called")
+		}
+		if _, err := run1(p, "DEL", path, plain); err != nil || called != 1 {
+			t.Errorf("DEL: %v, called %d times", err, called)
+		}
+		called = 0
+	}
+	if _, err := run1(p, "DEL", "", plain); err != nil || called != 1 {
+		t.Errorf("DEL without a path: %v, called %d times", err, called)
+	}
+}
+
+func TestNamespacesAreOpenDuringTheCallAndClosedAfterIt(t *testing.T) {
+	host, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	var container *netns.Handle
+	p := fake{other: func(_ string, r *plugin.Request) error {
+		container = r.Container
+		if r.Host != host || container.ID() != host.ID() {
+			t.Errorf("host %v, container %v, want %v", r.Host, container.ID(), host.ID())
+		}
+		return nil
+	}}
+	c := Call{Verb: "DEL", Type: "fake", Env: env(ownNetNS), Stdin: []byte(plain), Host: host}
+	if _, err := Run(context.Background(), p, c); err != nil {
+		t.Fatal(err)
+	}
+	if err := container.File().Close(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("the container's namespace was left open: %v", err)
+	}
+	if _, err := host.File().Stat(); err != nil {
+		t.Errorf("the host's namespace was closed: %v", err)
+	}
+}
+
+func TestDelegateIsPassedOn(t *testing.T) {
+	type call struct{ verb, typ, config string }
+	var got []call
+	answer := oneAddress()
+	delegate := func(_ context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
+		got = append(got, call{verb, typ, string(config)})
+		return answer, nil
+	}
+	p := fake{add: func(r *plugin.Request) (*types100.Result, error) {
+		return r.Delegate(context.Background(), "ADD", "ipam", r.Config)
+	}}
+	c := Call{Verb: "ADD", Type: "fake", Env: env(ownNetNS), Stdin: []byte(plain), Delegate: delegate}
+	if _, err := Run(context.Background(), p, c); err != nil {
+		t.Fatal(err)
+	}
+	if want := []call{{"ADD", "ipam", plain}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("delegated %+v, want %+v", got, want)
+	}
+}

@@ -1,0 +1,169 @@
+package inprocess
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
+)
+
+// request reads the environment and the configuration.
+func request(p plugin.Plugin, c Call) (*plugin.Request, error) {
+	var conf struct {
+		Name       string          `json:"name"`
+		CNIVersion string          `json:"cniVersion"`
+		PrevResult json.RawMessage `json:"prevResult"`
+	}
+	if err := json.Unmarshal(c.Stdin, &conf); err != nil {
+		return nil, plugin.Errorf(types.ErrDecodingFailure, "configuration of plugin %q: %w", c.Type, err)
+	}
+	r := &plugin.Request{
+		ContainerID: lookup(c.Env, "CONTAINERID"), IfName: lookup(c.Env, "IFNAME"),
+		Args: lookup(c.Env, "ARGS"), NetNS: lookup(c.Env, "NETNS"),
+		Path: filepath.SplitList(lookup(c.Env, "PATH")),
+		Host: c.Host, Delegate: c.Delegate,
+		Name: conf.Name, Type: c.Type, CNIVersion: conf.CNIVersion, Config: c.Stdin,
+	}
+	if r.CNIVersion == "" {
+		r.CNIVersion = "0.1.0" // the version that did not ask for it
+	}
+	if err := complete(r, c.Verb); err != nil {
+		return nil, err
+	}
+	if err := negotiate(p, r.CNIVersion); err != nil {
+		return nil, err
+	}
+	var err error
+	if r.PrevResult, err = DecodeResult(r.CNIVersion, conf.PrevResult); err != nil {
+		return nil, plugin.Errorf(types.ErrDecodingFailure, "prevResult: %w", err)
+	}
+	r.Container, err = open(r.NetNS, c.Verb)
+	return r, err
+}
+
+// complete refuses a call without the parameters that its verb requires
+// (CNI specification 1.1.0, section 2).
+func complete(r *plugin.Request, verb string) error {
+	var missing []string
+	require := func(name, value string, verbs ...string) {
+		if value == "" && slices.Contains(verbs, verb) {
+			missing = append(missing, "CNI_"+name)
+		}
+	}
+	require("CONTAINERID", r.ContainerID, "ADD", "DEL", "CHECK")
+	require("NETNS", r.NetNS, "ADD", "CHECK")
+	require("IFNAME", r.IfName, "ADD", "DEL", "CHECK")
+	if len(missing) > 0 {
+		return plugin.Errorf(types.ErrInvalidEnvironmentVariables,
+			"%s of plugin %q without %s", verb, r.Type, strings.Join(missing, ", "))
+	}
+	if r.Name == "" {
+		return plugin.Errorf(types.ErrInvalidNetworkConfig, "configuration of plugin %q has no network name", r.Type)
+	}
+	return nil
+}
+
+// DecodeResult reads a previous result; nil if there is none. It should be of
+// the configuration's version, and is where it does not say its own; one that
+// says another, as after the configuration has been changed, is read as that.
+func DecodeResult(configVersion string, data json.RawMessage) (*types100.Result, error) {
+	if len(data) == 0 || string(data) == "null" {
+		return nil, nil
+	}
+	var said struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	if err := json.Unmarshal(data, &said); err != nil {
+		return nil, err
+	}
+	if said.CNIVersion == "" {
+		var err error
+		said.CNIVersion = configVersion
+		if data, err = withVersion(data, configVersion); err != nil {
+			return nil, err
+		}
+	}
+	result, err := create.Create(said.CNIVersion, data)
+	if err != nil {
+		return nil, err
+	}
+	return types100.NewResultFromResult(result)
+}
+
+// withVersion gives a result its version: before 1.0.0 it need not have one,
+// but is only decoded with it.
+func withVersion(result []byte, version string) ([]byte, error) {
+	var keys map[string]any
+	if err := json.Unmarshal(result, &keys); err != nil {
+		return nil, err
+	}
+	keys["cniVersion"] = version
+	return json.Marshal(keys)
+}
+
+// open opens the container's namespace, which may be gone for a DEL. Off Linux
+// there is none to be had, and a plugin knows what the path means.
+func open(path, verb string) (*netns.Handle, error) {
+	if path == "" {
+		return nil, nil
+	}
+	ns, err := netns.Open(path)
+	switch {
+	case err == nil:
+		return ns, nil
+	case errors.Is(err, netns.ErrNotSupported):
+		return nil, nil
+	case verb == "DEL" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS)):
+		return nil, nil
+	default:
+		return nil, plugin.Errorf(types.ErrInvalidNetNS, "%w", err)
+	}
+}
+
+// negotiate refuses a version that the plugin does not support (section 3).
+func negotiate(p plugin.Plugin, wanted string) error {
+	supported := version.All.SupportedVersions()
+	if v, ok := p.(plugin.Versioner); ok {
+		supported = v.Versions()
+	}
+	if slices.Contains(supported, wanted) {
+		return nil
+	}
+	return &types.Error{
+		Code: types.ErrIncompatibleCNIVersion, Msg: "incompatible CNI versions",
+		Details: fmt.Sprintf("config is %q, plugin supports %q", wanted, supported),
+	}
+}
+
+// validAttachments reads what GC must keep, which libcni adds to the
+// configuration.
+func validAttachments(config []byte) ([]types.GCAttachment, error) {
+	var conf struct {
+		Valid []types.GCAttachment `json:"cni.dev/valid-attachments"`
+	}
+	if err := json.Unmarshal(config, &conf); err != nil {
+		return nil, plugin.Errorf(types.ErrDecodingFailure, "cni.dev/valid-attachments: %w", err)
+	}
+	return conf.Valid, nil
+}
+
+// lookup finds a CNI_* variable; of several the last one counts.
+func lookup(env []string, name string) string {
+	for _, kv := range slices.Backward(env) {
+		if value, ok := strings.CutPrefix(kv, "CNI_"+name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
