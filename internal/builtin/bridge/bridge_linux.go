@@ -1,0 +1,242 @@
+// Package bridge is the plugin "bridge": it connects a container to a bridge of
+// the host by a veth pair.
+//
+// It takes the configuration of the reference plugin, and returns what that one
+// would. What is different:
+//   - IPv6 addresses are usable at once. There is no detection of duplicates,
+//     which costs 1 to 2 s, as the IPAM plugin gives an address to one container
+//     only; enabledad brings it back.
+//   - A bridge that is made here has a MAC address of its own, which does not
+//     change as containers come and go.
+//   - VLANs on a bridge that does not keep them apart are an error.
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/builtin/veth"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Plugin is the plugin "bridge".
+type Plugin struct{}
+
+// containerInterface is the index of the container's interface in the result,
+// behind the bridge and the host's end.
+const containerInterface = 2
+
+// Add connects the container.
+func (Plugin) Add(ctx context.Context, r *plugin.Request) (result *types100.Result, err error) {
+	c, err := load(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	host, err := links.Dial(r.Host, noRA(c.Bridge)) // of a bridge that is there already
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, host.Close()) }()
+	a := &attachment{config: c, r: r, host: host}
+	if err := a.make(ctx); err != nil {
+		return nil, errors.Join(err, a.undo(ctx))
+	}
+	return a.result, nil
+}
+
+// attachment is one that is being made.
+type attachment struct {
+	*config
+	r      *plugin.Request
+	host   *links.Conn
+	bridge links.Link
+	pair   links.Pair // made if the index is not 0
+	leased bool       // there are addresses to give back
+	result *types100.Result
+}
+
+// make does what Add is to do. The kernel makes the interfaces while the IPAM
+// plugin looks for an address.
+func (a *attachment) make(ctx context.Context) error {
+	if a.IPAM.Type == "" {
+		if err := a.connect(); err != nil {
+			return err
+		}
+		a.result = &types100.Result{}
+	} else {
+		leased, err := ipam.Add(ctx, a.r, a.IPAM.Type, a.connect)
+		if err != nil {
+			return err
+		}
+		a.leased = true
+		a.result = &types100.Result{IPs: leased.IPs, Routes: leased.Routes, DNS: leased.DNS}
+	}
+	a.result.CNIVersion = types100.ImplementedSpecVersion
+	port, container := veth.Interfaces(a.r, a.pair)
+	br := &types100.Interface{Name: a.bridge.Name}
+	a.result.Interfaces = []*types100.Interface{br, port, container}
+	a.SetDNS(a.result)
+
+	gateways, err := a.setGateways(a.result)
+	if err != nil {
+		return err
+	}
+	if err := a.configureContainer(ctx); err != nil {
+		return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
+	}
+	if err := a.makeGateway(gateways); err != nil {
+		return err
+	}
+	if err := a.settle(ctx, br); err != nil {
+		return err
+	}
+	if a.IPAM.Type == "" {
+		return nil
+	}
+	return a.Masquerade(ctx, a.r, a.result)
+}
+
+// connect makes what needs no address: the bridge and the pair.
+func (a *attachment) connect() (err error) {
+	if a.bridge, err = a.ensureBridge(a.host, a.r.Host); err != nil {
+		return err
+	}
+	a.pair, err = a.host.Connect(a.r.Container, links.Veth{
+		Name: a.r.IfName, MAC: a.mac, MTU: a.MTU, Master: a.bridge.Index,
+	})
+	if err != nil {
+		return err
+	}
+	return a.setPort(a.host, a.bridge, a.pair.Host)
+}
+
+// configureContainer sets the container's end up, with its addresses if there
+// are any.
+func (a *attachment) configureContainer(ctx context.Context) error {
+	if a.DisableContainerInterface {
+		return nil
+	}
+	var sysctls []links.Sysctl
+	if a.IPAM.Type != "" {
+		more, err := ipam.Sysctls(a.r.IfName, a.result)
+		if err != nil {
+			return err
+		}
+		sysctls = append(a.detection(), more...)
+	}
+	conn, err := links.Dial(a.r.Container, sysctls...)
+	if err != nil {
+		return err
+	}
+	switch {
+	case a.IPAM.Type == "":
+		err = conn.Change(a.pair.Container.Index, links.Change{Up: true})
+	case a.EnableDAD:
+		err = ipam.Configure(ctx, conn, a.pair.Container.Index, a.result, links.Detect)
+	default:
+		err = ipam.Configure(ctx, conn, a.pair.Container.Index, a.result, 0)
+	}
+	return errors.Join(err, conn.Close())
+}
+
+// detection are the settings about neighbours: whether duplicates are looked
+// for, also of the address that the kernel gives the interface by itself, and
+// that addresses are announced when it comes up.
+func (a *attachment) detection() []links.Sysctl {
+	v4, v6 := "net/ipv4/conf/"+a.r.IfName, "net/ipv6/conf/"+a.r.IfName
+	notify := links.Sysctl{Path: v4 + "/arp_notify", Value: "1", Optional: true}
+	if !a.EnableDAD {
+		return []links.Sysctl{{Path: v6 + "/accept_dad", Value: "0", Optional: true}, notify}
+	}
+	return []links.Sysctl{
+		{Path: v6 + "/enhanced_dad", Value: "1", Optional: true},
+		{Path: v6 + "/accept_dad", Value: "1", Optional: true},
+		notify,
+	}
+}
+
+// makeGateway gives the bridge, or its interface in the VLAN, the addresses of
+// the gateways, and has the host forward.
+func (a *attachment) makeGateway(addrs []netip.Prefix) error {
+	if len(addrs) == 0 {
+		return nil
+	}
+	on := a.bridge
+	if a.VLAN != 0 {
+		var err error
+		if on, err = a.ensureVLANInterface(a.host, a.r, a.bridge); err != nil {
+			return err
+		}
+		a.result.Interfaces = append(a.result.Interfaces, &types100.Interface{Name: on.Name, Mac: on.MAC.String()})
+	}
+	if err := a.ensureAddresses(a.host, on, addrs); err != nil {
+		return err
+	}
+	return links.SetSysctls(a.r.Host, forwarding(addrs))
+}
+
+// settle waits until packets pass, and completes the result by the bridge's
+// address, which changes with its ports if somebody else made it.
+func (a *attachment) settle(ctx context.Context, br *types100.Interface) error {
+	if !a.DisableContainerInterface {
+		if _, err := veth.AwaitRunning(ctx, a.host, a.pair.Host.Index); err != nil {
+			return err
+		}
+	}
+	link, err := a.host.LinkByIndex(a.bridge.Index)
+	br.Mac = link.MAC.String()
+	return err
+}
+
+// undo takes back what a failed make did, also when the context has ended. The
+// bridge stays: it may be others' by now.
+func (a *attachment) undo(ctx context.Context) error {
+	var errs []error
+	if a.pair.Host.Index != 0 {
+		errs = append(errs, a.host.Delete(a.pair.Host.Index))
+	}
+	if a.leased {
+		errs = append(errs, ipam.Release(ctx, a.r, a.IPAM.Type))
+	}
+	return errors.Join(errs...)
+}
+
+// Del disconnects the container. The bridge stays.
+func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
+	var c config
+	if err := r.Decode(&c); err != nil {
+		return err
+	}
+	// Without an IPAM plugin there was nothing to masquerade.
+	c.IPMasq = c.IPMasq && c.IPAM.Type != ""
+	return c.Delete(ctx, r)
+}
+
+// Status asks the IPAM plugin.
+func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
+	c, err := load(r)
+	if err != nil {
+		return err
+	}
+	return ipam.Status(ctx, r, c.IPAM.Type)
+}
+
+// GC has the IPAM plugin collect what is no longer valid.
+func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
+	c, err := load(r)
+	if err != nil {
+		return err
+	}
+	return ipam.GC(ctx, r, c.IPAM.Type)
+}

@@ -1,0 +1,174 @@
+package bridge
+
+import (
+	"net"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/builtin/veth"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// config is the plugin's configuration.
+type config struct {
+	veth.Config
+
+	Bridge              string      `json:"bridge"`
+	IsGateway           bool        `json:"isGateway"`
+	IsDefaultGateway    bool        `json:"isDefaultGateway"`
+	ForceAddress        bool        `json:"forceAddress"`
+	HairpinMode         bool        `json:"hairpinMode"`
+	PromiscMode         bool        `json:"promiscMode"`
+	VLAN                int         `json:"vlan"`
+	VLANTrunk           []vlanRange `json:"vlanTrunk"`
+	PreserveDefaultVLAN bool        `json:"preserveDefaultVlan"`
+	MACSpoofChk         bool        `json:"macspoofchk"`
+	EnableDAD           bool        `json:"enabledad"`
+	// DisableContainerInterface leaves the container's end down.
+	DisableContainerInterface bool `json:"disableContainerInterface"`
+	PortIsolation             bool `json:"portIsolation"`
+
+	Args struct {
+		CNI struct {
+			MAC string `json:"mac"`
+		} `json:"cni"`
+	} `json:"args"`
+	RuntimeConfig struct {
+		MAC string `json:"mac"`
+	} `json:"runtimeConfig"`
+
+	mac   net.HardwareAddr // nil: a random one
+	trunk []uint16         // sorted
+}
+
+// vlanRange is one ID, or those from MinID to MaxID, or both.
+type vlanRange struct {
+	MinID *int `json:"minID"`
+	MaxID *int `json:"maxID"`
+	ID    *int `json:"id"`
+}
+
+// defaultBridge is the bridge of a configuration that names none.
+const defaultBridge = "cni0"
+
+// The identifiers of VLANs that IEEE 802.1Q leaves to us.
+const firstVLAN, lastVLAN = 1, 4094
+
+// environment is what CNI_ARGS can say.
+type environment struct {
+	types.CommonArgs
+	MAC types.UnmarshallableString `json:"mac,omitempty"`
+}
+
+// load reads and validates the configuration. Errors have the code 7, "invalid
+// network config", and name the field.
+func load(r *plugin.Request) (*config, error) {
+	c := &config{Bridge: defaultBridge}
+	if err := r.Decode(c); err != nil {
+		return nil, err
+	}
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	if c.Bridge == "" || len(c.Bridge) >= unix.IFNAMSIZ {
+		return nil, invalid(`"bridge": %q is no name of an interface: 1 to %d characters`, c.Bridge, unix.IFNAMSIZ-1)
+	}
+	if c.VLAN != 0 && (c.VLAN < firstVLAN || c.VLAN > lastVLAN) {
+		return nil, invalid(`"vlan": %d is not between %d and %d`, c.VLAN, firstVLAN, lastVLAN)
+	}
+	if c.HairpinMode && c.PromiscMode {
+		return nil, invalid(`"hairpinMode" and "promiscMode" exclude each other`)
+	}
+	if c.DisableContainerInterface && c.IPAM.Type != "" {
+		return nil, invalid(`"disableContainerInterface" excludes "ipam": an interface that is down has no use for addresses`)
+	}
+	c.IsGateway = c.IsGateway || c.IsDefaultGateway
+	var err error
+	if c.trunk, err = trunk(c.VLANTrunk); err != nil {
+		return nil, err
+	}
+	c.mac, err = c.chooseMAC(r.Args)
+	return c, err
+}
+
+func invalid(format string, args ...any) error {
+	return plugin.Errorf(types.ErrInvalidNetworkConfig, format, args...)
+}
+
+// chooseMAC returns the address that the runtime, the arguments in the
+// configuration, or CNI_ARGS want, in this order; nil if none does.
+func (c *config) chooseMAC(args string) (net.HardwareAddr, error) {
+	var env environment
+	if args != "" {
+		if err := types.LoadArgs(args, &env); err != nil {
+			return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
+		}
+	}
+	for _, from := range []struct{ field, mac string }{
+		{"runtimeConfig.mac", c.RuntimeConfig.MAC},
+		{"args.cni.mac", c.Args.CNI.MAC},
+		{"MAC in CNI_ARGS", string(env.MAC)},
+	} {
+		if from.mac == "" {
+			continue
+		}
+		mac, err := net.ParseMAC(from.mac)
+		if err != nil || len(mac) != 6 {
+			return nil, invalid(`%q: %q is not the MAC address of an Ethernet interface`, from.field, from.mac)
+		}
+		return mac, nil
+	}
+	return nil, nil
+}
+
+// trunk returns the VLANs of the ranges, each once, sorted.
+func trunk(ranges []vlanRange) ([]uint16, error) {
+	var all []uint16
+	for i, r := range ranges {
+		if (r.MinID == nil) != (r.MaxID == nil) {
+			return nil, invalid(`"vlanTrunk": entry %d has one of minID and maxID: it needs both, or neither`, i)
+		}
+		var from, to int
+		if r.MinID != nil {
+			if from, to = *r.MinID, *r.MaxID; from > to {
+				return nil, invalid(`"vlanTrunk": entry %d has minID %d above maxID %d`, i, from, to)
+			}
+			if from < firstVLAN || to > lastVLAN {
+				return nil, invalid(`"vlanTrunk": entry %d: %d to %d is not within %d and %d`, i, from, to, firstVLAN, lastVLAN)
+			}
+			for id := from; id <= to; id++ {
+				all = append(all, uint16(id))
+			}
+		}
+		if r.ID != nil {
+			if *r.ID < firstVLAN || *r.ID > lastVLAN {
+				return nil, invalid(`"vlanTrunk": entry %d: id %d is not between %d and %d`, i, *r.ID, firstVLAN, lastVLAN)
+			}
+			all = append(all, uint16(*r.ID))
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all), nil
+}
+
+// filtersVLANs tells whether the bridge has to keep VLANs apart.
+func (c *config) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
+
+// vlans are those that a port becomes a member of. One on a trunk alone gets
+// the first VLAN for what has no tag.
+func (c *config) vlans() []links.VLAN {
+	var all []links.VLAN
+	if c.VLAN != 0 {
+		all = append(all, links.VLAN{ID: uint16(c.VLAN), Access: true})
+	}
+	for _, id := range c.trunk {
+		all = append(all, links.VLAN{ID: id})
+	}
+	if c.VLAN == 0 && len(c.trunk) > 0 {
+		all = append(all, links.VLAN{ID: 1, Access: true})
+	}
+	return all
+}

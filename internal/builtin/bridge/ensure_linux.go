@@ -1,0 +1,101 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
+)
+
+// noRA has the interface ignore router advertisements: its routes are ours.
+func noRA(name string) links.Sysctl {
+	return links.Sysctl{Path: "net/ipv6/conf/" + name + "/accept_ra", Value: "0", Optional: true}
+}
+
+// ensureBridge returns the bridge, which it makes if there is none, up and as
+// the configuration wants it. Many attachments may do this at once.
+func (c *config) ensureBridge(conn *links.Conn, host *netns.Handle) (links.Link, error) {
+	br, err := conn.Link(c.Bridge)
+	if links.NotFound(err) {
+		br, err = c.createBridge(conn, host)
+	}
+	if err != nil {
+		return links.Link{}, err
+	}
+	if br.Kind != "bridge" {
+		return links.Link{}, invalid(`"bridge": interface %q exists and is not a bridge, but %q`, c.Bridge, br.Kind)
+	}
+	if c.filtersVLANs() && !br.VLANFiltering {
+		return links.Link{}, invalid(`"vlan", "vlanTrunk": bridge %q does not keep VLANs apart: `+
+			`set its vlan_filtering to 1; if it cannot be set, this kernel was built without BRIDGE_VLAN_FILTERING`, c.Bridge)
+	}
+	if !br.Up() || c.PromiscMode && !br.Promiscuous {
+		if err := conn.Change(br.Index, links.Change{Up: true, Promiscuous: c.PromiscMode}); err != nil {
+			return links.Link{}, fmt.Errorf("set bridge %q up: %w", c.Bridge, err)
+		}
+	}
+	return br, nil
+}
+
+func (c *config) createBridge(conn *links.Conn, host *netns.Handle) (links.Link, error) {
+	br, err := conn.CreateBridge(links.NewBridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: c.filtersVLANs()})
+	if errors.Is(err, unix.EEXIST) { // another attachment was faster
+		return conn.Link(c.Bridge)
+	}
+	if err != nil {
+		return links.Link{}, err
+	}
+	return br, links.SetSysctls(host, []links.Sysctl{noRA(c.Bridge)})
+}
+
+// setPort configures the host's end, which is on the bridge. The container's is
+// down until then.
+func (c *config) setPort(conn *links.Conn, br, port links.Link) error {
+	if err := conn.SetPort(port.Index, links.Port{Hairpin: c.HairpinMode, Isolated: c.PortIsolation}); err != nil {
+		return fmt.Errorf(`"hairpinMode", "portIsolation": interface %q: %w`, port.Name, err)
+	}
+	vlans := c.vlans()
+	if len(vlans) > 0 && !c.PreserveDefaultVLAN && br.DefaultVLAN != 0 {
+		// The only one that a new port is a member of.
+		if err := conn.DeleteVLAN(port.Index, br.DefaultVLAN); err != nil {
+			return fmt.Errorf(`"preserveDefaultVlan": take interface %q out of VLAN %d: %w`, port.Name, br.DefaultVLAN, err)
+		}
+	}
+	for _, v := range vlans {
+		if err := conn.AddVLAN(port.Index, v); err != nil {
+			return fmt.Errorf(`"vlan", "vlanTrunk": put interface %q in VLAN %d: %w`, port.Name, v.ID, err)
+		}
+	}
+	return nil
+}
+
+// ensureVLANInterface returns the interface that is the gateway of a VLAN: the
+// outer end of a pair whose inner end is a port of the bridge in that VLAN.
+func (c *config) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br links.Link) (links.Link, error) {
+	name := fmt.Sprintf("%s.%d", br.Name, c.VLAN)
+	if len(name) >= unix.IFNAMSIZ {
+		return links.Link{}, invalid(`"vlan", "bridge": the gateway of the VLAN would be %q, whose name is too long`, name)
+	}
+	if link, err := conn.Link(name); !links.NotFound(err) {
+		return link, err
+	}
+	pair, err := conn.Connect(r.Host, links.Veth{Name: name, MTU: br.MTU, Master: br.Index})
+	if errors.Is(err, unix.EEXIST) { // another attachment was faster
+		return conn.Link(name)
+	}
+	if err != nil {
+		return links.Link{}, err
+	}
+	access := config{VLAN: c.VLAN, PreserveDefaultVLAN: c.PreserveDefaultVLAN}
+	if err := access.setPort(conn, br, pair.Host); err != nil {
+		return links.Link{}, errors.Join(err, conn.Delete(pair.Host.Index))
+	}
+	if err := conn.Change(pair.Container.Index, links.Change{Up: true}); err != nil {
+		return links.Link{}, errors.Join(fmt.Errorf("set interface %q up: %w", name, err), conn.Delete(pair.Host.Index))
+	}
+	return pair.Container, nil
+}

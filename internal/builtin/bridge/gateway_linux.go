@@ -1,0 +1,137 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// setGateways completes what the IPAM plugin returned: the addresses are those
+// of the container's interface, which is the third; if the bridge is to be the
+// gateway, the gateway of a subnet is its first address unless the plugin said
+// another; and if it is to be the default gateway, there is a default route for
+// each family. It returns the addresses that the bridge is to have.
+func (c *config) setGateways(result *types100.Result) ([]netip.Prefix, error) {
+	var bridge []netip.Prefix
+	for _, ip := range result.IPs {
+		ip.Interface = types100.Int(containerInterface)
+		p, err := links.Prefix(ip.Address)
+		if err != nil {
+			return nil, err
+		}
+		if !c.IsGateway {
+			continue
+		}
+		if ip.Gateway == nil {
+			ip.Gateway = p.Masked().Addr().Next().AsSlice()
+		}
+		gateway, ok := netip.AddrFromSlice(ip.Gateway)
+		if !ok {
+			return nil, fmt.Errorf(`"isGateway": there is no address for the gateway of %s`, p)
+		}
+		bridge = append(bridge, netip.PrefixFrom(gateway.Unmap(), p.Bits()))
+		if c.IsDefaultGateway {
+			addDefault(result, p.Addr().Is4(), ip.Gateway)
+		}
+	}
+	return bridge, nil
+}
+
+// addDefault adds a default route unless the family has one.
+func addDefault(result *types100.Result, v4 bool, gateway net.IP) {
+	for _, r := range result.Routes {
+		if r == nil {
+			continue
+		}
+		if ones, _ := r.Dst.Mask.Size(); ones == 0 && (r.Dst.IP.To4() != nil) == v4 {
+			return
+		}
+	}
+	dst := net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
+	if v4 {
+		dst = net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
+	}
+	result.Routes = append(result.Routes, &types.Route{Dst: dst, GW: gateway})
+}
+
+// ensureAddresses gives the bridge the addresses of gateways that it lacks. It
+// has one IPv4 address, and IPv6 addresses of subnets that do not overlap;
+// another one is an error, or goes away if the configuration forces it. Many
+// attachments may do this at once.
+func (c *config) ensureAddresses(conn *links.Conn, br links.Link, wanted []netip.Prefix) error {
+	have, err := conn.Addresses(br.Index)
+	if err != nil {
+		return err
+	}
+	added := false
+	for _, want := range wanted {
+		present, others := conflicts(have, want)
+		if present {
+			continue
+		}
+		for _, other := range others {
+			if !c.ForceAddress {
+				return plugin.Errorf(types.ErrInvalidNetworkConfig,
+					`interface %q has the address %s already, and not %s: set "forceAddress" to replace it`, br.Name, other, want)
+			}
+			if err := conn.DeleteAddress(br.Index, other); err != nil {
+				return err
+			}
+		}
+		if err := conn.AddAddress(br.Index, want, 0); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("interface %q: %w", br.Name, err)
+		}
+		have = append(have, links.Address{Prefix: want})
+		added = true
+	}
+	if !added {
+		return nil
+	}
+	// That of a bridge which somebody else made may change with its ports, and
+	// containers that know it would lose their gateway. What is set stays.
+	if err := conn.Change(br.Index, links.Change{MAC: br.MAC}); err != nil {
+		return fmt.Errorf("pin the MAC address of interface %q: %w", br.Name, err)
+	}
+	return nil
+}
+
+// conflicts tells whether an address is among those that there are, or else
+// which of them it cannot be beside.
+func conflicts(have []links.Address, want netip.Prefix) (present bool, others []netip.Prefix) {
+	for _, a := range have {
+		switch {
+		case a.Prefix == want:
+			return true, nil
+		case a.Addr().Is4() != want.Addr().Is4():
+		case want.Addr().Is4(), a.Overlaps(want):
+			others = append(others, a.Prefix)
+		}
+	}
+	return false, others
+}
+
+// forwarding are the settings that make the host forward between its
+// interfaces, for the families of the addresses.
+func forwarding(addrs []netip.Prefix) []links.Sysctl {
+	var v4, v6 bool
+	for _, a := range addrs {
+		v4 = v4 || a.Addr().Is4()
+		v6 = v6 || a.Addr().Is6()
+	}
+	var all []links.Sysctl
+	if v4 {
+		all = append(all, links.Sysctl{Path: "net/ipv4/ip_forward", Value: "1"})
+	}
+	if v6 {
+		all = append(all, links.Sysctl{Path: "net/ipv6/conf/all/forwarding", Value: "1"})
+	}
+	return all
+}

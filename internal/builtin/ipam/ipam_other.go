@@ -1,0 +1,4 @@
+//go:build !linux
+
+// Package ipam delegates to IPAM plugins. It needs Linux.
+package ipam

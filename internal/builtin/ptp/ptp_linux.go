@@ -1,0 +1,316 @@
+// Package ptp is the plugin "ptp": it connects a container to the host by a
+// veth pair that nobody else is on. The host routes to each address of the
+// container, which sends everything to the host.
+//
+// It takes the configuration of the reference plugin, and returns what that one
+// would. IPv6 addresses are usable at once: there is no detection of
+// duplicates, as nobody else is on the link.
+package ptp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/builtin/veth"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Plugin is the plugin "ptp".
+type Plugin struct{}
+
+// containerInterface is the index of the container's interface in the result,
+// behind the host's.
+const containerInterface = 1
+
+func load(r *plugin.Request) (*veth.Config, error) {
+	var c veth.Config
+	if err := r.Decode(&c); err != nil {
+		return nil, err
+	}
+	return &c, c.Validate()
+}
+
+// Add connects the container.
+func (Plugin) Add(ctx context.Context, r *plugin.Request) (result *types100.Result, err error) {
+	c, err := load(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	host, err := links.Dial(r.Host)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, host.Close()) }()
+	a := &attachment{Config: c, r: r, host: host}
+	if err := a.make(ctx); err != nil {
+		return nil, errors.Join(err, a.undo(ctx))
+	}
+	return a.result, nil
+}
+
+// attachment is one that is being made.
+type attachment struct {
+	*veth.Config
+	r      *plugin.Request
+	host   *links.Conn
+	pair   links.Pair // made if the index is not 0
+	leased bool       // there are addresses to give back
+	result *types100.Result
+}
+
+// make does what Add is to do. The kernel makes the interfaces while the IPAM
+// plugin looks for an address.
+func (a *attachment) make(ctx context.Context) error {
+	leased, err := ipam.Add(ctx, a.r, a.IPAM.Type, a.connect)
+	if err != nil {
+		return err
+	}
+	a.leased = true
+	host, container := veth.Interfaces(a.r, a.pair)
+	a.result = &types100.Result{
+		CNIVersion: types100.ImplementedSpecVersion,
+		Interfaces: []*types100.Interface{host, container},
+		IPs:        leased.IPs, Routes: leased.Routes, DNS: leased.DNS,
+	}
+	for _, ip := range a.result.IPs {
+		ip.Interface = types100.Int(containerInterface)
+	}
+	a.SetDNS(a.result)
+	ends, err := endpoints(a.result)
+	if err != nil {
+		return err
+	}
+	if err := a.configureContainer(ctx, ends); err != nil {
+		return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
+	}
+	if err := a.configureHost(ends); err != nil {
+		return fmt.Errorf("interface %q on the host: %w", a.pair.Host.Name, err)
+	}
+	if _, err := veth.AwaitRunning(ctx, a.host, a.pair.Host.Index); err != nil {
+		return err
+	}
+	return a.Masquerade(ctx, a.r, a.result)
+}
+
+func (a *attachment) connect() (err error) {
+	a.pair, err = a.host.Connect(a.r.Container, links.Veth{Name: a.r.IfName, MTU: a.MTU})
+	return err
+}
+
+// endpoint is an address of the container, in its subnet, and the address of
+// the host that it sends to.
+type endpoint struct {
+	address netip.Prefix
+	gateway netip.Addr
+}
+
+// endpoints reads the addresses of a result.
+func endpoints(result *types100.Result) ([]endpoint, error) {
+	var all []endpoint
+	for _, ip := range result.IPs {
+		p, err := links.Prefix(ip.Address)
+		if err != nil {
+			return nil, err
+		}
+		gateway, ok := netip.AddrFromSlice(ip.Gateway)
+		if !ok {
+			return nil, plugin.Errorf(types.ErrInvalidNetworkConfig,
+				`"ipam": address %s has no gateway, which is the address of the host's end`, p)
+		}
+		all = append(all, endpoint{p, gateway.Unmap()})
+	}
+	return all, nil
+}
+
+// routes are those of the container to the gateway and, by way of it, to the
+// rest of the subnet, whose addresses are those of other links.
+func (e endpoint) routes() (toGateway, toSubnet links.Route) {
+	toGateway = links.Route{Dst: single(e.gateway), Src: e.address.Addr(), Scope: unix.RT_SCOPE_LINK}
+	toSubnet = links.Route{Dst: e.address.Masked(), Via: e.gateway, Src: e.address.Addr()}
+	return toGateway, toSubnet
+}
+
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// configureContainer sets the container's end up. An address makes a route to
+// its subnet, as if it were on the link, which the routes of the IPAM plugin
+// may need to be accepted; it is replaced then.
+func (a *attachment) configureContainer(ctx context.Context, ends []endpoint) (err error) {
+	sysctls, err := ipam.Sysctls(a.r.IfName, a.result)
+	if err != nil {
+		return err
+	}
+	conn, err := links.Dial(a.r.Container, sysctls...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	index := a.pair.Container.Index
+	if err := ipam.Configure(ctx, conn, index, a.result, 0); err != nil {
+		return err
+	}
+	for _, e := range ends {
+		// Two addresses of a subnet share its route.
+		err := conn.DeleteRoute(index, links.Route{Dst: e.address.Masked(), Scope: unix.RT_SCOPE_NOWHERE})
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+		toGateway, toSubnet := e.routes()
+		for _, route := range []links.Route{toGateway, toSubnet} {
+			if err := conn.AddRoute(index, route, false); err != nil && !errors.Is(err, unix.EEXIST) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// configureHost gives the host's end the addresses of the gateways, routes the
+// container's by way of it, and has the host forward.
+func (a *attachment) configureHost(ends []endpoint) error {
+	settings := []links.Sysctl{
+		{Path: "net/ipv6/conf/" + a.pair.Host.Name + "/accept_ra", Value: "0", Optional: true},
+	}
+	index := a.pair.Host.Index
+	for _, e := range ends {
+		if err := a.host.AddAddress(index, single(e.gateway), 0); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+		route := links.Route{Dst: single(e.address.Addr()), Scope: unix.RT_SCOPE_HOST}
+		if err := a.host.AddRoute(index, route, false); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+		settings = append(settings, forwarding(e.gateway))
+	}
+	return links.SetSysctls(a.r.Host, settings)
+}
+
+// forwarding is the setting that makes the host forward between its interfaces.
+func forwarding(a netip.Addr) links.Sysctl {
+	if a.Is4() {
+		return links.Sysctl{Path: "net/ipv4/ip_forward", Value: "1"}
+	}
+	return links.Sysctl{Path: "net/ipv6/conf/all/forwarding", Value: "1"}
+}
+
+// undo takes back what a failed make did, also when the context has ended.
+func (a *attachment) undo(ctx context.Context) error {
+	var errs []error
+	if a.pair.Host.Index != 0 {
+		errs = append(errs, a.host.Delete(a.pair.Host.Index))
+	}
+	if a.leased {
+		errs = append(errs, ipam.Release(ctx, a.r, a.IPAM.Type))
+	}
+	return errors.Join(errs...)
+}
+
+// Del disconnects the container.
+func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
+	var c veth.Config
+	if err := r.Decode(&c); err != nil {
+		return err
+	}
+	return c.Delete(ctx, r)
+}
+
+// Check returns an error unless both ends of the pair, addresses, routes and
+// rules are what Add made. It is stricter than the reference plugin, which does
+// not look at what is the host's.
+func (Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
+	c, err := load(r)
+	if err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
+		return err
+	}
+	container, err := c.Check(r, true)
+	if err != nil {
+		return err
+	}
+	host, err := links.Dial(r.Host)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, host.Close()) }()
+	link, err := c.CheckHost(host, r, container)
+	if err != nil {
+		return err
+	}
+	if err := checkHost(host, r, link); err != nil {
+		return fmt.Errorf("interface %q on the host: %w", link.Name, err)
+	}
+	return c.CheckMasquerade(ctx, r, r.PrevResult)
+}
+
+// checkHost looks for the addresses and routes of the host's end.
+func checkHost(host *links.Conn, r *plugin.Request, link links.Link) error {
+	ends, err := endpoints(own(r.PrevResult))
+	if err != nil {
+		return err
+	}
+	have, err := host.Addresses(link.Index)
+	if err != nil {
+		return err
+	}
+	has := make(map[netip.Prefix]bool)
+	for _, a := range have {
+		has[a.Prefix] = true
+	}
+	var settings []links.Sysctl
+	for _, e := range ends {
+		if !has[single(e.gateway)] {
+			return fmt.Errorf("the gateway's address %s is missing", e.gateway)
+		}
+		want := links.Route{Dst: single(e.address.Addr())}
+		if ok, err := ipam.HasRoute(host, link.Index, want); err != nil || !ok {
+			return errors.Join(err, fmt.Errorf("route %s is missing", want))
+		}
+		settings = append(settings, forwarding(e.gateway))
+	}
+	return links.CheckSysctls(r.Host, settings)
+}
+
+// own is a result with the addresses of the container's interface only.
+func own(result *types100.Result) *types100.Result {
+	filtered := &types100.Result{}
+	for _, ip := range result.IPs {
+		if ip != nil && ip.Interface != nil && *ip.Interface == containerInterface {
+			filtered.IPs = append(filtered.IPs, ip)
+		}
+	}
+	return filtered
+}
+
+// Status asks the IPAM plugin.
+func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
+	c, err := load(r)
+	if err != nil {
+		return err
+	}
+	return ipam.Status(ctx, r, c.IPAM.Type)
+}
+
+// GC has the IPAM plugin collect what is no longer valid.
+func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
+	c, err := load(r)
+	if err != nil {
+		return err
+	}
+	return ipam.GC(ctx, r, c.IPAM.Type)
+}

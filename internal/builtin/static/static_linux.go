@@ -1,0 +1,226 @@
+// Package static is the IPAM plugin "static": the addresses are those that the
+// configuration, or the caller, lists. It keeps nothing.
+package static
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/embedcni/cni/plugin"
+)
+
+// Plugin is the plugin "static".
+type Plugin struct{}
+
+// config is what it needs of the configuration of the plugin that delegates.
+type config struct {
+	IPAM *struct {
+		Routes    []*types.Route `json:"routes"`
+		Addresses []configured   `json:"addresses"`
+		DNS       types.DNS      `json:"dns"`
+	} `json:"ipam"`
+	RuntimeConfig struct {
+		IPs []string `json:"ips"`
+	} `json:"runtimeConfig"`
+	Args struct {
+		CNI struct {
+			IPs []string `json:"ips"`
+		} `json:"cni"`
+	} `json:"args"`
+}
+
+type configured struct {
+	Address string `json:"address"`
+	Gateway net.IP `json:"gateway"`
+}
+
+// environment is what CNI_ARGS can say.
+type environment struct {
+	types.CommonArgs
+	IP      types.UnmarshallableString `json:"ip,omitempty"`
+	GATEWAY types.UnmarshallableString `json:"gateway,omitempty"`
+}
+
+// address is one that is to be given, with its subnet.
+type address struct {
+	prefix  netip.Prefix
+	gateway net.IP
+}
+
+// load reads the configuration and the addresses: those of the runtime, or of
+// the arguments in the configuration, or else those that the configuration
+// lists together with those in CNI_ARGS.
+func load(r *plugin.Request) (*config, []address, error) {
+	var c config
+	if err := r.Decode(&c); err != nil {
+		return nil, nil, err
+	}
+	if c.IPAM == nil {
+		return nil, nil, invalid(`"ipam" is missing`)
+	}
+	// Read even if others come first, as what is wrong in it is wrong.
+	all, err := c.listed(r.Args)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, from := range []struct {
+		field string
+		ips   []string
+	}{{"args.cni.ips", c.Args.CNI.IPs}, {"runtimeConfig.ips", c.RuntimeConfig.IPs}} {
+		if len(from.ips) == 0 {
+			continue
+		}
+		all = nil
+		for _, text := range from.ips {
+			p, err := parse(from.field, text)
+			if err != nil {
+				return nil, nil, err
+			}
+			all = append(all, address{prefix: p})
+		}
+	}
+	return &c, all, onePerFamily(r.CNIVersion, all)
+}
+
+// listed are the addresses of the configuration and of CNI_ARGS.
+func (c *config) listed(args string) ([]address, error) {
+	var all []address
+	for _, a := range c.IPAM.Addresses {
+		p, err := parse("ipam.addresses", a.Address)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, address{p, a.Gateway})
+	}
+	if args == "" {
+		return all, nil
+	}
+	var env environment
+	if err := types.LoadArgs(args, &env); err != nil {
+		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
+	}
+	for _, text := range list(env.IP) {
+		p, err := parse("IP in CNI_ARGS", text)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, address{prefix: p})
+	}
+	for _, text := range list(env.GATEWAY) {
+		gateway, err := netip.ParseAddr(text)
+		if err != nil {
+			return nil, invalid("%q: %w", "GATEWAY in CNI_ARGS", err)
+		}
+		for i := range all {
+			if all[i].prefix.Contains(gateway.Unmap()) {
+				all[i].gateway = net.ParseIP(text)
+			}
+		}
+	}
+	return all, nil
+}
+
+func list(value types.UnmarshallableString) []string {
+	if value == "" {
+		return nil
+	}
+	all := strings.Split(string(value), ",")
+	for i := range all {
+		all[i] = strings.TrimSpace(all[i])
+	}
+	return all
+}
+
+func parse(field, text string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		return p, invalid(`%q: %q is not an address with the length of its subnet, as in 10.1.0.2/24: %w`, field, text, err)
+	}
+	if a := p.Addr(); a.Is4In6() {
+		if p.Bits() < 96 {
+			return p, invalid(`%q: %q is an IPv4 address in the form of IPv6, whose length is at least 96`, field, text)
+		}
+		p = netip.PrefixFrom(a.Unmap(), p.Bits()-96)
+	}
+	return p, nil
+}
+
+func invalid(format string, args ...any) error {
+	return plugin.Errorf(types.ErrInvalidNetworkConfig, format, args...)
+}
+
+// onePerFamily refuses what results could not hold before version 0.3.0.
+func onePerFamily(cniVersion string, all []address) error {
+	several, err := version.GreaterThanOrEqualTo(cniVersion, "0.3.0")
+	if err != nil {
+		return plugin.Errorf(types.ErrIncompatibleCNIVersion, "cniVersion: %w", err)
+	}
+	v4 := 0
+	for _, a := range all {
+		if a.prefix.Addr().Is4() {
+			v4++
+		}
+	}
+	if !several && (v4 > 1 || len(all)-v4 > 1) {
+		return invalid("CNI version %s does not have more than one address per family", cniVersion)
+	}
+	return nil
+}
+
+// Add returns the addresses.
+func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	c, all, err := load(r)
+	if err != nil {
+		return nil, err
+	}
+	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Routes: c.IPAM.Routes, DNS: c.IPAM.DNS}
+	for _, a := range all {
+		addr := a.prefix.Addr()
+		result.IPs = append(result.IPs, &types100.IPConfig{
+			Address: net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(a.prefix.Bits(), addr.BitLen())},
+			Gateway: a.gateway,
+		})
+	}
+	return result, nil
+}
+
+// Del has nothing to give back.
+func (Plugin) Del(context.Context, *plugin.Request) error { return nil }
+
+// Check returns an error unless the result has every address, with the gateway
+// if one is configured.
+func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	_, all, err := load(r)
+	if err != nil {
+		return err
+	}
+	if r.PrevResult == nil {
+		return invalid("prevResult is missing: there is nothing to check against")
+	}
+	for _, a := range all {
+		at := slices.IndexFunc(r.PrevResult.IPs, func(ip *types100.IPConfig) bool {
+			return ip != nil && ip.Address.IP.Equal(a.prefix.Addr().AsSlice())
+		})
+		if at < 0 {
+			return fmt.Errorf("the result has no address %s", a.prefix)
+		}
+		if got := r.PrevResult.IPs[at].Gateway; a.gateway != nil && !a.gateway.Equal(got) {
+			return fmt.Errorf("the gateway of address %s is %s, not %s", a.prefix, got, a.gateway)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,294 @@
+package veth_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/builtin"
+	"github.com/embedcni/cni/internal/inprocess"
+	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/netns"
+)
+
+// host is a namespace that stands for a host, with its containers.
+type host struct {
+	t       testing.TB
+	dir     string
+	plugins string // the directory of the reference plugins
+	ns      *netns.Handle
+}
+
+// call is what a plugin is called with. IPAMDIR in its configuration is the
+// host's directory of addresses.
+type call struct {
+	typ, id, args, conf string
+	prev                []byte
+}
+
+const ifName = "eth0"
+
+func newHost(t testing.TB) *host {
+	t.Helper()
+	plugins, err := refplugins.Dir(t.Context(), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &host{t: t, dir: t.TempDir(), plugins: plugins}
+	h.ns = h.namespace("host")
+	h.sh("ip link set lo up")
+	return h
+}
+
+// namespace makes one that is there until the test ends.
+func (h *host) namespace(name string) *netns.Handle {
+	h.t.Helper()
+	ns, err := netns.Create(h.path(name))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() {
+		if err := errors.Join(netns.Remove(h.path(name)), ns.Close()); err != nil {
+			h.t.Error(err)
+		}
+	})
+	return ns
+}
+
+func (h *host) path(name string) string { return filepath.Join(h.dir, "netns", name) }
+
+// sh runs a script on the host.
+func (h *host) sh(script string) {
+	h.t.Helper()
+	shell(h.t, h.ns, script)
+}
+
+// in runs a script in a container.
+func (h *host) in(name, script string) {
+	h.t.Helper()
+	ns, err := netns.Open(h.path(name))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer ns.Close()
+	shell(h.t, ns, script)
+}
+
+func shell(t testing.TB, ns *netns.Handle, script string) {
+	t.Helper()
+	cmd := exec.Command("sh", "-ec", script)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := ns.Do(cmd.Run); err != nil {
+		t.Fatalf("%s\n%v: %s", script, err, out.String())
+	}
+}
+
+// run is ours or theirs.
+type run func(h *host, ctx context.Context, verb string, c call) ([]byte, error)
+
+// ours runs a plugin in process. A plugin that it delegates to is ours if we
+// have one, or else an executable.
+func ours(h *host, ctx context.Context, verb string, c call) ([]byte, error) {
+	return inprocess.Run(ctx, builtin.Lookup(c.typ), inprocess.Call{
+		Verb: verb, Type: c.typ, Env: h.env(verb, c), Stdin: h.stdin(c), Host: h.ns,
+		Delegate: func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
+			with := ours
+			if builtin.Lookup(typ) == nil {
+				with = theirs
+			}
+			c.typ, c.conf, c.prev = typ, string(config), nil
+			out, err := with(h, ctx, verb, c)
+			if err != nil || verb != "ADD" {
+				return nil, err
+			}
+			return parse(out)
+		},
+	})
+}
+
+// theirs runs a reference plugin.
+func theirs(h *host, ctx context.Context, verb string, c call) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(h.plugins, c.typ))
+	cmd.Env = append(h.env(verb, c), "PATH="+os.Getenv("PATH"))
+	cmd.Stdin = bytes.NewReader(h.stdin(c))
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := h.ns.Do(cmd.Run); err != nil {
+		if e := (&types.Error{}); json.Unmarshal(stdout.Bytes(), e) == nil && e.Msg != "" {
+			return nil, e
+		}
+		return nil, fmt.Errorf("%w: %s%s", err, stdout.String(), stderr.String())
+	}
+	return stdout.Bytes(), nil
+}
+
+func (h *host) env(verb string, c call) []string {
+	ns := h.path(c.id)
+	if c.id == "" {
+		ns = ""
+	}
+	return []string{
+		"CNI_COMMAND=" + verb, "CNI_CONTAINERID=id-" + c.id, "CNI_IFNAME=" + ifName,
+		"CNI_NETNS=" + ns, "CNI_ARGS=" + c.args, "CNI_PATH=" + h.plugins,
+	}
+}
+
+func (h *host) stdin(c call) []byte {
+	conf := strings.ReplaceAll(c.conf, "IPAMDIR", filepath.Join(h.dir, "ipam"))
+	if c.prev == nil {
+		return []byte(conf)
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(conf), &fields); err != nil {
+		h.t.Fatal(err)
+	}
+	fields["prevResult"] = c.prev
+	out, err := json.Marshal(fields)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return out
+}
+
+func parse(out []byte) (*types100.Result, error) {
+	var version struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	if err := json.Unmarshal(out, &version); err != nil {
+		return nil, err
+	}
+	raw, err := create.Create(version.CNIVersion, out)
+	if err != nil {
+		return nil, err
+	}
+	return types100.NewResultFromResult(raw)
+}
+
+// must runs a verb that must succeed.
+func (h *host) must(with run, verb string, c call) []byte {
+	h.t.Helper()
+	out, err := with(h, h.t.Context(), verb, c)
+	if err != nil {
+		h.t.Fatalf("%s: %v\n%s", verb, err, c.conf)
+	}
+	return out
+}
+
+// mustFail runs a verb that must fail, and compares the error's text.
+func (h *host) mustFail(with run, verb string, c call, want string) {
+	h.t.Helper()
+	out, err := with(h, h.t.Context(), verb, c)
+	if err == nil {
+		h.t.Errorf("%s succeeded: %s\nwant %s", verb, out, want)
+	} else if got := h.normal(err.Error()); got != want {
+		h.t.Errorf("%s: got %s\nwant %s", verb, got, want)
+	}
+}
+
+var (
+	randomMAC  = regexp.MustCompile(`([0-9a-f]{2}:){5}[0-9a-f]{2}`)
+	randomName = regexp.MustCompile(`veth[0-9a-f]{8}`)
+)
+
+// normal is text without what is random, or of this host alone.
+func (h *host) normal(text string) string {
+	text = strings.ReplaceAll(text, h.dir, "DIR")
+	text = randomName.ReplaceAllString(text, "vethX")
+	return randomMAC.ReplaceAllStringFunc(text, func(mac string) string {
+		if mac == fixedMAC || mac == "00:00:00:00:00:00" || mac == "ff:ff:ff:ff:ff:ff" {
+			return mac
+		}
+		return "MAC"
+	})
+}
+
+// fixedMAC is the one that configurations in the tests ask for.
+const fixedMAC = "02:00:00:00:00:42"
+
+// result is one, normal and in a canonical form.
+func (h *host) result(out []byte) string {
+	h.t.Helper()
+	var v any
+	if err := json.Unmarshal(out, &v); err != nil {
+		h.t.Fatal(err)
+	}
+	canonical, err := json.MarshalIndent(v, "", " ")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return h.normal(string(canonical))
+}
+
+// snapshot is all that there is, of the host and of this process.
+func (h *host) snapshot() audit.Lines {
+	h.t.Helper()
+	var lines audit.Lines
+	err := h.ns.Do(func() (err error) {
+		lines, err = audit.Snapshot(h.t.Context(), audit.Options{StateDirs: []string{filepath.Join(h.dir, "ipam")}})
+		return err
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return lines
+}
+
+// kernel is what the kernel has on the host and in a container, normal.
+func (h *host) kernel(container string) string {
+	h.t.Helper()
+	lines := h.snapshot()
+	ns, err := netns.Open(h.path(container))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer ns.Close()
+	err = ns.Do(func() error {
+		inside, err := audit.Snapshot(h.t.Context(), audit.Options{})
+		for _, l := range inside {
+			lines = append(lines, "container: "+l)
+		}
+		return err
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	lines = lines.Without(func(l string) bool {
+		words := strings.Fields(strings.TrimPrefix(l, "container: "))
+		return slices.Contains([]string{"fd", "process", "mount", "netns", "file", "dir"}, words[0])
+	})
+	text := h.normal(strings.Join(lines, "\n"))
+	sorted := strings.Split(text, "\n")
+	slices.Sort(sorted)
+	return strings.Join(sorted, "\n")
+}
+
+// wantClean fails unless there is what there was, beside what is shared.
+func (h *host) wantClean(before audit.Lines) {
+	h.t.Helper()
+	left, gone := audit.Diff(before, h.snapshot())
+	if left = left.Without(audit.Shared); len(left)+len(gone) > 0 {
+		h.t.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
+	}
+}
+
+// diff is where two texts differ, line by line.
+func diff(got, want string) string {
+	added, removed := audit.Diff(strings.Split(want, "\n"), strings.Split(got, "\n"))
+	return "only ours:\n  " + strings.Join(added, "\n  ") + "\nonly theirs:\n  " + strings.Join(removed, "\n  ")
+}

@@ -1,0 +1,218 @@
+// Package veth has what the plugins that make a veth pair have in common: its
+// end, its check, and the masquerading of its addresses.
+package veth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Config is the part of a configuration that these plugins share.
+type Config struct {
+	IPMasq        bool    `json:"ipMasq"`
+	IPMasqBackend *string `json:"ipMasqBackend"`
+	MTU           int     `json:"mtu"`
+
+	IPAM struct {
+		Type string `json:"type"`
+	} `json:"ipam"`
+	DNS types.DNS `json:"dns"`
+}
+
+// Validate returns an error that names the field that is wrong.
+func (c Config) Validate() error {
+	if c.MTU < 0 {
+		return plugin.Errorf(types.ErrInvalidNetworkConfig, `"mtu": %d is negative`, c.MTU)
+	}
+	switch c.backend() {
+	case netfilter.IPTables, netfilter.NFTables, netfilter.Native:
+		return nil
+	}
+	return plugin.Errorf(types.ErrInvalidNetworkConfig, `"ipMasqBackend": unknown backend %q: use "iptables" or "nftables"`, *c.IPMasqBackend)
+}
+
+// backend is where the rules go; that of this module if none is named.
+func (c Config) backend() netfilter.Backend {
+	if c.IPMasqBackend == nil {
+		return netfilter.Native
+	}
+	return netfilter.Backend(*c.IPMasqBackend)
+}
+
+// SetDNS replaces what the IPAM plugin said about DNS if the configuration
+// says something.
+func (c Config) SetDNS(result *types100.Result) {
+	if c.DNS.Nameservers != nil || c.DNS.Search != nil || c.DNS.Options != nil || c.DNS.Domain != "" {
+		result.DNS = c.DNS
+	}
+}
+
+// rules are the masquerading of addresses.
+func rules(r *plugin.Request, addrs []netip.Prefix) netfilter.Rules {
+	return netfilter.Rules{Masquerade: []netfilter.Masquerade{{
+		Owner:     netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName},
+		Addresses: addrs,
+	}}}
+}
+
+// Masquerade masquerades the addresses of the result, if the configuration
+// wants it.
+func (c Config) Masquerade(ctx context.Context, r *plugin.Request, result *types100.Result) error {
+	if !c.IPMasq {
+		return nil
+	}
+	err := netfilter.Open(r.Host).Add(ctx, c.backend(), rules(r, addresses(result, nil)))
+	if err != nil {
+		return fmt.Errorf(`"ipMasq": %w`, err)
+	}
+	return nil
+}
+
+// CheckMasquerade returns an error unless what Masquerade made is there.
+func (c Config) CheckMasquerade(ctx context.Context, r *plugin.Request, result *types100.Result) error {
+	if !c.IPMasq {
+		return nil
+	}
+	err := netfilter.Open(r.Host).Check(ctx, c.backend(), rules(r, addresses(result, nil)))
+	if err != nil {
+		return fmt.Errorf(`"ipMasq": %w`, err)
+	}
+	return nil
+}
+
+// addresses are those of a result, which may be nil, and those found.
+func addresses(result *types100.Result, found []links.Address) []netip.Prefix {
+	seen := make(map[netip.Prefix]bool)
+	var all []netip.Prefix
+	add := func(p netip.Prefix) {
+		if p.IsValid() && p.Addr().IsGlobalUnicast() && !seen[p] {
+			seen[p] = true
+			all = append(all, p)
+		}
+	}
+	if result != nil {
+		for _, ip := range result.IPs {
+			if ip == nil {
+				continue
+			}
+			// One that is invalid was never put on an interface.
+			if p, err := links.Prefix(ip.Address); err == nil {
+				add(p)
+			}
+		}
+	}
+	for _, a := range found {
+		add(a.Prefix)
+	}
+	return all
+}
+
+// Delete is DEL: the addresses leave the interface, so that nobody who is given
+// one next meets it there, the IPAM plugin gets them back, and the pair and its
+// rules are deleted, together with other deletions that the kernel takes its
+// time for. What fails does not keep the rest from being done.
+func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	link, found, err := open(r)
+	errs := []error{err, ipam.Del(ctx, r, c.IPAM.Type)}
+	if link != nil {
+		errs = append(errs, batch.Later(ctx, link.delete))
+	}
+	if c.IPMasq {
+		err := netfilter.Open(r.Host).Remove(ctx, c.backend(), rules(r, addresses(r.PrevResult, found)))
+		if err != nil {
+			errs = append(errs, fmt.Errorf(`"ipMasq": %w`, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// end is one end of a pair that is to be deleted.
+type end struct {
+	conn  *links.Conn
+	index int
+	name  string
+}
+
+// delete may be called when the request, and the namespace in it, is gone: the
+// socket keeps the namespace.
+func (e *end) delete(context.Context) error {
+	err := e.conn.Delete(e.index)
+	if err != nil {
+		err = fmt.Errorf("delete interface %q: %w", e.name, err)
+	}
+	return errors.Join(err, e.conn.Close())
+}
+
+// open finds an end of the pair, whose addresses it takes away and returns: the
+// container's, or where its namespace is not known the host's. It returns nil
+// if there is none.
+func open(r *plugin.Request) (*end, []links.Address, error) {
+	ns, name := r.Container, r.IfName
+	var host types100.Interface
+	if ns == nil {
+		if host = HostInterface(r.PrevResult, r.IfName); host.Name == "" || r.Host == nil {
+			return nil, nil, nil
+		}
+		ns, name = r.Host, host.Name
+	}
+	c, err := links.Dial(ns)
+	if err != nil {
+		return nil, nil, err
+	}
+	link, err := c.Link(name)
+	// An interface of the host with the name of ours is ours if it has the
+	// address that ours was given at random.
+	if links.NotFound(err) || err == nil && r.Container == nil && (link.Kind != "veth" || link.MAC.String() != host.Mac) {
+		return nil, nil, c.Close()
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, c.Close())
+	}
+	found, err := c.Addresses(link.Index)
+	for _, a := range found {
+		if !a.Addr().IsLinkLocalUnicast() {
+			err = errors.Join(err, c.DeleteAddress(link.Index, a.Prefix))
+		}
+	}
+	return &end{conn: c, index: link.Index, name: name}, found, err
+}
+
+// HostInterface is the host's end of a pair, as a result lists it: of the
+// interfaces that are in no sandbox the one before the container's. It is empty
+// if there is none.
+func HostInterface(result *types100.Result, ifName string) types100.Interface {
+	if result == nil {
+		return types100.Interface{}
+	}
+	var last types100.Interface
+	for _, i := range result.Interfaces {
+		switch {
+		case i == nil:
+		case i.Sandbox == "":
+			last = *i
+		case i.Name == ifName:
+			return last
+		}
+	}
+	return types100.Interface{}
+}
+
+// Interfaces converts a pair to what a result says of it.
+func Interfaces(r *plugin.Request, pair links.Pair) (host, container *types100.Interface) {
+	return &types100.Interface{Name: pair.Host.Name, Mac: pair.Host.MAC.String()},
+		&types100.Interface{Name: pair.Container.Name, Mac: pair.Container.MAC.String(), Sandbox: r.NetNS}
+}

@@ -1,0 +1,161 @@
+package links
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// Address is an address of an interface.
+type Address struct {
+	netip.Prefix
+	// Tentative and Duplicate are what the detection of duplicates says of an
+	// IPv6 address: not usable yet, and never (RFC 4862, section 5.4).
+	Tentative, Duplicate bool
+}
+
+// AddressFlag is what the kernel is to do about an address that is added.
+type AddressFlag uint32
+
+const (
+	// Detect looks for duplicates of an IPv6 address, for which it is not
+	// usable for 1 to 2 s. Without, it is usable at once: what was allocated
+	// for this machine no other machine has.
+	Detect AddressFlag = 1 << iota
+	// NoSubnet makes no route to the address's subnet.
+	NoSubnet
+)
+
+// AddAddress adds an address to an interface. The error wraps EEXIST if it is
+// there already.
+func (c *Conn) AddAddress(index int, p netip.Prefix, flags AddressFlag) error {
+	m := addressMessage(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, index, p)
+	var kernel uint32
+	if p.Addr().Is6() && flags&Detect == 0 {
+		kernel |= unix.IFA_F_NODAD
+	}
+	if flags&NoSubnet != 0 {
+		kernel |= unix.IFA_F_NOPREFIXROUTE
+	}
+	if kernel != 0 {
+		m.u32(unix.IFA_FLAGS, kernel)
+	}
+	if err := c.execute(m, nil); err != nil {
+		return fmt.Errorf("add address %s: %w", p, err)
+	}
+	return nil
+}
+
+// DeleteAddress deletes an address, which is fine if it is gone.
+func (c *Conn) DeleteAddress(index int, p netip.Prefix) error {
+	err := c.execute(addressMessage(unix.RTM_DELADDR, unix.NLM_F_ACK, index, p), nil)
+	if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("delete address %s: %w", p, err)
+	}
+	return nil
+}
+
+// addressMessage is about one address. With IPv4 goes the address for
+// broadcasts that the length means (RFC 919).
+func addressMessage(typ, flags uint16, index int, p netip.Prefix) *message {
+	m := newMessage(typ, flags, ifaddr(p.Addr(), p.Bits(), index))
+	raw := p.Addr().AsSlice()
+	m.attr(unix.IFA_LOCAL, raw)
+	m.attr(unix.IFA_ADDRESS, raw)
+	if p.Addr().Is4() && p.Bits() < 31 {
+		m.attr(unix.IFA_BROADCAST, lastAddress(p).AsSlice())
+	}
+	return m
+}
+
+// lastAddress is the one of all ones.
+func lastAddress(p netip.Prefix) netip.Addr {
+	raw := p.Addr().AsSlice()
+	for i := p.Bits(); i < len(raw)*8; i++ {
+		raw[i/8] |= 0x80 >> (i % 8)
+	}
+	addr, _ := netip.AddrFromSlice(raw) // a slice of a valid length
+	return addr
+}
+
+// ifaddr is a struct ifaddrmsg (<linux/if_addr.h>).
+func ifaddr(addr netip.Addr, bits, index int) []byte {
+	b := make([]byte, unix.SizeofIfAddrmsg)
+	b[0] = family(addr)
+	b[1] = byte(bits)
+	native.PutUint32(b[4:], uint32(index))
+	return b
+}
+
+func family(addr netip.Addr) byte {
+	switch {
+	case addr.Is4():
+		return unix.AF_INET
+	case addr.Is6():
+		return unix.AF_INET6
+	}
+	return unix.AF_UNSPEC
+}
+
+// Addresses are those of an interface, of both families. The kernel is asked
+// for no others.
+func (c *Conn) Addresses(index int) ([]Address, error) {
+	var all []Address
+	m := newMessage(unix.RTM_GETADDR, unix.NLM_F_DUMP, ifaddr(netip.Addr{}, 0, index))
+	err := c.execute(m, func(body []byte) error {
+		a, of, err := parseAddress(body)
+		if err == nil && of == index {
+			all = append(all, a)
+		}
+		return err
+	})
+	// Of an interface that is gone meanwhile.
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		return nil, fmt.Errorf("list the addresses of interface %d: %w", index, err)
+	}
+	return all, nil
+}
+
+// parseAddress reads the body of an RTM_NEWADDR, and of which interface it is.
+func parseAddress(body []byte) (Address, int, error) {
+	if len(body) < unix.SizeofIfAddrmsg {
+		return Address{}, 0, errTruncated
+	}
+	flags := uint32(body[2])
+	var addr, local netip.Addr
+	err := eachAttr(body[unix.SizeofIfAddrmsg:], func(typ uint16, value []byte) {
+		switch typ {
+		case unix.IFA_ADDRESS: // of the other end, where there is a local one too
+			addr, _ = netip.AddrFromSlice(value)
+		case unix.IFA_LOCAL:
+			local, _ = netip.AddrFromSlice(value)
+		case unix.IFA_FLAGS: // all 32 of them
+			flags = number(value)
+		}
+	})
+	if local.IsValid() {
+		addr = local
+	}
+	return Address{
+		Prefix:    netip.PrefixFrom(addr, int(body[1])),
+		Tentative: flags&unix.IFA_F_TENTATIVE != 0,
+		Duplicate: flags&unix.IFA_F_DADFAILED != 0,
+	}, int(native.Uint32(body[4:])), err
+}
+
+// Prefix converts an address with its mask.
+func Prefix(n net.IPNet) (netip.Prefix, error) {
+	addr, ok := netip.AddrFromSlice(n.IP)
+	addr = addr.Unmap()
+	ones, bits := n.Mask.Size()
+	if bits == 128 && addr.Is4() { // an IPv4 mask in the form of IPv6
+		ones, bits = ones-96, 32
+	}
+	if !ok || bits != addr.BitLen() || ones < 0 {
+		return netip.Prefix{}, fmt.Errorf("invalid address %q", n.String())
+	}
+	return netip.PrefixFrom(addr, ones), nil
+}

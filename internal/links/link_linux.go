@@ -1,0 +1,191 @@
+package links
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Link is an interface as the kernel describes it.
+type Link struct {
+	Index     int
+	Name      string
+	Kind      string // "bridge", "veth"; empty for lo and hardware
+	MAC       net.HardwareAddr
+	MTU       int
+	Flags     uint32 // IFF_*
+	OperState uint8  // IF_OPER_*
+	Master    int    // the index of the bridge, or 0
+	// Peer is the index of a veth's other end, in the namespace that it is in.
+	Peer        int
+	Promiscuous bool
+	// VLANFiltering and DefaultVLAN are a bridge's: whether it keeps VLANs
+	// apart, and the one that new ports are put in, or 0.
+	VLANFiltering bool
+	DefaultVLAN   uint16
+	// Hairpin and Isolated are those of a bridge's port.
+	Hairpin, Isolated bool
+}
+
+// Up tells whether the interface is set up. It may have no carrier.
+func (l Link) Up() bool { return l.Flags&unix.IFF_UP != 0 }
+
+// Running tells whether packets can pass: the carrier is there, and the kernel
+// has acted on it (RFC 2863, section 3.1.14).
+func (l Link) Running() bool { return l.OperState == operUp }
+
+const (
+	operUp       = 6 // IF_OPER_UP, <linux/if.h>
+	withoutStats = 8 // RTEXT_FILTER_SKIP_STATS, <linux/rtnetlink.h>
+)
+
+// Link looks an interface up by its name. The error is NotFound if there is
+// none.
+func (c *Conn) Link(name string) (Link, error) {
+	if len(name) >= unix.IFNAMSIZ {
+		return Link{}, fmt.Errorf("interface %q: %w: the name is too long", name, unix.ENODEV)
+	}
+	l, err := c.getLink(0, func(m *message) { m.str(unix.IFLA_IFNAME, name) })
+	if err != nil {
+		return Link{}, fmt.Errorf("interface %q: %w", name, err)
+	}
+	return l, nil
+}
+
+// LinkByIndex looks an interface up by its index. Since Linux 6.8 the answer
+// waits for what the kernel has yet to do about a change of the carrier.
+func (c *Conn) LinkByIndex(index int) (Link, error) {
+	l, err := c.getLink(index, func(*message) {})
+	if err != nil {
+		return Link{}, fmt.Errorf("interface %d: %w", index, err)
+	}
+	return l, nil
+}
+
+func (c *Conn) getLink(index int, by func(*message)) (l Link, err error) {
+	m := newMessage(unix.RTM_GETLINK, 0, ifinfo(index, 0, 0))
+	by(m)
+	m.u32(unix.IFLA_EXT_MASK, withoutStats)
+	err = c.execute(m, func(body []byte) (err error) {
+		l, err = parseLink(body)
+		return err
+	})
+	return l, err
+}
+
+// ifinfo is a struct ifinfomsg (<linux/rtnetlink.h>) that changes the flags of
+// the mask.
+func ifinfo(index int, flags, mask uint32) []byte {
+	b := make([]byte, unix.SizeofIfInfomsg)
+	native.PutUint32(b[4:], uint32(index))
+	native.PutUint32(b[8:], flags)
+	native.PutUint32(b[12:], mask)
+	return b
+}
+
+// parseLink reads the body of an RTM_NEWLINK.
+func parseLink(body []byte) (Link, error) {
+	if len(body) < unix.SizeofIfInfomsg {
+		return Link{}, errTruncated
+	}
+	l := Link{Index: int(native.Uint32(body[4:])), Flags: native.Uint32(body[8:])}
+	var nested error
+	var data, port []byte
+	err := eachAttr(body[unix.SizeofIfInfomsg:], func(typ uint16, value []byte) {
+		switch typ {
+		case unix.IFLA_IFNAME:
+			l.Name = text(value)
+		case unix.IFLA_ADDRESS:
+			l.MAC = append(net.HardwareAddr(nil), value...)
+		case unix.IFLA_MTU:
+			l.MTU = int(number(value))
+		case unix.IFLA_OPERSTATE:
+			l.OperState = uint8(number(value))
+		case unix.IFLA_MASTER:
+			l.Master = int(number(value))
+		case unix.IFLA_LINK:
+			l.Peer = int(number(value))
+		case unix.IFLA_PROMISCUITY:
+			l.Promiscuous = number(value) != 0
+		case unix.IFLA_LINKINFO:
+			nested = eachAttr(value, func(typ uint16, value []byte) {
+				switch typ {
+				case unix.IFLA_INFO_KIND:
+					l.Kind = text(value)
+				case unix.IFLA_INFO_DATA:
+					data = value
+				case unix.IFLA_INFO_SLAVE_DATA:
+					port = value
+				}
+			})
+		}
+	})
+	if err := errors.Join(err, nested); err != nil {
+		return Link{}, err
+	}
+	return l, l.parseBridge(data, port)
+}
+
+// parseBridge reads what is a bridge's, and what is its port's.
+func (l *Link) parseBridge(data, port []byte) error {
+	if l.Kind == "bridge" {
+		err := eachAttr(data, func(typ uint16, value []byte) {
+			switch typ {
+			case unix.IFLA_BR_VLAN_FILTERING:
+				l.VLANFiltering = number(value) != 0
+			case unix.IFLA_BR_VLAN_DEFAULT_PVID:
+				l.DefaultVLAN = uint16(number(value))
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if l.Master == 0 {
+		return nil
+	}
+	return eachAttr(port, func(typ uint16, value []byte) {
+		switch typ {
+		case nl.IFLA_BRPORT_MODE:
+			l.Hairpin = number(value) != 0
+		case nl.IFLA_BRPORT_ISOLATED:
+			l.Isolated = number(value) != 0
+		}
+	})
+}
+
+// Change is what is to change about an interface. What is zero stays.
+type Change struct {
+	Up          bool
+	Promiscuous bool
+	MAC         net.HardwareAddr
+}
+
+// Change changes an interface.
+func (c *Conn) Change(index int, change Change) error {
+	var flags uint32
+	if change.Up {
+		flags |= unix.IFF_UP
+	}
+	if change.Promiscuous {
+		flags |= unix.IFF_PROMISC
+	}
+	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, flags, flags))
+	if change.MAC != nil {
+		m.attr(unix.IFLA_ADDRESS, change.MAC)
+	}
+	return c.execute(m, nil)
+}
+
+// Delete deletes an interface, which is fine if it is gone. It waits for what
+// the kernel waits for, about 20 ms.
+func (c *Conn) Delete(index int) error {
+	err := c.execute(newMessage(unix.RTM_DELLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0)), nil)
+	if errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return err
+}

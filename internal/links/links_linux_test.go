@@ -1,0 +1,270 @@
+package links
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
+)
+
+func newNS(t testing.TB, name string) *netns.Handle {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	ns, err := netns.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return ns
+}
+
+func mustDial(t testing.TB, ns *netns.Handle, sysctls ...Sysctl) *Conn {
+	t.Helper()
+	c, err := Dial(ns, sysctls...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func must[T any](t testing.TB) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func TestConnectPutsThePairInPlace(t *testing.T) {
+	host, container := newNS(t, "host"), newNS(t, "container")
+	h, c := mustDial(t, host), mustDial(t, container)
+	br := must[Link](t)(h.CreateBridge(NewBridge{Name: "br0"}))
+	mac := []byte{2, 0, 0, 0, 0, 9}
+	pair := must[Pair](t)(h.Connect(container, Veth{Name: "eth0", MAC: mac, MTU: 1400, Master: br.Index}))
+
+	inside := must[Link](t)(c.Link("eth0"))
+	outside := must[Link](t)(h.Link(pair.Host.Name))
+	want := Link{
+		Index: inside.Index, Name: "eth0", Kind: "veth", MAC: mac, MTU: 1400,
+		Flags: inside.Flags &^ unix.IFF_UP, OperState: inside.OperState, Peer: outside.Index,
+	}
+	if !reflect.DeepEqual(inside, want) {
+		t.Errorf("in the container: got %+v, want %+v", inside, want)
+	}
+	want = Link{
+		Index: pair.Host.Index, Name: pair.Host.Name, Kind: "veth", MAC: pair.Host.MAC, MTU: 1400,
+		Flags: outside.Flags | unix.IFF_UP, OperState: outside.OperState, Master: br.Index, Peer: inside.Index,
+		Promiscuous: outside.Promiscuous, // as all ports of a bridge that is up
+	}
+	if !reflect.DeepEqual(outside, want) {
+		t.Errorf("on the host: got %+v, want %+v", outside, want)
+	}
+	if pair.Container.Index != inside.Index {
+		t.Errorf("Connect says index %d, it is %d", pair.Container.Index, inside.Index)
+	}
+}
+
+func TestConnectToANameThatIsTaken(t *testing.T) {
+	host, container := newNS(t, "host"), newNS(t, "container")
+	h := mustDial(t, host)
+	must[Pair](t)(h.Connect(container, Veth{Name: "eth0"}))
+	_, err := h.Connect(container, Veth{Name: "eth0"})
+	if want := `interface "eth0" exists in the container already: file exists`; err == nil || err.Error() != want || !errors.Is(err, unix.EEXIST) {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+func TestLinkThatIsNotThere(t *testing.T) {
+	c := mustDial(t, newNS(t, "ns"))
+	for _, name := range []string{"none", "a-name-that-is-too-long"} {
+		if _, err := c.Link(name); !NotFound(err) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if _, err := c.LinkByIndex(99); !NotFound(err) {
+		t.Errorf("index 99: got %v", err)
+	}
+	if err := c.Delete(99); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestKernelErrorHasTheKernelsWords(t *testing.T) {
+	c := mustDial(t, newNS(t, "ns"))
+	_, err := c.CreateBridge(NewBridge{Name: "br0", MTU: 70000})
+	want := `create bridge "br0": invalid argument (mtu greater than device maximum)`
+	if err == nil || err.Error() != want || !errors.Is(err, unix.EINVAL) {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	// The socket is of use afterwards.
+	must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	_, err = c.CreateBridge(NewBridge{Name: "br0"})
+	if !errors.Is(err, unix.EEXIST) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAddressesAreUsableAtOnce(t *testing.T) {
+	c := mustDial(t, newNS(t, "ns"))
+	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	must[Link](t)(c.CreateBridge(NewBridge{Name: "br1"}))
+	want := []Address{
+		{Prefix: netip.MustParsePrefix("10.1.0.1/24")},
+		{Prefix: netip.MustParsePrefix("fd00::1/64")},
+	}
+	for _, a := range want {
+		if err := c.AddAddress(br.Index, a.Prefix, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.AddAddress(br.Index, a.Prefix, 0); !errors.Is(err, unix.EEXIST) {
+			t.Errorf("again: %v", err)
+		}
+	}
+	if got := must[[]Address](t)(c.Addresses(br.Index)); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if got := must[[]Address](t)(c.Addresses(br.Index + 1)); got != nil {
+		t.Errorf("the neighbour has %v", got)
+	}
+	for range 2 {
+		for _, a := range want {
+			if err := c.DeleteAddress(br.Index, a.Prefix); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if got := must[[]Address](t)(c.Addresses(br.Index)); got != nil {
+		t.Errorf("left %v", got)
+	}
+}
+
+func TestDetectLeavesAnAddressTentative(t *testing.T) {
+	c := mustDial(t, newNS(t, "ns"))
+	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	p := netip.MustParsePrefix("fd00::1/64")
+	if err := c.AddAddress(br.Index, p, Detect); err != nil {
+		t.Fatal(err)
+	}
+	want := []Address{{Prefix: p, Tentative: true}}
+	if got := must[[]Address](t)(c.Addresses(br.Index)); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestRoutesAreThoseOfTheInterface(t *testing.T) {
+	host, container := newNS(t, "host"), newNS(t, "container")
+	h, c := mustDial(t, host), mustDial(t, container)
+	pair := must[Pair](t)(h.Connect(container, Veth{Name: "eth0"}))
+	other := must[Pair](t)(h.Connect(container, Veth{Name: "eth1"}))
+	up := func(p Pair, addrs ...string) {
+		for _, a := range addrs {
+			if err := c.AddAddress(p.Container.Index, netip.MustParsePrefix(a), NoSubnet); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := c.Change(p.Container.Index, Change{Up: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	up(pair, "10.1.0.2/24", "fd00::2/64")
+	up(other, "10.2.0.2/24")
+	routes := []Route{
+		{Dst: netip.MustParsePrefix("10.1.0.1/32"), Src: netip.MustParseAddr("10.1.0.2"), Scope: unix.RT_SCOPE_LINK, Table: unix.RT_TABLE_MAIN},
+		{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.1.0.1"), Table: unix.RT_TABLE_MAIN},
+		{Dst: netip.MustParsePrefix("10.9.0.0/16"), Via: netip.MustParseAddr("10.1.0.1"), Table: 1000, Priority: 7, MTU: 1300, AdvMSS: 1200},
+		{Dst: netip.MustParsePrefix("fd00::1/128"), Table: unix.RT_TABLE_MAIN, Priority: 1024},
+		{Dst: netip.MustParsePrefix("::/0"), Via: netip.MustParseAddr("fd00::1"), Table: unix.RT_TABLE_MAIN, Priority: 1024},
+	}
+	for _, r := range routes {
+		if err := c.AddRoute(pair.Container.Index, r, false); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.AddRoute(pair.Container.Index, r, false); !errors.Is(err, unix.EEXIST) {
+			t.Errorf("again: %v", err)
+		}
+	}
+	if err := c.AddRoute(other.Container.Index, Route{Dst: netip.MustParsePrefix("10.8.0.0/16")}, true); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]Route{}
+	for _, r := range must[[]Route](t)(c.Routes(pair.Container.Index)) {
+		if r.Dst != netip.MustParsePrefix("fe80::/64") && !r.Dst.Addr().IsMulticast() {
+			got[r.Dst.String()] = r
+		}
+	}
+	want := map[string]Route{}
+	for _, r := range routes {
+		r.MTU, r.AdvMSS = 0, 0 // not read
+		want[r.Dst.String()] = r
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	if err := c.DeleteRoute(pair.Container.Index, Route{Dst: routes[0].Dst, Scope: unix.RT_SCOPE_NOWHERE}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSysctls(t *testing.T) {
+	ns := newNS(t, "ns")
+	all := []Sysctl{
+		{Path: "net/ipv4/ip_forward", Value: "1"},
+		{Path: "net/ipv6/conf/none/accept_ra", Value: "0", Optional: true},
+	}
+	mustDial(t, ns, all...)
+	if err := CheckSysctls(ns, all[:1]); err != nil {
+		t.Error(err)
+	}
+	if err := SetSysctls(ns, all); err != nil {
+		t.Error(err)
+	}
+	err := CheckSysctls(ns, []Sysctl{{Path: "net/ipv4/ip_forward", Value: "0"}})
+	if want := "sysctl net/ipv4/ip_forward is 1, not 0"; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	all[1].Optional = false
+	err = SetSysctls(ns, all)
+	want := "in namespace " + ns.ID().String() + ": set sysctl net/ipv6/conf/none/accept_ra to 0: open /proc/sys/net/ipv6/conf/none/accept_ra: no such file or directory"
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+func TestPrefix(t *testing.T) {
+	tests := map[string]struct {
+		in   net.IPNet
+		want string
+	}{
+		"IPv4":               {net.IPNet{IP: net.IP{10, 1, 0, 2}, Mask: net.CIDRMask(24, 32)}, "10.1.0.2/24"},
+		"IPv4 in 16 bytes":   {net.IPNet{IP: net.ParseIP("10.1.0.2"), Mask: net.CIDRMask(24, 32)}, "10.1.0.2/24"},
+		"IPv4, both in 16":   {net.IPNet{IP: net.ParseIP("10.1.0.2"), Mask: net.CIDRMask(120, 128)}, "10.1.0.2/24"},
+		"IPv6":               {net.IPNet{IP: net.ParseIP("fd00::2"), Mask: net.CIDRMask(64, 128)}, "fd00::2/64"},
+		"IPv6, mask of IPv4": {net.IPNet{IP: net.ParseIP("fd00::2"), Mask: net.CIDRMask(24, 32)}, ""},
+		"no address":         {net.IPNet{Mask: net.CIDRMask(24, 32)}, ""},
+		"a mask with a hole": {net.IPNet{IP: net.IP{10, 1, 0, 2}, Mask: net.IPMask{255, 0, 255, 0}}, ""},
+		"too short for IPv4": {net.IPNet{IP: net.ParseIP("10.1.0.2"), Mask: net.CIDRMask(64, 128)}, ""},
+	}
+	for name, test := range tests {
+		got, err := Prefix(test.in)
+		if (err == nil) != (test.want != "") || err == nil && got.String() != test.want {
+			t.Errorf("%s: got %v, %v, want %q", name, got, err, test.want)
+		}
+	}
+}

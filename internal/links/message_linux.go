@@ -1,0 +1,121 @@
+package links
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// message is a request of route netlink that is being written (RFC 3549,
+// section 2.2; <linux/netlink.h>): a header, a fixed part, attributes.
+type message struct{ b []byte }
+
+// native is the byte order of netlink, which is the machine's.
+var native = binary.NativeEndian
+
+// align is the boundary that attributes and messages begin at.
+const align = 4
+
+// newMessage begins a request. NLM_F_REQUEST is implied.
+func newMessage(typ, flags uint16, fixed []byte) *message {
+	m := &message{b: make([]byte, unix.NLMSG_HDRLEN, 256)}
+	native.PutUint16(m.b[4:], typ)
+	native.PutUint16(m.b[6:], flags|unix.NLM_F_REQUEST)
+	m.b = append(m.b, fixed...)
+	return m
+}
+
+func (m *message) attr(typ uint16, data []byte) {
+	m.b = native.AppendUint16(m.b, uint16(unix.SizeofRtAttr+len(data)))
+	m.b = native.AppendUint16(m.b, typ)
+	m.b = append(m.b, data...)
+	for len(m.b)%align != 0 {
+		m.b = append(m.b, 0)
+	}
+}
+
+func (m *message) u32(typ uint16, v uint32) { m.attr(typ, native.AppendUint32(nil, v)) }
+func (m *message) u8(typ uint16, v bool)    { m.attr(typ, []byte{bit(v)}) }
+func (m *message) str(typ uint16, s string) { m.attr(typ, append([]byte(s), 0)) }
+
+// nest adds an attribute that holds what fn adds.
+func (m *message) nest(typ uint16, fn func()) {
+	begin := len(m.b)
+	m.attr(typ, nil)
+	fn()
+	native.PutUint16(m.b[begin:], uint16(len(m.b)-begin))
+}
+
+// finish returns the request with its length and number.
+func (m *message) finish(seq uint32) []byte {
+	native.PutUint32(m.b, uint32(len(m.b)))
+	native.PutUint32(m.b[8:], seq)
+	return m.b
+}
+
+func (m *message) flags() uint16 { return native.Uint16(m.b[6:]) }
+
+func bit(v bool) byte {
+	if v {
+		return 1
+	}
+	return 0
+}
+
+// errTruncated means that the kernel sent less than it said.
+var errTruncated = errors.New("truncated netlink message")
+
+// eachMessage calls fn for the messages of a datagram.
+func eachMessage(data []byte, fn func(typ uint16, seq uint32, body []byte) error) error {
+	for len(data) >= unix.NLMSG_HDRLEN {
+		size := int(native.Uint32(data))
+		if size < unix.NLMSG_HDRLEN || size > len(data) {
+			return fmt.Errorf("%w: %d of %d bytes", errTruncated, len(data), size)
+		}
+		if err := fn(native.Uint16(data[4:]), native.Uint32(data[8:]), data[unix.NLMSG_HDRLEN:size]); err != nil {
+			return err
+		}
+		data = data[min(aligned(size), len(data)):]
+	}
+	return nil
+}
+
+// eachAttr calls fn for the attributes, without the flags in their types.
+func eachAttr(data []byte, fn func(typ uint16, value []byte)) error {
+	for len(data) >= unix.SizeofRtAttr {
+		size := int(native.Uint16(data))
+		if size < unix.SizeofRtAttr || size > len(data) {
+			return fmt.Errorf("%w: attribute of %d bytes in %d", errTruncated, size, len(data))
+		}
+		fn(native.Uint16(data[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), data[unix.SizeofRtAttr:size])
+		data = data[min(aligned(size), len(data)):]
+	}
+	return nil
+}
+
+func aligned(n int) int { return (n + align - 1) &^ (align - 1) }
+
+// number reads an integer of whichever size the kernel gave it.
+func number(value []byte) uint32 {
+	switch len(value) {
+	case 1:
+		return uint32(value[0])
+	case 2:
+		return uint32(native.Uint16(value))
+	case 4:
+		return native.Uint32(value)
+	}
+	return 0
+}
+
+// text reads a string, which ends with a zero.
+func text(value []byte) string {
+	for i, c := range value {
+		if c == 0 {
+			return string(value[:i])
+		}
+	}
+	return string(value)
+}

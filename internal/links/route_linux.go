@@ -1,0 +1,200 @@
+package links
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// Route is a way to a destination.
+type Route struct {
+	Dst netip.Prefix // of length 0: the default route
+	// Via and Src are the gateway and the address to send from; the zero Addr
+	// is for none.
+	Via, Src netip.Addr
+	Scope    uint8 // RT_SCOPE_*
+	Table    int   // 0 is the main one
+	Priority int
+	// MTU and AdvMSS are for what goes this way; 0 leaves it to the kernel.
+	MTU, AdvMSS int
+}
+
+func (r Route) String() string {
+	s := r.Dst.String()
+	if r.Via.IsValid() {
+		s += " via " + r.Via.String()
+	}
+	return s
+}
+
+// AddRoute adds a route by way of an interface. With others, one to the same
+// destination adds itself (IPv6: as a multipath route); without, there must be
+// none, and the error wraps EEXIST if there is.
+func (c *Conn) AddRoute(index int, r Route, others bool) error {
+	flags := uint16(unix.NLM_F_CREATE | unix.NLM_F_ACK)
+	if !others {
+		flags |= unix.NLM_F_EXCL
+	}
+	if err := c.execute(routeMessage(unix.RTM_NEWROUTE, flags, index, r), nil); err != nil {
+		return fmt.Errorf("add route %s: %w", r, err)
+	}
+	return nil
+}
+
+// DeleteRoute deletes a route.
+func (c *Conn) DeleteRoute(index int, r Route) error {
+	if err := c.execute(routeMessage(unix.RTM_DELROUTE, unix.NLM_F_ACK, index, r), nil); err != nil {
+		return fmt.Errorf("delete route %s: %w", r, err)
+	}
+	return nil
+}
+
+// routeMessage is about a route. Its fixed part is a struct rtmsg
+// (<linux/rtnetlink.h>).
+func routeMessage(typ, flags uint16, index int, r Route) *message {
+	table := r.Table
+	if table == 0 {
+		table = unix.RT_TABLE_MAIN
+	}
+	fixed := make([]byte, unix.SizeofRtMsg)
+	fixed[0] = family(r.Dst.Addr())
+	fixed[1] = byte(r.Dst.Bits())
+	fixed[6] = r.Scope
+	if table < 256 {
+		fixed[4] = byte(table)
+	}
+	if typ == unix.RTM_NEWROUTE {
+		fixed[5] = unix.RTPROT_BOOT
+		fixed[7] = unix.RTN_UNICAST
+	}
+	m := newMessage(typ, flags, fixed)
+	if r.Dst.Bits() > 0 {
+		m.attr(unix.RTA_DST, r.Dst.Masked().Addr().AsSlice())
+	}
+	if r.Via.IsValid() {
+		m.attr(unix.RTA_GATEWAY, r.Via.AsSlice())
+	}
+	if r.Src.IsValid() {
+		m.attr(unix.RTA_PREFSRC, r.Src.AsSlice())
+	}
+	m.u32(unix.RTA_OIF, uint32(index))
+	if r.Priority != 0 {
+		m.u32(unix.RTA_PRIORITY, uint32(r.Priority))
+	}
+	if table >= 256 {
+		m.u32(unix.RTA_TABLE, uint32(table))
+	}
+	if r.MTU != 0 || r.AdvMSS != 0 {
+		m.nest(unix.RTA_METRICS, func() {
+			if r.MTU != 0 {
+				m.u32(unix.RTAX_MTU, uint32(r.MTU))
+			}
+			if r.AdvMSS != 0 {
+				m.u32(unix.RTAX_ADVMSS, uint32(r.AdvMSS))
+			}
+		})
+	}
+	return m
+}
+
+// Routes are those by way of an interface, of both families and all tables but
+// the local one, which the kernel keeps.
+func (c *Conn) Routes(index int) ([]Route, error) {
+	var all []Route
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		fixed := make([]byte, unix.SizeofRtMsg)
+		fixed[0] = family
+		m := newMessage(unix.RTM_GETROUTE, unix.NLM_F_DUMP, fixed)
+		m.u32(unix.RTA_OIF, uint32(index))
+		err := c.execute(m, func(body []byte) error {
+			routes, err := parseRoute(body, index)
+			all = append(all, routes...)
+			return err
+		})
+		// A kernel without IPv6 knows no dump of its routes.
+		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+			return nil, fmt.Errorf("list the routes of interface %d: %w", index, err)
+		}
+	}
+	return all, nil
+}
+
+// parseRoute reads the body of an RTM_NEWROUTE. One of several ways to a
+// destination may be by the interface.
+func parseRoute(body []byte, index int) ([]Route, error) {
+	if len(body) < unix.SizeofRtMsg {
+		return nil, errTruncated
+	}
+	r := Route{Scope: body[6], Table: int(body[4])}
+	dst, out := unspecified(body[0]), 0
+	var ways []Route
+	var nested error
+	err := eachAttr(body[unix.SizeofRtMsg:], func(typ uint16, value []byte) {
+		switch typ {
+		case unix.RTA_DST:
+			dst, _ = netip.AddrFromSlice(value)
+		case unix.RTA_GATEWAY:
+			r.Via, _ = netip.AddrFromSlice(value)
+		case unix.RTA_PREFSRC:
+			r.Src, _ = netip.AddrFromSlice(value)
+		case unix.RTA_OIF:
+			out = int(number(value))
+		case unix.RTA_PRIORITY:
+			r.Priority = int(number(value))
+		case unix.RTA_TABLE:
+			r.Table = int(number(value))
+		case unix.RTA_MULTIPATH:
+			ways, nested = parseWays(value, index)
+		}
+	})
+	if err := errors.Join(err, nested); err != nil {
+		return nil, err
+	}
+	r.Dst = netip.PrefixFrom(dst, int(body[1]))
+	if r.Table == unix.RT_TABLE_LOCAL {
+		return nil, nil
+	}
+	if out == index {
+		ways = append(ways, Route{Via: r.Via})
+	}
+	for i, way := range ways {
+		ways[i] = r
+		ways[i].Via = way.Via
+	}
+	return ways, nil
+}
+
+// parseWays reads a list of struct rtnexthop with attributes
+// (<linux/rtnetlink.h>), and returns the gateways by way of the interface.
+func parseWays(list []byte, index int) ([]Route, error) {
+	var ways []Route
+	for len(list) >= unix.SizeofRtNexthop {
+		size := int(native.Uint16(list))
+		if size < unix.SizeofRtNexthop || size > len(list) {
+			return nil, errTruncated
+		}
+		var via netip.Addr
+		err := eachAttr(list[unix.SizeofRtNexthop:size], func(typ uint16, value []byte) {
+			if typ == unix.RTA_GATEWAY {
+				via, _ = netip.AddrFromSlice(value)
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		if int(native.Uint32(list[4:])) == index {
+			ways = append(ways, Route{Via: via})
+		}
+		list = list[min(aligned(size), len(list)):]
+	}
+	return ways, nil
+}
+
+func unspecified(family byte) netip.Addr {
+	if family == unix.AF_INET6 {
+		return netip.IPv6Unspecified()
+	}
+	return netip.IPv4Unspecified()
+}

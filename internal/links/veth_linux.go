@@ -1,0 +1,146 @@
+package links
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// Veth is a pair of interfaces, one in a container.
+type Veth struct {
+	// Name and MAC are those of the container's end; a nil MAC is for Connect
+	// to choose.
+	Name string
+	MAC  net.HardwareAddr
+	// MTU is that of both ends; 0 is the kernel's default.
+	MTU int
+	// Master is the index of the bridge on which the host's end is put, or 0.
+	Master int
+}
+
+// Pair is a veth pair that was made.
+type Pair struct {
+	Host, Container Link
+}
+
+// mostNames is how often a random name may be taken already. One in 2³² of the
+// other names makes it so.
+const mostNames = 10
+
+// Connect makes a veth pair by one message: the container's end in its
+// namespace, with its name and down, and the host's end where c is, up and on
+// the bridge. The latter has a random name.
+//
+// Both ends get addresses from here rather than from the kernel, as udev takes
+// the kernel's for replaceable.
+func (c *Conn) Connect(container *netns.Handle, v Veth) (Pair, error) {
+	hostMAC, err := randomMAC()
+	if err != nil {
+		return Pair{}, err
+	}
+	if v.MAC == nil {
+		if v.MAC, err = randomMAC(); err != nil {
+			return Pair{}, err
+		}
+	}
+	for range mostNames {
+		name, err := randomName()
+		if err != nil {
+			return Pair{}, err
+		}
+		host, err := c.createVeth(container, name, hostMAC, v)
+		if errors.Is(err, unix.EEXIST) {
+			if err := absent(container, v.Name); err != nil {
+				return Pair{}, err
+			}
+			continue
+		}
+		if err != nil {
+			return Pair{}, fmt.Errorf("create veth pair %q and %q: %w", name, v.Name, err)
+		}
+		return Pair{Host: host, Container: Link{Index: host.Peer, Name: v.Name, Kind: "veth", MAC: v.MAC, MTU: host.MTU}}, nil
+	}
+	return Pair{}, fmt.Errorf("create a veth pair: %d random names were all taken", mostNames)
+}
+
+// absent returns an error if there is an interface of this name.
+func absent(ns *netns.Handle, name string) error {
+	c, err := Dial(ns)
+	if err != nil {
+		return err
+	}
+	_, err = c.Link(name)
+	if errors.Is(err, unix.ENODEV) {
+		err = nil
+	} else if err == nil {
+		err = fmt.Errorf("interface %q exists in the container already: %w", name, unix.EEXIST)
+	}
+	return errors.Join(err, c.Close())
+}
+
+func (c *Conn) createVeth(container *netns.Handle, name string, mac net.HardwareAddr, v Veth) (Link, error) {
+	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK|unix.NLM_F_ECHO,
+		ifinfo(0, unix.IFF_UP, unix.IFF_UP))
+	end := func(name string, mac net.HardwareAddr) {
+		m.str(unix.IFLA_IFNAME, name)
+		m.attr(unix.IFLA_ADDRESS, mac)
+		if v.MTU != 0 {
+			m.u32(unix.IFLA_MTU, uint32(v.MTU))
+		}
+	}
+	end(name, mac)
+	if v.Master != 0 {
+		m.u32(unix.IFLA_MASTER, uint32(v.Master))
+	}
+	m.nest(unix.IFLA_LINKINFO, func() {
+		m.str(unix.IFLA_INFO_KIND, "veth")
+		m.nest(unix.IFLA_INFO_DATA, func() {
+			m.nest(nl.VETH_INFO_PEER, func() {
+				m.b = append(m.b, ifinfo(0, 0, 0)...)
+				end(v.Name, v.MAC)
+				m.u32(unix.IFLA_NET_NS_FD, uint32(container.File().Fd()))
+			})
+		})
+	})
+	return c.create(m, name)
+}
+
+// create makes an interface and returns it. Since Linux 6.2 the kernel answers
+// with it; before, it is looked up.
+func (c *Conn) create(m *message, name string) (Link, error) {
+	var l Link
+	err := c.execute(m, func(body []byte) (err error) {
+		l, err = parseLink(body)
+		return err
+	})
+	if err != nil || l.Index != 0 {
+		return l, err
+	}
+	return c.Link(name)
+}
+
+// randomName is a name like those of the reference plugins: "veth" and eight
+// hexadecimal digits.
+func randomName() (string, error) {
+	var b [4]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return "", fmt.Errorf("random name: %w", err)
+	}
+	return fmt.Sprintf("veth%x", b), nil
+}
+
+// randomMAC is a locally administered unicast address (IEEE 802, section 8.4).
+func randomMAC() (net.HardwareAddr, error) {
+	mac := make(net.HardwareAddr, 6)
+	if _, err := rand.Read(mac); err != nil {
+		return nil, fmt.Errorf("random MAC address: %w", err)
+	}
+	mac[0] = mac[0]&^1 | 2
+	return mac, nil
+}
