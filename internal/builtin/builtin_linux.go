@@ -1,24 +1,35 @@
 package builtin
 
 import (
+	"github.com/embedcni/cni/internal/builtin/bandwidth"
 	"github.com/embedcni/cni/internal/builtin/bridge"
+	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/loopback"
 	"github.com/embedcni/cni/internal/builtin/ptp"
 	"github.com/embedcni/cni/internal/builtin/static"
+	"github.com/embedcni/cni/internal/builtin/tuning"
 	"github.com/embedcni/cni/plugin"
 )
 
-// Lookup returns the plugin of a type, or nil.
+// Lookup returns the plugin of a type, or nil. Whoever keeps the plugin, rather
+// than looking it up for each call, keeps what it remembers: host-local reads
+// the files of a network only once.
 func Lookup(typ string) plugin.Plugin {
 	switch typ {
+	case "bandwidth":
+		return bandwidth.Plugin{}
 	case "bridge":
 		return bridge.Plugin{}
+	case "host-local":
+		return hostlocal.New()
 	case "loopback":
 		return loopback.Plugin{}
 	case "ptp":
 		return ptp.Plugin{}
 	case "static":
 		return static.Plugin{}
+	case "tuning":
+		return tuning.Plugin{}
 	}
 	return nil
 }

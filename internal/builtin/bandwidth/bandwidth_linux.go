@@ -1,0 +1,172 @@
+package bandwidth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/sweep"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Plugin is the plugin "bandwidth".
+type Plugin struct{}
+
+// Versions are those with which results have interfaces.
+func (Plugin) Versions() []string { return version.VersionsStartingFrom("0.3.0").SupportedVersions() }
+
+// Add sets the limits on the host's end of the container's veth pair. The ifb
+// device for the egress is added to the result.
+func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, err error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	c, err := parse(r)
+	if err != nil {
+		return nil, err
+	}
+	result, err := r.Chained()
+	if err != nil || c.none() {
+		return result, err
+	}
+	nl, host, err := hostEnd(r)
+	if err != nil {
+		return nil, err
+	}
+	defer nl.Close()
+	done := &change{nl: nl}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, done.revert())
+		}
+	}()
+	if c.ingress != (limit{}) {
+		if err := done.addQdisc(tbf(host, c.ingress), host); err != nil {
+			return nil, fmt.Errorf("limit what goes to the container: %w", err)
+		}
+	}
+	if c.egress != (limit{}) {
+		ifb, err := done.shape(host, c.egress, sweep.ShaperName(r.Name, r.ContainerID))
+		if err != nil {
+			return nil, fmt.Errorf("limit what comes from the container: %w", err)
+		}
+		result.Interfaces = append(result.Interfaces, &types100.Interface{
+			Name: ifb.Attrs().Name, Mac: ifb.Attrs().HardwareAddr.String(),
+		})
+	}
+	return result, nil
+}
+
+// Del deletes the ifb device. The queues on the veth pair go with it.
+func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if _, err := parse(r); err != nil {
+		return err
+	}
+	nl, err := links.Open(r.Host)
+	if err != nil {
+		return err
+	}
+	name := sweep.ShaperName(r.Name, r.ContainerID)
+	ifb, err := nl.LinkByName(name)
+	if err != nil || ifb.Type() != "ifb" {
+		nl.Close()
+		if err == nil || links.NotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("interface %q: %w", name, err)
+	}
+	// The socket is the task's: the request is not there any more when it runs.
+	return batch.Later(ctx, func(context.Context) error {
+		defer nl.Close()
+		if err := nl.LinkDel(ifb); err != nil && !links.NotFound(err) {
+			return fmt.Errorf("delete interface %q: %w", name, err)
+		}
+		return nil
+	})
+}
+
+// Check makes sure that the limits are there and in force.
+func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	c, err := parse(r)
+	if err != nil {
+		return err
+	}
+	nl, host, err := hostEnd(r)
+	if err != nil {
+		return err
+	}
+	defer nl.Close()
+	if c.ingress != (limit{}) {
+		if err := checkBucket(nl, host, c.ingress); err != nil {
+			return fmt.Errorf("limit of what goes to the container: %w", err)
+		}
+	}
+	if c.egress != (limit{}) {
+		if err := checkShaped(nl, host, c.egress, sweep.ShaperName(r.Name, r.ContainerID)); err != nil {
+			return fmt.Errorf("limit of what comes from the container: %w", err)
+		}
+	}
+	return nil
+}
+
+// hostEnd finds the host's end of the pair that the container's interface is
+// one end of. It must be an interface of the result: the limits are for what
+// the plugins before this one made. The caller closes the socket, which is one
+// on the host.
+func hostEnd(r *plugin.Request) (*netlink.Handle, netlink.Link, error) {
+	if r.PrevResult == nil {
+		return nil, nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
+	}
+	inside, err := links.Open(r.Container)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer inside.Close()
+	own, err := inside.LinkByName(r.IfName)
+	if err != nil {
+		return nil, nil, fmt.Errorf("interface %q in the container: %w", r.IfName, err)
+	}
+	if own.Type() != "veth" {
+		return nil, nil, plugin.Errorf(types.ErrInvalidNetworkConfig,
+			"interface %q in the container is no end of a veth pair, but %s: bandwidth can limit no other", r.IfName, own.Type())
+	}
+	nl, err := links.Open(r.Host)
+	if err != nil {
+		return nil, nil, err
+	}
+	host, err := nl.LinkByIndex(own.Attrs().ParentIndex)
+	if err == nil {
+		err = isHostEnd(r, own, host)
+	}
+	if err != nil {
+		nl.Close()
+		return nil, nil, fmt.Errorf("the host's end of interface %q: %w", r.IfName, err)
+	}
+	return nl, host, nil
+}
+
+func isHostEnd(r *plugin.Request, own, host netlink.Link) error {
+	name := host.Attrs().Name
+	if host.Type() != "veth" || host.Attrs().ParentIndex != own.Attrs().Index {
+		return fmt.Errorf("interface %q has its index, but is another: the pair does not end on this host", name)
+	}
+	for _, i := range r.PrevResult.Interfaces {
+		if i.Sandbox == "" && i.Name == name {
+			return nil
+		}
+	}
+	return fmt.Errorf("interface %q is not in the previous result", name)
+}

@@ -1,0 +1,59 @@
+package hostlocal
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+)
+
+// Benchmark measures ADD and DEL beside the addresses that are in use, on a
+// tmpfs and on the disk: ours, and the reference plugin's own packages without
+// the start of a process.
+func Benchmark(b *testing.B) {
+	for _, parent := range []string{"/run", os.TempDir()} {
+		for _, n := range []int{10, 1000, 3000} {
+			base, err := os.MkdirTemp(parent, "host-local")
+			if err != nil {
+				b.Fatal(err)
+			}
+			config := configFor(base, `"subnet": "10.0.0.0/16"`)
+			p, ref := New(), reference{config}
+			for i := range n {
+				add(b, p, call(config, fmt.Sprintf("%064d", i)))
+			}
+			place := fmt.Sprintf("%s/%d", map[bool]string{true: "tmpfs", false: "disk"}[parent == "/run"], n)
+			b.Run(place+"/ours", func(b *testing.B) {
+				alternate(b, func(id string) error {
+					_, err := p.Add(b.Context(), call(config, id))
+					return err
+				}, func(id string) error { return p.Del(b.Context(), call(config, id)) })
+			})
+			b.Run(place+"/reference", func(b *testing.B) {
+				alternate(b, func(id string) error {
+					_, err := ref.add(id)
+					return err
+				}, ref.del)
+			})
+			if err := os.RemoveAll(base); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
+
+// alternate measures both functions, called in turns.
+func alternate(b *testing.B, add, del func(id string) error) {
+	var spent [2]int64
+	for b.Loop() {
+		for i, f := range []func(string) error{add, del} {
+			begin := time.Now()
+			if err := f("the one that is measured"); err != nil {
+				b.Fatal(err)
+			}
+			spent[i] += time.Since(begin).Nanoseconds()
+		}
+	}
+	b.ReportMetric(float64(spent[0])/float64(b.N)/1e3, "µs/ADD")
+	b.ReportMetric(float64(spent[1])/float64(b.N)/1e3, "µs/DEL")
+}

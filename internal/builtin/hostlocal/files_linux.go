@@ -1,0 +1,167 @@
+package hostlocal
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
+	"golang.org/x/sys/unix"
+)
+
+// What host-local writes is a few hundred bytes at most; what is longer is not
+// its own.
+const maxContent = 4096
+
+// unfinished is where a reservation is written on file systems that cannot make
+// a file without a name. The reference plugin takes no notice of it, but for
+// removing it when it removes the container's.
+const unfinished = ".embedcni-unfinished"
+
+// holderOf is what an address file says of the attachment it belongs to.
+func holderOf(id, ifName string) string {
+	return strings.TrimSpace(id) + disk.LineBreak + ifName
+}
+
+// reserve makes the address file, and reports whether it did: not if there is
+// one. The file appears with its content, or not at all, whenever the process
+// ends: an empty one would hold the address for ever.
+func (h *held) reserve(addr netip.Addr, holder string) (bool, error) {
+	name := addr.String()
+	err := h.publish(name, holder)
+	if errors.Is(err, unix.EEXIST) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reserve %s in %s: %w", name, h.path, err)
+	}
+	h.changed = true
+	e := entry{holder: strings.TrimSpace(holder)}
+	var st unix.Stat_t
+	if unix.Fstatat(h.dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
+		e.ino, e.ctime = st.Ino, st.Ctim // without them it will be read again
+	}
+	h.memo.put(addr, e)
+	return true, nil
+}
+
+// publish makes a file with this content, in one step.
+func (h *held) publish(name, content string) error {
+	fd, err := retry(func() (int, error) {
+		return unix.Openat(h.dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	})
+	if err != nil {
+		return h.publishByLink(name, content)
+	}
+	defer unix.Close(fd)
+	if err := write(fd, content); err != nil {
+		return err
+	}
+	err = unix.Linkat(unix.AT_FDCWD, descriptorPath(fd), h.dir, name, unix.AT_SYMLINK_FOLLOW)
+	if errors.Is(err, unix.ENOENT) { // there is no /proc
+		return h.publishByLink(name, content)
+	}
+	return err
+}
+
+// publishByLink is publish with a second name in between.
+func (h *held) publishByLink(name, content string) (err error) {
+	fd, err := retry(func() (int, error) {
+		return unix.Openat(h.dir, unfinished, unix.O_CREAT|unix.O_TRUNC|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		h.changed = true
+		err = errors.Join(err, unix.Close(fd), unix.Unlinkat(h.dir, unfinished, 0))
+	}()
+	if err := write(fd, content); err != nil {
+		return err
+	}
+	return unix.Linkat(h.dir, unfinished, h.dir, name, 0)
+}
+
+// releaseIf removes the address file if it is that of the holder, and reports
+// whether it did.
+func (h *held) releaseIf(addr netip.Addr, holder string) (bool, error) {
+	name := addr.String()
+	content, err := readFile(h.dir, name)
+	if errors.Is(err, unix.ENOENT) || err == nil && strings.TrimSpace(content) != holder {
+		return false, nil
+	}
+	if err == nil {
+		err = unix.Unlinkat(h.dir, name, 0)
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return false, fmt.Errorf("release %s in %s: %w", name, h.path, err)
+	}
+	h.changed = true
+	h.memo.remove(addr)
+	return true, nil
+}
+
+// lastReserved is the address that was given out last from a range set. A file
+// that is missing or makes no sense only costs the order.
+func (h *held) lastReserved(set int) netip.Addr {
+	text, err := readFile(h.dir, lastReservedName(set))
+	if err != nil {
+		return netip.Addr{}
+	}
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		return netip.Addr{}
+	}
+	return addr.Unmap()
+}
+
+func (h *held) setLastReserved(set int, addr netip.Addr) (err error) {
+	name := lastReservedName(set)
+	fd, err := retry(func() (int, error) {
+		return unix.Openat(h.dir, name, unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	})
+	if err != nil {
+		return pathError("open", h.path+"/"+name, err)
+	}
+	defer func() { err = errors.Join(err, unix.Close(fd)) }()
+	text := addr.String()
+	if err := write(fd, text); err != nil {
+		return pathError("write", h.path+"/"+name, err)
+	}
+	return unix.Ftruncate(fd, int64(len(text)))
+}
+
+func lastReservedName(set int) string { return "last_reserved_ip." + strconv.Itoa(set) }
+
+func write(fd int, content string) error {
+	n, err := retry(func() (int, error) { return unix.Write(fd, []byte(content)) })
+	if err == nil && n < len(content) {
+		err = unix.ENOSPC
+	}
+	return err
+}
+
+// readFile returns the beginning of a file, without ever waiting for one that
+// is no file.
+func readFile(dir int, name string) (string, error) {
+	fd, err := retry(func() (int, error) {
+		return unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	})
+	if err != nil {
+		return "", err
+	}
+	var buf [maxContent]byte
+	n, err := retry(func() (int, error) { return unix.Read(fd, buf[:]) })
+	if err := errors.Join(err, unix.Close(fd)); err != nil {
+		return "", err
+	}
+	return string(buf[:n]), nil
+}
+
+// descriptorPath names an open file for system calls that want a path.
+func descriptorPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
+
+func pathError(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }

@@ -1,0 +1,200 @@
+package hostlocal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/plugin"
+)
+
+// Plugin is the plugin "host-local". Whoever keeps one spares it reading the
+// files of a network again; it is as right without that memory.
+type Plugin struct {
+	mu   sync.Mutex
+	dirs map[string]*directory
+}
+
+// New returns a plugin that knows nothing yet.
+func New() *Plugin { return &Plugin{dirs: make(map[string]*directory)} }
+
+// Add takes an address from each range set: the one that is requested, if any
+// is, or else the next that is free. All or none.
+func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, err error) {
+	c, err := parse(r)
+	if err != nil {
+		return nil, err
+	}
+	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Routes: c.routes}
+	if c.resolvConf != "" {
+		text, err := os.ReadFile(c.resolvConf)
+		if err != nil {
+			return nil, fmt.Errorf("network %q: ipam.resolvConf: %w", r.Name, err)
+		}
+		result.DNS = parseResolvConf(string(text))
+	}
+	h, err := p.lock(ctx, c, true)
+	if err != nil {
+		return nil, fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	defer func() { err = errors.Join(err, h.release()) }()
+	if err := h.refresh(); err != nil {
+		return nil, fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	result.IPs, err = h.allocate(c, r.ContainerID, r.IfName)
+	if err != nil {
+		return nil, fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	return result, nil
+}
+
+// Del releases the addresses of the attachment. Those that its result names are
+// looked at first; only if they are not all, every file is.
+func (p *Plugin) Del(ctx context.Context, r *plugin.Request) (err error) {
+	c, err := parse(r)
+	if err != nil {
+		return err
+	}
+	h, err := p.lock(ctx, c, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	defer func() { err = errors.Join(err, h.release()) }()
+	holder := holderOf(r.ContainerID, r.IfName)
+	released, err := h.releaseAll(addresses(r.PrevResult), holder)
+	// An ADD takes exactly one address of each set.
+	if err == nil && (released < len(c.sets) || h.memo.known()) {
+		err = h.releaseHeld(released, r.ContainerID, holder)
+	}
+	if err != nil {
+		return fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	return nil
+}
+
+// Check makes sure that the attachment holds an address of every range set, and
+// all those of its result that are in one.
+func (p *Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
+	c, err := parse(r)
+	if err != nil {
+		return err
+	}
+	h, err := p.lock(ctx, c, false)
+	if err != nil {
+		return fmt.Errorf("network %q: no address is reserved for container %q: %w", r.Name, r.ContainerID, err)
+	}
+	defer func() { err = errors.Join(err, h.release()) }()
+	claimed := addresses(r.PrevResult)
+	if claimed == nil {
+		if err := h.refresh(); err != nil {
+			return fmt.Errorf("network %q: %w", r.Name, err)
+		}
+		claimed = h.memo.heldBy(r.ContainerID, holderOf(r.ContainerID, r.IfName))
+	}
+	if err := h.check(c, claimed, r.ContainerID, r.IfName); err != nil {
+		return fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	return nil
+}
+
+// GC releases the addresses of all attachments but the valid ones. The
+// reference plugin has no GC; the specification asks for it.
+func (p *Plugin) GC(ctx context.Context, r *plugin.Request, valid []types.GCAttachment) (err error) {
+	c, err := parse(r)
+	if err != nil {
+		return err
+	}
+	h, err := p.lock(ctx, c, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	defer func() { err = errors.Join(err, h.release()) }()
+	if err := h.refresh(); err != nil {
+		return fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	// An empty file may be an administrator's, who keeps an address away.
+	keep := map[string]bool{"": true}
+	for _, a := range valid {
+		keep[holderOf(a.ContainerID, a.IfName)] = true
+		keep[strings.TrimSpace(a.ContainerID)] = true // as the earliest versions wrote it
+	}
+	return h.releaseUnless(keep)
+}
+
+// Status fails with the code 50 if an Add could get no address. The reference
+// plugin has no STATUS.
+func (p *Plugin) Status(ctx context.Context, r *plugin.Request) (err error) {
+	c, err := parse(r)
+	if err != nil {
+		return err
+	}
+	h, err := p.lock(ctx, c, true)
+	if err != nil {
+		return plugin.Errorf(errNotAvailable, "network %q: %w", r.Name, err)
+	}
+	defer func() { err = errors.Join(err, h.release()) }()
+	if err := h.refresh(); err != nil {
+		return plugin.Errorf(errNotAvailable, "network %q: %w", r.Name, err)
+	}
+	for _, set := range c.sets {
+		if !h.memo.hasFree(set) {
+			return plugin.Errorf(errNotAvailable, "network %q: all addresses of the range set %s are in use", r.Name, set)
+		}
+	}
+	return nil
+}
+
+// errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
+const errNotAvailable = 50
+
+// lock locks the directory of the configuration.
+func (p *Plugin) lock(ctx context.Context, c *config, create bool) (*held, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	p.mu.Lock()
+	d := p.dirs[c.dir]
+	if d == nil {
+		d = newDirectory(c.dir)
+		p.dirs[c.dir] = d
+	}
+	p.mu.Unlock()
+	return d.acquire(ctx, create)
+}
+
+// addresses are those of a result.
+func addresses(result *types100.Result) []netip.Addr {
+	if result == nil {
+		return nil
+	}
+	var all []netip.Addr
+	for _, ip := range result.IPs {
+		if addr, ok := netip.AddrFromSlice(ip.Address.IP); ok {
+			all = append(all, addr.Unmap())
+		}
+	}
+	return all
+}
+
+// ipConfig is an address as a result has it.
+func ipConfig(addr netip.Addr, r addressRange) *types100.IPConfig {
+	return &types100.IPConfig{
+		Address: net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(r.subnet.Bits(), addr.BitLen())},
+		Gateway: r.gateway.AsSlice(),
+	}
+}

@@ -1,0 +1,402 @@
+package hostlocal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
+
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
+)
+
+// TestBesideTheReference lets both add and delete in one directory at once.
+func TestBesideTheReference(t *testing.T) {
+	const workers, each = 4, 12
+	base := t.TempDir()
+	dir := base + "/podnet"
+	host, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	p := New()
+	sides := []plugintest.Side{
+		plugintest.Ours(host, func(string) plugin.Plugin { return p }),
+		plugintest.Theirs(t, host),
+		plugintest.Ours(host, func(string) plugin.Plugin { return New() }),
+	}
+	_, pin := plugintest.NetNS(t)
+	before := plugintest.Audit(t, host, base)
+	config := configFor(base, `"ranges": [[{"subnet": "10.1.0.0/25"}], [{"subnet": "fd00::/120"}]]`)
+	call := func(id string) plugintest.Call {
+		return plugintest.Call{Type: "host-local", ID: id, IfName: "eth0", NetNS: pin, Config: config}
+	}
+	var mu sync.Mutex
+	results := make(map[string][]byte)
+	var wg sync.WaitGroup
+	for i, side := range sides {
+		for w := range workers {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				for n := range each {
+					id := fmt.Sprintf("%d-%d-%d", i, w, n)
+					out, err := side.Run(t.Context(), "ADD", call(id))
+					if err != nil {
+						t.Errorf("%s: ADD: %v", side.Name, err)
+						return
+					}
+					mu.Lock()
+					results[id] = out
+					mu.Unlock()
+					if n%3 == 0 { // deleted by the next side, without its result
+						if _, err := sides[(i+1)%3].Run(t.Context(), "DEL", call(id)); err != nil {
+							t.Errorf("DEL: %v", err)
+						}
+						mu.Lock()
+						delete(results, id)
+						mu.Unlock()
+					}
+				}
+			}()
+		}
+	}
+	wg.Wait()
+	owner := make(map[string]string)
+	for id, out := range results {
+		r, err := plugintest.Result(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ip := range r.IPs {
+			addr := ip.Address.IP.String()
+			if other := owner[addr]; other != "" {
+				t.Errorf("%s is both %s's and %s's", addr, other, id)
+			}
+			owner[addr] = id
+			data, err := os.ReadFile(filepath.Join(dir, addr))
+			if want := holderOf(id, "eth0"); err != nil || string(data) != want {
+				t.Errorf("file %s: %q, %v, want %q", addr, data, err, want)
+			}
+		}
+	}
+	if want := 2 * len(sides) * workers * each * 2 / 3; len(owner) != want {
+		t.Errorf("%d addresses, want %d", len(owner), want)
+	}
+	i := 0
+	for id, out := range results {
+		c := call(id)
+		c.Prev = out
+		for _, side := range sides {
+			side.Must(t, "CHECK", c)
+		}
+		sides[i%3].Must(t, "DEL", c)
+		sides[(i+1)%3].MustFail(t, "CHECK", c)
+		i++
+	}
+	plugintest.NoLeak(t, before, plugintest.Audit(t, host, base))
+}
+
+func TestResultsAreEqual(t *testing.T) {
+	host, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	_, pin := plugintest.NetNS(t)
+	resolv := filepath.Join(t.TempDir(), "resolv.conf")
+	if err := os.WriteFile(resolv, []byte("nameserver 10.0.0.53\nsearch a b\noptions x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, version := range []string{"0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		ipam := dual + fmt.Sprintf(`, "resolvConf": %q, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "fd01::/16", "gw": "fd00::9"}]`, resolv)
+		sides := []plugintest.Side{plugintest.Ours(host, func(string) plugin.Plugin { return New() }), plugintest.Theirs(t, host)}
+		var got [2]string
+		for i, side := range sides {
+			config := strings.Replace(configFor(t.TempDir(), ipam), `"1.0.0"`, `"`+version+`"`, 1)
+			c := plugintest.Call{Type: "host-local", ID: "c1", IfName: "eth0", NetNS: pin, Config: config, Args: "IP=10.1.0.9"}
+			got[i] = plugintest.JSON(t, side.Must(t, "ADD", c))
+		}
+		if got[0] != got[1] {
+			t.Errorf("version %s: got %s\nwant %s", version, got[0], got[1])
+		}
+	}
+}
+
+// result is a previous result with these addresses.
+func result(t testing.TB, addrs ...string) *types100.Result {
+	t.Helper()
+	r := &types100.Result{}
+	for _, a := range addrs {
+		ip, n, err := net.ParseCIDR(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.IP = ip
+		r.IPs = append(r.IPs, &types100.IPConfig{Address: *n})
+	}
+	return r
+}
+
+func fill(t testing.TB, dir string, contents map[string]string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range contents {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestDel(t *testing.T) {
+	const mine, other = "a\r\neth0", "a\r\neth1"
+	for name, tt := range map[string]struct {
+		files map[string]string
+		prev  []string
+		left  []string
+	}{
+		"by its result":                  {map[string]string{"10.1.0.2": mine, "fd00::2": mine}, []string{"10.1.0.2/24", "fd00::2/64"}, nil},
+		"without a result":               {map[string]string{"10.1.0.2": mine, "fd00::2": mine, "10.1.0.3": other}, nil, []string{"10.1.0.3"}},
+		"a result that lacks one":        {map[string]string{"10.1.0.2": mine, "fd00::2": mine}, []string{"10.1.0.2/24"}, nil},
+		"a result that is wrong":         {map[string]string{"10.1.0.2": mine, "10.1.0.3": other}, []string{"10.1.0.3/24"}, []string{"10.1.0.3"}},
+		"another's by now":               {map[string]string{"10.1.0.2": "b\r\neth0"}, []string{"10.1.0.2/24"}, []string{"10.1.0.2"}},
+		"gone":                           {nil, []string{"10.1.0.2/24"}, nil},
+		"without interface name":         {map[string]string{"10.1.0.2": "a", "10.1.0.3": "ab"}, []string{"10.1.0.2/24"}, []string{"10.1.0.3"}},
+		"with and without":               {map[string]string{"10.1.0.2": "a", "10.1.0.3": mine}, nil, []string{"10.1.0.2"}},
+		"space around":                   {map[string]string{"10.1.0.2": " " + mine + "\n"}, nil, nil},
+		"an address of no range":         {map[string]string{"10.77.0.2": mine}, nil, nil},
+		"a directory, a FIFO is no file": {map[string]string{"10.1.0.2": mine, "sub": ""}, nil, []string{"sub"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			base := t.TempDir()
+			dir := base + "/podnet"
+			fill(t, dir, tt.files)
+			r := call(configFor(base, dual), "a")
+			if tt.prev != nil {
+				r.PrevResult = result(t, tt.prev...)
+			}
+			if err := New().Del(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			left := files(t, dir)
+			delete(left, "lock")
+			if got := slices.Sorted(maps.Keys(left)); !slices.Equal(got, tt.left) {
+				t.Errorf("left %q, want %q", got, tt.left)
+			}
+			if err := New().Del(t.Context(), r); err != nil {
+				t.Errorf("again: %v", err)
+			}
+		})
+	}
+}
+
+func TestDelOfANetworkThatNeverWas(t *testing.T) {
+	base := t.TempDir()
+	if err := New().Del(t.Context(), call(configFor(base, dual), "a")); err != nil {
+		t.Error(err)
+	}
+	if left := files(t, base); len(left) > 0 {
+		t.Errorf("made %q", left)
+	}
+}
+
+func TestCheckDetects(t *testing.T) {
+	const mine = "a\r\neth0"
+	for name, tt := range map[string]struct {
+		files map[string]string
+		want  string
+	}{
+		"nothing":           {map[string]string{"10.1.0.2": mine, "fd00::2": mine}, ""},
+		"old format":        {map[string]string{"10.1.0.2": "a", "fd00::2": mine}, ""},
+		"IPv4 gone":         {map[string]string{"fd00::2": mine}, `the address 10.1.0.2 of container "a" is not reserved: read DIR/10.1.0.2: no such file or directory`},
+		"IPv6 gone":         {map[string]string{"10.1.0.2": mine}, `the address fd00::2 of container "a" is not reserved: read DIR/fd00::2: no such file or directory`},
+		"another container": {map[string]string{"10.1.0.2": "b\r\neth0", "fd00::2": mine}, `the address 10.1.0.2 of container "a" is reserved for "b\r\neth0"`},
+		"another interface": {map[string]string{"10.1.0.2": mine, "fd00::2": "a\r\neth1"}, `the address fd00::2 of container "a" is reserved for "a\r\neth1"`},
+		"empty":             {map[string]string{"10.1.0.2": mine, "fd00::2": ""}, `the address fd00::2 of container "a" is reserved for ""`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			base := t.TempDir()
+			dir := base + "/podnet"
+			fill(t, dir, tt.files)
+			r := call(configFor(base, dual), "a")
+			r.PrevResult = result(t, "10.1.0.2/24", "fd00::2/64")
+			err := New().Check(t.Context(), r)
+			want := strings.ReplaceAll(`network "podnet": `+tt.want, "DIR", dir)
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || err.Error() != want) {
+				t.Errorf("got %v, want %s", err, want)
+			}
+			r.PrevResult = nil // then it is asked of the files alone
+			if err := New().Check(t.Context(), r); (err == nil) != (tt.want == "") {
+				t.Errorf("without a result: %v", err)
+			}
+		})
+	}
+	t.Run("no directory", func(t *testing.T) {
+		if err := New().Check(t.Context(), call(configFor(t.TempDir(), dual), "a")); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestGC(t *testing.T) {
+	base := t.TempDir()
+	dir := base + "/podnet"
+	fill(t, dir, map[string]string{
+		"10.1.0.2": "a\r\neth0", "fd00::2": "a\r\neth0", "10.1.0.3": "a\r\neth1", "10.1.0.4": "b\r\neth0",
+		"10.1.0.5": "a", "10.1.0.6": "b", "10.1.0.7": "", "10.9.0.1": "c\r\neth0", "last_reserved_ip.0": "10.1.0.7",
+	})
+	valid := []types.GCAttachment{{ContainerID: "a", IfName: "eth0"}}
+	if err := New().GC(t.Context(), call(configFor(base, dual), ""), valid); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"10.1.0.2", "10.1.0.5", "10.1.0.7", "fd00::2", "last_reserved_ip.0", "lock"}
+	if left := slices.Sorted(maps.Keys(files(t, dir))); !slices.Equal(left, want) {
+		t.Errorf("left %q, want %q", left, want)
+	}
+	if err := New().GC(t.Context(), call(configFor(t.TempDir(), dual), ""), nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStatus(t *testing.T) {
+	base := t.TempDir()
+	p := New()
+	r := call(configFor(base, `"ranges": [[{"subnet": "10.1.0.0/30"}], [{"subnet": "fd00::/64"}]]`), "a")
+	if err := p.Status(t.Context(), r); err != nil {
+		t.Error(err)
+	}
+	add(t, p, r)
+	err := p.Status(t.Context(), r)
+	want := &types.Error{Code: 50, Msg: `network "podnet": all addresses of the range set 10.1.0.1-10.1.0.2 are in use`}
+	if e := (*types.Error)(nil); !errors.As(err, &e) || !reflect.DeepEqual(e, want) {
+		t.Errorf("got %v, want %v", err, want)
+	}
+	fill(t, base, map[string]string{"file": ""})
+	if err := p.Status(t.Context(), call(configFor(base+"/file", dual), "a")); plugintest.Code(err) != 50 {
+		t.Errorf("a directory that cannot be made: %v", err)
+	}
+}
+
+// The lock of another process is waited for, as long as the context lasts.
+func TestTheLockIsWaitedFor(t *testing.T) {
+	base := t.TempDir()
+	config := configFor(base, dual)
+	p := New()
+	add(t, p, call(config, "a"))
+	lock, err := disk.NewFileLock(base + "/podnet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := lock.Lock(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	var wg sync.WaitGroup
+	for range 3 { // one asks the kernel, the others wait for their turn
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			if _, err := p.Add(ctx, call(config, "b")); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
+		}()
+	}
+	wg.Wait()
+	done := make(chan error)
+	go func() {
+		_, err := p.Add(t.Context(), call(config, "b"))
+		done <- err
+	}()
+	if err := lock.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A file is never seen before it has its content.
+func TestNoFileIsEverEmpty(t *testing.T) {
+	base := t.TempDir()
+	dir := base + "/podnet"
+	config := configFor(base, `"subnet": "10.1.0.0/16"`)
+	p := New()
+	add(t, p, call(config, "first"))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 300 {
+			if _, err := p.Add(t.Context(), call(config, fmt.Sprint("c", i))); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for looking := true; looking; {
+		select {
+		case <-done:
+			looking = false
+		default:
+		}
+		for name, content := range files(t, dir) {
+			if content == "" && name != "lock" {
+				t.Fatalf("%s is empty", name)
+			}
+		}
+	}
+}
+
+// On a file system without files that have no name there is another way.
+func TestPublishByLink(t *testing.T) {
+	h, err := newDirectory(t.TempDir()).acquire(t.Context(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill(t, h.path, map[string]string{unfinished: "left by a process that was killed, and long"})
+	for range 2 {
+		err = h.publishByLink("10.1.0.2", "a\r\neth0")
+	}
+	if !errors.Is(err, fs.ErrExist) {
+		t.Errorf("the second: %v", err)
+	}
+	want := map[string]string{"lock": "", "10.1.0.2": "a\r\neth0"}
+	if got := files(t, h.path); !maps.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if err := h.release(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDirectoryRemovedMeanwhile(t *testing.T) {
+	base := t.TempDir()
+	p := New()
+	for range 3 {
+		want := []string{"10.1.0.2/24 via 10.1.0.1", "fd00::2/64 via fd00::1"}
+		if got := add(t, p, call(configFor(base, dual), "a")); !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		if err := os.RemoveAll(base); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

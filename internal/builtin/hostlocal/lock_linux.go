@@ -1,0 +1,164 @@
+package hostlocal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The kernel has no wait for a lock that a context ends, so the lock is asked
+// for, again and again. Who holds it needs about a millisecond. Only one
+// goroutine of the process asks; the others wait for their turn.
+const (
+	firstPause = 100 * time.Microsecond
+	lastPause  = 5 * time.Millisecond
+)
+
+// directory is the directory of a network, and what is remembered of it.
+type directory struct {
+	path string
+	turn chan struct{} // holds one token while somebody has, or waits for, the lock
+	memo index         // whose turn it is may use it
+}
+
+func newDirectory(path string) *directory {
+	return &directory{path: path, turn: make(chan struct{}, 1)}
+}
+
+// held is a directory that is locked, against this process and all others.
+type held struct {
+	*directory
+	dir, lock int // descriptors
+	changed   bool
+}
+
+// acquire locks the directory. With create it makes it first; without, it fails
+// with [fs.ErrNotExist] where there is none.
+func (d *directory) acquire(ctx context.Context, create bool) (*held, error) {
+	select {
+	case d.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for the lock of %s: %w", d.path, context.Cause(ctx))
+	}
+	h, err := d.open(ctx, create)
+	if err != nil {
+		<-d.turn
+		return nil, err
+	}
+	if d.memo.known() { // before any change of our own hides what others did
+		if err := h.refresh(); err != nil {
+			return nil, errors.Join(err, h.release())
+		}
+	}
+	return h, nil
+}
+
+func (d *directory) open(ctx context.Context, create bool) (*held, error) {
+	for {
+		if create {
+			if err := os.MkdirAll(d.path, 0o755); err != nil {
+				return nil, fmt.Errorf("directory of the addresses: %w", err)
+			}
+		}
+		h := &held{directory: d, dir: -1, lock: -1}
+		current, err := h.openLocked(ctx)
+		if err == nil && current {
+			return h, nil
+		}
+		err = errors.Join(err, h.close())
+		if create && errors.Is(err, fs.ErrNotExist) {
+			continue // it was removed between MkdirAll and open
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// openLocked opens and locks, and tells whether what is locked is still what
+// others will lock: not a file that was deleted meanwhile.
+func (h *held) openLocked(ctx context.Context) (current bool, err error) {
+	if h.dir, err = retry(func() (int, error) {
+		return unix.Open(h.path, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}); err != nil {
+		return false, &fs.PathError{Op: "open", Path: h.path, Err: err}
+	}
+	if h.lock, err = retry(func() (int, error) {
+		return unix.Openat(h.dir, "lock", unix.O_CREAT|unix.O_RDONLY|unix.O_CLOEXEC, 0o750)
+	}); err != nil {
+		return false, &fs.PathError{Op: "open", Path: filepath.Join(h.path, "lock"), Err: err}
+	}
+	if err := flock(ctx, h.lock); err != nil {
+		return false, fmt.Errorf("lock %s: %w", filepath.Join(h.path, "lock"), err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(h.lock, &st); err != nil {
+		return false, err
+	}
+	return st.Nlink > 0, nil
+}
+
+// flock locks, unless the context ends before.
+func flock(ctx context.Context, fd int) error {
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("another process holds it: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// refresh makes sure that all files are known.
+func (h *held) refresh() error {
+	if err := h.memo.refresh(h.dir); err != nil {
+		return fmt.Errorf("look into %s: %w", h.path, err)
+	}
+	return nil
+}
+
+// release unlocks the directory, after it has taken note of its own changes.
+func (h *held) release() error {
+	if h.changed {
+		h.memo.restamp(h.dir)
+	}
+	err := h.close()
+	<-h.turn
+	return err
+}
+
+// close closes what is open. Closing unlocks: nobody else has the description.
+func (h *held) close() error {
+	var errs []error
+	for _, fd := range []*int{&h.lock, &h.dir} {
+		if *fd >= 0 {
+			errs = append(errs, unix.Close(*fd))
+			*fd = -1
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// retry repeats a system call that a signal interrupts.
+func retry[T any](call func() (T, error)) (T, error) {
+	for {
+		if v, err := call(); !errors.Is(err, unix.EINTR) {
+			return v, err
+		}
+	}
+}

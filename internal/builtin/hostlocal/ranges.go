@@ -1,0 +1,201 @@
+package hostlocal
+
+import (
+	"fmt"
+	"iter"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// addressRange are the addresses from first to last, both of them included. The
+// gateway is never given out; it need not be in the range, nor in the subnet.
+type addressRange struct {
+	subnet      netip.Prefix
+	first, last netip.Addr
+	gateway     netip.Addr
+}
+
+// rangeSet is what one address is taken from: ranges of one family that do not
+// overlap, in the order of the configuration.
+type rangeSet []addressRange
+
+// rangeConf is a range as it is configured. What is missing is derived from the
+// subnet.
+type rangeConf struct {
+	RangeStart net.IP      `json:"rangeStart"`
+	RangeEnd   net.IP      `json:"rangeEnd"`
+	Subnet     types.IPNet `json:"subnet"`
+	Gateway    net.IP      `json:"gateway"`
+}
+
+// canonical checks a range and completes it: the gateway is the subnet's first
+// address, and what is given out goes from there to the last one that is not an
+// IPv4 broadcast address.
+func (c rangeConf) canonical() (addressRange, error) {
+	var r addressRange
+	subnet, err := prefixOf(c.Subnet)
+	if err != nil {
+		return r, err
+	}
+	r.subnet = subnet
+	network := subnet.Addr()
+	r.gateway, r.first, r.last = network.Next(), network.Next(), lastOf(subnet)
+	for _, field := range []struct {
+		name   string
+		value  net.IP
+		target *netip.Addr
+	}{{"gateway", c.Gateway, &r.gateway}, {"rangeStart", c.RangeStart, &r.first}, {"rangeEnd", c.RangeEnd, &r.last}} {
+		if field.value == nil {
+			continue
+		}
+		addr, ok := netip.AddrFromSlice(field.value)
+		if !ok {
+			return r, fmt.Errorf("%s is no address", field.name)
+		}
+		*field.target = addr.Unmap()
+		if field.name != "gateway" && !subnet.Contains(addr.Unmap()) {
+			return r, fmt.Errorf("%s %s is not in the subnet %s", field.name, addr.Unmap(), subnet)
+		}
+	}
+	if r.last.Less(r.first) {
+		return r, fmt.Errorf("the range from %s to %s in the subnet %s is empty", r.first, r.last, subnet)
+	}
+	return r, nil
+}
+
+// prefixOf converts a subnet, which must be a network's address and have room.
+func prefixOf(subnet types.IPNet) (netip.Prefix, error) {
+	addr, ok := netip.AddrFromSlice(subnet.IP)
+	if !ok {
+		return netip.Prefix{}, fmt.Errorf("subnet is missing, or no network")
+	}
+	addr = addr.Unmap()
+	ones, bits := subnet.Mask.Size()
+	switch {
+	case bits != addr.BitLen():
+		return netip.Prefix{}, fmt.Errorf("subnet %s/%d is an IPv4 network with the mask of an IPv6 network", addr, ones)
+	case ones > bits-2:
+		return netip.Prefix{}, fmt.Errorf("subnet %s/%d is too small: it has no address beside the network's and the gateway's", addr, ones)
+	}
+	prefix := netip.PrefixFrom(addr, ones)
+	if prefix.Masked() != prefix {
+		return netip.Prefix{}, fmt.Errorf("subnet %s has host bits set: the network is %s", prefix, prefix.Masked())
+	}
+	return prefix, nil
+}
+
+// lastOf is the last address of a network that an interface can have.
+func lastOf(network netip.Prefix) netip.Addr {
+	bytes := network.Addr().AsSlice()
+	for i := range bytes {
+		switch ones := network.Bits() - i*8; {
+		case ones <= 0:
+			bytes[i] = 0xff
+		case ones < 8:
+			bytes[i] |= 0xff >> ones
+		}
+	}
+	last, _ := netip.AddrFromSlice(bytes)
+	if last.Is4() {
+		last = last.Prev() // not the broadcast address
+	}
+	return last
+}
+
+func (r addressRange) contains(a netip.Addr) bool {
+	return a.BitLen() == r.first.BitLen() && !a.Less(r.first) && !r.last.Less(a)
+}
+
+func (r addressRange) overlaps(o addressRange) bool {
+	return r.contains(o.first) || o.contains(r.first)
+}
+
+func (r addressRange) String() string { return r.first.String() + "-" + r.last.String() }
+
+// canonicalSet checks the ranges of a set and completes them.
+func canonicalSet(confs []rangeConf) (rangeSet, error) {
+	if len(confs) == 0 {
+		return nil, fmt.Errorf("it has no ranges")
+	}
+	var set rangeSet
+	for _, c := range confs {
+		r, err := c.canonical()
+		if err != nil {
+			return nil, err
+		}
+		if len(set) > 0 && r.first.BitLen() != set[0].first.BitLen() {
+			return nil, fmt.Errorf("it mixes IPv4 and IPv6: %s and %s", set[0], r)
+		}
+		for _, other := range set {
+			if r.overlaps(other) {
+				return nil, fmt.Errorf("the ranges %s and %s overlap", other, r)
+			}
+		}
+		set = append(set, r)
+	}
+	return set, nil
+}
+
+func (s rangeSet) overlaps(other rangeSet) bool {
+	for _, r := range s {
+		for _, o := range other {
+			if r.overlaps(o) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// find returns the range that has the address.
+func (s rangeSet) find(a netip.Addr) (addressRange, bool) {
+	for _, r := range s {
+		if r.contains(a) {
+			return r, true
+		}
+	}
+	return addressRange{}, false
+}
+
+// after yields every address that may be given out, once, with its range. The
+// first is the one behind the address that was given out last, so that a
+// container that is restarted again and again does not get one address that is
+// still remembered elsewhere. If that one is in no range, it starts over.
+func (s rangeSet) after(previous netip.Addr) iter.Seq2[netip.Addr, addressRange] {
+	return func(yield func(netip.Addr, addressRange) bool) {
+		at, addr := 0, s[0].first
+		for i, r := range s {
+			if r.contains(previous) {
+				at, addr = s.next(i, previous)
+			}
+		}
+		for start := addr; ; {
+			if addr != s[at].gateway && !yield(addr, s[at]) {
+				return
+			}
+			if at, addr = s.next(at, addr); addr == start {
+				return
+			}
+		}
+	}
+}
+
+// next is the address behind one of the range i, and its range.
+func (s rangeSet) next(i int, a netip.Addr) (int, netip.Addr) {
+	if a != s[i].last {
+		return i, a.Next()
+	}
+	i = (i + 1) % len(s)
+	return i, s[i].first
+}
+
+func (s rangeSet) String() string {
+	parts := make([]string, len(s))
+	for i, r := range s {
+		parts[i] = r.String()
+	}
+	return strings.Join(parts, ",")
+}

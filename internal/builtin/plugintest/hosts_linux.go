@@ -1,0 +1,96 @@
+package plugintest
+
+import (
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// Host is a host with a container, and a veth pair between them.
+type Host struct {
+	Host, Container *netns.Handle
+	NetNS           string // where the container's namespace is pinned
+}
+
+// The hardware addresses of the pair's ends.
+const (
+	HostMAC      = "02:00:00:00:00:01"
+	ContainerMAC = "02:00:00:00:00:02"
+)
+
+// NewHost makes a host: its end of the pair is veth0, that of the container
+// eth0, and both are up.
+func NewHost(t testing.TB) Host {
+	t.Helper()
+	var h Host
+	h.Host, _ = NetNS(t)
+	h.Container, h.NetNS = NetNS(t)
+	Inside(t, h.Host, func(nl *netlink.Handle) error {
+		a := netlink.NewLinkAttrs()
+		a.Name, a.HardwareAddr = "veth0", parseMAC(t, HostMAC)
+		return nl.LinkAdd(&netlink.Veth{
+			LinkAttrs: a, PeerName: "eth0", PeerHardwareAddr: parseMAC(t, ContainerMAC),
+			PeerNamespace: netlink.NsFd(h.Container.File().Fd()),
+		})
+	})
+	SetUp(t, h.Host, "veth0")
+	SetUp(t, h.Container, "eth0")
+	return h
+}
+
+// Result is what a plugin that made the pair would have printed.
+func (h Host) Result() []byte {
+	return []byte(strings.NewReplacer("HOST", HostMAC, "CONTAINER", ContainerMAC, "PIN", h.NetNS).Replace(`{
+		"cniVersion": "1.0.0",
+		"interfaces": [{"name": "veth0", "mac": "HOST"}, {"name": "eth0", "mac": "CONTAINER", "sandbox": "PIN"}],
+		"ips": [{"interface": 1, "address": "10.1.0.2/24", "gateway": "10.1.0.1"}],
+		"dns": {}
+	}`))
+}
+
+// Portable is JSON without what differs between hosts.
+func (h Host) Portable(t testing.TB, out []byte) string {
+	t.Helper()
+	return strings.ReplaceAll(JSON(t, out), h.NetNS, "PIN")
+}
+
+// SetUp sets an interface up.
+func SetUp(t testing.TB, ns *netns.Handle, name string) {
+	t.Helper()
+	Change(t, ns, name, func(nl *netlink.Handle, link netlink.Link) error { return nl.LinkSetUp(link) })
+}
+
+// Change does something to an interface.
+func Change(t testing.TB, ns *netns.Handle, name string, f func(*netlink.Handle, netlink.Link) error) {
+	t.Helper()
+	Inside(t, ns, func(nl *netlink.Handle) error {
+		link, err := nl.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return f(nl, link)
+	})
+}
+
+// Link is an interface as it is.
+func Link(t testing.TB, ns *netns.Handle, name string) (found netlink.Link) {
+	t.Helper()
+	Change(t, ns, name, func(_ *netlink.Handle, link netlink.Link) error {
+		found = link
+		return nil
+	})
+	return found
+}
+
+func parseMAC(t testing.TB, text string) net.HardwareAddr {
+	t.Helper()
+	mac, err := net.ParseMAC(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mac
+}

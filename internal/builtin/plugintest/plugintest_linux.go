@@ -1,0 +1,232 @@
+// Package plugintest runs in-process plugins and the reference plugins side by
+// side, for tests: each in a host namespace of its own, by the same calls.
+package plugintest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/inprocess"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
+	"github.com/vishvananda/netlink"
+)
+
+// Call is what a plugin is called with.
+type Call struct {
+	Type, ID, IfName, NetNS, Args string
+	// Config is the request configuration without a previous result; Prev is
+	// that, as it was printed.
+	Config string
+	Prev   []byte
+}
+
+// Side is a way to run plugins: ours or theirs.
+type Side struct {
+	Name string
+	Host *netns.Handle
+	run  func(ctx context.Context, verb string, c Call, env []string, stdin []byte) ([]byte, error)
+}
+
+// Ours runs plugins in process.
+func Ours(host *netns.Handle, lookup func(typ string) plugin.Plugin) Side {
+	s := Side{Name: "ours", Host: host}
+	s.run = func(ctx context.Context, verb string, c Call, env []string, stdin []byte) ([]byte, error) {
+		p := lookup(c.Type)
+		if p == nil {
+			return nil, fmt.Errorf("no plugin of type %q", c.Type)
+		}
+		return inprocess.Run(ctx, p, inprocess.Call{
+			Verb: verb, Type: c.Type, Env: env, Stdin: stdin, Host: host,
+			Delegate: func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
+				c := c
+				c.Type = typ
+				out, err := s.run(ctx, verb, c, env, config)
+				if err != nil || verb != "ADD" {
+					return nil, err
+				}
+				return Result(out)
+			},
+		})
+	}
+	return s
+}
+
+// Theirs runs the executables of the reference plugins.
+func Theirs(t testing.TB, host *netns.Handle) Side {
+	t.Helper()
+	dir, err := refplugins.Dir(t.Context(), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := Side{Name: "theirs", Host: host}
+	s.run = func(ctx context.Context, verb string, c Call, env []string, stdin []byte) ([]byte, error) {
+		cmd := exec.CommandContext(ctx, filepath.Join(dir, c.Type))
+		cmd.Env = append(os.Environ(), append(env, "CNI_PATH="+dir)...)
+		cmd.Stdin = bytes.NewReader(stdin)
+		var stdout, stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		if err := host.Do(cmd.Run); err != nil {
+			e := &types.Error{}
+			if json.Unmarshal(stdout.Bytes(), e) == nil && e.Msg != "" {
+				return nil, e
+			}
+			return nil, fmt.Errorf("%w: %s%s", err, stdout.String(), stderr.String())
+		}
+		return stdout.Bytes(), nil
+	}
+	return s
+}
+
+// Run runs a verb, and returns what the plugin prints.
+func (s Side) Run(ctx context.Context, verb string, c Call) ([]byte, error) {
+	env := []string{
+		"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + c.ID, "CNI_IFNAME=" + c.IfName,
+		"CNI_NETNS=" + c.NetNS, "CNI_ARGS=" + c.Args, "CNI_PATH=/nowhere",
+	}
+	stdin := []byte(c.Config)
+	if c.Prev != nil {
+		var fields map[string]json.RawMessage
+		if err := json.Unmarshal(stdin, &fields); err != nil {
+			return nil, err
+		}
+		fields["prevResult"] = c.Prev
+		var err error
+		if stdin, err = json.Marshal(fields); err != nil {
+			return nil, err
+		}
+	}
+	return s.run(ctx, verb, c, env, stdin)
+}
+
+// Must runs a verb that must succeed.
+func (s Side) Must(t testing.TB, verb string, c Call) []byte {
+	t.Helper()
+	out, err := s.Run(t.Context(), verb, c)
+	if err != nil {
+		t.Fatalf("%s: %s of %s: %v", s.Name, verb, c.Type, err)
+	}
+	return out
+}
+
+// MustFail runs a verb that must fail, and returns the error.
+func (s Side) MustFail(t testing.TB, verb string, c Call) error {
+	t.Helper()
+	out, err := s.Run(t.Context(), verb, c)
+	if err == nil {
+		t.Fatalf("%s: %s of %s succeeded: %s", s.Name, verb, c.Type, out)
+	}
+	return err
+}
+
+// Result parses what ADD printed.
+func Result(out []byte) (*types100.Result, error) {
+	r, err := types100.NewResult(out)
+	if err != nil {
+		return nil, err
+	}
+	return types100.GetResult(r)
+}
+
+// JSON is a canonical form of what a plugin printed, for comparisons.
+func JSON(t testing.TB, out []byte) string {
+	t.Helper()
+	var v any
+	if err := json.Unmarshal(out, &v); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	canonical, err := json.MarshalIndent(v, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(canonical)
+}
+
+// NetNS makes a namespace that is there until the test ends, and returns where
+// it is pinned.
+func NetNS(t testing.TB) (*netns.Handle, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "netns")
+	ns, err := netns.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := netns.Remove(path); err != nil {
+			t.Error(err)
+		}
+		if err := ns.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	Inside(t, ns, func(nl *netlink.Handle) error {
+		lo, err := nl.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return nl.LinkSetUp(lo)
+	})
+	return ns, path
+}
+
+// Inside runs f with netlink of a namespace.
+func Inside(t testing.TB, ns *netns.Handle, f func(*netlink.Handle) error) {
+	t.Helper()
+	nl, err := links.Open(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nl.Close()
+	if err := f(nl); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Audit lists what exists in a namespace and in directories of state. The
+// process itself is left out: tests beside this one change it.
+func Audit(t testing.TB, ns *netns.Handle, dirs ...string) audit.Lines {
+	t.Helper()
+	var lines audit.Lines
+	err := ns.Do(func() (err error) {
+		lines, err = audit.Snapshot(t.Context(), audit.Options{StateDirs: dirs})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lines.Without(func(line string) bool {
+		what, _, _ := strings.Cut(line, " ")
+		return what == "fd" || what == "process" || what == "mount" || audit.Shared(line)
+	})
+}
+
+// NoLeak compares two audits.
+func NoLeak(t testing.TB, before, after audit.Lines) {
+	t.Helper()
+	if added, removed := audit.Diff(before, after); added != nil || removed != nil {
+		t.Errorf("left over:\n%s\nmissing:\n%s", strings.Join(added, "\n"), strings.Join(removed, "\n"))
+	}
+}
+
+// Code is the code of a plugin's error.
+func Code(err error) uint {
+	if e := (*types.Error)(nil); errors.As(err, &e) {
+		return e.Code
+	}
+	return 0
+}

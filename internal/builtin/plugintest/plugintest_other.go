@@ -1,0 +1,5 @@
+//go:build !linux
+
+// Package plugintest runs in-process plugins and the reference plugins side by
+// side, for tests. It needs Linux.
+package plugintest

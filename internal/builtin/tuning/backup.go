@@ -1,0 +1,111 @@
+package tuning
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+)
+
+// backup is what an interface had before, in the words of the reference
+// plugin's file. What was not changed is missing.
+//
+//	{
+//	 "mac": "0a:58:0a:01:00:02",
+//	 "promisc": false,
+//	 "mtu": 1500
+//	}
+type backup struct {
+	Mac      string `json:"mac,omitempty"`
+	Promisc  *bool  `json:"promisc,omitempty"`
+	Mtu      int    `json:"mtu,omitempty"`
+	Allmulti *bool  `json:"allmulti,omitempty"`
+	TxQLen   *int   `json:"txQLen,omitempty"`
+}
+
+// state is what an interface has.
+type state struct {
+	mac      net.HardwareAddr
+	promisc  bool
+	mtu      int
+	allmulti bool
+	txQLen   int
+}
+
+// backupOf keeps of what an interface has those attributes that will change.
+func backupOf(has state, change attributes) backup {
+	var b backup
+	if change.mac != nil {
+		b.Mac = has.mac.String()
+	}
+	if change.promisc {
+		b.Promisc = &has.promisc
+	}
+	if change.mtu != 0 {
+		b.Mtu = has.mtu
+	}
+	if change.allmulti != nil {
+		b.Allmulti = &has.allmulti
+	}
+	if change.txQLen != nil {
+		b.TxQLen = &has.txQLen
+	}
+	return b
+}
+
+// backupFile is where the reference plugin looks for it.
+func backupFile(dataDir, id, ifName string) string {
+	return filepath.Join(dataDir, id+"_"+ifName+".json")
+}
+
+// unfinished is the file while it is written, so that it is never seen half.
+func unfinished(file string) string { return file + ".tmp" }
+
+func saveBackup(file string, b backup) error {
+	data, err := json.MarshalIndent(b, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return fmt.Errorf("dataDir: %w", err)
+	}
+	err = os.WriteFile(unfinished(file), data, 0o600)
+	if err == nil {
+		err = os.Rename(unfinished(file), file)
+	}
+	if err != nil {
+		return fmt.Errorf("keep what the interface had: %w", errors.Join(err, remove(unfinished(file))))
+	}
+	return nil
+}
+
+// loadBackup reads the file. If there is none, or none that makes sense, there
+// is nothing to put back.
+func loadBackup(file string) (b backup, found bool, err error) {
+	data, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return backup{}, false, nil
+	}
+	if err != nil {
+		return backup{}, false, fmt.Errorf("what the interface had: %w", err)
+	}
+	if err := json.Unmarshal(data, &b); err != nil {
+		return backup{}, false, nil
+	}
+	return b, true, nil
+}
+
+func removeBackup(file string) error {
+	return errors.Join(remove(unfinished(file)), remove(file))
+}
+
+// remove removes a file, which is fine if there is none.
+func remove(file string) error {
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,216 @@
+package tuning
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/plugin"
+)
+
+// defaultDataDir is where the reference plugin keeps what is to be put back.
+const defaultDataDir = "/run/cni/tuning"
+
+// config is a configuration that has been checked.
+type config struct {
+	dataDir    string
+	sysctls    []sysctl
+	attributes attributes
+	macText    string // as it was configured, for the result
+}
+
+// sysctl is one to be written.
+type sysctl struct{ key, file, value string }
+
+// attributes are what an interface is to have; nil is left alone.
+type attributes struct {
+	mac      net.HardwareAddr
+	promisc  bool // false is left alone as well
+	mtu      int  // as is 0
+	allmulti *bool
+	txQLen   *int
+}
+
+func (a attributes) any() bool {
+	return a.mac != nil || a.promisc || a.mtu != 0 || a.allmulti != nil || a.txQLen != nil
+}
+
+// settings are those that a configuration has at its top level, and its
+// arguments in args.cni.
+type settings struct {
+	Sysctl   uniqueKeys `json:"sysctl"`
+	Mac      *string    `json:"mac"`
+	Promisc  *bool      `json:"promisc"`
+	Mtu      *int       `json:"mtu"`
+	Allmulti *bool      `json:"allmulti"`
+	TxQLen   *int       `json:"txQLen"`
+}
+
+// netConf is the part of a request configuration that tuning reads.
+type netConf struct {
+	settings
+	DataDir       string `json:"dataDir"`
+	RuntimeConfig struct {
+		Mac string `json:"mac"`
+	} `json:"runtimeConfig"`
+	Args struct {
+		CNI settings `json:"cni"`
+	} `json:"args"`
+}
+
+// envArgs are CNI_ARGS. The names of the fields are those of the arguments.
+type envArgs struct {
+	types.CommonArgs
+	MAC types.UnmarshallableString
+}
+
+// uniqueKeys is an object no key of which is there twice: which of the two
+// would count is nothing to leave to a decoder.
+type uniqueKeys map[string]string
+
+// UnmarshalJSON decodes an object of strings.
+func (u *uniqueKeys) UnmarshalJSON(data []byte) error {
+	var plain map[string]string
+	if err := json.Unmarshal(data, &plain); err != nil || plain == nil {
+		return err
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	seen := make(map[string]bool)
+	for n := -1; dec.More(); n++ { // the first token is the brace
+		token, err := dec.Token()
+		if err != nil {
+			return err
+		}
+		key, ok := token.(string)
+		if !ok || n%2 != 0 {
+			continue
+		}
+		if seen[key] {
+			return fmt.Errorf("sysctl %q is set twice", key)
+		}
+		seen[key] = true
+	}
+	*u = plain
+	return nil
+}
+
+// parse reads the configuration of a request. What args.cni says goes before
+// the capability "mac", that before CNI_ARGS, and that before the rest.
+func parse(r *plugin.Request) (*config, error) {
+	var n netConf
+	if err := r.Decode(&n); err != nil {
+		return nil, err
+	}
+	mac := first(n.Mac)
+	if r.Args != "" {
+		var e envArgs
+		if err := types.LoadArgs(r.Args, &e); err != nil {
+			return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
+		}
+		if e.MAC != "" {
+			mac = string(e.MAC)
+		}
+	}
+	if n.RuntimeConfig.Mac != "" {
+		mac = n.RuntimeConfig.Mac
+	}
+	args := n.Args.CNI
+	if args.Mac != nil {
+		mac = *args.Mac
+	}
+	c := &config{dataDir: n.DataDir, macText: mac, attributes: attributes{
+		promisc:  first(args.Promisc, n.Promisc),
+		mtu:      first(args.Mtu, n.Mtu),
+		allmulti: oneOf(args.Allmulti, n.Allmulti),
+		txQLen:   oneOf(args.TxQLen, n.TxQLen),
+	}}
+	if c.dataDir == "" {
+		c.dataDir = defaultDataDir
+	}
+	if mac != "" {
+		var err error
+		if c.attributes.mac, err = net.ParseMAC(mac); err != nil {
+			return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "mac: %w", err)
+		}
+	}
+	sysctls := make(map[string]string)
+	maps.Copy(sysctls, n.Sysctl)
+	maps.Copy(sysctls, args.Sysctl)
+	var err error
+	c.sysctls, err = sysctlFiles(sysctls, r.IfName)
+	return c, err
+}
+
+// oneOf is the first pointer that is not nil.
+func oneOf[T any](pointers ...*T) *T {
+	for _, p := range pointers {
+		if p != nil {
+			return p
+		}
+	}
+	return nil
+}
+
+// first is what the first pointer that is not nil points to.
+func first[T any](pointers ...*T) (value T) {
+	if p := oneOf(pointers...); p != nil {
+		value = *p
+	}
+	return value
+}
+
+// sysctlFiles are the files of the sysctls, in the order of their names. Their
+// "IFNAME" is the interface.
+func sysctlFiles(values map[string]string, ifName string) ([]sysctl, error) {
+	var all []sysctl
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		// The interface comes last, as its name may have dots of its own.
+		name := strings.Replace(strings.ReplaceAll(key, ".", "/"), "IFNAME", ifName, 1)
+		file := path.Join("/proc/sys", name)
+		if !strings.HasPrefix(file, "/proc/sys/net/") || strings.ContainsRune(ifName, '/') {
+			return nil, plugin.Errorf(types.ErrInvalidNetworkConfig,
+				"sysctl %q is not one of a network namespace: their names begin with \"net.\"", key)
+		}
+		all = append(all, sysctl{key: key, file: file, value: values[key]})
+	}
+	return all, nil
+}
+
+// parseAllowlist reads the file that says which sysctls may be set: a regular
+// expression on each line, one of which must match some part of the name.
+//
+//	^net\.ipv4\.conf\.IFNAME\.[a-z_]*$
+//	^net\.core\.somaxconn$
+func parseAllowlist(text string) ([]*regexp.Regexp, error) {
+	var list []*regexp.Regexp
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line == "" {
+			continue
+		}
+		expr, err := regexp.Compile(line)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, expr)
+	}
+	return list, nil
+}
+
+// allowed makes sure that the list has all of them.
+func allowed(list []*regexp.Regexp, sysctls []sysctl) error {
+	for _, s := range sysctls {
+		if !slices.ContainsFunc(list, func(e *regexp.Regexp) bool { return e.MatchString(s.key) }) {
+			return fmt.Errorf("sysctl %q matches no line of it", s.key)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,90 @@
+package tuning
+
+import (
+	"net"
+	"reflect"
+	"testing"
+
+	"github.com/embedcni/cni/plugin"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+func request(config, args string) *plugin.Request {
+	return &plugin.Request{IfName: "eth0.5", Type: "tuning", Config: []byte(config), Args: args}
+}
+
+func TestParse(t *testing.T) {
+	mac := func(s string) net.HardwareAddr { m, _ := net.ParseMAC(s); return m }
+	for name, tt := range map[string]struct {
+		config, args string
+		want         *config
+	}{
+		"nothing": {`{}`, "", &config{dataDir: "/run/cni/tuning"}},
+		"everything": {`{"dataDir": "/d", "sysctl": {"net.core.somaxconn": "500", "net.ipv4.conf.IFNAME.arp_filter": "1"},
+			"mac": "02:00:00:00:00:0A", "promisc": true, "mtu": 1400, "allmulti": false, "txQLen": 0}`, "",
+			&config{dataDir: "/d", macText: "02:00:00:00:00:0A", sysctls: []sysctl{
+				{"net.core.somaxconn", "/proc/sys/net/core/somaxconn", "500"},
+				{"net.ipv4.conf.IFNAME.arp_filter", "/proc/sys/net/ipv4/conf/eth0.5/arp_filter", "1"},
+			}, attributes: attributes{mac: mac("02:00:00:00:00:0a"), promisc: true, mtu: 1400, allmulti: ptr(false), txQLen: ptr(0)}}},
+		"CNI_ARGS": {`{"mac": "02:00:00:00:00:01"}`, "MAC=02:00:00:00:00:02;IgnoreUnknown=1;A=b",
+			&config{dataDir: "/run/cni/tuning", macText: "02:00:00:00:00:02", attributes: attributes{mac: mac("02:00:00:00:00:02")}}},
+		"capability": {`{"mac": "02:00:00:00:00:01", "runtimeConfig": {"mac": "02:00:00:00:00:03"}}`, "MAC=02:00:00:00:00:02",
+			&config{dataDir: "/run/cni/tuning", macText: "02:00:00:00:00:03", attributes: attributes{mac: mac("02:00:00:00:00:03")}}},
+		"args": {`{"mtu": 1, "promisc": true, "runtimeConfig": {"mac": "02:00:00:00:00:03"}, "args": {"cni": {
+			"mac": "02:00:00:00:00:04", "promisc": false, "mtu": 1300, "allmulti": true, "txQLen": 7, "sysctl": {"net.core.somaxconn": "9"}}}}`, "",
+			&config{dataDir: "/run/cni/tuning", macText: "02:00:00:00:00:04",
+				sysctls:    []sysctl{{"net.core.somaxconn", "/proc/sys/net/core/somaxconn", "9"}},
+				attributes: attributes{mac: mac("02:00:00:00:00:04"), mtu: 1300, allmulti: ptr(true), txQLen: ptr(7)}}},
+		"args over sysctl": {`{"sysctl": {"net.a": "1", "net.b": "2"}, "args": {"cni": {"sysctl": {"net.b": "3"}}}}`, "",
+			&config{dataDir: "/run/cni/tuning", sysctls: []sysctl{{"net.a", "/proc/sys/net/a", "1"}, {"net.b", "/proc/sys/net/b", "3"}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := parse(request(tt.config, tt.args))
+			if err != nil || !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("got %+v, %v\nwant %+v", got, err, tt.want)
+			}
+		})
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for name, tt := range map[string]struct{ config, args, want string }{
+		"sysctl elsewhere": {`{"sysctl": {"kernel.hostname": "x"}}`, "", `sysctl "kernel.hostname" is not one of a network namespace: their names begin with "net."`},
+		"net itself":       {`{"sysctl": {"net": "x"}}`, "", `sysctl "net" is not one of a network namespace: their names begin with "net."`},
+		"mac":              {`{"mac": "x"}`, "", `mac: address x: invalid MAC address`},
+		"CNI_ARGS":         {`{}`, "MAC=02:00:00:00:00:02;A=b", "CNI_ARGS: ARGS: unknown args [\"A=b\"]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := parse(request(tt.config, tt.args))
+			if err == nil || err.Error() != tt.want {
+				t.Errorf("got %v\nwant %s", err, tt.want)
+			}
+		})
+	}
+	for _, config := range []string{`{`, `{"sysctl": {"net.a": "1", "net.a": "2"}}`, `{"sysctl": {"net.a": 1}}`, `{"mtu": "1"}`} {
+		if _, err := parse(request(config, "")); err == nil {
+			t.Errorf("%s: no error", config)
+		}
+	}
+}
+
+func TestAllowlist(t *testing.T) {
+	list, err := parseAllowlist("\n^net\\.ipv4\\.\n  somaxconn$\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]bool{
+		"net.ipv4.ip_forward": true, "net.core.somaxconn": true, "net.core.somaxconn2": false, "xnet.ipv4.": false,
+	} {
+		if err := allowed(list, []sysctl{{key: "net.ipv4.x"}, {key: key}}); (err == nil) != want {
+			t.Errorf("%s: %v", key, err)
+		}
+	}
+	if err := allowed(nil, []sysctl{{key: "net.a"}}); err == nil {
+		t.Error("an empty list allows something")
+	}
+	if _, err := parseAllowlist("("); err == nil {
+		t.Error("no error for what is no expression")
+	}
+}

@@ -1,0 +1,207 @@
+package tuning
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/plugin"
+)
+
+const configured = `{"cniVersion": "1.0.0", "name": "podnet", "type": "tuning", "dataDir": %q,
+	"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1", "net.ipv4.ip_local_port_range": "2000 3000"},
+	"mac": "02:00:00:00:00:99", "promisc": true, "mtu": 1400, "allmulti": true, "txQLen": 77}`
+
+func ours(h plugintest.Host) plugintest.Side {
+	return plugintest.Ours(h.Host, func(string) plugin.Plugin { return Plugin{} })
+}
+
+func callFor(h plugintest.Host, config string) plugintest.Call {
+	return plugintest.Call{Type: "tuning", ID: "c1", IfName: "eth0", NetNS: h.NetNS, Config: config, Prev: h.Result()}
+}
+
+// described is what tuning changes.
+func described(t testing.TB, h plugintest.Host) string {
+	t.Helper()
+	s := stateOf(plugintest.Link(t, h.Container, "eth0"))
+	var sysctls []string
+	for _, file := range []string{"conf/eth0/arp_filter", "ip_local_port_range"} {
+		if err := h.Container.Do(func() error {
+			data, err := os.ReadFile("/proc/sys/net/ipv4/" + file)
+			sysctls = append(sysctls, strings.Join(strings.Fields(string(data)), " "))
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return fmt.Sprint(s.mac, s.promisc, s.mtu, s.allmulti, s.txQLen, sysctls)
+}
+
+// TestInterchange adds with one and checks and deletes with the other. Results,
+// what becomes of the interface, and the file are the same.
+func TestInterchange(t *testing.T) {
+	var results, backups, states [2]string
+	for i, name := range []string{"ours first", "theirs first"} {
+		t.Run(name, func(t *testing.T) {
+			h, dir := plugintest.NewHost(t), t.TempDir()
+			sides := []plugintest.Side{ours(h), plugintest.Theirs(t, h.Host)}
+			add, other := sides[i], sides[1-i]
+			before, had := plugintest.Audit(t, h.Container, dir), described(t, h)
+			c := callFor(h, fmt.Sprintf(configured, dir))
+			// The reference's CHECK compares sysctls with their spaces.
+			c.Config = strings.Replace(c.Config, "2000 3000", `2000\t3000`, 1)
+			out := add.Must(t, "ADD", c)
+			results[i], states[i] = h.Portable(t, out), described(t, h)
+			data, err := os.ReadFile(filepath.Join(dir, "c1_eth0.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			backups[i] = string(data)
+			c.Prev = out
+			other.Must(t, "CHECK", c)
+			add.Must(t, "CHECK", c)
+			other.Must(t, "DEL", c)
+			add.Must(t, "DEL", c)
+			plugintest.NoLeak(t, before, plugintest.Audit(t, h.Container, dir))
+			if got, want := described(t, h), strings.NewReplacer("[0", "[1", "32768 60999", "2000 3000").Replace(had); got != want {
+				t.Errorf("after DEL: %s, want %s", got, want)
+			}
+		})
+	}
+	if results[0] != results[1] || backups[0] != backups[1] || states[0] != states[1] {
+		t.Errorf("ours:\n%s\n%s\n%s\ntheirs:\n%s\n%s\n%s", results[0], backups[0], states[0], results[1], backups[1], states[1])
+	}
+	if want := "02:00:00:00:00:99 true 1400 true 77 [1 2000 3000]"; states[0] != want {
+		t.Errorf("got %s, want %s", states[0], want)
+	}
+}
+
+func TestCheckDetects(t *testing.T) {
+	sysctl := func(file, value string) func(*testing.T, plugintest.Host) {
+		return func(t *testing.T, h plugintest.Host) {
+			if err := h.Container.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/"+file, []byte(value), 0o644) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	link := func(f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host) {
+		return func(t *testing.T, h plugintest.Host) { plugintest.Change(t, h.Container, "eth0", f) }
+	}
+	for want, damage := range map[string]func(*testing.T, plugintest.Host){
+		`sysctl "net.ipv4.conf.IFNAME.arp_filter" is "0", and not "1" as configured`:              sysctl("conf/eth0/arp_filter", "0"),
+		`sysctl "net.ipv4.ip_local_port_range" is "2000 3001", and not "2000 3000" as configured`: sysctl("ip_local_port_range", "2000 3001"),
+		`interface "eth0": mac is 02:00:00:00:00:98, and not 02:00:00:00:00:99 as configured`: link(func(nl *netlink.Handle, l netlink.Link) error {
+			return nl.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 0x98})
+		}),
+		`interface "eth0": promisc is false, and not true as configured`:  link(func(nl *netlink.Handle, l netlink.Link) error { return nl.SetPromiscOff(l) }),
+		`interface "eth0": mtu is 1401, and not 1400 as configured`:       link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetMTU(l, 1401) }),
+		`interface "eth0": allmulti is false, and not true as configured`: link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetAllmulticastOff(l) }),
+		`interface "eth0": txQLen is 78, and not 77 as configured`:        link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetTxQLen(l, 78) }),
+		`interface "eth0": Link not found`:                                link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) }),
+	} {
+		t.Run(want, func(t *testing.T) {
+			h := plugintest.NewHost(t)
+			side, c := ours(h), callFor(h, fmt.Sprintf(configured, t.TempDir()))
+			c.Prev = side.Must(t, "ADD", c)
+			side.Must(t, "CHECK", c)
+			damage(t, h)
+			err := side.MustFail(t, "CHECK", c)
+			if strings.Contains(want, "Link not found") {
+				want = `sysctl "net.ipv4.conf.IFNAME.arp_filter": open /proc/sys/net/ipv4/conf/eth0/arp_filter: no such file or directory`
+			}
+			if err.Error() != want {
+				t.Errorf("got %v\nwant %s", err, want)
+			}
+		})
+	}
+	t.Run("promisc that nobody wants", func(t *testing.T) {
+		h := plugintest.NewHost(t)
+		c := callFor(h, `{"cniVersion": "1.0.0", "name": "podnet", "type": "tuning"}`)
+		ours(h).Must(t, "CHECK", c)
+		plugintest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.SetPromiscOn(l) })
+		ours(h).MustFail(t, "CHECK", c)
+	})
+}
+
+// DEL leaves no file, whatever there is left of the container.
+func TestDel(t *testing.T) {
+	for name, prepare := range map[string]func(*testing.T, plugintest.Host, *plugintest.Call, string){
+		"added":               func(*testing.T, plugintest.Host, *plugintest.Call, string) {},
+		"without a result":    func(_ *testing.T, _ plugintest.Host, c *plugintest.Call, _ string) { c.Prev = nil },
+		"without a namespace": func(_ *testing.T, _ plugintest.Host, c *plugintest.Call, _ string) { c.NetNS = "" },
+		"a namespace gone":    func(_ *testing.T, _ plugintest.Host, c *plugintest.Call, _ string) { c.NetNS += "gone" },
+		"without an interface": func(t *testing.T, h plugintest.Host, _ *plugintest.Call, _ string) {
+			plugintest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
+		},
+		"a file cut short": func(t *testing.T, _ plugintest.Host, _ *plugintest.Call, file string) {
+			for _, name := range []string{file, unfinished(file)} {
+				if err := os.WriteFile(name, []byte(`{"ma`), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, dir := plugintest.NewHost(t), t.TempDir()
+			side, c := ours(h), callFor(h, fmt.Sprintf(configured, dir))
+			side.Must(t, "DEL", c)
+			c.Prev = side.Must(t, "ADD", c)
+			prepare(t, h, &c, backupFile(dir, "c1", "eth0"))
+			side.Must(t, "DEL", c)
+			side.Must(t, "DEL", c)
+			if left, err := filepath.Glob(dir + "/*"); err != nil || left != nil {
+				t.Errorf("left %q, %v", left, err)
+			}
+		})
+	}
+}
+
+// What cannot be put back is an error once, and does not stand in the way of
+// the rest, nor of the next DEL.
+func TestDelFailsOnce(t *testing.T) {
+	h, dir := plugintest.NewHost(t), t.TempDir()
+	side, c := ours(h), callFor(h, fmt.Sprintf(configured, dir))
+	c.Prev = side.Must(t, "ADD", c)
+	file := backupFile(dir, "c1", "eth0")
+	if err := os.WriteFile(file, []byte(`{"mac": "02:00:00:00:00:02", "mtu": 1, "txQLen": 1000}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := side.MustFail(t, "DEL", c)
+	if want := `interface "eth0", what it had before: set mtu to 1: invalid argument`; err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	s := stateOf(plugintest.Link(t, h.Container, "eth0"))
+	if s.mac.String() != plugintest.ContainerMAC || s.txQLen != 1000 {
+		t.Errorf("not put back: %+v", s)
+	}
+	side.Must(t, "DEL", c)
+}
+
+func TestAddRefuses(t *testing.T) {
+	list := filepath.Join(t.TempDir(), "allowlist.conf")
+	if err := os.WriteFile(list, []byte("^net\\.core\\.\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h := plugintest.NewHost(t)
+	side := plugintest.Ours(h.Host, func(string) plugin.Plugin { return Plugin{allowlist: list} })
+	c := callFor(h, fmt.Sprintf(configured, t.TempDir()))
+	want := list + `: sysctl "net.ipv4.conf.IFNAME.arp_filter" matches no line of it`
+	for _, verb := range []string{"ADD", "CHECK"} {
+		if err := side.MustFail(t, verb, c); err.Error() != want || plugintest.Code(err) != 7 {
+			t.Errorf("%s: got %v, want %s", verb, err, want)
+		}
+	}
+	side.Must(t, "DEL", c)
+	c.Prev = nil
+	for _, verb := range []string{"ADD", "CHECK"} {
+		if err := ours(h).MustFail(t, verb, c); plugintest.Code(err) != 7 {
+			t.Errorf("%s without a result: %v", verb, err)
+		}
+	}
+}
