@@ -3,8 +3,10 @@ package builtin
 import (
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
 	"github.com/embedcni/cni/internal/builtin/bridge"
+	"github.com/embedcni/cni/internal/builtin/firewall"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/loopback"
+	"github.com/embedcni/cni/internal/builtin/portmap"
 	"github.com/embedcni/cni/internal/builtin/ptp"
 	"github.com/embedcni/cni/internal/builtin/static"
 	"github.com/embedcni/cni/internal/builtin/tuning"
@@ -20,10 +22,14 @@ func Lookup(typ string) plugin.Plugin {
 		return bandwidth.Plugin{}
 	case "bridge":
 		return bridge.Plugin{}
+	case "firewall":
+		return firewall.Plugin{}
 	case "host-local":
 		return hostlocal.New()
 	case "loopback":
 		return loopback.Plugin{}
+	case "portmap":
+		return portmap.Plugin{}
 	case "ptp":
 		return ptp.Plugin{}
 	case "static":

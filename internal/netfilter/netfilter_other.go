@@ -15,6 +15,12 @@ type Firewalls struct{}
 // Open returns what fails with [ErrNotSupported].
 func Open(*netns.Handle) *Firewalls { return &Firewalls{} }
 
+// Sockets are sockets that stay open; off Linux there are none.
+type Sockets struct{}
+
+// Close does nothing.
+func (*Sockets) Close() error { return nil }
+
 // Find fails with [ErrNotSupported].
 func Find(context.Context, *Firewalls, Target) (Plan, error) { return Plan{}, ErrNotSupported }
 

@@ -26,7 +26,24 @@ func (fw *Firewalls) Check(ctx context.Context, b Backend, r Rules) error {
 	if err != nil {
 		return err
 	}
-	return fw.do(func() error { return w.check(ctx, r) })
+	return fw.call(ctx, w, func(w writer) error { return w.check(ctx, r) })
+}
+
+// overSocket is a writer that needs no more of a namespace than a socket in it.
+type overSocket interface {
+	over(*socket) writer
+}
+
+// call runs fn with the writer, in the namespace or with a socket in it.
+func (fw *Firewalls) call(ctx context.Context, w writer, fn func(writer) error) error {
+	if o, ok := w.(overSocket); ok {
+		return fw.onSocket(ctx, func(s *socket) error { return fn(o.over(s)) })
+	}
+	if w, ok := w.(iptablesWriter); ok {
+		w.fw = fw // it needs both, each for a part
+		return fn(w)
+	}
+	return fw.do(func() error { return fn(w) })
 }
 
 // change is which changes go in one transaction.
@@ -52,18 +69,28 @@ func (fw *Firewalls) write(ctx context.Context, b Backend, r Rules, add bool) er
 			together.HostPorts = append(together.HostPorts, one.HostPorts...)
 			together.Forward = append(together.Forward, one.Forward...)
 		}
-		return fw.do(func() error {
+		err := fw.call(ctx, w, func(w writer) error {
 			if add {
 				return w.add(ctx, together)
 			}
 			return w.remove(ctx, together)
 		})
+		if err != nil {
+			return err
+		}
+		return fw.forgetFlows(ctx, together.HostPorts)
 	})
 }
 
 // newWriter returns the backend.
 func newWriter(b Backend) (writer, error) {
 	switch b {
+	case Native:
+		return native{}, nil
+	case NFTables:
+		return nftForm{}, nil
+	case IPTables:
+		return iptablesWriter{}, nil
 	default:
 		return nil, fmt.Errorf("there is no firewall backend %q: iptables or nftables", string(b))
 	}

@@ -11,8 +11,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/mdlayher/netlink"
 )
 
 // xtables are the iptables tools of a family and a variant, in the network
@@ -101,12 +99,12 @@ func (x xtables) nftHas(ctx context.Context, chains []chainID) (found []chainID,
 	if x.v6() {
 		family = familyIPv6
 	}
-	err = dial(ctx, func(c *netlink.Conn) error {
-		if _, err := generation(c); err != nil {
+	err = withSocket(ctx, func(s *socket) error {
+		if _, err := s.generation(); err != nil {
 			return err
 		}
 		for _, id := range chains {
-			ok, err := chainExists(c, nftTable{family, id.table}, id.chain)
+			ok, err := s.chainExists(nftTable{family, id.table}, id.chain)
 			if err != nil {
 				return err
 			}

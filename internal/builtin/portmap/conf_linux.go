@@ -1,0 +1,238 @@
+package portmap
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/plugin"
+)
+
+// conf is the configuration, PortMapConf in the reference plugin's main.go.
+type conf struct {
+	Backend              *string  `json:"backend"`
+	SNAT                 *bool    `json:"snat"`
+	ConditionsV4         []string `json:"conditionsV4"`
+	ConditionsV6         []string `json:"conditionsV6"`
+	MasqAll              bool     `json:"masqAll"`
+	MarkMasqBit          *int     `json:"markMasqBit"`
+	ExternalSetMarkChain *string  `json:"externalSetMarkChain"`
+	RuntimeConfig        struct {
+		PortMappings []mapping `json:"portMappings"`
+	} `json:"runtimeConfig"`
+}
+
+// mapping is one of the capability portMappings.
+type mapping struct {
+	HostPort      int    `json:"hostPort"`
+	ContainerPort int    `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+	HostIP        string `json:"hostIP"`
+}
+
+// call is what a call is about.
+type call struct {
+	backend netfilter.Backend
+	want    netfilter.HostPorts
+}
+
+func (c call) rules() netfilter.Rules {
+	return netfilter.Rules{HostPorts: []netfilter.HostPorts{c.want}}
+}
+
+// nowhere reports whether the container has no address to forward to.
+func (c call) nowhere() bool { return !c.want.V4.IsValid() && !c.want.V6.IsValid() }
+
+// parse reads and validates the request. An error has the code 7, "invalid
+// network config".
+func parse(r *plugin.Request) (call, error) {
+	var conf conf
+	if err := r.Decode(&conf); err != nil {
+		return call{}, err
+	}
+	c, err := conf.call()
+	if err != nil {
+		return call{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin portmap: %w", err)
+	}
+	c.want.Owner = netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
+	if r.PrevResult != nil {
+		c.want.V4, c.want.V6 = addresses(r.PrevResult, r.IfName)
+	}
+	return c, nil
+}
+
+// call validates the configuration.
+func (conf conf) call() (call, error) {
+	const defaultMarkBit = 13 // Kubernetes has 14 and 15, Calico 20 to 31
+	c := call{want: netfilter.HostPorts{SNAT: true, MasqAll: conf.MasqAll}}
+	if conf.SNAT != nil {
+		c.want.SNAT = *conf.SNAT
+	}
+	if conf.MarkMasqBit != nil && conf.ExternalSetMarkChain != nil {
+		return c, errors.New("externalSetMarkChain and markMasqBit exclude each other")
+	}
+	bit := defaultMarkBit
+	if conf.MarkMasqBit != nil {
+		bit = *conf.MarkMasqBit
+	}
+	if bit < 0 || bit > 31 {
+		return c, fmt.Errorf("markMasqBit is %d: it must be between 0 and 31", bit)
+	}
+	var err error
+	if c.backend, err = conf.backend(); err != nil {
+		return c, err
+	}
+	c.want.ConditionsV4, c.want.ConditionsV6 = conditions(conf.ConditionsV4), conditions(conf.ConditionsV6)
+	if c.backend == netfilter.IPTables {
+		c.want.MarkMasqBit = bit
+		if conf.ExternalSetMarkChain != nil {
+			c.want.ExternalSetMarkChain = *conf.ExternalSetMarkChain
+		}
+	}
+	for _, m := range conf.RuntimeConfig.PortMappings {
+		p, err := m.hostPort()
+		if err != nil {
+			return c, err
+		}
+		c.want.Ports = append(c.want.Ports, p)
+	}
+	return c, nil
+}
+
+// backend returns the backend that is named, unless something in the
+// configuration is for another one. If none is named it is that which the
+// configuration has something for, and else this module's own.
+func (conf conf) backend() (netfilter.Backend, error) {
+	needs := map[netfilter.Backend][]string{}
+	if conf.ExternalSetMarkChain != nil {
+		needs[netfilter.IPTables] = append(needs[netfilter.IPTables], "externalSetMarkChain")
+	}
+	for _, field := range []struct {
+		name       string
+		conditions []string
+	}{{"conditionsV4", conf.ConditionsV4}, {"conditionsV6", conf.ConditionsV6}} {
+		if b, ok := backendOf(field.conditions); ok {
+			needs[b] = append(needs[b], field.name)
+		}
+	}
+	iptables, nftables := needs[netfilter.IPTables], needs[netfilter.NFTables]
+	if conf.Backend == nil {
+		switch {
+		case len(iptables) > 0 && len(nftables) > 0:
+			return "", fmt.Errorf("%s are for the backend iptables, and %s for nftables",
+				strings.Join(iptables, ", "), strings.Join(nftables, ", "))
+		case len(nftables) > 0:
+			return netfilter.NFTables, nil
+		case len(iptables) > 0, conf.MarkMasqBit != nil:
+			// Who chooses the bit has other rules that know of it.
+			return netfilter.IPTables, nil
+		}
+		return netfilter.Native, nil
+	}
+	wrong := iptables
+	switch netfilter.Backend(*conf.Backend) {
+	case netfilter.NFTables:
+	case netfilter.IPTables:
+		wrong = nftables
+	default:
+		return "", fmt.Errorf(`backend is %q: it must be "iptables" or "nftables"`, *conf.Backend)
+	}
+	if len(wrong) > 0 {
+		return "", fmt.Errorf("backend is %q, and %s for the other one", *conf.Backend, strings.Join(wrong, ", "))
+	}
+	return netfilter.Backend(*conf.Backend), nil
+}
+
+// conditions returns them, of which an empty one alone is none.
+func conditions(all []string) []string {
+	if slices.Equal(all, []string{""}) {
+		return nil
+	}
+	return all
+}
+
+// backendOf tells by their beginning whose conditions they are: those of
+// iptables begin with a hyphen or an exclamation mark, and none of nft's do.
+func backendOf(all []string) (b netfilter.Backend, ok bool) {
+	if len(all) == 0 || all[0] == "" {
+		return "", false
+	}
+	if all[0][0] == '-' || all[0][0] == '!' {
+		return netfilter.IPTables, true
+	}
+	return netfilter.NFTables, true
+}
+
+// hostPort validates a mapping.
+func (m mapping) hostPort() (netfilter.HostPort, error) {
+	var p netfilter.HostPort
+	const most = 1<<16 - 1
+	if m.ContainerPort <= 0 || m.ContainerPort > most {
+		return p, fmt.Errorf("portMappings: invalid container port number: %d", m.ContainerPort)
+	}
+	if m.HostPort <= 0 || m.HostPort > most {
+		return p, fmt.Errorf("portMappings: invalid host port number: %d", m.HostPort)
+	}
+	p.HostPort, p.ContainerPort, p.Protocol = uint16(m.HostPort), uint16(m.ContainerPort), strings.ToLower(m.Protocol)
+	if !slices.Contains([]string{"tcp", "udp", "sctp"}, p.Protocol) {
+		return p, fmt.Errorf("portMappings: the protocol of host port %d is %q: it must be tcp, udp or sctp", m.HostPort, m.Protocol)
+	}
+	if m.HostIP == "" {
+		return p, nil
+	}
+	ip, err := netip.ParseAddr(m.HostIP)
+	if err != nil || ip.Zone() != "" {
+		return p, fmt.Errorf("portMappings: the hostIP of host port %d is no IP address: %q", m.HostPort, m.HostIP)
+	}
+	p.HostIP = ip.Unmap()
+	return p, nil
+}
+
+// addresses returns the container's first address of each family. Those that
+// are of an interface of the host, or another one of the container's, are not
+// among them.
+func addresses(result *types100.Result, ifName string) (v4, v6 netip.Prefix) {
+	for _, ip := range result.IPs {
+		if i := ip.Interface; i != nil && *i >= 0 && *i < len(result.Interfaces) {
+			if in := result.Interfaces[*i]; in == nil || in.Name != ifName || in.Sandbox == "" {
+				continue
+			}
+		}
+		p, ok := prefix(ip.Address)
+		switch {
+		case !ok:
+		case p.Addr().Is4() && !v4.IsValid():
+			v4 = p
+		case p.Addr().Is6() && !v6.IsValid():
+			v6 = p
+		}
+	}
+	return v4, v6
+}
+
+func prefix(n net.IPNet) (netip.Prefix, bool) {
+	addr, ok := netip.AddrFromSlice(n.IP)
+	if !ok {
+		return netip.Prefix{}, false
+	}
+	addr = addr.Unmap()
+	ones, bits := n.Mask.Size()
+	if bits == 0 || bits != addr.BitLen() {
+		ones = addr.BitLen()
+	}
+	return netip.PrefixFrom(addr, ones), true
+}
+
+// unreachable reports whether an error means that there is no route.
+func unreachable(err error) bool {
+	return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) ||
+		errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)
+}

@@ -1,0 +1,121 @@
+// Package portmap forwards ports of the host to the container.
+package portmap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Plugin is the plugin "portmap". It follows a plugin that gives the container
+// its addresses.
+type Plugin struct{}
+
+// Add forwards the ports, if there are any, and passes the previous result on.
+func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+	c, err := parse(r)
+	if err != nil {
+		return nil, err
+	}
+	result, err := r.Chained()
+	if err != nil {
+		return nil, err
+	}
+	if len(c.want.Ports) == 0 || c.nowhere() {
+		return result, nil
+	}
+	if c.want.SNAT && c.want.V4.IsValid() {
+		if err := routeLocalnet(ctx, r, net.IP(c.want.V4.Addr().AsSlice())); err != nil {
+			return nil, err
+		}
+	}
+	if err := netfilter.Open(r.Host).Add(ctx, c.backend, c.rules()); err != nil {
+		return nil, err
+	}
+	return result, nil
+}
+
+// Del stops forwarding. It needs no previous result: what is the container's is
+// found by its name.
+func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
+	c, err := parse(r)
+	if err != nil || len(c.want.Ports) == 0 {
+		return err
+	}
+	return netfilter.Open(r.Host).Remove(ctx, c.backend, c.rules())
+}
+
+// Check makes sure that every port is forwarded.
+func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
+	c, err := parse(r)
+	if err != nil {
+		return err
+	}
+	if r.PrevResult == nil {
+		return plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin portmap: there is no previous result to check against")
+	}
+	if len(c.want.Ports) == 0 || c.nowhere() {
+		return nil
+	}
+	return netfilter.Open(r.Host).Check(ctx, c.backend, c.rules())
+}
+
+// routeLocalnet lets packets from the host's loopback addresses, which the
+// kernel takes for martians elsewhere, leave by the interface that the
+// container is reached by. It stays: it is the interface's, which others use.
+func routeLocalnet(ctx context.Context, r *plugin.Request, container net.IP) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	name, err := interfaceTo(r, container)
+	if err != nil || name == "" {
+		return err
+	}
+	path := "/proc/sys/net/ipv4/conf/" + name + "/route_localnet"
+	err = r.Host.Do(func() error {
+		// Who reads takes no lock, and most often it is set.
+		if now, err := os.ReadFile(path); err == nil && len(now) > 0 && now[0] == '1' {
+			return nil
+		}
+		return os.WriteFile(path, []byte("1"), 0)
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("snat: interface %s of the host is gone: %w", name, err)
+	}
+	if err != nil {
+		return fmt.Errorf("snat: let loopback addresses leave by interface %s: %w", name, err)
+	}
+	return nil
+}
+
+// interfaceTo returns the host's interface to the container, or nothing if
+// there is no route to it, as from a host that does not reach its containers.
+func interfaceTo(r *plugin.Request, container net.IP) (string, error) {
+	nl, err := links.Open(r.Host)
+	if err != nil {
+		return "", err
+	}
+	defer nl.Close()
+	routes, err := nl.RouteGet(container)
+	if unreachable(err) || err == nil && len(routes) == 0 {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("snat: route to %s: %w", container, err)
+	}
+	link, err := nl.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return "", fmt.Errorf("snat: the host's interface to %s: %w", container, err)
+	}
+	return link.Attrs().Name, nil
+}

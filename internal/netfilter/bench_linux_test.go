@@ -1,0 +1,75 @@
+package netfilter
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// crowd adds so many attachments, thousands in a transaction.
+func (h *host) crowd(b Backend, n int) {
+	h.t.Helper()
+	for from := 0; from < n; from += 1000 {
+		var r Rules
+		for i := from; i < min(n, from+1000); i++ {
+			one := crowdRules(i)
+			r.Masquerade = append(r.Masquerade, one.Masquerade...)
+			r.HostPorts = append(r.HostPorts, one.HostPorts...)
+		}
+		if err := h.fw.Add(h.t.Context(), b, r); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+}
+
+// crowdRules are a masquerade and one port, as of the container of that number.
+func crowdRules(i int) Rules {
+	o := Owner{"podnet", fmt.Sprintf("%064x", i), "eth0"}
+	addr := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 16)
+	return Rules{
+		Masquerade: []Masquerade{{o, []netip.Prefix{addr}}},
+		HostPorts: []HostPorts{{Owner: o, V4: addr, SNAT: true,
+			Ports: []HostPort{{HostPort: uint16(10000 + i), ContainerPort: 80, Protocol: "tcp"}}}},
+	}
+}
+
+// BenchmarkAddAndRemove is one attachment's rules beside those of many others.
+func BenchmarkAddAndRemove(b *testing.B) {
+	for _, backend := range []Backend{Native, NFTables} {
+		for _, kept := range []bool{true, false} {
+			for _, n := range []int{10, 1000, 10000} {
+				name := fmt.Sprintf("%q/sockets kept=%t/%d", string(backend), kept, n)
+				b.Run(name, func(b *testing.B) { benchmarkAddAndRemove(b, backend, kept, n) })
+			}
+		}
+	}
+}
+
+func benchmarkAddAndRemove(b *testing.B, backend Backend, kept bool, n int) {
+	h := newHost(b, "nft")
+	h.crowd(backend, n)
+	h.fw = Open(h.ns)
+	ctx := b.Context()
+	if kept {
+		sockets := &Sockets{}
+		defer sockets.Close()
+		ctx = WithSockets(ctx, sockets)
+	}
+	r := crowdRules(n)
+	var adding, removing time.Duration
+	for b.Loop() {
+		start := time.Now()
+		if err := h.fw.Add(ctx, backend, r); err != nil {
+			b.Fatal(err)
+		}
+		added := time.Now()
+		if err := h.fw.Remove(ctx, backend, r); err != nil {
+			b.Fatal(err)
+		}
+		adding += added.Sub(start)
+		removing += time.Since(added)
+	}
+	b.ReportMetric(float64(adding.Microseconds())/float64(b.N), "µs/add")
+	b.ReportMetric(float64(removing.Microseconds())/float64(b.N), "µs/remove")
+}

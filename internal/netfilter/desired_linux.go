@@ -1,0 +1,253 @@
+package netfilter
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// The names that portmap and firewall have for what containers share, beside
+// those of names_linux.go.
+const (
+	chainHostPort = "CNI-HOSTPORT-DNAT"
+	chainSetMark  = "CNI-HOSTPORT-SETMARK"
+	chainMasq     = "CNI-HOSTPORT-MASQ"
+	chainOldSNAT  = "CNI-HOSTPORT-SNAT"
+	chainAdmin    = "CNI-ADMIN"
+)
+
+// desired is what Rules are in iptables of one family: the chains and rules that
+// the reference plugins make of the same, in the order in which they make them.
+type desired struct {
+	v6     bool
+	chains []desiredChain
+	rules  []desiredRule
+}
+
+type desiredChain struct {
+	chainID
+	shared bool // it is for every container
+}
+
+type desiredRule struct {
+	chainID
+	args   []string
+	target string     // the chain of desired that it jumps to, if it does
+	addr   netip.Addr // of firewall's rules for an address: that
+	first  bool       // it goes before the rules that are there
+	shared bool       // it is for every container, or for each on a bridge
+}
+
+func (r desiredRule) String() string {
+	return fmt.Sprintf("-t %s -A %s %s", r.table, r.chain, joinWords(r.args))
+}
+
+// desiredOf returns what r is in iptables of a family.
+func desiredOf(r Rules, v6 bool) desired {
+	w := desired{v6: v6}
+	for _, m := range r.Masquerade {
+		w.masquerade(m)
+	}
+	for _, h := range r.HostPorts {
+		w.hostPorts(h)
+	}
+	for _, f := range r.Forward {
+		w.forward(f)
+	}
+	return w
+}
+
+func (w *desired) empty() bool { return len(w.rules) == 0 }
+
+// chain adds a chain, unless it is wanted already.
+func (w *desired) chain(table, name string, shared bool) chainID {
+	id := chainID{table, name}
+	if !slices.ContainsFunc(w.chains, func(c desiredChain) bool { return c.chainID == id }) {
+		w.chains = append(w.chains, desiredChain{id, shared})
+	}
+	return id
+}
+
+// rule adds a rule, unless it is wanted already: the plugins look for a rule
+// before they make it.
+func (w *desired) rule(r desiredRule, args ...string) {
+	for _, other := range w.rules {
+		if other.chainID == r.chainID && slices.Equal(other.args, args) {
+			return
+		}
+	}
+	r.args = args
+	w.rules = append(w.rules, r)
+}
+
+// masquerade is SetupIPMasq in pkg/ip/ipmasq_iptables_linux.go.
+func (w *desired) masquerade(m Masquerade) {
+	own := ownChains(m.Network, m.ContainerID)[0]
+	multicast := "224.0.0.0/4"
+	if w.v6 {
+		multicast = "ff00::/8"
+	}
+	comment := []string{"-m", "comment", "--comment", own.comment}
+	for _, p := range m.Addresses {
+		addr := p.Addr().Unmap()
+		if addr.Is6() != w.v6 {
+			continue
+		}
+		chain := desiredRule{chainID: w.chain(tableNAT, own.name, false)}
+		w.rule(chain, slices.Concat([]string{"-d", p.Masked().String(), "-j", "ACCEPT"}, comment)...)
+		w.rule(chain, slices.Concat([]string{"!", "-d", multicast, "-j", "MASQUERADE"}, comment)...)
+		w.rule(desiredRule{chainID: chainID{tableNAT, "POSTROUTING"}, target: own.name},
+			slices.Concat([]string{"-s", addr.String(), "-j", own.name}, comment)...)
+	}
+}
+
+// hostPorts is forwardPorts in plugins/meta/portmap/portmap_iptables.go.
+func (w *desired) hostPorts(h HostPorts) {
+	to, conditions := h.V4, h.ConditionsV4
+	if w.v6 {
+		to, conditions = h.V6, h.ConditionsV6
+	}
+	if !to.IsValid() || len(h.Ports) == 0 {
+		return
+	}
+	mark := h.ExternalSetMarkChain
+	if mark == "" {
+		mark = chainSetMark
+		if h.SNAT {
+			w.marking(h.MarkMasqBit)
+		}
+	}
+	top := w.chain(tableNAT, chainHostPort, true)
+	for _, from := range []string{"PREROUTING", "OUTPUT"} {
+		w.rule(desiredRule{chainID: chainID{tableNAT, from}, target: top.chain, shared: true},
+			"-m", "addrtype", "--dst-type", "LOCAL", "-j", top.chain)
+	}
+	own := ownChains(h.Network, h.ContainerID)[1]
+	chain := desiredRule{chainID: w.chain(tableNAT, own.name, false)}
+	for _, p := range h.Ports {
+		w.hostPort(chain, p, h, to, mark)
+	}
+	for _, group := range portGroups(h.Ports) {
+		w.rule(desiredRule{chainID: top, target: own.name}, slices.Concat(
+			[]string{"-m", "comment", "--comment", own.comment, "-m", "multiport"}, group, conditions, []string{"-j", own.name})...)
+	}
+}
+
+// marking has marked packets masqueraded. Only this jump goes first: the rules
+// of bridge and ptp would take the packets before it.
+func (w *desired) marking(bit int) {
+	value := fmt.Sprintf("%#x/%#x", 1<<bit, 1<<bit)
+	w.rule(desiredRule{chainID: w.chain(tableNAT, chainSetMark, true), shared: true},
+		"-m", "comment", "--comment", "CNI portfwd masquerade mark", "-j", "MARK", "--set-xmark", value)
+	w.rule(desiredRule{chainID: w.chain(tableNAT, chainMasq, true), shared: true},
+		"-m", "mark", "--mark", value, "-j", "MASQUERADE")
+	w.rule(desiredRule{chainID: chainID{tableNAT, "POSTROUTING"}, target: chainMasq, first: true, shared: true},
+		"-m", "comment", "--comment", "CNI portfwd requiring masquerade", "-j", chainMasq)
+}
+
+// hostPort adds the rules for one port to the container's chain: first those
+// that mark, as the translation ends the way of a packet through the chain.
+func (w *desired) hostPort(chain desiredRule, p HostPort, h HostPorts, to netip.Prefix, mark string) {
+	match := []string{"-p", p.Protocol, "--dport", strconv.Itoa(int(p.HostPort))}
+	if p.HostIP.IsValid() {
+		if p.HostIP.Is6() != w.v6 {
+			return
+		}
+		if !p.HostIP.IsUnspecified() {
+			match = append(match, "-d", p.HostIP.String())
+		}
+	}
+	with := func(more ...string) { w.rule(chain, slices.Concat(match, more)...) }
+	everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	if w.v6 {
+		everything = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	switch {
+	case h.SNAT && h.MasqAll:
+		with("-s", everything.String(), "-j", mark)
+	case h.SNAT:
+		with("-s", to.Masked().String(), "-j", mark)
+		if !w.v6 {
+			with("-s", "127.0.0.1", "-j", mark)
+		}
+	}
+	with("-j", "DNAT", "--to-destination", netip.AddrPortFrom(to.Addr().Unmap(), p.ContainerPort).String())
+}
+
+// portGroups returns the matches that let the ports into the container's
+// chain, as many in each as the match multiport takes, by protocol.
+func portGroups(ports []HostPort) [][]string {
+	const most = 15
+	byProtocol := make(map[string][]string)
+	var protocols []string
+	for _, p := range ports {
+		if byProtocol[p.Protocol] == nil {
+			protocols = append(protocols, p.Protocol)
+		}
+		byProtocol[p.Protocol] = append(byProtocol[p.Protocol], strconv.Itoa(int(p.HostPort)))
+	}
+	slices.Sort(protocols)
+	var groups [][]string
+	for _, protocol := range protocols {
+		for some := range slices.Chunk(byProtocol[protocol], most) {
+			groups = append(groups, []string{"-p", protocol, "--destination-ports", strings.Join(some, ",")})
+		}
+	}
+	return groups
+}
+
+// forward is addRules in plugins/meta/firewall/iptables.go, and then
+// setupIsolationChains in its ingresspolicy.go.
+func (w *desired) forward(f Forward) {
+	var addrs []netip.Addr
+	for _, a := range f.Addresses {
+		if a = a.Unmap(); a.Is6() == w.v6 {
+			addrs = append(addrs, a)
+		}
+	}
+	if len(addrs) == 0 {
+		return
+	}
+	admin := f.AdminChain
+	if admin == "" {
+		admin = chainAdmin
+	}
+	forward := w.chain(tableFilter, chainForward, true)
+	w.chain(tableFilter, admin, true)
+	w.rule(desiredRule{chainID: chainID{tableFilter, "FORWARD"}, target: chainForward, first: true, shared: true},
+		"-m", "comment", "--comment", "CNI firewall plugin rules", "-j", chainForward)
+	w.rule(desiredRule{chainID: forward, target: admin, first: true, shared: true},
+		"-m", "comment", "--comment", "CNI firewall plugin admin overrides", "-j", admin)
+	for _, a := range addrs {
+		one := netip.PrefixFrom(a, a.BitLen()).String()
+		w.rule(desiredRule{chainID: forward, addr: a},
+			"-d", one, "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT")
+		w.rule(desiredRule{chainID: forward, addr: a}, "-s", one, "-j", "ACCEPT")
+	}
+	if f.Ingress == "same-bridge" || f.Ingress == "isolated" {
+		w.isolation(f.Bridge, f.Ingress)
+	}
+}
+
+// isolation keeps bridges apart: what leaves one for another goes through both
+// stages, and is dropped in the second one.
+func (w *desired) isolation(bridge, policy string) {
+	stage1 := desiredRule{chainID: w.chain(tableFilter, chainStage1, true), shared: true}
+	stage2 := desiredRule{chainID: w.chain(tableFilter, chainStage2, true), shared: true}
+	first := func(r desiredRule) desiredRule { r.first = true; return r }
+	comment := func(policy string, args ...string) []string {
+		return append(args, "-m", "comment", "--comment", "CNI firewall plugin rules (ingressPolicy: "+policy+")")
+	}
+	const any = "same-bridge|isolated"
+	w.rule(desiredRule{chainID: chainID{tableFilter, "FORWARD"}, target: chainStage1, first: true, shared: true},
+		comment(any, "-j", chainStage1)...)
+	w.rule(first(stage1), comment(policy, "-i", bridge, "!", "-o", bridge, "-j", chainStage2)...)
+	if policy == "isolated" {
+		w.rule(first(stage1), comment(policy, "-i", bridge, "-o", bridge, "-j", "DROP")...)
+	}
+	w.rule(stage1, comment(any, "-j", "RETURN")...)
+	w.rule(first(stage2), comment(any, "-o", bridge, "-j", "DROP")...)
+	w.rule(stage2, comment(any, "-j", "RETURN")...)
+}

@@ -1,0 +1,344 @@
+package netfilter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// iptablesWriter is the backend IPTables: the rules of the reference plugins,
+// made by the variant that the system has under the name iptables, and removed
+// from whichever has them.
+type iptablesWriter struct {
+	fw *Firewalls
+}
+
+// maker is a variant of iptables in a namespace. Its methods are called on a
+// thread in the namespace, in which processes are started.
+type maker struct {
+	xtables
+	fw *Firewalls
+}
+
+// family is the NFPROTO number of the tables that the nf_tables variant has.
+func (x maker) family() uint8 {
+	if x.v6() {
+		return familyIPv6
+	}
+	return familyIPv4
+}
+
+// families are the rules of r for each family that has any.
+func families(r Rules) []desired {
+	var all []desired
+	for _, v6 := range []bool{false, true} {
+		if w := desiredOf(r, v6); !w.empty() {
+			all = append(all, w)
+		}
+	}
+	return all
+}
+
+func (i iptablesWriter) add(ctx context.Context, r Rules) error {
+	return i.fw.do(func() error { return i.addHere(ctx, r) })
+}
+
+func (i iptablesWriter) addHere(ctx context.Context, r Rules) error {
+	var undo []func(context.Context) error
+	err := sequence(families(r), func(w desired) error {
+		x, err := i.system(ctx, w.v6)
+		if err != nil {
+			return err
+		}
+		mine := desired{v6: w.v6}
+		undo = append(undo, func(ctx context.Context) error { return x.undo(ctx, mine) })
+		return x.add(ctx, w, &mine)
+	})
+	if err == nil {
+		return nil
+	}
+	// What was asked for in whole must not be there in part, even if whoever
+	// asked has gone.
+	const enough = 10 * time.Second
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), enough)
+	defer cancel()
+	errs := []error{err}
+	for _, undo := range undo {
+		errs = append(errs, undo(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// sequence calls fn for each until one fails.
+func sequence[T any](all []T, fn func(T) error) error {
+	for _, one := range all {
+		if err := fn(one); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// HasIPTables reports whether this system has the program iptables.
+func HasIPTables() bool {
+	_, err := lookPath("iptables")
+	return err == nil
+}
+
+// system returns the variant that goes by the plain name, as plugins that are
+// executed find it.
+func (i iptablesWriter) system(ctx context.Context, v6 bool) (maker, error) {
+	x := maker{xtables{family: "iptables"}, i.fw}
+	if v6 {
+		x.xtables.family = "ip6tables"
+	}
+	path, err := lookPath(x.xtables.family)
+	if err != nil {
+		return x, fmt.Errorf(`the backend "iptables" needs the program %s: %w`, x.xtables.family, err)
+	}
+	// A link says which it is, without a process.
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		switch name := filepath.Base(real); {
+		case strings.Contains(name, "nft"):
+			return x, nil
+		case strings.Contains(name, "legacy"):
+			x.legacy = true
+			return x, nil
+		}
+	}
+	version, err := runTool(ctx, "", path, "--version")
+	if err != nil {
+		return x, err
+	}
+	x.legacy = !strings.Contains(version, "(nf_tables)")
+	return x, nil
+}
+
+// add makes what is missing of w, and notes in mine, before it does, what is
+// the container's own of that.
+//
+// Most often that is all of its own, and nothing has to be locked: that the
+// shared rules are there is made sure of in the same transaction, and a chain
+// of the container's that is there already fails it.
+func (x maker) add(ctx context.Context, w desired, mine *desired) error {
+	f, err := x.look(ctx, w)
+	if err != nil {
+		return err
+	}
+	if f.allShared(w) {
+		err := x.make(ctx, w, f, func(r desiredRule) state { return f.state(w, r) }, mine)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+	}
+	return x.addExactly(ctx, w, mine)
+}
+
+// allShared reports whether nothing that is shared is missing, and no rule of
+// the container's own is in doubt.
+func (f facts) allShared(w desired) bool {
+	for _, c := range w.chains {
+		if c.shared && !f.chains[c.chainID] {
+			return false
+		}
+	}
+	for _, r := range w.rules {
+		s := f.state(w, r)
+		if r.shared && s == absent || !r.shared && s == unknown {
+			return false
+		}
+	}
+	return true
+}
+
+// addExactly makes what is missing, having asked the tool for each rule that is
+// in doubt, while no other user of this module makes shared rules. The plugins
+// that are executed do not know that lock: a chain that they make at the same
+// time is a reason to look again.
+func (x maker) addExactly(ctx context.Context, w desired, mine *desired) (err error) {
+	unlock, err := lockNamespace(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+	f, err := x.look(ctx, w)
+	const attempts = 3
+	for range attempts {
+		if err != nil {
+			return err
+		}
+		states, err := x.ask(ctx, w, f)
+		if err != nil {
+			return err
+		}
+		err = x.make(ctx, w, f, func(r desiredRule) state { return states[r.String()] }, mine)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		again, lookErr := x.look(ctx, w)
+		if lookErr != nil || again.same(f) {
+			return errors.Join(err, lookErr)
+		}
+		f = again
+	}
+	return fmt.Errorf("%s: others have changed the shared chains %d times meanwhile", x.name(), attempts)
+}
+
+// same reports whether the same chains exist.
+func (f facts) same(g facts) bool {
+	if len(f.chains) != len(g.chains) {
+		return false
+	}
+	for id := range f.chains {
+		if !g.chains[id] {
+			return false
+		}
+	}
+	return true
+}
+
+// ask asks the tool for the rules that are in doubt: all at once, and after
+// each that is missing for those behind it.
+func (x maker) ask(ctx context.Context, w desired, f facts) (map[string]state, error) {
+	states := make(map[string]state)
+	var doubt []desiredRule
+	for _, r := range w.rules {
+		s := f.state(w, r)
+		states[r.String()] = s
+		if s == unknown {
+			doubt = append(doubt, r)
+		}
+	}
+	for len(doubt) > 0 {
+		missing, err := x.firstMissing(ctx, doubt)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range doubt[:missing] {
+			states[r.String()] = present
+		}
+		if missing == len(doubt) {
+			break
+		}
+		states[doubt[missing].String()] = absent
+		doubt = doubt[missing+1:]
+	}
+	return states, nil
+}
+
+// firstMissing returns the index of the first rule that is not there, or their
+// number. The rules are in the order of their tables.
+func (x maker) firstMissing(ctx context.Context, rules []desiredRule) (int, error) {
+	var s script
+	for _, r := range rules {
+		if err := s.rule("-C", r); err != nil {
+			return 0, err
+		}
+	}
+	text, numbers := s.render()
+	err := x.restore(ctx, text)
+	if err == nil {
+		return len(rules), nil
+	}
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == 1 {
+		if i := slices.Index(numbers, failedLine(err.Error())); i >= 0 {
+			return i, nil
+		}
+	}
+	return 0, fmt.Errorf("%s: look for %d rules: %w", x.name(), len(rules), err)
+}
+
+// make makes what is absent, and fails if a shared rule that is in doubt is not
+// there. Each table is made whole or not at all.
+func (x maker) make(ctx context.Context, w desired, f facts, state func(desiredRule) state, mine *desired) error {
+	var s script
+	for _, table := range []string{tableNAT, tableFilter} {
+		if err := s.additions(w, table, f, state, mine); err != nil {
+			return err
+		}
+	}
+	if err := s.run(ctx, x.xtables); err != nil {
+		return fmt.Errorf("%s: add the rules: %w", x.name(), err)
+	}
+	return nil
+}
+
+// additions writes what makes what is absent from a table, and what fails if
+// something shared is not as it is thought to be.
+func (s *script) additions(w desired, table string, f facts, state func(desiredRule) state, mine *desired) error {
+	for _, c := range w.chains {
+		if c.table == table && !f.chains[c.chainID] {
+			if err := s.add(table, "-N", c.chain); err != nil {
+				return err
+			}
+			if !c.shared {
+				mine.chain(table, c.chain, false)
+			}
+		}
+	}
+	for _, r := range w.rules {
+		if r.table != table {
+			continue
+		}
+		verb := ""
+		switch state(r) {
+		case present:
+			continue
+		case unknown:
+			verb = "-C"
+		case absent:
+			verb = "-A"
+			if r.first {
+				verb = "-I"
+			}
+			if !r.shared {
+				mine.rule(r, r.args...)
+			}
+		}
+		if err := s.rule(verb, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// undo deletes what there is of w.
+func (x maker) undo(ctx context.Context, w desired) error {
+	if w.empty() {
+		return nil
+	}
+	f, err := x.look(ctx, w)
+	if err != nil {
+		return err
+	}
+	states, err := x.ask(ctx, w, f)
+	if err != nil {
+		return err
+	}
+	var s script
+	for _, table := range []string{tableNAT, tableFilter} {
+		for _, r := range w.rules {
+			if r.table == table && states[r.String()] == present {
+				if err := s.rule("-D", r); err != nil {
+					return err
+				}
+			}
+		}
+		for _, c := range w.chains {
+			if c.table == table && f.chains[c.chainID] {
+				if err := s.add(table, "-X", c.chain); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if err := s.run(ctx, x.xtables); err != nil {
+		return fmt.Errorf("%s: delete the rules that were added: %w", x.name(), err)
+	}
+	return nil
+}

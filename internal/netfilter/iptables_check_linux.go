@@ -1,0 +1,40 @@
+package netfilter
+
+import (
+	"context"
+	"fmt"
+)
+
+func (i iptablesWriter) check(ctx context.Context, r Rules) error {
+	return i.fw.do(func() error {
+		return sequence(families(r), func(w desired) error {
+			x, err := i.system(ctx, w.v6)
+			if err != nil {
+				return err
+			}
+			return x.check(ctx, w)
+		})
+	})
+}
+
+// check asks the tool for all rules at once: what it takes for the same rule is
+// what the plugins that are executed take for it.
+func (x maker) check(ctx context.Context, w desired) error {
+	f, err := x.look(ctx, w)
+	if err != nil {
+		return err
+	}
+	for _, c := range w.chains {
+		if !f.chains[c.chainID] {
+			return fmt.Errorf("%s: chain %s of table %s is not there", x.name(), c.chain, c.table)
+		}
+	}
+	missing, err := x.firstMissing(ctx, w.rules)
+	if err != nil {
+		return err
+	}
+	if missing < len(w.rules) {
+		return fmt.Errorf("%s: the rule %v is not there", x.name(), w.rules[missing])
+	}
+	return nil
+}

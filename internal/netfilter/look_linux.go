@@ -1,0 +1,221 @@
+package netfilter
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// facts are what is known of a family's rules, without a process wherever the
+// kernel can be asked instead, and at a cost that does not grow with the number
+// of containers, but for a glance at the addresses in CNI-FORWARD.
+type facts struct {
+	chains map[chainID]bool        // of those wanted, the ones that exist
+	jumps  map[chainID][]string    // where the shared jumps lead that exist
+	addrs  map[netip.Addr]struct{} // those of which CNI-FORWARD says something
+}
+
+// state is what facts say of a rule.
+type state int
+
+const (
+	unknown state = iota // ask the tool
+	absent
+	present
+)
+
+// builtIn reports whether a chain is there whenever its table is.
+func builtIn(chain string) bool {
+	switch chain {
+	case "PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING":
+		return true
+	}
+	return false
+}
+
+// state says whether a rule of w is there.
+func (f facts) state(w desired, r desiredRule) state {
+	if !builtIn(r.chain) && !f.chains[r.chainID] {
+		return absent
+	}
+	for _, c := range w.chains {
+		// No rule jumps to a chain that does not exist.
+		if c.table == r.table && !f.chains[c.chainID] && (rule{args: r.args}).uses(c.chain) {
+			return absent
+		}
+	}
+	if r.addr.IsValid() {
+		if _, found := f.addrs[r.addr]; !found {
+			return absent
+		}
+		return unknown
+	}
+	if r.shared && r.target != "" {
+		if slices.Contains(f.jumps[r.chainID], r.target) {
+			return present
+		}
+		return absent
+	}
+	return unknown
+}
+
+// uses reports whether the rule's words have a jump to the chain.
+func (r rule) uses(chain string) bool {
+	i := slices.Index(r.args, "-j")
+	return i >= 0 && i+1 < len(r.args) && r.args[i+1] == chain
+}
+
+// sharedJumps are the chains with shared jumps in them, and those jumps' ends.
+func (w desired) sharedJumps() map[chainID][]string {
+	jumps := make(map[chainID][]string)
+	for _, r := range w.rules {
+		if r.shared && r.target != "" {
+			jumps[r.chainID] = append(jumps[r.chainID], r.target)
+		}
+	}
+	return jumps
+}
+
+// addrs are the addresses that rules are for.
+func (w desired) addrs() []netip.Addr {
+	var addrs []netip.Addr
+	for _, r := range w.rules {
+		if r.addr.IsValid() && !slices.Contains(addrs, r.addr) {
+			addrs = append(addrs, r.addr)
+		}
+	}
+	return addrs
+}
+
+// look finds out what there is of w.
+func (x maker) look(ctx context.Context, w desired) (facts, error) {
+	f := facts{chains: make(map[chainID]bool), jumps: make(map[chainID][]string), addrs: make(map[netip.Addr]struct{})}
+	if x.legacy {
+		return f, x.lookLegacy(ctx, w, f)
+	}
+	return f, x.lookNFT(ctx, w, f)
+}
+
+func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
+	var ids []chainID
+	for _, c := range w.chains {
+		ids = append(ids, c.chainID)
+	}
+	var found []bool
+	err := x.fw.onSocket(ctx, func(s *socket) (err error) {
+		found, err = s.haveChains(x.family(), ids)
+		return err
+	})
+	if errors.Is(err, errNoNFTables) {
+		return nil // iptables will say what it thinks of that
+	}
+	if err != nil {
+		return err
+	}
+	for i, id := range ids {
+		if found[i] {
+			f.chains[id] = true
+		}
+	}
+	for id, targets := range w.sharedJumps() {
+		if f.jumps[id], err = x.scanJumps(ctx, id, slices.DeleteFunc(slices.Clone(targets), func(target string) bool {
+			return !f.chains[chainID{id.table, target}]
+		})); err != nil {
+			return err
+		}
+	}
+	if addrs := w.addrs(); f.chains[chainID{tableFilter, chainForward}] && len(addrs) > 0 {
+		var raw [][]byte
+		for _, a := range addrs {
+			raw = append(raw, a.AsSlice())
+		}
+		return x.fw.onSocket(ctx, func(s *socket) error {
+			return s.dump(rulesOf(nftTable{x.family(), tableFilter}, chainForward), func(rule []byte) error {
+				for i, a := range addrs {
+					if bytes.Contains(rule, raw[i]) {
+						f.addrs[a] = struct{}{}
+					}
+				}
+				return nil
+			})
+		})
+	}
+	return nil
+}
+
+// scanJumps returns which of the targets rules of the chain jump to. Most of
+// them are at the chain's beginning, and it looks no further than to the last.
+func (x maker) scanJumps(ctx context.Context, id chainID, targets []string) ([]string, error) {
+	var found []string
+	if len(targets) == 0 {
+		return nil, nil
+	}
+	err := scanRules(ctx, nftTable{x.family(), id.table}, id.chain, func(rule []byte) error {
+		s, err := decodeShape(rule)
+		if slices.Contains(targets, s.jump) && !slices.Contains(found, s.jump) {
+			found = append(found, s.jump)
+		}
+		if err == nil && len(found) == len(targets) {
+			return errEnough
+		}
+		return err
+	})
+	return found, err
+}
+
+// haveChains asks which of the chains there are.
+func (s *socket) haveChains(family uint8, ids []chainID) ([]bool, error) {
+	msgs := make([]message, len(ids))
+	for i, id := range ids {
+		b := appendString(nil, unix.NFTA_CHAIN_TABLE, id.table)
+		b = appendString(b, unix.NFTA_CHAIN_NAME, id.chain)
+		msgs[i] = message{typ: unix.NFT_MSG_GETCHAIN, family: family, attrs: b, object: text("chain " + id.chain)}
+	}
+	answers, err := s.ask(msgs)
+	found := make([]bool, len(ids))
+	for i, answer := range answers {
+		found[i] = answer != nil
+	}
+	return found, err
+}
+
+// lookLegacy asks iptables-save, as the kernel has no other list of rules.
+func (x maker) lookLegacy(ctx context.Context, w desired, f facts) error {
+	var ids []chainID
+	for _, c := range w.chains {
+		ids = append(ids, c.chainID)
+	}
+	sets, err := load(ctx, x.xtables, ids)
+	if err != nil {
+		return err
+	}
+	addrs, jumps := w.addrs(), w.sharedJumps()
+	for _, set := range sets {
+		for _, id := range ids {
+			if id.table == set.table && set.chains[id.chain] {
+				f.chains[id] = true
+			}
+		}
+		for _, r := range set.rules {
+			id := chainID{set.table, r.chain}
+			for _, target := range jumps[id] {
+				if r.jumpsTo(target) && !slices.Contains(f.jumps[id], target) {
+					f.jumps[id] = append(f.jumps[id], target)
+				}
+			}
+			if id.chain != chainForward {
+				continue
+			}
+			for _, a := range addrs {
+				if r.about([]netip.Addr{a}) {
+					f.addrs[a] = struct{}{}
+				}
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,233 @@
+package netfilter
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// nativeTable is the table of this module's own. Its sets are described at
+// [Native].
+var nativeTable = nftTable{familyInet, "embedcni"}
+
+// field is a part of an element's key or value.
+type field uint32
+
+// The numbers are those by which nft knows the types, which it writes into a
+// set so that it can list it.
+const (
+	fieldIPv4     field = 7
+	fieldIPv6     field = 8
+	fieldProtocol field = 12
+	fieldPort     field = 13
+	fieldLink     field = 41
+)
+
+// size is the number of bytes, in the registers of four bytes that a field
+// fills.
+func (f field) size() int {
+	switch f {
+	case fieldIPv6, fieldLink:
+		return 16
+	}
+	return 4
+}
+
+// text reads the field as nft would print it.
+func (f field) text(b []byte) string {
+	switch f {
+	case fieldIPv4, fieldIPv6:
+		a, _ := netip.AddrFromSlice(b)
+		return a.String()
+	case fieldProtocol:
+		return protocolName(b[0])
+	case fieldPort:
+		return strconv.Itoa(int(binary.BigEndian.Uint16(b)))
+	}
+	name, _, _ := bytes.Cut(b, []byte{0})
+	return strconv.Quote(string(name))
+}
+
+// fields are a key or value: a concatenation, in nft's words.
+type fields []field
+
+// size is the number of bytes.
+func (fs fields) size() int {
+	n := 0
+	for _, f := range fs {
+		n += f.size()
+	}
+	return n
+}
+
+// typ is the number of the concatenation.
+func (fs fields) typ() uint32 {
+	n := uint32(0)
+	for _, f := range fs {
+		n = n<<6 | uint32(f)
+	}
+	return n
+}
+
+func (fs fields) text(b []byte) string {
+	if len(b) != fs.size() {
+		return fmt.Sprintf("%x", b)
+	}
+	var words []string
+	for _, f := range fs {
+		words = append(words, f.text(b[:f.size()]))
+		b = b[f.size():]
+	}
+	return strings.Join(words, " . ")
+}
+
+// setKind is what the elements of a set look like.
+type setKind struct {
+	key, value fields // a set that is no map has no value
+}
+
+// The sets of which there is one for each length of a prefix that is in use:
+// "subnets4_24".
+const (
+	subnetsPrefix = "subnets"
+	hairpinPrefix = "hairpin"
+)
+
+// fixedSets are those that are always there, in the order in which they are
+// made.
+func fixedSets() []string {
+	return []string{
+		"containers4", "containers6", "hostports4", "hostports6", "hostips4", "hostips6",
+		"bridges", "isolated", "same_bridge",
+	}
+}
+
+// kindOf returns the kind of the set of that name. It is false for a name that
+// is none of this module's.
+func kindOf(set string) (setKind, bool) {
+	addr := fieldIPv4
+	if strings.HasSuffix(set, "6") {
+		addr = fieldIPv6
+	}
+	switch set {
+	case "containers4", "containers6":
+		return setKind{key: fields{addr}}, true
+	case "hostports4", "hostports6":
+		return setKind{fields{fieldProtocol, fieldPort}, fields{addr, fieldPort}}, true
+	case "hostips4", "hostips6":
+		return setKind{fields{fieldProtocol, addr, fieldPort}, fields{addr, fieldPort}}, true
+	case "bridges":
+		return setKind{key: fields{fieldLink}}, true
+	case "isolated", "same_bridge":
+		return setKind{key: fields{fieldLink, fieldLink}}, true
+	}
+	_, v6, bits, ok := perLength(set)
+	switch {
+	case !ok:
+		return setKind{}, false
+	case v6:
+		addr = fieldIPv6
+	default:
+		addr = fieldIPv4
+	}
+	if bits == 0 {
+		return setKind{key: fields{addr}}, true
+	}
+	return setKind{key: fields{addr, addr}}, true
+}
+
+// perLength reads the name of a set that is for one length of prefix.
+func perLength(set string) (prefix string, v6 bool, bits int, ok bool) {
+	for _, prefix := range []string{subnetsPrefix, hairpinPrefix} {
+		rest, found := strings.CutPrefix(set, prefix)
+		family, number, cut := strings.Cut(rest, "_")
+		bits, err := strconv.Atoi(number)
+		if !found || !cut || err != nil || strconv.Itoa(bits) != number || bits < 0 {
+			continue
+		}
+		if family == "4" && bits <= 32 || family == "6" && bits <= 128 {
+			return prefix, family == "6", bits, true
+		}
+	}
+	return "", false, 0, false
+}
+
+// perFamily is the name of a set for addresses like a.
+func perFamily(set string, a netip.Addr) string {
+	if a.Is4() {
+		return set + "4"
+	}
+	return set + "6"
+}
+
+// element is one of a set or map of the native table.
+type element struct {
+	set        string
+	key, value string // bytes
+	// comment is the owner's; what is per bridge has none.
+	comment string
+}
+
+// String is as in a command of nft's.
+//
+//	element inet embedcni hostports4 { tcp . 8080 comment "6f8b…" : 10.1.0.2 . 80 }
+func (e element) String() string {
+	kind, _ := kindOf(e.set)
+	s := fmt.Sprintf("element %v %s { %s", nativeTable, e.set, kind.key.text([]byte(e.key)))
+	if e.comment != "" {
+		s += fmt.Sprintf(` comment "%s"`, e.comment)
+	}
+	if e.value != "" {
+		s += " : " + kind.value.text([]byte(e.value))
+	}
+	return s + " }"
+}
+
+// compare orders elements by what they are.
+func (e element) compare(f element) int {
+	return cmp.Or(cmp.Compare(e.set, f.set), cmp.Compare(e.key, f.key), cmp.Compare(e.value, f.value), cmp.Compare(e.comment, f.comment))
+}
+
+// port tells whether the element is a port of the host, which belongs to who
+// came first.
+func (e element) port() bool { return e.value != "" }
+
+// protocols are those of which ports can be forwarded, by number.
+func protocolNumber(name string) (byte, error) {
+	switch name {
+	case "tcp":
+		return unix.IPPROTO_TCP, nil
+	case "udp":
+		return unix.IPPROTO_UDP, nil
+	case "sctp":
+		return unix.IPPROTO_SCTP, nil
+	}
+	return 0, fmt.Errorf("protocol %q is none of tcp, udp and sctp", name)
+}
+
+func protocolName(number byte) string {
+	for _, name := range []string{"tcp", "udp", "sctp"} {
+		if n, _ := protocolNumber(name); n == number {
+			return name
+		}
+	}
+	return strconv.Itoa(int(number))
+}
+
+// The fields of a key, in bytes.
+func keyProtocol(number byte) string { return string([]byte{number, 0, 0, 0}) }
+func keyPort(port uint16) string     { return string([]byte{byte(port >> 8), byte(port), 0, 0}) }
+func keyAddr(a netip.Addr) string    { return string(a.AsSlice()) }
+
+func keyLink(name string) (string, error) {
+	if name == "" || len(name) >= unix.IFNAMSIZ {
+		return "", fmt.Errorf("interface name %q: 1 to %d bytes are possible", name, unix.IFNAMSIZ-1)
+	}
+	return name + strings.Repeat("\x00", unix.IFNAMSIZ-len(name)), nil
+}
