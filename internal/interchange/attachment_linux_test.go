@@ -114,7 +114,7 @@ func orElse(s, other string) string {
 // run calls libcni with the plugins of a side. What the plugins in process put
 // off is done at the end, as the runtime does it.
 func (a *attachment) run(s side, call func(ctx context.Context, c *libcni.CNIConfig) error) error {
-	exec := &runner{side: s, host: a.h.ns, plugins: a.h.plugins}
+	exec := &runner{side: s, host: a.h}
 	config := libcni.NewCNIConfigWithCacheDir([]string{a.h.plugins}, a.h.path("cache"), exec)
 	b := &batch.Batch{}
 	ctx := batch.With(a.h.t.Context(), b)

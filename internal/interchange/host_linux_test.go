@@ -13,8 +13,10 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
 )
 
 // host is a network namespace that stands for a host, and a directory for all
@@ -25,6 +27,16 @@ type host struct {
 	dir     string
 	plugins string // the reference plugins
 	ns      *netns.Handle
+	ours    map[string]plugin.Plugin
+}
+
+// builtin is our plugin of a type. Each host keeps its own, as a runtime does,
+// with what the plugin remembers from one call to the next.
+func (h *host) builtin(typ string) plugin.Plugin {
+	if h.ours[typ] == nil {
+		h.ours[typ] = builtin.Lookup(typ)
+	}
+	return h.ours[typ]
 }
 
 func newHost(t testing.TB) *host {
@@ -33,7 +45,7 @@ func newHost(t testing.TB) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &host{t: t, dir: t.TempDir(), plugins: plugins}
+	h := &host{t: t, dir: t.TempDir(), plugins: plugins, ours: map[string]plugin.Plugin{}}
 	h.ns = h.newNetNS("host")
 	h.do(func() error {
 		lo, err := netlink.LinkByName("lo")

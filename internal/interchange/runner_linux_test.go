@@ -18,7 +18,6 @@ import (
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
-	"github.com/embedcni/cni/netns"
 )
 
 // side says which plugins are run in process; the others are executed.
@@ -40,13 +39,12 @@ func oursOnly(name string, types ...string) side {
 // runner is how libcni runs plugins in a test.
 type runner struct {
 	version.PluginDecoder
-	side    side
-	host    *netns.Handle
-	plugins string
+	side side
+	host *host
 }
 
 func (r *runner) FindInPath(typ string, _ []string) (string, error) {
-	return filepath.Join(r.plugins, typ), nil
+	return filepath.Join(r.host.plugins, typ), nil
 }
 
 // ExecPlugin runs the plugin that would be found at path.
@@ -61,7 +59,7 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 			return nil, err
 		}
 	}
-	out, err := invoke.Run(ctx, invoke.Request{Path: path, Env: env, Stdin: stdin, NetNS: r.host}, invoke.Limits{})
+	out, err := invoke.Run(ctx, invoke.Request{Path: path, Env: env, Stdin: stdin, NetNS: r.host.ns}, invoke.Limits{})
 	if exit := (*invoke.ExitError)(nil); errors.As(err, &exit) {
 		return nil, printed(out, err)
 	}
@@ -78,10 +76,10 @@ func printed(out invoke.Output, err error) error {
 }
 
 func (r *runner) inProcess(ctx context.Context, typ string, stdin []byte, env []string) ([]byte, error) {
-	return inprocess.Run(ctx, builtin.Lookup(typ), inprocess.Call{
-		Verb: variable(env, "CNI_COMMAND"), Type: typ, Env: env, Stdin: stdin, Host: r.host,
+	return inprocess.Run(ctx, r.host.builtin(typ), inprocess.Call{
+		Verb: variable(env, "CNI_COMMAND"), Type: typ, Env: env, Stdin: stdin, Host: r.host.ns,
 		Delegate: func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
-			out, err := r.ExecPlugin(ctx, filepath.Join(r.plugins, typ), config, withVariable(env, "CNI_COMMAND", verb))
+			out, err := r.ExecPlugin(ctx, filepath.Join(r.host.plugins, typ), config, withVariable(env, "CNI_COMMAND", verb))
 			if err != nil || verb != "ADD" {
 				return nil, err
 			}
