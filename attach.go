@@ -84,8 +84,13 @@ func (op *operation) attach(ctx context.Context, serially bool) ([]*types100.Res
 			}
 		}
 	}
+	groups := op.groups(serially)
+	if len(groups) == 1 { // a goroutine more is a thread more to wait for, where the caller has locked its own
+		run(groups[0])
+		return results, join(errs...)
+	}
 	var wg sync.WaitGroup
-	for _, group := range op.groups(serially) {
+	for _, group := range groups {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
