@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// crowd adds so many attachments, thousands in a transaction.
+// crowd adds so many attachments, hundreds in a transaction.
 func (h *host) crowd(b Backend, n int) {
 	h.t.Helper()
-	for from := 0; from < n; from += 1000 {
+	for from := 0; from < n; from += 300 {
 		var r Rules
-		for i := from; i < min(n, from+1000); i++ {
+		for i := from; i < min(n, from+300); i++ {
 			one := crowdRules(i)
 			r.Masquerade = append(r.Masquerade, one.Masquerade...)
 			r.HostPorts = append(r.HostPorts, one.HostPorts...)

@@ -159,12 +159,13 @@ func (s *socket) layout() (layout, error) {
 	if err != nil {
 		return l, err
 	}
-	return l, s.rules(nativeTable, "", func(r nftRule, _ []byte) { l.rules[r.chain] = append(l.rules[r.chain], r.comment) })
+	return l, s.rules(nativeTable, "", nil, func(r nftRule, _ []byte) { l.rules[r.chain] = append(l.rules[r.chain], r.comment) })
 }
 
 // rules calls each with the rules of a chain, or with those of all if it is
-// empty. What does not exist has none.
-func (s *socket) rules(table nftTable, chain string, each func(r nftRule, answer []byte)) error {
+// empty. What does not exist has none. With wanted, it passes over rules whose
+// comment is not: to read one whole takes most of the time.
+func (s *socket) rules(table nftTable, chain string, wanted func(comment string) bool, each func(r nftRule, answer []byte)) error {
 	b := appendString(nil, unix.NFTA_RULE_TABLE, table.name)
 	object := "rules of table " + table.String()
 	if chain != "" {
@@ -172,13 +173,24 @@ func (s *socket) rules(table nftTable, chain string, each func(r nftRule, answer
 		object = "rules of chain " + table.String() + " " + chain
 	}
 	return s.dump(message{typ: unix.NFT_MSG_GETRULE, family: table.family, attrs: b, object: text(object)}, func(data []byte) error {
+		if wanted != nil && !wanted(ruleComment(data)) {
+			return nil
+		}
 		r, err := decodeRule(table.family, data)
 		if err != nil {
 			return fmt.Errorf("read rule %d of chain %q: %w", r.handle, r.chain, err)
 		}
-		if chain == "" || r.chain == chain {
-			each(r, data)
-		}
+		each(r, data)
 		return nil
 	})
+}
+
+// ruleComment reads no more of a rule than its comment.
+func ruleComment(answer []byte) (found string) {
+	eachAttribute(answer[min(netfilterHeader, len(answer)):], func(typ uint16, data []byte) {
+		if typ == unix.NFTA_RULE_USERDATA {
+			found = comment(data)
+		}
+	})
+	return found
 }

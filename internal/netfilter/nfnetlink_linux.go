@@ -72,7 +72,7 @@ func (s *socket) read(n *nftContent, table nftTable, chains []string) error {
 			n.chains = append(n.chains, name)
 		}
 	}
-	return s.rules(table, "", func(r nftRule, _ []byte) { n.rules = append(n.rules, r) })
+	return s.rules(table, "", nil, func(r nftRule, _ []byte) { n.rules = append(n.rules, r) })
 }
 
 func (s *socket) chainExists(table nftTable, name string) (bool, error) {

@@ -228,52 +228,83 @@ func (n nftForm) add(ctx context.Context, r Rules) error {
 
 // remove deletes the rules with the owner's comment, and of portmap's only those
 // for the address, where one is known: its comment is the container's ID, which
-// is the same for all of the container's networks.
+// is the same for all of the container's networks. It takes one transaction.
 func (n nftForm) remove(ctx context.Context, r Rules) error {
-	var errs []error
-	for table, mine := range formOwned(r) {
-		content, err := n.list(ctx, table, nil)
-		if errors.Is(err, errNoNFTables) {
-			continue
+	owned := formOwned(r)
+	for range mostChanges {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("nftables: list the rules of table %v: %w", table, err))
-			continue
+		objects, generation, err := n.find(owned)
+		if errors.Is(err, errNoNFTables) || err == nil && len(objects) == 0 {
+			return nil
 		}
-		var objects []nftObject
-		for _, rule := range content.rules {
-			if slices.ContainsFunc(mine, func(mine func(nftRule) bool) bool { return mine(rule) }) {
-				objects = append(objects, nftObject{table, rule.chain, rule.handle, rule.comment})
+		if err == nil {
+			err = n.socket.remove(ctx, generation, objects)
+		}
+		if !errors.Is(err, errChanged) {
+			if err != nil {
+				err = fmt.Errorf("nftables: %w", err)
+			}
+			return err
+		}
+	}
+	return fmt.Errorf("nftables: delete rules: %w, %d times", errChanged, mostChanges)
+}
+
+// find returns the rules that are the owners', and the generation.
+func (n nftForm) find(owned []formOwner) (objects []nftObject, generation uint32, err error) {
+	if generation, err = n.generation(); err != nil {
+		return nil, 0, err
+	}
+	for _, o := range owned {
+		for _, chain := range o.chains {
+			err := n.rules(o.table, chain, func(comment string) bool { return o.comments[comment] }, func(r nftRule, _ []byte) {
+				object := nftObject{o.table, r.chain, r.handle, r.comment}
+				addr, known := o.addrs[r.comment]
+				if (!known || slices.Contains(r.addrs, addr)) && !slices.Contains(objects, object) {
+					objects = append(objects, object)
+				}
+			})
+			if err != nil {
+				return nil, 0, err
 			}
 		}
-		if len(objects) > 0 {
-			errs = append(errs, nftablesWork{n.socket, table, objects}.apply(ctx))
-		}
 	}
-	return errors.Join(errs...)
+	return objects, generation, nil
 }
 
-// formOwned returns what tells, for each table, whether a rule is the owners'.
-func formOwned(r Rules) map[nftTable][]func(nftRule) bool {
-	owned := make(map[nftTable][]func(nftRule) bool)
-	for _, m := range r.Masquerade {
-		table, comment := nftTable{familyInet, tableMasquerade}, m.comment()
-		owned[table] = append(owned[table], func(r nftRule) bool { return r.chain == chainChecks && r.comment == comment })
+// formOwner tells which rules of a table are the owners'.
+type formOwner struct {
+	table    nftTable
+	chains   []string
+	comments map[string]bool
+	addrs    map[string]netip.Addr // by comment: the rule must have it
+}
+
+func formOwned(r Rules) []formOwner {
+	var all []formOwner
+	if len(r.Masquerade) > 0 {
+		o := formOwner{table: nftTable{familyInet, tableMasquerade}, chains: []string{chainChecks}, comments: make(map[string]bool)}
+		for _, m := range r.Masquerade {
+			o.comments[m.comment()] = true
+		}
+		all = append(all, o)
 	}
 	for _, h := range r.HostPorts {
-		known := h.V4.IsValid() || h.V6.IsValid()
-		for family, addr := range map[uint8]netip.Addr{familyIPv4: h.V4.Addr().Unmap(), familyIPv6: h.V6.Addr()} {
-			table := nftTable{family, tableHostport}
-			owned[table] = append(owned[table], func(r nftRule) bool {
-				return r.comment == h.ContainerID && isHostportChain(r.chain) && (!known || slices.Contains(r.addrs, addr))
-			})
+		for _, family := range []uint8{familyIPv4, familyIPv6} {
+			o := formOwner{
+				table: nftTable{family, tableHostport}, chains: []string{chainHostports, chainOldHostports, chainMasquerading},
+				comments: map[string]bool{h.ContainerID: true},
+			}
+			if h.V4.IsValid() || h.V6.IsValid() {
+				addr := map[uint8]netip.Addr{familyIPv4: h.V4.Addr().Unmap(), familyIPv6: h.V6.Addr()}[family]
+				o.addrs = map[string]netip.Addr{h.ContainerID: addr}
+			}
+			all = append(all, o)
 		}
 	}
-	return owned
-}
-
-func isHostportChain(name string) bool {
-	return name == chainHostports || name == chainOldHostports || name == chainMasquerading
+	return all
 }
 
 // check looks for each rule, and for those that lead to it.
@@ -291,13 +322,18 @@ func (n nftForm) check(_ context.Context, r Rules) error {
 		nftRule
 		constants []byte
 	}
+	comments := map[string]bool{}
+	for _, rule := range wanted {
+		comments[rule.comment] = true // the fixed rules have none
+	}
+	wantedComment := func(comment string) bool { return comments[comment] }
 	there := make(map[nftTable][]found)
 	for _, rule := range wanted {
 		if _, listed := there[rule.table]; listed {
 			continue
 		}
 		there[rule.table] = nil
-		if err := n.rules(rule.table, "", func(r nftRule, answer []byte) {
+		if err := n.rules(rule.table, "", wantedComment, func(r nftRule, answer []byte) {
 			there[rule.table] = append(there[rule.table], found{r, constants(answer)})
 		}); err != nil {
 			return fmt.Errorf("nftables: %w", err)

@@ -122,8 +122,9 @@ func (s *socket) outcome(first uint32, msgs []message) error {
 	return refused
 }
 
-// most requests are sent at once whose answers must fit in the socket.
-const mostRequests = 32
+// mostRequests are sent at once: their answers, each of which takes up to 8 KiB
+// there, must fit in the socket.
+const mostRequests = 16
 
 // ask sends requests for one object each, and returns their answers, nil for
 // what does not exist.
@@ -212,29 +213,41 @@ func (s *socket) dump(m message, each func(data []byte) error) error {
 }
 
 func (s *socket) send() error {
-	// The socket's limit is for what waits to be read by someone; a large
-	// transaction is read while it is sent.
-	if err := s.grow(len(s.out)); err != nil {
-		return err
-	}
 	for {
 		err := unix.Sendto(s.fd, s.out, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
-		if !errors.Is(err, unix.EINTR) {
-			return err
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EMSGSIZE):
+			if err := s.grow(2 * len(s.out)); err != nil {
+				return fmt.Errorf("a transaction of %d bytes: %w", len(s.out), err)
+			}
+		case err != nil:
+			return fmt.Errorf("send to the packet filter: %w", err)
+		default:
+			return nil
 		}
 	}
 }
 
-// grow makes room for a message of that many bytes.
+// grow makes room for a transaction of that many bytes, which is as large as
+// it has to be: a thousand ports take more than the usual 200 KiB. Where this
+// is not the host's root, the limit is net.core.wmem_max.
 func (s *socket) grow(size int) error {
-	const usual = 128 << 10 // less than any distribution's limit
-	if size < usual {
+	if unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size) == nil {
 		return nil
 	}
-	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 2*size); err != nil {
-		return fmt.Errorf("a transaction of %d bytes: %w", size, err)
+	before, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	if err != nil {
+		return err
 	}
-	return nil
+	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size); err != nil {
+		return err
+	}
+	after, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	if err == nil && after <= before {
+		err = fmt.Errorf("%w: net.core.wmem_max allows %d", unix.EMSGSIZE, after)
+	}
+	return err
 }
 
 // errSilent means that the kernel has nothing more to say.
@@ -253,6 +266,8 @@ func (s *socket) receive(each func(h header, data []byte) bool) error {
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
+		case errors.Is(err, unix.ENOBUFS):
+			continue // a transaction of which many messages are refused: the first answers are there
 		case errors.Is(err, unix.EAGAIN):
 			return errSilent
 		case err != nil:

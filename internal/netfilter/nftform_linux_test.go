@@ -1,0 +1,327 @@
+package netfilter
+
+import (
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/audit"
+)
+
+// chains are plugins with rules in nftables only.
+func chainsOfNFTables() map[string]string {
+	const portmap = `, {"type": "portmap", "backend": "nftables", "snat": true, "capabilities": {"portMappings": true}}`
+	return map[string]string{
+		"bridge": `{"type": "bridge", "bridge": "BRIDGE", "isGateway": true, "ipMasq": true, "ipMasqBackend": "nftables", "ipam": IPAM}` + portmap,
+		"ptp":    `{"type": "ptp", "ipMasq": true, "ipMasqBackend": "nftables", "ipam": IPAM}` + portmap,
+	}
+}
+
+// rulesOf are what an in-process plugin would want for the attachment.
+func (a attachment) rulesOf(t *testing.T, network string) Rules {
+	t.Helper()
+	o := Owner{network, a.rt.ContainerID, a.rt.IfName}
+	r := Rules{Masquerade: []Masquerade{{Owner: o}}, HostPorts: []HostPorts{{Owner: o, SNAT: true}}}
+	for _, addr := range a.addr {
+		bits := 24
+		if addr.Is6() {
+			bits = 64
+		}
+		p := netip.PrefixFrom(addr, bits)
+		r.Masquerade[0].Addresses = append(r.Masquerade[0].Addresses, p)
+		if addr.Is4() {
+			r.HostPorts[0].V4 = p
+		} else {
+			r.HostPorts[0].V6 = p
+		}
+	}
+	data, err := json.Marshal(a.rt.CapabilityArgs["portMappings"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ports []struct {
+		HostPort, ContainerPort uint16
+		Protocol, HostIP        string
+	}
+	if err := json.Unmarshal(data, &ports); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range ports {
+		one := HostPort{HostPort: p.HostPort, ContainerPort: p.ContainerPort, Protocol: p.Protocol}
+		if p.HostIP != "" {
+			one.HostIP = netip.MustParseAddr(p.HostIP)
+		}
+		r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, one)
+	}
+	return r
+}
+
+// listing is what nft -j lists, a line for each thing, without handles.
+func (h *host) listing() []string {
+	h.t.Helper()
+	out, err := exec.Command("nft", "-j", "list", "ruleset").CombinedOutput()
+	if err != nil {
+		h.t.Fatalf("%v: %s", err, out)
+	}
+	var all struct {
+		Nftables []map[string]map[string]any `json:"nftables"`
+	}
+	if err := json.Unmarshal(out, &all); err != nil {
+		h.t.Fatal(err)
+	}
+	var lines []string
+	for _, thing := range all.Nftables {
+		for _, properties := range thing {
+			delete(properties, "handle")
+		}
+		line, err := json.Marshal(thing)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		if _, about := thing["metainfo"]; !about {
+			lines = append(lines, string(line))
+		}
+	}
+	return lines
+}
+
+// What ours makes is, in nft's words, what theirs makes.
+func TestNFTablesFormIsThePlugins(t *testing.T) {
+	for name, plugins := range chainsOfNFTables() {
+		t.Run(name, func(t *testing.T) {
+			var theirs attachment
+			var want, got []string
+			t.Run("theirs", func(t *testing.T) {
+				h := newHost(t, "nft")
+				list := h.network("podnet", "1", plugins)
+				theirs = h.mustAdd(list, "c1", "eth0", mappings(3000))
+				want = h.listing()
+			})
+			t.Run("ours", func(t *testing.T) {
+				h := newHost(t, "nft")
+				if err := h.fw.Add(t.Context(), NFTables, theirs.rulesOf(t, "podnet")); err != nil {
+					t.Fatal(err)
+				}
+				got = h.listing()
+			})
+			if g, w := strings.Join(got, "\n"), strings.Join(want, "\n"); g != w {
+				t.Errorf("got\n%s\nwant\n%s", g, w)
+			}
+			if len(want) < 40 {
+				t.Errorf("ADD made only:\n%s", strings.Join(want, "\n"))
+			}
+		})
+	}
+}
+
+// What one adds the other checks and deletes, in each direction.
+func TestNFTablesFormIsInterchangeable(t *testing.T) {
+	for name, plugins := range chainsOfNFTables() {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, "nft")
+			list := h.network("podnet", "1", plugins)
+			h.mustAdd(list, "c", "eth0", fewMappings(1000))
+			before := h.filters()
+			a := h.mustAdd(list, "c1", "eth0", mappings(3000))
+			full := h.filters()
+			r := a.rulesOf(t, "podnet")
+			cni := h.libcni()
+
+			if err := h.fw.Check(t.Context(), NFTables, r); err != nil {
+				t.Errorf("check of theirs: %v", err)
+			}
+			if err := h.fw.Remove(t.Context(), NFTables, r); err != nil {
+				t.Errorf("remove of theirs: %v", err)
+			}
+			h.wantFilters(before)
+			if err := cni.CheckNetworkList(t.Context(), a.list, a.rt); err == nil {
+				t.Error("their CHECK finds nothing wrong though all is gone")
+			}
+			if err := h.fw.Add(t.Context(), NFTables, r); err != nil {
+				t.Fatal(err)
+			}
+			h.wantFilters(full)
+			if err := cni.CheckNetworkList(t.Context(), a.list, a.rt); err != nil {
+				t.Errorf("their CHECK of ours: %v", err)
+			}
+			if err := cni.DelNetworkList(t.Context(), a.list, a.rt); err != nil {
+				t.Errorf("their DEL of ours: %v", err)
+			}
+			h.wantFilters(before)
+		})
+	}
+}
+
+// One missing rule, of the attachment's own or of all, is found, whichever.
+func TestNFTablesCheckFindsEachDamage(t *testing.T) {
+	h := newHost(t, "nft")
+	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/65", 8080)
+	r.HostPorts[0].MasqAll = true
+	r.HostPorts[0].ConditionsV4 = []string{"ip", "saddr", "!=", "192.0.2.0/24", "iifname", "eth0"}
+	if err := h.fw.Add(t.Context(), NFTables, r); err != nil {
+		t.Fatal(err)
+	}
+	tables := []nftTable{{familyInet, tableMasquerade}, {familyIPv4, tableHostport}, {familyIPv6, tableHostport}}
+	damages := 0
+	for _, table := range tables {
+		content, err := nfnetlink{}.list(t.Context(), table, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range content.rules {
+			if err := h.fw.Check(t.Context(), NFTables, r); err != nil {
+				t.Fatalf("undamaged: %v", err)
+			}
+			state := h.dumpTables(tables)
+			now, err := nfnetlink{}.list(t.Context(), table, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := nftObject{table, now.rules[i].chain, now.rules[i].handle, now.rules[i].comment}
+			if err := (nftablesWork{nfnetlink{}, table, []nftObject{o}}).apply(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			err = h.fw.Check(t.Context(), NFTables, r)
+			if err == nil || !strings.Contains(err.Error(), "rule "+table.String()+" "+o.chain+" is missing") {
+				t.Errorf("without %v: %v", o, err)
+			}
+			damages++
+			h.feed(state, "nft", "-f", "-")
+		}
+	}
+	if damages != 23 {
+		t.Errorf("%d rules were there", damages)
+	}
+}
+
+// dumpTables returns what makes nft restore the tables.
+func (h *host) dumpTables(tables []nftTable) string {
+	h.t.Helper()
+	var b strings.Builder
+	for _, table := range tables {
+		out, err := exec.Command("nft", append([]string{"list", "table"}, strings.Fields(table.String())...)...).CombinedOutput()
+		if err != nil {
+			h.t.Fatalf("%v: %s", err, out)
+		}
+		b.WriteString("delete table " + table.String() + "\n" + string(out))
+	}
+	return b.String()
+}
+
+// A rule for another port, address or protocol is not the rule.
+func TestNFTablesCheckIsNotContentWithAnother(t *testing.T) {
+	h := newHost(t, "nft")
+	right := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
+	for name, change := range map[string]func(*Rules){
+		"another host port":      func(r *Rules) { r.HostPorts[0].Ports[0].HostPort++ },
+		"another container port": func(r *Rules) { r.HostPorts[0].Ports[0].ContainerPort++ },
+		"another protocol":       func(r *Rules) { r.HostPorts[0].Ports[0].Protocol = "udp" },
+		"another host address":   func(r *Rules) { r.HostPorts[0].Ports[1].HostIP = netip.MustParseAddr("127.0.0.2") },
+		"another address":        func(r *Rules) { r.HostPorts[0].V4 = prefix("10.1.0.3/24") },
+		"another subnet":         func(r *Rules) { r.Masquerade[0].Addresses[0] = prefix("10.1.0.2/16") },
+		"another network":        func(r *Rules) { r.Masquerade[0].Network = "podnet2" },
+	} {
+		wrong := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
+		change(&wrong)
+		if err := h.fw.Add(t.Context(), NFTables, wrong); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.fw.Check(t.Context(), NFTables, right); err == nil {
+			t.Errorf("%s: nothing wrong is found", name)
+		}
+		if err := h.fw.Check(t.Context(), NFTables, wrong); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := h.fw.Remove(t.Context(), NFTables, wrong); err != nil {
+			t.Error(err)
+		}
+		if left := h.filters().Without(audit.Shared); len(left) > 0 {
+			t.Fatalf("%s: left %q", name, left)
+		}
+	}
+}
+
+func TestNFTablesRefusesWhatItCannotDo(t *testing.T) {
+	h := newHost(t, "nft")
+	before := h.filters()
+	for field, change := range map[string]func(*Rules){
+		"conditionsV4":         func(r *Rules) { r.HostPorts[0].ConditionsV4 = []string{"-s", "10.0.0.0/8"} },
+		"conditionsV6":         func(r *Rules) { r.HostPorts[0].ConditionsV6 = []string{"ip saddr 10.0.0.1"} },
+		"externalSetMarkChain": func(r *Rules) { r.HostPorts[0].ExternalSetMarkChain = "KUBE-MARK-MASQ" },
+		"firewall":             func(r *Rules) { r.Forward = []Forward{{Owner: r.Masquerade[0].Owner}} },
+		"container ID":         func(r *Rules) { r.HostPorts[0].ContainerID = strings.Repeat("c", 129) },
+		"protocol":             func(r *Rules) { r.HostPorts[0].Ports[0].Protocol = "icmp" },
+	} {
+		r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
+		change(&r)
+		if err := h.fw.Add(t.Context(), NFTables, r); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+		if err := h.fw.Remove(t.Context(), NFTables, r); err != nil {
+			t.Errorf("%s: remove: %v", field, err)
+		}
+	}
+	h.wantFilters(before)
+}
+
+// nft reads our conditions as they were written.
+func TestConditionsAreWhatNFTReads(t *testing.T) {
+	for condition, want := range map[string]string{
+		`ip saddr != 192.0.2.0/24`:                      `ip saddr != 192.0.2.0/24`,
+		`ip daddr 192.0.2.1 iifname != "eth0"`:          `ip daddr 192.0.2.1 iifname != "eth0"`,
+		`ip saddr == 10.0.0.0/12 meta mark 0x10`:        `ip saddr 10.0.0.0/12 meta mark 0x00000010`,
+		`tcp dport != 22 oifname lo`:                    `tcp dport != 22 oifname "lo"`,
+		`meta iifname eth1 udp sport 53 mark != 16`:     `iifname "eth1" udp sport 53 meta mark != 0x00000010`,
+		`ip saddr 10.0.0.0/8 ip saddr != 10.1.0.128/25`: `ip saddr 10.0.0.0/8 ip saddr != 10.1.0.128/25`,
+	} {
+		t.Run(condition, func(t *testing.T) {
+			h := newHost(t, "nft")
+			r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
+			r.HostPorts[0].ConditionsV4 = strings.Fields(condition)
+			if err := h.fw.Add(t.Context(), NFTables, r); err != nil {
+				t.Fatal(err)
+			}
+			if err := h.fw.Check(t.Context(), NFTables, r); err != nil {
+				t.Error(err)
+			}
+			rule := "nft rule ip cni_hostport prerouting " + want + " fib daddr type local jump hostports_all"
+			if lines := strings.Join(h.filters(), "\n"); !strings.Contains(lines, rule+"\n") {
+				t.Errorf("no %q in\n%s", rule, lines)
+			}
+			// Whose conditions came last has the table's.
+			r.HostPorts[0].ConditionsV4 = []string{"ip saddr 10.9.9.9"}
+			if err := h.fw.Add(t.Context(), NFTables, r); err != nil {
+				t.Fatal(err)
+			}
+			if lines := strings.Join(h.filters(), "\n"); strings.Count(lines, " fib daddr type local jump hostports_all") != 4 || !strings.Contains(lines, "prerouting ip saddr 10.9.9.9 fib") {
+				t.Errorf("after others:\n%s", lines)
+			}
+		})
+	}
+	for _, bad := range []string{
+		"ip", "ip saddr", "ip saddr !=", "ip saddr x", "ip6 saddr ::1", "iif lo", "ip saddr 0.0.0.0/0", "tcp", "tcp dport http",
+		"meta", "meta nfproto ipv4", "mark -1", "ip saddr {10.0.0.1}", "iifname eth*", "iifname averyveryverylongname", "tcp dport 65536", "ip ttl 1",
+	} {
+		if _, err := parseCondition(familyIPv4, []string{bad}); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+}
+
+// A transaction that the kernel refuses is reported with what it was about.
+func TestNFTablesRefusalNamesTheRule(t *testing.T) {
+	h := newHost(t, "nft")
+	h.sh("nft 'add table inet cni_plugins_masquerade; add chain inet cni_plugins_masquerade postrouting { type filter hook forward priority 0; }'")
+	err := h.fw.Add(t.Context(), NFTables, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	if !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EINVAL) {
+		t.Errorf("got %v", err)
+	}
+	if want := "inet cni_plugins_masquerade"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v lacks %q", err, want)
+	}
+}
