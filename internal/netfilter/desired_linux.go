@@ -38,6 +38,8 @@ type desiredRule struct {
 	addr   netip.Addr // of firewall's rules for an address: that
 	first  bool       // it goes before the rules that are there
 	shared bool       // it is for every container, or for each on a bridge
+
+	conditional bool // it has words of the configuration's
 }
 
 func (r desiredRule) String() string {
@@ -130,7 +132,7 @@ func (w *desired) hostPorts(h HostPorts) {
 		w.hostPort(chain, p, h, to, mark)
 	}
 	for _, group := range portGroups(h.Ports) {
-		w.rule(desiredRule{chainID: top, target: own.name}, slices.Concat(
+		w.rule(desiredRule{chainID: top, target: own.name, conditional: len(conditions) > 0}, slices.Concat(
 			[]string{"-m", "comment", "--comment", own.comment, "-m", "multiport"}, group, conditions, []string{"-j", own.name})...)
 	}
 }

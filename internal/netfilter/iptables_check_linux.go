@@ -17,8 +17,8 @@ func (i iptablesWriter) check(ctx context.Context, r Rules) error {
 	})
 }
 
-// check asks the tool for all rules at once: what it takes for the same rule is
-// what the plugins that are executed take for it.
+// check asks the tool for all rules at once where it can be asked: what it takes
+// for the same rule is what the plugins that are executed take for it.
 func (x maker) check(ctx context.Context, w desired) error {
 	f, err := x.look(ctx, w)
 	if err != nil {
@@ -29,12 +29,14 @@ func (x maker) check(ctx context.Context, w desired) error {
 			return fmt.Errorf("%s: chain %s of table %s is not there", x.name(), c.chain, c.table)
 		}
 	}
-	missing, err := x.firstMissing(ctx, w.rules)
+	states, err := x.ask(ctx, w, f)
 	if err != nil {
 		return err
 	}
-	if missing < len(w.rules) {
-		return fmt.Errorf("%s: the rule %v is not there", x.name(), w.rules[missing])
+	for _, r := range w.rules {
+		if states[r.String()] != present {
+			return fmt.Errorf("%s: the rule %v is not there", x.name(), r)
+		}
 	}
 	return nil
 }

@@ -17,6 +17,14 @@ type facts struct {
 	chains map[chainID]bool        // of those wanted, the ones that exist
 	jumps  map[chainID][]string    // where the shared jumps lead that exist
 	addrs  map[netip.Addr]struct{} // those of which CNI-FORWARD says something
+	saved  []savedRule             // of the legacy variant: every rule of these tables
+	legacy bool
+}
+
+// savedRule is a rule and its table.
+type savedRule struct {
+	table string
+	rule
 }
 
 // state is what facts say of a rule.
@@ -47,6 +55,17 @@ func (f facts) state(w desired, r desiredRule) state {
 		if c.table == r.table && !f.chains[c.chainID] && (rule{args: r.args}).uses(c.chain) {
 			return absent
 		}
+	}
+	if f.legacy && !r.conditional {
+		// The tool is not to be asked: "ip6tables-legacy -C" takes rules for
+		// each other that differ in a port.
+		words := canonical(r.args)
+		if slices.ContainsFunc(f.saved, func(s savedRule) bool {
+			return s.table == r.table && s.chain == r.chain && s.is(words...)
+		}) {
+			return present
+		}
+		return absent
 	}
 	if r.addr.IsValid() {
 		if _, found := f.addrs[r.addr]; !found {
@@ -93,9 +112,13 @@ func (w desired) addrs() []netip.Addr {
 
 // look finds out what there is of w.
 func (x maker) look(ctx context.Context, w desired) (facts, error) {
-	f := facts{chains: make(map[chainID]bool), jumps: make(map[chainID][]string), addrs: make(map[netip.Addr]struct{})}
+	f := facts{
+		chains: make(map[chainID]bool), jumps: make(map[chainID][]string), addrs: make(map[netip.Addr]struct{}),
+		legacy: x.legacy,
+	}
 	if x.legacy {
-		return f, x.lookLegacy(ctx, w, f)
+		err := x.lookLegacy(ctx, w, &f)
+		return f, err
 	}
 	return f, x.lookNFT(ctx, w, f)
 }
@@ -184,7 +207,7 @@ func (s *socket) haveChains(family uint8, ids []chainID) ([]bool, error) {
 }
 
 // lookLegacy asks iptables-save, as the kernel has no other list of rules.
-func (x maker) lookLegacy(ctx context.Context, w desired, f facts) error {
+func (x maker) lookLegacy(ctx context.Context, w desired, f *facts) error {
 	var ids []chainID
 	for _, c := range w.chains {
 		ids = append(ids, c.chainID)
@@ -193,7 +216,6 @@ func (x maker) lookLegacy(ctx context.Context, w desired, f facts) error {
 	if err != nil {
 		return err
 	}
-	addrs, jumps := w.addrs(), w.sharedJumps()
 	for _, set := range sets {
 		for _, id := range ids {
 			if id.table == set.table && set.chains[id.chain] {
@@ -201,20 +223,7 @@ func (x maker) lookLegacy(ctx context.Context, w desired, f facts) error {
 			}
 		}
 		for _, r := range set.rules {
-			id := chainID{set.table, r.chain}
-			for _, target := range jumps[id] {
-				if r.jumpsTo(target) && !slices.Contains(f.jumps[id], target) {
-					f.jumps[id] = append(f.jumps[id], target)
-				}
-			}
-			if id.chain != chainForward {
-				continue
-			}
-			for _, a := range addrs {
-				if r.about([]netip.Addr{a}) {
-					f.addrs[a] = struct{}{}
-				}
-			}
+			f.saved = append(f.saved, savedRule{set.table, r})
 		}
 	}
 	return nil

@@ -1,0 +1,65 @@
+package plugintest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/netns"
+)
+
+// Variants are those of iptables.
+func Variants() []string { return []string{"nft", "legacy"} }
+
+// UseIPTables has the variant found by the plain name until the test ends.
+func UseIPTables(t testing.TB, variant string) {
+	t.Helper()
+	path := "/usr/sbin:/sbin:" + os.Getenv("PATH")
+	t.Setenv("PATH", path)
+	bin := t.TempDir()
+	for _, family := range []string{"iptables", "ip6tables"} {
+		tool, err := exec.LookPath(family + "-" + variant)
+		if err != nil {
+			t.Fatalf("these tests need both variants of iptables: %v", err)
+		}
+		if err := os.Symlink(tool, filepath.Join(bin, family)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", bin+":"+path)
+}
+
+// Filters lists what there is in the packet filters of a namespace.
+func Filters(t testing.TB, ns *netns.Handle) audit.Lines {
+	t.Helper()
+	var lines audit.Lines
+	err := ns.Do(func() (err error) {
+		lines, err = audit.Snapshot(t.Context(), audit.Options{})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lines.Without(func(l string) bool {
+		what, _, _ := strings.Cut(l, " ")
+		return what != "nft" && !strings.HasPrefix(what, "iptables") && !strings.HasPrefix(what, "ip6tables")
+	})
+}
+
+// Run runs a command in a namespace, which must succeed.
+func Run(t testing.TB, ns *netns.Handle, name string, args ...string) {
+	t.Helper()
+	err := ns.Do(func() error {
+		if out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput(); err != nil {
+			t.Errorf("%s %q: %s", name, args, out)
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
