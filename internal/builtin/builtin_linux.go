@@ -6,6 +6,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/firewall"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/loopback"
+	"github.com/embedcni/cni/internal/builtin/macvlan"
 	"github.com/embedcni/cni/internal/builtin/portmap"
 	"github.com/embedcni/cni/internal/builtin/ptp"
 	"github.com/embedcni/cni/internal/builtin/static"
@@ -28,6 +29,8 @@ func Lookup(typ string) plugin.Plugin {
 		return hostlocal.New()
 	case "loopback":
 		return loopback.Plugin{}
+	case "macvlan":
+		return macvlan.Plugin{}
 	case "portmap":
 		return portmap.Plugin{}
 	case "ptp":

@@ -1,0 +1,153 @@
+package macvlan
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
+)
+
+// config is a configuration that has been checked, as far as that is possible
+// without looking at the master.
+type config struct {
+	Master     string    `json:"master"` // empty is where the default route leads
+	Mode       string    `json:"mode"`
+	MTU        int       `json:"mtu"`
+	Mac        string    `json:"mac"`
+	InNetNS    bool      `json:"linkInContainer"` // the master is in the container
+	BcQueueLen uint32    `json:"bcqueuelen"`
+	DNS        types.DNS `json:"dns"`
+	IPAM       struct {
+		Type string `json:"type"`
+	} `json:"ipam"`
+	RuntimeConfig struct {
+		Mac string `json:"mac"`
+	} `json:"runtimeConfig"`
+
+	mode uint32
+	mac  net.HardwareAddr
+}
+
+// envArgs are CNI_ARGS. The names of the fields are those of the arguments.
+type envArgs struct {
+	types.CommonArgs
+	MAC types.UnmarshallableString
+}
+
+// parse reads the configuration of a request. The capability "mac" goes before
+// CNI_ARGS, and that before the rest.
+func parse(r *plugin.Request) (*config, error) {
+	c := &config{}
+	if err := r.Decode(c); err != nil {
+		return nil, err
+	}
+	if r.Args != "" {
+		var e envArgs
+		if err := types.LoadArgs(r.Args, &e); err != nil {
+			return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
+		}
+		if e.MAC != "" {
+			c.Mac = string(e.MAC)
+		}
+	}
+	if c.RuntimeConfig.Mac != "" {
+		c.Mac = c.RuntimeConfig.Mac
+	}
+	if err := c.check(); err != nil {
+		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "network %q: %w", r.Name, err)
+	}
+	return c, nil
+}
+
+func (c *config) check() (err error) {
+	if c.mode, err = parseMode(c.Mode); err != nil {
+		return err
+	}
+	if c.Mac != "" {
+		if c.mac, err = net.ParseMAC(c.Mac); err != nil {
+			return fmt.Errorf("mac: %w", err)
+		}
+	}
+	if c.MTU < 0 {
+		return fmt.Errorf("mtu: %d is negative", c.MTU)
+	}
+	return nil
+}
+
+// parseMode is how containers on the same master reach each other.
+func parseMode(mode string) (uint32, error) {
+	switch mode {
+	case "", "bridge":
+		return nl.MACVLAN_MODE_BRIDGE, nil
+	case "private":
+		return nl.MACVLAN_MODE_PRIVATE, nil
+	case "vepa":
+		return nl.MACVLAN_MODE_VEPA, nil
+	case "passthru":
+		return nl.MACVLAN_MODE_PASSTHRU, nil
+	}
+	return 0, fmt.Errorf(`mode: %q is none of "bridge", "private", "vepa", "passthru"`, mode)
+}
+
+// masterNS is where the master is.
+func (c *config) masterNS(r *plugin.Request) *netns.Handle {
+	if c.InNetNS {
+		return r.Container
+	}
+	return r.Host
+}
+
+// master looks the master up. Its MTU is the most that its macvlans can have.
+func (c *config) master(r *plugin.Request, conn *links.Conn) (links.Link, error) {
+	name := c.Master
+	if name == "" {
+		var err error
+		if name, err = defaultInterface(c.masterNS(r)); err != nil {
+			return links.Link{}, fmt.Errorf("master is not set: %w", err)
+		}
+	}
+	master, err := conn.Link(name)
+	if err != nil {
+		return links.Link{}, fmt.Errorf("master: %w", err)
+	}
+	if c.MTU > master.MTU {
+		return links.Link{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "mtu: %d is more than the %d of the master %q", c.MTU, master.MTU, name)
+	}
+	return master, nil
+}
+
+// defaultInterface is the one that the default route leads to, of IPv4 before
+// IPv6.
+func defaultInterface(ns *netns.Handle) (string, error) {
+	handle, err := links.Open(ns)
+	if err != nil {
+		return "", err
+	}
+	defer handle.Close()
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := handle.RouteList(nil, family)
+		if err != nil {
+			return "", fmt.Errorf("look for the default route: %w", err)
+		}
+		for _, route := range routes {
+			if ones := 0; route.Dst != nil {
+				if ones, _ = route.Dst.Mask.Size(); ones > 0 {
+					continue
+				}
+			}
+			link, err := handle.LinkByIndex(route.LinkIndex)
+			if err != nil {
+				return "", fmt.Errorf("interface of the default route: %w", err)
+			}
+			return link.Attrs().Name, nil
+		}
+	}
+	return "", errors.New("there is no default route whose interface it could be")
+}

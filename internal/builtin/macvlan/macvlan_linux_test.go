@@ -1,0 +1,313 @@
+package macvlan
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/builtin/hostlocal"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/plugin"
+)
+
+const (
+	dual = `"ipam": {"type": "host-local", "dataDir": "DIR", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]],
+		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.9.0.0/16", "gw": "10.1.0.7"}, {"dst": "::/0"}]}`
+	all = `"master": "veth0", "mode": "private", "mtu": 1300, "mac": "02:00:00:00:00:77", "bcqueuelen": 500, "dns": {"nameservers": ["10.1.0.1"]}, ` + dual
+)
+
+var configurations = map[string]string{
+	"everything":    all,
+	"layer 2":       `"master": "veth0"`,
+	"no addresses":  `"master": "veth0", "mode": "vepa", "ipam": {}`,
+	"in container":  `"master": "eth0", "linkInContainer": true, "mode": "passthru"`,
+	"default route": `"ipam": {"type": "host-local", "dataDir": "DIR", "subnet": "10.1.0.0/24"}`,
+	"capability":    `"master": "veth0", "mac": "02:00:00:00:00:77", "runtimeConfig": {"mac": "02:00:00:00:00:78", "ips": ["10.1.0.77"]}, ` + dual,
+}
+
+func ours(h plugintest.Host) plugintest.Side {
+	ipam := hostlocal.New()
+	return plugintest.Ours(h.Host, func(typ string) plugin.Plugin {
+		if typ == "host-local" {
+			return ipam
+		}
+		return Plugin{}
+	})
+}
+
+// newHost has a default route by veth0.
+func newHost(t testing.TB) plugintest.Host {
+	h := plugintest.NewHost(t)
+	plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error {
+		addr, err := netlink.ParseAddr("192.0.2.1/24")
+		if err != nil {
+			return err
+		}
+		return errors.Join(nl.AddrAdd(l, addr), nl.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: net.IPv4(192, 0, 2, 9)}))
+	})
+	return h
+}
+
+func callFor(h plugintest.Host, dir, config string) plugintest.Call {
+	return plugintest.Call{
+		Type: "macvlan", ID: "c1", IfName: "net1", NetNS: h.NetNS,
+		Config: strings.ReplaceAll(`{"cniVersion": "1.0.0", "name": "podnet", "type": "macvlan", `+config+`}`, "DIR", dir),
+	}
+}
+
+// portable is text without MAC addresses that the kernel made up, which have
+// another beginning than those that are configured here.
+func portable(text string) string {
+	return regexp.MustCompile(`[0-9a-f]{2}(:[0-9a-f]{2}){5}`).ReplaceAllStringFunc(text, func(mac string) string {
+		if strings.HasPrefix(mac, "02:00:00:00:00:") {
+			return mac
+		}
+		return "RANDOM"
+	})
+}
+
+func described(t testing.TB, h plugintest.Host) string {
+	t.Helper()
+	link := plugintest.Link(t, h.Container, "net1")
+	m, ok := link.(*netlink.Macvlan)
+	if !ok {
+		t.Fatalf("net1 is of type %s", link.Type())
+	}
+	return fmt.Sprintln(m.Mode, m.BCQueueLen, m.MTU, m.Flags&net.FlagUp) + portable(strings.Join(plugintest.Audit(t, h.Container), "\n"))
+}
+
+func TestInterchange(t *testing.T) {
+	for name, config := range configurations {
+		t.Run(name, func(t *testing.T) {
+			var results, states [2]string
+			for i := range 2 {
+				h, dir := newHost(t), t.TempDir()
+				sides := []plugintest.Side{ours(h), plugintest.Theirs(t, h.Host)}
+				add, other := sides[i], sides[1-i]
+				before, hostBefore := plugintest.Audit(t, h.Container, dir), plugintest.Audit(t, h.Host)
+				c := callFor(h, dir, config)
+				c.Prev = add.Must(t, "ADD", c)
+				results[i], states[i] = portable(h.Portable(t, c.Prev)), described(t, h)
+				other.Must(t, "CHECK", c)
+				add.Must(t, "CHECK", c)
+				other.Must(t, "DEL", c)
+				add.Must(t, "DEL", c)
+				plugintest.NoLeak(t, before, plugintest.Audit(t, h.Container, dir))
+				plugintest.NoLeak(t, hostBefore, plugintest.Audit(t, h.Host))
+			}
+			if results[0] != results[1] {
+				t.Errorf("got %s\nwant %s", results[0], results[1])
+			}
+			if states[0] != states[1] {
+				t.Errorf("got\n%s\nwant\n%s", states[0], states[1])
+			}
+		})
+	}
+}
+
+func TestCheckDetects(t *testing.T) {
+	own := func(f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host, string) {
+		return func(t *testing.T, h plugintest.Host, _ string) { plugintest.Change(t, h.Container, "net1", f) }
+	}
+	address := func(text string) func(*netlink.Handle, netlink.Link) error {
+		return func(nl *netlink.Handle, l netlink.Link) error {
+			addr, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			return nl.AddrDel(l, addr)
+		}
+	}
+	route := func(text string) func(*netlink.Handle, netlink.Link) error {
+		return func(nl *netlink.Handle, l netlink.Link) error {
+			_, dst, err := net.ParseCIDR(text)
+			if err != nil {
+				return err
+			}
+			return nl.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst})
+		}
+	}
+	for name, damage := range map[string]func(*testing.T, plugintest.Host, string){
+		"interface gone": own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) }),
+		"another type": own(func(nl *netlink.Handle, l netlink.Link) error {
+			a := netlink.NewLinkAttrs()
+			a.Name = "net1"
+			return errors.Join(nl.LinkDel(l), nl.LinkAdd(&netlink.Bridge{LinkAttrs: a}))
+		}),
+		"another mode": own(func(nl *netlink.Handle, l netlink.Link) error {
+			return nl.LinkSetMacvlanMode(l, netlink.MACVLAN_MODE_BRIDGE)
+		}),
+		"another MAC": own(func(nl *netlink.Handle, l netlink.Link) error {
+			return nl.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 9})
+		}),
+		"another MTU": own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetMTU(l, 1299) }),
+		"down":        own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) }),
+		"no IPv4":     own(address("10.1.0.2/24")),
+		"no IPv6":     own(address("fd00::2/64")),
+		"no route":    own(route("10.9.0.0/16")),
+		"no default":  own(route("0.0.0.0/0")),
+		"no default, 6": own(func(nl *netlink.Handle, l netlink.Link) error {
+			return nl.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: net.ParseIP("fd00::1")})
+		}),
+		"master gone": func(t *testing.T, h plugintest.Host, _ string) {
+			plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
+		},
+		"master renamed": func(t *testing.T, h plugintest.Host, _ string) {
+			plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error {
+				return errors.Join(nl.LinkSetDown(l), nl.LinkSetName(l, "veth1"))
+			})
+		},
+		"address given back": func(t *testing.T, _ plugintest.Host, dir string) {
+			if err := os.Remove(filepath.Join(dir, "podnet", "fd00::2")); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, dir := newHost(t), t.TempDir()
+			side, c := ours(h), callFor(h, dir, all)
+			c.Prev = side.Must(t, "ADD", c)
+			side.Must(t, "CHECK", c)
+			damage(t, h, dir)
+			t.Log(side.MustFail(t, "CHECK", c))
+		})
+	}
+}
+
+// An ADD that fails leaves nothing.
+func TestAddFails(t *testing.T) {
+	for name, tt := range map[string]struct {
+		config string
+		code   uint
+	}{
+		"mode":             {`"master": "veth0", "mode": "x"`, 7},
+		"mac":              {`"master": "veth0", "mac": "x"`, 7},
+		"negative mtu":     {`"master": "veth0", "mtu": -1`, 7},
+		"mtu":              {`"master": "veth0", "mtu": 1501, ` + dual, 7},
+		"master":           {`"master": "veth9", ` + dual, 999},
+		"multicast mac":    {`"master": "veth0", "mac": "01:00:00:00:00:01", ` + dual, 999},
+		"no IPAM plugin":   {`"master": "veth0", "ipam": {"type": "none"}`, 999},
+		"IPAM fails":       {`"master": "veth0", "ipam": {"type": "host-local", "dataDir": "DIR"}`, 7},
+		"bad route":        {`"master": "veth0", "ipam": {"type": "host-local", "dataDir": "DIR", "subnet": "10.1.0.0/24", "routes": [{"dst": "10.8.0.0/16", "gw": "10.77.0.1"}]}`, 999},
+		"interface exists": {`"master": "veth0", "IFNAME": "eth0", ` + dual, 999},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, dir := newHost(t), t.TempDir()
+			c := callFor(h, dir, tt.config)
+			if strings.Contains(tt.config, "IFNAME") {
+				c.IfName = "eth0"
+			}
+			side := ours(h)
+			lookup := plugintest.Ours(h.Host, func(typ string) plugin.Plugin {
+				switch typ {
+				case "host-local":
+					return hostlocal.New()
+				case "macvlan":
+					return Plugin{}
+				}
+				return nil
+			})
+			if name == "no IPAM plugin" {
+				side = lookup
+			}
+			before := plugintest.Audit(t, h.Container, dir)
+			err := side.MustFail(t, "ADD", c)
+			if plugintest.Code(err) != tt.code {
+				t.Errorf("code %d, want %d", plugintest.Code(err), tt.code)
+			}
+			t.Log(err)
+			plugintest.NoLeak(t, before, plugintest.Audit(t, h.Container, dir))
+		})
+	}
+}
+
+func TestDel(t *testing.T) {
+	for name, prepare := range map[string]func(plugintest.Call) plugintest.Call{
+		"without a result":    func(c plugintest.Call) plugintest.Call { c.Prev = nil; return c },
+		"without a namespace": func(c plugintest.Call) plugintest.Call { c.NetNS = ""; return c },
+		"a namespace gone":    func(c plugintest.Call) plugintest.Call { c.NetNS += "gone"; return c },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, dir := newHost(t), t.TempDir()
+			side, c := ours(h), callFor(h, dir, all)
+			side.Must(t, "DEL", c)
+			before := plugintest.Audit(t, h.Container, dir)
+			c.Prev = side.Must(t, "ADD", c)
+			c = prepare(c)
+			b := &batch.Batch{}
+			if _, err := side.Run(batch.With(t.Context(), b), "DEL", c); err != nil {
+				t.Error(err)
+			}
+			if err := b.Flush(context.Background()); err != nil {
+				t.Error(err)
+			}
+			side.Must(t, "DEL", c)
+			after := plugintest.Audit(t, h.Container, dir)
+			if !strings.Contains(name, "namespace") {
+				plugintest.NoLeak(t, before, after)
+			} else if added, _ := audit.Diff(before, after); strings.Contains(strings.Join(added, "\n"), "file ") {
+				t.Errorf("left %q", added)
+			}
+		})
+	}
+	t.Run("another's interface", func(t *testing.T) {
+		h, dir := newHost(t), t.TempDir()
+		c := callFor(h, dir, all)
+		c.IfName = "eth0" // a veth
+		ours(h).Must(t, "DEL", c)
+		plugintest.Link(t, h.Container, "eth0")
+	})
+}
+
+// A name that is taken on the host is none of the container's concern.
+func TestTheNameIsTakenOnTheHost(t *testing.T) {
+	h, dir := newHost(t), t.TempDir()
+	plugintest.Inside(t, h.Host, func(nl *netlink.Handle) error {
+		a := netlink.NewLinkAttrs()
+		a.Name = "net1"
+		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
+	})
+	side, c := ours(h), callFor(h, dir, all)
+	c.Prev = side.Must(t, "ADD", c)
+	side.Must(t, "CHECK", c)
+	side.Must(t, "DEL", c)
+}
+
+func TestStatusAndGC(t *testing.T) {
+	h, dir := newHost(t), t.TempDir()
+	side, c := ours(h), callFor(h, dir, all)
+	side.Must(t, "STATUS", c)
+	side.Must(t, "ADD", c)
+	c.Config = strings.Replace(c.Config, `"name"`, `"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "net1"}], "name"`, 1)
+	side.Must(t, "GC", c)
+	files := func() int {
+		four, err := filepath.Glob(dir + "/podnet/10.*")
+		six, err2 := filepath.Glob(dir + "/podnet/fd00*")
+		if err := errors.Join(err, err2); err != nil {
+			t.Fatal(err)
+		}
+		return len(four) + len(six)
+	}
+	if got := files(); got != 2 {
+		t.Errorf("%d addresses after GC, want 2", got)
+	}
+	c.Config = strings.Replace(c.Config, `"ifname": "net1"`, `"ifname": "net2"`, 1)
+	side.Must(t, "GC", c)
+	if got := files(); got != 0 {
+		t.Errorf("%d addresses after GC, want 0", got)
+	}
+	c.Config = strings.Replace(c.Config, "veth0", "veth9", 1)
+	if err := side.MustFail(t, "STATUS", c); plugintest.Code(err) != 50 {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,92 @@
+package links
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// Macvlan is an interface that shares another one, its parent, under a MAC
+// address of its own.
+type Macvlan struct {
+	Name   string
+	Parent int              // the parent's index
+	Mode   uint32           // nl.MACVLAN_MODE_*
+	MAC    net.HardwareAddr // nil is for the kernel to choose
+	MTU    int              // 0 is the parent's
+	// BroadcastQueue is how many broadcasts may wait; 0 is the kernel's
+	// default.
+	BroadcastQueue uint32
+}
+
+// CreateMacvlan makes an interface in a container, down, on a parent that is
+// where c is. The error wraps EEXIST if the container has one of that name.
+//
+// It is made in place with its name. Some kernels want that name to be
+// free where the parent is, too; then there is a random one in between.
+func (c *Conn) CreateMacvlan(container *netns.Handle, v Macvlan) error {
+	err := c.createMacvlan(container, v, v.Name)
+	if errors.Is(err, unix.EEXIST) {
+		if err := absent(container, v.Name); err != nil {
+			return err
+		}
+		err = c.createAndRename(container, v)
+	}
+	if err != nil {
+		return fmt.Errorf("create interface %q of type macvlan: %w", v.Name, err)
+	}
+	return nil
+}
+
+func (c *Conn) createMacvlan(container *netns.Handle, v Macvlan, name string) error {
+	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, ifinfo(0, 0, 0))
+	m.str(unix.IFLA_IFNAME, name)
+	m.u32(unix.IFLA_LINK, uint32(v.Parent))
+	m.u32(unix.IFLA_NET_NS_FD, uint32(container.File().Fd()))
+	if v.MAC != nil {
+		m.attr(unix.IFLA_ADDRESS, v.MAC)
+	}
+	if v.MTU != 0 {
+		m.u32(unix.IFLA_MTU, uint32(v.MTU))
+	}
+	m.nest(unix.IFLA_LINKINFO, func() {
+		m.str(unix.IFLA_INFO_KIND, "macvlan")
+		m.nest(unix.IFLA_INFO_DATA, func() {
+			m.u32(nl.IFLA_MACVLAN_MODE, v.Mode)
+			if v.BroadcastQueue != 0 {
+				m.u32(nl.IFLA_MACVLAN_BC_QUEUE_LEN, v.BroadcastQueue)
+			}
+		})
+	})
+	return c.execute(m, nil)
+}
+
+func (c *Conn) createAndRename(container *netns.Handle, v Macvlan) (err error) {
+	name, err := randomName()
+	if err != nil {
+		return err
+	}
+	if err := c.createMacvlan(container, v, name); err != nil {
+		return err
+	}
+	inside, err := Dial(container)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, inside.Close()) }()
+	made, err := inside.Link(name)
+	if err != nil {
+		return err
+	}
+	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(made.Index, 0, 0))
+	m.str(unix.IFLA_IFNAME, v.Name)
+	if err := inside.execute(m, nil); err != nil {
+		return errors.Join(fmt.Errorf("rename interface %q: %w", name, err), inside.Delete(made.Index))
+	}
+	return nil
+}

@@ -1,0 +1,72 @@
+package links
+
+import (
+	"errors"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// TestMacvlanOnKernelsThatLookAtTheHost makes one with a random name, and then
+// renames it.
+func TestMacvlanOnKernelsThatLookAtTheHost(t *testing.T) {
+	host, container := tryNetNS(t), tryNetNS(t)
+	outside, inside := tryDial(t, host), tryDial(t, container)
+	pair, err := outside.Connect(container, Veth{Name: "eth0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := Macvlan{Name: "net1", Parent: pair.Host.Index, Mode: 4, MTU: 1400}
+	if err := outside.createAndRename(container, v); err != nil {
+		t.Fatal(err)
+	}
+	got, err := inside.Link("net1")
+	if err != nil || got.Kind != "macvlan" || got.Peer != pair.Host.Index || got.MTU != 1400 {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	// A name that is taken after all leaves nothing under the random one.
+	before := got.Index
+	if err := outside.createAndRename(container, v); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("got %v", err)
+	}
+	for index := before + 1; index < before+4; index++ {
+		if l, err := inside.LinkByIndex(index); err == nil {
+			t.Errorf("left %+v", l)
+		}
+	}
+	if err := outside.CreateMacvlan(container, v); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func tryNetNS(t *testing.T) *netns.Handle {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "netns")
+	ns, err := netns.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return ns
+}
+
+func tryDial(t *testing.T, ns *netns.Handle) *Conn {
+	t.Helper()
+	c, err := Dial(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}

@@ -1,0 +1,36 @@
+package links
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// Move says how an interface is to be in the namespace that it is moved to.
+type Move struct {
+	Name  string
+	Alias string // empty for none
+	Up    bool
+}
+
+// Move moves an interface to another namespace, by one message: it is never
+// there under its old name if that one is taken. Its index may change, and it
+// loses its addresses and routes.
+//
+// After an error it may be in either namespace, under either name.
+func (c *Conn) Move(index int, to *netns.Handle, how Move) error {
+	var flags uint32
+	if how.Up {
+		flags = unix.IFF_UP
+	}
+	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, flags, unix.IFF_UP))
+	m.u32(unix.IFLA_NET_NS_FD, uint32(to.File().Fd()))
+	m.str(unix.IFLA_IFNAME, how.Name)
+	m.attr(unix.IFLA_IFALIAS, []byte(how.Alias))
+	if err := c.execute(m, nil); err != nil {
+		return fmt.Errorf("move to namespace %s as %q: %w", to.ID(), how.Name, err)
+	}
+	return nil
+}
