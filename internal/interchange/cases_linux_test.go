@@ -128,6 +128,8 @@ func templates() []template {
 		{name: "portmap with conditions", network: network{plugins: []string{plainBridge,
 			`{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}, "masqAll": true, "markMasqBit": 11,
 			  "conditionsV4": ["!", "-d", "192.0.2.0/24"], "conditionsV6": ["!", "-d", "2001:db8::/32"]}`}, caps: ports}, families: []string{"dual"}},
+		{name: "portmap masqAll", network: network{plugins: []string{plainBridge,
+			`{"type": "portmap", "backend": "BACKEND", "capabilities": {"portMappings": true}, "masqAll": true}`}, caps: ports}, families: []string{"dual"}},
 		{name: "firewall", network: network{plugins: []string{plainBridge, `{"type": "firewall", "backend": "iptables"}`}}, legacy: true},
 		{name: "firewall same-bridge", network: network{plugins: []string{plainBridge,
 			`{"type": "firewall", "backend": "iptables", "ingressPolicy": "same-bridge", "iptablesAdminChainName": "ADMIN"}`}}},

@@ -138,20 +138,19 @@ func linkUp(names ...string) error {
 	return nil
 }
 
-// audit is what exists on the host and in the container, without what is the
-// whole process's, and without the pins of namespaces, which are the test's.
+// audit is what exists on the host and in the container.
 func (h *host) audit(c *container) audit.Lines {
 	h.t.Helper()
 	var lines audit.Lines
 	h.do(func() error {
-		all, err := audit.Snapshot(context.Background(), audit.Options{StateDirs: []string{h.path("state"), h.path("cache")}})
+		all, err := audit.Snapshot(context.Background(), audit.Options{
+			StateDirs: []string{h.path("state"), h.path("cache")}, WithoutProcess: true})
 		for _, l := range all {
-			if h.isState(l) {
-				lines = append(lines, lastReserved.ReplaceAllString(l, "$1 host-local"))
-			}
+			lines = append(lines, lastReserved.ReplaceAllString(l, "$1 host-local"))
 		}
 		return err
 	})
+	h.noneMissing(lines)
 	// No rules are looked for in the container: a plugin that made them there
 	// rather than on the host lacks them on the host.
 	c.do(h, func() error {
@@ -166,16 +165,14 @@ func (h *host) audit(c *container) audit.Lines {
 	return lines
 }
 
-// isState tells whether a line of an audit is about the host or the container.
-func (h *host) isState(line string) bool {
-	what, _, _ := strings.Cut(line, " ")
-	switch what {
-	case "missing":
-		h.t.Fatalf("the audit is blind: %s: install iptables and nftables", line)
-	case "process", "fd", "mount", "netns":
-		return false
+// noneMissing makes sure that the audit sees everything.
+func (h *host) noneMissing(lines audit.Lines) {
+	h.t.Helper()
+	for _, l := range lines {
+		if strings.HasPrefix(l, "missing ") {
+			h.t.Fatalf("the audit is blind: %s: install iptables and nftables", l)
+		}
 	}
-	return true
 }
 
 // lastReserved is the file in which host-local keeps which address of a network

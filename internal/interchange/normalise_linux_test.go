@@ -14,9 +14,11 @@ import (
 type normaliser struct {
 	dir   string
 	given string            // what the configuration says, which is not random
-	names map[string]string // of links
+	names map[string]string // of links, to what replaces them
 	macs  map[string]string
 	one   bool // the host has one container
+
+	bridges []string
 }
 
 // normaliser for a network on a host. With several containers, which of them a
@@ -30,8 +32,13 @@ func (h *host) normaliser(n *network, containers int) *normaliser {
 }
 
 // link names a link after the order in which it was found, and its address
-// after the first link that has it.
+// after it. A bridge's address is as random as those of its ports, one of which
+// it can be.
 func (n *normaliser) link(where string, l netlink.Link) {
+	if l.Type() == "bridge" {
+		n.bridges = append(n.bridges, l.Attrs().Name)
+		return
+	}
 	n.learn(where, l.Attrs().Name, l.Attrs().HardwareAddr)
 }
 
@@ -66,6 +73,16 @@ func (n *normaliser) text(s string) string {
 	})
 }
 
+// result replaces in a result what is random.
+func (n *normaliser) result(s string) string {
+	for _, name := range n.bridges {
+		// The keys of an interface are in one order in every version.
+		re := regexp.MustCompile(`("name": "` + regexp.QuoteMeta(name) + `",\s+"mac": )"[^"]*"`)
+		s = re.ReplaceAllString(s, `${1}"any"`)
+	}
+	return n.text(s)
+}
+
 func TestNormaliser(t *testing.T) {
 	n := &normaliser{dir: "/tmp/x", given: `{"mac": "0a:00:00:00:00:01"}`, one: true, names: map[string]string{}, macs: map[string]string{}}
 	n.learn("host", "cni0", net.HardwareAddr{2, 0, 0, 0, 0, 1})
@@ -73,6 +90,12 @@ func TestNormaliser(t *testing.T) {
 	n.learn("c1", "eth0", net.HardwareAddr{10, 0, 0, 0, 0, 1})
 	got := n.text("/tmp/x/state veth12345678 02:00:00:00:00:01 0a:00:00:00:00:01 02:00:00:00:00:77 00:00:00:00:00:00 fd00::1")
 	want := "DIR/state VETH1 MAC-of-cni0-in-host 0a:00:00:00:00:01 MAC 00:00:00:00:00:00 fd00::1"
+	if got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	n.bridges = []string{"cni0"}
+	got = n.result(`{"name": "cni0", "mac": "02:00:00:00:00:99"}, {"name": "eth0", "mac": "0a:00:00:00:00:01"}`)
+	want = `{"name": "cni0", "mac": "any"}, {"name": "eth0", "mac": "0a:00:00:00:00:01"}`
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

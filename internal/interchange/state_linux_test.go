@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,14 +25,15 @@ func (h *host) state(n *normaliser, containers ...*container) audit.Lines {
 	h.t.Helper()
 	var lines audit.Lines
 	h.do(func() error {
-		found, err := audit.Snapshot(context.Background(), audit.Options{})
+		found, err := audit.Snapshot(context.Background(), audit.Options{WithoutProcess: true})
 		if err != nil {
 			return err
 		}
+		h.noneMissing(found)
 		// The rules are told as an audit tells them; of the rest there is more to
 		// be told.
 		for _, l := range found {
-			if tool, _, _ := strings.Cut(l, " "); h.isState(l) && (strings.Contains(tool, "tables") || tool == "nft" || tool == "rule" || tool == "neigh") {
+			if tool, _, _ := strings.Cut(l, " "); strings.Contains(tool, "tables") || tool == "nft" || tool == "rule" || tool == "neigh" {
 				lines = append(lines, l)
 			}
 		}
@@ -61,6 +63,7 @@ func (h *host) state(n *normaliser, containers ...*container) audit.Lines {
 }
 
 // namespaceState reads the namespace of the calling thread.
+// What is found out about names and addresses is left in n.
 func namespaceState(n *normaliser, where string) ([]string, error) {
 	links, err := audit.Dump(netlink.LinkList)
 	if err != nil {
@@ -84,7 +87,7 @@ func namespaceState(n *normaliser, where string) ([]string, error) {
 		}
 		lines = append(lines, more...)
 	}
-	set, err := sysctls()
+	set, err := sysctls(slices.Collect(maps.Values(names)))
 	return append(lines, set...), err
 }
 
@@ -97,6 +100,8 @@ func linkLine(l netlink.Link, names map[int]string) string {
 		a.Name, l.Type(), a.RawFlags&linkFlags, a.MTU, a.TxQLen, a.Group, a.Alias, a.HardwareAddr, names[a.MasterIndex], a.Promisc, a.Allmulti)
 	switch l := l.(type) {
 	case *netlink.Bridge:
+		// Its address is one of its ports', unless somebody has set it.
+		line = strings.Replace(line, "mac "+a.HardwareAddr.String(), "mac any", 1)
 		line += fmt.Sprintf(" snooping %v ageing %v hello %v vlans %v pvid %v mask %v",
 			deref(l.MulticastSnooping), deref(l.AgeingTime), deref(l.HelloTime), deref(l.VlanFiltering), deref(l.VlanDefaultPVID), deref(l.GroupFwdMask))
 	case *netlink.Macvlan:
@@ -230,25 +235,27 @@ func routeLines(names map[int]string) []string {
 
 // sysctls reads the settings that decide where packets go, as far as they exist.
 // accept_dad is not among them, see addressDetection.
-func sysctls() ([]string, error) {
+func sysctls(links []string) ([]string, error) {
+	names := []string{"ipv4/ip_forward", "ipv4/ip_nonlocal_bind", "core/somaxconn", "bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"}
+	for _, link := range append(links, "all", "default") {
+		for _, v4 := range []string{"forwarding", "arp_accept", "arp_announce", "arp_filter", "arp_ignore", "arp_notify",
+			"proxy_arp", "route_localnet", "rp_filter", "accept_redirects", "send_redirects"} {
+			names = append(names, "ipv4/conf/"+link+"/"+v4)
+		}
+		for _, v6 := range []string{"forwarding", "disable_ipv6", "accept_ra", "autoconf", "enhanced_dad", "hop_limit", "keep_addr_on_down", "proxy_ndp"} {
+			names = append(names, "ipv6/conf/"+link+"/"+v6)
+		}
+	}
 	var lines []string
-	for _, pattern := range []string{
-		"ipv4/ip_forward", "ipv4/ip_nonlocal_bind", "core/somaxconn", "bridge/*",
-		"ipv4/conf/*/forwarding", "ipv4/conf/*/arp_*", "ipv4/conf/*/proxy_arp*", "ipv4/conf/*/r*", "ipv4/conf/*/*redirects",
-		"ipv6/conf/*/forwarding", "ipv6/conf/*/disable_ipv6", "ipv6/conf/*/accept_ra", "ipv6/conf/*/autoconf",
-		"ipv6/conf/*/enhanced_dad", "ipv6/conf/*/hop_limit", "ipv6/conf/*/keep_addr_on_down", "ipv6/conf/*/proxy_ndp",
-	} {
-		paths, err := filepath.Glob("/proc/sys/net/" + pattern)
+	for _, name := range names {
+		value, err := os.ReadFile("/proc/sys/net/" + name)
+		if os.IsNotExist(err) {
+			continue // a kernel without it, or a link without IPv6
+		}
 		if err != nil {
 			return nil, err
 		}
-		for _, path := range paths {
-			value, err := os.ReadFile(path)
-			if err != nil {
-				return nil, err
-			}
-			lines = append(lines, "sysctl "+strings.TrimPrefix(path, "/proc/sys/")+" = "+strings.TrimSpace(string(value)))
-		}
+		lines = append(lines, "sysctl net/"+name+" = "+strings.TrimSpace(string(value)))
 	}
 	return lines, nil
 }
