@@ -57,5 +57,5 @@ faults: deps
 		-crowd $(CROWD) -cuts 0 -cost-rounds 1000 -table $(FAULTS_TABLE); \
 	status=$$?; cat $(FAULTS_TABLE); exit $$status
 
-quickstart: deps
+quickstart:
 	$(GO) run ./examples/quickstart

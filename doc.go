@@ -33,6 +33,12 @@
 // that a call for another container waits for, but for the first ADD of a
 // network on a host, since plugins race to create what containers share, and GC.
 //
+// # Plugins
+//
+// What WithPlugin has registered for a type runs in process; else an executable
+// in the plugin directories; else what is built in (see WithBuiltinPlugins and
+// WithoutBuiltinPlugins). Package plugin says how to write one.
+//
 // # Concurrency
 //
 // A Runtime may be used by any number of goroutines. Calls for one container

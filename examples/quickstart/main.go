@@ -3,9 +3,10 @@
 //
 //	go run ./examples/quickstart
 //
-// It needs Linux and iptables, and works as root and as any other user. All of
-// it happens in namespaces of its own that vanish with it, so the machine is
-// never touched. Run it in a checkout of the module.
+// It needs Linux and nothing else: the plugins are those built in. With -plugins
+// it runs executables instead. It works as root and as any other user. All of it
+// happens in namespaces of its own that vanish with it, so the machine is never
+// touched. Run it in a checkout of the module.
 //
 // This file is the story; prepare.go says what must be there beforehand.
 package main
@@ -29,17 +30,24 @@ import (
 func main() {
 	verbose := flag.Bool("v", false, "log each plugin's call, and list all that is kept for the next container")
 	configDir := flag.String("config", "", "attach to the networks in `DIR` (default: testdata/quickstart of the checkout)")
+	pluginDir := flag.String("plugins", "", "run the executables in `DIR` (default: what is built in, in process)")
 	flag.Parse()
-	os.Exit(run(*configDir, *verbose))
+	os.Exit(run(options{configDir: *configDir, pluginDir: *pluginDir, verbose: *verbose}))
+}
+
+// options are the program's flags.
+type options struct {
+	configDir, pluginDir string
+	verbose              bool
 }
 
 // run returns the code to exit with.
-func run(configDir string, verbose bool) int {
+func run(o options) int {
 	// Ctrl-C ends what waits, and everything is undone as after any error.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
-	code, err := start(ctx, configDir, verbose)
+	code, err := start(ctx, o)
 	switch {
 	case err == nil:
 		return code
@@ -53,30 +61,26 @@ func run(configDir string, verbose bool) int {
 }
 
 // start runs the program a second time, in a sandbox, and there the story.
-func start(ctx context.Context, configDir string, verbose bool) (code int, err error) {
+func start(ctx context.Context, o options) (code int, err error) {
 	if runtime.GOOS != "linux" {
 		return 1, fmt.Errorf("network namespaces need Linux, this is %s: run it in a Linux virtual machine", runtime.GOOS)
 	}
-	inside, code, err := sandbox.Reexec(sandbox.Before(func() ([]string, error) { return prepare(ctx) }))
+	inside, code, err := sandbox.Reexec(sandbox.Before(func() ([]string, error) { return prepare(o.pluginDir) }))
 	if err != nil || !inside {
 		return code, err
 	}
-	if err := checkIPTables(ctx); err != nil {
-		return 1, err
-	}
-	dir, err := findConfig(configDir)
-	if err != nil {
+	if o.configDir, err = findConfig(o.configDir); err != nil {
 		return 1, err
 	}
 	// Not a success if it was interrupted, even if after the last plugin.
-	return 0, errors.Join(story(ctx, os.Stdout, dir, verbose), ctx.Err())
+	return 0, errors.Join(story(ctx, os.Stdout, o), ctx.Err())
 }
 
 // story is what a container runtime does with this library, from beginning to
 // end.
-func story(ctx context.Context, out io.Writer, configDir string, verbose bool) error {
+func story(ctx context.Context, out io.Writer, o options) error {
 	calls := &callTimes{}
-	rt, err := newRuntime(configDir, calls, verbose)
+	rt, err := newRuntime(o, calls)
 	if err != nil {
 		return err
 	}
@@ -100,19 +104,23 @@ func story(ctx context.Context, out io.Writer, configDir string, verbose bool) e
 	err = errors.Join(err, removeAll(ctx, out, rt, web, client))
 
 	// The context may be over, and this is worth knowing all the more then.
-	return errors.Join(err, printLeftovers(context.WithoutCancel(ctx), out, before, verbose))
+	return errors.Join(err, printLeftovers(context.WithoutCancel(ctx), out, before, o.verbose))
 }
 
 // newRuntime returns a Runtime with the loopback network and all networks of
 // the directory, whose interfaces are lo, eth0, eth1, …
-func newRuntime(configDir string, calls *callTimes, verbose bool) (*cni.Runtime, error) {
+func newRuntime(o options, calls *callTimes) (*cni.Runtime, error) {
 	logger := slog.New(slog.DiscardHandler)
-	if verbose {
+	if o.verbose {
 		logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
+	dirs, which := cni.WithPluginDir(nil), cni.WithBuiltinPlugins()
+	if o.pluginDir != "" {
+		dirs, which = cni.WithPluginDir([]string{o.pluginDir}), cni.WithoutBuiltinPlugins()
+	}
 	rt, err := cni.New(
-		cni.WithPluginPath(os.Getenv("CNI_PATH")),
-		cni.WithPluginConfDir(configDir),
+		dirs, which,
+		cni.WithPluginConfDir(o.configDir),
 		cni.WithStateDir(stateDir),
 		cni.WithLogger(logger),
 		cni.WithObserver(calls.observe),

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,42 +12,24 @@ import (
 	"strings"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/refplugins"
 )
 
-// prepare makes sure, outside the sandbox, that the plugins and iptables are
-// there, and returns the environment entries that say where.
-func prepare(ctx context.Context) ([]string, error) {
-	path, err := searchPath()
-	if err != nil {
-		return nil, err
+// prepare makes sure, outside the sandbox, that what executables need is there,
+// and returns the environment entry that says where. The plugins built in need
+// nothing but the kernel.
+func prepare(pluginDir string) ([]string, error) {
+	if pluginDir == "" {
+		return nil, nil
 	}
-	plugins := os.Getenv("CNI_PATH")
-	if plugins == "" {
-		// Built once, into the user's cache, from the version in go.mod.
-		if plugins, err = refplugins.Dir(ctx, os.Stderr); err != nil {
-			return nil, err
-		}
-	}
-	return []string{"PATH=" + path, "CNI_PATH=" + plugins}, nil
-}
-
-// searchPath returns PATH with the directories of system programs, which a
-// user's PATH lacks on Debian: that is where the plugins find iptables.
-func searchPath() (string, error) {
+	// A user's PATH lacks the directories of system programs on Debian, which is
+	// where the reference plugins find what they run.
 	dirs := append(filepath.SplitList(os.Getenv("PATH")), "/usr/local/sbin", "/usr/sbin", "/sbin")
-	path := strings.Join(dirs, string(filepath.ListSeparator))
-	for _, tool := range iptables() {
-		if !inAny(dirs, tool) {
-			return "", fmt.Errorf("%s is not installed, and plugins need it: run `apt-get install iptables` "+
-				"(Debian, Ubuntu), `dnf install iptables-nft` (Fedora) or `apk add iptables` (Alpine)", tool)
-		}
+	if !inAny(dirs, "nft") {
+		return nil, errors.New("nft is not installed, and the executables of -plugins run it: leave -plugins out, " +
+			"or run `apt-get install nftables` (Debian, Ubuntu), `dnf install nftables` (Fedora) or `apk add nftables` (Alpine)")
 	}
-	return path, nil
+	return []string{"PATH=" + strings.Join(dirs, string(filepath.ListSeparator))}, nil
 }
-
-// iptables returns what the plugins bridge, firewall and portmap run.
-func iptables() []string { return []string{"iptables", "ip6tables"} }
 
 func inAny(dirs []string, program string) bool {
 	for _, dir := range dirs {
@@ -59,39 +40,31 @@ func inAny(dirs []string, program string) bool {
 	return false
 }
 
-// checkIPTables makes sure, in the sandbox, that the kernel gives iptables what
-// the plugins will ask for: nothing is attached yet, so it can be said plainly.
-func checkIPTables(ctx context.Context) error {
-	for _, tool := range iptables() {
-		out, err := exec.CommandContext(ctx, tool, "--table", "nat", "--list-rules").CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%s does not work in a network namespace: %w: %s; as root, run "+
-				"`modprobe -a nf_tables nft_compat nft_chain_nat` or, for iptables-legacy, `modprobe -a iptable_nat ip6table_nat`",
-				tool, err, strings.TrimSpace(string(out)))
-		}
-	}
-	return nil
-}
-
 // checkPlugins makes sure that all plugins of the networks are there, rather
 // than to find out in the middle of the first container.
 func checkPlugins(config *cni.ConfigResult) error {
 	missing := map[string]bool{}
 	for _, n := range config.Networks {
 		for _, p := range n.Config.Plugins {
-			for _, plugin := range []string{p.Network.Type, p.Network.IPAM.Type} {
-				if plugin != "" && !inAny(config.PluginDirs, plugin) {
-					missing[plugin] = true
-				}
+			if p.Kind == "" {
+				missing[p.Network.Type] = true
+			}
+			// An executable looks for its IPAM plugin among the executables.
+			ipam := p.Network.IPAM.Type
+			if ipam != "" && p.IPAMKind == "" && !inAny(config.PluginDirs, ipam) {
+				missing[ipam] = true
 			}
 		}
 	}
 	if len(missing) == 0 {
 		return nil
 	}
-	return fmt.Errorf("no plugin %s in %s: unset CNI_PATH to have the reference plugins built, "+
-		"or add a directory that has what else is missing to it",
-		strings.Join(slices.Sorted(maps.Keys(missing)), ", "), strings.Join(config.PluginDirs, ", "))
+	types := strings.Join(slices.Sorted(maps.Keys(missing)), ", ")
+	if len(config.PluginDirs) == 0 {
+		return fmt.Errorf("not built in: %s: name a directory that has executables of all plugins with -plugins", types)
+	}
+	return fmt.Errorf("no plugin %s in %s: leave -plugins out to have those built in, "+
+		"or add what is missing to it", types, strings.Join(config.PluginDirs, ", "))
 }
 
 // shippedConfig is where the networks of this program are in a checkout. They

@@ -53,6 +53,11 @@ func plugins() ([]string, error) {
 	return []string{pluginsVariable + "=" + dir}, err
 }
 
+// executables has the program run the reference plugins.
+func (p *program) executables(cmd *exec.Cmd) {
+	cmd.Args = append(cmd.Args, "-plugins", p.path("plugins"))
+}
+
 func (p *program) path(name string) string { return filepath.Join(p.dir, name) }
 
 func (p *program) copyNetwork(t *testing.T, name, dir string) {
@@ -84,7 +89,6 @@ func (p *program) run(t *testing.T, change func(*exec.Cmd), signals ...os.Signal
 	wantSameHost(t)
 	cmd := exec.CommandContext(t.Context(), p.path("quickstart"))
 	cmd.Dir = p.dir
-	cmd.Env = append(os.Environ(), "CNI_PATH="+p.path("plugins"), "EMBEDCNI_TEST_PLUGINS=")
 	if change != nil {
 		change(cmd)
 	}
@@ -153,7 +157,7 @@ func asNobody(t *testing.T, cmd *exec.Cmd) {
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	// As on Debian, where a user's PATH has no system programs.
-	cmd.Env = append(cmd.Env, "HOME="+home, "XDG_CACHE_HOME=", "PATH=/usr/bin:/bin")
+	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CACHE_HOME=", "PATH=/usr/bin:/bin")
 }
 
 // hideSystemPrograms hides, until the end of the test, the directories in which

@@ -1,0 +1,11 @@
+package plugin
+
+import (
+	"os"
+	"testing"
+
+	"github.com/embedcni/cni/internal/sandbox"
+)
+
+// TestMain is for the example, which attaches a container.
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
