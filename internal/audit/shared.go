@@ -16,7 +16,9 @@ import (
 //     behind, the jumps to them, and their fixed rules; the isolation rules of
 //     firewall, which are per bridge;
 //   - the nftables tables of portmap and of the masquerading, and bridge's
-//     table against spoofing, with their chains and fixed rules;
+//     table against spoofing, with their chains and fixed rules; the table of
+//     this module's own plugins, with its chains, rules, sets and maps, but not
+//     their elements, except for the ingress policies, which are per bridge;
 //   - host-local's directory of a network, with the lock and the last address
 //     that was given out, and libcni's directory of results.
 //
@@ -91,6 +93,8 @@ func exprsNFT() []string {
 		hostport = ` ip6? cni_hostport`
 		masq     = ` inet cni_plugins_masquerade`
 		spoof    = ` bridge nat`
+		own      = ` inet embedcni`
+		fixed    = `(containers[46]|hostports[46]|hostips[46]|bridges|isolated|same_bridge|(subnets|hairpin)[46]_\d+)`
 		hook     = ` type \w+ hook .*`
 	)
 	return []string{
@@ -107,5 +111,13 @@ func exprsNFT() []string {
 
 		`nft table` + spoof,
 		`nft chain` + spoof + ` PREROUTING(` + hook + `)?`,
+
+		`nft table` + own + `( comment ".*")?`,
+		`nft (set|map)` + own + ` ` + fixed + `( type .*)?`,
+		`nft chain` + own + ` (hostports|subnets|hairpin|containers)`,
+		`nft chain` + own + ` (prerouting|output|postrouting|forward)(` + hook + `)?`,
+		`nft rule` + own + ` (hostports|subnets|hairpin|containers|prerouting|output|postrouting|forward) .* comment "` + fixed + `?(hairpin|hostports|subnets|masquerade|multicast[46])?"`,
+		// A policy is the bridge's, and stays like that of iptables.
+		`nft element` + own + ` (bridges|isolated|same_bridge) .*`,
 	}
 }

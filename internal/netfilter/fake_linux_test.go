@@ -131,6 +131,44 @@ type fakeNFT struct {
 	listErr  error
 	onRemove func(*fakeNFT) // called before a removal, e.g. to interfere
 	busy     string         // a chain that is still referenced
+	native   []element
+	asked    []string // of the native table: the sets that were listed whole
+}
+
+func (f *fakeNFT) setNames() ([]string, error) {
+	if f.listErr != nil {
+		return nil, f.listErr
+	}
+	var names []string
+	for _, e := range f.native {
+		if !slices.Contains(names, e.set) {
+			names = append(names, e.set)
+		}
+	}
+	return names, nil
+}
+
+func (f *fakeNFT) elements(keys []element, sets []string) ([]element, uint32, error) {
+	f.asked = append(f.asked, sets...)
+	var found []element
+	for _, e := range f.native {
+		if slices.Contains(sets, e.set) || slices.ContainsFunc(keys, func(k element) bool { return k.set == e.set && k.key == e.key }) {
+			found = append(found, e)
+		}
+	}
+	return found, uint32(f.changes), f.listErr
+}
+
+func (f *fakeNFT) removeElements(generation uint32, elements []element) error {
+	if f.onRemove != nil {
+		f.onRemove(f)
+	}
+	if generation != uint32(f.changes) {
+		return errChanged
+	}
+	f.native = slices.DeleteFunc(f.native, func(e element) bool { return slices.Contains(elements, e) })
+	f.changes++
+	return nil
 }
 
 func (f *fakeNFT) list(ctx context.Context, table nftTable, chains []string) (nftContent, error) {

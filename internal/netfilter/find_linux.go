@@ -78,6 +78,11 @@ func Find(ctx context.Context, fw *Firewalls, t Target) (Plan, error) {
 				plan.work = append(plan.work, nftablesWork{fw.nft, search.table, objects})
 			}
 		}
+		elements, err := ownedByTarget(t).search(ctx, fw.nft)
+		errs = append(errs, err)
+		if len(elements) > 0 {
+			plan.work = append(plan.work, nativeWork{fw.nft, elements})
+		}
 		return errors.Join(errs...)
 	})
 	return plan, err

@@ -275,7 +275,8 @@ func TestFindGoesOnAfterAnError(t *testing.T) {
 		"nftables: list the rules of table inet cni_plugins_masquerade: broken\n" +
 		"nftables: list the rules of table ip cni_hostport: broken\n" +
 		"nftables: list the rules of table ip6 cni_hostport: broken\n" +
-		"nftables: list the rules of table bridge nat: broken"
+		"nftables: list the rules of table bridge nat: broken\n" +
+		"nftables: list the sets of table inet embedcni: broken"
 	if err == nil || err.Error() != want || !errors.Is(err, broken) {
 		t.Errorf("got %v, want %s", err, want)
 	}

@@ -10,6 +10,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(raceVariable) != "" {
+		os.Exit(m.Run()) // it was started inside
+	}
 	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
 		return refplugins.Env(context.Background(), os.Stderr)
 	})))

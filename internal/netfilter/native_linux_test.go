@@ -1,17 +1,20 @@
 package netfilter
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"os/exec"
+	"slices"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/audit"
 )
 
-func prefix(s string) netip.Prefix {
-	if s == "" {
-		return netip.Prefix{}
-	}
-	return netip.MustParsePrefix(s)
-}
+func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
 // wanted are rules of every kind for one attachment.
 func wanted(id, v4, v6 string, port uint16) Rules {
@@ -27,46 +30,327 @@ func wanted(id, v4, v6 string, port uint16) Rules {
 	}
 }
 
-// ruleset is what nft lists of a table.
-func (h *host) ruleset(table string) string {
+func (h *host) mustWrite(b Backend, r Rules) {
 	h.t.Helper()
-	out, err := exec.Command("nft", "list", "table", "inet", table).CombinedOutput()
-	if err != nil {
-		h.t.Fatalf("%v: %s", err, out)
+	if err := h.fw.Add(h.t.Context(), b, r); err != nil {
+		h.t.Fatal(err)
 	}
-	return string(out)
 }
 
-func TestSmoke(t *testing.T) {
+func (h *host) mustRemove(b Backend, r Rules) {
+	h.t.Helper()
+	if err := h.fw.Remove(h.t.Context(), b, r); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// What is in the table, in nft's words, and that nft reads what it lists.
+func TestNativeTable(t *testing.T) {
 	h := newHost(t, "nft")
-	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
+	before := h.filters()
+	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/65", 8080)
 	r.Forward = []Forward{{Owner: r.Masquerade[0].Owner, Ingress: "isolated", Bridge: "br1"}}
-	if err := h.fw.Add(t.Context(), Native, r); err != nil {
-		t.Fatal(err)
+	h.mustWrite(Native, r)
+	const owner = ` comment "` + nftC1 + `"`
+	want := []string{
+		`containers4 10.1.0.2` + owner,
+		`containers6 fd00:1::2` + owner,
+		`subnets4_24 10.1.0.2 . 10.1.0.0` + owner,
+		`subnets6_65 fd00:1::2 . fd00:1::` + owner,
+		`hairpin4_24 10.1.0.2 . 10.1.0.0` + owner,
+		`hairpin4_8 10.1.0.2 . 127.0.0.0` + owner,
+		`hairpin6_65 fd00:1::2 . fd00:1::` + owner,
+		`hostports4 tcp . 8080` + owner + ` : 10.1.0.2 . 80`,
+		`hostports6 tcp . 8080` + owner + ` : fd00:1::2 . 80`,
+		`hostports6 udp . 8080` + owner + ` : fd00:1::2 . 55`,
+		`hostips4 udp . 127.0.0.1 . 8080` + owner + ` : 10.1.0.2 . 53`,
+		`hostips6 sctp . fd00:99::1 . 8080` + owner + ` : fd00:1::2 . 54`,
 	}
-	t.Log(h.ruleset("embedcni"))
-	if err := h.fw.Add(t.Context(), Native, r); err != nil {
-		t.Fatal(err)
+	for i := range want {
+		want[i] = "nft element inet embedcni " + want[i]
 	}
+	slices.Sort(want)
+	made := minus(h.filters(), before)
+	if got := made.Without(audit.Shared); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	shared := strings.Join(minus(made, made.Without(audit.Shared)), "\n")
+	for _, line := range []string{
+		`nft element inet embedcni bridges "br1"`,
+		`nft element inet embedcni isolated "br1" . "br1"`,
+		`nft rule inet embedcni subnets ip saddr . ip daddr & 255.255.255.0 @subnets4_24 accept comment "subnets4_24"`,
+		`nft rule inet embedcni subnets ip6 saddr . ip6 daddr & ffff:ffff:ffff:ffff:8000:: @subnets6_65 accept comment "subnets6_65"`,
+		`nft rule inet embedcni hairpin ip daddr . ip saddr & 255.0.0.0 @hairpin4_8 masquerade comment "hairpin4_8"`,
+		`nft rule inet embedcni postrouting ct status dnat jump hairpin comment "hairpin"`,
+		`nft rule inet embedcni containers masquerade comment "masquerade"`,
+	} {
+		if !strings.Contains(shared+"\n", line+"\n") {
+			t.Errorf("what is shared lacks %s:\n%s", line, shared)
+		}
+	}
+	full := h.filters()
+	h.feed(h.dumpTables([]nftTable{nativeTable}), "nft", "-f", "-")
+	h.wantFilters(full)
 	if err := h.fw.Check(t.Context(), Native, r); err != nil {
+		t.Errorf("after nft has read what it listed: %v", err)
+	}
+	h.mustWrite(Native, r) // again
+	h.wantFilters(full)
+	h.mustRemove(Native, r)
+	h.mustRemove(Native, r)
+	if left := h.filters().Without(audit.Shared); len(left) > 0 {
+		t.Errorf("left %q", left)
+	}
+}
+
+// Each element, each fixed rule, each chain and set whose loss matters.
+func TestNativeCheckFindsEachDamage(t *testing.T) {
+	h := newHost(t, "nft")
+	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/65", 8080)
+	r.Forward = []Forward{{Owner: r.Masquerade[0].Owner, Ingress: "same-bridge", Bridge: "br1"}}
+	h.mustWrite(Native, r)
+	var damages []string
+	elements, err := nativeElements(r)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := h.fw.Remove(t.Context(), Native, r); err != nil {
+	for _, e := range elements {
+		bare := element{set: e.set, key: e.key}
+		damages = append(damages, "delete "+bare.String())
+		if e.comment != "" {
+			damages = append(damages, "delete "+bare.String()+"\nadd "+element{e.set, e.key, e.value, "another"}.String())
+		}
+		if e.value != "" {
+			value := keyAddr(netip.MustParseAddr("10.1.0.9")) + keyPort(80)
+			if strings.HasSuffix(e.set, "6") {
+				value = keyAddr(netip.MustParseAddr("fd00:1::9")) + keyPort(80)
+			}
+			damages = append(damages, "delete "+bare.String()+"\nadd "+element{e.set, e.key, value, e.comment}.String())
+		}
+	}
+	content, err := nfnetlink{}.list(t.Context(), nativeTable, nil)
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Log(h.ruleset("embedcni"))
-	r.Forward = nil
-	if err := h.fw.Add(t.Context(), NFTables, r); err != nil {
-		t.Fatal(err)
+	for _, rule := range content.rules {
+		damages = append(damages, fmt.Sprintf("delete rule inet embedcni %s handle %d", rule.chain, rule.handle))
 	}
-	if err := h.fw.Check(t.Context(), NFTables, r); err != nil {
+	damages = append(damages, "flush table inet embedcni", "delete table inet embedcni")
+	if len(damages) < 50 {
+		t.Errorf("only %q", damages)
+	}
+	for _, damage := range damages {
+		if err := h.fw.Check(t.Context(), Native, r); err != nil {
+			t.Fatalf("undamaged: %v", err)
+		}
+		h.feed(damage+"\n", "nft", "-f", "-")
+		if err := h.fw.Check(t.Context(), Native, r); err == nil || !strings.HasPrefix(err.Error(), "nftables: ") {
+			t.Errorf("%s: %v", damage, err)
+		}
+		// As handles are of this table, what is missing is made in it.
+		h.mustRemove(Native, r)
+		h.sh("nft delete element inet embedcni containers4 '{ 10.1.0.2 }' 2>/dev/null || true; nft delete table inet embedcni 2>/dev/null || true")
+		h.mustWrite(Native, r)
+	}
+}
+
+// An element of the neighbour, of another network or port is not touched.
+func TestNativeSparesNeighbours(t *testing.T) {
+	h := newHost(t, "nft")
+	var neighbours []Rules
+	for i, id := range []string{"c", "c11", "C1"} {
+		neighbours = append(neighbours, wanted(id, fmt.Sprintf("10.1.0.%d/24", 10+i), fmt.Sprintf("fd00:1::%x/64", 10+i), uint16(1000+i)))
+	}
+	elsewhere := wanted("c1", "10.2.0.2/16", "fd00:2::2/64", 2000)
+	elsewhere.Masquerade[0].Network, elsewhere.HostPorts[0].Network = "podnet2", "podnet2"
+	second := wanted("c1", "10.1.0.3/24", "fd00:1::3/64", 3000)
+	second.Masquerade[0].IfName, second.HostPorts[0].IfName = "eth1", "eth1"
+	for _, r := range append(neighbours, elsewhere, second) {
+		h.mustWrite(Native, r)
+	}
+	before := h.filters()
+	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
+	unknown := Rules{
+		Masquerade: []Masquerade{{Owner: r.Masquerade[0].Owner}},
+		HostPorts:  []HostPorts{{Owner: r.HostPorts[0].Owner}},
+	}
+	onlyPorts := Rules{Masquerade: unknown.Masquerade, HostPorts: []HostPorts{{Owner: r.HostPorts[0].Owner, Ports: r.HostPorts[0].Ports}}}
+	for name, removed := range map[string]Rules{"all is known": r, "nothing is known": unknown, "the ports are known": onlyPorts} {
+		h.mustWrite(Native, r)
+		h.mustRemove(Native, removed)
+		if left, gone := audit.Diff(before, h.filters()); len(left)+len(gone) > 0 {
+			t.Errorf("%s: left\n%s\ngone\n%s", name, strings.Join(left, "\n"), strings.Join(gone, "\n"))
+		}
+	}
+}
+
+// An address that is given again: the new attachment's elements replace the
+// stale ones, and the old one's DEL, which comes late, leaves them alone.
+func TestNativeAddressGivenAgain(t *testing.T) {
+	h := newHost(t, "nft")
+	old, young := wanted("old", "10.1.0.2/24", "fd00:1::2/64", 1000), wanted("young", "10.1.0.2/24", "fd00:1::2/64", 2000)
+	h.mustWrite(Native, old)
+	h.mustWrite(Native, young)
+	if err := h.fw.Check(t.Context(), Native, young); err != nil {
 		t.Error(err)
 	}
-	out, _ := exec.Command("nft", "list", "ruleset").CombinedOutput()
-	t.Log(string(out))
-	if err := h.fw.Remove(t.Context(), NFTables, r); err != nil {
-		t.Fatal(err)
+	if err := h.fw.Check(t.Context(), Native, old); err == nil {
+		t.Error("the old attachment is said to be complete")
 	}
-	out, _ = exec.Command("nft", "list", "ruleset").CombinedOutput()
-	t.Log(string(out))
+	h.mustRemove(Native, old)
+	if err := h.fw.Check(t.Context(), Native, young); err != nil {
+		t.Errorf("after the late DEL: %v", err)
+	}
+	for _, line := range h.filters().Without(audit.Shared) {
+		if !strings.Contains(line, "id: young") {
+			t.Errorf("left: %s", line)
+		}
+	}
+}
+
+// A port belongs to who came first. The error says who that is, and nothing of
+// the second attachment is made.
+func TestNativePortTaken(t *testing.T) {
+	h := newHost(t, "nft")
+	first, second := wanted("first", "10.1.0.2/24", "fd00:1::2/64", 8080), wanted("second", "10.1.0.3/24", "fd00:1::3/64", 8080)
+	h.mustWrite(Native, first)
+	before := h.filters()
+	err := h.fw.Add(t.Context(), Native, second)
+	want := `the host port is taken: there is element inet embedcni hostips4 { udp . 127.0.0.1 . 8080 comment "` +
+		masqueradeComment("podnet", "eth0", "first") + `" : 10.1.0.2 . 53 }`
+	if !errors.Is(err, ErrHostPortTaken) || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	h.wantFilters(before)
+	if err := h.fw.Remove(t.Context(), Native, second); err != nil {
+		t.Error(err)
+	}
+	h.wantFilters(before)
+	// Of one address and of all are two ports, as they are for the plugins.
+	second.HostPorts[0].Ports = []HostPort{{HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}
+	h.mustWrite(Native, second)
+	// Twice in one request it is refused, too.
+	third := wanted("third", "10.1.0.4/24", "fd00:1::4/64", 9000)
+	third.HostPorts[0].Ports = []HostPort{{HostPort: 1, ContainerPort: 80, Protocol: "tcp"}, {HostPort: 1, ContainerPort: 81, Protocol: "tcp"}}
+	if err := h.fw.Add(t.Context(), Native, third); !errors.Is(err, ErrHostPortTaken) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// The container of the same name that is started again with other ports.
+func TestNativeOwnElementsAreReplaced(t *testing.T) {
+	h := newHost(t, "nft")
+	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
+	h.mustWrite(Native, r)
+	r = wanted("c1", "10.1.0.9/24", "fd00:1::9/64", 8080)
+	h.mustWrite(Native, r)
+	if err := h.fw.Check(t.Context(), Native, r); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNativeRefusesWhatItCannotDo(t *testing.T) {
+	h := newHost(t, "nft")
+	before := h.filters()
+	forward := func(f Forward) func(*Rules) {
+		return func(r *Rules) { f.Owner = r.Masquerade[0].Owner; r.Forward = []Forward{f} }
+	}
+	for field, change := range map[string]func(*Rules){
+		"conditionsV4":           func(r *Rules) { r.HostPorts[0].ConditionsV4 = []string{"ip saddr 10.0.0.0/8"} },
+		"conditionsV6":           func(r *Rules) { r.HostPorts[0].ConditionsV6 = []string{"-s", "fd00::/8"} },
+		"externalSetMarkChain":   func(r *Rules) { r.HostPorts[0].ExternalSetMarkChain = "KUBE-MARK-MASQ" },
+		"iptablesAdminChainName": forward(Forward{AdminChain: "MINE"}),
+		"ingressPolicy":          forward(Forward{Ingress: "shut"}),
+		"interface name":         forward(Forward{Ingress: "isolated", Bridge: "averyveryverylongname"}),
+		"protocol":               func(r *Rules) { r.HostPorts[0].Ports[0].Protocol = "icmp" },
+		"host port 0":            func(r *Rules) { r.HostPorts[0].Ports[0].HostPort = 0 },
+		"container ID":           func(r *Rules) { r.Masquerade[0].ContainerID = "" },
+		"not valid":              func(r *Rules) { r.Masquerade[0].Addresses[0] = netip.Prefix{} },
+	} {
+		r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
+		change(&r)
+		if err := h.fw.Add(t.Context(), Native, r); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+		if err := h.fw.Remove(t.Context(), Native, r); err != nil {
+			t.Errorf("%s: remove: %v", field, err)
+		}
+	}
+	h.wantFilters(before)
+}
+
+// Edges of prefixes: no mask, the whole, and addresses in another form.
+func TestNativePrefixes(t *testing.T) {
+	h := newHost(t, "nft")
+	for _, addrs := range [][2]string{{"10.1.0.2/32", "fd00:1::2/128"}, {"10.1.0.2/0", "fd00:1::2/0"}, {"::ffff:10.1.0.2/120", "fd00:1::2/1"}} {
+		r := wanted("c1", addrs[0], addrs[1], 8080)
+		h.mustWrite(Native, r)
+		if err := h.fw.Check(t.Context(), Native, r); err != nil {
+			t.Errorf("%q: %v", addrs, err)
+		}
+		state := h.filters()
+		h.feed(h.dumpTables([]nftTable{nativeTable}), "nft", "-f", "-")
+		h.wantFilters(state)
+		h.mustRemove(Native, r)
+		if left := h.filters().Without(audit.Shared); len(left) > 0 {
+			t.Errorf("%q: left %q", addrs, left)
+		}
+	}
+}
+
+// What the kernel refuses is reported with what it was about.
+func TestNativeRefusalNamesTheElement(t *testing.T) {
+	h := newHost(t, "nft")
+	h.sh("nft 'add table inet embedcni; add set inet embedcni containers4 { type ipv6_addr; }; add map inet embedcni hostports4 { type ipv6_addr : ipv6_addr; }'")
+	err := h.fw.Add(t.Context(), Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	want := `nftables: element inet embedcni containers4 { 10.1.0.2 comment "` + nftC1 + `" }: invalid argument`
+	if !errors.Is(err, unix.EINVAL) || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+// Without the capability there is an error, and it says so.
+func TestNativeWithoutPrivilege(t *testing.T) {
+	h := newHost(t, "nft")
+	err := h.ns.Do(func() error {
+		caps := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var data [2]unix.CapUserData // of a thread that ends, as it cannot go back
+		if err := unix.Capset(&caps, &data[0]); err != nil {
+			return err
+		}
+		return Open(nil).Add(t.Context(), Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	})
+	if !errors.Is(err, unix.EPERM) {
+		t.Errorf("got %v, want %v", err, unix.EPERM)
+	}
+}
+
+// A transaction that is larger than the socket's usual buffer.
+func TestNativeManyPorts(t *testing.T) {
+	h := newHost(t, "nft")
+	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
+	for i := range 700 {
+		r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, HostPort{HostPort: uint16(20000 + i), ContainerPort: 1, Protocol: "tcp", HostIP: netip.IPv4Unspecified()})
+	}
+	h.mustWrite(Native, r)
+	if err := h.fw.Check(t.Context(), Native, r); err != nil {
+		t.Error(err)
+	}
+	h.mustRemove(Native, r)
+	if left := h.filters().Without(audit.Shared); len(left) > 0 {
+		t.Errorf("left %d lines", len(left))
+	}
+}
+
+// Someone has emptied the chains, and the next container has them made again.
+func TestNativeAddRepairs(t *testing.T) {
+	h := newHost(t, "nft")
+	h.mustWrite(Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	full := h.filters()
+	if out, err := exec.Command("nft", "flush", "table", "inet", "embedcni").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	// Any reason to look is one to repair.
+	h.mustWrite(Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	h.wantFilters(full)
 }

@@ -184,11 +184,12 @@ func (h HostPorts) returning(to netip.Prefix) []element {
 	}
 	all := []element{pairElement(hairpinPrefix, addr, to.Masked(), comment)}
 	if addr.Is4() {
-		loopback := netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8)
-		all = append(all, pairElement(hairpinPrefix, addr, loopback, comment))
+		all = append(all, pairElement(hairpinPrefix, addr, loopback4(), comment))
 	}
 	return all
 }
+
+func loopback4() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8) }
 
 // elements are those of the bridge. They have no owner, as they are for all
 // that are on it.

@@ -19,10 +19,12 @@
 //	  with nftables                 rules of ip and ip6 cni_hostport with the container's id as comment
 //	firewall                        the two rules of CNI-FORWARD for each of [Target.Addresses]
 //	  with an ingress policy        the rules of CNI-ISOLATION-STAGE-1 and -2 for [Target.LastOnBridge]
+//	this module's own plugins       elements of inet embedcni with the computed comment, and those of
+//	                                [Target.LastOnBridge]; see [Native]
 //
 // What containers share stays: the chains CNI-HOSTPORT-*, CNI-FORWARD,
 // CNI-ADMIN and CNI-ISOLATION-*, their fixed rules, the jumps to them, and the
-// nftables tables with their base chains.
+// nftables tables with their base chains, sets and maps.
 //
 // Both variants of iptables are looked at, nf_tables and legacy, for both
 // families, whichever of them hold something. The processes iptables-save and
@@ -73,6 +75,16 @@ type Target struct {
 	// container and the network but not the interface (iptables). What is about
 	// one of these addresses stays, with the chain it is in.
 	Siblings []netip.Addr
+
+	// Ports are the ports of the host that were forwarded to the container. In
+	// the native table a port is looked for by its number.
+	Ports []HostPort
+
+	// Thorough has every element of the native table looked at, which takes some
+	// 100 ms where there are ten thousand containers. It finds what belongs to
+	// addresses and ports that are not known. Without Addresses it is the only
+	// way, and taken.
+	Thorough bool
 
 	// LastOnBridge is the bridge to which this was the last attachment, or
 	// empty. The isolation of an ingress policy is per bridge, and stays for as

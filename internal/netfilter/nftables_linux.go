@@ -17,6 +17,8 @@ type nftables interface {
 	// remove deletes the objects, all or none. It fails with errChanged if the
 	// generation is no longer this one.
 	remove(ctx context.Context, generation uint32, objects []nftObject) error
+
+	elementTable
 }
 
 // errChanged means that someone has changed the rules of the namespace since

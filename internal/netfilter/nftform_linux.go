@@ -231,10 +231,7 @@ func (n nftForm) add(ctx context.Context, r Rules) error {
 // is the same for all of the container's networks. It takes one transaction.
 func (n nftForm) remove(ctx context.Context, r Rules) error {
 	owned := formOwned(r)
-	for range mostChanges {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
+	return untilUnchanged(ctx, func() error {
 		objects, generation, err := n.find(owned)
 		if errors.Is(err, errNoNFTables) || err == nil && len(objects) == 0 {
 			return nil
@@ -242,14 +239,11 @@ func (n nftForm) remove(ctx context.Context, r Rules) error {
 		if err == nil {
 			err = n.socket.remove(ctx, generation, objects)
 		}
-		if !errors.Is(err, errChanged) {
-			if err != nil {
-				err = fmt.Errorf("nftables: %w", err)
-			}
-			return err
+		if err != nil {
+			return fmt.Errorf("nftables: %w", err)
 		}
-	}
-	return fmt.Errorf("nftables: delete rules: %w, %d times", errChanged, mostChanges)
+		return nil
+	})
 }
 
 // find returns the rules that are the owners', and the generation.
@@ -308,7 +302,7 @@ func formOwned(r Rules) []formOwner {
 }
 
 // check looks for each rule, and for those that lead to it.
-func (n nftForm) check(_ context.Context, r Rules) error {
+func (n nftForm) check(ctx context.Context, r Rules) error {
 	wanted, err := formRules(r)
 	if err != nil || len(wanted) == 0 {
 		return err
@@ -318,6 +312,10 @@ func (n nftForm) check(_ context.Context, r Rules) error {
 		return err
 	}
 	wanted = append(wanted, base.rules(wanted)...)
+	return untilUnchanged(ctx, func() error { return n.checkRules(wanted) })
+}
+
+func (n nftForm) checkRules(wanted []formRule) error {
 	type found struct {
 		nftRule
 		constants []byte

@@ -1,0 +1,243 @@
+package netfilter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// owned is what of the native table belongs to some attachments: elements with
+// these comments, of the keys, and of whole sets where keys are not known.
+type owned struct {
+	comments map[string]bool
+	keys     []element
+	// addrs stand for their keys in every set that is for one length of prefix.
+	addrs  []netip.Addr
+	inSets func(set string) bool // nil: none
+}
+
+// ownedBy tells what remove deletes. Rules that could not have been added have
+// nothing.
+func ownedBy(r Rules) owned {
+	o := owned{comments: make(map[string]bool)}
+	searched := make(map[string]bool) // by prefix
+	for _, m := range r.Masquerade {
+		o.comments[m.comment()] = true
+		if elements, err := m.elements(); err == nil {
+			o.keys = append(o.keys, elements...)
+		}
+		if len(m.Addresses) == 0 {
+			searched["containers"], searched[subnetsPrefix] = true, true
+		}
+	}
+	for _, h := range r.HostPorts {
+		o.comments[h.comment()] = true
+		o.keys = append(o.keys, h.keys()...)
+		if len(h.Ports) == 0 {
+			searched["hostports"], searched["hostips"] = true, true
+		}
+		if !h.V4.IsValid() && !h.V6.IsValid() {
+			searched[hairpinPrefix] = true
+		}
+	}
+	if len(searched) > 0 {
+		o.inSets = func(set string) bool {
+			prefix, _, _, ok := perLength(set)
+			if !ok {
+				prefix = set[:len(set)-1]
+			}
+			return searched[prefix]
+		}
+	}
+	return o
+}
+
+// keys are those of all elements that there may be for the ports, whether or
+// not it is known what they were forwarded to.
+func (h HostPorts) keys() (all []element) {
+	for _, p := range h.Ports {
+		for _, v4 := range []bool{true, false} {
+			if e, ok, err := p.key(v4); ok && err == nil {
+				all = append(all, e)
+			}
+		}
+	}
+	for _, masqAll := range []bool{false, true} {
+		h.MasqAll = masqAll
+		for _, to := range []netip.Prefix{h.V4, h.V6} {
+			if p, err := plainPrefix(to); err == nil {
+				all = append(all, h.returning(p)...)
+			}
+		}
+	}
+	return all
+}
+
+// remove deletes what has the owner's comment: not that of an attachment which
+// has been given the same address since.
+func (n native) remove(ctx context.Context, r Rules) error {
+	o := ownedBy(r)
+	if len(o.comments) == 0 {
+		return nil
+	}
+	return o.remove(ctx, n.socket)
+}
+
+// elementTable is where elements are looked for and deleted.
+type elementTable interface {
+	setNames() ([]string, error)
+	elements(keys []element, sets []string) ([]element, uint32, error)
+	removeElements(generation uint32, elements []element) error
+}
+
+// find returns the elements that are there.
+func (o owned) find(t elementTable) ([]element, uint32, error) {
+	keys, sets := o.keys, []string(nil)
+	if o.inSets != nil || len(o.addrs) > 0 {
+		names, err := t.setNames()
+		if errors.Is(err, errNoNFTables) {
+			return nil, 0, nil
+		}
+		if err != nil {
+			return nil, 0, fmt.Errorf("nftables: list the sets of table %v: %w", nativeTable, err)
+		}
+		for _, name := range names {
+			if _, ok := kindOf(name); ok && o.inSets != nil && o.inSets(name) {
+				sets = append(sets, name)
+			}
+			keys = slices.Concat(keys, o.keysIn(name))
+		}
+	}
+	keys = slices.DeleteFunc(slices.Clone(keys), func(k element) bool { return slices.Contains(sets, k.set) })
+	found, generation, err := t.elements(keys, sets)
+	if errors.Is(err, errNoNFTables) {
+		return nil, 0, nil
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", nativeTable, err)
+	}
+	found = slices.DeleteFunc(found, func(e element) bool { return !o.comments[e.comment] })
+	slices.SortFunc(found, element.compare)
+	return slices.Compact(found), generation, nil
+}
+
+// keysIn are the keys that the addresses have in a set for one length of
+// prefix.
+func (o owned) keysIn(set string) (keys []element) {
+	prefix, v6, bits, ok := perLength(set)
+	if !ok {
+		return nil
+	}
+	for _, a := range o.addrs {
+		if a.Is6() != v6 {
+			continue
+		}
+		keys = append(keys, pairElement(prefix, a, netip.PrefixFrom(a, bits).Masked(), ""))
+		if prefix == hairpinPrefix && set == perFamily(prefix, a)+"_8" && !v6 {
+			keys = append(keys, pairElement(prefix, a, loopback4(), ""))
+		}
+	}
+	return keys
+}
+
+// remove deletes the elements, all or none.
+func (o owned) remove(ctx context.Context, t elementTable) error {
+	return untilUnchanged(ctx, func() error {
+		found, generation, err := o.find(t)
+		if err != nil || len(found) == 0 {
+			return err
+		}
+		if err := t.removeElements(generation, found); err != nil {
+			return fmt.Errorf("nftables: delete from table %v: %w", nativeTable, err)
+		}
+		return nil
+	})
+}
+
+func (s *socket) removeElements(generation uint32, elements []element) error {
+	var msgs []message
+	for _, e := range elements {
+		msgs = append(msgs, e.delete())
+	}
+	return s.transact(msgs, &generation)
+}
+
+// ownedByTarget tells what a sweep deletes.
+func ownedByTarget(t Target) owned {
+	o := owned{comments: map[string]bool{masqueradeComment(t.Network, t.IfName, t.ContainerID): true}, addrs: t.Addresses}
+	for _, a := range t.Addresses {
+		o.keys = append(o.keys, element{set: perFamily("containers", a), key: keyAddr(a)})
+	}
+	o.keys = append(o.keys, HostPorts{Ports: t.Ports}.keys()...)
+	if t.Thorough || len(t.Addresses) == 0 {
+		o.inSets = func(set string) bool { return !perBridge(set) }
+	}
+	if link, err := keyLink(t.LastOnBridge); err == nil {
+		// These are the only ones without a comment.
+		o.comments[""] = true
+		o.keys = append(o.keys, element{set: "bridges", key: link},
+			element{set: "isolated", key: link + link}, element{set: "same_bridge", key: link + link})
+	}
+	return o
+}
+
+// perBridge tells whether the elements of a set are for all that is on a
+// bridge.
+func perBridge(set string) bool {
+	return set == "bridges" || set == "isolated" || set == "same_bridge"
+}
+
+// search returns the elements that are there.
+func (o owned) search(ctx context.Context, t elementTable) (found []element, err error) {
+	err = untilUnchanged(ctx, func() error {
+		found, _, err = o.find(t)
+		return err
+	})
+	return found, err
+}
+
+// nativeWork is what is to be deleted from the native table.
+type nativeWork struct {
+	table    elementTable
+	elements []element
+}
+
+func (w nativeWork) lines() []string {
+	var lines []string
+	for _, e := range w.elements {
+		bare := element{set: e.set, key: e.key}
+		lines = append(lines, fmt.Sprintf("nft delete %v # %q", bare, e.comment))
+	}
+	return lines
+}
+
+// apply deletes those of the elements that are still the owner's.
+func (w nativeWork) apply(ctx context.Context) error {
+	o := owned{comments: make(map[string]bool), keys: w.elements}
+	for _, e := range w.elements {
+		o.comments[e.comment] = true
+	}
+	return o.remove(ctx, w.table)
+}
+
+func (nfnetlink) setNames() (names []string, err error) {
+	err = withSocket(context.Background(), func(s *socket) error {
+		names, err = s.setNames()
+		return err
+	})
+	return names, err
+}
+
+func (nfnetlink) elements(keys []element, sets []string) (found []element, generation uint32, err error) {
+	err = withSocket(context.Background(), func(s *socket) error {
+		found, generation, err = s.elements(keys, sets)
+		return err
+	})
+	return found, generation, err
+}
+
+func (nfnetlink) removeElements(generation uint32, elements []element) error {
+	return withSocket(context.Background(), func(s *socket) error { return s.removeElements(generation, elements) })
+}

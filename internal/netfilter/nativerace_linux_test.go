@@ -1,0 +1,152 @@
+package netfilter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/embedcni/cni/internal/audit"
+)
+
+// raceRules are those of attachment i, each with lengths of prefix that the
+// first ones have to make sets for.
+func raceRules(i int) Rules {
+	o := Owner{"podnet", fmt.Sprint("c", i), "eth0"}
+	v4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 20+i%4)
+	return Rules{
+		Masquerade: []Masquerade{{o, []netip.Prefix{v4}}},
+		HostPorts: []HostPorts{{Owner: o, V4: v4, SNAT: true,
+			Ports: []HostPort{{HostPort: uint16(1000 + i), ContainerPort: 80, Protocol: "tcp"}}}},
+	}
+}
+
+// atOnce runs fn for each number below n at the same time.
+func atOnce(from, n int, fn func(i int) error) error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			errs[i] = fn(from + i)
+		}()
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// raceVariable tells the test binary that it is the second process, and with
+// which numbers to begin.
+const raceVariable = "NETFILTER_RACE_FROM"
+
+const racers = 64
+
+// raceInThisProcess adds and checks 64 attachments at once and removes every
+// other one while it does so again.
+func raceInThisProcess(ctx context.Context, fw *Firewalls, from int) error {
+	if err := atOnce(from, racers, func(i int) error { return fw.Add(ctx, Native, raceRules(i)) }); err != nil {
+		return err
+	}
+	if err := atOnce(from, racers, func(i int) error { return fw.Check(ctx, Native, raceRules(i)) }); err != nil {
+		return err
+	}
+	return atOnce(from, racers, func(i int) error {
+		if i%2 == 0 {
+			return fw.Remove(ctx, Native, raceRules(i))
+		}
+		return fw.Add(ctx, Native, raceRules(i))
+	})
+}
+
+// Two processes with 64 attachments each, in a namespace without the table:
+// none is lost, and none is left.
+func TestNativeRace(t *testing.T) {
+	if from := os.Getenv(raceVariable); from != "" {
+		n, err := strconv.Atoi(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := raceInThisProcess(t.Context(), Open(nil), n); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	for _, kept := range []bool{true, false} {
+		t.Run(fmt.Sprintf("sockets kept=%t", kept), func(t *testing.T) {
+			h := newHost(t, "nft")
+			ctx := t.Context()
+			if kept {
+				sockets := &Sockets{}
+				defer func() {
+					if err := sockets.Close(); err != nil {
+						t.Error(err)
+					}
+				}()
+				ctx = WithSockets(ctx, sockets)
+			}
+			var out strings.Builder
+			other := exec.Command("/proc/self/exe", "-test.run", "^TestNativeRace$")
+			other.Env = append(os.Environ(), raceVariable+"=500")
+			other.Stdout, other.Stderr = &out, &out
+			if err := other.Start(); err != nil { // in the host's namespace, as this thread is
+				t.Fatal(err)
+			}
+			if err := raceInThisProcess(ctx, Open(h.ns), 0); err != nil {
+				t.Error(err)
+			}
+			if err := other.Wait(); err != nil {
+				t.Fatalf("the other process: %v\n%s", err, out.String())
+			}
+			for _, from := range []int{0, 500} {
+				for i := from; i < from+racers; i++ {
+					err := h.fw.Check(t.Context(), Native, raceRules(i))
+					if (err == nil) != (i%2 == 1) {
+						t.Errorf("attachment %d: %v", i, err)
+					}
+				}
+			}
+			if n := len(h.filters().Without(audit.Shared)); n != 5*racers {
+				t.Errorf("%d elements are there, want %d", n, 5*racers)
+			}
+		})
+	}
+}
+
+// Sockets that are given back after Close are closed, and none is used twice at
+// once.
+func TestSocketsAreClosed(t *testing.T) {
+	h := newHost(t, "nft")
+	before, err := audit.Snapshot(t.Context(), audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sockets := &Sockets{}
+	ctx := WithSockets(t.Context(), sockets)
+	fw := Open(h.ns)
+	for range 3 {
+		if err := atOnce(0, 2*mostIdle, func(i int) error { return fw.Check(ctx, Native, Rules{}) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(sockets.idle[h.ns.ID()]); n < 1 || n > mostIdle {
+		t.Errorf("%d sockets are kept", n)
+	}
+	late := sockets.take(h.ns.ID())
+	if err := errors.Join(sockets.Close(), sockets.give(h.ns.ID(), late)); err != nil {
+		t.Error(err)
+	}
+	after, err := audit.Snapshot(t.Context(), audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, gone := audit.Diff(before, after); len(left)+len(gone) > 0 {
+		t.Errorf("left %q, gone %q", left, gone)
+	}
+}

@@ -1,0 +1,152 @@
+package netfilter
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni/internal/audit"
+)
+
+// nativeTarget is what a runtime would say of the attachment of [wanted].
+func nativeTarget() Target {
+	t := Target{Network: "podnet", ContainerID: "c1", IfName: "eth0", Addresses: addrs("10.1.0.2", "fd00:1::2")}
+	t.Ports = wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080).HostPorts[0].Ports
+	return t
+}
+
+// The dry run has a line for each element, and does what it says, whether the
+// elements are found by key or by looking at all.
+func TestSweepOfNative(t *testing.T) {
+	for name, change := range map[string]func(*Target){
+		"known":             func(*Target) {},
+		"addresses unknown": func(t *Target) { t.Addresses, t.Ports = nil, nil },
+		"ports unknown":     func(t *Target) { t.Ports, t.Thorough = nil, true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, "nft")
+			other := wanted("c2", "10.1.0.3/16", "fd00:1::3/64", 1000)
+			other.Forward = []Forward{{Owner: other.Masquerade[0].Owner, Ingress: "same-bridge", Bridge: "br2"}}
+			h.mustWrite(Native, other)
+			before := h.filters()
+			h.mustWrite(Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+			target := nativeTarget()
+			change(&target)
+			got := h.sweep(target).String()
+			want := `nft delete element inet embedcni containers4 { 10.1.0.2 } # OWNER
+nft delete element inet embedcni containers6 { fd00:1::2 } # OWNER
+nft delete element inet embedcni hairpin4_24 { 10.1.0.2 . 10.1.0.0 } # OWNER
+nft delete element inet embedcni hairpin4_8 { 10.1.0.2 . 127.0.0.0 } # OWNER
+nft delete element inet embedcni hairpin6_64 { fd00:1::2 . fd00:1:: } # OWNER
+nft delete element inet embedcni hostips4 { udp . 127.0.0.1 . 8080 } # OWNER
+nft delete element inet embedcni hostips6 { sctp . fd00:99::1 . 8080 } # OWNER
+nft delete element inet embedcni hostports4 { tcp . 8080 } # OWNER
+nft delete element inet embedcni hostports6 { tcp . 8080 } # OWNER
+nft delete element inet embedcni hostports6 { udp . 8080 } # OWNER
+nft delete element inet embedcni subnets4_24 { 10.1.0.2 . 10.1.0.0 } # OWNER
+nft delete element inet embedcni subnets6_64 { fd00:1::2 . fd00:1:: } # OWNER
+`
+			if want = strings.ReplaceAll(want, "OWNER", fmt.Sprintf("%q", nftC1)); got != want {
+				t.Errorf("got\n%s\nwant\n%s", got, want)
+			}
+			h.wantFiltersAndShared(before)
+		})
+	}
+}
+
+// wantFiltersAndShared compares like wantFilters, and lets sets and their rules pass
+// that stay for the next container.
+func (h *host) wantFiltersAndShared(want audit.Lines) {
+	h.t.Helper()
+	left, gone := audit.Diff(want, h.filters())
+	left = audit.Lines(left).Without(audit.Shared)
+	if len(left)+len(gone) > 0 {
+		h.t.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
+	}
+}
+
+// What is known is asked for by key, so that the cost does not grow.
+func TestSweepOfNativeListsNoSets(t *testing.T) {
+	mine := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
+	elements, err := nativeElements(mine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nft := &fakeNFT{native: elements}
+	plan, err := Find(t.Context(), fakeFirewalls(nft), nativeTarget())
+	if err != nil || strings.Count(plan.String(), "\n") != len(elements) || len(nft.asked) > 0 {
+		t.Errorf("%v, listed %q, plan\n%s", err, nft.asked, plan)
+	}
+	thorough := nativeTarget()
+	thorough.Thorough = true
+	if _, err := Find(t.Context(), fakeFirewalls(nft), thorough); err != nil || len(nft.asked) == 0 {
+		t.Errorf("%v, listed %q", err, nft.asked)
+	}
+}
+
+// Between the look and the deletion the address is given to another one, whose
+// elements stay.
+func TestSweepOfNativeWhileOthersChange(t *testing.T) {
+	mine, err := nativeElements(wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := nativeElements(wanted("c2", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nft := &fakeNFT{native: mine}
+	plan, err := Find(t.Context(), fakeFirewalls(nft), nativeTarget())
+	if err != nil || plan.Empty() {
+		t.Fatal(err, plan)
+	}
+	nft.onRemove = func(f *fakeNFT) {
+		if f.onRemove = nil; f.changes == 0 {
+			f.native = append(slices.Clone(theirs[:6]), mine[6:]...)
+			f.changes++
+		}
+	}
+	if err := plan.Apply(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(nft.native, theirs[:6]) {
+		t.Errorf("left\n%v\nwant\n%v", nft.native, theirs[:6])
+	}
+	// Who never stops changing is an error at some time, not a loop.
+	nft = &fakeNFT{native: slices.Clone(mine)}
+	if plan, err = Find(t.Context(), fakeFirewalls(nft), nativeTarget()); err != nil {
+		t.Fatal(err)
+	}
+	nft.onRemove = func(f *fakeNFT) { f.changes++ }
+	if err := plan.Apply(t.Context()); !errors.Is(err, errChanged) {
+		t.Errorf("got %v, want %v", err, errChanged)
+	}
+}
+
+// The policy of a bridge goes with the last attachment to it.
+func TestSweepOfNativeTakesThePolicyWithTheLastAttachment(t *testing.T) {
+	h := newHost(t, "nft")
+	for i, bridge := range []string{"br1", "br10"} {
+		o := Owner{"podnet", fmt.Sprint("c", i+1), "eth0"}
+		for _, policy := range []string{"isolated", "same-bridge"} {
+			h.mustWrite(Native, Rules{Forward: []Forward{{Owner: o, Ingress: policy, Bridge: bridge}}})
+		}
+	}
+	if got := h.sweep(nativeTarget()).String(); got != "" {
+		t.Errorf("not the last: %s", got)
+	}
+	last := nativeTarget()
+	last.LastOnBridge = "br1"
+	want := `nft delete element inet embedcni bridges { "br1" } # ""
+nft delete element inet embedcni isolated { "br1" . "br1" } # ""
+nft delete element inet embedcni same_bridge { "br1" . "br1" } # ""
+`
+	if got := h.sweep(last).String(); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if lines := strings.Join(h.filters(), "\n"); strings.Count(lines, `"br10"`) != 5 || strings.Contains(lines, `"br1"`) {
+		t.Errorf("left\n%s", lines)
+	}
+}
