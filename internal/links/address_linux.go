@@ -21,9 +21,11 @@ type Address struct {
 type AddressFlag uint32
 
 const (
-	// Detect looks for duplicates of an IPv6 address, for which it is not
-	// usable for 1 to 2 s. Without, it is usable at once: what was allocated
-	// for this machine no other machine has.
+	// Detect leaves it to the interface (accept_dad) whether duplicates of an
+	// IPv6 address are looked for, in which case it is tentative for 1 to 2 s.
+	// Without, they are not: what was allocated for this machine no other
+	// machine has. A difference is that the kernel announces an address only
+	// after it was tentative, be it for a moment (ndisc_notify).
 	Detect AddressFlag = 1 << iota
 	// NoSubnet makes no route to the address's subnet.
 	NoSubnet
@@ -158,4 +160,38 @@ func Prefix(n net.IPNet) (netip.Prefix, error) {
 		return netip.Prefix{}, fmt.Errorf("invalid address %q", n.String())
 	}
 	return netip.PrefixFrom(addr, ones), nil
+}
+
+// Groups are the IPv6 multicast groups of an interface.
+func (c *Conn) Groups(index int) ([]netip.Addr, error) {
+	var all []netip.Addr
+	fixed := make([]byte, unix.SizeofIfAddrmsg)
+	fixed[0] = unix.AF_INET6
+	native.PutUint32(fixed[4:], uint32(index))
+	err := c.execute(newMessage(unix.RTM_GETMULTICAST, unix.NLM_F_DUMP, fixed), func(body []byte) error {
+		if len(body) < unix.SizeofIfAddrmsg {
+			return errTruncated
+		}
+		if int(native.Uint32(body[4:])) != index {
+			return nil
+		}
+		return eachAttr(body[unix.SizeofIfAddrmsg:], func(typ uint16, value []byte) {
+			if addr, ok := netip.AddrFromSlice(value); ok && typ == unix.IFA_MULTICAST {
+				all = append(all, addr)
+			}
+		})
+	})
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		return nil, fmt.Errorf("list the multicast groups of interface %d: %w", index, err)
+	}
+	return all, nil
+}
+
+// Solicited is the group by which neighbours ask for an IPv6 address (RFC
+// 4291, section 2.7.1).
+func Solicited(a netip.Addr) netip.Addr {
+	group := [16]byte{0: 0xff, 1: 2, 11: 1, 12: 0xff}
+	raw := a.As16()
+	copy(group[13:], raw[13:])
+	return netip.AddrFrom16(group)
 }

@@ -19,9 +19,9 @@ type Conn struct {
 	buf []byte
 }
 
-// bufferSize is what the kernel fills at most when it dumps for a reader that
-// asks for as much (netlink_dump, NLMSG_GOODSIZE up to 32 KiB).
-const bufferSize = 32 << 10
+// bufferSize is enough for one message, whatever is in it, and for some dozen
+// of those of a dump: the kernel fills no more than what is read at once.
+const bufferSize = 8 << 10
 
 // answerTime is how long an answer may take, in seconds. The kernel works
 // while the request is sent, and has answered when that returns, so an answer
@@ -117,10 +117,13 @@ func (c *Conn) execute(m *message, fn func(body []byte) error) error {
 	for done := false; !done; {
 		var n int
 		if err := restart(func() (err error) {
-			n, _, err = unix.Recvfrom(c.fd, c.buf, 0)
+			n, _, err = unix.Recvfrom(c.fd, c.buf, unix.MSG_TRUNC)
 			return err
 		}); err != nil {
 			return fmt.Errorf("receive from the kernel: %w", err)
+		}
+		if n > len(c.buf) {
+			return fmt.Errorf("receive from the kernel: %w: %d of %d bytes", errTruncated, len(c.buf), n)
 		}
 		err := eachMessage(c.buf[:n], func(typ uint16, seq uint32, body []byte) error {
 			switch {

@@ -6,7 +6,9 @@ import (
 	"net/netip"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -265,6 +267,52 @@ func TestPrefix(t *testing.T) {
 		got, err := Prefix(test.in)
 		if (err == nil) != (test.want != "") || err == nil && got.String() != test.want {
 			t.Errorf("%s: got %v, %v, want %q", name, got, err, test.want)
+		}
+	}
+}
+
+// A dump is more than what is read at once.
+func TestDumpInSeveralParts(t *testing.T) {
+	c := mustDial(t, newNS(t, "ns"))
+	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	want := map[netip.Prefix]bool{}
+	for i := range 500 {
+		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i / 250), byte(i%250 + 1)}), 32)
+		want[p] = true
+		if err := c.AddAddress(br.Index, p, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := map[netip.Prefix]bool{}
+	for _, a := range must[[]Address](t)(c.Addresses(br.Index)) {
+		got[a.Prefix] = true
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %d addresses, want %d", len(got), len(want))
+	}
+}
+
+func TestGroupsHaveThoseOfAddresses(t *testing.T) {
+	c := mustDial(t, newNS(t, "ns"))
+	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	p := netip.MustParsePrefix("fd00::12:3456/64")
+	if err := c.Change(br.Index, Change{Up: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.AddAddress(br.Index, p, 0); err != nil {
+		t.Fatal(err)
+	}
+	want := netip.MustParseAddr("ff02::1:ff12:3456")
+	if got := Solicited(p.Addr()); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		groups := must[[]netip.Addr](t)(c.Groups(br.Index))
+		if slices.Contains(groups, want) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("only %v", groups)
 		}
 	}
 }

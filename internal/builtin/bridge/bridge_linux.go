@@ -3,9 +3,9 @@
 //
 // It takes the configuration of the reference plugin, and returns what that one
 // would. What is different:
-//   - IPv6 addresses are usable at once. There is no detection of duplicates,
-//     which costs 1 to 2 s, as the IPAM plugin gives an address to one container
-//     only; enabledad brings it back.
+//   - IPv6 addresses are usable when Add returns, and announced. There is no
+//     detection of duplicates, which costs 1 to 2 s, as the IPAM plugin gives an
+//     address to one container only; enabledad brings it back.
 //   - A bridge that is made here has a MAC address of its own, which does not
 //     change as containers come and go.
 //   - VLANs on a bridge that does not keep them apart are an error.
@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -49,6 +50,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (result *types100.Resu
 	}
 	defer func() { err = errors.Join(err, host.Close()) }()
 	a := &attachment{config: c, r: r, host: host}
+	defer func() { err = errors.Join(err, a.close()) }()
 	if err := a.make(ctx); err != nil {
 		return nil, errors.Join(err, a.undo(ctx))
 	}
@@ -64,6 +66,15 @@ type attachment struct {
 	pair   links.Pair // made if the index is not 0
 	leased bool       // there are addresses to give back
 	result *types100.Result
+
+	container *links.Conn // nil before it is needed
+}
+
+func (a *attachment) close() error {
+	if a.container == nil {
+		return nil
+	}
+	return a.container.Close()
 }
 
 // make does what Add is to do. The kernel makes the interfaces while the IPAM
@@ -88,17 +99,17 @@ func (a *attachment) make(ctx context.Context) error {
 	a.result.Interfaces = []*types100.Interface{br, port, container}
 	a.SetDNS(a.result)
 
-	gateways, err := a.setGateways(a.result)
+	addrs, gateways, err := a.setGateways(a.result)
 	if err != nil {
 		return err
 	}
-	if err := a.configureContainer(ctx); err != nil {
+	if err := a.configureContainer(); err != nil {
 		return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
 	}
-	if err := a.makeGateway(gateways); err != nil {
+	if err := a.makeGateway(ctx, gateways); err != nil {
 		return err
 	}
-	if err := a.settle(ctx, br); err != nil {
+	if err := a.settle(ctx, addrs, br); err != nil {
 		return err
 	}
 	if a.IPAM.Type == "" {
@@ -123,7 +134,7 @@ func (a *attachment) connect() (err error) {
 
 // configureContainer sets the container's end up, with its addresses if there
 // are any.
-func (a *attachment) configureContainer(ctx context.Context) error {
+func (a *attachment) configureContainer() error {
 	if a.DisableContainerInterface {
 		return nil
 	}
@@ -135,40 +146,36 @@ func (a *attachment) configureContainer(ctx context.Context) error {
 		}
 		sysctls = append(a.detection(), more...)
 	}
-	conn, err := links.Dial(a.r.Container, sysctls...)
-	if err != nil {
+	var err error
+	if a.container, err = links.Dial(a.r.Container, sysctls...); err != nil {
 		return err
 	}
-	switch {
-	case a.IPAM.Type == "":
-		err = conn.Change(a.pair.Container.Index, links.Change{Up: true})
-	case a.EnableDAD:
-		err = ipam.Configure(ctx, conn, a.pair.Container.Index, a.result, links.Detect)
-	default:
-		err = ipam.Configure(ctx, conn, a.pair.Container.Index, a.result, 0)
+	if a.IPAM.Type == "" {
+		return a.container.Change(a.pair.Container.Index, links.Change{Up: true})
 	}
-	return errors.Join(err, conn.Close())
+	return ipam.Configure(a.container, a.pair.Container.Index, a.result, links.Detect)
 }
 
 // detection are the settings about neighbours: whether duplicates are looked
 // for, also of the address that the kernel gives the interface by itself, and
-// that addresses are announced when it comes up.
+// that addresses are announced, as neighbours may know them as another's.
 func (a *attachment) detection() []links.Sysctl {
 	v4, v6 := "net/ipv4/conf/"+a.r.IfName, "net/ipv6/conf/"+a.r.IfName
-	notify := links.Sysctl{Path: v4 + "/arp_notify", Value: "1", Optional: true}
-	if !a.EnableDAD {
-		return []links.Sysctl{{Path: v6 + "/accept_dad", Value: "0", Optional: true}, notify}
+	all := []links.Sysctl{
+		{Path: v4 + "/arp_notify", Value: "1", Optional: true},
+		{Path: v6 + "/ndisc_notify", Value: "1", Optional: true},
 	}
-	return []links.Sysctl{
-		{Path: v6 + "/enhanced_dad", Value: "1", Optional: true},
-		{Path: v6 + "/accept_dad", Value: "1", Optional: true},
-		notify,
+	if a.EnableDAD {
+		return append(all,
+			links.Sysctl{Path: v6 + "/enhanced_dad", Value: "1", Optional: true},
+			links.Sysctl{Path: v6 + "/accept_dad", Value: "1", Optional: true})
 	}
+	return append(all, links.Sysctl{Path: v6 + "/accept_dad", Value: "0", Optional: true})
 }
 
 // makeGateway gives the bridge, or its interface in the VLAN, the addresses of
 // the gateways, and has the host forward.
-func (a *attachment) makeGateway(addrs []netip.Prefix) error {
+func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix) error {
 	if len(addrs) == 0 {
 		return nil
 	}
@@ -180,15 +187,24 @@ func (a *attachment) makeGateway(addrs []netip.Prefix) error {
 		}
 		a.result.Interfaces = append(a.result.Interfaces, &types100.Interface{Name: on.Name, Mac: on.MAC.String()})
 	}
-	if err := a.ensureAddresses(a.host, on, addrs); err != nil {
+	added, err := a.ensureAddresses(a.host, on, addrs)
+	if err != nil {
 		return err
 	}
-	return links.SetSysctls(a.r.Host, forwarding(addrs))
+	if err := links.SetSysctls(a.r.Host, forwarding(addrs)); err != nil {
+		return err
+	}
+	return ipam.Await(ctx, a.host, on.Index, added)
 }
 
 // settle waits until packets pass, and completes the result by the bridge's
 // address, which changes with its ports if somebody else made it.
-func (a *attachment) settle(ctx context.Context, br *types100.Interface) error {
+func (a *attachment) settle(ctx context.Context, addrs []netip.Prefix, br *types100.Interface) error {
+	if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		if err := ipam.Settle(ctx, a.container, a.pair.Container.Index); err != nil {
+			return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
+		}
+	}
 	if !a.DisableContainerInterface {
 		if _, err := veth.AwaitRunning(ctx, a.host, a.pair.Host.Index); err != nil {
 			return err

@@ -18,15 +18,16 @@ import (
 // of the container's interface, which is the third; if the bridge is to be the
 // gateway, the gateway of a subnet is its first address unless the plugin said
 // another; and if it is to be the default gateway, there is a default route for
-// each family. It returns the addresses that the bridge is to have.
-func (c *config) setGateways(result *types100.Result) ([]netip.Prefix, error) {
-	var bridge []netip.Prefix
+// each family. It returns the container's addresses, and those that the bridge
+// is to have.
+func (c *config) setGateways(result *types100.Result) (container, bridge []netip.Prefix, err error) {
 	for _, ip := range result.IPs {
 		ip.Interface = types100.Int(containerInterface)
 		p, err := links.Prefix(ip.Address)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
+		container = append(container, p)
 		if !c.IsGateway {
 			continue
 		}
@@ -35,14 +36,14 @@ func (c *config) setGateways(result *types100.Result) ([]netip.Prefix, error) {
 		}
 		gateway, ok := netip.AddrFromSlice(ip.Gateway)
 		if !ok {
-			return nil, fmt.Errorf(`"isGateway": there is no address for the gateway of %s`, p)
+			return nil, nil, fmt.Errorf(`"isGateway": there is no address for the gateway of %s`, p)
 		}
 		bridge = append(bridge, netip.PrefixFrom(gateway.Unmap(), p.Bits()))
 		if c.IsDefaultGateway {
 			addDefault(result, p.Addr().Is4(), ip.Gateway)
 		}
 	}
-	return bridge, nil
+	return container, bridge, nil
 }
 
 // addDefault adds a default route unless the family has one.
@@ -65,13 +66,12 @@ func addDefault(result *types100.Result, v4 bool, gateway net.IP) {
 // ensureAddresses gives the bridge the addresses of gateways that it lacks. It
 // has one IPv4 address, and IPv6 addresses of subnets that do not overlap;
 // another one is an error, or goes away if the configuration forces it. Many
-// attachments may do this at once.
-func (c *config) ensureAddresses(conn *links.Conn, br links.Link, wanted []netip.Prefix) error {
+// attachments may do this at once. It returns what it added.
+func (c *config) ensureAddresses(conn *links.Conn, br links.Link, wanted []netip.Prefix) (added []netip.Prefix, err error) {
 	have, err := conn.Addresses(br.Index)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	added := false
 	for _, want := range wanted {
 		present, others := conflicts(have, want)
 		if present {
@@ -79,28 +79,28 @@ func (c *config) ensureAddresses(conn *links.Conn, br links.Link, wanted []netip
 		}
 		for _, other := range others {
 			if !c.ForceAddress {
-				return plugin.Errorf(types.ErrInvalidNetworkConfig,
+				return nil, plugin.Errorf(types.ErrInvalidNetworkConfig,
 					`interface %q has the address %s already, and not %s: set "forceAddress" to replace it`, br.Name, other, want)
 			}
 			if err := conn.DeleteAddress(br.Index, other); err != nil {
-				return err
+				return nil, err
 			}
 		}
 		if err := conn.AddAddress(br.Index, want, 0); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("interface %q: %w", br.Name, err)
+			return nil, fmt.Errorf("interface %q: %w", br.Name, err)
 		}
 		have = append(have, links.Address{Prefix: want})
-		added = true
+		added = append(added, want)
 	}
-	if !added {
-		return nil
+	if len(added) == 0 {
+		return nil, nil
 	}
 	// That of a bridge which somebody else made may change with its ports, and
 	// containers that know it would lose their gateway. What is set stays.
 	if err := conn.Change(br.Index, links.Change{MAC: br.MAC}); err != nil {
-		return fmt.Errorf("pin the MAC address of interface %q: %w", br.Name, err)
+		return nil, fmt.Errorf("pin the MAC address of interface %q: %w", br.Name, err)
 	}
-	return nil
+	return added, nil
 }
 
 // conflicts tells whether an address is among those that there are, or else

@@ -31,28 +31,36 @@ func Sysctls(ifName string, result *types100.Result) ([]links.Sysctl, error) {
 }
 
 // Configure puts the addresses of a result on an interface, sets it up, and
-// adds the routes. The addresses are usable when it returns: there is no
-// detection of duplicates, as the IPAM plugin gave them to nobody else. With
-// flags.Detect there is, and Configure waits for it, 1 to 2 s.
-func Configure(ctx context.Context, c *links.Conn, index int, result *types100.Result, flags links.AddressFlag) error {
+// adds the routes. IPv6 addresses are usable after [Await], or [Settle] if
+// flags has [links.Detect]; either comes last, as the kernel works on them
+// meanwhile.
+func Configure(c *links.Conn, index int, result *types100.Result, flags links.AddressFlag) error {
 	w, err := plan(result)
 	if err != nil {
 		return err
 	}
-	for _, a := range w.addresses {
-		if err := c.AddAddress(index, a, flags); err != nil {
-			return err
+	// Neighbours may know an address as another's, so it has to be announced.
+	// IPv4 addresses are when the interface comes up (arp_notify), IPv6
+	// addresses when they are added to one that is up (ndisc_notify).
+	add := func(v4 bool) error {
+		for _, a := range w.addresses {
+			if a.Addr().Is4() != v4 {
+				continue
+			}
+			if err := c.AddAddress(index, a, flags); err != nil {
+				return err
+			}
 		}
+		return nil
 	}
-	// Only now, as it is when it comes up that an interface announces its
-	// addresses to neighbours that may know them as another's (arp_notify).
+	if err := add(true); err != nil {
+		return err
+	}
 	if err := c.Change(index, links.Change{Up: true}); err != nil {
 		return fmt.Errorf("set the interface up: %w", err)
 	}
-	if flags&links.Detect != 0 && w.ipv6() {
-		if err := settle(ctx, c, index); err != nil {
-			return err
-		}
+	if err := add(false); err != nil {
+		return err
 	}
 	for _, r := range w.routes {
 		if err := c.AddRoute(index, r, true); err != nil {
@@ -62,34 +70,63 @@ func Configure(ctx context.Context, c *links.Conn, index int, result *types100.R
 	return nil
 }
 
-// The kernel says by no message that the detection has ended. It takes a
-// second with the default settings, and up to another one before it begins.
+// Await waits until neighbours can find the IPv6 addresses of an interface:
+// the kernel answers for an address only after work that it puts off. That is
+// mostly done when Await is called last, and what is asked before gets no
+// answer for a second.
+func Await(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix) error {
+	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Prefix) bool { return a.Addr().Is4() })
+	if len(addrs) == 0 {
+		return nil
+	}
+	return wait(ctx, func() (bool, error) {
+		groups, err := c.Groups(index)
+		return !slices.ContainsFunc(addrs, func(a netip.Prefix) bool {
+			return !slices.Contains(groups, links.Solicited(a.Addr()))
+		}), err
+	})
+}
+
+// Settle waits until no address of an interface is tentative. Neighbours can
+// find them then, as with Await.
+func Settle(ctx context.Context, c *links.Conn, index int) error {
+	return wait(ctx, func() (bool, error) { return detected(c, index) })
+}
+
+// detected tells whether no address but the kernel's own is tentative.
+func detected(c *links.Conn, index int) (bool, error) {
+	addrs, err := c.Addresses(index)
+	for _, a := range addrs {
+		if a.Duplicate {
+			return false, fmt.Errorf("address %s is another machine's too: the detection of duplicates failed", a.Prefix)
+		}
+	}
+	return !slices.ContainsFunc(addrs, func(a links.Address) bool {
+		return a.Tentative && !a.Addr().IsLinkLocalUnicast()
+	}), err
+}
+
+// The kernel says by no message that an address is usable. The detection takes
+// a second with the default settings, and up to another one before it begins;
+// on a machine that is overloaded, what is put off has taken seconds.
 const (
-	settleTime     = 5 * time.Second
-	settleInterval = 20 * time.Millisecond
+	longestWait  = 10 * time.Second
+	shortestWait = 50 * time.Microsecond
+	waitsAtMost  = 20 * time.Millisecond
 )
 
-// settle waits until no address is tentative.
-func settle(ctx context.Context, c *links.Conn, index int) error {
-	ctx, cancel := context.WithTimeout(ctx, settleTime)
+// wait calls ready until it is true.
+func wait(ctx context.Context, ready func() (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, longestWait)
 	defer cancel()
-	for {
-		addrs, err := c.Addresses(index)
-		if err != nil {
+	for pause := shortestWait; ; pause = min(2*pause, waitsAtMost) {
+		if ok, err := ready(); ok || err != nil {
 			return err
-		}
-		for _, a := range addrs {
-			if a.Duplicate {
-				return fmt.Errorf("address %s is another machine's too: the detection of duplicates failed", a.Prefix)
-			}
-		}
-		if !slices.ContainsFunc(addrs, func(a links.Address) bool { return a.Tentative }) {
-			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait for the detection of duplicate addresses: %w", context.Cause(ctx))
-		case <-time.After(settleInterval):
+			return fmt.Errorf("wait until the IPv6 addresses are usable: %w", context.Cause(ctx))
+		case <-time.After(pause):
 		}
 	}
 }

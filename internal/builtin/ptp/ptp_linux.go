@@ -53,6 +53,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (result *types100.Resu
 	}
 	defer func() { err = errors.Join(err, host.Close()) }()
 	a := &attachment{Config: c, r: r, host: host}
+	defer func() { err = errors.Join(err, a.close()) }()
 	if err := a.make(ctx); err != nil {
 		return nil, errors.Join(err, a.undo(ctx))
 	}
@@ -67,6 +68,15 @@ type attachment struct {
 	pair   links.Pair // made if the index is not 0
 	leased bool       // there are addresses to give back
 	result *types100.Result
+
+	container *links.Conn // nil before it is needed
+}
+
+func (a *attachment) close() error {
+	if a.container == nil {
+		return nil
+	}
+	return a.container.Close()
 }
 
 // make does what Add is to do. The kernel makes the interfaces while the IPAM
@@ -91,16 +101,33 @@ func (a *attachment) make(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := a.configureContainer(ctx, ends); err != nil {
+	if err := a.configureContainer(ends); err != nil {
 		return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
 	}
 	if err := a.configureHost(ends); err != nil {
 		return fmt.Errorf("interface %q on the host: %w", a.pair.Host.Name, err)
 	}
-	if _, err := veth.AwaitRunning(ctx, a.host, a.pair.Host.Index); err != nil {
+	if err := a.settle(ctx, ends); err != nil {
 		return err
 	}
 	return a.Masquerade(ctx, a.r, a.result)
+}
+
+// settle waits until packets pass.
+func (a *attachment) settle(ctx context.Context, ends []endpoint) error {
+	var container, host []netip.Prefix
+	for _, e := range ends {
+		container = append(container, e.address)
+		host = append(host, single(e.gateway))
+	}
+	if err := ipam.Await(ctx, a.container, a.pair.Container.Index, container); err != nil {
+		return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
+	}
+	if err := ipam.Await(ctx, a.host, a.pair.Host.Index, host); err != nil {
+		return fmt.Errorf("interface %q on the host: %w", a.pair.Host.Name, err)
+	}
+	_, err := veth.AwaitRunning(ctx, a.host, a.pair.Host.Index)
+	return err
 }
 
 func (a *attachment) connect() (err error) {
@@ -146,18 +173,16 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 // configureContainer sets the container's end up. An address makes a route to
 // its subnet, as if it were on the link, which the routes of the IPAM plugin
 // may need to be accepted; it is replaced then.
-func (a *attachment) configureContainer(ctx context.Context, ends []endpoint) (err error) {
+func (a *attachment) configureContainer(ends []endpoint) error {
 	sysctls, err := ipam.Sysctls(a.r.IfName, a.result)
 	if err != nil {
 		return err
 	}
-	conn, err := links.Dial(a.r.Container, sysctls...)
-	if err != nil {
+	if a.container, err = links.Dial(a.r.Container, sysctls...); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	index := a.pair.Container.Index
-	if err := ipam.Configure(ctx, conn, index, a.result, 0); err != nil {
+	conn, index := a.container, a.pair.Container.Index
+	if err := ipam.Configure(conn, index, a.result, 0); err != nil {
 		return err
 	}
 	for _, e := range ends {

@@ -32,10 +32,11 @@ type host struct {
 	dir     string
 	plugins string // the directory of the reference plugins
 	ns      *netns.Handle
+	netNS   *string // CNI_NETNS, if it is not the container's
 }
 
-// call is what a plugin is called with. IPAMDIR in its configuration is the
-// host's directory of addresses.
+// call is what a plugin is called with. DIR in its configuration is the
+// host's directory.
 type call struct {
 	typ, id, args, conf string
 	prev                []byte
@@ -140,8 +141,8 @@ func theirs(h *host, ctx context.Context, verb string, c call) ([]byte, error) {
 
 func (h *host) env(verb string, c call) []string {
 	ns := h.path(c.id)
-	if c.id == "" {
-		ns = ""
+	if h.netNS != nil {
+		ns = *h.netNS
 	}
 	return []string{
 		"CNI_COMMAND=" + verb, "CNI_CONTAINERID=id-" + c.id, "CNI_IFNAME=" + ifName,
@@ -150,7 +151,7 @@ func (h *host) env(verb string, c call) []string {
 }
 
 func (h *host) stdin(c call) []byte {
-	conf := strings.ReplaceAll(c.conf, "IPAMDIR", filepath.Join(h.dir, "ipam"))
+	conf := h.expand(c.conf)
 	if c.prev == nil {
 		return []byte(conf)
 	}
@@ -217,6 +218,9 @@ func (h *host) normal(text string) string {
 		return "MAC"
 	})
 }
+
+// expand is text with this host's directory for DIR.
+func (h *host) expand(text string) string { return strings.ReplaceAll(text, "DIR", h.dir) }
 
 // fixedMAC is the one that configurations in the tests ask for.
 const fixedMAC = "02:00:00:00:00:42"

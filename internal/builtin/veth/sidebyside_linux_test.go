@@ -15,9 +15,9 @@ const (
 		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "10.7.0.0/16", "gw": "10.1.0.9", "priority": 50},
 			{"dst": "10.8.0.0/16", "table": 300}, {"dst": "10.9.0.0/16", "scope": 0}],
 		"dns": {"nameservers": ["10.1.0.53"], "search": ["a.example"]}}`
-	hostLocal = `"ipam": {"type": "host-local", "dataDir": "IPAMDIR", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00:1::/64"}]],
+	hostLocal = `"ipam": {"type": "host-local", "dataDir": "DIR/ipam", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00:1::/64"}]],
 		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}`
-	hostLocalPlain = `"ipam": {"type": "host-local", "dataDir": "IPAMDIR", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00:1::/64"}]]}`
+	hostLocalPlain = `"ipam": {"type": "host-local", "dataDir": "DIR/ipam", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00:1::/64"}]]}`
 )
 
 // side is one configuration that is tried side by side.
@@ -59,8 +59,8 @@ var sides = []side{
 	{name: "detection of duplicates", typ: "bridge", conf: `"isGateway": true, "enabledad": true, ` + staticDual},
 	{name: "ptp", typ: "ptp", conf: staticGW, blind: true},
 	{name: "ptp, host-local", typ: "ptp", conf: hostLocal},
-	{name: "ptp, IPv4, an MTU", typ: "ptp", conf: `"mtu": 1300, "ipam": {"type": "host-local", "dataDir": "IPAMDIR", "subnet": "10.1.0.0/24"}`},
-	{name: "ptp, IPv6, DNS", typ: "ptp", conf: `"dns": {"nameservers": ["fd00:1::53"]}, "ipam": {"type": "host-local", "dataDir": "IPAMDIR", "subnet": "fd00:1::/64"}`},
+	{name: "ptp, IPv4, an MTU", typ: "ptp", conf: `"mtu": 1300, "ipam": {"type": "host-local", "dataDir": "DIR/ipam", "subnet": "10.1.0.0/24"}`},
+	{name: "ptp, IPv6, DNS", typ: "ptp", conf: `"dns": {"nameservers": ["fd00:1::53"]}, "ipam": {"type": "host-local", "dataDir": "DIR/ipam", "subnet": "fd00:1::/64"}`},
 	{name: "ptp, old version", typ: "ptp", conf: hostLocal, version: "0.4.0"},
 }
 

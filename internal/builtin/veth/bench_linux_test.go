@@ -1,0 +1,118 @@
+package veth_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
+)
+
+// The namespaces are made beforehand, for as many containers at a time.
+const batchSize = 50
+
+// benchmark times add and del for containers of their own. The deletion of a
+// pair waits for the kernel, and would hide what is added: del is timed by a
+// benchmark of its own.
+func benchmark(b *testing.B, h *host, add, del func(i int) error) {
+	for _, timed := range []string{"ADD", "DEL"} {
+		b.Run(timed, func(b *testing.B) {
+			b.ReportAllocs()
+			for done := 0; done < b.N; done += batchSize {
+				n := min(batchSize, b.N-done)
+				phase := func(name string, fn func(int) error) {
+					if timed == name {
+						b.StartTimer()
+						defer b.StopTimer()
+					}
+					for i := range n {
+						if err := fn(i); err != nil {
+							b.Fatal(err)
+						}
+					}
+				}
+				b.StopTimer()
+				phase("ADD", add)
+				phase("DEL", del)
+			}
+		})
+	}
+}
+
+func containers(h *host) []*netns.Handle {
+	var all []*netns.Handle
+	for i := range batchSize {
+		all = append(all, h.namespace(fmt.Sprint("c", i)))
+	}
+	return all
+}
+
+func benchmarkPlugin(b *testing.B, typ, conf string) {
+	h := newHost(b)
+	containers(h)
+	call := func(i int) call {
+		c := side{typ: typ, conf: fmt.Sprintf(conf, i+2)}.call()
+		c.id = fmt.Sprint("c", i)
+		return c
+	}
+	ctx := context.Background()
+	benchmark(b, h,
+		func(i int) error { _, err := ours(h, ctx, "ADD", call(i)); return err },
+		func(i int) error { _, err := ours(h, ctx, "DEL", call(i)); return err })
+}
+
+const (
+	benchmark4 = `"isGateway": true, "ipam": {"type": "static", "addresses": [{"address": "10.1.0.%d/24", "gateway": "10.1.0.1"}],
+		"routes": [{"dst": "0.0.0.0/0"}]}`
+	benchmarkDual = `"isGateway": true, "ipam": {"type": "static", "addresses": [{"address": "10.1.0.%d/24", "gateway": "10.1.0.1"}, {"address": "fd00:1::%[1]d/64", "gateway": "fd00:1::1"}],
+		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}`
+)
+
+func BenchmarkBridge(b *testing.B)     { benchmarkPlugin(b, "bridge", benchmark4) }
+func BenchmarkBridgeDual(b *testing.B) { benchmarkPlugin(b, "bridge", benchmarkDual) }
+func BenchmarkPTP(b *testing.B)        { benchmarkPlugin(b, "ptp", benchmark4) }
+func BenchmarkPTPDual(b *testing.B)    { benchmarkPlugin(b, "ptp", benchmarkDual) }
+
+// BenchmarkFloor has the messages that cannot be spared, by sockets that are
+// open already.
+func BenchmarkFloor(b *testing.B) {
+	h := newHost(b)
+	all := containers(h)
+	host, err := links.Dial(h.ns)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer host.Close()
+	br, err := host.CreateBridge(links.NewBridge{Name: "cni0"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := host.Change(br.Index, links.Change{Up: true}); err != nil {
+		b.Fatal(err)
+	}
+	conns := make([]*links.Conn, batchSize)
+	for i, ns := range all {
+		if conns[i], err = links.Dial(ns); err != nil {
+			b.Fatal(err)
+		}
+		defer conns[i].Close()
+	}
+	pairs := make([]links.Pair, batchSize)
+	benchmark(b, h,
+		func(i int) (err error) {
+			if pairs[i], err = host.Connect(all[i], links.Veth{Name: ifName, Master: br.Index}); err != nil {
+				return err
+			}
+			c, index := conns[i], pairs[i].Container.Index
+			if err := c.AddAddress(index, netip.MustParsePrefix(fmt.Sprintf("10.1.0.%d/24", i+2)), 0); err != nil {
+				return err
+			}
+			if err := c.Change(index, links.Change{Up: true}); err != nil {
+				return err
+			}
+			return c.AddRoute(index, links.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.1.0.1")}, true)
+		},
+		func(i int) error { return conns[i].Delete(pairs[i].Container.Index) })
+}

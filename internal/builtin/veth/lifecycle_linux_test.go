@@ -1,0 +1,363 @@
+package veth_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/netns"
+)
+
+// both are the two plugins, with a gateway for both families and addresses by
+// host-local.
+func both() []side {
+	return []side{
+		{name: "bridge", typ: "bridge", conf: `"isGateway": true, ` + hostLocal},
+		{name: "ptp", typ: "ptp", conf: hostLocal},
+	}
+}
+
+// Packets pass as soon as ADD returns, also if the host remembers another
+// container that had the address, and nobody waits for anything.
+func TestAddressesAreUsableWhenAddReturns(t *testing.T) {
+	conf := `"isGateway": true, "ipam": {"type": "static", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+		"addresses": [{"address": "10.1.0.2/24", "gateway": "10.1.0.1"}, {"address": "fd00:1::2/64", "gateway": "fd00:1::1"}]}`
+	for _, typ := range []string{"bridge", "ptp"} {
+		t.Run(typ, func(t *testing.T) {
+			h := newHost(t)
+			// With another on it, the bridge does not forget who had an address.
+			another := side{typ: typ, conf: strings.ReplaceAll(strings.ReplaceAll(conf, "::2/", "::9/"), ".2/", ".9/")}.call()
+			another.id = "another"
+			h.namespace(another.id)
+			h.must(ours, "ADD", another)
+			for i, fromHost := range []bool{true, true, false, false, true} {
+				c := side{typ: typ, conf: conf}.call()
+				c.id = fmt.Sprint("c", i)
+				h.namespace(c.id)
+				h.must(ours, "ADD", c)
+				inside, err := netns.Open(h.path(c.id))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if fromHost {
+					reach(t, h.ns, inside, "10.1.0.2", "fd00:1::2")
+				} else {
+					reach(t, inside, h.ns, "10.1.0.1", "fd00:1::1")
+				}
+				if err := inside.Close(); err != nil {
+					t.Error(err)
+				}
+				h.must(ours, "DEL", c)
+			}
+		})
+	}
+}
+
+// reach connects to the addresses. A lost packet is sent again after a second,
+// which is too late.
+func reach(t *testing.T, from, to *netns.Handle, addrs ...string) {
+	t.Helper()
+	for _, addr := range addrs {
+		var l net.Listener
+		if err := to.Do(func() (err error) {
+			l, err = net.Listen("tcp", net.JoinHostPort(addr, "0"))
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := from.Do(func() error {
+			c, err := net.DialTimeout("tcp", l.Addr().String(), 900*time.Millisecond)
+			if err != nil {
+				return err
+			}
+			return c.Close()
+		}); err != nil {
+			t.Error(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Whatever DEL is not told, it deletes what there is.
+func TestDel(t *testing.T) {
+	for _, s := range both() {
+		tests := map[string]func(h *host, c *call){
+			"with everything":         func(*host, *call) {},
+			"without a result":        func(_ *host, c *call) { c.prev = nil },
+			"without the interface":   func(h *host, c *call) { h.in(c.id, "ip link del eth0") },
+			"without the addresses":   func(h *host, c *call) { h.in(c.id, "ip addr flush dev eth0") },
+			"without the bridge":      func(h *host, c *call) { h.sh("ip link del cni0 || true") },
+			"with the interface down": func(h *host, c *call) { h.in(c.id, "ip link set eth0 down") },
+			"with a wrong result": func(_ *host, c *call) {
+				c.prev = []byte(`{"cniVersion": "1.0.0", "interfaces": [{}], "ips": [{"address": "1.2.3.4/24"}]}`)
+			},
+			"without a path":           func(_ *host, c *call) { c.args = "NOPATH" },
+			"with a path to nothing":   func(_ *host, c *call) { c.args = "GONE" },
+			"with a path to something": func(_ *host, c *call) { c.args = "FILE" },
+		}
+		for name, change := range tests {
+			t.Run(s.name+"/"+name, func(t *testing.T) {
+				h := newHost(t)
+				c := s.call()
+				h.namespace(c.id)
+				clean := h.snapshot()
+				c.prev = h.must(ours, "ADD", c)
+				change(h, &c)
+				for range 2 {
+					if err := h.del(c); err != nil {
+						t.Error(err)
+					}
+				}
+				h.wantClean(clean)
+			})
+		}
+	}
+}
+
+// del runs DEL, with CNI_NETNS as the arguments say.
+func (h *host) del(c call) error {
+	h.t.Helper()
+	netNS := map[string]string{"NOPATH": "", "GONE": h.path("gone"), "FILE": filepath.Join(h.dir, "file")}
+	other, ok := netNS[c.args]
+	if !ok {
+		_, err := ours(h, h.t.Context(), "DEL", c)
+		return err
+	}
+	c.args = ""
+	if err := os.WriteFile(filepath.Join(h.dir, "file"), nil, 0o600); err != nil {
+		return err
+	}
+	_, err := h.oursIn(h.t.Context(), "DEL", c, other)
+	return err
+}
+
+// A failed ADD leaves nothing, wherever it fails.
+func TestFailedAddLeavesNothing(t *testing.T) {
+	tests := []struct{ name, typ, conf, before, want string }{
+		{"the name is taken", "bridge", `"isGateway": true, ` + hostLocal, "in: ip link add eth0 type bridge",
+			`interface "eth0" exists in the container already: file exists`},
+		{"the name is taken", "ptp", hostLocal, "in: ip link add eth0 type bridge",
+			`interface "eth0" exists in the container already: file exists`},
+		{"the bridge is none", "bridge", hostLocal, "ip link add cni0 type veth peer name x",
+			`"bridge": interface "cni0" exists and is not a bridge, but "veth"`},
+		{"another address", "bridge", `"isGateway": true, ` + hostLocal, "ip link add cni0 type bridge; ip addr add 10.1.0.9/24 dev cni0",
+			`interface "cni0" has the address 10.1.0.9/24 already, and not 10.1.0.1/24: set "forceAddress" to replace it`},
+		{"another IPv6 address", "bridge", `"isGateway": true, ` + hostLocal, "ip link add cni0 type bridge; ip addr add fd00:1::9/48 dev cni0",
+			`interface "cni0" has the address fd00:1::9/48 already, and not fd00:1::1/64: set "forceAddress" to replace it`},
+		{"the MTU is too large", "bridge", `"mtu": 70000, ` + hostLocal, "",
+			`create bridge "cni0": invalid argument (mtu greater than device maximum)`},
+		{"the MTU is too large", "ptp", `"mtu": 70000, ` + hostLocal, "",
+			`create veth pair "vethX" and "eth0": invalid argument`},
+		{"the MAC is a group's", "bridge", `"runtimeConfig": {"mac": "01:00:00:00:00:01"}, ` + hostLocal, "",
+			`create veth pair "vethX" and "eth0": cannot assign requested address`},
+		{"no address", "bridge", `"ipam": {"type": "static"}`, "", `IPAM plugin "static": the result has no address`},
+		{"no address", "ptp", `"ipam": {"type": "static"}`, "", `IPAM plugin "static": the result has no address`},
+		{"no gateway", "ptp", static4, "", `"ipam": address 10.1.0.2/24 has no gateway, which is the address of the host's end`},
+		{"no IPAM plugin", "ptp", ``, "", `"ipam": plugin "ptp" needs an IPAM plugin: its "type" is missing`},
+		{"a route that cannot be", "bridge", `"ipam": {"type": "host-local", "dataDir": "DIR/ipam", "subnet": "10.1.0.0/24", "routes": [{"dst": "10.7.0.0/16", "gw": "10.2.0.1"}]}`, "",
+			`interface "eth0" in the container: add route 10.7.0.0/16 via 10.2.0.1: network is unreachable (Nexthop has invalid gateway)`},
+		{"VLANs on a bridge that mixes them", "bridge", `"vlan": 7, ` + hostLocal, "ip link add cni0 type bridge",
+			`"vlan", "vlanTrunk": bridge "cni0" does not keep VLANs apart: set its vlan_filtering to 1; if it cannot be set, this kernel was built without BRIDGE_VLAN_FILTERING`},
+	}
+	for _, test := range tests {
+		t.Run(test.typ+"/"+test.name, func(t *testing.T) {
+			h := newHost(t)
+			c := side{typ: test.typ, conf: test.conf}.call()
+			h.namespace(c.id)
+			if script, ok := strings.CutPrefix(test.before, "in: "); ok {
+				h.in(c.id, script)
+			} else {
+				h.sh(test.before)
+			}
+			clean, inside := h.snapshot(), h.kernel(c.id)
+			h.mustFail(ours, "ADD", c, test.want)
+			if test.before != "" && !strings.Contains(test.before, "in:") {
+				// What was there has changed neither; the bridge may be up.
+				clean = clean.Without(audit.Shared)
+			}
+			h.wantClean(clean)
+			if after := h.inside(c.id); after != insideOf(inside) {
+				t.Errorf("in the container:\n%s\nbefore:\n%s", after, insideOf(inside))
+			}
+			h.must(ours, "DEL", c)
+		})
+	}
+}
+
+func (h *host) inside(id string) string { return insideOf(h.kernel(id)) }
+
+func insideOf(kernel string) string {
+	var lines []string
+	for _, l := range strings.Split(kernel, "\n") {
+		if strings.HasPrefix(l, "container: ") {
+			lines = append(lines, l)
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// A context that has ended is an error before anything is done.
+func TestAnEndedContext(t *testing.T) {
+	for _, s := range both() {
+		h := newHost(t)
+		c := s.call()
+		h.namespace(c.id)
+		clean := h.snapshot()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		for _, verb := range []string{"ADD", "CHECK", "DEL"} {
+			if _, err := ours(h, ctx, verb, c); !errors.Is(err, context.Canceled) {
+				t.Errorf("%s %s: %v", s.name, verb, err)
+			}
+		}
+		h.wantClean(clean)
+	}
+}
+
+// Many containers at once find, or make, one bridge with one address.
+func TestManyAtOnce(t *testing.T) {
+	const many = 64
+	for _, typ := range []string{"bridge", "ptp"} {
+		t.Run(typ, func(t *testing.T) {
+			h := newHost(t)
+			for i := range many {
+				h.namespace(fmt.Sprint("c", i))
+			}
+			clean := h.snapshot()
+			calls := make([]call, many)
+			each(t, many, func(i int) (err error) {
+				calls[i] = side{typ: typ, conf: fmt.Sprintf(`"isDefaultGateway": true, "ipam": {"type": "static", "addresses": [
+					{"address": "10.1.0.%d/24", "gateway": "10.1.0.1"}, {"address": "fd00:1::%d/64", "gateway": "fd00:1::1"}]}`, i+2, i+2)}.call()
+				calls[i].id = fmt.Sprint("c", i)
+				calls[i].prev, err = ours(h, t.Context(), "ADD", calls[i])
+				return err
+			})
+			each(t, many, func(i int) error {
+				_, err := ours(h, t.Context(), "CHECK", calls[i])
+				return err
+			})
+			each(t, many, func(i int) error {
+				_, err := ours(h, t.Context(), "DEL", calls[i])
+				return err
+			})
+			h.wantClean(clean)
+		})
+	}
+}
+
+// each runs fn for all numbers at once.
+func each(t *testing.T, n int, fn func(i int) error) {
+	t.Helper()
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			errs[i] = fn(i)
+		}()
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// In a batch, DEL returns before the kernel has deleted the pair, the address
+// is off it by then, and a flush deletes it when the request is long gone.
+func TestDelInABatch(t *testing.T) {
+	for _, s := range both() {
+		h := newHost(t)
+		c := s.call()
+		h.namespace(c.id)
+		clean := h.snapshot()
+		c.prev = h.must(ours, "ADD", c)
+		b := &batch.Batch{}
+		if _, err := ours(h, batch.With(t.Context(), b), "DEL", c); err != nil {
+			t.Fatal(err)
+		}
+		if before := h.inside(c.id); !strings.Contains(before, "link eth0") || strings.Contains(before, "addr eth0") {
+			t.Errorf("%s: before the flush there is\n%s", s.name, before)
+		}
+		if err := b.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		h.wantClean(clean)
+	}
+}
+
+// STATUS and GC are for the IPAM plugin.
+func TestStatusAndGC(t *testing.T) {
+	for _, s := range both() {
+		h := newHost(t)
+		c := s.call()
+		h.netNS = new(string) // there is no container
+		c.conf = strings.Replace(c.conf, "1.0.0", "1.1.0", 1)
+		h.must(ours, "STATUS", c)
+		c.conf = strings.TrimSuffix(c.conf, "}") + `, "cni.dev/valid-attachments": []}`
+		h.must(ours, "GC", c)
+		c.conf = strings.Replace(c.conf, "host-local", "none", 1)
+		for _, verb := range []string{"STATUS", "GC"} {
+			if out, err := ours(h, t.Context(), verb, c); err == nil {
+				t.Errorf("%s of a plugin that there is not: %s", verb, out)
+			}
+		}
+	}
+}
+
+// What is wrong in a configuration is an error that names the field.
+func TestConfigurationErrors(t *testing.T) {
+	tests := []struct{ typ, conf, args, want string }{
+		{"bridge", `"bridge": ""`, "", `"bridge": "" is no name of an interface: 1 to 15 characters`},
+		{"bridge", `"bridge": "a-bridge-of-16-c"`, "", `"bridge": "a-bridge-of-16-c" is no name of an interface: 1 to 15 characters`},
+		{"bridge", `"mtu": -1`, "", `"mtu": -1 is negative`},
+		{"ptp", `"mtu": -1`, "", `"mtu": -1 is negative`},
+		{"ptp", `"ipMasqBackend": "ipfw"`, "", `"ipMasqBackend": unknown backend "ipfw": use "iptables" or "nftables"`},
+		{"bridge", `"vlan": 4095`, "", `"vlan": 4095 is not between 1 and 4094`},
+		{"bridge", `"vlan": -1`, "", `"vlan": -1 is not between 1 and 4094`},
+		{"bridge", `"vlanTrunk": [{"id": 5}, {"minID": 5}]`, "", `"vlanTrunk": entry 1 has one of minID and maxID: it needs both, or neither`},
+		{"bridge", `"vlanTrunk": [{"maxID": 5}]`, "", `"vlanTrunk": entry 0 has one of minID and maxID: it needs both, or neither`},
+		{"bridge", `"vlanTrunk": [{"minID": 5, "maxID": 4}]`, "", `"vlanTrunk": entry 0 has minID 5 above maxID 4`},
+		{"bridge", `"vlanTrunk": [{"minID": 0, "maxID": 4}]`, "", `"vlanTrunk": entry 0: 0 to 4 is not within 1 and 4094`},
+		{"bridge", `"vlanTrunk": [{"minID": 9, "maxID": 4095}]`, "", `"vlanTrunk": entry 0: 9 to 4095 is not within 1 and 4094`},
+		{"bridge", `"vlanTrunk": [{"id": 4095}]`, "", `"vlanTrunk": entry 0: id 4095 is not between 1 and 4094`},
+		{"bridge", `"hairpinMode": true, "promiscMode": true`, "", `"hairpinMode" and "promiscMode" exclude each other`},
+		{"bridge", `"disableContainerInterface": true, ` + static4, "", `"disableContainerInterface" excludes "ipam": an interface that is down has no use for addresses`},
+		{"bridge", `"runtimeConfig": {"mac": "x"}`, "", `"runtimeConfig.mac": "x" is not the MAC address of an Ethernet interface`},
+		{"bridge", `"args": {"cni": {"mac": "00:00:5e:00:53:01:00:00"}}`, "", `"args.cni.mac": "00:00:5e:00:53:01:00:00" is not the MAC address of an Ethernet interface`},
+		{"bridge", `"mtu": 0`, "MAC=y", `"MAC in CNI_ARGS": "y" is not the MAC address of an Ethernet interface`},
+	}
+	h := newHost(t)
+	h.namespace("c1")
+	clean := h.snapshot()
+	for _, test := range tests {
+		c := side{typ: test.typ, conf: test.conf, args: test.args}.call()
+		_, err := ours(h, t.Context(), "ADD", c)
+		e := &types.Error{}
+		if !errors.As(err, &e) || e.Code != types.ErrInvalidNetworkConfig || e.Msg != test.want {
+			t.Errorf("%s: got %v\nwant %s", test.conf, err, test.want)
+		}
+	}
+	h.wantClean(clean)
+}
+
+// oursIn is ours with another CNI_NETNS.
+func (h *host) oursIn(ctx context.Context, verb string, c call, netNS string) (json.RawMessage, error) {
+	copied := *h
+	copied.netNS = &netNS
+	return ours(&copied, ctx, verb, c)
+}
