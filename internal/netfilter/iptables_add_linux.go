@@ -56,7 +56,7 @@ func (i iptablesWriter) addHere(ctx context.Context, r Rules) error {
 			return err
 		}
 		mine := desired{v6: w.v6}
-		undo = append(undo, func(ctx context.Context) error { return x.undo(ctx, mine) })
+		undo = append(undo, func(ctx context.Context) error { return x.undo(ctx, w, mine) })
 		return x.add(ctx, w, &mine)
 	})
 	if err == nil {
@@ -307,15 +307,16 @@ func (s *script) additions(w desired, table string, f facts, state func(desiredR
 	return nil
 }
 
-// undo deletes what there is of w.
-func (x maker) undo(ctx context.Context, w desired) error {
-	if w.empty() {
+// undo deletes what there is of what is mine in w.
+func (x maker) undo(ctx context.Context, w, mine desired) error {
+	if mine.empty() {
 		return nil
 	}
 	f, err := x.look(ctx, w)
 	if err != nil {
 		return err
 	}
+	w.rules = mine.rules
 	states, err := x.ask(ctx, w, f)
 	if err != nil {
 		return err
@@ -329,7 +330,7 @@ func (x maker) undo(ctx context.Context, w desired) error {
 				}
 			}
 		}
-		for _, c := range w.chains {
+		for _, c := range mine.chains {
 			if c.table == table && f.chains[c.chainID] {
 				if err := s.add(table, "-X", c.chain); err != nil {
 					return err

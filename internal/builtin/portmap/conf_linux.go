@@ -38,29 +38,29 @@ type mapping struct {
 	HostIP        string `json:"hostIP"`
 }
 
-// call is what a call is about.
-type call struct {
+// request is what a call is about.
+type request struct {
 	backend netfilter.Backend
 	want    netfilter.HostPorts
 }
 
-func (c call) rules() netfilter.Rules {
+func (c request) rules() netfilter.Rules {
 	return netfilter.Rules{HostPorts: []netfilter.HostPorts{c.want}}
 }
 
 // nowhere reports whether the container has no address to forward to.
-func (c call) nowhere() bool { return !c.want.V4.IsValid() && !c.want.V6.IsValid() }
+func (c request) nowhere() bool { return !c.want.V4.IsValid() && !c.want.V6.IsValid() }
 
 // parse reads and validates the request. An error has the code 7, "invalid
 // network config".
-func parse(r *plugin.Request) (call, error) {
+func parse(r *plugin.Request) (request, error) {
 	var conf conf
 	if err := r.Decode(&conf); err != nil {
-		return call{}, err
+		return request{}, err
 	}
 	c, err := conf.call()
 	if err != nil {
-		return call{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin portmap: %w", err)
+		return request{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin portmap: %w", err)
 	}
 	c.want.Owner = netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
 	if r.PrevResult != nil {
@@ -70,9 +70,9 @@ func parse(r *plugin.Request) (call, error) {
 }
 
 // call validates the configuration.
-func (conf conf) call() (call, error) {
+func (conf conf) call() (request, error) {
 	const defaultMarkBit = 13 // Kubernetes has 14 and 15, Calico 20 to 31
-	c := call{want: netfilter.HostPorts{SNAT: true, MasqAll: conf.MasqAll}}
+	c := request{want: netfilter.HostPorts{SNAT: true, MasqAll: conf.MasqAll}}
 	if conf.SNAT != nil {
 		c.want.SNAT = *conf.SNAT
 	}

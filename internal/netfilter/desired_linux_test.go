@@ -1,0 +1,174 @@
+package netfilter
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// textOf is what makes all of the rules in a family where nothing is yet.
+func textOf(t *testing.T, r Rules, v6 bool) string {
+	t.Helper()
+	var s script
+	w := desiredOf(r, v6)
+	for _, table := range []string{tableNAT, tableFilter} {
+		must(t, s.additions(w, table, facts{}, func(desiredRule) state { return absent }, &desired{}))
+	}
+	text, _ := s.render()
+	return text
+}
+
+func TestDesired(t *testing.T) {
+	o := Owner{"podnet", "c1", "eth0"}
+	v4, v6 := netip.MustParsePrefix("10.1.0.2/24"), netip.MustParsePrefix("fd00:1::2/64")
+	tests := map[string]struct {
+		rules Rules
+		v6    bool
+		want  string
+	}{
+		"nothing": {Rules{}, false, "COMMIT\n"},
+		"masquerade": {Rules{Masquerade: []Masquerade{{o, []netip.Prefix{v4, v6}}}}, true, `*nat
+-N {masq}
+-A {masq} -d fd00:1::/64 -j ACCEPT {comment}
+-A {masq} ! -d ff00::/8 -j MASQUERADE {comment}
+-A POSTROUTING -s fd00:1::2 -j {masq} {comment}
+COMMIT
+`},
+		"ports": {Rules{HostPorts: []HostPorts{{
+			Owner: o, V4: v4, V6: v6, SNAT: true, MarkMasqBit: 13, ConditionsV4: []string{"!", "-d", "192.0.2.0/24"},
+			Ports: []HostPort{
+				{netip.Addr{}, 8080, 80, "tcp"}, {netip.MustParseAddr("127.0.0.1"), 8053, 53, "udp"},
+				{netip.IPv4Unspecified(), 8081, 81, "tcp"}, {netip.IPv6Unspecified(), 8082, 82, "tcp"},
+			},
+		}}}, false, `*nat
+-N CNI-HOSTPORT-SETMARK
+-N CNI-HOSTPORT-MASQ
+-N CNI-HOSTPORT-DNAT
+-N {dnat}
+-A CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x2000/0x2000
+-A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE
+-I POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
+-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A {dnat} -p tcp --dport 8080 -s 10.1.0.0/24 -j CNI-HOSTPORT-SETMARK
+-A {dnat} -p tcp --dport 8080 -s 127.0.0.1 -j CNI-HOSTPORT-SETMARK
+-A {dnat} -p tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80
+-A {dnat} -p udp --dport 8053 -d 127.0.0.1 -s 10.1.0.0/24 -j CNI-HOSTPORT-SETMARK
+-A {dnat} -p udp --dport 8053 -d 127.0.0.1 -s 127.0.0.1 -j CNI-HOSTPORT-SETMARK
+-A {dnat} -p udp --dport 8053 -d 127.0.0.1 -j DNAT --to-destination 10.1.0.2:53
+-A {dnat} -p tcp --dport 8081 -s 10.1.0.0/24 -j CNI-HOSTPORT-SETMARK
+-A {dnat} -p tcp --dport 8081 -s 127.0.0.1 -j CNI-HOSTPORT-SETMARK
+-A {dnat} -p tcp --dport 8081 -j DNAT --to-destination 10.1.0.2:81
+-A CNI-HOSTPORT-DNAT {dnat comment} -m multiport -p tcp --destination-ports 8080,8081,8082 ! -d 192.0.2.0/24 -j {dnat}
+-A CNI-HOSTPORT-DNAT {dnat comment} -m multiport -p udp --destination-ports 8053 ! -d 192.0.2.0/24 -j {dnat}
+COMMIT
+`},
+		"isolated": {Rules{Forward: []Forward{{Owner: o, Addresses: []netip.Addr{v4.Addr()}, Ingress: "isolated", Bridge: "br1"}}}, false, `*filter
+-N CNI-FORWARD
+-N CNI-ADMIN
+-N CNI-ISOLATION-STAGE-1
+-N CNI-ISOLATION-STAGE-2
+-I FORWARD -m comment --comment "CNI firewall plugin rules" -j CNI-FORWARD
+-I CNI-FORWARD -m comment --comment "CNI firewall plugin admin overrides" -j CNI-ADMIN
+-A CNI-FORWARD -d 10.1.0.2/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT
+-I FORWARD -j CNI-ISOLATION-STAGE-1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)"
+-I CNI-ISOLATION-STAGE-1 -i br1 ! -o br1 -j CNI-ISOLATION-STAGE-2 -m comment --comment "CNI firewall plugin rules (ingressPolicy: isolated)"
+-I CNI-ISOLATION-STAGE-1 -i br1 -o br1 -j DROP -m comment --comment "CNI firewall plugin rules (ingressPolicy: isolated)"
+-A CNI-ISOLATION-STAGE-1 -j RETURN -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)"
+-I CNI-ISOLATION-STAGE-2 -o br1 -j DROP -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)"
+-A CNI-ISOLATION-STAGE-2 -j RETURN -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)"
+COMMIT
+`},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got, want := textOf(t, tt.rules, tt.v6), words().Replace(tt.want); got != want {
+				t.Errorf("got:\n%s\nwant:\n%s", got, want)
+			}
+		})
+	}
+}
+
+func TestJoinWordsIsUndoneBySplitWords(t *testing.T) {
+	for _, words := range [][]string{
+		{"-s", "10.1.0.2/32"}, {`a "b" \c`, "", "it's", "$x", "[::1]:80"}, {"\t", "#"}, {`\`, `"`},
+	} {
+		got, err := splitWords(joinWords(words))
+		if err != nil || !slices.Equal(got, words) {
+			t.Errorf("%q: got %q, %v from %s", words, got, err, joinWords(words))
+		}
+	}
+}
+
+func TestFailedLine(t *testing.T) {
+	for said, want := range map[string]int{
+		"iptables-restore: line 3 failed": 3,
+		"iptables-nft-restore: line 12 failed: Bad rule (does a matching rule exist in that chain?).": 12,
+		"exit status 1: sendmsg() failed: Message too long; line 459 failed: Message too long.":       459,
+		"Error occurred at line: 4":                           0,
+		"line x failed, line 7: RULE_APPEND failed (Invalid)": 0,
+		"": 0,
+	} {
+		if got := failedLine(said); got != want {
+			t.Errorf("%q: got %d, want %d", said, got, want)
+		}
+	}
+}
+
+func TestCanonical(t *testing.T) {
+	for args, want := range map[string]string{
+		"-d 10.1.0.0/24 -j ACCEPT -m comment --comment x":                     "-d 10.1.0.0/24 -m comment --comment x -j ACCEPT",
+		"! -d 224.0.0.0/4 -j MASQUERADE -m comment --comment x":               "! -d 224.0.0.0/4 -m comment --comment x -j MASQUERADE",
+		"-p tcp --dport 80 -d 127.0.0.1 -s 10.1.0.0/24 -j A":                  "-s 10.1.0.0/24 -d 127.0.0.1/32 -p tcp -m tcp --dport 80 -j A",
+		"-p udp --dport 80 -s ::/0 -j A":                                      "-p udp -m udp --dport 80 -j A",
+		"-m multiport -p tcp --destination-ports 1,2 -j A":                    "-p tcp -m multiport --dports 1,2 -j A",
+		"-p tcp --dport 80 -j DNAT --to-destination [fd00::2]:80":             "-p tcp -m tcp --dport 80 -j DNAT --to-destination [fd00::2]:80",
+		"-i br1 ! -o br1 -j A -m comment --comment x":                         "-i br1 ! -o br1 -m comment --comment x -j A",
+		"-m comment --comment x -j MARK --set-xmark 0x2000/0x2000":            "-m comment --comment x -j MARK --set-xmark 0x2000/0x2000",
+		"-d fd00::2/128 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT": "-d fd00::2/128 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+		"-j": "-j",
+		"!":  "!",
+	} {
+		if got := strings.Join(canonical(strings.Fields(args)), " "); got != want {
+			t.Errorf("%s:\ngot  %s\nwant %s", args, got, want)
+		}
+	}
+}
+
+func TestState(t *testing.T) {
+	w := desiredOf(everything("c1", 4), false)
+	states := func(f facts) string {
+		var all strings.Builder
+		for _, r := range w.rules {
+			all.WriteString([]string{"?", "-", "+"}[f.state(w, r)])
+		}
+		return all.String()
+	}
+	chains := make(map[chainID]bool)
+	for _, c := range w.chains {
+		if c.shared {
+			chains[c.chainID] = true
+		}
+	}
+	// The masquerading's three; what is marked, and what becomes of it; the
+	// jumps to the ports; the container's ports, and the jump to them; the jumps
+	// for forwarding; the container's address.
+	const nothing, others = "---" + "---" + "--" + "---" + "-" + "--" + "--", "---" + "??+" + "++" + "---" + "-" + "++" + "--"
+	if got := states(facts{}); got != nothing {
+		t.Errorf("where nothing is: %s, want %s", got, nothing)
+	}
+	f := facts{chains: chains, jumps: w.sharedJumps()}
+	if got := states(f); got != others || !f.allShared(w) {
+		t.Errorf("beside others: %s, want %s; all that is shared: %t", got, others, f.allShared(w))
+	}
+	f.jumps = map[chainID][]string{}
+	if f.allShared(w) {
+		t.Error("the jumps are missing, and all that is shared is there")
+	}
+	f = facts{chains: chains, jumps: w.sharedJumps(), addrs: map[netip.Addr]struct{}{netip.MustParseAddr("10.1.0.4"): {}}}
+	if got, want := states(f), others[:len(others)-2]+"??"; got != want || f.allShared(w) {
+		t.Errorf("where something is about the address: %s, want %s", got, want)
+	}
+}
