@@ -4,6 +4,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
 	"github.com/embedcni/cni/internal/builtin/bridge"
 	"github.com/embedcni/cni/internal/builtin/firewall"
+	"github.com/embedcni/cni/internal/builtin/hostdevice"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/loopback"
 	"github.com/embedcni/cni/internal/builtin/macvlan"
@@ -14,9 +15,8 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Lookup returns the plugin of a type, or nil. Whoever keeps the plugin, rather
-// than looking it up for each call, keeps what it remembers: host-local reads
-// the files of a network only once.
+// Lookup returns the plugin of a type, or nil. It is a new one each time, which
+// remembers nothing; see [New].
 func Lookup(typ string) plugin.Plugin {
 	switch typ {
 	case "bandwidth":
@@ -25,6 +25,8 @@ func Lookup(typ string) plugin.Plugin {
 		return bridge.Plugin{}
 	case "firewall":
 		return firewall.Plugin{}
+	case "host-device":
+		return hostdevice.Plugin{}
 	case "host-local":
 		return hostlocal.New()
 	case "loopback":

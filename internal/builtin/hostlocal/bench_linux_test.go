@@ -1,8 +1,11 @@
 package hostlocal
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -34,6 +37,19 @@ func Benchmark(b *testing.B) {
 					_, err := ref.add(id)
 					return err
 				}, ref.del)
+			})
+			b.Run(place+"/ours, 64 at once", func(b *testing.B) {
+				var n atomic.Int64
+				b.SetParallelism(64 / runtime.GOMAXPROCS(0))
+				b.RunParallel(func(pb *testing.PB) {
+					id := fmt.Sprint("parallel", n.Add(1))
+					for pb.Next() {
+						_, err := p.Add(b.Context(), call(config, id))
+						if err := errors.Join(err, p.Del(b.Context(), call(config, id))); err != nil {
+							b.Error(err)
+						}
+					}
+				})
 			})
 			if err := os.RemoveAll(base); err != nil {
 				b.Fatal(err)

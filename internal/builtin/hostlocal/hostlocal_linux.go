@@ -143,7 +143,10 @@ func (p *Plugin) Status(ctx context.Context, r *plugin.Request) (err error) {
 	if err != nil {
 		return err
 	}
-	h, err := p.lock(ctx, c, true)
+	h, err := p.lock(ctx, c, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // the first Add makes it
+	}
 	if err != nil {
 		return plugin.Errorf(errNotAvailable, "network %q: %w", r.Name, err)
 	}

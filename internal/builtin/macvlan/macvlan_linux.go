@@ -97,7 +97,9 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 		// Neighbours may know the addresses as those of an earlier container.
 		sysctls = append(sysctls,
 			links.Sysctl{Path: "net/ipv4/conf/" + r.IfName + "/arp_notify", Value: "1", Optional: true},
-			links.Sysctl{Path: "net/ipv6/conf/" + r.IfName + "/ndisc_notify", Value: "1", Optional: true})
+			links.Sysctl{Path: "net/ipv6/conf/" + r.IfName + "/ndisc_notify", Value: "1", Optional: true},
+			// Nobody else has the addresses, so nobody is asked for duplicates.
+			links.Sysctl{Path: "net/ipv6/conf/" + r.IfName + "/accept_dad", Value: "0", Optional: true})
 	}
 	conn, err := links.Dial(r.Container, sysctls...)
 	if err != nil {
@@ -108,12 +110,22 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 	if err != nil {
 		return nil, err
 	}
-	if c.IPAM.Type != "" {
-		err = ipam.Configure(ctx, conn, own.Index, result, 0)
-	} else {
+	if c.IPAM.Type == "" {
 		err = conn.Change(own.Index, links.Change{Up: true})
+	} else if err = ipam.Configure(conn, own.Index, result, links.Detect); err == nil {
+		err = settle(ctx, conn, own.Index)
 	}
 	return &types100.Interface{Name: r.IfName, Mac: own.MAC.String(), Sandbox: r.NetNS}, err
+}
+
+// settle waits until neighbours can find the IPv6 addresses. While the master
+// has no carrier they cannot, which is nothing to wait for.
+func settle(ctx context.Context, conn *links.Conn, index int) error {
+	own, err := conn.LinkByIndex(index)
+	if err != nil || !own.Running() {
+		return err
+	}
+	return ipam.Settle(ctx, conn, index)
 }
 
 // Del gives the addresses back and deletes the interface.

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -267,6 +268,22 @@ func TestDel(t *testing.T) {
 		ours(h).Must(t, "DEL", c)
 		plugintest.Link(t, h.Container, "eth0")
 	})
+}
+
+// An address is given to an interface whose master has no carrier, too.
+func TestWithoutACarrier(t *testing.T) {
+	h, dir := newHost(t), t.TempDir()
+	plugintest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
+	side, c := ours(h), callFor(h, dir, all)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	out, err := side.Run(ctx, "ADD", c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Prev = out
+	side.Must(t, "CHECK", c)
+	side.Must(t, "DEL", c)
 }
 
 // A name that is taken on the host is none of the container's concern.

@@ -1,0 +1,70 @@
+package hostdevice
+
+import (
+	"fmt"
+	"net"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/plugin"
+)
+
+// config is a configuration. Of the ways to name the device the first that is
+// set counts; the capability "deviceID" goes before pciBusID.
+type config struct {
+	Device     string    `json:"device"`
+	HWAddr     string    `json:"hwaddr"`
+	KernelPath string    `json:"kernelpath"`
+	PCIBusID   string    `json:"pciBusID"`
+	DNS        types.DNS `json:"dns"`
+	IPAM       struct {
+		Type string `json:"type"`
+	} `json:"ipam"`
+	RuntimeConfig struct {
+		DeviceID string `json:"deviceID"`
+	} `json:"runtimeConfig"`
+
+	mac       net.HardwareAddr
+	auxiliary string // a device of the auxiliary bus
+	userSpace bool   // the device has a driver in user space (DPDK), and no interface
+}
+
+// parse reads the configuration of a request, and finds out what it can of the
+// device below /sys.
+func (p Plugin) parse(r *plugin.Request) (*config, error) {
+	c := &config{}
+	if err := r.Decode(c); err != nil {
+		return nil, err
+	}
+	if err := c.check(sysfs(p.sys)); err != nil {
+		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "network %q: %w", r.Name, err)
+	}
+	return c, nil
+}
+
+func (c *config) check(sys sysfs) (err error) {
+	if id := c.RuntimeConfig.DeviceID; id != "" {
+		switch {
+		case sys.has(pciBus, id):
+			c.PCIBusID = id
+		case sys.has(auxiliaryBus, id):
+			c.PCIBusID, c.auxiliary = "", id
+		default:
+			return fmt.Errorf("runtimeConfig.deviceID: there is no device %q on the buses pci and auxiliary", id)
+		}
+	}
+	if c.Device == "" && c.HWAddr == "" && c.KernelPath == "" && c.PCIBusID == "" && c.auxiliary == "" {
+		return fmt.Errorf(`no device is named: set "device", "hwaddr", "kernelpath" or "pciBusID"`)
+	}
+	if c.HWAddr != "" {
+		if c.mac, err = net.ParseMAC(c.HWAddr); err != nil {
+			return fmt.Errorf("hwaddr: %w", err)
+		}
+	}
+	if c.PCIBusID != "" {
+		if c.userSpace, err = sys.userSpaceDriver(c.PCIBusID); err != nil {
+			return fmt.Errorf("pciBusID: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,267 @@
+// Package hostdevice moves an interface of the host into a container, and back
+// in DEL. It takes the configuration of the reference plugin host-device
+// (v1.9.1), and keeps the name that the interface had where that one does: in
+// the interface's alias.
+//
+// A PCI device whose driver hands it to a program (DPDK) has no interface to be
+// moved; addresses are reserved for it all the same.
+package hostdevice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Plugin is the plugin "host-device".
+type Plugin struct {
+	sys string // where sysfs is; empty is /sys
+}
+
+// teardownTime is how long an ADD that failed may take to be undone.
+const teardownTime = 10 * time.Second
+
+// Add moves the interface, while the IPAM plugin, if there is one, looks for
+// addresses.
+func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, err error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	c, err := p.parse(r)
+	if err != nil {
+		return nil, err
+	}
+	var done *moved
+	defer func() {
+		if err != nil && done != nil {
+			err = errors.Join(err, undo(r, *done))
+		}
+	}()
+	move := func() error {
+		if c.userSpace {
+			return nil
+		}
+		name, err := p.device(c, r.Host)
+		if err != nil {
+			return err
+		}
+		m, err := moveIn(r, name)
+		if err == nil {
+			done = &m
+		}
+		return err
+	}
+	result := &types100.Result{}
+	if c.IPAM.Type == "" {
+		err = move()
+	} else {
+		result, err = ipam.Add(ctx, r, c.IPAM.Type, move)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	i, err := configure(ctx, r, c, result)
+	if err != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTime)
+		defer cancel()
+		return nil, errors.Join(fmt.Errorf("network %q: interface %q: %w", r.Name, r.IfName, err), ipam.Del(ctx, r, c.IPAM.Type))
+	}
+	if c.IPAM.Type == "" {
+		return &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Interfaces: []*types100.Interface{i}}, nil
+	}
+	for _, ip := range result.IPs {
+		ip.Interface = types100.Int(0)
+	}
+	result.Interfaces, result.DNS = []*types100.Interface{i}, c.DNS
+	return result, nil
+}
+
+// configure gives the interface the addresses of a result, if it has any, and
+// describes it.
+func configure(ctx context.Context, r *plugin.Request, c *config, result *types100.Result) (_ *types100.Interface, err error) {
+	i := &types100.Interface{Name: r.IfName, Sandbox: r.NetNS}
+	if c.userSpace {
+		return i, nil
+	}
+	var sysctls []links.Sysctl
+	if c.IPAM.Type != "" {
+		if sysctls, err = ipam.Sysctls(r.IfName, result); err != nil {
+			return nil, err
+		}
+	}
+	conn, err := links.Dial(r.Container, sysctls...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	own, err := conn.Link(r.IfName)
+	if err != nil {
+		return nil, err
+	}
+	i.Mac = own.MAC.String()
+	if c.IPAM.Type == "" {
+		return i, nil
+	}
+	// Nobody else has the addresses, so nobody is asked for duplicates.
+	if err := ipam.Configure(conn, own.Index, result, 0); err != nil {
+		return nil, err
+	}
+	return i, settle(ctx, conn, own.Index, result)
+}
+
+// settle waits until neighbours can find the IPv6 addresses. An interface that
+// has no carrier yet, as hardware may take seconds for it, is not waited for.
+func settle(ctx context.Context, conn *links.Conn, index int, result *types100.Result) error {
+	own, err := conn.LinkByIndex(index)
+	if err != nil || !own.Running() {
+		return err
+	}
+	var addrs []netip.Prefix
+	for _, ip := range result.IPs {
+		addr, err := links.Prefix(ip.Address)
+		if err != nil {
+			return err
+		}
+		addrs = append(addrs, addr)
+	}
+	return ipam.Await(ctx, conn, index, addrs)
+}
+
+// undo moves the interface back after a failure.
+func undo(r *plugin.Request, m moved) (err error) {
+	inside, err := links.Dial(r.Container)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, inside.Close()) }()
+	own, err := inside.Link(r.IfName)
+	if err != nil {
+		return err
+	}
+	return m.back(r.Host, inside, own.Index)
+}
+
+// Del gives the addresses back, and the interface to the host, where it is down
+// then: how it was before nobody knows. If the namespace is gone, the kernel
+// has given a physical device back to its first namespace, under the name that
+// it had in the container.
+func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	var c config
+	if err := r.Decode(&c); err != nil {
+		return err
+	}
+	err := ipam.Del(ctx, r, c.IPAM.Type)
+	if r.Container != nil {
+		back := moveOut(r)
+		// Without an alias it is another's, unless the result says otherwise.
+		if errors.Is(back, errNoAlias) && !reported(r) {
+			back = nil
+		}
+		if back != nil {
+			back = fmt.Errorf("interface %q: %w", r.IfName, back)
+		}
+		err = errors.Join(err, back)
+	}
+	if err != nil {
+		return fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	return nil
+}
+
+// reported tells whether the interface in the container is one that the result
+// has.
+func reported(r *plugin.Request) bool {
+	own, err := lookup(r)
+	if err != nil || own == nil || r.PrevResult == nil {
+		return false
+	}
+	for _, i := range r.PrevResult.Interfaces {
+		if i.Name == r.IfName && i.Sandbox == r.NetNS && i.Mac == own.Attrs().HardwareAddr.String() {
+			return true
+		}
+	}
+	return false
+}
+
+// Check makes sure that the interface is there, and has what the result says.
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	c, err := p.parse(r)
+	if err != nil {
+		return err
+	}
+	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
+		return fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	if r.PrevResult == nil {
+		return plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
+	}
+	if c.userSpace {
+		return nil
+	}
+	if err := checkLink(r); err != nil {
+		return fmt.Errorf("network %q: interface %q: %w", r.Name, r.IfName, err)
+	}
+	return nil
+}
+
+func checkLink(r *plugin.Request) (err error) {
+	own, err := lookup(r)
+	if err != nil {
+		return err
+	}
+	switch {
+	case own == nil:
+		return errors.New("it is not in the container")
+	case !reported(r):
+		return fmt.Errorf("with the MAC address %s it is not in the previous result", own.Attrs().HardwareAddr)
+	case own.Attrs().Alias == "":
+		return errNoAlias
+	}
+	inside, err := links.Dial(r.Container)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, inside.Close()) }()
+	now, err := inside.LinkByIndex(own.Attrs().Index)
+	if err != nil {
+		return err
+	}
+	if !now.Up() {
+		return errors.New("it is down")
+	}
+	return ipam.Verify(inside, now.Index, r.PrevResult)
+}
+
+// Status has the IPAM plugin say whether it has addresses. The device may well
+// be missing from the host: a container has it.
+func (p Plugin) Status(ctx context.Context, r *plugin.Request) error {
+	var c config
+	if err := r.Decode(&c); err != nil {
+		return err
+	}
+	return ipam.Status(ctx, r, c.IPAM.Type)
+}
+
+// GC has the IPAM plugin give back what belongs to no attachment.
+func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
+	var c config
+	if err := r.Decode(&c); err != nil {
+		return err
+	}
+	return ipam.GC(ctx, r, c.IPAM.Type)
+}

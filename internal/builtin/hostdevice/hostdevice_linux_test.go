@@ -1,0 +1,354 @@
+package hostdevice
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/builtin/hostlocal"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
+)
+
+const (
+	dual = `"ipam": {"type": "host-local", "dataDir": "DIR", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]],
+		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.9.0.0/16", "gw": "10.1.0.7"}, {"dst": "::/0"}]}`
+	mac = "02:00:00:00:00:55"
+)
+
+var configurations = map[string]string{
+	"device":  `"device": "dev0", "dns": {"nameservers": ["10.1.0.1"]}, ` + dual,
+	"layer 2": `"device": "dev0", "dns": {"nameservers": ["10.1.0.1"]}`,
+	"hwaddr":  `"hwaddr": "02:00:00:00:00:55", "ipam": {"type": "host-local", "dataDir": "DIR", "subnet": "10.1.0.0/24"}`,
+}
+
+func lookupWith(p Plugin) func(string) plugin.Plugin {
+	ipam := hostlocal.New()
+	return func(typ string) plugin.Plugin {
+		switch typ {
+		case "host-local":
+			return ipam
+		case "host-device":
+			return p
+		}
+		return nil
+	}
+}
+
+func ours(h plugintest.Host) plugintest.Side { return plugintest.Ours(h.Host, lookupWith(Plugin{})) }
+
+// newHost has an interface dev0, which is up.
+func newHost(t testing.TB) plugintest.Host {
+	h := plugintest.NewHost(t)
+	hw, err := net.ParseMAC(mac)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plugintest.Inside(t, h.Host, func(nl *netlink.Handle) error {
+		a := netlink.NewLinkAttrs()
+		a.Name, a.HardwareAddr = "dev0", hw
+		return nl.LinkAdd(&netlink.Veth{LinkAttrs: a, PeerName: "peer", PeerHardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 0x56}})
+	})
+	plugintest.SetUp(t, h.Host, "dev0")
+	plugintest.SetUp(t, h.Host, "peer")
+	return h
+}
+
+func callFor(h plugintest.Host, dir, config string) plugintest.Call {
+	return plugintest.Call{
+		Type: "host-device", ID: "c1", IfName: "net1", NetNS: h.NetNS,
+		Config: strings.ReplaceAll(`{"cniVersion": "1.0.0", "name": "podnet", "type": "host-device", `+config+`}`, "DIR", dir),
+	}
+}
+
+func down(t testing.TB, ns *netns.Handle, name string) {
+	t.Helper()
+	plugintest.Change(t, ns, name, func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
+}
+
+func TestInterchange(t *testing.T) {
+	for name, config := range configurations {
+		t.Run(name, func(t *testing.T) {
+			var results, states [2]string
+			for i := range 2 {
+				h, dir := newHost(t), t.TempDir()
+				sides := []plugintest.Side{ours(h), plugintest.Theirs(t, h.Host)}
+				add, other := sides[i], sides[1-i]
+				down(t, h.Host, "dev0") // as DEL leaves it
+				before, hostBefore := plugintest.Audit(t, h.Container, dir), plugintest.Audit(t, h.Host)
+				plugintest.SetUp(t, h.Host, "dev0")
+				c := callFor(h, dir, config)
+				c.Prev = add.Must(t, "ADD", c)
+				results[i] = h.Portable(t, c.Prev)
+				states[i] = strings.Join(plugintest.Audit(t, h.Container), "\n") + "\n" + strings.Join(plugintest.Audit(t, h.Host), "\n")
+				if alias := plugintest.Link(t, h.Container, "net1").Attrs().Alias; alias != "dev0" {
+					t.Errorf("%s: the alias is %q", add.Name, alias)
+				}
+				other.Must(t, "CHECK", c)
+				add.Must(t, "CHECK", c)
+				other.Must(t, "DEL", c)
+				ours(h).Must(t, "DEL", c) // the reference fails for what is gone
+				plugintest.NoLeak(t, before, plugintest.Audit(t, h.Container, dir))
+				plugintest.NoLeak(t, hostBefore, plugintest.Audit(t, h.Host))
+				if alias := plugintest.Link(t, h.Host, "dev0").Attrs().Alias; alias != "" {
+					t.Errorf("%s: the alias is still %q", other.Name, alias)
+				}
+			}
+			if results[0] != results[1] {
+				t.Errorf("got %s\nwant %s", results[0], results[1])
+			}
+			if states[0] != states[1] {
+				t.Errorf("got\n%s\nwant\n%s", states[0], states[1])
+			}
+		})
+	}
+}
+
+func TestCheckDetects(t *testing.T) {
+	own := func(f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host, string) {
+		return func(t *testing.T, h plugintest.Host, _ string) { plugintest.Change(t, h.Container, "net1", f) }
+	}
+	address := func(text string) func(*netlink.Handle, netlink.Link) error {
+		return func(nl *netlink.Handle, l netlink.Link) error {
+			addr, err := netlink.ParseAddr(text)
+			return errors.Join(err, nl.AddrDel(l, addr))
+		}
+	}
+	for name, damage := range map[string]func(*testing.T, plugintest.Host, string){
+		"gone": own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) }),
+		"renamed": own(func(nl *netlink.Handle, l netlink.Link) error {
+			return errors.Join(nl.LinkSetDown(l), nl.LinkSetName(l, "net2"))
+		}),
+		"another MAC": own(func(nl *netlink.Handle, l netlink.Link) error {
+			return nl.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 9})
+		}),
+		"no alias": own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetAlias(l, "") }),
+		"down":     own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) }),
+		"no IPv4":  own(address("10.1.0.2/24")),
+		"no IPv6":  own(address("fd00::2/64")),
+		"no route": own(func(nl *netlink.Handle, l netlink.Link) error {
+			_, dst, err := net.ParseCIDR("10.9.0.0/16")
+			return errors.Join(err, nl.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst}))
+		}),
+		"address given back": func(t *testing.T, _ plugintest.Host, dir string) {
+			if err := os.Remove(filepath.Join(dir, "podnet", "10.1.0.2")); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, dir := newHost(t), t.TempDir()
+			side, c := ours(h), callFor(h, dir, configurations["device"])
+			c.Prev = side.Must(t, "ADD", c)
+			side.Must(t, "CHECK", c)
+			damage(t, h, dir)
+			t.Log(side.MustFail(t, "CHECK", c))
+		})
+	}
+}
+
+// An ADD that fails leaves the interface on the host as it was.
+func TestAddFails(t *testing.T) {
+	addBridge := func(t *testing.T, ns *netns.Handle, name string) {
+		plugintest.Inside(t, ns, func(nl *netlink.Handle) error {
+			a := netlink.NewLinkAttrs()
+			a.Name = name
+			a.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 0, 0x77}
+			return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
+		})
+	}
+	for name, tt := range map[string]struct {
+		config  string
+		code    uint
+		prepare func(*testing.T, plugintest.Host)
+	}{
+		"no device":     {`"device": "dev9", ` + dual, 999, nil},
+		"no such MAC":   {`"hwaddr": "02:00:00:00:00:99", ` + dual, 999, nil},
+		"not named":     {dual, 7, nil},
+		"lo":            {`"device": "lo", ` + dual, 999, nil},
+		"name taken":    {`"device": "dev0", ` + dual, 999, func(t *testing.T, h plugintest.Host) { addBridge(t, h.Container, "net1") }},
+		"IPAM fails":    {`"device": "dev0", "ipam": {"type": "host-local", "dataDir": "DIR"}`, 7, nil},
+		"no IPAM":       {`"device": "dev0", "ipam": {"type": "none"}`, 999, nil},
+		"bad route":     {`"device": "dev0", "ipam": {"type": "host-local", "dataDir": "DIR", "subnet": "10.1.0.0/24", "routes": [{"dst": "10.8.0.0/16", "gw": "10.77.0.1"}]}`, 999, nil},
+		"was down":      {`"device": "dev0", "ipam": {"type": "none"}`, 999, func(t *testing.T, h plugintest.Host) { down(t, h.Host, "dev0") }},
+		"same name too": {`"device": "dev0", "ipam": {"type": "none"}`, 999, func(t *testing.T, h plugintest.Host) { addBridge(t, h.Container, "dev0") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, dir := newHost(t), t.TempDir()
+			if tt.prepare != nil {
+				tt.prepare(t, h)
+			}
+			before, hostBefore := plugintest.Audit(t, h.Container, dir), plugintest.Audit(t, h.Host)
+			err := ours(h).MustFail(t, "ADD", callFor(h, dir, tt.config))
+			if plugintest.Code(err) != tt.code {
+				t.Errorf("code %d, want %d", plugintest.Code(err), tt.code)
+			}
+			t.Log(err)
+			plugintest.NoLeak(t, before, plugintest.Audit(t, h.Container, dir))
+			plugintest.NoLeak(t, hostBefore, plugintest.Audit(t, h.Host))
+			if alias := plugintest.Link(t, h.Host, "dev0").Attrs().Alias; alias != "" {
+				t.Errorf("the alias is %q", alias)
+			}
+		})
+	}
+}
+
+// The kernel has moved the interface when it finds that the name is taken.
+func TestAMoveThatFailsHalfway(t *testing.T) {
+	h := newHost(t)
+	host, inside := dial(t, h.Host), dial(t, h.Container)
+	dev := plugintest.Link(t, h.Host, "dev0")
+	err := host.Move(dev.Attrs().Index, h.Container, links.Move{Name: "eth0", Alias: "dev0", Up: true})
+	if !errors.Is(err, unix.EEXIST) {
+		t.Fatal(err)
+	}
+	plugintest.Link(t, h.Container, "dev0")
+	m := moved{hostName: "dev0", wasUp: true}
+	for range 2 { // the second finds that it is back
+		if err := m.retrieve(h.Host, host, inside, []string{"net1", "dev0"}); err != nil {
+			t.Fatal(err)
+		}
+		if plugintest.Link(t, h.Host, "dev0").Attrs().Flags&net.FlagUp == 0 {
+			t.Error("dev0 is down")
+		}
+		down(t, h.Host, "dev0")
+	}
+	if err := m.retrieve(h.Host, host, inside, nil); err != nil || plugintest.Link(t, h.Host, "dev0").Attrs().Flags&net.FlagUp == 0 {
+		t.Errorf("%v, or dev0 is down", err)
+	}
+}
+
+func dial(t *testing.T, ns *netns.Handle) *links.Conn {
+	t.Helper()
+	c, err := links.Dial(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// Names that are taken elsewhere do not keep the interface from moving.
+func TestNamesAreTakenElsewhere(t *testing.T) {
+	h, dir := newHost(t), t.TempDir()
+	for _, b := range []struct {
+		ns   *netns.Handle
+		name string
+	}{{h.Container, "dev0"}, {h.Host, "net1"}} {
+		plugintest.Inside(t, b.ns, func(nl *netlink.Handle) error {
+			a := netlink.NewLinkAttrs()
+			a.Name = b.name
+			return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
+		})
+	}
+	side, c := ours(h), callFor(h, dir, configurations["device"])
+	c.Prev = side.Must(t, "ADD", c)
+	side.Must(t, "CHECK", c)
+	side.Must(t, "DEL", c)
+	if got := plugintest.Link(t, h.Host, "dev0").Attrs().HardwareAddr.String(); got != mac {
+		t.Errorf("dev0 has %s", got)
+	}
+	plugintest.Link(t, h.Host, "net1")
+}
+
+func TestDel(t *testing.T) {
+	files := func(t *testing.T, dir string) []string {
+		found, err := filepath.Glob(dir + "/podnet/10.*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	for name, prepare := range map[string]func(*testing.T, plugintest.Host, *plugintest.Call){
+		"without a result":    func(_ *testing.T, _ plugintest.Host, c *plugintest.Call) { c.Prev = nil },
+		"without a namespace": func(_ *testing.T, _ plugintest.Host, c *plugintest.Call) { c.NetNS = "" },
+		"a namespace gone":    func(_ *testing.T, _ plugintest.Host, c *plugintest.Call) { c.NetNS += "gone" },
+		"the interface gone": func(t *testing.T, h plugintest.Host, _ *plugintest.Call) {
+			plugintest.Change(t, h.Container, "net1", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, dir := newHost(t), t.TempDir()
+			side, c := ours(h), callFor(h, dir, configurations["device"])
+			side.Must(t, "DEL", c)
+			c.Prev = side.Must(t, "ADD", c)
+			prepare(t, h, &c)
+			side.Must(t, "DEL", c)
+			side.Must(t, "DEL", c)
+			if left := files(t, dir); left != nil {
+				t.Errorf("left %q", left)
+			}
+			if name == "without a result" {
+				plugintest.Link(t, h.Host, "dev0")
+			}
+		})
+	}
+	t.Run("the name is taken on the host", func(t *testing.T) {
+		h, dir := newHost(t), t.TempDir()
+		side, c := ours(h), callFor(h, dir, configurations["device"])
+		c.Prev = side.Must(t, "ADD", c)
+		plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error {
+			return errors.Join(nl.LinkSetDown(l), nl.LinkSetName(l, "dev0"))
+		})
+		t.Log(side.MustFail(t, "DEL", c))
+		if got := plugintest.Link(t, h.Container, "net1").Attrs().Alias; got != "dev0" {
+			t.Errorf("the alias is %q", got)
+		}
+		if left := files(t, dir); left != nil {
+			t.Errorf("left %q", left)
+		}
+	})
+	t.Run("no alias", func(t *testing.T) {
+		h, dir := newHost(t), t.TempDir()
+		side, c := ours(h), callFor(h, dir, configurations["device"])
+		c.Prev = side.Must(t, "ADD", c)
+		plugintest.Change(t, h.Container, "net1", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetAlias(l, "") })
+		t.Log(side.MustFail(t, "DEL", c))
+	})
+	t.Run("another's interface", func(t *testing.T) {
+		h, dir := newHost(t), t.TempDir()
+		c := callFor(h, dir, configurations["device"])
+		c.IfName = "eth0"
+		ours(h).Must(t, "DEL", c)
+		plugintest.Link(t, h.Container, "eth0")
+	})
+}
+
+// A device in user space has no interface, but addresses.
+func TestUserSpace(t *testing.T) {
+	h, dir := newHost(t), t.TempDir()
+	side := plugintest.Ours(h.Host, lookupWith(Plugin{sys: fakeSys(t)}))
+	c := callFor(h, dir, `"pciBusID": "0000:02", "ipam": {"type": "host-local", "dataDir": "DIR", "subnet": "10.1.0.0/24"}`)
+	c.Prev = side.Must(t, "ADD", c)
+	want := plugintest.JSON(t, []byte(`{"cniVersion": "1.0.0", "interfaces": [{"name": "net1", "sandbox": "PIN"}],
+		"ips": [{"interface": 0, "address": "10.1.0.2/24", "gateway": "10.1.0.1"}]}`))
+	if got := h.Portable(t, c.Prev); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	side.Must(t, "CHECK", c)
+	side.Must(t, "DEL", c)
+	side.MustFail(t, "CHECK", c)
+}
+
+func TestStatusAndGC(t *testing.T) {
+	h, dir := newHost(t), t.TempDir()
+	side, c := ours(h), callFor(h, dir, configurations["device"])
+	side.Must(t, "ADD", c)
+	side.Must(t, "STATUS", c)
+	side.Must(t, "GC", c)
+	if left, err := filepath.Glob(dir + "/podnet/10.*"); left != nil || err != nil {
+		t.Errorf("left %q, %v", left, err)
+	}
+}

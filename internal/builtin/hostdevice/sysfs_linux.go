@@ -1,0 +1,85 @@
+package hostdevice
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// sysfs is where sysfs is mounted; empty is /sys.
+type sysfs string
+
+// The buses on which a device may be.
+const (
+	pciBus       = "bus/pci/devices"
+	auxiliaryBus = "bus/auxiliary/devices"
+)
+
+func (s sysfs) path(elements ...string) string {
+	root := string(s)
+	if root == "" {
+		root = "/sys"
+	}
+	return filepath.Join(append([]string{root}, elements...)...)
+}
+
+// has tells whether a device is on a bus. Its name is no path.
+func (s sysfs) has(bus, id string) bool {
+	if strings.ContainsRune(id, '/') || id == ".." || id == "." {
+		return false
+	}
+	_, err := os.Stat(s.path(bus, id))
+	return err == nil
+}
+
+// userSpaceDriver tells whether the driver of a PCI device is one that hands
+// it to a program, as DPDK needs it.
+func (s sysfs) userSpaceDriver(id string) (bool, error) {
+	driver, err := filepath.EvalSymlinks(s.path(pciBus, id, "driver"))
+	if err != nil {
+		return false, fmt.Errorf("driver of device %q: %w", id, err)
+	}
+	return slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, filepath.Base(driver)), nil
+}
+
+// ofPCI is the name of the interface of a PCI device. That of a virtio device
+// is one level below.
+func (s sysfs) ofPCI(id string) (string, error) {
+	dir := s.path(pciBus, id, "net")
+	if _, err := os.Lstat(dir); err != nil {
+		below, err := filepath.Glob(s.path(pciBus, id, "virtio*", "net"))
+		if err != nil || len(below) == 0 {
+			return "", fmt.Errorf("pciBusID: device %q has no interface: there is no %s", id, dir)
+		}
+		dir = below[0]
+	}
+	return firstIn("pciBusID", dir)
+}
+
+// ofAuxiliary is the name of the interface of a device of the auxiliary bus.
+func (s sysfs) ofAuxiliary(id string) (string, error) {
+	return firstIn("runtimeConfig.deviceID", s.path(auxiliaryBus, id, "net"))
+}
+
+// ofPath is the name of the interface of the device at a path below
+// /sys/devices.
+func (s sysfs) ofPath(path string) (string, error) {
+	if clean := filepath.Clean(path); !strings.HasPrefix(clean, s.path("devices")+"/") {
+		return "", fmt.Errorf("kernelpath: %q is not below %s", path, s.path("devices"))
+	}
+	return firstIn("kernelpath", filepath.Join(path, "net"))
+}
+
+// firstIn is the name of the first interface that a device has.
+func firstIn(field, dir string) (string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", field, err)
+	}
+	if len(entries) == 0 {
+		return "", fmt.Errorf("%s: the device has no interface in %s", field, dir)
+	}
+	return entries[0].Name(), nil
+}

@@ -1,0 +1,122 @@
+package hostlocal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
+)
+
+// The lock of another process is waited for, as long as the context lasts.
+func TestTheLockIsWaitedFor(t *testing.T) {
+	base := t.TempDir()
+	config := configFor(base, dual)
+	p := New()
+	add(t, p, call(config, "a"))
+	lock, err := disk.NewFileLock(base + "/podnet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := lock.Lock(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	var wg sync.WaitGroup
+	for range 3 { // one asks the kernel, the others wait for their turn
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			if _, err := p.Add(ctx, call(config, "b")); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
+		}()
+	}
+	wg.Wait()
+	done := make(chan error)
+	go func() {
+		_, err := p.Add(t.Context(), call(config, "b"))
+		done <- err
+	}()
+	if err := lock.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A file is never seen before it has its content.
+func TestNoFileIsEverEmpty(t *testing.T) {
+	base := t.TempDir()
+	dir := base + "/podnet"
+	config := configFor(base, `"subnet": "10.1.0.0/16"`)
+	p := New()
+	add(t, p, call(config, "first"))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 300 {
+			if _, err := p.Add(t.Context(), call(config, fmt.Sprint("c", i))); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for looking := true; looking; {
+		select {
+		case <-done:
+			looking = false
+		default:
+		}
+		for name, content := range files(t, dir) {
+			if content == "" && name != "lock" {
+				t.Fatalf("%s is empty", name)
+			}
+		}
+	}
+}
+
+// On a file system without files that have no name there is another way.
+func TestPublishByLink(t *testing.T) {
+	h, err := newDirectory(t.TempDir()).acquire(t.Context(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill(t, h.path, map[string]string{unfinished: "left by a process that was killed, and long"})
+	for range 2 {
+		err = h.publishByLink("10.1.0.2", "a\r\neth0")
+	}
+	if !errors.Is(err, fs.ErrExist) {
+		t.Errorf("the second: %v", err)
+	}
+	want := map[string]string{"lock": "", "10.1.0.2": "a\r\neth0"}
+	if got := files(t, h.path); !maps.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if err := h.release(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDirectoryRemovedMeanwhile(t *testing.T) {
+	base := t.TempDir()
+	p := New()
+	for range 3 {
+		want := []string{"10.1.0.2/24 via 10.1.0.1", "fd00::2/64 via fd00::1"}
+		if got := add(t, p, call(configFor(base, dual), "a")); !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		if err := os.RemoveAll(base); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
