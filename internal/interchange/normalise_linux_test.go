@@ -76,9 +76,9 @@ func (n *normaliser) text(s string) string {
 // result replaces in a result what is random.
 func (n *normaliser) result(s string) string {
 	for _, name := range n.bridges {
-		// The keys of an interface are in one order in every version.
-		re := regexp.MustCompile(`("name": "` + regexp.QuoteMeta(name) + `",\s+"mac": )"[^"]*"`)
-		s = re.ReplaceAllString(s, `${1}"any"`)
+		// The keys of an interface are sorted, in every version.
+		re := regexp.MustCompile(`"mac": "[^"]*",(\s+"name": "` + regexp.QuoteMeta(name) + `")`)
+		s = re.ReplaceAllString(s, `"mac": "any",${1}`)
 	}
 	return n.text(s)
 }
@@ -94,8 +94,8 @@ func TestNormaliser(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	n.bridges = []string{"cni0"}
-	got = n.result(`{"name": "cni0", "mac": "02:00:00:00:00:99"}, {"name": "eth0", "mac": "0a:00:00:00:00:01"}`)
-	want = `{"name": "cni0", "mac": "any"}, {"name": "eth0", "mac": "0a:00:00:00:00:01"}`
+	got = n.result(`{"mac": "02:00:00:00:00:99", "name": "cni0"}, {"mac": "0a:00:00:00:00:01", "name": "eth0"}`)
+	want = `{"mac": "any", "name": "cni0"}, {"mac": "0a:00:00:00:00:01", "name": "eth0"}`
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
