@@ -26,6 +26,9 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 	if err := op.clearDead(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
+	for _, a := range op.attachments {
+		a.ContainerID = op.pluginID()
+	}
 	if err := op.refuseTaken(); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
@@ -41,8 +44,8 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 	}
 }
 
-// try records, attaches, and undoes it all if anything fails. Then the error is
-// only of plugins as long as nothing is left.
+// try records and attaches. An error is only of plugins as long as nothing is
+// left.
 func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 	for _, a := range op.attachments {
 		a.attempted, a.state, a.partial, a.missing = false, record.Planned, nil, nil
@@ -50,6 +53,11 @@ func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 	if err := op.write(); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", op.id, err)
 	}
+	return op.finishSetup(ctx, serially)
+}
+
+// finishSetup attaches what is recorded, and undoes it all if anything fails.
+func (op *operation) finishSetup(ctx context.Context, serially bool) (*Result, error) {
 	results, err := op.attach(ctx, serially)
 	var result *Result
 	if err == nil {
@@ -133,9 +141,13 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 		return nil, a.error("ADD", err)
 	}
 	a.attempted = true
-	result, partial, err := a.chain().Add(batched(ctx), &a.Attachment)
+	part := a.part
+	if part.To == 0 {
+		part.To = len(a.network.config.Plugins)
+	}
+	result, partial, err := a.chain().AddPart(batched(ctx), &a.Attachment, part)
 	a.partial = partial
-	if err == nil {
+	if err == nil && part.To == len(a.network.config.Plugins) {
 		a.state = record.Added
 		err = a.note(record.Entry{State: record.Added})
 	}

@@ -29,6 +29,10 @@ const (
 	Attaching AttachmentState = "attaching"
 	// Attached: every plugin has answered.
 	Attached AttachmentState = "attached"
+	// Detaching: plugins run, or the runtime was killed while they did.
+	Detaching AttachmentState = "detaching"
+	// Ready: a Pool has made it ahead of time, and no container has it yet.
+	Ready AttachmentState = "ready"
 	// Failed: it could not be detached; the next Remove, Recover or GC tries
 	// again.
 	Failed AttachmentState = "failed"
@@ -63,11 +67,15 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 		a := Attachment{
 			ContainerID: rec.ContainerID, Network: n.Name, IfName: n.IfName, NetNS: rec.NetNS.Path,
 			Owner: rec.Owner, Since: rec.Since, State: Attaching,
-			Failures: rec.Failures, LastError: rec.LastError,
+			Failures: n.Failures, LastError: n.LastError,
 		}
 		switch {
-		case rec.Failures > 0:
+		case n.Failures > 0:
 			a.State = Failed
+		case rec.Warm:
+			a.State = Ready
+		case n.State == record.Deleting:
+			a.State = Detaching
 		case n.State == record.Added:
 			a.State = Attached
 		}
@@ -109,7 +117,7 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 	var sources []source
 	if rec != nil {
 		for _, n := range rec.Networks {
-			if result := decodeResult(n.Result); n.State == record.Added && result != nil {
+			if result := decodeResult(n.Result); n.Answered() && result != nil {
 				sources = append(sources, source{n.Name, n.IfName, result})
 			}
 		}

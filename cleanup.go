@@ -83,7 +83,7 @@ func (a *attachment) sweep(ctx context.Context, siblings []netip.Addr) (left []s
 // clear removes what was found, and looks again.
 func (a *attachment) clear(ctx context.Context, f *footprint, found []sweep.Item) (left []string, err error) {
 	if len(found) > 0 {
-		a.op.logger.Info("sweeping what DEL has left", "container", a.ContainerID, "network", a.network.config.Name,
+		a.op.logger.Info("sweeping what DEL has left", "container", a.op.id, "network", a.network.config.Name,
 			"left", names(found))
 		err = sweep.Remove(ctx, found)
 		if found, ferr := f.find(ctx); ferr != nil || len(found) > 0 {
@@ -103,15 +103,38 @@ func names(items []sweep.Item) []string {
 	return lines
 }
 
+// knownWithoutUDP tells whether the attachment is known to have no UDP port:
+// where there is a record, it has the ports. To look for flows takes the kernel
+// through the whole table of connections, which is as long as ten containers'
+// other work.
+func (a *attachment) knownWithoutUDP() bool {
+	if a.op.rec == nil || a.op.damaged {
+		return false
+	}
+	var ports []struct {
+		Protocol string `json:"protocol"`
+	}
+	data, err := json.Marshal(a.CapabilityArgs["portMappings"])
+	if err != nil || json.Unmarshal(data, &ports) != nil {
+		return false
+	}
+	for _, p := range ports {
+		if strings.EqualFold(p.Protocol, "udp") {
+			return false
+		}
+	}
+	return true
+}
+
 // flush makes conntrack forget the UDP flows to the container. A flow is not
 // something that is left: there may be new ones any time, and a kernel without
 // conntrack has none, so a failure is worth a line in the log.
 func (a *attachment) flush(f *footprint) {
-	if !f.Ports || f.Host == nil {
+	if !f.UDP || f.Host == nil {
 		return
 	}
 	if _, err := sweep.FlushFlows(f.Host, f.Addresses); err != nil {
-		a.op.logger.Warn("flush UDP flows", "container", a.ContainerID, "error", err)
+		a.op.logger.Warn("flush UDP flows", "container", a.op.id, "error", err)
 	}
 }
 
@@ -119,7 +142,7 @@ func (a *attachment) flush(f *footprint) {
 type footprint struct {
 	sweep.Target
 	Filtered bool // its plugins make firewall rules
-	Ports    bool // portmap is among them
+	UDP      bool // portmap is among them, perhaps with a UDP port
 
 	siblings []netip.Addr                 // of attachments of the container that stay
 	inUse    func() ([]netip.Addr, error) // of other containers
@@ -132,12 +155,13 @@ func (a *attachment) footprint() (*footprint, error) {
 	// host-local does not sync its files: a power cut leaves empty ones.
 	f.Thorough = a.state != record.Added || a.op.rebooted
 	f.Host = a.op.host.handle()
-	f.inUse = func() ([]netip.Addr, error) { return a.op.inUse(a.ContainerID) }
+	f.inUse = func() ([]netip.Addr, error) { return a.op.inUse(a.op.id) }
 	for i, p := range a.network.config.Plugins {
 		if err := f.plugin(i, p.Bytes); err != nil {
 			return nil, err
 		}
 	}
+	f.UDP = f.UDP && !a.knownWithoutUDP()
 	f.result(decodeResult(json.RawMessage(a.partial)))
 	if a.NetNS != "" && f.Host != nil {
 		// A namespace that is gone is no reason to stop: what was in it is too.
@@ -178,7 +202,7 @@ func (f *footprint) plugin(position int, config []byte) error {
 	case "macvlan", "ipvlan", "vlan":
 		f.OwnsIf = f.OwnsIf || position == 0
 	case "portmap":
-		f.Ports, f.Filtered = true, true
+		f.UDP, f.Filtered = true, true
 	case "firewall":
 		f.Filtered = true
 	case "bandwidth":

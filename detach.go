@@ -105,7 +105,7 @@ func (op *operation) lockForTeardown(ctx context.Context) error {
 // nothing is. Then the record is deleted; else it stays, with the reason, for
 // the next try.
 func (op *operation) tearDown(ctx context.Context, attachments []*attachment) error {
-	if err := op.takeCharge(); err != nil {
+	if err := op.takeCharge(attachments); err != nil {
 		return err
 	}
 	delErr := op.detach(ctx, attachments)
@@ -128,7 +128,7 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 		return nil
 	default:
 		err := join(delErr, left)
-		op.keep(err)
+		op.keep(attachments, err)
 		return err
 	}
 }
@@ -142,9 +142,10 @@ func (op *operation) uncache(attachments []*attachment) {
 	}
 }
 
-// takeCharge notes which process works on the container from now on. A disk
-// that is full must not keep it attached.
-func (op *operation) takeCharge() error {
+// takeCharge notes which process works on the container from now on, and which
+// attachments are to go: should it be killed, the others are not to be taken
+// for broken. A disk that is full must not keep a container attached.
+func (op *operation) takeCharge(attachments []*attachment) error {
 	if op.rec == nil {
 		return nil
 	}
@@ -152,8 +153,10 @@ func (op *operation) takeCharge() error {
 	if err != nil {
 		return fmt.Errorf("identity of this process: %w", err)
 	}
-	if err := op.records.Append(op.rec, record.Entry{Runtime: self}); err != nil {
-		op.logger.Warn("note a removal in the record", "container", op.id, "error", err)
+	for _, a := range attachments {
+		if err := a.note(record.Entry{Runtime: self, State: record.Deleting}); err != nil {
+			op.logger.Warn("note a removal in the record", "container", op.id, "error", err)
+		}
 	}
 	return nil
 }
@@ -234,10 +237,10 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 // the ADD.
 func (a *attachment) useRecorded(rec *record.Record) error {
 	n := rec.Find(a.IfName)
-	if n == nil || n.Name != a.network.config.Name || n.State != record.Added {
+	if n == nil || n.Name != a.network.config.Name || !n.Answered() {
 		return fmt.Errorf("%s of network %q: %w", a.IfName, a.network.config.Name, ErrNotAttached)
 	}
-	recorded, err := a.op.fromRecord(&record.Record{ContainerID: a.ContainerID, Networks: []record.Network{*n}})
+	recorded, err := a.op.fromRecord(&record.Record{ContainerID: rec.Plugins(), Networks: []record.Network{*n}})
 	if err != nil {
 		return err
 	}

@@ -179,7 +179,7 @@ func TestFault_F21_ACachedResultThatIsNoneKeepsNoPluginFromBeingAsked(t *testing
 	}
 }
 
-func TestFault_F21_ASpoiledCacheDoesNotMatterWhereThereIsARecord(t *testing.T) {
+func TestDuty_R32_ASpoiledCacheDoesNotMatterWhereThereIsARecord(t *testing.T) {
 	for what, content := range spoiled {
 		s, log := newStage(t), &logged{}
 		r := s.runtime(log.logger(), cni.WithConfListBytes(s.network("net", "1.0.0", "p")))

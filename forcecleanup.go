@@ -133,7 +133,7 @@ func (m memory) lines() (lines []string) {
 // network; with none the list has no plugins.
 func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList) (*attachment, memory, error) {
 	var known memory
-	a, err := op.onRecord(t)
+	a, err := op.onRecord(t, list != nil)
 	if err != nil {
 		return nil, known, err
 	}
@@ -171,8 +171,9 @@ func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList)
 
 // onRecord is the attachment as it was recorded, or nil. Of a damaged record
 // what is legible of the result is used, and the record is left to Remove: it
-// may be about other attachments too.
-func (op *operation) onRecord(t CleanUpTarget) (*attachment, error) {
+// may be about other attachments too. The caller's own configuration makes up
+// for a recorded one that this version does not take.
+func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, error) {
 	rec, err := op.records.Load(op.id)
 	if rec == nil {
 		return nil, nil
@@ -182,15 +183,19 @@ func (op *operation) onRecord(t CleanUpTarget) (*attachment, error) {
 	if n == nil || n.State == record.Deleted || n.Name != t.Network && !op.damaged {
 		return nil, nil
 	}
+	bare := &attachment{op: op, network: &Network{snapshot: op.snapshot}, partial: chain.Partial(n.Result)}
+	bare.ContainerID, bare.IfName = rec.Plugins(), t.IfName
 	if op.damaged {
-		a := &attachment{op: op, network: &Network{snapshot: op.snapshot}, partial: chain.Partial(n.Result)}
-		a.ContainerID, a.IfName = t.ContainerID, t.IfName
-		return a, nil
+		return bare, nil
 	}
 	if op.path, err = op.recordedPath(); err != nil {
 		return nil, err
 	}
-	recorded, err := op.fromRecord(&record.Record{ContainerID: rec.ContainerID, Networks: []record.Network{*n}})
+	recorded, err := op.fromRecord(&record.Record{ContainerID: rec.Plugins(), Networks: []record.Network{*n}})
+	if err != nil && configured {
+		bare.NetNS = op.path
+		return bare, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +234,7 @@ func (a *attachment) forcedFootprint(t CleanUpTarget) (*footprint, error) {
 	f.Thorough = true
 	f.siblings = addressesOf(a.op.rec, map[string]bool{a.IfName: true})
 	if len(a.network.config.Plugins) == 0 {
-		f.Filtered, f.Ports, f.Shaped = true, true, true
+		f.Filtered, f.UDP, f.Shaped = true, true, true
 		f.IPAMDirs = []string{filepath.Join(hostLocalDir, f.Network)}
 	}
 	held, err := sweep.Held(f.Target)

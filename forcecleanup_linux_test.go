@@ -3,6 +3,7 @@ package cni_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -374,4 +375,26 @@ func (h *realHost) withoutHashes(lines []string) []string {
 		out = append(out, hash.ReplaceAllString(l, "${1}HASH"))
 	}
 	return out
+}
+
+// TestCleanUpWithAConfigurationInPlaceOfTheRecorded: a later version may take
+// one that this one does not, and then the caller's counts.
+func TestCleanUpWithAConfigurationInPlaceOfTheRecorded(t *testing.T) {
+	s, r := leasing(t, "c1")
+	s.hold(map[string]string{"10.9.0.2": "c1\r\neth0", "10.9.0.3": "c2\r\neth0"})
+	s.changeRecord("c1", func(rec *record.Record) { rec.Networks[0].Config = []byte("{}") })
+	target := cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"}
+	_, err := r.CleanUp(t.Context(), target)
+	wantIs(t, err, cni.ErrInvalidConfig)
+	target.Config = fmt.Appendf(nil,
+		`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "x", "ipam": {"type": "host-local", "dataDir": %q}}]}`, s.path("ipam"))
+	found, err := r.CleanUp(t.Context(), target)
+	wantNil(t, err)
+	wantSame(t, "found", found, []string{
+		"address 10.9.0.2 in " + filepath.Join(s.path("ipam"), "net"),
+		"attachment record in " + s.path("state", "embedcni", "attachments"),
+		"cached result in " + s.path("state", "results"),
+	})
+	wantSame(t, "files", s.held(), []string{"10.9.0.3"})
+	wantSame(t, "on record", recorded(t, r), []string{})
 }

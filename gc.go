@@ -24,10 +24,17 @@ type GCOptions struct {
 }
 
 // GC removes every container that this owner has recorded and that is not
-// wanted, as Remove does, and then asks the plugins of the loaded networks of
-// version 1.1.0 and later to collect what belongs to no attachment on record,
-// of any owner, unless the network says disableGC. No ADD or DEL runs beside
-// it, in this or another process; it waits for those that do.
+// wanted, as Remove does, and of those that are wanted the attachments whose
+// removal has failed before. Then it removes what is left of containers that
+// this owner recorded once and that are on no record any more, as after a power
+// cut: the addresses that host-local holds for them, and where the record was
+// lost rather than deleted all that the reference plugins leave. Last it asks
+// the plugins of the loaded networks of version 1.1.0 and later to collect what
+// belongs to no attachment on record, of any owner, unless the network says
+// disableGC.
+//
+// No ADD or DEL runs beside it, in this or another process; it waits for those
+// that do, and new ones wait behind it, so a context with a deadline is wise.
 //
 // The report says what became of each container; the error, what plugins
 // answered to GC: all of them are asked.
@@ -38,45 +45,90 @@ func (r *Runtime) GC(ctx context.Context, o GCOptions) (*Report, error) {
 	s := r.current.Load()
 	report := &Report{}
 	if o.DryRun {
-		return report, s.unwanted(o, func(id string) { report.Removed = append(report.Removed, id) })
+		if err := s.collectDry(ctx, o, report); err != nil {
+			return report, fmt.Errorf("collect garbage: %w", err)
+		}
+		return report, nil
 	}
 	held, err := s.locks.LockAll(ctx, []lock.Key{{Name: barrier}})
 	if err != nil {
 		return nil, fmt.Errorf("collect garbage: %w", err)
 	}
-	err = s.collect(ctx, o, report)
+	if err = s.collect(ctx, o, report); err != nil {
+		err = fmt.Errorf("collect garbage: %w", err)
+	}
 	return report, join(err, held.Release())
 }
 
-// unwanted calls f for each container of this owner that is not to be kept.
-func (s *snapshot) unwanted(o GCOptions, f func(id string)) error {
-	found, err := s.owned()
+// collectDry reports what collect would remove, but for what plugins would.
+func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) error {
+	mine, err := s.owned()
 	if err != nil {
-		return fmt.Errorf("collect garbage: %w", err)
+		return err
 	}
-	for _, one := range found {
-		if id := one.Record.ContainerID; id != "" && !slices.Contains(o.Keep, id) {
-			f(id)
+	for _, f := range mine {
+		if id := f.Record.ContainerID; id != "" && !slices.Contains(o.Keep, id) {
+			report.Removed = append(report.Removed, id)
 		}
 	}
-	return nil
+	return s.reclaim(ctx, o, report)
 }
 
 func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) error {
 	inside := context.WithValue(ctx, inGC{}, true)
-	err := s.unwanted(o, func(id string) {
-		if ctx.Err() == nil {
-			report.add(id, false, s.remove(inside, &Namespace{id: id}))
-		}
-	})
-	if err == nil {
-		err = ctx.Err()
-	}
+	mine, err := s.owned()
 	if err != nil {
 		return err
 	}
-	report.Adopted = append(report.Adopted, o.Keep...)
-	return join(s.tidy(), s.collectByPlugins(ctx))
+	adopted := o.Keep
+	for _, f := range mine {
+		id := f.Record.ContainerID
+		if id == "" {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+		keep := slices.Contains(o.Keep, id)
+		if keep && !unsettled(f) {
+			continue
+		}
+		err := s.removeAgain(inside, id, keep)
+		report.add(id, keep, err)
+		if keep {
+			adopted = slices.DeleteFunc(slices.Clone(adopted), func(a string) bool { return a == id })
+		}
+	}
+	report.Adopted = append(report.Adopted, adopted...)
+	slices.Sort(report.Adopted)
+	return join(s.tidy(), s.reclaim(inside, o, report), s.collectByPlugins(ctx))
+}
+
+// unsettled tells whether a container has attachments that are to go.
+func unsettled(f record.Found) bool {
+	return f.Err == nil && slices.ContainsFunc(f.Record.Networks, func(n record.Network) bool {
+		return n.State == record.Deleting || n.State != record.Deleted && n.Failures > 0
+	})
+}
+
+// removeAgain removes a container, or only what of it was to go before.
+func (s *snapshot) removeAgain(ctx context.Context, id string, keep bool) error {
+	op, err := s.beginTeardown(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer op.end()
+	if err := op.recall(&Namespace{id: id}); err != nil {
+		return err
+	}
+	going := op.attachments
+	if keep {
+		going = slices.DeleteFunc(slices.Clone(going), func(a *attachment) bool {
+			n := op.rec.Find(a.IfName)
+			return n.State != record.Deleting && n.Failures == 0
+		})
+	}
+	return op.finish(ctx, going)
 }
 
 // inGC marks the context of a removal inside GC, which has the barrier.
@@ -86,7 +138,7 @@ type inGC struct{}
 func (s *snapshot) collectByPlugins(ctx context.Context) error {
 	valid, err := s.validAttachments()
 	if err != nil {
-		return fmt.Errorf("collect garbage: %w", err)
+		return err
 	}
 	host, err := openHostNetNS(s.hostNetNS)
 	if err != nil {
@@ -117,12 +169,18 @@ func (s *snapshot) validAttachments() (map[string][]types.GCAttachment, error) {
 		return nil, err
 	}
 	for _, f := range found {
-		if f.Err != nil {
+		if f.Err != nil && len(f.Record.Networks) == 0 {
 			return nil, fmt.Errorf("what is attached is not known: %w", f.Err)
 		}
 		for _, n := range f.Record.Networks {
-			if n.State != record.Deleted {
-				add(n.Name, f.Record.ContainerID, n.IfName)
+			switch {
+			case n.State == record.Deleted:
+			case n.Name != "":
+				add(n.Name, f.Record.Plugins(), n.IfName)
+			default: // of a damaged record: it may be any of them
+				for _, loaded := range s.networks {
+					add(loaded.config.Name, f.Record.Plugins(), n.IfName)
+				}
 			}
 		}
 	}

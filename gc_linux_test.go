@@ -126,14 +126,28 @@ func TestDuty_R35_GCAsksAllAndReturnsAllErrors(t *testing.T) {
 	wantSame(t, "on record", recorded(t, r), []string{"c1/eth0 failed", "c1/eth1 failed"})
 }
 
+// TestDuty_R35_GCReportsWhatCannotBeRead: as long as it is not known what is
+// attached, no plugin is told what is not.
 func TestDuty_R35_GCReportsWhatCannotBeRead(t *testing.T) {
-	s, r, _ := inhabited(t, "c1")
+	s, r, _ := inhabited(t, "c1", "c2")
 	wantNil(t, os.WriteFile(s.recordFile("c1")+".json", []byte("{"), 0o600))
-	_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
+	wantNil(t, os.Truncate(s.recordFile("c1")+".log", 0))
+	_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}})
 	if err == nil || !strings.Contains(err.Error(), "what is attached is not known") {
 		t.Errorf("error %v, want that what is attached is not known", err)
 	}
 	wantSame(t, "calls", s.took(), []string{})
+}
+
+// TestGCKeepsWhatADamagedRecordSaysOfItself: the log names the interfaces, if
+// not the networks, so they are valid on each.
+func TestGCKeepsWhatADamagedRecordSaysOfItself(t *testing.T) {
+	s, r, _ := inhabited(t, "c1", "c2")
+	wantNil(t, os.RemoveAll(s.path("state", "results")))
+	wantNil(t, os.WriteFile(s.recordFile("c1")+".json", []byte("{"), 0o600))
+	_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}})
+	wantNil(t, err)
+	wantSame(t, "valid attachments", valid(t, s.takeCalls()), []string{"c1/eth0 c2/eth0", "c1/eth0 c2/eth0"})
 }
 
 func TestGCDryRunRemovesNothing(t *testing.T) {

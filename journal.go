@@ -12,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
 )
 
 // write puts on disk what is about to be attached, and pins the container's
@@ -29,9 +30,10 @@ func (op *operation) write() error {
 	rec := &record.Record{
 		Runtime:     self,
 		ContainerID: op.id, Owner: op.owner, Boot: id, Host: op.host.String(), Since: time.Now().UTC(),
+		PluginID: op.as, Warm: op.warm,
 	}
 	if op.rec != nil {
-		rec.Since, rec.Generation = op.rec.Since, op.rec.Generation
+		rec.Since, rec.Generation, rec.PluginID = op.rec.Since, op.rec.Generation, op.rec.PluginID
 		for _, n := range op.rec.Networks {
 			if n.State != record.Deleted {
 				rec.Networks = append(rec.Networks, n)
@@ -43,6 +45,7 @@ func (op *operation) write() error {
 		if err != nil {
 			return err
 		}
+		n.Call = rec.Generation + 1 // what Begin makes it
 		rec.Networks = append(rec.Networks, n)
 	}
 	if rec.NetNS, err = op.identify(); err != nil {
@@ -52,16 +55,37 @@ func (op *operation) write() error {
 		return err
 	}
 	op.rec = rec
+	op.enter(false, op.attachments)
 	if err := op.pin(rec.NetNS); err != nil {
 		return join(err, op.forget(op.attachments))
 	}
 	return nil
 }
 
+// enter notes in the owner's ledger that attachments are recorded, or that
+// nothing is left of them. GC is the better for it, and no call the worse
+// without.
+func (op *operation) enter(gone bool, attachments []*attachment) {
+	var keys []record.Key
+	for _, a := range attachments {
+		keys = append(keys, a.key())
+	}
+	if err := op.ledger().Add(gone, keys...); err != nil {
+		op.logger.Info("note in the ledger what GC can go by", "container", op.id, "error", err)
+	}
+}
+
+func (a *attachment) key() record.Key {
+	return record.Key{ContainerID: a.ContainerID, Network: a.network.config.Name, IfName: a.IfName}
+}
+
+func (s *snapshot) ledger() *record.Ledger { return s.records.Ledger(s.owner) }
+
 // recorded is all that the attachment's plugins are given.
 func (a *attachment) recorded() (record.Network, error) {
 	n := record.Network{Name: a.network.config.Name, IfName: a.IfName, Args: a.Args}
 	var err error
+	n.Result = json.RawMessage(a.part.Result)
 	if n.Config, err = conflist.Whole(a.network.config); err != nil {
 		return n, err
 	}
@@ -122,6 +146,14 @@ func (op *operation) recall(ns *Namespace) error {
 	return op.narrow(ns)
 }
 
+// pluginID is the container's ID as plugins know it.
+func (op *operation) pluginID() string {
+	if op.rec != nil && op.rec.PluginID != "" {
+		return op.rec.PluginID
+	}
+	return op.id
+}
+
 // recordedPath is where the recorded namespace is found now, or nothing. After
 // a reboot it is gone, whatever the path leads to: another namespace may have
 // been given the same number.
@@ -179,7 +211,7 @@ func (op *operation) fromRecord(rec *record.Record) ([]*attachment, error) {
 		a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.snapshot}}
 		a.state, a.partial = n.State, chain.Partial(n.Result)
 		a.RuntimeConf = libcni.RuntimeConf{
-			ContainerID: rec.ContainerID, NetNS: op.path, IfName: n.IfName,
+			ContainerID: rec.Plugins(), NetNS: op.path, IfName: n.IfName,
 			Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),
 		}
 		a.ConfigArgs = anyMap(n.ConfigArgs)
@@ -212,7 +244,7 @@ func (op *operation) recallWithout(ns *Namespace) (err error) {
 		return err
 	}
 	for _, a := range op.attachments {
-		a.NetNS = op.path
+		a.NetNS, a.ContainerID = op.path, op.pluginID()
 		a.useCached()
 	}
 	if len(ns.selected) == 0 {
@@ -237,7 +269,7 @@ func (op *operation) recallWithout(ns *Namespace) (err error) {
 // addCached adds the attachments that libcni's cache has for the container on
 // networks that are not loaded, or under other interface names.
 func (op *operation) addCached() error {
-	cached, err := libcni.NewCNIConfigWithCacheDir(nil, op.stateDir, nil).GetCachedAttachments(op.id)
+	cached, err := libcni.NewCNIConfigWithCacheDir(nil, op.stateDir, nil).GetCachedAttachments(op.pluginID())
 	if err != nil {
 		return fmt.Errorf("cached attachments: %w", err)
 	}
@@ -251,7 +283,7 @@ func (op *operation) addCached() error {
 			continue
 		}
 		a := &attachment{op: op, network: &Network{config: list, ifName: c.IfName, snapshot: op.snapshot}}
-		a.ContainerID, a.IfName, a.NetNS = op.id, c.IfName, op.path
+		a.ContainerID, a.IfName, a.NetNS = c.ContainerID, c.IfName, op.path
 		a.useCached()
 		op.attachments = append(op.attachments, a)
 	}
@@ -273,6 +305,7 @@ func (op *operation) forget(attachments []*attachment) error {
 	if op.rec == nil {
 		return op.erase() // a damaged one may lie there
 	}
+	op.enter(true, attachments)
 	gone := map[string]bool{}
 	for _, a := range attachments {
 		gone[a.IfName] = true
@@ -284,8 +317,9 @@ func (op *operation) forget(attachments []*attachment) error {
 		}
 	}
 	if left == 0 || op.damaged {
+		err := op.erase()
 		op.rec = nil
-		return op.erase()
+		return err
 	}
 	var errs []error
 	for _, a := range attachments {
@@ -302,16 +336,20 @@ func (op *operation) erase() error {
 	if err := op.unpin(); err != nil {
 		return err
 	}
+	if op.rec != nil && op.rec.NetNS.Ours {
+		if err := netns.Remove(op.rec.NetNS.Path); err != nil {
+			return err
+		}
+	}
 	return op.records.Delete(op.id)
 }
 
-// keep notes that the container could not be detached; the record stays for
+// keep notes that the attachments could not be detached; the record stays for
 // the next Remove, Recover or GC.
-func (op *operation) keep(why error) {
-	if op.rec == nil {
-		return
-	}
-	if err := op.records.Append(op.rec, record.Entry{Error: why.Error()}); err != nil {
-		op.logger.Error("note a failure in the record", "container", op.id, "error", err)
+func (op *operation) keep(attachments []*attachment, why error) {
+	for _, a := range attachments {
+		if err := a.note(record.Entry{Error: why.Error()}); err != nil {
+			op.logger.Error("note a failure in the record", "container", op.id, "error", err)
+		}
 	}
 }

@@ -37,7 +37,14 @@ func (op *operation) identify() (record.NetNS, error) {
 	if err != nil {
 		return record.NetNS{}, fmt.Errorf("the container's network namespace: %w: %w", err, ErrInvalidNetNS)
 	}
-	return record.NetNS{Path: op.path, Dev: id.Dev, Ino: id.Ino, Pin: op.kept.path(op.id)}, nil
+	ns := record.NetNS{Path: op.path, Dev: id.Dev, Ino: id.Ino, Pin: op.kept.path(op.id), Ours: op.ours}
+	if op.rec != nil && op.rec.NetNS.Ours {
+		ns.Ours = true
+	}
+	if ns.Ours {
+		ns.Pin = ""
+	}
+	return ns, nil
 }
 
 // sameNetNS refuses a path that does not lead to the recorded namespace: a
@@ -61,6 +68,9 @@ func (op *operation) sameNetNS(path string) error {
 // pin keeps the recorded namespace alive. It comes after the record, so that no
 // pin is ever without one.
 func (op *operation) pin(rec record.NetNS) error {
+	if rec.Ours {
+		return nil // its path is a pin
+	}
 	ns, err := netns.Open(rec.Path)
 	if err != nil {
 		return fmt.Errorf("keep the container's network namespace: %w: %w", err, ErrInvalidNetNS)

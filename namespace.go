@@ -16,6 +16,7 @@ type Namespace struct {
 	path string
 	scope
 	selected []selection
+	ours     bool // a Pool has made the namespace
 }
 
 // scope is what options set: for all networks of the call, or inside

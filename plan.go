@@ -31,6 +31,9 @@ type operation struct {
 	damaged     bool           // rec is only what could be read of it
 	rebooted    bool           // rec is of another boot of the machine
 	inGC        bool           // GC has the barrier already
+	ours        bool           // the namespace was made for the container, and goes with it
+	as          string         // the ID that plugins are given, if another
+	warm        bool           // it is made ahead of time, and nobody's yet
 }
 
 // attachment is one network of an operation.
@@ -42,6 +45,7 @@ type attachment struct {
 	state     record.State  // how far the ADD got, from the record
 	missing   []string      // plugins that could not be run for the ADD
 	partial   chain.Partial // what a failed ADD got to
+	part      chain.Part    // which plugins the ADD is for; zero: all
 }
 
 // begin validates everything, and finds out where the plugins will run. It must
@@ -50,7 +54,7 @@ func (s *snapshot) begin(ns *Namespace, verb string) (*operation, error) {
 	if err := validateID(ns.id); err != nil {
 		return nil, err
 	}
-	op := &operation{snapshot: s, verb: verb, id: ns.id}
+	op := &operation{snapshot: s, verb: verb, id: ns.id, ours: ns.ours}
 	if err := op.plan(ns); err != nil {
 		return nil, err
 	}
@@ -239,7 +243,7 @@ func (a *attachment) chain() *chain.Chain {
 // error is an Error that says where: which network of which container.
 func (a *attachment) error(verb string, err error) *Error {
 	e := &Error{Op: verb, Network: a.network.config.Name, Err: err}
-	e.ContainerID, e.IfName = a.ContainerID, a.IfName
+	e.ContainerID, e.IfName = a.op.id, a.IfName
 	return e
 }
 

@@ -52,7 +52,7 @@ func (h *host) pinned(id string) bool {
 	return err == nil
 }
 
-func TestRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
+func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 	s := newStage(t)
 	gate := s.gate("p")
 	s.on("p", "ADD", scripted.Action{Block: gate})
@@ -84,7 +84,7 @@ func TestRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 	wantSame(t, "record", *got, record.Record{
 		ContainerID: "c1", Owner: "tester", Boot: bootID, Host: host.ID().String(), Generation: 1,
 		NetNS: record.NetNS{Path: path, Dev: pin.ID().Dev, Ino: pin.ID().Ino, Pin: s.pin("c1")},
-		Networks: []record.Network{{Name: "net", IfName: "eth0", Args: [][2]string{{"K", "v"}},
+		Networks: []record.Network{{Name: "net", IfName: "eth0", Call: 1, Args: [][2]string{{"K", "v"}},
 			Capabilities: map[string]json.RawMessage{"portMappings": json.RawMessage(`[{"hostPort":80,"containerPort":8080,"protocol":"tcp"}]`)},
 			ConfigArgs:   map[string]json.RawMessage{"k": json.RawMessage("1")}}},
 	})

@@ -18,21 +18,28 @@ import (
 
 // Report says what Recover or GC has done, by container ID.
 type Report struct {
-	Adopted []string         // attached and alive: kept
-	Removed []string         // nothing is left of them
-	Failed  map[string]error // could not be removed; still recorded
+	Adopted []string // attached and alive: kept
+	Removed []string // nothing is left of them
+	// Failed could not be removed and are still recorded. One that is adopted
+	// as well is alive, and what could not be removed is an attachment beside
+	// those it was set up with.
+	Failed map[string]error
+	// Reclaimed is what GC has found of containers that are on no record any
+	// more, a line each.
+	Reclaimed []string
 }
 
 func (r *Report) add(id string, adopted bool, err error) {
+	if adopted {
+		r.Adopted = append(r.Adopted, id)
+	}
 	switch {
 	case err != nil:
 		if r.Failed == nil {
 			r.Failed = make(map[string]error)
 		}
 		r.Failed[id] = err
-	case adopted:
-		r.Adopted = append(r.Adopted, id)
-	default:
+	case !adopted:
 		r.Removed = append(r.Removed, id)
 	}
 }
@@ -50,7 +57,8 @@ func (r *Report) Err() error {
 // Recover is for a program's start. Each container that this owner has recorded
 // is adopted if it was attached in this boot of the machine, its namespace and
 // interfaces are there, and its plugins' CHECK passes; else it is removed, as
-// Remove does. Plugins that a killed runtime has left running are waited for a
+// Remove does. Of one that is well, only those attachments are removed that a
+// Setup of their own had not finished, or a Remove had begun to. Plugins that a killed runtime has left running are waited for a
 // moment, then killed. A container that cannot be removed stays recorded, and
 // is tried again after a while that grows with each failure.
 //
@@ -72,9 +80,6 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 			continue
 		}
 		adopted, err := s.recoverOne(ctx, f.Record.ContainerID)
-		if errors.Is(err, errNotYet) {
-			err = fmt.Errorf("%w, after %d failures: %s", err, f.Record.Failures, f.Record.LastError)
-		}
 		report.add(f.Record.ContainerID, adopted, err)
 	}
 	if err := s.tidyAlone(ctx); err != nil {
@@ -88,8 +93,9 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 func (s *snapshot) tidyAlone(ctx context.Context) error {
 	files, err := s.records.Strays()
 	pins, perr := s.kept.strays(s.records)
-	if len(files)+len(pins) == 0 {
-		return join(err, perr)
+	made, dirs, merr := s.poolStrays()
+	if len(files)+len(pins)+len(made)+len(dirs) == 0 {
+		return join(err, perr, merr)
 	}
 	grace, cancel := context.WithTimeout(ctx, orphanGrace)
 	defer cancel()
@@ -106,14 +112,18 @@ func (s *snapshot) tidyAlone(ctx context.Context) error {
 func (s *snapshot) tidy() error {
 	files, err := s.records.Strays()
 	pins, perr := s.kept.strays(s.records)
-	errs := []error{err, perr}
+	made, dirs, merr := s.poolStrays()
+	errs := []error{err, perr, merr}
 	for _, path := range files {
 		s.logger.Info("deleting a file that belongs to no record", "path", path)
 		errs = append(errs, os.Remove(path))
 	}
-	for _, path := range pins {
+	for _, path := range append(pins, made...) {
 		s.logger.Info("letting go of a namespace that belongs to no record", "path", path)
 		errs = append(errs, netns.Remove(path))
+	}
+	for _, dir := range dirs {
+		errs = append(errs, os.Remove(dir))
 	}
 	return join(errs...)
 }
@@ -125,9 +135,9 @@ func (s *snapshot) owned() ([]record.Found, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(found, func(f record.Found) bool {
+	return s.withoutWarm(slices.DeleteFunc(found, func(f record.Found) bool {
 		return f.Record.Owner != s.owner && (f.Err == nil || f.Record.Owner != "")
-	}), nil
+	}))
 }
 
 // discard deletes a record of which nothing can be read, not even whose it is,
@@ -156,25 +166,49 @@ func (s *snapshot) recoverOne(ctx context.Context, id string) (adopted bool, err
 	if op.rec == nil && !op.damaged {
 		return false, nil // removed meanwhile, by whoever had it locked
 	}
-	if !op.damaged {
-		if adopted, err := op.adopt(ctx); adopted || err != nil {
-			return adopted, err
-		}
-		if wait := retryAfter(op.rec); wait > 0 {
-			return false, fmt.Errorf("%w: in %v", errNotYet, wait.Round(time.Second))
+	ill, err := op.ill(ctx)
+	if err != nil {
+		return false, err
+	}
+	if adopted = !op.damaged && len(ill) < len(op.attachments); adopted {
+		// Where mounts are not allowed, the descriptor that kept it was the last
+		// process's.
+		if err := op.pin(op.rec.NetNS); err != nil {
+			return false, err
 		}
 	}
-	return false, op.tearDown(context.WithoutCancel(ctx), op.attachments)
+	if len(ill) == 0 && adopted {
+		return true, nil
+	}
+	return adopted, op.finish(ctx, ill)
 }
 
-// retryAfter is how long to wait after failures to detach: doubling from a
-// second, an hour at most. A Remove by the caller does not wait.
-func retryAfter(rec *record.Record) time.Duration {
-	if rec.Failures == 0 {
-		return 0
+// finish removes attachments whose removal has failed before, but not soon after
+// it has.
+func (op *operation) finish(ctx context.Context, ill []*attachment) error {
+	if op.rec != nil {
+		for _, a := range ill {
+			if err := notYet(op.rec.Find(a.IfName)); err != nil {
+				return err
+			}
+		}
 	}
-	wait := min(time.Second<<min(rec.Failures-1, 12), time.Hour)
-	return time.Until(rec.LastTry.Add(wait))
+	return op.tearDown(context.WithoutCancel(ctx), ill)
+}
+
+// notYet is an error as long as an attachment that failed to detach is not to
+// be tried again: for a time that doubles from a second, to an hour at most. A
+// Remove by the caller does not wait.
+func notYet(n *record.Network) error {
+	if n == nil || n.Failures == 0 {
+		return nil
+	}
+	delay := min(time.Second<<min(n.Failures-1, 12), time.Hour)
+	wait := time.Until(n.LastTry.Add(delay))
+	if wait <= 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: in %v, after %d failures: %s", errNotYet, wait.Round(time.Second), n.Failures, n.LastError)
 }
 
 // orphanGrace is how long plugins of a dead runtime may go on. What a plugin
@@ -204,25 +238,56 @@ func (s *snapshot) takeOver(ctx context.Context, id string) (*operation, error) 
 	return s.beginTeardown(ctx, id)
 }
 
-// adopt tells whether the container is attached and well.
-func (op *operation) adopt(ctx context.Context) (bool, error) {
+// ill are the attachments that are to be removed: all, unless the container is
+// there and well but for some that were meant to go.
+func (op *operation) ill(ctx context.Context) ([]*attachment, error) {
+	if op.damaged {
+		return op.attachments, nil
+	}
 	now, err := boot.ID()
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	if op.rec.Boot != now || op.abandoned() || op.rec.Failures > 0 {
-		return false, nil
+	if op.rec.Boot != now || op.abandoned() || op.rec.Warm {
+		return op.attachments, nil
 	}
-	for _, a := range op.attachments {
-		if a.state != record.Added {
-			return false, nil
+	going := op.unfinished()
+	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
+	well, err := op.well(ctx, staying)
+	if !well || err != nil {
+		return op.attachments, err
+	}
+	return going, nil
+}
+
+// unfinished are the attachments that a Remove has begun with, and those of a
+// Setup that has not got to its end: its caller never heard of any of them.
+func (op *operation) unfinished() []*attachment {
+	half := map[int]bool{}
+	for _, n := range op.rec.Networks {
+		if n.State == record.Planned {
+			half[n.Call] = true
 		}
-		live, err := a.lives(op.attachments)
+	}
+	var all []*attachment
+	for _, a := range op.attachments {
+		n := op.rec.Find(a.IfName)
+		if n.State == record.Deleting || n.Failures > 0 || half[n.Call] {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// well tells whether the attachments are there and as their plugins want them.
+func (op *operation) well(ctx context.Context, attachments []*attachment) (bool, error) {
+	for _, a := range attachments {
+		live, err := a.lives(attachments)
 		if err != nil || !live {
 			return false, err
 		}
 	}
-	for _, a := range op.attachments {
+	for _, a := range attachments {
 		c := a.chain()
 		if !c.CanCheck() {
 			continue
@@ -238,7 +303,5 @@ func (op *operation) adopt(ctx context.Context) (bool, error) {
 			return false, nil
 		}
 	}
-	// Where mounts are not allowed, the descriptor that kept it was the last
-	// process's.
-	return true, op.pin(op.rec.NetNS)
+	return true, nil
 }

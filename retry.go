@@ -17,7 +17,7 @@ import (
 type Retry struct {
 	Attempts int           // in all; 1 or less does not try again
 	Delay    time.Duration // before the second attempt, doubling from then on; 100 ms if zero
-	MaxDelay time.Duration // 5 s if zero
+	MaxDelay time.Duration // 5 s if zero; no delay is longer, the first neither
 }
 
 // WithRetry makes Setup try again. Each attempt begins from nothing: what the
@@ -90,6 +90,7 @@ func (r Retry) pause(n int) time.Duration {
 	for range n - 2 {
 		delay = min(2*delay, most)
 	}
+	delay = min(delay, most)
 	return delay/2 + rand.N(delay/2+1)
 }
 

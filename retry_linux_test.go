@@ -111,3 +111,12 @@ func TestRetriesThatAreNoneAreRefused(t *testing.T) {
 		}
 	}
 }
+
+func TestDuty_R41_NoPauseIsLongerThanTheLongest(t *testing.T) {
+	s, r, path := retrying(t)
+	s.on("q", "ADD", says(11, "not now"))
+	wantNil(t, r.Load(cni.WithRetry(cni.Retry{Attempts: 3, Delay: time.Hour, MaxDelay: time.Millisecond}),
+		cni.WithConfListBytes(s.network("net", "1.0.0", "p", "q"))))
+	wantSame(t, "errors", messages(setUp(t.Context(), r, "c1", path)()), []string{"q: not now"})
+	wantSame(t, "calls", s.took(), slices.Repeat(oneAttempt, 3))
+}

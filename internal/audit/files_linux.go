@@ -25,6 +25,11 @@ const maxHashed = 64 << 10
 // than for a container.
 const ofHostLocal = "host-local"
 
+func isLedger(name string) bool {
+	ok, err := filepath.Match("ledger."+strings.Repeat("[0-9a-f]", 16), strings.TrimSuffix(name, ".old"))
+	return err == nil && ok
+}
+
 func listFiles(dirs []string) ([]string, error) {
 	var lines []string
 	for _, dir := range dirs {
@@ -53,6 +58,10 @@ func listDir(dir string) (lines []string, hostLocal bool, err error) {
 		path := filepath.Join(dir, e.Name())
 		if !e.IsDir() {
 			hostLocal = hostLocal && network
+			if isLedger(e.Name()) && e.Type().IsRegular() {
+				lines = append(lines, "file "+path+" "+ofLedger)
+				continue
+			}
 			text, err := describe(path, e)
 			if err != nil {
 				return nil, false, err

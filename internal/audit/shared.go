@@ -6,6 +6,10 @@ import (
 	"sync"
 )
 
+// ofLedger marks a ledger of this library. What it says does not count: it is
+// about all containers of an owner, also of those that are gone.
+const ofLedger = "ledger"
+
 // Shared reports whether the line is for something that the reference plugins
 // and libcni make with the first container and keep for the network or the
 // host: it stays when the last container goes, and is no leak.
@@ -20,7 +24,8 @@ import (
 //     this module's own plugins, with its chains, rules, sets and maps, but not
 //     their elements, except for the ingress policies, which are per bridge;
 //   - host-local's directory of a network, with the lock and the last address
-//     that was given out, and libcni's directory of results.
+//     that was given out, and libcni's directory of results;
+//   - this library's ledgers, which GC goes by.
 //
 // It knows the default names only. Which link a network's bridge is cannot be
 // known, so every bridge is taken for one.
@@ -32,7 +37,7 @@ func Shared(line string) bool {
 	case "dir":
 		return strings.HasSuffix(line, "/ host-local") || strings.HasSuffix(line, "/results/")
 	case "file":
-		return strings.HasSuffix(line, " host-local")
+		return strings.HasSuffix(line, " host-local") || strings.HasSuffix(line, " "+ofLedger)
 	case "nft":
 		return sharedNFT().MatchString(line)
 	case "iptables", "iptables-nft", "iptables-legacy", "ip6tables", "ip6tables-nft", "ip6tables-legacy":

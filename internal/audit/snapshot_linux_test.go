@@ -104,6 +104,8 @@ func changes() map[string]change {
 		"host-local": {"", "mkdir -p DIR/net DIR/other; touch DIR/net/lock DIR/net/last_reserved_ip.0 DIR/net/10.1.0.2 DIR/other/lock DIR/other/x", "rm -r DIR/*",
 			Lines{"dir DIR/net/ host-local", "dir DIR/other/", "file DIR/net/10.1.0.2 sha256:e3b0c44298fc1c14", "file DIR/net/last_reserved_ip.0 sha256:e3b0c44298fc1c14 host-local",
 				"file DIR/net/lock sha256:e3b0c44298fc1c14 host-local", "file DIR/other/lock sha256:e3b0c44298fc1c14", "file DIR/other/x sha256:e3b0c44298fc1c14"}},
+		"ledger": {"", "echo 1 >DIR/ledger.0123456789abcdef; echo 1 >DIR/ledger.0123456789abcdeX", "rm DIR/*",
+			Lines{"file DIR/ledger.0123456789abcdeX sha256:4355a46b19d348dc", "file DIR/ledger.0123456789abcdef ledger"}},
 		"mount":     {"mkdir DIR/m", "mount -t tmpfs x 'DIR/m'", "umount DIR/m", Lines{"mount tmpfs DIR/m"}},
 		"pin":       {"", "touch NS/a; mount --bind /proc/self/ns/net NS/a", "umount NS/a; rm NS/a", Lines{"mount nsfs NS/a", "netns NS/a ID"}},
 		"stale pin": {"", "touch NS/a", "rm NS/a", Lines{"netns NS/a none"}},

@@ -70,7 +70,21 @@ type Partial json.RawMessage
 // Add attaches. When it fails, what was attached stays until Del is called
 // with the partial result.
 func (c *Chain) Add(ctx context.Context, a *Attachment) (result *types100.Result, partial Partial, err error) {
+	return c.AddPart(ctx, a, Part{To: len(c.List.Plugins)})
+}
+
+// Part is some of a chain's plugins: those from From up to, but without, To.
+type Part struct {
+	From, To int
+	Result   Partial // of the plugins before From, which have run
+}
+
+// AddPart is Add, but runs only a part of the plugins, for an attachment that
+// is made in two steps. An ADD whose first plugins have run must be ended with
+// the rest, or deleted.
+func (c *Chain) AddPart(ctx context.Context, a *Attachment, part Part) (result *types100.Result, partial Partial, err error) {
 	x := c.exec(a, "ADD")
+	x.part, x.last = part, json.RawMessage(part.Result)
 	err = guard(func() error {
 		rt, err := a.cacheable()
 		if err != nil {

@@ -24,6 +24,7 @@ type exec struct {
 	original   []*libcni.PluginConfig
 	configArgs map[string]any
 
+	part       Part            // ADD: which plugins are run
 	last       json.RawMessage // ADD: the result so far
 	prevResult json.RawMessage // DEL, CHECK: the one to use, rather than libcni's
 	onResult   func(json.RawMessage) error
@@ -77,6 +78,9 @@ func (x *exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, envi
 	if err != nil {
 		return nil, err
 	}
+	if x.verb == "ADD" && (position < x.part.From || position >= x.part.To) {
+		return x.last, nil // it has run, or will
+	}
 	call := Call{Verb: x.verb, Plugin: plugin, Stdin: request, Env: protocolEnv(environ)}
 	out, err := x.run(ctx, call)
 	if err == nil && x.verb == "ADD" {
@@ -84,7 +88,7 @@ func (x *exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, envi
 			return nil, &ResultError{Plugin: plugin, Err: invalid}
 		}
 		x.last = withVersion(out, x.list.CNIVersion)
-		if err = x.tell(); err == nil && position == len(x.original)-1 {
+		if err = x.tell(); err == nil && position == x.part.To-1 {
 			err = x.end(ctx)
 		}
 	}

@@ -37,10 +37,20 @@ type Record struct {
 	Runtime     string    `json:"runtime"`    // identity of the process that works, or worked, on it
 	Networks    []Network `json:"networks"`
 
-	// What the log says about failures to detach.
-	Failures  int       `json:"-"`
-	LastError string    `json:"-"`
-	LastTry   time.Time `json:"-"`
+	// PluginID is the container ID that plugins were given, if it is another:
+	// that of the container which was made ahead of time.
+	PluginID string `json:"pluginID,omitempty"`
+	// Warm tells that it is nobody's container yet: Runtime has made it ahead of
+	// time.
+	Warm bool `json:"warm,omitempty"`
+}
+
+// Plugins returns the container ID as plugins know it.
+func (r *Record) Plugins() string {
+	if r.PluginID != "" {
+		return r.PluginID
+	}
+	return r.ContainerID
 }
 
 // NetNS identifies the container's network namespace: a path may come to mean
@@ -50,6 +60,9 @@ type NetNS struct {
 	Dev  uint64 `json:"dev,omitempty"`
 	Ino  uint64 `json:"ino,omitempty"`
 	Pin  string `json:"pin,omitempty"` // where it is kept alive, if it is
+	// Ours tells that the namespace was made for the container, at Path, and
+	// goes with it. Such a one needs no pin.
+	Ours bool `json:"ours,omitempty"`
 }
 
 // Network is one attachment: all that its plugins were given, and what they
@@ -62,18 +75,32 @@ type Network struct {
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	ConfigArgs   map[string]json.RawMessage `json:"configArgs,omitempty"`
 
+	// Call tells which attachments are of one Setup: it is the generation of
+	// the base that they came with.
+	Call int `json:"call,omitempty"`
+
 	State  State           `json:"state,omitempty"`
 	Result json.RawMessage `json:"result,omitempty"` // of the last plugin that answered
+
+	// How often it could not be detached, why the last time, and when that was.
+	Failures  int       `json:"failures,omitempty"`
+	LastError string    `json:"lastError,omitempty"`
+	LastTry   time.Time `json:"lastTry,omitzero"`
 }
 
 // State is how far an attachment got.
 type State string
 
 const (
-	Planned State = ""        // recorded; a plugin may have begun
-	Added   State = "added"   // every plugin has answered
-	Deleted State = "deleted" // every plugin has deleted; the rest of the record has not
+	Planned  State = ""         // recorded; a plugin may have begun
+	Added    State = "added"    // every plugin has answered
+	Deleting State = "deleting" // was added, and is to go; a plugin may have begun to delete
+	Deleted  State = "deleted"  // every plugin has deleted; the rest of the record has not
 )
+
+// Answered tells whether every plugin has answered the ADD, so that the result
+// is the attachment's.
+func (n *Network) Answered() bool { return n.State == Added || n.State == Deleting }
 
 // Find returns the attachment of that interface, or nil.
 func (r *Record) Find(ifName string) *Network {
@@ -89,6 +116,7 @@ type Entry struct {
 	Generation  int             `json:"generation"`
 	ContainerID string          `json:"containerID,omitempty"` // this and the owner, should the base be lost
 	Owner       string          `json:"owner,omitempty"`
+	PluginID    string          `json:"pluginID,omitempty"`
 	Time        time.Time       `json:"time"`
 	Runtime     string          `json:"runtime,omitempty"` // that works on it from now on
 	IfName      string          `json:"ifName,omitempty"`
@@ -106,18 +134,18 @@ func (r *Record) apply(e Entry) {
 	if e.Runtime != "" {
 		r.Runtime = e.Runtime
 	}
-	if e.Error != "" {
-		r.Failures++
-		r.LastError, r.LastTry = e.Error, e.Time
-	}
 	n := r.Find(e.IfName)
 	if n == nil {
 		return
 	}
+	if e.Error != "" {
+		n.Failures++
+		n.LastError, n.LastTry = e.Error, e.Time
+	}
 	if e.Result != nil {
 		n.Result = e.Result
 	}
-	if e.State != Planned {
+	if e.State != Planned && (e.State != Deleting || n.State == Added) {
 		n.State = e.State
 	}
 }

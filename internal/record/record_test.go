@@ -61,12 +61,22 @@ func TestLogBringsTheRecordUpToDate(t *testing.T) {
 	check(t, s.Begin(r))
 	check(t, s.Append(r, Entry{IfName: "eth0", Result: json.RawMessage(`{"first":1}`)}))
 	check(t, s.Append(r, Entry{IfName: "eth0", Result: json.RawMessage(`{"second":2}`), State: Added}))
-	check(t, s.Append(r, Entry{Error: "busy"}))
+	check(t, s.Append(r, Entry{IfName: "eth0", State: Deleting}))
+	check(t, s.Append(r, Entry{IfName: "eth1", State: Deleting, Error: "busy"})) // was never added
 	got, err := s.Load("c1")
 	check(t, err)
-	want(t, "eth0", []any{got.Networks[0].State, string(got.Networks[0].Result)}, []any{Added, `{"second":2}`})
-	want(t, "eth1", []any{got.Networks[1].State, got.Networks[1].Result}, []any{Planned, json.RawMessage(nil)})
-	want(t, "failures", []any{got.Failures, got.LastError, got.LastTry.IsZero()}, []any{1, "busy", false})
+	want(t, "eth0", []any{got.Networks[0].State, string(got.Networks[0].Result), got.Networks[0].Answered()}, []any{Deleting, `{"second":2}`, true})
+	want(t, "eth1", []any{got.Networks[1].State, got.Networks[1].Result, got.Networks[1].Answered()}, []any{Planned, json.RawMessage(nil), false})
+	for i, failures := range []int{0, 1} {
+		n := got.Networks[i]
+		want(t, "failures of "+n.IfName, []any{n.Failures, n.LastError, n.LastTry.IsZero()},
+			[]any{failures, []string{"", "busy"}[i], failures == 0})
+	}
+	check(t, s.Begin(got))
+	again, err := s.Load("c1")
+	check(t, err)
+	want(t, "failures in the next base", []any{again.Networks[1].Failures, again.Networks[1].LastError, again.Networks[1].LastTry.Equal(got.Networks[1].LastTry)},
+		[]any{1, "busy", true})
 }
 
 func TestEntriesOfAnEarlierGenerationDoNotCount(t *testing.T) {
@@ -204,10 +214,10 @@ func TestTornLogLoosesOnlyTheTornLine(t *testing.T) {
 		check(t, err)
 		cut := first.Size() + rng.Int64N(whole.Size()-first.Size()-1)
 		check(t, os.Truncate(log, cut))
-		check(t, s.Append(r, Entry{Error: "after"}))
+		check(t, s.Append(r, Entry{IfName: "eth0", Error: "after"}))
 		got, err := s.Load("c1")
 		check(t, err)
-		want(t, fmt.Sprint("cut at ", cut), []any{got.Networks[0].State, got.Networks[1].State, got.LastError},
+		want(t, fmt.Sprint("cut at ", cut), []any{got.Networks[0].State, got.Networks[1].State, got.Networks[0].LastError},
 			[]any{Added, Planned, "after"})
 	}
 }

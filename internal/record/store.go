@@ -97,7 +97,7 @@ func (s *Store) Append(r *Record, e Entry) error {
 	if err != nil {
 		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 	}
-	e.ContainerID, e.Owner = r.ContainerID, r.Owner
+	e.ContainerID, e.Owner, e.PluginID = r.ContainerID, r.Owner, r.PluginID
 	line, err := encodeLine(e)
 	if err == nil {
 		// The newline in front ends a line that was torn, so that this one is
@@ -149,7 +149,7 @@ func (s *Store) load(name string) (*Record, error) {
 func salvage(entries []Entry) *Record {
 	r := &Record{}
 	for _, e := range entries {
-		r.ContainerID, r.Owner = e.ContainerID, e.Owner
+		r.ContainerID, r.Owner, r.PluginID = e.ContainerID, e.Owner, e.PluginID
 		r.Generation = e.Generation
 		if r.Find(e.IfName) == nil && e.IfName != "" {
 			r.Networks = append(r.Networks, Network{IfName: e.IfName})

@@ -102,6 +102,28 @@ func Held(t Target) ([]netip.Addr, error) {
 	return held, err
 }
 
+// Stale are the files in host-local's directory of a network that it holds for
+// attachments which are gone. A directory that does not exist has none.
+func Stale(dir string, gone func(id, ifName string) bool) ([]Item, error) {
+	names, err := candidates(dir, Target{Thorough: true})
+	if err != nil {
+		return nil, fmt.Errorf("stale addresses: %w", err)
+	}
+	var items []Item
+	var errs []error
+	for _, name := range names {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		id, ifName, ok := strings.Cut(strings.TrimSpace(string(data)), disk.LineBreak)
+		if ok && gone(id, ifName) {
+			items = append(items, address{dir: dir, file: name, content: string(data)})
+		}
+	}
+	return items, errors.Join(errs...)
+}
+
 // candidates are the files to look into: those of the addresses that are known,
 // or all where there may be more. Reading all costs what the network has
 // containers, so it is not for every DEL.

@@ -1,0 +1,212 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/embedcni/cni/internal/orphan"
+	"github.com/embedcni/cni/netns"
+)
+
+// PoolOptions says how a Pool works.
+type PoolOptions struct {
+	// Size is how many containers are made ahead of time, at most. It must be
+	// at least 1.
+	Size int
+}
+
+// Pool makes network namespaces, and attaches them as far as the loaded
+// networks allow, before there are containers that want them, so that a Setup
+// takes well below a millisecond.
+//
+// What is made ahead of time are the plugins of a chain up to the first that
+// declares a capability (portmap with its ports, bandwidth with its rates) or
+// that is not known to do without anything of the caller's; the rest runs in
+// Setup. Plugins are given the ID that the attachment was made with, "warm-…",
+// not the container's: in their configuration, files and rules that one stands.
+// Everything else of this library goes by the container's ID.
+//
+// Each is used once. A namespace goes with its container: Remove removes it.
+// What a process that was killed had made, Recover and GC remove.
+//
+// A Pool may be used by many goroutines at once.
+type Pool struct {
+	runtime *Runtime
+	dir     string
+	ready   chan *warm
+	room    chan struct{} // holds one for each that is ready, or being made
+
+	fill context.Context
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+
+	mu     sync.RWMutex // held for reading by each Setup
+	closed bool
+}
+
+// ErrPoolClosed is the error of a Setup after Close. It is an os.ErrClosed.
+var ErrPoolClosed = fmt.Errorf("pool: %w", os.ErrClosed)
+
+// NewPool begins to make containers ahead of time, for the networks that are
+// loaded now or later. They are made in the namespace that WithHostNetNS says,
+// else in that of the process. The record directory must be one in which
+// namespaces can be mounted. Close ends it.
+func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
+	if o.Size < 1 {
+		return nil, fmt.Errorf("pool of %d containers: %w", o.Size, ErrInvalidArgument)
+	}
+	self, err := orphan.Self()
+	if err != nil {
+		return nil, fmt.Errorf("pool: identity of this process: %w", err)
+	}
+	p := &Pool{
+		runtime: r,
+		dir:     filepath.Join(poolDir(r.current.Load().records.Dir()), self),
+		ready:   make(chan *warm, o.Size),
+		room:    make(chan struct{}, o.Size),
+	}
+	if err := os.MkdirAll(p.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("pool: %w", err)
+	}
+	p.fill, p.stop = context.WithCancel(context.Background())
+	p.wg.Add(1)
+	go p.make()
+	return p, nil
+}
+
+// Setup attaches a container that has no namespace yet, and returns the path of
+// the one it has got. Options are those of Runtime.Setup. If none is ready, or
+// none that is fits what the options say, it is made now.
+func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (path string, result *Result, err error) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if p.closed {
+		return "", nil, fmt.Errorf("set up container %q: %w", id, ErrPoolClosed)
+	}
+	s := p.runtime.current.Load()
+	if err := s.ready(); err != nil {
+		return "", nil, err
+	}
+	ns, err := newNamespace(id, "", opts...)
+	if err != nil {
+		return "", nil, fmt.Errorf("set up container %q: %w", id, err)
+	}
+	ns.ours = true
+	for {
+		var w *warm
+		select {
+		case w = <-p.ready:
+		default:
+			return p.setupCold(ctx, s, ns)
+		}
+		if w.snapshot != s {
+			<-p.room
+			p.discard(w) // made for another configuration
+			continue
+		}
+		result, err := w.take(ctx, ns)
+		if errors.Is(err, errDoesNotFit) {
+			p.ready <- w // there is room: it was in there
+			return p.setupCold(ctx, s, ns)
+		}
+		<-p.room
+		return w.path, result, err
+	}
+}
+
+// setupCold makes a namespace and attaches it.
+func (p *Pool) setupCold(ctx context.Context, s *snapshot, ns *Namespace) (string, *Result, error) {
+	made, path, err := p.newNetNS("cold-")
+	if err != nil {
+		return "", nil, fmt.Errorf("set up container %q: %w", ns.id, err)
+	}
+	ns.path = path
+	result, err := s.setup(ctx, ns, false)
+	if err != nil {
+		err = join(err, s.removeUnrecorded(ns.id, path))
+	}
+	return path, result, join(err, made.Close())
+}
+
+// newNetNS makes a namespace at a path of its own.
+func (p *Pool) newNetNS(prefix string) (*netns.Handle, string, error) {
+	path := filepath.Join(p.dir, randomID(prefix))
+	ns, err := netns.Create(path)
+	return ns, path, err
+}
+
+// discard removes a container that nobody wants any more. If that fails it stays
+// recorded, for Recover or GC.
+func (p *Pool) discard(w *warm) {
+	if err := w.snapshot.remove(context.Background(), &Namespace{id: w.id}); err != nil {
+		w.snapshot.logger.Warn("remove a container that was made ahead of time", "container", w.id, "error", err)
+	}
+}
+
+// make makes one container after the other, for as long as there is room.
+func (p *Pool) make() {
+	defer p.wg.Done()
+	failures := 0
+	for {
+		select {
+		case p.room <- struct{}{}:
+		case <-p.fill.Done():
+			return
+		}
+		s := p.runtime.current.Load()
+		w, err := p.prepare(s)
+		if err == nil {
+			failures = 0
+			p.ready <- w
+			continue
+		}
+		<-p.room
+		if p.fill.Err() != nil {
+			return
+		}
+		failures++
+		s.logger.Warn("make a container ahead of time", "error", err)
+		p.pause(failures)
+	}
+}
+
+// pause waits after a failure, longer after each, until the pool is closed.
+func (p *Pool) pause(failures int) {
+	timer := time.NewTimer(min(100*time.Millisecond<<min(failures-1, 10), 10*time.Second))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-p.fill.Done():
+	}
+}
+
+// Ready is how many containers are ready now, at most Size.
+func (p *Pool) Ready() int { return len(p.ready) }
+
+// Close stops making containers, waits for calls of Setup, and removes what is
+// ready and was not used. What cannot be removed is in the error, and stays
+// recorded for Recover or GC. Only the first call does anything.
+func (p *Pool) Close() error {
+	p.stop()
+	p.wg.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil
+	}
+	p.closed = true
+	var errs []error
+	for {
+		select {
+		case w := <-p.ready:
+			errs = append(errs, w.snapshot.remove(context.Background(), &Namespace{id: w.id}))
+		default:
+			return join(errs...)
+		}
+	}
+}

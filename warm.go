@@ -1,0 +1,298 @@
+package cni
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/orphan"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
+)
+
+// warm is a container that was made ahead of time.
+type warm struct {
+	snapshot *snapshot
+	id, path string
+	host     string // the namespace in which its plugins ran
+	made     []madeAhead
+}
+
+// madeAhead is how far an attachment was made.
+type madeAhead struct {
+	network, ifName string
+	part            chain.Part // the rest
+}
+
+// errDoesNotFit: a container that was made ahead of time is not what is wanted.
+var errDoesNotFit = errors.New("does not fit")
+
+func randomID(prefix string) string {
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // never fails, see its documentation
+	return prefix + hex.EncodeToString(b[:])
+}
+
+// prepare makes a namespace and attaches it as far as can be without a caller.
+func (p *Pool) prepare(s *snapshot) (*warm, error) {
+	handle, path, err := p.newNetNS("warm-")
+	if err != nil {
+		return nil, err
+	}
+	w := &warm{snapshot: s, id: filepath.Base(path), path: path}
+	if err = w.attach(p.fill); err != nil {
+		err = join(err, s.removeUnrecorded(w.id, path))
+	}
+	return w, join(err, handle.Close())
+}
+
+func (w *warm) attach(ctx context.Context) error {
+	op, err := w.snapshot.begin(&Namespace{id: w.id, path: w.path, scope: newScope(), ours: true}, "ADD")
+	if err != nil {
+		return err
+	}
+	defer op.end()
+	op.warm, w.host = true, op.host.String()
+	for _, a := range op.attachments {
+		a.part.To = a.network.ahead()
+	}
+	op.attachments = slices.DeleteFunc(op.attachments, func(a *attachment) bool { return a.part.To == 0 })
+	if err := op.lock(ctx); err != nil {
+		return err
+	}
+	if err := op.write(); err != nil {
+		return err
+	}
+	if _, err := op.attach(ctx, false); err != nil {
+		if rerr := op.rollBack(ctx); rerr != nil {
+			return &rollbackError{err, rerr}
+		}
+		return err
+	}
+	for _, a := range op.attachments {
+		rest := chain.Part{From: a.part.To, To: len(a.network.config.Plugins), Result: a.partial}
+		w.made = append(w.made, madeAhead{a.network.config.Name, a.IfName, rest})
+	}
+	return nil
+}
+
+// ahead is how many plugins of the network, from the first, do without anything
+// that a caller may say.
+func (n *Network) ahead() int {
+	for i, p := range n.config.Plugins {
+		own := n.snapshot.isRegistered(p.Network.Type) || n.snapshot.isRegistered(p.Network.IPAM.Type)
+		if own || len(p.Network.Capabilities) > 0 || !indifferent(p.Network.Type) || !indifferent(p.Network.IPAM.Type) {
+			return i
+		}
+	}
+	return len(n.config.Plugins)
+}
+
+// indifferent tells of a plugin's type that it needs nothing of the caller, but
+// for the arguments that [personal] knows.
+func indifferent(typ string) bool {
+	switch typ {
+	case "", "loopback", "bridge", "ptp", "macvlan", "ipvlan", "host-local", "static", "firewall", "tuning":
+		return true
+	}
+	return false
+}
+
+// personal tells whether an argument, of CNI_ARGS or args.cni, means something
+// to one of those plugins.
+func personal(key string) bool {
+	switch key {
+	case "IP", "GATEWAY", "MAC", "ip", "ips", "mac", "sysctl", "mtu", "promisc", "allmulti":
+		return true
+	}
+	return false
+}
+
+// fits tells whether w is what the operation is about.
+func (w *warm) fits(op *operation) bool {
+	if op.host.String() != w.host {
+		return false
+	}
+	used := 0
+	for _, a := range op.attachments {
+		if m := w.find(a); m != nil {
+			a.part, a.partial = m.part, m.part.Result
+			used++
+		} else if a.network.ahead() > 0 {
+			return false
+		}
+		if a.part.From > 0 && !a.late() {
+			return false
+		}
+	}
+	return used == len(w.made)
+}
+
+func (w *warm) find(a *attachment) *madeAhead {
+	i := slices.IndexFunc(w.made, func(m madeAhead) bool { return m.network == a.network.config.Name && m.ifName == a.IfName })
+	if i < 0 {
+		return nil
+	}
+	return &w.made[i]
+}
+
+// late tells whether the arguments of the call may come after the first plugins
+// have run. DEL gives them to those as well, and a plugin that reads CNI_ARGS
+// refuses what it does not know unless it is told to ignore it.
+func (a *attachment) late() bool {
+	ignored := len(a.Args) == 0
+	for _, arg := range a.Args {
+		if personal(arg[0]) {
+			return false
+		}
+		ignored = ignored || arg[0] == "IgnoreUnknown" && (arg[1] == "1" || arg[1] == "true")
+	}
+	for key := range a.ConfigArgs {
+		if personal(key) {
+			return false
+		}
+	}
+	return ignored
+}
+
+// take makes w the container of ns. With errDoesNotFit nothing has happened.
+func (w *warm) take(ctx context.Context, ns *Namespace) (*Result, error) {
+	own := *ns
+	own.path = w.path
+	op, err := w.snapshot.begin(&own, "ADD")
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err) // what is wrong is said when it is made
+	}
+	defer op.end()
+	if !w.fits(op) {
+		return nil, errDoesNotFit
+	}
+	if err := op.lock(ctx); err != nil {
+		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err)
+	}
+	if err := op.clearDead(ctx); err != nil {
+		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err)
+	}
+	if err := op.takeOver(w); err != nil {
+		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err)
+	}
+	return op.finishSetup(ctx, false)
+}
+
+// takeOver writes the record of a container that plugins know under the ID of
+// w. From then on it is this one; only then the other record goes.
+func (op *operation) takeOver(w *warm) error {
+	op.as = w.id
+	for _, a := range op.attachments {
+		a.ContainerID = w.id
+		a.attempted = a.part.From > 0
+	}
+	if err := op.write(); err != nil {
+		return join(err, op.records.Delete(op.id))
+	}
+	if err := op.records.Delete(w.id); err != nil {
+		op.logger.Warn("delete the record of a container that was made ahead of time and is used now", "container", w.id, "error", err)
+	}
+	return nil
+}
+
+// withoutWarm leaves out what a pool of a process that lives has made ahead of
+// time: that one looks after it. Of what is another container's by now, because
+// the process was killed between two steps of taking it, the record is deleted.
+func (s *snapshot) withoutWarm(found []record.Found) ([]record.Found, error) {
+	taken := map[string]bool{}
+	for _, f := range found {
+		taken[f.Record.PluginID] = true
+	}
+	var rest []record.Found
+	for _, f := range found {
+		if !f.Record.Warm {
+			rest = append(rest, f)
+			continue
+		}
+		alive, err := orphan.Alive(f.Record.Runtime)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("the runtime that made container %s ahead of time: %w", f.Record.ContainerID, err)
+		case alive:
+		case taken[f.Record.ContainerID]:
+			if err := s.records.Delete(f.Record.ContainerID); err != nil {
+				return nil, err
+			}
+		default:
+			rest = append(rest, f)
+		}
+	}
+	return rest, nil
+}
+
+// removeUnrecorded removes a namespace that no record knows of, after a failure
+// to set a container up in it.
+func (s *snapshot) removeUnrecorded(id, path string) error {
+	rec, err := s.records.Load(id)
+	if err != nil || rec != nil && rec.NetNS.Path == path {
+		return err // Recover and GC know what to do
+	}
+	return netns.Remove(path)
+}
+
+// poolDir is where the namespaces of pools are, a directory for each process.
+func poolDir(recordDir string) string { return filepath.Join(recordDir, "pool") }
+
+// poolStrays are namespaces that a pool of a process that is dead made, and that
+// no record knows of.
+func (s *snapshot) poolStrays() (strays, dirs []string, err error) {
+	processes, err := os.ReadDir(poolDir(s.records.Dir()))
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		return nil, nil, err
+	}
+	recorded, err := s.recordedPaths()
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, process := range processes {
+		if alive, err := orphan.Alive(process.Name()); alive || err != nil {
+			continue // or it is no process's, and not ours to judge
+		}
+		dir := filepath.Join(poolDir(s.records.Dir()), process.Name())
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return nil, nil, err
+		}
+		kept := 0
+		for _, e := range entries {
+			if path := filepath.Join(dir, e.Name()); recorded[path] {
+				kept++
+			} else {
+				strays = append(strays, path)
+			}
+		}
+		if kept == 0 {
+			dirs = append(dirs, dir)
+		}
+	}
+	return strays, dirs, nil
+}
+
+// recordedPaths are the namespaces that a record knows by their path.
+func (s *snapshot) recordedPaths() (map[string]bool, error) {
+	found, err := s.records.List()
+	if err != nil {
+		return nil, err
+	}
+	paths := make(map[string]bool)
+	for _, f := range found {
+		paths[f.Record.NetNS.Path] = true
+	}
+	return paths, nil
+}
