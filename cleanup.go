@@ -14,6 +14,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
 	"github.com/embedcni/cni/netns"
@@ -144,8 +145,9 @@ type footprint struct {
 	Filtered bool // its plugins make firewall rules
 	UDP      bool // portmap is among them, perhaps with a UDP port
 
-	siblings []netip.Addr                 // of attachments of the container that stay
-	inUse    func() ([]netip.Addr, error) // of other containers
+	hostPorts []netfilter.HostPort         // that were forwarded
+	siblings  []netip.Addr                 // of attachments of the container that stay
+	inUse     func() ([]netip.Addr, error) // of other containers
 }
 
 // footprint reads it from the configuration and the result of the attachment.
@@ -163,6 +165,10 @@ func (a *attachment) footprint() (*footprint, error) {
 	}
 	f.UDP = f.UDP && !a.knownWithoutUDP()
 	f.result(decodeResult(json.RawMessage(a.partial)))
+	var err error
+	if f.hostPorts, err = hostPorts(a.CapabilityArgs[capPortMappings]); err != nil {
+		f.Thorough = true // so they are looked for
+	}
 	if a.NetNS != "" && f.Host != nil {
 		// A namespace that is gone is no reason to stop: what was in it is too.
 		f.Container, _ = netns.Open(a.NetNS)

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"context"
+	"encoding/json"
 	"net/netip"
 	"strings"
 
@@ -18,7 +19,7 @@ func (f *footprint) rules(ctx context.Context) ([]sweep.Item, error) {
 	}
 	target := netfilter.Target{
 		Network: f.Network, ContainerID: f.ContainerID, IfName: f.IfName,
-		Addresses: f.Addresses, Siblings: f.siblings,
+		Addresses: f.Addresses, Siblings: f.siblings, Ports: f.hostPorts, Thorough: f.Thorough,
 	}
 	fw := netfilter.Open(f.Host)
 	plan, err := netfilter.Find(ctx, fw, target)
@@ -34,6 +35,34 @@ func (f *footprint) rules(ctx context.Context) ([]sweep.Item, error) {
 		return nil, err
 	}
 	return []sweep.Item{rules{ctx, plan}}, nil
+}
+
+// hostPorts reads the capability portMappings, of whatever type the caller or
+// the record has it.
+//
+//	[{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}]
+func hostPorts(mappings any) ([]netfilter.HostPort, error) {
+	data, err := json.Marshal(mappings)
+	if err != nil {
+		return nil, err
+	}
+	var wire []wirePort
+	if err := json.Unmarshal(data, &wire); err != nil {
+		return nil, err
+	}
+	var ports []netfilter.HostPort
+	for _, w := range wire {
+		p, err := PortMapping(w).wire()
+		if err != nil {
+			return nil, err
+		}
+		one := netfilter.HostPort{HostPort: uint16(p.HostPort), ContainerPort: uint16(p.ContainerPort), Protocol: p.Protocol}
+		if p.HostIP != "" {
+			one.HostIP = netip.MustParseAddr(p.HostIP) // it was parsed before
+		}
+		ports = append(ports, one)
+	}
+	return ports, nil
 }
 
 type rules struct {

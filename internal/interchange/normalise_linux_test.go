@@ -76,9 +76,10 @@ func (n *normaliser) text(s string) string {
 // result replaces in a result what is random.
 func (n *normaliser) result(s string) string {
 	for _, name := range n.bridges {
-		// The keys of an interface are sorted, in every version.
-		re := regexp.MustCompile(`"mac": "[^"]*",(\s+"name": "` + regexp.QuoteMeta(name) + `")`)
-		s = re.ReplaceAllString(s, `"mac": "any",${1}`)
+		// The keys of an interface are sorted since 1.0.0, and were not before.
+		name = regexp.QuoteMeta(name)
+		s = regexp.MustCompile(`"mac": "[^"]*",(\s+"name": "`+name+`")`).ReplaceAllString(s, `"mac": "any",${1}`)
+		s = regexp.MustCompile(`("name": "`+name+`",\s+)"mac": "[^"]*"`).ReplaceAllString(s, `${1}"mac": "any"`)
 	}
 	return n.text(s)
 }
@@ -94,8 +95,8 @@ func TestNormaliser(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	n.bridges = []string{"cni0"}
-	got = n.result(`{"mac": "02:00:00:00:00:99", "name": "cni0"}, {"mac": "0a:00:00:00:00:01", "name": "eth0"}`)
-	want = `{"mac": "any", "name": "cni0"}, {"mac": "0a:00:00:00:00:01", "name": "eth0"}`
+	got = n.result(`{"mac": "02:00:00:00:00:99", "name": "cni0"}, {"mac": "0a:00:00:00:00:01", "name": "eth0"}, {"name": "cni0", "mac": "02:00:00:00:00:99"}`)
+	want = `{"mac": "any", "name": "cni0"}, {"mac": "0a:00:00:00:00:01", "name": "eth0"}, {"name": "cni0", "mac": "any"}`
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

@@ -22,6 +22,10 @@ type nativeRule struct {
 
 // nativeChains are the chains in the order in which they are made, each after
 // those that it jumps to.
+//
+// No set has verdicts in it, which would spare the rule for each length of
+// prefix: the kernel follows all verdicts of a map again with each element that
+// is added, so that it would cost more with each container.
 func nativeChains() []nativeChain {
 	both := func(rule func(family uint8, suffix string) nativeRule) []nativeRule {
 		return []nativeRule{rule(familyIPv4, "4"), rule(familyIPv6, "6")}

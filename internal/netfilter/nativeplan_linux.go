@@ -11,10 +11,6 @@ import (
 // errOnlyIPTables is for what a backend cannot do that iptables can.
 var errOnlyIPTables = errors.New(`only the backend "iptables" can do that`)
 
-// ErrHostPortTaken means that a port of the host is forwarded to another
-// attachment already, which the error names.
-var ErrHostPortTaken = errors.New("the host port is taken")
-
 // nativeElements returns the elements that are the rules, each once, in an
 // order that does not depend on that of the rules.
 func nativeElements(r Rules) ([]element, error) {

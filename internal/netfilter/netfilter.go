@@ -33,6 +33,46 @@
 // netlink. An attachment of which nothing is left costs about thirty netlink
 // messages.
 //
+// # The native table
+//
+// What this module's own plugins make where a configuration names no backend is
+// in the table inet embedcni, which the first container brings about and which
+// stays. It may be deleted when no container needs it. "nft list table inet
+// embedcni" shows it, and can be loaded again with nft -f.
+//
+//	set containers4, containers6       addresses whose packets are masqueraded, but for those …
+//	set subnets4_24, subnets6_64, …    … to the container's own subnet: address . first address of the
+//	                                   subnet, a set for each length of prefix that is in use
+//	map hostports4, hostports6         protocol . port : address . port of the container
+//	map hostips4, hostips6             the same for one address of the host; these go first
+//	set hairpin4_24, hairpin4_8, …     address . first address of a network whose packets to a forwarded port
+//	                                   are masqueraded: the container's subnet, 127.0.0.0/8, or all (_0)
+//	set bridges, isolated, same_bridge interfaces with an ingress policy; these are per bridge, and stay
+//
+// Every other element has the attachment as its comment: a hash of it, network,
+// interface and container ID. It is by this comment that one attachment's
+// elements are told from another's. Of rules there are a few, each with a
+// comment, in the chains prerouting and output (host ports), postrouting
+// (masquerading) and forward (ingress policies), and none is a container's.
+// Sets that are empty and rules for a length of prefix that no one has any more
+// stay.
+//
+// Within one subnet, a forwarded port that the container itself asks for needs
+// the bridge to send packets back by the port that they came from: hairpinMode
+// of the plugin bridge.
+//
+// # Cost
+//
+// Attaching takes one transaction of some ten elements: 20 µs, with 10 as with
+// 10,000 containers, once the socket is open. Deleting them takes two messages
+// more and 40 µs. A transaction does not wait for the kernel's grace period;
+// closing a socket after a deletion does, for about ten milliseconds, in which
+// no one can change rules. So a runtime keeps sockets open, see [WithSockets].
+//
+// In the form of the reference plugins both grow with the number of containers:
+// the kernel copies a chain for each rule that is added, and a rule is found by
+// listing its chain.
+//
 // It needs CAP_NET_ADMIN over the network namespace. Off Linux it fails with
 // [ErrNotSupported].
 package netfilter

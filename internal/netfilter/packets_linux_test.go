@@ -263,3 +263,38 @@ func TestPackets(t *testing.T) {
 		})
 	}
 }
+
+// What comes from one bridge with a policy does not go to another, or to the
+// same one if that is isolated. The client's link stands for a second bridge.
+func TestPacketsBetweenBridges(t *testing.T) {
+	n := newTopology(t)
+	n.serve(n.c1, 80)
+	n.serve(n.c2, 9000)
+	n.serve(n.client, 9000)
+	n.serve(n.ns, 7000)
+	n.settle()
+	o := Owner{"podnet", "c1", "eth0"}
+	v4, v6 := prefix(container4+"/24"), prefix(container6+"/64")
+	n.mustWrite(Native, Rules{
+		Masquerade: []Masquerade{{o, []netip.Prefix{v4, v6}}},
+		HostPorts:  []HostPorts{{Owner: o, V4: v4, V6: v6, SNAT: true, Ports: both(8080, "")}},
+	})
+	policy := func(policy, bridge string) {
+		n.mustWrite(Native, Rules{Forward: []Forward{{Owner: o, Ingress: policy, Bridge: bridge}}})
+	}
+	fromHost := packet{"the host", n.ns, outside4, 8080, outside4}
+	open := []packet{fromHost,
+		{"the client", n.client, outside4, 8080, client4}, {"the client", n.client, outside6, 8080, client6},
+		{"the container to itself", n.c1, outside4, 8080, bridge4}, {"the container to itself", n.c1, outside6, 8080, bridge6}}
+	policy("open", "")
+	n.expect(open)
+	policy("same-bridge", "br1")
+	n.expect(open) // the other side has no policy
+	policy("same-bridge", "veth3")
+	n.expect([]packet{fromHost, open[3], open[4],
+		{"from another bridge", n.client, outside4, 8080, ""}, {"from another bridge", n.client, outside6, 8080, ""},
+		{"to another bridge", n.c1, client4, 9000, ""}})
+	policy("isolated", "br1")
+	n.expect([]packet{fromHost,
+		{"within an isolated bridge", n.c1, outside4, 8080, ""}, {"within an isolated bridge", n.c1, outside6, 8080, ""}})
+}

@@ -2,6 +2,7 @@ package netfilter
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 )
 
@@ -11,13 +12,28 @@ type Backend string
 const (
 	// Native is nftables, in sets and maps of a table of this module's own: a
 	// packet and a change cost the same however many containers there are. It
-	// is what is used when a configuration names no backend.
+	// is what is used when a configuration names no backend. The package's
+	// documentation describes the table.
+	//
+	// An address belongs to one attachment at a time: an ADD takes over what
+	// another one has left with the address, and the late DEL of that one leaves
+	// it alone. A port of the host belongs to who came first; another ADD fails
+	// with [ErrHostPortTaken].
 	Native Backend = ""
 	// IPTables and NFTables are the forms of the reference plugins, which can
 	// check and delete what is written here, and the other way round.
+	//
+	// In NFTables an ADD looks for nothing, so that a second one for the same
+	// attachment makes second copies, which do no harm and go with the first.
+	// Conditions are the table's, as with the reference plugin: those that came
+	// last are for all containers. Beyond the reference plugin it has MasqAll.
 	IPTables Backend = "iptables"
 	NFTables Backend = "nftables"
 )
+
+// ErrHostPortTaken means that a port of the host is forwarded to another
+// attachment already, which the error names.
+var ErrHostPortTaken = errors.New("the host port is taken")
 
 // Owner is the attachment that rules belong to. All three are set.
 type Owner struct {
@@ -56,10 +72,17 @@ type HostPorts struct {
 	// ConditionsV4 and ConditionsV6, NFTables takes text of nft's syntax.
 	ConditionsV4, ConditionsV6 []string
 	ExternalSetMarkChain       string // empty: portmap's own chain marks
-	MarkMasqBit                int    // 0 to 31
+	// MarkMasqBit is 0 to 31. The other backends mark no packets, and do not look
+	// at it, as portmap always has one.
+	MarkMasqBit int
 }
 
 // Forward lets the container's packets be forwarded, whatever the policy is.
+//
+// That is so with IPTables alone: an accepting rule in one table of nftables
+// does not keep another table from dropping the packet, so Native has nothing
+// but the ingress policies, and a host that drops what it forwards needs
+// IPTables. NFTables refuses it, as the reference plugin has no such form.
 type Forward struct {
 	Owner
 	Addresses []netip.Addr
@@ -81,8 +104,7 @@ type Rules struct {
 // writer is a backend. Each call is for the network namespace of the calling
 // thread.
 type writer interface {
-	// add makes the rules, all or none. What is there already stays, so that
-	// it can be repeated.
+	// add makes the rules, all or none. It can be repeated.
 	add(ctx context.Context, r Rules) error
 	// remove deletes what add has made. What is gone is fine, and what can no
 	// longer be computed, as addresses that are unknown, is looked for.

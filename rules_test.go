@@ -1,0 +1,41 @@
+package cni
+
+import (
+	"encoding/json"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/embedcni/cni/internal/netfilter"
+)
+
+// The sweep knows the ports by what the caller gave and by what the record has.
+func TestHostPorts(t *testing.T) {
+	want := []netfilter.HostPort{
+		{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"},
+		{HostPort: 53, ContainerPort: 5353, Protocol: "udp", HostIP: netip.MustParseAddr("fd00::1")},
+	}
+	const recorded = `[{"hostPort": 8080, "containerPort": 80}, {"hostPort": 53, "containerPort": 5353, "protocol": "UDP", "hostIP": "fd00::1"}]`
+	var decoded any
+	if err := json.Unmarshal([]byte(recorded), &decoded); err != nil {
+		t.Fatal(err)
+	}
+	for name, mappings := range map[string]any{
+		"the caller's": []PortMapping{{8080, 80, "tcp", ""}, {53, 5353, "udp", "fd00::1"}},
+		"converted":    []wirePort{{8080, 80, "tcp", ""}, {53, 5353, "udp", "fd00::1"}},
+		"recorded":     json.RawMessage(recorded),
+		"decoded":      decoded,
+	} {
+		if got, err := hostPorts(mappings); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: got %v, %v, want %v", name, got, err, want)
+		}
+	}
+	if got, err := hostPorts(nil); err != nil || len(got) > 0 {
+		t.Errorf("none: got %v, %v", got, err)
+	}
+	for _, bad := range []any{"x", json.RawMessage(`[{"hostPort": 0}]`), json.RawMessage(`[{"hostPort": 1, "containerPort": 1, "hostIP": "x"}]`), func() {}} {
+		if got, err := hostPorts(bad); err == nil {
+			t.Errorf("%T is read as %v", bad, got)
+		}
+	}
+}
