@@ -31,18 +31,30 @@ const answerTime = 5
 // Dial opens a socket in a namespace. The sysctls are set meanwhile, as both
 // need a thread that is inside; see [SetSysctls].
 func Dial(ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
-	var c *Conn
-	err := ns.Do(func() (err error) {
-		if err := writeSysctls(sysctls); err != nil {
+	c, _, err := DialAndLook(ns, sysctls, nil)
+	return c, err
+}
+
+// DialAndLook is Dial, and returns which of the settings to look at are not as
+// they should be.
+func DialAndLook(ns *netns.Handle, set, look []Sysctl) (c *Conn, other []Sysctl, err error) {
+	err = ns.Do(func() (err error) {
+		if err := writeSysctls(set); err != nil {
 			return err
+		}
+		for _, s := range look {
+			// One that cannot be read is not as it should be.
+			if is, err := readSysctl(s.path()); err != nil || is != s.Value {
+				other = append(other, s)
+			}
 		}
 		c, err = dial()
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("in namespace %s: %w", ns.ID(), err)
+		return nil, nil, fmt.Errorf("in namespace %s: %w", ns.ID(), err)
 	}
-	return c, nil
+	return c, other, nil
 }
 
 // dial opens a socket in the namespace of the calling thread.

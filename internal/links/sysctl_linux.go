@@ -23,6 +23,8 @@ type Sysctl struct {
 	Optional bool
 }
 
+func (s Sysctl) path() string { return filepath.Join("/proc/sys", s.Path) }
+
 // SetSysctls makes the settings, in order, those that are not so already. The
 // thread enters the namespace once for all.
 func SetSysctls(ns *netns.Handle, settings []Sysctl) error {
@@ -53,12 +55,11 @@ func notOurs(err error) bool {
 
 // write looks before it writes: writing takes locks that every namespace
 // shares, and is not allowed where the setting was made for us.
-func (s Sysctl) write() (err error) {
-	path := filepath.Join("/proc/sys", s.Path)
-	if is, err := readSysctl(path); err != nil || is == s.Value {
+func (s Sysctl) write() error {
+	if is, err := readSysctl(s.path()); err != nil || is == s.Value {
 		return err
 	}
-	return os.WriteFile(path, []byte(s.Value), 0)
+	return os.WriteFile(s.path(), []byte(s.Value), 0)
 }
 
 func readSysctl(path string) (string, error) {
@@ -81,7 +82,7 @@ func CheckSysctls(ns *netns.Handle, settings []Sysctl) error {
 	}
 	return ns.Do(func() error {
 		for _, s := range settings {
-			is, err := readSysctl(filepath.Join("/proc/sys", s.Path))
+			is, err := readSysctl(s.path())
 			if err != nil {
 				return fmt.Errorf("sysctl: %w", err)
 			}

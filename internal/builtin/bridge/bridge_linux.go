@@ -22,6 +22,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/links"
@@ -44,12 +45,17 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (result *types100.Resu
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	host, err := links.Dial(r.Host, noRA(c.Bridge)) // of a bridge that is there already
+	var look []links.Sysctl
+	if c.IsGateway {
+		look = []links.Sysctl{forward4(), forward6()}
+	}
+	// The settings of a bridge that is there already.
+	host, unset, err := links.DialAndLook(r.Host, []links.Sysctl{noRA(c.Bridge)}, look)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, host.Close()) }()
-	a := &attachment{config: c, r: r, host: host}
+	a := &attachment{config: c, r: r, host: host, unset: unset}
 	defer func() { err = errors.Join(err, a.close()) }()
 	if err := a.make(ctx); err != nil {
 		return nil, errors.Join(err, a.undo(ctx))
@@ -62,6 +68,7 @@ type attachment struct {
 	*config
 	r      *plugin.Request
 	host   *links.Conn
+	unset  []links.Sysctl // what a gateway needs and the host had not
 	bridge links.Link
 	pair   links.Pair // made if the index is not 0
 	leased bool       // there are addresses to give back
@@ -102,6 +109,11 @@ func (a *attachment) make(ctx context.Context) error {
 	addrs, gateways, err := a.setGateways(a.result)
 	if err != nil {
 		return err
+	}
+	if a.MACSpoofChk { // before it can send
+		if err := newSpoofCheck(a.r).add(ctx, a.pair.Host.Name, a.pair.Container.MAC); err != nil {
+			return err
+		}
 	}
 	if err := a.configureContainer(); err != nil {
 		return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
@@ -191,7 +203,8 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix) erro
 	if err != nil {
 		return err
 	}
-	if err := links.SetSysctls(a.r.Host, forwarding(addrs)); err != nil {
+	needed := slices.DeleteFunc(forwarding(addrs), func(s links.Sysctl) bool { return !slices.Contains(a.unset, s) })
+	if err := links.SetSysctls(a.r.Host, needed); err != nil {
 		return err
 	}
 	return ipam.Await(ctx, a.host, on.Index, added)
@@ -225,6 +238,9 @@ func (a *attachment) undo(ctx context.Context) error {
 	if a.leased {
 		errs = append(errs, ipam.Release(ctx, a.r, a.IPAM.Type))
 	}
+	if a.MACSpoofChk {
+		errs = append(errs, newSpoofCheck(a.r).remove(context.WithoutCancel(ctx)))
+	}
 	return errors.Join(errs...)
 }
 
@@ -236,7 +252,12 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	}
 	// Without an IPAM plugin there was nothing to masquerade.
 	c.IPMasq = c.IPMasq && c.IPAM.Type != ""
-	return c.Delete(ctx, r)
+	err := c.Delete(ctx, r)
+	if !c.MACSpoofChk {
+		return err
+	}
+	// The host's namespace outlives the request: the runtime has opened it.
+	return errors.Join(err, batch.Later(ctx, newSpoofCheck(r).remove))
 }
 
 // Status asks the IPAM plugin.

@@ -47,6 +47,11 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
 	if err := c.checkGateway(host, r, br); err != nil {
 		return err
 	}
+	if c.MACSpoofChk {
+		if err := newSpoofCheck(r).check(ctx); err != nil {
+			return err
+		}
+	}
 	if c.IPAM.Type == "" {
 		return nil
 	}

@@ -85,10 +85,6 @@ func load(r *plugin.Request) (*config, error) {
 	if c.DisableContainerInterface && c.IPAM.Type != "" {
 		return nil, invalid(`"disableContainerInterface" excludes "ipam": an interface that is down has no use for addresses`)
 	}
-	if c.MACSpoofChk {
-		return nil, invalid(`"macspoofchk": this plugin does not make the rules for it: ` +
-			`have the executable "bridge" of the reference plugins run instead`)
-	}
 	c.IsGateway = c.IsGateway || c.IsDefaultGateway
 	var err error
 	if c.trunk, err = trunk(c.VLANTrunk); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -118,20 +119,20 @@ func conflicts(have []links.Address, want netip.Prefix) (present bool, others []
 	return false, others
 }
 
-// forwarding are the settings that make the host forward between its
-// interfaces, for the families of the addresses.
+// The settings that make the host forward between its interfaces.
+func forward4() links.Sysctl { return links.Sysctl{Path: "net/ipv4/ip_forward", Value: "1"} }
+func forward6() links.Sysctl {
+	return links.Sysctl{Path: "net/ipv6/conf/all/forwarding", Value: "1"}
+}
+
+// forwarding are those of the settings that the families of the addresses need.
 func forwarding(addrs []netip.Prefix) []links.Sysctl {
-	var v4, v6 bool
-	for _, a := range addrs {
-		v4 = v4 || a.Addr().Is4()
-		v6 = v6 || a.Addr().Is6()
-	}
 	var all []links.Sysctl
-	if v4 {
-		all = append(all, links.Sysctl{Path: "net/ipv4/ip_forward", Value: "1"})
+	if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is4() }) {
+		all = append(all, forward4())
 	}
-	if v6 {
-		all = append(all, links.Sysctl{Path: "net/ipv6/conf/all/forwarding", Value: "1"})
+	if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		all = append(all, forward6())
 	}
 	return all
 }

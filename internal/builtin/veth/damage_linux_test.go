@@ -59,6 +59,9 @@ func TestCheckTellsDamage(t *testing.T) {
 			{"no forwarding of IPv4", "host", "sysctl -qw net.ipv4.ip_forward=0", `sysctl net/ipv4/ip_forward is 0, not 1`},
 			{"no forwarding of IPv6", "host", "sysctl -qw net.ipv6.conf.all.forwarding=0", `sysctl net/ipv6/conf/all/forwarding is 0, not 1`},
 		}},
+		{side{name: "spoofing", typ: "bridge", conf: `"macspoofchk": true, ` + static4}, []damage{
+			{"no rules", "host", "nft flush ruleset", `"macspoofchk": chain "cni-br-iface-id-c1-eth0" of table bridge nat has 0 rules with the comment "macspoofchk-id-c1-eth0", not 1`},
+		}},
 		{side{name: "ptp", typ: "ptp", conf: staticGW}, []damage{
 			{"the container's end is gone", "container", "ip link del eth0", `in the container: interface "eth0": no such device`},
 			{"the container's end is down", "container", "ip link set eth0 down", `interface "eth0" in the container: it is down`},

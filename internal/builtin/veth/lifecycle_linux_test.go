@@ -237,10 +237,14 @@ func TestManyAtOnce(t *testing.T) {
 			for i := range many {
 				h.namespace(fmt.Sprint("c", i))
 			}
+			first := side{typ: typ, conf: `"macspoofchk": true, "ipam": {"type": "static", "addresses": [{"address": "10.2.0.2/24", "gateway": "10.2.0.1"}]}`}.call()
+			first.id = "c0"
+			h.must(ours, "ADD", first) // makes what is shared
+			h.must(ours, "DEL", first)
 			clean := h.snapshot()
 			calls := make([]call, many)
 			each(t, many, func(i int) (err error) {
-				calls[i] = side{typ: typ, conf: fmt.Sprintf(`"isDefaultGateway": true, "ipam": {"type": "static", "addresses": [
+				calls[i] = side{typ: typ, conf: fmt.Sprintf(`"isDefaultGateway": true, "macspoofchk": true, "ipam": {"type": "static", "addresses": [
 					{"address": "10.1.0.%d/24", "gateway": "10.1.0.1"}, {"address": "fd00:1::%d/64", "gateway": "fd00:1::1"}]}`, i+2, i+2)}.call()
 				calls[i].id = fmt.Sprint("c", i)
 				calls[i].prev, err = ours(h, t.Context(), "ADD", calls[i])

@@ -47,6 +47,7 @@ var sides = []side{
 	{name: "hairpin", typ: "bridge", conf: `"hairpinMode": true, ` + static4},
 	{name: "promiscuous", typ: "bridge", conf: `"promiscMode": true, ` + static4},
 	{name: "isolated", typ: "bridge", conf: `"portIsolation": true, ` + static4},
+	{name: "no spoofing of MACs", typ: "bridge", conf: `"macspoofchk": true, ` + static4},
 	{name: "MAC of the runtime", typ: "bridge", args: "IgnoreUnknown=1;MAC=02:00:00:00:00:01",
 		conf: `"runtimeConfig": {"mac": "` + fixedMAC + `"}, "args": {"cni": {"mac": "02:00:00:00:00:02"}}, ` + static4},
 	{name: "MAC of the arguments", typ: "bridge", args: "IgnoreUnknown=1;MAC=02:00:00:00:00:01", conf: `"args": {"cni": {"mac": "` + fixedMAC + `"}}, ` + static4},
