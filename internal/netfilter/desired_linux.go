@@ -16,6 +16,8 @@ const (
 	chainMasq     = "CNI-HOSTPORT-MASQ"
 	chainOldSNAT  = "CNI-HOSTPORT-SNAT"
 	chainAdmin    = "CNI-ADMIN"
+
+	markComment = "CNI portfwd masquerade mark"
 )
 
 // desired is what Rules are in iptables of one family: the chains and rules that
@@ -39,7 +41,8 @@ type desiredRule struct {
 	first  bool       // it goes before the rules that are there
 	shared bool       // it is for every container, or for each on a bridge
 
-	conditional bool // it has words of the configuration's
+	conditional bool   // it has words of the configuration's
+	mark        uint32 // of the rules of the marking: what packets are marked with
 }
 
 func (r desiredRule) String() string {
@@ -140,10 +143,11 @@ func (w *desired) hostPorts(h HostPorts) {
 // marking has marked packets masqueraded. Only this jump goes first: the rules
 // of bridge and ptp would take the packets before it.
 func (w *desired) marking(bit int) {
-	value := fmt.Sprintf("%#x/%#x", 1<<bit, 1<<bit)
-	w.rule(desiredRule{chainID: w.chain(tableNAT, chainSetMark, true), shared: true},
-		"-m", "comment", "--comment", "CNI portfwd masquerade mark", "-j", "MARK", "--set-xmark", value)
-	w.rule(desiredRule{chainID: w.chain(tableNAT, chainMasq, true), shared: true},
+	mark := uint32(1) << bit
+	value := fmt.Sprintf("%#x/%#x", mark, mark)
+	w.rule(desiredRule{chainID: w.chain(tableNAT, chainSetMark, true), shared: true, mark: mark},
+		"-m", "comment", "--comment", markComment, "-j", "MARK", "--set-xmark", value)
+	w.rule(desiredRule{chainID: w.chain(tableNAT, chainMasq, true), shared: true, mark: mark},
 		"-m", "mark", "--mark", value, "-j", "MASQUERADE")
 	w.rule(desiredRule{chainID: chainID{tableNAT, "POSTROUTING"}, target: chainMasq, first: true, shared: true},
 		"-m", "comment", "--comment", "CNI portfwd requiring masquerade", "-j", chainMasq)

@@ -93,10 +93,23 @@ func relevant(t Target) []chainID {
 
 // load returns the tables that the tool shows. With an error they are not all.
 func load(ctx context.Context, tool iptables, chains []chainID) ([]ruleset, error) {
+	return loadSome(ctx, tool, chains, func(string) bool { return true })
+}
+
+// loadSome returns the tables with those rules that keep keeps, by their lines.
+func loadSome(ctx context.Context, tool iptables, chains []chainID, keep func(line string) bool) ([]ruleset, error) {
 	out, err := tool.save(ctx, chains)
 	if err != nil {
 		err = fmt.Errorf("%s: list the rules: %w", tool.name(), err)
 	}
+	var b strings.Builder
+	for rest := out; rest != ""; {
+		var line string
+		if line, rest = cutLine(rest); keep(line) {
+			b.WriteString(line + "\n")
+		}
+	}
+	out = b.String()
 	sets, parseErr := parseSave(out)
 	if parseErr != nil {
 		err = errors.Join(err, fmt.Errorf("%s: read the rules: %w", tool.name(), parseErr))

@@ -57,6 +57,13 @@ func belongings(r Rules) []*belonging {
 	return all
 }
 
+// has reports whether there can be something of a family: where addresses are
+// known, nothing was made for a family that has none.
+func (b *belonging) has(v6 bool) bool {
+	return len(b.target.Addresses) == 0 ||
+		slices.ContainsFunc(b.target.Addresses, func(a netip.Addr) bool { return a.Is6() == v6 })
+}
+
 // chains are the container's own chains among what is to be removed.
 func (b *belonging) chains() []ownChain {
 	own := ownChains(b.target.Network, b.target.ContainerID)
@@ -105,7 +112,9 @@ func (i iptablesWriter) remove(ctx context.Context, r Rules) error {
 				if slices.Contains(doubt, b) {
 					errs = append(errs, b.removeWith(ctx, xtables{family, false}))
 				}
-				errs = append(errs, b.removeWith(ctx, xtables{family, true}))
+				if legacy := (xtables{family, true}); b.has(legacy.v6()) {
+					errs = append(errs, b.removeWith(ctx, legacy))
+				}
 			}
 		}
 		return errors.Join(errs...)
@@ -124,7 +133,7 @@ func (b *belonging) removeWith(ctx context.Context, x xtables) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	sets, err := load(ctx, x, ids)
+	sets, err := loadSome(ctx, x, ids, b.concerns)
 	if err != nil {
 		return err
 	}
@@ -145,6 +154,15 @@ func (b *belonging) removeWith(ctx context.Context, x xtables) error {
 		return nil
 	}
 	return iptablesWork{x, commands}.apply(ctx)
+}
+
+// concerns reports whether a line of iptables-save can be about b.
+func (b *belonging) concerns(line string) bool {
+	if !strings.HasPrefix(line, "-A ") {
+		return true
+	}
+	return slices.ContainsFunc(b.chains(), func(c ownChain) bool { return strings.Contains(line, c.name) }) ||
+		slices.ContainsFunc(b.forward, func(a netip.Addr) bool { return strings.Contains(line, a.String()) })
 }
 
 // siblings are the addresses of the container's other interfaces on the same

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,7 +18,8 @@ type facts struct {
 	chains map[chainID]bool        // of those wanted, the ones that exist
 	jumps  map[chainID][]string    // where the shared jumps lead that exist
 	addrs  map[netip.Addr]struct{} // those of which CNI-FORWARD says something
-	saved  []savedRule             // of the legacy variant: every rule of these tables
+	marks  map[string]bool         // the rules of the marking that are there for sure, as text
+	saved  []savedRule             // of the legacy variant: every rule that can be one of those wanted
 	legacy bool
 }
 
@@ -79,6 +81,9 @@ func (f facts) state(w desired, r desiredRule) state {
 		}
 		return absent
 	}
+	if f.marks[r.String()] {
+		return present
+	}
 	return unknown
 }
 
@@ -114,13 +119,13 @@ func (w desired) addrs() []netip.Addr {
 func (x maker) look(ctx context.Context, w desired) (facts, error) {
 	f := facts{
 		chains: make(map[chainID]bool), jumps: make(map[chainID][]string), addrs: make(map[netip.Addr]struct{}),
-		legacy: x.legacy,
+		marks: make(map[string]bool), legacy: x.legacy,
 	}
 	if x.legacy {
 		err := x.lookLegacy(ctx, w, &f)
 		return f, err
 	}
-	return f, x.lookNFT(ctx, w, f)
+	return f, steadily(ctx, func() error { return x.lookNFT(ctx, w, f) })
 }
 
 func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
@@ -151,6 +156,9 @@ func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
 			return err
 		}
 	}
+	if err := x.lookMarks(ctx, w, f); err != nil {
+		return err
+	}
 	if addrs := w.addrs(); f.chains[chainID{tableFilter, chainForward}] && len(addrs) > 0 {
 		var raw [][]byte
 		for _, a := range addrs {
@@ -166,6 +174,29 @@ func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
 				return nil
 			})
 		})
+	}
+	return nil
+}
+
+// lookMarks looks for the rules that mark, and that masquerade what is marked.
+// The tool could say it too, but would list all chains for it.
+func (x maker) lookMarks(ctx context.Context, w desired, f facts) error {
+	for _, r := range w.rules {
+		if r.mark == 0 || !f.chains[r.chainID] {
+			continue
+		}
+		err := x.fw.onSocket(ctx, func(s *socket) error {
+			return s.dump(rulesOf(nftTable{x.family(), r.table}, r.chain), func(rule []byte) error {
+				shape, err := decodeShape(rule)
+				if err == nil && (shape.marks(r.mark) || shape.masquerades(r.mark)) {
+					f.marks[r.String()] = true
+				}
+				return err
+			})
+		})
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -212,7 +243,7 @@ func (x maker) lookLegacy(ctx context.Context, w desired, f *facts) error {
 	for _, c := range w.chains {
 		ids = append(ids, c.chainID)
 	}
-	sets, err := load(ctx, x.xtables, ids)
+	sets, err := loadSome(ctx, x.xtables, ids, w.concerns)
 	if err != nil {
 		return err
 	}
@@ -227,4 +258,26 @@ func (x maker) lookLegacy(ctx context.Context, w desired, f *facts) error {
 		}
 	}
 	return nil
+}
+
+// concerns reports whether a line of iptables-save can be one of the rules that
+// are wanted. To take apart the rules of all containers would take longest.
+func (w desired) concerns(line string) bool {
+	rest, ok := strings.CutPrefix(line, "-A ")
+	if !ok {
+		return true
+	}
+	chain, spec, _ := strings.Cut(rest, " ")
+	for _, r := range w.rules {
+		if r.chain != chain {
+			continue
+		}
+		switch {
+		case r.addr.IsValid() && !strings.Contains(spec, r.addr.String()):
+		case r.target != "" && !strings.Contains(spec, r.target):
+		default:
+			return true
+		}
+	}
+	return false
 }

@@ -19,6 +19,20 @@ func rulesOf(table nftTable, chain string) message {
 	}
 }
 
+// steadily calls fn, which lists rules, again for as long as others change them
+// meanwhile.
+func steadily(ctx context.Context, fn func() error) error {
+	for range mostChanges {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := fn(); !errors.Is(err, errChanged) {
+			return err
+		}
+	}
+	return fmt.Errorf("nftables: list the rules: %w, %d times", errChanged, mostChanges)
+}
+
 // errEnough is what fn of scanRules returns to see no more rules.
 var errEnough = errors.New("that is enough")
 
@@ -40,6 +54,10 @@ func scanRules(ctx context.Context, table nftTable, chain string, fn func(rule [
 		}
 		var failed error
 		err := s.receive(func(h header, data []byte) bool {
+			if h.flags&unix.NLM_F_DUMP_INTR != 0 {
+				failed = errChanged // what is looked for may have been passed over
+				return true
+			}
 			if h.typ != unix.NLMSG_ERROR && h.typ != unix.NLMSG_DONE {
 				failed = fn(data)
 				return failed != nil

@@ -172,3 +172,26 @@ func tracked() string {
 	data = appendNumber(data, matchRevision, 3)
 	return word("match", appendAttr(data, matchInfo, info))
 }
+
+// marks reports whether all that the rule does is to mark, as portmap has it.
+func (s shape) marks(mark uint32) bool {
+	info := binary.NativeEndian.AppendUint32(nil, mark)
+	info = binary.NativeEndian.AppendUint32(info, mark)
+	data := appendString(nil, matchName, "MARK")
+	data = appendNumber(data, matchRevision, 2)
+	target := word("target", appendAttr(data, matchInfo, info))
+	return s.comment == markComment && len(s.words) == 2 && s.words[1] == target
+}
+
+// masquerades reports whether all that the rule does is to masquerade what has
+// the mark.
+func (s shape) masquerades(mark uint32) bool {
+	value := binary.NativeEndian.AppendUint32(nil, mark)
+	compare := appendNumber(nil, unix.NFTA_CMP_SREG, unix.NFT_REG_1)
+	compare = appendNumber(compare, unix.NFTA_CMP_OP, unix.NFT_CMP_EQ)
+	compare = appendAttr(compare, unix.NFTA_CMP_DATA, appendAttr(nil, unix.NFTA_DATA_VALUE, value))
+	masked := hex.EncodeToString(appendAttr(nil, unix.NFTA_BITWISE_MASK, appendAttr(nil, unix.NFTA_DATA_VALUE, value)))
+	target := word("target", appendString(nil, matchName, "MASQUERADE"))
+	return len(s.words) == 4 && strings.HasPrefix(s.words[0], "meta ") && strings.Contains(s.words[1], masked) &&
+		s.words[2] == word("cmp", compare) && strings.HasPrefix(s.words[3], target)
+}

@@ -1,0 +1,63 @@
+package netfilter
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/batch"
+)
+
+// All that the plugins of one attachment want is one process for each family,
+// and what is to be removed, in the nf_tables variant, none.
+func TestIPTablesAnAttachmentIsOneProcess(t *testing.T) {
+	h := newHost(t, "nft")
+	log := filepath.Join(h.dir, "log")
+	bin := t.TempDir()
+	for _, tool := range []string{"iptables-nft-restore", "ip6tables-nft-restore", "iptables-nft-save", "ip6tables-nft-save"} {
+		real, err := lookPath(tool)
+		must(t, err)
+		text := fmt.Sprintf("#!/bin/sh\necho %s >>%s\nexec %s \"$@\"\n", tool, log, real)
+		must(t, os.WriteFile(filepath.Join(bin, tool), []byte(text), 0o755))
+	}
+	fw := Open(h.ns)
+	must(t, fw.Add(t.Context(), IPTables, everything("c0", 3)))
+	shared := h.filters()
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	run := func(what func(r Rules)) {
+		t.Helper()
+		must(t, os.WriteFile(log, nil, 0o600))
+		r := everything("c1", 4)
+		what(Rules{Masquerade: r.Masquerade})
+		what(Rules{HostPorts: r.HostPorts})
+		what(Rules{Forward: r.Forward})
+	}
+	processes := func() string {
+		t.Helper()
+		out, err := os.ReadFile(log)
+		must(t, err)
+		return strings.Join(strings.Fields(string(out)), " ")
+	}
+	adding, removing := &batch.Batch{}, &batch.Batch{}
+	run(func(r Rules) { must(t, fw.Add(batch.With(t.Context(), adding), IPTables, r)) })
+	wantLines(t, "before the flush", h.filters(), shared)
+	must(t, os.WriteFile(log, nil, 0o600)) // the look was not the flush's
+	must(t, adding.Flush(t.Context()))
+	if got, want := processes(), "iptables-nft-restore ip6tables-nft-restore"; got != want {
+		t.Errorf("to add took %s, want %s", got, want)
+	}
+	must(t, fw.Check(t.Context(), IPTables, everything("c1", 4)))
+	run(func(r Rules) { must(t, fw.Remove(batch.With(t.Context(), removing), IPTables, r)) })
+	must(t, removing.Flush(t.Context()))
+	// The audit's look at the legacy variant has made its tables.
+	if got := processes(); got != "" {
+		t.Errorf("to remove took %s", got)
+	}
+	left, _ := audit.Diff(shared, h.filters())
+	if left != nil {
+		t.Errorf("left:\n%s", strings.Join(left, "\n"))
+	}
+}
