@@ -37,6 +37,9 @@ func (c *Conn) CreateMacvlan(container *netns.Handle, v Macvlan) error {
 		}
 		err = c.createAndRename(container, v)
 	}
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("create interface %q: this kernel has none of type macvlan (CONFIG_MACVLAN), or the parent allows none: %w", v.Name, err)
+	}
 	if err != nil {
 		return fmt.Errorf("create interface %q of type macvlan: %w", v.Name, err)
 	}

@@ -57,7 +57,11 @@ type change struct {
 }
 
 func (c *change) addQdisc(q netlink.Qdisc, to netlink.Link) error {
-	if err := c.nl.QdiscAdd(q); err != nil {
+	err := c.nl.QdiscAdd(q)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("this kernel has no queue %s: %w", q.Type(), err)
+	}
+	if err != nil {
 		return fmt.Errorf("add queue %s to interface %q: %w", q.Type(), to.Attrs().Name, err)
 	}
 	c.undo = append(c.undo, func() error { return c.nl.QdiscDel(q) })
@@ -83,6 +87,9 @@ func (c *change) shape(host netlink.Link, l limit, name string) (netlink.Link, e
 	if errors.Is(err, unix.EEXIST) {
 		return nil, fmt.Errorf("interface %q, which is named after the network and the container, is there already: "+
 			"another interface of the container is on this network, or an earlier one was not deleted: %w", name, err)
+	}
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, fmt.Errorf("egressRate needs an interface of type ifb, which this kernel does not have (CONFIG_IFB): %w", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("add interface %q of type ifb: %w", name, err)

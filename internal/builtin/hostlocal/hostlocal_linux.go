@@ -25,7 +25,7 @@ type Plugin struct {
 }
 
 // New returns a plugin that knows nothing yet.
-func New() *Plugin { return &Plugin{dirs: make(map[string]*directory)} }
+func New() *Plugin { return &Plugin{} }
 
 // Add takes an address from each range set: the one that is requested, if any
 // is, or else the next that is free. All or none.
@@ -173,6 +173,9 @@ func (p *Plugin) lock(ctx context.Context, c *config, create bool) (*held, error
 	p.mu.Lock()
 	d := p.dirs[c.dir]
 	if d == nil {
+		if p.dirs == nil {
+			p.dirs = make(map[string]*directory)
+		}
 		d = newDirectory(c.dir)
 		p.dirs[c.dir] = d
 	}

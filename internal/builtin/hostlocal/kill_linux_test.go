@@ -1,0 +1,89 @@
+package hostlocal
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+)
+
+// victim is the environment variable that makes this program add and delete in
+// the directory that it names, until it is killed.
+const victim = "EMBEDCNI_HOST_LOCAL_VICTIM"
+
+// workUntilKilled says so after each ADD, and DEL, of which there is one for
+// every other.
+func workUntilKilled(base string) int {
+	p := New()
+	for i := 0; ; i++ {
+		r := call(configFor(base, dual), fmt.Sprint("victim", i))
+		result, err := p.Add(context.Background(), r)
+		if r.PrevResult = result; err == nil && i%2 == 0 {
+			err = p.Del(context.Background(), r)
+		}
+		if err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		fmt.Println("done")
+		if i == 200 { // the range must not run out
+			i = 0
+			if err := p.GC(context.Background(), r, nil); err != nil {
+				fmt.Println(err)
+				return 1
+			}
+		}
+	}
+}
+
+// Whenever a process is killed, what it leaves are whole reservations, which
+// name their holder, and a lock that is free.
+func TestKilled(t *testing.T) {
+	base := t.TempDir()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	p := New()
+	for round := range 40 {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), victim+"="+base)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewScanner(out)
+		for range 1 + rnd.IntN(40) {
+			if !lines.Scan() || lines.Text() != "done" {
+				t.Fatalf("the victim says %q", lines.Text())
+			}
+		}
+		if err := cmd.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+		if err := cmd.Wait(); err == nil {
+			t.Error("the victim ended by itself")
+		}
+		for name, content := range files(t, base+"/podnet") {
+			if _, err := netip.ParseAddr(name); err == nil && content == "" {
+				t.Fatalf("round %d: %s is empty", round, name)
+			}
+		}
+		add(t, p, call(configFor(base, dual), "survivor"))
+		if err := p.GC(t.Context(), call(configFor(base, dual), ""), nil); err != nil {
+			t.Fatal(err)
+		}
+		left := slices.Sorted(maps.Keys(files(t, base+"/podnet")))
+		if want := []string{"last_reserved_ip.0", "last_reserved_ip.1", "lock"}; !slices.Equal(left, want) {
+			t.Fatalf("round %d: left %q, want %q", round, left, want)
+		}
+	}
+}
