@@ -88,6 +88,14 @@ func namespaceState(n *normaliser, where string) ([]string, error) {
 		lines = append(lines, more...)
 	}
 	set, err := sysctls(slices.Collect(maps.Values(names)))
+	for _, l := range links {
+		if l.Attrs().MasterIndex != 0 {
+			// A port of a bridge gives what it receives to the bridge: whether it
+			// would take router advertisements decides nothing. The reference
+			// plugins say that it would not.
+			set = slices.DeleteFunc(set, func(s string) bool { return strings.HasPrefix(s, "sysctl net/ipv6/conf/"+l.Attrs().Name+"/accept_ra ") })
+		}
+	}
 	return append(lines, set...), err
 }
 
@@ -99,6 +107,12 @@ func linkLine(l netlink.Link, names map[int]string) string {
 	line := fmt.Sprintf("link %s kind %s flags %#x mtu %d txqlen %d group %d alias %q mac %s master %q promisc %d allmulti %d",
 		a.Name, l.Type(), a.RawFlags&linkFlags, a.MTU, a.TxQLen, a.Group, a.Alias, a.HardwareAddr, names[a.MasterIndex], a.Promisc, a.Allmulti)
 	switch l := l.(type) {
+	case *netlink.Veth:
+		// The reference plugins set the length of a queue that the host's end does
+		// not have to 0, which is a trap for who gives it one; ours leave it.
+		if strings.HasPrefix(a.Name, "veth") {
+			line = strings.Replace(line, fmt.Sprintf(" txqlen %d ", a.TxQLen), " txqlen any ", 1)
+		}
 	case *netlink.Bridge:
 		// Its address is one of its ports', unless somebody has set it.
 		line = strings.Replace(line, "mac "+a.HardwareAddr.String(), "mac any", 1)
