@@ -7,10 +7,13 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/embedcni/cni/internal/audit"
 )
@@ -119,8 +122,8 @@ func TestNativeRace(t *testing.T) {
 	}
 }
 
-// Sockets that are given back after Close are closed, and none is used twice at
-// once.
+// Sockets are kept for a moment, and then closed, or by Close; those that are
+// given back after it are closed, too.
 func TestSocketsAreClosed(t *testing.T) {
 	h := newHost(t, "nft")
 	before, err := audit.Snapshot(t.Context(), audit.Options{})
@@ -142,7 +145,31 @@ func TestSocketsAreClosed(t *testing.T) {
 	if err := errors.Join(sockets.Close(), sockets.give(h.ns.ID(), late)); err != nil {
 		t.Error(err)
 	}
+	if late := sockets.take(h.ns.ID()); late != nil {
+		t.Error("a socket is kept after Close")
+	}
+	// Those that no one closes close themselves.
+	sockets = &Sockets{}
+	if err := atOnce(0, mostIdle, func(i int) error { return fw.Add(WithSockets(t.Context(), sockets), Native, Rules{}) }); err != nil {
+		t.Fatal(err)
+	}
+	idle := func() int {
+		sockets.mu.Lock()
+		defer sockets.mu.Unlock()
+		return len(sockets.idle[h.ns.ID()])
+	}
+	if n := idle(); n < 1 {
+		t.Errorf("%d sockets are kept for a moment", n)
+	}
+	for deadline := time.Now().Add(10 * time.Second); idle() > 0; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d sockets are still open", idle())
+		}
+	}
 	after, err := audit.Snapshot(t.Context(), audit.Options{})
+	for deadline := time.Now().Add(10 * time.Second); err == nil && !slices.Equal(before, after) && time.Now().Before(deadline); {
+		after, err = audit.Snapshot(t.Context(), audit.Options{})
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ type Firewalls struct{}
 // Open returns what fails with [ErrNotSupported].
 func Open(*netns.Handle) *Firewalls { return &Firewalls{} }
 
-// Sockets are sockets that stay open; off Linux there are none.
+// Sockets are sockets that stay open between calls; off Linux there are none.
 type Sockets struct{}
 
 // Close does nothing.
