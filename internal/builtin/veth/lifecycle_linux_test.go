@@ -145,6 +145,27 @@ func (h *host) del(c call) error {
 	return err
 }
 
+// That the IPAM plugin fails is said, and keeps nothing else from being deleted.
+func TestDelWhenTheIPAMPluginFails(t *testing.T) {
+	for _, s := range both() {
+		h := newHost(t)
+		c := s.call()
+		h.namespace(c.id)
+		clean := h.snapshot()
+		c.prev = h.must(ours, "ADD", c)
+		broken := c
+		broken.conf = strings.Replace(c.conf, `"dataDir": "DIR/ipam"`, `"dataDir": "/proc/none"`, 1)
+		if out, err := ours(h, t.Context(), "DEL", broken); err == nil || !strings.HasPrefix(err.Error(), `IPAM plugin "host-local": `) {
+			t.Errorf("%s: %s, %v", s.name, out, err)
+		}
+		if inside := h.inside(c.id); strings.Contains(inside, "link eth0") {
+			t.Errorf("%s: in the container there is\n%s", s.name, inside)
+		}
+		h.must(ours, "DEL", c)
+		h.wantClean(clean)
+	}
+}
+
 // A failed ADD leaves nothing, wherever it fails.
 func TestFailedAddLeavesNothing(t *testing.T) {
 	tests := []struct{ name, typ, conf, before, want string }{
