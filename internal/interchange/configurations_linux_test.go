@@ -40,6 +40,7 @@ func loopbackConfigurations() []configuration {
 }
 
 func bridgeConfigurations() []configuration {
+	vlans := func(c configuration) configuration { c.vlans = true; return c }
 	bridge := func(name, fields string) configuration {
 		return one("bridge "+name, `{"type": "bridge"`+fields+`}`)
 	}
@@ -66,6 +67,10 @@ func bridgeConfigurations() []configuration {
 		bridge("macspoofchk twice", `, "macspoofchk": true, IPAM`).with(func(c *configuration) { c.containers = 2 }),
 		bridge("enabledad", `, "enabledad": true, IPAM`),
 		bridge("preserveDefaultVlan", `, "preserveDefaultVlan": false, IPAM`),
+		vlans(bridge("vlan", `, "vlan": 100, IPAM`)),
+		vlans(bridge("vlan and gateway", `, "vlan": 100, "isGateway": true, IPAM`)),
+		vlans(bridge("vlanTrunk", `, "vlanTrunk": [{"id": 200}, {"minID": 300, "maxID": 302}], IPAM`)),
+		vlans(bridge("vlan, vlanTrunk and preserveDefaultVlan", `, "vlan": 100, "vlanTrunk": [{"id": 200}], "preserveDefaultVlan": true, IPAM`)),
 		bridge("layer 2", ``),
 		bridge("disableContainerInterface", `, "disableContainerInterface": true`),
 		bridge("mac by capability", `, "capabilities": {"mac": true}, IPAM`).with(mac),
