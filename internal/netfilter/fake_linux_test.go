@@ -135,7 +135,7 @@ type fakeNFT struct {
 	asked    []string // of the native table: the sets that were listed whole
 }
 
-func (f *fakeNFT) setNames() ([]string, error) {
+func (f *fakeNFT) setNames(context.Context) ([]string, error) {
 	if f.listErr != nil {
 		return nil, f.listErr
 	}
@@ -148,7 +148,7 @@ func (f *fakeNFT) setNames() ([]string, error) {
 	return names, nil
 }
 
-func (f *fakeNFT) elements(keys []element, sets []string) ([]element, uint32, error) {
+func (f *fakeNFT) elements(_ context.Context, keys []element, sets []string) ([]element, uint32, error) {
 	f.asked = append(f.asked, sets...)
 	var found []element
 	for _, e := range f.native {
@@ -159,7 +159,7 @@ func (f *fakeNFT) elements(keys []element, sets []string) ([]element, uint32, er
 	return found, uint32(f.changes), f.listErr
 }
 
-func (f *fakeNFT) removeElements(generation uint32, elements []element) error {
+func (f *fakeNFT) removeElements(_ context.Context, generation uint32, elements []element) error {
 	if f.onRemove != nil {
 		f.onRemove(f)
 	}

@@ -62,7 +62,7 @@ func Find(ctx context.Context, fw *Firewalls, t Target) (Plan, error) {
 	if err != nil {
 		return plan, err
 	}
-	err = fw.do(func() error {
+	err = fw.doOnSocket(ctx, func(ctx context.Context) error {
 		var errs []error
 		for _, tool := range fw.tools {
 			commands, err := findIPTables(ctx, tool, tool.v6, t)
@@ -98,7 +98,7 @@ func (p Plan) Apply(ctx context.Context) error {
 	if p.Empty() {
 		return nil
 	}
-	return p.fw.do(func() error {
+	return p.fw.doOnSocket(ctx, func(ctx context.Context) error {
 		var errs []error
 		for _, w := range p.work {
 			errs = append(errs, w.apply(ctx))

@@ -40,7 +40,7 @@ func (n native) add(ctx context.Context, r Rules) error {
 			return fmt.Errorf("nftables: %w", err)
 		}
 		var generation uint32
-		msgs, generation, err = n.toAdd(wanted)
+		msgs, generation, err = n.toAdd(ctx, wanted)
 		switch {
 		case errors.Is(err, errChanged):
 		case err != nil || len(msgs) == 0:
@@ -54,12 +54,12 @@ func (n native) add(ctx context.Context, r Rules) error {
 
 // toAdd looks at what is there and returns what makes the rest, under the
 // condition that the rules are still of that generation.
-func (n native) toAdd(wanted []element) ([]message, uint32, error) {
-	found, generation, err := n.elements(wanted, nil)
+func (n native) toAdd(ctx context.Context, wanted []element) ([]message, uint32, error) {
+	found, generation, err := n.elements(ctx, wanted, nil)
 	if err != nil {
 		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", nativeTable, err)
 	}
-	lay, err := n.layout()
+	lay, err := n.layout(ctx)
 	if err != nil {
 		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", nativeTable, err)
 	}
@@ -99,7 +99,7 @@ func (n native) check(ctx context.Context, r Rules) error {
 	if err != nil || len(wanted) == 0 {
 		return err
 	}
-	return untilUnchanged(ctx, func() error { return n.checkElements(wanted) })
+	return untilUnchanged(ctx, func() error { return n.checkElements(ctx, wanted) })
 }
 
 // untilUnchanged repeats fn while it fails because others change the rules.
@@ -115,12 +115,12 @@ func untilUnchanged(ctx context.Context, fn func() error) (err error) {
 	return fmt.Errorf("%w, %d times", err, mostChanges)
 }
 
-func (n native) checkElements(wanted []element) error {
-	found, _, err := n.elements(wanted, nil)
+func (n native) checkElements(ctx context.Context, wanted []element) error {
+	found, _, err := n.elements(ctx, wanted, nil)
 	if err != nil {
 		return fmt.Errorf("nftables: look at table %v: %w", nativeTable, err)
 	}
-	lay, err := n.layout()
+	lay, err := n.layout(ctx)
 	if err != nil {
 		return fmt.Errorf("nftables: look at table %v: %w", nativeTable, err)
 	}

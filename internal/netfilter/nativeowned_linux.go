@@ -87,16 +87,16 @@ func (n native) remove(ctx context.Context, r Rules) error {
 
 // elementTable is where elements are looked for and deleted.
 type elementTable interface {
-	setNames() ([]string, error)
-	elements(keys []element, sets []string) ([]element, uint32, error)
-	removeElements(generation uint32, elements []element) error
+	setNames(ctx context.Context) ([]string, error)
+	elements(ctx context.Context, keys []element, sets []string) ([]element, uint32, error)
+	removeElements(ctx context.Context, generation uint32, elements []element) error
 }
 
 // find returns the elements that are there.
-func (o owned) find(t elementTable) ([]element, uint32, error) {
+func (o owned) find(ctx context.Context, t elementTable) ([]element, uint32, error) {
 	keys, sets := o.keys, []string(nil)
 	if o.inSets != nil || len(o.addrs) > 0 {
-		names, err := t.setNames()
+		names, err := t.setNames(ctx)
 		if errors.Is(err, errNoNFTables) {
 			return nil, 0, nil
 		}
@@ -111,7 +111,7 @@ func (o owned) find(t elementTable) ([]element, uint32, error) {
 		}
 	}
 	keys = slices.DeleteFunc(slices.Clone(keys), func(k element) bool { return slices.Contains(sets, k.set) })
-	found, generation, err := t.elements(keys, sets)
+	found, generation, err := t.elements(ctx, keys, sets)
 	if errors.Is(err, errNoNFTables) {
 		return nil, 0, nil
 	}
@@ -145,18 +145,18 @@ func (o owned) keysIn(set string) (keys []element) {
 // remove deletes the elements, all or none.
 func (o owned) remove(ctx context.Context, t elementTable) error {
 	return untilUnchanged(ctx, func() error {
-		found, generation, err := o.find(t)
+		found, generation, err := o.find(ctx, t)
 		if err != nil || len(found) == 0 {
 			return err
 		}
-		if err := t.removeElements(generation, found); err != nil {
+		if err := t.removeElements(ctx, generation, found); err != nil {
 			return fmt.Errorf("nftables: delete from table %v: %w", nativeTable, err)
 		}
 		return nil
 	})
 }
 
-func (s *socket) removeElements(generation uint32, elements []element) error {
+func (s *socket) removeElements(_ context.Context, generation uint32, elements []element) error {
 	var msgs []message
 	for _, e := range elements {
 		msgs = append(msgs, e.delete())
@@ -192,7 +192,7 @@ func perBridge(set string) bool {
 // search returns the elements that are there.
 func (o owned) search(ctx context.Context, t elementTable) (found []element, err error) {
 	err = untilUnchanged(ctx, func() error {
-		found, _, err = o.find(t)
+		found, _, err = o.find(ctx, t)
 		return err
 	})
 	return found, err
@@ -222,22 +222,22 @@ func (w nativeWork) apply(ctx context.Context) error {
 	return o.remove(ctx, w.table)
 }
 
-func (nfnetlink) setNames() (names []string, err error) {
-	err = withSocket(context.Background(), func(s *socket) error {
-		names, err = s.setNames()
+func (nfnetlink) setNames(ctx context.Context) (names []string, err error) {
+	err = withSocket(ctx, func(s *socket) error {
+		names, err = s.setNames(ctx)
 		return err
 	})
 	return names, err
 }
 
-func (nfnetlink) elements(keys []element, sets []string) (found []element, generation uint32, err error) {
-	err = withSocket(context.Background(), func(s *socket) error {
-		found, generation, err = s.elements(keys, sets)
+func (nfnetlink) elements(ctx context.Context, keys []element, sets []string) (found []element, generation uint32, err error) {
+	err = withSocket(ctx, func(s *socket) error {
+		found, generation, err = s.elements(ctx, keys, sets)
 		return err
 	})
 	return found, generation, err
 }
 
-func (nfnetlink) removeElements(generation uint32, elements []element) error {
-	return withSocket(context.Background(), func(s *socket) error { return s.removeElements(generation, elements) })
+func (nfnetlink) removeElements(ctx context.Context, generation uint32, elements []element) error {
+	return withSocket(ctx, func(s *socket) error { return s.removeElements(ctx, generation, elements) })
 }

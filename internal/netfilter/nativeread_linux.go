@@ -1,6 +1,7 @@
 package netfilter
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -80,7 +81,7 @@ func (s *socket) generation() (uint32, error) {
 
 // elements returns those of the native table's elements that have one of the
 // keys, and all of the sets, and the generation from which on that is so.
-func (s *socket) elements(keys []element, sets []string) ([]element, uint32, error) {
+func (s *socket) elements(_ context.Context, keys []element, sets []string) ([]element, uint32, error) {
 	generation, err := s.generation()
 	if err != nil {
 		return nil, 0, err
@@ -114,7 +115,7 @@ func (s *socket) elements(keys []element, sets []string) ([]element, uint32, err
 
 // setNames returns the names of the native table's sets, none if there is no
 // such table.
-func (s *socket) setNames() ([]string, error) {
+func (s *socket) setNames(context.Context) ([]string, error) {
 	var names []string
 	err := s.dump(message{
 		typ: unix.NFT_MSG_GETSET, family: nativeTable.family, object: text("sets of table " + nativeTable.String()),
@@ -131,9 +132,9 @@ func (s *socket) setNames() ([]string, error) {
 }
 
 // layout returns what there is of the native table, but for elements.
-func (s *socket) layout() (layout, error) {
+func (s *socket) layout(ctx context.Context) (layout, error) {
 	l := layout{sets: make(map[string]bool), rules: make(map[string][]string)}
-	names, err := s.setNames()
+	names, err := s.setNames(ctx)
 	if err != nil {
 		return l, err
 	}

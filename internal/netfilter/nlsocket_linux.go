@@ -315,10 +315,17 @@ type text string
 
 func (t text) String() string { return string(t) }
 
-// withSocket runs fn with a socket in the namespace of the calling thread.
+// openKey is the key of the socket that a context carries.
+type openKey struct{}
+
+// withSocket runs fn with the socket of the context, or with one in the
+// namespace of the calling thread.
 func withSocket(ctx context.Context, fn func(*socket) error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
+	}
+	if s, ok := ctx.Value(openKey{}).(*socket); ok {
+		return fn(s)
 	}
 	s, err := openSocket()
 	if err != nil {

@@ -124,6 +124,20 @@ func (s *Sockets) Close() error {
 	return errors.Join(errs...)
 }
 
+// doOnSocket runs fn on a thread in the namespace, like do, with a context in
+// which one socket serves all that is asked and changed in turn.
+func (fw *Firewalls) doOnSocket(ctx context.Context, fn func(context.Context) error) error {
+	opened := false
+	err := fw.onSocket(ctx, func(s *socket) error {
+		opened = true
+		return fw.do(func() error { return fn(context.WithValue(ctx, openKey{}, s)) })
+	})
+	if !opened && errors.Is(err, errNoNFTables) {
+		return fw.do(func() error { return fn(ctx) }) // there may be rules elsewhere
+	}
+	return err
+}
+
 // onSocket runs fn with a socket in the namespace.
 func (fw *Firewalls) onSocket(ctx context.Context, fn func(*socket) error) error {
 	if ctx.Err() != nil {
