@@ -9,6 +9,10 @@
 //   - A bridge that is made here has a MAC address of its own, which does not
 //     change as containers come and go.
 //   - VLANs on a bridge that does not keep them apart are an error.
+//   - The host's end keeps its setting of accept_ra: what arrives at a port is
+//     the bridge's, which ignores router advertisements.
+//   - A default route of the IPAM plugin without a gateway is enough for
+//     isDefaultGateway; the reference plugin adds a second one, and fails.
 package bridge
 
 import (
