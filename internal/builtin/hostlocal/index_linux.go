@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,16 +14,16 @@ import (
 // only ever used under the directory's lock, after refresh has made sure that
 // it is still right.
 //
-// Every ADD and DEL, whoever's, creates or removes a file, and that changes the
-// directory's times. Equal times mean an unchanged directory, with one
-// exception: before Linux 6.13, two changes within one tick of the kernel's
-// clock (1 to 10 ms) leave the same time. Where that may be, the names and inode
-// numbers are compared, which costs a tenth of a microsecond for each.
+// Every ADD and DEL, whoever's, creates or removes a file, which sets the
+// directory's time of modification to the present. That alone would not tell
+// two changes within a tick of the kernel's clock (1 to 10 ms) apart, not even
+// on kernels with finer times: a tmpfs takes those of the file. So whenever the
+// index is right, the directory is given a time in the past, which no change
+// leaves as it is.
 type index struct {
 	entries map[netip.Addr]entry
 	holders map[string][]netip.Addr // by content
-	stamp   stamp
-	precise bool // two changes never have the same time here
+	stamp   stamp                   // when entries were right; zero if unknown
 }
 
 // entry is a file.
@@ -32,12 +33,10 @@ type entry struct {
 	holder string // its content, trimmed; empty if it says nothing
 }
 
-// stamp is when a directory changed last.
+// stamp tells a state of a directory from all others.
 type stamp struct {
 	dev, ino     uint64
 	ctime, mtime unix.Timespec
-	local        bool // the times are the kernel's own, not a server's
-	settled      bool // a later change would have had a later time
 }
 
 func stampOf(dir int) (stamp, error) {
@@ -45,21 +44,29 @@ func stampOf(dir int) (stamp, error) {
 	if err := unix.Fstat(dir, &st); err != nil {
 		return stamp{}, err
 	}
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now); err != nil {
-		return stamp{}, err
-	}
-	return stamp{
-		dev: uint64(st.Dev), ino: st.Ino, ctime: st.Ctim, mtime: st.Mtim,
-		settled: before(st.Ctim, now),
-	}, nil
+	return stamp{dev: uint64(st.Dev), ino: st.Ino, ctime: st.Ctim, mtime: st.Mtim}, nil
 }
 
-func before(a, b unix.Timespec) bool { return a.Nano() < b.Nano() }
+// past is how far back the time is that a directory is given: more than a tick
+// of the clock, and than what a clock is corrected by while it runs.
+const past = time.Second
 
-// same tells whether nothing can have changed from one stamp to the other.
-func (s stamp) same(later stamp) bool {
-	return s.dev == later.dev && s.ino == later.ino && s.ctime == later.ctime && s.mtime == later.mtime
+// mark gives the directory a time in the past, and returns its stamp then. It is
+// the zero stamp, which is that of no directory, where this cannot be relied on.
+func mark(dir int) stamp {
+	if !keepsTime(dir) {
+		return stamp{}
+	}
+	t := unix.NsecToTimespec(time.Now().Add(-past).UnixNano())
+	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, t}
+	if err := unix.UtimesNanoAt(unix.AT_FDCWD, descriptorPath(dir), times, 0); err != nil {
+		return stamp{} // it belongs to somebody else
+	}
+	s, err := stampOf(dir)
+	if err != nil || s.mtime != t { // the file system rounds
+		return stamp{}
+	}
+	return s
 }
 
 // refresh makes the index right. The first time it reads every file.
@@ -68,21 +75,17 @@ func (x *index) refresh(dir int) error {
 	if err != nil {
 		return err
 	}
-	unchanged := x.entries != nil && x.stamp.local && x.stamp.same(now)
-	if unchanged && (x.precise || x.stamp.settled) {
+	if x.entries != nil && x.stamp == now {
 		return nil
 	}
-	if x.entries == nil || x.stamp.dev != now.dev || x.stamp.ino != now.ino {
-		*x = index{
-			entries: make(map[netip.Addr]entry), holders: make(map[string][]netip.Addr),
-			precise: timesArePrecise(dir),
-		}
+	if x.entries == nil {
+		*x = index{entries: make(map[netip.Addr]entry), holders: make(map[string][]netip.Addr)}
 	}
-	if err := x.read(dir, !unchanged); err != nil {
+	if err := x.read(dir); err != nil {
 		x.forget()
 		return err
 	}
-	x.restamp(dir)
+	x.stamp = mark(dir)
 	return nil
 }
 
@@ -92,21 +95,10 @@ func (x *index) forget() { *x = index{} }
 // known tells whether there is anything worth a refresh.
 func (x *index) known() bool { return x.entries != nil }
 
-// restamp takes the directory as it is now for what the index describes.
-func (x *index) restamp(dir int) {
-	s, err := stampOf(dir)
-	if err != nil {
-		s = stamp{} // equal to none
-	}
-	s.local = err == nil && keepsTime(dir)
-	x.stamp = s
-}
-
 // read brings the entries up to date with the directory. A file is read if it
-// is new; with changed, which says that somebody else was at work, a file that
-// has the name and inode number of an old one is looked at too, as file systems
-// use the numbers again.
-func (x *index) read(dir int, changed bool) error {
+// is new: if its name, its inode number or its time is. File systems use the
+// numbers again.
+func (x *index) read(dir int) error {
 	gone := make(map[netip.Addr]bool, len(x.entries))
 	for addr := range x.entries {
 		gone[addr] = true
@@ -117,11 +109,9 @@ func (x *index) read(dir int, changed bool) error {
 			return nil // lock, last_reserved_ip.0, or nothing of host-local's
 		}
 		old, ok := x.entries[addr]
-		if ok && old.ino == ino {
-			if current := !changed || ctimeOf(dir, name) == old.ctime; current {
-				delete(gone, addr)
-				return nil
-			}
+		if ok && old.ino == ino && old.ctime == ctimeOf(dir, name) {
+			delete(gone, addr)
+			return nil
 		}
 		content, err := readFile(dir, name)
 		if errors.Is(err, unix.ENOENT) {
@@ -188,40 +178,6 @@ func keepsTime(dir int) bool {
 		return true
 	}
 	return false
-}
-
-// timesArePrecise finds out whether a file's time, once somebody has asked for
-// it, differs from that of any later change (Linux 6.13, "multigrain
-// timestamps"). Two changes of a time that come within a tick show it: the
-// second is then later than the clock that ticks.
-func timesArePrecise(dir int) bool {
-	const attempts = 3 // one is in vain if the clock ticks in between
-	for range attempts {
-		var first, second, tick unix.Timespec
-		ok := touch(dir, &first) && touch(dir, &second) &&
-			unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &tick) == nil
-		if !ok {
-			return false
-		}
-		if before(first, second) && before(tick, second) {
-			return true
-		}
-	}
-	return false
-}
-
-// touch changes the directory's times, and returns what they are then.
-func touch(dir int, ctime *unix.Timespec) bool {
-	now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}
-	if err := unix.UtimesNanoAt(unix.AT_FDCWD, descriptorPath(dir), now, 0); err != nil {
-		return false
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(dir, &st); err != nil {
-		return false
-	}
-	*ctime = st.Ctim
-	return true
 }
 
 // list calls f for each regular file in a directory. The offsets are those of

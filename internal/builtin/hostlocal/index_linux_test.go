@@ -8,8 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where times are taken for precise, no two changes have the same; where they
-// are not, a change within the tick of the last one is not taken for settled.
+// A directory that was marked has another stamp after any change, however soon.
 func TestNoChangeHidesBehindATime(t *testing.T) {
 	memory, err := os.MkdirTemp("/run", "times")
 	if err != nil {
@@ -22,30 +21,28 @@ func TestNoChangeHidesBehindATime(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer unix.Close(dir)
-		precise := timesArePrecise(dir)
-		t.Logf("%s: precise: %v", path, precise)
-		before, err := stampOf(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		file := filepath.Join(path, "10.1.0.2")
-		for i := range 2000 {
-			if i%2 == 0 {
+		seen := make(map[stamp]bool)
+		file, other := filepath.Join(path, "10.1.0.2"), filepath.Join(path, "10.1.0.3")
+		for i := range 3000 {
+			marked := mark(dir)
+			if seen[marked] || marked == (stamp{}) {
+				t.Fatalf("%s: mark %d is none, or that of another time: %+v", path, i, marked)
+			}
+			seen[marked] = true
+			switch i % 3 {
+			case 0:
 				err = os.WriteFile(file, nil, 0o600)
-			} else {
-				err = os.Remove(file)
+			case 1:
+				err = os.Rename(file, other)
+			case 2:
+				err = os.Remove(other)
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			after, err := stampOf(dir)
-			if err != nil {
-				t.Fatal(err)
+			if now, err := stampOf(dir); err != nil || seen[now] {
+				t.Fatalf("%s: change %d is not seen: %+v, %v", path, i, now, err)
 			}
-			if after.same(before) && (precise || before.settled) {
-				t.Fatalf("%s: change %d has the time of the one before: %+v", path, i, after)
-			}
-			before = after
 		}
 	}
 }

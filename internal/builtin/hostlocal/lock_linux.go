@@ -134,8 +134,8 @@ func (h *held) refresh() error {
 
 // release unlocks the directory, after it has taken note of its own changes.
 func (h *held) release() error {
-	if h.changed {
-		h.memo.restamp(h.dir)
+	if h.changed && h.memo.known() {
+		h.memo.stamp = mark(h.dir)
 	}
 	err := h.close()
 	<-h.turn
