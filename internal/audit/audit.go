@@ -45,6 +45,9 @@ type Options struct {
 	StateDirs []string
 	// NetNSDirs are the directories where network namespaces are pinned.
 	NetNSDirs []string
+	// WithoutProcess leaves out what is not of the network namespace nor in the
+	// directories: mounts, processes, file descriptors.
+	WithoutProcess bool
 }
 
 // Lines are the lines of a snapshot, sorted. A line that is there twice exists

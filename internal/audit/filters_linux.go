@@ -4,51 +4,94 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 )
 
 // listFilters lists the rules of every packet filter that there is a tool for.
+// A tool is run only where its part of the kernel has a table: most of what
+// this costs is processes.
 func listFilters(ctx context.Context) ([]string, error) {
-	var lines []string
-	seen := make(map[string]bool) // nft tables that iptables has shown
-	for _, fam := range []struct{ tool, nft string }{{"iptables", "ip"}, {"ip6tables", "ip6"}} {
-		found := false
-		// The plain name is one of the others, where there are others.
-		for _, variant := range []string{"-nft", "-legacy", ""} {
-			if variant == "" && found {
-				continue
-			}
-			tool := fam.tool + variant
-			out, err := run(ctx, tool+"-save")
-			if errors.Is(err, exec.ErrNotFound) {
-				continue
-			}
-			if err != nil {
-				return nil, err
-			}
-			found = true
-			rules, tables := parseSave(tool, out)
-			lines = append(lines, rules...)
-			if variant == "-nft" || strings.Contains(out, "(nf_tables)") {
-				for _, table := range tables {
-					seen[fam.nft+" "+table] = true
-				}
-			}
-		}
-		if !found {
-			lines = append(lines, "missing "+fam.tool+"-save")
-		}
-	}
-	out, err := run(ctx, "nft", "-s", "list", "ruleset")
-	if errors.Is(err, exec.ErrNotFound) {
-		return append(lines, "missing nft"), nil
-	}
-	if err != nil {
+	ruleset, err := run(ctx, "nft", "-s", "list", "ruleset")
+	blind := errors.Is(err, exec.ErrNotFound)
+	if err != nil && !blind {
 		return nil, err
 	}
-	return append(lines, parseRuleset(out, seen)...), nil
+	var lines []string
+	seen := make(map[string]bool) // nft tables that iptables has shown
+	for _, fam := range []struct{ tool, nft, legacy string }{{"iptables", "ip", "ip_tables_names"}, {"ip6tables", "ip6", "ip6_tables_names"}} {
+		has := map[string]bool{
+			"-nft":    blind || hasTable(ruleset, fam.nft),
+			"-legacy": legacyTables(fam.legacy),
+		}
+		has[""] = has["-nft"] || has["-legacy"]
+		rules, err := listIPTables(ctx, fam.tool, fam.nft, has, seen)
+		if err != nil {
+			return nil, err
+		}
+		lines = append(lines, rules...)
+	}
+	if blind {
+		return append(lines, "missing nft"), nil
+	}
+	return append(lines, parseRuleset(ruleset, seen)...), nil
+}
+
+// listIPTables lists the rules of one family with the variants of the tool that
+// have something to show, and notes in seen the tables of nft among them.
+func listIPTables(ctx context.Context, plain, family string, has, seen map[string]bool) ([]string, error) {
+	var lines []string
+	found := false
+	// The plain name is one of the others, where there are others.
+	for _, variant := range []string{"-nft", "-legacy", ""} {
+		if variant == "" && found {
+			continue
+		}
+		tool := plain + variant
+		if _, err := lookPath(tool + "-save"); errors.Is(err, exec.ErrNotFound) {
+			continue
+		}
+		found = true
+		if !has[variant] {
+			continue
+		}
+		out, err := run(ctx, tool+"-save")
+		if err != nil {
+			return nil, err
+		}
+		rules, tables := parseSave(tool, out)
+		lines = append(lines, rules...)
+		if variant == "-nft" || strings.Contains(out, "(nf_tables)") {
+			for _, table := range tables {
+				seen[family+" "+table] = true
+			}
+		}
+	}
+	if !found {
+		lines = append(lines, "missing "+plain+"-save")
+	}
+	return lines, nil
+}
+
+// hasTable tells whether a ruleset of nft has a table of the family.
+func hasTable(ruleset, family string) bool {
+	for line := range strings.Lines(ruleset) {
+		if strings.HasPrefix(line, "table "+family+" ") {
+			return true
+		}
+	}
+	return false
+}
+
+// legacyTables tells whether the calling thread's namespace has tables of the
+// legacy variant, which the kernel lists in a file that is not there as long as
+// it has none at all. Of what cannot be read it is not said that it is empty.
+func legacyTables(file string) bool {
+	names, err := os.ReadFile("/proc/thread-self/net/" + file)
+	return len(names) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
 // run runs a tool in the calling thread's namespaces and returns its output.

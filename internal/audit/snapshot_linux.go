@@ -23,17 +23,17 @@ func Snapshot(ctx context.Context, o Options) (Lines, error) {
 	defer runtime.UnlockOSThread()
 
 	// Descriptors last, as the others are done with theirs by then.
-	parts := []struct {
-		name string
-		list func() ([]string, error)
-	}{
+	parts := []part{
 		{"kernel objects", listNetlink},
 		{"packet filters", func() ([]string, error) { return listFilters(ctx) }},
 		{"files", func() ([]string, error) { return listFiles(o.StateDirs) }},
-		{"mounts", func() ([]string, error) { return listMounts(slices.Concat(o.StateDirs, o.NetNSDirs)) }},
 		{"network namespaces", func() ([]string, error) { return listNetNS(o.NetNSDirs) }},
-		{"processes", listProcesses},
-		{"file descriptors", listDescriptors},
+	}
+	if !o.WithoutProcess {
+		parts = append(parts,
+			part{"mounts", func() ([]string, error) { return listMounts(slices.Concat(o.StateDirs, o.NetNSDirs)) }},
+			part{"processes", listProcesses},
+			part{"file descriptors", listDescriptors})
 	}
 	var all Lines
 	for _, part := range parts {
@@ -45,4 +45,10 @@ func Snapshot(ctx context.Context, o Options) (Lines, error) {
 	}
 	slices.Sort(all)
 	return all, nil
+}
+
+// part is what lists one kind of things.
+type part struct {
+	name string
+	list func() ([]string, error)
 }

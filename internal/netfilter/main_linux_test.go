@@ -10,11 +10,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if id := os.Getenv(addVariable); id != "" {
-		os.Exit(addInProcess(id))
-	}
 	if os.Getenv(raceVariable) != "" {
 		os.Exit(m.Run()) // it was started inside
+	}
+	if id := os.Getenv(addVariable); id != "" {
+		os.Exit(addInProcess(id))
 	}
 	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
 		return refplugins.Env(context.Background(), os.Stderr)

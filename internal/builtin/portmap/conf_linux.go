@@ -58,6 +58,23 @@ func parse(r *plugin.Request) (request, error) {
 	if err := r.Decode(&conf); err != nil {
 		return request{}, err
 	}
+	return conf.request(r)
+}
+
+// parseAny leaves out the ports that parse refuses: for them nothing was made,
+// and a DEL that failed for them would leave what is in front in the chain.
+func parseAny(r *plugin.Request) (request, error) {
+	var conf conf
+	if err := r.Decode(&conf); err != nil {
+		return request{}, err
+	}
+	ports := &conf.RuntimeConfig.PortMappings
+	*ports = slices.DeleteFunc(*ports, func(m mapping) bool { _, err := m.hostPort(); return err != nil })
+	return conf.request(r)
+}
+
+// request is what the configuration wants for an attachment.
+func (conf conf) request(r *plugin.Request) (request, error) {
 	c, err := conf.call()
 	if err != nil {
 		return request{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin portmap: %w", err)

@@ -48,7 +48,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 // Del stops forwarding. It needs no previous result: what is the container's is
 // found by its name.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	c, err := parse(r)
+	c, err := parseAny(r)
 	if err != nil || len(c.want.Ports) == 0 {
 		return err
 	}
@@ -66,6 +66,11 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	}
 	if len(c.want.Ports) == 0 || c.nowhere() {
 		return nil
+	}
+	if c.backend == netfilter.NFTables {
+		// The reference plugin passes over this in nftables, and what it made
+		// must pass.
+		c.want.MasqAll = false
 	}
 	return netfilter.Open(r.Host).Check(ctx, c.backend, c.rules())
 }

@@ -126,15 +126,12 @@ func parse(r *plugin.Request) (*config, error) {
 	if args.Mac != nil {
 		mac = *args.Mac
 	}
-	c := &config{dataDir: n.DataDir, macText: mac, attributes: attributes{
+	c := &config{dataDir: n.dataDir(), macText: mac, attributes: attributes{
 		promisc:  first(args.Promisc, n.Promisc),
 		mtu:      first(args.Mtu, n.Mtu),
 		allmulti: oneOf(args.Allmulti, n.Allmulti),
 		txQLen:   oneOf(args.TxQLen, n.TxQLen),
 	}}
-	if c.dataDir == "" {
-		c.dataDir = defaultDataDir
-	}
 	if mac != "" {
 		var err error
 		if c.attributes.mac, err = net.ParseMAC(mac); err != nil {
@@ -213,4 +210,18 @@ func allowed(list []*regexp.Regexp, sysctls []sysctl) error {
 		}
 	}
 	return nil
+}
+
+func (n *netConf) dataDir() string {
+	if n.DataDir == "" {
+		return defaultDataDir
+	}
+	return n.DataDir
+}
+
+// dataDir reads only where the backups are.
+func dataDir(r *plugin.Request) (string, error) {
+	var n netConf
+	err := r.Decode(&n)
+	return n.dataDir(), err
 }

@@ -71,11 +71,13 @@ func (p Plugin) Del(ctx context.Context, r *plugin.Request) (err error) {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
-	c, err := parse(r)
+	// A configuration that Add refused must not be in the way of what is in front
+	// of it in the chain; all that is needed of it is where the backup is.
+	dir, err := dataDir(r)
 	if err != nil {
 		return err
 	}
-	file := backupFile(c.dataDir, r.ContainerID, r.IfName)
+	file := backupFile(dir, r.ContainerID, r.IfName)
 	b, found, err := loadBackup(file)
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -131,7 +132,8 @@ func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 	if link != nil {
 		errs = append(errs, batch.Later(ctx, link.delete))
 	}
-	if c.IPMasq {
+	// A backend that there is none of was refused by Add: no rule was made.
+	if c.IPMasq && slices.Contains([]netfilter.Backend{netfilter.Native, netfilter.NFTables, netfilter.IPTables}, c.backend()) {
 		err := netfilter.Open(r.Host).Remove(ctx, c.backend(), rules(r, addresses(r.PrevResult, found)))
 		if err != nil {
 			errs = append(errs, fmt.Errorf(`"ipMasq": %w`, err))

@@ -1,0 +1,194 @@
+package interchange
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	cnitypes "github.com/containernetworking/cni/pkg/types"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/audit"
+)
+
+// configuration is a network that both sides are given, on hosts that are equal.
+type configuration struct {
+	name    string
+	network network
+	// containers is how many are attached, one after the other; 0: one.
+	containers int
+	// fails says that ADD must fail.
+	fails bool
+	// vlans says that it takes a kernel whose bridges filter VLANs.
+	vlans bool
+	// differs has a word of each line of the state in which ours is meant to
+	// differ from theirs.
+	differs []string
+}
+
+// outcome is what one side made of a configuration, as comparable text.
+type outcome struct {
+	results            []string
+	errs, delErrs      []error
+	attached, detached audit.Lines
+}
+
+// TestSideBySide attaches with the reference plugins on one host and with ours
+// on another, and compares results, then the state of kernel and files; then
+// detaches, and compares the state again.
+func TestSideBySide(t *testing.T) {
+	wantOutsideAsBefore(t)
+	useIPTables(t, "nft")
+	all := append(configurations(), invalid()...)
+	withVLANs := filtersVLANs(t)
+	for _, c := range all {
+		if c.vlans && !withVLANs {
+			c.fails = true // for both
+		}
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			other := ours()
+			if len(builtIn(c.network.types(t))) == 0 {
+				other = theirs() // which shows that equal is what compares equal
+			}
+			compare(t, &c, c.live(t, theirs()), c.live(t, other))
+		})
+	}
+}
+
+// filtersVLANs tells whether the kernel's bridges can.
+func filtersVLANs(t *testing.T) bool {
+	t.Helper()
+	attrs, yes := netlink.NewLinkAttrs(), true
+	attrs.Name = "vlans"
+	var err error
+	newHost(t).do(func() error {
+		err = netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, VlanFiltering: &yes})
+		return nil
+	})
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+func (c *configuration) live(t *testing.T, s side) outcome {
+	h := c.network.newHost(t)
+	var o outcome
+	var all []*attachment
+	var containers []*container
+	for i := range max(c.containers, 1) {
+		a := h.attachment(&c.network, fmt.Sprintf("c%d", i+1))
+		all, containers = append(all, a), append(containers, a.c)
+	}
+	n := h.normaliser(&c.network, len(containers))
+	var before audit.Lines
+	if c.fails {
+		before = h.state(n, containers...)
+	}
+	for _, a := range all {
+		result, err := a.add(s)
+		o.results, o.errs = append(o.results, result), append(o.errs, err)
+	}
+	if !c.fails {
+		o.attached = h.state(n, containers...)
+	}
+	for i, r := range o.results {
+		o.results[i] = n.result(r)
+	}
+	for _, a := range all {
+		err := a.del(s)
+		o.delErrs = append(o.delErrs, err)
+		if !c.fails {
+			c.network.wantNoError(t, s, "DEL", err)
+		}
+	}
+	o.detached = h.state(n, containers...)
+	if c.fails {
+		o.detached, _ = audit.Diff(before, o.detached)
+	}
+	return o
+}
+
+func compare(t *testing.T, c *configuration, theirs, ours outcome) {
+	t.Helper()
+	for i, err := range theirs.errs {
+		if (err != nil) != c.fails {
+			t.Fatalf("the reference plugins: got the error %v, want one: %v", err, c.fails)
+		}
+		if (ours.errs[i] != nil) != c.fails {
+			t.Errorf("ours: got the error %v, theirs is %v", ours.errs[i], err)
+		}
+		if theirs.delErrs[i] == nil && ours.delErrs[i] != nil {
+			t.Errorf("DEL: ours: %v, theirs succeeds", ours.delErrs[i])
+		}
+		if c.fails && specified(code(err)) && code(ours.errs[i]) != code(err) {
+			t.Errorf("theirs is an error of code %d (%v), ours of code %d (%v)", code(err), err, code(ours.errs[i]), ours.errs[i])
+		}
+		if theirs.results[i] != ours.results[i] {
+			t.Errorf("results differ (- theirs, + ours):\n%s", lineDiff(theirs.results[i], ours.results[i]))
+		}
+	}
+	if c.fails {
+		// Ours may leave less than theirs, and what is shared.
+		more, _ := audit.Diff(theirs.detached, ours.detached)
+		for _, word := range c.differs {
+			more = more.Without(func(l string) bool { return strings.Contains(l, word) })
+		}
+		if more = more.Without(shared).Without(lastAddress); len(more) > 0 {
+			t.Errorf("after a failed ADD and a DEL, only ours leaves\n%s", strings.Join(more, "\n"))
+		}
+		return
+	}
+	c.compareStates(t, "attached", theirs.attached, ours.attached)
+	c.compareStates(t, "detached", theirs.detached, ours.detached)
+}
+
+// lastAddress is what host-local keeps when it gave out an address once.
+func lastAddress(line string) bool { return strings.Contains(line, "/last_reserved_ip.") }
+
+// specified tells whether an error's code is the specification's own. Most
+// errors of the reference plugins are "internal", of which ours may say more.
+func specified(code uint) bool { return code > 0 && code < 100 }
+
+func (c *configuration) compareStates(t *testing.T, when string, theirs, ours audit.Lines) {
+	t.Helper()
+	added, removed := audit.Diff(theirs, ours)
+	for _, word := range c.differs {
+		known := func(l string) bool { return strings.Contains(l, word) }
+		if when == "attached" && len(builtIn(c.network.types(t))) > 0 && !slices.ContainsFunc(slices.Concat(added, removed), known) {
+			t.Errorf("%s, there is no difference with %q any more: take it out of the table", when, word)
+		}
+		added, removed = added.Without(known), removed.Without(known)
+	}
+	if len(added)+len(removed) > 0 {
+		t.Errorf("%s, only theirs has\n%s\nand only ours\n%s", when, strings.Join(removed, "\n"), strings.Join(added, "\n"))
+	}
+}
+
+// lineDiff shows the lines that only one of two texts has.
+func lineDiff(before, after string) string {
+	added, removed := audit.Diff(strings.Split(before, "\n"), strings.Split(after, "\n"))
+	var b strings.Builder
+	for _, l := range removed {
+		b.WriteString("- " + l + "\n")
+	}
+	for _, l := range added {
+		b.WriteString("+ " + l + "\n")
+	}
+	if b.Len() == 0 {
+		return "the same lines in another order:\n" + after
+	}
+	return b.String()
+}
+
+// code is that of a CNI error, or 0.
+func code(err error) uint {
+	if e := (*cnitypes.Error)(nil); errors.As(err, &e) {
+		return e.Code
+	}
+	return 0
+}

@@ -1,0 +1,180 @@
+package interchange
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+)
+
+// template is a chain of plugins of which there is a case per family and, where
+// it names BACKEND, per backend. IPAM stands for host-local's configuration.
+type template struct {
+	name     string
+	network  network
+	families []string // empty: all
+	backends []string // empty: iptables and nftables, if there is a BACKEND
+	legacy   bool     // is run with the legacy variant of iptables as well
+}
+
+// matrixCase is a template with family and backend filled in.
+type matrixCase struct {
+	name            string
+	family, backend string
+	legacy          bool
+	network         network
+}
+
+// families are those of a chain's addresses.
+func families() []string { return []string{"v4", "v6", "dual"} }
+
+func rangesOf(family string) string {
+	return map[string]string{
+		"v4":   `[{"subnet": "10.77.0.0/24"}]`,
+		"v6":   `[{"subnet": "fd77::/64"}]`,
+		"dual": `[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]`,
+	}[family]
+}
+
+func routesOf(family string) string {
+	return map[string]string{
+		"v4":   `{"dst": "0.0.0.0/0"}`,
+		"v6":   `{"dst": "::/0"}`,
+		"dual": `{"dst": "0.0.0.0/0"}, {"dst": "::/0"}`,
+	}[family]
+}
+
+func hostLocal(family string) string {
+	return fmt.Sprintf(`"ipam": {"type": "host-local", "dataDir": "STATE/ipam", "ranges": [%s], "routes": [%s]}`,
+		rangesOf(family), routesOf(family))
+}
+
+func static(family string) string {
+	addresses := map[string]string{
+		"v4":   `{"address": "10.77.0.9/24", "gateway": "10.77.0.1"}`,
+		"v6":   `{"address": "fd77::9/64", "gateway": "fd77::1"}`,
+		"dual": `{"address": "10.77.0.9/24", "gateway": "10.77.0.1"}, {"address": "fd77::9/64", "gateway": "fd77::1"}`,
+	}
+	return fmt.Sprintf(`"ipam": {"type": "static", "addresses": [%s], "routes": [%s],
+		"dns": {"nameservers": ["192.0.2.53"], "search": ["pod.example"]}}`, addresses[family], routesOf(family))
+}
+
+// ports are of every protocol, with a host address and without one. The
+// addresses of a family that the container lacks must not matter.
+const ports = `{"portMappings": [
+	{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
+	{"hostPort": 8081, "containerPort": 81, "protocol": "udp"},
+	{"hostPort": 8082, "containerPort": 82, "protocol": "sctp"},
+	{"hostPort": 8083, "containerPort": 83, "protocol": "tcp", "hostIP": "192.0.2.1"},
+	{"hostPort": 8084, "containerPort": 84, "protocol": "udp", "hostIP": "2001:db8::1"}]}`
+
+const (
+	plainBridge = `{"type": "bridge", "bridge": "cni0", "isGateway": true, IPAM}`
+	masqBridge  = `{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "ipMasqBackend": "BACKEND", IPAM}`
+	portmapConf = `{"type": "portmap", "backend": "BACKEND", "capabilities": {"portMappings": true}}`
+	tuningConf  = `{"type": "tuning", "mac": "0a:58:0a:4d:00:02", "mtu": 1400, "promisc": true, "allmulti": true, "txQLen": 500,
+		"dataDir": "STATE/tuning", "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1", "net.core.somaxconn": "500"}}`
+	bandwidthConf = `{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 4000000, "egressBurst": 4000000}`
+)
+
+// loWasUp leaves lo as it is when it has been up, which is not as it was made:
+// it keeps its address.
+func loWasUp() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return errors.Join(netlink.LinkSetUp(lo), netlink.LinkSetDown(lo))
+}
+
+// device is what host-device takes. It comes back down, so it begins so.
+func device() error { return cable("up0", "up1") }
+
+// uplink is what macvlan sits on.
+func uplink() error {
+	if err := cable("up0", "up1"); err != nil {
+		return err
+	}
+	return linkUp("up0", "up1")
+}
+
+func templates() []template {
+	return []template{
+		{name: "loopback", network: network{plugins: []string{`{"type": "loopback"}`}, inside: loWasUp}, families: []string{"dual"}},
+		{name: "host-local", network: network{plugins: []string{`{"type": "host-local", IPAM}`}}},
+		{name: "static", network: network{plugins: []string{`{"type": "static", STATIC}`}}},
+		{name: "bridge", network: network{plugins: []string{`{"type": "bridge", "bridge": "cni0", IPAM}`}}},
+		{name: "bridge masquerade", network: network{plugins: []string{masqBridge}}, legacy: true},
+		{name: "bridge static", network: network{plugins: []string{`{"type": "bridge", "bridge": "cni0", "isGateway": true, STATIC}`}}},
+		{name: "bridge macspoofchk", network: network{plugins: []string{
+			`{"type": "bridge", "bridge": "cni0", "isGateway": true, "macspoofchk": true, "portIsolation": true, "hairpinMode": true, IPAM}`}}},
+		{name: "bridge layer 2", network: network{plugins: []string{`{"type": "bridge", "bridge": "cni0"}`},
+			faults: []fault{{"bridge", "CHECK", "no plugin name provided"}}}, families: []string{"dual"}},
+		{name: "ptp", network: network{plugins: []string{`{"type": "ptp", IPAM}`}}},
+		{name: "ptp masquerade", network: network{plugins: []string{
+			`{"type": "ptp", "ipMasq": true, "ipMasqBackend": "BACKEND", "mtu": 1400, IPAM}`}}, legacy: true},
+		{name: "macvlan", network: network{prepare: uplink, plugins: []string{`{"type": "macvlan", "master": "up0", "mode": "bridge", IPAM}`}}},
+		{name: "macvlan layer 2", network: network{prepare: uplink, plugins: []string{`{"type": "macvlan", "master": "up0", "mode": "private", "mtu": 1400}`}},
+			families: []string{"dual"}},
+		{name: "host-device", network: network{prepare: device, plugins: []string{`{"type": "host-device", "device": "up0", IPAM}`},
+			faults: []fault{{"host-device", "DEL again", "Link not found"}}}},
+		{name: "host-device layer 2", network: network{prepare: device, plugins: []string{`{"type": "host-device", "device": "up0"}`},
+			faults: []fault{{"host-device", "DEL again", "Link not found"}}},
+			families: []string{"dual"}},
+		{name: "portmap", network: network{plugins: []string{plainBridge, portmapConf}, caps: ports}, legacy: true},
+		{name: "portmap over ptp", network: network{plugins: []string{`{"type": "ptp", IPAM}`,
+			`{"type": "portmap", "backend": "BACKEND", "capabilities": {"portMappings": true}, "snat": false}`}, caps: ports}, families: []string{"dual"}},
+		{name: "portmap with conditions", network: network{plugins: []string{plainBridge,
+			`{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}, "masqAll": true, "markMasqBit": 11,
+			  "conditionsV4": ["!", "-d", "192.0.2.0/24"], "conditionsV6": ["!", "-d", "2001:db8::/32"]}`}, caps: ports}, families: []string{"dual"}},
+		{name: "portmap masqAll", network: network{plugins: []string{plainBridge,
+			`{"type": "portmap", "backend": "BACKEND", "capabilities": {"portMappings": true}, "masqAll": true}`}, caps: ports}, families: []string{"dual"}},
+		{name: "firewall", network: network{plugins: []string{plainBridge, `{"type": "firewall", "backend": "iptables"}`}}, legacy: true},
+		{name: "firewall same-bridge", network: network{plugins: []string{plainBridge,
+			`{"type": "firewall", "backend": "iptables", "ingressPolicy": "same-bridge", "iptablesAdminChainName": "ADMIN"}`}}},
+		{name: "firewall isolated", network: network{plugins: []string{plainBridge,
+			`{"type": "firewall", "backend": "iptables", "ingressPolicy": "isolated"}`}}, families: []string{"dual"}},
+		{name: "tuning", network: network{plugins: []string{plainBridge, tuningConf}}},
+		{name: "bandwidth", network: network{plugins: []string{plainBridge, bandwidthConf}}},
+		{name: "everything", network: network{caps: ports, plugins: []string{masqBridge, portmapConf,
+			`{"type": "firewall", "backend": "iptables"}`, tuningConf, bandwidthConf}}, legacy: true},
+	}
+}
+
+// fill replaces what stands for something in a plugin's configuration.
+func fill(conf, family, backend string) string {
+	return strings.NewReplacer("IPAM", hostLocal(family), "STATIC", static(family), "BACKEND", backend).Replace(conf)
+}
+
+// cases are the templates with every family and backend.
+func cases() []matrixCase {
+	var all []matrixCase
+	for _, t := range templates() {
+		for _, family := range orAll(t.families, families()) {
+			backends := []string{""}
+			if strings.Contains(strings.Join(t.network.plugins, ""), "BACKEND") {
+				backends = orAll(t.backends, []string{"iptables", "nftables"})
+			}
+			for _, backend := range backends {
+				c := matrixCase{name: t.name + " " + family, family: family, backend: backend, legacy: t.legacy, network: t.network}
+				if backend != "" {
+					c.name += " " + backend
+				}
+				c.network.plugins = nil
+				for _, p := range t.network.plugins {
+					c.network.plugins = append(c.network.plugins, fill(p, family, backend))
+				}
+				all = append(all, c)
+			}
+		}
+	}
+	return all
+}
+
+func orAll(some, all []string) []string {
+	if some == nil {
+		return all
+	}
+	return some
+}

@@ -1,0 +1,63 @@
+package interchange
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/sandbox"
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
+		return refplugins.Env(context.Background(), os.Stderr)
+	})))
+}
+
+// wantOutsideAsBefore compares, when the test and its subtests are over, what
+// no host of the tests holds: the namespace of the process itself, in which no
+// plugin has anything to do, its threads, descriptors, children and mounts.
+func wantOutsideAsBefore(t *testing.T) {
+	t.Helper()
+	look := func() audit.Lines {
+		lines, err := audit.Snapshot(context.Background(), audit.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return lines
+	}
+	before := look()
+	t.Cleanup(func() {
+		after := look()
+		if !slices.Equal(after, before) {
+			added, removed := audit.Diff(before, after)
+			t.Errorf("outside of all hosts there is now:\n%s\nand no longer:\n%s",
+				strings.Join(added, "\n"), strings.Join(removed, "\n"))
+		}
+		wantThreadsHome(t)
+	})
+}
+
+// wantThreadsHome makes sure that no thread was left in a namespace of a test.
+func wantThreadsHome(t *testing.T) {
+	t.Helper()
+	home, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	threads, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, thread := range threads {
+		// One that has ended meanwhile is nowhere.
+		at, err := os.Readlink("/proc/self/task/" + thread.Name() + "/ns/net")
+		if err == nil && at != home {
+			t.Errorf("thread %s is in namespace %s, the process in %s", thread.Name(), at, home)
+		}
+	}
+}

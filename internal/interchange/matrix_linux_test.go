@@ -1,0 +1,151 @@
+package interchange
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni/internal/audit"
+)
+
+// direction is who ADDs, and who then CHECKs and DELs.
+type direction struct{ adder, deleter side }
+
+func (d direction) name() string { return d.adder.name + " to " + d.deleter.name }
+
+// directions are those that say something about a chain of these types. The
+// first, for which nothing of ours is needed, shows that the case is sound.
+func directions(types []string) []direction {
+	all := []direction{{theirs(), theirs()}}
+	if len(builtIn(types)) > 0 {
+		all = append(all, direction{ours(), theirs()}, direction{theirs(), ours()})
+	}
+	return all
+}
+
+// mixtures are directions in which a side is not all ours or all theirs, and
+// the one for which nothing of theirs is needed.
+func mixtures(types []string) []direction {
+	our := builtIn(types)
+	if len(our) == 0 {
+		return nil
+	}
+	all := []direction{{ours(), ours()}}
+	// In one chain some are ours and some are theirs: those that attach, with
+	// their IPAM, and those that come after.
+	attach := oursOnly("ours attaching", "bridge", "ptp", "host-local", "static")
+	after := oursOnly("ours chained", "portmap", "firewall", "tuning", "bandwidth")
+	if slices.ContainsFunc(our, attach.ours) && slices.ContainsFunc(types, after.ours) {
+		all = append(all, direction{attach, after}, direction{after, attach})
+	}
+	return all
+}
+
+// TestMatrix attaches with the plugins of one side, then checks and detaches
+// with those of the other, and audits host and container.
+func TestMatrix(t *testing.T) {
+	wantOutsideAsBefore(t)
+	for _, variant := range []string{"nft", "legacy"} {
+		t.Run(variant, func(t *testing.T) {
+			useIPTables(t, variant)
+			for _, c := range cases() {
+				if variant == "legacy" && (!c.legacy || c.family != "dual" || c.backend == "nftables") {
+					continue
+				}
+				types := c.network.types(t)
+				all := directions(types)
+				if c.family == "dual" {
+					all = append(all, mixtures(types)...)
+				}
+				for _, d := range all {
+					t.Run(c.name+"/"+d.name(), func(t *testing.T) {
+						t.Parallel()
+						liveOnce(t, &c.network, d)
+					})
+				}
+			}
+		})
+	}
+}
+
+// useIPTables makes the variant of iptables the one that has the plain name,
+// for the plugins of both sides.
+func useIPTables(t *testing.T, variant string) {
+	t.Helper()
+	bin := t.TempDir()
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			tool, err := lookPath(family + "-" + variant + suffix)
+			if err != nil {
+				t.Fatalf("these tests need both variants of iptables: %v", err)
+			}
+			if err := os.Symlink(tool, filepath.Join(bin, family+suffix)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Setenv("PATH", bin+":/usr/sbin:/sbin:"+os.Getenv("PATH"))
+}
+
+// lookPath also looks where these tools are when a user's PATH does not say so.
+func lookPath(tool string) (string, error) {
+	if path, err := exec.LookPath(tool); err == nil {
+		return path, nil
+	}
+	return exec.LookPath("/usr/sbin/" + tool)
+}
+
+func liveOnce(t *testing.T, n *network, d direction) {
+	h := n.newHost(t)
+	a := h.attachment(n, "c1")
+	before := a.audit()
+	if _, err := a.add(d.adder); err != nil {
+		t.Fatalf("ADD: %v", err)
+	}
+	attached := a.audit()
+	n.wantNoError(t, d.deleter, "CHECK", a.check(d.deleter))
+	if d.deleter.name == "ours" {
+		wantEqual(t, "CHECK changed", attached, a.audit())
+	}
+
+	if err := a.del(d.deleter); err != nil {
+		t.Fatalf("DEL: %v", err)
+	}
+	if own, _ := audit.Diff(before, attached); len(own.Without(shared)) == 0 {
+		t.Error("the audit sees nothing of what ADD made")
+	}
+	left, gone := audit.Diff(before, a.audit())
+	if left = left.Without(shared); len(left)+len(gone) > 0 {
+		t.Errorf("DEL left:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
+	}
+	n.wantNoError(t, d.deleter, "DEL again", a.del(d.deleter))
+}
+
+func wantEqual(t *testing.T, what string, before, after audit.Lines) {
+	t.Helper()
+	if added, removed := audit.Diff(before, after); len(added)+len(removed) > 0 {
+		t.Errorf("%s:\n%s\ngone:\n%s", what, strings.Join(added, "\n"), strings.Join(removed, "\n"))
+	}
+}
+
+// newHost makes a host as the network needs it.
+func (n *network) newHost(t testing.TB) *host {
+	t.Helper()
+	h := newHost(t)
+	if n.prepare != nil {
+		h.do(n.prepare)
+	}
+	for _, f := range n.files {
+		path := h.path("state", f[0])
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(f[1]), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return h
+}

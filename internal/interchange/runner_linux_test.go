@@ -1,0 +1,107 @@
+package interchange
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/builtin"
+	"github.com/embedcni/cni/internal/inprocess"
+	"github.com/embedcni/cni/internal/invoke"
+)
+
+// side says which plugins are run in process; the others are executed.
+type side struct {
+	name string
+	ours func(typ string) bool
+}
+
+func theirs() side { return side{"theirs", func(string) bool { return false }} }
+
+// ours are all plugins that are built in.
+func ours() side { return side{"ours", func(typ string) bool { return builtin.Lookup(typ) != nil }} }
+
+// oursOnly are the plugins of these types, as far as they are built in.
+func oursOnly(name string, types ...string) side {
+	return side{name, func(typ string) bool { return slices.Contains(types, typ) && builtin.Lookup(typ) != nil }}
+}
+
+// runner is how libcni runs plugins in a test.
+type runner struct {
+	version.PluginDecoder
+	side side
+	host *host
+}
+
+func (r *runner) FindInPath(typ string, _ []string) (string, error) {
+	return filepath.Join(r.host.plugins, typ), nil
+}
+
+// ExecPlugin runs the plugin that would be found at path.
+func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
+	typ := filepath.Base(path)
+	if r.side.ours(typ) {
+		return r.inProcess(ctx, typ, stdin, env)
+	}
+	// What the plugins before it put off must be there for an executable.
+	if b := batch.From(ctx); b != nil {
+		if err := b.Flush(ctx); err != nil {
+			return nil, err
+		}
+	}
+	out, err := invoke.Run(ctx, invoke.Request{Path: path, Env: env, Stdin: stdin, NetNS: r.host.ns}, invoke.Limits{})
+	if exit := (*invoke.ExitError)(nil); errors.As(err, &exit) {
+		return nil, printed(out, err)
+	}
+	return out.Stdout, err
+}
+
+// printed is the error that a plugin printed, or err if it did not.
+func printed(out invoke.Output, err error) error {
+	e := &types.Error{}
+	if json.Unmarshal(out.Stdout, e) != nil || e.Code == 0 {
+		return fmt.Errorf("%w: %s%s", err, out.Stdout, out.Stderr)
+	}
+	return e
+}
+
+func (r *runner) inProcess(ctx context.Context, typ string, stdin []byte, env []string) ([]byte, error) {
+	return inprocess.Run(ctx, r.host.builtin(typ), inprocess.Call{
+		Verb: variable(env, "CNI_COMMAND"), Type: typ, Env: env, Stdin: stdin, Host: r.host.ns,
+		Delegate: func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
+			out, err := r.ExecPlugin(ctx, filepath.Join(r.host.plugins, typ), config, withVariable(env, "CNI_COMMAND", verb))
+			if err != nil || verb != "ADD" {
+				return nil, err
+			}
+			result, err := create.CreateFromBytes(out)
+			if err != nil {
+				return nil, err
+			}
+			return types100.NewResultFromResult(result)
+		},
+	})
+}
+
+func variable(env []string, name string) string {
+	for _, kv := range slices.Backward(env) {
+		if value, ok := strings.CutPrefix(kv, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+func withVariable(env []string, name, value string) []string {
+	rest := slices.DeleteFunc(slices.Clone(env), func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
+	return append(rest, name+"="+value)
+}
