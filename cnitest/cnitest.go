@@ -40,7 +40,8 @@ type Options struct {
 	// Shared adds what plugins and the library make with the first container
 	// and keep: bridges, the chains that containers share, locks.
 	Shared bool
-	// Process adds the calling process's file descriptors and its children.
+	// Process adds the calling process's file descriptors and its children. A
+	// Runtime keeps sockets to the packet filters for a tenth of a second.
 	Process bool
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/embedcni/cni/internal/audit"
 )
@@ -37,11 +38,10 @@ func snapshot(ctx context.Context) (audit.Lines, error) {
 // not: the bridge, the chains that all containers' rules hang from, the
 // directories and locks of IPAM.
 func printLeftovers(ctx context.Context, out io.Writer, before audit.Lines, verbose bool) error {
-	after, err := snapshot(ctx)
+	added, gone, err := settled(ctx, before)
 	if err != nil {
 		return err
 	}
-	added, gone := audit.Diff(before, after)
 	left, kept := added.Without(isKept), added.Without(func(line string) bool { return !isKept(line) })
 
 	fmt.Fprintf(out, "\nkept for the next container (-v lists it):\n")
@@ -60,6 +60,22 @@ func printLeftovers(ctx context.Context, out io.Writer, before audit.Lines, verb
 		printLines(out, gone)
 	}
 	return errors.New("the containers did not leave the host as it was")
+}
+
+// settled returns what has come and gone since before, when the library has
+// closed the sockets to the packet filters that it keeps for a tenth of a second.
+func settled(ctx context.Context, before audit.Lines) (added, gone audit.Lines, err error) {
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		after, err := snapshot(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		added, gone = audit.Diff(before, after)
+		open := slices.ContainsFunc(added, func(line string) bool { return strings.HasPrefix(line, "fd ") })
+		if !open || time.Now().After(end) {
+			return added, gone, nil
+		}
+	}
 }
 
 // isKept tells whether a line of the audit is for something that does not go

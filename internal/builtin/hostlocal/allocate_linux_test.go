@@ -208,7 +208,7 @@ func TestRequestedAddresses(t *testing.T) {
 		`"fd00::9", "10.9.0.1"`:      `network "podnet": requested addresses are in no range set, or more than one is in the same: [10.9.0.1]`,
 		`"10.1.0.90", "10.1.0.91"`:   `network "podnet": requested addresses are in no range set, or more than one is in the same: [10.1.0.91]`,
 		`"10.1.0.90", "fd00::2"`:     `network "podnet": range set 1: the requested address fd00::2 is in use, see the file of that name in ` + dir,
-		`"10.1.0.90", "bad"`:         `{"code":6,"msg":"configuration of plugin \"host-local\"","details":"\"bad\" is no IP address"}`,
+		`"10.1.0.90", "bad"`:         `{"code":6,"msg":"configuration of plugin \"host-local\": \"bad\" is no IP address"}`,
 		`"10.1.0.90", "", "fd00::2"`: `ips: an address that is requested is empty`,
 	} {
 		_, err := p.Add(t.Context(), call(with(ips), "b"))

@@ -154,7 +154,7 @@ func TestDelWhenTheIPAMPluginFails(t *testing.T) {
 		clean := h.snapshot()
 		c.prev = h.must(ours, "ADD", c)
 		broken := c
-		broken.conf = strings.Replace(c.conf, `"dataDir": "DIR/ipam"`, `"dataDir": "/proc/none"`, 1)
+		broken.conf = strings.Replace(c.conf, `"dataDir": "DIR/ipam"`, `"dataDir": 5`, 1)
 		if out, err := ours(h, t.Context(), "DEL", broken); err == nil || !strings.HasPrefix(err.Error(), `IPAM plugin "host-local": `) {
 			t.Errorf("%s: %s, %v", s.name, out, err)
 		}
