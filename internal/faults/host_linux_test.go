@@ -154,6 +154,19 @@ func (h *host) network(n int) []byte {
 		n, n, n == 0, h.path("ipam"), 70+n)
 }
 
+// inProcess are settings with the plugins built in, and one network with a
+// backend of the packet filters: iptables, nftables, or none named.
+func (h *host) inProcess(backend string) settings {
+	conf := string(h.network(0))
+	named := ""
+	if backend != "" {
+		named = fmt.Sprintf(`, "backend": %q`, backend)
+		conf = strings.Replace(conf, `"ipMasq": true`, fmt.Sprintf(`"ipMasq": true, "ipMasqBackend": %q`, backend), 1)
+	}
+	conf = strings.Replace(conf, `{"type": "portmap", "backend": "iptables"`, `{"type": "portmap"`+named, 1)
+	return settings{StateDir: h.path("state"), HostNetNS: h.netns("host"), BuiltIn: true, Confs: [][]byte{[]byte(conf)}}
+}
+
 func (h *host) settings(networks int) settings {
 	s := settings{StateDir: h.path("state"), HostNetNS: h.netns("host"), PluginDirs: []string{h.path("bin")}}
 	for n := range networks {

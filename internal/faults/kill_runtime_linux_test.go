@@ -19,12 +19,23 @@ const killsPerHost = 8
 // killRuntimes is M1: a runtime is killed somewhere in ADD or DEL, another one
 // recovers.
 func (b *board) killRuntimes(t *testing.T) {
+	b.kills(t, "M1", "runtime killed in ADD or DEL, recovered", func(h *host, _ int) settings { return h.settings(1) })
+}
+
+// killRuntimesInProcess is M1 where the runtime is its own plugins, so that it
+// is those that are killed with it.
+func (b *board) killRuntimesInProcess(t *testing.T) {
+	backends := []string{"", "nftables", "iptables"}
+	b.kills(t, "M1", "the same, with the plugins built in", func(h *host, n int) settings { return h.inProcess(backends[n%len(backends)]) })
+}
+
+func (b *board) kills(t *testing.T, name, what string, made func(h *host, n int) settings) {
 	var c count
 	t.Run("hosts", func(t *testing.T) {
 		for first := 0; first < *runtimeKills; first += killsPerHost {
 			t.Run(fmt.Sprint(first), func(t *testing.T) {
 				t.Parallel()
-				k := newRuntimeKiller(t, b.random(uint64(first)))
+				k := newRuntimeKiller(t, b.random(uint64(first)), func(h *host) settings { return made(h, first/killsPerHost) })
 				for n := first; n < min(first+killsPerHost, *runtimeKills); n++ {
 					c.add("kills", 1)
 					if k.kill(n) {
@@ -35,22 +46,24 @@ func (b *board) killRuntimes(t *testing.T) {
 			})
 		}
 	})
-	b.figure(t, "M1", "runtime killed in ADD or DEL, recovered",
+	b.figure(t, name, what,
 		fmt.Sprintf("%d leaks in %d kills (%d in the middle)", c.get("leaks"), c.get("kills"), c.get("in the middle")),
 		"0 of 1000", c.get("leaks") == 0)
 }
 
 type runtimeKiller struct {
 	*host
-	random *rand.Rand
-	whole  map[string]time.Duration // how long a job takes undisturbed
-	before audit.Lines
-	leaks  int
+	settings settings
+	random   *rand.Rand
+	whole    map[string]time.Duration // how long a job takes undisturbed
+	before   audit.Lines
+	leaks    int
 }
 
-func newRuntimeKiller(t *testing.T, random *rand.Rand) *runtimeKiller {
+func newRuntimeKiller(t *testing.T, random *rand.Rand, made func(*host) settings) *runtimeKiller {
 	k := &runtimeKiller{host: newHost(t), random: random, whole: map[string]time.Duration{}}
-	j := job{ID: "warm", NetNS: k.container("warm"), Port: 9000, Settings: k.settings(1)}
+	k.settings = made(k.host)
+	j := job{ID: "warm", NetNS: k.container("warm"), Port: 9000, Settings: k.settings}
 	for _, verb := range []string{"ADD", "DEL"} {
 		j.Verb = verb
 		p := begin(t, j)
@@ -70,7 +83,7 @@ func (k *runtimeKiller) kill(n int) (hit bool) {
 	k.t.Helper()
 	verb := []string{"ADD", "DEL"}[n%2]
 	vanishes := n/2%2 == 1
-	j := job{ID: fmt.Sprintf("m1-%d", n), Port: int32(10000 + n), Settings: k.settings(1)}
+	j := job{ID: fmt.Sprintf("m1-%d", n), Port: int32(10000 + n), Settings: k.settings}
 	j.NetNS = k.container(j.ID)
 	if verb == "DEL" {
 		j.Verb = "ADD"
@@ -84,7 +97,7 @@ func (k *runtimeKiller) kill(n int) (hit bool) {
 	if vanishes {
 		wantNil(k.t, netns.Remove(j.NetNS))
 	}
-	err := elsewhere(k.t, job{Verb: "RECOVER", Settings: k.settings(1)})
+	err := elsewhere(k.t, job{Verb: "RECOVER", Settings: k.settings})
 	left := k.left(k.before, j.ID)
 	if err != nil || len(left) > 0 {
 		k.leaks++

@@ -33,6 +33,7 @@ type job struct {
 type settings struct {
 	StateDir, HostNetNS string
 	PluginDirs          []string
+	BuiltIn             bool // the plugins that are built in
 	Confs               [][]byte
 	Timeouts            cni.Timeouts
 }
@@ -40,6 +41,9 @@ type settings struct {
 func (s settings) runtime() (*cni.Runtime, error) {
 	opts := []cni.Opt{cni.WithStateDir(s.StateDir), cni.WithPluginDir(s.PluginDirs), cni.WithOwner("faults"),
 		cni.WithHostNetNS(s.HostNetNS), cni.WithTimeouts(s.Timeouts)}
+	if s.BuiltIn {
+		opts = append(opts, cni.WithBuiltinPlugins())
+	}
 	for _, conf := range s.Confs {
 		opts = append(opts, cni.WithConfListBytes(conf))
 	}

@@ -85,6 +85,7 @@ func TestScorecard(t *testing.T) {
 	t.Run("M2", b.killPlugins)
 	t.Run("M5", b.partialFailures)
 	t.Run("M1", b.killRuntimes)
+	t.Run("M1 in process", b.killRuntimesInProcess)
 	b.figure(t, "M4", "Remove is nil with something left", fmt.Sprintf("%d of %d", b.lies, b.removes), "0", b.lies == 0)
 	b.print(t)
 }
