@@ -41,6 +41,9 @@ func newAttacher(s spec) (attacher, error) {
 	case kindGoCNI:
 		return &goCNI{spec: s}, nil
 	case kindDisk, kindInProcess:
+		if s.Contender.Pool {
+			return &pool{ours: ours{spec: s}}, nil
+		}
 		return &ours{spec: s}, nil
 	case kindFloor:
 		return newFloor(s)
@@ -156,13 +159,16 @@ func (o *ours) add(ctx context.Context, c container) error {
 	if err != nil {
 		return err
 	}
-	var opts []cni.NamespaceOpts
-	if o.spec.Work.filters() {
-		opts = append(opts, cni.WithCapabilityPortMap([]cni.PortMapping{
-			{HostPort: int32(c.Port), ContainerPort: 80, Protocol: "tcp"}}))
-	}
-	_, err = rt.Setup(ctx, c.ID, c.Path, opts...)
+	_, err = rt.Setup(ctx, c.ID, c.Path, o.ports(c)...)
 	return err
+}
+
+func (o *ours) ports(c container) []cni.NamespaceOpts {
+	if !o.spec.Work.filters() {
+		return nil
+	}
+	return []cni.NamespaceOpts{cni.WithCapabilityPortMap([]cni.PortMapping{
+		{HostPort: int32(c.Port), ContainerPort: 80, Protocol: "tcp"}})}
 }
 
 func (o *ours) del(ctx context.Context, c container) error {

@@ -23,6 +23,8 @@ type contender struct {
 	Backend string `json:",omitempty"`
 	// Memory has the attachment record on a tmpfs, where a sync costs nothing.
 	Memory bool `json:",omitempty"`
+	// Pool takes containers that were made ahead of time.
+	Pool bool `json:",omitempty"`
 }
 
 // String is the contender's name in tables.
@@ -30,6 +32,9 @@ func (c contender) String() string {
 	name := string(c.Kind)
 	if c.Backend != "" {
 		name += ", " + c.Backend
+	}
+	if c.Pool {
+		name += ", from a warm pool"
 	}
 	if c.Memory {
 		name += ", record in memory"
@@ -114,6 +119,11 @@ func everyNAT() []contender {
 	}
 }
 
+// pooled takes containers from a warm pool.
+func pooled(memory bool) contender {
+	return contender{Kind: kindInProcess, Backend: native, Pool: true, Memory: memory}
+}
+
 func plain() []contender {
 	return []contender{{Kind: kindGoCNI}, {Kind: kindDisk}, {Kind: kindInProcess}, {Kind: kindFloor}}
 }
@@ -140,7 +150,7 @@ func smokeEffort() effort { return effort{Rounds: 1, Crowds: []int{2}, Levels: [
 // plan is all of it. What leaves much for the kernel to clean up comes last.
 func plan(e effort) []scenario {
 	part := func(n int) int { return max(1, e.Rounds/n) }
-	nat := append(everyNAT(), contender{Kind: kindInProcess, Backend: native, Memory: true})
+	nat := append(everyNAT(), contender{Kind: kindInProcess, Backend: native, Memory: true}, pooled(false), pooled(true))
 	all := []scenario{
 		{Name: "loopback", Work: workLoopback, Rounds: e.Rounds, Weight: 1, Contenders: plain()},
 		{Name: "bridge", Work: workBridge, Rounds: e.Rounds, Weight: 2, Contenders: plain()},

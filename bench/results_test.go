@@ -29,6 +29,8 @@ func sample() *results {
 			put("attached", c, verb, 3000, ms*1500)
 		}
 	}
+	put("nat", pooled(false), "ADD", 0, 500)
+	put("nat", pooled(false), "DEL", 0, 500)
 	slices.SortFunc(r.Series, func(a, b series) int {
 		return strings.Compare(a.Contender.String()+a.Scenario+a.Verb, b.Contender.String()+b.Scenario+b.Verb)
 	})
@@ -43,7 +45,7 @@ func TestTargets(t *testing.T) {
 	}
 	want := []string{
 		"≤ 1.5× 2× **no**", "≥ 20× 25× yes", "≥ 15× 15× yes", "≥ 8× not measured –", "≤ 1.3× 2× **no**", "≥ 6× 25× yes",
-		"≥ 6× not measured –", "≥ 10× 25× yes", "≤ 1.3× 1.5× **no**", "≤ 0 1 **no**",
+		"≥ 6× not measured –", "≥ 10× 25× yes", "≤ 1.3× 1.5× **no**", "≤ 0 1 **no**", "≤ 1 ms 0.5 ms yes", "≤ 0.3 ms not measured –",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

@@ -104,14 +104,36 @@ func (w *worker) do(ctx context.Context, o order) (reply, error) {
 		if err != nil {
 			return reply{}, err
 		}
-		return measure(containers, o.AtOnce, func(c container) error { return w.attacher.add(ctx, c) })
+		if err := w.prepare(ctx, containers); err != nil {
+			return reply{}, err
+		}
+		r, err := measure(containers, o.AtOnce, func(c container) error { return w.attacher.add(ctx, c) })
+		return r, errors.Join(err, w.prepare(ctx, containers)) // not beside what is measured next
 	case "del":
 		return measure(w.containers(o), o.AtOnce, func(c container) error { return w.attacher.del(ctx, c) })
 	case "snapshot":
+		if p, ok := w.attacher.(*pool); ok {
+			if err := p.drain(); err != nil {
+				return reply{}, err
+			}
+		}
 		lines, err := audit.Snapshot(ctx, audit.Options{StateDirs: []string{w.spec.Dir}})
 		return reply{Lines: lines.Without(w.expected)}, err
 	}
 	return reply{}, fmt.Errorf("no verb %q", o.Verb)
+}
+
+// prepare waits until what is made ahead of time is.
+func (w *worker) prepare(ctx context.Context, containers []container) error {
+	p, ok := w.attacher.(*pool)
+	if !ok {
+		return nil
+	}
+	var errs []error
+	for _, c := range containers {
+		errs = append(errs, p.ready(ctx, c.Network))
+	}
+	return errors.Join(errs...)
 }
 
 // expected is what changes with an attachment that is gone again: host-local
