@@ -2,6 +2,8 @@ package cni_test
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/embedcni/cni"
@@ -15,11 +17,21 @@ func TestInProcessStartsNoProcess(t *testing.T) {
 	cycle := func(r *cni.Runtime, id string) func() error {
 		path := h.container(id)
 		return func() error {
-			_, err := r.Setup(t.Context(), id, path)
+			_, err := r.Setup(t.Context(), id, path, onePort)
 			return errors.Join(err, r.Check(t.Context(), id, path), r.Remove(t.Context(), id, path))
 		}
 	}
 	wantNil(t, sandbox.NoProcess(cycle(h.runtime(cni.WithLoNetwork, cni.WithPluginDir(nil)), "c1")))
 	wantIs(t, sandbox.NoProcess(cycle(h.real(cni.WithLoNetwork), "c2")), sandbox.ErrProcessStarted)
 	wantNil(t, sandbox.NoProcess(cycle(h.real(cni.WithLoNetwork, cni.WithBuiltinPlugins("loopback")), "c3")))
+
+	for i, backend := range []string{``, `, "ipMasqBackend": "nftables"`} {
+		conf := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "net%d", "plugins": [
+			{"type": "bridge", "bridge": "noproc%d", "isGateway": true, "ipMasq": true%s,
+			 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.%d.0.0/24"}], [{"subnet": "fd%d::/64"}]]}},
+			{"type": "portmap"%s, "capabilities": {"portMappings": true}}, {"type": "tuning"}]}`,
+			i, i, backend, h.path("ipam"), 80+i, 80+i, strings.Replace(backend, "ipMasqBackend", "backend", 1))
+		id := fmt.Sprint("nat", i)
+		wantNil(t, sandbox.NoProcess(cycle(h.runtime(cni.WithBuiltinPlugins(), cni.WithConfListBytes([]byte(conf))), id)))
+	}
 }
