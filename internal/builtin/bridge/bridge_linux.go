@@ -11,6 +11,9 @@
 //   - VLANs on a bridge that does not keep them apart are an error.
 //   - The host's end keeps its setting of accept_ra: what arrives at a port is
 //     the bridge's, which ignores router advertisements.
+//   - A container that gets no IPv6 address keeps its namespace's settings of
+//     IPv6 (accept_dad, ndisc_notify), unless enabledad asks for them: they can
+//     be set in /proc/sys only, where it takes the longer the more there are.
 //   - A default route of the IPAM plugin without a gateway is enough for
 //     isDefaultGateway; the reference plugin adds a second one, and fails.
 package bridge
