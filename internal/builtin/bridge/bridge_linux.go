@@ -219,19 +219,19 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	}
 	a.pair.Host.OperState = port.OperState
 	br.Mac = bridge.MAC.String()
+	added, err := a.ensureAddresses(a.host, on, *have, addrs)
+	if err != nil {
+		return err
+	}
+	if len(added) > 0 && on.Index == a.bridge.Index {
+		br.Mac = on.MAC.String() // which it has been given for good
+	}
 	for i, v6 := range families {
 		if !*forwards[i] {
 			if err := a.host.SetSysctls(a.r.Host, links.Forward(v6)); err != nil {
 				return err
 			}
 		}
-	}
-	added, err := a.ensureAddresses(a.host, on, *have, addrs)
-	if err != nil || len(added) == 0 {
-		return err
-	}
-	if on.Index == a.bridge.Index {
-		br.Mac = on.MAC.String() // which it has been given for good
 	}
 	return ipam.Await(ctx, a.host, on.Index, added)
 }
