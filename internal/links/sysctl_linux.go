@@ -26,14 +26,22 @@ type Sysctl struct {
 func (s Sysctl) path() string { return filepath.Join("/proc/sys", s.Path) }
 
 // SetSysctls makes the settings, in order, those that are not so already, in
-// the namespace that c is in. The kernel tells most of them, and takes some, by
-// netlink. For the others the thread enters the namespace, once for all.
+// the namespace that c is in. The kernel tells most of them by netlink; to make
+// what differs the thread enters the namespace, once for all.
 func (c *Conn) SetSysctls(ns *netns.Handle, settings ...Sysctl) error {
 	unset, err := c.unset(settings)
-	if err == nil && len(unset) > 0 {
-		err = ns.Do(func() error { return writeSysctls(unset) })
-	}
 	if err != nil {
+		return fmt.Errorf("in namespace %s: %w", ns.ID(), err)
+	}
+	return WriteSysctls(ns, unset...)
+}
+
+// WriteSysctls is SetSysctls for settings that are known not to be so.
+func WriteSysctls(ns *netns.Handle, settings ...Sysctl) error {
+	if len(settings) == 0 {
+		return nil
+	}
+	if err := ns.Do(func() error { return writeSysctls(settings) }); err != nil {
 		return fmt.Errorf("in namespace %s: %w", ns.ID(), err)
 	}
 	return nil

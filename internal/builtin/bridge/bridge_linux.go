@@ -228,7 +228,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	}
 	for i, v6 := range families {
 		if !*forwards[i] {
-			if err := a.host.SetSysctls(a.r.Host, links.Forward(v6)); err != nil {
+			if err := links.WriteSysctls(a.r.Host, links.Forward(v6)); err != nil {
 				return err
 			}
 		}

@@ -39,7 +39,7 @@ func (c *config) ensureBridge(conn *links.Conn, host *netns.Handle) (links.Link,
 		}
 	}
 	if ra := noRA(c.Bridge); !br.Has(ra) {
-		if err := conn.SetSysctls(host, ra); err != nil {
+		if err := links.WriteSysctls(host, ra); err != nil {
 			return links.Link{}, err
 		}
 	}

@@ -228,10 +228,7 @@ func (a *attachment) configureHost(ends []endpoint) error {
 			settings = append(settings, links.Forward(v6))
 		}
 	}
-	if len(settings) == 0 {
-		return nil
-	}
-	return a.host.SetSysctls(a.r.Host, settings...)
+	return links.WriteSysctls(a.r.Host, settings...)
 }
 
 // families are those for which the host has to forward: IPv4, which is false,
