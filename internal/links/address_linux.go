@@ -34,6 +34,13 @@ const (
 // AddAddress adds an address to an interface. The error wraps EEXIST if it is
 // there already.
 func (c *Conn) AddAddress(index int, p netip.Prefix, flags AddressFlag) error {
+	r := c.Requests()
+	r.AddAddress(index, p, flags)
+	return r.Send()
+}
+
+// AddAddress adds an address to an interface. Errors among fine are none.
+func (r *Requests) AddAddress(index int, p netip.Prefix, flags AddressFlag, fine ...error) {
 	m := addressMessage(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, index, p)
 	var kernel uint32
 	if p.Addr().Is6() && flags&Detect == 0 {
@@ -45,10 +52,7 @@ func (c *Conn) AddAddress(index int, p netip.Prefix, flags AddressFlag) error {
 	if kernel != 0 {
 		m.u32(unix.IFA_FLAGS, kernel)
 	}
-	if err := c.execute(m, nil); err != nil {
-		return fmt.Errorf("add address %s: %w", p, err)
-	}
-	return nil
+	r.add(m, nil, fmt.Sprintf("add address %s", p), fine...)
 }
 
 // DeleteAddress deletes an address, which is fine if it is gone.
@@ -105,20 +109,25 @@ func family(addr netip.Addr) byte {
 // Addresses are those of an interface, of both families. The kernel is asked
 // for no others.
 func (c *Conn) Addresses(index int) ([]Address, error) {
-	var all []Address
+	r := c.Requests()
+	all := r.Addresses(index)
+	err := r.Send()
+	return *all, err
+}
+
+// Addresses reads the addresses of an interface, of both families. One that is
+// gone has none.
+func (r *Requests) Addresses(index int) *[]Address {
+	all := new([]Address)
 	m := newMessage(unix.RTM_GETADDR, unix.NLM_F_DUMP, ifaddr(netip.Addr{}, 0, index))
-	err := c.execute(m, func(body []byte) error {
+	r.add(m, func(body []byte) error {
 		a, of, err := parseAddress(body)
 		if err == nil && of == index {
-			all = append(all, a)
+			*all = append(*all, a)
 		}
 		return err
-	})
-	// Of an interface that is gone meanwhile.
-	if err != nil && !errors.Is(err, unix.ENODEV) {
-		return nil, fmt.Errorf("list the addresses of interface %d: %w", index, err)
-	}
-	return all, nil
+	}, fmt.Sprintf("list the addresses of interface %d", index), unix.ENODEV)
+	return all
 }
 
 // parseAddress reads the body of an RTM_NEWADDR, and of which interface it is.

@@ -29,32 +29,25 @@ const bufferSize = 8 << 10
 const answerTime = 5
 
 // Dial opens a socket in a namespace. The sysctls are set meanwhile, as both
-// need a thread that is inside; see [SetSysctls].
-func Dial(ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
-	c, _, err := DialAndLook(ns, sysctls, nil)
-	return c, err
-}
-
-// DialAndLook is Dial, and returns which of the settings to look at are not as
-// they should be.
-func DialAndLook(ns *netns.Handle, set, look []Sysctl) (c *Conn, other []Sysctl, err error) {
+// need a thread that is inside; see [Conn.SetSysctls].
+func Dial(ns *netns.Handle, sysctls ...Sysctl) (c *Conn, err error) {
 	err = ns.Do(func() (err error) {
-		if err := writeSysctls(set); err != nil {
+		if c, err = dial(); err != nil {
 			return err
 		}
-		for _, s := range look {
-			// One that cannot be read is not as it should be.
-			if is, err := readSysctl(s.path()); err != nil || is != s.Value {
-				other = append(other, s)
-			}
+		unset, err := c.unset(sysctls)
+		if err == nil {
+			err = writeSysctls(unset)
 		}
-		c, err = dial()
-		return err
+		if err != nil {
+			return errors.Join(err, c.Close())
+		}
+		return nil
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("in namespace %s: %w", ns.ID(), err)
+		return nil, fmt.Errorf("in namespace %s: %w", ns.ID(), err)
 	}
-	return c, other, nil
+	return c, nil
 }
 
 // dial opens a socket in the namespace of the calling thread.
@@ -119,42 +112,22 @@ func (e *KernelError) Unwrap() error { return e.Errno }
 // execute sends a request and calls fn, which may be nil, for the messages that
 // answer it. A request without NLM_F_ACK and NLM_F_DUMP is one for one message.
 func (c *Conn) execute(m *message, fn func(body []byte) error) error {
-	c.seq++
-	if err := restart(func() error {
-		return unix.Sendto(c.fd, m.finish(c.seq), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	return c.exchange([]request{{m: m, read: fn}})
+}
+
+// receive reads one datagram, which is valid until the next call.
+func (c *Conn) receive() ([]byte, error) {
+	var n int
+	if err := restart(func() (err error) {
+		n, _, err = unix.Recvfrom(c.fd, c.buf, unix.MSG_TRUNC)
+		return err
 	}); err != nil {
-		return fmt.Errorf("send to the kernel: %w", err)
+		return nil, fmt.Errorf("receive from the kernel: %w", err)
 	}
-	one := m.flags()&(unix.NLM_F_ACK|unix.NLM_F_DUMP) == 0
-	for done := false; !done; {
-		var n int
-		if err := restart(func() (err error) {
-			n, _, err = unix.Recvfrom(c.fd, c.buf, unix.MSG_TRUNC)
-			return err
-		}); err != nil {
-			return fmt.Errorf("receive from the kernel: %w", err)
-		}
-		if n > len(c.buf) {
-			return fmt.Errorf("receive from the kernel: %w: %d of %d bytes", errTruncated, len(c.buf), n)
-		}
-		err := eachMessage(c.buf[:n], func(typ uint16, seq uint32, body []byte) error {
-			switch {
-			case seq != c.seq: // of an earlier request, whose answer was given up
-				return nil
-			case typ == unix.NLMSG_ERROR || typ == unix.NLMSG_DONE:
-				done = true
-				return answer(body)
-			case fn != nil:
-				done = one
-				return fn(body)
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
+	if n > len(c.buf) {
+		return nil, fmt.Errorf("receive from the kernel: %w: %d of %d bytes", errTruncated, len(c.buf), n)
 	}
-	return nil
+	return c.buf[:n], nil
 }
 
 // answer reads the end of an answer: an errno, the header of the request, and

@@ -28,6 +28,8 @@ type Link struct {
 	DefaultVLAN   uint16
 	// Hairpin and Isolated are those of a bridge's port.
 	Hairpin, Isolated bool
+	// Settings are what /proc/sys has of it.
+	Settings Settings
 }
 
 // Up tells whether the interface is set up. It may have no carrier.
@@ -48,32 +50,42 @@ func (c *Conn) Link(name string) (Link, error) {
 	if len(name) >= unix.IFNAMSIZ {
 		return Link{}, fmt.Errorf("interface %q: %w: the name is too long", name, unix.ENODEV)
 	}
-	l, err := c.getLink(0, func(m *message) { m.str(unix.IFLA_IFNAME, name) })
-	if err != nil {
-		return Link{}, fmt.Errorf("interface %q: %w", name, err)
-	}
-	return l, nil
+	r := c.Requests()
+	l := r.Link(name)
+	err := r.Send()
+	return *l, err
+}
+
+// Link looks an interface up by its name, which is none that is too long.
+// Errors among fine are none, but then there is no index.
+func (r *Requests) Link(name string, fine ...error) *Link {
+	m := newMessage(unix.RTM_GETLINK, 0, ifinfo(0, 0, 0))
+	m.str(unix.IFLA_IFNAME, name)
+	return r.link(m, fmt.Sprintf("interface %q", name), fine...)
 }
 
 // LinkByIndex looks an interface up by its index. Since Linux 6.8 the answer
 // waits for what the kernel has yet to do about a change of the carrier.
 func (c *Conn) LinkByIndex(index int) (Link, error) {
-	l, err := c.getLink(index, func(*message) {})
-	if err != nil {
-		return Link{}, fmt.Errorf("interface %d: %w", index, err)
-	}
-	return l, nil
+	r := c.Requests()
+	l := r.LinkByIndex(index)
+	err := r.Send()
+	return *l, err
 }
 
-func (c *Conn) getLink(index int, by func(*message)) (l Link, err error) {
-	m := newMessage(unix.RTM_GETLINK, 0, ifinfo(index, 0, 0))
-	by(m)
+// LinkByIndex is as that of [Conn].
+func (r *Requests) LinkByIndex(index int) *Link {
+	return r.link(newMessage(unix.RTM_GETLINK, 0, ifinfo(index, 0, 0)), fmt.Sprintf("interface %d", index))
+}
+
+func (r *Requests) link(m *message, what string, fine ...error) *Link {
+	l := new(Link)
 	m.u32(unix.IFLA_EXT_MASK, withoutStats)
-	err = c.execute(m, func(body []byte) (err error) {
-		l, err = parseLink(body)
+	r.add(m, func(body []byte) (err error) {
+		*l, err = parseLink(body)
 		return err
-	})
-	return l, err
+	}, what, fine...)
+	return l
 }
 
 // ifinfo is a struct ifinfomsg (<linux/rtnetlink.h>) that changes the flags of
@@ -93,7 +105,7 @@ func parseLink(body []byte) (Link, error) {
 	}
 	l := Link{Index: int(native.Uint32(body[4:])), Flags: native.Uint32(body[8:])}
 	var nested error
-	var data, port []byte
+	var data, port, settings []byte
 	err := eachAttr(body[unix.SizeofIfInfomsg:], func(typ uint16, value []byte) {
 		switch typ {
 		case unix.IFLA_IFNAME:
@@ -110,6 +122,8 @@ func parseLink(body []byte) (Link, error) {
 			l.Peer = int(number(value))
 		case unix.IFLA_PROMISCUITY:
 			l.Promiscuous = number(value) != 0
+		case unix.IFLA_AF_SPEC:
+			settings = value
 		case unix.IFLA_LINKINFO:
 			nested = eachAttr(value, func(typ uint16, value []byte) {
 				switch typ {
@@ -123,7 +137,7 @@ func parseLink(body []byte) (Link, error) {
 			})
 		}
 	})
-	if err := errors.Join(err, nested); err != nil {
+	if err := errors.Join(err, nested, l.Settings.parse(settings)); err != nil {
 		return Link{}, err
 	}
 	return l, l.parseBridge(data, port)
@@ -166,6 +180,15 @@ type Change struct {
 
 // Change changes an interface.
 func (c *Conn) Change(index int, change Change) error {
+	return c.execute(changeMessage(index, change), nil)
+}
+
+// Up sets an interface up.
+func (r *Requests) Up(index int) {
+	r.add(changeMessage(index, Change{Up: true}), nil, "set the interface up")
+}
+
+func changeMessage(index int, change Change) *message {
 	var flags uint32
 	if change.Up {
 		flags |= unix.IFF_UP
@@ -177,7 +200,7 @@ func (c *Conn) Change(index int, change Change) error {
 	if change.MAC != nil {
 		m.attr(unix.IFLA_ADDRESS, change.MAC)
 	}
-	return c.execute(m, nil)
+	return m
 }
 
 // Delete deletes an interface, which is fine if it is gone. It waits for what

@@ -66,6 +66,7 @@ func TestConnectPutsThePairInPlace(t *testing.T) {
 	want := Link{
 		Index: inside.Index, Name: "eth0", Kind: "veth", MAC: mac, MTU: 1400,
 		Flags: inside.Flags &^ unix.IFF_UP, OperState: inside.OperState, Peer: outside.Index,
+		Settings: inside.Settings,
 	}
 	if !reflect.DeepEqual(inside, want) {
 		t.Errorf("in the container: got %+v, want %+v", inside, want)
@@ -74,6 +75,7 @@ func TestConnectPutsThePairInPlace(t *testing.T) {
 		Index: pair.Host.Index, Name: pair.Host.Name, Kind: "veth", MAC: pair.Host.MAC, MTU: 1400,
 		Flags: outside.Flags | unix.IFF_UP, OperState: outside.OperState, Master: br.Index, Peer: inside.Index,
 		Promiscuous: outside.Promiscuous, // as all ports of a bridge that is up
+		Settings:    outside.Settings,
 	}
 	if !reflect.DeepEqual(outside, want) {
 		t.Errorf("on the host: got %+v, want %+v", outside, want)
@@ -230,19 +232,19 @@ func TestSysctls(t *testing.T) {
 		{Path: "net/ipv4/ip_forward", Value: "1"},
 		{Path: "net/ipv6/conf/none/accept_ra", Value: "0", Optional: true},
 	}
-	mustDial(t, ns, all...)
-	if err := CheckSysctls(ns, all[:1]); err != nil {
+	c := mustDial(t, ns, all...)
+	if err := CheckForwarding(c, []bool{false}); err != nil {
 		t.Error(err)
 	}
-	if err := SetSysctls(ns, all); err != nil {
+	if err := c.SetSysctls(ns, all...); err != nil {
 		t.Error(err)
 	}
-	err := CheckSysctls(ns, []Sysctl{{Path: "net/ipv4/ip_forward", Value: "0"}})
-	if want := "sysctl net/ipv4/ip_forward is 1, not 0"; err == nil || err.Error() != want {
+	err := CheckForwarding(c, []bool{false, true})
+	if want := "sysctl net/ipv6/conf/all/forwarding is 0, not 1"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	all[1].Optional = false
-	err = SetSysctls(ns, all)
+	err = c.SetSysctls(ns, all...)
 	want := "in namespace " + ns.ID().String() + ": set sysctl net/ipv6/conf/none/accept_ra to 0: open /proc/sys/net/ipv6/conf/none/accept_ra: no such file or directory"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)

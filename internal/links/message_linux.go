@@ -57,6 +57,21 @@ func (m *message) finish(seq uint32) []byte {
 
 func (m *message) flags() uint16 { return native.Uint16(m.b[6:]) }
 
+// quiet has the kernel answer only if it fails, and if it is asked.
+func (m *message) quiet() {
+	native.PutUint16(m.b[6:], m.flags()&^unix.NLM_F_ACK)
+}
+
+// asks tells whether the request is one for one message.
+func (m *message) asks() bool {
+	typ := native.Uint16(m.b[4:])
+	return typ&3 == getRequest && m.flags()&(unix.NLM_F_ACK|unix.NLM_F_DUMP) == 0
+}
+
+// getRequest are the two lowest bits of the types of requests that ask; the
+// others make, delete and change.
+const getRequest = 2
+
 func bit(v bool) byte {
 	if v {
 		return 1

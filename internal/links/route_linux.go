@@ -32,23 +32,51 @@ func (r Route) String() string {
 // AddRoute adds a route by way of an interface. With others, one to the same
 // destination adds itself (IPv6: as a multipath route); without, there must be
 // none, and the error wraps EEXIST if there is.
-func (c *Conn) AddRoute(index int, r Route, others bool) error {
+func (c *Conn) AddRoute(index int, route Route, others bool) error {
+	r := c.Requests()
+	r.AddRoute(index, route, others)
+	return r.Send()
+}
+
+// AddRoute is as that of [Conn]. Errors among fine are none.
+func (r *Requests) AddRoute(index int, route Route, others bool, fine ...error) {
 	flags := uint16(unix.NLM_F_CREATE | unix.NLM_F_ACK)
 	if !others {
 		flags |= unix.NLM_F_EXCL
 	}
-	if err := c.execute(routeMessage(unix.RTM_NEWROUTE, flags, index, r), nil); err != nil {
-		return fmt.Errorf("add route %s: %w", r, err)
-	}
-	return nil
+	r.add(routeMessage(unix.RTM_NEWROUTE, flags, index, route), nil, "add route "+route.String(), fine...)
 }
 
 // DeleteRoute deletes a route.
-func (c *Conn) DeleteRoute(index int, r Route) error {
-	if err := c.execute(routeMessage(unix.RTM_DELROUTE, unix.NLM_F_ACK, index, r), nil); err != nil {
-		return fmt.Errorf("delete route %s: %w", r, err)
-	}
-	return nil
+func (c *Conn) DeleteRoute(index int, route Route) error {
+	r := c.Requests()
+	r.DeleteRoute(index, route)
+	return r.Send()
+}
+
+// DeleteRoute deletes a route. Errors among fine are none.
+func (r *Requests) DeleteRoute(index int, route Route, fine ...error) {
+	r.add(routeMessage(unix.RTM_DELROUTE, unix.NLM_F_ACK, index, route), nil, "delete route "+route.String(), fine...)
+}
+
+// InterfaceTo is the index of the interface by which packets to an address
+// leave. The error is the kernel's if there is none.
+func (c *Conn) InterfaceTo(to netip.Addr) (index int, err error) {
+	fixed := make([]byte, unix.SizeofRtMsg)
+	fixed[0], fixed[1] = family(to), byte(to.BitLen())
+	m := newMessage(unix.RTM_GETROUTE, 0, fixed)
+	m.attr(unix.RTA_DST, to.AsSlice())
+	err = c.execute(m, func(body []byte) error {
+		if len(body) < unix.SizeofRtMsg {
+			return errTruncated
+		}
+		return eachAttr(body[unix.SizeofRtMsg:], func(typ uint16, value []byte) {
+			if typ == unix.RTA_OIF {
+				index = int(number(value))
+			}
+		})
+	})
+	return index, err
 }
 
 // routeMessage is about a route. Its fixed part is a struct rtmsg

@@ -25,9 +25,19 @@ type Sysctl struct {
 
 func (s Sysctl) path() string { return filepath.Join("/proc/sys", s.Path) }
 
-// SetSysctls makes the settings, in order, those that are not so already. The
-// thread enters the namespace once for all.
-func SetSysctls(ns *netns.Handle, settings []Sysctl) error {
+// SetSysctls makes the settings, in order, those that are not so already, in
+// the namespace that c is in. The kernel tells most of them by netlink; to make
+// what differs the thread enters the namespace, once for all.
+func (c *Conn) SetSysctls(ns *netns.Handle, settings ...Sysctl) error {
+	unset, err := c.unset(settings)
+	if err != nil {
+		return fmt.Errorf("in namespace %s: %w", ns.ID(), err)
+	}
+	return WriteSysctls(ns, unset...)
+}
+
+// WriteSysctls is SetSysctls for settings that are known not to be so.
+func WriteSysctls(ns *netns.Handle, settings ...Sysctl) error {
 	if len(settings) == 0 {
 		return nil
 	}
@@ -35,6 +45,57 @@ func SetSysctls(ns *netns.Handle, settings []Sysctl) error {
 		return fmt.Errorf("in namespace %s: %w", ns.ID(), err)
 	}
 	return nil
+}
+
+// unset are those of the settings that are to be made by /proc/sys.
+func (c *Conn) unset(settings []Sysctl) ([]Sysctl, error) {
+	if len(settings) == 0 {
+		return nil, nil
+	}
+	r := c.Requests()
+	known := make(map[string]*Link)
+	forwarding := make(map[string]*bool)
+	for _, s := range settings {
+		if name, _, _, ok := s.ofInterface(); ok && known[name] == nil && len(name) < unix.IFNAMSIZ {
+			known[name] = r.Link(name, unix.ENODEV)
+		}
+		if v6, ok := s.isForwarding(); ok {
+			forwarding[s.Path] = r.Forwarding(v6)
+		}
+	}
+	if err := r.Send(); err != nil {
+		return nil, err
+	}
+	var rest []Sysctl
+	for _, s := range settings {
+		name, _, _, _ := s.ofInterface()
+		if l := known[name]; l != nil && l.Has(s) {
+			continue
+		}
+		if on := forwarding[s.Path]; on != nil && *on && s.Value == "1" {
+			continue
+		}
+		rest = append(rest, s)
+	}
+	return rest, nil
+}
+
+// The settings that make a namespace forward between its interfaces.
+const (
+	forward4 = "net/ipv4/ip_forward"
+	forward6 = "net/ipv6/conf/all/forwarding"
+)
+
+// Forward is the setting that makes a namespace forward packets of a family.
+func Forward(v6 bool) Sysctl {
+	if v6 {
+		return Sysctl{Path: forward6, Value: "1"}
+	}
+	return Sysctl{Path: forward4, Value: "1"}
+}
+
+func (s Sysctl) isForwarding() (v6, ok bool) {
+	return s.Path == forward6, s.Path == forward4 || s.Path == forward6
 }
 
 // writeSysctls makes the settings in the namespace of the calling thread.
@@ -53,13 +114,21 @@ func notOurs(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS)
 }
 
-// write looks before it writes: writing takes locks that every namespace
-// shares, and is not allowed where the setting was made for us.
+// write writes without a look, which would cost as much, unless that is not
+// allowed: the setting may have been made for us.
 func (s Sysctl) write() error {
-	if is, err := readSysctl(s.path()); err != nil || is == s.Value {
-		return err
+	f, err := os.OpenFile(s.path(), os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.WriteString(s.Value)
+		err = errors.Join(err, f.Close())
 	}
-	return os.WriteFile(s.path(), []byte(s.Value), 0)
+	if err == nil {
+		return nil
+	}
+	if is, unread := readSysctl(s.path()); unread == nil && is == s.Value {
+		return nil
+	}
+	return err
 }
 
 func readSysctl(path string) (string, error) {
@@ -75,21 +144,18 @@ func readSysctl(path string) (string, error) {
 	return string(bytes.TrimSpace(buf[:max(n, 0)])), nil
 }
 
-// CheckSysctls returns an error that names the first setting that is another.
-func CheckSysctls(ns *netns.Handle, settings []Sysctl) error {
-	if len(settings) == 0 {
-		return nil
-	}
-	return ns.Do(func() error {
-		for _, s := range settings {
-			is, err := readSysctl(s.path())
-			if err != nil {
-				return fmt.Errorf("sysctl: %w", err)
-			}
-			if is != s.Value {
-				return fmt.Errorf("sysctl %s is %s, not %s", s.Path, is, s.Value)
-			}
+// CheckForwarding returns an error unless the namespace that c is in forwards
+// packets of the families, of which true is IPv6.
+func CheckForwarding(c *Conn, families []bool) error {
+	for _, v6 := range families {
+		r := c.Requests()
+		on := r.Forwarding(v6)
+		if err := r.Send(); err != nil {
+			return err
 		}
-		return nil
-	})
+		if !*on {
+			return fmt.Errorf("sysctl %s is 0, not 1", Forward(v6).Path)
+		}
+	}
+	return nil
 }

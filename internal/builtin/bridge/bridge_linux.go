@@ -11,6 +11,9 @@
 //   - VLANs on a bridge that does not keep them apart are an error.
 //   - The host's end keeps its setting of accept_ra: what arrives at a port is
 //     the bridge's, which ignores router advertisements.
+//   - A container that gets no IPv6 address keeps its namespace's settings of
+//     IPv6 (accept_dad, ndisc_notify), unless enabledad asks for them: they can
+//     be set in /proc/sys only, where it takes the longer the more there are.
 //   - A default route of the IPAM plugin without a gateway is enough for
 //     isDefaultGateway; the reference plugin adds a second one, and fails.
 package bridge
@@ -49,17 +52,12 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (result *types100.Resu
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	var look []links.Sysctl
-	if c.IsGateway {
-		look = []links.Sysctl{forward4(), forward6()}
-	}
-	// The settings of a bridge that is there already.
-	host, unset, err := links.DialAndLook(r.Host, []links.Sysctl{noRA(c.Bridge)}, look)
+	host, err := links.Dial(r.Host)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, host.Close()) }()
-	a := &attachment{config: c, r: r, host: host, unset: unset}
+	a := &attachment{config: c, r: r, host: host}
 	defer func() { err = errors.Join(err, a.close()) }()
 	if err := a.make(ctx); err != nil {
 		return nil, errors.Join(err, a.undo(ctx))
@@ -72,7 +70,6 @@ type attachment struct {
 	*config
 	r      *plugin.Request
 	host   *links.Conn
-	unset  []links.Sysctl // what a gateway needs and the host had not
 	bridge links.Link
 	pair   links.Pair // made if the index is not 0
 	leased bool       // there are addresses to give back
@@ -122,10 +119,10 @@ func (a *attachment) make(ctx context.Context) error {
 	if err := a.configureContainer(); err != nil {
 		return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
 	}
-	if err := a.makeGateway(ctx, gateways); err != nil {
+	if err := a.makeGateway(ctx, gateways, br); err != nil {
 		return err
 	}
-	if err := a.settle(ctx, addrs, br); err != nil {
+	if err := a.settle(ctx, addrs); err != nil {
 		return err
 	}
 	if a.IPAM.Type == "" {
@@ -166,21 +163,25 @@ func (a *attachment) configureContainer() error {
 	if a.container, err = links.Dial(a.r.Container, sysctls...); err != nil {
 		return err
 	}
+	do, index := a.container.Requests(), a.pair.Container.Index
 	if a.IPAM.Type == "" {
-		return a.container.Change(a.pair.Container.Index, links.Change{Up: true})
+		do.Up(index)
+	} else if err := ipam.Configure(do, index, a.result, ipam.How{Announce: true}); err != nil {
+		return err
 	}
-	return ipam.Configure(a.container, a.pair.Container.Index, a.result, links.Detect)
+	return do.Send()
 }
 
-// detection are the settings about neighbours: whether duplicates are looked
-// for, also of the address that the kernel gives the interface by itself, and
-// that addresses are announced, as neighbours may know them as another's.
+// detection are the settings about IPv6 neighbours: whether duplicates are
+// looked for, also of the address that the kernel gives the interface by
+// itself, and that addresses are announced. A container that gets no IPv6
+// address keeps the namespace's, which costs nothing.
 func (a *attachment) detection() []links.Sysctl {
-	v4, v6 := "net/ipv4/conf/"+a.r.IfName, "net/ipv6/conf/"+a.r.IfName
-	all := []links.Sysctl{
-		{Path: v4 + "/arp_notify", Value: "1", Optional: true},
-		{Path: v6 + "/ndisc_notify", Value: "1", Optional: true},
+	if !a.EnableDAD && !ipam.HasIPv6(a.result) {
+		return nil
 	}
+	v6 := "net/ipv6/conf/" + a.r.IfName
+	all := []links.Sysctl{ipam.Announced(a.r.IfName)}
 	if a.EnableDAD {
 		return append(all,
 			links.Sysctl{Path: v6 + "/enhanced_dad", Value: "1", Optional: true},
@@ -190,45 +191,62 @@ func (a *attachment) detection() []links.Sysctl {
 }
 
 // makeGateway gives the bridge, or its interface in the VLAN, the addresses of
-// the gateways, and has the host forward.
-func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix) error {
-	if len(addrs) == 0 {
-		return nil
-	}
+// the gateways, and has the host forward. It completes the result by the
+// bridge's address, which changes with its ports if somebody else made it, and
+// sees packets pass. What it asks it asks at once.
+func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *types100.Interface) error {
 	on := a.bridge
-	if a.VLAN != 0 {
+	if a.VLAN != 0 && len(addrs) > 0 {
 		var err error
 		if on, err = a.ensureVLANInterface(a.host, a.r, a.bridge); err != nil {
 			return err
 		}
 		a.result.Interfaces = append(a.result.Interfaces, &types100.Interface{Name: on.Name, Mac: on.MAC.String()})
 	}
-	added, err := a.ensureAddresses(a.host, on, addrs)
+	ask := a.host.Requests()
+	families := forwarding(addrs)
+	forwards := make([]*bool, len(families))
+	for i, v6 := range families {
+		forwards[i] = ask.Forwarding(v6)
+	}
+	port, bridge := ask.LinkByIndex(a.pair.Host.Index), ask.LinkByIndex(a.bridge.Index)
+	have := new([]links.Address)
+	if len(addrs) > 0 {
+		have = ask.Addresses(on.Index)
+	}
+	if err := ask.Send(); err != nil {
+		return err
+	}
+	a.pair.Host.OperState = port.OperState
+	br.Mac = bridge.MAC.String()
+	added, err := a.ensureAddresses(a.host, on, *have, addrs)
 	if err != nil {
 		return err
 	}
-	needed := slices.DeleteFunc(forwarding(addrs), func(s links.Sysctl) bool { return !slices.Contains(a.unset, s) })
-	if err := links.SetSysctls(a.r.Host, needed); err != nil {
-		return err
+	if len(added) > 0 && on.Index == a.bridge.Index {
+		br.Mac = on.MAC.String() // which it has been given for good
+	}
+	for i, v6 := range families {
+		if !*forwards[i] {
+			if err := links.WriteSysctls(a.r.Host, links.Forward(v6)); err != nil {
+				return err
+			}
+		}
 	}
 	return ipam.Await(ctx, a.host, on.Index, added)
 }
 
-// settle waits until packets pass, and completes the result by the bridge's
-// address, which changes with its ports if somebody else made it.
-func (a *attachment) settle(ctx context.Context, addrs []netip.Prefix, br *types100.Interface) error {
+// settle waits until packets pass.
+func (a *attachment) settle(ctx context.Context, addrs []netip.Prefix) error {
 	if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
 		if err := ipam.Settle(ctx, a.container, a.pair.Container.Index); err != nil {
 			return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
 		}
 	}
-	if !a.DisableContainerInterface {
-		if _, err := veth.AwaitRunning(ctx, a.host, a.pair.Host.Index); err != nil {
-			return err
-		}
+	if a.DisableContainerInterface || a.pair.Host.Running() {
+		return nil
 	}
-	link, err := a.host.LinkByIndex(a.bridge.Index)
-	br.Mac = link.MAC.String()
+	_, err := veth.AwaitRunning(ctx, a.host, a.pair.Host.Index)
 	return err
 }
 

@@ -120,7 +120,7 @@ func (c *config) checkGateway(host *links.Conn, r *plugin.Request, br links.Link
 			return fmt.Errorf("interface %q lacks the gateway's address %s", on.Name, want)
 		}
 	}
-	return links.CheckSysctls(r.Host, forwarding(wanted))
+	return links.CheckForwarding(host, forwarding(wanted))
 }
 
 // gateways are the addresses that the bridge has for a result.

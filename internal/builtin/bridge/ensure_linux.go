@@ -21,7 +21,7 @@ func noRA(name string) links.Sysctl {
 func (c *config) ensureBridge(conn *links.Conn, host *netns.Handle) (links.Link, error) {
 	br, err := conn.Link(c.Bridge)
 	if links.NotFound(err) {
-		br, err = c.createBridge(conn, host)
+		br, err = c.createBridge(conn)
 	}
 	if err != nil {
 		return links.Link{}, err
@@ -38,18 +38,20 @@ func (c *config) ensureBridge(conn *links.Conn, host *netns.Handle) (links.Link,
 			return links.Link{}, fmt.Errorf("set bridge %q up: %w", c.Bridge, err)
 		}
 	}
+	if ra := noRA(c.Bridge); !br.Has(ra) {
+		if err := links.WriteSysctls(host, ra); err != nil {
+			return links.Link{}, err
+		}
+	}
 	return br, nil
 }
 
-func (c *config) createBridge(conn *links.Conn, host *netns.Handle) (links.Link, error) {
+func (c *config) createBridge(conn *links.Conn) (links.Link, error) {
 	br, err := conn.CreateBridge(links.NewBridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: c.filtersVLANs()})
 	if errors.Is(err, unix.EEXIST) { // another attachment was faster
 		return conn.Link(c.Bridge)
 	}
-	if err != nil {
-		return links.Link{}, err
-	}
-	return br, links.SetSysctls(host, []links.Sysctl{noRA(c.Bridge)})
+	return br, err
 }
 
 // setPort configures the host's end, which is on the bridge. The container's is

@@ -68,11 +68,7 @@ func addDefault(result *types100.Result, v4 bool, gateway net.IP) {
 // has one IPv4 address, and IPv6 addresses of subnets that do not overlap;
 // another one is an error, or goes away if the configuration forces it. Many
 // attachments may do this at once. It returns what it added.
-func (c *config) ensureAddresses(conn *links.Conn, br links.Link, wanted []netip.Prefix) (added []netip.Prefix, err error) {
-	have, err := conn.Addresses(br.Index)
-	if err != nil {
-		return nil, err
-	}
+func (c *config) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix) (added []netip.Prefix, err error) {
 	for _, want := range wanted {
 		present, others := conflicts(have, want)
 		if present {
@@ -119,20 +115,14 @@ func conflicts(have []links.Address, want netip.Prefix) (present bool, others []
 	return false, others
 }
 
-// The settings that make the host forward between its interfaces.
-func forward4() links.Sysctl { return links.Sysctl{Path: "net/ipv4/ip_forward", Value: "1"} }
-func forward6() links.Sysctl {
-	return links.Sysctl{Path: "net/ipv6/conf/all/forwarding", Value: "1"}
-}
-
-// forwarding are those of the settings that the families of the addresses need.
-func forwarding(addrs []netip.Prefix) []links.Sysctl {
-	var all []links.Sysctl
-	if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is4() }) {
-		all = append(all, forward4())
+// forwarding are the families of addresses, for which the host has to forward:
+// IPv4, which is false, and IPv6.
+func forwarding(addrs []netip.Prefix) []bool {
+	var families []bool
+	for _, v6 := range []bool{false, true} {
+		if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() == v6 }) {
+			families = append(families, v6)
+		}
 	}
-	if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
-		all = append(all, forward6())
-	}
-	return all
+	return families
 }

@@ -112,7 +112,11 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 		return i, nil
 	}
 	// Nobody else has the addresses, so nobody is asked for duplicates.
-	if err := ipam.Configure(conn, own.Index, result, 0); err != nil {
+	do := conn.Requests()
+	if err := ipam.Configure(do, own.Index, result, ipam.How{}); err != nil {
+		return nil, err
+	}
+	if err := do.Send(); err != nil {
 		return nil, err
 	}
 	return i, settle(ctx, conn, own.Index, result)

@@ -13,6 +13,11 @@ import (
 	"github.com/embedcni/cni/internal/links"
 )
 
+// HasIPv6 tells whether a result has an IPv6 address.
+func HasIPv6(result *types100.Result) bool {
+	return slices.ContainsFunc(result.IPs, func(ip *types100.IPConfig) bool { return ip != nil && ip.Address.IP.To4() == nil })
+}
+
 // Sysctls are the settings that an interface in a container needs before it
 // gets the addresses of a result: IPv6 that is not disabled, and addresses
 // that stay when the interface is down.
@@ -30,42 +35,48 @@ func Sysctls(ifName string, result *types100.Result) ([]links.Sysctl, error) {
 	}, nil
 }
 
-// Configure puts the addresses of a result on an interface, sets it up, and
-// adds the routes. IPv6 addresses are usable after [Await], or [Settle] if
-// flags has [links.Detect]; either comes last, as the kernel works on them
+// How says how an interface gets its addresses.
+type How struct {
+	// Announce has the kernel announce them, as neighbours may know an address
+	// as another's: an IPv4 address when the interface comes up (arp_notify),
+	// an IPv6 address when it is added to one that is up, with [Announced].
+	Announce bool
+}
+
+// Announced is the setting that has the kernel announce IPv6 addresses. It does
+// so for those that it looks for duplicates of, be it for a moment: whether it
+// looks for them is the interface's setting accept_dad.
+func Announced(ifName string) links.Sysctl {
+	return links.Sysctl{Path: "net/ipv6/conf/" + ifName + "/ndisc_notify", Value: "1", Optional: true}
+}
+
+// Configure has requests put the addresses of a result on an interface, set it
+// up, and add the routes. IPv6 addresses are usable after [Await], or [Settle]
+// if they are announced; either comes last, as the kernel works on them
 // meanwhile.
-func Configure(c *links.Conn, index int, result *types100.Result, flags links.AddressFlag) error {
+func Configure(to *links.Requests, index int, result *types100.Result, how How) error {
 	w, err := plan(result)
 	if err != nil {
 		return err
 	}
-	// Neighbours may know an address as another's, so it has to be announced.
-	// IPv4 addresses are when the interface comes up (arp_notify), IPv6
-	// addresses when they are added to one that is up (ndisc_notify).
-	add := func(v4 bool) error {
+	var flags links.AddressFlag
+	if how.Announce {
+		flags = links.Detect
+		// An interface too small for IPv4 has no such setting.
+		to.Set4(index, "arp_notify", 1, unix.EAFNOSUPPORT)
+	}
+	add := func(v4 bool) {
 		for _, a := range w.addresses {
-			if a.Addr().Is4() != v4 {
-				continue
-			}
-			if err := c.AddAddress(index, a, flags); err != nil {
-				return err
+			if a.Addr().Is4() == v4 {
+				to.AddAddress(index, a, flags)
 			}
 		}
-		return nil
 	}
-	if err := add(true); err != nil {
-		return err
-	}
-	if err := c.Change(index, links.Change{Up: true}); err != nil {
-		return fmt.Errorf("set the interface up: %w", err)
-	}
-	if err := add(false); err != nil {
-		return err
-	}
+	add(true)
+	to.Up(index)
+	add(false)
 	for _, r := range w.routes {
-		if err := c.AddRoute(index, r, true); err != nil {
-			return err
-		}
+		to.AddRoute(index, r, true)
 	}
 	return nil
 }

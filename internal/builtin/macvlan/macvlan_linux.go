@@ -94,12 +94,11 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 		if sysctls, err = ipam.Sysctls(r.IfName, result); err != nil {
 			return nil, err
 		}
-		// Neighbours may know the addresses as those of an earlier container.
-		sysctls = append(sysctls,
-			links.Sysctl{Path: "net/ipv4/conf/" + r.IfName + "/arp_notify", Value: "1", Optional: true},
-			links.Sysctl{Path: "net/ipv6/conf/" + r.IfName + "/ndisc_notify", Value: "1", Optional: true},
-			// Nobody else has the addresses, so nobody is asked for duplicates.
-			links.Sysctl{Path: "net/ipv6/conf/" + r.IfName + "/accept_dad", Value: "0", Optional: true})
+		if ipam.HasIPv6(result) {
+			sysctls = append(sysctls, ipam.Announced(r.IfName),
+				// Nobody else has the addresses, so nobody is asked for duplicates.
+				links.Sysctl{Path: "net/ipv6/conf/" + r.IfName + "/accept_dad", Value: "0", Optional: true})
+		}
 	}
 	conn, err := links.Dial(r.Container, sysctls...)
 	if err != nil {
@@ -110,9 +109,13 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 	if err != nil {
 		return nil, err
 	}
+	do := conn.Requests()
 	if c.IPAM.Type == "" {
-		err = conn.Change(own.Index, links.Change{Up: true})
-	} else if err = ipam.Configure(conn, own.Index, result, links.Detect); err == nil {
+		do.Up(own.Index)
+	} else if err := ipam.Configure(do, own.Index, result, ipam.How{Announce: true}); err != nil {
+		return nil, err
+	}
+	if err = do.Send(); err == nil && c.IPAM.Type != "" && ipam.HasIPv6(result) {
 		err = settle(ctx, conn, own.Index)
 	}
 	return &types100.Interface{Name: r.IfName, Mac: own.MAC.String(), Sandbox: r.NetNS}, err

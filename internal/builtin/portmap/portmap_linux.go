@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"net"
-	"os"
+	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -35,7 +33,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 		return result, nil
 	}
 	if c.want.SNAT && c.want.V4.IsValid() {
-		if err := routeLocalnet(ctx, r, net.IP(c.want.V4.Addr().AsSlice())); err != nil {
+		if err := routeLocalnet(ctx, r, c.want.V4.Addr()); err != nil {
 			return nil, err
 		}
 	}
@@ -78,49 +76,36 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 // routeLocalnet lets packets from the host's loopback addresses, which the
 // kernel takes for martians elsewhere, leave by the interface that the
 // container is reached by. It stays: it is the interface's, which others use.
-func routeLocalnet(ctx context.Context, r *plugin.Request, container net.IP) error {
+// If there is no route to the container, as from a host that does not reach its
+// containers, there is nothing to do.
+func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr) (err error) {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	name, err := interfaceTo(r, container)
-	if err != nil || name == "" {
+	host, err := links.Dial(r.Host)
+	if err != nil {
 		return err
 	}
-	path := "/proc/sys/net/ipv4/conf/" + name + "/route_localnet"
-	err = r.Host.Do(func() error {
-		// Who reads takes no lock, and most often it is set.
-		if now, err := os.ReadFile(path); err == nil && len(now) > 0 && now[0] == '1' {
-			return nil
-		}
-		return os.WriteFile(path, []byte("1"), 0)
-	})
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("snat: interface %s of the host is gone: %w", name, err)
+	defer func() { err = errors.Join(err, host.Close()) }()
+	index, err := host.InterfaceTo(container)
+	if unreachable(err) || err == nil && index == 0 {
+		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("snat: let loopback addresses leave by interface %s: %w", name, err)
+		return fmt.Errorf("snat: route to %s: %w", container, err)
+	}
+	link, err := host.LinkByIndex(index)
+	if err != nil {
+		return fmt.Errorf("snat: the host's interface to %s: %w", container, err)
+	}
+	// Most often it is set.
+	if link.Has(links.Sysctl{Path: "net/ipv4/conf/" + link.Name + "/route_localnet", Value: "1"}) {
+		return nil
+	}
+	do := host.Requests()
+	do.Set4(index, "route_localnet", 1)
+	if err := do.Send(); err != nil {
+		return fmt.Errorf("snat: let loopback addresses leave by interface %s: %w", link.Name, err)
 	}
 	return nil
-}
-
-// interfaceTo returns the host's interface to the container, or nothing if
-// there is no route to it, as from a host that does not reach its containers.
-func interfaceTo(r *plugin.Request, container net.IP) (string, error) {
-	nl, err := links.Open(r.Host)
-	if err != nil {
-		return "", err
-	}
-	defer nl.Close()
-	routes, err := nl.RouteGet(container)
-	if unreachable(err) || err == nil && len(routes) == 0 {
-		return "", nil
-	}
-	if err != nil {
-		return "", fmt.Errorf("snat: route to %s: %w", container, err)
-	}
-	link, err := nl.LinkByIndex(routes[0].LinkIndex)
-	if err != nil {
-		return "", fmt.Errorf("snat: the host's interface to %s: %w", container, err)
-	}
-	return link.Attrs().Name, nil
 }

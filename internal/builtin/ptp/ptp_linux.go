@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -126,6 +127,9 @@ func (a *attachment) settle(ctx context.Context, ends []endpoint) error {
 	if err := ipam.Await(ctx, a.host, a.pair.Host.Index, host); err != nil {
 		return fmt.Errorf("interface %q on the host: %w", a.pair.Host.Name, err)
 	}
+	if a.pair.Host.Running() {
+		return nil
+	}
 	_, err := veth.AwaitRunning(ctx, a.host, a.pair.Host.Index)
 	return err
 }
@@ -181,52 +185,62 @@ func (a *attachment) configureContainer(ends []endpoint) error {
 	if a.container, err = links.Dial(a.r.Container, sysctls...); err != nil {
 		return err
 	}
-	conn, index := a.container, a.pair.Container.Index
-	if err := ipam.Configure(conn, index, a.result, 0); err != nil {
+	do, index := a.container.Requests(), a.pair.Container.Index
+	if err := ipam.Configure(do, index, a.result, ipam.How{}); err != nil {
 		return err
 	}
 	for _, e := range ends {
 		// Two addresses of a subnet share its route.
-		err := conn.DeleteRoute(index, links.Route{Dst: e.address.Masked(), Scope: unix.RT_SCOPE_NOWHERE})
-		if err != nil && !errors.Is(err, unix.ESRCH) {
-			return err
-		}
+		do.DeleteRoute(index, links.Route{Dst: e.address.Masked(), Scope: unix.RT_SCOPE_NOWHERE}, unix.ESRCH)
 		toGateway, toSubnet := e.routes()
 		for _, route := range []links.Route{toGateway, toSubnet} {
-			if err := conn.AddRoute(index, route, false); err != nil && !errors.Is(err, unix.EEXIST) {
-				return err
-			}
+			do.AddRoute(index, route, false, unix.EEXIST)
 		}
 	}
-	return nil
+	return do.Send()
 }
 
 // configureHost gives the host's end the addresses of the gateways, routes the
 // container's by way of it, and has the host forward.
 func (a *attachment) configureHost(ends []endpoint) error {
-	settings := []links.Sysctl{
-		{Path: "net/ipv6/conf/" + a.pair.Host.Name + "/accept_ra", Value: "0", Optional: true},
-	}
-	index := a.pair.Host.Index
+	do, index := a.host.Requests(), a.pair.Host.Index
 	for _, e := range ends {
-		if err := a.host.AddAddress(index, single(e.gateway), 0); err != nil && !errors.Is(err, unix.EEXIST) {
-			return err
-		}
-		route := links.Route{Dst: single(e.address.Addr()), Scope: unix.RT_SCOPE_HOST}
-		if err := a.host.AddRoute(index, route, false); err != nil && !errors.Is(err, unix.EEXIST) {
-			return err
-		}
-		settings = append(settings, forwarding(e.gateway))
+		do.AddAddress(index, single(e.gateway), 0, unix.EEXIST)
+		do.AddRoute(index, links.Route{Dst: single(e.address.Addr()), Scope: unix.RT_SCOPE_HOST}, false, unix.EEXIST)
 	}
-	return links.SetSysctls(a.r.Host, settings)
+	all := families(ends)
+	forwards := make([]*bool, len(all))
+	for i, v6 := range all {
+		forwards[i] = do.Forwarding(v6)
+	}
+	link := do.LinkByIndex(index)
+	if err := do.Send(); err != nil {
+		return err
+	}
+	a.pair.Host.OperState = link.OperState
+	var settings []links.Sysctl
+	// What the container says about routes is not for the host.
+	if ra := (links.Sysctl{Path: "net/ipv6/conf/" + link.Name + "/accept_ra", Value: "0", Optional: true}); !link.Has(ra) {
+		settings = append(settings, ra)
+	}
+	for i, v6 := range all {
+		if !*forwards[i] {
+			settings = append(settings, links.Forward(v6))
+		}
+	}
+	return links.WriteSysctls(a.r.Host, settings...)
 }
 
-// forwarding is the setting that makes the host forward between its interfaces.
-func forwarding(a netip.Addr) links.Sysctl {
-	if a.Is4() {
-		return links.Sysctl{Path: "net/ipv4/ip_forward", Value: "1"}
+// families are those for which the host has to forward: IPv4, which is false,
+// and IPv6.
+func families(ends []endpoint) []bool {
+	var all []bool
+	for _, v6 := range []bool{false, true} {
+		if slices.ContainsFunc(ends, func(e endpoint) bool { return e.gateway.Is6() == v6 }) {
+			all = append(all, v6)
+		}
 	}
-	return links.Sysctl{Path: "net/ipv6/conf/all/forwarding", Value: "1"}
+	return all
 }
 
 // undo takes back what a failed make did, also when the context has ended.
@@ -297,7 +311,6 @@ func checkHost(host *links.Conn, r *plugin.Request, link links.Link) error {
 	for _, a := range have {
 		has[a.Prefix] = true
 	}
-	var settings []links.Sysctl
 	for _, e := range ends {
 		if !has[single(e.gateway)] {
 			return fmt.Errorf("the gateway's address %s is missing", e.gateway)
@@ -306,9 +319,8 @@ func checkHost(host *links.Conn, r *plugin.Request, link links.Link) error {
 		if ok, err := ipam.HasRoute(host, link.Index, want); err != nil || !ok {
 			return errors.Join(err, fmt.Errorf("route %s is missing", want))
 		}
-		settings = append(settings, forwarding(e.gateway))
 	}
-	return links.CheckSysctls(r.Host, settings)
+	return links.CheckForwarding(host, families(ends))
 }
 
 // own is a result with the addresses of the container's interface only.

@@ -1,0 +1,73 @@
+package veth_test
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// trapSysctls makes every use of a file below /proc/sys/net fail, by an error
+// that nobody takes for a setting that is missing or not allowed to change. It
+// returns what ends that.
+func trapSysctls(t *testing.T) (release func()) {
+	t.Helper()
+	if err := unix.Mount("tmpfs", "/proc/sys", "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	release = func() {
+		t.Helper()
+		if err := unix.Unmount("/proc/sys", unix.MNT_DETACH); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("net", "/proc/sys/net"); err != nil {
+		release()
+		t.Fatal(err)
+	}
+	return release
+}
+
+// The files take the longer to open the more namespaces there are. Once a host
+// is set up, a container with IPv4 addresses needs none.
+func TestAddOpensNoSysctl(t *testing.T) {
+	const v4 = `"ipMasq": true, "ipam": {"type": "host-local", "dataDir": "DIR/ipam", "ranges": [[{"subnet": "10.1.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}`
+	const v6 = `"ipam": {"type": "host-local", "dataDir": "DIR/ipam", "ranges": [[{"subnet": "fd00:1::/64"}]]}`
+	for _, typ := range []string{"bridge", "ptp"} {
+		t.Run(typ, func(t *testing.T) {
+			h := newHost(t)
+			// Of ptp's end, which is a new one for each container, ADD sets
+			// accept_ra unless the host has switched it off for all new ones.
+			h.sh("echo 0 > /proc/sys/net/ipv6/conf/default/accept_ra")
+			add := func(id, port, conf string) error {
+				c := side{typ: typ, conf: `"isGateway": true, ` + conf}.call()
+				c.id = id
+				h.namespace(id)
+				out, err := ours(h, t.Context(), "ADD", c)
+				if err != nil {
+					return err
+				}
+				ports := side{typ: "portmap", conf: `"runtimeConfig": {"portMappings": [{"hostPort": ` + port + `, "containerPort": 80, "protocol": "tcp"}]}`}.call()
+				ports.id, ports.prev = id, out
+				_, err = ours(h, t.Context(), "ADD", ports)
+				return err
+			}
+			if err := add("first", "8081", v4); err != nil {
+				t.Fatal(err)
+			}
+			trap := trapSysctls(t)
+			err := add("second", "8082", v4)
+			trapped := add("third", "8083", v6)
+			trap()
+			if err != nil {
+				t.Errorf("IPv4: %v", err)
+			}
+			if !errors.Is(trapped, unix.ELOOP) && (trapped == nil || !strings.Contains(trapped.Error(), unix.ELOOP.Error())) {
+				t.Errorf("IPv6, whose settings are files: got %v", trapped)
+			}
+			h.in("second", `test "$(cat /proc/sys/net/ipv4/conf/eth0/arp_notify)" = `+map[string]string{"bridge": "1", "ptp": "0"}[typ])
+		})
+	}
+}

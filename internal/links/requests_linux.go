@@ -1,0 +1,148 @@
+package links
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Requests are what the kernel is to do, in this order: they are collected by
+// their methods and go to the kernel together, which spares a system call or
+// two for each. What a method that reads returns is filled by Send.
+//
+// The kernel goes on after a request that fails, so they are for what is taken
+// back as a whole.
+type Requests struct {
+	c   *Conn
+	all []request
+}
+
+// request is a message and what becomes of the answer.
+type request struct {
+	m *message
+	// read is called for the messages that answer, and may be nil.
+	read func(body []byte) error
+	// explain says what failed, or returns nil if that is fine; it may be nil.
+	explain func(err error) error
+}
+
+// Requests begins a collection.
+func (c *Conn) Requests() *Requests { return &Requests{c: c} }
+
+// add adds a request. Its error says what was to be done; those among fine are
+// none.
+func (r *Requests) add(m *message, read func([]byte) error, what string, fine ...error) {
+	r.all = append(r.all, request{m, read, func(err error) error {
+		if slices.ContainsFunc(fine, func(f error) bool { return errors.Is(err, f) }) {
+			return nil
+		}
+		return fmt.Errorf("%s: %w", what, err)
+	}})
+}
+
+// mostTogether bounds what the kernel has to keep of answers that nobody reads
+// yet: its buffer for them holds some 50 descriptions of interfaces.
+const mostTogether = 16
+
+// Send has the kernel do what was collected, and returns the first error.
+func (r *Requests) Send() error {
+	all := r.all
+	r.all = nil
+	for len(all) > 0 {
+		n := min(len(all), mostTogether)
+		// The kernel lists on while it is read, and one list at a time.
+		if dump := slices.IndexFunc(all[:n], func(q request) bool { return q.m.flags()&unix.NLM_F_DUMP == unix.NLM_F_DUMP }); dump >= 0 {
+			n = dump + 1
+		}
+		if err := r.c.exchange(all[:n]); err != nil {
+			return err
+		}
+		all = all[n:]
+	}
+	return nil
+}
+
+// exchange sends requests in one datagram and reads the answers. It returns the
+// first error. No request but the last may be one for a list.
+func (c *Conn) exchange(all []request) error {
+	first := c.seq + 1
+	data := c.write(all)
+	if err := restart(func() error {
+		return unix.Sendto(c.fd, data, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	}); err != nil {
+		return fmt.Errorf("send to the kernel: %w", err)
+	}
+	errs := make([]error, len(all))
+	answered := make([]bool, len(all))
+	for last := len(all) - 1; !answered[last]; {
+		data, err := c.receive()
+		if err != nil {
+			return err
+		}
+		err = eachMessage(data, func(typ uint16, seq uint32, body []byte) error {
+			i := seq - first
+			if i >= uint32(len(all)) { // of an earlier request, whose answer was given up
+				return nil
+			}
+			end, err := all[i].take(typ, body)
+			answered[i] = answered[i] || end
+			if errs[i] == nil {
+				errs[i] = err
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return outcome(all, answered, errs)
+}
+
+// write writes requests behind each other. The kernel reports of all of them
+// what fails, in order, but of the last one that it is done, too: before that
+// one only those that ask for something have another answer.
+func (c *Conn) write(all []request) []byte {
+	var data []byte
+	for i, q := range all {
+		c.seq++
+		if i < len(all)-1 {
+			q.m.quiet()
+		}
+		if b := q.m.finish(c.seq); i > 0 {
+			data = append(data, b...)
+		} else {
+			data = b
+		}
+	}
+	return data
+}
+
+// take reads a message that answers, and tells whether it is the last one.
+func (q request) take(typ uint16, body []byte) (end bool, err error) {
+	if typ == unix.NLMSG_ERROR || typ == unix.NLMSG_DONE {
+		return true, answer(body)
+	}
+	if q.read == nil {
+		return false, nil
+	}
+	return q.m.asks(), q.read(body)
+}
+
+// outcome is the first error, explained. A request that asks has an answer.
+func outcome(all []request, answered []bool, errs []error) error {
+	for i, q := range all {
+		err := errs[i]
+		if err == nil && q.m.asks() && !answered[i] {
+			err = errors.New("the kernel did not answer")
+		}
+		if err != nil && q.explain != nil {
+			err = q.explain(err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
