@@ -22,6 +22,7 @@ import (
 
 	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // Key is a network on a host. Two hosts are two network namespaces, or two
@@ -106,7 +107,7 @@ func (t *Tracker) known(f *First) (bool, error) {
 	if t.seen[f.name] == f.mark {
 		return true, nil
 	}
-	data, err := os.ReadFile(t.file(f.name))
+	data, err := plainfile.Read(t.file(f.name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
