@@ -99,7 +99,7 @@ func TestErrorFormats(t *testing.T) {
 // failedCall is the Error of a plugin that ended with code 1.
 func failedCall(t *testing.T, stdout, stderr string) *Error {
 	t.Helper()
-	a := &attachment{network: &Network{}}
+	a := &attachment{op: &operation{}, network: &Network{}}
 	a.network.config = must(conflist.Parse([]byte(`{"name": "net", "plugins": [{"type": "x"}]}`)))(t)
 	call := chain.Call{Verb: "ADD", Plugin: "x"}
 	err := pluginError(a, call, PluginExecutable, invoke.Output{Stdout: []byte(stdout), Stderr: []byte(stderr)}, &invoke.ExitError{Path: "/bin/x", Code: 1})

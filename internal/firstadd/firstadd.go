@@ -34,6 +34,7 @@ import (
 type Key struct {
 	Network      string
 	Host         string   // identity of the namespace the plugins run in
+	Boot         string   // of the machine; empty: it is asked for
 	Types        []string // of the plugins
 	Config       [][]byte // their configuration
 	Capabilities []string // that the ADD is given, sorted
@@ -150,9 +151,12 @@ func (k Key) name() string {
 
 // mark is what must be the same for an earlier ADD to count.
 func (k Key) mark() (string, error) {
-	id, err := boot.ID()
-	if err != nil {
-		return "", err
+	id := k.Boot
+	if id == "" {
+		var err error
+		if id, err = boot.ID(); err != nil {
+			return "", err
+		}
 	}
 	h := sha256.New()
 	for _, part := range k.Config {

@@ -25,6 +25,11 @@ type Call struct {
 	Stdin []byte        // the request configuration
 	Host  *netns.Handle // the namespace that an executable would have started in
 
+	// Container is the namespace that CNI_NETNS leads to, if the caller has it
+	// open; it is left open. Without it the plugin gets one that is opened, and
+	// closed when it returns.
+	Container *netns.Handle
+
 	// Delegate is what the plugin gets as [plugin.Request.Delegate].
 	Delegate func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error)
 }
@@ -61,7 +66,7 @@ func run(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error
 	if err != nil {
 		return nil, err
 	}
-	if r.Container != nil {
+	if r.Container != nil && r.Container != c.Container {
 		defer func() { err = errors.Join(err, r.Container.Close()) }()
 	}
 	result, err := dispatch(ctx, p, c.Verb, r)
