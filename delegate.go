@@ -50,7 +50,7 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p provid
 	}
 	stdout, err := inprocess.Run(inner, p.plugin, inprocess.Call{
 		Verb: call.Verb, Type: call.Plugin, Env: call.Env, Stdin: call.Stdin,
-		Host: host, Container: container, Delegate: d.delegate,
+		Host: host, Container: container, Inline: p.kind == PluginBuiltIn, Delegate: d.delegate,
 	})
 	if ended := ctx.Err(); err != nil && ended != nil && errors.Is(err, ended) {
 		err = &stoppedError{err, context.Cause(ctx)}
