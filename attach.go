@@ -24,6 +24,9 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 	if err := op.lock(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
+	if err := op.follow(); err != nil {
+		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
+	}
 	if err := op.clearDead(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
@@ -160,7 +163,7 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 }
 
 func (a *attachment) firstKey() firstadd.Key {
-	key := firstadd.Key{Network: a.network.config.Name, Host: a.op.host.String()}
+	key := firstadd.Key{Network: a.network.config.Name, Host: a.op.host.String(), Boot: a.op.boot}
 	for _, p := range a.network.config.Plugins {
 		key.Types = append(key.Types, p.Network.Type)
 		key.Config = append(key.Config, p.Bytes)
@@ -207,7 +210,8 @@ func (op *operation) rollBack(ctx context.Context) error {
 // of an attachment that has died: its namespace is gone, or another one, or the
 // interface in it is gone, as after a reboot or a crash.
 func (op *operation) clearDead(ctx context.Context) error {
-	earlier := &operation{snapshot: op.snapshot, verb: "DEL", id: op.id, host: op.host, held: op.held}
+	earlier := &operation{snapshot: op.snapshot, verb: "DEL", id: op.id, host: op.host, held: op.held, boot: op.boot}
+	defer earlier.leave()
 	if err := earlier.recallAttached(op); err != nil {
 		return err
 	}

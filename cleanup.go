@@ -148,6 +148,7 @@ type footprint struct {
 	hostPorts []netfilter.HostPort         // that were forwarded
 	siblings  []netip.Addr                 // of attachments of the container that stay
 	inUse     func() ([]netip.Addr, error) // of other containers
+	opened    *netns.Handle                // to be closed; nil if Container is the operation's
 }
 
 // footprint reads it from the configuration and the result of the attachment.
@@ -169,16 +170,17 @@ func (a *attachment) footprint() (*footprint, error) {
 	if f.hostPorts, err = hostPorts(a.CapabilityArgs[capPortMappings]); err != nil {
 		f.Thorough = true // so they are looked for
 	}
-	if a.NetNS != "" && f.Host != nil {
+	if f.Container = a.inside(); f.Container == nil && a.NetNS != "" && f.Host != nil {
 		// A namespace that is gone is no reason to stop: what was in it is too.
 		f.Container, _ = netns.Open(a.NetNS)
+		f.opened = f.Container
 	}
 	return f, nil
 }
 
 func (f *footprint) close() {
-	if f.Container != nil {
-		_ = f.Container.Close() // was only looked into
+	if f.opened != nil {
+		_ = f.opened.Close() // was only looked into
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -107,6 +108,7 @@ type snapshot struct {
 	kept     *keeper
 	sockets  *netfilter.Sockets
 	status   statusCache
+	self     string // identity of this process, if it could be asked for already
 }
 
 // New returns a Runtime with the settings and networks of the options. It looks
@@ -179,7 +181,20 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	for _, n := range s.networks {
 		n.snapshot = s
 	}
+	s.self, _ = orphan.Self() // who needs it says why there is none
 	return s, nil
+}
+
+// identity is that of this process, for the record.
+func (s *snapshot) identity() (string, error) {
+	if s.self != "" {
+		return s.self, nil
+	}
+	self, err := orphan.Self()
+	if err != nil {
+		return "", fmt.Errorf("identity of this process: %w", err)
+	}
+	return self, nil
 }
 
 func (s *snapshot) ready() error {

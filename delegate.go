@@ -39,9 +39,10 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p provid
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("not started: %w", context.Cause(ctx))
 	}
-	inner := ctx
+	inner, container := ctx, d.inside()
 	if p.kind == PluginRegistered {
 		inner = batch.With(ctx, nil) // it counts on what it delegates being done
+		container = nil              // one of its own: nobody knows what it does with it
 	}
 	var host *netns.Handle
 	if d.op.host != nil {
@@ -49,7 +50,7 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p provid
 	}
 	stdout, err := inprocess.Run(inner, p.plugin, inprocess.Call{
 		Verb: call.Verb, Type: call.Plugin, Env: call.Env, Stdin: call.Stdin,
-		Host: host, Delegate: d.delegate,
+		Host: host, Container: container, Inline: p.kind == PluginBuiltIn, Delegate: d.delegate,
 	})
 	if ended := ctx.Err(); err != nil && ended != nil && errors.Is(err, ended) {
 		err = &stoppedError{err, context.Cause(ctx)}

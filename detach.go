@@ -9,7 +9,6 @@ import (
 
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -20,10 +19,11 @@ const teardownWait = 5 * time.Minute
 
 func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 	ctx = context.WithoutCancel(ctx)
-	if err := s.validateRemove(ns); err != nil {
+	host, err := s.validateRemove(ns)
+	if err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, err)
 	}
-	op, err := s.beginTeardown(ctx, ns.id)
+	op, err := s.beginTeardownFrom(ctx, ns.id, host)
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, err)
 	}
@@ -35,21 +35,24 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 }
 
 // validateRemove checks what the caller passes before anything is touched, the
-// lock file included. A network that is not loaded may be on record.
-func (s *snapshot) validateRemove(ns *Namespace) error {
+// lock file included. A network that is not loaded may be on record. It returns
+// where the plugins will run.
+func (s *snapshot) validateRemove(ns *Namespace) (*hostNetNS, error) {
 	if err := validateID(ns.id); err != nil {
-		return err
+		return nil, err
 	}
 	op := &operation{snapshot: s, verb: "DEL", id: ns.id}
 	if err := op.plan(ns); err != nil && !(errors.Is(err, ErrNotFound) && s.onRecord(ns)) {
-		return err
+		return nil, err
 	}
 	host, err := openHostNetNS(s.hostNetNS)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = host.validate(ns.path, "DEL")
-	return join(err, host.close())
+	if _, err := host.validate(ns.path, "DEL"); err != nil {
+		return nil, join(err, host.close())
+	}
+	return host, nil
 }
 
 // onRecord tells whether each network that the call selects is loaded or on the
@@ -74,13 +77,18 @@ func (s *snapshot) beginTeardown(ctx context.Context, id string) (*operation, er
 	if err := validateID(id); err != nil {
 		return nil, err
 	}
-	op := &operation{snapshot: s, verb: "DEL", id: id}
-	op.inGC = ctx.Value(inGC{}) != nil
 	host, err := openHostNetNS(s.hostNetNS)
 	if err != nil {
 		return nil, err
 	}
-	op.host = host
+	return s.beginTeardownFrom(ctx, id, host)
+}
+
+// beginTeardownFrom is beginTeardown where it is known already where the plugins
+// will run.
+func (s *snapshot) beginTeardownFrom(ctx context.Context, id string, host *hostNetNS) (*operation, error) {
+	op := &operation{snapshot: s, verb: "DEL", id: id, host: host}
+	op.inGC = ctx.Value(inGC{}) != nil
 	if err := op.lockForTeardown(ctx); err != nil {
 		return nil, join(err, host.close())
 	}
@@ -151,9 +159,9 @@ func (op *operation) takeCharge(attachments []*attachment) error {
 	if op.rec == nil {
 		return nil
 	}
-	self, err := orphan.Self()
+	self, err := op.identity()
 	if err != nil {
-		return fmt.Errorf("identity of this process: %w", err)
+		return err
 	}
 	for _, a := range attachments {
 		if err := a.note(record.Entry{Runtime: self, State: record.Deleting}); err != nil {

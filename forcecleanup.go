@@ -188,7 +188,7 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 	if op.damaged {
 		return bare, nil
 	}
-	if op.path, err = op.recordedPath(); err != nil {
+	if err := op.enterRecorded(); err != nil {
 		return nil, err
 	}
 	recorded, err := op.fromRecord(&record.Record{ContainerID: rec.Plugins(), Networks: []record.Network{*n}})

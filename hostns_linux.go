@@ -36,53 +36,97 @@ func (h *hostNetNS) close() error        { return h.Close() }
 func (h *hostNetNS) netNS() invoke.NetNS { return h.Handle }
 func (h *hostNetNS) String() string      { return h.ID().String() }
 
-// validate checks a container's namespace for a verb and returns what plugins
-// are told of it. A namespace that is gone is legal for DEL: plugins then clean
-// up what is outside of it.
+// validate is open without opening.
 func (h *hostNetNS) validate(path, verb string) (string, error) {
+	container, path, err := h.open(path, verb)
+	if container != nil {
+		_ = container.Close() // was only looked at
+	}
+	return path, err
+}
+
+// open opens a container's namespace for a verb, checks it, and returns it with
+// what plugins are told of it. One that is gone is legal for DEL: plugins then
+// clean up what is outside of it.
+func (h *hostNetNS) open(path, verb string) (*netns.Handle, string, error) {
 	del := verb == "DEL"
 	if path == "" {
 		if del {
-			return "", nil
+			return nil, "", nil
 		}
-		return "", fmt.Errorf("no path given: %w", ErrInvalidNetNS)
+		return nil, "", fmt.Errorf("no path given: %w", ErrInvalidNetNS)
 	}
 	container, err := netns.Open(path)
 	switch {
 	case err == nil:
-		defer container.Close() // only looked at
-		return path, h.foreign(container.ID(), path)
+		return h.checked(container, path)
 	case !del:
-		return "", fmt.Errorf("%w: %w", err, ErrInvalidNetNS)
+		return nil, "", fmt.Errorf("%w: %w", err, ErrInvalidNetNS)
 	case errors.Is(err, netns.ErrNotNetNS), errors.Is(err, fs.ErrNotExist):
 		// Nothing, or the empty file that is left when the namespace that was
 		// mounted there is unmounted. Some plugins would try to enter it, and
 		// fail, where they succeed if no path is given.
-		return "", nil
+		return nil, "", nil
 	default:
-		return path, nil
+		return nil, path, nil
 	}
 }
 
-// recordedPath is what plugins are told of a recorded namespace: its path if
-// that still leads there, else where it is kept, else nothing. A path that
-// leads to another namespace by now is another container's.
-func (h *hostNetNS) recordedPath(ns record.NetNS, kept string) (string, error) {
+// checked is the namespace if it can be a container's, else it is closed.
+func (h *hostNetNS) checked(container *netns.Handle, path string) (*netns.Handle, string, error) {
+	if err := h.foreign(container.ID(), path); err != nil {
+		return nil, path, join(err, container.Close())
+	}
+	return container, path, nil
+}
+
+// leadsTo tells whether path still leads to the namespace.
+func leadsTo(path string, ns *netns.Handle) bool {
+	var st unix.Stat_t
+	for {
+		err := unix.Stat(path, &st)
+		if err == nil {
+			return netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)} == ns.ID()
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return false
+		}
+	}
+}
+
+// follow opens the namespace again if the path has become another's since, as it
+// may while the container is locked by another call.
+func (op *operation) follow() error {
+	if op.container == nil || leadsTo(op.path, op.container) {
+		return nil
+	}
+	op.leave()
+	var err error
+	op.container, op.path, err = op.host.open(op.path, op.verb)
+	return err
+}
+
+// openRecorded opens a recorded namespace, and returns with it what plugins are
+// told of it: its path if that still leads there, else where it is kept, else
+// nothing. A path that leads to another namespace by now is another container's.
+func (h *hostNetNS) openRecorded(ns record.NetNS, kept string) (*netns.Handle, string, error) {
 	var errs []error
 	for _, path := range []string{ns.Path, ns.Pin, kept} {
 		if path == "" {
 			continue
 		}
-		id, err := identify(path)
+		found, err := netns.Open(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS):
 		case err != nil: // matters if no other path leads there
 			errs = append(errs, err)
-		case id == (netns.ID{Dev: ns.Dev, Ino: ns.Ino}):
-			return path, h.foreign(id, path)
+		case found.ID() == (netns.ID{Dev: ns.Dev, Ino: ns.Ino}):
+			return h.checked(found, path)
+		default:
+			errs = append(errs, found.Close())
 		}
 	}
-	return "", join(errs...)
+	return nil, "", join(errs...)
 }
 
 func identify(path string) (netns.ID, error) {
@@ -115,14 +159,18 @@ func (a *attachment) lives(all []*attachment) (bool, error) {
 	if a.NetNS == "" || a.op.abandoned() {
 		return false, nil // gone, or nobody's but ours any more
 	}
-	ns, err := netns.Open(a.NetNS)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
-		return false, nil
+	ns := a.inside()
+	if ns == nil {
+		var err error
+		ns, err = netns.Open(a.NetNS)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		defer ns.Close() // only looked at
 	}
-	if err != nil {
-		return false, err
-	}
-	defer ns.Close() // only looked at
 	if a.IfName != "lo" {
 		return hasLink(ns, a.IfName)
 	}
@@ -141,12 +189,7 @@ func (a *attachment) lives(all []*attachment) (bool, error) {
 
 // taken tells whether the namespace has an interface of that name.
 func (a *attachment) taken() (bool, error) {
-	ns, err := netns.Open(a.NetNS)
-	if err != nil {
-		return false, fmt.Errorf("%w: %w", err, ErrInvalidNetNS)
-	}
-	defer ns.Close() // only looked at
-	return hasLink(ns, a.IfName)
+	return hasLink(a.op.container, a.IfName)
 }
 
 func hasLink(ns *netns.Handle, name string) (bool, error) {

@@ -26,13 +26,21 @@ func (*hostNetNS) netNS() invoke.NetNS                        { return nil }
 func (*hostNetNS) String() string                             { return "" }
 func (*hostNetNS) validate(path, verb string) (string, error) { return path, nil }
 
+// open opens nothing: what a path means is the platform's business.
+func (*hostNetNS) open(path, verb string) (*netns.Handle, string, error) { return nil, path, nil }
+
+// follow has nothing to follow.
+func (*operation) follow() error { return nil }
+
 // lives cannot look into a container off Linux. What is recorded counts.
 func (a *attachment) lives([]*attachment) (bool, error) { return true, nil }
 
 // taken cannot look into a container either.
 func (a *attachment) taken() (bool, error) { return false, nil }
 
-// recordedPath is the path as it was recorded.
-func (*hostNetNS) recordedPath(ns record.NetNS, _ string) (string, error) { return ns.Path, nil }
+// openRecorded opens nothing, and returns the path as it was recorded.
+func (*hostNetNS) openRecorded(ns record.NetNS, _ string) (*netns.Handle, string, error) {
+	return nil, ns.Path, nil
+}
 
 func (*hostNetNS) handle() *netns.Handle { return nil }

@@ -7,10 +7,8 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -19,13 +17,13 @@ import (
 // namespace, before the first plugin runs. Attachments that the container has
 // already, under other interface names, stay in the record.
 func (op *operation) write() error {
-	id, err := boot.ID()
+	id, err := op.bootID()
 	if err != nil {
 		return err
 	}
-	self, err := orphan.Self()
+	self, err := op.identity()
 	if err != nil {
-		return fmt.Errorf("identity of this process: %w", err)
+		return err
 	}
 	rec := &record.Record{
 		Runtime:     self,
@@ -137,7 +135,7 @@ func (op *operation) recall(ns *Namespace) error {
 		return op.recallWithout(ns)
 	}
 	op.rec = rec
-	if op.path, err = op.recordedPath(); err != nil {
+	if err := op.enterRecorded(); err != nil {
 		return err
 	}
 	if op.attachments, err = op.fromRecord(rec); err != nil {
@@ -154,18 +152,21 @@ func (op *operation) pluginID() string {
 	return op.id
 }
 
-// recordedPath is where the recorded namespace is found now, or nothing. After
-// a reboot it is gone, whatever the path leads to: another namespace may have
-// been given the same number.
-func (op *operation) recordedPath() (string, error) {
-	now, err := boot.ID()
+// enterRecorded opens the recorded namespace where it is found now, if it is.
+// After a reboot it is gone, whatever the path leads to: another namespace may
+// have been given the same number.
+func (op *operation) enterRecorded() error {
+	op.leave()
+	op.path = ""
+	now, err := op.bootID()
 	if err != nil {
-		return "", err
+		return err
 	}
 	if op.rebooted = op.rec.Boot != now; op.rebooted {
-		return "", nil
+		return nil
 	}
-	return op.host.recordedPath(op.rec.NetNS, op.kept.openPath(op.id))
+	op.container, op.path, err = op.host.openRecorded(op.rec.NetNS, op.kept.openPath(op.id))
+	return err
 }
 
 // abandoned tells whether the recorded path no longer leads to the recorded
@@ -237,7 +238,8 @@ func (op *operation) recallWithout(ns *Namespace) (err error) {
 	if path == "" && op.damaged {
 		path = op.kept.where(op.id)
 	}
-	if op.path, err = op.host.validate(path, "DEL"); err != nil {
+	op.leave()
+	if op.container, op.path, err = op.host.open(path, "DEL"); err != nil {
 		return err
 	}
 	if err := op.plan(ns); err != nil {

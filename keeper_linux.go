@@ -33,10 +33,10 @@ func (k *keeper) path(id string) string {
 
 // identify says which namespace the operation's is, and where it will be kept.
 func (op *operation) identify() (record.NetNS, error) {
-	id, err := identify(op.path)
-	if err != nil {
-		return record.NetNS{}, fmt.Errorf("the container's network namespace: %w: %w", err, ErrInvalidNetNS)
+	if err := op.follow(); err != nil {
+		return record.NetNS{}, fmt.Errorf("the container's network namespace: %w", err)
 	}
+	id := op.container.ID()
 	ns := record.NetNS{Path: op.path, Dev: id.Dev, Ino: id.Ino, Pin: op.kept.path(op.id), Ours: op.ours}
 	if op.rec != nil && op.rec.NetNS.Ours {
 		ns.Ours = true
@@ -71,17 +71,17 @@ func (op *operation) pin(rec record.NetNS) error {
 	if rec.Ours {
 		return nil // its path is a pin
 	}
-	ns, err := netns.Open(rec.Path)
+	err := netns.Pin(op.container, rec.Pin)
+	if err == nil {
+		return nil
+	}
+	op.logger.Debug("the namespace is kept by an open descriptor only", "container", op.id, "error", err)
+	ns, err := netns.Open(rec.Path) // the operation's own is closed at its end
 	if err != nil {
 		return fmt.Errorf("keep the container's network namespace: %w: %w", err, ErrInvalidNetNS)
 	}
 	if id := ns.ID(); id != (netns.ID{Dev: rec.Dev, Ino: rec.Ino}) {
 		return join(fmt.Errorf("%s has become another namespace, %s: %w", rec.Path, id, ErrInvalidNetNS), ns.Close())
-	}
-	if err := netns.Pin(ns, rec.Pin); err == nil {
-		return ns.Close()
-	} else {
-		op.logger.Debug("the namespace is kept by an open descriptor only", "container", op.id, "error", err)
 	}
 	op.kept.mu.Lock()
 	defer op.kept.mu.Unlock()

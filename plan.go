@@ -12,9 +12,11 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
 )
 
 // operation is one call of Setup, Remove or Check under way: all that plugins
@@ -25,6 +27,7 @@ type operation struct {
 	id          string
 	path        string // CNI_NETNS
 	host        *hostNetNS
+	container   *netns.Handle // what path leads to, open until end; nil if that is nothing
 	attachments []*attachment
 	held        *lock.Held
 	rec         *record.Record // nil: there is none, or not yet
@@ -34,6 +37,7 @@ type operation struct {
 	ours        bool           // the namespace was made for the container, and goes with it
 	as          string         // the ID that plugins are given, if another
 	warm        bool           // it is made ahead of time, and nobody's yet
+	boot        string         // of the machine, once it was asked for
 }
 
 // attachment is one network of an operation.
@@ -63,7 +67,7 @@ func (s *snapshot) begin(ns *Namespace, verb string) (*operation, error) {
 		return nil, err
 	}
 	op.host = host
-	if op.path, err = host.validate(ns.path, verb); err != nil {
+	if op.container, op.path, err = host.open(ns.path, verb); err != nil {
 		return nil, join(err, host.close())
 	}
 	for _, a := range op.attachments {
@@ -74,6 +78,7 @@ func (s *snapshot) begin(ns *Namespace, verb string) (*operation, error) {
 
 // end gives back what the operation holds.
 func (op *operation) end() {
+	op.leave()
 	if op.held != nil {
 		if err := op.held.Release(); err != nil {
 			op.logger.Error("release lock", "container", op.id, "error", err)
@@ -82,6 +87,36 @@ func (op *operation) end() {
 	if err := op.host.close(); err != nil {
 		op.logger.Error("close network namespace", "error", err)
 	}
+}
+
+// leave lets the container's namespace go, as far as the operation holds it.
+func (op *operation) leave() {
+	if op.container == nil {
+		return
+	}
+	if err := op.container.Close(); err != nil {
+		op.logger.Error("close network namespace", "container", op.id, "error", err)
+	}
+	op.container = nil
+}
+
+// inside is the container's namespace if that is open, and the attachment's: the
+// path in libcni's cache may be another one.
+func (a *attachment) inside() *netns.Handle {
+	if a.NetNS != a.op.path {
+		return nil
+	}
+	return a.op.container
+}
+
+// bootID is that of the machine, asked for once in an operation.
+func (op *operation) bootID() (string, error) {
+	if op.boot != "" {
+		return op.boot, nil
+	}
+	id, err := boot.ID()
+	op.boot = id
+	return id, err
 }
 
 // keys are what calls for one container exclude each other by, and what GC

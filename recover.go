@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
@@ -244,7 +243,7 @@ func (op *operation) ill(ctx context.Context) ([]*attachment, error) {
 	if op.damaged {
 		return op.attachments, nil
 	}
-	now, err := boot.ID()
+	now, err := op.bootID()
 	if err != nil {
 		return nil, err
 	}

@@ -128,10 +128,9 @@ func makeFile(path string) (made []string, err error) {
 		dirs, err = makeDirs(filepath.Dir(path))
 		made = append(made, dirs...)
 		if err == nil {
-			var f *os.File
-			f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
-			if err == nil {
-				return append(made, path), f.Close()
+			var fd int
+			if fd, err = createFile(path); err == nil {
+				return append(made, path), unix.Close(fd)
 			}
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -139,6 +138,16 @@ func makeFile(path string) (made []string, err error) {
 		}
 	}
 	return made, withoutPath(err)
+}
+
+// createFile opens the file without package os, which would ask the poller for
+// it.
+func createFile(path string) (fd int, err error) {
+	err = restart(func() (err error) {
+		fd, err = unix.Open(path, unix.O_CREAT|unix.O_EXCL|unix.O_RDONLY|unix.O_CLOEXEC, 0o444)
+		return err
+	})
+	return fd, err
 }
 
 // makeDirs is [os.MkdirAll] that tells which directories it made, outermost

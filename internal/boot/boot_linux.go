@@ -3,13 +3,14 @@ package boot
 
 import (
 	"fmt"
-	"os"
 	"strings"
+
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // ID changes with each boot of the machine.
 func ID() (string, error) {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	data, err := plainfile.Read("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("boot id: %w", err)
 	}

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // configArgsKey is where ConfigArgs are cached, for which libcni has no place:
@@ -63,7 +65,7 @@ func (c *Chain) cacheFile(a *Attachment) string {
 // is another one's: it joins the names, so that network "a" with container
 // "b-c" and network "a-b" with container "c" have one file.
 func (c *Chain) isAnothers(a *Attachment) bool {
-	data, err := os.ReadFile(c.cacheFile(a))
+	data, err := plainfile.Read(c.cacheFile(a))
 	if err != nil {
 		return false // nobody's, or libcni will say why it cannot be read
 	}

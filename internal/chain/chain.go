@@ -110,17 +110,28 @@ func (c *Chain) AddPart(ctx context.Context, a *Attachment, part Part) (result *
 func (c *Chain) Del(ctx context.Context, a *Attachment, partial Partial) error {
 	x := c.exec(a, "DEL")
 	x.askAll = true
-	x.prevResult = json.RawMessage(partial)
+	if partial != nil {
+		return c.delKnown(ctx, a, x, partial)
+	}
 	cached, err := c.cachedResult(a)
 	if err != nil {
 		// libcni does the same with what it cannot convert, but panics at some
 		// of it first. Should the file stay, that is what Del returns.
 		_ = os.Remove(c.cacheFile(a))
 	}
-	if x.prevResult == nil {
-		x.prevResult = cached
-	}
+	x.prevResult = cached
 	return guard(func() error { return c.libcni(x, a).DelNetworkList(ctx, x.list, &a.RuntimeConf) })
+}
+
+// delKnown is Del with a result that is known, so that nobody need read what is
+// cached; it is only deleted in the end.
+func (c *Chain) delKnown(ctx context.Context, a *Attachment, x *exec, result Partial) error {
+	x.prevResult = json.RawMessage(result)
+	err := guard(func() error { return c.uncached(x).DelNetworkList(ctx, x.list, &a.RuntimeConf) })
+	if err == nil {
+		_ = c.Forget(a) // as libcni has it: on a disk that is read-only the attachment is gone all the same
+	}
+	return err
 }
 
 // Check asks the plugins whether the attachment is as it should be; result is

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
@@ -51,12 +52,15 @@ func (c *Chain) exec(a *Attachment, verb string) *exec {
 	return x
 }
 
+// stubbed is what a stub says.
+type stubbed struct {
+	Type         string          `json:"type"`
+	Capabilities map[string]bool `json:"capabilities"`
+	Position     int             `json:"cni.dev/position"` // positionKey
+}
+
 func stub(position int, p *libcni.PluginConfig) []byte {
-	data, err := json.Marshal(map[string]any{
-		"type":         p.Network.Type,
-		"capabilities": p.Network.Capabilities,
-		positionKey:    position,
-	})
+	data, err := json.Marshal(stubbed{p.Network.Type, p.Network.Capabilities, position})
 	if err != nil {
 		panic(err) // strings, booleans and an int always encode
 	}
@@ -137,7 +141,7 @@ func (x *exec) request(stdin []byte) (position int, request []byte, err error) {
 	if !ok {
 		return 0, nil, fmt.Errorf("request configuration without %s", positionKey)
 	}
-	if err := json.Unmarshal(raw, &position); err != nil {
+	if position, err = strconv.Atoi(string(raw)); err != nil {
 		return 0, nil, fmt.Errorf("request configuration: %s: %w", positionKey, err)
 	}
 	added.take("type")

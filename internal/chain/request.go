@@ -20,6 +20,17 @@ type member struct {
 }
 
 func parseObject(data []byte) (object, error) {
+	if json.Valid(data) {
+		if o, ok := scanObject(data); ok {
+			return o, nil
+		}
+	}
+	return decodeObject(data)
+}
+
+// decodeObject is parseObject with words for what is wrong. It takes twenty
+// times as long.
+func decodeObject(data []byte) (object, error) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if tok, err := dec.Token(); err != nil {
 		return nil, err

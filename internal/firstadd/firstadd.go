@@ -22,6 +22,7 @@ import (
 
 	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // Key is a network on a host. Two hosts are two network namespaces, or two
@@ -33,6 +34,7 @@ import (
 type Key struct {
 	Network      string
 	Host         string   // identity of the namespace the plugins run in
+	Boot         string   // of the machine; empty: it is asked for
 	Types        []string // of the plugins
 	Config       [][]byte // their configuration
 	Capabilities []string // that the ADD is given, sorted
@@ -106,7 +108,7 @@ func (t *Tracker) known(f *First) (bool, error) {
 	if t.seen[f.name] == f.mark {
 		return true, nil
 	}
-	data, err := os.ReadFile(t.file(f.name))
+	data, err := plainfile.Read(t.file(f.name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -149,9 +151,12 @@ func (k Key) name() string {
 
 // mark is what must be the same for an earlier ADD to count.
 func (k Key) mark() (string, error) {
-	id, err := boot.ID()
-	if err != nil {
-		return "", err
+	id := k.Boot
+	if id == "" {
+		var err error
+		if id, err = boot.ID(); err != nil {
+			return "", err
+		}
 	}
 	h := sha256.New()
 	for _, part := range k.Config {

@@ -25,6 +25,16 @@ type Call struct {
 	Stdin []byte        // the request configuration
 	Host  *netns.Handle // the namespace that an executable would have started in
 
+	// Container is the namespace that CNI_NETNS leads to, if the caller has it
+	// open; it is left open. Without it the plugin gets one that is opened, and
+	// closed when it returns.
+	Container *netns.Handle
+
+	// Inline runs the plugin on the caller's goroutine, which saves two changes
+	// of threads. It is for plugins that are known neither to end their goroutine
+	// nor to leave it locked to a thread. One that panics is harmless still.
+	Inline bool
+
 	// Delegate is what the plugin gets as [plugin.Request.Delegate].
 	Delegate func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error)
 }
@@ -33,27 +43,36 @@ type Call struct {
 // stdout. An error is, or wraps, a [*types.Error] such as an executable would
 // have printed; see [Said].
 //
-// The plugin has a goroutine of its own, and Run waits for it. So a plugin that
+// The plugin has a goroutine of its own, unless Inline, and Run waits for it. So a plugin that
 // panics, ends its goroutine, or locks it to a thread that it then leaves in
 // another namespace harms nobody else: the first two are errors with the code
 // 999, a panic with its stack in the details, and the thread of the third ends
 // with the goroutine.
 func Run(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error) {
+	if c.Inline {
+		stdout, err = guarded(ctx, p, c)
+		return stdout, coded(err)
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		err = &types.Error{Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %q ended its goroutine", c.Type)}
-		defer func() {
-			if v := recover(); v != nil {
-				stdout, err = nil, &types.Error{
-					Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %q panicked: %v", c.Type, v), Details: string(debug.Stack()),
-				}
-			}
-		}()
-		stdout, err = run(ctx, p, c)
+		stdout, err = guarded(ctx, p, c)
 	}()
 	<-done
 	return stdout, coded(err)
+}
+
+// guarded is run, and makes an error of a panic.
+func guarded(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			stdout, err = nil, &types.Error{
+				Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %q panicked: %v", c.Type, v), Details: string(debug.Stack()),
+			}
+		}
+	}()
+	return run(ctx, p, c)
 }
 
 func run(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error) {
@@ -61,7 +80,7 @@ func run(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error
 	if err != nil {
 		return nil, err
 	}
-	if r.Container != nil {
+	if r.Container != nil && r.Container != c.Container {
 		defer func() { err = errors.Join(err, r.Container.Close()) }()
 	}
 	result, err := dispatch(ctx, p, c.Verb, r)

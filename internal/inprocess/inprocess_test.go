@@ -325,17 +325,20 @@ func TestPanicIsAnErrorAndTheRuntimeGoesOn(t *testing.T) {
 		if verb == "ADD" {
 			msg = `plugin "fake" panicked: at the disco`
 		}
-		out, err := run1(p, verb, ownNetNS, `{"name":"n", "cniVersion":"1.1.0"}`)
-		if err == nil || out != "" {
-			t.Fatalf("%s: %q, %v", verb, out, err)
-		}
-		said := Said(err)
-		if !strings.Contains(said.Details, "TestPanicIsAnErrorAndTheRuntimeGoesOn") {
-			t.Errorf("%s: the details do not say where: %s", verb, said.Details)
-		}
-		said.Details = ""
-		if want := (types.Error{Code: 999, Msg: msg}); said != want {
-			t.Errorf("%s: got %+v, want %+v", verb, said, want)
+		for _, inline := range []bool{false, true} {
+			c := Call{Verb: verb, Type: "fake", Env: env(ownNetNS), Stdin: []byte(`{"name":"n", "cniVersion":"1.1.0"}`), Inline: inline}
+			out, err := Run(context.Background(), p, c)
+			if err == nil || out != nil {
+				t.Fatalf("%s: %q, %v", verb, out, err)
+			}
+			said := Said(err)
+			if !strings.Contains(said.Details, "TestPanicIsAnErrorAndTheRuntimeGoesOn") {
+				t.Errorf("%s: the details do not say where: %s", verb, said.Details)
+			}
+			said.Details = ""
+			if want := (types.Error{Code: 999, Msg: msg}); said != want {
+				t.Errorf("%s: got %+v, want %+v", verb, said, want)
+			}
 		}
 	}
 }

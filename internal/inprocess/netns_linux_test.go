@@ -7,10 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -106,5 +108,47 @@ func TestDelegateIsPassedOn(t *testing.T) {
 	}
 	if want := []call{{"ADD", "ipam", plain}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("delegated %+v, want %+v", got, want)
+	}
+}
+
+// TestHandleOfTheCallersIsLeftOpen, and is what the plugin gets instead of one
+// that is opened.
+func TestHandleOfTheCallersIsLeftOpen(t *testing.T) {
+	own, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	var got *netns.Handle
+	p := fake{other: func(_ string, r *plugin.Request) error { got = r.Container; return nil }}
+	for path, want := range map[string]*netns.Handle{ownNetNS: own, "": nil} {
+		c := Call{Verb: "DEL", Type: "fake", Env: env(path), Stdin: []byte(plain), Container: own}
+		if _, err := Run(context.Background(), p, c); err != nil {
+			t.Fatal(err)
+		}
+		if got != want {
+			t.Errorf("path %q: got %v, want %v", path, got, want)
+		}
+	}
+	if _, err := own.File().Stat(); err != nil {
+		t.Errorf("the caller's handle was closed: %v", err)
+	}
+}
+
+// TestInlineIsTheCallersGoroutine, whose thread a plugin elsewhere cannot be on
+// while it is locked.
+func TestInlineIsTheCallersGoroutine(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for _, inline := range []bool{true, false} {
+		thread := 0
+		p := fake{other: func(string, *plugin.Request) error { thread = unix.Gettid(); return nil }}
+		c := Call{Verb: "DEL", Type: "fake", Env: env(""), Stdin: []byte(plain), Inline: inline}
+		if _, err := Run(context.Background(), p, c); err != nil {
+			t.Fatal(err)
+		}
+		if got := thread == unix.Gettid(); got != inline {
+			t.Errorf("inline %v: on the caller's goroutine is %v", inline, got)
+		}
 	}
 }

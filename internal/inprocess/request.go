@@ -48,6 +48,10 @@ func request(p plugin.Plugin, c Call) (*plugin.Request, error) {
 	if r.PrevResult, err = DecodeResult(r.CNIVersion, conf.PrevResult); err != nil {
 		return nil, plugin.Errorf(types.ErrDecodingFailure, "prevResult: %w", err)
 	}
+	if r.NetNS != "" && c.Container != nil {
+		r.Container = c.Container
+		return r, nil
+	}
 	r.Container, err = open(r.NetNS, c.Verb)
 	return r, err
 }

@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // span is one byte of the lock file and the way it is locked.
@@ -140,14 +142,14 @@ func (w *waits) done(sp span, over chan struct{}) {
 // missing.
 func openFile(path string) (*os.File, error) {
 	const flags = os.O_RDWR | os.O_CREATE // shared locks need reading, exclusive ones writing
-	f, err := os.OpenFile(path, flags, 0o600)
+	f, err := plainfile.Open(path, flags, 0o600)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return f, err
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
 	}
-	return os.OpenFile(path, flags, 0o600)
+	return plainfile.Open(path, flags, 0o600)
 }
 
 // isCurrent reports whether f is still the file at path.

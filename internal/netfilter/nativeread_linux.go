@@ -69,14 +69,23 @@ func readString(data []byte) string {
 
 // generation returns that of the rules of the namespace.
 func (s *socket) generation() (uint32, error) {
-	answers, err := s.ask([]message{currentGeneration()})
-	if errors.Is(err, unix.EINVAL) { // there is nothing in the message to be invalid
-		return 0, errNoNFTables
+	generation, _, err := s.generationAnd()
+	return generation, err
+}
+
+// generationAnd asks for the generation and then for other objects, all with one
+// call of the kernel.
+func (s *socket) generationAnd(others ...message) (uint32, [][]byte, error) {
+	first := currentGeneration()
+	answers, err := s.ask(append([]message{first}, others...))
+	if r := (*refusal)(nil); errors.As(err, &r) && r.object == first.object && r.errno == unix.EINVAL {
+		return 0, nil, errNoNFTables // there is nothing in the message to be invalid
 	}
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
-	return readGeneration(answers[0])
+	generation, err := readGeneration(answers[0])
+	return generation, answers[1:], err
 }
 
 // elements returns those of the native table's elements that have one of the

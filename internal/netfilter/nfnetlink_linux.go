@@ -4,7 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -44,48 +44,54 @@ func (s *socket) list(ctx context.Context, table nftTable, chains []string) (nft
 		if ctx.Err() != nil {
 			return nftContent{}, context.Cause(ctx)
 		}
-		before, err := s.generation()
-		if err != nil {
-			return nftContent{}, err
+		content, there, err := s.listChains(table, chains)
+		if err != nil || !there {
+			return content, err
 		}
-		content := nftContent{generation: before}
-		err = s.read(&content, table, chains)
+		err = s.rules(table, "", nil, func(r nftRule, _ []byte) { content.rules = append(content.rules, r) })
 		if err != nil && !errors.Is(err, errChanged) {
 			return nftContent{}, err
 		}
 		// A dump takes several messages; rules can change between them.
 		after, gerr := s.generation()
-		if gerr != nil || err == nil && after == before {
+		if gerr != nil || err == nil && after == content.generation {
 			return content, gerr
 		}
 	}
 	return nftContent{}, errChanged
 }
 
-func (s *socket) read(n *nftContent, table nftTable, chains []string) error {
+// listChains returns the generation and which of the chains there are, and tells
+// whether there is the table at all: mostly there is not, and nothing to list.
+func (s *socket) listChains(table nftTable, chains []string) (content nftContent, there bool, err error) {
+	msgs := []message{{
+		typ: unix.NFT_MSG_GETTABLE, family: table.family, object: text("table " + table.String()),
+		attrs: appendString(nil, unix.NFTA_TABLE_NAME, table.name),
+	}}
+	chains = slices.DeleteFunc(slices.Clone(chains), tooLong)
 	for _, name := range chains {
-		ok, err := s.chainExists(table, name)
-		if err != nil {
-			return err
-		}
-		if ok {
-			n.chains = append(n.chains, name)
+		msgs = append(msgs, getChain(table, name))
+	}
+	generation, answers, err := s.generationAnd(msgs...)
+	if err != nil {
+		return nftContent{}, false, err
+	}
+	content.generation = generation
+	for i, name := range chains {
+		if answers[1+i] != nil {
+			content.chains = append(content.chains, name)
 		}
 	}
-	return s.rules(table, "", nil, func(r nftRule, _ []byte) { n.rules = append(n.rules, r) })
+	return content, answers[0] != nil, nil
 }
 
-func (s *socket) chainExists(table nftTable, name string) (bool, error) {
-	if len(name) >= unix.NFT_NAME_MAXLEN {
-		return false, nil // the kernel would take it for an invalid message
-	}
+// tooLong tells whether the kernel would take the name for an invalid message.
+func tooLong(name string) bool { return len(name) >= unix.NFT_NAME_MAXLEN }
+
+func getChain(table nftTable, name string) message {
 	b := appendString(nil, unix.NFTA_CHAIN_TABLE, table.name)
 	b = appendString(b, unix.NFTA_CHAIN_NAME, name)
-	answers, err := s.ask([]message{{typ: unix.NFT_MSG_GETCHAIN, family: table.family, attrs: b, object: text("chain " + table.String() + " " + name)}})
-	if err != nil {
-		return false, fmt.Errorf("look for chain %q: %w", name, err)
-	}
-	return answers[0] != nil, nil
+	return message{typ: unix.NFT_MSG_GETCHAIN, family: table.family, attrs: b, object: text("chain " + table.String() + " " + name)}
 }
 
 func (s *socket) remove(ctx context.Context, generation uint32, objects []nftObject) error {

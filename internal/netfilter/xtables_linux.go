@@ -99,20 +99,19 @@ func (x xtables) nftHas(ctx context.Context, chains []chainID) (found []chainID,
 	if x.v6() {
 		family = familyIPv6
 	}
+	chains = slices.DeleteFunc(slices.Clone(chains), func(id chainID) bool { return tooLong(id.chain) })
+	var msgs []message
+	for _, id := range chains {
+		msgs = append(msgs, getChain(nftTable{family, id.table}, id.chain))
+	}
 	err = withSocket(ctx, func(s *socket) error {
-		if _, err := s.generation(); err != nil {
-			return err
-		}
-		for _, id := range chains {
-			ok, err := s.chainExists(nftTable{family, id.table}, id.chain)
-			if err != nil {
-				return err
-			}
-			if ok {
-				found = append(found, id)
+		_, answers, err := s.generationAnd(msgs...)
+		for i, answer := range answers {
+			if answer != nil {
+				found = append(found, chains[i])
 			}
 		}
-		return nil
+		return err
 	})
 	if errors.Is(err, errNoNFTables) {
 		return nil, nil

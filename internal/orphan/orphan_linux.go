@@ -15,6 +15,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // Self identifies this process: its number and when it started, since numbers
@@ -22,7 +24,7 @@ import (
 func Self() (string, error) { return identify(os.Getpid()) }
 
 func identify(pid int) (string, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	data, err := plainfile.Read(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return "", err
 	}

@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // Key names an attachment.
@@ -68,7 +70,7 @@ func encodeLines(gone bool, keys []Key) ([]byte, error) {
 }
 
 func (l *Ledger) append(lines []byte) error {
-	f, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	f, err := plainfile.Open(l.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
@@ -90,7 +92,7 @@ func (l *Ledger) append(lines []byte) error {
 func (l *Ledger) Read() (map[Key]bool, error) {
 	known := make(map[Key]bool)
 	for _, path := range []string{l.path + ".old", l.path} {
-		data, err := os.ReadFile(path)
+		data, err := plainfile.Read(path)
 		if ignoreMissing(err) != nil {
 			return nil, fmt.Errorf("ledger of attachments: %w", err)
 		}

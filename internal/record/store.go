@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // Store is a directory of records. Calls for one container must not overlap;
@@ -71,7 +73,7 @@ func (s *Store) Begin(r *Record) error {
 // the new name is the directory's content.
 func writeDurably(path string, data []byte) error {
 	tmp := path + tmpExt
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := plainfile.Open(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
@@ -92,19 +94,14 @@ func writeDurably(path string, data []byte) error {
 // changed, so that networks may append in parallel.
 func (s *Store) Append(r *Record, e Entry) error {
 	e.Generation, e.Time = r.Generation, time.Now()
-	path := s.path(r.ContainerID, logExt)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-	if err != nil {
-		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
-	}
 	e.ContainerID, e.Owner, e.PluginID = r.ContainerID, r.Owner, r.PluginID
 	line, err := encodeLine(e)
 	if err == nil {
 		// The newline in front ends a line that was torn, so that this one is
 		// not part of it. One write: lines of parallel networks do not mix.
-		_, err = f.Write(append([]byte("\n"), line...))
+		err = plainfile.Append(s.path(r.ContainerID, logExt), append([]byte("\n"), line...), 0o600)
 	}
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err != nil {
 		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 	}
 	return nil
@@ -122,7 +119,7 @@ func (s *Store) Load(id string) (*Record, error) {
 
 func (s *Store) load(name string) (*Record, error) {
 	path := filepath.Join(s.dir, name)
-	data, err := os.ReadFile(path + baseExt)
+	data, err := plainfile.Read(path + baseExt)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -130,7 +127,7 @@ func (s *Store) load(name string) (*Record, error) {
 		return nil, fmt.Errorf("%w: %w", ErrBad, err)
 	}
 	r, bad := decodeBase(data)
-	log, err := os.ReadFile(path + logExt)
+	log, err := plainfile.Read(path + logExt)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		bad = errors.Join(bad, fmt.Errorf("%w: %w", ErrBad, err))
 	}
@@ -252,7 +249,7 @@ func remove(path string) error {
 }
 
 func syncDir(dir string) error {
-	d, err := os.Open(dir)
+	d, err := plainfile.Open(dir, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}

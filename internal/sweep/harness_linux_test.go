@@ -83,7 +83,11 @@ func delLink(t *testing.T, ns *netns.Handle, name string) {
 
 func hasLink(t *testing.T, ns *netns.Handle, name string) bool {
 	t.Helper()
-	l, err := lookup(ns, name)
+	s := &sockets{}
+	l, err := s.lookup(ns, name)
+	if err == nil {
+		err = s.close()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

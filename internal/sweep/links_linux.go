@@ -9,6 +9,7 @@ import (
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -47,16 +48,48 @@ func in(ns *netns.Handle, family int, f func(*netlink.Handle) error) error {
 	return f(nl)
 }
 
+// sockets are the route sockets of one Find, one for each namespace.
+type sockets struct {
+	open map[*netns.Handle]*links.Conn
+}
+
+func (s *sockets) in(ns *netns.Handle) (*links.Conn, error) {
+	if conn, ok := s.open[ns]; ok {
+		return conn, nil
+	}
+	conn, err := links.Dial(ns)
+	if err != nil {
+		return nil, err
+	}
+	if s.open == nil {
+		s.open = make(map[*netns.Handle]*links.Conn)
+	}
+	s.open[ns] = conn
+	return conn, nil
+}
+
+func (s *sockets) close() error {
+	var errs []error
+	for _, conn := range s.open {
+		errs = append(errs, conn.Close())
+	}
+	return errors.Join(errs...)
+}
+
 // lookup returns the interface of that name, or nil.
-func lookup(ns *netns.Handle, name string) (found netlink.Link, err error) {
-	err = in(ns, unix.NETLINK_ROUTE, func(nl *netlink.Handle) error {
-		found, err = nl.LinkByName(name)
-		if errors.As(err, &netlink.LinkNotFoundError{}) {
-			found, err = nil, nil
-		}
-		return err
-	})
-	return found, err
+func (s *sockets) lookup(ns *netns.Handle, name string) (*links.Link, error) {
+	conn, err := s.in(ns)
+	if err != nil {
+		return nil, err
+	}
+	l, err := conn.Link(name)
+	if links.NotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("in namespace %s: %w", ns.ID(), err)
+	}
+	return &l, nil
 }
 
 // containerLink is the attachment's interface in a namespace that lives on.
@@ -64,11 +97,11 @@ func containerLink(t Target) ([]Item, error) {
 	if t.Container == nil || !t.OwnsIf || t.IfName == "lo" {
 		return nil, nil
 	}
-	l, err := lookup(t.Container, t.IfName)
+	l, err := t.sockets.lookup(t.Container, t.IfName)
 	if l == nil || err != nil {
 		return nil, err
 	}
-	return []Item{link{ns: t.Container, where: "in the container", name: t.IfName, index: l.Attrs().Index}}, nil
+	return []Item{link{ns: t.Container, where: "in the container", name: t.IfName, index: l.Index}}, nil
 }
 
 // hostLinks are the host's ends of veth pairs that the result reports. The name
@@ -78,15 +111,15 @@ func hostLinks(t Target) ([]Item, error) {
 	var items []Item
 	var errs []error
 	for _, reported := range t.Links {
-		l, err := lookup(t.Host, reported.Name)
+		l, err := t.sockets.lookup(t.Host, reported.Name)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		if l == nil || l.Type() != "veth" || !strings.EqualFold(l.Attrs().HardwareAddr.String(), reported.MAC) {
+		if l == nil || l.Kind != "veth" || !strings.EqualFold(l.MAC.String(), reported.MAC) {
 			continue
 		}
-		items = append(items, link{ns: t.Host, where: "on the host", name: reported.Name, index: l.Attrs().Index})
+		items = append(items, link{ns: t.Host, where: "on the host", name: reported.Name, index: l.Index})
 	}
 	return items, errors.Join(errs...)
 }
@@ -97,9 +130,9 @@ func shaper(t Target) ([]Item, error) {
 		return nil, nil
 	}
 	name := ShaperName(t.Network, t.ContainerID)
-	l, err := lookup(t.Host, name)
-	if l == nil || err != nil || l.Type() != "ifb" {
+	l, err := t.sockets.lookup(t.Host, name)
+	if l == nil || err != nil || l.Kind != "ifb" {
 		return nil, err
 	}
-	return []Item{link{ns: t.Host, where: "on the host", name: name, index: l.Attrs().Index}}, nil
+	return []Item{link{ns: t.Host, where: "on the host", name: name, index: l.Index}}, nil
 }

@@ -31,6 +31,8 @@ type Target struct {
 	OwnsIf    bool         // its interface was made for it, so that it may be deleted
 	Addresses []netip.Addr // of the container, as far as they are known
 	Thorough  bool         // its ADD or DEL was cut short: more addresses may be held for it
+
+	sockets *sockets // of one Find
 }
 
 // Link is an interface as a result reports it.
@@ -46,11 +48,13 @@ type Item interface {
 func Find(t Target) ([]Item, error) {
 	var items []Item
 	var errs []error
+	t.sockets = &sockets{}
 	for _, find := range []func(Target) ([]Item, error){containerLink, hostLinks, shaper, addresses} {
 		found, err := find(t)
 		items = append(items, found...)
 		errs = append(errs, err)
 	}
+	errs = append(errs, t.sockets.close())
 	return items, errors.Join(errs...)
 }
 

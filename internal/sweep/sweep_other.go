@@ -13,5 +13,9 @@ func containerLink(Target) ([]Item, error) { return nil, nil }
 func hostLinks(Target) ([]Item, error)     { return nil, nil }
 func shaper(Target) ([]Item, error)        { return nil, nil }
 
+type sockets struct{}
+
+func (*sockets) close() error { return nil }
+
 // FlushFlows does nothing off Linux.
 func FlushFlows(*netns.Handle, []netip.Addr) (uint, error) { return 0, nil }

@@ -1,0 +1,92 @@
+package plainfile
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Open is os.OpenFile. What it returns blocks a thread when it waits, as files
+// of the disk do anyway; it must not be given a path that may be a FIFO.
+func Open(path string, flag int, perm fs.FileMode) (*os.File, error) {
+	fd, err := open(path, flag, perm)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+func open(path string, flag int, perm fs.FileMode) (int, error) {
+	for {
+		fd, err := unix.Open(path, flag|unix.O_CLOEXEC|unix.O_LARGEFILE, uint32(perm.Perm()))
+		if err == nil {
+			return fd, nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return -1, &fs.PathError{Op: "open", Path: path, Err: err}
+		}
+	}
+}
+
+// most is more than most files here hold, so that they are read at once.
+const most = 2048
+
+// Read is os.ReadFile.
+func Read(path string) ([]byte, error) {
+	fd, err := open(path, os.O_RDONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	data, err := readAll(fd)
+	if err = errors.Join(err, unix.Close(fd)); err != nil {
+		return nil, &fs.PathError{Op: "read", Path: path, Err: err}
+	}
+	return data, nil
+}
+
+func readAll(fd int) ([]byte, error) {
+	data := make([]byte, 0, most)
+	for {
+		if len(data) == cap(data) {
+			data = append(data, 0)[:len(data)]
+		}
+		n, err := unix.Read(fd, data[len(data):cap(data)])
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return nil, err
+		case n == 0:
+			return data, nil
+		default:
+			data = data[:len(data)+n]
+		}
+	}
+}
+
+// Append writes data to the end of the file, in one write, and creates the file
+// if it is missing.
+func Append(path string, data []byte, perm fs.FileMode) error {
+	fd, err := open(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, perm)
+	if err != nil {
+		return err
+	}
+	if err = errors.Join(write(fd, data), unix.Close(fd)); err != nil {
+		return &fs.PathError{Op: "write", Path: path, Err: err}
+	}
+	return nil
+}
+
+// write goes on behind a write that was cut short, as on a disk that has become
+// full, whose error is that of the next one.
+func write(fd int, data []byte) error {
+	for len(data) > 0 {
+		n, err := unix.Write(fd, data)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		data = data[max(n, 0):]
+	}
+	return nil
+}

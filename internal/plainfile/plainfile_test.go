@@ -1,0 +1,73 @@
+package plainfile
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestReadGivesBackWhatAppendWrote(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	var want []byte
+	for _, size := range []int{0, 1, 2047, 1, 4096, 70_000} { // below, at and above what is read at once
+		part := bytes.Repeat([]byte{byte('a' + size%7)}, size)
+		want = append(want, part...)
+		if err := Append(path, part, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := Read(path)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("after %d bytes: read %d bytes, %v, want %d", size, len(got), err, len(want))
+		}
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode() != 0o600 {
+		t.Errorf("%v, %v, want mode 0600", info.Mode(), err)
+	}
+}
+
+func TestOpenIsThatOfOS(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	f, err := Open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Name() != path {
+		t.Errorf("name %q, want %q", f.Name(), path)
+	}
+	if _, err := f.WriteString("text"); err != nil {
+		t.Error(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	got, err := os.ReadFile(path)
+	if err != nil || string(got) != "text" {
+		t.Errorf("wrote %q, %v", got, err)
+	}
+	if _, err := Open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("exclusive, where there is one: %v", err)
+	}
+}
+
+// TestErrorsAreThoseOfOS: callers tell them apart, and people read them.
+func TestErrorsAreThoseOfOS(t *testing.T) {
+	dir := t.TempDir()
+	gone := filepath.Join(dir, "gone", "file")
+	_, wantOpen := os.Open(gone)
+	_, wantRead := os.ReadFile(dir)
+	_, open := Open(gone, os.O_RDONLY, 0)
+	_, read := Read(gone)
+	_, readDir := Read(dir)
+	for _, tt := range []struct {
+		name      string
+		got, want error
+	}{{"Open", open, wantOpen}, {"Read", read, wantOpen}, {"Append", Append(gone, nil, 0o600), wantOpen}, {"Read of a directory", readDir, wantRead}} {
+		if tt.got == nil || tt.got.Error() != tt.want.Error() || errors.Is(tt.got, fs.ErrNotExist) != errors.Is(tt.want, fs.ErrNotExist) {
+			t.Errorf("%s: %v, want %v", tt.name, tt.got, tt.want)
+		}
+	}
+}
