@@ -33,10 +33,25 @@ func (h *realHost) at(path string, fn func() error) error {
 	return errors.Join(ns.Do(fn), ns.Close())
 }
 
+// probeIPv6 has the package net find out here, where the loopback interface is
+// up, whether there is IPv6: it asks once in a process, and takes the answer of
+// a namespace without loopback for all of them.
+func (h *realHost) probeIPv6() {
+	h.t.Helper()
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
 // serve answers whoever asks on the port, by TCP and UDP, IPv4 and IPv6, with
 // the address it sees asking.
 func (h *realHost) serve(path string, port int) {
 	h.t.Helper()
+	h.probeIPv6()
 	var tcp net.Listener
 	var udp net.PacketConn
 	err := h.at(path, func() (err error) {
