@@ -188,6 +188,12 @@ func (r *Requests) Up(index int) {
 	r.add(changeMessage(index, Change{Up: true}), nil, "set the interface up")
 }
 
+// Down sets an interface down.
+func (r *Requests) Down(index int) {
+	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, 0, unix.IFF_UP))
+	r.add(m, nil, "set the interface down")
+}
+
 func changeMessage(index int, change Change) *message {
 	var flags uint32
 	if change.Up {

@@ -8,7 +8,6 @@ import (
 	"net"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
@@ -17,17 +16,21 @@ import (
 // Plugin is the plugin "loopback". The interface is lo, whatever CNI_IFNAME is.
 type Plugin struct{}
 
-const name = "lo"
+const (
+	name  = "lo"
+	index = 1 // LOOPBACK_IFINDEX of the kernel: the first in every namespace
+)
 
 // Add sets the interface up. A previous result is passed on as it is.
 func (Plugin) Add(_ context.Context, r *plugin.Request) (*types100.Result, error) {
-	nl, lo, err := find(r)
+	var addrs *[]links.Address
+	err := do(r, func(q *links.Requests) {
+		q.Link(name)
+		q.Up(index)
+		addrs = q.Addresses(index)
+	})
 	if err != nil {
 		return nil, err
-	}
-	defer nl.Close()
-	if err := nl.LinkSetUp(lo); err != nil {
-		return nil, fmt.Errorf("set interface lo up: %w", err)
 	}
 	if r.PrevResult != nil {
 		return r.Chained()
@@ -36,18 +39,20 @@ func (Plugin) Add(_ context.Context, r *plugin.Request) (*types100.Result, error
 		CNIVersion: types100.ImplementedSpecVersion,
 		Interfaces: []*types100.Interface{{Name: name, Mac: "00:00:00:00:00:00", Sandbox: r.NetNS}},
 	}
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		addrs, err := nl.AddrList(lo, family)
-		if err != nil {
-			return nil, fmt.Errorf("list the addresses of interface lo: %w", err)
-		}
-		for i, a := range addrs {
-			if !a.IP.IsLoopback() {
-				return nil, fmt.Errorf("interface lo has the address %s, which is not a loopback address", a.IP)
+	for _, v6 := range []bool{false, true} {
+		first := true
+		for _, a := range *addrs {
+			if a.Addr().Is6() != v6 {
+				continue
 			}
-			if i == 0 {
-				result.IPs = append(result.IPs, &types100.IPConfig{Interface: types100.Int(0), Address: *a.IPNet})
+			if !a.Addr().IsLoopback() {
+				return nil, fmt.Errorf("interface lo has the address %s, which is not a loopback address", a.Addr())
 			}
+			if first {
+				ip := net.IPNet{IP: a.Addr().AsSlice(), Mask: net.CIDRMask(a.Bits(), a.Addr().BitLen())}
+				result.IPs = append(result.IPs, &types100.IPConfig{Interface: types100.Int(0), Address: ip})
+			}
+			first = false
 		}
 	}
 	return result, nil
@@ -58,40 +63,31 @@ func (Plugin) Del(_ context.Context, r *plugin.Request) error {
 	if r.Container == nil {
 		return nil
 	}
-	nl, lo, err := find(r)
-	if err != nil {
-		return err
-	}
-	defer nl.Close()
-	if err := nl.LinkSetDown(lo); err != nil {
-		return fmt.Errorf("set interface lo down: %w", err)
-	}
-	return nil
+	return do(r, func(q *links.Requests) { q.Down(index) })
 }
 
 // Check makes sure that the interface is up.
 func (Plugin) Check(_ context.Context, r *plugin.Request) error {
-	nl, lo, err := find(r)
-	if err != nil {
+	var lo *links.Link
+	if err := do(r, func(q *links.Requests) { lo = q.Link(name) }); err != nil {
 		return err
 	}
-	defer nl.Close()
-	if lo.Attrs().Flags&net.FlagUp == 0 {
+	if !lo.Up() {
 		return errors.New("loopback interface is down")
 	}
 	return nil
 }
 
-// find opens a socket in the container, which the caller closes.
-func find(r *plugin.Request) (*netlink.Handle, netlink.Link, error) {
-	nl, err := links.Open(r.Container)
+// do asks the kernel, in the container, what ask says, all at once.
+func do(r *plugin.Request, ask func(*links.Requests)) error {
+	c, err := links.Dial(r.Container)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	lo, err := nl.LinkByName(name)
-	if err != nil {
-		nl.Close()
-		return nil, nil, fmt.Errorf("interface lo: %w", err)
+	q := c.Requests()
+	ask(q)
+	if err := errors.Join(q.Send(), c.Close()); err != nil {
+		return fmt.Errorf("interface lo: %w", err)
 	}
-	return nl, lo, nil
+	return nil
 }
