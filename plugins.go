@@ -48,8 +48,11 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 // these types, each of which must be built in. Without it an executable that is
 // found goes first, and the plugins built in are for the types that are missing.
 //
-// They are interchangeable with the reference plugins: what the one ADDs, the
-// other can CHECK and DEL.
+// They are interchangeable with the reference plugins, as long as the
+// configuration names the backend of the packet filters: what the one ADDs, the
+// other can CHECK and DEL. Where it names none, those built in use nftables in a
+// way of their own, of which only Remove's sweep knows if an executable does the
+// DEL.
 func WithBuiltinPlugins(types ...string) Opt {
 	return func(c *config) error {
 		c.choosing.prefer = append(c.choosing.prefer, types...)
