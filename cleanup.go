@@ -109,7 +109,7 @@ func names(items []sweep.Item) []string {
 // through the whole table of connections, which is as long as ten containers'
 // other work.
 func (a *attachment) knownWithoutUDP() bool {
-	if a.op.rec == nil || a.op.damaged {
+	if a.op.rec == nil || a.op.damaged || a.op.rec.Find(a.IfName) == nil {
 		return false
 	}
 	var ports []struct {

@@ -62,7 +62,7 @@ func (r *Runtime) GC(ctx context.Context, o GCOptions) (*Report, error) {
 
 // collectDry reports what collect would remove, but for what plugins would.
 func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) error {
-	mine, err := s.owned()
+	mine, err := s.owned(true)
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 
 func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) error {
 	inside := context.WithValue(ctx, inGC{}, true)
-	mine, err := s.owned()
+	mine, err := s.owned(false)
 	if err != nil {
 		return err
 	}

@@ -224,6 +224,12 @@ func TestPoolOfAProcessThatWasKilled(t *testing.T) {
 			warm := s.wantFull(r, p, 1)[0]
 			s.changeRecord(warm, func(rec *record.Record) { rec.Runtime = dead })
 			tt.happens(s, warm)
+			dry, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true, DryRun: true})
+			wantNil(t, err)
+			wantSame(t, "dry run", *dry, cni.Report{Removed: tt.removed(warm)})
+			there, err := s.records().Load(warm)
+			wantNil(t, err)
+			wantSame(t, "on record after the dry run", there != nil, true)
 			report, err := r.Recover(t.Context())
 			wantNil(t, err)
 			wantSame(t, "report", *report, cni.Report{Removed: tt.removed(warm)})

@@ -65,7 +65,7 @@ func (r *Report) Err() error {
 // container is in the report.
 func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 	s := r.current.Load()
-	found, err := s.owned()
+	found, err := s.owned(false)
 	if err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
@@ -129,14 +129,14 @@ func (s *snapshot) tidy() error {
 
 // owned are the records of this owner, and those so damaged that they say no
 // owner: nobody else will look after them.
-func (s *snapshot) owned() ([]record.Found, error) {
+func (s *snapshot) owned(dry bool) ([]record.Found, error) {
 	found, err := s.records.List()
 	if err != nil {
 		return nil, err
 	}
 	return s.withoutWarm(slices.DeleteFunc(found, func(f record.Found) bool {
 		return f.Record.Owner != s.owner && (f.Err == nil || f.Record.Owner != "")
-	}))
+	}), dry)
 }
 
 // discard deletes a record of which nothing can be read, not even whose it is,

@@ -205,8 +205,9 @@ func (op *operation) takeOver(w *warm) error {
 
 // withoutWarm leaves out what a pool of a process that lives has made ahead of
 // time: that one looks after it. Of what is another container's by now, because
-// the process was killed between two steps of taking it, the record is deleted.
-func (s *snapshot) withoutWarm(found []record.Found) ([]record.Found, error) {
+// the process was killed between two steps of taking it, the record is deleted,
+// unless nothing is to be changed.
+func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, error) {
 	taken := map[string]bool{}
 	for _, f := range found {
 		taken[f.Record.PluginID] = true
@@ -222,6 +223,7 @@ func (s *snapshot) withoutWarm(found []record.Found) ([]record.Found, error) {
 		case err != nil:
 			return nil, fmt.Errorf("the runtime that made container %s ahead of time: %w", f.Record.ContainerID, err)
 		case alive:
+		case taken[f.Record.ContainerID] && dry:
 		case taken[f.Record.ContainerID]:
 			if err := s.records.Delete(f.Record.ContainerID); err != nil {
 				return nil, err
