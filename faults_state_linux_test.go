@@ -84,7 +84,7 @@ func TestFault_F21_RemoveOnAReadOnlyStateDirectoryGoesOnAndLogs(t *testing.T) {
 	wantSame(t, "warnings", log.lines("WARN"), []string{
 		fmt.Sprintf(`msg="removing without a lock between processes" container=c1 `+
 			`error="lock \"barrier\" and 1 more: lock file unavailable: open %s: read-only file system"`, s.path("state", "embedcni", "locks")),
-		fmt.Sprintf(`msg="note a removal in the record" container=c1 error="record of container c1: open %s.log: read-only file system"`,
+		fmt.Sprintf(`msg="note a removal in the record" container=c1 error="record of container c1: open %s.json: read-only file system"`,
 			s.recordFile("c1")),
 	})
 	// What could not be deleted is deleted by the next one.

@@ -131,7 +131,6 @@ func TestDuty_R35_GCAsksAllAndReturnsAllErrors(t *testing.T) {
 func TestDuty_R35_GCReportsWhatCannotBeRead(t *testing.T) {
 	s, r, _ := inhabited(t, "c1", "c2")
 	wantNil(t, os.WriteFile(s.recordFile("c1")+".json", []byte("{"), 0o600))
-	wantNil(t, os.Truncate(s.recordFile("c1")+".log", 0))
 	_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}})
 	if err == nil || !strings.Contains(err.Error(), "what is attached is not known") {
 		t.Errorf("error %v, want that what is attached is not known", err)
@@ -144,7 +143,7 @@ func TestDuty_R35_GCReportsWhatCannotBeRead(t *testing.T) {
 func TestGCKeepsWhatADamagedRecordSaysOfItself(t *testing.T) {
 	s, r, _ := inhabited(t, "c1", "c2")
 	wantNil(t, os.RemoveAll(s.path("state", "results")))
-	wantNil(t, os.WriteFile(s.recordFile("c1")+".json", []byte("{"), 0o600))
+	s.spoilBase("c1", "{")
 	_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}})
 	wantNil(t, err)
 	wantSame(t, "valid attachments", valid(t, s.takeCalls()), []string{"c1/eth0 c2/eth0", "c1/eth0 c2/eth0"})

@@ -1,6 +1,7 @@
 package cni_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -85,14 +86,23 @@ func hashed(id string) string {
 // that go-cni attached.
 func (h *host) unrecord(id string) {
 	h.t.Helper()
-	for _, ext := range []string{".json", ".log"} {
-		if err := os.Remove(h.recordFile(id) + ext); err != nil {
-			h.t.Fatal(err)
-		}
+	if err := os.Remove(h.recordFile(id) + ".json"); err != nil {
+		h.t.Fatal(err)
 	}
 	if err := netns.Remove(h.pin(id)); err != nil {
 		h.t.Fatal(err)
 	}
+}
+
+// spoilBase puts content in place of the first line of a container's record, and
+// leaves its log.
+func (h *host) spoilBase(id, content string) {
+	h.t.Helper()
+	path := h.recordFile(id) + ".json"
+	data, err := os.ReadFile(path)
+	wantNil(h.t, err)
+	_, log, _ := bytes.Cut(data, []byte("\n"))
+	wantNil(h.t, os.WriteFile(path, slices.Concat([]byte(content), []byte("\n"), log), 0o600))
 }
 
 func (h *host) newNetNS(name string) *netns.Handle {

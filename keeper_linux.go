@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/spare"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -17,14 +18,16 @@ import (
 // bind mount, or where mounts are not allowed by an open descriptor, for as
 // long as the process lives.
 type keeper struct {
-	dir string
+	dir    string
+	spares *spare.Files
 
 	mu   sync.Mutex
 	open map[string]*netns.Handle // by container ID
 }
 
 func newKeeper(recordDir string) *keeper {
-	return &keeper{dir: filepath.Join(recordDir, "netns"), open: make(map[string]*netns.Handle)}
+	dir := filepath.Join(recordDir, "netns")
+	return &keeper{dir: dir, spares: spare.In(dir), open: make(map[string]*netns.Handle)}
 }
 
 func (k *keeper) path(id string) string {
@@ -71,6 +74,7 @@ func (op *operation) pin(rec record.NetNS) error {
 	if rec.Ours {
 		return nil // its path is a pin
 	}
+	op.kept.spares.Take(rec.Pin) // else Pin makes the file
 	err := netns.Pin(op.container, rec.Pin)
 	if err == nil {
 		return nil
@@ -129,7 +133,10 @@ func (k *keeper) strays(records *record.Store) ([]string, error) {
 	}
 	var strays []string
 	for _, e := range entries {
-		// A pin is called as the files of its record are, see path.
+		if spare.Is(e.Name()) {
+			continue
+		}
+		// A pin is called as the file of its record is, see path.
 		known, err := records.Exists(e.Name())
 		if err != nil {
 			return nil, fmt.Errorf("kept namespaces: %w", err)
@@ -151,5 +158,17 @@ func (op *operation) unpin() error {
 	if ns != nil {
 		err = ns.Close()
 	}
-	return join(err, netns.Remove(op.kept.path(op.id)))
+	return join(err, op.kept.letGo(op.kept.path(op.id)))
+}
+
+// letGo takes away a pin, if there is one, and keeps its file for another.
+func (k *keeper) letGo(path string) error {
+	err := netns.Unpin(path)
+	if err == nil {
+		err = k.spares.Give(path)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }

@@ -169,7 +169,7 @@ func TestRecoverLeavesOtherOwnersAlone(t *testing.T) {
 
 func TestDamagedRecordsOfOtherOwnersAreLeftAloneToo(t *testing.T) {
 	s, r, conf := inhabited(t, "c1")
-	wantNil(t, os.WriteFile(s.recordFile("c1")+".json", []byte("{"), 0o600))
+	s.spoilBase("c1", "{")
 	other := s.restarted(conf, cni.WithOwner("other"))
 	recoverWith(t, other, cni.Report{})
 	report, err := other.GC(t.Context(), cni.GCOptions{KeepNone: true})
@@ -195,7 +195,7 @@ func TestRecoverSweepsADamagedRecord(t *testing.T) {
 	for what, content := range spoiled {
 		s, _, conf := inhabited(t, "c1")
 		wantNil(t, os.RemoveAll(s.path("state", "results")))
-		wantNil(t, os.WriteFile(s.recordFile("c1")+".json", []byte(content), 0o600))
+		s.spoilBase("c1", content)
 		r := s.restarted(conf)
 		wantSame(t, what+": on record", recorded(t, r), []string{"c1/ unknown"})
 		recoverWith(t, r, removed)
@@ -210,7 +210,6 @@ func TestRecoverSweepsADamagedRecord(t *testing.T) {
 func TestRecoverDiscardsWhatSaysNothing(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	wantNil(t, os.WriteFile(s.recordFile("c1")+".json", nil, 0o600))
-	wantNil(t, os.Remove(s.recordFile("c1")+".log"))
 	var log logged
 	r := s.restarted(conf, log.logger())
 	recoverWith(t, r, cni.Report{Removed: []string{"record " + filepath.Base(s.recordFile("c1"))}})
@@ -224,7 +223,7 @@ func TestRecoverDiscardsWhatSaysNothing(t *testing.T) {
 
 func TestSetupOverADamagedRecord(t *testing.T) {
 	s, r, _ := inhabited(t, "c1")
-	wantNil(t, os.WriteFile(s.recordFile("c1")+".json", []byte("{"), 0o600))
+	s.spoilBase("c1", "{")
 	path := s.path("netns", "c1")
 	// It lives, whatever is wanted beside it.
 	wantIs(t, setUp(t.Context(), r, "c1", path)(), cni.ErrAlreadyAttached)

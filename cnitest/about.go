@@ -52,7 +52,7 @@ func (a Attachment) traces() traces {
 	name := record.Name(a.ContainerID)
 	t.files = []string{
 		a.Network + "-" + a.ContainerID + "-" + a.IfName, // libcni's result
-		name + ".json", name + ".log", name, // the record, the pin
+		name + ".json", name, // the record, the pin
 	}
 	return t
 }

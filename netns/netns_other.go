@@ -28,6 +28,9 @@ func Pin(*Handle, string) error { return ErrNotSupported }
 // Remove fails with [ErrNotSupported].
 func Remove(string) error { return ErrNotSupported }
 
+// Unpin fails with [ErrNotSupported].
+func Unpin(string) error { return ErrNotSupported }
+
 // ID returns the zero ID.
 func (*Handle) ID() ID { return ID{} }
 

@@ -214,6 +214,22 @@ func Remove(path string) error {
 	return nil
 }
 
+// Unpin is [Remove], but leaves the empty file, for [Pin] to use again. Without
+// a file it fails with [fs.ErrNotExist].
+func Unpin(path string) error {
+	if err := unpin(path); err != nil {
+		return fmt.Errorf("unpin network namespace at %q: %w", path, err)
+	}
+	return nil
+}
+
+func unpin(path string) error {
+	if err := unmount(path); err != nil {
+		return err
+	}
+	return isEmptyFile(path)
+}
+
 // unmount detaches all namespaces mounted at path, which may be stacked.
 func unmount(path string) error {
 	for {
@@ -261,6 +277,14 @@ func isPin(path string) (bool, error) {
 
 // removeFile unlinks the file that a namespace was mounted on.
 func removeFile(path string) error {
+	if err := isEmptyFile(path); err != nil {
+		return err
+	}
+	return withoutPath(os.Remove(path))
+}
+
+// isEmptyFile refuses what Create mounts no namespace on.
+func isEmptyFile(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return withoutPath(err)
@@ -268,5 +292,5 @@ func removeFile(path string) error {
 	if !info.Mode().IsRegular() || info.Size() != 0 {
 		return ErrNotNetNS
 	}
-	return withoutPath(os.Remove(path))
+	return nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/spare"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -133,6 +134,9 @@ func describeRegular(path string) (string, error) {
 	if info.Size() > maxHashed {
 		return "file " + path + " large", nil
 	}
+	if spare.Is(filepath.Base(path)) {
+		return "file " + path + " " + isSpare, nil
+	}
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return "", unlessGone(err)
@@ -219,6 +223,8 @@ func listNetNS(dirs []string) ([]string, error) {
 				if err := h.Close(); err != nil {
 					return nil, err
 				}
+			case errors.Is(err, netns.ErrNotNetNS) && spare.Is(e.Name()):
+				lines = append(lines, "netns "+path+" "+isSpare)
 			case errors.Is(err, netns.ErrNotNetNS):
 				lines = append(lines, "netns "+path+" none")
 			case unlessGone(err) != nil:

@@ -3,6 +3,7 @@ package faults_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/record"
 )
 
 // powerCut is M12: the directories as a power cut leaves them, at each step of
@@ -132,13 +134,14 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 	all := []cut{{"as it was", func() error { return nil }}}
 	add := func(name string, do func() error) { all = append(all, cut{name, do}) }
 	const records = "state/embedcni/attachments/"
-	for _, log := range find(records + "*.log") {
-		add("the log is lost", func() error { return os.Remove(log) })
-		data := h.fileOf(step, log)
-		for _, n := range cutsOf(data, random) {
-			add(fmt.Sprintf("the log ends after %d bytes", n), func() error { return os.Truncate(log, int64(n)) })
+	for _, file := range find(records + "*.json") {
+		base, log := halves(h.fileOf(step, file))
+		for _, n := range cutsOf(log, random) {
+			add(fmt.Sprintf("the log ends after %d bytes", n), func() error { return os.Truncate(file, int64(len(base)+n)) })
 		}
-		add("the log is zeros", func() error { return os.WriteFile(log, make([]byte, len(data)), 0o600) })
+		if len(log) > 0 {
+			add("the log is zeros", func() error { return os.WriteFile(file, append(bytes.Clone(base), make([]byte, len(log))...), 0o600) })
+		}
 	}
 	for _, cached := range find("state/results/*") {
 		add("the cache is empty", func() error { return os.Truncate(cached, 0) })
@@ -152,33 +155,59 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 		held = append(held, address)
 		add("the address is nobody's", func() error { return os.Truncate(address, 0) })
 	}
-	for _, base := range find(records + "*.json") {
-		data := h.fileOf(step, base)
-		h.baseCuts(base, data, len(held) == 0, random, add)
+	for _, file := range find(records + "*.json") {
+		h.fileCuts(file, h.fileOf(step, file), len(held) == 0, random, add)
 	}
 	return all
 }
 
-// baseCuts are those around a base: while it is written, and while it is
-// deleted, when nothing else is held.
-func (h *host) baseCuts(base string, data []byte, free bool, random *rand.Rand, add func(string, func() error)) {
-	file := strings.TrimSuffix(filepath.Base(base), ".json")
-	log, pin := filepath.Join(filepath.Dir(base), file+".log"), filepath.Join(filepath.Dir(base), "netns", file)
-	for _, n := range []int{0, random.IntN(len(data)), len(data)} {
-		add(fmt.Sprintf("another base of %d bytes was begun", n), func() error { return os.WriteFile(base+".new", data[:n], 0o600) })
+// halves are the base, which was synced, and the log.
+func halves(data []byte) (base, log []byte) {
+	base, log, _ = bytes.Cut(data, []byte("\n"))
+	return data[:len(base)+1], log
+}
+
+// fileCuts are those around a record's file: while the base is written, and
+// while the record is deleted, when nothing else is held.
+func (h *host) fileCuts(file string, data []byte, free bool, random *rand.Rand, add func(string, func() error)) {
+	base, _ := halves(data)
+	pin := filepath.Join(filepath.Dir(file), "netns", strings.TrimSuffix(filepath.Base(file), ".json"))
+	spare := filepath.Join(filepath.Dir(file), "spare.0")
+	for _, n := range []int{0, random.IntN(len(base)), len(base)} {
+		add(fmt.Sprintf("another base of %d bytes was begun", n), func() error { return os.WriteFile(file+".new", base[:n], 0o600) })
 		if !free {
 			continue
 		}
 		add(fmt.Sprintf("the base was begun, %d bytes", n), func() error {
-			return errors.Join(os.Remove(base), unlessMissing(os.Remove(log)), unlessMissing(os.Remove(pin)),
-				os.WriteFile(base+".new", data[:n], 0o600))
+			return errors.Join(os.Remove(file), unlessMissing(os.Remove(pin)), os.WriteFile(file+".new", base[:n], 0o600))
+		})
+		// The file was used again, and its old name has come back.
+		next := h.nextBase(base)
+		add(fmt.Sprintf("the base is another's from byte %d", n), func() error {
+			return errors.Join(unlessMissing(os.Remove(pin)), os.WriteFile(file, append(bytes.Clone(next[:min(n, len(next))]), data[min(n, len(data)):]...), 0o600))
 		})
 	}
 	add("the pin was not made yet, or is gone already", func() error { return unlessMissing(os.Remove(pin)) })
 	if free {
-		add("only the log is left", func() error { return errors.Join(os.Remove(base), unlessMissing(os.Remove(pin))) })
-		add("only the pin is left", func() error { return errors.Join(os.Remove(base), unlessMissing(os.Remove(log))) })
+		add("only the pin is left", func() error { return os.Remove(file) })
+		add("the record is spare", func() error { return errors.Join(os.Rename(file, spare), unlessMissing(os.Remove(pin))) })
 	}
+}
+
+// nextBase is a base like that one, of another container.
+func (h *host) nextBase(base []byte) []byte {
+	h.t.Helper()
+	dir := h.t.TempDir()
+	var line struct {
+		Record *record.Record `json:"record"`
+	}
+	_, text, _ := bytes.Cut(base, []byte(" "))
+	wantNil(h.t, json.Unmarshal(text, &line))
+	line.Record.ContainerID = "next"
+	wantNil(h.t, record.Open(dir).Begin(line.Record))
+	data, err := os.ReadFile(filepath.Join(dir, record.Name("next")+".json"))
+	wantNil(h.t, err)
+	return data
 }
 
 func unlessMissing(err error) error {

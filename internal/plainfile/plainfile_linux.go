@@ -65,10 +65,9 @@ func readAll(fd int) ([]byte, error) {
 	}
 }
 
-// Append writes data to the end of the file, in one write, and creates the file
-// if it is missing.
-func Append(path string, data []byte, perm fs.FileMode) error {
-	fd, err := open(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, perm)
+// Append writes data to the end of a file, in one write. The file must be there.
+func Append(path string, data []byte) error {
+	fd, err := open(path, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		return err
 	}

@@ -16,10 +16,9 @@ func Open(path string, flag int, perm fs.FileMode) (*os.File, error) {
 // Read is os.ReadFile.
 func Read(path string) ([]byte, error) { return os.ReadFile(path) }
 
-// Append writes data to the end of the file, in one write, and creates the file
-// if it is missing.
-func Append(path string, data []byte, perm fs.FileMode) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, perm)
+// Append writes data to the end of a file, in one write. The file must be there.
+func Append(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		return err
 	}

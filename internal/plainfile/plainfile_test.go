@@ -11,11 +11,17 @@ import (
 
 func TestReadGivesBackWhatAppendWrote(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
+	if err := Append(path, []byte("lost")); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("appending to what is not there: %v, want %v", err, fs.ErrNotExist)
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	var want []byte
 	for _, size := range []int{0, 1, 2047, 1, 4096, 70_000} { // below, at and above what is read at once
 		part := bytes.Repeat([]byte{byte('a' + size%7)}, size)
 		want = append(want, part...)
-		if err := Append(path, part, 0o600); err != nil {
+		if err := Append(path, part); err != nil {
 			t.Fatal(err)
 		}
 		got, err := Read(path)
@@ -65,7 +71,7 @@ func TestErrorsAreThoseOfOS(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
 		got, want error
-	}{{"Open", open, wantOpen}, {"Read", read, wantOpen}, {"Append", Append(gone, nil, 0o600), wantOpen}, {"Read of a directory", readDir, wantRead}} {
+	}{{"Open", open, wantOpen}, {"Read", read, wantOpen}, {"Append", Append(gone, nil), wantOpen}, {"Read of a directory", readDir, wantRead}} {
 		if tt.got == nil || tt.got.Error() != tt.want.Error() || errors.Is(tt.got, fs.ErrNotExist) != errors.Is(tt.want, fs.ErrNotExist) {
 			t.Errorf("%s: %v, want %v", tt.name, tt.got, tt.want)
 		}

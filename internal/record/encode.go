@@ -8,9 +8,9 @@ import (
 	"fmt"
 )
 
-// A line of either file is the checksum of what follows, a space, and JSON:
+// A line is the checksum of what follows, a space, and JSON:
 //
-//	5f0c… {"format":1,"record":{"containerID":"c1", …}}
+//	5f0c… {"format":2,"record":{"containerID":"c1", …}}
 //
 // The sum is there for what disks and file systems do, not against an
 // adversary: who can write the file can do as he likes.
@@ -46,7 +46,7 @@ func decodeLine(line []byte, v any) error {
 	return nil
 }
 
-// base is the content of a base file.
+// base is the first line.
 type base struct {
 	Format int     `json:"format"`
 	Record *Record `json:"record"`

@@ -2,12 +2,15 @@
 // runtime that is killed, or a machine that reboots, finds there what has to be
 // detached, with everything a DEL needs.
 //
-// A container has two files. The base is written once, durably, before the
-// first plugin runs; it names the attachments. The log gets a line for each
-// thing that happens after that, and is not synced: what a process wrote
-// survives the process, and after a power cut the namespaces are gone, so that
-// the base is all that still matters. Both are checksummed. File names are
-// hashes, so that no container ID becomes a path.
+// A container has a file of lines. The first, the base, is written once,
+// durably, before the first plugin runs; it names the attachments. A line
+// follows for each thing that happens after that, the log. It is not synced:
+// what a process wrote survives the process, and after a power cut the
+// namespaces are gone, so that the base is all that still matters. Each line is
+// checksummed. File names are hashes, so that no container ID becomes a path.
+//
+// The file of a record that is deleted is kept, and becomes another's: see
+// package spare.
 package record
 
 import (
@@ -17,9 +20,9 @@ import (
 	"time"
 )
 
-// format is the version of the files. A file of a later one is bad for us: its
+// format is the version of the files: 1 had the log in a file of its own. A file of a later one is bad for us: its
 // container is known, what to do with it is not.
-const format = 1
+const format = 2
 
 // ErrBad: there is a record, and it cannot be read as a whole. What could be
 // read is returned beside it: at least the container, or the file's name.
@@ -125,10 +128,10 @@ type Entry struct {
 	Error       string          `json:"error,omitempty"`
 }
 
-// apply brings the record up to what the entry says. One of another generation
-// was written before the base was, and is in it.
+// apply brings the record up to what the entry says. One of another container,
+// or generation, was in the file before it became this record's.
 func (r *Record) apply(e Entry) {
-	if e.Generation != r.Generation {
+	if e.Generation != r.Generation || e.ContainerID != r.ContainerID {
 		return
 	}
 	if e.Runtime != "" {

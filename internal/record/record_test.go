@@ -1,6 +1,7 @@
 package record
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,8 +11,11 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/spare"
 )
 
 func sample(id string) *Record {
@@ -99,24 +103,126 @@ func TestDeleteLeavesNoFile(t *testing.T) {
 	check(t, s.Append(r, Entry{IfName: "eth0", State: Added}))
 	check(t, s.Delete("c1"))
 	check(t, s.Delete("c1"))
-	entries, err := os.ReadDir(dir)
+	if left := names(t, dir); len(left) != 1 || !spare.Is(left[0]) {
+		t.Errorf("left %q, want one spare file", left)
+	}
+	none, err := s.Load("c1")
 	check(t, err)
-	want(t, "files", len(entries), 0)
+	want(t, "record", none, (*Record)(nil))
 }
 
-// TestLogWithoutItsBaseIsForgotten: after a power cut the one may be there
-// without the other, and the next record of the container is none of its.
-func TestLogWithoutItsBaseIsForgotten(t *testing.T) {
-	s := Open(t.TempDir())
-	r := sample("c1")
-	check(t, s.Begin(r))
-	check(t, s.Append(r, Entry{IfName: "eth0", State: Deleted, Error: "of the old one"}))
-	check(t, os.Remove(s.path("c1", baseExt)))
-	again := sample("c1")
-	check(t, s.Begin(again))
-	got, err := s.Load("c1")
+func names(t *testing.T, dir string) (all []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
 	check(t, err)
-	want(t, "record", got, again)
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return all
+}
+
+// TestAFileThatIsUsedAgainTellsNothingOfBefore, whatever was in it: the record of
+// the same container, one that is longer, one that is shorter.
+func TestAFileThatIsUsedAgainTellsNothingOfBefore(t *testing.T) {
+	dir := t.TempDir()
+	for _, before := range []*Record{sample("c1"), sample("c2"), sample(strings.Repeat("long", 500))} {
+		s := Open(dir)
+		check(t, s.Begin(before))
+		check(t, s.Append(before, Entry{IfName: "eth0", State: Deleted, Error: "of the old one"}))
+		check(t, s.Delete(before.ContainerID))
+		now := sample("c1")
+		check(t, s.Begin(now))
+		got, err := s.Load("c1")
+		check(t, err)
+		want(t, "record", got, now)
+		want(t, "files", names(t, dir), []string{Name("c1") + fileExt})
+		check(t, s.Delete("c1"))
+	}
+}
+
+// TestTheNameOfADeletedRecordThatComesBack, with a power cut, after its file has
+// become another's: it is no record, and a stray, however the file was left.
+func TestTheNameOfADeletedRecordThatComesBack(t *testing.T) {
+	s := Open(t.TempDir())
+	old, now := sample("old"), sample("now")
+	check(t, s.Begin(old))
+	check(t, s.Append(old, Entry{IfName: "eth0", State: Added}))
+	before, err := os.ReadFile(s.path("old"))
+	check(t, err)
+	check(t, s.Delete("old"))
+	check(t, s.Begin(now))
+	after, err := os.ReadFile(s.path("now"))
+	check(t, err)
+	check(t, os.WriteFile(s.path("old"), after, 0o600))
+	none, err := s.Load("old")
+	check(t, err)
+	want(t, "record", none, (*Record)(nil))
+	strays, err := s.Strays()
+	check(t, err)
+	want(t, "strays", strays, []string{s.path("old")})
+
+	// Only a part of it has reached the disk: then it is the old one's, damaged.
+	for n := range len(after) - 1 {
+		torn := append(append([]byte{}, after[:n]...), before[n:]...)
+		if bytes.HasPrefix(torn, after[:len(after)-1]) {
+			break // what is missing is what they have in common
+		}
+		check(t, os.WriteFile(s.path("old"), torn, 0o600))
+		r, err := s.Load("old")
+		if bytes.Equal(torn, before) {
+			check(t, err)
+		} else if !errors.Is(err, ErrBad) {
+			t.Fatalf("%d bytes of another: %+v, %v", n, r, err)
+		}
+		if r == nil || r.ContainerID != "old" {
+			t.Fatalf("%d bytes of another: %+v", n, r)
+		}
+	}
+}
+
+// TestListingBesideReuse: who has nothing locked may find a file in the hands of
+// another record, and must not take it for a damaged one.
+func TestListingBesideReuse(t *testing.T) {
+	dir := t.TempDir()
+	check(t, Open(dir).Begin(sample("stays")))
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for w := range 4 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			s := Open(dir)
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				r := sample(fmt.Sprint("c", w, strings.Repeat("x", i%5*700)))
+				if err := errors.Join(s.Begin(r), s.Append(r, Entry{IfName: "eth0", State: Added}), s.Delete(r.ContainerID)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		}()
+	}
+	s := Open(dir)
+	for range 300 {
+		found, err := s.List()
+		check(t, err)
+		stays := 0
+		for _, f := range found {
+			if f.Err != nil {
+				t.Fatalf("%s: %v", f.File, f.Err)
+			}
+			if f.Record.ContainerID == "stays" {
+				stays++
+			}
+		}
+		want(t, "the record that stays", stays, 1)
+	}
+	close(stop)
+	wg.Wait()
 }
 
 func TestStraysAreWhatNoRecordOwns(t *testing.T) {
@@ -124,15 +230,15 @@ func TestStraysAreWhatNoRecordOwns(t *testing.T) {
 	none, err := s.Strays()
 	check(t, err)
 	want(t, "strays without a directory", none, []string(nil))
-	for _, id := range []string{"whole", "replaced", "logOnly"} {
+	for _, id := range []string{"whole", "replaced", "deleted"} {
 		r := sample(id)
 		check(t, s.Begin(r))
 		check(t, s.Append(r, Entry{IfName: "eth0", State: Added}))
 	}
-	check(t, os.Remove(s.path("logOnly", baseExt)))
-	strays := []string{s.path("logOnly", logExt), s.path("new", baseExt) + tmpExt, s.path("replaced", baseExt) + tmpExt}
-	check(t, os.WriteFile(strays[1], []byte("torn"), 0o600))
-	check(t, os.WriteFile(strays[2], nil, 0o600))
+	check(t, s.Delete("deleted"))
+	strays := []string{s.path("new") + tmpExt, s.path("replaced") + tmpExt}
+	check(t, os.WriteFile(strays[0], []byte("torn"), 0o600))
+	check(t, os.WriteFile(strays[1], nil, 0o600))
 	got, err := s.Strays()
 	check(t, err)
 	slices.Sort(strays)
@@ -162,12 +268,13 @@ func TestEveryDamageIsNoticed(t *testing.T) {
 	r := sample("c1")
 	check(t, s.Begin(r))
 	check(t, s.Append(r, Entry{IfName: "eth0", Result: json.RawMessage(`{"ips":[]}`)}))
-	path := s.path("c1", baseExt)
-	good, err := os.ReadFile(path)
+	path := s.path("c1")
+	whole, err := os.ReadFile(path)
 	check(t, err)
-	damaged := func(what string, data []byte) {
+	good, log, _ := bytes.Cut(whole, []byte("\n"))
+	damaged := func(what string, base []byte) {
 		t.Helper()
-		check(t, os.WriteFile(path, data, 0o600))
+		check(t, os.WriteFile(path, slices.Concat(base, []byte("\n"), log), 0o600))
 		found, err := s.List()
 		check(t, err)
 		if len(found) != 1 || !errors.Is(found[0].Err, ErrBad) || found[0].Record == nil || found[0].Record.ContainerID != "c1" {
@@ -175,10 +282,10 @@ func TestEveryDamageIsNoticed(t *testing.T) {
 		}
 		want(t, what, string(found[0].Record.Networks[0].Result), `{"ips":[]}`)
 	}
-	for n := range len(good) - 1 { // without its newline it is whole
+	for n := range good {
 		damaged(fmt.Sprint("cut at ", n), good[:n])
 	}
-	for i := range len(good) - 1 {
+	for i := range good {
 		data := append([]byte{}, good...)
 		data[i] ^= 0x20
 		damaged(fmt.Sprint("byte ", i), data)
@@ -190,7 +297,7 @@ func TestFormatOfTheFutureIsBadNotMisread(t *testing.T) {
 	check(t, s.Begin(sample("c1")))
 	data, err := encodeLine(base{Format: format + 1, Record: sample("c1")})
 	check(t, err)
-	check(t, os.WriteFile(s.path("c1", baseExt), data, 0o600))
+	check(t, os.WriteFile(s.path("c1"), data, 0o600))
 	if _, err := s.Load("c1"); !errors.Is(err, ErrBad) {
 		t.Errorf("got %v, want ErrBad", err)
 	}
@@ -206,7 +313,7 @@ func TestTornLogLoosesOnlyTheTornLine(t *testing.T) {
 		r := sample("c1")
 		check(t, s.Begin(r))
 		check(t, s.Append(r, Entry{IfName: "eth0", State: Added}))
-		log := s.path("c1", logExt)
+		log := s.path("c1")
 		first, err := os.Stat(log)
 		check(t, err)
 		check(t, s.Append(r, Entry{IfName: "eth1", State: Added}))
@@ -228,7 +335,7 @@ func TestBeginThatFailsKeepsTheOldRecord(t *testing.T) {
 	s := Open(t.TempDir())
 	r := sample("c1")
 	check(t, s.Begin(r))
-	check(t, os.Mkdir(s.path("c1", baseExt)+tmpExt, 0o700)) // the temporary file cannot be made
+	check(t, os.Mkdir(s.path("c1")+tmpExt, 0o700)) // the temporary file cannot be made
 	if err := s.Begin(sample("c1")); err == nil {
 		t.Fatal("Begin over a directory succeeded")
 	}
@@ -277,17 +384,4 @@ func BenchmarkAppend(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-}
-
-func TestALogThatOutlivedItsBaseDoesNotCount(t *testing.T) {
-	s := Open(t.TempDir())
-	r := sample("c1")
-	check(t, s.Begin(r))
-	check(t, s.Append(r, Entry{IfName: "eth0", State: Added}))
-	check(t, os.Remove(s.path("c1", baseExt))) // a crash in Delete
-	again := sample("c1")
-	check(t, s.Begin(again))
-	got, err := s.Load("c1")
-	check(t, err)
-	want(t, "record", got, again)
 }

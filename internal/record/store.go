@@ -1,6 +1,7 @@
 package record
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -13,34 +14,37 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/spare"
 )
 
 // Store is a directory of records. Calls for one container must not overlap;
 // the caller has it locked.
 type Store struct {
-	dir string
+	dir    string
+	spares *spare.Files
 }
 
 const (
-	baseExt = ".json"
-	logExt  = ".log"
+	fileExt = ".json"
 	tmpExt  = ".new"
 )
 
 // Open returns the store in dir, which is created with the first record.
-func Open(dir string) *Store { return &Store{dir: dir} }
+func Open(dir string) *Store { return &Store{dir: dir, spares: spare.In(dir)} }
 
 // Dir is where the store is.
 func (s *Store) Dir() string { return s.dir }
 
-// Name is what the container's files are called, without the extension, and
-// the file that its namespace is pinned by.
+// Name is what the container's file is called, without the extension, and the
+// one that its namespace is pinned by.
 func Name(id string) string {
 	h := sha256.Sum256([]byte(id))
 	return hex.EncodeToString(h[:16])
 }
 
-func (s *Store) path(id, ext string) string { return filepath.Join(s.dir, Name(id)+ext) }
+func (s *Store) path(id string) string { return s.file(Name(id)) }
+
+func (s *Store) file(name string) string { return filepath.Join(s.dir, name+fileExt) }
 
 // Begin writes the record of what is about to be attached, durably: when it
 // returns nil the record survives a power cut. It replaces an earlier base of
@@ -55,14 +59,7 @@ func (s *Store) Begin(r *Record) error {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 	}
-	if r.Generation == 1 {
-		// A log that outlived its base, in a crash between two deletions, would
-		// be taken for this one's.
-		if err := remove(s.path(r.ContainerID, logExt)); err != nil {
-			return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
-		}
-	}
-	if err := writeDurably(s.path(r.ContainerID, baseExt), data); err != nil {
+	if err := s.writeDurably(s.path(r.ContainerID), data); err != nil {
 		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 	}
 	return nil
@@ -71,17 +68,17 @@ func (s *Store) Begin(r *Record) error {
 // writeDurably writes a file so that after a crash it has either its old or its
 // new content: a temporary file, synced, renamed, and the directory synced, for
 // the new name is the directory's content.
-func writeDurably(path string, data []byte) error {
+func (s *Store) writeDurably(path string, data []byte) error {
 	tmp := path + tmpExt
-	f, err := plainfile.Open(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	flag := os.O_WRONLY
+	if !s.spares.Take(tmp) {
+		flag |= os.O_CREATE
+	}
+	f, err := plainfile.Open(tmp, flag, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
+	if err = errors.Join(overwrite(f, data), f.Close()); err == nil {
 		err = os.Rename(tmp, path)
 	}
 	if err != nil {
@@ -90,7 +87,24 @@ func writeDurably(path string, data []byte) error {
 	return syncDir(filepath.Dir(path))
 }
 
-// Append adds a line to the container's log. It is not synced. r is not
+// overwrite makes data the content of the file, and syncs it. What it held is
+// cut off last: to empty it first would have the file system look for room
+// again.
+func overwrite(f *os.File, data []byte) error {
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err == nil && info.Size() != int64(len(data)) {
+		err = f.Truncate(int64(len(data)))
+	}
+	if err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// Append adds a line to the container's record. It is not synced. r is not
 // changed, so that networks may append in parallel.
 func (s *Store) Append(r *Record, e Entry) error {
 	e.Generation, e.Time = r.Generation, time.Now()
@@ -99,7 +113,7 @@ func (s *Store) Append(r *Record, e Entry) error {
 	if err == nil {
 		// The newline in front ends a line that was torn, so that this one is
 		// not part of it. One write: lines of parallel networks do not mix.
-		err = plainfile.Append(s.path(r.ContainerID, logExt), append([]byte("\n"), line...), 0o600)
+		err = plainfile.Append(s.path(r.ContainerID), append([]byte("\n"), line...))
 	}
 	if err != nil {
 		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
@@ -117,28 +131,47 @@ func (s *Store) Load(id string) (*Record, error) {
 	return r, err
 }
 
+// load reads a file that others may be using for another record at the same
+// time, if the caller has not locked the container. It is damaged if it stays so.
 func (s *Store) load(name string) (*Record, error) {
-	path := filepath.Join(s.dir, name)
-	data, err := plainfile.Read(path + baseExt)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+	var before []byte
+	for {
+		data, err := plainfile.Read(s.file(name))
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrBad, err)
+		}
+		r, err := decode(name, data)
+		switch {
+		case err == nil && Name(r.ContainerID) == name:
+			return r, nil
+		case before == nil || !bytes.Equal(before, data):
+			before = data
+		case err == nil:
+			// The file was used again for another record, and a power cut has
+			// brought back the name of the one that had been deleted before.
+			return nil, nil
+		default:
+			return r, fmt.Errorf("%s: %w", s.file(name), err)
+		}
 	}
+}
+
+// decode reads the record of that name. What can be read of a damaged one is
+// returned beside the error.
+func decode(name string, data []byte) (*Record, error) {
+	base, log, _ := bytes.Cut(data, []byte("\n"))
+	entries := slices.DeleteFunc(decodeLog(log), func(e Entry) bool { return Name(e.ContainerID) != name })
+	r, err := decodeBase(base)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrBad, err)
-	}
-	r, bad := decodeBase(data)
-	log, err := plainfile.Read(path + logExt)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		bad = errors.Join(bad, fmt.Errorf("%w: %w", ErrBad, err))
-	}
-	entries := decodeLog(log)
-	if r == nil {
-		return salvage(entries), fmt.Errorf("%s: %w", path+baseExt, bad)
+		return salvage(entries), err
 	}
 	for _, e := range entries {
 		r.apply(e)
 	}
-	return r, bad
+	return r, nil
 }
 
 // salvage makes what it can of a log without a base: the container, its owner,
@@ -175,13 +208,13 @@ func (s *Store) List() ([]Found, error) {
 	}
 	var found []Found
 	for _, e := range entries {
-		file, ok := strings.CutSuffix(e.Name(), baseExt)
+		file, ok := strings.CutSuffix(e.Name(), fileExt)
 		if !ok {
 			continue
 		}
 		r, err := s.load(file)
 		if r == nil && err == nil {
-			continue // deleted since the directory was read
+			continue // deleted since the directory was read, or a stray
 		}
 		found = append(found, Found{Record: r, File: file, Err: err})
 	}
@@ -191,31 +224,29 @@ func (s *Store) List() ([]Found, error) {
 
 // Delete removes the container's record. It is not synced: a record that a
 // power cut brings back is of an earlier boot, and removing its container again
-// does no harm. The base goes last: as long as it is there, a process that is
-// killed on the way leaves a record, whose container is removed again, and not a
-// log that nobody ever looks at.
+// does no harm.
 func (s *Store) Delete(id string) error { return s.Discard(Name(id)) }
 
 // Discard is Delete by file.
 func (s *Store) Discard(file string) error {
-	path := filepath.Join(s.dir, file)
-	return errors.Join(remove(path+baseExt+tmpExt), remove(path+logExt), remove(path+baseExt))
+	return ignoreMissing(s.spares.Give(s.file(file)))
 }
 
-// Exists tells whether there is a record, whole or damaged, in the files of
-// that name.
+// Exists tells whether there is a record, whole or damaged, in the file of that
+// name.
 func (s *Store) Exists(file string) (bool, error) {
-	_, err := os.Lstat(filepath.Join(s.dir, file+baseExt))
+	_, err := os.Lstat(s.file(file))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// Strays are the paths of files that belong to no record: new bases that were
-// never put in place, and logs without a base. A process that is killed leaves
-// the former, a power cut both. While a record is written there is one too, so
-// the caller must keep all others out before he deletes them.
+// Strays are the paths of files that belong to no record: new ones that were
+// never put in place, and those with another record than their name says. A
+// process that is killed leaves the former, a power cut both. While a record is
+// written there is one too, so the caller must keep all others out before he
+// deletes them.
 func (s *Store) Strays() ([]string, error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -226,13 +257,10 @@ func (s *Store) Strays() ([]string, error) {
 	}
 	var strays []string
 	for _, e := range entries {
-		stray := strings.HasSuffix(e.Name(), baseExt+tmpExt)
-		if file, ok := strings.CutSuffix(e.Name(), logExt); ok {
-			there, err := s.Exists(file)
-			if err != nil {
-				return nil, fmt.Errorf("attachment records: %w", err)
-			}
-			stray = !there
+		stray := strings.HasSuffix(e.Name(), fileExt+tmpExt)
+		if file, ok := strings.CutSuffix(e.Name(), fileExt); ok {
+			r, err := s.load(file)
+			stray = r == nil && err == nil
 		}
 		if stray {
 			strays = append(strays, filepath.Join(s.dir, e.Name()))
