@@ -104,6 +104,9 @@ func (b *Batch) Empty() bool {
 func (b *Batch) Flush(ctx context.Context) error {
 	work := b.take()
 	ctx = With(ctx, nil)
+	if len(work) == 1 { // as in nearly every ADD: another thread would have to wake up for it
+		return run(ctx, work[0])
+	}
 	errs := make([]error, len(work))
 	var wg sync.WaitGroup
 	for i, task := range work {

@@ -28,10 +28,18 @@ func Add(ctx context.Context, r *plugin.Request, typ string, meanwhile func() er
 	if typ == "" {
 		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, `"ipam": plugin %q needs an IPAM plugin: its "type" is missing`, r.Type)
 	}
+	// What is to be done meanwhile takes longer, so it is what begins at once.
+	var result *types100.Result
 	done := make(chan error, 1)
-	go func() { done <- guarded(meanwhile) }()
-	result, err := add(ctx, r, typ)
-	if other := <-done; other != nil {
+	go func() {
+		done <- guarded(func() (err error) {
+			result, err = add(ctx, r, typ)
+			return err
+		})
+	}()
+	other := guarded(meanwhile)
+	err := <-done
+	if other != nil {
 		if err == nil {
 			other = errors.Join(other, Release(ctx, r, typ))
 		}
