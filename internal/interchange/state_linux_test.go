@@ -175,7 +175,11 @@ func queueState(l netlink.Link) ([]string, error) {
 		}
 		q.Attrs().LinkIndex = 0
 		q.Attrs().Statistics = nil
-		lines = append(lines, fmt.Sprintf("qdisc %s %s %+v", l.Attrs().Name, q.Type(), q))
+		// The references are the queues of the interface: the reference plugins
+		// have the kernel make as many as there can be CPUs, and use one of them;
+		// ours have it make that one.
+		line := fmt.Sprintf("qdisc %s %s %+v", l.Attrs().Name, q.Type(), q)
+		lines = append(lines, strings.Replace(line, fmt.Sprintf("Refcnt: %d}", q.Attrs().Refcnt), "Refcnt: any}", 1))
 		classes, err := netlink.ClassList(l, q.Attrs().Handle)
 		if err != nil {
 			return nil, err

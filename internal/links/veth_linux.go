@@ -37,6 +37,10 @@ const mostNames = 10
 // namespace, with its name and down, and the host's end where c is, up and on
 // the bridge. The latter has a random name.
 //
+// Each end has one queue for each direction. Unless it is told so, the kernel
+// makes as many as there can be CPUs, and takes all but one out of use again,
+// which takes two grace periods (veth_init_queues).
+//
 // Both ends get addresses from here rather than from the kernel, as udev takes
 // the kernel's for replaceable.
 func (c *Conn) Connect(container *netns.Handle, v Veth) (Pair, error) {
@@ -90,6 +94,8 @@ func (c *Conn) createVeth(container *netns.Handle, name string, mac net.Hardware
 	end := func(name string, mac net.HardwareAddr) {
 		m.str(unix.IFLA_IFNAME, name)
 		m.attr(unix.IFLA_ADDRESS, mac)
+		m.u32(unix.IFLA_NUM_TX_QUEUES, 1)
+		m.u32(unix.IFLA_NUM_RX_QUEUES, 1)
 		if v.MTU != 0 {
 			m.u32(unix.IFLA_MTU, uint32(v.MTU))
 		}

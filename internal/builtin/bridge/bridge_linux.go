@@ -8,6 +8,9 @@
 //     address to one container only; enabledad brings it back.
 //   - A bridge that is made here has a MAC address of its own, which does not
 //     change as containers come and go.
+//   - The pair's ends have one queue for each direction, and cannot be given more;
+//     the reference plugin's have one for each CPU there can be, of which the
+//     kernel uses one.
 //   - VLANs on a bridge that does not keep them apart are an error.
 //   - The host's end keeps its setting of accept_ra: what arrives at a port is
 //     the bridge's, which ignores router advertisements.
@@ -52,7 +55,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (result *types100.Resu
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	host, err := links.Dial(r.Host)
+	host, err := links.Borrow(ctx, r.Host)
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +119,7 @@ func (a *attachment) make(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := a.configureContainer(); err != nil {
+	if err := a.configureContainer(ctx); err != nil {
 		return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
 	}
 	if err := a.makeGateway(ctx, gateways, br); err != nil {
@@ -147,7 +150,7 @@ func (a *attachment) connect() (err error) {
 
 // configureContainer sets the container's end up, with its addresses if there
 // are any.
-func (a *attachment) configureContainer() error {
+func (a *attachment) configureContainer(ctx context.Context) error {
 	if a.DisableContainerInterface {
 		return nil
 	}
@@ -160,7 +163,7 @@ func (a *attachment) configureContainer() error {
 		sysctls = append(a.detection(), more...)
 	}
 	var err error
-	if a.container, err = links.Dial(a.r.Container, sysctls...); err != nil {
+	if a.container, err = links.Borrow(ctx, a.r.Container, sysctls...); err != nil {
 		return err
 	}
 	do, index := a.container.Requests(), a.pair.Container.Index
