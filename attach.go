@@ -11,7 +11,6 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/firstadd"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -62,7 +61,7 @@ func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 
 // finishSetup attaches what is recorded, and undoes it all if anything fails.
 func (op *operation) finishSetup(ctx context.Context, serially bool) (*Result, error) {
-	ctx = netfilter.WithSockets(ctx, op.sockets)
+	ctx = op.share(ctx)
 	results, err := op.attach(ctx, serially)
 	var result *Result
 	if err == nil {

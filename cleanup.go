@@ -266,7 +266,7 @@ func (f *footprint) find(ctx context.Context) ([]sweep.Item, error) {
 		return nil, nil
 	}
 	rules, rerr := f.rules(ctx)
-	rest, err := sweep.Find(f.Target)
+	rest, err := sweep.Find(ctx, f.Target)
 	return slices.Concat(rules, rest), join(rerr, err)
 }
 

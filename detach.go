@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -114,7 +113,7 @@ func (op *operation) lockForTeardown(ctx context.Context) error {
 // nothing is. Then the record is deleted; else it stays, with the reason, for
 // the next try.
 func (op *operation) tearDown(ctx context.Context, attachments []*attachment) error {
-	ctx = netfilter.WithSockets(ctx, op.sockets)
+	ctx = op.share(ctx)
 	if err := op.takeCharge(attachments); err != nil {
 		return err
 	}

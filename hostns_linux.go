@@ -1,22 +1,27 @@
 package cni
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 
-	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
 
 // hostNetNS is the network namespace in which the plugins of an operation run,
-// kept open because goroutines land on other threads than the caller's.
-type hostNetNS struct{ *netns.Handle }
+// kept open because goroutines land on other threads than the caller's. With it
+// are the sockets in there and in the container's.
+type hostNetNS struct {
+	*netns.Handle
+	conns links.Conns
+}
 
 // openHostNetNS opens the namespace at path, or if that is empty the one of the
 // calling thread.
@@ -29,10 +34,10 @@ func openHostNetNS(path string) (*hostNetNS, error) {
 	if err != nil {
 		return nil, fmt.Errorf("network namespace to run plugins in: %w: %w", err, ErrInvalidNetNS)
 	}
-	return &hostNetNS{h}, nil
+	return &hostNetNS{Handle: h}, nil
 }
 
-func (h *hostNetNS) close() error        { return h.Close() }
+func (h *hostNetNS) close() error        { return join(h.conns.Close(), h.Close()) }
 func (h *hostNetNS) netNS() invoke.NetNS { return h.Handle }
 func (h *hostNetNS) String() string      { return h.ID().String() }
 
@@ -172,7 +177,7 @@ func (a *attachment) lives(all []*attachment) (bool, error) {
 		defer ns.Close() // only looked at
 	}
 	if a.IfName != "lo" {
-		return hasLink(ns, a.IfName)
+		return a.op.hasLink(ns, a.IfName)
 	}
 	alone := true
 	for _, other := range all {
@@ -189,20 +194,24 @@ func (a *attachment) lives(all []*attachment) (bool, error) {
 
 // taken tells whether the namespace has an interface of that name.
 func (a *attachment) taken() (bool, error) {
-	return hasLink(a.op.container, a.IfName)
+	return a.op.hasLink(a.op.container, a.IfName)
 }
 
-func hasLink(ns *netns.Handle, name string) (bool, error) {
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE)
+func (op *operation) hasLink(ns *netns.Handle, name string) (bool, error) {
+	c, err := op.host.conns.Borrow(ns)
 	if err != nil {
-		return false, fmt.Errorf("netlink socket in %s: %w", ns.ID(), err)
+		return false, err
 	}
-	defer nl.Close()
-	_, err = nl.LinkByName(name)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return false, nil
+	_, err = c.Link(name)
+	if links.NotFound(err) {
+		return false, c.Close()
 	}
-	return err == nil, err
+	return err == nil, join(err, c.Close())
+}
+
+// share has the plugins built in, and the sweep, use the same sockets.
+func (op *operation) share(ctx context.Context) context.Context {
+	return netfilter.WithSockets(links.WithConns(ctx, &op.host.conns), op.sockets)
 }
 
 func (h *hostNetNS) handle() *netns.Handle { return h.Handle }

@@ -3,6 +3,7 @@
 package cni
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/embedcni/cni/internal/invoke"
@@ -30,6 +31,8 @@ func (*hostNetNS) validate(path, verb string) (string, error) { return path, nil
 func (*hostNetNS) open(path, verb string) (*netns.Handle, string, error) { return nil, path, nil }
 
 // follow has nothing to follow.
+func (*operation) share(ctx context.Context) context.Context { return ctx }
+
 func (*operation) follow() error { return nil }
 
 // lives cannot look into a container off Linux. What is recorded counts.

@@ -17,6 +17,10 @@ type Conn struct {
 	fd  int
 	seq uint32
 	buf []byte
+
+	home   *Conns   // that it goes back to, if it is borrowed
+	ns     netns.ID // where it is then
+	broken bool     // an exchange has not come to its end
 }
 
 // bufferSize is enough for one message, whatever is in it, and for some dozen
@@ -81,9 +85,9 @@ func (c *Conn) prepare() error {
 	return nil
 }
 
-// Close closes the socket. Calling it again does nothing.
+// Close closes the socket, or gives it back. Calling it again does nothing.
 func (c *Conn) Close() error {
-	if c.fd < 0 {
+	if c.fd < 0 || c.home != nil && c.home.give(c) {
 		return nil
 	}
 	fd := c.fd

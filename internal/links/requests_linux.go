@@ -67,19 +67,29 @@ func (r *Requests) Send() error {
 // exchange sends requests in one datagram and reads the answers. It returns the
 // first error. No request but the last may be one for a list.
 func (c *Conn) exchange(all []request) error {
+	answered, errs, err := c.converse(all)
+	if err != nil {
+		c.broken = true
+		return err
+	}
+	return outcome(all, answered, errs)
+}
+
+// converse is exchange up to what the kernel says of each request.
+func (c *Conn) converse(all []request) (answered []bool, errs []error, err error) {
 	first := c.seq + 1
 	data := c.write(all)
 	if err := restart(func() error {
 		return unix.Sendto(c.fd, data, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 	}); err != nil {
-		return fmt.Errorf("send to the kernel: %w", err)
+		return nil, nil, fmt.Errorf("send to the kernel: %w", err)
 	}
-	errs := make([]error, len(all))
-	answered := make([]bool, len(all))
+	errs = make([]error, len(all))
+	answered = make([]bool, len(all))
 	for last := len(all) - 1; !answered[last]; {
 		data, err := c.receive()
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
 		err = eachMessage(data, func(typ uint16, seq uint32, body []byte) error {
 			i := seq - first
@@ -94,10 +104,10 @@ func (c *Conn) exchange(all []request) error {
 			return nil
 		})
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
 	}
-	return outcome(all, answered, errs)
+	return answered, errs, nil
 }
 
 // write writes requests behind each other. The kernel reports of all of them

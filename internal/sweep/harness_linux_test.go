@@ -84,7 +84,7 @@ func delLink(t *testing.T, ns *netns.Handle, name string) {
 func hasLink(t *testing.T, ns *netns.Handle, name string) bool {
 	t.Helper()
 	s := &sockets{}
-	l, err := s.lookup(ns, name)
+	l, err := s.lookup(t.Context(), ns, name)
 	if err == nil {
 		err = s.close()
 	}
@@ -96,7 +96,7 @@ func hasLink(t *testing.T, ns *netns.Handle, name string) bool {
 
 func mustFind(t *testing.T, target Target) []Item {
 	t.Helper()
-	items, err := Find(target)
+	items, err := Find(t.Context(), target)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package sweep
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -53,11 +54,11 @@ type sockets struct {
 	open map[*netns.Handle]*links.Conn
 }
 
-func (s *sockets) in(ns *netns.Handle) (*links.Conn, error) {
+func (s *sockets) in(ctx context.Context, ns *netns.Handle) (*links.Conn, error) {
 	if conn, ok := s.open[ns]; ok {
 		return conn, nil
 	}
-	conn, err := links.Dial(ns)
+	conn, err := links.Borrow(ctx, ns)
 	if err != nil {
 		return nil, err
 	}
@@ -77,8 +78,8 @@ func (s *sockets) close() error {
 }
 
 // lookup returns the interface of that name, or nil.
-func (s *sockets) lookup(ns *netns.Handle, name string) (*links.Link, error) {
-	conn, err := s.in(ns)
+func (s *sockets) lookup(ctx context.Context, ns *netns.Handle, name string) (*links.Link, error) {
+	conn, err := s.in(ctx, ns)
 	if err != nil {
 		return nil, err
 	}
@@ -93,11 +94,11 @@ func (s *sockets) lookup(ns *netns.Handle, name string) (*links.Link, error) {
 }
 
 // containerLink is the attachment's interface in a namespace that lives on.
-func containerLink(t Target) ([]Item, error) {
+func containerLink(ctx context.Context, t Target) ([]Item, error) {
 	if t.Container == nil || !t.OwnsIf || t.IfName == "lo" {
 		return nil, nil
 	}
-	l, err := t.sockets.lookup(t.Container, t.IfName)
+	l, err := t.sockets.lookup(ctx, t.Container, t.IfName)
 	if l == nil || err != nil {
 		return nil, err
 	}
@@ -107,11 +108,11 @@ func containerLink(t Target) ([]Item, error) {
 // hostLinks are the host's ends of veth pairs that the result reports. The name
 // alone does not make one: it must be a veth with the hardware address that the
 // plugin reported, for names are used again.
-func hostLinks(t Target) ([]Item, error) {
+func hostLinks(ctx context.Context, t Target) ([]Item, error) {
 	var items []Item
 	var errs []error
 	for _, reported := range t.Links {
-		l, err := t.sockets.lookup(t.Host, reported.Name)
+		l, err := t.sockets.lookup(ctx, t.Host, reported.Name)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -125,12 +126,12 @@ func hostLinks(t Target) ([]Item, error) {
 }
 
 // shaper is the ifb device that the bandwidth plugin makes for egress.
-func shaper(t Target) ([]Item, error) {
+func shaper(ctx context.Context, t Target) ([]Item, error) {
 	if !t.Shaped {
 		return nil, nil
 	}
 	name := ShaperName(t.Network, t.ContainerID)
-	l, err := t.sockets.lookup(t.Host, name)
+	l, err := t.sockets.lookup(ctx, t.Host, name)
 	if l == nil || err != nil || l.Kind != "ifb" {
 		return nil, err
 	}

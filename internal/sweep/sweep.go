@@ -45,18 +45,20 @@ type Item interface {
 }
 
 // Find lists what is there, in the order in which it is to be removed.
-func Find(t Target) ([]Item, error) {
+func Find(ctx context.Context, t Target) ([]Item, error) {
 	var items []Item
 	var errs []error
 	t.sockets = &sockets{}
-	for _, find := range []func(Target) ([]Item, error){containerLink, hostLinks, shaper, addresses} {
-		found, err := find(t)
+	for _, find := range []func(context.Context, Target) ([]Item, error){containerLink, hostLinks, shaper, held} {
+		found, err := find(ctx, t)
 		items = append(items, found...)
 		errs = append(errs, err)
 	}
 	errs = append(errs, t.sockets.close())
 	return items, errors.Join(errs...)
 }
+
+func held(_ context.Context, t Target) ([]Item, error) { return addresses(t) }
 
 // Remove removes the items, goes on after an error, and returns all.
 func Remove(ctx context.Context, items []Item) error {

@@ -3,15 +3,16 @@
 package sweep
 
 import (
+	"context"
 	"net/netip"
 
 	"github.com/embedcni/cni/netns"
 )
 
 // Interfaces and flows of other systems are their plugins' business.
-func containerLink(Target) ([]Item, error) { return nil, nil }
-func hostLinks(Target) ([]Item, error)     { return nil, nil }
-func shaper(Target) ([]Item, error)        { return nil, nil }
+func containerLink(context.Context, Target) ([]Item, error) { return nil, nil }
+func hostLinks(context.Context, Target) ([]Item, error)     { return nil, nil }
+func shaper(context.Context, Target) ([]Item, error)        { return nil, nil }
 
 type sockets struct{}
 

@@ -28,11 +28,11 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
 	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
 		return err
 	}
-	container, err := c.Check(r, !c.DisableContainerInterface)
+	container, err := c.Check(ctx, r, !c.DisableContainerInterface)
 	if err != nil {
 		return err
 	}
-	host, err := links.Dial(r.Host)
+	host, err := links.Borrow(ctx, r.Host)
 	if err != nil {
 		return err
 	}

@@ -22,9 +22,9 @@ const (
 )
 
 // Add sets the interface up. A previous result is passed on as it is.
-func (Plugin) Add(_ context.Context, r *plugin.Request) (*types100.Result, error) {
+func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	var addrs *[]links.Address
-	err := do(r, func(q *links.Requests) {
+	err := do(ctx, r, func(q *links.Requests) {
 		q.Link(name)
 		q.Up(index)
 		addrs = q.Addresses(index)
@@ -59,17 +59,17 @@ func (Plugin) Add(_ context.Context, r *plugin.Request) (*types100.Result, error
 }
 
 // Del sets the interface down. Without a namespace there is nothing to do.
-func (Plugin) Del(_ context.Context, r *plugin.Request) error {
+func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if r.Container == nil {
 		return nil
 	}
-	return do(r, func(q *links.Requests) { q.Down(index) })
+	return do(ctx, r, func(q *links.Requests) { q.Down(index) })
 }
 
 // Check makes sure that the interface is up.
-func (Plugin) Check(_ context.Context, r *plugin.Request) error {
+func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	var lo *links.Link
-	if err := do(r, func(q *links.Requests) { lo = q.Link(name) }); err != nil {
+	if err := do(ctx, r, func(q *links.Requests) { lo = q.Link(name) }); err != nil {
 		return err
 	}
 	if !lo.Up() {
@@ -79,8 +79,8 @@ func (Plugin) Check(_ context.Context, r *plugin.Request) error {
 }
 
 // do asks the kernel, in the container, what ask says, all at once.
-func do(r *plugin.Request, ask func(*links.Requests)) error {
-	c, err := links.Dial(r.Container)
+func do(ctx context.Context, r *plugin.Request, ask func(*links.Requests)) error {
+	c, err := links.Borrow(ctx, r.Container)
 	if err != nil {
 		return err
 	}

@@ -82,7 +82,7 @@ func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	host, err := links.Dial(r.Host)
+	host, err := links.Borrow(ctx, r.Host)
 	if err != nil {
 		return err
 	}

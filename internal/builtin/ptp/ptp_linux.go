@@ -48,7 +48,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (result *types100.Resu
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	host, err := links.Dial(r.Host)
+	host, err := links.Borrow(ctx, r.Host)
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ func (a *attachment) make(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := a.configureContainer(ends); err != nil {
+	if err := a.configureContainer(ctx, ends); err != nil {
 		return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
 	}
 	if err := a.configureHost(ends); err != nil {
@@ -177,12 +177,12 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 // configureContainer sets the container's end up. An address makes a route to
 // its subnet, as if it were on the link, which the routes of the IPAM plugin
 // may need to be accepted; it is replaced then.
-func (a *attachment) configureContainer(ends []endpoint) error {
+func (a *attachment) configureContainer(ctx context.Context, ends []endpoint) error {
 	sysctls, err := ipam.Sysctls(a.r.IfName, a.result)
 	if err != nil {
 		return err
 	}
-	if a.container, err = links.Dial(a.r.Container, sysctls...); err != nil {
+	if a.container, err = links.Borrow(ctx, a.r.Container, sysctls...); err != nil {
 		return err
 	}
 	do, index := a.container.Requests(), a.pair.Container.Index
@@ -278,11 +278,11 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
 	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
 		return err
 	}
-	container, err := c.Check(r, true)
+	container, err := c.Check(ctx, r, true)
 	if err != nil {
 		return err
 	}
-	host, err := links.Dial(r.Host)
+	host, err := links.Borrow(ctx, r.Host)
 	if err != nil {
 		return err
 	}

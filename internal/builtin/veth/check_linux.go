@@ -16,7 +16,7 @@ import (
 
 // Check returns the container's end of the pair, or an error unless it is as
 // the result says, up if it should be, with all of its addresses and routes.
-func (c Config) Check(r *plugin.Request, up bool) (link links.Link, err error) {
+func (c Config) Check(ctx context.Context, r *plugin.Request, up bool) (link links.Link, err error) {
 	if r.PrevResult == nil {
 		return link, plugin.Errorf(types.ErrInvalidNetworkConfig, "prevResult is missing: there is nothing to check against")
 	}
@@ -29,7 +29,7 @@ func (c Config) Check(r *plugin.Request, up bool) (link links.Link, err error) {
 	if said == nil {
 		return link, fmt.Errorf("prevResult has no interface %q in %s", r.IfName, r.NetNS)
 	}
-	conn, err := links.Dial(r.Container)
+	conn, err := links.Borrow(ctx, r.Container)
 	if err != nil {
 		return link, err
 	}

@@ -127,7 +127,7 @@ func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	link, found, err := open(r)
+	link, found, err := open(ctx, r)
 	errs := []error{err, ipam.Del(ctx, r, c.IPAM.Type)}
 	if link != nil {
 		errs = append(errs, batch.Later(ctx, link.delete))
@@ -162,7 +162,7 @@ func (e *end) delete(context.Context) error {
 // open finds an end of the pair, whose addresses it takes away and returns: the
 // container's, or where its namespace is not known the host's. It returns nil
 // if there is none.
-func open(r *plugin.Request) (*end, []links.Address, error) {
+func open(ctx context.Context, r *plugin.Request) (*end, []links.Address, error) {
 	ns, name := r.Container, r.IfName
 	var host types100.Interface
 	if ns == nil {
@@ -171,7 +171,7 @@ func open(r *plugin.Request) (*end, []links.Address, error) {
 		}
 		ns, name = r.Host, host.Name
 	}
-	c, err := links.Dial(ns)
+	c, err := links.Borrow(ctx, ns)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -1,0 +1,102 @@
+package links
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// Conns are sockets that stay open between the plugins of one attachment, most
+// of which need the same two: to open one, a thread enters the namespace, which
+// takes longer than what is asked then.
+//
+// They are safe for concurrent use, and the zero Conns are ready for use. An open
+// socket keeps its namespace in existence.
+type Conns struct {
+	mu     sync.Mutex
+	idle   map[netns.ID][]*Conn
+	closed bool
+}
+
+type connsKey struct{}
+
+// WithConns returns a context in which [Borrow] uses the sockets.
+func WithConns(ctx context.Context, c *Conns) context.Context {
+	return context.WithValue(ctx, connsKey{}, c)
+}
+
+// Borrow is [Dial], but takes a socket of those in the context that is idle, and
+// Close gives it to them.
+func Borrow(ctx context.Context, ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
+	all, _ := ctx.Value(connsKey{}).(*Conns)
+	if all == nil {
+		return Dial(ns, sysctls...)
+	}
+	return all.Borrow(ns, sysctls...)
+}
+
+// Borrow is the function of that name for these sockets.
+func (all *Conns) Borrow(ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
+	c := all.take(ns.ID())
+	if c == nil {
+		c, err := Dial(ns, sysctls...)
+		if err == nil {
+			c.home, c.ns = all, ns.ID()
+		}
+		return c, err
+	}
+	if err := c.SetSysctls(ns, sysctls...); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+func (all *Conns) take(ns netns.ID) *Conn {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	list := all.idle[ns]
+	if len(list) == 0 {
+		return nil
+	}
+	c := list[len(list)-1]
+	all.idle[ns] = list[:len(list)-1]
+	return c
+}
+
+// give takes the socket over, unless all are closed. What an exchange that
+// failed has left unread is told apart by its number; but a list that the kernel
+// has not come to the end of would be in the way of the next one.
+func (all *Conns) give(c *Conn) bool {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if all.closed || c.broken {
+		return false
+	}
+	if all.idle == nil {
+		all.idle = make(map[netns.ID][]*Conn)
+	}
+	kept := *c
+	c.fd = -1
+	all.idle[c.ns] = append(all.idle[c.ns], &kept)
+	return true
+}
+
+// Close closes the sockets. Those that are in use are closed by their users.
+func (all *Conns) Close() error {
+	all.mu.Lock()
+	idle := all.idle
+	all.idle, all.closed = nil, true
+	all.mu.Unlock()
+	var errs []error
+	for _, list := range idle {
+		for _, c := range list {
+			if err := c.Close(); err != nil {
+				errs = append(errs, fmt.Errorf("in namespace %s: %w", c.ns, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
