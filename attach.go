@@ -51,7 +51,7 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 // left.
 func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 	for _, a := range op.attachments {
-		a.attempted, a.state, a.partial, a.missing = false, record.Planned, nil, nil
+		a.attempted, a.state, a.partial, a.missing, a.noted = false, record.Planned, nil, nil, nil
 	}
 	if err := op.write(); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", op.id, err)
@@ -209,7 +209,7 @@ func (op *operation) rollBack(ctx context.Context) error {
 // of an attachment that has died: its namespace is gone, or another one, or the
 // interface in it is gone, as after a reboot or a crash.
 func (op *operation) clearDead(ctx context.Context) error {
-	earlier := &operation{snapshot: op.snapshot, verb: "DEL", id: op.id, host: op.host, held: op.held, boot: op.boot}
+	earlier := &operation{snapshot: op.snapshot, verb: "DEL", id: op.id, host: op.host, held: op.held}
 	defer earlier.leave()
 	if err := earlier.recallAttached(op); err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/lock"
@@ -109,6 +110,7 @@ type snapshot struct {
 	sockets  *netfilter.Sockets
 	status   statusCache
 	self     string // identity of this process, if it could be asked for already
+	boot     string // of the machine, likewise
 }
 
 // New returns a Runtime with the settings and networks of the options. It looks
@@ -181,7 +183,8 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	for _, n := range s.networks {
 		n.snapshot = s
 	}
-	s.self, _ = orphan.Self() // who needs it says why there is none
+	s.self, _ = orphan.Self() // who needs them says why there is none
+	s.boot, _ = boot.ID()
 	return s, nil
 }
 

@@ -135,14 +135,14 @@ func fuzzResult(t *testing.T, cache string, out []byte, version string) {
 		t.Fatal(err)
 	}
 	var prevResult json.RawMessage
-	c := &chain.Chain{List: list, CacheDir: cache, Run: func(_ context.Context, call chain.Call) ([]byte, error) {
+	c := &chain.Chain{List: list, CacheDir: cache, Run: func(_ context.Context, call chain.Call) (chain.Output, error) {
 		if call.Verb == "ADD" {
-			return out, nil
+			return chain.Output{Stdout: out}, nil
 		}
 		var request struct{ PrevResult json.RawMessage }
 		err := json.Unmarshal(call.Stdin, &request)
 		prevResult = request.PrevResult
-		return nil, err
+		return chain.Output{}, err
 	}}
 	a := &chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c", NetNS: "/ns", IfName: "eth0"}}
 	result, partial, err := c.Add(context.Background(), a)

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -118,6 +119,18 @@ func (a *attachment) note(e record.Entry) error {
 	}
 	e.IfName = a.IfName
 	return a.op.records.Append(a.op.rec, e)
+}
+
+// noteResult adds the result so far, unless it is what the plugin before has left.
+func (a *attachment) noteResult(result json.RawMessage) error {
+	if bytes.Equal(a.noted, result) {
+		return nil
+	}
+	err := a.note(record.Entry{Result: result})
+	if err == nil {
+		a.noted = result
+	}
+	return err
 }
 
 // recall finds what the container is attached to, for a call that needs no

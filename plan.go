@@ -2,7 +2,6 @@ package cni
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -37,7 +36,6 @@ type operation struct {
 	ours        bool           // the namespace was made for the container, and goes with it
 	as          string         // the ID that plugins are given, if another
 	warm        bool           // it is made ahead of time, and nobody's yet
-	boot        string         // of the machine, once it was asked for
 }
 
 // attachment is one network of an operation.
@@ -49,6 +47,7 @@ type attachment struct {
 	state     record.State  // how far the ADD got, from the record
 	missing   []string      // plugins that could not be run for the ADD
 	partial   chain.Partial // what a failed ADD got to
+	noted     []byte        // the result that the record has, if it was noted here
 	part      chain.Part    // which plugins the ADD is for; zero: all
 }
 
@@ -109,14 +108,12 @@ func (a *attachment) inside() *netns.Handle {
 	return a.op.container
 }
 
-// bootID is that of the machine, asked for once in an operation.
-func (op *operation) bootID() (string, error) {
-	if op.boot != "" {
-		return op.boot, nil
+// bootID is that of the machine.
+func (s *snapshot) bootID() (string, error) {
+	if s.boot != "" {
+		return s.boot, nil
 	}
-	id, err := boot.ID()
-	op.boot = id
-	return id, err
+	return boot.ID()
 }
 
 // keys are what calls for one container exclude each other by, and what GC
@@ -270,7 +267,7 @@ func (a *attachment) chain() *chain.Chain {
 		Path:     a.op.pluginDirs,
 		CacheDir: a.op.stateDir,
 		Run:      a.runPlugin,
-		OnResult: func(result json.RawMessage) error { return a.note(record.Entry{Result: result}) },
+		OnResult: a.noteResult,
 		OnEnd:    a.flushBatch,
 	}
 }

@@ -15,14 +15,14 @@ import (
 
 // runPlugin runs one plugin for an attachment: it finds it, bounds its time,
 // and tells the log and the observer how it ended.
-func (a *attachment) runPlugin(ctx context.Context, call chain.Call) ([]byte, error) {
+func (a *attachment) runPlugin(ctx context.Context, call chain.Call) (chain.Output, error) {
 	start := time.Now()
 	p, err := a.op.provider(call.Plugin)
 	var out invoke.Output
 	var late error
 	if err == nil {
 		if late = a.flushBefore(ctx, call.Verb, p); late != nil && call.Verb != "DEL" {
-			return nil, late
+			return chain.Output{}, late
 		}
 		out, err = a.execute(ctx, call, p)
 	}
@@ -34,7 +34,7 @@ func (a *attachment) runPlugin(ctx context.Context, call chain.Call) ([]byte, er
 	if e := (*Error)(nil); call.Verb == "DEL" && errors.As(perr, &e) && e.Code == unknownContainer {
 		perr = nil // by this code a plugin says that there is nothing to clean
 	}
-	return out.Stdout, join(late, perr)
+	return chain.Output{Stdout: out.Stdout, Valid: p.kind == PluginBuiltIn}, join(late, perr)
 }
 
 // neverRan tells whether a plugin failed before it was started: it could not be

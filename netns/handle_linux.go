@@ -111,10 +111,16 @@ func identifyFD(fd int) (ID, error) {
 // that is not locked to its thread, as almost all are, finds that of the
 // process.
 func Current() (*Handle, error) {
-	h, err := open(threadNetNS)
+	fd, err := openOrigin()
 	if err != nil {
-		return nil, procError("open the thread's network namespace", err)
+		return nil, err
 	}
+	h := &Handle{file: os.NewFile(uintptr(fd), threadNetNS)}
+	var st unix.Stat_t
+	if err := restart(func() error { return unix.Fstat(fd, &st) }); err != nil {
+		return nil, errors.Join(procError("look up the thread's network namespace", err), h.Close())
+	}
+	h.id = idOf(&st)
 	return h, nil
 }
 

@@ -69,6 +69,10 @@ func (c *Chain) isAnothers(a *Attachment) bool {
 	if err != nil {
 		return false // nobody's, or libcni will say why it cannot be read
 	}
+	return c.isOfAnother(data, a)
+}
+
+func (c *Chain) isOfAnother(data []byte, a *Attachment) bool {
 	var owner struct {
 		ContainerID string `json:"containerId"`
 		NetworkName string `json:"networkName"`

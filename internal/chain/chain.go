@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -18,6 +19,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // ErrNotAdded: CHECK was asked for what no ADD left a result of.
@@ -34,8 +37,14 @@ type Call struct {
 	Env    []string // the CNI_* variables
 }
 
-// Runner finds the plugin and runs it; it returns what it printed on stdout.
-type Runner func(ctx context.Context, call Call) ([]byte, error)
+// Output is what a plugin printed on stdout.
+type Output struct {
+	Stdout []byte
+	Valid  bool // it is known to be a result, with its version
+}
+
+// Runner finds the plugin and runs it.
+type Runner func(ctx context.Context, call Call) (Output, error)
 
 // Chain is a network and what is needed to run it. It may be used by many
 // goroutines at once.
@@ -190,7 +199,7 @@ func (c *Chain) uncached(x *exec) *libcni.CNIConfig {
 // Cached returns the attachment that a was cached as by its ADD, without the
 // namespace, or nil if there is no cached ADD.
 func (c *Chain) Cached(a *Attachment) (*Attachment, error) {
-	if c.isAnothers(a) {
+	if data, err := plainfile.Read(c.cacheFile(a)); errors.Is(err, fs.ErrNotExist) || c.isOfAnother(data, a) {
 		return nil, nil
 	}
 	config, rt, err := c.plain().GetNetworkListCachedConfig(c.List, &a.RuntimeConf)

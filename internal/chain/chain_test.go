@@ -16,14 +16,16 @@ import (
 type recorder struct {
 	calls  []Call
 	answer func(Call) ([]byte, error)
+	valid  bool // what is answered is known to be a result
 }
 
-func (r *recorder) run(_ context.Context, call Call) ([]byte, error) {
+func (r *recorder) run(_ context.Context, call Call) (Output, error) {
 	r.calls = append(r.calls, call)
 	if r.answer == nil {
-		return []byte(`{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.2/24"}]}`), nil
+		return Output{Stdout: []byte(`{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.2/24"}]}`), Valid: r.valid}, nil
 	}
-	return r.answer(call)
+	out, err := r.answer(call)
+	return Output{Stdout: out, Valid: r.valid}, err
 }
 
 // names are the calls as "ADD a".
@@ -106,6 +108,33 @@ func TestDelAsksEveryPlugin(t *testing.T) {
 	r.calls = nil
 	if err := c.Check(context.Background(), container("eth0"), nil); !errors.Is(err, ErrNotAdded) || r.calls != nil {
 		t.Errorf("CHECK after DEL: %v, calls %q; want ErrNotAdded and none", err, r.names())
+	}
+}
+
+// TestAResultThatIsKnownToBeOneIsPassedOnAsItIs: to the next plugin, to who is
+// told, and at the end.
+func TestAResultThatIsKnownToBeOneIsPassedOnAsItIs(t *testing.T) {
+	const first, last = `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}],"of":"a"}`, `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.3/24"}],"of":"b"}`
+	r := &recorder{valid: true, answer: func(call Call) ([]byte, error) {
+		return []byte(map[string]string{"a": first, "b": last}[call.Plugin]), nil
+	}}
+	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}, {"type": "b"}]}`)
+	var told []string
+	c.OnResult = func(result json.RawMessage) error { told = append(told, string(result)); return nil }
+	result, partial, err := c.Add(context.Background(), container("eth0"))
+	if err != nil || result.IPs[0].Address.String() != "10.0.0.3/24" || string(partial) != last {
+		t.Errorf("got %v, %s, %v", result, partial, err)
+	}
+	if want := []string{first, last}; !reflect.DeepEqual(told, want) {
+		t.Errorf("told %q, want %q", told, want)
+	}
+	var request struct{ PrevResult json.RawMessage }
+	if err := json.Unmarshal(r.calls[1].Stdin, &request); err != nil || string(request.PrevResult) != first {
+		t.Errorf("b got %s, %v, want %s", request.PrevResult, err, first)
+	}
+	cached := c.CachedResult(container("eth0"))
+	if got := string(cached); got != `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.3/24"}]}` {
+		t.Errorf("cached %s", got)
 	}
 }
 

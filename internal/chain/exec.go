@@ -27,6 +27,8 @@ type exec struct {
 
 	part       Part            // ADD: which plugins are run
 	last       json.RawMessage // ADD: the result so far
+	kept       json.RawMessage // ADD: the same, if libcni was given empty for it, which takes it no time
+	empty      []byte          // a result with nothing in it
 	prevResult json.RawMessage // DEL, CHECK: the one to use, rather than libcni's
 	onResult   func(json.RawMessage) error
 	onEnd      func(ctx context.Context, verb string) error
@@ -42,6 +44,7 @@ func (c *Chain) exec(a *Attachment, verb string) *exec {
 	x := &exec{run: c.Run, verb: verb, original: c.List.Plugins, onResult: c.OnResult, onEnd: c.OnEnd}
 	if a != nil {
 		x.configArgs = a.ConfigArgs
+		x.empty = []byte(`{"cniVersion":` + strconv.Quote(c.List.CNIVersion) + `}`)
 	}
 	list := *c.List
 	list.Plugins = make([]*libcni.PluginConfig, len(c.List.Plugins))
@@ -88,18 +91,33 @@ func (x *exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, envi
 	call := Call{Verb: x.verb, Plugin: plugin, Stdin: request, Env: protocolEnv(environ)}
 	out, err := x.run(ctx, call)
 	if err == nil && x.verb == "ADD" {
-		if invalid := ValidateResult(out, x.list.CNIVersion); invalid != nil {
-			return nil, &ResultError{Plugin: plugin, Err: invalid}
-		}
-		x.last = withVersion(out, x.list.CNIVersion)
-		if err = x.tell(); err == nil && position == x.part.To-1 {
-			err = x.end(ctx)
-		}
+		return x.added(ctx, position, plugin, out)
 	}
 	if x.askAll {
-		return x.gather(ctx, position, out, err)
+		return x.gather(ctx, position, out.Stdout, err)
 	}
-	return out, err
+	return out.Stdout, err
+}
+
+// added takes the result of a plugin that succeeded in an ADD.
+func (x *exec) added(ctx context.Context, position int, plugin string, out Output) ([]byte, error) {
+	if out.Valid {
+		x.last = out.Stdout
+	} else {
+		if invalid := ValidateResult(out.Stdout, x.list.CNIVersion); invalid != nil {
+			return nil, &ResultError{Plugin: plugin, Err: invalid}
+		}
+		x.last = withVersion(out.Stdout, x.list.CNIVersion)
+	}
+	err := x.tell()
+	if err == nil && position == x.part.To-1 {
+		err = x.end(ctx)
+	}
+	if x.kept = nil; err == nil && out.Valid && position < len(x.original)-1 {
+		x.kept = x.last
+		return x.empty, nil
+	}
+	return out.Stdout, err
 }
 
 // tell passes the result so far on to whoever wants to know.
@@ -148,6 +166,8 @@ func (x *exec) request(stdin []byte) (position int, request []byte, err error) {
 	added.take("capabilities")
 	if x.prevResult != nil {
 		added.set("prevResult", x.prevResult)
+	} else if x.kept != nil {
+		added.set("prevResult", x.kept)
 	}
 	config, err := parseObject(x.original[position].Bytes)
 	if err != nil {

@@ -77,6 +77,19 @@ func Append(path string, data []byte) error {
 	return nil
 }
 
+// Rename is os.Rename for files, without a look at what is in the way.
+func Rename(from, to string) error {
+	for {
+		err := unix.Rename(from, to)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
+		}
+	}
+}
+
 // write goes on behind a write that was cut short, as on a disk that has become
 // full, whose error is that of the next one.
 func write(fd int, data []byte) error {

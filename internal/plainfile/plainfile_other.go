@@ -25,3 +25,6 @@ func Append(path string, data []byte) error {
 	_, err = f.Write(data)
 	return errors.Join(err, f.Close())
 }
+
+// Rename is os.Rename.
+func Rename(from, to string) error { return os.Rename(from, to) }

@@ -68,10 +68,15 @@ func TestErrorsAreThoseOfOS(t *testing.T) {
 	_, open := Open(gone, os.O_RDONLY, 0)
 	_, read := Read(gone)
 	_, readDir := Read(dir)
+	there := filepath.Join(dir, "there")
+	if err := os.WriteFile(there, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wantRename, rename := os.Rename(there, gone), Rename(there, gone)
 	for _, tt := range []struct {
 		name      string
 		got, want error
-	}{{"Open", open, wantOpen}, {"Read", read, wantOpen}, {"Append", Append(gone, nil), wantOpen}, {"Read of a directory", readDir, wantRead}} {
+	}{{"Open", open, wantOpen}, {"Read", read, wantOpen}, {"Append", Append(gone, nil), wantOpen}, {"Read of a directory", readDir, wantRead}, {"Rename", rename, wantRename}} {
 		if tt.got == nil || tt.got.Error() != tt.want.Error() || errors.Is(tt.got, fs.ErrNotExist) != errors.Is(tt.want, fs.ErrNotExist) {
 			t.Errorf("%s: %v, want %v", tt.name, tt.got, tt.want)
 		}

@@ -79,7 +79,7 @@ func (s *Store) writeDurably(path string, data []byte) error {
 		return err
 	}
 	if err = errors.Join(overwrite(f, data), f.Close()); err == nil {
-		err = os.Rename(tmp, path)
+		err = plainfile.Rename(tmp, path)
 	}
 	if err != nil {
 		return errors.Join(err, remove(tmp))
