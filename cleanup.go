@@ -158,7 +158,7 @@ func (a *attachment) footprint() (*footprint, error) {
 	// host-local does not sync its files: a power cut leaves empty ones.
 	f.Thorough = a.state != record.Added || a.op.rebooted
 	f.Host = a.op.host.handle()
-	f.inUse = func() ([]netip.Addr, error) { return a.op.inUse(a.op.id) }
+	f.inUse = a.op.inUse
 	for i, p := range a.network.config.Plugins {
 		if err := f.plugin(i, p.Bytes); err != nil {
 			return nil, err

@@ -113,6 +113,9 @@ func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p provide
 			return nil, late
 		}
 	}
+	if err := d.op.awaitRecord(call.Verb, call.Plugin); err != nil {
+		return nil, plugin.Errorf(types.ErrInternal, "%w", err)
+	}
 	start := time.Now()
 	var out invoke.Output
 	var err error

@@ -50,7 +50,12 @@ func (op *operation) write() error {
 	if rec.NetNS, err = op.identify(); err != nil {
 		return err
 	}
-	if err := op.records.Begin(rec); err != nil {
+	if op.early() {
+		op.pending, err = op.records.BeginSoon(rec)
+	} else {
+		err = op.records.Begin(rec)
+	}
+	if err != nil {
 		return err
 	}
 	op.rec = rec

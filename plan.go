@@ -33,9 +33,10 @@ type operation struct {
 	damaged     bool           // rec is only what could be read of it
 	rebooted    bool           // rec is of another boot of the machine
 	inGC        bool           // GC has the barrier already
-	ours        bool           // the namespace was made for the container, and goes with it
-	as          string         // the ID that plugins are given, if another
-	warm        bool           // it is made ahead of time, and nobody's yet
+	pending     *record.Pending
+	ours        bool   // the namespace was made for the container, and goes with it
+	as          string // the ID that plugins are given, if another
+	warm        bool   // it is made ahead of time, and nobody's yet
 }
 
 // attachment is one network of an operation.
@@ -78,6 +79,9 @@ func (s *snapshot) begin(ns *Namespace, verb string) (*operation, error) {
 // end gives back what the operation holds.
 func (op *operation) end() {
 	op.leave()
+	if op.as == "" {
+		_ = op.pending.Wait() // who relied on it has waited, and said why not
+	}
 	if op.held != nil {
 		if err := op.held.Release(); err != nil {
 			op.logger.Error("release lock", "container", op.id, "error", err)
@@ -268,7 +272,7 @@ func (a *attachment) chain() *chain.Chain {
 		CacheDir: a.op.stateDir,
 		Run:      a.runPlugin,
 		OnResult: a.noteResult,
-		OnEnd:    a.flushBatch,
+		OnEnd:    a.endChain,
 	}
 }
 

@@ -24,7 +24,9 @@ func (a *attachment) runPlugin(ctx context.Context, call chain.Call) (chain.Outp
 		if late = a.flushBefore(ctx, call.Verb, p); late != nil && call.Verb != "DEL" {
 			return chain.Output{}, late
 		}
-		out, err = a.execute(ctx, call, p)
+		if err = a.op.awaitRecord(call.Verb, call.Plugin); err == nil {
+			out, err = a.execute(ctx, call, p)
+		}
 	}
 	perr := pluginError(a, call, p.kind, out, err)
 	a.op.report(ctx, a.event(call, p.kind, time.Since(start), perr), out)

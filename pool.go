@@ -45,8 +45,9 @@ type Pool struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
-	mu     sync.RWMutex // held for reading by each Setup
-	closed bool
+	mu       sync.RWMutex // held for reading by each Setup
+	closed   bool
+	settling sync.WaitGroup // records that are on their way to the disk
 }
 
 // ErrPoolClosed is the error of a Setup after Close. It is an os.ErrClosed.
@@ -200,6 +201,7 @@ func (p *Pool) Close() error {
 		return nil
 	}
 	p.closed = true
+	p.settling.Wait()
 	var errs []error
 	for {
 		select {

@@ -73,15 +73,16 @@ type rules struct {
 func (r rules) String() string { return strings.TrimSuffix(r.plan.String(), "\n") }
 func (r rules) Remove() error  { return r.plan.Apply(r.ctx) }
 
-// inUse are the addresses that other containers on record have now.
-func (s *snapshot) inUse(id string) ([]netip.Addr, error) {
-	found, err := s.records.List()
+// inUse are the addresses that other containers on record have now. One that was
+// made ahead of time, and is this one, can be on record still.
+func (op *operation) inUse() ([]netip.Addr, error) {
+	found, err := op.records.List()
 	if err != nil {
 		return nil, err
 	}
 	var all []netip.Addr
 	for _, f := range found {
-		if f.Record.ContainerID != id {
+		if id := f.Record.ContainerID; id != op.id && id != op.pluginID() {
 			all = append(all, addressesOf(f.Record, nil)...)
 		}
 	}

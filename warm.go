@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/orphan"
@@ -22,6 +23,7 @@ type warm struct {
 	snapshot *snapshot
 	id, path string
 	host     string // the namespace in which its plugins ran
+	settling *sync.WaitGroup
 	made     []madeAhead
 }
 
@@ -46,7 +48,7 @@ func (p *Pool) prepare(s *snapshot) (*warm, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &warm{snapshot: s, id: filepath.Base(path), path: path}
+	w := &warm{snapshot: s, id: filepath.Base(path), path: path, settling: &p.settling}
 	if err = w.attach(p.fill); err != nil {
 		err = join(err, s.removeUnrecorded(w.id, path))
 	}
@@ -183,11 +185,28 @@ func (w *warm) take(ctx context.Context, ns *Namespace) (*Result, error) {
 	if err := op.takeOver(w); err != nil {
 		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err)
 	}
+	w.settling.Add(1)
+	go func() {
+		defer w.settling.Done()
+		w.forget(op.pending)
+	}()
 	return op.finishSetup(ctx, false)
 }
 
+// forget deletes the record of w when the one that takes its place survives a
+// power cut.
+func (w *warm) forget(taken *record.Pending) {
+	err := taken.Wait()
+	if err == nil {
+		err = w.snapshot.records.Delete(w.id)
+	}
+	if err != nil {
+		w.snapshot.logger.Warn("delete the record of a container that was made ahead of time and is used now", "container", w.id, "error", err)
+	}
+}
+
 // takeOver writes the record of a container that plugins know under the ID of
-// w. From then on it is this one; only then the other record goes.
+// w. From then on it is this one; later the other record goes.
 func (op *operation) takeOver(w *warm) error {
 	op.as = w.id
 	for _, a := range op.attachments {
@@ -196,9 +215,6 @@ func (op *operation) takeOver(w *warm) error {
 	}
 	if err := op.write(); err != nil {
 		return join(err, op.records.Delete(op.id))
-	}
-	if err := op.records.Delete(w.id); err != nil {
-		op.logger.Warn("delete the record of a container that was made ahead of time and is used now", "container", w.id, "error", err)
 	}
 	return nil
 }

@@ -51,24 +51,69 @@ func (s *Store) file(name string) string { return filepath.Join(s.dir, name+file
 // the container, and r must hold what that one held and is still true;
 // Generation is set one higher than it was.
 func (s *Store) Begin(r *Record) error {
-	r.Generation++
-	data, err := encodeBase(r)
+	f, err := s.begin(r, true)
+	if err == nil {
+		err = errors.Join(f.Close(), syncDir(s.dir))
+	}
 	if err != nil {
-		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
-	}
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
-	}
-	if err := s.writeDurably(s.path(r.ContainerID), data); err != nil {
 		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 	}
 	return nil
 }
 
-// writeDurably writes a file so that after a crash it has either its old or its
-// new content: a temporary file, synced, renamed, and the directory synced, for
-// the new name is the directory's content.
-func (s *Store) writeDurably(path string, data []byte) error {
+// BeginSoon is Begin, but does not wait until the record survives a power cut:
+// it is there for all processes, and what is made before Wait returns nil must be
+// such that a power cut takes it away too, as it does interfaces and rules.
+//
+// A power cut can leave the new record torn, so one that replaces another is
+// durable when BeginSoon returns.
+func (s *Store) BeginSoon(r *Record) (*Pending, error) {
+	if r.Generation > 0 {
+		return nil, s.Begin(r)
+	}
+	f, err := s.begin(r, false)
+	if err != nil {
+		return nil, fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+	}
+	p := &Pending{done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		if err := errors.Join(f.Sync(), f.Close(), syncDir(s.dir)); err != nil {
+			p.err = fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+		}
+	}()
+	return p, nil
+}
+
+// Pending is a record on its way to the disk.
+type Pending struct {
+	done chan struct{}
+	err  error
+}
+
+// Wait returns when the record survives a power cut, or why it does not. A nil
+// Pending is one that does.
+func (p *Pending) Wait() error {
+	if p == nil {
+		return nil
+	}
+	<-p.done
+	return p.err
+}
+
+// begin puts the base in place, and returns the file, which is to be closed. It
+// is synced first, if it is to have its old content or its new one after a power
+// cut. The directory is not: the new name is its content.
+func (s *Store) begin(r *Record, durably bool) (*os.File, error) {
+	r.Generation++
+	data, err := encodeBase(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return nil, err
+	}
+	path := s.path(r.ContainerID)
 	tmp := path + tmpExt
 	flag := os.O_WRONLY
 	if !s.spares.Take(tmp) {
@@ -76,20 +121,22 @@ func (s *Store) writeDurably(path string, data []byte) error {
 	}
 	f, err := plainfile.Open(tmp, flag, 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err = errors.Join(overwrite(f, data), f.Close()); err == nil {
+	if err = overwrite(f, data); err == nil && durably {
+		err = f.Sync()
+	}
+	if err == nil {
 		err = plainfile.Rename(tmp, path)
 	}
 	if err != nil {
-		return errors.Join(err, remove(tmp))
+		return nil, errors.Join(err, f.Close(), remove(tmp))
 	}
-	return syncDir(filepath.Dir(path))
+	return f, nil
 }
 
-// overwrite makes data the content of the file, and syncs it. What it held is
-// cut off last: to empty it first would have the file system look for room
-// again.
+// overwrite makes data the content of the file. What it held is cut off last: to
+// empty it first would have the file system look for room again.
 func overwrite(f *os.File, data []byte) error {
 	if _, err := f.Write(data); err != nil {
 		return err
@@ -98,10 +145,7 @@ func overwrite(f *os.File, data []byte) error {
 	if err == nil && info.Size() != int64(len(data)) {
 		err = f.Truncate(int64(len(data)))
 	}
-	if err != nil {
-		return err
-	}
-	return f.Sync()
+	return err
 }
 
 // Append adds a line to the container's record. It is not synced. r is not
