@@ -276,11 +276,7 @@ func (op *operation) refuseTaken() error {
 // makesInterface tells whether the first plugin is one of those that make the
 // interface. Others are content with what is there.
 func (a *attachment) makesInterface() bool {
-	return makesInterface(a.network.config.Plugins[0].Network.Type)
-}
-
-func makesInterface(typ string) bool {
-	switch typ {
+	switch a.network.config.Plugins[0].Network.Type {
 	case "bridge", "ptp", "macvlan", "ipvlan", "vlan", "host-device", "dummy", "tap":
 		return true
 	}

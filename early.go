@@ -7,7 +7,8 @@ import (
 
 // The record is to survive a power cut before anything does that it is about.
 // What the kernel holds does not survive one, so while plugins built in make
-// interfaces, which takes as long, the record may be on its way to the disk.
+// interfaces and rules, which takes as long, the record may be on its way to the
+// disk.
 // Whatever may write files waits for it: executables, plugins of the caller's,
 // host-local, libcni's cache, and with it the end of every ADD.
 
@@ -15,14 +16,10 @@ import (
 // A container that was made ahead of time is on record as that, durably, until
 // its own record is. What its end leaves on the disk is known from there.
 
-// early tells whether that is worth it: there are interfaces to be made by
-// plugins built in, or they have been made.
+// early tells whether that is worth it: nobody waits at once.
 func (op *operation) early() bool {
-	if op.as != "" {
-		return true
-	}
 	for _, a := range op.attachments {
-		if first := a.network.config.Plugins[0].Network.Type; !makesInterface(first) || !op.onlyKernel(first) {
+		if op.as == "" && !op.onlyKernel(a.network.config.Plugins[0].Network.Type) {
 			return false
 		}
 	}

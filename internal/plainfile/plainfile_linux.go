@@ -90,6 +90,20 @@ func Rename(from, to string) error {
 	}
 }
 
+// SyncData is f.Sync, but leaves out what is not needed to read the data again,
+// such as when it was written.
+func SyncData(f *os.File) error {
+	for {
+		err := unix.Fdatasync(int(f.Fd()))
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return &fs.PathError{Op: "sync", Path: f.Name(), Err: err}
+		}
+	}
+}
+
 // write goes on behind a write that was cut short, as on a disk that has become
 // full, whose error is that of the next one.
 func write(fd int, data []byte) error {

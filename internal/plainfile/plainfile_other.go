@@ -28,3 +28,6 @@ func Append(path string, data []byte) error {
 
 // Rename is os.Rename.
 func Rename(from, to string) error { return os.Rename(from, to) }
+
+// SyncData is f.Sync.
+func SyncData(f *os.File) error { return f.Sync() }

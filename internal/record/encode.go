@@ -73,7 +73,7 @@ func decodeBase(data []byte) (*Record, error) {
 // can be found out again, what the others say can not be found twice.
 func decodeLog(data []byte) []Entry {
 	var entries []Entry
-	for line := range bytes.Lines(data) {
+	for line := range bytes.Lines(bytes.TrimLeft(data, "\n")) { // behind what fills the block up
 		var e Entry
 		if decodeLine(line, &e) == nil {
 			entries = append(entries, e)

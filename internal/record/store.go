@@ -78,7 +78,9 @@ func (s *Store) BeginSoon(r *Record) (*Pending, error) {
 	p := &Pending{done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
-		if err := errors.Join(f.Sync(), f.Close(), syncDir(s.dir)); err != nil {
+		dir := make(chan error, 1)
+		go func() { dir <- syncDir(s.dir) }()
+		if err := errors.Join(plainfile.SyncData(f), f.Close(), <-dir); err != nil {
 			p.err = fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 		}
 	}()
@@ -110,6 +112,7 @@ func (s *Store) begin(r *Record, durably bool) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	data = pad(data)
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -124,7 +127,7 @@ func (s *Store) begin(r *Record, durably bool) (*os.File, error) {
 		return nil, err
 	}
 	if err = overwrite(f, data); err == nil && durably {
-		err = f.Sync()
+		err = plainfile.SyncData(f)
 	}
 	if err == nil {
 		err = plainfile.Rename(tmp, path)
@@ -133,6 +136,15 @@ func (s *Store) begin(r *Record, durably bool) (*os.File, error) {
 		return nil, errors.Join(err, f.Close(), remove(tmp))
 	}
 	return f, nil
+}
+
+// block is what the file system writes at once, as a rule.
+const block = 4096
+
+// pad fills the last block up with empty lines. A spare file has one block: to
+// sync the same number of bytes in the same place writes only these.
+func pad(base []byte) []byte {
+	return append(base, bytes.Repeat([]byte("\n"), -len(base)&(block-1))...)
 }
 
 // overwrite makes data the content of the file. What it held is cut off last: to
@@ -273,7 +285,13 @@ func (s *Store) Delete(id string) error { return s.Discard(Name(id)) }
 
 // Discard is Delete by file.
 func (s *Store) Discard(file string) error {
-	return ignoreMissing(s.spares.Give(s.file(file)))
+	path := s.file(file)
+	tmp := path + tmpExt
+	if err := plainfile.Rename(path, tmp); err != nil {
+		return ignoreMissing(err)
+	}
+	_ = os.Truncate(tmp, block) // who uses it again does it if this fails, only later
+	return ignoreMissing(s.spares.Give(tmp))
 }
 
 // Exists tells whether there is a record, whole or damaged, in the file of that
