@@ -169,6 +169,13 @@ func (b *bench) step(ctx context.Context, s scenario, level int, parts []*part, 
 			ready = append(ready, p)
 		}
 	}
+	if level >= loud {
+		if calm, err := quiet(ctx); err != nil {
+			return nil, err
+		} else if !calm {
+			b.say("%s: with %d attached the machine is not idle after %v", s.Name, level, quietAtAll)
+		}
+	}
 	for round := 0; round < s.Rounds && (round < enough || time.Now().Before(until)); round++ {
 		var still []*part
 		for i := range ready {

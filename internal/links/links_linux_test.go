@@ -85,6 +85,37 @@ func TestConnectPutsThePairInPlace(t *testing.T) {
 	}
 }
 
+// TestAPortHasNoLinkLocalAddress, and what is no port of a bridge has one.
+func TestAPortHasNoLinkLocalAddress(t *testing.T) {
+	host, container := newNS(t, "host"), newNS(t, "container")
+	h := mustDial(t, host)
+	br := must[Link](t)(h.CreateBridge(NewBridge{Name: "br0"}))
+	for _, tt := range []struct {
+		veth Veth
+		want int
+	}{{Veth{Name: "eth0", Master: br.Index}, 0}, {Veth{Name: "eth1"}, 1}} {
+		pair := must[Pair](t)(h.Connect(container, tt.veth))
+		c := mustDial(t, container)
+		r := c.Requests()
+		r.Up(pair.Container.Index)
+		if err := r.Send(); err != nil {
+			t.Fatal(err)
+		}
+		var have []Address
+		for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+			// The container's end gets one at the same time.
+			inside := must[[]Address](t)(c.Addresses(pair.Container.Index))
+			have = must[[]Address](t)(h.Addresses(pair.Host.Index))
+			if len(inside) == 1 && len(have) == tt.want || time.Now().After(end) {
+				break
+			}
+		}
+		if len(have) != tt.want {
+			t.Errorf("%s: the host's end has %v, want %d", tt.veth.Name, have, tt.want)
+		}
+	}
+}
+
 func TestConnectToANameThatIsTaken(t *testing.T) {
 	host, container := newNS(t, "host"), newNS(t, "container")
 	h := mustDial(t, host)

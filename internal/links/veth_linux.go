@@ -34,8 +34,12 @@ type Pair struct {
 const mostNames = 10
 
 // Connect makes a veth pair by one message: the container's end in its
-// namespace, with its name and down, and the host's end where c is, up and on
-// the bridge. The latter has a random name.
+// namespace, with its name and down, and the host's end where c is, up, or on
+// the bridge and then up. The latter has a random name.
+//
+// The port of a bridge gets no link-local IPv6 address. What arrives there is the
+// bridge's; and with thousands of ports it is thousands of routes to fe80::/64
+// among which the kernel looks for one, one after the other, for every packet.
 //
 // Each end has one queue for each direction. Unless it is told so, the kernel
 // makes as many as there can be CPUs, and takes all but one out of use again,
@@ -65,12 +69,36 @@ func (c *Conn) Connect(container *netns.Handle, v Veth) (Pair, error) {
 			}
 			continue
 		}
+		if err == nil && v.Master != 0 {
+			err = c.setPortUp(host.Index)
+		}
 		if err != nil {
 			return Pair{}, fmt.Errorf("create veth pair %q and %q: %w", name, v.Name, err)
 		}
 		return Pair{Host: host, Container: Link{Index: host.Peer, Name: v.Name, Kind: "veth", MAC: v.MAC, MTU: host.MTU}}, nil
 	}
 	return Pair{}, fmt.Errorf("create a veth pair: %d random names were all taken", mostNames)
+}
+
+// addrGenNone is IN6_ADDR_GEN_MODE_NONE, <linux/if_link.h>.
+const addrGenNone = 1
+
+// setPortUp sets a new interface up that is the port of a bridge. If that fails
+// it is deleted.
+func (c *Conn) setPortUp(index int) error {
+	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0))
+	m.nest(unix.IFLA_AF_SPEC, func() {
+		m.nest(unix.AF_INET6, func() { m.attr(unix.IFLA_INET6_ADDR_GEN_MODE, []byte{addrGenNone}) })
+	})
+	r := c.Requests()
+	// A kernel without IPv6 gives no addresses; nor does one without the
+	// interface's, for which its MTU can be too small.
+	r.add(m, nil, "have no link-local address", unix.EAFNOSUPPORT, unix.EOPNOTSUPP)
+	r.Up(index)
+	if err := r.Send(); err != nil {
+		return errors.Join(err, c.Delete(index))
+	}
+	return nil
 }
 
 // absent returns an error if there is an interface of this name.
@@ -89,8 +117,11 @@ func absent(ns *netns.Handle, name string) error {
 }
 
 func (c *Conn) createVeth(container *netns.Handle, name string, mac net.HardwareAddr, v Veth) (Link, error) {
-	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK|unix.NLM_F_ECHO,
-		ifinfo(0, unix.IFF_UP, unix.IFF_UP))
+	var up uint32
+	if v.Master == 0 {
+		up = unix.IFF_UP
+	}
+	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK|unix.NLM_F_ECHO, ifinfo(0, up, up))
 	end := func(name string, mac net.HardwareAddr) {
 		m.str(unix.IFLA_IFNAME, name)
 		m.attr(unix.IFLA_ADDRESS, mac)

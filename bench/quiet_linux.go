@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+)
+
+// What a container's kernel says of itself when it is attached (that it listens
+// to multicast, that it looks for routers, three times) goes to all ports of its
+// bridge. After a thousand, both processors are busy with that for seconds, and
+// whoever is measured then is measured beside it.
+const (
+	loud       = 100 // containers on a bridge, from which on that takes a while
+	quietShare = 0.9 // of the time of all processors is idle
+	quietFor   = time.Second
+	quietAtAll = time.Minute // after which it is measured all the same, and said
+)
+
+// quiet waits until the machine has nothing else to do, and tells whether that
+// came true.
+func quiet(ctx context.Context) (bool, error) {
+	const step = 250 * time.Millisecond
+	tick := time.NewTicker(step)
+	defer tick.Stop()
+	end := time.Now().Add(quietAtAll)
+	before, err := readTicks()
+	if err != nil {
+		return false, err
+	}
+	for idleFor := time.Duration(0); time.Now().Before(end); {
+		select {
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		case <-tick.C:
+		}
+		now, err := readTicks()
+		if err != nil {
+			return false, err
+		}
+		if idleFor += step; now.idleSince(before) < quietShare {
+			idleFor = 0
+		}
+		if idleFor >= quietFor {
+			return true, nil
+		}
+		before = now
+	}
+	return false, nil
+}
+
+// ticks are what the processors have spent their time with.
+type ticks struct{ idle, all uint64 }
+
+func readTicks() (ticks, error) {
+	data, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return ticks{}, err
+	}
+	t, err := parseTicks(string(data))
+	if err != nil {
+		return ticks{}, fmt.Errorf("/proc/stat: %w", err)
+	}
+	return t, nil
+}
+
+// parseTicks reads the first line of /proc/stat, see proc_stat(5): user, nice,
+// system, idle, iowait, irq, softirq, steal of all processors.
+func parseTicks(stat string) (ticks, error) {
+	var name string
+	var v [8]uint64
+	if _, err := fmt.Sscan(stat, &name, &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7]); err != nil {
+		return ticks{}, err
+	}
+	t := ticks{idle: v[3] + v[4]}
+	for _, n := range v {
+		t.all += n
+	}
+	return t, nil
+}
+
+// idleSince is the share of the time since before that was idle.
+func (t ticks) idleSince(before ticks) float64 {
+	if t.all <= before.all {
+		return 0
+	}
+	return float64(t.idle-before.idle) / float64(t.all-before.all)
+}
