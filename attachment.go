@@ -48,9 +48,12 @@ func (r *Runtime) Attachments() ([]Attachment, error) {
 	if err != nil {
 		return nil, err
 	}
+	taken := takenOver(found)
 	var all []Attachment
 	for _, f := range found {
-		all = append(all, attachmentsOf(f.Record, f.Err)...)
+		if !f.Record.Warm || !taken[f.Record.ContainerID] {
+			all = append(all, attachmentsOf(f.Record, f.Err)...)
+		}
 	}
 	return all, nil
 }

@@ -1,6 +1,13 @@
 package cni
 
-import "github.com/embedcni/cni/plugin"
+import (
+	"os"
+
+	"github.com/embedcni/cni/plugin"
+)
+
+// SyncRecordsBy has a test do what brings records to the disk.
+func (r *Runtime) SyncRecordsBy(sync func(*os.File) error) { r.current.Load().records.Sync = sync }
 
 // WithBuiltins has tests say what is built in.
 func WithBuiltins(plugins map[string]plugin.Plugin) Opt {

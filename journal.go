@@ -361,7 +361,13 @@ func (op *operation) erase() error {
 			return err
 		}
 	}
-	return op.records.Delete(op.id)
+	if err := op.records.Delete(op.id); err != nil {
+		return err
+	}
+	if id := op.pluginID(); id != op.id { // as which it was on record until this record had reached the disk
+		return op.records.Delete(id)
+	}
+	return nil
 }
 
 // keep notes that the attachments could not be detached; the record stays for

@@ -219,15 +219,24 @@ func (op *operation) takeOver(w *warm) error {
 	return nil
 }
 
+// takenOver are the IDs of containers that were made ahead of time and have become
+// others.
+func takenOver(found []record.Found) map[string]bool {
+	taken := map[string]bool{}
+	for _, f := range found {
+		if f.Record.PluginID != "" {
+			taken[f.Record.PluginID] = true
+		}
+	}
+	return taken
+}
+
 // withoutWarm leaves out what a pool of a process that lives has made ahead of
 // time: that one looks after it. Of what is another container's by now, because
 // the process was killed between two steps of taking it, the record is deleted,
 // unless nothing is to be changed.
 func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, error) {
-	taken := map[string]bool{}
-	for _, f := range found {
-		taken[f.Record.PluginID] = true
-	}
+	taken := takenOver(found)
 	var rest []record.Found
 	for _, f := range found {
 		if !f.Record.Warm {

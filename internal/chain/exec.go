@@ -86,7 +86,7 @@ func (x *exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, envi
 		return nil, err
 	}
 	if x.verb == "ADD" && (position < x.part.From || position >= x.part.To) {
-		return x.last, nil // it has run, or will
+		return x.pass(position, x.last), nil // it has run, or will
 	}
 	call := Call{Verb: x.verb, Plugin: plugin, Stdin: request, Env: protocolEnv(environ)}
 	out, err := x.run(ctx, call)
@@ -113,11 +113,21 @@ func (x *exec) added(ctx context.Context, position int, plugin string, out Outpu
 	if err == nil && position == x.part.To-1 {
 		err = x.end(ctx)
 	}
-	if x.kept = nil; err == nil && out.Valid && position < len(x.original)-1 {
-		x.kept = x.last
-		return x.empty, nil
+	if err == nil && out.Valid {
+		return x.pass(position, out.Stdout), nil
 	}
+	x.kept = nil
 	return out.Stdout, err
+}
+
+// pass is what libcni is given for a result that is known to be one: the result
+// if it is the last, else an empty one, as it is to go to the next plugin.
+func (x *exec) pass(position int, result json.RawMessage) []byte {
+	if result == nil || position == len(x.original)-1 {
+		return result
+	}
+	x.kept = result
+	return x.empty
 }
 
 // tell passes the result so far on to whoever wants to know.

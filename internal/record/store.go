@@ -20,6 +20,9 @@ import (
 // Store is a directory of records. Calls for one container must not overlap;
 // the caller has it locked.
 type Store struct {
+	// Sync is what brings a file to the disk, unless a test has something else.
+	Sync func(*os.File) error
+
 	dir    string
 	spares *spare.Files
 }
@@ -30,7 +33,9 @@ const (
 )
 
 // Open returns the store in dir, which is created with the first record.
-func Open(dir string) *Store { return &Store{dir: dir, spares: spare.In(dir)} }
+func Open(dir string) *Store {
+	return &Store{Sync: plainfile.SyncData, dir: dir, spares: spare.In(dir)}
+}
 
 // Dir is where the store is.
 func (s *Store) Dir() string { return s.dir }
@@ -80,7 +85,7 @@ func (s *Store) BeginSoon(r *Record) (*Pending, error) {
 		defer close(p.done)
 		dir := make(chan error, 1)
 		go func() { dir <- syncDir(s.dir) }()
-		if err := errors.Join(plainfile.SyncData(f), f.Close(), <-dir); err != nil {
+		if err := errors.Join(s.Sync(f), f.Close(), <-dir); err != nil {
 			p.err = fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 		}
 	}()
@@ -127,7 +132,7 @@ func (s *Store) begin(r *Record, durably bool) (*os.File, error) {
 		return nil, err
 	}
 	if err = overwrite(f, data); err == nil && durably {
-		err = plainfile.SyncData(f)
+		err = s.Sync(f)
 	}
 	if err == nil {
 		err = plainfile.Rename(tmp, path)
