@@ -21,7 +21,8 @@
 //
 // # Guarantees
 //
-// Before the first plugin runs, what is to be attached is on disk, and the
+// Before the first plugin runs, what is to be attached is on record, which is on
+// the disk before anything is made that a power cut does not take away, and the
 // namespace is kept alive until it is detached. Setup attaches every network or
 // undoes whatever was begun; what is left is part of the error. Remove goes by
 // the record: it needs no loaded configuration and no options, asks every plugin

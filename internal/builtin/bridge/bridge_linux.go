@@ -11,6 +11,7 @@
 //   - The pair's ends have one queue for each direction, and cannot be given more;
 //     the reference plugin's have one for each CPU there can be, of which the
 //     kernel uses one.
+//   - The host's end has no link-local IPv6 address: as a port it has no use for one.
 //   - VLANs on a bridge that does not keep them apart are an error.
 //   - The host's end keeps its setting of accept_ra: what arrives at a port is
 //     the bridge's, which ignores router advertisements.

@@ -4,7 +4,8 @@
 //
 // It takes the configuration of the reference plugin, and returns what that one
 // would. IPv6 addresses are usable at once: there is no detection of
-// duplicates, as nobody else is on the link.
+// duplicates, as nobody else is on the link. The pair has one queue for each
+// direction, see package bridge.
 package ptp
 
 import (
