@@ -13,8 +13,7 @@ import (
 // Do runs fn on an OS thread that is inside the namespace, and returns what fn
 // returns.
 //
-// If the calling thread is inside already, fn runs on it. Else fn runs in a
-// goroutine of its own, locked to a thread that is never the
+// fn runs in a goroutine of its own, locked to a thread that is never the
 // process's leading thread, as that one's namespace is what other processes
 // take for that of the whole process. Goroutines that fn starts are outside.
 //
@@ -26,23 +25,7 @@ import (
 // [runtime.Goexit] in fn, and so testing's FailNow, ends the caller's goroutine
 // likewise.
 func (h *Handle) Do(fn func() error) error {
-	if inside, end := h.inside(); inside {
-		defer end()
-		return fn()
-	}
 	return onThread(h.enter, fn)
-}
-
-// inside tells whether the calling thread is in the namespace, and then keeps
-// the goroutine on it until end is called. That is so for what is done on the
-// host, as a rule, and two changes of threads take longer than most of it.
-func (h *Handle) inside() (yes bool, end func()) {
-	runtime.LockOSThread()
-	if id, err := CurrentID(); err == nil && id == h.id {
-		return true, runtime.UnlockOSThread
-	}
-	runtime.UnlockOSThread()
-	return false, nil
 }
 
 // enter moves the calling thread into the namespace.

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -35,7 +36,7 @@ const answerTime = 5
 // Dial opens a socket in a namespace. The sysctls are set meanwhile, as both
 // need a thread that is inside; see [Conn.SetSysctls].
 func Dial(ns *netns.Handle, sysctls ...Sysctl) (c *Conn, err error) {
-	err = ns.Do(func() (err error) {
+	err = thread.In(ns, func() (err error) {
 		if c, err = dial(); err != nil {
 			return err
 		}

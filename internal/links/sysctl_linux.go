@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -41,7 +42,7 @@ func WriteSysctls(ns *netns.Handle, settings ...Sysctl) error {
 	if len(settings) == 0 {
 		return nil
 	}
-	if err := ns.Do(func() error { return writeSysctls(settings) }); err != nil {
+	if err := thread.In(ns, func() error { return writeSysctls(settings) }); err != nil {
 		return fmt.Errorf("in namespace %s: %w", ns.ID(), err)
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"runtime"
 
+	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -42,7 +43,7 @@ func Open(ns *netns.Handle) *Firewalls {
 // are started.
 func (fw *Firewalls) do(fn func() error) error {
 	if fw.ns != nil {
-		return fw.ns.Do(fn)
+		return thread.In(fw.ns, fn)
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

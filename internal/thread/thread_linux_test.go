@@ -1,0 +1,64 @@
+package thread
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/sandbox"
+	"github.com/embedcni/cni/netns"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
+
+func TestInStaysOnAThreadThatIsInside(t *testing.T) {
+	outside, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "other")
+	other, err := netns.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(outside.Close(), other.Close(), netns.Remove(path)); err != nil {
+			t.Error(err)
+		}
+	})
+	type seen struct {
+		ns     netns.ID
+		thread int
+	}
+	look := func(ns *netns.Handle) (s seen) {
+		t.Helper()
+		if err := In(ns, func() (err error) {
+			s.thread = unix.Gettid()
+			s.ns, err = netns.CurrentID()
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	err = other.Do(func() error { // locks the thread
+		here := unix.Gettid()
+		if got, want := look(other), (seen{other.ID(), here}); got != want {
+			t.Errorf("inside already: %+v, want %+v", got, want)
+		}
+		if got := look(outside); got.ns != outside.ID() || got.thread == here {
+			t.Errorf("elsewhere: %+v, want in %v on another thread than %d", got, outside.ID(), here)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	failed := errors.New("failed")
+	if err := In(outside, func() error { return failed }); !errors.Is(err, failed) {
+		t.Errorf("got %v, want %v", err, failed)
+	}
+}

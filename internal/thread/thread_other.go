@@ -1,0 +1,4 @@
+//go:build !linux
+
+// Package thread runs functions inside network namespaces. It needs Linux.
+package thread
