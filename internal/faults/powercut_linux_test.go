@@ -161,10 +161,12 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 	return all
 }
 
-// halves are the base, which was synced, and the log.
+// halves are the base, with what fills its block up, which was synced, and the
+// log.
 func halves(data []byte) (base, log []byte) {
-	base, log, _ = bytes.Cut(data, []byte("\n"))
-	return data[:len(base)+1], log
+	_, log, _ = bytes.Cut(data, []byte("\n"))
+	log = bytes.TrimLeft(log, "\n")
+	return data[:len(data)-len(log)], log
 }
 
 // fileCuts are those around a record's file: while the base is written, and
