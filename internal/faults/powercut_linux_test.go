@@ -183,6 +183,11 @@ func (h *host) fileCuts(file string, data []byte, free bool, random *rand.Rand, 
 		add(fmt.Sprintf("the base was begun, %d bytes", n), func() error {
 			return errors.Join(os.Remove(file), unlessMissing(os.Remove(pin)), os.WriteFile(file+".new", base[:n], 0o600))
 		})
+		// A first record is in place before it is on the disk, while nothing that
+		// lasts is attached.
+		add(fmt.Sprintf("the base is there with %d bytes", n), func() error {
+			return errors.Join(unlessMissing(os.Remove(pin)), os.Truncate(file, int64(n)))
+		})
 		// The file was used again, and its old name has come back.
 		next := h.nextBase(base)
 		add(fmt.Sprintf("the base is another's from byte %d", n), func() error {
