@@ -218,29 +218,34 @@ func conflist(name, version string, scripts map[string]string, types ...string) 
 }
 
 // audit is what exists on this host now.
-//
-// A runtime keeps sockets to the packet filters for a moment, be it one of an
-// earlier test, so these are waited for.
 func (h *host) audit() audit.Lines {
 	h.t.Helper()
-	for end := time.Now().Add(time.Second); ; time.Sleep(10 * time.Millisecond) {
-		lines, err := audit.Snapshot(context.Background(), audit.Options{
-			StateDirs: []string{h.path("state"), h.path("ipam")}, NetNSDirs: []string{h.path("netns")},
-		})
-		if err != nil {
-			h.t.Fatal(err)
-		}
-		if !slices.Contains(lines, "fd socket") || time.Now().After(end) {
-			return lines
-		}
+	lines, err := audit.Snapshot(context.Background(), audit.Options{
+		StateDirs: []string{h.path("state"), h.path("ipam")}, NetNSDirs: []string{h.path("netns")},
+	})
+	if err != nil {
+		h.t.Fatal(err)
 	}
+	return lines
+}
+
+// since compares with an audit from before. A runtime keeps sockets to the packet
+// filters for a moment: its own are waited for, and the end of those of an
+// earlier test does not count.
+func (h *host) since(before audit.Lines) (added, removed audit.Lines) {
+	h.t.Helper()
+	added, removed = audit.Diff(before, h.audit())
+	for end := time.Now().Add(patience); slices.Contains(added, "fd socket") && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		added, removed = audit.Diff(before, h.audit())
+	}
+	return added, removed.Without(func(line string) bool { return line == "fd socket" })
 }
 
 // wantClean compares with an audit from before: nothing may have come that
 // belongs to a container, and nothing may be gone.
 func (h *host) wantClean(before audit.Lines) {
 	h.t.Helper()
-	added, removed := audit.Diff(before, h.audit())
+	added, removed := h.since(before)
 	added = added.Without(audit.Shared).Without(func(line string) bool {
 		return strings.Contains(line, h.path("state", "embedcni")) // locks and marks are the host's
 	})
