@@ -209,9 +209,14 @@ func (op *operation) hasLink(ns *netns.Handle, name string) (bool, error) {
 	return err == nil, join(err, c.Close())
 }
 
-// share has the plugins built in, and the sweep, use the same sockets.
+// share has the plugins built in, and the sweep, use the same sockets, and what
+// they start keep the container's lock, as plugins do.
 func (op *operation) share(ctx context.Context) context.Context {
-	return netfilter.WithSockets(links.WithConns(ctx, &op.host.conns), op.sockets)
+	ctx = netfilter.WithSockets(links.WithConns(ctx, &op.host.conns), op.sockets)
+	if op.held != nil && op.held.File() != nil {
+		ctx = netfilter.WithHeld(ctx, op.held.File())
+	}
+	return ctx
 }
 
 func (h *hostNetNS) handle() *netns.Handle { return h.Handle }

@@ -1,6 +1,9 @@
 package netfilter
 
-import "context"
+import (
+	"context"
+	"os"
+)
 
 type socketsKey struct{}
 
@@ -13,4 +16,20 @@ func WithSockets(ctx context.Context, s *Sockets) context.Context {
 func socketsFrom(ctx context.Context) *Sockets {
 	s, _ := ctx.Value(socketsKey{}).(*Sockets)
 	return s
+}
+
+type heldKey struct{}
+
+// WithHeld returns a context in which the processes that are started have the
+// file open. As a lock it stays held until they have ended, should the caller be
+// killed: what they were told to do they do.
+func WithHeld(ctx context.Context, f *os.File) context.Context {
+	return context.WithValue(ctx, heldKey{}, f)
+}
+
+func heldFrom(ctx context.Context) []*os.File {
+	if f, _ := ctx.Value(heldKey{}).(*os.File); f != nil {
+		return []*os.File{f}
+	}
+	return nil
 }

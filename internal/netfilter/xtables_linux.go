@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -155,6 +156,9 @@ func (x xtables) run(ctx context.Context, stdin, purpose string, args ...string)
 func runTool(ctx context.Context, stdin, path string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.WaitDelay = killDelay
+	cmd.ExtraFiles = heldFrom(ctx)
+	// The thread that starts it is kept for as long as it runs, see do.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var stdout, stderr strings.Builder
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
 	err := cmd.Run()

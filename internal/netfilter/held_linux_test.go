@@ -1,0 +1,26 @@
+package netfilter
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestWhatIsStartedHoldsTheLock, so that who recovers from the death of the
+// runtime waits for what it has started.
+func TestWhatIsStartedHoldsTheLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() // nothing is written
+	got, err := runTool(WithHeld(t.Context(), f), "", "/bin/sh", "-c", "readlink /proc/self/fd/3")
+	if err != nil || strings.TrimSpace(got) != path {
+		t.Errorf("the process has %q open, %v, want %s", got, err, path)
+	}
+	if got, err := runTool(t.Context(), "", "/bin/sh", "-c", "test ! -e /proc/self/fd/3 && echo none"); err != nil || got != "none\n" {
+		t.Errorf("without a lock: %q, %v", got, err)
+	}
+}
