@@ -8,10 +8,8 @@ import (
 // The record is to survive a power cut before anything does that it is about.
 // What the kernel holds does not survive one, so while plugins built in make
 // interfaces and rules, which takes as long, the record may be on its way to the
-// disk.
-// Whatever may write files waits for it: executables, plugins of the caller's,
-// host-local, libcni's cache, and with it the end of every ADD.
-
+// disk. Whatever may write files waits for it: executables, plugins of the
+// caller's, host-local, libcni's cache, and with it the end of every ADD.
 //
 // A container that was made ahead of time is on record as that, durably, until
 // its own record is. What its end leaves on the disk is known from there.

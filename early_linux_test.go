@@ -1,12 +1,14 @@
 package cni_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -110,7 +112,9 @@ func TestWhoMayWriteFilesWaitsForTheRecord(t *testing.T) {
 		}}}
 		r := s.runtime(cni.WithPlugin("own", own), cni.WithBuiltinPlugins(), listOfTypes("net", list...))
 		r.SyncRecordsBy(func(*os.File) error {
-			time.Sleep(10 * time.Millisecond) // time enough to be overtaken
+			if list[0] != "own" { // which the record does not set out with
+				awaited(t)
+			}
 			synced = true
 			return nil
 		})
@@ -119,6 +123,17 @@ func TestWhoMayWriteFilesWaitsForTheRecord(t *testing.T) {
 		wantNil(t, r.Remove(t.Context(), "c1", ""))
 		s.forget("c1")
 	}
+}
+
+// awaited waits until somebody waits for a record.
+func awaited(t *testing.T) {
+	stacks := make([]byte, 16<<20)
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("embedcni/cni/internal/record.(*Pending).Wait(")) {
+			return
+		}
+	}
+	t.Error("nobody waits for the record")
 }
 
 // TestAPoolsContainerIsOnRecordUntilTheOtherRecordIs: one of the two survives a

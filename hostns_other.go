@@ -30,9 +30,10 @@ func (*hostNetNS) validate(path, verb string) (string, error) { return path, nil
 // open opens nothing: what a path means is the platform's business.
 func (*hostNetNS) open(path, verb string) (*netns.Handle, string, error) { return nil, path, nil }
 
-// follow has nothing to follow.
+// share has no sockets to share.
 func (*operation) share(ctx context.Context) context.Context { return ctx }
 
+// follow has nothing to follow.
 func (*operation) follow() error { return nil }
 
 // lives cannot look into a container off Linux. What is recorded counts.

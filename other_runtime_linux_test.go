@@ -65,8 +65,9 @@ func (s *stage) elsewhere(conf []byte, verb, id, path string) <-chan string {
 	return done
 }
 
-// process is elsewhere for who wants to kill the process.
-func (s *stage) process(conf []byte, verb, id, path string) (*os.Process, <-chan string) {
+// process is elsewhere for who wants to kill the process, or to give it another
+// environment.
+func (s *stage) process(conf []byte, verb, id, path string, env ...string) (*os.Process, <-chan string) {
 	s.t.Helper()
 	input, err := json.Marshal(job{
 		Verb: verb, ID: id, NetNS: path, Conf: conf,
@@ -76,7 +77,7 @@ func (s *stage) process(conf []byte, verb, id, path string) (*os.Process, <-chan
 	exe, err := os.Executable()
 	wantNil(s.t, err)
 	cmd := exec.CommandContext(s.t.Context(), exe)
-	cmd.Env = append(os.Environ(), otherRuntimeEnv+"=1")
+	cmd.Env = append(append(os.Environ(), otherRuntimeEnv+"=1"), env...)
 	cmd.Stdin = bytes.NewReader(input)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out

@@ -29,14 +29,14 @@ type operation struct {
 	container   *netns.Handle // what path leads to, open until end; nil if that is nothing
 	attachments []*attachment
 	held        *lock.Held
-	rec         *record.Record // nil: there is none, or not yet
-	damaged     bool           // rec is only what could be read of it
-	rebooted    bool           // rec is of another boot of the machine
-	inGC        bool           // GC has the barrier already
-	pending     *record.Pending
-	ours        bool   // the namespace was made for the container, and goes with it
-	as          string // the ID that plugins are given, if another
-	warm        bool   // it is made ahead of time, and nobody's yet
+	rec         *record.Record  // nil: there is none, or not yet
+	damaged     bool            // rec is only what could be read of it
+	rebooted    bool            // rec is of another boot of the machine
+	inGC        bool            // GC has the barrier already
+	pending     *record.Pending // rec, on its way to the disk; nil: it is not
+	ours        bool            // the namespace was made for the container, and goes with it
+	as          string          // the ID that plugins are given, if another
+	warm        bool            // it is made ahead of time, and nobody's yet
 }
 
 // attachment is one network of an operation.

@@ -186,10 +186,10 @@ func (w *warm) take(ctx context.Context, ns *Namespace) (*Result, error) {
 		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err)
 	}
 	w.settling.Add(1)
-	go func() {
+	go func(taken *record.Pending) {
 		defer w.settling.Done()
-		w.forget(op.pending)
-	}()
+		w.forget(taken)
+	}(op.pending)
 	return op.finishSetup(ctx, false)
 }
 

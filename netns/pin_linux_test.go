@@ -288,3 +288,54 @@ func TestRemoveRefusesWhatIsNotAPin(t *testing.T) {
 		h.Close()
 	}
 }
+
+func TestUnpinLeavesTheFileForPin(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "ns")
+	h, err := netns.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil { // two above each other
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := netns.Unpin(path); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := netns.Open(path); !errors.Is(err, netns.ErrNotNetNS) {
+			t.Errorf("after Unpin: %v, want %v", err, netns.ErrNotNetNS)
+		}
+		if got, want := tree(t, dir), "---------- ns"; got != want {
+			t.Errorf("after Unpin:\n%s\nwant:\n%s", got, want)
+		}
+	}
+	if err := netns.Pin(h, path); err != nil {
+		t.Fatal(err)
+	}
+	again, err := netns.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if again.ID() != h.ID() {
+		t.Errorf("pinned again: %v, want %v", again.ID(), h.ID())
+	}
+	if err := netns.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := netns.Unpin(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a file: %v, want %v", err, fs.ErrNotExist)
+	}
+}
+
+func TestUnpinRefusesWhatIsNotAPin(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := netns.Unpin(file); !errors.Is(err, netns.ErrNotNetNS) {
+		t.Errorf("got %v, want %v", err, netns.ErrNotNetNS)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -157,7 +158,9 @@ func runTool(ctx context.Context, stdin, path string, args ...string) (string, e
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.WaitDelay = killDelay
 	cmd.ExtraFiles = heldFrom(ctx)
-	// The thread that starts it is kept for as long as it runs, see do.
+	// It dies with the thread that starts it, which is to stay until it has ended.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var stdout, stderr strings.Builder
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr

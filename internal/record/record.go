@@ -2,12 +2,13 @@
 // runtime that is killed, or a machine that reboots, finds there what has to be
 // detached, with everything a DEL needs.
 //
-// A container has a file of lines. The first, the base, is written once,
-// durably, before the first plugin runs; it names the attachments. A line
-// follows for each thing that happens after that, the log. It is not synced:
-// what a process wrote survives the process, and after a power cut the
-// namespaces are gone, so that the base is all that still matters. Each line is
-// checksummed. File names are hashes, so that no container ID becomes a path.
+// A container has a file of lines. The first, the base, is written once, before
+// the first plugin runs; it names the attachments. It is on the disk at the
+// latest before a plugin may make what survives a power cut. A line follows for
+// each thing that happens after that, the log. It is not synced: what a process
+// wrote survives the process, and after a power cut the namespaces are gone, so
+// that the base is all that still matters. Each line is checksummed. File names
+// are hashes, so that no container ID becomes a path.
 //
 // The file of a record that is deleted is kept, and becomes another's: see
 // package spare.
@@ -20,8 +21,9 @@ import (
 	"time"
 )
 
-// format is the version of the files: 1 had the log in a file of its own. A file of a later one is bad for us: its
-// container is known, what to do with it is not.
+// format is the version of the files: 1 had the log in a file of its own. A
+// file of a later one is bad for us: its container is known, what to do with it
+// is not.
 const format = 2
 
 // ErrBad: there is a record, and it cannot be read as a whole. What could be
