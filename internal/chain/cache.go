@@ -19,22 +19,57 @@ import (
 // plugin does not declare it and does not get it.
 const configArgsKey = "cni.dev/config-args"
 
-// cacheable is what libcni is given for an ADD, and caches.
-func (a *Attachment) cacheable() (*libcni.RuntimeConf, error) {
-	rt := a.RuntimeConf
+// cached is what libcni keeps of an ADD.
+type cached struct {
+	Kind           string          `json:"kind"`
+	ContainerID    string          `json:"containerId"`
+	Config         []byte          `json:"config"`
+	IfName         string          `json:"ifName"`
+	NetworkName    string          `json:"networkName"`
+	NetNS          string          `json:"netns,omitempty"`
+	Args           [][2]string     `json:"cniArgs,omitempty"`
+	CapabilityArgs map[string]any  `json:"capabilityArgs,omitempty"`
+	Result         json.RawMessage `json:"result,omitempty"`
+}
+
+// cache keeps the result of an ADD where libcni would.
+func (c *Chain) cache(a *Attachment, result json.RawMessage) error {
+	capabilities, err := a.cacheable()
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(cached{
+		Kind: libcni.CNICacheV1, ContainerID: a.ContainerID, Config: c.List.Bytes, IfName: a.IfName,
+		NetworkName: c.List.Name, NetNS: a.NetNS, Args: a.Args, CapabilityArgs: capabilities, Result: result,
+	})
+	if err != nil {
+		return err
+	}
+	path := c.cacheFile(a)
+	err = plainfile.Write(path, data, 0o600)
+	if errors.Is(err, fs.ErrNotExist) { // the first one
+		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
+			err = plainfile.Write(path, data, 0o600)
+		}
+	}
+	return err
+}
+
+// cacheable are the capabilities that an ADD is cached with.
+func (a *Attachment) cacheable() (map[string]any, error) {
 	if len(a.ConfigArgs) == 0 {
-		return &rt, nil
+		return a.CapabilityArgs, nil
 	}
 	text, err := json.Marshal(a.ConfigArgs)
 	if err != nil {
 		return nil, fmt.Errorf("args.cni: %w", err)
 	}
-	rt.CapabilityArgs = maps.Clone(rt.CapabilityArgs)
-	if rt.CapabilityArgs == nil {
-		rt.CapabilityArgs = map[string]any{}
+	capabilities := maps.Clone(a.CapabilityArgs)
+	if capabilities == nil {
+		capabilities = map[string]any{}
 	}
-	rt.CapabilityArgs[configArgsKey] = string(text)
-	return &rt, nil
+	capabilities[configArgsKey] = string(text)
+	return capabilities, nil
 }
 
 // fromCache is the opposite of cacheable.

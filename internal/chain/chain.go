@@ -1,8 +1,11 @@
-// Package chain runs a network's plugins through libcni, which keeps the
-// protocol: order, versions, chained results, the cache. What libcni gets
-// wrong on the way to the plugin and back is put right at its Exec seam: the
-// plugin's configuration reaches it to the byte, a result that would make
-// libcni panic is refused first, and a DEL asks every plugin.
+// Package chain runs a network's plugins as the CNI specification has it: order,
+// versions, chained results, and the cache that libcni's users share.
+//
+// All verbs but ADD go through libcni. What it gets wrong on the way to the
+// plugin and back is put right at its Exec seam: the plugin's configuration
+// reaches it to the byte, and a DEL asks every plugin. An ADD is run here, as
+// decoding and encoding everything anew for each plugin takes libcni longer than
+// some plugins need; what is sent and what is cached is the same.
 package chain
 
 import (
@@ -64,7 +67,7 @@ type Chain struct {
 	OnEnd func(ctx context.Context, verb string) error
 }
 
-// Attachment names what a verb is about. RuntimeConf is libcni's; ConfigArgs
+// Attachment names what a verb is about, all of it validated. RuntimeConf is libcni's; ConfigArgs
 // are merged into the plugin's "args": {"cni": {…}} (CONVENTIONS.md).
 type Attachment struct {
 	libcni.RuntimeConf
@@ -92,22 +95,10 @@ type Part struct {
 // is made in two steps. An ADD whose first plugins have run must be ended with
 // the rest, or deleted.
 func (c *Chain) AddPart(ctx context.Context, a *Attachment, part Part) (result *types100.Result, partial Partial, err error) {
-	x := c.exec(a, "ADD")
-	x.part, x.last = part, json.RawMessage(part.Result)
-	err = guard(func() error {
-		rt, err := a.cacheable()
-		if err != nil {
-			return err
-		}
-		r, err := x.libcni(c).AddNetworkList(ctx, x.list, rt)
-		if err != nil {
-			return err
-		}
-		result, err = types100.NewResultFromResult(r)
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrInvalidResult, err)
-		}
-		return nil
+	x := &adding{c: c, a: a, last: json.RawMessage(part.Result), prev: json.RawMessage(part.Result)}
+	err = guard(func() (err error) {
+		result, err = x.run(ctx, part)
+		return err
 	})
 	return result, Partial(x.last), err
 }

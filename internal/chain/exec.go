@@ -12,10 +12,10 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// exec is libcni's seam to the plugins for one verb on one attachment. libcni
-// is handed a stub for each plugin, with its position in it; what libcni adds
-// to the stub (name, version, prevResult, runtimeConfig) is laid over the
-// plugin's own configuration when it is run.
+// exec is libcni's seam to the plugins for one verb, any but ADD, on one
+// attachment. libcni is handed a stub for each plugin, with its position in it;
+// what libcni adds to the stub (name, version, prevResult, runtimeConfig) is
+// laid over the plugin's own configuration when it is run.
 type exec struct {
 	version.PluginDecoder
 
@@ -25,12 +25,7 @@ type exec struct {
 	original   []*libcni.PluginConfig
 	configArgs map[string]any
 
-	part       Part            // ADD: which plugins are run
-	last       json.RawMessage // ADD: the result so far
-	kept       json.RawMessage // ADD: the same, if libcni was given empty for it, which takes it no time
-	empty      []byte          // a result with nothing in it
 	prevResult json.RawMessage // DEL, CHECK: the one to use, rather than libcni's
-	onResult   func(json.RawMessage) error
 	onEnd      func(ctx context.Context, verb string) error
 	askAll     bool // DEL: go on after an error
 	errs       []error
@@ -41,10 +36,9 @@ type exec struct {
 const positionKey = "cni.dev/position"
 
 func (c *Chain) exec(a *Attachment, verb string) *exec {
-	x := &exec{run: c.Run, verb: verb, original: c.List.Plugins, onResult: c.OnResult, onEnd: c.OnEnd}
+	x := &exec{run: c.Run, verb: verb, original: c.List.Plugins, onEnd: c.OnEnd}
 	if a != nil {
 		x.configArgs = a.ConfigArgs
-		x.empty = []byte(`{"cniVersion":` + strconv.Quote(c.List.CNIVersion) + `}`)
 	}
 	list := *c.List
 	list.Plugins = make([]*libcni.PluginConfig, len(c.List.Plugins))
@@ -85,57 +79,12 @@ func (x *exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, envi
 	if err != nil {
 		return nil, err
 	}
-	if x.verb == "ADD" && (position < x.part.From || position >= x.part.To) {
-		return x.pass(position, x.last), nil // it has run, or will
-	}
 	call := Call{Verb: x.verb, Plugin: plugin, Stdin: request, Env: protocolEnv(environ)}
 	out, err := x.run(ctx, call)
-	if err == nil && x.verb == "ADD" {
-		return x.added(ctx, position, plugin, out)
-	}
 	if x.askAll {
 		return x.gather(ctx, position, out.Stdout, err)
 	}
 	return out.Stdout, err
-}
-
-// added takes the result of a plugin that succeeded in an ADD.
-func (x *exec) added(ctx context.Context, position int, plugin string, out Output) ([]byte, error) {
-	if out.Valid {
-		x.last = out.Stdout
-	} else {
-		if invalid := ValidateResult(out.Stdout, x.list.CNIVersion); invalid != nil {
-			return nil, &ResultError{Plugin: plugin, Err: invalid}
-		}
-		x.last = withVersion(out.Stdout, x.list.CNIVersion)
-	}
-	err := x.tell()
-	if err == nil && position == x.part.To-1 {
-		err = x.end(ctx)
-	}
-	if err == nil && out.Valid {
-		return x.pass(position, out.Stdout), nil
-	}
-	x.kept = nil
-	return out.Stdout, err
-}
-
-// pass is what libcni is given for a result that is known to be one: the result
-// if it is the last, else an empty one, as it is to go to the next plugin.
-func (x *exec) pass(position int, result json.RawMessage) []byte {
-	if result == nil || position == len(x.original)-1 {
-		return result
-	}
-	x.kept = result
-	return x.empty
-}
-
-// tell passes the result so far on to whoever wants to know.
-func (x *exec) tell() error {
-	if x.onResult == nil || x.last == nil {
-		return nil
-	}
-	return x.onResult(x.last)
 }
 
 // end tells whoever wants to know that no plugin follows.
@@ -176,14 +125,8 @@ func (x *exec) request(stdin []byte) (position int, request []byte, err error) {
 	added.take("capabilities")
 	if x.prevResult != nil {
 		added.set("prevResult", x.prevResult)
-	} else if x.kept != nil {
-		added.set("prevResult", x.kept)
 	}
-	config, err := parseObject(x.original[position].Bytes)
-	if err != nil {
-		return 0, nil, fmt.Errorf("plugin configuration: %w", err)
-	}
-	request, err = derive(config, added, x.configArgs)
+	request, err = derive(x.original[position].Bytes, added, x.configArgs)
 	return position, request, err
 }
 

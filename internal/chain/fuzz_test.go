@@ -34,7 +34,7 @@ func FuzzRequest(f *testing.F) {
 			return
 		}
 		for _, args := range []map[string]any{nil, {arg: 9007199254740993}} {
-			data, err := derive(c, a, args)
+			data, err := derive(config, a, args)
 			if err != nil {
 				if args == nil {
 					t.Errorf("derive: %v", err)

@@ -104,8 +104,12 @@ func (o object) bytes() ([]byte, error) {
 // derive lays what the runtime adds over a plugin's configuration. Keys that
 // are the runtime's to write are dropped from the configuration first, so that
 // a file cannot forge a result or a capability.
-func derive(config, added object, configArgs map[string]any) ([]byte, error) {
-	config = slices.DeleteFunc(slices.Clone(config), func(m member) bool { return reserved(m.key) })
+func derive(plugin []byte, added object, configArgs map[string]any) ([]byte, error) {
+	config, err := parseObject(plugin)
+	if err != nil {
+		return nil, fmt.Errorf("plugin configuration: %w", err)
+	}
+	config = slices.DeleteFunc(config, func(m member) bool { return reserved(m.key) })
 	if len(configArgs) > 0 {
 		args, _ := config.get("args")
 		merged, err := mergeArgs(args, configArgs)

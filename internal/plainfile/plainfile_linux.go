@@ -65,9 +65,18 @@ func readAll(fd int) ([]byte, error) {
 	}
 }
 
+// Write is os.WriteFile.
+func Write(path string, data []byte, perm fs.FileMode) error {
+	return writeTo(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, perm, data)
+}
+
 // Append writes data to the end of a file, in one write. The file must be there.
 func Append(path string, data []byte) error {
-	fd, err := open(path, os.O_WRONLY|os.O_APPEND, 0)
+	return writeTo(path, os.O_WRONLY|os.O_APPEND, 0, data)
+}
+
+func writeTo(path string, flag int, perm fs.FileMode, data []byte) error {
+	fd, err := open(path, flag, perm)
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,11 @@ func Open(path string, flag int, perm fs.FileMode) (*os.File, error) {
 // Read is os.ReadFile.
 func Read(path string) ([]byte, error) { return os.ReadFile(path) }
 
+// Write is os.WriteFile.
+func Write(path string, data []byte, perm fs.FileMode) error {
+	return os.WriteFile(path, data, perm)
+}
+
 // Append writes data to the end of a file, in one write. The file must be there.
 func Append(path string, data []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
