@@ -20,6 +20,7 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
 	defer op.end()
+	op.prepare()
 	if err := op.lock(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}

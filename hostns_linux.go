@@ -209,6 +209,22 @@ func (op *operation) hasLink(ns *netns.Handle, name string) (bool, error) {
 	return err == nil, join(err, c.Close())
 }
 
+// prepare begins to open what an ADD needs in the container, while the record is
+// written.
+func (op *operation) prepare() {
+	wanted, announce := false, false
+	for _, a := range op.attachments {
+		typ := a.network.config.Plugins[0].Network.Type
+		p, err := op.provider(typ)
+		builtIn := err == nil && p.kind == PluginBuiltIn
+		wanted = wanted || builtIn || a.makesInterface()
+		announce = announce || builtIn && typ == "bridge"
+	}
+	if wanted && op.container != nil {
+		op.host.conns.Prepare(op.container, announce)
+	}
+}
+
 // share has the plugins built in, and the sweep, use the same sockets, and what
 // they start keep the container's lock, as plugins do.
 func (op *operation) share(ctx context.Context) context.Context {

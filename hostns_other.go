@@ -30,6 +30,9 @@ func (*hostNetNS) validate(path, verb string) (string, error) { return path, nil
 // open opens nothing: what a path means is the platform's business.
 func (*hostNetNS) open(path, verb string) (*netns.Handle, string, error) { return nil, path, nil }
 
+// prepare has nothing to open.
+func (*operation) prepare() {}
+
 // share has no sockets to share.
 func (*operation) share(ctx context.Context) context.Context { return ctx }
 

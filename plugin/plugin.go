@@ -34,6 +34,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -134,15 +136,29 @@ func (r *Request) Chained() (*types100.Result, error) {
 		return nil, Errorf(types.ErrInvalidNetworkConfig,
 			"plugin %q must follow another plugin: there is no result before it", r.Type)
 	}
-	data, err := json.Marshal(r.PrevResult)
-	if err != nil {
-		return nil, err
+	result := &types100.Result{CNIVersion: r.PrevResult.CNIVersion, DNS: *r.PrevResult.DNS.Copy()}
+	for _, one := range r.PrevResult.Interfaces {
+		result.Interfaces = append(result.Interfaces, one.Copy())
 	}
-	result := &types100.Result{}
-	if err := json.Unmarshal(data, result); err != nil {
-		return nil, err
+	for _, one := range r.PrevResult.IPs {
+		ip := one.Copy() // which has the same bytes for its addresses
+		if ip != nil {
+			ip.Address, ip.Gateway = cloneNet(ip.Address), slices.Clone(ip.Gateway)
+		}
+		result.IPs = append(result.IPs, ip)
+	}
+	for _, one := range r.PrevResult.Routes {
+		route := one.Copy()
+		if route != nil {
+			route.Dst, route.GW = cloneNet(route.Dst), slices.Clone(route.GW)
+		}
+		result.Routes = append(result.Routes, route)
 	}
 	return result, nil
+}
+
+func cloneNet(n net.IPNet) net.IPNet {
+	return net.IPNet{IP: slices.Clone(n.IP), Mask: slices.Clone(n.Mask)}
 }
 
 // Errorf is an error with one of the specification's codes (section 5). Codes

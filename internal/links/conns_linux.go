@@ -16,9 +16,19 @@ import (
 // They are safe for concurrent use, and the zero Conns are ready for use. An open
 // socket keeps its namespace in existence.
 type Conns struct {
-	mu     sync.Mutex
-	idle   map[netns.ID][]*Conn
-	closed bool
+	mu      sync.Mutex
+	idle    map[netns.ID][]*Conn
+	coming  map[netns.ID]*coming
+	packets map[netns.ID]int // descriptors for Announce
+	sending []chan struct{}  // closed when it has begun
+	closed  bool
+}
+
+// coming are sockets that are being opened.
+type coming struct {
+	done   chan struct{}
+	conn   *Conn // nil if that has failed
+	packet int   // or -1
 }
 
 type connsKey struct{}
@@ -36,6 +46,31 @@ func Borrow(ctx context.Context, ns *netns.Handle, sysctls ...Sysctl) (*Conn, er
 		return Dial(ns, sysctls...)
 	}
 	return all.Borrow(ns, sysctls...)
+}
+
+// Prepare begins to open a socket in a namespace, for whoever borrows one first,
+// and if announce is set what [Conn.Announce] needs. What fails is tried again,
+// and reported, then.
+func (all *Conns) Prepare(ns *netns.Handle, announce bool) {
+	next := &coming{done: make(chan struct{}), packet: -1}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if all.closed || all.coming[ns.ID()] != nil {
+		return
+	}
+	if all.coming == nil {
+		all.coming = make(map[netns.ID]*coming)
+	}
+	all.coming[ns.ID()] = next
+	go func() {
+		defer close(next.done)
+		_ = ns.Do(func() (err error) {
+			if next.conn, err = dial(); err == nil && announce {
+				next.packet, err = packetSocket()
+			}
+			return err
+		})
+	}()
 }
 
 // Borrow is the function of that name for these sockets.
@@ -57,13 +92,52 @@ func (all *Conns) Borrow(ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
 func (all *Conns) take(ns netns.ID) *Conn {
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	list := all.idle[ns]
-	if len(list) == 0 {
+	if list := all.idle[ns]; len(list) > 0 {
+		all.idle[ns] = list[:len(list)-1]
+		return list[len(list)-1]
+	}
+	next := all.coming[ns]
+	if next == nil {
 		return nil
 	}
-	c := list[len(list)-1]
-	all.idle[ns] = list[:len(list)-1]
-	return c
+	delete(all.coming, ns)
+	all.mu.Unlock()
+	<-next.done
+	all.mu.Lock()
+	if next.packet >= 0 {
+		all.keepPacket(ns, next.packet)
+	}
+	if next.conn != nil {
+		next.conn.home, next.conn.ns = all, ns
+	}
+	return next.conn
+}
+
+// keepPacket keeps a descriptor until it is taken, or until Close.
+func (all *Conns) keepPacket(ns netns.ID, fd int) {
+	if _, there := all.packets[ns]; there || all.closed {
+		closeAside(fd)
+		return
+	}
+	if all.packets == nil {
+		all.packets = make(map[netns.ID]int)
+	}
+	all.packets[ns] = fd
+}
+
+// takePacket returns a descriptor that is the caller's from now on, or -1.
+func (all *Conns) takePacket(ns netns.ID) int {
+	if all == nil {
+		return -1
+	}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	fd, there := all.packets[ns]
+	if !there {
+		return -1
+	}
+	delete(all.packets, ns)
+	return fd
 }
 
 // give takes the socket over, unless all are closed. What an exchange that
@@ -84,18 +158,49 @@ func (all *Conns) give(c *Conn) bool {
 	return true
 }
 
+// expect has Close wait until sending is closed, unless that has come before.
+func (all *Conns) expect(sending chan struct{}) bool {
+	if all == nil {
+		return false
+	}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if !all.closed {
+		all.sending = append(all.sending, sending)
+	}
+	return !all.closed
+}
+
 // Close closes the sockets. Those that are in use are closed by their users.
 func (all *Conns) Close() error {
 	all.mu.Lock()
-	idle := all.idle
-	all.idle, all.closed = nil, true
+	idle, opening, packets, sending := all.idle, all.coming, all.packets, all.sending
+	all.idle, all.coming, all.packets, all.sending, all.closed = nil, nil, nil, nil, true
 	all.mu.Unlock()
+	for _, begun := range sending {
+		<-begun
+	}
+	for _, fd := range packets {
+		closeAside(fd)
+	}
 	var errs []error
-	for _, list := range idle {
+	closeAll := func(ns netns.ID, list ...*Conn) {
 		for _, c := range list {
 			if err := c.Close(); err != nil {
-				errs = append(errs, fmt.Errorf("in namespace %s: %w", c.ns, err))
+				errs = append(errs, fmt.Errorf("in namespace %s: %w", ns, err))
 			}
+		}
+	}
+	for ns, list := range idle {
+		closeAll(ns, list...)
+	}
+	for ns, next := range opening {
+		<-next.done
+		if next.packet >= 0 {
+			closeAside(next.packet)
+		}
+		if next.conn != nil {
+			closeAll(ns, next.conn)
 		}
 	}
 	return errors.Join(errs...)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -124,4 +125,60 @@ func TestBorrowAtOnce(t *testing.T) {
 		t.Errorf("%d sockets for 8 users", n)
 	}
 	wantNoError(t, all.Close())
+}
+
+func TestPrepareIsForTheFirstWhoBorrows(t *testing.T) {
+	ns := newNS(t, "ns")
+	var all Conns
+	all.Prepare(ns, false)
+	all.Prepare(ns, false) // is being done already
+	next := all.coming[ns.ID()]
+	first, fd := borrowed(t, &all, ns)
+	if next.conn == nil || next.conn.fd != fd {
+		t.Errorf("borrowed descriptor %d, not the one that was prepared", fd)
+	}
+	if _, err := first.Link("lo"); err != nil {
+		t.Error(err)
+	}
+	second, other := borrowed(t, &all, ns)
+	if other == fd {
+		t.Error("two have one socket")
+	}
+	wantNoError(t, errors.Join(first.Close(), second.Close(), all.Close()))
+}
+
+func TestCloseWaitsForWhatIsPrepared(t *testing.T) {
+	ns := newNS(t, "ns")
+	var all Conns
+	all.Prepare(ns, true)
+	next := all.coming[ns.ID()]
+	wantNoError(t, all.Close())
+	if next.conn == nil || next.packet < 0 || next.conn.fd >= 0 {
+		t.Errorf("conn %+v, packet socket %d: want one that is closed, and one", next.conn, next.packet)
+	}
+	// To close it takes the kernel a grace period, which nobody waits for.
+	for end := time.Now().Add(10 * time.Second); !closed(next.packet); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the packet socket stays open")
+		}
+	}
+	all.Prepare(ns, true)
+	if len(all.coming) != 0 {
+		t.Error("something is prepared after Close")
+	}
+}
+
+// TestWhatCannotBePreparedIsTriedAgain, and reported then.
+func TestWhatCannotBePreparedIsTriedAgain(t *testing.T) {
+	ns := newNS(t, "ns")
+	closed, err := netns.Open(ns.File().Name())
+	wantNoError(t, err)
+	wantNoError(t, closed.Close())
+	var all Conns
+	all.Prepare(closed, true)
+	c, _ := borrowed(t, &all, ns)
+	if _, err := c.Link("lo"); err != nil {
+		t.Error(err)
+	}
+	wantNoError(t, errors.Join(c.Close(), all.Close()))
 }

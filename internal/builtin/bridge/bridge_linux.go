@@ -11,6 +11,10 @@
 //   - The pair's ends have one queue for each direction, and cannot be given more;
 //     the reference plugin's have one for each CPU there can be, of which the
 //     kernel uses one.
+//   - IPv4 addresses are announced beside what is done yet, by this package rather
+//     than by the kernel: on a bridge of a thousand ports the kernel delivers a
+//     thousand packets before it goes on, and nobody can change an interface
+//     meanwhile. The host itself knows them when Add returns.
 //   - The host's end has no link-local IPv6 address: as a port it has no use for one.
 //   - VLANs on a bridge that does not keep them apart are an error.
 //   - The host's end keeps its setting of accept_ra: what arrives at a port is
@@ -106,6 +110,11 @@ func (a *attachment) make(ctx context.Context) error {
 		a.result = &types100.Result{IPs: leased.IPs, Routes: leased.Routes, DNS: leased.DNS}
 	}
 	a.result.CNIVersion = types100.ImplementedSpecVersion
+	return a.configure(ctx)
+}
+
+// configure gives the pair its addresses, and completes the result.
+func (a *attachment) configure(ctx context.Context) error {
 	port, container := veth.Interfaces(a.r, a.pair)
 	br := &types100.Interface{Name: a.bridge.Name}
 	a.result.Interfaces = []*types100.Interface{br, port, container}
@@ -129,8 +138,11 @@ func (a *attachment) make(ctx context.Context) error {
 	if err := a.settle(ctx, addrs); err != nil {
 		return err
 	}
-	if a.IPAM.Type == "" {
+	if a.IPAM.Type == "" { // as where the container's end is down
 		return nil
+	}
+	if err := a.container.Announce(ctx, a.r.Container, a.pair.Container, ipam.IPv4(a.result)); err != nil {
+		return err
 	}
 	return a.Masquerade(ctx, a.r, a.result)
 }
@@ -170,7 +182,7 @@ func (a *attachment) configureContainer(ctx context.Context) error {
 	do, index := a.container.Requests(), a.pair.Container.Index
 	if a.IPAM.Type == "" {
 		do.Up(index)
-	} else if err := ipam.Configure(do, index, a.result, ipam.How{Announce: true}); err != nil {
+	} else if err := ipam.Configure(do, index, a.result, ipam.How{Announce: true, Aside: true}); err != nil {
 		return err
 	}
 	return do.Send()
@@ -214,11 +226,15 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 		forwards[i] = ask.Forwarding(v6)
 	}
 	port, bridge := ask.LinkByIndex(a.pair.Host.Index), ask.LinkByIndex(a.bridge.Index)
-	have := new([]links.Address)
+	known := a.knownAs(ask, on.Index)
+	have := new([]links.Address) // a list, which is asked for last
 	if len(addrs) > 0 {
 		have = ask.Addresses(on.Index)
 	}
 	if err := ask.Send(); err != nil {
+		return err
+	}
+	if err := a.correct(on.Index, known); err != nil {
 		return err
 	}
 	a.pair.Host.OperState = port.OperState
@@ -238,6 +254,27 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 		}
 	}
 	return ipam.Await(ctx, a.host, on.Index, added)
+}
+
+// knownAs asks which neighbour the host takes the container's addresses for.
+func (a *attachment) knownAs(ask *links.Requests, index int) map[netip.Addr]*links.Neighbour {
+	known := make(map[netip.Addr]*links.Neighbour)
+	for _, addr := range ipam.IPv4(a.result) {
+		known[addr] = ask.Neighbour(index, addr)
+	}
+	return known
+}
+
+// correct has the host know the container by its addresses at once, where it
+// knew another one by them. Everybody else hears the announcement.
+func (a *attachment) correct(index int, known map[netip.Addr]*links.Neighbour) error {
+	do := a.host.Requests()
+	for addr, neighbour := range known {
+		if neighbour.Wrong(a.pair.Container.MAC) {
+			do.SetNeighbour(index, addr, a.pair.Container.MAC)
+		}
+	}
+	return do.Send()
 }
 
 // settle waits until packets pass.

@@ -41,6 +41,10 @@ type How struct {
 	// as another's: an IPv4 address when the interface comes up (arp_notify),
 	// an IPv6 address when it is added to one that is up, with [Announced].
 	Announce bool
+	// Aside leaves that of the IPv4 addresses to the caller, for when the
+	// interface is up: see [links.Conn.Announce]. The kernel announces what
+	// changes later.
+	Aside bool
 }
 
 // Announced is the setting that has the kernel announce IPv6 addresses. It does
@@ -60,10 +64,13 @@ func Configure(to *links.Requests, index int, result *types100.Result, how How) 
 		return err
 	}
 	var flags links.AddressFlag
+	// An interface too small for IPv4 has no such setting.
+	notify := func() { to.Set4(index, "arp_notify", 1, unix.EAFNOSUPPORT) }
 	if how.Announce {
 		flags = links.Detect
-		// An interface too small for IPv4 has no such setting.
-		to.Set4(index, "arp_notify", 1, unix.EAFNOSUPPORT)
+		if !how.Aside {
+			notify()
+		}
 	}
 	add := func(v4 bool) {
 		for _, a := range w.addresses {
@@ -74,11 +81,27 @@ func Configure(to *links.Requests, index int, result *types100.Result, how How) 
 	}
 	add(true)
 	to.Up(index)
+	if how.Announce && how.Aside {
+		notify()
+	}
 	add(false)
 	for _, r := range w.routes {
 		to.AddRoute(index, r, true)
 	}
 	return nil
+}
+
+// IPv4 are the IPv4 addresses of a result that [Configure] could use.
+func IPv4(result *types100.Result) (addrs []netip.Addr) {
+	for _, ip := range result.IPs {
+		if ip == nil {
+			continue
+		}
+		if p, err := links.Prefix(ip.Address); err == nil && p.Addr().Is4() {
+			addrs = append(addrs, p.Addr())
+		}
+	}
+	return addrs
 }
 
 // Await waits until neighbours can find the IPv6 addresses of an interface:

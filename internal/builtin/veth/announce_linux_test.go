@@ -1,0 +1,54 @@
+package veth_test
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// TestWhoHasAnAddressNowIsAnnounced: the host knows the new owner of an address
+// when ADD returns, and other containers hear of it.
+func TestWhoHasAnAddressNowIsAnnounced(t *testing.T) {
+	const conf, wrong = `"isGateway": true, "ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24", "gateway": "10.1.0.1"}]}`, "02:00:00:00:00:09"
+	h := newHost(t)
+	another := side{typ: "bridge", conf: strings.ReplaceAll(conf, ".2/", ".9/")}.call()
+	another.id = "another"
+	h.namespace(another.id)
+	h.must(ours, "ADD", another)
+	listener, err := netns.Open(h.path(another.id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	for i := range 20 {
+		h.sh("ip neigh replace 10.1.0.2 lladdr " + wrong + " dev cni0 nud reachable")
+		h.in(another.id, "ip neigh replace 10.1.0.2 lladdr "+wrong+" dev eth0 nud reachable")
+		c := side{typ: "bridge", conf: conf}.call()
+		c.id = fmt.Sprint("c", i)
+		h.namespace(c.id)
+		h.must(ours, "ADD", c)
+		h.sh("! ip neigh show 10.1.0.2 dev cni0 | grep " + wrong)
+		for end := time.Now().Add(10 * time.Second); strings.Contains(neighbours(t, listener), wrong); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: another container has heard nothing of it", c.id)
+			}
+		}
+		h.must(ours, "DEL", c)
+	}
+}
+
+func neighbours(t *testing.T, ns *netns.Handle) string {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := exec.Command("ip", "neigh")
+	cmd.Stdout = &out
+	if err := ns.Do(cmd.Run); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}

@@ -1,0 +1,93 @@
+package links
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/thread"
+	"github.com/embedcni/cni/netns"
+)
+
+// Announce tells the neighbours of an interface in ns, which is up and whose
+// socket c is, which hardware address its IPv4 addresses have now, by a
+// gratuitous ARP request (RFC 5944, section 4.6) for each. That is what the
+// kernel sends with arp_notify. What the interface is connected to must pass on
+// packets already, which takes the port of a bridge a moment.
+//
+// It does not wait for it: a bridge delivers it to all its ports before the call
+// that sends it returns, which takes milliseconds if they are a thousand. But it
+// is on its way when the Conns of the context are closed, or if there are none
+// when Announce returns, so that the end of the program does not prevent it. As
+// with the kernel's own, nobody hears of one that is lost.
+func (c *Conn) Announce(ctx context.Context, ns *netns.Handle, link Link, addrs []netip.Addr) error {
+	if len(addrs) == 0 {
+		return nil
+	}
+	all, _ := ctx.Value(connsKey{}).(*Conns)
+	fd := all.takePacket(ns.ID())
+	if fd < 0 {
+		err := thread.In(ns, func() (err error) {
+			fd, err = packetSocket()
+			return err
+		})
+		if err != nil { // without the capability NET_RAW, for example
+			return c.readdress(link)
+		}
+	}
+	sending := make(chan struct{})
+	go func() {
+		defer unix.Close(fd) // nothing is lost with it
+		to := &unix.SockaddrLinklayer{Protocol: arp, Ifindex: link.Index, Halen: 6, Addr: broadcast}
+		close(sending)
+		for _, addr := range addrs {
+			_ = restart(func() error { return unix.Sendto(fd, gratuitous(link.MAC, addr), 0, to) })
+		}
+	}()
+	if !all.expect(sending) {
+		<-sending
+	}
+	return nil
+}
+
+// arp is ETH_P_ARP in the order of the network.
+var arp = native.Uint16([]byte{8, 6})
+
+var broadcast = [8]byte{255, 255, 255, 255, 255, 255}
+
+// packetSocket opens a socket in the namespace of the calling thread that
+// packets are sent by, and none received. To close it takes a grace period of
+// the kernel.
+func packetSocket() (int, error) {
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open a packet socket: %w", err)
+	}
+	return fd, nil
+}
+
+// closeAside closes a packet socket that nothing was sent by, so that nothing
+// can be lost, without waiting for it.
+func closeAside(fd int) { go unix.Close(fd) }
+
+// gratuitous is an ARP request for an address by who has it (RFC 826).
+func gratuitous(mac net.HardwareAddr, addr netip.Addr) []byte {
+	ip := addr.As4()
+	b := []byte{0, 1, 8, 0, 6, 4, 0, 1} // Ethernet, IPv4, their lengths, request
+	b = append(append(b, mac...), ip[:]...)
+	return append(append(b, make([]byte, 6)...), ip[:]...)
+}
+
+// readdress gives an interface the hardware address that it has, upon which the
+// kernel announces its addresses if it has arp_notify.
+func (c *Conn) readdress(link Link) error {
+	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(link.Index, 0, 0))
+	m.attr(unix.IFLA_ADDRESS, link.MAC)
+	if err := c.execute(m, nil); err != nil {
+		return fmt.Errorf("announce the addresses of interface %q: %w", link.Name, err)
+	}
+	return nil
+}

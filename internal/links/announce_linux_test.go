@@ -1,0 +1,131 @@
+package links
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// segment is a bridge with two containers, c and the one that listens.
+type segment struct {
+	c        *Conn
+	ns       *netns.Handle
+	link     Link
+	listener *Conn
+	index    int // of the listener's interface
+}
+
+var announced = netip.MustParseAddr("10.9.0.2")
+
+func newSegment(t *testing.T) *segment {
+	t.Helper()
+	h := mustDial(t, newNS(t, "host"))
+	br := must[Link](t)(h.CreateBridge(NewBridge{Name: "br0"}))
+	do := h.Requests()
+	do.Up(br.Index)
+	wantNoError(t, do.Send())
+	s := &segment{ns: newNS(t, "c")}
+	listening := newNS(t, "listener")
+	s.c, s.listener = mustDial(t, s.ns), mustDial(t, listening)
+	up := func(ns *netns.Handle, c *Conn, addr string) Link {
+		pair := must[Pair](t)(h.Connect(ns, Veth{Name: "eth0", Master: br.Index}))
+		do := c.Requests()
+		do.AddAddress(pair.Container.Index, netip.MustParsePrefix(addr), 0)
+		do.Up(pair.Container.Index)
+		wantNoError(t, do.Send())
+		return pair.Container
+	}
+	s.link = up(s.ns, s.c, announced.String()+"/24")
+	s.index = up(listening, s.listener, "10.9.0.3/24").Index
+	return s
+}
+
+var another = net.HardwareAddr{2, 0, 0, 0, 0, 9}
+
+// mistaken has the listener take the address for another's.
+func (s *segment) mistaken(t *testing.T, state uint16) {
+	t.Helper()
+	m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK, s.index, state, announced)
+	m.attr(unix.NDA_LLADDR, another)
+	wantNoError(t, s.listener.execute(m, nil))
+}
+
+func (s *segment) known(t *testing.T) Neighbour {
+	t.Helper()
+	ask := s.listener.Requests()
+	n := ask.Neighbour(s.index, announced)
+	wantNoError(t, ask.Send())
+	return *n
+}
+
+// wantHeard waits until the listener knows better.
+func (s *segment) wantHeard(t *testing.T, what string) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); s.known(t).Wrong(s.link.MAC); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: the listener takes the address for that of %v, not %v", what, s.known(t).MAC, s.link.MAC)
+		}
+	}
+}
+
+func TestAnnounceIsHeard(t *testing.T) {
+	s := newSegment(t)
+	prepared := new(Conns)
+	prepared.Prepare(s.ns, true)
+	c, err := prepared.Borrow(s.ns)
+	wantNoError(t, err)
+	wantNoError(t, c.Close())
+	for what, ctx := range map[string]context.Context{"with a socket of its own": t.Context(), "with the one prepared": WithConns(t.Context(), prepared)} {
+		s.mistaken(t, unix.NUD_STALE)
+		if !s.known(t).Wrong(s.link.MAC) {
+			t.Fatalf("%s: the listener is not mistaken", what)
+		}
+		wantNoError(t, s.c.Announce(ctx, s.ns, s.link, []netip.Addr{announced}))
+		s.wantHeard(t, what)
+	}
+	if len(prepared.packets) != 0 {
+		t.Error("the socket that was prepared was not used")
+	}
+	wantNoError(t, prepared.Close())
+}
+
+// TestAnnounceWithoutPacketSockets, as without the capability NET_RAW.
+func TestAnnounceWithoutPacketSockets(t *testing.T) {
+	s := newSegment(t)
+	do := s.c.Requests()
+	do.Set4(s.link.Index, "arp_notify", 1)
+	wantNoError(t, do.Send())
+	s.mistaken(t, unix.NUD_STALE)
+	wantNoError(t, s.c.readdress(s.link))
+	s.wantHeard(t, "readdress")
+}
+
+func TestSetNeighbour(t *testing.T) {
+	s := newSegment(t)
+	set := func() Neighbour {
+		do := s.listener.Requests()
+		do.SetNeighbour(s.index, announced, s.link.MAC)
+		wantNoError(t, do.Send())
+		return s.known(t)
+	}
+	if got := set(); got.MAC != nil || got.Wrong(s.link.MAC) {
+		t.Errorf("nothing was known, and %+v is now", got)
+	}
+	s.mistaken(t, unix.NUD_REACHABLE)
+	if !s.known(t).Wrong(s.link.MAC) {
+		t.Fatal("the listener is not mistaken")
+	}
+	if got := set(); got.Wrong(s.link.MAC) || got.MAC.String() != s.link.MAC.String() {
+		t.Errorf("got %v, want %v", got.MAC, s.link.MAC)
+	}
+	s.mistaken(t, unix.NUD_PERMANENT)
+	if got := s.known(t); got.MAC.String() != another.String() || got.Wrong(s.link.MAC) {
+		t.Errorf("an administrator's entry: %+v, wrong: %t", got, got.Wrong(s.link.MAC))
+	}
+}
