@@ -41,6 +41,7 @@ func (c *Conn) Announce(ctx context.Context, ns *netns.Handle, link Link, addrs 
 	sending := make(chan struct{})
 	go func() {
 		defer unix.Close(fd) // nothing is lost with it
+		arp := native.Uint16([]byte{8, 6}) // ETH_P_ARP in the order of the network
 		to := &unix.SockaddrLinklayer{Protocol: arp, Ifindex: link.Index, Halen: 6, Addr: broadcast}
 		close(sending)
 		for _, addr := range addrs {
@@ -52,9 +53,6 @@ func (c *Conn) Announce(ctx context.Context, ns *netns.Handle, link Link, addrs 
 	}
 	return nil
 }
-
-// arp is ETH_P_ARP in the order of the network.
-var arp = native.Uint16([]byte{8, 6})
 
 var broadcast = [8]byte{255, 255, 255, 255, 255, 255}
 
