@@ -8,14 +8,14 @@ import (
 )
 
 // What a container's kernel says of itself when it is attached (that it listens
-// to multicast, that it looks for routers, three times) goes to all ports of its
-// bridge. After a thousand, both processors are busy with that for seconds, and
-// whoever is measured then is measured beside it.
+// to multicast, that it looks for routers, again and again at intervals that
+// double) goes to all ports of its bridge. After thousands, both processors are
+// busy with that for minutes, and whoever is measured then is measured beside it.
 const (
 	loud       = 100 // containers on a bridge, from which on that takes a while
 	quietShare = 0.9 // of the time of all processors is idle
 	quietFor   = time.Second
-	quietAtAll = time.Minute // after which it is measured all the same, and said
+	quietAtAll = 4 * time.Minute // after which it is measured all the same, and said
 )
 
 // quiet waits until the machine has nothing else to do, and tells whether that
