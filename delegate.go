@@ -113,12 +113,12 @@ func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p provide
 			return nil, late
 		}
 	}
-	if err := d.op.awaitRecord(call.Verb, call.Plugin); err != nil {
+	ctx, err := d.op.awaitRecord(ctx, call.Verb, call.Plugin, p.kind)
+	if err != nil {
 		return nil, plugin.Errorf(types.ErrInternal, "%w", err)
 	}
 	start := time.Now()
 	var out invoke.Output
-	var err error
 	if p.kind == PluginExecutable {
 		out, err = d.start(ctx, call, p.path)
 		err = delegateError(call, out, err)

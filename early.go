@@ -3,6 +3,8 @@ package cni
 import (
 	"context"
 	"fmt"
+
+	"github.com/embedcni/cni/internal/durable"
 )
 
 // The record is to survive a power cut before anything does that it is about.
@@ -37,12 +39,16 @@ func (s *snapshot) onlyKernel(typ string) bool {
 	return false // host-local's addresses, what tuning is to restore
 }
 
-// awaitRecord waits for the record before a plugin is run that may write files.
-func (op *operation) awaitRecord(verb, typ string) error {
-	if verb != "ADD" || op.pending == nil || op.onlyKernel(typ) {
-		return nil
+// awaitRecord waits for the record before a plugin is run that may write files,
+// or has it wait: host-local has something to do before it writes.
+func (op *operation) awaitRecord(ctx context.Context, verb, typ string, kind PluginKind) (context.Context, error) {
+	switch {
+	case verb != "ADD" || op.pending == nil || op.onlyKernel(typ):
+		return ctx, nil
+	case kind == PluginBuiltIn && typ == "host-local":
+		return durable.With(ctx, op.durable), nil
 	}
-	return op.durable()
+	return ctx, op.durable()
 }
 
 // durable waits until the record survives a power cut.

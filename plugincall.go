@@ -24,8 +24,9 @@ func (a *attachment) runPlugin(ctx context.Context, call chain.Call) (chain.Outp
 		if late = a.flushBefore(ctx, call.Verb, p); late != nil && call.Verb != "DEL" {
 			return chain.Output{}, late
 		}
-		if err = a.op.awaitRecord(call.Verb, call.Plugin); err == nil {
-			out, err = a.execute(ctx, call, p)
+		inner, rerr := a.op.awaitRecord(ctx, call.Verb, call.Plugin, p.kind)
+		if err = rerr; err == nil {
+			out, err = a.execute(inner, call, p)
 		}
 	}
 	perr := pluginError(a, call, p.kind, out, err)

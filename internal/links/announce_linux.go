@@ -40,7 +40,7 @@ func (c *Conn) Announce(ctx context.Context, ns *netns.Handle, link Link, addrs 
 	}
 	sending := make(chan struct{})
 	go func() {
-		defer unix.Close(fd) // nothing is lost with it
+		defer unix.Close(fd)               // nothing is lost with it
 		arp := native.Uint16([]byte{8, 6}) // ETH_P_ARP in the order of the network
 		to := &unix.SockaddrLinklayer{Protocol: arp, Ifindex: link.Index, Halen: 6, Addr: broadcast}
 		close(sending)

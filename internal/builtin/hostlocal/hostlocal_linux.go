@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/durable"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -41,6 +42,10 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result
 			return nil, fmt.Errorf("network %q: ipam.resolvConf: %w", r.Name, err)
 		}
 		result.DNS = parseResolvConf(string(text))
+	}
+	// Not under the lock, which all containers of the network wait for.
+	if err := durable.Await(ctx); err != nil {
+		return nil, err
 	}
 	h, err := p.lock(ctx, c, true)
 	if err != nil {
