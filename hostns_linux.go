@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -212,16 +213,12 @@ func (op *operation) hasLink(ns *netns.Handle, name string) (bool, error) {
 // prepare begins to open what an ADD needs in the container, while the record is
 // written.
 func (op *operation) prepare() {
-	wanted, announce := false, false
-	for _, a := range op.attachments {
-		typ := a.network.config.Plugins[0].Network.Type
-		p, err := op.provider(typ)
-		builtIn := err == nil && p.kind == PluginBuiltIn
-		wanted = wanted || builtIn || a.makesInterface()
-		announce = announce || builtIn && typ == "bridge"
-	}
+	wanted := slices.ContainsFunc(op.attachments, func(a *attachment) bool {
+		p, err := op.provider(a.network.config.Plugins[0].Network.Type)
+		return a.makesInterface() || err == nil && p.kind == PluginBuiltIn
+	})
 	if wanted && op.container != nil {
-		op.host.conns.Prepare(op.container, announce)
+		op.host.conns.Prepare(op.container)
 	}
 }
 

@@ -22,7 +22,7 @@ func Lookup(typ string) plugin.Plugin {
 	case "bandwidth":
 		return bandwidth.Plugin{}
 	case "bridge":
-		return bridge.Plugin{}
+		return bridge.New()
 	case "host-device":
 		return hostdevice.Plugin{}
 	case "host-local":

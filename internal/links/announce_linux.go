@@ -19,7 +19,9 @@ import (
 // packets already, which takes the port of a bridge a moment.
 //
 // It does not wait for it: a bridge delivers it to all its ports before the call
-// that sends it returns, which takes milliseconds if they are a thousand. But it
+// that sends it returns, which takes milliseconds if they are a thousand. Where
+// they are few the kernel's own is better, as the next deletion of an interface
+// waits for the end of the packet socket, too (packet_release). But it
 // is on its way when the Conns of the context are closed, or if there are none
 // when Announce returns, so that the end of the program does not prevent it. As
 // with the kernel's own, nobody hears of one that is lost.
@@ -27,16 +29,12 @@ func (c *Conn) Announce(ctx context.Context, ns *netns.Handle, link Link, addrs 
 	if len(addrs) == 0 {
 		return nil
 	}
-	all, _ := ctx.Value(connsKey{}).(*Conns)
-	fd := all.takePacket(ns.ID())
-	if fd < 0 {
-		err := thread.In(ns, func() (err error) {
-			fd, err = packetSocket()
-			return err
-		})
-		if err != nil { // without the capability NET_RAW, for example
-			return c.readdress(link)
-		}
+	var fd int
+	if err := thread.In(ns, func() (err error) {
+		fd, err = packetSocket()
+		return err
+	}); err != nil { // without the capability NET_RAW, for example
+		return c.readdress(link)
 	}
 	sending := make(chan struct{})
 	go func() {
@@ -48,7 +46,7 @@ func (c *Conn) Announce(ctx context.Context, ns *netns.Handle, link Link, addrs 
 			_ = restart(func() error { return unix.Sendto(fd, gratuitous(link.MAC, addr), 0, to) })
 		}
 	}()
-	if !all.expect(sending) {
+	if all, _ := ctx.Value(connsKey{}).(*Conns); !all.expect(sending) {
 		<-sending
 	}
 	return nil
@@ -66,10 +64,6 @@ func packetSocket() (int, error) {
 	}
 	return fd, nil
 }
-
-// closeAside closes a packet socket that nothing was sent by, so that nothing
-// can be lost, without waiting for it.
-func closeAside(fd int) { go unix.Close(fd) }
 
 // gratuitous is an ARP request for an address by who has it (RFC 826).
 func gratuitous(mac net.HardwareAddr, addr netip.Addr) []byte {

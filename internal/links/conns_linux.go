@@ -19,16 +19,14 @@ type Conns struct {
 	mu      sync.Mutex
 	idle    map[netns.ID][]*Conn
 	coming  map[netns.ID]*coming
-	packets map[netns.ID]int // descriptors for Announce
-	sending []chan struct{}  // closed when it has begun
+	sending []chan struct{} // closed when an announcement has begun
 	closed  bool
 }
 
-// coming are sockets that are being opened.
+// coming is a socket that is being opened.
 type coming struct {
-	done   chan struct{}
-	conn   *Conn // nil if that has failed
-	packet int   // or -1
+	done chan struct{}
+	conn *Conn // nil if that has failed
 }
 
 type connsKey struct{}
@@ -48,11 +46,10 @@ func Borrow(ctx context.Context, ns *netns.Handle, sysctls ...Sysctl) (*Conn, er
 	return all.Borrow(ns, sysctls...)
 }
 
-// Prepare begins to open a socket in a namespace, for whoever borrows one first,
-// and if announce is set what [Conn.Announce] needs. What fails is tried again,
-// and reported, then.
-func (all *Conns) Prepare(ns *netns.Handle, announce bool) {
-	next := &coming{done: make(chan struct{}), packet: -1}
+// Prepare begins to open a socket in a namespace, for whoever borrows one first.
+// What fails is tried again, and reported, then.
+func (all *Conns) Prepare(ns *netns.Handle) {
+	next := &coming{done: make(chan struct{})}
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	if all.closed || all.coming[ns.ID()] != nil {
@@ -65,9 +62,7 @@ func (all *Conns) Prepare(ns *netns.Handle, announce bool) {
 	go func() {
 		defer close(next.done)
 		_ = ns.Do(func() (err error) {
-			if next.conn, err = dial(); err == nil && announce {
-				next.packet, err = packetSocket()
-			}
+			next.conn, err = dial()
 			return err
 		})
 	}()
@@ -104,40 +99,10 @@ func (all *Conns) take(ns netns.ID) *Conn {
 	all.mu.Unlock()
 	<-next.done
 	all.mu.Lock()
-	if next.packet >= 0 {
-		all.keepPacket(ns, next.packet)
-	}
 	if next.conn != nil {
 		next.conn.home, next.conn.ns = all, ns
 	}
 	return next.conn
-}
-
-// keepPacket keeps a descriptor until it is taken, or until Close.
-func (all *Conns) keepPacket(ns netns.ID, fd int) {
-	if _, there := all.packets[ns]; there || all.closed {
-		closeAside(fd)
-		return
-	}
-	if all.packets == nil {
-		all.packets = make(map[netns.ID]int)
-	}
-	all.packets[ns] = fd
-}
-
-// takePacket returns a descriptor that is the caller's from now on, or -1.
-func (all *Conns) takePacket(ns netns.ID) int {
-	if all == nil {
-		return -1
-	}
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	fd, there := all.packets[ns]
-	if !there {
-		return -1
-	}
-	delete(all.packets, ns)
-	return fd
 }
 
 // give takes the socket over, unless all are closed. What an exchange that
@@ -174,14 +139,11 @@ func (all *Conns) expect(sending chan struct{}) bool {
 // Close closes the sockets. Those that are in use are closed by their users.
 func (all *Conns) Close() error {
 	all.mu.Lock()
-	idle, opening, packets, sending := all.idle, all.coming, all.packets, all.sending
-	all.idle, all.coming, all.packets, all.sending, all.closed = nil, nil, nil, nil, true
+	idle, opening, sending := all.idle, all.coming, all.sending
+	all.idle, all.coming, all.sending, all.closed = nil, nil, nil, true
 	all.mu.Unlock()
 	for _, begun := range sending {
 		<-begun
-	}
-	for _, fd := range packets {
-		closeAside(fd)
 	}
 	var errs []error
 	closeAll := func(ns netns.ID, list ...*Conn) {
@@ -196,9 +158,6 @@ func (all *Conns) Close() error {
 	}
 	for ns, next := range opening {
 		<-next.done
-		if next.packet >= 0 {
-			closeAside(next.packet)
-		}
 		if next.conn != nil {
 			closeAll(ns, next.conn)
 		}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -130,8 +129,8 @@ func TestBorrowAtOnce(t *testing.T) {
 func TestPrepareIsForTheFirstWhoBorrows(t *testing.T) {
 	ns := newNS(t, "ns")
 	var all Conns
-	all.Prepare(ns, false)
-	all.Prepare(ns, false) // is being done already
+	all.Prepare(ns)
+	all.Prepare(ns) // is being done already
 	next := all.coming[ns.ID()]
 	first, fd := borrowed(t, &all, ns)
 	if next.conn == nil || next.conn.fd != fd {
@@ -150,19 +149,13 @@ func TestPrepareIsForTheFirstWhoBorrows(t *testing.T) {
 func TestCloseWaitsForWhatIsPrepared(t *testing.T) {
 	ns := newNS(t, "ns")
 	var all Conns
-	all.Prepare(ns, true)
+	all.Prepare(ns)
 	next := all.coming[ns.ID()]
 	wantNoError(t, all.Close())
-	if next.conn == nil || next.packet < 0 || next.conn.fd >= 0 {
-		t.Errorf("conn %+v, packet socket %d: want one that is closed, and one", next.conn, next.packet)
+	if next.conn == nil || next.conn.fd >= 0 {
+		t.Errorf("conn %+v, want one that is closed", next.conn)
 	}
-	// To close it takes the kernel a grace period, which nobody waits for.
-	for end := time.Now().Add(10 * time.Second); !closed(next.packet); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the packet socket stays open")
-		}
-	}
-	all.Prepare(ns, true)
+	all.Prepare(ns)
 	if len(all.coming) != 0 {
 		t.Error("something is prepared after Close")
 	}
@@ -175,7 +168,7 @@ func TestWhatCannotBePreparedIsTriedAgain(t *testing.T) {
 	wantNoError(t, err)
 	wantNoError(t, closed.Close())
 	var all Conns
-	all.Prepare(closed, true)
+	all.Prepare(closed)
 	c, _ := borrowed(t, &all, ns)
 	if _, err := c.Link("lo"); err != nil {
 		t.Error(err)

@@ -26,8 +26,10 @@ type Link struct {
 	// apart, and the one that new ports are put in, or 0.
 	VLANFiltering bool
 	DefaultVLAN   uint16
-	// Hairpin and Isolated are those of a bridge's port.
+	// Hairpin and Isolated are those of a bridge's port, and Port is its number:
+	// the lowest that was free.
 	Hairpin, Isolated bool
+	Port              int
 	// Settings are what /proc/sys has of it.
 	Settings Settings
 }
@@ -163,6 +165,8 @@ func (l *Link) parseBridge(data, port []byte) error {
 	}
 	return eachAttr(port, func(typ uint16, value []byte) {
 		switch typ {
+		case nl.IFLA_BRPORT_NO:
+			l.Port = int(number(value))
 		case nl.IFLA_BRPORT_MODE:
 			l.Hairpin = number(value) != 0
 		case nl.IFLA_BRPORT_ISOLATED:

@@ -73,7 +73,7 @@ func TestConnectPutsThePairInPlace(t *testing.T) {
 	}
 	want = Link{
 		Index: pair.Host.Index, Name: pair.Host.Name, Kind: "veth", MAC: pair.Host.MAC, MTU: 1400,
-		Flags: outside.Flags | unix.IFF_UP, OperState: outside.OperState, Master: br.Index, Peer: inside.Index,
+		Flags: outside.Flags | unix.IFF_UP, OperState: outside.OperState, Master: br.Index, Port: 1, Peer: inside.Index,
 		Promiscuous: outside.Promiscuous, // as all ports of a bridge that is up
 		Settings:    outside.Settings,
 	}

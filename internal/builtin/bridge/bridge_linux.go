@@ -11,9 +11,9 @@
 //   - The pair's ends have one queue for each direction, and cannot be given more;
 //     the reference plugin's have one for each CPU there can be, of which the
 //     kernel uses one.
-//   - IPv4 addresses are announced beside what is done yet, by this package rather
-//     than by the kernel: on a bridge of a thousand ports the kernel delivers a
-//     thousand packets before it goes on, and nobody can change an interface
+//   - On a bridge of many ports IPv4 addresses are announced beside what is done
+//     yet, by this package rather than by the kernel, which delivers the packet to
+//     each of a thousand before it goes on, and nobody can change an interface
 //     meanwhile. The host itself knows them when Add returns.
 //   - The host's end has no link-local IPv6 address: as a port it has no use for one.
 //   - VLANs on a bridge that does not keep them apart are an error.
@@ -32,27 +32,67 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-
-	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"sync"
 
 	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
-// Plugin is the plugin "bridge".
-type Plugin struct{}
+// Plugin is the plugin "bridge". Whoever keeps one spares it waiting for packets
+// to many ports; see [Plugin.crowded].
+type Plugin struct {
+	mu    sync.Mutex
+	ports map[port]int // the number of the last one
+}
+
+// New returns a plugin that knows nothing yet.
+func New() *Plugin { return &Plugin{} }
+
+// port is which bridge of which host it is of.
+type port struct {
+	host   netns.ID
+	bridge int
+}
+
+const (
+	// many is how many ports of a bridge are too many to wait for a packet that
+	// goes to all of them: at 3 µs each it is a tenth of what the rest takes.
+	many = 64
+	// mostBridges is how many are remembered.
+	mostBridges = 1000
+)
+
+// crowded tells whether a bridge has many ports. A port has the lowest number
+// that is free, so that the last one's says how many there are, or were once. The
+// first on a bridge is taken for one of few.
+func (p *Plugin) crowded(b port) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ports[b] > many
+}
+
+func (p *Plugin) remember(b port, number int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ports == nil || len(p.ports) > mostBridges {
+		p.ports = make(map[port]int)
+	}
+	p.ports[b] = number
+}
 
 // containerInterface is the index of the container's interface in the result,
 // behind the bridge and the host's end.
 const containerInterface = 2
 
 // Add connects the container.
-func (Plugin) Add(ctx context.Context, r *plugin.Request) (result *types100.Result, err error) {
+func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (result *types100.Result, err error) {
 	c, err := load(r)
 	if err != nil {
 		return nil, err
@@ -65,7 +105,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (result *types100.Resu
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, host.Close()) }()
-	a := &attachment{config: c, r: r, host: host}
+	a := &attachment{config: c, r: r, host: host, plugin: p}
 	defer func() { err = errors.Join(err, a.close()) }()
 	if err := a.make(ctx); err != nil {
 		return nil, errors.Join(err, a.undo(ctx))
@@ -78,7 +118,9 @@ type attachment struct {
 	*config
 	r      *plugin.Request
 	host   *links.Conn
+	plugin *Plugin
 	bridge links.Link
+	aside  bool       // addresses are announced beside what is done yet
 	pair   links.Pair // made if the index is not 0
 	leased bool       // there are addresses to give back
 	result *types100.Result
@@ -115,9 +157,9 @@ func (a *attachment) make(ctx context.Context) error {
 
 // configure gives the pair its addresses, and completes the result.
 func (a *attachment) configure(ctx context.Context) error {
-	port, container := veth.Interfaces(a.r, a.pair)
+	host, container := veth.Interfaces(a.r, a.pair)
 	br := &types100.Interface{Name: a.bridge.Name}
-	a.result.Interfaces = []*types100.Interface{br, port, container}
+	a.result.Interfaces = []*types100.Interface{br, host, container}
 	a.SetDNS(a.result)
 
 	addrs, gateways, err := a.setGateways(a.result)
@@ -141,8 +183,10 @@ func (a *attachment) configure(ctx context.Context) error {
 	if a.IPAM.Type == "" { // as where the container's end is down
 		return nil
 	}
-	if err := a.container.Announce(ctx, a.r.Container, a.pair.Container, ipam.IPv4(a.result)); err != nil {
-		return err
+	if a.aside {
+		if err := a.container.Announce(ctx, a.r.Container, a.pair.Container, ipam.IPv4(a.result)); err != nil {
+			return err
+		}
 	}
 	return a.Masquerade(ctx, a.r, a.result)
 }
@@ -158,6 +202,7 @@ func (a *attachment) connect() (err error) {
 	if err != nil {
 		return err
 	}
+	a.aside = a.plugin.crowded(port{a.r.Host.ID(), a.bridge.Index})
 	return a.setPort(a.host, a.bridge, a.pair.Host)
 }
 
@@ -182,7 +227,7 @@ func (a *attachment) configureContainer(ctx context.Context) error {
 	do, index := a.container.Requests(), a.pair.Container.Index
 	if a.IPAM.Type == "" {
 		do.Up(index)
-	} else if err := ipam.Configure(do, index, a.result, ipam.How{Announce: true, Aside: true}); err != nil {
+	} else if err := ipam.Configure(do, index, a.result, ipam.How{Announce: true, Aside: a.aside}); err != nil {
 		return err
 	}
 	return do.Send()
@@ -225,7 +270,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	for i, v6 := range families {
 		forwards[i] = ask.Forwarding(v6)
 	}
-	port, bridge := ask.LinkByIndex(a.pair.Host.Index), ask.LinkByIndex(a.bridge.Index)
+	end, bridge := ask.LinkByIndex(a.pair.Host.Index), ask.LinkByIndex(a.bridge.Index)
 	known := a.knownAs(ask, on.Index)
 	have := new([]links.Address) // a list, which is asked for last
 	if len(addrs) > 0 {
@@ -237,7 +282,8 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	if err := a.correct(on.Index, known); err != nil {
 		return err
 	}
-	a.pair.Host.OperState = port.OperState
+	a.pair.Host.OperState = end.OperState
+	a.plugin.remember(port{a.r.Host.ID(), a.bridge.Index}, end.Port)
 	br.Mac = bridge.MAC.String()
 	added, err := a.ensureAddresses(a.host, on, *have, addrs)
 	if err != nil {
@@ -258,6 +304,9 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 
 // knownAs asks which neighbour the host takes the container's addresses for.
 func (a *attachment) knownAs(ask *links.Requests, index int) map[netip.Addr]*links.Neighbour {
+	if !a.aside {
+		return nil
+	}
 	known := make(map[netip.Addr]*links.Neighbour)
 	for _, addr := range ipam.IPv4(a.result) {
 		known[addr] = ask.Neighbour(index, addr)
@@ -308,7 +357,7 @@ func (a *attachment) undo(ctx context.Context) error {
 }
 
 // Del disconnects the container. The bridge stays.
-func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
+func (*Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	var c config
 	if err := r.Decode(&c); err != nil {
 		return err
@@ -324,7 +373,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 }
 
 // Status asks the IPAM plugin.
-func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
+func (*Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	c, err := load(r)
 	if err != nil {
 		return err
@@ -333,7 +382,7 @@ func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
 }
 
 // GC has the IPAM plugin collect what is no longer valid.
-func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
+func (*Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
 	c, err := load(r)
 	if err != nil {
 		return err

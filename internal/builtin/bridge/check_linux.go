@@ -17,7 +17,7 @@ import (
 // Check returns an error unless the bridge, both ends of the pair, addresses,
 // routes, gateway and rules are what Add made. It is stricter than the
 // reference plugin, which does not look at what is the host's.
-func (Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
+func (*Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
 	c, err := load(r)
 	if err != nil {
 		return err

@@ -8,18 +8,27 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/netns"
 )
 
 // TestWhoHasAnAddressNowIsAnnounced: the host knows the new owner of an address
 // when ADD returns, and other containers hear of it.
 func TestWhoHasAnAddressNowIsAnnounced(t *testing.T) {
+	for what, ports := range map[string]int{"few ports": 0, "many ports": 70} {
+		t.Run(what, func(t *testing.T) { announced(t, ports) })
+	}
+}
+
+func announced(t *testing.T, ports int) {
 	const conf, wrong = `"isGateway": true, "ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24", "gateway": "10.1.0.1"}]}`, "02:00:00:00:00:09"
 	h := newHost(t)
+	h.lookup = builtin.New() // remembers that there are many
 	another := side{typ: "bridge", conf: strings.ReplaceAll(conf, ".2/", ".9/")}.call()
 	another.id = "another"
 	h.namespace(another.id)
 	h.must(ours, "ADD", another)
+	h.sh(fmt.Sprintf("for i in $(seq %d); do ip link add port$i type veth peer name other$i; ip link set port$i master cni0; done", ports))
 	listener, err := netns.Open(h.path(another.id))
 	if err != nil {
 		t.Fatal(err)

@@ -24,6 +24,7 @@ import (
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
 )
 
 // host is a namespace that stands for a host, with its containers.
@@ -33,6 +34,7 @@ type host struct {
 	plugins string // the directory of the reference plugins
 	ns      *netns.Handle
 	netNS   *string // CNI_NETNS, if it is not the container's
+	lookup  func(typ string) plugin.Plugin
 }
 
 // call is what a plugin is called with. DIR in its configuration is the
@@ -50,7 +52,7 @@ func newHost(t testing.TB) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &host{t: t, dir: t.TempDir(), plugins: plugins}
+	h := &host{t: t, dir: t.TempDir(), plugins: plugins, lookup: builtin.Lookup}
 	h.ns = h.namespace("host")
 	h.sh("ip link set lo up")
 	return h
@@ -106,7 +108,7 @@ type run func(h *host, ctx context.Context, verb string, c call) ([]byte, error)
 // ours runs a plugin in process. A plugin that it delegates to is ours if we
 // have one, or else an executable.
 func ours(h *host, ctx context.Context, verb string, c call) ([]byte, error) {
-	return inprocess.Run(ctx, builtin.Lookup(c.typ), inprocess.Call{
+	return inprocess.Run(ctx, h.lookup(c.typ), inprocess.Call{
 		Verb: verb, Type: c.typ, Env: h.env(verb, c), Stdin: h.stdin(c), Host: h.ns,
 		Delegate: func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
 			with := ours
