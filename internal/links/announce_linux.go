@@ -12,29 +12,40 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Announce tells the neighbours of an interface in ns, which is up and whose
-// socket c is, which hardware address its IPv4 addresses have now, by a
-// gratuitous ARP request (RFC 5944, section 4.6) for each. That is what the
-// kernel sends with arp_notify. What the interface is connected to must pass on
-// packets already, which takes the port of a bridge a moment.
+// Announce tells the neighbours of an interface, which is up and whose socket c
+// is, which hardware address its IPv4 addresses have now: by a gratuitous ARP
+// request (RFC 5944, section 4.6) for each, which the kernel sends, as the
+// interface has arp_notify, when it is given the hardware address that it has.
 //
-// It does not wait for it: a bridge delivers it to all its ports before the call
-// that sends it returns, which takes milliseconds if they are a thousand. Where
-// they are few the kernel's own is better, as the next deletion of an interface
-// waits for the end of the packet socket, too (packet_release). But it
-// is on its way when the Conns of the context are closed, or if there are none
-// when Announce returns, so that the end of the program does not prevent it. As
-// with the kernel's own, nobody hears of one that is lost.
-func (c *Conn) Announce(ctx context.Context, ns *netns.Handle, link Link, addrs []netip.Addr) error {
-	if len(addrs) == 0 {
-		return nil
+// What the interface is connected to must pass on packets already. The port of a
+// bridge does so when the kernel has noticed that there is a carrier. So that
+// which the kernel sends by itself when the interface is set up may be lost.
+func (c *Conn) Announce(link Link) error {
+	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(link.Index, 0, 0))
+	m.attr(unix.IFLA_ADDRESS, link.MAC)
+	if err := c.execute(m, nil); err != nil {
+		return fmt.Errorf("announce the addresses of interface %q: %w", link.Name, err)
 	}
+	return nil
+}
+
+// AnnounceAside is Announce for an interface in ns, but does not wait for it: a
+// bridge delivers a packet to all its ports before the call that sends it
+// returns, which takes milliseconds if they are a thousand, and Announce holds
+// the lock on all interfaces meanwhile. Where they are few Announce is better, as
+// the next deletion of an interface waits for the end of the packet socket, too
+// (packet_release).
+//
+// The announcement is on its way when the Conns of the context are closed, or if
+// there are none when AnnounceAside returns, so that the end of the program does
+// not prevent it. As with the kernel's own, nobody hears of one that is lost.
+func (c *Conn) AnnounceAside(ctx context.Context, ns *netns.Handle, link Link, addrs []netip.Addr) error {
 	var fd int
 	if err := thread.In(ns, func() (err error) {
 		fd, err = packetSocket()
 		return err
 	}); err != nil { // without the capability NET_RAW, for example
-		return c.readdress(link)
+		return c.Announce(link)
 	}
 	sending := make(chan struct{})
 	go func() {
@@ -71,15 +82,4 @@ func gratuitous(mac net.HardwareAddr, addr netip.Addr) []byte {
 	b := []byte{0, 1, 8, 0, 6, 4, 0, 1} // Ethernet, IPv4, their lengths, request
 	b = append(append(b, mac...), ip[:]...)
 	return append(append(b, make([]byte, 6)...), ip[:]...)
-}
-
-// readdress gives an interface the hardware address that it has, upon which the
-// kernel announces its addresses if it has arp_notify.
-func (c *Conn) readdress(link Link) error {
-	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(link.Index, 0, 0))
-	m.attr(unix.IFLA_ADDRESS, link.MAC)
-	if err := c.execute(m, nil); err != nil {
-		return fmt.Errorf("announce the addresses of interface %q: %w", link.Name, err)
-	}
-	return nil
 }

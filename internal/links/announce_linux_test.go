@@ -74,7 +74,7 @@ func (s *segment) wantHeard(t *testing.T, what string) {
 	}
 }
 
-func TestAnnounceIsHeard(t *testing.T) {
+func TestAnnounceAsideIsHeard(t *testing.T) {
 	s := newSegment(t)
 	var conns Conns
 	for what, ctx := range map[string]context.Context{"by itself": t.Context(), "begun at the end": WithConns(t.Context(), &conns)} {
@@ -82,7 +82,7 @@ func TestAnnounceIsHeard(t *testing.T) {
 		if !s.known(t).Wrong(s.link.MAC) {
 			t.Fatalf("%s: the listener is not mistaken", what)
 		}
-		wantNoError(t, s.c.Announce(ctx, s.ns, s.link, []netip.Addr{announced}))
+		wantNoError(t, s.c.AnnounceAside(ctx, s.ns, s.link, []netip.Addr{announced}))
 		s.wantHeard(t, what)
 	}
 	if n := len(conns.sending); n != 1 {
@@ -91,15 +91,14 @@ func TestAnnounceIsHeard(t *testing.T) {
 	wantNoError(t, conns.Close())
 }
 
-// TestAnnounceWithoutPacketSockets, as without the capability NET_RAW.
-func TestAnnounceWithoutPacketSockets(t *testing.T) {
+func TestAnnounceIsHeard(t *testing.T) {
 	s := newSegment(t)
 	do := s.c.Requests()
 	do.Set4(s.link.Index, "arp_notify", 1)
 	wantNoError(t, do.Send())
 	s.mistaken(t, unix.NUD_STALE)
-	wantNoError(t, s.c.readdress(s.link))
-	s.wantHeard(t, "readdress")
+	wantNoError(t, s.c.Announce(s.link))
+	s.wantHeard(t, "Announce")
 }
 
 func TestSetNeighbour(t *testing.T) {

@@ -84,9 +84,7 @@ func (c *Conn) Connect(container *netns.Handle, v Veth) (Pair, error) {
 const addrGenNone = 1
 
 // setPortUp sets a new interface up that is the port of a bridge. If that fails
-// it is deleted. To look at it in between would keep it from passing on the
-// packet by which the container's end, when it comes up, announces its address:
-// the kernel would notice that there is no carrier yet.
+// it is deleted.
 func (c *Conn) setPortUp(index int) error {
 	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0))
 	m.nest(unix.IFLA_AF_SPEC, func() {

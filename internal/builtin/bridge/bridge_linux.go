@@ -11,10 +11,10 @@
 //   - The pair's ends have one queue for each direction, and cannot be given more;
 //     the reference plugin's have one for each CPU there can be, of which the
 //     kernel uses one.
-//   - On a bridge of many ports IPv4 addresses are announced beside what is done
-//     yet, by this package rather than by the kernel, which delivers the packet to
-//     each of a thousand before it goes on, and nobody can change an interface
-//     meanwhile. The host itself knows them when Add returns.
+//   - IPv4 addresses are announced when the port passes on packets, not when the
+//     interface is set up, which may be before; and on a bridge of many ports beside
+//     what is done yet, as the kernel delivers the packet to each of a thousand
+//     before it goes on. The host itself knows them when Add returns.
 //   - The host's end has no link-local IPv6 address: as a port it has no use for one.
 //   - VLANs on a bridge that does not keep them apart are an error.
 //   - The host's end keeps its setting of accept_ra: what arrives at a port is
@@ -183,12 +183,23 @@ func (a *attachment) configure(ctx context.Context) error {
 	if a.IPAM.Type == "" { // as where the container's end is down
 		return nil
 	}
-	if a.aside {
-		if err := a.container.Announce(ctx, a.r.Container, a.pair.Container, ipam.IPv4(a.result)); err != nil {
-			return err
-		}
+	if err := a.announce(ctx); err != nil {
+		return err
 	}
 	return a.Masquerade(ctx, a.r, a.result)
+}
+
+// announce tells neighbours, who may have known another container by them, of
+// the IPv4 addresses. Packets pass.
+func (a *attachment) announce(ctx context.Context) error {
+	addrs := ipam.IPv4(a.result)
+	if a.aside {
+		return a.container.AnnounceAside(ctx, a.r.Container, a.pair.Container, addrs)
+	}
+	if len(addrs) == 0 {
+		return nil
+	}
+	return a.container.Announce(a.pair.Container)
 }
 
 // connect makes what needs no address: the bridge and the pair.
@@ -227,7 +238,7 @@ func (a *attachment) configureContainer(ctx context.Context) error {
 	do, index := a.container.Requests(), a.pair.Container.Index
 	if a.IPAM.Type == "" {
 		do.Up(index)
-	} else if err := ipam.Configure(do, index, a.result, ipam.How{Announce: true, Aside: a.aside}); err != nil {
+	} else if err := ipam.Configure(do, index, a.result, ipam.How{Announce: true, Later: true}); err != nil {
 		return err
 	}
 	return do.Send()

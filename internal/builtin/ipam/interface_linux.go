@@ -41,10 +41,9 @@ type How struct {
 	// as another's: an IPv4 address when the interface comes up (arp_notify),
 	// an IPv6 address when it is added to one that is up, with [Announced].
 	Announce bool
-	// Aside leaves that of the IPv4 addresses to the caller, for when the
-	// interface is up: see [links.Conn.Announce]. The kernel announces what
-	// changes later.
-	Aside bool
+	// Later leaves that of the IPv4 addresses to the caller, for when packets
+	// pass: see [links.Conn.Announce]. The kernel announces what changes after.
+	Later bool
 }
 
 // Announced is the setting that has the kernel announce IPv6 addresses. It does
@@ -68,7 +67,7 @@ func Configure(to *links.Requests, index int, result *types100.Result, how How) 
 	notify := func() { to.Set4(index, "arp_notify", 1, unix.EAFNOSUPPORT) }
 	if how.Announce {
 		flags = links.Detect
-		if !how.Aside {
+		if !how.Later {
 			notify()
 		}
 	}
@@ -81,7 +80,7 @@ func Configure(to *links.Requests, index int, result *types100.Result, how How) 
 	}
 	add(true)
 	to.Up(index)
-	if how.Announce && how.Aside {
+	if how.Announce && how.Later {
 		notify()
 	}
 	add(false)

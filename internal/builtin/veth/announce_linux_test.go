@@ -2,14 +2,18 @@ package veth_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
 )
 
 // TestWhoHasAnAddressNowIsAnnounced: the host knows the new owner of an address
@@ -23,11 +27,19 @@ func TestWhoHasAnAddressNowIsAnnounced(t *testing.T) {
 func announced(t *testing.T, ports int) {
 	const conf, wrong = `"isGateway": true, "ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24", "gateway": "10.1.0.1"}]}`, "02:00:00:00:00:09"
 	h := newHost(t)
-	h.lookup = builtin.New() // remembers that there are many
+	known := builtin.New() // remembers that there are many
+	ends := "1"
+	h.lookup = func(typ string) plugin.Plugin {
+		if typ == "static" {
+			return looking{known(typ), h, ends}
+		}
+		return known(typ)
+	}
 	another := side{typ: "bridge", conf: strings.ReplaceAll(conf, ".2/", ".9/")}.call()
 	another.id = "another"
 	h.namespace(another.id)
 	h.must(ours, "ADD", another)
+	ends = "2"
 	h.sh(fmt.Sprintf("for i in $(seq %d); do ip link add port$i type veth peer name other$i; ip link set port$i master cni0; done", ports))
 	listener, err := netns.Open(h.path(another.id))
 	if err != nil {
@@ -49,6 +61,23 @@ func announced(t *testing.T, ports int) {
 		}
 		h.must(ours, "DEL", c)
 	}
+}
+
+// looking is an IPAM plugin that takes so long that the kernel notices that the
+// new port has no carrier yet. Without being asked that may take it a second.
+type looking struct {
+	plugin.Plugin
+	h    *host
+	ends string // how many there are on the host
+}
+
+func (l looking) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+	cmd := exec.CommandContext(ctx, "sh", "-ec", "until [ $(ip -o link | grep -c ': veth') = "+l.ends+" ]; do :; done; "+
+		"for port in $(ip -o link | grep -o ' veth[0-9a-f]*'); do ip link show dev $port; done")
+	if err := l.h.ns.Do(cmd.Run); err != nil { // not in the test's goroutine
+		return nil, fmt.Errorf("look at the ports: %w", err)
+	}
+	return l.Plugin.Add(ctx, r)
 }
 
 func neighbours(t *testing.T, ns *netns.Handle) string {

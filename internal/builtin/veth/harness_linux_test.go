@@ -112,7 +112,7 @@ func ours(h *host, ctx context.Context, verb string, c call) ([]byte, error) {
 		Verb: verb, Type: c.typ, Env: h.env(verb, c), Stdin: h.stdin(c), Host: h.ns,
 		Delegate: func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
 			with := ours
-			if builtin.Lookup(typ) == nil {
+			if h.lookup(typ) == nil {
 				with = theirs
 			}
 			c.typ, c.conf, c.prev = typ, string(config), nil
