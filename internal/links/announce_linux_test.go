@@ -33,17 +33,31 @@ func newSegment(t *testing.T) *segment {
 	s := &segment{ns: newNS(t, "c")}
 	listening := newNS(t, "listener")
 	s.c, s.listener = mustDial(t, s.ns), mustDial(t, listening)
-	up := func(ns *netns.Handle, c *Conn, addr string) Link {
+	up := func(ns *netns.Handle, c *Conn, addr string) Pair {
 		pair := must[Pair](t)(h.Connect(ns, Veth{Name: "eth0", Master: br.Index}))
 		do := c.Requests()
 		do.AddAddress(pair.Container.Index, netip.MustParsePrefix(addr), 0)
 		do.Up(pair.Container.Index)
 		wantNoError(t, do.Send())
-		return pair.Container
+		return pair
 	}
-	s.link = up(s.ns, s.c, announced.String()+"/24")
-	s.index = up(listening, s.listener, "10.9.0.3/24").Index
+	first := up(s.ns, s.c, announced.String()+"/24")
+	second := up(listening, s.listener, "10.9.0.3/24")
+	passes(t, h, first.Host.Index, second.Host.Index)
+	s.link, s.index = first.Container, second.Container.Index
 	return s
+}
+
+// passes waits until the ports pass on packets.
+func passes(t *testing.T, h *Conn, ports ...int) {
+	t.Helper()
+	for _, port := range ports {
+		for end := time.Now().Add(10 * time.Second); !must[Link](t)(h.LinkByIndex(port)).Running(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("port %d has no carrier", port)
+			}
+		}
+	}
 }
 
 var another = net.HardwareAddr{2, 0, 0, 0, 0, 9}
