@@ -315,9 +315,6 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 
 // knownAs asks which neighbour the host takes the container's addresses for.
 func (a *attachment) knownAs(ask *links.Requests, index int) map[netip.Addr]*links.Neighbour {
-	if !a.aside {
-		return nil
-	}
 	known := make(map[netip.Addr]*links.Neighbour)
 	for _, addr := range ipam.IPv4(a.result) {
 		known[addr] = ask.Neighbour(index, addr)
@@ -325,8 +322,9 @@ func (a *attachment) knownAs(ask *links.Requests, index int) map[netip.Addr]*lin
 	return known
 }
 
-// correct has the host know the container by its addresses at once, where it
-// knew another one by them. Everybody else hears the announcement.
+// correct has the host know the container by its addresses when Add returns,
+// where it knew another one by them. It may hear the announcement later than
+// that, like everybody else.
 func (a *attachment) correct(index int, known map[netip.Addr]*links.Neighbour) error {
 	do := a.host.Requests()
 	for addr, neighbour := range known {
