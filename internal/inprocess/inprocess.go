@@ -43,11 +43,11 @@ type Call struct {
 // stdout. An error is, or wraps, a [*types.Error] such as an executable would
 // have printed; see [Said].
 //
-// The plugin has a goroutine of its own, unless Inline, and Run waits for it. So a plugin that
-// panics, ends its goroutine, or locks it to a thread that it then leaves in
-// another namespace harms nobody else: the first two are errors with the code
-// 999, a panic with its stack in the details, and the thread of the third ends
-// with the goroutine.
+// The plugin has a goroutine of its own, unless Inline, and Run waits for it. So
+// a plugin that panics, ends its goroutine, or locks it to a thread that it then
+// leaves in another namespace harms nobody else: the first two are errors with
+// the code 999, a panic with its stack in the details, and the thread of the
+// third ends with the goroutine.
 func Run(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error) {
 	if c.Inline {
 		stdout, err = guarded(ctx, p, c)
