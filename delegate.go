@@ -14,6 +14,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
@@ -39,10 +40,10 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p provid
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("not started: %w", context.Cause(ctx))
 	}
-	inner, container := ctx, d.inside()
+	inner, container := caller.With(ctx, d.attachment), d.inside()
 	if p.kind == PluginRegistered {
-		inner = batch.With(ctx, nil) // it counts on what it delegates being done
-		container = nil              // one of its own: nobody knows what it does with it
+		inner = batch.With(inner, nil) // it counts on what it delegates being done
+		container = nil                // one of its own: nobody knows what it does with it
 	}
 	var host *netns.Handle
 	if d.op.host != nil {

@@ -89,7 +89,7 @@ func (s *snapshot) ledger() *record.Ledger { return s.records.Ledger(s.owner) }
 func (a *attachment) recorded() (record.Network, error) {
 	n := record.Network{Name: a.network.config.Name, IfName: a.IfName, Args: a.Args}
 	var err error
-	n.Result = json.RawMessage(a.part.Result)
+	n.Result, n.Facts = json.RawMessage(a.part.Result), a.facts.all()
 	if n.Config, err = conflist.Whole(a.network.config); err != nil {
 		return n, err
 	}
@@ -229,6 +229,7 @@ func (op *operation) fromRecord(rec *record.Record) ([]*attachment, error) {
 		}
 		a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.snapshot}}
 		a.state, a.partial = n.State, chain.Partial(n.Result)
+		a.facts.set(n.Facts)
 		a.RuntimeConf = libcni.RuntimeConf{
 			ContainerID: rec.Plugins(), NetNS: op.path, IfName: n.IfName,
 			Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),

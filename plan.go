@@ -50,6 +50,7 @@ type attachment struct {
 	partial   chain.Partial // what a failed ADD got to
 	noted     []byte        // the result that the record has, if it was noted here
 	part      chain.Part    // which plugins the ADD is for; zero: all
+	facts     facts         // what built-in plugins have noted
 }
 
 // begin validates everything, and finds out where the plugins will run. It must

@@ -225,9 +225,9 @@ func (s *snapshot) takeOver(ctx context.Context, id string) (*operation, error) 
 	}
 	rec, lerr := s.records.Load(id)
 	if lerr == nil && rec != nil {
-		alive, err := orphan.Alive(rec.Runtime)
+		alive, err := s.runtimeAlive(rec)
 		if err != nil {
-			return nil, fmt.Errorf("the runtime that worked on container %s: %w", id, err)
+			return nil, err
 		}
 		if !alive {
 			killed, err := orphan.Kill(s.locks.Path(), id)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -31,6 +32,7 @@ type warm struct {
 type madeAhead struct {
 	network, ifName string
 	part            chain.Part // the rest
+	facts           map[string]json.RawMessage
 }
 
 // errDoesNotFit: a container that was made ahead of time is not what is wanted.
@@ -80,7 +82,7 @@ func (w *warm) attach(ctx context.Context) error {
 	}
 	for _, a := range op.attachments {
 		rest := chain.Part{From: a.part.To, To: len(a.network.config.Plugins), Result: a.partial}
-		w.made = append(w.made, madeAhead{a.network.config.Name, a.IfName, rest})
+		w.made = append(w.made, madeAhead{a.network.config.Name, a.IfName, rest, a.facts.all()})
 	}
 	return nil
 }
@@ -126,6 +128,7 @@ func (w *warm) fits(op *operation) bool {
 	for _, a := range op.attachments {
 		if m := w.find(a); m != nil {
 			a.part, a.partial = m.part, m.part.Result
+			a.facts.set(m.facts)
 			used++
 		} else if a.network.ahead() > 0 {
 			return false
@@ -243,10 +246,10 @@ func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, 
 			rest = append(rest, f)
 			continue
 		}
-		alive, err := orphan.Alive(f.Record.Runtime)
+		alive, err := s.runtimeAlive(f.Record)
 		switch {
 		case err != nil:
-			return nil, fmt.Errorf("the runtime that made container %s ahead of time: %w", f.Record.ContainerID, err)
+			return nil, err
 		case alive:
 		case taken[f.Record.ContainerID] && dry:
 		case taken[f.Record.ContainerID]:

@@ -40,7 +40,14 @@ type Record struct {
 	NetNS       NetNS     `json:"netns"`
 	Generation  int       `json:"generation"` // counts the bases of this container
 	Runtime     string    `json:"runtime"`    // identity of the process that works, or worked, on it
-	Networks    []Network `json:"networks"`
+	// Life names the byte that this process has locked for as long as it lives,
+	// and PIDNS the PID namespace that the numbers in Runtime are of; both are
+	// empty in records of earlier versions.
+	Life  string `json:"life,omitempty"`
+	PIDNS uint64 `json:"pidNS,omitempty"`
+	// HostPath led to Host when the record was written; empty if no path did.
+	HostPath string    `json:"hostPath,omitempty"`
+	Networks []Network `json:"networks"`
 
 	// PluginID is the container ID that plugins were given, if it is another:
 	// that of the container which was made ahead of time.
@@ -80,6 +87,16 @@ type Network struct {
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	ConfigArgs   map[string]json.RawMessage `json:"configArgs,omitempty"`
 
+	// Owner asked for this attachment; empty in records of earlier versions,
+	// where it is the record's.
+	Owner string `json:"owner,omitempty"`
+	// Plugins are those that the ADD ran, a type once each, those that plugins in
+	// process delegate to included. Empty in records of earlier versions.
+	Plugins []Plugin `json:"plugins,omitempty"`
+	// Facts are notes that built-in plugins made for their DEL; see package
+	// caller.
+	Facts map[string]json.RawMessage `json:"facts,omitempty"`
+
 	// Call tells which attachments are of one Setup: it is the generation of
 	// the base that they came with.
 	Call int `json:"call,omitempty"`
@@ -91,6 +108,14 @@ type Network struct {
 	Failures  int       `json:"failures,omitempty"`
 	LastError string    `json:"lastError,omitempty"`
 	LastTry   time.Time `json:"lastTry,omitzero"`
+}
+
+// Plugin says which plugin ran for a type.
+type Plugin struct {
+	Type    string `json:"type"`
+	Kind    string `json:"kind"`              // as cni.PluginKind
+	Path    string `json:"path,omitempty"`    // of an executable
+	Backend string `json:"backend,omitempty"` // of the packet filter, where the configuration names none
 }
 
 // State is how far an attachment got.
@@ -128,6 +153,11 @@ type Entry struct {
 	State       State           `json:"state,omitempty"`
 	Result      json.RawMessage `json:"result,omitempty"`
 	Error       string          `json:"error,omitempty"`
+
+	Life  string `json:"life,omitempty"` // of Runtime
+	PIDNS uint64 `json:"pidNS,omitempty"`
+
+	Facts map[string]json.RawMessage `json:"facts,omitempty"` // added to the attachment's
 }
 
 // apply brings the record up to what the entry says. One of another container,
@@ -137,7 +167,7 @@ func (r *Record) apply(e Entry) {
 		return
 	}
 	if e.Runtime != "" {
-		r.Runtime = e.Runtime
+		r.Runtime, r.Life, r.PIDNS = e.Runtime, e.Life, e.PIDNS
 	}
 	n := r.Find(e.IfName)
 	if n == nil {
@@ -149,6 +179,12 @@ func (r *Record) apply(e Entry) {
 	}
 	if e.Result != nil {
 		n.Result = e.Result
+	}
+	for key, value := range e.Facts {
+		if n.Facts == nil {
+			n.Facts = make(map[string]json.RawMessage)
+		}
+		n.Facts[key] = value
 	}
 	if e.State != Planned && (e.State != Deleting || n.State == Added) {
 		n.State = e.State

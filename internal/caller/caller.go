@@ -1,0 +1,48 @@
+// Package caller connects a built-in plugin with the runtime that calls it: the
+// plugin notes in the attachment's record what its DEL will need and cannot find
+// out again, and asks what only the runtime knows. A plugin that runs without a
+// runtime, as in its own tests, gets a caller that remembers nothing.
+package caller
+
+import (
+	"context"
+	"encoding/json"
+	"net/netip"
+)
+
+// Caller is the runtime, on behalf of one attachment. Its methods may be called
+// by several goroutines.
+type Caller interface {
+	// Fact returns what was last noted under key for this attachment, by an
+	// earlier call too; nil if nothing was.
+	Fact(key string) json.RawMessage
+
+	// Note records value, which is marshaled, under key. It survives the end of
+	// the process. It is not synced: what is lost with the power is what the
+	// kernel held, which the notes are about. A key begins with the plugin's
+	// type.
+	Note(key string, value any) error
+
+	// InUse returns the addresses that other attachments on record have now, of
+	// this container and of others, whoever owns them.
+	InUse() ([]netip.Addr, error)
+}
+
+type key struct{}
+
+// With returns a context whose plugins are called by c.
+func With(ctx context.Context, c Caller) context.Context { return context.WithValue(ctx, key{}, c) }
+
+// From returns the caller of the context, never nil.
+func From(ctx context.Context) Caller {
+	if c, ok := ctx.Value(key{}).(Caller); ok {
+		return c
+	}
+	return nobody{}
+}
+
+type nobody struct{}
+
+func (nobody) Fact(string) json.RawMessage  { return nil }
+func (nobody) Note(string, any) error       { return nil }
+func (nobody) InUse() ([]netip.Addr, error) { return nil, nil }
