@@ -2,6 +2,7 @@ package cni
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -283,6 +284,24 @@ func (a *attachment) makesInterface() bool {
 		return true
 	}
 	return false
+}
+
+// madeInterface reports whether the ADD has made an interface of the attachment's
+// name, as its result says: a loopback under another name, a device given to a
+// driver in user space (pciID, socketPath) and a plugin that only makes rules
+// have none. Without a result, or one of a version that lists no interfaces, it
+// is what the first plugin does.
+func (a *attachment) madeInterface() bool {
+	if a.IfName == "lo" {
+		return true
+	}
+	result := decodeResult(json.RawMessage(a.partial))
+	if result == nil || len(result.Interfaces) == 0 {
+		return result == nil || a.makesInterface()
+	}
+	return slices.ContainsFunc(result.Interfaces, func(i *types100.Interface) bool {
+		return i.Name == a.IfName && i.Sandbox != "" && i.PciID == "" && i.SocketPath == ""
+	})
 }
 
 func (op *operation) wants(ifName string) bool {

@@ -94,7 +94,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 			continue
 		}
 		err := s.removeAgain(inside, id, keep)
-		report.add(id, keep, err)
+		report.add(outcome{id: id, adopted: keep, err: err})
 		if keep {
 			adopted = slices.DeleteFunc(slices.Clone(adopted), func(a string) bool { return a == id })
 		}

@@ -38,6 +38,15 @@ func openHostNetNS(path string) (*hostNetNS, error) {
 	return &hostNetNS{Handle: h}, nil
 }
 
+// dup opens the namespace once more, for a call of its own.
+func (h *hostNetNS) dup() (*hostNetNS, error) {
+	another, err := netns.Open(fmt.Sprintf("/proc/self/fd/%d", h.File().Fd()))
+	if err != nil {
+		return nil, err
+	}
+	return &hostNetNS{Handle: another}, nil
+}
+
 func (h *hostNetNS) close() error        { return join(h.conns.Close(), h.Close()) }
 func (h *hostNetNS) netNS() invoke.NetNS { return h.Handle }
 func (h *hostNetNS) String() string      { return h.ID().String() }
@@ -135,6 +144,9 @@ func (h *hostNetNS) openRecorded(ns record.NetNS, kept string) (*netns.Handle, s
 	return nil, "", join(errs...)
 }
 
+// gone reports whether nothing leads to the recorded namespace any more.
+func (op *operation) gone() bool { return op.container == nil }
+
 func identify(path string) (netns.ID, error) {
 	ns, err := netns.Open(path)
 	if err != nil {
@@ -176,6 +188,9 @@ func (a *attachment) lives(all []*attachment) (bool, error) {
 			return false, err
 		}
 		defer ns.Close() // only looked at
+	}
+	if !a.madeInterface() {
+		return true, nil // what was never made cannot be missed
 	}
 	if a.IfName != "lo" {
 		return a.op.hasLink(ns, a.IfName)

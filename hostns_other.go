@@ -22,6 +22,7 @@ func openHostNetNS(path string) (*hostNetNS, error) {
 	return &hostNetNS{}, nil
 }
 
+func (h *hostNetNS) dup() (*hostNetNS, error)                 { return h, nil }
 func (*hostNetNS) close() error                               { return nil }
 func (*hostNetNS) netNS() invoke.NetNS                        { return nil }
 func (*hostNetNS) String() string                             { return "" }
@@ -41,6 +42,9 @@ func (*operation) follow() error { return nil }
 
 // lives cannot look into a container off Linux. What is recorded counts.
 func (a *attachment) lives([]*attachment) (bool, error) { return true, nil }
+
+// gone cannot look either: what is of this boot counts as there.
+func (op *operation) gone() bool { return op.rebooted }
 
 // taken cannot look into a container either.
 func (a *attachment) taken() (bool, error) { return false, nil }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/embedcni/cni/internal/lock"
@@ -19,31 +20,56 @@ import (
 type Report struct {
 	Adopted []string // attached and alive: kept
 	Removed []string // nothing is left of them
+	// Kept are those of Adopted that are not known to be healthy, and why: CHECK
+	// failed or could not be asked, the interface is gone, the path no longer
+	// leads to the namespace. Recover has changed nothing of them. The caller
+	// decides: Check tells more, Remove ends them.
+	Kept map[string]error
 	// Failed could not be removed and are still recorded. One that is adopted
 	// as well is alive, and what could not be removed is an attachment beside
 	// those it was set up with.
 	Failed map[string]error
+	// Skipped were left as they are, and why: another call has the container
+	// locked, or it cannot be told from here whether it lives.
+	Skipped map[string]error
 	// Reclaimed is what GC has found of containers that are on no record any
 	// more, a line each.
 	Reclaimed []string
 }
 
-func (r *Report) add(id string, adopted bool, err error) {
-	if adopted {
-		r.Adopted = append(r.Adopted, id)
+// outcome is what became of one container.
+type outcome struct {
+	id      string
+	adopted bool
+	kept    error // why it is adopted although it is not known to be healthy
+	err     error // why it, or a part of it, could not be removed
+	skipped error // why nothing was done
+}
+
+func (r *Report) add(o outcome) {
+	set := func(m *map[string]error, err error) {
+		if *m == nil {
+			*m = make(map[string]error)
+		}
+		(*m)[o.id] = err
+	}
+	if o.adopted {
+		r.Adopted = append(r.Adopted, o.id)
+	}
+	if o.kept != nil {
+		set(&r.Kept, o.kept)
 	}
 	switch {
-	case err != nil:
-		if r.Failed == nil {
-			r.Failed = make(map[string]error)
-		}
-		r.Failed[id] = err
-	case !adopted:
-		r.Removed = append(r.Removed, id)
+	case o.skipped != nil:
+		set(&r.Skipped, o.skipped)
+	case o.err != nil:
+		set(&r.Failed, o.err)
+	case !o.adopted:
+		r.Removed = append(r.Removed, o.id)
 	}
 }
 
-// Err joins the failures, or is nil.
+// Err joins the failures, or is nil. What was kept or skipped is no failure.
 func (r *Report) Err() error {
 	var errs []error
 	for id, err := range r.Failed {
@@ -54,37 +80,106 @@ func (r *Report) Err() error {
 }
 
 // Recover is for a program's start. Each container that this owner has recorded
-// is adopted if it was attached in this boot of the machine, its namespace and
-// interfaces are there, and its plugins' CHECK passes; else it is removed, as
-// Remove does. Of one that is well, only those attachments are removed that a
-// Setup of their own had not finished, or a Remove had begun to. Plugins that a killed runtime has left running are waited for a
-// moment, then killed. A container that cannot be removed stays recorded, and
-// is tried again after a while that grows with each failure.
+// is adopted if it was attached in this boot of the machine and its network
+// namespace lives, reached by its path or where it is kept. One of which this is
+// all that is known is in Report.Kept as well, with the reason: nothing is
+// removed because a CHECK failed, timed out or could not be asked.
+//
+// Removed, as Remove does, are containers whose namespace is gone or of another
+// boot, attachments that a Setup had not finished or a Remove had begun to
+// remove, and containers that a pool of a dead process made ahead of time.
+// Plugins that a dead runtime has left running are ended after a grace. A
+// container that cannot be removed stays recorded, and is tried again after a
+// while that grows with each failure.
+//
+// Containers are recovered in parallel. One that another call has locked comes
+// last, and is in Report.Skipped if it stays so.
 //
 // The error is about what kept Recover from looking; what happened to each
 // container is in the report.
 func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 	s := r.current.Load()
-	found, err := s.owned(false)
+	report := &Report{}
+	host, err := openHostNetNS(s.hostNetNS)
 	if err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
-	report := &Report{}
-	for _, f := range found {
-		if err := ctx.Err(); err != nil {
-			return report, fmt.Errorf("recover: %w", context.Cause(ctx))
-		}
-		if f.Record.ContainerID == "" {
-			report.add("record "+f.File, false, s.discard(f))
-			continue
-		}
-		adopted, err := s.recoverOne(ctx, f.Record.ContainerID)
-		report.add(f.Record.ContainerID, adopted, err)
+	found, err := s.owned(false)
+	if err != nil {
+		return nil, fmt.Errorf("recover: %w", join(err, host.close()))
 	}
-	if err := s.tidyAlone(ctx); err != nil {
+	err = s.recoverAll(ctx, host, found, report)
+	if err == nil {
+		err = s.tidyAlone(ctx)
+	}
+	if err = join(err, host.close()); err != nil {
 		return report, fmt.Errorf("recover: %w", err)
 	}
 	return report, nil
+}
+
+// atOnce is how many containers are recovered at the same time. Most of it is
+// waiting: for executables, and for the kernel to delete interfaces.
+const atOnce = 16
+
+// recoverAll recovers the containers, first those that nobody has locked.
+func (s *snapshot) recoverAll(ctx context.Context, host *hostNetNS, found []record.Found, report *Report) error {
+	var locked []string
+	var ids []string
+	for _, f := range found {
+		if f.Record.ContainerID == "" {
+			report.add(outcome{id: "record " + f.File, err: s.discard(f)})
+			continue
+		}
+		ids = append(ids, f.Record.ContainerID)
+	}
+	for _, grace := range []time.Duration{lockedGrace, orphanGrace} {
+		for _, o := range s.recoverEach(ctx, host, ids, grace) {
+			if grace == lockedGrace && errors.Is(o.skipped, errLocked) {
+				locked = append(locked, o.id)
+				continue
+			}
+			report.add(o)
+		}
+		ids = locked
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// recoverEach recovers containers in parallel, and returns the outcomes in
+// order, those of the containers that it came to before ctx ended.
+func (s *snapshot) recoverEach(ctx context.Context, host *hostNetNS, ids []string, grace time.Duration) []outcome {
+	outcomes := make([]*outcome, len(ids))
+	var group sync.WaitGroup
+	next := make(chan int)
+	for range min(atOnce, len(ids)) {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			for i := range next {
+				o := s.recoverOne(ctx, host, ids[i], grace)
+				outcomes[i] = &o
+			}
+		}()
+	}
+	for i := range ids {
+		if ctx.Err() != nil {
+			break
+		}
+		next <- i
+	}
+	close(next)
+	group.Wait()
+	var all []outcome
+	for _, o := range outcomes {
+		if o != nil {
+			all = append(all, *o)
+		}
+	}
+	return all
 }
 
 // tidyAlone is tidy with all others kept out, if there is anything to do. If
@@ -153,33 +248,51 @@ func (s *snapshot) discard(f record.Found) error {
 // errNotYet: it failed not long ago.
 var errNotYet = errors.New("not tried again yet")
 
-func (s *snapshot) recoverOne(ctx context.Context, id string) (adopted bool, err error) {
-	op, err := s.takeOver(ctx, id)
+func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id string, grace time.Duration) outcome {
+	o := outcome{id: id}
+	op, err := s.takeOver(ctx, host, id, grace)
+	if errors.Is(err, errLocked) {
+		o.skipped = err
+		return o
+	}
 	if err != nil {
-		return false, err
+		o.err = err
+		return o
 	}
 	defer op.end()
-	if err := op.recall(&Namespace{id: id}); err != nil {
-		return false, err
+	if o.err = op.recall(&Namespace{id: id}); o.err != nil {
+		return o
 	}
 	if op.rec == nil && !op.damaged {
-		return false, nil // removed meanwhile, by whoever had it locked
+		return o // removed meanwhile, by whoever had it locked
 	}
-	ill, err := op.ill(ctx)
+	going, err := op.going()
 	if err != nil {
-		return false, err
+		o.err = err
+		return o
 	}
-	if adopted = !op.damaged && len(ill) < len(op.attachments); adopted {
+	if o.adopted = len(going) < len(op.attachments); o.adopted {
+		o.kept = op.adopt(ctx, going)
+	}
+	if len(going) > 0 {
+		o.err = op.finish(ctx, going)
+	}
+	return o
+}
+
+// adopt keeps the container, and returns why it is not known to be healthy.
+func (op *operation) adopt(ctx context.Context, going []*attachment) error {
+	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
+	doubt := op.doubt(ctx, staying)
+	if !op.damaged {
 		// Where mounts are not allowed, the descriptor that kept it was the last
 		// process's.
-		if err := op.pin(op.rec.NetNS); err != nil {
-			return false, err
-		}
+		doubt = join(doubt, op.pin(op.rec.NetNS))
 	}
-	if len(ill) == 0 && adopted {
-		return true, nil
+	if doubt != nil {
+		op.logger.Warn("a container lives and is kept, but is not known to be healthy", "container", op.id, "reason", doubt)
 	}
-	return adopted, op.finish(ctx, ill)
+	return doubt
 }
 
 // finish removes attachments whose removal has failed before, but not soon after
@@ -214,49 +327,74 @@ func notYet(n *record.Network) error {
 // finishes by itself is tidier than what it is killed in.
 const orphanGrace = 5 * time.Second
 
-// takeOver locks the container. If it is locked by plugins whose runtime is
-// dead, they are killed after a while; a runtime that lives is waited for.
-func (s *snapshot) takeOver(ctx context.Context, id string) (*operation, error) {
-	grace, cancel := context.WithTimeout(ctx, orphanGrace)
-	defer cancel()
-	op, err := s.beginTeardown(grace, id)
+// lockedGrace is how long a container may be locked and still be recovered with
+// the others. Calls that nothing holds up are over by then.
+const lockedGrace = 250 * time.Millisecond
+
+// errLocked: another call works on the container, and has not ended in time.
+var errLocked = errors.New("another call works on the container")
+
+// takeOver locks the container, within the grace. If it is locked by plugins
+// whose runtime is dead, they are killed then; a runtime that lives is errLocked.
+func (s *snapshot) takeOver(ctx context.Context, host *hostNetNS, id string, grace time.Duration) (*operation, error) {
+	try := func() (*operation, error) {
+		own, err := host.dup()
+		if err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, grace)
+		defer cancel()
+		return s.beginTeardownFrom(ctx, id, own)
+	}
+	op, err := try()
 	if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
 		return op, err
 	}
+	if grace < orphanGrace {
+		return nil, fmt.Errorf("%w: %w", errLocked, err)
+	}
 	rec, lerr := s.records.Load(id)
 	if lerr == nil && rec != nil {
-		alive, err := s.runtimeAlive(rec)
-		if err != nil {
-			return nil, err
+		alive, aerr := s.runtimeAlive(rec)
+		if aerr != nil {
+			return nil, aerr
 		}
 		if !alive {
 			killed, err := orphan.Kill(s.locks.Path(), id)
 			s.logger.Warn("killed plugins of a dead runtime", "container", id, "processes", killed, "error", err)
 		}
 	}
-	return s.beginTeardown(ctx, id)
+	if op, err = try(); err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+		return nil, fmt.Errorf("%w: %w", errLocked, err)
+	}
+	return op, err
 }
 
-// ill are the attachments that are to be removed: all, unless the container is
-// there and well but for some that were meant to go.
-func (op *operation) ill(ctx context.Context) ([]*attachment, error) {
+// going are the attachments that Recover is to remove: all, if the container's
+// namespace is gone or it was nobody's container yet; else those that no caller
+// counts on.
+func (op *operation) going() ([]*attachment, error) {
+	if op.gone() {
+		return op.attachments, nil
+	}
 	if op.damaged {
+		if op.attachedBefore() {
+			return nil, nil
+		}
 		return op.attachments, nil
 	}
-	now, err := op.bootID()
-	if err != nil {
-		return nil, err
-	}
-	if op.rec.Boot != now || op.abandoned() || op.rec.Warm {
+	if op.rec.Warm {
 		return op.attachments, nil
 	}
-	going := op.unfinished()
-	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
-	well, err := op.well(ctx, staying)
-	if !well || err != nil {
-		return op.attachments, err
-	}
-	return going, nil
+	return op.unfinished(), nil
+}
+
+// attachedBefore reports whether the log of a damaged record says that the
+// container was attached, and that no Remove has begun.
+func (op *operation) attachedBefore() bool {
+	return op.rec != nil && slices.ContainsFunc(op.rec.Networks, func(n record.Network) bool {
+		return n.State == record.Added && n.Failures == 0
+	})
 }
 
 // unfinished are the attachments that a Remove has begun with, and those of a
@@ -278,29 +416,26 @@ func (op *operation) unfinished() []*attachment {
 	return all
 }
 
-// well tells whether the attachments are there and as their plugins want them.
-func (op *operation) well(ctx context.Context, attachments []*attachment) (bool, error) {
+// doubt is why the attachments are not known to be healthy, nil if they are.
+func (op *operation) doubt(ctx context.Context, attachments []*attachment) error {
+	if op.damaged {
+		return fmt.Errorf("its namespace lives, and its record is damaged: %w", record.ErrBad)
+	}
+	if op.abandoned() {
+		return fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", op.rec.NetNS.Path, op.path, ErrInvalidNetNS)
+	}
+	var errs []error
 	for _, a := range attachments {
 		live, err := a.lives(attachments)
-		if err != nil || !live {
-			return false, err
+		if err == nil && !live {
+			err = fmt.Errorf("interface %s of network %q is gone: %w", a.IfName, a.network.config.Name, ErrNotAttached)
 		}
-	}
-	for _, a := range attachments {
-		c := a.chain()
-		if !c.CanCheck() {
-			continue
-		}
-		if err := c.Check(ctx, &a.Attachment, a.partial); err != nil {
-			if ctx.Err() != nil {
-				return false, context.Cause(ctx)
+		if err == nil {
+			if c := a.chain(); c.CanCheck() {
+				err = a.errors("CHECK", c.Check(ctx, &a.Attachment, a.partial))
 			}
-			if errors.Is(err, ErrPluginNotFound) {
-				return false, err // nobody has said that anything is wrong with it
-			}
-			op.logger.Info("CHECK failed, removing the container", "container", op.id, "error", err)
-			return false, nil
 		}
+		errs = append(errs, err)
 	}
-	return true, nil
+	return join(errs...)
 }

@@ -1,10 +1,15 @@
 package cni_test
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -56,33 +61,128 @@ func TestRecoverAdoptsWithoutCHECKWhereThereIsNone(t *testing.T) {
 	wantSame(t, "calls", s.took(), []string{})
 }
 
-func TestRecoverRemovesWhatIsNotWell(t *testing.T) {
+func TestRecoverRemovesWhatIsGone(t *testing.T) {
 	dels := []string{"DEL q c1/eth0", "DEL p c1/eth0"}
 	for what, tt := range map[string]struct {
 		happens func(s *stage)
-		calls   []string
-		netNS   string // "c1": the path, "pin": where it is kept
+		netNS   string // that DEL is given
 	}{
 		"killed in ADD": {func(s *stage) {
 			s.changeRecord("c1", func(rec *record.Record) { rec.Networks[0].State = record.Planned })
-		}, dels, "c1"},
-		"CHECK fails":           {func(s *stage) { s.on("p", "CHECK", says(5, "no")) }, append([]string{"CHECK p c1/eth0"}, dels...), "c1"},
-		"the interface is gone": {func(s *stage) { s.delLink("c1", "eth0") }, dels, "c1"},
-		"the namespace is gone": {func(s *stage) { s.forget("c1") }, dels, "pin"},
+		}, "c1"},
+		"killed in DEL": {func(s *stage) {
+			s.changeRecord("c1", func(rec *record.Record) { rec.Networks[0].State = record.Deleting })
+		}, "c1"},
+		"the namespace is gone, and is kept nowhere": {func(s *stage) {
+			s.forget("c1")
+			wantNil(s.t, netns.Remove(s.pin("c1")))
+		}, ""},
 		"F26, another boot": {func(s *stage) {
 			s.changeRecord("c1", func(rec *record.Record) { rec.Boot = "another" })
-		}, dels, ""},
+		}, ""},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s, _, conf := inhabited(t, "c1")
 			tt.happens(s)
 			recoverWith(t, s.restarted(conf), removed)
 			calls := s.takeCalls()
-			wantSame(t, "calls", rendered(calls), tt.calls)
-			netNS := map[string]string{"c1": s.path("netns", "c1"), "pin": s.pin("c1")}[tt.netNS]
-			wantSame(t, "CNI_NETNS", calls[len(calls)-1].NetNS, netNS)
+			wantSame(t, "calls", rendered(calls), dels)
+			wantSame(t, "CNI_NETNS", calls[len(calls)-1].NetNS, map[string]string{"c1": s.path("netns", "c1")}[tt.netNS])
 			wantSame(t, "kept", s.pinned("c1"), false)
 			recoverWith(t, s.restarted(conf), cni.Report{})
+		})
+	}
+}
+
+// TestFault_F35_RecoverKeepsWhatLives: whatever CHECK says or fails to say, an
+// attachment that was recorded as added stays as long as its namespace lives.
+func TestFault_F35_RecoverKeepsWhatLives(t *testing.T) {
+	for what, tt := range map[string]struct {
+		happens func(s *stage)
+		opts    []cni.Opt
+		reason  string // of its being in Kept
+		is      error
+	}{
+		"CHECK fails":                             {happens: func(s *stage) { s.on("p", "CHECK", says(5, "no")) }, reason: "failed (check): no (code 5)"},
+		"CHECK is not answered":                   {happens: func(s *stage) { s.on("p", "CHECK", scripted.Action{Exit: 1}) }, reason: "ended without an error message"},
+		"CHECK is to come later":                  {happens: func(s *stage) { s.on("p", "CHECK", says(11, "busy")) }, reason: "busy (code 11)"},
+		"CHECK hangs":                             {happens: func(s *stage) { s.on("p", "CHECK", scripted.Action{Hang: true}) }, opts: []cni.Opt{cni.WithTimeouts(cni.Timeouts{Check: 200 * time.Millisecond})}, is: context.DeadlineExceeded},
+		"the plugin is killed":                    {happens: func(s *stage) { s.on("p", "CHECK", scripted.Action{Signal: 9}) }, reason: "killed by signal 9"},
+		"the plugin is gone":                      {happens: func(s *stage) { wantNil(s.t, os.Remove(s.path("bin", "p"))) }, is: cni.ErrPluginNotFound},
+		"the plugin is not safe":                  {happens: func(s *stage) { s.replacePlugin("p", "#!/bin/sh\n", 0o777) }, is: cni.ErrInsecureFile},
+		"the interpreter is gone":                 {happens: func(s *stage) { s.replacePlugin("p", "#!/no/such\n", 0o755) }, reason: "no such file"},
+		"the interface is gone":                   {happens: func(s *stage) { s.delLink("c1", "eth0") }, reason: "interface eth0 of network \"net\" is gone", is: cni.ErrNotAttached},
+		"the path is gone, the namespace is kept": {happens: func(s *stage) { s.forget("c1") }, reason: "no longer leads to its namespace", is: cni.ErrInvalidNetNS},
+		"the record is damaged":                   {happens: func(s *stage) { s.spoilBase("c1", "{") }, reason: "damaged"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, _, conf := inhabited(t, "c1")
+			before := s.pinned("c1")
+			tt.happens(s)
+			var log logged
+			r := s.restarted(conf, append(tt.opts, log.logger())...)
+			report, err := r.Recover(t.Context())
+			wantNil(t, err)
+			why := report.Kept["c1"]
+			if why == nil || !strings.Contains(why.Error(), tt.reason) {
+				t.Errorf("kept because of %v, want %q", why, tt.reason)
+			}
+			if tt.is != nil {
+				wantIs(t, why, tt.is)
+			}
+			wantSame(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: map[string]error{"c1": why}})
+			wantSame(t, "failures", report.Err(), nil)
+			for _, call := range s.took() {
+				if strings.HasPrefix(call, "DEL") {
+					t.Errorf("%s of a container that lives", call)
+				}
+			}
+			wantSame(t, "the namespace is kept", s.pinned("c1"), before)
+			if lines := log.lines("WARN"); len(lines) == 0 || !strings.Contains(strings.Join(lines, ""), "c1") {
+				t.Errorf("warnings logged: %q", lines)
+			}
+			// It is the caller's to end it.
+			if err := os.Remove(s.path("bin", "p")); !errors.Is(err, fs.ErrNotExist) {
+				wantNil(t, err)
+			}
+			s.on("p", "DEL", scripted.Action{})
+			wantNil(t, r.Remove(t.Context(), "c1", ""))
+			wantSame(t, "on record", recorded(t, r), []string{})
+		})
+	}
+}
+
+// replacePlugin makes the plugin another file.
+func (s *stage) replacePlugin(typ, content string, mode os.FileMode) {
+	s.t.Helper()
+	path := s.path("bin", typ)
+	wantNil(s.t, os.Remove(path)) // a link to the test binary
+	wantNil(s.t, os.WriteFile(path, []byte(content), mode))
+	wantNil(s.t, os.Chmod(path, mode)) // whatever the umask
+}
+
+// TestFault_F58_WhatAddDidNotMakeCannotBeMissed: the result names no interface
+// that the kernel would know by the attachment's name.
+func TestFault_F58_WhatAddDidNotMakeCannotBeMissed(t *testing.T) {
+	for what, interfaces := range map[string]string{
+		"loopback under another name": `[{"name": "lo", "sandbox": "/ns"}]`,
+		"vfio-pci":                    `[{"name": "eth0", "sandbox": "/ns", "pciID": "0000:3b:02.1"}]`,
+		"vhost-user":                  `[{"name": "eth0", "sandbox": "/ns", "socketPath": "/run/vhost.sock"}]`,
+		"only on the host":            `[{"name": "br0"}]`,
+		"none":                        `[]`,
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newStage(t)
+			out := fmt.Sprintf(`{"cniVersion": "1.1.0", "interfaces": %s}`, interfaces)
+			s.on("p", "ADD", scripted.Action{Stdout: &out})
+			conf := s.network("net", "1.1.0", "p")
+			r := s.runtime(cni.WithOwner("tester"), cni.WithConfListBytes(conf))
+			path := s.container("c1")
+			wantNil(t, setUp(t.Context(), r, "c1", path)())
+			wantNil(t, r.Check(t.Context(), "c1", path))
+			recoverWith(t, s.restarted(conf), adopted)
+			wantIs(t, setUp(t.Context(), s.restarted(conf), "c1", path)(), cni.ErrAlreadyAttached)
+			wantNil(t, r.Remove(t.Context(), "c1", path))
 		})
 	}
 }
@@ -95,19 +195,19 @@ func TestRecoverRemovesOnlyWhatWasToGo(t *testing.T) {
 	for what, tt := range map[string]struct {
 		happens func(s *stage)
 		calls   []string
-		want    cni.Report
+		kept    bool
 	}{
-		"nothing": {func(*stage) {}, nil, adopted},
+		"nothing": {func(*stage) {}, nil, false},
 		"killed in its Setup": {func(s *stage) {
 			s.changeRecord("c1", func(rec *record.Record) { extra(rec).State = record.Planned })
-		}, []string{"DEL r c1/eth7"}, adopted},
+		}, []string{"DEL r c1/eth7"}, false},
 		"killed in its Remove": {func(s *stage) {
 			s.changeRecord("c1", func(rec *record.Record) { extra(rec).State = record.Deleting })
-		}, []string{"DEL r c1/eth7"}, adopted},
+		}, []string{"DEL r c1/eth7"}, false},
 		"the container is not well either": {func(s *stage) {
 			s.changeRecord("c1", func(rec *record.Record) { extra(rec).State = record.Deleting })
 			s.delLink("c1", "eth0")
-		}, []string{"DEL r c1/eth7", "DEL q c1/eth0", "DEL p c1/eth0"}, removed},
+		}, []string{"DEL r c1/eth7"}, true},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s, r, conf := inhabited(t, "c1")
@@ -117,10 +217,18 @@ func TestRecoverRemovesOnlyWhatWasToGo(t *testing.T) {
 			s.addLink("c1", "eth7")
 			tt.happens(s)
 			s.takeCalls()
-			recoverWith(t, s.restarted(conf), tt.want)
+			report, err := s.restarted(conf).Recover(t.Context())
+			wantNil(t, err)
+			wantSame(t, "adopted", report.Adopted, []string{"c1"})
+			wantSame(t, "not known to be healthy", report.Kept["c1"] != nil, tt.kept)
 			calls := slices.DeleteFunc(s.took(), func(c string) bool { return strings.HasPrefix(c, "CHECK ") })
 			wantSame(t, "calls", calls, append([]string{}, tt.calls...))
-			wantSame(t, "kept", s.pinned("c1"), len(tt.want.Adopted) > 0)
+			left := []string{"c1/eth0 attached", "c1/eth7 attached"}
+			if tt.calls != nil {
+				left = left[:1]
+			}
+			wantSame(t, "on record", recorded(t, r), left)
+			wantSame(t, "kept", s.pinned("c1"), true)
 		})
 	}
 }
@@ -181,27 +289,19 @@ func TestDamagedRecordsOfOtherOwnersAreLeftAloneToo(t *testing.T) {
 	wantSame(t, "on record", recorded(t, r), []string{"c1/ unknown"})
 }
 
-func TestRecoverDoesNotRemoveWhatItCannotCheck(t *testing.T) {
-	s, r, conf := inhabited(t, "c1")
-	wantNil(t, os.Remove(s.path("bin", "p")))
-	report, err := s.restarted(conf).Recover(t.Context())
-	wantNil(t, err)
-	wantIs(t, report.Failed["c1"], cni.ErrPluginNotFound)
-	wantSame(t, "calls", s.took(), []string{})
-	wantSame(t, "on record", recorded(t, r), []string{"c1/eth0 attached"})
-}
-
 func TestRecoverSweepsADamagedRecord(t *testing.T) {
 	for what, content := range spoiled {
 		s, _, conf := inhabited(t, "c1")
 		wantNil(t, os.RemoveAll(s.path("state", "results")))
 		s.spoilBase("c1", content)
+		s.forget("c1")
+		wantNil(t, netns.Remove(s.pin("c1")))
 		r := s.restarted(conf)
 		wantSame(t, what+": on record", recorded(t, r), []string{"c1/ unknown"})
 		recoverWith(t, r, removed)
 		calls := s.takeCalls()
 		wantSame(t, what, prevResults(t, calls), []string{"DEL q 10.9.0.2/24", "DEL p 10.9.0.2/24"})
-		wantSame(t, what+": CNI_NETNS", calls[0].NetNS, s.pin("c1"))
+		wantSame(t, what+": CNI_NETNS", calls[0].NetNS, "")
 		wantSame(t, what+": on record", recorded(t, r), []string{})
 		wantSame(t, what+": kept", s.pinned("c1"), false)
 	}
@@ -233,6 +333,40 @@ func TestSetupOverADamagedRecord(t *testing.T) {
 	wantNil(t, setUp(t.Context(), r, "c1", path)())
 	wantSame(t, "calls", s.took(), []string{"DEL q c1/eth0", "DEL p c1/eth0", "ADD p c1/eth0", "ADD q c1/eth0"})
 	wantSame(t, "on record", recorded(t, r), []string{"c1/eth0 attached"})
+}
+
+// TestRecoverLeavesALockedContainerForLast: a call of another process that hangs
+// on one container holds up no other, and is reported.
+func TestRecoverLeavesALockedContainerForLast(t *testing.T) {
+	s := newStage(t)
+	conf := s.network("net", "1.0.0", "p", "q")
+	r := s.runtime(cni.WithConfListBytes(conf)) // the same owner as the other process
+	for _, id := range []string{"c2", "c3"} {
+		wantNil(t, setUp(t.Context(), r, id, s.container(id))())
+		s.addLink(id, "eth0")
+	}
+	gate := s.gate("p")
+	s.on("p", "ADD", scripted.Action{Block: gate})
+	process, done := s.process(conf, "ADD", "c1", s.container("c1"))
+	letGo := s.arrive(gate)
+	wantNil(t, process.Signal(syscall.SIGSTOP)) // it neither ends nor gives up
+	s.takeCalls()
+	start := time.Now()
+	report, err := r.Recover(t.Context())
+	wantNil(t, err)
+	if took := time.Since(start); took > patience {
+		t.Errorf("Recover took %v", took)
+	}
+	slices.Sort(report.Adopted)
+	why := report.Skipped["c1"]
+	wantSame(t, "report", *report, cni.Report{Adopted: []string{"c2", "c3"}, Skipped: map[string]error{"c1": why}})
+	if why == nil || !strings.Contains(why.Error(), "another call works on the container") {
+		t.Errorf("skipped because of %v", why)
+	}
+	wantSame(t, "calls", len(s.took()), 4) // CHECK of both plugins of both
+	wantNil(t, process.Signal(syscall.SIGCONT))
+	letGo()
+	wantSame(t, "the other runtime", await(t, "its end", done), "")
 }
 
 // killedRuntime is a stage on which a runtime was killed while its plugin p
@@ -281,6 +415,7 @@ func TestFault_F1_AnOrphanPluginThatHangsIsKilled(t *testing.T) {
 func TestAFailedRemovalStaysRecordedAndIsTriedEverLessOften(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	s.forget("c1")
+	wantNil(t, netns.Remove(s.pin("c1")))
 	s.on("p", "DEL", says(5, "stuck"))
 	r := s.restarted(conf)
 	report, err := r.Recover(t.Context())

@@ -95,7 +95,7 @@ func recoverAll(ctx context.Context, r *cni.Runtime, adopt bool) error {
 		return fmt.Errorf("recover: %w", err)
 	}
 	if adopt {
-		if len(report.Adopted) != 1 || len(report.Removed) != 0 {
+		if len(report.Adopted) != 1 || len(report.Kept) != 0 || len(report.Removed) != 0 {
 			return fmt.Errorf("recover: %+v, want one adopted", *report)
 		}
 		return nil
