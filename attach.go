@@ -213,7 +213,7 @@ func (op *operation) rollBack(ctx context.Context) error {
 // interface in it is gone, as after a reboot or a crash.
 func (op *operation) clearDead(ctx context.Context) error {
 	earlier := &operation{snapshot: op.snapshot, verb: "DEL", id: op.id, host: op.host, held: op.held}
-	defer earlier.leave()
+	defer func() { earlier.leave(); earlier.leaveHost() }()
 	if err := earlier.recallAttached(op); err != nil {
 		return err
 	}

@@ -157,7 +157,11 @@ func (a *attachment) footprint() (*footprint, error) {
 	f.Network, f.ContainerID, f.IfName = a.network.config.Name, a.ContainerID, a.IfName
 	// host-local does not sync its files: a power cut leaves empty ones.
 	f.Thorough = a.state != record.Added || a.op.rebooted
-	f.Host = a.op.host.handle()
+	if f.FilesOnly = a.op.hostGone; f.FilesOnly {
+		f.Thorough = true
+	} else {
+		f.Host = a.op.host.handle()
+	}
 	f.inUse = a.op.inUse
 	for i, p := range a.network.config.Plugins {
 		if err := f.plugin(i, p.Bytes); err != nil {
@@ -262,8 +266,11 @@ func decodeResult(data json.RawMessage) *types100.Result {
 
 // find lists what is there, in the order in which it is to be removed.
 func (f *footprint) find(ctx context.Context) ([]sweep.Item, error) {
-	if f.Host == nil {
+	if f.Host == nil && !f.FilesOnly {
 		return nil, nil
+	}
+	if f.FilesOnly {
+		return sweep.Find(ctx, f.Target)
 	}
 	rules, rerr := f.rules(ctx)
 	rest, err := sweep.Find(ctx, f.Target)

@@ -108,6 +108,7 @@ type snapshot struct {
 	records  *record.Store
 	kept     *keeper
 	sockets  *netfilter.Sockets
+	paths    *hostPaths
 	status   statusCache
 	self     string // identity of this process, if it could be asked for already
 	boot     string // of the machine, likewise
@@ -176,9 +177,9 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 		s.records = record.Open(cmp.Or(s.recordDir, filepath.Join(own, "attachments")))
 		s.kept = newKeeper(s.records.Dir())
 	}
-	s.sockets = &netfilter.Sockets{} // they close themselves
+	s.sockets, s.paths = &netfilter.Sockets{}, &hostPaths{} // the sockets close themselves
 	if previous != nil {
-		s.sockets = previous.sockets
+		s.sockets, s.paths = previous.sockets, previous.paths
 	}
 	for _, n := range s.networks {
 		n.snapshot = s

@@ -27,6 +27,7 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 		return fmt.Errorf("remove container %q: %w", ns.id, err)
 	}
 	defer op.end()
+	op.asked = true
 	if err := op.recall(ns); err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, err)
 	}
@@ -117,7 +118,12 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 	if err := op.takeCharge(attachments); err != nil {
 		return err
 	}
-	delErr := op.detach(ctx, attachments)
+	var delErr error
+	if op.hostGone {
+		delErr = op.withoutHost(attachments)
+	} else {
+		delErr = op.detach(ctx, attachments)
+	}
 	left := op.sweep(ctx, attachments)
 	switch {
 	case left == nil && (delErr == nil || op.vouched(attachments, delErr)):
@@ -225,6 +231,14 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 	rec, err := op.records.Load(ns.id)
 	if err != nil {
 		return fmt.Errorf("check container %q: %w", ns.id, err)
+	}
+	if rec != nil && rec.Boot == op.boot {
+		if err := op.enterHost(rec); err != nil {
+			return fmt.Errorf("check container %q: %w", ns.id, err)
+		}
+		if op.hostGone {
+			return fmt.Errorf("check container %q: the host network namespace %s is gone: %w", ns.id, described(rec.Host, rec.HostPath), ErrHostNetNS)
+		}
 	}
 	for _, a := range op.attachments {
 		if rec != nil {

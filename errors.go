@@ -30,6 +30,9 @@ var (
 	// ErrInvalidNetNS: the path is not a network namespace, or is the
 	// runtime's own; nothing ran.
 	ErrInvalidNetNS = errors.New("invalid network namespace")
+	// ErrHostNetNS: the container was attached by plugins that ran in another
+	// host network namespace, which cannot be found from the caller's.
+	ErrHostNetNS = errors.New("host network namespace out of reach")
 	// ErrAlreadyAttached: the container has that interface; nothing ran.
 	ErrAlreadyAttached = errors.New("attachment already exists")
 	// ErrNotAttached: Check was asked for what was never set up, or removed.

@@ -70,6 +70,7 @@ func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget) (found []string
 	if op.host.handle() == nil {
 		return nil, ErrNotSupported
 	}
+	op.asked = true
 	a, known, err := op.remembered(t, list)
 	if err != nil {
 		return nil, err

@@ -94,7 +94,11 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 			continue
 		}
 		err := s.removeAgain(inside, id, keep)
-		report.add(outcome{id: id, adopted: keep, err: err})
+		o := outcome{id: id, adopted: keep, err: err}
+		if isSkipped(err) {
+			o.err, o.skipped = nil, err
+		}
+		report.add(o)
 		if keep {
 			adopted = slices.DeleteFunc(slices.Clone(adopted), func(a string) bool { return a == id })
 		}

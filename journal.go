@@ -18,6 +18,9 @@ import (
 // namespace, before the first plugin runs. Attachments that the container has
 // already, under other interface names, stay in the record.
 func (op *operation) write() error {
+	if err := op.sameHost(); err != nil {
+		return err
+	}
 	id, err := op.bootID()
 	if err != nil {
 		return err
@@ -28,7 +31,7 @@ func (op *operation) write() error {
 	}
 	rec := &record.Record{
 		Runtime:     self,
-		ContainerID: op.id, Owner: op.owner, Boot: id, Host: op.host.String(), Since: time.Now().UTC(),
+		ContainerID: op.id, Owner: op.owner, Boot: id, Host: op.host.String(), HostPath: op.hostPath(), Since: time.Now().UTC(),
 		PluginID: op.as, Warm: op.warm,
 	}
 	if op.rec != nil {
@@ -183,8 +186,10 @@ func (op *operation) enterRecorded() error {
 	if op.rebooted = op.rec.Boot != now; op.rebooted {
 		return nil
 	}
-	op.container, op.path, err = op.host.openRecorded(op.rec.NetNS, op.kept.openPath(op.id))
-	return err
+	if op.container, op.path, err = op.host.openRecorded(op.rec.NetNS, op.kept.openPath(op.id)); err != nil {
+		return err
+	}
+	return op.enterHost(op.rec)
 }
 
 // abandoned tells whether the recorded path no longer leads to the recorded

@@ -26,6 +26,9 @@ type operation struct {
 	id          string
 	path        string // CNI_NETNS
 	host        *hostNetNS
+	own         *hostNetNS    // the caller's, where host is the record's; else nil
+	hostGone    bool          // the record's is gone, and what plugins made there
+	asked       bool          // the caller wants the container gone
 	container   *netns.Handle // what path leads to, open until end; nil if that is nothing
 	attachments []*attachment
 	held        *lock.Held
@@ -88,6 +91,7 @@ func (op *operation) end() {
 			op.logger.Error("release lock", "container", op.id, "error", err)
 		}
 	}
+	op.leaveHost()
 	if err := op.host.close(); err != nil {
 		op.logger.Error("close network namespace", "error", err)
 	}

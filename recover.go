@@ -251,7 +251,7 @@ var errNotYet = errors.New("not tried again yet")
 func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id string, grace time.Duration) outcome {
 	o := outcome{id: id}
 	op, err := s.takeOver(ctx, host, id, grace)
-	if errors.Is(err, errLocked) {
+	if isSkipped(err) {
 		o.skipped = err
 		return o
 	}
@@ -260,7 +260,11 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id string, g
 		return o
 	}
 	defer op.end()
-	if o.err = op.recall(&Namespace{id: id}); o.err != nil {
+	if err := op.recall(&Namespace{id: id}); isSkipped(err) {
+		o.skipped = err
+		return o
+	} else if err != nil {
+		o.err = err
 		return o
 	}
 	if op.rec == nil && !op.damaged {
@@ -420,6 +424,9 @@ func (op *operation) unfinished() []*attachment {
 func (op *operation) doubt(ctx context.Context, attachments []*attachment) error {
 	if op.damaged {
 		return fmt.Errorf("its namespace lives, and its record is damaged: %w", record.ErrBad)
+	}
+	if op.hostGone {
+		return fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", described(op.rec.Host, op.rec.HostPath), ErrHostNetNS)
 	}
 	if op.abandoned() {
 		return fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", op.rec.NetNS.Path, op.path, ErrInvalidNetNS)

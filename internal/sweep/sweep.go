@@ -30,6 +30,7 @@ type Target struct {
 	Shaped    bool         // bandwidth is among its plugins
 	OwnsIf    bool         // its interface was made for it, so that it may be deleted
 	Addresses []netip.Addr // of the container, as far as they are known
+	FilesOnly bool         // where its plugins ran is gone: only files are left
 	Thorough  bool         // its ADD or DEL was cut short: more addresses may be held for it
 
 	sockets *sockets // of one Find
@@ -48,6 +49,9 @@ type Item interface {
 func Find(ctx context.Context, t Target) ([]Item, error) {
 	var items []Item
 	var errs []error
+	if t.FilesOnly {
+		return held(ctx, t)
+	}
 	t.sockets = &sockets{}
 	for _, find := range []func(context.Context, Target) ([]Item, error){containerLink, hostLinks, shaper, held} {
 		found, err := find(ctx, t)

@@ -1,0 +1,86 @@
+package cni
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// proc makes a directory that looks like /proc: links and files by path.
+func proc(t *testing.T, links, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	make := func(path string) string {
+		path = filepath.Join(dir, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	for path, to := range links {
+		if err := os.Symlink(to, make(path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, content := range files {
+		if err := os.WriteFile(make(path), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
+	const link, other = "net:[4026532231]", "net:[4026531840]"
+	dir := proc(t, map[string]string{
+		"1/ns/net": other, "1/ns/mnt": "mnt:[1]", "1/fd/0": "/dev/null",
+		"2/ns/net": other, "2/ns/mnt": "mnt:[1]", "2/fd/7": link,
+		"3/ns/net": link, "3/ns/mnt": "mnt:[2]", "3/fd/0": other,
+		"self/ns/net": link, // the same as one of the numbers
+	}, map[string]string{
+		"1/mountinfo": "1 0 8:1 / / rw - ext4 root rw\n" +
+			"2 1 0:4 net:[4026532231] /run/my\\040netns rw shared:3 - nsfs nsfs rw\n" +
+			"3 1 0:4 net:[40265322310] /run/longer rw shared:3 - nsfs nsfs rw\n",
+		"2/mountinfo": "2 1 0:4 net:[4026532231] /of/the/same/namespace rw - nsfs nsfs rw\n",
+		"3/mountinfo": "2 1 0:4 net:[4026532231] /run/its rw - nsfs nsfs rw\n",
+	})
+	var paths []string
+	search := func(stop bool) (complete bool) {
+		t.Helper()
+		paths = nil
+		complete, err := eachNetNS(dir, "4:4026532231", func(path string) bool {
+			path, err := filepath.Rel(dir, path)
+			if err != nil {
+				t.Error(err)
+			}
+			paths = append(paths, path)
+			return stop
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return complete
+	}
+	complete := search(false)
+	want := []string{"1/root/run/my netns", "2/fd/7", "3/ns/net", "3/root/run/its"}
+	if !complete || !slices.Equal(paths, want) {
+		t.Errorf("paths %q, complete %v, want %q", paths, complete, want)
+	}
+	if search(true); !slices.Equal(paths, want[:1]) {
+		t.Errorf("after the first: %q", paths)
+	}
+	// A process that has ended is none; one that may not be looked into is.
+	for path, wantComplete := range map[string]bool{"4/comm": true, "5/ns/net": false} {
+		path = filepath.Join(dir, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil { // no link: EINVAL stands for EACCES
+			t.Fatal(err)
+		}
+		if complete := search(false); complete != wantComplete || !slices.Equal(paths, want) {
+			t.Errorf("with %s: complete %v, paths %q", path, complete, paths)
+		}
+	}
+}

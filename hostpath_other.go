@@ -1,0 +1,12 @@
+//go:build !linux
+
+package cni
+
+import "github.com/embedcni/cni/internal/record"
+
+// hostPaths has nothing to find off Linux.
+type hostPaths struct{}
+
+func (*operation) hostPath() string { return "" }
+
+func (*operation) findHost(*record.Record) (*hostNetNS, bool, error) { return nil, false, nil }
