@@ -82,7 +82,7 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 	wantNil(t, err)
 	got.Since, got.Runtime, got.Networks[0].Config = time.Time{}, "", nil
 	wantSame(t, "record", *got, record.Record{
-		ContainerID: "c1", Owner: "tester", Boot: bootID, Host: host.ID().String(), Generation: 1,
+		ContainerID: "c1", Owner: "tester", Boot: bootID, Host: host.ID().String(), HostPath: s.path("netns", "host"), Generation: 1,
 		NetNS: record.NetNS{Path: path, Dev: pin.ID().Dev, Ino: pin.ID().Ino, Pin: s.pin("c1")},
 		Networks: []record.Network{{Name: "net", IfName: "eth0", Call: 1, Args: [][2]string{{"K", "v"}},
 			Capabilities: map[string]json.RawMessage{"portMappings": json.RawMessage(`[{"hostPort":80,"containerPort":8080,"protocol":"tcp"}]`)},
