@@ -7,21 +7,25 @@
 //
 //	rt, err := cni.New(cni.WithPluginConfDir("/etc/cni/net.d"))
 //	err = rt.Load(cni.WithLoNetwork, cni.WithDefaultConf)
-//	report, err := rt.Recover(ctx)
+//	report, err := rt.Recover(ctx) // for id, why := range report.Kept: alive, not known to be healthy
 //	result, err := rt.Setup(ctx, id, "/run/netns/"+id)
 //	err = rt.Remove(ctx, id, "/run/netns/"+id)
 //	report, err = rt.GC(ctx, cni.GCOptions{Keep: ids})
 //
 // New and Load look at no plugin and need no directory to exist. Load builds a
 // complete configuration and then replaces the old one, or fails and changes
-// nothing. Recover, once at the start, keeps what lives of an earlier run and
-// removes the rest; GC removes what is recorded and not wanted. A program
+// nothing. Recover, once at the start, keeps the containers of an earlier run
+// whose namespaces live and removes the rest; GC removes containers that are
+// recorded and not wanted. A program
 // written for github.com/containerd/go-cni compiles unchanged; README.md lists
 // what differs and why.
 //
 // # Guarantees
 //
-// Before the first plugin runs, what is to be attached is on record, which is on
+// Nothing alive is harmed: no call takes anything from a container that lives and
+// is not the call's own. A container that cannot be asked is kept and reported.
+//
+// Nothing dead is left. Before the first plugin runs, what is to be attached is on record, which is on
 // the disk before anything is made that a power cut does not take away, and the
 // namespace is kept alive until it is detached. Setup attaches every network or
 // undoes whatever was begun; what is left is part of the error. Remove goes by
