@@ -8,6 +8,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/caller"
 )
 
 // batched is the context of one ADD or DEL of the attachment: what makes the
@@ -36,7 +37,7 @@ func (a *attachment) flushBatch(ctx context.Context, verb string) error {
 	}
 	ctx, cancel := a.op.bound(ctx, verb)
 	defer cancel()
-	err := b.Flush(ctx)
+	err := b.Flush(caller.With(ctx, a))
 	if err == nil {
 		return nil
 	}

@@ -2,6 +2,7 @@ package netfilter
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -9,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/embedcni/cni/internal/caller"
 )
 
 // iptablesWriter is the backend IPTables: the rules of the reference plugins,
@@ -51,7 +54,7 @@ func (i iptablesWriter) add(ctx context.Context, r Rules) error {
 func (i iptablesWriter) addHere(ctx context.Context, r Rules) error {
 	var undo []func(context.Context) error
 	err := sequence(families(r), func(w desired) error {
-		x, err := i.system(ctx, w.v6)
+		x, err := i.maker(ctx, w.v6, true)
 		if err != nil {
 			return err
 		}
@@ -84,39 +87,66 @@ func sequence[T any](all []T, fn func(T) error) error {
 	return nil
 }
 
-// HasIPTables reports whether this system has the program iptables.
-func HasIPTables() bool {
-	_, err := lookPath("iptables")
-	return err == nil
+// Detect returns where the rules go that have to be in iptables if the host has
+// it: DetectedIPTables or DetectedNative.
+func Detect() string {
+	if _, err := lookPath("iptables"); err != nil {
+		return DetectedNative
+	}
+	return DetectedIPTables
 }
 
-// system returns the variant that goes by the plain name, as plugins that are
-// executed find it.
-func (i iptablesWriter) system(ctx context.Context, v6 bool) (maker, error) {
+// variant is what an attachment's record says of the iptables that made its
+// rules.
+type variant struct {
+	Legacy bool `json:"legacy"`
+}
+
+// maker returns the variant that made the attachment's rules. If none has, it is
+// the system's, which an ADD notes before it makes any: update-alternatives may
+// change it in the life of a container.
+func (i iptablesWriter) maker(ctx context.Context, v6, add bool) (maker, error) {
 	x := maker{xtables{family: "iptables"}, i.fw}
 	if v6 {
 		x.xtables.family = "ip6tables"
 	}
-	path, err := lookPath(x.xtables.family)
+	record, key := caller.From(ctx), "netfilter/"+x.xtables.family
+	if fact := record.Fact(key); fact != nil {
+		var made variant
+		err := json.Unmarshal(fact, &made)
+		x.legacy = made.Legacy
+		return x, err
+	}
+	err := x.detect(ctx)
+	if err == nil && add {
+		err = record.Note(key, variant{x.legacy})
+	}
+	return x, err
+}
+
+// detect finds the variant that goes by the plain name, as plugins that are
+// executed find it.
+func (x *xtables) detect(ctx context.Context) error {
+	path, err := lookPath(x.family)
 	if err != nil {
-		return x, fmt.Errorf(`the backend "iptables" needs the program %s: %w`, x.xtables.family, err)
+		return fmt.Errorf(`the backend "iptables" needs the program %s: %w`, x.family, err)
 	}
 	// A link says which it is, without a process.
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		switch name := filepath.Base(real); {
 		case strings.Contains(name, "nft"):
-			return x, nil
+			return nil
 		case strings.Contains(name, "legacy"):
 			x.legacy = true
-			return x, nil
+			return nil
 		}
 	}
 	version, err := runTool(ctx, "", path, "--version")
 	if err != nil {
-		return x, err
+		return err
 	}
 	x.legacy = !strings.Contains(version, "(nf_tables)")
-	return x, nil
+	return nil
 }
 
 // add makes what is missing of w, and notes in mine, before it does, what is

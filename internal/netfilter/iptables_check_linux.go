@@ -8,7 +8,7 @@ import (
 func (i iptablesWriter) check(ctx context.Context, r Rules) error {
 	return i.fw.do(func() error {
 		return sequence(families(r), func(w desired) error {
-			x, err := i.system(ctx, w.v6)
+			x, err := i.maker(ctx, w.v6, false)
 			if err != nil {
 				return err
 			}

@@ -36,7 +36,7 @@ func (Plugin) Versions() []string { return version.VersionsStartingFrom("0.4.0")
 // Add accepts what is sent by and to the addresses of the previous result, and
 // passes that on.
 func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
-	backend, rules, err := parse(r)
+	backend, rules, err := parse(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +53,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 // Del undoes Add, as far as the addresses are known. That bridges are kept
 // apart stays: it is the bridge's, which others may be on.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	backend, rules, err := parse(r)
+	backend, rules, err := parse(ctx, r)
 	if err != nil || r.PrevResult == nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 
 // Check makes sure that every rule is there.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	backend, rules, err := parse(r)
+	backend, rules, err := parse(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -74,12 +74,12 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 
 // parse reads and validates the request. An error has the code 7, "invalid
 // network config".
-func parse(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
+func parse(ctx context.Context, r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
 	var c conf
 	if err := r.Decode(&c); err != nil {
 		return "", netfilter.Rules{}, err
 	}
-	backend, err := c.backend(netfilter.HasIPTables)
+	backend, err := c.backend(func() bool { return netfilter.PrefersIPTables(ctx) })
 	if err != nil {
 		return "", netfilter.Rules{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin firewall: %w", err)
 	}
@@ -90,6 +90,9 @@ func parse(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
 	f.Owner = netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
 	return backend, netfilter.Rules{Forward: []netfilter.Forward{f}}, nil
 }
+
+// Detect returns what an ADD goes by if the configuration names no backend.
+func (Plugin) Detect() string { return netfilter.Detect() }
 
 // backend returns where the rules go. If the configuration does not say, that
 // is iptables where a host has it: to accept a packet in one packet filter does

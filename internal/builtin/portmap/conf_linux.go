@@ -108,11 +108,9 @@ func (conf conf) call() (request, error) {
 		return c, err
 	}
 	c.want.ConditionsV4, c.want.ConditionsV6 = conditions(conf.ConditionsV4), conditions(conf.ConditionsV6)
-	if c.backend == netfilter.IPTables {
-		c.want.MarkMasqBit = bit
-		if conf.ExternalSetMarkChain != nil {
-			c.want.ExternalSetMarkChain = *conf.ExternalSetMarkChain
-		}
+	c.want.MarkMasqBit = bit
+	if c.backend == netfilter.IPTables && conf.ExternalSetMarkChain != nil {
+		c.want.ExternalSetMarkChain = *conf.ExternalSetMarkChain
 	}
 	for _, m := range conf.RuntimeConfig.PortMappings {
 		p, err := m.hostPort()

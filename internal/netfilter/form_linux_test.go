@@ -1,0 +1,70 @@
+package netfilter
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni/internal/caller"
+)
+
+// TestCheckInAnyForm finds an attachment's rules whoever made them, and no
+// other's.
+func TestCheckInAnyForm(t *testing.T) {
+	h := newHost(t, "nft")
+	fw := Open(h.ns)
+	anyForm := InAnyForm(t.Context())
+	for n, b := range []Backend{IPTables, NFTables, Native} {
+		c1, c2 := everything("c1", 10*n+1), everything("c2", 10*n+2)
+		c1.HostPorts[0].MasqAll = true
+		if b == NFTables { // it has neither
+			c1.Forward, c1.HostPorts[0].MasqAll = nil, false
+		}
+		if err := fw.Check(anyForm, Native, c1); err == nil {
+			t.Errorf("%q: found before there are any", b)
+		}
+		must(t, fw.Add(t.Context(), b, c1))
+		c1.HostPorts[0].MasqAll = true
+		must(t, fw.Check(anyForm, Native, c1))
+		if err := fw.Check(anyForm, Native, c2); err == nil {
+			t.Errorf("%q: another's were taken for them", b)
+		}
+		if err := fw.Check(t.Context(), Native, c1); (err == nil) != (b == Native) {
+			t.Errorf("%q: the native form alone: %v", b, err)
+		}
+	}
+}
+
+// notebook is the record of one attachment.
+type notebook struct {
+	caller.Caller
+	noted map[string]json.RawMessage
+}
+
+func (n notebook) Fact(key string) json.RawMessage { return n.noted[key] }
+
+func (n notebook) Note(key string, value any) (err error) {
+	n.noted[key], err = json.Marshal(value)
+	return err
+}
+
+// TestTheVariantIsNotedBeforeThereAreRules: a process that is killed between the
+// two leaves no rules that nobody knows the variant of.
+func TestTheVariantIsNotedBeforeThereAreRules(t *testing.T) {
+	eachVariant(t, func(t *testing.T, _ *host, fw *Firewalls) {
+		noted := map[string]json.RawMessage{}
+		ctx := caller.With(t.Context(), notebook{nil, noted})
+		ended, end := context.WithCancel(ctx)
+		end()
+		if err := fw.Add(ended, IPTables, everything("c1", 1)); err == nil {
+			t.Fatal("an ADD whose context has ended succeeded")
+		}
+		want := fmt.Sprintf(`{"legacy":%t}`, strings.HasSuffix(t.Name(), "/legacy"))
+		if got := string(noted["netfilter/iptables"]); got != want {
+			t.Errorf("noted %q, want %q", got, want)
+		}
+		must(t, fw.Add(ctx, IPTables, everything("c1", 1)))
+	})
+}
