@@ -43,15 +43,34 @@ func Find(pluginType string, dirs []string, allowInsecure bool) (string, error) 
 				missing.note(err)
 				continue
 			}
-			if !allowInsecure {
-				if err := perm.Check(path); err != nil {
-					return "", fmt.Errorf("plugin %q: %w", pluginType, err)
-				}
+			if err := checkPerm(pluginType, path, allowInsecure); err != nil {
+				return "", err
 			}
 			return path, nil
 		}
 	}
 	return "", missing
+}
+
+// Check returns nil if the executable of a plugin type that was found before is
+// still one that Find would return, and ErrNotFound if it is not there.
+func Check(pluginType, path string, allowInsecure bool) error {
+	if err := checkExecutable(path); err != nil {
+		missing := &notFoundError{plugin: pluginType, dirs: []string{filepath.Dir(path)}}
+		missing.note(err)
+		return missing
+	}
+	return checkPerm(pluginType, path, allowInsecure)
+}
+
+func checkPerm(pluginType, path string, allowInsecure bool) error {
+	if allowInsecure {
+		return nil
+	}
+	if err := perm.Check(path); err != nil {
+		return fmt.Errorf("plugin %q: %w", pluginType, err)
+	}
+	return nil
 }
 
 // CheckType says what is wrong with a plugin type, which is a file's name.

@@ -90,7 +90,7 @@ type Network struct {
 	// Owner asked for this attachment; empty in records of earlier versions,
 	// where it is the record's.
 	Owner string `json:"owner,omitempty"`
-	// Plugins are those that the ADD ran, a type once each, those that plugins in
+	// Plugins are those that the ADD runs, a type once each, those that plugins in
 	// process delegate to included. Empty in records of earlier versions.
 	Plugins []Plugin `json:"plugins,omitempty"`
 	// Facts are notes that built-in plugins made for their DEL; see package
@@ -113,7 +113,7 @@ type Network struct {
 // Plugin says which plugin ran for a type.
 type Plugin struct {
 	Type    string `json:"type"`
-	Kind    string `json:"kind"`              // as cni.PluginKind
+	Kind    string `json:"kind"`              // as cni.PluginKind; empty: there was none, so no ADD ran
 	Path    string `json:"path,omitempty"`    // of an executable
 	Backend string `json:"backend,omitempty"` // of the packet filter, where the configuration names none
 }
@@ -157,7 +157,8 @@ type Entry struct {
 	Life  string `json:"life,omitempty"` // of Runtime
 	PIDNS uint64 `json:"pidNS,omitempty"`
 
-	Facts map[string]json.RawMessage `json:"facts,omitempty"` // added to the attachment's
+	Facts  map[string]json.RawMessage `json:"facts,omitempty"`  // added to the attachment's
+	Plugin *Plugin                    `json:"plugin,omitempty"` // that the ADD has delegated to
 }
 
 // apply brings the record up to what the entry says. One of another container,
@@ -185,6 +186,9 @@ func (r *Record) apply(e Entry) {
 			n.Facts = make(map[string]json.RawMessage)
 		}
 		n.Facts[key] = value
+	}
+	if e.Plugin != nil && !slices.ContainsFunc(n.Plugins, func(p Plugin) bool { return p.Type == e.Plugin.Type }) {
+		n.Plugins = append(n.Plugins, *e.Plugin)
 	}
 	if e.State != Planned && (e.State != Deleting || n.State == Added) {
 		n.State = e.State
