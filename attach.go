@@ -55,6 +55,7 @@ func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 	for _, a := range op.attachments {
 		a.attempted, a.state, a.partial, a.missing, a.noted = false, record.Planned, nil, nil, nil
 		a.facts.set(nil)
+		a.kinds.set(nil)
 	}
 	if err := op.write(); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", op.id, err)

@@ -287,11 +287,10 @@ func swept(plugin string) bool {
 	return false
 }
 
-// sweptAll tells whether that is so of all these types. What a plugin of the
-// caller's own leaves is not known, whatever it is called.
-func (s *snapshot) sweptAll(types []string) bool {
+// sweptAll tells whether that is so of all these types.
+func sweptAll(attachments []*attachment, types []string) bool {
 	for _, typ := range types {
-		if !swept(typ) || s.isRegistered(typ) {
+		if !swept(typ) || slices.ContainsFunc(attachments, func(a *attachment) bool { return a.isCallers(typ) }) {
 			return false
 		}
 	}
@@ -302,14 +301,14 @@ func (s *snapshot) sweptAll(types []string) bool {
 func (op *operation) vouched(attachments []*attachment, err error) bool {
 	for _, e := range pluginErrors(err) {
 		var failed *Error
-		if !errors.As(e, &failed) || !op.sweptAll(op.failedTypes(attachments, failed)) {
+		if !errors.As(e, &failed) || !sweptAll(attachments, op.failedTypes(attachments, failed)) {
 			return false
 		}
 	}
 	for _, a := range attachments {
 		for _, p := range a.network.config.Plugins {
 			ipam := p.Network.IPAM.Type
-			if ipam != "" && (ipam != "host-local" && ipam != "static" || op.isRegistered(ipam)) {
+			if ipam != "" && (ipam != "host-local" && ipam != "static" || a.isCallers(ipam)) {
 				return false
 			}
 		}

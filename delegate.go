@@ -18,6 +18,8 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -30,6 +32,8 @@ type delegation struct {
 	chain string // the verb of the chain, where an ADD may delegate a DEL
 	depth int
 
+	standIn bool // the plugin runs for what an executable may have attached
+
 	mu     sync.Mutex
 	stderr []byte // of executables that it delegated to
 }
@@ -41,6 +45,12 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p provid
 		return nil, fmt.Errorf("not started: %w", context.Cause(ctx))
 	}
 	inner, container := caller.With(ctx, d.attachment), d.inside()
+	switch {
+	case p.standIn:
+		inner = netfilter.InAnyForm(inner)
+	case p.backend != "":
+		inner = netfilter.WithDetected(inner, p.backend)
+	}
 	if p.kind == PluginRegistered {
 		inner = batch.With(inner, nil) // it counts on what it delegates being done
 		container = nil                // one of its own: nobody knows what it does with it
@@ -89,13 +99,16 @@ func (d *delegation) delegate(ctx context.Context, verb, typ string, config json
 	if d.depth == mostDelegations {
 		return nil, plugin.Errorf(types.ErrInternal, "delegate to plugin %q: plugin %q is the %dth that delegates", typ, d.call.Plugin, d.depth)
 	}
-	p, err := d.op.provider(typ)
+	p, err := d.delegateOf(verb, typ)
 	if err != nil {
 		return nil, plugin.Errorf(types.ErrInternal, "%w", err)
 	}
+	if p.kind == "" {
+		return nil, nil // its ADD never ran
+	}
 	ctx, cancel := within(ctx, d.bound)
 	defer cancel()
-	call := chain.Call{Verb: verb, Plugin: typ, Stdin: config, Env: withVerb(d.call.Env, verb)}
+	call := chain.Call{Verb: verb, Plugin: typ, Stdin: config, Env: withVariable(d.call.Env, "CNI_COMMAND", verb)}
 	out, err := d.runDelegate(ctx, call, p)
 	if e := (*types.Error)(nil); verb == "DEL" && errors.As(err, &e) && e.Code == unknownContainer {
 		return nil, nil // nothing to clean, as in a chain
@@ -106,6 +119,20 @@ func (d *delegation) delegate(ctx context.Context, verb, typ string, config json
 	return delegatedResult(typ, config, out)
 }
 
+// delegateOf finds the other plugin; its kind is empty if there is nothing to
+// run. An executable delegates to executables, so a plugin that runs in its
+// place does, if it can.
+func (d *delegation) delegateOf(verb, typ string) (provider, error) {
+	if d.standIn {
+		return d.op.recorded(record.Plugin{Type: typ, Kind: string(PluginExecutable)})
+	}
+	all, err := d.providers(verb, typ)
+	if err != nil || len(all) == 0 {
+		return provider{}, err
+	}
+	return all[0], nil
+}
+
 // runDelegate runs the other plugin, and tells the log.
 func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p provider) ([]byte, error) {
 	var late error
@@ -114,17 +141,17 @@ func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p provide
 			return nil, late
 		}
 	}
-	ctx, err := d.op.awaitRecord(ctx, call.Verb, call.Plugin, p.kind)
+	ctx, err := d.op.awaitRecord(ctx, call.Verb, call.Plugin, p)
 	if err != nil {
 		return nil, plugin.Errorf(types.ErrInternal, "%w", err)
 	}
 	start := time.Now()
 	var out invoke.Output
 	if p.kind == PluginExecutable {
-		out, err = d.start(ctx, call, p.path)
+		out, err = d.start(ctx, call, p)
 		err = delegateError(call, out, err)
 	} else {
-		inner := &delegation{attachment: d.attachment, bound: ctx, call: call, chain: d.chain, depth: d.depth + 1}
+		inner := &delegation{attachment: d.attachment, bound: ctx, call: call, chain: d.chain, depth: d.depth + 1, standIn: p.standIn}
 		out.Stdout, err = inner.runInProcess(ctx, call, p)
 		out.Stderr = inner.stderr
 	}
@@ -146,10 +173,9 @@ func within(ctx, bound context.Context) (context.Context, context.CancelFunc) {
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-func withVerb(env []string, verb string) []string {
-	const name = "CNI_COMMAND="
-	env = slices.DeleteFunc(slices.Clone(env), func(kv string) bool { return strings.HasPrefix(kv, name) })
-	return append(env, name+verb)
+func withVariable(env []string, name, value string) []string {
+	env = slices.DeleteFunc(slices.Clone(env), func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
+	return append(env, name+"="+value)
 }
 
 // delegateError is the error that an executable printed, or how it ended.

@@ -268,6 +268,7 @@ func (a *attachment) useRecorded(rec *record.Record) error {
 		return err
 	}
 	a.facts.set(n.Facts)
+	a.kinds.set(n.Plugins)
 	netNS := a.NetNS
 	a.network, a.Attachment, a.partial = recorded[0].network, recorded[0].Attachment, recorded[0].partial
 	a.NetNS = netNS

@@ -16,20 +16,20 @@ import (
 // A container that was made ahead of time is on record as that, durably, until
 // its own record is. What its end leaves on the disk is known from there.
 
-// early tells whether that is worth it: nobody waits at once.
+// early reports whether the first plugin can start before the record is durable.
 func (op *operation) early() bool {
 	for _, a := range op.attachments {
-		if op.as == "" && !op.onlyKernel(a.network.config.Plugins[0].Network.Type) {
+		first, _, _ := a.kinds.get(a.network.config.Plugins[0].Network.Type)
+		if op.as == "" && !onlyKernel(first.Type, first.found) {
 			return false
 		}
 	}
 	return true
 }
 
-// onlyKernel tells whether all that a plugin makes is lost with the power.
-func (s *snapshot) onlyKernel(typ string) bool {
-	p, err := s.provider(typ)
-	if err != nil || p.kind != PluginBuiltIn {
+// onlyKernel reports whether all that a plugin makes is lost with the power.
+func onlyKernel(typ string, p provider) bool {
+	if p.kind != PluginBuiltIn {
 		return false
 	}
 	switch typ {
@@ -41,11 +41,11 @@ func (s *snapshot) onlyKernel(typ string) bool {
 
 // awaitRecord waits for the record before a plugin is run that may write files,
 // or has it wait: host-local has something to do before it writes.
-func (op *operation) awaitRecord(ctx context.Context, verb, typ string, kind PluginKind) (context.Context, error) {
+func (op *operation) awaitRecord(ctx context.Context, verb, typ string, p provider) (context.Context, error) {
 	switch {
-	case verb != "ADD" || op.pending == nil || op.onlyKernel(typ):
+	case verb != "ADD" || op.pending == nil || onlyKernel(typ, p):
 		return ctx, nil
-	case kind == PluginBuiltIn && typ == "host-local":
+	case p.kind == PluginBuiltIn && typ == "host-local":
 		return durable.With(ctx, op.durable), nil
 	}
 	return ctx, op.durable()

@@ -40,7 +40,8 @@ var (
 	// ErrInsecureFile: a plugin or configuration can be written by every user.
 	ErrInsecureFile = errors.New("insecure file")
 	// ErrPluginNotFound: the plugin is in none of the plugin directories, and
-	// neither registered nor built in.
+	// neither registered nor built in; or what attached the container was a
+	// registered plugin, and none is registered now.
 	ErrPluginNotFound = errors.New("plugin not found")
 	// ErrPluginOutput: the plugin printed more than a result can be.
 	ErrPluginOutput = errors.New("plugin output too large")
@@ -120,6 +121,8 @@ func (e *Error) Error() string {
 // hint is what to do about it, where that is known.
 func (e *Error) hint() string {
 	switch {
+	case errors.As(e.Err, new(*unregisteredError)):
+		return "" // it says so itself
 	case errors.Is(e.Err, ErrPluginNotFound):
 		return "; install it there, or name its directory with WithPluginDir"
 	case e.Code == types.ErrTryAgainLater:

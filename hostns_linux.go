@@ -229,8 +229,11 @@ func (op *operation) hasLink(ns *netns.Handle, name string) (bool, error) {
 // written.
 func (op *operation) prepare() {
 	wanted := slices.ContainsFunc(op.attachments, func(a *attachment) bool {
+		if a.makesInterface() {
+			return true
+		}
 		p, err := op.provider(a.network.config.Plugins[0].Network.Type)
-		return a.makesInterface() || err == nil && p.kind == PluginBuiltIn
+		return err == nil && p.kind == PluginBuiltIn
 	})
 	if wanted && op.container != nil {
 		op.host.conns.Prepare(op.container)

@@ -206,6 +206,7 @@ func TestLoopbackWithoutPlugins(t *testing.T) {
 		results = append(results, strings.ReplaceAll(string(said), path, "PATH"))
 		wantSame(t, name+": kernel", h.kernelContents(path, saidContents(result.Raw()[0], contentLink{})), saidContents(result.Raw()[0], contentLink{}))
 		wantNil(t, first.Check(t.Context(), "c1", path))
+		h.forgetKinds("c1") // or the one that attached would run again
 		wantNil(t, second.Check(t.Context(), "c1", path))
 		wantNil(t, second.Remove(t.Context(), "c1", path))
 		h.wantClean(before)

@@ -88,9 +88,10 @@ func (a *attachment) key() record.Key {
 
 func (s *snapshot) ledger() *record.Ledger { return s.records.Ledger(s.owner) }
 
-// recorded is all that the attachment's plugins are given.
+// recorded is all that the attachment's plugins are given, and which they are.
 func (a *attachment) recorded() (record.Network, error) {
-	n := record.Network{Name: a.network.config.Name, IfName: a.IfName, Args: a.Args}
+	a.resolve()
+	n := record.Network{Name: a.network.config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.kinds.recorded()}
 	var err error
 	n.Result, n.Facts = json.RawMessage(a.part.Result), a.facts.all()
 	if n.Config, err = conflist.Whole(a.network.config); err != nil {
@@ -235,6 +236,7 @@ func (op *operation) fromRecord(rec *record.Record) ([]*attachment, error) {
 		a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.snapshot}}
 		a.state, a.partial = n.State, chain.Partial(n.Result)
 		a.facts.set(n.Facts)
+		a.kinds.set(n.Plugins)
 		a.RuntimeConf = libcni.RuntimeConf{
 			ContainerID: rec.Plugins(), NetNS: op.path, IfName: n.IfName,
 			Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),

@@ -54,6 +54,7 @@ type attachment struct {
 	noted     []byte        // the result that the record has, if it was noted here
 	part      chain.Part    // which plugins the ADD is for; zero: all
 	facts     facts         // what built-in plugins have noted
+	kinds     kinds         // which plugins run, or ran; none if no record says so
 }
 
 // begin validates everything, and finds out where the plugins will run. It must

@@ -6,25 +6,45 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/invoke"
 )
 
-// runPlugin runs one plugin for an attachment: it finds it, bounds its time,
-// and tells the log and the observer how it ended.
+// runPlugin runs the plugin of a type for an attachment. Where nobody knows
+// which of two attached it, a CHECK passes if that of either does, and a DEL
+// runs both.
 func (a *attachment) runPlugin(ctx context.Context, call chain.Call) (chain.Output, error) {
+	providers, err := a.providers(call.Verb, call.Plugin)
+	if err != nil {
+		return a.runOne(ctx, call, provider{}, err)
+	}
+	var out chain.Output
+	var errs []error
+	for _, p := range providers {
+		if out, err = a.runOne(ctx, call, p, nil); err == nil && call.Verb == "CHECK" {
+			return out, nil
+		}
+		errs = append(errs, err)
+	}
+	return out, join(errs...)
+}
+
+// runOne runs a plugin, unless err says why there is none: it bounds its time,
+// and tells the log and the observer how it ended.
+func (a *attachment) runOne(ctx context.Context, call chain.Call, p provider, err error) (chain.Output, error) {
 	start := time.Now()
-	p, err := a.op.provider(call.Plugin)
 	var out invoke.Output
 	var late error
 	if err == nil {
 		if late = a.flushBefore(ctx, call.Verb, p); late != nil && call.Verb != "DEL" {
 			return chain.Output{}, late
 		}
-		inner, rerr := a.op.awaitRecord(ctx, call.Verb, call.Plugin, p.kind)
+		inner, rerr := a.op.awaitRecord(ctx, call.Verb, call.Plugin, p)
 		if err = rerr; err == nil {
 			out, err = a.execute(inner, call, p)
 		}
@@ -69,9 +89,9 @@ func (a *attachment) execute(ctx context.Context, call chain.Call, p provider) (
 	ctx, cancel := a.op.bound(ctx, call.Verb)
 	defer cancel()
 	if p.kind == PluginExecutable {
-		return a.start(ctx, call, p.path)
+		return a.start(ctx, call, p)
 	}
-	d := &delegation{attachment: a, bound: ctx, call: call, chain: call.Verb}
+	d := &delegation{attachment: a, bound: ctx, call: call, chain: call.Verb, standIn: p.standIn}
 	stdout, err := d.runInProcess(ctx, call, p)
 	return invoke.Output{Stdout: stdout, Stderr: d.stderr}, err
 }
@@ -85,11 +105,17 @@ func (s *snapshot) bound(ctx context.Context, verb string) (context.Context, con
 	return context.WithTimeoutCause(ctx, limit, &deadlineError{verb, limit})
 }
 
-// start runs an executable in the host's namespace.
-func (a *attachment) start(ctx context.Context, call chain.Call, path string) (invoke.Output, error) {
+// start runs an executable in the host's namespace. It finds those that it
+// delegates to beside it, also where that is no plugin directory any more.
+func (a *attachment) start(ctx context.Context, call chain.Call, p provider) (invoke.Output, error) {
+	env := call.Env
+	if p.elsewhere {
+		dirs := append(slices.Clone(a.op.pluginDirs), filepath.Dir(p.path))
+		env = withVariable(env, "CNI_PATH", strings.Join(dirs, string(filepath.ListSeparator)))
+	}
 	req := invoke.Request{
-		Path:    path,
-		Env:     slices.Concat(a.op.env, call.Env, invoke.TraceEnv(ctx)),
+		Path:    p.path,
+		Env:     slices.Concat(a.op.env, env, invoke.TraceEnv(ctx)),
 		Stdin:   call.Stdin,
 		Inherit: a.inherited(),
 	}

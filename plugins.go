@@ -25,6 +25,11 @@ const (
 // whenever a configuration names its type, whatever else there is of that name.
 // The types bridge, portmap and so on may be replaced like this. A type can be
 // registered once; a later Load may register another plugin for it.
+//
+// What it attached is checked and removed by the plugin that is registered for
+// the type by then. If none is, that is ErrPluginNotFound and the record stays,
+// also where there is an executable or a built-in plugin of that name: it would
+// be another plugin.
 func WithPlugin(typ string, p plugin.Plugin) Opt {
 	return func(c *config) error {
 		switch _, twice := c.choosing.registered[typ]; {
@@ -46,13 +51,20 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 // WithBuiltinPlugins has this module's own plugins run in process even where
 // there is an executable in the plugin directories: all of them, or those of
 // these types, each of which must be built in. Without it an executable that is
-// found goes first, and the plugins built in are for the types that are missing.
+// found goes first, and the built-in plugins are for the types that are missing.
 //
-// They are interchangeable with the reference plugins, as long as the
-// configuration names the backend of the packet filters: what the one ADDs, the
-// other can CHECK and DEL. Where it names none, those built in use nftables in a
-// way of their own, of which only Remove's sweep knows if an executable does the
-// DEL.
+// This is about new attachments. A container is checked and removed by the
+// plugins that attached it, which are on record: by a built-in plugin even if
+// there is an executable by now, and by an executable at the path that it had.
+// Once that file is gone, an executable of the type in the plugin directories
+// runs in its place, or else the built-in plugin, which knows the rules of the
+// reference plugin too. A container without such a record, attached by an
+// earlier version or by go-cni, passes a CHECK if either the executable or the
+// built-in plugin passes it, and is removed by both.
+//
+// Built-in plugins are interchangeable with the reference plugins as long as the
+// configuration names the backend of the packet filters. Where it names none,
+// they use nftables in a way of their own.
 func WithBuiltinPlugins(types ...string) Opt {
 	return func(c *config) error {
 		c.choosing.prefer = append(c.choosing.prefer, types...)
@@ -61,9 +73,11 @@ func WithBuiltinPlugins(types ...string) Opt {
 	}
 }
 
-// WithoutBuiltinPlugins has no plugin of this module's own run, so that a type
-// that is in none of the plugin directories is ErrPluginNotFound. What WithPlugin
-// has registered runs all the same.
+// WithoutBuiltinPlugins has no plugin of this module's own attach anything, so
+// that a type that is in none of the plugin directories is ErrPluginNotFound.
+// What WithPlugin has registered runs all the same. A container that built-in
+// plugins have attached before, as its record says, is still checked and removed
+// by them.
 func WithoutBuiltinPlugins() Opt {
 	return func(c *config) error {
 		c.choosing.without = true
@@ -75,7 +89,7 @@ func WithoutBuiltinPlugins() Opt {
 type choice struct {
 	builtIn    func(typ string) plugin.Plugin // nil: not built in
 	registered map[string]plugin.Plugin
-	prefer     []string // types whose plugin built in goes before an executable
+	prefer     []string // types whose built-in plugin goes before an executable
 	preferAll  bool
 	without    bool // nothing that is built in runs
 }
@@ -106,9 +120,25 @@ func (c choice) with(later choice) (choice, error) {
 
 // provider is what runs for a plugin's type.
 type provider struct {
-	kind   PluginKind // empty: nothing
-	path   string     // of the executable
-	plugin plugin.Plugin
+	kind      PluginKind // empty: nothing
+	path      string     // of the executable
+	elsewhere bool       // path is in none of the plugin directories now
+	plugin    plugin.Plugin
+	backend   string // that a built-in plugin has detected; empty if it detects none
+	standIn   bool   // a built-in plugin runs for what an executable may have attached
+}
+
+// detector is a built-in plugin that goes by what the host has where its
+// configuration names no backend of the packet filters.
+type detector interface{ Detect() string }
+
+// builtIn is a plugin of this module's own, for an ADD.
+func builtIn(own plugin.Plugin) provider {
+	p := provider{kind: PluginBuiltIn, plugin: own}
+	if d, ok := own.(detector); ok {
+		p.backend = d.Detect()
+	}
+	return p
 }
 
 func (s *snapshot) isRegistered(typ string) bool {
@@ -123,7 +153,7 @@ func (s *snapshot) provider(typ string) (provider, error) {
 	}
 	own := s.choice.builtIn(typ)
 	if own != nil && (s.choice.preferAll || slices.Contains(s.choice.prefer, typ)) {
-		return provider{kind: PluginBuiltIn, plugin: own}, nil
+		return builtIn(own), nil
 	}
 	path, err := invoke.Find(typ, s.pluginDirs, s.allowInsecure)
 	switch {
@@ -132,8 +162,8 @@ func (s *snapshot) provider(typ string) (provider, error) {
 	case own == nil || !errors.Is(err, invoke.ErrNotFound):
 		return provider{}, err
 	case s.choice.without:
-		return provider{}, fmt.Errorf("%w; it is built in, but WithoutBuiltinPlugins is set", err)
+		return provider{}, withoutError(err)
 	default:
-		return provider{kind: PluginBuiltIn, plugin: own}, nil
+		return builtIn(own), nil
 	}
 }

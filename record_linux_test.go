@@ -86,7 +86,10 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 		NetNS: record.NetNS{Path: path, Dev: pin.ID().Dev, Ino: pin.ID().Ino, Pin: s.pin("c1")},
 		Networks: []record.Network{{Name: "net", IfName: "eth0", Call: 1, Args: [][2]string{{"K", "v"}},
 			Capabilities: map[string]json.RawMessage{"portMappings": json.RawMessage(`[{"hostPort":80,"containerPort":8080,"protocol":"tcp"}]`)},
-			ConfigArgs:   map[string]json.RawMessage{"k": json.RawMessage("1")}}},
+			ConfigArgs:   map[string]json.RawMessage{"k": json.RawMessage("1")},
+			Plugins: []record.Plugin{
+				{Type: "p", Kind: string(cni.PluginExecutable), Path: s.path("bin", "p")},
+				{Type: "q", Kind: string(cni.PluginExecutable), Path: s.path("bin", "q")}}}},
 	})
 	wantNil(t, pin.Close())
 	wantNil(t, host.Close())

@@ -7,8 +7,8 @@ import (
 )
 
 // TestRealRemoveByExecutablesSweepsOurTable: without a backend in the
-// configuration the plugins built in use a table that executables know nothing
-// of, and a machine may get executables while containers are attached.
+// configuration built-in plugins use a table that executables know nothing of,
+// and records of earlier versions do not say which of them attached.
 func TestRealRemoveByExecutablesSweepsOurTable(t *testing.T) {
 	h := newRealHost(t)
 	c := realCase{plugins: []string{
@@ -26,6 +26,7 @@ func TestRealRemoveByExecutablesSweepsOurTable(t *testing.T) {
 	if left, _ := h.left(before); len(left) == 0 {
 		t.Fatal("the audit sees nothing of a container that is attached")
 	}
+	h.forgetKinds("c1")
 	wantNil(t, h.real(conf, cni.WithoutBuiltinPlugins()).Remove(t.Context(), "c1", path))
 	h.wantClean(before)
 	wantNil(t, inside.Check(t.Context(), "c2", neighbour))

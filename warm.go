@@ -13,6 +13,8 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/containernetworking/cni/libcni"
+
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
@@ -33,6 +35,7 @@ type madeAhead struct {
 	network, ifName string
 	part            chain.Part // the rest
 	facts           map[string]json.RawMessage
+	plugins         []record.Plugin // that have run
 }
 
 // errDoesNotFit: a container that was made ahead of time is not what is wanted.
@@ -82,9 +85,19 @@ func (w *warm) attach(ctx context.Context) error {
 	}
 	for _, a := range op.attachments {
 		rest := chain.Part{From: a.part.To, To: len(a.network.config.Plugins), Result: a.partial}
-		w.made = append(w.made, madeAhead{a.network.config.Name, a.IfName, rest, a.facts.all()})
+		w.made = append(w.made, madeAhead{a.network.config.Name, a.IfName, rest, a.facts.all(), a.ranAhead()})
 	}
 	return nil
+}
+
+// ranAhead are the plugins whose ADD has run. Those for the rest are chosen when
+// they run.
+func (a *attachment) ranAhead() []record.Plugin {
+	return slices.DeleteFunc(a.kinds.recorded(), func(p record.Plugin) bool {
+		return !slices.ContainsFunc(a.network.config.Plugins[:a.part.To], func(c *libcni.PluginConfig) bool {
+			return p.Type == c.Network.Type || p.Type == c.Network.IPAM.Type
+		})
+	})
 }
 
 // ahead is how many plugins of the network, from the first, do without anything
@@ -129,6 +142,7 @@ func (w *warm) fits(op *operation) bool {
 		if m := w.find(a); m != nil {
 			a.part, a.partial = m.part, m.part.Result
 			a.facts.set(m.facts)
+			a.kinds.set(m.plugins)
 			used++
 		} else if a.network.ahead() > 0 {
 			return false
