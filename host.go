@@ -74,7 +74,7 @@ func (op *operation) withoutHost(attachments []*attachment) error {
 	for _, a := range attachments {
 		for _, p := range a.network.config.Plugins {
 			for _, typ := range []string{p.Network.Type, p.Network.IPAM.Type} {
-				if typ == "" || typ == "host-local" || typ == "static" || swept(typ) && !op.isRegistered(typ) {
+				if typ == "" || typ == "host-local" || typ == "static" || swept(typ) && !a.isCallers(typ) {
 					continue
 				}
 				e := a.error("DEL", ErrHostNetNS)
