@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"strings"
 )
 
 // A line is the checksum of what follows, a space, and JSON:
@@ -32,13 +33,9 @@ func sum(data []byte) []byte {
 
 // decodeLine reads a line, with or without its newline.
 func decodeLine(line []byte, v any) error {
-	line = bytes.TrimSuffix(line, []byte("\n"))
-	if len(line) <= sumLen || line[sumLen] != ' ' {
-		return fmt.Errorf("%w: not a line of one", ErrBad)
-	}
-	data := line[sumLen+1:]
-	if !bytes.Equal(sum(data), line[:sumLen]) {
-		return fmt.Errorf("%w: checksum", ErrBad)
+	data, err := checked(line)
+	if err != nil {
+		return err
 	}
 	if err := json.Unmarshal(data, v); err != nil {
 		return fmt.Errorf("%w: %w", ErrBad, err)
@@ -46,26 +43,113 @@ func decodeLine(line []byte, v any) error {
 	return nil
 }
 
-// base is the first line.
-type base struct {
-	Format int     `json:"format"`
-	Record *Record `json:"record"`
+// checked returns the JSON of a line whose checksum is right.
+func checked(line []byte) ([]byte, error) {
+	line = bytes.TrimSuffix(line, []byte("\n"))
+	if len(line) <= sumLen || line[sumLen] != ' ' {
+		return nil, fmt.Errorf("%w: not a line of one", ErrBad)
+	}
+	data := line[sumLen+1:]
+	if !bytes.Equal(sum(data), line[:sumLen]) {
+		return nil, fmt.Errorf("%w: checksum", ErrBad)
+	}
+	return data, nil
 }
 
-func encodeBase(r *Record) ([]byte, error) { return encodeLine(base{Format: format, Record: r}) }
+// base is the first line.
+type base[R any] struct {
+	Format int `json:"format"`
+	Record R   `json:"record"`
+}
 
-func decodeBase(data []byte) (*Record, error) {
-	var b base
-	if err := decodeLine(data, &b); err != nil {
+func encodeBase(r *Record) ([]byte, error) {
+	if !r.hasUnknown() {
+		return encodeLine(base[*Record]{format, r})
+	}
+	data, err := r.marshal()
+	if err != nil {
 		return nil, err
 	}
-	if b.Format != format {
+	return encodeLine(base[json.RawMessage]{format, data})
+}
+
+// decodeBase reads the first line. With ErrNewer it returns what it could read,
+// with ErrBad nil.
+func decodeBase(line []byte) (*Record, error) {
+	data, err := checked(line)
+	if err != nil {
+		return nil, err
+	}
+	if r := plain(data); r != nil {
+		return r, nil
+	}
+	var b base[json.RawMessage]
+	err = json.Unmarshal(data, &b)
+	switch {
+	case err != nil:
+		// No disk makes a right checksum.
+		return newer(b.Record), fmt.Errorf("%w: %w", ErrNewer, err)
+	case b.Format > format:
+		return newer(b.Record), fmt.Errorf("%w: format %d, known is %d", ErrNewer, b.Format, format)
+	case b.Format != format:
 		return nil, fmt.Errorf("%w: format %d, known is %d", ErrBad, b.Format, format)
 	}
-	if b.Record == nil || b.Record.ContainerID == "" {
+	r := &Record{}
+	if err := r.unmarshal(b.Record); err != nil {
+		return newer(b.Record), fmt.Errorf("%w: %w", ErrNewer, err)
+	}
+	if r.ContainerID == "" {
 		return nil, fmt.Errorf("%w: no container", ErrBad)
 	}
-	return b.Record, nil
+	return r, nil
+}
+
+// plain decodes a record in which nothing is unknown, as nearly every one; it
+// returns nil for others.
+func plain(data []byte) *Record {
+	var b base[*Record]
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if d.Decode(&b) != nil || b.Format != format || b.Record == nil || b.Record.ContainerID == "" {
+		return nil
+	}
+	return b.Record
+}
+
+// newer reads the fields of a later format that this one has too, member by
+// member: one of another type must not hide the others.
+func newer(data []byte) *Record {
+	r := &Record{}
+	var networks []json.RawMessage
+	for name, member := range membersOf(data) {
+		if strings.EqualFold(name, "networks") {
+			_ = json.Unmarshal(member, &networks) // or they cannot be read
+			continue
+		}
+		legible(name, member, r)
+	}
+	for _, data := range networks {
+		var n Network
+		for name, member := range membersOf(data) {
+			legible(name, member, &n)
+		}
+		if n.IfName != "" {
+			r.Networks = append(r.Networks, n)
+		}
+	}
+	return r
+}
+
+func membersOf(data []byte) (all members) {
+	_ = json.Unmarshal(data, &all) // or there is none
+	return all
+}
+
+// legible sets the field of that name, if the value is of its type.
+func legible(name string, value json.RawMessage, of any) {
+	if one, err := json.Marshal(members{name: value}); err == nil {
+		_ = json.Unmarshal(one, of)
+	}
 }
 
 // decodeLog reads the lines of a log and passes over those that are damaged: the

@@ -22,18 +22,27 @@ import (
 )
 
 // format is the version of the files: 1 had the log in a file of its own. A
-// file of a later one is bad for us: its container is known, what to do with it
-// is not.
+// field that may be left out needs no new one: programs keep fields that they do
+// not know, see [Record.Inherit].
 const format = 2
 
-// ErrBad: there is a record, and it cannot be read as a whole. What could be
-// read is returned beside it: at least the container, or the file's name.
-var ErrBad = errors.New("damaged attachment record")
+// Why a record cannot be used. Beside each of them comes as much of the record as
+// is legible. Only ErrBad means damage: the others may be of containers that live.
+var (
+	// ErrBad: the file was read to its end, and is not a record.
+	ErrBad = errors.New("damaged attachment record")
+	// ErrNewer: the checksum is right, and a newer version wrote the record.
+	// Fields are read as far as this version has them too.
+	ErrNewer = errors.New("attachment record of a newer version")
+	// ErrUnread: the file could not be opened or read, as without descriptors or
+	// on a failing disk. Nothing is known but the file's name.
+	ErrUnread = errors.New("attachment record cannot be read")
+)
 
 // Record is a container's attachments.
 type Record struct {
 	ContainerID string    `json:"containerID"`
-	Owner       string    `json:"owner,omitempty"` // who asked: GC and Recover touch only their own
+	Owner       string    `json:"owner,omitempty"` // who asked first; see OwnerOf
 	Boot        string    `json:"boot"`            // boot id of the machine
 	Host        string    `json:"host"`            // identity of the namespace the plugins run in
 	Since       time.Time `json:"since"`
@@ -55,6 +64,8 @@ type Record struct {
 	// Warm tells that it is nobody's container yet: Runtime has made it ahead of
 	// time.
 	Warm bool `json:"warm,omitempty"`
+
+	unknown members
 }
 
 // Plugins returns the container ID as plugins know it.
@@ -75,6 +86,8 @@ type NetNS struct {
 	// Ours tells that the namespace was made for the container, at Path, and
 	// goes with it. Such a one needs no pin.
 	Ours bool `json:"ours,omitempty"`
+
+	unknown members
 }
 
 // Network is one attachment: all that its plugins were given, and what they
@@ -87,8 +100,7 @@ type Network struct {
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	ConfigArgs   map[string]json.RawMessage `json:"configArgs,omitempty"`
 
-	// Owner asked for this attachment; empty in records of earlier versions,
-	// where it is the record's.
+	// Owner asked for this attachment, if it is not the record's; see OwnerOf.
 	Owner string `json:"owner,omitempty"`
 	// Plugins are those that the ADD runs, a type once each, those that plugins in
 	// process delegate to included. Empty in records of earlier versions.
@@ -108,6 +120,8 @@ type Network struct {
 	Failures  int       `json:"failures,omitempty"`
 	LastError string    `json:"lastError,omitempty"`
 	LastTry   time.Time `json:"lastTry,omitzero"`
+
+	unknown members
 }
 
 // Plugin says which plugin ran for a type.
@@ -116,6 +130,8 @@ type Plugin struct {
 	Kind    string `json:"kind"`              // as cni.PluginKind; empty: there was none, so no ADD ran
 	Path    string `json:"path,omitempty"`    // of an executable
 	Backend string `json:"backend,omitempty"` // of the packet filter, where the configuration names none
+
+	unknown members
 }
 
 // State is how far an attachment got.
@@ -132,6 +148,38 @@ const (
 // is the attachment's.
 func (n *Network) Answered() bool { return n.State == Added || n.State == Deleting }
 
+// OwnerOf returns who asked for the attachment: GC and Recover touch only their
+// own. The record's owner is the first one's, which is all that earlier versions
+// look at.
+func (r *Record) OwnerOf(n *Network) string {
+	if n.Owner != "" {
+		return n.Owner
+	}
+	return r.Owner
+}
+
+// Owned reports whether the owner has an attachment in the record. A record
+// without attachments is its own owner's.
+func (r *Record) Owned(owner string) bool {
+	attached := false
+	for i := range r.Networks {
+		if r.Networks[i].State == Deleted {
+			continue
+		}
+		if attached = true; r.OwnerOf(&r.Networks[i]) == owner {
+			return true
+		}
+	}
+	return !attached && r.Owner == owner
+}
+
+// Shared reports whether attachments of more than one owner are in the record.
+func (r *Record) Shared() bool {
+	return slices.ContainsFunc(r.Networks, func(n Network) bool {
+		return n.State != Deleted && r.OwnerOf(&n) != r.Owner
+	})
+}
+
 // Find returns the attachment of that interface, or nil.
 func (r *Record) Find(ifName string) *Network {
 	i := slices.IndexFunc(r.Networks, func(n Network) bool { return n.IfName == ifName })
@@ -144,8 +192,9 @@ func (r *Record) Find(ifName string) *Network {
 // Entry is a line of the log.
 type Entry struct {
 	Generation  int             `json:"generation"`
-	ContainerID string          `json:"containerID,omitempty"` // this and the owner, should the base be lost
+	ContainerID string          `json:"containerID,omitempty"` // this and the owners, should the base be lost
 	Owner       string          `json:"owner,omitempty"`
+	IfOwner     string          `json:"ifOwner,omitempty"` // of the attachment, if it is not the record's
 	PluginID    string          `json:"pluginID,omitempty"`
 	Time        time.Time       `json:"time"`
 	Runtime     string          `json:"runtime,omitempty"` // that works on it from now on

@@ -20,8 +20,10 @@ import (
 // Store is a directory of records. Calls for one container must not overlap;
 // the caller has it locked.
 type Store struct {
-	// Sync is what brings a file to the disk, unless a test has something else.
+	// Sync is what brings a file to the disk, and Read what reads one, unless a
+	// test has something else.
 	Sync func(*os.File) error
+	Read func(path string) ([]byte, error)
 
 	dir    string
 	spares *spare.Files
@@ -34,7 +36,7 @@ const (
 
 // Open returns the store in dir, which is created with the first record.
 func Open(dir string) *Store {
-	return &Store{Sync: plainfile.SyncData, dir: dir, spares: spare.In(dir)}
+	return &Store{Sync: plainfile.SyncData, Read: plainfile.Read, dir: dir, spares: spare.In(dir)}
 }
 
 // Dir is where the store is.
@@ -48,6 +50,9 @@ func Name(id string) string {
 }
 
 func (s *Store) path(id string) string { return s.file(Name(id)) }
+
+// Path is where the record of that file name is.
+func (s *Store) Path(file string) string { return s.file(file) }
 
 func (s *Store) file(name string) string { return filepath.Join(s.dir, name+fileExt) }
 
@@ -170,6 +175,9 @@ func overwrite(f *os.File, data []byte) error {
 func (s *Store) Append(r *Record, e Entry) error {
 	e.Generation, e.Time = r.Generation, time.Now()
 	e.ContainerID, e.Owner, e.PluginID = r.ContainerID, r.Owner, r.PluginID
+	if n := r.Find(e.IfName); n != nil {
+		e.IfOwner = n.Owner
+	}
 	line, err := encodeLine(e)
 	if err == nil {
 		// The newline in front ends a line that was torn, so that this one is
@@ -183,7 +191,7 @@ func (s *Store) Append(r *Record, e Entry) error {
 }
 
 // Load returns the container's record, brought up to its log; nil without one.
-// A damaged one is returned with ErrBad, with what could be read of it.
+// With ErrBad, ErrNewer and ErrUnread it is what could be read of it, never nil.
 func (s *Store) Load(id string) (*Record, error) {
 	r, err := s.load(Name(id))
 	if r != nil {
@@ -197,12 +205,12 @@ func (s *Store) Load(id string) (*Record, error) {
 func (s *Store) load(name string) (*Record, error) {
 	var before []byte
 	for {
-		data, err := plainfile.Read(s.file(name))
+		data, err := s.Read(s.file(name))
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrBad, err)
+			return &Record{}, fmt.Errorf("%w: %w", ErrUnread, err)
 		}
 		r, err := decode(name, data)
 		switch {
@@ -226,16 +234,19 @@ func decode(name string, data []byte) (*Record, error) {
 	base, log, _ := bytes.Cut(data, []byte("\n"))
 	entries := slices.DeleteFunc(decodeLog(log), func(e Entry) bool { return Name(e.ContainerID) != name })
 	r, err := decodeBase(base)
-	if err != nil {
+	if r == nil {
 		return salvage(entries), err
 	}
 	for _, e := range entries {
 		r.apply(e)
 	}
-	return r, nil
+	if err != nil && Name(r.ContainerID) != name {
+		return salvage(entries), err // it names another container, or none
+	}
+	return r, err
 }
 
-// salvage makes what it can of a log without a base: the container, its owner,
+// salvage makes what it can of a log without a base: the container, its owners,
 // and the results, which say the addresses.
 func salvage(entries []Entry) *Record {
 	r := &Record{}
@@ -243,7 +254,7 @@ func salvage(entries []Entry) *Record {
 		r.ContainerID, r.Owner, r.PluginID = e.ContainerID, e.Owner, e.PluginID
 		r.Generation = e.Generation
 		if r.Find(e.IfName) == nil && e.IfName != "" {
-			r.Networks = append(r.Networks, Network{IfName: e.IfName})
+			r.Networks = append(r.Networks, Network{IfName: e.IfName, Owner: e.IfOwner})
 		}
 		r.apply(e)
 	}
@@ -252,13 +263,13 @@ func salvage(entries []Entry) *Record {
 
 // Found is a record of the directory, whole or with the error that it is not.
 type Found struct {
-	Record *Record
-	File   string // its name without extension; for Discard
-	Err    error  // wraps ErrBad
+	Record *Record // never nil
+	File   string  // its name without extension; for Discard
+	Err    error   // wraps ErrBad, ErrNewer or ErrUnread
 }
 
-// List returns all records in the order of their file names. A damaged one is
-// never left out.
+// List returns all records in the order of their file names, those that cannot
+// be used too.
 func (s *Store) List() ([]Found, error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {

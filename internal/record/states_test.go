@@ -1,0 +1,152 @@
+package record
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"testing"
+)
+
+// line is one with the checksum that it should have.
+func line(t testing.TB, data string) []byte {
+	t.Helper()
+	l, err := encodeLine(json.RawMessage(data))
+	check(t, err)
+	return l
+}
+
+// TestFault_B8_ARecordOfALaterFormatIsNotDamaged: whose it is and what it is
+// about is read, whatever else has changed.
+func TestFault_B8_ARecordOfALaterFormatIsNotDamaged(t *testing.T) {
+	whole := &Record{
+		ContainerID: "c1", Owner: "tester", Host: "4:1", PluginID: "warm-1", NetNS: NetNS{Path: "/run/c1"}, Generation: 3,
+		Networks: []Network{{Name: "podnet", IfName: "eth0", State: Added}, {Name: "other", IfName: "eth1", Owner: "second"}},
+	}
+	const same = `"containerID":"c1","owner":"tester","host":"4:1","pluginID":"warm-1","generation":3,"netns":{"path":"/run/c1"},` +
+		`"networks":[{"name":"podnet","ifName":"eth0","state":"added"},{"name":"other","ifName":"eth1","owner":"second"}]`
+	for name, tt := range map[string]struct {
+		line string
+		want *Record
+	}{
+		"the same fields":                          {`{"format":3,"record":{` + same + `}}`, whole},
+		"more fields":                              {`{"format":9,"record":{"more":{"x":1},` + same + `}}`, whole},
+		"a field of another type":                  {`{"format":3,"record":{"boot":{"id":7},"since":"yesterday","warm":"no",` + same + `}}`, whole},
+		"this format, and a field of another type": {`{"format":2,"record":{"since":7,` + same + `}}`, whole},
+		"a format of another type":                 {`{"format":"3.1","record":{` + same + `}}`, whole},
+		"networks of another type": {`{"format":3,"record":{"containerID":"c1","owner":"tester","networks":{"podnet":"eth0"}}}`,
+			&Record{ContainerID: "c1", Owner: "tester"}},
+		"an interface of another type": {`{"format":3,"record":{"containerID":"c1","networks":[{"name":"a","ifName":7},{"name":{},"ifName":"eth1","lastTry":0}]}}`,
+			&Record{ContainerID: "c1", Networks: []Network{{IfName: "eth1"}}}},
+		"nothing that is legible":    {`{"format":3,"record":[]}`, &Record{}},
+		"of a container without one": {`{"format":3,"record":{"containerID":"c2","owner":"tester"}}`, &Record{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := Open(t.TempDir())
+			check(t, os.WriteFile(s.path("c1"), line(t, tt.line), 0o600))
+			found, err := s.List()
+			check(t, err)
+			if len(found) != 1 || !errors.Is(found[0].Err, ErrNewer) || errors.Is(found[0].Err, ErrBad) {
+				t.Fatalf("found %+v, want one that is newer", found)
+			}
+			want(t, "record", found[0].Record, tt.want)
+			strays, err := s.Strays()
+			check(t, err)
+			want(t, "strays", strays, []string(nil))
+		})
+	}
+}
+
+// TestWhatIsNoRecordIsDamaged: a checksum makes no record of an older format, or
+// of a line that says no container.
+func TestWhatIsNoRecordIsDamaged(t *testing.T) {
+	for _, data := range []string{`{"format":1,"record":{"containerID":"c1"}}`, `{"format":2,"record":{}}`} {
+		if r, err := decodeBase(line(t, data)); r != nil || !errors.Is(err, ErrBad) {
+			t.Errorf("%s: %+v, %v, want ErrBad", data, r, err)
+		}
+	}
+}
+
+// TestFault_B9_AnErrorOfReadingIsNotDamage: a record that cannot be read is
+// listed with the error, and with a record that may be looked at.
+func TestFault_B9_AnErrorOfReadingIsNotDamage(t *testing.T) {
+	for _, cause := range []error{
+		syscall.EIO, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EACCES, syscall.ELOOP, syscall.EISDIR,
+		syscall.ESTALE, io.ErrUnexpectedEOF,
+	} {
+		s := Open(t.TempDir())
+		check(t, s.Begin(sample("c1")))
+		check(t, s.Begin(sample("c2")))
+		read := s.Read
+		s.Read = func(path string) ([]byte, error) {
+			if path == s.path("c1") {
+				return nil, fmt.Errorf("read %s: %w", path, cause)
+			}
+			return read(path)
+		}
+		found, err := s.List()
+		check(t, err)
+		want(t, "records", len(found), 2)
+		for _, f := range found {
+			if f.File == Name("c2") {
+				check(t, f.Err)
+				continue
+			}
+			want(t, "record", f.Record, &Record{})
+			if !errors.Is(f.Err, ErrUnread) || !errors.Is(f.Err, cause) || errors.Is(f.Err, ErrBad) {
+				t.Errorf("%v: %v, want that it cannot be read", cause, f.Err)
+			}
+		}
+		strays, err := s.Strays()
+		check(t, err)
+		want(t, "strays", strays, []string(nil))
+		r, err := s.Load("c1")
+		want(t, "record", r, &Record{ContainerID: "c1"})
+		if !errors.Is(err, ErrUnread) {
+			t.Errorf("Load: %v, want that it cannot be read", err)
+		}
+	}
+}
+
+// TestALogWithoutABaseSaysWhoseItIs, of more than one owner too.
+func TestALogWithoutABaseSaysWhoseItIs(t *testing.T) {
+	s := Open(t.TempDir())
+	r := sample("c1")
+	r.Networks[1].Owner = "second"
+	check(t, s.Begin(r))
+	for _, ifName := range []string{"eth1", "eth0"} {
+		check(t, s.Append(r, Entry{IfName: ifName, State: Added}))
+	}
+	data, err := os.ReadFile(s.path("c1"))
+	check(t, err)
+	data[0] ^= 1
+	check(t, os.WriteFile(s.path("c1"), data, 0o600))
+	got, err := s.Load("c1")
+	if !errors.Is(err, ErrBad) {
+		t.Fatalf("error %v, want ErrBad", err)
+	}
+	want(t, "owner", got.Owner, "tester")
+	want(t, "attachments", got.Networks, []Network{{IfName: "eth1", Owner: "second", State: Added}, {IfName: "eth0", State: Added}})
+	want(t, "is shared", got.Shared(), true)
+}
+
+func TestOwners(t *testing.T) {
+	r := &Record{Owner: "a", Networks: []Network{{IfName: "eth0"}, {IfName: "eth1", Owner: "b"}, {IfName: "eth2", Owner: "c", State: Deleted}}}
+	owned := func() (owners []string) {
+		for _, owner := range []string{"a", "b", "c"} {
+			if r.Owned(owner) {
+				owners = append(owners, owner)
+			}
+		}
+		return owners
+	}
+	want(t, "owners", owned(), []string{"a", "b"})
+	want(t, "shared", r.Shared(), true)
+	r.Networks[0].State = Deleted
+	want(t, "owners without eth0", owned(), []string{"b"})
+	r.Networks[1].State = Deleted
+	want(t, "owners without any", owned(), []string{"a"})
+	want(t, "shared", r.Shared(), false)
+}
