@@ -153,6 +153,7 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 	if part.To == 0 {
 		part.To = len(a.network.config.Plugins)
 	}
+	defer func() { _ = first.End(false) }() // after a panic; otherwise it has ended, below
 	result, partial, err := a.chain().AddPart(batched(ctx), &a.Attachment, part)
 	a.partial = partial
 	if err == nil && part.To == len(a.network.config.Plugins) {
@@ -228,7 +229,7 @@ func (op *operation) clearDead(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("is interface %s of network %q still there: %w", a.IfName, a.network.config.Name, err)
 		}
-		if !live {
+		if !live && !earlier.leaves(a, op) {
 			continue
 		}
 		// What else a damaged record knew of would be lost by adding to it.
@@ -254,6 +255,12 @@ func (op *operation) clearDead(ctx context.Context) error {
 	}
 	op.rec = earlier.rec
 	return nil
+}
+
+// leaves reports whether an attachment stays although its interface is gone:
+// another owner made it, in a namespace that lives, and may know better.
+func (op *operation) leaves(a *attachment, wanted *operation) bool {
+	return op.rec != nil && !op.damaged && a.NetNS != "" && !op.abandoned() && !a.own() && !wanted.wants(a.IfName)
 }
 
 // refuseTaken refuses to make an interface where there is one that this
@@ -312,9 +319,12 @@ func (op *operation) wants(ifName string) bool {
 // recallAttached finds what the container is attached to, from its record or,
 // where it has none, from libcni's cache.
 func (op *operation) recallAttached(wanted *operation) error {
-	rec, err := op.records.Load(op.id)
+	rec, err := op.loadRecord(op.id)
 	if rec != nil && err == nil {
 		return op.recall(&Namespace{id: op.id})
+	}
+	if err != nil && !errors.Is(err, record.ErrBad) {
+		return err
 	}
 	if err != nil {
 		// Whether it lives, and what is left of it if not, is found by what is

@@ -13,7 +13,7 @@ type Attachment struct {
 	Network     string
 	IfName      string
 	NetNS       string // the path it was attached by
-	Owner       string
+	Owner       string // who asked for it, see WithOwner
 	Since       time.Time
 	State       AttachmentState
 	Addresses   []Address // of the container, as far as plugins have answered
@@ -36,15 +36,19 @@ const (
 	// Failed: it could not be detached; the next Remove, Recover or GC tries
 	// again.
 	Failed AttachmentState = "failed"
-	// Unknown: the record is damaged. Recover and GC sweep what they can.
+	// Unknown: the record cannot be used, and LastError says why. Of a damaged one
+	// Recover and GC sweep what they can; one that could not be read, or is of a
+	// newer version, they leave alone, see RecordError.
 	Unknown AttachmentState = "unknown"
 )
 
 // Attachments lists what is recorded in the state directory, of all owners. It
 // runs nothing and waits for nothing; a call that is under way shows as
-// Attaching. A damaged record is listed with what can be read of it.
+// Attaching. A record that cannot be used is listed once, with what can be read
+// of it.
 func (r *Runtime) Attachments() ([]Attachment, error) {
-	found, err := r.current.Load().records.List()
+	s := r.current.Load()
+	found, err := s.records.List()
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +56,7 @@ func (r *Runtime) Attachments() ([]Attachment, error) {
 	var all []Attachment
 	for _, f := range found {
 		if !f.Record.Warm || !taken[f.Record.ContainerID] {
-			all = append(all, attachmentsOf(f.Record, f.Err)...)
+			all = append(all, attachmentsOf(f.Record, s.recordError(f.Record.ContainerID, f.File, f.Err))...)
 		}
 	}
 	return all, nil
@@ -60,7 +64,7 @@ func (r *Runtime) Attachments() ([]Attachment, error) {
 
 func attachmentsOf(rec *record.Record, bad error) []Attachment {
 	if bad != nil {
-		return []Attachment{{ContainerID: rec.ContainerID, State: Unknown, LastError: bad.Error()}}
+		return []Attachment{{ContainerID: rec.ContainerID, Owner: rec.Owner, State: Unknown, LastError: bad.Error()}}
 	}
 	var all []Attachment
 	for _, n := range rec.Networks {
@@ -69,7 +73,7 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 		}
 		a := Attachment{
 			ContainerID: rec.ContainerID, Network: n.Name, IfName: n.IfName, NetNS: rec.NetNS.Path,
-			Owner: rec.Owner, Since: rec.Since, State: Attaching,
+			Owner: rec.OwnerOf(&n), Since: rec.Since, State: Attaching,
 			Failures: n.Failures, LastError: n.LastError,
 		}
 		switch {
@@ -113,7 +117,7 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 	if err := validateID(id); err != nil {
 		return nil, err
 	}
-	rec, err := s.records.Load(id)
+	rec, err := s.loadRecord(id)
 	if err != nil {
 		return nil, fmt.Errorf("look up container %s: %w", id, err)
 	}

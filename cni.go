@@ -254,7 +254,8 @@ func (r *Runtime) setup(ctx context.Context, id, path string, opts []NamespaceOp
 // It returns nil when nothing is left. A failed DEL of the reference plugins
 // that the sweep made up for is only logged, unless WithTeardownErrors; one of
 // another plugin is returned, and so is a *LeftoverError. Then the record stays,
-// and Remove, Recover or GC tries again.
+// and Remove, Recover or GC tries again. While the record cannot be used, Remove
+// fails with a *RecordError and changes nothing.
 //
 // It may be called again. A container that was attached without a record, by
 // go-cni, is detached by what libcni has cached of it, and from the loaded

@@ -58,7 +58,10 @@ func (s *snapshot) validateRemove(ns *Namespace) (*hostNetNS, error) {
 // onRecord tells whether each network that the call selects is loaded or on the
 // container's record.
 func (s *snapshot) onRecord(ns *Namespace) bool {
-	rec, err := s.records.Load(ns.id)
+	rec, err := s.loadRecord(ns.id)
+	if errors.As(err, new(*RecordError)) {
+		return true // or not; recall says why that is not known
+	}
 	if err != nil || rec == nil {
 		return false
 	}
@@ -228,7 +231,7 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 	if err := op.lock(ctx); err != nil {
 		return fmt.Errorf("check container %q: %w", ns.id, err)
 	}
-	rec, err := op.records.Load(ns.id)
+	rec, err := op.loadRecord(ns.id)
 	if err != nil {
 		return fmt.Errorf("check container %q: %w", ns.id, err)
 	}

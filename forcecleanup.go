@@ -2,6 +2,7 @@ package cni
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -175,7 +176,10 @@ func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList)
 // may be about other attachments too. The caller's own configuration makes up
 // for a recorded one that this version does not take.
 func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, error) {
-	rec, err := op.records.Load(op.id)
+	rec, err := op.loadRecord(op.id)
+	if err != nil && !errors.Is(err, record.ErrBad) {
+		return nil, err
+	}
 	if rec == nil {
 		return nil, nil
 	}

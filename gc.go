@@ -2,6 +2,7 @@ package cni
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -38,12 +39,12 @@ type GCOptions struct {
 //
 // The report says what became of each container; the error, what plugins
 // answered to GC: all of them are asked.
-func (r *Runtime) GC(ctx context.Context, o GCOptions) (*Report, error) {
+func (r *Runtime) GC(ctx context.Context, o GCOptions) (report *Report, err error) {
 	if len(o.Keep) == 0 && !o.KeepNone {
 		return nil, fmt.Errorf("collect garbage: nothing is to be kept, and KeepNone does not say so: %w", ErrInvalidArgument)
 	}
 	s := r.current.Load()
-	report := &Report{}
+	report = &Report{}
 	if o.DryRun {
 		if err := s.collectDry(ctx, o, report); err != nil {
 			return report, fmt.Errorf("collect garbage: %w", err)
@@ -54,10 +55,11 @@ func (r *Runtime) GC(ctx context.Context, o GCOptions) (*Report, error) {
 	if err != nil {
 		return nil, fmt.Errorf("collect garbage: %w", err)
 	}
+	defer func() { err = join(err, held.Release()) }() // after a panic too: every ADD and DEL waits for it
 	if err = s.collect(ctx, o, report); err != nil {
 		err = fmt.Errorf("collect garbage: %w", err)
 	}
-	return report, join(err, held.Release())
+	return report, err
 }
 
 // collectDry reports what collect would remove, but for what plugins would.
@@ -67,7 +69,10 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 		return err
 	}
 	for _, f := range mine {
-		if id := f.Record.ContainerID; id != "" && !slices.Contains(o.Keep, id) {
+		id := f.Record.ContainerID
+		if err := s.untouchable(f); err != nil {
+			report.add(outcome{id: nameOf(f), adopted: slices.Contains(o.Keep, id), skipped: err})
+		} else if id != "" && !slices.Contains(o.Keep, id) {
 			report.Removed = append(report.Removed, id)
 		}
 	}
@@ -83,22 +88,22 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 	adopted := o.Keep
 	for _, f := range mine {
 		id := f.Record.ContainerID
-		if id == "" {
+		left := s.untouchable(f)
+		if id == "" && left == nil {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
 		keep := slices.Contains(o.Keep, id)
-		if keep && !unsettled(f) {
+		if keep && left == nil && !s.unsettled(f) {
 			continue
 		}
-		err := s.removeAgain(inside, id, keep)
-		o := outcome{id: id, adopted: keep, err: err}
-		if isSkipped(err) {
-			o.err, o.skipped = nil, err
+		became := outcome{id: nameOf(f), adopted: keep, skipped: left}
+		if left == nil {
+			became.setAside(s.removeAgain(inside, id, keep))
 		}
-		report.add(o)
+		report.add(became)
 		if keep {
 			adopted = slices.DeleteFunc(slices.Clone(adopted), func(a string) bool { return a == id })
 		}
@@ -108,10 +113,11 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 	return join(s.tidy(), s.reclaim(inside, o, report), s.collectByPlugins(ctx))
 }
 
-// unsettled tells whether a container has attachments that are to go.
-func unsettled(f record.Found) bool {
+// unsettled tells whether a container has attachments of this owner that are to
+// go.
+func (s *snapshot) unsettled(f record.Found) bool {
 	return f.Err == nil && slices.ContainsFunc(f.Record.Networks, func(n record.Network) bool {
-		return n.State == record.Deleting || n.State != record.Deleted && n.Failures > 0
+		return f.Record.OwnerOf(&n) == s.owner && (n.State == record.Deleting || n.State != record.Deleted && n.Failures > 0)
 	})
 }
 
@@ -122,8 +128,11 @@ func (s *snapshot) removeAgain(ctx context.Context, id string, keep bool) error 
 		return err
 	}
 	defer op.end()
-	if err := op.recall(&Namespace{id: id}); err != nil {
+	if err := op.recallOwn(); err != nil {
 		return err
+	}
+	if op.rec == nil || keep && op.damaged {
+		return nil // removed, or no more to go by, since it was listed
 	}
 	going := op.attachments
 	if keep {
@@ -139,7 +148,7 @@ func (s *snapshot) removeAgain(ctx context.Context, id string, keep bool) error 
 type inGC struct{}
 
 // collectByPlugins runs GC for each loaded network.
-func (s *snapshot) collectByPlugins(ctx context.Context) error {
+func (s *snapshot) collectByPlugins(ctx context.Context) (err error) {
 	valid, err := s.validAttachments()
 	if err != nil {
 		return err
@@ -148,13 +157,14 @@ func (s *snapshot) collectByPlugins(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer func() { err = join(err, host.close()) }()
 	op := &operation{snapshot: s, verb: "GC", host: host}
 	var errs []error
 	for _, n := range s.networks {
 		a := &attachment{op: op, network: n}
 		errs = append(errs, a.errors("GC", a.chain().GC(ctx, valid[n.config.Name])))
 	}
-	return join(append(errs, host.close())...)
+	return join(errs...)
 }
 
 // validAttachments are all attachments on this host by network: those on
@@ -173,7 +183,7 @@ func (s *snapshot) validAttachments() (map[string][]types.GCAttachment, error) {
 		return nil, err
 	}
 	for _, f := range found {
-		if f.Err != nil && len(f.Record.Networks) == 0 {
+		if f.Err != nil && (!errors.Is(f.Err, record.ErrBad) || len(f.Record.Networks) == 0) {
 			return nil, fmt.Errorf("what is attached is not known: %w", f.Err)
 		}
 		for _, n := range f.Record.Networks {

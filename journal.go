@@ -3,6 +3,7 @@ package cni
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -41,6 +42,9 @@ func (op *operation) write() error {
 				rec.Networks = append(rec.Networks, n)
 			}
 		}
+		if len(rec.Networks) > 0 {
+			rec.Owner = op.rec.Owner // earlier versions know no other
+		}
 	}
 	for _, a := range op.attachments {
 		n, err := a.recorded()
@@ -48,10 +52,16 @@ func (op *operation) write() error {
 			return err
 		}
 		n.Call = rec.Generation + 1 // what Begin makes it
+		if op.owner != rec.Owner {
+			n.Owner = op.owner
+		}
 		rec.Networks = append(rec.Networks, n)
 	}
 	if rec.NetNS, err = op.identify(); err != nil {
 		return err
+	}
+	if op.rec != nil {
+		rec.Inherit(op.rec)
 	}
 	if op.early() {
 		op.pending, err = op.records.BeginSoon(rec)
@@ -146,7 +156,10 @@ func (a *attachment) noteResult(result json.RawMessage) error {
 // configuration: from its record; for a container that was attached without
 // one, by go-cni, from libcni's cache and the loaded networks.
 func (op *operation) recall(ns *Namespace) error {
-	rec, err := op.records.Load(op.id)
+	rec, err := op.loadRecord(op.id)
+	if err != nil && !errors.Is(err, record.ErrBad) {
+		return err
+	}
 	if err != nil {
 		// Damaged: what is left of it joins what the other sources say.
 		op.logger.Warn("removing without a whole record", "container", op.id, "error", err)
@@ -262,7 +275,9 @@ func anyMap(raw map[string]json.RawMessage) map[string]any {
 func (op *operation) recallWithout(ns *Namespace) (err error) {
 	path := ns.path
 	if path == "" && op.damaged {
-		path = op.kept.where(op.id)
+		if path, err = op.kept.where(op.id); err != nil {
+			return err
+		}
 	}
 	op.leave()
 	if op.container, op.path, err = op.host.open(path, "DEL"); err != nil {
@@ -352,10 +367,13 @@ func (op *operation) forget(attachments []*attachment) error {
 	var errs []error
 	for _, a := range attachments {
 		errs = append(errs, a.note(record.Entry{State: record.Deleted}))
+		// The record is not read again: if that failed, the next one would be
+		// written without the attachments that stay.
+		if n := op.rec.Find(a.IfName); n != nil {
+			n.State = record.Deleted
+		}
 	}
-	var err error
-	op.rec, err = op.records.Load(op.id)
-	return join(append(errs, err)...)
+	return join(errs...)
 }
 
 // erase lets the namespace go and deletes the record, in this order, so that a

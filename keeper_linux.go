@@ -112,13 +112,17 @@ func (k *keeper) openPath(id string) string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.File().Fd())
 }
 
-// where is a path that leads to the kept namespace, for who has no record to
-// tell; empty without one.
-func (k *keeper) where(id string) string {
-	if _, err := identify(k.path(id)); err != nil {
-		return k.openPath(id)
+// where is a path that leads to the kept namespace, if the record does not say
+// it; empty without one.
+func (k *keeper) where(id string) (string, error) {
+	_, err := identify(k.path(id))
+	switch {
+	case err == nil:
+		return k.path(id), nil
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, netns.ErrNotNetNS):
+		return k.openPath(id), nil
 	}
-	return k.path(id)
+	return "", fmt.Errorf("kept namespace: %w", err)
 }
 
 // strays are the paths of pins that no record knows of. A power cut can bring

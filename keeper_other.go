@@ -9,7 +9,7 @@ type keeper struct{}
 
 func newKeeper(string) *keeper { return &keeper{} }
 
-func (*keeper) where(string) string { return "" }
+func (*keeper) where(string) (string, error) { return "", nil }
 
 func (*keeper) discard(string) error { return nil }
 

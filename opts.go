@@ -210,9 +210,9 @@ func WithRecordDir(dir string) Opt {
 	}
 }
 
-// WithOwner names who attaches. Recover and GC touch only what their owner
-// recorded, so that programs that share a host do not tear down each other's
-// containers. The default is the name of the program's executable.
+// WithOwner names who attaches. Recover and GC touch only attachments of their
+// own owner, so that programs that share a host, or a container, do not tear down
+// each other's. The default is the name of the program's executable.
 func WithOwner(name string) Opt {
 	return func(c *config) error {
 		c.owner = name

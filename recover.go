@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -19,7 +21,7 @@ import (
 // Report says what Recover or GC has done, by container ID.
 type Report struct {
 	Adopted []string // attached and alive: kept
-	Removed []string // nothing is left of them
+	Removed []string // nothing is left of them that this owner attached
 	// Kept are those of Adopted that are not known to be healthy, and why: CHECK
 	// failed or could not be asked, the interface is gone, the path no longer
 	// leads to the namespace. Recover has changed nothing of them. The caller
@@ -30,7 +32,9 @@ type Report struct {
 	// those it was set up with.
 	Failed map[string]error
 	// Skipped were left as they are, and why: another call has the container
-	// locked, or it cannot be told from here whether it lives.
+	// locked, it cannot be told from here whether it lives, or its record cannot
+	// be used, see RecordError. A record that names no container is listed as
+	// "record" and the name of its file.
 	Skipped map[string]error
 	// Reclaimed is what GC has found of containers that are on no record any
 	// more, a line each.
@@ -127,8 +131,13 @@ func (s *snapshot) recoverAll(ctx context.Context, host *hostNetNS, found []reco
 	var locked []string
 	var ids []string
 	for _, f := range found {
+		if err := s.untouchable(f); err != nil {
+			s.logger.Warn("a container is left alone", "record", f.File, "reason", err)
+			report.add(outcome{id: nameOf(f), skipped: err})
+			continue
+		}
 		if f.Record.ContainerID == "" {
-			report.add(outcome{id: "record " + f.File, err: s.discard(f)})
+			report.add(outcome{id: nameOf(f), err: s.discard(f)})
 			continue
 		}
 		ids = append(ids, f.Record.ContainerID)
@@ -184,7 +193,7 @@ func (s *snapshot) recoverEach(ctx context.Context, host *hostNetNS, ids []strin
 
 // tidyAlone is tidy with all others kept out, if there is anything to do. If
 // one of them takes long it is left to the next Recover or GC.
-func (s *snapshot) tidyAlone(ctx context.Context) error {
+func (s *snapshot) tidyAlone(ctx context.Context) (err error) {
 	files, err := s.records.Strays()
 	pins, perr := s.kept.strays(s.records)
 	made, dirs, merr := s.poolStrays()
@@ -198,7 +207,8 @@ func (s *snapshot) tidyAlone(ctx context.Context) error {
 		s.logger.Warn("files that belong to no record are left for later", "error", err)
 		return nil
 	}
-	return join(s.tidy(), held.Release())
+	defer func() { err = join(err, held.Release()) }() // after a panic too
+	return s.tidy()
 }
 
 // tidy deletes what a process that was killed, or a power cut, left between two
@@ -210,27 +220,37 @@ func (s *snapshot) tidy() error {
 	errs := []error{err, perr, merr}
 	for _, path := range files {
 		s.logger.Info("deleting a file that belongs to no record", "path", path)
-		errs = append(errs, os.Remove(path))
+		errs = append(errs, removeFile(path))
 	}
 	for _, path := range append(pins, made...) {
 		s.logger.Info("letting go of a namespace that belongs to no record", "path", path)
 		errs = append(errs, netns.Remove(path))
 	}
 	for _, dir := range dirs {
-		errs = append(errs, os.Remove(dir))
+		errs = append(errs, removeFile(dir))
 	}
 	return join(errs...)
 }
 
-// owned are the records of this owner, and those so damaged that they say no
-// owner: nobody else will look after them.
+// removeFile deletes a file, or an empty directory. Several processes may recover
+// at once, so another may have been faster.
+func removeFile(path string) error {
+	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// owned are the records with attachments of this owner, and those that do not
+// say whose they are: nobody else will look after them.
 func (s *snapshot) owned(dry bool) ([]record.Found, error) {
 	found, err := s.records.List()
 	if err != nil {
 		return nil, err
 	}
 	return s.withoutWarm(slices.DeleteFunc(found, func(f record.Found) bool {
-		return f.Record.Owner != s.owner && (f.Err == nil || f.Record.Owner != "")
+		unsure := f.Err != nil && (f.Record.Owner == "" || f.Record.Owner == s.owner)
+		return !unsure && !f.Record.Owned(s.owner)
 	}), dry)
 }
 
@@ -248,26 +268,22 @@ func (s *snapshot) discard(f record.Found) error {
 // errNotYet: it failed not long ago.
 var errNotYet = errors.New("not tried again yet")
 
-func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id string, grace time.Duration) outcome {
-	o := outcome{id: id}
+func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id string, grace time.Duration) (o outcome) {
+	defer func() {
+		if v := recover(); v != nil { // in this goroutine it would end the program
+			o = outcome{id: id, err: fmt.Errorf("panic: %v\n%s", v, debug.Stack())}
+		}
+	}()
+	o.id = id
 	op, err := s.takeOver(ctx, host, id, grace)
-	if isSkipped(err) {
-		o.skipped = err
-		return o
-	}
-	if err != nil {
-		o.err = err
+	if o.setAside(err) {
 		return o
 	}
 	defer op.end()
-	if err := op.recall(&Namespace{id: id}); isSkipped(err) {
-		o.skipped = err
-		return o
-	} else if err != nil {
-		o.err = err
+	if o.setAside(op.recallOwn()) {
 		return o
 	}
-	if op.rec == nil && !op.damaged {
+	if op.rec == nil {
 		return o // removed meanwhile, by whoever had it locked
 	}
 	going, err := op.going()
@@ -282,6 +298,16 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id string, g
 		o.err = op.finish(ctx, going)
 	}
 	return o
+}
+
+// setAside notes why nothing was done about the container, if err is not nil.
+func (o *outcome) setAside(err error) bool {
+	if isSkipped(err) {
+		o.skipped = err
+	} else {
+		o.err = err
+	}
+	return err != nil
 }
 
 // adopt keeps the container, and returns why it is not known to be healthy.
@@ -316,8 +342,8 @@ func (op *operation) finish(ctx context.Context, ill []*attachment) error {
 // be tried again: for a time that doubles from a second, to an hour at most. A
 // Remove by the caller does not wait.
 func notYet(n *record.Network) error {
-	if n == nil || n.Failures == 0 {
-		return nil
+	if n == nil || n.Failures == 0 || n.LastTry.After(time.Now()) {
+		return nil // the clock was ahead: how long ago it failed is not known
 	}
 	delay := min(time.Second<<min(n.Failures-1, 12), time.Hour)
 	wait := time.Until(n.LastTry.Add(delay))

@@ -3,8 +3,11 @@ package cni
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
@@ -81,10 +84,35 @@ func (op *operation) inUse() ([]netip.Addr, error) {
 		return nil, err
 	}
 	var all []netip.Addr
+	whole := true
 	for _, f := range found {
 		if id := f.Record.ContainerID; id != op.id && id != op.pluginID() {
 			all = append(all, addressesOf(f.Record, nil)...)
 		}
+		whole = whole && f.Err == nil
+	}
+	if whole {
+		return all, nil
+	}
+	cached, err := op.cachedAddresses()
+	return append(all, cached...), err
+}
+
+// cachedAddresses are the addresses of other containers in libcni's cache, which
+// has those too whose records cannot be used.
+func (op *operation) cachedAddresses() (all []netip.Addr, err error) {
+	cached, err := libcni.NewCNIConfigWithCacheDir(nil, op.stateDir, nil).GetCachedAttachments("")
+	if err != nil {
+		return nil, fmt.Errorf("cached attachments: %w", err)
+	}
+	for _, c := range cached {
+		if c.ContainerID == op.id || c.ContainerID == op.pluginID() {
+			continue
+		}
+		a := &attachment{op: op, network: &Network{config: &libcni.NetworkConfigList{Name: c.Network}, snapshot: op.snapshot}}
+		a.ContainerID, a.IfName = c.ContainerID, c.IfName
+		result := json.RawMessage(a.chain().CachedResult(&a.Attachment))
+		all = append(all, addressesOf(&record.Record{Networks: []record.Network{{Result: result}}}, nil)...)
 	}
 	return all, nil
 }

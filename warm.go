@@ -251,9 +251,11 @@ func takenOver(found []record.Found) map[string]bool {
 // withoutWarm leaves out what a pool of a process that lives has made ahead of
 // time: that one looks after it. Of what is another container's by now, because
 // the process was killed between two steps of taking it, the record is deleted,
-// unless nothing is to be changed.
+// unless nothing is to be changed. While a record names no container, any of
+// them may have become that one, and all stay.
 func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, error) {
 	taken := takenOver(found)
+	nameless := slices.IndexFunc(found, func(f record.Found) bool { return f.Record.ContainerID == "" })
 	var rest []record.Found
 	for _, f := range found {
 		if !f.Record.Warm {
@@ -263,13 +265,19 @@ func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, 
 		alive, err := s.runtimeAlive(f.Record)
 		switch {
 		case err != nil:
-			return nil, err
+			f.Err = join(f.Err, err)
+			rest = append(rest, f)
 		case alive:
+		case f.Err != nil:
+			rest = append(rest, f)
 		case taken[f.Record.ContainerID] && dry:
 		case taken[f.Record.ContainerID]:
 			if err := s.records.Delete(f.Record.ContainerID); err != nil {
 				return nil, err
 			}
+		case nameless >= 0:
+			f.Err = fmt.Errorf("it may be another container's by now: %v", found[nameless].Err)
+			rest = append(rest, f)
 		default:
 			rest = append(rest, f)
 		}
@@ -281,6 +289,9 @@ func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, 
 // to set a container up in it.
 func (s *snapshot) removeUnrecorded(id, path string) error {
 	rec, err := s.records.Load(id)
+	if errors.Is(err, record.ErrNewer) {
+		return netns.Remove(path) // a newer version does not know of it
+	}
 	if err != nil || rec != nil && rec.NetNS.Path == path {
 		return err // Recover and GC know what to do
 	}
@@ -310,6 +321,9 @@ func (s *snapshot) poolStrays() (strays, dirs []string, err error) {
 		}
 		dir := filepath.Join(poolDir(s.records.Dir()), process.Name())
 		entries, err := os.ReadDir(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // another process has removed it just now
+		}
 		if err != nil {
 			return nil, nil, err
 		}
