@@ -20,7 +20,9 @@ type Link struct {
 	OperState uint8  // IF_OPER_*
 	Master    int    // the index of the bridge, or 0
 	// Peer is the index of a veth's other end, in the namespace that it is in.
-	Peer        int
+	Peer int
+	// Promiscuous is the flag that was set. An interface can be in that mode
+	// without it, for a sniffer or because it is a port of a bridge.
 	Promiscuous bool
 	// VLANFiltering and DefaultVLAN are a bridge's: whether it keeps VLANs
 	// apart, and the one that new ports are put in, or 0.
@@ -106,6 +108,7 @@ func parseLink(body []byte) (Link, error) {
 		return Link{}, errTruncated
 	}
 	l := Link{Index: int(native.Uint32(body[4:])), Flags: native.Uint32(body[8:])}
+	l.Promiscuous = l.Flags&unix.IFF_PROMISC != 0
 	var nested error
 	var data, port, settings []byte
 	err := eachAttr(body[unix.SizeofIfInfomsg:], func(typ uint16, value []byte) {
@@ -122,8 +125,6 @@ func parseLink(body []byte) (Link, error) {
 			l.Master = int(number(value))
 		case unix.IFLA_LINK:
 			l.Peer = int(number(value))
-		case unix.IFLA_PROMISCUITY:
-			l.Promiscuous = number(value) != 0
 		case unix.IFLA_AF_SPEC:
 			settings = value
 		case unix.IFLA_LINKINFO:

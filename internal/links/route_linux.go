@@ -127,15 +127,17 @@ func routeMessage(typ, flags uint16, index int, r Route) *message {
 	return m
 }
 
-// Routes are those by way of an interface, of both families and all tables but
-// the local one, which the kernel keeps.
+// Routes are those by way of an interface, or of all if index is 0, of both
+// families and all tables but the local one, which the kernel keeps.
 func (c *Conn) Routes(index int) ([]Route, error) {
 	var all []Route
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		fixed := make([]byte, unix.SizeofRtMsg)
 		fixed[0] = family
 		m := newMessage(unix.RTM_GETROUTE, unix.NLM_F_DUMP, fixed)
-		m.u32(unix.RTA_OIF, uint32(index))
+		if index != 0 {
+			m.u32(unix.RTA_OIF, uint32(index))
+		}
 		err := c.execute(m, func(body []byte) error {
 			routes, err := parseRoute(body, index)
 			all = append(all, routes...)
@@ -184,7 +186,7 @@ func parseRoute(body []byte, index int) ([]Route, error) {
 	if r.Table == unix.RT_TABLE_LOCAL {
 		return nil, nil
 	}
-	if out == index {
+	if out != 0 && (out == index || index == 0) {
 		ways = append(ways, Route{Via: r.Via})
 	}
 	for i, way := range ways {
@@ -212,7 +214,7 @@ func parseWays(list []byte, index int) ([]Route, error) {
 		if err != nil {
 			return nil, err
 		}
-		if int(native.Uint32(list[4:])) == index {
+		if index == 0 || int(native.Uint32(list[4:])) == index {
 			ways = append(ways, Route{Via: via})
 		}
 		list = list[min(aligned(size), len(list)):]

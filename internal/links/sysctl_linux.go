@@ -144,19 +144,3 @@ func readSysctl(path string) (string, error) {
 	}
 	return string(bytes.TrimSpace(buf[:max(n, 0)])), nil
 }
-
-// CheckForwarding returns an error unless the namespace that c is in forwards
-// packets of the families, of which true is IPv6.
-func CheckForwarding(c *Conn, families []bool) error {
-	for _, v6 := range families {
-		r := c.Requests()
-		on := r.Forwarding(v6)
-		if err := r.Send(); err != nil {
-			return err
-		}
-		if !*on {
-			return fmt.Errorf("sysctl %s is 0, not 1", Forward(v6).Path)
-		}
-	}
-	return nil
-}

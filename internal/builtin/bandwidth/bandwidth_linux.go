@@ -101,7 +101,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 		return context.Cause(ctx)
 	}
 	c, err := parse(r)
-	if err != nil {
+	if err != nil || c.none() { // as in Add, which asks for no veth pair then
 		return err
 	}
 	nl, host, err := hostEnd(r)

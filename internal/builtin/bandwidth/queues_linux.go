@@ -108,7 +108,9 @@ func (c *change) shape(host netlink.Link, l limit, name string) (netlink.Link, e
 	return ifb, c.addQdisc(tbf(ifb, l), ifb)
 }
 
-// checkBucket makes sure that a device has the token bucket of the limit.
+// checkBucket makes sure that a device has the token bucket of the limit. A queue
+// of another type that somebody has put there instead is theirs. The kernel's own
+// queue, which has no handle, says that the limit is gone.
 func checkBucket(nl *netlink.Handle, link netlink.Link, l limit) error {
 	name := link.Attrs().Name
 	qdiscs, err := nl.QdiscList(link)
@@ -120,6 +122,9 @@ func checkBucket(nl *netlink.Handle, link netlink.Link, l limit) error {
 		return fmt.Errorf("interface %q has no queue", name)
 	}
 	has, ok := qdiscs[at].(*netlink.Tbf)
+	if !ok && qdiscs[at].Attrs().Handle != 0 {
+		return nil
+	}
 	if !ok {
 		return fmt.Errorf("interface %q has a queue of type %q, and no tbf", name, qdiscs[at].Type())
 	}

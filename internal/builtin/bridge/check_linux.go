@@ -15,8 +15,8 @@ import (
 )
 
 // Check returns an error unless the bridge, both ends of the pair, addresses,
-// routes, gateway and rules are what Add made. It is stricter than the
-// reference plugin, which does not look at what is the host's.
+// routes, gateway and rules are there as Add made them. Unlike the reference
+// plugin it looks at the host's end, the gateway and the rules too.
 func (*Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
 	c, err := load(r)
 	if err != nil {
@@ -55,32 +55,34 @@ func (*Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
 	if c.IPAM.Type == "" {
 		return nil
 	}
-	return c.CheckMasquerade(ctx, r, r.PrevResult)
+	return c.CheckMasquerade(ctx, r)
 }
 
+// checkBridge looks at what every attachment needs of the bridge, and at the mode
+// that Add has set. The rest is the host's: the bridge's MAC address follows its
+// ports unless somebody sets it, and VLAN filtering and MTU are those of all of
+// its ports, some of which may be an administrator's.
 func (c *config) checkBridge(host *links.Conn, result *types100.Result) (links.Link, error) {
-	at := slices.IndexFunc(result.Interfaces, func(i *types100.Interface) bool { return i != nil && i.Name == c.Bridge && i.Sandbox == "" })
-	if at < 0 {
+	if !slices.ContainsFunc(result.Interfaces, func(i *types100.Interface) bool { return i != nil && i.Name == c.Bridge && i.Sandbox == "" }) {
 		return links.Link{}, fmt.Errorf("prevResult has no bridge %q", c.Bridge)
 	}
 	br, err := host.Link(c.Bridge)
-	switch said := result.Interfaces[at]; {
+	switch {
 	case err != nil:
 		return br, fmt.Errorf("bridge: %w", err)
 	case br.Kind != "bridge":
 		return br, fmt.Errorf("interface %q is not a bridge, but %q", c.Bridge, br.Kind)
 	case !br.Up():
 		return br, fmt.Errorf("bridge %q is down", c.Bridge)
-	case said.Mac != "" && said.Mac != br.MAC.String():
-		return br, fmt.Errorf("bridge %q has the MAC address %s, not %s", c.Bridge, br.MAC, said.Mac)
-	case br.Promiscuous != c.PromiscMode:
-		return br, fmt.Errorf(`"promiscMode": that of bridge %q is %t, not %t`, c.Bridge, br.Promiscuous, c.PromiscMode)
-	case c.filtersVLANs() && !br.VLANFiltering:
-		return br, fmt.Errorf(`"vlan", "vlanTrunk": bridge %q does not keep VLANs apart`, c.Bridge)
+	case c.PromiscMode && !br.Promiscuous:
+		return br, fmt.Errorf(`"promiscMode": bridge %q is not in promiscuous mode`, c.Bridge)
 	}
 	return br, nil
 }
 
+// checkPort makes sure that the host's end is on the bridge, in the modes that
+// the configuration asks for. One that it does not ask for may be another's, as
+// hairpin mode was the kubelet's.
 func (c *config) checkPort(host *links.Conn, r *plugin.Request, br, container links.Link) error {
 	port, err := c.CheckHost(host, r, container)
 	switch {
@@ -88,15 +90,16 @@ func (c *config) checkPort(host *links.Conn, r *plugin.Request, br, container li
 		return err
 	case port.Master != br.Index:
 		return fmt.Errorf("interface %q is not on bridge %q", port.Name, br.Name)
-	case port.Hairpin != c.HairpinMode:
-		return fmt.Errorf(`"hairpinMode": that of interface %q is %t, not %t`, port.Name, port.Hairpin, c.HairpinMode)
-	case port.Isolated != c.PortIsolation:
-		return fmt.Errorf(`"portIsolation": that of interface %q is %t, not %t`, port.Name, port.Isolated, c.PortIsolation)
+	case c.HairpinMode && !port.Hairpin:
+		return fmt.Errorf(`"hairpinMode": interface %q is not in hairpin mode`, port.Name)
+	case c.PortIsolation && !port.Isolated:
+		return fmt.Errorf(`"portIsolation": interface %q is not isolated`, port.Name)
 	}
 	return nil
 }
 
-// checkGateway looks for the addresses that the containers send to.
+// checkGateway looks for the addresses that the containers send to. That the
+// host forwards is not this attachment's: somebody has turned it off for all.
 func (c *config) checkGateway(host *links.Conn, r *plugin.Request, br links.Link) error {
 	if !c.IsGateway || c.IPAM.Type == "" {
 		return nil
@@ -116,11 +119,21 @@ func (c *config) checkGateway(host *links.Conn, r *plugin.Request, br links.Link
 		return err
 	}
 	for _, want := range wanted {
-		if !slices.ContainsFunc(have, func(a links.Address) bool { return a.Prefix == want }) {
+		if !slices.ContainsFunc(have, func(a links.Address) bool { return c.serves(a, want) }) {
 			return fmt.Errorf("interface %q lacks the gateway's address %s", on.Name, want)
 		}
 	}
-	return links.CheckForwarding(host, forwarding(wanted))
+	return nil
+}
+
+// serves reports whether an address of the bridge is the gateway that is wanted.
+// Its subnet may be wider by now. With forceAddress the address of another range,
+// or network, takes the place of one of the same family.
+func (c *config) serves(a links.Address, want netip.Prefix) bool {
+	if a.Addr() == want.Addr() {
+		return true
+	}
+	return c.ForceAddress && a.Addr().Is4() == want.Addr().Is4() && !a.Addr().IsLinkLocalUnicast()
 }
 
 // gateways are the addresses that the bridge has for a result.

@@ -199,58 +199,6 @@ func reported(r *plugin.Request) bool {
 	return false
 }
 
-// Check makes sure that the interface is there, and has what the result says.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	c, err := p.parse(r)
-	if err != nil {
-		return err
-	}
-	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
-		return fmt.Errorf("network %q: %w", r.Name, err)
-	}
-	if r.PrevResult == nil {
-		return plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
-	}
-	if c.userSpace {
-		return nil
-	}
-	if err := checkLink(r); err != nil {
-		return fmt.Errorf("network %q: interface %q: %w", r.Name, r.IfName, err)
-	}
-	return nil
-}
-
-func checkLink(r *plugin.Request) (err error) {
-	own, err := lookup(r)
-	if err != nil {
-		return err
-	}
-	switch {
-	case own == nil:
-		return errors.New("it is not in the container")
-	case !reported(r):
-		return fmt.Errorf("with the MAC address %s it is not in the previous result", own.Attrs().HardwareAddr)
-	case own.Attrs().Alias == "":
-		return errNoAlias
-	}
-	inside, err := links.Dial(r.Container)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, inside.Close()) }()
-	now, err := inside.LinkByIndex(own.Attrs().Index)
-	if err != nil {
-		return err
-	}
-	if !now.Up() {
-		return errors.New("it is down")
-	}
-	return ipam.Verify(inside, now.Index, r.PrevResult)
-}
-
 // Status has the IPAM plugin say whether it has addresses. The device may well
 // be missing from the host: a container has it.
 func (p Plugin) Status(ctx context.Context, r *plugin.Request) error {

@@ -130,10 +130,9 @@ func TestCheckDetects(t *testing.T) {
 		"another MAC": own(func(nl *netlink.Handle, l netlink.Link) error {
 			return nl.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 9})
 		}),
-		"no alias": own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetAlias(l, "") }),
-		"down":     own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) }),
-		"no IPv4":  own(address("10.1.0.2/24")),
-		"no IPv6":  own(address("fd00::2/64")),
+		"down":    own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) }),
+		"no IPv4": own(address("10.1.0.2/24")),
+		"no IPv6": own(address("fd00::2/64")),
 		"no route": own(func(nl *netlink.Handle, l netlink.Link) error {
 			_, dst, err := net.ParseCIDR("10.9.0.0/16")
 			return errors.Join(err, nl.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst}))
@@ -340,6 +339,21 @@ func TestUserSpace(t *testing.T) {
 	side.Must(t, "CHECK", c)
 	side.Must(t, "DEL", c)
 	side.MustFail(t, "CHECK", c)
+}
+
+// What ADD did not make cannot be missed: the virtual machine that has the device
+// may hold it so that /sys does not show it, or its driver may be another by now.
+func TestFault_F58_CheckWantsTheInterfaceOfADeviceThatHadNone(t *testing.T) {
+	h, dir := newHost(t), t.TempDir()
+	side := plugintest.Ours(h.Host, lookupWith(Plugin{sys: fakeSys(t)}))
+	c := callFor(h, dir, `"pciBusID": "0000:02", "ipam": {"type": "host-local", "dataDir": "DIR", "subnet": "10.1.0.0/24"}`)
+	c.Prev = side.Must(t, "ADD", c)
+	later := plugintest.Ours(h.Host, lookupWith(Plugin{sys: t.TempDir()}))
+	later.Must(t, "CHECK", c)
+	if err := os.Remove(filepath.Join(dir, "podnet", "10.1.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	later.MustFail(t, "CHECK", c)
 }
 
 func TestStatusAndGC(t *testing.T) {

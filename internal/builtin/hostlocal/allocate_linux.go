@@ -143,24 +143,30 @@ func (h *held) releaseUnless(keep map[string]bool) error {
 	return errors.Join(errs...)
 }
 
-// check makes sure that the claimed addresses are the attachment's, and that
-// each set has one of them.
+// check makes sure that each set has one of the claimed addresses that is the
+// attachment's. Another one in it may be what a plugin further behind has added.
 func (h *held) check(c *config, claimed []netip.Addr, id, ifName string) error {
 	holder := strings.TrimSpace(holderOf(id, ifName))
 	for i, set := range c.sets {
 		found := false
+		var why error
 		for _, addr := range claimed {
 			if _, ok := set.find(addr); !ok {
 				continue
 			}
 			content, err := readFile(h.dir, addr.String())
-			if err != nil {
-				return fmt.Errorf("the address %s of container %q is not reserved: %w", addr, id, pathError("read", h.path+"/"+addr.String(), err))
+			text := strings.TrimSpace(content)
+			switch {
+			case err != nil:
+				why = fmt.Errorf("the address %s of container %q is not reserved: %w", addr, id, pathError("read", h.path+"/"+addr.String(), err))
+			case text != holder && text != strings.TrimSpace(id):
+				why = fmt.Errorf("the address %s of container %q is reserved for %q", addr, id, text)
+			default:
+				found = true
 			}
-			if text := strings.TrimSpace(content); text != holder && text != strings.TrimSpace(id) {
-				return fmt.Errorf("the address %s of container %q is reserved for %q", addr, id, text)
-			}
-			found = true
+		}
+		if !found && why != nil {
+			return why
 		}
 		if !found {
 			return fmt.Errorf("container %q has no address of the range set %d, %s", id, i, set)

@@ -5,18 +5,20 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
 
 // Check makes sure that the interface is there, on its master, in its mode, and
-// has what the result says.
+// has what the result says. The MTU is not compared: a plugin further behind may
+// have set another without a word in the result, and the kernel lowers it with
+// the master's.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -28,39 +30,17 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
 		return fmt.Errorf("network %q: %w", r.Name, err)
 	}
-	reported, err := reportedInterface(r)
+	said, err := prevresult.Interface(r)
 	if err != nil {
 		return err
 	}
-	if err := c.checkLink(r, reported); err != nil {
+	if err := c.checkLink(r, said); err != nil {
 		return fmt.Errorf("network %q: interface %q: %w", r.Name, r.IfName, err)
 	}
 	return nil
 }
 
-// reportedInterface is what the result says of the interface.
-func reportedInterface(r *plugin.Request) (*types100.Interface, error) {
-	if r.PrevResult == nil {
-		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
-	}
-	for _, i := range r.PrevResult.Interfaces {
-		if i.Name == r.IfName && i.Sandbox == r.NetNS {
-			return i, nil
-		}
-	}
-	return nil, fmt.Errorf("interface %q of namespace %q is not in the previous result", r.IfName, r.NetNS)
-}
-
-func (c *config) checkLink(r *plugin.Request, reported *types100.Interface) (err error) {
-	outside, err := links.Dial(c.masterNS(r))
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, outside.Close()) }()
-	master, err := c.master(r, outside)
-	if err != nil {
-		return err
-	}
+func (c *config) checkLink(r *plugin.Request, said *types100.Interface) (err error) {
 	inside, err := links.Dial(r.Container)
 	if err != nil {
 		return err
@@ -72,19 +52,41 @@ func (c *config) checkLink(r *plugin.Request, reported *types100.Interface) (err
 		return err
 	case own.Kind != "macvlan":
 		return fmt.Errorf("it is of type %q, not macvlan", own.Kind)
-	case own.Peer != master.Index:
-		return fmt.Errorf("its master is interface %d, not %d, which is %q", own.Peer, master.Index, master.Name)
-	case reported.Mac != "" && own.MAC.String() != reported.Mac:
-		return fmt.Errorf("its MAC address is %s, not %s", own.MAC, reported.Mac)
-	case c.MTU != 0 && own.MTU != c.MTU:
-		return fmt.Errorf("its MTU is %d, not %d", own.MTU, c.MTU)
+	case c.mode != nl.MACVLAN_MODE_PASSTHRU && !prevresult.SameMAC(said.Mac, own.MAC): // there it is the master's
+		return fmt.Errorf("its MAC address is %s, not %s", own.MAC, said.Mac)
 	case !own.Up():
 		return errors.New("it is down")
+	}
+	if err := c.checkMaster(r, own); err != nil {
+		return err
 	}
 	if err := c.checkMode(r); err != nil {
 		return err
 	}
-	return ipam.Verify(inside, own.Index, r.PrevResult)
+	return ipam.Verify(inside, own.Index, prevresult.Own(r))
+}
+
+// checkMaster makes sure that the interface is on the master that is configured.
+// The kernel deletes it with its master, so that one is there, perhaps under
+// another name. One that is not configured was the interface of the default route
+// at the time, which may lead another way by now.
+func (c *config) checkMaster(r *plugin.Request, own links.Link) (err error) {
+	if c.Master == "" {
+		return nil
+	}
+	outside, err := links.Dial(c.masterNS(r))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, outside.Close()) }()
+	master, err := outside.Link(c.Master)
+	if links.NotFound(err) {
+		return nil
+	}
+	if err == nil && own.Peer != master.Index {
+		return fmt.Errorf("its master is interface %d, not %d, which is %q", own.Peer, master.Index, master.Name)
+	}
+	return err
 }
 
 func (c *config) checkMode(r *plugin.Request) error {

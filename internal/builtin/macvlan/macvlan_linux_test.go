@@ -151,22 +151,16 @@ func TestCheckDetects(t *testing.T) {
 		"another MAC": own(func(nl *netlink.Handle, l netlink.Link) error {
 			return nl.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 9})
 		}),
-		"another MTU": own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetMTU(l, 1299) }),
-		"down":        own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) }),
-		"no IPv4":     own(address("10.1.0.2/24")),
-		"no IPv6":     own(address("fd00::2/64")),
-		"no route":    own(route("10.9.0.0/16")),
-		"no default":  own(route("0.0.0.0/0")),
+		"down":       own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) }),
+		"no IPv4":    own(address("10.1.0.2/24")),
+		"no IPv6":    own(address("fd00::2/64")),
+		"no route":   own(route("10.9.0.0/16")),
+		"no default": own(route("0.0.0.0/0")),
 		"no default, 6": own(func(nl *netlink.Handle, l netlink.Link) error {
 			return nl.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: net.ParseIP("fd00::1")})
 		}),
 		"master gone": func(t *testing.T, h plugintest.Host, _ string) {
 			plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
-		},
-		"master renamed": func(t *testing.T, h plugintest.Host, _ string) {
-			plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error {
-				return errors.Join(nl.LinkSetDown(l), nl.LinkSetName(l, "veth1"))
-			})
 		},
 		"address given back": func(t *testing.T, _ plugintest.Host, dir string) {
 			if err := os.Remove(filepath.Join(dir, "podnet", "fd00::2")); err != nil {

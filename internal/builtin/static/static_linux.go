@@ -198,8 +198,9 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 // Del has nothing to give back.
 func (Plugin) Del(context.Context, *plugin.Request) error { return nil }
 
-// Check returns an error unless the result has every address, with the gateway
-// if one is configured.
+// Check returns an error if the result has another gateway for an address than
+// the configured one. An address that the result has no more was taken out by a
+// plugin further behind: Add reports all of them.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -216,7 +217,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 			return ip != nil && ip.Address.IP.Equal(a.prefix.Addr().AsSlice())
 		})
 		if at < 0 {
-			return fmt.Errorf("the result has no address %s", a.prefix)
+			continue
 		}
 		if got := r.PrevResult.IPs[at].Gateway; a.gateway != nil && !a.gateway.Equal(got) {
 			return fmt.Errorf("the gateway of address %s is %s, not %s", a.prefix, got, a.gateway)

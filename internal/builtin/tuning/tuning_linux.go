@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -38,6 +37,9 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, e
 		return nil, err
 	}
 	if err := writeSysctls(r, c.sysctls); err != nil {
+		return nil, err
+	}
+	if err := noteSet(ctx, c); err != nil {
 		return nil, err
 	}
 	if !c.attributes.any() {
@@ -100,29 +102,6 @@ func (p Plugin) Del(ctx context.Context, r *plugin.Request) (err error) {
 	return nil
 }
 
-// Check makes sure that the sysctls and the interface are as configured.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	c, err := p.parse(ctx, r)
-	if err != nil {
-		return err
-	}
-	if r.PrevResult == nil {
-		return plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
-	}
-	if err := checkSysctls(r, c.sysctls); err != nil {
-		return err
-	}
-	nl, link, err := find(r)
-	if err != nil {
-		return err
-	}
-	defer nl.Close()
-	if err := differences(stateOf(link), c.attributes); err != nil {
-		return fmt.Errorf("interface %q: %w", r.IfName, err)
-	}
-	return nil
-}
-
 // parse reads the configuration and checks its sysctls.
 func (p Plugin) parse(ctx context.Context, r *plugin.Request) (*config, error) {
 	if err := ctx.Err(); err != nil {
@@ -167,27 +146,6 @@ func writeSysctls(r *plugin.Request, sysctls []sysctl) error {
 	})
 }
 
-// checkSysctls compares them as the words they are made of, as the kernel
-// separates numbers in its own way.
-func checkSysctls(r *plugin.Request, sysctls []sysctl) error {
-	if len(sysctls) == 0 {
-		return nil
-	}
-	return r.Container.Do(func() error {
-		for _, s := range sysctls {
-			data, err := os.ReadFile(s.file)
-			if err != nil {
-				return fmt.Errorf("sysctl %q: %w", s.key, err)
-			}
-			words := strings.Join(strings.Fields(string(data)), " ")
-			if words != strings.Join(strings.Fields(s.value), " ") {
-				return fmt.Errorf("sysctl %q is %q, and not %q as configured", s.key, words, s.value)
-			}
-		}
-		return nil
-	})
-}
-
 // find opens a socket in the container, which the caller closes.
 func find(r *plugin.Request) (*netlink.Handle, netlink.Link, error) {
 	nl, err := links.Open(r.Container)
@@ -202,10 +160,12 @@ func find(r *plugin.Request) (*netlink.Handle, netlink.Link, error) {
 	return nl, link, nil
 }
 
+// stateOf reads the flags that were set. An interface can be in promiscuous mode
+// without, for a sniffer, which is not the container's business.
 func stateOf(link netlink.Link) state {
 	a := link.Attrs()
 	return state{
-		mac: a.HardwareAddr, promisc: a.Promisc != 0, mtu: a.MTU,
+		mac: a.HardwareAddr, promisc: a.RawFlags&unix.IFF_PROMISC != 0, mtu: a.MTU,
 		allmulti: a.RawFlags&unix.IFF_ALLMULTI != 0, txQLen: a.TxQLen,
 	}
 }
@@ -270,25 +230,4 @@ func restore(nl *netlink.Handle, link netlink.Link, b backup) error {
 		errs = append(errs, change(nl, link, part))
 	}
 	return errors.Join(errs...)
-}
-
-// differences is an error if the interface has not what it should. Promiscuous
-// mode must be off where it is not configured, as the reference plugin has it.
-func differences(has state, want attributes) error {
-	if want.mac != nil && want.mac.String() != has.mac.String() {
-		return fmt.Errorf("mac is %s, and not %s as configured", has.mac, want.mac)
-	}
-	if want.promisc != has.promisc {
-		return fmt.Errorf("promisc is %v, and not %v as configured", has.promisc, want.promisc)
-	}
-	if want.mtu != 0 && want.mtu != has.mtu {
-		return fmt.Errorf("mtu is %d, and not %d as configured", has.mtu, want.mtu)
-	}
-	if want.allmulti != nil && *want.allmulti != has.allmulti {
-		return fmt.Errorf("allmulti is %v, and not %v as configured", has.allmulti, *want.allmulti)
-	}
-	if want.txQLen != nil && *want.txQLen != has.txQLen {
-		return fmt.Errorf("txQLen is %d, and not %d as configured", has.txQLen, *want.txQLen)
-	}
-	return nil
 }

@@ -1,8 +1,11 @@
 package tuning
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -120,13 +124,6 @@ func TestCheckDetects(t *testing.T) {
 			}
 		})
 	}
-	t.Run("promisc that nobody wants", func(t *testing.T) {
-		h := plugintest.NewHost(t)
-		c := callFor(h, `{"cniVersion": "1.0.0", "name": "podnet", "type": "tuning"}`)
-		ours(h).Must(t, "CHECK", c)
-		plugintest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.SetPromiscOn(l) })
-		ours(h).MustFail(t, "CHECK", c)
-	})
 }
 
 // DEL leaves no file, whatever there is left of the container.
@@ -192,10 +189,8 @@ func TestAddRefuses(t *testing.T) {
 	side := plugintest.Ours(h.Host, func(string) plugin.Plugin { return Plugin{allowlist: list} })
 	c := callFor(h, fmt.Sprintf(configured, t.TempDir()))
 	want := list + `: sysctl "net.ipv4.conf.IFNAME.arp_filter" matches no line of it`
-	for _, verb := range []string{"ADD", "CHECK"} {
-		if err := side.MustFail(t, verb, c); err.Error() != want || plugintest.Code(err) != 7 {
-			t.Errorf("%s: got %v, want %s", verb, err, want)
-		}
+	if err := side.MustFail(t, "ADD", c); err.Error() != want || plugintest.Code(err) != 7 {
+		t.Errorf("got %v, want %s", err, want)
 	}
 	side.Must(t, "DEL", c)
 	c.Prev = nil
@@ -204,4 +199,90 @@ func TestAddRefuses(t *testing.T) {
 			t.Errorf("%s without a result: %v", verb, err)
 		}
 	}
+}
+
+// noting is a runtime that keeps the notes of one attachment.
+type noting map[string]json.RawMessage
+
+func (n noting) Fact(key string) json.RawMessage { return n[key] }
+func (n noting) Note(key string, value any) (err error) {
+	n[key], err = json.Marshal(value)
+	return err
+}
+func (noting) InUse() ([]netip.Addr, error) { return nil, nil }
+
+// A chain may have two tuning plugins, the second of which has the last word.
+// What it has not set is still the first one's.
+func TestFault_F37_CheckWantsWhatALaterPluginOfTheChainReplaced(t *testing.T) {
+	h, notes := plugintest.NewHost(t), noting{}
+	ctx := caller.With(t.Context(), notes)
+	chained := func(fields string) plugintest.Call {
+		return callFor(h, fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "podnet", "type": "tuning", "dataDir": %q, %s}`, t.TempDir(), fields))
+	}
+	first := chained(`"mtu": 1400, "txQLen": 70, "allmulti": true, "mac": "02:00:00:00:00:98", "sysctl": {"net.core.somaxconn": "500", "net.ipv4.conf.IFNAME.arp_filter": "1"}`)
+	second := chained(`"mtu": 1300, "allmulti": false, "mac": "02:00:00:00:00:99", "sysctl": {"net.core.somaxconn": "600"}`)
+	run := func(verb string, c plugintest.Call) error {
+		out, err := ours(h).Run(ctx, verb, c)
+		if verb == "ADD" {
+			first.Prev, second.Prev = out, out
+		}
+		return err
+	}
+	for _, c := range []*plugintest.Call{&first, &second} {
+		if err := run("ADD", *c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]plugintest.Call{"first": first, "second": second} {
+		if err := run("CHECK", c); err != nil {
+			t.Errorf("CHECK of the %s: %v", name, err)
+		}
+	}
+	plugintest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error {
+		return errors.Join(nl.LinkSetTxQLen(l, 71), nl.LinkSetMTU(l, 1301))
+	})
+	for c, want := range map[*plugintest.Call]string{
+		&first:  `interface "eth0": txQLen is 71, and not 70 as configured`,
+		&second: `interface "eth0": mtu is 1301, and not 1300 as configured`,
+	} {
+		if err := run("CHECK", *c); err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
+
+// Since version 1.1.0 a plugin can say in its result which MTU it has set.
+func TestFault_F37_CheckWantsAnotherMTUThanTheResultSays(t *testing.T) {
+	h := plugintest.NewHost(t)
+	c := callFor(h, fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "podnet", "type": "tuning", "dataDir": %q, "mtu": 1400}`, t.TempDir()))
+	result, err := plugintest.Result(ours(h).Must(t, "ADD", c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plugintest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetMTU(l, 1300) })
+	for mtu, passes := range map[int]bool{0: false, 1400: false, 1300: true} {
+		for _, i := range result.Interfaces {
+			if i.Name == "eth0" {
+				i.Mtu = mtu
+			}
+		}
+		result.CNIVersion = "1.1.0"
+		if c.Prev, err = json.Marshal(result); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ours(h).Run(t.Context(), "CHECK", c); (err == nil) != passes {
+			t.Errorf("the result says an MTU of %d: %v", mtu, err)
+		}
+	}
+}
+
+// Where the first plugin makes no interface, as for a device that a virtual
+// machine gets, there is none to look at.
+func TestFault_F58_CheckWantsAnInterfaceThatNobodyMade(t *testing.T) {
+	h := plugintest.NewHost(t)
+	c := callFor(h, `{"cniVersion": "1.0.0", "name": "podnet", "type": "tuning", "sysctl": {"net.core.somaxconn": "500"}}`)
+	c.IfName = "net1"
+	c.Prev = []byte(`{"cniVersion": "1.0.0", "interfaces": [{"name": "net1", "socketPath": "/run/vhost.sock"}]}`)
+	ours(h).Must(t, "ADD", c)
+	ours(h).Must(t, "CHECK", c)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
@@ -81,11 +82,11 @@ func (c Config) Masquerade(ctx context.Context, r *plugin.Request, result *types
 }
 
 // CheckMasquerade returns an error unless what Masquerade made is there.
-func (c Config) CheckMasquerade(ctx context.Context, r *plugin.Request, result *types100.Result) error {
+func (c Config) CheckMasquerade(ctx context.Context, r *plugin.Request) error {
 	if !c.IPMasq {
 		return nil
 	}
-	err := netfilter.Open(r.Host).Check(ctx, c.backend(), rules(r, addresses(result, nil)))
+	err := netfilter.Open(r.Host).Check(ctx, c.backend(), rules(r, addresses(prevresult.Own(r), nil)))
 	if err != nil {
 		return fmt.Errorf(`"ipMasq": %w`, err)
 	}

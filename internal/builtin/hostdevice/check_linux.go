@@ -1,0 +1,78 @@
+package hostdevice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/builtin/prevresult"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Check makes sure that the interface is there, and has what the result says.
+// Its alias is not looked at: it is for DEL, and the container can do without.
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	var c config
+	if err := r.Decode(&c); err != nil {
+		return err
+	}
+	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
+		return fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	said, err := prevresult.Interface(r)
+	if err != nil {
+		return fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	if p.inUserSpace(r, said) {
+		return nil
+	}
+	if err := checkLink(r, said); err != nil {
+		return fmt.Errorf("network %q: interface %q: %w", r.Name, r.IfName, err)
+	}
+	return nil
+}
+
+// inUserSpace reports whether the device has no interface that could be missing:
+// Add found none, as it reported no hardware address of a device that is named by
+// its place on a bus, or a driver of user space has taken the device since. What
+// /sys says no more of a device, as of one that is gone, says nothing about the
+// first.
+func (p Plugin) inUserSpace(r *plugin.Request, said *types100.Interface) bool {
+	var c config
+	if r.Decode(&c) != nil {
+		return false
+	}
+	byBus := c.PCIBusID != "" || c.RuntimeConfig.DeviceID != ""
+	if byBus && said.Mac == "" {
+		return true
+	}
+	now, err := p.parse(r)
+	return err == nil && now.userSpace
+}
+
+func checkLink(r *plugin.Request, said *types100.Interface) (err error) {
+	inside, err := links.Dial(r.Container)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, inside.Close()) }()
+	own, err := inside.Link(r.IfName)
+	switch {
+	case links.NotFound(err):
+		return errors.New("it is not in the container")
+	case err != nil:
+		return err
+	case !prevresult.SameMAC(said.Mac, own.MAC):
+		return fmt.Errorf("its MAC address is %s, not %s", own.MAC, said.Mac)
+	case !own.Up():
+		return errors.New("it is down")
+	}
+	return ipam.Verify(inside, own.Index, prevresult.Own(r))
+}

@@ -1,0 +1,74 @@
+// Package prevresult reads, for CHECK, what a result says of an attachment's
+// interface. A CHECK is given the result of the whole chain, so it has the
+// changes of the plugins behind the one that is asked, as far as those report
+// them, and the interfaces and addresses that they added.
+package prevresult
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/plugin"
+)
+
+// Interface returns the container's interface in the previous result, or an
+// error if it has none. Several paths may lead to the container's namespace, so
+// one that is reported in another sandbox is taken if it is the only one of its
+// name: whether it is there is for the kernel to say.
+func Interface(r *plugin.Request) (*types100.Interface, error) {
+	if r.PrevResult == nil {
+		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "prevResult is missing: there is nothing to check against")
+	}
+	var named []*types100.Interface
+	for _, i := range r.PrevResult.Interfaces {
+		if i == nil || i.Name != r.IfName || i.Sandbox == "" {
+			continue
+		}
+		if i.Sandbox == r.NetNS {
+			return i, nil
+		}
+		named = append(named, i)
+	}
+	if len(named) != 1 {
+		return nil, fmt.Errorf("prevResult has no interface %q in %s", r.IfName, r.NetNS)
+	}
+	return named[0], nil
+}
+
+// Own returns the previous result without the addresses of other interfaces,
+// which a plugin further behind may have made. An address that names none is
+// the container's.
+func Own(r *plugin.Request) *types100.Result {
+	own := *r.PrevResult
+	own.IPs = nil
+	for _, ip := range r.PrevResult.IPs {
+		if ip == nil || ip.Interface != nil && !names(r.PrevResult, *ip.Interface, r.IfName) {
+			continue
+		}
+		own.IPs = append(own.IPs, ip)
+	}
+	return &own
+}
+
+func names(result *types100.Result, index int, ifName string) bool {
+	if index < 0 || index >= len(result.Interfaces) || result.Interfaces[index] == nil {
+		return false
+	}
+	i := result.Interfaces[index]
+	return i.Name == ifName && i.Sandbox != ""
+}
+
+// SameMAC reports whether an interface has the hardware address that a result
+// reports for it. Plugins report an address as it was configured, so that it
+// may be spelled in another way; an empty one is not compared.
+func SameMAC(said string, has net.HardwareAddr) bool {
+	if said == "" {
+		return true
+	}
+	mac, err := net.ParseMAC(said)
+	return err == nil && bytes.Equal(mac, has)
+}

@@ -1,0 +1,184 @@
+package tuning
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/builtin/prevresult"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Check makes sure that the sysctls and the interface are as this plugin has set
+// them, as far as no plugin behind it has set them again. The allowlist is not
+// asked: it is about what may be set from now on.
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	c, err := parse(r)
+	if err != nil {
+		return err
+	}
+	if r.PrevResult == nil {
+		return plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
+	}
+	c = c.without(r, lastSet(ctx))
+	if err := checkSysctls(r, c.sysctls); err != nil {
+		return err
+	}
+	if !c.attributes.any() {
+		return nil // the chain may have no interface at all
+	}
+	nl, link, err := find(r)
+	if err != nil {
+		return err
+	}
+	defer nl.Close()
+	if err := differences(stateOf(link), c.attributes); err != nil {
+		return fmt.Errorf("interface %q: %w", r.IfName, err)
+	}
+	return nil
+}
+
+// factSet is the note of the values that the tuning plugins of a chain have set,
+// the last one of each: a plugin that is checked knows by it that another one
+// came behind.
+const factSet = "tuning.set"
+
+// noteSet adds what a configuration sets to the note.
+func noteSet(ctx context.Context, c *config) error {
+	values := c.values()
+	if len(values) == 0 {
+		return nil
+	}
+	all := lastSet(ctx)
+	if all == nil {
+		all = make(map[string]string)
+	}
+	maps.Copy(all, values)
+	return caller.From(ctx).Note(factSet, all)
+}
+
+// lastSet reads the note. Without one, as of an attachment that an executable has
+// made, every plugin counts as the last.
+func lastSet(ctx context.Context) map[string]string {
+	var all map[string]string
+	if json.Unmarshal(caller.From(ctx).Fact(factSet), &all) != nil {
+		return nil
+	}
+	return all
+}
+
+// values are what a configuration sets, by sysctl file and attribute.
+func (c *config) values() map[string]string {
+	values := make(map[string]string)
+	for _, s := range c.sysctls {
+		values[s.file] = s.value
+	}
+	a := c.attributes
+	if a.mac != nil {
+		values["mac"] = a.mac.String()
+	}
+	if a.mtu != 0 {
+		values["mtu"] = strconv.Itoa(a.mtu)
+	}
+	if a.allmulti != nil {
+		values["allmulti"] = strconv.FormatBool(*a.allmulti)
+	}
+	if a.txQLen != nil {
+		values["txQLen"] = strconv.Itoa(*a.txQLen)
+	}
+	return values // promisc is never set off again
+}
+
+// without is the configuration less what a plugin behind this one has set to
+// something else, by the note, or by the result where that tells.
+func (c *config) without(r *plugin.Request, last map[string]string) *config {
+	own := *c
+	own.sysctls = nil
+	values := c.values()
+	replaced := func(key string) bool {
+		value, noted := last[key]
+		return noted && value != values[key]
+	}
+	for _, s := range c.sysctls {
+		if !replaced(s.file) {
+			own.sysctls = append(own.sysctls, s)
+		}
+	}
+	said, err := prevresult.Interface(r)
+	if replaced("mac") || err == nil && !prevresult.SameMAC(said.Mac, c.attributes.mac) {
+		own.attributes.mac = nil
+	}
+	if replaced("mtu") || err == nil && said.Mtu != 0 && said.Mtu != c.attributes.mtu {
+		own.attributes.mtu = 0
+	}
+	if replaced("allmulti") {
+		own.attributes.allmulti = nil
+	}
+	if replaced("txQLen") {
+		own.attributes.txQLen = nil
+	}
+	return &own
+}
+
+// checkSysctls compares them word by word, as the kernel separates numbers in its
+// own way, and by value, as it prints them in its own way too.
+func checkSysctls(r *plugin.Request, sysctls []sysctl) error {
+	if len(sysctls) == 0 {
+		return nil
+	}
+	return r.Container.Do(func() error {
+		for _, s := range sysctls {
+			data, err := os.ReadFile(s.file)
+			if err != nil {
+				return fmt.Errorf("sysctl %q: %w", s.key, err)
+			}
+			if words := canonical(string(data)); words != canonical(s.value) {
+				return fmt.Errorf("sysctl %q is %q, and not %q as configured", s.key, words, canonical(s.value))
+			}
+		}
+		return nil
+	})
+}
+
+// canonical is a sysctl's value as words with one space between, and numbers as
+// decimal ones, of which the kernel takes any that strtol(3) does.
+func canonical(value string) string {
+	words := strings.Fields(value)
+	for i, word := range words {
+		if n, err := strconv.ParseInt(word, 0, 64); err == nil && !strings.Contains(word, "_") {
+			words[i] = strconv.FormatInt(n, 10)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// differences is an error if the interface has not what it should. What is not
+// configured, or turned off only, was not set.
+func differences(has state, want attributes) error {
+	if want.mac != nil && want.mac.String() != has.mac.String() {
+		return fmt.Errorf("mac is %s, and not %s as configured", has.mac, want.mac)
+	}
+	if want.promisc && !has.promisc {
+		return fmt.Errorf("promisc is false, and not true as configured")
+	}
+	if want.mtu != 0 && want.mtu != has.mtu {
+		return fmt.Errorf("mtu is %d, and not %d as configured", has.mtu, want.mtu)
+	}
+	if want.allmulti != nil && *want.allmulti != has.allmulti {
+		return fmt.Errorf("allmulti is %v, and not %v as configured", has.allmulti, *want.allmulti)
+	}
+	if want.txQLen != nil && *want.txQLen != has.txQLen {
+		return fmt.Errorf("txQLen is %d, and not %d as configured", has.txQLen, *want.txQLen)
+	}
+	return nil
+}
