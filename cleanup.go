@@ -191,18 +191,16 @@ func (f *footprint) close() {
 // hostLocalDir is where host-local keeps its addresses by default.
 const hostLocalDir = "/var/lib/cni/networks"
 
-// plugin adds what one plugin of the chain may have left.
+// plugin adds what one plugin of the chain may have left. A field that a
+// reference plugin knows may mean something else to another plugin, the
+// caller's own one of a reference plugin's name included, and be of any type.
+// What cannot be read is looked for.
 func (f *footprint) plugin(position int, config []byte) error {
 	var c struct {
-		Type   string `json:"type"`
-		IPMasq bool   `json:"ipMasq"`
-
-		MacSpoofChk bool `json:"macspoofchk"`
-
-		IPAM struct {
-			Type    string `json:"type"`
-			DataDir string `json:"dataDir"`
-		} `json:"ipam"`
+		Type        string          `json:"type"`
+		IPMasq      json.RawMessage `json:"ipMasq"`
+		MACSpoofChk json.RawMessage `json:"macspoofchk"`
+		IPAM        json.RawMessage `json:"ipam"`
 	}
 	if err := json.Unmarshal(config, &c); err != nil {
 		return fmt.Errorf("configuration of plugin %d: %w", position, err)
@@ -210,7 +208,7 @@ func (f *footprint) plugin(position int, config []byte) error {
 	switch c.Type {
 	case "bridge", "ptp":
 		f.OwnsIf = f.OwnsIf || position == 0
-		f.Filtered = f.Filtered || c.IPMasq || c.MacSpoofChk
+		f.Filtered = f.Filtered || perhaps(c.IPMasq) || perhaps(c.MACSpoofChk)
 	case "macvlan", "ipvlan", "vlan":
 		f.OwnsIf = f.OwnsIf || position == 0
 	case "portmap":
@@ -220,14 +218,38 @@ func (f *footprint) plugin(position int, config []byte) error {
 	case "bandwidth":
 		f.Shaped = true
 	}
-	if c.IPAM.Type == "host-local" {
-		dir := hostLocalDir
-		if c.IPAM.DataDir != "" {
-			dir = c.IPAM.DataDir
-		}
-		f.IPAMDirs = append(f.IPAMDirs, filepath.Join(dir, f.Network))
-	}
+	f.addresses(c.IPAM)
 	return nil
+}
+
+// perhaps reports whether a field may be set: it is true, or no boolean.
+func perhaps(field json.RawMessage) bool {
+	var set bool
+	return field != nil && (json.Unmarshal(field, &set) != nil || set)
+}
+
+// addresses adds the directory in which host-local keeps a network's addresses,
+// if the plugin gets them from there.
+func (f *footprint) addresses(ipam json.RawMessage) {
+	var c struct {
+		Type    string `json:"type"`
+		DataDir string `json:"dataDir"`
+	}
+	if ipam == nil || !readable(json.Unmarshal(ipam, &c)) || c.Type != "host-local" {
+		return
+	}
+	dir := hostLocalDir
+	if c.DataDir != "" {
+		dir = c.DataDir
+	}
+	f.IPAMDirs = append(f.IPAMDirs, filepath.Join(dir, f.Network))
+}
+
+// readable reports whether JSON was read but for fields of another type, which
+// encoding/json passes over.
+func readable(err error) bool {
+	var other *json.UnmarshalTypeError
+	return err == nil || errors.As(err, &other)
 }
 
 // result adds what the ADD said it had made.

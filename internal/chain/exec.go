@@ -127,6 +127,11 @@ func (x *exec) request(stdin []byte) (position int, request []byte, err error) {
 		added.set("prevResult", x.prevResult)
 	}
 	request, err = derive(x.original[position].Bytes, added, x.configArgs)
+	if err != nil && x.verb == "DEL" {
+		// Its args are no object that the caller's could be written into, as the
+		// ADD said, which it has not run for. The others have to be asked.
+		request, err = derive(x.original[position].Bytes, added, nil)
+	}
 	return position, request, err
 }
 

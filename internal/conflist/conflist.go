@@ -162,7 +162,10 @@ func validatePlugin(plugin *libcni.PluginConfig) error {
 			Type string `json:"type"`
 		} `json:"ipam"`
 	}
-	if err := json.Unmarshal(plugin.Bytes, &named); err != nil {
+	// A value of another type is libcni's to refuse, which reads a key that stands
+	// twice as its last value; encoding/json goes on behind the first.
+	var other *json.UnmarshalTypeError
+	if err := json.Unmarshal(plugin.Bytes, &named); err != nil && !errors.As(err, &other) {
 		return fmt.Errorf("error parsing configuration: %w", err)
 	}
 	for _, typ := range []string{plugin.Network.Type, named.Type} {

@@ -162,7 +162,13 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	var c config
+	// What Add refused must not keep the rest from being undone: of the
+	// configuration only what every plugin has is needed.
+	var c struct {
+		IPAM struct {
+			Type string `json:"type"`
+		} `json:"ipam"`
+	}
 	if err := r.Decode(&c); err != nil {
 		return err
 	}

@@ -219,9 +219,16 @@ func (n *netConf) dataDir() string {
 	return n.DataDir
 }
 
-// dataDir reads only where the backups are.
+// dataDir reads only where the backups are. With a directory that is no string
+// Add has failed before it kept one.
 func dataDir(r *plugin.Request) (string, error) {
-	var n netConf
+	var n struct {
+		DataDir any `json:"dataDir"`
+	}
 	err := r.Decode(&n)
-	return n.dataDir(), err
+	dir, ok := n.DataDir.(string)
+	if !ok || dir == "" {
+		dir = defaultDataDir
+	}
+	return dir, err
 }
