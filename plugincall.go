@@ -88,7 +88,10 @@ func (a *attachment) event(call chain.Call, kind PluginKind, took time.Duration,
 func (a *attachment) execute(ctx context.Context, call chain.Call, p provider) (invoke.Output, error) {
 	ctx, cancel := a.op.bound(ctx, call.Verb)
 	defer cancel()
-	if p.kind == PluginExecutable {
+	switch {
+	case p.kind == PluginExecutable && call.Plugin == "loopback":
+		return a.startLoopback(ctx, call, p)
+	case p.kind == PluginExecutable:
 		return a.start(ctx, call, p)
 	}
 	d := &delegation{attachment: a, bound: ctx, call: call, chain: call.Verb, standIn: p.standIn}

@@ -46,3 +46,13 @@ type nobody struct{}
 func (nobody) Fact(string) json.RawMessage  { return nil }
 func (nobody) Note(string, any) error       { return nil }
 func (nobody) InUse() ([]netip.Addr, error) { return nil, nil }
+
+// loWasUp is the note of the plugin loopback that lo was up before its ADD.
+const loWasUp = "loopback.wasUp"
+
+// NoteLoWasUp notes that lo was up before the ADD of the plugin loopback, so that
+// its DEL is not to set it down.
+func NoteLoWasUp(c Caller) error { return c.Note(loWasUp, true) }
+
+// LoWasUp reports whether that is noted.
+func LoWasUp(c Caller) bool { return string(c.Fact(loWasUp)) == "true" }

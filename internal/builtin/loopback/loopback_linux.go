@@ -9,6 +9,7 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -23,14 +24,20 @@ const (
 
 // Add sets the interface up. A previous result is passed on as it is.
 func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+	var before *links.Link
 	var addrs *[]links.Address
 	err := do(ctx, r, func(q *links.Requests) {
-		q.Link(name)
+		before = q.Link(name)
 		q.Up(index)
 		addrs = q.Addresses(index)
 	})
 	if err != nil {
 		return nil, err
+	}
+	if before.Up() {
+		if err := caller.NoteLoWasUp(caller.From(ctx)); err != nil {
+			return nil, err
+		}
 	}
 	if r.PrevResult != nil {
 		return r.Chained()
@@ -58,9 +65,10 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	return result, nil
 }
 
-// Del sets the interface down. Without a namespace there is nothing to do.
+// Del sets the interface down, unless it was up before Add, so that somebody else
+// uses it. Without a namespace there is nothing to do.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	if r.Container == nil {
+	if r.Container == nil || caller.LoWasUp(caller.From(ctx)) {
 		return nil
 	}
 	return do(ctx, r, func(q *links.Requests) { q.Down(index) })

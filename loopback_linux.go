@@ -1,0 +1,84 @@
+package cni
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
+)
+
+// loName is the one interface that an attachment finds rather than makes.
+const loName = "lo"
+
+// startLoopback runs the executable of the plugin loopback, whose DEL sets lo
+// down, whoever set it up. An lo that was up before the ADD is in use by somebody
+// else, so that it is set up again. The built-in plugin leaves it alone.
+func (a *attachment) startLoopback(ctx context.Context, call chain.Call, p provider) (invoke.Output, error) {
+	if call.Verb == "ADD" {
+		if err := a.noteLo(); err != nil {
+			return invoke.Output{}, err
+		}
+	}
+	out, err := a.start(ctx, call, p)
+	if call.Verb == "DEL" && caller.LoWasUp(a) {
+		err = join(err, a.setLoUp())
+	}
+	return out, err
+}
+
+// noteLo notes in the record that lo is up, if it is.
+func (a *attachment) noteLo() error {
+	ns := a.recordedNetNS()
+	if ns == nil {
+		return nil
+	}
+	return a.withLo(ns, func(_ *links.Conn, lo links.Link) error {
+		if !lo.Up() {
+			return nil
+		}
+		return caller.NoteLoWasUp(a)
+	})
+}
+
+// setLoUp sets lo up if it is down.
+func (a *attachment) setLoUp() error {
+	ns := a.recordedNetNS()
+	if ns == nil {
+		return nil
+	}
+	return a.withLo(ns, func(c *links.Conn, lo links.Link) error {
+		if lo.Up() {
+			return nil
+		}
+		return c.Change(lo.Index, links.Change{Up: true})
+	})
+}
+
+// recordedNetNS is the container's namespace if that is open, and the recorded
+// one: the attachment's path may lead to another container's.
+func (a *attachment) recordedNetNS() *netns.Handle {
+	ns, rec := a.inside(), a.op.rec
+	if ns == nil || rec == nil || ns.ID() != (netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino}) {
+		return nil
+	}
+	return ns
+}
+
+func (a *attachment) withLo(ns *netns.Handle, do func(*links.Conn, links.Link) error) error {
+	c, err := a.op.host.conns.Borrow(ns)
+	if err != nil {
+		return fmt.Errorf("interface %s: %w", loName, err)
+	}
+	lo, err := c.Link(loName)
+	if err == nil {
+		err = do(c, lo)
+	}
+	if err = join(err, c.Close()); err != nil {
+		return fmt.Errorf("interface %s: %w", loName, err)
+	}
+	return nil
+}
