@@ -81,8 +81,8 @@ func (c *config) checkBridge(host *links.Conn, result *types100.Result) (links.L
 }
 
 // checkPort makes sure that the host's end is on the bridge, in the modes that
-// the configuration asks for. One that it does not ask for may be another's, as
-// hairpin mode was the kubelet's.
+// the configuration asks for. Others may set more: the kubelet used to set
+// hairpin mode.
 func (c *config) checkPort(host *links.Conn, r *plugin.Request, br, container links.Link) error {
 	port, err := c.CheckHost(host, r, container)
 	switch {

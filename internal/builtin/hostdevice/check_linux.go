@@ -30,7 +30,7 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if err != nil {
 		return fmt.Errorf("network %q: %w", r.Name, err)
 	}
-	if p.inUserSpace(r, said) {
+	if p.inUserSpace(r, &c, said) {
 		return nil
 	}
 	if err := checkLink(r, said); err != nil {
@@ -39,18 +39,12 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	return nil
 }
 
-// inUserSpace reports whether the device has no interface that could be missing:
-// Add found none, as it reported no hardware address of a device that is named by
-// its place on a bus, or a driver of user space has taken the device since. What
-// /sys says no more of a device, as of one that is gone, says nothing about the
-// first.
-func (p Plugin) inUserSpace(r *plugin.Request, said *types100.Interface) bool {
-	var c config
-	if r.Decode(&c) != nil {
-		return false
-	}
-	byBus := c.PCIBusID != "" || c.RuntimeConfig.DeviceID != ""
-	if byBus && said.Mac == "" {
+// inUserSpace reports whether the device has no interface that could be missing.
+// Either Add found none, and reported no hardware address of a device on a bus,
+// whatever /sys says of it now; or a driver of user space has taken it since.
+func (p Plugin) inUserSpace(r *plugin.Request, c *config, said *types100.Interface) bool {
+	onBus := c.PCIBusID != "" || c.RuntimeConfig.DeviceID != ""
+	if onBus && said.Mac == "" {
 		return true
 	}
 	now, err := p.parse(r)

@@ -64,9 +64,10 @@ func names(result *types100.Result, index int, ifName string) bool {
 
 // SameMAC reports whether an interface has the hardware address that a result
 // reports for it. Plugins report an address as it was configured, so that it
-// may be spelled in another way; an empty one is not compared.
+// may be spelled in another way; an empty one is not compared. The text counts
+// first, as [net.ParseMAC] does not know the short addresses of tunnels.
 func SameMAC(said string, has net.HardwareAddr) bool {
-	if said == "" {
+	if said == "" || said == has.String() {
 		return true
 	}
 	mac, err := net.ParseMAC(said)

@@ -68,4 +68,7 @@ func TestSameMAC(t *testing.T) {
 			t.Errorf("%q: got %t, want %t", said, got, want)
 		}
 	}
+	if !SameMAC("c0:00:02:01", net.HardwareAddr{0xc0, 0, 2, 1}) {
+		t.Error("the address of a tunnel is not the same as itself")
+	}
 }
