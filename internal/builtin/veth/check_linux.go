@@ -59,7 +59,7 @@ func same(link links.Link, up bool) error {
 // CheckHost returns the host's end of the pair, or an error unless it is the
 // peer of the container's, and up. The kernel says which one that is: its name
 // and hardware address may have been changed, by an administrator or by udev,
-// and nothing depends on them.
+// and packets pass all the same.
 func (c Config) CheckHost(conn *links.Conn, r *plugin.Request, container links.Link) (links.Link, error) {
 	said := HostInterface(r.PrevResult, r.IfName)
 	if said.Name == "" {
