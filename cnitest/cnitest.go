@@ -130,14 +130,16 @@ func shared(line string) bool {
 	if audit.Shared(line) {
 		return true
 	}
-	// The library's own: its directories, the lock file, the marks of networks.
+	// The library's own: its directories, the lock file and that of lives, which a
+	// Runtime keeps open, the marks of networks.
 	f, path := splitFile(line)
 	elements := strings.Split(path, "/")
 	i := slices.Index(elements, "embedcni")
 	if i < 0 || i+1 == len(elements) {
 		return false
 	}
-	return f == "dir" || f == "file" && slices.Contains([]string{"locks", "networks"}, elements[i+1])
+	return f == "dir" || f == "fd" && elements[i+1] == "alive" ||
+		f == "file" && slices.Contains([]string{"locks", "alive", "networks"}, elements[i+1])
 }
 
 // splitFile takes a line about a file apart: what it is, and the path.

@@ -200,7 +200,7 @@ func (h *host) audit() audit.Lines {
 			return true
 		}
 		own := h.path("state", "embedcni") // locks and marks are the host's
-		return strings.Contains(line, own+"/locks") || strings.Contains(line, own+"/networks/")
+		return strings.Contains(line, own+"/locks") || strings.Contains(line, own+"/alive") || strings.Contains(line, own+"/networks/")
 	})
 }
 

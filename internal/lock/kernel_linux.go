@@ -33,7 +33,7 @@ type waits struct {
 // lockFile takes the claims, in their order, on a file description of its own.
 func (s *Space) lockFile(ctx context.Context, claims []claim) (*os.File, error) {
 	for {
-		f, err := openFile(s.path)
+		f, err := openFile(s.path, os.O_RDWR)
 		if err != nil {
 			return nil, fmt.Errorf("lock %s: %w: %w", describe(claims), ErrUnavailable, err)
 		}
@@ -54,6 +54,51 @@ func (s *Space) lockFile(ctx context.Context, claims []claim) (*os.File, error) 
 		// The file was deleted between open and lock. What we have excludes
 		// nobody who comes now.
 	}
+}
+
+// hasFile says that keys are locked in a file.
+const hasFile = true
+
+// tryFile is lockFile without waiting: nil if somebody has one of the keys. A
+// shared key is taken through its gate too, so that nobody is overtaken.
+func (s *Space) tryFile(claims []claim) (*os.File, error) {
+	for {
+		f, err := openFile(s.path, os.O_RDWR)
+		if err != nil {
+			return nil, fmt.Errorf("lock %s: %w: %w", describe(claims), ErrUnavailable, err)
+		}
+		ok, err := tryClaims(f, claims)
+		if err != nil || !ok {
+			return nil, errors.Join(err, unlockFile(f))
+		}
+		current, err := isCurrent(f, s.path)
+		if err == nil && current {
+			return f, nil
+		}
+		if err := errors.Join(err, unlockFile(f)); err != nil {
+			return nil, fmt.Errorf("lock %s: %w: %w", describe(claims), ErrUnavailable, err)
+		}
+	}
+}
+
+func tryClaims(f *os.File, claims []claim) (bool, error) {
+	for _, c := range claims {
+		gate := span{offset: c.offset | 1, shared: true}
+		if c.shared {
+			if ok, err := tryLock(f, gate); !ok || err != nil {
+				return false, err
+			}
+		}
+		if ok, err := tryLock(f, span{offset: c.offset, shared: c.shared}); !ok || err != nil {
+			return false, err
+		}
+		if c.shared {
+			if err := unlockSpan(f, gate.offset, 1); err != nil {
+				return false, err
+			}
+		}
+	}
+	return true, nil
 }
 
 // lockKey takes one key. The kernel grants shared locks past a waiting
@@ -138,10 +183,10 @@ func (w *waits) done(sp span, over chan struct{}) {
 	close(over)
 }
 
-// openFile opens the lock file, and creates it and its parents if they are
-// missing.
-func openFile(path string) (*os.File, error) {
-	const flags = os.O_RDWR | os.O_CREATE // shared locks need reading, exclusive ones writing
+// openFile opens a file to lock it, and creates it and its parents if they are
+// missing. Shared locks need reading, exclusive ones writing.
+func openFile(path string, mode int) (*os.File, error) {
+	flags := mode | os.O_CREATE
 	f, err := plainfile.Open(path, flags, 0o600)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return f, err

@@ -29,6 +29,8 @@ func TestMain(m *testing.M) {
 		holdHelper(os.Args[1], false)
 	case "hold-with-child":
 		holdHelper(os.Args[1], true)
+	case "hold-and-live":
+		liveHelper(os.Args[1])
 	case "child":
 		io.Copy(io.Discard, os.Stdin)
 	case "count":
@@ -39,7 +41,21 @@ func TestMain(m *testing.M) {
 // holdHelper locks "k", says so, and holds until its input ends. Its child
 // inherits the file, and is told to end by the same input.
 func holdHelper(path string, child bool) {
-	h, err := Open(path).Lock(context.Background(), "k")
+	hold(Open(path), child, "locked")
+}
+
+// liveHelper is holdHelper with a child, and says which byte it lives by.
+func liveHelper(path string) {
+	s := Open(path)
+	name, err := s.Life()
+	if err != nil {
+		panic(err)
+	}
+	hold(s, true, name)
+}
+
+func hold(s *Space, child bool, say string) {
+	h, err := s.Lock(context.Background(), "k")
 	if err != nil {
 		panic(err)
 	}
@@ -52,7 +68,7 @@ func holdHelper(path string, child bool) {
 			panic(err)
 		}
 	}
-	fmt.Println("locked")
+	fmt.Println(say)
 	io.Copy(io.Discard, os.Stdin)
 }
 
@@ -87,6 +103,22 @@ const countRounds = 100
 // children.
 func helper(t *testing.T, mode string, args ...string) (*exec.Cmd, io.Closer) {
 	t.Helper()
+	c, in, said := startHelper(t, mode, args...)
+	if strings.HasPrefix(mode, "hold") && said != "locked" {
+		t.Fatalf("helper said %q", said)
+	}
+	return c, in
+}
+
+// lifeHelper starts a helper that has "k" locked, as its child has, and returns
+// the name of the byte that it lives by.
+func lifeHelper(t *testing.T, path string) (c *exec.Cmd, in io.Closer, name string) {
+	t.Helper()
+	return startHelper(t, "hold-and-live", path)
+}
+
+func startHelper(t *testing.T, mode string, args ...string) (*exec.Cmd, io.Closer, string) {
+	t.Helper()
 	c := exec.Command("/proc/self/exe", args...)
 	c.Env = helperEnviron(mode)
 	c.Stderr = os.Stderr
@@ -102,12 +134,13 @@ func helper(t *testing.T, mode string, args ...string) (*exec.Cmd, io.Closer) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { in.Close(); c.Process.Kill(); c.Wait() })
+	said := ""
 	if strings.HasPrefix(mode, "hold") {
-		if line, err := bufio.NewReader(out).ReadString('\n'); line != "locked\n" {
-			t.Fatalf("helper said %q, %v", line, err)
+		if said, err = bufio.NewReader(out).ReadString('\n'); err != nil {
+			t.Fatalf("helper said %q, %v", said, err)
 		}
 	}
-	return c, in
+	return c, in, strings.TrimSpace(said)
 }
 
 // helperEnviron is the environment of a helper. The race detector would hold

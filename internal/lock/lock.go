@@ -11,6 +11,13 @@
 // process that was killed frees its locks, unless a child inherited the file
 // (Held.File) and still runs.
 //
+// A second file, beside the first, says who lives. It is never inherited: a
+// process locks a byte of it for its lifetime (Life), and the byte of each key
+// that it has locked exclusively for as long as it has it. So a key that is
+// locked in the first file only is kept by processes that inherited it from one
+// that has ended (State); or by one of an earlier version, which has no such
+// file, or by one that could not use it.
+//
 // Off Linux only the goroutines of one process are kept apart.
 package lock
 
@@ -21,6 +28,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 )
@@ -43,11 +51,21 @@ type Space struct {
 	path  string
 	local queue
 	waits waits
+	life  life
 }
 
+// State says who has a key.
+type State int
+
+const (
+	Free      State = iota // nobody
+	Kept                   // a process that lives
+	Inherited              // who inherited it, or a process of an earlier version
+)
+
 // Open returns the space of the lock file at path. Nothing is touched before
-// the first lock, which creates the file (mode 0600) and its parents (0700).
-// The file must not be deleted while somebody holds a lock: the next one to
+// the first lock, which creates the files (mode 0600) and their parents (0700).
+// The lock file must not be deleted while somebody holds a lock: the next one to
 // come would lock a new file and not see the old one's locks. Somebody who is
 // still waiting notices and changes over to the new file.
 func Open(path string) *Space {
@@ -56,6 +74,12 @@ func Open(path string) *Space {
 
 // Path is the lock file's.
 func (s *Space) Path() string { return s.path }
+
+// livesPath is that of the file that says who lives.
+func (s *Space) livesPath() string { return filepath.Join(filepath.Dir(s.path), "alive") }
+
+// Byte is the byte of the lock file that stands for a name. See State.
+func Byte(name string) int64 { return offsetOf(name) }
 
 // Lock takes the key of that name exclusively. See LockAll.
 func (s *Space) Lock(ctx context.Context, name string) (*Held, error) {
@@ -88,6 +112,25 @@ func (s *Space) LockAll(ctx context.Context, keys []Key) (*Held, error) {
 	if err != nil {
 		return nil, errors.Join(err, held.Release())
 	}
+	held.marked = s.mark(held.claims)
+	return held, nil
+}
+
+// TryLockAll takes all keys if that needs no waiting, and otherwise returns nil
+// and no error. It keeps nobody waiting. Errors are those of LockAll.
+func (s *Space) TryLockAll(keys []Key) (*Held, error) {
+	held := &Held{space: s}
+	for _, c := range claimsOf(keys) {
+		if !s.local.try(c) {
+			return nil, held.Release()
+		}
+		held.claims = append(held.claims, c)
+	}
+	f, err := s.tryFile(held.claims)
+	if err != nil || f == nil && hasFile {
+		return nil, errors.Join(err, held.Release())
+	}
+	held.file, held.marked = f, s.mark(held.claims)
 	return held, nil
 }
 
@@ -113,6 +156,7 @@ type Held struct {
 	space  *Space
 	claims []claim
 	file   *os.File
+	marked *os.File // on which the claims are marked; nil if they are not
 	once   sync.Once
 }
 
@@ -134,6 +178,7 @@ func (h *Held) Release() error {
 		if h.file != nil {
 			err = unlockFile(h.file)
 		}
+		unmark(h.marked, h.claims)
 		h.space.local.releaseAll(h.claims)
 	})
 	return err

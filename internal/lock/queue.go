@@ -66,6 +66,25 @@ func (q *queue) join(c claim) *waiter {
 	return w
 }
 
+// try takes the key if nobody is in the way, and reports whether it has.
+func (q *queue) try(c claim) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l := q.lines[c.offset]
+	if l != nil && (len(l.waiting) > 0 || !l.admits(c.shared)) {
+		return false
+	}
+	if l == nil {
+		if q.lines == nil {
+			q.lines = make(map[int64]*line)
+		}
+		l = &line{}
+		q.lines[c.offset] = l
+	}
+	l.enter(c.shared)
+	return true
+}
+
 // leave gives up a place in the line, or the key if it was handed over in the
 // same moment.
 func (q *queue) leave(c claim, w *waiter) {

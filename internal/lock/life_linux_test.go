@@ -1,0 +1,207 @@
+package lock
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func wantLives(t *testing.T, s *Space, name string, lives, known bool) {
+	t.Helper()
+	gotLives, gotKnown, err := s.Lives(name)
+	if gotLives != lives || gotKnown != known || err != nil {
+		t.Errorf("%q lives: %v, known: %v, %v; want %v, %v", name, gotLives, gotKnown, err, lives, known)
+	}
+}
+
+func mustLive(t *testing.T, s *Space) string {
+	t.Helper()
+	name, err := s.Life()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func wantState(t *testing.T, s *Space, name string, want State) {
+	t.Helper()
+	if got, err := s.State(Byte(name)); got != want || err != nil {
+		t.Errorf("state of %q: %v, %v, want %v", name, got, err, want)
+	}
+}
+
+func TestLifeEndsWithTheProcessWhateverItHasStarted(t *testing.T) {
+	s := newSpace(t)
+	c, in, name := lifeHelper(t, s.path)
+	wantLives(t, s, name, true, true)
+	wantState(t, s, "k", Kept)
+	if err := c.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Process.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	wantLives(t, s, name, false, true)
+	wantState(t, s, "k", Inherited)
+	if err := in.Close(); err != nil { // the child ends
+		t.Fatal(err)
+	}
+	eventually(t, "the key is free", func() bool { state, err := s.State(Byte("k")); return state == Free && err == nil })
+}
+
+func TestLifeOfThisProcess(t *testing.T) {
+	s := newSpace(t)
+	wantState(t, s, "k", Free) // and there is no file yet
+	wantLives(t, s, "1:1", false, false)
+	name := mustLive(t, s)
+	if again := mustLive(t, s); again != name {
+		t.Errorf("named %q, then %q", name, again)
+	}
+	wantLives(t, s, name, true, true)
+	other := Open(s.path)
+	if mustLive(t, other) == name {
+		t.Error("two Spaces have one byte")
+	}
+	wantLives(t, other, name, true, true)
+	for _, bad := range []string{"", "1", ":", "x:1", "1:x", "1:-1", "1:2:3"} {
+		wantLives(t, s, bad, false, false)
+	}
+	runtime.KeepAlive(s)
+}
+
+func TestLifeEndsWhenTheSpaceIsGarbage(t *testing.T) {
+	s := newSpace(t)
+	name := mustLive(t, Open(s.path))
+	eventually(t, "the byte is free", func() bool {
+		runtime.GC()
+		lives, known, err := s.Lives(name)
+		return !lives && known && err == nil
+	})
+}
+
+// TestLifeInADeletedFile: whoever has the old file locked may live, and nobody
+// can see it.
+func TestLifeInADeletedFile(t *testing.T) {
+	s := newSpace(t)
+	before := mustLive(t, s)
+	if err := os.Remove(s.livesPath()); err != nil {
+		t.Fatal(err)
+	}
+	wantLives(t, s, before, false, false)
+	other := Open(s.path)
+	after := mustLive(t, other) // makes another file
+	wantLives(t, s, before, false, false)
+	wantLives(t, s, after, true, true)
+	wantLives(t, other, mustLive(t, s), true, true)
+	if len(s.life.earlier) != 1 {
+		t.Errorf("%d deleted files stay open, want 1: its inode number would be used again", len(s.life.earlier))
+	}
+	runtime.KeepAlive(other)
+}
+
+func TestAKeyIsKeptByWhoHasIt(t *testing.T) {
+	s := newSpace(t)
+	h := mustLock(t, s, Key{Name: "k"}, Key{Name: "shared", Shared: true})
+	wantState(t, s, "k", Kept)
+	wantState(t, Open(s.path), "k", Kept)
+	wantState(t, s, "shared", Inherited) // of shared keys nobody says who has them
+	// The next one marks it before this one has unmarked it.
+	other := Open(s.path)
+	marked := other.mark(claimsOf([]Key{{Name: "k"}}))
+	mustRelease(t, h)
+	next := mustLock(t, Open(s.path), Key{Name: "k"})
+	wantState(t, s, "k", Kept)
+	unmark(marked, claimsOf([]Key{{Name: "k"}}))
+	wantState(t, s, "k", Kept)
+	mustRelease(t, next)
+	wantState(t, s, "k", Free)
+}
+
+func TestLifeCostsOneDescriptor(t *testing.T) {
+	s := newSpace(t)
+	for i := range 100 {
+		mustRelease(t, mustLock(t, s, Key{Name: fmt.Sprint(i)}))
+		mustLive(t, s)
+	}
+	open := 0
+	for _, fd := range fdLinks(t) {
+		if strings.HasPrefix(fd, filepath.Dir(s.path)) {
+			open++
+		}
+	}
+	if open != 1 {
+		t.Errorf("%d descriptors are open, want 1", open)
+	}
+}
+
+// fdLinks are what the descriptors of this process lead to.
+func fdLinks(t *testing.T) []string {
+	t.Helper()
+	paths, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var links []string
+	for _, path := range paths {
+		if link, err := os.Readlink(path); err == nil { // the one that listed them is gone
+			links = append(links, link)
+		}
+	}
+	return links
+}
+
+func TestTryLockAll(t *testing.T) {
+	s := newSpace(t)
+	try := func(s *Space, keys ...Key) *Held {
+		t.Helper()
+		h, err := s.TryLockAll(keys)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	exclusive, shared, other := Key{Name: "k"}, Key{Name: "k", Shared: true}, Key{Name: "other"}
+	for what, second := range map[string]*Space{"in the process": s, "in another": Open(s.path)} {
+		t.Run(what, func(t *testing.T) {
+			h := try(s, exclusive)
+			wantState(t, s, "k", Kept)
+			if try(second, other, exclusive) != nil || try(second, shared) != nil {
+				t.Error("got a key that somebody has")
+			}
+			if !isFree(t, s, other) {
+				t.Error("a failed try kept a key")
+			}
+			mustRelease(t, h)
+			r := try(s, shared)
+			if try(second, exclusive) != nil {
+				t.Error("got a key that is shared")
+			}
+			mustRelease(t, try(second, shared))
+			mustRelease(t, r)
+			mustRelease(t, try(second, exclusive, other))
+			if !idle(s) || !idle(second) {
+				t.Error("the queue remembers keys nobody uses")
+			}
+		})
+	}
+	// Whoever stands in line for a key is not overtaken.
+	r := mustLock(t, s, shared)
+	got := make(chan *Held, 1)
+	go func() {
+		h, err := Open(s.path).Lock(t.Context(), "k")
+		if err != nil {
+			t.Error(err)
+		}
+		got <- h
+	}()
+	eventually(t, "the exclusive one stands in the gate", func() bool { return !isFree(t, s, shared) })
+	if try(Open(s.path), shared) != nil {
+		t.Error("a shared try overtook an exclusive one")
+	}
+	mustRelease(t, r)
+	mustRelease(t, <-got)
+}
