@@ -7,12 +7,44 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// runtimeAlive reports whether the process that last worked on the container
-// still runs.
-func (s *snapshot) runtimeAlive(rec *record.Record) (bool, error) {
-	alive, err := orphan.Alive(rec.Runtime)
+// life names the byte that this process has locked for as long as it lives, for
+// the record. It is empty where none can be locked, so that others go by the
+// number.
+func (s *snapshot) life() string {
+	name, err := s.locks.Life()
 	if err != nil {
-		return false, fmt.Errorf("the runtime of container %s: %w", rec.ContainerID, err)
+		s.logger.Info("whether this process lives is only known by its number", "error", err)
+	}
+	return name
+}
+
+// runtimeAlive reports whether the process that last worked on the container
+// still runs, or may: what is not known to be dead is alive.
+//
+// Its byte says so. A number says less: another process may have it after a
+// reboot, a process that executes itself anew keeps it, and in another PID
+// namespace it is somebody else's. It is for records of earlier versions, and
+// for where no byte can be locked.
+func (s *snapshot) runtimeAlive(rec *record.Record) (bool, error) {
+	now, err := s.bootID()
+	if err != nil {
+		return true, err
+	}
+	if rec.Boot != "" && rec.Boot != now {
+		return false, nil
+	}
+	if rec.Life != "" {
+		alive, known, err := s.locks.Lives(rec.Life)
+		if known || err != nil {
+			return alive || err != nil, err
+		}
+	}
+	if rec.Runtime == "" {
+		return true, nil // a damaged record says no more
+	}
+	alive, err := orphan.AliveIn(rec.PIDNS, rec.Runtime)
+	if err != nil {
+		return true, fmt.Errorf("the runtime of container %s: %w", rec.ContainerID, err)
 	}
 	return alive, nil
 }

@@ -22,7 +22,7 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 	}
 	defer op.end()
 	op.prepare()
-	if err := op.lock(ctx); err != nil {
+	if err := op.lockEnding(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
 	if err := op.follow(); err != nil {

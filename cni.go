@@ -111,6 +111,7 @@ type snapshot struct {
 	paths    *hostPaths
 	status   statusCache
 	self     string // identity of this process, if it could be asked for already
+	pidNS    uint64 // that its number is of; 0 if it could not be asked for
 	boot     string // of the machine, likewise
 }
 
@@ -185,6 +186,7 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 		n.snapshot = s
 	}
 	s.self, _ = orphan.Self() // who needs them says why there is none
+	s.pidNS = orphan.PIDNS()
 	s.boot, _ = boot.ID()
 	return s, nil
 }

@@ -98,13 +98,13 @@ func (s *snapshot) beginTeardownFrom(ctx context.Context, id string, host *hostN
 	return op, nil
 }
 
-// lockForTeardown is lock, but goes on when the lock file cannot be used: a
+// lockForTeardown is lockEnding, but goes on when the lock file cannot be used: a
 // full or read-only disk must not keep a container attached. Other processes
 // are not kept out then.
 func (op *operation) lockForTeardown(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, teardownWait)
 	defer cancel()
-	err := op.lock(ctx)
+	err := op.lockEnding(ctx)
 	if !errors.Is(err, lock.ErrUnavailable) {
 		return err
 	}
@@ -171,8 +171,9 @@ func (op *operation) takeCharge(attachments []*attachment) error {
 	if err != nil {
 		return err
 	}
+	life := op.life()
 	for _, a := range attachments {
-		if err := a.note(record.Entry{Runtime: self, State: record.Deleting}); err != nil {
+		if err := a.note(record.Entry{Runtime: self, Life: life, PIDNS: op.pidNS, State: record.Deleting}); err != nil {
 			op.logger.Warn("note a removal in the record", "container", op.id, "error", err)
 		}
 	}

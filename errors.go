@@ -35,6 +35,10 @@ var (
 	ErrHostNetNS = errors.New("host network namespace out of reach")
 	// ErrAlreadyAttached: the container has that interface; nothing ran.
 	ErrAlreadyAttached = errors.New("attachment already exists")
+	// ErrBusy: another call for the container is under way, in a process that
+	// lives or may live, as one that is stopped. Recover and GC report it and go
+	// on; Setup and Remove wait.
+	ErrBusy = errors.New("another call for the container is under way")
 	// ErrNotAttached: Check was asked for what was never set up, or removed.
 	ErrNotAttached = errors.New("not attached")
 	// ErrInsecureFile: a plugin or configuration can be written by every user.

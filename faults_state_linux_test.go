@@ -23,7 +23,7 @@ func smallState(t *testing.T) (s *stage, r *cni.Runtime, log *logged) {
 	t.Cleanup(func() {
 		s.makeWritable()
 		s.unpin()
-		wantNil(t, unix.Unmount(dir, 0))
+		wantNil(t, unix.Unmount(dir, unix.MNT_DETACH)) // a Runtime keeps the file open by which it lives
 	})
 	return s, s.runtime(log.logger(), cni.WithConfListBytes(s.network("net", "1.0.0", "p"))), log
 }

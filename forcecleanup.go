@@ -63,6 +63,9 @@ func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget) (found []string
 	if err != nil {
 		return nil, err
 	}
+	if t.DryRun {
+		ctx = withWaiting(ctx, looking)
+	}
 	op, err := s.beginTeardown(ctx, t.ContainerID)
 	if err != nil {
 		return nil, err

@@ -9,7 +9,6 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -34,8 +33,10 @@ type GCOptions struct {
 // belongs to no attachment on record, of any owner, unless the network says
 // disableGC.
 //
-// No ADD or DEL runs beside it, in this or another process; it waits for those
-// that do, and new ones wait behind it, so a context with a deadline is wise.
+// No ADD or DEL runs beside it, in this or another process. It waits for those
+// that do, so a context with a deadline is wise. New ones wait behind it while
+// it works; while it waits itself, it holds them up for two seconds at most, and
+// then lets them pass for four times as long.
 //
 // The report says what became of each container; the error, what plugins
 // answered to GC: all of them are asked.
@@ -51,7 +52,7 @@ func (r *Runtime) GC(ctx context.Context, o GCOptions) (report *Report, err erro
 		}
 		return report, nil
 	}
-	held, err := s.locks.LockAll(ctx, []lock.Key{{Name: barrier}})
+	held, err := s.lockBarrier(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("collect garbage: %w", err)
 	}
@@ -123,7 +124,7 @@ func (s *snapshot) unsettled(f record.Found) bool {
 
 // removeAgain removes a container, or only what of it was to go before.
 func (s *snapshot) removeAgain(ctx context.Context, id string, keep bool) error {
-	op, err := s.beginTeardown(ctx, id)
+	op, err := s.beginTeardown(withWaiting(ctx, hurried), id)
 	if err != nil {
 		return err
 	}

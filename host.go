@@ -90,6 +90,6 @@ func (op *operation) withoutHost(attachments []*attachment) error {
 // isSkipped reports whether an error means that nothing can be said of the
 // container from here, so that Recover and GC leave it as it is.
 func isSkipped(err error) bool {
-	return errors.Is(err, errLocked) || errors.Is(err, ErrHostNetNS) ||
+	return errors.Is(err, ErrBusy) || errors.Is(err, ErrHostNetNS) ||
 		errors.Is(err, errShared) || errors.As(err, new(*RecordError))
 }

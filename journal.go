@@ -31,7 +31,7 @@ func (op *operation) write() error {
 		return err
 	}
 	rec := &record.Record{
-		Runtime:     self,
+		Runtime: self, Life: op.life(), PIDNS: op.pidNS,
 		ContainerID: op.id, Owner: op.owner, Boot: id, Host: op.host.String(), HostPath: op.hostPath(), Since: time.Now().UTC(),
 		PluginID: op.as, Warm: op.warm,
 	}

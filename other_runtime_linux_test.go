@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
 )
@@ -22,6 +26,10 @@ type job struct {
 	Verb, ID, NetNS                string
 	StateDir, PluginDir, HostNetNS string
 	Conf                           []byte
+
+	Owner    string // empty: the program
+	NewProc  bool   // first mount the /proc of the PID namespace that it was started in
+	WarmOnly bool   // what a pool has made is not used
 }
 
 // otherRuntime does the job on stdin; what it prints is the error.
@@ -38,8 +46,17 @@ func otherRuntime() {
 }
 
 func (j job) do() error {
-	r, err := cni.New(cni.WithStateDir(j.StateDir), cni.WithPluginDir([]string{j.PluginDir}),
-		cni.WithHostNetNS(j.HostNetNS), cni.WithConfListBytes(j.Conf))
+	if j.NewProc {
+		if err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("proc", "/proc", "proc", 0, "")); err != nil {
+			return err
+		}
+	}
+	opts := []cni.Opt{cni.WithStateDir(j.StateDir), cni.WithPluginDir([]string{j.PluginDir}),
+		cni.WithHostNetNS(j.HostNetNS), cni.WithConfListBytes(j.Conf)}
+	if j.Owner != "" {
+		opts = append(opts, cni.WithOwner(j.Owner))
+	}
+	r, err := cni.New(opts...)
 	if err != nil {
 		return err
 	}
@@ -49,12 +66,63 @@ func (j job) do() error {
 		_, err = r.Setup(ctx, j.ID, j.NetNS)
 	case "DEL":
 		err = r.Remove(ctx, j.ID, j.NetNS)
+	case "CHECK":
+		err = r.Check(ctx, j.ID, j.NetNS)
+	case "POOL":
+		err = j.pool(ctx, r)
+	case "EXEC":
+		err = j.pool(ctx, r)
+		if err == nil {
+			j.Verb = "RECOVER"
+			err = j.exec()
+		}
+	case "RECOVER":
+		report, rerr := r.Recover(ctx)
+		if err = rerr; err == nil {
+			err = fmt.Errorf("%v", *report)
+		}
 	case "GC":
 		_, err = r.GC(ctx, cni.GCOptions{Keep: []string{j.ID}})
 	default:
 		err = fmt.Errorf("no such job: %q", j.Verb)
 	}
 	return err
+}
+
+// pool makes a pool of one, waits until that is ready, and uses it unless
+// WarmOnly. It is never closed.
+func (j job) pool(ctx context.Context, r *cni.Runtime) error {
+	p, err := r.NewPool(cni.PoolOptions{Size: 1})
+	if err != nil {
+		return err
+	}
+	for p.Ready() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if j.WarmOnly {
+		return nil
+	}
+	_, _, err = p.Setup(ctx, j.ID)
+	return err
+}
+
+// exec has the process execute itself, to do the job.
+func (j job) exec() error {
+	input, err := json.Marshal(j)
+	if err != nil {
+		return err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	if _, err := w.Write(input); err != nil { // less than a pipe holds
+		return err
+	}
+	if err := errors.Join(w.Close(), unix.Dup2(int(r.Fd()), 0)); err != nil {
+		return err
+	}
+	return unix.Exec("/proc/self/exe", os.Args, os.Environ())
 }
 
 // elsewhere begins a verb in another process. What comes from the channel is
@@ -69,14 +137,19 @@ func (s *stage) elsewhere(conf []byte, verb, id, path string) <-chan string {
 // environment.
 func (s *stage) process(conf []byte, verb, id, path string, env ...string) (*os.Process, <-chan string) {
 	s.t.Helper()
-	input, err := json.Marshal(job{
-		Verb: verb, ID: id, NetNS: path, Conf: conf,
-		StateDir: s.path("state"), PluginDir: s.path("bin"), HostNetNS: s.path("netns", "host"),
-	})
+	return s.processFor(job{Verb: verb, ID: id, NetNS: path, Conf: conf}, nil, env...)
+}
+
+// processFor is process for any job, in namespaces of its own if attr says so.
+func (s *stage) processFor(j job, attr *syscall.SysProcAttr, env ...string) (*os.Process, <-chan string) {
+	s.t.Helper()
+	j.StateDir, j.PluginDir, j.HostNetNS = s.path("state"), s.path("bin"), s.path("netns", "host")
+	input, err := json.Marshal(j)
 	wantNil(s.t, err)
 	exe, err := os.Executable()
 	wantNil(s.t, err)
 	cmd := exec.CommandContext(s.t.Context(), exe)
+	cmd.SysProcAttr = attr
 	cmd.Env = append(append(os.Environ(), otherRuntimeEnv+"=1"), env...)
 	cmd.Stdin = bytes.NewReader(input)
 	var out bytes.Buffer

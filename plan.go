@@ -126,10 +126,15 @@ func (s *snapshot) bootID() (string, error) {
 	return boot.ID()
 }
 
+func (op *operation) key() string { return containerKey(op.id) }
+
+// containerKey is the key by which calls for one container exclude each other.
+func containerKey(id string) string { return "container/" + id }
+
 // keys are what calls for one container exclude each other by, and what GC
 // excludes all of them by.
 func (op *operation) keys() []lock.Key {
-	keys := []lock.Key{{Name: "container/" + op.id}}
+	keys := []lock.Key{{Name: op.key()}}
 	if !op.inGC {
 		keys = append(keys, lock.Key{Name: barrier, Shared: true})
 	}

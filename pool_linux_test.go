@@ -222,7 +222,7 @@ func TestPoolOfAProcessThatWasKilled(t *testing.T) {
 			p, err := r.NewPool(cni.PoolOptions{Size: 1})
 			wantNil(t, err)
 			warm := s.wantFull(r, p, 1)[0]
-			s.changeRecord(warm, func(rec *record.Record) { rec.Runtime = dead })
+			s.changeRecord(warm, func(rec *record.Record) { rec.Runtime, rec.Life = dead, "" })
 			tt.happens(s, warm)
 			dry, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true, DryRun: true})
 			wantNil(t, err)

@@ -12,6 +12,8 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/boot"
+	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/netns"
@@ -74,13 +76,17 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 	if got.Since.Before(began) || got.Since.After(time.Now()) || !strings.HasPrefix(got.Runtime, fmt.Sprint(os.Getpid(), ":")) {
 		t.Errorf("recorded at %v by process %s", got.Since, got.Runtime)
 	}
+	if lives, known, err := lock.Open(s.path("state", "embedcni", "locks")).Lives(got.Life); !lives || !known || err != nil {
+		t.Errorf("the process lives by %q: %v, known %v, %v", got.Life, lives, known, err)
+	}
 	config := string(got.Networks[0].Config)
 	if want := `"script":"` + s.path("script-q") + `"`; !strings.Contains(config, want) {
 		t.Errorf("configuration %s, want %s in it", config, want)
 	}
 	host, err := netns.Open(s.path("netns", "host"))
 	wantNil(t, err)
-	got.Since, got.Runtime, got.Networks[0].Config = time.Time{}, "", nil
+	wantSame(t, "PID namespace", got.PIDNS, orphan.PIDNS())
+	got.Since, got.Runtime, got.Life, got.PIDNS, got.Networks[0].Config = time.Time{}, "", "", 0, nil
 	wantSame(t, "record", *got, record.Record{
 		ContainerID: "c1", Owner: "tester", Boot: bootID, Host: host.ID().String(), HostPath: s.path("netns", "host"), Generation: 1,
 		NetNS: record.NetNS{Path: path, Dev: pin.ID().Dev, Ino: pin.ID().Ino, Pin: s.pin("c1")},

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -114,7 +113,7 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 	}
 	err = s.recoverAll(ctx, host, found, report)
 	if err == nil {
-		err = s.tidyAlone(ctx)
+		err = s.tidyAlone()
 	}
 	if err = join(err, host.close()); err != nil {
 		return report, fmt.Errorf("recover: %w", err)
@@ -123,8 +122,9 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 }
 
 // atOnce is how many containers are recovered at the same time. Most of it is
-// waiting: for executables, and for the kernel to delete interfaces.
-const atOnce = 16
+// waiting: for executables, and for the kernel to delete interfaces. Of those
+// that were locked it is more, since each may stay locked for orphanGrace.
+const atOnce, lockedAtOnce = 16, 64
 
 // recoverAll recovers the containers, first those that nobody has locked.
 func (s *snapshot) recoverAll(ctx context.Context, host *hostNetNS, found []record.Found, report *Report) error {
@@ -142,9 +142,9 @@ func (s *snapshot) recoverAll(ctx context.Context, host *hostNetNS, found []reco
 		}
 		ids = append(ids, f.Record.ContainerID)
 	}
-	for _, grace := range []time.Duration{lockedGrace, orphanGrace} {
-		for _, o := range s.recoverEach(ctx, host, ids, grace) {
-			if grace == lockedGrace && errors.Is(o.skipped, errLocked) {
+	for _, last := range []bool{false, true} {
+		for _, o := range s.recoverEach(ctx, host, ids, last) {
+			if !last && errors.Is(o.skipped, ErrBusy) {
 				locked = append(locked, o.id)
 				continue
 			}
@@ -160,16 +160,20 @@ func (s *snapshot) recoverAll(ctx context.Context, host *hostNetNS, found []reco
 
 // recoverEach recovers containers in parallel, and returns the outcomes in
 // order, those of the containers that it came to before ctx ended.
-func (s *snapshot) recoverEach(ctx context.Context, host *hostNetNS, ids []string, grace time.Duration) []outcome {
+func (s *snapshot) recoverEach(ctx context.Context, host *hostNetNS, ids []string, last bool) []outcome {
 	outcomes := make([]*outcome, len(ids))
 	var group sync.WaitGroup
 	next := make(chan int)
-	for range min(atOnce, len(ids)) {
+	workers := min(atOnce, len(ids))
+	if last {
+		workers = min(lockedAtOnce, len(ids))
+	}
+	for range workers {
 		group.Add(1)
 		go func() {
 			defer group.Done()
 			for i := range next {
-				o := s.recoverOne(ctx, host, ids[i], grace)
+				o := s.recoverOne(ctx, host, ids[i], last)
 				outcomes[i] = &o
 			}
 		}()
@@ -191,20 +195,19 @@ func (s *snapshot) recoverEach(ctx context.Context, host *hostNetNS, ids []strin
 	return all
 }
 
-// tidyAlone is tidy with all others kept out, if there is anything to do. If
-// one of them takes long it is left to the next Recover or GC.
-func (s *snapshot) tidyAlone(ctx context.Context) (err error) {
+// tidyAlone is tidy with all others kept out, if there is anything to do. If any
+// of them is under way it is left to the next Recover or GC: what waits for that
+// would hold up all that come then.
+func (s *snapshot) tidyAlone() (err error) {
 	files, err := s.records.Strays()
 	pins, perr := s.kept.strays(s.records)
 	made, dirs, merr := s.poolStrays()
 	if len(files)+len(pins)+len(made)+len(dirs) == 0 {
 		return join(err, perr, merr)
 	}
-	grace, cancel := context.WithTimeout(ctx, orphanGrace)
-	defer cancel()
-	held, err := s.locks.LockAll(grace, []lock.Key{{Name: barrier}})
-	if err != nil {
-		s.logger.Warn("files that belong to no record are left for later", "error", err)
+	held, err := s.locks.TryLockAll([]lock.Key{{Name: barrier}})
+	if held == nil {
+		s.logger.Info("files that belong to no record are left for later, since other calls are under way", "error", err)
 		return nil
 	}
 	defer func() { err = join(err, held.Release()) }() // after a panic too
@@ -268,14 +271,14 @@ func (s *snapshot) discard(f record.Found) error {
 // errNotYet: it failed not long ago.
 var errNotYet = errors.New("not tried again yet")
 
-func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id string, grace time.Duration) (o outcome) {
+func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id string, last bool) (o outcome) {
 	defer func() {
 		if v := recover(); v != nil { // in this goroutine it would end the program
 			o = outcome{id: id, err: fmt.Errorf("panic: %v\n%s", v, debug.Stack())}
 		}
 	}()
 	o.id = id
-	op, err := s.takeOver(ctx, host, id, grace)
+	op, err := s.takeOver(ctx, host, id, last)
 	if o.setAside(err) {
 		return o
 	}
@@ -294,7 +297,10 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id string, g
 	if o.adopted = len(going) < len(op.attachments); o.adopted {
 		o.kept = op.adopt(ctx, going)
 	}
-	if len(going) > 0 {
+	// What a pool made for networks that have nothing to attach ahead of time is a
+	// namespace without attachments.
+	empty := !op.damaged && len(op.rec.Networks) == 0
+	if len(going) > 0 || empty {
 		o.err = op.finish(ctx, going)
 	}
 	return o
@@ -353,51 +359,24 @@ func notYet(n *record.Network) error {
 	return fmt.Errorf("%w: in %v, after %d failures: %s", errNotYet, wait.Round(time.Second), n.Failures, n.LastError)
 }
 
-// orphanGrace is how long plugins of a dead runtime may go on. What a plugin
-// finishes by itself is tidier than what it is killed in.
-const orphanGrace = 5 * time.Second
-
 // lockedGrace is how long a container may be locked and still be recovered with
 // the others. Calls that nothing holds up are over by then.
 const lockedGrace = 250 * time.Millisecond
 
-// errLocked: another call works on the container, and has not ended in time.
-var errLocked = errors.New("another call works on the container")
-
-// takeOver locks the container, within the grace. If it is locked by plugins
-// whose runtime is dead, they are killed then; a runtime that lives is errLocked.
-func (s *snapshot) takeOver(ctx context.Context, host *hostNetNS, id string, grace time.Duration) (*operation, error) {
-	try := func() (*operation, error) {
-		own, err := host.dup()
-		if err != nil {
-			return nil, err
-		}
-		ctx, cancel := context.WithTimeout(ctx, grace)
-		defer cancel()
-		return s.beginTeardownFrom(ctx, id, own)
+// takeOver locks the container, unless somebody else has it locked, which is
+// ErrBusy: for lockedGrace; or, if it comes last, for orphanGrace, in a process
+// that lives, stopped though it be. Plugins of a dead runtime are ended then.
+func (s *snapshot) takeOver(ctx context.Context, host *hostNetNS, id string, last bool) (*operation, error) {
+	own, err := host.dup()
+	if err != nil {
+		return nil, err
 	}
-	op, err := try()
-	if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
-		return op, err
+	if last {
+		return s.beginTeardownFrom(withWaiting(ctx, hurried), id, own)
 	}
-	if grace < orphanGrace {
-		return nil, fmt.Errorf("%w: %w", errLocked, err)
-	}
-	rec, lerr := s.records.Load(id)
-	if lerr == nil && rec != nil {
-		alive, aerr := s.runtimeAlive(rec)
-		if aerr != nil {
-			return nil, aerr
-		}
-		if !alive {
-			killed, err := orphan.Kill(s.locks.Path(), id)
-			s.logger.Warn("killed plugins of a dead runtime", "container", id, "processes", killed, "error", err)
-		}
-	}
-	if op, err = try(); err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-		return nil, fmt.Errorf("%w: %w", errLocked, err)
-	}
-	return op, err
+	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
+	defer cancel()
+	return s.beginTeardownFrom(brief, id, own)
 }
 
 // going are the attachments that Recover is to remove: all, if the container's

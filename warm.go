@@ -71,7 +71,7 @@ func (w *warm) attach(ctx context.Context) error {
 		a.part.To = a.network.ahead()
 	}
 	op.attachments = slices.DeleteFunc(op.attachments, func(a *attachment) bool { return a.part.To == 0 })
-	if err := op.lock(ctx); err != nil {
+	if err := op.lockEnding(ctx); err != nil {
 		return err
 	}
 	if err := op.write(); err != nil {
@@ -193,7 +193,7 @@ func (w *warm) take(ctx context.Context, ns *Namespace) (*Result, error) {
 	if !w.fits(op) {
 		return nil, errDoesNotFit
 	}
-	if err := op.lock(ctx); err != nil {
+	if err := op.lockEnding(ctx); err != nil {
 		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err)
 	}
 	if err := op.clearDead(ctx); err != nil {

@@ -1,18 +1,17 @@
 // Package orphan deals with plugins that outlive the runtime that started them:
-// killed while one ran, it could neither wait for it nor kill it. They hold the
-// lock file of their container, which they inherited.
+// killed while one ran, it could neither wait for it nor kill it. They keep the
+// lock of their container, which they inherited.
 package orphan
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -52,74 +51,137 @@ func startTime(stat string) (string, error) {
 	return fields[after], nil
 }
 
-// Alive tells whether the process of an identity that Self returned still runs.
+// Alive reports whether the process of an identity that Self returned in this
+// PID namespace still runs.
 func Alive(identity string) (bool, error) {
-	number, _, ok := strings.Cut(identity, ":")
-	pid, err := strconv.Atoi(number)
-	if !ok || err != nil {
-		return false, fmt.Errorf("%q is not the identity of a process", identity)
+	number, _, err := parse(identity)
+	if err != nil {
+		return false, err
 	}
-	now, err := identify(pid)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, errEnded) {
+	now, err := identify(number)
+	if ended(err) {
 		return false, nil
 	}
 	return now == identity, err
 }
 
-// Kill kills the processes that have the lock file open and were started for
-// the container. The caller knows that the runtime which started them is dead.
-// It returns how many there were.
-func Kill(lockFile, containerID string) (killed int, err error) {
-	pids, err := find(lockFile, containerID)
-	var errs []error
-	for _, pid := range pids {
-		if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
-			errs = append(errs, fmt.Errorf("kill plugin process %d: %w", pid, err))
-			continue
-		}
-		killed++
+func parse(identity string) (number int, started string, err error) {
+	text, started, ok := strings.Cut(identity, ":")
+	number, err = strconv.Atoi(text)
+	if !ok || err != nil {
+		return 0, "", fmt.Errorf("%q is not the identity of a process", identity)
 	}
-	return killed, errors.Join(append(errs, err)...)
+	return number, started, nil
 }
 
-func find(lockFile, containerID string) ([]int, error) {
-	lock, err := os.Stat(lockFile)
+// ended reports whether an error of reading about a process says that it is gone.
+func ended(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, errEnded)
+}
+
+// PIDNS identifies the PID namespace of this process; 0 if it cannot be asked for.
+func PIDNS() uint64 {
+	info, err := os.Stat("/proc/self/ns/pid")
 	if err != nil {
-		return nil, fmt.Errorf("plugins that outlived their runtime: %w", err)
+		return 0
 	}
-	procs, err := filepath.Glob("/proc/[0-9]*")
+	return info.Sys().(*syscall.Stat_t).Ino
+}
+
+// initialPIDNS is PROC_PID_INIT_INO of the kernel: from there every process of
+// the machine can be seen.
+const initialPIDNS = 0xEFFFFFFC
+
+// AliveIn is Alive for an identity whose number is of another PID namespace, or
+// of an unknown one, which is 0. A process that cannot be seen from here is
+// alive.
+func AliveIn(pidNS uint64, identity string) (bool, error) {
+	own := PIDNS()
+	switch {
+	case !ownProc() || !showsOthers():
+		return true, nil
+	case pidNS != 0 && pidNS == own:
+		return Alive(identity)
+	case own != initialPIDNS:
+		return true, nil
+	}
+	return aliveAnywhere(identity)
+}
+
+// ownProc reports whether /proc is of this process's PID namespace.
+func ownProc() bool {
+	self, err := os.Readlink("/proc/self")
+	return err == nil && self == strconv.Itoa(os.Getpid())
+}
+
+// showsOthers reports whether /proc shows processes of other users. Mounted with
+// hidepid=2 it does not show init.
+func showsOthers() bool {
+	_, err := plainfile.Read("/proc/1/stat")
+	return err == nil
+}
+
+// aliveAnywhere looks for the identity among all numbers that each process has,
+// one for each PID namespace that it is in.
+func aliveAnywhere(identity string) (bool, error) {
+	_, started, err := parse(identity)
+	if err != nil {
+		return false, err
+	}
+	number, _, _ := strings.Cut(identity, ":")
+	pids, err := processes()
+	if err != nil {
+		return false, err
+	}
+	for _, pid := range pids {
+		status, err := plainfile.Read(fmt.Sprintf("/proc/%d/status", pid))
+		if ended(err) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		if !slices.Contains(numbers(string(status)), number) {
+			continue
+		}
+		now, err := identify(pid)
+		if ended(err) {
+			continue
+		}
+		if _, since, _ := strings.Cut(now, ":"); since == started || err != nil {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
+// numbers are a process's in the PID namespaces that it is in, from its
+// proc_pid_status(5), "NSpid:\t4711\t1".
+func numbers(status string) []string {
+	for line := range strings.Lines(status) {
+		if list, ok := strings.CutPrefix(line, "NSpid:"); ok {
+			return strings.Fields(list)
+		}
+	}
+	return nil
+}
+
+// processes are all that can be seen.
+func processes() ([]int, error) {
+	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil, err
 	}
-	variable := []byte("CNI_CONTAINERID=" + containerID)
+	defer dir.Close() // was only read
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
 	var pids []int
-	for _, dir := range procs {
-		pid, err := strconv.Atoi(filepath.Base(dir))
-		if err != nil || pid == os.Getpid() {
-			continue
-		}
-		// A process that ends while it is looked at, or that is another
-		// user's, is not one of ours.
-		env, err := os.ReadFile(filepath.Join(dir, "environ"))
-		if err != nil || !slices.ContainsFunc(bytes.Split(env, []byte{0}), func(kv []byte) bool { return bytes.Equal(kv, variable) }) {
-			continue
-		}
-		if hasOpen(dir, lock) {
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
 			pids = append(pids, pid)
 		}
 	}
 	return pids, nil
-}
-
-func hasOpen(dir string, file os.FileInfo) bool {
-	fds, err := filepath.Glob(filepath.Join(dir, "fd", "*"))
-	if err != nil {
-		return false
-	}
-	for _, fd := range fds {
-		if fi, err := os.Stat(fd); err == nil && os.SameFile(fi, file) {
-			return true
-		}
-	}
-	return false
 }

@@ -1,23 +1,30 @@
 package orphan
 
 import (
-	"errors"
-	"io/fs"
+	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
-// start runs a process that stays, with the environment and, if lock is not
-// nil, with it open, as plugins have it.
-func start(t *testing.T, env []string, lock *os.File) *exec.Cmd {
+// start runs a process that stays and, if lock is not nil, inherits it, as
+// plugins do.
+func start(t *testing.T, lock *os.File) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
-	cmd.Env = env
 	if lock != nil {
 		cmd.ExtraFiles = []*os.File{lock}
 	}
+	return started(t, cmd)
+}
+
+func started(t *testing.T, cmd *exec.Cmd) *exec.Cmd {
+	t.Helper()
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -28,18 +35,30 @@ func start(t *testing.T, env []string, lock *os.File) *exec.Cmd {
 	return cmd
 }
 
-func lockFile(t *testing.T, name string) *os.File {
+// open opens a lock file as a runtime does, and locks these bytes.
+func open(t *testing.T, path string, offsets ...int64) *os.File {
 	t.Helper()
-	f, err := os.Create(filepath.Join(t.TempDir(), name))
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { _ = f.Close() }) // it may be closed already
+	for _, off := range offsets {
+		lockByte(t, f, off)
+	}
 	return f
+}
+
+func lockByte(t *testing.T, f *os.File, offset int64) { setLock(t, f, offset, unix.F_WRLCK) }
+
+func unlock(t *testing.T, f *os.File, offset int64) { setLock(t, f, offset, unix.F_UNLCK) }
+
+func setLock(t *testing.T, f *os.File, offset int64, kind int16) {
+	t.Helper()
+	lk := &unix.Flock_t{Type: kind, Whence: io.SeekStart, Start: offset, Len: 1}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, lk); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func wantAlive(t *testing.T, identity string, want bool) {
@@ -57,7 +76,7 @@ func TestAliveKnowsARecycledNumber(t *testing.T) {
 	wantAlive(t, self, true)
 	wantAlive(t, self+"0", false) // the same number, started at another time
 
-	cmd := start(t, nil, nil)
+	cmd := start(t, nil)
 	child, err := identify(cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
@@ -101,45 +120,55 @@ func TestStartTimeIsFoundBehindAnyCommand(t *testing.T) {
 	}
 }
 
-// Whoever lacks the open lock or the container's exact id is somebody else.
-func TestKillFindsOnlyTheContainersPlugins(t *testing.T) {
-	lock, other := lockFile(t, "locks"), lockFile(t, "locks")
-	id := func(id string) []string { return []string{"PATH=/bin", "CNI_CONTAINERID=" + id, "CNI_COMMAND=ADD"} }
-	plugins := []*exec.Cmd{start(t, id("c1"), lock), start(t, id("c1"), lock)}
-	neighbours := map[string]*exec.Cmd{
-		"longer id":         start(t, id("c11"), lock),
-		"shorter id":        start(t, id("c"), lock),
-		"another variable":  start(t, []string{"X_CNI_CONTAINERID=c1", "X=CNI_CONTAINERID=c1"}, lock),
-		"no environment":    start(t, []string{}, lock),
-		"without the lock":  start(t, id("c1"), nil),
-		"another lock file": start(t, id("c1"), other),
+func TestAliveInAnotherPIDNamespace(t *testing.T) {
+	cmd := exec.Command("sleep", "600")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	started(t, cmd)
+	here, err := identify(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
 	}
-	killed, err := Kill(lock.Name(), "c1")
-	if killed != len(plugins) || err != nil {
-		t.Errorf("killed %d, %v, want %d", killed, err, len(plugins))
+	_, since, _ := strings.Cut(here, ":")
+	there := "1:" + since // what the process is in its own namespace
+	if alive, err := Alive(there); alive || err != nil {
+		t.Fatalf("in this namespace %s lives (%v): the test has lost its point", there, err)
 	}
-	for _, cmd := range plugins {
-		var exit *exec.ExitError
-		if err := cmd.Wait(); !errors.As(err, &exit) || exit.Error() != "signal: killed" {
-			t.Errorf("a plugin ended with %v", err)
+	for _, identity := range []string{here, there} {
+		if alive, err := aliveAnywhere(identity); !alive || err != nil {
+			t.Errorf("aliveAnywhere(%q) = %v, %v", identity, alive, err)
 		}
 	}
-	for name, cmd := range neighbours {
-		identity, err := identify(cmd.Process.Pid)
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-			continue
+	for what, tt := range map[string]struct {
+		ns    uint64
+		alive bool
+	}{
+		"of this namespace":    {PIDNS(), false},
+		"of an unknown one":    {0, true},
+		"of one from long ago": {1, true},
+	} {
+		if alive, err := AliveIn(tt.ns, there); alive != tt.alive || err != nil {
+			t.Errorf("%s: %v, %v, want %v", what, alive, err, tt.alive)
 		}
-		wantAlive(t, identity, true)
 	}
-	if killed, err := Kill(lock.Name(), "c1"); killed != 0 || err != nil {
-		t.Errorf("again: killed %d, %v", killed, err)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // it was killed
+	if alive, err := aliveAnywhere(there); alive || err != nil {
+		t.Errorf("after its end: %v, %v", alive, err)
+	}
+	// From a namespace that is not the initial one, its end cannot be known.
+	if alive, err := AliveIn(1, there); alive != (PIDNS() != initialPIDNS) || err != nil {
+		t.Errorf("after its end, of another namespace: %v, %v", alive, err)
 	}
 }
 
-func TestKillNeedsTheLockFile(t *testing.T) {
-	killed, err := Kill(filepath.Join(t.TempDir(), "none"), "c1")
-	if killed != 0 || !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("killed %d, %v", killed, err)
+func TestNumbers(t *testing.T) {
+	got := numbers("Name:\tx\nNSpid:\t4711\t12\t1\nNSpgid:\t4711\t12\t1\n")
+	if want := []string{"4711", "12", "1"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := numbers("Name:\tNSpid:\n"); len(got) > 0 {
+		t.Errorf("got %q of a status without numbers", got)
 	}
 }

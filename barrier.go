@@ -1,0 +1,111 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/orphan"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// While GC stands in line for the barrier, no other call gets past it. It has to
+// stand there, or calls that overlap would keep it out for ever; and must not
+// for long, or one plugin that hangs would hold up every container.
+//
+// So it stands for as long as calls take, and then steps aside for longer than
+// it stood, ready to take the barrier should it be free. It stands longer each
+// time, up to what nobody minds waiting. What keeps it out for good is only a
+// plugin that takes longer than longestStand, and the next such before that ends.
+const (
+	shortestStand = 250 * time.Millisecond
+	longestStand  = 2 * time.Second
+	asideFor      = 4 // times as long as it stood
+)
+
+// lockBarrier waits until no ADD or DEL is under way. Those of plugins whose
+// runtimes are dead are ended.
+func (s *snapshot) lockBarrier(ctx context.Context) (held *lock.Held, err error) {
+	err = whileWaiting(ctx, func(ctx context.Context) (err error) {
+		held, err = s.queueForBarrier(ctx)
+		return err
+	}, func(int) error {
+		if err := s.endOrphansAtBarrier(); err != nil {
+			s.logger.Warn("look for plugins that a dead runtime has left running", "error", err)
+		}
+		return nil
+	})
+	return held, err
+}
+
+func (s *snapshot) queueForBarrier(ctx context.Context) (*lock.Held, error) {
+	for stand := shortestStand; ; stand = min(2*stand, longestStand) {
+		standing, cancel := context.WithTimeout(ctx, stand)
+		held, err := s.locks.LockAll(standing, []lock.Key{{Name: barrier}})
+		cancel()
+		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return held, err
+		}
+		if held, err = s.stepAside(ctx, asideFor*stand); held != nil || err != nil {
+			return held, err
+		}
+	}
+}
+
+// stepAside lets others pass for a time, and takes the barrier if it is free
+// meanwhile; nil if it was not.
+func (s *snapshot) stepAside(ctx context.Context, long time.Duration) (*lock.Held, error) {
+	over := time.NewTimer(long)
+	defer over.Stop()
+	again := time.NewTicker(50 * time.Millisecond)
+	defer again.Stop()
+	for {
+		if held, err := s.locks.TryLockAll([]lock.Key{{Name: barrier}}); held != nil || err != nil {
+			return held, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil // the next LockAll says so
+		case <-over.C:
+			return nil, nil
+		case <-again.C:
+		}
+	}
+}
+
+// endOrphansAtBarrier ends what dead runtimes have left running and has the
+// barrier. It has the lock of its container too, on the same description.
+func (s *snapshot) endOrphansAtBarrier() error {
+	holders, err := orphan.Holders(s.locks.Path(), lock.Byte(barrier))
+	if err != nil {
+		return err
+	}
+	defer orphan.Close(holders)
+	found, err := s.records.List()
+	if err != nil {
+		return err
+	}
+	records := map[int64]*record.Record{}
+	for _, f := range found {
+		records[lock.Byte(containerKey(f.Record.ContainerID))] = f.Record
+	}
+	done := map[int64]bool{}
+	var errs []error
+	for _, h := range holders {
+		for _, offset := range h.Keys() {
+			if done[offset] {
+				continue
+			}
+			done[offset] = true
+			rec, id := records[offset], ""
+			if rec != nil {
+				id = rec.ContainerID
+			}
+			if _, err := s.endOrphans(id, offset, rec); !errors.Is(err, ErrBusy) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return join(errs...)
+}

@@ -1,0 +1,142 @@
+package cni_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/plugin"
+)
+
+// longestHoldUp is what a call may take beside a GC that waits: as long as that
+// stands in line, and as much again for a slow machine.
+const longestHoldUp = 4 * time.Second
+
+// hanging is a stage on which a runtime that lives attaches c1 in another
+// process, by a plugin that stands at a gate.
+func hanging(t *testing.T) (s *stage, r *cni.Runtime, through func()) {
+	t.Helper()
+	s = newStage(t)
+	conf := s.network("net", "1.0.0", "p")
+	r = s.runtime(cni.WithOwner("tester"), cni.WithConfListBytes(conf))
+	wantNil(t, setUp(t.Context(), r, "c2", s.container("c2"))()) // the first ADD is alone
+	gate := s.gate("p")
+	s.on("p", "ADD", scripted.Action{Block: gate})
+	done := s.elsewhere(conf, "ADD", "c1", s.container("c1"))
+	letGo := s.arrive(gate)
+	s.on("p", "ADD", scripted.Action{})
+	return s, r, func() {
+		t.Helper()
+		letGo()
+		wantSame(t, "Setup of c1", await(t, "Setup of c1", done), "")
+	}
+}
+
+// longest sets a container up and removes it, again and again, and returns how
+// long one call has taken at most.
+func (s *stage) longest(r *cni.Runtime, path string, during time.Duration) time.Duration {
+	s.t.Helper()
+	longest := time.Duration(0)
+	for end := time.Now().Add(during); time.Now().Before(end); {
+		ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+		start := time.Now()
+		wantNil(s.t, setUp(ctx, r, "c3", path)())
+		longest = max(longest, time.Since(start))
+		cancel()
+		start = time.Now()
+		wantNil(s.t, r.Remove(s.t.Context(), "c3", ""))
+		longest = max(longest, time.Since(start))
+	}
+	return longest
+}
+
+// TestFault_F59_AGCThatWaitsHoldsUpNobodyForLong: for as long as one plugin hangs,
+// every container would wait otherwise.
+func TestFault_F59_AGCThatWaitsHoldsUpNobodyForLong(t *testing.T) {
+	s, r, through := hanging(t)
+	other := s.runtime(cni.WithConfListBytes(s.network("net", "1.0.0", "p"))) // as in another process
+	collecting := begin(func() error {
+		_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
+		return err
+	})
+	for what, beside := range map[string]*cni.Runtime{"in the process": r, "in another": other} {
+		if took := s.longest(beside, s.container("c3-"+what), 12*time.Second); took > longestHoldUp {
+			t.Errorf("%s a call took %v", what, took)
+		}
+	}
+	select {
+	case err := <-collecting:
+		t.Fatalf("GC has ended beside an ADD: %v", err)
+	default:
+	}
+	through()
+	wantNil(t, await(t, "GC", collecting))
+}
+
+// TestGCGetsItsTurnAmongCallsThatOverlap, in another process and in its own.
+func TestGCGetsItsTurnAmongCallsThatOverlap(t *testing.T) {
+	s := newStage(t)
+	slow := acting{on: map[string]action{"ADD": func(context.Context, *plugin.Request) error {
+		time.Sleep(300 * time.Millisecond)
+		return nil
+	}}}
+	opts := []cni.Opt{cni.WithPlugin("slow", slow), listOfTypes("net", "slow")}
+	rts := []*cni.Runtime{s.runtime(opts...), s.runtime(opts...)}
+	wantNil(t, setUp(t.Context(), rts[0], "first", s.container("first"))())
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range 4 {
+		path := s.container(fmt.Sprint("c", i))
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for ctx.Err() == nil {
+				if err := setUp(t.Context(), rts[i%2], fmt.Sprint("c", i), path)(); err != nil {
+					t.Error(err)
+				}
+				if err := rts[i%2].Remove(t.Context(), fmt.Sprint("c", i), ""); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	gc := s.runtime(cni.WithOwner("tester"))
+	for range 3 {
+		wantNil(t, await(t, "GC", begin(func() error {
+			_, err := gc.GC(t.Context(), cni.GCOptions{KeepNone: true})
+			return err
+		})))
+	}
+	stop()
+	wg.Wait()
+}
+
+// TestFault_F52_RecoverBehindAHungPluginHoldsUpNobody: what it would tidy up can
+// wait.
+func TestFault_F52_RecoverBehindAHungPluginHoldsUpNobody(t *testing.T) {
+	s, r, through := hanging(t)
+	stray := s.recordFile("nobody") + ".json.new"
+	wantNil(t, os.WriteFile(stray, nil, 0o600))
+	beside := s.container("c3")
+	wantNil(t, setUp(t.Context(), r, "c3", beside)())
+	wantNil(t, r.Remove(t.Context(), "c3", ""))
+	start := time.Now()
+	recovering := begin(func() error { _, err := r.Recover(t.Context()); return err })
+	if took := s.longest(r, beside, 3*time.Second); took > longestHoldUp {
+		t.Errorf("a call beside Recover took %v", took)
+	}
+	wantNil(t, await(t, "Recover", recovering))
+	if took := time.Since(start); took > longestHoldUp {
+		t.Errorf("Recover took %v", took)
+	}
+	wantSame(t, "the stray", exists(t, stray), true)
+	through()
+	_, err := r.Recover(t.Context())
+	wantNil(t, err)
+	wantSame(t, "the stray", exists(t, stray), false)
+}

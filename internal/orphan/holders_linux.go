@@ -1,0 +1,195 @@
+package orphan
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/plainfile"
+)
+
+// Holder is a process that has a byte of a lock file locked, by a description
+// that it opened or inherited.
+type Holder struct {
+	PID int
+	// Opened says that the descriptor is closed on exec, as the one is with which
+	// a runtime locks: it was not inherited.
+	Opened bool
+
+	locks  []extent // of the description
+	fd     string
+	offset int64
+	file   os.FileInfo
+	handle int // a pidfd, so that a number that is used again is no confusion; -1: the kernel has none
+}
+
+// extent is a range of bytes, both ends included.
+type extent struct{ first, last int64 }
+
+// Has reports whether the description has that byte locked too.
+func (h *Holder) Has(offset int64) bool {
+	for _, l := range h.locks {
+		if l.first <= offset && offset <= l.last {
+			return true
+		}
+	}
+	return false
+}
+
+// Keys are the bytes of keys (see package lock) that the description has locked
+// beside the one that was looked for.
+func (h *Holder) Keys() []int64 {
+	var keys []int64
+	for _, l := range h.locks {
+		if l.first != h.offset && l.first%2 == 0 {
+			keys = append(keys, l.first)
+		}
+	}
+	return keys
+}
+
+// Close lets the processes go.
+func Close(holders []*Holder) {
+	for _, h := range holders {
+		if h.handle >= 0 {
+			_ = unix.Close(h.handle)
+		}
+	}
+}
+
+// Holders returns the processes that have the byte locked, once for each
+// descriptor, by what the kernel says of their open files. Those of a process
+// that cannot be looked into, as another user's, are not among them. It looks at
+// every open file on the machine. The holders must be closed.
+func Holders(lockFile string, offset int64) ([]*Holder, error) {
+	file, err := os.Stat(lockFile)
+	if err != nil {
+		return nil, fmt.Errorf("who has %s locked: %w", lockFile, err)
+	}
+	if !ownProc() {
+		return nil, fmt.Errorf("who has %s locked: /proc is of another PID namespace", lockFile)
+	}
+	pids, err := processes()
+	if err != nil {
+		return nil, fmt.Errorf("who has %s locked: %w", lockFile, err)
+	}
+	var holders []*Holder
+	for _, pid := range pids {
+		fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fdinfo", pid))
+		if err != nil {
+			continue // it has ended, or is not ours to look into
+		}
+		for _, fd := range fds {
+			h := &Holder{PID: pid, fd: fd.Name(), offset: offset, file: file, handle: -1}
+			if h.look() && h.open() {
+				holders = append(holders, h)
+			}
+		}
+	}
+	return holders, nil
+}
+
+// look reads what the descriptor has locked, and reports whether the byte is.
+func (h *Holder) look() bool {
+	info, err := plainfile.Read(fmt.Sprintf("/proc/%d/fdinfo/%s", h.PID, h.fd))
+	if err != nil {
+		return false
+	}
+	h.Opened, h.locks = parseFDInfo(string(info))
+	if !h.Has(h.offset) {
+		return false
+	}
+	// Only now, since to look at a file may wait for the server that it is on.
+	file, err := os.Stat(filepath.Join("/proc", strconv.Itoa(h.PID), "fd", h.fd))
+	return err == nil && os.SameFile(file, h.file)
+}
+
+// open takes a handle of the process, and makes sure that it is still the one
+// that was looked at.
+func (h *Holder) open() bool {
+	handle, err := unix.PidfdOpen(h.PID, 0)
+	if errors.Is(err, unix.ENOSYS) {
+		return true // before Linux 5.3
+	}
+	if err != nil {
+		return false
+	}
+	h.handle = handle
+	if !h.look() {
+		_ = unix.Close(handle)
+		return false
+	}
+	return true
+}
+
+// Kill kills the process, provided that it still has the byte locked, and
+// reports whether it did.
+func (h *Holder) Kill() (bool, error) {
+	if h.PID == os.Getpid() || !h.look() || h.Opened {
+		return false, nil
+	}
+	var err error
+	if h.handle >= 0 {
+		err = unix.PidfdSendSignal(h.handle, unix.SIGKILL, nil, 0)
+	} else {
+		err = unix.Kill(h.PID, unix.SIGKILL)
+	}
+	if errors.Is(err, unix.ESRCH) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("kill plugin process %d: %w", h.PID, err)
+	}
+	return true, nil
+}
+
+// parseFDInfo reads what proc_pid_fdinfo(5) says of a descriptor: whether it is
+// closed on exec, and what its description has locked.
+//
+//	pos:	0
+//	flags:	02500002
+//	mnt_id:	29
+//	ino:	1234
+//	lock:	1: OFDLCK  ADVISORY  WRITE -1 fe:00:1234 42 42
+func parseFDInfo(info string) (closeOnExec bool, locks []extent) {
+	closeOnExec = true // the harmless answer, should there be none
+	for line := range strings.Lines(info) {
+		name, value, _ := strings.Cut(line, ":")
+		fields := strings.Fields(value)
+		switch {
+		case name == "flags" && len(fields) == 1:
+			flags, err := strconv.ParseUint(fields[0], 8, 64)
+			closeOnExec = err != nil || flags&unix.O_CLOEXEC != 0
+		case name == "lock" && len(fields) == 8 && fields[1] == "OFDLCK":
+			first, err := strconv.ParseInt(fields[6], 10, 64)
+			last, lerr := strconv.ParseInt(fields[7], 10, 64)
+			if fields[7] == "EOF" {
+				last, lerr = 1<<63-1, nil
+			}
+			if err == nil && lerr == nil {
+				locks = append(locks, extent{first, last})
+			}
+		}
+	}
+	return closeOnExec, locks
+}
+
+// Describe is a process's number, and its name and whether it is stopped as far
+// as that can be seen.
+func Describe(pid int) string {
+	stat, err := plainfile.Read(fmt.Sprintf("/proc/%d/stat", pid))
+	first, last := strings.IndexByte(string(stat), '('), strings.LastIndexByte(string(stat), ')')
+	if err != nil || first < 0 || last < first {
+		return fmt.Sprintf("process %d", pid)
+	}
+	stopped := ""
+	if state := strings.Fields(string(stat[last+1:])); len(state) > 0 && (state[0] == "T" || state[0] == "t") {
+		stopped = ", stopped"
+	}
+	return fmt.Sprintf("process %d (%s%s)", pid, stat[first+1:last], stopped)
+}
