@@ -27,6 +27,9 @@ const (
 // lockBarrier waits until no ADD or DEL is under way. Those of plugins whose
 // runtimes are dead are ended.
 func (s *snapshot) lockBarrier(ctx context.Context) (held *lock.Held, err error) {
+	if err := s.refuseInside(ctx); err != nil {
+		return nil, err
+	}
 	err = whileWaiting(ctx, func(ctx context.Context) (err error) {
 		held, err = s.queueForBarrier(ctx)
 		return err

@@ -2,6 +2,7 @@ package cni_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -139,4 +140,51 @@ func TestFault_F52_RecoverBehindAHungPluginHoldsUpNobody(t *testing.T) {
 	_, err := r.Recover(t.Context())
 	wantNil(t, err)
 	wantSame(t, "the stray", exists(t, stray), false)
+}
+
+// TestFault_F52_APluginThatCallsBackIsRefused, where it would wait for itself: for
+// its own container, or for a GC that waits for it.
+func TestFault_F52_APluginThatCallsBackIsRefused(t *testing.T) {
+	s := newStage(t)
+	var r *cni.Runtime
+	other := s.runtime(cni.WithStateDir(s.path("other"))) // whose locks are others
+	path := s.container("c2")
+	calls := func(ctx context.Context) map[string]error {
+		_, recovering := r.Recover(ctx)
+		_, collecting := r.GC(ctx, cni.GCOptions{Keep: []string{"c1", "c2"}})
+		_, cleaning := r.CleanUp(ctx, cni.CleanUpTarget{ContainerID: "c3", Network: "net", IfName: "eth0"})
+		return map[string]error{
+			"Setup": setUp(ctx, r, "c2", path)(), "Remove": r.Remove(ctx, "c2", path), "Check": r.Check(ctx, "c2", path),
+			"CleanUp": cleaning, "Recover": recovering, "GC": collecting,
+			"Remove of its own": r.Remove(ctx, "c1", ""),
+		}
+	}
+	var said map[string]error
+	act := func(ctx context.Context, _ *plugin.Request) error {
+		said = calls(ctx)
+		_, err := r.Attachments()
+		return errors.Join(err, r.Status(), other.Remove(ctx, "c1", ""))
+	}
+	r = s.runtime(cni.WithPlugin("p", acting{on: map[string]action{"ADD": act, "DEL": act, "CHECK": act, "GC []": act}}), listOfTypes("net", "p"))
+	for _, step := range []struct {
+		verb string
+		run  func() error
+	}{
+		{"ADD", setUp(t.Context(), r, "c1", s.container("c1"))},
+		{"CHECK", func() error { return r.Check(t.Context(), "c1", s.path("netns", "c1")) }},
+		{"DEL", func() error { return r.Remove(t.Context(), "c1", "") }},
+		{"GC", func() error { _, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true}); return err }},
+	} {
+		said = nil
+		wantNil(t, await(t, step.verb, begin(step.run)))
+		if len(said) == 0 {
+			t.Errorf("%s: the plugin was not called", step.verb)
+		}
+		for what, err := range said {
+			t.Run(step.verb+" calls "+what, func(t *testing.T) { wantIs(t, err, cni.ErrInsidePlugin) })
+		}
+	}
+	// When it has returned, everything may be called.
+	wantNil(t, setUp(t.Context(), r, "c2", path)())
+	wantNil(t, r.Remove(t.Context(), "c2", path))
 }

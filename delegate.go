@@ -53,7 +53,8 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p provid
 	}
 	if p.kind == PluginRegistered {
 		inner = batch.With(inner, nil) // it counts on what it delegates being done
-		container = nil                // one of its own: nobody knows what it does with it
+		inner = d.withPluginCall(inner)
+		container = nil // one of its own: nobody knows what it does with it
 	}
 	var host *netns.Handle
 	if d.op.host != nil {

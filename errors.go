@@ -39,6 +39,9 @@ var (
 	// lives or may live, as one that is stopped. Recover and GC report it and go
 	// on; Setup and Remove wait.
 	ErrBusy = errors.New("another call for the container is under way")
+	// ErrInsidePlugin: the call came from a plugin that a call on the same state
+	// directory runs, and would wait for that one; see WithPlugin.
+	ErrInsidePlugin = errors.New("called from inside a plugin")
 	// ErrNotAttached: Check was asked for what was never set up, or removed.
 	ErrNotAttached = errors.New("not attached")
 	// ErrInsecureFile: a plugin or configuration can be written by every user.

@@ -147,8 +147,11 @@ func (op *operation) keys() []lock.Key {
 const barrier = lock.First
 
 // lock waits until no other call for the container is under way, in this or
-// another process.
+// another process. It is refused to who would wait for itself.
 func (op *operation) lock(ctx context.Context) (err error) {
+	if err := op.refuseInside(ctx); err != nil {
+		return err
+	}
 	op.held, err = op.locks.LockAll(ctx, op.keys())
 	return err
 }

@@ -30,6 +30,12 @@ const (
 // the type by then. If none is, that is ErrPluginNotFound and the record stays,
 // also where there is an executable or a built-in plugin of that name: it would
 // be another plugin.
+//
+// While it works, the container is locked. With the context that it was given it
+// may run other plugins (plugin.Request.Delegate) and call Load, Status,
+// Networks, GetConfig and Attachments; Setup, Remove, Check, CleanUp, Recover, GC
+// and a Pool's Setup on the same state directory are ErrInsidePlugin, since they
+// could wait for the plugin for ever. Its Status may call anything.
 func WithPlugin(typ string, p plugin.Plugin) Opt {
 	return func(c *config) error {
 		switch _, twice := c.choosing.registered[typ]; {

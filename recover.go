@@ -102,6 +102,9 @@ func (r *Report) Err() error {
 // container is in the report.
 func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 	s := r.current.Load()
+	if err := s.refuseInside(ctx); err != nil {
+		return nil, fmt.Errorf("recover: %w", err)
+	}
 	report := &Report{}
 	host, err := openHostNetNS(s.hostNetNS)
 	if err != nil {
