@@ -127,14 +127,15 @@ func (a *attachment) knownWithoutUDP() bool {
 	return true
 }
 
-// flush makes conntrack forget the UDP flows to the container. A flow is not
+// flush makes conntrack forget the UDP flows to the container, and not those to
+// another one that has its address by now. A flow is not
 // something that is left: there may be new ones any time, and a kernel without
 // conntrack has none, so a failure is worth a line in the log.
 func (a *attachment) flush(f *footprint) {
 	if !f.UDP || f.Host == nil {
 		return
 	}
-	if _, err := sweep.FlushFlows(f.Host, f.Addresses); err != nil {
+	if _, err := sweep.FlushFlows(f.Host, f.Addresses, f.inUse); err != nil {
 		a.op.logger.Warn("flush UDP flows", "container", a.op.id, "error", err)
 	}
 }
@@ -162,7 +163,7 @@ func (a *attachment) footprint() (*footprint, error) {
 	} else {
 		f.Host = a.op.host.handle()
 	}
-	f.inUse = a.op.inUse
+	f.inUse = func() ([]netip.Addr, error) { return a.op.claims(f) }
 	for i, p := range a.network.config.Plugins {
 		if err := f.plugin(i, p.Bytes); err != nil {
 			return nil, err

@@ -86,6 +86,10 @@ func (a *attachment) event(call chain.Call, kind PluginKind, took time.Duration,
 
 // execute runs a plugin of a chain, within the time that it has for the verb.
 func (a *attachment) execute(ctx context.Context, call chain.Call, p provider) (invoke.Output, error) {
+	call, run, err := a.sparing(ctx, call, p.kind)
+	if err != nil || !run {
+		return invoke.Output{}, err
+	}
 	ctx, cancel := a.op.bound(ctx, call.Verb)
 	defer cancel()
 	switch {

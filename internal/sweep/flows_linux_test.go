@@ -1,6 +1,7 @@
 package sweep
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -102,7 +103,7 @@ func TestFlushFlowsForgetsUDPToTheContainerOnly(t *testing.T) {
 	slices.Sort(want)
 	slices.Sort(elsewhere)
 	for _, n := range []uint{3, 0} {
-		flushed, err := FlushFlows(host, addrs("10.1.0.2", "fd00::2"))
+		flushed, err := FlushFlows(host, addrs("10.1.0.2", "fd00::2"), nobody)
 		if flushed != n || err != nil {
 			t.Errorf("flushed %d, %v, want %d", flushed, err, n)
 		}
@@ -112,5 +113,32 @@ func TestFlushFlowsForgetsUDPToTheContainerOnly(t *testing.T) {
 	}
 	if got := tracked(t, other); !slices.Equal(got, elsewhere) {
 		t.Errorf("on another host are %q, want %q", got, elsewhere)
+	}
+}
+
+func nobody() ([]netip.Addr, error) { return nil, nil }
+
+// Whose an address is by now is asked only if there are flows to it, as that
+// takes reading every record; the flows of who has it stay.
+func TestFlushFlowsSparesWhoHasTheAddressNow(t *testing.T) {
+	host, times := newNetNS(t), 0
+	inUse := func() ([]netip.Addr, error) { times++; return addrs("10.1.0.2"), nil }
+	track(t, host, []flow{{unix.IPPROTO_UDP, hostAddr, "10.1.0.2"}, {unix.IPPROTO_UDP, hostAddr, "10.1.0.3"}})
+	for _, c := range []struct {
+		addr  string
+		times int
+	}{{"10.1.0.9", 0}, {"10.1.0.2", 1}, {"10.1.0.3", 2}} {
+		if _, err := FlushFlows(host, addrs(c.addr), inUse); err != nil || times != c.times {
+			t.Errorf("flush of %s: %v, asked %d times, want %d", c.addr, err, times, c.times)
+		}
+	}
+	want := []string{flow{unix.IPPROTO_UDP, hostAddr, "10.1.0.2"}.String()}
+	if got := tracked(t, host); !slices.Equal(got, want) {
+		t.Errorf("tracked are %q, want %q", got, want)
+	}
+	broken := errors.New("broken")
+	_, err := FlushFlows(host, addrs("10.1.0.2"), func() ([]netip.Addr, error) { return nil, broken })
+	if got := tracked(t, host); !errors.Is(err, broken) || !slices.Equal(got, want) {
+		t.Errorf("%v, tracked are %q: nobody could say whose they are", err, got)
 	}
 }

@@ -19,4 +19,6 @@ type sockets struct{}
 func (*sockets) close() error { return nil }
 
 // FlushFlows does nothing off Linux.
-func FlushFlows(*netns.Handle, []netip.Addr) (uint, error) { return 0, nil }
+func FlushFlows(*netns.Handle, []netip.Addr, func() ([]netip.Addr, error)) (uint, error) {
+	return 0, nil
+}

@@ -1,0 +1,105 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/sweep"
+)
+
+// inDoubt reports whether the attachment's addresses may be another container's
+// by now: an earlier DEL may have released them, or the machine was rebooted. The
+// first DEL of an attachment finds them reserved still.
+func (a *attachment) inDoubt() bool {
+	if a.attempted {
+		return false // added by this very call
+	}
+	if a.op.rebooted || a.op.damaged || a.op.rec == nil {
+		return true
+	}
+	n := a.op.rec.Find(a.IfName)
+	return a.state != record.Added || n == nil || n.Failures > 0
+}
+
+// claims are the addresses that other attachments have: those on record, and
+// those of f that host-local has reserved for another ID, which may be of another
+// program.
+func (op *operation) claims(f *footprint) ([]netip.Addr, error) {
+	recorded, err := op.inUse()
+	if err != nil {
+		return nil, err
+	}
+	reserved, err := sweep.Reserved(f.Target)
+	return append(recorded, reserved...), err
+}
+
+// sparing is a DEL as it may be run, and whether it may be run at all, where the
+// plugin would delete by a name or an address that another attachment has by
+// now. The sweep, which knows whose they are, deletes the rest.
+func (a *attachment) sparing(ctx context.Context, call chain.Call, kind PluginKind) (chain.Call, bool, error) {
+	switch {
+	case call.Verb != "DEL" || kind == PluginRegistered:
+	case call.Plugin == "firewall" && a.inDoubt():
+		err := a.withoutClaimed(&call)
+		return call, err == nil, err
+	}
+	return call, true, nil
+}
+
+// withoutClaimed takes the addresses that other attachments have out of the
+// previous result: the plugin firewall deletes the rules of whatever addresses it
+// finds there.
+func (a *attachment) withoutClaimed(call *chain.Call) error {
+	f, err := a.footprint()
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	taken := f.Addresses // no rule outlives a reboot but those that were restored, which the sweep finds
+	if !a.op.rebooted {
+		if taken, err = f.inUse(); err != nil {
+			return fmt.Errorf("who has the addresses by now: %w", err)
+		}
+	}
+	call.Stdin, err = withoutAddresses(call.Stdin, taken)
+	return err
+}
+
+// withoutAddresses is a request without the addresses in its previous result:
+//
+//	{"prevResult": {"ips": [{"address": "10.1.0.2/24"}]}}
+func withoutAddresses(request []byte, taken []netip.Addr) ([]byte, error) {
+	var outer, result map[string]json.RawMessage
+	var ips []json.RawMessage
+	if err := json.Unmarshal(request, &outer); err != nil || outer["prevResult"] == nil {
+		return request, err
+	}
+	if err := json.Unmarshal(outer["prevResult"], &result); err != nil || result["ips"] == nil {
+		return request, err
+	}
+	if err := json.Unmarshal(result["ips"], &ips); err != nil {
+		return request, err
+	}
+	kept := slices.DeleteFunc(slices.Clone(ips), func(raw json.RawMessage) bool {
+		var ip struct {
+			Address netip.Prefix `json:"address"`
+		}
+		return json.Unmarshal(raw, &ip) == nil && slices.Contains(taken, ip.Address.Addr().Unmap())
+	})
+	if len(kept) == len(ips) {
+		return request, nil
+	}
+	var err error
+	if result["ips"], err = json.Marshal(kept); err != nil {
+		return nil, err
+	}
+	if outer["prevResult"], err = json.Marshal(result); err != nil {
+		return nil, err
+	}
+	return json.Marshal(outer)
+}
