@@ -44,11 +44,7 @@ func (e *LeftoverError) Unwrap() error { return e.Err }
 func (op *operation) sweep(ctx context.Context, attachments []*attachment) error {
 	var left []string
 	var errs []error
-	leaving := map[string]bool{}
-	for _, a := range attachments {
-		leaving[a.IfName] = true
-	}
-	stay := addressesOf(op.rec, leaving)
+	stay := addressesOf(op.rec, op.leaving)
 	for _, a := range attachments {
 		l, err := a.sweep(ctx, stay)
 		left = append(left, l...)
@@ -59,6 +55,15 @@ func (op *operation) sweep(ctx context.Context, attachments []*attachment) error
 		return nil
 	}
 	return &LeftoverError{ContainerID: op.id, Left: left, Err: err}
+}
+
+// namesOf are the names of the attachments' interfaces.
+func namesOf(attachments []*attachment) map[string]bool {
+	names := make(map[string]bool, len(attachments))
+	for _, a := range attachments {
+		names[a.IfName] = true
+	}
+	return names
 }
 
 // sweepTime bounds the sweep of one attachment. Legacy iptables waits for its
@@ -170,6 +175,8 @@ func (a *attachment) footprint() (*footprint, error) {
 		}
 	}
 	f.UDP = f.UDP && !a.knownWithoutUDP()
+	f.Egress = limitsEgress(a.network.config.Plugins, a.CapabilityArgs)
+	f.OthersShaper = a.othersShaper
 	f.result(decodeResult(json.RawMessage(a.partial)))
 	var err error
 	if f.hostPorts, err = hostPorts(a.CapabilityArgs[capPortMappings]); err != nil {

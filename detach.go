@@ -118,6 +118,7 @@ func (op *operation) lockForTeardown(ctx context.Context) error {
 // the next try.
 func (op *operation) tearDown(ctx context.Context, attachments []*attachment) error {
 	ctx = op.share(ctx)
+	op.leaving = namesOf(attachments)
 	if err := op.takeCharge(attachments); err != nil {
 		return err
 	}

@@ -242,7 +242,7 @@ func (a *attachment) forcedFootprint(t CleanUpTarget) (*footprint, error) {
 	f.Thorough = true
 	f.siblings = addressesOf(a.op.rec, map[string]bool{a.IfName: true})
 	if len(a.network.config.Plugins) == 0 {
-		f.Filtered, f.UDP, f.Shaped = true, true, true
+		f.Filtered, f.UDP, f.Shaped, f.Egress = true, true, true, true
 		f.IPAMDirs = []string{filepath.Join(hostLocalDir, f.Network)}
 	}
 	held, err := sweep.Held(f.Target)

@@ -47,6 +47,9 @@ func (a *attachment) sparing(ctx context.Context, call chain.Call, kind PluginKi
 	case call.Plugin == "firewall" && a.inDoubt():
 		err := a.withoutClaimed(&call)
 		return call, err == nil, err
+	case call.Plugin == "bandwidth" && (kind == PluginExecutable || a.partial == nil):
+		run, err := a.mayUnshape(ctx)
+		return call, run, err
 	}
 	return call, true, nil
 }

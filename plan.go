@@ -40,6 +40,7 @@ type operation struct {
 	ours        bool            // the namespace was made for the container, and goes with it
 	as          string          // the ID that plugins are given, if another
 	warm        bool            // it is made ahead of time, and nobody's yet
+	leaving     map[string]bool // interfaces that are being torn down
 }
 
 // attachment is one network of an operation.

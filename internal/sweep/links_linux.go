@@ -124,16 +124,3 @@ func hostLinks(ctx context.Context, t Target) ([]Item, error) {
 	}
 	return items, errors.Join(errs...)
 }
-
-// shaper is the ifb device that the bandwidth plugin makes for egress.
-func shaper(ctx context.Context, t Target) ([]Item, error) {
-	if !t.Shaped {
-		return nil, nil
-	}
-	name := ShaperName(t.Network, t.ContainerID)
-	l, err := t.sockets.lookup(ctx, t.Host, name)
-	if l == nil || err != nil || l.Kind != "ifb" {
-		return nil, err
-	}
-	return []Item{link{ns: t.Host, where: "on the host", name: name, index: l.Index}}, nil
-}

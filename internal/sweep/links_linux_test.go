@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/refplugins"
 )
@@ -88,7 +89,7 @@ func TestTheShaperOfTheRealPlugin(t *testing.T) {
 	}
 	target := Target{Network: long, ContainerID: "c1", IfName: "eth0", Host: host}
 	wantSwept(t, target) // not shaped
-	target.Shaped, target.ContainerID = true, "c"
+	target.Shaped, target.Egress, target.ContainerID = true, true, "c"
 	wantSwept(t, target)
 	target.ContainerID = "c1"
 	wantSwept(t, target, "interface "+ShaperName(long, "c1")+" on the host")
@@ -118,6 +119,40 @@ func bandwidth(t *testing.T, network string) *libcni.NetworkConfigList {
 		t.Fatal(err)
 	}
 	return list
+}
+
+// The device of the name that several attachments share is the attachment's by
+// its result, or if nobody else may have made it.
+func TestFault_F48_TheShaperOfAnotherStays(t *testing.T) {
+	for name, c := range map[string]struct {
+		target Target
+		taken  bool
+		want   bool
+	}{
+		"reported":               {Target{Links: []Link{{MAC: mac}}}, true, true},
+		"reported otherwise":     {Target{Links: []Link{{MAC: "0a:58:0a:01:00:03"}}}, false, false},
+		"no limit":               {Target{}, false, false},
+		"killed":                 {Target{Egress: true}, false, true},
+		"killed, as another was": {Target{Egress: true}, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			host := newNetNS(t)
+			inside(t, host, func(nl *netlink.Handle) error {
+				return nl.LinkAdd(&netlink.Ifb{LinkAttrs: attrs(t, ShaperName("net", "1"), mac)})
+			})
+			target := c.target
+			target.Network, target.ContainerID, target.IfName, target.Host, target.Shaped = "ne", "t1", "eth0", host, true
+			for i := range target.Links {
+				target.Links[i].Name = ShaperName("ne", "t1")
+			}
+			target.OthersShaper = func(string, string) (bool, error) { return c.taken, nil }
+			var want []string
+			if c.want {
+				want = []string{"interface " + ShaperName("ne", "t1") + " on the host"}
+			}
+			wantSwept(t, target, want...)
+		})
+	}
 }
 
 // stubborn cannot be removed.

@@ -14,6 +14,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"net/netip"
+	"strings"
 
 	"github.com/embedcni/cni/netns"
 )
@@ -28,10 +29,16 @@ type Target struct {
 	Links     []Link       // what its result says is on the host
 	IPAMDirs  []string     // host-local's directories of the network
 	Shaped    bool         // bandwidth is among its plugins
+	Egress    bool         // bandwidth limits what the container sends, or may
 	OwnsIf    bool         // its interface was made for it, so that it may be deleted
 	Addresses []netip.Addr // of the container, as far as they are known
 	FilesOnly bool         // where its plugins ran is gone: only files are left
 	Thorough  bool         // its ADD or DEL was cut short: more addresses may be held for it
+
+	// OthersShaper reports whether another attachment has made a device of
+	// bandwidth's, by name and hardware address, or may have. It is asked only
+	// if there is one that cannot be told otherwise; nil: none has.
+	OthersShaper func(name, mac string) (bool, error)
 
 	sockets *sockets // of one Find
 }
@@ -79,8 +86,19 @@ func Remove(ctx context.Context, items []Item) error {
 // ShaperName is the bandwidth plugin's ifb device for a container on a network,
 // computed as the bandwidth plugin does: "bwp" and as much of a
 // SHA-512 as an interface name has room for. A test holds it against the plugin.
-func ShaperName(network, id string) string {
+//
+// It is not the attachment's alone: other interfaces of the container on the
+// network have the same, and so has container t1 on network "ne" as 1 on "net".
+func ShaperName(network, id string) string { return shaperName(network + id) }
+
+// OwnShaperName is the device's name where the other one is taken. No other
+// attachment has it.
+func OwnShaperName(network, id, ifName string) string {
+	return shaperName(strings.Join([]string{network, id, ifName}, "/")) // none has a slash in it
+}
+
+func shaperName(of string) string {
 	const longest = 15
-	sum := sha512.Sum512([]byte(network + id))
+	sum := sha512.Sum512([]byte(of))
 	return ("bwp" + hex.EncodeToString(sum[:]))[:longest]
 }

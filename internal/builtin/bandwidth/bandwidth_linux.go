@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -53,7 +55,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, e
 		}
 	}
 	if c.egress != (limit{}) {
-		ifb, err := done.shape(host, c.egress, sweep.ShaperName(r.Name, r.ContainerID))
+		ifb, err := done.shape(host, c.egress, names(r))
 		if err != nil {
 			return nil, fmt.Errorf("limit what comes from the container: %w", err)
 		}
@@ -64,32 +66,63 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, e
 	return result, nil
 }
 
-// Del deletes the ifb device. The queues on the veth pair go with it.
+// names are those that the ifb device can have: the reference plugin's, and
+// another where that one is taken, as by another interface of the container.
+func names(r *plugin.Request) []string {
+	return []string{
+		sweep.ShaperName(r.Name, r.ContainerID), sweep.OwnShaperName(r.Name, r.ContainerID, r.IfName),
+	}
+}
+
+// reported is the ifb device in the previous result, or nil.
+func reported(r *plugin.Request) *types100.Interface {
+	if r.PrevResult == nil {
+		return nil
+	}
+	for _, i := range r.PrevResult.Interfaces {
+		if i.Sandbox == "" && slices.Contains(names(r), i.Name) {
+			return i
+		}
+	}
+	return nil
+}
+
+// Del deletes the ifb device that the previous result has, which must have the
+// hardware address that is said there: the name may be that of a device of
+// another interface of the container. Without a result it goes by the name, if
+// there is a limit at all. The queues on the veth pair go with that.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if _, err := parse(r); err != nil {
+	c, err := parse(r)
+	if err != nil {
 		return err
+	}
+	made := reported(r)
+	if made == nil && r.PrevResult == nil && c.egress != (limit{}) {
+		made = &types100.Interface{Name: names(r)[0]}
+	}
+	if made == nil {
+		return nil
 	}
 	nl, err := links.Open(r.Host)
 	if err != nil {
 		return err
 	}
-	name := sweep.ShaperName(r.Name, r.ContainerID)
-	ifb, err := nl.LinkByName(name)
-	if err != nil || ifb.Type() != "ifb" {
+	ifb, err := nl.LinkByName(made.Name)
+	if err != nil || ifb.Type() != "ifb" || made.Mac != "" && !strings.EqualFold(made.Mac, ifb.Attrs().HardwareAddr.String()) {
 		nl.Close()
 		if err == nil || links.NotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("interface %q: %w", name, err)
+		return fmt.Errorf("interface %q: %w", made.Name, err)
 	}
 	// The socket is the task's: the request is not there any more when it runs.
 	return batch.Later(ctx, func(context.Context) error {
 		defer nl.Close()
 		if err := nl.LinkDel(ifb); err != nil && !links.NotFound(err) {
-			return fmt.Errorf("delete interface %q: %w", name, err)
+			return fmt.Errorf("delete interface %q: %w", made.Name, err)
 		}
 		return nil
 	})
@@ -115,7 +148,11 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 		}
 	}
 	if c.egress != (limit{}) {
-		if err := checkShaped(nl, host, c.egress, sweep.ShaperName(r.Name, r.ContainerID)); err != nil {
+		name := names(r)[0]
+		if made := reported(r); made != nil {
+			name = made.Name
+		}
+		if err := checkShaped(nl, host, c.egress, name); err != nil {
 			return fmt.Errorf("limit of what comes from the container: %w", err)
 		}
 	}

@@ -2,6 +2,7 @@ package bandwidth
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
@@ -146,9 +147,11 @@ func TestAddFails(t *testing.T) {
 		"another ingress queue": func(t *testing.T, h plugintest.Host, _ *plugintest.Call) {
 			plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscAdd(ingress(l)) })
 		},
-		"another ifb": func(t *testing.T, h plugintest.Host, _ *plugintest.Call) {
+		"both ifbs": func(t *testing.T, h plugintest.Host, _ *plugintest.Call) {
 			plugintest.Inside(t, h.Host, func(nl *netlink.Handle) error {
-				return nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: sweep.ShaperName("podnet", "c1")}})
+				return errors.Join(
+					nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: sweep.ShaperName("podnet", "c1")}}),
+					nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: sweep.OwnShaperName("podnet", "c1", "eth0")}}))
 			})
 		},
 	} {
@@ -199,4 +202,34 @@ func TestDel(t *testing.T) {
 
 func shaped(lines audit.Lines) bool {
 	return len(lines) != len(lines.Without(about(sweep.ShaperName("podnet", "c1"))))
+}
+
+// A device of another attachment's has the name: that one stays, and ours gets
+// another name.
+func TestFault_F48_ADeviceOfThatNameIsLeftAlone(t *testing.T) {
+	h := plugintest.NewHost(t)
+	side, c := ours(h), callFor(h, `"egressRate": 8000000, "egressBurst": 8000000`)
+	other := sweep.ShaperName("podnet", "c1")
+	plugintest.Inside(t, h.Host, func(nl *netlink.Handle) error {
+		return nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: other}})
+	})
+	index := plugintest.Link(t, h.Host, other).Attrs().Index
+	c.Prev = side.Must(t, "ADD", c)
+	side.Must(t, "CHECK", c)
+	own := sweep.OwnShaperName("podnet", "c1", "eth0")
+	plugintest.Link(t, h.Host, own)
+	side.Must(t, "DEL", c)
+	if lines := plugintest.Audit(t, h.Host); len(lines) != len(lines.Without(about(own))) {
+		t.Errorf("%s is there after DEL", own)
+	}
+	for name, config := range map[string]string{"unshaped": `"ingressRate": 8, "ingressBurst": 8`, "no limit": `"x": 1`} {
+		d := callFor(h, config)
+		d.IfName = "eth1"
+		side.Must(t, "DEL", d)
+		d.Prev = nil
+		side.Must(t, "DEL", d)
+		if plugintest.Link(t, h.Host, other).Attrs().Index != index {
+			t.Errorf("%s: another %s", name, other)
+		}
+	}
 }

@@ -79,14 +79,22 @@ func (c *change) revert() error {
 	return errors.Join(errs...)
 }
 
-// shape makes the ifb device and sends it what the host's end receives.
-func (c *change) shape(host netlink.Link, l limit, name string) (netlink.Link, error) {
-	err := c.nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{
-		Name: name, MTU: host.Attrs().MTU, Flags: net.FlagUp,
-	}})
+// shape makes the ifb device, by the first of the names that is free, and sends
+// it what the host's end receives.
+func (c *change) shape(host netlink.Link, l limit, names []string) (netlink.Link, error) {
+	var name string
+	var err error
+	for _, name = range names {
+		err = c.nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{
+			Name: name, MTU: host.Attrs().MTU, Flags: net.FlagUp,
+		}})
+		if !errors.Is(err, unix.EEXIST) {
+			break
+		}
+	}
 	if errors.Is(err, unix.EEXIST) {
-		return nil, fmt.Errorf("interface %q, which is named after the network and the container, is there already: "+
-			"another interface of the container is on this network, or an earlier one was not deleted: %w", name, err)
+		return nil, fmt.Errorf("interface %q, which is named after this interface of the container, is there already: "+
+			"an earlier one was not deleted: %w", name, err)
 	}
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, fmt.Errorf("egressRate needs an interface of type ifb, which this kernel does not have (CONFIG_IFB): %w", err)
