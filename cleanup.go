@@ -177,6 +177,7 @@ func (a *attachment) footprint() (*footprint, error) {
 	f.UDP = f.UDP && !a.knownWithoutUDP()
 	f.Egress = limitsEgress(a.network.config.Plugins, a.CapabilityArgs)
 	f.OthersShaper = a.othersShaper
+	a.aim(&f.Target)
 	f.result(decodeResult(json.RawMessage(a.partial)))
 	var err error
 	if f.hostPorts, err = hostPorts(a.CapabilityArgs[capPortMappings]); err != nil {
@@ -320,7 +321,8 @@ func swept(plugin string) bool {
 // sweptAll tells whether that is so of all these types.
 func sweptAll(attachments []*attachment, types []string) bool {
 	for _, typ := range types {
-		if !swept(typ) || slices.ContainsFunc(attachments, func(a *attachment) bool { return a.isCallers(typ) }) {
+		if !swept(typ) && !(typ == "host-device" && knowsDevices(attachments)) ||
+			slices.ContainsFunc(attachments, func(a *attachment) bool { return a.isCallers(typ) }) {
 			return false
 		}
 	}

@@ -185,6 +185,9 @@ func (op *operation) takeCharge(attachments []*attachment) error {
 // of all.
 func (op *operation) detach(ctx context.Context, attachments []*attachment) error {
 	var errs []error
+	for _, a := range attachments {
+		a.restoreDevice()
+	}
 	for _, a := range slices.Backward(attachments) {
 		err := a.chain().Del(batched(ctx), &a.Attachment, a.partial)
 		errs = append(errs, a.withoutMissing(a.errors("DEL", err)))

@@ -400,6 +400,7 @@ func (op *operation) erase() error {
 // the next Remove, Recover or GC.
 func (op *operation) keep(attachments []*attachment, why error) {
 	for _, a := range attachments {
+		a.settle()
 		if err := a.note(record.Entry{Error: why.Error()}); err != nil {
 			op.logger.Error("note a failure in the record", "container", op.id, "error", err)
 		}

@@ -56,6 +56,7 @@ type attachment struct {
 	part      chain.Part    // which plugins the ADD is for; zero: all
 	facts     facts         // what built-in plugins have noted
 	kinds     kinds         // which plugins run, or ran; none if no record says so
+	lost      bool          // the interface was not in the container before its DEL
 }
 
 // begin validates everything, and finds out where the plugins will run. It must

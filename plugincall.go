@@ -46,7 +46,9 @@ func (a *attachment) runOne(ctx context.Context, call chain.Call, p provider, er
 		}
 		inner, rerr := a.op.awaitRecord(ctx, call.Verb, call.Plugin, p)
 		if err = rerr; err == nil {
-			out, err = a.execute(inner, call, p)
+			if out, err = a.execute(inner, call, p); err == nil {
+				a.noteDevice(call, p.kind)
+			}
 		}
 	}
 	perr := pluginError(a, call, p.kind, out, err)

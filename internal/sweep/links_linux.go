@@ -93,8 +93,12 @@ func (s *sockets) lookup(ctx context.Context, ns *netns.Handle, name string) (*l
 	return &l, nil
 }
 
-// containerLink is the attachment's interface in a namespace that lives on.
+// containerLink is the attachment's interface in a namespace that lives on. By
+// its name alone it is found only if nothing else is known of it.
 func containerLink(ctx context.Context, t Target) ([]Item, error) {
+	if t.Device != nil {
+		return t.device()
+	}
 	if t.Container == nil || !t.OwnsIf || t.IfName == "lo" {
 		return nil, nil
 	}

@@ -40,6 +40,15 @@ type Target struct {
 	// if there is one that cannot be told otherwise; nil: none has.
 	OthersShaper func(name, mac string) (bool, error)
 
+	// Device is the attachment's interface, nil if that is not known. Others are
+	// the indexes that those of the container's other attachments have. Lost has
+	// it looked for in the namespaces of all processes, where it is not in the
+	// container: only if it cannot be another container's by now.
+	Device *Device
+	Others []int
+	Lost   bool
+
+	missing bool     // the device exists, and is not on the host
 	sockets *sockets // of one Find
 }
 

@@ -17,6 +17,13 @@ func shaper(context.Context, Target) ([]Item, error)        { return nil, nil }
 // NotItsShaper knows of none off Linux.
 func NotItsShaper(context.Context, Target) (bool, error) { return false, nil }
 
+// Identify, Restore and Settled are not for other systems.
+func Identify(_, _ *netns.Handle, _ string) (*Device, error) { return nil, netns.ErrNotSupported }
+func (*Device) Restore(*netns.Handle, string, []int, bool) (bool, error) {
+	return false, netns.ErrNotSupported
+}
+func Settled(Target) (bool, error) { return false, netns.ErrNotSupported }
+
 type sockets struct{}
 
 func (*sockets) close() error { return nil }

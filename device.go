@@ -1,0 +1,145 @@
+package cni
+
+import (
+	"encoding/json"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/sweep"
+)
+
+// deviceFact is the key of the note that says which interface is the
+// attachment's, a [sweep.Device].
+const deviceFact = "interface"
+
+// identifies reports whether the interface is to be told from others by more than
+// its name. The host's end of a veth pair is known by the result; these have
+// nothing on the host.
+func identifies(typ string) bool {
+	switch typ {
+	case "host-device", "macvlan", "ipvlan", "vlan":
+		return true
+	}
+	return false
+}
+
+// noteDevice notes which interface an ADD has made, or moved into the container,
+// before anything in there can rename it. Without the note it is found by name.
+func (a *attachment) noteDevice(call chain.Call, kind PluginKind) {
+	if call.Verb != "ADD" || call.Plugin != a.network.config.Plugins[0].Network.Type || !identifies(call.Plugin) ||
+		kind == PluginRegistered || a.inside() == nil || a.op.host.handle() == nil {
+		return
+	}
+	d, err := sweep.Identify(a.op.host.handle(), a.inside(), a.IfName)
+	if err == nil {
+		if call.Plugin != "host-device" {
+			d.HostName = ""
+		}
+		err = a.Note(deviceFact, d)
+	}
+	if err != nil {
+		a.op.logger.Debug("the interface is known by its name alone", "container", a.op.id, "interface", a.IfName, "error", err)
+	}
+}
+
+// device is the attachment's interface, nil if that was not noted, or if there is
+// none any more: after a reboot the host has its devices back.
+func (a *attachment) device() *sweep.Device {
+	if a.op.rebooted {
+		return nil
+	}
+	return deviceIn(a.Fact(deviceFact))
+}
+
+func deviceIn(fact json.RawMessage) *sweep.Device {
+	d := &sweep.Device{}
+	if fact == nil || json.Unmarshal(fact, d) != nil {
+		return nil
+	}
+	return d
+}
+
+// siblingDevices are the indexes that the container's other interfaces have.
+func (a *attachment) siblingDevices() []int {
+	var all []int
+	if a.op.rec == nil {
+		return nil
+	}
+	for _, n := range a.op.rec.Networks {
+		d := deviceIn(n.Facts[deviceFact])
+		if d != nil && n.IfName != a.IfName && n.State != record.Deleted {
+			all = append(all, d.Index)
+		}
+	}
+	return all
+}
+
+// restoreDevice undoes a renaming by the container before plugins look for its
+// interface by name. What cannot be undone is left to the sweep.
+func (a *attachment) restoreDevice() {
+	d := a.device()
+	if d == nil || d.Settled {
+		return
+	}
+	a.lost = true
+	if a.inside() == nil {
+		return
+	}
+	found, err := d.Restore(a.inside(), a.IfName, a.siblingDevices(), d.HostName != "" && !a.inDoubt())
+	if err != nil {
+		a.op.logger.Warn("an interface that the container has renamed does not get its name back",
+			"container", a.op.id, "interface", a.IfName, "error", err)
+	}
+	a.lost = !found
+	if a.lost && !a.inDoubt() {
+		a.op.logger.Warn("the interface is not in the container", "container", a.op.id, "interface", a.IfName)
+	}
+}
+
+// aim tells the sweep which interface is the attachment's.
+func (a *attachment) aim(t *sweep.Target) {
+	d := a.device()
+	switch {
+	case d == nil:
+	case d.Settled:
+		t.OwnsIf = false
+	default:
+		t.Device, t.Others = d, a.siblingDevices()
+		// Once a DEL was begun, it may be back on the host, and lent to another
+		// container, or another one may have what it had.
+		t.Lost = a.lost && !a.inDoubt()
+	}
+}
+
+// settle notes that the interface is gone, or back on the host, where the rest of
+// the attachment is not: nothing that is like it is to be taken for it again.
+func (a *attachment) settle() {
+	f, err := a.footprint()
+	if err != nil {
+		return
+	}
+	defer f.close()
+	if f.Device == nil {
+		return
+	}
+	done, err := sweep.Settled(f.Target)
+	if done && err == nil {
+		settled := *f.Device
+		settled.Settled = true
+		err = a.Note(deviceFact, settled)
+	}
+	if err != nil {
+		a.op.logger.Warn("note that an interface is gone", "container", a.op.id, "interface", a.IfName, "error", err)
+	}
+}
+
+// knowsDevices reports whether each interface that host-device has moved is
+// known, so that the sweep finds it wherever it is.
+func knowsDevices(attachments []*attachment) bool {
+	for _, a := range attachments {
+		if a.network.config.Plugins[0].Network.Type == "host-device" && (a.device() == nil || a.device().HostName == "") {
+			return false
+		}
+	}
+	return true
+}

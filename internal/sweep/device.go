@@ -1,0 +1,18 @@
+package sweep
+
+// Device identifies an attachment's interface by what a container's root cannot
+// forge. It is noted when the interface has been made, or moved in.
+type Device struct {
+	Index    int    `json:"index"`              // in the container
+	Kind     string `json:"kind"`               // "macvlan", "veth"; "device" for hardware
+	MAC      string `json:"mac,omitempty"`      // at the beginning
+	Parent   int    `json:"parent,omitempty"`   // of the interface below, or at the other end
+	OnHost   bool   `json:"onHost,omitempty"`   // Parent is an index of the host's
+	PermMAC  string `json:"permMAC,omitempty"`  // of hardware
+	Bus      string `json:"bus,omitempty"`      // that hardware is on: "pci"
+	Dev      string `json:"dev,omitempty"`      // and its name there: "0000:00:1f.6"
+	HostName string `json:"hostName,omitempty"` // what the host, which it goes back to, calls it
+
+	// Settled: it is gone, or back on the host. What is like it now is another's.
+	Settled bool `json:"settled,omitempty"`
+}

@@ -1,0 +1,370 @@
+package sweep
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
+)
+
+// Identify returns what identifies a container's interface. HostName is its
+// alias, where host-device keeps it.
+func Identify(host, container *netns.Handle, name string) (*Device, error) {
+	nl, err := links.Open(container)
+	if err != nil {
+		return nil, err
+	}
+	defer nl.Close()
+	l, err := nl.LinkByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("interface %q: %w", name, err)
+	}
+	a := l.Attrs()
+	return &Device{
+		Index: a.Index, Kind: l.Type(), MAC: a.HardwareAddr.String(),
+		Parent: a.ParentIndex, OnHost: a.NetNsID >= 0 && a.NetNsID == numberOf(nl, host),
+		PermMAC: a.PermHWAddr.String(), Bus: a.ParentDevBus, Dev: a.ParentDev, HostName: a.Alias,
+	}, nil
+}
+
+// numberOf is the number that a namespace has in that of the socket; negative if
+// no interface there leads to it.
+func numberOf(nl *netlink.Handle, ns *netns.Handle) int {
+	n, err := nl.GetNetNsIdByFd(int(ns.File().Fd()))
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// physical reports whether the device has an identity that no namespace and
+// nobody's root can change.
+func (d *Device) physical() bool { return d.PermMAC != "" || d.Dev != "" }
+
+// isThe reports whether an interface is the physical device, wherever it is.
+func (d *Device) isThe(l netlink.Link) bool {
+	a := l.Attrs()
+	return d.physical() && l.Type() == d.Kind &&
+		a.PermHWAddr.String() == d.PermMAC && a.ParentDev == d.Dev && a.ParentDevBus == d.Bus
+}
+
+// in is the device in its container, or nil. Name, alias and hardware address are
+// the container's to change, and its index may, where it leaves and comes back.
+// Interfaces by the indexes in others are of other attachments.
+func (d *Device) in(all []netlink.Link, others []int) netlink.Link {
+	var like []netlink.Link
+	for _, l := range all {
+		a := l.Attrs()
+		same := l.Type() == d.Kind && a.ParentIndex == d.Parent && (!d.physical() || d.isThe(l))
+		switch {
+		case !same:
+		case a.Index == d.Index, d.physical():
+			return l
+		case d.OnHost && a.NetNsID >= 0 && !slices.Contains(others, a.Index):
+			like = append(like, l)
+		}
+	}
+	if len(like) != 1 {
+		return nil
+	}
+	return like[0]
+}
+
+// outside is the device in a namespace that is not its container's, or nil. There
+// it must be told from those of other containers: by what is physical, by the
+// other end of the pair, or, for a macvlan, by its hardware address, which no two
+// on one parent have. host is the number that the host's namespace has there.
+func (d *Device) outside(all []netlink.Link, host int) netlink.Link {
+	i := slices.IndexFunc(all, func(l netlink.Link) bool {
+		a := l.Attrs()
+		if d.physical() {
+			return d.isThe(l)
+		}
+		return l.Type() == d.Kind && d.OnHost && host >= 0 && a.NetNsID == host && a.ParentIndex == d.Parent &&
+			(d.Kind == "veth" || d.Kind == "macvlan" && a.HardwareAddr.String() == d.MAC)
+	})
+	if i < 0 {
+		return nil
+	}
+	return all[i]
+}
+
+// Restore gives the device its name in the container back, and the alias that
+// host-device goes by, before plugins look for it there. Another interface of
+// that name gets another name. So does one where the device is not in the
+// container, if it is known to be replaced. Found says whether it is there.
+func (d *Device) Restore(container *netns.Handle, name string, others []int, replaced bool) (found bool, err error) {
+	nl, err := links.Open(container)
+	if err != nil {
+		return false, err
+	}
+	defer nl.Close()
+	named, err := nl.LinkByName(name)
+	if err != nil && !links.NotFound(err) {
+		return false, err
+	}
+	own := named
+	if named == nil || named.Attrs().Index != d.Index || d.in([]netlink.Link{named}, nil) == nil {
+		all, err := nl.LinkList()
+		if err != nil {
+			return false, err
+		}
+		own = d.in(all, others)
+	}
+	if named != nil && (own == nil && replaced || own != nil && own.Attrs().Index != named.Attrs().Index) {
+		if err := rename(nl, named, fmt.Sprintf("cni-%d", named.Attrs().Index)); err != nil {
+			return own != nil, err
+		}
+	}
+	if own == nil {
+		return false, nil
+	}
+	if own.Attrs().Name != name {
+		err = rename(nl, own, name)
+	}
+	if d.HostName != "" && own.Attrs().Alias != d.HostName {
+		err = errors.Join(err, nl.LinkSetAlias(own, d.HostName))
+	}
+	return true, err
+}
+
+// rename renames an interface, which before Linux 6.2 must be down for that.
+func rename(nl *netlink.Handle, l netlink.Link, name string) error {
+	err := nl.LinkSetName(l, name)
+	if errors.Is(err, unix.EBUSY) {
+		if err = nl.LinkSetDown(l); err == nil {
+			err = errors.Join(nl.LinkSetName(l, name), nl.LinkSetUp(l))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("rename interface %q to %q: %w", l.Attrs().Name, name, err)
+	}
+	return nil
+}
+
+// device finds the attachment's interface where a plugin has left it: in the
+// container, elsewhere, or on the host under another name.
+func (t *Target) device() ([]Item, error) {
+	d := t.Device
+	var all []netlink.Link
+	if t.Container != nil {
+		if err := list(t.Container, func(_ *netlink.Handle, found []netlink.Link) { all = found }); err != nil {
+			return nil, err
+		}
+	}
+	if l := d.in(all, t.Others); l != nil {
+		return []Item{t.leaves(t.Container, "in the container", l)}, nil
+	}
+	if d.HostName != "" {
+		item, err := t.onHost()
+		if item != nil || err != nil || !t.missing {
+			return listOf(item), err
+		}
+	}
+	if !t.Lost {
+		return t.missed(), nil
+	}
+	item, err := t.elsewhere()
+	if item == nil && err == nil {
+		return t.missed(), nil
+	}
+	return listOf(item), err
+}
+
+func listOf(item Item) []Item {
+	if item == nil {
+		return nil
+	}
+	return []Item{item}
+}
+
+// leaves is what is to be done with the device where it is.
+func (t *Target) leaves(ns *netns.Handle, where string, l netlink.Link) Item {
+	found := link{ns: ns, where: where, name: l.Attrs().Name, index: l.Attrs().Index}
+	if t.Device.HostName == "" {
+		return found
+	}
+	return lent{link: found, host: t.Host, to: t.Device.HostName}
+}
+
+// onHost is the device if it is on the host under another name, as the kernel
+// leaves a physical one when its namespace goes. It notes whether it is missing:
+// whether it exists, and is not there.
+func (t *Target) onHost() (Item, error) {
+	d := t.Device
+	t.missing = false
+	if !d.physical() && (d.Kind != "veth" || !d.OnHost) {
+		return nil, nil // nobody can tell
+	}
+	nl, err := links.Open(t.Host)
+	if err != nil {
+		return nil, err
+	}
+	defer nl.Close()
+	if l, err := nl.LinkByName(d.HostName); err == nil && d.isBack(l) {
+		return nil, nil
+	}
+	all, err := nl.LinkList()
+	if err != nil {
+		return nil, err
+	}
+	if i := slices.IndexFunc(all, d.isBack); i >= 0 {
+		return t.leaves(t.Host, "on the host", all[i]), nil
+	}
+	if t.missing = d.onBus(); !d.physical() {
+		t.missing = slices.ContainsFunc(all, func(l netlink.Link) bool { return l.Attrs().Index == d.Parent && l.Type() == "veth" })
+	}
+	return nil, nil
+}
+
+// isBack reports whether an interface of the host is the device.
+func (d *Device) isBack(l netlink.Link) bool {
+	if d.physical() {
+		return d.isThe(l)
+	}
+	a := l.Attrs()
+	return l.Type() == d.Kind && a.ParentIndex == d.Parent && a.NetNsID < 0
+}
+
+// onBus reports whether the bus still has the device, unless it is known by its
+// address alone. Who has pulled a card out does not want its interface back.
+func (d *Device) onBus() bool {
+	if d.Bus == "" || d.Dev == "" {
+		return true
+	}
+	_, err := os.Stat(filepath.Join("/sys/bus", d.Bus, "devices", d.Dev))
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// missed is the device that is not where it should be, if it is known to exist.
+func (t *Target) missed() []Item {
+	if !t.missing {
+		return nil
+	}
+	return []Item{missing{t.Device, t.IfName}}
+}
+
+// elsewhere looks for the device in the namespaces of all processes that can be
+// seen: a container's root may have moved it into one of its own.
+func (t *Target) elsewhere() (Item, error) {
+	paths, err := filepath.Glob("/proc/[0-9]*/ns/net")
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	for _, path := range paths {
+		name, err := os.Readlink(path)
+		if err != nil || seen[name] {
+			continue // the process has ended, or its namespace has been looked into
+		}
+		seen[name] = true
+		ns, err := netns.Open(path)
+		if err != nil {
+			continue
+		}
+		if ns.ID() != t.Host.ID() && (t.Container == nil || ns.ID() != t.Container.ID()) {
+			if item := t.within(ns); item != nil {
+				return item, nil // which needs the namespace, for as long as it is there itself
+			}
+		}
+		_ = ns.Close() // was only looked into
+	}
+	return nil, nil
+}
+
+func (t *Target) within(ns *netns.Handle) Item {
+	var own netlink.Link
+	err := list(ns, func(nl *netlink.Handle, all []netlink.Link) {
+		own = t.Device.outside(all, numberOf(nl, t.Host))
+	})
+	if err != nil || own == nil {
+		return nil
+	}
+	return t.leaves(ns, "in the network namespace "+ns.ID().String(), own)
+}
+
+// Settled reports whether the device is where it belongs: gone, or on the host.
+func Settled(t Target) (bool, error) {
+	items, err := t.device()
+	return len(items) == 0, err
+}
+
+// list calls f with the interfaces of a namespace.
+func list(ns *netns.Handle, f func(*netlink.Handle, []netlink.Link)) error {
+	nl, err := links.Open(ns)
+	if err != nil {
+		return err
+	}
+	defer nl.Close()
+	all, err := nl.LinkList()
+	if err == nil {
+		f(nl, all)
+	}
+	return err
+}
+
+// lent is an interface of the host's that is to go back there, under its name.
+type lent struct {
+	link
+	host *netns.Handle
+	to   string
+}
+
+func (l lent) String() string {
+	return fmt.Sprintf("interface %s of the host, as %s %s", l.to, l.name, l.where)
+}
+
+func (l lent) Remove() error {
+	if l.ns == l.host {
+		return in(l.ns, unix.NETLINK_ROUTE, func(nl *netlink.Handle) error {
+			own, err := nl.LinkByIndex(l.index)
+			if links.NotFound(err) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			return errors.Join(nl.LinkSetDown(own), nl.LinkSetName(own, l.to), nl.LinkSetAlias(own, ""))
+		})
+	}
+	conn, err := links.Dial(l.ns)
+	if err != nil {
+		return err
+	}
+	err = conn.Move(l.index, l.host, links.Move{Name: l.to})
+	if isGone(err) {
+		err = nil
+	}
+	if err != nil {
+		err = fmt.Errorf("give %s back: %w", l, err)
+	}
+	return errors.Join(err, conn.Close())
+}
+
+// missing is an interface of the host's that exists, and is in none of the
+// namespaces where it was looked for.
+type missing struct {
+	*Device
+	ifName string
+}
+
+func (m missing) String() string {
+	s := fmt.Sprintf("interface %s of the host, which is neither there nor in the container as %s", m.HostName, m.ifName)
+	if id := strings.TrimSpace(strings.Join([]string{m.Bus, m.Dev, m.PermMAC}, " ")); id != "" {
+		s += " (" + id + ")"
+	}
+	return s
+}
+
+func (m missing) Remove() error {
+	return fmt.Errorf("%s: it may be in a network namespace that the container has made: end its processes and remove it again", m)
+}
