@@ -108,7 +108,29 @@ func (a *attachment) aim(t *sweep.Target) {
 		// Once a DEL was begun, it may be back on the host, and lent to another
 		// container, or another one may have what it had.
 		t.Lost = a.lost && !a.inDoubt()
+		t.LentAgain = func() (bool, error) { return a.lentAgain(d) }
 	}
+}
+
+// lentAgain reports whether another attachment on record has a device.
+func (a *attachment) lentAgain(d *sweep.Device) (bool, error) {
+	found, err := a.op.records.List()
+	if err != nil {
+		return false, err
+	}
+	for _, f := range found {
+		if id := f.Record.ContainerID; id != a.op.id && id == a.op.pluginID() {
+			continue // this container, made ahead of time
+		}
+		for _, n := range f.Record.Networks {
+			other := deviceIn(n.Facts[deviceFact])
+			own := f.Record.ContainerID == a.op.id && n.IfName == a.IfName
+			if !own && n.State != record.Deleted && other != nil && !other.Settled && other.Same(d) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
 }
 
 // settle notes that the interface is gone, or back on the host, where the rest of

@@ -12,6 +12,8 @@ import (
 	vnetns "github.com/vishvananda/netns"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -180,5 +182,56 @@ func TestFault_F47_AnInterfaceThatIsNotBackIsReported(t *testing.T) {
 			wantNil(t, r.Remove(t.Context(), "c1", path))
 			h.wantClean(before)
 		})
+	}
+}
+
+// The kernel gives a physical device back to the host under the name that it had
+// in the container.
+func TestFault_F47_AnInterfaceThatIsBackByAnotherNameGetsItsOwn(t *testing.T) {
+	for kind, opt := range kindsOf() {
+		t.Run(kind, func(t *testing.T) {
+			h, c := newRealHost(t), deviceCases()["host-device"]
+			c.prepare(h)
+			r := h.mixed(opt, cni.WithConfListBytes(c.conf("podnet", "1.0.0", h.path("ipam"))))
+			path := h.container("c1")
+			before := h.audit()
+			h.mustSetup(r, "c1", path)
+			h.moveOn(path, "eth0", h.path("netns", "host"))
+			wantNil(t, r.Remove(t.Context(), "c1", path))
+			h.wantClean(before)
+		})
+	}
+}
+
+// The interface is back after a Remove that did not get to its end, and another
+// container has it now, when the first one is removed again.
+func TestFault_F47_ARetriedDelLeavesAnInterfaceThatIsLentAgain(t *testing.T) {
+	for kind, opt := range kindsOf() {
+		for name, forget := range map[string]bool{"after a failure": false, "after a kill": true} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				h := newRealHost(t)
+				h.vethPair("up0", "up1")
+				script := h.plugin(scripted.Script{Verbs: map[string]scripted.Action{"DEL": says(5, "stuck")}}, "stuck")
+				c := realCase{plugins: []string{`{"type": "host-device", "device": "up0"}`, `{"type": "stuck", "script": "` + script + `"}`}}
+				r := h.mixed(opt, cni.WithConfListBytes(c.conf("podnet", "1.0.0", h.path("ipam"))))
+				path, other := h.container("c1"), h.container("c2")
+				h.mustSetup(r, "c1", path)
+				if err := r.Remove(t.Context(), "c1", path); err == nil {
+					t.Fatal("Remove succeeded, though a plugin failed")
+				}
+				if forget {
+					h.changeRecord("c1", func(rec *record.Record) {
+						fact := strings.Replace(string(rec.Networks[0].Facts["interface"]), `,"settled":true`, "", 1)
+						rec.Networks[0].Facts["interface"] = []byte(fact)
+					})
+				}
+				h.plugin(scripted.Script{}, "stuck")
+				h.mustSetup(r, "c2", other)
+				wantNil(t, r.Remove(t.Context(), "c1", path))
+				wantSame(t, "interfaces of c2", h.linksOf(other), []string{"eth0"})
+				wantNil(t, r.Remove(t.Context(), "c2", other))
+				wantSame(t, "interfaces of the host", h.linksOf(h.path("netns", "host")), []string{"up1", "up0"})
+			})
+		}
 	}
 }

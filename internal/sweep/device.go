@@ -16,3 +16,11 @@ type Device struct {
 	// Settled: it is gone, or back on the host. What is like it now is another's.
 	Settled bool `json:"settled,omitempty"`
 }
+
+// Same reports whether both are one interface of the host's.
+func (d *Device) Same(o *Device) bool {
+	if d.PermMAC != "" || d.Dev != "" {
+		return d.Kind == o.Kind && d.PermMAC == o.PermMAC && d.Bus == o.Bus && d.Dev == o.Dev
+	}
+	return d.Kind == o.Kind && d.HostName == o.HostName && d.OnHost && o.OnHost && d.Parent == o.Parent
+}

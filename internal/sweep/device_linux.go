@@ -170,14 +170,12 @@ func (t *Target) device() ([]Item, error) {
 			return listOf(item), err
 		}
 	}
-	if !t.Lost {
-		return t.missed(), nil
+	if t.Lost {
+		if item, err := t.elsewhere(); item != nil || err != nil {
+			return listOf(item), err
+		}
 	}
-	item, err := t.elsewhere()
-	if item == nil && err == nil {
-		return t.missed(), nil
-	}
-	return listOf(item), err
+	return t.missed()
 }
 
 func listOf(item Item) []Item {
@@ -245,12 +243,20 @@ func (d *Device) onBus() bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// missed is the device that is not where it should be, if it is known to exist.
-func (t *Target) missed() []Item {
+// missed is the device that is not where it should be, if it is known to exist
+// and another attachment has not been lent it since.
+func (t *Target) missed() ([]Item, error) {
 	if !t.missing {
-		return nil
+		return nil, nil
 	}
-	return []Item{missing{t.Device, t.IfName}}
+	lent, err := false, error(nil)
+	if t.LentAgain != nil {
+		lent, err = t.LentAgain()
+	}
+	if lent || err != nil {
+		return nil, err
+	}
+	return []Item{missing{t.Device, t.IfName}}, nil
 }
 
 // elsewhere looks for the device in the namespaces of all processes that can be

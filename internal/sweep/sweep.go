@@ -47,6 +47,9 @@ type Target struct {
 	Device *Device
 	Others []int
 	Lost   bool
+	// LentAgain reports whether another attachment has the device by now. It is
+	// asked only if the device is missing; nil: none has.
+	LentAgain func() (bool, error)
 
 	missing bool     // the device exists, and is not on the host
 	sockets *sockets // of one Find
