@@ -177,6 +177,7 @@ func (a *attachment) footprint() (*footprint, error) {
 	f.UDP = f.UDP && !a.knownWithoutUDP()
 	f.Egress = limitsEgress(a.network.config.Plugins, a.CapabilityArgs)
 	f.OthersShaper = a.othersShaper
+	a.aimBackups(f)
 	a.aim(&f.Target)
 	f.result(decodeResult(json.RawMessage(a.partial)))
 	var err error

@@ -10,6 +10,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/embedcni/cni/internal/builtin/tuning"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/record"
@@ -239,11 +240,12 @@ func (a *attachment) forcedFootprint(t CleanUpTarget) (*footprint, error) {
 	if err != nil {
 		return nil, err
 	}
-	f.Thorough = true
+	f.Thorough, f.GiveUp = true, true
 	f.siblings = addressesOf(a.op.rec, map[string]bool{a.IfName: true})
 	if len(a.network.config.Plugins) == 0 {
 		f.Filtered, f.UDP, f.Shaped, f.Egress = true, true, true, true
 		f.IPAMDirs = []string{filepath.Join(hostLocalDir, f.Network)}
+		f.Backups = []string{tuning.File(nil, a.ContainerID, a.IfName)}
 	}
 	held, err := sweep.Held(f.Target)
 	if err != nil {

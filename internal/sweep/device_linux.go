@@ -50,6 +50,10 @@ func numberOf(nl *netlink.Handle, ns *netns.Handle) int {
 // nobody's root can change.
 func (d *Device) physical() bool { return d.PermMAC != "" || d.Dev != "" }
 
+// traceable reports whether the device can be told from all others outside of its
+// container too.
+func (d *Device) traceable() bool { return d.physical() || d.Kind == "veth" && d.OnHost }
+
 // isThe reports whether an interface is the physical device, wherever it is.
 func (d *Device) isThe(l netlink.Link) bool {
 	a := l.Attrs()
@@ -200,8 +204,8 @@ func (t *Target) leaves(ns *netns.Handle, where string, l netlink.Link) Item {
 func (t *Target) onHost() (Item, error) {
 	d := t.Device
 	t.missing = false
-	if !d.physical() && (d.Kind != "veth" || !d.OnHost) {
-		return nil, nil // nobody can tell
+	if !d.traceable() {
+		return nil, nil
 	}
 	nl, err := links.Open(t.Host)
 	if err != nil {

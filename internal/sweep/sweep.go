@@ -51,6 +51,14 @@ type Target struct {
 	// asked only if the device is missing; nil: none has.
 	LentAgain func() (bool, error)
 
+	// Backups are files in which the plugin tuning keeps what the interface had
+	// before. HostName is what the host calls the interface that host-device has
+	// moved, by the configuration; empty if there is none, or none that is named.
+	Backups  []string
+	Dies     bool // the interface goes with the attachment, so there is nothing to put back
+	HostName string
+	GiveUp   bool // delete a backup that cannot be put back too
+
 	missing bool     // the device exists, and is not on the host
 	sockets *sockets // of one Find
 }
@@ -72,7 +80,7 @@ func Find(ctx context.Context, t Target) ([]Item, error) {
 		return held(ctx, t)
 	}
 	t.sockets = &sockets{}
-	for _, find := range []func(context.Context, Target) ([]Item, error){containerLink, hostLinks, shaper, held} {
+	for _, find := range []func(context.Context, Target) ([]Item, error){containerLink, hostLinks, shaper, tuned, held} {
 		found, err := find(ctx, t)
 		items = append(items, found...)
 		errs = append(errs, err)

@@ -14,6 +14,8 @@ func containerLink(context.Context, Target) ([]Item, error) { return nil, nil }
 func hostLinks(context.Context, Target) ([]Item, error)     { return nil, nil }
 func shaper(context.Context, Target) ([]Item, error)        { return nil, nil }
 
+func tuned(context.Context, Target) ([]Item, error) { return nil, nil }
+
 // NotItsShaper knows of none off Linux.
 func NotItsShaper(context.Context, Target) (bool, error) { return false, nil }
 

@@ -98,7 +98,27 @@ func loadBackup(file string) (b backup, found bool, err error) {
 	return b, true, nil
 }
 
-func removeBackup(file string) error {
+// File is where an attachment's backup is, by the configuration of the plugin, of
+// which nothing else need be valid.
+func File(config []byte, id, ifName string) string {
+	var n struct {
+		DataDir string `json:"dataDir"`
+	}
+	if json.Unmarshal(config, &n) != nil || n.DataDir == "" {
+		n.DataDir = defaultDataDir
+	}
+	return backupFile(n.DataDir, id, ifName)
+}
+
+// Pending reports whether there is a backup, or the beginning of one.
+func Pending(file string) bool {
+	_, err := os.Lstat(file)
+	_, begun := os.Lstat(unfinished(file))
+	return !errors.Is(err, fs.ErrNotExist) || !errors.Is(begun, fs.ErrNotExist)
+}
+
+// Discard deletes a backup.
+func Discard(file string) error {
 	return errors.Join(remove(unfinished(file)), remove(file))
 }
 

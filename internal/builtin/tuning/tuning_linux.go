@@ -66,9 +66,9 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, e
 	return result, nil
 }
 
-// Del puts back what the interface had, if there still is one. It fails once
-// at most: what could not be put back then is not tried again, so that the
-// plugins behind this one get their turn.
+// Del puts back what the interface had. Where it cannot, as there is no such
+// interface in the container, or not all of it, the file stays: the runtime's
+// sweep tries again where it finds the interface by then.
 func (p Plugin) Del(ctx context.Context, r *plugin.Request) (err error) {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -80,12 +80,7 @@ func (p Plugin) Del(ctx context.Context, r *plugin.Request) (err error) {
 		return err
 	}
 	file := backupFile(dir, r.ContainerID, r.IfName)
-	b, found, err := loadBackup(file)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, removeBackup(file)) }()
-	if !found || r.Container == nil {
+	if !Pending(file) || r.Container == nil {
 		return nil
 	}
 	nl, link, err := find(r)
@@ -96,10 +91,21 @@ func (p Plugin) Del(ctx context.Context, r *plugin.Request) (err error) {
 		return err
 	}
 	defer nl.Close()
-	if err := restore(nl, link, b); err != nil {
-		return fmt.Errorf("interface %q, what it had before: %w", r.IfName, err)
+	return Undo(nl, link, file)
+}
+
+// Undo puts back what the file says that the interface had, and deletes the file.
+func Undo(nl *netlink.Handle, link netlink.Link, file string) error {
+	b, found, err := loadBackup(file)
+	if err != nil {
+		return err
 	}
-	return nil
+	if found {
+		if err := restore(nl, link, b); err != nil {
+			return fmt.Errorf("interface %q, what it had before: %w", link.Attrs().Name, err)
+		}
+	}
+	return Discard(file)
 }
 
 // parse reads the configuration and checks its sysctls.

@@ -1,0 +1,166 @@
+package cni_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/scripted"
+)
+
+// nicState is what tuning changes of an interface.
+type nicState struct {
+	Name, MAC       string
+	MTU, TxQLen     int
+	Promisc, Allmul bool
+}
+
+func (h *realHost) nic(name string) nicState {
+	h.t.Helper()
+	l, err := netlink.LinkByName(name)
+	wantNil(h.t, err)
+	a := l.Attrs()
+	return nicState{a.Name, a.HardwareAddr.String(), a.MTU, a.TxQLen, a.Promisc != 0, a.Allmulti != 0}
+}
+
+// tuningConf changes all that tuning can. It has a script, should it be replaced
+// by a scripted plugin.
+func (h *realHost) tuningConf() string {
+	return `{"type": "tuning", "mac": "0a:58:0a:4d:00:02", "mtu": 1400, "promisc": true, "txQLen": 77, "allmulti": true,
+		"dataDir": "` + h.path("tuning") + `", "script": "` + h.path("script-tuning") + `"}`
+}
+
+func (h *realHost) wantNoBackup() {
+	h.t.Helper()
+	files, err := filepath.Glob(h.path("tuning", "*"))
+	wantNil(h.t, err)
+	wantSame(h.t, "backups", len(files), 0)
+}
+
+// tuningStuck has the DEL of tuning killed, or do nothing and say that it has
+// succeeded, as the reference plugin does when it cannot put back.
+func (h *realHost) tuningStuck(del scripted.Action) cni.Opt {
+	h.t.Helper()
+	h.plugin(scripted.Script{Verbs: map[string]scripted.Action{"DEL": del}}, "tuning")
+	return cni.WithPluginDir([]string{h.path("bin"), referencePlugins(h.t)})
+}
+
+func TestFault_F46_AnInterfaceOfTheHostsIsBackAsItWas(t *testing.T) {
+	others := map[string]cni.Opt{
+		"built in":    cni.WithBuiltinPlugins("host-device", "host-local"),
+		"executables": cni.WithoutBuiltinPlugins(),
+	}
+	for kind, opt := range kindsOf() {
+		for name, del := range map[string]scripted.Action{"killed": {Signal: 9}, "does nothing": {}, "fails": says(5, "stuck")} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				h := newRealHost(t)
+				h.vethPair("up0", "up1")
+				c := realCase{plugins: []string{`{"type": "host-device", "device": "up0", ` + hostLocal(v4Range) + `}`, h.tuningConf()}}
+				conf := cni.WithConfListBytes(c.conf("podnet", "1.0.0", h.path("ipam")))
+				path := h.container("c1")
+				before, audited := h.nic("up0"), h.audit()
+				h.mustSetup(h.mixed(opt, conf), "c1", path)
+				r := h.runtime(h.tuningStuck(del), others[kind], conf)
+				wantNil(t, r.Remove(t.Context(), "c1", path))
+				wantSame(t, "interface", h.nic("up0"), before)
+				h.wantNoBackup()
+				h.wantClean(audited)
+			})
+		}
+	}
+}
+
+// The container has renamed the interface, or moved it on.
+func TestFault_F46_AnInterfaceThatWasHiddenIsBackAsItWas(t *testing.T) {
+	for kind, opt := range kindsOf() {
+		for name, hide := range map[string]func(h *realHost, path string){
+			"renamed": func(h *realHost, path string) {
+				h.netlinkIn(path, func(nl *netlink.Handle) error { return disguise(nl, "eth0", "hidden") })
+			},
+			"moved on": func(h *realHost, path string) { h.moveOn(path, "eth0", h.nested(path)) },
+		} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				h := newRealHost(t)
+				h.vethPair("up0", "up1")
+				c := realCase{plugins: []string{`{"type": "host-device", "device": "up0"}`, h.tuningConf()}}
+				r := h.mixed(opt, cni.WithConfListBytes(c.conf("podnet", "1.0.0", h.path("ipam"))))
+				path := h.container("c1")
+				before := h.nic("up0")
+				h.mustSetup(r, "c1", path)
+				hide(h, path)
+				wantNil(t, r.Remove(t.Context(), "c1", path))
+				wantSame(t, "interface", h.nic("up0"), before)
+				h.wantNoBackup()
+			})
+		}
+	}
+}
+
+// Where the interface goes with the attachment, the backup does too.
+func TestFault_F46_NoBackupIsLeft(t *testing.T) {
+	for name, first := range map[string]string{
+		"bridge":  bridgeConf(hostLocal(v4Range)),
+		"macvlan": `{"type": "macvlan", "master": "up0", ` + hostLocal(v4Range) + `}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newRealHost(t)
+			uplink(h)
+			c := realCase{plugins: []string{first, h.tuningConf()}}
+			conf := cni.WithConfListBytes(c.conf("podnet", "1.0.0", h.path("ipam")))
+			path := h.container("c1")
+			h.mustSetup(h.mixed(conf), "c1", path)
+			wantNil(t, h.runtime(h.tuningStuck(scripted.Action{Signal: 9}), conf).Remove(t.Context(), "c1", path))
+			h.wantNoBackup()
+		})
+	}
+}
+
+// What becomes of an interface that another plugin has made nobody knows: that
+// tuning failed is an error, once.
+func TestFault_F46_TheSweepVouchesForNoInterfaceThatItDoesNotKnow(t *testing.T) {
+	h := newRealHost(t)
+	h.vethPair("up0", "up1")
+	first := h.plugin(scripted.Script{}, "first")
+	c := realCase{plugins: []string{`{"type": "first", "script": "` + first + `"}`, h.tuningConf()}}
+	conf := cni.WithConfListBytes(c.conf("podnet", "1.0.0", h.path("ipam")))
+	path := h.container("c1")
+	h.moveLink("up0", path)
+	h.netlinkIn(path, func(nl *netlink.Handle) error {
+		l, err := nl.LinkByName("up0")
+		return errors.Join(err, nl.LinkSetName(l, "eth0"))
+	})
+	h.mustSetup(h.mixed(conf), "c1", path)
+	h.moveOn(path, "eth0", h.path("netns", "host")) // as the plugin's DEL would
+	r := h.runtime(h.tuningStuck(scripted.Action{Signal: 9}), conf)
+	if err := r.Remove(t.Context(), "c1", path); err == nil {
+		t.Error("Remove succeeded, and the interface is not as it was")
+	}
+	h.plugin(scripted.Script{}, "tuning")
+	wantNil(t, r.Remove(t.Context(), "c1", path))
+	h.wantNoBackup()
+}
+
+// A backup that cannot be put back stays, with the record, until CleanUp.
+func TestFault_F46_WhatCannotBePutBackIsReported(t *testing.T) {
+	h := newRealHost(t)
+	h.vethPair("up0", "up1")
+	c := realCase{plugins: []string{`{"type": "host-device", "device": "up0"}`, h.tuningConf()}}
+	r := h.mixed(cni.WithBuiltinPlugins(), cni.WithConfListBytes(c.conf("podnet", "1.0.0", h.path("ipam"))))
+	path := h.container("c1")
+	h.mustSetup(r, "c1", path)
+	file := h.path("tuning", "c1_eth0.json")
+	wantNil(t, os.WriteFile(file, []byte(`{"mtu": 1}`), 0o600))
+	for range 2 {
+		var left *cni.LeftoverError
+		if err := r.Remove(t.Context(), "c1", path); !errors.As(err, &left) {
+			t.Fatalf("error %v, want a LeftoverError", err)
+		}
+	}
+	_, err := r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0"})
+	wantNil(t, err)
+	h.wantNoBackup()
+}
