@@ -43,9 +43,10 @@ func (a *attachment) noteDevice(call chain.Call, kind PluginKind) {
 }
 
 // device is the attachment's interface, nil if that was not noted, or if there is
-// none any more: after a reboot the host has its devices back.
+// none any more: after a reboot the host has its devices back, and with the host's
+// namespace they are gone.
 func (a *attachment) device() *sweep.Device {
-	if a.op.rebooted {
+	if a.op.rebooted || a.op.hostGone {
 		return nil
 	}
 	return deviceIn(a.Fact(deviceFact))

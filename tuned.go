@@ -13,7 +13,7 @@ import (
 // had, and what the host calls the interface where that goes back there.
 func (a *attachment) aimBackups(f *footprint) {
 	plugins := a.network.config.Plugins
-	f.Dies = f.OwnsIf || a.op.rebooted // or the host has its devices as they were
+	f.Dies = f.OwnsIf || a.op.rebooted || a.op.hostGone // after a reboot the host has its devices as they were
 	for _, p := range plugins {
 		if p.Network.Type == "tuning" {
 			f.Backups = append(f.Backups, tuning.File(p.Bytes, a.ContainerID, a.IfName))
@@ -50,7 +50,7 @@ func (a *attachment) knowsInterface() bool {
 	case "loopback", "bridge", "ptp", "macvlan", "ipvlan", "vlan":
 		return !a.op.isRegistered(typ)
 	case "host-device":
-		return !a.op.isRegistered(typ) && (a.op.rebooted || a.device() != nil)
+		return !a.op.isRegistered(typ) && (a.op.rebooted || a.op.hostGone || a.device() != nil)
 	}
 	return false
 }

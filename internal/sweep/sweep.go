@@ -76,11 +76,12 @@ type Item interface {
 func Find(ctx context.Context, t Target) ([]Item, error) {
 	var items []Item
 	var errs []error
+	finders := []func(context.Context, Target) ([]Item, error){containerLink, hostLinks, shaper, tuned, held}
 	if t.FilesOnly {
-		return held(ctx, t)
+		finders = finders[3:]
 	}
 	t.sockets = &sockets{}
-	for _, find := range []func(context.Context, Target) ([]Item, error){containerLink, hostLinks, shaper, tuned, held} {
+	for _, find := range finders {
 		found, err := find(ctx, t)
 		items = append(items, found...)
 		errs = append(errs, err)
