@@ -60,21 +60,6 @@ func deviceIn(fact json.RawMessage) *sweep.Device {
 	return d
 }
 
-// siblingDevices are the indexes that the container's other interfaces have.
-func (a *attachment) siblingDevices() []int {
-	var all []int
-	if a.op.rec == nil {
-		return nil
-	}
-	for _, n := range a.op.rec.Networks {
-		d := deviceIn(n.Facts[deviceFact])
-		if d != nil && n.IfName != a.IfName && n.State != record.Deleted {
-			all = append(all, d.Index)
-		}
-	}
-	return all
-}
-
 // restoreDevice undoes a renaming by the container before plugins look for its
 // interface by name. What cannot be undone is left to the sweep.
 func (a *attachment) restoreDevice() {
@@ -86,7 +71,7 @@ func (a *attachment) restoreDevice() {
 	if a.inside() == nil {
 		return
 	}
-	found, err := d.Restore(a.inside(), a.IfName, a.siblingDevices(), d.HostName != "" && !a.inDoubt())
+	found, err := d.Restore(a.inside(), a.IfName, d.HostName != "" && !a.inDoubt())
 	if err != nil {
 		a.op.logger.Warn("an interface that the container has renamed does not get its name back",
 			"container", a.op.id, "interface", a.IfName, "error", err)
@@ -105,7 +90,7 @@ func (a *attachment) aim(t *sweep.Target) {
 	case d.Settled:
 		t.OwnsIf = false
 	default:
-		t.Device, t.Others = d, a.siblingDevices()
+		t.Device = d
 		// Once a DEL was begun, it may be back on the host, and lent to another
 		// container, or another one may have what it had.
 		t.Lost = a.lost && !a.inDoubt()

@@ -113,10 +113,13 @@ func TestFault_F47_ARenamedInterfaceIsRemoved(t *testing.T) {
 
 // nested starts a process in a network namespace of its own, as a container's
 // root can, and returns the path of that.
-func (h *realHost) nested(path string) string {
+func (h *realHost) nested(path string) string { return h.process(path, syscall.CLONE_NEWNET) }
+
+// process starts one in a container, and returns the path of its namespace.
+func (h *realHost) process(path string, flags uintptr) string {
 	h.t.Helper()
 	cmd := exec.Command("sleep", "600")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
 	h.inside(path, cmd.Start)
 	h.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	return fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
@@ -231,6 +234,41 @@ func TestFault_F47_ARetriedDelLeavesAnInterfaceThatIsLentAgain(t *testing.T) {
 				wantSame(t, "interfaces of c2", h.linksOf(other), []string{"eth0"})
 				wantNil(t, r.Remove(t.Context(), "c2", other))
 				wantSame(t, "interfaces of the host", h.linksOf(h.path("netns", "host")), []string{"up1", "up0"})
+			})
+		}
+	}
+}
+
+// Another program has an interface on the same parent in the container, and
+// another container one with the same index. Both stay, whether ours is still
+// there or the container has deleted it.
+func TestFault_F47_InterfacesThatAreLikeItStay(t *testing.T) {
+	for kind, opt := range kindsOf() {
+		for name, deleted := range map[string]bool{"there": false, "deleted": true} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				h, c := newRealHost(t), deviceCases()["macvlan"]
+				c.prepare(h)
+				r := h.mixed(opt, cni.WithConfListBytes(c.conf("podnet", "1.0.0", h.path("ipam"))))
+				path, neighbour := h.container("c1"), h.container("c2")
+				h.process(neighbour, 0)
+				h.mustSetup(r, "c1", path)
+				h.mustSetup(r, "c2", neighbour)
+				a := netlink.NewLinkAttrs()
+				a.Name = "net1"
+				up0, err := netlink.LinkByName("up0")
+				wantNil(t, err)
+				a.ParentIndex = up0.Attrs().Index
+				wantNil(t, netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_BRIDGE}))
+				h.moveOn(h.path("netns", "host"), "net1", path)
+				if deleted {
+					h.netlinkIn(path, func(nl *netlink.Handle) error {
+						l, err := nl.LinkByName("eth0")
+						return errors.Join(err, nl.LinkDel(l))
+					})
+				}
+				wantNil(t, r.Remove(t.Context(), "c1", path))
+				wantSame(t, "interfaces of the container", h.linksOf(path), []string{"net1"})
+				wantSame(t, "interfaces of the neighbour", h.linksOf(neighbour), []string{"eth0"})
 			})
 		}
 	}

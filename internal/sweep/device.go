@@ -17,9 +17,14 @@ type Device struct {
 	Settled bool `json:"settled,omitempty"`
 }
 
+// physical reports whether the device has an identity that no namespace and
+// nobody's root can change. A vlan or ipvlan may have its parent's permanent
+// address, and so may others.
+func (d *Device) physical() bool { return d.Dev != "" || d.Kind == "device" && d.PermMAC != "" }
+
 // Same reports whether both are one interface of the host's.
 func (d *Device) Same(o *Device) bool {
-	if d.PermMAC != "" || d.Dev != "" {
+	if d.physical() {
 		return d.Kind == o.Kind && d.PermMAC == o.PermMAC && d.Bus == o.Bus && d.Dev == o.Dev
 	}
 	return d.Kind == o.Kind && d.HostName == o.HostName && d.OnHost && o.OnHost && d.Parent == o.Parent

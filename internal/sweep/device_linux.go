@@ -46,10 +46,6 @@ func numberOf(nl *netlink.Handle, ns *netns.Handle) int {
 	return n
 }
 
-// physical reports whether the device has an identity that no namespace and
-// nobody's root can change.
-func (d *Device) physical() bool { return d.PermMAC != "" || d.Dev != "" }
-
 // traceable reports whether the device can be told from all others outside of its
 // container too.
 func (d *Device) traceable() bool { return d.physical() || d.Kind == "veth" && d.OnHost }
@@ -63,38 +59,36 @@ func (d *Device) isThe(l netlink.Link) bool {
 
 // in is the device in its container, or nil. Name, alias and hardware address are
 // the container's to change, and its index may, where it leaves and comes back.
-// Interfaces by the indexes in others are of other attachments.
-func (d *Device) in(all []netlink.Link, others []int) netlink.Link {
-	var like []netlink.Link
-	for _, l := range all {
+func (d *Device) in(all []netlink.Link) netlink.Link {
+	i := slices.IndexFunc(all, func(l netlink.Link) bool {
 		a := l.Attrs()
-		same := l.Type() == d.Kind && a.ParentIndex == d.Parent && (!d.physical() || d.isThe(l))
-		switch {
-		case !same:
-		case a.Index == d.Index, d.physical():
-			return l
-		case d.OnHost && a.NetNsID >= 0 && !slices.Contains(others, a.Index):
-			like = append(like, l)
+		if d.physical() {
+			return d.isThe(l)
 		}
-	}
-	if len(like) != 1 {
+		return l.Type() == d.Kind && a.ParentIndex == d.Parent && (a.Index == d.Index || a.NetNsID >= 0 && d.like(l))
+	})
+	if i < 0 {
 		return nil
 	}
-	return like[0]
+	return all[i]
 }
 
-// outside is the device in a namespace that is not its container's, or nil. There
-// it must be told from those of other containers: by what is physical, by the
-// other end of the pair, or, for a macvlan, by its hardware address, which no two
-// on one parent have. host is the number that the host's namespace has there.
+// like reports whether an interface with the device's parent is the device: by
+// the other end of the pair, or, for a macvlan, by its hardware address, which no
+// two on one parent have. Others of a kind may be of another attachment.
+func (d *Device) like(l netlink.Link) bool {
+	return d.OnHost && (d.Kind == "veth" || d.Kind == "macvlan" && l.Attrs().HardwareAddr.String() == d.MAC)
+}
+
+// outside is the device in a namespace that is not its container's, or nil. host
+// is the number that the host's namespace has there.
 func (d *Device) outside(all []netlink.Link, host int) netlink.Link {
 	i := slices.IndexFunc(all, func(l netlink.Link) bool {
 		a := l.Attrs()
 		if d.physical() {
 			return d.isThe(l)
 		}
-		return l.Type() == d.Kind && d.OnHost && host >= 0 && a.NetNsID == host && a.ParentIndex == d.Parent &&
-			(d.Kind == "veth" || d.Kind == "macvlan" && a.HardwareAddr.String() == d.MAC)
+		return l.Type() == d.Kind && host >= 0 && a.NetNsID == host && a.ParentIndex == d.Parent && d.like(l)
 	})
 	if i < 0 {
 		return nil
@@ -106,7 +100,7 @@ func (d *Device) outside(all []netlink.Link, host int) netlink.Link {
 // host-device goes by, before plugins look for it there. Another interface of
 // that name gets another name. So does one where the device is not in the
 // container, if it is known to be replaced. Found says whether it is there.
-func (d *Device) Restore(container *netns.Handle, name string, others []int, replaced bool) (found bool, err error) {
+func (d *Device) Restore(container *netns.Handle, name string, replaced bool) (found bool, err error) {
 	nl, err := links.Open(container)
 	if err != nil {
 		return false, err
@@ -117,12 +111,12 @@ func (d *Device) Restore(container *netns.Handle, name string, others []int, rep
 		return false, err
 	}
 	own := named
-	if named == nil || named.Attrs().Index != d.Index || d.in([]netlink.Link{named}, nil) == nil {
+	if named == nil || named.Attrs().Index != d.Index || d.in([]netlink.Link{named}) == nil {
 		all, err := nl.LinkList()
 		if err != nil {
 			return false, err
 		}
-		own = d.in(all, others)
+		own = d.in(all)
 	}
 	if named != nil && (own == nil && replaced || own != nil && own.Attrs().Index != named.Attrs().Index) {
 		if err := rename(nl, named, fmt.Sprintf("cni-%d", named.Attrs().Index)); err != nil {
@@ -165,7 +159,7 @@ func (t *Target) device() ([]Item, error) {
 			return nil, err
 		}
 	}
-	if l := d.in(all, t.Others); l != nil {
+	if l := d.in(all); l != nil {
 		return []Item{t.leaves(t.Container, "in the container", l)}, nil
 	}
 	if d.HostName != "" {
@@ -335,16 +329,7 @@ func (l lent) String() string {
 
 func (l lent) Remove() error {
 	if l.ns == l.host {
-		return in(l.ns, unix.NETLINK_ROUTE, func(nl *netlink.Handle) error {
-			own, err := nl.LinkByIndex(l.index)
-			if links.NotFound(err) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			return errors.Join(nl.LinkSetDown(own), nl.LinkSetName(own, l.to), nl.LinkSetAlias(own, ""))
-		})
+		return in(l.ns, unix.NETLINK_ROUTE, l.rename)
 	}
 	conn, err := links.Dial(l.ns)
 	if err != nil {
@@ -358,6 +343,21 @@ func (l lent) Remove() error {
 		err = fmt.Errorf("give %s back: %w", l, err)
 	}
 	return errors.Join(err, conn.Close())
+}
+
+// rename gives the interface its name, where the host has it back already.
+func (l lent) rename(nl *netlink.Handle) error {
+	own, err := nl.LinkByIndex(l.index)
+	if links.NotFound(err) {
+		return nil
+	}
+	if err == nil {
+		err = errors.Join(nl.LinkSetDown(own), nl.LinkSetName(own, l.to), nl.LinkSetAlias(own, ""))
+	}
+	if err != nil {
+		return fmt.Errorf("give %s its name back: %w", l, err)
+	}
+	return nil
 }
 
 // missing is an interface of the host's that exists, and is in none of the

@@ -23,6 +23,9 @@ func below(kind string, index, parent, nsid int, mac string) netlink.Link {
 	a := netlink.NewLinkAttrs()
 	a.Index, a.ParentIndex, a.NetNsID, a.Name = index, parent, nsid, "x"
 	a.HardwareAddr, _ = net.ParseMAC(mac)
+	if kind == "ipvlan" {
+		a.PermHWAddr = a.HardwareAddr
+	}
 	return &netlink.GenericLink{LinkAttrs: a, LinkType: kind}
 }
 
@@ -41,30 +44,31 @@ func TestFault_F47_ADeviceIsFoundByWhatCannotBeForged(t *testing.T) {
 	macvlan := &Device{Index: 7, Kind: "macvlan", Parent: 4, OnHost: true, MAC: mac}
 	veth := &Device{Index: 7, Kind: "veth", Parent: 4, OnHost: true, MAC: mac, HostName: "up0"}
 	const other = "0a:58:0a:01:00:03"
+	ipvlan := &Device{Index: 7, Kind: "ipvlan", Parent: 4, OnHost: true, MAC: mac, PermMAC: mac} // its parent's
 	for name, c := range map[string]struct {
 		device             *Device
 		all                []netlink.Link
-		others             []int
 		in, outside, onHst int
 	}{
-		"a card":                      {card, []netlink.Link{nic(7, "x", perm, dev)}, nil, 7, 7, 7},
-		"a card by another index":     {card, []netlink.Link{nic(7, "eth0", perm, "0000:00:1f.7"), nic(9, "y", perm, dev)}, nil, 9, 9, 9},
-		"the second port of the card": {card, []netlink.Link{nic(7, "eth0", "3c:ec:ef:00:00:02", dev)}, nil, 0, 0, 0},
-		"another card":                {card, []netlink.Link{nic(7, "eth0", "", "")}, nil, 0, 0, 0},
-		"a macvlan":                   {macvlan, []netlink.Link{below("macvlan", 7, 4, 0, other)}, nil, 7, 0, 0},
-		"its index is a bridge's":     {macvlan, []netlink.Link{below("bridge", 7, 0, -1, mac)}, nil, 0, 0, 0},
-		"on another parent":           {macvlan, []netlink.Link{below("macvlan", 7, 5, 0, mac)}, nil, 0, 0, 0},
-		"moved out and back":          {macvlan, []netlink.Link{below("macvlan", 8, 4, 0, other)}, nil, 8, 0, 0},
-		"a sibling":                   {macvlan, []netlink.Link{below("macvlan", 8, 4, 0, other)}, []int{8}, 0, 0, 0},
-		"one of two":                  {macvlan, []netlink.Link{below("macvlan", 8, 4, 0, other), below("macvlan", 9, 4, 0, other)}, nil, 0, 0, 0},
-		"elsewhere":                   {macvlan, []netlink.Link{below("macvlan", 9, 4, 3, mac)}, nil, 9, 9, 0},
-		"a neighbour's macvlan":       {macvlan, []netlink.Link{below("macvlan", 7, 4, 3, other)}, nil, 7, 0, 0},
-		"another parent by its index": {macvlan, []netlink.Link{below("macvlan", 9, 4, 2, mac)}, nil, 9, 0, 0},
-		"a veth":                      {veth, []netlink.Link{below("veth", 8, 4, 3, other)}, nil, 8, 8, 0},
-		"a veth on the host":          {veth, []netlink.Link{below("veth", 8, 4, -1, other)}, nil, 0, 0, 8},
-		"another veth":                {veth, []netlink.Link{below("veth", 7, 5, -1, mac)}, nil, 0, 0, 0},
+		"a card":                      {card, []netlink.Link{nic(7, "x", perm, dev)}, 7, 7, 7},
+		"a card by another index":     {card, []netlink.Link{nic(7, "eth0", perm, "0000:00:1f.7"), nic(9, "y", perm, dev)}, 9, 9, 9},
+		"the second port of the card": {card, []netlink.Link{nic(7, "eth0", "3c:ec:ef:00:00:02", dev)}, 0, 0, 0},
+		"another card":                {card, []netlink.Link{nic(7, "eth0", "", "")}, 0, 0, 0},
+		"a macvlan":                   {macvlan, []netlink.Link{below("macvlan", 7, 4, 0, other)}, 7, 0, 0},
+		"its index is a bridge's":     {macvlan, []netlink.Link{below("bridge", 7, 0, -1, mac)}, 0, 0, 0},
+		"on another parent":           {macvlan, []netlink.Link{below("macvlan", 7, 5, 0, mac)}, 0, 0, 0},
+		"moved out and back":          {macvlan, []netlink.Link{below("macvlan", 8, 4, 0, mac)}, 8, 0, 0},
+		"another program's":           {macvlan, []netlink.Link{below("macvlan", 8, 4, 0, other)}, 0, 0, 0},
+		"elsewhere":                   {macvlan, []netlink.Link{below("macvlan", 9, 4, 3, mac)}, 9, 9, 0},
+		"a neighbour's macvlan":       {macvlan, []netlink.Link{below("macvlan", 7, 4, 3, other)}, 7, 0, 0},
+		"another parent by its index": {macvlan, []netlink.Link{below("macvlan", 9, 4, 2, mac)}, 9, 0, 0},
+		"an ipvlan":                   {ipvlan, []netlink.Link{below("ipvlan", 8, 4, 3, mac), below("ipvlan", 7, 4, 3, mac)}, 7, 0, 0},
+		"a neighbour's ipvlan":        {ipvlan, []netlink.Link{below("ipvlan", 8, 4, 3, mac)}, 0, 0, 0},
+		"a veth":                      {veth, []netlink.Link{below("veth", 8, 4, 3, other)}, 8, 8, 0},
+		"a veth on the host":          {veth, []netlink.Link{below("veth", 8, 4, -1, other)}, 0, 0, 8},
+		"another veth":                {veth, []netlink.Link{below("veth", 7, 5, -1, mac)}, 0, 0, 0},
 	} {
-		if got := indexOf(c.device.in(c.all, c.others)); got != c.in {
+		if got := indexOf(c.device.in(c.all)); got != c.in {
 			t.Errorf("%s: in the container it is %d, want %d", name, got, c.in)
 		}
 		if got := indexOf(c.device.outside(c.all, 3)); got != c.outside {

@@ -40,12 +40,10 @@ type Target struct {
 	// if there is one that cannot be told otherwise; nil: none has.
 	OthersShaper func(name, mac string) (bool, error)
 
-	// Device is the attachment's interface, nil if that is not known. Others are
-	// the indexes that those of the container's other attachments have. Lost has
+	// Device is the attachment's interface, nil if that is not known. Lost has
 	// it looked for in the namespaces of all processes, where it is not in the
 	// container: only if it cannot be another container's by now.
 	Device *Device
-	Others []int
 	Lost   bool
 	// LentAgain reports whether another attachment has the device by now. It is
 	// asked only if the device is missing; nil: none has.
@@ -76,9 +74,9 @@ type Item interface {
 func Find(ctx context.Context, t Target) ([]Item, error) {
 	var items []Item
 	var errs []error
-	finders := []func(context.Context, Target) ([]Item, error){containerLink, hostLinks, shaper, tuned, held}
-	if t.FilesOnly {
-		finders = finders[3:]
+	finders := []func(context.Context, Target) ([]Item, error){tuned, held}
+	if !t.FilesOnly {
+		finders = append([]func(context.Context, Target) ([]Item, error){containerLink, hostLinks, shaper}, finders...)
 	}
 	t.sockets = &sockets{}
 	for _, find := range finders {

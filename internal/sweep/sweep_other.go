@@ -21,7 +21,7 @@ func NotItsShaper(context.Context, Target) (bool, error) { return false, nil }
 
 // Identify, Restore and Settled are not for other systems.
 func Identify(_, _ *netns.Handle, _ string) (*Device, error) { return nil, netns.ErrNotSupported }
-func (*Device) Restore(*netns.Handle, string, []int, bool) (bool, error) {
+func (*Device) Restore(*netns.Handle, string, bool) (bool, error) {
 	return false, netns.ErrNotSupported
 }
 func Settled(Target) (bool, error) { return false, netns.ErrNotSupported }

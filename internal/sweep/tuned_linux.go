@@ -61,7 +61,7 @@ func (t *Target) undo(file string) (done bool, err error) {
 	case d == nil: // of a record without a note
 		done, err = undoAt(t.Container, file, func(l netlink.Link) bool { return l.Attrs().Alias == t.HostName })
 	default:
-		done, err = undoAt(t.Container, file, func(l netlink.Link) bool { return d.in([]netlink.Link{l}, t.Others) != nil })
+		done, err = undoAt(t.Container, file, func(l netlink.Link) bool { return d.in([]netlink.Link{l}) != nil })
 	}
 	if done || err != nil {
 		return done, err
