@@ -133,9 +133,9 @@ func (a *attachment) knownWithoutUDP() bool {
 }
 
 // flush makes conntrack forget the UDP flows to the container, and not those to
-// another one that has its address by now. A flow is not
-// something that is left: there may be new ones any time, and a kernel without
-// conntrack has none, so a failure is worth a line in the log.
+// another one that has its address by now. A flow is not something that is left:
+// there may be new ones any time, and a kernel without conntrack has none, so a
+// failure is worth a line in the log.
 func (a *attachment) flush(f *footprint) {
 	if !f.UDP || f.Host == nil {
 		return

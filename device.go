@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"context"
 	"encoding/json"
 
 	"github.com/embedcni/cni/internal/chain"
@@ -25,16 +26,19 @@ func identifies(typ string) bool {
 
 // noteDevice notes which interface an ADD has made, or moved into the container,
 // before anything in there can rename it. Without the note it is found by name.
-func (a *attachment) noteDevice(call chain.Call, kind PluginKind) {
+func (a *attachment) noteDevice(ctx context.Context, call chain.Call, kind PluginKind) {
 	if call.Verb != "ADD" || call.Plugin != a.network.config.Plugins[0].Network.Type || !identifies(call.Plugin) ||
 		kind == PluginRegistered || a.inside() == nil || a.op.host.handle() == nil {
 		return
 	}
-	d, err := sweep.Identify(a.op.host.handle(), a.inside(), a.IfName)
+	var d *sweep.Device
+	var err error
+	if call.Plugin == "host-device" {
+		d, err = sweep.IdentifyLent(a.op.host.handle(), a.inside(), a.IfName)
+	} else {
+		d, err = sweep.Identify(ctx, a.inside(), a.IfName)
+	}
 	if err == nil {
-		if call.Plugin != "host-device" {
-			d.HostName = ""
-		}
 		err = a.Note(deviceFact, d)
 	}
 	if err != nil {

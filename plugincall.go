@@ -47,7 +47,7 @@ func (a *attachment) runOne(ctx context.Context, call chain.Call, p provider, er
 		inner, rerr := a.op.awaitRecord(ctx, call.Verb, call.Plugin, p)
 		if err = rerr; err == nil {
 			if out, err = a.execute(inner, call, p); err == nil {
-				a.noteDevice(call, p.kind)
+				a.noteDevice(inner, call, p.kind)
 			}
 		}
 	}

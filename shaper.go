@@ -99,8 +99,7 @@ func mayHaveMade(id string, n record.Network, name, mac string) bool {
 	if err != nil {
 		return true
 	}
-	capabilities := anyMap(n.Capabilities)
-	return limitsEgress(list.Plugins, capabilities)
+	return limitsEgress(list.Plugins, anyMap(n.Capabilities))
 }
 
 // shaperIn is the device that a result says the plugin bandwidth has made.

@@ -20,7 +20,9 @@ type Link struct {
 	OperState uint8  // IF_OPER_*
 	Master    int    // the index of the bridge, or 0
 	// Peer is the index of a veth's other end, in the namespace that it is in.
-	Peer int
+	// PeerElsewhere is set if that is not the interface's own.
+	Peer          int
+	PeerElsewhere bool
 	// Promiscuous is the flag that was set. An interface can be in that mode
 	// without it, for a sniffer or because it is a port of a bridge.
 	Promiscuous bool
@@ -125,6 +127,8 @@ func parseLink(body []byte) (Link, error) {
 			l.Master = int(number(value))
 		case unix.IFLA_LINK:
 			l.Peer = int(number(value))
+		case unix.IFLA_LINK_NETNSID:
+			l.PeerElsewhere = true
 		case unix.IFLA_AF_SPEC:
 			settings = value
 		case unix.IFLA_LINKINFO:

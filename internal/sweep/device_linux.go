@@ -1,6 +1,7 @@
 package sweep
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,9 +17,24 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Identify returns what identifies a container's interface. HostName is its
-// alias, where host-device keeps it.
-func Identify(host, container *netns.Handle, name string) (*Device, error) {
+// Identify returns what identifies an interface that was made in the container,
+// on a parent that is there too, or on the host.
+func Identify(ctx context.Context, container *netns.Handle, name string) (d *Device, err error) {
+	conn, err := links.Borrow(ctx, container)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	l, err := conn.Link(name)
+	if err != nil {
+		return nil, err
+	}
+	return &Device{Index: l.Index, Kind: l.Kind, MAC: l.MAC.String(), Parent: l.Peer, OnHost: l.PeerElsewhere}, nil
+}
+
+// IdentifyLent returns what identifies an interface that host-device has moved
+// into the container. Its alias is its name on the host.
+func IdentifyLent(host, container *netns.Handle, name string) (*Device, error) {
 	nl, err := links.Open(container)
 	if err != nil {
 		return nil, err

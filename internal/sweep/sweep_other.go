@@ -19,8 +19,11 @@ func tuned(context.Context, Target) ([]Item, error) { return nil, nil }
 // NotItsShaper knows of none off Linux.
 func NotItsShaper(context.Context, Target) (bool, error) { return false, nil }
 
-// Identify, Restore and Settled are not for other systems.
-func Identify(_, _ *netns.Handle, _ string) (*Device, error) { return nil, netns.ErrNotSupported }
+// Identify and what follows are not for other systems.
+func Identify(context.Context, *netns.Handle, string) (*Device, error) {
+	return nil, netns.ErrNotSupported
+}
+func IdentifyLent(_, _ *netns.Handle, _ string) (*Device, error) { return nil, netns.ErrNotSupported }
 func (*Device) Restore(*netns.Handle, string, bool) (bool, error) {
 	return false, netns.ErrNotSupported
 }
