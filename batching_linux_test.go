@@ -206,11 +206,12 @@ func TestTheSweepMakesUpForAFlush(t *testing.T) {
 		opt    cni.Opt
 		madeUp bool
 	}{
-		"known":      {[]string{"tuning", "bandwidth"}, cni.WithStatusCache(0), true},
-		"unknown":    {[]string{"tuning", "host-device"}, cni.WithStatusCache(0), false},
-		"registered": {[]string{"tuning", "bandwidth"}, cni.WithPlugin("bandwidth", idle{}), false},
+		"known":      {[]string{"portmap", "bandwidth"}, cni.WithStatusCache(0), true},
+		"unknown":    {[]string{"portmap", "host-device"}, cni.WithStatusCache(0), false},
+		"unmade":     {[]string{"portmap", "tuning"}, cni.WithStatusCache(0), false}, // who made the interface is not known
+		"registered": {[]string{"portmap", "bandwidth"}, cni.WithPlugin("bandwidth", idle{}), false},
 	} {
-		r := s.runtime(e.builtIn(map[string]error{"DEL": failure}, "tuning", "bandwidth", "host-device"), listOfTypes("net", tt.types...), tt.opt)
+		r := s.runtime(e.builtIn(map[string]error{"DEL": failure}, "portmap", "tuning", "bandwidth", "host-device"), listOfTypes("net", tt.types...), tt.opt)
 		path := s.container(id)
 		wantNil(t, setUp(t.Context(), r, id, path)())
 		err := r.Remove(t.Context(), id, path)

@@ -319,15 +319,23 @@ func swept(plugin string) bool {
 	return false
 }
 
-// sweptAll tells whether that is so of all these types.
+// sweptAll reports whether that is so of all these types, for these attachments.
 func sweptAll(attachments []*attachment, types []string) bool {
-	for _, typ := range types {
-		if !swept(typ) && !(typ == "host-device" && knowsDevices(attachments)) ||
-			slices.ContainsFunc(attachments, func(a *attachment) bool { return a.isCallers(typ) }) {
-			return false
-		}
+	return !slices.ContainsFunc(types, func(typ string) bool {
+		return slices.ContainsFunc(attachments, func(a *attachment) bool { return !a.sweeps(typ) })
+	})
+}
+
+// sweeps reports whether the sweep knows all that a plugin of the attachment can
+// leave, and undoes it. An interface that outlives the attachment must be known.
+func (a *attachment) sweeps(typ string) bool {
+	switch {
+	case a.isCallers(typ):
+		return false
+	case typ == "host-device", typ == "tuning":
+		return !a.has(typ) || a.knowsInterface()
 	}
-	return true
+	return swept(typ)
 }
 
 // vouched tells whether a sweep that found nothing makes up for failed DELs.

@@ -144,14 +144,3 @@ func (a *attachment) settle() {
 		a.op.logger.Warn("note that an interface is gone", "container", a.op.id, "interface", a.IfName, "error", err)
 	}
 }
-
-// knowsDevices reports whether each interface that host-device has moved is
-// known, so that the sweep finds it wherever it is.
-func knowsDevices(attachments []*attachment) bool {
-	for _, a := range attachments {
-		if a.network.config.Plugins[0].Network.Type == "host-device" && (a.device() == nil || a.device().HostName == "") {
-			return false
-		}
-	}
-	return true
-}

@@ -34,23 +34,24 @@ func (a *attachment) aimBackups(f *footprint) {
 	}
 }
 
-// knowsTuned reports whether the sweep can put back what tuning has changed, or
-// need not, as the interface goes with the attachment.
-func knowsTuned(attachments []*attachment) bool {
-	return !slices.ContainsFunc(attachments, func(a *attachment) bool {
-		plugins := a.network.config.Plugins
-		tuned := slices.ContainsFunc(plugins, func(p *libcni.PluginConfig) bool { return p.Network.Type == "tuning" })
-		return tuned && !a.knowsInterface()
-	})
+// has reports whether a plugin of that type is in the chain.
+func (a *attachment) has(typ string) bool {
+	return slices.ContainsFunc(a.network.config.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Type == typ })
 }
 
-// knowsInterface reports whether it is known what becomes of the interface.
+// knowsInterface reports whether it is known what becomes of the interface: it
+// goes with the attachment, or is one of the host's that can be found.
 func (a *attachment) knowsInterface() bool {
-	switch typ := a.network.config.Plugins[0].Network.Type; typ {
+	first := a.network.config.Plugins[0].Network.Type
+	if a.isCallers(first) {
+		return false
+	}
+	switch first {
 	case "loopback", "bridge", "ptp", "macvlan", "ipvlan", "vlan":
-		return !a.op.isRegistered(typ)
+		return true
 	case "host-device":
-		return !a.op.isRegistered(typ) && (a.op.rebooted || a.op.hostGone || a.device() != nil)
+		d := a.device()
+		return a.op.rebooted || a.op.hostGone || d != nil && d.HostName != ""
 	}
 	return false
 }

@@ -4,11 +4,13 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
 )
 
@@ -41,19 +43,18 @@ func (h *realHost) wantNoBackup() {
 	wantSame(h.t, "backups", len(files), 0)
 }
 
-// tuningStuck has the DEL of tuning killed, or do nothing and say that it has
-// succeeded, as the reference plugin does when it cannot put back.
-func (h *realHost) tuningStuck(del scripted.Action) cni.Opt {
+// stickTuning has a scripted plugin do the DEL of tuning for a container that is
+// attached, which does nothing but this.
+func (h *realHost) stickTuning(id string, del scripted.Action) {
 	h.t.Helper()
 	h.plugin(scripted.Script{Verbs: map[string]scripted.Action{"DEL": del}}, "tuning")
-	return cni.WithPluginDir([]string{h.path("bin"), referencePlugins(h.t)})
+	h.changeRecord(id, func(rec *record.Record) {
+		i := slices.IndexFunc(rec.Networks[0].Plugins, func(p record.Plugin) bool { return p.Type == "tuning" })
+		rec.Networks[0].Plugins[i].Kind, rec.Networks[0].Plugins[i].Path = string(cni.PluginExecutable), h.path("bin", "tuning")
+	})
 }
 
 func TestFault_F46_AnInterfaceOfTheHostsIsBackAsItWas(t *testing.T) {
-	others := map[string]cni.Opt{
-		"built in":    cni.WithBuiltinPlugins("host-device", "host-local"),
-		"executables": cni.WithoutBuiltinPlugins(),
-	}
 	for kind, opt := range kindsOf() {
 		for name, del := range map[string]scripted.Action{"killed": {Signal: 9}, "does nothing": {}, "fails": says(5, "stuck")} {
 			t.Run(kind+"/"+name, func(t *testing.T) {
@@ -63,8 +64,9 @@ func TestFault_F46_AnInterfaceOfTheHostsIsBackAsItWas(t *testing.T) {
 				conf := cni.WithConfListBytes(c.conf("podnet", "1.0.0", h.path("ipam")))
 				path := h.container("c1")
 				before, audited := h.nic("up0"), h.audit()
-				h.mustSetup(h.mixed(opt, conf), "c1", path)
-				r := h.runtime(h.tuningStuck(del), others[kind], conf)
+				r := h.mixed(opt, conf)
+				h.mustSetup(r, "c1", path)
+				h.stickTuning("c1", del)
 				wantNil(t, r.Remove(t.Context(), "c1", path))
 				wantSame(t, "interface", h.nic("up0"), before)
 				h.wantNoBackup()
@@ -112,8 +114,10 @@ func TestFault_F46_NoBackupIsLeft(t *testing.T) {
 			c := realCase{plugins: []string{first, h.tuningConf()}}
 			conf := cni.WithConfListBytes(c.conf("podnet", "1.0.0", h.path("ipam")))
 			path := h.container("c1")
-			h.mustSetup(h.mixed(conf), "c1", path)
-			wantNil(t, h.runtime(h.tuningStuck(scripted.Action{Signal: 9}), conf).Remove(t.Context(), "c1", path))
+			r := h.mixed(conf)
+			h.mustSetup(r, "c1", path)
+			h.stickTuning("c1", scripted.Action{Signal: 9})
+			wantNil(t, r.Remove(t.Context(), "c1", path))
 			h.wantNoBackup()
 		})
 	}
@@ -133,9 +137,10 @@ func TestFault_F46_TheSweepVouchesForNoInterfaceThatItDoesNotKnow(t *testing.T) 
 		l, err := nl.LinkByName("up0")
 		return errors.Join(err, nl.LinkSetName(l, "eth0"))
 	})
-	h.mustSetup(h.mixed(conf), "c1", path)
+	r := h.mixed(conf)
+	h.mustSetup(r, "c1", path)
 	h.moveOn(path, "eth0", h.path("netns", "host")) // as the plugin's DEL would
-	r := h.runtime(h.tuningStuck(scripted.Action{Signal: 9}), conf)
+	h.stickTuning("c1", scripted.Action{Signal: 9})
 	if err := r.Remove(t.Context(), "c1", path); err == nil {
 		t.Error("Remove succeeded, and the interface is not as it was")
 	}
