@@ -217,7 +217,7 @@ func TestFault_F57_WithoutARecordedKindEitherMayHaveAttached(t *testing.T) {
 // TestFault_F57_OneOfTwoDELsMayFailWhereTheSweepSeesThatNothingIsLeft: nobody
 // knows which of them was the one to succeed.
 func TestFault_F57_OneOfTwoDELsMayFailWhereTheSweepSeesThatNothingIsLeft(t *testing.T) {
-	for typ, covered := range map[string]bool{"tuning": true, "p": false} {
+	for typ, covered := range map[string]bool{"bandwidth": true, "p": false} {
 		t.Run(typ, func(t *testing.T) {
 			s := newStage(t)
 			r, path := s.runtime(cni.WithConfListBytes(s.network("net", "1.0.0", typ)),

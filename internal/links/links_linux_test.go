@@ -65,7 +65,7 @@ func TestConnectPutsThePairInPlace(t *testing.T) {
 	outside := must[Link](t)(h.Link(pair.Host.Name))
 	want := Link{
 		Index: inside.Index, Name: "eth0", Kind: "veth", MAC: mac, MTU: 1400,
-		Flags: inside.Flags &^ unix.IFF_UP, OperState: inside.OperState, Peer: outside.Index,
+		Flags: inside.Flags &^ unix.IFF_UP, OperState: inside.OperState, Peer: outside.Index, PeerElsewhere: true,
 		Settings: inside.Settings,
 	}
 	if !reflect.DeepEqual(inside, want) {
@@ -73,7 +73,7 @@ func TestConnectPutsThePairInPlace(t *testing.T) {
 	}
 	want = Link{
 		Index: pair.Host.Index, Name: pair.Host.Name, Kind: "veth", MAC: pair.Host.MAC, MTU: 1400,
-		Flags: outside.Flags | unix.IFF_UP, OperState: outside.OperState, Master: br.Index, Port: 1, Peer: inside.Index,
+		Flags: outside.Flags | unix.IFF_UP, OperState: outside.OperState, Master: br.Index, Port: 1, Peer: inside.Index, PeerElsewhere: true,
 		Settings: outside.Settings,
 	}
 	if !reflect.DeepEqual(outside, want) {
