@@ -180,6 +180,7 @@ func (a *attachment) footprint() (*footprint, error) {
 	a.aimBackups(f)
 	a.aim(&f.Target)
 	f.result(decodeResult(json.RawMessage(a.partial)))
+	f.Emptied = a.emptied(f.Addresses)
 	var err error
 	if f.hostPorts, err = hostPorts(a.CapabilityArgs[capPortMappings]); err != nil {
 		f.Thorough = true // so they are looked for

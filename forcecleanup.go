@@ -52,14 +52,16 @@ type CleanUpTarget struct {
 // It excludes other calls for the container. When ctx ends it stops; it may be
 // called again, and for what was never attached.
 func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error) {
-	found, err := r.current.Load().cleanUp(ctx, t)
+	found, err := r.current.Load().cleanUp(ctx, t, nil)
 	if err != nil {
 		return found, fmt.Errorf("clean up %s of container %q on network %q: %w", t.IfName, t.ContainerID, t.Network, err)
 	}
 	return found, nil
 }
 
-func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget) (found []string, err error) {
+// cleanUp is CleanUp. Of an attachment that only the ledger knows, the addresses
+// are released that the ledger names.
+func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record.Known) (found []string, err error) {
 	list, err := t.validate()
 	if err != nil {
 		return nil, err
@@ -80,7 +82,7 @@ func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget) (found []string
 	if err != nil {
 		return nil, err
 	}
-	f, err := a.forcedFootprint(t)
+	f, err := a.forcedFootprint(t, entered)
 	if err != nil {
 		return nil, err
 	}
@@ -214,9 +216,9 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 // inCache is the configuration that the attachment was cached with by libcni,
 // nil if it was not. One that cannot be read is empty.
 func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error) {
-	all, err := libcni.NewCNIConfigWithCacheDir(nil, op.stateDir, nil).GetCachedAttachments(op.id)
+	all, err := chain.AllCached(op.stateDir, op.id)
 	if err != nil {
-		return nil, fmt.Errorf("cached attachments: %w", err)
+		return nil, err
 	}
 	for _, c := range all {
 		if c.Network != t.Network || c.IfName != t.IfName {
@@ -235,17 +237,23 @@ func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error)
 // forcedFootprint is footprint with what the caller knows, and with what
 // host-local holds for the attachment. Without a configuration it is wherever
 // one of the reference plugins may have left something.
-func (a *attachment) forcedFootprint(t CleanUpTarget) (*footprint, error) {
+func (a *attachment) forcedFootprint(t CleanUpTarget, entered *record.Known) (*footprint, error) {
 	f, err := a.footprint()
 	if err != nil {
 		return nil, err
 	}
 	f.Thorough, f.GiveUp = true, true
+	if entered != nil {
+		f.Only = entered.Names
+	}
 	f.siblings = addressesOf(a.op.rec, map[string]bool{a.IfName: true})
 	if len(a.network.config.Plugins) == 0 {
 		f.Filtered, f.UDP, f.Shaped, f.Egress = true, true, true, true
 		f.IPAMDirs = []string{filepath.Join(hostLocalDir, f.Network)}
 		f.Backups = []string{tuning.File(nil, a.ContainerID, a.IfName)}
+	}
+	if entered != nil && len(entered.Dirs) > 0 {
+		f.IPAMDirs = entered.Dirs
 	}
 	held, err := sweep.Held(f.Target)
 	if err != nil {

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -77,7 +77,11 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 			report.Removed = append(report.Removed, id)
 		}
 	}
-	return s.reclaim(ctx, o, report)
+	g, err := s.garbage(o)
+	if err != nil {
+		return err
+	}
+	return s.reclaim(ctx, g, true, report)
 }
 
 func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) error {
@@ -111,7 +115,12 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 	}
 	report.Adopted = append(report.Adopted, adopted...)
 	slices.Sort(report.Adopted)
-	return join(s.tidy(), s.reclaim(inside, o, report), s.collectByPlugins(ctx))
+	err = s.tidy()
+	g, gerr := s.garbage(o)
+	if gerr != nil { // whatever is not known to be attached may be
+		return join(err, gerr)
+	}
+	return join(err, s.reclaim(inside, g, false, report), s.collectByPlugins(ctx, g, report))
 }
 
 // unsettled tells whether a container has attachments of this owner that are to
@@ -148,8 +157,9 @@ func (s *snapshot) removeAgain(ctx context.Context, id string, keep bool) error 
 // inGC marks the context of a removal inside GC, which has the barrier.
 type inGC struct{}
 
-// collectByPlugins runs GC for each loaded network.
-func (s *snapshot) collectByPlugins(ctx context.Context) (err error) {
+// collectByPlugins runs GC for each loaded network, unless a plugin of it would
+// take a reservation of somebody's for garbage.
+func (s *snapshot) collectByPlugins(ctx context.Context, g *garbage, report *Report) (err error) {
 	valid, err := s.validAttachments()
 	if err != nil {
 		return err
@@ -162,8 +172,17 @@ func (s *snapshot) collectByPlugins(ctx context.Context) (err error) {
 	op := &operation{snapshot: s, verb: "GC", host: host}
 	var errs []error
 	for _, n := range s.networks {
-		a := &attachment{op: op, network: n}
-		errs = append(errs, a.errors("GC", a.chain().GC(ctx, valid[n.config.Name])))
+		a := &attachment{op: op, network: n, garbage: g}
+		reserved, left, err := s.reservedFor(n, g)
+		if left != "" {
+			report.Left = append(report.Left, left)
+		}
+		if left != "" || err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		all := withAttachments(valid[n.config.Name], reserved)
+		errs = append(errs, a.errors("GC", a.chain().GC(ctx, all)))
 	}
 	return join(errs...)
 }
@@ -199,7 +218,7 @@ func (s *snapshot) validAttachments() (map[string][]types.GCAttachment, error) {
 			}
 		}
 	}
-	cached, err := libcni.NewCNIConfigWithCacheDir(nil, s.stateDir, nil).GetCachedAttachments("")
+	cached, err := chain.AllCached(s.stateDir, "")
 	if err != nil {
 		return nil, err
 	}

@@ -63,6 +63,7 @@ func (op *operation) write() error {
 	if op.rec != nil {
 		rec.Inherit(op.rec)
 	}
+	op.enter(op.attachments)
 	if op.early() {
 		op.pending, err = op.records.BeginSoon(rec)
 	} else {
@@ -72,31 +73,11 @@ func (op *operation) write() error {
 		return err
 	}
 	op.rec = rec
-	op.enter(false, op.attachments)
 	if err := op.pin(rec.NetNS); err != nil {
 		return join(err, op.forget(op.attachments))
 	}
 	return nil
 }
-
-// enter notes in the owner's ledger that attachments are recorded, or that
-// nothing is left of them. GC is the better for it, and no call the worse
-// without.
-func (op *operation) enter(gone bool, attachments []*attachment) {
-	var keys []record.Key
-	for _, a := range attachments {
-		keys = append(keys, a.key())
-	}
-	if err := op.ledger().Add(gone, keys...); err != nil {
-		op.logger.Info("note in the ledger what GC can go by", "container", op.id, "error", err)
-	}
-}
-
-func (a *attachment) key() record.Key {
-	return record.Key{ContainerID: a.ContainerID, Network: a.network.config.Name, IfName: a.IfName}
-}
-
-func (s *snapshot) ledger() *record.Ledger { return s.records.Ledger(s.owner) }
 
 // recorded is all that the attachment's plugins are given, and which they are.
 func (a *attachment) recorded() (record.Network, error) {
@@ -149,6 +130,7 @@ func (a *attachment) noteResult(result json.RawMessage) error {
 	if err == nil {
 		a.noted = result
 	}
+	a.claimResult(result)
 	return err
 }
 
@@ -312,9 +294,9 @@ func (op *operation) recallWithout(ns *Namespace) (err error) {
 // addCached adds the attachments that libcni's cache has for the container on
 // networks that are not loaded, or under other interface names.
 func (op *operation) addCached() error {
-	cached, err := libcni.NewCNIConfigWithCacheDir(nil, op.stateDir, nil).GetCachedAttachments(op.pluginID())
+	cached, err := chain.AllCached(op.stateDir, op.pluginID())
 	if err != nil {
-		return fmt.Errorf("cached attachments: %w", err)
+		return err
 	}
 	for _, c := range cached {
 		if op.has(c.Network, c.IfName) {
@@ -348,7 +330,7 @@ func (op *operation) forget(attachments []*attachment) error {
 	if op.rec == nil {
 		return op.erase() // a damaged one may lie there
 	}
-	op.enter(true, attachments)
+	op.enterGone(attachments)
 	gone := map[string]bool{}
 	for _, a := range attachments {
 		gone[a.IfName] = true

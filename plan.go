@@ -37,6 +37,7 @@ type operation struct {
 	rebooted    bool            // rec is of another boot of the machine
 	inGC        bool            // GC has the barrier already
 	pending     *record.Pending // rec, on its way to the disk; nil: it is not
+	entered     *record.Pending // the ledger, likewise
 	ours        bool            // the namespace was made for the container, and goes with it
 	as          string          // the ID that plugins are given, if another
 	warm        bool            // it is made ahead of time, and nobody's yet
@@ -57,6 +58,8 @@ type attachment struct {
 	facts     facts         // what built-in plugins have noted
 	kinds     kinds         // which plugins run, or ran; none if no record says so
 	lost      bool          // the interface was not in the container before its DEL
+	claims    claims        // what host-local has reserved in this call
+	garbage   *garbage      // of a GC: what may be released
 }
 
 // begin validates everything, and finds out where the plugins will run. It must
@@ -88,6 +91,7 @@ func (op *operation) end() {
 	op.leave()
 	if op.as == "" {
 		_ = op.pending.Wait() // who relied on it has waited, and said why not
+		_ = op.entered.Wait()
 	}
 	if op.held != nil {
 		if err := op.held.Release(); err != nil {

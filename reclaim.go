@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -13,45 +15,103 @@ import (
 	"github.com/embedcni/cni/internal/sweep"
 )
 
-// reclaim removes what is left of containers that the owner's ledger knows and
-// no record does.
-func (s *snapshot) reclaim(ctx context.Context, o GCOptions, report *Report) error {
-	known, err := s.ledger().Read()
-	if err != nil {
-		return err
+// garbage are the attachments of this owner's ledger that are on no record, of
+// any owner, and that nobody wants.
+type garbage struct {
+	known map[record.Key]record.Known
+	held  map[string][]netip.Addr // addresses of attachments on record, by network
+}
+
+// mayRelease reports whether a reservation is garbage: the ledger names it by
+// container, interface and address, and no record has the address.
+func (g *garbage) mayRelease(network string, r sweep.Reservation) bool {
+	if g == nil {
+		return false
 	}
-	if len(known) == 0 {
-		return nil
+	k, ok := g.known[record.Key{ContainerID: r.ContainerID, Network: network, IfName: r.IfName}]
+	return ok && k.Names(r.Addr) && !g.isHeld(network, r.Addr)
+}
+
+func (g *garbage) isHeld(network string, addr netip.Addr) bool {
+	return slices.Contains(g.held[network], addr) || slices.Contains(g.held[""], addr) // of a damaged record
+}
+
+// garbage finds them. As long as a record cannot be read, everything may be its
+// container's.
+func (s *snapshot) garbage(o GCOptions) (*garbage, error) {
+	g := &garbage{held: map[string][]netip.Addr{}}
+	var err error
+	if g.known, err = s.ledger().Read(); err != nil || len(g.known) == 0 {
+		return g, err
 	}
 	valid, err := s.validAttachments()
 	if err != nil {
-		return fmt.Errorf("what is left of containers that are on no record is not looked for: %w", err)
+		return nil, fmt.Errorf("what is left of containers that are on no record is not looked for: %w", err)
 	}
-	var staying []record.Key
-	gone := map[string][]record.Key{} // by network: nothing was left when they went
-	var errs []error
-	for _, key := range sorted(known) {
+	for key := range g.known {
 		a := types.GCAttachment{ContainerID: key.ContainerID, IfName: key.IfName}
-		switch {
-		case slices.Contains(valid[key.Network], a) || slices.Contains(o.Keep, key.ContainerID):
-			staying = append(staying, key)
-		case known[key]:
-			gone[key.Network] = append(gone[key.Network], key)
-		default:
-			errs = append(errs, s.reclaimLost(ctx, key, o.DryRun, report))
+		if slices.Contains(valid[key.Network], a) || slices.Contains(o.Keep, key.ContainerID) {
+			delete(g.known, key)
 		}
 	}
-	for network, keys := range gone {
-		errs = append(errs, s.reclaimAddresses(ctx, network, keys, o.DryRun, report))
+	found, err := s.records.List()
+	for _, f := range found {
+		for _, n := range f.Record.Networks {
+			one := &record.Record{Networks: []record.Network{n}}
+			g.held[n.Name] = append(g.held[n.Name], addressesOf(one, nil)...)
+		}
 	}
-	slices.Sort(report.Reclaimed)
-	if err := join(errs...); err != nil || o.DryRun {
-		return err
-	}
-	return s.ledger().Settle(staying)
+	return g, err
 }
 
-func sorted(known map[record.Key]bool) []record.Key {
+// reclaim removes what is left of garbage, and settles it in the ledger: what is
+// released stays so, as the directories are synced before.
+func (s *snapshot) reclaim(ctx context.Context, g *garbage, dry bool, report *Report) error {
+	var errs []error
+	failed := s.reclaimAddresses(ctx, g, dry, report)
+	var settled []record.Key
+	for _, key := range sorted(g.known) {
+		k := g.known[key]
+		dirs, err := s.dirsOf(key, k)
+		if err == nil && !k.Gone {
+			err = s.reclaimLost(ctx, key, k, dry, report)
+			for _, dir := range dirs {
+				err = join(err, sweep.SyncDir(dir))
+			}
+		}
+		left := doubtful(k)
+		report.Left = append(report.Left, left...)
+		errs = append(errs, err)
+		if err == nil && len(left) == 0 && !slices.ContainsFunc(dirs, func(dir string) bool { return failed[dir] != nil }) {
+			settled = append(settled, key)
+		}
+	}
+	for _, err := range failed {
+		errs = append(errs, err)
+	}
+	slices.Sort(report.Reclaimed)
+	slices.Sort(report.Left)
+	if !dry && len(settled) > 0 {
+		errs = append(errs, s.ledger().Settle(settled))
+	}
+	return join(errs...)
+}
+
+// doubtful are the empty reservations of which nobody can tell whose they are,
+// as far as they are there still.
+func doubtful(k record.Known) (lines []string) {
+	for _, dir := range k.Dirs {
+		for _, addr := range k.Doubtful {
+			path := filepath.Join(dir, addr.String())
+			if info, err := os.Lstat(path); err == nil && info.Size() == 0 {
+				lines = append(lines, path+" is empty: it is left of a plugin that was killed, or it is an administrator's reservation; delete it if it is nobody's")
+			}
+		}
+	}
+	return lines
+}
+
+func sorted(known map[record.Key]record.Known) []record.Key {
 	keys := make([]record.Key, 0, len(known))
 	for key := range known {
 		keys = append(keys, key)
@@ -64,10 +124,10 @@ func sorted(known map[record.Key]bool) []record.Key {
 
 // reclaimLost removes all that can be left of an attachment whose record was
 // lost.
-func (s *snapshot) reclaimLost(ctx context.Context, key record.Key, dry bool, report *Report) error {
+func (s *snapshot) reclaimLost(ctx context.Context, key record.Key, k record.Known, dry bool, report *Report) error {
 	found, err := s.cleanUp(ctx, CleanUpTarget{
 		ContainerID: key.ContainerID, Network: key.Network, IfName: key.IfName, DryRun: dry,
-	})
+	}, &k)
 	for _, line := range found {
 		report.Reclaimed = append(report.Reclaimed, fmt.Sprintf("%s %s: %s", key.ContainerID, key.IfName, line))
 	}
@@ -77,25 +137,56 @@ func (s *snapshot) reclaimLost(ctx context.Context, key record.Key, dry bool, re
 	return nil
 }
 
-// reclaimAddresses releases what host-local holds on a network for attachments
-// of which nothing was left once. It does not sync its files.
-func (s *snapshot) reclaimAddresses(ctx context.Context, network string, gone []record.Key, dry bool, report *Report) error {
-	dirs, err := s.addressDirs(network)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, dir := range dirs {
-		stale, err := sweep.Stale(dir, func(id, ifName string) bool {
-			return slices.Contains(gone, record.Key{ContainerID: id, Network: network, IfName: ifName})
-		})
-		errs = append(errs, err)
-		report.Reclaimed = append(report.Reclaimed, names(stale)...)
-		if !dry {
-			errs = append(errs, sweep.Remove(ctx, stale))
+// reclaimAddresses releases what host-local holds for attachments of which
+// nothing was left once, and returns the directories in which it failed.
+func (s *snapshot) reclaimAddresses(ctx context.Context, g *garbage, dry bool, report *Report) (failed map[string]error) {
+	networks := map[string]string{} // by directory
+	for key, k := range g.known {
+		dirs, _ := s.dirsOf(key, k) // reclaim returns the error
+		for _, dir := range dirs {
+			if k.Gone {
+				networks[dir] = key.Network
+			}
 		}
 	}
-	return join(errs...)
+	failed = map[string]error{}
+	for dir, network := range networks {
+		stale, err := sweep.Stale(dir, func(r sweep.Reservation) bool { return g.cameBack(network, r) })
+		report.Reclaimed = append(report.Reclaimed, names(stale)...)
+		if !dry {
+			err = join(err, sweep.Remove(ctx, stale), sweep.SyncDir(dir))
+		}
+		if err != nil {
+			failed[dir] = err
+		}
+	}
+	return failed
+}
+
+// cameBack reports whether a reservation is that of an attachment of which
+// nothing was left once. One that has come back empty, because what it said had
+// not reached the disk, is of the time of the attachment.
+func (g *garbage) cameBack(network string, r sweep.Reservation) bool {
+	if r.IfName != "" {
+		key := record.Key{ContainerID: r.ContainerID, Network: network, IfName: r.IfName}
+		return g.known[key].Gone && g.mayRelease(network, r)
+	}
+	for key, k := range g.known {
+		during := !k.Since.IsZero() && r.MadeBetween(k.Since, k.Until)
+		if key.Network == network && k.Gone && during && slices.Contains(k.Addresses, r.Addr) && !g.isHeld(network, r.Addr) {
+			return true
+		}
+	}
+	return false
+}
+
+// dirsOf are where host-local keeps addresses of the attachment. Of those that
+// earlier versions recorded it is found by the configuration.
+func (s *snapshot) dirsOf(key record.Key, k record.Known) ([]string, error) {
+	if len(k.Dirs) > 0 {
+		return k.Dirs, nil
+	}
+	return s.addressDirs(key.Network)
 }
 
 // addressDirs are where host-local keeps the addresses of a network.

@@ -38,6 +38,9 @@ type Report struct {
 	// Reclaimed is what GC has found of containers that are on no record any
 	// more, a line each.
 	Reclaimed []string
+	// Left is what GC has found and must leave, as it may be somebody else's: a
+	// line each that says what to do.
+	Left []string
 }
 
 // outcome is what became of one container.

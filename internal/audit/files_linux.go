@@ -26,9 +26,16 @@ const maxHashed = 64 << 10
 // than for a container.
 const ofHostLocal = "host-local"
 
+// isLedger reports whether a file is of an owner's ledger, or of that of an
+// earlier version: .claims, .claims.new, .claims.prev-1; .old.
 func isLedger(name string) bool {
-	ok, err := filepath.Match("ledger."+strings.Repeat("[0-9a-f]", 16), strings.TrimSuffix(name, ".old"))
-	return err == nil && ok
+	owner := "ledger." + strings.Repeat("[0-9a-f]", 16)
+	for _, pattern := range []string{"", ".old", ".claims", ".claims.new", ".claims.prev-[0-9]*"} {
+		if ok, err := filepath.Match(owner+pattern, name); err == nil && ok {
+			return true
+		}
+	}
+	return false
 }
 
 func listFiles(dirs []string) ([]string, error) {

@@ -28,6 +28,29 @@ type Caller interface {
 	InUse() ([]netip.Addr, error)
 }
 
+// Reservations is the part of a runtime that host-local asks about its files,
+// which other programs and administrators may share.
+type Reservations interface {
+	// Claim says that the attachment is about to reserve the address in host-local's
+	// directory for its network. It is noted where a power cut does not lose it
+	// without the reservation, or the attachment's record is there to find it by.
+	Claim(dir string, addr netip.Addr)
+
+	// MayRelease reports whether GC may release the address that is reserved for
+	// an attachment of the network: the runtime's owner reserved it, and the
+	// attachment is gone.
+	MayRelease(id, ifName string, addr netip.Addr) bool
+}
+
+// ReservationsFrom returns those of the caller, never nil. Without a runtime
+// nothing may be released but by DEL.
+func ReservationsFrom(ctx context.Context) Reservations {
+	if r, ok := ctx.Value(key{}).(Reservations); ok {
+		return r
+	}
+	return nobody{}
+}
+
 type key struct{}
 
 // With returns a context whose plugins are called by c.
@@ -46,6 +69,9 @@ type nobody struct{}
 func (nobody) Fact(string) json.RawMessage  { return nil }
 func (nobody) Note(string, any) error       { return nil }
 func (nobody) InUse() ([]netip.Addr, error) { return nil, nil }
+
+func (nobody) Claim(string, netip.Addr)                   {}
+func (nobody) MayRelease(string, string, netip.Addr) bool { return false }
 
 // loWasUp is the note of the plugin loopback that lo was up before its ADD.
 const loWasUp = "loopback.wasUp"

@@ -127,6 +127,27 @@ func (c *Chain) libcni(x *exec, a *Attachment) *libcni.CNIConfig {
 	return x.libcni(c)
 }
 
+// AllCached are the attachments in libcni's cache, those of the container if id
+// is not empty. libcni would wait for the other end of a FIFO.
+func AllCached(cacheDir, id string) ([]*libcni.NetworkAttachment, error) {
+	dir := filepath.Join(cacheDir, "results")
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("cached attachments: %w", err)
+	}
+	for _, e := range entries {
+		if e.Type()&(fs.ModeNamedPipe|fs.ModeSocket|fs.ModeDevice) == 0 {
+			continue // a link into such a thing is nobody's mistake
+		}
+		return nil, fmt.Errorf("cached attachments: %w", &fs.PathError{Op: "read", Path: filepath.Join(dir, e.Name()), Err: plainfile.ErrNotRegular})
+	}
+	cached, err := libcni.NewCNIConfigWithCacheDir(nil, cacheDir, nil).GetCachedAttachments(id)
+	if err != nil {
+		return nil, fmt.Errorf("cached attachments: %w", err)
+	}
+	return cached, nil
+}
+
 // CachedResult is the result that the ADD of a was cached with, or nil if there
 // is none that can be used.
 func (c *Chain) CachedResult(a *Attachment) Partial {

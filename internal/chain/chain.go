@@ -182,6 +182,12 @@ func (c *Chain) GC(ctx context.Context, valid []types.GCAttachment) error {
 	return guard(func() error { return c.uncached(x).GCNetworkList(ctx, x.list, &libcni.GCArgs{ValidAttachments: valid}) })
 }
 
+// CanGC reports whether plugins are asked in GC at all.
+func (c *Chain) CanGC() bool {
+	ok, err := version.GreaterThanOrEqualTo(c.List.CNIVersion, "1.1.0")
+	return err == nil && ok && !c.List.DisableGC
+}
+
 // uncached is libcni with a cache that is empty, and that nothing is written to.
 func (c *Chain) uncached(x *exec) *libcni.CNIConfig {
 	return libcni.NewCNIConfigWithCacheDir(c.Path, filepath.Join(c.CacheDir, "embedcni", "no-cache"), x)

@@ -4,23 +4,29 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// Open is os.OpenFile. What it returns blocks a thread when it waits, as files
-// of the disk do anyway; it must not be given a path that may be a FIFO.
+// Open is os.OpenFile, but never waits for the other end of a FIFO: that is an
+// error at the latest when it is used. What it returns blocks a thread when it
+// waits, as files of the disk do anyway.
 func Open(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	fd, err := open(path, flag, perm)
 	if err != nil {
 		return nil, err
+	}
+	// Package os would ask the poller for a descriptor that does not block.
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFL, flag&unix.O_APPEND); err != nil {
+		return nil, errors.Join(&fs.PathError{Op: "open", Path: path, Err: err}, unix.Close(fd))
 	}
 	return os.NewFile(uintptr(fd), path), nil
 }
 
 func open(path string, flag int, perm fs.FileMode) (int, error) {
 	for {
-		fd, err := unix.Open(path, flag|unix.O_CLOEXEC|unix.O_LARGEFILE, uint32(perm.Perm()))
+		fd, err := unix.Open(path, flag|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_LARGEFILE, uint32(perm.Perm()))
 		if err == nil {
 			return fd, nil
 		}
@@ -33,22 +39,41 @@ func open(path string, flag int, perm fs.FileMode) (int, error) {
 // most is more than most files here hold, so that they are read at once.
 const most = 2048
 
-// Read is os.ReadFile.
-func Read(path string) ([]byte, error) {
+// Read is os.ReadFile, but never waits: a FIFO, a socket or a device is
+// [ErrNotRegular]. A file of more than [Longest] bytes is [ErrTooLong].
+func Read(path string) ([]byte, error) { return ReadUpTo(path, Longest) }
+
+// ReadUpTo is Read with a bound of the caller's.
+func ReadUpTo(path string, longest int) ([]byte, error) {
 	fd, err := open(path, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}
-	data, err := readAll(fd)
+	data, err := readRegular(fd, longest)
 	if err = errors.Join(err, unix.Close(fd)); err != nil {
 		return nil, &fs.PathError{Op: "read", Path: path, Err: err}
 	}
 	return data, nil
 }
 
-func readAll(fd int) ([]byte, error) {
+func readRegular(fd, longest int) ([]byte, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG, unix.S_IFDIR: // of a directory the kernel says so
+		return readAll(fd, longest)
+	}
+	return nil, ErrNotRegular
+}
+
+func readAll(fd, longest int) ([]byte, error) {
 	data := make([]byte, 0, most)
 	for {
+		if len(data) > longest {
+			return nil, ErrTooLong
+		}
 		if len(data) == cap(data) {
 			data = append(data, 0)[:len(data)]
 		}
@@ -80,7 +105,7 @@ func writeTo(path string, flag int, perm fs.FileMode, data []byte) error {
 	if err != nil {
 		return err
 	}
-	if err = errors.Join(write(fd, data), unix.Close(fd)); err != nil {
+	if err = errors.Join(writeRegular(fd, data), unix.Close(fd)); err != nil {
 		return &fs.PathError{Op: "write", Path: path, Err: err}
 	}
 	return nil
@@ -111,6 +136,27 @@ func SyncData(f *os.File) error {
 			return &fs.PathError{Op: "sync", Path: f.Name(), Err: err}
 		}
 	}
+}
+
+func writeRegular(fd int, data []byte) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return ErrNotRegular // to write to a FIFO that is full would wait, or fail half way
+	}
+	return write(fd, data)
+}
+
+// Now is the time that a file which is made now is given: that of the kernel's
+// last tick.
+func Now() time.Time {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &t); err != nil {
+		return time.Now()
+	}
+	return time.Unix(t.Unix())
 }
 
 // write goes on behind a write that was cut short, as on a disk that has become

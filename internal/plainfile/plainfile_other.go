@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"time"
 )
 
 // Open is os.OpenFile.
@@ -13,8 +14,32 @@ func Open(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	return os.OpenFile(path, flag, perm)
 }
 
-// Read is os.ReadFile.
-func Read(path string) ([]byte, error) { return os.ReadFile(path) }
+// Read is os.ReadFile for regular files of at most [Longest] bytes.
+func Read(path string) ([]byte, error) { return ReadUpTo(path, Longest) }
+
+// ReadUpTo is Read with a bound of the caller's.
+func ReadUpTo(path string, longest int) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err == nil && !info.IsDir() {
+		if err = tooSpecial(info, longest); err != nil {
+			return nil, &fs.PathError{Op: "read", Path: path, Err: err}
+		}
+	}
+	return os.ReadFile(path)
+}
+
+func tooSpecial(info fs.FileInfo, longest int) error {
+	switch {
+	case !info.Mode().IsRegular():
+		return ErrNotRegular
+	case info.Size() > int64(longest):
+		return ErrTooLong
+	}
+	return nil
+}
+
+// Now is the time that a file which is made now is given.
+func Now() time.Time { return time.Now() }
 
 // Write is os.WriteFile.
 func Write(path string, data []byte, perm fs.FileMode) error {

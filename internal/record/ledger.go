@@ -7,8 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/embedcni/cni/internal/plainfile"
 )
@@ -20,110 +25,269 @@ type Key struct {
 	IfName      string `json:"ifName"`
 }
 
-// Ledger remembers which attachments an owner has ever recorded, and which of
-// them are known to be gone, for longer than their records last: a record can be
-// lost, and a power cut can bring back what was deleted. It is a hint for what
-// is collected as garbage, so it is not synced, and of a ledger that was not
-// settled for long the older part is dropped.
-type Ledger struct{ path string }
+// Ledger remembers which attachments an owner has recorded, with the addresses
+// that host-local has reserved for them, for longer than their records last: a
+// record can be lost, and a power cut can bring back a reservation that was
+// released. Garbage collection releases what a ledger names and nothing else:
+// host-local's directories may be shared with other programs.
+//
+// Each event is a line at the end of a file. Lines of attachments that are
+// settled, which is gone and released for good, are left out when the file is
+// written anew; no other line is.
+//
+// A ledger may be used by several goroutines and processes at once.
+type Ledger struct {
+	// Fsync is what brings the file to the disk, unless a test has something else.
+	Fsync func(*os.File) error
 
-// ledgerSize is how much is kept before the older part is dropped, twice: some
-// five thousand attachments each.
-const ledgerSize = 1 << 20
+	path string
+	// legacy is where earlier versions append. They drop what is older than two
+	// mebibytes, so a line of ours must not be there.
+	legacy string
+	long   atomic.Bool // see Long
+
+	mu            sync.Mutex
+	next, running *syncing
+}
+
+// syncing is one sync for all lines that were added before it began.
+type syncing struct {
+	done chan struct{}
+	err  error
+}
 
 // Ledger is that of the owner.
 func (s *Store) Ledger(owner string) *Ledger {
 	h := sha256.Sum256([]byte(owner))
-	return &Ledger{filepath.Join(s.dir, "ledger."+hex.EncodeToString(h[:8]))}
+	path := filepath.Join(s.dir, "ledger."+hex.EncodeToString(h[:8]))
+	l, _ := s.ledgers.LoadOrStore(owner, &Ledger{Fsync: plainfile.SyncData, path: path + claimsExt, legacy: path})
+	return l.(*Ledger)
 }
 
-// ledgerLine is what is known of an attachment from then on.
-type ledgerLine struct {
+const (
+	claimsExt = ".claims"
+	prevExt   = ".prev-" // and a number: see compact
+)
+
+// Line is what is known of an attachment from then on, in addition.
+type Line struct {
 	Key
-	Gone bool `json:"gone,omitempty"`
+	Gone bool `json:"gone,omitempty"` // nothing was left of it
+
+	// Dirs are host-local's directories for the network, and Addresses those it
+	// has reserved there. Lines of earlier versions have neither.
+	Dirs      []string     `json:"dirs,omitempty"`
+	Addresses []netip.Addr `json:"addresses,omitempty"`
+	// Doubtful are empty reservations that may be the attachment's or an
+	// administrator's: they stay, and are reported for as long as they are there.
+	Doubtful []netip.Addr `json:"doubtful,omitempty"`
+	// Time is when this was, by the clock that files are given their times by.
+	Time time.Time `json:"time,omitzero"`
+
+	// Sum: the line is from compacting the ledger. It says no more than those did
+	// that were read, so what a file says that was read is later.
+	Sum bool `json:"sum,omitempty"`
 }
 
-// Add notes attachments that are recorded now, or with gone that nothing was
-// left of them. The directory must be there. Calls may overlap, in other
-// processes too.
-func (l *Ledger) Add(gone bool, keys ...Key) error {
-	lines, err := encodeLines(gone, keys)
-	if err == nil && len(lines) > 0 {
-		err = l.append(lines)
+// Known is all that a ledger says of an attachment.
+type Known struct {
+	Gone                bool
+	Dirs                []string
+	Addresses, Doubtful []netip.Addr
+	// Since is when it was recorded, Until when it was last gone; zero if that is
+	// not known.
+	Since, Until time.Time
+}
+
+// Names reports whether a reservation of that address can be the attachment's.
+// Of one whose plugin was killed, as of those that earlier versions recorded, no
+// address is known.
+func (k Known) Names(addr netip.Addr) bool {
+	return len(k.Addresses) == 0 || slices.Contains(k.Addresses, addr)
+}
+
+func (k Known) with(l Line) Known {
+	first := k.Gone || k.Since.IsZero()
+	k.Gone = l.Gone
+	k.Dirs = union(k.Dirs, l.Dirs)
+	k.Addresses = union(k.Addresses, l.Addresses)
+	k.Doubtful = union(k.Doubtful, l.Doubtful)
+	switch {
+	case l.Gone:
+		k.Until = l.Time
+	case first && !l.Time.IsZero():
+		k.Since = l.Time
 	}
+	return k
+}
+
+func union[T comparable](to, more []T) []T {
+	for _, one := range more {
+		if !slices.Contains(to, one) {
+			to = append(to, one)
+		}
+	}
+	return to
+}
+
+// lines say the same as k.
+func (k Known) lines(key Key) []Line {
+	lines := []Line{{Key: key, Dirs: k.Dirs, Addresses: k.Addresses, Doubtful: k.Doubtful, Time: k.Since, Sum: true}}
+	if k.Gone || !k.Until.IsZero() {
+		lines = append(lines, Line{Key: key, Gone: true, Time: k.Until, Sum: true})
+	}
+	if !k.Gone && !k.Until.IsZero() {
+		lines = append(lines, Line{Key: key, Sum: true})
+	}
+	return lines
+}
+
+// Add appends lines. It does not wait for the disk; see Sync.
+func (l *Ledger) Add(lines ...Line) error {
+	data, err := encodeLines(lines)
+	if err == nil && len(data) > 0 {
+		err = l.append(data)
+	}
+	return wrapLedger(err)
+}
+
+func wrapLedger(err error) error {
 	if err != nil {
 		return fmt.Errorf("ledger of attachments: %w", err)
 	}
 	return nil
 }
 
-func encodeLines(gone bool, keys []Key) ([]byte, error) {
-	var lines []byte
-	for _, k := range keys {
-		line, err := encodeLine(ledgerLine{k, gone})
+func encodeLines(lines []Line) ([]byte, error) {
+	var data []byte
+	for _, l := range lines {
+		line, err := encodeLine(l)
 		if err != nil {
 			return nil, err
 		}
-		lines = append(lines, line...)
+		data = append(data, line...)
 	}
-	return lines, nil
+	return data, nil
 }
 
-func (l *Ledger) append(lines []byte) error {
-	f, err := plainfile.Open(l.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-	if err != nil {
-		return err
-	}
-	// The newline in front ends a line that was torn.
-	_, err = f.Write(append([]byte("\n"), lines...))
-	info, serr := f.Stat()
-	if err = errors.Join(err, serr, f.Close()); err != nil {
-		return err
-	}
-	if info.Size() > ledgerSize {
-		// Two processes that do this at once drop more than is needed.
-		return ignoreMissing(os.Rename(l.path, l.path+".old"))
-	}
-	return nil
-}
-
-// Read returns what the ledger says last of each attachment: true if it is
-// gone. Lines that cannot be read are passed over.
-func (l *Ledger) Read() (map[Key]bool, error) {
-	known := make(map[Key]bool)
-	for _, path := range []string{l.path + ".old", l.path} {
-		data, err := plainfile.Read(path)
-		if ignoreMissing(err) != nil {
-			return nil, fmt.Errorf("ledger of attachments: %w", err)
+// append writes to the file that is the ledger afterwards too. Who compacts the
+// ledger puts another in its place, and takes over what was written before.
+func (l *Ledger) append(data []byte) error {
+	data = append([]byte("\n"), data...) // ends a line that was torn
+	for {
+		f, err := plainfile.Open(l.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+		if errors.Is(err, fs.ErrNotExist) { // before the first record
+			if err = os.MkdirAll(filepath.Dir(l.path), 0o700); err == nil {
+				continue
+			}
 		}
+		if err != nil {
+			return err
+		}
+		_, err = f.Write(data)
+		current, cerr := l.isCurrent(f, len(data))
+		if err = errors.Join(err, cerr, f.Close()); err != nil || current {
+			return err
+		}
+	}
+}
+
+// isCurrent reports whether f, of which so many bytes are new, is the ledger
+// still.
+func (l *Ledger) isCurrent(f *os.File, added int) (bool, error) {
+	mine, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	if mine.Size()/ledgerSize > (mine.Size()-int64(added))/ledgerSize {
+		l.long.Store(true)
+	}
+	now, err := os.Lstat(l.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && os.SameFile(mine, now), err
+}
+
+// Sync begins to bring to the disk what was added before. Calls at the same time
+// share one sync.
+func (l *Ledger) Sync() *Pending {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.next
+	if s == nil {
+		s = &syncing{done: make(chan struct{})}
+		go l.run(s, l.running)
+		l.next, l.running = s, s
+	}
+	return &Pending{done: s.done, failed: &s.err}
+}
+
+func (l *Ledger) run(s, before *syncing) {
+	if before != nil {
+		<-before.done
+	}
+	l.mu.Lock()
+	l.next = nil // what is added from now on is for the next one
+	l.mu.Unlock()
+	f, err := plainfile.Open(l.path, os.O_WRONLY, 0)
+	if err == nil {
+		err = errors.Join(l.Fsync(f), f.Close())
+	}
+	s.err = wrapLedger(err)
+	close(s.done)
+}
+
+// Read returns all that is known of each attachment that is not settled. Lines
+// that cannot be read are passed over.
+func (l *Ledger) Read() (map[Key]Known, error) {
+	known, _, err := l.read(true)
+	return known, wrapLedger(err)
+}
+
+// source is a file of the ledger that was read, and how much of it.
+type source struct {
+	path string
+	size int64
+}
+
+// read reads the files of the ledger, with those of earlier versions or without.
+func (l *Ledger) read(all bool) (map[Key]Known, []source, error) {
+	var sums, lines []Line
+	var sources []source
+	previous, err := l.previous()
+	if err != nil {
+		return nil, nil, err
+	}
+	paths := append(previous, l.path)
+	if all {
+		paths = append([]string{l.legacy + ".old", l.legacy}, paths...)
+	}
+	for _, path := range paths {
+		data, err := plainfile.Read(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		sources = append(sources, source{path, int64(len(data))})
 		for line := range bytes.Lines(data) {
-			var one ledgerLine
-			if decodeLine(line, &one) == nil {
-				known[one.Key] = one.Gone
+			var one Line
+			switch {
+			case decodeLine(line, &one) != nil:
+			case one.Sum:
+				sums = append(sums, one)
+			default:
+				lines = append(lines, one)
 			}
 		}
 	}
-	return known, nil
-}
-
-// Settle leaves only these, as recorded. No Add may be under way.
-func (l *Ledger) Settle(keys []Key) error {
-	lines, err := encodeLines(false, keys)
-	if err == nil {
-		err = l.replace(lines)
+	known := make(map[Key]Known)
+	for _, l := range append(sums, lines...) {
+		known[l.Key] = known[l.Key].with(l)
 	}
-	if err != nil {
-		return fmt.Errorf("ledger of attachments: %w", err)
-	}
-	return nil
-}
-
-func (l *Ledger) replace(lines []byte) error {
-	tmp := l.path + tmpExt
-	if err := os.WriteFile(tmp, lines, 0o600); err != nil {
-		return errors.Join(err, remove(tmp))
-	}
-	return errors.Join(os.Rename(tmp, l.path), remove(l.path+".old"))
+	return known, sources, nil
 }
 
 func ignoreMissing(err error) error {

@@ -2,87 +2,277 @@ package record
 
 import (
 	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 )
+
+func adds(t testing.TB, l *Ledger, gone bool, keys ...Key) {
+	t.Helper()
+	for _, k := range keys {
+		check(t, l.Add(Line{Key: k, Gone: gone}))
+	}
+}
+
+func readLedger(t testing.TB, l *Ledger) map[Key]Known {
+	t.Helper()
+	known, err := l.Read()
+	check(t, err)
+	return known
+}
+
+func gone(t testing.TB, l *Ledger) map[Key]bool {
+	t.Helper()
+	all := map[Key]bool{}
+	for key, k := range readLedger(t, l) {
+		all[key] = k.Gone
+	}
+	return all
+}
 
 func TestLedgerSaysTheLastOfEachAttachment(t *testing.T) {
 	s := Open(t.TempDir())
 	a, b, c := Key{"c1", "net", "eth0"}, Key{"c1", "net", "eth1"}, Key{"c1", "other", "eth0"}
 	l := s.Ledger("me")
-	got, err := l.Read()
-	check(t, err)
-	want(t, "an empty ledger", got, map[Key]bool{})
-	check(t, l.Add(false, a, b, c))
-	check(t, l.Add(true, a, c))
-	check(t, l.Add(false, c))
-	check(t, l.Add(true))
-	got, err = l.Read()
-	check(t, err)
-	want(t, "ledger", got, map[Key]bool{a: true, b: false, c: false})
-	other, err := s.Ledger("other").Read()
-	check(t, err)
-	want(t, "another owner's", other, map[Key]bool{})
+	want(t, "an empty ledger", gone(t, l), map[Key]bool{})
+	adds(t, l, false, a, b, c)
+	adds(t, l, true, a, c)
+	adds(t, l, false, c)
+	check(t, l.Add())
+	want(t, "ledger", gone(t, l), map[Key]bool{a: true, b: false, c: false})
+	want(t, "another owner's", gone(t, s.Ledger("other")), map[Key]bool{})
 
+	check(t, l.Settle([]Key{a, c}))
+	want(t, "settled", gone(t, l), map[Key]bool{b: false})
 	check(t, l.Settle([]Key{b}))
-	got, err = l.Read()
-	check(t, err)
-	want(t, "settled", got, map[Key]bool{b: false})
-	check(t, l.Settle(nil))
-	got, err = l.Read()
-	check(t, err)
-	want(t, "settled with nothing", got, map[Key]bool{})
+	want(t, "settled with nothing", gone(t, l), map[Key]bool{})
+}
+
+// TestLedgerNamesAddresses: what the lines of an attachment say adds up, and
+// compacting the ledger leaves it as it is.
+func TestLedgerNamesAddresses(t *testing.T) {
+	l := Open(t.TempDir()).Ledger("me")
+	a, b := Key{"c1", "net", "eth0"}, Key{"c2", "net", "eth0"}
+	first, second, third := netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("fd00::2"), netip.MustParseAddr("10.1.0.3")
+	began, ended, again := time.Unix(1, 2).UTC(), time.Unix(3, 4).UTC(), time.Unix(5, 6).UTC()
+	check(t, l.Add(Line{Key: a, Dirs: []string{"/d"}, Time: began}, Line{Key: b, Dirs: []string{"/d"}, Time: began}))
+	check(t, l.Add(Line{Key: a, Dirs: []string{"/d"}, Addresses: []netip.Addr{first}}))
+	check(t, l.Add(Line{Key: a, Dirs: []string{"/e"}, Addresses: []netip.Addr{second, first}}))
+	check(t, l.Add(Line{Key: b, Gone: true, Time: ended}))
+	check(t, l.Add(Line{Key: b, Time: again}, Line{Key: b, Addresses: []netip.Addr{third}, Doubtful: []netip.Addr{first}}))
+	wanted := map[Key]Known{
+		a: {Dirs: []string{"/d", "/e"}, Addresses: []netip.Addr{first, second}, Since: began},
+		b: {Dirs: []string{"/d"}, Addresses: []netip.Addr{third}, Doubtful: []netip.Addr{first}, Since: again, Until: ended},
+	}
+	want(t, "ledger", readLedger(t, l), wanted)
+	check(t, l.Compact(func(map[Key]Known) []Key { return nil }))
+	want(t, "compacted", readLedger(t, l), wanted)
+	want(t, "names", []bool{wanted[a].Names(first), wanted[a].Names(third), Known{}.Names(third)}, []bool{true, false, true})
 }
 
 func TestLedgerLinesThatAreTornAreNoOthers(t *testing.T) {
 	s := Open(t.TempDir())
 	l := s.Ledger("")
 	a, b := Key{"c1", "net", "eth0"}, Key{"c2", "net", "eth0"}
-	check(t, l.Add(false, a))
+	adds(t, l, false, a)
 	info, err := os.Stat(l.path)
 	check(t, err)
 	for cut := range info.Size() {
-		check(t, l.Settle(nil))
-		check(t, l.Add(false, a))
+		check(t, l.Settle([]Key{a, b}))
+		adds(t, l, false, a)
 		check(t, os.Truncate(l.path, cut))
-		check(t, l.Add(true, b))
-		got, err := l.Read()
-		check(t, err)
+		adds(t, l, true, b)
 		wanted := map[Key]bool{b: true}
 		if cut == info.Size()-1 { // only the newline is lost
 			wanted[a] = false
 		}
-		want(t, fmt.Sprint("cut at ", cut), got, wanted)
+		want(t, fmt.Sprint("cut at ", cut), gone(t, l), wanted)
 	}
 }
 
-func TestLedgerDropsTheOlderPart(t *testing.T) {
-	s := Open(t.TempDir())
-	l := s.Ledger("")
-	key := func(i int) Key { return Key{fmt.Sprint("container-", i), "net", "eth0"} }
-	count := 0
-	for files := 0; files < 2; {
-		var keys []Key
-		for range 1000 {
-			keys = append(keys, key(count))
-			count++
+// TestFault_B4_TheLedgerForgetsNothingThatIsNotSettled: of six thousand
+// attachments, more than were kept once, each is there until it is settled.
+func TestFault_B4_TheLedgerForgetsNothingThatIsNotSettled(t *testing.T) {
+	l := Open(t.TempDir()).Ledger("")
+	key := func(i int) Key { return Key{fmt.Sprintf("%064d", i), "net", "eth0"} }
+	const count = 12000
+	for i := range count {
+		adds(t, l, false, key(i))
+		if i%2 == 0 {
+			adds(t, l, true, key(i))
 		}
-		check(t, l.Add(false, keys...))
-		if _, err := os.Stat(l.path); os.IsNotExist(err) {
-			files++
+		if l.Long() {
+			check(t, l.Compact(func(gone map[Key]Known) []Key {
+				delete(gone, key(0)) // its reservation has come back
+				return slices.Collect(maps.Keys(gone))
+			}))
 		}
 	}
-	check(t, l.Add(false, key(count)))
-	got, err := l.Read()
+	known := gone(t, l)
+	for i := range count {
+		if isGone, ok := known[key(i)]; i%2 == 1 && (!ok || isGone) {
+			t.Fatalf("attachment %d is known: %v, gone: %v", i, ok, isGone)
+		}
+	}
+	want(t, "one that is gone and not settled", known[key(0)], true)
+	if len(known) > count*3/4 {
+		t.Errorf("%d are known: nothing was left out", len(known))
+	}
+}
+
+// TestFault_B4_CompactingLosesNoLineOfOthers: several write while several
+// compact, in processes that know nothing of each other.
+func TestFault_B4_CompactingLosesNoLineOfOthers(t *testing.T) {
+	const writers, each = 4, 300
+	dir := t.TempDir()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	key := func(w, i int) Key { return Key{fmt.Sprintf("%d-%d", w, i), "net", "eth0"} }
+	stop := make(chan struct{})
+	var compacting, writing sync.WaitGroup
+	for range 2 {
+		compacting.Add(1)
+		go func() {
+			defer compacting.Done()
+			l := Open(dir).Ledger("me")
+			for {
+				if err := l.Compact(func(gone map[Key]Known) []Key { return slices.Collect(maps.Keys(gone)) }); err != nil {
+					t.Error(err)
+				}
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		}()
+	}
+	for w := range writers {
+		writing.Add(1)
+		go func() {
+			defer writing.Done()
+			random := rand.New(rand.NewPCG(seed, uint64(w)))
+			l := Open(dir).Ledger("me")
+			for i := range each {
+				if err := l.Add(Line{Key: key(w, i)}); err != nil {
+					t.Error(err)
+				}
+				if i%3 == 0 {
+					if err := l.Add(Line{Key: key(w, i), Gone: true}); err != nil {
+						t.Error(err)
+					}
+				}
+				if random.IntN(20) == 0 {
+					if err := l.Sync().Wait(); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		}()
+	}
+	writing.Wait()
+	close(stop)
+	compacting.Wait()
+	known := gone(t, Open(dir).Ledger("me"))
+	for w := range writers {
+		for i := range each {
+			isGone, ok := known[key(w, i)]
+			if i%3 != 0 && (!ok || isGone) || i%3 == 0 && ok && !isGone {
+				t.Fatalf("%v is known: %v, gone: %v", key(w, i), ok, isGone)
+			}
+		}
+	}
+}
+
+// TestFault_B4_ACrashWhileCompactingLosesNothing leaves the files as they are
+// after each of its steps.
+func TestFault_B4_ACrashWhileCompactingLosesNothing(t *testing.T) {
+	a, b, c := Key{"c1", "net", "eth0"}, Key{"c2", "net", "eth0"}, Key{"c3", "net", "eth0"}
+	for name, steps := range map[string]func(l *Ledger){
+		"second name": func(l *Ledger) { check(t, l.keepPrevious()) },
+		"new file begun": func(l *Ledger) {
+			check(t, l.keepPrevious())
+			check(t, os.WriteFile(l.path+tmpExt, []byte("half"), 0o600))
+		},
+		"new file in place": func(l *Ledger) {
+			check(t, l.keepPrevious())
+			next, err := l.replace(map[Key]Known{a: {}, b: {}})
+			check(t, err)
+			check(t, next.Close())
+		},
+		"a line too late": func(l *Ledger) {
+			f, err := os.OpenFile(l.path, os.O_WRONLY|os.O_APPEND, 0)
+			check(t, err)
+			check(t, l.keepPrevious())
+			_, sources, err := l.read(false)
+			check(t, err)
+			line, err := encodeLines([]Line{{Key: c}})
+			check(t, err)
+			_, err = f.Write(append([]byte("\n"), line...))
+			check(t, err)
+			next, err := l.replace(map[Key]Known{a: {}, b: {}})
+			check(t, err)
+			check(t, next.Close())
+			check(t, l.dropRead(sources))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := Open(t.TempDir()).Ledger("me")
+			adds(t, l, false, a, b)
+			steps(l)
+			if _, ok := gone(t, l)[c]; !ok {
+				adds(t, l, false, c)
+			}
+			want(t, "after the crash", gone(t, l), map[Key]bool{a: false, b: false, c: false})
+			for range 2 {
+				check(t, l.Compact(func(map[Key]Known) []Key { return nil }))
+				want(t, "compacted", gone(t, l), map[Key]bool{a: false, b: false, c: false})
+			}
+			files, err := filepath.Glob(filepath.Join(filepath.Dir(l.path), "*"))
+			check(t, err)
+			want(t, "files", files, []string{l.path})
+		})
+	}
+}
+
+// TestFault_B4_AnEarlierVersionBesideUsDropsNoLineOfOurs: it appends to the file
+// that it knows, and renames that over what it had when it is long.
+func TestFault_B4_AnEarlierVersionBesideUsDropsNoLineOfOurs(t *testing.T) {
+	l := Open(t.TempDir()).Ledger("me")
+	ours, its, old, late := Key{"c1", "net", "eth0"}, Key{"c2", "net", "eth0"}, Key{"c3", "net", "eth0"}, Key{"c4", "net", "eth0"}
+	appends := func(path string, lines ...Line) {
+		data, err := encodeLines(lines)
+		check(t, err)
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+		check(t, err)
+		_, err = f.Write(append([]byte("\n"), data...))
+		check(t, err)
+		check(t, f.Close())
+	}
+	appends(l.legacy, Line{Key: old})
+	check(t, l.Add(Line{Key: ours}))
+	check(t, os.Rename(l.legacy, l.legacy+".old"))
+	appends(l.legacy, Line{Key: its}, Line{Key: old, Gone: true})
+	want(t, "both", gone(t, l), map[Key]bool{ours: false, its: false, old: true})
+	check(t, l.Compact(func(gone map[Key]Known) []Key { return slices.Collect(maps.Keys(gone)) }))
+	appends(l.legacy, Line{Key: its, Gone: true})
+	want(t, "compacted, and gone since", gone(t, l), map[Key]bool{ours: false, its: true, old: true})
+	check(t, os.Rename(l.legacy, l.legacy+".old")) // what that held is lost
+	appends(l.legacy, Line{Key: late})
+	want(t, "its own lines dropped", gone(t, l), map[Key]bool{ours: false, its: true, old: true, late: false})
+
+	check(t, l.Settle([]Key{its, old}))
+	want(t, "settled", gone(t, l), map[Key]bool{ours: false, late: false})
+	files, err := filepath.Glob(filepath.Join(filepath.Dir(l.path), "*"))
 	check(t, err)
-	_, oldest := got[key(0)]
-	_, newest := got[key(count)]
-	want(t, "the oldest and the newest", []bool{oldest, newest}, []bool{false, true})
-	files, err := filepath.Glob(l.path + "*")
-	check(t, err)
-	want(t, "files", files, []string{l.path, l.path + ".old"})
-	strays, err := s.Strays()
-	check(t, err)
-	want(t, "strays", len(strays), 0)
+	if len(files) != 1 || !strings.HasSuffix(files[0], claimsExt) {
+		t.Errorf("there are %v, want our file alone", files)
+	}
 }

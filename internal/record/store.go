@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/embedcni/cni/internal/plainfile"
@@ -25,8 +26,9 @@ type Store struct {
 	Sync func(*os.File) error
 	Read func(path string) ([]byte, error)
 
-	dir    string
-	spares *spare.Files
+	dir     string
+	spares  *spare.Files
+	ledgers sync.Map // of *Ledger, by owner
 }
 
 const (
@@ -85,32 +87,32 @@ func (s *Store) BeginSoon(r *Record) (*Pending, error) {
 	if err != nil {
 		return nil, fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 	}
-	p := &Pending{done: make(chan struct{})}
+	done, failed := make(chan struct{}), new(error)
 	go func() {
-		defer close(p.done)
+		defer close(done)
 		dir := make(chan error, 1)
 		go func() { dir <- syncDir(s.dir) }()
 		if err := errors.Join(s.Sync(f), f.Close(), <-dir); err != nil {
-			p.err = fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+			*failed = fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 		}
 	}()
-	return p, nil
+	return &Pending{done, failed}, nil
 }
 
-// Pending is a record on its way to the disk.
+// Pending is a record, or lines of a ledger, on the way to the disk.
 type Pending struct {
-	done chan struct{}
-	err  error
+	done   chan struct{}
+	failed *error // set when done
 }
 
-// Wait returns when the record survives a power cut, or why it does not. A nil
+// Wait returns when that survives a power cut, or why it does not. A nil
 // Pending is one that does.
 func (p *Pending) Wait() error {
 	if p == nil {
 		return nil
 	}
 	<-p.done
-	return p.err
+	return *p.failed
 }
 
 // begin puts the base in place, and returns the file, which is to be closed. It

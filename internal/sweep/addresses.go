@@ -9,44 +9,111 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
+
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// address is a file of host-local: its name is the address, its content is the
-// container ID and the interface name on two lines.
-type address struct {
-	dir, file, content string
+// Reservation is a file of host-local: its name is the address, its content is
+// the container ID and the interface name on two lines. One that is empty says
+// neither: host-local was killed between making the file and writing it, the
+// content was lost with the power, or an administrator keeps the address from
+// being given out.
+type Reservation struct {
+	Dir                 string
+	Addr                netip.Addr
+	ContainerID, IfName string
+	// Made is when the file was made, or last written to.
+	Made time.Time
+
+	changed       time.Time // when anything of it was changed
+	file, content string
+	private       bool // as host-local makes its files
 }
 
-func (a address) String() string { return "address " + a.file + " in " + a.dir }
+// MadeBetween reports whether the file was made after one time and not changed
+// after another. Of files of the same tick of the clock it is not known which was
+// first.
+func (r Reservation) MadeBetween(after, until time.Time) bool {
+	return r.Made.After(after) && !r.Made.After(until) && !r.changed.After(until)
+}
 
-// Remove deletes the file under host-local's own lock, if it still says what
-// was found: the address may be another container's by now.
-func (a address) Remove() (err error) {
-	lock, err := disk.NewFileLock(a.dir)
+// Path is that of the file.
+func (r Reservation) Path() string { return filepath.Join(r.Dir, r.file) }
+
+func (r Reservation) String() string { return "address " + r.file + " in " + r.Dir }
+
+// longestReservation is more than host-local writes.
+const longestReservation = 4096
+
+// readReservation reads a file. What host-local cannot have made is no
+// reservation of anybody's that is known.
+func readReservation(dir, name string) (r Reservation, ok bool, err error) {
+	addr, err := netip.ParseAddr(name)
+	if err != nil {
+		return r, false, nil
+	}
+	r = Reservation{Dir: dir, Addr: addr, file: name}
+	info, err := os.Lstat(r.Path())
+	if err == nil && !info.Mode().IsRegular() && info.Mode()&fs.ModeSymlink == 0 {
+		return r, false, nil
+	}
+	var data []byte
+	if err == nil {
+		data, err = plainfile.ReadUpTo(r.Path(), longestReservation)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, plainfile.ErrTooLong), errors.Is(err, plainfile.ErrNotRegular):
+		return r, false, nil
+	case err != nil:
+		return r, false, err
+	}
+	r.content = string(data)
+	r.Made, r.changed, r.private = made(info)
+	r.ContainerID, r.IfName, _ = strings.Cut(strings.TrimSpace(r.content), disk.LineBreak)
+	return r, true, nil
+}
+
+// Remove deletes the file under host-local's own lock, if it still is what was
+// found: the address may be another container's by now.
+func (r Reservation) Remove() (err error) {
+	unlock, err := lockDir(r.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("release %s: %w", a, err)
+		return fmt.Errorf("release %s: %w", r, err)
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
-	if err := lock.Lock(); err != nil {
-		return fmt.Errorf("release %s: %w", a, err)
-	}
-	path := filepath.Join(a.dir, a.file)
-	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && string(data) != a.content {
+	defer func() { err = errors.Join(err, unlock()) }()
+	now, ok, err := readReservation(r.Dir, r.file)
+	if err == nil && (!ok || now.content != r.content || r.content == "" && now != r) {
 		return nil
 	}
 	if err == nil {
-		err = os.Remove(path)
+		err = os.Remove(r.Path())
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("release %s: %w", a, err)
+		return fmt.Errorf("release %s: %w", r, err)
 	}
 	return nil
+}
+
+// lockDir takes host-local's lock of a directory.
+func lockDir(dir string) (unlock func() error, err error) {
+	info, err := os.Stat(filepath.Join(dir, "lock"))
+	if err == nil && !info.Mode().IsRegular() {
+		return nil, &fs.PathError{Op: "lock", Path: filepath.Join(dir, "lock"), Err: plainfile.ErrNotRegular}
+	}
+	lock, err := disk.NewFileLock(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := lock.Lock(); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return lock.Close, nil
 }
 
 // addresses are the files of the container's interface in host-local's
@@ -56,72 +123,107 @@ func addresses(t Target) ([]Item, error) {
 	var errs []error
 	for _, dir := range t.IPAMDirs {
 		found, err := addressesIn(dir, t)
-		items = append(items, found...)
+		for _, r := range found {
+			items = append(items, r)
+		}
 		errs = append(errs, err)
 	}
 	return items, errors.Join(errs...)
 }
 
-func addressesIn(dir string, t Target) ([]Item, error) {
+func addressesIn(dir string, t Target) ([]Reservation, error) {
 	names, err := candidates(dir, t)
 	if err != nil {
 		return nil, fmt.Errorf("addresses of container %s: %w", t.ContainerID, err)
 	}
-	var items []Item
+	return reservations(dir, names, func(r Reservation) bool {
+		if r.content == "" {
+			return t.Thorough && r.private && t.Emptied != nil && t.Emptied(r)
+		}
+		return holds(r.content, t.ContainerID, t.IfName) && (t.Only == nil || t.Only(r.Addr))
+	})
+}
+
+// reservations are those of the files that are wanted. One that cannot be read
+// is an error beside the others.
+func reservations(dir string, names []string, wanted func(Reservation) bool) (found []Reservation, err error) {
 	var errs []error
 	for _, name := range names {
-		data, err := os.ReadFile(filepath.Join(dir, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		// A plugin that was killed between creating the file and writing it
-		// leaves one that says nothing, and that nobody ever releases.
-		if holds(string(data), t.ContainerID, t.IfName) || t.Thorough && len(data) == 0 {
-			items = append(items, address{dir: dir, file: name, content: string(data)})
+		r, ok, err := readReservation(dir, name)
+		errs = append(errs, err)
+		if ok && wanted(r) {
+			found = append(found, r)
 		}
 	}
-	return items, errors.Join(errs...)
+	return found, errors.Join(errs...)
 }
 
 // Held are the addresses that host-local holds for the attachment in the
 // target's directories, whatever is known of them otherwise.
 func Held(t Target) ([]netip.Addr, error) {
-	t.Thorough = true
-	items, err := addresses(t)
+	t.Thorough, t.Emptied = true, nil
 	var held []netip.Addr
-	for _, item := range items {
-		a, ok := item.(address)
-		if addr, err := netip.ParseAddr(a.file); ok && err == nil && a.content != "" {
-			held = append(held, addr)
+	var errs []error
+	for _, dir := range t.IPAMDirs {
+		found, err := addressesIn(dir, t)
+		for _, r := range found {
+			held = append(held, r.Addr)
 		}
+		errs = append(errs, err)
 	}
-	return held, err
+	return held, errors.Join(errs...)
 }
 
-// Stale are the files in host-local's directory of a network that it holds for
-// attachments which are gone. A directory that does not exist has none.
-func Stale(dir string, gone func(id, ifName string) bool) ([]Item, error) {
+// Stale are the files in host-local's directory of a network that are stale. The
+// function is asked about each that says whose it is, and each empty one that a
+// program like host-local made. A directory that does not exist has none.
+func Stale(dir string, stale func(Reservation) bool) ([]Item, error) {
 	names, err := candidates(dir, Target{Thorough: true})
 	if err != nil {
 		return nil, fmt.Errorf("stale addresses: %w", err)
 	}
+	found, err := reservations(dir, names, func(r Reservation) bool {
+		return (r.IfName != "" || r.content == "" && r.private) && stale(r)
+	})
 	var items []Item
+	for _, r := range found {
+		items = append(items, r)
+	}
+	return items, err
+}
+
+// Foreign are the files of reservations in host-local's directory of a network
+// that host-local did not write, or not to the end: they say no attachment.
+// Those that say one are the others.
+func Foreign(dir string) (foreign []string, others []Reservation, err error) {
+	names, err := candidates(dir, Target{Thorough: true})
+	if err != nil {
+		return nil, nil, err
+	}
 	var errs []error
 	for _, name := range names {
-		data, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
-		}
-		id, ifName, ok := strings.Cut(strings.TrimSpace(string(data)), disk.LineBreak)
-		if ok && gone(id, ifName) {
-			items = append(items, address{dir: dir, file: name, content: string(data)})
+		r, ok, err := readReservation(dir, name)
+		errs = append(errs, err)
+		if ok && r.IfName != "" && r.content == r.ContainerID+disk.LineBreak+r.IfName {
+			others = append(others, r)
+		} else if err == nil {
+			foreign = append(foreign, filepath.Join(dir, name))
 		}
 	}
-	return items, errors.Join(errs...)
+	return foreign, others, errors.Join(errs...)
+}
+
+// SyncDir brings the names in a directory to the disk, and that others are gone.
+// A directory that does not exist has none.
+func SyncDir(dir string) error {
+	d, err := plainfile.Open(dir, os.O_RDONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // candidates are the files to look into: those of the addresses that are known,

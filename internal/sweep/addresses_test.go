@@ -87,7 +87,17 @@ func TestAddressesOfTheAttachment(t *testing.T) {
 			target: Target{Addresses: addrs("10.1.0.2", "fd00::2", "10.1.0.4", "10.1.0.5", "10.1.0.9", "10.1.0.20", "10.1.0.22")},
 			want:   []string{"10.1.0.2", "fd00::2", "10.1.0.4"},
 		},
-		{name: "thorough", target: Target{Thorough: true}, want: []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "fd00::2"}},
+		{name: "thorough", target: Target{Thorough: true}, want: []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "fd00::2"}},
+		{
+			name:   "some only",
+			target: Target{Thorough: true, Only: func(a netip.Addr) bool { return a == netip.MustParseAddr("10.1.0.3") }},
+			want:   []string{"10.1.0.3"},
+		},
+		{
+			name:   "an empty one",
+			target: Target{Thorough: true, Emptied: func(r Reservation) bool { return r.Addr == netip.MustParseAddr("10.1.0.5") }},
+			want:   []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "fd00::2"},
+		},
 	} {
 		dir := reserve(t, all)
 		target, want := c.target, []string(nil)
@@ -141,7 +151,8 @@ func TestHeldAreTheAddressesThatSayWhose(t *testing.T) {
 // Between the search and the removal the address may be given to another.
 func TestAnAddressThatHasChangedHandsStays(t *testing.T) {
 	dir := reserve(t, map[string]string{"10.1.0.2": "c1\r\neth0", "10.1.0.3": "", "10.1.0.4": "c1\r\neth0"})
-	items, err := addresses(Target{ContainerID: "c1", IfName: "eth0", IPAMDirs: []string{dir}, Thorough: true})
+	items, err := addresses(Target{ContainerID: "c1", IfName: "eth0", IPAMDirs: []string{dir}, Thorough: true,
+		Emptied: func(Reservation) bool { return true }})
 	if err != nil || len(items) != 3 {
 		t.Fatalf("found %v, %v", items, err)
 	}
@@ -164,7 +175,8 @@ func TestAnAddressThatHasChangedHandsStays(t *testing.T) {
 func TestOtherFilesAreNotReadUnlessThorough(t *testing.T) {
 	dir := reserve(t, map[string]string{"10.1.0.2": "c1\r\neth0"})
 	for i := range 250 {
-		if err := os.Mkdir(filepath.Join(dir, fmt.Sprintf("10.1.1.%d", i)), 0o700); err != nil {
+		loop := fmt.Sprintf("10.1.1.%d", i)
+		if err := os.Symlink(loop, filepath.Join(dir, loop)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -57,7 +57,14 @@ type Target struct {
 	HostName string
 	GiveUp   bool // delete a backup that cannot be put back too
 
-	missing bool     // the device exists, and is not on the host
+	missing bool // the device exists, and is not on the host
+	// Emptied decides whether an empty reservation is the attachment's, where the
+	// sweep is thorough; nil if none is.
+	Emptied func(Reservation) bool
+	// Only bounds the addresses that may be released; nil if nothing does but that
+	// they are reserved for the attachment.
+	Only func(netip.Addr) bool
+
 	sockets *sockets // of one Find
 }
 

@@ -127,17 +127,17 @@ func (h *held) releaseHeld(before int, id, holder string) error {
 	return err
 }
 
-// releaseUnless removes the address files of all holders but these.
-func (h *held) releaseUnless(keep map[string]bool) error {
-	var errs []error
-	var stale []string
-	for holder := range h.memo.holders {
-		if !keep[holder] {
-			stale = append(stale, holder)
+// releaseStale removes the address files that are stale, by holder and address.
+func (h *held) releaseStale(stale func(holder string, addr netip.Addr) bool) error {
+	var found []netip.Addr
+	for addr, e := range h.memo.entries {
+		if stale(e.holder, addr) {
+			found = append(found, addr)
 		}
 	}
-	for _, holder := range stale {
-		_, err := h.releaseAll(slices.Clone(h.memo.holders[holder]), holder)
+	var errs []error
+	for _, addr := range found {
+		_, err := h.releaseIf(addr, h.memo.entries[addr].holder)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

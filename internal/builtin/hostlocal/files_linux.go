@@ -31,6 +31,9 @@ func holderOf(id, ifName string) string {
 // ends: an empty one would hold the address for ever.
 func (h *held) reserve(addr netip.Addr, holder string) (bool, error) {
 	name := addr.String()
+	if h.claim != nil {
+		h.claim(addr)
+	}
 	err := h.publish(name, holder)
 	if errors.Is(err, unix.EEXIST) {
 		return false, nil
@@ -70,7 +73,7 @@ func (h *held) publish(name, content string) error {
 // publishByLink is publish with a second name in between.
 func (h *held) publishByLink(name, content string) (err error) {
 	fd, err := retry(func() (int, error) {
-		return unix.Openat(h.dir, unfinished, unix.O_CREAT|unix.O_TRUNC|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+		return unix.Openat(h.dir, unfinished, unix.O_CREAT|unix.O_TRUNC|unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 	})
 	if err != nil {
 		return err
@@ -121,7 +124,7 @@ func (h *held) lastReserved(set int) netip.Addr {
 func (h *held) setLastReserved(set int, addr netip.Addr) (err error) {
 	name := lastReservedName(set)
 	fd, err := retry(func() (int, error) {
-		return unix.Openat(h.dir, name, unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+		return unix.Openat(h.dir, name, unix.O_CREAT|unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 	})
 	if err != nil {
 		return pathError("open", h.path+"/"+name, err)

@@ -7,14 +7,16 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"sync"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/durable"
+	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -37,7 +39,7 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result
 	}
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Routes: c.routes}
 	if c.resolvConf != "" {
-		text, err := os.ReadFile(c.resolvConf)
+		text, err := plainfile.ReadUpTo(c.resolvConf, maxResolvConf)
 		if err != nil {
 			return nil, fmt.Errorf("network %q: ipam.resolvConf: %w", r.Name, err)
 		}
@@ -55,6 +57,7 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result
 	if err := h.refresh(); err != nil {
 		return nil, fmt.Errorf("network %q: %w", r.Name, err)
 	}
+	h.claim = func(addr netip.Addr) { caller.ReservationsFrom(ctx).Claim(c.dir, addr) }
 	result.IPs, err = h.allocate(c, r.ContainerID, r.IfName)
 	if err != nil {
 		return nil, fmt.Errorf("network %q: %w", r.Name, err)
@@ -114,8 +117,10 @@ func (p *Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
 	return nil
 }
 
-// GC releases the addresses of all attachments but the valid ones. The
-// reference plugin has no GC; the specification asks for it.
+// GC releases the addresses of attachments that are not valid, as far as the
+// runtime says that they are its own and gone: other programs may have addresses
+// in the same directory, and an administrator may keep some from being given
+// out. The reference plugin has no GC; the specification asks for it.
 func (p *Plugin) GC(ctx context.Context, r *plugin.Request, valid []types.GCAttachment) (err error) {
 	c, err := parse(r)
 	if err != nil {
@@ -132,13 +137,15 @@ func (p *Plugin) GC(ctx context.Context, r *plugin.Request, valid []types.GCAtta
 	if err := h.refresh(); err != nil {
 		return fmt.Errorf("network %q: %w", r.Name, err)
 	}
-	// An empty file may be an administrator's, who keeps an address away.
-	keep := map[string]bool{"": true}
+	keep := make(map[string]bool)
 	for _, a := range valid {
 		keep[holderOf(a.ContainerID, a.IfName)] = true
-		keep[strings.TrimSpace(a.ContainerID)] = true // as the earliest versions wrote it
 	}
-	return h.releaseUnless(keep)
+	mine := caller.ReservationsFrom(ctx)
+	return h.releaseStale(func(holder string, addr netip.Addr) bool {
+		id, ifName, ok := strings.Cut(holder, disk.LineBreak)
+		return ok && !keep[holder] && mine.MayRelease(id, ifName, addr)
+	})
 }
 
 // Status fails with the code 50 if an Add could get no address. The reference
@@ -166,6 +173,9 @@ func (p *Plugin) Status(ctx context.Context, r *plugin.Request) (err error) {
 	}
 	return nil
 }
+
+// maxResolvConf is more than any resolver reads of its configuration.
+const maxResolvConf = 1 << 20
 
 // errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
 const errNotAvailable = 50

@@ -1,11 +1,13 @@
 package hostlocal
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -13,11 +15,15 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -253,23 +259,141 @@ func TestCheckDetects(t *testing.T) {
 	})
 }
 
-func TestGC(t *testing.T) {
+// releasing is a runtime that has only these reservations to release.
+type releasing struct {
+	caller.Caller
+	mine func(id, ifName string, addr netip.Addr) bool
+}
+
+func (releasing) Claim(string, netip.Addr) {}
+
+func (r releasing) MayRelease(id, ifName string, addr netip.Addr) bool {
+	return r.mine(id, ifName, addr)
+}
+
+// TestFault_F39_GCReleasesOnlyWhatTheRuntimeSaysIsItsOwn: nothing else is, by
+// being on no list of attachments.
+func TestFault_F39_GCReleasesOnlyWhatTheRuntimeSaysIsItsOwn(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
-	fill(t, dir, map[string]string{
+	before := map[string]string{
 		"10.1.0.2": "a\r\neth0", "fd00::2": "a\r\neth0", "10.1.0.3": "a\r\neth1", "10.1.0.4": "b\r\neth0",
-		"10.1.0.5": "a", "10.1.0.6": "b", "10.1.0.7": "", "10.9.0.1": "c\r\neth0", "last_reserved_ip.0": "10.1.0.7",
-	})
-	valid := []types.GCAttachment{{ContainerID: "a", IfName: "eth0"}}
-	if err := New().GC(t.Context(), call(configFor(base, dual), ""), valid); err != nil {
-		t.Fatal(err)
+		"10.1.0.5": "a", "10.1.0.6": "b", "10.1.0.7": "", "10.9.0.1": "c\r\neth0", "10.1.0.8": "b\r\neth0",
+		"10.1.0.9": "kept for the printer", "last_reserved_ip.0": "10.1.0.7",
 	}
-	want := []string{"10.1.0.2", "10.1.0.5", "10.1.0.7", "fd00::2", "last_reserved_ip.0", "lock"}
-	if left := slices.Sorted(maps.Keys(files(t, dir))); !slices.Equal(left, want) {
+	fill(t, dir, before)
+	valid := []types.GCAttachment{{ContainerID: "a", IfName: "eth0"}}
+	gc := func(ctx context.Context) []string {
+		t.Helper()
+		if err := New().GC(ctx, call(configFor(base, dual), ""), valid); err != nil {
+			t.Fatal(err)
+		}
+		return slices.Sorted(maps.Keys(files(t, dir)))
+	}
+	want := slices.Sorted(maps.Keys(before))
+	want = append(want, "lock")
+	if left := gc(t.Context()); !slices.Equal(left, want) {
+		t.Errorf("without a runtime: left %q, want %q", left, want)
+	}
+	ctx := caller.With(t.Context(), releasing{caller.From(t.Context()), func(id, ifName string, addr netip.Addr) bool {
+		return id == "a" || id == "b" && ifName == "eth0" && addr == netip.MustParseAddr("10.1.0.4")
+	}})
+	want = slices.DeleteFunc(want, func(name string) bool { return name == "10.1.0.3" || name == "10.1.0.4" })
+	if left := gc(ctx); !slices.Equal(left, want) {
 		t.Errorf("left %q, want %q", left, want)
 	}
-	if err := New().GC(t.Context(), call(configFor(t.TempDir(), dual), ""), nil); err != nil {
+	if err := New().GC(ctx, call(configFor(t.TempDir(), dual), ""), nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// claiming is a runtime that sees what there is when an address is claimed.
+type claiming struct {
+	releasing
+	claim func(dir string, addr netip.Addr)
+}
+
+func (c claiming) Claim(dir string, addr netip.Addr) { c.claim(dir, addr) }
+
+// TestAnAddressIsClaimedBeforeItIsReserved: in between the process may be killed.
+func TestAnAddressIsClaimedBeforeItIsReserved(t *testing.T) {
+	base := t.TempDir()
+	var claimed []string
+	ctx := caller.With(t.Context(), claiming{releasing{caller.From(t.Context()), nil}, func(dir string, addr netip.Addr) {
+		claimed = append(claimed, addr.String())
+		if _, err := os.Lstat(filepath.Join(dir, addr.String())); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s in %s is there before it was claimed: %v", addr, dir, err)
+		}
+	}})
+	result, err := New().Add(ctx, call(configFor(base, dual), "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, ip := range result.IPs {
+		got = append(got, ip.Address.IP.String())
+	}
+	if !slices.Equal(claimed, got) {
+		t.Errorf("claimed %q, and got %q", claimed, got)
+	}
+}
+
+// TestFault_F50_AResolvConfThatIsNoFileHoldsUpNobody: neither one whose other
+// end nobody opens, nor one without an end.
+func TestFault_F50_AResolvConfThatIsNoFileHoldsUpNobody(t *testing.T) {
+	base := t.TempDir()
+	fifo := filepath.Join(base, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	long := filepath.Join(base, "long")
+	if err := errors.Join(os.WriteFile(long, nil, 0o600), os.Truncate(long, maxResolvConf+1)); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]error{fifo: plainfile.ErrNotRegular, "/dev/zero": plainfile.ErrNotRegular, long: plainfile.ErrTooLong, base: unix.EISDIR} {
+		ended := make(chan error, 1)
+		go func() {
+			_, err := New().Add(t.Context(), call(configFor(base, fmt.Sprintf(`"subnet": "10.1.0.0/24", "resolvConf": %q`, path)), "a"))
+			ended <- err
+		}()
+		select {
+		case err := <-ended:
+			if !errors.Is(err, want) || !strings.Contains(err.Error(), path) {
+				t.Errorf("%s: %v, want one that is %q", path, err, want)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("%s holds up the call", path)
+		}
+	}
+	if left := files(t, base+"/podnet"); len(left) > 0 {
+		t.Errorf("there is %q", left)
+	}
+}
+
+// TestFault_F50_FilesOfTheNetworkThatAreNoneHoldUpNobody puts FIFOs wherever
+// host-local has a file.
+func TestFault_F50_FilesOfTheNetworkThatAreNoneHoldUpNobody(t *testing.T) {
+	base := t.TempDir()
+	dir := base + "/podnet"
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"10.1.0.2", "10.1.0.3", "last_reserved_ip.0", "lock"} {
+		if err := unix.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ended := make(chan error, 1)
+	go func() {
+		p, r := New(), call(configFor(base, `"subnet": "10.1.0.0/24"`), "a")
+		_, err := p.Add(t.Context(), r)
+		ended <- errors.Join(err, p.GC(t.Context(), r, nil), p.Del(t.Context(), r), p.Status(t.Context(), r))
+	}()
+	select {
+	case err := <-ended:
+		t.Log(err)
+	case <-time.After(time.Minute):
+		t.Fatal("a FIFO holds up the calls")
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -36,6 +37,7 @@ type held struct {
 	*directory
 	dir, lock int // descriptors
 	changed   bool
+	claim     func(netip.Addr) // tells the runtime before a file is made; nil: nobody
 }
 
 // acquire locks the directory. With create it makes it first; without, it fails
@@ -90,7 +92,7 @@ func (h *held) openLocked(ctx context.Context) (current bool, err error) {
 		return false, &fs.PathError{Op: "open", Path: h.path, Err: err}
 	}
 	if h.lock, err = retry(func() (int, error) {
-		return unix.Openat(h.dir, "lock", unix.O_CREAT|unix.O_RDONLY|unix.O_CLOEXEC, 0o750)
+		return unix.Openat(h.dir, "lock", unix.O_CREAT|unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o750)
 	}); err != nil {
 		return false, &fs.PathError{Op: "open", Path: filepath.Join(h.path, "lock"), Err: err}
 	}

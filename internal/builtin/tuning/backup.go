@@ -8,6 +8,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // backup is what an interface had before, in the words of the reference
@@ -72,7 +74,7 @@ func saveBackup(file string, b backup) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return fmt.Errorf("dataDir: %w", err)
 	}
-	err = os.WriteFile(unfinished(file), data, 0o600)
+	err = plainfile.Write(unfinished(file), data, 0o600)
 	if err == nil {
 		err = os.Rename(unfinished(file), file)
 	}
@@ -85,7 +87,7 @@ func saveBackup(file string, b backup) error {
 // loadBackup reads the file. If there is none, or none that makes sense, there
 // is nothing to put back.
 func loadBackup(file string) (b backup, found bool, err error) {
-	data, err := os.ReadFile(file)
+	data, err := plainfile.Read(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return backup{}, false, nil
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -121,7 +122,7 @@ func (p Plugin) parse(ctx context.Context, r *plugin.Request) (*config, error) {
 	if file == "" {
 		file = defaultAllowlist
 	}
-	text, err := os.ReadFile(file)
+	text, err := plainfile.Read(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return c, nil
 	}

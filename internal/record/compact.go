@@ -1,0 +1,168 @@
+package record
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/embedcni/cni/internal/plainfile"
+)
+
+// ledgerSize is how long a ledger gets, four thousand attachments and more,
+// before it is worth while to look which of them are settled.
+const ledgerSize = 1 << 20
+
+// Long reports whether the ledger should be compacted: it has passed another
+// multiple of ledgerSize.
+func (l *Ledger) Long() bool { return l.long.Load() }
+
+// Compact leaves out the attachments that settled returns, of those that are
+// gone. Others may add lines meanwhile; if another process compacts the ledger
+// already, nothing happens.
+func (l *Ledger) Compact(settled func(gone map[Key]Known) []Key) error {
+	return wrapLedger(l.compact(false, func(known map[Key]Known) []Key {
+		gone := make(map[Key]Known)
+		for key, k := range known {
+			if k.Gone {
+				gone[key] = k
+			}
+		}
+		return settled(gone)
+	}))
+}
+
+// Settle leaves out these attachments, and takes over the lines of earlier
+// versions. No Add may be under way.
+func (l *Ledger) Settle(keys []Key) error {
+	return wrapLedger(l.compact(true, func(map[Key]Known) []Key { return keys }))
+}
+
+// compact puts a file with what is not settled in place of the ledger, and of
+// those of earlier versions when nobody can be writing to them.
+//
+// Nobody who adds a line is kept waiting. A line can be written to the old file
+// until the new one is in its place: whoever writes later notices, and writes
+// again. So the old file keeps a name until it is known that all that it says is
+// in the new one, and is read as part of the ledger for as long as it has one.
+// A crash at any moment leaves each line in one file at least.
+func (l *Ledger) compact(alone bool, settled func(map[Key]Known) []Key) error {
+	l.long.Store(false)
+	f, err := plainfile.Open(l.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close() // gives the lock back
+	if locked, err := tryLock(f); !locked || err != nil {
+		return err
+	}
+	if current, err := l.isCurrent(f, 0); !current || err != nil {
+		return err
+	}
+	if err := l.keepPrevious(); err != nil {
+		return err
+	}
+	known, sources, err := l.read(alone)
+	if err != nil {
+		return err
+	}
+	for _, key := range settled(known) {
+		delete(known, key)
+	}
+	if err := l.Fsync(f); err != nil {
+		return err
+	}
+	next, err := l.replace(known)
+	if err != nil {
+		return err
+	}
+	return errors.Join(l.dropRead(sources), next.Close())
+}
+
+// keepPrevious gives the ledger a second name.
+func (l *Ledger) keepPrevious() error {
+	previous, err := l.previous()
+	if err != nil {
+		return err
+	}
+	number := 0
+	if len(previous) > 0 {
+		number = l.number(previous[len(previous)-1]) + 1
+	}
+	return os.Link(l.path, l.path+prevExt+fmt.Sprint(number))
+}
+
+// previous are the files that the ledger was in before, in order.
+func (l *Ledger) previous() ([]string, error) {
+	entries, err := os.ReadDir(filepath.Dir(l.path))
+	if ignoreMissing(err) != nil {
+		return nil, err
+	}
+	var paths []string
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), filepath.Base(l.path)+prevExt) {
+			paths = append(paths, filepath.Join(filepath.Dir(l.path), e.Name()))
+		}
+	}
+	slices.SortFunc(paths, func(a, b string) int { return l.number(a) - l.number(b) })
+	return paths, nil
+}
+
+func (l *Ledger) number(path string) (n int) {
+	_, _ = fmt.Sscan(strings.TrimPrefix(path, l.path+prevExt), &n) // another's name counts as the first
+	return n
+}
+
+// replace writes the ledger anew, durably. It returns the file, which is locked:
+// who compacted it now would find only some of the files that it was in before.
+func (l *Ledger) replace(known map[Key]Known) (*os.File, error) {
+	var lines []Line
+	for key, k := range known {
+		lines = append(lines, k.lines(key)...)
+	}
+	data, err := encodeLines(lines)
+	if err != nil {
+		return nil, err
+	}
+	tmp := l.path + tmpExt
+	f, err := plainfile.Open(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	_, lerr := tryLock(f)
+	_, err = f.Write(data)
+	if err = errors.Join(lerr, err, l.Fsync(f)); err == nil {
+		err = os.Rename(tmp, l.path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close(), remove(tmp))
+	}
+	if err := syncDir(filepath.Dir(l.path)); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// dropRead deletes the files of which all is in the new one. If one of them has
+// grown since it was read all stay for the next time: what one says another may
+// end. A crash in between brings back no more than an attachment that is gone,
+// which is looked for once more then.
+func (l *Ledger) dropRead(sources []source) error {
+	sources = slices.DeleteFunc(sources, func(s source) bool { return s.path == l.path })
+	for _, s := range sources {
+		info, err := os.Lstat(s.path)
+		if ignoreMissing(err) != nil {
+			return err
+		}
+		if err == nil && info.Size() != s.size {
+			return nil
+		}
+	}
+	var errs []error
+	for _, s := range sources {
+		errs = append(errs, remove(s.path))
+	}
+	return errors.Join(errs...)
+}

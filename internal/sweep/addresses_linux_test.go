@@ -1,0 +1,61 @@
+package sweep
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni/internal/plainfile"
+)
+
+// TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeIsNobodys: host-local's own is
+// readable to its user alone.
+func TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeIsNobodys(t *testing.T) {
+	dir := reserve(t, map[string]string{"10.1.0.2": "", "10.1.0.3": "", "10.1.0.4": ""})
+	if err := os.Chmod(filepath.Join(dir, "10.1.0.3"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(filepath.Join(dir, "10.1.0.4"), 1, 1); err != nil {
+		t.Fatal(err)
+	}
+	target := Target{ContainerID: "c1", IfName: "eth0", IPAMDirs: []string{dir}, Thorough: true, Emptied: func(Reservation) bool { return true }}
+	items, err := addresses(target)
+	if want := []string{"address 10.1.0.2 in " + dir}; err != nil || !slices.Equal(lines(items), want) {
+		t.Errorf("found %q, %v, want %q", lines(items), err, want)
+	}
+}
+
+// TestFault_F50_WhatIsNoFileHoldsUpNoSweep: FIFOs in the place of reservations
+// and of the lock.
+func TestFault_F50_WhatIsNoFileHoldsUpNoSweep(t *testing.T) {
+	dir := reserve(t, map[string]string{"10.1.0.2": "c1\r\neth0"})
+	for _, name := range []string{"10.1.0.3", "lock"} {
+		if err := syscall.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "10.1.0.4"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		items, err := addresses(Target{ContainerID: "c1", IfName: "eth0", IPAMDirs: []string{dir}, Thorough: true})
+		if err == nil && len(items) == 1 {
+			err = items[0].Remove()
+		}
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, plainfile.ErrNotRegular) || !strings.Contains(err.Error(), filepath.Join(dir, "lock")) {
+			t.Errorf("error %v, want one that names the lock", err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("a FIFO holds up the sweep")
+	}
+}
