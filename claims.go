@@ -52,6 +52,9 @@ func (op *operation) enter(attachments []*attachment) {
 	var lines []record.Line
 	reserving := false
 	for _, a := range attachments {
+		if a.part.From > 0 {
+			continue // it was entered when it was made ahead of time, under the same ID
+		}
 		a.claims.since = now
 		line := record.Line{Key: a.key(), Dirs: a.network.hostLocalDirs(), Time: now}
 		reserving = reserving || len(line.Dirs) > 0

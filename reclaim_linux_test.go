@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -342,4 +344,28 @@ func TestFault_F39_RemoveCompactsALongLedger(t *testing.T) {
 	there := func(id string) bool { _, ok := known[key(id)]; return ok }
 	wantSame(t, "back, settled, unknown, lives, first", []bool{there("back"), there("settled"), there("unknown"), there("lives"), there("first")},
 		[]bool{true, false, true, true, true})
+}
+
+// TestFault_F50_StateThatIsNoFileHoldsUpNobody: a FIFO in the place of a record,
+// of libcni's cache or of an address is an error that names it.
+func TestFault_F50_StateThatIsNoFileHoldsUpNobody(t *testing.T) {
+	s, r := leasing(t, "c1")
+	wantNil(t, r.Remove(t.Context(), "c1", ""))
+	ledgers, err := filepath.Glob(s.path("state", "embedcni", "attachments", "ledger.*"))
+	wantNil(t, err)
+	for _, path := range append(ledgers, s.path("state", "results", "net-c9-eth0"), s.recordFile("c9")+".json") {
+		aside := os.Rename(path, path+".aside")
+		wantNil(t, syscall.Mkfifo(path, 0o600))
+		done := begin(func() error {
+			_, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+			return err
+		})
+		if err := await(t, "GC", done); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("error %v, want one that names %s", err, path)
+		}
+		wantNil(t, os.Remove(path))
+		if aside == nil {
+			wantNil(t, os.Rename(path+".aside", path))
+		}
+	}
 }

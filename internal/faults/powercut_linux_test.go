@@ -155,6 +155,34 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 		held = append(held, address)
 		add("the address is nobody's", func() error { return os.Truncate(address, 0) })
 	}
+	ledger := find(records + "ledger.*")
+	lose := func() error {
+		var errs []error
+		for _, file := range ledger {
+			errs = append(errs, os.Remove(file))
+		}
+		return errors.Join(errs...)
+	}
+	for _, file := range ledger { // what of it was synced is there; that it is not is a worse disk
+		data := h.fileOf(step, file)
+		for _, n := range cutsOf(data, random) {
+			add(fmt.Sprintf("the ledger ends after %d bytes", n), func() error { return os.Truncate(file, int64(n)) })
+		}
+		add("the ledger is zeros", func() error { return os.WriteFile(file, make([]byte, len(data)), 0o600) })
+		add("the ledger is lost", lose)
+		add("the ledger is being compacted", func() error { return os.Link(file, file+".prev-0") })
+	}
+	for _, address := range find("ipam/net0/10.*") {
+		add("the address is nobody's, and the ledger is lost", func() error { return errors.Join(os.Truncate(address, 0), lose()) })
+		add("the address is nobody's, and the log is lost", func() error {
+			errs := []error{os.Truncate(address, 0)}
+			for _, file := range find(records + "*.json") {
+				base, _ := halves(h.fileOf(step, file))
+				errs = append(errs, os.Truncate(file, int64(len(base))))
+			}
+			return errors.Join(errs...)
+		})
+	}
 	for _, file := range find(records + "*.json") {
 		h.fileCuts(file, h.fileOf(step, file), len(held) == 0, random, add)
 	}
