@@ -33,6 +33,13 @@ type GCOptions struct {
 // belongs to no attachment on record, of any owner, unless the network says
 // disableGC.
 //
+// Of host-local's reservations it releases those that this owner's ledger names
+// by container, interface and address and no record has, and no others: other
+// programs and administrators have theirs in the same directories. An executable
+// host-local is told that those are valid. Where that cannot be said, because a
+// reservation names no attachment, the plugins of the network are not asked, and
+// Report.Left says so. As long as a record cannot be read, nothing is released.
+//
 // No ADD or DEL runs beside it, in this or another process. It waits for those
 // that do, so a context with a deadline is wise. New ones wait behind it while
 // it works; while it waits itself, it holds them up for two seconds at most, and

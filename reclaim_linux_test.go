@@ -346,14 +346,14 @@ func TestFault_F39_RemoveCompactsALongLedger(t *testing.T) {
 		[]bool{true, false, true, true, true})
 }
 
-// TestFault_F50_StateThatIsNoFileHoldsUpNobody: a FIFO in the place of a record,
-// of libcni's cache or of an address is an error that names it.
+// TestFault_F50_StateThatIsNoFileHoldsUpNobody: a FIFO in the place of the
+// ledger or in libcni's cache is an error that names it.
 func TestFault_F50_StateThatIsNoFileHoldsUpNobody(t *testing.T) {
 	s, r := leasing(t, "c1")
 	wantNil(t, r.Remove(t.Context(), "c1", ""))
 	ledgers, err := filepath.Glob(s.path("state", "embedcni", "attachments", "ledger.*"))
 	wantNil(t, err)
-	for _, path := range append(ledgers, s.path("state", "results", "net-c9-eth0"), s.recordFile("c9")+".json") {
+	for _, path := range append(ledgers, s.path("state", "results", "net-c9-eth0")) {
 		aside := os.Rename(path, path+".aside")
 		wantNil(t, syscall.Mkfifo(path, 0o600))
 		done := begin(func() error {

@@ -1,0 +1,41 @@
+package record
+
+import (
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni/internal/plainfile"
+)
+
+// TestFault_F50_ARecordThatIsNoFileHoldsUpNobody: what is read and written where
+// a FIFO is ends at once.
+func TestFault_F50_ARecordThatIsNoFileHoldsUpNobody(t *testing.T) {
+	s := Open(t.TempDir())
+	l := s.Ledger("me")
+	for _, path := range []string{s.path("c1"), l.path} {
+		check(t, syscall.Mkfifo(path, 0o600))
+	}
+	ended := make(chan []error, 1)
+	go func() {
+		_, load := s.Load("c1")
+		_, read := l.Read()
+		ended <- []error{load, read, s.Append(sample("c1"), Entry{}), l.Add(Line{Key: Key{"c1", "net", "eth0"}})}
+	}()
+	select {
+	case errs := <-ended:
+		for i, err := range errs[:2] {
+			if !errors.Is(err, plainfile.ErrNotRegular) {
+				t.Errorf("reading %d: %v", i, err)
+			}
+		}
+		for i, err := range errs[2:] {
+			if err == nil {
+				t.Errorf("writing %d succeeded", i)
+			}
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("a FIFO holds up the calls")
+	}
+}
