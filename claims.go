@@ -26,6 +26,13 @@ type claims struct {
 	since time.Time // when this call entered the attachment in the ledger
 }
 
+// restart forgets those of an attempt that was undone.
+func (c *claims) restart(since time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.addrs, c.since = nil, since
+}
+
 func (c *claims) add(addrs ...netip.Addr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,7 +62,7 @@ func (op *operation) enter(attachments []*attachment) {
 		if a.part.From > 0 {
 			continue // it was entered when it was made ahead of time, under the same ID
 		}
-		a.claims.since = now
+		a.claims.restart(now)
 		line := record.Line{Key: a.key(), Dirs: a.network.hostLocalDirs(), Time: now}
 		reserving = reserving || len(line.Dirs) > 0
 		lines = append(lines, line)

@@ -79,16 +79,21 @@ func (s *snapshot) reclaim(ctx context.Context, g *garbage, dry bool, report *Re
 				err = join(err, sweep.SyncDir(dir))
 			}
 		}
-		left := doubtful(k)
-		report.Left = append(report.Left, left...)
 		errs = append(errs, err)
-		if err == nil && len(left) == 0 && !slices.ContainsFunc(dirs, func(dir string) bool { return failed[dir] != nil }) {
+		if err == nil && !slices.ContainsFunc(dirs, func(dir string) bool { return failed[dir] != nil }) {
 			settled = append(settled, key)
 		}
 	}
 	for _, err := range failed {
 		errs = append(errs, err)
 	}
+	now, err := s.ledger().Read() // doubts may have arisen just now
+	errs = append(errs, err)
+	settled = slices.DeleteFunc(settled, func(key record.Key) bool {
+		left := doubtful(now[key])
+		report.Left = append(report.Left, left...)
+		return len(left) > 0
+	})
 	slices.Sort(report.Reclaimed)
 	slices.Sort(report.Left)
 	if !dry && len(settled) > 0 {
