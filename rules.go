@@ -3,12 +3,12 @@ package cni
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/netip"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
@@ -101,9 +101,9 @@ func (op *operation) inUse() ([]netip.Addr, error) {
 // cachedAddresses are the addresses of other containers in libcni's cache, which
 // has those too whose records cannot be used.
 func (op *operation) cachedAddresses() (all []netip.Addr, err error) {
-	cached, err := libcni.NewCNIConfigWithCacheDir(nil, op.stateDir, nil).GetCachedAttachments("")
+	cached, err := chain.AllCached(op.stateDir, "")
 	if err != nil {
-		return nil, fmt.Errorf("cached attachments: %w", err)
+		return nil, err
 	}
 	for _, c := range cached {
 		if c.ContainerID == op.id || c.ContainerID == op.pluginID() {

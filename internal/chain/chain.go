@@ -209,9 +209,9 @@ func (c *Chain) Cached(a *Attachment) (*Attachment, error) {
 // CachedNetNS returns the namespace path that the ADD of a was cached with.
 // libcni's RuntimeConf does not say it, its list of attachments does.
 func (c *Chain) CachedNetNS(a *Attachment) (string, error) {
-	all, err := c.plain().GetCachedAttachments(a.ContainerID)
+	all, err := AllCached(c.CacheDir, a.ContainerID)
 	if err != nil {
-		return "", fmt.Errorf("cached attachments: %w", err)
+		return "", err
 	}
 	for _, one := range all {
 		if one.Network == c.List.Name && one.IfName == a.IfName {
