@@ -159,6 +159,8 @@ type work interface {
 	lines() []string
 	// apply does it. What is gone meanwhile is fine.
 	apply(ctx context.Context) error
+	// intact reports whether all of it is still there.
+	intact(ctx context.Context) (bool, error)
 }
 
 // Plan is what is to be deleted, in order. The zero Plan is empty.

@@ -1,0 +1,139 @@
+package netfilter
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Witness has seen the rules of one attachment, to say later whether they are
+// still there.
+type Witness struct {
+	plan       Plan
+	generation uint32   // from before the look; 0: there is no nf_tables
+	rules      []uint64 // of the native table, if there are elements in it
+}
+
+// Watch looks at the rules that there are of t's attachment.
+func Watch(ctx context.Context, fw *Firewalls, t Target) (*Witness, error) {
+	w := &Witness{}
+	err := fw.doOnSocket(ctx, func(ctx context.Context) (err error) {
+		if w.generation, err = generation(ctx); err != nil {
+			return err
+		}
+		if w.plan, err = Find(ctx, fw, t); err == nil && w.native() {
+			w.rules, err = nativeRules(ctx)
+		}
+		return err
+	})
+	return w, err
+}
+
+// Intact reports whether all that was seen is still there; fw are the packet
+// filters of the same namespace. If no rule of nf_tables has changed since, which
+// takes one message to know, it looks no further, unless some were of legacy
+// iptables, where there is nothing that says so.
+func (w *Witness) Intact(ctx context.Context, fw *Firewalls) (intact bool, err error) {
+	if w.plan.Empty() {
+		return true, nil
+	}
+	err = fw.doOnSocket(ctx, func(ctx context.Context) error {
+		now, err := generation(ctx)
+		if err != nil {
+			return err
+		}
+		if now == w.generation && !w.legacy() {
+			intact = true
+			return nil
+		}
+		for _, one := range w.plan.work {
+			if intact, err = one.intact(ctx); err != nil || !intact {
+				return err
+			}
+		}
+		if w.native() {
+			rules, rerr := nativeRules(ctx)
+			intact, err = !slices.ContainsFunc(w.rules, func(h uint64) bool { return !slices.Contains(rules, h) }), rerr
+		}
+		return err
+	})
+	return intact, err
+}
+
+func (w *Witness) legacy() bool {
+	return slices.ContainsFunc(w.plan.work, func(one work) bool {
+		i, ok := one.(iptablesWork)
+		return ok && i.legacy()
+	})
+}
+
+// native reports whether there are elements of the native table.
+func (w *Witness) native() bool {
+	return slices.ContainsFunc(w.plan.work, func(one work) bool {
+		_, ok := one.(nativeWork)
+		return ok
+	})
+}
+
+func generation(ctx context.Context) (n uint32, err error) {
+	err = withSocket(ctx, func(s *socket) error {
+		n, err = s.generation()
+		return err
+	})
+	if errors.Is(err, errNoNFTables) {
+		return 0, nil
+	}
+	return n, err
+}
+
+func (w iptablesWork) legacy() bool {
+	t, ok := w.tool.(tool)
+	if !ok {
+		return false
+	}
+	x, ok := t.iptables.(xtables)
+	return ok && x.legacy
+}
+
+func (w iptablesWork) intact(ctx context.Context) (bool, error) {
+	left, err := w.left(ctx)
+	return len(left) == len(w.commands), err
+}
+
+func (w nftablesWork) intact(ctx context.Context) (bool, error) {
+	left, _, err := w.left(ctx, w.objects)
+	return len(left) == len(w.objects), err
+}
+
+func (w nativeWork) intact(ctx context.Context) (yes bool, err error) {
+	found, _, err := w.table.elements(ctx, w.elements, nil)
+	if err != nil {
+		return false, fmt.Errorf("nftables: look at table %v: %w", nativeTable, err)
+	}
+	return !slices.ContainsFunc(w.elements, func(e element) bool { return !slices.Contains(found, e) }), nil
+}
+
+// nativeRules returns the handles of the native table's rules, without which its
+// elements have no effect. They are few, and the same for all containers.
+func nativeRules(ctx context.Context) (handles []uint64, err error) {
+	all := message{typ: unix.NFT_MSG_GETRULE, family: nativeTable.family, object: text("rules of table " + nativeTable.String()),
+		attrs: appendString(nil, unix.NFTA_RULE_TABLE, nativeTable.name)}
+	err = steadily(ctx, func() error {
+		handles = nil
+		return withSocket(ctx, func(s *socket) error {
+			return s.dump(all, func(data []byte) error {
+				eachAttribute(data[min(netfilterHeader, len(data)):], func(typ uint16, data []byte) {
+					if typ == unix.NFTA_RULE_HANDLE && len(data) == 8 {
+						handles = append(handles, binary.BigEndian.Uint64(data))
+					}
+				})
+				return nil
+			})
+		})
+	})
+	return handles, err
+}
