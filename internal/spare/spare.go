@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 )
 
 // most is how many files are kept in a directory. It is more than what is
@@ -32,7 +33,8 @@ const prefix = "spare."
 //
 // Files is safe for concurrent use.
 type Files struct {
-	dir string
+	dir    string
+	rename func(from, to string) error // fails if there is something at to
 
 	mu sync.Mutex
 	// Names, by what was the case when they were last tried; the next one last.
@@ -41,11 +43,33 @@ type Files struct {
 
 // In returns the spare files of dir, on whose file system they can be used.
 func In(dir string) *Files {
-	f := &Files{dir: dir}
+	f := &Files{dir: dir, rename: renameNew}
 	for i := range most {
 		f.untried = append(f.untried, most-1-i)
 	}
 	return f
+}
+
+// OfMounts returns the spare files of a directory of files that are mounted on,
+// and that are unmounted in the calling mount namespace when they are given.
+//
+// In another one, such as a copy of it, one may still be mounted on. The kernel
+// keeps that mount when a file is renamed, and takes it away when the name is
+// removed. So here a file is given another name, and then loses the one it had.
+func OfMounts(dir string) *Files {
+	f := In(dir)
+	f.rename = relink
+	return f
+}
+
+func relink(from, to string) error {
+	if err := os.Link(from, to); err != nil {
+		return err
+	}
+	if err := os.Remove(from); err != nil {
+		return errors.Join(err, os.Remove(to))
+	}
+	return nil
 }
 
 // Is tells whether a file in such a directory is a spare one.
@@ -63,10 +87,12 @@ func (f *Files) Take(path string) bool {
 		if !ok {
 			return false
 		}
-		switch err := renameNew(f.path(slot), path); {
+		switch err := f.rename(f.path(slot), path); {
 		case err == nil:
 			f.push(&f.empty, slot)
 			return true
+		case errors.Is(err, syscall.EXDEV):
+			continue // something is mounted on it, by an earlier version
 		case !errors.Is(err, fs.ErrNotExist):
 			f.push(&f.full, slot) // who creates the file finds out what is wrong
 			return false
@@ -85,7 +111,7 @@ func (f *Files) Give(path string) error {
 		if !ok {
 			break
 		}
-		err := renameNew(path, f.path(slot))
+		err := f.rename(path, f.path(slot))
 		if err == nil {
 			f.push(&f.full, slot)
 			return nil
