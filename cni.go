@@ -103,6 +103,7 @@ type snapshot struct {
 	networks []*Network
 	skipped  []SkippedFile
 	env      []string // what plugins get of the runtime's environment
+	own      string   // the directory of what is neither libcni's cache nor a record
 	locks    *lock.Space
 	first    *firstadd.Tracker
 	records  *record.Store
@@ -169,15 +170,17 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	}
 	s := &snapshot{settings: c.settings, networks: b.networks, skipped: b.skipped}
 	s.env = invoke.Environ(os.Environ(), s.envAllow, nil)
-	if previous != nil && previous.stateDir == s.stateDir && previous.recordDir == s.recordDir {
+	own := canonical(filepath.Join(s.stateDir, "embedcni"))
+	recordDir := canonical(cmp.Or(s.recordDir, filepath.Join(own, "attachments")))
+	if previous != nil && previous.own == own && previous.records.Dir() == recordDir {
 		s.locks, s.first, s.records, s.kept = previous.locks, previous.first, previous.records, previous.kept
 	} else {
-		own := filepath.Join(s.stateDir, "embedcni")
 		s.locks = lock.Open(filepath.Join(own, "locks"))
 		s.first = firstadd.New(filepath.Join(own, "networks"), s.locks)
-		s.records = record.Open(cmp.Or(s.recordDir, filepath.Join(own, "attachments")))
+		s.records = record.Open(recordDir)
 		s.kept = newKeeper(s.records.Dir())
 	}
+	s.own = own
 	s.sockets, s.paths = &netfilter.Sockets{}, &hostPaths{} // the sockets close themselves
 	if previous != nil {
 		s.sockets, s.paths = previous.sockets, previous.paths
@@ -189,6 +192,26 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	s.pidNS = orphan.PIDNS()
 	s.boot, _ = boot.ID()
 	return s, nil
+}
+
+// canonical is the path without symbolic links, as far as it exists: it goes
+// into records, and is to lead to the same place however a later program spells
+// the directory.
+func canonical(path string) string {
+	dir, err := filepath.Abs(path)
+	if err != nil {
+		return path
+	}
+	for rest := ""; ; {
+		if resolved, err := filepath.EvalSymlinks(dir); err == nil {
+			return filepath.Join(resolved, rest)
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return path
+		}
+		dir, rest = parent, filepath.Join(filepath.Base(dir), rest)
+	}
 }
 
 // identity is that of this process, for the record.

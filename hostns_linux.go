@@ -1,10 +1,13 @@
 package cni
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
+	"os"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -124,28 +127,99 @@ func (op *operation) follow() error {
 // openRecorded opens a recorded namespace, and returns with it what plugins are
 // told of it: its path if that still leads there, else where it is kept, else
 // nothing. A path that leads to another namespace by now is another container's.
-func (h *hostNetNS) openRecorded(ns record.NetNS, kept string) (*netns.Handle, string, error) {
+//
+// Where neither leads there, the namespace may still be a container's that lives:
+// in the mount namespace of a program that was restarted both can be empty files.
+// So it is looked for among the processes that can be seen.
+func (h *hostNetNS) openRecorded(rec *record.Record, kept string) (*netns.Handle, string, reached, error) {
+	ns := rec.NetNS
+	want := netns.ID{Dev: ns.Dev, Ino: ns.Ino}
 	var errs []error
-	for _, path := range []string{ns.Path, ns.Pin, kept} {
-		if path == "" {
+	for _, place := range []struct {
+		path string
+		how  reached
+	}{{ns.Path, byPath}, {ns.Pin, byPin}, {kept, byPin}} {
+		if place.path == "" {
 			continue
 		}
-		found, err := netns.Open(path)
+		found, err := netns.Open(place.path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS):
 		case err != nil: // matters if no other path leads there
 			errs = append(errs, err)
-		case found.ID() == (netns.ID{Dev: ns.Dev, Ino: ns.Ino}):
-			return h.checked(found, path)
+		case found.ID() == want:
+			found, path, err := h.checked(found, place.path)
+			return found, path, place.how, err
 		default:
 			errs = append(errs, found.Close())
 		}
 	}
-	return nil, "", join(errs...)
+	if err := join(errs...); err != nil {
+		return nil, "", notReached, err
+	}
+	return h.openByProcess(rec, want)
+}
+
+// openByProcess is openRecorded where no path leads to the namespace.
+func (h *hostNetNS) openByProcess(rec *record.Record, want netns.ID) (*netns.Handle, string, reached, error) {
+	own, err := netns.ProcessID()
+	if want.Ino == 0 || want == h.ID() || err == nil && want == own {
+		return nil, "", notReached, nil // its number has become the host's
+	}
+	found, err := openInhabited(want)
+	if found == nil || err != nil {
+		return nil, "", notReached, err
+	}
+	same, err := h.hasRecorded(found, rec)
+	if err != nil || !same {
+		return nil, "", unsure, join(err, found.Close())
+	}
+	// Not the process's own path: should the process end meanwhile, that could
+	// become another's.
+	return found, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), found.File().Fd()), byProcess, nil
+}
+
+// hasRecorded reports whether there is an interface in the namespace that the
+// record says is in the container, by its name and hardware address. The kernel
+// gives the number of a namespace that has ended to the next one, so this is how
+// one is told from the other.
+func (h *hostNetNS) hasRecorded(ns *netns.Handle, rec *record.Record) (yes bool, err error) {
+	c, err := h.conns.Borrow(ns)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = join(err, c.Close()) }()
+	for _, n := range rec.Networks {
+		result := decodeResult(n.Result)
+		if result == nil {
+			continue
+		}
+		for _, i := range result.Interfaces {
+			mac, err := net.ParseMAC(i.Mac)
+			if i.Sandbox == "" || err != nil || len(bytes.Trim(mac, "\x00")) == 0 {
+				continue
+			}
+			link, err := c.Link(i.Name)
+			if err != nil && !links.NotFound(err) {
+				return false, err
+			}
+			if err == nil && bytes.Equal(link.MAC, mac) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// inhabited reports whether there is a process in the container's namespace, or
+// may be.
+func (op *operation) inhabited() bool {
+	all, err := inhabitants()
+	return err != nil || op.container != nil && len(all[op.container.ID()]) > 0
 }
 
 // gone reports whether nothing leads to the recorded namespace any more.
-func (op *operation) gone() bool { return op.container == nil }
+func (op *operation) gone() bool { return op.container == nil && op.reached != unsure }
 
 func identify(path string) (netns.ID, error) {
 	ns, err := netns.Open(path)
@@ -174,6 +248,9 @@ func (h *hostNetNS) foreign(container netns.ID, path string) error {
 // interface. Every namespace has a loopback interface, so lo lives as long as
 // what was attached with it, or as the namespace if that is all there was.
 func (a *attachment) lives(all []*attachment) (bool, error) {
+	if err := a.op.uncertain(); err != nil {
+		return false, err
+	}
 	if a.NetNS == "" || a.op.abandoned() {
 		return false, nil // gone, or nobody's but ours any more
 	}

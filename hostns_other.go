@@ -50,8 +50,11 @@ func (op *operation) gone() bool { return op.rebooted }
 func (a *attachment) taken() (bool, error) { return false, nil }
 
 // openRecorded opens nothing, and returns the path as it was recorded.
-func (*hostNetNS) openRecorded(ns record.NetNS, _ string) (*netns.Handle, string, error) {
-	return nil, ns.Path, nil
+func (*hostNetNS) openRecorded(rec *record.Record, _ string) (*netns.Handle, string, reached, error) {
+	return nil, rec.NetNS.Path, byPath, nil
 }
+
+// inhabited cannot look into a container off Linux.
+func (op *operation) inhabited() bool { return false }
 
 func (*hostNetNS) handle() *netns.Handle { return nil }

@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/netns"
 )
 
 // write puts on disk what is about to be attached, and pins the container's
@@ -174,7 +173,7 @@ func (op *operation) pluginID() string {
 // have been given the same number.
 func (op *operation) enterRecorded() error {
 	op.leave()
-	op.path = ""
+	op.path, op.reached = "", notReached
 	now, err := op.bootID()
 	if err != nil {
 		return err
@@ -182,16 +181,14 @@ func (op *operation) enterRecorded() error {
 	if op.rebooted = op.rec.Boot != now; op.rebooted {
 		return nil
 	}
-	if op.container, op.path, err = op.host.openRecorded(op.rec.NetNS, op.kept.openPath(op.id)); err != nil {
+	op.container, op.path, op.reached, err = op.host.openRecorded(op.rec, op.kept.openPath(op.id))
+	if err != nil {
 		return err
 	}
+	if unknown := op.uncertain(); unknown != nil {
+		op.logger.Warn("nothing is done inside the container's network namespace", "container", op.id, "reason", unknown)
+	}
 	return op.enterHost(op.rec)
-}
-
-// abandoned tells whether the recorded path no longer leads to the recorded
-// namespace, so that it is nobody's but ours, if it still is.
-func (op *operation) abandoned() bool {
-	return op.rec != nil && !op.damaged && op.path != op.rec.NetNS.Path
 }
 
 // narrow leaves only the attachments that the call selects.
@@ -365,7 +362,7 @@ func (op *operation) erase() error {
 		return err
 	}
 	if op.rec != nil && op.rec.NetNS.Ours {
-		if err := netns.Remove(op.rec.NetNS.Path); err != nil {
+		if err := removeOurs(op.rec.NetNS); err != nil {
 			return err
 		}
 	}

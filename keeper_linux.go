@@ -27,7 +27,7 @@ type keeper struct {
 
 func newKeeper(recordDir string) *keeper {
 	dir := filepath.Join(recordDir, "netns")
-	return &keeper{dir: dir, spares: spare.In(dir), open: make(map[string]*netns.Handle)}
+	return &keeper{dir: dir, spares: spare.OfMounts(dir), open: make(map[string]*netns.Handle)}
 }
 
 func (k *keeper) path(id string) string {
@@ -71,8 +71,11 @@ func (op *operation) sameNetNS(path string) error {
 // pin keeps the recorded namespace alive. It comes after the record, so that no
 // pin is ever without one.
 func (op *operation) pin(rec record.NetNS) error {
-	if rec.Ours {
+	if rec.Ours && leadsTo(rec.Path, op.container) {
 		return nil // its path is a pin
+	}
+	if rec.Ours { // it was, in another mount namespace
+		return netns.Pin(op.container, rec.Path)
 	}
 	op.kept.spares.Take(rec.Pin) // else Pin makes the file
 	err := netns.Pin(op.container, rec.Pin)
@@ -123,33 +126,6 @@ func (k *keeper) where(id string) (string, error) {
 		return k.openPath(id), nil
 	}
 	return "", fmt.Errorf("kept namespace: %w", err)
-}
-
-// strays are the paths of pins that no record knows of. A power cut can bring
-// back the empty file of one whose record is gone.
-func (k *keeper) strays(records *record.Store) ([]string, error) {
-	entries, err := os.ReadDir(k.dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("kept namespaces: %w", err)
-	}
-	var strays []string
-	for _, e := range entries {
-		if spare.Is(e.Name()) {
-			continue
-		}
-		// A pin is called as the file of its record is, see path.
-		known, err := records.Exists(e.Name())
-		if err != nil {
-			return nil, fmt.Errorf("kept namespaces: %w", err)
-		}
-		if !known {
-			strays = append(strays, filepath.Join(k.dir, e.Name()))
-		}
-	}
-	return strays, nil
 }
 
 // unpin lets the namespace go.

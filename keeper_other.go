@@ -15,8 +15,6 @@ func (*keeper) discard(string) error { return nil }
 
 func (*keeper) openPath(string) string { return "" }
 
-func (*keeper) strays(*record.Store) ([]string, error) { return nil, nil }
-
 func (op *operation) identify() (record.NetNS, error) { return record.NetNS{Path: op.path}, nil }
 
 func (*operation) sameNetNS(string) error { return nil }

@@ -64,6 +64,13 @@ func (j job) do() error {
 	switch j.Verb {
 	case "ADD":
 		_, err = r.Setup(ctx, j.ID, j.NetNS)
+	case "POOLED": // which it leaves as it is
+		var p *cni.Pool
+		if p, err = r.NewPool(cni.PoolOptions{Size: 1}); err == nil {
+			var path string
+			path, _, err = p.Setup(ctx, j.ID)
+			fmt.Print(path)
+		}
 	case "DEL":
 		err = r.Remove(ctx, j.ID, j.NetNS)
 	case "CHECK":

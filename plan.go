@@ -35,6 +35,7 @@ type operation struct {
 	rec         *record.Record  // nil: there is none, or not yet
 	damaged     bool            // rec is only what could be read of it
 	rebooted    bool            // rec is of another boot of the machine
+	reached     reached         // how the recorded namespace was found
 	inGC        bool            // GC has the barrier already
 	pending     *record.Pending // rec, on its way to the disk; nil: it is not
 	entered     *record.Pending // the ledger, likewise

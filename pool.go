@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/embedcni/cni/internal/orphan"
+	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -37,6 +37,7 @@ type PoolOptions struct {
 // A Pool may be used by many goroutines at once.
 type Pool struct {
 	runtime *Runtime
+	locks   *lock.Space // holds the byte that dir is named by, whatever is loaded
 	dir     string
 	ready   chan *warm
 	room    chan struct{} // holds one for each that is ready, or being made
@@ -47,7 +48,9 @@ type Pool struct {
 
 	mu       sync.RWMutex // held for reading by each Setup
 	closed   bool
-	settling sync.WaitGroup // records that are on their way to the disk
+	settling sync.WaitGroup // what Setups have left to be done behind them
+
+	removing sync.Mutex // held for each container that nobody wants any more
 }
 
 // ErrPoolClosed is the error of a Setup after Close. It is an os.ErrClosed.
@@ -61,18 +64,24 @@ func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
 	if o.Size < 1 {
 		return nil, fmt.Errorf("pool of %d containers: %w", o.Size, ErrInvalidArgument)
 	}
-	self, err := orphan.Self()
+	s := r.current.Load()
+	name, err := s.poolName()
 	if err != nil {
-		return nil, fmt.Errorf("pool: identity of this process: %w", err)
+		return nil, fmt.Errorf("pool: %w", err)
 	}
 	p := &Pool{
 		runtime: r,
-		dir:     filepath.Join(poolDir(r.current.Load().records.Dir()), self),
+		locks:   s.locks,
+		dir:     filepath.Join(poolDir(s.records.Dir()), name),
 		ready:   make(chan *warm, o.Size),
 		room:    make(chan struct{}, o.Size),
 	}
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("pool: %w", err)
+	}
+	if private, err := mountsArePrivate(p.dir, firstMountNS); private || err != nil {
+		s.logger.Warn("namespaces that the pool makes will not be seen in the mount namespace of the machine, "+
+			"nor by this program when it is started again: share the mounts of the record directory", "path", p.dir, "error", err)
 	}
 	p.fill, p.stop = context.WithCancel(context.Background())
 	p.wg.Add(1)
@@ -81,8 +90,13 @@ func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
 }
 
 // Setup attaches a container that has no namespace yet, and returns the path of
-// the one it has got. Options are those of Runtime.Setup. If none is ready, or
-// none that is fits what the options say, it is made now.
+// the one it has got; with an error there is none. Options are those of
+// Runtime.Setup. If none is ready, or none that is fits what the options say, it
+// is made now.
+//
+// One that is ready is taken only if its interfaces and rules are still there.
+// What is dead, or was made for networks that are loaded no longer, is removed
+// behind the call, and made again.
 func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (path string, result *Result, err error) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -105,20 +119,29 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 		default:
 			return p.setupCold(ctx, s, ns)
 		}
-		if w.snapshot != s {
-			<-p.room
-			p.discard(w) // made for another configuration
+		if !w.snapshot.makesTheSame(s) {
+			p.discard(w, errStale)
 			continue
 		}
-		result, err := w.take(ctx, ns)
-		if errors.Is(err, errDoesNotFit) {
+		result, err := w.take(ctx, s, ns)
+		switch {
+		case errors.Is(err, errDead):
+			p.discard(w, err)
+			continue
+		case errors.Is(err, errDoesNotFit):
 			p.ready <- w // there is room: it was in there
 			return p.setupCold(ctx, s, ns)
 		}
 		<-p.room
-		return w.path, result, err
+		if err != nil {
+			return "", nil, err
+		}
+		return w.path, result, nil
 	}
 }
+
+// errStale: made for a configuration that is loaded no longer.
+var errStale = errors.New("made ahead of time, for another configuration")
 
 // setupCold makes a namespace and attaches it.
 func (p *Pool) setupCold(ctx context.Context, s *snapshot, ns *Namespace) (string, *Result, error) {
@@ -128,10 +151,13 @@ func (p *Pool) setupCold(ctx context.Context, s *snapshot, ns *Namespace) (strin
 	}
 	ns.path = path
 	result, err := s.setup(ctx, ns, false)
-	if err != nil {
-		err = join(err, s.removeUnrecorded(ns.id, path))
+	if cerr := made.Close(); cerr != nil {
+		s.logger.Error("close network namespace", "container", ns.id, "error", cerr)
 	}
-	return path, result, join(err, made.Close())
+	if err != nil {
+		return "", nil, join(err, s.removeUnrecorded(ns.id, path))
+	}
+	return path, result, nil
 }
 
 // newNetNS makes a namespace at a path of its own.
@@ -141,12 +167,22 @@ func (p *Pool) newNetNS(prefix string) (*netns.Handle, string, error) {
 	return ns, path, err
 }
 
-// discard removes a container that nobody wants any more. If that fails it stays
-// recorded, for Recover or GC.
-func (p *Pool) discard(w *warm) {
-	if err := w.snapshot.remove(context.Background(), &Namespace{id: w.id}); err != nil {
-		w.snapshot.logger.Warn("remove a container that was made ahead of time", "container", w.id, "error", err)
-	}
+// discard makes room for another container than w, which nobody wants any more,
+// and removes it behind the call. If that fails it stays recorded, for Recover or
+// GC.
+func (p *Pool) discard(w *warm, why error) {
+	<-p.room
+	logger := w.snapshot.logger
+	logger.Info("removing a container that was made ahead of time", "container", w.id, "reason", why)
+	p.settling.Add(1)
+	go func() {
+		defer p.settling.Done()
+		p.removing.Lock() // one at a time: others' Setups go first
+		defer p.removing.Unlock()
+		if err := w.snapshot.remove(context.Background(), &Namespace{id: w.id}); err != nil {
+			logger.Warn("remove a container that was made ahead of time", "container", w.id, "error", err)
+		}
+	}()
 }
 
 // make makes one container after the other, for as long as there is room.
@@ -189,8 +225,9 @@ func (p *Pool) pause(failures int) {
 // Ready is how many containers are ready now, at most Size.
 func (p *Pool) Ready() int { return len(p.ready) }
 
-// Close stops making containers, waits for calls of Setup, and removes what is
-// ready and was not used. What cannot be removed is in the error, and stays
+// Close stops making containers, waits for calls of Setup and what they have left
+// to be removed, and removes what is ready and was not used. What cannot be
+// removed of that is in the error, and stays
 // recorded for Recover or GC. Only the first call does anything.
 func (p *Pool) Close() error {
 	p.stop()

@@ -4,17 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/netns"
 )
 
 // Report says what Recover or GC has done, by container ID.
@@ -201,55 +197,6 @@ func (s *snapshot) recoverEach(ctx context.Context, host *hostNetNS, ids []strin
 	return all
 }
 
-// tidyAlone is tidy with all others kept out, if there is anything to do. If any
-// of them is under way it is left to the next Recover or GC: what waits for that
-// would hold up all that come then.
-func (s *snapshot) tidyAlone() (err error) {
-	files, err := s.records.Strays()
-	pins, perr := s.kept.strays(s.records)
-	made, dirs, merr := s.poolStrays()
-	if len(files)+len(pins)+len(made)+len(dirs) == 0 {
-		return join(err, perr, merr)
-	}
-	held, err := s.locks.TryLockAll([]lock.Key{{Name: barrier}})
-	if held == nil {
-		s.logger.Info("files that belong to no record are left for later, since other calls are under way", "error", err)
-		return nil
-	}
-	defer func() { err = join(err, held.Release()) }() // after a panic too
-	return s.tidy()
-}
-
-// tidy deletes what a process that was killed, or a power cut, left between two
-// steps of writing or deleting a record. No ADD or DEL may be under way.
-func (s *snapshot) tidy() error {
-	files, err := s.records.Strays()
-	pins, perr := s.kept.strays(s.records)
-	made, dirs, merr := s.poolStrays()
-	errs := []error{err, perr, merr}
-	for _, path := range files {
-		s.logger.Info("deleting a file that belongs to no record", "path", path)
-		errs = append(errs, removeFile(path))
-	}
-	for _, path := range append(pins, made...) {
-		s.logger.Info("letting go of a namespace that belongs to no record", "path", path)
-		errs = append(errs, netns.Remove(path))
-	}
-	for _, dir := range dirs {
-		errs = append(errs, removeFile(dir))
-	}
-	return join(errs...)
-}
-
-// removeFile deletes a file, or an empty directory. Several processes may recover
-// at once, so another may have been faster.
-func removeFile(path string) error {
-	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
 // owned are the records with attachments of this owner, and those that do not
 // say whose they are: nobody else will look after them.
 func (s *snapshot) owned(dry bool) ([]record.Found, error) {
@@ -298,6 +245,10 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id string, l
 	going, err := op.going()
 	if err != nil {
 		o.err = err
+		return o
+	}
+	if err := op.uncertain(); err != nil && len(going) < len(op.attachments) {
+		o.skipped = err
 		return o
 	}
 	if o.adopted = len(going) < len(op.attachments); o.adopted {

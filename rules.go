@@ -20,10 +20,7 @@ func (f *footprint) rules(ctx context.Context) ([]sweep.Item, error) {
 	if !f.Filtered {
 		return nil, nil
 	}
-	target := netfilter.Target{
-		Network: f.Network, ContainerID: f.ContainerID, IfName: f.IfName,
-		Addresses: f.Addresses, Siblings: f.siblings, Ports: f.hostPorts, Thorough: f.Thorough,
-	}
+	target := f.rulesTarget()
 	fw := netfilter.Open(f.Host)
 	plan, err := netfilter.Find(ctx, fw, target)
 	if plan.Empty() || err != nil {
@@ -38,6 +35,14 @@ func (f *footprint) rules(ctx context.Context) ([]sweep.Item, error) {
 		return nil, err
 	}
 	return []sweep.Item{rules{ctx, plan}}, nil
+}
+
+// rulesTarget is what the rules are looked for by.
+func (f *footprint) rulesTarget() netfilter.Target {
+	return netfilter.Target{
+		Network: f.Network, ContainerID: f.ContainerID, IfName: f.IfName,
+		Addresses: f.Addresses, Siblings: f.siblings, Ports: f.hostPorts, Thorough: f.Thorough,
+	}
 }
 
 // hostPorts reads the capability portMappings, of whatever type the caller or

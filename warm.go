@@ -1,22 +1,22 @@
 package cni
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
+	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -25,7 +25,8 @@ import (
 type warm struct {
 	snapshot *snapshot
 	id, path string
-	host     string // the namespace in which its plugins ran
+	ns       netns.ID // of the container
+	host     string   // the namespace in which its plugins ran
 	settling *sync.WaitGroup
 	made     []madeAhead
 }
@@ -36,10 +37,14 @@ type madeAhead struct {
 	part            chain.Part // the rest
 	facts           map[string]json.RawMessage
 	plugins         []record.Plugin // that have run
+	seen            *sight          // what was made
 }
 
-// errDoesNotFit: a container that was made ahead of time is not what is wanted.
-var errDoesNotFit = errors.New("does not fit")
+// Why a container that was made ahead of time is not taken.
+var (
+	errDoesNotFit = errors.New("does not fit") // it is not what is wanted now
+	errDead       = errors.New("made ahead of time, and dead since")
+)
 
 func randomID(prefix string) string {
 	var b [12]byte
@@ -66,7 +71,7 @@ func (w *warm) attach(ctx context.Context) error {
 		return err
 	}
 	defer op.end()
-	op.warm, w.host = true, op.host.String()
+	op.warm, w.host, w.ns = true, op.host.String(), op.netNS()
 	for _, a := range op.attachments {
 		a.part.To = a.network.ahead()
 	}
@@ -77,15 +82,28 @@ func (w *warm) attach(ctx context.Context) error {
 	if err := op.write(); err != nil {
 		return err
 	}
-	if _, err := op.attach(ctx, false); err != nil {
+	if err := w.make(ctx, op); err != nil {
 		if rerr := op.rollBack(ctx); rerr != nil {
 			return &rollbackError{err, rerr}
 		}
 		return err
 	}
+	return nil
+}
+
+// make attaches, and looks at what has come of it.
+func (w *warm) make(ctx context.Context, op *operation) error {
+	ctx = op.share(ctx)
+	if _, err := op.attach(ctx, false); err != nil {
+		return err
+	}
 	for _, a := range op.attachments {
+		seen, err := a.see(ctx)
+		if err != nil {
+			return a.error("ADD", err)
+		}
 		rest := chain.Part{From: a.part.To, To: len(a.network.config.Plugins), Result: a.partial}
-		w.made = append(w.made, madeAhead{a.network.config.Name, a.IfName, rest, a.facts.all(), a.ranAhead()})
+		w.made = append(w.made, madeAhead{a.network.config.Name, a.IfName, rest, a.facts.all(), a.ranAhead(), seen})
 	}
 	return nil
 }
@@ -181,17 +199,27 @@ func (a *attachment) late() bool {
 	return ignored
 }
 
-// take makes w the container of ns. With errDoesNotFit nothing has happened.
-func (w *warm) take(ctx context.Context, ns *Namespace) (*Result, error) {
+// take makes w the container of ns, under a configuration that makes the same.
+// With errDoesNotFit or errDead nothing has happened.
+func (w *warm) take(ctx context.Context, s *snapshot, ns *Namespace) (*Result, error) {
 	own := *ns
 	own.path = w.path
-	op, err := w.snapshot.begin(&own, "ADD")
+	op, err := s.begin(&own, "ADD")
 	if err != nil {
+		if !w.there() {
+			return nil, fmt.Errorf("%w: %w", errDead, err)
+		}
 		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err) // what is wrong is said when it is made
 	}
 	defer op.end()
+	if s.hostNetNS != "" && op.host.String() != w.host {
+		return nil, fmt.Errorf("%s has become another namespace: %w", s.hostNetNS, errDead)
+	}
 	if !w.fits(op) {
 		return nil, errDoesNotFit
+	}
+	if err := w.lives(op.share(ctx), op); err != nil {
+		return nil, err
 	}
 	if err := op.lockEnding(ctx); err != nil {
 		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err)
@@ -208,6 +236,22 @@ func (w *warm) take(ctx context.Context, ns *Namespace) (*Result, error) {
 		w.forget(taken)
 	}(op.pending)
 	return op.finishSetup(ctx, false)
+}
+
+// lives fails with errDead unless all that was made is still there, and with
+// errDoesNotFit if that cannot be known.
+func (w *warm) lives(ctx context.Context, op *operation) error {
+	if op.netNS() != w.ns {
+		return fmt.Errorf("%s has become another namespace: %w", w.path, errDead)
+	}
+	for _, m := range w.made {
+		if err := m.seen.still(ctx, op); errors.Is(err, errDead) {
+			return fmt.Errorf("network %q: %w", m.network, err)
+		} else if err != nil {
+			return fmt.Errorf("%w: network %q: %w", errDoesNotFit, m.network, err)
+		}
+	}
+	return nil
 }
 
 // forget deletes the record of w when the one that takes its place survives a
@@ -249,7 +293,8 @@ func takenOver(found []record.Found) map[string]bool {
 }
 
 // withoutWarm leaves out what a pool of a process that lives has made ahead of
-// time: that one looks after it. Of what is another container's by now, because
+// time: that one looks after it, unless its removal has failed. Of what is
+// another container's by now, because
 // the process was killed between two steps of taking it, the record is deleted,
 // unless nothing is to be changed. While a record names no container, any of
 // them may have become that one, and all stay.
@@ -267,7 +312,7 @@ func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, 
 		case err != nil:
 			f.Err = join(f.Err, err)
 			rest = append(rest, f)
-		case alive:
+		case alive && !failed(f.Record):
 		case f.Err != nil:
 			rest = append(rest, f)
 		case taken[f.Record.ContainerID] && dry:
@@ -285,72 +330,55 @@ func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, 
 	return rest, nil
 }
 
-// removeUnrecorded removes a namespace that no record knows of, after a failure
-// to set a container up in it.
-func (s *snapshot) removeUnrecorded(id, path string) error {
-	rec, err := s.records.Load(id)
-	if errors.Is(err, record.ErrNewer) {
-		return netns.Remove(path) // a newer version does not know of it
-	}
-	if err != nil || rec != nil && rec.NetNS.Path == path {
-		return err // Recover and GC know what to do
-	}
-	return netns.Remove(path)
+// failed reports whether it was tried to remove the container, in vain.
+func failed(rec *record.Record) bool {
+	return slices.ContainsFunc(rec.Networks, func(n record.Network) bool { return n.Failures > 0 })
 }
 
 // poolDir is where the namespaces of pools are, a directory for each process.
 func poolDir(recordDir string) string { return filepath.Join(recordDir, "pool") }
 
-// poolStrays are namespaces that a pool of a process that is dead made, and that
-// no record knows of.
-func (s *snapshot) poolStrays() (strays, dirs []string, err error) {
-	processes, err := os.ReadDir(poolDir(s.records.Dir()))
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			err = nil
-		}
-		return nil, nil, err
+// livesBy begins the name of a directory that says by which locked byte its
+// process lives. Earlier versions judge none of that name.
+const livesBy = "life-"
+
+// poolName names the directory of this process: by its byte, else its number.
+func (s *snapshot) poolName() (string, error) {
+	if life := s.life(); life != "" {
+		return livesBy + life, nil
 	}
-	recorded, err := s.recordedPaths()
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, process := range processes {
-		if alive, err := orphan.Alive(process.Name()); alive || err != nil {
-			continue // or it is no process's, and not ours to judge
-		}
-		dir := filepath.Join(poolDir(s.records.Dir()), process.Name())
-		entries, err := os.ReadDir(dir)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // another process has removed it just now
-		}
-		if err != nil {
-			return nil, nil, err
-		}
-		kept := 0
-		for _, e := range entries {
-			if path := filepath.Join(dir, e.Name()); recorded[path] {
-				kept++
-			} else {
-				strays = append(strays, path)
-			}
-		}
-		if kept == 0 {
-			dirs = append(dirs, dir)
-		}
-	}
-	return strays, dirs, nil
+	return s.identity()
 }
 
-// recordedPaths are the namespaces that a record knows by their path.
-func (s *snapshot) recordedPaths() (map[string]bool, error) {
-	found, err := s.records.List()
-	if err != nil {
-		return nil, err
+// poolAlive reports whether the process with that directory still runs, or may.
+func (s *snapshot) poolAlive(name string) (bool, error) {
+	if life, ok := strings.CutPrefix(name, livesBy); ok {
+		return s.runtimeAlive(&record.Record{Life: life})
 	}
-	paths := make(map[string]bool)
-	for _, f := range found {
-		paths[f.Record.NetNS.Path] = true
-	}
-	return paths, nil
+	return s.runtimeAlive(&record.Record{Runtime: name})
+}
+
+// makesTheSame reports whether containers that were made ahead of time under s
+// can be taken under now: the networks are equal, and whatever else decides which
+// plugins run, with what, where, and where it is recorded.
+func (s *snapshot) makesTheSame(now *snapshot) bool {
+	return s == now ||
+		s.records == now.records && s.own == now.own && s.owner == now.owner && s.hostNetNS == now.hostNetNS &&
+			slices.Equal(s.pluginDirs, now.pluginDirs) && s.allowInsecure == now.allowInsecure &&
+			s.choice.same(now.choice) && slices.EqualFunc(s.networks, now.networks, (*Network).same)
+}
+
+func (n *Network) same(other *Network) bool {
+	return n.ifName == other.ifName && n.config.Name == other.config.Name &&
+		n.config.CNIVersion == other.config.CNIVersion && bytes.Equal(n.config.Bytes, other.config.Bytes) &&
+		slices.EqualFunc(n.config.Plugins, other.config.Plugins, func(a, b *libcni.PluginConfig) bool {
+			return bytes.Equal(a.Bytes, b.Bytes)
+		})
+}
+
+// same compares which plugin is chosen for a type. What is registered is never
+// run ahead of time, so that it matters for which types there is one.
+func (c choice) same(other choice) bool {
+	return slices.Equal(c.prefer, other.prefer) && c.preferAll == other.preferAll && c.without == other.without &&
+		slices.Equal(slices.Sorted(maps.Keys(c.registered)), slices.Sorted(maps.Keys(other.registered)))
 }

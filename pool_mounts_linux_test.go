@@ -1,0 +1,57 @@
+package cni_test
+
+import (
+	"bufio"
+	"errors"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+)
+
+// TestAPoolWhoseMountsAreSeenByNobodyIsFound: a directory on a private mount, in
+// another mount namespace than the first process's.
+func TestAPoolWhoseMountsAreSeenByNobodyIsFound(t *testing.T) {
+	dir := t.TempDir()
+	wantNil(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { wantNil(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	first := anotherMountNamespace(t)
+	for _, tt := range []struct {
+		what, first string
+		propagation uintptr
+		want        bool
+	}{
+		{"private", first, unix.MS_PRIVATE, true},
+		{"shared", first, unix.MS_SHARED, false},
+		{"private, and the first process is here", "/proc/self/ns/mnt", unix.MS_PRIVATE, false},
+		{"private, and the first process may not be looked at", "/proc/0/ns/mnt", unix.MS_PRIVATE, false},
+	} {
+		wantNil(t, unix.Mount("", dir, "", tt.propagation, ""))
+		got, err := cni.MountsArePrivate(dir, tt.first)
+		wantNil(t, err)
+		wantSame(t, tt.what, got, tt.want)
+	}
+}
+
+// anotherMountNamespace is the path of one that a process is in.
+func anotherMountNamespace(t *testing.T) string {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", "echo /proc/$$/ns/mnt; exec sleep 600")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+	out, err := cmd.StdoutPipe()
+	wantNil(t, errors.Join(err, cmd.Start()))
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it cannot have ended
+		_ = cmd.Wait()         // it was killed
+	})
+	path, err := bufio.NewReader(out).ReadString('\n')
+	wantNil(t, err)
+	path = path[:len(path)-1]
+	_, err = os.Stat(path)
+	wantNil(t, err)
+	return path
+}

@@ -1,0 +1,48 @@
+package cni
+
+import (
+	"errors"
+	"fmt"
+)
+
+// reached says how a recorded namespace was found.
+type reached int
+
+const (
+	notReached reached = iota // it is gone
+	byPath                    // the recorded path leads there
+	byPin                     // the pin does, or a descriptor of this process
+	byProcess                 // neither does, and a process is in it
+	// unsure: neither does, and a process is in one with the recorded number. The
+	// number may be another's by now, and nothing tells.
+	unsure
+)
+
+// errUncertain: it is not known whether a container's namespace lives.
+var errUncertain = errors.New("no path leads to the container's network namespace, and a process is in one with its number " +
+	"that has none of its interfaces; call Remove if the container is gone")
+
+// uncertain is an error if it is not known whether the recorded namespace lives.
+// Then nothing is removed unless the caller says so, and no DEL runs in there.
+func (op *operation) uncertain() error {
+	if op.reached != unsure {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", op.rec.NetNS.Path, errUncertain)
+}
+
+// abandoned reports whether the recorded namespace is nobody's but ours, if it is
+// still there: the recorded path no longer leads there, and no process that can
+// be seen is in it.
+func (op *operation) abandoned() bool {
+	if op.rec == nil || op.damaged {
+		return false
+	}
+	switch op.reached {
+	case byPath, byProcess, unsure:
+		return false
+	case byPin:
+		return !op.inhabited()
+	}
+	return true
+}

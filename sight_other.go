@@ -1,0 +1,20 @@
+//go:build !linux
+
+package cni
+
+import (
+	"context"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// sight is nothing: off Linux no pool makes containers.
+type sight struct{}
+
+func (*attachment) see(context.Context) (*sight, error) { return &sight{}, nil }
+
+func (*sight) still(context.Context, *operation) error { return nil }
+
+func (*warm) there() bool { return true }
+
+func (*operation) netNS() netns.ID { return netns.ID{} }

@@ -1,0 +1,216 @@
+package cni
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/spare"
+	"github.com/embedcni/cni/netns"
+)
+
+// strayNamespaces are the paths of pins that no record knows of, and of
+// namespaces that a pool of a dead process made and never recorded; and the
+// directories of such pools in which there is nothing else.
+//
+// A path says nothing about a namespace, as a directory can be spelled in many
+// ways. So none is a stray that any record has by its identity, nor one with a
+// process in it. And while a record cannot be read none is at all: it may be
+// that one's.
+func (s *snapshot) strayNamespaces() (paths, dirs []string, err error) {
+	pins, err := s.kept.strays(s.records)
+	if err != nil {
+		return nil, nil, err
+	}
+	made, err := s.madeByTheDead()
+	if err != nil || len(pins)+len(made) == 0 {
+		return nil, nil, err // records and processes are only looked at if there is a reason
+	}
+	known, err := s.recordedNamespaces()
+	if known == nil || err != nil {
+		return nil, nil, err
+	}
+	var all []string
+	for _, entries := range made {
+		all = append(all, entries...)
+	}
+	stray, err := known.strangers(append(pins, all...))
+	if err != nil {
+		return nil, nil, err
+	}
+	for dir, entries := range made {
+		left := 0
+		for _, path := range entries {
+			if !stray[path] {
+				left++
+			}
+		}
+		if left == 0 {
+			dirs = append(dirs, dir)
+		}
+	}
+	for path := range stray {
+		paths = append(paths, path)
+	}
+	return paths, dirs, nil
+}
+
+// strays are the paths of pins whose record's file is not there. A power cut can
+// bring back the empty file of one, and an earlier version can have made a spare
+// file of one that was mounted in another mount namespace.
+func (k *keeper) strays(records *record.Store) ([]string, error) {
+	entries, err := os.ReadDir(k.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kept namespaces: %w", err)
+	}
+	var strays []string
+	for _, e := range entries {
+		path := filepath.Join(k.dir, e.Name())
+		if spare.Is(e.Name()) {
+			if _, err := identify(path); err == nil {
+				strays = append(strays, path)
+			}
+			continue
+		}
+		// A pin is called as the file of its record is, see path.
+		known, err := records.Exists(e.Name())
+		if err != nil {
+			return nil, fmt.Errorf("kept namespaces: %w", err)
+		}
+		if !known {
+			strays = append(strays, path)
+		}
+	}
+	return strays, nil
+}
+
+// madeByTheDead are the paths at which pools of dead processes have made
+// namespaces, by directory.
+func (s *snapshot) madeByTheDead() (map[string][]string, error) {
+	owners, err := os.ReadDir(poolDir(s.records.Dir()))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("pools: %w", err)
+	}
+	made := make(map[string][]string)
+	for _, owner := range owners {
+		if alive, err := s.poolAlive(owner.Name()); alive || err != nil {
+			continue // or it is no pool's, and not ours to judge
+		}
+		dir := filepath.Join(poolDir(s.records.Dir()), owner.Name())
+		entries, err := os.ReadDir(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // another process has cleaned it up
+		}
+		if err != nil {
+			return nil, fmt.Errorf("pools: %w", err)
+		}
+		made[dir] = nil
+		for _, e := range entries {
+			made[dir] = append(made[dir], filepath.Join(dir, e.Name()))
+		}
+	}
+	return made, nil
+}
+
+// knownNetNS are the namespaces of all records, of every owner.
+type knownNetNS struct {
+	ids map[netns.ID]bool
+	// names are the files of those that pools made, which are random: where the
+	// mount is not seen, the file is still known.
+	names map[string]bool
+}
+
+// recordedNamespaces returns nil if a record cannot be read.
+func (s *snapshot) recordedNamespaces() (*knownNetNS, error) {
+	found, err := s.records.List()
+	if err != nil {
+		return nil, err
+	}
+	known := &knownNetNS{make(map[netns.ID]bool), make(map[string]bool)}
+	for _, f := range found {
+		if f.Err != nil {
+			s.logger.Warn("namespaces that belong to no record are left for later: one of the records cannot be read",
+				"file", f.File, "error", f.Err)
+			return nil, nil
+		}
+		ns := f.Record.NetNS
+		known.ids[netns.ID{Dev: ns.Dev, Ino: ns.Ino}] = true
+		if ns.Ours {
+			known.names[filepath.Base(ns.Path)] = true
+		}
+	}
+	return known, nil
+}
+
+// strangers are those of the paths at which there is no namespace that is known,
+// and none with a process in it.
+func (known *knownNetNS) strangers(paths []string) (map[string]bool, error) {
+	stray, at := make(map[string]bool), make(map[netns.ID][]string)
+	for _, path := range paths {
+		id, err := identify(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist), known.names[filepath.Base(path)], err == nil && known.ids[id]:
+		case errors.Is(err, netns.ErrNotNetNS):
+			stray[path] = true // the file of one
+		case err != nil:
+			return nil, fmt.Errorf("is it a namespace that belongs to no record: %w", err)
+		default:
+			stray[path] = true
+			at[id] = append(at[id], path)
+		}
+	}
+	if len(at) == 0 {
+		return stray, nil
+	}
+	inhabited, err := inhabitants()
+	if err != nil {
+		return nil, err
+	}
+	for id, paths := range at {
+		if len(inhabited[id]) > 0 {
+			for _, path := range paths {
+				delete(stray, path)
+			}
+		}
+	}
+	return stray, nil
+}
+
+// removeOurs removes the namespace that a pool made for a container, if it is
+// still that one which is mounted there.
+func removeOurs(ns record.NetNS) error {
+	id, err := identify(ns.Path)
+	switch {
+	case errors.Is(err, netns.ErrNotNetNS): // the file, perhaps
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case id != netns.ID{Dev: ns.Dev, Ino: ns.Ino}:
+		return nil
+	}
+	return netns.Remove(ns.Path)
+}
+
+// removeUnrecorded removes a namespace that no record knows of, after a failure
+// to set a container up in it.
+func (s *snapshot) removeUnrecorded(id, path string) error {
+	rec, err := s.records.Load(id)
+	if errors.Is(err, record.ErrNewer) {
+		return netns.Remove(path) // a newer version does not know of it
+	}
+	if err != nil {
+		return err // Recover and GC know what to do
+	}
+	there, err := identify(path)
+	if rec != nil && err == nil && there == (netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino}) {
+		return nil // they do
+	}
+	return netns.Remove(path)
+}

@@ -1,0 +1,12 @@
+//go:build !linux
+
+package cni
+
+import "github.com/embedcni/cni/internal/record"
+
+// strayNamespaces are none: off Linux nothing is kept.
+func (*snapshot) strayNamespaces() (paths, dirs []string, err error) { return nil, nil, nil }
+
+func removeOurs(record.NetNS) error { return nil }
+
+func (*snapshot) removeUnrecorded(string, string) error { return nil }
