@@ -186,7 +186,7 @@ func recoverWithFew(t *testing.T, damaged bool) {
 // steps of taking it from a pool, the runtime has left both records.
 func TestFault_C3_AWarmContainerOfARecordThatCannotBeReadStays(t *testing.T) {
 	s, _, conf := inhabited(t, "c1", "warm-1")
-	s.changeRecord("warm-1", func(rec *record.Record) { rec.Warm, rec.Runtime = true, "1:1" })
+	s.changeRecord("warm-1", func(rec *record.Record) { rec.Warm, rec.Runtime, rec.Life = true, "1:1", "" })
 	s.changeRecord("c1", func(rec *record.Record) { rec.PluginID = "warm-1" })
 	mend := unread()[syscall.EISDIR](s, s.recordFile("c1")+".json")
 	r := s.restarted(conf)
