@@ -44,7 +44,9 @@ var (
 	ErrInsidePlugin = errors.New("called from inside a plugin")
 	// ErrNotAttached: Check was asked for what was never set up, or removed.
 	ErrNotAttached = errors.New("not attached")
-	// ErrInsecureFile: a plugin or configuration can be written by every user.
+	// ErrInsecureFile: a plugin or configuration, or a directory on the way to
+	// it, can be written by every user, or belongs to one who is neither root
+	// nor this process's.
 	ErrInsecureFile = errors.New("insecure file")
 	// ErrPluginNotFound: the plugin is in none of the plugin directories, and
 	// neither registered nor built in; or what attached the container was a

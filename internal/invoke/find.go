@@ -19,12 +19,9 @@ var ErrNotFound = errors.New("plugin not found")
 // Find returns the absolute path of a plugin type's executable: the first
 // regular file of that name, symbolic links followed, that may be executed.
 //
-// One that every user of the machine could have written, because its own mode
-// or that of a directory it was found through says so, is refused with
-// perm.ErrInsecure, unless allowInsecure; the directories behind it are not tried
-// then, for that would be another plugin than the one configured. A sticky
-// directory (/tmp) is no danger to somebody else's file. Off Unix nothing of
-// this is checked.
+// One that others could have put there or written, as package perm has it, is
+// refused with perm.ErrInsecure, unless allowInsecure; the directories behind it
+// are not tried then, for that would be another plugin than the one configured.
 func Find(pluginType string, dirs []string, allowInsecure bool) (string, error) {
 	if err := CheckType(pluginType); err != nil {
 		return "", err

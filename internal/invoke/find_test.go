@@ -150,7 +150,7 @@ func TestFault_F24_PluginsThatAnybodyCouldHaveWritten(t *testing.T) {
 				}
 				return
 			}
-			want := fmt.Sprintf(`plugin "bridge": %s (mode %s) is writable by everybody: run chmod o-w on it, or allow insecure files`, tt.culprit, tt.mode)
+			want := fmt.Sprintf(`plugin "bridge": %s (mode %s, owner %d) is writable by everybody: run chmod o-w on it, or allow insecure files (WithInsecureFiles)`, tt.culprit, tt.mode, os.Geteuid())
 			if !errors.Is(err, perm.ErrInsecure) || err.Error() != want || got != "" {
 				t.Errorf("got  %q, %v\nwant %s", got, err, want)
 			}

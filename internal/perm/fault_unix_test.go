@@ -1,0 +1,116 @@
+//go:build unix
+
+package perm
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// stranger is a user who is neither root nor whoever runs the tests.
+const stranger = 4711
+
+// The directory of the plugins is sound; what is above it is not.
+func TestFault_F52_AParentThatAnybodyCanWriteIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		change  func(root string) error
+		refused string // relative to the root; empty: nothing
+	}{
+		{"all is root's", func(string) error { return nil }, ""},
+		{"a parent that everybody writes", func(root string) error { return os.Chmod(filepath.Join(root, "opt"), 0o777) }, "opt"},
+		{"its parent", func(root string) error { return os.Chmod(root, 0o777) }, "."},
+		{"a parent like /tmp", func(root string) error { return os.Chmod(filepath.Join(root, "opt"), 0o777|fs.ModeSticky) }, ""},
+		{"a directory that a stranger made in one like /tmp", func(root string) error {
+			return errors.Join(os.Chmod(filepath.Join(root, "opt"), 0o777|fs.ModeSticky), os.Chown(filepath.Join(root, "opt/cni"), stranger, 0))
+		}, "opt/cni"},
+		{"a stranger's parent", func(root string) error { return os.Chown(filepath.Join(root, "opt"), stranger, 0) }, "opt"},
+		{"a stranger's file", func(root string) error { return os.Chown(filepath.Join(root, "opt/cni/bin/bridge"), stranger, 0) }, "opt/cni/bin/bridge"},
+		{"a group's parent", func(root string) error { return os.Chmod(filepath.Join(root, "opt"), 0o775) }, ""},
+		{"a link to a directory in one that everybody writes", func(root string) error {
+			return errors.Join(
+				os.Mkdir(filepath.Join(root, "srv"), 0o755),
+				os.Rename(filepath.Join(root, "opt/cni"), filepath.Join(root, "srv/cni")),
+				os.Symlink("../srv/cni", filepath.Join(root, "opt/cni")),
+				os.Chmod(filepath.Join(root, "srv"), 0o777))
+		}, "srv"},
+		{"a stranger's link in a directory like /tmp", func(root string) error {
+			return errors.Join(
+				os.Rename(filepath.Join(root, "opt/cni"), filepath.Join(root, "cni")),
+				os.Chmod(filepath.Join(root, "opt"), 0o777|fs.ModeSticky),
+				os.Symlink(filepath.Join(root, "cni"), filepath.Join(root, "opt/cni")),
+				os.Lchown(filepath.Join(root, "opt/cni"), stranger, 0))
+		}, "opt/cni"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if os.Geteuid() != 0 {
+				t.Skip("only root gives files away")
+			}
+			root, err := filepath.EvalSymlinks(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(root, "opt/cni/bin/bridge")
+			put(t, path, 0o755, 0o755)
+			if err := c.change(root); err != nil {
+				t.Fatal(err)
+			}
+			err = Check(path)
+			if c.refused == "" {
+				if err != nil {
+					t.Errorf("refused: %v", err)
+				}
+				return
+			}
+			if said := filepath.Join(root, c.refused) + " (mode "; !errors.Is(err, ErrInsecure) || !strings.HasPrefix(err.Error(), said) {
+				t.Errorf("got %v, want a refusal that begins with %q", err, said)
+			}
+		})
+	}
+}
+
+// In a user namespace the host's root has no number, and owns the system's
+// directories.
+func TestJudgeInAUserNamespace(t *testing.T) {
+	for _, c := range []struct {
+		uid      uint32
+		inUserNS bool
+		refused  bool
+	}{
+		{uid: overflowUID, inUserNS: true}, {uid: overflowUID, refused: true},
+		{uid: stranger, inUserNS: true, refused: true}, {uid: 1000}, {uid: 0},
+	} {
+		if err := judge("/opt", fs.ModeDir|0o755, c.uid, 1000, c.inUserNS); errors.Is(err, ErrInsecure) != c.refused {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	if err := judge("/opt", fs.ModeDir|0o777, overflowUID, 1000, true); !errors.Is(err, ErrInsecure) {
+		t.Errorf("writable by everybody: %v", err)
+	}
+}
+
+func TestCheckEndsInALoopOfLinks(t *testing.T) {
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink("link", link); err != nil {
+		t.Fatal(err)
+	}
+	if err := Check(link); err == nil || errors.Is(err, ErrInsecure) {
+		t.Errorf("got %v, want the kernel's error", err)
+	}
+}
+
+func BenchmarkCheck(b *testing.B) {
+	path := filepath.Join(b.TempDir(), "bridge")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if err := Check(path); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,132 @@
+//go:build unix
+
+package perm
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// check walks the path as the kernel does, so that no part of it goes unseen.
+func check(path string) error {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return err
+	}
+	w := &walk{self: uint32(os.Geteuid()), rest: path}
+	at, err := w.judged("/")
+	if err != nil {
+		return err
+	}
+	for w.rest != "" {
+		if at, err = w.step(at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type walk struct {
+	self  uint32
+	rest  string // of the path, from where the walk is
+	links int
+}
+
+// step goes on by one part of the path and returns where it has got to.
+func (w *walk) step(at string) (string, error) {
+	var name string
+	name, w.rest, _ = strings.Cut(strings.TrimLeft(w.rest, "/"), "/")
+	switch name {
+	case "", ".":
+		return at, nil
+	case "..":
+		return filepath.Dir(at), nil // it was judged on the way down
+	}
+	next := filepath.Join(at, name)
+	info, err := w.look(next)
+	if err != nil || info.Mode()&fs.ModeSymlink == 0 {
+		return next, err
+	}
+	if w.links++; w.links > mostLinks {
+		return "", &fs.PathError{Op: "check", Path: next, Err: syscall.ELOOP}
+	}
+	target, err := os.Readlink(next)
+	if err != nil {
+		return "", err
+	}
+	w.rest = target + "/" + w.rest
+	if filepath.IsAbs(target) {
+		return "/", nil
+	}
+	return at, nil
+}
+
+func (w *walk) judged(path string) (string, error) {
+	_, err := w.look(path)
+	return path, err
+}
+
+// look returns what is at path, and why it is refused.
+func (w *walk) look(path string) (fs.FileInfo, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return nil, err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return nil, fmt.Errorf("%s: no owner is known", path)
+	}
+	err = judge(path, info.Mode(), st.Uid, w.self, false)
+	if err != nil && st.Uid == overflowUID {
+		err = judge(path, info.Mode(), st.Uid, w.self, inUserNS())
+	}
+	return info, err
+}
+
+// inUserNS reports whether this process is in a user namespace other than the
+// machine's first, which maps every user.
+//
+//	0          0 4294967295
+func inUserNS() bool {
+	data, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		return false
+	}
+	return strings.Join(strings.Fields(string(data)), " ") != "0 0 4294967295"
+}
+
+// worldWritable is the write bit of everybody.
+const worldWritable = 0o002
+
+// mostLinks is how many symbolic links a path may have, as in the kernel
+// (MAXSYMLINKS).
+const mostLinks = 40
+
+// overflowUID is the owner that the kernel shows for one without a number in the
+// user namespace (/proc/sys/kernel/overflowuid).
+const overflowUID = 65534
+
+// judge says why a file or directory is refused; nil if it is not.
+func judge(path string, mode fs.FileMode, uid, self uint32, inUserNS bool) error {
+	sticky := mode.IsDir() && mode&fs.ModeSticky != 0
+	var why string
+	switch {
+	case mode&fs.ModeSymlink == 0 && mode&worldWritable != 0 && !sticky:
+		why = "is writable by everybody: run chmod o-w on it"
+	case uid != 0 && uid != self && !(inUserNS && uid == overflowUID):
+		why = fmt.Sprintf("belongs neither to root nor to user %d, as which this program runs: run chown root on it", self)
+	default:
+		return nil
+	}
+	return &refusal{fmt.Sprintf("%s (mode %v, owner %d) %s, or allow insecure files (WithInsecureFiles)", path, mode, uid, why)}
+}
+
+// refusal is an ErrInsecure that begins with the path.
+type refusal struct{ text string }
+
+func (r *refusal) Error() string        { return r.text }
+func (r *refusal) Is(target error) bool { return target == ErrInsecure }
