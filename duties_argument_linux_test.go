@@ -97,10 +97,10 @@ func TestDuty_R4_InterfaceNamesAtEveryVerbAndThePrefix(t *testing.T) {
 	conf := cni.WithConfListBytes(s.network("net", "1.0.0", "p"))
 	r := s.runtime(conf)
 	path := s.container("c1")
-	for _, name := range []string{".", "..", "a/b", "a:b", "a b", "a\tb", "a\nb", strings.Repeat("a", 16)} {
+	for _, name := range []string{".", "..", "a/b", "a:b", "a b", "a\tb", "a\nb", strings.Repeat("a", 16), "eth%d", "50%"} {
 		s.refusedByAll(r, "interface "+name, "c1", path, cni.ErrInvalidArgument, cni.WithNetwork("net", cni.WithInterfaceName(name)))
 	}
-	for _, prefix := range []string{"a/", "a:", "a b", strings.Repeat("a", 15)} {
+	for _, prefix := range []string{"a/", "a:", "a b", strings.Repeat("a", 15), "%d", "eth%"} {
 		wantIs(t, r.Load(conf, cni.WithInterfacePrefix(prefix)), cni.ErrInvalidArgument, cni.ErrLoad)
 	}
 	name := strings.Repeat("a", 15)

@@ -166,12 +166,25 @@ func validateID(id string) error {
 // validateAttachmentName checks an interface name, and that libcni can keep
 // the attachment's result.
 func validateAttachmentName(network, id, ifName string) error {
-	if err := utils.ValidateInterfaceName(ifName); err != nil {
-		return fmt.Errorf("interface name %q: %w: %w", ifName, err, ErrInvalidArgument)
+	if err := validateIfName(ifName); err != nil {
+		return fmt.Errorf("interface name %q: %w", ifName, err)
 	}
 	if n := len(network) + len(id) + len(ifName) + 2; n > maxCacheName {
 		return fmt.Errorf("network %q, container ID and interface name take %d bytes together, %d are allowed: %w",
 			network, n, maxCacheName, ErrInvalidArgument)
+	}
+	return nil
+}
+
+// validateIfName checks a name that an interface is to get. In one with a '%' the
+// kernel puts a number (dev_alloc_name): the interface would have another name
+// than the record and the plugins.
+func validateIfName(name string) error {
+	if err := utils.ValidateInterfaceName(name); err != nil {
+		return fmt.Errorf("%w: %w", err, ErrInvalidArgument)
+	}
+	if strings.Contains(name, "%") {
+		return fmt.Errorf("the kernel replaces %%d by a number and takes no other '%%': %w", ErrInvalidArgument)
 	}
 	return nil
 }

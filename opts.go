@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/utils"
-
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/invoke"
 )
@@ -129,8 +127,8 @@ func (t Timeouts) over(defaults Timeouts) Timeouts {
 // The prefix with a digit must be a valid interface name.
 func WithInterfacePrefix(prefix string) Opt {
 	return func(c *config) error {
-		if err := utils.ValidateInterfaceName(ifName(prefix, 0)); err != nil {
-			return fmt.Errorf("interface prefix %q: %w: %w", prefix, err, ErrInvalidArgument)
+		if err := validateIfName(ifName(prefix, 0)); err != nil {
+			return fmt.Errorf("interface prefix %q: %w", prefix, err)
 		}
 		c.prefix = prefix
 		return nil
@@ -266,8 +264,12 @@ func WithPluginEnv(names ...string) Opt {
 	}
 }
 
-// WithInsecureFiles accepts plugins and configurations that every user may
-// write. They are refused by default: who can write them runs as the runtime.
+// WithInsecureFiles accepts plugins and configurations that others than root and
+// this process's user can write or replace. They are refused by default: who can
+// write them runs as the runtime. That is so of a file, and of each directory and
+// symbolic link on the way to it, that every user may write (a directory with the
+// sticky bit passes), or whose owner is neither root nor this process's user. A
+// group may have the write bit.
 func WithInsecureFiles() Opt {
 	return func(c *config) error {
 		c.allowInsecure = true

@@ -18,6 +18,9 @@ type NewBridge struct {
 // one that is given none changes as ports come and go. The error wraps EEXIST
 // if there is an interface of this name.
 func (c *Conn) CreateBridge(b NewBridge) (Link, error) {
+	if err := validName(b.Name); err != nil {
+		return Link{}, fmt.Errorf("create bridge %q: %w", b.Name, err)
+	}
 	mac, err := randomMAC()
 	if err != nil {
 		return Link{}, err

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -60,6 +61,15 @@ func (c *Conn) Link(name string) (Link, error) {
 	l := r.Link(name)
 	err := r.Send()
 	return *l, err
+}
+
+// validName refuses a name in which the kernel would put a number
+// (dev_alloc_name): the interface would get another name than was asked for.
+func validName(name string) error {
+	if strings.Contains(name, "%") {
+		return fmt.Errorf("%w: the name contains %%", unix.EINVAL)
+	}
+	return nil
 }
 
 // Link looks an interface up by its name, which is none that is too long.

@@ -30,7 +30,10 @@ type Macvlan struct {
 // It is made in place with its name. Some kernels want that name to be
 // free where the parent is, too; then there is a random one in between.
 func (c *Conn) CreateMacvlan(container *netns.Handle, v Macvlan) error {
-	err := c.createMacvlan(container, v, v.Name)
+	err := validName(v.Name)
+	if err == nil {
+		err = c.createMacvlan(container, v, v.Name)
+	}
 	if errors.Is(err, unix.EEXIST) {
 		if err := absent(container, v.Name); err != nil {
 			return err

@@ -21,6 +21,9 @@ type Move struct {
 //
 // After an error it may be in either namespace, under either name.
 func (c *Conn) Move(index int, to *netns.Handle, how Move) error {
+	if err := validName(how.Name); err != nil {
+		return fmt.Errorf("move to namespace %s as %q: %w", to.ID(), how.Name, err)
+	}
 	var flags uint32
 	if how.Up {
 		flags = unix.IFF_UP

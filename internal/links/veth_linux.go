@@ -48,6 +48,9 @@ const mostNames = 10
 // Both ends get addresses from here rather than from the kernel, as udev takes
 // the kernel's for replaceable.
 func (c *Conn) Connect(container *netns.Handle, v Veth) (Pair, error) {
+	if err := validName(v.Name); err != nil {
+		return Pair{}, fmt.Errorf("create interface %q: %w", v.Name, err)
+	}
 	hostMAC, err := randomMAC()
 	if err != nil {
 		return Pair{}, err

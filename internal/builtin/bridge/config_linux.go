@@ -3,6 +3,7 @@ package bridge
 import (
 	"net"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
@@ -75,6 +76,9 @@ func load(r *plugin.Request) (*config, error) {
 	}
 	if c.Bridge == "" || len(c.Bridge) >= unix.IFNAMSIZ {
 		return nil, invalid(`"bridge": %q is no name of an interface: 1 to %d characters`, c.Bridge, unix.IFNAMSIZ-1)
+	}
+	if strings.Contains(c.Bridge, "%") {
+		return nil, invalid(`"bridge": %q contains %%, which the kernel replaces by a number`, c.Bridge)
 	}
 	if c.VLAN != 0 && (c.VLAN < firstVLAN || c.VLAN > lastVLAN) {
 		return nil, invalid(`"vlan": %d is not between %d and %d`, c.VLAN, firstVLAN, lastVLAN)

@@ -349,6 +349,7 @@ func TestConfigurationErrors(t *testing.T) {
 	tests := []struct{ typ, conf, args, want string }{
 		{"bridge", `"bridge": ""`, "", `"bridge": "" is no name of an interface: 1 to 15 characters`},
 		{"bridge", `"bridge": "a-bridge-of-16-c"`, "", `"bridge": "a-bridge-of-16-c" is no name of an interface: 1 to 15 characters`},
+		{"bridge", `"bridge": "br%d"`, "", `"bridge": "br%d" contains %, which the kernel replaces by a number`},
 		{"bridge", `"mtu": -1`, "", `"mtu": -1 is negative`},
 		{"ptp", `"mtu": -1`, "", `"mtu": -1 is negative`},
 		{"ptp", `"ipMasqBackend": "ipfw"`, "", `"ipMasqBackend": unknown backend "ipfw": use "iptables" or "nftables"`},

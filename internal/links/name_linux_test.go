@@ -1,0 +1,33 @@
+package links
+
+import (
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// The kernel would make br0 of "br%d", and nobody would find it again.
+func TestFault_C10_NoInterfaceIsMadeUnderANumberedName(t *testing.T) {
+	host, container := newNS(t, "host"), newNS(t, "container")
+	h := mustDial(t, host)
+	br := must[Link](t)(h.CreateBridge(NewBridge{Name: "br0"}))
+	for name, try := range map[string]func() error{
+		"bridge":  func() error { _, err := h.CreateBridge(NewBridge{Name: "br%d"}); return err },
+		"veth":    func() error { _, err := h.Connect(container, Veth{Name: "eth%d"}); return err },
+		"macvlan": func() error { return h.CreateMacvlan(container, Macvlan{Name: "eth%d", Parent: br.Index}) },
+		"move":    func() error { return h.Move(br.Index, container, Move{Name: "eth%d"}) },
+	} {
+		if err := try(); !errors.Is(err, unix.EINVAL) {
+			t.Errorf("%s: got %v, want EINVAL", name, err)
+		}
+	}
+	for _, name := range []string{"br1", "eth0"} {
+		if _, err := h.Link(name); !NotFound(err) {
+			t.Errorf("%s on the host: %v", name, err)
+		}
+		if _, err := mustDial(t, container).Link(name); !NotFound(err) {
+			t.Errorf("%s in the container: %v", name, err)
+		}
+	}
+}
