@@ -35,14 +35,22 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 }
 
 // validateRemove checks what the caller passes before anything is touched, the
-// lock file included. A network that is not loaded may be on record. It returns
-// where the plugins will run.
+// lock file included. Where there is a record that decides, and the loaded
+// networks do not matter. It returns where the plugins will run.
 func (s *snapshot) validateRemove(ns *Namespace) (*hostNetNS, error) {
 	if err := validateID(ns.id); err != nil {
 		return nil, err
 	}
-	op := &operation{snapshot: s, verb: "DEL", id: ns.id}
-	if err := op.plan(ns); err != nil && !(errors.Is(err, ErrNotFound) && s.onRecord(ns)) {
+	rec, err := s.loadRecord(ns.id)
+	switch {
+	case errors.As(err, new(*RecordError)):
+		err = nil // recall says why it is not known
+	case rec != nil && err == nil:
+		err = s.validateSelected(ns, rec)
+	default:
+		err = (&operation{snapshot: s, verb: "DEL", id: ns.id}).plan(ns)
+	}
+	if err != nil {
 		return nil, err
 	}
 	host, err := openHostNetNS(s.hostNetNS)
@@ -55,23 +63,16 @@ func (s *snapshot) validateRemove(ns *Namespace) (*hostNetNS, error) {
 	return host, nil
 }
 
-// onRecord tells whether each network that the call selects is loaded or on the
-// container's record.
-func (s *snapshot) onRecord(ns *Namespace) bool {
-	rec, err := s.loadRecord(ns.id)
-	if errors.As(err, new(*RecordError)) {
-		return true // or not; recall says why that is not known
-	}
-	if err != nil || rec == nil {
-		return false
-	}
+// validateSelected refuses a network that is neither on the container's record
+// nor loaded.
+func (s *snapshot) validateSelected(ns *Namespace, rec *record.Record) error {
 	for _, sel := range ns.selected {
 		recorded := slices.ContainsFunc(rec.Networks, func(n record.Network) bool { return n.Name == sel.network })
 		if _, err := s.find(sel.network); err != nil && !recorded {
-			return false
+			return err
 		}
 	}
-	return true
+	return nil
 }
 
 // beginTeardown is begin for a call that learns from the record what there is

@@ -163,11 +163,12 @@ func validateID(id string) error {
 	return nil
 }
 
-// validateAttachmentName checks an interface name, and that libcni can keep
-// the attachment's result.
+// validateAttachmentName checks the interface name of something that may have
+// been attached, by an earlier version too, and that libcni can keep the
+// attachment's result.
 func validateAttachmentName(network, id, ifName string) error {
-	if err := validateIfName(ifName); err != nil {
-		return fmt.Errorf("interface name %q: %w", ifName, err)
+	if err := utils.ValidateInterfaceName(ifName); err != nil {
+		return fmt.Errorf("interface name %q: %w: %w", ifName, err, ErrInvalidArgument)
 	}
 	if n := len(network) + len(id) + len(ifName) + 2; n > maxCacheName {
 		return fmt.Errorf("network %q, container ID and interface name take %d bytes together, %d are allowed: %w",

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -175,6 +176,9 @@ func (op *operation) plan(ns *Namespace) error {
 	var errs []error
 	taken := map[string]string{}
 	for _, sel := range selected {
+		if op.verb == "DEL" && !op.attachable(ns, sel) {
+			continue
+		}
 		a, err := op.newAttachment(ns, sel)
 		if err != nil {
 			errs = append(errs, err)
@@ -193,14 +197,26 @@ func (op *operation) plan(ns *Namespace) error {
 	return join(errs...)
 }
 
+// attachable reports whether the container can have been attached to a network,
+// as far as the names allow. A wrong name that the caller gives is an error; a
+// network that is merely loaded beside is passed over by a removal.
+func (op *operation) attachable(ns *Namespace, sel selection) bool {
+	n, err := op.find(sel.network)
+	if err != nil || sel.ifName != "" && validateIfName(sel.ifName) != nil {
+		return true // newAttachment says what is wrong
+	}
+	name := cmp.Or(sel.ifName, n.ifName)
+	return validateIfName(name) == nil && validateAttachmentName(n.config.Name, ns.id, name) == nil
+}
+
 func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, error) {
 	n, err := op.find(sel.network)
 	if err != nil {
 		return nil, err
 	}
-	name := n.ifName
-	if sel.ifName != "" {
-		name = sel.ifName
+	name := cmp.Or(sel.ifName, n.ifName)
+	if err := validateIfName(name); err != nil {
+		return nil, fmt.Errorf("interface name %q: %w", name, err)
 	}
 	if err := validateAttachmentName(n.config.Name, ns.id, name); err != nil {
 		return nil, err
