@@ -336,6 +336,7 @@ func (op *operation) recallAttached(wanted *operation) error {
 	op.attachments, err = wanted.existing()
 	for _, a := range op.attachments {
 		a.op = op
+		a.avoidOthers()
 	}
 	return err
 }

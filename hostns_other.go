@@ -34,6 +34,10 @@ func (*hostNetNS) open(path, verb string) (*netns.Handle, string, error) { retur
 // prepare has nothing to open.
 func (*operation) prepare() {}
 
+// avoidOthers cannot tell namespaces apart.
+func (*operation) avoidOthers()  {}
+func (*attachment) avoidOthers() {}
+
 // share has no sockets to share.
 func (*operation) share(ctx context.Context) context.Context { return ctx }
 

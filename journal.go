@@ -262,6 +262,7 @@ func (op *operation) recallWithout(ns *Namespace) (err error) {
 	if op.container, op.path, err = op.host.open(path, "DEL"); err != nil {
 		return err
 	}
+	op.avoidOthers()
 	if err := op.plan(ns); err != nil {
 		return err
 	}

@@ -31,8 +31,11 @@ func newKeeper(recordDir string) *keeper {
 }
 
 func (k *keeper) path(id string) string {
-	return filepath.Join(k.dir, record.Name(id))
+	return k.file(record.Name(id))
 }
+
+// file is path by the name of the record's file.
+func (k *keeper) file(name string) string { return filepath.Join(k.dir, name) }
 
 // identify says which namespace the operation's is, and where it will be kept.
 func (op *operation) identify() (record.NetNS, error) {

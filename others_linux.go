@@ -1,0 +1,105 @@
+package cni
+
+import (
+	"fmt"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// avoidOthers has the operation go on as if no path were given where the one it
+// was given leads to another container's namespace: that one's interfaces are not
+// to go, and the own ones went with their namespace. It is for removals without a
+// record, which have nothing but the path to go by.
+func (op *operation) avoidOthers() {
+	if op.container == nil || !op.isOthers(op.container, op.path) {
+		return
+	}
+	op.leave()
+	op.path = ""
+}
+
+// isOthers reports whether a namespace is, or may be, another container's. It
+// reads all records, so that nobody asks who has a record to go by.
+func (op *operation) isOthers(ns *netns.Handle, path string) bool {
+	other, err := op.otherIn(ns)
+	if other == "" && err == nil {
+		return false
+	}
+	op.logger.Warn("the network namespace is not entered, since it is or may be another container's by now",
+		"container", op.id, "path", path, "other", other, "error", err)
+	return true
+}
+
+// otherIn returns another container that is attached in the namespace, as far as
+// records or libcni's cache say; empty if there is none.
+func (op *operation) otherIn(ns *netns.Handle) (string, error) {
+	now, err := op.bootID()
+	if err != nil {
+		return "", err
+	}
+	found, err := op.records.List()
+	if err != nil {
+		return "", err
+	}
+	recorded := map[string]bool{op.id: true, op.pluginID(): true}
+	for _, f := range found {
+		rec := f.Record
+		switch {
+		case rec != nil && (rec.ContainerID == op.id || rec.ContainerID == op.pluginID()):
+		case rec == nil || f.Err != nil:
+			if op.kept.mayKeep(f.File, ns.ID()) {
+				return "that of the record in file " + f.File, f.Err
+			}
+		default:
+			recorded[rec.ContainerID], recorded[rec.Plugins()] = true, true
+			if rec.Boot == now && (netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino}) == ns.ID() {
+				return rec.ContainerID, nil
+			}
+		}
+	}
+	return op.cachedIn(ns, recorded)
+}
+
+// cachedIn is otherIn for containers that only libcni's cache knows, as go-cni
+// attaches them. A cached path can be out of date too, so that the interface must
+// be there as well.
+func (op *operation) cachedIn(ns *netns.Handle, recorded map[string]bool) (string, error) {
+	cached, err := libcni.NewCNIConfigWithCacheDir(nil, op.stateDir, nil).GetCachedAttachments("")
+	if err != nil {
+		return "", fmt.Errorf("cached attachments: %w", err)
+	}
+	for _, c := range cached {
+		if recorded[c.ContainerID] || !leadsTo(c.NetNS, ns) {
+			continue
+		}
+		if there, err := op.hasLink(ns, c.IfName); there || err != nil {
+			return c.ContainerID, err
+		}
+	}
+	return "", nil
+}
+
+// avoidOthers empties the attachment's path if it leads to another container's
+// namespace.
+func (a *attachment) avoidOthers() {
+	if a.NetNS == "" {
+		return
+	}
+	ns, err := netns.Open(a.NetNS)
+	if err != nil {
+		return // it leads nowhere
+	}
+	if a.op.isOthers(ns, a.NetNS) {
+		a.NetNS = ""
+	}
+	_ = ns.Close() // was only looked at
+}
+
+// mayKeep reports whether the namespace may be that of a record of which only the
+// file's name is known.
+func (k *keeper) mayKeep(file string, ns netns.ID) bool {
+	pinned, err := identify(k.file(file))
+	return err != nil || pinned == ns
+}
