@@ -53,7 +53,8 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 // left.
 func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 	for _, a := range op.attachments {
-		a.attempted, a.state, a.partial, a.missing, a.noted = false, record.Planned, nil, nil, nil
+		a.attempted, a.state, a.partial, a.noted, a.failed = false, record.Planned, nil, nil, nil
+		a.ran.reset(nil)
 		a.facts.set(nil)
 		a.kinds.set(nil)
 	}
@@ -160,6 +161,9 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 		a.state = record.Added
 		err = a.note(record.Entry{State: record.Added})
 	}
+	if err != nil {
+		a.noteNeverRan(part)
+	}
 	if ferr := first.End(err == nil); ferr != nil {
 		a.op.logger.Warn("remember the first attachment of a network", "network", a.network.config.Name, "error", ferr)
 	}
@@ -205,7 +209,7 @@ func (op *operation) rollBack(ctx context.Context) error {
 		err = join(err, op.tearDown(context.WithoutCancel(ctx), begun))
 	}
 	if err != nil {
-		return fmt.Errorf("roll back: %w", err)
+		return fmt.Errorf("roll back: %w", leftover(op.id, err))
 	}
 	return nil
 }

@@ -184,7 +184,7 @@ func TestAFlushThatFailsIsAFailedDEL(t *testing.T) {
 	for range 2 {
 		err := r.Remove(t.Context(), "c1", path)
 		wantIs(t, err, failure)
-		wantSame(t, "error", err.Error(), `del network "net" of container c1, interface eth0: `+
+		wantSame(t, "error", errors.Unwrap(err).Error(), `del network "net" of container c1, interface eth0: `+
 			`changes that the plugins built in make together, at the end: stuck`)
 		wantSame(t, "cached", s.cached(), []string{"net-c1-eth0"})
 		_, err = os.Stat(s.recordFile("c1") + ".json")
@@ -231,6 +231,6 @@ func TestAFlushHasATimeToo(t *testing.T) {
 	wantNil(t, setUp(t.Context(), r, "c1", path)())
 	err := await(t, "Remove", begin(func() error { return r.Remove(t.Context(), "c1", path) }))
 	wantIs(t, err, context.DeadlineExceeded)
-	wantSame(t, "error", err.Error(), `del network "net" of container c1, interface eth0: changes that the plugins built in make together, `+
+	wantSame(t, "error", errors.Unwrap(err).Error(), `del network "net" of container c1, interface eth0: changes that the plugins built in make together, `+
 		`at the end: stopped: took longer than the 50ms that a plugin has for DEL (see WithTimeouts)`)
 }

@@ -20,29 +20,53 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// LeftoverError lists what could not be removed of a container.
+// LeftoverError says that a container, or a part of it, could not be removed. It
+// is the error of every removal after which the container's record stays: of
+// Remove, of CleanUp, of a Setup that could not be undone, and in the Failed of
+// Recover and GC. Remove, or Recover and GC by themselves, try again; CleanUp
+// gives up what Remove cannot end.
 type LeftoverError struct {
 	ContainerID string
-	Left        []string // a line each, for a person
-	Err         error    // why, as far as that is known
+	Left        []string // what was found after the removal, a line each, for a person
+	Err         error    // why; *Errors of plugins are behind it
 }
 
 func (e *LeftoverError) Error() string {
-	s := fmt.Sprintf("left of container %s: %s", e.ContainerID, strings.Join(e.Left, "; "))
-	if e.Err != nil {
-		s += ": " + e.Err.Error()
+	s := fmt.Sprintf("container %s could not be removed", e.ContainerID)
+	if why := e.why(); why != "" {
+		s += ": " + why
 	}
-	return s
+	return s + "; call Remove again when that is mended, or CleanUp to give it up"
+}
+
+// why is the cause with what is left.
+func (e *LeftoverError) why() string {
+	var s []string
+	if e.Err != nil {
+		s = append(s, e.Err.Error())
+	}
+	if len(e.Left) > 0 {
+		s = append(s, "left are "+strings.Join(e.Left, "; "))
+	}
+	return strings.Join(s, ": ")
+}
+
+// leftover makes an error by which a container stays on record a *LeftoverError,
+// unless there is one in it.
+func leftover(id string, err error) error {
+	if err == nil || errors.As(err, new(*LeftoverError)) {
+		return err
+	}
+	return &LeftoverError{ContainerID: id, Err: err}
 }
 
 // Unwrap returns the cause.
 func (e *LeftoverError) Unwrap() error { return e.Err }
 
 // sweep removes what the reference plugins leave of the attachments when a DEL
-// fails or is killed, and looks again. It returns nil only if it has seen that
-// nothing is left.
-func (op *operation) sweep(ctx context.Context, attachments []*attachment) error {
-	var left []string
+// fails or is killed, and looks again. It returns neither lines nor an error only
+// after verifying that nothing is left.
+func (op *operation) sweep(ctx context.Context, attachments []*attachment) (left []string, err error) {
 	var errs []error
 	stay := addressesOf(op.rec, op.leaving)
 	for _, a := range attachments {
@@ -50,11 +74,7 @@ func (op *operation) sweep(ctx context.Context, attachments []*attachment) error
 		left = append(left, l...)
 		errs = append(errs, err)
 	}
-	err := join(errs...)
-	if len(left) == 0 && err == nil {
-		return nil
-	}
-	return &LeftoverError{ContainerID: op.id, Left: left, Err: err}
+	return left, join(errs...)
 }
 
 // namesOf are the names of the attachments' interfaces.

@@ -102,7 +102,8 @@ func (d *delegation) delegate(ctx context.Context, verb, typ string, config json
 	}
 	p, err := d.delegateOf(verb, typ)
 	if err != nil {
-		return nil, plugin.Errorf(types.ErrInternal, "%w", err)
+		d.ran.fail(verb, typ)
+		return nil, d.unlessNeverRan(verb, typ, plugin.Errorf(types.ErrInternal, "%w", err))
 	}
 	if p.kind == "" {
 		return nil, nil // its ADD never ran
@@ -115,7 +116,7 @@ func (d *delegation) delegate(ctx context.Context, verb, typ string, config json
 		return nil, nil // nothing to clean, as in a chain
 	}
 	if err != nil || verb != "ADD" {
-		return nil, err
+		return nil, d.unlessNeverRan(verb, typ, err)
 	}
 	return delegatedResult(typ, config, out)
 }
@@ -150,6 +151,9 @@ func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p provide
 	var out invoke.Output
 	if p.kind == PluginExecutable {
 		out, err = d.start(ctx, call, p)
+		if errors.Is(err, invoke.ErrNotStarted) {
+			d.ran.fail(call.Verb, call.Plugin)
+		}
 		err = delegateError(call, out, err)
 	} else {
 		inner := &delegation{attachment: d.attachment, bound: ctx, call: call, chain: d.chain, depth: d.depth + 1, standIn: p.standIn}

@@ -24,12 +24,12 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 	}
 	op, err := s.beginTeardownFrom(ctx, ns.id, host)
 	if err != nil {
-		return fmt.Errorf("remove container %q: %w", ns.id, err)
+		return fmt.Errorf("remove container %q: %w", ns.id, leftover(ns.id, err))
 	}
 	defer op.end()
 	op.asked = true
 	if err := op.recall(ns); err != nil {
-		return fmt.Errorf("remove container %q: %w", ns.id, err)
+		return fmt.Errorf("remove container %q: %w", ns.id, leftover(ns.id, err))
 	}
 	return op.tearDown(ctx, op.attachments)
 }
@@ -121,7 +121,7 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 	ctx = op.share(ctx)
 	op.leaving = namesOf(attachments)
 	if err := op.takeCharge(attachments); err != nil {
-		return err
+		return leftover(op.id, err)
 	}
 	var delErr error
 	if op.hostGone {
@@ -129,9 +129,14 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 	} else {
 		delErr = op.detach(ctx, attachments)
 	}
-	left := op.sweep(ctx, attachments)
+	left, err := op.sweep(ctx, attachments)
+	clean := len(left) == 0 && err == nil
+	open := delErr
+	if clean && delErr != nil && !op.hostGone {
+		open = op.withoutUndone(ctx, attachments, delErr)
+	}
 	switch {
-	case left == nil && (delErr == nil || op.vouched(attachments, delErr)):
+	case clean && (open == nil || op.vouched(attachments, open)):
 		if err := op.forget(attachments); err != nil {
 			// Nothing of the container is left but its record, as on a disk
 			// that has become read-only. The next Recover removes it again.
@@ -147,9 +152,9 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 		}
 		return nil
 	default:
-		err := join(delErr, left)
-		op.keep(attachments, err)
-		return err
+		stays := &LeftoverError{ContainerID: op.id, Left: left, Err: join(delErr, err)}
+		op.keep(attachments, stays)
+		return stays
 	}
 }
 
@@ -191,21 +196,9 @@ func (op *operation) detach(ctx context.Context, attachments []*attachment) erro
 	}
 	for _, a := range slices.Backward(attachments) {
 		err := a.chain().Del(batched(ctx), &a.Attachment, a.partial)
-		errs = append(errs, a.withoutMissing(a.errors("DEL", err)))
+		errs = append(errs, a.withoutNeverRan(a.errors("DEL", err)))
 	}
 	return join(errs...)
-}
-
-// withoutMissing leaves out the errors of plugins that could not be run for the
-// ADD either: what never ran has nothing to undo.
-func (a *attachment) withoutMissing(err error) error {
-	if len(a.missing) == 0 {
-		return err
-	}
-	return join(slices.DeleteFunc(pluginErrors(err), func(one error) bool {
-		var e *Error
-		return errors.As(one, &e) && neverRan(one) && slices.Contains(a.missing, e.Plugin)
-	})...)
 }
 
 // useCached gives the plugins what the ADD was given where this call gives

@@ -47,7 +47,8 @@ type CleanUpTarget struct {
 // It returns what it found, a line each, in the order of removal: rules as the
 // commands that would delete them. A container that lives loses the attachment.
 // Other attachments stay, of the same container too. If something could not be
-// removed, the error is a *LeftoverError and the record stays.
+// removed, or not be looked at, the error is a *LeftoverError and the record
+// stays.
 //
 // It excludes other calls for the container. When ctx ends it stops; it may be
 // called again, and for what was never attached.
@@ -68,6 +69,8 @@ func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record
 	}
 	if t.DryRun {
 		ctx = withWaiting(ctx, looking)
+	} else {
+		defer func() { err = leftover(t.ContainerID, err) }()
 	}
 	op, err := s.beginTeardown(ctx, t.ContainerID)
 	if err != nil {

@@ -10,6 +10,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/invoke"
@@ -300,6 +302,33 @@ func (op *operation) hasLink(ns *netns.Handle, name string) (bool, error) {
 		return false, c.Close()
 	}
 	return err == nil, join(err, c.Close())
+}
+
+// hasNoDevice reports whether the container's namespace is gone, or has no
+// interface but those that every namespace has and those of the container's other
+// attachments.
+func (a *attachment) hasNoDevice() bool {
+	ns := a.inside()
+	if ns == nil {
+		return a.NetNS == ""
+	}
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE)
+	if err != nil {
+		return false
+	}
+	defer nl.Close()
+	found, err := nl.LinkList()
+	return err == nil && !slices.ContainsFunc(found, func(l netlink.Link) bool {
+		name := l.Attrs().Name
+		sibling := name != a.IfName && a.op.rec != nil && a.op.rec.Find(name) != nil
+		return l.Attrs().Flags&net.FlagLoopback == 0 && !sibling && !isFallback(l.Type())
+	})
+}
+
+// isFallback reports whether an interface can be one that the kernel makes in
+// each namespace for a kind of tunnel (net.core.fb_tunnels_only_for_init_net).
+func isFallback(kind string) bool {
+	return slices.Contains([]string{"ipip", "sit", "ip6tnl", "gre", "gretap", "erspan", "ip6gre", "vti", "vti6"}, kind)
 }
 
 // prepare begins to open what an ADD needs in the container, while the record is

@@ -34,6 +34,9 @@ func (*hostNetNS) open(path, verb string) (*netns.Handle, string, error) { retur
 // prepare has nothing to open.
 func (*operation) prepare() {}
 
+// hasNoDevice cannot look into a container either.
+func (*attachment) hasNoDevice() bool { return false }
+
 // avoidOthers cannot tell namespaces apart.
 func (*operation) avoidOthers()  {}
 func (*attachment) avoidOthers() {}

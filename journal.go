@@ -73,7 +73,7 @@ func (op *operation) write() error {
 	}
 	op.rec = rec
 	if err := op.pin(rec.NetNS); err != nil {
-		return join(err, op.forget(op.attachments))
+		return join(err, leftover(op.id, op.forget(op.attachments)))
 	}
 	return nil
 }
@@ -229,6 +229,7 @@ func (op *operation) fromRecord(rec *record.Record) ([]*attachment, error) {
 		a.state, a.partial = n.State, chain.Partial(n.Result)
 		a.facts.set(n.Facts)
 		a.kinds.set(n.Plugins)
+		a.ran.reset(n.NeverRan)
 		a.RuntimeConf = libcni.RuntimeConf{
 			ContainerID: rec.Plugins(), NetNS: op.path, IfName: n.IfName,
 			Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),
@@ -378,10 +379,10 @@ func (op *operation) erase() error {
 
 // keep notes that the attachments could not be detached; the record stays for
 // the next Remove, Recover or GC.
-func (op *operation) keep(attachments []*attachment, why error) {
+func (op *operation) keep(attachments []*attachment, why *LeftoverError) {
 	for _, a := range attachments {
 		a.settle()
-		if err := a.note(record.Entry{Error: why.Error()}); err != nil {
+		if err := a.note(record.Entry{Error: why.why()}); err != nil {
 			op.logger.Error("note a failure in the record", "container", op.id, "error", err)
 		}
 	}

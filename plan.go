@@ -53,7 +53,7 @@ type attachment struct {
 	network   *Network
 	attempted bool          // an ADD was begun
 	state     record.State  // how far the ADD got, from the record
-	missing   []string      // plugins that could not be run for the ADD
+	ran       ran           // which plugins the ADD started, and which not
 	partial   chain.Partial // what a failed ADD got to
 	noted     []byte        // the result that the record has, if it was noted here
 	part      chain.Part    // which plugins the ADD is for; zero: all
@@ -62,6 +62,7 @@ type attachment struct {
 	lost      bool          // the interface was not in the container before its DEL
 	claims    claims        // what host-local has reserved in this call
 	garbage   *garbage      // of a GC: what may be released
+	failed    []chain.Call  // DELs that failed
 }
 
 // begin validates everything, and finds out where the plugins will run. It must

@@ -40,34 +40,32 @@ func (a *attachment) runOne(ctx context.Context, call chain.Call, p provider, er
 	start := time.Now()
 	var out invoke.Output
 	var late error
+	started := false
 	if err == nil {
 		if late = a.flushBefore(ctx, call.Verb, p); late != nil && call.Verb != "DEL" {
 			return chain.Output{}, late
 		}
 		inner, rerr := a.op.awaitRecord(ctx, call.Verb, call.Plugin, p)
 		if err = rerr; err == nil {
-			if out, err = a.execute(inner, call, p); err == nil {
+			out, err = a.execute(inner, call, p)
+			started = p.kind != PluginExecutable || !errors.Is(err, invoke.ErrNotStarted)
+			if err == nil {
 				a.noteDevice(inner, call, p.kind)
 			}
 		}
 	}
 	perr := pluginError(a, call, p.kind, out, err)
 	a.op.report(ctx, a.event(call, p.kind, time.Since(start), perr), out)
-	if call.Verb == "ADD" && neverRan(perr) {
-		a.missing = append(a.missing, call.Plugin)
+	switch {
+	case call.Verb == "ADD" && started:
+		a.ran.start(call.Plugin)
+	case call.Verb == "DEL" && perr != nil:
+		a.failed = append(a.failed, call)
 	}
 	if e := (*Error)(nil); call.Verb == "DEL" && errors.As(perr, &e) && e.Code == unknownContainer {
 		perr = nil // by this code a plugin says that there is nothing to clean
 	}
 	return chain.Output{Stdout: out.Stdout, Valid: p.kind == PluginBuiltIn}, join(late, perr)
-}
-
-// neverRan tells whether a plugin failed before it was started: it could not be
-// found, or its file could not be trusted. One that ran may say the same of
-// another that it delegates to.
-func neverRan(err error) bool {
-	var e *Error
-	return errors.As(err, &e) && e.PluginKind == "" && (errors.Is(err, ErrPluginNotFound) || errors.Is(err, ErrInsecureFile))
 }
 
 // inherited is the container's lock: a plugin that outlives a killed runtime

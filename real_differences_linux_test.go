@@ -23,8 +23,6 @@ func differences() []difference {
 	return []difference{
 		{"(bridge IPv4|everything)/(0.4.0|1.*)", "check passes", "check is not supported",
 			"go-cni's loopback is of version 0.3.1, which has no CHECK, so that its Check always fails (DUTIES R34)"},
-		{"host-device/.*", "remove again finds no device", "remove again succeeds",
-			"host-device fails when the device is gone; go-cni takes every error with the text \"not found\" for success (FAULTS F4)"},
 		{"(portmap iptables|everything)/.*", "",
 			`left ip6?tables(-nft|-legacy)? nat -[AN] CNI-(DN-\w+|HOSTPORT-DNAT)( .*)?`, noOptions},
 		{"portmap nftables/.*", "",

@@ -198,10 +198,7 @@ func (h *realHost) live(c *realCase, version string, lib library) []string {
 // private are the lines of this library's own state.
 func (h *realHost) private(line string) bool { return strings.Contains(line, h.path("state")) }
 
-const (
-	noCheck  = "does not support the CHECK command"
-	noDevice = `failed to find "eth0" in containerNS`
-)
+const noCheck = "does not support the CHECK command"
 
 func (h *realHost) checked(lib library, version, path string) string {
 	h.t.Helper()
@@ -219,16 +216,13 @@ func (h *realHost) checked(lib library, version, path string) string {
 	return "fails"
 }
 
-// removedAgain removes what is removed. Of the reference plugins host-device
-// alone fails then, because the device is not where it is to be taken from.
+// removedAgain removes what is removed.
 func (h *realHost) removedAgain(c *realCase, lib library, path string) string {
 	h.t.Helper()
 	err := lib.remove("c1", path)
 	switch {
 	case err == nil:
 		return "succeeds"
-	case c.name == "host-device" && strings.Contains(err.Error(), noDevice):
-		return "finds no device"
 	case lib.strict:
 		h.t.Errorf("Remove again: %v", err)
 	}

@@ -2,6 +2,7 @@ package cni_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -324,7 +325,7 @@ func TestAttachmentsAndLookupSayWhatIsOnRecord(t *testing.T) {
 	removal := r.Remove(t.Context(), "c1", "")
 	all, err = r.Attachments()
 	wantNil(t, err)
-	want.State, want.Failures, want.LastError = cni.Failed, 1, removal.Error()
+	want.State, want.Failures, want.LastError = cni.Failed, 1, errors.Unwrap(removal).Error()
 	wantSame(t, "attachments after a failure", all, []cni.Attachment{want})
 }
 

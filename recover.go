@@ -65,7 +65,7 @@ func (r *Report) add(o outcome) {
 	case o.skipped != nil:
 		set(&r.Skipped, o.skipped)
 	case o.err != nil:
-		set(&r.Failed, o.err)
+		set(&r.Failed, leftover(o.id, o.err))
 	case !o.adopted:
 		r.Removed = append(r.Removed, o.id)
 	}

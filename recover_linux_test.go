@@ -252,7 +252,7 @@ func TestAFailedRemovalOfAnAttachmentLeavesTheContainer(t *testing.T) {
 		report, err := again()
 		wantNil(t, err)
 		wantSame(t, what+": adopted", report.Adopted, []string{"c1"})
-		if failed := report.Failed["c1"]; failed == nil || !strings.HasPrefix(failed.Error(), "not tried again yet: in ") {
+		if failed := report.Failed["c1"]; failed == nil || !strings.HasPrefix(failed.Error(), "container c1 could not be removed: not tried again yet: in ") {
 			t.Errorf("%s at once: failed with %v, want that it is too early", what, failed)
 		}
 	}
@@ -435,7 +435,7 @@ func TestAFailedRemovalStaysRecordedAndIsTriedEverLessOften(t *testing.T) {
 	report, err = r.Recover(t.Context())
 	wantNil(t, err)
 	text := report.Failed["c1"].Error()
-	if !strings.HasPrefix(text, "not tried again yet: in ") || !strings.HasSuffix(text, ", after 12 failures: stuck again") {
+	if !strings.HasPrefix(text, "container c1 could not be removed: not tried again yet: in ") || !strings.Contains(text, ", after 12 failures: stuck again; call Remove") {
 		t.Errorf("after 12 failures: %q", text)
 	}
 	wantSame(t, "calls", s.took(), []string{})

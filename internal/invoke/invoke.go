@@ -22,6 +22,10 @@ var (
 	// was killed.
 	ErrOutputTooLarge = errors.New("output too large")
 
+	// ErrNotStarted means that nothing has run: there is no such executable, it
+	// may not be executed or is none, or there was no time left for it.
+	ErrNotStarted = errors.New("not started")
+
 	// ErrStillRunning means that a plugin did not go away although it was
 	// killed, because the kernel does not let it: it is stuck in a system call
 	// that nothing interrupts. It ends when that call does, and is then reaped.
@@ -110,30 +114,36 @@ func (e *ExitError) Error() string {
 // executable on a network file system that hangs makes Run hang.
 //
 // An error is an *ExitError; or it satisfies errors.Is for the error of ctx and
-// its cause, for ErrOutputTooLarge or ErrStillRunning; or the plugin could not
-// be started, and nothing has run. If ctx is already over, nothing is started.
+// its cause, for ErrOutputTooLarge, ErrStillRunning or ErrNotStarted. If ctx is
+// already over, nothing is started.
 func Run(ctx context.Context, req Request, lim Limits) (Output, error) {
 	lim = lim.withDefaults()
 	if !filepath.IsAbs(req.Path) {
-		return Output{}, fmt.Errorf("start plugin %q: not an absolute path", req.Path)
+		return Output{}, &notStarted{fmt.Errorf("start plugin %q: not an absolute path", req.Path)}
 	}
 	if ctx.Err() != nil {
-		return Output{}, fmt.Errorf("%s not started: %w", req.Path, ended(ctx))
+		return Output{}, &notStarted{fmt.Errorf("%s not started: %w", req.Path, ended(ctx))}
 	}
 	pipes, err := newStdio(lim)
 	if err != nil {
-		return Output{}, fmt.Errorf("start %s: %w", req.Path, err)
+		return Output{}, &notStarted{fmt.Errorf("start %s: %w", req.Path, err)}
 	}
 	cmd, err := start(ctx, req, pipes, lim.BusyWait)
 	if err != nil {
 		pipes.discard()
-		return Output{}, fmt.Errorf("start %s: %w", req.Path, err)
+		return Output{}, &notStarted{fmt.Errorf("start %s: %w", req.Path, err)}
 	}
 	pipes.begin(req.Stdin)
 	p := &process{cmd: cmd, pipes: pipes, exited: make(chan struct{})}
 	err = p.finish(ctx, lim.KillWait)
 	return pipes.output(), err
 }
+
+// notStarted is an ErrNotStarted that says no more than its cause.
+type notStarted struct{ error }
+
+func (n *notStarted) Unwrap() error        { return n.error }
+func (n *notStarted) Is(target error) bool { return target == ErrNotStarted }
 
 // ended is why ctx is over: its own error, and the cause if it has another.
 func ended(ctx context.Context) error {

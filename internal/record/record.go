@@ -105,6 +105,9 @@ type Network struct {
 	// Plugins are those that the ADD runs, a type once each, those that plugins in
 	// process delegate to included. Empty in records of earlier versions.
 	Plugins []Plugin `json:"plugins,omitempty"`
+	// NeverRan are types of plugins, delegated ones included, whose ADD is known
+	// not to have been started: their DEL has nothing to undo.
+	NeverRan []string `json:"neverRan,omitempty"`
 	// Facts are notes that built-in plugins made for their DEL; see package
 	// caller.
 	Facts map[string]json.RawMessage `json:"facts,omitempty"`
@@ -208,6 +211,8 @@ type Entry struct {
 
 	Facts  map[string]json.RawMessage `json:"facts,omitempty"`  // added to the attachment's
 	Plugin *Plugin                    `json:"plugin,omitempty"` // that the ADD has delegated to
+
+	NeverRan []string `json:"neverRan,omitempty"`
 }
 
 // apply brings the record up to what the entry says. One of another container,
@@ -229,6 +234,9 @@ func (r *Record) apply(e Entry) {
 	}
 	if e.Result != nil {
 		n.Result = e.Result
+	}
+	if e.NeverRan != nil {
+		n.NeverRan = e.NeverRan
 	}
 	for key, value := range e.Facts {
 		if n.Facts == nil {
