@@ -27,9 +27,10 @@ type job struct {
 	StateDir, PluginDir, HostNetNS string
 	Conf                           []byte
 
-	Owner    string // empty: the program
-	NewProc  bool   // first mount the /proc of the PID namespace that it was started in
-	WarmOnly bool   // what a pool has made is not used
+	Owner     string // empty: the program
+	NewProc   bool   // first mount the /proc of the PID namespace that it was started in
+	WarmOnly  bool   // what a pool has made is not used
+	InProcess bool
 }
 
 // otherRuntime does the job on stdin; what it prints is the error.
@@ -55,6 +56,9 @@ func (j job) do() error {
 		cni.WithHostNetNS(j.HostNetNS), cni.WithConfListBytes(j.Conf)}
 	if j.Owner != "" {
 		opts = append(opts, cni.WithOwner(j.Owner))
+	}
+	if j.InProcess {
+		opts = append(opts, cni.WithBuiltinPlugins())
 	}
 	r, err := cni.New(opts...)
 	if err != nil {
@@ -90,6 +94,8 @@ func (j job) do() error {
 		}
 	case "GC":
 		_, err = r.GC(ctx, cni.GCOptions{Keep: []string{j.ID}})
+	case "LIFE":
+		err = life(ctx, r, j.ID, j.NetNS)
 	default:
 		err = fmt.Errorf("no such job: %q", j.Verb)
 	}
@@ -130,6 +136,35 @@ func (j job) exec() error {
 		return err
 	}
 	return unix.Exec("/proc/self/exe", os.Args, os.Environ())
+}
+
+// life is all that a runtime does with a container, each way to remove it once.
+func life(ctx context.Context, r *cni.Runtime, id, path string) error {
+	for _, remove := range []func() error{
+		func() error { return r.Remove(ctx, id, path) },
+		func() error {
+			report, err := r.GC(ctx, cni.GCOptions{KeepNone: true})
+			return errors.Join(err, report.Err())
+		},
+	} {
+		if _, err := r.Setup(ctx, id, path, cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}})); err != nil {
+			return err
+		}
+		if err := r.Check(ctx, id, path); err != nil {
+			return err
+		}
+		report, err := r.Recover(ctx)
+		if err = errors.Join(err, report.Err()); err != nil {
+			return err
+		}
+		if err := r.Check(ctx, id, path); err != nil {
+			return fmt.Errorf("after Recover (%+v): %w", report, err)
+		}
+		if err := remove(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // elsewhere begins a verb in another process. What comes from the channel is

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -40,10 +38,7 @@ func (x xtables) save(ctx context.Context, chains []chainID) (string, error) {
 	// where there is nothing to delete; and one that is there would make its
 	// tables.
 	if x.legacy {
-		if ok, err := x.legacyHasAny(chains); err != nil || !ok {
-			return "", err
-		}
-		return x.run(ctx, "", "save")
+		return x.saveLegacy(ctx, chains)
 	}
 	before, err := x.nftHas(ctx, chains)
 	if err != nil || len(before) == 0 {
@@ -119,25 +114,6 @@ func (x xtables) nftHas(ctx context.Context, chains []chainID) (found []chainID,
 		return nil, nil
 	}
 	return found, err
-}
-
-// legacyHasAny tells which tables there are from the list that the kernel
-// keeps. Of the chains in them it has none.
-func (x xtables) legacyHasAny(chains []chainID) (bool, error) {
-	file := "/proc/thread-self/net/ip_tables_names"
-	if x.v6() {
-		file = "/proc/thread-self/net/ip6_tables_names"
-	}
-	tables, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil // the kernel has no legacy iptables, or has not loaded it
-	}
-	if err != nil {
-		return false, err
-	}
-	return slices.ContainsFunc(strings.Fields(string(tables)), func(table string) bool {
-		return slices.ContainsFunc(chains, func(id chainID) bool { return id.table == table })
-	}), nil
 }
 
 // killDelay is how long a process that was killed may hold its output open by

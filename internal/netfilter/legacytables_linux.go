@@ -1,0 +1,151 @@
+package netfilter
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// saveLegacy is save of legacy iptables. The list of tables that the kernel keeps
+// knows no chains, but to look at it makes no table. Only root may read it, in
+// the tool too; for others the kernel is asked, and the tool for one table.
+func (x xtables) saveLegacy(ctx context.Context, chains []chainID) (string, error) {
+	file := "/proc/thread-self/net/ip_tables_names"
+	if x.v6() {
+		file = "/proc/thread-self/net/ip6_tables_names"
+	}
+	tables, err := os.ReadFile(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", nil // the kernel has no legacy iptables, or has not loaded it
+	case errors.Is(err, fs.ErrPermission):
+		return x.saveTables(ctx, chains)
+	case err != nil:
+		return "", err
+	}
+	if !slices.ContainsFunc(strings.Fields(string(tables)), func(table string) bool {
+		return slices.ContainsFunc(chains, func(id chainID) bool { return id.table == table })
+	}) {
+		return "", nil
+	}
+	return x.run(ctx, "", "save")
+}
+
+// saveTables is saveLegacy without the list. To ask the kernel takes
+// CAP_NET_ADMIN alone, where the tool wants CAP_NET_RAW besides. The kernel makes
+// a table that is asked for, empty, if it can.
+func (x xtables) saveTables(ctx context.Context, chains []chainID) (string, error) {
+	var saved strings.Builder
+	for _, table := range []string{tableNAT, tableFilter} {
+		here := slices.DeleteFunc(slices.Clone(chains), func(id chainID) bool { return id.table != table })
+		found, err := x.kernelHasAny(table, here)
+		if err != nil {
+			return "", fmt.Errorf("ask the kernel for table %s: %w", table, err)
+		}
+		if !found {
+			continue
+		}
+		out, err := x.run(ctx, "", "save", "-t", table)
+		if err != nil {
+			return "", fmt.Errorf("%w (other users than root need CAP_NET_RAW for legacy iptables)", err)
+		}
+		saved.WriteString(out)
+	}
+	return saved.String(), nil
+}
+
+// kernelHasAny reports whether a table has one of the chains.
+func (x xtables) kernelHasAny(table string, chains []chainID) (bool, error) {
+	if len(chains) == 0 {
+		return false, nil
+	}
+	family := unix.AF_INET
+	if x.v6() {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	rules, err := x.entries(fd, table)
+	found := slices.ContainsFunc(chains, func(id chainID) bool { return bytes.Contains(rules, zeroTerminated(id.chain)) })
+	return found, errors.Join(err, unix.Close(fd))
+}
+
+// What <linux/netfilter_ipv4/ip_tables.h> and its IPv6 twin call IPT_SO_GET_INFO
+// and IPT_SO_GET_ENTRIES, at the level of the protocol.
+const (
+	getInfo    = 64
+	getEntries = 65
+)
+
+// tableInfo is struct ipt_getinfo, and ip6t_getinfo.
+type tableInfo struct {
+	name       [32]byte
+	hooks      uint32
+	entry      [5]uint32
+	underflow  [5]uint32
+	numEntries uint32
+	size       uint32
+}
+
+// entriesHeader is the head of struct ipt_get_entries: the table, the size of
+// what follows, and what aligns that.
+type entriesHeader struct {
+	name [32]byte
+	size uint32
+	_    uint32
+}
+
+// entries returns the rules of a table as the kernel has them, nothing if there
+// is no such table. A chain is an entry with its name, which ends with a zero.
+func (x xtables) entries(fd int, table string) ([]byte, error) {
+	const mostTries = 10 // each time another one has changed the table meanwhile
+	for try := 1; ; try++ {
+		info := tableInfo{}
+		copy(info.name[:], table)
+		err := x.getsockopt(fd, getInfo, unsafe.Pointer(&info), unsafe.Sizeof(info))
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOPROTOOPT) {
+			return nil, nil // no such table; no legacy iptables at all
+		}
+		if err != nil {
+			return nil, err
+		}
+		const head = unsafe.Sizeof(entriesHeader{})
+		data := make([]byte, head+uintptr(info.size))
+		h := (*entriesHeader)(unsafe.Pointer(&data[0]))
+		h.name, h.size = info.name, info.size
+		err = x.getsockopt(fd, getEntries, unsafe.Pointer(&data[0]), uintptr(len(data)))
+		if err == nil {
+			return data[head:], nil
+		}
+		if !errors.Is(err, unix.EAGAIN) || try == mostTries {
+			return nil, err
+		}
+	}
+}
+
+func (x xtables) getsockopt(fd, option int, value unsafe.Pointer, size uintptr) error {
+	level := unix.SOL_IP
+	if x.v6() {
+		level = unix.SOL_IPV6
+	}
+	length := uint32(size)
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
+		uintptr(value), uintptr(unsafe.Pointer(&length)), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
