@@ -231,10 +231,13 @@ func pluginError(a *attachment, call chain.Call, kind PluginKind, out invoke.Out
 // executableError is the error that an executable printed; or nil, and what can
 // be said of how it ended.
 func executableError(out invoke.Output, err error) (*types.Error, error) {
+	var said types.Error
 	if exit := (*invoke.ExitError)(nil); !errors.As(err, &exit) {
+		if errors.Is(err, invoke.ErrUnknownExit) && json.Unmarshal(out.Stdout, &said) == nil && said != (types.Error{}) {
+			return &said, err
+		}
 		return nil, err
 	}
-	var said types.Error
 	switch uerr := json.Unmarshal(out.Stdout, &said); {
 	case len(out.Stdout) == 0:
 		return nil, fmt.Errorf("ended without an error message: %w", err)

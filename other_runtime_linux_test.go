@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -31,6 +33,7 @@ type job struct {
 	NewProc   bool   // first mount the /proc of the PID namespace that it was started in
 	WarmOnly  bool   // what a pool has made is not used
 	InProcess bool
+	Reaps     string // children: "ignores SIGCHLD" or "waits for all"
 }
 
 // otherRuntime does the job on stdin; what it prints is the error.
@@ -51,6 +54,18 @@ func (j job) do() error {
 		if err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("proc", "/proc", "proc", 0, "")); err != nil {
 			return err
 		}
+	}
+	switch j.Reaps {
+	case "ignores SIGCHLD":
+		signal.Ignore(syscall.SIGCHLD)
+	case "waits for all":
+		go func() {
+			for { // with no child there is nothing to wait for
+				if _, err := syscall.Wait4(-1, nil, 0, nil); err != nil {
+					runtime.Gosched()
+				}
+			}
+		}()
 	}
 	opts := []cni.Opt{cni.WithStateDir(j.StateDir), cni.WithPluginDir([]string{j.PluginDir}),
 		cni.WithHostNetNS(j.HostNetNS), cni.WithConfListBytes(j.Conf)}

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -129,7 +130,27 @@ func (a *attachment) start(ctx context.Context, call chain.Call, p provider) (in
 	if a.op.host != nil {
 		req.NetNS = a.op.host.netNS()
 	}
-	return invoke.Run(ctx, req, invoke.Limits{})
+	out, err := invoke.Run(ctx, req, invoke.Limits{})
+	if call.Verb == "ADD" && errors.Is(err, invoke.ErrUnknownExit) && isResult(call.Stdin, out.Stdout) {
+		return out, nil
+	}
+	return out, err
+}
+
+// isResult reports whether a plugin printed a complete result for its request,
+// and no error. Of an ADD whose exit status is lost it is the proof: of the other
+// verbs, which print nothing, there is none.
+func isResult(request, stdout []byte) bool {
+	var config, said struct {
+		CNIVersion string `json:"cniVersion"`
+		Code       uint   `json:"code"`
+		Msg        string `json:"msg"`
+	}
+	if json.Unmarshal(request, &config) != nil || json.Unmarshal(stdout, &said) != nil {
+		return false
+	}
+	return said.Code == 0 && said.Msg == "" && (said.CNIVersion == "" || said.CNIVersion == config.CNIVersion) &&
+		chain.ValidateResult(stdout, config.CNIVersion) == nil
 }
 
 // deadlineError says that it was this library's bound that ended a plugin.

@@ -26,6 +26,10 @@ var (
 	// may not be executed or is none, or there was no time left for it.
 	ErrNotStarted = errors.New("not started")
 
+	// ErrUnknownExit means that another part of the program reaped the plugin,
+	// or the kernel did as SIGCHLD is ignored. What it printed is all there is.
+	ErrUnknownExit = errors.New("its exit status is lost, because this program reaps all its children")
+
 	// ErrStillRunning means that a plugin did not go away although it was
 	// killed, because the kernel does not let it: it is stuck in a system call
 	// that nothing interrupts. It ends when that call does, and is then reaped.
@@ -114,7 +118,7 @@ func (e *ExitError) Error() string {
 // executable on a network file system that hangs makes Run hang.
 //
 // An error is an *ExitError; or it satisfies errors.Is for the error of ctx and
-// its cause, for ErrOutputTooLarge, ErrStillRunning or ErrNotStarted. If ctx is
+// its cause, for ErrOutputTooLarge, ErrStillRunning, ErrUnknownExit or ErrNotStarted. If ctx is
 // already over, nothing is started.
 func Run(ctx context.Context, req Request, lim Limits) (Output, error) {
 	lim = lim.withDefaults()

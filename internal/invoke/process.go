@@ -149,7 +149,7 @@ func (p *process) verdict(why error) error {
 	case why != nil:
 		return fmt.Errorf("%s killed: %w", p.cmd.Path, why)
 	case p.exitErr != nil:
-		return fmt.Errorf("wait for %s: %w", p.cmd.Path, p.exitErr)
+		return fmt.Errorf("%s ended, but %w: %w", p.cmd.Path, ErrUnknownExit, p.exitErr)
 	case p.exit != (exit{}):
 		return &ExitError{Path: p.cmd.Path, Code: p.exit.code, Signal: p.exit.signal}
 	}

@@ -141,7 +141,7 @@ func runTool(ctx context.Context, stdin, path string, args ...string) (string, e
 	var stdout, stderr strings.Builder
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
 	err := cmd.Run()
-	if err == nil {
+	if err == nil || errors.Is(err, syscall.ECHILD) && isWhole(stdout.String()) {
 		return stdout.String(), nil
 	}
 	if ctx.Err() != nil {
@@ -150,6 +150,18 @@ func runTool(ctx context.Context, stdin, path string, args ...string) (string, e
 	const most = 1000 // as much as anyone reads in a line
 	said := strings.Join(strings.FieldsFunc(stderr.String(), func(r rune) bool { return r == '\n' }), "; ")
 	return "", fmt.Errorf("%s: %w: %s", filepath.Base(path), err, said[:min(len(said), most)])
+}
+
+// isWhole reports whether a tool has printed all that it prints when it succeeds,
+// where its exit status is lost because the program reaps all its children. A
+// restore prints nothing: its effect is looked for.
+//
+//	# Completed on Sat Nov 22 01:00:00 2026
+//	iptables v1.8.9 (nf_tables)
+func isWhole(out string) bool {
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	last := lines[len(lines)-1]
+	return strings.HasPrefix(last, "# Completed on ") || strings.Contains(last, "tables v")
 }
 
 // lookPath returns the tool of the variant. Where there is but one variant, it
