@@ -263,7 +263,9 @@ func (op *operation) recallWithout(ns *Namespace) (err error) {
 	if op.container, op.path, err = op.host.open(path, "DEL"); err != nil {
 		return err
 	}
-	op.avoidOthers()
+	if op.asked && ns.path != "" { // Recover and Setup ask whether it lives there
+		op.avoidOthers()
+	}
 	if err := op.plan(ns); err != nil {
 		return err
 	}

@@ -117,7 +117,7 @@ func TestFault_F57_AnotherPluginOfTheSameNameIsNotAsked(t *testing.T) {
 	} {
 		wantIs(t, err, cni.ErrPluginNotFound)
 		op := map[string]string{"check": "check", "delete": "del"}[verb]
-		wantSame(t, verb, fmt.Sprint(err), op+` network "net" of container c1, interface eth0: plugin type="tuning" failed (`+verb+`): `+
+		wantSame(t, verb, asError(t, err).Error(), op+` network "net" of container c1, interface eth0: plugin type="tuning" failed (`+verb+`): `+
 			`plugin "tuning" was one registered with WithPlugin when the container was attached, and none is now; register it again`)
 	}
 	wantSame(t, "calls", take(&calls), []string{"registered ADD"})

@@ -13,7 +13,7 @@ import (
 // to go, and the own ones went with their namespace. It is for removals without a
 // record, which have nothing but the path to go by.
 func (op *operation) avoidOthers() {
-	if op.container == nil || !op.isOthers(op.container, op.path) {
+	if op.container == nil || !op.isOthers(op.container, op.path, true) {
 		return
 	}
 	op.leave()
@@ -22,9 +22,10 @@ func (op *operation) avoidOthers() {
 
 // isOthers reports whether a namespace is, or may be, another container's. It
 // reads all records, so that nobody asks who has a record to go by.
-func (op *operation) isOthers(ns *netns.Handle, path string) bool {
-	other, err := op.otherIn(ns)
-	if other == "" && err == nil {
+// With doubts it is one as well as long as that is not certain.
+func (op *operation) isOthers(ns *netns.Handle, path string, doubts bool) bool {
+	other, err := op.otherIn(ns, doubts)
+	if other == "" && (err == nil || !doubts) {
 		return false
 	}
 	op.logger.Warn("the network namespace is not entered, since it is or may be another container's by now",
@@ -34,7 +35,7 @@ func (op *operation) isOthers(ns *netns.Handle, path string) bool {
 
 // otherIn returns another container that is attached in the namespace, as far as
 // records or libcni's cache say; empty if there is none.
-func (op *operation) otherIn(ns *netns.Handle) (string, error) {
+func (op *operation) otherIn(ns *netns.Handle, doubts bool) (string, error) {
 	now, err := op.bootID()
 	if err != nil {
 		return "", err
@@ -49,7 +50,7 @@ func (op *operation) otherIn(ns *netns.Handle) (string, error) {
 		switch {
 		case rec != nil && (rec.ContainerID == op.id || rec.ContainerID == op.pluginID()):
 		case rec == nil || f.Err != nil:
-			if op.kept.mayKeep(f.File, ns.ID()) {
+			if doubts && op.kept.mayKeep(f.File, ns.ID()) {
 				return "that of the record in file " + f.File, f.Err
 			}
 		default:
@@ -82,7 +83,7 @@ func (op *operation) cachedIn(ns *netns.Handle, recorded map[string]bool) (strin
 }
 
 // avoidOthers empties the attachment's path if it leads to another container's
-// namespace.
+// namespace for certain: Setup takes an attachment without a path for dead.
 func (a *attachment) avoidOthers() {
 	if a.NetNS == "" {
 		return
@@ -91,7 +92,7 @@ func (a *attachment) avoidOthers() {
 	if err != nil {
 		return // it leads nowhere
 	}
-	if a.op.isOthers(ns, a.NetNS) {
+	if a.op.isOthers(ns, a.NetNS, false) {
 		a.NetNS = ""
 	}
 	_ = ns.Close() // was only looked at
