@@ -34,6 +34,9 @@ type walk struct {
 	self  uint32
 	rest  string // of the path, from where the walk is
 	links int
+	// open: everybody may make an entry in the directory where the walk is, as in
+	// /tmp.
+	open bool
 }
 
 // step goes on by one part of the path and returns where it has got to.
@@ -44,9 +47,10 @@ func (w *walk) step(at string) (string, error) {
 	case "", ".":
 		return at, nil
 	case "..":
-		return filepath.Dir(at), nil // it was judged on the way down
+		return w.judged(filepath.Dir(at))
 	}
 	next := filepath.Join(at, name)
+	open := w.open
 	info, err := w.look(next)
 	if err != nil || info.Mode()&fs.ModeSymlink == 0 {
 		return next, err
@@ -60,8 +64,9 @@ func (w *walk) step(at string) (string, error) {
 	}
 	w.rest = target + "/" + w.rest
 	if filepath.IsAbs(target) {
-		return "/", nil
+		return w.judged("/")
 	}
+	w.open = open
 	return at, nil
 }
 
@@ -80,11 +85,9 @@ func (w *walk) look(path string) (fs.FileInfo, error) {
 	if !ok {
 		return nil, fmt.Errorf("%s: no owner is known", path)
 	}
-	err = judge(path, info.Mode(), st.Uid, w.self, false)
-	if err != nil && st.Uid == overflowUID {
-		err = judge(path, info.Mode(), st.Uid, w.self, inUserNS())
-	}
-	return info, err
+	trusted := !w.open || st.Uid == 0 || st.Uid == w.self || st.Uid == overflowUID && inUserNS()
+	w.open = info.IsDir() && info.Mode()&worldWritable != 0
+	return info, judge(path, info.Mode(), st.Uid, w.self, trusted)
 }
 
 // inUserNS reports whether this process is in a user namespace other than the
@@ -110,15 +113,16 @@ const mostLinks = 40
 // user namespace (/proc/sys/kernel/overflowuid).
 const overflowUID = 65534
 
-// judge says why a file or directory is refused; nil if it is not.
-func judge(path string, mode fs.FileMode, uid, self uint32, inUserNS bool) error {
+// judge says why a file or directory is refused; nil if it is not. The owner is
+// trusted unless everybody could have made the entry.
+func judge(path string, mode fs.FileMode, uid, self uint32, trusted bool) error {
 	sticky := mode.IsDir() && mode&fs.ModeSticky != 0
 	var why string
 	switch {
 	case mode&fs.ModeSymlink == 0 && mode&worldWritable != 0 && !sticky:
 		why = "is writable by everybody: run chmod o-w on it"
-	case uid != 0 && uid != self && !(inUserNS && uid == overflowUID):
-		why = fmt.Sprintf("belongs neither to root nor to user %d, as which this program runs: run chown root on it", self)
+	case !trusted:
+		why = fmt.Sprintf("is in a directory where everybody makes files, and belongs neither to root nor to user %d, as which this program runs: run chown root on it", self)
 	default:
 		return nil
 	}
