@@ -103,8 +103,25 @@ func (op *operation) pin(rec record.NetNS) error {
 	return nil
 }
 
-// discard lets a namespace go by the name of its record's file.
-func (k *keeper) discard(file string) error { return netns.Remove(filepath.Join(k.dir, file)) }
+// mounts reports whether a container's namespace was kept by a mount, which may be
+// gone. Its file stays until the container is removed.
+func (k *keeper) mounts(id string) bool {
+	_, err := os.Lstat(k.path(id))
+	return err == nil
+}
+
+// keeps returns the path at which the namespace of a record is kept, by the name
+// of the record's file; empty if none is.
+func (k *keeper) keeps(file string) string {
+	path := k.file(file)
+	if _, err := identify(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
+		return ""
+	}
+	return path
+}
+
+// discard deletes the file by which a namespace was kept that is gone.
+func (k *keeper) discard(file string) error { return netns.Remove(k.file(file)) }
 
 // openPath leads plugins to a namespace that is kept by a descriptor, or is
 // empty.

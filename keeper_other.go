@@ -13,6 +13,10 @@ func (*keeper) where(string) (string, error) { return "", nil }
 
 func (*keeper) discard(string) error { return nil }
 
+func (*keeper) mounts(string) bool { return false }
+
+func (*keeper) keeps(string) string { return "" }
+
 func (*keeper) openPath(string) string { return "" }
 
 func (op *operation) identify() (record.NetNS, error) { return record.NetNS{Path: op.path}, nil }

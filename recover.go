@@ -6,80 +6,12 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
+	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 )
-
-// Report says what Recover or GC has done, by container ID.
-type Report struct {
-	Adopted []string // attached and alive: kept
-	Removed []string // nothing is left of them that this owner attached
-	// Kept are those of Adopted that are not known to be healthy, and why: CHECK
-	// failed or could not be asked, the interface is gone, the path no longer
-	// leads to the namespace. Recover has changed nothing of them. The caller
-	// decides: Check tells more, Remove ends them.
-	Kept map[string]error
-	// Failed could not be removed and are still recorded. One that is adopted
-	// as well is alive, and what could not be removed is an attachment beside
-	// those it was set up with.
-	Failed map[string]error
-	// Skipped were left as they are, and why: another call has the container
-	// locked, it cannot be told from here whether it lives, or its record cannot
-	// be used, see RecordError. A record that names no container is listed as
-	// "record" and the name of its file.
-	Skipped map[string]error
-	// Reclaimed is what GC has found of containers that are on no record any
-	// more, a line each.
-	Reclaimed []string
-	// Left is what GC has found and must leave, as it may be somebody else's: a
-	// line each that says what to do.
-	Left []string
-}
-
-// outcome is what became of one container.
-type outcome struct {
-	id      string
-	adopted bool
-	kept    error // why it is adopted although it is not known to be healthy
-	err     error // why it, or a part of it, could not be removed
-	skipped error // why nothing was done
-}
-
-func (r *Report) add(o outcome) {
-	set := func(m *map[string]error, err error) {
-		if *m == nil {
-			*m = make(map[string]error)
-		}
-		(*m)[o.id] = err
-	}
-	if o.adopted {
-		r.Adopted = append(r.Adopted, o.id)
-	}
-	if o.kept != nil {
-		set(&r.Kept, o.kept)
-	}
-	switch {
-	case o.skipped != nil:
-		set(&r.Skipped, o.skipped)
-	case o.err != nil:
-		set(&r.Failed, leftover(o.id, o.err))
-	case !o.adopted:
-		r.Removed = append(r.Removed, o.id)
-	}
-}
-
-// Err joins the failures, or is nil. What was kept or skipped is no failure.
-func (r *Report) Err() error {
-	var errs []error
-	for id, err := range r.Failed {
-		errs = append(errs, fmt.Errorf("container %s: %w", id, err))
-	}
-	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	return join(errs...)
-}
 
 // Recover is for a program's start. Each container that this owner has recorded
 // is adopted if it was attached in this boot of the machine and its network
@@ -139,7 +71,7 @@ func (s *snapshot) recoverAll(ctx context.Context, host *hostNetNS, found []reco
 			continue
 		}
 		if f.Record.ContainerID == "" {
-			report.add(outcome{id: nameOf(f), err: s.discard(f)})
+			report.add(s.discard(f))
 			continue
 		}
 		ids = append(ids, f.Record.ContainerID)
@@ -211,14 +143,29 @@ func (s *snapshot) owned(dry bool) ([]record.Found, error) {
 }
 
 // discard deletes a record of which nothing can be read, not even whose it is,
-// and lets its namespace go. What else it was about is found by nobody; the log
-// says so.
-func (s *snapshot) discard(f record.Found) error {
-	s.logger.Error("attachment record is unreadable and was deleted; what it recorded may be left", "file", f.File, "error", f.Err)
-	if err := s.kept.discard(f.File); err != nil {
-		return err
+// unless a namespace is kept for it, in which a container may live. The log says
+// that what else it was about is found by nobody.
+func (s *snapshot) discard(f record.Found) (o outcome) {
+	o.id = nameOf(f)
+	if path := s.kept.keeps(f.File); path != "" {
+		o.skipped = fmt.Errorf("it does not say whose it is, and %s keeps a namespace that may be a living container's; "+
+			"if it is not, unmount that and delete %s: %w", path, s.records.Path(f.File), f.Err)
+		return o
 	}
-	return s.records.Discard(f.File)
+	held, err := s.locks.TryLockAll([]lock.Key{{Name: barrier}}) // a Setup may be about to replace it
+	if held == nil {
+		o.skipped = join(ErrBusy, err)
+		return o
+	}
+	defer func() { o.err = join(o.err, held.Release()) }()
+	if now, err := s.records.LoadFile(f.File); now == nil || now.ContainerID != "" || !errors.Is(err, record.ErrBad) {
+		return o // it is another by now, or gone
+	}
+	s.logger.Error("attachment record is unreadable and was deleted; what it recorded may be left", "file", f.File, "error", f.Err)
+	if o.err = s.kept.discard(f.File); o.err == nil {
+		o.err = s.records.Discard(f.File)
+	}
+	return o
 }
 
 // errNotYet: it failed not long ago.
@@ -261,31 +208,6 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id string, l
 		o.err = op.finish(ctx, going)
 	}
 	return o
-}
-
-// setAside notes why nothing was done about the container, if err is not nil.
-func (o *outcome) setAside(err error) bool {
-	if isSkipped(err) {
-		o.skipped = err
-	} else {
-		o.err = err
-	}
-	return err != nil
-}
-
-// adopt keeps the container, and returns why it is not known to be healthy.
-func (op *operation) adopt(ctx context.Context, going []*attachment) error {
-	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
-	doubt := op.doubt(ctx, staying)
-	if !op.damaged {
-		// Where mounts are not allowed, the descriptor that kept it was the last
-		// process's.
-		doubt = join(doubt, op.pin(op.rec.NetNS))
-	}
-	if doubt != nil {
-		op.logger.Warn("a container lives and is kept, but is not known to be healthy", "container", op.id, "reason", doubt)
-	}
-	return doubt
 }
 
 // finish removes attachments whose removal has failed before, but not soon after
@@ -334,77 +256,4 @@ func (s *snapshot) takeOver(ctx context.Context, host *hostNetNS, id string, las
 	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer cancel()
 	return s.beginTeardownFrom(brief, id, own)
-}
-
-// going are the attachments that Recover is to remove: all, if the container's
-// namespace is gone or it was nobody's container yet; else those that no caller
-// counts on.
-func (op *operation) going() ([]*attachment, error) {
-	if op.gone() {
-		return op.attachments, nil
-	}
-	if op.damaged {
-		if op.attachedBefore() {
-			return nil, nil
-		}
-		return op.attachments, nil
-	}
-	if op.rec.Warm {
-		return op.attachments, nil
-	}
-	return op.unfinished(), nil
-}
-
-// attachedBefore reports whether the log of a damaged record says that the
-// container was attached, and that no Remove has begun.
-func (op *operation) attachedBefore() bool {
-	return op.rec != nil && slices.ContainsFunc(op.rec.Networks, func(n record.Network) bool {
-		return n.State == record.Added && n.Failures == 0
-	})
-}
-
-// unfinished are the attachments that a Remove has begun with, and those of a
-// Setup that has not got to its end: its caller never heard of any of them.
-func (op *operation) unfinished() []*attachment {
-	half := map[int]bool{}
-	for _, n := range op.rec.Networks {
-		if n.State == record.Planned {
-			half[n.Call] = true
-		}
-	}
-	var all []*attachment
-	for _, a := range op.attachments {
-		n := op.rec.Find(a.IfName)
-		if n.State == record.Deleting || n.Failures > 0 || half[n.Call] {
-			all = append(all, a)
-		}
-	}
-	return all
-}
-
-// doubt is why the attachments are not known to be healthy, nil if they are.
-func (op *operation) doubt(ctx context.Context, attachments []*attachment) error {
-	if op.damaged {
-		return fmt.Errorf("its namespace lives, and its record is damaged: %w", record.ErrBad)
-	}
-	if op.hostGone {
-		return fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", described(op.rec.Host, op.rec.HostPath), ErrHostNetNS)
-	}
-	if op.abandoned() {
-		return fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", op.rec.NetNS.Path, op.path, ErrInvalidNetNS)
-	}
-	var errs []error
-	for _, a := range attachments {
-		live, err := a.lives(attachments)
-		if err == nil && !live {
-			err = fmt.Errorf("interface %s of network %q is gone: %w", a.IfName, a.network.config.Name, ErrNotAttached)
-		}
-		if err == nil {
-			if c := a.chain(); c.CanCheck() {
-				err = a.errors("CHECK", c.Check(ctx, &a.Attachment, a.partial))
-			}
-		}
-		errs = append(errs, err)
-	}
-	return join(errs...)
 }

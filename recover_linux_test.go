@@ -295,7 +295,7 @@ func TestRecoverSweepsADamagedRecord(t *testing.T) {
 		wantNil(t, os.RemoveAll(s.path("state", "results")))
 		s.spoilBase("c1", content)
 		s.forget("c1")
-		wantNil(t, netns.Remove(s.pin("c1")))
+		wantNil(t, netns.Unpin(s.pin("c1"))) // as after a reboot
 		r := s.restarted(conf)
 		wantSame(t, what+": on record", recorded(t, r), []string{"c1/ unknown"})
 		recoverWith(t, r, removed)
@@ -307,12 +307,38 @@ func TestRecoverSweepsADamagedRecord(t *testing.T) {
 	}
 }
 
+// TestRecoverKeepsADamagedRecordWithoutAMount: where mounts are not allowed,
+// nothing tells whether the container lives.
+func TestRecoverKeepsADamagedRecordWithoutAMount(t *testing.T) {
+	s, _, conf := inhabited(t, "c1")
+	s.spoilBase("c1", "{")
+	wantNil(t, netns.Remove(s.pin("c1")))
+	r := s.restarted(conf)
+	report, err := r.Recover(t.Context())
+	wantNil(t, err)
+	wantIs(t, report.Kept["c1"], record.ErrBad)
+	wantSame(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: report.Kept})
+	wantSame(t, "calls", s.took(), []string{})
+	wantSame(t, "on record", recorded(t, r), []string{"c1/ unknown"})
+}
+
+// TestRecoverDiscardsWhatSaysNothing, unless a container may live in the namespace
+// that is kept for it: without the record GC would take its addresses for stale.
 func TestRecoverDiscardsWhatSaysNothing(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	wantNil(t, os.WriteFile(s.recordFile("c1")+".json", nil, 0o600))
 	var log logged
 	r := s.restarted(conf, log.logger())
-	recoverWith(t, r, cni.Report{Removed: []string{"record " + filepath.Base(s.recordFile("c1"))}})
+	name := "record " + filepath.Base(s.recordFile("c1"))
+	report, err := r.Recover(t.Context())
+	wantNil(t, err)
+	wantIs(t, report.Skipped[name], record.ErrBad)
+	wantSame(t, "report", *report, cni.Report{Skipped: report.Skipped})
+	wantSame(t, "errors logged", log.lines("ERROR"), []string{})
+	wantSame(t, "kept", s.pinned("c1"), true)
+
+	wantNil(t, netns.Unpin(s.pin("c1"))) // as after a reboot
+	recoverWith(t, r, cni.Report{Removed: []string{name}})
 	if lines := log.lines("ERROR"); len(lines) != 1 || !strings.Contains(lines[0], "what it recorded may be left") {
 		t.Errorf("errors logged: %q", lines)
 	}

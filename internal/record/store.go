@@ -202,6 +202,9 @@ func (s *Store) Load(id string) (*Record, error) {
 	return r, err
 }
 
+// LoadFile is Load by the name of the file; nil if there is none.
+func (s *Store) LoadFile(name string) (*Record, error) { return s.load(name) }
+
 // load reads a file that others may be using for another record at the same
 // time, if the caller has not locked the container. It is damaged if it stays so.
 func (s *Store) load(name string) (*Record, error) {

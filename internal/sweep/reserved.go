@@ -3,10 +3,7 @@ package sweep
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
-	"os"
-	"path/filepath"
 )
 
 // Reserved returns those of the target's addresses that host-local has reserved
@@ -16,11 +13,11 @@ func Reserved(t Target) ([]netip.Addr, error) {
 	var errs []error
 	for _, dir := range t.IPAMDirs {
 		for _, addr := range t.Addresses {
-			data, err := os.ReadFile(filepath.Join(dir, addr.String()))
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			r, ok, err := readReservation(dir, addr.String())
+			if err != nil {
 				errs = append(errs, fmt.Errorf("for whom is address %s reserved: %w", addr, err))
 			}
-			if len(data) > 0 && !holds(string(data), t.ContainerID, t.IfName) {
+			if ok && r.content != "" && !holds(r.content, t.ContainerID, t.IfName) {
 				reserved = append(reserved, addr)
 			}
 		}
