@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -81,11 +82,17 @@ func TestFault_F21_RemoveOnAReadOnlyStateDirectoryGoesOnAndLogs(t *testing.T) {
 	calls := s.takeCalls()
 	wantSame(t, "calls", rendered(calls), []string{"DEL p c1/eth0"})
 	wantSame(t, "arguments", calls[0].Args, "K=v")
+	ledgers, err := filepath.Glob(s.path("state", "embedcni", "attachments", "ledger.*"))
+	if len(ledgers) != 1 || err != nil {
+		t.Fatalf("ledgers %q, %v, want one", ledgers, err)
+	}
 	wantSame(t, "warnings", log.lines("WARN"), []string{
 		fmt.Sprintf(`msg="removing without a lock between processes" container=c1 `+
 			`error="lock \"barrier\" and 1 more: lock file unavailable: open %s: read-only file system"`, s.path("state", "embedcni", "locks")),
 		fmt.Sprintf(`msg="note a removal in the record" container=c1 error="record of container c1: open %s.json: read-only file system"`,
 			s.recordFile("c1")),
+		fmt.Sprintf(`msg="note in the ledger what GC can go by" container=c1 error="ledger of attachments: open %s: read-only file system"`,
+			ledgers[0]),
 	})
 	// What could not be deleted is deleted by the next one.
 	wantSame(t, "on record", recorded(t, r), []string{"c1/eth0 attached"})

@@ -335,11 +335,11 @@ func TestCallersPluginIsNotSwept(t *testing.T) {
 	s := newStage(t)
 	failure := errors.New("cannot delete")
 	for kind, opt := range map[cni.PluginKind]cni.Opt{
-		cni.PluginRegistered: cni.WithPlugin("tuning", fails("DEL", failure)),
-		cni.PluginBuiltIn:    cni.WithBuiltins(map[string]plugin.Plugin{"tuning": fails("DEL", failure)}),
+		cni.PluginRegistered: cni.WithPlugin("portmap", fails("DEL", failure)),
+		cni.PluginBuiltIn:    cni.WithBuiltins(map[string]plugin.Plugin{"portmap": fails("DEL", failure)}),
 	} {
 		id := strings.ReplaceAll(string(kind), " ", "-")
-		r := s.runtime(opt, listOfTypes("net", "tuning"))
+		r := s.runtime(opt, listOfTypes("net", "portmap"))
 		path := s.container(id)
 		wantNil(t, setUp(t.Context(), r, id, path)())
 		err := r.Remove(t.Context(), id, path)

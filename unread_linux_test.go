@@ -391,7 +391,7 @@ func TestFault_B9_APanicCostsOneContainer(t *testing.T) {
 	report, err := s.restarted(conf, cni.WithLogger(slog.New(panics{at: "not known to be healthy"}))).Recover(t.Context())
 	wantNil(t, err)
 	wantSame(t, "adopted", report.Adopted, []string{"c2"})
-	if failed := report.Failed["c1"]; failed == nil || !strings.HasPrefix(failed.Error(), "panic: ") {
+	if failed := report.Failed["c1"]; failed == nil || !strings.Contains(failed.Error(), "could not be removed: panic: ") {
 		t.Errorf("c1: %v, want the panic", failed)
 	}
 }

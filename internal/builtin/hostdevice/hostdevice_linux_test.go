@@ -361,7 +361,7 @@ func TestStatusAndGC(t *testing.T) {
 	side, c := ours(h), callFor(h, dir, configurations["device"])
 	side.Must(t, "ADD", c)
 	side.Must(t, "STATUS", c)
-	side.Must(t, "GC", c)
+	side.MustGC(t, c)
 	if left, err := filepath.Glob(dir + "/podnet/10.*"); left != nil || err != nil {
 		t.Errorf("left %q, %v", left, err)
 	}

@@ -300,7 +300,7 @@ func TestStatusAndGC(t *testing.T) {
 	side.Must(t, "STATUS", c)
 	side.Must(t, "ADD", c)
 	c.Config = strings.Replace(c.Config, `"name"`, `"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "net1"}], "name"`, 1)
-	side.Must(t, "GC", c)
+	side.MustGC(t, c)
 	files := func() int {
 		four, err := filepath.Glob(dir + "/podnet/10.*")
 		six, err2 := filepath.Glob(dir + "/podnet/fd00*")
@@ -313,7 +313,7 @@ func TestStatusAndGC(t *testing.T) {
 		t.Errorf("%d addresses after GC, want 2", got)
 	}
 	c.Config = strings.Replace(c.Config, `"ifname": "net1"`, `"ifname": "net2"`, 1)
-	side.Must(t, "GC", c)
+	side.MustGC(t, c)
 	if got := files(); got != 0 {
 		t.Errorf("%d addresses after GC, want 0", got)
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/refplugins"
@@ -122,6 +124,22 @@ func (s Side) Must(t testing.TB, verb string, c Call) []byte {
 		t.Fatalf("%s: %s of %s: %v", s.Name, verb, c.Type, err)
 	}
 	return out
+}
+
+// releasing is a runtime to which every reservation is garbage.
+type releasing struct{ caller.Caller }
+
+func (releasing) Claim(string, netip.Addr)                   {}
+func (releasing) MayRelease(string, string, netip.Addr) bool { return true }
+
+// MustGC runs GC for a runtime that knows of no attachment but the valid ones, and
+// fails the test unless that succeeds.
+func (s Side) MustGC(t testing.TB, c Call) {
+	t.Helper()
+	ctx := caller.With(t.Context(), releasing{caller.From(t.Context())})
+	if out, err := s.Run(ctx, "GC", c); err != nil {
+		t.Fatalf("GC: %v: %s", err, out)
+	}
 }
 
 // MustFail runs a verb that must fail, and returns the error.
