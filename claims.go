@@ -52,24 +52,37 @@ func (a *attachment) key() record.Key {
 }
 
 // enter notes in the owner's ledger that attachments are about to be recorded.
-// It reaches the disk beside the record, with which whoever writes files waits
-// for it. GC is the better for it, and no call the worse without.
+// GC is the better for it, and no call the worse without. It reaches the disk
+// before the record goes, see ledgerSafe: until then the record names them.
 func (op *operation) enter(attachments []*attachment) {
 	now := plainfile.Now()
 	var lines []record.Line
-	reserving := false
 	for _, a := range attachments {
 		if a.part.From > 0 {
 			continue // it was entered when it was made ahead of time, under the same ID
 		}
 		a.claims.restart(now)
 		line := record.Line{Key: a.key(), Dirs: a.network.hostLocalDirs(), Time: now}
-		reserving = reserving || len(line.Dirs) > 0
 		lines = append(lines, line)
 	}
 	op.addLines(lines)
-	if reserving {
+}
+
+// syncLedger begins to bring to the disk that attachments with addresses of
+// host-local's were entered. DELs take longer, so that nobody waits for it.
+func (op *operation) syncLedger(attachments []*attachment) {
+	if op.entered == nil && slices.ContainsFunc(attachments, func(a *attachment) bool { return len(a.network.hostLocalDirs()) > 0 }) {
 		op.entered = op.ledger().Sync()
+	}
+}
+
+// ledgerSafe waits until the ledger names the attachments whatever happens to the
+// machine. A power cut can bring a reservation back that was released, and the
+// record that named its holder not.
+func (op *operation) ledgerSafe(attachments []*attachment) {
+	op.syncLedger(attachments)
+	if err := op.entered.Wait(); err != nil {
+		op.unentered(err)
 	}
 }
 

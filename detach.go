@@ -120,6 +120,7 @@ func (op *operation) lockForTeardown(ctx context.Context) error {
 func (op *operation) tearDown(ctx context.Context, attachments []*attachment) error {
 	ctx = op.share(ctx)
 	op.leaving = namesOf(attachments)
+	op.syncLedger(attachments)
 	if err := op.takeCharge(attachments); err != nil {
 		return leftover(op.id, err)
 	}

@@ -43,7 +43,7 @@ func onlyKernel(typ string, p provider) bool {
 // or has it wait: host-local has something to do before it writes.
 func (op *operation) awaitRecord(ctx context.Context, verb, typ string, p provider) (context.Context, error) {
 	switch {
-	case verb != "ADD" || op.pending == nil && op.entered == nil || onlyKernel(typ, p):
+	case verb != "ADD" || op.pending == nil || onlyKernel(typ, p):
 		return ctx, nil
 	case p.kind == PluginBuiltIn && typ == "host-local":
 		return durable.With(ctx, op.durable), nil
@@ -55,9 +55,6 @@ func (op *operation) awaitRecord(ctx context.Context, verb, typ string, p provid
 func (op *operation) durable() error {
 	if err := op.pending.Wait(); err != nil {
 		return fmt.Errorf("write the attachment record to the disk: %w", err)
-	}
-	if err := op.entered.Wait(); err != nil {
-		op.unentered(err)
 	}
 	return nil
 }

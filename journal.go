@@ -331,6 +331,7 @@ func (op *operation) forget(attachments []*attachment) error {
 	if op.rec == nil {
 		return op.erase() // a damaged one may lie there
 	}
+	op.ledgerSafe(attachments)
 	op.enterGone(attachments)
 	gone := map[string]bool{}
 	for _, a := range attachments {

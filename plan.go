@@ -39,7 +39,7 @@ type operation struct {
 	reached     reached         // how the recorded namespace was found
 	inGC        bool            // GC has the barrier already
 	pending     *record.Pending // rec, on its way to the disk; nil: it is not
-	entered     *record.Pending // the ledger, likewise
+	entered     *record.Pending // the ledger, on its way to the disk before the record goes
 	ours        bool            // the namespace was made for the container, and goes with it
 	as          string          // the ID that plugins are given, if another
 	warm        bool            // it is made ahead of time, and nobody's yet
