@@ -4,6 +4,11 @@
 // vanish, the power goes. Each test is a line of a table with a target:
 //
 //	M1   runtime killed, recovered         leaks 0 of 1000 kills    target 0
+//	M16  F36 firewall flushed, restarted   0 of 30 harmed           target 0
+//
+// Those of M16 are about containers that live: each is photographed, with its
+// traffic, then something goes wrong beside it, and nothing of it may be missing
+// after the calls that follow.
 //
 // As part of the ordinary tests the counts are small; make faults has the large
 // ones and prints the table.

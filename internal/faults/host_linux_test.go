@@ -76,13 +76,18 @@ func noAddressDetection() error {
 
 // letGo unmounts what namespaces are left, so that the directory can go.
 func (h *host) letGo() {
-	for _, pattern := range []string{h.netns("*"), h.path("state", "embedcni", "attachments", "netns", "*")} {
+	for _, pattern := range []string{h.netns("*"), h.path("state", "embedcni", "attachments", "netns", "*"),
+		h.path("state", "embedcni", "attachments", "pool", "*", "*")} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			h.t.Error(err)
 		}
 		for _, path := range paths {
-			if err := netns.Remove(path); err != nil {
+			err := netns.Remove(path)
+			if errors.Is(err, netns.ErrNotNetNS) { // what was mounted on it is gone
+				err = os.Remove(path)
+			}
+			if err != nil {
 				h.t.Error(err)
 			}
 		}

@@ -19,6 +19,7 @@ var (
 	crowdSize    = flag.Int("crowd", 30, "M9: how many containers come at once")
 	cutsPerStep  = flag.Int("cuts", 4, "M12: how many kinds of power cut are tried at each step; 0: all")
 	costRounds   = flag.Int("cost-rounds", 100, "M13: how often the record is written for the median")
+	livingRounds = flag.Int("living-rounds", 1, "M16: how often each case is tried")
 	seedFlag     = flag.Uint64("seed", 0, "seed of everything random; 0: one of its own for each run")
 	tableFile    = flag.String("table", "", "a file for the table of figures, besides the log")
 )

@@ -3,6 +3,7 @@ package faults_test
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,11 +28,19 @@ type job struct {
 	ID, NetNS string
 	Port      int32
 	Settings  settings
+
+	// For living containers there are RESTART, which is Recover alone, GC, POOL
+	// and TURNS.
+	Keep    []string // by GC
+	IDs     []string // the containers that POOL attaches, or TURNS each time
+	NoFile  uint64   // the descriptors that the process may have, 0: as many as ever
+	NewProc bool     // mount the /proc of its PID namespace
 }
 
 // settings are what a Runtime is made of.
 type settings struct {
 	StateDir, HostNetNS string
+	Owner               string // empty: "faults"
 	PluginDirs          []string
 	BuiltIn             bool // the plugins that are built in
 	Confs               [][]byte
@@ -39,7 +48,7 @@ type settings struct {
 }
 
 func (s settings) runtime() (*cni.Runtime, error) {
-	opts := []cni.Opt{cni.WithStateDir(s.StateDir), cni.WithPluginDir(s.PluginDirs), cni.WithOwner("faults"),
+	opts := []cni.Opt{cni.WithStateDir(s.StateDir), cni.WithPluginDir(s.PluginDirs), cni.WithOwner(cmp.Or(s.Owner, "faults")),
 		cni.WithHostNetNS(s.HostNetNS), cni.WithTimeouts(s.Timeouts)}
 	if s.BuiltIn {
 		opts = append(opts, cni.WithBuiltinPlugins())
@@ -65,6 +74,9 @@ func runtimeMain() {
 }
 
 func (j job) do(begun func()) error {
+	if err := j.restrict(); err != nil {
+		return err
+	}
 	r, err := j.Settings.runtime()
 	if err != nil {
 		return err
@@ -81,7 +93,7 @@ func (j job) do(begun func()) error {
 	case "RECOVER":
 		err = recoverAll(ctx, r, j.Adopt)
 	default:
-		err = fmt.Errorf("no such job: %q", j.Verb)
+		err = j.doBesideTheLiving(ctx, r)
 	}
 	return err
 }
@@ -123,13 +135,25 @@ type process struct {
 }
 
 // begin starts a runtime and returns when it begins with the job.
-func begin(t testing.TB, j job) *process {
+func begin(t testing.TB, j job) *process { t.Helper(); return beginAs(t, j, nil) }
+
+// beginAs is begin as another user, or in other namespaces.
+func beginAs(t testing.TB, j job, as *syscall.SysProcAttr) *process {
+	t.Helper()
+	p := start(t, j, as)
+	if line, err := p.out.ReadString('\n'); line != "begun\n" {
+		t.Fatalf("the runtime did not begin: %q, %v", line, err)
+	}
+	return p
+}
+
+// start is begin for a runtime that may not even begin.
+func start(t testing.TB, j job, as *syscall.SysProcAttr) *process {
 	t.Helper()
 	in, err := json.Marshal(j)
 	wantNil(t, err)
-	exe, err := os.Executable()
-	wantNil(t, err)
-	p := &process{t: t, cmd: exec.Command(exe)}
+	p := &process{t: t, cmd: exec.Command("/proc/self/exe")}
+	p.cmd.SysProcAttr = as
 	p.cmd.Env = append(os.Environ(), runtimeEnv+"=1")
 	p.cmd.Stdin = bytes.NewReader(in)
 	p.cmd.Stderr = os.Stderr
@@ -137,9 +161,6 @@ func begin(t testing.TB, j job) *process {
 	wantNil(t, err)
 	wantNil(t, p.cmd.Start())
 	p.out = bufio.NewReader(out)
-	if line, err := p.out.ReadString('\n'); line != "begun\n" {
-		t.Fatalf("the runtime did not begin: %q, %v", line, err)
-	}
 	return p
 }
 

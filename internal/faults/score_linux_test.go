@@ -86,12 +86,13 @@ func TestScorecard(t *testing.T) {
 	t.Run("M5", b.partialFailures)
 	t.Run("M1", b.killRuntimes)
 	t.Run("M1 in process", b.killRuntimesInProcess)
+	t.Run("M16", b.living)
 	b.figure(t, "M4", "Remove is nil with something left", fmt.Sprintf("%d of %d", b.lies, b.removes), "0", b.lies == 0)
 	b.print(t)
 }
 
 func (b *board) print(t *testing.T) {
-	slices.SortFunc(b.lines, func(a, c string) int { return number(a) - number(c) })
+	slices.SortStableFunc(b.lines, func(a, c string) int { return number(a) - number(c) })
 	table := fmt.Sprintf("seed %d\n%s\n", b.seed, strings.Join(b.lines, "\n"))
 	t.Log("\n" + table)
 	if *tableFile != "" {

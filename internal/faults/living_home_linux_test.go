@@ -1,0 +1,270 @@
+package faults_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
+)
+
+// answerWait bounds the wait for an answer.
+const answerWait = 5 * time.Second
+
+// home is a container that lives: its namespace, with a server in it and a
+// connection to that, and a photograph of all that it has.
+type home struct {
+	l        *living
+	id, path string
+	ns       *netns.Handle
+	address  string // empty: of no interest
+	port     int32  // of the host, 0: none
+	server   net.Listener
+	flow     net.Conn // from the host, for as long as the container lives
+
+	host   audit.Lines // the host's lines about it
+	inside []string
+	lost   []string // since it was photographed
+	left   bool     // the case has removed it
+}
+
+// attach sets containers up, each with a port of the host, and photographs
+// them.
+func (l *living) attach(ids ...string) {
+	l.t.Helper()
+	l.attachBy(l.set, ids...)
+}
+
+func (l *living) attachBy(s settings, ids ...string) {
+	l.t.Helper()
+	for _, id := range ids {
+		before := l.audit()
+		port := int32(10000 + len(l.homes))
+		result, err := l.setup(s, id, ports(port)...)
+		wantNil(l.t, err)
+		home := l.settle(id, l.netns(id), result)
+		home.port = port
+		home.host = l.about(before)
+		home.photograph()
+	}
+}
+
+// settle makes a living one of a container that is attached. With a result there
+// is a server in it, and traffic.
+func (l *living) settle(id, path string, result *cni.Result) *home {
+	l.t.Helper()
+	ns, err := netns.Open(path)
+	wantNil(l.t, err)
+	h := &home{l: l, id: id, path: path, ns: ns}
+	l.t.Cleanup(h.close)
+	l.homes = append(l.homes, h)
+	if result != nil {
+		h.address = result.Interfaces["eth0"].IPConfigs[0].IP.String()
+		h.serve()
+	}
+	h.photograph()
+	return h
+}
+
+// about are the host's lines that were not there before. Of a record the file
+// counts, not what is noted in it.
+func (l *living) about(before audit.Lines) audit.Lines {
+	l.t.Helper()
+	added, _ := audit.Diff(before, l.audit())
+	for i, line := range added {
+		if strings.Contains(line, "/attachments/") {
+			added[i], _, _ = strings.Cut(line, " sha256:")
+		}
+	}
+	return added
+}
+
+// photographAll is for what the fault itself has changed.
+func (l *living) photographAll() {
+	l.t.Helper()
+	now := l.about(nil)
+	for _, h := range l.homes {
+		h.host = h.host.Without(func(line string) bool { return !slices.Contains(now, line) })
+		h.photograph()
+	}
+}
+
+func (h *home) photograph() {
+	h.l.t.Helper()
+	h.inside = h.see()
+}
+
+// look compares with the photograph.
+func (h *home) look() {
+	h.l.t.Helper()
+	if len(h.lost) > 0 {
+		return // each counts once
+	}
+	_, h.lost = audit.Diff(h.inside, h.see())
+	_, gone := audit.Diff(h.host, h.l.about(nil))
+	if h.lost = append(h.lost, gone...); len(h.lost) > 0 {
+		h.l.t.Errorf("%s (%s): container %s has lost\n%s", h.l.t.Name(), h.l.kind, h.id, strings.Join(h.lost, "\n"))
+	}
+}
+
+// see is what the container has inside, and which ways lead to it.
+func (h *home) see() (lines []string) {
+	h.l.t.Helper()
+	wantNil(h.l.t, h.ns.Do(func() (err error) {
+		lines, err = linksHere()
+		return err
+	}))
+	if ns, err := netns.Open(h.path); err == nil {
+		if ns.ID() == h.ns.ID() {
+			lines = append(lines, "path "+h.path)
+		}
+		wantNil(h.l.t, ns.Close())
+	}
+	for way, works := range map[string]func() error{
+		"connection": func() error { return echo(h.flow) },
+		"address":    func() error { return dial(net.JoinHostPort(h.address, "80")) },
+		"port":       func() error { return dial(fmt.Sprintf("%s:%d", h.gateway(), h.port)) },
+	} {
+		if h.address == "" || way == "port" && h.port == 0 {
+			continue
+		}
+		if err := works(); err == nil {
+			lines = append(lines, "reached by "+way)
+		} else {
+			h.l.t.Logf("container %s is not reached by its %s: %v", h.id, way, err)
+		}
+	}
+	return lines
+}
+
+// gateway is the host's address in the container's network.
+func (h *home) gateway() string {
+	ip := net.ParseIP(h.address).To4()
+	return net.IPv4(ip[0], ip[1], 0, 1).String()
+}
+
+// linksHere renders the interfaces, addresses and routes of the thread's
+// namespace.
+func linksHere() (lines []string, err error) {
+	links, err := audit.Dump(netlink.LinkList)
+	if err != nil {
+		return nil, err
+	}
+	names := map[int]string{}
+	for _, link := range links {
+		a := link.Attrs()
+		names[a.Index] = a.Name
+		lines = append(lines, fmt.Sprintf("%d: %s %s %s mtu %d up %v", a.Index, a.Name, link.Type(), a.HardwareAddr, a.MTU, a.Flags&net.FlagUp != 0))
+		addresses, err := netlink.AddrList(link, netlink.FAMILY_V4)
+		if err != nil {
+			return nil, err
+		}
+		for _, address := range addresses {
+			lines = append(lines, fmt.Sprintf("%s has %s", a.Name, address.IPNet))
+		}
+	}
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	for _, r := range routes {
+		lines = append(lines, fmt.Sprintf("route %v via %v dev %s", r.Dst, r.Gw, names[r.LinkIndex]))
+	}
+	slices.Sort(lines)
+	return lines, err
+}
+
+// serve begins to answer in the container, and connects to it.
+func (h *home) serve() {
+	t := h.l.t
+	t.Helper()
+	wantNil(t, h.ns.Do(func() (err error) {
+		h.server, err = net.Listen("tcp4", "0.0.0.0:80")
+		return err
+	}))
+	go func(l net.Listener) {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return // closed
+			}
+			go func() {
+				_, _ = io.Copy(c, c) // until the other end is gone
+				_ = c.Close()
+			}()
+		}
+	}(h.server)
+	flow, err := net.DialTimeout("tcp4", net.JoinHostPort(h.address, "80"), answerWait)
+	if err == nil {
+		err = echo(flow)
+	}
+	if err != nil {
+		t.Fatalf("container %s: %v", h.id, err)
+	}
+	h.flow = flow
+}
+
+// dial asks a server once.
+func dial(address string) error {
+	c, err := net.DialTimeout("tcp4", address, answerWait)
+	if err != nil {
+		return err
+	}
+	return errors.Join(echo(c), c.Close())
+}
+
+func echo(c net.Conn) error {
+	if err := c.SetDeadline(time.Now().Add(answerWait)); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(c, "ping"); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(c, make([]byte, 4))
+	return err
+}
+
+// close ends what keeps the container alive. It may be called again.
+func (h *home) close() {
+	if h.flow != nil {
+		_ = h.flow.Close() // the other end may be gone
+		_ = h.server.Close()
+		h.flow = nil
+	}
+	_ = h.ns.Close()
+}
+
+// containers are the names of the namespaces that the host has.
+func (h *host) containers() (names []string) {
+	h.t.Helper()
+	paths, err := filepath.Glob(h.netns("*"))
+	wantNil(h.t, err)
+	for _, path := range paths {
+		names = append(names, filepath.Base(path))
+	}
+	return names
+}
+
+// recordFile is where the container's record is.
+func (h *host) recordFile(id string) string {
+	return h.path("state", "embedcni", "attachments", record.Name(id)+".json")
+}
+
+// inhabit has a process live in the container.
+func (h *home) inhabit() {
+	h.l.t.Helper()
+	cmd := exec.Command("sleep", "600")
+	wantNil(h.l.t, h.ns.Do(cmd.Start))
+	h.l.t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it cannot have ended
+		_ = cmd.Wait()         // it was killed
+	})
+}

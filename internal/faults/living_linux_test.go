@@ -1,0 +1,219 @@
+package faults_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+)
+
+// livingCase is a line of M16: something goes wrong on a host where containers
+// live, and the library is called.
+type livingCase struct {
+	fault, name string
+	kinds       []string // of plugins; nil: all of them in turn
+	run         func(l *living)
+}
+
+// The kinds of plugins that attach living containers: executables, or built-in
+// with a backend for the packet filter.
+const (
+	executables = "executables"
+	builtIn     = "built-in" // no backend named
+	ourIPTables = "built-in, iptables"
+	ourNFTables = "built-in, nftables"
+)
+
+func livingCases() []livingCase {
+	return slices.Concat(recoveryCases(), installedCases(), hostCases(), neighbourCases(), deviceCases(),
+		recordCases(), wedgedCases(), ownerCases(), poolCases(), processCases())
+}
+
+// living is one round of a case.
+type living struct {
+	*host
+	random *rand.Rand
+	kind   string
+	set    settings
+	base   audit.Lines // of the host without containers
+	homes  []*home
+	wrong  []string // other than harm: leaks, errors, calls that took too long
+	mends  int      // IDs that a mistake was made with, which is mended (M17)
+	wedged int      // of those: they cannot be used again
+}
+
+// living is M16: nothing alive is harmed. And M17, by the way: no ID stays
+// wedged.
+func (b *board) living(t *testing.T) {
+	cases := livingCases()
+	counts := make([]count, len(cases)+1) // and one of all
+	t.Run("cases", func(t *testing.T) {
+		for i, c := range cases {
+			t.Run(c.fault+" "+c.name, func(t *testing.T) {
+				t.Parallel()
+				for round := range *livingRounds {
+					// A host is of the goroutine's thread, and a thread has one.
+					t.Run(fmt.Sprint(round), func(t *testing.T) { b.round(t, i, c, round, &counts[i], &counts[len(cases)]) })
+				}
+			})
+		}
+	})
+	harmed := func(what string, c *count) {
+		t.Helper()
+		figure := fmt.Sprintf("%d of %d harmed", c.get("harmed"), c.get("living"))
+		if wrong := c.get("wrong"); wrong > 0 {
+			figure += fmt.Sprintf(", %d other faults", wrong)
+		}
+		b.figure(t, "M16", what, figure, "0", c.get("harmed")+c.get("wrong") == 0 && c.get("rounds") > 0)
+	}
+	for i, c := range cases {
+		if counts[i].get("rounds") > 0 { // with -run it may be but a few
+			harmed(c.fault+" "+c.name, &counts[i])
+		}
+	}
+	all := &counts[len(cases)]
+	harmed("living containers, all cases", all)
+	b.figure(t, "M17", "IDs wedged after the cause is mended", fmt.Sprintf("%d of %d", all.get("wedged"), all.get("mended")), "0", all.get("wedged") == 0)
+}
+
+// round tries a case once.
+func (b *board) round(t *testing.T, i int, c livingCase, n int, counts ...*count) {
+	kinds := c.kinds
+	if kinds == nil {
+		kinds = []string{executables, ourNFTables, ourIPTables, builtIn}
+	}
+	l := &living{host: newHost(t), random: b.random(16<<32 + uint64(i)<<16 + uint64(n)), kind: kinds[(i+n)%len(kinds)]}
+	l.set = l.settingsOf(l.kind)
+	l.base = l.audit()
+	whole := false
+	defer func() { // a round that ended early counts too
+		if !whole {
+			l.wrong = append(l.wrong, "it did not get to its end")
+		}
+		for _, add := range counts {
+			add.add("rounds", 1)
+			add.add("living", len(l.homes))
+			add.add("harmed", l.harmed())
+			add.add("wrong", len(l.wrong))
+			add.add("wedged", l.wedged)
+			add.add("mended", l.mends)
+		}
+	}()
+	c.run(l)
+	l.end()
+	whole = true
+}
+
+// settingsOf are settings with that kind of plugins. Executables are there in
+// any case.
+func (h *host) settingsOf(kind string) settings {
+	if kind == executables {
+		return h.settings(1)
+	}
+	s := h.inProcess(map[string]string{builtIn: "", ourIPTables: "iptables", ourNFTables: "nftables"}[kind])
+	s.PluginDirs = []string{h.path("bin")}
+	return s
+}
+
+// edit changes the configuration of the first network.
+func (l *living) edit(old, new string) {
+	l.t.Helper()
+	conf := string(l.set.Confs[0])
+	if !strings.Contains(conf, old) {
+		l.t.Fatalf("no %q in %s", old, conf)
+	}
+	l.set.Confs = append([][]byte{[]byte(strings.Replace(conf, old, new, 1))}, l.set.Confs[1:]...)
+}
+
+// say notes what is wrong although nobody was harmed.
+func (l *living) say(format string, args ...any) {
+	l.t.Helper()
+	text := fmt.Sprintf(format, args...)
+	l.wrong = append(l.wrong, text)
+	l.t.Error(text)
+}
+
+// ok notes an error.
+func (l *living) ok(what string, err error) {
+	l.t.Helper()
+	if err != nil {
+		l.say("%s: %v", what, err)
+	}
+}
+
+// restart has another process recover, as a runtime that is started again.
+func (l *living) restart(s settings) {
+	l.t.Helper()
+	l.ok("recover", elsewhere(l.t, job{Verb: "RESTART", Settings: s}))
+}
+
+// collect has another process collect all garbage but the containers to keep.
+func (l *living) collect(s settings, keep ...string) {
+	l.t.Helper()
+	l.ok("gc", elsewhere(l.t, job{Verb: "GC", Keep: keep, Settings: s}))
+}
+
+// remove has another process remove the container.
+func (l *living) remove(s settings, id, path string) {
+	l.t.Helper()
+	l.ok("remove "+id, elsewhere(l.t, job{Verb: "DEL", ID: id, NetNS: path, Settings: s}))
+}
+
+// end looks at the living once more and removes them; then nothing may be left.
+func (l *living) end() {
+	l.t.Helper()
+	living := slices.DeleteFunc(slices.Clone(l.homes), func(h *home) bool { return h.left })
+	for _, home := range living {
+		home.look()
+	}
+	if l.t.Failed() {
+		return // what is left says nothing new
+	}
+	r := l.runtime(l.set)
+	for _, home := range living {
+		home.close()
+		l.ok("remove "+home.id+" at last", r.Remove(context.Background(), home.id, ""))
+	}
+	// What a dead container had, and what nobody owns any more.
+	report, err := r.Recover(context.Background())
+	if err == nil {
+		err = report.Err()
+	}
+	l.ok("recover at last", err)
+	if left := leftOf(l.base, l.audit()); len(left) > 0 {
+		l.say("left:\n%s", strings.Join(left, "\n"))
+	}
+}
+
+// leave looks at a living one for the last time and removes it.
+func (l *living) leave(h *home, s settings) {
+	l.t.Helper()
+	h.look()
+	h.close()
+	h.left = true
+	l.remove(s, h.id, "")
+}
+
+func (l *living) harmed() (n int) {
+	for _, home := range l.homes {
+		if len(home.lost) > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// setup attaches a container that is to die, or that has to be looked at first.
+func (l *living) setup(s settings, id string, opts ...cni.NamespaceOpts) (*cni.Result, error) {
+	l.t.Helper()
+	path := l.netns(id)
+	if !slices.Contains(l.containers(), id) {
+		path = l.container(id)
+	}
+	return l.runtime(s).Setup(context.Background(), id, path, opts...)
+}

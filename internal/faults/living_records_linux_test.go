@@ -1,0 +1,262 @@
+package faults_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+)
+
+// recordCases are records that cannot be used as they are.
+func recordCases() []livingCase {
+	return []livingCase{
+		{"F43", "a record of a later format", nil, (*living).laterFormat},
+		{"F44", "a record that cannot be read", nil, (*living).unreadable},
+	}
+}
+
+// rewrite changes the base of a record, and nothing of its log.
+func (l *living) rewrite(id string, change func(base []byte) []byte) (restore func()) {
+	l.t.Helper()
+	path := l.recordFile(id)
+	whole, err := os.ReadFile(path)
+	wantNil(l.t, err)
+	base, log, _ := bytes.Cut(whole, []byte("\n"))
+	wantNil(l.t, os.WriteFile(path, slices.Concat(change(base), []byte("\n"), log), 0o600))
+	return func() { wantNil(l.t, os.WriteFile(path, whole, 0o600)) }
+}
+
+func (l *living) laterFormat() {
+	l.attach("c1", "c2")
+	restore := l.rewrite("c1", func(base []byte) []byte {
+		_, data, _ := bytes.Cut(base, []byte(" "))
+		data = bytes.Replace(data, []byte(`{"format":2,`), []byte(`{"format":99,`), 1)
+		sum := sha256.Sum256(data)
+		return slices.Concat(hex.AppendEncode(nil, sum[:8]), []byte(" "), data)
+	})
+	for _, owner := range []string{"", "other"} {
+		s := l.set
+		s.Owner = owner
+		l.restart(s)
+		l.anyway(job{Verb: "GC", Keep: []string{"c2"}, Settings: s})
+		l.anyway(job{Verb: "DEL", ID: "c1", Settings: s})
+	}
+	restore()
+}
+
+// anyway does a job that may well be refused.
+func (l *living) anyway(j job) {
+	l.t.Helper()
+	if killed, said := begin(l.t, j).wait(); killed || strings.Contains(said, "panic") {
+		l.say("%s: %s", j.Verb, said)
+	}
+}
+
+func (l *living) unreadable() {
+	l.attach("c1", "c2")
+	path := l.recordFile("c1")
+	for _, make := range []func() error{
+		func() error { return os.Mkdir(path, 0o700) },                 // EISDIR
+		func() error { return os.Symlink(filepath.Base(path), path) }, // ELOOP
+		func() error { return os.Symlink("/proc/self/mem", path) },    // EIO
+	} {
+		wantNil(l.t, os.Rename(path, path+".aside"))
+		wantNil(l.t, make())
+		for _, owner := range []string{"", "other"} {
+			s := l.set
+			s.Owner = owner
+			l.restart(s)
+			l.anyway(job{Verb: "GC", Keep: []string{"c2"}, Settings: s})
+			l.anyway(job{Verb: "DEL", ID: "c1", Settings: s})
+		}
+		// The others are managed as ever.
+		_, err := l.setup(l.set, "dead")
+		l.ok("setup beside it", err)
+		l.remove(l.set, "dead", "")
+		wantNil(l.t, os.Remove(path))
+		wantNil(l.t, os.Rename(path+".aside", path))
+	}
+}
+
+// wedgedCases are mistakes that kept an ID, though they were mended (M17).
+func wedgedCases() []livingCase {
+	return []livingCase{
+		{"F51", "a mistyped IPAM type, mended", nil, func(l *living) { l.mended(`"host-local"`, `"host-locl"`) }},
+		{"F51", "a mistyped plugin type, mended", nil, func(l *living) { l.mended(`{"type": "portmap"`, `{"type": "portmaq"`) }},
+		{"F51", "host-device without its device, mended", []string{executables, ourNFTables}, (*living).deviceless},
+	}
+}
+
+func (l *living) mended(right, wrong string) {
+	l.attach("c1")
+	good := l.set
+	l.edit(right, wrong)
+	l.mendedBy(good)
+}
+
+func (l *living) deviceless() {
+	l.attach("c1")
+	good := l.set
+	l.set.Confs = [][]byte{[]byte(`{"cniVersion": "1.0.0", "name": "net0", "plugins": [{"type": "host-device", "device": "nowhere"}]}`)}
+	l.mendedBy(good)
+}
+
+// mendedBy wants the ID to be of use again.
+func (l *living) mendedBy(good settings) {
+	l.t.Helper()
+	l.mends++
+	if _, err := l.setup(l.set, "mistyped", ports(20000)...); err == nil {
+		l.t.Fatal("Setup succeeded")
+	}
+	l.restart(l.set)
+	l.set = good
+	l.restart(l.set)
+	_, err := l.setup(l.set, "mistyped", ports(20000)...)
+	if err == nil {
+		err = l.runtime(l.set).Remove(context.Background(), "mistyped", "")
+	}
+	if err != nil {
+		l.wedged++
+	}
+	l.ok("the ID is wedged", err)
+}
+
+// poolCases are containers that a pool has made.
+func poolCases() []livingCase {
+	return []livingCase{
+		{"F59", "the state directory through a symlink", nil, (*living).symlinked},
+		{"F59", "a damaged record in a pool", nil, (*living).damagedInPool},
+		{"F59", "pools in two PID namespaces", nil, (*living).twoPIDNamespaces},
+		{"F60", "a pool whose bridge or rules are gone", nil, (*living).deadInPool},
+		{"F60", "Setup from a pool after Load", nil, (*living).reloaded},
+	}
+}
+
+func (l *living) symlinked() {
+	pool := l.beginPool(l.set, "c1", "c2")
+	wantNil(l.t, os.Symlink(l.path("state"), l.path("link")))
+	for _, owner := range []string{"", "other"} {
+		s := l.set
+		s.Owner, s.StateDir = owner, l.path("link")
+		l.restart(s)
+		l.collect(s, "c1", "c2")
+		l.restart(s)
+	}
+	pool.kill()
+	for _, owner := range []string{"other", ""} {
+		s := l.set
+		s.Owner, s.StateDir = owner, l.path("link")
+		l.restart(s)
+	}
+	l.restart(l.set)
+}
+
+func (l *living) damagedInPool() {
+	pool := l.beginPool(l.set, "c1", "c2")
+	pool.kill()
+	restore := l.rewrite("c1", func([]byte) []byte { return []byte("{") })
+	other := l.set
+	other.Owner = "other"
+	l.restart(other)
+	l.collect(other, "c1", "c2")
+	restore()
+	l.restart(l.set)
+}
+
+// twoPIDNamespaces: two daemons with pools take turns with containers of their
+// own; neither sees the other's process.
+func (l *living) twoPIDNamespaces() {
+	// Their mounts are seen by each other, as those of daemons on one machine.
+	wantNil(l.t, os.MkdirAll(l.path("state"), 0o755))
+	wantNil(l.t, unix.Mount(l.path("state"), l.path("state"), "", unix.MS_BIND, ""))
+	wantNil(l.t, unix.Mount("", l.path("state"), "", unix.MS_SHARED, ""))
+	l.t.Cleanup(func() { wantNil(l.t, unix.Unmount(l.path("state"), unix.MNT_DETACH)) })
+	l.attach("c1")
+	as := &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
+	var daemons []*process
+	for n := range 2 {
+		j := job{Verb: "TURNS", IDs: []string{fmt.Sprintf("a%d", n), fmt.Sprintf("b%d", n)}, NewProc: true, Settings: l.set}
+		daemons = append(daemons, beginAs(l.t, j, as))
+	}
+	for _, p := range daemons {
+		if killed, said := p.wait(); killed || said != "" {
+			l.say("a daemon: %s", said)
+		}
+	}
+	l.restart(l.set)
+}
+
+// deadInPool: what is ready has died in the meantime.
+func (l *living) deadInPool() {
+	r := l.runtime(l.set)
+	p, err := r.NewPool(cni.PoolOptions{Size: 1})
+	wantNil(l.t, err)
+	for n, dies := range []func(){
+		func() {
+			br, err := netlink.LinkByName("br0")
+			wantNil(l.t, errors.Join(err, netlink.LinkDel(br)))
+		},
+		l.flush,
+	} {
+		waitFull(p, 1)
+		dies()
+		id := fmt.Sprintf("c%d", n)
+		path, result, err := p.Setup(context.Background(), id, ports(int32(10000+n))...)
+		l.ok("setup from the pool", err)
+		home := l.settle(id, path, result) // which fails if nothing reaches it
+		home.port = int32(10000 + n)
+		home.photograph()
+		if !slices.Contains(home.inside, "reached by port") {
+			l.say("%s is handed out dead: %v", id, home.inside)
+		}
+		if n == 0 {
+			l.leave(home, l.set)
+		}
+	}
+	l.ok("close", p.Close())
+}
+
+// reloaded: one that was ready is used as long as the configuration is the same.
+func (l *living) reloaded() {
+	r := l.runtime(l.set)
+	p, err := r.NewPool(cni.PoolOptions{Size: 8})
+	wantNil(l.t, err)
+	l.edit(`"isGateway": true`, `"isGateway": true, "mtu": 1400`)
+	changed := l.set.Confs[0]
+	for n, conf := range [][]byte{l.settingsOf(l.kind).Confs[0], changed} {
+		waitFull(p, 8)
+		ready := l.pooled()
+		wantNil(l.t, r.Load(cni.WithConfListBytes(conf)))
+		id := fmt.Sprintf("c%d", n)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		path, result, err := p.Setup(ctx, id)
+		cancel()
+		wantNil(l.t, err)
+		l.settle(id, path, result)
+		if same := n == 0; slices.Contains(ready, path) != same {
+			l.say("%s was ready before Load: %v, want %v", path, !same, same)
+		}
+	}
+	l.ok("close", p.Close())
+}
+
+// pooled are the namespaces that pools have made.
+func (l *living) pooled() []string {
+	l.t.Helper()
+	paths, err := filepath.Glob(l.path("state", "embedcni", "attachments", "pool", "*", "*"))
+	wantNil(l.t, err)
+	return paths
+}

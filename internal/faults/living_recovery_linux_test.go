@@ -1,0 +1,293 @@
+package faults_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/netns"
+)
+
+// soon is much longer than a call waits for orphans, and much less than for a
+// runtime that lives.
+const soon = 30 * time.Second
+
+// recoveryCases are those in which Recover removed what could not be asked, or
+// was merely different.
+func recoveryCases() []livingCase {
+	onDisk := []string{executables}
+	return []livingCase{
+		{"F35", "CHECK hangs, dies, or cannot run", onDisk, (*living).brokenCheck},
+		{"F36", "firewall flushed, then a restart", nil, (*living).flushed},
+		{"F37", "sniffers on bridge and in containers", nil, (*living).sniffed},
+		{"F37", "an MTU by tuning, ip_forward is 0", nil, (*living).tuned},
+		{"F37", "an administrator's bridge, an uplink", []string{ourNFTables, builtIn, ourIPTables}, (*living).uplinked},
+		{"F58", "a result without an interface", nil, (*living).faceless},
+	}
+}
+
+// brokenCheck: each way is another restart.
+func (l *living) brokenCheck() {
+	l.attach("c1", "c2", "c3")
+	l.set.Timeouts = cni.Timeouts{Check: 500 * time.Millisecond}
+	for _, f := range []fault{
+		{Hang: true, At: "before"},
+		{Kill: "self", At: "before"},
+		{Exit: 1, At: "before"},
+		{Exit: 1, Stdout: text(`{"cniVersion": "1.0.0", "code": 11, "msg": "later"}`), At: "before"},
+	} {
+		f.Verb = "CHECK"
+		l.spoil("bridge", f)
+		l.restart(l.set)
+	}
+	path := l.path("bin", "bridge")
+	for _, script := range []string{"#!/nonexistent/interpreter\n", "#!/bin/sh\nexit 0\n"} {
+		wantNil(l.t, os.Remove(path))
+		wantNil(l.t, os.WriteFile(path, []byte(script), 0o755))
+		wantNil(l.t, os.Chmod(path, 0o777))
+		l.restart(l.set)
+	}
+	wantNil(l.t, os.Remove(path))
+	l.heal()
+	l.set.Timeouts = cni.Timeouts{}
+}
+
+// flush deletes every rule of the host.
+func (h *host) flush() {
+	h.t.Helper()
+	for _, args := range [][]string{{"nft", "flush", "ruleset"}, {"iptables", "-t", "nat", "-F"}, {"iptables", "-F"}} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			h.t.Fatalf("%v: %v: %s", args, err, out)
+		}
+	}
+}
+
+func (l *living) flushed() {
+	l.attach("c1", "c2", "c3")
+	l.flush()
+	l.photographAll()
+	l.restart(l.set)
+	l.collect(l.set, "c1", "c2", "c3")
+}
+
+// sniff has the interface of this thread's namespace hear everything, until the
+// returned descriptor is closed.
+func sniff(name string) (fd int, err error) {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return -1, err
+	}
+	fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	return fd, unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP,
+		&unix.PacketMreq{Ifindex: int32(link.Attrs().Index), Type: unix.PACKET_MR_PROMISC})
+}
+
+func (l *living) sniffed() {
+	l.edit(`{"type": "firewall"`, `{"type": "tuning"}, {"type": "firewall"`)
+	l.attach("c1", "c2")
+	fds := make([]int, 2)
+	var err error
+	fds[0], err = sniff("br0")
+	wantNil(l.t, err)
+	wantNil(l.t, l.homes[0].ns.Do(func() error { fds[1], err = sniff("eth0"); return err }))
+	if l.kind != executables { // of which bridge takes the counter for the setting
+		l.healthy("c1", "c2")
+	}
+	l.restart(l.set)
+	for _, fd := range fds {
+		wantNil(l.t, unix.Close(fd))
+	}
+}
+
+// healthy wants CHECK to find nothing wrong.
+func (l *living) healthy(ids ...string) {
+	l.t.Helper()
+	r := l.runtime(l.set)
+	for _, id := range ids {
+		l.ok("check "+id, r.Check(context.Background(), id, l.netns(id)))
+	}
+}
+
+func (l *living) tuned() {
+	l.edit(`{"type": "firewall"`, `{"type": "tuning", "mtu": 1400}, {"type": "firewall"`)
+	l.attach("c1", "c2")
+	wantNil(l.t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0o644))
+	l.photographAll()
+	l.restart(l.set)
+	wantNil(l.t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644))
+}
+
+// uplinked: the bridge is there before, and its address follows its ports.
+func (l *living) uplinked() {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "br0"
+	wantNil(l.t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
+	br, err := netlink.LinkByName("br0")
+	wantNil(l.t, err)
+	address, err := netlink.ParseAddr("10.70.0.1/16")
+	wantNil(l.t, err)
+	wantNil(l.t, netlink.AddrAdd(br, address))
+	l.base = l.audit()
+	l.edit(`"isGateway": true, "isDefaultGateway": true, `, ``) // with an address it would get a hardware address for good
+	l.attach("c1", "c2")
+	br, err = netlink.LinkByName("br0")
+	wantNil(l.t, err)
+	uplink := l.cable("uplink")
+	wantNil(l.t, netlink.LinkSetHardwareAddr(uplink, []byte{2, 0, 0, 0, 0, 1})) // lower than any that veth makes
+	wantNil(l.t, netlink.LinkSetMaster(uplink, br))
+	if now, err := netlink.LinkByName("br0"); err != nil || bytes.Equal(now.Attrs().HardwareAddr, br.Attrs().HardwareAddr) {
+		l.t.Fatalf("the bridge keeps %v, %v", br.Attrs().HardwareAddr, err)
+	}
+	l.photographAll()
+	l.healthy("c1", "c2")
+	l.restart(l.set)
+	wantNil(l.t, netlink.LinkDel(uplink))
+}
+
+// cable gives the host an interface that is up, with another at its end.
+func (h *host) cable(name string) netlink.Link {
+	h.t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	cable := &netlink.Veth{LinkAttrs: attrs, PeerName: name + "-end"}
+	wantNil(h.t, netlink.LinkAdd(cable))
+	for _, end := range []string{name, name + "-end"} {
+		link, err := netlink.LinkByName(end)
+		wantNil(h.t, err)
+		wantNil(h.t, netlink.LinkSetUp(link))
+	}
+	return cable
+}
+
+// faceless: a second network's plugin hands the container a device that is no
+// interface, as SR-IOV does with vfio-pci.
+func (l *living) faceless() {
+	const script = `#!/bin/sh
+case $CNI_COMMAND in
+ADD) echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "net1", "sandbox": "'$CNI_NETNS'"}]}' ;;
+VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}' ;;
+esac
+`
+	wantNil(l.t, os.WriteFile(l.path("bin", "vfio"), []byte(script), 0o755))
+	l.set.Confs = append(l.set.Confs, []byte(`{"cniVersion": "1.0.0", "name": "device", "plugins": [{"type": "vfio"}]}`))
+	l.attach("c1", "c2")
+	l.restart(l.set)
+	l.collect(l.set, "c1", "c2")
+}
+
+// installedCases: plugins come and go between two runs.
+func installedCases() []livingCase {
+	return []livingCase{{"F57", "plugins installed, and gone again", []string{builtIn}, (*living).installed}}
+}
+
+func (l *living) installed() {
+	l.set.BuiltIn = false // preferred; they are there still, where there are no executables
+	installed, gone := l.path("bin"), l.path("not installed")
+	ids := []string{"c1", "c2", "c3", "c4"}
+	for i, id := range ids {
+		if i%2 == 1 {
+			wantNil(l.t, os.Rename(gone, installed))
+		} else {
+			wantNil(l.t, os.Rename(installed, gone))
+		}
+		l.restart(l.set)
+		l.collect(l.set, ids...)
+		l.attach(id)
+	}
+	l.restart(l.set)
+	wantNil(l.t, os.Rename(installed, gone))
+	l.restart(l.set)
+	wantNil(l.t, os.Rename(gone, installed))
+}
+
+// hostCases are calls from other places than the container was attached from.
+func hostCases() []livingCase {
+	return []livingCase{
+		{"F38", "calls from another host namespace", nil, (*living).elsewhere},
+		{"F59", "path and pin not seen after a restart", nil, (*living).hidden},
+		{"F61", "the named capabilities, no more", []string{ourNFTables, builtIn}, (*living).ordinary},
+	}
+}
+
+func (l *living) elsewhere() {
+	l.attach("c1", "c2")
+	_, err := l.setup(l.set, "dead", ports(20000)...)
+	wantNil(l.t, err)
+	ns, err := netns.Create(l.netns("elsewhere"))
+	wantNil(l.t, errors.Join(err, ns.Close()))
+	there := l.set
+	there.HostNetNS = l.netns("elsewhere")
+	l.restart(there)
+	l.collect(there, "c1", "c2", "dead")
+	l.remove(there, "dead", "")
+	l.collect(there, "c1", "c2")
+}
+
+// hidden: as a program that is started again in a mount namespace of its own
+// finds them.
+func (l *living) hidden() {
+	l.attach("c1", "c2")
+	for _, home := range l.homes {
+		home.inhabit()
+		pins, err := filepath.Glob(l.path("state", "embedcni", "attachments", "netns", "*"))
+		wantNil(l.t, err)
+		for _, path := range append(pins, home.path) {
+			if ns, err := netns.Open(path); err == nil {
+				wantNil(l.t, errors.Join(ns.Close(), netns.Unpin(path)))
+			}
+		}
+	}
+	l.photographAll()
+	l.restart(l.set)
+	l.collect(l.set, "c1", "c2")
+}
+
+// ordinary: another user with the two capabilities attaches and removes a
+// container beside one that lives.
+func (l *living) ordinary() {
+	l.edit(`{"type": "firewall", "backend": "iptables"},`, ``)
+	l.set.PluginDirs = nil
+	for dir := l.dir; len(dir) > len(os.TempDir()); dir = filepath.Dir(dir) {
+		wantNil(l.t, os.Chmod(dir, 0o755)) // t.TempDir has it to itself
+	}
+	for _, dir := range []string{"state", "ipam"} {
+		wantNil(l.t, os.MkdirAll(l.path(dir), 0o755))
+		wantNil(l.t, os.Chown(l.path(dir), ordinary, ordinary))
+	}
+	as := func(j job) {
+		l.t.Helper()
+		j.Settings = l.set
+		killed, said := beginAs(l.t, j, asOrdinary(unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN)).wait()
+		if killed || said != "" {
+			l.say("%s %s as an ordinary user: %s", j.Verb, j.ID, said)
+		}
+	}
+	for i, id := range []string{"c1", "dead"} {
+		before := l.audit()
+		as(job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: int32(20000 + i)})
+		if id == "c1" {
+			result, err := l.runtime(l.set).Lookup(id)
+			wantNil(l.t, err)
+			home := l.settle(id, l.netns(id), result)
+			home.host = l.about(before)
+		}
+	}
+	as(job{Verb: "RESTART"})
+	as(job{Verb: "DEL", ID: "dead"})
+	as(job{Verb: "GC", Keep: []string{"c1"}})
+	if inside := l.inside("dead"); len(inside) > 0 {
+		l.say("%s", fmt.Sprint(inside))
+	}
+}

@@ -1,0 +1,175 @@
+package faults_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/netns"
+)
+
+// restrict gives the process what the job says, and no more.
+func (j job) restrict() error {
+	if j.NewProc {
+		// The host's mounts are private, but for a pool's directory.
+		if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+			return err
+		}
+	}
+	if j.NoFile == 0 {
+		return nil
+	}
+	return syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: j.NoFile, Max: j.NoFile})
+}
+
+func (j job) doBesideTheLiving(ctx context.Context, r *cni.Runtime) error {
+	var report *cni.Report
+	var err error
+	switch j.Verb {
+	case "RESTART":
+		report, err = r.Recover(ctx)
+	case "GC":
+		report, err = r.GC(ctx, cni.GCOptions{Keep: j.Keep, KeepNone: true})
+	case "POOL":
+		return j.pool(ctx, r)
+	case "TURNS":
+		return j.turns(ctx, r)
+	default:
+		return fmt.Errorf("no such job: %q", j.Verb)
+	}
+	if err != nil {
+		return err
+	}
+	return report.Err()
+}
+
+// pool attaches containers from a pool, prints their paths and lives on until
+// it is killed.
+func (j job) pool(ctx context.Context, r *cni.Runtime) error {
+	p, err := r.NewPool(cni.PoolOptions{Size: 2})
+	if err != nil {
+		return err
+	}
+	var paths []string
+	for _, id := range j.IDs {
+		waitFull(p, 2)
+		path, _, err := p.Setup(ctx, id)
+		if err != nil {
+			return err
+		}
+		paths = append(paths, path)
+	}
+	waitFull(p, 2)
+	fmt.Println(strings.Join(paths, " "))
+	hang()
+	return nil
+}
+
+func waitFull(p *cni.Pool, size int) {
+	for p.Ready() < size {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// turns recovers, attaches containers from a pool, recovers again, and removes
+// them, in turn with other processes that do the same. What is not there
+// although Setup returned nil is an error.
+func (j job) turns(ctx context.Context, r *cni.Runtime) error {
+	p, err := r.NewPool(cni.PoolOptions{Size: 2})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for range 5 {
+		var paths []string
+		for _, id := range j.IDs {
+			path, _, err := p.Setup(ctx, id)
+			errs = append(errs, err)
+			if err == nil {
+				errs = append(errs, hasEth0(id, path))
+			}
+			paths = append(paths, path)
+		}
+		report, err := r.Recover(ctx)
+		if err == nil {
+			err = report.Err()
+		}
+		errs = append(errs, err)
+		for i, id := range j.IDs {
+			errs = append(errs, hasEth0(id, paths[i]), r.Remove(ctx, id, ""))
+		}
+	}
+	return errors.Join(append(errs, p.Close())...)
+}
+
+// hasEth0 is an error unless the container at path has its network.
+func hasEth0(id, path string) error {
+	ns, err := netns.Open(path)
+	if err != nil {
+		return fmt.Errorf("%s: %w", id, err)
+	}
+	err = ns.Do(func() error {
+		_, err := net.InterfaceByName("eth0")
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("%s at %s: %w", id, filepath.Base(path), err)
+	}
+	return errors.Join(err, ns.Close())
+}
+
+// beginPool starts a runtime with a pool and returns when it has attached the
+// containers, which live.
+func (l *living) beginPool(s settings, ids ...string) *process {
+	l.t.Helper()
+	p := begin(l.t, job{Verb: "POOL", IDs: ids, Settings: s})
+	l.t.Cleanup(func() { _ = p.cmd.Process.Kill() }) // unless the case has
+	line, err := p.out.ReadString('\n')
+	if err != nil {
+		l.t.Fatalf("the runtime with a pool: %q, %v", line, err)
+	}
+	r := l.runtime(l.set)
+	for i, path := range strings.Fields(line) {
+		found, err := r.Lookup(ids[i])
+		wantNil(l.t, err)
+		l.settle(ids[i], path, found)
+	}
+	return p
+}
+
+// ordinary is a user without privileges but those that are given him.
+const ordinary = 1000
+
+// asOrdinary are the attributes of a process with the named capabilities.
+func asOrdinary(capabilities ...uintptr) *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ordinary, Gid: ordinary}, AmbientCaps: capabilities}
+}
+
+// within wants f to return soon.
+func (l *living) within(limit time.Duration, what string, f func() error) {
+	l.t.Helper()
+	start := time.Now()
+	l.ok(what, f())
+	if took := time.Since(start); took > limit {
+		l.say("%s took %v", what, took)
+	}
+}
+
+// hung waits until a plugin that hangs works for the container.
+func hung(t testing.TB, id string) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); len(processesOf(t, id)) == 0; { // each look reads all of /proc
+		if time.Now().After(end) {
+			t.Fatalf("no plugin runs for %s", id)
+		}
+	}
+}
