@@ -32,7 +32,7 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
 	for _, a := range op.attachments {
-		a.ContainerID = op.pluginID()
+		a.ContainerID = string(op.pluginID())
 	}
 	if err := op.refuseTaken(); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)

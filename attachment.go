@@ -55,7 +55,7 @@ func (r *Runtime) Attachments() ([]Attachment, error) {
 	taken := takenOver(found)
 	var all []Attachment
 	for _, f := range found {
-		if !f.Record.Warm || !taken[f.Record.ContainerID] {
+		if !f.Record.Warm || !taken[f.Record.Plugins()] {
 			all = append(all, attachmentsOf(f.Record, s.recordError(f.Record.ContainerID, f.File, f.Err))...)
 		}
 	}

@@ -266,7 +266,7 @@ func (a *attachment) useRecorded(rec *record.Record) error {
 	if n == nil || n.Name != a.network.config.Name || !n.Answered() {
 		return fmt.Errorf("%s of network %q: %w", a.IfName, a.network.config.Name, ErrNotAttached)
 	}
-	recorded, err := a.op.fromRecord(&record.Record{ContainerID: rec.Plugins(), Networks: []record.Network{*n}})
+	recorded, err := a.op.fromRecord(&record.Record{ContainerID: rec.ContainerID, PluginID: rec.PluginID, Networks: []record.Network{*n}})
 	if err != nil {
 		return err
 	}

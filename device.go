@@ -109,7 +109,7 @@ func (a *attachment) lentAgain(d *sweep.Device) (bool, error) {
 		return false, err
 	}
 	for _, f := range found {
-		if id := f.Record.ContainerID; id != a.op.id && id == a.op.pluginID() {
+		if id := f.Record.ContainerID; id != a.op.id && record.PluginID(id) == a.op.pluginID() {
 			continue // this container, made ahead of time
 		}
 		for _, n := range f.Record.Networks {

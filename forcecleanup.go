@@ -153,7 +153,7 @@ func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList)
 	}
 	if a == nil {
 		a = &attachment{op: op, network: &Network{snapshot: op.snapshot}}
-		a.ContainerID, a.IfName = t.ContainerID, t.IfName
+		a.ContainerID, a.IfName = string(op.pluginID()), t.IfName
 	}
 	cached, err := op.inCache(t)
 	if err != nil {
@@ -198,14 +198,14 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 		return nil, nil
 	}
 	bare := &attachment{op: op, network: &Network{snapshot: op.snapshot}, partial: chain.Partial(n.Result)}
-	bare.ContainerID, bare.IfName = rec.Plugins(), t.IfName
+	bare.ContainerID, bare.IfName = string(rec.Plugins()), t.IfName
 	if op.damaged {
 		return bare, nil
 	}
 	if err := op.enterRecorded(); err != nil {
 		return nil, err
 	}
-	recorded, err := op.fromRecord(&record.Record{ContainerID: rec.Plugins(), Networks: []record.Network{*n}})
+	recorded, err := op.fromRecord(&record.Record{ContainerID: rec.ContainerID, PluginID: rec.PluginID, Networks: []record.Network{*n}})
 	if err != nil && configured {
 		bare.NetNS = op.path
 		return bare, nil
@@ -219,7 +219,7 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 // inCache is the configuration that the attachment was cached with by libcni,
 // nil if it was not. One that cannot be read is empty.
 func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error) {
-	all, err := chain.AllCached(op.stateDir, op.id)
+	all, err := chain.AllCached(op.stateDir, string(op.pluginID()))
 	if err != nil {
 		return nil, err
 	}

@@ -217,10 +217,10 @@ func (s *snapshot) validAttachments() (map[string][]types.GCAttachment, error) {
 			switch {
 			case n.State == record.Deleted:
 			case n.Name != "":
-				add(n.Name, f.Record.Plugins(), n.IfName)
+				add(n.Name, string(f.Record.Plugins()), n.IfName)
 			default: // of a damaged record: it may be any of them
 				for _, loaded := range s.networks {
-					add(loaded.config.Name, f.Record.Plugins(), n.IfName)
+					add(loaded.config.Name, string(f.Record.Plugins()), n.IfName)
 				}
 			}
 		}

@@ -161,11 +161,11 @@ func (op *operation) recall(ns *Namespace) error {
 }
 
 // pluginID is the container's ID as plugins know it.
-func (op *operation) pluginID() string {
+func (op *operation) pluginID() record.PluginID {
 	if op.rec != nil && op.rec.PluginID != "" {
 		return op.rec.PluginID
 	}
-	return op.id
+	return record.PluginID(op.id)
 }
 
 // enterRecorded opens the recorded namespace where it is found now, if it is.
@@ -231,7 +231,7 @@ func (op *operation) fromRecord(rec *record.Record) ([]*attachment, error) {
 		a.kinds.set(n.Plugins)
 		a.ran.reset(n.NeverRan)
 		a.RuntimeConf = libcni.RuntimeConf{
-			ContainerID: rec.Plugins(), NetNS: op.path, IfName: n.IfName,
+			ContainerID: string(rec.Plugins()), NetNS: op.path, IfName: n.IfName,
 			Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),
 		}
 		a.ConfigArgs = anyMap(n.ConfigArgs)
@@ -270,7 +270,7 @@ func (op *operation) recallWithout(ns *Namespace) (err error) {
 		return err
 	}
 	for _, a := range op.attachments {
-		a.NetNS, a.ContainerID = op.path, op.pluginID()
+		a.NetNS, a.ContainerID = op.path, string(op.pluginID())
 		a.useCached()
 	}
 	if len(ns.selected) == 0 {
@@ -295,7 +295,7 @@ func (op *operation) recallWithout(ns *Namespace) (err error) {
 // addCached adds the attachments that libcni's cache has for the container on
 // networks that are not loaded, or under other interface names.
 func (op *operation) addCached() error {
-	cached, err := chain.AllCached(op.stateDir, op.pluginID())
+	cached, err := chain.AllCached(op.stateDir, string(op.pluginID()))
 	if err != nil {
 		return err
 	}
@@ -374,7 +374,7 @@ func (op *operation) erase() error {
 	if err := op.records.Delete(op.id); err != nil {
 		return err
 	}
-	if id := op.pluginID(); id != op.id { // as which it was on record until this record had reached the disk
+	if id := string(op.pluginID()); id != op.id { // as which it was on record until this record had reached the disk
 		return op.records.Delete(id)
 	}
 	return nil

@@ -328,7 +328,7 @@ func TestFault_F57_AContainerOfAPoolHasThePluginsThatMadeIt(t *testing.T) {
 	wantNil(t, err)
 	rec, err := s.records().Load("c1")
 	wantNil(t, err)
-	wantSame(t, "known to plugins as", rec.Plugins(), warm)
+	wantSame(t, "known to plugins as", rec.Plugins(), record.PluginID(warm))
 	wantSame(t, "plugins", rec.Networks[0].Plugins, []record.Plugin{
 		{Type: "bridge", Kind: "built in"}, {Type: "portmap", Kind: "executable", Path: s.path("moved", "portmap")}})
 	later := s.runtime(append(opts, ranKinds(&ran))...)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -44,17 +45,17 @@ func (op *operation) otherIn(ns *netns.Handle, doubts bool) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	recorded := map[string]bool{op.id: true, op.pluginID(): true}
+	recorded := map[record.PluginID]bool{record.PluginID(op.id): true, op.pluginID(): true}
 	for _, f := range found {
 		rec := f.Record
 		switch {
-		case rec != nil && (rec.ContainerID == op.id || rec.ContainerID == op.pluginID()):
+		case rec != nil && (rec.ContainerID == op.id || record.PluginID(rec.ContainerID) == op.pluginID()):
 		case rec == nil || f.Err != nil:
 			if doubts && op.kept.mayKeep(f.File, ns.ID()) {
 				return "that of the record in file " + f.File, f.Err
 			}
 		default:
-			recorded[rec.ContainerID], recorded[rec.Plugins()] = true, true
+			recorded[rec.Plugins()] = true
 			if rec.Boot == now && (netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino}) == ns.ID() {
 				return rec.ContainerID, nil
 			}
@@ -66,13 +67,13 @@ func (op *operation) otherIn(ns *netns.Handle, doubts bool) (string, error) {
 // cachedIn is otherIn for containers that only libcni's cache knows, as go-cni
 // attaches them. A cached path can be out of date too, so that the interface must
 // be there as well.
-func (op *operation) cachedIn(ns *netns.Handle, recorded map[string]bool) (string, error) {
+func (op *operation) cachedIn(ns *netns.Handle, recorded map[record.PluginID]bool) (string, error) {
 	cached, err := libcni.NewCNIConfigWithCacheDir(nil, op.stateDir, nil).GetCachedAttachments("")
 	if err != nil {
 		return "", fmt.Errorf("cached attachments: %w", err)
 	}
 	for _, c := range cached {
-		if recorded[c.ContainerID] || !leadsTo(c.NetNS, ns) {
+		if recorded[record.PluginID(c.ContainerID)] || !leadsTo(c.NetNS, ns) {
 			continue
 		}
 		if there, err := op.hasLink(ns, c.IfName); there || err != nil {

@@ -41,7 +41,7 @@ type operation struct {
 	pending     *record.Pending // rec, on its way to the disk; nil: it is not
 	entered     *record.Pending // the ledger, on its way to the disk before the record goes
 	ours        bool            // the namespace was made for the container, and goes with it
-	as          string          // the ID that plugins are given, if another
+	as          record.PluginID // the ID that plugins are given, if another
 	warm        bool            // it is made ahead of time, and nobody's yet
 	leaving     map[string]bool // interfaces that are being torn down
 }

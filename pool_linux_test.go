@@ -205,7 +205,7 @@ func TestPoolOfAProcessThatWasKilled(t *testing.T) {
 		"taken, and the record of the one that was ready is still there": {func(s *stage, warm string) {
 			rec, err := s.records().Load(warm)
 			wantNil(s.t, err)
-			rec.ContainerID, rec.PluginID, rec.Warm, rec.Generation = "c1", warm, false, 0
+			rec.ContainerID, rec.PluginID, rec.Warm, rec.Generation = "c1", record.PluginID(warm), false, 0
 			rec.Networks[0].State = record.Planned
 			wantNil(s.t, s.records().Begin(rec))
 		}, func(string) []string { return []string{"c1"} }, 2},
@@ -243,6 +243,29 @@ func TestPoolOfAProcessThatWasKilled(t *testing.T) {
 			wantSame(t, "namespaces", left, []string(nil))
 		})
 	}
+}
+
+// TestFault_F45_CleanUpOfAPooledContainerForgetsItsCache, which has it under the
+// ID that plugins know.
+func TestFault_F45_CleanUpOfAPooledContainerForgetsItsCache(t *testing.T) {
+	s, r, p := pooled(t, 1)
+	warm := s.wantFull(r, p, 1)[0]
+	_, _, err := p.Setup(t.Context(), "c1")
+	wantNil(t, err)
+	cached := func() bool {
+		return slices.ContainsFunc(s.cached(), func(name string) bool { return strings.Contains(name, warm) })
+	}
+	wantSame(t, "cached", cached(), true)
+	target := cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0", DryRun: true}
+	found, err := r.CleanUp(t.Context(), target)
+	wantNil(t, err)
+	wantSame(t, "found", found, []string{
+		"attachment record in " + s.path("state", "embedcni", "attachments"), "cached result in " + s.path("state", "results"),
+	})
+	target.DryRun = false
+	_, err = r.CleanUp(t.Context(), target)
+	wantNil(t, err)
+	wantSame(t, "cached", cached(), false)
 }
 
 func TestPoolsThatAreNoneAreRefused(t *testing.T) {

@@ -91,7 +91,7 @@ func (op *operation) inUse() ([]netip.Addr, error) {
 	var all []netip.Addr
 	whole := true
 	for _, f := range found {
-		if id := f.Record.ContainerID; id != op.id && id != op.pluginID() {
+		if id := f.Record.ContainerID; id != op.id && record.PluginID(id) != op.pluginID() {
 			all = append(all, addressesOf(f.Record, nil)...)
 		}
 		whole = whole && f.Err == nil
@@ -111,7 +111,7 @@ func (op *operation) cachedAddresses() (all []netip.Addr, err error) {
 		return nil, err
 	}
 	for _, c := range cached {
-		if c.ContainerID == op.id || c.ContainerID == op.pluginID() {
+		if c.ContainerID == op.id || record.PluginID(c.ContainerID) == op.pluginID() {
 			continue
 		}
 		a := &attachment{op: op, network: &Network{config: &libcni.NetworkConfigList{Name: c.Network}, snapshot: op.snapshot}}

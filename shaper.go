@@ -73,12 +73,12 @@ func (a *attachment) othersShaper(name, mac string) (bool, error) {
 	}
 	for _, f := range found {
 		id := f.Record.ContainerID
-		if id != a.op.id && id == a.op.pluginID() {
+		if id != a.op.id && record.PluginID(id) == a.op.pluginID() {
 			continue // this container, made ahead of time
 		}
 		for _, n := range f.Record.Networks {
 			going := id == a.op.id && (n.IfName == a.IfName || a.op.leaving[n.IfName])
-			if !going && n.State != record.Deleted && mayHaveMade(f.Record.Plugins(), n, name, mac) {
+			if !going && n.State != record.Deleted && mayHaveMade(string(f.Record.Plugins()), n, name, mac) {
 				return true, nil
 			}
 		}

@@ -269,7 +269,7 @@ func (w *warm) forget(taken *record.Pending) {
 // takeOver writes the record of a container that plugins know under the ID of
 // w. From then on it is this one; later the other record goes.
 func (op *operation) takeOver(w *warm) error {
-	op.as = w.id
+	op.as = record.PluginID(w.id)
 	for _, a := range op.attachments {
 		a.ContainerID = w.id
 		a.attempted = a.part.From > 0
@@ -282,8 +282,8 @@ func (op *operation) takeOver(w *warm) error {
 
 // takenOver are the IDs of containers that were made ahead of time and have become
 // others.
-func takenOver(found []record.Found) map[string]bool {
-	taken := map[string]bool{}
+func takenOver(found []record.Found) map[record.PluginID]bool {
+	taken := map[record.PluginID]bool{}
 	for _, f := range found {
 		if f.Record.PluginID != "" {
 			taken[f.Record.PluginID] = true
@@ -315,8 +315,8 @@ func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, 
 		case alive && !failed(f.Record):
 		case f.Err != nil:
 			rest = append(rest, f)
-		case taken[f.Record.ContainerID] && dry:
-		case taken[f.Record.ContainerID]:
+		case taken[f.Record.Plugins()] && dry:
+		case taken[f.Record.Plugins()]:
 			if err := s.records.Delete(f.Record.ContainerID); err != nil {
 				return nil, err
 			}

@@ -60,7 +60,7 @@ type Record struct {
 
 	// PluginID is the container ID that plugins were given, if it is another:
 	// that of the container which was made ahead of time.
-	PluginID string `json:"pluginID,omitempty"`
+	PluginID PluginID `json:"pluginID,omitempty"`
 	// Warm tells that it is nobody's container yet: Runtime has made it ahead of
 	// time.
 	Warm bool `json:"warm,omitempty"`
@@ -68,12 +68,18 @@ type Record struct {
 	unknown members
 }
 
+// PluginID is a container's ID as its plugins know it: in their configuration,
+// rules, files and environment, in libcni's cache and in the ledger. It is the
+// caller's, unless a pool made the container under an ID of its own. The types
+// keep the two apart; where they are compared, a conversion says so.
+type PluginID string
+
 // Plugins returns the container ID as plugins know it.
-func (r *Record) Plugins() string {
+func (r *Record) Plugins() PluginID {
 	if r.PluginID != "" {
 		return r.PluginID
 	}
-	return r.ContainerID
+	return PluginID(r.ContainerID)
 }
 
 // NetNS identifies the container's network namespace: a path may come to mean
@@ -198,7 +204,7 @@ type Entry struct {
 	ContainerID string          `json:"containerID,omitempty"` // this and the owners, should the base be lost
 	Owner       string          `json:"owner,omitempty"`
 	IfOwner     string          `json:"ifOwner,omitempty"` // of the attachment, if it is not the record's
-	PluginID    string          `json:"pluginID,omitempty"`
+	PluginID    PluginID        `json:"pluginID,omitempty"`
 	Time        time.Time       `json:"time"`
 	Runtime     string          `json:"runtime,omitempty"` // that works on it from now on
 	IfName      string          `json:"ifName,omitempty"`
