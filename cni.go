@@ -239,10 +239,10 @@ func (s *snapshot) ready() error {
 //
 // Before anything runs, everything is validated: ErrInvalidArgument,
 // ErrInvalidNetNS. A container that is attached already gets ErrAlreadyAttached
-// and nothing changes; if that attachment is dead, because its path no longer
-// leads to its namespace or its interfaces are gone, it is removed first. A
-// container may be attached again under other interface names, in the same
-// namespace.
+// and nothing changes; if that attachment is dead it is removed first: its path no
+// longer leads to its namespace and no visible process is in that, or its
+// interfaces are gone. A container may be attached again under other interface
+// names, in the same namespace, from the same host namespace.
 //
 // When anything fails or ctx ends, what was attached is detached again before
 // Setup returns, whether or not ctx is over. What could not be detached is part

@@ -25,9 +25,9 @@
 // Nothing alive is harmed: no call takes anything from a container that lives and
 // is not the call's own. A container that cannot be asked is kept and reported.
 //
-// Nothing dead is left. Before the first plugin runs, what is to be attached is on record, which is on
-// the disk before anything is made that a power cut does not take away, and the
-// namespace is kept alive until it is detached. Setup attaches every network or
+// Nothing dead is left. Before the first plugin runs, the attachment is on record;
+// the record is on the disk before anything is made that survives a power cut, and
+// the namespace is kept alive until the container is detached. Setup attaches every network or
 // undoes whatever was begun; what is left is part of the error. Remove goes by
 // the record: it needs no loaded configuration and no options, asks every plugin
 // of every network whatever fails and whether or not the context is over, then
