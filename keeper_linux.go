@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/embedcni/cni/internal/record"
@@ -101,6 +102,15 @@ func (op *operation) pin(rec record.NetNS) error {
 		return earlier.Close()
 	}
 	return nil
+}
+
+// holds reports whether the namespace is kept for a container.
+func (k *keeper) holds(ns *netns.Handle) bool {
+	entries, err := os.ReadDir(k.dir)
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return leadsTo(k.file(e.Name()), ns) })
 }
 
 // mounts reports whether a container's namespace was kept by a mount, which may be

@@ -2,8 +2,13 @@ package cni
 
 import (
 	"fmt"
+	"net"
+	"slices"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
@@ -14,11 +19,28 @@ import (
 // to go, and the own ones went with their namespace. It is for removals without a
 // record, which have nothing but the path to go by.
 func (op *operation) avoidOthers() {
-	if op.container == nil || !op.isOthers(op.container, op.path, true) {
+	if op.container == nil || isUntouched(op.container) && !op.kept.holds(op.container) || !op.isOthers(op.container, op.path, true) {
 		return
 	}
 	op.leave()
 	op.path = ""
+}
+
+// isUntouched reports whether no DEL can take anything from anybody in a namespace:
+// it has no interface but lo, and that is down. Programs that remove a container
+// before each Setup come with such a one, and need not wait until all records are
+// read if none of them keeps it.
+func isUntouched(ns *netns.Handle) bool {
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE)
+	if err != nil {
+		return false
+	}
+	defer nl.Close()
+	found, err := nl.LinkList()
+	return err == nil && !slices.ContainsFunc(found, func(l netlink.Link) bool {
+		flags := l.Attrs().Flags
+		return flags&net.FlagUp != 0 || flags&net.FlagLoopback == 0 && !isFallback(l.Type())
+	})
 }
 
 // isOthers reports whether a namespace is, or may be, another container's. It

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -82,6 +83,13 @@ func TestARemoveBeforeTheFirstSetupGetsThePath(t *testing.T) {
 		got = append(got, fmt.Sprintf("%s %s %s", c.Verb, c.ContainerID, c.NetNS))
 	}
 	wantSame(t, "calls", got, []string{"DEL c1 " + path, "DEL c1 "})
+
+	// No record is read for it, however many there are.
+	unread()[syscall.EISDIR](s, s.recordFile("c2")+".json")
+	var log logged
+	wantNil(t, s.runtime(log.logger(), cni.WithConfListBytes(s.network("net", "1.0.0", "p"))).Remove(t.Context(), "c1", path))
+	wantSame(t, "warnings", log.lines("WARN"), []string{})
+	wantSame(t, "CNI_NETNS", s.takeCalls()[0].NetNS, path)
 }
 
 // What go-cni attached has a path in libcni's cache only. Setup clears what is
