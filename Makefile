@@ -45,7 +45,7 @@ fuzz: deps
 	done
 
 # What is broken in make test a few times, broken often: the scorecard,
-# with the figures. It takes some thirty-five minutes on two cores.
+# with the figures. It takes some twenty-five minutes on two cores.
 RUNTIME_KILLS ?= 1000
 PLUGIN_KILLS  ?= 500
 PARTIALS      ?= 500
