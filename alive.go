@@ -19,7 +19,7 @@ func (s *snapshot) life() string {
 }
 
 // runtimeAlive reports whether the process that last worked on the container
-// still runs, or may: what is not known to be dead is alive.
+// still runs, or may: one that is not known to be dead counts as alive.
 //
 // Its byte says so. A number says less: another process may have it after a
 // reboot, a process that executes itself anew keeps it, and in another PID

@@ -301,8 +301,8 @@ func (a *attachment) makesInterface() bool {
 // madeInterface reports whether the ADD has made an interface of the attachment's
 // name, as its result says: a loopback under another name, a device given to a
 // driver in user space (pciID, socketPath) and a plugin that only makes rules
-// have none. Without a result, or one of a version that lists no interfaces, it
-// is what the first plugin does.
+// have none. Without a result, or with one of a version that lists no interfaces,
+// the first plugin's type decides.
 func (a *attachment) madeInterface() bool {
 	if a.IfName == "lo" {
 		return true

@@ -36,9 +36,10 @@ const (
 	// Failed: it could not be detached; the next Remove, Recover or GC tries
 	// again.
 	Failed AttachmentState = "failed"
-	// Unknown: the record cannot be used, and LastError says why. Of a damaged one
-	// Recover and GC sweep what they can; one that could not be read, or is of a
-	// newer version, they leave alone, see RecordError.
+	// Unknown: the record cannot be used, and LastError says why. Recover and GC
+	// sweep a damaged one as far as it is legible, unless the container may live.
+	// They leave alone one that could not be read or is of a newer version, see
+	// RecordError.
 	Unknown AttachmentState = "unknown"
 )
 

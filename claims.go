@@ -226,7 +226,7 @@ func (a *attachment) emptied(names []netip.Addr) func(r sweep.Reservation) bool 
 	}
 }
 
-// known is what the ledger says of the attachment, or this call knows. Until is
+// known returns the ledger's entry of the attachment, with this call's claims. Until is
 // when its ADD can have ended at the latest.
 func (a *attachment) known() record.Known {
 	all, err := a.op.ledger().Read()

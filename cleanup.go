@@ -27,7 +27,7 @@ import (
 // gives up what Remove cannot end.
 type LeftoverError struct {
 	ContainerID string
-	Left        []string // what was found after the removal, a line each, for a person
+	Left        []string // a line for each thing found after the removal, for a person
 	Err         error    // why; *Errors of plugins are behind it
 }
 

@@ -312,17 +312,22 @@ func (a *attachment) hasNoDevice() bool {
 	if ns == nil {
 		return a.NetNS == ""
 	}
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE)
-	if err != nil {
-		return false
-	}
-	defer nl.Close()
-	found, err := nl.LinkList()
+	found, err := linksIn(ns)
 	return err == nil && !slices.ContainsFunc(found, func(l netlink.Link) bool {
 		name := l.Attrs().Name
 		sibling := name != a.IfName && a.op.rec != nil && a.op.rec.Find(name) != nil
 		return l.Attrs().Flags&net.FlagLoopback == 0 && !sibling && !isFallback(l.Type())
 	})
+}
+
+// linksIn lists the interfaces in a namespace.
+func linksIn(ns *netns.Handle) ([]netlink.Link, error) {
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+	defer nl.Close()
+	return nl.LinkList()
 }
 
 // isFallback reports whether an interface can be one that the kernel makes in

@@ -7,8 +7,6 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
@@ -31,12 +29,7 @@ func (op *operation) avoidOthers() {
 // before each Setup come with such a one, and need not wait until all records are
 // read if none of them keeps it.
 func isUntouched(ns *netns.Handle) bool {
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE)
-	if err != nil {
-		return false
-	}
-	defer nl.Close()
-	found, err := nl.LinkList()
+	found, err := linksIn(ns)
 	return err == nil && !slices.ContainsFunc(found, func(l netlink.Link) bool {
 		flags := l.Attrs().Flags
 		return flags&net.FlagUp != 0 || flags&net.FlagLoopback == 0 && !isFallback(l.Type())
