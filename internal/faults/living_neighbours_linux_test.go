@@ -24,6 +24,7 @@ func neighbourCases() []livingCase {
 		{"F39", "GC beside another state directory", nil, (*living).otherDirectory},
 		{"F40", "a second Remove, the path another's", nil, (*living).secondRemove},
 		{"F42", "a retried DEL, the address another's", onDisk, (*living).retried},
+		{"F52", "a Setup that fails, and an lo that was up", nil, (*living).failedBeside},
 	}
 }
 
@@ -90,6 +91,25 @@ func (l *living) secondRemove() {
 	_, err = l.setup(l.set, "dead", ports(20000)...)
 	wantNil(l.t, err)
 	l.remove(l.set, "dead", l.netns("c1"))
+}
+
+// failedBeside: in the namespace of a container whose lo is up, another Setup gets
+// as far as lo, and is undone.
+func (l *living) failedBeside() {
+	l.attach("c1")
+	wantNil(l.t, l.homes[0].ns.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err == nil {
+			err = netlink.LinkSetUp(lo)
+		}
+		return err
+	}))
+	l.photographAll()
+	s := l.set
+	s.Confs = [][]byte{[]byte(`{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}, {"type": "nowhere"}]}`)}
+	if _, err := l.runtime(s).Setup(context.Background(), "beside", l.netns("c1")); err == nil {
+		l.t.Fatal("Setup succeeded")
+	}
 }
 
 // retried: the runtime is killed when bridge has given the address back, and
