@@ -117,7 +117,7 @@ func TestGCGetsItsTurnAmongCallsThatOverlap(t *testing.T) {
 	wg.Wait()
 }
 
-// TestFault_F52_RecoverBehindAHungPluginHoldsUpNobody: what it would tidy up can
+// TestFault_F52_RecoverBehindAHungPluginHoldsUpNobody: stray files can
 // wait.
 func TestFault_F52_RecoverBehindAHungPluginHoldsUpNobody(t *testing.T) {
 	s, r, through := hanging(t)

@@ -39,7 +39,7 @@ func (e *LeftoverError) Error() string {
 	return s + "; call Remove again when that is mended, or CleanUp to give it up"
 }
 
-// why is the cause with what is left.
+// why returns the cause, and the things left.
 func (e *LeftoverError) why() string {
 	var s []string
 	if e.Err != nil {

@@ -103,7 +103,7 @@ type snapshot struct {
 	networks []*Network
 	skipped  []SkippedFile
 	env      []string // what plugins get of the runtime's environment
-	own      string   // the directory of what is neither libcni's cache nor a record
+	own      string   // the directory of locks and marks
 	locks    *lock.Space
 	first    *firstadd.Tracker
 	records  *record.Store
