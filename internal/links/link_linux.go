@@ -46,6 +46,10 @@ func (l Link) Up() bool { return l.Flags&unix.IFF_UP != 0 }
 // has acted on it (RFC 2863, section 3.1.14).
 func (l Link) Running() bool { return l.OperState == operUp }
 
+// Carrier reports whether the interface is up and has a carrier. The kernel may
+// not have acted on it yet.
+func (l Link) Carrier() bool { return l.Flags&unix.IFF_LOWER_UP != 0 }
+
 const (
 	operUp       = 6 // IF_OPER_UP, <linux/if.h>
 	withoutStats = 8 // RTEXT_FILTER_SKIP_STATS, <linux/rtnetlink.h>

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,7 +15,13 @@ import (
 // tells them along with the interface. That costs nothing, while a file below
 // /proc/sys/net takes the longer to open the more namespaces have one of its
 // name: hundreds of µs at a thousand.
-type Settings struct{ v4, v6 []uint32 }
+type Settings struct {
+	v4, v6 []uint32
+	// retransmit is how many ms the kernel waits for an answer of neighbours, and
+	// addrGenMode how it makes a link-local address. Without IPv6 both are 0.
+	retransmit  uint32
+	addrGenMode uint8
+}
 
 // numbers4 and numbers6 are where the kernel has a setting: IPV4_DEVCONF_*
 // (<linux/ip.h>), which begin at 1, and DEVCONF_* (<linux/ipv6.h>), which begin
@@ -26,7 +33,7 @@ func number4(name string) (int, bool) {
 
 func number6(name string) (int, bool) {
 	n, ok := map[string]int{
-		"forwarding": 0, "accept_ra": 3, "disable_ipv6": 26, "accept_dad": 27, "ndisc_notify": 29,
+		"forwarding": 0, "accept_ra": 3, "dad_transmits": 6, "router_solicitation_delay": 9, "disable_ipv6": 26, "accept_dad": 27, "ndisc_notify": 29,
 		"keep_addr_on_down": 42, "enhanced_dad": 46,
 	}[name]
 	return n, ok
@@ -42,6 +49,10 @@ func (s *Settings) parse(spec []byte) error {
 				s.v4 = numbers(value)
 			case family == unix.AF_INET6 && typ == unix.IFLA_INET6_CONF:
 				s.v6 = numbers(value)
+			case family == unix.AF_INET6 && typ == unix.IFLA_INET6_CACHEINFO && len(value) >= cacheInfoSize:
+				s.retransmit = native.Uint32(value[12:])
+			case family == unix.AF_INET6 && typ == unix.IFLA_INET6_ADDR_GEN_MODE:
+				s.addrGenMode = uint8(number(value))
 			}
 		})
 		if nested == nil {
@@ -53,6 +64,10 @@ func (s *Settings) parse(spec []byte) error {
 	}
 	return err
 }
+
+// cacheInfoSize is that of a struct ifla_cacheinfo, <linux/if_link.h>, whose
+// last member is the time for an answer.
+const cacheInfoSize = 16
 
 func numbers(b []byte) []uint32 {
 	all := make([]uint32, 0, len(b)/4)
@@ -76,6 +91,21 @@ func (s Settings) value(v6 bool, name string) (value string, ok bool) {
 		return "", false
 	}
 	return strconv.Itoa(int(int32(all[n]))), true
+}
+
+// DetectionTime is how long the kernel takes to look for duplicates of an IPv6
+// address: a delay at random, and then a solicitation or more, each of which
+// others have some time to answer (RFC 4862, section 5.4.2). It is 2 s with the
+// default settings, and begins when there is a carrier.
+func (l Link) DetectionTime() time.Duration {
+	ms := func(name string) time.Duration {
+		n, _ := number6(name)
+		if n >= len(l.Settings.v6) {
+			return 0
+		}
+		return time.Duration(int32(l.Settings.v6[n]))
+	}
+	return (ms("router_solicitation_delay") + ms("dad_transmits")*time.Duration(l.Settings.retransmit)) * time.Millisecond
 }
 
 // Has tells whether the kernel said that a setting of the interface is as it

@@ -238,7 +238,7 @@ func (a *attachment) configureContainer(ctx context.Context) error {
 	do, index := a.container.Requests(), a.pair.Container.Index
 	if a.IPAM.Type == "" {
 		do.Up(index)
-	} else if err := ipam.Configure(do, index, a.result, ipam.How{Announce: true, Later: true}); err != nil {
+	} else if err := ipam.Configure(do, index, a.result, ipam.How{Announce: true, Later: true, Detect: true}); err != nil {
 		return err
 	}
 	return do.Send()

@@ -3,6 +3,10 @@
 // (v1.9.1), and keeps the name that the interface had where that one does: in
 // the interface's alias.
 //
+// Other machines may be on the interface's network, and one of them may have an
+// address that the IPAM plugin takes for free. The kernel asks them about IPv6
+// addresses, which takes 1 to 2 s; Add waits for that, and fails if one is taken.
+//
 // A PCI device whose driver hands it to a program (DPDK) has no interface to be
 // moved; addresses are reserved for it all the same.
 package hostdevice
@@ -11,7 +15,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -69,7 +72,11 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result,
 	if err != nil {
 		return nil, fmt.Errorf("network %q: %w", r.Name, err)
 	}
-	i, err := configure(ctx, r, c, result)
+	carrier := carrierTime
+	if done != nil && done.unplugged {
+		carrier = 0
+	}
+	i, err := configure(ctx, r, c, result, carrier)
 	if err != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTime)
 		defer cancel()
@@ -85,9 +92,14 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result,
 	return result, nil
 }
 
+// carrierTime is how long an interface may take to get a carrier, which it lost
+// when it was moved: hardware agrees on a speed first. The reference plugin waits
+// as long.
+const carrierTime = 5 * time.Second
+
 // configure gives the interface the addresses of a result, if it has any, and
-// describes it.
-func configure(ctx context.Context, r *plugin.Request, c *config, result *types100.Result) (_ *types100.Interface, err error) {
+// describes it. It waits for a carrier where there are IPv6 addresses.
+func configure(ctx context.Context, r *plugin.Request, c *config, result *types100.Result, carrier time.Duration) (_ *types100.Interface, err error) {
 	i := &types100.Interface{Name: r.IfName, Sandbox: r.NetNS}
 	if c.userSpace {
 		return i, nil
@@ -111,33 +123,14 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 	if c.IPAM.Type == "" {
 		return i, nil
 	}
-	// Nobody else has the addresses, so nobody is asked for duplicates.
 	do := conn.Requests()
-	if err := ipam.Configure(do, own.Index, result, ipam.How{}); err != nil {
+	if err := ipam.Configure(do, own.Index, result, ipam.How{Detect: true}); err != nil {
 		return nil, err
 	}
 	if err := do.Send(); err != nil {
 		return nil, err
 	}
-	return i, settle(ctx, conn, own.Index, result)
-}
-
-// settle waits until neighbours can find the IPv6 addresses. An interface that
-// has no carrier yet, as hardware may take seconds for it, is not waited for.
-func settle(ctx context.Context, conn *links.Conn, index int, result *types100.Result) error {
-	own, err := conn.LinkByIndex(index)
-	if err != nil || !own.Running() {
-		return err
-	}
-	var addrs []netip.Prefix
-	for _, ip := range result.IPs {
-		addr, err := links.Prefix(ip.Address)
-		if err != nil {
-			return err
-		}
-		addrs = append(addrs, addr)
-	}
-	return ipam.Await(ctx, conn, index, addrs)
+	return i, ipam.Detect(ctx, r.Container, conn, own.Index, result, carrier)
 }
 
 // undo moves the interface back after a failure.

@@ -48,6 +48,8 @@ func ours(h plugintest.Host) plugintest.Side { return plugintest.Ours(h.Host, lo
 // newHost has an interface dev0, which is up.
 func newHost(t testing.TB) plugintest.Host {
 	h := plugintest.NewHost(t)
+	plugintest.NoDetection(t, h.Host)
+	plugintest.NoDetection(t, h.Container)
 	hw, err := net.ParseMAC(mac)
 	if err != nil {
 		t.Fatal(err)

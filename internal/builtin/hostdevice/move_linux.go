@@ -16,8 +16,9 @@ import (
 // moved is an interface that was moved into the container, and how to move it
 // back.
 type moved struct {
-	hostName string
-	wasUp    bool
+	hostName  string
+	wasUp     bool
+	unplugged bool // it was up, and had no carrier
 }
 
 // device is the name of the interface on the host.
@@ -81,7 +82,7 @@ func moveIn(r *plugin.Request, name string) (_ moved, err error) {
 	}
 	_, err = inside.Link(name)
 	taken := err == nil // in the container, by another interface
-	m := moved{hostName: name, wasUp: dev.Up()}
+	m := moved{hostName: name, wasUp: dev.Up(), unplugged: dev.Up() && !dev.Carrier()}
 	err = host.Move(dev.Index, r.Container, links.Move{Name: r.IfName, Alias: name, Up: true})
 	if err == nil {
 		return m, nil

@@ -39,8 +39,13 @@ func Sysctls(ifName string, result *types100.Result) ([]links.Sysctl, error) {
 type How struct {
 	// Announce has the kernel announce them, as neighbours may know an address
 	// as another's: an IPv4 address when the interface comes up (arp_notify),
-	// an IPv6 address when it is added to one that is up, with [Announced].
+	// an IPv6 address when it is added to one that is up, with [Announced], if
+	// duplicates are looked for.
 	Announce bool
+	// Detect leaves it to the interface whether duplicates of an IPv6 address are
+	// looked for. Where somebody else may have the address they are, and [Detect]
+	// waits for it; everywhere else that would take 1 to 2 s for nothing.
+	Detect bool
 	// Later leaves that of the IPv4 addresses to the caller, for when packets
 	// pass: see [links.Conn.Announce]. The kernel announces what changes after.
 	Later bool
@@ -54,9 +59,9 @@ func Announced(ifName string) links.Sysctl {
 }
 
 // Configure has requests put the addresses of a result on an interface, set it
-// up, and add the routes. IPv6 addresses are usable after [Await], or [Settle]
-// if they are announced; either comes last, as the kernel works on them
-// meanwhile.
+// up, and add the routes. IPv6 addresses are usable after [Await]; after [Settle]
+// if duplicates could be looked for, but are not; or after [Detect]. Each comes
+// last, as the kernel works on them meanwhile.
 func Configure(to *links.Requests, index int, result *types100.Result, how How) error {
 	w, err := plan(result)
 	if err != nil {
@@ -65,11 +70,11 @@ func Configure(to *links.Requests, index int, result *types100.Result, how How) 
 	var flags links.AddressFlag
 	// An interface too small for IPv4 has no such setting.
 	notify := func() { to.Set4(index, "arp_notify", 1, unix.EAFNOSUPPORT) }
-	if how.Announce {
+	if how.Detect {
 		flags = links.Detect
-		if !how.Later {
-			notify()
-		}
+	}
+	if how.Announce && !how.Later {
+		notify()
 	}
 	add := func(v4 bool) {
 		for _, a := range w.addresses {

@@ -2,6 +2,10 @@
 // the host has: one that shares the host's interface, the master, under another
 // MAC address. It takes the configuration of the reference plugin macvlan
 // (v1.9.1).
+//
+// Other machines are on that network, and one of them may have an address that
+// the IPAM plugin takes for free. The kernel asks them about IPv6 addresses, which
+// takes 1 to 2 s; Add waits for that, and fails if one is taken.
 package macvlan
 
 import (
@@ -95,9 +99,7 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 			return nil, err
 		}
 		if ipam.HasIPv6(result) {
-			sysctls = append(sysctls, ipam.Announced(r.IfName),
-				// Nobody else has the addresses, so nobody is asked for duplicates.
-				links.Sysctl{Path: "net/ipv6/conf/" + r.IfName + "/accept_dad", Value: "0", Optional: true})
+			sysctls = append(sysctls, ipam.Announced(r.IfName))
 		}
 	}
 	conn, err := links.Dial(r.Container, sysctls...)
@@ -112,23 +114,14 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 	do := conn.Requests()
 	if c.IPAM.Type == "" {
 		do.Up(own.Index)
-	} else if err := ipam.Configure(do, own.Index, result, ipam.How{Announce: true}); err != nil {
+	} else if err := ipam.Configure(do, own.Index, result, ipam.How{Announce: true, Detect: true}); err != nil {
 		return nil, err
 	}
-	if err = do.Send(); err == nil && c.IPAM.Type != "" && ipam.HasIPv6(result) {
-		err = settle(ctx, conn, own.Index)
+	if err = do.Send(); err == nil && c.IPAM.Type != "" {
+		// The master is there for good: if it has no carrier, it is not plugged in.
+		err = ipam.Detect(ctx, r.Container, conn, own.Index, result, 0)
 	}
 	return &types100.Interface{Name: r.IfName, Mac: own.MAC.String(), Sandbox: r.NetNS}, err
-}
-
-// settle waits until neighbours can find the IPv6 addresses. While the master
-// has no carrier they cannot, which is nothing to wait for.
-func settle(ctx context.Context, conn *links.Conn, index int) error {
-	own, err := conn.LinkByIndex(index)
-	if err != nil || !own.Running() {
-		return err
-	}
-	return ipam.Settle(ctx, conn, index)
 }
 
 // Del gives the addresses back and deletes the interface.

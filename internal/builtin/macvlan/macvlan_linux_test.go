@@ -46,9 +46,11 @@ func ours(h plugintest.Host) plugintest.Side {
 	})
 }
 
-// newHost has a default route by veth0.
+// newHost has a default route by veth0. Nobody else is on its network, and nobody
+// is asked for duplicates.
 func newHost(t testing.TB) plugintest.Host {
 	h := plugintest.NewHost(t)
+	plugintest.NoDetection(t, h.Container)
 	plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error {
 		addr, err := netlink.ParseAddr("192.0.2.1/24")
 		if err != nil {

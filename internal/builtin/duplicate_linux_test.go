@@ -1,0 +1,177 @@
+package builtin_test
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni/internal/builtin"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
+)
+
+// machine is a host on a LAN, with a container.
+type machine struct {
+	plugintest.Side
+	host, container *netns.Handle
+	call            plugintest.Call
+	dir             string // host-local's
+}
+
+// lanTypes are the plugins that put a container on the LAN of its host, by an
+// interface lan0.
+var lanTypes = map[string]string{
+	"macvlan":     `"type": "macvlan", "master": "lan0"`,
+	"host-device": `"type": "host-device", "device": "lan0"`,
+}
+
+func newMachine(t *testing.T, lan *plugintest.LAN, typ, ipam string) *machine {
+	t.Helper()
+	m := &machine{dir: t.TempDir()}
+	m.host, _ = plugintest.NetNS(t)
+	lan.Cable(t, m.host, "lan0")
+	plugintest.SetUp(t, m.host, "lan0")
+	m.Side = plugintest.Ours(m.host, builtin.New())
+	m.call = plugintest.Call{Type: typ, ID: "c1", IfName: "eth0"}
+	m.container, m.call.NetNS = plugintest.NetNS(t)
+	m.call.Config = strings.ReplaceAll(`{"cniVersion": "1.0.0", "name": "podnet", `+lanTypes[typ]+`, "ipam": `+ipam+`}`, "DIR", m.dir)
+	return m
+}
+
+// addresses are those of the container's interface.
+func (m *machine) addresses(t *testing.T) []links.Address {
+	t.Helper()
+	c, err := links.Dial(m.container)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	link, err := c.Link(m.call.IfName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := c.Addresses(link.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// taken are IPAM configurations of two machines that give both a container with
+// the address fd00::2.
+var taken = map[string][2]string{
+	"with a gateway": {
+		`{"type": "host-local", "dataDir": "DIR", "subnet": "fd00::/64"}`,
+		`{"type": "host-local", "dataDir": "DIR", "subnet": "fd00::/64"}`,
+	},
+	"without a gateway": {
+		`{"type": "static", "addresses": [{"address": "fd00::2/64"}]}`,
+		`{"type": "static", "addresses": [{"address": "fd00::2/64"}]}`,
+	},
+	"the second of several": {
+		`{"type": "host-local", "dataDir": "DIR", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]}`,
+		`{"type": "host-local", "dataDir": "DIR", "ranges": [[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.20"}],
+			[{"subnet": "fd00:1::/64", "rangeStart": "fd00:1::20"}], [{"subnet": "fd00::/64"}]]}`,
+	},
+}
+
+// TestFault_F53_AnAddressThatAnotherMachineHasIsRefused: two machines on a LAN
+// must not share an address. Who had it first keeps it, with its connections.
+func TestFault_F53_AnAddressThatAnotherMachineHasIsRefused(t *testing.T) {
+	for typ := range lanTypes {
+		for name, ipams := range taken {
+			t.Run(typ+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				refused(t, typ, ipams)
+			})
+		}
+	}
+}
+
+func refused(t *testing.T, typ string, ipams [2]string) {
+	address := netip.MustParseAddr("fd00::2")
+	lan := plugintest.NewLAN(t)
+	first, second := newMachine(t, lan, typ, ipams[0]), newMachine(t, lan, typ, ipams[1])
+	first.call.Prev = first.Must(t, "ADD", first.call)
+	for _, a := range first.addresses(t) {
+		if a.Tentative {
+			t.Errorf("address %s cannot be used when ADD returns", a.Prefix)
+		}
+	}
+	plugintest.Connect(t, lan.Machine, first.container, address)
+
+	host := plugintest.Audit(t, second.host)
+	container := plugintest.Audit(t, second.container, second.dir)
+	err := second.MustFail(t, "ADD", second.call)
+	for _, want := range []string{"fd00::2", `"eth0"`, "another machine"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("no %s in %v", want, err)
+		}
+	}
+	t.Log(err)
+	plugintest.NoLeak(t, container, plugintest.Audit(t, second.container, second.dir))
+	plugintest.NoLeak(t, host, plugintest.Audit(t, second.host))
+	plugintest.Connect(t, lan.Machine, first.container, address)
+
+	// The address is free again once its first container is gone.
+	first.Must(t, "DEL", first.call)
+	if strings.Contains(ipams[1], "host-local") { // which gives out another one first
+		second.call.Config = strings.Replace(second.call.Config, `"subnet": "fd00::/64"`, `"subnet": "fd00::/64", "rangeEnd": "fd00::2"`, 1)
+	}
+	second.call.Prev = second.Must(t, "ADD", second.call)
+	if typ == "host-device" { // which announces no address, as the reference plugin
+		plugintest.Change(t, lan.Machine, "switch", func(nl *netlink.Handle, l netlink.Link) error {
+			return nl.NeighDel(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: address.AsSlice(), Family: netlink.FAMILY_V6})
+		})
+	}
+	plugintest.Connect(t, lan.Machine, second.container, address)
+	second.Must(t, "CHECK", second.call)
+}
+
+// carrierBound is less than what a host-device's ADD waits where a carrier may
+// come.
+const carrierBound = 4 * time.Second
+
+// TestFault_F53_DetectionGoesOnWhereThereWasNoCarrier: whether somebody else has
+// an address is found when there is one, and the address is not used before.
+func TestFault_F53_DetectionGoesOnWhereThereWasNoCarrier(t *testing.T) {
+	for typ := range lanTypes {
+		t.Run(typ, func(t *testing.T) {
+			t.Parallel()
+			lan := plugintest.NewLAN(t)
+			address := netip.MustParsePrefix("fd00::99/64")
+			m := newMachine(t, lan, typ, `{"type": "static", "addresses": [{"address": "fd00::99/64"}]}`)
+			plugintest.Change(t, lan.Machine, "port1", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
+			begin := time.Now()
+			m.call.Prev = m.Must(t, "ADD", m.call)
+			if took := time.Since(begin); took > carrierBound {
+				t.Errorf("ADD waited %s for a carrier that nobody brings", took)
+			}
+			watch, err := links.WatchAddresses(m.container)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer watch.Close()
+			plugintest.SetUp(t, lan.Machine, "port1")
+			for {
+				for _, a := range m.addresses(t) {
+					if a.Prefix == address && a.Duplicate {
+						t.Log(m.MustFail(t, "CHECK", m.call))
+						return
+					}
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				err := watch.Wait(ctx)
+				cancel()
+				if err != nil {
+					t.Fatalf("nobody has found it: %v", err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,150 @@
+package ipam
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
+)
+
+// Detect waits until the kernel has found that nobody else has the IPv6 addresses
+// of a result, and fails if somebody has (RFC 4862, section 5.4). They are on an
+// interface of ns, where c is. Addresses that come from routers are not waited
+// for; the link-local one is, as without it neighbours cannot be asked for what
+// the container forwards.
+//
+// Nobody can be asked without a carrier, which may take as long as carrier to
+// come. If it has not by then, the addresses are left to the kernel, which uses
+// none before it has asked.
+func Detect(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, result *types100.Result, carrier time.Duration) error {
+	w, err := plan(result)
+	if err != nil || !w.ipv6() {
+		return err
+	}
+	wanted := slices.DeleteFunc(w.addresses, func(p netip.Prefix) bool { return p.Addr().Is4() })
+	return DetectAll(ctx, ns, c, index, wanted, carrier)
+}
+
+// DetectAll is [Detect] for IPv6 addresses.
+func DetectAll(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, wanted []netip.Prefix, carrier time.Duration) (err error) {
+	watch, err := links.WatchAddresses(ns)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, watch.Close()) }()
+	d := &detection{c: c, watch: watch, index: index, wanted: wanted}
+	there, err := d.awaitCarrier(ctx, carrier)
+	if err != nil || !there {
+		return err
+	}
+	return d.awaitAnswers(ctx)
+}
+
+// detection is that of duplicates on an interface. It looks when the kernel says
+// that something has changed.
+type detection struct {
+	c      *links.Conn
+	watch  *links.Watch
+	index  int
+	wanted []netip.Prefix
+
+	link links.Link // as it was when it was looked at last
+	have []links.Address
+}
+
+// look reads the addresses, and then the interface: the kernel answers about that
+// only after the work during which it said that an address is usable.
+func (d *detection) look() error {
+	r := d.c.Requests()
+	have, link := r.Addresses(d.index), r.LinkByIndex(d.index)
+	err := r.Send()
+	d.have, d.link = *have, *link
+	return err
+}
+
+// awaitCarrier reports whether there is a carrier before the time is over.
+func (d *detection) awaitCarrier(ctx context.Context, within time.Duration) (bool, error) {
+	limited, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for {
+		if err := d.look(); err != nil || d.link.Carrier() {
+			return err == nil, err
+		}
+		if err := d.watch.Wait(limited); err != nil {
+			if ctx.Err() == nil && limited.Err() != nil {
+				return false, nil
+			}
+			return false, err
+		}
+	}
+}
+
+// awaitAnswers waits until nobody has answered for an address in time, or
+// somebody has, or the carrier is lost. On a machine that is overloaded the kernel
+// takes longer than it means to.
+func (d *detection) awaitAnswers(ctx context.Context) error {
+	limited, cancel := context.WithTimeout(ctx, d.link.DetectionTime()+longestWait)
+	defer cancel()
+	for {
+		open, err := d.pending()
+		if err != nil || !open.IsValid() || !d.link.Carrier() {
+			return err
+		}
+		if err := d.watch.Wait(limited); err != nil {
+			return fmt.Errorf("address %s is not usable yet, as the kernel still looks for other machines that have it: %w", open, err)
+		}
+		if err := d.look(); err != nil {
+			return err
+		}
+	}
+}
+
+// pending is an address that others are still asked about, or none. It fails for
+// one that somebody has, and for one that the kernel took away.
+func (d *detection) pending() (netip.Prefix, error) {
+	var open netip.Prefix
+	for _, want := range d.wanted {
+		at := slices.IndexFunc(d.have, func(a links.Address) bool { return a.Prefix == want })
+		switch {
+		case at < 0:
+			return open, fmt.Errorf("address %s was removed while the kernel looked for other machines that have it", want)
+		case d.have[at].Duplicate:
+			return open, fmt.Errorf("address %s belongs to another machine on the network, which answered for it (duplicate address detection): "+
+				"take it from that machine, or out of the range that the IPAM plugin allocates from", want)
+		case d.have[at].Tentative:
+			open = want
+		}
+	}
+	if open.IsValid() {
+		return open, nil
+	}
+	return d.linkLocal()
+}
+
+// linkLocal is pending for the addresses that the kernel gave the interface by
+// itself. It may give it another one where somebody has the first.
+func (d *detection) linkLocal() (open netip.Prefix, err error) {
+	for _, a := range d.have {
+		switch {
+		case !a.Addr().Is6() || !a.Addr().IsLinkLocalUnicast():
+		case a.Duplicate:
+			err = fmt.Errorf("the link-local address %s belongs to another machine on the network (duplicate address detection), "+
+				"which has the MAC address %s, too: give one of them another", a.Prefix, d.link.MAC)
+		case a.Tentative:
+			open = a.Prefix
+		default:
+			return netip.Prefix{}, nil
+		}
+	}
+	if open.IsValid() {
+		err = nil
+	}
+	return open, err
+}

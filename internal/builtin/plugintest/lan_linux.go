@@ -1,0 +1,122 @@
+package plugintest
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// LAN is an Ethernet segment that hosts are cabled to: a bridge in a namespace
+// of its own, which has the addresses 10.1.0.99 and fd00::99.
+type LAN struct {
+	Machine *netns.Handle
+	cables  int
+}
+
+// NewLAN makes a LAN without hosts.
+func NewLAN(t testing.TB) *LAN {
+	t.Helper()
+	l := &LAN{}
+	l.Machine, _ = NetNS(t)
+	Inside(t, l.Machine, func(nl *netlink.Handle) error {
+		a := netlink.NewLinkAttrs()
+		a.Name = "switch"
+		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
+	})
+	SetUp(t, l.Machine, "switch")
+	AddAddress(t, l.Machine, "switch", "10.1.0.99/24")
+	AddAddress(t, l.Machine, "switch", "fd00::99/64")
+	return l
+}
+
+// Cable gives a host an interface on the LAN. It is down.
+func (l *LAN) Cable(t testing.TB, host *netns.Handle, name string) {
+	t.Helper()
+	l.cables++
+	port := fmt.Sprint("port", l.cables)
+	Inside(t, l.Machine, func(nl *netlink.Handle) error {
+		br, err := nl.LinkByName("switch")
+		if err != nil {
+			return err
+		}
+		a := netlink.NewLinkAttrs()
+		a.Name, a.MasterIndex = port, br.Attrs().Index
+		return nl.LinkAdd(&netlink.Veth{LinkAttrs: a, PeerName: name, PeerNamespace: netlink.NsFd(host.File().Fd())})
+	})
+	SetUp(t, l.Machine, port)
+}
+
+// AddAddress adds an address to an interface; an IPv6 address without detection
+// of duplicates.
+func AddAddress(t testing.TB, ns *netns.Handle, name, address string) {
+	t.Helper()
+	Change(t, ns, name, func(nl *netlink.Handle, link netlink.Link) error {
+		a, err := netlink.ParseAddr(address)
+		if err != nil {
+			return err
+		}
+		if a.IP.To4() == nil {
+			a.Flags = noDetection
+		}
+		return nl.AddrAdd(link, a)
+	})
+}
+
+// NoDetection spares the interfaces that a namespace gets from now on the
+// detection of duplicate IPv6 addresses, as an administrator can.
+func NoDetection(t testing.TB, ns *netns.Handle) {
+	t.Helper()
+	err := ns.Do(func() error {
+		return errors.Join(
+			os.WriteFile("/proc/sys/net/ipv6/conf/all/accept_dad", []byte("0"), 0o644),
+			os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0o644))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// noDetection is IFA_F_NODAD, <linux/if_addr.h>.
+const noDetection = 2
+
+// connectTime bounds a connection: a first SYN that is lost is repeated after one
+// second, and then after two more.
+const connectTime = 10 * time.Second
+
+// Connect opens a TCP connection to an address of a namespace that listens
+// nowhere else, and returns the time that took.
+func Connect(t testing.TB, from, to *netns.Handle, addr netip.Addr) time.Duration {
+	t.Helper()
+	var listener net.Listener
+	err := to.Do(func() (err error) {
+		listener, err = net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	begin := time.Now()
+	var conn net.Conn
+	err = from.Do(func() (err error) {
+		begin = time.Now()
+		conn, err = net.DialTimeout("tcp", listener.Addr().String(), connectTime)
+		return err
+	})
+	took := time.Since(begin)
+	if err != nil {
+		t.Fatalf("after %s: %v", took, err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Error(err)
+	}
+	return took
+}
