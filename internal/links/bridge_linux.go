@@ -14,7 +14,7 @@ type NewBridge struct {
 	VLANFiltering bool
 }
 
-// CreateBridge makes a bridge, up, with a random address that stays: that of
+// CreateBridge makes a bridge, down, with a random address that stays: that of
 // one that is given none changes as ports come and go. The error wraps EEXIST
 // if there is an interface of this name.
 func (c *Conn) CreateBridge(b NewBridge) (Link, error) {

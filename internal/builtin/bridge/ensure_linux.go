@@ -21,7 +21,7 @@ func noRA(name string) links.Sysctl {
 func (c *config) ensureBridge(conn *links.Conn, host *netns.Handle) (links.Link, error) {
 	br, err := conn.Link(c.Bridge)
 	if links.NotFound(err) {
-		br, err = c.createBridge(conn)
+		br, err = c.createBridge(conn, host)
 	}
 	if err != nil {
 		return links.Link{}, err
@@ -46,11 +46,17 @@ func (c *config) ensureBridge(conn *links.Conn, host *netns.Handle) (links.Link,
 	return br, nil
 }
 
-func (c *config) createBridge(conn *links.Conn) (links.Link, error) {
+// createBridge makes the bridge, down, with its link-local address, so that the
+// host can forward to it as soon as there is a container.
+func (c *config) createBridge(conn *links.Conn, host *netns.Handle) (links.Link, error) {
 	br, err := conn.CreateBridge(links.NewBridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: c.filtersVLANs()})
 	if errors.Is(err, unix.EEXIST) { // another attachment was faster
 		return conn.Link(c.Bridge)
 	}
+	if err != nil {
+		return links.Link{}, err
+	}
+	_, err = conn.LinkLocal(host, br)
 	return br, err
 }
 
@@ -96,8 +102,20 @@ func (c *config) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br lin
 	if err := access.setPort(conn, br, pair.Host); err != nil {
 		return links.Link{}, errors.Join(err, conn.Delete(pair.Host.Index))
 	}
-	if err := conn.Change(pair.Container.Index, links.Change{Up: true}); err != nil {
+	if err := setUp(conn, r.Host, pair.Container.Index); err != nil {
 		return links.Link{}, errors.Join(fmt.Errorf("set interface %q up: %w", name, err), conn.Delete(pair.Host.Index))
 	}
 	return pair.Container, nil
+}
+
+// setUp sets a new interface up that the host forwards to.
+func setUp(conn *links.Conn, host *netns.Handle, index int) error {
+	link, err := conn.LinkByIndex(index)
+	if err != nil {
+		return err
+	}
+	if _, err := conn.LinkLocal(host, link); err != nil {
+		return err
+	}
+	return conn.Change(index, links.Change{Up: true})
 }

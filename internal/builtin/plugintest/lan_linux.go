@@ -70,6 +70,15 @@ func AddAddress(t testing.TB, ns *netns.Handle, name, address string) {
 	})
 }
 
+// AddRoute adds a route.
+func AddRoute(t testing.TB, ns *netns.Handle, to netip.Prefix, via netip.Addr) {
+	t.Helper()
+	Inside(t, ns, func(nl *netlink.Handle) error {
+		dst := &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())}
+		return nl.RouteAdd(&netlink.Route{Dst: dst, Gw: via.AsSlice()})
+	})
+}
+
 // NoDetection spares the interfaces that a namespace gets from now on the
 // detection of duplicate IPv6 addresses, as an administrator can.
 func NoDetection(t testing.TB, ns *netns.Handle) {

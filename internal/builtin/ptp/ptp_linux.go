@@ -3,8 +3,8 @@
 // container, which sends everything to the host.
 //
 // It takes the configuration of the reference plugin, and returns what that one
-// would. IPv6 addresses are usable at once: there is no detection of
-// duplicates, as nobody else is on the link. The pair has one queue for each
+// would. IPv6 addresses are usable at once, the link-local ones, too: there is no
+// detection of duplicates, as nobody else is on the link. The pair has one queue for each
 // direction, see package bridge.
 package ptp
 
@@ -72,6 +72,9 @@ type attachment struct {
 	result *types100.Result
 
 	container *links.Conn // nil before it is needed
+	// linkLocal are the addresses of that kind that the ends were given; see
+	// [links.Conn.LinkLocal].
+	linkLocal struct{ host, container netip.Prefix }
 }
 
 func (a *attachment) close() error {
@@ -118,6 +121,9 @@ func (a *attachment) make(ctx context.Context) error {
 // settle waits until packets pass.
 func (a *attachment) settle(ctx context.Context, ends []endpoint) error {
 	var container, host []netip.Prefix
+	if ipam.HasIPv6(a.result) {
+		container, host = valid(a.linkLocal.container), valid(a.linkLocal.host)
+	}
 	for _, e := range ends {
 		container = append(container, e.address)
 		host = append(host, single(e.gateway))
@@ -135,8 +141,22 @@ func (a *attachment) settle(ctx context.Context, ends []endpoint) error {
 	return err
 }
 
+// valid is an address, unless there is none.
+func valid(p netip.Prefix) []netip.Prefix {
+	if !p.IsValid() {
+		return nil
+	}
+	return []netip.Prefix{p}
+}
+
+// connect makes the pair. The host's end has no carrier before the container's
+// is set up.
 func (a *attachment) connect() (err error) {
 	a.pair, err = a.host.Connect(a.r.Container, links.Veth{Name: a.r.IfName, MTU: a.MTU})
+	if err != nil {
+		return err
+	}
+	a.linkLocal.host, err = a.host.LinkLocal(a.r.Host, a.pair.Host)
 	return err
 }
 
@@ -187,6 +207,15 @@ func (a *attachment) configureContainer(ctx context.Context, ends []endpoint) er
 		return err
 	}
 	do, index := a.container.Requests(), a.pair.Container.Index
+	if ipam.HasIPv6(a.result) {
+		own, err := a.container.LinkByIndex(index)
+		if err != nil {
+			return err
+		}
+		if a.linkLocal.container, err = a.container.LinkLocal(a.r.Container, own); err != nil {
+			return err
+		}
+	}
 	if err := ipam.Configure(do, index, a.result, ipam.How{}); err != nil {
 		return err
 	}

@@ -1,0 +1,226 @@
+package builtin_test
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/builtin"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/netns"
+)
+
+// firstPacketBound is what a first connection may take. It takes a fraction of a
+// millisecond; what waits for the detection of duplicates, or for a lost packet
+// to be sent again, takes 1 s or more.
+const firstPacketBound = 100 * time.Millisecond
+
+// site is a host on a LAN with two containers that nobody has spoken to.
+type site struct {
+	lan, host *netns.Handle
+	container [2]*netns.Handle
+	addr      [2][2]netip.Addr // by container, then IPv4 and IPv6
+	gateway   [2]netip.Addr
+}
+
+const routedIPAM = `"ipam": {"type": "host-local", "dataDir": "DIR", "ranges": [[{"subnet": "10.2.0.0/24"}], [{"subnet": "fd00:2::/64"}]],
+	"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]`
+
+// routed are networks whose containers the host routes to.
+var routed = map[string]string{
+	"ptp":    `"type": "ptp", ` + routedIPAM + `}`,
+	"bridge": `"type": "bridge", "isGateway": true, ` + routedIPAM + `}`,
+}
+
+// newSite makes a host, and with it a new bridge, where the network has one.
+func newSite(t *testing.T, typ string, set ...string) *site {
+	t.Helper()
+	lan := plugintest.NewLAN(t)
+	s := &site{lan: lan.Machine}
+	s.host, _ = plugintest.NetNS(t)
+	configureDefaults(t, s.host, set)
+	lan.Cable(t, s.host, "lan0")
+	plugintest.SetUp(t, s.host, "lan0")
+	for i, a := range []string{"10.1.0.1/24", "fd00::1/64"} {
+		plugintest.AddAddress(t, s.host, "lan0", a)
+		via := netip.MustParsePrefix(a).Addr()
+		to := netip.MustParsePrefix([]string{"10.2.0.0/24", "fd00:2::/64"}[i])
+		plugintest.AddRoute(t, s.lan, to, via)
+	}
+	side, dir := plugintest.Ours(s.host, builtin.New()), t.TempDir()
+	for i, id := range []string{"c1", "c2"} {
+		c := plugintest.Call{Type: typ, ID: id, IfName: "eth0"}
+		s.container[i], c.NetNS = plugintest.NetNS(t)
+		configureDefaults(t, s.container[i], set)
+		c.Config = strings.ReplaceAll(`{"cniVersion": "1.0.0", "name": "podnet", `+routed[typ]+`}`, "DIR", dir)
+		result, err := plugintest.Result(side.Must(t, "ADD", c))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for family, ip := range result.IPs {
+			s.addr[i][family] = addrOf(ip.Address.IP)
+			s.gateway[family] = addrOf(ip.Gateway)
+		}
+	}
+	return s
+}
+
+// configureDefaults sets what an administrator wants of new interfaces.
+func configureDefaults(t *testing.T, ns *netns.Handle, set []string) {
+	t.Helper()
+	for _, s := range set {
+		name, value, _ := strings.Cut(s, "=")
+		write := func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/"+name, []byte(value), 0o644) }
+		if err := ns.Do(write); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func addrOf(raw []byte) netip.Addr {
+	a, _ := netip.AddrFromSlice(raw) // of a result
+	return a.Unmap()
+}
+
+// ways are who speaks first to whom.
+var ways = map[string]func(*testing.T, *site, int) time.Duration{
+	"container to container": func(t *testing.T, s *site, family int) time.Duration {
+		return plugintest.Connect(t, s.container[0], s.container[1], s.addr[1][family])
+	},
+	"container to host": func(t *testing.T, s *site, family int) time.Duration {
+		return plugintest.Connect(t, s.container[0], s.host, s.gateway[family])
+	},
+	"host to container": func(t *testing.T, s *site, family int) time.Duration {
+		return plugintest.Connect(t, s.host, s.container[0], s.addr[0][family])
+	},
+	"another machine to container": func(t *testing.T, s *site, family int) time.Duration {
+		return plugintest.Connect(t, s.lan, s.container[0], s.addr[0][family])
+	},
+}
+
+// TestFault_F55_TheFirstPacketPasses, through a pair that was made just now, and
+// through a bridge that was.
+func TestFault_F55_TheFirstPacketPasses(t *testing.T) {
+	const rounds = 5
+	for typ := range routed {
+		for way, connect := range ways {
+			for family, name := range []string{"IPv4", "IPv6"} {
+				t.Run(strings.Join([]string{typ, way, name}, "/"), func(t *testing.T) {
+					var took []time.Duration
+					for range rounds {
+						took = append(took, connect(t, newSite(t, typ), family))
+					}
+					slices.Sort(took)
+					if t.Log(took); took[rounds/2] > firstPacketBound {
+						t.Errorf("the first connection took %s", took[rounds/2])
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestFault_F55_NoAddressIsTentative when ADD returns, whichever link-local
+// addresses the administrator has chosen; and the kernel adds no second one.
+func TestFault_F55_NoAddressIsTentative(t *testing.T) {
+	for name, set := range map[string][]string{
+		"of the MAC address": nil,
+		"random":             {"addr_gen_mode=3"},
+		"stable":             {"stable_secret=2001:db8::1", "addr_gen_mode=2"},
+		"no detection":       {"accept_dad=0"},
+		"optimistic":         {"optimistic_dad=1", "use_optimistic=1"},
+	} {
+		for typ := range routed {
+			t.Run(name+"/"+typ, func(t *testing.T) {
+				s := newSite(t, typ, set...)
+				if took := plugintest.Connect(t, s.lan, s.container[0], s.addr[0][1]); took > firstPacketBound {
+					t.Errorf("the first connection took %s", took)
+				}
+				ofMAC := name != "random" && name != "stable"
+				for _, ns := range []*netns.Handle{s.host, s.container[0], s.container[1]} {
+					wantLinkLocals(t, ns, ofMAC)
+				}
+			})
+		}
+	}
+}
+
+// wantLinkLocals looks at the network's interfaces in a namespace: each has one
+// link-local address, which is its MAC address's or not. Ports of a bridge have
+// no need of one.
+func wantLinkLocals(t *testing.T, ns *netns.Handle, ofMAC bool) {
+	t.Helper()
+	plugintest.Inside(t, ns, func(nl *netlink.Handle) error {
+		all, err := nl.LinkList()
+		if err != nil {
+			return err
+		}
+		for _, l := range all {
+			a := l.Attrs()
+			if a.Name == "lo" || a.Name == "lan0" || a.MasterIndex != 0 {
+				continue
+			}
+			addrs, err := nl.AddrList(l, netlink.FAMILY_V6)
+			if err != nil {
+				return err
+			}
+			var own []string
+			for _, addr := range addrs {
+				if addr.Flags&unix.IFA_F_TENTATIVE != 0 {
+					t.Errorf("%s: %s is tentative", a.Name, addr.IPNet)
+				}
+				if addr.IP.IsLinkLocalUnicast() {
+					own = append(own, addr.IPNet.String())
+				}
+			}
+			if len(own) != 1 || (own[0] == linkLocalOf(a.HardwareAddr)) != ofMAC {
+				t.Errorf("%s with the MAC address %s has the link-local addresses %q", a.Name, a.HardwareAddr, own)
+			}
+		}
+		return nil
+	})
+}
+
+// linkLocalOf is the address that the kernel makes of a MAC address.
+func linkLocalOf(mac net.HardwareAddr) string {
+	return (&net.IPNet{
+		IP:   net.IP{0: 0xfe, 1: 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]},
+		Mask: net.CIDRMask(64, 128),
+	}).String()
+}
+
+// TestFault_F55_AHostWithoutIPv6HasContainers with IPv4 addresses: there is no
+// link-local address to be had.
+func TestFault_F55_AHostWithoutIPv6HasContainers(t *testing.T) {
+	for name, tt := range map[string]struct{ set, fields string }{
+		"disabled":          {set: "disable_ipv6=1"},
+		"too small an MTU":  {fields: `, "mtu": 1000`},
+		"too small for any": {fields: `, "mtu": 68`},
+	} {
+		for typ := range routed {
+			t.Run(name+"/"+typ, func(t *testing.T) {
+				host, _ := plugintest.NetNS(t)
+				if tt.set != "" {
+					configureDefaults(t, host, []string{tt.set})
+				}
+				side := plugintest.Ours(host, builtin.New())
+				c := plugintest.Call{Type: typ, ID: "c1", IfName: "eth0"}
+				var container *netns.Handle
+				container, c.NetNS = plugintest.NetNS(t)
+				c.Config = `{"cniVersion": "1.0.0", "name": "podnet", "type": "` + typ + `", "isGateway": true` + tt.fields + `,
+					"ipam": {"type": "static", "addresses": [{"address": "10.2.0.2/24", "gateway": "10.2.0.1"}]}}`
+				c.Prev = side.Must(t, "ADD", c)
+				plugintest.Connect(t, host, container, netip.MustParseAddr("10.2.0.2"))
+				side.Must(t, "CHECK", c)
+				side.Must(t, "DEL", c)
+			})
+		}
+	}
+}
