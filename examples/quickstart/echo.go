@@ -16,11 +16,10 @@ import (
 const patience = 5 * time.Second
 
 // echo sends a message, waits for the same to come back, and returns the time
-// from the first packet, of TCP's handshake too, to the last.
-//
-// That is much less than a millisecond, but for the first one over IPv6 on ptp:
-// the plugin returns while the kernel still looks for duplicates of the host's
-// address, which answers nobody for a second or two.
+// from the first packet, of TCP's handshake too, to the last. That is much less
+// than a millisecond, but for the first one over IPv6 with the executable ptp,
+// which returns while the kernel still looks for duplicates of the host's
+// addresses: the host forwards and answers nothing for a second or two.
 //
 // A socket belongs to the namespace it was opened in for as long as it lives,
 // so only the opening must happen inside.

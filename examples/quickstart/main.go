@@ -31,14 +31,22 @@ func main() {
 	verbose := flag.Bool("v", false, "log each plugin's call, and list all that is kept for the next container")
 	configDir := flag.String("config", "", "attach to the networks in `DIR` (default: testdata/quickstart of the checkout)")
 	pluginDir := flag.String("plugins", "", "run the executables in `DIR` (default: what is built in, in process)")
+	first := flag.Int("first", -1, "measure the first packets of `N` new containers each (default: 50; with -plugins 0, as that takes minutes)")
 	flag.Parse()
-	os.Exit(run(options{configDir: *configDir, pluginDir: *pluginDir, verbose: *verbose}))
+	if *first < 0 {
+		*first = 50
+		if *pluginDir != "" {
+			*first = 0
+		}
+	}
+	os.Exit(run(options{configDir: *configDir, pluginDir: *pluginDir, verbose: *verbose, first: *first}))
 }
 
 // options are the program's flags.
 type options struct {
 	configDir, pluginDir string
 	verbose              bool
+	first                int // how many containers' first packets are measured
 }
 
 // run returns the code to exit with.
@@ -99,6 +107,9 @@ func story(ctx context.Context, out io.Writer, o options) error {
 	if err == nil {
 		printTable(out, calls, web, client)
 		err = proveTraffic(ctx, out, rt, web, client)
+	}
+	if err == nil && o.first > 0 {
+		err = measureFirstPackets(ctx, out, rt, o.first)
 	}
 	// Whatever happened: Remove may be called for what was never set up.
 	err = errors.Join(err, removeAll(ctx, out, rt, web, client))

@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -27,10 +28,10 @@ func TestQuickstart(t *testing.T) {
 	p := newProgram(t)
 
 	t.Run("as root", func(t *testing.T) {
-		checkRun(t, p.run(t, p.executables))
+		checkRun(t, p.run(t, p.executables), wantRun)
 	})
 	t.Run("as another user", func(t *testing.T) {
-		checkRun(t, p.run(t, func(cmd *exec.Cmd) { p.executables(cmd); asNobody(t, cmd) }))
+		checkRun(t, p.run(t, func(cmd *exec.Cmd) { p.executables(cmd); asNobody(t, cmd) }), wantRun)
 	})
 	t.Run("with the networks of a directory", func(t *testing.T) {
 		dir := t.TempDir()
@@ -99,12 +100,17 @@ func TestInProcess(t *testing.T) {
 		}
 		return
 	}
-	checkRun(t, p.run(t, nil))
-	checkRun(t, p.run(t, func(cmd *exec.Cmd) { asNobody(t, cmd) }))
+	measured := strings.Replace(wantRun, "detached web", wantFirstPackets+"detached web", 1)
+	got := p.run(t, nil)
+	checkRun(t, got, measured)
+	checkFirstPackets(t, got.stdout)
+	checkRun(t, p.run(t, func(cmd *exec.Cmd) { asNobody(t, cmd); cmd.Args = append(cmd.Args, "-first", "2") }), measured)
+	checkRun(t, p.run(t, func(cmd *exec.Cmd) { cmd.Args = append(cmd.Args, "-first", "0") }), wantRun)
 	t.Run("with no tools", func(t *testing.T) {
 		empty := t.TempDir()
 		got := p.run(t, func(cmd *exec.Cmd) {
 			cmd.Env = append(os.Environ(), "PATH="+empty)
+			cmd.Args = append(cmd.Args, "-first", "2")
 			hideSystemPrograms(t)
 		})
 		if got.code != 0 || got.stderr != "" || strings.Contains(got.stdout, "✗") ||
@@ -219,11 +225,45 @@ detached web in N ms
 detached client in N ms
 
 kept for the next container (-v lists it):
-2 addr, 9 dir, 17 file, 1 link, 39 nft, 2 route
+2 addr, 9 dir, N file, 1 link, 39 nft, 2 route
 left of the containers: nothing
 `
 
-func checkRun(t *testing.T, got outcome) {
+// wantFirstPackets is what it prints where it measures them.
+const wantFirstPackets = `FIRST PACKET, WITH ITS ANSWER NETWORK FAMILY MEDIAN SLOWEST
+container → container bridge-net IPv4 N ms N ms
+container → container bridge-net IPv6 N ms N ms
+container → host bridge-net IPv4 N ms N ms
+container → host bridge-net IPv6 N ms N ms
+host → container bridge-net IPv4 N ms N ms
+host → container bridge-net IPv6 N ms N ms
+container → container ptp-net IPv4 N ms N ms
+container → container ptp-net IPv6 N ms N ms
+container → host ptp-net IPv4 N ms N ms
+container → host ptp-net IPv6 N ms N ms
+host → container ptp-net IPv4 N ms N ms
+host → container ptp-net IPv6 N ms N ms
+of N new containers each, in N s
+
+`
+
+// checkFirstPackets looks at the medians. They are below 5 ms on a machine that
+// does nothing else; a packet that waits for something takes a second.
+func checkFirstPackets(t *testing.T, stdout string) {
+	t.Helper()
+	_, table, _ := strings.Cut(stdout, "FIRST PACKET")
+	medians := regexp.MustCompile(`IPv[46] +([\d.]+) ms`).FindAllStringSubmatch(table, -1)
+	if len(medians) != strings.Count(wantFirstPackets, "IPv") {
+		t.Errorf("%d medians in\n%s", len(medians), table)
+	}
+	for _, m := range medians {
+		if ms, err := strconv.ParseFloat(m[1], 64); err != nil || ms > 100 {
+			t.Errorf("a median of %s ms in\n%s", m[1], table)
+		}
+	}
+}
+
+func checkRun(t *testing.T, got outcome, want string) {
 	t.Helper()
 	if got.code != 0 || got.stderr != "" {
 		t.Errorf("exit code %d\n%s", got.code, got.stderr)
@@ -233,7 +273,7 @@ func checkRun(t *testing.T, got outcome) {
 			t.Errorf("%d columns: %s", n, line)
 		}
 	}
-	gotLines, wantLines := strings.Split(plain(got.stdout), "\n"), strings.Split(wantRun, "\n")
+	gotLines, wantLines := strings.Split(plain(got.stdout), "\n"), strings.Split(want, "\n")
 	for i := range max(len(gotLines), len(wantLines)) {
 		if at(gotLines, i) != at(wantLines, i) {
 			t.Fatalf("line %d: %q\nwant: %q\nall:\n%s", i+1, at(gotLines, i), at(wantLines, i), got.stdout)
@@ -248,13 +288,15 @@ func at(lines []string, i int) string {
 	return "(nothing)"
 }
 
-// plain takes from the output what differs: the width of columns, times and MAC
-// addresses.
+// plain takes from the output what differs: the width of columns, times, MAC
+// addresses, and how many files the library keeps for reuse.
 func plain(output string) string {
 	for _, r := range []struct{ expr, with string }{
 		{`(?m)^ +| +$`, ""},
 		{` +`, " "},
 		{`[\d.]+ ms`, "N ms"},
+		{`of \d+ new containers each, in [\d.]+ s`, "of N new containers each, in N s"},
+		{`\d+ file`, "N file"},
 		{`([0-9a-f]{2}:){5}[0-9a-f]{2}`, "MAC"},
 	} {
 		output = regexp.MustCompile(r.expr).ReplaceAllString(output, r.with)

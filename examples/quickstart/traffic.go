@@ -64,16 +64,12 @@ func proveTraffic(ctx context.Context, out io.Writer, rt *cni.Runtime, web, clie
 
 // prove sends and prints how it went.
 func (p probe) prove(ctx context.Context, out io.Writer) bool {
-	family := "IPv4"
-	if p.to.Addr().Is6() {
-		family = "IPv6"
-	}
 	took, err := p.echo(ctx)
-	mark, outcome := "✓", fmt.Sprintf("%8.2f ms", took.Seconds()*1000)
+	mark, outcome := "✓", "  "+precise(took)
 	if err != nil {
 		mark, outcome = "✗", err.Error()
 	}
-	fmt.Fprintf(out, "%s  %-15s  %-12s  %-3s  %s  %-22s  %s\n", mark, p.what, p.network, p.protocol, family, p.to, outcome)
+	fmt.Fprintf(out, "%s  %-15s  %-12s  %-3s  %s  %-22s  %s\n", mark, p.what, p.network, p.protocol, familyOf(p.to.Addr()), p.to, outcome)
 	return err == nil
 }
 
