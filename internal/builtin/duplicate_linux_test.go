@@ -24,18 +24,24 @@ type machine struct {
 }
 
 // lanTypes are the plugins that put a container on the LAN of its host, by an
-// interface lan0.
+// interface lan0. For bridge that is one that an administrator has made, with an
+// uplink.
 var lanTypes = map[string]string{
 	"macvlan":     `"type": "macvlan", "master": "lan0"`,
 	"host-device": `"type": "host-device", "device": "lan0"`,
+	"bridge":      `"type": "bridge", "bridge": "lan0"`,
 }
 
 func newMachine(t *testing.T, lan *plugintest.LAN, typ, ipam string) *machine {
 	t.Helper()
 	m := &machine{dir: t.TempDir()}
 	m.host, _ = plugintest.NetNS(t)
-	lan.Cable(t, m.host, "lan0")
-	plugintest.SetUp(t, m.host, "lan0")
+	if typ == "bridge" {
+		lan.Bridge(t, m.host, "lan0")
+	} else {
+		lan.Cable(t, m.host, "lan0")
+		plugintest.SetUp(t, m.host, "lan0")
+	}
 	m.Side = plugintest.Ours(m.host, builtin.New())
 	m.call = plugintest.Call{Type: typ, ID: "c1", IfName: "eth0"}
 	m.container, m.call.NetNS = plugintest.NetNS(t)
@@ -140,7 +146,7 @@ const carrierBound = 4 * time.Second
 // TestFault_F53_DetectionGoesOnWhereThereWasNoCarrier: whether somebody else has
 // an address is found when there is one, and the address is not used before.
 func TestFault_F53_DetectionGoesOnWhereThereWasNoCarrier(t *testing.T) {
-	for typ := range lanTypes {
+	for _, typ := range []string{"macvlan", "host-device"} {
 		t.Run(typ, func(t *testing.T) {
 			t.Parallel()
 			lan := plugintest.NewLAN(t)
@@ -170,6 +176,56 @@ func TestFault_F53_DetectionGoesOnWhereThereWasNoCarrier(t *testing.T) {
 				cancel()
 				if err != nil {
 					t.Fatalf("nobody has found it: %v", err)
+				}
+			}
+		})
+	}
+}
+
+// TestFault_F53_AGatewayThatAnotherMachineIsIsRefused: the host must not take the
+// address of its network's router.
+func TestFault_F53_AGatewayThatAnotherMachineIsIsRefused(t *testing.T) {
+	t.Parallel()
+	lan := plugintest.NewLAN(t)
+	m := newMachine(t, lan, "bridge", `{"type": "static", "addresses": [{"address": "fd00::2/64", "gateway": "fd00::99"}]}`)
+	m.call.Config = strings.Replace(m.call.Config, `"bridge": "lan0"`, `"bridge": "lan0", "isGateway": true`, 1)
+	host, container := plugintest.Audit(t, m.host), plugintest.Audit(t, m.container)
+	err := m.MustFail(t, "ADD", m.call)
+	if !strings.Contains(err.Error(), "fd00::99") || !strings.Contains(err.Error(), "another machine") {
+		t.Errorf("got %v", err)
+	}
+	plugintest.NoLeak(t, container, plugintest.Audit(t, m.container))
+	plugintest.NoLeak(t, host, plugintest.Audit(t, m.host))
+}
+
+// TestABridgeOfContainersAsksNobody: the detection takes 1 s at least, and none of
+// these has anybody else on it, or is to be asked about.
+func TestABridgeOfContainersAsksNobody(t *testing.T) {
+	for name, tt := range map[string]struct {
+		uplink bool
+		fields string
+	}{
+		"a new bridge":                {},
+		"a gateway":                   {fields: `, "isGateway": true`},
+		"an uplink, and it is not to": {uplink: true, fields: `, "enabledad": false`},
+		"the second container":        {fields: `, "isDefaultGateway": true`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lan, dir := plugintest.NewLAN(t), t.TempDir()
+			host, _ := plugintest.NetNS(t)
+			if tt.uplink {
+				lan.Bridge(t, host, "lan0")
+			}
+			side := plugintest.Ours(host, builtin.New())
+			for i := range 2 {
+				c := plugintest.Call{Type: "bridge", ID: []string{"c1", "c2"}[i], IfName: "eth0"}
+				_, c.NetNS = plugintest.NetNS(t)
+				c.Config = `{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge", "bridge": "lan0"` + tt.fields + `,
+					"ipam": {"type": "host-local", "dataDir": "` + dir + `", "subnet": "fd00::/64"}}`
+				begin := time.Now()
+				side.Must(t, "ADD", c)
+				if took := time.Since(begin); took > time.Second {
+					t.Errorf("ADD took %s", took)
 				}
 			}
 		})

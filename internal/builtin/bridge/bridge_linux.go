@@ -3,9 +3,11 @@
 //
 // It takes the configuration of the reference plugin, and returns what that one
 // would. What is different:
-//   - IPv6 addresses are usable when Add returns, and announced. There is no
-//     detection of duplicates, which costs 1 to 2 s, as the IPAM plugin gives an
-//     address to one container only; enabledad brings it back.
+//   - IPv6 addresses are usable when Add returns, and announced; that includes the
+//     link-local one of a bridge that is made here. There is no detection of
+//     duplicates, which costs 1 to 2 s, as the IPAM plugin gives an address to one
+//     container only, unless the bridge has a port that is no veth: others may be
+//     on its network, and a duplicate is an error. enabledad decides it otherwise.
 //   - A bridge that is made here has a MAC address of its own, which does not
 //     change as containers come and go.
 //   - The pair's ends have one queue for each direction, and cannot be given more;
@@ -48,8 +50,9 @@ import (
 // Plugin is the plugin "bridge". Whoever keeps one spares it waiting for packets
 // to many ports; see [Plugin.crowded].
 type Plugin struct {
-	mu    sync.Mutex
-	ports map[port]int // the number of the last one
+	mu      sync.Mutex
+	ports   map[port]int // the number of the last one
+	uplinks map[port]uplink
 }
 
 // New returns a plugin that knows nothing yet.
@@ -120,6 +123,9 @@ type attachment struct {
 	host   *links.Conn
 	plugin *Plugin
 	bridge links.Link
+	made   bool       // the bridge, by this attachment
+	lan    bool       // others than containers may have its addresses
+	detect bool       // duplicates of the container's IPv6 addresses are looked for
 	aside  bool       // addresses are announced beside what is done yet
 	pair   links.Pair // made if the index is not 0
 	leased bool       // there are addresses to give back
@@ -166,6 +172,9 @@ func (a *attachment) configure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := a.decideDetection(); err != nil {
+		return err
+	}
 	if a.MACSpoofChk { // before it can send
 		if err := newSpoofCheck(a.r).add(ctx, a.pair.Host.Name, a.pair.Container.MAC); err != nil {
 			return err
@@ -204,7 +213,7 @@ func (a *attachment) announce(ctx context.Context) error {
 
 // connect makes what needs no address: the bridge and the pair.
 func (a *attachment) connect() (err error) {
-	if a.bridge, err = a.ensureBridge(a.host, a.r.Host); err != nil {
+	if a.bridge, a.made, err = a.ensureBridge(a.host, a.r.Host); err != nil {
 		return err
 	}
 	a.pair, err = a.host.Connect(a.r.Container, links.Veth{
@@ -249,17 +258,20 @@ func (a *attachment) configureContainer(ctx context.Context) error {
 // itself, and that addresses are announced. A container that gets no IPv6
 // address keeps the namespace's, which costs nothing.
 func (a *attachment) detection() []links.Sysctl {
-	if !a.EnableDAD && !ipam.HasIPv6(a.result) {
+	if !a.detect && !ipam.HasIPv6(a.result) {
 		return nil
 	}
 	v6 := "net/ipv6/conf/" + a.r.IfName
 	all := []links.Sysctl{ipam.Announced(a.r.IfName)}
-	if a.EnableDAD {
-		return append(all,
-			links.Sysctl{Path: v6 + "/enhanced_dad", Value: "1", Optional: true},
-			links.Sysctl{Path: v6 + "/accept_dad", Value: "1", Optional: true})
+	switch {
+	case !a.detect:
+		return append(all, links.Sysctl{Path: v6 + "/accept_dad", Value: "0", Optional: true})
+	case a.EnableDAD == nil: // as the interface has it
+		return all
 	}
-	return append(all, links.Sysctl{Path: v6 + "/accept_dad", Value: "0", Optional: true})
+	return append(all,
+		links.Sysctl{Path: v6 + "/enhanced_dad", Value: "1", Optional: true},
+		links.Sysctl{Path: v6 + "/accept_dad", Value: "1", Optional: true})
 }
 
 // makeGateway gives the bridge, or its interface in the VLAN, the addresses of
@@ -296,7 +308,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	a.pair.Host.OperState = end.OperState
 	a.plugin.remember(port{a.r.Host.ID(), a.bridge.Index}, end.Port)
 	br.Mac = bridge.MAC.String()
-	added, err := a.ensureAddresses(a.host, on, *have, addrs)
+	added, err := a.ensureAddresses(a.host, on, *have, addrs, a.lan)
 	if err != nil {
 		return err
 	}
@@ -310,7 +322,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 			}
 		}
 	}
-	return ipam.Await(ctx, a.host, on.Index, added)
+	return a.awaitGateways(ctx, on, added)
 }
 
 // knownAs asks which neighbour the host takes the container's addresses for.
@@ -337,15 +349,21 @@ func (a *attachment) correct(index int, known map[netip.Addr]*links.Neighbour) e
 
 // settle waits until packets pass.
 func (a *attachment) settle(ctx context.Context, addrs []netip.Prefix) error {
-	if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
-		if err := ipam.Settle(ctx, a.container, a.pair.Container.Index); err != nil {
-			return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
-		}
+	var err error
+	switch {
+	case !slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() }):
+	case a.detect:
+		err = ipam.Detect(ctx, a.r.Container, a.container, a.pair.Container.Index, a.result, carrierTime)
+	default:
+		err = ipam.Settle(ctx, a.container, a.pair.Container.Index)
+	}
+	if err != nil {
+		return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
 	}
 	if a.DisableContainerInterface || a.pair.Host.Running() {
 		return nil
 	}
-	_, err := veth.AwaitRunning(ctx, a.host, a.pair.Host.Index)
+	_, err = veth.AwaitRunning(ctx, a.host, a.pair.Host.Index)
 	return err
 }
 

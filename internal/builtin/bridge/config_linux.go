@@ -27,7 +27,7 @@ type config struct {
 	VLANTrunk           []vlanRange `json:"vlanTrunk"`
 	PreserveDefaultVLAN bool        `json:"preserveDefaultVlan"`
 	MACSpoofChk         bool        `json:"macspoofchk"`
-	EnableDAD           bool        `json:"enabledad"`
+	EnableDAD           *bool       `json:"enabledad"` // nil: see decideDetection
 	// DisableContainerInterface leaves the container's end down.
 	DisableContainerInterface bool `json:"disableContainerInterface"`
 	PortIsolation             bool `json:"portIsolation"`

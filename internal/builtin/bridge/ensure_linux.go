@@ -18,46 +18,51 @@ func noRA(name string) links.Sysctl {
 
 // ensureBridge returns the bridge, which it makes if there is none, up and as
 // the configuration wants it. Many attachments may do this at once.
-func (c *config) ensureBridge(conn *links.Conn, host *netns.Handle) (links.Link, error) {
-	br, err := conn.Link(c.Bridge)
+func (c *config) ensureBridge(conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
+	br, err = conn.Link(c.Bridge)
 	if links.NotFound(err) {
-		br, err = c.createBridge(conn, host)
+		br, made, err = c.createBridge(conn, host)
 	}
-	if err != nil {
-		return links.Link{}, err
+	if err == nil {
+		err = c.prepareBridge(conn, host, br)
 	}
+	return br, made, err
+}
+
+// prepareBridge sets the bridge up, if it is one that fits the configuration.
+func (c *config) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Link) error {
 	if br.Kind != "bridge" {
-		return links.Link{}, invalid(`"bridge": interface %q exists and is not a bridge, but %q`, c.Bridge, br.Kind)
+		return invalid(`"bridge": interface %q exists and is not a bridge, but %q`, c.Bridge, br.Kind)
 	}
 	if c.filtersVLANs() && !br.VLANFiltering {
-		return links.Link{}, invalid(`"vlan", "vlanTrunk": bridge %q does not keep VLANs apart: `+
+		return invalid(`"vlan", "vlanTrunk": bridge %q does not keep VLANs apart: `+
 			`set its vlan_filtering to 1; if it cannot be set, this kernel was built without BRIDGE_VLAN_FILTERING`, c.Bridge)
 	}
 	if !br.Up() || c.PromiscMode && !br.Promiscuous {
 		if err := conn.Change(br.Index, links.Change{Up: true, Promiscuous: c.PromiscMode}); err != nil {
-			return links.Link{}, fmt.Errorf("set bridge %q up: %w", c.Bridge, err)
+			return fmt.Errorf("set bridge %q up: %w", c.Bridge, err)
 		}
 	}
 	if ra := noRA(c.Bridge); !br.Has(ra) {
 		if err := links.WriteSysctls(host, ra); err != nil {
-			return links.Link{}, err
+			return err
 		}
 	}
-	return br, nil
+	return nil
 }
 
 // createBridge makes the bridge, down, with its link-local address, so that the
 // host can forward to it as soon as there is a container.
-func (c *config) createBridge(conn *links.Conn, host *netns.Handle) (links.Link, error) {
-	br, err := conn.CreateBridge(links.NewBridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: c.filtersVLANs()})
+func (c *config) createBridge(conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
+	br, err = conn.CreateBridge(links.NewBridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: c.filtersVLANs()})
 	if errors.Is(err, unix.EEXIST) { // another attachment was faster
-		return conn.Link(c.Bridge)
+		br, err = conn.Link(c.Bridge)
+		return br, false, err
 	}
-	if err != nil {
-		return links.Link{}, err
+	if err == nil {
+		_, err = conn.LinkLocal(host, br)
 	}
-	_, err = conn.LinkLocal(host, br)
-	return br, err
+	return br, err == nil, err
 }
 
 // setPort configures the host's end, which is on the bridge. The container's is

@@ -67,8 +67,13 @@ func addDefault(result *types100.Result, v4 bool, gateway net.IP) {
 // ensureAddresses gives the bridge the addresses of gateways that it lacks. It
 // has one IPv4 address, and IPv6 addresses of subnets that do not overlap;
 // another one is an error, or goes away if the configuration forces it. Many
-// attachments may do this at once. It returns what it added.
-func (c *config) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix) (added []netip.Prefix, err error) {
+// attachments may do this at once. It returns what it added, about which others
+// are asked if they may have it.
+func (c *config) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
+	var flags links.AddressFlag
+	if detect {
+		flags = links.Detect
+	}
 	for _, want := range wanted {
 		present, others := conflicts(have, want)
 		if present {
@@ -83,7 +88,7 @@ func (c *config) ensureAddresses(conn *links.Conn, br links.Link, have []links.A
 				return nil, err
 			}
 		}
-		if err := conn.AddAddress(br.Index, want, 0); err != nil && !errors.Is(err, unix.EEXIST) {
+		if err := conn.AddAddress(br.Index, want, flags); err != nil && !errors.Is(err, unix.EEXIST) {
 			return nil, fmt.Errorf("interface %q: %w", br.Name, err)
 		}
 		have = append(have, links.Address{Prefix: want})

@@ -54,6 +54,38 @@ func (l *LAN) Cable(t testing.TB, host *netns.Handle, name string) {
 	SetUp(t, l.Machine, port)
 }
 
+// Bridge gives a host a bridge whose uplink is on the LAN, as far as IPv6 is
+// concerned: a tunnel to the LAN's own bridge. A cable would look like that of a
+// container.
+func (l *LAN) Bridge(t testing.TB, host *netns.Handle, name string) {
+	t.Helper()
+	cable := name + "-cable"
+	l.Cable(t, host, cable)
+	SetUp(t, host, cable)
+	machine, own := net.IPv4(10, 1, 0, 99), net.IPv4(10, 1, 0, byte(100+l.cables))
+	AddAddress(t, host, cable, own.String()+"/24")
+	tunnel := func(ns *netns.Handle, name, master string, remote net.IP) {
+		Inside(t, ns, func(nl *netlink.Handle) error {
+			br, err := nl.LinkByName(master)
+			if err != nil {
+				return err
+			}
+			a := netlink.NewLinkAttrs()
+			a.Name, a.MasterIndex = name, br.Attrs().Index
+			return nl.LinkAdd(&netlink.Vxlan{LinkAttrs: a, VxlanId: l.cables, Group: remote, Port: 4789, Learning: true})
+		})
+		SetUp(t, ns, name)
+	}
+	Inside(t, host, func(nl *netlink.Handle) error {
+		a := netlink.NewLinkAttrs()
+		a.Name = name
+		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
+	})
+	SetUp(t, host, name)
+	tunnel(host, name+"-up", name, machine)
+	tunnel(l.Machine, fmt.Sprint("tunnel", l.cables), "switch", own)
+}
+
 // AddAddress adds an address to an interface; an IPv6 address without detection
 // of duplicates.
 func AddAddress(t testing.TB, ns *netns.Handle, name, address string) {
