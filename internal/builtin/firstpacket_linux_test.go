@@ -1,6 +1,7 @@
 package builtin_test
 
 import (
+	"context"
 	"net"
 	"net/netip"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -127,9 +129,9 @@ func TestFault_F55_TheFirstPacketPasses(t *testing.T) {
 	}
 }
 
-// TestFault_F55_NoAddressIsTentative when ADD returns, whichever link-local
-// addresses the administrator has chosen; and the kernel adds no second one.
-func TestFault_F55_NoAddressIsTentative(t *testing.T) {
+// TestFault_F55_NobodyIsAskedAboutLinkLocalAddresses, whichever of them the
+// administrator has chosen; and the kernel adds no second one.
+func TestFault_F55_NobodyIsAskedAboutLinkLocalAddresses(t *testing.T) {
 	for name, set := range map[string][]string{
 		"of the MAC address": nil,
 		"random":             {"addr_gen_mode=3"},
@@ -153,39 +155,72 @@ func TestFault_F55_NoAddressIsTentative(t *testing.T) {
 }
 
 // wantLinkLocals looks at the network's interfaces in a namespace: each has one
-// link-local address, which is its MAC address's or not. Ports of a bridge have
-// no need of one.
+// link-local address, which is its MAC address's or not, and which nobody is asked
+// about. Ports of a bridge have no need of one.
 func wantLinkLocals(t *testing.T, ns *netns.Handle, ofMAC bool) {
 	t.Helper()
+	watch, err := links.WatchAddresses(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Close()
 	plugintest.Inside(t, ns, func(nl *netlink.Handle) error {
 		all, err := nl.LinkList()
-		if err != nil {
-			return err
-		}
 		for _, l := range all {
-			a := l.Attrs()
-			if a.Name == "lo" || a.Name == "lan0" || a.MasterIndex != 0 {
-				continue
-			}
-			addrs, err := nl.AddrList(l, netlink.FAMILY_V6)
-			if err != nil {
-				return err
-			}
-			var own []string
-			for _, addr := range addrs {
-				if addr.Flags&unix.IFA_F_TENTATIVE != 0 {
-					t.Errorf("%s: %s is tentative", a.Name, addr.IPNet)
-				}
-				if addr.IP.IsLinkLocalUnicast() {
-					own = append(own, addr.IPNet.String())
-				}
-			}
-			if len(own) != 1 || (own[0] == linkLocalOf(a.HardwareAddr)) != ofMAC {
-				t.Errorf("%s with the MAC address %s has the link-local addresses %q", a.Name, a.HardwareAddr, own)
+			if name := l.Attrs().Name; name != "lo" && name != "lan0" && l.Attrs().MasterIndex == 0 {
+				wantLinkLocal(t, ns, nl, watch, l, ofMAC)
 			}
 		}
-		return nil
+		return err
 	})
+}
+
+func wantLinkLocal(t *testing.T, ns *netns.Handle, nl *netlink.Handle, watch *links.Watch, l netlink.Link, ofMAC bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for {
+		addrs, err := nl.AddrList(l, netlink.FAMILY_V6)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var own []netlink.Addr
+		for _, a := range addrs {
+			if a.IP.IsLinkLocalUnicast() {
+				own = append(own, a)
+			} else if a.Flags&unix.IFA_F_TENTATIVE != 0 {
+				t.Errorf("%s: %s is tentative", l.Attrs().Name, a.IPNet)
+			}
+		}
+		if len(own) == 0 { // where it is the kernel's, it comes when it likes
+			if err := watch.Wait(ctx); err != nil {
+				t.Errorf("%s has no link-local address: %v", l.Attrs().Name, err)
+				return
+			}
+			continue
+		}
+		if len(own) > 1 || (own[0].IPNet.String() == linkLocalOf(l.Attrs().HardwareAddr)) != ofMAC {
+			t.Errorf("%s with the MAC address %s has the link-local addresses %v", l.Attrs().Name, l.Attrs().HardwareAddr, own)
+		}
+		if own[0].Flags&unix.IFA_F_NODAD == 0 && setting(t, ns, l.Attrs().Name, "accept_dad") != "0" {
+			t.Errorf("%s: the kernel asks others about %s", l.Attrs().Name, own[0].IPNet)
+		}
+		return
+	}
+}
+
+// setting is one of an interface's.
+func setting(t *testing.T, ns *netns.Handle, ifName, name string) string {
+	t.Helper()
+	var value []byte
+	err := ns.Do(func() (err error) {
+		value, err = os.ReadFile("/proc/sys/net/ipv6/conf/" + ifName + "/" + name)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(value))
 }
 
 // linkLocalOf is the address that the kernel makes of a MAC address.

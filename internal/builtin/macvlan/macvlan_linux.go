@@ -98,9 +98,8 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 		if sysctls, err = ipam.Sysctls(r.IfName, result); err != nil {
 			return nil, err
 		}
-		if ipam.HasIPv6(result) {
-			sysctls = append(sysctls, ipam.Announced(r.IfName))
-		}
+		// Routers may give it IPv6 addresses where the IPAM plugin gives it none.
+		sysctls = append(sysctls, ipam.Announced(r.IfName))
 	}
 	conn, err := links.Dial(r.Container, sysctls...)
 	if err != nil {
