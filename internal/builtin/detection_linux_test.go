@@ -1,0 +1,145 @@
+package builtin_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/links"
+)
+
+// taken99 asks for the address that the LAN's own machine has.
+const taken99 = `{"type": "static", "addresses": [{"address": "fd00::99/64"}]}`
+
+// wantNothingLeft runs an ADD, which must fail, and looks for what is left of it.
+func (m *machine) wantNothingLeft(t *testing.T, add func() error, want string) {
+	t.Helper()
+	host, container := plugintest.Audit(t, m.host), plugintest.Audit(t, m.container, m.dir)
+	if err := add(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	plugintest.NoLeak(t, container, plugintest.Audit(t, m.container, m.dir))
+	plugintest.NoLeak(t, host, plugintest.Audit(t, m.host))
+}
+
+// whenThere calls fn as soon as the container has its interface.
+func (m *machine) whenThere(t *testing.T, fn func()) (done chan struct{}) {
+	t.Helper()
+	watch, err := links.WatchAddresses(m.container)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := links.Dial(m.container)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done = make(chan struct{})
+	go func() {
+		defer close(done)
+		defer watch.Close()
+		defer conn.Close()
+		for {
+			if l, err := conn.Link(m.call.IfName); err == nil && l.Up() {
+				fn()
+				return
+			}
+			if err := watch.Wait(t.Context()); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	return done
+}
+
+// TestFault_F53_ACarrierThatComesLateIsWaitedFor: hardware that was down agrees on
+// a speed first, and nobody can be asked before.
+func TestFault_F53_ACarrierThatComesLateIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	lan := plugintest.NewLAN(t)
+	m := newMachine(t, lan, "host-device", taken99)
+	setDown := func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) }
+	plugintest.Change(t, m.host, "lan0", setDown)
+	plugintest.Change(t, lan.Machine, "port1", setDown)
+	m.wantNothingLeft(t, func() error {
+		plugged := m.whenThere(t, func() { plugintest.SetUp(t, lan.Machine, "port1") })
+		_, err := m.Run(t.Context(), "ADD", m.call)
+		<-plugged
+		plugintest.Change(t, lan.Machine, "port1", setDown) // as it was
+		return err
+	}, "fd00::99/64 belongs to another machine")
+}
+
+// TestFault_F53_ACallThatIsCancelledLeavesNothing, also while others are asked.
+func TestFault_F53_ACallThatIsCancelledLeavesNothing(t *testing.T) {
+	for typ := range lanTypes {
+		t.Run(typ, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t, plugintest.NewLAN(t), typ, `{"type": "static", "addresses": [{"address": "fd00::2/64"}]}`)
+			m.wantNothingLeft(t, func() error {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				done := m.whenThere(t, func() { cancel(errors.New("the container is not wanted any more")) })
+				_, err := m.Run(ctx, "ADD", m.call)
+				<-done
+				return err
+			}, "not wanted any more")
+		})
+	}
+}
+
+// TestFault_F53_AMACAddressThatAnotherMachineHasIsRefused: its link-local address
+// is that machine's, too.
+func TestFault_F53_AMACAddressThatAnotherMachineHasIsRefused(t *testing.T) {
+	t.Parallel()
+	lan := plugintest.NewLAN(t)
+	first := newMachine(t, lan, "host-device", `{"type": "static", "addresses": [{"address": "fd00::2/64"}]}`)
+	second := newMachine(t, lan, "host-device", `{"type": "static", "addresses": [{"address": "fd00::3/64"}]}`)
+	for _, m := range []*machine{first, second} {
+		plugintest.Change(t, m.host, "lan0", func(nl *netlink.Handle, l netlink.Link) error {
+			return errors.Join(nl.LinkSetDown(l), nl.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 0x77}))
+		})
+	}
+	first.Must(t, "ADD", first.call)
+	second.wantNothingLeft(t, func() error { return second.MustFail(t, "ADD", second.call) }, "link-local address fe80::ff:fe00:77/64")
+}
+
+// TestFault_F53_TheAdministratorSaysHowDuplicatesAreLookedFor: ADD waits for as
+// long as that takes, which is nothing where they are not looked for.
+func TestFault_F53_TheAdministratorSaysHowDuplicatesAreLookedFor(t *testing.T) {
+	for name, tt := range map[string]struct {
+		set         string
+		least, most time.Duration
+	}{
+		"off":                      {"accept_dad=0", 0, time.Second},
+		"longer than 5 s":          {"dad_transmits=6", 6 * time.Second, time.Minute},
+		"without a solicitation":   {"dad_transmits=0", 0, time.Minute}, // the kernel's delay is left
+		"used before it has ended": {"optimistic_dad=1", time.Second, time.Minute},
+	} {
+		for _, typ := range []string{"macvlan", "host-device"} {
+			t.Run(name+"/"+typ, func(t *testing.T) {
+				t.Parallel()
+				m := newMachine(t, plugintest.NewLAN(t), typ, `{"type": "static", "addresses": [{"address": "fd00::2/64"}]}`)
+				configureDefaults(t, m.host, []string{tt.set})
+				configureDefaults(t, m.container, []string{tt.set})
+				begin := time.Now()
+				m.call.Prev = m.Must(t, "ADD", m.call)
+				if took := time.Since(begin); took < tt.least || took > tt.most {
+					t.Errorf("ADD took %s, want %s to %s", took, tt.least, tt.most)
+				}
+				for _, a := range m.addresses(t) {
+					if a.Tentative && !a.Addr().IsLinkLocalUnicast() {
+						t.Errorf("address %s cannot be used when ADD returns", a.Prefix)
+					}
+				}
+				m.Must(t, "CHECK", m.call)
+			})
+		}
+	}
+}
