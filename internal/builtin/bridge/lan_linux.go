@@ -28,20 +28,26 @@ type uplink struct {
 // uplink. The configuration may forbid that, or ask for it, which is about the
 // container's addresses alone, on every bridge (enabledad).
 func (a *attachment) decideDetection() (err error) {
+	b := port{a.r.Host.ID(), a.bridge.Index}
+	if a.made {
+		a.plugin.rememberUplink(b, uplink{false, time.Now()})
+	}
 	asked := a.EnableDAD != nil && *a.EnableDAD
 	if (asked || a.EnableDAD == nil) && !a.made && ipam.HasIPv6(a.result) {
-		a.lan, err = a.plugin.hasUplink(a.host, port{a.r.Host.ID(), a.bridge.Index})
+		a.lan, err = a.plugin.hasUplink(a.host, b, a.IsGateway)
 	}
 	a.detect = asked || a.lan
 	return err
 }
 
-// hasUplink reports whether a bridge has one, or had within uplinkTime.
-func (p *Plugin) hasUplink(host *links.Conn, b port) (bool, error) {
+// hasUplink reports whether a bridge has one, or had within uplinkTime. A bridge
+// that routes for its containers, and had none, is not looked at again: it is a
+// network of the host's own, which may have a thousand containers.
+func (p *Plugin) hasUplink(host *links.Conn, b port, routes bool) (bool, error) {
 	p.mu.Lock()
 	known, ok := p.uplinks[b]
 	p.mu.Unlock()
-	if ok && time.Since(known.at) < uplinkTime {
+	if ok && (routes && !known.has || time.Since(known.at) < uplinkTime) {
 		return known.has, nil
 	}
 	at := time.Now()
@@ -49,13 +55,17 @@ func (p *Plugin) hasUplink(host *links.Conn, b port) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	p.rememberUplink(b, uplink{has, at})
+	return has, nil
+}
+
+func (p *Plugin) rememberUplink(b port, u uplink) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.uplinks == nil || len(p.uplinks) > mostBridges {
 		p.uplinks = make(map[port]uplink)
 	}
-	p.uplinks[b] = uplink{has, at}
-	return has, nil
+	p.uplinks[b] = u
 }
 
 // carrierTime is how long the kernel may take to notice that a pair's ends, or a
