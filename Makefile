@@ -3,14 +3,21 @@
 
 GO         ?= go
 PACKAGES   ?= ./...
-STATIC     := $(GO) tool -modfile=internal/lint/go.mod staticcheck
 SYSTEMS    := linux windows darwin freebsd
+# The root's go.mod holds what an importer links, and no more; these hold the
+# rest. The last two have requirements alone, and no packages.
+MODULES    ?= . internal/oracle bench
+REQUIRING  := internal/refplugins/mains internal/lint
+STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s
 
 .PHONY: test deps lint fuzz faults bench quickstart
 
 test: deps lint
-	$(GO) test -race -timeout 20m $(PACKAGES)
+	@for module in $(MODULES); do \
+		echo "go test in $$module"; \
+		(cd $$module && $(GO) test -race -timeout 20m $(PACKAGES)) || exit 1; \
+	done
 
 # What the tests need of the system: a C compiler for the race detector, and
 # the tools that the reference plugins call. On Debian they are installed when
@@ -31,17 +38,28 @@ deps:
 lint:
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
 	[ -z "$$unformatted" ] || { echo "gofmt would change:" $$unformatted >&2; exit 1; }
-	@for os in $(SYSTEMS); do echo "go vet for $$os"; GOOS=$$os $(GO) vet ./... || exit 1; done
-	$(GO) mod tidy -diff
-	$(STATIC) ./...
+	@for module in $(MODULES) $(REQUIRING); do \
+		echo "go mod tidy in $$module"; \
+		(cd $$module && $(GO) mod tidy -diff) || exit 1; \
+	done
+	@for module in $(MODULES); do \
+		for os in $(SYSTEMS); do \
+			echo "go vet in $$module for $$os"; \
+			(cd $$module && GOOS=$$os $(GO) vet ./...) || exit 1; \
+		done; \
+		echo "staticcheck in $$module"; \
+		(cd $$module && $(STATIC) ./...) || exit 1; \
+	done
 
 # Each fuzz test for FUZZTIME; make test runs them over their seeds only.
 fuzz: deps
-	@for pkg in $$($(GO) list ./...); do \
-		for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
-			echo "$$pkg $$target"; \
-			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
-		done; \
+	@for module in $(MODULES); do (cd $$module && \
+		for pkg in $$($(GO) list ./...); do \
+			for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
+				echo "$$pkg $$target"; \
+				$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
+			done; \
+		done) || exit 1; \
 	done
 
 # What is broken in make test a few times, broken often: the scorecard,
@@ -69,8 +87,8 @@ BENCH_SEED     ?= 0
 BENCH_ONLY     ?=
 BENCH_DIR      ?=
 bench: deps
-	$(GO) run ./bench $(if $(BENCH_QUICK),-quick) -rounds $(BENCH_ROUNDS) -budget $(BENCH_BUDGET) \
-		-peer-max $(BENCH_PEER_MAX) -seed $(BENCH_SEED) -only "$(BENCH_ONLY)" -dir "$(BENCH_DIR)" -readme README.md
+	cd bench && $(GO) run . $(if $(BENCH_QUICK),-quick) -rounds $(BENCH_ROUNDS) -budget $(BENCH_BUDGET) \
+		-peer-max $(BENCH_PEER_MAX) -seed $(BENCH_SEED) -only "$(BENCH_ONLY)" -dir "$(abspath $(BENCH_DIR))" -readme ../README.md
 
 quickstart:
 	$(GO) run ./examples/quickstart

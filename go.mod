@@ -20,11 +20,8 @@ require (
 	github.com/coreos/go-iptables v0.8.0 // indirect
 	github.com/go-logr/logr v1.4.3 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
-	github.com/godbus/dbus/v5 v5.1.0 // indirect
 	github.com/google/go-cmp v0.7.0 // indirect
-	github.com/mattn/go-shellwords v1.0.12 // indirect
 	github.com/mdlayher/socket v0.5.1 // indirect
-	github.com/networkplumbing/go-nft v0.4.0 // indirect
 	github.com/petermattis/goid v0.0.0-20240813172612-4fcff4a6cae7 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
 	github.com/safchain/ethtool v0.6.2 // indirect
@@ -32,20 +29,4 @@ require (
 	golang.org/x/net v0.43.0 // indirect
 	golang.org/x/sync v0.16.0 // indirect
 	sigs.k8s.io/knftables v0.0.18 // indirect
-)
-
-tool (
-	github.com/containernetworking/plugins/plugins/ipam/host-local
-	github.com/containernetworking/plugins/plugins/ipam/static
-	github.com/containernetworking/plugins/plugins/main/bridge
-	github.com/containernetworking/plugins/plugins/main/host-device
-	github.com/containernetworking/plugins/plugins/main/ipvlan
-	github.com/containernetworking/plugins/plugins/main/loopback
-	github.com/containernetworking/plugins/plugins/main/macvlan
-	github.com/containernetworking/plugins/plugins/main/ptp
-	github.com/containernetworking/plugins/plugins/main/vlan
-	github.com/containernetworking/plugins/plugins/meta/bandwidth
-	github.com/containernetworking/plugins/plugins/meta/firewall
-	github.com/containernetworking/plugins/plugins/meta/portmap
-	github.com/containernetworking/plugins/plugins/meta/tuning
 )

@@ -5,7 +5,7 @@
 //
 //	make bench
 //	make bench BENCH_QUICK=1
-//	go run ./bench -only nat -rounds 50
+//	cd bench && go run . -only nat -rounds 50
 //
 // All contenders do the same work in the same run, in turns, so that what
 // else the machine does disturbs them alike. Each is a process of its own in a

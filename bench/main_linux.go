@@ -34,7 +34,7 @@ type options struct {
 
 func parseFlags() options {
 	var o options
-	flag.StringVar(&o.out, "out", "bench/results", "write results.json, results.md and cost.svg into `DIR`")
+	flag.StringVar(&o.out, "out", "results", "write results.json, results.md and cost.svg into `DIR`")
 	flag.StringVar(&o.readme, "readme", "", "write the summary between the marks of this `FILE` too")
 	flag.StringVar(&o.dir, "dir", "", "keep the containers' state in a directory below `DIR` (default: that of temporary files)")
 	flag.BoolVar(&o.quick, "quick", false, "take some three minutes, and fewer rounds")

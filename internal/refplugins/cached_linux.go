@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -25,7 +24,7 @@ var errNoGo = errors.New("there is no go command in PATH: " +
 
 // cached returns the directory in the user's cache, filling it if need be.
 func cached(ctx context.Context, progress io.Writer) (string, error) {
-	version, err := requiredVersion(ctx)
+	dir, version, err := required(ctx)
 	if errors.Is(err, errNoGo) {
 		return withoutGo(err)
 	}
@@ -36,25 +35,25 @@ func cached(ctx context.Context, progress io.Writer) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("no cache directory, set HOME or XDG_CACHE_HOME: %w", err)
 	}
-	dir := filepath.Join(cache, "embedcni", "plugins", key(version))
-	if isComplete(dir) {
-		return dir, nil
+	filled := filepath.Join(cache, "embedcni", "plugins", key(version))
+	if isComplete(filled) {
+		return filled, nil
 	}
 	if _, err := exec.LookPath("go"); err != nil {
 		return withoutGo(fmt.Errorf("%w: %w", errNoGo, err))
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(filled, 0o755); err != nil {
 		return "", err
 	}
-	unlock, err := lock(ctx, dir)
+	unlock, err := lock(ctx, filled)
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
-	if isComplete(dir) { // by the one that had the lock
-		return dir, nil
+	if isComplete(filled) { // by the one that had the lock
+		return filled, nil
 	}
-	return dir, build(ctx, dir, version, progress)
+	return filled, build(ctx, dir, filled, version, progress)
 }
 
 // withoutGo is where the plugins are when none can be built.
@@ -85,26 +84,27 @@ func isComplete(dir string) bool {
 	return err == nil && len(missingIn(dir)) == 0
 }
 
-// requiredVersion returns the version of the plugins that is required by the
-// running program or, if that links none of them, by the module around the
-// working directory.
-func requiredVersion(ctx context.Context) (string, error) {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, dep := range info.Deps {
-			if dep.Path == module && dep.Replace == nil {
-				return dep.Version, nil
-			}
-		}
-	}
-	out, err := goCommand(ctx, "list", "-m", "-f",
-		"{{.Version}}{{with .Replace}} replaced {{.Path}} {{.Version}}{{end}}", module)
+// required returns the folder of the module that requires the plugins, and the
+// version of them that it requires.
+func required(ctx context.Context) (dir, version string, err error) {
+	root, err := goCommand(ctx, "", "list", "-m", "-f", "{{.Dir}}", checkout)
 	switch {
 	case errors.Is(err, errNoGo): // says what to do
-		return "", err
+		return "", "", err
 	case err != nil:
-		return "", fmt.Errorf("%w; run from a checkout of the module", err)
+		return "", "", fmt.Errorf("%w; run from a checkout of the module", err)
 	}
-	return parseVersion(out)
+	dir = filepath.Join(strings.TrimSuffix(root, "\n"), mains)
+	if _, err := os.Stat(dir); err != nil { // what is published leaves it out
+		return "", "", fmt.Errorf("%w; run from a checkout of the module", err)
+	}
+	out, err := goCommand(ctx, dir, "list", "-m", "-f",
+		"{{.Version}}{{with .Replace}} replaced {{.Path}} {{.Version}}{{end}}", module)
+	if err != nil {
+		return "", "", err
+	}
+	version, err = parseVersion(out)
+	return dir, version, err
 }
 
 // parseVersion reads what go list was asked for:
@@ -153,8 +153,8 @@ func lock(ctx context.Context, dir string) (unlock func(), err error) {
 	}
 }
 
-// build fills dir with the plugins.
-func build(ctx context.Context, dir, version string, progress io.Writer) (err error) {
+// build fills dir with the plugins that the module in from requires.
+func build(ctx context.Context, from, dir, version string, progress io.Writer) (err error) {
 	say := func(format string, args ...any) {
 		// Whoever does not listen gets plugins nevertheless.
 		_, _ = fmt.Fprintf(progress, format, args...)
@@ -170,7 +170,7 @@ func build(ctx context.Context, dir, version string, progress io.Writer) (err er
 	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
 
 	args := append([]string{"build", "-trimpath", "-o", tmp + string(filepath.Separator)}, packages()...)
-	if _, err := goCommand(ctx, args...); err != nil {
+	if _, err := goCommand(ctx, from, args...); err != nil {
 		return err
 	}
 	for _, name := range Names() {
@@ -185,13 +185,15 @@ func build(ctx context.Context, dir, version string, progress io.Writer) (err er
 	return nil
 }
 
-// goCommand runs the go command and returns its output.
-func goCommand(ctx context.Context, args ...string) (string, error) {
+// goCommand runs the go command in a directory, if not in this one, and returns
+// its output.
+func goCommand(ctx context.Context, dir string, args ...string) (string, error) {
 	path, err := exec.LookPath("go")
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", errNoGo, err)
 	}
 	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Dir = dir
 	cmd.Env = append(os.Environ(),
 		"CGO_ENABLED=0",
 		"GOOS="+runtime.GOOS,

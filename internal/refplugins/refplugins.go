@@ -1,6 +1,6 @@
 // Package refplugins has the reference CNI plugins at hand for tests, examples
-// and benchmarks. It builds them from the version that this module's go.mod
-// requires, once per version, into the user's cache.
+// and benchmarks. It builds them as the go.mod of the mains folder requires them,
+// once per version, into the user's cache.
 package refplugins
 
 import (
@@ -21,8 +21,16 @@ var ErrNotSupported = fmt.Errorf("the reference CNI plugins need Linux: %w", err
 // network.
 const dirVariable = "EMBEDCNI_TEST_PLUGINS"
 
-// module is what holds the plugins.
+// module holds the plugins.
 const module = "github.com/containernetworking/plugins"
+
+// checkout is the module whose checkout holds mains, the folder with the go.mod
+// that says which plugins are built. That is a module of its own, so that what
+// the plugins link stays out of the module graphs of this library's importers.
+const (
+	checkout = "github.com/embedcni/cni"
+	mains    = "internal/refplugins/mains"
+)
 
 // Names returns the names of the plugins, sorted.
 func Names() []string {
@@ -32,8 +40,8 @@ func Names() []string {
 	}
 }
 
-// packages returns what is built: the packages behind Names, which go.mod
-// lists as tools.
+// packages returns what is built: the packages behind Names, which mains lists
+// as tools.
 func packages() []string {
 	return []string{
 		module + "/plugins/ipam/host-local",
@@ -55,10 +63,11 @@ func packages() []string {
 // Dir returns a directory that holds all plugins of Names.
 //
 // If EMBEDCNI_TEST_PLUGINS is set, it is that directory. Else it is one in the
-// user's cache, for the version that the module requires in which the working
-// directory is; what is missing is built, which takes about a minute, happens
-// once however many processes ask at the same time, and is announced on
-// progress. Without Go, it is the first directory in CNI_PATH that has them all.
+// user's cache, for the version that mains requires. The working directory must
+// be in one of the checkout's modules. What is missing is built, which takes about
+// a minute, happens once however many processes ask at the same time, and is
+// announced on progress. Without Go, it is the first directory in CNI_PATH that
+// has them all.
 //
 // Dir must be called outside a sandbox, as building can need the network; see
 // [Env].
