@@ -6,10 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	gocni "github.com/containerd/go-cni"
-
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/netns"
 )
 
 // attached sets up c1 on two networks, with the interfaces that plugins would
@@ -128,34 +125,6 @@ func TestDuty_R16_ADeadAttachmentThatCannotBeCleanedIsAnError(t *testing.T) {
 	if !strings.Contains(err.Error(), "remove what is left of an earlier attachment") {
 		t.Errorf("error %q does not say what was tried", err)
 	}
-}
-
-func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
-	s := newStage(t)
-	conf := s.network("net", "1.0.0", "p")
-	old, err := gocni.New(gocni.WithPluginDir([]string{s.path("bin")}), gocni.WithConfListBytes(conf))
-	wantNil(t, err)
-	r := s.runtime(cni.WithStateDir("/var/lib/cni"), cni.WithConfListBytes(conf))
-	t.Cleanup(func() { wantNil(t, os.RemoveAll("/var/lib/cni")) }) // a tmpfs of the sandbox
-	const id = "by-go-cni"
-	path := s.container("c1")
-	_, err = old.Setup(t.Context(), id, path, gocni.WithArgs("K", "v"))
-	wantNil(t, err)
-	s.addLink("c1", "eth0")
-	s.takeCalls()
-
-	_, err = r.Setup(t.Context(), id, path)
-	wantIs(t, err, cni.ErrAlreadyAttached)
-	wantNil(t, r.Check(t.Context(), id, path))
-	wantSame(t, "calls", s.took(), []string{"CHECK p " + id + "/eth0"})
-
-	wantNil(t, netns.Remove(path))
-	_, err = r.Setup(t.Context(), id, s.container("c2"))
-	wantNil(t, err)
-	calls := s.takeCalls()
-	wantSame(t, "calls", rendered(calls), []string{"DEL p " + id + "/eth0", "ADD p " + id + "/eth0"})
-	wantSame(t, "arguments at DEL", calls[0].Args, "K=v")
-	wantNil(t, r.Remove(t.Context(), id, s.path("netns", "c2")))
 }
 
 func TestDuty_R16_LoopbackAloneLivesWithItsNamespace(t *testing.T) {

@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -212,7 +212,7 @@ func mountsIn(process, link string) (paths []string) {
 	if err != nil {
 		return nil // the process has ended, or its other links could not be read either
 	}
-	for line := range bytes.Lines(data) {
+	for line := range cut.Lines(data) {
 		fields := strings.Fields(string(line))
 		if len(fields) < 5 || fields[3] != link {
 			continue

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/testhost"
 )
 
 // loaded renders the networks of a Runtime: "name=ifname" in order.
@@ -26,15 +27,14 @@ func loaded(r *cni.Runtime) string {
 }
 
 // must is a value that a test cannot go on without: must(f())(t).
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
+func must[T any](v T, err error) func(testing.TB) T { return testhost.Must(v, err) }
+
+func confDir(t testing.TB, files map[string]string) string {
+	t.Helper()
+	return testhost.ConfDir(t, files)
 }
+func confOf(name string) string { return testhost.ConfOf(name) }
+func listOf(name string) string { return testhost.ListOf(name) }
 
 // TestFault_F05_HalfWrittenFileKeepsTheLastGoodConfiguration: for every prefix
 // that a writer may have got to when the directory is loaded again.

@@ -1,12 +1,13 @@
 package cni
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/cut"
 )
 
 // firstMountNS is the mount namespace of the machine's first process, or of the
@@ -34,7 +35,7 @@ func mountsArePrivate(dir, first string) (bool, error) {
 		return false, err
 	}
 	// 36 35 98:0 /mnt1 /mnt2 rw,noatime shared:1 - ext3 /dev/root rw
-	for line := range bytes.Lines(mounts) {
+	for line := range cut.Lines(mounts) {
 		fields := strings.Fields(string(line))
 		if len(fields) < 7 || fields[0] != id {
 			continue
@@ -63,7 +64,7 @@ func mountOf(dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for line := range bytes.Lines(info) {
+	for line := range cut.Lines(info) {
 		if id, ok := strings.CutPrefix(string(line), "mnt_id:"); ok {
 			return strings.TrimSpace(id), nil
 		}

@@ -70,7 +70,7 @@ func defaultSettings() settings {
 		statusTTL:        time.Second,
 		choice:           choice{builtIn: builtin.New()},
 		envAllow:         invoke.DefaultAllow(),
-		logger:           slog.New(slog.DiscardHandler),
+		logger:           slog.New(discard{}),
 	}
 }
 
@@ -293,7 +293,7 @@ func WithStrictCapabilities() Opt {
 func WithLogger(logger *slog.Logger) Opt {
 	return func(c *config) error {
 		if logger == nil {
-			logger = slog.New(slog.DiscardHandler)
+			logger = slog.New(discard{})
 		}
 		c.logger = logger
 		return nil

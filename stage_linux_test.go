@@ -1,7 +1,6 @@
 package cni_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,11 +19,12 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
 
 // patience is how long a test waits for what must come, on the slowest machine.
-const patience = time.Minute
+const patience = testhost.Patience
 
 // stage is a host whose plugins are scripted, each type by a script of its own
 // that may be changed between calls. Its runtimes run plugins on the host
@@ -267,62 +266,8 @@ func (s *stage) forget(container string) {
 	wantNil(s.t, netns.Remove(s.path("netns", container)))
 }
 
-// load is what can be left running.
-type load struct{ goroutines, descriptors, processes int }
-
-// leavesNothingRunning compares what runs when the test ends with what runs
-// now. It must be called before anything else registers a cleanup.
-func leavesNothingRunning(t *testing.T) {
-	t.Helper()
-	before := measure(t)
-	t.Cleanup(func() {
-		var now load
-		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-			now = measure(t)
-			if now.goroutines <= before.goroutines && now.descriptors <= before.descriptors && now.processes <= before.processes {
-				return
-			}
-		}
-		stacks := make([]byte, 1<<20)
-		t.Errorf("left running: %+v, before the test %+v\n%s", now, before, stacks[:runtime.Stack(stacks, true)])
-	})
-}
-
-func measure(t testing.TB) load {
-	t.Helper()
-	r, w, err := os.Pipe() // the first pipe opens the poller, which stays
-	wantNil(t, errors.Join(err, r.Close(), w.Close()))
-	fds, err := os.ReadDir("/proc/self/fd")
-	wantNil(t, err)
-	fds = slices.DeleteFunc(fds, func(fd os.DirEntry) bool {
-		// A Runtime keeps the file by which it lives open until it is garbage.
-		target, err := os.Readlink(filepath.Join("/proc/self/fd", fd.Name()))
-		return err == nil && strings.Contains(target, "/embedcni/alive")
-	})
-	return load{runtime.NumGoroutine(), len(fds), len(children(t))}
-}
-
-// children are the living processes below this one, orphans included because
-// the sandbox makes it their parent.
-func children(t testing.TB) []string {
-	t.Helper()
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	wantNil(t, err)
-	var found []string
-	for _, path := range stats {
-		data, err := os.ReadFile(path)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-			continue
-		}
-		wantNil(t, err)
-		// 123 (name) S 1 …: the name may hold anything but ends at the last ')'.
-		rest := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-		if rest[1] == fmt.Sprint(os.Getpid()) && rest[0] != "Z" && rest[0] != "X" {
-			found = append(found, string(data))
-		}
-	}
-	return found
-}
+func leavesNothingRunning(t *testing.T) { t.Helper(); testhost.LeavesNothingRunning(t) }
+func children(t testing.TB) []string    { t.Helper(); return testhost.Children(t) }
 
 // blocked waits until n goroutines wait in a select of this function of the
 // module, and returns how many do.

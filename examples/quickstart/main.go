@@ -121,7 +121,7 @@ func story(ctx context.Context, out io.Writer, o options) error {
 // newRuntime returns a Runtime with the loopback network and all networks of
 // the directory, whose interfaces are lo, eth0, eth1, …
 func newRuntime(o options, calls *callTimes) (*cni.Runtime, error) {
-	logger := slog.New(slog.DiscardHandler)
+	var logger *slog.Logger // none: nothing is logged
 	if o.verbose {
 		logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}

@@ -3,6 +3,8 @@ package audit
 import (
 	"regexp"
 	"strings"
+
+	"github.com/embedcni/cni/internal/cut"
 )
 
 // parseSave reads the output of an iptables-save and returns a line per rule,
@@ -17,7 +19,7 @@ import (
 //	COMMIT
 func parseSave(tool, out string) (lines, tables []string) {
 	table := ""
-	for text := range strings.Lines(out) {
+	for text := range cut.Lines(out) {
 		text = strings.TrimSpace(text)
 		switch {
 		case strings.HasPrefix(text, "*"):
@@ -62,7 +64,7 @@ func parseRuleset(out string, skip map[string]bool) []string {
 		path    []string // the open blocks: "table ip x", "chain y"
 		partial string   // elements whose list has not ended
 	)
-	for text := range strings.Lines(out) {
+	for text := range cut.Lines(out) {
 		text = strings.TrimSpace(text)
 		if partial != "" {
 			text = partial + " " + text

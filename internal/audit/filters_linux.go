@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/embedcni/cni/internal/cut"
 )
 
 // listFilters lists the rules of every packet filter that there is a tool for.
@@ -78,7 +80,7 @@ func listIPTables(ctx context.Context, plain, family string, has, seen map[strin
 
 // hasTable tells whether a ruleset of nft has a table of the family.
 func hasTable(ruleset, family string) bool {
-	for line := range strings.Lines(ruleset) {
+	for line := range cut.Lines(ruleset) {
 		if strings.HasPrefix(line, "table "+family+" ") {
 			return true
 		}

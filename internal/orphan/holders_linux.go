@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
@@ -158,7 +159,7 @@ func (h *Holder) Kill() (bool, error) {
 //	lock:	1: OFDLCK  ADVISORY  WRITE -1 fe:00:1234 42 42
 func parseFDInfo(info string) (closeOnExec bool, locks []extent) {
 	closeOnExec = true // the harmless answer, should there be none
-	for line := range strings.Lines(info) {
+	for line := range cut.Lines(info) {
 		name, value, _ := strings.Cut(line, ":")
 		fields := strings.Fields(value)
 		switch {

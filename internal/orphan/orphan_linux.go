@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
@@ -158,7 +159,7 @@ func aliveAnywhere(identity string) (bool, error) {
 // numbers are a process's in the PID namespaces that it is in, from its
 // proc_pid_status(5), "NSpid:\t4711\t1".
 func numbers(status string) []string {
-	for line := range strings.Lines(status) {
+	for line := range cut.Lines(status) {
 		if list, ok := strings.CutPrefix(line, "NSpid:"); ok {
 			return strings.Fields(list)
 		}

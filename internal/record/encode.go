@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+
+	"github.com/embedcni/cni/internal/cut"
 )
 
 // A line is the checksum of what follows, a space, and JSON:
@@ -157,7 +159,7 @@ func legible(name string, value json.RawMessage, of any) {
 // can be found out again, what the others say can not be found twice.
 func decodeLog(data []byte) []Entry {
 	var entries []Entry
-	for line := range bytes.Lines(bytes.TrimLeft(data, "\n")) { // behind what fills the block up
+	for line := range cut.Lines(bytes.TrimLeft(data, "\n")) { // behind what fills the block up
 		var e Entry
 		if decodeLine(line, &e) == nil {
 			entries = append(entries, e)

@@ -1,7 +1,6 @@
 package record
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -15,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
@@ -272,7 +272,7 @@ func (l *Ledger) read(all bool) (map[Key]Known, []source, error) {
 			return nil, nil, err
 		}
 		sources = append(sources, source{path, int64(len(data))})
-		for line := range bytes.Lines(data) {
+		for line := range cut.Lines(data) {
 			var one Line
 			switch {
 			case decodeLine(line, &one) != nil:

@@ -99,7 +99,7 @@ func childrenOf(lists []string) ([]int, error) {
 		if err != nil {
 			return nil, err
 		}
-		for field := range strings.FieldsSeq(string(data)) {
+		for _, field := range strings.Fields(string(data)) {
 			pid, err := strconv.Atoi(field)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", path, err)

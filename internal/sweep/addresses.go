@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
-
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
@@ -48,6 +46,9 @@ func (r Reservation) String() string { return "address " + r.file + " in " + r.D
 // longestReservation is more than host-local writes.
 const longestReservation = 4096
 
+// lineBreak stands between the container ID and the interface name.
+const lineBreak = "\r\n"
+
 // readReservation reads a file. What host-local cannot have made is no
 // reservation of anybody's that is known.
 func readReservation(dir, name string) (r Reservation, ok bool, err error) {
@@ -72,7 +73,7 @@ func readReservation(dir, name string) (r Reservation, ok bool, err error) {
 	}
 	r.content = string(data)
 	r.Made, r.changed, r.private = made(info)
-	r.ContainerID, r.IfName, _ = strings.Cut(strings.TrimSpace(r.content), disk.LineBreak)
+	r.ContainerID, r.IfName, _ = strings.Cut(strings.TrimSpace(r.content), lineBreak)
 	return r, true, nil
 }
 
@@ -98,22 +99,6 @@ func (r Reservation) Remove() (err error) {
 		return fmt.Errorf("release %s: %w", r, err)
 	}
 	return nil
-}
-
-// lockDir takes host-local's lock of a directory.
-func lockDir(dir string) (unlock func() error, err error) {
-	info, err := os.Stat(filepath.Join(dir, "lock"))
-	if err == nil && !info.Mode().IsRegular() {
-		return nil, &fs.PathError{Op: "lock", Path: filepath.Join(dir, "lock"), Err: plainfile.ErrNotRegular}
-	}
-	lock, err := disk.NewFileLock(dir)
-	if err != nil {
-		return nil, err
-	}
-	if err := lock.Lock(); err != nil {
-		return nil, errors.Join(err, lock.Close())
-	}
-	return lock.Close, nil
 }
 
 // addresses are the files of the container's interface in host-local's
@@ -204,7 +189,7 @@ func Foreign(dir string) (foreign []string, others []Reservation, err error) {
 	for _, name := range names {
 		r, ok, err := readReservation(dir, name)
 		errs = append(errs, err)
-		if ok && r.IfName != "" && r.content == r.ContainerID+disk.LineBreak+r.IfName {
+		if ok && r.IfName != "" && r.content == r.ContainerID+lineBreak+r.IfName {
 			others = append(others, r)
 		} else if err == nil {
 			foreign = append(foreign, filepath.Join(dir, name))
@@ -253,5 +238,5 @@ func candidates(dir string, t Target) ([]string, error) {
 // versions have no interface name.
 func holds(content, id, ifName string) bool {
 	content = strings.TrimSpace(content)
-	return content == id+disk.LineBreak+ifName || content == id
+	return content == id+lineBreak+ifName || content == id
 }

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -16,9 +14,6 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 
 	"github.com/embedcni/cni/plugin"
 )
@@ -50,120 +45,6 @@ func files(t testing.TB, dir string) map[string]string {
 		all[e.Name()] = string(data)
 	}
 	return all
-}
-
-// reference is what the executable does in ADD and DEL, from its own packages.
-type reference struct {
-	config string
-}
-
-func (ref reference) each(f func(*allocator.IPAMConfig, *allocator.IPAllocator, allocator.RangeSet) error) error {
-	c, _, err := allocator.LoadIPAMConfig([]byte(ref.config), "")
-	if err != nil {
-		return err
-	}
-	store, err := disk.New(c.Name, c.DataDir)
-	if err != nil {
-		return err
-	}
-	defer store.Close()
-	for i, set := range c.Ranges {
-		if err := f(c, allocator.NewIPAllocator(&set, store, i), set); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (ref reference) add(id string) (ips []*types100.IPConfig, err error) {
-	var done []*allocator.IPAllocator
-	err = ref.each(func(c *allocator.IPAMConfig, a *allocator.IPAllocator, set allocator.RangeSet) error {
-		var wanted net.IP
-		for _, ip := range c.IPArgs {
-			if set.Contains(ip) {
-				wanted = ip
-			}
-		}
-		ip, err := a.Get(id, "eth0", wanted)
-		ips, done = append(ips, ip), append(done, a)
-		return err
-	})
-	if err != nil {
-		for _, a := range done[:len(done)-1] {
-			err = errors.Join(err, a.Release(id, "eth0"))
-		}
-	}
-	return ips, err
-}
-
-func (ref reference) del(id string) error {
-	return ref.each(func(_ *allocator.IPAMConfig, a *allocator.IPAllocator, _ allocator.RangeSet) error {
-		return a.Release(id, "eth0")
-	})
-}
-
-// TestAddressesAreThoseOfTheReference runs the same ADDs and DELs with both, in
-// a directory each, and wants the same results and the same files after each.
-func TestAddressesAreThoseOfTheReference(t *testing.T) {
-	for name, ipam := range map[string]string{
-		"one range":         `"subnet": "10.1.0.0/28"`,
-		"bounded":           `"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10", "rangeEnd": "10.1.0.17"`,
-		"gateway within":    `"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10", "rangeEnd": "10.1.0.15", "gateway": "10.1.0.12"`,
-		"gateway first":     `"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10", "rangeEnd": "10.1.0.15", "gateway": "10.1.0.10"`,
-		"gateway last":      `"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10", "rangeEnd": "10.1.0.15", "gateway": "10.1.0.15"`,
-		"gateway alone":     `"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.1", "rangeEnd": "10.1.0.1"`,
-		"one address":       `"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.9", "rangeEnd": "10.1.0.9"`,
-		"several ranges":    `"ranges": [[{"subnet": "10.1.0.0/30"}, {"subnet": "10.2.0.0/29"}, {"subnet": "10.3.0.0/30", "gateway": "10.3.0.2"}]]`,
-		"dual stack":        `"ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/124"}]]`,
-		"over a byte":       `"subnet": "10.1.0.0/22", "rangeStart": "10.1.0.253", "rangeEnd": "10.1.1.3"`,
-		"two sets, IPv4":    `"ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "10.2.0.0/28"}]]`,
-		"broadcast, /30 v6": `"ranges": [[{"subnet": "10.1.0.0/30", "rangeEnd": "10.1.0.3"}], [{"subnet": "fd00::/126"}]]`,
-	} {
-		t.Run(name, func(t *testing.T) { compareRandomly(t, ipam) })
-	}
-}
-
-func compareRandomly(t *testing.T, ipam string) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rnd := rand.New(rand.NewPCG(seed, 0))
-	dirs := [2]string{t.TempDir(), t.TempDir()}
-	p, ref := New(), reference{configFor(dirs[1], ipam)}
-	full := 0
-	for step := range 150 {
-		id := fmt.Sprint("c", rnd.IntN(20))
-		r := call(configFor(dirs[0], ipam), id)
-		var what string
-		if rnd.IntN(5) < 3 {
-			what = "ADD " + id
-			got, err := p.Add(t.Context(), r)
-			want, wantErr := ref.add(id)
-			if (err != nil) != (wantErr != nil) {
-				t.Fatalf("step %d: %s: %v, the reference: %v", step, what, err, wantErr)
-			}
-			if err == nil && asJSON(t, got.IPs) != asJSON(t, want) {
-				t.Fatalf("step %d: %s: got %s, want %s", step, what, asJSON(t, got.IPs), asJSON(t, want))
-			}
-			if err != nil {
-				full++
-			}
-		} else {
-			what = "DEL " + id
-			if err := errors.Join(p.Del(t.Context(), r), ref.del(id)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if rnd.IntN(10) == 0 {
-			p = New() // a restart
-		}
-		got, want := files(t, dirs[0]+"/podnet"), files(t, dirs[1]+"/podnet")
-		if step > 20 && !maps.Equal(got, want) { // DEL of ours makes no directory
-			t.Fatalf("step %d: %s: files %q, want %q", step, what, got, want)
-		}
-	}
-	if full == 0 {
-		t.Error("no ADD was refused: the test shows too little")
-	}
 }
 
 func asJSON(t testing.TB, v any) string {
@@ -245,56 +126,6 @@ func TestASecondAddIsRefused(t *testing.T) {
 	}
 	if after := files(t, dir); !maps.Equal(after, before) {
 		t.Errorf("left %q, want %q", after, before)
-	}
-}
-
-// Whatever another process does to the directory is noticed, be it at the same
-// time as far as the file system can tell.
-func TestWhatOthersChangeIsNoticed(t *testing.T) {
-	memory, err := os.MkdirTemp("/run", "others")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(memory)
-	for name, base := range map[string]string{"tmpfs": memory, "disk": t.TempDir()} {
-		t.Run(name, func(t *testing.T) { othersChange(t, base) })
-	}
-}
-
-func othersChange(t *testing.T, base string) {
-	dir := base + "/podnet"
-	config := configFor(base, `"subnet": "10.1.0.0/24", "rangeEnd": "10.1.0.4"`)
-	p, ref := New(), reference{config}
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	for round := range 200 {
-		a, b, c := fmt.Sprint("a", round), fmt.Sprint("b", round), fmt.Sprint("c", round)
-		add(t, p, call(config, a))
-		_, err := ref.add(b)
-		must(err)
-		if _, err := p.Add(t.Context(), call(config, b)); err == nil {
-			t.Fatalf("round %d: the reference's address was not noticed", round)
-		}
-		add(t, p, call(config, c)) // the last one that is free
-		must(ref.del(a))
-		_, err = ref.add(a + "again") // the same address, and often the same inode
-		must(err)
-		if _, err := p.Add(t.Context(), call(config, a+"again")); err == nil || !strings.Contains(err.Error(), "already") {
-			t.Fatalf("round %d: the new holder was not noticed: %v", round, err)
-		}
-		for _, id := range []string{b, c, a + "again"} {
-			must(p.Del(t.Context(), call(config, id)))
-		}
-		left := files(t, dir)
-		delete(left, "lock")
-		delete(left, "last_reserved_ip.0")
-		if len(left) > 0 {
-			t.Fatalf("round %d: left %q", round, left)
-		}
 	}
 }
 

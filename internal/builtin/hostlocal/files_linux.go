@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,9 +20,13 @@ const maxContent = 4096
 // removing it when it removes the container's.
 const unfinished = ".embedcni-unfinished"
 
+// lineBreak stands between the container ID and the interface name in an address
+// file.
+const lineBreak = "\r\n"
+
 // holderOf is what an address file says of the attachment it belongs to.
 func holderOf(id, ifName string) string {
-	return strings.TrimSpace(id) + disk.LineBreak + ifName
+	return strings.TrimSpace(id) + lineBreak + ifName
 }
 
 // reserve makes the address file, and reports whether it did: not if there is

@@ -12,7 +12,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/durable"
@@ -143,7 +142,7 @@ func (p *Plugin) GC(ctx context.Context, r *plugin.Request, valid []types.GCAtta
 	}
 	mine := caller.ReservationsFrom(ctx)
 	return h.releaseStale(func(holder string, addr netip.Addr) bool {
-		id, ifName, ok := strings.Cut(holder, disk.LineBreak)
+		id, ifName, ok := strings.Cut(holder, lineBreak)
 		return ok && !keep[holder] && mine.MayRelease(id, ifName, addr)
 	})
 }

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
+	"golang.org/x/sys/unix"
 )
 
 // The lock of another process is waited for, as long as the context lasts.
@@ -21,12 +21,13 @@ func TestTheLockIsWaitedFor(t *testing.T) {
 	config := configFor(base, dual)
 	p := New()
 	add(t, p, call(config, "a"))
-	lock, err := disk.NewFileLock(base + "/podnet")
+	lock, err := os.Open(base + "/podnet/lock")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer lock.Close()
-	if err := lock.Lock(); err != nil {
+	// As the reference plugin locks it, which the oracle compares.
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -47,7 +48,7 @@ func TestTheLockIsWaitedFor(t *testing.T) {
 		_, err := p.Add(t.Context(), call(config, "b"))
 		done <- err
 	}()
-	if err := lock.Unlock(); err != nil {
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_UN); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-done; err != nil {

@@ -10,7 +10,7 @@ func Benchmark(b *testing.B, s Side, c Call) {
 	b.Helper()
 	var adding, deleting time.Duration
 	n := 0
-	for b.Loop() {
+	for range b.N {
 		begin := time.Now()
 		own := c
 		own.Prev = s.Must(b, "ADD", c)

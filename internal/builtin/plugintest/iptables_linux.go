@@ -1,6 +1,7 @@
 package plugintest
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,7 +38,7 @@ func Filters(t testing.TB, ns *netns.Handle) audit.Lines {
 	t.Helper()
 	var lines audit.Lines
 	err := ns.Do(func() (err error) {
-		lines, err = audit.Snapshot(t.Context(), audit.Options{})
+		lines, err = audit.Snapshot(context.Background(), audit.Options{})
 		return err
 	})
 	if err != nil {
@@ -53,7 +54,7 @@ func Filters(t testing.TB, ns *netns.Handle) audit.Lines {
 func Run(t testing.TB, ns *netns.Handle, name string, args ...string) {
 	t.Helper()
 	err := ns.Do(func() error {
-		if out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(context.Background(), name, args...).CombinedOutput(); err != nil {
 			t.Errorf("%s %q: %s", name, args, out)
 			return err
 		}

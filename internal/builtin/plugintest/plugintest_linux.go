@@ -72,7 +72,7 @@ func Ours(host *netns.Handle, lookup func(typ string) plugin.Plugin) Side {
 // Theirs runs the executables of the reference plugins.
 func Theirs(t testing.TB, host *netns.Handle) Side {
 	t.Helper()
-	dir, err := refplugins.Dir(t.Context(), io.Discard)
+	dir, err := refplugins.Dir(context.Background(), io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func (s Side) Run(ctx context.Context, verb string, c Call) ([]byte, error) {
 // Must runs a verb that must succeed.
 func (s Side) Must(t testing.TB, verb string, c Call) []byte {
 	t.Helper()
-	out, err := s.Run(t.Context(), verb, c)
+	out, err := s.Run(context.Background(), verb, c)
 	if err != nil {
 		t.Fatalf("%s: %s of %s: %v", s.Name, verb, c.Type, err)
 	}
@@ -136,7 +136,7 @@ func (releasing) MayRelease(string, string, netip.Addr) bool { return true }
 // fails the test unless that succeeds.
 func (s Side) MustGC(t testing.TB, c Call) {
 	t.Helper()
-	ctx := caller.With(t.Context(), releasing{caller.From(t.Context())})
+	ctx := caller.With(context.Background(), releasing{caller.From(context.Background())})
 	if out, err := s.Run(ctx, "GC", c); err != nil {
 		t.Fatalf("GC: %v: %s", err, out)
 	}
@@ -145,7 +145,7 @@ func (s Side) MustGC(t testing.TB, c Call) {
 // MustFail runs a verb that must fail, and returns the error.
 func (s Side) MustFail(t testing.TB, verb string, c Call) error {
 	t.Helper()
-	out, err := s.Run(t.Context(), verb, c)
+	out, err := s.Run(context.Background(), verb, c)
 	if err == nil {
 		t.Fatalf("%s: %s of %s succeeded: %s", s.Name, verb, c.Type, out)
 	}
@@ -221,7 +221,7 @@ func Audit(t testing.TB, ns *netns.Handle, dirs ...string) audit.Lines {
 	t.Helper()
 	var lines audit.Lines
 	err := ns.Do(func() (err error) {
-		lines, err = audit.Snapshot(t.Context(), audit.Options{StateDirs: dirs})
+		lines, err = audit.Snapshot(context.Background(), audit.Options{StateDirs: dirs})
 		return err
 	})
 	if err != nil {

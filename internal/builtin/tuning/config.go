@@ -13,6 +13,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -188,7 +189,7 @@ func sysctlFiles(values map[string]string, ifName string) ([]sysctl, error) {
 //	^net\.core\.somaxconn$
 func parseAllowlist(text string) ([]*regexp.Regexp, error) {
 	var list []*regexp.Regexp
-	for line := range strings.Lines(text) {
+	for line := range cut.Lines(text) {
 		line = strings.TrimSpace(line)
 		if line == "" {
 			continue

@@ -1,4 +1,4 @@
-package cni_test
+package oracle
 
 import (
 	"bytes"
@@ -17,6 +17,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -25,8 +26,8 @@ import (
 // table can be shortened.
 
 func TestCompatDiffers_SettingsApplyWhereverTheyStand(t *testing.T) {
-	theirs := must(gocni.New(gocni.WithConfListBytes([]byte(listOf("net"))), gocni.WithInterfacePrefix("net")))(t)
-	ours := must(cni.New(cni.WithConfListBytes([]byte(listOf("net"))), cni.WithInterfacePrefix("net")))(t)
+	theirs := testhost.Must(gocni.New(gocni.WithConfListBytes([]byte(testhost.ListOf("net"))), gocni.WithInterfacePrefix("net")))(t)
+	ours := testhost.Must(cni.New(cni.WithConfListBytes([]byte(testhost.ListOf("net"))), cni.WithInterfacePrefix("net")))(t)
 	if got := theirs.GetConfig().Networks[0].IFName; got != "eth0" {
 		t.Errorf("go-cni: %s", got)
 	}
@@ -46,7 +47,7 @@ func TestCompatDiffers_FailedLoadKeepsTheLastGoodConfiguration(t *testing.T) {
 }
 
 func TestCompatDiffers_TwoNetworksOfOneName(t *testing.T) {
-	list := []byte(listOf("net"))
+	list := []byte(testhost.ListOf("net"))
 	if _, err := gocni.New(gocni.WithConfListBytes(list), gocni.WithConfListBytes(list)); err != nil {
 		t.Errorf("go-cni: %v", err)
 	}
@@ -58,8 +59,8 @@ func TestCompatDiffers_TwoNetworksOfOneName(t *testing.T) {
 // TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText: go-cni takes any "not
 // found" for "nothing to delete", iptables that cannot be found included.
 func TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText(t *testing.T) {
-	h := newHost(t)
-	b := h.bothOn(h.scriptedList("net", "1.0.0", refusing("DEL", "exec: iptables: executable file not found in $PATH"), "x"))
+	h := &host{testhost.New(t)}
+	b := h.bothOn(h.ScriptedList("net", "1.0.0", testhost.Refusing("DEL", "exec: iptables: executable file not found in $PATH"), "x"))
 	if err := b.theirs.Remove(context.Background(), "c1", ""); err != nil {
 		t.Errorf("go-cni: %v", err)
 	}
@@ -69,36 +70,36 @@ func TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText(t *testing.T) {
 }
 
 func TestCompatDiffers_RemoveAsksEveryNetworkLastFirst(t *testing.T) {
-	h := newHost(t)
-	b := h.bothOn(h.scriptedList("n1", "1.0.0", refusing("DEL", "boom"), "a1", "a2"), h.scriptedList("n2", "1.0.0", scripted.Script{}, "b"))
+	h := &host{testhost.New(t)}
+	b := h.bothOn(h.ScriptedList("n1", "1.0.0", testhost.Refusing("DEL", "boom"), "a1", "a2"), h.ScriptedList("n2", "1.0.0", scripted.Script{}, "b"))
 	if err := b.theirs.Remove(context.Background(), "c1", ""); err == nil {
 		t.Error("go-cni: no error")
 	}
-	if got := strings.Join(verbs(h.takeCalls()), " "); got != "DEL a2" {
+	if got := strings.Join(testhost.Verbs(h.TakeCalls()), " "); got != "DEL a2" {
 		t.Errorf("go-cni: %s", got)
 	}
 	if err := b.ours.Remove(context.Background(), "c1", ""); err == nil {
 		t.Error("ours: no error")
 	}
-	if got, want := strings.Join(verbs(h.takeCalls()), " "), "DEL b DEL a2 DEL a1"; got != want {
+	if got, want := strings.Join(testhost.Verbs(h.TakeCalls()), " "), "DEL b DEL a2 DEL a1"; got != want {
 		t.Errorf("ours: %s, want %s", got, want)
 	}
 }
 
 func TestCompatDiffers_SetupRollsBack(t *testing.T) {
-	h := newHost(t)
-	b := h.bothOn(h.scriptedList("n1", "1.0.0", scripted.Script{}, "good"), h.scriptedList("n2", "1.0.0", refusing("ADD", "boom"), "bad"))
-	path := h.container("c")
+	h := &host{testhost.New(t)}
+	b := h.bothOn(h.ScriptedList("n1", "1.0.0", scripted.Script{}, "good"), h.ScriptedList("n2", "1.0.0", testhost.Refusing("ADD", "boom"), "bad"))
+	path := h.Container("c")
 	if _, err := b.theirs.SetupSerially(context.Background(), "c1", path); err == nil {
 		t.Error("go-cni: no error")
 	}
-	if got := strings.Join(verbs(h.takeCalls()), " "); got != "ADD good ADD bad" {
+	if got := strings.Join(testhost.Verbs(h.TakeCalls()), " "); got != "ADD good ADD bad" {
 		t.Errorf("go-cni: %s", got)
 	}
 	if _, err := b.ours.SetupSerially(context.Background(), "c1", path); err == nil {
 		t.Error("ours: no error")
 	}
-	if got, want := strings.Join(verbs(h.takeCalls()), " "), "ADD good ADD bad DEL bad DEL good"; got != want {
+	if got, want := strings.Join(testhost.Verbs(h.TakeCalls()), " "), "ADD good ADD bad DEL bad DEL good"; got != want {
 		t.Errorf("ours: %s, want %s", got, want)
 	}
 }
@@ -106,13 +107,13 @@ func TestCompatDiffers_SetupRollsBack(t *testing.T) {
 // TestCompatDiffers_CheckWithLoopback: go-cni's loopback is of 0.3.1, which has
 // no CHECK, so that its Check fails for whoever loads it.
 func TestCompatDiffers_CheckWithLoopback(t *testing.T) {
-	h := newHost(t)
-	h.plugin(scripted.Script{}, "loopback")
-	theirs := must(gocni.New(gocni.WithPluginDir([]string{h.path("bin")}), gocni.WithLoNetwork))(t)
-	ours := h.runtime(cni.WithLoNetwork)
-	path, ctx := h.container("c"), context.Background()
-	must(theirs.Setup(ctx, "theirs", path))(t)
-	must(ours.Setup(ctx, "ours", path))(t)
+	h := &host{testhost.New(t)}
+	h.Plugin(scripted.Script{}, "loopback")
+	theirs := testhost.Must(gocni.New(gocni.WithPluginDir([]string{h.Path("bin")}), gocni.WithLoNetwork))(t)
+	ours := h.Runtime(cni.WithLoNetwork)
+	path, ctx := h.Container("c"), context.Background()
+	testhost.Must(theirs.Setup(ctx, "theirs", path))(t)
+	testhost.Must(ours.Setup(ctx, "ours", path))(t)
 	if err := theirs.Check(ctx, "theirs", path); err == nil || !strings.Contains(err.Error(), "does not support the CHECK command") {
 		t.Errorf("go-cni: %v", err)
 	}
@@ -122,26 +123,26 @@ func TestCompatDiffers_CheckWithLoopback(t *testing.T) {
 }
 
 func TestCompatDiffers_CancelledContextDoesNotStopATeardown(t *testing.T) {
-	h := newHost(t)
-	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	h := &host{testhost.New(t)}
+	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x"))
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := b.theirs.Remove(ctx, "c1", ""); err == nil || len(h.takeCalls()) > 0 {
+	if err := b.theirs.Remove(ctx, "c1", ""); err == nil || len(h.TakeCalls()) > 0 {
 		t.Errorf("go-cni: %v", err)
 	}
 	if err := b.ours.Remove(ctx, "c1", ""); err != nil {
 		t.Errorf("ours: %v", err)
 	}
-	if got := strings.Join(verbs(h.takeCalls()), " "); got != "DEL x" {
+	if got := strings.Join(testhost.Verbs(h.TakeCalls()), " "); got != "DEL x" {
 		t.Errorf("ours: calls %s", got)
 	}
 }
 
 // TestCompatDiffers_StderrOfPlugins goes to the error, not to the process's.
 func TestCompatDiffers_StderrOfPlugins(t *testing.T) {
-	h := newHost(t)
-	path := h.container("c")
-	list := h.scriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n"}}}, "x")
+	h := &host{testhost.New(t)}
+	path := h.Container("c")
+	list := h.ScriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n"}}}, "x")
 	processStderr := func(run func()) string {
 		r, w, err := os.Pipe()
 		if err != nil {
@@ -160,13 +161,13 @@ func TestCompatDiffers_StderrOfPlugins(t *testing.T) {
 		}
 		return string(out)
 	}
-	if got := processStderr(func() { must(h.bothOn(list).theirs.Setup(context.Background(), "c1", path))(t) }); !strings.Contains(got, "last words") {
+	if got := processStderr(func() { testhost.Must(h.bothOn(list).theirs.Setup(context.Background(), "c1", path))(t) }); !strings.Contains(got, "last words") {
 		t.Errorf("go-cni: stderr %q", got)
 	}
-	if got := processStderr(func() { must(h.bothOn(list).ours.Setup(context.Background(), "c2", path))(t) }); got != "" {
+	if got := processStderr(func() { testhost.Must(h.bothOn(list).ours.Setup(context.Background(), "c2", path))(t) }); got != "" {
 		t.Errorf("ours: stderr %q", got)
 	}
-	h.scriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n", Exit: 1}}}, "x")
+	h.ScriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n", Exit: 1}}}, "x")
 	_, err := h.bothOn(list).ours.Setup(context.Background(), "c3", path)
 	if e := (*cni.Error)(nil); !errors.As(err, &e) || e.Stderr != "the plugin's last words\n" {
 		t.Errorf("ours: error %+v", err)
@@ -174,10 +175,10 @@ func TestCompatDiffers_StderrOfPlugins(t *testing.T) {
 }
 
 func TestCompatDiffers_ResultThatMakesGoCNIPanic(t *testing.T) {
-	h := newHost(t)
-	path := h.container("c")
+	h := &host{testhost.New(t)}
+	path := h.Container("c")
 	const out = `{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}], "ips": [{"interface": 1, "address": "10.0.0.2/24"}]}`
-	b := h.bothOn(h.scriptedList("net", "1.0.0", answering("ADD", out, 0), "x"))
+	b := h.bothOn(h.ScriptedList("net", "1.0.0", testhost.Answering("ADD", out, 0), "x"))
 	func() {
 		defer func() {
 			if recover() == nil {
@@ -193,18 +194,18 @@ func TestCompatDiffers_ResultThatMakesGoCNIPanic(t *testing.T) {
 
 // TestCompatDiffers_CapabilitiesOnTheWire have the keys of CONVENTIONS.md (R44).
 func TestCompatDiffers_CapabilitiesOnTheWire(t *testing.T) {
-	h := newHost(t)
-	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
-	path := h.container("c")
-	must(b.theirs.Setup(context.Background(), "c1", path, gocni.WithCapabilityPortMap([]gocni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}),
+	h := &host{testhost.New(t)}
+	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	path := h.Container("c")
+	testhost.Must(b.theirs.Setup(context.Background(), "c1", path, gocni.WithCapabilityPortMap([]gocni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}),
 		gocni.WithCapabilityIPRanges([]gocni.IPRanges{{Subnet: "10.0.0.0/8"}})))(t)
-	must(b.ours.Setup(context.Background(), "c2", path, cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}),
+	testhost.Must(b.ours.Setup(context.Background(), "c2", path, cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}),
 		cni.WithCapabilityIPRanges([]cni.IPRanges{{Subnet: "10.0.0.0/8"}})))(t)
 	want := []string{
 		`{"ipRanges":[{"Subnet":"10.0.0.0/8","RangeStart":"","RangeEnd":"","Gateway":""}],"portMappings":[{"HostPort":8080,"ContainerPort":80,"Protocol":"TCP","HostIP":""}]}`,
 		`{"ipRanges":[[{"subnet":"10.0.0.0/8"}]],"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}`,
 	}
-	for i, call := range h.takeCalls() {
+	for i, call := range h.TakeCalls() {
 		var request struct {
 			RuntimeConfig json.RawMessage `json:"runtimeConfig"`
 		}
@@ -217,40 +218,40 @@ func TestCompatDiffers_CapabilitiesOnTheWire(t *testing.T) {
 // TestCompatDiffers_SecondSetup: go-cni runs a second ADD. Here an attachment
 // that lives is an error and nothing runs; one that is dead is removed first.
 func TestCompatDiffers_SecondSetup(t *testing.T) {
-	h := newHost(t)
-	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	h := &host{testhost.New(t)}
+	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x"))
 	ctx := context.Background()
-	path := h.path("netns", "c")
-	ns := must(netns.Create(path))(t)
+	path := h.Path("netns", "c")
+	ns := testhost.Must(netns.Create(path))(t)
 	for range 2 {
-		must(b.theirs.Setup(ctx, "theirs", path))(t)
+		testhost.Must(b.theirs.Setup(ctx, "theirs", path))(t)
 	}
-	must(b.ours.Setup(ctx, "ours", path))(t)
+	testhost.Must(b.ours.Setup(ctx, "ours", path))(t)
 	h.addLink(ns, "eth0")
-	if got := fmt.Sprint(verbs(h.takeCalls())); got != "[ADD x ADD x ADD x]" {
+	if got := fmt.Sprint(testhost.Verbs(h.TakeCalls())); got != "[ADD x ADD x ADD x]" {
 		t.Errorf("calls %s", got)
 	}
-	if _, err := b.ours.Setup(ctx, "ours", path); !errors.Is(err, cni.ErrAlreadyAttached) || len(h.takeCalls()) > 0 {
+	if _, err := b.ours.Setup(ctx, "ours", path); !errors.Is(err, cni.ErrAlreadyAttached) || len(h.TakeCalls()) > 0 {
 		t.Errorf("it lives: %v, want ErrAlreadyAttached and no calls", err)
 	}
 	if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
 		t.Fatal(err)
 	}
-	must(b.ours.Setup(ctx, "ours", h.container("c2")))(t)
-	if got := fmt.Sprint(verbs(h.takeCalls())); got != "[DEL x ADD x]" {
+	testhost.Must(b.ours.Setup(ctx, "ours", h.Container("c2")))(t)
+	if got := fmt.Sprint(testhost.Verbs(h.TakeCalls())); got != "[DEL x ADD x]" {
 		t.Errorf("it is dead: calls %s, want DEL, then ADD", got)
 	}
 }
 
 // addLink makes an interface in a namespace, for plugins that only say they did.
 func (h *host) addLink(ns *netns.Handle, name string) {
-	h.t.Helper()
+	h.T.Helper()
 	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
 	if err != nil {
-		h.t.Fatal(err)
+		h.T.Fatal(err)
 	}
 	defer nl.Close()
 	if err := nl.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"}); err != nil {
-		h.t.Fatal(err)
+		h.T.Fatal(err)
 	}
 }

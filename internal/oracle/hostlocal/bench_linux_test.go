@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/builtin/hostlocal"
 )
 
 // Benchmark measures ADD and DEL beside the addresses that are in use, on a
@@ -21,9 +23,11 @@ func Benchmark(b *testing.B) {
 				b.Fatal(err)
 			}
 			config := configFor(base, `"subnet": "10.0.0.0/16"`)
-			p, ref := New(), reference{config}
+			p, ref := hostlocal.New(), reference{config}
 			for i := range n {
-				add(b, p, call(config, fmt.Sprintf("%064d", i)))
+				if _, err := p.Add(b.Context(), call(config, fmt.Sprintf("%064d", i))); err != nil {
+					b.Fatal(err)
+				}
 			}
 			place := fmt.Sprintf("%s/%d", map[bool]string{true: "tmpfs", false: "disk"}[parent == "/run"], n)
 			b.Run(place+"/ours", func(b *testing.B) {

@@ -1,4 +1,4 @@
-package cni_test
+package oracle
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	gocni "github.com/containerd/go-cni"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -21,15 +22,15 @@ import (
 // The record of attachments is on and synced, below TMPDIR; go-cni has none, and
 // its cache, in /var/lib/cni, is in memory in a sandbox.
 func BenchmarkLoopback(b *testing.B) {
-	theirs, err := gocni.New(gocni.WithPluginDir([]string{referencePlugins(b)}), gocni.WithLoNetwork)
+	theirs, err := gocni.New(gocni.WithPluginDir([]string{testhost.ReferencePlugins(b)}), gocni.WithLoNetwork)
 	if err != nil {
 		b.Fatal(err)
 	}
 	state := b.TempDir()
 	runtime := func(opts ...cni.Opt) *cni.Runtime {
-		return must(cni.New(append(opts, cni.WithStateDir(state), cni.WithLoNetwork)...))(b)
+		return testhost.Must(cni.New(append(opts, cni.WithStateDir(state), cni.WithLoNetwork)...))(b)
 	}
-	onDisk, inProcess := runtime(cni.WithPluginDir([]string{referencePlugins(b)})), runtime(cni.WithPluginDir(nil))
+	onDisk, inProcess := runtime(cni.WithPluginDir([]string{testhost.ReferencePlugins(b)})), runtime(cni.WithPluginDir(nil))
 	contestants := []struct {
 		name          string
 		setup, remove func(ctx context.Context, id, path string) error
@@ -46,8 +47,12 @@ func BenchmarkLoopback(b *testing.B) {
 			remove: func(ctx context.Context, id, path string) error { return inProcess.Remove(ctx, id, path) }},
 	}
 	path := filepath.Join(b.TempDir(), "netns")
-	ns := must(netns.Create(path))(b)
-	b.Cleanup(func() { wantNil(b, errors.Join(netns.Remove(path), ns.Close())) })
+	ns := testhost.Must(netns.Create(path))(b)
+	b.Cleanup(func() {
+		if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
+			b.Error(err)
+		}
+	})
 	n := 0
 	for b.Loop() {
 		for i := range contestants {

@@ -1,4 +1,4 @@
-package cni_test
+package oracle
 
 import (
 	"fmt"

@@ -1,11 +1,9 @@
-package cni_test
+package oracle
 
 import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/testhost"
 )
 
 // TestRealPluginsInEveryVersion attaches, checks and detaches a container with
@@ -25,14 +24,14 @@ func TestRealPluginsInEveryVersion(t *testing.T) {
 	// Under the race detector go-cni has locks that look for deadlocks, and
 	// take all goroutines for one where they do not know the version of Go.
 	deadlock.Opts.Disable = true
-	wantProcessAsBefore(t)
+	testhost.WantProcessAsBefore(t)
 	seen := &seenDifferences{}
 	all := 0
 	t.Run("group", func(t *testing.T) {
 		for _, c := range realCases() {
-			for _, version := range c.versions() {
+			for _, version := range versions(&c) {
 				all++
-				t.Run(c.name+"/"+version, func(t *testing.T) {
+				t.Run(c.Name+"/"+version, func(t *testing.T) {
 					t.Parallel()
 					compareLives(t, &c, version, seen)
 				})
@@ -46,26 +45,29 @@ func TestRealPluginsInEveryVersion(t *testing.T) {
 
 // compareLives lives one container's life with either library on a host of its
 // own. A test of its own gives each a thread of its own.
-func compareLives(t *testing.T, c *realCase, version string, seen *seenDifferences) {
+func compareLives(t *testing.T, c *testhost.Case, version string, seen *seenDifferences) {
 	var ours, theirs []string
 	t.Run("embedcni", func(t *testing.T) {
-		h := newRealHost(t)
+		h := &matrixHost{testhost.NewReal(t)}
 		ours = h.live(c, version, h.ourLibrary(c, version))
 	})
 	t.Run("go-cni", func(t *testing.T) {
-		h := newRealHost(t)
+		h := &matrixHost{testhost.NewReal(t)}
 		theirs = h.live(c, version, h.goCNI(c, version))
 	})
 	if t.Failed() {
 		return // with less to compare than there is
 	}
 	onlyTheirs, onlyOurs := audit.Diff(ours, theirs)
-	onlyOurs, onlyTheirs = seen.unlisted(c.name+"/"+version, onlyOurs, onlyTheirs)
+	onlyOurs, onlyTheirs = seen.unlisted(c.Name+"/"+version, onlyOurs, onlyTheirs)
 	if len(onlyOurs)+len(onlyTheirs) > 0 {
 		t.Errorf("only with this library:\n%s\nonly with go-cni:\n%s",
 			strings.Join(onlyOurs, "\n"), strings.Join(onlyTheirs, "\n"))
 	}
 }
+
+// matrixHost is a host on which one of the two libraries attaches.
+type matrixHost struct{ *testhost.RealHost }
 
 // library is what the two have in common. The strict one must also pass what
 // only this library promises.
@@ -76,34 +78,34 @@ type library struct {
 	remove func(id, path string) error
 }
 
-func (h *realHost) ourLibrary(c *realCase, version string) library {
+func (h *matrixHost) ourLibrary(c *testhost.Case, version string) library {
 	opts := []cni.Opt{cni.WithStrictCapabilities()}
-	conf := c.conf(c.network(version), version, h.path("ipam"))
-	if c.lo {
+	conf := c.Conf(networkOf(c, version), version, h.Path("ipam"))
+	if c.Lo {
 		opts = append(opts, cni.WithLoNetwork)
 	}
-	if c.single(version) {
+	if c.Single(version) {
 		opts = append(opts, cni.WithConf(conf))
 	} else {
 		opts = append(opts, cni.WithConfListBytes(conf))
 	}
-	r := h.real(opts...)
+	r := h.Real(opts...)
 	ctx := context.Background()
 	return library{
 		strict: true,
 		setup: func(id, path string) (any, error) {
 			var given []cni.NamespaceOpts
-			if c.ports != nil {
-				given = append(given, cni.WithCapabilityPortMap(c.ports))
+			if c.Ports != nil {
+				given = append(given, cni.WithCapabilityPortMap(c.Ports))
 			}
-			if c.bandwidth != (cni.BandWidth{}) {
-				given = append(given, cni.WithCapabilityBandWidth(c.bandwidth))
+			if c.Bandwidth != (cni.BandWidth{}) {
+				given = append(given, cni.WithCapabilityBandWidth(c.Bandwidth))
 			}
 			result, err := r.Setup(ctx, id, path, given...)
 			if err != nil {
 				return nil, err
 			}
-			h.wantAsSaid(result, path, c)
+			h.WantAsSaid(result, path, c)
 			return []any{result.Interfaces, result.DNS, result.Routes, result.Raw()}, nil
 		},
 		check:  func(id, path string) error { return r.Check(ctx, id, path) },
@@ -113,31 +115,31 @@ func (h *realHost) ourLibrary(c *realCase, version string) library {
 
 // goCNI uses SetupSerially, because go-cni's Setup runs plugins on any thread,
 // in whatever namespace that is.
-func (h *realHost) goCNI(c *realCase, version string) library {
-	opts := []gocni.Opt{gocni.WithPluginDir([]string{referencePlugins(h.t)})}
-	conf := c.conf(c.network(version), version, h.path("ipam"))
-	if c.lo {
+func (h *matrixHost) goCNI(c *testhost.Case, version string) library {
+	opts := []gocni.Opt{gocni.WithPluginDir([]string{testhost.ReferencePlugins(h.T)})}
+	conf := c.Conf(networkOf(c, version), version, h.Path("ipam"))
+	if c.Lo {
 		opts = append(opts, gocni.WithLoNetwork)
 	}
-	if c.single(version) {
+	if c.Single(version) {
 		opts = append(opts, gocni.WithConf(conf))
 	} else {
 		opts = append(opts, gocni.WithConfListBytes(conf))
 	}
 	r, err := gocni.New(opts...)
 	if err != nil {
-		h.t.Fatal(err)
+		h.T.Fatal(err)
 	}
 	var given []gocni.NamespaceOpts
-	if c.ports != nil {
+	if c.Ports != nil {
 		var ports []gocni.PortMapping
-		for _, p := range c.ports {
+		for _, p := range c.Ports {
 			ports = append(ports, gocni.PortMapping(p))
 		}
 		given = append(given, gocni.WithCapabilityPortMap(ports))
 	}
-	if c.bandwidth != (cni.BandWidth{}) {
-		given = append(given, gocni.WithCapabilityBandWidth(gocni.BandWidth(c.bandwidth)))
+	if c.Bandwidth != (cni.BandWidth{}) {
+		given = append(given, gocni.WithCapabilityBandWidth(gocni.BandWidth(c.Bandwidth)))
 	}
 	ctx := context.Background()
 	return library{
@@ -154,37 +156,37 @@ func (h *realHost) goCNI(c *realCase, version string) library {
 	}
 }
 
-// network is a name of its own for each case: go-cni has one cache for all.
-func (c *realCase) network(version string) string {
-	return strings.ReplaceAll(c.name, " ", "-") + "-" + version
+// networkOf is a name of its own for each case: go-cni has one cache for all.
+func networkOf(c *testhost.Case, version string) string {
+	return strings.ReplaceAll(c.Name, " ", "-") + "-" + version
 }
 
 // live attaches a container, checks, detaches twice, and returns everything
 // that could be seen of it, in lines without what is random.
-func (h *realHost) live(c *realCase, version string, lib library) []string {
-	h.t.Helper()
-	if c.prepare != nil {
-		c.prepare(h)
+func (h *matrixHost) live(c *testhost.Case, version string, lib library) []string {
+	h.T.Helper()
+	if c.Prepare != nil {
+		c.Prepare(h.RealHost)
 	}
-	path := h.container("c1")
-	before := h.audit()
+	path := h.Container("c1")
+	before := h.Audit()
 	result, err := lib.setup("c1", path)
 	if err != nil {
-		h.t.Fatal(err)
+		h.T.Fatal(err)
 	}
 	lines := flatten("result", result)
-	made, _ := audit.Diff(before, h.audit())
+	made, _ := audit.Diff(before, h.Audit())
 	for _, l := range made.Without(h.private) {
 		lines = append(lines, "made "+l)
 	}
 	lines = append(lines, "check "+h.checked(lib, version, path))
 	if err := lib.remove("c1", path); err != nil {
-		h.t.Fatal(err)
+		h.T.Fatal(err)
 	}
 	if lib.strict {
-		h.wantClean(before)
+		h.WantClean(before)
 	}
-	left, gone := h.left(before)
+	left, gone := h.Left(before)
 	for _, l := range left {
 		lines = append(lines, "left "+l)
 	}
@@ -192,22 +194,22 @@ func (h *realHost) live(c *realCase, version string, lib library) []string {
 		lines = append(lines, "gone "+l)
 	}
 	lines = append(lines, "remove again "+h.removedAgain(c, lib, path))
-	return h.normalize(lines)
+	return h.Normalize(lines)
 }
 
 // private are the lines of this library's own state.
-func (h *realHost) private(line string) bool { return strings.Contains(line, h.path("state")) }
+func (h *matrixHost) private(line string) bool { return strings.Contains(line, h.Path("state")) }
 
 const noCheck = "does not support the CHECK command"
 
-func (h *realHost) checked(lib library, version, path string) string {
-	h.t.Helper()
+func (h *matrixHost) checked(lib library, version, path string) string {
+	h.T.Helper()
 	err := lib.check("c1", path)
 	switch {
 	case lib.strict && version < "0.4.0" && (err == nil || !strings.Contains(err.Error(), noCheck)):
-		h.t.Errorf("Check of %s: %v, want an error with %q", version, err, noCheck)
+		h.T.Errorf("Check of %s: %v, want an error with %q", version, err, noCheck)
 	case lib.strict && version >= "0.4.0" && err != nil:
-		h.t.Errorf("Check: %v", err)
+		h.T.Errorf("Check: %v", err)
 	case err == nil:
 		return "passes"
 	case strings.Contains(err.Error(), noCheck):
@@ -217,36 +219,16 @@ func (h *realHost) checked(lib library, version, path string) string {
 }
 
 // removedAgain removes what is removed.
-func (h *realHost) removedAgain(c *realCase, lib library, path string) string {
-	h.t.Helper()
+func (h *matrixHost) removedAgain(c *testhost.Case, lib library, path string) string {
+	h.T.Helper()
 	err := lib.remove("c1", path)
 	switch {
 	case err == nil:
 		return "succeeds"
 	case lib.strict:
-		h.t.Errorf("Remove again: %v", err)
+		h.T.Errorf("Remove again: %v", err)
 	}
 	return "fails: " + err.Error()
-}
-
-// wantAsSaid compares the container with the result.
-func (h *realHost) wantAsSaid(result *cni.Result, path string, c *realCase) {
-	h.t.Helper()
-	var said contents
-	for i, raw := range result.Raw() {
-		unsaid := c.link
-		if unsaid.Name == "" {
-			unsaid.Name = result.Networks[i].IfName
-		}
-		one := saidContents(raw, unsaid)
-		said.Links = append(said.Links, one.Links...)
-		said.Routes = append(said.Routes, one.Routes...)
-	}
-	said.Routes = append(said.Routes, c.routes...)
-	said.sort()
-	if got := h.kernelContents(path, said); !reflect.DeepEqual(got, said) {
-		h.t.Errorf("in the container:\n%+v\nthe result says:\n%+v", got, said)
-	}
 }
 
 // flatten renders a value as lines of path and scalar, in the order of paths.
@@ -278,24 +260,4 @@ func flattenDecoded(path string, value any) []string {
 	}
 	slices.Sort(lines)
 	return lines
-}
-
-var (
-	randomVeth = regexp.MustCompile(`\bveth[0-9a-f]{8}\b`)
-	anyMAC     = regexp.MustCompile(`\b([0-9a-f]{2}:){5}[0-9a-f]{2}\b`)
-	// tuning keeps the hardware address that was there before.
-	tuningFile = regexp.MustCompile(`(DIR/ipam/c1_eth0\.json) sha256:\w+`)
-)
-
-// normalize takes out what differs from one time to the next.
-func (h *realHost) normalize(lines []string) []string {
-	var normal []string
-	for _, l := range lines {
-		l = strings.ReplaceAll(l, h.dir, "DIR")
-		l = randomVeth.ReplaceAllString(l, "vethRANDOM")
-		l = tuningFile.ReplaceAllString(l, "$1")
-		normal = append(normal, anyMAC.ReplaceAllString(l, "MAC"))
-	}
-	slices.Sort(normal)
-	return normal
 }

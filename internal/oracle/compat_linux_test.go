@@ -1,4 +1,4 @@
-package cni_test
+package oracle
 
 import (
 	"context"
@@ -11,62 +11,35 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
 
+// host is a host on which the two packages are compared.
+type host struct{ *testhost.Host }
+
 // bothOn makes the two packages with the same networks on this host.
 func (h *host) bothOn(lists ...[]byte) bothPackages {
-	h.t.Helper()
-	their := []gocni.Opt{gocni.WithPluginDir([]string{h.path("bin")})}
+	h.T.Helper()
+	their := []gocni.Opt{gocni.WithPluginDir([]string{h.Path("bin")})}
 	var our []cni.Opt
 	for _, list := range lists {
 		their, our = append(their, gocni.WithConfListBytes(list)), append(our, cni.WithConfListBytes(list))
 	}
 	theirs, err := gocni.New(their...)
 	if err != nil {
-		h.t.Fatal(err)
+		h.T.Fatal(err)
 	}
-	return bothPackages{theirs, h.runtime(our...)}
-}
-
-// takeCalls are the calls since the last time.
-func (h *host) takeCalls() []scripted.Call {
-	h.t.Helper()
-	calls := h.calls()
-	if err := os.Remove(h.path("calls")); err != nil && !os.IsNotExist(err) {
-		h.t.Fatal(err)
-	}
-	return calls
-}
-
-// scriptedList is a network of plugins that all do what script says.
-func (h *host) scriptedList(name, version string, script scripted.Script, types ...string) []byte {
-	h.t.Helper()
-	path := h.plugin(script, types...)
-	scripts := map[string]string{}
-	for _, typ := range types {
-		scripts[typ] = path
-	}
-	return conflist(name, version, scripts, types...)
-}
-
-// answering is a script that prints answer for a verb and exits with code.
-func answering(verb, answer string, code int) scripted.Script {
-	return scripted.Script{Verbs: map[string]scripted.Action{verb: {Stdout: &answer, Exit: code}}}
-}
-
-// refusing is a script that fails a verb with a plugin's error.
-func refusing(verb, msg string) scripted.Script {
-	return answering(verb, `{"cniVersion": "1.0.0", "code": 100, "msg": "`+msg+`"}`, 1)
+	return bothPackages{theirs, h.Runtime(our...)}
 }
 
 // TestCompat_05_ResultIsInLoadOrder: an entry of DNS and a raw result for each
 // network, in the order of the networks, though they ran in parallel.
 func TestCompat_05_ResultIsInLoadOrder(t *testing.T) {
-	h := newHost(t)
-	b := h.bothOn(h.scriptedList("first", "0.2.0", scripted.Script{}, "old"),
-		h.scriptedList("second", "1.0.0", scripted.Script{}, "new"))
-	path := h.container("n1")
+	h := &host{testhost.New(t)}
+	b := h.bothOn(h.ScriptedList("first", "0.2.0", scripted.Script{}, "old"),
+		h.ScriptedList("second", "1.0.0", scripted.Script{}, "new"))
+	path := h.Container("n1")
 	want, err := b.theirs.Setup(context.Background(), "theirs", path)
 	if err != nil {
 		t.Fatal(err)
@@ -85,10 +58,10 @@ func TestCompat_05_ResultIsInLoadOrder(t *testing.T) {
 
 // TestCompat_05_DefaultInterfaceIsAlwaysThere, empty if no plugin reported it.
 func TestCompat_05_DefaultInterfaceIsAlwaysThere(t *testing.T) {
-	h := newHost(t)
-	list := h.scriptedList("net", "1.0.0", answering("ADD", `{"cniVersion": "1.0.0"}`, 0), "silent")
-	r := h.runtime(cni.WithInterfacePrefix("net"), cni.WithConfListBytes(list))
-	got, err := r.Setup(context.Background(), "c1", h.container("n1"))
+	h := &host{testhost.New(t)}
+	list := h.ScriptedList("net", "1.0.0", testhost.Answering("ADD", `{"cniVersion": "1.0.0"}`, 0), "silent")
+	r := h.Runtime(cni.WithInterfacePrefix("net"), cni.WithConfListBytes(list))
+	got, err := r.Setup(context.Background(), "c1", h.Container("n1"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,10 +73,10 @@ func TestCompat_05_DefaultInterfaceIsAlwaysThere(t *testing.T) {
 // TestCompat_08_Status: too few networks, else STATUS of the plugins whose
 // configuration is of 1.1.0.
 func TestCompat_08_Status(t *testing.T) {
-	h := newHost(t)
-	old := h.scriptedList("old", "1.0.0", refusing("STATUS", "is never asked"), "old")
-	good := h.scriptedList("good", "1.1.0", scripted.Script{}, "good")
-	bad := h.scriptedList("bad", "1.1.0", answering("STATUS", `{"cniVersion": "1.1.0", "code": 50, "msg": "no capacity"}`, 1), "bad")
+	h := &host{testhost.New(t)}
+	old := h.ScriptedList("old", "1.0.0", testhost.Refusing("STATUS", "is never asked"), "old")
+	good := h.ScriptedList("good", "1.1.0", scripted.Script{}, "good")
+	bad := h.ScriptedList("bad", "1.1.0", testhost.Answering("STATUS", `{"cniVersion": "1.1.0", "code": 50, "msg": "no capacity"}`, 1), "bad")
 	tests := []struct {
 		lists [][]byte
 		calls string
@@ -122,12 +95,12 @@ func TestCompat_08_Status(t *testing.T) {
 			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 				t.Errorf("%s: %v, want %q", who, err, test.err)
 			}
-			if got := strings.Join(verbs(h.takeCalls()), " "); got != test.calls {
+			if got := strings.Join(testhost.Verbs(h.TakeCalls()), " "); got != test.calls {
 				t.Errorf("%s: calls %q, want %q", who, got, test.calls)
 			}
 		}
 	}
-	two := h.runtime(cni.WithMinNetworkCount(2), cni.WithConfListBytes(old))
+	two := h.Runtime(cni.WithMinNetworkCount(2), cni.WithConfListBytes(old))
 	if err := two.Status(); !cni.IsCNINotInitialized(err) {
 		t.Errorf("one network of two: %v", err)
 	}
@@ -137,8 +110,8 @@ func TestCompat_08_Status(t *testing.T) {
 // nerdctl does before each Setup, and after the namespace is gone, when the
 // plugins get the path where it is kept.
 func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
-	h := newHost(t)
-	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "a", "b"))
+	h := &host{testhost.New(t)}
+	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "a", "b"))
 	for who, remove := range map[string]func(context.Context, string, string) error{
 		"ours":   func(ctx context.Context, id, path string) error { return b.ours.Remove(ctx, id, path) },
 		"go-cni": func(ctx context.Context, id, path string) error { return b.theirs.Remove(ctx, id, path) },
@@ -146,12 +119,12 @@ func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 		if err := remove(context.Background(), "never", ""); err != nil {
 			t.Errorf("%s: %v", who, err)
 		}
-		calls := h.takeCalls()
-		if got := strings.Join(verbs(calls), " "); got != "DEL b DEL a" || calls[0].NetNS != "" {
+		calls := h.TakeCalls()
+		if got := strings.Join(testhost.Verbs(calls), " "); got != "DEL b DEL a" || calls[0].NetNS != "" {
 			t.Errorf("%s: calls %s in %q", who, got, calls[0].NetNS)
 		}
 	}
-	path := h.path("netns", "gone")
+	path := h.Path("netns", "gone")
 	ns, err := netns.Create(path)
 	if err != nil {
 		t.Fatal(err)
@@ -165,12 +138,12 @@ func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 	if err := ns.Close(); err != nil {
 		t.Fatal(err)
 	}
-	h.takeCalls()
+	h.TakeCalls()
 	if err := b.ours.Remove(context.Background(), "c1", ""); err != nil {
 		t.Error(err)
 	}
-	for _, call := range h.takeCalls() {
-		if call.Verb != "DEL" || call.NetNS != h.pin("c1") || !strings.Contains(string(call.Stdin), `"prevResult":{`) {
+	for _, call := range h.TakeCalls() {
+		if call.Verb != "DEL" || call.NetNS != h.Pin("c1") || !strings.Contains(string(call.Stdin), `"prevResult":{`) {
 			t.Errorf("%s of %s in %q: %s", call.Verb, call.Type, call.NetNS, call.Stdin)
 		}
 	}
@@ -178,16 +151,16 @@ func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 
 // TestCompat_10_Texts that callers match or show are in both packages' errors.
 func TestCompat_10_Texts(t *testing.T) {
-	h := newHost(t)
-	path := h.container("n1")
+	h := &host{testhost.New(t)}
+	path := h.Container("n1")
 	ctx := context.Background()
-	empty, half := t.TempDir(), confDir(t, map[string]string{"10.conf": `{"name": "net", `})
+	empty, half := t.TempDir(), testhost.ConfDir(t, map[string]string{"10.conf": `{"name": "net", `})
 	pair := func(script scripted.Script, version string) bothPackages {
-		return h.bothOn(h.scriptedList("net", version, script, "x"))
+		return h.bothOn(h.ScriptedList("net", version, script, "x"))
 	}
-	none := bothPackages{must(gocni.New())(t), h.runtime()}
+	none := bothPackages{testhost.Must(gocni.New())(t), h.Runtime()}
 	add := func(msg string) [2]error {
-		b := pair(refusing("ADD", msg), "1.0.0")
+		b := pair(testhost.Refusing("ADD", msg), "1.0.0")
 		_, ours := b.ours.Setup(ctx, "ours", path)
 		_, theirs := b.theirs.Setup(ctx, "theirs", path)
 		return [2]error{ours, theirs}
@@ -197,7 +170,7 @@ func TestCompat_10_Texts(t *testing.T) {
 		_, theirs := gocni.New(gocni.WithConf([]byte(`{`)))
 		return [2]error{ours, theirs}
 	}
-	del := pair(refusing("DEL", "boom"), "1.0.0")
+	del := pair(testhost.Refusing("DEL", "boom"), "1.0.0")
 	delErrs := [2]error{del.ours.Remove(ctx, "ours", path), del.theirs.Remove(ctx, "theirs", path)}
 	old := pair(scripted.Script{}, "0.3.1")
 	tests := map[string]struct {
@@ -234,7 +207,7 @@ func TestCompat_10_Texts(t *testing.T) {
 // nerdctl lock a thread, enter a namespace and call. go-cni keeps it in
 // SetupSerially and loses it in Setup, whose goroutines run on other threads.
 func TestCompat_11_PluginsRunInTheNamespaceOfTheCallersThread(t *testing.T) {
-	h := newHost(t) // locks the thread and enters a namespace
+	h := &host{testhost.New(t)} // locks the thread and enters a namespace
 	here, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
 		t.Fatal(err)
@@ -254,17 +227,17 @@ func TestCompat_11_PluginsRunInTheNamespaceOfTheCallersThread(t *testing.T) {
 	}
 	var lists [][]byte
 	for _, name := range []string{"n1", "n2", "n3", "n4"} {
-		lists = append(lists, h.scriptedList(name, "1.1.0", scripted.Script{}, "p-"+name))
+		lists = append(lists, h.ScriptedList(name, "1.1.0", scripted.Script{}, "p-"+name))
 	}
 	b := h.bothOn(lists...)
-	path := h.container("c")
+	path := h.Container("c")
 	ctx := context.Background()
 	run := func(name string, wantCalls int, want string, call func() error) {
 		t.Helper()
 		if err := call(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		calls := h.takeCalls()
+		calls := h.TakeCalls()
 		if len(calls) != wantCalls {
 			t.Errorf("%s: %d calls, want %d", name, len(calls), wantCalls)
 		}

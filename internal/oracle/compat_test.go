@@ -1,0 +1,325 @@
+package oracle
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	gocni "github.com/containerd/go-cni"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// TestCompat_01_SevenMethods: the interface has go-cni's methods and no other,
+// so that importers' fakes stay complete. See also TestAPIHasAllOfGoCNI.
+func TestCompat_01_SevenMethods(t *testing.T) {
+	methods := func(i reflect.Type) (names []string) {
+		for n := range i.NumMethod() {
+			names = append(names, i.Method(n).Name)
+		}
+		return names
+	}
+	want := []string{"Check", "GetConfig", "Load", "Remove", "Setup", "SetupSerially", "Status"}
+	for _, i := range []reflect.Type{reflect.TypeFor[cni.CNI](), reflect.TypeFor[gocni.CNI]()} {
+		if got := methods(i); !reflect.DeepEqual(got, want) {
+			t.Errorf("%v has %v, want %v", i, got, want)
+		}
+	}
+}
+
+// TestCompat_02_LoadersAreOptionValues: three are passed without a call, the
+// names and aliases are types of their own.
+func TestCompat_02_LoadersAreOptionValues(t *testing.T) {
+	opts := []cni.Opt{cni.WithLoNetwork, cni.WithDefaultConf, cni.WithAllConf}
+	opts = append(opts, cni.WithConfListBytes([]byte(`{}`)))
+	if got := len(opts); got != 4 {
+		t.Errorf("%d options", got)
+	}
+	type constants [5]any
+	got := constants{cni.DefaultNetDir, cni.DefaultCNIDir, cni.DefaultMaxConfNum, cni.DefaultPrefix, cni.CNIPluginName}
+	want := constants{gocni.DefaultNetDir, gocni.DefaultCNIDir, gocni.DefaultMaxConfNum, gocni.DefaultPrefix, gocni.CNIPluginName}
+	if got != want {
+		t.Errorf("constants %v, want %v", got, want)
+	}
+	if reflect.TypeFor[cni.CNIOpt]() != reflect.TypeFor[cni.Opt]() || reflect.TypeFor[cni.CNIResult]() != reflect.TypeFor[cni.Result]() {
+		t.Error("the aliases are other types")
+	}
+}
+
+// sameJSON compares to the byte what importers persist.
+func sameJSON(t *testing.T, name string, got, want any) {
+	t.Helper()
+	g, err := json.Marshal(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := json.Marshal(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(g, w) {
+		t.Errorf("%s: JSON\n%s\nwant\n%s", name, g, w)
+	}
+}
+
+// TestCompat_03_JSONOfOptions: nerdctl persists port mappings, others the rest.
+func TestCompat_03_JSONOfOptions(t *testing.T) {
+	sameJSON(t, "port mappings",
+		[]cni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp", HostIP: "::1"}, {}},
+		[]gocni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp", HostIP: "::1"}, {}})
+	sameJSON(t, "ranges",
+		cni.IPRanges{Subnet: "10.0.0.0/8", RangeStart: "10.0.0.2", RangeEnd: "10.0.0.9", Gateway: "10.0.0.1"},
+		gocni.IPRanges{Subnet: "10.0.0.0/8", RangeStart: "10.0.0.2", RangeEnd: "10.0.0.9", Gateway: "10.0.0.1"})
+	sameJSON(t, "bandwidth", cni.BandWidth{IngressRate: 1, IngressBurst: 2, EgressRate: 3},
+		gocni.BandWidth{IngressRate: 1, IngressBurst: 2, EgressRate: 3})
+	sameJSON(t, "DNS", cni.DNS{Servers: []string{"1.1.1.1"}, Options: []string{}}, gocni.DNS{Servers: []string{"1.1.1.1"}, Options: []string{}})
+	const persisted = `{"HostPort":8080,"ContainerPort":80,"Protocol":"udp","HostIP":"10.0.0.1"}`
+	var m cni.PortMapping
+	if err := json.Unmarshal([]byte(persisted), &m); err != nil {
+		t.Fatal(err)
+	}
+	if want := (cni.PortMapping{HostPort: 8080, ContainerPort: 80, Protocol: "udp", HostIP: "10.0.0.1"}); m != want {
+		t.Errorf("persisted mapping is %+v, want %+v", m, want)
+	}
+}
+
+func cidr(s string) net.IPNet {
+	ip, n, err := net.ParseCIDR(s)
+	if err != nil {
+		panic(err)
+	}
+	n.IP = ip
+	return *n
+}
+
+// compatResults are results of plugins on which both packages agree.
+var compatResults = map[string][]*types100.Result{
+	"none":  {},
+	"empty": {{}},
+	"usual": {{
+		CNIVersion: "1.0.0",
+		Interfaces: []*types100.Interface{{Name: "cni0", Mac: "m0"}, {Name: "veth1", Mac: "m1"}, {Name: "eth0", Mac: "m2", Sandbox: "/ns", Mtu: 1500, PciID: "p", SocketPath: "s"}},
+		IPs:        []*types100.IPConfig{{Interface: types100.Int(2), Address: cidr("10.1.2.3/24"), Gateway: net.IPv4(10, 1, 2, 1)}, {Interface: types100.Int(2), Address: cidr("2001:db8::3/64")}},
+		Routes:     []*types.Route{{Dst: cidr("0.0.0.0/0"), GW: net.IPv4(10, 1, 2, 1), MTU: 1400}},
+		DNS:        types.DNS{Nameservers: []string{"1.1.1.1"}, Domain: "d", Search: []string{"s"}, Options: []string{"o"}},
+	}},
+	"no interfaces": {{CNIVersion: "0.2.0", IPs: []*types100.IPConfig{{Address: cidr("10.1.2.3/24")}}}},
+	"two networks": {
+		{Interfaces: []*types100.Interface{{Name: "lo", Sandbox: "/ns"}}, IPs: []*types100.IPConfig{{Interface: types100.Int(0), Address: cidr("127.0.0.1/8")}}},
+		{Interfaces: []*types100.Interface{{Name: "eth1", Sandbox: "/ns"}}, IPs: []*types100.IPConfig{{Interface: types100.Int(0), Address: cidr("10.1.2.3/24")}}, DNS: types.DNS{Domain: "two"}},
+	},
+}
+
+// TestCompat_03_JSONOfResult: containerd persists it. What we add stands behind
+// what was there, and only where it is not empty.
+func TestCompat_03_JSONOfResult(t *testing.T) {
+	theirs, err := gocni.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := cni.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	converter := theirs.(interface {
+		GetCNIResultFromResults([]*types100.Result) (*gocni.Result, error)
+	})
+	for name, results := range compatResults {
+		want, err := converter.GetCNIResultFromResults(results)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := ours.GetCNIResultFromResults(results)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		var persisted gocni.Result
+		data, err := json.Marshal(got)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(data, &persisted); err != nil {
+			t.Errorf("%s: go-cni cannot read it: %v", name, err)
+		}
+		sameJSON(t, name+", read by go-cni", persisted, want)
+		got.Networks = nil
+		sameJSON(t, name, got, want)
+	}
+}
+
+// bothPackages are the two packages with the same configuration.
+type bothPackages struct {
+	theirs gocni.CNI
+	ours   *cni.Runtime
+}
+
+// loadBoth loads what the steps say into both: lo, conf, conffile, index7, list,
+// listfile, default, all. Each network has a name of its own.
+func loadBoth(t testing.TB, steps ...string) bothPackages {
+	t.Helper()
+	dir := testhost.ConfDir(t, map[string]string{"10-a.conflist": testhost.ListOf("dir-a"), "20-b.conf": testhost.ConfOf("dir-b"), "30-c.json": testhost.ConfOf("dir-c")})
+	their, our := []gocni.Opt{gocni.WithPluginConfDir(dir)}, []cni.Opt{cni.WithPluginConfDir(dir)}
+	for i, step := range steps {
+		name := fmt.Sprintf("net%d", i)
+		files := testhost.ConfDir(t, map[string]string{"conf": testhost.ConfOf(name), "list": testhost.ListOf(name)})
+		conf, list := filepath.Join(files, "conf"), filepath.Join(files, "list")
+		switch step {
+		case "lo":
+			their, our = append(their, gocni.WithLoNetwork), append(our, cni.WithLoNetwork)
+		case "conf":
+			their, our = append(their, gocni.WithConf([]byte(testhost.ConfOf(name)))), append(our, cni.WithConf([]byte(testhost.ConfOf(name))))
+		case "conffile":
+			their, our = append(their, gocni.WithConfFile(conf)), append(our, cni.WithConfFile(conf))
+		case "index7":
+			their, our = append(their, gocni.WithConfIndex([]byte(testhost.ConfOf(name)), 7)), append(our, cni.WithConfIndex([]byte(testhost.ConfOf(name)), 7))
+		case "list":
+			their, our = append(their, gocni.WithConfListBytes([]byte(testhost.ListOf(name)))), append(our, cni.WithConfListBytes([]byte(testhost.ListOf(name))))
+		case "listfile":
+			their, our = append(their, gocni.WithConfListFile(list)), append(our, cni.WithConfListFile(list))
+		case "default":
+			their, our = append(their, gocni.WithDefaultConf), append(our, cni.WithDefaultConf)
+		case "all":
+			their, our = append(their, gocni.WithAllConf), append(our, cni.WithAllConf)
+		case "max2":
+			their, our = append(their, gocni.WithPluginMaxConfNum(2)), append(our, cni.WithPluginMaxConfNum(2))
+		case "prefix":
+			their, our = append(their, gocni.WithInterfacePrefix("net")), append(our, cni.WithInterfacePrefix("net"))
+		default:
+			t.Fatalf("step %q", step)
+		}
+	}
+	theirs, err := gocni.New(their...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := cni.New(our...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bothPackages{theirs, ours}
+}
+
+// TestCompat_04_InterfaceNamesFollowLoadOrder, with loopback counted, except
+// where a directory is loaded.
+func TestCompat_04_InterfaceNamesFollowLoadOrder(t *testing.T) {
+	for steps, want := range map[string]string{
+		"lo":                  "lo",
+		"lo list":             "lo eth1",
+		"list lo list":        "eth0 lo eth2",
+		"lo default":          "lo eth0",
+		"list default":        "eth0 eth0",
+		"lo list all":         "lo eth1 eth0 eth1 eth2",
+		"max2 default":        "eth0 eth1",
+		"conf":                "eth0",
+		"lo conf":             "lo eth0",
+		"list list conf":      "eth0 eth1 eth0",
+		"conf conffile list":  "eth0 eth0 eth2",
+		"lo index7 listfile":  "lo eth7 eth2",
+		"all listfile":        "eth0 eth1 eth2 eth3",
+		"prefix lo list conf": "lo net1 net0",
+	} {
+		b := loadBoth(t, strings.Fields(steps)...)
+		var their, our []string
+		for _, n := range b.theirs.GetConfig().Networks {
+			their = append(their, n.IFName)
+		}
+		for _, n := range b.ours.GetConfig().Networks {
+			our = append(our, n.IFName)
+		}
+		if got := strings.Join(our, " "); got != want || strings.Join(their, " ") != want {
+			t.Errorf("%s: ours %v, go-cni's %v, want %s", steps, our, their, want)
+		}
+	}
+}
+
+// jsonValue is what JSON says, whatever its spaces and the order of its keys.
+func jsonValue(t *testing.T, source string) any {
+	t.Helper()
+	var v any
+	if err := json.Unmarshal([]byte(source), &v); err != nil {
+		t.Fatalf("%v: %s", err, source)
+	}
+	return v
+}
+
+// TestCompat_03_JSONOfConfigResult: crictl shows it. The sources of plugins are
+// ours to the byte and libcni's written anew in go-cni, so they are compared by
+// value, the rest to the byte, but for what runs for a plugin, which is ours alone.
+func TestCompat_03_JSONOfConfigResult(t *testing.T) {
+	b := loadBoth(t, "list", "listfile", "conf", "index7", "all")
+	got, want := b.ours.GetConfig(), b.theirs.GetConfig()
+	if len(got.Networks) != len(want.Networks) {
+		t.Fatalf("%d networks, want %d", len(got.Networks), len(want.Networks))
+	}
+	equal := func(got, want *string) {
+		t.Helper()
+		if g, w := jsonValue(t, *got), jsonValue(t, *want); !reflect.DeepEqual(g, w) {
+			t.Errorf("source %s, want %s", *got, *want)
+		}
+		*got, *want = "", ""
+	}
+	for i, n := range got.Networks {
+		w := want.Networks[i]
+		equal(&n.Config.Source, &w.Config.Source)
+		for j, p := range n.Config.Plugins {
+			equal(&p.Source, &w.Config.Plugins[j].Source)
+			p.Kind, p.Path, p.IPAMKind = "", "", ""
+		}
+	}
+	sameJSON(t, "configuration", got, want)
+}
+
+// TestCompat_06_LoadReplacesEverything, what New was given included.
+func TestCompat_06_LoadReplacesEverything(t *testing.T) {
+	b := loadBoth(t, "lo", "list")
+	if err := errors.Join(b.ours.Load(cni.WithConf([]byte(testhost.ConfOf("new")))), b.theirs.Load(gocni.WithConf([]byte(testhost.ConfOf("new"))))); err != nil {
+		t.Fatal(err)
+	}
+	if n := b.ours.GetConfig().Networks; len(n) != 1 || n[0].Config.Name != "new" {
+		t.Errorf("networks %+v, want new alone", n)
+	}
+	sameJSON(t, "number of networks", len(b.ours.GetConfig().Networks), len(b.theirs.GetConfig().Networks))
+	if err := errors.Join(b.ours.Load(), b.theirs.Load()); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{b.ours.Status(), b.theirs.Status()} {
+		if err == nil || err.Error() != cni.ErrCNINotInitialized.Error() {
+			t.Errorf("after a Load of nothing: %v", err)
+		}
+	}
+}
+
+// TestCompat_07_NothingNeedsToExist: plugins and directories are installed
+// later; only a loader that finds nothing says that there is no configuration.
+func TestCompat_07_NothingNeedsToExist(t *testing.T) {
+	gone := filepath.Join(t.TempDir(), "gone")
+	theirs, err := gocni.New(gocni.WithPluginConfDir(gone), gocni.WithPluginDir([]string{gone}), gocni.WithConfListBytes([]byte(testhost.ListOf("net"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := cni.New(cni.WithPluginConfDir(gone), cni.WithPluginDir([]string{gone}), cni.WithConfListBytes([]byte(testhost.ListOf("net"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(ours.Status(), theirs.Status()); err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(ours.Load(cni.WithLoNetwork), theirs.Load(gocni.WithLoNetwork)); err != nil {
+		t.Error(err)
+	}
+	_, ourErr := cni.New(cni.WithPluginConfDir(gone), cni.WithDefaultConf)
+	_, theirErr := gocni.New(gocni.WithPluginConfDir(gone), gocni.WithDefaultConf)
+	if !cni.IsCNINotInitialized(ourErr) || !gocni.IsCNINotInitialized(theirErr) || ourErr.Error() != theirErr.Error() {
+		t.Errorf("no configuration: %v, go-cni %v", ourErr, theirErr)
+	}
+}

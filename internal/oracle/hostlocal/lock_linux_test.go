@@ -1,0 +1,69 @@
+package hostlocal
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
+
+	"github.com/embedcni/cni/internal/builtin/hostlocal"
+	"github.com/embedcni/cni/internal/sweep"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// TestTheReferencesLockIsOurs: whoever has it keeps the plugin and the sweep
+// waiting, which take it without the reference's package.
+func TestTheReferencesLockIsOurs(t *testing.T) {
+	base := t.TempDir()
+	dir := base + "/podnet"
+	config := configFor(base, `"subnet": "10.1.0.0/24"`)
+	p := hostlocal.New()
+	testhost.Must(p.Add(t.Context(), call(config, "a")))(t)
+	theirs := testhost.Must(disk.New("podnet", base))(t)
+	defer theirs.Close()
+	if err := theirs.Lock(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := p.Add(ctx, call(config, "b")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("ADD beside the reference's lock: %v", err)
+	}
+	items, err := sweep.Stale(dir, func(r sweep.Reservation) bool { return r.Addr == netip.MustParseAddr("10.1.0.2") })
+	if err != nil || len(items) != 1 {
+		t.Fatalf("found %v, %v; want the address of a", items, err)
+	}
+	removed := make(chan error, 1)
+	go func() { removed <- items[0].Remove() }()
+	select {
+	case err := <-removed:
+		t.Errorf("the sweep did not wait for the reference's lock: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	if err := theirs.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-removed; err != nil {
+		t.Error(err)
+	}
+	if theirs.FindByID("a", "eth0") {
+		t.Error("the address is still there")
+	}
+}
+
+// TestTheReferenceWritesWhatTheSweepReads: the separator is ours by copy.
+func TestTheReferenceWritesWhatTheSweepReads(t *testing.T) {
+	base := t.TempDir()
+	ref := reference{configFor(base, `"subnet": "10.1.0.0/24"`)}
+	testhost.Must(ref.add("a"))(t)
+	foreign, others, err := sweep.Foreign(base + "/podnet")
+	if err != nil || len(foreign) > 0 || len(others) != 1 {
+		t.Fatalf("foreign %v, others %v, %v; want one of the reference's", foreign, others, err)
+	}
+	if r := others[0]; r.ContainerID != "a" || r.IfName != "eth0" || r.Addr != netip.MustParseAddr("10.1.0.2") {
+		t.Errorf("read %+v", r)
+	}
+}

@@ -1,0 +1,78 @@
+package oracle
+
+import (
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+var specVersions = []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+
+// versions are those of the case: a list of plugins needs 0.3.0, as prevResult
+// came with it.
+func versions(c *testhost.Case) []string {
+	var versions []string
+	for _, v := range specVersions {
+		if v >= c.Since && (v >= "0.3.0" || len(c.Plugins) == 1) {
+			versions = append(versions, v)
+		}
+	}
+	return versions
+}
+
+func realCases() []testhost.Case {
+	bridge := testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V4Range))
+	bridgeBoth := testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V4Range+","+testhost.V6Range))
+	ports := []cni.PortMapping{
+		{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"},
+		{HostPort: 8081, ContainerPort: 81, Protocol: "udp", HostIP: "192.0.2.1"},
+	}
+	rate := cni.BandWidth{IngressRate: 8e6, IngressBurst: 8e6, EgressRate: 4e6, EgressBurst: 4e6}
+	return append(singleCases(), []testhost.Case{
+		{Name: "tuning", Plugins: []string{bridge,
+			`{"type": "tuning", "mac": "0a:58:0a:4d:00:02", "mtu": 1400, "dataDir": "IPAM",
+			  "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1", "net.core.somaxconn": "500"}}`}},
+		{Name: "bandwidth", Plugins: []string{bridge,
+			`{"type": "bandwidth", "capabilities": {"bandwidth": true}}`}, Bandwidth: rate},
+		{Name: "portmap iptables", Plugins: []string{bridgeBoth,
+			`{"type": "portmap", "backend": "iptables", "snat": true, "capabilities": {"portMappings": true}}`}, Ports: ports},
+		{Name: "portmap nftables", Plugins: []string{bridgeBoth,
+			`{"type": "portmap", "backend": "nftables", "snat": true, "capabilities": {"portMappings": true}}`}, Ports: ports},
+		{Name: "bridge nftables masquerade", Plugins: []string{
+			testhost.BridgeConf(`"ipMasq": true, "ipMasqBackend": "nftables", ` + testhost.HostLocal(testhost.V4Range+","+testhost.V6Range))}},
+		{Name: "firewall", Since: "0.4.0", Plugins: []string{bridgeBoth,
+			`{"type": "firewall", "backend": "iptables"}`}},
+		{Name: "firewall same-bridge", Since: "0.4.0", Plugins: []string{bridgeBoth,
+			`{"type": "firewall", "backend": "iptables", "ingressPolicy": "same-bridge"}`}},
+		{Name: "everything", Since: "0.4.0", Lo: true, Plugins: []string{bridgeBoth,
+			`{"type": "firewall", "backend": "iptables"}`,
+			`{"type": "tuning", "mtu": 1400, "dataDir": "IPAM"}`,
+			`{"type": "bandwidth", "capabilities": {"bandwidth": true}}`,
+			`{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}}`},
+			Ports: ports, Bandwidth: rate},
+	}...)
+}
+
+// singleCases are those of one plugin, which can be a file of before 0.3.0.
+func singleCases() []testhost.Case {
+	return []testhost.Case{
+		{Name: "loopback", Plugins: []string{`{"type": "loopback"}`},
+			// The plugin prints a result of 0.3.0 and calls it one of 0.1.0 or
+			// 0.2.0, in which there is nothing then.
+			Link: testhost.ContentLink{Name: "lo", Addrs: []string{"127.0.0.1/8", "::1/128"}}},
+		{Name: "bridge IPv4", Lo: true, Plugins: []string{testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V4Range))}},
+		{Name: "bridge IPv6", Plugins: []string{testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V6Range))}},
+		{Name: "bridge both", Plugins: []string{testhost.BridgeConf(`"ipMasq": true, "hairpinMode": true, "mtu": 1450, ` +
+			testhost.HostLocal(testhost.V4Range+","+testhost.V6Range))}},
+		{Name: "bridge static", Plugins: []string{testhost.BridgeConf(testhost.StaticBoth)}},
+		{Name: "ptp IPv4", Plugins: []string{testhost.PtpConf(testhost.HostLocal(testhost.V4Range, "0.0.0.0/0"))},
+			Routes: []string{"10.77.0.1/32", "10.77.0.0/24 via 10.77.0.1"}},
+		{Name: "ptp IPv6", Plugins: []string{testhost.PtpConf(testhost.HostLocal(testhost.V6Range, "::/0"))},
+			Routes: []string{"fd77::1/128", "fd77::/64 via fd77::1"}},
+		{Name: "ptp both", Plugins: []string{testhost.PtpConf(testhost.HostLocal(testhost.V4Range+","+testhost.V6Range, "0.0.0.0/0", "::/0"))},
+			Routes: []string{"10.77.0.1/32", "10.77.0.0/24 via 10.77.0.1", "fd77::1/128", "fd77::/64 via fd77::1"}},
+		{Name: "macvlan", Plugins: []string{`{"type": "macvlan", "master": "up0", ` +
+			testhost.HostLocal(testhost.V4Range+","+testhost.V6Range, "0.0.0.0/0") + `}`}, Prepare: testhost.Uplink},
+		{Name: "host-device", Plugins: []string{`{"type": "host-device", "device": "up0", ` + testhost.StaticBoth + `}`},
+			Prepare: func(h *testhost.RealHost) { h.VethPair("up0", "up1"); h.LinkUp("up1") }},
+	}
+}

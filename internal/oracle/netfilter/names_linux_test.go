@@ -1,0 +1,55 @@
+package netfilter
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/plugins/pkg/utils"
+)
+
+var write = flag.Bool("write", false, "write the file of names anew")
+
+// golden is the file that the tests of this library's names read.
+const golden = "../../netfilter/testdata/names.json"
+
+// TestNamesAreThoseOfThePlugins holds the file of names against the functions by
+// which the plugins name their chains and comments.
+func TestNamesAreThoseOfThePlugins(t *testing.T) {
+	type attachment struct {
+		Network, ID string
+		Names       []string
+	}
+	var all []attachment
+	for _, a := range []struct{ network, id string }{
+		{"podnet", "c1"}, {"n", ""}, {"", "x"}, {"a.b-c_d", strings.Repeat("f", 255)}, {`q"uote`, "é\n"},
+	} {
+		all = append(all, attachment{a.network, a.id, []string{
+			utils.FormatChainName(a.network, a.id),
+			utils.MustFormatChainNameWithPrefix(a.network, a.id, "DN-"),
+			utils.MustFormatChainNameWithPrefix(a.network, a.id, "SN-"),
+			utils.FormatComment(a.network, a.id),
+			utils.MustFormatHashWithPrefix(16, "", a.network),
+		}})
+	}
+	want, err := json.MarshalIndent(all, "", "\t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want = append(want, '\n')
+	if *write {
+		if err := os.WriteFile(golden, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s is not the plugins' any more: go test -write makes it anew:\n%s\nwant\n%s", golden, got, want)
+	}
+}

@@ -1,0 +1,33 @@
+package sweep
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/embedcni/cni/internal/plainfile"
+)
+
+// lockDir takes host-local's lock of a directory: the whole of the file "lock" in
+// it, which host-local makes where it is missing, with this mode. Its holder is
+// waited for. The directory is not made: without it there is nothing to lock, and
+// the error is [fs.ErrNotExist].
+//
+// Host-local's own package for it is not used: its module would bring whatever
+// the reference plugins require into the module graph of every importer.
+func lockDir(dir string) (unlock func() error, err error) {
+	path := filepath.Join(dir, "lock")
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() {
+		return nil, &fs.PathError{Op: "lock", Path: path, Err: plainfile.ErrNotRegular}
+	}
+	f, err := plainfile.Open(path, os.O_CREATE|os.O_RDONLY, 0o750)
+	if err != nil {
+		return nil, err
+	}
+	if err := lockWhole(f); err != nil {
+		return nil, errors.Join(&fs.PathError{Op: "lock", Path: path, Err: err}, f.Close())
+	}
+	return f.Close, nil // closing unlocks: nobody else has the description
+}

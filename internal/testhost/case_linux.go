@@ -1,0 +1,69 @@
+package testhost
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/embedcni/cni"
+)
+
+// Case is a network made of reference plugins, in a way that makes sense.
+type Case struct {
+	Name    string
+	Since   string   // the lowest version that all its plugins have; empty: 0.1.0
+	Plugins []string // their configurations, in order
+	Prepare func(h *RealHost)
+	Lo      bool // load the loopback network as well
+
+	Ports     []cni.PortMapping
+	Bandwidth cni.BandWidth
+
+	// Routes are those that a plugin sets up without saying so in its result,
+	// and Link is the interface where the result does not say it.
+	Routes []string
+	Link   ContentLink
+}
+
+// Single reports whether the network is one of the days before lists.
+func (c *Case) Single(version string) bool { return version < "0.3.0" }
+
+// Conf is the configuration file. ipam is the directory of host-local.
+func (c *Case) Conf(network, version, ipam string) []byte {
+	head := fmt.Sprintf(`{"cniVersion": %q, "name": %q, `, version, network)
+	text := head + `"plugins": [` + strings.Join(c.Plugins, ",\n") + `]}`
+	if c.Single(version) {
+		text = head + c.Plugins[0][1:]
+	}
+	return []byte(strings.ReplaceAll(text, "IPAM", ipam))
+}
+
+const (
+	V4Range = `[{"subnet": "10.77.0.0/24"}]`
+	V6Range = `[{"subnet": "fd77::/64"}]`
+)
+
+func HostLocal(ranges string, routes ...string) string {
+	var dst []string
+	for _, r := range routes {
+		dst = append(dst, fmt.Sprintf(`{"dst": %q}`, r))
+	}
+	return fmt.Sprintf(`"ipam": {"type": "host-local", "dataDir": "IPAM", "ranges": [%s], "routes": [%s]}`,
+		ranges, strings.Join(dst, ", "))
+}
+
+const StaticBoth = `"ipam": {"type": "static",
+	"addresses": [{"address": "10.77.0.9/24", "gateway": "10.77.0.1"}, {"address": "fd77::9/64", "gateway": "fd77::1"}],
+	"routes": [{"dst": "198.51.100.0/24"}, {"dst": "192.0.2.0/24", "gw": "10.77.0.254"}, {"dst": "2001:db8::/32"}],
+	"dns": {"nameservers": ["10.77.0.1"], "domain": "pod.example", "search": ["example"], "options": ["ndots:2"]}}`
+
+func BridgeConf(more string) string {
+	return `{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, ` + more + `}`
+}
+
+func PtpConf(more string) string { return `{"type": "ptp", "ipMasq": true, ` + more + `}` }
+
+// Uplink is what macvlan sits on.
+func Uplink(h *RealHost) {
+	h.VethPair("up0", "up1")
+	h.LinkUp("up0", "up1")
+}

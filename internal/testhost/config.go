@@ -1,0 +1,52 @@
+package testhost
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// Must is a value that a test cannot go on without: Must(f())(t).
+func Must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// ConfDir is a directory of configurations in name order.
+func ConfDir(t testing.TB, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// ConfOf is a configuration of one plugin.
+func ConfOf(name string) string {
+	return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "type": "x", "ipam": {"type": "y", "n": 1}}`, name)
+}
+
+// ListOf is a configuration of two plugins.
+func ListOf(name string) string {
+	return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": "x"}, {"type": "portmap", "capabilities": {"portMappings": true}}]}`, name)
+}
+
+// OddFields are fields of reference plugins, of types that these do not have.
+func OddFields() []string {
+	return []string{
+		`"ipMasq": "auto"`, `"ipMasq": {}`, `"ipMasq": null`, `"macspoofchk": {}`, `"mtu": "big"`, `"bridge": 5`, `"dataDir": []`, `"vlan": "all"`,
+		`"ipam": {"type": "", "dataDir": 5}`, `"ipam": {"addresses": "10.1.0.2/24"}`,
+		`"ipam": {}`, `"ipam": null`, `"ipam": "host-local"`, `"ipam": ["host-local"]`, `"ipam": {"type": 5}`, `"ipam": 5, "ipam": {"type": ""}`,
+		`"portMappings": true`, `"sysctl": ["net.core.somaxconn"]`, `"device": 5`, `"args": "none"`, `"args": {"cni": []}`, `"runtimeConfig": 5`,
+		`"dns": "192.0.2.53"`, `"dns": {"nameservers": "192.0.2.53"}`, `"capabilities": {"portMappings": "yes"}`, `"snat": "no"`, `"backend": 7`,
+	}
+}

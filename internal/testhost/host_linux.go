@@ -1,0 +1,176 @@
+package testhost
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/netns"
+)
+
+// Patience is how long a test waits for what must come, on the slowest machine.
+const Patience = time.Minute
+
+// Host is a network namespace that stands for a host in one test, with a state
+// directory and container namespaces of its own. The test's goroutine is locked
+// to a thread inside it, so that plugins run there as they do on a real host.
+type Host struct {
+	T   testing.TB
+	Dir string
+}
+
+// New makes a host and enters it. The thread is never unlocked: it ends
+// with the test's goroutine.
+func New(t testing.TB) *Host {
+	t.Helper()
+	h := &Host{T: t, Dir: t.TempDir()}
+	t.Cleanup(h.Unpin)
+	runtime.LockOSThread()
+	ns := h.NewNetNS("host")
+	if err := unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// Unpin lets go of the namespaces of containers that the test leaves attached,
+// so that their directory can be deleted.
+func (h *Host) Unpin() {
+	pins, err := filepath.Glob(h.Path("state", "embedcni", "attachments", "netns", "*"))
+	if err != nil {
+		h.T.Error(err)
+	}
+	for _, pin := range pins {
+		if err := netns.Remove(pin); err != nil {
+			h.T.Error(err)
+		}
+	}
+}
+
+// RecordFile is the path of a container's record, without its extension.
+func (h *Host) RecordFile(id string) string {
+	return h.Path("state", "embedcni", "attachments", Hashed(id))
+}
+
+// Pin is where a container's namespace is kept.
+func (h *Host) Pin(id string) string {
+	return h.Path("state", "embedcni", "attachments", "netns", Hashed(id))
+}
+
+// Hashed is the name of the files that belong to a container.
+func Hashed(id string) string {
+	sum := sha256.Sum256([]byte(id))
+	return hex.EncodeToString(sum[:16])
+}
+
+// NewNetNS makes a network namespace that goes when the test ends.
+func (h *Host) NewNetNS(name string) *netns.Handle {
+	h.T.Helper()
+	path := h.Path("netns", name)
+	ns, err := netns.Create(path)
+	if err != nil {
+		h.T.Fatal(err)
+	}
+	h.T.Cleanup(func() {
+		if err := netns.Remove(path); err != nil {
+			h.T.Error(err)
+		}
+		if err := ns.Close(); err != nil {
+			h.T.Error(err)
+		}
+	})
+	return ns
+}
+
+// Container makes a container's namespace and returns its path.
+func (h *Host) Container(name string) string {
+	h.T.Helper()
+	h.NewNetNS(name)
+	return h.Path("netns", name)
+}
+
+// Path is a path in the host's directory.
+func (h *Host) Path(elem ...string) string {
+	return filepath.Join(append([]string{h.Dir}, elem...)...)
+}
+
+// Write makes a file in the host's directory, and returns its path.
+func (h *Host) Write(name, content string) string {
+	h.T.Helper()
+	path := h.Path(name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		h.T.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		h.T.Fatal(err)
+	}
+	return path
+}
+
+// Runtime is a Runtime on this host; opts may override everything.
+func (h *Host) Runtime(opts ...cni.Opt) *cni.Runtime {
+	h.T.Helper()
+	base := []cni.Opt{cni.WithStateDir(h.Path("state")), cni.WithPluginDir([]string{h.Path("bin")}),
+		cni.WithPluginConfDir(h.Path("net.d"))}
+	r, err := cni.New(append(base, opts...)...)
+	if err != nil {
+		h.T.Fatal(err)
+	}
+	return r
+}
+
+// Audit is what exists on this host now.
+func (h *Host) Audit() audit.Lines {
+	h.T.Helper()
+	lines, err := audit.Snapshot(context.Background(), audit.Options{
+		StateDirs: []string{h.Path("state"), h.Path("ipam")}, NetNSDirs: []string{h.Path("netns")},
+	})
+	if err != nil {
+		h.T.Fatal(err)
+	}
+	return lines
+}
+
+// Since compares with an audit from before. A runtime keeps sockets to the packet
+// filters for a moment: its own are waited for, and the end of those of an
+// earlier test does not count.
+func (h *Host) Since(before audit.Lines) (added, removed audit.Lines) {
+	h.T.Helper()
+	added, removed = audit.Diff(before, h.Audit())
+	for end := time.Now().Add(Patience); slices.Contains(added, "fd socket") && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		added, removed = audit.Diff(before, h.Audit())
+	}
+	return added, removed.Without(func(line string) bool { return line == "fd socket" })
+}
+
+// WantClean compares with an audit from before: nothing may have come that
+// belongs to a container, and nothing may be gone.
+func (h *Host) WantClean(before audit.Lines) {
+	h.T.Helper()
+	added, removed := h.Since(before)
+	added = added.Without(audit.Shared).Without(func(line string) bool {
+		return strings.Contains(line, h.Path("state", "embedcni")) // locks and marks are the host's
+	})
+	if len(added)+len(removed) > 0 {
+		h.T.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(added, "\n"), strings.Join(removed, "\n"))
+	}
+}

@@ -1,0 +1,191 @@
+package testhost
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/netns"
+)
+
+// RealHost is a host for the reference plugins, of which several may be in use
+// at once: its audits leave out what is the process's, such as the pins, the
+// processes and the descriptors of the others.
+type RealHost struct{ *Host }
+
+func NewReal(t testing.TB) *RealHost {
+	t.Helper()
+	h := &RealHost{New(t)}
+	if err := NoAddressDetection(); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// NoAddressDetection spares the namespace's interfaces the detection of
+// duplicate IPv6 addresses, for which bridge and ptp wait up to two seconds.
+func NoAddressDetection() error {
+	for _, which := range []string{"all", "default"} {
+		path := filepath.Join("/proc/sys/net/ipv6/conf", which, "accept_dad")
+		if err := os.WriteFile(path, []byte("0"), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *RealHost) Container(name string) string {
+	h.T.Helper()
+	path := h.Host.Container(name)
+	h.Inside(path, NoAddressDetection)
+	return path
+}
+
+// Inside runs fn in the namespace at path.
+func (h *RealHost) Inside(path string, fn func() error) {
+	h.T.Helper()
+	ns, err := netns.Open(path)
+	if err != nil {
+		h.T.Fatal(err)
+	}
+	if err := errors.Join(ns.Do(fn), ns.Close()); err != nil {
+		h.T.Fatal(err)
+	}
+}
+
+// Real is a Runtime with the reference plugins.
+func (h *RealHost) Real(opts ...cni.Opt) *cni.Runtime {
+	h.T.Helper()
+	return h.Runtime(append([]cni.Opt{cni.WithPluginDir([]string{ReferencePlugins(h.T)})}, opts...)...)
+}
+
+// Audit is what exists on this host, without what is the whole process's, and
+// without the pins of namespaces, which are the test's own.
+func (h *RealHost) Audit() audit.Lines {
+	h.T.Helper()
+	lines := h.Host.Audit()
+	for i, l := range lines {
+		// Which address host-local gave out last is the network's, and changes.
+		lines[i] = lastReserved.ReplaceAllString(l, "$1 host-local")
+	}
+	return lines.Without(func(line string) bool {
+		what, _, _ := strings.Cut(line, " ")
+		switch what {
+		case "missing":
+			h.T.Fatalf("the audit is blind: %s: install iptables and nftables", line)
+		case "process", "fd", "mount", "netns":
+			return true
+		}
+		return false
+	})
+}
+
+var lastReserved = regexp.MustCompile(`(/last_reserved_ip\.\d+) sha256:\w+ host-local$`)
+
+// Left is what there is now and was not before, and what is gone since, but for
+// what plugins keep for the network or the host.
+func (h *RealHost) Left(before audit.Lines) (left, gone audit.Lines) {
+	h.T.Helper()
+	left, gone = audit.Diff(before, h.Audit())
+	own := h.Path("state", "embedcni") // locks and marks are the host's
+	return left.Without(audit.Shared).Without(func(l string) bool { return strings.Contains(l, own) }), gone
+}
+
+func (h *RealHost) WantClean(before audit.Lines) {
+	h.T.Helper()
+	if left, gone := h.Left(before); len(left)+len(gone) > 0 {
+		h.T.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
+	}
+}
+
+// WantProcessAsBefore compares, when the test and its subtests are over, what
+// the audits of single hosts leave out: processes, descriptors and mounts.
+func WantProcessAsBefore(t *testing.T) {
+	t.Helper()
+	snapshot := func() audit.Lines {
+		lines, err := audit.Snapshot(context.Background(), audit.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return lines.Without(func(line string) bool {
+			what, _, _ := strings.Cut(line, " ")
+			return what != "process" && what != "fd" && what != "mount"
+		})
+	}
+	before := snapshot()
+	t.Cleanup(func() {
+		// A runtime keeps sockets to the packet filters for a moment, and one of
+		// an earlier test may have been there before.
+		added, _ := audit.Diff(before, snapshot())
+		for end := time.Now().Add(Patience); len(added) > 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			added, _ = audit.Diff(before, snapshot())
+		}
+		if len(added) > 0 {
+			t.Errorf("the process has, and had not:\n%s", strings.Join(added, "\n"))
+		}
+	})
+}
+
+// VethPair makes two ends that are cables of the host, both down.
+func (h *RealHost) VethPair(name, peer string) {
+	h.T.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: peer}); err != nil {
+		h.T.Fatal(err)
+	}
+}
+
+func (h *RealHost) LinkUp(names ...string) {
+	h.T.Helper()
+	for _, name := range names {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			h.T.Fatal(err)
+		}
+		if err := netlink.LinkSetUp(link); err != nil {
+			h.T.Fatal(err)
+		}
+	}
+}
+
+// ReferencePlugins is the directory of the reference plugins.
+func ReferencePlugins(t testing.TB) string {
+	t.Helper()
+	dir, err := refplugins.Dir(context.Background(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+var (
+	randomVeth = regexp.MustCompile(`\bveth[0-9a-f]{8}\b`)
+	anyMAC     = regexp.MustCompile(`\b([0-9a-f]{2}:){5}[0-9a-f]{2}\b`)
+	// tuning keeps the hardware address that was there before.
+	tuningFile = regexp.MustCompile(`(DIR/ipam/c1_eth0\.json) sha256:\w+`)
+)
+
+// Normalize takes out what differs from one time to the next.
+func (h *RealHost) Normalize(lines []string) []string {
+	var normal []string
+	for _, l := range lines {
+		l = strings.ReplaceAll(l, h.Dir, "DIR")
+		l = randomVeth.ReplaceAllString(l, "vethRANDOM")
+		l = tuningFile.ReplaceAllString(l, "$1")
+		normal = append(normal, anyMAC.ReplaceAllString(l, "MAC"))
+	}
+	slices.Sort(normal)
+	return normal
+}

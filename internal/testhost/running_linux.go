@@ -1,0 +1,81 @@
+package testhost
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// load is what can be left running.
+type load struct{ goroutines, descriptors, processes int }
+
+// LeavesNothingRunning compares what runs when the test ends with what runs
+// now. It must be called before anything else registers a cleanup.
+func LeavesNothingRunning(t *testing.T) {
+	t.Helper()
+	before := measure(t)
+	t.Cleanup(func() {
+		var now load
+		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			now = measure(t)
+			if now.goroutines <= before.goroutines && now.descriptors <= before.descriptors && now.processes <= before.processes {
+				return
+			}
+		}
+		stacks := make([]byte, 1<<20)
+		t.Errorf("left running: %+v, before the test %+v\n%s", now, before, stacks[:runtime.Stack(stacks, true)])
+	})
+}
+
+func measure(t testing.TB) load {
+	t.Helper()
+	r, w, err := os.Pipe() // the first pipe opens the poller, which stays
+	if err := errors.Join(err, r.Close(), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds = slices.DeleteFunc(fds, func(fd os.DirEntry) bool {
+		// A Runtime keeps the file by which it lives open until it is garbage.
+		target, err := os.Readlink(filepath.Join("/proc/self/fd", fd.Name()))
+		return err == nil && strings.Contains(target, "/embedcni/alive")
+	})
+	return load{runtime.NumGoroutine(), len(fds), len(Children(t))}
+}
+
+// Children are the living processes below this one, orphans included because
+// the sandbox makes it their parent.
+func Children(t testing.TB) []string {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, path := range stats {
+		data, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		// 123 (name) S 1 …: the name may hold anything but ends at the last ')'.
+		rest := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+		if rest[1] == fmt.Sprint(os.Getpid()) && rest[0] != "Z" && rest[0] != "X" {
+			found = append(found, string(data))
+		}
+	}
+	return found
+}
