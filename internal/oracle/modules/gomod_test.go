@@ -1,0 +1,141 @@
+// Package modules holds what reaches the module graphs of this library's
+// importers. Its tests run outside of sandboxes, since the go command may have to
+// download go.mod files.
+package modules
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	ours  = "github.com/embedcni/cni"
+	goCNI = "github.com/containerd/go-cni"
+	root  = "../../.."
+)
+
+// goLine is what importers' go lines are raised to at most. Ranging over
+// functions needs 1.23; 1.24 would switch a check of vet on in their builds, for
+// format strings that are not constant.
+const goLine = "1.23.0"
+
+// chosen are the versions that nothing in the graph demands: why they are not
+// lower, or why they are there.
+var chosen = map[string]string{
+	"github.com/containernetworking/cni v1.3.0": "go-cni v1.1.14 requires it",
+	"github.com/mdlayher/netlink v1.7.2":        "the last release before those that raise golang.org/x/sys to v0.35.0",
+	"github.com/vishvananda/netlink v1.3.1":     "the first that reports an interrupted dump, ErrDumpInterrupted",
+	"go.opentelemetry.io/otel v1.29.0":          "go-cni v1.1.14 requires it",
+	"go.opentelemetry.io/otel/trace v1.29.0":    "go-cni v1.1.14 requires it",
+}
+
+// unlinked are requirements that no importer links.
+var unlinked = map[string]string{
+	"github.com/google/go-cmp": "tests of mdlayher/netlink, for which go mod tidy lists it",
+}
+
+// goMod is what go mod edit -json prints of a go.mod.
+type goMod struct {
+	Go, Toolchain string
+	Require       []struct{ Path, Version string }
+	Tool, Replace []any
+}
+
+func readGoMod(t *testing.T, dir string) (m goMod) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(goCommand(t, dir, nil, "mod", "edit", "-json")), &m); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// goCommand returns the output of the go command in a directory.
+func goCommand(t *testing.T, dir string, env []string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command("go", args...)
+	cmd.Dir = dir
+	// Neither a workspace nor flags for this module's build count.
+	cmd.Env = append(append(os.Environ(), "GOWORK=off", "GOFLAGS=", "CGO_ENABLED=0"), env...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go %s: %v: %s", strings.Join(args, " "), err, stderr.String())
+	}
+	return string(out)
+}
+
+// TestNothingButWhatImportersLinkIsRequired: a requirement of a test, a tool or a
+// benchmark would be in every importer's module graph.
+func TestNothingButWhatImportersLinkIsRequired(t *testing.T) {
+	m := readGoMod(t, root)
+	if len(m.Tool)+len(m.Replace) > 0 {
+		t.Errorf("tools %v, replacements %v: they belong in a module beside", m.Tool, m.Replace)
+	}
+	linked := linkedModules(t)
+	for _, r := range m.Require {
+		if !linked[r.Path] && unlinked[r.Path] == "" {
+			t.Errorf("%s is required, and no importer links it", r.Path)
+		}
+		if linked[r.Path] && unlinked[r.Path] != "" {
+			t.Errorf("%s is linked by now: take it off the list", r.Path)
+		}
+	}
+}
+
+// linkedModules are those of the packages that importers can import, with all
+// that these link, on any system.
+func linkedModules(t *testing.T) map[string]bool {
+	t.Helper()
+	linked := map[string]bool{}
+	for _, goos := range []string{"linux", "windows", "darwin", "freebsd"} {
+		env := []string{"GOOS=" + goos}
+		var importable []string
+		for line := range strings.Lines(goCommand(t, root, env, "list", "-f", "{{.Name}} {{.ImportPath}}", "./...")) {
+			name, path, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if name != "main" && !strings.Contains(path, "/internal/") {
+				importable = append(importable, path)
+			}
+		}
+		if !slices.Contains(importable, ours) {
+			t.Fatalf("%s: importable are %v", goos, importable)
+		}
+		args := append([]string{"list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}"}, importable...)
+		for line := range strings.Lines(goCommand(t, root, env, args...)) {
+			linked[strings.TrimSpace(line)] = true
+		}
+	}
+	return linked
+}
+
+// TestNoVersionIsHigherThanDemanded: each is demanded by another requirement, or
+// on the list of those that are chosen, with the reason.
+func TestNoVersionIsHigherThanDemanded(t *testing.T) {
+	m := readGoMod(t, root)
+	if m.Go != goLine {
+		t.Errorf("go line %s, want %s", m.Go, goLine)
+	}
+	demanded := map[string]string{} // "path version" to who demands it
+	for line := range strings.Lines(goCommand(t, root, nil, "mod", "graph")) {
+		who, what, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if who != ours {
+			demanded[strings.Replace(what, "@", " ", 1)] = who
+		}
+	}
+	listed := maps.Clone(chosen)
+	for _, r := range m.Require {
+		required := r.Path + " " + r.Version
+		if listed[required] == "" && demanded[required] == "" {
+			t.Errorf("%s: nothing demands this version", required)
+		}
+		delete(listed, required)
+	}
+	if len(listed) > 0 {
+		t.Errorf("on the list, and not required: %v", listed)
+	}
+}
