@@ -55,7 +55,6 @@ func saidContents(result *types100.Result, unsaid contentLink) contents {
 
 // realCase is a network made of reference plugins, see [testhost.Case].
 type realCase struct {
-	name    string
 	plugins []string
 	prepare func(h *realHost)
 	routes  []string

@@ -1,5 +1,7 @@
 package oracle
 
+//lint:file-ignore SA1019 what is deprecated is compared, since importers use it
+
 import (
 	"bytes"
 	"encoding/json"
