@@ -3,6 +3,8 @@ package record
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -71,6 +73,9 @@ func (l *Ledger) compact(alone bool, settled func(map[Key]Known) []Key) error {
 	for _, key := range settled(known) {
 		delete(known, key)
 	}
+	if alone || !l.hasLegacy() {
+		maps.DeleteFunc(known, func(_ Key, k Known) bool { return k.released })
+	}
 	if err := l.Fsync(f); err != nil {
 		return err
 	}
@@ -79,6 +84,17 @@ func (l *Ledger) compact(alone bool, settled func(map[Key]Known) []Key) error {
 		return err
 	}
 	return errors.Join(l.dropRead(sources), next.Close())
+}
+
+// hasLegacy reports whether there are files of earlier versions, or may be: they
+// can name an attachment that was released since.
+func (l *Ledger) hasLegacy() bool {
+	for _, path := range []string{l.legacy, l.legacy + ".old"} {
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			return true
+		}
+	}
+	return false
 }
 
 // keepPrevious gives the ledger a second name.

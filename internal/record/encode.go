@@ -65,7 +65,7 @@ type base[R any] struct {
 }
 
 func encodeBase(r *Record) ([]byte, error) {
-	if !r.hasUnknown() {
+	if !r.HasUnknown() {
 		return encodeLine(base[*Record]{format, r})
 	}
 	data, err := r.marshal()

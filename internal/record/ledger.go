@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -84,6 +85,10 @@ type Line struct {
 	// Time is when this was, by the clock that files are given their times by.
 	Time time.Time `json:"time,omitzero"`
 
+	// Released: the attachment is another program's from then on. It is in the
+	// ledger no more, whatever becomes of it.
+	Released bool `json:"released,omitempty"`
+
 	// Sum: the line is from compacting the ledger. It says no more than those did
 	// that were read, so what a file says that was read is later.
 	Sum bool `json:"sum,omitempty"`
@@ -97,6 +102,8 @@ type Known struct {
 	// Since is when it was recorded, Until when it was last gone; zero if that is
 	// not known.
 	Since, Until time.Time
+
+	released bool
 }
 
 // Names reports whether a reservation of that address can be the attachment's.
@@ -107,6 +114,10 @@ func (k Known) Names(addr netip.Addr) bool {
 }
 
 func (k Known) with(l Line) Known {
+	if l.Released {
+		return Known{released: true}
+	}
+	k.released = false
 	first := k.Gone || k.Since.IsZero()
 	k.Gone = l.Gone
 	k.Dirs = union(k.Dirs, l.Dirs)
@@ -132,6 +143,9 @@ func union[T comparable](to, more []T) []T {
 
 // lines say the same as k.
 func (k Known) lines(key Key) []Line {
+	if k.released {
+		return []Line{{Key: key, Released: true}} // not read before the lines of earlier versions
+	}
 	lines := []Line{{Key: key, Dirs: k.Dirs, Addresses: k.Addresses, Doubtful: k.Doubtful, Time: k.Since, Sum: true}}
 	if k.Gone || !k.Until.IsZero() {
 		lines = append(lines, Line{Key: key, Gone: true, Time: k.Until, Sum: true})
@@ -238,10 +252,11 @@ func (l *Ledger) run(s, before *syncing) {
 	close(s.done)
 }
 
-// Read returns all that is known of each attachment that is not settled. Lines
-// that cannot be read are passed over.
+// Read returns all that is known of each attachment that is neither settled nor
+// released. Lines that cannot be read are passed over.
 func (l *Ledger) Read() (map[Key]Known, error) {
 	known, _, err := l.read(true)
+	maps.DeleteFunc(known, func(_ Key, k Known) bool { return k.released })
 	return known, wrapLedger(err)
 }
 

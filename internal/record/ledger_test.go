@@ -276,3 +276,39 @@ func TestFault_B4_AnEarlierVersionBesideUsDropsNoLineOfOurs(t *testing.T) {
 		t.Errorf("there are %v, want our file alone", files)
 	}
 }
+
+// TestFault_F34_AReleasedAttachmentIsInNoLedger: another program has it, also when
+// the ledger is compacted, until it is recorded again.
+func TestFault_F34_AReleasedAttachmentIsInNoLedger(t *testing.T) {
+	l := Open(t.TempDir()).Ledger("me")
+	a, b := Key{"c1", "net", "eth0"}, Key{"c2", "net", "eth0"}
+	began, again := time.Unix(1, 2).UTC(), time.Unix(5, 6).UTC()
+	addr := netip.MustParseAddr("10.1.0.2")
+	check(t, l.Add(Line{Key: a, Dirs: []string{"/d"}, Time: began}, Line{Key: b, Dirs: []string{"/d"}, Time: began}))
+	check(t, l.Add(Line{Key: a, Addresses: []netip.Addr{addr}}, Line{Key: a, Released: true}))
+	wanted := map[Key]Known{b: {Dirs: []string{"/d"}, Since: began}}
+	want(t, "released", readLedger(t, l), wanted)
+	check(t, l.Compact(func(map[Key]Known) []Key { return nil }))
+	want(t, "released, compacted", readLedger(t, l), wanted)
+	check(t, l.Add(Line{Key: a, Dirs: []string{"/e"}, Time: again}))
+	wanted[a] = Known{Dirs: []string{"/e"}, Since: again}
+	want(t, "recorded again", readLedger(t, l), wanted)
+	check(t, l.Compact(func(map[Key]Known) []Key { return nil }))
+	want(t, "recorded again, compacted", readLedger(t, l), wanted)
+}
+
+// TestFault_F34_ALedgerOfAnEarlierVersionBringsNoReleasedOneBack.
+func TestFault_F34_ALedgerOfAnEarlierVersionBringsNoReleasedOneBack(t *testing.T) {
+	l := Open(t.TempDir()).Ledger("me")
+	a := Key{"c1", "net", "eth0"}
+	adds(t, l, false, a)
+	check(t, os.Rename(l.path, l.legacy)) // where earlier versions had it
+	check(t, l.Add(Line{Key: a, Released: true}))
+	check(t, l.Compact(func(map[Key]Known) []Key { return nil }))
+	want(t, "compacted", readLedger(t, l), map[Key]Known{})
+	check(t, l.Settle(nil)) // takes over what earlier versions wrote
+	want(t, "settled", readLedger(t, l), map[Key]Known{})
+	data, err := os.ReadFile(l.path)
+	check(t, err)
+	want(t, "the ledger's size", len(data), 0)
+}

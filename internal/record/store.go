@@ -315,6 +315,15 @@ func (s *Store) Discard(file string) error {
 	return ignoreMissing(s.spares.Give(tmp))
 }
 
+// SyncDeleted brings to the disk that records were deleted, for who must not
+// find them again after a power cut.
+func (s *Store) SyncDeleted() error {
+	if err := ignoreMissing(syncDir(s.dir)); err != nil {
+		return fmt.Errorf("attachment records: %w", err)
+	}
+	return nil
+}
+
 // Exists tells whether there is a record, whole or damaged, in the file of that
 // name.
 func (s *Store) Exists(file string) (bool, error) {

@@ -104,7 +104,9 @@ func (n *Network) marshal() (json.RawMessage, error) {
 	return n.unknown.layBack(parts)
 }
 
-func (r *Record) hasUnknown() bool {
+// HasUnknown reports whether a later version wrote something into the record that
+// this one does not know.
+func (r *Record) HasUnknown() bool {
 	return r.unknown != nil || r.NetNS.unknown != nil || slices.ContainsFunc(r.Networks, func(n Network) bool {
 		return n.unknown != nil || slices.ContainsFunc(n.Plugins, func(p Plugin) bool { return p.unknown != nil })
 	})
