@@ -49,6 +49,22 @@ func Find(pluginType string, dirs []string, allowInsecure bool) (string, error) 
 	return "", missing
 }
 
+// FindByLibcni returns the executable that libcni would run for a plugin type:
+// the first regular file of that name, whoever may write it. It is an error if
+// that may not be executed, since libcni looks no further.
+func FindByLibcni(pluginType string, dirs []string) (string, error) {
+	missing := &notFoundError{plugin: pluginType, dirs: dirs}
+	path, err := invoke.FindInPath(pluginType, dirs)
+	if err != nil {
+		return "", missing
+	}
+	if err := checkExecutable(path); err != nil {
+		missing.note(err)
+		return "", missing
+	}
+	return path, nil
+}
+
 // Check returns nil if the executable of a plugin type that was found before is
 // still one that Find would return, and ErrNotFound if it is not there.
 func Check(pluginType, path string, allowInsecure bool) error {

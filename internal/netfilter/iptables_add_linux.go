@@ -110,7 +110,7 @@ func (i iptablesWriter) maker(ctx context.Context, v6, add bool) (maker, error) 
 	if v6 {
 		x.xtables.family = "ip6tables"
 	}
-	record, key := caller.From(ctx), "netfilter/"+x.xtables.family
+	record, key := caller.From(ctx), variantFact(x.xtables.family)
 	if fact := record.Fact(key); fact != nil {
 		var made variant
 		err := json.Unmarshal(fact, &made)

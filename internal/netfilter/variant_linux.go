@@ -1,0 +1,37 @@
+package netfilter
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/embedcni/cni/internal/caller"
+)
+
+// OtherVariant returns an error if the rules of an attachment were made with
+// another variant of iptables than goes by the plain name now. Executables use
+// that one, and would not find the rules. ctx has the attachment's record; where
+// that says no variant, there is nothing to compare.
+func OtherVariant(ctx context.Context) error {
+	for _, family := range []string{"iptables", "ip6tables"} {
+		fact := caller.From(ctx).Fact(variantFact(family))
+		if fact == nil {
+			continue
+		}
+		var made variant
+		if err := json.Unmarshal(fact, &made); err != nil {
+			return fmt.Errorf("which variant of %s made the rules: %w", family, err)
+		}
+		now := xtables{family: family}
+		if err := now.detect(ctx); err != nil {
+			return err
+		}
+		if now.legacy != made.Legacy {
+			return fmt.Errorf("the rules were made with %s, and %s is %s now", xtables{family, made.Legacy}.name(), family, now.name())
+		}
+	}
+	return nil
+}
+
+// variantFact is the key of the note that says which variant made the rules.
+func variantFact(family string) string { return "netfilter/" + family }

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package netfilter
+
+import "context"
+
+// OtherVariant returns nil: there are no rules off Linux.
+func OtherVariant(context.Context) error { return nil }
