@@ -145,6 +145,12 @@ func (k *keeper) openPath(id string) string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.File().Fd())
 }
 
+// keptHere reports whether the operation's namespace is kept in this mount
+// namespace, or by this process.
+func (op *operation) keptHere() bool {
+	return leadsTo(op.kept.path(op.id), op.container) || op.kept.openPath(op.id) != ""
+}
+
 // where is a path that leads to the kept namespace, if the record does not say
 // it; empty without one.
 func (k *keeper) where(id string) (string, error) {

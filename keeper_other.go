@@ -26,3 +26,5 @@ func (*operation) sameNetNS(string) error { return nil }
 func (*operation) pin(record.NetNS) error { return nil }
 
 func (*operation) unpin() error { return nil }
+
+func (*operation) keptHere() bool { return true }

@@ -1,0 +1,133 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// ruleConfig is what of a plugin's configuration decides where its rules are, and
+// what its executable needs to delete them.
+type ruleConfig struct {
+	IPMasq        json.RawMessage `json:"ipMasq"`
+	IPMasqBackend *string         `json:"ipMasqBackend"`
+	MACSpoofChk   json.RawMessage `json:"macspoofchk"`
+	Backend       *string         `json:"backend"`
+}
+
+// undoneByExecutable returns nil if the executable of a plugin's type would delete
+// the rules of the attachment. It would not where a built-in plugin has them in a
+// table of this module's own, where it would choose another backend or variant of
+// iptables, and where it lacks a program.
+func (a *attachment) undoneByExecutable(ctx context.Context, p *libcni.PluginConfig) error {
+	var c ruleConfig
+	if err := json.Unmarshal(p.Bytes, &c); !readable(err) {
+		return err
+	}
+	var errs []error
+	switch typ := p.Network.Type; typ {
+	case "bridge", "ptp":
+		if perhaps(c.IPMasq) && p.Network.IPAM.Type != "" {
+			errs = append(errs, a.namedBackend(ctx, typ, "ipMasqBackend", c.IPMasqBackend))
+		}
+		if typ == "bridge" && perhaps(c.MACSpoofChk) {
+			errs = append(errs, needs(typ, "nft"))
+		}
+	case "portmap":
+		ports, err := hostPorts(a.CapabilityArgs[capPortMappings])
+		if p.Network.Capabilities[capPortMappings] && (len(ports) > 0 || err != nil) {
+			errs = append(errs, a.namedBackend(ctx, typ, "backend", c.Backend))
+		}
+	case "firewall":
+		errs = append(errs, a.firewallBackend(ctx, c.Backend))
+	}
+	return join(errs...)
+}
+
+// maybeBuiltIn reports whether a built-in plugin attached the container, or may
+// have: a record of an earlier version does not say which plugin did.
+func (a *attachment) maybeBuiltIn(typ string) bool {
+	c, ok, known := a.kinds.get(typ)
+	if !known {
+		return a.op.choice.builtIn(typ) != nil
+	}
+	return ok && c.Kind == string(PluginBuiltIn)
+}
+
+// namedBackend is undoneByExecutable for a plugin whose configuration names the
+// backend in a field.
+func (a *attachment) namedBackend(ctx context.Context, typ, field string, backend *string) error {
+	if backend == nil && a.maybeBuiltIn(typ) {
+		return fmt.Errorf("plugin %q is built in, and its configuration names no %q: its executable does not find the rules; Remove the container",
+			typ, field)
+	}
+	switch {
+	case backend != nil && *backend == string(netfilter.NFTables):
+		return needs(typ, "nft")
+	case backend != nil && *backend == string(netfilter.IPTables):
+		return join(needs(typ, a.iptables()...), a.sameVariant(ctx, typ))
+	}
+	return nil // the executable made them, and knows where
+}
+
+// iptables are the programs for the families of the attachment's addresses.
+func (a *attachment) iptables() []string {
+	var all []string
+	for _, addr := range addressesOf(&record.Record{Networks: []record.Network{{Result: json.RawMessage(a.partial)}}}, nil) {
+		program := "ip6tables"
+		if addr.Is4() {
+			program = "iptables"
+		}
+		if !slices.Contains(all, program) {
+			all = append(all, program)
+		}
+	}
+	return all
+}
+
+// firewallBackend is undoneByExecutable for firewall, which goes by what the host
+// has at the time of the call where the configuration does not say.
+func (a *attachment) firewallBackend(ctx context.Context, backend *string) error {
+	named := backend != nil && (*backend == "iptables" || *backend == "firewalld")
+	uses := netfilter.DetectedIPTables
+	if named {
+		uses = *backend
+	} else if d, ok := a.op.choice.builtIn("firewall").(detector); ok {
+		uses = d.Detect()
+	}
+	if c, _, _ := a.kinds.get("firewall"); !named && a.maybeBuiltIn("firewall") && (c.Backend != uses || uses == netfilter.DetectedNative) {
+		return fmt.Errorf(`plugin "firewall" is built in and was made for backend %q, and its executable would choose another one; Remove the container`, c.Backend)
+	}
+	if uses != netfilter.DetectedIPTables && uses != netfilter.DetectedNative {
+		return nil
+	}
+	return join(needs("firewall", "iptables", "ip6tables"), a.sameVariant(ctx, "firewall"))
+}
+
+// sameVariant returns nil if the plain name of iptables is that of the variant
+// that made the rules.
+func (a *attachment) sameVariant(ctx context.Context, typ string) error {
+	if err := netfilter.OtherVariant(caller.With(ctx, a)); err != nil {
+		return fmt.Errorf("plugin %q: its executable would not find the rules: %w; Remove the container", typ, err)
+	}
+	return nil
+}
+
+// needs returns an error if a program is missing without which the executable
+// of a type deletes no rules.
+func needs(typ string, programs ...string) error {
+	for _, program := range programs {
+		if _, err := exec.LookPath(program); err != nil {
+			return fmt.Errorf("plugin %q: its executable deletes rules by the program %s: %w; install it, or Remove the container", typ, program, err)
+		}
+	}
+	return nil
+}
