@@ -1,0 +1,241 @@
+package release
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	gocni "github.com/containerd/go-cni"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/netns"
+)
+
+// pods is the network of most hosts; its backends are named, so that built-in
+// plugins and executables find each other's rules.
+const pods = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+	{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "iptables",
+	 "ipam": {"type": "host-local", "dataDir": "IPAM", "ranges": [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]}},
+	{"type": "firewall", "backend": "iptables"},
+	{"type": "tuning", "mtu": 1400, "dataDir": "IPAM"},
+	{"type": "bandwidth", "capabilities": {"bandwidth": true}},
+	{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}}]}`
+
+// The other kinds of interfaces, and the other packet filter.
+const (
+	point = `{"cniVersion": "1.0.0", "name": "point", "plugins": [{"type": "ptp", "ipMasq": true, "ipMasqBackend": "nftables",
+		"ipam": {"type": "host-local", "dataDir": "IPAM", "ranges": [[{"subnet": "10.78.0.0/24"}], [{"subnet": "fd78::/64"}]]}},
+		{"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}}]}`
+	macvlan = `{"cniVersion": "1.0.0", "name": "lan", "plugins": [{"type": "macvlan", "master": "up0",
+		"ipam": {"type": "host-local", "dataDir": "IPAM", "ranges": [[{"subnet": "10.79.0.0/24"}]]}}]}`
+)
+
+func theirOptions(n int) []gocni.NamespaceOpts {
+	return []gocni.NamespaceOpts{
+		gocni.WithCapabilityPortMap([]gocni.PortMapping{{HostPort: int32(8000 + n), ContainerPort: 80, Protocol: "tcp"}}),
+		gocni.WithCapabilityBandWidth(gocni.BandWidth{IngressRate: 8e6, IngressBurst: 8e6, EgressRate: 4e6, EgressBurst: 4e6}),
+		gocni.WithLabels(map[string]string{"IgnoreUnknown": "1", "K8S_POD_NAME": fmt.Sprint("pod", n)}),
+	}
+}
+
+func ourOptions(n int) []cni.NamespaceOpts {
+	return []cni.NamespaceOpts{
+		cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: int32(8000 + n), ContainerPort: 80, Protocol: "tcp"}}),
+		cni.WithCapabilityBandWidth(cni.BandWidth{IngressRate: 8e6, IngressBurst: 8e6, EgressRate: 4e6, EgressBurst: 4e6}),
+		cni.WithLabels(map[string]string{"IgnoreUnknown": "1", "K8S_POD_NAME": fmt.Sprint("pod", n)}),
+	}
+}
+
+// scenario is who attached the containers, and how many.
+type scenario struct {
+	name       string
+	lists      []string
+	count      int
+	opts       []cni.Opt
+	afterwards bool // the executables are installed after the containers are attached
+}
+
+func scenarios() []scenario {
+	all := []string{pods, point, macvlan}
+	return []scenario{
+		{"executables", []string{pods}, 20, []cni.Opt{cni.WithoutBuiltinPlugins()}, false},
+		{"built-in plugins preferred", []string{pods}, 20, []cni.Opt{cni.WithBuiltinPlugins()}, false},
+		{"three networks, executables", all, 3, nil, false},
+		{"three networks, built-in plugins preferred", all, 3, []cni.Opt{cni.WithBuiltinPlugins()}, false},
+		{"three networks, some built-in plugins preferred", all, 3, []cni.Opt{cni.WithBuiltinPlugins("ptp", "portmap", "host-local", "tuning")}, false},
+		{"three networks, executables installed afterwards", all, 3, nil, true},
+	}
+}
+
+// setUp attaches the scenario's containers by this library, and returns what was
+// there before.
+func (s scenario) setUp(h *host) (all []container, before audit.Lines) {
+	h.t.Helper()
+	if !s.afterwards {
+		h.install()
+	}
+	before = h.audit()
+	r := h.ours(s.lists, s.opts...)
+	for n := range s.count {
+		c := h.container(n)
+		_, err := r.SetupSerially(h.t.Context(), c.id, c.path, ourOptions(n)...)
+		wantNil(h.t, err)
+		all = append(all, c)
+	}
+	if s.afterwards {
+		h.install()
+	}
+	return all, before
+}
+
+// removeByGoCNI ends the containers, as a runtime with go-cni does.
+func (s scenario) removeByGoCNI(h *host, all []container) {
+	h.t.Helper()
+	theirs := h.theirs(s.lists...)
+	for n, c := range all {
+		wantNil(h.t, theirs.Remove(h.t.Context(), c.id, c.path, theirOptions(n)...))
+		c.end(h.t)
+	}
+}
+
+// TestFault_F34_BackToGoCNIKeepsNamespacesAlive: what Release is for. Without it
+// the pins outlive the containers.
+func TestFault_F34_BackToGoCNIKeepsNamespacesAlive(t *testing.T) {
+	h := newHost(t)
+	s := scenarios()[0]
+	all, _ := s.setUp(h)
+	s.removeByGoCNI(h, all)
+	pins, err := filepath.Glob(filepath.Join(pinDir, "[0-9a-f]*"))
+	wantNil(t, err)
+	if got := alive(t, all, len(all)); got != len(all) || len(pins) != len(all) {
+		t.Errorf("without Release %d of %d namespaces live, by %d pins", got, len(all), len(pins))
+	}
+}
+
+// TestFault_F34_ReleasedContainersAreGoCNIs: after Release, go-cni removes each
+// container completely, and its namespace ends.
+func TestFault_F34_ReleasedContainersAreGoCNIs(t *testing.T) {
+	for _, s := range scenarios() {
+		t.Run(s.name, func(t *testing.T) {
+			h := newHost(t)
+			all, before := s.setUp(h)
+			attached := h.audit()
+			r := h.ours(s.lists) // the program was started anew, and prefers nothing
+			wantReleased(t, r, all)
+			pinned := func(l string) bool { return strings.HasPrefix(l, "netns "+pinDir) }
+			if pins := len(attached) - len(attached.Without(pinned)); pins != len(all) {
+				t.Errorf("%d containers had %d pins", len(all), pins)
+			}
+			if added, gone := audit.Diff(attached.Without(pinned), h.audit()); len(added)+len(gone) > 0 {
+				t.Errorf("Release has made %q, and removed %q", added, gone)
+			}
+			s.removeByGoCNI(h, all)
+			if got := alive(t, all, 0); got != 0 {
+				t.Errorf("%d of %d namespaces live", got, len(all))
+			}
+			h.wantClean(before)
+			wantReleased(t, r, nil)
+		})
+	}
+}
+
+// wantReleased wants just these containers to be released.
+func wantReleased(t *testing.T, r *cni.Runtime, all []container) {
+	t.Helper()
+	report, err := r.Release(context.Background(), cni.ReleaseOptions{})
+	wantNil(t, err)
+	var ids []string
+	for _, c := range all {
+		ids = append(ids, c.id)
+	}
+	slices.Sort(ids)
+	if !slices.Equal(report.Released, ids) || len(report.Refused) > 0 {
+		t.Fatalf("released %q, want %q, refused: %v", report.Released, ids, report.Err())
+	}
+}
+
+// TestFault_F34_UpgradeFromGoCNIAndBack: containers that go-cni attached are checked and
+// removed by this library, and those that it attached beside them are released to
+// go-cni, which removes the rest.
+func TestFault_F34_UpgradeFromGoCNIAndBack(t *testing.T) {
+	for _, opt := range []cni.Opt{cni.WithoutBuiltinPlugins(), cni.WithBuiltinPlugins()} {
+		t.Run(fmt.Sprintf("%p", opt), func(t *testing.T) {
+			h := newHost(t)
+			h.install()
+			lists := []string{pods, point, macvlan}
+			before := h.audit()
+			theirs, ours := h.theirs(lists...), h.ours(lists, opt)
+			var all []container
+			for n := range 6 {
+				c := h.container(n)
+				all = append(all, c)
+				_, err := theirs.SetupSerially(t.Context(), c.id, c.path, theirOptions(n)...)
+				wantNil(t, err)
+			}
+			for _, c := range all {
+				wantNil(t, ours.Check(t.Context(), c.id, c.path))
+			}
+			for _, c := range all[:3] {
+				wantNil(t, ours.Remove(t.Context(), c.id, c.path))
+				c.end(t)
+			}
+			for n := 6; n < 9; n++ {
+				c := h.container(n)
+				all = append(all, c)
+				_, err := ours.SetupSerially(t.Context(), c.id, c.path, ourOptions(n)...)
+				wantNil(t, err)
+			}
+			wantReleased(t, ours, all[6:])
+			for n := 3; n < 9; n++ {
+				wantNil(t, theirs.Remove(t.Context(), all[n].id, all[n].path, theirOptions(n)...))
+				all[n].end(t)
+			}
+			if got := alive(t, all, 0); got != 0 {
+				t.Errorf("%d of %d namespaces live", got, len(all))
+			}
+			h.wantClean(before)
+		})
+	}
+}
+
+// TestFault_F34_GCLeavesReleasedContainersAlone: a GC of this library, as by a
+// program that was not stopped, takes nothing of a released container, also where
+// libcni's cache says nothing of it any more.
+func TestFault_F34_GCLeavesReleasedContainersAlone(t *testing.T) {
+	h := newHost(t)
+	s := scenario{lists: []string{pods}, count: 2}
+	all, before := s.setUp(h)
+	r := h.ours(s.lists)
+	wantReleased(t, r, all)
+	released := h.audit()
+	cache, away := filepath.Join(stateDir, "results"), filepath.Join(stateDir, "results.away")
+	wantNil(t, os.Rename(cache, away))
+	for range 2 {
+		report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+		wantNil(t, err)
+		if len(report.Removed)+len(report.Reclaimed)+len(report.Failed) > 0 {
+			t.Errorf("GC removed %q, reclaimed %q, failed for %v", report.Removed, report.Reclaimed, report.Err())
+		}
+		recovered, err := r.Recover(t.Context())
+		wantNil(t, err)
+		if len(recovered.Adopted)+len(recovered.Removed) > 0 {
+			t.Errorf("Recover: %+v", recovered)
+		}
+	}
+	wantNil(t, os.Rename(away, cache))
+	h.wantClean(released)
+	s.removeByGoCNI(h, all)
+	if got := alive(t, all, 0); got != 0 {
+		t.Errorf("%d of %d namespaces live", got, len(all))
+	}
+	h.wantClean(before)
+	_, err := netns.Open(all[0].path)
+	if err == nil {
+		t.Error("the path is there still")
+	}
+}
