@@ -23,7 +23,7 @@ import (
 
 // handedOver returns nil if go-cni could remove all of the container, called from
 // the host namespace. It makes the operation's attachments.
-func (op *operation) handedOver(host *hostNetNS) error {
+func (op *operation) handedOver(ctx context.Context, host *hostNetNS) error {
 	if err := op.recordHandedOver(host); err != nil {
 		return err
 	}
@@ -36,7 +36,7 @@ func (op *operation) handedOver(host *hostNetNS) error {
 	}
 	errs := []error{op.sameOptions(), op.loadedInstalled()}
 	for _, a := range op.attachments {
-		if err := a.handedOver(); err != nil {
+		if err := a.handedOver(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("network %q, interface %s: %w", a.network.config.Name, a.IfName, err))
 		}
 	}
@@ -140,7 +140,7 @@ func (op *operation) loadedInstalled() error {
 }
 
 // handedOver returns nil if go-cni could remove the attachment.
-func (a *attachment) handedOver() error {
+func (a *attachment) handedOver(ctx context.Context) error {
 	n := a.op.rec.Find(a.IfName)
 	switch {
 	case n.State == record.Planned:
@@ -157,7 +157,7 @@ func (a *attachment) handedOver() error {
 		errs = append(errs, a.installed(typ))
 	}
 	for _, p := range a.network.config.Plugins {
-		errs = append(errs, a.undoneByExecutable(context.Background(), p))
+		errs = append(errs, a.undoneByExecutable(ctx, p))
 	}
 	return join(errs...)
 }

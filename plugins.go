@@ -33,9 +33,9 @@ const (
 //
 // While it works, the container is locked. With the context that it was given it
 // may run other plugins (plugin.Request.Delegate) and call Load, Status,
-// Networks, GetConfig and Attachments; Setup, Remove, Check, CleanUp, Recover, GC
-// and a Pool's Setup on the same state directory are ErrInsidePlugin, since they
-// could wait for the plugin for ever. Its Status may call anything.
+// Networks, GetConfig and Attachments; Setup, Remove, Check, CleanUp, Recover, GC,
+// Release and a Pool's Setup on the same state directory are ErrInsidePlugin, since
+// they could wait for the plugin for ever. Its Status may call anything.
 func WithPlugin(typ string, p plugin.Plugin) Opt {
 	return func(c *config) error {
 		switch _, twice := c.choosing.registered[typ]; {

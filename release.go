@@ -160,7 +160,7 @@ func (s *snapshot) releaseOne(ctx context.Context, host *hostNetNS, f record.Fou
 		o.gone = true
 		return o
 	}
-	if o.err = op.handedOver(host); o.err != nil || dry {
+	if o.err = op.handedOver(ctx, host); o.err != nil || dry {
 		return o
 	}
 	if o.err = op.giveUp(); o.err == nil {

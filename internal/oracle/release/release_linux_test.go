@@ -239,3 +239,47 @@ func TestFault_F34_GCLeavesReleasedContainersAlone(t *testing.T) {
 		t.Error("the path is there still")
 	}
 }
+
+// TestReleaseRefusesWhatGoCNIWouldLeave: of the refusals, those that go-cni would
+// answer with success.
+func TestReleaseRefusesWhatGoCNIWouldLeave(t *testing.T) {
+	const plain = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+		{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true,
+		 "ipam": {"type": "host-local", "dataDir": "IPAM", "ranges": [[{"subnet": "10.77.0.0/24"}]]}},
+		{"type": "portmap", "capabilities": {"portMappings": true}}, {"type": "firewall", "backend": "iptables"}]}`
+	results := filepath.Join(stateDir, "results")
+	for _, tt := range []struct {
+		name  string
+		list  string
+		opts  []cni.Opt
+		spoil func() error
+		left  string // what go-cni leaves
+	}{
+		{"our table", plain, []cni.Opt{cni.WithBuiltinPlugins()}, func() error { return nil }, "nft element inet embedcni "},
+		{"no cached result", pods, nil, func() error { return os.RemoveAll(results) }, "filter -A CNI-FORWARD -s 10.77.0.2/32 -j ACCEPT"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := newHost(t)
+			h.install()
+			r := h.ours([]string{tt.list}, tt.opts...)
+			before := h.audit()
+			c := h.container(0)
+			_, err := r.SetupSerially(t.Context(), c.id, c.path, ourOptions(0)...)
+			wantNil(t, err)
+			wantNil(t, tt.spoil())
+			report, err := r.Release(t.Context(), cni.ReleaseOptions{})
+			wantNil(t, err)
+			if len(report.Released) > 0 || report.Refused[c.id] == nil {
+				t.Errorf("released %q, refused %v", report.Released, report.Refused)
+			}
+			wantNil(t, h.theirs(tt.list).Remove(t.Context(), c.id, c.path, theirOptions(0)...))
+			left, _ := audit.Diff(before, h.audit())
+			if !slices.ContainsFunc(left, func(l string) bool { return strings.Contains(l, tt.left) }) {
+				t.Errorf("go-cni leaves no %q, but %q", tt.left, left)
+			}
+			wantNil(t, r.Remove(t.Context(), c.id, c.path))
+			c.end(t)
+			h.wantClean(before)
+		})
+	}
+}

@@ -1,0 +1,334 @@
+package cni_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
+)
+
+// TestReleaseKeepsConnections: what flows goes on to flow, and the program can
+// still remove what it has released, as what go-cni attached.
+func TestReleaseKeepsConnections(t *testing.T) {
+	h := newReleasing(t)
+	h.probeIPv6()
+	before := h.audit()
+	r := h.runtime(h.named(), cni.WithBuiltinPlugins())
+	c := h.attach(r, "c1", portOf(1))
+	var l net.Listener
+	wantNil(t, h.at(c.path, func() (err error) { l, err = net.Listen("tcp", ":80"); return err }))
+	served := begin(func() error {
+		conn, err := l.Accept()
+		if err == nil {
+			_, err = io.Copy(conn, conn)
+			err = errors.Join(err, conn.Close())
+		}
+		return err
+	})
+	conn, err := net.Dial("tcp", port(c.v4, 80))
+	wantNil(t, err)
+	wantNil(t, conn.SetDeadline(time.Now().Add(patience)))
+	echo := func(word string) {
+		t.Helper()
+		_, err := io.WriteString(conn, word)
+		wantNil(t, err)
+		said := make([]byte, len(word))
+		if _, err := io.ReadFull(conn, said); err != nil || string(said) != word {
+			t.Fatalf("got %q, %v, want %q", said, err, word)
+		}
+	}
+	echo("before")
+	h.wantReleased(r, "c1")
+	echo("after")
+	wantNil(t, errors.Join(conn.Close(), await(t, "the server", served), l.Close()))
+	h.wantReleased(r)
+	wantNil(t, r.Check(t.Context(), "c1", c.path))
+	_, err = r.Setup(t.Context(), "c1", c.path, portOf(1))
+	wantIs(t, err, cni.ErrAlreadyAttached)
+	wantNil(t, r.Remove(t.Context(), "c1", c.path, portOf(1)))
+	h.wantClean(before)
+}
+
+// TestReleaseOfWhatNeedNotBeRefused: an older record does not matter where the
+// backends are named, nor firewall's backend while it would be chosen again.
+func TestReleaseOfWhatNeedNotBeRefused(t *testing.T) {
+	for name, tt := range map[string]struct {
+		opts  func(h *realHost) []cni.Opt
+		setup []cni.NamespaceOpts
+		spoil func(h *realHost)
+	}{
+		"an older record":                    {opts: builtIn(masqNamed, portmapNamed, firewallNamed), spoil: func(h *realHost) { h.forgetKinds("c1") }},
+		"executables without named backends": {opts: func(h *realHost) []cni.Opt { return []cni.Opt{h.unnamedBackends()} }},
+		"firewall with iptables":             {opts: builtIn(masqNamed, portmapNamed, ``)},
+		"no ports, no masquerading":          {opts: builtIn(``, ``, firewallNamed), setup: []cni.NamespaceOpts{}},
+		"arguments for reference plugins":    {opts: builtIn(masqNamed, portmapNamed, firewallNamed), setup: []cni.NamespaceOpts{cni.WithConfigArgs("labels", "x")}},
+		"insecure executables":               {opts: builtIn(masqNamed, portmapNamed, firewallNamed), spoil: func(h *realHost) { wantNil(h.t, os.Chmod(h.path("bin"), 0o777)) }},
+		"kept by a descriptor of this process": {opts: builtIn(masqNamed, portmapNamed, firewallNamed), spoil: func(h *realHost) {
+			wantNil(h.t, netns.Unpin(h.pin("c1")))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newReleasing(t)
+			before := h.audit()
+			if tt.setup == nil {
+				tt.setup = []cni.NamespaceOpts{portOf(1)}
+			}
+			opts := tt.opts(h)
+			h.attach(h.runtime(opts...), "c1", tt.setup...)
+			if tt.spoil != nil {
+				tt.spoil(h)
+			}
+			r := h.runtime(opts...)
+			h.wantReleased(r, "c1")
+			wantNil(t, r.Remove(t.Context(), "c1", h.path("netns", "c1"), tt.setup...))
+			h.wantClean(before)
+		})
+	}
+}
+
+// TestReleaseWaitsForNoOtherCall: a container that is locked is refused, the rest
+// is released.
+func TestReleaseWaitsForNoOtherCall(t *testing.T) {
+	h := newReleasing(t)
+	r := h.runtime(h.named(), cni.WithBuiltinPlugins())
+	for i := range 3 {
+		h.attach(r, fmt.Sprint("c", i), portOf(i))
+	}
+	held, err := lock.Open(h.path("state", "embedcni", "locks")).Lock(t.Context(), "container/c1")
+	wantNil(t, err)
+	report, err := r.Release(t.Context(), cni.ReleaseOptions{})
+	wantNil(t, err)
+	wantSame(t, "released", report.Released, []string{"c0", "c2"})
+	wantIs(t, report.Refused["c1"], cni.ErrBusy)
+	if len(report.Refused) != 1 || !h.pinned("c1") {
+		t.Errorf("refused %v", report.Refused)
+	}
+	wantNil(t, held.Release())
+	h.wantReleased(r, "c1")
+}
+
+// TestReleaseBesideOtherCalls: containers come and go while others are released.
+func TestReleaseBesideOtherCalls(t *testing.T) {
+	h := newReleasing(t)
+	before := h.audit()
+	r := h.runtime(h.named(), cni.WithBuiltinPlugins())
+	const count = 12
+	var paths []string
+	for i := range count {
+		paths = append(paths, h.container(fmt.Sprint("c", i)))
+	}
+	host, err := netns.Current()
+	wantNil(t, err)
+	var wg sync.WaitGroup
+	errs := make([]error, count)
+	for i, path := range paths {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			errs[i] = host.Do(func() error {
+				_, err := r.Setup(context.Background(), fmt.Sprint("c", i), path, portOf(i))
+				if err == nil && i%2 == 0 {
+					err = r.Remove(context.Background(), fmt.Sprint("c", i), path, portOf(i))
+				}
+				return err
+			})
+		}()
+	}
+	finished := begin(func() error { wg.Wait(); return nil })
+	released := map[string]bool{}
+	for over := false; !over; {
+		select {
+		case <-finished:
+			over = true
+		default:
+		}
+		report, err := r.Release(t.Context(), cni.ReleaseOptions{})
+		wantNil(t, err)
+		for _, id := range report.Released {
+			released[id] = true
+		}
+		for id, why := range report.Refused {
+			if over || !errors.Is(why, cni.ErrBusy) {
+				t.Errorf("%s: %v", id, why)
+			}
+		}
+	}
+	wantNil(t, errors.Join(append(errs, host.Close())...))
+	for i := 1; i < count; i += 2 {
+		if id := fmt.Sprint("c", i); !released[id] {
+			t.Errorf("%s was not released", id)
+		}
+		wantNil(t, r.Remove(t.Context(), fmt.Sprint("c", i), paths[i], portOf(i)))
+	}
+	h.wantClean(before)
+}
+
+// TestReleaseTouchesNothingOfOtherOwners, and refuses a container that two have
+// attached.
+func TestReleaseTouchesNothingOfOtherOwners(t *testing.T) {
+	h := newReleasing(t)
+	lan := cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "lan", "plugins": [{"type": "macvlan", "master": "up0"}]}`))
+	uplink(h)
+	r, other := h.runtime(h.named()), h.runtime(h.named(), lan, cni.WithOwner("other"))
+	h.attach(other, "theirs", portOf(1), cni.WithNetwork("podnet"))
+	shared := h.attach(r, "shared", portOf(2))
+	_, err := other.Setup(t.Context(), "shared", shared.path, cni.WithNetwork("lan"))
+	wantNil(t, err)
+	h.wantRefused(r, "shared", nil, "another owner has attached it too; Remove that owner's attachments first")
+	report, err := other.Release(t.Context(), cni.ReleaseOptions{DryRun: true})
+	wantNil(t, err)
+	wantSame(t, "would be released", report.Released, []string{"theirs"})
+	if len(report.Refused) != 1 || report.Refused["shared"] == nil {
+		t.Errorf("refused: %v", report.Refused)
+	}
+	wantNil(t, other.Remove(t.Context(), "shared", shared.path, cni.WithNetwork("lan")))
+	h.wantReleased(r, "shared")
+	if !h.pinned("theirs") {
+		t.Error("the other owner's pin is gone")
+	}
+}
+
+// TestReleaseOfAPool: what a pool makes has an ID and a namespace that go-cni does
+// not know.
+func TestReleaseOfAPool(t *testing.T) {
+	h := newReleasing(t)
+	r := h.runtime(h.named(), cni.WithBuiltinPlugins())
+	p, err := r.NewPool(cni.PoolOptions{Size: 1})
+	wantNil(t, err)
+	full := func() {
+		for end := time.Now().Add(patience); p.Ready() < 1; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("the pool does not fill")
+			}
+		}
+	}
+	full()
+	_, _, err = p.Setup(t.Context(), "used", portOf(1))
+	wantNil(t, err)
+	full()
+	report, err := r.Release(t.Context(), cni.ReleaseOptions{})
+	wantNil(t, err)
+	if len(report.Released) > 0 || len(report.Refused) != 2 || report.Refused["used"] == nil {
+		t.Errorf("released %q, refused %v", report.Released, report.Refused)
+	}
+	wantNil(t, p.Close())
+	h.wantRefused(r, "used", nil, "a pool made it, under an ID or in a namespace that go-cni does not know; Remove it")
+	wantNil(t, r.Remove(t.Context(), "used", ""))
+	h.wantReleased(r)
+}
+
+// TestReleaseFromAnotherHostNamespace: go-cni would delete in the caller's.
+func TestReleaseFromAnotherHostNamespace(t *testing.T) {
+	h := newReleasing(t)
+	r := h.runtime(h.named())
+	h.attach(r, "c1", portOf(1))
+	elsewhere := h.newNetNS("elsewhere")
+	named := h.runtime(h.named(), cni.WithHostNetNS(h.path("netns", "host")))
+	for name, r := range map[string]*cni.Runtime{"by the thread": r, "whatever WithHostNetNS says": named} {
+		wantNil(t, elsewhere.Do(func() error {
+			report, err := r.Release(t.Context(), cni.ReleaseOptions{})
+			if !errors.Is(report.Refused["c1"], cni.ErrHostNetNS) {
+				t.Errorf("%s: released %q, refused %v", name, report.Released, report.Refused)
+			}
+			return err
+		}))
+	}
+	h.wantReleased(named, "c1")
+}
+
+// TestReleaseKeptByAnotherProcess: where mounts are not allowed, the process that
+// attached a container keeps its namespace by a descriptor.
+func TestReleaseKeptByAnotherProcess(t *testing.T) {
+	h := newReleasing(t)
+	r := h.runtime(h.named())
+	h.attach(r, "c1", portOf(1))
+	wantNil(t, netns.Unpin(h.pin("c1")))
+	alive, err := identityOf(os.Getppid())
+	wantNil(t, err)
+	h.changeRecord("c1", func(r *record.Record) { r.Runtime, r.Life = alive, "" })
+	h.wantRefused(r, "c1", nil, "the process that attached it lives, and keeps its namespace by an open descriptor")
+	h.changeRecord("c1", func(r *record.Record) { r.Runtime = fmt.Sprint(os.Getppid(), ":1") }) // its number was another's
+
+	h.wantReleased(r, "c1")
+}
+
+// identityOf is how records call a process that has no blank in its name: its
+// number, and when it was started.
+func identityOf(pid int) (string, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprint(pid, ":", strings.Fields(string(stat))[21]), nil
+}
+
+// TestReleaseThatCannotDeleteTheRecord keeps the container as it was.
+func TestReleaseThatCannotDeleteTheRecord(t *testing.T) {
+	h := newReleasing(t)
+	before := h.audit()
+	r := h.runtime(h.named())
+	c := h.attach(r, "c1", portOf(1))
+	inTheWay := h.recordFile("c1") + ".json.new" // where a record goes first
+	wantNil(t, os.Mkdir(inTheWay, 0o700))
+	attached := h.audit()
+	released, err := r.Release(t.Context(), cni.ReleaseOptions{})
+	wantNil(t, err)
+	if why := released.Refused["c1"]; !errors.Is(why, fs.ErrExist) && !errors.Is(why, unix.EISDIR) {
+		t.Errorf("released %q, refused %v", released.Released, released.Refused)
+	}
+	h.wantKept("c1")
+	h.wantClean(attached)
+	wantNil(t, os.Remove(inTheWay))
+	report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
+	wantNil(t, err)
+	if len(report.Reclaimed)+len(report.Removed) > 0 {
+		t.Errorf("GC: %+v", report)
+	}
+	wantNil(t, r.Check(t.Context(), "c1", c.path))
+	wantNil(t, r.Remove(t.Context(), "c1", ""))
+	h.wantClean(before)
+}
+
+// TestReleaseThatWasKilled between the pin and the record: the container is on
+// record, is kept again, and can be released again.
+func TestReleaseThatWasKilled(t *testing.T) {
+	h := newReleasing(t)
+	r := h.runtime(h.named())
+	h.attach(r, "c1", portOf(1))
+	wantNil(t, netns.Remove(h.pin("c1")))
+	report, err := h.runtime(h.named()).Recover(t.Context())
+	wantNil(t, err)
+	wantSame(t, "adopted", report.Adopted, []string{"c1"})
+	h.wantKept("c1")
+	h.wantReleased(r, "c1")
+}
+
+// TestReleaseFails where it cannot look.
+func TestReleaseFails(t *testing.T) {
+	h := newReleasing(t)
+	r := h.runtime(h.named())
+	h.attach(r, "c1", portOf(1))
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	report, err := r.Release(over, cni.ReleaseOptions{})
+	wantIs(t, err, context.Canceled)
+	if len(report.Released) > 0 || !h.pinned("c1") {
+		t.Errorf("released %q when the context was over", report.Released)
+	}
+	_, err = h.runtime().Release(t.Context(), cni.ReleaseOptions{})
+	wantIs(t, err, cni.ErrCNINotInitialized)
+}
