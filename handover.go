@@ -79,12 +79,13 @@ func (op *operation) namespaceHandedOver() error {
 		return fmt.Errorf("%s no longer leads to its namespace, so that go-cni would leave what depends on it; Remove the container: %w",
 			op.rec.NetNS.Path, ErrInvalidNetNS)
 	}
-	if op.keptHere() || op.rec.Runtime == op.self {
+	if op.keptHere() {
 		return nil
 	}
 	alive, err := op.runtimeAlive(op.rec)
 	if err == nil && alive {
-		err = errors.New("the process that attached it lives, and keeps its namespace by an open descriptor; call Release there, or end it")
+		err = errors.New("the process that attached it lives, and may keep its namespace by an open descriptor; " +
+			"call Release of the Runtime that attached it, or end that process")
 	}
 	return err
 }

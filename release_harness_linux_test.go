@@ -21,11 +21,17 @@ const goCNIState = "/var/lib/cni"
 func newReleasing(t *testing.T) *realHost {
 	t.Helper()
 	h := newRealHost(t)
-	wantNil(t, os.MkdirAll(h.path("state"), 0o755))
-	wantNil(t, os.Symlink(h.path("state"), goCNIState))
-	t.Cleanup(func() { wantNil(t, os.Remove(goCNIState)) })
+	goCNIsState(h.host)
 	h.installPlugins(true)
 	return h
+}
+
+// goCNIsState makes the host's state directory go-cni's.
+func goCNIsState(h *host) {
+	h.t.Helper()
+	wantNil(h.t, os.MkdirAll(h.path("state"), 0o755))
+	wantNil(h.t, os.Symlink(h.path("state"), goCNIState))
+	h.t.Cleanup(func() { wantNil(h.t, os.Remove(goCNIState)) })
 }
 
 // named is a network whose backends are named; of unnamed none is.

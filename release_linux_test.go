@@ -77,9 +77,6 @@ func TestReleaseOfWhatNeedNotBeRefused(t *testing.T) {
 		"no ports, no masquerading":          {opts: builtIn(``, ``, firewallNamed), setup: []cni.NamespaceOpts{}},
 		"arguments for reference plugins":    {opts: builtIn(masqNamed, portmapNamed, firewallNamed), setup: []cni.NamespaceOpts{cni.WithConfigArgs("labels", "x")}},
 		"insecure executables":               {opts: builtIn(masqNamed, portmapNamed, firewallNamed), spoil: func(h *realHost) { wantNil(h.t, os.Chmod(h.path("bin"), 0o777)) }},
-		"kept by a descriptor of this process": {opts: builtIn(masqNamed, portmapNamed, firewallNamed), spoil: func(h *realHost) {
-			wantNil(h.t, netns.Unpin(h.pin("c1")))
-		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newReleasing(t)
@@ -250,20 +247,38 @@ func TestReleaseFromAnotherHostNamespace(t *testing.T) {
 	h.wantReleased(named, "c1")
 }
 
-// TestReleaseKeptByAnotherProcess: where mounts are not allowed, the process that
-// attached a container keeps its namespace by a descriptor.
-func TestReleaseKeptByAnotherProcess(t *testing.T) {
-	h := newReleasing(t)
-	r := h.runtime(h.named())
-	h.attach(r, "c1", portOf(1))
-	wantNil(t, netns.Unpin(h.pin("c1")))
+// TestReleaseKeptByADescriptor: where mounts are not allowed, the Runtime that
+// attached a container keeps its namespace by a descriptor, and no other can give
+// it up.
+func TestReleaseKeptByADescriptor(t *testing.T) {
+	s, r, conf := inhabited(t)
+	goCNIsState(s.host)
+	path := s.container("c1")
+	container, err := netns.Open(path)
+	wantNil(t, err)
+	id := container.ID()
+	wantNil(t, container.Close())
+	wantNil(t, unableToMount(setUp(t.Context(), r, "c1", path)))
+	s.addLink("c1", "eth0")
+	other := s.restarted(conf)
+	refuse := func() {
+		t.Helper()
+		report, err := other.Release(t.Context(), cni.ReleaseOptions{})
+		wantNil(t, err)
+		if why := report.Refused["c1"]; why == nil || !strings.Contains(why.Error(), "the process that attached it lives") {
+			t.Errorf("released %q, refused %v", report.Released, report.Refused)
+		}
+	}
+	refuse()
 	alive, err := identityOf(os.Getppid())
 	wantNil(t, err)
-	h.changeRecord("c1", func(r *record.Record) { r.Runtime, r.Life = alive, "" })
-	h.wantRefused(r, "c1", nil, "the process that attached it lives, and keeps its namespace by an open descriptor")
-	h.changeRecord("c1", func(r *record.Record) { r.Runtime = fmt.Sprint(os.Getppid(), ":1") }) // its number was another's
-
-	h.wantReleased(r, "c1")
+	s.changeRecord("c1", func(r *record.Record) { r.Runtime, r.Life = alive, "" })
+	refuse()
+	kept := openAs(t, id)
+	report, err := r.Release(t.Context(), cni.ReleaseOptions{})
+	wantNil(t, err)
+	wantSame(t, "released", report.Released, []string{"c1"})
+	wantSame(t, "descriptors of the namespace", openAs(t, id), kept-1)
 }
 
 // identityOf is how records call a process that has no blank in its name: its
