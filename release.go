@@ -43,14 +43,14 @@ func (r *ReleaseReport) Err() error {
 // Release is for a program that goes back to go-cni. Of every container that this
 // owner has attached it gives up the record, and the pin by which the network
 // namespace is kept, and touches nothing else: no plugin runs, and traffic goes
-// on. From then on a container is one that go-cni attached, whose Remove wants the
-// options of the Setup. Until then go-cni's Remove would detach the container,
-// and the pin keep its namespace for ever.
+// on. Without it go-cni would detach the container, and the pin would keep the
+// namespace alive for ever. Afterwards the container is as if go-cni had attached
+// it; as always, go-cni's Remove wants the options of the Setup.
 //
-// Refused is what go-cni v1.1.14 could not remove completely by its loaded
-// networks, libcni's cache and the installed executables. So load what go-cni will
-// load, with the same plugin directories, and call from the network namespace in
-// which go-cni will be called. Refused are containers
+// A container is refused if go-cni v1.1.14 could not remove it completely, by the
+// networks that it loads, libcni's cache and the installed executables. So load
+// the networks that go-cni will load, with the same plugin directories, and call
+// from the network namespace in which go-cni will be called. Refused are containers
 //
 //   - whose network is not loaded under the same interface name with the same
 //     configuration, or that were given options for one network alone;
@@ -66,9 +66,9 @@ func (r *ReleaseReport) Err() error {
 //
 // Such a container stays as it was, and Remove ends it. Release may be repeated;
 // containers released before are no longer listed. It waits for no other call:
-// a container that is locked is refused with ErrBusy. When ctx ends it stops. The
-// error is about what kept it from looking, or from making sure that a power cut
-// brings no record back.
+// a container that is locked is refused with ErrBusy. When ctx ends, it stops. It
+// returns an error if it could not look at the containers, or not make sure that a
+// power cut brings no record back.
 func (r *Runtime) Release(ctx context.Context, o ReleaseOptions) (*ReleaseReport, error) {
 	s := r.current.Load()
 	report := &ReleaseReport{}

@@ -66,6 +66,7 @@ func TestReleaseKeepsConnections(t *testing.T) {
 // TestReleaseOfWhatNeedNotBeRefused: an older record does not matter where the
 // backends are named, nor firewall's backend while it would be chosen again.
 func TestReleaseOfWhatNeedNotBeRefused(t *testing.T) {
+	aBridge := realCase{plugins: []string{bridgeConf(masqNamed + hostLocal(v4Range))}}
 	for name, tt := range map[string]struct {
 		opts  func(h *realHost) []cni.Opt
 		setup []cni.NamespaceOpts
@@ -76,7 +77,13 @@ func TestReleaseOfWhatNeedNotBeRefused(t *testing.T) {
 		"firewall with iptables":             {opts: builtIn(masqNamed, portmapNamed, ``)},
 		"no ports, no masquerading":          {opts: builtIn(``, ``, firewallNamed), setup: []cni.NamespaceOpts{}},
 		"arguments for reference plugins":    {opts: builtIn(masqNamed, portmapNamed, firewallNamed), setup: []cni.NamespaceOpts{cni.WithConfigArgs("labels", "x")}},
-		"insecure executables":               {opts: builtIn(masqNamed, portmapNamed, firewallNamed), spoil: func(h *realHost) { wantNil(h.t, os.Chmod(h.path("bin"), 0o777)) }},
+		"a list of version 0.3.1": {setup: []cni.NamespaceOpts{}, opts: func(h *realHost) []cni.Opt {
+			return []cni.Opt{cni.WithConfListBytes(aBridge.conf("podnet", "0.3.1", h.path("ipam")))}
+		}},
+		"a configuration of version 0.2.0": {setup: []cni.NamespaceOpts{}, opts: func(h *realHost) []cni.Opt {
+			return []cni.Opt{cni.WithConf(aBridge.conf("podnet", "0.2.0", h.path("ipam")))}
+		}},
+		"insecure executables": {opts: builtIn(masqNamed, portmapNamed, firewallNamed), spoil: func(h *realHost) { wantNil(h.t, os.Chmod(h.path("bin"), 0o777)) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newReleasing(t)
@@ -85,7 +92,8 @@ func TestReleaseOfWhatNeedNotBeRefused(t *testing.T) {
 				tt.setup = []cni.NamespaceOpts{portOf(1)}
 			}
 			opts := tt.opts(h)
-			h.attach(h.runtime(opts...), "c1", tt.setup...)
+			_, err := h.runtime(opts...).Setup(t.Context(), "c1", h.container("c1"), tt.setup...)
+			wantNil(t, err)
 			if tt.spoil != nil {
 				tt.spoil(h)
 			}
