@@ -4,12 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os/exec"
 	"slices"
 
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -125,7 +125,7 @@ func (a *attachment) sameVariant(ctx context.Context, typ string) error {
 // of a type deletes no rules.
 func needs(typ string, programs ...string) error {
 	for _, program := range programs {
-		if _, err := exec.LookPath(program); err != nil {
+		if err := invoke.FindProgram(program); err != nil {
 			return fmt.Errorf("plugin %q: its executable deletes rules by the program %s: %w; install it, or Remove the container", typ, program, err)
 		}
 	}

@@ -26,12 +26,23 @@ func newReleasing(t *testing.T) *realHost {
 	return h
 }
 
-// goCNIsState makes the host's state directory go-cni's.
+// goCNIsState makes the host's state directory go-cni's, in place of the one that
+// tests with default directories have left.
 func goCNIsState(h *host) {
 	h.t.Helper()
+	aside := goCNIState + ".aside"
+	err := os.Rename(goCNIState, aside)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		h.t.Fatal(err)
+	}
 	wantNil(h.t, os.MkdirAll(h.path("state"), 0o755))
 	wantNil(h.t, os.Symlink(h.path("state"), goCNIState))
-	h.t.Cleanup(func() { wantNil(h.t, os.Remove(goCNIState)) })
+	h.t.Cleanup(func() {
+		wantNil(h.t, os.Remove(goCNIState))
+		if err == nil {
+			wantNil(h.t, os.Rename(aside, goCNIState))
+		}
+	})
 }
 
 // named is a network whose backends are named; of unnamed none is.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -63,6 +64,12 @@ func FindByLibcni(pluginType string, dirs []string) (string, error) {
 		return "", missing
 	}
 	return path, nil
+}
+
+// FindProgram returns nil if plugins that are executed find a program by its name.
+func FindProgram(name string) error {
+	_, err := exec.LookPath(name)
+	return err
 }
 
 // Check returns nil if the executable of a plugin type that was found before is
