@@ -27,8 +27,9 @@ var (
 
 	// ErrInvalidArgument: what the caller passed is not valid; nothing ran.
 	ErrInvalidArgument = errors.New("invalid argument")
-	// ErrInvalidNetNS: the path is not a network namespace, or is the
-	// runtime's own; nothing ran.
+	// ErrInvalidNetNS: the path is not a network namespace, or it is the host's:
+	// the one that plugins run in, that of process 1, or this process's own by a
+	// path that goes by a process; nothing ran.
 	ErrInvalidNetNS = errors.New("invalid network namespace")
 	// ErrHostNetNS: the container was attached by plugins that ran in another
 	// host network namespace, which cannot be found from the caller's.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"os"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -45,7 +44,7 @@ func openHostNetNS(path string) (*hostNetNS, error) {
 
 // dup opens the namespace once more, for a call of its own.
 func (h *hostNetNS) dup() (*hostNetNS, error) {
-	another, err := netns.Open(fmt.Sprintf("/proc/self/fd/%d", h.File().Fd()))
+	another, err := netns.Open(fmt.Sprintf("/proc/thread-self/fd/%d", h.File().Fd()))
 	if err != nil {
 		return nil, err
 	}
@@ -100,18 +99,10 @@ func (h *hostNetNS) checked(container *netns.Handle, path string) (*netns.Handle
 	return container, path, nil
 }
 
-// leadsTo tells whether path still leads to the namespace.
+// leadsTo reports whether path still leads to the namespace.
 func leadsTo(path string, ns *netns.Handle) bool {
-	var st unix.Stat_t
-	for {
-		err := unix.Stat(path, &st)
-		if err == nil {
-			return netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)} == ns.ID()
-		}
-		if !errors.Is(err, unix.EINTR) {
-			return false
-		}
-	}
+	id, ok := netNSAt(path)
+	return ok && id == ns.ID()
 }
 
 // follow opens the namespace again if the path has become another's since, as it
@@ -164,9 +155,11 @@ func (h *hostNetNS) openRecorded(rec *record.Record, kept string) (*netns.Handle
 
 // openByProcess is openRecorded where no path leads to the namespace.
 func (h *hostNetNS) openByProcess(rec *record.Record, want netns.ID) (*netns.Handle, string, reached, error) {
-	own, err := netns.ProcessID()
-	if want.Ino == 0 || want == h.ID() || err == nil && want == own {
-		return nil, "", notReached, nil // its number has become the host's
+	if want.Ino == 0 {
+		return nil, "", notReached, nil
+	}
+	if whose, err := h.hosts(want, ""); whose != "" || err != nil {
+		return nil, "", notReached, err // its number has become the host's
 	}
 	found, err := openInhabited(want)
 	if found == nil || err != nil {
@@ -178,7 +171,7 @@ func (h *hostNetNS) openByProcess(rec *record.Record, want netns.ID) (*netns.Han
 	}
 	// Not the process's own path: should the process end meanwhile, that could
 	// become another's.
-	return found, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), found.File().Fd()), byProcess, nil
+	return found, descriptorPath(found), byProcess, nil
 }
 
 // hasRecorded reports whether there is an interface in the namespace that the
@@ -229,21 +222,6 @@ func identify(path string) (netns.ID, error) {
 		return netns.ID{}, err
 	}
 	return ns.ID(), ns.Close()
-}
-
-// foreign refuses the namespace that plugins run in, and that of the process:
-// as a container's it is a mistake, for example a /proc/PID/ns/net whose PID is
-// another process's by now, and DEL would take the host's interfaces down.
-func (h *hostNetNS) foreign(container netns.ID, path string) error {
-	own, err := netns.ProcessID()
-	if err != nil {
-		return fmt.Errorf("the runtime's own network namespace: %w", err)
-	}
-	if container == h.ID() || container == own {
-		return fmt.Errorf("%s is the runtime's own, not the container's; if the container's is gone, remove with an empty path: %w",
-			path, ErrInvalidNetNS)
-	}
-	return nil
 }
 
 // lives tells whether an attachment still is: its namespace exists and has the

@@ -1,11 +1,10 @@
 package cni
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/tasks"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -58,7 +58,7 @@ func (p *hostPaths) to(h *hostNetNS) string {
 	path = firstPath
 	if !leadsTo(path, h.Handle) {
 		path = ""
-		for _, mounted := range mountedNetNS("self", h.ID().Ino) {
+		for _, mounted := range mountedNetNS("thread-self", h.ID().Ino) {
 			if leadsTo(mounted, h.Handle) {
 				path = mounted
 				break
@@ -90,7 +90,7 @@ func (op *operation) findHost(rec *record.Record) (found *hostNetNS, certain boo
 		}
 		return h
 	}
-	for _, path := range []string{rec.HostPath, op.hostNetNS, firstPath, "/proc/self/ns/net", "/proc/thread-self/ns/net"} {
+	for _, path := range []string{rec.HostPath, op.hostNetNS, firstPath, "/proc/thread-self/ns/net"} {
 		if path == "" {
 			continue
 		}
@@ -136,67 +136,75 @@ func seesAll(rec *record.Record) bool {
 }
 
 // eachNetNS calls f with paths that may lead to the namespace of that identity,
-// until it returns true: those of processes in it, of mounts in any mount
-// namespace, and of open descriptors. It reports whether it could look into every
-// process; those of another user namespace may not be looked into.
+// until it returns true: those of threads in it, of mounts in any mount namespace,
+// and of open descriptors. It reports whether it could look into every process;
+// those of another user namespace may not be looked into.
 func eachNetNS(proc, id string, f func(path string) bool) (complete bool, err error) {
 	_, number, ok := strings.Cut(id, ":")
 	if !ok {
 		return false, fmt.Errorf("%q is not the identity of a namespace", id)
 	}
-	link := "net:[" + number + "]"
-	processes, err := filepath.Glob(filepath.Join(proc, "[0-9]*"))
-	if err != nil {
-		return false, err
+	s := netNSSearch{link: "net:[" + number + "]", seen: map[string]bool{}}
+	unread, found := false, false
+	complete, err = tasks.Each(proc, func(t tasks.Task) (more bool) {
+		candidates, err := s.through(t)
+		unread = unread || err != nil
+		found = slices.ContainsFunc(candidates, f)
+		return !found
+	})
+	if found || err != nil {
+		return found, err
 	}
-	complete = true
-	seen := map[string]bool{} // mount namespaces
-	for _, process := range processes {
-		candidates, err := netNSOf(process, link, seen)
-		complete = complete && err == nil
-		for _, path := range candidates {
-			if f(path) {
-				return true, nil
-			}
-		}
-	}
-	return complete, nil
+	return complete && !unread, nil
 }
 
-// netNSOf are the paths through which a process leads to the namespace.
-func netNSOf(process, link string, seen map[string]bool) (paths []string, err error) {
+// netNSSearch looks for a namespace by the text of a link to it.
+type netNSSearch struct {
+	link string
+	seen map[string]bool // mount namespaces that were looked into
+}
+
+// through are the paths through which a thread leads to the namespace.
+func (s *netNSSearch) through(t tasks.Task) (paths []string, err error) {
 	defer func() {
-		if gone(err) {
+		if tasks.Gone(err) {
 			err = nil // it has ended meanwhile
 		}
 	}()
-	ns, err := os.Readlink(process + "/ns/net")
+	ns, err := os.Readlink(t.NetNS())
 	if err != nil {
 		return nil, err
 	}
-	if ns == link {
-		paths = append(paths, process+"/ns/net")
+	if ns == s.link {
+		paths = append(paths, t.NetNS())
 	}
-	mounts, err := os.Readlink(process + "/ns/mnt")
+	mounts, err := os.Readlink(t.Dir + "/ns/mnt")
 	if err != nil {
 		return paths, err
 	}
-	if !seen[mounts] {
-		seen[mounts] = true
-		paths = append(paths, mountsIn(process, link)...)
+	if !s.seen[mounts] {
+		s.seen[mounts] = true
+		paths = append(paths, mountsIn(t.Dir, s.link)...)
 	}
-	fds, err := os.ReadDir(process + "/fd")
+	if !t.Leads() && sharesFiles(t) {
+		return paths, nil // its leading thread's were looked at
+	}
+	fds, err := os.ReadDir(t.Dir + "/fd")
 	for _, fd := range fds {
-		path := filepath.Join(process, "fd", fd.Name())
-		if to, _ := os.Readlink(path); to == link { // else it is closed by now
+		path := filepath.Join(t.Dir, "fd", fd.Name())
+		if to, _ := os.Readlink(path); to == s.link { // else it is closed by now
 			paths = append(paths, path)
 		}
 	}
 	return paths, err
 }
 
-func gone(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
+// sharesFiles reports whether a thread has the descriptors of its leading thread,
+// as nearly all do; not if the kernel does not say.
+func sharesFiles(t tasks.Task) bool {
+	const files = 2 // KCMP_FILES in the kernel's include/uapi/linux/kcmp.h
+	differ, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(t.PID), uintptr(t.TID), files, 0, 0, 0)
+	return errno == 0 && differ == 0
 }
 
 // mountedNetNS are the paths at which a process sees the namespace mounted.
@@ -218,7 +226,7 @@ func mountsIn(process, link string) (paths []string) {
 			continue
 		}
 		path := unescaped(fields[4])
-		if process != "/proc/self" {
+		if process != "/proc/thread-self" {
 			path = filepath.Join(process, "root", path)
 		}
 		paths = append(paths, path)

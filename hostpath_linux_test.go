@@ -33,17 +33,21 @@ func proc(t *testing.T, links, files map[string]string) string {
 
 func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 	const link, other = "net:[4026532231]", "net:[4026531840]"
+	thread := func(of string) string { return "3/task/1073741824/" + of }
 	dir := proc(t, map[string]string{
-		"1/ns/net": other, "1/ns/mnt": "mnt:[1]", "1/fd/0": "/dev/null",
-		"2/ns/net": other, "2/ns/mnt": "mnt:[1]", "2/fd/7": link,
-		"3/ns/net": link, "3/ns/mnt": "mnt:[2]", "3/fd/0": other,
+		"1/task/1/ns/net": other, "1/task/1/ns/mnt": "mnt:[1]", "1/task/1/fd/0": "/dev/null",
+		"2/task/2/ns/net": other, "2/task/2/ns/mnt": "mnt:[1]", "2/task/2/fd/7": link,
+		"3/task/3/ns/net": link, "3/task/3/ns/mnt": "mnt:[2]", "3/task/3/fd/0": other,
+		// Threads beside the leading one; a number that no thread of this machine has.
+		thread("ns/net"): link, thread("ns/mnt"): "mnt:[3]", thread("fd/9"): link,
 		"self/ns/net": link, // the same as one of the numbers
 	}, map[string]string{
-		"1/mountinfo": "1 0 8:1 / / rw - ext4 root rw\n" +
+		"1/task/1/mountinfo": "1 0 8:1 / / rw - ext4 root rw\n" +
 			"2 1 0:4 net:[4026532231] /run/my\\040netns rw shared:3 - nsfs nsfs rw\n" +
 			"3 1 0:4 net:[40265322310] /run/longer rw shared:3 - nsfs nsfs rw\n",
-		"2/mountinfo": "2 1 0:4 net:[4026532231] /of/the/same/namespace rw - nsfs nsfs rw\n",
-		"3/mountinfo": "2 1 0:4 net:[4026532231] /run/its rw - nsfs nsfs rw\n",
+		"2/task/2/mountinfo": "2 1 0:4 net:[4026532231] /of/the/same/namespace rw - nsfs nsfs rw\n",
+		"3/task/3/mountinfo": "2 1 0:4 net:[4026532231] /run/its rw - nsfs nsfs rw\n",
+		thread("mountinfo"):  "2 1 0:4 net:[4026532231] /run/of/the/thread rw - nsfs nsfs rw\n",
 	})
 	var paths []string
 	search := func(stop bool) (complete bool) {
@@ -63,7 +67,8 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 		return complete
 	}
 	complete := search(false)
-	want := []string{"1/root/run/my netns", "2/fd/7", "3/ns/net", "3/root/run/its"}
+	want := []string{"1/task/1/root/run/my netns", "2/task/2/fd/7", "3/task/3/ns/net", "3/task/3/root/run/its",
+		thread("ns/net"), thread("root/run/of/the/thread"), thread("fd/9")}
 	if !complete || !slices.Equal(paths, want) {
 		t.Errorf("paths %q, complete %v, want %q", paths, complete, want)
 	}
@@ -71,7 +76,7 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 		t.Errorf("after the first: %q", paths)
 	}
 	// A process that has ended is none; one that may not be looked into is.
-	for path, wantComplete := range map[string]bool{"4/comm": true, "5/ns/net": false} {
+	for path, wantComplete := range map[string]bool{"4/comm": true, "5/task/5/ns/net": false} {
 		path = filepath.Join(dir, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)

@@ -3,45 +3,49 @@ package cni
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/tasks"
 	"github.com/embedcni/cni/netns"
 )
 
-// inhabitants are the processes that can be seen, by the network namespace that
-// they are in. It takes some microseconds for each process there is, so it is
-// for what no path leads to.
-func inhabitants() (map[netns.ID][]int, error) {
-	proc, err := os.Open("/proc")
-	if err != nil {
-		return nil, fmt.Errorf("look for processes in a namespace: %w", err)
-	}
-	names, err := proc.Readdirnames(-1)
-	if err = errors.Join(err, proc.Close()); err != nil {
-		return nil, fmt.Errorf("look for processes in a namespace: %w", err)
-	}
-	found := make(map[netns.ID][]int)
-	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
-		}
-		var st unix.Stat_t
+// inhabitants are the threads that can be seen, by the network namespace that
+// they are in. A thread is enough for a namespace to be somebody's: of a program
+// that serves a container from outside, one may be all there is. It takes some
+// microseconds for each thread there is, so it is for what no path leads to.
+func inhabitants() (map[netns.ID][]tasks.Task, error) {
+	found := make(map[netns.ID][]tasks.Task)
+	_, err := tasks.Each("/proc", func(t tasks.Task) bool {
 		// One that has ended since is in none, and one that may not be looked at
 		// cannot be found.
-		if unix.Stat("/proc/"+name+"/ns/net", &st) == nil {
-			id := netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}
-			found[id] = append(found[id], pid)
+		if id, ok := netNSAt(t.NetNS()); ok {
+			found[id] = append(found[id], t)
 		}
+		return true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for processes in a namespace: %w", err)
 	}
 	return found, nil
 }
 
-// openInhabited opens the namespace of a process if it has that identity. The
+// netNSAt is the identity of the namespace at a path, if it can be asked for.
+func netNSAt(path string) (netns.ID, bool) {
+	var st unix.Stat_t
+	for {
+		err := unix.Stat(path, &st)
+		if err == nil {
+			return netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}, true
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return netns.ID{}, false
+		}
+	}
+}
+
+// openInhabited opens the namespace of a thread if it has that identity. The
 // number of one that has ended is given to the next, so whether it is the one
 // that is meant is to be found out. It returns nil if there is none.
 func openInhabited(want netns.ID) (*netns.Handle, error) {
@@ -49,10 +53,10 @@ func openInhabited(want netns.ID) (*netns.Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, pid := range found[want] {
-		ns, err := netns.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
+	for _, t := range found[want] {
+		ns, err := netns.Open(t.NetNS())
 		switch {
-		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH):
+		case tasks.Gone(err):
 		case err != nil:
 			return nil, err
 		case ns.ID() == want:
@@ -64,4 +68,24 @@ func openInhabited(want netns.ID) (*netns.Handle, error) {
 		}
 	}
 	return nil, nil
+}
+
+// descriptorPath leads other processes to an open namespace of this one.
+func descriptorPath(ns *netns.Handle) string {
+	fd := ns.File().Fd()
+	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
+	if leadsTo(path, ns) {
+		return path
+	}
+	// The leading thread has ended, or has descriptors of its own.
+	all, err := tasks.Of("/proc", os.Getpid())
+	if err != nil {
+		return path
+	}
+	for _, t := range all {
+		if other := fmt.Sprintf("%s/fd/%d", t.Dir, fd); leadsTo(other, ns) {
+			return other
+		}
+	}
+	return path
 }

@@ -142,7 +142,7 @@ func (k *keeper) openPath(id string) string {
 	if ns == nil {
 		return ""
 	}
-	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.File().Fd())
+	return descriptorPath(ns)
 }
 
 // keptHere reports whether the operation's namespace is kept in this mount

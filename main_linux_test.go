@@ -26,6 +26,9 @@ func TestMain(m *testing.M) {
 	if isOtherRuntime() {
 		otherRuntime()
 	}
+	if os.Getenv(sevenEnv) != "" {
+		sevenMain()
+	}
 	if os.Getenv(crowdProcess) != "" {
 		os.Exit(crowdMain())
 	}

@@ -20,7 +20,7 @@ const firstMountNS = "/proc/1/ns/mnt"
 // be looked at.
 func mountsArePrivate(dir, first string) (bool, error) {
 	var own, other unix.Stat_t
-	if err := unix.Stat("/proc/self/ns/mnt", &own); err != nil {
+	if err := unix.Stat("/proc/thread-self/ns/mnt", &own); err != nil {
 		return false, fmt.Errorf("look up the mount namespace: %w", err)
 	}
 	if unix.Stat(first, &other) != nil || own.Ino == other.Ino && own.Dev == other.Dev {
@@ -30,7 +30,7 @@ func mountsArePrivate(dir, first string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
 		return false, err
 	}
@@ -60,7 +60,7 @@ func mountOf(dir string) (string, error) {
 		return "", fmt.Errorf("open %s: %w", dir, err)
 	}
 	defer func() { _ = unix.Close(fd) }() // it was only asked about
-	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	info, err := os.ReadFile(fmt.Sprintf("/proc/thread-self/fdinfo/%d", fd))
 	if err != nil {
 		return "", err
 	}

@@ -186,6 +186,11 @@ func TestRemoveLeavesANamespaceThatIsAnothersNow(t *testing.T) {
 // another mount namespace.
 func elsewhereMounted(t *testing.T) (s *stage, conf []byte, leave func()) {
 	t.Helper()
+	return elsewhereMountedWith(t, (*stage).inhabit)
+}
+
+func elsewhereMountedWith(t *testing.T, inhabit func(s *stage, path string) (leave func())) (s *stage, conf []byte, leave func()) {
+	t.Helper()
 	s = newStage(t)
 	path := s.container("c1")
 	mac := s.addLinkAt(path, "eth0")
@@ -194,7 +199,7 @@ func elsewhereMounted(t *testing.T) (s *stage, conf []byte, leave func()) {
 	s.on("p", "ADD", scripted.Action{Stdout: &result})
 	wantNil(t, setUp(t.Context(), s.restarted(conf), "c1", path)())
 	s.takeCalls()
-	leave = s.inhabit(path)
+	leave = inhabit(s, path)
 	s.hide("c1")
 	return s, conf, leave
 }

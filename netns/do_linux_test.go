@@ -122,10 +122,14 @@ func TestDoLeavesTheLeadingThreadAlone(t *testing.T) {
 			if unix.Gettid() == unix.Getpid() {
 				return errors.New("on the leading thread")
 			}
-			if id, err := netns.ProcessID(); err != nil || id == h.ID() {
-				return fmt.Errorf("the process is in %s, %v", id, err)
+			leading, err := netns.Open("/proc/self/ns/net")
+			if err != nil {
+				return err
 			}
-			return nil
+			if leading.ID() == h.ID() {
+				return errors.New("the leading thread is inside")
+			}
+			return leading.Close()
 		})
 		if err != nil {
 			t.Fatal(err)

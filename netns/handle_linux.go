@@ -9,13 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The links through which the kernel shows a task its own namespaces. The
-// first is the calling thread's, which differs from the second, the thread
-// group leader's, while a thread is inside another namespace.
-const (
-	threadNetNS  = "/proc/thread-self/ns/net"
-	processNetNS = "/proc/self/ns/net"
-)
+// threadNetNS is the link through which the kernel shows a thread its own
+// namespace. The process's, /proc/self/ns/net, is that of its leading thread,
+// which Go parks for good in whatever namespace a goroutine left it that was
+// locked to it.
+const threadNetNS = "/proc/thread-self/ns/net"
 
 // Handle is an open network namespace. It keeps the namespace alive, whatever
 // happens to the path it was opened from, until Close.
@@ -130,10 +128,22 @@ func CurrentID() (ID, error) {
 	return statID("look up the thread's network namespace", threadNetNS)
 }
 
-// ProcessID returns the identity of the network namespace of the process,
-// which is that of its leading thread. It costs one stat.
+// ProcessID returns the identity of the network namespace of the process: the
+// one in which its goroutines run that are not locked to a thread. The leading
+// thread, and so /proc/self/ns/net, may be in another. It costs a goroutine and
+// one stat.
 func ProcessID() (ID, error) {
-	return statID("look up the process's network namespace", processNetNS)
+	type answer struct {
+		id  ID
+		err error
+	}
+	done := make(chan answer, 1)
+	go func() { // never on a thread that another goroutine is locked to
+		id, err := statID("look up the process's network namespace", threadNetNS)
+		done <- answer{id, err}
+	}()
+	a := <-done
+	return a.id, a.err
 }
 
 func statID(op, path string) (ID, error) {

@@ -82,7 +82,7 @@ func pin(h *Handle, path string) (err error) {
 	}
 	// The descriptor, not the path it was opened by: that may mean another
 	// namespace by now.
-	fd := fmt.Sprintf("/proc/self/fd/%d", h.File().Fd())
+	fd := fmt.Sprintf("/proc/thread-self/fd/%d", h.File().Fd())
 	if err := unix.Mount(fd, path, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind mount: %w", err)
 	}

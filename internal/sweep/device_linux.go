@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/tasks"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -273,32 +274,30 @@ func (t *Target) missed() ([]Item, error) {
 	return []Item{missing{t.Device, t.IfName}}, nil
 }
 
-// elsewhere looks for the device in the namespaces of all processes that can be
+// elsewhere looks for the device in the namespaces of all threads that can be
 // seen: a container's root may have moved it into one of its own.
 func (t *Target) elsewhere() (Item, error) {
-	paths, err := filepath.Glob("/proc/[0-9]*/ns/net")
-	if err != nil {
-		return nil, err
-	}
+	var found Item
 	seen := map[string]bool{}
-	for _, path := range paths {
-		name, err := os.Readlink(path)
+	_, err := tasks.Each("/proc", func(thread tasks.Task) (more bool) {
+		name, err := os.Readlink(thread.NetNS())
 		if err != nil || seen[name] {
-			continue // the process has ended, or its namespace has been looked into
+			return true // the thread has ended, or its namespace has been looked into
 		}
 		seen[name] = true
-		ns, err := netns.Open(path)
+		ns, err := netns.Open(thread.NetNS())
 		if err != nil {
-			continue
+			return true
 		}
 		if ns.ID() != t.Host.ID() && (t.Container == nil || ns.ID() != t.Container.ID()) {
-			if item := t.within(ns); item != nil {
-				return item, nil // which needs the namespace, for as long as it is there itself
-			}
+			found = t.within(ns)
 		}
-		_ = ns.Close() // was only looked into
-	}
-	return nil, nil
+		if found == nil {
+			_ = ns.Close() // was only looked into; else the item needs it, for as long as it is there itself
+		}
+		return found == nil
+	})
+	return found, err
 }
 
 func (t *Target) within(ns *netns.Handle) Item {

@@ -168,6 +168,6 @@ func readFile(dir int, name string) (string, error) {
 }
 
 // descriptorPath names an open file for system calls that want a path.
-func descriptorPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
+func descriptorPath(fd int) string { return "/proc/thread-self/fd/" + strconv.Itoa(fd) }
 
 func pathError(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }

@@ -1,0 +1,97 @@
+// Package tasks lists the threads of the processes that can be seen. Namespaces
+// and descriptors are a thread's: what /proc/PID shows of them is its leading
+// thread's, which may be elsewhere than the rest.
+package tasks
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Task is a thread. It may have ended since it was listed.
+type Task struct {
+	PID, TID int
+	// Dir is where the kernel shows it, for example /proc/4711/task/4712.
+	Dir string
+}
+
+// Leads reports whether the thread is its process's leading one.
+func (t Task) Leads() bool { return t.PID == t.TID }
+
+// NetNS is the path of the thread's network namespace.
+func (t Task) NetNS() string { return filepath.Join(t.Dir, "ns/net") }
+
+// Each calls f with every thread below proc, a process's leading one before its
+// others, until f returns false. Processes that end meanwhile are passed over, as
+// are those whose threads may not be listed; complete is false if there was one.
+// It takes some microseconds for each process and each thread.
+func Each(proc string, f func(Task) (more bool)) (complete bool, err error) {
+	pids, err := numbers(proc)
+	if err != nil {
+		return false, err
+	}
+	complete = true
+	for _, pid := range pids {
+		all, err := Of(proc, pid)
+		if err != nil && !Gone(err) {
+			complete = false
+		}
+		for _, t := range all {
+			if !f(t) {
+				return complete, nil
+			}
+		}
+	}
+	return complete, nil
+}
+
+// Of lists the threads of one process, the leading one first.
+func Of(proc string, pid int) ([]Task, error) {
+	dir := filepath.Join(proc, strconv.Itoa(pid), "task")
+	tids, err := numbers(dir)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Task, 0, len(tids))
+	for _, tid := range tids {
+		all = append(all, Task{pid, tid, filepath.Join(dir, strconv.Itoa(tid))})
+	}
+	if i := slices.IndexFunc(all, Task.Leads); i > 0 { // its number may be the higher one, once all were used
+		leading := all[i]
+		copy(all[1:], all[:i])
+		all[0] = leading
+	}
+	return all, nil
+}
+
+// Gone reports whether an error of reading about a process or a thread says that
+// it has ended.
+func Gone(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
+}
+
+func numbers(dir string) ([]int, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("list threads: %w", err)
+	}
+	names, err := d.Readdirnames(-1)
+	if err = errors.Join(err, d.Close()); err != nil {
+		return nil, fmt.Errorf("list threads: %w", err)
+	}
+	var all []int
+	for _, name := range names {
+		if n, err := strconv.Atoi(name); err == nil {
+			all = append(all, n)
+		}
+	}
+	slices.Sort(all)
+	return all, nil
+}
