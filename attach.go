@@ -95,7 +95,7 @@ func (op *operation) attach(ctx context.Context, serially bool) ([]*types100.Res
 	errs := make([]error, len(op.attachments))
 	run := func(group []int) {
 		for _, i := range group {
-			results[i], errs[i] = op.attachments[i].add(ctx)
+			results[i], errs[i] = op.attachments[i].addTraced(ctx, i, serially)
 			if errs[i] != nil {
 				return
 			}
@@ -138,6 +138,12 @@ func (op *operation) groups(serially bool) [][]int {
 		groups[g] = append(groups[g], i)
 	}
 	return groups
+}
+
+func (a *attachment) addTraced(ctx context.Context, index int, serially bool) (result *types100.Result, err error) {
+	ctx, span := a.op.spans.attach(ctx, a, index, serially)
+	defer func() { endSpan(span, err) }()
+	return a.add(ctx)
 }
 
 // add runs the ADD of one network. The first one on a host runs alone.

@@ -110,6 +110,7 @@ type snapshot struct {
 	kept     *keeper
 	sockets  *netfilter.Sockets
 	paths    *hostPaths
+	spans    *spans
 	status   statusCache
 	self     string // identity of this process, if it could be asked for already
 	pidNS    uint64 // that its number is of; 0 if it could not be asked for
@@ -181,9 +182,9 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 		s.kept = newKeeper(s.records.Dir())
 	}
 	s.own = own
-	s.sockets, s.paths = &netfilter.Sockets{}, &hostPaths{} // the sockets close themselves
+	s.sockets, s.paths, s.spans = &netfilter.Sockets{}, &hostPaths{}, &spans{} // the sockets close themselves
 	if previous != nil {
-		s.sockets, s.paths = previous.sockets, previous.paths
+		s.sockets, s.paths, s.spans = previous.sockets, previous.paths, previous.spans
 	}
 	for _, n := range s.networks {
 		n.snapshot = s
@@ -248,17 +249,19 @@ func (s *snapshot) ready() error {
 // Setup returns, whether or not ctx is over. What could not be detached is part
 // of the error.
 func (r *Runtime) Setup(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error) {
-	return r.setup(ctx, id, path, opts, false)
+	return r.setup(ctx, "cni.Setup", id, path, opts, false)
 }
 
 // SetupSerially is Setup with one network after the other, as the
 // specification has it, and stops at the first that fails.
 func (r *Runtime) SetupSerially(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error) {
-	return r.setup(ctx, id, path, opts, true)
+	return r.setup(ctx, "cni.SetupSerially", id, path, opts, true)
 }
 
-func (r *Runtime) setup(ctx context.Context, id, path string, opts []NamespaceOpts, serially bool) (*Result, error) {
+func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []NamespaceOpts, serially bool) (_ *Result, err error) {
 	s := r.current.Load()
+	ctx, under := s.spans.call(ctx, span, id, path)
+	defer func() { endCall(under, err) }()
 	if err := s.ready(); err != nil {
 		return nil, err
 	}
@@ -287,8 +290,10 @@ func (r *Runtime) setup(ctx context.Context, id, path string, opts []NamespaceOp
 // networks; for one that was never attached it returns nil. path only matters
 // for these, and may be empty or gone. ctx carries values only: when it ends,
 // Remove goes on, each plugin within the time that Timeouts.Del gives it.
-func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) error {
+func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	s := r.current.Load()
+	ctx, span := s.spans.call(ctx, "cni.Remove", id, path)
+	defer func() { endCall(span, err) }()
 	ns, err := newNamespace(id, path, opts...)
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", id, err)
@@ -301,8 +306,10 @@ func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...Na
 // configuration and the parameters that Setup had, and stops at the first error:
 // ErrNotAttached if there was no Setup. A network whose configuration is older than 0.4.0 has no CHECK and returns an error that says
 // so; one that says disableCheck is passed over.
-func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) error {
+func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	s := r.current.Load()
+	ctx, span := s.spans.call(ctx, "cni.Check", id, path)
+	defer func() { endCall(span, err) }()
 	if err := s.ready(); err != nil {
 		return err
 	}

@@ -136,7 +136,9 @@ func (d *delegation) delegateOf(verb, typ string) (provider, error) {
 }
 
 // runDelegate runs the other plugin, and tells the log.
-func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p provider) ([]byte, error) {
+func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p provider) (_ []byte, said error) {
+	ctx, span := d.op.spans.plugin(ctx, call, p.kind)
+	defer func() { endPlugin(span, said) }()
 	var late error
 	if call.Verb == d.chain { // not for a DEL by which an ADD undoes what it did
 		if late = d.flushBefore(ctx, call.Verb, p); late != nil && call.Verb != "DEL" {

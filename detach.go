@@ -196,10 +196,16 @@ func (op *operation) detach(ctx context.Context, attachments []*attachment) erro
 		a.restoreDevice()
 	}
 	for _, a := range slices.Backward(attachments) {
-		err := a.chain().Del(batched(ctx), &a.Attachment, a.partial)
-		errs = append(errs, a.withoutNeverRan(a.errors("DEL", err)))
+		errs = append(errs, a.del(ctx))
 	}
 	return join(errs...)
+}
+
+func (a *attachment) del(ctx context.Context) (err error) {
+	ctx, span := a.op.spans.network(ctx, "cni.detachNetwork", a)
+	defer func() { endSpan(span, err) }()
+	err = a.chain().Del(batched(ctx), &a.Attachment, a.partial)
+	return a.withoutNeverRan(a.errors("DEL", err))
 }
 
 // useCached gives the plugins what the ADD was given where this call gives
@@ -244,19 +250,26 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 		}
 	}
 	for _, a := range op.attachments {
-		if rec != nil {
-			err = a.useRecorded(rec)
-		} else {
-			a.useCached()
-		}
-		if err == nil {
-			err = a.chain().Check(ctx, &a.Attachment, a.partial)
-		}
-		if err != nil {
-			return a.errors("CHECK", err)
+		if err := a.check(ctx, rec); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// check runs the CHECK of one network, as the record has it, if there is one.
+func (a *attachment) check(ctx context.Context, rec *record.Record) (err error) {
+	ctx, span := a.op.spans.network(ctx, "cni.checkNetwork", a)
+	defer func() { endSpan(span, err) }()
+	if rec != nil {
+		err = a.useRecorded(rec)
+	} else {
+		a.useCached()
+	}
+	if err == nil {
+		err = a.chain().Check(ctx, &a.Attachment, a.partial)
+	}
+	return a.errors("CHECK", err)
 }
 
 // useRecorded gives CHECK the configuration, the parameters and the result of

@@ -176,11 +176,13 @@ func (a *attachment) ipamUndone(ctx context.Context, typ, ipam string) bool {
 // ipamDeleted asks one IPAM plugin for a DEL.
 func (a *attachment) ipamDeleted(ctx context.Context, p provider, ipam string, call chain.Call) bool {
 	call.Plugin = ipam
+	ctx, span := a.op.spans.plugin(ctx, call, p.kind)
 	out, err := a.execute(ctx, call, p)
+	perr := pluginError(a, call, p.kind, out, err)
+	endPlugin(span, perr)
 	if p.kind == PluginExecutable && errors.Is(err, invoke.ErrNotStarted) {
 		return true
 	}
-	perr := pluginError(a, call, p.kind, out, err)
 	var e *Error
 	return perr == nil || errors.As(perr, &e) && e.Code == unknownContainer
 }

@@ -37,7 +37,9 @@ func (a *attachment) runPlugin(ctx context.Context, call chain.Call) (chain.Outp
 
 // runOne runs a plugin, unless err says why there is none: it bounds its time,
 // and tells the log and the observer how it ended.
-func (a *attachment) runOne(ctx context.Context, call chain.Call, p provider, err error) (chain.Output, error) {
+func (a *attachment) runOne(ctx context.Context, call chain.Call, p provider, err error) (_ chain.Output, said error) {
+	ctx, span := a.op.spans.plugin(ctx, call, p.kind)
+	defer func() { endPlugin(span, said) }()
 	start := time.Now()
 	var out invoke.Output
 	var late error

@@ -1,0 +1,340 @@
+package oracle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	gocni "github.com/containerd/go-cni"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/netns"
+)
+
+// traced is a host with networks of scripted plugins, of which either library can
+// make a trace.
+type traced struct {
+	t     *testing.T
+	dir   string
+	path  string // of the container's namespace
+	confs [][]byte
+}
+
+func newTraced(t *testing.T) *traced {
+	t.Helper()
+	h := &traced{t: t, dir: t.TempDir()}
+	h.path = filepath.Join(h.dir, "netns")
+	ns, err := netns.Create(h.path)
+	h.must(err)
+	t.Cleanup(func() { h.must(errors.Join(netns.Remove(h.path), ns.Close())) })
+	exe, err := os.Executable()
+	h.must(err)
+	for _, network := range []string{"one", "two"} {
+		var plugins []string
+		for _, typ := range []string{network + "-a", network + "-b"} {
+			h.must(os.Symlink(exe, filepath.Join(h.dir, typ)))
+			h.on(typ, nil)
+			plugins = append(plugins, fmt.Sprintf(`{"type": %q, "script": %q}`, typ, h.script(typ)))
+		}
+		h.confs = append(h.confs, fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": %q, "plugins": [%s]}`, network, strings.Join(plugins, ",")))
+	}
+	return h
+}
+
+func (h *traced) must(err error) {
+	h.t.Helper()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h *traced) script(typ string) string { return filepath.Join(h.dir, typ+".json") }
+
+// on has the plugin of a type do something for a verb.
+func (h *traced) on(typ string, verbs map[string]scripted.Action) {
+	h.t.Helper()
+	h.must(scripted.Script{Log: filepath.Join(h.dir, "calls"), Verbs: verbs}.Save(h.script(typ)))
+}
+
+// ours and theirs are the libraries, with the networks loaded.
+func (h *traced) ours() cni.CNI {
+	h.t.Helper()
+	r, err := cni.New(cni.WithStateDir(filepath.Join(h.dir, "state")), cni.WithPluginDir([]string{h.dir}),
+		cni.WithConfListBytes(h.confs[0]), cni.WithConfListBytes(h.confs[1]))
+	h.must(err)
+	h.t.Cleanup(func() {
+		for _, typ := range []string{"one-a", "one-b", "two-a", "two-b"} {
+			h.on(typ, nil)
+		}
+		h.must(r.Remove(context.Background(), "c1", ""))
+	})
+	return r
+}
+
+func (h *traced) theirs() gocni.CNI {
+	h.t.Helper()
+	c, err := gocni.New(gocni.WithPluginDir([]string{h.dir}), gocni.WithConfListBytes(h.confs[0]), gocni.WithConfListBytes(h.confs[1]))
+	h.must(err)
+	return c
+}
+
+// verbs are the methods that make spans, of either library.
+type verbs struct {
+	setup, setupSerially, remove, check func(ctx context.Context, id, path string) error
+}
+
+func (h *traced) verbsOf(ours bool) verbs {
+	h.t.Helper()
+	if ours {
+		c := h.ours()
+		return verbs{
+			func(ctx context.Context, id, path string) error { _, err := c.Setup(ctx, id, path); return err },
+			func(ctx context.Context, id, path string) error { _, err := c.SetupSerially(ctx, id, path); return err },
+			func(ctx context.Context, id, path string) error { return c.Remove(ctx, id, path) },
+			func(ctx context.Context, id, path string) error { return c.Check(ctx, id, path) },
+		}
+	}
+	c := h.theirs()
+	return verbs{
+		func(ctx context.Context, id, path string) error { _, err := c.Setup(ctx, id, path); return err },
+		func(ctx context.Context, id, path string) error { _, err := c.SetupSerially(ctx, id, path); return err },
+		func(ctx context.Context, id, path string) error { return c.Remove(ctx, id, path) },
+		func(ctx context.Context, id, path string) error { return c.Check(ctx, id, path) },
+	}
+}
+
+// recorder is the provider of all tests: the first one that is set stays, for
+// whoever asked before.
+func recorder(t *testing.T) *tracetest.SpanRecorder {
+	t.Helper()
+	r := tracetest.NewSpanRecorder()
+	before := otel.GetTracerProvider()
+	otel.SetTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(r)))
+	t.Cleanup(func() { otel.SetTracerProvider(before) })
+	return r
+}
+
+// trace runs f below a span of the caller's, and renders the spans that ended.
+func (h *traced) trace(f func(context.Context)) []span {
+	h.t.Helper()
+	r := recorder(h.t)
+	ctx, caller := otel.Tracer("caller").Start(h.t.Context(), "caller")
+	f(ctx)
+	caller.End()
+	names := map[string]string{}
+	all := r.Ended()
+	for _, s := range slices.Backward(all) { // parents end after their children
+		id := s.SpanContext().SpanID().String()
+		names[id] = strings.TrimPrefix(names[s.Parent().SpanID().String()]+" > "+s.Name(), " > ")
+		if s.SpanContext().TraceID() != caller.SpanContext().TraceID() {
+			h.t.Errorf("%s is in a trace of its own", names[id])
+		}
+	}
+	var spans []span
+	for _, s := range all {
+		spans = append(spans, span{s, names[s.SpanContext().SpanID().String()]})
+	}
+	return spans
+}
+
+type span struct {
+	sdktrace.ReadOnlySpan
+	name string // with those of its ancestors
+}
+
+func (s span) String() string {
+	line := s.name + " by " + s.InstrumentationScope().Name
+	var attrs []string
+	for _, kv := range s.Attributes() {
+		attrs = append(attrs, fmt.Sprintf("%s=%s(%s)", kv.Key, kv.Value.Emit(), kv.Value.Type()))
+	}
+	slices.Sort(attrs)
+	line += " [" + strings.Join(attrs, " ") + "] " + s.Status().Code.String()
+	if s.Status().Code == codes.Error && strings.Contains(s.Status().Description, "no more addresses") {
+		line += ", the plugin's words"
+	}
+	return line + fmt.Sprintf(", %d events, %s", len(s.Events()), s.SpanKind())
+}
+
+// added reports whether a span is none of go-cni's.
+func (s span) added() bool {
+	return s.Name() == "cni.plugin" || s.Name() == "cni.detachNetwork" || s.Name() == "cni.checkNetwork"
+}
+
+func rendered(spans []span, which func(span) bool) []string {
+	lines := []string{}
+	for _, s := range spans {
+		if which(s) {
+			lines = append(lines, s.String())
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// failing is what a plugin answers.
+var failing = scripted.Action{Exit: 1, Stdout: func() *string { s := `{"code": 11, "msg": "no more addresses"}`; return &s }()}
+
+// TestTheTraceIsGoCNIs in names, parents, attributes and status, for each
+// method that makes one, where all goes well and where a plugin fails.
+func TestTheTraceIsGoCNIs(t *testing.T) {
+	attached := func(v verbs, h *traced) {
+		t.Helper()
+		h.must(v.setup(t.Context(), "c1", h.path))
+	}
+	for what, test := range map[string]struct {
+		fails, at string // a plugin's type, and the verb
+		before    func(v verbs, h *traced)
+		call      func(v verbs) func(ctx context.Context, id, path string) error
+	}{
+		"Setup":                               {"", "", nil, func(v verbs) func(context.Context, string, string) error { return v.setup }},
+		"SetupSerially":                       {"", "", nil, func(v verbs) func(context.Context, string, string) error { return v.setupSerially }},
+		"Remove":                              {"", "", attached, func(v verbs) func(context.Context, string, string) error { return v.remove }},
+		"Check":                               {"", "", attached, func(v verbs) func(context.Context, string, string) error { return v.check }},
+		"Setup, the second network fails":     {"two-b", "ADD", nil, func(v verbs) func(context.Context, string, string) error { return v.setup }},
+		"SetupSerially, the first one fails":  {"one-a", "ADD", nil, func(v verbs) func(context.Context, string, string) error { return v.setupSerially }},
+		"SetupSerially, the second one fails": {"two-b", "ADD", nil, func(v verbs) func(context.Context, string, string) error { return v.setupSerially }},
+		"Remove, the first one fails":         {"one-a", "DEL", attached, func(v verbs) func(context.Context, string, string) error { return v.remove }},
+		"Remove, the last one fails":          {"two-b", "DEL", attached, func(v verbs) func(context.Context, string, string) error { return v.remove }},
+		"Check, the first one fails":          {"one-a", "CHECK", attached, func(v verbs) func(context.Context, string, string) error { return v.check }},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newTraced(t)
+			traceOf := func(ours bool) []span {
+				if test.fails != "" {
+					h.on(test.fails, nil)
+				}
+				v := h.verbsOf(ours)
+				if test.before != nil {
+					test.before(v, h)
+				}
+				if test.fails != "" {
+					h.on(test.fails, map[string]scripted.Action{test.at: failing})
+				}
+				return h.trace(func(ctx context.Context) {
+					if err := test.call(v)(ctx, "c1", h.path); (err != nil) != (test.fails != "") {
+						t.Errorf("error %v", err)
+					}
+				})
+			}
+			theirs := rendered(traceOf(false), func(span) bool { return true })
+			ours := rendered(traceOf(true), func(s span) bool { return !s.added() })
+			if !slices.Equal(ours, theirs) {
+				t.Errorf("ours\n\t%s\ngo-cni's\n\t%s", strings.Join(ours, "\n\t"), strings.Join(theirs, "\n\t"))
+			}
+			if len(theirs) < 2 {
+				t.Errorf("go-cni's has %q only", theirs)
+			}
+		})
+	}
+}
+
+// TestEachPluginHasASpan, below its network's, which is the parent of what the
+// plugin makes.
+func TestEachPluginHasASpan(t *testing.T) {
+	h := newTraced(t)
+	v := h.verbsOf(true)
+	h.on("two-b", map[string]scripted.Action{"ADD": failing})
+	spans := h.trace(func(ctx context.Context) {
+		if err := v.setupSerially(ctx, "c1", h.path); err == nil {
+			t.Error("no error")
+		}
+	})
+	h.on("two-b", nil)
+	h.must(v.setup(t.Context(), "c1", h.path))
+	spans = append(spans, h.trace(func(ctx context.Context) {
+		h.must(v.check(ctx, "c1", h.path))
+		h.must(v.remove(ctx, "c1", h.path))
+	})...)
+	const scope = " by github.com/containerd/go-cni ["
+	line := func(parents, attrs, status string) string {
+		return parents + scope + attrs + "] " + status + ", 0 events, internal"
+	}
+	plugin := func(parents, typ, verb string) string {
+		return line(parents+" > cni.plugin", "cni.plugin.kind=executable(STRING) cni.plugin.type="+typ+"(STRING) cni.plugin.verb="+verb+"(STRING)", "Unset")
+	}
+	network := func(span, ifname, name string) string {
+		return line(span, "cni.ifname="+ifname+"(STRING) cni.name="+name+"(STRING)", "Unset")
+	}
+	const serially = "caller > cni.SetupSerially"
+	want := []string{
+		plugin(serially+" > cni.attachNetworksSerially", "one-a", "ADD"),
+		plugin(serially+" > cni.attachNetworksSerially", "one-b", "ADD"),
+		plugin(serially+" > cni.attachNetworksSerially", "two-a", "ADD"),
+		line(serially+" > cni.attachNetworksSerially > cni.plugin", "cni.plugin.code=11(INT64) cni.plugin.kind=executable(STRING) "+
+			"cni.plugin.type=two-b(STRING) cni.plugin.verb=ADD(STRING)", "Error, the plugin's words"),
+	}
+	for parent, verb := range map[string]string{serially + " > cni.detachNetwork": "DEL",
+		"caller > cni.Check > cni.checkNetwork": "CHECK", "caller > cni.Remove > cni.detachNetwork": "DEL"} {
+		for i, name := range []string{"one", "two"} {
+			want = append(want, network(parent, fmt.Sprintf("eth%d", i), name), plugin(parent, name+"-a", verb), plugin(parent, name+"-b", verb))
+		}
+	}
+	slices.Sort(want)
+	if got := rendered(spans, span.added); !slices.Equal(got, want) {
+		t.Errorf("got\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(want, "\n\t"))
+	}
+
+	calls, err := scripted.Calls(filepath.Join(h.dir, "calls"))
+	h.must(err)
+	told := map[string]bool{}
+	for _, c := range calls {
+		for _, kv := range c.Env {
+			if header, ok := strings.CutPrefix(kv, "TRACEPARENT="); ok {
+				told[header] = true
+			}
+		}
+	}
+	for _, s := range spans {
+		if sc := s.SpanContext(); s.Name() == "cni.plugin" && !told[fmt.Sprintf("00-%s-%s-01", sc.TraceID(), sc.SpanID())] {
+			t.Errorf("%s: the plugin was told another parent", s)
+		}
+	}
+}
+
+// TestAnErrorOfNoNetworkIsTheMethodsStatus: no other span would have it. go-cni
+// drops it.
+func TestAnErrorOfNoNetworkIsTheMethodsStatus(t *testing.T) {
+	h := newTraced(t)
+	v := h.verbsOf(true)
+	spans := h.trace(func(ctx context.Context) {
+		for _, call := range []func(context.Context, string, string) error{v.setup, v.setupSerially, v.check, v.remove} {
+			if call(ctx, "c 1", h.path) == nil {
+				t.Error("an ID with a space is taken")
+			}
+		}
+	})
+	for _, s := range spans[:len(spans)-1] { // without the caller's
+		if s.Status().Code != codes.Error || !strings.Contains(s.Status().Description, "c 1") {
+			t.Errorf("%s: %q", s, s.Status().Description)
+		}
+	}
+	if len(spans) != 5 {
+		t.Errorf("%d spans", len(spans))
+	}
+}
+
+// TestSpansBeginWithTheProvider: a runtime has spans from then on that somebody
+// wants them, and none any more when nobody does.
+func TestSpansBeginWithTheProvider(t *testing.T) {
+	h := newTraced(t)
+	v := h.verbsOf(true)
+	h.must(v.setup(t.Context(), "c1", h.path))
+	for range 2 { // the second time with another provider
+		spans := h.trace(func(ctx context.Context) { h.must(v.check(ctx, "c1", h.path)) })
+		if len(rendered(spans, func(s span) bool { return s.Name() == "cni.Check" })) != 1 {
+			t.Errorf("spans: %v", spans)
+		}
+		h.must(v.check(t.Context(), "c1", h.path))
+	}
+}
