@@ -207,3 +207,9 @@ func isHostEnd(r *plugin.Request, own, host netlink.Link) error {
 	}
 	return fmt.Errorf("interface %q is not in the previous result", name)
 }
+
+// Status refuses a configuration that every Add refuses.
+func (Plugin) Status(_ context.Context, r *plugin.Request) error {
+	_, err := parse(r)
+	return err
+}

@@ -405,6 +405,19 @@ func (*Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
+	host, err := links.Dial(r.Host)
+	if err != nil {
+		return err
+	}
+	br, err := host.Link(c.Bridge)
+	if links.NotFound(err) {
+		err = nil // the first Add makes it
+	} else if err == nil {
+		err = c.fits(br)
+	}
+	if err := errors.Join(err, host.Close()); err != nil {
+		return err
+	}
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
 

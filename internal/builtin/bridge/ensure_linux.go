@@ -31,12 +31,8 @@ func (c *config) ensureBridge(conn *links.Conn, host *netns.Handle) (br links.Li
 
 // prepareBridge sets the bridge up, if it is one that fits the configuration.
 func (c *config) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Link) error {
-	if br.Kind != "bridge" {
-		return invalid(`"bridge": interface %q exists and is not a bridge, but %q`, c.Bridge, br.Kind)
-	}
-	if c.filtersVLANs() && !br.VLANFiltering {
-		return invalid(`"vlan", "vlanTrunk": bridge %q does not keep VLANs apart: `+
-			`set its vlan_filtering to 1; if it cannot be set, this kernel was built without BRIDGE_VLAN_FILTERING`, c.Bridge)
+	if err := c.fits(br); err != nil {
+		return err
 	}
 	if !br.Up() || c.PromiscMode && !br.Promiscuous {
 		if err := conn.Change(br.Index, links.Change{Up: true, Promiscuous: c.PromiscMode}); err != nil {
@@ -47,6 +43,18 @@ func (c *config) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Li
 		if err := links.WriteSysctls(host, ra); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// fits returns an error if the interface cannot be the bridge.
+func (c *config) fits(br links.Link) error {
+	if br.Kind != "bridge" {
+		return invalid(`"bridge": interface %q exists and is not a bridge, but %q`, c.Bridge, br.Kind)
+	}
+	if c.filtersVLANs() && !br.VLANFiltering {
+		return invalid(`"vlan", "vlanTrunk": bridge %q does not keep VLANs apart: `+
+			`set its vlan_filtering to 1; if it cannot be set, this kernel was built without BRIDGE_VLAN_FILTERING`, c.Bridge)
 	}
 	return nil
 }

@@ -56,10 +56,8 @@ func (c *config) check(sys sysfs) (err error) {
 	if c.Device == "" && c.HWAddr == "" && c.KernelPath == "" && c.PCIBusID == "" && c.auxiliary == "" {
 		return fmt.Errorf(`no device is named: set "device", "hwaddr", "kernelpath" or "pciBusID"`)
 	}
-	if c.HWAddr != "" {
-		if c.mac, err = net.ParseMAC(c.HWAddr); err != nil {
-			return fmt.Errorf("hwaddr: %w", err)
-		}
+	if c.mac, err = c.parseMAC(); err != nil {
+		return err
 	}
 	if c.PCIBusID != "" {
 		if c.userSpace, err = sys.userSpaceDriver(c.PCIBusID); err != nil {
@@ -67,4 +65,16 @@ func (c *config) check(sys sysfs) (err error) {
 		}
 	}
 	return nil
+}
+
+// parseMAC is the device's hardware address; nil if it is named in another way.
+func (c *config) parseMAC() (net.HardwareAddr, error) {
+	if c.HWAddr == "" {
+		return nil, nil
+	}
+	mac, err := net.ParseMAC(c.HWAddr)
+	if err != nil {
+		return nil, fmt.Errorf("hwaddr: %w", err)
+	}
+	return mac, nil
 }

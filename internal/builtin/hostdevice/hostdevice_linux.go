@@ -205,6 +205,10 @@ func (p Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	if err := r.Decode(&c); err != nil {
 		return err
 	}
+	// Which device it is the caller may say at an Add only.
+	if _, err := c.parseMAC(); err != nil {
+		return plugin.Errorf(types.ErrInvalidNetworkConfig, "network %q: %w", r.Name, err)
+	}
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
 

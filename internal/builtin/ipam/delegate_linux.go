@@ -25,8 +25,8 @@ const releaseTime = 10 * time.Second
 // interface. If either fails, or the result is none that could be put on an
 // interface, the addresses are given back; undoing meanwhile is the caller's.
 func Add(ctx context.Context, r *plugin.Request, typ string, meanwhile func() error) (*types100.Result, error) {
-	if typ == "" {
-		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, `"ipam": plugin %q needs an IPAM plugin: its "type" is missing`, r.Type)
+	if err := Named(r, typ); err != nil {
+		return nil, err
 	}
 	// What is to be done meanwhile takes longer, so it is what begins at once.
 	var result *types100.Result
@@ -46,6 +46,15 @@ func Add(ctx context.Context, r *plugin.Request, typ string, meanwhile func() er
 		return nil, errors.Join(other, err)
 	}
 	return result, err
+}
+
+// Named returns an error unless the configuration names an IPAM plugin, for a
+// plugin that cannot do without.
+func Named(r *plugin.Request, typ string) error {
+	if typ == "" {
+		return plugin.Errorf(types.ErrInvalidNetworkConfig, `"ipam": plugin %q needs an IPAM plugin: its "type" is missing`, r.Type)
+	}
+	return nil
 }
 
 // guarded turns a panic, which in a goroutine would end the program, into an

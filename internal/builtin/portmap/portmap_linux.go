@@ -109,3 +109,9 @@ func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr)
 	}
 	return nil
 }
+
+// Status refuses a configuration that every Add refuses.
+func (Plugin) Status(_ context.Context, r *plugin.Request) error {
+	_, err := parse(r)
+	return err
+}

@@ -371,6 +371,9 @@ func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
+	if err := ipam.Named(r, c.IPAM.Type); err != nil {
+		return err
+	}
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
 

@@ -225,3 +225,9 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	}
 	return nil
 }
+
+// Status refuses a configuration that every Add refuses.
+func (Plugin) Status(_ context.Context, r *plugin.Request) error {
+	_, _, err := load(r)
+	return err
+}

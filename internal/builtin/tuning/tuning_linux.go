@@ -238,3 +238,9 @@ func restore(nl *netlink.Handle, link netlink.Link, b backup) error {
 	}
 	return errors.Join(errs...)
 }
+
+// Status refuses a configuration that every Add refuses.
+func (p Plugin) Status(ctx context.Context, r *plugin.Request) error {
+	_, err := p.parse(ctx, r)
+	return err
+}
