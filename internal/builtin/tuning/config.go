@@ -168,12 +168,16 @@ func first[T any](pointers ...*T) (value T) {
 // sysctlFiles are the files of the sysctls, in the order of their names. Their
 // "IFNAME" is the interface.
 func sysctlFiles(values map[string]string, ifName string) ([]sysctl, error) {
+	if len(values) > 0 && (strings.ContainsRune(ifName, '/') || ifName == "." || ifName == "..") {
+		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables,
+			"CNI_IFNAME is %q, which no interface can be called: sysctls of it would lead to another file", ifName)
+	}
 	var all []sysctl
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		// The interface comes last, as its name may have dots of its own.
 		name := strings.Replace(strings.ReplaceAll(key, ".", "/"), "IFNAME", ifName, 1)
 		file := path.Join("/proc/sys", name)
-		if !strings.HasPrefix(file, "/proc/sys/net/") || strings.ContainsRune(ifName, '/') {
+		if !strings.HasPrefix(file, "/proc/sys/net/") {
 			return nil, plugin.Errorf(types.ErrInvalidNetworkConfig,
 				"sysctl %q is not one of a network namespace: their names begin with \"net.\"", key)
 		}

@@ -1,9 +1,14 @@
 package tuning
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"reflect"
+	"strings"
 	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/plugin"
 )
@@ -86,5 +91,23 @@ func TestAllowlist(t *testing.T) {
 	}
 	if _, err := parseAllowlist("("); err == nil {
 		t.Error("no error for what is no expression")
+	}
+}
+
+// TestAnInterfaceNameThatLeadsElsewhereIsCalledThat, and not the sysctl, which may
+// be one of a network namespace.
+func TestAnInterfaceNameThatLeadsElsewhereIsCalledThat(t *testing.T) {
+	for _, name := range []string{"a/b", "../eth0", "..", "."} {
+		r := request(`{"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}}`, "")
+		r.IfName = name
+		_, err := parse(r)
+		var said *types.Error
+		if !errors.As(err, &said) || said.Code != types.ErrInvalidEnvironmentVariables || !strings.HasPrefix(said.Msg, fmt.Sprintf("CNI_IFNAME is %q", name)) {
+			t.Errorf("%q: %v", name, err)
+		}
+		r.Config = []byte(`{"mtu": 1400}`)
+		if _, err := parse(r); err != nil {
+			t.Errorf("%q without a sysctl: %v", name, err)
+		}
 	}
 }
