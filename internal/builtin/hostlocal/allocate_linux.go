@@ -67,8 +67,9 @@ func (h *held) reserveNext(set rangeSet, i int, mine []netip.Addr, id, holder st
 		if _, ok := set.find(addr); !ok || slices.Contains(mine, addr) {
 			continue
 		}
-		// A file that was removed without the lock may have gone unnoticed.
-		if _, err := readFile(h.dir, addr.String()); err == nil {
+		// A file that was removed or rewritten may have gone unnoticed.
+		content, err := readFile(h.dir, addr.String())
+		if content = strings.TrimSpace(content); err == nil && (content == strings.TrimSpace(holder) || content == strings.TrimSpace(id)) {
 			return netip.Addr{}, fmt.Errorf("container %q has the address %s already, and no second ADD is allowed: "+
 				"run DEL first, which removes the file %s/%s", id, addr, h.path, addr)
 		}
@@ -112,7 +113,7 @@ func (h *held) releaseAll(addrs []netip.Addr, holder string) (released int, err 
 // those that say nothing but the container's ID, which a version before
 // interface names wrote.
 func (h *held) releaseHeld(before int, id, holder string) error {
-	if err := h.refresh(); err != nil {
+	if err := h.reread(); err != nil {
 		return err
 	}
 	released, err := h.releaseAll(slices.Clone(h.memo.holders[strings.TrimSpace(holder)]), holder)

@@ -105,7 +105,7 @@ func (p *Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
 	defer func() { err = errors.Join(err, h.release()) }()
 	claimed := addresses(r.PrevResult)
 	if claimed == nil {
-		if err := h.refresh(); err != nil {
+		if err := h.reread(); err != nil {
 			return fmt.Errorf("network %q: %w", r.Name, err)
 		}
 		claimed = h.memo.heldBy(r.ContainerID, holderOf(r.ContainerID, r.IfName))
@@ -133,7 +133,7 @@ func (p *Plugin) GC(ctx context.Context, r *plugin.Request, valid []types.GCAtta
 		return fmt.Errorf("network %q: %w", r.Name, err)
 	}
 	defer func() { err = errors.Join(err, h.release()) }()
-	if err := h.refresh(); err != nil {
+	if err := h.reread(); err != nil {
 		return fmt.Errorf("network %q: %w", r.Name, err)
 	}
 	keep := make(map[string]bool)

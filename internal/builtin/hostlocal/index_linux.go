@@ -20,6 +20,11 @@ import (
 // on kernels with finer times: a tmpfs takes those of the file. So whenever the
 // index is right, the directory is given a time in the past, which no change
 // leaves as it is.
+//
+// A file that somebody rewrites in place changes no directory. So what the index
+// says of a file's content is read again before anything is done for it, and
+// where it knows of no file of a holder that should have one, all are looked at
+// (reread).
 type index struct {
 	entries map[netip.Addr]entry
 	holders map[string][]netip.Addr // by content
@@ -87,6 +92,13 @@ func (x *index) refresh(dir int) error {
 	}
 	x.stamp = mark(dir)
 	return nil
+}
+
+// reread makes the index right, as refresh does, also where a file was rewritten:
+// no time of the directory tells that. It takes a system call for each file.
+func (x *index) reread(dir int) error {
+	x.stamp = stamp{}
+	return x.refresh(dir)
 }
 
 // forget makes the next refresh read every file again.

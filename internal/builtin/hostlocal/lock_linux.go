@@ -134,6 +134,14 @@ func (h *held) refresh() error {
 	return nil
 }
 
+// reread makes sure that all files are known, those too that were rewritten.
+func (h *held) reread() error {
+	if err := h.memo.reread(h.dir); err != nil {
+		return fmt.Errorf("look into %s: %w", h.path, err)
+	}
+	return nil
+}
+
 // release unlocks the directory, after it has taken note of its own changes.
 func (h *held) release() error {
 	if h.changed && h.memo.known() {

@@ -1,0 +1,97 @@
+package hostlocal
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/caller"
+)
+
+// anyones is a runtime whose reservations are all its own, and gone.
+type anyones struct{ caller.Caller }
+
+func (anyones) Claim(string, netip.Addr)                   {}
+func (anyones) MayRelease(string, string, netip.Addr) bool { return true }
+
+// TestAFileThatIsRewrittenInPlaceIsNoticed, as by an administrator: nothing but the
+// file itself shows it.
+func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
+	for what, test := range map[string]func(t *testing.T, p *Plugin, base string, config string){
+		"by a DEL without the result": func(t *testing.T, p *Plugin, base, config string) {
+			if err := p.Del(t.Context(), call(config, "new")); err != nil {
+				t.Fatal(err)
+			}
+			wantFiles(t, base, "10.1.0.3")
+		},
+		"by a DEL of who had it": func(t *testing.T, p *Plugin, base, config string) {
+			if err := p.Del(t.Context(), call(config, "old")); err != nil {
+				t.Fatal(err)
+			}
+			wantFiles(t, base, "10.1.0.2", "10.1.0.3")
+		},
+		"by a CHECK without the result": func(t *testing.T, p *Plugin, base, config string) {
+			if err := p.Check(t.Context(), call(config, "new")); err != nil {
+				t.Error(err)
+			}
+			if err := p.Check(t.Context(), call(config, "old")); err == nil {
+				t.Error("the one that had it passes")
+			}
+		},
+		"by an ADD of who had it": func(t *testing.T, p *Plugin, base, config string) {
+			if _, err := p.Add(t.Context(), call(config, "old")); err != nil {
+				t.Error(err)
+			}
+			wantFiles(t, base, "10.1.0.2", "10.1.0.3", "10.1.0.4")
+		},
+		"by a GC": func(t *testing.T, p *Plugin, base, config string) {
+			ctx := caller.With(t.Context(), anyones{caller.From(t.Context())})
+			valid := []types.GCAttachment{{ContainerID: "old", IfName: "eth0"}, {ContainerID: "other", IfName: "eth0"}}
+			if err := p.GC(ctx, call(config, ""), valid); err != nil {
+				t.Fatal(err)
+			}
+			wantFiles(t, base, "10.1.0.3")
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			base := t.TempDir()
+			config := configFor(base, `"subnet": "10.1.0.0/24"`)
+			p := New()
+			for _, id := range []string{"old", "other"} {
+				if _, err := p.Add(t.Context(), call(config, id)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			file := filepath.Join(base, "podnet", "10.1.0.2")
+			before, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			after := strings.Replace(string(before), "old", "new", 1)
+			if err := os.WriteFile(file, []byte(after), 0o600); err != nil || after == string(before) {
+				t.Fatal(err, after)
+			}
+			test(t, p, base, config)
+		})
+	}
+}
+
+// wantFiles compares the addresses that are reserved.
+func wantFiles(t *testing.T, base string, want ...string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(base, "podnet", "10.*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, f := range files {
+		got = append(got, filepath.Base(f))
+	}
+	if strings.Join(got, " ") != strings.Join(want, " ") {
+		t.Errorf("reserved are %v, want %v", got, want)
+	}
+}
