@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -43,7 +44,7 @@ func (e *LeftoverError) Error() string {
 func (e *LeftoverError) why() string {
 	var s []string
 	if e.Err != nil {
-		s = append(s, e.Err.Error())
+		s = append(s, cmp.Or(closed(e.Err.Error()), noMessage))
 	}
 	if len(e.Left) > 0 {
 		s = append(s, "left are "+strings.Join(e.Left, "; "))

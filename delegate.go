@@ -191,6 +191,9 @@ func delegateError(call chain.Call, out invoke.Output, err error) error {
 		return nil
 	}
 	said, err := executableError(out, err)
+	if said != nil && closed(said.Error()) == "" {
+		said = &types.Error{Code: said.Code, Msg: noMessage}
+	}
 	if said != nil {
 		return said
 	}

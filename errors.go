@@ -159,16 +159,27 @@ type plainState struct{ fmt.State }
 func (p plainState) Flag(c int) bool { return c != '+' && c != '#' && p.State.Flag(c) }
 
 func (e *Error) why() string {
-	if e.Msg != "" {
+	if msg := closed(e.Msg); msg != "" {
 		if e.Details != "" {
-			return e.Msg + "; " + e.Details
+			return msg + "; " + e.Details
 		}
-		return e.Msg
+		return msg
 	}
-	if e.Err != nil && e.Err.Error() != "" {
-		return e.Err.Error()
+	if e.Err != nil {
+		if text := closed(e.Err.Error()); text != "" {
+			return text
+		}
 	}
-	return "no error message"
+	return noMessage
+}
+
+const noMessage = "no error message"
+
+// closed is what somebody else says of an error, without what would join it to
+// nothing: it may be empty, end where words were to follow ("exit status 1: "),
+// or begin where words were to come first, as details without a message do.
+func closed(text string) string {
+	return strings.TrimRight(strings.TrimLeft(text, "; \t\n"), ": \t\n")
 }
 
 // libcniVerb is how libcni's errors call the verbs.

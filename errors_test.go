@@ -40,8 +40,16 @@ func TestErrorText(t *testing.T) {
 		"code of a plugin without words": {
 			with(func(e *Error) { e.Code, e.Err = 5, &types.Error{Code: 5} }), head + "no error message (code 5)",
 		},
-		"cause":   {with(func(e *Error) { e.Err = context.DeadlineExceeded }), head + "context deadline exceeded"},
-		"nothing": {with(func(*Error) {}), head + "no error message"},
+		"details of a plugin without words": {
+			with(func(e *Error) { e.Code, e.Details, e.Err = 5, "d", &types.Error{Code: 5, Details: "d"} }), head + "d (code 5)",
+		},
+		"words that want to go on": {
+			with(func(e *Error) { e.Code, e.Msg, e.Details = 5, "run iptables: ", "d" }), head + "run iptables; d (code 5)",
+		},
+		"a cause that wants to go on": {with(func(e *Error) { e.Err = errors.New("exit status 1: \n") }), head + "exit status 1"},
+		"a cause without words":       {with(func(e *Error) { e.Err = errors.New("") }), head + "no error message"},
+		"cause":                       {with(func(e *Error) { e.Err = context.DeadlineExceeded }), head + "context deadline exceeded"},
+		"nothing":                     {with(func(*Error) {}), head + "no error message"},
 		"DEL": {
 			with(func(e *Error) { e.Op, e.Msg = "DEL", "boom" }),
 			`del network "podnet" of container c1, interface eth0: plugin type="bridge" failed (delete): boom`,
@@ -71,6 +79,24 @@ func TestErrorText(t *testing.T) {
 	for name, test := range tests {
 		if got := test.err.Error(); got != test.want {
 			t.Errorf("%s: %s\nwant %s", name, got, test.want)
+		}
+	}
+}
+
+// TestNoTextHasAnEmptyMiddle: what others say may be nothing, or not all.
+func TestNoTextHasAnEmptyMiddle(t *testing.T) {
+	const mend = "; call Remove again when that is mended, or CleanUp to give it up"
+	_, list := New(WithConf([]byte(`{"cniVersion": "1.0.0", "type": "x"}`)))
+	delegated := delegateError(chain.Call{Plugin: "x"}, invoke.Output{Stdout: []byte(`{"code": 7}`)}, &invoke.ExitError{Path: "/bin/x", Code: 1})
+	for want, err := range map[string]error{
+		"container c1 could not be removed: no error message; call":         &LeftoverError{ContainerID: "c1", Err: errors.New("")},
+		"container c1 could not be removed: iptables: left are a; b" + mend: &LeftoverError{ContainerID: "c1", Err: errors.New("iptables: "), Left: []string{"a", "b"}},
+		"container c1 could not be removed: left are a" + mend:              &LeftoverError{ContainerID: "c1", Left: []string{"a"}},
+		`IPAM plugin "x": no error message`:                                 fmt.Errorf("IPAM plugin %q: %w", "x", delegated),
+		"missing network name: invalid cni config":                          list,
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "::") || strings.Contains(err.Error(), ": :") {
+			t.Errorf("%v\nwant %s", err, want)
 		}
 	}
 }

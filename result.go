@@ -273,7 +273,8 @@ func (n *NetworkResult) holder(index *int) *Interface {
 
 // fillMap makes the map out of all results. Where interfaces share a name the
 // map has one entry: the container's rather than the host's, the first
-// network's attributes, the addresses of all. Networks tells them apart.
+// network's attributes, the addresses of all, each once: two networks report the
+// same of lo. Networks tells them apart.
 func (r *Result) fillMap(sources []source, defaultIf string) {
 	r.Interfaces = map[string]*Config{}
 	inSandbox := map[string]bool{}
@@ -305,9 +306,15 @@ func (r *Result) fillMap(sources []source, defaultIf string) {
 				}
 				name = i.Name
 			}
-			c := r.Interfaces[name]
-			c.IPConfigs = append(c.IPConfigs, &IPConfig{IP: ip.Address.IP, Gateway: ip.Gateway})
+			r.Interfaces[name].add(IPConfig{IP: ip.Address.IP, Gateway: ip.Gateway})
 		}
+	}
+}
+
+func (c *Config) add(ip IPConfig) {
+	known := slices.ContainsFunc(c.IPConfigs, func(k *IPConfig) bool { return k.IP.Equal(ip.IP) && k.Gateway.Equal(ip.Gateway) })
+	if !known {
+		c.IPConfigs = append(c.IPConfigs, &ip)
 	}
 }
 

@@ -310,3 +310,18 @@ func TestAddressOfAnyShape(t *testing.T) {
 		}
 	}
 }
+
+// TestAnAddressThatTwoNetworksReportIsInTheMapOnce, as those of lo; Networks and Raw
+// have it as often as it was reported.
+func TestAnAddressThatTwoNetworksReportIsInTheMapOnce(t *testing.T) {
+	other := strings.Replace(loopbackResult, `"127.0.0.1/8"`, `"127.0.0.1/8", "gateway": "127.0.0.9"`, 1)
+	r := resultOf(t, loopbackResult, bridgeResult, loopbackResult, other)
+	wantShown(t, "lo", r.Interfaces["lo"].IPConfigs, []*IPConfig{
+		{IP: net.ParseIP("127.0.0.1")}, {IP: net.ParseIP("::1")}, {IP: net.ParseIP("127.0.0.1"), Gateway: net.ParseIP("127.0.0.9")},
+	})
+	wantShown(t, "eth0", len(r.Interfaces["eth0"].IPConfigs), 2)
+	for _, i := range []int{0, 2, 3} {
+		wantShown(t, "addresses in order", len(r.Networks[i].Interfaces[0].Addresses), 2)
+		wantShown(t, "raw addresses", len(r.Raw()[i].IPs), 2)
+	}
+}

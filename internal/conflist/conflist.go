@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
 )
@@ -143,6 +144,9 @@ func validate(list *libcni.NetworkConfigList) error {
 // digits, '_', '.', '-' (CNI specification 1.1.0, section 1), and at most 180
 // bytes, because the name becomes part of file names.
 func ValidateName(name string) error {
+	if name == "" { // of which utils says "missing network name:"
+		return types.NewError(types.ErrInvalidNetworkConfig, "missing network name", "")
+	}
 	if err := utils.ValidateNetworkName(name); err != nil {
 		return err
 	}

@@ -149,6 +149,9 @@ func runTool(ctx context.Context, stdin, path string, args ...string) (string, e
 	}
 	const most = 1000 // as much as anyone reads in a line
 	said := strings.Join(strings.FieldsFunc(stderr.String(), func(r rune) bool { return r == '\n' }), "; ")
+	if said = strings.TrimSpace(said); said == "" {
+		return "", fmt.Errorf("%s: %w", filepath.Base(path), err)
+	}
 	return "", fmt.Errorf("%s: %w: %s", filepath.Base(path), err, said[:min(len(said), most)])
 }
 
