@@ -1,7 +1,41 @@
 package interchange
 
-// invalid are configurations that both sides must refuse. The codes are
-// equal where the reference plugins give one of the specification's.
+// internalError is the code that the reference plugins give to errors of no kind.
+const internalError = 999
+
+// codesThatDiffer are the codes of ours for those of the configurations below for
+// which the reference plugins have internalError: 7, "invalid network config", and
+// 6, "failed to decode content", say what is wrong, and that trying again is of no
+// use. All other codes are equal.
+func codesThatDiffer() map[uint][]string {
+	return map[uint][]string{
+		6: {
+			"bridge mtu", "bridge wrong type",
+			"host-local subnet",
+			"static gateway",
+		},
+		7: {
+			"bandwidth alone", "bandwidth rate without burst", "bandwidth burst without rate",
+			"bandwidth burst too large",
+			"bridge vlan", "bridge vlanTrunk id", "bridge vlanTrunk range", "bridge vlanTrunk half a range",
+			"bridge hairpin and promiscuous", "bridge without interface and with IPAM", "bridge ipMasqBackend",
+			"bridge mac", "bridge is another link", "bridge has another address",
+			"firewall alone", "firewall ingressPolicy",
+			"host-device without device", "host-device hwaddr", "host-device pciBusID",
+			"host-local without a range", "host-local tiny subnet", "host-local start outside",
+			"host-local end before start", "host-local overlapping ranges", "host-local overlapping sets",
+			"host-local families in one set",
+			"macvlan mode", "macvlan mtu",
+			"portmap alone", "portmap backend", "portmap mark and chain", "portmap markMasqBit", "portmap host port 0",
+			"portmap host port", "portmap container port", "portmap protocol", "portmap host address",
+			"ptp ipMasqBackend", "ptp without IPAM",
+			"static address", "static CNI_ARGS",
+			"tuning alone", "tuning sysctl outside of net", "tuning mac",
+		},
+	}
+}
+
+// invalid are configurations that both sides must refuse.
 func invalid() []configuration {
 	bad := func(name string, conf string) configuration {
 		c := one("invalid "+name, conf)
