@@ -188,12 +188,20 @@ func TestFault_F29_ANamespaceMadeOnTheLeadingThreadIsAttached(t *testing.T) {
 		"by PID 1":                         {PID1: "itself"},
 		"by a child of PID 1":              {PID1: "another"},
 		"with descriptors of its own":      {OwnFiles: true},
+		// A program that attaches itself.
+		"the process's own, mounted": {HostNetNS: "other", Path: "host"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := newStage(t)
 			i.Conf = s.network("net", "1.1.0", "p")
 			if i.Path == "" {
 				i.Path = s.path("netns", "parked")
+			}
+			if i.Path == "host" {
+				i.Path = s.hostMounted()
+			}
+			if i.HostNetNS == "other" {
+				s.container("other")
 			}
 			if i.HostNetNS != "" {
 				i.HostNetNS = s.path("netns", i.HostNetNS)

@@ -32,7 +32,8 @@ const spanScope = "github.com/containerd/go-cni"
 //	    cni.detachNetwork, cni.checkNetwork   cni.ifname, cni.name
 //
 // Those of single plugins, and of networks below Remove and Check, are additions.
-// Every plugin call has one, also below what go-cni does not have.
+// They continue a trace, those of other methods the caller's, and begin none: a
+// STATUS that is asked for every few seconds makes no trace each time.
 type spans struct {
 	idle atomic.Pointer[idleProvider]
 }
@@ -56,6 +57,14 @@ func (s *spans) provider() trace.TracerProvider {
 		return nil
 	}
 	return provider
+}
+
+// below is provider for a span that needs a parent.
+func (s *spans) below(ctx context.Context) trace.TracerProvider {
+	if !trace.SpanContextFromContext(ctx).IsValid() {
+		return nil
+	}
+	return s.provider()
 }
 
 // start begins a span; nil if the provider makes none.
@@ -85,7 +94,7 @@ func (s *spans) attach(ctx context.Context, a *attachment, index int, serially b
 	if serially {
 		return s.network(ctx, "cni.attachNetworksSerially", a)
 	}
-	provider := s.provider()
+	provider := s.below(ctx)
 	if provider == nil {
 		return ctx, nil
 	}
@@ -95,7 +104,7 @@ func (s *spans) attach(ctx context.Context, a *attachment, index int, serially b
 
 // network begins the span of a verb on one network.
 func (s *spans) network(ctx context.Context, name string, a *attachment) (context.Context, trace.Span) {
-	provider := s.provider()
+	provider := s.below(ctx)
 	if provider == nil {
 		return ctx, nil
 	}
@@ -105,7 +114,7 @@ func (s *spans) network(ctx context.Context, name string, a *attachment) (contex
 
 // plugin begins the span of a plugin's call.
 func (s *spans) plugin(ctx context.Context, call chain.Call, kind PluginKind) (context.Context, trace.Span) {
-	provider := s.provider()
+	provider := s.below(ctx)
 	if provider == nil {
 		return ctx, nil
 	}

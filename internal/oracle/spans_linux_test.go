@@ -324,6 +324,35 @@ func TestAnErrorOfNoNetworkIsTheMethodsStatus(t *testing.T) {
 	}
 }
 
+// TestOnlyTheFourMethodsBeginATrace: what runs plugins beside them continues the
+// caller's, if there is one.
+func TestOnlyTheFourMethodsBeginATrace(t *testing.T) {
+	h := newTraced(t)
+	for i, conf := range h.confs {
+		h.confs[i] = []byte(strings.Replace(string(conf), `"1.0.0"`, `"1.1.0"`, 1))
+	}
+	r, ok := h.ours().(*cni.Runtime)
+	if !ok {
+		t.Fatal("no *cni.Runtime")
+	}
+	h.must(r.Load(cni.WithStatusCache(0), cni.WithConfListBytes(h.confs[0]), cni.WithConfListBytes(h.confs[1])))
+	h.must(func() error { _, err := r.Setup(t.Context(), "c1", h.path); return err }())
+	for what, call := range map[string]func(context.Context) error{
+		"STATUS": r.StatusContext,
+		"GC":     func(ctx context.Context) error { _, err := r.GC(ctx, cni.GCOptions{Keep: []string{"c1"}}); return err },
+	} {
+		spans := h.trace(func(context.Context) { h.must(call(t.Context())) })
+		if len(spans) != 1 { // the caller's
+			t.Errorf("%s without a caller's span made %v", what, spans)
+		}
+		spans = h.trace(func(ctx context.Context) { h.must(call(ctx)) })
+		plugins := rendered(spans, func(s span) bool { return s.name == "caller > cni.plugin" })
+		if len(plugins) != 4 {
+			t.Errorf("%s below a caller's span made %v", what, spans)
+		}
+	}
+}
+
 // TestSpansBeginWithTheProvider: a runtime has spans from then on that somebody
 // wants them, and none any more when nobody does.
 func TestSpansBeginWithTheProvider(t *testing.T) {
