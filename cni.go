@@ -182,7 +182,7 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 		s.kept = newKeeper(s.records.Dir())
 	}
 	s.own = own
-	s.sockets, s.paths, s.spans = &netfilter.Sockets{}, &hostPaths{}, &spans{} // the sockets close themselves
+	s.sockets, s.paths, s.spans = &netfilter.Sockets{}, newHostPaths(), &spans{} // the sockets close themselves
 	if previous != nil {
 		s.sockets, s.paths, s.spans = previous.sockets, previous.paths, previous.spans
 	}

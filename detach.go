@@ -53,7 +53,7 @@ func (s *snapshot) validateRemove(ns *Namespace) (*hostNetNS, error) {
 	if err != nil {
 		return nil, err
 	}
-	host, err := openHostNetNS(s.hostNetNS)
+	host, err := s.openHost()
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func (s *snapshot) beginTeardown(ctx context.Context, id string) (*operation, er
 	if err := validateID(id); err != nil {
 		return nil, err
 	}
-	host, err := openHostNetNS(s.hostNetNS)
+	host, err := s.openHost()
 	if err != nil {
 		return nil, err
 	}

@@ -34,7 +34,7 @@ func (h *hostNetNS) hosts(ns netns.ID, path string) (whose string, err error) {
 	if ns == h.ID() {
 		return "that plugins run in", nil
 	}
-	if first, ok := firstNetNS("/proc"); ok && ns == first {
+	if first, ok := h.first(); ok && ns == first {
 		return "of process 1", nil
 	}
 	if mountedAt(path, ns) {
@@ -45,6 +45,14 @@ func (h *hostNetNS) hosts(ns netns.ID, path string) (whose string, err error) {
 		whose = "of this process"
 	}
 	return whose, err
+}
+
+// first is firstNetNS, which takes a while, of the runtime.
+func (h *hostNetNS) first() (netns.ID, bool) {
+	if h.paths == nil {
+		return firstNetNS("/proc")
+	}
+	return h.paths.first()
 }
 
 // firstNetNS is the namespace of process 1. It is unknown if that may not be looked

@@ -171,7 +171,7 @@ func (s *snapshot) collectByPlugins(ctx context.Context, g *garbage, report *Rep
 	if err != nil {
 		return err
 	}
-	host, err := openHostNetNS(s.hostNetNS)
+	host, err := s.openHost()
 	if err != nil {
 		return err
 	}

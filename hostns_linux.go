@@ -26,6 +26,16 @@ import (
 type hostNetNS struct {
 	*netns.Handle
 	conns links.Conns
+	paths *hostPaths // nil: nothing is known yet
+}
+
+// openHost opens the namespace that a call's plugins are to run in.
+func (s *snapshot) openHost() (*hostNetNS, error) {
+	h, err := openHostNetNS(s.hostNetNS)
+	if err == nil {
+		h.paths = s.paths
+	}
+	return h, err
 }
 
 // openHostNetNS opens the namespace at path, or if that is empty the one of the
@@ -48,7 +58,7 @@ func (h *hostNetNS) dup() (*hostNetNS, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &hostNetNS{Handle: another}, nil
+	return &hostNetNS{Handle: another, paths: h.paths}, nil
 }
 
 func (h *hostNetNS) close() error        { return join(h.conns.Close(), h.Close()) }

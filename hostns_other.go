@@ -15,6 +15,8 @@ import (
 // runs, and a container's path means what its platform wants it to mean.
 type hostNetNS struct{}
 
+func (s *snapshot) openHost() (*hostNetNS, error) { return openHostNetNS(s.hostNetNS) }
+
 func openHostNetNS(path string) (*hostNetNS, error) {
 	if path != "" {
 		return nil, fmt.Errorf("WithHostNetNS: %w", ErrNotSupported)

@@ -23,8 +23,14 @@ type hostPaths struct {
 	mu    sync.Mutex
 	known map[netns.ID]string
 
+	first func() (netns.ID, bool) // firstNetNS, asked once: process 1 stays where it is
+
 	searching sync.Mutex
 	missed    map[string]miss // by identity, as records have it
+}
+
+func newHostPaths() *hostPaths {
+	return &hostPaths{first: sync.OnceValues(func() (netns.ID, bool) { return firstNetNS("/proc") })}
 }
 
 // miss is a search that found nothing.
@@ -95,7 +101,7 @@ func (op *operation) findHost(rec *record.Record) (found *hostNetNS, certain boo
 			continue
 		}
 		if h := isIt(path); h != nil {
-			return &hostNetNS{Handle: h}, false, nil
+			return &hostNetNS{Handle: h, paths: op.paths}, false, nil
 		}
 	}
 	op.paths.searching.Lock()
@@ -106,7 +112,7 @@ func (op *operation) findHost(rec *record.Record) (found *hostNetNS, certain boo
 	complete, err := eachNetNS("/proc", rec.Host, func(path string) bool {
 		h := isIt(path)
 		if h != nil {
-			found = &hostNetNS{Handle: h}
+			found = &hostNetNS{Handle: h, paths: op.paths}
 		}
 		return h != nil
 	})

@@ -75,7 +75,7 @@ func (s *snapshot) begin(ns *Namespace, verb string) (*operation, error) {
 	if err := op.plan(ns); err != nil {
 		return nil, err
 	}
-	host, err := openHostNetNS(s.hostNetNS)
+	host, err := s.openHost()
 	if err != nil {
 		return nil, err
 	}

@@ -37,7 +37,7 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
 	report := &Report{}
-	host, err := openHostNetNS(s.hostNetNS)
+	host, err := s.openHost()
 	if err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}

@@ -29,7 +29,7 @@ func (s *snapshot) askStatus(ctx context.Context) error {
 	if !s.hasStatus() {
 		return nil
 	}
-	host, err := openHostNetNS(s.hostNetNS)
+	host, err := s.openHost()
 	if err != nil {
 		return err
 	}
