@@ -42,13 +42,13 @@ func measure(t testing.TB) load {
 	if err := errors.Join(err, r.Close(), w.Close()); err != nil {
 		t.Fatal(err)
 	}
-	fds, err := os.ReadDir("/proc/self/fd")
+	fds, err := os.ReadDir("/proc/thread-self/fd")
 	if err != nil {
 		t.Fatal(err)
 	}
 	fds = slices.DeleteFunc(fds, func(fd os.DirEntry) bool {
 		// A Runtime keeps the file by which it lives open until it is garbage.
-		target, err := os.Readlink(filepath.Join("/proc/self/fd", fd.Name()))
+		target, err := os.Readlink(filepath.Join("/proc/thread-self/fd", fd.Name()))
 		return err == nil && strings.Contains(target, "/embedcni/alive")
 	})
 	return load{runtime.NumGoroutine(), len(fds), len(Children(t))}
