@@ -21,8 +21,10 @@ test: deps lint
 
 # What the tests need of the system: a C compiler for the race detector, and
 # the tools that the reference plugins call. On Debian they are installed when
-# they are missing; elsewhere the names are said.
-NEEDED := gcc:gcc iptables:iptables ip6tables:iptables nft:nftables
+# they are missing; elsewhere the names are said. The firewalld is for tests that
+# start one of their own: the system's is kept from starting (systemctl unmask
+# firewalld.service lets it).
+NEEDED := gcc:gcc iptables:iptables ip6tables:iptables nft:nftables firewalld:firewalld dbus-daemon:dbus-daemon
 deps:
 	@missing=; for need in $(NEEDED); do \
 		PATH="$$PATH:/usr/sbin:/sbin" command -v $${need%%:*} >/dev/null || missing="$$missing $${need##*:}"; \
@@ -30,6 +32,9 @@ deps:
 	[ -z "$$missing" ] && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing$$missing"; \
+		case "$$missing" in *firewalld*) \
+			[ ! -d /run/systemd/system ] || systemctl mask firewalld.service || exit 1;; \
+		esac; \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing libc6-dev >/dev/null; \
 	else \
 		echo "the tests need these packages, please install them:$$missing" >&2; exit 1; \

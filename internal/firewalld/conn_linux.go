@@ -1,0 +1,221 @@
+package firewalld
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
+)
+
+const (
+	busName    = "org.fedoraproject.FirewallD1"
+	busPath    = "/org/fedoraproject/FirewallD1"
+	zoneCalls  = busName + ".zone."
+	exception  = busName + ".Exception"
+	busErrors  = "org.freedesktop.DBus.Error."
+	nameExists = "org.freedesktop.DBus.NameHasOwner"
+)
+
+// runningTime bounds the question whether a firewalld runs. The bus itself
+// answers it, at once unless it hangs.
+const runningTime = 10 * time.Second
+
+// Running reports whether a firewalld runs, for plugins in the network namespace
+// ns; nil is that of the calling thread. An error means that nobody can tell: the
+// bus is there and does not answer, or has too many connections. A bus that
+// takes no calls of this user counts as one without a firewalld, as it does with
+// the reference plugin.
+func (b *Bus) Running(ctx context.Context, ns *netns.Handle) (running bool, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, runningTime, fmt.Errorf("no answer within %v: %w", runningTime, context.DeadlineExceeded))
+	defer cancel()
+	c, err := b.Dial(ctx, ns)
+	if errors.Is(err, ErrNotRunning) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer c.Close()
+	if err := c.call(c.conn.BusObject(), nameExists, &running, busName); err != nil {
+		return false, fmt.Errorf("ask the D-Bus at %s for a firewalld: %w", b.address, err)
+	}
+	return running, nil
+}
+
+// Conn is a connection to a bus. It ends with the context that it was made with.
+type Conn struct {
+	conn *dbus.Conn
+	ctx  context.Context
+	bus  *Bus
+}
+
+// Dial connects from the network namespace ns, which matters for the few
+// addresses that are not files; nil is that of the calling thread. It does not
+// ask whether there is a firewalld. The caller must close the connection.
+func (b *Bus) Dial(ctx context.Context, ns *netns.Handle) (*Conn, error) {
+	select {
+	case b.slots <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("connect to the D-Bus at %s: %w", b.address, context.Cause(ctx))
+	}
+	c := &Conn{ctx: ctx, bus: b}
+	err := c.dial(ns)
+	if err == nil {
+		return c, nil
+	}
+	c.Close()
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return nil, fmt.Errorf("connect to the D-Bus at %s: %w", b.address, err)
+}
+
+func (c *Conn) dial(ns *netns.Handle) error {
+	open := func() (err error) {
+		c.conn, err = dbus.Dial(c.bus.address, dbus.WithContext(c.ctx))
+		return err
+	}
+	var err error
+	if ns != nil {
+		err = ns.Do(open)
+	} else {
+		err = open()
+	}
+	if err != nil {
+		return absent(err)
+	}
+	// Like an executable, this goes by the user that it is here, which need not be
+	// the one that the bus sees from outside of a user namespace.
+	if err := c.conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))}); err != nil {
+		if brokenOff(err) {
+			return err
+		}
+		return fmt.Errorf("%w: %w", ErrNotRunning, err)
+	}
+	return c.conn.Hello()
+}
+
+// absent returns the error as ErrNotRunning unless there may be a bus, to which
+// there is no way at the moment.
+func absent(err error) error {
+	for _, passing := range []error{unix.EAGAIN, unix.EINTR, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.ETIMEDOUT} {
+		if errors.Is(err, passing) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %w", ErrNotRunning, err)
+}
+
+// brokenOff reports whether the bus has ended the connection, as it does with
+// those that are too many, rather than said no.
+func brokenOff(err error) bool {
+	var number unix.Errno
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, os.ErrClosed) || errors.As(err, &number)
+}
+
+// Close closes the connection.
+func (c *Conn) Close() {
+	if c.conn != nil {
+		_ = c.conn.Close() // everything asked has been answered
+	}
+	<-c.bus.slots
+}
+
+// Has reports whether the address is in the zone. A zone that does not exist is
+// an error.
+func (c *Conn) Has(zone string, addr netip.Addr) (has bool, err error) {
+	err = c.ask("querySource", &has, zone, addr)
+	return has, err
+}
+
+// Add puts the address into the zone. added is false if it was there already. It
+// fails if the address is in another zone.
+func (c *Conn) Add(zone string, addr netip.Addr) (added bool, err error) {
+	var in string
+	switch err = c.ask("addSource", &in, zone, addr); {
+	case codeOf(err) == "ZONE_ALREADY_SET":
+		return false, nil
+	case codeOf(err) == "ZONE_CONFLICT":
+		return false, fmt.Errorf("%w; it is in another zone: take it out of that one "+
+			"(firewall-cmd --get-zone-of-source=%s), or set firewalldZone to it", err, Source(addr))
+	}
+	return err == nil, err
+}
+
+// Remove takes the address out of the zone. One that is in none, or that
+// somebody has put into another, is fine.
+func (c *Conn) Remove(zone string, addr netip.Addr) error {
+	var from string
+	err := c.ask("removeSource", &from, zone, addr)
+	if Absent(err) {
+		return nil
+	}
+	return err
+}
+
+// Absent reports whether an error means that the address is not in the zone: it
+// is in none or another, there is no such zone, or there is no firewalld, which
+// would not have kept it.
+func Absent(err error) bool {
+	switch codeOf(err) {
+	case "UNKNOWN_SOURCE", "ZONE_CONFLICT", "INVALID_ZONE":
+		return true
+	}
+	return errors.Is(err, ErrNotRunning)
+}
+
+func (c *Conn) ask(method string, result any, zone string, addr netip.Addr) error {
+	object := c.conn.Object(busName, busPath)
+	err := c.call(object, zoneCalls+method, result, zone, Source(addr))
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("firewalld: %s of %s in zone %q: %w", method, Source(addr), zone, err)
+	if codeOf(err) == "INVALID_ZONE" {
+		err = fmt.Errorf("%w; there is no such zone: make it (firewall-cmd --permanent --new-zone=%s, then --reload), "+
+			"or set firewalldZone to one that there is (firewall-cmd --get-zones)", err, zone)
+	}
+	return err
+}
+
+// call calls a method. The bus is not to start who would answer it.
+func (c *Conn) call(object dbus.BusObject, method string, result any, args ...any) error {
+	err := object.CallWithContext(c.ctx, method, dbus.FlagNoAutoStart, args...).Store(result)
+	if err != nil && c.ctx.Err() != nil {
+		return context.Cause(c.ctx)
+	}
+	said := dbus.Error{}
+	if !errors.As(err, &said) {
+		return err
+	}
+	switch {
+	case said.Name == busErrors+"ServiceUnknown", said.Name == busErrors+"NameHasNoOwner":
+		return fmt.Errorf("%w: %w", ErrNotRunning, err)
+	case said.Name == busErrors+"AccessDenied", strings.Contains(said.Name, "NotAuthorized"):
+		return fmt.Errorf("%w: %w", ErrDenied, err)
+	}
+	return err
+}
+
+// codeOf returns the code of what firewalld has said, empty if that was something
+// else. It is the first word of
+//
+//	ZONE_ALREADY_SET: '10.1.0.2/32' already bound to 'trusted'
+func codeOf(err error) string {
+	said := dbus.Error{}
+	if !errors.As(err, &said) || said.Name != exception {
+		return ""
+	}
+	code, _, _ := strings.Cut(said.Error(), ":")
+	return code
+}

@@ -1,0 +1,31 @@
+//go:build !linux
+
+package firewalld
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// Conn is a connection to a bus. There is none off Linux.
+type Conn struct{}
+
+// Running reports whether a firewalld runs: not off Linux.
+func (b *Bus) Running(context.Context, *netns.Handle) (bool, error) { return false, nil }
+
+// Dial returns ErrNotRunning.
+func (b *Bus) Dial(context.Context, *netns.Handle) (*Conn, error) { return nil, ErrNotRunning }
+
+// Close does nothing.
+func (c *Conn) Close() {}
+
+// Has returns ErrNotRunning.
+func (c *Conn) Has(string, netip.Addr) (bool, error) { return false, ErrNotRunning }
+
+// Remove does nothing.
+func (c *Conn) Remove(string, netip.Addr) error { return nil }
+
+// Absent is true.
+func Absent(error) bool { return true }

@@ -1,0 +1,385 @@
+// Package firewalldtest starts a firewalld for a test: Debian's, with a D-Bus
+// and a configuration of its own, in a network namespace of the test's choosing.
+package firewalldtest
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// patience bounds the wait for what is about to happen: firewalld is written in
+// Python, and takes a second to start on an idle machine.
+const patience = 2 * time.Minute
+
+const (
+	busName   = "org.fedoraproject.FirewallD1"
+	busPath   = "/org/fedoraproject/FirewallD1"
+	zoneCalls = busName + ".zone."
+)
+
+// Server is a D-Bus, and a firewalld on it unless that was stopped.
+type Server struct {
+	// Address is that of the bus, for DBUS_SYSTEM_BUS_ADDRESS.
+	Address string
+
+	t         testing.TB
+	ns        *netns.Handle
+	dir       string
+	bus       *process
+	firewalld *process
+	conn      *dbus.Conn
+	owners    chan *dbus.Signal
+}
+
+// StartBus starts a D-Bus without a firewalld. It ends with the test.
+func StartBus(t testing.TB, ns *netns.Handle) *Server {
+	t.Helper()
+	s := &Server{t: t, ns: ns, dir: shortDir(t)}
+	conf := filepath.Join(s.dir, "bus.conf")
+	text := fmt.Sprintf(busConfig, filepath.Join(s.dir, "bus"))
+	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	// The bus prints its address when it listens.
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(tool(t, "dbus-daemon"), "--config-file="+conf, "--nofork", "--nopidfile", "--print-address=3")
+	cmd.ExtraFiles = []*os.File{w}
+	s.bus = start(t, ns, cmd)
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(r).ReadString('\n')
+	if err := errors.Join(err, r.Close()); err != nil {
+		t.Fatalf("the D-Bus did not start: %v: %s", err, s.bus.output.String())
+	}
+	s.Address = strings.TrimSpace(line)
+	s.watch()
+	return s
+}
+
+// Start starts a D-Bus and a firewalld in the namespace. Both end with the test.
+// The default zone is "public": what is forwarded is rejected, unless a zone has
+// its source or its destination and accepts it.
+func Start(t testing.TB, ns *netns.Handle) *Server {
+	t.Helper()
+	s := StartBus(t, ns)
+	s.StartFirewalld()
+	return s
+}
+
+// shortDir is a directory whose name leaves room for a socket's.
+func shortDir(t testing.TB) string {
+	dir, err := os.MkdirTemp("", "bus")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// watch connects to the bus, for what the test asks and to be told of names.
+func (s *Server) watch() {
+	s.t.Helper()
+	var err error
+	if s.conn, err = dbus.Connect(s.Address, dbus.WithAuth(dbus.AuthExternal(fmt.Sprint(os.Geteuid())))); err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = s.conn.Close() }) // the bus may have ended it
+	err = s.conn.AddMatchSignal(dbus.WithMatchInterface("org.freedesktop.DBus"),
+		dbus.WithMatchMember("NameOwnerChanged"), dbus.WithMatchArg(0, busName))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.owners = make(chan *dbus.Signal, 16)
+	s.conn.Signal(s.owners)
+}
+
+// StartFirewalld starts a firewalld, and returns when it answers.
+func (s *Server) StartFirewalld() {
+	s.t.Helper()
+	conf := filepath.Join(s.dir, "conf")
+	for _, dir := range []string{"zones", "services", "icmptypes", "ipsets", "helpers", "policies"} {
+		if err := os.MkdirAll(filepath.Join(conf, dir), 0o750); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	const settings = "DefaultZone=public\nFirewallBackend=nftables\nCleanupModulesOnExit=no\n"
+	if err := os.WriteFile(filepath.Join(conf, "firewalld.conf"), []byte(settings), 0o644); err != nil {
+		s.t.Fatal(err)
+	}
+	cmd := exec.Command(tool(s.t, "firewalld"), "--nofork", "--nopid", "--system-config", conf, "--log-target", "console")
+	cmd.Env = append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+s.Address)
+	s.firewalld = start(s.t, s.ns, cmd)
+	s.awaitOwner(true)
+	s.mustCall(busName+".getDefaultZone", nil)
+}
+
+// awaitOwner waits until firewalld has taken its name, or has given it up.
+func (s *Server) awaitOwner(owned bool) {
+	s.t.Helper()
+	ended := make(chan struct{})
+	if owned {
+		ended = s.firewalld.ended
+	}
+	for {
+		select {
+		case change := <-s.owners:
+			var name, before, after string
+			if err := dbus.Store(change.Body, &name, &before, &after); err != nil {
+				s.t.Fatal(err)
+			}
+			if (after != "") == owned {
+				return
+			}
+		case <-ended:
+			s.t.Fatalf("firewalld has ended: %s", s.firewalld.output.String())
+		case <-time.After(patience):
+			s.t.Fatalf("firewalld has not changed its name on the bus after %v: %s", patience, s.firewalld.output.String())
+		}
+	}
+}
+
+// StopFirewalld ends it as a system does that shuts it down.
+func (s *Server) StopFirewalld() {
+	s.t.Helper()
+	s.firewalld.stop(s.t, unix.SIGTERM)
+	s.awaitOwner(false)
+}
+
+// StopBus ends the bus. firewalld does not outlive it.
+func (s *Server) StopBus() {
+	s.t.Helper()
+	s.bus.stop(s.t, unix.SIGTERM)
+	if s.firewalld != nil {
+		s.firewalld.stop(s.t, unix.SIGTERM)
+	}
+}
+
+// FreezeBus and FreezeFirewalld have them hang; what they return ends that.
+func (s *Server) FreezeBus() (thaw func())       { return s.bus.freeze(s.t) }
+func (s *Server) FreezeFirewalld() (thaw func()) { return s.firewalld.freeze(s.t) }
+
+// Reload is firewall-cmd --reload.
+func (s *Server) Reload() {
+	s.t.Helper()
+	s.mustCall(busName+".reload", nil)
+}
+
+// AddSource is what an administrator does by firewall-cmd --add-source.
+func (s *Server) AddSource(zone, source string) {
+	s.t.Helper()
+	s.mustCall(zoneCalls+"addSource", nil, zone, source)
+}
+
+// RemoveSource is what firewall-cmd --remove-source does.
+func (s *Server) RemoveSource(zone, source string) {
+	s.t.Helper()
+	s.mustCall(zoneCalls+"removeSource", nil, zone, source)
+}
+
+// Sources are the addresses in a zone, sorted.
+func (s *Server) Sources(zone string) []string {
+	s.t.Helper()
+	var sources []string
+	s.mustCall(zoneCalls+"getSources", &sources, zone)
+	slices.Sort(sources)
+	return sources
+}
+
+func (s *Server) mustCall(method string, result any, args ...any) {
+	s.t.Helper()
+	call := s.conn.Object(busName, busPath).Call(method, 0, args...)
+	err := call.Err
+	if err == nil && result != nil {
+		err = call.Store(result)
+	}
+	if err != nil {
+		s.t.Fatalf("%s%v: %v", method, args, err)
+	}
+}
+
+// Connections are those to the bus but the test's own and firewalld's.
+func (s *Server) Connections() int {
+	s.t.Helper()
+	var names []string
+	if err := s.conn.BusObject().Call("org.freedesktop.DBus.ListNames", 0).Store(&names); err != nil {
+		s.t.Fatal(err)
+	}
+	n := -1
+	for _, name := range names {
+		if strings.HasPrefix(name, ":") {
+			n++
+		}
+	}
+	if slices.Contains(names, busName) {
+		n--
+	}
+	return n
+}
+
+// tool finds a program, which make deps installs. A test that needs it must not
+// be passed over in silence.
+func tool(t testing.TB, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err == nil {
+		return path
+	}
+	for _, dir := range []string{"/usr/sbin", "/sbin"} {
+		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return path
+		}
+	}
+	t.Fatalf("%v: install it (make deps does)", err)
+	return ""
+}
+
+// process is one that the test has started.
+type process struct {
+	cmd    *exec.Cmd
+	output *output
+	ended  chan struct{}
+}
+
+// output is what a process prints, which may be read while it does.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// start starts a process in the namespace. It ends with the test at the latest.
+func start(t testing.TB, ns *netns.Handle, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{cmd: cmd, output: &output{}, ended: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = p.output, p.output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := ns.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = cmd.Wait() // it is ended by signals
+		close(p.ended)
+	}()
+	t.Cleanup(func() { p.stop(t, unix.SIGKILL) })
+	return p
+}
+
+// stop ends the process, and waits until it has ended.
+func (p *process) stop(t testing.TB, signal syscall.Signal) {
+	t.Helper()
+	select {
+	case <-p.ended:
+		return
+	default:
+	}
+	if err := p.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		t.Error(err)
+	}
+	select {
+	case <-p.ended:
+	case <-time.After(patience):
+		t.Errorf("%s has not ended %v after %v: %s", p.cmd.Path, patience, signal, p.output.String())
+		_ = p.cmd.Process.Kill()
+	}
+}
+
+// freeze stops the process, and returns when the kernel says that it stands.
+func (p *process) freeze(t testing.TB) (thaw func()) {
+	t.Helper()
+	pid := p.cmd.Process.Pid
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(patience); !standing(t, pid); {
+		if time.Now().After(end) {
+			t.Fatalf("process %d does not stop", pid)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	var once sync.Once
+	thaw = func() {
+		once.Do(func() {
+			if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(thaw)
+	return thaw
+}
+
+// standing reports whether all threads of a process are stopped.
+func standing(t testing.TB, pid int) bool {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		text, err := os.ReadFile(task)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		// 4711 (name) T …
+		_, rest, _ := strings.Cut(string(text), ") ")
+		if !strings.HasPrefix(rest, "T") {
+			return false
+		}
+	}
+	return true
+}
+
+// busConfig is that of a bus on which everybody may do everything.
+const busConfig = `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig>
+  <listen>unix:path=%s</listen>
+  <auth>EXTERNAL</auth>
+  <policy context="default">
+    <allow user="*"/>
+    <allow own="*"/>
+    <allow send_destination="*" eavesdrop="false"/>
+    <allow send_type="method_call"/>
+    <allow receive_sender="*"/>
+  </policy>
+</busconfig>
+`
