@@ -58,7 +58,7 @@ func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 		a.facts.set(nil)
 		a.kinds.set(nil)
 	}
-	if err := op.write(); err != nil {
+	if err := op.write(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", op.id, err)
 	}
 	return op.finishSetup(ctx, serially)

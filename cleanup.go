@@ -15,6 +15,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 
+	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
@@ -173,6 +174,9 @@ type footprint struct {
 	UDP      bool // portmap is among them, perhaps with a UDP port
 
 	hostPorts []netfilter.HostPort         // that were forwarded
+	zones     []string                     // of firewalld in which the addresses may be
+	isForeign func(zoned) bool             // it was in the zone before the attachment, and stays
+	bus       *firewalld.Bus               // on which firewalld is asked
 	siblings  []netip.Addr                 // of attachments of the container that stay
 	inUse     func() ([]netip.Addr, error) // of other containers
 	opened    *netns.Handle                // to be closed; nil if Container is the operation's
@@ -199,6 +203,7 @@ func (a *attachment) footprint() (*footprint, error) {
 	f.Egress = limitsEgress(a.network.config.Plugins, a.CapabilityArgs)
 	f.OthersShaper = a.othersShaper
 	a.aimBackups(f)
+	a.aimZones(f)
 	a.aim(&f.Target)
 	f.result(decodeResult(json.RawMessage(a.partial)))
 	f.Emptied = a.emptied(f.Addresses)
@@ -323,12 +328,14 @@ func (f *footprint) find(ctx context.Context) ([]sweep.Item, error) {
 	if f.Host == nil && !f.FilesOnly {
 		return nil, nil
 	}
-	if f.FilesOnly {
-		return sweep.Find(ctx, f.Target)
+	zoned, zerr := f.inZones(ctx)
+	var rules []sweep.Item
+	var rerr error
+	if !f.FilesOnly {
+		rules, rerr = f.rules(ctx)
 	}
-	rules, rerr := f.rules(ctx)
 	rest, err := sweep.Find(ctx, f.Target)
-	return slices.Concat(rules, rest), join(rerr, err)
+	return slices.Concat(zoned, rules, rest), join(zerr, rerr, err)
 }
 
 // swept tells whether the sweep knows all that a plugin can leave. What another

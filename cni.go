@@ -15,6 +15,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/boot"
+	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/lock"
@@ -109,6 +110,7 @@ type snapshot struct {
 	records  *record.Store
 	kept     *keeper
 	sockets  *netfilter.Sockets
+	bus      *firewalld.Bus
 	paths    *hostPaths
 	spans    *spans
 	status   statusCache
@@ -183,6 +185,7 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	}
 	s.own = own
 	s.sockets, s.paths, s.spans = &netfilter.Sockets{}, newHostPaths(), &spans{} // the sockets close themselves
+	s.bus = firewalld.Open(variable(s.env, firewalld.Variable))
 	if previous != nil {
 		s.sockets, s.paths, s.spans = previous.sockets, previous.paths, previous.spans
 	}

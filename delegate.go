@@ -16,6 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/netfilter"
@@ -44,7 +45,7 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p provid
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("not started: %w", context.Cause(ctx))
 	}
-	inner, container := caller.With(ctx, d.attachment), d.inside()
+	inner, container := firewalld.With(caller.With(ctx, d.attachment), d.op.bus), d.inside()
 	switch {
 	case p.standIn:
 		inner = netfilter.InAnyForm(inner)
@@ -100,7 +101,7 @@ func (d *delegation) delegate(ctx context.Context, verb, typ string, config json
 	if d.depth == mostDelegations {
 		return nil, plugin.Errorf(types.ErrInternal, "delegate to plugin %q: plugin %q is the %dth that delegates", typ, d.call.Plugin, d.depth)
 	}
-	p, err := d.delegateOf(verb, typ)
+	p, err := d.delegateOf(ctx, verb, typ)
 	if err != nil {
 		d.ran.fail(verb, typ)
 		return nil, d.unlessNeverRan(verb, typ, plugin.Errorf(types.ErrInternal, "%w", err))
@@ -124,11 +125,11 @@ func (d *delegation) delegate(ctx context.Context, verb, typ string, config json
 // delegateOf finds the other plugin; its kind is empty if there is nothing to
 // run. An executable delegates to executables, so a plugin that runs in its
 // place does, if it can.
-func (d *delegation) delegateOf(verb, typ string) (provider, error) {
+func (d *delegation) delegateOf(ctx context.Context, verb, typ string) (provider, error) {
 	if d.standIn {
 		return d.op.recorded(record.Plugin{Type: typ, Kind: string(PluginExecutable)})
 	}
-	all, err := d.providers(verb, typ)
+	all, err := d.providers(ctx, verb, typ)
 	if err != nil || len(all) == 0 {
 		return provider{}, err
 	}
@@ -178,6 +179,16 @@ func within(ctx, bound context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(bound, func() { cancel(context.Cause(bound)) })
 	return ctx, func() { stop(); cancel(nil) }
+}
+
+// variable is the value of a variable; empty if there is none.
+func variable(env []string, name string) string {
+	for _, entry := range slices.Backward(env) {
+		if value, ok := strings.CutPrefix(entry, name+"="); ok {
+			return value
+		}
+	}
+	return ""
 }
 
 func withVariable(env []string, name, value string) []string {

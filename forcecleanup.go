@@ -13,6 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/tuning"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
 )
@@ -252,6 +253,7 @@ func (a *attachment) forcedFootprint(t CleanUpTarget, entered *record.Known) (*f
 	f.siblings = addressesOf(a.op.rec, map[string]bool{a.IfName: true})
 	if len(a.network.config.Plugins) == 0 {
 		f.Filtered, f.UDP, f.Shaped, f.Egress = true, true, true, true
+		f.zones = []string{firewalld.DefaultZone}
 		f.IPAMDirs = []string{filepath.Join(hostLocalDir, f.Network)}
 		f.Backups = []string{tuning.File(nil, a.ContainerID, a.IfName)}
 	}

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,7 +18,7 @@ import (
 // write puts on disk what is about to be attached, and pins the container's
 // namespace, before the first plugin runs. Attachments that the container has
 // already, under other interface names, stay in the record.
-func (op *operation) write() error {
+func (op *operation) write(ctx context.Context) error {
 	if err := op.sameHost(); err != nil {
 		return err
 	}
@@ -46,7 +47,7 @@ func (op *operation) write() error {
 		}
 	}
 	for _, a := range op.attachments {
-		n, err := a.recorded()
+		n, err := a.recorded(ctx)
 		if err != nil {
 			return err
 		}
@@ -79,8 +80,8 @@ func (op *operation) write() error {
 }
 
 // recorded is all that the attachment's plugins are given, and which they are.
-func (a *attachment) recorded() (record.Network, error) {
-	a.resolve()
+func (a *attachment) recorded(ctx context.Context) (record.Network, error) {
+	a.resolve(ctx)
 	n := record.Network{Name: a.network.config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.kinds.recorded()}
 	var err error
 	n.Result, n.Facts = json.RawMessage(a.part.Result), a.facts.all()

@@ -1,14 +1,17 @@
 package cni
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"sync"
 
+	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -73,7 +76,7 @@ func (s *snapshot) choose(typ string) chosen {
 	found, err := s.provider(typ)
 	c := chosen{Plugin: record.Plugin{Type: typ}, found: found, err: err}
 	if err == nil {
-		c.Kind, c.Path, c.Backend = string(found.kind), found.path, found.backend
+		c.Kind, c.Path = string(found.kind), found.path
 	}
 	return c
 }
@@ -81,7 +84,7 @@ func (s *snapshot) choose(typ string) chosen {
 // resolve chooses the plugins of the chain, and of those in process the IPAM
 // plugins that they delegate to. What was chosen before stays: its ADD ran when
 // the container was made ahead of time.
-func (a *attachment) resolve() {
+func (a *attachment) resolve(ctx context.Context) {
 	a.kinds.mu.Lock()
 	defer a.kinds.mu.Unlock()
 	choose := func(typ string) chosen {
@@ -94,40 +97,65 @@ func (a *attachment) resolve() {
 	}
 	for _, p := range a.network.config.Plugins {
 		c := choose(p.Network.Type)
+		a.detect(ctx, p.Network.Type, p.Bytes)
 		if ipam := p.Network.IPAM.Type; ipam != "" && (c.Kind == string(PluginBuiltIn) || c.Kind == string(PluginRegistered)) {
 			choose(ipam)
 		}
 	}
 }
 
+// detect has a plugin that was just chosen find out which backend its ADD goes
+// by. If it cannot, the plugin does not run.
+func (a *attachment) detect(ctx context.Context, typ string, config []byte) {
+	c := &a.kinds.all[a.kinds.index(typ)]
+	d, ok := c.found.plugin.(detector)
+	if !ok || c.found.kind != PluginBuiltIn || c.Backend != "" || c.err != nil {
+		return
+	}
+	var host *netns.Handle
+	if a.op.host != nil {
+		host = a.op.host.handle()
+	}
+	backend, err := d.Detect(firewalld.With(ctx, a.op.bus), host, config)
+	if err != nil {
+		*c = chosen{Plugin: record.Plugin{Type: typ}, err: err}
+		return
+	}
+	c.Backend, c.found.backend = backend, backend
+}
+
 // chooseDelegate chooses what a plugin in process delegates its ADD to, and
 // records it before it runs.
-func (a *attachment) chooseDelegate(typ string) (provider, error) {
+func (a *attachment) chooseDelegate(ctx context.Context, typ string) (provider, error) {
 	a.kinds.mu.Lock()
 	defer a.kinds.mu.Unlock()
 	if i := a.kinds.index(typ); i >= 0 {
 		return a.kinds.all[i].found, a.kinds.all[i].err // chosen meanwhile
 	}
-	c := a.op.choose(typ)
-	if c.err != nil {
-		return provider{}, c.err
+	before := a.kinds.all
+	a.kinds.all = append(before, a.op.choose(typ))
+	a.detect(ctx, typ, nil)
+	c := &a.kinds.all[len(before)]
+	err := c.err
+	if err == nil {
+		err = a.note(record.Entry{Plugin: &c.Plugin})
 	}
-	if err := a.note(record.Entry{Plugin: &c.Plugin}); err != nil {
+	if err != nil {
+		a.kinds.all = before
 		return provider{}, err
 	}
-	a.kinds.all = append(a.kinds.all, c)
 	return c.found, nil
 }
 
 // providers returns the plugins to run for a type. It is one, except that a CHECK
 // or DEL without a recorded kind has each that may have run the ADD, and the DEL
 // of a plugin whose ADD never ran has none.
-func (a *attachment) providers(verb, typ string) ([]provider, error) {
+func (a *attachment) providers(ctx context.Context, verb, typ string) ([]provider, error) {
 	c, ok, known := a.kinds.get(typ)
 	attached := verb == "DEL" || verb == "CHECK"
 	switch {
 	case verb == "ADD" && !ok:
-		return one(a.chooseDelegate(typ))
+		return one(a.chooseDelegate(ctx, typ))
 	case verb == "ADD" && (c.err != nil || c.found.kind != ""):
 		return one(c.found, c.err)
 	case verb == "DEL" && ok && c.Kind == "":

@@ -2,6 +2,7 @@ package cni_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -345,7 +347,9 @@ type detecting struct {
 	now *string
 }
 
-func (d detecting) Detect() string { return *d.now }
+func (d detecting) Detect(context.Context, *netns.Handle, json.RawMessage) (string, error) {
+	return *d.now, nil
+}
 
 // TestFault_F57_TheDetectedBackendIsTheRecorded: iptables may be installed while
 // containers are attached.
@@ -356,7 +360,8 @@ func TestFault_F57_TheDetectedBackendIsTheRecorded(t *testing.T) {
 	own := detecting{acting{on: map[string]action{}}, &now}
 	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
 		own.on[verb] = func(ctx context.Context, _ *plugin.Request) error {
-			chosen = append(chosen, fmt.Sprint(verb, " iptables ", netfilter.PrefersIPTables(ctx)))
+			detected, _ := netfilter.Detected(ctx)
+			chosen = append(chosen, verb+" "+detected)
 			return nil
 		}
 	}
@@ -366,10 +371,10 @@ func TestFault_F57_TheDetectedBackendIsTheRecorded(t *testing.T) {
 	now = netfilter.DetectedIPTables
 	wantNil(t, r.Check(t.Context(), "c1", path))
 	wantNil(t, r.Remove(t.Context(), "c1", path))
-	wantSame(t, "chosen", take(&chosen), []string{"ADD iptables false", "CHECK iptables false", "DEL iptables false"})
+	wantSame(t, "chosen", take(&chosen), []string{"ADD native", "CHECK native", "DEL native"})
 	_, err = r.Setup(t.Context(), "c2", s.container("c2"))
 	wantNil(t, err)
 	now = netfilter.DetectedNative
 	wantNil(t, r.Remove(t.Context(), "c2", ""))
-	wantSame(t, "chosen", take(&chosen), []string{"ADD iptables true", "DEL iptables true"})
+	wantSame(t, "chosen", take(&chosen), []string{"ADD iptables", "DEL iptables"})
 }

@@ -44,7 +44,7 @@ func (op *operation) claims(f *footprint) ([]netip.Addr, error) {
 func (a *attachment) sparing(ctx context.Context, call chain.Call, kind PluginKind) (chain.Call, bool, error) {
 	switch {
 	case call.Verb != "DEL" || kind == PluginRegistered:
-	case call.Plugin == "firewall" && a.inDoubt():
+	case call.Plugin == "firewall" && (a.inDoubt() || a.isZoned()):
 		err := a.withoutClaimed(&call)
 		return call, err == nil, err
 	case call.Plugin == "bandwidth" && (kind == PluginExecutable || a.partial == nil):

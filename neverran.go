@@ -159,7 +159,7 @@ func (a *attachment) ipamUndone(ctx context.Context, typ, ipam string) bool {
 	if a.ran.not(ipam) || (ipam == "host-local" || ipam == "static") && !a.isCallers(ipam) {
 		return true
 	}
-	all, err := a.providers("DEL", ipam)
+	all, err := a.providers(ctx, "DEL", ipam)
 	if err != nil {
 		_, recorded, _ := a.kinds.get(ipam) // if it is, it was there for the ADD
 		return !recorded && errors.Is(err, invoke.ErrNotFound)

@@ -20,7 +20,7 @@ import (
 // which of two attached it, a CHECK passes if that of either does, and a DEL
 // runs both.
 func (a *attachment) runPlugin(ctx context.Context, call chain.Call) (chain.Output, error) {
-	providers, err := a.providers(call.Verb, call.Plugin)
+	providers, err := a.providers(ctx, call.Verb, call.Plugin)
 	if err != nil {
 		return a.runOne(ctx, call, provider{}, err)
 	}

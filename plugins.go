@@ -1,11 +1,14 @@
 package cni
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -136,16 +139,14 @@ type provider struct {
 
 // detector is a built-in plugin that goes by what the host has where its
 // configuration names no backend of the packet filters.
-type detector interface{ Detect() string }
-
-// builtIn is a plugin of this module's own, for an ADD.
-func builtIn(own plugin.Plugin) provider {
-	p := provider{kind: PluginBuiltIn, plugin: own}
-	if d, ok := own.(detector); ok {
-		p.backend = d.Detect()
-	}
-	return p
+type detector interface {
+	// Detect returns the backend for an ADD in the namespace host; empty where the
+	// configuration names one.
+	Detect(ctx context.Context, host *netns.Handle, config json.RawMessage) (string, error)
 }
+
+// builtIn is a plugin of this module's own.
+func builtIn(own plugin.Plugin) provider { return provider{kind: PluginBuiltIn, plugin: own} }
 
 func (s *snapshot) isRegistered(typ string) bool {
 	_, ok := s.choice.registered[typ]

@@ -14,14 +14,16 @@ import (
 
 // sight is what was seen of an attachment when it had been made ahead of time:
 // its interfaces on the host, which cannot be there without the container's, or
-// where there are none the container's; and its rules. To look whether it is
-// still so takes one message for the interfaces and, as long as no rule on the
-// host has changed, one for the rules.
+// where there are none the container's; its rules; and its addresses in zones of
+// firewalld. To look whether it is still so takes one message for the interfaces
+// and, as long as no rule on the host has changed, one for the rules. A firewalld
+// that has the addresses is asked for each.
 type sight struct {
 	inside bool // the interfaces are the container's
 	names  []string
 	links  []links.Link // by name; without an index if there was none
 	rules  *netfilter.Witness
+	zoned  []zoned // that firewalld knew of
 }
 
 // see looks at an attachment that is made as far as can be ahead of time.
@@ -46,7 +48,10 @@ func (a *attachment) see(ctx context.Context) (*sight, error) {
 	}
 	if f.Filtered {
 		f.Thorough = false // its addresses are known
-		s.rules, err = netfilter.Watch(ctx, netfilter.Open(f.Host), f.rulesTarget())
+		if s.rules, err = netfilter.Watch(ctx, netfilter.Open(f.Host), f.rulesTarget()); err != nil {
+			return nil, err
+		}
+		s.zoned, err = firewalldAt{f.bus, f.Host}.has(ctx, f.mayBeIn())
 	}
 	return s, err
 }
@@ -114,6 +119,18 @@ func (s *sight) still(ctx context.Context, op *operation) error {
 	intact, err := s.rules.Intact(ctx, netfilter.Open(op.host.handle()))
 	if err == nil && !intact {
 		err = fmt.Errorf("rules of the packet filter are gone: %w", errDead)
+	}
+	if err != nil {
+		return err
+	}
+	return s.stillZoned(ctx, op)
+}
+
+// stillZoned fails with errDead if firewalld has forgotten an address.
+func (s *sight) stillZoned(ctx context.Context, op *operation) error {
+	found, err := firewalldAt{op.bus, op.host.handle()}.has(ctx, s.zoned)
+	if err == nil && len(found) < len(s.zoned) {
+		err = fmt.Errorf("addresses are gone from firewalld: %w", errDead)
 	}
 	return err
 }

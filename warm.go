@@ -79,7 +79,7 @@ func (w *warm) attach(ctx context.Context) error {
 	if err := op.lockEnding(ctx); err != nil {
 		return err
 	}
-	if err := op.write(); err != nil {
+	if err := op.write(ctx); err != nil {
 		return err
 	}
 	if err := w.make(ctx, op); err != nil {
@@ -227,7 +227,7 @@ func (w *warm) take(ctx context.Context, s *snapshot, ns *Namespace) (*Result, e
 	if err := op.clearDead(ctx); err != nil {
 		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err)
 	}
-	if err := op.takeOver(w); err != nil {
+	if err := op.takeOver(ctx, w); err != nil {
 		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err)
 	}
 	w.settling.Add(1)
@@ -268,13 +268,13 @@ func (w *warm) forget(taken *record.Pending) {
 
 // takeOver writes the record of a container that plugins know under the ID of
 // w. From then on it is this one; later the other record goes.
-func (op *operation) takeOver(w *warm) error {
+func (op *operation) takeOver(ctx context.Context, w *warm) error {
 	op.as = record.PluginID(w.id)
 	for _, a := range op.attachments {
 		a.ContainerID = w.id
 		a.attempted = a.part.From > 0
 	}
-	if err := op.write(); err != nil {
+	if err := op.write(ctx); err != nil {
 		return join(err, op.records.Delete(op.id))
 	}
 	return nil

@@ -204,8 +204,8 @@ func portGroups(ports []HostPort) [][]string {
 	return groups
 }
 
-// forward is addRules in plugins/meta/firewall/iptables.go, and then
-// setupIsolationChains in its ingresspolicy.go.
+// forward is what the plugin firewall does, and then setupIsolationChains in its
+// ingresspolicy.go.
 func (w *desired) forward(f Forward) {
 	var addrs []netip.Addr
 	for _, a := range f.Addresses {
@@ -216,7 +216,16 @@ func (w *desired) forward(f Forward) {
 	if len(addrs) == 0 {
 		return
 	}
-	admin := f.AdminChain
+	if !f.IngressOnly {
+		w.accept(f.AdminChain, addrs)
+	}
+	if f.Ingress == "same-bridge" || f.Ingress == "isolated" {
+		w.isolation(f.Bridge, f.Ingress)
+	}
+}
+
+// accept is addRules in plugins/meta/firewall/iptables.go.
+func (w *desired) accept(admin string, addrs []netip.Addr) {
 	if admin == "" {
 		admin = chainAdmin
 	}
@@ -231,9 +240,6 @@ func (w *desired) forward(f Forward) {
 		w.rule(desiredRule{chainID: forward, addr: a},
 			"-d", one, "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT")
 		w.rule(desiredRule{chainID: forward, addr: a}, "-s", one, "-j", "ACCEPT")
-	}
-	if f.Ingress == "same-bridge" || f.Ingress == "isolated" {
-		w.isolation(f.Bridge, f.Ingress)
 	}
 }
 

@@ -15,11 +15,20 @@ func formOf(ctx context.Context) form {
 	return f
 }
 
-// What [Detect] returns.
+// What [Detect] returns, and what the plugin firewall has detected before it asks.
 const (
-	DetectedIPTables = "iptables" // there is the program iptables
-	DetectedNative   = "native"   // there is none
+	DetectedIPTables  = "iptables"  // there is the program iptables
+	DetectedNative    = "native"    // there is none
+	DetectedFirewalld = "firewalld" // a firewalld runs, whose zone the addresses go to
 )
+
+// Detected returns what was detected for the attachment of the context, empty if
+// that is not known. any reports whether a reference plugin may have made it, so
+// that nobody knows; see [InAnyForm].
+func Detected(ctx context.Context) (detected string, any bool) {
+	f := formOf(ctx)
+	return f.detected, f.any
+}
 
 // WithDetected returns a context for the CHECK or DEL, and the ADD, of an
 // attachment for which Detect returned detected.

@@ -38,16 +38,3 @@ func (fw *Firewalls) checkAny(ctx context.Context, r Rules) error {
 	}
 	return fmt.Errorf("the rules are there in no form: %w", errors.Join(errs...))
 }
-
-// PrefersIPTables reports whether rules that concern every packet, whatever
-// packet filter lets it pass, belong into iptables where no backend is named.
-// For an attachment that is what was detected when it was made.
-func PrefersIPTables(ctx context.Context) bool {
-	switch f := formOf(ctx); {
-	case f.any:
-		return false // Check looks there too
-	case f.detected != "":
-		return f.detected == DetectedIPTables
-	}
-	return Detect() == DetectedIPTables
-}

@@ -92,6 +92,9 @@ type Forward struct {
 	// Ingress is the policy for what comes from other bridges: empty or "open",
 	// "isolated", or "same-bridge"; Bridge is then the container's.
 	Ingress, Bridge string
+	// IngressOnly has IPTables make nothing but the ingress policy, for the
+	// families of the addresses: firewalld accepts their packets.
+	IngressOnly bool
 }
 
 // Rules are what an attachment wants of one backend.

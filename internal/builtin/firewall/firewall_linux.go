@@ -20,15 +20,6 @@ import (
 // its addresses.
 type Plugin struct{}
 
-// conf is the configuration, FirewallNetConf in the reference plugin's
-// firewall.go.
-type conf struct {
-	Backend                string `json:"backend"`
-	IPTablesAdminChainName string `json:"iptablesAdminChainName"`
-	FirewalldZone          string `json:"firewalldZone"`
-	IngressPolicy          string `json:"ingressPolicy"`
-}
-
 // Versions are those from 0.4.0 on, with which a previous result is handed to
 // DEL.
 func (Plugin) Versions() []string { return version.VersionsStartingFrom("0.4.0").SupportedVersions() }
@@ -36,7 +27,7 @@ func (Plugin) Versions() []string { return version.VersionsStartingFrom("0.4.0")
 // Add accepts what is sent by and to the addresses of the previous result, and
 // passes that on.
 func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
-	backend, rules, err := parse(ctx, r)
+	w, err := parse(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +35,12 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	if err != nil {
 		return nil, err
 	}
-	if err := netfilter.Open(r.Host).Add(ctx, backend, rules); err != nil {
+	if w.backend != netfilter.DetectedFirewalld {
+		err = w.filters().Add(ctx, w.filter(), w.rules())
+	} else if err = w.enterZone(ctx); err == nil && w.forward.Bridge != "" {
+		err = w.filters().Add(ctx, netfilter.IPTables, w.isolation())
+	}
+	if err != nil {
 		return nil, err
 	}
 	return result, nil
@@ -53,66 +49,100 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 // Del undoes Add, as far as the addresses are known. That bridges are kept
 // apart stays: it is the bridge's, which others may be on.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	backend, rules, err := parse(ctx, r)
+	w, err := parse(ctx, r)
 	if err != nil || r.PrevResult == nil {
 		return err
 	}
-	return netfilter.Open(r.Host).Remove(ctx, backend, rules)
+	if w.backend == netfilter.DetectedFirewalld {
+		return w.leaveZone(ctx)
+	}
+	return w.filters().Remove(ctx, w.filter(), w.rules())
 }
 
 // Check makes sure that every rule is there.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	backend, rules, err := parse(ctx, r)
+	w, err := parse(ctx, r)
 	if err != nil {
 		return err
 	}
 	if r.PrevResult == nil {
 		return plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin firewall: there is no previous result to check against")
 	}
-	return netfilter.Open(r.Host).Check(ctx, backend, rules)
+	if w.backend != netfilter.DetectedFirewalld {
+		err = w.filters().Check(ctx, w.filter(), w.rules())
+		if w.backend != anyBackend || err == nil {
+			return err
+		}
+	}
+	zoned := w.inZone(ctx)
+	if zoned == nil && w.forward.Bridge != "" {
+		zoned = w.filters().Check(ctx, netfilter.IPTables, w.isolation())
+	}
+	if zoned == nil || err == nil {
+		return zoned
+	}
+	return errors.Join(err, zoned)
 }
 
-// parse reads and validates the request. An error has the code 7, "invalid
-// network config".
-func parse(ctx context.Context, r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
-	var c conf
-	if err := r.Decode(&c); err != nil {
-		return "", netfilter.Rules{}, err
-	}
-	backend, err := c.backend(func() bool { return netfilter.PrefersIPTables(ctx) })
-	if err != nil {
-		return "", netfilter.Rules{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin firewall: %w", err)
-	}
-	f, err := c.forward(r.PrevResult)
-	if err != nil {
-		return "", netfilter.Rules{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin firewall: %w", err)
-	}
-	f.Owner = netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
-	return backend, netfilter.Rules{Forward: []netfilter.Forward{f}}, nil
+// anyBackend is that of an attachment of which nobody knows what was detected.
+const anyBackend = ""
+
+// work is what is wanted of a backend.
+type work struct {
+	conf
+	request *plugin.Request
+	backend string // netfilter.Detected…, or anyBackend
+	forward netfilter.Forward
 }
 
-// Detect returns what an ADD goes by if the configuration names no backend.
-func (Plugin) Detect() string { return netfilter.Detect() }
-
-// backend returns where the rules go. If the configuration does not say, that
-// is iptables where a host has it: to accept a packet in one packet filter does
-// not keep another, whose policy may be DROP, from dropping it.
-func (c conf) backend(hasIPTables func() bool) (netfilter.Backend, error) {
-	const firewalld = `needs firewalld, which only the executable of the plugin "firewall" talks to: ` +
-		`use that, or set "backend" to "iptables"`
-	switch {
-	case c.Backend == "firewalld":
-		return "", errors.New(`backend "firewalld" ` + firewalld)
-	case c.Backend == "" && c.FirewalldZone != "":
-		return "", fmt.Errorf("firewalldZone %q %s", c.FirewalldZone, firewalld)
-	case c.Backend == "iptables":
-		return netfilter.IPTables, nil
-	case c.Backend != "":
-		return "", fmt.Errorf(`backend is %q: it must be "iptables" or "firewalld"`, c.Backend)
-	case c.IPTablesAdminChainName != "", hasIPTables():
-		return netfilter.IPTables, nil
+// parse reads and validates the request. An error of the configuration has the
+// code 7, "invalid network config".
+func parse(ctx context.Context, r *plugin.Request) (work, error) {
+	w := work{request: r}
+	err := r.Decode(&w.conf)
+	if err != nil {
+		return w, err
 	}
-	return netfilter.Native, nil
+	if w.forward, err = w.conf.forward(r.PrevResult); err != nil {
+		return w, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin firewall: %w", err)
+	}
+	w.forward.Owner = netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
+	if w.backend = w.named(); w.backend != "" {
+		return w, nil
+	}
+	detected, any := netfilter.Detected(ctx)
+	if any || detected != "" {
+		w.backend = detected
+		return w, nil
+	}
+	if w.backend, err = w.detect(ctx, r.Host); err != nil {
+		return w, plugin.Errorf(types.ErrInternal, "plugin firewall: %w", err)
+	}
+	return w, nil
+}
+
+func (w work) filters() *netfilter.Firewalls { return netfilter.Open(w.request.Host) }
+
+// filter is the packet filter that the rules go to. A chain of an administrator's
+// is in iptables, and so is what the reference plugin makes for a word that it
+// does not know.
+func (w work) filter() netfilter.Backend {
+	if w.backend == netfilter.DetectedIPTables || w.Backend != "" || w.IPTablesAdminChainName != "" {
+		return netfilter.IPTables
+	}
+	return netfilter.Native
+}
+
+func (w work) rules() netfilter.Rules {
+	return netfilter.Rules{Forward: []netfilter.Forward{w.forward}}
+}
+
+// isolation is the ingress policy alone, which is in iptables also where
+// firewalld accepts the packets.
+func (w work) isolation() netfilter.Rules {
+	only := w.forward
+	only.IngressOnly = true
+	return netfilter.Rules{Forward: []netfilter.Forward{only}}
 }
 
 // forward returns what is wanted for the addresses of the result, which may be

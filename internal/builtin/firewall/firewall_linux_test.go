@@ -7,7 +7,6 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -125,10 +124,7 @@ func TestCheckFindsEachDamage(t *testing.T) {
 
 func TestConfigurationsThatAreRefused(t *testing.T) {
 	tests := map[string]struct{ options, want string }{
-		"firewalld":  {`, "backend": "firewalld"`, `backend "firewalld" needs firewalld`},
-		"its zone":   {`, "firewalldZone": "trusted"`, `firewalldZone "trusted" needs firewalld`},
-		"no backend": {`, "backend": "nftables"`, `backend is "nftables"`},
-		"no policy":  {`, "ingressPolicy": "closed"`, `ingressPolicy is "closed"`},
+		"no policy": {`, "ingressPolicy": "closed"`, `ingressPolicy is "closed"`},
 	}
 	h := plugintest.NewHost(t)
 	for name, tt := range tests {
@@ -149,24 +145,6 @@ func TestConfigurationsThatAreRefused(t *testing.T) {
 	for _, verb := range []string{"ADD", "CHECK"} {
 		if err := plugintest.Ours(h.Host, lookup).MustFail(t, verb, noResult); plugintest.Code(err) != 7 {
 			t.Errorf("%s: %v", verb, err)
-		}
-	}
-}
-
-func TestBackend(t *testing.T) {
-	yes, no := func() bool { return true }, func() bool { return false }
-	for name, tt := range map[string]struct {
-		conf conf
-		has  func() bool
-		want netfilter.Backend
-	}{
-		"named":          {conf{Backend: "iptables"}, no, netfilter.IPTables},
-		"there":          {conf{}, yes, netfilter.IPTables},
-		"not there":      {conf{}, no, netfilter.Native},
-		"an admin chain": {conf{IPTablesAdminChainName: "A"}, no, netfilter.IPTables},
-	} {
-		if got, err := tt.conf.backend(tt.has); err != nil || got != tt.want {
-			t.Errorf("%s: got %q, %v, want %q", name, got, err, tt.want)
 		}
 	}
 }

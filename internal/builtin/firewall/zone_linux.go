@@ -1,0 +1,122 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/firewalld"
+)
+
+// What the package firewalld does for an attachment: firewalld.go of the
+// reference plugin, which looks for nothing before it adds, and ignores what goes
+// wrong when it deletes.
+
+// enterZone puts the addresses into the zone. Those that are there, and are of
+// nobody on record, are noted before anything is added, so that DEL leaves them.
+func (w work) enterZone(ctx context.Context) error {
+	c, err := w.dial(ctx)
+	if err != nil {
+		return fmt.Errorf(`%w; start firewalld, or set "backend" to "iptables"`, err)
+	}
+	defer c.Close()
+	var missing []netip.Addr
+	var found []netip.Addr
+	for _, addr := range w.forward.Addresses {
+		has, err := c.Has(w.zone(), addr)
+		switch {
+		case err != nil:
+			return err
+		case has:
+			found = append(found, addr)
+		default:
+			missing = append(missing, addr)
+		}
+	}
+	if err := w.note(ctx, found, missing); err != nil {
+		return err
+	}
+	for _, addr := range missing {
+		if _, err := c.Add(w.zone(), addr); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// note notes which addresses were in the zone. One that another attachment on
+// record has is shared with that: who leaves last takes it out.
+func (w work) note(ctx context.Context, found, missing []netip.Addr) error {
+	runtime := caller.From(ctx)
+	before, err := firewalld.Recall(runtime)
+	if err != nil {
+		return err
+	}
+	var others []netip.Addr
+	if len(found) > 0 {
+		if others, err = runtime.InUse(); err != nil {
+			return fmt.Errorf("whose are the addresses %v, which are in zone %q of firewalld: %w", found, w.zone(), err)
+		}
+	}
+	for _, addr := range found {
+		before.Found(w.zone(), addr, !slices.Contains(others, addr))
+	}
+	for _, addr := range missing {
+		before.Found(w.zone(), addr, false)
+	}
+	return before.Note(runtime)
+}
+
+// leaveZone takes the addresses out of the zone, but for those that were there
+// before. Where no firewalld runs there is nothing to do: it keeps them no longer
+// than it runs.
+func (w work) leaveZone(ctx context.Context) error {
+	before, err := firewalld.Recall(caller.From(ctx))
+	if err != nil {
+		return err
+	}
+	c, err := w.dial(ctx)
+	if errors.Is(err, firewalld.ErrNotRunning) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	var errs []error
+	for _, addr := range w.forward.Addresses {
+		if !before.Foreign(w.zone(), addr) {
+			errs = append(errs, c.Remove(w.zone(), addr))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// inZone returns an error unless all addresses are in the zone. The reference
+// plugin asks, and does not look at the answer.
+func (w work) inZone(ctx context.Context) error {
+	c, err := w.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, addr := range w.forward.Addresses {
+		has, err := c.Has(w.zone(), addr)
+		if err != nil {
+			return err
+		}
+		if !has {
+			return fmt.Errorf("%s is not in zone %[2]q of firewalld, which may drop its packets; "+
+				"firewalld has forgotten it if it was reloaded or restarted: firewall-cmd --zone=%[2]s --add-source=%[1]s puts it back",
+				firewalld.Source(addr), w.zone())
+		}
+	}
+	return nil
+}
+
+func (w work) dial(ctx context.Context) (*firewalld.Conn, error) {
+	return firewalld.From(ctx).Dial(ctx, w.request.Host)
+}
