@@ -352,7 +352,7 @@ func TestConfigurationErrors(t *testing.T) {
 		{"bridge", `"bridge": "br%d"`, "", `"bridge": "br%d" contains %, which the kernel replaces by a number`},
 		{"bridge", `"mtu": -1`, "", `"mtu": -1 is negative`},
 		{"ptp", `"mtu": -1`, "", `"mtu": -1 is negative`},
-		{"ptp", `"ipMasqBackend": "ipfw"`, "", `"ipMasqBackend": unknown backend "ipfw": use "iptables" or "nftables"`},
+		{"ptp", `"ipMasq": true, "ipMasqBackend": "ipfw"`, "", `"ipMasqBackend": unknown backend "ipfw": use "iptables" or "nftables"`},
 		{"bridge", `"vlan": 4095`, "", `"vlan": 4095 is not between 1 and 4094`},
 		{"bridge", `"vlan": -1`, "", `"vlan": -1 is not between 1 and 4094`},
 		{"bridge", `"vlanTrunk": [{"id": 5}, {"minID": 5}]`, "", `"vlanTrunk": entry 1 has one of minID and maxID: it needs both, or neither`},

@@ -32,13 +32,13 @@ type Config struct {
 	DNS types.DNS `json:"dns"`
 }
 
-// Validate returns an error that names the field that is wrong.
+// Validate returns an error that names the field that is wrong. A backend that is
+// not used may have any name, as with the reference plugins.
 func (c Config) Validate() error {
 	if c.MTU < 0 {
 		return plugin.Errorf(types.ErrInvalidNetworkConfig, `"mtu": %d is negative`, c.MTU)
 	}
-	switch c.backend() {
-	case netfilter.IPTables, netfilter.NFTables, netfilter.Native:
+	if !c.IPMasq || slices.Contains([]netfilter.Backend{netfilter.IPTables, netfilter.NFTables, netfilter.Native}, c.backend()) {
 		return nil
 	}
 	return plugin.Errorf(types.ErrInvalidNetworkConfig, `"ipMasqBackend": unknown backend %q: use "iptables" or "nftables"`, *c.IPMasqBackend)

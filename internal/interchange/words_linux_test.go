@@ -1,0 +1,83 @@
+package interchange
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// wordCase is a field of a plugin whose value is a word out of a few, and how a
+// plugin is configured with it.
+type wordCase struct {
+	field string
+	conf  string // WORD stands for the value
+	behind,
+	onDevice bool
+	words []string
+	// taken are words that ours takes, and the reference plugin does not.
+	taken []string
+}
+
+func wordCases() []wordCase {
+	backends := []string{"", "iptables", "nftables", "ip6tables", "IPTables", "nft", "firewall", "iptables "}
+	return []wordCase{
+		{field: "firewall backend", conf: `{"type": "firewall", "backend": "WORD"}`, behind: true, words: backends},
+		{field: "firewall backend with a zone", conf: `{"type": "firewall", "backend": "WORD", "firewalldZone": "trusted"}`, behind: true,
+			words: []string{"", "iptables", "ip6tables"}},
+		{field: "firewall zone", conf: `{"type": "firewall", "firewalldZone": "WORD"}`, behind: true, words: []string{"", "trusted", "no such zone"}},
+		{field: "firewall ingressPolicy", conf: `{"type": "firewall", "backend": "iptables", "ingressPolicy": "WORD"}`, behind: true,
+			words: []string{"", "open", "same-bridge", "isolated", "Open", "closed"}},
+		{field: "portmap backend", conf: `{"type": "portmap", "backend": "WORD", "capabilities": {"portMappings": true}}`, behind: true, words: backends},
+		{field: "bridge ipMasqBackend", conf: `{"type": "bridge", "isGateway": true, "ipMasq": true, "ipMasqBackend": "WORD", IPAM}`, words: backends,
+			taken: []string{""}},
+		{field: "bridge ipMasqBackend without ipMasq", conf: `{"type": "bridge", "isGateway": true, "ipMasqBackend": "WORD", IPAM}`, words: backends},
+		{field: "ptp ipMasqBackend", conf: `{"type": "ptp", "ipMasq": true, "ipMasqBackend": "WORD", IPAM}`, words: backends, taken: []string{""}},
+		{field: "ptp ipMasqBackend without ipMasq", conf: `{"type": "ptp", "ipMasqBackend": "WORD", IPAM}`, words: backends},
+		{field: "macvlan mode", conf: `{"type": "macvlan", "master": "up0", "mode": "WORD", IPAM}`, onDevice: true,
+			words: []string{"", "bridge", "private", "vepa", "passthru", "Bridge", "source"}},
+	}
+}
+
+// TestFault_F54_WordsThatTheExecutableTakes: a configuration that a reference
+// plugin takes is not refused here, whatever word it has.
+func TestFault_F54_WordsThatTheExecutableTakes(t *testing.T) {
+	for _, c := range wordCases() {
+		for _, word := range c.words {
+			t.Run(fmt.Sprintf("%s %q", c.field, word), func(t *testing.T) {
+				t.Parallel()
+				their, our := c.add(t, word, theirs()), c.add(t, word, ours())
+				if their == nil && our != nil {
+					t.Errorf("the reference plugin takes it, ours says: %v", our)
+				}
+				if their != nil && our == nil && !slices.Contains(c.taken, word) {
+					t.Errorf("ours takes it, the reference plugin says: %v", their)
+				}
+			})
+		}
+	}
+}
+
+// add runs an ADD on a host of its own, and the CHECK and the DEL of what was
+// attached.
+func (c wordCase) add(t *testing.T, word string, s side) error {
+	conf := configuration{network: network{plugins: []string{fill(strings.ReplaceAll(c.conf, "WORD", word), "dual", "")}}}
+	if c.behind {
+		conf = chained("", strings.ReplaceAll(c.conf, "WORD", word))
+	}
+	if c.onDevice {
+		conf.network.prepare = device
+	}
+	h := conf.network.newHost(t)
+	a := h.attachment(&conf.network, "c1")
+	if _, err := a.add(s); err != nil {
+		return err
+	}
+	if err := a.check(s); err != nil {
+		t.Errorf("%s: CHECK: %v", s.name, err)
+	}
+	if err := a.del(s); err != nil {
+		t.Errorf("%s: DEL: %v", s.name, err)
+	}
+	return nil
+}
