@@ -28,6 +28,7 @@ type host struct {
 	plugins string // the reference plugins
 	ns      *netns.Handle
 	ours    map[string]plugin.Plugin
+	bus     string // the address of the host's D-Bus; empty: it has none
 }
 
 // builtin is our plugin of a type. Each host keeps its own, as a runtime does,

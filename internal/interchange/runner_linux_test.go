@@ -16,6 +16,7 @@ import (
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin"
+	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
 )
@@ -59,6 +60,9 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 			return nil, err
 		}
 	}
+	if r.host.bus != "" {
+		env = append(slices.Clone(env), firewalld.Variable+"="+r.host.bus)
+	}
 	out, err := invoke.Run(ctx, invoke.Request{Path: path, Env: env, Stdin: stdin, NetNS: r.host.ns}, invoke.Limits{})
 	if exit := (*invoke.ExitError)(nil); errors.As(err, &exit) {
 		return nil, printed(out, err)
@@ -76,6 +80,9 @@ func printed(out invoke.Output, err error) error {
 }
 
 func (r *runner) inProcess(ctx context.Context, typ string, stdin []byte, env []string) ([]byte, error) {
+	if r.host.bus != "" {
+		ctx = firewalld.With(ctx, firewalld.Open(r.host.bus))
+	}
 	return inprocess.Run(ctx, r.host.builtin(typ), inprocess.Call{
 		Verb: variable(env, "CNI_COMMAND"), Type: typ, Env: env, Stdin: stdin, Host: r.host.ns,
 		Delegate: func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {

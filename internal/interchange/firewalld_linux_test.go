@@ -1,0 +1,201 @@
+package interchange
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/firewalldtest"
+)
+
+// zoneCase is a configuration of the plugin firewall on a host with a firewalld,
+// and the zone in which the addresses are then; empty: in none.
+type zoneCase struct{ name, conf, zone string }
+
+func zoneCases() []zoneCase {
+	return []zoneCase{
+		{"named", `{"type": "firewall", "backend": "firewalld"}`, "trusted"},
+		{"found", `{"type": "firewall"}`, "trusted"},
+		{"found for another word", `{"type": "firewall", "backend": "ip6tables"}`, "trusted"},
+		{"a zone", `{"type": "firewall", "firewalldZone": "internal"}`, "internal"},
+		{"named, a zone", `{"type": "firewall", "backend": "firewalld", "firewalldZone": "internal"}`, "internal"},
+		{"an admin chain", `{"type": "firewall", "iptablesAdminChainName": "ADMIN"}`, "trusted"},
+		{"isolated", `{"type": "firewall", "ingressPolicy": "isolated"}`, "trusted"},
+		{"iptables", `{"type": "firewall", "backend": "iptables", "firewalldZone": "internal"}`, ""},
+	}
+}
+
+// zoneHost is a host with a firewalld.
+type zoneHost struct {
+	*host
+	firewalld *firewalldtest.Server
+}
+
+func newZoneHost(t *testing.T) *zoneHost {
+	t.Helper()
+	h := &zoneHost{host: newHost(t)}
+	h.firewalld = firewalldtest.Start(t, h.ns)
+	h.bus = h.firewalld.Address
+	for _, zone := range []string{"trusted", "internal"} {
+		// A zone gets its chains when it is first used, and keeps them.
+		h.firewalld.AddSource(zone, "192.0.2.99/32")
+		h.firewalld.RemoveSource(zone, "192.0.2.99/32")
+	}
+	return h
+}
+
+// sources are what is in the zones, as "trusted 10.77.0.2/32".
+func (h *zoneHost) sources() (all []string) {
+	for _, zone := range []string{"internal", "trusted"} {
+		for _, source := range h.firewalld.Sources(zone) {
+			all = append(all, zone+" "+source)
+		}
+	}
+	return all
+}
+
+// TestFirewalldMatrix attaches with the plugins of one side, then checks and
+// detaches with those of the other, on a host with a real firewalld. Whoever
+// attaches, firewalld has the same.
+func TestFirewalldMatrix(t *testing.T) {
+	useIPTables(t, "nft")
+	h := newZoneHost(t)
+	n := 0
+	for _, c := range zoneCases() {
+		for _, family := range families() {
+			if family != "dual" && c.name != "found" && c.name != "named" {
+				continue
+			}
+			net := &network{plugins: []string{fill(plainBridge, family, ""), c.conf}}
+			all := directions(net.types(t))
+			if family == "dual" {
+				all = append(all, mixtures(net.types(t))...)
+			}
+			for _, d := range all {
+				n++
+				id := fmt.Sprintf("c%d", n)
+				t.Run(c.name+" "+family+"/"+d.name(), func(t *testing.T) { h.liveOnce(t, net, d, c.zone, id) })
+			}
+		}
+	}
+}
+
+func (h *zoneHost) liveOnce(t *testing.T, n *network, d direction, zone, id string) {
+	a := h.attachment(n, id)
+	before := a.audit()
+	result, err := a.add(d.adder)
+	if err != nil {
+		t.Fatalf("ADD: %v", err)
+	}
+	want := sourcesOf(t, result, zone)
+	if got := h.sources(); !slices.Equal(got, want) {
+		t.Errorf("firewalld has %q, want %q", got, want)
+	}
+	n.wantNoError(t, d.deleter, "CHECK", a.check(d.deleter))
+	if err := a.del(d.deleter); err != nil {
+		t.Fatalf("DEL: %v", err)
+	}
+	if got := h.sources(); len(got) > 0 {
+		t.Errorf("DEL left %q in firewalld", got)
+	}
+	left, gone := audit.Diff(before, a.audit())
+	if left = left.Without(shared); len(left)+len(gone) > 0 {
+		t.Errorf("DEL left:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
+	}
+	if err := a.del(d.deleter); err != nil {
+		t.Errorf("DEL again: %v", err)
+	}
+}
+
+// sourcesOf are the addresses of a result as they are in a zone.
+func sourcesOf(t *testing.T, result, zone string) (all []string) {
+	t.Helper()
+	for _, addr := range addressesOf(t, result) {
+		if zone != "" {
+			bits := "/32"
+			if strings.Contains(addr, ":") {
+				bits = "/128"
+			}
+			all = append(all, zone+" "+addr+bits)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// addressesOf are the addresses of a result.
+func addressesOf(t *testing.T, result string) (all []string) {
+	t.Helper()
+	var r struct {
+		IPs []struct{ Address netip.Prefix }
+	}
+	if err := json.Unmarshal([]byte(result), &r); err != nil {
+		t.Fatal(err)
+	}
+	for _, ip := range r.IPs {
+		all = append(all, ip.Address.Addr().String())
+	}
+	return all
+}
+
+// TestFirewalldCheckFindsWhatIsGone: the reference plugin asks, and does not look
+// at the answer.
+func TestFirewalldCheckFindsWhatIsGone(t *testing.T) {
+	useIPTables(t, "nft")
+	h := newZoneHost(t)
+	for i, d := range []direction{{ours(), ours()}, {theirs(), ours()}} {
+		net := &network{plugins: []string{fill(plainBridge, "dual", ""), `{"type": "firewall"}`}}
+		a := h.attachment(net, fmt.Sprintf("c%d", i))
+		if _, err := a.add(d.adder); err != nil {
+			t.Fatal(err)
+		}
+		for _, source := range h.sources() {
+			zone, addr, _ := strings.Cut(source, " ")
+			h.firewalld.RemoveSource(zone, addr)
+			want := addr + ` is not in zone "trusted" of firewalld`
+			if err := a.check(ours()); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("without %s CHECK says %v, want %s", source, err, want)
+			}
+			if err := a.check(theirs()); err != nil {
+				t.Errorf("the reference plugin's CHECK has learnt to look: %v", err)
+			}
+			h.firewalld.AddSource(zone, addr)
+		}
+		if err := a.check(ours()); err != nil {
+			t.Error(err)
+		}
+		h.firewalld.Reload()
+		if err := a.check(ours()); err == nil || !strings.Contains(err.Error(), "firewalld has forgotten it if it was reloaded") {
+			t.Errorf("after a reload CHECK says %v", err)
+		}
+		if err := a.del(d.deleter); err != nil {
+			t.Errorf("DEL after a reload: %v", err)
+		}
+	}
+}
+
+// TestFirewalldIngressPolicyIsTheReferencePlugins: bridges are kept apart by
+// iptables, also where firewalld accepts what is forwarded.
+func TestFirewalldIngressPolicyIsTheReferencePlugins(t *testing.T) {
+	useIPTables(t, "nft")
+	for _, policy := range []string{"same-bridge", "isolated"} {
+		net := &network{plugins: []string{fill(plainBridge, "dual", ""), `{"type": "firewall", "ingressPolicy": "` + policy + `"}`}}
+		made := map[string]audit.Lines{}
+		for _, s := range []side{theirs(), ours()} {
+			h := newZoneHost(t)
+			a := h.attachment(net, "c1")
+			if _, err := a.add(s); err != nil {
+				t.Fatal(err)
+			}
+			made[s.name] = a.audit().Without(func(l string) bool { return !strings.Contains(l, "CNI-") })
+		}
+		if len(made["theirs"]) == 0 {
+			t.Errorf("%s: the audit sees no rules", policy)
+		}
+		wantEqual(t, policy+": ours made", made["theirs"], made["ours"])
+	}
+}
