@@ -177,6 +177,7 @@ type footprint struct {
 	zones     []string                     // of firewalld in which the addresses may be
 	isForeign func(zoned) bool             // it was in the zone before the attachment, and stays
 	bus       *firewalld.Bus               // on which firewalld is asked
+	inZonesOf func() ([]netip.Addr, error) // inUse, of those that may be in zones
 	siblings  []netip.Addr                 // of attachments of the container that stay
 	inUse     func() ([]netip.Addr, error) // of other containers
 	opened    *netns.Handle                // to be closed; nil if Container is the operation's
@@ -194,6 +195,7 @@ func (a *attachment) footprint() (*footprint, error) {
 		f.Host = a.op.host.handle()
 	}
 	f.inUse = func() ([]netip.Addr, error) { return a.op.claims(f) }
+	f.inZonesOf = func() ([]netip.Addr, error) { return a.op.zonedClaims(f) }
 	for i, p := range a.network.config.Plugins {
 		if err := f.plugin(i, p.Bytes); err != nil {
 			return nil, err

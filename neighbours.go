@@ -38,6 +38,16 @@ func (op *operation) claims(f *footprint) ([]netip.Addr, error) {
 	return append(recorded, reserved...), err
 }
 
+// zonedClaims are those of the claims that firewalld may have been told of.
+func (op *operation) zonedClaims(f *footprint) ([]netip.Addr, error) {
+	recorded, err := op.inUseOf(isZoned)
+	if err != nil {
+		return nil, err
+	}
+	reserved, err := sweep.Reserved(f.Target)
+	return append(recorded, reserved...), err
+}
+
 // sparing is a DEL as it may be run, and whether it may be run at all, where the
 // plugin would delete by a name or an address that another attachment has by
 // now. The sweep, which knows whose they are, deletes the rest.
@@ -64,8 +74,12 @@ func (a *attachment) withoutClaimed(call *chain.Call) error {
 	}
 	defer f.close()
 	taken := f.Addresses // no rule outlives a reboot but those that were restored, which the sweep finds
+	inUse := f.inUse
+	if a.isZoned() {
+		inUse = f.inZonesOf
+	}
 	if !a.op.rebooted {
-		if taken, err = f.inUse(); err != nil {
+		if taken, err = inUse(); err != nil {
 			return fmt.Errorf("who has the addresses by now: %w", err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
@@ -84,6 +85,11 @@ func (r rules) Remove() error  { return r.plan.Apply(r.ctx) }
 // inUse are the addresses that other containers on record have now. One that was
 // made ahead of time, and is this one, can be on record still.
 func (op *operation) inUse() ([]netip.Addr, error) {
+	return op.inUseOf(func(*record.Network) bool { return true })
+}
+
+// inUseOf is inUse for the attachments that count.
+func (op *operation) inUseOf(counts func(*record.Network) bool) ([]netip.Addr, error) {
 	found, err := op.records.List()
 	if err != nil {
 		return nil, err
@@ -92,7 +98,9 @@ func (op *operation) inUse() ([]netip.Addr, error) {
 	whole := true
 	for _, f := range found {
 		if id := f.Record.ContainerID; id != op.id && record.PluginID(id) != op.pluginID() {
-			all = append(all, addressesOf(f.Record, nil)...)
+			counted := &record.Record{Networks: slices.Clone(f.Record.Networks)}
+			counted.Networks = slices.DeleteFunc(counted.Networks, func(n record.Network) bool { return !counts(&n) })
+			all = append(all, addressesOf(counted, nil)...)
 		}
 		whole = whole && f.Err == nil
 	}

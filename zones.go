@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
 	"github.com/embedcni/cni/netns"
 )
@@ -39,25 +40,58 @@ func (a *attachment) zones() (zones []string, certain bool) {
 	if a.isCallers("firewall") {
 		return nil, false
 	}
-	ran, recorded, _ := a.kinds.get("firewall")
+	var configs []json.RawMessage
 	for _, p := range a.network.config.Plugins {
+		configs = append(configs, p.Bytes)
+	}
+	ran, _, _ := a.kinds.get("firewall")
+	return zonesOf(configs, ran.Plugin)
+}
+
+// isZoned reports whether an attachment that is recorded may have addresses in a
+// zone.
+func isZoned(n *record.Network) bool {
+	var list struct {
+		Plugins []json.RawMessage `json:"plugins"`
+	}
+	if json.Unmarshal(n.Config, &list) != nil {
+		return true // who knows
+	}
+	var ran record.Plugin
+	for _, p := range n.Plugins {
+		if p.Type == "firewall" {
+			ran = p
+		}
+	}
+	zones, _ := zonesOf(list.Plugins, ran)
+	return len(zones) > 0
+}
+
+// zonesOf is zones for plugins with these configurations, where ran is what is
+// recorded of the plugin firewall.
+func zonesOf(configs []json.RawMessage, ran record.Plugin) (zones []string, certain bool) {
+	for _, config := range configs {
 		var c firewallConf
-		if err := json.Unmarshal(p.Bytes, &c); err != nil || c.Type != "firewall" {
+		if err := json.Unmarshal(config, &c); err != nil || c.Type != "firewall" {
 			continue // footprint says what is wrong with it
 		}
-		backend := text(c.Backend)
-		if backend != "iptables" && backend != "firewalld" && recorded && ran.Kind == string(PluginBuiltIn) && ran.Backend != "" {
-			backend = ran.Backend
-		}
-		if backend == netfilter.DetectedIPTables || backend == netfilter.DetectedNative {
+		used := false // for certain
+		switch backend := text(c.Backend); {
+		case backend == "iptables":
 			continue
+		case backend == "firewalld":
+			used = true
+		case ran.Kind == string(PluginBuiltIn) && ran.Backend != "":
+			if used = ran.Backend == netfilter.DetectedFirewalld; !used {
+				continue
+			}
 		}
 		zone := text(c.Zone)
 		if zone == "" {
 			zone = firewalld.DefaultZone
 		}
 		zones = append(zones, zone)
-		certain = certain || backend == netfilter.DetectedFirewalld
+		certain = certain || used
 	}
 	return zones, certain
 }
@@ -114,7 +148,7 @@ func (f *footprint) inZones(ctx context.Context) ([]sweep.Item, error) {
 	}
 	// Whose the addresses are takes reading every record, so it is asked only when
 	// something is left.
-	others, err := f.inUse()
+	others, err := f.inZonesOf()
 	if err != nil {
 		return nil, err
 	}
