@@ -102,11 +102,10 @@ func TestFault_F54_AFirewalldThatStopsOrStartsInBetween(t *testing.T) {
 	h.firewalld.AddSource("trusted", hostAddress(c.v4)) // an administrator's, for a container without it
 	h.detach(r, "c")
 	wantSame(t, "trusted", h.trusted(), hostAddress(c.v4))
-	d := h.attach(r, "d")
+	h.attach(r, "d")
 	wantSame(t, "recorded", h.recordedBackend("d"), "firewalld")
 	h.firewalld.StopBus()
 	h.detach(r, "d")
-	_ = d
 	left, _ := h.realHost.left(before)
 	if len(left.Without(func(l string) bool { return strings.Contains(l, " inet firewalld ") })) > 0 {
 		t.Errorf("left:\n%s", strings.Join(left, "\n"))
@@ -268,19 +267,26 @@ func TestFault_F54_ABusOrAFirewalldThatHangsConcernsItsOwnContainers(t *testing.
 // TestFault_F54_APoolLooksWhetherFirewalldHasForgotten: a container that was made
 // ahead of time is looked at before it is handed out.
 func TestFault_F54_APoolLooksWhetherFirewalldHasForgotten(t *testing.T) {
-	h, r := builtInHost(t)
+	h := newFirewalldHost(t)
+	r := h.builtIn(h.filtered("podnet", anyway), cni.WithHostNetNS(h.path("netns", "host")))
 	world := h.outside()
 	h.serve(world, 80)
 	p, err := r.NewPool(cni.PoolOptions{Size: 1})
 	wantNil(t, err)
-	h.wantFull(r, p, 1)
-	h.firewalld.Reload()
-	path, result, err := p.Setup(t.Context(), "a")
-	wantNil(t, err)
-	wantNil(t, r.Check(t.Context(), "a", path))
-	_ = result
-	h.wantAnswers(both(path, port("192.0.2.2", 80), "192.0.2.1"))
-	wantNil(t, r.Remove(t.Context(), "a", path))
+	for _, reloaded := range []bool{false, true} {
+		warm := h.wantFull(r, p, 1)[0]
+		if reloaded {
+			h.firewalld.Reload()
+		}
+		path, _, err := p.Setup(t.Context(), "a")
+		wantNil(t, err)
+		rec, err := record.Open(h.path("state", "embedcni", "attachments")).Load("a")
+		wantNil(t, err)
+		wantSame(t, "it is the one made ahead of time", rec.Plugins() == record.PluginID(warm), !reloaded)
+		wantNil(t, r.Check(t.Context(), "a", path))
+		h.wantAnswers(both(path, port("192.0.2.2", 80), "192.0.2.1"))
+		wantNil(t, r.Remove(t.Context(), "a", path))
+	}
 	wantNil(t, p.Close())
 	wantSame(t, "trusted", h.trusted(), "")
 }

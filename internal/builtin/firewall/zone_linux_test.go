@@ -1,0 +1,87 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/firewalldtest"
+	"github.com/embedcni/cni/internal/netfilter"
+)
+
+// What is detected, and what its rules then go to.
+func TestDetect(t *testing.T) {
+	h := plugintest.NewHost(t)
+	s := firewalldtest.StartBus(t, h.Host)
+	detect := func(config string) string {
+		t.Helper()
+		got, err := Plugin{}.Detect(firewalld.With(t.Context(), firewalld.Open(s.Address)), h.Host, []byte(config))
+		if err != nil {
+			t.Error(err)
+		}
+		return got
+	}
+	for config, want := range map[string][2]string{ // without a firewalld, and with one
+		`{}`:                               {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
+		`{"backend": "ip6tables"}`:         {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
+		`{"iptablesAdminChainName": "A"}`:  {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
+		`{"firewalldZone": "pods"}`:        {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
+		`{"backend": "iptables"}`:          {"", ""},
+		`{"backend": "firewalld"}`:         {"", ""},
+		`{"backend": 5, "said by": "ADD"}`: {"", ""},
+	} {
+		if got := detect(config); got != want[0] {
+			t.Errorf("%s without a firewalld: %q, want %q", config, got, want[0])
+		}
+		defer func() {
+			if got := detect(config); got != want[1] {
+				t.Errorf("%s with a firewalld: %q, want %q", config, got, want[1])
+			}
+		}()
+	}
+	s.StartFirewalld()
+}
+
+// Without the program iptables, what is in nftables does where nothing is asked of
+// iptables.
+func TestDetectWithoutIPTables(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	bus := firewalld.With(t.Context(), firewalld.Open("unix:path="+filepath.Join(t.TempDir(), "none")))
+	for config, want := range map[string]string{
+		`{"backend": "ip6tables"}`:        netfilter.DetectedIPTables,
+		`{"iptablesAdminChainName": "A"}`: netfilter.DetectedIPTables,
+	} {
+		if got, err := (Plugin{}).Detect(bus, nil, []byte(config)); got != want || err != nil {
+			t.Errorf("%s: %q, %v, want %q", config, got, err, want)
+		}
+	}
+}
+
+// An error says what cannot be found out, and what to do.
+func TestErrorsAboutFirewalld(t *testing.T) {
+	h := plugintest.NewHost(t)
+	s := firewalldtest.StartBus(t, h.Host)
+	with := firewalld.With(t.Context(), firewalld.Open(s.Address))
+	ours := plugintest.Ours(h.Host, lookup)
+	named := call(h, "c1", `, "backend": "firewalld"`, "10.1.0.2/24")
+	if _, err := ours.Run(with, "ADD", named); !errors.Is(err, firewalld.ErrNotRunning) || !strings.Contains(err.Error(), "firewalld") {
+		t.Errorf("ADD without a firewalld: %v", err)
+	}
+	if _, err := ours.Run(with, "DEL", named); err != nil {
+		t.Errorf("DEL without a firewalld: %v", err)
+	}
+	thaw := s.FreezeBus()
+	defer thaw()
+	ctx, cancel := context.WithTimeout(with, 50*time.Millisecond)
+	defer cancel()
+	_, err := ours.Run(ctx, "ADD", call(h, "c1", "", "10.1.0.2/24"))
+	want := `; mend the D-Bus, or set "backend" to "firewalld" or "iptables"`
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.HasPrefix(err.Error(), "plugin firewall: whether a firewalld runs") || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("ADD with a bus that hangs: %v", err)
+	}
+}
