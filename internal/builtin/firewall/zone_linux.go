@@ -18,9 +18,17 @@ import (
 // enterZone puts the addresses into the zone. Those that are there, and are of
 // nobody on record, are noted before anything is added, so that DEL leaves them.
 func (w work) enterZone(ctx context.Context) error {
+	err := w.enter(ctx)
+	if errors.Is(err, firewalld.ErrNotRunning) {
+		err = fmt.Errorf(`%w; start firewalld, or set "backend" to "iptables"`, err)
+	}
+	return err
+}
+
+func (w work) enter(ctx context.Context) error {
 	c, err := w.dial(ctx)
 	if err != nil {
-		return fmt.Errorf(`%w; start firewalld, or set "backend" to "iptables"`, err)
+		return err
 	}
 	defer c.Close()
 	var missing []netip.Addr

@@ -69,7 +69,7 @@ func TestErrorsAboutFirewalld(t *testing.T) {
 	with := firewalld.With(t.Context(), firewalld.Open(s.Address))
 	ours := plugintest.Ours(h.Host, lookup)
 	named := call(h, "c1", `, "backend": "firewalld"`, "10.1.0.2/24")
-	if _, err := ours.Run(with, "ADD", named); !errors.Is(err, firewalld.ErrNotRunning) || !strings.Contains(err.Error(), "firewalld") {
+	if _, err := ours.Run(with, "ADD", named); !errors.Is(err, firewalld.ErrNotRunning) || !strings.HasSuffix(err.Error(), `; start firewalld, or set "backend" to "iptables"`) {
 		t.Errorf("ADD without a firewalld: %v", err)
 	}
 	if _, err := ours.Run(with, "DEL", named); err != nil {
