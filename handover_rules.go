@@ -9,6 +9,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
@@ -47,7 +48,7 @@ func (a *attachment) undoneByExecutable(ctx context.Context, p *libcni.PluginCon
 			errs = append(errs, a.namedBackend(ctx, typ, "backend", c.Backend))
 		}
 	case "firewall":
-		errs = append(errs, a.firewallBackend(ctx, c.Backend))
+		errs = append(errs, a.firewallBackend(ctx, p.Bytes, c.Backend))
 	}
 	return join(errs...)
 }
@@ -95,13 +96,16 @@ func (a *attachment) iptables() []string {
 
 // firewallBackend is undoneByExecutable for firewall, which goes by what the host
 // has at the time of the call where the configuration does not say.
-func (a *attachment) firewallBackend(ctx context.Context, backend *string) error {
+func (a *attachment) firewallBackend(ctx context.Context, config json.RawMessage, backend *string) error {
 	named := backend != nil && (*backend == "iptables" || *backend == "firewalld")
 	uses := netfilter.DetectedIPTables
 	if named {
 		uses = *backend
 	} else if d, ok := a.op.choice.builtIn("firewall").(detector); ok {
-		uses = d.Detect()
+		var err error
+		if uses, err = d.Detect(firewalld.With(ctx, a.op.bus), a.op.host.handle(), config); err != nil {
+			return fmt.Errorf("plugin %q: which backend its executable would choose: %w", "firewall", err)
+		}
 	}
 	if c, _, _ := a.kinds.get("firewall"); !named && a.maybeBuiltIn("firewall") && (c.Backend != uses || uses == netfilter.DetectedNative) {
 		return fmt.Errorf(`plugin "firewall" is built in and was made for backend %q, and its executable would choose another one; Remove the container`, c.Backend)

@@ -3,11 +3,27 @@ package firewall
 import (
 	"context"
 
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 
-// Status refuses a configuration that every Add refuses.
+// errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
+const errNotAvailable = 50
+
+// Status refuses a configuration that every Add refuses, and a firewalld that is
+// named and does not run.
 func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
-	_, _, err := parse(ctx, r)
-	return err
+	w, err := parse(ctx, r)
+	if err != nil || w.named() != netfilter.DetectedFirewalld {
+		return err
+	}
+	running, err := firewalld.From(ctx).Running(ctx, r.Host)
+	if err != nil {
+		return plugin.Errorf(errNotAvailable, "plugin firewall: %w", err)
+	}
+	if !running {
+		return plugin.Errorf(errNotAvailable, `plugin firewall: "backend" is "firewalld", and no firewalld runs: start it`)
+	}
+	return nil
 }

@@ -75,6 +75,11 @@ func TestErrorsAboutFirewalld(t *testing.T) {
 	if _, err := ours.Run(with, "DEL", named); err != nil {
 		t.Errorf("DEL without a firewalld: %v", err)
 	}
+	status := named
+	status.Prev = nil
+	if _, err := ours.Run(with, "STATUS", status); err == nil || !strings.Contains(err.Error(), "no firewalld runs") {
+		t.Errorf("STATUS without a firewalld: %v", err)
+	}
 	thaw := s.FreezeBus()
 	defer thaw()
 	ctx, cancel := context.WithTimeout(with, 50*time.Millisecond)
