@@ -65,7 +65,18 @@ type Record struct {
 	// time.
 	Warm bool `json:"warm,omitempty"`
 
+	// LetGo is set once the namespace is not kept alive any more although the
+	// container is still attached: it was abandoned.
+	LetGo *LetGo `json:"letGo,omitempty"`
+
 	unknown members
+}
+
+// LetGo says how to find out whether a namespace that is not kept any more has
+// ended: the interfaces with these indexes, in the namespace Host, are the other
+// ends of those in it, and go with it.
+type LetGo struct {
+	Ends []int `json:"ends,omitempty"`
 }
 
 // PluginID is a container's ID as its plugins know it: in their configuration,
@@ -92,6 +103,10 @@ type NetNS struct {
 	// Ours tells that the namespace was made for the container, at Path, and
 	// goes with it. Such a one needs no pin.
 	Ours bool `json:"ours,omitempty"`
+	// View identifies where Path leads to the namespace from: the mount and PID
+	// namespaces, and the root directory, of the process that opened it. From
+	// another view, Path says nothing. Empty in records of earlier versions.
+	View string `json:"view,omitempty"`
 
 	unknown members
 }
@@ -219,6 +234,8 @@ type Entry struct {
 	Plugin *Plugin                    `json:"plugin,omitempty"` // that the ADD has delegated to
 
 	NeverRan []string `json:"neverRan,omitempty"`
+
+	LetGo *LetGo `json:"letGo,omitempty"` // about the namespace
 }
 
 // apply brings the record up to what the entry says. One of another container,
@@ -229,6 +246,9 @@ func (r *Record) apply(e Entry) {
 	}
 	if e.Runtime != "" {
 		r.Runtime, r.Life, r.PIDNS = e.Runtime, e.Life, e.PIDNS
+	}
+	if e.LetGo != nil {
+		r.LetGo = e.LetGo
 	}
 	n := r.Find(e.IfName)
 	if n == nil {

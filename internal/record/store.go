@@ -273,9 +273,8 @@ type Found struct {
 	Err    error   // wraps ErrBad, ErrNewer or ErrUnread
 }
 
-// List returns all records in the order of their file names, those that cannot
-// be used too.
-func (s *Store) List() ([]Found, error) {
+// Files returns the names of all records' files, without extension, in order.
+func (s *Store) Files() ([]string, error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -283,19 +282,31 @@ func (s *Store) List() ([]Found, error) {
 	if err != nil {
 		return nil, fmt.Errorf("attachment records: %w", err)
 	}
-	var found []Found
+	var files []string
 	for _, e := range entries {
-		file, ok := strings.CutSuffix(e.Name(), fileExt)
-		if !ok {
-			continue
+		if file, ok := strings.CutSuffix(e.Name(), fileExt); ok {
+			files = append(files, file)
 		}
+	}
+	slices.Sort(files)
+	return files, nil
+}
+
+// List returns all records in the order of their file names, those that cannot
+// be used too.
+func (s *Store) List() ([]Found, error) {
+	files, err := s.Files()
+	if err != nil {
+		return nil, err
+	}
+	var found []Found
+	for _, file := range files {
 		r, err := s.load(file)
 		if r == nil && err == nil {
 			continue // deleted since the directory was read, or a stray
 		}
 		found = append(found, Found{Record: r, File: file, Err: err})
 	}
-	slices.SortFunc(found, func(a, b Found) int { return strings.Compare(a.File, b.File) })
 	return found, nil
 }
 
