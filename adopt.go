@@ -87,7 +87,7 @@ func (op *operation) doubt(ctx context.Context, attachments []*attachment) error
 func (op *operation) adopt(ctx context.Context, going []*attachment) error {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
 	doubt := op.doubt(ctx, staying)
-	if !op.damaged {
+	if !op.damaged && (op.rec.LetGo == nil || op.reached == byPath) {
 		// Where mounts are not allowed, the descriptor that kept it was the last
 		// process's.
 		doubt = join(doubt, op.pin(op.rec.NetNS))

@@ -22,6 +22,7 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 	}
 	defer op.end()
 	op.prepare()
+	s.reap(op.host, true)
 	if err := op.lockEnding(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}

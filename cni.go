@@ -109,6 +109,7 @@ type snapshot struct {
 	first    *firstadd.Tracker
 	records  *record.Store
 	kept     *keeper
+	reaper   *reaper
 	sockets  *netfilter.Sockets
 	bus      *firewalld.Bus
 	paths    *hostPaths
@@ -177,11 +178,13 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	recordDir := canonical(cmp.Or(s.recordDir, filepath.Join(own, "attachments")))
 	if previous != nil && previous.own == own && previous.records.Dir() == recordDir {
 		s.locks, s.first, s.records, s.kept = previous.locks, previous.first, previous.records, previous.kept
+		s.reaper = previous.reaper
 	} else {
 		s.locks = lock.Open(filepath.Join(own, "locks"))
 		s.first = firstadd.New(filepath.Join(own, "networks"), s.locks)
 		s.records = record.Open(recordDir)
 		s.kept = newKeeper(s.records.Dir())
+		s.reaper = &reaper{}
 	}
 	s.own = own
 	s.sockets, s.paths, s.spans = &netfilter.Sockets{}, newHostPaths(), &spans{} // the sockets close themselves

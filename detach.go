@@ -27,6 +27,7 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 		return fmt.Errorf("remove container %q: %w", ns.id, leftover(ns.id, err))
 	}
 	defer op.end()
+	s.reap(op.host, false)
 	op.asked = true
 	if err := op.recall(ns); err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, leftover(ns.id, err))
@@ -234,6 +235,7 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 		return fmt.Errorf("check container %q: %w", ns.id, err)
 	}
 	defer op.end()
+	s.reap(op.host, false)
 	if err := op.lock(ctx); err != nil {
 		return fmt.Errorf("check container %q: %w", ns.id, err)
 	}

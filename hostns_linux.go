@@ -147,10 +147,16 @@ func (h *hostNetNS) openRecorded(rec *record.Record, kept string) (*netns.Handle
 		}
 		found, err := netns.Open(place.path)
 		switch {
-		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS):
+		case leadsNowhere(err):
 		case err != nil: // matters if no other path leads there
 			errs = append(errs, err)
 		case found.ID() == want:
+			if rec.LetGo != nil && place.how == byPath {
+				if same, err := h.hasRecorded(found, rec); err != nil || !same {
+					errs = append(errs, err, found.Close()) // its number is another's by now
+					continue
+				}
+			}
 			found, path, err := h.checked(found, place.path)
 			return found, path, place.how, err
 		default:
@@ -224,7 +230,9 @@ func (op *operation) inhabited() bool {
 }
 
 // gone reports whether nothing leads to the recorded namespace any more.
-func (op *operation) gone() bool { return op.container == nil && op.reached != unsure }
+func (op *operation) gone() bool {
+	return op.container == nil && op.reached != unsure && op.reached != letGo
+}
 
 func identify(path string) (netns.ID, error) {
 	ns, err := netns.Open(path)

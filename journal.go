@@ -186,10 +186,16 @@ func (op *operation) enterRecorded() error {
 	if err != nil {
 		return err
 	}
+	if err := op.enterHost(op.rec); err != nil {
+		return err
+	}
+	if err := op.settleLetGo(); err != nil {
+		return err
+	}
 	if unknown := op.uncertain(); unknown != nil {
 		op.logger.Warn("nothing is done inside the container's network namespace", "container", op.id, "reason", unknown)
 	}
-	return op.enterHost(op.rec)
+	return nil
 }
 
 // narrow leaves only the attachments that the call selects.

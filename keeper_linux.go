@@ -51,6 +51,7 @@ func (op *operation) identify() (record.NetNS, error) {
 	if ns.Ours {
 		ns.Pin = ""
 	}
+	ns.View = view()
 	return ns, nil
 }
 
@@ -132,6 +133,13 @@ func (k *keeper) keeps(file string) string {
 
 // discard deletes the file by which a namespace was kept that is gone.
 func (k *keeper) discard(file string) error { return netns.Remove(k.file(file)) }
+
+// keepsFor reports whether the namespace of a container is kept, by a mount or by a
+// descriptor of this process.
+func (k *keeper) keepsFor(id string) bool {
+	_, err := identify(k.path(id))
+	return err == nil || k.openPath(id) != ""
+}
 
 // openPath leads plugins to a namespace that is kept by a descriptor, or is
 // empty.

@@ -52,6 +52,7 @@ type settings struct {
 	envAllow         []string
 	allowInsecure    bool
 	strictCaps       bool
+	withoutReaping   bool
 	choice           choice
 	logger           *slog.Logger
 	observe          func(context.Context, Event)

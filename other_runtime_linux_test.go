@@ -83,6 +83,10 @@ func (j job) do() error {
 	switch j.Verb {
 	case "ADD":
 		_, err = r.Setup(ctx, j.ID, j.NetNS)
+	case "REAP": // and attach
+		if _, err = r.Setup(ctx, j.ID, j.NetNS); err == nil {
+			_, err = r.Reap(ctx)
+		}
 	case "POOLED": // which it leaves as it is
 		var p *cni.Pool
 		if p, err = r.NewPool(cni.PoolOptions{Size: 1}); err == nil {

@@ -16,6 +16,10 @@ const (
 	// unsure: neither does, and a process is in one with the recorded number. The
 	// number may be another's by now, and nothing tells.
 	unsure
+	// letGo: it is not kept any more, and nothing leads there; but the other ends of
+	// its interfaces are there still, so that somebody else keeps it, or it is about
+	// to end.
+	letGo
 )
 
 // errUncertain: it is not known whether a container's namespace lives.
@@ -29,6 +33,18 @@ func (op *operation) uncertain() error {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", op.rec.NetNS.Path, errUncertain)
+}
+
+// errLetGo: a namespace was let go, and has not ended.
+var errLetGo = errors.New("the path no longer leads to the container's network namespace, which is not kept any more; " +
+	"the host's end of an interface in it is still there, so that it lives or is about to end; call Remove if the container is gone")
+
+// undecided is an error if Recover must leave the container as it is.
+func (op *operation) undecided() error {
+	if op.reached == letGo {
+		return fmt.Errorf("%s: %w", op.rec.NetNS.Path, errLetGo)
+	}
+	return op.uncertain()
 }
 
 // abandoned reports whether the recorded namespace is nobody's but ours, if it is

@@ -87,6 +87,10 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 	host, err := netns.Open(s.path("netns", "host"))
 	wantNil(t, err)
 	wantSame(t, "PID namespace", got.PIDNS, orphan.PIDNS())
+	if got.NetNS.View == "" {
+		t.Error("from where the path leads to the namespace is not recorded")
+	}
+	got.NetNS.View = ""
 	got.Since, got.Runtime, got.Life, got.PIDNS, got.Networks[0].Config = time.Time{}, "", "", 0, nil
 	wantSame(t, "record", *got, record.Record{
 		ContainerID: "c1", Owner: "tester", Boot: bootID, Host: host.ID().String(), HostPath: s.path("netns", "host"), Generation: 1,

@@ -19,6 +19,9 @@ import (
 // all that is known is in Report.Kept as well, with the reason: nothing is
 // removed because a CHECK failed, timed out or could not be asked.
 //
+// One whose namespace was let go because it was abandoned (see WithoutReaping), and
+// which somebody else may keep, is in Report.Skipped.
+//
 // Removed, as Remove does, are containers whose namespace is gone or of another
 // boot, attachments that a Setup had not finished or a Remove had begun to
 // remove, and containers that a pool of a dead process made ahead of time.
@@ -194,7 +197,7 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id string, l
 		o.err = err
 		return o
 	}
-	if err := op.uncertain(); err != nil && len(going) < len(op.attachments) {
+	if err := op.undecided(); err != nil && len(going) < len(op.attachments) {
 		o.skipped = err
 		return o
 	}

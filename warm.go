@@ -212,6 +212,7 @@ func (w *warm) take(ctx context.Context, s *snapshot, ns *Namespace) (*Result, e
 		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err) // what is wrong is said when it is made
 	}
 	defer op.end()
+	s.reap(op.host, true)
 	if s.hostNetNS != "" && op.host.String() != w.host {
 		return nil, fmt.Errorf("%s has become another namespace: %w", s.hostNetNS, errDead)
 	}

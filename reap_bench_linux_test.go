@@ -1,0 +1,66 @@
+package cni_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/netns"
+)
+
+// BenchmarkSetupBesideRecords is a Setup, with the plugins built in, on a host with
+// other containers on record, with and without a look at those in the background.
+// The two take turns, so that what else the machine does is the same for both. It
+// reports the median of each.
+func BenchmarkSetupBesideRecords(b *testing.B) {
+	for _, records := range []int{0, 100, 1000} {
+		b.Run(fmt.Sprint("records=", records), func(b *testing.B) {
+			h := newRealHost(b)
+			runtimes := map[string]*cni.Runtime{
+				"on": h.bridged(cni.WithOwner("tester")), "off": h.bridged(cni.WithOwner("tester"), cni.WithoutReaping()),
+			}
+			h.crowd(runtimes["off"], records)
+			path := h.container("c0")
+			took := map[string][]time.Duration{}
+			for i := range b.N {
+				for _, which := range [][]string{{"on", "off"}, {"off", "on"}}[i%2] {
+					r, start := runtimes[which], time.Now()
+					if _, err := r.Setup(context.Background(), "c0", path); err != nil {
+						b.Fatal(err)
+					}
+					took[which] = append(took[which], time.Since(start))
+					if err := r.Remove(context.Background(), "c0", path); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			for which, times := range took {
+				slices.Sort(times)
+				b.ReportMetric(float64(times[len(times)/2].Microseconds()), "µs-"+which)
+			}
+			_, err := runtimes["on"].Reap(context.Background()) // behind which nothing is under way
+			wantNil(b, err)
+		})
+	}
+}
+
+// crowd puts containers on record whose path leads to their namespace.
+func (h *realHost) crowd(r *cni.Runtime, n int) {
+	h.t.Helper()
+	path := h.container("crowd")
+	setUpOrFail(h.t, r, "crowd", path)
+	base, err := h.records().Load("crowd")
+	wantNil(h.t, err)
+	ns, err := netns.Open(path)
+	wantNil(h.t, err)
+	defer ns.Close()
+	for i := range n {
+		rec := *base
+		rec.ContainerID, rec.Generation = fmt.Sprint("crowd-", i), 0
+		rec.Networks = slices.Clone(base.Networks)
+		wantNil(h.t, h.records().Begin(&rec))
+	}
+}
