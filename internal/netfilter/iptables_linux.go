@@ -65,8 +65,9 @@ func findIPTables(ctx context.Context, tool iptables, v6 bool, t Target) ([]comm
 	for _, set := range sets {
 		switch set.table {
 		case tableNAT:
+			d := divide(t.Own, Siblings{Rules: t.Kept, Unknown: t.KeptUnknown}, v6)
 			for _, c := range ownChains(t.Network, t.ContainerID) {
-				commands = append(commands, set.own(c, t)...)
+				commands = append(commands, set.own(c, t, d)...)
 			}
 		case tableFilter:
 			commands = append(commands, set.forwarding(t)...)
@@ -123,7 +124,7 @@ func loadSome(ctx context.Context, tool iptables, chains []chainID, keep func(li
 // the network, as its name does not tell interfaces apart, or that of whoever's
 // network and id make the same name. Then it stays, with what is not clearly
 // this one's.
-func (s ruleset) own(c ownChain, t Target) []command {
+func (s ruleset) own(c ownChain, t Target, d division) []command {
 	if !s.chains[c.name] {
 		return nil
 	}
@@ -138,7 +139,8 @@ func (s ruleset) own(c ownChain, t Target) []command {
 	}
 	all := slices.Concat(jumps, body)
 	others := c.others(t.Network, t.ContainerID)
-	sibling := slices.ContainsFunc(all, func(r rule) bool { return r.about(t.Siblings) })
+	kept := func(r rule) bool { return r.about(t.Siblings) || d.kept.has(s.table, r) }
+	sibling := d.unknown || slices.ContainsFunc(all, kept)
 	collision := slices.ContainsFunc(all, func(r rule) bool {
 		return slices.ContainsFunc(r.comments(), func(v string) bool { return others[v] })
 	})
@@ -146,7 +148,8 @@ func (s ruleset) own(c ownChain, t Target) []command {
 		return s.remove(all, func(r rule) bool {
 			// A sibling's comments are the same.
 			mine := !sibling && slices.Contains(r.comments(), c.comment)
-			return !r.about(t.Siblings) && (mine || r.about(t.Addresses))
+			own := !d.unknown && d.own.has(s.table, r) // else it may be a sibling's too
+			return !kept(r) && (mine || own || r.about(t.Addresses))
 		})
 	}
 	commands := s.remove(jumps, func(rule) bool { return true })

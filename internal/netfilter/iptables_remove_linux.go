@@ -16,6 +16,9 @@ type belonging struct {
 	masquerade bool // the chain CNI-<hash>
 	hostPorts  bool // CNI-DN-<hash>, and CNI-SN-<hash> from before v0.7
 	forward    []netip.Addr
+
+	own      Rules
+	siblings Siblings
 }
 
 // belongings sorts rules by attachment.
@@ -34,6 +37,7 @@ func belongings(r Rules) []*belonging {
 	for _, m := range r.Masquerade {
 		b := of(m.Owner)
 		b.masquerade = true
+		b.own.Masquerade = append(b.own.Masquerade, m)
 		for _, p := range m.Addresses {
 			b.target.Addresses = append(b.target.Addresses, p.Addr())
 		}
@@ -41,6 +45,7 @@ func belongings(r Rules) []*belonging {
 	for _, h := range r.HostPorts {
 		b := of(h.Owner)
 		b.hostPorts = true
+		b.own.HostPorts = append(b.own.HostPorts, h)
 		for _, p := range []netip.Prefix{h.V4, h.V6} {
 			if p.IsValid() {
 				b.target.Addresses = append(b.target.Addresses, p.Addr())
@@ -95,7 +100,7 @@ func (i iptablesWriter) remove(ctx context.Context, r Rules) error {
 		if err != nil {
 			return err
 		}
-		b.target = t
+		b.target, b.siblings = t, siblingsOf(ctx)
 	}
 	var doubt []*belonging
 	err := i.fw.onSocket(ctx, func(s *socket) (err error) {
@@ -142,9 +147,13 @@ func (b *belonging) removeWith(ctx context.Context, x xtables) error {
 		switch set.table {
 		case tableNAT:
 			t := b.target
-			t.Siblings = set.siblings(b)
+			found := set.siblings(b)
+			t.Siblings = slices.Concat(found, b.siblings.Addresses)
 			for _, c := range b.chains() {
-				commands = append(commands, set.own(c, t)...)
+				d := divide(b.own, b.siblings, x.v6())
+				d.unknown = d.unknown || entrance(c.name) == "POSTROUTING" &&
+					slices.ContainsFunc(found, func(a netip.Addr) bool { return !slices.Contains(b.siblings.Addresses, a) })
+				commands = append(commands, set.own(c, t, d)...)
 			}
 		case tableFilter:
 			commands = append(commands, set.forwarding(Target{Addresses: b.forward})...)
@@ -263,9 +272,16 @@ func (b *belonging) find(s *socket) (objects []nftObject, sure bool, err error) 
 		if err != nil {
 			return nil, false, err
 		}
+		d := divide(b.own, b.siblings, family == familyIPv6)
 		for i, c := range chains {
 			if !exists[i] {
 				continue
+			}
+			if d.unknown || d.keeps(c.name) {
+				if d.own.empty() && !d.unknown {
+					continue // all of it is a sibling's
+				}
+				return nil, false, nil
 			}
 			found, sure, err := b.findOwn(s, family, c)
 			if err != nil || !sure {

@@ -68,7 +68,7 @@ func (n native) toAdd(ctx context.Context, wanted []element) ([]message, uint32,
 		i := slices.IndexFunc(found, func(f element) bool { return f.set == e.set && f.key == e.key })
 		switch {
 		case i < 0:
-		case found[i] == e:
+		case found[i] == e, e.port() && siblingsOf(ctx).have(found[i].comment):
 			continue
 		case e.port() && found[i].comment != e.comment:
 			return nil, 0, fmt.Errorf("%w: there is %v", ErrHostPortTaken, found[i])
@@ -132,7 +132,7 @@ func (n native) checkElements(ctx context.Context, wanted []element) error {
 		if i < 0 {
 			return fmt.Errorf("nftables: %v is missing", e)
 		}
-		if found[i] != e {
+		if found[i] != e && !(e.port() && siblingsOf(ctx).have(found[i].comment)) {
 			return fmt.Errorf("nftables: %v is missing, there is %v", e, found[i])
 		}
 	}

@@ -116,6 +116,13 @@ type Target struct {
 	// one of these addresses stays, with the chain it is in.
 	Siblings []netip.Addr
 
+	// Own is what the attachment wants, and Kept what its siblings do, as far as
+	// the addresses do not say it: in a chain that they share, what is Own goes,
+	// and what is Kept stays. KeptUnknown says that of a sibling it is not known.
+	// Only Masquerade and HostPorts matter.
+	Own, Kept   Rules
+	KeptUnknown bool
+
 	// Ports are the ports of the host that were forwarded to the container. In
 	// the native table a port is looked for by its number.
 	Ports []HostPort

@@ -15,6 +15,15 @@ type Firewalls struct{}
 // Open returns what fails with [ErrNotSupported].
 func Open(*netns.Handle) *Firewalls { return &Firewalls{} }
 
+// Add fails with [ErrNotSupported].
+func (*Firewalls) Add(context.Context, Backend, Rules) error { return ErrNotSupported }
+
+// Check fails with [ErrNotSupported].
+func (*Firewalls) Check(context.Context, Backend, Rules) error { return ErrNotSupported }
+
+// Detect returns DetectedNative.
+func Detect() string { return DetectedNative }
+
 // Sockets are sockets that stay open between calls; off Linux there are none.
 type Sockets struct{}
 

@@ -231,6 +231,9 @@ func (n nftForm) add(ctx context.Context, r Rules) error {
 // is the same for all of the container's networks. It takes one transaction.
 func (n nftForm) remove(ctx context.Context, r Rules) error {
 	owned := formOwned(r)
+	for i := range owned {
+		owned[i].others = siblingsOf(ctx).Addresses
+	}
 	return untilUnchanged(ctx, func() error {
 		objects, generation, err := n.find(owned)
 		if errors.Is(err, errNoNFTables) || err == nil && len(objects) == 0 {
@@ -256,7 +259,8 @@ func (n nftForm) find(owned []formOwner) (objects []nftObject, generation uint32
 			err := n.rules(o.table, chain, func(comment string) bool { return o.comments[comment] }, func(r nftRule, _ []byte) {
 				object := nftObject{o.table, r.chain, r.handle, r.comment}
 				addr, known := o.addrs[r.comment]
-				if (!known || slices.Contains(r.addrs, addr)) && !slices.Contains(objects, object) {
+				mine := known && slices.Contains(r.addrs, addr) || !known && !r.has(o.others)
+				if mine && !slices.Contains(objects, object) {
 					objects = append(objects, object)
 				}
 			})
@@ -274,6 +278,12 @@ type formOwner struct {
 	chains   []string
 	comments map[string]bool
 	addrs    map[string]netip.Addr // by comment: the rule must have it
+	others   []netip.Addr          // where none is known, it must have none of these
+}
+
+// has reports whether the rule has one of the addresses.
+func (r nftRule) has(addrs []netip.Addr) bool {
+	return slices.ContainsFunc(r.addrs, func(a netip.Addr) bool { return slices.Contains(addrs, a) })
 }
 
 func formOwned(r Rules) []formOwner {

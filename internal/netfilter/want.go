@@ -17,8 +17,9 @@ const (
 	//
 	// An address belongs to one attachment at a time: an ADD takes over what
 	// another one has left with the address, and the late DEL of that one leaves
-	// it alone. A port of the host belongs to who came first; another ADD fails
-	// with [ErrHostPortTaken].
+	// it alone. A port of the host belongs to who came first; the ADD of another
+	// container fails with [ErrHostPortTaken], and one of the same container, see
+	// [Siblings], leaves it.
 	Native Backend = ""
 	// IPTables and NFTables are the forms of the reference plugins, which can
 	// check and delete what is written here, and the other way round.

@@ -1,0 +1,38 @@
+package netfilter
+
+import "slices"
+
+// division says whose the rules of a chain are that attachments of one container
+// share.
+type division struct {
+	own, kept desired // of the attachment, and of its siblings
+	unknown   bool    // a sibling may have more
+}
+
+// divide returns the division for one family.
+func divide(own Rules, s Siblings, v6 bool) division {
+	return division{own: desiredOf(own, v6), kept: desiredOf(s.Rules, v6), unknown: s.Unknown}
+}
+
+// keeps reports whether siblings have rules in the chain.
+func (d division) keeps(chain string) bool {
+	return slices.ContainsFunc(d.kept.chains, func(c desiredChain) bool { return c.chain == chain })
+}
+
+// has reports whether a rule of iptables-save is one of w. Conditions of a
+// configuration are not recognized.
+func (w desired) has(table string, r rule) bool {
+	return slices.ContainsFunc(w.rules, func(want desiredRule) bool {
+		return want.table == table && want.chain == r.chain && r.is(canonical(want.args)...)
+	})
+}
+
+// have reports whether an element has the comment of one of them.
+func (s Siblings) have(comment string) bool {
+	for _, o := range s.Owners {
+		if o.comment() == comment {
+			return true
+		}
+	}
+	return false
+}
