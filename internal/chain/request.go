@@ -101,6 +101,13 @@ func (o object) bytes() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
+// Request is the request configuration of a plugin of the list, with a result of
+// those before it.
+func (c *Chain) Request(position int, a *Attachment, result Partial) ([]byte, error) {
+	x := &adding{c: c, a: a, prev: json.RawMessage(result)}
+	return x.request(position)
+}
+
 // derive lays what the runtime adds over a plugin's configuration. Keys that
 // are the runtime's to write are dropped from the configuration first, so that
 // a file cannot forge a result or a capability.

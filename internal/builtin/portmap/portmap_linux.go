@@ -73,6 +73,16 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	return netfilter.Open(r.Host).Check(ctx, c.backend, c.rules())
 }
 
+// Wants returns the rules of an attachment whose ADD ended with the previous
+// result, and their backend.
+func Wants(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
+	c, err := parseAny(r)
+	if err != nil || len(c.want.Ports) == 0 || c.nowhere() {
+		return "", netfilter.Rules{}, err
+	}
+	return c.backend, c.rules(), nil
+}
+
 // routeLocalnet lets packets from the host's loopback addresses, which the
 // kernel takes for martians elsewhere, leave by the interface that the
 // container is reached by. It stays: it is the interface's, which others use.

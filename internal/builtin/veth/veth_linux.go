@@ -93,6 +93,20 @@ func (c Config) CheckMasquerade(ctx context.Context, r *plugin.Request) error {
 	return nil
 }
 
+// Wants returns the masquerading of an attachment whose ADD ended with the
+// previous result, and its backend.
+func Wants(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
+	var c Config
+	err := r.Decode(&c)
+	if err == nil {
+		err = c.Validate()
+	}
+	if err != nil || !c.IPMasq || c.IPAM.Type == "" {
+		return "", netfilter.Rules{}, err
+	}
+	return c.backend(), rules(r, addresses(prevresult.Own(r), nil)), nil
+}
+
 // addresses are those of a result, which may be nil, and those found.
 func addresses(result *types100.Result, found []links.Address) []netip.Prefix {
 	seen := make(map[netip.Prefix]bool)

@@ -1,0 +1,13 @@
+//go:build !linux
+
+package builtin
+
+import (
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Wants returns no rules: the plugins need Linux.
+func Wants(*plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
+	return "", netfilter.Rules{}, nil
+}
