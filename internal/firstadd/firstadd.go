@@ -33,6 +33,7 @@ import (
 // capabilities has a first ADD of its own.
 type Key struct {
 	Network      string
+	IfName       string   // of one of several networks of that name; else empty
 	Host         string   // identity of the namespace the plugins run in
 	Boot         string   // of the machine; empty: it is asked for
 	Types        []string // of the plugins
@@ -144,9 +145,14 @@ func (t *Tracker) file(name string) string {
 	return filepath.Join(t.dir, hex.EncodeToString(sum[:16]))
 }
 
-// name is what has a first ADD of its own. No network's name has a newline.
+// name is what has a first ADD of its own. No network's name has a newline or a
+// slash.
 func (k Key) name() string {
-	return strings.Join(append([]string{k.Network}, k.Capabilities...), "\n")
+	network := k.Network
+	if k.IfName != "" {
+		network += "/" + k.IfName
+	}
+	return strings.Join(append([]string{network}, k.Capabilities...), "\n")
 }
 
 // mark is what must be the same for an earlier ADD to count.

@@ -134,6 +134,18 @@ func TestWhatHasAFirstOfItsOwn(t *testing.T) {
 	}
 }
 
+// TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach: one's mark does not make the
+// other the first again, container after container.
+func TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach(t *testing.T) {
+	v4, v6 := key("podnet", "bridge"), key("podnet", "bridge")
+	v4.IfName, v6.IfName, v6.Config = "eth0", "eth2", [][]byte{[]byte("IPv6")}
+	dir := t.TempDir()
+	for _, wanted := range []string{"first", "later", "later"} {
+		want(t, newTracker(dir), v4, true, wanted)
+		want(t, newTracker(dir), v6, true, wanted)
+	}
+}
+
 // Those who waited find that what they waited for is there, and run beside each
 // other; none of them runs beside the first.
 func TestOfACrowdOneIsFirst(t *testing.T) {
