@@ -179,6 +179,9 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 
 func (a *attachment) firstKey() firstadd.Key {
 	key := firstadd.Key{Network: a.network.config.Name, Host: a.op.host.String(), Boot: a.op.boot}
+	if a.op.shared(a.network) {
+		key.IfName = a.network.ifName
+	}
 	for _, p := range a.network.config.Plugins {
 		key.Types = append(key.Types, p.Network.Type)
 		key.Config = append(key.Config, p.Bytes)
@@ -359,6 +362,9 @@ func (op *operation) existing() ([]*attachment, error) {
 	var found []*attachment
 	for _, wanted := range op.attachments {
 		for _, n := range op.networks {
+			if op.shared(n) && n != op.cachedAs(n.config.Name, wanted.IfName) {
+				continue // the cache has one of that name and interface
+			}
 			a := &attachment{op: op, network: n}
 			a.ContainerID, a.IfName = op.id, wanted.IfName
 			known, err := a.recall()
@@ -366,6 +372,7 @@ func (op *operation) existing() ([]*attachment, error) {
 				return nil, err
 			}
 			if known {
+				a.useCachedConfig()
 				found = append(found, a)
 			}
 		}

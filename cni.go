@@ -330,12 +330,13 @@ func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...Nam
 func (r *Runtime) Status() error { return r.StatusContext(context.Background()) }
 
 // StatusContext tells whether containers can be attached: ErrCNINotInitialized
-// if fewer networks are loaded than WithMinNetworkCount asks for, else what the
+// if fewer networks are loaded than WithMinNetworkCount asks for,
+// ErrInvalidConfig if one of them has no name, else what the
 // plugins of networks of version 1.1.0 and later say to STATUS. It waits for no
 // other call, and calls at the same time share one answer.
 func (r *Runtime) StatusContext(ctx context.Context) error {
 	s := r.current.Load()
-	if err := s.ready(); err != nil {
+	if err := join(s.ready(), s.unnamed()); err != nil {
 		return err
 	}
 	return s.askStatus(ctx)

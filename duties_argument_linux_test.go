@@ -60,7 +60,8 @@ func TestDuty_R2_NetworkNamesAtLoadAndAtEveryVerb(t *testing.T) {
 	good := s.network("net", "1.0.0", "p")
 	r := s.runtime(cni.WithConfListBytes(good))
 	path := s.container("c1")
-	for _, name := range []string{"", ".", "..", "-a", "_a", "a b", "../x", "a/b", "a\x00", "a\n", "é", strings.Repeat("a", 181)} {
+	s.refusedByAll(r, "a network without a name", "c1", path, cni.ErrNotFound, cni.WithNetwork(""))
+	for _, name := range []string{".", "..", "-a", "_a", "a b", "../x", "a/b", "a\x00", "a\n", "é", strings.Repeat("a", 181)} {
 		err := r.Load(cni.WithConfListBytes(s.network(name, "1.0.0", "p")))
 		wantIs(t, err, cni.ErrInvalidConfig, cni.ErrLoad)
 		s.refusedByAll(r, "network "+name, "c1", path, cni.ErrNotFound, cni.WithNetwork(name))

@@ -105,8 +105,11 @@ func (e *Error) Unwrap() error { return e.Err }
 func (e *Error) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s network %q", strings.ToLower(e.Op), e.Network)
-	if e.ContainerID != "" {
+	switch {
+	case e.ContainerID != "":
 		fmt.Fprintf(&b, " of container %s, interface %s", e.ContainerID, e.IfName)
+	case e.IfName != "": // several configurations have the name
+		fmt.Fprintf(&b, " for interface %s", e.IfName)
 	}
 	b.WriteString(": ")
 	if e.Plugin != "" {

@@ -163,7 +163,7 @@ func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList)
 	if cached != nil {
 		known.cache = filepath.Join(op.stateDir, "results")
 	}
-	loaded, _ := op.find(t.Network) // or it is not
+	loaded := op.cachedAs(t.Network, t.IfName)
 	switch {
 	case list != nil:
 		a.network.config = list

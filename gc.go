@@ -179,7 +179,11 @@ func (s *snapshot) collectByPlugins(ctx context.Context, g *garbage, report *Rep
 	op := &operation{snapshot: s, verb: "GC", host: host}
 	var errs []error
 	for _, n := range s.networks {
-		a := &attachment{op: op, network: n, garbage: g}
+		if n.config.Name == "" {
+			continue // no container can be attached
+		}
+		a := op.about(n)
+		a.garbage = g
 		reserved, left, err := s.reservedFor(n, g)
 		if left != "" {
 			report.Left = append(report.Left, left)

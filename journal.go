@@ -207,7 +207,7 @@ func (op *operation) narrow(ns *Namespace) error {
 	for _, sel := range ns.selected {
 		found := false
 		for _, a := range op.attachments {
-			if a.network.config.Name == sel.network && (sel.ifName == "" || sel.ifName == a.IfName) {
+			if op.means(sel, a) {
 				kept = append(kept, a)
 				found = true
 			}
@@ -279,6 +279,7 @@ func (op *operation) recallWithout(ns *Namespace) (err error) {
 	for _, a := range op.attachments {
 		a.NetNS, a.ContainerID = op.path, string(op.pluginID())
 		a.useCached()
+		a.useCachedConfig()
 	}
 	if len(ns.selected) == 0 {
 		if err := op.addCached(); err != nil {

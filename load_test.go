@@ -3,7 +3,6 @@ package cni_test
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -69,30 +68,67 @@ func TestFault_F05_HalfWrittenFileKeepsTheLastGoodConfiguration(t *testing.T) {
 	}
 }
 
-// TestDuty_R01_OneNetworkOfAName on the host, however the two are loaded.
-func TestDuty_R01_OneNetworkOfAName(t *testing.T) {
+// TestDuty_R01_ConfigurationsOfOneNameAreToldApartByTheInterface, however they are
+// loaded: the interfaces are those of go-cni, and a name that is another's is no
+// reason to pass a file over.
+func TestDuty_R01_ConfigurationsOfOneNameAreToldApartByTheInterface(t *testing.T) {
 	dir := confDir(t, map[string]string{"10-a.conflist": listOf("a"), "20-a.conf": confOf("a"), "30-b.conf": confOf("b")})
 	list, conf := cni.WithConfListBytes([]byte(listOf("a"))), cni.WithConf([]byte(confOf("a")))
 	file := cni.WithConfListFile(filepath.Join(dir, "10-a.conflist"))
-	for name, opts := range map[string][]cni.Opt{
-		"twice": {list, list}, "list and single": {list, conf}, "bytes and file": {list, file},
-		"loopback": {cni.WithLoNetwork, cni.WithLoNetwork}, "by name": {list, cni.WithNetworkName("a")},
-		"directory behind bytes": {list, cni.WithDefaultConf, conf},
+	for name, tt := range map[string]struct {
+		opts []cni.Opt
+		want string
+	}{
+		"Concourse's IPv6": {[]cni.Opt{list, cni.WithLoNetwork, list}, "a=eth0 cni-loopback=lo a=eth2"},
+		"bytes and file":   {[]cni.Opt{cni.WithLoNetwork, list, file}, "cni-loopback=lo a=eth1 a=eth2"},
+		"list and single":  {[]cni.Opt{list, conf, cni.WithConfIndex([]byte(confOf("a")), 7)}, "a=eth0 a=eth0 a=eth7"},
+		"by name":          {[]cni.Opt{list, cni.WithNetworkName("a")}, "a=eth0 a=eth1"},
+		"directory":        {[]cni.Opt{cni.WithAllConf}, "a=eth0 a=eth1 b=eth2"},
+		"a part of it":     {[]cni.Opt{cni.WithPluginMaxConfNum(2), cni.WithDefaultConf}, "a=eth0 a=eth1"},
+		"behind bytes":     {[]cni.Opt{cni.WithLoNetwork, list, cni.WithAllConf}, "cni-loopback=lo a=eth1 a=eth0 a=eth1 b=eth2"},
 	} {
-		_, err := cni.New(append(opts, cni.WithPluginConfDir(dir))...)
-		if !cni.IsInvalidConfig(err) || !strings.Contains(err.Error(), "is already taken") {
-			t.Errorf("%s: %v, want ErrInvalidConfig", name, err)
+		r, err := cni.New(append(tt.opts, cni.WithPluginConfDir(dir))...)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if got := loaded(r); got != tt.want {
+			t.Errorf("%s: %s, want %s", name, got, tt.want)
+		}
+		if skipped := r.GetConfig().Skipped; skipped != nil {
+			t.Errorf("%s: skipped %+v", name, skipped)
 		}
 	}
-	r := must(cni.New(cni.WithPluginConfDir(dir), cni.WithAllConf))(t)
-	if got, want := loaded(r), "a=eth0 b=eth1"; got != want {
-		t.Errorf("directory: %s, want %s", got, want)
+}
+
+// TestDuty_R02_AnEmptyNameIsTakenAtLoad, as go-cni does, by the loaders of one
+// configuration. No container can be attached, so a directory's file of that kind
+// is passed over.
+func TestDuty_R02_AnEmptyNameIsTakenAtLoad(t *testing.T) {
+	dir := confDir(t, map[string]string{"1.conflist": listOf(""), "2.conf": confOf(""), "3.conf": `{"type": "a"}`})
+	for loader, opt := range map[string]cni.Opt{
+		"WithConf": cni.WithConf([]byte(confOf(""))), "WithConf without the key": cni.WithConf([]byte(`{"type": "a"}`)),
+		"WithConfFile":      cni.WithConfFile(filepath.Join(dir, "2.conf")),
+		"WithConfListBytes": cni.WithConfListBytes([]byte(listOf(""))), "WithConfListFile": cni.WithConfListFile(filepath.Join(dir, "1.conflist")),
+	} {
+		r, err := cni.New(opt)
+		if err != nil || len(r.Networks()) != 1 {
+			t.Errorf("%s: %v", loader, err)
+			continue
+		}
+		if err := r.Status(); !cni.IsInvalidConfig(err) {
+			t.Errorf("%s: Status is %v, want ErrInvalidConfig: nothing can be attached", loader, err)
+		}
 	}
-	want := []cni.SkippedFile{{
-		Path: filepath.Join(dir, "20-a.conf"), Reason: fmt.Sprintf("network name %q is taken by %s", "a", filepath.Join(dir, "10-a.conflist")),
-	}}
-	if got := r.GetConfig().Skipped; !reflect.DeepEqual(got, want) {
-		t.Errorf("skipped %+v, want %+v", got, want)
+	if _, err := cni.New(cni.WithPluginConfDir(dir), cni.WithAllConf); !cni.IsInvalidConfig(err) {
+		t.Errorf("a directory of such: %v, want ErrInvalidConfig", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "4.conf"), []byte(confOf("a")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r := must(cni.New(cni.WithPluginConfDir(dir), cni.WithDefaultConf))(t)
+	if got, want := loaded(r), "a=eth0"; got != want || len(r.GetConfig().Skipped) != 3 {
+		t.Errorf("loaded %s, skipped %+v; want %s and the others passed over", got, r.GetConfig().Skipped, want)
 	}
 }
 

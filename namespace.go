@@ -29,9 +29,10 @@ type scope struct {
 	nested         bool
 }
 
-// selection is one WithNetwork.
+// selection is one WithNetwork, of which there may be several networks.
 type selection struct {
 	network string
+	of      *Network // which of that name; nil: all
 	scope
 }
 
@@ -59,7 +60,7 @@ func newNamespace(id, path string, opts ...NamespaceOpts) (*Namespace, error) {
 // only is the namespace with nothing but one network to do.
 func (ns *Namespace) only(n *Network) *Namespace {
 	one := *ns
-	one.selected = []selection{{network: n.config.Name, scope: newScope()}}
+	one.selected = []selection{{network: n.config.Name, of: n, scope: newScope()}}
 	return &one
 }
 
@@ -69,7 +70,10 @@ func (ns *Namespace) only(n *Network) *Namespace {
 // and win over those given for all: WithInterfaceName, WithArgs, WithLabels,
 // WithConfigArgs and the capabilities.
 //
-// A network may be named twice with different interface names.
+// A network may be named twice with different interface names. Where several
+// configurations have the name, all of them are meant, in the order they were
+// loaded; WithInterfaceName means the one that was loaded for that interface, and
+// is refused unless that is exactly one.
 func WithNetwork(name string, opts ...NamespaceOpts) NamespaceOpts {
 	return func(ns *Namespace) error {
 		if ns.nested {
@@ -87,8 +91,8 @@ func WithNetwork(name string, opts ...NamespaceOpts) NamespaceOpts {
 	}
 }
 
-// WithInterfaceName names the interface in the container. It has a meaning
-// inside WithNetwork only.
+// WithInterfaceName names the interface in the container, or selects by it among
+// configurations of one name. It has a meaning inside WithNetwork only.
 func WithInterfaceName(name string) NamespaceOpts {
 	return func(ns *Namespace) error {
 		if !ns.nested {

@@ -61,19 +61,10 @@ func (b *build) reader() conflist.Reader {
 	return conflist.Reader{AllowInsecure: b.settings.allowInsecure}
 }
 
-// add binds a configuration to an interface name. A network's name is unique
-// on a host (CNI specification 1.1.0, section 1), because address pools, chains
-// and caches are found by it.
+// add binds a configuration to an interface name. Several may have one network
+// name, as the IPv4 and the IPv6 list of a network: their attachments are told
+// apart by the interface, which is unique in a container.
 func (b *build) add(list *libcni.NetworkConfigList, ifName, path string) error {
-	for _, n := range b.networks {
-		if n.config.Name == list.Name {
-			err := fmt.Errorf("network name %q is already taken: %w", list.Name, ErrInvalidConfig)
-			if path != "" {
-				err = fmt.Errorf("%s: %w", path, err)
-			}
-			return err
-		}
-	}
 	b.networks = append(b.networks, &Network{config: list, ifName: ifName, path: path})
 	return nil
 }
@@ -205,9 +196,6 @@ func WithAllConf(c *config) error {
 
 func (b *build) directory(max int) error {
 	want := conflist.Selection{Max: max, Must: b.loadedFrom}
-	for _, n := range b.networks {
-		want.Taken = append(want.Taken, n.config.Name)
-	}
 	found, skipped, err := b.reader().Dir(b.settings.pluginConfDir, want)
 	if err != nil {
 		return configError(err)

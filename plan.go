@@ -8,12 +8,12 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
@@ -168,16 +168,11 @@ func (op *operation) lock(ctx context.Context) (err error) {
 // plan makes the attachments: which networks, with which interface names,
 // arguments and capabilities.
 func (op *operation) plan(ns *Namespace) error {
-	selected := ns.selected
-	if len(selected) == 0 {
-		for _, n := range op.networks {
-			selected = append(selected, selection{network: n.config.Name})
-		}
-	}
-	var errs []error
+	selected, err := op.selected(ns)
+	errs := []error{err}
 	taken := map[string]string{}
 	for _, sel := range selected {
-		if op.verb == "DEL" && !op.attachable(ns, sel) {
+		if op.verb == "DEL" && !sel.attachable(ns) {
 			continue
 		}
 		a, err := op.newAttachment(ns, sel)
@@ -201,21 +196,23 @@ func (op *operation) plan(ns *Namespace) error {
 // attachable reports whether the container can have been attached to a network,
 // as far as the names allow. A wrong name that the caller gives is an error; a
 // network that is merely loaded beside is passed over by a removal.
-func (op *operation) attachable(ns *Namespace, sel selection) bool {
-	n, err := op.find(sel.network)
-	if err != nil || sel.ifName != "" && validateIfName(sel.ifName) != nil {
+func (sel selection) attachable(ns *Namespace) bool {
+	if sel.network == "" {
+		return false
+	}
+	if sel.ifName != "" && validateIfName(sel.ifName) != nil {
 		return true // newAttachment says what is wrong
 	}
-	name := cmp.Or(sel.ifName, n.ifName)
-	return validateIfName(name) == nil && validateAttachmentName(n.config.Name, ns.id, name) == nil
+	name := cmp.Or(sel.ifName, sel.of.ifName)
+	return validateIfName(name) == nil && validateAttachmentName(sel.network, ns.id, name) == nil
 }
 
 func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, error) {
-	n, err := op.find(sel.network)
-	if err != nil {
-		return nil, err
-	}
+	n := sel.of
 	name := cmp.Or(sel.ifName, n.ifName)
+	if err := conflist.RequireName(n.config); err != nil {
+		return nil, fmt.Errorf("network for interface %s: %w: %w", name, err, ErrInvalidConfig)
+	}
 	if err := validateIfName(name); err != nil {
 		return nil, fmt.Errorf("interface name %q: %w", name, err)
 	}
@@ -236,17 +233,6 @@ func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, e
 		ContainerID: ns.id, IfName: name, Args: args, CapabilityArgs: capabilities,
 	}
 	return a, nil
-}
-
-func (s *snapshot) find(network string) (*Network, error) {
-	var names []string
-	for _, n := range s.networks {
-		if n.config.Name == network {
-			return n, nil
-		}
-		names = append(names, n.config.Name)
-	}
-	return nil, fmt.Errorf("network %q is not loaded (loaded: %s): %w", network, strings.Join(names, ", "), ErrNotFound)
 }
 
 // merge lays the values for one network over those for all.

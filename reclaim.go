@@ -196,16 +196,19 @@ func (s *snapshot) dirsOf(key record.Key, k record.Known) ([]string, error) {
 
 // addressDirs are where host-local keeps the addresses of a network.
 func (s *snapshot) addressDirs(network string) ([]string, error) {
-	n, err := s.find(network)
+	loaded, err := s.find(network)
 	if err != nil {
 		return []string{filepath.Join(hostLocalDir, network)}, nil // not loaded any more
 	}
 	f := &footprint{}
 	f.Network = network
-	for i, p := range n.config.Plugins {
-		if err := f.plugin(i, p.Bytes); err != nil {
-			return nil, fmt.Errorf("network %q: %w", network, err)
+	for _, n := range loaded {
+		for i, p := range n.config.Plugins {
+			if err := f.plugin(i, p.Bytes); err != nil {
+				return nil, fmt.Errorf("network %q: %w", network, err)
+			}
 		}
 	}
-	return f.IPAMDirs, nil
+	slices.Sort(f.IPAMDirs)
+	return slices.Compact(f.IPAMDirs), nil
 }

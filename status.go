@@ -103,7 +103,7 @@ func (s *snapshot) runStatus(ctx context.Context, host *hostNetNS) error {
 	}
 	op := &operation{snapshot: s, verb: "STATUS", host: host}
 	for _, n := range s.networks {
-		a := &attachment{op: op, network: n}
+		a := op.about(n)
 		if err := a.chain().Status(ctx); err != nil {
 			return a.errors("STATUS", err)
 		}

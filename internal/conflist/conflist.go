@@ -126,11 +126,12 @@ func selectVersion(one, many json.RawMessage) (string, error) {
 }
 
 // validate checks what the specification's section 1 asks of a configuration,
-// and gathers everything that is wrong rather than the first of it.
+// and gathers everything that is wrong rather than the first of it. An empty
+// name passes, as it does with libcni; see [RequireName].
 func validate(list *libcni.NetworkConfigList) error {
 	var errs []error
-	if err := ValidateName(list.Name); err != nil {
-		errs = append(errs, err)
+	if list.Name != "" {
+		errs = append(errs, ValidateName(list.Name))
 	}
 	for i, plugin := range list.Plugins {
 		if err := validatePlugin(plugin); err != nil {
@@ -138,6 +139,15 @@ func validate(list *libcni.NetworkConfigList) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// RequireName refuses a list whose network has no name. It can be loaded, and no
+// container can be attached to it.
+func RequireName(list *libcni.NetworkConfigList) error {
+	if list.Name == "" {
+		return errors.New(`the network has no name: set "name"`)
+	}
+	return nil
 }
 
 // ValidateName checks a network's name: a letter or digit, then letters,

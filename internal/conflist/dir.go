@@ -15,17 +15,16 @@ type Found struct {
 
 // Selection says what of a directory is wanted.
 type Selection struct {
-	Max   int                    // how many configurations; 0 or less means all
-	Taken []string               // network names that are in use already
-	Must  func(path string) bool // files that cannot be done without
+	Max  int                    // how many configurations; 0 or less means all
+	Must func(path string) bool // files that cannot be done without
 }
 
 // Dir reads the configurations of a directory in name order. A file that
 // cannot be used is passed over and returned in skipped, so that one bad file
 // never takes the others down, except where want.Must says that it cannot be
 // done without: then Dir fails, because to go on would attach containers to
-// other networks than before. Two files that name one network cannot both be
-// used either: the second is the bad one.
+// other networks than before. A network without a name is one that cannot be
+// used: no container can be attached to it. Files may name one network.
 func (r Reader) Dir(dir string, want Selection) (found []Found, skipped []*FileError, err error) {
 	files, err := Files(dir)
 	if err != nil {
@@ -34,26 +33,21 @@ func (r Reader) Dir(dir string, want Selection) (found []Found, skipped []*FileE
 	if len(files) == 0 {
 		return nil, nil, fmt.Errorf("%w in %s", ErrNone, dir)
 	}
-	names := make(map[string]string)
-	for _, name := range want.Taken {
-		names[name] = "another network"
-	}
 	for _, path := range files {
 		if want.Max > 0 && len(found) == want.Max {
 			break
 		}
 		list, err := r.File(path)
-		if err == nil && names[list.Name] != "" {
-			err = &FileError{Path: path, Err: fmt.Errorf("network name %q is taken by %s", list.Name, names[list.Name])}
+		if err == nil {
+			err = RequireName(list)
 		}
 		if err != nil {
 			if want.Must(path) {
-				return nil, nil, err
+				return nil, nil, asFileError(path, err)
 			}
 			skipped = append(skipped, asFileError(path, err))
 			continue
 		}
-		names[list.Name] = path
 		found = append(found, Found{Path: path, List: list})
 	}
 	if len(found) == 0 {

@@ -72,7 +72,7 @@ func TestDuty_R09_OneBrokenFileNeverTakesTheOthersDown(t *testing.T) {
 		"25-list.conf":        list("in-a-single-file"),
 		"30-name.json":        single("-"),
 		"35-again.conf":       single("a"),
-		"40-taken.conf":       single("taken"),
+		"40-unnamed.conf":     single(""),
 		"45-path.conflist":    `{"cniVersion": "1.0.0", "name": "p", "plugins": [{"type": "a/b"}]}`,
 		"50-c.json":           single("c"),
 		"55-version.conflist": `{"cniVersion": "9.0.0", "name": "v", "plugins": [{"type": "x"}]}`,
@@ -80,11 +80,9 @@ func TestDuty_R09_OneBrokenFileNeverTakesTheOthersDown(t *testing.T) {
 	must(t, syscall.Mkfifo(filepath.Join(dir, "01-fifo.conf"), 0o644))
 	must(t, os.Symlink("/dev/zero", filepath.Join(dir, "02-device.conf")))
 	must(t, os.Symlink("gone", filepath.Join(dir, "99-dangling.conf")))
-	found, skipped, err := conflist.Reader{}.Dir(dir, conflist.Selection{
-		Taken: []string{"taken"}, Must: func(string) bool { return false },
-	})
+	found, skipped, err := conflist.Reader{}.Dir(dir, conflist.Selection{Must: func(string) bool { return false }})
 	must(t, err)
-	wantFound := [][2]string{{"10-a.conflist", "a"}, {"20-b.conf", "b"}, {"50-c.json", "c"}}
+	wantFound := [][2]string{{"10-a.conflist", "a"}, {"20-b.conf", "b"}, {"35-again.conf", "a"}, {"50-c.json", "c"}}
 	var gotFound [][2]string
 	for _, f := range found {
 		gotFound = append(gotFound, [2]string{filepath.Base(f.Path), f.List.Name})
@@ -99,8 +97,7 @@ func TestDuty_R09_OneBrokenFileNeverTakesTheOthersDown(t *testing.T) {
 		{"15-half.conflist", "error parsing configuration list: unexpected end of JSON input"},
 		{"25-list.conf", "error parsing configuration: missing 'type'"},
 		{"30-name.json", "invalid characters found in network name; -"},
-		{"35-again.conf", `network name "a" is taken by ` + filepath.Join(dir, "10-a.conflist")},
-		{"40-taken.conf", `network name "taken" is taken by another network`},
+		{"40-unnamed.conf", `the network has no name: set "name"`},
 		{"45-path.conflist", `plugin 0: type "a/b" is not a file name`},
 		{"55-version.conflist", "error parsing configuration: no version of 9.0.0 is known here (0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0)"},
 		{"99-dangling.conf", "cannot be read: stat " + filepath.Join(dir, "99-dangling.conf") + ": no such file or directory"},
@@ -128,10 +125,10 @@ func TestDirStopsAtMax(t *testing.T) {
 	}
 }
 
-// TestDirFailsOnAFileThatCannotBeDoneWithout: a bad one, and one whose name
-// another file has taken.
+// TestDirFailsOnAFileThatCannotBeDoneWithout: a bad one, and one whose network
+// has lost its name.
 func TestDirFailsOnAFileThatCannotBeDoneWithout(t *testing.T) {
-	for _, content := range []string{"{", single("a")} {
+	for _, content := range []string{"{", single("")} {
 		dir := directory(t, map[string]string{"10-a.conf": single("a"), "20-b.conf": content, "30-c.conf": single("c")})
 		must20 := func(path string) bool { return filepath.Base(path) == "20-b.conf" }
 		found, skipped, err := conflist.Reader{}.Dir(dir, conflist.Selection{Must: must20})

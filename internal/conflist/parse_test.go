@@ -115,15 +115,22 @@ func wantVersion(t *testing.T, kind string, list *libcni.NetworkConfigList, err 
 	}
 }
 
-// TestDuty_R02_NetworkName: the name is checked when it is loaded.
+// TestDuty_R02_NetworkName: the name is checked when it is loaded. An empty one
+// passes until it is used, as with go-cni, but for a directory's files.
 func TestDuty_R02_NetworkName(t *testing.T) {
 	long := strings.Repeat("n", 180)
-	for _, name := range []string{"n", "0", "net", "Net_1.2-x", long} {
-		if _, err := conflist.Parse([]byte(`{"name": "` + name + `", "plugins": [{"type": "x"}]}`)); err != nil {
+	for _, name := range []string{"n", "0", "net", "Net_1.2-x", long, ""} {
+		list, err := conflist.Parse([]byte(`{"name": "` + name + `", "plugins": [{"type": "x"}]}`))
+		if err != nil {
 			t.Errorf("%q: %v", name, err)
+		} else if err := conflist.RequireName(list); (err == nil) != (name != "") {
+			t.Errorf("%q is required: %v", name, err)
+		}
+		if _, err := conflist.ParseSingle([]byte(`{"name": "` + name + `", "type": "x"}`)); err != nil {
+			t.Errorf("single: %q: %v", name, err)
 		}
 	}
-	for _, name := range []string{"", "-n", ".", "..", "_n", "a/b", "../x", "a b", "a\\n", "ä", "a\\u0000", "a\\\\b", long + "n"} {
+	for _, name := range []string{"-n", ".", "..", "_n", "a/b", "../x", "a b", "a\\n", "ä", "a\\u0000", "a\\\\b", long + "n"} {
 		if list, err := conflist.Parse([]byte(`{"name": "` + name + `", "plugins": [{"type": "x"}]}`)); err == nil {
 			t.Errorf("list: %q is accepted as %q", name, list.Name)
 		}
@@ -196,7 +203,6 @@ func TestParseSingleSaysWhatIsWrong(t *testing.T) {
 		"empty":                   {``, "error parsing configuration: unexpected end of JSON input"},
 		"no type":                 {`{"name": "net"}`, "error parsing configuration: missing 'type'"},
 		"a list in a single file": {`{"name": "net", "plugins": [{"type": "x"}]}`, "error parsing configuration: missing 'type'"},
-		"no name":                 {`{"type": "x"}`, "missing network name"},
 		"name null":               {`{"type": "x", "name": null}`, "invalid name type <nil>"},
 	}
 	for name, test := range tests {

@@ -55,7 +55,8 @@ func (r Reader) Single(path string) (*libcni.NetworkConfigList, error) {
 
 // List reads a file with a list of plugins, and appends the plugins of the
 // directory beside it that bears the network's name, unless the list says
-// loadOnlyInlinedPlugins. The name is validated before it becomes a path.
+// loadOnlyInlinedPlugins. The name is validated before it becomes a path; without
+// one there is no such directory.
 func (r Reader) List(path string) (*libcni.NetworkConfigList, error) {
 	return inFile(path, func() (*libcni.NetworkConfigList, error) {
 		data, err := r.read(path)
@@ -66,7 +67,7 @@ func (r Reader) List(path string) (*libcni.NetworkConfigList, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !list.LoadOnlyInlinedPlugins {
+		if !list.LoadOnlyInlinedPlugins && list.Name != "" {
 			more, err := r.plugins(filepath.Join(filepath.Dir(path), list.Name))
 			if err != nil {
 				return nil, err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -46,13 +47,32 @@ func TestCompatDiffers_FailedLoadKeepsTheLastGoodConfiguration(t *testing.T) {
 	}
 }
 
-func TestCompatDiffers_TwoNetworksOfOneName(t *testing.T) {
-	list := []byte(testhost.ListOf("net"))
-	if _, err := gocni.New(gocni.WithConfListBytes(list), gocni.WithConfListBytes(list)); err != nil {
-		t.Errorf("go-cni: %v", err)
-	}
-	if _, err := cni.New(cni.WithConfListBytes(list), cni.WithConfListBytes(list)); !cni.IsInvalidConfig(err) {
-		t.Errorf("ours: %v, want ErrInvalidConfig", err)
+// TestCompat_18_NamesThatGoCNITakesAtLoad: several configurations of one name, and
+// one without a name.
+func TestCompat_18_NamesThatGoCNITakesAtLoad(t *testing.T) {
+	list, unnamed := []byte(testhost.ListOf("net")), []byte(testhost.ListOf(""))
+	dir := testhost.ConfDir(t, map[string]string{"1.conflist": testhost.ListOf("net"), "2.conflist": testhost.ListOf("net"), "unnamed": testhost.ListOf("")})
+	for what, both := range map[string]struct {
+		theirs []gocni.Opt
+		ours   []cni.Opt
+	}{
+		"twice": {[]gocni.Opt{gocni.WithConfListBytes(list), gocni.WithLoNetwork, gocni.WithConfListBytes(list)},
+			[]cni.Opt{cni.WithConfListBytes(list), cni.WithLoNetwork, cni.WithConfListBytes(list)}},
+		"a directory": {[]gocni.Opt{gocni.WithPluginConfDir(dir), gocni.WithAllConf},
+			[]cni.Opt{cni.WithPluginConfDir(dir), cni.WithAllConf}},
+		"without a name": {[]gocni.Opt{gocni.WithConfListBytes(unnamed), gocni.WithConf([]byte(testhost.ConfOf(""))), gocni.WithConf([]byte(`{"type": "x"}`))},
+			[]cni.Opt{cni.WithConfListBytes(unnamed), cni.WithConf([]byte(testhost.ConfOf(""))), cni.WithConf([]byte(`{"type": "x"}`))}},
+		"a file without a name": {[]gocni.Opt{gocni.WithConfListFile(filepath.Join(dir, "unnamed"))},
+			[]cni.Opt{cni.WithConfListFile(filepath.Join(dir, "unnamed"))}},
+	} {
+		theirs, ours := testhost.Must(gocni.New(both.theirs...))(t), testhost.Must(cni.New(both.ours...))(t)
+		var want []string
+		for _, n := range theirs.GetConfig().Networks {
+			want = append(want, n.Config.Name+"="+n.IFName)
+		}
+		if got := testhost.Loaded(ours); got != strings.Join(want, " ") {
+			t.Errorf("%s: loaded %s, go-cni %s", what, got, strings.Join(want, " "))
+		}
 	}
 }
 
