@@ -70,11 +70,13 @@ func (e *LeftoverError) Unwrap() error { return e.Err }
 // after verifying that nothing is left.
 func (op *operation) sweep(ctx context.Context, attachments []*attachment) (left []string, err error) {
 	var errs []error
-	stay := addressesOf(op.rec, op.leaving)
 	for _, a := range attachments {
-		l, err := a.sweep(ctx, stay)
+		l, err := a.sweep(ctx)
 		left = append(left, l...)
 		errs = append(errs, err)
+	}
+	if len(errs) > 0 && join(errs...) == nil && len(left) == 0 {
+		errs = append(errs, attachments[0].inherit(ctx))
 	}
 	return left, join(errs...)
 }
@@ -92,7 +94,7 @@ func namesOf(attachments []*attachment) map[string]bool {
 // lock without end, and that may be another program's.
 const sweepTime = time.Minute
 
-func (a *attachment) sweep(ctx context.Context, siblings []netip.Addr) (left []string, err error) {
+func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTime)
 	defer cancel()
 	f, err := a.footprint()
@@ -100,7 +102,6 @@ func (a *attachment) sweep(ctx context.Context, siblings []netip.Addr) (left []s
 		return nil, err
 	}
 	defer f.close()
-	f.siblings = siblings
 	found, err := f.find(ctx)
 	if err != nil {
 		return nil, err
@@ -178,7 +179,8 @@ type footprint struct {
 	isForeign func(zoned) bool             // it was in the zone before the attachment, and stays
 	bus       *firewalld.Bus               // on which firewalld is asked
 	inZonesOf func() ([]netip.Addr, error) // inUse, of those that may be in zones
-	siblings  []netip.Addr                 // of attachments of the container that stay
+	own       netfilter.Rules              // that the attachment has in the reference plugins' forms
+	siblings  netfilter.Siblings           // attachments of the container that stay
 	inUse     func() ([]netip.Addr, error) // of other containers
 	opened    *netns.Handle                // to be closed; nil if Container is the operation's
 }
@@ -209,6 +211,9 @@ func (a *attachment) footprint() (*footprint, error) {
 	a.aim(&f.Target)
 	f.result(decodeResult(json.RawMessage(a.partial)))
 	f.Emptied = a.emptied(f.Addresses)
+	if f.siblings = a.sharing(); len(f.siblings.Owners) > 0 {
+		f.own = a.ownRules()
+	}
 	var err error
 	if f.hostPorts, err = hostPorts(a.CapabilityArgs[capPortMappings]); err != nil {
 		f.Thorough = true // so they are looked for

@@ -45,7 +45,8 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p provid
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("not started: %w", context.Cause(ctx))
 	}
-	inner, container := firewalld.With(caller.With(ctx, d.attachment), d.op.bus), d.inside()
+	inner, container := netfilter.WithSiblings(caller.With(ctx, d.attachment), d.sharing), d.inside()
+	inner = firewalld.With(inner, d.op.bus)
 	switch {
 	case p.standIn:
 		inner = netfilter.InAnyForm(inner)

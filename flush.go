@@ -9,6 +9,7 @@ import (
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/netfilter"
 )
 
 // batched is the context of one ADD or DEL of the attachment: what makes the
@@ -37,7 +38,7 @@ func (a *attachment) flushBatch(ctx context.Context, verb string) error {
 	}
 	ctx, cancel := a.op.bound(ctx, verb)
 	defer cancel()
-	err := b.Flush(caller.With(ctx, a))
+	err := b.Flush(netfilter.WithSiblings(caller.With(ctx, a), a.sharing))
 	if err == nil {
 		return nil
 	}
@@ -74,6 +75,9 @@ func (a *attachment) types() []string {
 // failedTypes are the plugins whose work an Error says may not be done. What is
 // put off can be that of any one in the chain.
 func (op *operation) failedTypes(attachments []*attachment, e *Error) []string {
+	if errors.As(e.Err, new(*mendError)) {
+		return []string{""} // the sweep does not see to what stays
+	}
 	if f := (*flushError)(nil); !errors.As(e.Err, &f) {
 		return []string{e.Plugin}
 	}

@@ -250,7 +250,6 @@ func (a *attachment) forcedFootprint(t CleanUpTarget, entered *record.Known) (*f
 	if entered != nil {
 		f.Only = entered.Names
 	}
-	f.siblings = addressesOf(a.op.rec, map[string]bool{a.IfName: true})
 	if len(a.network.config.Plugins) == 0 {
 		f.Filtered, f.UDP, f.Shaped, f.Egress = true, true, true, true
 		f.zones = []string{firewalld.DefaultZone}

@@ -44,6 +44,7 @@ type operation struct {
 	as          record.PluginID // the ID that plugins are given, if another
 	warm        bool            // it is made ahead of time, and nobody's yet
 	leaving     map[string]bool // interfaces that are being torn down
+	cachedAll   *[]*attachment  // what libcni's cache has of the container; nil: not read
 }
 
 // attachment is one network of an operation.

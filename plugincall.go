@@ -20,6 +20,14 @@ import (
 // which of two attached it, a CHECK passes if that of either does, and a DEL
 // runs both.
 func (a *attachment) runPlugin(ctx context.Context, call chain.Call) (chain.Output, error) {
+	if call.Verb == "DEL" {
+		out, err := a.runProviders(ctx, call)
+		return out, join(err, a.mend(ctx, call.Plugin))
+	}
+	return a.runProviders(ctx, call)
+}
+
+func (a *attachment) runProviders(ctx context.Context, call chain.Call) (chain.Output, error) {
 	providers, err := a.providers(ctx, call.Verb, call.Plugin)
 	if err != nil {
 		return a.runOne(ctx, call, provider{}, err)

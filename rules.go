@@ -42,7 +42,8 @@ func (f *footprint) rules(ctx context.Context) ([]sweep.Item, error) {
 func (f *footprint) rulesTarget() netfilter.Target {
 	return netfilter.Target{
 		Network: f.Network, ContainerID: f.ContainerID, IfName: f.IfName,
-		Addresses: f.Addresses, Siblings: f.siblings, Ports: f.hostPorts, Thorough: f.Thorough,
+		Addresses: f.Addresses, Siblings: f.siblings.Addresses, Ports: f.hostPorts, Thorough: f.Thorough,
+		Own: f.own, Kept: f.siblings.Rules, KeptUnknown: f.siblings.Unknown,
 	}
 }
 

@@ -130,7 +130,7 @@ func (a *attachment) aimZones(f *footprint) {
 func (f *footprint) mayBeIn() (all []zoned) {
 	for _, zone := range f.zones {
 		for _, addr := range f.Addresses {
-			if z := (zoned{zone, addr}); !slices.Contains(f.siblings, addr) && !slices.Contains(all, z) {
+			if z := (zoned{zone, addr}); !slices.Contains(f.siblings.Addresses, addr) && !slices.Contains(all, z) {
 				all = append(all, z)
 			}
 		}

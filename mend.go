@@ -1,0 +1,106 @@
+package cni
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// mendError: rules of another attachment of the container went with those of the
+// one that was removed, and could not be made again.
+type mendError struct {
+	network, ifName string
+	err             error
+}
+
+func (m *mendError) Error() string {
+	return fmt.Sprintf("rules of interface %s on network %q, which stays, went too and could not be made again: %v", m.ifName, m.network, m.err)
+}
+
+func (m *mendError) Unwrap() error { return m.err }
+
+// mend makes again what the DEL of an executable has taken from the attachment's
+// siblings. Nothing but their records is needed, so that whoever repeats a removal
+// that was cut short makes it too.
+func (a *attachment) mend(ctx context.Context, typ string) error {
+	switch typ {
+	case "portmap", "bridge", "ptp":
+	default:
+		return nil
+	}
+	if a.isBuiltIn(typ) || a.isCallers(typ) {
+		return nil // the built-in plugins leave what is a sibling's, and of others nothing is known
+	}
+	return a.mendAll(ctx, func(b *attachment, w wanted) bool {
+		sameKind := typ == "portmap" && w.typ == "portmap" || typ != "portmap" && w.typ != "portmap"
+		switch w.backend {
+		case netfilter.IPTables:
+			return sameKind && b.network.config.Name == a.network.config.Name
+		case netfilter.NFTables:
+			return sameKind && typ == "portmap" // the comment is the container's ID on every network
+		}
+		return false
+	})
+}
+
+// inherit gives the siblings the ports of the host that the attachment had in this
+// module's own table, where they have the same.
+func (a *attachment) inherit(ctx context.Context) error {
+	return a.mendAll(ctx, func(_ *attachment, w wanted) bool { return w.typ == "portmap" && w.backend == netfilter.Native })
+}
+
+// mendAll makes what is missing of the rules that are picked. A container whose
+// namespace is gone needs none any more.
+func (a *attachment) mendAll(ctx context.Context, pick func(*attachment, wanted) bool) error {
+	if a.op.hostGone || a.op.host.handle() == nil || a.op.rec != nil && !a.op.damaged && a.op.gone() {
+		return nil
+	}
+	all, err := a.siblings()
+	errs := []error{err}
+	for _, b := range all {
+		if a.op.rec != nil && !a.op.damaged && b.state != record.Added {
+			continue // it is to go, or its ADD makes it
+		}
+		wants, err := b.wants()
+		if err != nil {
+			errs = append(errs, &mendError{b.network.config.Name, b.IfName, err})
+		}
+		for _, w := range wants {
+			if !pick(b, w) {
+				continue
+			}
+			if err := b.makeAgain(ctx, w); err != nil {
+				errs = append(errs, &mendError{b.network.config.Name, b.IfName, err})
+			}
+		}
+	}
+	if err = join(errs...); err != nil {
+		return a.error("DEL", err)
+	}
+	return nil
+}
+
+// makeAgain makes what is missing of the rules.
+func (a *attachment) makeAgain(ctx context.Context, w wanted) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTime)
+	defer cancel()
+	ctx = netfilter.WithSiblings(batch.With(caller.With(ctx, a), nil), a.sharing)
+	fw := netfilter.Open(a.op.host.handle())
+	for i := range w.rules.HostPorts {
+		if w.backend != netfilter.IPTables {
+			h := &w.rules.HostPorts[i]
+			h.ConditionsV4, h.ConditionsV6 = nil, nil // they are the table's
+			h.MasqAll = h.MasqAll && a.isBuiltIn(w.typ)
+		}
+	}
+	if fw.Check(ctx, w.backend, w.rules) == nil || w.unsure && fw.Check(netfilter.InAnyForm(ctx), netfilter.Native, w.rules) == nil {
+		return nil
+	}
+	a.op.logger.Info("making rules again that went with another attachment of the container", "container", a.op.id,
+		"network", a.network.config.Name, "interface", a.IfName, "plugin", w.typ)
+	return fw.Add(ctx, w.backend, w.rules)
+}
