@@ -187,10 +187,18 @@ func (f facts) allShared(w desired) bool {
 }
 
 // addExactly makes what is missing, having asked the tool for each rule that is
-// in doubt, while no other user of this module makes shared rules. The plugins
-// that are executed do not know that lock: a chain that they make at the same
-// time is a reason to look again.
-func (x maker) addExactly(ctx context.Context, w desired, mine *desired) (err error) {
+// in doubt.
+func (x maker) addExactly(ctx context.Context, w desired, mine *desired) error {
+	return x.exactly(ctx, w, func(f facts, states map[string]state) error {
+		return x.make(ctx, w, f, func(r desiredRule) state { return states[r.String()] }, mine)
+	})
+}
+
+// exactly calls fn, which makes what is missing, with what there is of w, while
+// no other user of this module makes shared rules. The plugins that are executed
+// do not know that lock: a chain that they make at the same time is a reason to
+// look again.
+func (x maker) exactly(ctx context.Context, w desired, fn func(facts, map[string]state) error) (err error) {
 	unlock, err := lockNamespace(ctx)
 	if err != nil {
 		return err
@@ -206,7 +214,7 @@ func (x maker) addExactly(ctx context.Context, w desired, mine *desired) (err er
 		if err != nil {
 			return err
 		}
-		err = x.make(ctx, w, f, func(r desiredRule) state { return states[r.String()] }, mine)
+		err = fn(f, states)
 		if err == nil || ctx.Err() != nil {
 			return err
 		}

@@ -78,7 +78,7 @@ func (x xtables) kernelHasAny(table string, chains []chainID) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	rules, err := x.entries(fd, table)
+	_, rules, err := x.entries(fd, table)
 	found := slices.ContainsFunc(chains, func(id chainID) bool { return bytes.Contains(rules, zeroTerminated(id.chain)) })
 	return found, errors.Join(err, unix.Close(fd))
 }
@@ -110,17 +110,17 @@ type entriesHeader struct {
 
 // entries returns the rules of a table as the kernel has them, nothing if there
 // is no such table. A chain is an entry with its name, which ends with a zero.
-func (x xtables) entries(fd int, table string) ([]byte, error) {
+func (x xtables) entries(fd int, table string) (tableInfo, []byte, error) {
 	const mostTries = 10 // each time another one has changed the table meanwhile
 	for try := 1; ; try++ {
 		info := tableInfo{}
 		copy(info.name[:], table)
 		err := x.getsockopt(fd, getInfo, unsafe.Pointer(&info), unsafe.Sizeof(info))
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOPROTOOPT) {
-			return nil, nil // no such table; no legacy iptables at all
+			return info, nil, nil // no such table; no legacy iptables at all
 		}
 		if err != nil {
-			return nil, err
+			return info, nil, err
 		}
 		const head = unsafe.Sizeof(entriesHeader{})
 		data := make([]byte, head+uintptr(info.size))
@@ -128,10 +128,10 @@ func (x xtables) entries(fd int, table string) ([]byte, error) {
 		h.name, h.size = info.name, info.size
 		err = x.getsockopt(fd, getEntries, unsafe.Pointer(&data[0]), uintptr(len(data)))
 		if err == nil {
-			return data[head:], nil
+			return info, data[head:], nil
 		}
 		if !errors.Is(err, unix.EAGAIN) || try == mostTries {
-			return nil, err
+			return info, nil, err
 		}
 	}
 }

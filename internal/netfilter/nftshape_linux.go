@@ -155,7 +155,12 @@ func comparison(a netip.Addr, source bool) string {
 // acceptance is what "-j ACCEPT" is in nf_tables.
 func acceptance() string {
 	const accept = 1 // NF_ACCEPT
-	verdict := appendNumber(nil, unix.NFTA_VERDICT_CODE, accept)
+	return verdictWord(accept)
+}
+
+// verdictWord is what a target that is a verdict is in nf_tables.
+func verdictWord(code uint32) string {
+	verdict := appendNumber(nil, unix.NFTA_VERDICT_CODE, code)
 	data := appendNumber(nil, unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
 	return word("immediate", appendAttr(data, unix.NFTA_IMMEDIATE_DATA, appendAttr(nil, unix.NFTA_DATA_VERDICT, verdict)))
 }

@@ -19,6 +19,14 @@ func lockNamespace(ctx context.Context) (unlock func() error, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the network namespace: %w", err)
 	}
+	if err := flock(ctx, f); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock the network namespace, in which another makes shared rules: %w", err), f.Close())
+	}
+	return f.Close, nil
+}
+
+// flock locks a file exclusively. It waits until the context ends.
+func flock(ctx context.Context, f *os.File) error {
 	// A thread that waits in the kernel could not be called back. Whoever has
 	// the lock has it for some milliseconds.
 	const pause = time.Millisecond
@@ -27,15 +35,14 @@ func lockNamespace(ctx context.Context) (unlock func() error, err error) {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return f.Close, nil
+			return nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return nil, errors.Join(fmt.Errorf("lock the network namespace: %w", err), f.Close())
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			err := fmt.Errorf("wait for another who makes the shared rules of the network namespace: %w", context.Cause(ctx))
-			return nil, errors.Join(err, f.Close())
+			return context.Cause(ctx)
 		case <-timer.C:
 		}
 	}

@@ -133,7 +133,7 @@ func (x xtables) run(ctx context.Context, stdin, purpose string, args ...string)
 func runTool(ctx context.Context, stdin, path string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.WaitDelay = killDelay
-	cmd.ExtraFiles = heldFrom(ctx)
+	cmd.ExtraFiles, cmd.Env = heldFrom(ctx), toolEnv(ctx)
 	// It dies with the thread that starts it, which is to stay until it has ended.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

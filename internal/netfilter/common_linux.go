@@ -1,0 +1,170 @@
+package netfilter
+
+import (
+	"context"
+	"fmt"
+	"slices"
+)
+
+// What containers share in iptables is made by the plugins of the reference when
+// the first container needs it. They look for each chain and each rule, and make
+// it if it is not there, without a lock: two at the same time make it twice, or
+// fail. So it is made ahead of them, as they would make it, and they find it.
+
+// Common is what MakeCommon has made.
+type Common struct {
+	made []madeCommon
+}
+
+// madeCommon is what was made in iptables of a family.
+type madeCommon struct {
+	tool xtables
+	made desired
+}
+
+// Empty reports whether nothing was made.
+func (c Common) Empty() bool { return len(c.made) == 0 }
+
+// common is the part of w that containers share.
+func (w desired) common() desired {
+	c := desired{v6: w.v6}
+	for _, chain := range w.chains {
+		if chain.shared {
+			c.chains = append(c.chains, chain)
+		}
+	}
+	for _, r := range w.rules {
+		if r.shared {
+			c.rules = append(c.rules, r)
+		}
+	}
+	return c
+}
+
+// eachCommon calls fn for each family in which r has something that containers
+// share, with the variant that the system has under the name iptables, on a
+// thread in the namespace.
+func (fw *Firewalls) eachCommon(ctx context.Context, r Rules, fn func(maker, desired) error) error {
+	return fw.do(func() error {
+		return sequence(families(r), func(w desired) error {
+			w = w.common()
+			if w.empty() {
+				return nil
+			}
+			x := maker{xtables{family: "iptables"}, fw}
+			if w.v6 {
+				x.xtables.family = "ip6tables"
+			}
+			if err := x.detect(ctx); err != nil {
+				return err
+			}
+			return fn(x, w)
+		})
+	})
+}
+
+// HasCommon reports whether all that r shares with other containers is in the
+// iptables that the system has. It starts no process where a link says which
+// variant that is, and does not look at the rules of single containers.
+func (fw *Firewalls) HasCommon(ctx context.Context, r Rules) (bool, error) {
+	has := true
+	err := fw.eachCommon(ctx, r, func(x maker, w desired) error {
+		there, err := x.hasCommon(ctx, w)
+		has = has && there
+		return err
+	})
+	return has && err == nil, err
+}
+
+// MakeCommon makes what r shares with other containers and is missing in the
+// iptables that the system has, as the reference plugins would: that of each
+// family and table in one transaction. It returns what it has made, also with an
+// error.
+func (fw *Firewalls) MakeCommon(ctx context.Context, r Rules) (Common, error) {
+	var c Common
+	err := fw.eachCommon(ctx, r, func(x maker, w desired) error {
+		made, err := x.makeCommon(ctx, w)
+		if len(made.chains) > 0 {
+			c.made = append(c.made, madeCommon{x.xtables, made})
+		}
+		return err
+	})
+	return c, err
+}
+
+// makeCommon makes what is missing, and returns the chains and what is in them
+// or leads to them.
+func (x maker) makeCommon(ctx context.Context, w desired) (made desired, err error) {
+	made.v6 = w.v6
+	err = x.exactly(ctx, w, func(f facts, states map[string]state) error {
+		made = missing(w, f, states)
+		var mine desired // nothing, as all is shared
+		err := x.make(ctx, w, f, func(r desiredRule) state { return states[r.String()] }, &mine)
+		if err != nil {
+			made = desired{v6: w.v6}
+		}
+		return err
+	})
+	return made, err
+}
+
+// missing are the chains of w that do not exist, with their rules and the jumps
+// to them. A rule that is missing from a chain that exists is needed by whoever
+// has made that.
+func missing(w desired, f facts, states map[string]state) desired {
+	made := desired{v6: w.v6}
+	of := func(id chainID) bool {
+		return slices.ContainsFunc(made.chains, func(c desiredChain) bool { return c.chainID == id })
+	}
+	for _, c := range w.chains {
+		if !f.chains[c.chainID] {
+			made.chains = append(made.chains, c)
+		}
+	}
+	for _, r := range w.rules {
+		if states[r.String()] == absent && (of(r.chainID) || of(chainID{r.table, r.target})) {
+			made.rules = append(made.rules, r)
+		}
+	}
+	return made
+}
+
+// RemoveCommon deletes what MakeCommon has made, unless somebody uses it: each
+// table's part whole or not at all. The caller makes sure that nobody is about
+// to use it. An error says what is still there, and by whom it may be used.
+func (fw *Firewalls) RemoveCommon(ctx context.Context, c Common) error {
+	return fw.do(func() error {
+		for _, m := range c.made {
+			if err := (maker{m.tool, fw}).removeCommon(ctx, m.made); err != nil {
+				return fmt.Errorf("%w (another container may use it)", err)
+			}
+		}
+		return nil
+	})
+}
+
+func (x maker) removeCommon(ctx context.Context, made desired) error {
+	unlock, err := lockNamespace(ctx)
+	if err != nil {
+		return err
+	}
+	for _, table := range []string{tableNAT, tableFilter} {
+		part := made.of(table)
+		if err == nil {
+			err = x.undo(ctx, part, part)
+		}
+	}
+	if uerr := unlock(); err == nil {
+		err = uerr
+	}
+	return err
+}
+
+// of is the part of w that is in a table.
+func (w desired) of(table string) desired {
+	return desired{
+		v6:     w.v6,
+		chains: slices.DeleteFunc(slices.Clone(w.chains), func(c desiredChain) bool { return c.table != table }),
+		rules:  slices.DeleteFunc(slices.Clone(w.rules), func(r desiredRule) bool { return r.table != table }),
+	}
+}

@@ -1,0 +1,305 @@
+package netfilter
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// sharing is a configuration and what of it containers share.
+type sharing struct {
+	plugin string
+	rules  Rules
+}
+
+func sharings() map[string]sharing {
+	addrs := []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24"), netip.MustParsePrefix("fd00:1::2/64")}
+	ports := []HostPort{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}
+	owner := Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}
+	portmap := func(config string, change func(*HostPorts)) sharing {
+		h := HostPorts{Owner: owner, V4: addrs[0], V6: addrs[1], Ports: ports, SNAT: true, MarkMasqBit: 13}
+		change(&h)
+		return sharing{`{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}` + config + `}`,
+			Rules{HostPorts: []HostPorts{h}}}
+	}
+	firewall := func(config string, change func(*Forward)) sharing {
+		f := Forward{Owner: owner, Addresses: []netip.Addr{addrs[0].Addr(), addrs[1].Addr()}, Bridge: "br1"}
+		change(&f)
+		return sharing{`{"type": "firewall", "backend": "iptables"` + config + `}`, Rules{Forward: []Forward{f}}}
+	}
+	return map[string]sharing{
+		"portmap":          portmap(``, func(*HostPorts) {}),
+		"portmap bit":      portmap(`, "markMasqBit": 5`, func(h *HostPorts) { h.MarkMasqBit = 5 }),
+		"portmap no snat":  portmap(`, "snat": false`, func(h *HostPorts) { h.SNAT = false }),
+		"portmap external": portmap(`, "externalSetMarkChain": "MARKS"`, func(h *HostPorts) { h.ExternalSetMarkChain = "MARKS" }),
+		"portmap masqAll":  portmap(`, "masqAll": true`, func(h *HostPorts) { h.MasqAll = true }),
+		"portmap conditions": portmap(`, "conditionsV4": ["-d", "192.0.2.1"], "conditionsV6": ["-d", "2001:db8::1"]`,
+			func(h *HostPorts) {
+				h.ConditionsV4, h.ConditionsV6 = []string{"-d", "192.0.2.1"}, []string{"-d", "2001:db8::1"}
+			}),
+		"firewall":             firewall(``, func(*Forward) {}),
+		"firewall admin":       firewall(`, "iptablesAdminChainName": "OURS"`, func(f *Forward) { f.AdminChain = "OURS" }),
+		"firewall same-bridge": firewall(`, "ingressPolicy": "same-bridge"`, func(f *Forward) { f.Ingress = "same-bridge" }),
+		"firewall isolated":    firewall(`, "ingressPolicy": "isolated"`, func(f *Forward) { f.Ingress = "isolated" }),
+	}
+}
+
+// saved is what the variant's tools show, in their order but for that of the
+// chains, which is none.
+func (h *host) saved(variant string) []string {
+	h.t.Helper()
+	var lines []string
+	for _, family := range []string{"iptables", "ip6tables"} {
+		out, err := exec.Command(family + "-" + variant + "-save").Output()
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		sets, err := parseSave(counters.ReplaceAllString(string(out), ""))
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		for _, set := range sets {
+			var chains []string
+			for c := range set.chains {
+				chains = append(chains, c)
+			}
+			slices.Sort(chains)
+			for _, c := range chains {
+				if !builtIn(c) {
+					lines = append(lines, family+" "+set.table+" -N "+c)
+				}
+				for _, r := range set.rules {
+					if r.chain == c {
+						lines = append(lines, family+" "+set.table+" -A "+c+" "+r.spec)
+					}
+				}
+			}
+		}
+	}
+	return lines
+}
+
+var counters = regexp.MustCompile(` \[\d+:\d+\]`)
+
+// wantSaved compares in order.
+func wantSaved(t *testing.T, what string, got, want []string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s:\n%s\nwant:\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+const sharingBridge = `{"type": "bridge", "bridge": "BRIDGE", "isGateway": true, "ipam": IPAM}, `
+
+// What is made ahead is what the executable makes on a host where nothing of it
+// is, in the same order, and the executable makes nothing of it again.
+func TestFault_F31_WhatIsMadeAheadIsWhatTheExecutablesMake(t *testing.T) {
+	for name, s := range sharings() {
+		for _, variant := range []string{"nft", "legacy"} {
+			t.Run(name+" "+variant, func(t *testing.T) {
+				var alone, after []string
+				t.Run("alone", func(t *testing.T) {
+					h := newHost(t, variant)
+					h.externalChain(name, variant)
+					h.mustAdd(h.network("podnet", "1", sharingBridge+s.plugin), "c1", "eth0", fewMappings(8080))
+					alone = h.saved(variant)
+					h.wantCommon(s.rules, true)
+				})
+				t.Run("ahead", func(t *testing.T) {
+					h := newHost(t, variant)
+					h.externalChain(name, variant)
+					h.wantCommon(s.rules, false)
+					made, err := h.fw.MakeCommon(t.Context(), s.rules)
+					if err != nil || made.Empty() {
+						t.Fatalf("made %v, %v", made, err)
+					}
+					h.wantCommon(s.rules, true)
+					ahead := h.saved(variant)
+					h.mustAdd(h.network("podnet", "1", sharingBridge+s.plugin), "c1", "eth0", fewMappings(8080))
+					after = h.saved(variant)
+					wantSaved(t, "made ahead", ahead, slices.DeleteFunc(slices.Clone(after), isContainers))
+					if err := h.fw.RemoveCommon(t.Context(), made); err == nil {
+						t.Error("removed what a container uses")
+					}
+					wantSaved(t, "what a container uses", h.saved(variant), after)
+				})
+				wantSaved(t, "ahead and the executable", after, alone)
+			})
+		}
+	}
+}
+
+// isContainers reports whether a line is about the container c1.
+func isContainers(line string) bool {
+	return strings.Contains(line, "CNI-DN-") || strings.Contains(line, "10.1.0.2") || strings.Contains(line, "fd00:1::2")
+}
+
+// externalChain makes the chain that externalSetMarkChain names.
+func (h *host) externalChain(name, variant string) {
+	if name == "portmap external" {
+		h.sh(fmt.Sprintf("iptables-%s -t nat -N MARKS; ip6tables-%s -t nat -N MARKS", variant, variant))
+	}
+}
+
+func (h *host) wantCommon(r Rules, want bool) {
+	h.t.Helper()
+	if has, err := h.fw.HasCommon(h.t.Context(), r); has != want || err != nil {
+		h.t.Errorf("has all that is shared: %t, %v; want %t", has, err, want)
+	}
+}
+
+// Nothing is left of what nobody uses, and all of what somebody does.
+func TestFault_F31_WhatNobodyUsesGoes(t *testing.T) {
+	for name, s := range sharings() {
+		for _, variant := range []string{"nft", "legacy"} {
+			t.Run(name+" "+variant, func(t *testing.T) {
+				h := newHost(t, variant)
+				h.sh(fmt.Sprintf("for f in iptables ip6tables; do $f-%s -t nat -A POSTROUTING -o lo -j ACCEPT; $f-%s -A FORWARD -i lo -j DROP; done", variant, variant))
+				before := h.saved(variant)
+				made, err := h.fw.MakeCommon(t.Context(), s.rules)
+				if err != nil {
+					t.Fatal(err)
+				}
+				again, err := h.fw.MakeCommon(t.Context(), s.rules)
+				if err != nil || !again.Empty() {
+					t.Errorf("made again: %v, %v", again, err)
+				}
+				if err := h.fw.RemoveCommon(t.Context(), made); err != nil {
+					t.Fatal(err)
+				}
+				wantSaved(t, "left", h.saved(variant), before)
+				if err := h.fw.RemoveCommon(t.Context(), made); err != nil {
+					t.Errorf("remove what is gone: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// A rule that somebody has put there stays, and with it the chain that it is in.
+func TestFault_F31_WhatAnAdministratorHasUsedStays(t *testing.T) {
+	s := sharings()["firewall"]
+	for _, variant := range []string{"nft", "legacy"} {
+		h := newHost(t, variant)
+		made, err := h.fw.MakeCommon(t.Context(), s.rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.sh("iptables-" + variant + " -A CNI-ADMIN -s 192.0.2.1 -j DROP")
+		want := h.saved(variant)
+		if err := h.fw.RemoveCommon(t.Context(), made); err == nil {
+			t.Error("removed an administrator's rule")
+		}
+		wantSaved(t, "left", h.saved(variant), want)
+	}
+}
+
+// After a flush by others it is made again: of the rules, of the chains too.
+func TestFault_F16_AfterAFlushItIsMadeAgain(t *testing.T) {
+	for name, s := range sharings() {
+		for _, variant := range []string{"nft", "legacy"} {
+			for _, flush := range []string{"$f -F; $f -t nat -F", "$f -F; $f -X; $f -t nat -F; $f -t nat -X", "$f -t nat -F OUTPUT; $f -F FORWARD"} {
+				t.Run(name+" "+variant, func(t *testing.T) {
+					h := newHost(t, variant)
+					if _, err := h.fw.MakeCommon(t.Context(), s.rules); err != nil {
+						t.Fatal(err)
+					}
+					want := h.saved(variant)
+					h.sh(fmt.Sprintf("for f in iptables-%s ip6tables-%s; do %s; done", variant, variant, flush))
+					h.wantCommon(s.rules, false)
+					if _, err := h.fw.MakeCommon(t.Context(), s.rules); err != nil {
+						t.Fatal(err)
+					}
+					wantSaved(t, "made again", h.saved(variant), want)
+				})
+			}
+		}
+	}
+}
+
+func TestFault_F16_ManyMakeItOnce(t *testing.T) {
+	s := sharings()["portmap"]
+	for _, variant := range []string{"nft", "legacy"} {
+		h := newHost(t, variant)
+		fw := Open(h.ns)
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				if _, err := fw.MakeCommon(context.WithoutCancel(t.Context()), s.rules); err != nil {
+					t.Error(err)
+				}
+			}()
+		}
+		wg.Wait()
+		h.wantNoneTwice(variant)
+	}
+}
+
+func (h *host) wantNoneTwice(variant string) {
+	h.t.Helper()
+	seen := make(map[string]bool)
+	for _, l := range h.saved(variant) {
+		if seen[l] {
+			h.t.Errorf("twice: %s", l)
+		}
+		seen[l] = true
+	}
+}
+
+// Of what plugins have made twice one stays, and what an administrator has made
+// twice is not touched.
+func TestFault_F31_WhatIsThereTwiceIsRemoved(t *testing.T) {
+	for name, s := range sharings() {
+		for _, variant := range []string{"nft", "legacy"} {
+			t.Run(name+" "+variant, func(t *testing.T) {
+				h := newHost(t, variant)
+				if _, err := h.fw.MakeCommon(t.Context(), s.rules); err != nil {
+					t.Fatal(err)
+				}
+				mine := "for f in iptables ip6tables; do t=$f-" + variant + `
+					$t -t nat -A OUTPUT -m addrtype --dst-type LOCAL -j RETURN; $t -t nat -A OUTPUT -m addrtype --dst-type LOCAL -j RETURN
+					$t -I FORWARD -i br1 -m comment --comment "CNI firewall plugin rules" -j DROP
+					$t -I FORWARD -i br1 -m comment --comment "CNI firewall plugin rules" -j DROP
+					done`
+				h.sh(mine)
+				want := h.saved(variant)
+				n := h.makeTwice(variant, s.rules)
+				removed, err := h.fw.RemoveDuplicates(t.Context(), s.rules)
+				if err != nil || removed != n {
+					t.Errorf("removed %d, %v; want %d", removed, err, n)
+				}
+				wantSaved(t, "left", h.saved(variant), want)
+				if removed, err = h.fw.RemoveDuplicates(t.Context(), s.rules); err != nil || removed != 0 {
+					t.Errorf("removed %d more, %v", removed, err)
+				}
+			})
+		}
+	}
+}
+
+// makeTwice appends each shared rule of a container again, and returns how many.
+func (h *host) makeTwice(variant string, r Rules) (n int) {
+	h.t.Helper()
+	for _, w := range families(r) {
+		family := "iptables"
+		if w.v6 {
+			family = "ip6tables"
+		}
+		for _, d := range w.common().rules {
+			args := slices.Concat([]string{"-t", d.table, "-A", d.chain}, d.args)
+			if out, err := exec.Command(family+"-"+variant, args...).CombinedOutput(); err != nil {
+				h.t.Fatalf("%q: %v: %s", args, err, out)
+			}
+			n++
+		}
+	}
+	return n
+}

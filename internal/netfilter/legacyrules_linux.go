@@ -1,0 +1,182 @@
+package netfilter
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// legacyRule is a rule of the legacy variant as the kernel has it, as far as
+// that tells the shared ones from each other.
+type legacyRule struct {
+	chain, target string // as in gist
+	comment       string
+	in, out       string
+	mark          uint32
+}
+
+// legacyTable reports whether the kernel has the table. To ask for the rules of
+// one that it has not would make it. Who may not read the list has to.
+func (x xtables) legacyTable(table string) (bool, error) {
+	file := "/proc/thread-self/net/ip_tables_names"
+	if x.v6() {
+		file = "/proc/thread-self/net/ip6_tables_names"
+	}
+	tables, err := os.ReadFile(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case errors.Is(err, fs.ErrPermission):
+		return true, nil
+	}
+	return slices.Contains(strings.Fields(string(tables)), table), err
+}
+
+// legacyRules returns the rules of a table, and the chains that are not built in.
+func (x xtables) legacyRules(table string) ([]legacyRule, map[string]bool, error) {
+	family := unix.AF_INET
+	if x.v6() {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	info, data, err := x.entries(fd, table)
+	if err = errors.Join(err, unix.Close(fd)); err != nil {
+		return nil, nil, fmt.Errorf("%s: list the rules of table %s: %w", x.name(), table, err)
+	}
+	rules, chains, err := x.layout().decode(info, data)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: read the rules of table %s: %w", x.name(), table, err)
+	}
+	return rules, chains, nil
+}
+
+// entryLayout is where the fields of struct ipt_entry, or ip6t_entry, are.
+type entryLayout struct {
+	in, out int // names of interfaces
+	target  int // its offset; what follows is the offset of the next entry
+	size    int
+}
+
+func (x xtables) layout() entryLayout {
+	if x.v6() {
+		return entryLayout{in: 64, out: 80, target: 140, size: 168}
+	}
+	return entryLayout{in: 16, out: 32, target: 88, size: 112}
+}
+
+// Of struct xt_entry_target and xt_entry_match, which are alike: the size, the
+// name and the revision, and then what is the extension's own.
+const (
+	extensionName = 2
+	extensionData = 32
+	nameSize      = 29
+)
+
+// decode reads the entries of a table. A chain that is not built in begins with
+// one whose target is ERROR and has its name; a jump leads to the one behind it.
+func (l entryLayout) decode(info tableInfo, data []byte) ([]legacyRule, map[string]bool, error) {
+	chain, chains := "", make(map[string]bool)
+	begins := make(map[int]string)
+	var rules []legacyRule
+	jumps := make(map[int]int) // of rules
+	for at := 0; at < len(data); {
+		e, next, err := l.entry(data[at:])
+		if err != nil {
+			return nil, nil, err
+		}
+		if name := builtInAt(info, at); name != "" {
+			chain = name
+		}
+		target := e[binary.NativeEndian.Uint16(e[l.target:]):]
+		body := target[extensionData:]
+		if name := cString(target[extensionName:][:nameSize]); name == "ERROR" {
+			chain = cString(body)
+			begins[at+next] = chain
+			chains[chain] = true
+		} else {
+			r := legacyRule{chain: chain, target: name, in: cString(e[l.in:][:16]), out: cString(e[l.out:][:16])}
+			if name == "" {
+				jumps[len(rules)] = r.verdict(body)
+			} else if name == "MARK" && len(body) >= 8 {
+				r.mark = binary.NativeEndian.Uint32(body)
+			}
+			r.matches(e[l.size:binary.NativeEndian.Uint16(e[l.target:])])
+			rules = append(rules, r)
+		}
+		at += next
+	}
+	for i, to := range jumps {
+		if to >= 0 {
+			rules[i].target = begins[to]
+		}
+	}
+	return rules, chains, nil
+}
+
+// entry returns the first entry, whose parts are all there, and its length.
+func (l entryLayout) entry(data []byte) (e []byte, next int, err error) {
+	if len(data) >= l.size {
+		target, end := int(binary.NativeEndian.Uint16(data[l.target:])), int(binary.NativeEndian.Uint16(data[l.target+2:]))
+		if l.size <= target && target+extensionData+4 <= end && end <= len(data) {
+			return data[:end], end, nil
+		}
+	}
+	return nil, 0, errors.New("an entry is cut off")
+}
+
+// verdict reads the standard target: a verdict below zero, or where it jumps to.
+func (r *legacyRule) verdict(body []byte) int {
+	v := int(int32(binary.NativeEndian.Uint32(body)))
+	switch v {
+	case -1: // -NF_DROP - 1
+		r.target = "DROP"
+	case -5: // XT_RETURN
+		r.target = "RETURN"
+	}
+	return v
+}
+
+// matches reads the matches that matter.
+func (r *legacyRule) matches(data []byte) {
+	for len(data) >= extensionData {
+		size := int(binary.NativeEndian.Uint16(data))
+		if size < extensionData || size > len(data) {
+			return
+		}
+		body := data[extensionData:size]
+		switch cString(data[extensionName:][:nameSize]) {
+		case "comment":
+			r.comment = cString(body)
+		case "mark":
+			if len(body) >= 8 {
+				r.mark = binary.NativeEndian.Uint32(body)
+			}
+		}
+		data = data[size:]
+	}
+}
+
+// builtInAt is the chain that is built in and begins there.
+func builtInAt(info tableInfo, at int) string {
+	for hook, name := range []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"} {
+		if info.hooks&(1<<hook) != 0 && int(info.entry[hook]) == at {
+			return name
+		}
+	}
+	return ""
+}
+
+func cString(b []byte) string {
+	name, _, _ := bytes.Cut(b, []byte{0})
+	return string(name)
+}

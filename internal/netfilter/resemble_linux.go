@@ -1,0 +1,163 @@
+package netfilter
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// gist is what a shared rule is known by when the kernel is looked at instead of
+// the tool, which would take a process: enough to tell it from all that plugins
+// make.
+type gist struct {
+	chainID
+	target  string // a chain, or RETURN, DROP, MARK, MASQUERADE
+	comment string
+	ifaces  []string
+	mark    uint32
+}
+
+func gistOf(r desiredRule) gist {
+	g := gist{chainID: r.chainID, mark: r.mark}
+	for i := 0; i+1 < len(r.args); i++ {
+		switch value := r.args[i+1]; r.args[i] {
+		case "-j":
+			g.target = value
+		case "--comment":
+			g.comment = value
+			i++ // a value can look like an option
+		case "-i", "-o":
+			g.ifaces = append(g.ifaces, value)
+		}
+	}
+	return g
+}
+
+// hasCommon reports whether all of w is there. The rules of single containers
+// are not looked at, but for those in front of a shared one.
+func (x maker) hasCommon(ctx context.Context, w desired) (has bool, err error) {
+	var gists []gist
+	for _, r := range w.rules {
+		gists = append(gists, gistOf(r))
+	}
+	if x.legacy {
+		return x.hasCommonLegacy(w, gists)
+	}
+	err = steadily(ctx, func() (err error) {
+		has, err = x.hasCommonNFT(ctx, w, gists)
+		return err
+	})
+	return has, err
+}
+
+func (x maker) hasCommonNFT(ctx context.Context, w desired, gists []gist) (bool, error) {
+	var ids []chainID
+	for _, c := range w.chains {
+		ids = append(ids, c.chainID)
+	}
+	var found []bool
+	err := x.fw.onSocket(ctx, func(s *socket) (err error) {
+		found, err = s.haveChains(x.family(), ids)
+		return err
+	})
+	if errors.Is(err, errNoNFTables) || err == nil && slices.Contains(found, false) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	for len(gists) > 0 {
+		id := gists[0].chainID
+		var here, elsewhere []gist
+		for _, g := range gists {
+			if g.chainID == id {
+				here = append(here, g)
+			} else {
+				elsewhere = append(elsewhere, g)
+			}
+		}
+		if err := scanRules(ctx, nftTable{x.family(), id.table}, id.chain, func(rule []byte) error {
+			s, err := decodeShape(rule)
+			here = slices.DeleteFunc(here, func(g gist) bool { return g.isNFT(s, rule) })
+			if err == nil && len(here) == 0 {
+				return errEnough
+			}
+			return err
+		}); err != nil || len(here) > 0 {
+			return false, err
+		}
+		gists = elsewhere
+	}
+	return true, nil
+}
+
+// isNFT reports whether a rule of the nf_tables variant is the one.
+func (g gist) isNFT(s shape, raw []byte) bool {
+	if s.comment != g.comment {
+		return false
+	}
+	for _, name := range g.ifaces {
+		// The name is the whole of an attribute, whose type is before it.
+		value := binary.NativeEndian.AppendUint16(nil, unix.NFTA_DATA_VALUE)
+		if !bytes.Contains(raw, slices.Concat(value, zeroTerminated(name))) {
+			return false
+		}
+	}
+	switch g.target {
+	case "MARK":
+		return s.marks(g.mark)
+	case "MASQUERADE":
+		return s.masquerades(g.mark)
+	case "DROP", "RETURN":
+		return slices.Contains(s.words, verdictWord(verdictOf(g.target)))
+	}
+	return s.jump == g.target
+}
+
+// verdictOf is the number of a verdict in nf_tables.
+func verdictOf(target string) uint32 {
+	if target == "RETURN" {
+		code := int32(unix.NFT_RETURN)
+		return uint32(code)
+	}
+	return 0 // NF_DROP
+}
+
+// hasCommonLegacy asks the kernel, which gives the whole of a table at once.
+func (x maker) hasCommonLegacy(w desired, gists []gist) (bool, error) {
+	for _, table := range []string{tableNAT, tableFilter} {
+		part := w.of(table)
+		if part.empty() {
+			continue
+		}
+		has, err := x.legacyTable(table)
+		if err != nil || !has {
+			return false, err
+		}
+		rules, chains, err := x.legacyRules(table)
+		if err != nil {
+			return false, err
+		}
+		for _, c := range part.chains {
+			if !chains[c.chain] {
+				return false, nil
+			}
+		}
+		for _, g := range gists {
+			if g.table == table && !slices.ContainsFunc(rules, g.isLegacy) {
+				return false, nil
+			}
+		}
+	}
+	return true, nil
+}
+
+// isLegacy reports whether a rule of the legacy variant is the one.
+func (g gist) isLegacy(r legacyRule) bool {
+	return r.chain == g.chain && r.target == g.target && r.comment == g.comment && r.mark == g.mark &&
+		!slices.ContainsFunc(g.ifaces, func(name string) bool { return name != r.in && name != r.out })
+}

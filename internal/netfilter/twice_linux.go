@@ -1,0 +1,194 @@
+package netfilter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// RemoveDuplicates deletes what is there more than once of what r shares with
+// other containers: of identical rules, those that plugins have made at the same
+// time, one stays. It returns how many it has deleted.
+func (fw *Firewalls) RemoveDuplicates(ctx context.Context, r Rules) (removed int, err error) {
+	err = fw.eachCommon(ctx, r, func(x maker, w desired) (err error) {
+		unlock, err := lockNamespace(ctx)
+		if err != nil {
+			return err
+		}
+		n := 0
+		if x.legacy {
+			n, err = x.removeTwiceLegacy(ctx, w)
+		} else {
+			n, err = x.removeTwiceNFT(ctx, w)
+		}
+		removed += n
+		return errors.Join(err, unlock())
+	})
+	return removed, err
+}
+
+// removeTwiceNFT deletes by handle, on the condition that nothing has changed
+// since it looked.
+func (x maker) removeTwiceNFT(ctx context.Context, w desired) (int, error) {
+	n := 0
+	err := x.fw.onSocket(ctx, func(s *socket) error {
+		return steadily(ctx, func() error {
+			before, err := s.generation()
+			if err != nil {
+				return err
+			}
+			twice, err := x.findTwice(s, w)
+			if err != nil || len(twice) == 0 {
+				return err
+			}
+			n = len(twice)
+			return s.remove(ctx, before, twice)
+		})
+	})
+	if errors.Is(err, errNoNFTables) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%s: delete what is there twice: %w", x.name(), err)
+	}
+	return n, nil
+}
+
+func (x maker) findTwice(s *socket, w desired) (twice []nftObject, err error) {
+	var looked []chainID
+	for _, r := range w.rules {
+		if slices.Contains(looked, r.chainID) {
+			continue
+		}
+		looked = append(looked, r.chainID)
+		table := nftTable{x.family(), r.table}
+		seen := make(map[string]bool)
+		err := s.dump(rulesOf(table, r.chain), func(raw []byte) error {
+			rule, err := decodeShape(raw)
+			if err != nil || !slices.ContainsFunc(w.rules, func(d desiredRule) bool {
+				return d.chainID == r.chainID && gistOf(d).isNFT(rule, raw)
+			}) {
+				return err
+			}
+			if text := rule.text(); seen[text] {
+				twice = append(twice, nftObject{table, rule.chain, rule.handle, rule.comment})
+			} else {
+				seen[text] = true
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return twice, nil
+}
+
+// removeTwiceLegacy deletes by number, while nobody else changes the rules: who
+// does has the lock of xtables, if they are any of the tools.
+func (x maker) removeTwiceLegacy(ctx context.Context, w desired) (removed int, err error) {
+	ctx, unlock, err := lockXtables(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+	for _, table := range []string{tableNAT, tableFilter} {
+		part := w.of(table)
+		if part.empty() {
+			continue
+		}
+		has, err := x.legacyTable(table)
+		if err != nil {
+			return removed, err
+		}
+		if !has {
+			continue
+		}
+		out, err := x.run(ctx, "", "save", "-t", table)
+		if err != nil {
+			return removed, err
+		}
+		s, err := part.twiceIn(out)
+		if err != nil || len(s) == 0 {
+			return removed, err
+		}
+		text, _ := s.render()
+		if _, err := x.run(ctx, text, "restore", "--noflush"); err != nil {
+			return removed, fmt.Errorf("delete what is there twice: %w", err)
+		}
+		removed += len(s)
+	}
+	return removed, nil
+}
+
+// twiceIn returns the commands that delete what iptables-save shows again of the
+// rules, from the last on, so that the numbers stay what they are.
+func (w desired) twiceIn(saved string) (s script, err error) {
+	sets, err := parseSave(saved)
+	if err != nil {
+		return nil, err
+	}
+	for _, set := range sets {
+		numbers := make(map[string]int)
+		seen := make(map[string]bool)
+		for _, r := range set.rules {
+			numbers[r.chain]++
+			if !slices.ContainsFunc(w.rules, func(d desiredRule) bool {
+				return d.table == set.table && d.chain == r.chain && slices.Equal(canonical(d.args), r.args)
+			}) {
+				continue
+			}
+			if key := r.chain + " " + r.spec; !seen[key] {
+				seen[key] = true
+			} else if err := s.add(set.table, "-D", r.chain, fmt.Sprint(numbers[r.chain])); err != nil {
+				return nil, err
+			}
+		}
+	}
+	slices.Reverse(s)
+	return s, nil
+}
+
+// lockXtables takes the lock of the legacy tools, in whose place those that are
+// started with the context take one of their own. A tool that is too old for that
+// (before iptables 1.8.5) fails, as the lock is taken.
+func lockXtables(ctx context.Context) (_ context.Context, unlock func() error, err error) {
+	path := os.Getenv(lockFileVariable)
+	if path == "" {
+		path = "/run/xtables.lock"
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return ctx, nil, fmt.Errorf("lock xtables: %w", err)
+	}
+	if err := flock(ctx, f); err != nil {
+		return ctx, nil, errors.Join(fmt.Errorf("lock xtables: %w", err), f.Close())
+	}
+	own, err := unix.MemfdCreate("xtables.lock", unix.MFD_CLOEXEC) // nothing is left of it, whoever is killed
+	if err != nil {
+		return ctx, nil, errors.Join(fmt.Errorf("lock xtables: %w", err), f.Close())
+	}
+	return context.WithValue(ctx, lockFileKey{}, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), own)), func() error {
+		return errors.Join(unix.Close(own), f.Close())
+	}, nil
+}
+
+// lockFileVariable names the file that the legacy tools lock.
+const lockFileVariable = "XTABLES_LOCKFILE"
+
+type lockFileKey struct{}
+
+// toolEnv is the environment of a tool that is started with the context.
+func toolEnv(ctx context.Context) []string {
+	path, ok := ctx.Value(lockFileKey{}).(string)
+	if !ok {
+		return nil // this process's
+	}
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, lockFileVariable+"=") })
+	return append(env, lockFileVariable+"="+path)
+}
