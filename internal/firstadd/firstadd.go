@@ -1,10 +1,15 @@
-// Package firstadd lets the first ADD of a network on a host run alone.
+// Package firstadd lets the first ADD of a network on a host run alone, for a
+// while.
 //
-// Plugins create what a network's containers share (the bridge, the top-level
-// chains of portmap and firewall) when the first container comes, and check
+// Plugins create what a network's containers share (the top-level chains of
+// portmap and firewall, a VRF) when the first container comes, and some check
 // before they create without a lock: thirty containers at once on a cold host
 // leave rules twice. Once one ADD has succeeded, it is all there, and nobody
 // waits any more.
+//
+// A plugin that hangs concerns its own container. So nobody is alone for longer
+// than a moment, and nobody waits longer than another: then they run beside each
+// other, and who calls this package removes what may be there twice.
 package firstadd
 
 import (
@@ -19,10 +24,22 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/plainfile"
+)
+
+const (
+	// longestAlone is several times what the first ADD of a network takes with
+	// executables, on a machine that is busy. It is shorter than longestWait, so
+	// that behind one that hangs there is time for the next to be alone, and for
+	// all others to find that it was the first.
+	longestAlone = 1500 * time.Millisecond
+	// longestWait also holds for processes of earlier versions, which are alone
+	// for as long as their plugin runs.
+	longestWait = 2 * time.Second
 )
 
 // Key is a network on a host. Two hosts are two network namespaces, or two
@@ -36,17 +53,21 @@ type Key struct {
 	IfName       string   // of one of several networks of that name; else empty
 	Host         string   // identity of the namespace the plugins run in
 	Boot         string   // of the machine; empty: it is asked for
-	Types        []string // of the plugins
-	Config       [][]byte // their configuration
+	Config       [][]byte // of the plugins
 	Capabilities []string // that the ADD is given, sorted
+
+	// Types are those of the plugins that must not make what they share at the
+	// same time. It is called only if the ADD is the first.
+	Types func() []string
 }
 
 // Tracker remembers which networks had their first ADD: in memory, and for
 // other processes in a directory, a file for each network and combination of
 // capabilities.
 type Tracker struct {
-	dir   string
-	locks *lock.Space
+	dir         string
+	locks       *lock.Space
+	alone, wait time.Duration
 
 	mu   sync.Mutex
 	seen map[string]string // Key.name → mark
@@ -55,21 +76,28 @@ type Tracker struct {
 // New returns the tracker that keeps its marks in dir. Nothing is touched
 // before the first Begin.
 func New(dir string, locks *lock.Space) *Tracker {
-	return &Tracker{dir: dir, locks: locks, seen: make(map[string]string)}
+	return &Tracker{dir: dir, locks: locks, alone: longestAlone, wait: longestWait, seen: make(map[string]string)}
 }
 
-// First is an ADD that runs, alone if it is the first of its network.
+// Within has tests say how long an ADD is alone, and how long another waits for
+// that. It must be called before anything else.
+func (t *Tracker) Within(alone, wait time.Duration) { t.alone, t.wait = alone, wait }
+
+// First is an ADD that runs, alone for a while if it is the first of its
+// network.
 type First struct {
 	tracker *Tracker
 	network string
 	name    string
 	mark    string
-	held    *lock.Held // nil: not the first
+	first   bool
+	turn    *Turn // nil: not alone
 }
 
-// Begin waits until the ADD may run. It is alone among those that have no
-// first ADD behind them and have a plugin type in common, since what plugins
-// race for is shared by type, not by network. Call End when the ADD is over.
+// Begin waits until the ADD may run. If it is the first of its network, it is
+// alone among those that are and have one of the types in common, since what
+// plugins race for is shared by type, not by network; but not for long, and it
+// does not wait for long either. Call End when the ADD is over.
 func (t *Tracker) Begin(ctx context.Context, key Key) (*First, error) {
 	mark, err := key.mark()
 	if err != nil {
@@ -79,28 +107,68 @@ func (t *Tracker) Begin(ctx context.Context, key Key) (*First, error) {
 	if known, err := t.known(f); known || err != nil {
 		return f, err
 	}
-	f.held, err = t.locks.LockAll(ctx, key.locks())
-	if err != nil {
+	f.first = true
+	if f.turn, err = t.Take(ctx, key.Types()); err != nil {
 		return nil, fmt.Errorf("wait for the first ADD of network %q: %w", key.Network, err)
 	}
 	known, err := t.known(f) // while waiting, another one may have been the first
 	if known || err != nil {
-		err = errors.Join(err, f.held.Release())
-		f.held = nil
+		f.first = false
+		err = errors.Join(err, f.turn.End())
+		f.turn = nil
 	}
 	return f, err
 }
 
+// Cold reports whether the ADD began without one of its network's behind it.
+func (f *First) Cold() bool { return f.first }
+
 // End says how the ADD went. After a success nobody waits again.
 func (f *First) End(ok bool) error {
-	if f.held == nil {
+	if !f.first {
 		return nil
 	}
+	f.first = false
 	var err error
 	if ok {
 		err = f.tracker.remember(f)
 	}
-	return errors.Join(err, f.held.Release())
+	return errors.Join(err, f.turn.End())
+}
+
+// Turn is to be alone with some types of plugins, for a while.
+type Turn struct {
+	over  *time.Timer
+	leave func() error
+}
+
+// Take waits until nobody else has a turn with one of the types, but not for
+// long: then, as with no types, the Turn is nil, and others run beside.
+func (t *Tracker) Take(ctx context.Context, types []string) (*Turn, error) {
+	if len(types) == 0 {
+		return nil, nil
+	}
+	waiting, cancel := context.WithTimeout(ctx, t.wait)
+	defer cancel()
+	held, err := t.locks.LockAll(waiting, keys(types))
+	if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	turn := &Turn{leave: sync.OnceValue(held.Release)}
+	turn.over = time.AfterFunc(t.alone, func() { _ = turn.leave() }) // End says the same again
+	return turn, nil
+}
+
+// End lets others take their turn.
+func (t *Turn) End() error {
+	if t == nil {
+		return nil
+	}
+	t.over.Stop()
+	return t.leave()
 }
 
 func (t *Tracker) known(f *First) (bool, error) {
@@ -137,7 +205,10 @@ func (t *Tracker) remember(f *First) error {
 	if err := os.WriteFile(tmp, []byte(f.mark), 0o600); err != nil {
 		return err
 	}
-	return os.Rename(tmp, path)
+	if err := os.Rename(tmp, path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil // if it is not there any more, another process has remembered the same
 }
 
 func (t *Tracker) file(name string) string {
@@ -172,9 +243,9 @@ func (k Key) mark() (string, error) {
 	return strings.Join([]string{k.Network, id, k.Host, hex.EncodeToString(h.Sum(nil))}, "\n"), nil
 }
 
-func (k Key) locks() []lock.Key {
+func keys(types []string) []lock.Key {
 	var keys []lock.Key
-	for _, typ := range slices.Compact(slices.Sorted(slices.Values(k.Types))) {
+	for _, typ := range slices.Compact(slices.Sorted(slices.Values(types))) {
 		keys = append(keys, lock.Key{Name: "first/" + typ})
 	}
 	return keys

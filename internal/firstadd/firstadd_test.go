@@ -20,12 +20,14 @@ const (
 )
 
 func key(network string, types ...string) Key {
-	return Key{Network: network, Host: "4:1", Types: types, Config: [][]byte{[]byte(network)}}
+	return Key{Network: network, Host: "4:1", Types: func() []string { return types }, Config: [][]byte{[]byte(network)}}
 }
 
 // newTracker is another process's tracker if dir is another one's already.
 func newTracker(dir string) *Tracker {
-	return New(filepath.Join(dir, "networks"), lock.Open(filepath.Join(dir, "locks")))
+	t := New(filepath.Join(dir, "networks"), lock.Open(filepath.Join(dir, "locks")))
+	t.Within(time.Hour, time.Hour)
+	return t
 }
 
 // begin returns what a Begin came to: "first", "later", or "waits".
@@ -44,7 +46,7 @@ func beginWithin(t *testing.T, tracker *Tracker, k Key, limit time.Duration) (*F
 		return nil, "waits"
 	case err != nil:
 		t.Fatal(err)
-	case f.held != nil:
+	case f.Cold():
 		return f, "first"
 	}
 	return f, "later"
@@ -59,7 +61,7 @@ func want(t *testing.T, tracker *Tracker, k Key, ok bool, wanted string) {
 	}
 	f, got := beginWithin(t, tracker, k, limit)
 	if got != wanted {
-		t.Errorf("the ADD of %+v: %s, want %s", k, got, wanted)
+		t.Errorf("the ADD of %s: %s, want %s", k.Network, got, wanted)
 	}
 	if f == nil {
 		return
@@ -169,7 +171,7 @@ func TestOfACrowdOneIsFirst(t *testing.T) {
 				return
 			}
 			mu.Lock()
-			if f.held != nil {
+			if f.Cold() {
 				firsts++
 				over = true // under the lock that keeps the others out
 			} else if !over {
@@ -237,4 +239,61 @@ func TestAMarkThatCannotBeReadIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, tracker, k, true, "first")
+}
+
+// began fails the test unless a Begin returns, with or without a turn.
+func began(t *testing.T, tracker *Tracker, k Key, alone bool) *First {
+	t.Helper()
+	f, got := begin(t, tracker, k)
+	if got != "first" || (f.turn != nil) != alone {
+		t.Fatalf("the ADD of %s is %s, turn %v; want it first, and alone: %t", k.Network, got, f != nil && f.turn != nil, alone)
+	}
+	return f
+}
+
+func TestFault_F31_NobodyIsAloneForLongerThanAMoment(t *testing.T) {
+	dir := t.TempDir()
+	hangs, other, process := newTracker(dir), newTracker(dir), newTracker(dir)
+	hangs.Within(time.Millisecond, time.Hour)
+	first := began(t, hangs, key("podnet", "bridge"), true)
+	// Neither waits for the end of the first.
+	second := began(t, hangs, key("second", "bridge"), true)
+	third := began(t, other, key("third", "bridge"), true)
+	if err := errors.Join(third.End(true), second.End(true), first.End(true)); err != nil {
+		t.Error(err)
+	}
+	want(t, process, key("podnet", "bridge"), true, "later")
+}
+
+func TestFault_F31_NobodyWaitsLongerThanAMoment(t *testing.T) {
+	dir := t.TempDir()
+	first := began(t, newTracker(dir), key("podnet", "bridge"), true) // as one of an earlier version
+	impatient := newTracker(dir)
+	impatient.Within(time.Hour, time.Millisecond)
+	beside := began(t, impatient, key("podnet", "bridge"), false)
+	if err := beside.End(true); err != nil {
+		t.Error(err)
+	}
+	want(t, impatient, key("podnet", "bridge"), true, "later")
+	if err := first.End(false); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFault_F31_WhoHasNothingToRaceForWaitsForNobody(t *testing.T) {
+	tracker := newTracker(t.TempDir())
+	first := began(t, tracker, key("podnet", "bridge"), true)
+	beside := began(t, tracker, key("second"), false)
+	if err := errors.Join(beside.End(true), first.End(true)); err != nil {
+		t.Error(err)
+	}
+	want(t, tracker, key("second"), true, "later")
+}
+
+func TestATypeIsNotAskedForOnceThereWasAFirst(t *testing.T) {
+	tracker := newTracker(t.TempDir())
+	want(t, tracker, key("podnet", "bridge"), true, "first")
+	k := key("podnet")
+	k.Types = func() []string { t.Error("asked"); return nil }
+	want(t, tracker, k, true, "later")
 }
