@@ -147,16 +147,17 @@ func (a *attachment) addTraced(ctx context.Context, index int, serially bool) (r
 	return a.add(ctx)
 }
 
-// add runs the ADD of one network. The first one on a host runs alone.
+// add runs the ADD of one network. The first one on a host runs alone, for a
+// moment, with plugins of which it is not known what they share.
 func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, a.error("ADD", context.Cause(ctx))
 	}
-	first, err := a.op.first.Begin(ctx, a.firstKey())
+	first, err := a.op.first.Begin(ctx, a.firstKey(ctx))
 	if err != nil {
 		return nil, a.error("ADD", err)
 	}
-	a.attempted = true
+	a.first, a.attempted = first, true
 	part := a.part
 	if part.To == 0 {
 		part.To = len(a.network.config.Plugins)
@@ -177,13 +178,15 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 	return result, a.errors("ADD", err)
 }
 
-func (a *attachment) firstKey() firstadd.Key {
-	key := firstadd.Key{Network: a.network.config.Name, Host: a.op.host.String(), Boot: a.op.boot}
+func (a *attachment) firstKey(ctx context.Context) firstadd.Key {
+	key := firstadd.Key{
+		Network: a.network.config.Name, Host: a.op.host.String(), Boot: a.op.boot,
+		Types: func() []string { return a.contended(ctx) },
+	}
 	if a.op.shared(a.network) {
 		key.IfName = a.network.ifName
 	}
 	for _, p := range a.network.config.Plugins {
-		key.Types = append(key.Types, p.Network.Type)
 		key.Config = append(key.Config, p.Bytes)
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.CapabilityArgs)) {
@@ -207,6 +210,7 @@ func (op *operation) convert(results []*types100.Result) (*Result, error) {
 // fail with half its work done.
 func (op *operation) rollBack(ctx context.Context) error {
 	var begun, never []*attachment
+	defer op.giveUpAhead()
 	for _, a := range op.attachments {
 		if a.attempted {
 			begun = append(begun, a)

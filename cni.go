@@ -107,6 +107,7 @@ type snapshot struct {
 	own      string   // the directory of locks and marks
 	locks    *lock.Space
 	first    *firstadd.Tracker
+	ahead    *aheads
 	records  *record.Store
 	kept     *keeper
 	reaper   *reaper
@@ -179,12 +180,14 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	if previous != nil && previous.own == own && previous.records.Dir() == recordDir {
 		s.locks, s.first, s.records, s.kept = previous.locks, previous.first, previous.records, previous.kept
 		s.reaper = previous.reaper
+		s.ahead = previous.ahead
 	} else {
 		s.locks = lock.Open(filepath.Join(own, "locks"))
 		s.first = firstadd.New(filepath.Join(own, "networks"), s.locks)
 		s.records = record.Open(recordDir)
 		s.kept = newKeeper(s.records.Dir())
 		s.reaper = &reaper{}
+		s.ahead = &aheads{}
 	}
 	s.own = own
 	s.sockets, s.paths, s.spans = &netfilter.Sockets{}, newHostPaths(), &spans{} // the sockets close themselves

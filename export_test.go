@@ -2,6 +2,7 @@ package cni
 
 import (
 	"os"
+	"time"
 
 	"github.com/embedcni/cni/plugin"
 )
@@ -11,6 +12,12 @@ func (r *Runtime) SyncRecordsBy(sync func(*os.File) error) { r.current.Load().re
 
 // SyncLedgerBy has a test do what brings the ledger to the disk.
 func (r *Runtime) SyncLedgerBy(sync func(*os.File) error) { r.current.Load().ledger().Fsync = sync }
+
+// Patiently has first ADDs be alone, and others wait, for as long as it takes.
+func (r *Runtime) Patiently() *Runtime {
+	r.current.Load().first.Within(time.Hour, time.Hour)
+	return r
+}
 
 // WithBuiltins has tests say what is built in.
 func WithBuiltins(plugins map[string]plugin.Plugin) Opt {

@@ -40,7 +40,7 @@ func TestFault_F16_TheFirstADDOfANetworkRunsAlone(t *testing.T) {
 	conf := cni.WithConfListBytes(s.network("net", "1.0.0", "p", "q"))
 	s.logEnds("p", "q")
 	// Two Runtimes, whose locks meet in the file as those of two processes.
-	wantNil(t, coldStart(s, 30, s.runtime(conf), s.runtime(conf)))
+	wantNil(t, coldStart(s, 30, s.runtime(conf).Patiently(), s.runtime(conf).Patiently()))
 	wantFirstAlone(t, s.takeCalls(), 30)
 }
 
@@ -67,7 +67,7 @@ func TestFault_F16_AfterTheFirstTheyOverlap(t *testing.T) {
 func TestFault_F16_AFirstADDHoldsUpOnlyWhatSharesAPluginType(t *testing.T) {
 	s := newStage(t)
 	r := s.runtime(cni.WithConfListBytes(s.network("net", "1.0.0", "p", "q")), cni.WithConfListBytes(s.network("two", "1.0.0", "r")),
-		cni.WithConfListBytes(s.network("three", "1.0.0", "t", "q")))
+		cni.WithConfListBytes(s.network("three", "1.0.0", "t", "q"))).Patiently()
 	gate := s.gate("p")
 	s.on("p", "ADD", scripted.Action{Block: gate})
 	ctx := t.Context()
@@ -85,7 +85,7 @@ func TestFault_F16_AFirstADDHoldsUpOnlyWhatSharesAPluginType(t *testing.T) {
 func TestFault_F16_AFailedFirstADDLeavesTheNextOneFirst(t *testing.T) {
 	s := newStage(t)
 	conf := cni.WithConfListBytes(s.network("net", "1.0.0", "p", "q"))
-	r := s.runtime(conf)
+	r := s.runtime(conf).Patiently()
 	s.on("q", "ADD", says(5, "no"))
 	if err := setUp(t.Context(), r, "failed", s.container("failed"))(); err == nil {
 		t.Fatal("no error")
@@ -113,7 +113,7 @@ func TestFault_F16_TheMarkIsSeenByAnotherProcess(t *testing.T) {
 
 func TestFault_F16_AChangedConfigurationHasAFirstADDAgain(t *testing.T) {
 	s := newStage(t)
-	r := s.runtime(cni.WithConfListBytes(s.network("net", "1.0.0", "p")))
+	r := s.runtime(cni.WithConfListBytes(s.network("net", "1.0.0", "p"))).Patiently()
 	wantNil(t, setUp(t.Context(), r, "warm", s.container("warm"))())
 	s.logEnds("p", "q")
 	wantNil(t, r.Load(cni.WithConfListBytes(s.network("net", "1.0.0", "p", "q"))))

@@ -14,7 +14,9 @@ import (
 	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -64,6 +66,8 @@ type attachment struct {
 	claims    claims        // what host-local has reserved in this call
 	garbage   *garbage      // of a GC: what may be released
 	failed    []chain.Call  // DELs that failed
+	first     *firstadd.First
+	made      []netfilter.Common // ahead of executables, for all containers
 }
 
 // begin validates everything, and finds out where the plugins will run. It must
@@ -102,6 +106,7 @@ func (op *operation) end() {
 			op.logger.Error("release lock", "container", op.id, "error", err)
 		}
 	}
+	op.takeBackAhead()
 	op.leaveHost()
 	if err := op.host.close(); err != nil {
 		op.logger.Error("close network namespace", "error", err)

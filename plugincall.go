@@ -106,6 +106,8 @@ func (a *attachment) execute(ctx context.Context, call chain.Call, p provider) (
 	switch {
 	case p.kind == PluginExecutable && call.Plugin == "loopback":
 		return a.startLoopback(ctx, call, p)
+	case p.kind == PluginExecutable && call.Verb == "ADD":
+		return a.startAhead(ctx, call, p)
 	case p.kind == PluginExecutable:
 		return a.start(ctx, call, p)
 	}

@@ -91,7 +91,8 @@ type First struct {
 	name    string
 	mark    string
 	first   bool
-	turn    *Turn // nil: not alone
+	types   []string // with which it has had a turn, or waited for one
+	turn    *Turn    // nil: not alone
 }
 
 // Begin waits until the ADD may run. If it is the first of its network, it is
@@ -107,21 +108,22 @@ func (t *Tracker) Begin(ctx context.Context, key Key) (*First, error) {
 	if known, err := t.known(f); known || err != nil {
 		return f, err
 	}
-	f.first = true
-	if f.turn, err = t.Take(ctx, key.Types()); err != nil {
+	f.first, f.types = true, key.Types()
+	if f.turn, err = t.Take(ctx, f.types); err != nil {
 		return nil, fmt.Errorf("wait for the first ADD of network %q: %w", key.Network, err)
 	}
 	known, err := t.known(f) // while waiting, another one may have been the first
 	if known || err != nil {
-		f.first = false
+		f.first, f.types = false, nil
 		err = errors.Join(err, f.turn.End())
 		f.turn = nil
 	}
 	return f, err
 }
 
-// Cold reports whether the ADD began without one of its network's behind it.
-func (f *First) Cold() bool { return f.first }
+// Took reports whether the ADD has taken a turn with a type, or has waited for
+// one in vain. Nil has not.
+func (f *First) Took(typ string) bool { return f != nil && slices.Contains(f.types, typ) }
 
 // End says how the ADD went. After a success nobody waits again.
 func (f *First) End(ok bool) error {

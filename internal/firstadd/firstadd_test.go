@@ -46,7 +46,7 @@ func beginWithin(t *testing.T, tracker *Tracker, k Key, limit time.Duration) (*F
 		return nil, "waits"
 	case err != nil:
 		t.Fatal(err)
-	case f.Cold():
+	case f.first:
 		return f, "first"
 	}
 	return f, "later"
@@ -171,7 +171,7 @@ func TestOfACrowdOneIsFirst(t *testing.T) {
 				return
 			}
 			mu.Lock()
-			if f.Cold() {
+			if f.first {
 				firsts++
 				over = true // under the lock that keeps the others out
 			} else if !over {

@@ -2,7 +2,9 @@ package netfilter
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os/exec"
 	"slices"
 )
 
@@ -43,7 +45,7 @@ func (w desired) common() desired {
 
 // eachCommon calls fn for each family in which r has something that containers
 // share, with the variant that the system has under the name iptables, on a
-// thread in the namespace.
+// thread in the namespace. Where it has none there is nothing to be made.
 func (fw *Firewalls) eachCommon(ctx context.Context, r Rules, fn func(maker, desired) error) error {
 	return fw.do(func() error {
 		return sequence(families(r), func(w desired) error {
@@ -55,7 +57,11 @@ func (fw *Firewalls) eachCommon(ctx context.Context, r Rules, fn func(maker, des
 			if w.v6 {
 				x.xtables.family = "ip6tables"
 			}
-			if err := x.detect(ctx); err != nil {
+			err := x.detect(ctx)
+			if errors.Is(err, exec.ErrNotFound) {
+				return nil
+			}
+			if err != nil {
 				return err
 			}
 			return fn(x, w)

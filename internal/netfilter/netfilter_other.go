@@ -43,3 +43,23 @@ func (p Plan) Apply(context.Context) error {
 
 // Names are none, as there are no rules.
 func Names(network, id, ifName string) (chains, comments []string) { return nil, nil }
+
+// Common is what MakeCommon has made; off Linux nothing.
+type Common struct{}
+
+// Empty reports that it is nothing.
+func (Common) Empty() bool { return true }
+
+// HasCommon fails with [ErrNotSupported].
+func (*Firewalls) HasCommon(context.Context, Rules) (bool, error) { return false, ErrNotSupported }
+
+// MakeCommon fails with [ErrNotSupported].
+func (*Firewalls) MakeCommon(context.Context, Rules) (Common, error) {
+	return Common{}, ErrNotSupported
+}
+
+// RemoveCommon fails with [ErrNotSupported].
+func (*Firewalls) RemoveCommon(context.Context, Common) error { return ErrNotSupported }
+
+// RemoveDuplicates fails with [ErrNotSupported].
+func (*Firewalls) RemoveDuplicates(context.Context, Rules) (int, error) { return 0, ErrNotSupported }

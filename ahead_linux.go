@@ -1,0 +1,36 @@
+package cni
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// pluginsRun reports whether a process of one of these names runs in the
+// namespace, as far as processes can be seen.
+func pluginsRun(host *hostNetNS, names ...string) (bool, error) {
+	all, err := inhabitants()
+	if err != nil {
+		return false, err
+	}
+	for _, pid := range all[host.ID()] {
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		switch {
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH): // it has ended
+		case err != nil:
+			return false, err
+		case slices.Contains(names, strings.TrimSuffix(string(name), "\n")):
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// firewalldRuns reports whether a firewalld runs for the host, as the plugin
+// firewall finds out where its configuration names no backend.
+func firewalldRuns(host *hostNetNS) (bool, error) { return pluginsRun(host, "firewalld") }
