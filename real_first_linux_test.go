@@ -247,3 +247,60 @@ func (h *realHost) wantChains(want bool) {
 		h.t.Errorf("want chains that are shared: %t, got:\n%s", want, strings.Join(lines, "\n"))
 	}
 }
+
+// What an executable of which nothing is known makes twice, as one that another
+// has overtaken between its look and its work, is there once when its ADD ends.
+func TestFault_F31_RealDuplicatesOfUnknownExecutablesAreRemoved(t *testing.T) {
+	eachIPTables(t, func(t *testing.T, h *realHost, _ string) {
+		dir := h.wrapped(h.path("gate"))
+		for name, again := range map[string]string{
+			"portmap":  `iptables -t nat -A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT`,
+			"firewall": `iptables -I FORWARD -m comment --comment "CNI firewall plugin rules" -j CNI-FORWARD`,
+		} {
+			wantNil(t, os.Remove(dir+"/"+name))
+			script := fmt.Sprintf("#!/bin/sh\n%s/%s || exit\nif [ $CNI_COMMAND = ADD ]; then %s; fi\n", referencePlugins(t), name, again)
+			wantNil(t, os.WriteFile(dir+"/"+name, []byte(script), 0o755))
+		}
+		r := h.runtime(cni.WithPluginDir([]string{dir}), cni.WithConfListBytes(h.crowdList()))
+		// An administrator's own stay.
+		h.sh("for i in 1 2; do iptables -t nat -A PREROUTING -m addrtype --dst-type LOCAL -j RETURN; done")
+		_, err := r.Setup(t.Context(), "c1", h.container("c1"), realPort(8080))
+		wantNil(t, err)
+		counts := map[string]int{}
+		for _, l := range h.audit() {
+			if strings.HasPrefix(l, "ip") && strings.Contains(l, " -A ") {
+				counts[l[strings.Index(l, " -A "):]]++
+			}
+		}
+		for rule, n := range counts {
+			if want := 1 + strings.Count(rule, "--dst-type LOCAL -j RETURN"); n != want {
+				t.Errorf("%d times %s, want %d", n, rule, want)
+			}
+		}
+		wantNil(t, r.Remove(t.Context(), "c1", h.path("netns", "c1")))
+	})
+}
+
+// A plugin of the name of a reference plugin that makes nothing of what that
+// makes is looked at once, and then has no turn of its own.
+func TestFault_F31_RealPluginsThatShareNothingAreNotHeldUp(t *testing.T) {
+	h := newRealHost(t)
+	gate := h.path("gate")
+	dir := h.path("wrapped")
+	wantNil(t, os.MkdirAll(dir, 0o755))
+	wantNil(t, os.Symlink(referencePlugins(t)+"/bridge", dir+"/bridge"))
+	wantNil(t, os.Symlink(referencePlugins(t)+"/host-local", dir+"/host-local"))
+	script := "#!/bin/sh\nin=$(cat)\ncase $CNI_COMMAND$CNI_CONTAINERID in ADDhangs*) : >" + gate + ".there; cat " + gate + " >/dev/null;; esac\n" +
+		"if [ $CNI_COMMAND = ADD ]; then printf '%s' \"$in\" | sed 's/.*\"prevResult\"://; s/,\"runtimeConfig.*//; s/,\"type\":\"portmap\".*//'; fi\n"
+	wantNil(t, os.WriteFile(dir+"/portmap", []byte(script), 0o755))
+	c := realCase{plugins: []string{bridgeConf(hostLocal(v4Range)), `{"type": "portmap", "capabilities": {"portMappings": true}}`}}
+	r := h.runtime(cni.WithHostNetNS(h.path("netns", "host")), cni.WithPluginDir([]string{dir}), cni.WithConfListBytes(c.conf("podnet", "1.0.0", h.path("ipam"))))
+	_, err := r.Setup(t.Context(), "c1", h.container("c1"), realPort(8080))
+	wantNil(t, err)
+	letGo := h.hanging(r.Patiently(), "hangs", gate, realPort(8081))
+	wantSoon(t, "another", func() error {
+		_, err := r.Setup(t.Context(), "c2", h.container("c2"), realPort(8082))
+		return err
+	})
+	letGo()
+}
