@@ -128,8 +128,14 @@ func (a *attachment) startBeside(ctx context.Context, call chain.Call, p provide
 	return out, err
 }
 
-// aheadTime is how long it may take to remove what nobody needs.
-const aheadTime = 10 * time.Second
+const (
+	// aheadTime is how long it may take to remove what is there twice.
+	aheadTime = 10 * time.Second
+	// takeBackTime is how long it may take to remove what was made ahead in vain.
+	// Other calls wait meanwhile, for milliseconds unless another program has the
+	// lock of xtables.
+	takeBackTime = 2 * time.Second
+)
 
 // makesNone reports whether an executable has succeeded without what the
 // reference plugin of its type would have made.
@@ -187,7 +193,7 @@ func (op *operation) takeBackAhead() {
 	if busy, err = pluginsRun(op.host, "portmap", "firewall"); busy || err != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), aheadTime)
+	ctx, cancel := context.WithTimeout(context.Background(), takeBackTime)
 	defer cancel()
 	fw := netfilter.Open(op.host.handle())
 	for _, made := range op.ahead.takeGivenUp(host) {
