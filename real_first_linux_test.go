@@ -219,12 +219,12 @@ func TestFault_F31_RealNothingStaysOfAFailedFirst(t *testing.T) {
 		conf = conf[:i] + `, {"type": "fails", "script": "` + h.path("script-fails") + `"}` + conf[i:]
 		r := h.real(cni.WithHostNetNS(h.path("netns", "host")), cni.WithPluginDir([]string{referencePlugins(t), h.path("bin")}),
 			cni.WithConfListBytes(h.crowdList()), cni.WithConfListBytes([]byte(conf)))
-		h.wantRefused(r, "f1")
+		h.wantFails(r, "f1")
 		h.wantChains(false)
 		_, err := r.Setup(t.Context(), "c1", h.container("c1"), cni.WithNetwork("podnet"), realPort(8080))
 		wantNil(t, err)
 		h.wantChains(true)
-		h.wantRefused(r, "f2")
+		h.wantFails(r, "f2")
 		h.wantChains(true)
 		wantNil(t, r.Check(t.Context(), "c1", h.path("netns", "c1"), cni.WithNetwork("podnet"), realPort(8080)))
 		wantNil(t, r.Remove(t.Context(), "c1", h.path("netns", "c1")))
@@ -232,7 +232,7 @@ func TestFault_F31_RealNothingStaysOfAFailedFirst(t *testing.T) {
 	})
 }
 
-func (h *realHost) wantRefused(r *cni.Runtime, id string) {
+func (h *realHost) wantFails(r *cni.Runtime, id string) {
 	h.t.Helper()
 	if _, err := r.Setup(h.t.Context(), id, h.container(id), cni.WithNetwork("failing"), realPort(8081)); err == nil {
 		h.t.Fatalf("%s was attached", id)
