@@ -87,7 +87,7 @@ func (a *attachment) findShared(ctx context.Context, call chain.Call) (s shared,
 	if has || err != nil || !request.AsksForFirewalld() {
 		return s, has, err
 	}
-	if request.Firewalld, err = firewalldRuns(a.op.host); !request.Firewalld || err != nil {
+	if request.Firewalld, err = a.op.bus.Running(ctx, a.op.host.handle()); !request.Firewalld || err != nil {
 		return s, false, err
 	}
 	s.rules = request.Rules()

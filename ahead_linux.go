@@ -2,9 +2,9 @@ package cni
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -18,8 +18,8 @@ func pluginsRun(host *hostNetNS, names ...string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	for _, pid := range all[host.ID()] {
-		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	for _, t := range all[host.ID()] {
+		name, err := os.ReadFile(filepath.Join(t.Dir, "comm"))
 		switch {
 		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH): // it has ended
 		case err != nil:
@@ -30,7 +30,3 @@ func pluginsRun(host *hostNetNS, names ...string) (bool, error) {
 	}
 	return false, nil
 }
-
-// firewalldRuns reports whether a firewalld runs for the host, as the plugin
-// firewall finds out where its configuration names no backend.
-func firewalldRuns(host *hostNetNS) (bool, error) { return pluginsRun(host, "firewalld") }

@@ -4,6 +4,3 @@ package cni
 
 // pluginsRun has nothing to look for: nothing is made ahead.
 func pluginsRun(*hostNetNS, ...string) (bool, error) { return false, nil }
-
-// firewalldRuns is for Linux.
-func firewalldRuns(*hostNetNS) (bool, error) { return false, nil }
