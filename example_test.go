@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"os"
 	"time"
 
 	"github.com/embedcni/cni"
@@ -215,4 +216,48 @@ func ExampleWithCapabilityPortMap() {
 	// Output:
 	// true
 	// set up container "web-1": network "podnet": capability portMappings: host port 192.0.2.1:8080->81/tcp is mapped twice: invalid argument
+}
+
+// Going back to go-cni: a dry run says which containers go-cni could not remove,
+// and why. Here there is none.
+func ExampleRuntime_Release() {
+	state, err := os.MkdirTemp("", "state")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(state)
+	rt, err := cni.New(cni.WithStateDir(state), cni.WithLoNetwork)
+	if err != nil {
+		log.Fatal(err)
+	}
+	report, err := rt.Release(context.Background(), cni.ReleaseOptions{DryRun: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("go-cni can take over:", report.Released)
+	for id, why := range report.Refused {
+		fmt.Println("Remove it first, or mend this:", id, why)
+	}
+	// Output:
+	// go-cni can take over: []
+}
+
+// An IPv4 and an IPv6 list of one name are told apart by their interfaces:
+// WithNetwork("podnet") selects both, and WithInterfaceName("eth1") with it the
+// second.
+func ExampleWithNetwork_sameName() {
+	list := func(subnet string) []byte {
+		return fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [
+			{"type": "bridge", "ipam": {"type": "host-local", "ranges": [[{"subnet": %q}]]}}]}`, subnet)
+	}
+	rt, err := cni.New(cni.WithConfListBytes(list("10.88.0.0/16")), cni.WithConfListBytes(list("fd00:88::/64")))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, n := range rt.GetConfig().Networks {
+		fmt.Println(n.Config.Name, n.IFName)
+	}
+	// Output:
+	// podnet eth0
+	// podnet eth1
 }
