@@ -150,13 +150,17 @@ func (h *Host) Audit() audit.Lines {
 	return lines
 }
 
-// Since compares with an audit from before. A runtime keeps sockets to the packet
-// filters for a moment: its own are waited for, and the end of those of an
-// earlier test does not count.
+// isDescriptor reports whether a line of an audit is of a descriptor of this process.
+func isDescriptor(line string) bool { return strings.HasPrefix(line, "fd ") }
+
+// Since compares with an audit from before. A runtime keeps descriptors for a moment
+// after a call: sockets to the packet filters, and the host's namespace to look for
+// abandoned containers. Its own are waited for, and the end of those of an earlier
+// test does not count.
 func (h *Host) Since(before audit.Lines) (added, removed audit.Lines) {
 	h.T.Helper()
 	added, removed = audit.Diff(before, h.Audit())
-	for end := time.Now().Add(Patience); slices.Contains(added, "fd socket") && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(Patience); slices.ContainsFunc(added, isDescriptor) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		added, removed = audit.Diff(before, h.Audit())
 	}
 	return added, removed.Without(func(line string) bool {
