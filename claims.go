@@ -55,7 +55,7 @@ func (a *attachment) key() record.Key {
 // GC is the better for it, and no call the worse without. It reaches the disk
 // before the record goes, see ledgerSafe: until then the record names them.
 func (op *operation) enter(attachments []*attachment) {
-	now := plainfile.Now()
+	now := op.ledger().Now()
 	var lines []record.Line
 	for _, a := range attachments {
 		if a.part.From > 0 {
@@ -235,7 +235,7 @@ func (a *attachment) known() record.Known {
 	}
 	k := all[a.key()]
 	k.Addresses = append(k.Addresses, a.claims.all()...)
-	now := plainfile.Now()
+	now := a.op.ledger().Now()
 	if !a.claims.since.IsZero() {
 		k.Since, k.Until = a.claims.since, now
 		return k

@@ -189,12 +189,7 @@ func encodeLines(lines []Line) ([]byte, error) {
 func (l *Ledger) append(data []byte) error {
 	data = append([]byte("\n"), data...) // ends a line that was torn
 	for {
-		f, err := plainfile.Open(l.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-		if errors.Is(err, fs.ErrNotExist) { // before the first record
-			if err = os.MkdirAll(filepath.Dir(l.path), 0o700); err == nil {
-				continue
-			}
-		}
+		f, err := l.open()
 		if err != nil {
 			return err
 		}
@@ -204,6 +199,36 @@ func (l *Ledger) append(data []byte) error {
 			return err
 		}
 	}
+}
+
+func (l *Ledger) open() (*os.File, error) {
+	for {
+		f, err := plainfile.Open(l.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return f, err
+		}
+		if err := os.MkdirAll(filepath.Dir(l.path), 0o700); err != nil { // before the first record
+			return nil, err
+		}
+	}
+}
+
+// Now is the time that is later than those of all files which were made before, by
+// whomever, and not later than those of files to come. Where the file system of the
+// ledger cannot be asked it is the last tick's.
+func (l *Ledger) Now() time.Time {
+	now, err := plainfile.Stamp(l.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		var f *os.File
+		if f, err = l.open(); err == nil {
+			now, err = plainfile.Stamp(l.path)
+			err = errors.Join(err, f.Close())
+		}
+	}
+	if err != nil {
+		return plainfile.Now()
+	}
+	return now
 }
 
 // isCurrent reports whether f, of which so many bytes are new, is the ledger

@@ -1,0 +1,45 @@
+package record
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// TestFault_F39_NoFileThatWasThereIsLaterThanTheLedgersNow: an administrator's
+// reservation that was made in the tick before would be taken for that of a plugin
+// which was killed. From Linux 6.13 on a file's time is ahead of the last tick where
+// anybody on the machine has looked at the times of files that change.
+func TestFault_F39_NoFileThatWasThereIsLaterThanTheLedgersNow(t *testing.T) {
+	dir := t.TempDir()
+	l := Open(filepath.Join(dir, "records")).Ledger("me")
+	changing, there, next := filepath.Join(dir, "changing"), filepath.Join(dir, "there"), filepath.Join(dir, "next")
+	made := func(path string) time.Time {
+		t.Helper()
+		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.ModTime()
+	}
+	for range 200 {
+		made(changing)
+		made(changing)
+		before := made(there)
+		now := l.Now()
+		after := made(next)
+		if before.After(now) || after.Before(now) {
+			t.Fatalf("a file was made at %v, then it was %v, and another was made at %v", before, now, after)
+		}
+		if err := os.Remove(there); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(next); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
