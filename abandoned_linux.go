@@ -170,13 +170,14 @@ func (a *attachment) hostEnd() (index int, err error) {
 				continue
 			}
 			l, err := c.Link(i.Name)
-			if err == nil && l.Kind == "veth" {
-				return l.Index, nil
-			}
-			if err != nil && !links.NotFound(err) {
+			switch {
+			case links.NotFound(err):
+				macs = append(macs, i.Mac)
+			case err != nil:
 				return 0, err
-			}
-			macs = append(macs, i.Mac)
+			case l.Kind == "veth":
+				return l.Index, nil
+			} // else the bridge, which may have the address of another container's end
 		}
 	}
 	if index, err := a.endInside(c); index != 0 || err != nil {

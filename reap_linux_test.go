@@ -207,3 +207,27 @@ func TestFault_F33_ACrowdIsReadInParts(t *testing.T) {
 		t.Errorf("%d records were read in %d passes", read.Load(), passes)
 	}
 }
+
+// TestFault_F33_ABridgeWithThePortsAddressHidesNoEnd: a bridge whose hardware
+// address nobody has set has that of one of its ports, which is no end of another
+// container for that.
+func TestFault_F33_ABridgeWithThePortsAddressHidesNoEnd(t *testing.T) {
+	h := newRealHost(t)
+	r := h.bridged()
+	lives := h.container("c2")
+	setUpOrFail(t, r, "c2", lives)
+	bridge, err := netlink.LinkByName("cni0")
+	wantNil(t, err)
+	port, err := netlink.LinkByIndex(h.veths()[0])
+	wantNil(t, err)
+	wantNil(t, netlink.LinkSetHardwareAddr(port, bridge.Attrs().HardwareAddr))
+	path := h.mortal("c1")
+	setUpOrFail(t, r, "c1", path)
+	wantNil(t, netns.Remove(h.pin("c1"))) // as after a restart where mounts are not allowed
+	wantNil(t, netns.Remove(path))
+	h.eventually("the end of the interface", func() bool { return len(h.veths()) == 1 })
+	reap(t, r)
+	reap(t, r)
+	wantSame(t, "on record", recorded(t, r), []string{"c2/eth0 attached"})
+	wantNil(t, r.Remove(t.Context(), "c2", lives))
+}
