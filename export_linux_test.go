@@ -15,7 +15,7 @@ func (r *Runtime) Reap(ctx context.Context) (passes int, err error) {
 	s := r.current.Load()
 	for {
 		if s.reaper.idle() { // else to ask would begin another behind it
-			if _, yes := s.reaper.want(true); yes {
+			if _, yes := s.reaper.want(s, true); yes {
 				break
 			}
 		}
@@ -61,4 +61,12 @@ func (r *Runtime) ReadRecordsBy(told func()) {
 		told()
 		return read(path)
 	}
+}
+
+// ReapNotBefore delays the next pass.
+func (r *Runtime) ReapNotBefore(t time.Time) {
+	s := r.current.Load()
+	s.reaper.mu.Lock()
+	defer s.reaper.mu.Unlock()
+	s.reaper.next = t
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -229,5 +230,27 @@ func TestFault_F33_ABridgeWithThePortsAddressHidesNoEnd(t *testing.T) {
 	reap(t, r)
 	reap(t, r)
 	wantSame(t, "on record", recorded(t, r), []string{"c2/eth0 attached"})
+	wantNil(t, r.Remove(t.Context(), "c2", lives))
+}
+
+// TestFault_F33_ARoundGoesOnWithWhatIsLoaded: with calls that keep coming a round
+// may last for as long as the program, which may load other plugins meanwhile.
+func TestFault_F33_ARoundGoesOnWithWhatIsLoaded(t *testing.T) {
+	h := newRealHost(t)
+	var before, after logged
+	conf := cni.WithConfListBytes((&realCase{plugins: []string{`{"type": "loopback"}`}}).conf("podnet", "1.0.0", h.path("ipam")))
+	r := h.real(conf, cni.WithBuiltinPlugins(), before.logger())
+	path, lives := h.mortal("c1"), h.container("c2")
+	setUpOrFail(t, r, "c1", path)
+	setUpOrFail(t, r, "c2", lives)
+	reap(t, r)
+	wantNil(t, netns.Remove(path))
+	r.ReapNotBefore(time.Now().Add(100 * time.Millisecond))
+	wantNil(t, r.Check(t.Context(), "c2", lives)) // begins a round
+	wantNil(t, r.Load(conf, after.logger()))
+	wantNil(t, r.Check(t.Context(), "c2", lives))
+	h.eventually("a report", func() bool { return len(before.lines("WARN"))+len(after.lines("WARN")) > 0 })
+	wantSame(t, "by what was loaded before", before.lines("WARN"), []string{})
+	wantNil(t, r.Remove(t.Context(), "c1", ""))
 	wantNil(t, r.Remove(t.Context(), "c2", lives))
 }

@@ -44,14 +44,15 @@ type reaper struct {
 	round  []string       // the files of the records that this round has still to look at
 	first  []string       // files of containers that a pass has not come to the end with
 	said   map[string]int // generations of records that were reported, by file
+	asked  *snapshot      // the last that wanted a round: Load may have changed what runs
 }
 
 // want reports whether there is a round to be begun, which is the caller's to do,
 // and after which time.
-func (r *reaper) want(setup bool) (wait time.Duration, yes bool) {
+func (r *reaper) want(s *snapshot, setup bool) (wait time.Duration, yes bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.begun = r.begun || setup
+	r.begun, r.asked = r.begun || setup, s
 	if !r.begun || r.busy {
 		r.wanted = r.busy
 		return 0, false
@@ -82,7 +83,7 @@ func (s *snapshot) reap(host *hostNetNS, setup bool) {
 	if s.withoutReaping {
 		return
 	}
-	wait, yes := s.reaper.want(setup)
+	wait, yes := s.reaper.want(s, setup)
 	if !yes {
 		return
 	}
@@ -92,25 +93,32 @@ func (s *snapshot) reap(host *hostNetNS, setup bool) {
 		s.logger.Warn("look for abandoned containers", "error", err)
 		return
 	}
-	s.passAfter(wait, own)
+	s.reaper.passAfter(wait, own)
 }
 
 // passAfter makes a pass after a time, and further ones as long as there is more to
-// do.
-func (s *snapshot) passAfter(wait time.Duration, host *hostNetNS) {
+// do, with what was loaded last.
+func (r *reaper) passAfter(wait time.Duration, host *hostNetNS) {
 	time.AfterFunc(wait, func() {
+		s := r.last()
 		err := s.pass(host)
 		if err != nil {
 			s.logger.Warn("look for abandoned containers", "error", err)
 		}
-		if wait, yes := s.reaper.more(err != nil); yes {
-			s.passAfter(wait, host)
+		if wait, yes := r.more(err != nil); yes {
+			r.passAfter(wait, host)
 			return
 		}
 		if err := host.close(); err != nil {
 			s.logger.Error("close network namespace", "error", err)
 		}
 	})
+}
+
+func (r *reaper) last() *snapshot {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.asked
 }
 
 // pass makes one.
