@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/tasks"
 )
 
 // Holder is a process that has a byte of a lock file locked, by a description
@@ -23,6 +24,7 @@ type Holder struct {
 	Opened bool
 
 	locks  []extent // of the description
+	dir    string   // where the kernel shows the process, or the thread of it that has descriptors still
 	fd     string
 	offset int64
 	file   os.FileInfo
@@ -81,12 +83,9 @@ func Holders(lockFile string, offset int64) ([]*Holder, error) {
 	}
 	var holders []*Holder
 	for _, pid := range pids {
-		fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fdinfo", pid))
-		if err != nil {
-			continue // it has ended, or is not ours to look into
-		}
+		dir, fds := descriptors(pid)
 		for _, fd := range fds {
-			h := &Holder{PID: pid, fd: fd.Name(), offset: offset, file: file, handle: -1}
+			h := &Holder{PID: pid, dir: dir, fd: fd.Name(), offset: offset, file: file, handle: -1}
 			if h.look() && h.open() {
 				holders = append(holders, h)
 			}
@@ -95,9 +94,28 @@ func Holders(lockFile string, offset int64) ([]*Holder, error) {
 	return holders, nil
 }
 
+// descriptors lists those of a process; none if it has ended, or is not ours to look
+// into. A leading thread that has ended shows none, and the others have them.
+func descriptors(pid int) (dir string, fds []os.DirEntry) {
+	dir = fmt.Sprintf("/proc/%d", pid)
+	if fds, err := os.ReadDir(dir + "/fdinfo"); err == nil && len(fds) > 0 {
+		return dir, fds
+	}
+	threads, err := tasks.Of("/proc", pid)
+	if err != nil {
+		return dir, nil
+	}
+	for _, t := range threads {
+		if fds, err := os.ReadDir(t.Dir + "/fdinfo"); err == nil && len(fds) > 0 {
+			return t.Dir, fds
+		}
+	}
+	return dir, nil
+}
+
 // look reads what the descriptor has locked, and reports whether the byte is.
 func (h *Holder) look() bool {
-	info, err := plainfile.Read(fmt.Sprintf("/proc/%d/fdinfo/%s", h.PID, h.fd))
+	info, err := plainfile.Read(filepath.Join(h.dir, "fdinfo", h.fd))
 	if err != nil {
 		return false
 	}
@@ -106,7 +124,7 @@ func (h *Holder) look() bool {
 		return false
 	}
 	// Only now, since to look at a file may wait for the server that it is on.
-	file, err := os.Stat(filepath.Join("/proc", strconv.Itoa(h.PID), "fd", h.fd))
+	file, err := os.Stat(filepath.Join(h.dir, "fd", h.fd))
 	return err == nil && os.SameFile(file, h.file)
 }
 
