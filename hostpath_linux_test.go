@@ -76,15 +76,18 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 		t.Errorf("after the first: %q", paths)
 	}
 	// A process that has ended is none; one that may not be looked into is.
-	for path, wantComplete := range map[string]bool{"4/comm": true, "5/task/5/ns/net": false} {
-		path = filepath.Join(dir, path)
+	for _, more := range []struct {
+		path         string
+		wantComplete bool
+	}{{"4/comm", true}, {"5/task/5/ns/net", false}} { // in this order: each stays
+		path := filepath.Join(dir, more.path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile(path, nil, 0o600); err != nil { // no link: EINVAL stands for EACCES
 			t.Fatal(err)
 		}
-		if complete := search(false); complete != wantComplete || !slices.Equal(paths, want) {
+		if complete := search(false); complete != more.wantComplete || !slices.Equal(paths, want) {
 			t.Errorf("with %s: complete %v, paths %q", path, complete, paths)
 		}
 	}
