@@ -303,3 +303,24 @@ func (h *host) makeTwice(variant string, r Rules) (n int) {
 	}
 	return n
 }
+
+// Rules of several plugins at once: that nothing is there twice in one table says
+// nothing of the others.
+func TestFault_F31_WhatIsTwiceInOneTableOnlyIsRemoved(t *testing.T) {
+	all := sharings()
+	both := Rules{HostPorts: all["portmap"].rules.HostPorts, Forward: all["firewall"].rules.Forward}
+	for _, variant := range []string{"nft", "legacy"} {
+		t.Run(variant, func(t *testing.T) {
+			h := newHost(t, variant)
+			if _, err := h.fw.MakeCommon(t.Context(), both); err != nil {
+				t.Fatal(err)
+			}
+			want := h.saved(variant)
+			n := h.makeTwice(variant, all["firewall"].rules)
+			if removed, err := h.fw.RemoveDuplicates(t.Context(), both); err != nil || removed != n || n == 0 {
+				t.Errorf("removed %d, %v; want %d", removed, err, n)
+			}
+			wantSaved(t, "left", h.saved(variant), want)
+		})
+	}
+}

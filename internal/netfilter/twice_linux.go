@@ -114,8 +114,11 @@ func (x maker) removeTwiceLegacy(ctx context.Context, w desired) (removed int, e
 			return removed, err
 		}
 		s, err := part.twiceIn(out)
-		if err != nil || len(s) == 0 {
+		if err != nil {
 			return removed, err
+		}
+		if len(s) == 0 {
+			continue
 		}
 		text, _ := s.render()
 		if _, err := x.run(ctx, text, "restore", "--noflush"); err != nil {
