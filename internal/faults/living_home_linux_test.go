@@ -35,8 +35,9 @@ type home struct {
 
 	host   audit.Lines // the host's lines about it
 	inside []string
-	lost   []string // since it was photographed
-	left   bool     // the case has removed it
+	lost   []string        // since it was photographed
+	left   bool            // the case has removed it
+	also   func() []string // more that it has; nil: nothing
 }
 
 // attach sets containers up, each with a port of the host, and photographs
@@ -64,13 +65,25 @@ func (l *living) attachBy(s settings, ids ...string) {
 // is a server in it, and traffic.
 func (l *living) settle(id, path string, result *cni.Result) *home {
 	l.t.Helper()
+	if result == nil {
+		return l.settleAt(id, path, "")
+	}
+	return l.settleAt(id, path, addressOf(result, "eth0"))
+}
+
+// addressOf is what an interface has been given.
+func addressOf(result *cni.Result, ifName string) string {
+	return result.Interfaces[ifName].IPConfigs[0].IP.String()
+}
+
+func (l *living) settleAt(id, path, address string) *home {
+	l.t.Helper()
 	ns, err := netns.Open(path)
 	wantNil(l.t, err)
 	h := &home{l: l, id: id, path: path, ns: ns}
 	l.t.Cleanup(h.close)
 	l.homes = append(l.homes, h)
-	if result != nil {
-		h.address = result.Interfaces["eth0"].IPConfigs[0].IP.String()
+	if h.address = address; address != "" {
 		h.serve()
 	}
 	h.photograph()
@@ -133,8 +146,8 @@ func (h *home) see() (lines []string) {
 	}
 	for way, works := range map[string]func() error{
 		"connection": func() error { return echo(h.flow) },
-		"address":    func() error { return dial(net.JoinHostPort(h.address, "80")) },
-		"port":       func() error { return dial(fmt.Sprintf("%s:%d", h.gateway(), h.port)) },
+		"address":    func() error { return dial("tcp4", net.JoinHostPort(h.address, "80")) },
+		"port":       func() error { return dial("tcp4", fmt.Sprintf("%s:%d", h.gateway(), h.port)) },
 	} {
 		if h.address == "" || way == "port" && h.port == 0 {
 			continue
@@ -144,6 +157,10 @@ func (h *home) see() (lines []string) {
 		} else {
 			h.l.t.Logf("container %s is not reached by its %s: %v", h.id, way, err)
 		}
+	}
+	if h.also != nil {
+		lines = append(lines, h.also()...)
+		slices.Sort(lines)
 	}
 	return lines
 }
@@ -190,18 +207,7 @@ func (h *home) serve() {
 		h.server, err = net.Listen("tcp4", "0.0.0.0:80")
 		return err
 	}))
-	go func(l net.Listener) {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return // closed
-			}
-			go func() {
-				_, _ = io.Copy(c, c) // until the other end is gone
-				_ = c.Close()
-			}()
-		}
-	}(h.server)
+	go answer(h.server)
 	flow, err := net.DialTimeout("tcp4", net.JoinHostPort(h.address, "80"), answerWait)
 	if err == nil {
 		err = echo(flow)
@@ -212,9 +218,23 @@ func (h *home) serve() {
 	h.flow = flow
 }
 
+// answer is a server.
+func answer(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return // closed
+		}
+		go func() {
+			_, _ = io.Copy(c, c) // until the other end is gone
+			_ = c.Close()
+		}()
+	}
+}
+
 // dial asks a server once.
-func dial(address string) error {
-	c, err := net.DialTimeout("tcp4", address, answerWait)
+func dial(network, address string) error {
+	c, err := net.DialTimeout(network, address, answerWait)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
@@ -37,6 +38,7 @@ func livingCases() []livingCase {
 // living is one round of a case.
 type living struct {
 	*host
+	board  *board
 	random *rand.Rand
 	kind   string
 	set    settings
@@ -45,6 +47,7 @@ type living struct {
 	wrong  []string // other than harm: leaks, errors, calls that took too long
 	mends  int      // IDs that a mistake was made with, which is mended (M17)
 	wedged int      // of those: they cannot be used again
+	took   map[string]time.Duration
 }
 
 // living is M16: nothing alive is harmed. And M17, by the way: no ID stays
@@ -58,7 +61,10 @@ func (b *board) living(t *testing.T) {
 				t.Parallel()
 				for round := range *livingRounds {
 					// A host is of the goroutine's thread, and a thread has one.
-					t.Run(fmt.Sprint(round), func(t *testing.T) { b.round(t, i, c, round, &counts[i], &counts[len(cases)]) })
+					t.Run(fmt.Sprint(round), func(t *testing.T) {
+						l := b.newLiving(t, 16<<32+uint64(i)<<16+uint64(round), func(*rand.Rand) string { return c.kind(i + round) })
+						l.round(c.run, &counts[i], &counts[len(cases)])
+					})
 				}
 			})
 		}
@@ -81,15 +87,25 @@ func (b *board) living(t *testing.T) {
 	b.figure(t, "M17", "IDs wedged after the cause is mended", fmt.Sprintf("%d of %d", all.get("wedged"), all.get("mended")), "0", all.get("wedged") == 0)
 }
 
-// round tries a case once.
-func (b *board) round(t *testing.T, i int, c livingCase, n int, counts ...*count) {
+// kind is one of the kinds of plugins that the case is about.
+func (c livingCase) kind(n int) string {
 	kinds := c.kinds
 	if kinds == nil {
 		kinds = []string{executables, ourNFTables, ourIPTables, builtIn}
 	}
-	l := &living{host: newHost(t), random: b.random(16<<32 + uint64(i)<<16 + uint64(n)), kind: kinds[(i+n)%len(kinds)]}
+	return kinds[n%len(kinds)]
+}
+
+func (b *board) newLiving(t *testing.T, stream uint64, kind func(*rand.Rand) string) *living {
+	l := &living{host: newHost(t), board: b, random: b.random(stream), took: make(map[string]time.Duration)}
+	l.kind = kind(l.random)
 	l.set = l.settingsOf(l.kind)
 	l.base = l.audit()
+	return l
+}
+
+// round tries a case once.
+func (l *living) round(run func(*living), counts ...*count) {
 	whole := false
 	defer func() { // a round that ended early counts too
 		if !whole {
@@ -97,14 +113,20 @@ func (b *board) round(t *testing.T, i int, c livingCase, n int, counts ...*count
 		}
 		for _, add := range counts {
 			add.add("rounds", 1)
+			if l.harmed()+len(l.wrong) > 0 {
+				add.add("failed", 1)
+			}
 			add.add("living", len(l.homes))
 			add.add("harmed", l.harmed())
 			add.add("wrong", len(l.wrong))
 			add.add("wedged", l.wedged)
 			add.add("mended", l.mends)
+			for what, d := range l.took {
+				add.took(what, d)
+			}
 		}
 	}()
-	c.run(l)
+	run(l)
 	l.end()
 	whole = true
 }

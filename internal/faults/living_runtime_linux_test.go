@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -22,6 +23,16 @@ func (j job) restrict() error {
 	if j.NewProc {
 		// The host's mounts are private, but for a pool's directory.
 		if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+			return err
+		}
+	}
+	if j.Hide != "" {
+		if err := unix.Mount("tmpfs", j.Hide, "tmpfs", 0, ""); err != nil {
+			return err
+		}
+	}
+	if j.Settings.Bus != "" {
+		if err := os.Setenv("DBUS_SYSTEM_BUS_ADDRESS", j.Settings.Bus); err != nil {
 			return err
 		}
 	}
@@ -43,6 +54,8 @@ func (j job) doBesideTheLiving(ctx context.Context, r *cni.Runtime) error {
 		return j.pool(ctx, r)
 	case "TURNS":
 		return j.turns(ctx, r)
+	case "LEADER":
+		return j.life(ctx, r)
 	default:
 		return fmt.Errorf("no such job: %q", j.Verb)
 	}

@@ -13,15 +13,16 @@ import (
 
 // How often things are broken. The defaults are for every day.
 var (
-	runtimeKills = flag.Int("runtime-kills", 24, "M1: how often a runtime is killed")
-	pluginKills  = flag.Int("plugin-kills", 20, "M2: how often a plugin is killed, in ADD and again in DEL")
-	partials     = flag.Int("partials", 20, "M5: how often one of two networks fails")
-	crowdSize    = flag.Int("crowd", 30, "M9: how many containers come at once")
-	cutsPerStep  = flag.Int("cuts", 4, "M12: how many kinds of power cut are tried at each step; 0: all")
-	costRounds   = flag.Int("cost-rounds", 100, "M13: how often the record is written for the median")
-	livingRounds = flag.Int("living-rounds", 1, "M16: how often each case is tried")
-	seedFlag     = flag.Uint64("seed", 0, "seed of everything random; 0: one of its own for each run")
-	tableFile    = flag.String("table", "", "a file for the table of figures, besides the log")
+	runtimeKills  = flag.Int("runtime-kills", 24, "M1: how often a runtime is killed")
+	pluginKills   = flag.Int("plugin-kills", 20, "M2: how often a plugin is killed, in ADD and again in DEL")
+	partials      = flag.Int("partials", 20, "M5: how often one of two networks fails")
+	crowdSize     = flag.Int("crowd", 30, "M9: how many containers come at once")
+	cutsPerStep   = flag.Int("cuts", 4, "M12: how many kinds of power cut are tried at each step; 0: all")
+	costRounds    = flag.Int("cost-rounds", 100, "M13: how often the record is written for the median")
+	livingRounds  = flag.Int("living-rounds", 1, "M16: how often each case is tried")
+	patternRounds = flag.Int("pattern-rounds", 1, "M21: how often each pattern of an importer is tried")
+	seedFlag      = flag.Uint64("seed", 0, "seed of everything random; 0: one of its own for each run")
+	tableFile     = flag.String("table", "", "a file for the table of figures, besides the log")
 )
 
 // init keeps the leading thread to TestMain: a test that took it to another

@@ -35,11 +35,15 @@ type job struct {
 	IDs     []string // the containers that POOL attaches, or TURNS each time
 	NoFile  uint64   // the descriptors that the process may have, 0: as many as ever
 	NewProc bool     // mount the /proc of its PID namespace
+	Hide    string   // a directory of which nothing is to be seen
+
+	// For importers' patterns there are LEADER and CALLS.
 }
 
 // settings are what a Runtime is made of.
 type settings struct {
 	StateDir, HostNetNS string
+	Bus                 string // of a firewalld, for a process of its own
 	Owner               string // empty: "faults"
 	PluginDirs          []string
 	BuiltIn             bool // the plugins that are built in
@@ -63,10 +67,18 @@ func (s settings) runtime() (*cni.Runtime, error) {
 // a killer sets his watch, and then the error, if any.
 func runtimeMain() {
 	var j job
-	err := json.NewDecoder(os.Stdin).Decode(&j)
-	if err == nil {
-		err = j.do(func() { fmt.Println("begun") })
+	if err := json.NewDecoder(os.Stdin).Decode(&j); err != nil {
+		j.say(err)
 	}
+	work := func() { j.say(j.do(func() { fmt.Println("begun") })) }
+	if j.Verb == "LEADER" {
+		parkLeader(j.NetNS, work)
+	}
+	work()
+}
+
+// say prints the error, if any, and ends the process.
+func (j job) say(err error) {
 	if err != nil {
 		fmt.Print(err)
 	}

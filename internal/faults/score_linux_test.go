@@ -19,6 +19,8 @@ type board struct {
 	lines   []string
 	removes int // that returned nil
 	lies    int // of those: something was left
+
+	goCNI sync.Mutex // go-cni has one state directory for all of the machine
 }
 
 // figure adds a line to the table, and fails the test if the figure is not as
@@ -50,8 +52,19 @@ func (b *board) random(stream uint64) *rand.Rand { return rand.New(rand.NewPCG(b
 
 // count is a number that tests add to in parallel.
 type count struct {
-	mu sync.Mutex
-	n  map[string]int
+	mu      sync.Mutex
+	n       map[string]int
+	longest map[string]time.Duration
+}
+
+// took notes how long something took.
+func (c *count) took(what string, d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.longest == nil {
+		c.longest = make(map[string]time.Duration)
+	}
+	c.longest[what] = max(d, c.longest[what])
 }
 
 func (c *count) add(what string, n int) {
@@ -87,6 +100,7 @@ func TestScorecard(t *testing.T) {
 	t.Run("M1", b.killRuntimes)
 	t.Run("M1 in process", b.killRuntimesInProcess)
 	t.Run("M16", b.living)
+	t.Run("M21", b.patterns)
 	b.figure(t, "M4", "Remove is nil with something left", fmt.Sprintf("%d of %d", b.lies, b.removes), "0", b.lies == 0)
 	b.print(t)
 }

@@ -1,0 +1,270 @@
+package faults_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/netns"
+)
+
+// parkLeader makes a namespace on the leading thread as a program does that locks
+// a goroutine, unshares and never unlocks: Go leaves the thread there for good.
+// work goes on elsewhere.
+func parkLeader(path string, work func()) {
+	err := unix.Unshare(unix.CLONE_NEWNET)
+	if err == nil {
+		err = unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
+	}
+	if err == nil {
+		err = noAddressDetection()
+	}
+	if err != nil {
+		job{}.say(err)
+	}
+	go work()
+	runtime.Goexit()
+}
+
+// life attaches a container, looks at it, and removes it again.
+func (j job) life(ctx context.Context, r *cni.Runtime) error {
+	if _, err := r.Setup(ctx, j.ID, j.NetNS, ports(j.Port)...); err != nil {
+		return err
+	}
+	return errors.Join(hasEth0(j.ID, j.NetNS), r.Check(ctx, j.ID, j.NetNS), r.Remove(ctx, j.ID, j.NetNS))
+}
+
+func (l *living) leading() {
+	path := l.netns("leading")
+	wantNil(l.t, os.WriteFile(path, nil, 0o600))
+	s := l.set
+	if l.sometimes() {
+		s.HostNetNS = "" // the one that the process was started in
+	}
+	l.ok("a program that made its container's namespace", elsewhere(l.t, job{Verb: "LEADER", ID: "leading", NetNS: path, Port: 20000, Settings: s}))
+	l.wantNothing("it")
+}
+
+// hungAt waits until that plugin, and no other, works for the container.
+func (l *living) hungAt(id, plugin string) {
+	l.t.Helper()
+	argument := []byte(l.path("bin", plugin) + "\x00")
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+		for _, pid := range processesOf(l.t, id) {
+			if args, err := os.ReadFile("/proc/" + pid + "/cmdline"); err == nil && bytes.HasPrefix(args, argument) {
+				return
+			}
+		}
+	}
+	l.t.Fatalf("plugin %s does not run for %s", plugin, id)
+}
+
+// behindTheDead: a runtime is killed while a plugin of its hangs, and another
+// program knows Remove only.
+func (l *living) behindTheDead() {
+	const id = "m21-dead"
+	plugin, verb, path := l.some(chain()...), l.some("ADD", "DEL"), l.container(id)
+	if verb == "DEL" {
+		wantNil(l.t, elsewhere(l.t, job{Verb: "ADD", ID: id, NetNS: path, Port: 20000, Settings: l.set}))
+	}
+	l.spoil(plugin, fault{Verb: verb, Hang: true, Fork: l.sometimes(), At: l.some("before", "after")})
+	dead := begin(l.t, job{Verb: verb, ID: id, NetNS: path, Port: 20000, Settings: l.set})
+	l.hungAt(id, plugin)
+	dead.kill()
+	l.heal()
+	begun := time.Now()
+	l.remove(l.set, id, path)
+	l.measured("Remove", time.Since(begun))
+	if left := l.left(l.base, id); len(left) > 0 {
+		l.say("left of a hanging %s of %s:\n%s", verb, plugin, strings.Join(left, "\n"))
+	}
+}
+
+// other is the configuration of the n-th network with l's kind of plugins.
+func (l *living) other(n int) []byte {
+	return []byte(strings.NewReplacer(`"net0"`, fmt.Sprintf(`"net%d"`, n), `"br0"`, fmt.Sprintf(`"br%d"`, n), `10.70.`, fmt.Sprintf(`10.%d.`, 70+n),
+		`"isDefaultGateway": true`, `"isDefaultGateway": false`).Replace(string(l.set.Confs[0])))
+}
+
+// hanging makes the first ADD of the network hang, and returns with whom.
+func (l *living) hanging(conf []byte, network string) (changed []byte, plugin string) {
+	l.t.Helper()
+	hangs := fault{Verb: "ADD", Network: network, Hang: true, At: "before"}
+	if l.kind == executables && l.sometimes() { // of an unknown plugin in place of a known one
+		plugin = l.some(chain()...)
+		l.spoil(plugin, hangs)
+		return conf, plugin
+	}
+	exe, err := os.Executable()
+	wantNil(l.t, err)
+	hangs.Real = filepath.Join(l.real, "tuning") // which does nothing with this configuration
+	wantNil(l.t, errors.Join(os.Symlink(exe, l.path("bin", "own")), hangs.save(l.path("bin", "own.json"))))
+	first := `"plugins": [`
+	if l.sometimes() {
+		return []byte(strings.Replace(string(conf), first, first+`{"type": "own"}, `, 1)), "own"
+	}
+	end := bytes.LastIndexByte(conf, ']')
+	return fmt.Appendf(nil, `%s, {"type": "own"}%s`, conf[:end], conf[end:]), "own"
+}
+
+// behindTheHanging: a neighbour on a network with the same plugins, and one that
+// has nothing to do with them.
+func (l *living) behindTheHanging() {
+	const id = "m21-hangs"
+	one := func(conf []byte) settings {
+		s := l.set
+		s.Confs = [][]byte{conf}
+		return s
+	}
+	pair := func(n int) settings {
+		return one(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "pair%d", "plugins": [{"type": "ptp",
+			"ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.9%d.0.0/16"}]]}}]}`, n, l.path("ipam"), n))
+	}
+	timed := func(s settings, id string) time.Duration {
+		l.t.Helper()
+		path, begun := l.container(id), time.Now()
+		_, err := l.runtime(s).Setup(context.Background(), id, path, ports(0)...)
+		l.ok("setup of "+id, err)
+		return time.Since(begun)
+	}
+	conf, plugin := l.hanging(l.other(1), "net1")
+	hung := begin(l.t, job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: 20000, Settings: one(conf)})
+	l.hungAt(id, plugin)
+	other := timed(pair(0), "other")
+	neighbour := timed(l.set, "neighbour")
+	hung.kill()
+	l.remove(one(conf), id, "")
+	l.heal()
+	// And what they would have taken, on other networks that have no first ADD yet.
+	l.measured("other", other-timed(pair(1), "other2"))
+	l.measured("neighbour", neighbour-timed(one(l.other(2)), "neighbour2"))
+	for _, id := range []string{"other", "neighbour", "other2", "neighbour2"} {
+		l.remove(l.set, id, l.netns(id))
+	}
+	l.wantNothing("all were removed")
+}
+
+// twoLists: whichever of them goes, the other keeps what they share.
+func (l *living) twoLists() {
+	l.set.Confs = append(l.set.Confs, []byte(strings.Replace(string(l.other(1)), `"net1"`, `"net0"`, 1)))
+	result, err := l.setup(l.set, "both", ports(10000)...)
+	wantNil(l.t, err)
+	both := []string{"eth0", "eth1"}
+	goes := l.random.IntN(2)
+	stays := both[1-goes]
+	home := l.settleAt("both", l.netns("both"), addressOf(result, stays))
+	r, ctx := l.runtime(l.set), context.Background()
+	only := func(ifName string) cni.NamespaceOpts { return cni.WithNetwork("net0", cni.WithInterfaceName(ifName)) }
+	l.ok("remove "+both[goes], r.Remove(ctx, "both", l.netns("both"), only(both[goes])))
+	l.ok("check", r.Check(ctx, "both", l.netns("both"), only(stays)))
+	home.port = 10000
+	home.inside = []string{"reached by address", "reached by connection", "reached by port"}
+	home.look()
+	home.close()
+	home.left = true
+	l.remove(l.set, "both", l.netns("both"))
+	l.wantNothing("both were removed")
+}
+
+// task is a process whose namespace is a container's.
+func (l *living) task() (path string, end func()) {
+	l.t.Helper()
+	cmd := exec.Command("sleep", "600")
+	// It is in the namespace when Start returns, which waits for its exec.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
+	wantNil(l.t, cmd.Start())
+	end = func() {
+		_ = cmd.Process.Kill() // or it was killed before
+		_ = cmd.Wait()         // it was killed
+	}
+	l.t.Cleanup(end)
+	path = fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
+	ns, err := netns.Open(path)
+	wantNil(l.t, err)
+	wantNil(l.t, errors.Join(ns.Do(noAddressDetection), ns.Close()))
+	return path, end
+}
+
+// neverRemoved: tasks end, and nobody removes their containers, nor recovers; the
+// program, which is started again perhaps, attaches others, as faasd does.
+func (l *living) neverRemoved() {
+	r, ctx := l.runtime(l.set), context.Background()
+	for n := range 3 {
+		id := fmt.Sprint("gone", n)
+		path, end := l.task()
+		_, err := r.Setup(ctx, id, path, ports(int32(20000+n))...)
+		wantNil(l.t, err)
+		end()
+		if l.sometimes() {
+			r = l.runtime(l.set)
+		}
+	}
+	path := l.container("next")
+	_, err := r.Setup(ctx, "next", path)
+	wantNil(l.t, err)
+	l.untilGone(func() error { return r.Check(ctx, "next", path) }, "gone0", "gone1", "gone2")
+	l.ok("remove", r.Remove(ctx, "next", path))
+	l.wantNothing("nobody removed anything but the last one")
+	if pins := l.pins(); len(pins) > 0 {
+		l.say("kept: %v", pins)
+	}
+}
+
+// untilGone calls until the containers are on record no more.
+func (l *living) untilGone(call func() error, ids ...string) {
+	l.t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		var here []string
+		for _, id := range ids {
+			if _, err := os.Stat(l.recordFile(id)); err == nil {
+				here = append(here, id)
+			}
+		}
+		if len(here) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			l.say("abandoned and still on record after a minute: %v", here)
+			return
+		}
+		if err := call(); err != nil {
+			l.say("a call beside the abandoned: %v", err)
+			return
+		}
+	}
+}
+
+// pins are where this library keeps namespaces alive.
+func (l *living) pins() (kept []string) {
+	l.t.Helper()
+	paths, err := filepath.Glob(l.path("state", "embedcni", "attachments", "netns", "*"))
+	wantNil(l.t, err)
+	for _, path := range paths {
+		if isNetNS(l.t, path) {
+			kept = append(kept, path)
+		}
+	}
+	return kept
+}
+
+func isNetNS(t testing.TB, path string) bool {
+	t.Helper()
+	ns, err := netns.Open(path)
+	if err != nil {
+		return false
+	}
+	wantNil(t, ns.Close())
+	return true
+}

@@ -1,0 +1,104 @@
+package faults_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/netns"
+)
+
+// goCNIState is go-cni's directory; it has no option for it.
+const goCNIState = "/var/lib/cni"
+
+// likeGoCNI makes the host's state directory go-cni's. Nobody else has it until
+// what is returned is called.
+func (l *living) likeGoCNI() (done func()) {
+	l.t.Helper()
+	l.board.goCNI.Lock()
+	err := errors.Join(os.MkdirAll(l.path("state"), 0o755), os.Symlink(l.path("state"), goCNIState))
+	if err != nil {
+		l.board.goCNI.Unlock()
+		l.t.Fatal(err)
+	}
+	return func() {
+		if err := os.Remove(goCNIState); err != nil {
+			l.t.Error(err)
+		}
+		l.board.goCNI.Unlock()
+	}
+}
+
+// byGoCNI does as go-cni: by libcni, with what is installed and the options of
+// the caller, here in a program that has neither records nor pins.
+func (l *living) byGoCNI(verb, id string, port int32) error {
+	l.t.Helper()
+	list, err := libcni.NetworkConfFromBytes(l.set.Confs[0])
+	wantNil(l.t, err)
+	config := libcni.NewCNIConfig([]string{l.path("bin")}, nil)
+	rt := &libcni.RuntimeConf{ContainerID: id, NetNS: l.netns(id), IfName: "eth0", CapabilityArgs: map[string]any{
+		"portMappings": []cni.PortMapping{{HostPort: port, ContainerPort: 80, Protocol: "tcp"}, {HostPort: port, ContainerPort: 53, Protocol: "udp"}}}}
+	if verb == "ADD" {
+		_, err = config.AddNetworkList(context.Background(), list, rt)
+		return err
+	}
+	return config.DelNetworkList(context.Background(), list, rt)
+}
+
+// release wants these containers to be given to go-cni, and no more to be kept.
+func (l *living) release(ids ...string) {
+	l.t.Helper()
+	report, err := l.runtime(l.set).Release(context.Background(), cni.ReleaseOptions{})
+	if err == nil {
+		err = report.Err()
+	}
+	l.ok("release", err)
+	if len(report.Released) != len(ids) {
+		l.say("released %v, want %v", report.Released, ids)
+	}
+}
+
+// thereAndBack: a program of go-cni's comes here with its containers, attaches
+// others, and goes back.
+func (l *living) thereAndBack() {
+	defer l.likeGoCNI()()
+	for n, id := range []string{"theirs", "ours", "again"} {
+		port := int32(20000 + n)
+		if l.container(id); id == "theirs" {
+			wantNil(l.t, l.byGoCNI("ADD", id, port))
+		} else {
+			_, err := l.setup(l.set, id, ports(port)...)
+			wantNil(l.t, err)
+		}
+	}
+	l.ok("remove what go-cni attached", l.runtime(l.set).Remove(context.Background(), "theirs", l.netns("theirs"), ports(20000)...))
+	l.release("again", "ours")
+	if pins := l.pins(); len(pins) > 0 {
+		l.say("kept although they were released: %v", pins)
+	}
+	l.ok("go-cni's Remove", l.byGoCNI("DEL", "ours", 20001))
+	l.ok("Remove of what was released", l.runtime(l.set).Remove(context.Background(), "again", l.netns("again"), ports(20002)...))
+	l.wantNothing("all were removed")
+	for _, id := range []string{"theirs", "ours", "again"} {
+		l.ends(id)
+	}
+}
+
+// ends wants a container's namespace to end with its path.
+func (l *living) ends(id string) {
+	l.t.Helper()
+	ns, err := netns.Open(l.netns(id))
+	wantNil(l.t, err)
+	name := fmt.Sprintf("net:[%d]", ns.ID().Ino)
+	wantNil(l.t, errors.Join(ns.Close(), netns.Remove(l.netns(id))))
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	wantNil(l.t, err)
+	if strings.Contains(string(mounts), name) {
+		l.say("the namespace of %s is kept although its path is gone", id)
+	}
+}

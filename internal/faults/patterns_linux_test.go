@@ -1,0 +1,99 @@
+package faults_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// patternCases are M21: what importers of go-cni do, which it let them do.
+func patternCases() []livingCase {
+	onDisk := []string{executables}
+	return []livingCase{
+		{"F29", "a namespace of the leading thread", nil, (*living).leading},
+		{"F30", "Remove behind an orphan, no Recover", onDisk, (*living).behindTheDead},
+		{"F31", "a first ADD hangs", nil, (*living).behindTheHanging},
+		{"F32", "two lists of one name, one goes", nil, (*living).twoLists},
+		{"F33", "a caller that never removes", nil, (*living).neverRemoved},
+		{"F34", "from go-cni and back again", []string{executables, ourIPTables, ourNFTables}, (*living).thereAndBack},
+	}
+}
+
+// patterns tries each of them with random kinds of plugins.
+func (b *board) patterns(t *testing.T) {
+	cases := patternCases()
+	counts := make([]count, len(cases))
+	t.Run("patterns", func(t *testing.T) {
+		for i, c := range cases {
+			t.Run(c.fault+" "+c.name, func(t *testing.T) {
+				t.Parallel()
+				for round := range *patternRounds {
+					// A host is of the goroutine's thread, and a thread has one.
+					t.Run(fmt.Sprint(round), func(t *testing.T) {
+						kind := func(random *rand.Rand) string { return c.kind(random.IntN(4 * 3)) }
+						l := b.newLiving(t, 21<<32+uint64(i)<<16+uint64(round), kind)
+						l.round(c.run, &counts[i])
+					})
+				}
+			})
+		}
+	})
+	for i, c := range cases {
+		n := &counts[i]
+		if n.get("rounds") == 0 {
+			continue // with -run it may be but a few
+		}
+		figure := fmt.Sprintf("%d of %d failed", n.get("failed"), n.get("rounds"))
+		target := "0"
+		for _, what := range slices.Sorted(keys(n.longest)) {
+			figure += fmt.Sprintf(", %s %.1f s", what, n.longest[what].Seconds())
+			target += fmt.Sprintf(", %s %v", what, bounds()[what])
+		}
+		b.figure(t, "M21", c.fault+" "+c.name, figure, target, n.get("failed") == 0)
+	}
+}
+
+func keys[V any](m map[string]V) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for k := range m {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+// bounds of what is measured. What a machine takes that is busy with other tests
+// is borne as well: noise.
+func bounds() map[string]time.Duration {
+	return map[string]time.Duration{"Remove": 4 * time.Second, "neighbour": 2 * time.Second, "other": 0}
+}
+
+const noise = 3 * time.Second
+
+// measured notes how long something took, which is wrong if it is out of bounds.
+func (l *living) measured(what string, took time.Duration) {
+	l.t.Helper()
+	took = max(took, 0)
+	l.took[what] = max(took, l.took[what])
+	if bound := bounds()[what]; took > bound+noise {
+		l.say("%s took %v, want %v at most", what, took, bound)
+	}
+}
+
+// wantNothing wants nothing to be left on the host.
+func (l *living) wantNothing(after string) {
+	l.t.Helper()
+	if left := leftOf(l.base, l.audit()); len(left) > 0 {
+		l.say("left after %s:\n%s", after, strings.Join(left, "\n"))
+	}
+}
+
+// some is one of the words.
+func (l *living) some(words ...string) string { return words[l.random.IntN(len(words))] }
+
+// sometimes is true as often as it is false.
+func (l *living) sometimes() bool { return l.random.IntN(2) == 0 }
