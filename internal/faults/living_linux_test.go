@@ -32,7 +32,7 @@ const (
 
 func livingCases() []livingCase {
 	return slices.Concat(recoveryCases(), installedCases(), hostCases(), neighbourCases(), deviceCases(),
-		recordCases(), wedgedCases(), ownerCases(), poolCases(), processCases())
+		recordCases(), wedgedCases(), ownerCases(), poolCases(), processCases(), importerCases(), lanCases())
 }
 
 // living is one round of a case.

@@ -56,6 +56,8 @@ func (j job) doBesideTheLiving(ctx context.Context, r *cni.Runtime) error {
 		return j.turns(ctx, r)
 	case "LEADER":
 		return j.life(ctx, r)
+	case "CALLS":
+		return j.calls(ctx, r)
 	default:
 		return fmt.Errorf("no such job: %q", j.Verb)
 	}

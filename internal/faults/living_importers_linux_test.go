@@ -1,0 +1,242 @@
+package faults_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/netns"
+)
+
+// importerCases are of what is done for importers that call nothing go-cni does
+// not have, beside containers that live.
+func importerCases() []livingCase {
+	named := []string{executables, ourIPTables, ourNFTables}
+	return []livingCase{
+		{"F31", "a failed first ADD of another runtime", nil, (*living).takenBack},
+		{"F32", "a second list of its name comes, goes", nil, (*living).siblingGoes},
+		{"F33", "path gone, a process inside", nil, (*living).inhabited},
+		{"F33", "abandoned, by another mount namespace", nil, (*living).judgedElsewhere},
+		{"F33", "macvlan and host-device, path gone", []string{executables, ourNFTables}, (*living).endless},
+		{"F34", "Release of one owner, beside another", named, (*living).released},
+		{"F34", "Release of what go-cni cannot remove", []string{builtIn}, (*living).refused},
+	}
+}
+
+// takenBack: what executables share is made ahead of another runtime's first ADD,
+// which fails, and taken back while containers are there, and come.
+func (l *living) takenBack() {
+	exe, err := os.Executable()
+	wantNil(l.t, err)
+	fails := fault{Verb: "ADD", Exit: 1, Stdout: text(`{"cniVersion": "1.0.0", "code": 5, "msg": "no"}`), At: "before", Real: filepath.Join(l.real, "tuning")}
+	wantNil(l.t, errors.Join(os.Symlink(exe, l.path("bin", "own")), fails.save(l.path("bin", "own.json"))))
+	conf := l.network(1)
+	end := bytes.LastIndexByte(conf, ']')
+	conf = fmt.Appendf(nil, `%s, {"type": "own"}%s`, conf[:end], conf[end:])
+	for n := range 3 {
+		other := l.settingsOf(executables)
+		other.StateDir, other.Owner = l.path(fmt.Sprint("other", n)), "other" // in which there was no first ADD
+		other.Confs = [][]byte{conf}
+		id := fmt.Sprint("fails", n)
+		failing := begin(l.t, job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: 20000, Settings: other})
+		l.attach(fmt.Sprint("c", n))
+		l.homes[n].own()
+		if killed, said := failing.wait(); killed || !strings.Contains(said, "no") {
+			l.t.Fatalf("the ADD that was to fail: %q", said)
+		}
+		for _, home := range l.homes {
+			if !slices.Contains(home.see(), "reached by port") {
+				home.lost = append(home.lost, "reached by port")
+				l.t.Errorf("%s is not reached by its port", home.id)
+			}
+		}
+	}
+}
+
+// own forgets what was photographed of a container that failed meanwhile. A chain
+// without its rules says nothing new.
+func (h *home) own() {
+	h.host = h.host.Without(func(line string) bool {
+		if strings.HasPrefix(line, "link ") && !strings.Contains(line, "br0") {
+			return true // one that has no bridge yet
+		}
+		return slices.ContainsFunc([]string{" -N ", "10.71.", "net1", "br1", " 20000 "}, func(of string) bool { return strings.Contains(line, of) })
+	})
+}
+
+// siblingGoes: a container has a network, and gets another of the same name.
+func (l *living) siblingGoes() {
+	l.attach("c1", "c2")
+	both := l.set
+	both.Confs = append(slices.Clone(both.Confs), []byte(strings.Replace(string(l.other(1)), `"net1"`, `"net0"`, 1)))
+	second := cni.WithNetwork("net0", cni.WithInterfaceName("eth1"))
+	r, ctx := l.runtime(both), context.Background()
+	for _, id := range []string{"c1", "c1", "c2"} {
+		_, err := r.Setup(ctx, id, l.netns(id), append(ports(20000), second)...)
+		wantNil(l.t, err)
+		l.restart(both)
+		l.collect(both, "c1", "c2")
+		l.ok("remove the second list", r.Remove(ctx, id, l.netns(id), second))
+	}
+	// And all that somebody has of the name.
+	_, err := l.setup(both, "dead", ports(20001)...)
+	wantNil(l.t, err)
+	l.remove(both, "dead", l.netns("dead"))
+}
+
+// pass has a runtime look for what is abandoned until it has removed containers
+// that are, of which it comes to the last when the others were looked at.
+func (l *living) pass() {
+	l.t.Helper()
+	r, ctx := l.runtime(l.set), context.Background()
+	for n := range 2 {
+		id := fmt.Sprint("gone", n)
+		_, err := r.Setup(ctx, id, l.container(id))
+		wantNil(l.t, err)
+		wantNil(l.t, netns.Remove(l.netns(id)))
+		l.untilGone(func() error { return r.Remove(ctx, "nobody", "") }, id)
+	}
+}
+
+// unpinned forgets that pins are the living ones'.
+func (h *home) unpinned() {
+	h.host = h.host.Without(func(line string) bool { return strings.Contains(line, "/attachments/netns/") })
+}
+
+// inhabited: only the pin goes.
+func (l *living) inhabited() {
+	l.attach("c1", "c2")
+	for _, home := range l.homes {
+		home.inhabit()
+		wantNil(l.t, netns.Remove(home.path))
+		home.unpinned()
+	}
+	l.photographAll()
+	for range 2 { // the second time their namespaces were let go before
+		l.pass()
+		if pins := l.pins(); len(pins) > 0 {
+			l.say("abandoned and kept: %v", pins)
+		}
+		l.restart(l.set)
+		l.collect(l.set, "c1", "c2")
+	}
+}
+
+// calls attaches and removes a container with many calls in between.
+func (j job) calls(ctx context.Context, r *cni.Runtime) error {
+	_, err := r.Setup(ctx, j.ID, j.NetNS)
+	for n := 0; err == nil && n < 10; n++ {
+		err = r.Check(ctx, j.ID, j.NetNS)
+	}
+	return errors.Join(err, r.Remove(ctx, j.ID, j.NetNS))
+}
+
+// judgedElsewhere: another runtime of the owner, to which neither the paths nor
+// the processes are there.
+func (l *living) judgedElsewhere() {
+	l.attach("c1")
+	before, port := l.audit(), int32(10001)
+	path, _ := l.task()
+	result, err := l.runtime(l.set).Setup(context.Background(), "c2", path, ports(port)...)
+	wantNil(l.t, err)
+	home := l.settle("c2", path, result)
+	home.port, home.host = port, l.about(before)
+	home.photograph()
+	next := l.path("there", "next")
+	ns, err := netns.Create(next)
+	wantNil(l.t, errors.Join(err, ns.Do(noAddressDetection), ns.Close()))
+	there := l.set
+	there.HostNetNS = "" // the one that the process was started in
+	as := &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
+	p := beginAs(l.t, job{Verb: "CALLS", ID: "next", NetNS: next, NewProc: true, Hide: l.path("netns"), Settings: there}, as)
+	if killed, said := p.wait(); killed || said != "" {
+		l.say("the other runtime: %s", said)
+	}
+	wantNil(l.t, netns.Remove(next))
+}
+
+// endless: nothing on the host says when a macvlan's namespace ends, and a device
+// that was lent would not come back.
+func (l *living) endless() {
+	l.cable("lan0")
+	l.cable("nic0")
+	l.base = l.audit()
+	s := l.set
+	for id, conf := range map[string][]byte{
+		"lan": fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "lan", "plugins": [{"type": "macvlan", "master": "lan0",
+			"ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.80.0.0/16"}]]}}]}`, l.path("ipam")),
+		"lent": []byte(`{"cniVersion": "1.0.0", "name": "lent", "plugins": [{"type": "host-device", "device": "nic0"}]}`),
+	} {
+		before := l.audit()
+		s.Confs = [][]byte{conf}
+		_, err := l.setup(s, id)
+		wantNil(l.t, err)
+		wantNil(l.t, l.settle(id, l.netns(id), nil).abandon(before))
+	}
+	l.attach("c1")
+	l.pass()
+	for _, home := range l.homes[:2] {
+		l.leave(home, s)
+	}
+	nic, err := netlink.LinkByName("nic0")
+	wantNil(l.t, errors.Join(err, netlink.LinkSetUp(nic))) // it comes back down
+}
+
+// abandon photographs a container whose path is gone.
+func (h *home) abandon(before audit.Lines) error {
+	err := netns.Remove(h.path)
+	h.host = h.l.about(before)
+	h.photograph()
+	return err
+}
+
+// released: nothing of one owner's containers changes but that they are go-cni's,
+// and nothing at all of another owner's.
+func (l *living) released() {
+	defer l.likeGoCNI()()
+	other := l.set
+	other.Owner = "other"
+	l.attachBy(other, "theirs")
+	l.attach("c1", "c2")
+	given := l.homes[1:]
+	l.release("c1", "c2")
+	for _, home := range given {
+		home.host = home.host.Without(func(line string) bool { return strings.Contains(line, "/attachments/") })
+		home.look()
+	}
+	l.restart(l.set)
+	l.collect(l.set)
+	for n, home := range given {
+		home.look()
+		home.close()
+		home.left = true
+		l.ok("go-cni's Remove", l.byGoCNI("DEL", home.id, home.port))
+		l.homes[0].look()
+		if n == 0 {
+			given[1].look()
+		}
+	}
+}
+
+// refused: rules in a table of ours are none that go-cni removes.
+func (l *living) refused() {
+	defer l.likeGoCNI()()
+	l.attach("c1", "c2")
+	report, err := l.runtime(l.set).Release(context.Background(), cni.ReleaseOptions{})
+	wantNil(l.t, err)
+	if len(report.Released) > 0 || len(report.Refused) != 2 {
+		l.say("released %v, refused %v", report.Released, report.Refused)
+	}
+	l.restart(l.set)
+}
