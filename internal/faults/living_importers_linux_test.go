@@ -190,7 +190,10 @@ func (l *living) endless() {
 		l.leave(home, s)
 	}
 	nic, err := netlink.LinkByName("nic0")
-	wantNil(l.t, errors.Join(err, netlink.LinkSetUp(nic))) // it comes back down
+	if err != nil {
+		l.t.Fatalf("what was lent: %v", err)
+	}
+	wantNil(l.t, netlink.LinkSetUp(nic)) // it comes back down
 }
 
 // abandon photographs a container whose path is gone.

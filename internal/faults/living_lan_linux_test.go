@@ -171,6 +171,7 @@ func (l *living) zoned() {
 		l.say("left in the zone: %v", left)
 	}
 	br, err := netlink.LinkByName("br9")
-	wantNil(l.t, errors.Join(err, netlink.LinkDel(br)))
+	wantNil(l.t, err)
+	wantNil(l.t, netlink.LinkDel(br))
 	server.StopFirewalld() // with its table
 }
