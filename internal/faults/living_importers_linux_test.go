@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -26,7 +25,7 @@ func importerCases() []livingCase {
 	return []livingCase{
 		{"F31", "a failed first ADD of another runtime", nil, (*living).takenBack},
 		{"F32", "a second list of its name comes, goes", nil, (*living).siblingGoes},
-		{"F33", "path gone, a process inside", nil, (*living).inhabited},
+		{"F33", "path gone, the namespace not", nil, (*living).inhabited},
 		{"F33", "abandoned, by another mount namespace", nil, (*living).judgedElsewhere},
 		{"F33", "macvlan and host-device, path gone", []string{executables, ourNFTables}, (*living).endless},
 		{"F34", "Release of one owner, beside another", named, (*living).released},
@@ -37,10 +36,15 @@ func importerCases() []livingCase {
 // takenBack: what executables share is made ahead of another runtime's first ADD,
 // which fails, and taken back while containers are there, and come.
 func (l *living) takenBack() {
-	exe, err := os.Executable()
-	wantNil(l.t, err)
-	fails := fault{Verb: "ADD", Exit: 1, Stdout: text(`{"cniVersion": "1.0.0", "code": 5, "msg": "no"}`), At: "before", Real: filepath.Join(l.real, "tuning")}
-	wantNil(l.t, errors.Join(os.Symlink(exe, l.path("bin", "own")), fails.save(l.path("bin", "own.json"))))
+	const script = `#!/bin/sh
+case $CNI_COMMAND in
+ADD) cat %s; echo '{"cniVersion": "1.0.0", "code": 5, "msg": "as it was to"}'; exit 1 ;;
+VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}' ;;
+esac
+`
+	gate := l.path("gate")
+	wantNil(l.t, unix.Mkfifo(gate, 0o600))
+	wantNil(l.t, os.WriteFile(l.path("bin", "own"), fmt.Appendf(nil, script, gate), 0o755))
 	conf := l.network(1)
 	end := bytes.LastIndexByte(conf, ']')
 	conf = fmt.Appendf(nil, `%s, {"type": "own"}%s`, conf[:end], conf[end:])
@@ -50,9 +54,15 @@ func (l *living) takenBack() {
 		other.Confs = [][]byte{conf}
 		id := fmt.Sprint("fails", n)
 		failing := begin(l.t, job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: 20000, Settings: other})
+		waits, err := os.OpenFile(gate, os.O_WRONLY, 0) // when the plugin does
+		wantNil(l.t, err)
+		if early := l.sometimes(); early {
+			wantNil(l.t, waits.Close())
+		}
 		l.attach(fmt.Sprint("c", n))
 		l.homes[n].own()
-		if killed, said := failing.wait(); killed || !strings.Contains(said, "no") {
+		_ = waits.Close() // or it was before
+		if killed, said := failing.wait(); killed || !strings.Contains(said, "as it was to") {
 			l.t.Fatalf("the ADD that was to fail: %q", said)
 		}
 		for _, home := range l.homes {
@@ -114,11 +124,12 @@ func (h *home) unpinned() {
 	h.host = h.host.Without(func(line string) bool { return strings.Contains(line, "/attachments/netns/") })
 }
 
-// inhabited: only the pin goes.
+// inhabited: only the pin goes. In the first container a process lives, and the
+// second is kept by a descriptor, of which nobody can tell.
 func (l *living) inhabited() {
 	l.attach("c1", "c2")
+	l.homes[0].inhabit()
 	for _, home := range l.homes {
-		home.inhabit()
 		wantNil(l.t, netns.Remove(home.path))
 		home.unpinned()
 	}
@@ -128,7 +139,7 @@ func (l *living) inhabited() {
 		if pins := l.pins(); len(pins) > 0 {
 			l.say("abandoned and kept: %v", pins)
 		}
-		l.restart(l.set)
+		l.anyway(job{Verb: "RESTART", Settings: l.set})
 		l.collect(l.set, "c1", "c2")
 	}
 }
