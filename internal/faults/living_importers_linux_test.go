@@ -56,7 +56,7 @@ esac
 		failing := begin(l.t, job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: 20000, Settings: other})
 		waits, err := os.OpenFile(gate, os.O_WRONLY, 0) // when the plugin does
 		wantNil(l.t, err)
-		if early := l.sometimes(); early {
+		if l.sometimes() {
 			wantNil(l.t, waits.Close())
 		}
 		l.attach(fmt.Sprint("c", n))
