@@ -10,9 +10,9 @@ import (
 )
 
 // threadNetNS is the link through which the kernel shows a thread its own
-// namespace. The process's, /proc/self/ns/net, is that of its leading thread,
-// which Go parks for good in whatever namespace a goroutine left it that was
-// locked to it.
+// namespace. The process's, /proc/self/ns/net, is that of its leading thread.
+// If a goroutine that is locked to that thread leaves it in another namespace,
+// Go parks it there for good.
 const threadNetNS = "/proc/thread-self/ns/net"
 
 // Handle is an open network namespace. It keeps the namespace alive, whatever
@@ -129,9 +129,9 @@ func CurrentID() (ID, error) {
 }
 
 // ProcessID returns the identity of the network namespace of the process: the
-// one in which its goroutines run that are not locked to a thread. The leading
-// thread, and so /proc/self/ns/net, may be in another. It costs a goroutine and
-// one stat.
+// one of all goroutines that are not locked to a thread. The leading thread,
+// and so /proc/self/ns/net, may be in another. It costs a goroutine and one
+// stat.
 func ProcessID() (ID, error) {
 	type answer struct {
 		id  ID

@@ -15,11 +15,11 @@ import (
 // microseconds, so that what has not come by then will not.
 const patience = 5 * time.Second
 
-// echo sends a message, waits for the same to come back, and returns the time
-// from the first packet, of TCP's handshake too, to the last. That is much less
-// than a millisecond, but for the first one over IPv6 with the executable ptp,
-// which returns while the kernel still looks for duplicates of the host's
-// addresses: the host forwards and answers nothing for a second or two.
+// echo sends a message, waits for its echo, and returns the time from the first
+// packet, which may be of TCP's handshake, to the last. It is much less than a
+// millisecond, except for the first one over IPv6 with the executable ptp. That
+// plugin returns while the kernel still looks for duplicates of the host's
+// addresses: for a second or two the host forwards and answers nothing.
 //
 // A socket belongs to the namespace it was opened in for as long as it lives,
 // so only the opening must happen inside.

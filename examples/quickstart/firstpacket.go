@@ -15,10 +15,10 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// firstPackets measures how long a container's first packet takes, with its
-// answer: neighbours have to be found, and nothing may wait for the kernel to
-// look for duplicates of an address. Each round has containers of its own, one
-// for each way and side, so that nobody knows anybody.
+// firstPackets measures how long a container's first packet and its answer
+// take. The time includes finding the neighbours. It must not include the
+// kernel's duplicate address detection. Each round uses new containers, one for
+// each way and side, so that no neighbour is known.
 type firstPackets struct {
 	rt   *cni.Runtime
 	host *netns.Handle
@@ -26,7 +26,7 @@ type firstPackets struct {
 	all  []firstPacket // in the order of the table
 }
 
-// firstPacket is what a time is of.
+// firstPacket identifies a row of the table.
 type firstPacket struct{ way, network, family string }
 
 // measureFirstPackets prints the table. It attaches and detaches four containers
@@ -115,7 +115,7 @@ func (f *firstPackets) print(out io.Writer, rounds int, took time.Duration) {
 	fmt.Fprintf(out, "of %d new containers each, in %.1f s\n\n", rounds, took.Seconds())
 }
 
-// each calls fn for all containers at once, and waits.
+// each calls fn for all containers concurrently, and waits for all of them.
 func each(all []*container, fn func(*container) error) error {
 	errs := make([]error, len(all))
 	var done sync.WaitGroup

@@ -1,10 +1,11 @@
-// Package ahead knows what the executables of the reference plugins make for all
-// containers when the first one comes, so that it can be made ahead of them.
+// Package ahead lists the rules that the executables of the reference plugins
+// share between containers, so that a caller can create them before the first
+// container needs them.
 //
-// They look for each part of it and make it if it is not there, without a lock.
-// Which do, and what exactly, is known of the versions 0.9.0 to 1.9 of portmap
-// and firewall; of the others it is known that two at the same time do not harm
-// each other.
+// A plugin checks for each part and creates it if it is missing, without a
+// lock. The package knows the shared rules of portmap and firewall, from
+// version 0.9.0 to 1.9. Of the other plugins it knows which can run at the same
+// time without harm.
 package ahead
 
 import (
@@ -17,24 +18,24 @@ import (
 	"github.com/embedcni/cni/internal/netfilter"
 )
 
-// Request is what an executable's ADD is about.
+// Request describes an executable's ADD.
 type Request struct {
 	Type   string
 	IfName string
 	Config []byte // with runtimeConfig and prevResult
-	// Firewalld is that a firewalld runs; see AsksForFirewalld.
+	// Firewalld reports whether a firewalld runs; see AsksForFirewalld.
 	Firewalld bool
 }
 
-// AsksForFirewalld reports whether the ADD goes by whether a firewalld runs.
+// AsksForFirewalld reports whether the ADD depends on a running firewalld.
 func (r Request) AsksForFirewalld() bool {
 	var conf struct{ Backend string }
 	return r.Type == "firewall" && json.Unmarshal(r.Config, &conf) == nil && conf.Backend != "iptables" && conf.Backend != "firewalld"
 }
 
-// Rules returns what containers share of what the ADD makes in iptables, as
-// part of rules of which the rest is not the container's. It is empty for an ADD
-// that makes nothing of the kind, also because it must fail.
+// Rules returns rules whose shared part is the part that the ADD makes in
+// iptables. The rest of them does not describe the container. Rules returns
+// none for an ADD that makes no shared rules, or that must fail.
 func (r Request) Rules() netfilter.Rules {
 	if r.Type != "portmap" && r.Type != "firewall" {
 		return netfilter.Rules{}
@@ -56,8 +57,9 @@ func (r Request) Rules() netfilter.Rules {
 	return r.firewall(result)
 }
 
-// portmap is parseConfig and forwardPorts of the plugin portmap. Which iptables
-// it is to be, or none, is for the system to say where no backend is named.
+// portmap follows parseConfig and forwardPorts of the plugin portmap. If the
+// configuration names no backend, the caller must find out whether the system
+// has iptables, and which variant.
 func (r Request) portmap(result *types100.Result) netfilter.Rules {
 	var conf struct {
 		Backend              *string
@@ -76,13 +78,13 @@ func (r Request) portmap(result *types100.Result) netfilter.Rules {
 	const defaultMarkBit = 13
 	h := netfilter.HostPorts{
 		SNAT: conf.SNAT == nil || *conf.SNAT, MarkMasqBit: defaultMarkBit,
-		Ports: make([]netfilter.HostPort, 1), // what is shared is the same for all
+		Ports: make([]netfilter.HostPort, 1), // the shared rules are the same for all ports
 	}
 	if conf.MarkMasqBit != nil {
 		h.MarkMasqBit = *conf.MarkMasqBit
 	}
 	if conf.ExternalSetMarkChain != nil {
-		h.SNAT = false // nothing marks, and nothing is to be masqueraded by a mark
+		h.SNAT = false // no rule marks, and none masquerades by a mark
 	}
 	for _, ip := range result.IPs {
 		if i := ip.Interface; i != nil && *i >= 0 && *i < len(result.Interfaces) {
@@ -101,7 +103,8 @@ func (r Request) portmap(result *types100.Result) netfilter.Rules {
 	return netfilter.Rules{HostPorts: []netfilter.HostPorts{h}}
 }
 
-// firewall is getBackend, addRules and setupIngressPolicy of the plugin firewall.
+// firewall follows getBackend, addRules and setupIngressPolicy of the plugin
+// firewall.
 func (r Request) firewall(result *types100.Result) netfilter.Rules {
 	var conf struct {
 		Backend                string
@@ -122,7 +125,7 @@ func (r Request) firewall(result *types100.Result) netfilter.Rules {
 		f.Bridge = result.Interfaces[0].Name
 	}
 	if f.Bridge == "" {
-		f.Ingress = "" // it fails for want of a bridge, when the rest is made
+		f.Ingress = "" // the ADD fails without a bridge, after it has made the rest
 	}
 	return netfilter.Rules{Forward: []netfilter.Forward{f}}
 }

@@ -13,11 +13,11 @@ import (
 	"github.com/embedcni/cni/internal/invoke"
 )
 
-// module is that of the reference plugins.
+// module is the path of the reference plugins' module.
 const module = "github.com/containernetworking/plugins"
 
-// Versions knows which executables are reference plugins, and of which version.
-// It may be used by many goroutines. The zero Versions is ready for use.
+// Versions finds out which executables are reference plugins, and their
+// versions. It is safe for concurrent use. The zero Versions is ready to use.
 type Versions struct {
 	mu   sync.Mutex
 	seen map[string]seen // by type and path
@@ -25,11 +25,12 @@ type Versions struct {
 
 type seen struct {
 	file    os.FileInfo
-	version string // empty: it is another plugin, or of no known version
+	version string // empty if it is another plugin, or its version is unknown
 }
 
-// Makes reports whether all that the plugin of a type makes for all containers is
-// known: nothing that two at the same time could make twice, or what Rules says.
+// Makes reports whether the package knows everything that the plugin of a type
+// shares between containers: the rules that [Request.Rules] returns, or nothing
+// that two calls at the same time could make twice.
 func (v *Versions) Makes(ctx context.Context, typ, path string, config []byte) bool {
 	return makes(v.of(ctx, typ, path), typ, config)
 }
@@ -40,7 +41,7 @@ func makes(version, typ string, config []byte) bool {
 		return false
 	}
 	if major == 0 && minor == oldest {
-		minor = 0 // of the line 1
+		minor = 0 // as version 1.0
 	} else if major != 1 || minor > newest {
 		return false
 	}
@@ -52,15 +53,15 @@ func makes(version, typ string, config []byte) bool {
 	case "portmap", "ptp", "macvlan", "ipvlan", "vlan", "host-device", "dummy", "tap", "loopback", "tuning", "bandwidth", "sbr":
 		return true
 	}
-	return false // vrf makes a device that is not there
+	return false // vrf creates a device if it is missing
 }
 
-// The versions that are known, from 0.9.0 on.
+// The known versions: 0.oldest, and 1.0 to 1.newest.
 const (
 	oldest = 9
 	newest = 9
-	// sinceIsolation is when the comments of the rules for an ingress policy
-	// became what they are.
+	// sinceIsolation is the minor version since which the rules for an ingress
+	// policy have their present comments.
 	sinceIsolation = 6
 )
 
@@ -69,8 +70,8 @@ func hasPolicy(config []byte) bool {
 	return json.Unmarshal(config, &conf) != nil || conf.IngressPolicy != "" && conf.IngressPolicy != "open"
 }
 
-// hasVLAN reports whether the bridge's gateway may be in a VLAN, on an interface
-// of its own that is made when it is not there.
+// hasVLAN reports whether the bridge's gateway may be in a VLAN, on an
+// interface of its own that the plugin creates if it is missing.
 func hasVLAN(config []byte) bool {
 	var conf struct{ VLAN int }
 	return json.Unmarshal(config, &conf) != nil || conf.VLAN != 0
@@ -109,8 +110,9 @@ func (v *Versions) note(key string, s seen) {
 	v.seen[key] = s
 }
 
-// ask reads the version from what Go writes into an executable, and if that is a
-// reference plugin but of no version there, has it say so itself.
+// ask reads the version from the build information in the executable. If that
+// names a reference plugin without a version, ask runs the plugin, which prints
+// its version.
 func ask(ctx context.Context, typ, path string) string {
 	info, err := buildinfo.ReadFile(path)
 	if err != nil || !strings.HasPrefix(info.Path, module+"/plugins/") || !strings.HasSuffix(info.Path, "/"+typ) {
@@ -121,7 +123,7 @@ func ask(ctx context.Context, typ, path string) string {
 			return version
 		}
 	}
-	// It says so if it is asked to do nothing.
+	// Without a command a plugin prints:
 	//
 	//	CNI portmap plugin v1.9.1
 	//	CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0
@@ -140,8 +142,8 @@ func ask(ctx context.Context, typ, path string) string {
 	return parse(version)
 }
 
-// parse returns a released version, without the "v" and what a distribution adds;
-// nothing of any other.
+// parse returns a released version without the "v" and a distribution's suffix,
+// and "" for any other version.
 func parse(version string) string {
 	version, metadata, _ := strings.Cut(strings.TrimPrefix(version, "v"), "+")
 	var major, minor, patch int

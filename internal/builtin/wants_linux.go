@@ -7,13 +7,13 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Wants returns the rules of an attachment's plugin that have the names of network
-// and container alone in the forms of the reference plugins, and the backend that
-// the configuration names. The previous result is that of the ADD. Other plugins
-// than portmap, bridge and ptp have none.
+// Wants returns the rules of an attachment's plugin that the reference plugins
+// name after the network and the container alone, and the backend that the
+// configuration names. Only portmap, bridge and ptp have such rules. The
+// previous result must be the result of the ADD.
 func Wants(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
 	if r.PrevResult == nil {
-		return "", netfilter.Rules{}, nil // it has not got so far
+		return "", netfilter.Rules{}, nil // the ADD did not get that far
 	}
 	switch r.Type {
 	case "portmap":

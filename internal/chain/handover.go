@@ -15,13 +15,13 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// ErrNotCached: libcni's cache does not have an ADD as it was.
+// ErrNotCached means that libcni's cache lacks an ADD, or differs from it.
 var ErrNotCached = errors.New("not in libcni's cache")
 
-// CachedFor returns nil if a DEL by libcni alone gives the plugins the result that
-// the ADD of a ended with. Otherwise it is an ErrNotCached that names the file.
-// libcni passes over a file that it cannot use, and its plugins then leave what
-// they find by the result.
+// CachedFor returns nil if a DEL by libcni alone would give the plugins the
+// result of the ADD of a. Otherwise the error wraps ErrNotCached and names the
+// file. libcni ignores a file that it cannot use, and its plugins then leave
+// behind everything that they find by the result.
 func (c *Chain) CachedFor(a *Attachment, result json.RawMessage) error {
 	if err := c.cachedFor(a, result); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrNotCached, filepath.Base(c.cacheFile(a)), err)
@@ -58,7 +58,7 @@ func (c *Chain) cachedFor(a *Attachment, result json.RawMessage) error {
 	return err
 }
 
-// sameResult compares results of any version.
+// sameResult reports whether two results, of any versions, are the same.
 func sameResult(a, b json.RawMessage) (same bool, err error) {
 	var texts [2][]byte
 	for i, data := range []json.RawMessage{a, b} {

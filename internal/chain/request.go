@@ -101,8 +101,8 @@ func (o object) bytes() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Request is the request configuration of a plugin of the list, with a result of
-// those before it.
+// Request returns the request configuration of a plugin of the list, with a
+// result of the plugins before it.
 func (c *Chain) Request(position int, a *Attachment, result Partial) ([]byte, error) {
 	x := &adding{c: c, a: a, prev: json.RawMessage(result)}
 	return x.request(position)

@@ -125,9 +125,9 @@ func selectVersion(one, many json.RawMessage) (string, error) {
 		strings.Join(offered, ", "), strings.Join(known, ", "))
 }
 
-// validate checks what the specification's section 1 asks of a configuration,
-// and gathers everything that is wrong rather than the first of it. An empty
-// name passes, as it does with libcni; see [RequireName].
+// validate checks a configuration against the specification's section 1, and
+// returns all errors rather than the first. It accepts an empty name, as libcni
+// does; see [RequireName].
 func validate(list *libcni.NetworkConfigList) error {
 	var errs []error
 	if list.Name != "" {
@@ -141,8 +141,8 @@ func validate(list *libcni.NetworkConfigList) error {
 	return errors.Join(errs...)
 }
 
-// RequireName refuses a list whose network has no name. It can be loaded, and no
-// container can be attached to it.
+// RequireName refuses a list whose network has no name. Such a list can be
+// loaded, but no container can be attached to it.
 func RequireName(list *libcni.NetworkConfigList) error {
 	if list.Name == "" {
 		return errors.New(`the network has no name: set "name"`)
@@ -154,7 +154,7 @@ func RequireName(list *libcni.NetworkConfigList) error {
 // digits, '_', '.', '-' (CNI specification 1.1.0, section 1), and at most 180
 // bytes, because the name becomes part of file names.
 func ValidateName(name string) error {
-	if name == "" { // of which utils says "missing network name:"
+	if name == "" { // utils would say "missing network name:"
 		return types.NewError(types.ErrInvalidNetworkConfig, "missing network name", "")
 	}
 	if err := utils.ValidateNetworkName(name); err != nil {

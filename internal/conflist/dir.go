@@ -16,15 +16,15 @@ type Found struct {
 // Selection says what of a directory is wanted.
 type Selection struct {
 	Max  int                    // how many configurations; 0 or less means all
-	Must func(path string) bool // files that cannot be done without
+	Must func(path string) bool // reports whether a file is required
 }
 
-// Dir reads the configurations of a directory in name order. A file that
-// cannot be used is passed over and returned in skipped, so that one bad file
-// never takes the others down, except where want.Must says that it cannot be
-// done without: then Dir fails, because to go on would attach containers to
-// other networks than before. A network without a name is one that cannot be
-// used: no container can be attached to it. Files may name one network.
+// Dir reads the configurations of a directory in name order. A file that cannot
+// be used is skipped and returned in skipped, so that one bad file never takes
+// the others down. If want.Must reports that the file is required, Dir fails
+// instead: going on would attach containers to other networks than before. A
+// file whose network has no name cannot be used, as no container can be
+// attached to it. Several files may name the same network.
 func (r Reader) Dir(dir string, want Selection) (found []Found, skipped []*FileError, err error) {
 	files, err := Files(dir)
 	if err != nil {

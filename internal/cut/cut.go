@@ -7,8 +7,8 @@ import (
 )
 
 // Lines yields the lines of a text, each with the newline that ends it, as
-// strings.Lines and bytes.Lines do. Those are of Go 1.24, which the go line of
-// this module would then demand of every importer.
+// strings.Lines and bytes.Lines do. Those need Go 1.24, which this module's go
+// line would then require of every importer.
 func Lines[T string | []byte](text T) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		for rest := []byte(text); len(rest) > 0; {

@@ -7,16 +7,16 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 )
 
-// Before is what an ADD found before it put addresses into zones, for its DEL and
-// the sweep: by zone and source, whether the source was there and is nobody's who
-// is on record. Such a source is an administrator's, or of a program that nobody
-// knows, and stays.
+// Before records which sources an ADD found in the zones, for its DEL and the
+// sweep. The key is the zone and the source. The value is true for a foreign
+// source, which was there and belongs to no attachment on record: an
+// administrator or another program has added it, and it stays.
 type Before map[string]bool
 
-// before is the note of the plugin firewall.
+// before is the key of the note of the plugin firewall.
 const before = "firewall.zones"
 
-// Recall returns the note; empty if there is none, as of an executable.
+// Recall returns the note. It is empty if there is none, as for an executable.
 func Recall(c caller.Caller) (Before, error) {
 	b := Before{}
 	fact := c.Fact(before)
@@ -26,16 +26,16 @@ func Recall(c caller.Caller) (Before, error) {
 	return b, json.Unmarshal(fact, &b)
 }
 
-// Note notes it.
+// Note stores b as the note.
 func (b Before) Note(c caller.Caller) error { return c.Note(before, b) }
 
 func key(zone string, addr netip.Addr) string { return zone + " " + Source(addr) }
 
-// Foreign reports whether the address was in the zone before, and stays.
+// Foreign reports whether the address is foreign, and stays in the zone.
 func (b Before) Foreign(zone string, addr netip.Addr) bool { return b[key(zone, addr)] }
 
-// Found adds whether an address is a foreign one. What is known stays: a second
-// ADD finds what the first one has made.
+// Found records whether an address is foreign. It changes no earlier answer: a
+// second ADD finds the addresses that the first one added.
 func (b Before) Found(zone string, addr netip.Addr, foreign bool) {
 	if _, known := b[key(zone, addr)]; !known {
 		b[key(zone, addr)] = foreign

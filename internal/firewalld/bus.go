@@ -1,12 +1,12 @@
-// Package firewalld asks a firewalld to accept what the addresses of containers
-// send and receive, as the reference plugin firewall (v1.9.1) does: it puts them
-// into a zone, "trusted" by default, each as the source 10.1.0.2/32 or
-// fd00::2/128. Such a source is a runtime setting: it is lost when firewalld
-// ends, is started again or reloads its configuration.
+// Package firewalld has firewalld accept the packets from and to the addresses
+// of containers, as the reference plugin firewall (v1.9.1) does. It adds them
+// to a zone, "trusted" by default, each as the source 10.1.0.2/32 or
+// fd00::2/128. Such a source is a runtime setting: firewalld loses it when it
+// stops, restarts or reloads its configuration.
 //
-// firewalld is asked over D-Bus. A connection is made for a call and closed
-// behind it, so that nothing of it stays, and all that is asked ends with its
-// context, even if the bus or firewalld hangs. No firewalld is ever started.
+// The package calls firewalld over D-Bus. The caller opens a connection when it
+// needs one and closes it afterwards. Every call ends with its context, even if
+// the bus or firewalld hangs. The package never starts a firewalld.
 package firewalld
 
 import (
@@ -15,39 +15,39 @@ import (
 	"net/netip"
 )
 
-// Variable is the environment variable with the address of the bus, for this
-// package's callers: it reads no environment itself.
+// Variable names the environment variable with the address of the bus. It is
+// for this package's callers; the package reads no environment.
 const Variable = "DBUS_SYSTEM_BUS_ADDRESS"
 
-// defaultAddress is where the system's bus is if nobody says otherwise.
+// defaultAddress is the default address of the system's bus.
 const defaultAddress = "unix:path=/var/run/dbus/system_bus_socket"
 
-// DefaultZone is the zone of addresses for which none is configured.
+// DefaultZone is the zone if the configuration names none.
 const DefaultZone = "trusted"
 
 var (
-	// ErrNotRunning means that no firewalld can be reached: there is no bus, it
-	// takes no calls of this user, or no firewalld is on it. So none has anything
-	// of this user's.
+	// ErrNotRunning means that no firewalld can be reached: there is no bus, the
+	// bus does not admit this user, or no firewalld is on it. So no firewalld
+	// has a source of this user's.
 	ErrNotRunning = errors.New("no firewalld answers on the D-Bus")
 
 	// ErrDenied means that firewalld, or the bus, refuses this user's calls.
 	ErrDenied = errors.New("firewalld refuses this user's calls")
 )
 
-// mostConnections bounds how many connections are open at the same time. A bus
-// closes those that are too many; by default a user may have 256.
+// mostConnections limits the connections that are open at the same time. A bus
+// closes surplus connections; by default a user may have 256.
 const mostConnections = 32
 
-// Bus is a D-Bus on which there may be a firewalld. It may be used by many
-// goroutines at once, and has no connection open between calls.
+// Bus is a D-Bus that may have a firewalld. It is safe for concurrent use, and
+// has no connection open between calls.
 type Bus struct {
 	address string
 	slots   chan struct{} // a token for each connection that is open
 }
 
-// Open returns the bus at an address, as the variable has it; empty: the
-// system's. It does not connect.
+// Open returns the bus at an address in the form of Variable, or the system's
+// bus if the address is empty. It does not connect.
 func Open(address string) *Bus {
 	if address == "" {
 		address = defaultAddress
@@ -55,12 +55,12 @@ func Open(address string) *Bus {
 	return &Bus{address: address, slots: make(chan struct{}, mostConnections)}
 }
 
-// Address is where the bus is.
+// Address returns the address of the bus.
 func (b *Bus) Address() string { return b.address }
 
 type busKey struct{}
 
-// With returns a context in which plugins ask on the bus.
+// With returns a context whose plugins use the bus.
 func With(ctx context.Context, b *Bus) context.Context { return context.WithValue(ctx, busKey{}, b) }
 
 // From returns the bus of the context, or else the system's.
@@ -71,7 +71,7 @@ func From(ctx context.Context) *Bus {
 	return Open("")
 }
 
-// Source is an address as firewalld has it in a zone.
+// Source returns an address in the form that the zones of firewalld have.
 func Source(addr netip.Addr) string {
 	addr = addr.Unmap().WithZone("")
 	return netip.PrefixFrom(addr, addr.BitLen()).String()

@@ -26,15 +26,15 @@ const (
 	nameExists = "org.freedesktop.DBus.NameHasOwner"
 )
 
-// runningTime bounds the question whether a firewalld runs. The bus itself
-// answers it, at once unless it hangs.
+// runningTime limits the query of Running. The bus itself answers it, at once
+// unless it hangs.
 const runningTime = 10 * time.Second
 
-// Running reports whether a firewalld runs, for plugins in the network namespace
-// ns; nil is that of the calling thread. An error means that nobody can tell: the
-// bus is there and does not answer, or has too many connections. A bus that
-// takes no calls of this user counts as one without a firewalld, as it does with
-// the reference plugin.
+// Running reports whether a firewalld runs, for plugins in the network
+// namespace ns; nil means the calling thread's. An error means that the answer
+// is unknown: the bus exists but does not answer, or has too many connections.
+// A bus that does not admit this user counts as one without a firewalld, as
+// with the reference plugin.
 func (b *Bus) Running(ctx context.Context, ns *netns.Handle) (running bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, runningTime, fmt.Errorf("no answer within %v: %w", runningTime, context.DeadlineExceeded))
 	defer cancel()
@@ -52,16 +52,18 @@ func (b *Bus) Running(ctx context.Context, ns *netns.Handle) (running bool, err 
 	return running, nil
 }
 
-// Conn is a connection to a bus. It ends with the context that it was made with.
+// Conn is a connection to a bus. It ends with the context that was given to
+// Dial.
 type Conn struct {
 	conn *dbus.Conn
 	ctx  context.Context
 	bus  *Bus
 }
 
-// Dial connects from the network namespace ns, which matters for the few
-// addresses that are not files; nil is that of the calling thread. It does not
-// ask whether there is a firewalld. The caller must close the connection.
+// Dial connects to the bus from the network namespace ns; nil means the calling
+// thread's. The namespace matters only for the few addresses that are not
+// files. Dial does not check for a firewalld. The caller must close the
+// connection.
 func (b *Bus) Dial(ctx context.Context, ns *netns.Handle) (*Conn, error) {
 	select {
 	case b.slots <- struct{}{}:
@@ -94,8 +96,8 @@ func (c *Conn) dial(ns *netns.Handle) error {
 	if err != nil {
 		return absent(err)
 	}
-	// Like an executable, this goes by the user that it is here, which need not be
-	// the one that the bus sees from outside of a user namespace.
+	// Like an executable, use the user ID in this user namespace, which may
+	// differ from the one that the bus sees.
 	if err := c.conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))}); err != nil {
 		if brokenOff(err) {
 			return err
@@ -105,15 +107,15 @@ func (c *Conn) dial(ns *netns.Handle) error {
 	return c.conn.Hello()
 }
 
-// isFile reports whether an address is that of a file, which is the same from each
-// network namespace: to enter one costs ten times what it takes to see that there
-// is no such file.
+// isFile reports whether an address names a file, which is the same in every
+// network namespace. Entering a namespace costs ten times as much as finding no
+// such file.
 func isFile(address string) bool {
 	return strings.HasPrefix(address, "unix:path=") && !strings.Contains(address, ";")
 }
 
-// absent returns the error as ErrNotRunning unless there may be a bus, to which
-// there is no way at the moment.
+// absent wraps the error in ErrNotRunning, unless the error is transient: then
+// there may be a bus.
 func absent(err error) error {
 	for _, passing := range []error{unix.EAGAIN, unix.EINTR, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.ETIMEDOUT} {
 		if errors.Is(err, passing) {
@@ -123,8 +125,8 @@ func absent(err error) error {
 	return fmt.Errorf("%w: %w", ErrNotRunning, err)
 }
 
-// brokenOff reports whether the bus has ended the connection, as it does with
-// those that are too many, rather than said no.
+// brokenOff reports whether the bus has closed the connection, as it does with
+// surplus ones, rather than refused it.
 func brokenOff(err error) bool {
 	var number unix.Errno
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, os.ErrClosed) || errors.As(err, &number)
@@ -145,7 +147,7 @@ func (c *Conn) Has(zone string, addr netip.Addr) (has bool, err error) {
 	return has, err
 }
 
-// Add puts the address into the zone. added is false if it was there already. It
+// Add adds the address to the zone. added is false if it was there already. Add
 // fails if the address is in another zone.
 func (c *Conn) Add(zone string, addr netip.Addr) (added bool, err error) {
 	var in string
@@ -159,8 +161,8 @@ func (c *Conn) Add(zone string, addr netip.Addr) (added bool, err error) {
 	return err == nil, err
 }
 
-// Remove takes the address out of the zone. One that is in none, or that
-// somebody has put into another, is fine.
+// Remove removes the address from the zone. It succeeds if the address is in no
+// zone, or in another.
 func (c *Conn) Remove(zone string, addr netip.Addr) error {
 	var from string
 	err := c.ask("removeSource", &from, zone, addr)
@@ -171,8 +173,8 @@ func (c *Conn) Remove(zone string, addr netip.Addr) error {
 }
 
 // Absent reports whether an error means that the address is not in the zone: it
-// is in none or another, there is no such zone, or there is no firewalld, which
-// would not have kept it.
+// is in none or another, there is no such zone, or no firewalld runs, which
+// alone could keep it.
 func Absent(err error) bool {
 	switch codeOf(err) {
 	case "UNKNOWN_SOURCE", "ZONE_CONFLICT", "INVALID_ZONE":
@@ -195,7 +197,7 @@ func (c *Conn) ask(method string, result any, zone string, addr netip.Addr) erro
 	return err
 }
 
-// call calls a method. The bus is not to start who would answer it.
+// call calls a method. It keeps the bus from starting a service to answer.
 func (c *Conn) call(object dbus.BusObject, method string, result any, args ...any) error {
 	err := object.CallWithContext(c.ctx, method, dbus.FlagNoAutoStart, args...).Store(result)
 	if err != nil && c.ctx.Err() != nil {
@@ -214,8 +216,8 @@ func (c *Conn) call(object dbus.BusObject, method string, result any, args ...an
 	return err
 }
 
-// codeOf returns the code of what firewalld has said, empty if that was something
-// else. It is the first word of
+// codeOf returns the code of an error of firewalld's, or "" for any other
+// error. The code is the first word of
 //
 //	ZONE_ALREADY_SET: '10.1.0.2/32' already bound to 'trusted'
 func codeOf(err error) string {

@@ -24,8 +24,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// patience bounds the wait for what is about to happen: firewalld is written in
-// Python, and takes a second to start on an idle machine.
+// patience limits each wait. firewalld is written in Python, and takes a second
+// to start on an idle machine.
 const patience = 2 * time.Minute
 
 const (
@@ -34,7 +34,7 @@ const (
 	zoneCalls = busName + ".zone."
 )
 
-// Server is a D-Bus, and a firewalld on it unless that was stopped.
+// Server is a D-Bus, with a firewalld unless that was stopped.
 type Server struct {
 	// Address is that of the bus, for DBUS_SYSTEM_BUS_ADDRESS.
 	Address string
@@ -77,9 +77,9 @@ func StartBus(t testing.TB, ns *netns.Handle) *Server {
 	return s
 }
 
-// Start starts a D-Bus and a firewalld in the namespace. Both end with the test.
-// The default zone is "public": what is forwarded is rejected, unless a zone has
-// its source or its destination and accepts it.
+// Start starts a D-Bus and a firewalld in the namespace. Both end with the
+// test. The default zone is "public": firewalld rejects a forwarded packet
+// unless a zone that accepts it has its source or its destination.
 func Start(t testing.TB, ns *netns.Handle) *Server {
 	t.Helper()
 	s := StartBus(t, ns)
@@ -87,7 +87,7 @@ func Start(t testing.TB, ns *netns.Handle) *Server {
 	return s
 }
 
-// shortDir is a directory whose name leaves room for a socket's.
+// shortDir makes a directory whose path is short enough for a socket in it.
 func shortDir(t testing.TB) string {
 	dir, err := os.MkdirTemp("", "bus")
 	if err != nil {
@@ -101,7 +101,8 @@ func shortDir(t testing.TB) string {
 	return dir
 }
 
-// watch connects to the bus, for what the test asks and to be told of names.
+// watch connects to the bus, for the test's own calls and to hear who owns the
+// name.
 func (s *Server) watch() {
 	s.t.Helper()
 	var err error
@@ -163,7 +164,7 @@ func (s *Server) awaitOwner(owned bool) {
 	}
 }
 
-// StopFirewalld ends it as a system does that shuts it down.
+// StopFirewalld stops firewalld by SIGTERM, as a system's shutdown does.
 func (s *Server) StopFirewalld() {
 	s.t.Helper()
 	s.firewalld.stop(s.t, unix.SIGTERM)
@@ -179,7 +180,7 @@ func (s *Server) StopBus() {
 	}
 }
 
-// FreezeBus and FreezeFirewalld have them hang; what they return ends that.
+// FreezeBus and FreezeFirewalld make them hang until thaw is called.
 func (s *Server) FreezeBus() (thaw func())       { return s.bus.freeze(s.t) }
 func (s *Server) FreezeFirewalld() (thaw func()) { return s.firewalld.freeze(s.t) }
 
@@ -189,19 +190,19 @@ func (s *Server) Reload() {
 	s.mustCall(busName+".reload", nil)
 }
 
-// AddSource is what an administrator does by firewall-cmd --add-source.
+// AddSource is firewall-cmd --add-source, as an administrator uses it.
 func (s *Server) AddSource(zone, source string) {
 	s.t.Helper()
 	s.mustCall(zoneCalls+"addSource", nil, zone, source)
 }
 
-// RemoveSource is what firewall-cmd --remove-source does.
+// RemoveSource is firewall-cmd --remove-source.
 func (s *Server) RemoveSource(zone, source string) {
 	s.t.Helper()
 	s.mustCall(zoneCalls+"removeSource", nil, zone, source)
 }
 
-// Sources are the addresses in a zone, sorted.
+// Sources returns the sources in a zone, sorted.
 func (s *Server) Sources(zone string) []string {
 	s.t.Helper()
 	var sources []string
@@ -222,7 +223,8 @@ func (s *Server) mustCall(method string, result any, args ...any) {
 	}
 }
 
-// Connections are those to the bus but the test's own and firewalld's.
+// Connections returns the number of connections to the bus, without the test's
+// own and firewalld's.
 func (s *Server) Connections() int {
 	s.t.Helper()
 	var names []string
@@ -241,8 +243,8 @@ func (s *Server) Connections() int {
 	return n
 }
 
-// tool finds a program, which make deps installs. A test that needs it must not
-// be passed over in silence.
+// tool returns the path of a program that make deps installs. Without it the
+// test fails, as it must not be skipped silently.
 func tool(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -258,14 +260,15 @@ func tool(t testing.TB, name string) string {
 	return ""
 }
 
-// process is one that the test has started.
+// process is a process that the test has started.
 type process struct {
 	cmd    *exec.Cmd
 	output *output
 	ended  chan struct{}
 }
 
-// output is what a process prints, which may be read while it does.
+// output collects the output of a process. It may be read while the process
+// runs.
 type output struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -319,7 +322,7 @@ func (p *process) stop(t testing.TB, signal syscall.Signal) {
 	}
 }
 
-// freeze stops the process, and returns when the kernel says that it stands.
+// freeze stops the process, and returns when all its threads are stopped.
 func (p *process) freeze(t testing.TB) (thaw func()) {
 	t.Helper()
 	pid := p.cmd.Process.Pid
@@ -368,7 +371,7 @@ func standing(t testing.TB, pid int) bool {
 	return true
 }
 
-// busConfig is that of a bus on which everybody may do everything.
+// busConfig configures a bus on which everybody may do everything.
 const busConfig = `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig>

@@ -1,15 +1,15 @@
 // Package firstadd lets the first ADD of a network on a host run alone, for a
-// while.
+// short time.
 //
-// Plugins create what a network's containers share (the top-level chains of
-// portmap and firewall, a VRF) when the first container comes, and some check
-// before they create without a lock: thirty containers at once on a cold host
-// leave rules twice. Once one ADD has succeeded, it is all there, and nobody
-// waits any more.
+// When the first container comes, plugins create the parts that a network's
+// containers share: the top-level chains of portmap and firewall, a VRF. Some
+// check before they create, without a lock: thirty containers at once on a cold
+// host leave duplicate rules. Once one ADD has succeeded, the shared parts
+// exist, and no ADD waits any more.
 //
-// A plugin that hangs concerns its own container. So nobody is alone for longer
-// than a moment, and nobody waits longer than another: then they run beside each
-// other, and who calls this package removes what may be there twice.
+// A plugin that hangs must affect its own container only. So both the time
+// alone and the wait are limited. After that, ADDs run side by side, and the
+// caller removes the duplicates that they may leave.
 package firstadd
 
 import (
@@ -32,13 +32,14 @@ import (
 )
 
 const (
-	// longestAlone is several times what the first ADD of a network takes with
-	// executables, on a machine that is busy. It is shorter than longestWait, so
-	// that behind one that hangs there is time for the next to be alone, and for
-	// all others to find that it was the first.
+	// longestAlone limits the time that an ADD runs alone. It is several times
+	// as long as the first ADD of a network takes with executables on a busy
+	// machine. It is shorter than longestWait, so that after an ADD that hangs
+	// the next one can run alone, and the others see that it was the first.
 	longestAlone = 1500 * time.Millisecond
-	// longestWait also holds for processes of earlier versions, which are alone
-	// for as long as their plugin runs.
+	// longestWait limits the wait for an ADD that runs alone. It also holds for
+	// processes of earlier versions, which are alone for as long as their plugin
+	// runs.
 	longestWait = 2 * time.Second
 )
 
@@ -56,8 +57,8 @@ type Key struct {
 	Config       [][]byte // of the plugins
 	Capabilities []string // that the ADD is given, sorted
 
-	// Types are those of the plugins that must not make what they share at the
-	// same time. It is called only if the ADD is the first.
+	// Types returns the types of the plugins that must not create their shared
+	// parts at the same time. It is called only if the ADD is the first.
 	Types func() []string
 }
 
@@ -79,12 +80,12 @@ func New(dir string, locks *lock.Space) *Tracker {
 	return &Tracker{dir: dir, locks: locks, alone: longestAlone, wait: longestWait, seen: make(map[string]string)}
 }
 
-// Within has tests say how long an ADD is alone, and how long another waits for
-// that. It must be called before anything else.
+// Within sets how long an ADD is alone, and how long another waits for that. It
+// is for tests, and must be called before anything else.
 func (t *Tracker) Within(alone, wait time.Duration) { t.alone, t.wait = alone, wait }
 
-// First is an ADD that runs, alone for a while if it is the first of its
-// network.
+// First is a running ADD. The first ADD of its network is alone for a short
+// time.
 type First struct {
 	tracker *Tracker
 	network string
@@ -95,10 +96,10 @@ type First struct {
 	turn    *Turn    // nil: not alone
 }
 
-// Begin waits until the ADD may run. If it is the first of its network, it is
-// alone among those that are and have one of the types in common, since what
-// plugins race for is shared by type, not by network; but not for long, and it
-// does not wait for long either. Call End when the ADD is over.
+// Begin waits until the ADD may run. The first ADD of a network runs alone
+// among the first ADDs that have a plugin type in common with it, since plugins
+// race by type, not by network. Both the wait and the time alone are limited.
+// Call End when the ADD is over.
 func (t *Tracker) Begin(ctx context.Context, key Key) (*First, error) {
 	mark, err := key.mark()
 	if err != nil {
@@ -121,8 +122,8 @@ func (t *Tracker) Begin(ctx context.Context, key Key) (*First, error) {
 	return f, err
 }
 
-// Took reports whether the ADD has taken a turn with a type, or has waited for
-// one in vain. Nil has not.
+// Took reports whether the ADD took a turn with a type, or waited for one in
+// vain. It is false for nil.
 func (f *First) Took(typ string) bool { return f != nil && slices.Contains(f.types, typ) }
 
 // End says how the ADD went. After a success nobody waits again.
@@ -138,14 +139,15 @@ func (f *First) End(ok bool) error {
 	return errors.Join(err, f.turn.End())
 }
 
-// Turn is to be alone with some types of plugins, for a while.
+// Turn is a limited time during which no other Turn has the same types of
+// plugins.
 type Turn struct {
 	over  *time.Timer
 	leave func() error
 }
 
-// Take waits until nobody else has a turn with one of the types, but not for
-// long: then, as with no types, the Turn is nil, and others run beside.
+// Take waits until no other Turn has one of the types. If that takes too long,
+// or there are no types, the Turn is nil, and others may run at the same time.
 func (t *Tracker) Take(ctx context.Context, types []string) (*Turn, error) {
 	if len(types) == 0 {
 		return nil, nil
@@ -160,7 +162,7 @@ func (t *Tracker) Take(ctx context.Context, types []string) (*Turn, error) {
 		return nil, err
 	}
 	turn := &Turn{leave: sync.OnceValue(held.Release)}
-	turn.over = time.AfterFunc(t.alone, func() { _ = turn.leave() }) // End says the same again
+	turn.over = time.AfterFunc(t.alone, func() { _ = turn.leave() }) // End returns the same error
 	return turn, nil
 }
 
@@ -210,7 +212,7 @@ func (t *Tracker) remember(f *First) error {
 	if err := os.Rename(tmp, path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return nil // if it is not there any more, another process has remembered the same
+	return nil // if tmp is gone, another process has remembered the same
 }
 
 func (t *Tracker) file(name string) string {
@@ -218,8 +220,8 @@ func (t *Tracker) file(name string) string {
 	return filepath.Join(t.dir, hex.EncodeToString(sum[:16]))
 }
 
-// name is what has a first ADD of its own. No network's name has a newline or a
-// slash.
+// name identifies the network and the capabilities that have a first ADD of
+// their own. No network's name has a newline or a slash.
 func (k Key) name() string {
 	network := k.Network
 	if k.IfName != "" {

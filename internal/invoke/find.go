@@ -51,8 +51,8 @@ func Find(pluginType string, dirs []string, allowInsecure bool) (string, error) 
 }
 
 // FindByLibcni returns the executable that libcni would run for a plugin type:
-// the first regular file of that name, whoever may write it. It is an error if
-// that may not be executed, since libcni looks no further.
+// the first regular file of that name, no matter who may write to it. A file
+// that may not be executed is an error, since libcni looks no further.
 func FindByLibcni(pluginType string, dirs []string) (string, error) {
 	missing := &notFoundError{plugin: pluginType, dirs: dirs}
 	path, err := invoke.FindInPath(pluginType, dirs)
@@ -66,7 +66,7 @@ func FindByLibcni(pluginType string, dirs []string) (string, error) {
 	return path, nil
 }
 
-// FindProgram returns nil if plugins that are executed find a program by its name.
+// FindProgram returns nil if executed plugins can find a program by its name.
 func FindProgram(name string) error {
 	_, err := exec.LookPath(name)
 	return err

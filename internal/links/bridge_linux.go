@@ -14,9 +14,9 @@ type NewBridge struct {
 	VLANFiltering bool
 }
 
-// CreateBridge makes a bridge, down, with a random address that stays: that of
-// one that is given none changes as ports come and go. The error wraps EEXIST
-// if there is an interface of this name.
+// CreateBridge creates a bridge, down, with a random MAC address that stays.
+// Without one, the kernel changes the address as ports come and go. The error
+// wraps EEXIST if there is an interface of this name.
 func (c *Conn) CreateBridge(b NewBridge) (Link, error) {
 	if err := validName(b.Name); err != nil {
 		return Link{}, fmt.Errorf("create bridge %q: %w", b.Name, err)

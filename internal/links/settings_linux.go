@@ -17,8 +17,8 @@ import (
 // name: hundreds of µs at a thousand.
 type Settings struct {
 	v4, v6 []uint32
-	// retransmit is how many ms the kernel waits for an answer of neighbours, and
-	// addrGenMode how it makes a link-local address. Without IPv6 both are 0.
+	// retransmit is how many ms the kernel waits for an answer of neighbours.
+	// addrGenMode is how it makes a link-local address. Without IPv6 both are 0.
 	retransmit  uint32
 	addrGenMode uint8
 }
@@ -65,8 +65,8 @@ func (s *Settings) parse(spec []byte) error {
 	return err
 }
 
-// cacheInfoSize is that of a struct ifla_cacheinfo, <linux/if_link.h>, whose
-// last member is the time for an answer.
+// cacheInfoSize is the size of a struct ifla_cacheinfo, <linux/if_link.h>. Its
+// last member is the time that neighbours have to answer.
 const cacheInfoSize = 16
 
 func numbers(b []byte) []uint32 {
@@ -93,10 +93,10 @@ func (s Settings) value(v6 bool, name string) (value string, ok bool) {
 	return strconv.Itoa(int(int32(all[n]))), true
 }
 
-// DetectionTime is how long the kernel takes to look for duplicates of an IPv6
-// address: a delay at random, and then a solicitation or more, each of which
-// others have some time to answer (RFC 4862, section 5.4.2). It is 2 s with the
-// default settings, and begins when there is a carrier.
+// DetectionTime returns the longest time that the kernel plans for detecting
+// duplicates of an IPv6 address: a random delay, and then one or more
+// solicitations, each with a time for answers (RFC 4862, section 5.4.2). It is
+// 2 s with the default settings, and begins when there is a carrier.
 func (l Link) DetectionTime() time.Duration {
 	ms := func(name string) time.Duration {
 		n, _ := number6(name)

@@ -13,11 +13,11 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Watch hears when an interface or an IPv6 address of a namespace changes. It
-// wakes whoever then looks at them: the kernel drops messages when there are too
-// many, so that what it says is less than what is.
+// Watch reports that an interface or an IPv6 address of a namespace has
+// changed. The caller then looks at them itself: the kernel drops messages when
+// there are too many.
 //
-// Who begins to watch, looks, and waits if need be, misses nothing.
+// A caller that starts to watch, then looks, and then waits misses no change.
 type Watch struct {
 	file *os.File
 	buf  []byte
@@ -29,7 +29,7 @@ const (
 	groupAddresses6 = 1 << (unix.RTNLGRP_IPV6_IFADDR - 1)
 )
 
-// WatchAddresses begins to watch a namespace. The caller closes the Watch.
+// WatchAddresses starts to watch a namespace. The caller must close the Watch.
 func WatchAddresses(ns *netns.Handle) (*Watch, error) {
 	fd := -1
 	err := thread.In(ns, func() (err error) {
@@ -47,7 +47,7 @@ func WatchAddresses(ns *netns.Handle) (*Watch, error) {
 }
 
 // Wait returns when something has changed since the last Wait, or since the
-// Watch began. After the context has ended it returns the cause of that.
+// Watch began. If the context ends, it returns the context's cause.
 func (w *Watch) Wait(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -84,7 +84,7 @@ func (w *Watch) Wait(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	}
-	return fmt.Errorf("hear of changed addresses: %w", errors.Join(err, failed))
+	return fmt.Errorf("read changes of addresses: %w", errors.Join(err, failed))
 }
 
 // Close ends the watch.

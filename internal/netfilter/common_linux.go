@@ -8,17 +8,18 @@ import (
 	"slices"
 )
 
-// What containers share in iptables is made by the plugins of the reference when
-// the first container needs it. They look for each chain and each rule, and make
-// it if it is not there, without a lock: two at the same time make it twice, or
-// fail. So it is made ahead of them, as they would make it, and they find it.
+// The reference plugins create the chains and rules that containers share in
+// iptables when the first container needs them. They check for each one and
+// create it if it is missing, without a lock: two plugins at the same time
+// create it twice, or fail. So the shared rules are created before the plugins
+// run, in the plugins' form, and the plugins find them.
 
-// Common is what MakeCommon has made.
+// Common holds the chains and rules that MakeCommon created.
 type Common struct {
 	made []madeCommon
 }
 
-// madeCommon is what was made in iptables of a family.
+// madeCommon holds the chains and rules that were created for one family.
 type madeCommon struct {
 	tool xtables
 	made desired
@@ -27,7 +28,7 @@ type madeCommon struct {
 // Empty reports whether nothing was made.
 func (c Common) Empty() bool { return len(c.made) == 0 }
 
-// common is the part of w that containers share.
+// common returns the part of w that containers share.
 func (w desired) common() desired {
 	c := desired{v6: w.v6}
 	for _, chain := range w.chains {
@@ -43,9 +44,9 @@ func (w desired) common() desired {
 	return c
 }
 
-// eachCommon calls fn for each family in which r has something that containers
-// share, with the variant that the system has under the name iptables, on a
-// thread in the namespace. Where it has none there is nothing to be made.
+// eachCommon calls fn for each family in which r has shared rules, on a thread
+// in the namespace. The maker is of the variant that the system has under the
+// name iptables. Without such a program, fn is not called.
 func (fw *Firewalls) eachCommon(ctx context.Context, r Rules, fn func(maker, desired) error) error {
 	return fw.do(func() error {
 		return sequence(families(r), func(w desired) error {
@@ -69,9 +70,9 @@ func (fw *Firewalls) eachCommon(ctx context.Context, r Rules, fn func(maker, des
 	})
 }
 
-// HasCommon reports whether all that r shares with other containers is in the
-// iptables that the system has. It starts no process where a link says which
-// variant that is, and does not look at the rules of single containers.
+// HasCommon reports whether the system's iptables has all rules that r shares
+// with other containers. It starts no process if a link shows the variant, and
+// does not look at the rules of single containers.
 func (fw *Firewalls) HasCommon(ctx context.Context, r Rules) (bool, error) {
 	has := true
 	err := fw.eachCommon(ctx, r, func(x maker, w desired) error {
@@ -82,10 +83,10 @@ func (fw *Firewalls) HasCommon(ctx context.Context, r Rules) (bool, error) {
 	return has && err == nil, err
 }
 
-// MakeCommon makes what r shares with other containers and is missing in the
-// iptables that the system has, as the reference plugins would: that of each
-// family and table in one transaction. It returns what it has made, also with an
-// error.
+// MakeCommon creates the missing rules that r shares with other containers, in
+// the system's iptables and in the reference plugins' form. It takes one
+// transaction for each family and table. It returns the rules that it created,
+// also with an error.
 func (fw *Firewalls) MakeCommon(ctx context.Context, r Rules) (Common, error) {
 	var c Common
 	err := fw.eachCommon(ctx, r, func(x maker, w desired) error {
@@ -98,8 +99,8 @@ func (fw *Firewalls) MakeCommon(ctx context.Context, r Rules) (Common, error) {
 	return c, err
 }
 
-// makeCommon makes what is missing, and returns the chains and what is in them
-// or leads to them.
+// makeCommon creates the missing rules. It returns the new chains, with the
+// rules in them and the jumps to them.
 func (x maker) makeCommon(ctx context.Context, w desired) (made desired, err error) {
 	made.v6 = w.v6
 	err = x.exactly(ctx, w, func(f facts, states map[string]state) error {
@@ -114,9 +115,9 @@ func (x maker) makeCommon(ctx context.Context, w desired) (made desired, err err
 	return made, err
 }
 
-// missing are the chains of w that do not exist, with their rules and the jumps
-// to them. A rule that is missing from a chain that exists is needed by whoever
-// has made that.
+// missing returns the chains of w that do not exist, with their rules and the
+// jumps to them. It leaves out a rule that is missing from an existing chain:
+// whoever created the chain needs the rule.
 func missing(w desired, f facts, states map[string]state) desired {
 	made := desired{v6: w.v6}
 	of := func(id chainID) bool {
@@ -135,9 +136,10 @@ func missing(w desired, f facts, states map[string]state) desired {
 	return made
 }
 
-// RemoveCommon deletes what MakeCommon has made, unless somebody uses it: each
-// table's part whole or not at all. The caller makes sure that nobody is about
-// to use it. An error says what is still there, and by whom it may be used.
+// RemoveCommon deletes the rules that MakeCommon created, unless they are in
+// use: all of a table, or none. The caller makes sure that nobody is about to
+// use them. An error says which rules remain, and that another container may
+// use them.
 func (fw *Firewalls) RemoveCommon(ctx context.Context, c Common) error {
 	return fw.do(func() error {
 		for _, m := range c.made {
@@ -166,7 +168,7 @@ func (x maker) removeCommon(ctx context.Context, made desired) error {
 	return err
 }
 
-// of is the part of w that is in a table.
+// of returns the part of w that is in a table.
 func (w desired) of(table string) desired {
 	return desired{
 		v6:     w.v6,

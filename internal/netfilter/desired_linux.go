@@ -204,8 +204,8 @@ func portGroups(ports []HostPort) [][]string {
 	return groups
 }
 
-// forward is what the plugin firewall does, and then setupIsolationChains in its
-// ingresspolicy.go.
+// forward adds the rules of the plugin firewall, and then those of
+// setupIsolationChains in its ingresspolicy.go.
 func (w *desired) forward(f Forward) {
 	var addrs []netip.Addr
 	for _, a := range f.Addresses {

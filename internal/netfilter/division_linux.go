@@ -2,8 +2,8 @@ package netfilter
 
 import "slices"
 
-// division says whose the rules of a chain are that attachments of one container
-// share.
+// division says which attachments own the rules of a chain that attachments of
+// one container share.
 type division struct {
 	own, kept desired // of the attachment, and of its siblings
 	unknown   bool    // a sibling may have more
@@ -27,7 +27,7 @@ func (w desired) has(table string, r rule) bool {
 	})
 }
 
-// have reports whether an element has the comment of one of them.
+// have reports whether a comment of an element is that of a sibling.
 func (s Siblings) have(comment string) bool {
 	for _, o := range s.Owners {
 		if o.comment() == comment {

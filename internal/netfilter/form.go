@@ -15,16 +15,17 @@ func formOf(ctx context.Context) form {
 	return f
 }
 
-// What [Detect] returns, and what the plugin firewall has detected before it asks.
+// The results of [Detect], and of the plugin firewall, which looks for a
+// firewalld before it asks Detect.
 const (
 	DetectedIPTables  = "iptables"  // there is the program iptables
 	DetectedNative    = "native"    // there is none
 	DetectedFirewalld = "firewalld" // a firewalld runs, whose zone the addresses go to
 )
 
-// Detected returns what was detected for the attachment of the context, empty if
-// that is not known. any reports whether a reference plugin may have made it, so
-// that nobody knows; see [InAnyForm].
+// Detected returns the backend that was detected for the attachment of the
+// context, or "" if it is not known. any reports whether a reference plugin may
+// have made the rules, so that nobody knows the backend; see [InAnyForm].
 func Detected(ctx context.Context) (detected string, any bool) {
 	f := formOf(ctx)
 	return f.detected, f.any

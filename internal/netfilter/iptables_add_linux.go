@@ -186,7 +186,7 @@ func (f facts) allShared(w desired) bool {
 	return true
 }
 
-// addExactly makes what is missing, having asked the tool for each rule that is
+// addExactly creates the missing rules. It asks the tool for each rule that is
 // in doubt.
 func (x maker) addExactly(ctx context.Context, w desired, mine *desired) error {
 	return x.exactly(ctx, w, func(f facts, states map[string]state) error {
@@ -194,10 +194,10 @@ func (x maker) addExactly(ctx context.Context, w desired, mine *desired) error {
 	})
 }
 
-// exactly calls fn, which makes what is missing, with what there is of w, while
-// no other user of this module makes shared rules. The plugins that are executed
-// do not know that lock: a chain that they make at the same time is a reason to
-// look again.
+// exactly calls fn, which creates the missing rules, with the present state of
+// w. Meanwhile no other user of this module creates shared rules. Executed
+// plugins do not know that lock: if one creates a chain at the same time,
+// exactly looks again.
 func (x maker) exactly(ctx context.Context, w desired, fn func(facts, map[string]state) error) (err error) {
 	unlock, err := lockNamespace(ctx)
 	if err != nil {

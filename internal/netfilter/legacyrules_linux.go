@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// legacyRule is a rule of the legacy variant as the kernel has it, as far as
-// that tells the shared ones from each other.
+// legacyRule is a rule of the legacy variant, with the fields that distinguish
+// the shared rules.
 type legacyRule struct {
 	chain, target string // as in gist
 	comment       string
@@ -22,8 +22,9 @@ type legacyRule struct {
 	mark          uint32
 }
 
-// legacyTable reports whether the kernel has the table. To ask for the rules of
-// one that it has not would make it. Who may not read the list has to.
+// legacyTable reports whether the kernel has the table. Asking for the rules of
+// a missing table would create it. If the list of tables may not be read, the
+// answer is true.
 func (x xtables) legacyTable(table string) (bool, error) {
 	file := "/proc/thread-self/net/ip_tables_names"
 	if x.v6() {
@@ -60,10 +61,10 @@ func (x xtables) legacyRules(table string) ([]legacyRule, map[string]bool, error
 	return rules, chains, nil
 }
 
-// entryLayout is where the fields of struct ipt_entry, or ip6t_entry, are.
+// entryLayout holds the offsets in struct ipt_entry, or ip6t_entry.
 type entryLayout struct {
 	in, out int // names of interfaces
-	target  int // its offset; what follows is the offset of the next entry
+	target  int // target_offset, followed by next_offset
 	size    int
 }
 
@@ -74,8 +75,9 @@ func (x xtables) layout() entryLayout {
 	return entryLayout{in: 16, out: 32, target: 88, size: 112}
 }
 
-// Of struct xt_entry_target and xt_entry_match, which are alike: the size, the
-// name and the revision, and then what is the extension's own.
+// Offsets and sizes in struct xt_entry_target and xt_entry_match, which are
+// alike: the size, the name and the revision, and then the extension's own
+// data.
 const (
 	extensionName = 2
 	extensionData = 32
@@ -83,7 +85,8 @@ const (
 )
 
 // decode reads the entries of a table. A chain that is not built in begins with
-// one whose target is ERROR and has its name; a jump leads to the one behind it.
+// an entry whose target is ERROR and has the chain's name; a jump leads to the
+// entry behind it.
 func (l entryLayout) decode(info tableInfo, data []byte) ([]legacyRule, map[string]bool, error) {
 	chain, chains := "", make(map[string]bool)
 	begins := make(map[int]string)
@@ -123,7 +126,8 @@ func (l entryLayout) decode(info tableInfo, data []byte) ([]legacyRule, map[stri
 	return rules, chains, nil
 }
 
-// entry returns the first entry, whose parts are all there, and its length.
+// entry returns the first entry and its length. It fails unless the entry is
+// complete.
 func (l entryLayout) entry(data []byte) (e []byte, next int, err error) {
 	if len(data) >= l.size {
 		target, end := int(binary.NativeEndian.Uint16(data[l.target:])), int(binary.NativeEndian.Uint16(data[l.target+2:]))
@@ -134,7 +138,8 @@ func (l entryLayout) entry(data []byte) (e []byte, next int, err error) {
 	return nil, 0, errors.New("an entry is cut off")
 }
 
-// verdict reads the standard target: a verdict below zero, or where it jumps to.
+// verdict reads the standard target: a verdict below zero, or the offset that
+// it jumps to.
 func (r *legacyRule) verdict(body []byte) int {
 	v := int(int32(binary.NativeEndian.Uint32(body)))
 	switch v {
@@ -166,7 +171,7 @@ func (r *legacyRule) matches(data []byte) {
 	}
 }
 
-// builtInAt is the chain that is built in and begins there.
+// builtInAt returns the built-in chain that begins at an offset, or "".
 func builtInAt(info tableInfo, at int) string {
 	for hook, name := range []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"} {
 		if info.hooks&(1<<hook) != 0 && int(info.entry[hook]) == at {

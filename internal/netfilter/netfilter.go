@@ -116,10 +116,10 @@ type Target struct {
 	// one of these addresses stays, with the chain it is in.
 	Siblings []netip.Addr
 
-	// Own is what the attachment wants, and Kept what its siblings do, as far as
-	// the addresses do not say it: in a chain that they share, what is Own goes,
-	// and what is Kept stays. KeptUnknown says that of a sibling it is not known.
-	// Only Masquerade and HostPorts matter.
+	// Own are the rules of the attachment, and Kept those of its siblings. In a
+	// chain that they share, rules of Own go and rules of Kept stay, as far as
+	// the addresses do not decide. KeptUnknown means that a sibling's rules are
+	// not known. Only Masquerade and HostPorts matter.
 	Own, Kept   Rules
 	KeptUnknown bool
 

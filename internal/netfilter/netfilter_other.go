@@ -44,10 +44,10 @@ func (p Plan) Apply(context.Context) error {
 // Names are none, as there are no rules.
 func Names(network, id, ifName string) (chains, comments []string) { return nil, nil }
 
-// Common is what MakeCommon has made; off Linux nothing.
+// Common is empty off Linux.
 type Common struct{}
 
-// Empty reports that it is nothing.
+// Empty returns true.
 func (Common) Empty() bool { return true }
 
 // HasCommon fails with [ErrNotSupported].

@@ -278,7 +278,7 @@ type formOwner struct {
 	chains   []string
 	comments map[string]bool
 	addrs    map[string]netip.Addr // by comment: the rule must have it
-	others   []netip.Addr          // where none is known, it must have none of these
+	others   []netip.Addr          // if no address is known, the rule must have none of these
 }
 
 // has reports whether the rule has one of the addresses.

@@ -158,7 +158,7 @@ func acceptance() string {
 	return verdictWord(accept)
 }
 
-// verdictWord is what a target that is a verdict is in nf_tables.
+// verdictWord returns the form of a verdict in nf_tables.
 func verdictWord(code uint32) string {
 	verdict := appendNumber(nil, unix.NFTA_VERDICT_CODE, code)
 	data := appendNumber(nil, unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)

@@ -25,7 +25,8 @@ func lockNamespace(ctx context.Context) (unlock func() error, err error) {
 	return f.Close, nil
 }
 
-// flock locks a file exclusively. It waits until the context ends.
+// flock takes the exclusive lock of a file. It waits for it until the context
+// ends.
 func flock(ctx context.Context, f *os.File) error {
 	// A thread that waits in the kernel could not be called back. Whoever has
 	// the lock has it for some milliseconds.

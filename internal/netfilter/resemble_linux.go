@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gist is what a shared rule is known by when the kernel is looked at instead of
-// the tool, which would take a process: enough to tell it from all that plugins
-// make.
+// gist identifies a shared rule in the kernel's data, which needs no process as
+// the tool does. It distinguishes the rule from all others that plugins make.
 type gist struct {
 	chainID
 	target  string // a chain, or RETURN, DROP, MARK, MASQUERADE
@@ -37,8 +36,8 @@ func gistOf(r desiredRule) gist {
 	return g
 }
 
-// hasCommon reports whether all of w is there. The rules of single containers
-// are not looked at, but for those in front of a shared one.
+// hasCommon reports whether all of w exists. It looks at the rules of single
+// containers only if they precede a shared one.
 func (x maker) hasCommon(ctx context.Context, w desired) (has bool, err error) {
 	var gists []gist
 	for _, r := range w.rules {
@@ -95,13 +94,13 @@ func (x maker) hasCommonNFT(ctx context.Context, w desired, gists []gist) (bool,
 	return true, nil
 }
 
-// isNFT reports whether a rule of the nf_tables variant is the one.
+// isNFT reports whether a rule of the nf_tables variant matches g.
 func (g gist) isNFT(s shape, raw []byte) bool {
 	if s.comment != g.comment {
 		return false
 	}
 	for _, name := range g.ifaces {
-		// The name is the whole of an attribute, whose type is before it.
+		// The name fills an attribute, and the attribute's type precedes it.
 		value := binary.NativeEndian.AppendUint16(nil, unix.NFTA_DATA_VALUE)
 		if !bytes.Contains(raw, slices.Concat(value, zeroTerminated(name))) {
 			return false
@@ -118,7 +117,7 @@ func (g gist) isNFT(s shape, raw []byte) bool {
 	return s.jump == g.target
 }
 
-// verdictOf is the number of a verdict in nf_tables.
+// verdictOf returns the number of a verdict in nf_tables.
 func verdictOf(target string) uint32 {
 	if target == "RETURN" {
 		code := int32(unix.NFT_RETURN)
@@ -127,7 +126,7 @@ func verdictOf(target string) uint32 {
 	return 0 // NF_DROP
 }
 
-// hasCommonLegacy asks the kernel, which gives the whole of a table at once.
+// hasCommonLegacy asks the kernel, which returns a whole table at once.
 func (x maker) hasCommonLegacy(w desired, gists []gist) (bool, error) {
 	for _, table := range []string{tableNAT, tableFilter} {
 		part := w.of(table)
@@ -156,7 +155,7 @@ func (x maker) hasCommonLegacy(w desired, gists []gist) (bool, error) {
 	return true, nil
 }
 
-// isLegacy reports whether a rule of the legacy variant is the one.
+// isLegacy reports whether a rule of the legacy variant matches g.
 func (g gist) isLegacy(r legacyRule) bool {
 	return r.chain == g.chain && r.target == g.target && r.comment == g.comment && r.mark == g.mark &&
 		!slices.ContainsFunc(g.ifaces, func(name string) bool { return name != r.in && name != r.out })

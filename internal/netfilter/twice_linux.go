@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RemoveDuplicates deletes what is there more than once of what r shares with
-// other containers: of identical rules, those that plugins have made at the same
-// time, one stays. It returns how many it has deleted.
+// RemoveDuplicates deletes duplicates of the rules that r shares with other
+// containers; plugins that run at the same time make them. One of several
+// identical rules stays. It returns the number of rules that it deleted.
 func (fw *Firewalls) RemoveDuplicates(ctx context.Context, r Rules) (removed int, err error) {
 	err = fw.eachCommon(ctx, r, func(x maker, w desired) (err error) {
 		unlock, err := lockNamespace(ctx)
@@ -32,8 +32,8 @@ func (fw *Firewalls) RemoveDuplicates(ctx context.Context, r Rules) (removed int
 	return removed, err
 }
 
-// removeTwiceNFT deletes by handle, on the condition that nothing has changed
-// since it looked.
+// removeTwiceNFT deletes by handle, provided that nothing has changed since it
+// looked.
 func (x maker) removeTwiceNFT(ctx context.Context, w desired) (int, error) {
 	n := 0
 	err := x.fw.onSocket(ctx, func(s *socket) error {
@@ -54,7 +54,7 @@ func (x maker) removeTwiceNFT(ctx context.Context, w desired) (int, error) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%s: delete what is there twice: %w", x.name(), err)
+		return 0, fmt.Errorf("%s: delete duplicate rules: %w", x.name(), err)
 	}
 	return n, nil
 }
@@ -89,8 +89,8 @@ func (x maker) findTwice(s *socket, w desired) (twice []nftObject, err error) {
 	return twice, nil
 }
 
-// removeTwiceLegacy deletes by number, while nobody else changes the rules: who
-// does has the lock of xtables, if they are any of the tools.
+// removeTwiceLegacy deletes by number. It holds the lock of xtables, so that no
+// other tool changes the rules meanwhile.
 func (x maker) removeTwiceLegacy(ctx context.Context, w desired) (removed int, err error) {
 	ctx, unlock, err := lockXtables(ctx)
 	if err != nil {
@@ -122,15 +122,16 @@ func (x maker) removeTwiceLegacy(ctx context.Context, w desired) (removed int, e
 		}
 		text, _ := s.render()
 		if _, err := x.run(ctx, text, "restore", "--noflush"); err != nil {
-			return removed, fmt.Errorf("delete what is there twice: %w", err)
+			return removed, fmt.Errorf("delete duplicate rules: %w", err)
 		}
 		removed += len(s)
 	}
 	return removed, nil
 }
 
-// twiceIn returns the commands that delete what iptables-save shows again of the
-// rules, from the last on, so that the numbers stay what they are.
+// twiceIn returns the commands that delete duplicates of the rules in the
+// output of iptables-save. The last rule goes first, so that the other numbers
+// stay valid.
 func (w desired) twiceIn(saved string) (s script, err error) {
 	sets, err := parseSave(saved)
 	if err != nil {
@@ -157,9 +158,9 @@ func (w desired) twiceIn(saved string) (s script, err error) {
 	return s, nil
 }
 
-// lockXtables takes the lock of the legacy tools, in whose place those that are
-// started with the context take one of their own. A tool that is too old for that
-// (before iptables 1.8.5) fails, as the lock is taken.
+// lockXtables takes the lock of the legacy tools. Tools that are started with
+// the returned context lock a file of their own instead. A tool that is too old
+// for that (before iptables 1.8.5) fails, as the lock is taken.
 func lockXtables(ctx context.Context) (_ context.Context, unlock func() error, err error) {
 	path := os.Getenv(lockFileVariable)
 	if path == "" {
@@ -172,7 +173,7 @@ func lockXtables(ctx context.Context) (_ context.Context, unlock func() error, e
 	if err := flock(ctx, f); err != nil {
 		return ctx, nil, errors.Join(fmt.Errorf("lock xtables: %w", err), f.Close())
 	}
-	own, err := unix.MemfdCreate("xtables.lock", unix.MFD_CLOEXEC) // nothing is left of it, whoever is killed
+	own, err := unix.MemfdCreate("xtables.lock", unix.MFD_CLOEXEC) // leaves nothing behind if a process is killed
 	if err != nil {
 		return ctx, nil, errors.Join(fmt.Errorf("lock xtables: %w", err), f.Close())
 	}
@@ -186,7 +187,7 @@ const lockFileVariable = "XTABLES_LOCKFILE"
 
 type lockFileKey struct{}
 
-// toolEnv is the environment of a tool that is started with the context.
+// toolEnv returns the environment of a tool that is started with the context.
 func toolEnv(ctx context.Context) []string {
 	path, ok := ctx.Value(lockFileKey{}).(string)
 	if !ok {

@@ -9,9 +9,9 @@ import (
 )
 
 // OtherVariant returns an error if the rules of an attachment were made with
-// another variant of iptables than goes by the plain name now. Executables use
-// that one, and would not find the rules. ctx has the attachment's record; where
-// that says no variant, there is nothing to compare.
+// another variant of iptables than the plain name means now. Executables use
+// the plain name, and would not find the rules. ctx has the attachment's
+// record; if that names no variant, OtherVariant returns nil.
 func OtherVariant(ctx context.Context) error {
 	for _, family := range []string{"iptables", "ip6tables"} {
 		fact := caller.From(ctx).Fact(variantFact(family))

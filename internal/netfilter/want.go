@@ -17,9 +17,9 @@ const (
 	//
 	// An address belongs to one attachment at a time: an ADD takes over what
 	// another one has left with the address, and the late DEL of that one leaves
-	// it alone. A port of the host belongs to who came first; the ADD of another
-	// container fails with [ErrHostPortTaken], and one of the same container, see
-	// [Siblings], leaves it.
+	// it alone. A port of the host belongs to the first container that asks for
+	// it. The ADD of another container fails with [ErrHostPortTaken]; one of the
+	// same container leaves the port as it is, see [Siblings].
 	Native Backend = ""
 	// IPTables and NFTables are the forms of the reference plugins, which can
 	// check and delete what is written here, and the other way round.
@@ -93,8 +93,9 @@ type Forward struct {
 	// Ingress is the policy for what comes from other bridges: empty or "open",
 	// "isolated", or "same-bridge"; Bridge is then the container's.
 	Ingress, Bridge string
-	// IngressOnly has IPTables make nothing but the ingress policy, for the
-	// families of the addresses: firewalld accepts their packets.
+	// IngressOnly makes IPTables create the ingress policy alone, for the
+	// families of the addresses. firewalld then accepts the packets of the
+	// addresses.
 	IngressOnly bool
 }
 

@@ -24,7 +24,7 @@ type Holder struct {
 	Opened bool
 
 	locks  []extent // of the description
-	dir    string   // where the kernel shows the process, or the thread of it that has descriptors still
+	dir    string   // of the process in /proc, or of a thread of it that still has descriptors
 	fd     string
 	offset int64
 	file   os.FileInfo
@@ -94,8 +94,9 @@ func Holders(lockFile string, offset int64) ([]*Holder, error) {
 	return holders, nil
 }
 
-// descriptors lists those of a process; none if it has ended, or is not ours to look
-// into. A leading thread that has ended shows none, and the others have them.
+// descriptors lists the descriptors of a process, and none if it has ended or
+// may not be read. A leading thread that has ended shows none, but the others
+// do.
 func descriptors(pid int) (dir string, fds []os.DirEntry) {
 	dir = fmt.Sprintf("/proc/%d", pid)
 	if fds, err := os.ReadDir(dir + "/fdinfo"); err == nil && len(fds) > 0 {

@@ -149,8 +149,9 @@ func writeRegular(fd int, data []byte) error {
 	return write(fd, data)
 }
 
-// Now is the time that a file which is made now is given at the earliest: that of
-// the kernel's last tick. From Linux 6.13 on it can be later, see [Stamp].
+// Now returns the earliest time that a file made now is given: the time of the
+// kernel's last tick. From Linux 6.13 on the file's time can be later; see
+// [Stamp].
 func Now() time.Time {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &t); err != nil {
@@ -159,11 +160,11 @@ func Now() time.Time {
 	return time.Unix(t.Unix())
 }
 
-// Stamp gives a file the time that it would be given if it were made now, and
-// returns that. No file that was made before has a later one, and none that will be
-// made an earlier one, on any file system of the kind: from Linux 6.13 on a file's
-// time is finer than the tick where somebody has looked at it in between, and those
-// of other files follow.
+// Stamp gives a file the time of a file that is made now, and returns that
+// time. No file made before has a later time, and no file made afterwards has
+// an earlier one, on any file system of the same type. From Linux 6.13 on a
+// file's time is finer than the tick if somebody has looked at it in between,
+// and the times of other files follow.
 func Stamp(path string) (time.Time, error) {
 	now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}
 	if err := unix.UtimesNanoAt(unix.AT_FDCWD, path, now, unix.AT_SYMLINK_NOFOLLOW); err != nil {

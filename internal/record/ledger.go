@@ -85,8 +85,8 @@ type Line struct {
 	// Time is when this was, by the clock that files are given their times by.
 	Time time.Time `json:"time,omitzero"`
 
-	// Released: the attachment is another program's from then on. It is in the
-	// ledger no more, whatever becomes of it.
+	// Released means that the attachment belongs to another program from then
+	// on. The ledger does not follow it any more.
 	Released bool `json:"released,omitempty"`
 
 	// Sum: the line is from compacting the ledger. It says no more than those did
@@ -213,9 +213,9 @@ func (l *Ledger) open() (*os.File, error) {
 	}
 }
 
-// Now is the time that is later than those of all files which were made before, by
-// whomever, and not later than those of files to come. Where the file system of the
-// ledger cannot be asked it is the last tick's.
+// Now returns a time that is not earlier than the time of any file made before,
+// by any process, and not later than that of any file made afterwards. If the
+// file system of the ledger cannot be asked, it is the time of the last tick.
 func (l *Ledger) Now() time.Time {
 	now, err := plainfile.Stamp(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -277,8 +277,8 @@ func (l *Ledger) run(s, before *syncing) {
 	close(s.done)
 }
 
-// Read returns all that is known of each attachment that is neither settled nor
-// released. Lines that cannot be read are passed over.
+// Read returns everything known of each attachment that is neither settled nor
+// released. It skips lines that cannot be read.
 func (l *Ledger) Read() (map[Key]Known, error) {
 	known, _, err := l.read(true)
 	maps.DeleteFunc(known, func(_ Key, k Known) bool { return k.released })

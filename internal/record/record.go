@@ -65,16 +65,16 @@ type Record struct {
 	// time.
 	Warm bool `json:"warm,omitempty"`
 
-	// LetGo is set once the namespace is not kept alive any more although the
-	// container is still attached: it was abandoned.
+	// LetGo is set once the namespace is no longer kept alive although the
+	// container is still attached, because the container was abandoned.
 	LetGo *LetGo `json:"letGo,omitempty"`
 
 	unknown members
 }
 
-// LetGo says how to find out whether a namespace that is not kept any more has
-// ended: the interfaces with these indexes, in the namespace Host, are the other
-// ends of those in it, and go with it.
+// LetGo says how to find out whether a namespace that is no longer kept alive
+// has ended. Ends are the indexes of interfaces in the namespace Host: the
+// other ends of those in the container's namespace, which disappear with it.
 type LetGo struct {
 	Ends []int `json:"ends,omitempty"`
 }
@@ -103,9 +103,10 @@ type NetNS struct {
 	// Ours tells that the namespace was made for the container, at Path, and
 	// goes with it. Such a one needs no pin.
 	Ours bool `json:"ours,omitempty"`
-	// View identifies where Path leads to the namespace from: the mount and PID
-	// namespaces, and the root directory, of the process that opened it. From
-	// another view, Path says nothing. Empty in records of earlier versions.
+	// View identifies the view in which Path leads to the namespace: the mount
+	// and PID namespaces, and the root directory, of the process that opened it.
+	// In another view, Path means nothing. View is empty in records of earlier
+	// versions.
 	View string `json:"view,omitempty"`
 
 	unknown members

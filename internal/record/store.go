@@ -292,8 +292,8 @@ func (s *Store) Files() ([]string, error) {
 	return files, nil
 }
 
-// List returns all records in the order of their file names, those that cannot
-// be used too.
+// List returns all records in the order of their file names, including those
+// that cannot be used.
 func (s *Store) List() ([]Found, error) {
 	files, err := s.Files()
 	if err != nil {
@@ -326,8 +326,8 @@ func (s *Store) Discard(file string) error {
 	return ignoreMissing(s.spares.Give(tmp))
 }
 
-// SyncDeleted brings to the disk that records were deleted, for who must not
-// find them again after a power cut.
+// SyncDeleted syncs the deletion of records to the disk, for callers that must
+// not find them again after a power cut.
 func (s *Store) SyncDeleted() error {
 	if err := ignoreMissing(syncDir(s.dir)); err != nil {
 		return fmt.Errorf("attachment records: %w", err)

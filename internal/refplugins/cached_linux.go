@@ -85,7 +85,7 @@ func isComplete(dir string) bool {
 }
 
 // required returns the folder of the module that requires the plugins, and the
-// version of them that it requires.
+// required version.
 func required(ctx context.Context) (dir, version string, err error) {
 	root, err := goCommand(ctx, "", "list", "-m", "-f", "{{.Dir}}", checkout)
 	switch {
@@ -95,7 +95,7 @@ func required(ctx context.Context) (dir, version string, err error) {
 		return "", "", fmt.Errorf("%w; run from a checkout of the module", err)
 	}
 	dir = filepath.Join(strings.TrimSuffix(root, "\n"), mains)
-	if _, err := os.Stat(dir); err != nil { // what is published leaves it out
+	if _, err := os.Stat(dir); err != nil { // the published module leaves it out
 		return "", "", fmt.Errorf("%w; run from a checkout of the module", err)
 	}
 	out, err := goCommand(ctx, dir, "list", "-m", "-f",

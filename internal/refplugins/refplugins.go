@@ -40,7 +40,7 @@ func Names() []string {
 	}
 }
 
-// packages returns what is built: the packages behind Names, which mains lists
+// packages returns the packages to build: those behind Names, which mains lists
 // as tools.
 func packages() []string {
 	return []string{

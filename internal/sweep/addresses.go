@@ -46,7 +46,7 @@ func (r Reservation) String() string { return "address " + r.file + " in " + r.D
 // longestReservation is more than host-local writes.
 const longestReservation = 4096
 
-// lineBreak stands between the container ID and the interface name.
+// lineBreak separates the container ID and the interface name.
 const lineBreak = "\r\n"
 
 // readReservation reads a file. What host-local cannot have made is no

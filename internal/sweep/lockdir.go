@@ -9,13 +9,14 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// lockDir takes host-local's lock of a directory: the whole of the file "lock" in
-// it, which host-local makes where it is missing, with this mode. Its holder is
-// waited for. The directory is not made: without it there is nothing to lock, and
-// the error is [fs.ErrNotExist].
+// lockDir takes host-local's lock of a directory: the exclusive lock of the
+// file "lock" in it. Like host-local it creates a missing file, with this mode.
+// It waits for the holder of the lock. It does not create the directory:
+// without one there is nothing to lock, and the error is [fs.ErrNotExist].
 //
-// Host-local's own package for it is not used: its module would bring whatever
-// the reference plugins require into the module graph of every importer.
+// Host-local's own package for it is not used: its module would bring all
+// requirements of the reference plugins into the module graph of every
+// importer.
 func lockDir(dir string) (unlock func() error, err error) {
 	path := filepath.Join(dir, "lock")
 	info, err := os.Stat(path)

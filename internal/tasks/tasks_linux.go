@@ -1,6 +1,6 @@
-// Package tasks lists the threads of the processes that can be seen. Namespaces
-// and descriptors are a thread's: what /proc/PID shows of them is its leading
-// thread's, which may be elsewhere than the rest.
+// Package tasks lists the threads of all visible processes. Namespaces and
+// descriptors belong to a thread: /proc/PID shows those of the leading thread,
+// which may differ from the others'.
 package tasks
 
 import (
@@ -18,14 +18,14 @@ import (
 // Task is a thread. It may have ended since it was listed.
 type Task struct {
 	PID, TID int
-	// Dir is where the kernel shows it, for example /proc/4711/task/4712.
+	// Dir is its directory, for example /proc/4711/task/4712.
 	Dir string
 }
 
 // Leads reports whether the thread is its process's leading one.
 func (t Task) Leads() bool { return t.PID == t.TID }
 
-// NetNS is the path of the thread's network namespace.
+// NetNS returns the path of the thread's network namespace.
 func (t Task) NetNS() string { return filepath.Join(t.Dir, "ns/net") }
 
 // Each calls f with every thread below proc, a process's leading one before its
@@ -71,8 +71,8 @@ func Of(proc string, pid int) ([]Task, error) {
 	return all, nil
 }
 
-// Gone reports whether an error of reading about a process or a thread says that
-// it has ended.
+// Gone reports whether an error of reading about a process or a thread means
+// that it has ended.
 func Gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
 }

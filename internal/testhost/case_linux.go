@@ -7,7 +7,7 @@ import (
 	"github.com/embedcni/cni"
 )
 
-// Case is a network made of reference plugins, in a way that makes sense.
+// Case is a sensible network of reference plugins.
 type Case struct {
 	Name    string
 	Since   string   // the lowest version that all its plugins have; empty: 0.1.0
@@ -62,7 +62,7 @@ func BridgeConf(more string) string {
 
 func PtpConf(more string) string { return `{"type": "ptp", "ipMasq": true, ` + more + `}` }
 
-// Uplink is what macvlan sits on.
+// Uplink makes the interface that macvlan uses.
 func Uplink(h *RealHost) {
 	h.VethPair("up0", "up1")
 	h.LinkUp("up0", "up1")

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Must is a value that a test cannot go on without: Must(f())(t).
+// Must returns v, and fails the test if there is an error: Must(f())(t).
 func Must[T any](v T, err error) func(testing.TB) T {
 	return func(t testing.TB) T {
 		t.Helper()
@@ -18,7 +18,7 @@ func Must[T any](v T, err error) func(testing.TB) T {
 	}
 }
 
-// ConfDir is a directory of configurations in name order.
+// ConfDir makes a directory of configuration files.
 func ConfDir(t testing.TB, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -40,7 +40,8 @@ func ListOf(name string) string {
 	return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": "x"}, {"type": "portmap", "capabilities": {"portMappings": true}}]}`, name)
 }
 
-// OddFields are fields of reference plugins, of types that these do not have.
+// OddFields returns fields of the reference plugins, with values of the wrong
+// types.
 func OddFields() []string {
 	return []string{
 		`"ipMasq": "auto"`, `"ipMasq": {}`, `"ipMasq": null`, `"macspoofchk": {}`, `"mtu": "big"`, `"bridge": 5`, `"dataDir": []`, `"vlan": "all"`,

@@ -46,8 +46,8 @@ func (h *RealHost) WantAsSaid(result *cni.Result, path string, c *Case) {
 	}
 }
 
-// KernelContents reads the container's network. What a result does not say of
-// a link is left out of the link, so that the two are equal if they agree.
+// KernelContents reads the container's network. It leaves out the fields of a
+// link that said does not have, so that the two are equal if they agree.
 func (h *RealHost) KernelContents(path string, said Contents) Contents {
 	h.T.Helper()
 	var c Contents

@@ -20,7 +20,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Patience is how long a test waits for what must come, on the slowest machine.
+// Patience limits the wait for an event that must come, on the slowest machine.
 const Patience = time.Minute
 
 // Host is a network namespace that stands for a host in one test, with a state
@@ -138,7 +138,7 @@ func (h *Host) Runtime(opts ...cni.Opt) *cni.Runtime {
 	return r
 }
 
-// Audit is what exists on this host now.
+// Audit lists everything on this host now.
 func (h *Host) Audit() audit.Lines {
 	h.T.Helper()
 	lines, err := audit.Snapshot(context.Background(), audit.Options{

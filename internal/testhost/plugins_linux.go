@@ -33,7 +33,7 @@ func (h *Host) Plugin(script scripted.Script, types ...string) string {
 	return path
 }
 
-// Calls are the calls that scripted plugins got so far.
+// Calls returns the calls that scripted plugins got so far.
 func (h *Host) Calls() []scripted.Call {
 	h.T.Helper()
 	calls, err := scripted.Calls(h.Path("calls"))
@@ -43,7 +43,7 @@ func (h *Host) Calls() []scripted.Call {
 	return calls
 }
 
-// TakeCalls are the calls since the last time.
+// TakeCalls returns the calls since the last TakeCalls.
 func (h *Host) TakeCalls() []scripted.Call {
 	h.T.Helper()
 	calls := h.Calls()
@@ -62,7 +62,8 @@ func Verbs(calls []scripted.Call) []string {
 	return s
 }
 
-// ScriptedList is a network of plugins that all do what script says.
+// ScriptedList returns the configuration of a network of plugins that all do
+// what script says.
 func (h *Host) ScriptedList(name, version string, script scripted.Script, types ...string) []byte {
 	h.T.Helper()
 	path := h.Plugin(script, types...)

@@ -19,9 +19,9 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// RealHost is a host for the reference plugins, of which several may be in use
-// at once: its audits leave out what is the process's, such as the pins, the
-// processes and the descriptors of the others.
+// RealHost is a host for the reference plugins. Several may be in use at once,
+// so its audits leave out everything of the whole process: pins, processes and
+// descriptors.
 type RealHost struct{ *Host }
 
 func NewReal(t testing.TB) *RealHost {
@@ -70,8 +70,8 @@ func (h *RealHost) Real(opts ...cni.Opt) *cni.Runtime {
 	return h.Runtime(append([]cni.Opt{cni.WithPluginDir([]string{ReferencePlugins(h.T)})}, opts...)...)
 }
 
-// Audit is what exists on this host, without what is the whole process's, and
-// without the pins of namespaces, which are the test's own.
+// Audit lists everything on this host, except the lines of the whole process,
+// and the pins of namespaces, which are the test's own.
 func (h *RealHost) Audit() audit.Lines {
 	h.T.Helper()
 	lines := h.Host.Audit()
@@ -93,8 +93,8 @@ func (h *RealHost) Audit() audit.Lines {
 
 var lastReserved = regexp.MustCompile(`(/last_reserved_ip\.\d+) sha256:\w+ host-local$`)
 
-// Left is what there is now and was not before, and what is gone since, but for
-// what plugins keep for the network or the host.
+// Left returns the lines that were added and removed since an audit, except
+// those that plugins keep for the network or the host.
 func (h *RealHost) Left(before audit.Lines) (left, gone audit.Lines) {
 	h.T.Helper()
 	left, gone = audit.Diff(before, h.Audit())
@@ -109,8 +109,8 @@ func (h *RealHost) WantClean(before audit.Lines) {
 	}
 }
 
-// WantProcessAsBefore compares, when the test and its subtests are over, what
-// the audits of single hosts leave out: processes, descriptors and mounts.
+// WantProcessAsBefore compares processes, descriptors and mounts when the test
+// and its subtests are over. The audits of single hosts leave them out.
 func WantProcessAsBefore(t *testing.T) {
 	t.Helper()
 	snapshot := func() audit.Lines {
@@ -177,7 +177,7 @@ var (
 	tuningFile = regexp.MustCompile(`(DIR/ipam/c1_eth0\.json) sha256:\w+`)
 )
 
-// Normalize takes out what differs from one time to the next.
+// Normalize removes the parts that differ from one time to the next.
 func (h *RealHost) Normalize(lines []string) []string {
 	var normal []string
 	for _, l := range lines {

@@ -15,11 +15,11 @@ import (
 	"time"
 )
 
-// load is what can be left running.
+// load counts goroutines, descriptors and processes.
 type load struct{ goroutines, descriptors, processes int }
 
-// LeavesNothingRunning compares what runs when the test ends with what runs
-// now. It must be called before anything else registers a cleanup.
+// LeavesNothingRunning fails the test if more runs when it ends than runs now.
+// It must be called before anything else registers a cleanup.
 func LeavesNothingRunning(t *testing.T) {
 	t.Helper()
 	before := measure(t)

@@ -3,11 +3,12 @@
 //
 // It takes the configuration of the reference plugin, and returns what that one
 // would. What is different:
-//   - IPv6 addresses are usable when Add returns, and announced; that includes the
-//     link-local one of a bridge that is made here. There is no detection of
-//     duplicates, which costs 1 to 2 s, as the IPAM plugin gives an address to one
-//     container only, unless the bridge has a port that is no veth: others may be
-//     on its network, and a duplicate is an error. enabledad decides it otherwise.
+//   - IPv6 addresses are usable and announced when Add returns, including the
+//     link-local one of a bridge that is made here. Duplicate address detection,
+//     which costs 1 to 2 s, is off: the IPAM plugin gives an address to one
+//     container only. It is on if the bridge has a port that is neither a veth nor
+//     a dummy: others may be on its network, and a duplicate is an error. The
+//     setting enabledad overrides this.
 //   - A bridge that is made here has a MAC address of its own, which does not
 //     change as containers come and go.
 //   - The pair's ends have one queue for each direction, and cannot be given more;
@@ -123,9 +124,9 @@ type attachment struct {
 	host   *links.Conn
 	plugin *Plugin
 	bridge links.Link
-	made   bool       // the bridge, by this attachment
-	lan    bool       // others than containers may have its addresses
-	detect bool       // duplicates of the container's IPv6 addresses are looked for
+	made   bool       // this attachment created the bridge
+	lan    bool       // machines other than containers may have its addresses
+	detect bool       // detect duplicates of the container's IPv6 addresses
 	aside  bool       // addresses are announced beside what is done yet
 	pair   links.Pair // made if the index is not 0
 	leased bool       // there are addresses to give back
@@ -266,7 +267,7 @@ func (a *attachment) detection() []links.Sysctl {
 	switch {
 	case !a.detect:
 		return append(all, links.Sysctl{Path: v6 + "/accept_dad", Value: "0", Optional: true})
-	case a.EnableDAD == nil: // as the interface has it
+	case a.EnableDAD == nil: // the interface's settings decide
 		return all
 	}
 	return append(all,
@@ -411,7 +412,7 @@ func (*Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	}
 	br, err := host.Link(c.Bridge)
 	if links.NotFound(err) {
-		err = nil // the first Add makes it
+		err = nil // the first Add creates it
 	} else if err == nil {
 		err = c.fits(br)
 	}

@@ -29,7 +29,7 @@ func (c *config) ensureBridge(conn *links.Conn, host *netns.Handle) (br links.Li
 	return br, made, err
 }
 
-// prepareBridge sets the bridge up, if it is one that fits the configuration.
+// prepareBridge sets the bridge up if it fits the configuration.
 func (c *config) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Link) error {
 	if err := c.fits(br); err != nil {
 		return err
@@ -47,7 +47,7 @@ func (c *config) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Li
 	return nil
 }
 
-// fits returns an error if the interface cannot be the bridge.
+// fits returns an error if the interface cannot serve as the bridge.
 func (c *config) fits(br links.Link) error {
 	if br.Kind != "bridge" {
 		return invalid(`"bridge": interface %q exists and is not a bridge, but %q`, c.Bridge, br.Kind)
@@ -59,8 +59,9 @@ func (c *config) fits(br links.Link) error {
 	return nil
 }
 
-// createBridge makes the bridge, down, with its link-local address, so that the
-// host can forward to it as soon as there is a container.
+// createBridge creates the bridge with its link-local address, and leaves it
+// down. With the address, the host can forward to it as soon as there is a
+// container.
 func (c *config) createBridge(conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
 	br, err = conn.CreateBridge(links.NewBridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: c.filtersVLANs()})
 	if errors.Is(err, unix.EEXIST) { // another attachment was faster
@@ -121,7 +122,8 @@ func (c *config) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br lin
 	return pair.Container, nil
 }
 
-// setUp sets a new interface up that the host forwards to.
+// setUp gives a new interface its link-local address and sets it up. The host
+// forwards to it.
 func setUp(conn *links.Conn, host *netns.Handle, index int) error {
 	link, err := conn.LinkByIndex(index)
 	if err != nil {

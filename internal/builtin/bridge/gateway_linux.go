@@ -66,9 +66,9 @@ func addDefault(result *types100.Result, v4 bool, gateway net.IP) {
 
 // ensureAddresses gives the bridge the addresses of gateways that it lacks. It
 // has one IPv4 address, and IPv6 addresses of subnets that do not overlap;
-// another one is an error, or goes away if the configuration forces it. Many
-// attachments may do this at once. It returns what it added, about which others
-// are asked if they may have it.
+// another one is an error, or is deleted if the configuration forces it. Many
+// attachments may do this at once. It returns the addresses that it added; if
+// detect is set, the kernel looks for duplicates of them.
 func (c *config) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
 	var flags links.AddressFlag
 	if detect {

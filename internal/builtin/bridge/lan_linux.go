@@ -12,21 +12,23 @@ import (
 	"github.com/embedcni/cni/internal/links"
 )
 
-// uplinkTime is for how long it is remembered whether a bridge has an uplink. To
-// look takes longer the more ports there are: so it is done once for however many
-// containers come at a time, and an uplink that is added is soon noticed.
+// uplinkTime is how long the plugin remembers whether a bridge has an uplink.
+// Looking takes longer the more ports there are, so containers that come at the
+// same time share one look. After this time a new uplink is noticed, unless the
+// bridge routes; see hasUplink.
 const uplinkTime = time.Second
 
-// uplink is whether a bridge had one, and when.
+// uplink records whether a bridge had an uplink, and when the plugin looked.
 type uplink struct {
 	has bool
 	at  time.Time
 }
 
-// decideDetection decides whether duplicates of IPv6 addresses are looked for:
-// where others than containers may be on the bridge's network, which is that of an
-// uplink. The configuration may forbid that, or ask for it, which is about the
-// container's addresses alone, on every bridge (enabledad).
+// decideDetection decides whether to detect duplicate IPv6 addresses. By
+// default it does so on a bridge with an uplink, as machines other than
+// containers may be on its network. The setting enabledad forbids detection, or
+// demands it for the container's addresses on every bridge. The gateways'
+// addresses are checked only if there is an uplink.
 func (a *attachment) decideDetection() (err error) {
 	b := port{a.r.Host.ID(), a.bridge.Index}
 	if a.made {
@@ -40,9 +42,10 @@ func (a *attachment) decideDetection() (err error) {
 	return err
 }
 
-// hasUplink reports whether a bridge has one, or had within uplinkTime. A bridge
-// that routes for its containers, and had none, is not looked at again: it is a
-// network of the host's own, which may have a thousand containers.
+// hasUplink reports whether a bridge has an uplink, or had one within
+// uplinkTime. A bridge that routes for its containers and had no uplink is not
+// looked at again: it is the host's own network, and may have a thousand
+// containers.
 func (p *Plugin) hasUplink(host *links.Conn, b port, routes bool) (bool, error) {
 	p.mu.Lock()
 	known, ok := p.uplinks[b]
@@ -72,8 +75,8 @@ func (p *Plugin) rememberUplink(b port, u uplink) {
 // bridge and its first port, are up.
 const carrierTime = 5 * time.Second
 
-// awaitGateways waits until the gateways' addresses that were added are usable. One
-// that another machine has is taken away again.
+// awaitGateways waits until the added addresses of gateways are usable. It
+// deletes an address that another machine has.
 func (a *attachment) awaitGateways(ctx context.Context, on links.Link, added []netip.Prefix) error {
 	added = slices.DeleteFunc(added, func(p netip.Prefix) bool { return p.Addr().Is4() })
 	if !a.lan || len(added) == 0 {

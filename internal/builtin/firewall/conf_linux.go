@@ -19,9 +19,9 @@ type conf struct {
 	IngressPolicy          string `json:"ingressPolicy"`
 }
 
-// named returns the backend that the configuration names, empty if it names none.
-// A word that is neither of the two means nothing to the reference plugin:
-// Nomad's own configurations say "ip6tables".
+// named returns the backend that the configuration names, or "" if it names
+// none. The reference plugin treats any other word as none: Nomad's own
+// configurations say "ip6tables".
 func (c conf) named() string {
 	switch c.Backend {
 	case "iptables":
@@ -32,19 +32,19 @@ func (c conf) named() string {
 	return ""
 }
 
-// Detect returns what an ADD in the namespace host goes by if the configuration
-// names no backend, and nothing if it does.
+// Detect returns the backend of an ADD in the namespace host if the
+// configuration names none, and "" if it names one.
 func (Plugin) Detect(ctx context.Context, host *netns.Handle, config json.RawMessage) (string, error) {
 	var c conf
 	if json.Unmarshal(config, &c) != nil || c.named() != "" {
-		return "", nil // what is wrong with it is for ADD to say
+		return "", nil // ADD reports an invalid configuration
 	}
 	return c.detect(ctx, host)
 }
 
-// detect finds out who decides about the packets of this host: a firewalld that
-// runs, or iptables where the host has it. To accept a packet in one packet
-// filter does not keep another one from dropping it.
+// detect finds out which packet filter decides on this host: a running
+// firewalld, else iptables if it is installed, else nf_tables. Accepting a
+// packet in one packet filter does not keep another from dropping it.
 func (c conf) detect(ctx context.Context, host *netns.Handle) (string, error) {
 	running, err := firewalld.From(ctx).Running(ctx, host)
 	switch {
@@ -59,7 +59,7 @@ func (c conf) detect(ctx context.Context, host *netns.Handle) (string, error) {
 	return netfilter.Detect(), nil
 }
 
-// zone is that of firewalld in which the addresses are accepted.
+// zone returns the zone of firewalld in which the addresses are accepted.
 func (c conf) zone() string {
 	if c.FirewalldZone == "" {
 		return firewalld.DefaultZone

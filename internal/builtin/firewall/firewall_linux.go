@@ -84,10 +84,11 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	return errors.Join(err, zoned)
 }
 
-// anyBackend is that of an attachment of which nobody knows what was detected.
+// anyBackend means that the detected backend is unknown: a reference plugin may
+// have made the rules.
 const anyBackend = ""
 
-// work is what is wanted of a backend.
+// work is a request, with its backend and the rules for it.
 type work struct {
 	conf
 	request *plugin.Request
@@ -123,9 +124,9 @@ func parse(ctx context.Context, r *plugin.Request) (work, error) {
 
 func (w work) filters() *netfilter.Firewalls { return netfilter.Open(w.request.Host) }
 
-// filter is the packet filter that the rules go to. A chain of an administrator's
-// is in iptables, and so is what the reference plugin makes for a word that it
-// does not know.
+// filter returns the packet filter for the rules. It is iptables if there is an
+// administrator's chain, and for a backend that the reference plugin does not
+// know, as there.
 func (w work) filter() netfilter.Backend {
 	if w.backend == netfilter.DetectedIPTables || w.Backend != "" || w.IPTablesAdminChainName != "" {
 		return netfilter.IPTables
@@ -137,7 +138,7 @@ func (w work) rules() netfilter.Rules {
 	return netfilter.Rules{Forward: []netfilter.Forward{w.forward}}
 }
 
-// isolation is the ingress policy alone, which is in iptables also where
+// isolation returns the ingress policy alone. It is in iptables even if
 // firewalld accepts the packets.
 func (w work) isolation() netfilter.Rules {
 	only := w.forward

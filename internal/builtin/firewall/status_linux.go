@@ -11,8 +11,8 @@ import (
 // errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
 const errNotAvailable = 50
 
-// Status refuses a configuration that every Add refuses, and a firewalld that is
-// named and does not run.
+// Status refuses a configuration that every Add refuses. If the configuration
+// names firewalld, Status fails unless one runs.
 func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	w, err := parse(ctx, r)
 	if err != nil || w.named() != netfilter.DetectedFirewalld {

@@ -11,12 +11,12 @@ import (
 	"github.com/embedcni/cni/internal/firewalld"
 )
 
-// What the package firewalld does for an attachment: firewalld.go of the
-// reference plugin, which looks for nothing before it adds, and ignores what goes
-// wrong when it deletes.
+// This file corresponds to firewalld.go of the reference plugin. That plugin
+// adds without looking first, and ignores errors when it deletes.
 
-// enterZone puts the addresses into the zone. Those that are there, and are of
-// nobody on record, are noted before anything is added, so that DEL leaves them.
+// enterZone adds the addresses to the zone. Before it adds any, it notes the
+// addresses that are in the zone and belong to no attachment on record, so that
+// DEL leaves them.
 func (w work) enterZone(ctx context.Context) error {
 	err := w.enter(ctx)
 	if errors.Is(err, firewalld.ErrNotRunning) {
@@ -55,8 +55,8 @@ func (w work) enter(ctx context.Context) error {
 	return nil
 }
 
-// note notes which addresses were in the zone. One that another attachment on
-// record has is shared with that: who leaves last takes it out.
+// note notes which addresses were in the zone. An address that another
+// attachment on record has is not foreign: DEL removes it.
 func (w work) note(ctx context.Context, found, missing []netip.Addr) error {
 	runtime := caller.From(ctx)
 	before, err := firewalld.Recall(runtime)
@@ -66,7 +66,7 @@ func (w work) note(ctx context.Context, found, missing []netip.Addr) error {
 	var others []netip.Addr
 	if len(found) > 0 {
 		if others, err = runtime.InUse(); err != nil {
-			return fmt.Errorf("whose are the addresses %v, which are in zone %q of firewalld: %w", found, w.zone(), err)
+			return fmt.Errorf("find the owners of the addresses %v, which are in zone %q of firewalld: %w", found, w.zone(), err)
 		}
 	}
 	for _, addr := range found {
@@ -78,9 +78,9 @@ func (w work) note(ctx context.Context, found, missing []netip.Addr) error {
 	return before.Note(runtime)
 }
 
-// leaveZone takes the addresses out of the zone, but for those that were there
-// before. Where no firewalld runs there is nothing to do: it keeps them no longer
-// than it runs.
+// leaveZone removes the addresses from the zone, except the foreign ones.
+// Without a running firewalld there is nothing to do: it keeps sources only
+// while it runs.
 func (w work) leaveZone(ctx context.Context) error {
 	before, err := firewalld.Recall(caller.From(ctx))
 	if err != nil {
@@ -104,7 +104,7 @@ func (w work) leaveZone(ctx context.Context) error {
 }
 
 // inZone returns an error unless all addresses are in the zone. The reference
-// plugin asks, and does not look at the answer.
+// plugin asks too, but ignores the answer.
 func (w work) inZone(ctx context.Context) error {
 	c, err := w.dial(ctx)
 	if err != nil {

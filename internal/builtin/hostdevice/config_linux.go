@@ -67,7 +67,8 @@ func (c *config) check(sys sysfs) (err error) {
 	return nil
 }
 
-// parseMAC is the device's hardware address; nil if it is named in another way.
+// parseMAC returns the device's hardware address, or nil if the configuration
+// does not name the device by one.
 func (c *config) parseMAC() (net.HardwareAddr, error) {
 	if c.HWAddr == "" {
 		return nil, nil

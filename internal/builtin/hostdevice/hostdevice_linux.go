@@ -4,8 +4,9 @@
 // the interface's alias.
 //
 // Other machines may be on the interface's network, and one of them may have an
-// address that the IPAM plugin takes for free. The kernel asks them about IPv6
-// addresses, which takes 1 to 2 s; Add waits for that, and fails if one is taken.
+// address that the IPAM plugin considers free. The kernel detects duplicate
+// IPv6 addresses, which takes 1 to 2 s. Add waits for that, and fails if an
+// address is taken.
 //
 // A PCI device whose driver hands it to a program (DPDK) has no interface to be
 // moved; addresses are reserved for it all the same.
@@ -92,13 +93,13 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result,
 	return result, nil
 }
 
-// carrierTime is how long an interface may take to get a carrier, which it lost
-// when it was moved: hardware agrees on a speed first. The reference plugin waits
-// as long.
+// carrierTime is how long an interface may take to get its carrier back after
+// the move: hardware negotiates a speed first. The reference plugin waits as
+// long.
 const carrierTime = 5 * time.Second
 
 // configure gives the interface the addresses of a result, if it has any, and
-// describes it. It waits for a carrier where there are IPv6 addresses.
+// describes it. If there are IPv6 addresses, it waits for a carrier.
 func configure(ctx context.Context, r *plugin.Request, c *config, result *types100.Result, carrier time.Duration) (_ *types100.Interface, err error) {
 	i := &types100.Interface{Name: r.IfName, Sandbox: r.NetNS}
 	if c.userSpace {
@@ -205,7 +206,7 @@ func (p Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	if err := r.Decode(&c); err != nil {
 		return err
 	}
-	// Which device it is the caller may say at an Add only.
+	// The caller may name the device in an Add only.
 	if _, err := c.parseMAC(); err != nil {
 		return plugin.Errorf(types.ErrInvalidNetworkConfig, "network %q: %w", r.Name, err)
 	}

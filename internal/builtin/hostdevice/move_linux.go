@@ -18,7 +18,7 @@ import (
 type moved struct {
 	hostName  string
 	wasUp     bool
-	unplugged bool // it was up, and had no carrier
+	unplugged bool // it was up without a carrier
 }
 
 // device is the name of the interface on the host.

@@ -67,7 +67,7 @@ func (h *held) reserveNext(set rangeSet, i int, mine []netip.Addr, id, holder st
 		if _, ok := set.find(addr); !ok || slices.Contains(mine, addr) {
 			continue
 		}
-		// A file that was removed or rewritten may have gone unnoticed.
+		// The index may have missed that the file was removed or rewritten.
 		content, err := readFile(h.dir, addr.String())
 		if content = strings.TrimSpace(content); err == nil && (content == strings.TrimSpace(holder) || content == strings.TrimSpace(id)) {
 			return netip.Addr{}, fmt.Errorf("container %q has the address %s already, and no second ADD is allowed: "+

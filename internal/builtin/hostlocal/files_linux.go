@@ -20,7 +20,7 @@ const maxContent = 4096
 // removing it when it removes the container's.
 const unfinished = ".embedcni-unfinished"
 
-// lineBreak stands between the container ID and the interface name in an address
+// lineBreak separates the container ID and the interface name in an address
 // file.
 const lineBreak = "\r\n"
 

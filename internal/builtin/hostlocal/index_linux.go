@@ -21,10 +21,9 @@ import (
 // index is right, the directory is given a time in the past, which no change
 // leaves as it is.
 //
-// A file that somebody rewrites in place changes no directory. So what the index
-// says of a file's content is read again before anything is done for it, and
-// where it knows of no file of a holder that should have one, all are looked at
-// (reread).
+// Rewriting a file in place does not change the directory. So a file's content
+// is read again before anything is done because of it. If the index knows no
+// file of a holder that should have one, all files are read again (reread).
 type index struct {
 	entries map[netip.Addr]entry
 	holders map[string][]netip.Addr // by content
@@ -94,8 +93,8 @@ func (x *index) refresh(dir int) error {
 	return nil
 }
 
-// reread makes the index right, as refresh does, also where a file was rewritten:
-// no time of the directory tells that. It takes a system call for each file.
+// reread is refresh for files that may have been rewritten in place, which the
+// directory's time does not show. It takes a system call for each file.
 func (x *index) reread(dir int) error {
 	x.stamp = stamp{}
 	return x.refresh(dir)

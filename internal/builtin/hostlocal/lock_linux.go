@@ -134,7 +134,7 @@ func (h *held) refresh() error {
 	return nil
 }
 
-// reread makes sure that all files are known, those too that were rewritten.
+// reread makes sure that all files are known, including rewritten ones.
 func (h *held) reread() error {
 	if err := h.memo.reread(h.dir); err != nil {
 		return fmt.Errorf("look into %s: %w", h.path, err)

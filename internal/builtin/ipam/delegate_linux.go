@@ -48,8 +48,8 @@ func Add(ctx context.Context, r *plugin.Request, typ string, meanwhile func() er
 	return result, err
 }
 
-// Named returns an error unless the configuration names an IPAM plugin, for a
-// plugin that cannot do without.
+// Named returns an error unless the configuration names an IPAM plugin. It is
+// for plugins that need one.
 func Named(r *plugin.Request, typ string) error {
 	if typ == "" {
 		return plugin.Errorf(types.ErrInvalidNetworkConfig, `"ipam": plugin %q needs an IPAM plugin: its "type" is missing`, r.Type)

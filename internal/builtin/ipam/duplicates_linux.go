@@ -14,15 +14,16 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Detect waits until the kernel has found that nobody else has the IPv6 addresses
-// of a result, and fails if somebody has (RFC 4862, section 5.4). They are on an
-// interface of ns, where c is. Addresses that come from routers are not waited
-// for; the link-local one is, as without it neighbours cannot be asked for what
-// the container forwards.
+// Detect waits for the kernel's duplicate address detection (RFC 4862, section
+// 5.4) of the IPv6 addresses of a result, and fails if another machine has one
+// of them. The addresses are on an interface of ns, to which c is connected.
+// Detect also waits for the link-local address: without it, the kernel cannot
+// ask for the neighbours of forwarded packets. It does not wait for addresses
+// that come from routers.
 //
-// Nobody can be asked without a carrier, which may take as long as carrier to
-// come. If it has not by then, the addresses are left to the kernel, which uses
-// none before it has asked.
+// Detection needs a carrier. If none comes within the time carrier, Detect
+// returns nil and leaves the addresses to the kernel, which uses none before it
+// has checked it.
 func Detect(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, result *types100.Result, carrier time.Duration) error {
 	w, err := plan(result)
 	if err != nil || !w.ipv6() {
@@ -32,7 +33,7 @@ func Detect(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, res
 	return DetectAll(ctx, ns, c, index, wanted, carrier)
 }
 
-// DetectAll is [Detect] for IPv6 addresses.
+// DetectAll is [Detect] for a list of IPv6 addresses.
 func DetectAll(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, wanted []netip.Prefix, carrier time.Duration) (err error) {
 	watch, err := links.WatchAddresses(ns)
 	if err != nil {
@@ -47,20 +48,21 @@ func DetectAll(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, 
 	return d.awaitAnswers(ctx)
 }
 
-// detection is that of duplicates on an interface. It looks when the kernel says
-// that something has changed.
+// detection follows duplicate address detection on an interface. It looks
+// whenever the kernel reports a change.
 type detection struct {
 	c      *links.Conn
 	watch  *links.Watch
 	index  int
 	wanted []netip.Prefix
 
-	link links.Link // as it was when it was looked at last
+	link links.Link // as of the last look
 	have []links.Address
 }
 
-// look reads the addresses, and then the interface: the kernel answers about that
-// only after the work during which it said that an address is usable.
+// look reads the addresses, and then the interface. The kernel may report an
+// address as usable before it has finished its work on it, but answers about
+// the interface only after that work.
 func (d *detection) look() error {
 	r := d.c.Requests()
 	have, link := r.Addresses(d.index), r.LinkByIndex(d.index)
@@ -69,7 +71,8 @@ func (d *detection) look() error {
 	return err
 }
 
-// awaitCarrier reports whether there is a carrier before the time is over.
+// awaitCarrier reports whether the interface has a carrier within the given
+// time.
 func (d *detection) awaitCarrier(ctx context.Context, within time.Duration) (bool, error) {
 	limited, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -86,9 +89,9 @@ func (d *detection) awaitCarrier(ctx context.Context, within time.Duration) (boo
 	}
 }
 
-// awaitAnswers waits until nobody has answered for an address in time, or
-// somebody has, or the carrier is lost. On a machine that is overloaded the kernel
-// takes longer than it means to.
+// awaitAnswers waits until all addresses are usable, another machine has
+// answered for one, or the carrier is lost. It allows longestWait more than the
+// kernel plans, as the kernel of an overloaded machine takes longer.
 func (d *detection) awaitAnswers(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, d.link.DetectionTime()+longestWait)
 	defer cancel()
@@ -106,8 +109,8 @@ func (d *detection) awaitAnswers(ctx context.Context) error {
 	}
 }
 
-// pending is an address that others are still asked about, or none. It fails for
-// one that somebody has, and for one that the kernel took away.
+// pending returns an address whose detection is not over, or the zero Prefix.
+// It fails if another machine has an address, or if the kernel has removed one.
 func (d *detection) pending() (netip.Prefix, error) {
 	var open netip.Prefix
 	for _, want := range d.wanted {
@@ -128,8 +131,8 @@ func (d *detection) pending() (netip.Prefix, error) {
 	return d.linkLocal()
 }
 
-// linkLocal is pending for the addresses that the kernel gave the interface by
-// itself. It may give it another one where somebody has the first.
+// linkLocal is pending for the link-local addresses, which the kernel gave the
+// interface. If one is a duplicate, the kernel may add another.
 func (d *detection) linkLocal() (open netip.Prefix, err error) {
 	for _, a := range d.have {
 		switch {

@@ -38,13 +38,13 @@ func Sysctls(ifName string, result *types100.Result) ([]links.Sysctl, error) {
 // How says how an interface gets its addresses.
 type How struct {
 	// Announce has the kernel announce them, as neighbours may know an address
-	// as another's: an IPv4 address when the interface comes up (arp_notify),
-	// an IPv6 address when it is added to one that is up, with [Announced], if
-	// duplicates are looked for.
+	// as another's: an IPv4 address when the interface comes up (arp_notify), an
+	// IPv6 address, with [Announced], when it is added to an interface that is
+	// up and detects duplicates.
 	Announce bool
-	// Detect leaves it to the interface whether duplicates of an IPv6 address are
-	// looked for. Where somebody else may have the address they are, and [Detect]
-	// waits for it; everywhere else that would take 1 to 2 s for nothing.
+	// Detect leaves duplicate detection of IPv6 addresses to the interface's
+	// settings; [Detect] waits for it. Without Detect there is none: where
+	// nobody else can have the address, it would take 1 to 2 s for nothing.
 	Detect bool
 	// Later leaves that of the IPv4 addresses to the caller, for when packets
 	// pass: see [links.Conn.Announce]. The kernel announces what changes after.
@@ -59,9 +59,10 @@ func Announced(ifName string) links.Sysctl {
 }
 
 // Configure has requests put the addresses of a result on an interface, set it
-// up, and add the routes. IPv6 addresses are usable after [Await]; after [Settle]
-// if duplicates could be looked for, but are not; or after [Detect]. Each comes
-// last, as the kernel works on them meanwhile.
+// up, and add the routes. IPv6 addresses are usable after [Await]. With
+// How.Detect they are usable after [Detect] if the interface detects
+// duplicates, and after [Settle] if it does not. Call these last, as the kernel
+// works on the addresses meanwhile.
 func Configure(to *links.Requests, index int, result *types100.Result, how How) error {
 	w, err := plan(result)
 	if err != nil {

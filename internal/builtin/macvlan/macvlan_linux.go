@@ -4,8 +4,8 @@
 // (v1.9.1).
 //
 // Other machines are on that network, and one of them may have an address that
-// the IPAM plugin takes for free. The kernel asks them about IPv6 addresses, which
-// takes 1 to 2 s; Add waits for that, and fails if one is taken.
+// the IPAM plugin considers free. The kernel detects duplicate IPv6 addresses,
+// which takes 1 to 2 s. Add waits for that, and fails if an address is taken.
 package macvlan
 
 import (
@@ -98,7 +98,8 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 		if sysctls, err = ipam.Sysctls(r.IfName, result); err != nil {
 			return nil, err
 		}
-		// Routers may give it IPv6 addresses where the IPAM plugin gives it none.
+		// Routers may give it IPv6 addresses even if the IPAM plugin gives it
+		// none.
 		sysctls = append(sysctls, ipam.Announced(r.IfName))
 	}
 	conn, err := links.Dial(r.Container, sysctls...)
@@ -117,7 +118,7 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 		return nil, err
 	}
 	if err = do.Send(); err == nil && c.IPAM.Type != "" {
-		// The master is there for good: if it has no carrier, it is not plugged in.
+		// The master existed before: without a carrier, it is not plugged in.
 		err = ipam.Detect(ctx, r.Container, conn, own.Index, result, 0)
 	}
 	return &types100.Interface{Name: r.IfName, Mac: own.MAC.String(), Sandbox: r.NetNS}, err

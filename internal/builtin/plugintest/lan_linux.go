@@ -55,8 +55,8 @@ func (l *LAN) Cable(t testing.TB, host *netns.Handle, name string) {
 }
 
 // Bridge gives a host a bridge whose uplink is on the LAN, as far as IPv6 is
-// concerned: a tunnel to the LAN's own bridge. A cable would look like that of a
-// container.
+// concerned: a tunnel to the LAN's own bridge. A cable, which is a veth, would
+// look like a container's.
 func (l *LAN) Bridge(t testing.TB, host *netns.Handle, name string) {
 	t.Helper()
 	cable := name + "-cable"
@@ -86,8 +86,8 @@ func (l *LAN) Bridge(t testing.TB, host *netns.Handle, name string) {
 	tunnel(l.Machine, fmt.Sprint("tunnel", l.cables), "switch", own)
 }
 
-// AddAddress adds an address to an interface; an IPv6 address without detection
-// of duplicates.
+// AddAddress adds an address to an interface. An IPv6 address gets no duplicate
+// detection.
 func AddAddress(t testing.TB, ns *netns.Handle, name, address string) {
 	t.Helper()
 	Change(t, ns, name, func(nl *netlink.Handle, link netlink.Link) error {
@@ -111,8 +111,8 @@ func AddRoute(t testing.TB, ns *netns.Handle, to netip.Prefix, via netip.Addr) {
 	})
 }
 
-// NoDetection spares the interfaces that a namespace gets from now on the
-// detection of duplicate IPv6 addresses, as an administrator can.
+// NoDetection turns off IPv6 duplicate address detection for the interfaces
+// that a namespace gets from now on, as an administrator can.
 func NoDetection(t testing.TB, ns *netns.Handle) {
 	t.Helper()
 	err := ns.Do(func() error {
@@ -132,8 +132,8 @@ const noDetection = 2
 // second, and then after two more.
 const connectTime = 10 * time.Second
 
-// Connect opens a TCP connection to an address of a namespace that listens
-// nowhere else, and returns the time that took.
+// Connect listens on an address of the namespace to, opens a TCP connection to
+// it, and returns the time that took.
 func Connect(t testing.TB, from, to *netns.Handle, addr netip.Addr) time.Duration {
 	t.Helper()
 	var listener net.Listener

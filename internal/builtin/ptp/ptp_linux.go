@@ -3,9 +3,9 @@
 // container, which sends everything to the host.
 //
 // It takes the configuration of the reference plugin, and returns what that one
-// would. IPv6 addresses are usable at once, the link-local ones, too: there is no
-// detection of duplicates, as nobody else is on the link. The pair has one queue for each
-// direction, see package bridge.
+// would. IPv6 addresses, including the link-local ones, are usable at once:
+// there is no duplicate address detection, as nobody else is on the link. The
+// pair has one queue for each direction; see package bridge.
 package ptp
 
 import (
@@ -72,7 +72,7 @@ type attachment struct {
 	result *types100.Result
 
 	container *links.Conn // nil before it is needed
-	// linkLocal are the addresses of that kind that the ends were given; see
+	// linkLocal holds the link-local addresses that were given to the ends; see
 	// [links.Conn.LinkLocal].
 	linkLocal struct{ host, container netip.Prefix }
 }
@@ -141,7 +141,7 @@ func (a *attachment) settle(ctx context.Context, ends []endpoint) error {
 	return err
 }
 
-// valid is an address, unless there is none.
+// valid returns p in a list, or nil if p is the zero Prefix.
 func valid(p netip.Prefix) []netip.Prefix {
 	if !p.IsValid() {
 		return nil
@@ -149,8 +149,8 @@ func valid(p netip.Prefix) []netip.Prefix {
 	return []netip.Prefix{p}
 }
 
-// connect makes the pair. The host's end has no carrier before the container's
-// is set up.
+// connect makes the pair, and gives the host's end its link-local address while
+// it has no carrier: the container's end is still down.
 func (a *attachment) connect() (err error) {
 	a.pair, err = a.host.Connect(a.r.Container, links.Veth{Name: a.r.IfName, MTU: a.MTU})
 	if err != nil {

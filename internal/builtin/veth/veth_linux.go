@@ -32,8 +32,8 @@ type Config struct {
 	DNS types.DNS `json:"dns"`
 }
 
-// Validate returns an error that names the field that is wrong. A backend that is
-// not used may have any name, as with the reference plugins.
+// Validate returns an error that names the wrong field. An unused backend may
+// have any name, as with the reference plugins.
 func (c Config) Validate() error {
 	if c.MTU < 0 {
 		return plugin.Errorf(types.ErrInvalidNetworkConfig, `"mtu": %d is negative`, c.MTU)
@@ -93,8 +93,8 @@ func (c Config) CheckMasquerade(ctx context.Context, r *plugin.Request) error {
 	return nil
 }
 
-// Wants returns the masquerading of an attachment whose ADD ended with the
-// previous result, and its backend.
+// Wants returns the masquerading rules of an attachment whose ADD ended with
+// the previous result, and their backend.
 func Wants(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
 	var c Config
 	err := r.Decode(&c)
