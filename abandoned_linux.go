@@ -18,8 +18,9 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// view identifies where paths lead to from the calling thread; see
-// [record.NetNS]. It is empty if that cannot be found out.
+// view identifies the mount namespace, the PID namespace and the root directory of
+// the calling thread, which decide where a path leads; see [record.NetNS]. It is
+// empty if one of them cannot be read.
 func view() string {
 	var mounts, pids, root unix.Stat_t
 	if unix.Stat("/proc/thread-self/ns/mnt", &mounts) != nil ||
@@ -29,16 +30,16 @@ func view() string {
 	return fmt.Sprintf("mnt:[%d] pid:[%d] root:%d:%d", mounts.Ino, pids.Ino, root.Dev, root.Ino)
 }
 
-// here runs f on a thread that stays in the mount namespace of the view.
+// here runs f, locked to its thread, with the view of that thread.
 func here(f func(view string)) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	f(view())
 }
 
-// isAbandoned reports whether a record is of a container of this owner alone whose
-// path certainly leads to another thing than its namespace, seen from where it
-// was recorded.
+// isAbandoned reports whether a record describes an abandoned container: all its
+// attachments are this owner's, and its path certainly no longer leads to its
+// namespace. It is false unless view is the view in which the path was recorded.
 func (s *snapshot) isAbandoned(rec *record.Record, view string) bool {
 	if rec.Boot != s.boot || s.boot == "" || view == "" || rec.NetNS.View != view ||
 		rec.Warm || rec.NetNS.Ours || rec.NetNS.Ino == 0 {
@@ -57,9 +58,9 @@ func (s *snapshot) isAbandoned(rec *record.Record, view string) bool {
 	return attached && leadsAway(rec.NetNS.Path, netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino})
 }
 
-// leadsAway reports whether a path certainly does not lead to a namespace: there is
-// nothing, or something else. One that cannot be followed, or that leads elsewhere
-// for each process, says nothing.
+// leadsAway reports whether a path certainly does not lead to a namespace: the path
+// does not exist, or leads to something else. It is false for a path that cannot be
+// followed, and for one that depends on the process that follows it.
 func leadsAway(path string, ns netns.ID) bool {
 	if !filepath.IsAbs(path) {
 		return false
@@ -88,22 +89,23 @@ func leadsNowhere(err error) bool {
 		errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ESRCH)
 }
 
-// noEndError: nothing on the host says whether a container's namespace has ended.
+// noEndError means that the host does not show whether a container's namespace has
+// ended.
 type noEndError struct {
 	network, why string
 }
 
 func (e *noEndError) Error() string {
-	return fmt.Sprintf("network %q: %s, so nothing on the host tells when the namespace has ended; call Remove if the container is gone",
+	return fmt.Sprintf("network %q: %s, so the host does not show when the namespace has ended; call Remove if the container is gone",
 		e.network, e.why)
 }
 
-// hostEnds finds the ends on the host of all interfaces of the container, by index,
-// so that neither a new name nor a new hardware address hides them. An end that
-// has vanished already is left out.
+// hostEnds returns the indexes of the host's ends of all the container's
+// interfaces. An index finds an end again after its name or hardware address has
+// changed. Ends that have vanished are left out.
 func (op *operation) hostEnds() (ends []int, err error) {
 	if op.hostGone {
-		return nil, nil // with all that was in it
+		return nil, nil // its interfaces have ended with it
 	}
 	tied := false
 	for _, a := range op.attachments {
@@ -137,8 +139,9 @@ func (a *attachment) onlyLoopback() bool {
 	return true
 }
 
-// tiedToHost is an error unless the attachment's plugins make a veth pair, whose
-// ends go together, and the sweep knows all else that they leave on the host.
+// tiedToHost returns an error unless the attachment's plugins make a veth pair, whose
+// two ends vanish together, and the sweep covers everything else that they leave on
+// the host.
 func (a *attachment) tiedToHost() error {
 	network := a.network.config.Name
 	for i, p := range a.network.config.Plugins {
@@ -155,7 +158,7 @@ func (a *attachment) tiedToHost() error {
 	return nil
 }
 
-// hostEnd returns the index of the attachment's end on the host, 0 if that has
+// hostEnd returns the index of the attachment's end on the host, or 0 if the end has
 // vanished.
 func (a *attachment) hostEnd() (index int, err error) {
 	c, err := a.op.host.conns.Borrow(a.op.host.handle())
@@ -195,8 +198,8 @@ func (a *attachment) hostEnd() (index int, err error) {
 	return 0, a.vanished(macs)
 }
 
-// endInside finds the end by the other one, in the container's namespace: results
-// of old versions list no interfaces.
+// endInside finds the host's end through its peer in the container's namespace.
+// Results of old CNI versions list no interfaces.
 func (a *attachment) endInside(host *links.Conn) (index int, err error) {
 	if a.op.container == nil {
 		return 0, nil
@@ -220,8 +223,9 @@ func (a *attachment) endInside(host *links.Conn) (index int, err error) {
 	return l.Index, err
 }
 
-// vanished is an error if it is not known whether the end on the host has vanished,
-// or where it was.
+// vanished returns nil if the end on the host, which was not found, has certainly
+// vanished: the result named it and the container's namespace is gone too, or the
+// container's namespace has no device left.
 func (a *attachment) vanished(macs []string) error {
 	if a.op.container == nil && len(macs) > 0 {
 		return nil
@@ -238,12 +242,13 @@ func (a *attachment) vanished(macs []string) error {
 	return &noEndError{a.network.config.Name, "the host's end of " + a.IfName + " is not known"}
 }
 
-// isDevice reports whether an interface is not one that each namespace has.
+// isDevice reports whether an interface was added to its namespace. The kernel
+// creates lo and the fallback tunnels in each namespace.
 func isDevice(l netlink.Link) bool {
 	return l.Attrs().Name != "lo" && !isFallback(l.Type())
 }
 
-// lasting are those of the interfaces that are still there.
+// lasting returns the interfaces that still exist.
 func (h *hostNetNS) lasting(ends []int) (left []int, err error) {
 	if len(ends) == 0 {
 		return nil, nil
@@ -265,16 +270,17 @@ func (h *hostNetNS) lasting(ends []int) (left []int, err error) {
 	return left, nil
 }
 
-// settleLetGo finds out whether a namespace that was let go, and to which nothing
-// leads, has ended. Its number may be another's by now, so that the end of its
-// interfaces counts for more than a process in one with that number.
+// settleLetGo finds out whether a namespace that the runtime let go, and to which no
+// path leads, has ended. The kernel may have given its number to another namespace.
+// So once its interfaces have vanished it has ended, even if a process is in a
+// namespace with that number.
 func (op *operation) settleLetGo() error {
 	if op.rec.LetGo == nil || op.container != nil || op.hostGone {
 		return nil
 	}
 	left, err := op.host.lasting(op.rec.LetGo.Ends)
 	if err != nil {
-		return fmt.Errorf("has the network namespace of container %s ended: %w", op.id, err)
+		return fmt.Errorf("check whether the network namespace of container %s has ended: %w", op.id, err)
 	}
 	switch {
 	case len(left) == 0:

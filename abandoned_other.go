@@ -2,7 +2,7 @@
 
 package cni
 
-// reaper has nothing to do: off Linux no namespace is kept alive.
+// reaper does nothing. No namespace is kept alive on other systems than Linux.
 type reaper struct{}
 
 func (*snapshot) reap(*hostNetNS, bool) {}

@@ -14,28 +14,30 @@ import (
 	"github.com/embedcni/cni/internal/netfilter"
 )
 
-// The executables of portmap and firewall make what containers share when the
-// first one comes, after a look and without a lock. Where it is known what they
-// make, it is made ahead of them, and nobody waits for anybody. Whether it is
-// there is looked at for every container: an administrator, firewalld or docker
-// may have flushed the rules.
+// All containers on a host share the top-level chains and rules of portmap and
+// firewall. The executables create them for the first container: they look, then
+// create, without a lock, so two of them at a time can create the same rules twice.
+// For versions of the executables whose shared rules are known, the runtime makes
+// these rules ahead: it creates them itself before it starts the executable. The
+// ADDs then need not wait for each other. The runtime looks for the rules before each
+// ADD, since an administrator, firewalld or docker may have flushed them.
 //
-// What is made ahead stays if the runtime is killed: the plugin that was to
-// follow leaves the same behind.
+// Rules made ahead stay if the runtime is killed. The plugin would have left the
+// same rules.
 
-// aheads is what a Runtime knows of executables and of what it has made ahead of
-// them. It may be used by many goroutines.
+// aheads remembers properties of executables, and the rules that were made ahead
+// for ADDs that failed. It is safe for concurrent use.
 type aheads struct {
 	versions ahead.Versions
 
 	mu      sync.Mutex
-	none    map[string]bool // executables, by path, that make nothing of the kind
-	givenUp map[string][]netfilter.Common
+	none    map[string]bool               // executables, by path, that create no shared rules
+	givenUp map[string][]netfilter.Common // made for ADDs that failed, by host namespace
 }
 
-// contended are the types in the chain whose plugins must not make what they
-// share at the same time: executables of which it is not known, and what the
-// caller has registered.
+// contended returns the types in the chain whose plugins must not create their
+// shared rules at the same time: executables whose shared rules are not known, and
+// plugins that the caller has registered.
 func (a *attachment) contended(ctx context.Context) []string {
 	var types []string
 	for _, p := range a.network.config.Plugins {
@@ -49,8 +51,8 @@ func (a *attachment) contended(ctx context.Context) []string {
 	return types
 }
 
-// startAhead runs the ADD of an executable behind what is made ahead of it, or
-// else alone for a moment.
+// startAhead makes the missing shared rules of an executable ahead, and then runs its
+// ADD. If it cannot make them, the ADD runs alone for a moment.
 func (a *attachment) startAhead(ctx context.Context, call chain.Call, p provider) (invoke.Output, error) {
 	s, has, err := a.findShared(ctx, call)
 	if has || errors.Is(err, netfilter.ErrNotSupported) || a.op.ahead.makesNone(p.path) {
@@ -66,20 +68,21 @@ func (a *attachment) startAhead(ctx context.Context, call chain.Call, p provider
 		}
 	}
 	if err != nil {
-		a.op.logger.Warn("make ahead what containers share in iptables", "container", a.op.id, "plugin", call.Plugin, "error", err)
+		a.op.logger.Warn("create the shared iptables rules ahead of the plugin", "container", a.op.id, "plugin", call.Plugin, "error", err)
 	}
 	return a.startBeside(ctx, call, p, s)
 }
 
-// shared are rules that containers share, and where they are.
+// shared holds rules that containers share, and the firewalls that have them.
 type shared struct {
 	*netfilter.Firewalls
 	rules netfilter.Rules
 }
 
-// findShared returns what the reference plugin of the call's type would make for
-// all containers, and whether it is there. Whether a firewalld runs, in whose
-// place less is made, is asked only if something is missing.
+// findShared returns the rules that the reference plugin of the call's type would
+// make for all containers, and reports whether they all exist. The plugin makes
+// fewer rules if firewalld runs. findShared asks for firewalld only if a rule is
+// missing.
 func (a *attachment) findShared(ctx context.Context, call chain.Call) (s shared, has bool, err error) {
 	request := ahead.Request{Type: call.Plugin, IfName: a.IfName, Config: call.Stdin}
 	s = shared{netfilter.Open(a.op.host.handle()), request.Rules()}
@@ -95,9 +98,9 @@ func (a *attachment) findShared(ctx context.Context, call chain.Call) (s shared,
 	return s, has, err
 }
 
-// startBeside runs the ADD of an executable that may make what containers share,
-// alone for a moment unless the whole chain is, and removes what is there twice
-// afterwards.
+// startBeside runs the ADD of an executable that may create shared rules. It takes
+// the turn of the type first, so that the ADD runs alone for a moment, unless the
+// whole chain has the turn. Afterwards it removes duplicate rules.
 func (a *attachment) startBeside(ctx context.Context, call chain.Call, p provider, s shared) (invoke.Output, error) {
 	var turn *firstadd.Turn
 	if !a.first.Took(call.Plugin) {
@@ -109,7 +112,7 @@ func (a *attachment) startBeside(ctx context.Context, call chain.Call, p provide
 			if err := turn.End(); err != nil {
 				return invoke.Output{}, err
 			}
-			return a.start(ctx, call, p) // another has made it meanwhile
+			return a.start(ctx, call, p) // another ADD has made the rules meanwhile
 		}
 	}
 	out, err := a.start(ctx, call, p)
@@ -117,10 +120,10 @@ func (a *attachment) startBeside(ctx context.Context, call chain.Call, p provide
 	defer cancel()
 	removed, rerr := s.RemoveDuplicates(ctx, s.rules)
 	if removed > 0 {
-		a.op.logger.Info("removed rules of iptables that plugins have made twice", "container", a.op.id, "plugin", call.Plugin, "rules", removed)
+		a.op.logger.Info("removed iptables rules that plugins had created twice", "container", a.op.id, "plugin", call.Plugin, "rules", removed)
 	}
 	if rerr = join(rerr, turn.End()); rerr != nil {
-		a.op.logger.Warn("look for rules of iptables that plugins have made twice", "container", a.op.id, "plugin", call.Plugin, "error", rerr)
+		a.op.logger.Warn("look for iptables rules that plugins have created twice", "container", a.op.id, "plugin", call.Plugin, "error", rerr)
 	}
 	if has, herr := s.HasCommon(ctx, s.rules); err == nil && herr == nil && !has {
 		a.op.ahead.noteNone(p.path)
@@ -129,16 +132,16 @@ func (a *attachment) startBeside(ctx context.Context, call chain.Call, p provide
 }
 
 const (
-	// aheadTime is how long it may take to remove what is there twice.
+	// aheadTime bounds the removal of duplicate rules.
 	aheadTime = 10 * time.Second
-	// takeBackTime is how long it may take to remove what was made ahead in vain.
-	// Other calls wait meanwhile, for milliseconds unless another program has the
-	// lock of xtables.
+	// takeBackTime bounds the removal of rules that were made ahead of a failed ADD.
+	// Other calls wait for it. It takes milliseconds unless another program holds the
+	// xtables lock.
 	takeBackTime = 2 * time.Second
 )
 
-// makesNone reports whether an executable has succeeded without what the
-// reference plugin of its type would have made.
+// makesNone reports whether an executable has succeeded without creating the shared
+// rules of the reference plugin of its type.
 func (h *aheads) makesNone(path string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -154,8 +157,8 @@ func (h *aheads) noteNone(path string) {
 	h.none[path] = true
 }
 
-// giveUpAhead has what was made ahead of an ADD that failed go, if nobody uses
-// it.
+// giveUpAhead hands the rules that were made ahead of failed ADDs to takeBackAhead,
+// which removes them if they are not in use.
 func (op *operation) giveUpAhead() {
 	h := op.ahead
 	h.mu.Lock()
@@ -171,10 +174,10 @@ func (op *operation) giveUpAhead() {
 	}
 }
 
-// takeBackAhead removes what was made ahead of ADDs that failed, unless somebody
-// uses it or may be about to: an ADD or DEL of whatever process is under way, or
-// a plugin of another runtime. Then the next operation tries again. It is the
-// last thing that an operation does, without its locks.
+// takeBackAhead removes the rules that were made ahead of failed ADDs. It keeps
+// rules that are in use. It does nothing while an ADD or DEL of any process is under
+// way, or a plugin of another runtime runs; the next operation then tries again. An
+// operation calls it last, after it has released its locks.
 func (op *operation) takeBackAhead() {
 	host := op.host.String()
 	if !op.ahead.hasGivenUp(host) {
@@ -186,7 +189,7 @@ func (op *operation) takeBackAhead() {
 	}
 	defer func() {
 		if err := join(err, held.Release()); err != nil {
-			op.logger.Warn("remove what was made ahead of an ADD that failed", "error", err)
+			op.logger.Warn("remove rules that were made ahead of an ADD that failed", "error", err)
 		}
 	}()
 	var busy bool
@@ -198,7 +201,7 @@ func (op *operation) takeBackAhead() {
 	fw := netfilter.Open(op.host.handle())
 	for _, made := range op.ahead.takeGivenUp(host) {
 		if err := fw.RemoveCommon(ctx, made); err != nil {
-			op.logger.Debug("what was made ahead of an ADD that failed stays", "error", err)
+			op.logger.Debug("keep rules that were made ahead of an ADD that failed", "error", err)
 		}
 	}
 }

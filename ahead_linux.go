@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pluginsRun reports whether a process of one of these names runs in the
-// namespace, as far as processes can be seen.
+// pluginsRun reports whether a visible process with one of these names runs in the
+// namespace.
 func pluginsRun(host *hostNetNS, names ...string) (bool, error) {
 	all, err := inhabitants()
 	if err != nil {

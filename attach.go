@@ -147,8 +147,8 @@ func (a *attachment) addTraced(ctx context.Context, index int, serially bool) (r
 	return a.add(ctx)
 }
 
-// add runs the ADD of one network. The first one on a host runs alone, for a
-// moment, with plugins of which it is not known what they share.
+// add runs the ADD of one network. The first ADD of a network on a host runs alone for
+// a moment if its plugins may create rules that containers share; see contended.
 func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, a.error("ADD", context.Cause(ctx))
@@ -367,7 +367,7 @@ func (op *operation) existing() ([]*attachment, error) {
 	for _, wanted := range op.attachments {
 		for _, n := range op.networks {
 			if op.shared(n) && n != op.cachedAs(n.config.Name, wanted.IfName) {
-				continue // the cache has one of that name and interface
+				continue // the cache has one entry for that name and interface
 			}
 			a := &attachment{op: op, network: n}
 			a.ContainerID, a.IfName = op.id, wanted.IfName

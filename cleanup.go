@@ -175,11 +175,11 @@ type footprint struct {
 	UDP      bool // portmap is among them, perhaps with a UDP port
 
 	hostPorts []netfilter.HostPort         // that were forwarded
-	zones     []string                     // of firewalld in which the addresses may be
-	isForeign func(zoned) bool             // it was in the zone before the attachment, and stays
-	bus       *firewalld.Bus               // on which firewalld is asked
-	inZonesOf func() ([]netip.Addr, error) // inUse, of those that may be in zones
-	own       netfilter.Rules              // that the attachment has in the reference plugins' forms
+	zones     []string                     // of firewalld, that may have the addresses
+	isForeign func(zoned) bool             // reports whether it was in the zone before the attachment, and stays
+	bus       *firewalld.Bus               // on which firewalld is reached
+	inZonesOf func() ([]netip.Addr, error) // of other containers, that may be in zones
+	own       netfilter.Rules              // the attachment's, in chains that siblings may share
 	siblings  netfilter.Siblings           // attachments of the container that stay
 	inUse     func() ([]netip.Addr, error) // of other containers
 	opened    *netns.Handle                // to be closed; nil if Container is the operation's

@@ -332,11 +332,11 @@ func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...Nam
 // Status is StatusContext without a context. Timeouts.Status bounds it.
 func (r *Runtime) Status() error { return r.StatusContext(context.Background()) }
 
-// StatusContext tells whether containers can be attached: ErrCNINotInitialized
-// if fewer networks are loaded than WithMinNetworkCount asks for,
-// ErrInvalidConfig if one of them has no name, else what the
-// plugins of networks of version 1.1.0 and later say to STATUS. It waits for no
-// other call, and calls at the same time share one answer.
+// StatusContext returns nil if containers can be attached. It returns
+// ErrCNINotInitialized if fewer networks are loaded than WithMinNetworkCount asks
+// for, ErrInvalidConfig if one of them has no name, or else the error that a plugin
+// of a network of version 1.1.0 or later returns for STATUS. It waits for no other
+// call, and concurrent calls share one answer.
 func (r *Runtime) StatusContext(ctx context.Context) error {
 	s := r.current.Load()
 	if err := join(s.ready(), s.unnamed()); err != nil {

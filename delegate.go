@@ -182,7 +182,7 @@ func within(ctx, bound context.Context) (context.Context, context.CancelFunc) {
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// variable is the value of a variable; empty if there is none.
+// variable returns the value of an environment variable, or "" if it is not set.
 func variable(env []string, name string) string {
 	for _, entry := range slices.Backward(env) {
 		if value, ok := strings.CutPrefix(entry, name+"="); ok {

@@ -5,8 +5,9 @@ import (
 	"log/slog"
 )
 
-// discard handles log records by doing nothing, as slog.DiscardHandler does. That
-// is of Go 1.24, which the go line of this module would then demand of importers.
+// discard is a slog.Handler that discards all records, like slog.DiscardHandler.
+// slog.DiscardHandler needs Go 1.24, and the go directive of this module would then
+// require that of importers.
 type discard struct{}
 
 func (discard) Enabled(context.Context, slog.Level) bool  { return false }

@@ -17,10 +17,10 @@
 // nothing. Recover, once at the start, keeps the containers of an earlier run
 // whose namespaces live and removes the rest; GC removes containers that are
 // recorded and not wanted. A program written for github.com/containerd/go-cni
-// compiles unchanged, and need call neither of them: Setup and Remove end the
-// plugins of a dead runtime and clear dead attachments, and containers that nobody
-// removes go in the background (see WithoutReaping). README.md lists the
-// differences. Release hands containers back to go-cni.
+// compiles unchanged, and need not call Recover or GC: Setup and Remove end the
+// plugins of a dead runtime and clear dead attachments, and abandoned containers are
+// removed in the background (see WithoutReaping). README.md lists the differences.
+// Release hands containers back to go-cni.
 //
 // # Guarantees
 //
@@ -30,17 +30,17 @@
 // Nothing dead is left. Before the first plugin runs, the attachment is on record;
 // the record is on the disk before anything is made that survives a power cut, and
 // the namespace is kept alive until the container is detached, or its path no
-// longer leads there. Setup attaches every network or
-// undoes whatever was begun; the error names the rest. Remove goes by
-// the record: it needs no loaded configuration and no options, asks every plugin
-// of every network whatever fails and whether or not the context is over, then
-// sweeps what the reference plugins leave, and returns nil only if it has seen
-// that nothing is. What cannot be removed stays on record for the next Remove,
-// Recover or GC. CleanUp ends what none of them can. Everything a caller passes
-// is validated before anything is touched. No lock is held while a plugin runs
-// that a call for another container waits for, except by GC, and for two seconds by
-// the first ADD of a plugin type about which the library does not know what its
-// containers share.
+// longer leads there. Setup attaches every network or undoes all that it has begun;
+// the error lists anything that it could not undo. Remove goes by the record: it
+// needs no loaded configuration and no options. It asks every plugin of every
+// network, also after an error and after the context has ended, and then removes
+// the remains of the reference plugins. It returns nil only after verifying that
+// nothing remains. Attachments that cannot be removed stay on record for the next
+// Remove, Recover or GC. CleanUp gives up those that none of them can remove. All
+// arguments are validated before anything is touched. A running plugin never blocks
+// calls for other containers, with two exceptions: during GC, and for up to two
+// seconds during the first ADD of a plugin type whose shared rules the library does
+// not know.
 //
 // # Plugins
 //

@@ -27,9 +27,9 @@ var (
 
 	// ErrInvalidArgument: what the caller passed is not valid; nothing ran.
 	ErrInvalidArgument = errors.New("invalid argument")
-	// ErrInvalidNetNS: the path is not a network namespace, or it is the host's:
-	// the one that plugins run in, that of process 1, or this process's own by a
-	// path that goes by a process; nothing ran.
+	// ErrInvalidNetNS: the path does not lead to a network namespace, or leads to the
+	// host's: the one that plugins run in, that of process 1, or this process's own
+	// if the path goes through a process; nothing ran.
 	ErrInvalidNetNS = errors.New("invalid network namespace")
 	// ErrHostNetNS: the container was attached by plugins that ran in another
 	// host network namespace, which cannot be found from the caller's.
@@ -108,7 +108,7 @@ func (e *Error) Error() string {
 	switch {
 	case e.ContainerID != "":
 		fmt.Fprintf(&b, " of container %s, interface %s", e.ContainerID, e.IfName)
-	case e.IfName != "": // several configurations have the name
+	case e.IfName != "": // several configurations have the same name
 		fmt.Fprintf(&b, " for interface %s", e.IfName)
 	}
 	b.WriteString(": ")
@@ -178,9 +178,9 @@ func (e *Error) why() string {
 
 const noMessage = "no error message"
 
-// closed is what somebody else says of an error, without what would join it to
-// nothing: it may be empty, end where words were to follow ("exit status 1: "),
-// or begin where words were to come first, as details without a message do.
+// closed returns the text of somebody else's error without separators at its ends.
+// Such a text may be empty, end with a separator ("exit status 1: "), or begin with
+// one, as details without a message do.
 func closed(text string) string {
 	return strings.TrimRight(strings.TrimLeft(text, "; \t\n"), ": \t\n")
 }

@@ -76,7 +76,7 @@ func (a *attachment) types() []string {
 // put off can be that of any one in the chain.
 func (op *operation) failedTypes(attachments []*attachment, e *Error) []string {
 	if errors.As(e.Err, new(*mendError)) {
-		return []string{""} // the sweep does not see to what stays
+		return []string{""} // the sweep does not cover attachments that stay
 	}
 	if f := (*flushError)(nil); !errors.As(e.Err, &f) {
 		return []string{e.Plugin}

@@ -11,9 +11,9 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// foreign refuses a namespace that is the host's. As a container's it is a
-// mistake, for example a /proc/PID/ns/net whose PID is another process's by now,
-// and DEL would take the host's interfaces down.
+// foreign returns an error if a namespace is the host's. Such a path is a mistake,
+// for example a /proc/PID/ns/net whose PID now belongs to another process. A DEL in
+// it would remove the host's interfaces.
 func (h *hostNetNS) foreign(container netns.ID, path string) error {
 	whose, err := h.hosts(container, path)
 	if err != nil || whose == "" {
@@ -23,13 +23,15 @@ func (h *hostNetNS) foreign(container netns.ID, path string) error {
 		path, whose, ErrInvalidNetNS)
 }
 
-// hosts says how a namespace is the host's; empty if it is not. Where the leading
-// thread of this process is says nothing: the usual way to make a container's
-// namespace leaves a thread in it for good, which may be the leading one.
+// hosts describes whose namespace ns is if it is the host's, and returns "" if it is
+// not. The namespace of this process's leading thread does not count: the usual way
+// to make a container's namespace leaves a thread in it for good, and that may be
+// the leading thread.
 //
-// The process's own is the host's where plugins run in another, of the runtime's
-// choice. It may be meant as a container's, by a program that attaches itself; it
-// is not where the path goes by a process, since that may have become another's.
+// The process's own namespace counts as the host's, also where plugins run in another
+// namespace. A program may attach itself, though. So its namespace is accepted as a
+// container's if it is mounted at path, but not if path goes through a process, whose
+// number may now belong to another process.
 func (h *hostNetNS) hosts(ns netns.ID, path string) (whose string, err error) {
 	if ns == h.ID() {
 		return "that plugins run in", nil
@@ -47,7 +49,8 @@ func (h *hostNetNS) hosts(ns netns.ID, path string) (whose string, err error) {
 	return whose, err
 }
 
-// first is firstNetNS, which takes a while, of the runtime.
+// first returns the result of firstNetNS, which the runtime calls once, since it is
+// slow.
 func (h *hostNetNS) first() (netns.ID, bool) {
 	if h.paths == nil {
 		return firstNetNS("/proc")
@@ -55,11 +58,12 @@ func (h *hostNetNS) first() (netns.ID, bool) {
 	return h.paths.first()
 }
 
-// firstNetNS is the namespace of process 1. It is unknown if that may not be looked
-// at, as without privileges, and if it is this process.
+// firstNetNS returns the network namespace of process 1. It returns false if this
+// process is process 1, or has no privilege to look at it.
 //
-// Process 1 may be a program with its leading thread in a container's namespace
-// itself, so the first namespace counts that two of its threads are in.
+// The leading thread of process 1 may be in a container's namespace. So firstNetNS
+// returns the first namespace that two of its threads are in, or else the first one
+// that it saw.
 func firstNetNS(proc string) (netns.ID, bool) {
 	if os.Getpid() == 1 {
 		return netns.ID{}, false
@@ -84,7 +88,8 @@ func firstNetNS(proc string) (netns.ID, bool) {
 	return seen[0], true
 }
 
-// mountedAt reports whether the namespace itself is at path, and no link to it.
+// mountedAt reports whether the namespace is mounted at path. It is false for a link
+// to the namespace.
 func mountedAt(path string, ns netns.ID) bool {
 	var st unix.Stat_t
 	return unix.Lstat(path, &st) == nil && ns == netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}

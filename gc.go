@@ -180,7 +180,7 @@ func (s *snapshot) collectByPlugins(ctx context.Context, g *garbage, report *Rep
 	var errs []error
 	for _, n := range s.networks {
 		if n.config.Name == "" {
-			continue // no container can be attached
+			continue // no container can be attached to it
 		}
 		a := op.about(n)
 		a.garbage = g

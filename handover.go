@@ -16,13 +16,14 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// What go-cni v1.1.14 can remove: its Remove runs DEL for each network that it has
-// loaded, in the caller's network namespace, with the caller's ID, path and
-// options and the result in libcni's cache, by the executables in the plugin
-// directories. It stops at the first error, and knows nothing of records.
+// Remove of go-cni v1.1.14 runs DEL for each network that it has loaded: in the
+// caller's network namespace, with the caller's ID, path and options and the result
+// in libcni's cache, by the executables in the plugin directories. It stops at the
+// first error and does not read records. The checks below find containers that it
+// could not remove.
 
-// handedOver returns nil if go-cni could remove all of the container, called from
-// the host namespace. It makes the operation's attachments.
+// handedOver returns nil if go-cni, called from the namespace host, could remove the
+// whole container. It fills in the operation's attachments.
 func (op *operation) handedOver(ctx context.Context, host *hostNetNS) error {
 	if err := op.recordHandedOver(host); err != nil {
 		return err
@@ -43,7 +44,7 @@ func (op *operation) handedOver(ctx context.Context, host *hostNetNS) error {
 	return join(errs...)
 }
 
-// recordHandedOver looks at what the record says of the container as a whole.
+// recordHandedOver checks the record as a whole.
 func (op *operation) recordHandedOver(host *hostNetNS) error {
 	rec := op.rec
 	now, err := op.bootID()
@@ -69,8 +70,9 @@ func (op *operation) recordHandedOver(host *hostNetNS) error {
 	return nil
 }
 
-// namespaceHandedOver makes sure that the container's namespace does not depend
-// on this library: go-cni's caller leads plugins there by the recorded path.
+// namespaceHandedOver returns nil if the recorded path, which go-cni's caller gives to
+// plugins, leads to the container's namespace, and no other process may keep the
+// namespace alive by a descriptor.
 func (op *operation) namespaceHandedOver() error {
 	if err := op.enterRecorded(); err != nil {
 		return err
@@ -90,8 +92,8 @@ func (op *operation) namespaceHandedOver() error {
 	return err
 }
 
-// sameOptions refuses a container of which one network was given other options
-// than another: go-cni gives them all the same.
+// sameOptions returns an error if two networks of the container were given different
+// options. go-cni gives all networks the same.
 func (op *operation) sameOptions() error {
 	var first *record.Network
 	for i := range op.rec.Networks {
@@ -108,8 +110,8 @@ func (op *operation) sameOptions() error {
 	return nil
 }
 
-// sameJSON compares what the values are in JSON, where the order of keys and the
-// space between them mean nothing.
+// sameJSON reports whether two values are equal in JSON, regardless of the order of
+// keys and of white space.
 func sameJSON(a, b any) bool {
 	var values [2]any
 	for i, v := range []any{a, b} {
@@ -122,8 +124,8 @@ func sameJSON(a, b any) bool {
 }
 
 // loadedInstalled returns nil if go-cni would find all executables of the loaded
-// networks. It asks each network, whether the container is attached to it or not,
-// and none behind one that fails.
+// networks. go-cni runs the DELs of all loaded networks, whether or not the container
+// is attached to them, and stops at the first that fails.
 func (op *operation) loadedInstalled() error {
 	for _, n := range op.networks {
 		for _, p := range n.config.Plugins {
@@ -170,8 +172,8 @@ func orNone(s string) string {
 	return s
 }
 
-// loadedAlike returns nil if a network of the name is loaded under the interface's
-// name, with the configuration that the attachment was made with.
+// loadedAlike returns nil if the attachment's network is loaded under the same
+// interface name, with the configuration that the attachment was made with.
 func (a *attachment) loadedAlike() error {
 	config := a.network.config
 	for _, n := range a.op.networks {
@@ -188,8 +190,9 @@ func (a *attachment) loadedAlike() error {
 	return fmt.Errorf("it is not loaded under that interface name, and go-cni removes what it has loaded; load it, or Remove the container: %w", ErrNotFound)
 }
 
-// cachedForGoCNI returns nil if go-cni finds the result of the ADD. It has no
-// option for the directory, so that libcni's default counts.
+// cachedForGoCNI returns nil if go-cni would find the result of the ADD in libcni's
+// cache. go-cni has no option for the directory of the cache, and uses libcni's
+// default.
 func (a *attachment) cachedForGoCNI() error {
 	c := a.chain()
 	c.CacheDir = libcni.CacheDir
@@ -203,7 +206,8 @@ func (a *attachment) cachedForGoCNI() error {
 	return nil
 }
 
-// everyType are the types of the chain, and what its plugins are known to delegate to.
+// everyType returns the plugin types of the chain, and those that its plugins are
+// known to delegate to.
 func (a *attachment) everyType() []string {
 	var all []string
 	add := func(typ string) {
@@ -221,8 +225,8 @@ func (a *attachment) everyType() []string {
 	return all
 }
 
-// installed returns nil if go-cni would find the executable of a type, and that is
-// the plugin that attached the container or one that is interchangeable with it.
+// installed returns nil if go-cni would find the executable of a type, and that
+// executable is the plugin that attached the container or interchangeable with it.
 func (a *attachment) installed(typ string) error {
 	if a.isCallers(typ) {
 		return fmt.Errorf("plugin %q is the program's own, registered with WithPlugin; Remove the container", typ)

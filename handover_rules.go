@@ -15,8 +15,8 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// ruleConfig is what of a plugin's configuration decides where its rules are, and
-// what its executable needs to delete them.
+// ruleConfig has the fields of a plugin's configuration that decide where its rules
+// are, and which programs its executable needs to delete them.
 type ruleConfig struct {
 	IPMasq        json.RawMessage `json:"ipMasq"`
 	IPMasqBackend *string         `json:"ipMasqBackend"`
@@ -25,9 +25,9 @@ type ruleConfig struct {
 }
 
 // undoneByExecutable returns nil if the executable of a plugin's type would delete
-// the rules of the attachment. It would not where a built-in plugin has them in a
-// table of this module's own, where it would choose another backend or variant of
-// iptables, and where it lacks a program.
+// the rules of the attachment. It would not if a built-in plugin has put them into
+// this module's own table, if it would choose another backend or variant of
+// iptables, or if a program that it needs is missing.
 func (a *attachment) undoneByExecutable(ctx context.Context, p *libcni.PluginConfig) error {
 	var c ruleConfig
 	if err := json.Unmarshal(p.Bytes, &c); !readable(err) {
@@ -54,7 +54,7 @@ func (a *attachment) undoneByExecutable(ctx context.Context, p *libcni.PluginCon
 }
 
 // maybeBuiltIn reports whether a built-in plugin attached the container, or may
-// have: a record of an earlier version does not say which plugin did.
+// have. A record of an earlier version does not name the plugin.
 func (a *attachment) maybeBuiltIn(typ string) bool {
 	c, ok, known := a.kinds.get(typ)
 	if !known {
@@ -76,10 +76,11 @@ func (a *attachment) namedBackend(ctx context.Context, typ, field string, backen
 	case backend != nil && *backend == string(netfilter.IPTables):
 		return join(needs(typ, a.iptables()...), a.sameVariant(ctx, typ))
 	}
-	return nil // the executable made them, and knows where
+	return nil // the executable made the rules, and finds them again
 }
 
-// iptables are the programs for the families of the attachment's addresses.
+// iptables returns the iptables programs for the families of the attachment's
+// addresses.
 func (a *attachment) iptables() []string {
 	var all []string
 	for _, addr := range addressesOf(&record.Record{Networks: []record.Network{{Result: json.RawMessage(a.partial)}}}, nil) {
@@ -94,8 +95,9 @@ func (a *attachment) iptables() []string {
 	return all
 }
 
-// firewallBackend is undoneByExecutable for firewall, which goes by what the host
-// has at the time of the call where the configuration does not say.
+// firewallBackend is undoneByExecutable for firewall. If the configuration names no
+// backend, its executable chooses one by the state of the host at the time of the
+// call.
 func (a *attachment) firewallBackend(ctx context.Context, config json.RawMessage, backend *string) error {
 	named := backend != nil && (*backend == "iptables" || *backend == "firewalld")
 	uses := netfilter.DetectedIPTables
@@ -104,7 +106,7 @@ func (a *attachment) firewallBackend(ctx context.Context, config json.RawMessage
 	} else if d, ok := a.op.choice.builtIn("firewall").(detector); ok {
 		var err error
 		if uses, err = d.Detect(firewalld.With(ctx, a.op.bus), a.op.host.handle(), config); err != nil {
-			return fmt.Errorf("plugin %q: which backend its executable would choose: %w", "firewall", err)
+			return fmt.Errorf("plugin %q: detect the backend that its executable would choose: %w", "firewall", err)
 		}
 	}
 	if c, _, _ := a.kinds.get("firewall"); !named && a.maybeBuiltIn("firewall") && (c.Backend != uses || uses == netfilter.DetectedNative) {
@@ -116,8 +118,8 @@ func (a *attachment) firewallBackend(ctx context.Context, config json.RawMessage
 	return join(needs("firewall", "iptables", "ip6tables"), a.sameVariant(ctx, "firewall"))
 }
 
-// sameVariant returns nil if the plain name of iptables is that of the variant
-// that made the rules.
+// sameVariant returns nil if the plain name iptables runs the variant (legacy or
+// nft) that has the rules.
 func (a *attachment) sameVariant(ctx context.Context, typ string) error {
 	if err := netfilter.OtherVariant(caller.With(ctx, a)); err != nil {
 		return fmt.Errorf("plugin %q: its executable would not find the rules: %w; Remove the container", typ, err)
@@ -125,8 +127,8 @@ func (a *attachment) sameVariant(ctx context.Context, typ string) error {
 	return nil
 }
 
-// needs returns an error if a program is missing without which the executable
-// of a type deletes no rules.
+// needs returns an error if a program is missing that the executable of a type needs
+// to delete rules.
 func needs(typ string, programs ...string) error {
 	for _, program := range programs {
 		if err := invoke.FindProgram(program); err != nil {

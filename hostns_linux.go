@@ -26,10 +26,10 @@ import (
 type hostNetNS struct {
 	*netns.Handle
 	conns links.Conns
-	paths *hostPaths // nil: nothing is known yet
+	paths *hostPaths // the runtime's; nil if it has none
 }
 
-// openHost opens the namespace that a call's plugins are to run in.
+// openHost opens the namespace in which the plugins of a call run.
 func (s *snapshot) openHost() (*hostNetNS, error) {
 	h, err := openHostNetNS(s.hostNetNS)
 	if err == nil {
@@ -153,7 +153,7 @@ func (h *hostNetNS) openRecorded(rec *record.Record, kept string) (*netns.Handle
 		case found.ID() == want:
 			if rec.LetGo != nil && place.how == byPath {
 				if same, err := h.hasRecorded(found, rec); err != nil || !same {
-					errs = append(errs, err, found.Close()) // its number is another's by now
+					errs = append(errs, err, found.Close()) // another namespace has its number now
 					continue
 				}
 			}
@@ -175,7 +175,7 @@ func (h *hostNetNS) openByProcess(rec *record.Record, want netns.ID) (*netns.Han
 		return nil, "", notReached, nil
 	}
 	if whose, err := h.hosts(want, ""); whose != "" || err != nil {
-		return nil, "", notReached, err // its number has become the host's
+		return nil, "", notReached, err // the host's namespace has its number now
 	}
 	found, err := openInhabited(want)
 	if found == nil || err != nil {

@@ -23,7 +23,7 @@ type hostPaths struct {
 	mu    sync.Mutex
 	known map[netns.ID]string
 
-	first func() (netns.ID, bool) // firstNetNS, asked once: process 1 stays where it is
+	first func() (netns.ID, bool) // firstNetNS, called once: process 1 does not move
 
 	searching sync.Mutex
 	missed    map[string]miss // by identity, as records have it
@@ -141,10 +141,10 @@ func seesAll(rec *record.Record) bool {
 	return st.Ino == initPIDNS || rec.PIDNS != 0 && st.Ino == rec.PIDNS
 }
 
-// eachNetNS calls f with paths that may lead to the namespace of that identity,
-// until it returns true: those of threads in it, of mounts in any mount namespace,
-// and of open descriptors. It reports whether it could look into every process;
-// those of another user namespace may not be looked into.
+// eachNetNS calls f with paths that may lead to the namespace with that identity,
+// until f returns true: paths of threads in it, of mounts in any mount namespace, and
+// of open descriptors. complete reports whether it could look into every process. The
+// kernel may deny that for processes of another user namespace.
 func eachNetNS(proc, id string, f func(path string) bool) (complete bool, err error) {
 	_, number, ok := strings.Cut(id, ":")
 	if !ok {
@@ -164,17 +164,17 @@ func eachNetNS(proc, id string, f func(path string) bool) (complete bool, err er
 	return complete && !unread, nil
 }
 
-// netNSSearch looks for a namespace by the text of a link to it.
+// netNSSearch looks for a namespace by the text of the links to it.
 type netNSSearch struct {
 	link string
-	seen map[string]bool // mount namespaces that were looked into
+	seen map[string]bool // mount namespaces whose mounts were read
 }
 
-// through are the paths through which a thread leads to the namespace.
+// through returns the paths to the namespace under a thread's directory in /proc.
 func (s *netNSSearch) through(t tasks.Task) (paths []string, err error) {
 	defer func() {
 		if tasks.Gone(err) {
-			err = nil // it has ended meanwhile
+			err = nil // the thread has ended meanwhile
 		}
 	}()
 	ns, err := os.Readlink(t.NetNS())
@@ -193,7 +193,7 @@ func (s *netNSSearch) through(t tasks.Task) (paths []string, err error) {
 		paths = append(paths, mountsIn(t.Dir, s.link)...)
 	}
 	if !t.Leads() && sharesFiles(t) {
-		return paths, nil // its leading thread's were looked at
+		return paths, nil // the descriptors of its leading thread were read
 	}
 	fds, err := os.ReadDir(t.Dir + "/fd")
 	for _, fd := range fds {
@@ -205,8 +205,8 @@ func (s *netNSSearch) through(t tasks.Task) (paths []string, err error) {
 	return paths, err
 }
 
-// sharesFiles reports whether a thread has the descriptors of its leading thread,
-// as nearly all do; not if the kernel does not say.
+// sharesFiles reports whether a thread shares the descriptors of its leading thread,
+// as nearly all threads do. It is false if the kernel cannot compare them.
 func sharesFiles(t tasks.Task) bool {
 	const files = 2 // KCMP_FILES in the kernel's include/uapi/linux/kcmp.h
 	differ, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(t.PID), uintptr(t.TID), files, 0, 0, 0)

@@ -11,15 +11,14 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// inhabitants are the threads that can be seen, by the network namespace that
-// they are in. A thread is enough for a namespace to be somebody's: of a program
-// that serves a container from outside, one may be all there is. It takes some
-// microseconds for each thread there is, so it is for what no path leads to.
+// inhabitants returns the visible threads by network namespace. It looks at threads
+// rather than processes, since a program that serves a container from outside may
+// have a single thread in the namespace. It takes some microseconds for each thread
+// on the machine, so it is called only for namespaces that no path leads to.
 func inhabitants() (map[netns.ID][]tasks.Task, error) {
 	found := make(map[netns.ID][]tasks.Task)
 	_, err := tasks.Each("/proc", func(t tasks.Task) bool {
-		// One that has ended since is in none, and one that may not be looked at
-		// cannot be found.
+		// Threads that have ended, and those that may not be looked at, are left out.
 		if id, ok := netNSAt(t.NetNS()); ok {
 			found[id] = append(found[id], t)
 		}
@@ -31,7 +30,8 @@ func inhabitants() (map[netns.ID][]tasks.Task, error) {
 	return found, nil
 }
 
-// netNSAt is the identity of the namespace at a path, if it can be asked for.
+// netNSAt returns the identity of the namespace at a path. It returns false if the
+// path cannot be followed.
 func netNSAt(path string) (netns.ID, bool) {
 	var st unix.Stat_t
 	for {
@@ -45,9 +45,9 @@ func netNSAt(path string) (netns.ID, bool) {
 	}
 }
 
-// openInhabited opens the namespace of a thread if it has that identity. The
-// number of one that has ended is given to the next, so whether it is the one
-// that is meant is to be found out. It returns nil if there is none.
+// openInhabited opens the namespace with that identity through a thread in it. It
+// returns nil if no visible thread is in one. The kernel gives the number of a
+// namespace that has ended to the next one, so the caller must verify which it is.
 func openInhabited(want netns.ID) (*netns.Handle, error) {
 	found, err := inhabitants()
 	if err != nil {
@@ -70,7 +70,8 @@ func openInhabited(want netns.ID) (*netns.Handle, error) {
 	return nil, nil
 }
 
-// descriptorPath leads other processes to an open namespace of this one.
+// descriptorPath returns a path by which other processes reach a namespace that this
+// process has open.
 func descriptorPath(ns *netns.Handle) string {
 	fd := ns.File().Fd()
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)

@@ -134,8 +134,8 @@ func (k *keeper) keeps(file string) string {
 // discard deletes the file by which a namespace was kept that is gone.
 func (k *keeper) discard(file string) error { return netns.Remove(k.file(file)) }
 
-// keepsFor reports whether the namespace of a container is kept, by a mount or by a
-// descriptor of this process.
+// keepsFor reports whether the namespace of a container is kept alive by a mount or
+// by a descriptor of this process.
 func (k *keeper) keepsFor(id string) bool {
 	_, err := identify(k.path(id))
 	return err == nil || k.openPath(id) != ""
@@ -153,8 +153,8 @@ func (k *keeper) openPath(id string) string {
 	return descriptorPath(ns)
 }
 
-// keptHere reports whether the operation's namespace is kept in this mount
-// namespace, or by this process.
+// keptHere reports whether the operation's namespace is kept alive by a mount in this
+// mount namespace, or by a descriptor of this process.
 func (op *operation) keptHere() bool {
 	return leadsTo(op.kept.path(op.id), op.container) || op.kept.openPath(op.id) != ""
 }

@@ -104,8 +104,8 @@ func (a *attachment) resolve(ctx context.Context) {
 	}
 }
 
-// detect has a plugin that was just chosen find out which backend its ADD goes
-// by. If it cannot, the plugin does not run.
+// detect asks the chosen plugin which backend its ADD will use, and notes it. If that
+// fails, the plugin does not run.
 func (a *attachment) detect(ctx context.Context, typ string, config []byte) {
 	c := &a.kinds.all[a.kinds.index(typ)]
 	d, ok := c.found.plugin.(detector)

@@ -10,8 +10,8 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// mendError: rules of another attachment of the container went with those of the
-// one that was removed, and could not be made again.
+// mendError means that a DEL also deleted rules of another attachment of the
+// container, and that they could not be made again.
 type mendError struct {
 	network, ifName string
 	err             error
@@ -23,9 +23,9 @@ func (m *mendError) Error() string {
 
 func (m *mendError) Unwrap() error { return m.err }
 
-// mend makes again what the DEL of an executable has taken from the attachment's
-// siblings. Nothing but their records is needed, so that whoever repeats a removal
-// that was cut short makes it too.
+// mend makes the rules again that the DEL of an executable has deleted from the
+// attachment's siblings. It needs only their records, so a removal that is repeated
+// after a crash makes them too.
 func (a *attachment) mend(ctx context.Context, typ string) error {
 	switch typ {
 	case "portmap", "bridge", "ptp":
@@ -33,7 +33,7 @@ func (a *attachment) mend(ctx context.Context, typ string) error {
 		return nil
 	}
 	if a.isBuiltIn(typ) || a.isCallers(typ) {
-		return nil // the built-in plugins leave what is a sibling's, and of others nothing is known
+		return nil // built-in plugins leave a sibling's rules; the rules of others are unknown
 	}
 	return a.mendAll(ctx, func(b *attachment, w wanted) bool {
 		sameKind := typ == "portmap" && w.typ == "portmap" || typ != "portmap" && w.typ != "portmap"
@@ -47,14 +47,14 @@ func (a *attachment) mend(ctx context.Context, typ string) error {
 	})
 }
 
-// inherit gives the siblings the ports of the host that the attachment had in this
-// module's own table, where they have the same.
+// inherit makes the siblings' missing host ports again in this module's own table.
+// A sibling may forward the same port of the host as the attachment that was removed.
 func (a *attachment) inherit(ctx context.Context) error {
 	return a.mendAll(ctx, func(_ *attachment, w wanted) bool { return w.typ == "portmap" && w.backend == netfilter.Native })
 }
 
-// mendAll makes what is missing of the rules that are picked. A container whose
-// namespace is gone needs none any more.
+// mendAll makes the missing ones among the siblings' rules for which pick returns
+// true. It does nothing for a container whose namespace is gone.
 func (a *attachment) mendAll(ctx context.Context, pick func(*attachment, wanted) bool) error {
 	if a.op.hostGone || a.op.host.handle() == nil || a.op.rec != nil && !a.op.damaged && a.op.gone() {
 		return nil
@@ -63,7 +63,7 @@ func (a *attachment) mendAll(ctx context.Context, pick func(*attachment, wanted)
 	errs := []error{err}
 	for _, b := range all {
 		if a.op.rec != nil && !a.op.damaged && b.state != record.Added {
-			continue // it is to go, or its ADD makes it
+			continue // it is being removed, or its ADD will make its rules
 		}
 		wants, err := b.wants()
 		if err != nil {
@@ -84,7 +84,7 @@ func (a *attachment) mendAll(ctx context.Context, pick func(*attachment, wanted)
 	return nil
 }
 
-// makeAgain makes what is missing of the rules.
+// makeAgain makes the rules unless they are all there.
 func (a *attachment) makeAgain(ctx context.Context, w wanted) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTime)
 	defer cancel()
@@ -93,14 +93,14 @@ func (a *attachment) makeAgain(ctx context.Context, w wanted) error {
 	for i := range w.rules.HostPorts {
 		if w.backend != netfilter.IPTables {
 			h := &w.rules.HostPorts[i]
-			h.ConditionsV4, h.ConditionsV6 = nil, nil // they are the table's
+			h.ConditionsV4, h.ConditionsV6 = nil, nil // in nftables, all containers share the conditions
 			h.MasqAll = h.MasqAll && a.isBuiltIn(w.typ)
 		}
 	}
 	if fw.Check(ctx, w.backend, w.rules) == nil || w.unsure && fw.Check(netfilter.InAnyForm(ctx), netfilter.Native, w.rules) == nil {
 		return nil
 	}
-	a.op.logger.Info("making rules again that went with another attachment of the container", "container", a.op.id,
+	a.op.logger.Info("making rules again that the removal of another attachment has deleted", "container", a.op.id,
 		"network", a.network.config.Name, "interface", a.IfName, "plugin", w.typ)
 	return fw.Add(ctx, w.backend, w.rules)
 }

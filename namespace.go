@@ -29,10 +29,10 @@ type scope struct {
 	nested         bool
 }
 
-// selection is one WithNetwork, of which there may be several networks.
+// selection is one WithNetwork. Several networks may have its name.
 type selection struct {
 	network string
-	of      *Network // which of that name; nil: all
+	of      *Network // the one of that name; nil for all of them
 	scope
 }
 
@@ -70,10 +70,10 @@ func (ns *Namespace) only(n *Network) *Namespace {
 // and win over those given for all: WithInterfaceName, WithArgs, WithLabels,
 // WithConfigArgs and the capabilities.
 //
-// A network may be named twice with different interface names. Where several
-// configurations have the name, all of them are meant, in the order they were
-// loaded; WithInterfaceName means the one that was loaded for that interface, and
-// is refused unless that is exactly one.
+// A network may be named twice with different interface names. If several
+// configurations have the name, it selects all of them, in the order they were
+// loaded. WithInterfaceName then selects the one that was loaded for that interface,
+// and returns an error unless there is exactly one.
 func WithNetwork(name string, opts ...NamespaceOpts) NamespaceOpts {
 	return func(ns *Namespace) error {
 		if ns.nested {
@@ -91,8 +91,9 @@ func WithNetwork(name string, opts ...NamespaceOpts) NamespaceOpts {
 	}
 }
 
-// WithInterfaceName names the interface in the container, or selects by it among
-// configurations of one name. It has a meaning inside WithNetwork only.
+// WithInterfaceName names the interface in the container. Among configurations with
+// the same name it selects the one that was loaded for that interface. It is valid
+// only inside WithNetwork.
 func WithInterfaceName(name string) NamespaceOpts {
 	return func(ns *Namespace) error {
 		if !ns.nested {

@@ -38,7 +38,8 @@ func (op *operation) claims(f *footprint) ([]netip.Addr, error) {
 	return append(recorded, reserved...), err
 }
 
-// zonedClaims are those of the claims that firewalld may have been told of.
+// zonedClaims is claims for firewalld: of the recorded addresses it returns those that
+// may be in a zone.
 func (op *operation) zonedClaims(f *footprint) ([]netip.Addr, error) {
 	recorded, err := op.inUseOf(isZoned)
 	if err != nil {

@@ -61,9 +61,9 @@ func (b *build) reader() conflist.Reader {
 	return conflist.Reader{AllowInsecure: b.settings.allowInsecure}
 }
 
-// add binds a configuration to an interface name. Several may have one network
-// name, as the IPv4 and the IPv6 list of a network: their attachments are told
-// apart by the interface, which is unique in a container.
+// add binds a configuration to an interface name. Several configurations may have the
+// same network name, such as the IPv4 and the IPv6 list of a network. The interface
+// name, which is unique in a container, distinguishes their attachments.
 func (b *build) add(list *libcni.NetworkConfigList, ifName, path string) error {
 	b.networks = append(b.networks, &Network{config: list, ifName: ifName, path: path})
 	return nil

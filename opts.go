@@ -319,7 +319,7 @@ type Event struct {
 	Plugin      string     // its type
 	PluginKind  PluginKind // what ran for it; empty if nothing did
 	ContainerID string     // empty for STATUS
-	IfName      string     // empty for STATUS, unless networks of one name are loaded
+	IfName      string     // empty for STATUS, unless several loaded networks have the name
 	Duration    time.Duration
 	Err         error // what the plugin call ended with, or nil
 }

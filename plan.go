@@ -46,7 +46,7 @@ type operation struct {
 	as          record.PluginID // the ID that plugins are given, if another
 	warm        bool            // it is made ahead of time, and nobody's yet
 	leaving     map[string]bool // interfaces that are being torn down
-	cachedAll   *[]*attachment  // what libcni's cache has of the container; nil: not read
+	cachedAll   *[]*attachment  // the container's, in libcni's cache; nil if not read
 }
 
 // attachment is one network of an operation.
@@ -67,7 +67,7 @@ type attachment struct {
 	garbage   *garbage      // of a GC: what may be released
 	failed    []chain.Call  // DELs that failed
 	first     *firstadd.First
-	made      []netfilter.Common // ahead of executables, for all containers
+	made      []netfilter.Common // shared rules that were made ahead of executables; see ahead.go
 }
 
 // begin validates everything, and finds out where the plugins will run. It must

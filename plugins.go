@@ -36,9 +36,9 @@ const (
 //
 // While it works, the container is locked. With the context that it was given it
 // may run other plugins (plugin.Request.Delegate) and call Load, Status,
-// Networks, GetConfig and Attachments; Setup, Remove, Check, CleanUp, Recover, GC,
-// Release and a Pool's Setup on the same state directory are ErrInsidePlugin, since
-// they could wait for the plugin for ever. Its Status may call anything.
+// Networks, GetConfig and Attachments. Setup, Remove, Check, CleanUp, Recover, GC,
+// Release and a Pool's Setup on the same state directory return ErrInsidePlugin,
+// since they could wait for the plugin for ever. Its Status may call anything.
 func WithPlugin(typ string, p plugin.Plugin) Opt {
 	return func(c *config) error {
 		switch _, twice := c.choosing.registered[typ]; {
@@ -140,8 +140,8 @@ type provider struct {
 // detector is a built-in plugin that goes by what the host has where its
 // configuration names no backend of the packet filters.
 type detector interface {
-	// Detect returns the backend for an ADD in the namespace host; empty where the
-	// configuration names one.
+	// Detect returns the backend for an ADD in the namespace host. It returns "" if the
+	// configuration names a backend.
 	Detect(ctx context.Context, host *netns.Handle, config json.RawMessage) (string, error)
 }
 

@@ -16,9 +16,9 @@ const (
 	// unsure: neither does, and a process is in one with the recorded number. The
 	// number may be another's by now, and nothing tells.
 	unsure
-	// letGo: it is not kept any more, and nothing leads there; but the other ends of
-	// its interfaces are there still, so that somebody else keeps it, or it is about
-	// to end.
+	// letGo: the runtime no longer keeps it, and no path leads there, but the host's
+	// ends of its interfaces still exist. So somebody else keeps it, or it is about to
+	// end.
 	letGo
 )
 
@@ -35,11 +35,11 @@ func (op *operation) uncertain() error {
 	return fmt.Errorf("%s: %w", op.rec.NetNS.Path, errUncertain)
 }
 
-// errLetGo: a namespace was let go, and has not ended.
+// errLetGo means that the runtime no longer keeps a namespace, which has not ended.
 var errLetGo = errors.New("the path no longer leads to the container's network namespace, which is not kept any more; " +
 	"the host's end of an interface in it is still there, so that it lives or is about to end; call Remove if the container is gone")
 
-// undecided is an error if Recover must leave the container as it is.
+// undecided returns an error if Recover must leave the container as it is.
 func (op *operation) undecided() error {
 	if op.reached == letGo {
 		return fmt.Errorf("%s: %w", op.rec.NetNS.Path, errLetGo)

@@ -7,14 +7,15 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// tendOne does what is to be done about the container of a record: it lets go of
-// its namespace, or removes it if that has ended since, or what a Setup or Remove
-// had left unfinished. It reports whether there will be more to do when the
-// interfaces that it returns, of the pass's host, have vanished.
+// tendOne does the next step for the container of a record if it is abandoned: it
+// finishes a removal that Setup or Remove had begun, removes the container if its
+// namespace has ended, or else lets go of the namespace. again reports whether to
+// call it once more when the interfaces ends, in the pass's host namespace, have
+// vanished.
 func (p *reaping) tendOne(file string) (ends []int, again bool, err error) {
 	rec, err := p.records.LoadFile(file)
 	if err != nil || rec == nil {
-		return nil, false, nil // removed since, or Recover says what is wrong with it
+		return nil, false, nil // removed since, or damaged, which Recover reports
 	}
 	op, err := p.take(rec.ContainerID)
 	if op == nil {
@@ -44,7 +45,8 @@ func (p *reaping) tendOne(file string) (ends []int, again bool, err error) {
 	return ends, err == nil && op.host.String() == p.host.String(), err
 }
 
-// take locks a container as for Remove, unless that needs waiting: nil.
+// take locks a container as for Remove. It returns nil if it would have to wait for
+// the lock.
 func (p *reaping) take(id string) (*operation, error) {
 	host, err := p.host.dup()
 	if err != nil {
@@ -58,8 +60,8 @@ func (p *reaping) take(id string) (*operation, error) {
 	return op, nil
 }
 
-// unlessSkipped is nil if the error means that nothing can be said of the
-// container from here.
+// unlessSkipped returns nil if err means that the container cannot be judged from
+// here, and else err.
 func (p *reaping) unlessSkipped(err error) error {
 	if isSkipped(err) {
 		p.logger.Debug("look for abandoned containers", "error", err)
@@ -73,9 +75,10 @@ func (op *operation) isAbandonedNow() (is bool) {
 	return is
 }
 
-// letGo keeps the namespace alive no longer, and returns those interfaces on the
-// host that vanish with it and have not yet. The record comes first: without it a
-// namespace that somebody else keeps would be taken for one that has ended.
+// letGo stops keeping the namespace alive. It returns the interfaces on the host that
+// will vanish with the namespace and still exist. It writes the record first:
+// otherwise a namespace that another process keeps would be taken for one that has
+// ended.
 func (op *operation) letGo() (left []int, err error) {
 	if op.rec.LetGo == nil {
 		ends, err := op.hostEnds()
@@ -87,7 +90,7 @@ func (op *operation) letGo() (left []int, err error) {
 			return nil, err
 		}
 		op.rec.LetGo = note
-		op.logger.Info("the network namespace of an abandoned container is not kept any more",
+		op.logger.Info("stopped keeping the network namespace of an abandoned container",
 			"container", op.id, "path", op.rec.NetNS.Path)
 	}
 	if err := op.unpin(); err != nil {
@@ -96,8 +99,8 @@ func (op *operation) letGo() (left []int, err error) {
 	return op.host.lasting(op.rec.LetGo.Ends)
 }
 
-// finishAbandoned removes attachments of an abandoned container, unless their
-// removal has failed a moment ago.
+// finishAbandoned removes attachments of an abandoned container. It returns nil if it
+// is too early to try a removal again that has failed.
 func (op *operation) finishAbandoned(going []*attachment) error {
 	id, path := op.id, op.rec.NetNS.Path
 	err := op.finish(context.Background(), going)

@@ -10,14 +10,14 @@ import (
 	"github.com/embedcni/cni/internal/links"
 )
 
-// What the background may take: it is to be felt by no call. A pass reads records
-// for lookFor, begins to let go for workFor, and waits for endsFor until the kernel
-// has ended what it let go. The next one, of the same round through all records or
-// another, comes restFor times as long after it as it has read, so that reading
-// takes a hundredth of the time, and workRest times as long as it has worked, at
-// most longestRest. A container that takes longer than stuckFor, since
-// an executable hangs, is waited for no longer, and while there are mostStuck of
-// them nothing more is begun.
+// These limits keep the background work small enough not to slow down calls. One
+// scan of all records is a round, and consists of passes. A pass reads records for
+// lookFor, starts work on abandoned containers for workFor, and waits up to endsFor
+// for the kernel to end the namespaces that it let go. After a pass there is a pause
+// of restFor times the time that it read, so that reading takes a hundredth of the
+// time, and of workRest times the time that it worked, but at most longestRest. A
+// pass stops waiting for a container after stuckFor, for example because an
+// executable hangs. While mostStuck containers are stuck, no work is started.
 const (
 	lookFor     = 2 * time.Millisecond
 	workFor     = 100 * time.Millisecond
@@ -29,26 +29,26 @@ const (
 	mostStuck   = 4
 )
 
-// reaper is the state of the search for abandoned containers. Snapshots with the
-// same records share one.
+// reaper has the state of the search for abandoned containers. Snapshots with the
+// same records share a reaper.
 //
-// Each call that wants a round gets one that begins after it did. In between two
-// passes there is a timer, and no goroutine; after the last one there is nothing.
+// Each call that requests a round gets one that begins after the call. Between two
+// passes a timer runs, but no goroutine. After the last pass neither does.
 type reaper struct {
 	mu     sync.Mutex
-	begun  bool // there has been a Setup
-	busy   bool // a round is under way, or is to begin
-	wanted bool // another has been asked for since it began
-	stuck  int
-	next   time.Time      // when there may be another pass
-	round  []string       // the files of the records that this round has still to look at
-	first  []string       // files of containers that a pass has not come to the end with
-	said   map[string]int // generations of records that were reported, by file
-	asked  *snapshot      // the last that wanted a round: Load may have changed what runs
+	begun  bool           // Setup has been called
+	busy   bool           // a pass runs, or a timer will start one
+	wanted bool           // a new round has been requested
+	stuck  int            // containers that passes no longer wait for
+	next   time.Time      // the earliest time of the next pass
+	round  []string       // record files that this round has not looked at yet
+	first  []string       // record files that the next pass begins with
+	said   map[string]int // the generation of each record file that was reported
+	asked  *snapshot      // the last that requested a round: it has the newest configuration
 }
 
-// want reports whether there is a round to be begun, which is the caller's to do,
-// and after which time.
+// want requests a round. It reports whether the caller must start a pass, and after
+// which time.
 func (r *reaper) want(s *snapshot, setup bool) (wait time.Duration, yes bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -61,8 +61,8 @@ func (r *reaper) want(s *snapshot, setup bool) (wait time.Duration, yes bool) {
 	return time.Until(r.next), true
 }
 
-// more reports whether there is to be another pass, and after which time. If not,
-// the next call begins a round.
+// more reports whether another pass must follow, and after which time. If not, the
+// next request starts a round.
 func (r *reaper) more(failed bool) (wait time.Duration, yes bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -70,15 +70,15 @@ func (r *reaper) more(failed bool) (wait time.Duration, yes bool) {
 	if r.stuck >= mostStuck {
 		wait = max(wait, stuckFor)
 	}
-	if failed { // as it may be once more
+	if failed { // the next pass may fail too
 		r.round, r.first, r.wanted = nil, nil, false
 	}
 	r.busy = len(r.round)+len(r.first) > 0 || r.wanted
 	return wait, r.busy
 }
 
-// reap has all records looked at in the background, soon. Plugins run in host, or
-// where the record says.
+// reap requests a scan of all records in the background. Plugins run in the recorded
+// host namespace, or else in host.
 func (s *snapshot) reap(host *hostNetNS, setup bool) {
 	if s.withoutReaping {
 		return
@@ -96,8 +96,8 @@ func (s *snapshot) reap(host *hostNetNS, setup bool) {
 	s.reaper.passAfter(wait, own)
 }
 
-// passAfter makes a pass after a time, and further ones as long as there is more to
-// do, with what was loaded last.
+// passAfter makes a pass after a time, and further passes while more reports true.
+// Each uses the snapshot that requested a round last.
 func (r *reaper) passAfter(wait time.Duration, host *hostNetNS) {
 	time.AfterFunc(wait, func() {
 		s := r.last()
@@ -121,7 +121,7 @@ func (r *reaper) last() *snapshot {
 	return r.asked
 }
 
-// pass makes one.
+// pass makes one pass.
 func (s *snapshot) pass(host *hostNetNS) error {
 	own, err := host.dup() // for its sockets
 	if err != nil {
@@ -131,8 +131,8 @@ func (s *snapshot) pass(host *hostNetNS) error {
 	return join(guarded(p.pass), p.close())
 }
 
-// guarded makes an error of a panic, which would end the program: nobody has
-// called f who could recover.
+// guarded calls f and returns a panic of it as an error. f runs on a goroutine of the
+// library, where the program could not recover from the panic.
 func guarded(f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -146,7 +146,7 @@ func guarded(f func() error) (err error) {
 type reaping struct {
 	*snapshot
 	host  *hostNetNS
-	watch *links.Watch // nil before anything is let go
+	watch *links.Watch // nil until the pass finds work
 }
 
 func (p *reaping) close() error {
@@ -157,8 +157,8 @@ func (p *reaping) close() error {
 	return err
 }
 
-// pass looks at some records, lets go of those containers that are abandoned, and
-// removes those whose namespaces end in time.
+// pass looks at some records, lets go of the namespaces of abandoned containers, and
+// removes the containers whose namespaces end in time.
 func (p *reaping) pass() (err error) {
 	found, err := p.look()
 	if err != nil || len(found) == 0 {
@@ -181,8 +181,8 @@ func (p *reaping) pass() (err error) {
 	return p.await(ending)
 }
 
-// await removes containers as their namespaces end. What has not ended in time is for
-// the next pass.
+// await removes containers as their namespaces end. It leaves those that do not end
+// in time to the next pass.
 func (p *reaping) await(ending map[string][]int) error {
 	defer func() {
 		for file := range ending {
@@ -199,7 +199,7 @@ func (p *reaping) await(ending map[string][]int) error {
 			}
 			if len(left) == 0 && !p.reaper.clogged() {
 				delete(ending, file)
-				p.tend(file) // should it not be over, a later round finds out
+				p.tend(file) // if that is not the end, a later round continues
 			}
 		}
 		if len(ending) == 0 {
@@ -214,7 +214,7 @@ func (p *reaping) await(ending map[string][]int) error {
 	}
 }
 
-// later has the next pass begin with the containers of these files.
+// later makes the next pass begin with these record files.
 func (r *reaper) later(files []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -227,15 +227,15 @@ func (r *reaper) clogged() bool {
 	return r.stuck >= mostStuck
 }
 
-// look returns the files of records of containers for which there is something to
-// do, out of as many as can be read in lookFor.
+// look reads records for lookFor, and returns the files of those whose containers
+// need work.
 func (p *reaping) look() (found []string, err error) {
 	start := time.Now()
 	files, err := p.reaper.files(p.records.Files)
 	if err != nil {
 		return nil, err
 	}
-	looked, from := 0, view() // of whichever thread: what is found is judged again
+	looked, from := 0, view() // of any thread: tendOne judges each container again
 	for _, file := range files {
 		if looked++; p.isToDo(file, from) {
 			found = append(found, file)
@@ -248,9 +248,9 @@ func (p *reaping) look() (found []string, err error) {
 	return found, nil
 }
 
-// files returns what there is to look at: what passes before have left, or all, if
-// that is wanted. It is for the pass alone, and holds up no call that asks whether
-// there is to be one.
+// files returns the record files to look at: those that earlier passes have left,
+// and all files if a new round is requested. Only a pass calls it. It does not hold
+// the mutex while it lists files, so no call waits for that.
 func (r *reaper) files(all func() ([]string, error)) ([]string, error) {
 	r.mu.Lock()
 	files, round, another := r.first, r.round, len(r.round) == 0 && r.wanted
@@ -280,8 +280,8 @@ func (r *reaper) files(all func() ([]string, error)) ([]string, error) {
 	return files, nil
 }
 
-// looked notes what the round has still to look at, and how long the pass has
-// read.
+// looked notes the files that the round has not looked at yet, and sets the time of
+// the next pass by the time that this pass has read.
 func (r *reaper) looked(rest []string, took time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -289,8 +289,8 @@ func (r *reaper) looked(rest []string, took time.Duration) {
 	r.next = time.Now().Add(min(restFor*took, longestRest))
 }
 
-// isToDo reports whether there is anything to do about a container: it is
-// abandoned, and has not been let go, or what was let go has ended, or may have.
+// isToDo reports whether a container needs work: it is abandoned, and either its
+// namespace has not been let go, or the namespace has ended or may have.
 func (p *reaping) isToDo(file, view string) bool {
 	rec, err := p.records.LoadFile(file)
 	if err != nil || rec == nil || !p.isAbandoned(rec, view) || p.reaper.hasSaid(file, rec.Generation) {
@@ -303,7 +303,8 @@ func (p *reaping) isToDo(file, view string) bool {
 	return len(left) == 0 && err == nil
 }
 
-// say reports whether a container has not been reported before.
+// say notes that a container is reported, and reports whether it is for the first
+// time.
 func (r *reaper) say(file string, generation int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -322,8 +323,8 @@ func (r *reaper) hasSaid(file string, generation int) bool {
 	return ok && before == generation
 }
 
-// tend does what is to be done about one container, and reports whether there will
-// be more to do when the interfaces that it returns have vanished.
+// tend is tendOne on another goroutine. It logs the error, and stops waiting after
+// stuckFor.
 func (p *reaping) tend(file string) (ends []int, again bool) {
 	defer p.reaper.worked(time.Now())
 	type outcome struct {
@@ -357,7 +358,7 @@ func (p *reaping) tend(file string) (ends []int, again bool) {
 	}
 }
 
-// worked has the next pass come later for the work that has begun then.
+// worked delays the next pass in proportion to the work since begun.
 func (r *reaper) worked(begun time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -19,8 +19,8 @@ import (
 // all that is known is in Report.Kept as well, with the reason: nothing is
 // removed because a CHECK failed, timed out or could not be asked.
 //
-// One whose namespace was let go because it was abandoned (see WithoutReaping), and
-// which somebody else may keep, is in Report.Skipped.
+// A container that was abandoned (see WithoutReaping), whose namespace the runtime no
+// longer keeps alive but somebody else may, is in Report.Skipped.
 //
 // Removed, as Remove does, are containers whose namespace is gone or of another
 // boot, attachments that a Setup had not finished or a Remove had begun to

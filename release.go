@@ -17,16 +17,16 @@ type ReleaseOptions struct {
 	DryRun bool
 }
 
-// ReleaseReport says what Release has done, by container ID.
+// ReleaseReport lists the containers that Release has looked at, by ID.
 type ReleaseReport struct {
-	// Released are go-cni's now: they are on record no more, and their namespaces
-	// are not kept.
+	// Released are the containers that now belong to go-cni. Their records are
+	// deleted, and their namespaces are no longer kept alive.
 	Released []string
-	// Refused are as they were, and why: a line for each thing that go-cni could
-	// not do, with what to do about it. ErrBusy, ErrPluginNotFound, ErrNotFound (the
-	// network is not loaded), ErrInvalidNetNS, ErrHostNetNS and *RecordError are
-	// among the causes. A record that names no container is listed as "record" and
-	// the name of its file.
+	// Refused are the containers that Release left unchanged, each with the reason.
+	// The error has a line for each obstacle, with its remedy. ErrBusy,
+	// ErrPluginNotFound, ErrNotFound (the network is not loaded), ErrInvalidNetNS,
+	// ErrHostNetNS and *RecordError are among the causes. A record that names no
+	// container is listed as "record" and the name of its file.
 	Refused map[string]error
 }
 
@@ -40,35 +40,37 @@ func (r *ReleaseReport) Err() error {
 	return join(errs...)
 }
 
-// Release is for a program that goes back to go-cni. Of every container that this
-// owner has attached it gives up the record, and the pin by which the network
-// namespace is kept, and touches nothing else: no plugin runs, and traffic goes
-// on. Without it go-cni would detach the container, and the pin would keep the
-// namespace alive for ever. Afterwards the container is as if go-cni had attached
-// it; as always, go-cni's Remove wants the options of the Setup.
+// Release hands containers back to go-cni, for a program that stops using this
+// library. For each container that this owner has attached it deletes the record,
+// and the pin that keeps the network namespace alive. It touches nothing else: no
+// plugin runs, and traffic goes on. Without Release, go-cni could detach the
+// container, but the pin would keep the namespace alive for ever. Afterwards the
+// container is as if go-cni had attached it. As always, go-cni's Remove needs the
+// options of the Setup.
 //
-// A container is refused if go-cni v1.1.14 could not remove it completely, by the
-// networks that it loads, libcni's cache and the installed executables. So load
-// the networks that go-cni will load, with the same plugin directories, and call
-// from the network namespace in which go-cni will be called. Refused are containers
+// A container is refused if go-cni v1.1.14 could not remove it completely, given the
+// loaded networks, libcni's cache and the installed executables. So load the networks
+// that go-cni will load, with the same plugin directories, and call Release from the
+// network namespace from which go-cni will be called. Release refuses containers
 //
 //   - whose network is not loaded under the same interface name with the same
 //     configuration, or that were given options for one network alone;
-//   - with a plugin that is not installed, was registered by WithPlugin, or lacks a
-//     program that it deletes rules with;
+//   - with a plugin that is not installed, was registered by WithPlugin, or needs a
+//     program to delete rules that is missing;
 //   - with rules in the table inet embedcni, where built-in plugins keep them
 //     unless the configuration names a backend;
-//   - whose namespace the recorded path no longer leads to, or that a Pool made;
-//   - whose result is not in libcni's cache, for which go-cni knows no other place
-//     than /var/lib/cni/results;
-//   - that are attached or removed in part, dead since a reboot, another owner's
-//     too, or whose record is damaged or a newer version's.
+//   - whose recorded path no longer leads to the namespace, or that a Pool made;
+//   - whose result is not in libcni's cache, which go-cni expects in
+//     /var/lib/cni/results;
+//   - that are partly attached or removed, were attached before a reboot, or have
+//     attachments of another owner;
+//   - whose record is damaged, or was written by a newer version.
 //
-// Such a container stays as it was, and Remove ends it. Release may be repeated;
-// containers released before are no longer listed. It waits for no other call:
-// a container that is locked is refused with ErrBusy. When ctx ends, it stops. It
-// returns an error if it could not look at the containers, or not make sure that a
-// power cut brings no record back.
+// Such a container stays as it was, and Remove removes it. Release may be repeated;
+// the report does not list containers that were released before. Release does not
+// wait for other calls: a locked container is refused with ErrBusy. Release stops when
+// ctx ends. It returns an error if it cannot list the containers, or cannot make sure
+// that no deleted record comes back after a power cut.
 func (r *Runtime) Release(ctx context.Context, o ReleaseOptions) (*ReleaseReport, error) {
 	s := r.current.Load()
 	report := &ReleaseReport{}
@@ -111,14 +113,14 @@ func (s *snapshot) release(ctx context.Context, o ReleaseOptions, report *Releas
 	return join(err, s.ledger().Sync().Wait(), s.records.SyncDeleted())
 }
 
-// releases reports whether a record has attachments of this owner, or does not
-// say whose they are.
+// releases reports whether a record has attachments of this owner, or is damaged
+// and may have some.
 func (s *snapshot) releases(f record.Found) bool {
 	unsure := f.Err != nil && (f.Record.Owner == "" || f.Record.Owner == s.owner)
 	return unsure || f.Record.Owned(s.owner)
 }
 
-// released is what became of one container.
+// released is the outcome for one container.
 type released struct {
 	id   string
 	gone bool // removed since it was listed
@@ -169,8 +171,8 @@ func (s *snapshot) releaseOne(ctx context.Context, host *hostNetNS, f record.Fou
 	return o
 }
 
-// beginRelease locks the container, unless another call has it locked. Without a
-// lock between processes nothing is released.
+// beginRelease locks the container. It returns ErrBusy if another call has locked it,
+// and an error if locks between processes are not available.
 func (s *snapshot) beginRelease(ctx context.Context, host *hostNetNS, id string) (*operation, error) {
 	own, err := host.dup()
 	if err != nil {
@@ -188,9 +190,10 @@ func (s *snapshot) beginRelease(ctx context.Context, host *hostNetNS, id string)
 	return op, nil
 }
 
-// giveUp takes the container out of the ledger, so that GC takes none of it for
-// garbage, lets its namespace go, and deletes the record. In this order a crash
-// in between leaves a container on record, which Recover adopts and keeps again.
+// giveUp removes the container from the ledger, so that GC does not take its
+// reservations for garbage, then unpins its namespace and deletes the record. In this
+// order a crash leaves the container on record, and Recover adopts it and pins its
+// namespace again.
 func (op *operation) giveUp() error {
 	var lines []record.Line
 	for _, a := range op.attachments {

@@ -273,8 +273,8 @@ func (n *NetworkResult) holder(index *int) *Interface {
 
 // fillMap makes the map out of all results. Where interfaces share a name the
 // map has one entry: the container's rather than the host's, the first
-// network's attributes, the addresses of all, each once: two networks report the
-// same of lo. Networks tells them apart.
+// network's attributes, and the addresses of all, each once, since two networks may
+// report the same address of lo. Networks distinguishes them.
 func (r *Result) fillMap(sources []source, defaultIf string) {
 	r.Interfaces = map[string]*Config{}
 	inSandbox := map[string]bool{}

@@ -89,7 +89,7 @@ func (op *operation) inUse() ([]netip.Addr, error) {
 	return op.inUseOf(func(*record.Network) bool { return true })
 }
 
-// inUseOf is inUse for the attachments that count.
+// inUseOf is inUse for the attachments for which counts returns true.
 func (op *operation) inUseOf(counts func(*record.Network) bool) ([]netip.Addr, error) {
 	found, err := op.records.List()
 	if err != nil {

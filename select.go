@@ -9,11 +9,11 @@ import (
 	"github.com/embedcni/cni/internal/conflist"
 )
 
-// Several configurations may have one network name. What is said of a network by
-// its name is said of all of them; one alone is known by its interface, as
-// attachments are in the record and in libcni's cache.
+// Several configurations may have the same network name. The name selects all of
+// them. The interface name selects one of them, as it identifies an attachment in the
+// record and in libcni's cache.
 
-// find returns the loaded networks of a name, in their order.
+// find returns the loaded networks with a name, in the order they were loaded.
 func (s *snapshot) find(network string) ([]*Network, error) {
 	var found []*Network
 	var names []string
@@ -36,8 +36,8 @@ func (s *snapshot) shared(n *Network) bool {
 	return slices.ContainsFunc(s.networks, func(other *Network) bool { return other != n && other.config.Name == n.config.Name })
 }
 
-// selected are the networks that a call is about, each in a selection of its own,
-// those that WithNetwork names or all that are loaded.
+// selected returns a selection for each network of a call: the networks that
+// WithNetwork names, or all loaded networks.
 func (s *snapshot) selected(ns *Namespace) (all []selection, err error) {
 	if len(ns.selected) == 0 {
 		for _, n := range s.networks {
@@ -53,7 +53,7 @@ func (s *snapshot) selected(ns *Namespace) (all []selection, err error) {
 	return all, join(errs...)
 }
 
-// expand returns the selection once for each network that it means.
+// expand returns a copy of the selection for each network that it selects.
 func (s *snapshot) expand(sel selection) ([]selection, error) {
 	if sel.of != nil {
 		return []selection{sel}, nil
@@ -75,8 +75,8 @@ func (s *snapshot) expand(sel selection) ([]selection, error) {
 	return all, nil
 }
 
-// loadedFor returns, of networks of one name, the one that was loaded for the
-// interface.
+// loadedFor returns the one network that was loaded for the interface, out of
+// networks with the same name.
 func loadedFor(networks []*Network, ifName string) (found []*Network, err error) {
 	var names []string
 	for _, n := range networks {
@@ -92,9 +92,9 @@ func loadedFor(networks []*Network, ifName string) (found []*Network, err error)
 		len(found), len(networks), networks[0].config.Name, ifName, strings.Join(names, ", "), ErrInvalidArgument)
 }
 
-// cachedAs is the loaded network that libcni may have cached under that name and
-// interface: of several the one that was loaded for the interface, else the first.
-// It is nil if none has the name.
+// cachedAs returns the loaded network that libcni may have cached under that name and
+// interface: the one that was loaded for the interface, or else the first with the
+// name. It returns nil if no network has the name.
 func (s *snapshot) cachedAs(network, ifName string) *Network {
 	found, err := s.find(network)
 	if err != nil {
@@ -106,7 +106,7 @@ func (s *snapshot) cachedAs(network, ifName string) *Network {
 	return found[0]
 }
 
-// means reports whether a selection is about an attachment on record.
+// means reports whether a selection selects an attachment that is on record.
 func (op *operation) means(sel selection, a *attachment) bool {
 	switch {
 	case a.network.config.Name != sel.network:
@@ -117,8 +117,8 @@ func (op *operation) means(sel selection, a *attachment) bool {
 	return sel.ifName == "" || sel.ifName == a.IfName
 }
 
-// about is for a verb that is about a network and no container. The interface is
-// there to tell networks of one name apart.
+// about returns an attachment without a container, for verbs on a network. It has an
+// interface name only if several loaded networks have the same name.
 func (op *operation) about(n *Network) *attachment {
 	a := &attachment{op: op, network: n}
 	if op.shared(n) {
@@ -127,8 +127,8 @@ func (op *operation) about(n *Network) *attachment {
 	return a
 }
 
-// unnamed returns an error if a network has no name, so that no container can be
-// attached to the networks that are loaded.
+// unnamed returns an error if a loaded network has no name. No container can then be
+// attached to the loaded networks.
 func (s *snapshot) unnamed() error {
 	for _, n := range s.networks {
 		if err := conflist.RequireName(n.config); err != nil {
@@ -139,8 +139,8 @@ func (s *snapshot) unnamed() error {
 }
 
 // useCachedConfig gives a DEL without a record the configuration that libcni has
-// cached with the attachment, where others that are loaded have the same name: they
-// may have been loaded in another order since.
+// cached with the attachment, if several loaded networks have its name. They may have
+// been loaded in another order since the ADD.
 func (a *attachment) useCachedConfig() {
 	if !a.op.shared(a.network) {
 		return

@@ -11,20 +11,20 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// The reference plugins name after the network and the container what they make
-// for one attachment: the chain of the masquerading, that of the host ports; in
-// nftables the host ports after the container alone. A container that is attached
-// twice, as to the IPv4 and the IPv6 list of a network, has one of each for both.
-// So what takes one attachment away asks for its siblings, and leaves theirs.
+// The reference plugins name the chains of an attachment, for masquerading and for
+// host ports, after the network and the container. In nftables they name host ports
+// after the container alone. Two attachments of a container, for example to the IPv4
+// and the IPv6 list of a network, share these chains. They are siblings. The removal
+// of one attachment must keep the rules of its siblings.
 
-// siblings are the container's other attachments that stay, as far as record or,
-// without one, libcni's cache says.
+// siblings returns the container's other attachments that stay, from the record or,
+// without a record, from libcni's cache.
 func (a *attachment) siblings() ([]*attachment, error) {
 	stays := func(ifName string) bool { return ifName != a.IfName && !a.op.leaving[ifName] }
 	var all []*attachment
 	var err error
 	if rec := a.op.rec; rec != nil && !a.op.damaged {
-		// Most often there is none, and nothing need be parsed.
+		// Most attachments have none. The record then need not be parsed.
 		if !slices.ContainsFunc(rec.Networks, func(n record.Network) bool { return n.State != record.Deleted && stays(n.IfName) }) {
 			return nil, nil
 		}
@@ -35,7 +35,7 @@ func (a *attachment) siblings() ([]*attachment, error) {
 	return slices.DeleteFunc(slices.Clone(all), func(b *attachment) bool { return !stays(b.IfName) }), err
 }
 
-// sharing is what of the packet filters the siblings have.
+// sharing returns the addresses, owners and rules of the siblings.
 func (a *attachment) sharing() netfilter.Siblings {
 	var s netfilter.Siblings
 	all, err := a.siblings()
@@ -55,7 +55,7 @@ func (a *attachment) sharing() netfilter.Siblings {
 			s.Rules.HostPorts = append(s.Rules.HostPorts, w.rules.HostPorts...)
 		}
 		if err != nil {
-			a.op.logger.Warn("the rules of another attachment of the container are not known, so what it may share stays",
+			a.op.logger.Warn("the rules of another attachment of the container are not known; rules that it may share stay",
 				"container", a.op.id, "network", b.network.config.Name, "interface", b.IfName, "error", err)
 			s.Unknown = true
 		}
@@ -63,9 +63,9 @@ func (a *attachment) sharing() netfilter.Siblings {
 	return s
 }
 
-// ownRules are the rules of the attachment that siblings may share the chains of.
+// ownRules returns the attachment's rules in chains that siblings may share.
 func (a *attachment) ownRules() (own netfilter.Rules) {
-	wants, _ := a.wants() // what is not known is looked for by the addresses
+	wants, _ := a.wants() // the sweep finds unknown rules by the addresses
 	for _, w := range wants {
 		own.Masquerade = append(own.Masquerade, w.rules.Masquerade...)
 		own.HostPorts = append(own.HostPorts, w.rules.HostPorts...)
@@ -77,7 +77,7 @@ func (a *attachment) owner() netfilter.Owner {
 	return netfilter.Owner{Network: a.network.config.Name, ContainerID: a.ContainerID, IfName: a.IfName}
 }
 
-// addresses are those of the attachment's result.
+// addresses returns the addresses in the attachment's result.
 func (a *attachment) addresses() (all []netip.Addr) {
 	result := decodeResult(json.RawMessage(a.partial))
 	if result == nil {
@@ -91,22 +91,22 @@ func (a *attachment) addresses() (all []netip.Addr) {
 	return all
 }
 
-// wanted are the rules of one plugin.
+// wanted has the rules that one plugin makes for an attachment.
 type wanted struct {
 	typ     string
 	backend netfilter.Backend
 	rules   netfilter.Rules
-	unsure  bool // which backend it was: neither configuration nor record says it
+	unsure  bool // neither the configuration nor the record names the backend
 }
 
-// wants are the rules of the attachment that other attachments of the container
-// may share, and of portmap those in this module's own table too.
+// wants returns the attachment's rules in chains that other attachments of the
+// container may share, and portmap's rules in this module's own table.
 func (a *attachment) wants() (all []wanted, err error) {
 	result := decodeResult(json.RawMessage(a.partial))
 	var errs []error
 	for i, p := range a.network.config.Plugins {
 		if a.isCallers(p.Network.Type) {
-			continue // nobody knows what it makes
+			continue // its rules are unknown
 		}
 		config, err := a.chain().Request(i, &a.Attachment, nil)
 		w := wanted{typ: p.Network.Type}
@@ -133,8 +133,8 @@ func (a *attachment) isBuiltIn(typ string) bool {
 	return ok && c.Kind == string(PluginBuiltIn)
 }
 
-// referenceBackend is what the reference plugins use where a configuration names
-// no backend.
+// referenceBackend returns the backend that the reference plugins use if the
+// configuration names none.
 func referenceBackend() netfilter.Backend {
 	if netfilter.Detect() == netfilter.DetectedIPTables {
 		return netfilter.IPTables
@@ -142,8 +142,8 @@ func referenceBackend() netfilter.Backend {
 	return netfilter.NFTables
 }
 
-// fromCache makes the attachments that libcni's cache has of the container. It is
-// read once for each call.
+// fromCache returns the container's attachments in libcni's cache. It reads the cache
+// once for each operation.
 func (op *operation) fromCache() (all []*attachment, err error) {
 	if op.cachedAll != nil {
 		return *op.cachedAll, nil

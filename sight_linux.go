@@ -15,15 +15,15 @@ import (
 // sight is what was seen of an attachment when it had been made ahead of time:
 // its interfaces on the host, which cannot be there without the container's, or
 // where there are none the container's; its rules; and its addresses in zones of
-// firewalld. To look whether it is still so takes one message for the interfaces
-// and, as long as no rule on the host has changed, one for the rules. A firewalld
-// that has the addresses is asked for each.
+// firewalld. To look whether they are unchanged takes one message for the interfaces
+// and, as long as no rule on the host has changed, one for the rules. firewalld, if
+// it has the addresses, takes one message for each.
 type sight struct {
 	inside bool // the interfaces are the container's
 	names  []string
 	links  []links.Link // by name; without an index if there was none
 	rules  *netfilter.Witness
-	zoned  []zoned // that firewalld knew of
+	zoned  []zoned // addresses that firewalld had
 }
 
 // see looks at an attachment that is made as far as can be ahead of time.
@@ -126,7 +126,7 @@ func (s *sight) still(ctx context.Context, op *operation) error {
 	return s.stillZoned(ctx, op)
 }
 
-// stillZoned fails with errDead if firewalld has forgotten an address.
+// stillZoned returns errDead if firewalld no longer has one of the addresses.
 func (s *sight) stillZoned(ctx context.Context, op *operation) error {
 	found, err := firewalldAt{op.bus, op.host.handle()}.has(ctx, s.zoned)
 	if err == nil && len(found) < len(s.zoned) {

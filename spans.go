@@ -16,12 +16,12 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 )
 
-// spanScope is the name of the tracer: go-cni's, so that what picks its spans out
-// by that finds these.
+// spanScope is the name of the tracer. It is go-cni's, so that a filter for go-cni's
+// spans finds these.
 const spanScope = "github.com/containerd/go-cni"
 
-// spans makes OpenTelemetry spans by the global provider. Names, attributes and
-// status are go-cni's where it has the span:
+// spans makes OpenTelemetry spans with the global provider. A span that go-cni has
+// too has go-cni's name, attributes and status:
 //
 //	cni.Setup                    cni.id, cni.path
 //	    cni.asynchAttach         cni.index, cni.ifname, cni.name
@@ -31,25 +31,25 @@ const spanScope = "github.com/containerd/go-cni"
 //	cni.Remove, cni.Check        cni.id, cni.path
 //	    cni.detachNetwork, cni.checkNetwork   cni.ifname, cni.name
 //
-// Those of single plugins, and of networks below Remove and Check, are additions.
-// They continue a trace, those of other methods the caller's, and begin none: a
-// STATUS that is asked for every few seconds makes no trace each time.
+// The spans of plugins, and of networks below Remove and Check, are additions. Below
+// methods without a span they continue the caller's trace. They never begin a trace,
+// since a STATUS every few seconds would begin one each time.
 type spans struct {
 	idle atomic.Pointer[idleProvider]
 }
 
-// idleProvider is one that made no span, as the one that stands for none.
+// idleProvider is a provider that made no span, such as the no-op provider.
 type idleProvider struct {
 	trace.TracerProvider
 	since time.Time
 }
 
-// idleFor is how long an idle provider is not asked again. It may be one that is
-// told later where spans go.
+// idleFor is the time after which an idle provider is asked again. The program may
+// set a provider later, to which the global one then forwards.
 const idleFor = time.Second
 
-// provider returns nil if nobody wants spans. Then nothing is to be made for one:
-// callers ask before they make attributes.
+// provider returns the global provider, or nil if it makes no spans. Callers ask
+// before they make attributes.
 func (s *spans) provider() trace.TracerProvider {
 	provider := otel.GetTracerProvider()
 	idle := s.idle.Load()
@@ -59,7 +59,7 @@ func (s *spans) provider() trace.TracerProvider {
 	return provider
 }
 
-// below is provider for a span that needs a parent.
+// below is provider for a span that needs a parent. It returns nil without a parent.
 func (s *spans) below(ctx context.Context) trace.TracerProvider {
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		return nil
@@ -67,13 +67,14 @@ func (s *spans) below(ctx context.Context) trace.TracerProvider {
 	return s.provider()
 }
 
-// start begins a span; nil if the provider makes none.
+// start begins a span. It returns a nil span if the provider makes none.
 func (s *spans) start(ctx context.Context, provider trace.TracerProvider, name string, attrs ...attribute.KeyValue) (context.Context, trace.Span) {
 	inner, span := provider.Tracer(spanScope).Start(ctx, name, trace.WithAttributes(attrs...))
 	if span.SpanContext().SpanID() != trace.SpanContextFromContext(ctx).SpanID() {
 		return inner, span
 	}
-	// The parent itself, or nothing. Only pointers can be compared without fear.
+	// The provider made no span: it returned the parent, or an empty span. Only
+	// providers that are pointers are remembered, since comparing others may panic.
 	if reflect.TypeOf(provider).Kind() == reflect.Pointer {
 		s.idle.Store(&idleProvider{provider, time.Now()})
 	}
@@ -89,7 +90,7 @@ func (s *spans) call(ctx context.Context, name, id, path string) (context.Contex
 	return s.start(ctx, provider, name, attribute.String("cni.id", id), attribute.String("cni.path", path))
 }
 
-// attach begins the span of an ADD of a network, the index-th of its Setup.
+// attach begins the span of an ADD. index is the network's in its Setup.
 func (s *spans) attach(ctx context.Context, a *attachment, index int, serially bool) (context.Context, trace.Span) {
 	if serially {
 		return s.network(ctx, "cni.attachNetworksSerially", a)
@@ -133,9 +134,8 @@ func endSpan(span trace.Span, err error) {
 	span.End()
 }
 
-// endCall ends the span of a method. As with go-cni it has no status for the error
-// of a network, which that network's span has; it has one for an error that no
-// other span has.
+// endCall ends the span of a method. As with go-cni, the error of a network is the
+// status of that network's span alone. Other errors are the status of this span.
 func endCall(span trace.Span, err error) {
 	if span == nil {
 		return
@@ -147,7 +147,7 @@ func endCall(span trace.Span, err error) {
 	endSpan(span, err)
 }
 
-// endPlugin ends the span of a plugin's call, with the code that the plugin gave.
+// endPlugin ends the span of a plugin's call, with the error code of the plugin.
 func endPlugin(span trace.Span, err error) {
 	if span == nil {
 		return

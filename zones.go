@@ -16,9 +16,10 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// The plugin firewall puts a container's addresses into a zone of firewalld, where
-// that runs or is named as the backend. There is one firewalld, whatever namespace
-// the plugins run in, and what a zone has says nothing but the address.
+// The plugin firewall adds a container's addresses to a zone of firewalld, if
+// firewalld runs or the configuration names it as the backend. There is one
+// firewalld for all network namespaces, and a zone does not record whose an address
+// is.
 
 // zoned is an address in a zone of firewalld.
 type zoned struct {
@@ -26,16 +27,18 @@ type zoned struct {
 	addr netip.Addr
 }
 
-// firewallConf is what the plugin firewall reads about firewalld.
+// firewallConf has the fields about firewalld in the configuration of the plugin
+// firewall.
 type firewallConf struct {
 	Type    string          `json:"type"`
 	Backend json.RawMessage `json:"backend"`
 	Zone    json.RawMessage `json:"firewalldZone"`
 }
 
-// zones are the zones of firewalld that the attachment's plugins may have used.
-// certain reports whether one of them has, if its ADD came that far: where the
-// backend is not named, an executable does not say what it has found.
+// zones returns the zones of firewalld that the attachment's plugins may have used.
+// certain reports whether a plugin uses firewalld for certain, if its ADD got that
+// far. An executable whose configuration names no backend does not report the one
+// that it has chosen.
 func (a *attachment) zones() (zones []string, certain bool) {
 	if a.isCallers("firewall") {
 		return nil, false
@@ -48,14 +51,13 @@ func (a *attachment) zones() (zones []string, certain bool) {
 	return zonesOf(configs, ran.Plugin)
 }
 
-// isZoned reports whether an attachment that is recorded may have addresses in a
-// zone.
+// isZoned reports whether a recorded attachment may have addresses in a zone.
 func isZoned(n *record.Network) bool {
 	var list struct {
 		Plugins []json.RawMessage `json:"plugins"`
 	}
 	if json.Unmarshal(n.Config, &list) != nil {
-		return true // who knows
+		return true // unknown
 	}
 	var ran record.Plugin
 	for _, p := range n.Plugins {
@@ -67,13 +69,13 @@ func isZoned(n *record.Network) bool {
 	return len(zones) > 0
 }
 
-// zonesOf is zones for plugins with these configurations, where ran is what is
-// recorded of the plugin firewall.
+// zonesOf is zones for plugins with these configurations. ran is the record of the
+// plugin firewall.
 func zonesOf(configs []json.RawMessage, ran record.Plugin) (zones []string, certain bool) {
 	for _, config := range configs {
 		var c firewallConf
 		if err := json.Unmarshal(config, &c); err != nil || c.Type != "firewall" {
-			continue // footprint says what is wrong with it
+			continue // footprint returns the error
 		}
 		used := false // for certain
 		switch backend := text(c.Backend); {
@@ -96,7 +98,7 @@ func zonesOf(configs []json.RawMessage, ran record.Plugin) (zones []string, cert
 	return zones, certain
 }
 
-// text is a field's value if that is a string, else empty.
+// text returns the value of a field that is a string, and else "".
 func text(field json.RawMessage) string {
 	var s string
 	if json.Unmarshal(field, &s) != nil {
@@ -105,14 +107,14 @@ func text(field json.RawMessage) string {
 	return s
 }
 
-// isZoned reports whether a DEL takes the addresses out of a zone.
+// isZoned reports whether a DEL certainly removes the addresses from a zone.
 func (a *attachment) isZoned() bool {
 	_, certain := a.zones()
 	return certain
 }
 
-// aimZones has the addresses looked for in zones. What is in them after a reboot
-// was put there since.
+// aimZones sets the zones in which the sweep looks for the addresses. After a reboot
+// there are none: addresses in them now were added since.
 func (a *attachment) aimZones(f *footprint) {
 	f.bus = a.op.bus
 	if !a.op.rebooted {
@@ -121,12 +123,13 @@ func (a *attachment) aimZones(f *footprint) {
 	before, err := firewalld.Recall(a)
 	if err != nil {
 		// An attachment's own notes are not damaged if its record is not.
-		a.op.logger.Warn("what was in firewalld's zones before cannot be read", "container", a.op.id, "error", err)
+		a.op.logger.Warn("the addresses that were in firewalld's zones before cannot be read", "container", a.op.id, "error", err)
 	}
 	f.isForeign = func(z zoned) bool { return before.Foreign(z.zone, z.addr) }
 }
 
-// mayBeIn are the attachment's addresses in the zones that they may be in.
+// mayBeIn returns the attachment's addresses with the zones that they may be in,
+// without those of siblings.
 func (f *footprint) mayBeIn() (all []zoned) {
 	for _, zone := range f.zones {
 		for _, addr := range f.Addresses {
@@ -138,16 +141,16 @@ func (f *footprint) mayBeIn() (all []zoned) {
 	return all
 }
 
-// inZones are the addresses that are left in zones, without those that were there
-// before, and those that are others' by now.
+// inZones returns the addresses that are left in zones. It omits addresses that were
+// there before the attachment, and those that another container has now.
 func (f *footprint) inZones(ctx context.Context) ([]sweep.Item, error) {
 	d := firewalldAt{f.bus, f.Host}
 	found, err := d.has(ctx, slices.DeleteFunc(f.mayBeIn(), f.isForeign))
 	if len(found) == 0 || err != nil {
 		return nil, err
 	}
-	// Whose the addresses are takes reading every record, so it is asked only when
-	// something is left.
+	// Finding the owners of the addresses takes reading all records, so it is done only
+	// if an address is left.
 	others, err := f.inZonesOf()
 	if err != nil {
 		return nil, err
@@ -161,7 +164,7 @@ func (f *footprint) inZones(ctx context.Context) ([]sweep.Item, error) {
 	return items, nil
 }
 
-// zonedItem is one that is to go.
+// zonedItem is an address to be removed from its zone.
 type zonedItem struct {
 	zoned
 	d   firewalldAt
@@ -176,19 +179,19 @@ func (z zonedItem) Remove() error {
 	return z.d.ask(z.ctx, func(c *firewalld.Conn) error { return c.Remove(z.zone, z.addr) })
 }
 
-// firewalldAt is a firewalld that there may be on a bus, as it is reached from a
+// firewalldAt is the firewalld on a bus, if it runs, reached from a network
 // namespace.
 type firewalldAt struct {
 	bus  *firewalld.Bus
 	host *netns.Handle
 }
 
-// zonesTime bounds how long a sweep waits for firewalld, which a DEL may have
-// waited for as well.
+// zonesTime bounds the time that a sweep waits for firewalld. A DEL may have waited
+// for it before.
 const zonesTime = 5 * time.Second
 
-// ask runs fn with a connection. Where no firewalld runs there is nothing to ask,
-// and who may not ask it has put nothing into it.
+// ask runs fn with a connection. It returns nil if firewalld does not run, or denies
+// access: then this process has not added anything either.
 func (d firewalldAt) ask(ctx context.Context, fn func(*firewalld.Conn) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, zonesTime, fmt.Errorf("no answer within %v: %w", zonesTime, context.DeadlineExceeded))
 	defer cancel()
@@ -201,12 +204,12 @@ func (d firewalldAt) ask(ctx context.Context, fn func(*firewalld.Conn) error) er
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("what is in firewalld's zones: %w", err)
+		return fmt.Errorf("ask firewalld for its zones: %w", err)
 	}
 	return nil
 }
 
-// has returns which of the addresses are in their zones.
+// has returns those of the addresses that are in their zones.
 func (d firewalldAt) has(ctx context.Context, all []zoned) (found []zoned, err error) {
 	if len(all) == 0 {
 		return nil, nil
