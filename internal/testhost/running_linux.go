@@ -19,13 +19,14 @@ import (
 type load struct{ goroutines, descriptors, processes int }
 
 // LeavesNothingRunning fails the test if more runs when it ends than runs now.
-// It must be called before anything else registers a cleanup.
+// It must be called before anything else registers a cleanup. It waits: the search
+// for abandoned containers keeps a descriptor until its last pass, for seconds.
 func LeavesNothingRunning(t *testing.T) {
 	t.Helper()
 	before := measure(t)
 	t.Cleanup(func() {
 		var now load
-		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(Patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			now = measure(t)
 			if now.goroutines <= before.goroutines && now.descriptors <= before.descriptors && now.processes <= before.processes {
 				return
