@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	gocni "github.com/containerd/go-cni"
@@ -15,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/scripted"
@@ -113,11 +115,27 @@ func (h *traced) verbsOf(ours bool) verbs {
 	}
 }
 
+// spanRecorder records spans, and counts those that have not ended yet.
+type spanRecorder struct {
+	*tracetest.SpanRecorder
+	open sync.WaitGroup
+}
+
+func (r *spanRecorder) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
+	r.open.Add(1)
+	r.SpanRecorder.OnStart(ctx, s)
+}
+
+func (r *spanRecorder) OnEnd(s sdktrace.ReadOnlySpan) {
+	r.SpanRecorder.OnEnd(s)
+	r.open.Done()
+}
+
 // recorder is the provider of all tests: the first one that is set stays, for
 // whoever asked before.
-func recorder(t *testing.T) *tracetest.SpanRecorder {
+func recorder(t *testing.T) *spanRecorder {
 	t.Helper()
-	r := tracetest.NewSpanRecorder()
+	r := &spanRecorder{SpanRecorder: tracetest.NewSpanRecorder()}
 	before := otel.GetTracerProvider()
 	otel.SetTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(r)))
 	t.Cleanup(func() { otel.SetTracerProvider(before) })
@@ -131,18 +149,22 @@ func (h *traced) trace(f func(context.Context)) []span {
 	ctx, caller := otel.Tracer("caller").Start(h.t.Context(), "caller")
 	f(ctx)
 	caller.End()
-	names := map[string]string{}
+	r.open.Wait() // go-cni's Setup can return before its networks' spans end
 	all := r.Ended()
-	for _, s := range slices.Backward(all) { // parents end after their children
-		id := s.SpanContext().SpanID().String()
-		names[id] = strings.TrimPrefix(names[s.Parent().SpanID().String()]+" > "+s.Name(), " > ")
-		if s.SpanContext().TraceID() != caller.SpanContext().TraceID() {
-			h.t.Errorf("%s is in a trace of its own", names[id])
-		}
+	byID := map[trace.SpanID]sdktrace.ReadOnlySpan{}
+	for _, s := range all {
+		byID[s.SpanContext().SpanID()] = s
 	}
 	var spans []span
 	for _, s := range all {
-		spans = append(spans, span{s, names[s.SpanContext().SpanID().String()]})
+		name := s.Name()
+		for p := byID[s.Parent().SpanID()]; p != nil; p = byID[p.Parent().SpanID()] {
+			name = p.Name() + " > " + name
+		}
+		if s.SpanContext().TraceID() != caller.SpanContext().TraceID() {
+			h.t.Errorf("%s is in a trace of its own", name)
+		}
+		spans = append(spans, span{s, name})
 	}
 	return spans
 }
