@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -14,27 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
-
-// view identifies the mount namespace, the PID namespace and the root directory of
-// the calling thread, which decide where a path leads; see [record.NetNS]. It is
-// empty if one of them cannot be read.
-func view() string {
-	var mounts, pids, root unix.Stat_t
-	if unix.Stat("/proc/thread-self/ns/mnt", &mounts) != nil ||
-		unix.Stat("/proc/thread-self/ns/pid", &pids) != nil || unix.Stat("/", &root) != nil {
-		return ""
-	}
-	return fmt.Sprintf("mnt:[%d] pid:[%d] root:%d:%d", mounts.Ino, pids.Ino, root.Dev, root.Ino)
-}
 
 // here runs f, locked to its thread, with the view of that thread.
 func here(f func(view string)) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	f(view())
+	f(nsfind.View())
 }
 
 // isAbandoned reports whether a record describes an abandoned container: all its
@@ -77,16 +65,9 @@ func leadsAway(path string, ns netns.ID) bool {
 		case err == nil:
 			return netns.ID{Dev: uint64(st.Dev), Ino: st.Ino} != ns
 		case !errors.Is(err, unix.EINTR):
-			return leadsNowhere(err)
+			return nsfind.LeadsNowhere(err)
 		}
 	}
-}
-
-// leadsNowhere reports whether an error says that a path leads to no namespace,
-// rather than that it could not be followed.
-func leadsNowhere(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) ||
-		errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ESRCH)
 }
 
 // noEndError means that the host does not show whether a container's namespace has

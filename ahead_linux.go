@@ -9,12 +9,14 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/nsfind"
 )
 
 // pluginsRun reports whether a visible process with one of these names runs in the
 // namespace.
 func pluginsRun(host *hostNetNS, names ...string) (bool, error) {
-	all, err := inhabitants()
+	all, err := nsfind.Inhabitants()
 	if err != nil {
 		return false, err
 	}

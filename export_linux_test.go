@@ -5,9 +5,6 @@ import (
 	"time"
 )
 
-// MountsArePrivate has tests ask what NewPool warns of.
-func MountsArePrivate(dir, first string) (bool, error) { return mountsArePrivate(dir, first) }
-
 // Reap looks at all records for abandoned containers, in the foreground, as passes
 // in the background do one after the other. A round that is under way there is
 // waited for. It returns how many passes it took.

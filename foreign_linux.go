@@ -2,12 +2,8 @@ package cni
 
 import (
 	"fmt"
-	"os"
-	"slices"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/embedcni/cni/internal/tasks"
+	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -39,7 +35,7 @@ func (h *hostNetNS) hosts(ns netns.ID, path string) (whose string, err error) {
 	if first, ok := h.first(); ok && ns == first {
 		return "of process 1", nil
 	}
-	if mountedAt(path, ns) {
+	if nsfind.MountedAt(path, ns) {
 		return "", nil
 	}
 	own, err := netns.ProcessID()
@@ -53,44 +49,7 @@ func (h *hostNetNS) hosts(ns netns.ID, path string) (whose string, err error) {
 // slow.
 func (h *hostNetNS) first() (netns.ID, bool) {
 	if h.paths == nil {
-		return firstNetNS("/proc")
+		return nsfind.First("/proc")
 	}
 	return h.paths.first()
-}
-
-// firstNetNS returns the network namespace of process 1. It returns false if this
-// process is process 1, or has no privilege to look at it.
-//
-// The leading thread of process 1 may be in a container's namespace. So firstNetNS
-// returns the first namespace that two of its threads are in, or else the first one
-// that it saw.
-func firstNetNS(proc string) (netns.ID, bool) {
-	if os.Getpid() == 1 {
-		return netns.ID{}, false
-	}
-	all, err := tasks.Of(proc, 1)
-	if err != nil {
-		return netns.ID{}, false
-	}
-	var seen []netns.ID
-	for _, t := range all {
-		id, ok := netNSAt(t.NetNS())
-		if ok && slices.Contains(seen, id) {
-			return id, true
-		}
-		if ok {
-			seen = append(seen, id)
-		}
-	}
-	if len(seen) == 0 {
-		return netns.ID{}, false
-	}
-	return seen[0], true
-}
-
-// mountedAt reports whether the namespace is mounted at path. It is false for a link
-// to the namespace.
-func mountedAt(path string, ns netns.ID) bool {
-	var st unix.Stat_t
-	return unix.Lstat(path, &st) == nil && ns == netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -109,16 +110,10 @@ func (h *hostNetNS) checked(container *netns.Handle, path string) (*netns.Handle
 	return container, path, nil
 }
 
-// leadsTo reports whether path still leads to the namespace.
-func leadsTo(path string, ns *netns.Handle) bool {
-	id, ok := netNSAt(path)
-	return ok && id == ns.ID()
-}
-
 // follow opens the namespace again if the path has become another's since, as it
 // may while the container is locked by another call.
 func (op *operation) follow() error {
-	if op.container == nil || leadsTo(op.path, op.container) {
+	if op.container == nil || nsfind.LeadsTo(op.path, op.container) {
 		return nil
 	}
 	op.leave()
@@ -147,7 +142,7 @@ func (h *hostNetNS) openRecorded(rec *record.Record, kept string) (*netns.Handle
 		}
 		found, err := netns.Open(place.path)
 		switch {
-		case leadsNowhere(err):
+		case nsfind.LeadsNowhere(err):
 		case err != nil: // matters if no other path leads there
 			errs = append(errs, err)
 		case found.ID() == want:
@@ -177,7 +172,7 @@ func (h *hostNetNS) openByProcess(rec *record.Record, want netns.ID) (*netns.Han
 	if whose, err := h.hosts(want, ""); whose != "" || err != nil {
 		return nil, "", notReached, err // the host's namespace has its number now
 	}
-	found, err := openInhabited(want)
+	found, err := nsfind.OpenInhabited(want)
 	if found == nil || err != nil {
 		return nil, "", notReached, err
 	}
@@ -187,7 +182,7 @@ func (h *hostNetNS) openByProcess(rec *record.Record, want netns.ID) (*netns.Han
 	}
 	// Not the process's own path: should the process end meanwhile, that could
 	// become another's.
-	return found, descriptorPath(found), byProcess, nil
+	return found, nsfind.DescriptorPath(found), byProcess, nil
 }
 
 // hasRecorded reports whether there is an interface in the namespace that the
@@ -225,21 +220,13 @@ func (h *hostNetNS) hasRecorded(ns *netns.Handle, rec *record.Record) (yes bool,
 // inhabited reports whether there is a process in the container's namespace, or
 // may be.
 func (op *operation) inhabited() bool {
-	all, err := inhabitants()
+	all, err := nsfind.Inhabitants()
 	return err != nil || op.container != nil && len(all[op.container.ID()]) > 0
 }
 
 // gone reports whether nothing leads to the recorded namespace any more.
 func (op *operation) gone() bool {
 	return op.container == nil && op.reached != unsure && op.reached != letGo
-}
-
-func identify(path string) (netns.ID, error) {
-	ns, err := netns.Open(path)
-	if err != nil {
-		return netns.ID{}, err
-	}
-	return ns.ID(), ns.Close()
 }
 
 // lives tells whether an attachment still is: its namespace exists and has the

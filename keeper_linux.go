@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spare"
 	"github.com/embedcni/cni/netns"
@@ -51,7 +52,7 @@ func (op *operation) identify() (record.NetNS, error) {
 	if ns.Ours {
 		ns.Pin = ""
 	}
-	ns.View = view()
+	ns.View = nsfind.View()
 	return ns, nil
 }
 
@@ -62,7 +63,7 @@ func (op *operation) sameNetNS(path string) error {
 	if op.rec == nil {
 		return nil
 	}
-	id, err := identify(path)
+	id, err := nsfind.Identify(path)
 	if err != nil {
 		return fmt.Errorf("the container's network namespace: %w: %w", err, ErrInvalidNetNS)
 	}
@@ -76,7 +77,7 @@ func (op *operation) sameNetNS(path string) error {
 // pin keeps the recorded namespace alive. It comes after the record, so that no
 // pin is ever without one.
 func (op *operation) pin(rec record.NetNS) error {
-	if rec.Ours && leadsTo(rec.Path, op.container) {
+	if rec.Ours && nsfind.LeadsTo(rec.Path, op.container) {
 		return nil // its path is a pin
 	}
 	if rec.Ours { // it was, in another mount namespace
@@ -111,7 +112,7 @@ func (k *keeper) holds(ns *netns.Handle) bool {
 	if err != nil {
 		return !errors.Is(err, fs.ErrNotExist)
 	}
-	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return leadsTo(k.file(e.Name()), ns) })
+	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return nsfind.LeadsTo(k.file(e.Name()), ns) })
 }
 
 // mounts reports whether a container's namespace was kept by a mount, which may be
@@ -125,7 +126,7 @@ func (k *keeper) mounts(id string) bool {
 // of the record's file; empty if none is.
 func (k *keeper) keeps(file string) string {
 	path := k.file(file)
-	if _, err := identify(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
+	if _, err := nsfind.Identify(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
 		return ""
 	}
 	return path
@@ -137,7 +138,7 @@ func (k *keeper) discard(file string) error { return netns.Remove(k.file(file)) 
 // keepsFor reports whether the namespace of a container is kept alive by a mount or
 // by a descriptor of this process.
 func (k *keeper) keepsFor(id string) bool {
-	_, err := identify(k.path(id))
+	_, err := nsfind.Identify(k.path(id))
 	return err == nil || k.openPath(id) != ""
 }
 
@@ -150,19 +151,19 @@ func (k *keeper) openPath(id string) string {
 	if ns == nil {
 		return ""
 	}
-	return descriptorPath(ns)
+	return nsfind.DescriptorPath(ns)
 }
 
 // keptHere reports whether the operation's namespace is kept alive by a mount in this
 // mount namespace, or by a descriptor of this process.
 func (op *operation) keptHere() bool {
-	return leadsTo(op.kept.path(op.id), op.container) || op.kept.openPath(op.id) != ""
+	return nsfind.LeadsTo(op.kept.path(op.id), op.container) || op.kept.openPath(op.id) != ""
 }
 
 // where is a path that leads to the kept namespace, if the record does not say
 // it; empty without one.
 func (k *keeper) where(id string) (string, error) {
-	_, err := identify(k.path(id))
+	_, err := nsfind.Identify(k.path(id))
 	switch {
 	case err == nil:
 		return k.path(id), nil

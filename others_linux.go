@@ -8,6 +8,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
 
+	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -88,7 +89,7 @@ func (op *operation) cachedIn(ns *netns.Handle, recorded map[record.PluginID]boo
 		return "", fmt.Errorf("cached attachments: %w", err)
 	}
 	for _, c := range cached {
-		if recorded[record.PluginID(c.ContainerID)] || !leadsTo(c.NetNS, ns) {
+		if recorded[record.PluginID(c.ContainerID)] || !nsfind.LeadsTo(c.NetNS, ns) {
 			continue
 		}
 		if there, err := op.hasLink(ns, c.IfName); there || err != nil {
@@ -117,6 +118,6 @@ func (a *attachment) avoidOthers() {
 // mayKeep reports whether the namespace may be that of a record of which only the
 // file's name is known.
 func (k *keeper) mayKeep(file string, ns netns.ID) bool {
-	pinned, err := identify(k.file(file))
+	pinned, err := nsfind.Identify(k.file(file))
 	return err != nil || pinned == ns
 }

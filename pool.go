@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -79,7 +80,7 @@ func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("pool: %w", err)
 	}
-	if private, err := mountsArePrivate(p.dir, firstMountNS); private || err != nil {
+	if private, err := nsfind.MountsArePrivate(p.dir, nsfind.FirstMountNS); private || err != nil {
 		s.logger.Warn("namespaces that the pool makes will not be seen in the mount namespace of the machine, "+
 			"nor by this program when it is started again: share the mounts of the record directory", "path", p.dir, "error", err)
 	}

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/nsfind"
 )
 
 // TestAPoolWhoseMountsAreSeenByNobodyIsFound: a directory on a private mount, in
@@ -31,7 +31,7 @@ func TestAPoolWhoseMountsAreSeenByNobodyIsFound(t *testing.T) {
 		{"private, and the first process may not be looked at", "/proc/0/ns/mnt", unix.MS_PRIVATE, false},
 	} {
 		wantNil(t, unix.Mount("", dir, "", tt.propagation, ""))
-		got, err := cni.MountsArePrivate(dir, tt.first)
+		got, err := nsfind.MountsArePrivate(dir, tt.first)
 		wantNil(t, err)
 		wantSame(t, tt.what, got, tt.want)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/nsfind"
 )
 
 // These limits keep the background work small enough not to slow down calls. One
@@ -235,7 +236,7 @@ func (p *reaping) look() (found []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	looked, from := 0, view() // of any thread: tendOne judges each container again
+	looked, from := 0, nsfind.View() // of any thread: tendOne judges each container again
 	for _, file := range files {
 		if looked++; p.isToDo(file, from) {
 			found = append(found, file)

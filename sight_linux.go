@@ -9,6 +9,7 @@ import (
 
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -148,7 +149,7 @@ func alike(was, is links.Link) bool {
 
 // there reports whether the mount is still there that the namespace is kept by.
 func (w *warm) there() bool {
-	id, err := identify(w.path)
+	id, err := nsfind.Identify(w.path)
 	return err == nil && id == w.ns
 }
 

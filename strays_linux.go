@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spare"
 	"github.com/embedcni/cni/netns"
@@ -73,7 +74,7 @@ func (k *keeper) strays(records *record.Store) ([]string, error) {
 	for _, e := range entries {
 		path := filepath.Join(k.dir, e.Name())
 		if spare.Is(e.Name()) {
-			if _, err := identify(path); err == nil {
+			if _, err := nsfind.Identify(path); err == nil {
 				strays = append(strays, path)
 			}
 			continue
@@ -153,7 +154,7 @@ func (s *snapshot) recordedNamespaces() (*knownNetNS, error) {
 func (known *knownNetNS) strangers(paths []string) (map[string]bool, error) {
 	stray, at := make(map[string]bool), make(map[netns.ID][]string)
 	for _, path := range paths {
-		id, err := identify(path)
+		id, err := nsfind.Identify(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist), known.names[filepath.Base(path)], err == nil && known.ids[id]:
 		case errors.Is(err, netns.ErrNotNetNS):
@@ -168,7 +169,7 @@ func (known *knownNetNS) strangers(paths []string) (map[string]bool, error) {
 	if len(at) == 0 {
 		return stray, nil
 	}
-	inhabited, err := inhabitants()
+	inhabited, err := nsfind.Inhabitants()
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +186,7 @@ func (known *knownNetNS) strangers(paths []string) (map[string]bool, error) {
 // removeOurs removes the namespace that a pool made for a container, if it is
 // still that one which is mounted there.
 func removeOurs(ns record.NetNS) error {
-	id, err := identify(ns.Path)
+	id, err := nsfind.Identify(ns.Path)
 	switch {
 	case errors.Is(err, netns.ErrNotNetNS): // the file, perhaps
 	case errors.Is(err, fs.ErrNotExist):
@@ -208,7 +209,7 @@ func (s *snapshot) removeUnrecorded(id, path string) error {
 	if err != nil {
 		return err // Recover and GC know what to do
 	}
-	there, err := identify(path)
+	there, err := nsfind.Identify(path)
 	if rec != nil && err == nil && there == (netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino}) {
 		return nil // they do
 	}

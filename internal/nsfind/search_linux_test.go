@@ -1,4 +1,4 @@
-package cni
+package nsfind
 
 import (
 	"os"
@@ -53,7 +53,7 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 	search := func(stop bool) (complete bool) {
 		t.Helper()
 		paths = nil
-		complete, err := eachNetNS(dir, "4:4026532231", func(path string) bool {
+		complete, err := Each(dir, "4:4026532231", func(path string) bool {
 			path, err := filepath.Rel(dir, path)
 			if err != nil {
 				t.Error(err)

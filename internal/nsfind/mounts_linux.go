@@ -1,4 +1,4 @@
-package cni
+package nsfind
 
 import (
 	"fmt"
@@ -10,15 +10,11 @@ import (
 	"github.com/embedcni/cni/internal/cut"
 )
 
-// firstMountNS is the mount namespace of the machine's first process, or of the
-// container's that this program runs in.
-const firstMountNS = "/proc/1/ns/mnt"
-
-// mountsArePrivate reports whether what is mounted in dir is seen by nobody but
+// MountsArePrivate reports whether what is mounted in dir is seen by nobody but
 // this process and what it starts: the process is in another mount namespace than
 // first, and nothing is passed on from where dir is. It is false if first cannot
 // be looked at.
-func mountsArePrivate(dir, first string) (bool, error) {
+func MountsArePrivate(dir, first string) (bool, error) {
 	var own, other unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/mnt", &own); err != nil {
 		return false, fmt.Errorf("look up the mount namespace: %w", err)

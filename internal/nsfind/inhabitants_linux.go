@@ -1,25 +1,22 @@
-package cni
+package nsfind
 
 import (
-	"errors"
 	"fmt"
 	"os"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/tasks"
 	"github.com/embedcni/cni/netns"
 )
 
-// inhabitants returns the visible threads by network namespace. It looks at threads
+// Inhabitants returns the visible threads by network namespace. It looks at threads
 // rather than processes, since a program that serves a container from outside may
 // have a single thread in the namespace. It takes some microseconds for each thread
 // on the machine, so it is called only for namespaces that no path leads to.
-func inhabitants() (map[netns.ID][]tasks.Task, error) {
+func Inhabitants() (map[netns.ID][]tasks.Task, error) {
 	found := make(map[netns.ID][]tasks.Task)
 	_, err := tasks.Each("/proc", func(t tasks.Task) bool {
 		// Threads that have ended, and those that may not be looked at, are left out.
-		if id, ok := netNSAt(t.NetNS()); ok {
+		if id, ok := At(t.NetNS()); ok {
 			found[id] = append(found[id], t)
 		}
 		return true
@@ -30,26 +27,11 @@ func inhabitants() (map[netns.ID][]tasks.Task, error) {
 	return found, nil
 }
 
-// netNSAt returns the identity of the namespace at a path. It returns false if the
-// path cannot be followed.
-func netNSAt(path string) (netns.ID, bool) {
-	var st unix.Stat_t
-	for {
-		err := unix.Stat(path, &st)
-		if err == nil {
-			return netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}, true
-		}
-		if !errors.Is(err, unix.EINTR) {
-			return netns.ID{}, false
-		}
-	}
-}
-
-// openInhabited opens the namespace with that identity through a thread in it. It
+// OpenInhabited opens the namespace with that identity through a thread in it. It
 // returns nil if no visible thread is in one. The kernel gives the number of a
 // namespace that has ended to the next one, so the caller must verify which it is.
-func openInhabited(want netns.ID) (*netns.Handle, error) {
-	found, err := inhabitants()
+func OpenInhabited(want netns.ID) (*netns.Handle, error) {
+	found, err := Inhabitants()
 	if err != nil {
 		return nil, err
 	}
@@ -70,12 +52,12 @@ func openInhabited(want netns.ID) (*netns.Handle, error) {
 	return nil, nil
 }
 
-// descriptorPath returns a path by which other processes reach a namespace that this
+// DescriptorPath returns a path by which other processes reach a namespace that this
 // process has open.
-func descriptorPath(ns *netns.Handle) string {
+func DescriptorPath(ns *netns.Handle) string {
 	fd := ns.File().Fd()
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
-	if leadsTo(path, ns) {
+	if LeadsTo(path, ns) {
 		return path
 	}
 	// The leading thread has ended, or has descriptors of its own.
@@ -84,7 +66,7 @@ func descriptorPath(ns *netns.Handle) string {
 		return path
 	}
 	for _, t := range all {
-		if other := fmt.Sprintf("%s/fd/%d", t.Dir, fd); leadsTo(other, ns) {
+		if other := fmt.Sprintf("%s/fd/%d", t.Dir, fd); LeadsTo(other, ns) {
 			return other
 		}
 	}
