@@ -24,8 +24,8 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// CNI is what a container runtime needs of CNI. It is go-cni's interface, and
-// gets no more methods, so that the fakes of its users stay complete.
+// CNI attaches containers to networks. It is go-cni's interface and gets no more
+// methods, so that fakes of its users stay complete.
 type CNI interface {
 	// Setup attaches a container to the networks, in parallel.
 	Setup(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error)
@@ -33,11 +33,11 @@ type CNI interface {
 	SetupSerially(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error)
 	// Remove detaches a container.
 	Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) error
-	// Check asks whether a container is attached as it was set up.
+	// Check reports whether a container is attached as Setup left it.
 	Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) error
 	// Load replaces the network configuration.
 	Load(opts ...Opt) error
-	// Status tells whether containers can be attached.
+	// Status reports whether containers can be attached.
 	Status() error
 	// GetConfig returns a copy of the configuration.
 	GetConfig() *ConfigResult
@@ -52,8 +52,8 @@ type ConfigResult struct {
 	PluginMaxConfNum int
 	Prefix           string
 	Networks         []*ConfNetwork
-	// Skipped are the files of the configuration directory that could not be
-	// used when it was last loaded, and were passed over.
+	// Skipped lists files of the configuration directory that the last Load could
+	// not use.
 	Skipped []SkippedFile `json:",omitempty"`
 }
 
@@ -69,7 +69,7 @@ type ConfNetwork struct {
 	IFName string
 }
 
-// NetworkConfList is a network's configuration, with the JSON it was read from.
+// NetworkConfList is a network's configuration, and its JSON source.
 type NetworkConfList struct {
 	Name       string
 	CNIVersion string
@@ -77,28 +77,28 @@ type NetworkConfList struct {
 	Source     string
 }
 
-// NetworkConf is a plugin's configuration, with the JSON it was read from, and
-// what would run for it now.
+// NetworkConf is a plugin's configuration, its JSON source, and the plugin that would
+// run for it now.
 type NetworkConf struct {
 	Network *types.NetConf
 	Source  string
-	// Kind is empty if there is no such plugin, or its file is not secure.
+	// Kind is empty if there is no such plugin, or if its file is insecure.
 	Kind PluginKind `json:",omitempty"`
-	Path string     `json:",omitempty"` // of the executable, if that is its kind
-	// IPAMKind is what would run for the IPAM plugin that an in-process plugin
-	// delegates to. An executable looks for its own along the plugin directories.
+	Path string     `json:",omitempty"` // of an executable
+	// IPAMKind is the kind of the IPAM plugin that an in-process plugin would delegate
+	// to. An executable searches the plugin directories itself.
 	IPAMKind PluginKind `json:",omitempty"`
 }
 
-// Runtime attaches containers to the networks it has loaded. It is made by New
-// and may be used by many goroutines at once.
+// Runtime attaches containers to its loaded networks. Use New to create one. It is
+// safe for concurrent use.
 type Runtime struct {
 	current atomic.Pointer[snapshot]
 	loading sync.Mutex // one Load at a time; never held while a plugin runs
 }
 
-// snapshot is a complete configuration. It is never changed: Load makes
-// another one, and calls that have begun keep theirs.
+// snapshot is a complete configuration. It is immutable: Load makes another one, and
+// calls under way keep theirs.
 type snapshot struct {
 	settings
 	networks []*Network
@@ -121,9 +121,9 @@ type snapshot struct {
 	boot     string // of the machine, likewise
 }
 
-// New returns a Runtime with the settings and networks of the options. It looks
-// for no plugin, and a directory that does not exist is no error. Options that
-// contradict each other are ErrInvalidArgument.
+// New returns a Runtime with the settings and networks of the options. It searches
+// for no plugin, and accepts directories that do not exist. Contradicting options
+// are ErrInvalidArgument.
 func New(opts ...Opt) (*Runtime, error) {
 	s, err := newSnapshot(defaultSettings(), nil, opts)
 	if err != nil {
@@ -134,11 +134,10 @@ func New(opts ...Opt) (*Runtime, error) {
 	return r, nil
 }
 
-// Load replaces all networks, those given to New included, with those of the
-// options; settings stay unless an option changes them. It is all or nothing:
-// when anything is wrong, Load returns an error that names the file and what is
-// wrong in it, and the configuration stays as it was. Calls that have begun go
-// on with the configuration they began with.
+// Load replaces all networks, including those given to New, with those of the
+// options; settings stay unless an option changes them. If anything is wrong, Load
+// changes nothing and returns an error that names the file and the mistake. Calls
+// under way continue with the configuration they began with.
 func (r *Runtime) Load(opts ...Opt) error {
 	r.loading.Lock()
 	defer r.loading.Unlock()
@@ -154,8 +153,8 @@ func (r *Runtime) Load(opts ...Opt) error {
 	return nil
 }
 
-// newSnapshot applies options in two passes, settings first, so that it does
-// not matter where a setting stands among the options.
+// newSnapshot applies options in two passes, settings first, so that the position of
+// a setting among the options does not matter.
 func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, error) {
 	c := &config{settings: base}
 	for _, o := range opts {
@@ -204,8 +203,8 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	return s, nil
 }
 
-// canonical is the path without symbolic links, as far as it exists: it goes
-// into records, and is to lead to the same place however a later program spells
+// canonical resolves the symbolic links of a path, as far as it exists. The path is
+// stored in records and must lead to the same place however a later program spells
 // the directory.
 func canonical(path string) string {
 	dir, err := filepath.Abs(path)
@@ -224,7 +223,7 @@ func canonical(path string) string {
 	}
 }
 
-// identity is that of this process, for the record.
+// identity returns the identity of this process, for the record.
 func (s *snapshot) identity() (string, error) {
 	if s.self != "" {
 		return s.self, nil
@@ -243,26 +242,25 @@ func (s *snapshot) ready() error {
 	return nil
 }
 
-// Setup attaches the container to the loaded networks, or to those selected
-// with WithNetwork, in parallel; a network that is selected twice is attached
-// twice in order. path is the container's network namespace.
+// Setup attaches the container to the loaded networks, or to those selected with
+// WithNetwork, in parallel; a network that is selected twice is attached twice, in
+// order. path is the container's network namespace.
 //
-// Before anything runs, everything is validated: ErrInvalidArgument,
-// ErrInvalidNetNS. A container that is attached already gets ErrAlreadyAttached
-// and nothing changes; if that attachment is dead it is removed first: its path no
-// longer leads to its namespace and no visible process is in that, or its
-// interfaces are gone. A container may be attached again under other interface
-// names, in the same namespace, from the same host namespace.
+// Setup validates everything before it runs a plugin, and returns ErrInvalidArgument
+// or ErrInvalidNetNS. If the container is attached already, it returns
+// ErrAlreadyAttached and changes nothing. A dead attachment is removed first: one
+// whose interfaces are gone, or whose path no longer leads to its namespace while no
+// visible process is in that. A container may be attached again under other
+// interface names, in the same namespace, from the same host namespace.
 //
-// When anything fails or ctx ends, what was attached is detached again before
-// Setup returns, whether or not ctx is over. What could not be detached is part
-// of the error.
+// If anything fails or ctx ends, Setup detaches everything before it returns. The
+// error includes anything that could not be detached.
 func (r *Runtime) Setup(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error) {
 	return r.setup(ctx, "cni.Setup", id, path, opts, false)
 }
 
-// SetupSerially is Setup with one network after the other, as the
-// specification has it, and stops at the first that fails.
+// SetupSerially is Setup with one network after the other, as in the specification.
+// It stops at the first that fails.
 func (r *Runtime) SetupSerially(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error) {
 	return r.setup(ctx, "cni.SetupSerially", id, path, opts, true)
 }
@@ -281,24 +279,22 @@ func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []Names
 	return s.setup(ctx, ns, serially)
 }
 
-// Remove detaches the container from what it was attached to, or from the
-// networks selected with WithNetwork. It goes by the container's record: no
-// network need be loaded, no option of the Setup repeated. It asks every plugin
-// of every network, last network and last plugin first, whatever fails on the
-// way; then it removes what the reference plugins are known to leave, and looks
-// whether it is gone.
+// Remove detaches the container from all its networks, or from those selected with
+// WithNetwork. It uses the container's record: no network needs to be loaded, and no
+// option of Setup repeated. It asks every plugin of every network, last network and
+// last plugin first, and continues after errors. Then it removes leftovers of the
+// reference plugins and verifies that nothing remains.
 //
-// It returns nil when nothing is left. A failed DEL of the reference plugins
-// that the sweep made up for is only logged, unless WithTeardownErrors; one of
-// another plugin is returned, and so is a *LeftoverError. Then the record stays,
-// and Remove, Recover or GC tries again. While the record cannot be used, Remove
-// fails with a *RecordError and changes nothing.
+// It returns nil if nothing remains. The error of a failed DEL is only logged if the
+// sweep covers that plugin, unless WithTeardownErrors is set; otherwise Remove returns
+// a *LeftoverError. Then the record stays, and Remove, Recover or GC tries again. If
+// the record cannot be used, Remove returns a *RecordError and changes nothing.
 //
-// It may be called again. A container that was attached without a record, by
-// go-cni, is detached by what libcni has cached of it, and from the loaded
-// networks; for one that was never attached it returns nil. path only matters
-// for these, and may be empty or gone. ctx carries values only: when it ends,
-// Remove goes on, each plugin within the time that Timeouts.Del gives it.
+// Remove may be called again. A container without a record, attached by go-cni, is
+// detached by libcni's cache and the loaded networks; for one that was never attached
+// Remove returns nil. path is used only for these, and may be empty or gone. ctx
+// carries values only: Remove continues after its end, each plugin within
+// Timeouts.Del.
 func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	s := r.current.Load()
 	ctx, span := s.spans.call(ctx, "cni.Remove", id, path)
@@ -311,10 +307,10 @@ func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...Na
 }
 
 // Check asks the plugins of the loaded networks, or of those selected with
-// WithNetwork, whether the attachment is as Setup left it, with the
-// configuration and the parameters that Setup had, and stops at the first error:
-// ErrNotAttached if there was no Setup. A network whose configuration is older than 0.4.0 has no CHECK and returns an error that says
-// so; one that says disableCheck is passed over.
+// WithNetwork, whether the attachment is as Setup left it, with the configuration and
+// the parameters of Setup. It stops at the first error, and returns ErrNotAttached if
+// there was no Setup. A configuration older than 0.4.0 has no CHECK and returns an
+// error that says so; one with disableCheck is skipped.
 func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	s := r.current.Load()
 	ctx, span := s.spans.call(ctx, "cni.Check", id, path)
@@ -372,13 +368,13 @@ func (r *Runtime) GetConfig() *ConfigResult {
 	return c
 }
 
-// networkConf copies a plugin's configuration, and looks for the plugin.
+// networkConf copies a plugin's configuration and finds the plugin.
 func (s *snapshot) networkConf(p *libcni.PluginConfig) *NetworkConf {
 	network := *p.Network
 	conf := &NetworkConf{Network: &network, Source: string(p.Bytes)}
 	found, err := s.provider(network.Type)
 	if err != nil {
-		return conf // a call would say why
+		return conf // a call returns the reason
 	}
 	conf.Kind, conf.Path = found.kind, found.path
 	if ipam := network.IPAM.Type; ipam != "" && found.kind != PluginExecutable {
@@ -389,8 +385,8 @@ func (s *snapshot) networkConf(p *libcni.PluginConfig) *NetworkConf {
 	return conf
 }
 
-// GetCNIResultFromResults converts the plugins' results, one for each loaded
-// network in order.
+// GetCNIResultFromResults converts the plugins' results, one for each loaded network,
+// in order.
 //
 // Deprecated: Setup returns the same.
 func (r *Runtime) GetCNIResultFromResults(results []*types100.Result) (*Result, error) {

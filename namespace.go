@@ -9,8 +9,8 @@ import (
 	"github.com/containernetworking/cni/pkg/utils"
 )
 
-// Namespace is a container as one call sees it: its id, the path of its
-// network namespace, and what NamespaceOpts said about it.
+// Namespace is a container in one call: its ID, the path of its network namespace,
+// and the values set by NamespaceOpts.
 type Namespace struct {
 	id   string
 	path string
@@ -19,7 +19,7 @@ type Namespace struct {
 	ours     bool // a Pool has made the namespace
 }
 
-// scope is what options set: for all networks of the call, or inside
+// scope holds values set by options: for all networks of the call, or inside
 // WithNetwork for one of them.
 type scope struct {
 	args           map[string]string
@@ -36,7 +36,7 @@ type selection struct {
 	scope
 }
 
-// NamespaceOpts says how a container is attached, checked or detached.
+// NamespaceOpts is an option of Setup, Remove and Check.
 type NamespaceOpts func(s *Namespace) error
 
 func newScope() scope {
@@ -64,16 +64,16 @@ func (ns *Namespace) only(n *Network) *Namespace {
 	return &one
 }
 
-// WithNetwork attaches the loaded network of that name. The first WithNetwork
-// of a call turns "all loaded networks" into "those named", in the order they
-// are named; Result.Raw has the same order. opts hold for this network alone
-// and win over those given for all: WithInterfaceName, WithArgs, WithLabels,
-// WithConfigArgs and the capabilities.
+// WithNetwork selects the loaded network of that name. Without WithNetwork a call
+// is for all loaded networks; with it, for the selected ones in the given order,
+// which is also that of Result.Raw. opts apply to this network only and take
+// precedence over the same options of the call: WithInterfaceName, WithArgs,
+// WithLabels, WithConfigArgs and the capabilities.
 //
-// A network may be named twice with different interface names. If several
-// configurations have the name, it selects all of them, in the order they were
-// loaded. WithInterfaceName then selects the one that was loaded for that interface,
-// and returns an error unless there is exactly one.
+// A network may be selected twice with different interface names. If several
+// configurations have the name, all of them are selected, in the order in which they
+// were loaded. WithInterfaceName then selects the one loaded for that interface, and
+// it is an error unless there is exactly one.
 func WithNetwork(name string, opts ...NamespaceOpts) NamespaceOpts {
 	return func(ns *Namespace) error {
 		if ns.nested {
@@ -91,9 +91,9 @@ func WithNetwork(name string, opts ...NamespaceOpts) NamespaceOpts {
 	}
 }
 
-// WithInterfaceName names the interface in the container. Among configurations with
-// the same name it selects the one that was loaded for that interface. It is valid
-// only inside WithNetwork.
+// WithInterfaceName sets the name of the interface in the container. Among
+// configurations of one name it selects the one loaded for that interface. It is
+// valid only inside WithNetwork.
 func WithInterfaceName(name string) NamespaceOpts {
 	return func(ns *Namespace) error {
 		if !ns.nested {
@@ -112,9 +112,9 @@ func WithLabels(labels map[string]string) NamespaceOpts {
 	}
 }
 
-// WithArgs adds k=v to CNI_ARGS. Neither may hold ';', '=', a newline or a NUL
-// byte: CNI_ARGS has no way to quote them, so that a value with a semicolon
-// would set another argument, an address for example.
+// WithArgs adds k=v to CNI_ARGS. Neither may contain ';', '=', a newline or a NUL
+// byte: CNI_ARGS cannot quote them, and a value with a semicolon would set another
+// argument, such as an address.
 func WithArgs(k, v string) NamespaceOpts {
 	return func(ns *Namespace) error {
 		ns.args[k] = v
@@ -122,10 +122,9 @@ func WithArgs(k, v string) NamespaceOpts {
 	}
 }
 
-// WithConfigArgs sets a key of "args": {"cni": {…}} in the configuration that
-// the plugins are given, the successor of CNI_ARGS (CONVENTIONS.md): a plugin
-// that knows the key must ignore its counterpart in CNI_ARGS. value is encoded
-// as JSON.
+// WithConfigArgs sets a key of "args": {"cni": {…}} in the configuration passed to
+// plugins, the successor of CNI_ARGS (CONVENTIONS.md): a plugin that knows the key
+// must ignore its counterpart in CNI_ARGS. value is encoded as JSON.
 func WithConfigArgs(key string, value any) NamespaceOpts {
 	return func(ns *Namespace) error {
 		ns.configArgs[key] = value
@@ -133,8 +132,8 @@ func WithConfigArgs(key string, value any) NamespaceOpts {
 	}
 }
 
-// sortedArgs validates the arguments and returns them in the order of their
-// keys, so that equal calls run equal plugins.
+// sortedArgs validates the arguments and sorts them by key, so that equal calls
+// pass equal requests.
 func sortedArgs(args map[string]string) ([][2]string, error) {
 	var sorted [][2]string
 	for _, k := range slices.Sorted(maps.Keys(args)) {
@@ -152,8 +151,8 @@ func sortedArgs(args map[string]string) ([][2]string, error) {
 	return sorted, nil
 }
 
-// maxCacheName is the longest file name that the usual file systems take.
-// libcni keeps a result in a file called <network>-<container>-<interface>.
+// maxCacheName is the longest file name of the usual file systems. libcni caches a
+// result in a file called <network>-<container>-<interface>.
 const maxCacheName = 255
 
 // validateID checks a container ID: a letter or digit, then letters, digits,
@@ -168,9 +167,8 @@ func validateID(id string) error {
 	return nil
 }
 
-// validateAttachmentName checks the interface name of something that may have
-// been attached, by an earlier version too, and that libcni can keep the
-// attachment's result.
+// validateAttachmentName checks the interface name of an attachment, which an
+// earlier version may have made, and that libcni can cache its result.
 func validateAttachmentName(network, id, ifName string) error {
 	if err := utils.ValidateInterfaceName(ifName); err != nil {
 		return fmt.Errorf("interface name %q: %w: %w", ifName, err, ErrInvalidArgument)
@@ -182,9 +180,9 @@ func validateAttachmentName(network, id, ifName string) error {
 	return nil
 }
 
-// validateIfName checks a name that an interface is to get. In one with a '%' the
-// kernel puts a number (dev_alloc_name): the interface would have another name
-// than the record and the plugins.
+// validateIfName checks the name of a new interface. The kernel replaces "%d" by a
+// number (dev_alloc_name), and the interface would have another name than in the
+// record and in the plugins' requests.
 func validateIfName(name string) error {
 	if err := utils.ValidateInterfaceName(name); err != nil {
 		return fmt.Errorf("%w: %w", err, ErrInvalidArgument)

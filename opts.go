@@ -18,23 +18,23 @@ const (
 	CNIPluginName = "cni"
 	// DefaultMaxConfNum is how many configurations WithDefaultConf loads.
 	DefaultMaxConfNum = 1
-	// DefaultPrefix is what interface names begin with.
+	// DefaultPrefix is the prefix of interface names.
 	DefaultPrefix = "eth"
 )
 
-// Opt configures a Runtime, in New or in Load: settings, which apply wherever
-// they stand among the options, and networks, which are loaded in the order of
-// the options once all settings are known.
+// Opt configures a Runtime, in New or in Load. An option is a setting, which
+// applies wherever it stands among the options, or a network. Networks are loaded
+// in the order of their options, after all settings have been applied.
 type Opt func(c *config) error
 
-// config is what options write to.
+// config collects the options of one New or Load.
 type config struct {
 	settings
 	loaders  []loader
-	choosing choice // what these options say of it
+	choosing choice // changes to settings.choice
 }
 
-// settings are what a Runtime is told; they stay from one Load to the next.
+// settings are the options that stay from one Load to the next.
 type settings struct {
 	pluginDirs       []string
 	pluginConfDir    string
@@ -75,11 +75,11 @@ func defaultSettings() settings {
 	}
 }
 
-// Timeouts bound how long one plugin may take for one verb. Zero leaves a
-// verb's default, a negative value takes the bound away.
+// Timeouts limit the duration of one plugin's call for each verb. Zero keeps a
+// verb's default, a negative value removes the limit.
 //
-// They are per plugin, not per call, so that in a teardown a plugin that hangs
-// does not use up the time of those behind it.
+// They apply to each plugin, not to the whole call, so that a hanging plugin does
+// not use up the time of the others in a teardown.
 type Timeouts struct {
 	Add    time.Duration // default 3 minutes: DHCP and cloud providers take long
 	Del    time.Duration // default 1 minute; GC has the same
@@ -124,7 +124,7 @@ func (t Timeouts) over(defaults Timeouts) Timeouts {
 	}
 }
 
-// WithInterfacePrefix sets what interface names begin with, "eth" by default.
+// WithInterfacePrefix sets the prefix of interface names, "eth" by default.
 // The prefix with a digit must be a valid interface name.
 func WithInterfacePrefix(prefix string) Opt {
 	return func(c *config) error {
@@ -136,7 +136,7 @@ func WithInterfacePrefix(prefix string) Opt {
 	}
 }
 
-// WithPluginDir sets the directories in which plugins are looked for, in order.
+// WithPluginDir sets the directories that are searched for plugins, in order.
 // They need not exist yet.
 func WithPluginDir(dirs []string) Opt {
 	return func(c *config) error {
@@ -145,9 +145,8 @@ func WithPluginDir(dirs []string) Opt {
 	}
 }
 
-// WithPluginPath sets the directories in which plugins are looked for from a
-// list as CNI_PATH has it: separated by ':' (';' on Windows), empty elements
-// ignored.
+// WithPluginPath is WithPluginDir with a list in the form of CNI_PATH: separated
+// by ':' (';' on Windows), with empty elements ignored.
 func WithPluginPath(list string) Opt {
 	return func(c *config) error {
 		dirs := slices.DeleteFunc(filepath.SplitList(list), func(dir string) bool { return dir == "" })
@@ -185,10 +184,9 @@ func WithMinNetworkCount(count int) Opt {
 	}
 }
 
-// WithStateDir sets the directory in which results and locks are kept,
-// /var/lib/cni by default: libcni's cache in results/, the rest in embedcni/.
-// Processes that manage the same containers must share it. It is created when
-// it is first needed.
+// WithStateDir sets the directory for results and locks, /var/lib/cni by default.
+// libcni's cache is in its results/, everything else in its embedcni/. Processes
+// that manage the same containers must share it. It is created on first use.
 func WithStateDir(dir string) Opt {
 	return func(c *config) error {
 		if dir == "" {
@@ -200,8 +198,8 @@ func WithStateDir(dir string) Opt {
 }
 
 // WithRecordDir sets the directory of the attachment records and of the pinned
-// namespaces; by default it lies in the state directory. It must survive a
-// reboot, or what the reboot left cannot be cleaned up.
+// namespaces; by default it is in the state directory. It must survive a reboot;
+// otherwise files of attachments from before the reboot cannot be cleaned up.
 func WithRecordDir(dir string) Opt {
 	return func(c *config) error {
 		c.recordDir = dir
@@ -209,9 +207,9 @@ func WithRecordDir(dir string) Opt {
 	}
 }
 
-// WithOwner names who attaches. Recover and GC touch only attachments of their
-// own owner, so that programs that share a host, or a container, do not tear down
-// each other's. The default is the name of the program's executable.
+// WithOwner sets the owner of new attachments. Recover and GC touch only their own
+// owner's attachments, so that programs that share a host or a container do not
+// remove each other's. The default is the name of the program's executable.
 func WithOwner(name string) Opt {
 	return func(c *config) error {
 		c.owner = name
@@ -219,8 +217,8 @@ func WithOwner(name string) Opt {
 	}
 }
 
-// WithTeardownErrors makes Remove return what DEL failed with even if the sweep
-// behind it has left nothing. By default that is logged and Remove succeeds.
+// WithTeardownErrors makes Remove return the error of a failed DEL even if the sweep
+// has removed everything. By default the error is logged and Remove succeeds.
 func WithTeardownErrors() Opt {
 	return func(c *config) error {
 		c.teardownErrors = true
@@ -228,8 +226,8 @@ func WithTeardownErrors() Opt {
 	}
 }
 
-// WithHostNetNS sets the network namespace in which plugins run, by path. By
-// default it is that of the thread that calls.
+// WithHostNetNS sets the network namespace in which plugins run, by path. The
+// default is the calling thread's.
 func WithHostNetNS(path string) Opt {
 	return func(c *config) error {
 		c.hostNetNS = path
@@ -237,7 +235,7 @@ func WithHostNetNS(path string) Opt {
 	}
 }
 
-// WithTimeouts bounds how long a plugin may take; see Timeouts.
+// WithTimeouts limits the duration of plugin calls; see Timeouts.
 func WithTimeouts(t Timeouts) Opt {
 	return func(c *config) error {
 		c.timeouts = t.over(c.timeouts)
@@ -245,8 +243,8 @@ func WithTimeouts(t Timeouts) Opt {
 	}
 }
 
-// WithStatusCache sets for how long a good Status is not asked for again, one
-// second by default; zero asks each time. An error is never kept.
+// WithStatusCache sets how long a successful Status is cached, one second by
+// default; zero disables the cache. Errors are not cached.
 func WithStatusCache(ttl time.Duration) Opt {
 	return func(c *config) error {
 		c.statusTTL = ttl
@@ -254,10 +252,10 @@ func WithStatusCache(ttl time.Duration) Opt {
 	}
 }
 
-// WithPluginEnv lets more variables of the runtime's environment through to the
-// plugins, by name or by a prefix that ends in '*'. Without it plugins get the
-// CNI_* variables, PATH, and the few that iptables and firewalld read; what
-// else the runtime's environment holds, such as its secrets, stays with it.
+// WithPluginEnv passes more variables of the runtime's environment to plugins, by
+// name or by a prefix that ends in '*'. Without it plugins get the CNI_* variables,
+// PATH, and those that iptables and firewalld read. Other variables, which may hold
+// secrets, are not passed.
 func WithPluginEnv(names ...string) Opt {
 	return func(c *config) error {
 		c.envAllow = append(slices.Clone(c.envAllow), names...)
@@ -265,12 +263,12 @@ func WithPluginEnv(names ...string) Opt {
 	}
 }
 
-// WithInsecureFiles accepts plugins and configurations that others than root and
-// this process's user can write or replace. They are refused by default: who can
-// write them runs as the runtime. That is so of a file, and of each directory and
-// symbolic link on the way to it, that every user may write (a directory with the
-// sticky bit passes), or whose owner is neither root nor this process's user. A
-// group may have the write bit.
+// WithInsecureFiles accepts plugins and configurations that users other than root
+// and this process's user can write or replace. They are refused by default, because
+// whoever writes them executes code with the runtime's privileges. A file is insecure
+// if every user may write it, or a directory or symbolic link on the way to it (the
+// sticky bit makes a directory safe), or if the owner of one of these is neither root
+// nor this process's user. Write permission of a group is accepted.
 func WithInsecureFiles() Opt {
 	return func(c *config) error {
 		c.allowInsecure = true
@@ -278,9 +276,9 @@ func WithInsecureFiles() Opt {
 	}
 }
 
-// WithStrictCapabilities makes it an error to give a capability that no plugin
-// declares, for example port mappings where no portmap is configured. By
-// default it is logged as a warning and the capability has no effect.
+// WithStrictCapabilities makes a capability that no plugin declares an error, for
+// example port mappings without portmap in the configuration. By default it is
+// logged as a warning and has no effect.
 func WithStrictCapabilities() Opt {
 	return func(c *config) error {
 		c.strictCaps = true
@@ -288,9 +286,9 @@ func WithStrictCapabilities() Opt {
 	}
 }
 
-// WithLogger sets where is logged what is not returned: each plugin's call at
-// debug level, at info level with its stderr if it wrote any; what was passed
-// over at warning level. The default logs nothing.
+// WithLogger sets the logger for events that no error reports: each plugin call at
+// debug level, or at info level if the plugin wrote to stderr; skipped files and
+// other oddities at warning level. By default nothing is logged.
 func WithLogger(logger *slog.Logger) Opt {
 	return func(c *config) error {
 		if logger == nil {
@@ -301,9 +299,9 @@ func WithLogger(logger *slog.Logger) Opt {
 	}
 }
 
-// WithObserver sets a function that is told of each plugin call when it is
-// over, for metrics and traces. It is called from many goroutines at once and
-// holds up the operation while it runs. ctx is the operation's.
+// WithObserver sets a function that is called after each plugin call, for metrics
+// and traces. It is called by several goroutines at once, and the operation waits
+// for it. ctx is the operation's.
 func WithObserver(observe func(ctx context.Context, e Event)) Opt {
 	return func(c *config) error {
 		c.observe = observe
@@ -311,15 +309,15 @@ func WithObserver(observe func(ctx context.Context, e Event)) Opt {
 	}
 }
 
-// Event is one plugin's call, as an observer is told of it. What an in-process
-// plugin delegates, for example to an IPAM plugin, is part of its own call.
+// Event describes one plugin call. Calls that an in-process plugin delegates, for
+// example to an IPAM plugin, are part of its own call.
 type Event struct {
 	Operation   string // CNI_COMMAND: ADD, DEL, CHECK, STATUS
 	Network     string
 	Plugin      string     // its type
-	PluginKind  PluginKind // what ran for it; empty if nothing did
+	PluginKind  PluginKind // empty if no plugin ran
 	ContainerID string     // empty for STATUS
 	IfName      string     // empty for STATUS, unless several loaded networks have the name
 	Duration    time.Duration
-	Err         error // what the plugin call ended with, or nil
+	Err         error // nil if the call succeeded
 }
