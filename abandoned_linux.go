@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
@@ -113,7 +114,7 @@ func (op *operation) hostEnds() (ends []int, err error) {
 
 func (a *attachment) onlyLoopback() bool {
 	for _, p := range a.network.config.Plugins {
-		if p.Network.Type != "loopback" || a.isCallers("loopback") {
+		if known.Of(p.Network.Type).Makes != known.Lo || a.isCallers(p.Network.Type) {
 			return false
 		}
 	}
@@ -127,12 +128,12 @@ func (a *attachment) tiedToHost() error {
 	network := a.network.config.Name
 	for i, p := range a.network.config.Plugins {
 		typ := p.Network.Type
-		switch makes := typ == "bridge" || typ == "ptp"; {
+		switch makes := known.Of(typ).Makes; {
 		case a.isCallers(typ):
 			return &noEndError{network, fmt.Sprintf("plugin %q is the caller's", typ)}
-		case i == 0 && !makes:
+		case i == 0 && makes != known.Veth:
 			return &noEndError{network, fmt.Sprintf("plugin %q keeps no interface on the host", typ)}
-		case i > 0 && makes, identifies(typ), !a.sweeps(typ):
+		case i > 0 && makes == known.Veth, makes.NeedsIdentity(), !a.sweeps(typ):
 			return &noEndError{network, fmt.Sprintf("plugin %q may have more than interfaces of its own", typ)}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/netfilter"
 )
@@ -193,7 +194,7 @@ func (op *operation) takeBackAhead() {
 		}
 	}()
 	var busy bool
-	if busy, err = pluginsRun(op.host, "portmap", "firewall"); busy || err != nil {
+	if busy, err = pluginsRun(op.host, known.Portmap, known.Firewall); busy || err != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), takeBackTime)

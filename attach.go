@@ -12,6 +12,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/firstadd"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -302,14 +303,10 @@ func (op *operation) refuseTaken() error {
 	return nil
 }
 
-// makesInterface tells whether the first plugin is one of those that make the
+// makesInterface reports whether the first plugin is one of those that make the
 // interface. Others are content with what is there.
 func (a *attachment) makesInterface() bool {
-	switch a.network.config.Plugins[0].Network.Type {
-	case "bridge", "ptp", "macvlan", "ipvlan", "vlan", "host-device", "dummy", "tap":
-		return true
-	}
-	return false
+	return known.Of(a.network.config.Plugins[0].Network.Type).Makes.IsNew()
 }
 
 // madeInterface reports whether the ADD has made an interface of the attachment's

@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
@@ -142,7 +143,7 @@ func (a *attachment) claimResult(result json.RawMessage) {
 // configuration.
 func (n *Network) hostLocalDirs() (dirs []string) {
 	for _, p := range n.config.Plugins {
-		if p.Network.IPAM.Type != "host-local" {
+		if p.Network.IPAM.Type != known.HostLocal {
 			continue
 		}
 		var c struct {
@@ -292,7 +293,7 @@ func (s *snapshot) releasesByItself(n *Network) bool {
 	}
 	a := &attachment{op: &operation{snapshot: s}, network: n}
 	return a.chain().CanGC() && slices.ContainsFunc(n.config.Plugins, func(p *libcni.PluginConfig) bool {
-		return p.Network.IPAM.Type == "host-local" && !(builtIn(p.Network.Type) && builtIn("host-local"))
+		return p.Network.IPAM.Type == known.HostLocal && !(builtIn(p.Network.Type) && builtIn(known.HostLocal))
 	})
 }
 

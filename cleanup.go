@@ -16,6 +16,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 
 	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
@@ -249,18 +250,15 @@ func (f *footprint) plugin(position int, config []byte) error {
 	if err := json.Unmarshal(config, &c); err != nil {
 		return fmt.Errorf("configuration of plugin %d: %w", position, err)
 	}
-	switch c.Type {
-	case "bridge", "ptp":
-		f.OwnsIf = f.OwnsIf || position == 0
+	k := known.Of(c.Type)
+	f.OwnsIf = f.OwnsIf || position == 0 && k.Makes.IsOwned()
+	f.UDP = f.UDP || k.Rules == known.HostPorts
+	f.Shaped = f.Shaped || c.Type == known.Bandwidth
+	switch k.Rules {
+	case known.Masquerade:
 		f.Filtered = f.Filtered || perhaps(c.IPMasq) || perhaps(c.MACSpoofChk)
-	case "macvlan", "ipvlan", "vlan":
-		f.OwnsIf = f.OwnsIf || position == 0
-	case "portmap":
-		f.UDP, f.Filtered = true, true
-	case "firewall":
+	case known.HostPorts, known.Forward:
 		f.Filtered = true
-	case "bandwidth":
-		f.Shaped = true
 	}
 	f.addresses(c.IPAM)
 	return nil
@@ -279,7 +277,7 @@ func (f *footprint) addresses(ipam json.RawMessage) {
 		Type    string `json:"type"`
 		DataDir string `json:"dataDir"`
 	}
-	if ipam == nil || !readable(json.Unmarshal(ipam, &c)) || c.Type != "host-local" {
+	if ipam == nil || !readable(json.Unmarshal(ipam, &c)) || c.Type != known.HostLocal {
 		return
 	}
 	dir := hostLocalDir
@@ -345,17 +343,8 @@ func (f *footprint) find(ctx context.Context) ([]sweep.Item, error) {
 	return slices.Concat(zoned, rules, rest), join(zerr, rerr, err)
 }
 
-// swept tells whether the sweep knows all that a plugin can leave. What another
-// one leaves is known to nobody, so that its failed DEL stays a failure.
-func swept(plugin string) bool {
-	switch plugin {
-	case "loopback", "bridge", "ptp", "macvlan", "ipvlan", "portmap", "firewall", "bandwidth", "tuning":
-		return true
-	}
-	return false
-}
-
-// sweptAll reports whether that is so of all these types, for these attachments.
+// sweptAll reports whether the sweep undoes all that plugins of these types can
+// leave, for these attachments. The failed DEL of any other plugin stays a failure.
 func sweptAll(attachments []*attachment, types []string) bool {
 	return !slices.ContainsFunc(types, func(typ string) bool {
 		return slices.ContainsFunc(attachments, func(a *attachment) bool { return !a.sweeps(typ) })
@@ -365,13 +354,14 @@ func sweptAll(attachments []*attachment, types []string) bool {
 // sweeps reports whether the sweep knows all that a plugin of the attachment can
 // leave, and undoes it. An interface that outlives the attachment must be known.
 func (a *attachment) sweeps(typ string) bool {
-	switch {
+	switch k := known.Of(typ); {
 	case a.isCallers(typ):
 		return false
-	case typ == "host-device", typ == "tuning":
+	case k.Borrows:
 		return !a.has(typ) || a.knowsInterface()
+	default:
+		return k.Swept
 	}
-	return swept(typ)
 }
 
 // vouched tells whether a sweep that found nothing makes up for failed DELs.
@@ -385,7 +375,7 @@ func (op *operation) vouched(attachments []*attachment, err error) bool {
 	for _, a := range attachments {
 		for _, p := range a.network.config.Plugins {
 			ipam := p.Network.IPAM.Type
-			if ipam != "" && (ipam != "host-local" && ipam != "static" || a.isCallers(ipam)) {
+			if ipam != "" && (!known.Of(ipam).IPAM || a.isCallers(ipam)) {
 				return false
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
 )
@@ -13,27 +14,17 @@ import (
 // attachment's, a [sweep.Device].
 const deviceFact = "interface"
 
-// identifies reports whether the interface is to be told from others by more than
-// its name. The host's end of a veth pair is known by the result; these have
-// nothing on the host.
-func identifies(typ string) bool {
-	switch typ {
-	case "host-device", "macvlan", "ipvlan", "vlan":
-		return true
-	}
-	return false
-}
-
 // noteDevice notes which interface an ADD has made, or moved into the container,
 // before anything in there can rename it. Without the note it is found by name.
 func (a *attachment) noteDevice(ctx context.Context, call chain.Call, kind PluginKind) {
-	if call.Verb != "ADD" || call.Plugin != a.network.config.Plugins[0].Network.Type || !identifies(call.Plugin) ||
+	makes := known.Of(call.Plugin).Makes
+	if call.Verb != "ADD" || call.Plugin != a.network.config.Plugins[0].Network.Type || !makes.NeedsIdentity() ||
 		kind == PluginRegistered || a.inside() == nil || a.op.host.handle() == nil {
 		return
 	}
 	var d *sweep.Device
 	var err error
-	if call.Plugin == "host-device" {
+	if makes == known.Moved {
 		d, err = sweep.IdentifyLent(a.op.host.handle(), a.inside(), a.IfName)
 	} else {
 		d, err = sweep.Identify(ctx, a.inside(), a.IfName)

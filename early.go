@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/embedcni/cni/internal/durable"
+	"github.com/embedcni/cni/internal/known"
 )
 
 // The record is to survive a power cut before anything does that it is about.
@@ -29,14 +30,7 @@ func (op *operation) early() bool {
 
 // onlyKernel reports whether all that a plugin makes is lost with the power.
 func onlyKernel(typ string, p provider) bool {
-	if p.kind != PluginBuiltIn {
-		return false
-	}
-	switch typ {
-	case "loopback", "bridge", "ptp", "macvlan", "host-device", "static", "portmap", "firewall", "bandwidth":
-		return true
-	}
-	return false // host-local's addresses, what tuning is to restore
+	return p.kind == PluginBuiltIn && known.Of(typ).KernelOnly
 }
 
 // awaitRecord waits for the record before a plugin is run that may write files,
@@ -45,7 +39,7 @@ func (op *operation) awaitRecord(ctx context.Context, verb, typ string, p provid
 	switch {
 	case verb != "ADD" || op.pending == nil || onlyKernel(typ, p):
 		return ctx, nil
-	case p.kind == PluginBuiltIn && typ == "host-local":
+	case p.kind == PluginBuiltIn && typ == known.HostLocal:
 		return durable.With(ctx, op.durable), nil
 	}
 	return ctx, op.durable()

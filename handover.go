@@ -13,6 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -242,5 +243,5 @@ func (a *attachment) installed(typ string) error {
 
 // ignoresArgs reports whether the DEL of a type is known to need no arguments.
 func (a *attachment) ignoresArgs(typ string) bool {
-	return swept(typ) || slices.Contains([]string{"host-device", "host-local", "static", "vlan"}, typ)
+	return known.Of(typ).BareDEL
 }

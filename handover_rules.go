@@ -11,6 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -34,20 +35,20 @@ func (a *attachment) undoneByExecutable(ctx context.Context, p *libcni.PluginCon
 		return err
 	}
 	var errs []error
-	switch typ := p.Network.Type; typ {
-	case "bridge", "ptp":
+	switch typ := p.Network.Type; known.Of(typ).Rules {
+	case known.Masquerade:
 		if perhaps(c.IPMasq) && p.Network.IPAM.Type != "" {
 			errs = append(errs, a.namedBackend(ctx, typ, "ipMasqBackend", c.IPMasqBackend))
 		}
-		if typ == "bridge" && perhaps(c.MACSpoofChk) {
+		if typ == known.Bridge && perhaps(c.MACSpoofChk) {
 			errs = append(errs, needs(typ, "nft"))
 		}
-	case "portmap":
+	case known.HostPorts:
 		ports, err := hostPorts(a.CapabilityArgs[capPortMappings])
 		if p.Network.Capabilities[capPortMappings] && (len(ports) > 0 || err != nil) {
 			errs = append(errs, a.namedBackend(ctx, typ, "backend", c.Backend))
 		}
-	case "firewall":
+	case known.Forward:
 		errs = append(errs, a.firewallBackend(ctx, p.Bytes, c.Backend))
 	}
 	return join(errs...)
@@ -103,19 +104,19 @@ func (a *attachment) firewallBackend(ctx context.Context, config json.RawMessage
 	uses := netfilter.DetectedIPTables
 	if named {
 		uses = *backend
-	} else if d, ok := a.op.choice.builtIn("firewall").(detector); ok {
+	} else if d, ok := a.op.choice.builtIn(known.Firewall).(detector); ok {
 		var err error
 		if uses, err = d.Detect(firewalld.With(ctx, a.op.bus), a.op.host.handle(), config); err != nil {
-			return fmt.Errorf("plugin %q: detect the backend that its executable would choose: %w", "firewall", err)
+			return fmt.Errorf("plugin %q: detect the backend that its executable would choose: %w", known.Firewall, err)
 		}
 	}
-	if c, _, _ := a.kinds.get("firewall"); !named && a.maybeBuiltIn("firewall") && (c.Backend != uses || uses == netfilter.DetectedNative) {
+	if c, _, _ := a.kinds.get(known.Firewall); !named && a.maybeBuiltIn(known.Firewall) && (c.Backend != uses || uses == netfilter.DetectedNative) {
 		return fmt.Errorf(`plugin "firewall" is built in and was made for backend %q, and its executable would choose another one; Remove the container`, c.Backend)
 	}
 	if uses != netfilter.DetectedIPTables && uses != netfilter.DetectedNative {
 		return nil
 	}
-	return join(needs("firewall", "iptables", "ip6tables"), a.sameVariant(ctx, "firewall"))
+	return join(needs(known.Firewall, "iptables", "ip6tables"), a.sameVariant(ctx, known.Firewall))
 }
 
 // sameVariant returns nil if the plain name iptables runs the variant (legacy or

@@ -6,6 +6,7 @@ import (
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -27,21 +28,20 @@ func (m *mendError) Unwrap() error { return m.err }
 // attachment's siblings. It needs only their records, so a removal that is repeated
 // after a crash makes them too.
 func (a *attachment) mend(ctx context.Context, typ string) error {
-	switch typ {
-	case "portmap", "bridge", "ptp":
-	default:
+	deleted := known.Of(typ).Rules
+	if deleted != known.HostPorts && deleted != known.Masquerade {
 		return nil
 	}
 	if a.isBuiltIn(typ) || a.isCallers(typ) {
 		return nil // built-in plugins leave a sibling's rules; the rules of others are unknown
 	}
 	return a.mendAll(ctx, func(b *attachment, w wanted) bool {
-		sameKind := typ == "portmap" && w.typ == "portmap" || typ != "portmap" && w.typ != "portmap"
+		sameKind := known.Of(w.typ).Rules == deleted
 		switch w.backend {
 		case netfilter.IPTables:
 			return sameKind && b.network.config.Name == a.network.config.Name
 		case netfilter.NFTables:
-			return sameKind && typ == "portmap" // the comment is the container's ID on every network
+			return sameKind && deleted == known.HostPorts // the comment is the container's ID on every network
 		}
 		return false
 	})
@@ -50,7 +50,9 @@ func (a *attachment) mend(ctx context.Context, typ string) error {
 // inherit makes the siblings' missing host ports again in this module's own table.
 // A sibling may forward the same port of the host as the attachment that was removed.
 func (a *attachment) inherit(ctx context.Context) error {
-	return a.mendAll(ctx, func(_ *attachment, w wanted) bool { return w.typ == "portmap" && w.backend == netfilter.Native })
+	return a.mendAll(ctx, func(_ *attachment, w wanted) bool {
+		return known.Of(w.typ).Rules == known.HostPorts && w.backend == netfilter.Native
+	})
 }
 
 // mendAll makes the missing ones among the siblings' rules for which pick returns

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
 )
@@ -55,10 +56,10 @@ func (op *operation) zonedClaims(f *footprint) ([]netip.Addr, error) {
 func (a *attachment) sparing(ctx context.Context, call chain.Call, kind PluginKind) (chain.Call, bool, error) {
 	switch {
 	case call.Verb != "DEL" || kind == PluginRegistered:
-	case call.Plugin == "firewall" && (a.inDoubt() || a.isZoned()):
+	case call.Plugin == known.Firewall && (a.inDoubt() || a.isZoned()):
 		err := a.withoutClaimed(&call)
 		return call, err == nil, err
-	case call.Plugin == "bandwidth" && (kind == PluginExecutable || a.partial == nil):
+	case call.Plugin == known.Bandwidth && (kind == PluginExecutable || a.partial == nil):
 		run, err := a.mayUnshape(ctx)
 		return call, run, err
 	}

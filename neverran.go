@@ -8,6 +8,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -145,10 +146,10 @@ func (a *attachment) undone(ctx context.Context, e *Error) bool {
 	return true
 }
 
-// neverMoved reports whether the plugin is host-device, and the container has no
-// device: the one that was to be moved is not there, or could not be.
+// neverMoved reports whether the plugin moves a device into the container, and
+// there is none: the device does not exist, or could not be moved.
 func (a *attachment) neverMoved(typ string) bool {
-	return typ == "host-device" && !a.isCallers(typ) && a.hasNoDevice()
+	return known.Of(typ).Makes == known.Moved && !a.isCallers(typ) && a.hasNoDevice()
 }
 
 // ipamUndone reports whether the IPAM plugin of a plugin whose DEL failed holds
@@ -156,7 +157,7 @@ func (a *attachment) neverMoved(typ string) bool {
 // with the request of the one that failed; if it cannot be started, nor could it
 // be for the ADD.
 func (a *attachment) ipamUndone(ctx context.Context, typ, ipam string) bool {
-	if a.ran.not(ipam) || (ipam == "host-local" || ipam == "static") && !a.isCallers(ipam) {
+	if a.ran.not(ipam) || known.Of(ipam).IPAM && !a.isCallers(ipam) {
 		return true
 	}
 	all, err := a.providers(ctx, "DEL", ipam)

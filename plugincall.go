@@ -14,6 +14,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/known"
 )
 
 // runPlugin runs the plugin of a type for an attachment. Where nobody knows
@@ -104,7 +105,7 @@ func (a *attachment) execute(ctx context.Context, call chain.Call, p provider) (
 	ctx, cancel := a.op.bound(ctx, call.Verb)
 	defer cancel()
 	switch {
-	case p.kind == PluginExecutable && call.Plugin == "loopback":
+	case p.kind == PluginExecutable && call.Plugin == known.Loopback:
 		return a.startLoopback(ctx, call, p)
 	case p.kind == PluginExecutable && call.Verb == "ADD":
 		return a.startAhead(ctx, call, p)

@@ -9,6 +9,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
 )
@@ -34,7 +35,7 @@ func (a *attachment) mayUnshape(ctx context.Context) (bool, error) {
 // nothing else, limits what the container sends.
 func limitsEgress(plugins []*libcni.PluginConfig, capabilities map[string]any) bool {
 	for _, p := range plugins {
-		if p.Network.Type != "bandwidth" {
+		if p.Network.Type != known.Bandwidth {
 			continue
 		}
 		var own, given bandwidthLimits

@@ -7,6 +7,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/builtin/tuning"
+	"github.com/embedcni/cni/internal/known"
 )
 
 // aimBackups tells the sweep where the plugin tuning has kept what the interface
@@ -15,11 +16,11 @@ func (a *attachment) aimBackups(f *footprint) {
 	plugins := a.network.config.Plugins
 	f.Dies = f.OwnsIf || a.op.rebooted || a.op.hostGone // after a reboot the host has its devices as they were
 	for _, p := range plugins {
-		if p.Network.Type == "tuning" {
+		if p.Network.Type == known.Tuning {
 			f.Backups = append(f.Backups, tuning.File(p.Bytes, a.ContainerID, a.IfName))
 		}
 	}
-	if len(plugins) == 0 || plugins[0].Network.Type != "host-device" {
+	if len(plugins) == 0 || known.Of(plugins[0].Network.Type).Makes != known.Moved {
 		return
 	}
 	if d := a.device(); d != nil {
@@ -46,12 +47,11 @@ func (a *attachment) knowsInterface() bool {
 	if a.isCallers(first) {
 		return false
 	}
-	switch first {
-	case "loopback", "bridge", "ptp", "macvlan", "ipvlan", "vlan":
-		return true
-	case "host-device":
+	switch makes := known.Of(first).Makes; makes {
+	case known.Moved:
 		d := a.device()
 		return a.op.rebooted || a.op.hostGone || d != nil && d.HostName != ""
+	default:
+		return makes == known.Lo || makes.IsOwned()
 	}
-	return false
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -123,32 +124,16 @@ func (a *attachment) ranAhead() []record.Plugin {
 func (n *Network) ahead() int {
 	for i, p := range n.config.Plugins {
 		own := n.snapshot.isRegistered(p.Network.Type) || n.snapshot.isRegistered(p.Network.IPAM.Type)
-		if own || len(p.Network.Capabilities) > 0 || !indifferent(p.Network.Type) || !indifferent(p.Network.IPAM.Type) {
+		if own || len(p.Network.Capabilities) > 0 || !poolable(p.Network.Type) || !poolable(p.Network.IPAM.Type) {
 			return i
 		}
 	}
 	return len(n.config.Plugins)
 }
 
-// indifferent tells of a plugin's type that it needs nothing of the caller, but
-// for the arguments that [personal] knows.
-func indifferent(typ string) bool {
-	switch typ {
-	case "", "loopback", "bridge", "ptp", "macvlan", "ipvlan", "host-local", "static", "firewall", "tuning":
-		return true
-	}
-	return false
-}
-
-// personal tells whether an argument, of CNI_ARGS or args.cni, means something
-// to one of those plugins.
-func personal(key string) bool {
-	switch key {
-	case "IP", "GATEWAY", "MAC", "ip", "ips", "mac", "sysctl", "mtu", "promisc", "allmulti":
-		return true
-	}
-	return false
-}
+// poolable reports whether a plugin, if there is one, needs nothing from the caller
+// but arguments.
+func poolable(typ string) bool { return typ == "" || known.Of(typ).Poolable }
 
 // fits tells whether w is what the operation is about.
 func (w *warm) fits(op *operation) bool {
@@ -186,13 +171,13 @@ func (w *warm) find(a *attachment) *madeAhead {
 func (a *attachment) late() bool {
 	ignored := len(a.Args) == 0
 	for _, arg := range a.Args {
-		if personal(arg[0]) {
+		if known.ReadsArg(arg[0]) {
 			return false
 		}
 		ignored = ignored || arg[0] == "IgnoreUnknown" && (arg[1] == "1" || arg[1] == "true")
 	}
 	for key := range a.ConfigArgs {
-		if personal(key) {
+		if known.ReadsArg(key) {
 			return false
 		}
 	}

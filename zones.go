@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
@@ -40,14 +41,14 @@ type firewallConf struct {
 // far. An executable whose configuration names no backend does not report the one
 // that it has chosen.
 func (a *attachment) zones() (zones []string, certain bool) {
-	if a.isCallers("firewall") {
+	if a.isCallers(known.Firewall) {
 		return nil, false
 	}
 	var configs []json.RawMessage
 	for _, p := range a.network.config.Plugins {
 		configs = append(configs, p.Bytes)
 	}
-	ran, _, _ := a.kinds.get("firewall")
+	ran, _, _ := a.kinds.get(known.Firewall)
 	return zonesOf(configs, ran.Plugin)
 }
 
@@ -61,7 +62,7 @@ func isZoned(n *record.Network) bool {
 	}
 	var ran record.Plugin
 	for _, p := range n.Plugins {
-		if p.Type == "firewall" {
+		if p.Type == known.Firewall {
 			ran = p
 		}
 	}
@@ -74,7 +75,7 @@ func isZoned(n *record.Network) bool {
 func zonesOf(configs []json.RawMessage, ran record.Plugin) (zones []string, certain bool) {
 	for _, config := range configs {
 		var c firewallConf
-		if err := json.Unmarshal(config, &c); err != nil || c.Type != "firewall" {
+		if err := json.Unmarshal(config, &c); err != nil || c.Type != known.Firewall {
 			continue // footprint returns the error
 		}
 		used := false // for certain

@@ -15,6 +15,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/inprocess"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
 )
 
@@ -30,14 +31,14 @@ type Request struct {
 // AsksForFirewalld reports whether the ADD depends on a running firewalld.
 func (r Request) AsksForFirewalld() bool {
 	var conf struct{ Backend string }
-	return r.Type == "firewall" && json.Unmarshal(r.Config, &conf) == nil && conf.Backend != "iptables" && conf.Backend != "firewalld"
+	return r.Type == known.Firewall && json.Unmarshal(r.Config, &conf) == nil && conf.Backend != "iptables" && conf.Backend != "firewalld"
 }
 
 // Rules returns rules whose shared part is the part that the ADD makes in
 // iptables. The rest of them does not describe the container. Rules returns
 // none for an ADD that makes no shared rules, or that must fail.
 func (r Request) Rules() netfilter.Rules {
-	if r.Type != "portmap" && r.Type != "firewall" {
+	if r.Type != known.Portmap && r.Type != known.Firewall {
 		return netfilter.Rules{}
 	}
 	var conf struct {
@@ -51,7 +52,7 @@ func (r Request) Rules() netfilter.Rules {
 	if err != nil || result == nil {
 		return netfilter.Rules{}
 	}
-	if r.Type == "portmap" {
+	if r.Type == known.Portmap {
 		return r.portmap(result)
 	}
 	return r.firewall(result)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/known"
 )
 
 // module is the path of the reference plugins' module.
@@ -46,14 +47,12 @@ func makes(version, typ string, config []byte) bool {
 		return false
 	}
 	switch typ {
-	case "firewall":
+	case known.Firewall:
 		return minor >= sinceIsolation || !hasPolicy(config)
-	case "bridge":
+	case known.Bridge:
 		return !hasVLAN(config)
-	case "portmap", "ptp", "macvlan", "ipvlan", "vlan", "host-device", "dummy", "tap", "loopback", "tuning", "bandwidth", "sbr":
-		return true
 	}
-	return false // vrf creates a device if it is missing
+	return known.Of(typ).Concurrent // vrf is not: it creates a device if it is missing
 }
 
 // The known versions: 0.oldest, and 1.0 to 1.newest.

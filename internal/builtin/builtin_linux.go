@@ -12,35 +12,30 @@ import (
 	"github.com/embedcni/cni/internal/builtin/ptp"
 	"github.com/embedcni/cni/internal/builtin/static"
 	"github.com/embedcni/cni/internal/builtin/tuning"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/plugin"
 )
+
+// plugins makes the plugin of each type. It is never changed.
+var plugins = map[string]func() plugin.Plugin{
+	known.Bandwidth:  func() plugin.Plugin { return bandwidth.Plugin{} },
+	known.Bridge:     func() plugin.Plugin { return bridge.New() },
+	known.Firewall:   func() plugin.Plugin { return firewall.Plugin{} },
+	known.HostDevice: func() plugin.Plugin { return hostdevice.Plugin{} },
+	known.HostLocal:  func() plugin.Plugin { return hostlocal.New() },
+	known.Loopback:   func() plugin.Plugin { return loopback.Plugin{} },
+	known.MACVLAN:    func() plugin.Plugin { return macvlan.Plugin{} },
+	known.Portmap:    func() plugin.Plugin { return portmap.Plugin{} },
+	known.PTP:        func() plugin.Plugin { return ptp.Plugin{} },
+	known.Static:     func() plugin.Plugin { return static.Plugin{} },
+	known.Tuning:     func() plugin.Plugin { return tuning.Plugin{} },
+}
 
 // Lookup returns the plugin of a type, or nil. It is a new one each time, which
 // remembers nothing; see [New].
 func Lookup(typ string) plugin.Plugin {
-	switch typ {
-	case "bandwidth":
-		return bandwidth.Plugin{}
-	case "bridge":
-		return bridge.New()
-	case "host-device":
-		return hostdevice.Plugin{}
-	case "host-local":
-		return hostlocal.New()
-	case "loopback":
-		return loopback.Plugin{}
-	case "macvlan":
-		return macvlan.Plugin{}
-	case "ptp":
-		return ptp.Plugin{}
-	case "static":
-		return static.Plugin{}
-	case "portmap":
-		return portmap.Plugin{}
-	case "firewall":
-		return firewall.Plugin{}
-	case "tuning":
-		return tuning.Plugin{}
+	if make, ok := plugins[typ]; ok {
+		return make()
 	}
 	return nil
 }

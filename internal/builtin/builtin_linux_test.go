@@ -1,6 +1,10 @@
 package builtin
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/embedcni/cni/internal/known"
+)
 
 func TestNewRemembers(t *testing.T) {
 	lookup := New()
@@ -13,9 +17,14 @@ func TestNewRemembers(t *testing.T) {
 	if p := lookup("none"); p != nil {
 		t.Errorf("got %v for a type that is not built in", p)
 	}
-	for _, typ := range []string{"bandwidth", "bridge", "host-device", "host-local", "loopback", "macvlan", "ptp", "static", "tuning"} {
-		if lookup(typ) == nil {
-			t.Errorf("%s is missing", typ)
+}
+
+// TestEveryPluginIsInTheTable of what is known about types. Without a row there,
+// nothing that the plugin makes is swept.
+func TestEveryPluginIsInTheTable(t *testing.T) {
+	for typ := range plugins {
+		if Lookup(typ) == nil || !known.Has(typ) {
+			t.Errorf("%s: plugin %v, in the table: %t", typ, Lookup(typ), known.Has(typ))
 		}
 	}
 }

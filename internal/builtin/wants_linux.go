@@ -3,6 +3,7 @@ package builtin
 import (
 	"github.com/embedcni/cni/internal/builtin/portmap"
 	"github.com/embedcni/cni/internal/builtin/veth"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
@@ -15,10 +16,10 @@ func Wants(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
 	if r.PrevResult == nil {
 		return "", netfilter.Rules{}, nil // the ADD did not get that far
 	}
-	switch r.Type {
-	case "portmap":
+	switch known.Of(r.Type).Rules {
+	case known.HostPorts:
 		return portmap.Wants(r)
-	case "bridge", "ptp":
+	case known.Masquerade:
 		return veth.Wants(r)
 	}
 	return "", netfilter.Rules{}, nil

@@ -1,0 +1,117 @@
+// Package known is the table of the CNI plugin types that the library knows:
+// what a plugin makes, and what its removal needs. A type that is not in the
+// table may do anything.
+//
+// The table describes the reference plugin of a type and the built-in plugin,
+// which take the same configuration. It does not describe a plugin of the
+// caller's that is registered under one of these names.
+package known
+
+import "slices"
+
+// The types of the table.
+const (
+	Bandwidth  = "bandwidth"
+	Bridge     = "bridge"
+	Dummy      = "dummy"
+	Firewall   = "firewall"
+	HostDevice = "host-device"
+	HostLocal  = "host-local"
+	IPVLAN     = "ipvlan"
+	Loopback   = "loopback"
+	MACVLAN    = "macvlan"
+	Portmap    = "portmap"
+	PTP        = "ptp"
+	SBR        = "sbr"
+	Static     = "static"
+	Tap        = "tap"
+	Tuning     = "tuning"
+	VLAN       = "vlan"
+)
+
+// Interface is the kind of interface that an ADD puts into the container.
+type Interface int
+
+const (
+	NoInterface Interface = iota
+	Lo                    // lo, which is there already
+	Veth                  // one end of a veth pair; the result names the other end
+	Stacked               // an interface on top of one of the host's
+	Moved                 // an interface of the host, which DEL moves back
+	Unswept               // an interface that the sweep does not look for
+)
+
+// IsNew reports whether there must be no interface of that name before the ADD.
+func (i Interface) IsNew() bool { return i != NoInterface && i != Lo }
+
+// IsOwned reports whether the interface ends with the attachment.
+func (i Interface) IsOwned() bool { return i == Veth || i == Stacked }
+
+// NeedsIdentity reports whether the name alone does not identify the interface.
+// A veth pair is identified by the end on the host; the others have nothing there.
+func (i Interface) NeedsIdentity() bool { return i == Stacked || i == Moved }
+
+// Rules is the kind of packet filter rules that an ADD can make.
+type Rules int
+
+const (
+	NoRules    Rules = iota
+	Masquerade       // if the configuration asks for it
+	HostPorts        // for the capability portMappings
+	Forward          // by the container's addresses
+)
+
+// Type describes the plugins of one type.
+type Type struct {
+	Makes      Interface
+	Rules      Rules
+	IPAM       bool     // assigns addresses; the sweep releases them
+	KernelOnly bool     // the built-in plugin writes no file, so a power cut undoes its ADD
+	Swept      bool     // the sweep undoes all that a DEL would; see Borrows
+	Borrows    bool     // changes an interface that may go back to the host: swept only if that one is identified
+	BareDEL    bool     // a DEL needs no arguments
+	Poolable   bool     // an ADD needs nothing from the caller but Args
+	Args       []string // keys of CNI_ARGS and args.cni that an ADD reads, if Poolable
+	Concurrent bool     // executables can run at the same time once the shared rules exist; see internal/ahead
+}
+
+// table is never changed.
+var table = map[string]Type{
+	Bandwidth:  {KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true},
+	Bridge:     {Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Args: []string{"MAC", "mac"}, Concurrent: true},
+	Dummy:      {Makes: Unswept, Concurrent: true},
+	Firewall:   {Rules: Forward, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Concurrent: true},
+	HostDevice: {Makes: Moved, KernelOnly: true, Borrows: true, BareDEL: true, Concurrent: true},
+	HostLocal:  {IPAM: true, BareDEL: true, Poolable: true, Args: []string{"IP", "ip", "ips"}},
+	IPVLAN:     {Makes: Stacked, Swept: true, BareDEL: true, Poolable: true, Concurrent: true},
+	Loopback:   {Makes: Lo, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Concurrent: true},
+	MACVLAN:    {Makes: Stacked, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Args: []string{"MAC", "mac"}, Concurrent: true},
+	Portmap:    {Rules: HostPorts, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true},
+	PTP:        {Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Concurrent: true},
+	SBR:        {Concurrent: true},
+	Static:     {IPAM: true, KernelOnly: true, BareDEL: true, Poolable: true, Args: []string{"IP", "GATEWAY", "ips"}},
+	Tap:        {Makes: Unswept, Concurrent: true},
+	Tuning: {Swept: true, Borrows: true, BareDEL: true, Poolable: true,
+		Args: []string{"MAC", "mac", "sysctl", "mtu", "promisc", "allmulti"}, Concurrent: true},
+	VLAN: {Makes: Stacked, BareDEL: true, Concurrent: true},
+}
+
+// Of returns the description of a type, the zero Type if it is not known.
+func Of(typ string) Type { return table[typ] }
+
+// Has reports whether a type is in the table.
+func Has(typ string) bool {
+	_, ok := table[typ]
+	return ok
+}
+
+// ReadsArg reports whether a plugin that is Poolable reads an argument, of
+// CNI_ARGS or args.cni.
+func ReadsArg(key string) bool {
+	for _, t := range table {
+		if slices.Contains(t.Args, key) {
+			return true
+		}
+	}
+	return false
+}

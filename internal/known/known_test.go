@@ -1,0 +1,99 @@
+package known
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const root = "../.."
+
+// elsewhere are directories whose code is not the library's: tests, programs, and
+// packages that only these import.
+var elsewhere = []string{
+	"internal/known", "bench", "cnitest", "examples", "internal/audit", "internal/faults", "internal/firewalldtest",
+	"internal/lint", "internal/oracle", "internal/refplugins", "internal/sandbox", "internal/scripted", "internal/testhost",
+}
+
+// otherMeanings are names of types that mean something else in a directory or file:
+// kinds of links, families of nf_tables, capabilities.
+var otherMeanings = map[string][]string{
+	"internal/links":           {Bridge, MACVLAN, Dummy},
+	"internal/netfilter":       {Bridge},
+	"internal/nft":             {Bridge},
+	"internal/builtin/macvlan": {Bridge},
+	"internal/sweep":           {MACVLAN},
+	"capability.go":            {Bandwidth},
+	"sight_linux.go":           {Bridge},
+}
+
+// TestTypesAreNamedInTheTableOnly: outside this package, and the package of the
+// plugin itself, code asks for a type's properties or uses the constants.
+func TestTypesAreNamedInTheTableOnly(t *testing.T) {
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := filepath.ToSlash(strings.TrimPrefix(path, root+string(filepath.Separator)))
+		if entry.IsDir() {
+			if slices.Contains(elsewhere, name) || entry.Name() == "testdata" || strings.HasPrefix(entry.Name(), ".") && path != root {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") || strings.HasSuffix(filepath.Dir(name), "test") {
+			return nil
+		}
+		dir := filepath.ToSlash(filepath.Dir(name))
+		for _, typ := range named(t, path) {
+			own := dir == "internal/builtin/"+strings.ReplaceAll(typ, "-", "")
+			if !own && !slices.Contains(otherMeanings[dir], typ) && !slices.Contains(otherMeanings[filepath.Base(name)], typ) {
+				t.Errorf("%s names the plugin type %q: ask known.Of, or use the constant", name, typ)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// named lists the string literals of a file that are types.
+func named(t *testing.T, path string) (found []string) {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+			if text, err := strconv.Unquote(lit.Value); err == nil && Has(text) {
+				found = append(found, text)
+			}
+		}
+		return true
+	})
+	return found
+}
+
+// TestTheTableIsConsistent holds what one column says about another.
+func TestTheTableIsConsistent(t *testing.T) {
+	for typ, row := range table {
+		switch {
+		case row.Args != nil && !row.Poolable:
+			t.Errorf("%s: Args are read for types that are Poolable only", typ)
+		case row.Swept && !row.BareDEL:
+			t.Errorf("%s: the sweep has no arguments either", typ)
+		case row.Swept && row.Makes == Unswept:
+			t.Errorf("%s: the sweep does not know the interface", typ)
+		case row.Makes == Moved && !row.Borrows:
+			t.Errorf("%s: a moved interface is the host's", typ)
+		}
+	}
+}
