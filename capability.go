@@ -32,8 +32,8 @@ type IPRanges struct {
 	Gateway    string // optional
 }
 
-// BandWidth limits a container's traffic. Rates are in bits per second, bursts
-// in bits; ingress is what the container receives. Zero does not limit.
+// BandWidth limits a container's traffic. Rates are in bits per second, bursts in
+// bits; ingress is traffic to the container. Zero means no limit.
 type BandWidth struct {
 	IngressRate  uint64
 	IngressBurst uint64
@@ -51,9 +51,9 @@ type DNS struct {
 	Options []string
 }
 
-// WithCapability gives a capability by name: any value that encodes as the JSON
-// its plugins expect. The types of this package (PortMapping, IPRanges,
-// BandWidth, DNS) are validated and converted as their own options do.
+// WithCapability sets a capability by name. The value must encode as the JSON that its
+// plugins expect. Values of this package's types (PortMapping, IPRanges, BandWidth,
+// DNS) are validated and converted as by their own options.
 func WithCapability(name string, capability any) NamespaceOpts {
 	return func(ns *Namespace) error {
 		ns.capabilityArgs[name] = capability
@@ -66,14 +66,14 @@ func WithCapabilityPortMap(portMapping []PortMapping) NamespaceOpts {
 	return WithCapability(capPortMappings, slices.Clone(portMapping))
 }
 
-// WithCapabilityIPRanges allocates one address from each of the ranges. For
-// several ranges that are the pool of one address see WithCapabilityIPRangeSets.
+// WithCapabilityIPRanges allocates one address from each range. To allocate one address
+// from several ranges use WithCapabilityIPRangeSets.
 func WithCapabilityIPRanges(ipRanges []IPRanges) NamespaceOpts {
 	return WithCapability(capIPRanges, slices.Clone(ipRanges))
 }
 
-// WithCapabilityIPRangeSets allocates one address from each set; the ranges of
-// a set are its pool, all of one family.
+// WithCapabilityIPRangeSets allocates one address from each set of ranges. The ranges of
+// a set are of one family.
 func WithCapabilityIPRangeSets(sets [][]IPRanges) NamespaceOpts {
 	sets = slices.Clone(sets)
 	for i := range sets {
@@ -140,8 +140,8 @@ func hardwareAddress(capability, value string, size int) NamespaceOpts {
 // address "0000:04:00.5".
 func WithCapabilityDeviceID(id string) NamespaceOpts { return WithCapability(capDeviceID, id) }
 
-// WithCapabilityAliases gives names under which other containers of the
-// network find this one.
+// WithCapabilityAliases sets names by which other containers of the network find this
+// one.
 func WithCapabilityAliases(aliases ...string) NamespaceOpts {
 	return WithCapability(capAliases, slices.Clone(aliases))
 }
@@ -166,9 +166,9 @@ type wireDNS struct {
 	Options  []string `json:"options,omitempty"`
 }
 
-// wireCapabilities converts capabilities to what plugins read. The types of
-// this package encode with Go's field names, because runtimes persist them so;
-// plugins expect the keys of CONVENTIONS.md.
+// wireCapabilities converts capabilities for plugins. This package's types encode with
+// Go's field names, because runtimes persist them so; plugins expect the keys of
+// CONVENTIONS.md.
 func wireCapabilities(capabilities map[string]any) (map[string]any, error) {
 	wire := make(map[string]any, len(capabilities))
 	var errs []error

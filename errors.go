@@ -16,7 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/perm"
 )
 
-// What an error means, for errors.Is. The first six are go-cni's.
+// Errors for errors.Is. The first six are go-cni's.
 var (
 	ErrCNINotInitialized = errors.New("cni plugin not initialized")
 	ErrInvalidConfig     = errors.New("invalid cni config")
@@ -25,62 +25,61 @@ var (
 	ErrInvalidResult     = errors.New("invalid result")
 	ErrLoad              = errors.New("failed to load cni config")
 
-	// ErrInvalidArgument: what the caller passed is not valid; nothing ran.
+	// ErrInvalidArgument: an argument of the caller is invalid; nothing ran.
 	ErrInvalidArgument = errors.New("invalid argument")
-	// ErrInvalidNetNS: the path does not lead to a network namespace, or leads to the
-	// host's: the one that plugins run in, that of process 1, or this process's own
-	// if the path goes through a process; nothing ran.
+	// ErrInvalidNetNS: the path is not a network namespace, or is the host's: the
+	// plugins' own, process 1's, or this process's by a /proc path; nothing ran.
 	ErrInvalidNetNS = errors.New("invalid network namespace")
-	// ErrHostNetNS: the container was attached by plugins that ran in another
-	// host network namespace, which cannot be found from the caller's.
+	// ErrHostNetNS: the container's plugins ran in another host network namespace,
+	// which cannot be found from here; nothing ran.
 	ErrHostNetNS = errors.New("host network namespace out of reach")
 	// ErrAlreadyAttached: the container has that interface; nothing ran.
 	ErrAlreadyAttached = errors.New("attachment already exists")
-	// ErrBusy: another call for the container is under way, in a process that
-	// lives or may live, as one that is stopped. Recover and GC report it and go
-	// on; Setup and Remove wait.
+	// ErrBusy: another call for the container is under way, in a process that lives
+	// or may live, such as a stopped one. Recover and GC report it and go on; Setup
+	// and Remove wait.
 	ErrBusy = errors.New("another call for the container is under way")
-	// ErrInsidePlugin: the call came from a plugin that a call on the same state
-	// directory runs, and would wait for that one; see WithPlugin.
+	// ErrInsidePlugin: the call came from a plugin of another call on the same state
+	// directory, and would wait for that call; see WithPlugin.
 	ErrInsidePlugin = errors.New("called from inside a plugin")
-	// ErrNotAttached: Check was asked for what was never set up, or removed.
+	// ErrNotAttached: Check or Lookup of an attachment that does not exist.
 	ErrNotAttached = errors.New("not attached")
-	// ErrInsecureFile: a plugin or configuration, or a directory on the way to
-	// it, can be written by every user, or belongs to one who is neither root
-	// nor this process's.
+	// ErrInsecureFile: a plugin or configuration, or a directory on the way to it, is
+	// writable by every user, or belongs to a user other than root and this
+	// process's; see WithInsecureFiles.
 	ErrInsecureFile = errors.New("insecure file")
-	// ErrPluginNotFound: the plugin is in none of the plugin directories, and
-	// neither registered nor built in; or what attached the container was a
-	// registered plugin, and none is registered now.
+	// ErrPluginNotFound: the plugin is in none of the plugin directories, and neither
+	// registered nor built in; or a registered plugin attached the container, and
+	// none is registered now.
 	ErrPluginNotFound = errors.New("plugin not found")
-	// ErrPluginOutput: the plugin printed more than a result can be.
+	// ErrPluginOutput: the plugin's output is too long for a result.
 	ErrPluginOutput = errors.New("plugin output too large")
-	// ErrNotSupported: only Linux can do that. errors.ErrUnsupported is behind it.
+	// ErrNotSupported: needs Linux. It wraps errors.ErrUnsupported.
 	ErrNotSupported = fmt.Errorf("needs Linux: %w", errors.ErrUnsupported)
 )
 
-// IsCNINotInitialized tells whether too few networks are loaded.
+// IsCNINotInitialized reports whether too few networks are loaded.
 func IsCNINotInitialized(err error) bool { return errors.Is(err, ErrCNINotInitialized) }
 
-// IsInvalidConfig tells whether a network configuration is invalid.
+// IsInvalidConfig reports whether a network configuration is invalid.
 func IsInvalidConfig(err error) bool { return errors.Is(err, ErrInvalidConfig) }
 
-// IsNotFound tells whether a configuration or a result is missing.
+// IsNotFound reports whether a configuration or a result is missing.
 func IsNotFound(err error) bool { return errors.Is(err, ErrNotFound) }
 
-// IsReadFailure tells whether a configuration could not be read.
+// IsReadFailure reports whether a configuration could not be read.
 func IsReadFailure(err error) bool { return errors.Is(err, ErrRead) }
 
-// IsInvalidResult tells whether a plugin's result is invalid.
+// IsInvalidResult reports whether a plugin's result is invalid.
 func IsInvalidResult(err error) bool { return errors.Is(err, ErrInvalidResult) }
 
-// Error is what went wrong with one network of one container, or with one
-// plugin of it. Several are joined by errors.Join; errors.As finds the first.
+// Error is the failure of one network of one container, or of one of its plugins.
+// Several are joined by errors.Join; errors.As finds the first.
 type Error struct {
 	Op          string // CNI_COMMAND: ADD, DEL, CHECK, STATUS
 	Network     string
 	Plugin      string     // its type; empty if the failure is not a plugin's
-	PluginKind  PluginKind // what ran; empty if nothing did
+	PluginKind  PluginKind // empty if no plugin ran
 	ContainerID string
 	IfName      string
 
@@ -89,19 +88,19 @@ type Error struct {
 	Details string
 	Stderr  string // the last 64 KiB that the plugin wrote to stderr
 
-	// Err is the cause: a *types.Error where an executable answered with an
-	// error, what an in-process plugin returned; a context error where it was
-	// killed, or stopped, at a deadline.
+	// Err is the cause: a *types.Error if an executable answered with one, the error
+	// that an in-process plugin returned, or a context error if the plugin was killed
+	// or stopped.
 	Err error
 }
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Error says what failed, where, and why in the plugin's words. The middle,
-// `plugin type="x" failed (add): …`, is as libcni has it; of a plugin that ran
-// in process it says `plugin type="x" (built in) failed (add): …`, or
-// (registered).
+// Error names the operation, the network, the container and the plugin, and gives
+// the plugin's own message. The middle, `plugin type="x" failed (add): …`, is
+// libcni's; for an in-process plugin it is `plugin type="x" (built in) failed (add): …`,
+// or (registered).
 func (e *Error) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s network %q", strings.ToLower(e.Op), e.Network)
@@ -131,11 +130,11 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// hint is what to do about it, where that is known.
+// hint returns the remedy, if one is known.
 func (e *Error) hint() string {
 	switch {
 	case errors.As(e.Err, new(*unregisteredError)):
-		return "" // it says so itself
+		return "" // the error has its own
 	case errors.Is(e.Err, ErrPluginNotFound):
 		return "; install it there, or name its directory with WithPluginDir"
 	case e.Code == types.ErrTryAgainLater:
@@ -145,7 +144,7 @@ func (e *Error) hint() string {
 	}
 }
 
-// Format prints everything there is with %+v, the whole of stderr included.
+// Format prints all of the error with %+v, including stderr.
 func (e *Error) Format(s fmt.State, verb rune) {
 	if verb == 'v' && s.Flag('+') && e.Stderr != "" {
 		short := *e
@@ -178,14 +177,14 @@ func (e *Error) why() string {
 
 const noMessage = "no error message"
 
-// closed returns the text of somebody else's error without separators at its ends.
-// Such a text may be empty, end with a separator ("exit status 1: "), or begin with
-// one, as details without a message do.
+// closed removes separators from both ends of a foreign error's text. Such a text may
+// be empty, end with a separator ("exit status 1: "), or begin with one, as details
+// without a message do.
 func closed(text string) string {
 	return strings.TrimRight(strings.TrimLeft(text, "; \t\n"), ": \t\n")
 }
 
-// libcniVerb is how libcni's errors call the verbs.
+// libcniVerb returns the name of a verb in libcni's errors.
 func libcniVerb(op string) string {
 	if op == "DEL" {
 		return "delete"
@@ -193,8 +192,8 @@ func libcniVerb(op string) string {
 	return strings.ToLower(op)
 }
 
-// stderrLines is how much of stderr an error message shows. A plugin's last
-// words are what matters; all of it is in Error.Stderr.
+// stderrLines limits stderr in an error message to its last lines, which matter most.
+// Error.Stderr has all of it.
 const stderrLines = 3
 
 func lastLines(stderr string) string {
@@ -210,8 +209,8 @@ func lastLines(stderr string) string {
 	return fmt.Sprintf("(%d lines omitted) %s", omitted, strings.Join(lines[omitted:], " | "))
 }
 
-// join is errors.Join, but leaves a single error as it is: most calls have one
-// network, and its *Error should be what their callers get.
+// join is errors.Join, but returns a single error unchanged: most calls have one
+// network, and their callers should get its *Error.
 func join(errs ...error) error {
 	errs = slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
 	if len(errs) == 1 {
@@ -220,9 +219,9 @@ func join(errs ...error) error {
 	return errors.Join(errs...)
 }
 
-// pluginError is the error of one plugin's call, read from what the plugin
-// left: nil if it succeeded. Where it exits with an error it prints one on
-// stdout; where it prints none, how it ended is all there is to say.
+// pluginError returns the error of one plugin call, nil if it succeeded. A plugin that
+// exits with an error prints one on stdout; if it prints none, its exit status is
+// reported.
 func pluginError(a *attachment, call chain.Call, kind PluginKind, out invoke.Output, err error) error {
 	if err == nil {
 		return nil
@@ -243,8 +242,8 @@ func pluginError(a *attachment, call chain.Call, kind PluginKind, out invoke.Out
 	return e
 }
 
-// executableError is the error that an executable printed; or nil, and what can
-// be said of how it ended.
+// executableError returns the error that an executable printed, or nil and a
+// description of its end.
 func executableError(out invoke.Output, err error) (*types.Error, error) {
 	var said types.Error
 	if exit := (*invoke.ExitError)(nil); !errors.As(err, &exit) {
@@ -265,7 +264,7 @@ func executableError(out invoke.Output, err error) (*types.Error, error) {
 	}
 }
 
-// excerpt is what of a plugin's output fits in an error.
+// excerpt shortens a plugin's output for an error.
 func excerpt(out []byte) string {
 	const most = 512
 	if len(out) <= most {
@@ -274,11 +273,11 @@ func excerpt(out []byte) string {
 	return fmt.Sprintf("%q… (%d bytes)", out[:most], len(out))
 }
 
-// unknownContainer is the code by which a plugin says that it never heard of
-// the container, so that there is nothing to clean.
+// unknownContainer is the code of a plugin that does not know the container, so that
+// there is nothing to clean.
 const unknownContainer = types.ErrUnknownContainer
 
-// sentinels pairs what inner packages return with what callers look for.
+// sentinels maps errors of inner packages to those of this one.
 func sentinels() []struct{ inner, outer error } {
 	return []struct{ inner, outer error }{
 		{invoke.ErrNotFound, ErrPluginNotFound},
@@ -289,8 +288,8 @@ func sentinels() []struct{ inner, outer error } {
 	}
 }
 
-// withSentinel makes errors.Is find the sentinel of this package behind an
-// error of an inner one, without changing what it says.
+// withSentinel makes errors.Is find this package's sentinel behind an inner
+// package's error, without changing the text.
 func withSentinel(err error) error {
 	for _, s := range sentinels() {
 		if errors.Is(err, s.inner) && !errors.Is(err, s.outer) {
@@ -300,7 +299,7 @@ func withSentinel(err error) error {
 	return err
 }
 
-// tagged is an error that is also another one.
+// tagged is an error that also matches another one.
 type tagged struct {
 	error
 	also error
@@ -308,9 +307,9 @@ type tagged struct {
 
 func (t *tagged) Unwrap() []error { return []error{t.error, t.also} }
 
-// configError says of a configuration's error which kind it is, in the words
-// and with the sentinels of go-cni. Where files were looked at and none would
-// do, there are two kinds: nothing is loaded, and something is invalid.
+// configError classifies a configuration's error with go-cni's words and sentinels. If
+// files were found and none is usable, there are two: nothing is loaded, and
+// something is invalid.
 func configError(err error) error {
 	var bad *conflist.FileError
 	none := errors.Is(err, conflist.ErrNone)
@@ -326,8 +325,8 @@ func configError(err error) error {
 	return fmt.Errorf("%w: %w", withSentinel(err), kind)
 }
 
-// loadError is what Load returns. go-cni loses the kind of the error here;
-// importers match on both ends of the text.
+// loadError wraps Load's errors. go-cni loses the kind of the error here; importers
+// match on both ends of the text.
 func loadError(err error) error {
 	return fmt.Errorf("cni config load failed: %w: %w", err, ErrLoad)
 }

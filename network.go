@@ -12,9 +12,8 @@ import (
 	"github.com/embedcni/cni/internal/conflist"
 )
 
-// Network is a loaded network configuration bound to the name that its
-// interface has in a container. It belongs to the configuration it was loaded
-// with and stays usable when another is loaded.
+// Network is a loaded network configuration with the name of its interface in a
+// container. It stays usable after another Load.
 type Network struct {
 	config   *libcni.NetworkConfigList
 	ifName   string
@@ -22,8 +21,8 @@ type Network struct {
 	snapshot *snapshot
 }
 
-// Attach runs ADD of this network alone. See Runtime.Setup, which callers
-// should prefer, for what is validated, locked and rolled back.
+// Attach runs ADD of this network only. It validates, locks and rolls back as
+// Runtime.Setup does, which callers should prefer.
 func (n *Network) Attach(ctx context.Context, ns *Namespace) (*types100.Result, error) {
 	result, err := n.snapshot.setup(ctx, ns.only(n), true)
 	if err != nil {
@@ -32,12 +31,12 @@ func (n *Network) Attach(ctx context.Context, ns *Namespace) (*types100.Result, 
 	return result.raw[0], nil
 }
 
-// Remove runs DEL of this network alone; see Runtime.Remove.
+// Remove runs DEL of this network only; see Runtime.Remove.
 func (n *Network) Remove(ctx context.Context, ns *Namespace) error {
 	return n.snapshot.remove(ctx, ns.only(n))
 }
 
-// Check runs CHECK of this network alone; see Runtime.Check.
+// Check runs CHECK of this network only; see Runtime.Check.
 func (n *Network) Check(ctx context.Context, ns *Namespace) error {
 	return n.snapshot.check(ctx, ns.only(n))
 }
@@ -48,8 +47,8 @@ func ifName(prefix string, i int) string { return fmt.Sprintf("%s%d", prefix, i)
 // loader adds networks to a configuration that is being built.
 type loader func(b *build) error
 
-// build is a configuration in the making: settings are final, networks are
-// being added. previous is what a Load would replace.
+// build is a configuration under construction: settings are final, networks are being
+// added. previous is the snapshot that a Load would replace.
 type build struct {
 	settings *settings
 	previous *snapshot
@@ -69,8 +68,8 @@ func (b *build) add(list *libcni.NetworkConfigList, ifName, path string) error {
 	return nil
 }
 
-// next is the interface name of a network that is added by its list: prefix and
-// the number of networks so far, loopback counted, as go-cni has it.
+// next returns the interface name of the next network: prefix and the number of
+// networks so far, including loopback, as in go-cni.
 func (b *build) next() string { return ifName(b.settings.prefix, len(b.networks)) }
 
 func withLoader(l loader) Opt {
@@ -80,8 +79,8 @@ func withLoader(l loader) Opt {
 	}
 }
 
-// loopbackConf is of version 0.4.0, the lowest that has CHECK and one that old
-// loopback plugins know. go-cni's is of 0.3.1, so that its CHECK always fails.
+// loopbackConf has version 0.4.0, the lowest with CHECK, which old loopback plugins
+// know. go-cni's has 0.3.1, so its CHECK always fails.
 const loopbackConf = `{
 "cniVersion": "0.4.0",
 "name": "cni-loopback",
@@ -147,9 +146,9 @@ func WithConfListBytes(bytes []byte) Opt {
 	})
 }
 
-// WithConfListFile loads a file with a list of plugins, and what lies in the
-// directory beside it that bears the network's name unless the list says
-// loadOnlyInlinedPlugins. Its interface is the prefix with the number of
+// WithConfListFile loads a file with a list of plugins. Unless the list sets
+// loadOnlyInlinedPlugins, it also loads the plugins' files in the directory beside it
+// that has the network's name. Its interface is the prefix with the number of
 // networks loaded before it.
 func WithConfListFile(fileName string) Opt {
 	return withLoader(func(b *build) error {
@@ -177,14 +176,14 @@ func WithNetworkName(name string) Opt {
 	})
 }
 
-// WithDefaultConf loads the first configurations of the configuration directory
-// in name order, as many as WithPluginMaxConfNum says. Their interfaces are the
-// prefix with 0, 1, … whatever was loaded before. It is an Opt itself and is
+// WithDefaultConf loads the first configurations of the configuration directory in
+// name order, as many as WithPluginMaxConfNum sets. Their interfaces are the prefix
+// with 0, 1, …, independent of networks loaded before. It is an Opt itself and is
 // passed without a call.
 //
-// A file that cannot be used is passed over, logged, and listed by GetConfig,
-// unless it is one that is loaded now: then Load fails and what is loaded
-// stays, because to leave it out would attach containers to other networks.
+// A file that cannot be used is skipped, logged, and listed by GetConfig. If that file
+// is loaded now, Load fails and changes nothing, because skipping it would attach
+// containers to other networks.
 func WithDefaultConf(c *config) error {
 	return withLoader(func(b *build) error { return b.directory(b.settings.pluginMaxConfNum) })(c)
 }
@@ -211,7 +210,7 @@ func (b *build) directory(max int) error {
 	return nil
 }
 
-// loadedFrom tells whether a network that is loaded now came from path.
+// loadedFrom reports whether a network that is loaded now came from path.
 func (b *build) loadedFrom(path string) bool {
 	if b.previous == nil {
 		return false

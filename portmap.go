@@ -7,8 +7,8 @@ import (
 )
 
 // PortMapping forwards a port of the host to one of the container. HostPort and
-// ContainerPort are 1 to 65535; Protocol is tcp, udp or sctp in any case, tcp if
-// empty; HostIP is the host's address to forward from, all of them if empty.
+// ContainerPort are 1 to 65535. Protocol is tcp, udp or sctp in upper or lower case;
+// empty means tcp. HostIP is the host's address; empty means all of them.
 type PortMapping struct {
 	HostPort      int32
 	ContainerPort int32
@@ -24,9 +24,9 @@ type wirePort struct {
 	HostIP        string `json:"hostIP,omitempty"`
 }
 
-// wirePorts validates mappings and converts them. It refuses what a plugin
-// would half do: a port out of range, an address that is none, and two
-// mappings that claim the same port of the host.
+// wirePorts validates and converts mappings. It refuses those that a plugin would apply
+// in part: a port out of range, an invalid address, and two mappings that claim the
+// same port of the host.
 func wirePorts(mappings []PortMapping) ([]wirePort, error) {
 	ports := make([]wirePort, 0, len(mappings))
 	var errs []error
@@ -84,9 +84,9 @@ func (p wirePort) String() string {
 	return fmt.Sprintf("%s:%d->%d/%s", p.HostIP, p.HostPort, p.ContainerPort, p.Protocol)
 }
 
-// conflicts tells whether two mappings claim the same port: the same protocol
-// and number, on the same address or where one has all addresses of the
-// other's family. Both have been validated.
+// conflicts reports whether two mappings claim the same port: the same protocol and
+// number, and either the same address or one of them all addresses of the other's
+// family. Both have been validated.
 func (p wirePort) conflicts(o wirePort) bool {
 	if p.Protocol != o.Protocol || p.HostPort != o.HostPort {
 		return false

@@ -12,31 +12,30 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// Result is what Setup achieved: which interfaces there are, in the container
-// and on the host, and which addresses they have.
+// Result is the outcome of Setup: the interfaces, in the container and on the host,
+// and their addresses.
 //
-// Interfaces, DNS and Routes are go-cni's. Networks holds the same in the
-// order in which networks, interfaces and addresses were reported, and with
-// what the map cannot hold: prefix lengths, MTUs, and interfaces of equal name
-// on different networks or sides. A runtime may persist a Result as JSON; all
-// but Raw comes back.
+// Interfaces, DNS and Routes are go-cni's. Networks holds the same data in the order
+// in which the plugins reported it, and with details that the map cannot hold: prefix
+// lengths, MTUs, and interfaces of equal name on different networks or sides. A
+// runtime may persist a Result as JSON, which holds everything but Raw.
 type Result struct {
-	// Interfaces maps an interface's name to what is known of it. There is
-	// always an entry for the prefix with 0, empty if no plugin reported it.
-	// Where the host and the container have an interface of one name, the
-	// entry is the container's.
+	// Interfaces maps the names of interfaces to their configuration. There is
+	// always an entry for the prefix with 0, which is empty if no plugin reported
+	// it. If the host and the container have an interface of one name, the entry is
+	// the container's.
 	Interfaces map[string]*Config
-	// DNS has an entry for each network, empty if it said nothing.
+	// DNS has an entry for each network, empty if the network reported none.
 	DNS []types.DNS
-	// Routes are those of all networks.
+	// Routes holds the routes of all networks.
 	Routes []*types.Route
-	// Networks are the networks in the order they were loaded or selected.
+	// Networks holds the networks in the order they were loaded or selected.
 	Networks []*NetworkResult `json:",omitempty"`
 
 	raw []*types100.Result
 }
 
-// Config is an interface as Result.Interfaces has it.
+// Config is an interface in Result.Interfaces.
 type Config struct {
 	IPConfigs  []*IPConfig
 	Mac        string
@@ -51,30 +50,29 @@ type IPConfig struct {
 	Gateway net.IP
 }
 
-// NetworkResult is what one network reported.
+// NetworkResult is the result of one network.
 type NetworkResult struct {
 	Name       string // the network's
-	IfName     string // the interface in the container that it was asked for
+	IfName     string // the requested name of the interface in the container
 	Interfaces []*Interface
 	Routes     []*types.Route `json:",omitempty"`
 	DNS        types.DNS
 }
 
-// Interface is an interface that a network reported, with its addresses in the
-// order of the plugin's.
+// Interface is an interface that a network reported. Its addresses are in the
+// plugin's order.
 type Interface struct {
 	Name       string
 	Network    string // the network that reported it
 	Sandbox    string `json:",omitempty"` // empty: it is on the host
 	Mac        string `json:",omitempty"`
-	MTU        int    `json:",omitempty"` // bytes; 0 if the plugin did not say (CNI before 1.1.0)
+	MTU        int    `json:",omitempty"` // bytes; 0 if not reported (CNI before 1.1.0)
 	PciID      string `json:",omitempty"`
 	SocketPath string `json:",omitempty"`
 	Addresses  []Address
 }
 
-// Address is an address with its prefix length, and its gateway where there is
-// one.
+// Address is an address with its prefix length, and its gateway if it has one.
 type Address struct {
 	Prefix  netip.Prefix // the address itself, not masked: 10.1.2.3/24
 	Gateway netip.Addr   // the zero Addr if there is none
@@ -83,22 +81,21 @@ type Address struct {
 // IP is the address without the prefix length.
 func (a Address) IP() netip.Addr { return a.Prefix.Addr() }
 
-// IsValid tells whether there is an address.
+// IsValid reports whether there is an address.
 func (a Address) IsValid() bool { return a.Prefix.IsValid() }
 
 // Raw returns the plugins' results, one for each network in order. It is nil
 // for a Result that was read from JSON.
 func (r *Result) Raw() []*types100.Result { return r.raw }
 
-// Primary is the container's main interface, by the rule that schedulers use:
-// of the interfaces in a sandbox, in the order of their names, the first that
-// has an address; if there is none, the first of all that has one. Loopback
-// addresses do not count. It is nil if no network gave an address.
+// Primary returns the container's main interface by the schedulers' rule: the first
+// interface in a sandbox, in the order of names, that has an address; otherwise the
+// first interface of all that has one. Loopback addresses do not count. It returns
+// nil if there is no address.
 func (r *Result) Primary() *Interface { return r.first(func(netip.Addr) bool { return true }) }
 
-// IPv4 is the container's main IPv4 address: the first one of the interface
-// that Primary's rule finds when only IPv4 addresses count. It is not valid if
-// there is none.
+// IPv4 returns the container's main IPv4 address: the first one of the interface that
+// Primary's rule finds if only IPv4 addresses count. It is invalid if there is none.
 func (r *Result) IPv4() Address { return r.firstAddress(netip.Addr.Is4) }
 
 // IPv6 is IPv4 for IPv6.
@@ -140,8 +137,8 @@ func (i *Interface) address(counts func(netip.Addr) bool) Address {
 	return Address{}
 }
 
-// allInterfaces lists the interfaces of all networks. A Result that go-cni
-// wrote as JSON has no Networks; then what the map has must do.
+// allInterfaces lists the interfaces of all networks. A Result that go-cni wrote as
+// JSON has no Networks; then the map is used.
 func (r *Result) allInterfaces() []*Interface {
 	var all []*Interface
 	for _, n := range r.Networks {
@@ -160,9 +157,8 @@ func (r *Result) allInterfaces() []*Interface {
 	return all
 }
 
-// MergedDNS is the resolver configuration of all networks together: lists are
-// joined in the order of the networks without repetition, the domain is the
-// first there is.
+// MergedDNS returns one resolver configuration for all networks: the lists without
+// repetition, in the order of the networks, and the first domain.
 func (r *Result) MergedDNS() types.DNS {
 	var merged types.DNS
 	for _, d := range r.DNS {
@@ -185,15 +181,15 @@ func union(list, more []string) []string {
 	return list
 }
 
-// source is a plugin's result and the network it is of.
+// source is a plugin's result and its network.
 type source struct {
 	network string
 	ifName  string
 	result  *types100.Result
 }
 
-// newResult converts the results of the networks. defaultIf is the prefix with
-// 0, where the map has the addresses that no interface is said to have.
+// newResult converts the results of the networks. defaultIf is the prefix with 0; the
+// map stores addresses without an interface there.
 func newResult(sources []source, defaultIf string) (*Result, error) {
 	r := &Result{}
 	for _, s := range sources {
@@ -210,9 +206,9 @@ func newResult(sources []source, defaultIf string) (*Result, error) {
 	return r, nil
 }
 
-// validateResult makes sure that a result can be walked. It stands here beside
-// the check of a plugin's output because GetCNIResultFromResults takes results
-// from anywhere.
+// validateResult checks that a result has no null and no index out of range. Plugins'
+// output is checked earlier, but GetCNIResultFromResults takes results of any
+// origin.
 func validateResult(result *types100.Result) error {
 	if result == nil {
 		return errors.New("there is no result")
@@ -249,9 +245,9 @@ func newNetworkResult(s source) *NetworkResult {
 	return n
 }
 
-// holder is the interface an address belongs to. Without an index that is the
-// one the plugin was asked for, which it may not have reported (CNI before
-// 0.3.0 has no interfaces in its results).
+// holder returns the interface of an address. Without an index it is the requested
+// interface, which the plugin may not have reported (results before CNI 0.3.0 list no
+// interfaces).
 func (n *NetworkResult) holder(index *int) *Interface {
 	if index != nil {
 		return n.Interfaces[*index]
@@ -271,10 +267,10 @@ func (n *NetworkResult) holder(index *int) *Interface {
 	return i
 }
 
-// fillMap makes the map out of all results. Where interfaces share a name the
-// map has one entry: the container's rather than the host's, the first
-// network's attributes, and the addresses of all, each once, since two networks may
-// report the same address of lo. Networks distinguishes them.
+// fillMap builds the map from all results. Interfaces that share a name have one
+// entry: the container's rather than the host's, with the first network's attributes
+// and all addresses, each once, because two networks may report the same address of
+// lo. Networks distinguishes them.
 func (r *Result) fillMap(sources []source, defaultIf string) {
 	r.Interfaces = map[string]*Config{}
 	inSandbox := map[string]bool{}
@@ -318,8 +314,8 @@ func (c *Config) add(ip IPConfig) {
 	}
 }
 
-// newAddress converts an address. A prefix length that is missing or cannot be
-// the address's, as in results that are built by hand, is that of a single host.
+// newAddress converts an address. A missing or impossible prefix length, as in results
+// built by hand, becomes that of a single host.
 func newAddress(n net.IPNet, gateway net.IP) Address {
 	ip, ok := netip.AddrFromSlice(n.IP)
 	if !ok {

@@ -1,9 +1,8 @@
-// Package plugin is what a CNI plugin is that runs inside the runtime's process
-// rather than as an executable of its own.
+// Package plugin defines CNI plugins that run inside the runtime's process instead of
+// as executables.
 //
-// A plugin is a type with three methods, each of which is one verb of the CNI
-// specification 1.1.0, section 4. It is given a [Request], and returns a result
-// or an error:
+// A plugin is a type with three methods, one for each verb of the CNI specification
+// 1.1.0, section 4. A method gets a [Request] and returns a result or an error:
 //
 //	type mark struct{}
 //
@@ -21,13 +20,13 @@
 //
 //	rt, err := cni.New(cni.WithPlugin("mark", mark{}))
 //
-// The runtime negotiates versions, converts results, and turns a panic into an
-// error. What it cannot do is to kill: a plugin must return soon after its
-// context ends, and undo what it did when it fails.
+// The runtime negotiates versions, converts results, and turns a panic into an error.
+// It cannot kill a plugin: a plugin must return soon after its context ends, and undo
+// its work when it fails.
 //
-// A plugin runs on a thread of the runtime, which may be in any network
-// namespace: it opens what it needs in [Request.Host] and [Request.Container].
-// No plugin is running for the same attachment at the same time.
+// A plugin runs on a thread of the runtime, which may be in any network namespace. It
+// must use [Request.Host] and [Request.Container] to reach the host and the
+// container. Plugins of one attachment run one at a time.
 package plugin
 
 import (
@@ -43,28 +42,26 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Plugin is an in-process plugin. Its methods are called by many goroutines at
-// once, for different attachments; it keeps nothing about an attachment that it
-// cannot do without after a restart.
+// Plugin is an in-process plugin. Its methods are called by several goroutines at once,
+// for different attachments. It must not rely on state in memory, which is lost in a
+// restart.
 //
-// An error that is, or wraps, a [*types.Error] keeps its code, as does one by
-// [Errorf]; any other has the code 999, which is what the reference plugins
-// give to errors of no kind.
+// An error that is or wraps a [*types.Error], or was made by [Errorf], keeps its code;
+// any other has the code 999, as in the reference plugins.
 type Plugin interface {
-	// Add attaches, and returns what there is now: the result of the plugin
-	// before it in the chain, with what it added. A failed Add is followed by a
-	// Del.
+	// Add attaches, and returns the result of the previous plugin in the chain with
+	// its own additions. A failed Add is followed by a Del.
 	Add(ctx context.Context, r *Request) (*types100.Result, error)
-	// Del undoes Add. It succeeds for what is already gone, for what was added
-	// in part, and without a namespace or a previous result; it removes as much
-	// as it can before it returns an error.
+	// Del undoes Add. It succeeds if everything is gone already, after a partial Add,
+	// and without a namespace or a previous result. It removes as much as it can
+	// before it returns an error.
 	Del(ctx context.Context, r *Request) error
-	// Check returns an error unless what Add made is there and as it should be.
+	// Check returns an error unless everything that Add made is present and correct.
 	Check(ctx context.Context, r *Request) error
 }
 
-// Collector is a [Plugin] that has GC (CNI specification 1.1.0, section 4):
-// it removes what belongs to none of the attachments that are valid.
+// Collector is a [Plugin] with GC (CNI specification 1.1.0, section 4): it removes
+// everything that belongs to none of the valid attachments.
 type Collector interface {
 	GC(ctx context.Context, r *Request, valid []types.GCAttachment) error
 }
@@ -75,8 +72,8 @@ type Stater interface {
 	Status(ctx context.Context, r *Request) error
 }
 
-// Versioner is a [Plugin] that does not support every version of the
-// specification that this module does.
+// Versioner is a [Plugin] that supports only some of this module's versions of the
+// specification.
 type Versioner interface {
 	Versions() []string
 }
@@ -90,32 +87,31 @@ type Request struct {
 	NetNS       string   // CNI_NETNS; empty in a Del without a namespace
 	Path        []string // CNI_PATH: the plugin directories
 
-	// Host is the namespace in which an executable would have been started.
-	// The calling thread need not be in it: open a netlink socket in it, or use
-	// its Do. It is nil off Linux.
+	// Host is the namespace in which an executable would start. The calling thread
+	// need not be in it: open a netlink socket in it, or use its Do. It is nil off
+	// Linux.
 	Host *netns.Handle
-	// Container is the namespace at NetNS; nil where that is empty, or for Del
-	// if there is none any more. It is nil off Linux, where NetNS means what the
-	// platform wants it to mean. Both are closed when the call is over.
+	// Container is the namespace at NetNS; nil if that is empty, or for Del if the
+	// namespace is gone. It is nil off Linux, where NetNS has the platform's meaning.
+	// Both handles are closed after the call.
 	Container *netns.Handle
 
 	// Name and Type are the network's name and the plugin's type, CNIVersion
 	// the version of the configuration.
 	Name, Type, CNIVersion string
-	// Config is the request configuration (section 3): the plugin's own part of
-	// the conflist, with name, cniVersion, runtimeConfig and prevResult.
+	// Config is the request configuration (section 3): the plugin's own part of the
+	// conflist, with name, cniVersion, runtimeConfig and prevResult.
 	Config json.RawMessage
-	// PrevResult is the result of the plugins before it (Add), or the last one
-	// of the attachment's Add (Del, Check); nil if there is none.
+	// PrevResult is the result of the previous plugins (Add), or the final result of
+	// the attachment's ADD (Del, Check); nil if there is none.
 	PrevResult *types100.Result
 
-	// Delegate runs another plugin, in process or on disk as the runtime finds
-	// it, with the same parameters (section 4, "Delegated plugins"): most often
-	// an IPAM plugin, with the same Config. The result is nil for verbs other
-	// than ADD. An error has the code that the other plugin gave, and its words.
-	// Del must ask for the DEL of what Add had ADDed, and so must an Add that
-	// fails, unless it leaves that to the Del that follows. All of it is within
-	// the time that the plugin itself has.
+	// Delegate runs another plugin with the same parameters (section 4, "Delegated
+	// plugins"), in process or on disk: usually an IPAM plugin, with the same Config.
+	// The result is nil for verbs other than ADD. An error has the other plugin's code
+	// and message. Del must delegate the DEL of each delegated ADD; so must a failing
+	// Add, unless it leaves that to the following Del. The calling plugin's deadline
+	// applies.
 	Delegate func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error)
 }
 
@@ -128,9 +124,8 @@ func (r *Request) Decode(v any) error {
 	return nil
 }
 
-// Chained returns a copy of the previous result, which a plugin that is not the
-// first of its chain adds to. Without one, the error has the code 7, "invalid
-// network config".
+// Chained returns a copy of the previous result, for a plugin that adds to it. Without
+// a previous result the error has the code 7, "invalid network config".
 func (r *Request) Chained() (*types100.Result, error) {
 	if r.PrevResult == nil {
 		return nil, Errorf(types.ErrInvalidNetworkConfig,
@@ -161,14 +156,13 @@ func cloneNet(n net.IPNet) net.IPNet {
 	return net.IPNet{IP: slices.Clone(n.IP), Mask: slices.Clone(n.Mask)}
 }
 
-// Errorf is an error with one of the specification's codes (section 5). Codes
-// from 100 are the plugin's own. Where format has %w, the cause is kept for
-// errors.Is and errors.As.
+// Errorf returns an error with a code of the specification (section 5). Codes from 100
+// are the plugin's own. %w in format works as in [fmt.Errorf].
 func Errorf(code uint, format string, args ...any) error {
 	return &codedError{code: code, err: fmt.Errorf(format, args...)}
 }
 
-// codedError is an error that is a *types.Error as well.
+// codedError is an error that errors.As also finds as a *types.Error.
 type codedError struct {
 	code uint
 	err  error
