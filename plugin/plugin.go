@@ -66,9 +66,9 @@ type Collector interface {
 	GC(ctx context.Context, r *Request, valid []types.GCAttachment) error
 }
 
-// Stater is a [Plugin] that has STATUS: it returns an error when an Add could
-// not succeed now, with the code 50 or 51 (section 5).
-type Stater interface {
+// StatusChecker is a [Plugin] with STATUS: it returns an error with the code 50 or 51
+// (section 5) if an Add could not succeed now.
+type StatusChecker interface {
 	Status(ctx context.Context, r *Request) error
 }
 

@@ -106,7 +106,7 @@ func dispatch(ctx context.Context, p plugin.Plugin, verb string, r *plugin.Reque
 	case "CHECK":
 		return nil, p.Check(ctx, r)
 	case "STATUS":
-		if s, ok := p.(plugin.Stater); ok {
+		if s, ok := p.(plugin.StatusChecker); ok {
 			return nil, s.Status(ctx, r)
 		}
 		return nil, nil
