@@ -28,7 +28,7 @@ func reap(t *testing.T, r *cni.Runtime) {
 // letGoOf reports whether the record says that a container's namespace was let go.
 func (h *host) letGoOf(id string) bool {
 	h.t.Helper()
-	rec, err := h.records().Load(id)
+	rec, err := h.records().Load(record.ID(id))
 	wantNil(h.t, err)
 	if rec == nil {
 		h.t.Fatalf("%s is on no record", id)

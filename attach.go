@@ -367,7 +367,7 @@ func (op *operation) existing() ([]*attachment, error) {
 				continue // the cache has one entry for that name and interface
 			}
 			a := &attachment{op: op, network: n}
-			a.ContainerID, a.IfName = op.id, wanted.IfName
+			a.ContainerID, a.IfName = string(op.pluginID()), wanted.IfName
 			known, err := a.recall()
 			if err != nil {
 				return nil, err

@@ -65,7 +65,7 @@ func (r *Runtime) Attachments() ([]Attachment, error) {
 
 func attachmentsOf(rec *record.Record, bad error) []Attachment {
 	if bad != nil {
-		return []Attachment{{ContainerID: rec.ContainerID, Owner: rec.Owner, State: Unknown, LastError: bad.Error()}}
+		return []Attachment{{ContainerID: string(rec.ContainerID), Owner: rec.Owner, State: Unknown, LastError: bad.Error()}}
 	}
 	var all []Attachment
 	for _, n := range rec.Networks {
@@ -73,7 +73,7 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 			continue
 		}
 		a := Attachment{
-			ContainerID: rec.ContainerID, Network: n.Name, IfName: n.IfName, NetNS: rec.NetNS.Path,
+			ContainerID: string(rec.ContainerID), Network: n.Name, IfName: n.IfName, NetNS: rec.NetNS.Path,
 			Owner: rec.OwnerOf(&n), Since: rec.Since, State: Attaching,
 			Failures: n.Failures, LastError: n.LastError,
 		}
@@ -115,10 +115,10 @@ func containerAddresses(n *NetworkResult) []Address {
 // plugin is run. A container that is not attached, or not yet, is ErrNotAttached.
 func (r *Runtime) Lookup(id string) (*Result, error) {
 	s := r.current.Load()
-	if err := validateID(id); err != nil {
+	if err := validateID(record.ID(id)); err != nil {
 		return nil, err
 	}
-	rec, err := s.loadRecord(id)
+	rec, err := s.loadRecord(record.ID(id))
 	if err != nil {
 		return nil, fmt.Errorf("look up container %s: %w", id, err)
 	}

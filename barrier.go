@@ -101,7 +101,7 @@ func (s *snapshot) endOrphansAtBarrier() error {
 				continue
 			}
 			done[offset] = true
-			rec, id := records[offset], ""
+			rec, id := records[offset], record.ID("")
 			if rec != nil {
 				id = rec.ContainerID
 			}

@@ -49,7 +49,7 @@ func (c *claims) all() []netip.Addr {
 func (s *snapshot) ledger() *record.Ledger { return s.records.Ledger(s.owner) }
 
 func (a *attachment) key() record.Key {
-	return record.Key{ContainerID: a.ContainerID, Network: a.network.config.Name, IfName: a.IfName}
+	return record.Key{ContainerID: record.PluginID(a.ContainerID), Network: a.network.config.Name, IfName: a.IfName}
 }
 
 // enter notes in the owner's ledger that attachments are about to be recorded.
@@ -176,7 +176,7 @@ func (s *snapshot) settled(gone map[record.Key]record.Known) []record.Key {
 			}
 			synced[dir] = sweep.SyncDir(dir)
 			_, err := sweep.Stale(dir, func(r sweep.Reservation) bool {
-				held[record.Key{ContainerID: r.ContainerID, Network: filepath.Base(dir), IfName: r.IfName}] = true
+				held[record.Key{ContainerID: record.PluginID(r.ContainerID), Network: filepath.Base(dir), IfName: r.IfName}] = true
 				return false
 			})
 			synced[dir] = join(synced[dir], err)

@@ -56,11 +56,11 @@ func (e *LeftoverError) why() string {
 
 // leftover makes an error by which a container stays on record a *LeftoverError,
 // unless there is one in it.
-func leftover(id string, err error) error {
+func leftover(id record.ID, err error) error {
 	if err == nil || errors.As(err, new(*LeftoverError)) {
 		return err
 	}
-	return &LeftoverError{ContainerID: id, Err: err}
+	return &LeftoverError{ContainerID: string(id), Err: err}
 }
 
 // Unwrap returns the cause.

@@ -78,7 +78,7 @@ func (s *snapshot) validateSelected(ns *Namespace, rec *record.Record) error {
 
 // beginTeardown is begin for a call that learns from the record what there is
 // to do, and so must have the container locked before it can plan.
-func (s *snapshot) beginTeardown(ctx context.Context, id string) (*operation, error) {
+func (s *snapshot) beginTeardown(ctx context.Context, id record.ID) (*operation, error) {
 	if err := validateID(id); err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func (s *snapshot) beginTeardown(ctx context.Context, id string) (*operation, er
 
 // beginTeardownFrom is beginTeardown where it is known already where the plugins
 // will run.
-func (s *snapshot) beginTeardownFrom(ctx context.Context, id string, host *hostNetNS) (*operation, error) {
+func (s *snapshot) beginTeardownFrom(ctx context.Context, id record.ID, host *hostNetNS) (*operation, error) {
 	op := &operation{snapshot: s, verb: "DEL", id: id, host: host}
 	op.inGC = ctx.Value(inGC{}) != nil
 	if err := op.lockForTeardown(ctx); err != nil {
@@ -154,7 +154,7 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 		}
 		return nil
 	default:
-		stays := &LeftoverError{ContainerID: op.id, Left: left, Err: join(delErr, err)}
+		stays := &LeftoverError{ContainerID: string(op.id), Left: left, Err: join(delErr, err)}
 		op.keep(attachments, stays)
 		return stays
 	}

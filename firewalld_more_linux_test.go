@@ -36,7 +36,7 @@ func (h *firewalldHost) builtIn(opts ...cni.Opt) *cni.Runtime {
 // recordedBackend is what the record says that the plugin firewall has detected.
 func (h *firewalldHost) recordedBackend(id string) string {
 	h.t.Helper()
-	rec, err := record.Open(h.path("state", "embedcni", "attachments")).Load(id)
+	rec, err := record.Open(h.path("state", "embedcni", "attachments")).Load(record.ID(id))
 	wantNil(h.t, err)
 	for _, p := range rec.Networks[0].Plugins {
 		if p.Type == "firewall" {

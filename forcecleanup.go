@@ -64,6 +64,7 @@ func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error
 // cleanUp is CleanUp. Of an attachment that only the ledger knows, the addresses
 // are released that the ledger names.
 func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record.Known) (found []string, err error) {
+	id := record.ID(t.ContainerID)
 	list, err := t.validate()
 	if err != nil {
 		return nil, err
@@ -71,9 +72,9 @@ func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record
 	if t.DryRun {
 		ctx = withWaiting(ctx, looking)
 	} else {
-		defer func() { err = leftover(t.ContainerID, err) }()
+		defer func() { err = leftover(id, err) }()
 	}
-	op, err := s.beginTeardown(ctx, t.ContainerID)
+	op, err := s.beginTeardown(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +100,7 @@ func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record
 		return found, err
 	}
 	if left, err := a.clear(ctx, f, items); len(left) > 0 || err != nil {
-		return found, &LeftoverError{ContainerID: op.id, Left: left, Err: err}
+		return found, &LeftoverError{ContainerID: string(op.id), Left: left, Err: err}
 	}
 	return found, a.forgetAll(known)
 }
@@ -107,7 +108,7 @@ func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record
 // validate checks the target before anything is touched, and reads its
 // configuration; nil if it has none.
 func (t CleanUpTarget) validate() (*libcni.NetworkConfigList, error) {
-	err := join(validateID(t.ContainerID), validateAttachmentName(t.Network, t.ContainerID, t.IfName))
+	err := join(validateID(record.ID(t.ContainerID)), validateAttachmentName(t.Network, t.ContainerID, t.IfName))
 	if bad := conflist.ValidateName(t.Network); bad != nil {
 		err = join(err, fmt.Errorf("network name: %w: %w", bad, ErrInvalidArgument))
 	}
@@ -283,7 +284,7 @@ func (a *attachment) forgetAll(known memory) error {
 		err = join(err, a.op.forget([]*attachment{a}))
 	}
 	if err != nil {
-		return &LeftoverError{ContainerID: a.op.id, Left: known.lines(), Err: err}
+		return &LeftoverError{ContainerID: string(a.op.id), Left: known.lines(), Err: err}
 	}
 	return nil
 }

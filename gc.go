@@ -77,7 +77,7 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 		return err
 	}
 	for _, f := range mine {
-		id := f.Record.ContainerID
+		id := string(f.Record.ContainerID)
 		if err := s.untouchable(f); err != nil {
 			report.add(outcome{id: nameOf(f), adopted: slices.Contains(o.Keep, id), skipped: err})
 		} else if id != "" && !slices.Contains(o.Keep, id) {
@@ -99,7 +99,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 	}
 	adopted := o.Keep
 	for _, f := range mine {
-		id := f.Record.ContainerID
+		id := string(f.Record.ContainerID)
 		left := s.untouchable(f)
 		if id == "" && left == nil {
 			continue
@@ -113,7 +113,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 		}
 		became := outcome{id: nameOf(f), adopted: keep, skipped: left}
 		if left == nil {
-			became.setAside(s.removeAgain(inside, id, keep))
+			became.setAside(s.removeAgain(inside, f.Record.ContainerID, keep))
 		}
 		report.add(became)
 		if keep {
@@ -139,7 +139,7 @@ func (s *snapshot) unsettled(f record.Found) bool {
 }
 
 // removeAgain removes a container, or only what of it was to go before.
-func (s *snapshot) removeAgain(ctx context.Context, id string, keep bool) error {
+func (s *snapshot) removeAgain(ctx context.Context, id record.ID, keep bool) error {
 	op, err := s.beginTeardown(withWaiting(ctx, hurried), id)
 	if err != nil {
 		return err

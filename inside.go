@@ -3,14 +3,17 @@ package cni
 import (
 	"context"
 	"fmt"
+
+	"github.com/embedcni/cni/internal/record"
 )
 
 // pluginCall is a call of a registered plugin, for who is called with its context.
 type pluginCall struct {
-	locks      string // the lock file of the runtime that runs it
-	plugin, id string
-	verb       string
-	outer      *pluginCall // that of another runtime, inside which this one runs
+	locks  string // the lock file of the runtime that runs it
+	plugin string
+	id     record.ID
+	verb   string
+	outer  *pluginCall // that of another runtime, inside which this one runs
 }
 
 type pluginCallKey struct{}
@@ -38,7 +41,7 @@ func (s *snapshot) refuseInside(ctx context.Context) error {
 		}
 		of := ""
 		if call.id != "" {
-			of = " of container " + call.id
+			of = " of container " + string(call.id)
 		}
 		return fmt.Errorf("%w: %q, at %s%s, would wait for itself; have it delegate, or call when it has returned",
 			ErrInsidePlugin, call.plugin, call.verb, of)

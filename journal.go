@@ -382,7 +382,7 @@ func (op *operation) erase() error {
 	if err := op.records.Delete(op.id); err != nil {
 		return err
 	}
-	if id := string(op.pluginID()); id != op.id { // as which it was on record until this record had reached the disk
+	if id := record.ID(op.pluginID()); id != op.id { // as which it was on record until this record had reached the disk
 		return op.records.Delete(id)
 	}
 	return nil

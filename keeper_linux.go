@@ -24,15 +24,15 @@ type keeper struct {
 	spares *spare.Files
 
 	mu   sync.Mutex
-	open map[string]*netns.Handle // by container ID
+	open map[record.ID]*netns.Handle
 }
 
 func newKeeper(recordDir string) *keeper {
 	dir := filepath.Join(recordDir, "netns")
-	return &keeper{dir: dir, spares: spare.OfMounts(dir), open: make(map[string]*netns.Handle)}
+	return &keeper{dir: dir, spares: spare.OfMounts(dir), open: make(map[record.ID]*netns.Handle)}
 }
 
-func (k *keeper) path(id string) string {
+func (k *keeper) path(id record.ID) string {
 	return k.file(record.Name(id))
 }
 
@@ -117,7 +117,7 @@ func (k *keeper) holds(ns *netns.Handle) bool {
 
 // mounts reports whether a container's namespace was kept by a mount, which may be
 // gone. Its file stays until the container is removed.
-func (k *keeper) mounts(id string) bool {
+func (k *keeper) mounts(id record.ID) bool {
 	_, err := os.Lstat(k.path(id))
 	return err == nil
 }
@@ -137,14 +137,14 @@ func (k *keeper) discard(file string) error { return netns.Remove(k.file(file)) 
 
 // keepsFor reports whether the namespace of a container is kept alive by a mount or
 // by a descriptor of this process.
-func (k *keeper) keepsFor(id string) bool {
+func (k *keeper) keepsFor(id record.ID) bool {
 	_, err := nsfind.Identify(k.path(id))
 	return err == nil || k.openPath(id) != ""
 }
 
 // openPath leads plugins to a namespace that is kept by a descriptor, or is
 // empty.
-func (k *keeper) openPath(id string) string {
+func (k *keeper) openPath(id record.ID) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	ns := k.open[id]
@@ -162,7 +162,7 @@ func (op *operation) keptHere() bool {
 
 // where is a path that leads to the kept namespace, if the record does not say
 // it; empty without one.
-func (k *keeper) where(id string) (string, error) {
+func (k *keeper) where(id record.ID) (string, error) {
 	_, err := nsfind.Identify(k.path(id))
 	switch {
 	case err == nil:

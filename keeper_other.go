@@ -9,15 +9,15 @@ type keeper struct{}
 
 func newKeeper(string) *keeper { return &keeper{} }
 
-func (*keeper) where(string) (string, error) { return "", nil }
+func (*keeper) where(record.ID) (string, error) { return "", nil }
 
 func (*keeper) discard(string) error { return nil }
 
-func (*keeper) mounts(string) bool { return false }
+func (*keeper) mounts(record.ID) bool { return false }
 
 func (*keeper) keeps(string) string { return "" }
 
-func (*keeper) openPath(string) string { return "" }
+func (*keeper) openPath(record.ID) string { return "" }
 
 func (op *operation) identify() (record.NetNS, error) { return record.NetNS{Path: op.path}, nil }
 

@@ -44,7 +44,7 @@ func builtIns(p, q plugin.Plugin) cni.Opt {
 func (h *host) forgetKinds(id string) {
 	h.t.Helper()
 	store := h.records()
-	rec, err := store.Load(id)
+	rec, err := store.Load(record.ID(id))
 	wantNil(h.t, err)
 	for i := range rec.Networks {
 		rec.Networks[i].Plugins = nil

@@ -7,12 +7,14 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/utils"
+
+	"github.com/embedcni/cni/internal/record"
 )
 
 // Namespace is a container in one call: its ID, the path of its network namespace,
 // and the values set by NamespaceOpts.
 type Namespace struct {
-	id   string
+	id   record.ID
 	path string
 	scope
 	selected []selection
@@ -48,7 +50,7 @@ func newScope() scope {
 }
 
 func newNamespace(id, path string, opts ...NamespaceOpts) (*Namespace, error) {
-	ns := &Namespace{id: id, path: path, scope: newScope()}
+	ns := &Namespace{id: record.ID(id), path: path, scope: newScope()}
 	for _, o := range opts {
 		if err := o(ns); err != nil {
 			return nil, err
@@ -157,8 +159,8 @@ const maxCacheName = 255
 
 // validateID checks a container ID: a letter or digit, then letters, digits,
 // '_', '.', '-' (CNI specification 1.1.0, section 2).
-func validateID(id string) error {
-	if err := utils.ValidateContainerID(id); err != nil {
+func validateID(id record.ID) error {
+	if err := utils.ValidateContainerID(string(id)); err != nil {
 		return fmt.Errorf("container ID %q: %w: %w", id, err, ErrInvalidArgument)
 	}
 	if len(id) > maxCacheName {

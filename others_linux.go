@@ -73,7 +73,7 @@ func (op *operation) otherIn(ns *netns.Handle, doubts bool) (string, error) {
 		default:
 			recorded[rec.Plugins()] = true
 			if rec.Boot == now && (netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino}) == ns.ID() {
-				return rec.ContainerID, nil
+				return string(rec.ContainerID), nil
 			}
 		}
 	}

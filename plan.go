@@ -26,7 +26,7 @@ import (
 type operation struct {
 	*snapshot
 	verb        string
-	id          string
+	id          record.ID
 	path        string // CNI_NETNS
 	host        *hostNetNS
 	own         *hostNetNS    // the caller's, where host is the record's; else nil
@@ -144,7 +144,7 @@ func (s *snapshot) bootID() (string, error) {
 func (op *operation) key() string { return containerKey(op.id) }
 
 // containerKey is the key by which calls for one container exclude each other.
-func containerKey(id string) string { return "container/" + id }
+func containerKey(id record.ID) string { return "container/" + string(id) }
 
 // keys are what calls for one container exclude each other by, and what GC
 // excludes all of them by.
@@ -210,7 +210,7 @@ func (sel selection) attachable(ns *Namespace) bool {
 		return true // newAttachment says what is wrong
 	}
 	name := cmp.Or(sel.ifName, sel.of.ifName)
-	return validateIfName(name) == nil && validateAttachmentName(sel.network, ns.id, name) == nil
+	return validateIfName(name) == nil && validateAttachmentName(sel.network, string(ns.id), name) == nil
 }
 
 func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, error) {
@@ -222,7 +222,7 @@ func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, e
 	if err := validateIfName(name); err != nil {
 		return nil, fmt.Errorf("interface name %q: %w", name, err)
 	}
-	if err := validateAttachmentName(n.config.Name, ns.id, name); err != nil {
+	if err := validateAttachmentName(n.config.Name, string(ns.id), name); err != nil {
 		return nil, err
 	}
 	args, err := sortedArgs(merge(ns.args, sel.args))
@@ -236,7 +236,7 @@ func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, e
 	a := &attachment{op: op, network: n}
 	a.ConfigArgs = merge(ns.configArgs, sel.configArgs)
 	a.RuntimeConf = libcni.RuntimeConf{
-		ContainerID: ns.id, IfName: name, Args: args, CapabilityArgs: capabilities,
+		ContainerID: string(ns.id), IfName: name, Args: args, CapabilityArgs: capabilities,
 	}
 	return a, nil
 }
@@ -309,7 +309,7 @@ func (a *attachment) chain() *chain.Chain {
 // error is an Error that says where: which network of which container.
 func (a *attachment) error(verb string, err error) *Error {
 	e := &Error{Op: verb, Network: a.network.config.Name, Err: err}
-	e.ContainerID, e.IfName = a.op.id, a.IfName
+	e.ContainerID, e.IfName = string(a.op.id), a.IfName
 	return e
 }
 

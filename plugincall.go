@@ -92,7 +92,7 @@ func (a *attachment) inherited() []*os.File {
 func (a *attachment) event(call chain.Call, kind PluginKind, took time.Duration, err error) Event {
 	return Event{
 		Operation: call.Verb, Network: a.network.config.Name, Plugin: call.Plugin, PluginKind: kind,
-		ContainerID: a.op.id, IfName: a.IfName, Duration: took, Err: err,
+		ContainerID: string(a.op.id), IfName: a.IfName, Duration: took, Err: err,
 	}
 }
 

@@ -203,14 +203,14 @@ func TestPoolOfAProcessThatWasKilled(t *testing.T) {
 	}{
 		"ready": {func(*stage, string) {}, func(warm string) []string { return []string{warm} }, 2},
 		"taken, and the record of the one that was ready is still there": {func(s *stage, warm string) {
-			rec, err := s.records().Load(warm)
+			rec, err := s.records().Load(record.ID(warm))
 			wantNil(s.t, err)
 			rec.ContainerID, rec.PluginID, rec.Warm, rec.Generation = "c1", record.PluginID(warm), false, 0
 			rec.Networks[0].State = record.Planned
 			wantNil(s.t, s.records().Begin(rec))
 		}, func(string) []string { return []string{"c1"} }, 2},
 		"not recorded yet": {func(s *stage, warm string) {
-			rec, err := s.records().Load(warm)
+			rec, err := s.records().Load(record.ID(warm))
 			wantNil(s.t, err)
 			dir := filepath.Join(filepath.Dir(filepath.Dir(rec.NetNS.Path)), "2147483647:1")
 			ns, err := netns.Create(filepath.Join(dir, "warm-unrecorded"))
@@ -229,7 +229,7 @@ func TestPoolOfAProcessThatWasKilled(t *testing.T) {
 			dry, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true, DryRun: true})
 			wantNil(t, err)
 			wantSame(t, "dry run", *dry, cni.Report{Removed: tt.removed(warm)})
-			there, err := s.records().Load(warm)
+			there, err := s.records().Load(record.ID(warm))
 			wantNil(t, err)
 			wantSame(t, "on record after the dry run", there != nil, true)
 			report, err := r.Recover(t.Context())

@@ -155,7 +155,7 @@ func (h *realHost) reboot(containers ...string) {
 	found, err := h.records().List()
 	wantNil(h.t, err)
 	for _, f := range found {
-		h.changeRecord(f.Record.ContainerID, func(rec *record.Record) { rec.Boot = "another" })
+		h.changeRecord(string(f.Record.ContainerID), func(rec *record.Record) { rec.Boot = "another" })
 	}
 	ns := h.newNetNS("rebooted")
 	if err := unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET); err != nil {

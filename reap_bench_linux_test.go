@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -59,7 +60,7 @@ func (h *realHost) crowd(r *cni.Runtime, n int) {
 	defer ns.Close()
 	for i := range n {
 		rec := *base
-		rec.ContainerID, rec.Generation = fmt.Sprint("crowd-", i), 0
+		rec.ContainerID, rec.Generation = record.ID(fmt.Sprint("crowd-", i)), 0
 		rec.Networks = slices.Clone(base.Networks)
 		wantNil(h.t, h.records().Begin(&rec))
 	}

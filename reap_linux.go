@@ -47,7 +47,7 @@ func (p *reaping) tendOne(file string) (ends []int, again bool, err error) {
 
 // take locks a container as for Remove. It returns nil if it would have to wait for
 // the lock.
-func (p *reaping) take(id string) (*operation, error) {
+func (p *reaping) take(id record.ID) (*operation, error) {
 	host, err := p.host.dup()
 	if err != nil {
 		return nil, err

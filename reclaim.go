@@ -28,7 +28,7 @@ func (g *garbage) mayRelease(network string, r sweep.Reservation) bool {
 	if g == nil {
 		return false
 	}
-	k, ok := g.known[record.Key{ContainerID: r.ContainerID, Network: network, IfName: r.IfName}]
+	k, ok := g.known[record.Key{ContainerID: record.PluginID(r.ContainerID), Network: network, IfName: r.IfName}]
 	return ok && k.Names(r.Addr) && !g.isHeld(network, r.Addr)
 }
 
@@ -49,8 +49,8 @@ func (s *snapshot) garbage(o GCOptions) (*garbage, error) {
 		return nil, fmt.Errorf("what is left of containers that are on no record is not looked for: %w", err)
 	}
 	for key := range g.known {
-		a := types.GCAttachment{ContainerID: key.ContainerID, IfName: key.IfName}
-		if slices.Contains(valid[key.Network], a) || slices.Contains(o.Keep, key.ContainerID) {
+		a := types.GCAttachment{ContainerID: string(key.ContainerID), IfName: key.IfName}
+		if slices.Contains(valid[key.Network], a) || slices.Contains(o.Keep, string(key.ContainerID)) {
 			delete(g.known, key)
 		}
 	}
@@ -122,7 +122,7 @@ func sorted(known map[record.Key]record.Known) []record.Key {
 		keys = append(keys, key)
 	}
 	slices.SortFunc(keys, func(a, b record.Key) int {
-		return slices.Compare([]string{a.ContainerID, a.Network, a.IfName}, []string{b.ContainerID, b.Network, b.IfName})
+		return slices.Compare([]string{string(a.ContainerID), a.Network, a.IfName}, []string{string(b.ContainerID), b.Network, b.IfName})
 	})
 	return keys
 }
@@ -131,7 +131,7 @@ func sorted(known map[record.Key]record.Known) []record.Key {
 // lost.
 func (s *snapshot) reclaimLost(ctx context.Context, key record.Key, k record.Known, dry bool, report *Report) error {
 	found, err := s.cleanUp(ctx, CleanUpTarget{
-		ContainerID: key.ContainerID, Network: key.Network, IfName: key.IfName, DryRun: dry,
+		ContainerID: string(key.ContainerID), Network: key.Network, IfName: key.IfName, DryRun: dry,
 	}, &k)
 	for _, line := range found {
 		report.Reclaimed = append(report.Reclaimed, fmt.Sprintf("%s %s: %s", key.ContainerID, key.IfName, line))
@@ -173,7 +173,7 @@ func (s *snapshot) reclaimAddresses(ctx context.Context, g *garbage, dry bool, r
 // not reached the disk, is of the time of the attachment.
 func (g *garbage) cameBack(network string, r sweep.Reservation) bool {
 	if r.IfName != "" {
-		key := record.Key{ContainerID: r.ContainerID, Network: network, IfName: r.IfName}
+		key := record.Key{ContainerID: record.PluginID(r.ContainerID), Network: network, IfName: r.IfName}
 		return g.known[key].Gone && g.mayRelease(network, r)
 	}
 	for key, k := range g.known {

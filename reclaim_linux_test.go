@@ -231,7 +231,7 @@ func (s *stage) entered(owner, id string) time.Time {
 	s.t.Helper()
 	known, err := record.Open(s.path("state", "embedcni", "attachments")).Ledger(owner).Read()
 	wantNil(s.t, err)
-	return known[record.Key{ContainerID: id, Network: "net", IfName: "eth0"}].Since
+	return known[record.Key{ContainerID: record.PluginID(id), Network: "net", IfName: "eth0"}].Since
 }
 
 // waitForTick waits until a file that is made has another time than one that was
@@ -328,7 +328,9 @@ func TestFault_F39_RemoveCompactsALongLedger(t *testing.T) {
 	wantNil(t, setUp(t.Context(), r, "first", s.container("first"))()) // makes the directory
 	dir := filepath.Join(s.path("ipam"), "net")
 	s.hold(map[string]string{"10.9.0.7": "back\r\neth0"})
-	key := func(id string) record.Key { return record.Key{ContainerID: id, Network: "net", IfName: "eth0"} }
+	key := func(id string) record.Key {
+		return record.Key{ContainerID: record.PluginID(id), Network: "net", IfName: "eth0"}
+	}
 	for _, id := range []string{"back", "settled"} {
 		wantNil(t, ledger.Add(record.Line{Key: key(id), Dirs: []string{dir}}, record.Line{Key: key(id), Gone: true}))
 	}

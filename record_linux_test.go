@@ -39,7 +39,7 @@ func (h *host) records() *record.Store {
 // changeRecord rewrites a container's record.
 func (h *host) changeRecord(id string, change func(*record.Record)) {
 	h.t.Helper()
-	rec, err := h.records().Load(id)
+	rec, err := h.records().Load(record.ID(id))
 	wantNil(h.t, err)
 	change(rec)
 	wantNil(h.t, h.records().Begin(rec))

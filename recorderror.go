@@ -36,18 +36,18 @@ func (e *RecordError) Unwrap() error { return e.Err }
 
 // loadRecord is Load of the store. The error is a RecordError unless the record
 // is damaged.
-func (s *snapshot) loadRecord(id string) (*record.Record, error) {
+func (s *snapshot) loadRecord(id record.ID) (*record.Record, error) {
 	rec, err := s.records.Load(id)
 	return rec, s.recordError(id, record.Name(id), err)
 }
 
 // recordError makes a RecordError of a record that is newer or could not be read.
-func (s *snapshot) recordError(id, file string, err error) error {
+func (s *snapshot) recordError(id record.ID, file string, err error) error {
 	newer := errors.Is(err, record.ErrNewer)
 	if !newer && !errors.Is(err, record.ErrUnread) {
 		return err
 	}
-	return &RecordError{ContainerID: id, Path: s.records.Path(file), Newer: newer, Err: err}
+	return &RecordError{ContainerID: string(id), Path: s.records.Path(file), Newer: newer, Err: err}
 }
 
 // untouchable returns why Recover and GC must leave the container of a listed
@@ -64,5 +64,5 @@ func nameOf(f record.Found) string {
 	if f.Record.ContainerID == "" {
 		return "record " + f.File
 	}
-	return f.Record.ContainerID
+	return string(f.Record.ContainerID)
 }

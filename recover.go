@@ -65,8 +65,7 @@ const atOnce, lockedAtOnce = 16, 64
 
 // recoverAll recovers the containers, first those that nobody has locked.
 func (s *snapshot) recoverAll(ctx context.Context, host *hostNetNS, found []record.Found, report *Report) error {
-	var locked []string
-	var ids []string
+	var ids, locked []record.ID
 	for _, f := range found {
 		if err := s.untouchable(f); err != nil {
 			s.logger.Warn("a container is left alone", "record", f.File, "reason", err)
@@ -82,7 +81,7 @@ func (s *snapshot) recoverAll(ctx context.Context, host *hostNetNS, found []reco
 	for _, last := range []bool{false, true} {
 		for _, o := range s.recoverEach(ctx, host, ids, last) {
 			if !last && errors.Is(o.skipped, ErrBusy) {
-				locked = append(locked, o.id)
+				locked = append(locked, record.ID(o.id))
 				continue
 			}
 			report.add(o)
@@ -97,7 +96,7 @@ func (s *snapshot) recoverAll(ctx context.Context, host *hostNetNS, found []reco
 
 // recoverEach recovers containers in parallel, and returns the outcomes in
 // order, those of the containers that it came to before ctx ended.
-func (s *snapshot) recoverEach(ctx context.Context, host *hostNetNS, ids []string, last bool) []outcome {
+func (s *snapshot) recoverEach(ctx context.Context, host *hostNetNS, ids []record.ID, last bool) []outcome {
 	outcomes := make([]*outcome, len(ids))
 	var group sync.WaitGroup
 	next := make(chan int)
@@ -174,13 +173,13 @@ func (s *snapshot) discard(f record.Found) (o outcome) {
 // errNotYet: it failed not long ago.
 var errNotYet = errors.New("not tried again yet")
 
-func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id string, last bool) (o outcome) {
+func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id record.ID, last bool) (o outcome) {
 	defer func() {
 		if v := recover(); v != nil { // in this goroutine it would end the program
-			o = outcome{id: id, err: fmt.Errorf("panic: %v\n%s", v, debug.Stack())}
+			o = outcome{id: string(id), err: fmt.Errorf("panic: %v\n%s", v, debug.Stack())}
 		}
 	}()
-	o.id = id
+	o.id = string(id)
 	op, err := s.takeOver(ctx, host, id, last)
 	if o.setAside(err) {
 		return o
@@ -248,7 +247,7 @@ const lockedGrace = 250 * time.Millisecond
 // takeOver locks the container, unless somebody else has it locked, which is
 // ErrBusy: for lockedGrace; or, if it comes last, for orphanGrace, in a process
 // that lives, stopped though it be. Plugins of a dead runtime are ended then.
-func (s *snapshot) takeOver(ctx context.Context, host *hostNetNS, id string, last bool) (*operation, error) {
+func (s *snapshot) takeOver(ctx context.Context, host *hostNetNS, id record.ID, last bool) (*operation, error) {
 	own, err := host.dup()
 	if err != nil {
 		return nil, err

@@ -173,7 +173,7 @@ func (s *snapshot) releaseOne(ctx context.Context, host *hostNetNS, f record.Fou
 
 // beginRelease locks the container. It returns ErrBusy if another call has locked it,
 // and an error if locks between processes are not available.
-func (s *snapshot) beginRelease(ctx context.Context, host *hostNetNS, id string) (*operation, error) {
+func (s *snapshot) beginRelease(ctx context.Context, host *hostNetNS, id record.ID) (*operation, error) {
 	own, err := host.dup()
 	if err != nil {
 		return nil, err

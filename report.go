@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/embedcni/cni/internal/record"
 )
 
 // Report says what Recover or GC has done, by container ID.
@@ -58,7 +60,7 @@ func (r *Report) add(o outcome) {
 	case o.skipped != nil:
 		set(&r.Skipped, o.skipped)
 	case o.err != nil:
-		set(&r.Failed, leftover(o.id, o.err))
+		set(&r.Failed, leftover(record.ID(o.id), o.err))
 	case !o.adopted:
 		r.Removed = append(r.Removed, o.id)
 	}

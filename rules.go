@@ -120,7 +120,7 @@ func (op *operation) cachedAddresses() (all []netip.Addr, err error) {
 		return nil, err
 	}
 	for _, c := range cached {
-		if c.ContainerID == op.id || record.PluginID(c.ContainerID) == op.pluginID() {
+		if id := record.PluginID(c.ContainerID); id == record.PluginID(op.id) || id == op.pluginID() {
 			continue
 		}
 		a := &attachment{op: op, network: &Network{config: &libcni.NetworkConfigList{Name: c.Network}, snapshot: op.snapshot}}

@@ -201,7 +201,7 @@ func removeOurs(ns record.NetNS) error {
 
 // removeUnrecorded removes a namespace that no record knows of, after a failure
 // to set a container up in it.
-func (s *snapshot) removeUnrecorded(id, path string) error {
+func (s *snapshot) removeUnrecorded(id record.ID, path string) error {
 	rec, err := s.records.Load(id)
 	if errors.Is(err, record.ErrNewer) {
 		return netns.Remove(path) // a newer version does not know of it

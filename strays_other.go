@@ -9,4 +9,4 @@ func (*snapshot) strayNamespaces() (paths, dirs []string, err error) { return ni
 
 func removeOurs(record.NetNS) error { return nil }
 
-func (*snapshot) removeUnrecorded(string, string) error { return nil }
+func (*snapshot) removeUnrecorded(record.ID, string) error { return nil }

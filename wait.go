@@ -96,7 +96,7 @@ func whileWaiting(ctx context.Context, wait func(context.Context) error, look fu
 // earlier version by the record, or else because the descriptor by which it has
 // the lock is one that it opened. rec is nil if nothing is on record: a DEL of
 // what go-cni attached writes no record.
-func (s *snapshot) endOrphans(id string, offset int64, rec *record.Record) (ended []int, err error) {
+func (s *snapshot) endOrphans(id record.ID, offset int64, rec *record.Record) (ended []int, err error) {
 	state, err := s.locks.State(offset)
 	if err != nil || state == lock.Free {
 		return nil, err
@@ -130,7 +130,7 @@ func (s *snapshot) endOrphans(id string, offset int64, rec *record.Record) (ende
 	return s.end(id, holders)
 }
 
-func (s *snapshot) end(id string, holders []*orphan.Holder) (ended []int, err error) {
+func (s *snapshot) end(id record.ID, holders []*orphan.Holder) (ended []int, err error) {
 	var errs []error
 	for _, h := range holders {
 		killed, err := h.Kill()

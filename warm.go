@@ -25,7 +25,8 @@ import (
 // warm is a container that was made ahead of time.
 type warm struct {
 	snapshot *snapshot
-	id, path string
+	id       record.ID
+	path     string
 	ns       netns.ID // of the container
 	host     string   // the namespace in which its plugins ran
 	settling *sync.WaitGroup
@@ -59,7 +60,7 @@ func (p *Pool) prepare(s *snapshot) (*warm, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &warm{snapshot: s, id: filepath.Base(path), path: path, settling: &p.settling}
+	w := &warm{snapshot: s, id: record.ID(filepath.Base(path)), path: path, settling: &p.settling}
 	if err = w.attach(p.fill); err != nil {
 		err = join(err, s.removeUnrecorded(w.id, path))
 	}
@@ -257,7 +258,7 @@ func (w *warm) forget(taken *record.Pending) {
 func (op *operation) takeOver(ctx context.Context, w *warm) error {
 	op.as = record.PluginID(w.id)
 	for _, a := range op.attachments {
-		a.ContainerID = w.id
+		a.ContainerID = string(op.as)
 		a.attempted = a.part.From > 0
 	}
 	if err := op.write(ctx); err != nil {

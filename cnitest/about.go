@@ -49,7 +49,7 @@ func (a Attachment) traces() traces {
 	for _, addr := range a.Addresses {
 		t.addresses = append(t.addresses, addr.Unmap())
 	}
-	name := record.Name(a.ContainerID)
+	name := record.Name(record.ID(a.ContainerID))
 	t.files = []string{
 		a.Network + "-" + a.ContainerID + "-" + a.IfName, // libcni's result
 		name + ".json", name, // the record, the pin

@@ -46,7 +46,7 @@ func (h *host) costIn(path, dir string) (fsType string, add time.Duration) {
 		h.payAdd(store, id, path)
 		took = append(took, time.Since(start))
 		wantNil(h.t, netns.Remove(filepath.Join(dir, "netns", id)))
-		wantNil(h.t, store.Delete(id))
+		wantNil(h.t, store.Delete(record.ID(id)))
 	}
 	var st unix.Statfs_t
 	wantNil(h.t, unix.Statfs(dir, &st))
@@ -55,7 +55,7 @@ func (h *host) costIn(path, dir string) (fsType string, add time.Duration) {
 
 func (h *host) payAdd(store *record.Store, id, path string) {
 	h.t.Helper()
-	if earlier, err := store.Load(id); earlier != nil || err != nil {
+	if earlier, err := store.Load(record.ID(id)); earlier != nil || err != nil {
 		h.t.Fatal(earlier, err)
 	}
 	bootID, err := boot.ID()
@@ -65,7 +65,7 @@ func (h *host) payAdd(store *record.Store, id, path string) {
 	ns, err := netns.Open(path)
 	wantNil(h.t, err)
 	pin := filepath.Join(store.Dir(), "netns", id)
-	r := &record.Record{ContainerID: id, Owner: "faults", Boot: bootID, Runtime: self, Since: time.Now(),
+	r := &record.Record{ContainerID: record.ID(id), Owner: "faults", Boot: bootID, Runtime: self, Since: time.Now(),
 		NetNS:    record.NetNS{Path: path, Dev: ns.ID().Dev, Ino: ns.ID().Ino, Pin: pin},
 		Networks: []record.Network{{Name: "net0", IfName: "eth0", Config: h.network(0)}}}
 	wantNil(h.t, store.Begin(r))

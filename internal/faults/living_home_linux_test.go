@@ -275,7 +275,7 @@ func (h *host) containers() (names []string) {
 
 // recordFile is where the container's record is.
 func (h *host) recordFile(id string) string {
-	return h.path("state", "embedcni", "attachments", record.Name(id)+".json")
+	return h.path("state", "embedcni", "attachments", record.Name(record.ID(id))+".json")
 }
 
 // inhabit has a process live in the container.

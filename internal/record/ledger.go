@@ -21,9 +21,9 @@ import (
 
 // Key names an attachment.
 type Key struct {
-	ContainerID string `json:"containerID"`
-	Network     string `json:"network"`
-	IfName      string `json:"ifName"`
+	ContainerID PluginID `json:"containerID"`
+	Network     string   `json:"network"`
+	IfName      string   `json:"ifName"`
 }
 
 // Ledger remembers which attachments an owner has recorded, with the addresses

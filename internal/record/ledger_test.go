@@ -101,7 +101,7 @@ func TestLedgerLinesThatAreTornAreNoOthers(t *testing.T) {
 // attachments, more than were kept once, each is there until it is settled.
 func TestFault_B4_TheLedgerForgetsNothingThatIsNotSettled(t *testing.T) {
 	l := Open(t.TempDir()).Ledger("")
-	key := func(i int) Key { return Key{fmt.Sprintf("%064d", i), "net", "eth0"} }
+	key := func(i int) Key { return Key{PluginID(fmt.Sprintf("%064d", i)), "net", "eth0"} }
 	const count = 12000
 	for i := range count {
 		adds(t, l, false, key(i))
@@ -134,7 +134,7 @@ func TestFault_B4_CompactingLosesNoLineOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	key := func(w, i int) Key { return Key{fmt.Sprintf("%d-%d", w, i), "net", "eth0"} }
+	key := func(w, i int) Key { return Key{PluginID(fmt.Sprintf("%d-%d", w, i)), "net", "eth0"} }
 	stop := make(chan struct{})
 	var compacting, writing sync.WaitGroup
 	for range 2 {

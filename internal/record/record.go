@@ -17,6 +17,7 @@ package record
 import (
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"slices"
 	"time"
 )
@@ -41,7 +42,7 @@ var (
 
 // Record is a container's attachments.
 type Record struct {
-	ContainerID string    `json:"containerID"`
+	ContainerID ID        `json:"containerID"`
 	Owner       string    `json:"owner,omitempty"` // who asked first; see OwnerOf
 	Boot        string    `json:"boot"`            // boot id of the machine
 	Host        string    `json:"host"`            // identity of the namespace the plugins run in
@@ -79,10 +80,17 @@ type LetGo struct {
 	Ends []int `json:"ends,omitempty"`
 }
 
+// ID is a container's ID as the caller of the library knows it: the name of its
+// record, its lock and its pin.
+type ID string
+
+// LogValue makes the ID a string in logs.
+func (id ID) LogValue() slog.Value { return slog.StringValue(string(id)) }
+
 // PluginID is a container's ID as its plugins know it: in their configuration,
-// rules, files and environment, in libcni's cache and in the ledger. It is the
-// caller's, unless a pool made the container under an ID of its own. The types
-// keep the two apart; where they are compared, a conversion says so.
+// rules, files and environment, in libcni's cache and in the ledger. It equals the
+// ID, unless a pool made the container under an ID of its own. The two types keep
+// them apart; a conversion marks each place where they are compared.
 type PluginID string
 
 // Plugins returns the container ID as plugins know it.
@@ -217,7 +225,7 @@ func (r *Record) Find(ifName string) *Network {
 // Entry is a line of the log.
 type Entry struct {
 	Generation  int             `json:"generation"`
-	ContainerID string          `json:"containerID,omitempty"` // this and the owners, should the base be lost
+	ContainerID ID              `json:"containerID,omitempty"` // this and the owners, should the base be lost
 	Owner       string          `json:"owner,omitempty"`
 	IfOwner     string          `json:"ifOwner,omitempty"` // of the attachment, if it is not the record's
 	PluginID    PluginID        `json:"pluginID,omitempty"`

@@ -20,7 +20,7 @@ import (
 
 func sample(id string) *Record {
 	return &Record{
-		ContainerID: id, Owner: "tester", Boot: "b00t", Host: "4:1",
+		ContainerID: ID(id), Owner: "tester", Boot: "b00t", Host: "4:1",
 		Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
 		NetNS: NetNS{Path: "/run/netns/" + id, Dev: 4, Ino: 77},
 		Networks: []Network{
@@ -250,10 +250,10 @@ func TestFileNamesAreHashes(t *testing.T) {
 	dir := t.TempDir()
 	s := Open(filepath.Join(dir, "records"))
 	for _, id := range []string{"/../../x", strings.Repeat("x", 10_000), "a\x00b", ""} {
-		if _, err := s.Load(id); err != nil {
+		if _, err := s.Load(ID(id)); err != nil {
 			t.Errorf("Load(%.20q): %v", id, err)
 		}
-		check(t, s.Delete(id))
+		check(t, s.Delete(ID(id)))
 	}
 	r := sample("/../../x")
 	check(t, s.Begin(r))

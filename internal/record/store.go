@@ -46,12 +46,12 @@ func (s *Store) Dir() string { return s.dir }
 
 // Name is what the container's file is called, without the extension, and the
 // one that its namespace is pinned by.
-func Name(id string) string {
+func Name(id ID) string {
 	h := sha256.Sum256([]byte(id))
 	return hex.EncodeToString(h[:16])
 }
 
-func (s *Store) path(id string) string { return s.file(Name(id)) }
+func (s *Store) path(id ID) string { return s.file(Name(id)) }
 
 // Path is where the record of that file name is.
 func (s *Store) Path(file string) string { return s.file(file) }
@@ -194,7 +194,7 @@ func (s *Store) Append(r *Record, e Entry) error {
 
 // Load returns the container's record, brought up to its log; nil without one.
 // With ErrBad, ErrNewer and ErrUnread it is what could be read of it, never nil.
-func (s *Store) Load(id string) (*Record, error) {
+func (s *Store) Load(id ID) (*Record, error) {
 	r, err := s.load(Name(id))
 	if r != nil {
 		r.ContainerID = id
@@ -313,7 +313,7 @@ func (s *Store) List() ([]Found, error) {
 // Delete removes the container's record. It is not synced: a record that a
 // power cut brings back is of an earlier boot, and removing its container again
 // does no harm.
-func (s *Store) Delete(id string) error { return s.Discard(Name(id)) }
+func (s *Store) Delete(id ID) error { return s.Discard(Name(id)) }
 
 // Discard is Delete by file.
 func (s *Store) Discard(file string) error {
