@@ -12,8 +12,8 @@ import (
 	"github.com/embedcni/cni/internal/sweep"
 )
 
-// traces are what tells that a line is about an attachment. All of them are
-// compared whole with a word, a quoted comment or a file's name.
+// traces are names by which a line is recognised as an attachment's. Each one is
+// compared as a whole with a word, a quoted comment or a file's name.
 type traces struct {
 	chains, comments []string
 	hostport         string       // the comment of portmap's rules in nftables

@@ -1,5 +1,5 @@
-// Package cnitest is for the integration tests of programs that embed
-// github.com/embedcni/cni: it tells what exists on a host, so that a test can
+// Package cnitest is for integration tests of programs that embed
+// github.com/embedcni/cni. It lists the network state of a host, so that a test can
 // show that its containers leave nothing.
 //
 //	before, err := cnitest.Audit(ctx, cnitest.Options{})
@@ -24,8 +24,8 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 )
 
-// Options say where Audit looks beyond the kernel, and what it leaves out. The
-// zero Options are for a host with the usual directories.
+// Options name the directories that Audit lists, and filter its lines. The zero value is
+// for a host with the usual directories.
 type Options struct {
 	// StateDirs hold the files of IPAM, results and records. The default is
 	// /var/lib/cni. Directories that do not exist hold nothing.
@@ -34,20 +34,20 @@ type Options struct {
 	// /run/netns.
 	NetNSDirs []string
 
-	// Of leaves out what is not about these attachments; empty means all there
-	// is. See [Attachments].
+	// Of restricts the list to lines about these attachments; empty means no
+	// restriction. See [Attachments].
 	Of []Attachment
-	// Shared adds what plugins and the library make with the first container
-	// and keep: bridges, the chains that containers share, locks.
+	// Shared adds objects that are made with the first container and stay: bridges,
+	// chains that containers share, locks.
 	Shared bool
 	// Process adds the calling process's file descriptors and its children. A
 	// Runtime keeps sockets to the packet filters for a tenth of a second.
 	Process bool
 }
 
-// Attachment is an interface of a container, past or present. The first three
-// fields compute the names of chains, rules, devices and files; the others
-// cannot be computed, and what has only them in it is left out without.
+// Attachment is an interface of a container, past or present. Names of chains, rules,
+// devices and files are computed from the first three fields. The other fields cannot
+// be computed; without them, lines that contain nothing else are not found.
 type Attachment struct {
 	ContainerID, Network, IfName string
 
@@ -73,15 +73,15 @@ func Attachments(id string, result *cni.Result) []Attachment {
 	return all
 }
 
-// Audit lists what exists in the network namespace of the calling thread and in
-// the directories of o: links, addresses, routes, policy rules, neighbours,
+// Audit lists the state of the calling thread's network namespace and the directories
+// of o: links, addresses, routes, policy rules, neighbours,
 // queueing disciplines, the rules and chains of iptables, ip6tables (of both
 // variants) and nftables, files with a checksum of their content, mounts,
 // pinned namespaces. One line for each, sorted; nothing in them changes by
 // itself, so that two audits of an idle host are equal.
 //
-// A line "missing" names a tool without which it is blind to something; it is
-// never left out.
+// A line "missing" names a tool that Audit would need to see everything; it is never
+// filtered.
 func Audit(ctx context.Context, o Options) ([]string, error) {
 	if o.StateDirs == nil {
 		o.StateDirs = []string{"/var/lib/cni"}
@@ -109,8 +109,8 @@ func Audit(ctx context.Context, o Options) ([]string, error) {
 	}), nil
 }
 
-// Diff returns what after has more than before, each line behind "+ ", and
-// what it has less, behind "- "; nothing if they are equal.
+// Diff returns the lines that only after has, behind "+ ", and those that only before
+// has, behind "- "; nothing if they are equal.
 func Diff(before, after []string) string {
 	added, removed := audit.Diff(before, after)
 	var b strings.Builder
@@ -125,7 +125,7 @@ func Diff(before, after []string) string {
 	return b.String()
 }
 
-// shared tells what stays when the last container goes.
+// shared reports whether a line is about an object that stays after the last container.
 func shared(line string) bool {
 	if audit.Shared(line) {
 		return true
@@ -142,7 +142,7 @@ func shared(line string) bool {
 		f == "file" && slices.Contains([]string{"locks", "alive", "networks"}, elements[i+1])
 }
 
-// splitFile takes a line about a file apart: what it is, and the path.
+// splitFile splits a line about a file into its kind and path.
 func splitFile(line string) (what, path string) {
 	what, path, _ = strings.Cut(line, " ")
 	switch what {

@@ -10,20 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Do runs fn on an OS thread that is inside the namespace, and returns what fn
-// returns.
+// Do runs fn on an OS thread inside the namespace and returns fn's error.
 //
-// fn runs in a goroutine of its own, locked to a thread that is never the
-// process's leading thread, as that one's namespace is what other processes
-// take for that of the whole process. Goroutines that fn starts are outside.
+// fn runs in a goroutine of its own, locked to a thread that is never the process's
+// leading thread, because other processes take the leading thread's namespace for the
+// process's. Goroutines that fn starts are outside the namespace.
 //
-// Afterwards the thread is brought back to the namespace it came from. When
-// that fails it is not given back to the scheduler but ends with the
-// goroutine; fn's outcome stands, and the thread is the whole price.
+// Afterwards the thread returns to its previous namespace. If that fails, the thread
+// ends with the goroutine instead of returning to the scheduler; fn's error is not
+// affected.
 //
-// A panic in fn is raised again in the caller, with the same value.
-// [runtime.Goexit] in fn, and so testing's FailNow, ends the caller's goroutine
-// likewise.
+// A panic in fn is raised again in the caller, with the same value. [runtime.Goexit]
+// in fn, as in testing's FailNow, ends the caller's goroutine too.
 func (h *Handle) Do(fn func() error) error {
 	return onThread(h.enter, fn)
 }
@@ -46,7 +44,7 @@ func setNS(file *os.File, id ID) error {
 type outcome struct {
 	err      error
 	panicked bool
-	value    any // what it panicked with
+	value    any // of a panic
 	exited   bool
 }
 
@@ -110,7 +108,7 @@ func confined(enter, fn func() error, done chan<- outcome) {
 		if vns.Set(vns.NsHandle(origin)) == nil {
 			runtime.UnlockOSThread()
 		}
-		// What closing a namespace could say would not concern the caller.
+		// An error of Close does not concern the caller.
 		_ = unix.Close(origin)
 		done <- out
 	}()

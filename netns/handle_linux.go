@@ -26,12 +26,12 @@ type Handle struct {
 
 // Open opens the network namespace that path means, following symbolic links.
 //
-// It never blocks, and has no effect on what is not a namespace: the file
-// system is asked before the file is opened, as opening a FIFO would block and
-// opening a device (a tape, a watchdog) can act on it.
+// It never blocks, and does not touch other kinds of files: it examines the file
+// before opening it, because opening a FIFO would block and opening a device (a tape,
+// a watchdog) can act on it.
 //
-// A path where nothing is yields [fs.ErrNotExist]; one where something else is
-// yields [ErrNotNetNS].
+// The error is [fs.ErrNotExist] if nothing is at path, and [ErrNotNetNS] if something
+// else is.
 func Open(path string) (*Handle, error) {
 	h, err := open(path)
 	if err != nil {
@@ -66,9 +66,8 @@ func isNSFS(path string) (bool, error) {
 	return err == nil && st.Type == unix.NSFS_MAGIC, err
 }
 
-// identify returns the identity of the namespace that file is, or
-// [ErrNotNetNS]. The file is looked at again, because what was looked at
-// before it was opened need not be what was opened.
+// identify returns the identity of the namespace that file is, or [ErrNotNetNS]. It
+// examines the open file, which may be another one than the file examined before.
 func identify(file *os.File) (ID, error) {
 	var (
 		id    ID
@@ -85,8 +84,8 @@ func identifyFD(fd int) (ID, error) {
 	if err := restart(func() error { return unix.Fstatfs(fd, &sfs) }); err != nil {
 		return ID{}, err
 	}
-	// An ioctl number means what the driver says it means, so nothing but
-	// nsfs is asked.
+	// Each driver gives an ioctl number a meaning of its own, so only nsfs is
+	// asked.
 	if sfs.Type != unix.NSFS_MAGIC {
 		return ID{}, ErrNotNetNS
 	}
@@ -154,8 +153,8 @@ func statID(op, path string) (ID, error) {
 	return idOf(&st), nil
 }
 
-// procError says what a missing link below /proc most likely means, as "no
-// such file or directory" about one's own namespace explains nothing.
+// procError adds the likely cause of a missing link below /proc, because "no such file
+// or directory" about one's own namespace explains nothing.
 func procError(op string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrNotNetNS) {
 		return fmt.Errorf("%s: is /proc mounted? %w", op, err)

@@ -1,13 +1,12 @@
 // Package netns creates, pins, opens, enters and removes Linux network
 // namespaces.
 //
-// A namespace is named by a path: a bind mount such as /run/netns/blue, or the
-// link /proc/PID/ns/net of a process. Which namespace a path means is answered
-// by [ID], which two paths share exactly when they mean the same one.
+// A namespace is named by a path: a bind mount such as /run/netns/blue, or the link
+// /proc/PID/ns/net of a process. Two paths lead to the same namespace exactly if they
+// have the same [ID].
 //
-// Entering a namespace is a property of an OS thread, not of a goroutine.
-// [Handle.Do] is the only way this package offers, because it is the only one
-// that cannot leave another goroutine on a thread in the wrong namespace.
+// An OS thread is in a namespace, not a goroutine. Use [Handle.Do] to enter one: it
+// cannot leave another goroutine on a thread in the wrong namespace.
 //
 // Opening needs read permission only; entering, creating and removing need
 // CAP_SYS_ADMIN in the user namespace that owns the namespace or the mounts.
@@ -27,7 +26,7 @@ var (
 	// namespace.
 	ErrNotNetNS = errors.New("not a network namespace")
 
-	// ErrNotSupported is what every operation returns off Linux. It is an
+	// ErrNotSupported is the error of every operation off Linux. It is an
 	// [errors.ErrUnsupported].
 	ErrNotSupported = fmt.Errorf("network namespaces need Linux: %w", errors.ErrUnsupported)
 )

@@ -14,13 +14,12 @@ import (
 // [Remove], whatever becomes of the process and of the handle. It holds a
 // loopback interface, which is down.
 //
-// Directories that are missing are made, with mode 0755. If there is anything
-// at path already, Create fails with [fs.ErrExist] and leaves it alone. When
-// Create fails, nothing that it made is left; if that fails too, the error
-// says so.
+// Missing directories are made, with mode 0755. If anything exists at path, Create
+// returns [fs.ErrExist] and leaves it alone. When Create fails, it removes everything
+// it made; if that fails too, the error says so.
 //
-// The pin is a mount, so it is seen in the mount namespaces to which path's
-// file system propagates, and in the caller's.
+// The pin is a mount. It is visible in the caller's mount namespace and in those to
+// which path's file system propagates.
 func Create(path string) (*Handle, error) {
 	h, err := create(path)
 	if err != nil {
@@ -116,8 +115,8 @@ func pinNew(path string) error {
 	})
 }
 
-// makeFile makes the empty file at path and the directories above it. It
-// returns what it made, outermost first, also when it fails.
+// makeFile makes the empty file at path and the directories above it. It returns the
+// paths that it made, outermost first, also when it fails.
 func makeFile(path string) (made []string, err error) {
 	// A neighbour that fails removes the directories that it made, so one
 	// that was there a moment ago can be missing. Each neighbour does that
@@ -150,8 +149,7 @@ func createFile(path string) (fd int, err error) {
 	return fd, err
 }
 
-// makeDirs is [os.MkdirAll] that tells which directories it made, outermost
-// first.
+// makeDirs is [os.MkdirAll] that returns the directories it made, outermost first.
 func makeDirs(dir string) (made []string, err error) {
 	info, err := os.Stat(dir)
 	if err == nil {
@@ -178,8 +176,8 @@ func makeDirs(dir string) (made []string, err error) {
 	return append(made, dir), nil
 }
 
-// unmake removes what makeFile made, innermost first. A directory that a
-// neighbour has come to use in the meantime stays.
+// unmake removes the paths that makeFile made, innermost first. A directory that a
+// neighbour uses by now stays.
 func unmake(made []string) error {
 	for i := len(made) - 1; i >= 0; i-- {
 		err := os.Remove(made[i])
@@ -283,7 +281,7 @@ func removeFile(path string) error {
 	return withoutPath(os.Remove(path))
 }
 
-// isEmptyFile refuses what Create mounts no namespace on.
+// isEmptyFile returns an error unless path is a file on which Create mounts.
 func isEmptyFile(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
