@@ -1,4 +1,4 @@
-// Package boot tells one boot of the machine from another.
+// Package boot identifies the boot of the machine.
 package boot
 
 import (

@@ -1,6 +1,6 @@
 // Package conflist reads network configurations: one plugin (.conf, .json), a
-// list of plugins (.conflist), or a directory of either. What it returns is
-// whole and valid, and holds every value to the byte as it was written.
+// list of plugins (.conflist), or a directory of either. The returned configurations
+// are complete and valid, and hold every value as written, to the byte.
 package conflist
 
 import (
@@ -68,9 +68,8 @@ func ParseSingle(data []byte) (*libcni.NetworkConfigList, error) {
 	return Parse(list)
 }
 
-// wrapSingle writes the list around a plugin's object. What the list has to
-// say for itself (its name, its versions) is copied from the plugin, as libcni
-// does, and cniVersions too, which libcni forgets.
+// wrapSingle writes the list around a plugin's object. The list's name and version are
+// copied from the plugin, as in libcni, and cniVersions too, which libcni omits.
 func wrapSingle(data []byte) ([]byte, error) {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {

@@ -13,7 +13,7 @@ type Found struct {
 	List *libcni.NetworkConfigList
 }
 
-// Selection says what of a directory is wanted.
+// Selection restricts the files that are read from a directory.
 type Selection struct {
 	Max  int                    // how many configurations; 0 or less means all
 	Must func(path string) bool // reports whether a file is required

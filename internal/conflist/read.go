@@ -16,8 +16,8 @@ import (
 	"github.com/embedcni/cni/internal/perm"
 )
 
-// maxFile bounds what is read of one configuration file. Kubernetes bounds a
-// whole object at 1.5 MiB; no conflist comes near.
+// maxFile limits the size of a configuration file. Kubernetes limits an object to
+// 1.5 MiB; no conflist comes near.
 const maxFile = 4 << 20
 
 var (
@@ -119,8 +119,8 @@ func (r Reader) plugins(dir string) ([]*libcni.PluginConfig, error) {
 }
 
 // Files lists a directory's configuration files in name order, which is the
-// order networks are loaded in. Hidden files are left out: they are what
-// editors and file synchronisers write before they rename. A directory that
+// order networks are loaded in. Hidden files are left out: editors and file
+// synchronisers write them before a rename. A directory that
 // does not exist has no files.
 func Files(dir string) ([]string, error) {
 	return list(dir, ".conf", ".conflist", ".json")

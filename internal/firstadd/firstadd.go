@@ -46,9 +46,9 @@ const (
 // Key is a network on a host. Two hosts are two network namespaces, or two
 // boots of one; a network whose configuration has changed is another network.
 //
-// Some plugins make what is shared when it is first needed, not with the first
-// container: portmap with the first that has a port. So each combination of
-// capabilities has a first ADD of its own.
+// Some plugins make shared rules on first use, not with the first container: portmap
+// with the first one that has a port. So each combination of capabilities has a first
+// ADD of its own.
 type Key struct {
 	Network      string
 	IfName       string   // of one of several networks of that name; else empty
@@ -230,7 +230,7 @@ func (k Key) name() string {
 	return strings.Join(append([]string{network}, k.Capabilities...), "\n")
 }
 
-// mark is what must be the same for an earlier ADD to count.
+// mark is the content of a mark, which must be equal for an earlier ADD to count.
 func (k Key) mark() (string, error) {
 	id := k.Boot
 	if id == "" {

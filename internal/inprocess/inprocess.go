@@ -35,13 +35,12 @@ type Call struct {
 	// nor to leave it locked to a thread. One that panics is harmless still.
 	Inline bool
 
-	// Delegate is what the plugin gets as [plugin.Request.Delegate].
+	// Delegate becomes [plugin.Request.Delegate].
 	Delegate func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error)
 }
 
-// Run runs the plugin, and returns what an executable would have printed on
-// stdout. An error is, or wraps, a [*types.Error] such as an executable would
-// have printed; see [Said].
+// Run runs the plugin and returns the stdout of an equivalent executable. An error is
+// or wraps the [*types.Error] that the executable would print; see [Said].
 //
 // The plugin has a goroutine of its own, unless Inline, and Run waits for it. So
 // a plugin that panics, ends its goroutine, or locks it to a thread that it then
@@ -132,9 +131,9 @@ func coded(err error) error {
 	return plugin.Errorf(types.ErrInternal, "%w", err)
 }
 
-// Said is what an executable would have printed for an error of [Run]. What the
-// plugin has written around an error that it got, as of a plugin that it
-// delegated to, is part of the message: an executable's is lost.
+// Said returns the error that an executable would print for an error of [Run]. Text
+// that the plugin wraps around another error, such as a delegate's, is part of the
+// message; an executable loses it.
 func Said(err error) types.Error {
 	var e *types.Error
 	if !errors.As(err, &e) {

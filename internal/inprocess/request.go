@@ -116,8 +116,8 @@ func withVersion(result []byte, version string) ([]byte, error) {
 	return json.Marshal(keys)
 }
 
-// open opens the container's namespace, which may be gone for a DEL. Off Linux
-// there is none to be had, and a plugin knows what the path means.
+// open opens the container's namespace, which may be gone for a DEL. Off Linux it opens
+// nothing, and the path has the platform's meaning.
 func open(path, verb string) (*netns.Handle, error) {
 	if path == "" {
 		return nil, nil
@@ -150,8 +150,7 @@ func negotiate(p plugin.Plugin, wanted string) error {
 	}
 }
 
-// validAttachments reads what GC must keep, which libcni adds to the
-// configuration.
+// validAttachments reads the attachments that GC must keep from the configuration.
 func validAttachments(config []byte) ([]types.GCAttachment, error) {
 	var conf struct {
 		Valid []types.GCAttachment `json:"cni.dev/valid-attachments"`

@@ -6,16 +6,15 @@ import (
 	"strings"
 )
 
-// Environ filters an environment for a plugin. What comes out is PATH, the
-// variables of base that allow names, and the variables of the CNI protocol
-// that cniVars has; nothing else. A daemon's environment holds tokens and
+// Environ filters an environment for a plugin. The result has PATH, the variables of
+// base that allow names, and the CNI protocol's variables of cniVars; nothing else. A daemon's environment holds tokens and
 // passwords, and a plugin is somebody else's program.
 //
 // An entry of allow is a name, or the beginning of one followed by "*". The
 // protocol's variables come from cniVars alone, whatever allow says: those a
 // runtime inherited, for instance because it was itself started by a plugin,
-// belong to another request. cniVars may hold other variables, as what libcni
-// hands to its Exec does; they are dropped.
+// belong to another request. cniVars may hold other variables, as libcni's do; they
+// are dropped.
 //
 // The last of several values of a name wins. The result is sorted, so that it
 // can be compared and logged. If PATH is missing or empty a default is put in

@@ -93,7 +93,7 @@ func checkPerm(pluginType, path string, allowInsecure bool) error {
 	return nil
 }
 
-// CheckType says what is wrong with a plugin type, which is a file's name.
+// CheckType returns an error unless the plugin type is a valid file name.
 func CheckType(pluginType string) error {
 	switch {
 	case pluginType == "":
@@ -122,7 +122,7 @@ func checkExecutable(path string) error {
 type notFoundError struct {
 	plugin string
 	dirs   []string
-	near   []error // what was there and would not do
+	near   []error // files of that name that cannot be used
 }
 
 func (e *notFoundError) note(err error) {

@@ -7,9 +7,8 @@ import (
 	"syscall"
 )
 
-// processGroup is nothing: Windows has groups of processes for console signals
-// only, and what would end a tree of them, a job object, can be joined only
-// after the process runs.
+// processGroup is nothing: Windows has process groups for console signals only, and a
+// process can join a job object, which could end a tree, only after it has started.
 func processGroup() *syscall.SysProcAttr {
 	return nil
 }

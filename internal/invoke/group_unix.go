@@ -27,8 +27,8 @@ func groupExists(pgid int) bool {
 	return !errors.Is(syscall.Kill(-pgid, 0), syscall.ESRCH)
 }
 
-// readNow reads what lies in a pipe of ours, without waiting and whatever the
-// deadline. 0 means nothing or the end.
+// readNow reads the data in a pipe without waiting, whatever its deadline. 0 means that
+// it is empty or at its end.
 func readNow(f *os.File, p []byte) int {
 	raw, err := f.SyscallConn()
 	if err != nil {

@@ -1,9 +1,9 @@
 // Package invoke runs CNI plugins. It is the only place of this module that
 // starts a process.
 //
-// A plugin is somebody else's program, run as root on behalf of a caller with a
-// deadline. So everything about a run is bounded: its time, with all processes
-// it started; what it prints; what it learns of the runtime's environment.
+// A plugin is a foreign program that runs as root on behalf of a caller with a
+// deadline. So everything about a run is limited: its time, including all processes
+// that it starts, its output, and the environment that it sees.
 package invoke
 
 import (
@@ -26,8 +26,8 @@ var (
 	// may not be executed or is none, or there was no time left for it.
 	ErrNotStarted = errors.New("not started")
 
-	// ErrUnknownExit means that another part of the program reaped the plugin,
-	// or the kernel did as SIGCHLD is ignored. What it printed is all there is.
+	// ErrUnknownExit means that another part of the program reaped the plugin, or
+	// the kernel did because SIGCHLD is ignored. Only the plugin's output is known.
 	ErrUnknownExit = errors.New("its exit status is lost, because this program reaps all its children")
 
 	// ErrStillRunning means that a plugin did not go away although it was
@@ -58,9 +58,8 @@ type Limits struct {
 	// Stderr is how many bytes of the plugin's log are kept: the last ones,
 	// since a program says why it fails just before it does. Default 64 KiB.
 	Stderr int
-	// KillWait is how long is waited for what should follow at once: the end of
-	// processes that were killed, and the end of the output of a plugin that
-	// has exited. Only a process stuck in the kernel, or a child that keeps the
+	// KillWait limits waits that should be short: for the end of killed processes,
+	// and for the end of the output of a plugin that has exited. Only a process stuck in the kernel, or a child that keeps the
 	// plugin's pipes open, uses it up. Default 200 ms.
 	KillWait time.Duration
 	// BusyWait is how long an executable that is open for writing (ETXTBSY) is
@@ -78,15 +77,15 @@ func (l Limits) withDefaults() Limits {
 	}
 }
 
-// Output is what a plugin printed.
+// Output holds a plugin's stdout and stderr.
 type Output struct {
 	Stdout        []byte
 	Stderr        []byte // the last Limits.Stderr bytes
 	StderrDropped int64  // how many bytes came before those
 }
 
-// ExitError means that a plugin ended by itself, and not well. What it has to
-// say about that is in the Output: an error of CNI on stdout, its log on stderr.
+// ExitError means that a plugin failed by itself. The Output has its explanation: a
+// CNI error on stdout, its log on stderr.
 type ExitError struct {
 	Path   string
 	Code   int            // the exit status; -1 if a signal ended it
@@ -100,8 +99,8 @@ func (e *ExitError) Error() string {
 	return fmt.Sprintf("%s: exit status %d", e.Path, e.Code)
 }
 
-// Run executes a plugin and waits for it. What it printed is returned beside an
-// error as well.
+// Run executes a plugin and waits for it. It returns the plugin's output beside an
+// error too.
 //
 // On Linux and other Unix systems the plugin is the leader of a process group
 // of its own. When ctx ends, or the plugin prints too much, exits with an error

@@ -18,7 +18,7 @@ func startIn(ns NetNS, start func() error) error {
 	if ns == nil {
 		return start()
 	}
-	runtime.LockOSThread() // or what is compared is not what forks
+	runtime.LockOSThread() // the compared thread must be the forking one
 	there, err := threadIsIn(ns.File())
 	if err != nil {
 		runtime.UnlockOSThread()
@@ -65,7 +65,7 @@ func enter(ns *os.File) error {
 	return nil
 }
 
-// threadIsIn compares namespaces by what identifies them, device and inode.
+// threadIsIn compares namespaces by device and inode.
 func threadIsIn(ns *os.File) (bool, error) {
 	own, err := os.Stat(threadNetNS)
 	if err != nil {

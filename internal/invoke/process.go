@@ -70,7 +70,7 @@ func command(req Request, pipes *stdio) *exec.Cmd {
 	}
 }
 
-// withoutPath drops what the caller's wrapping says already.
+// withoutPath drops the path, which the caller's wrapping contains.
 func withoutPath(err error) error {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {

@@ -71,8 +71,8 @@ func (s *stdio) run(f func()) {
 	}
 }
 
-// stop ends what is still going on. What lies in the pipes is still read: it
-// was printed in time, and with a busy machine it may be the whole result.
+// stop ends the copying. Data already in the pipes is still read: it was printed in
+// time, and on a busy machine it may be the whole result.
 func (s *stdio) stop() {
 	past := time.Unix(1, 0)
 	for _, f := range s.ours {
@@ -94,7 +94,7 @@ func (s *stdio) isTooLarge() bool {
 	}
 }
 
-// output is what was read; only after stop.
+// output returns the data read; only after stop.
 func (s *stdio) output() Output {
 	return Output{Stdout: s.stdout, Stderr: s.stderr.bytes(), StderrDropped: s.stderr.dropped()}
 }
@@ -112,10 +112,10 @@ func (s *stdio) keepStdout(p []byte) bool {
 	return true
 }
 
-// read passes on what f has until its end, its deadline, or until keep has
+// read copies from f to keep until the end of f, its deadline, or until keep has
 // enough.
 func read(f *os.File, keep func([]byte) bool) {
-	const largestPipe = 1 << 20 // /proc/sys/fs/pipe-max-size: what can have been printed in time
+	const largestPipe = 1 << 20 // /proc/sys/fs/pipe-max-size: the most that can have been printed in time
 	chunk := make([]byte, 16<<10)
 	for {
 		n, err := f.Read(chunk)

@@ -65,10 +65,10 @@ func Close(holders []*Holder) {
 	}
 }
 
-// Holders returns the processes that have the byte locked, once for each
-// descriptor, by what the kernel says of their open files. Those of a process
-// that cannot be looked into, as another user's, are not among them. It looks at
-// every open file on the machine. The holders must be closed.
+// Holders returns the processes that have the byte locked, once for each descriptor,
+// from the kernel's list of their open files. It examines every open file on the
+// machine, but not those of processes that it may not read, such as another user's.
+// The holders must be closed.
 func Holders(lockFile string, offset int64) ([]*Holder, error) {
 	file, err := os.Stat(lockFile)
 	if err != nil {
@@ -114,7 +114,7 @@ func descriptors(pid int) (dir string, fds []os.DirEntry) {
 	return dir, nil
 }
 
-// look reads what the descriptor has locked, and reports whether the byte is.
+// look reads the descriptor's locks, and reports whether the byte is locked.
 func (h *Holder) look() bool {
 	info, err := plainfile.Read(filepath.Join(h.dir, "fdinfo", h.fd))
 	if err != nil {
@@ -168,8 +168,8 @@ func (h *Holder) Kill() (bool, error) {
 	return true, nil
 }
 
-// parseFDInfo reads what proc_pid_fdinfo(5) says of a descriptor: whether it is
-// closed on exec, and what its description has locked.
+// parseFDInfo reads a descriptor's proc_pid_fdinfo(5): whether it is closed on exec,
+// and the locks of its description.
 //
 //	pos:	0
 //	flags:	02500002

@@ -75,7 +75,7 @@ func (w *walk) judged(path string) (string, error) {
 	return path, err
 }
 
-// look returns what is at path, and why it is refused.
+// look examines the file at path, and returns why it is refused.
 func (w *walk) look(path string) (fs.FileInfo, error) {
 	info, err := os.Lstat(path)
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// In is ns.Do for such a function. It runs on the calling thread if that is inside
-// already, as it is, as a rule, for what is done on the host: two changes of
-// threads take longer than most of that.
+// In is ns.Do for such a function. If the calling thread is already inside, as it
+// usually is for work on the host, the function runs on it: two changes of threads
+// take longer than most of that work.
 func In(ns *netns.Handle, fn func() error) error {
 	if here, leave := inside(ns); here {
 		defer leave()
@@ -19,7 +19,7 @@ func In(ns *netns.Handle, fn func() error) error {
 	return ns.Do(fn)
 }
 
-// inside tells whether the calling thread is in the namespace, and then keeps the
+// inside reports whether the calling thread is in the namespace; if so, it keeps the
 // goroutine on it until leave is called.
 func inside(ns *netns.Handle) (yes bool, leave func()) {
 	runtime.LockOSThread()
