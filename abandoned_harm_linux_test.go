@@ -26,7 +26,7 @@ func reap(t *testing.T, r *cni.Runtime) {
 }
 
 // letGoOf reports whether the record says that a container's namespace was let go.
-func (h *host) letGoOf(id string) bool {
+func letGoOf(h *host, id string) bool {
 	h.t.Helper()
 	rec, err := h.records().Load(record.ID(id))
 	wantNil(h.t, err)
@@ -37,7 +37,7 @@ func (h *host) letGoOf(id string) bool {
 }
 
 // keeps reports whether a container's namespace is pinned.
-func (h *host) keeps(id string) bool {
+func keeps(h *host, id string) bool {
 	h.t.Helper()
 	ns, err := netns.Open(h.pin(id))
 	if err != nil {
@@ -100,8 +100,8 @@ func TestFault_F33_WhatSomebodyElseKeepsLives(t *testing.T) {
 			}
 			for range 2 { // the second time it was let go before
 				reap(t, r)
-				wantSame(t, "kept", h.keeps("c1"), false)
-				wantSame(t, "let go", h.letGoOf("c1"), true)
+				wantSame(t, "kept", keeps(h.host, "c1"), false)
+				wantSame(t, "let go", letGoOf(h.host, "c1"), true)
 			}
 			report, err := r.Recover(t.Context())
 			wantNil(t, err)
@@ -162,8 +162,8 @@ func TestFault_F33_WhatCannotBeJudgedStays(t *testing.T) {
 			wantNil(t, netns.Remove(path))
 			h.changeRecord("c1", func(rec *record.Record) { spoil(t, h, rec) })
 			reap(t, r)
-			wantSame(t, "kept", h.keeps("c1"), true)
-			wantSame(t, "let go", h.letGoOf("c1"), false)
+			wantSame(t, "kept", keeps(h.host, "c1"), true)
+			wantSame(t, "let go", letGoOf(h.host, "c1"), false)
 		})
 	}
 }
@@ -198,8 +198,8 @@ func TestFault_F33_WhatNobodyCanTellTheEndOfIsReported(t *testing.T) {
 			for range 3 {
 				reap(t, r)
 			}
-			wantSame(t, "kept", h.keeps("c1"), true)
-			wantSame(t, "let go", h.letGoOf("c1"), false)
+			wantSame(t, "kept", keeps(h.host, "c1"), true)
+			wantSame(t, "let go", letGoOf(h.host, "c1"), false)
 			warned := slices.DeleteFunc(log.lines("WARN"), func(line string) bool { return !strings.Contains(line, c.want) })
 			if len(warned) != 1 {
 				t.Errorf("%q is in the log %d times: %q", c.want, len(warned), log.lines("WARN"))
@@ -221,7 +221,7 @@ func TestFault_F33_AnUnknownTypeIsLeft(t *testing.T) {
 	s.forget("c1")
 	s.takeCalls()
 	reap(t, r)
-	wantSame(t, "kept", s.keeps("c1"), true)
+	wantSame(t, "kept", keeps(s.host, "c1"), true)
 	wantSame(t, "calls", s.took(), []string{})
 }
 
@@ -251,8 +251,8 @@ func TestFault_F33_ALockedContainerIsLeft(t *testing.T) {
 			letGo := s.arrive(gate)
 			wantNil(t, netns.Remove(path))
 			reap(t, r)
-			wantSame(t, "kept", s.keeps("c1"), true)
-			wantSame(t, "let go", s.letGoOf("c1"), false)
+			wantSame(t, "kept", keeps(s.host, "c1"), true)
+			wantSame(t, "let go", letGoOf(s.host, "c1"), false)
 			letGo()
 			await(t, "CHECK", checking)
 			h.eventually("the end of c1", func() bool {
@@ -272,7 +272,7 @@ func TestFault_F33_WithoutReapingNothingIsLetGo(t *testing.T) {
 	wantNil(t, netns.Remove(path))
 	setUpOrFail(t, r, "c2", next)
 	wantSame(t, "passes", r.Reaped(), false)
-	wantSame(t, "kept", h.keeps("c1"), true)
+	wantSame(t, "kept", keeps(h.host, "c1"), true)
 	wantNil(t, r.Load(cni.WithLoNetwork)) // keeps settings
 	setUpOrFail(t, r, "c3", h.container("c3"))
 	wantSame(t, "passes", r.Reaped(), false)
@@ -293,8 +293,8 @@ func TestFault_F33_AnotherMountAndPIDNamespaceJudgesNothing(t *testing.T) {
 	_, done := s.processFor(job{Verb: "REAP", ID: "c2", NetNS: next, Owner: "tester", NewProc: true, Conf: conf},
 		&syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS})
 	wantSame(t, "the other runtime", await(t, "the other runtime", done), "")
-	wantSame(t, "let go", s.letGoOf("c1"), false)
-	wantSame(t, "kept", s.keeps("c1"), true)
+	wantSame(t, "let go", letGoOf(s.host, "c1"), false)
+	wantSame(t, "kept", keeps(s.host, "c1"), true)
 	wantNil(t, r.Remove(t.Context(), "c1", ""))
 	wantNil(t, r.Remove(t.Context(), "c2", ""))
 }

@@ -24,7 +24,7 @@ func verbsOf(r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) map[str
 }
 
 // wantRefused: every verb refuses, with this sentinel, and no plugin runs.
-func (h *host) wantRefused(r *cni.Runtime, what, id, path string, sentinel error, opts ...cni.NamespaceOpts) {
+func wantRefused(h *host, r *cni.Runtime, what, id, path string, sentinel error, opts ...cni.NamespaceOpts) {
 	h.t.Helper()
 	for verb, call := range verbsOf(r, id, path, opts...) {
 		if err := call(); !errors.Is(err, sentinel) {
@@ -38,7 +38,7 @@ func (h *host) wantRefused(r *cni.Runtime, what, id, path string, sentinel error
 
 // wantNeverAttached: nothing attaches under these names, and so Remove finds
 // nothing to do.
-func (h *host) wantNeverAttached(r *cni.Runtime, what, id, path string) {
+func wantNeverAttached(h *host, r *cni.Runtime, what, id, path string) {
 	h.t.Helper()
 	for verb, call := range verbsOf(r, id, path) {
 		if err := call(); verb == "Remove" && err != nil || verb != "Remove" && !errors.Is(err, cni.ErrInvalidArgument) {
@@ -59,10 +59,10 @@ func TestDuty_R03_ContainerID(t *testing.T) {
 		"", ".", "..", "-a", "_a", ".a", "a/b", "../x", "/../../x", "a b", "a\x00", "a\n", "ä", "a;b", "a=b", "a:b",
 		strings.Repeat("i", 300), strings.Repeat("i", 256),
 	} {
-		h.wantRefused(r, id, id, path, cni.ErrInvalidArgument)
+		wantRefused(h, r, id, id, path, cni.ErrInvalidArgument)
 	}
 	// With net and eth0 a file name of 256 bytes.
-	h.wantNeverAttached(r, "long ID", strings.Repeat("i", 247), path)
+	wantNeverAttached(h, r, "long ID", strings.Repeat("i", 247), path)
 	for _, id := range []string{"a", "0", "A.b_c-d", strings.Repeat("i", 246)} {
 		calls := verbsOf(r, id, path)
 		for _, verb := range []string{"Setup", "Check", "Remove"} {
@@ -81,7 +81,7 @@ func TestDuty_R04_InterfaceName(t *testing.T) {
 	path := h.container("c")
 	bad := []string{".", "..", "a/b", "a:b", "a b", "a\tb", "a\u00a0b", strings.Repeat("i", 16)}
 	for _, name := range bad {
-		h.wantRefused(r, name, "c1", path, cni.ErrInvalidArgument, cni.WithNetwork("net", cni.WithInterfaceName(name)))
+		wantRefused(h, r, name, "c1", path, cni.ErrInvalidArgument, cni.WithNetwork("net", cni.WithInterfaceName(name)))
 	}
 	for _, name := range []string{"a", "net-1.100", strings.Repeat("i", 15)} {
 		for verb, call := range map[string]func() error{
@@ -107,7 +107,7 @@ func TestDuty_R04_InterfaceName(t *testing.T) {
 	long := h.runtime(cni.WithInterfacePrefix(strings.Repeat("i", 14)),
 		cni.WithConfIndex([]byte(`{"cniVersion": "1.0.0", "name": "net", "type": "x"}`), 10))
 	h.takeCalls()
-	h.wantNeverAttached(long, "number", "c2", path)
+	wantNeverAttached(h, long, "number", "c2", path)
 }
 
 // TestDuty_R15_ArgumentsThatCNIArgsCannotCarry are refused, wherever they are
@@ -120,9 +120,9 @@ func TestDuty_R15_ArgumentsThatCNIArgsCannotCarry(t *testing.T) {
 		{"LABEL", "x;IP=10.0.0.9"}, {"LABEL", "a=b"}, {"LABEL", "a\nb"}, {"LABEL", "a\rb"}, {"LABEL", "a\x00b"},
 		{"A;IP", "1"}, {"A=IP", "1"}, {"A\n", "1"}, {"", "1"},
 	} {
-		h.wantRefused(r, arg[0]+"="+arg[1], "c1", path, cni.ErrInvalidArgument, cni.WithArgs(arg[0], arg[1]))
-		h.wantRefused(r, "label", "c1", path, cni.ErrInvalidArgument, cni.WithLabels(map[string]string{arg[0]: arg[1]}))
-		h.wantRefused(r, "network", "c1", path, cni.ErrInvalidArgument, cni.WithNetwork("net", cni.WithArgs(arg[0], arg[1])))
+		wantRefused(h, r, arg[0]+"="+arg[1], "c1", path, cni.ErrInvalidArgument, cni.WithArgs(arg[0], arg[1]))
+		wantRefused(h, r, "label", "c1", path, cni.ErrInvalidArgument, cni.WithLabels(map[string]string{arg[0]: arg[1]}))
+		wantRefused(h, r, "network", "c1", path, cni.ErrInvalidArgument, cni.WithNetwork("net", cni.WithArgs(arg[0], arg[1])))
 	}
 }
 
@@ -158,10 +158,10 @@ func TestOptionsOutOfPlace(t *testing.T) {
 		"interface name outside":   cni.WithInterfaceName("eth5"),
 		"network inside a network": cni.WithNetwork("net", cni.WithNetwork("net")),
 	} {
-		h.wantRefused(r, what, "c1", path, cni.ErrInvalidArgument, opt)
+		wantRefused(h, r, what, "c1", path, cni.ErrInvalidArgument, opt)
 	}
-	h.wantRefused(r, "unknown network", "c1", path, cni.ErrNotFound, cni.WithNetwork("other"))
-	h.wantRefused(r, "one interface twice", "c1", path, cni.ErrInvalidArgument, cni.WithNetwork("net"), cni.WithNetwork("net"))
+	wantRefused(h, r, "unknown network", "c1", path, cni.ErrNotFound, cni.WithNetwork("other"))
+	wantRefused(h, r, "one interface twice", "c1", path, cni.ErrInvalidArgument, cni.WithNetwork("net"), cni.WithNetwork("net"))
 }
 
 // TestSentinelsThroughSetup: what a caller finds behind the errors of Setup and

@@ -83,7 +83,7 @@ func TestDuty_R3_F12_ContainerIDsAtEveryVerb(t *testing.T) {
 	}
 	// As long as may be: "net", the id, "eth0" and two dashes name a file.
 	long := strings.Repeat("a", 255-len("net--eth0"))
-	s.wantNeverAttached(r, "a byte too long", long+"a", path)
+	wantNeverAttached(s.host, r, "a byte too long", long+"a", path)
 	for _, id := range []string{long, "0", "A.b_c-D"} {
 		_, err := r.Setup(t.Context(), id, path)
 		wantNil(t, err)

@@ -44,7 +44,7 @@ func TestFault_F38_ACallFromAnotherHostNamespaceEntersTheRecorded(t *testing.T) 
 		for what, call := range calls {
 			t.Run(what+" "+found, func(t *testing.T) {
 				s, there, _ := elsewhereHost(t)
-				host := s.netNo("host")
+				host := netNo(s.host, "host")
 				s.changeRecord("c1", func(rec *record.Record) {
 					wantSame(t, "path on record", rec.HostPath, s.path("netns", "host"))
 					if found != "by its path" {
@@ -65,7 +65,7 @@ func TestFault_F38_ACallFromAnotherHostNamespaceEntersTheRecorded(t *testing.T) 
 }
 
 // netNo is the namespace as a process in it sees it: "net:[4026532231]".
-func (h *host) netNo(name string) string {
+func netNo(h *host, name string) string {
 	h.t.Helper()
 	ns, err := netns.Open(h.path("netns", name))
 	wantNil(h.t, err)

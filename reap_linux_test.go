@@ -76,7 +76,7 @@ func TestFault_F33_TheNextProcessGoesOn(t *testing.T) {
 	rec, err := h.records().Load("c1")
 	wantNil(t, err)
 	wantNil(t, h.records().Append(rec, record.Entry{LetGo: &record.LetGo{Ends: ends}}))
-	wantSame(t, "kept", h.keeps("c1"), true)
+	wantSame(t, "kept", keeps(h.host, "c1"), true)
 	h.eventuallyReaped(h.bridged())
 }
 
@@ -100,7 +100,7 @@ func TestFault_F33_ADescriptorIsLetGo(t *testing.T) {
 	path := h.mortal("c1")
 	id := idAt(t, path)
 	wantNil(t, unableToMount(setUp(t.Context(), r, "c1", path)))
-	wantSame(t, "kept by a mount", h.keeps("c1"), false)
+	wantSame(t, "kept by a mount", keeps(h.host, "c1"), false)
 	wantNil(t, netns.Remove(path))
 	if openAs(t, id) == 0 {
 		t.Error("no descriptor keeps the namespace")
