@@ -13,8 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -22,48 +24,48 @@ import (
 func reap(t *testing.T, r *cni.Runtime) {
 	t.Helper()
 	_, err := r.Reap(t.Context())
-	wantNil(t, err)
+	expect.NoError(t, err)
 }
 
 // letGoOf reports whether the record says that a container's namespace was let go.
-func letGoOf(h *host, id string) bool {
-	h.t.Helper()
-	rec, err := h.records().Load(record.ID(id))
-	wantNil(h.t, err)
+func letGoOf(h *testhost.Host, id string) bool {
+	h.T.Helper()
+	rec, err := h.Records().Load(record.ID(id))
+	expect.NoError(h.T, err)
 	if rec == nil {
-		h.t.Fatalf("%s is on no record", id)
+		h.T.Fatalf("%s is on no record", id)
 	}
 	return rec.LetGo != nil
 }
 
 // keeps reports whether a container's namespace is pinned.
-func keeps(h *host, id string) bool {
-	h.t.Helper()
-	ns, err := netns.Open(h.pin(id))
+func keeps(h *testhost.Host, id string) bool {
+	h.T.Helper()
+	ns, err := netns.Open(h.Pin(id))
 	if err != nil {
 		return false
 	}
-	wantNil(h.t, ns.Close())
+	expect.NoError(h.T, ns.Close())
 	return true
 }
 
 // bridged is a runtime with a bridge, built in.
 func (h *realHost) bridged(opts ...cni.Opt) *cni.Runtime {
-	h.t.Helper()
-	c := realCase{plugins: []string{bridgeConf(`"ipMasq": true, ` + hostLocal(v4Range))}}
-	list := cni.WithConfListBytes(c.conf("podnet", "1.0.0", h.path("ipam")))
-	return h.real(append([]cni.Opt{list, cni.WithBuiltinPlugins()}, opts...)...)
+	h.T.Helper()
+	c := testhost.Case{Plugins: []string{testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V4Range))}}
+	list := cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam")))
+	return h.Real(append([]cni.Opt{list, cni.WithBuiltinPlugins()}, opts...)...)
 }
 
 // elsewhere mounts a container's namespace at another path, which is returned, and
 // takes the first one away.
 func (h *realHost) moveMount(path, to string) string {
-	h.t.Helper()
+	h.T.Helper()
 	ns, err := netns.Open(path)
-	wantNil(h.t, err)
-	to = h.path("netns", to)
-	wantNil(h.t, errors.Join(netns.Pin(ns, to), ns.Close(), netns.Remove(path)))
-	h.t.Cleanup(func() { wantNil(h.t, netns.Remove(to)) })
+	expect.NoError(h.T, err)
+	to = h.Path("netns", to)
+	expect.NoError(h.T, errors.Join(netns.Pin(ns, to), ns.Close(), netns.Remove(path)))
+	h.T.Cleanup(func() { expect.NoError(h.T, netns.Remove(to)) })
 	return to
 }
 
@@ -74,52 +76,52 @@ func TestFault_F33_WhatSomebodyElseKeepsLives(t *testing.T) {
 		t.Run(who, func(t *testing.T) {
 			h := newRealHost(t)
 			r := h.bridged()
-			before := h.audit()
-			k := newTask(t)
-			path, other := k.path(), ""
+			before := h.Audit()
+			k := testhost.NewTask(t)
+			path, other := k.Path(), ""
 			ns, err := netns.Open(path)
-			wantNil(t, err)
-			path = h.path("netns", "c1")
-			wantNil(t, errors.Join(netns.Pin(ns, path), ns.Close()))
+			expect.NoError(t, err)
+			path = h.Path("netns", "c1")
+			expect.NoError(t, errors.Join(netns.Pin(ns, path), ns.Close()))
 			result, err := r.Setup(t.Context(), "c1", path)
-			wantNil(t, err)
+			expect.NoError(t, err)
 			switch who {
 			case "a process":
-				wantNil(t, netns.Remove(path))
-				other = k.path()
+				expect.NoError(t, netns.Remove(path))
+				other = k.Path()
 			case "both":
 				other = h.moveMount(path, "moved")
 			default:
 				other = h.moveMount(path, "moved")
-				k.kill()
+				k.Kill()
 			}
 			answers := func() {
 				t.Helper()
-				h.serve("", 80)
-				h.wantAnswers(both(other, port("10.77.0.1", 80), result.IPv4().IP().String()))
+				h.Serve("", 80)
+				h.WantAnswers(testhost.Both(other, testhost.HostPort("10.77.0.1", 80), result.IPv4().IP().String()))
 			}
 			for range 2 { // the second time it was let go before
 				reap(t, r)
-				wantSame(t, "kept", keeps(h.host, "c1"), false)
-				wantSame(t, "let go", letGoOf(h.host, "c1"), true)
+				expect.Same(t, "kept", keeps(h.Host, "c1"), false)
+				expect.Same(t, "let go", letGoOf(h.Host, "c1"), true)
 			}
 			report, err := r.Recover(t.Context())
-			wantNil(t, err)
-			wantSame(t, "removed", report.Removed, nil)
+			expect.NoError(t, err)
+			expect.Same(t, "removed", report.Removed, nil)
 			if _, skipped := report.Skipped["c1"]; skipped != (who == "a mount") {
 				t.Errorf("report %+v", report)
 			}
 			reap(t, r)
-			wantSame(t, "on record", recorded(t, r), []string{"c1/eth0 attached"})
+			expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 			answers()
 
-			k.kill()
-			wantNil(t, netns.Remove(h.path("netns", "moved")))
-			h.eventually("the end of c1", func() bool {
+			k.Kill()
+			expect.NoError(t, netns.Remove(h.Path("netns", "moved")))
+			expect.Eventually(h.T, "the end of c1", func() bool {
 				reap(t, r)
-				return len(recorded(t, r)) == 0
+				return len(testhost.Recorded(t, r)) == 0
 			})
-			h.wantClean(before)
+			h.WantClean(before)
 		})
 	}
 }
@@ -150,20 +152,20 @@ func TestFault_F33_WhatCannotBeJudgedStays(t *testing.T) {
 		"a descriptor":             func(_ *testing.T, _ *realHost, rec *record.Record) { rec.NetNS.Path = "/dev/fd/1000" },
 		"a host that is not found": func(_ *testing.T, _ *realHost, rec *record.Record) { rec.Host, rec.PIDNS = "4:1", 1 },
 		"a path that cannot be followed": func(t *testing.T, h *realHost, rec *record.Record) {
-			wantNil(t, os.Symlink("loop", h.path("loop")))
-			rec.NetNS.Path = h.path("loop")
+			expect.NoError(t, os.Symlink("loop", h.Path("loop")))
+			rec.NetNS.Path = h.Path("loop")
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			h := newRealHost(t)
 			r := h.bridged(cni.WithOwner("tester"), cni.WithLoNetwork)
-			path := h.mortal("c1")
-			setUpOrFail(t, r, "c1", path)
-			wantNil(t, netns.Remove(path))
-			h.changeRecord("c1", func(rec *record.Record) { spoil(t, h, rec) })
+			path := h.Mortal("c1")
+			testhost.MustSetUp(t, r, "c1", path)
+			expect.NoError(t, netns.Remove(path))
+			h.ChangeRecord("c1", func(rec *record.Record) { spoil(t, h, rec) })
 			reap(t, r)
-			wantSame(t, "kept", keeps(h.host, "c1"), true)
-			wantSame(t, "let go", letGoOf(h.host, "c1"), false)
+			expect.Same(t, "kept", keeps(h.Host, "c1"), true)
+			expect.Same(t, "let go", letGoOf(h.Host, "c1"), false)
 		})
 	}
 }
@@ -171,58 +173,58 @@ func TestFault_F33_WhatCannotBeJudgedStays(t *testing.T) {
 // TestFault_F33_WhatNobodyCanTellTheEndOfIsReported, once, and stays as it is.
 func TestFault_F33_WhatNobodyCanTellTheEndOfIsReported(t *testing.T) {
 	cases := map[string]struct {
-		realCase
+		testhost.Case
 		opts []cni.Opt
 		want string
 	}{
-		"host-device": {realCase: goneCases()[5].network, want: `plugin \"host-device\" keeps no interface on the host`},
-		"macvlan":     {realCase: goneCases()[4].network, want: `plugin \"macvlan\" keeps no interface on the host`},
-		"loopback":    {realCase: realCase{plugins: []string{`{"type": "loopback"}`}}, want: "it has no interface but lo"},
-		"unknown behind a bridge": {realCase: realCase{plugins: []string{bridgeConf(hostLocal(v4Range)), `{"type": "mesh"}`}},
-			opts: []cni.Opt{cni.WithPlugin("mesh", idle{})}, want: `plugin \"mesh\" is the caller's`},
-		"the caller's bridge": {realCase: realCase{plugins: []string{bridgeConf(hostLocal(v4Range))}},
-			opts: []cni.Opt{cni.WithPlugin("bridge", idle{})}, want: `plugin \"bridge\" is the caller's`},
+		"host-device": {Case: testhost.HostDevice(), want: `plugin \"host-device\" keeps no interface on the host`},
+		"macvlan":     {Case: testhost.Macvlan(), want: `plugin \"macvlan\" keeps no interface on the host`},
+		"loopback":    {Case: testhost.Case{Plugins: []string{`{"type": "loopback"}`}}, want: "it has no interface but lo"},
+		"unknown behind a bridge": {Case: testhost.Case{Plugins: []string{testhost.BridgeConf(testhost.HostLocal(testhost.V4Range)), `{"type": "mesh"}`}},
+			opts: []cni.Opt{cni.WithPlugin("mesh", testhost.Idle{})}, want: `plugin \"mesh\" is the caller's`},
+		"the caller's bridge": {Case: testhost.Case{Plugins: []string{testhost.BridgeConf(testhost.HostLocal(testhost.V4Range))}},
+			opts: []cni.Opt{cni.WithPlugin("bridge", testhost.Idle{})}, want: `plugin \"bridge\" is the caller's`},
 	}
 	for what, c := range cases {
 		t.Run(what, func(t *testing.T) {
 			h := newRealHost(t)
-			if c.prepare != nil {
-				c.prepare(h)
+			if c.Prepare != nil {
+				c.Prepare(h.RealHost)
 			}
-			var log logged
-			opts := append([]cni.Opt{cni.WithConfListBytes(c.conf("podnet", "1.0.0", h.path("ipam"))), log.logger()}, c.opts...)
-			r := h.real(opts...)
-			path := h.mortal("c1")
-			setUpOrFail(t, r, "c1", path)
-			wantNil(t, netns.Remove(path))
+			var log testhost.Log
+			opts := append([]cni.Opt{cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))), log.Logger()}, c.opts...)
+			r := h.Real(opts...)
+			path := h.Mortal("c1")
+			testhost.MustSetUp(t, r, "c1", path)
+			expect.NoError(t, netns.Remove(path))
 			for range 3 {
 				reap(t, r)
 			}
-			wantSame(t, "kept", keeps(h.host, "c1"), true)
-			wantSame(t, "let go", letGoOf(h.host, "c1"), false)
-			warned := slices.DeleteFunc(log.lines("WARN"), func(line string) bool { return !strings.Contains(line, c.want) })
+			expect.Same(t, "kept", keeps(h.Host, "c1"), true)
+			expect.Same(t, "let go", letGoOf(h.Host, "c1"), false)
+			warned := slices.DeleteFunc(log.Lines("WARN"), func(line string) bool { return !strings.Contains(line, c.want) })
 			if len(warned) != 1 {
-				t.Errorf("%q is in the log %d times: %q", c.want, len(warned), log.lines("WARN"))
+				t.Errorf("%q is in the log %d times: %q", c.want, len(warned), log.Lines("WARN"))
 			}
 			report, err := r.Recover(t.Context())
-			wantNil(t, err)
-			wantIs(t, report.Kept["c1"], cni.ErrInvalidNetNS)
-			wantNil(t, r.Remove(t.Context(), "c1", ""))
+			expect.NoError(t, err)
+			expect.Is(t, report.Kept["c1"], cni.ErrInvalidNetNS)
+			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 		})
 	}
 }
 
 // TestFault_F33_AnUnknownTypeIsLeft: an executable that nobody knows.
 func TestFault_F33_AnUnknownTypeIsLeft(t *testing.T) {
-	s := newStage(t)
-	r := s.runtime(cni.WithConfListBytes(s.network("net", "1.0.0", "p")))
-	path := s.container("c1")
-	wantNil(t, setUp(t.Context(), r, "c1", path)())
-	s.forget("c1")
-	s.takeCalls()
+	s := testhost.NewStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	path := s.Container("c1")
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	s.RemoveNetNS("c1")
+	s.TakeCalls()
 	reap(t, r)
-	wantSame(t, "kept", keeps(s.host, "c1"), true)
-	wantSame(t, "calls", s.took(), []string{})
+	expect.Same(t, "kept", keeps(s.Host, "c1"), true)
+	expect.Same(t, "calls", s.Took(), []string{})
 }
 
 // TestFault_F33_ALockedContainerIsLeft to the call that has it locked, in this
@@ -230,34 +232,34 @@ func TestFault_F33_AnUnknownTypeIsLeft(t *testing.T) {
 func TestFault_F33_ALockedContainerIsLeft(t *testing.T) {
 	for _, other := range []bool{true, false} {
 		t.Run(fmt.Sprint("another process ", other), func(t *testing.T) {
-			s := newStage(t)
-			gate := s.gate("portmap")
-			s.on("portmap", "CHECK", scripted.Action{Block: gate})
-			h := &realHost{host: s.host}
-			wantNil(t, noAddressDetection())
+			s := testhost.NewStage(t)
+			gate := s.Gate("portmap")
+			s.On("portmap", "CHECK", scripted.Action{Block: gate})
+			h := &realHost{&testhost.RealHost{Host: s.Host}}
+			expect.NoError(t, testhost.NoAddressDetection())
 			conf := fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [%s, {"type": "portmap", "script": %q}]}`,
-				bridgeConf(strings.ReplaceAll(hostLocal(v4Range), "IPAM", h.path("ipam"))), s.plugin(s.scripts["portmap"], "portmap"))
-			r := s.runtime(cni.WithConfListBytes(conf))
-			path := h.mortal("c1")
-			setUpOrFail(t, r, "c1", path)
+				testhost.BridgeConf(strings.ReplaceAll(testhost.HostLocal(testhost.V4Range), "IPAM", h.Path("ipam"))), s.Plugin(s.Scripts["portmap"], "portmap"))
+			r := s.Runtime(cni.WithConfListBytes(conf))
+			path := h.Mortal("c1")
+			testhost.MustSetUp(t, r, "c1", path)
 			checking := func() <-chan string {
 				if other {
-					return s.elsewhere(conf, "CHECK", "c1", path)
+					return s.Elsewhere(conf, "CHECK", "c1", path)
 				}
 				done := make(chan string, 1)
 				go func() { done <- fmt.Sprint(r.Check(context.WithoutCancel(t.Context()), "c1", path)) }()
 				return done
 			}()
-			letGo := s.arrive(gate)
-			wantNil(t, netns.Remove(path))
+			letGo := s.Arrive(gate)
+			expect.NoError(t, netns.Remove(path))
 			reap(t, r)
-			wantSame(t, "kept", keeps(s.host, "c1"), true)
-			wantSame(t, "let go", letGoOf(s.host, "c1"), false)
+			expect.Same(t, "kept", keeps(s.Host, "c1"), true)
+			expect.Same(t, "let go", letGoOf(s.Host, "c1"), false)
 			letGo()
-			await(t, "CHECK", checking)
-			h.eventually("the end of c1", func() bool {
+			expect.Await(t, "CHECK", checking)
+			expect.Eventually(h.T, "the end of c1", func() bool {
 				reap(t, r)
-				return len(recorded(t, r)) == 0
+				return len(testhost.Recorded(t, r)) == 0
 			})
 		})
 	}
@@ -267,34 +269,34 @@ func TestFault_F33_ALockedContainerIsLeft(t *testing.T) {
 func TestFault_F33_WithoutReapingNothingIsLetGo(t *testing.T) {
 	h := newRealHost(t)
 	r := h.bridged(cni.WithoutReaping())
-	path, next := h.mortal("c1"), h.container("c2")
-	setUpOrFail(t, r, "c1", path)
-	wantNil(t, netns.Remove(path))
-	setUpOrFail(t, r, "c2", next)
-	wantSame(t, "passes", r.Reaped(), false)
-	wantSame(t, "kept", keeps(h.host, "c1"), true)
-	wantNil(t, r.Load(cni.WithLoNetwork)) // keeps settings
-	setUpOrFail(t, r, "c3", h.container("c3"))
-	wantSame(t, "passes", r.Reaped(), false)
+	path, next := h.Mortal("c1"), h.Container("c2")
+	testhost.MustSetUp(t, r, "c1", path)
+	expect.NoError(t, netns.Remove(path))
+	testhost.MustSetUp(t, r, "c2", next)
+	expect.Same(t, "passes", r.Reaped(), false)
+	expect.Same(t, "kept", keeps(h.Host, "c1"), true)
+	expect.NoError(t, r.Load(cni.WithLoNetwork)) // keeps settings
+	testhost.MustSetUp(t, r, "c3", h.Container("c3"))
+	expect.Same(t, "passes", r.Reaped(), false)
 }
 
 // TestFault_F33_AnotherMountAndPIDNamespaceJudgesNothing: another runtime of the
 // owner, to which neither path nor process is there.
 func TestFault_F33_AnotherMountAndPIDNamespaceJudgesNothing(t *testing.T) {
-	s := newStage(t)
-	h := &realHost{host: s.host}
-	wantNil(t, noAddressDetection())
+	s := testhost.NewStage(t)
+	h := &realHost{&testhost.RealHost{Host: s.Host}}
+	expect.NoError(t, testhost.NoAddressDetection())
 	conf := fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [%s]}`,
-		bridgeConf(strings.ReplaceAll(hostLocal(v4Range), "IPAM", h.path("ipam"))))
-	r := s.runtime(cni.WithOwner("tester"), cni.WithConfListBytes(conf))
-	k := newTask(t)
-	setUpOrFail(t, r, "c1", k.path())
-	next := s.container("c2")
-	_, done := s.processFor(job{Verb: "REAP", ID: "c2", NetNS: next, Owner: "tester", NewProc: true, Conf: conf},
+		testhost.BridgeConf(strings.ReplaceAll(testhost.HostLocal(testhost.V4Range), "IPAM", h.Path("ipam"))))
+	r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(conf))
+	k := testhost.NewTask(t)
+	testhost.MustSetUp(t, r, "c1", k.Path())
+	next := s.Container("c2")
+	_, done := s.ProcessFor(testhost.Job{Verb: "REAP", ID: "c2", NetNS: next, Owner: "tester", NewProc: true, Conf: conf},
 		&syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS})
-	wantSame(t, "the other runtime", await(t, "the other runtime", done), "")
-	wantSame(t, "let go", letGoOf(s.host, "c1"), false)
-	wantSame(t, "kept", keeps(s.host, "c1"), true)
-	wantNil(t, r.Remove(t.Context(), "c1", ""))
-	wantNil(t, r.Remove(t.Context(), "c2", ""))
+	expect.Same(t, "the other runtime", expect.Await(t, "the other runtime", done), "")
+	expect.Same(t, "let go", letGoOf(s.Host, "c1"), false)
+	expect.Same(t, "kept", keeps(s.Host, "c1"), true)
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	expect.NoError(t, r.Remove(t.Context(), "c2", ""))
 }

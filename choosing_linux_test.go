@@ -1,50 +1,37 @@
 package cni_test
 
 import (
-	"context"
 	"os"
 	"testing"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/plugin"
 )
 
-// idle is a plugin that does nothing but to pass on or make up a result.
-type idle struct{}
-
-func (idle) Add(_ context.Context, r *plugin.Request) (*types100.Result, error) {
-	if r.PrevResult != nil {
-		return r.Chained()
-	}
-	return &types100.Result{Interfaces: []*types100.Interface{{Name: r.IfName, Sandbox: r.NetNS}}}, nil
-}
-func (idle) Del(context.Context, *plugin.Request) error   { return nil }
-func (idle) Check(context.Context, *plugin.Request) error { return nil }
-
 func TestOptionsThatContradictEachOther(t *testing.T) {
-	builtIn := cni.WithBuiltins(map[string]plugin.Plugin{"bridge": idle{}, "ptp": idle{}})
+	builtIn := cni.WithBuiltins(map[string]plugin.Plugin{"bridge": testhost.Idle{}, "ptp": testhost.Idle{}})
 	for want, opts := range map[string][]cni.Opt{
 		`WithBuiltinPlugins: plugin "dhcp" is not built in`:                  {cni.WithBuiltinPlugins("bridge", "dhcp")},
 		`WithPlugin: plugin "x" is nil`:                                      {cni.WithPlugin("x", nil)},
-		`WithPlugin: plugin "x" is registered twice`:                         {cni.WithPlugin("x", idle{}), cni.WithPlugin("x", idle{})},
-		`WithPlugin: no plugin name provided`:                                {cni.WithPlugin("", idle{})},
-		`WithPlugin: invalid plugin name: "../x"`:                            {cni.WithPlugin("../x", idle{})},
+		`WithPlugin: plugin "x" is registered twice`:                         {cni.WithPlugin("x", testhost.Idle{}), cni.WithPlugin("x", testhost.Idle{})},
+		`WithPlugin: no plugin name provided`:                                {cni.WithPlugin("", testhost.Idle{})},
+		`WithPlugin: invalid plugin name: "../x"`:                            {cni.WithPlugin("../x", testhost.Idle{})},
 		`WithBuiltinPlugins and WithoutBuiltinPlugins contradict each other`: {cni.WithoutBuiltinPlugins(), cni.WithBuiltinPlugins()},
 		`plugin "ptp" is to be the one built in, with WithBuiltinPlugins, and registered, with WithPlugin`: {
-			cni.WithPlugin("ptp", idle{}), cni.WithBuiltinPlugins("bridge", "ptp")},
+			cni.WithPlugin("ptp", testhost.Idle{}), cni.WithBuiltinPlugins("bridge", "ptp")},
 	} {
 		_, err := cni.New(append([]cni.Opt{builtIn}, opts...)...)
-		wantIs(t, err, cni.ErrInvalidArgument)
-		wantSame(t, "error", err.Error(), want+": invalid argument")
+		expect.Is(t, err, cni.ErrInvalidArgument)
+		expect.Same(t, "error", err.Error(), want+": invalid argument")
 	}
 	for _, opts := range [][]cni.Opt{
 		{cni.WithBuiltinPlugins()},
 		{cni.WithBuiltinPlugins("ptp"), cni.WithBuiltinPlugins("ptp", "bridge")},
-		{cni.WithBuiltinPlugins(), cni.WithPlugin("bridge", idle{})},
-		{cni.WithoutBuiltinPlugins(), cni.WithPlugin("bridge", idle{})},
+		{cni.WithBuiltinPlugins(), cni.WithPlugin("bridge", testhost.Idle{})},
+		{cni.WithoutBuiltinPlugins(), cni.WithPlugin("bridge", testhost.Idle{})},
 	} {
 		if _, err := cni.New(append([]cni.Opt{builtIn}, opts...)...); err != nil {
 			t.Error(err)
@@ -70,9 +57,9 @@ const choosing = `{"cniVersion": "1.0.0", "name": "net", "plugins": [
 	{"type": "bridge", "ipam": {"type": "static"}}, {"type": "ptp", "ipam": {"type": "host-local"}}, {"type": "own"}, {"type": "nowhere"}]}`
 
 func TestWhichPluginRuns(t *testing.T) {
-	s := newStage(t)
-	s.plugin(scripted.Script{}, "bridge", "own", "host-local")
-	builtIn := cni.WithBuiltins(map[string]plugin.Plugin{"bridge": idle{}, "ptp": idle{}, "host-local": idle{}, "static": idle{}})
+	s := testhost.NewStage(t)
+	s.Plugin(scripted.Script{}, "bridge", "own", "host-local")
+	builtIn := cni.WithBuiltins(map[string]plugin.Plugin{"bridge": testhost.Idle{}, "ptp": testhost.Idle{}, "host-local": testhost.Idle{}, "static": testhost.Idle{}})
 	const disk, ours, callers = cni.PluginExecutable, cni.PluginBuiltIn, cni.PluginRegistered
 	type all = map[string]cni.PluginKind
 	for name, tt := range map[string]struct {
@@ -87,32 +74,32 @@ func TestWhichPluginRuns(t *testing.T) {
 			all{"bridge": disk, "bridge's IPAM": "", "ptp": ours, "ptp's IPAM": ours, "own": disk, "nowhere": ""}},
 		"none of them": {[]cni.Opt{cni.WithoutBuiltinPlugins()},
 			all{"bridge": disk, "bridge's IPAM": "", "ptp": "", "ptp's IPAM": "", "own": disk, "nowhere": ""}},
-		"registered before all": {[]cni.Opt{cni.WithBuiltinPlugins(), cni.WithPlugin("bridge", idle{}), cni.WithPlugin("own", idle{}),
-			cni.WithPlugin("nowhere", idle{})},
+		"registered before all": {[]cni.Opt{cni.WithBuiltinPlugins(), cni.WithPlugin("bridge", testhost.Idle{}), cni.WithPlugin("own", testhost.Idle{}),
+			cni.WithPlugin("nowhere", testhost.Idle{})},
 			all{"bridge": callers, "bridge's IPAM": ours, "ptp": ours, "ptp's IPAM": ours, "own": callers, "nowhere": callers}},
 	} {
-		r := s.runtime(append(tt.opts, builtIn, cni.WithConfListBytes([]byte(choosing)))...)
-		wantSame(t, name, kinds(r), tt.want)
+		r := s.Runtime(append(tt.opts, builtIn, cni.WithConfListBytes([]byte(choosing)))...)
+		expect.Same(t, name, kinds(r), tt.want)
 	}
 }
 
 func TestGetConfigHasThePathOfAnExecutable(t *testing.T) {
-	s := newStage(t)
-	r := s.runtime(cni.WithConfListBytes(s.network("net", "1.0.0", "p")), cni.WithPlugin("q", idle{}),
+	s := testhost.NewStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")), cni.WithPlugin("q", testhost.Idle{}),
 		cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "two", "plugins": [{"type": "q"}]}`)))
 	var paths []string
 	for _, n := range r.GetConfig().Networks {
 		paths = append(paths, n.Config.Plugins[0].Path)
 	}
-	wantSame(t, "paths", paths, []string{s.path("bin", "p"), ""})
+	expect.Same(t, "paths", paths, []string{s.Path("bin", "p"), ""})
 }
 
 // TestLoadMayChooseAnew: a setting stays until an option says otherwise.
 func TestLoadMayChooseAnew(t *testing.T) {
-	s := newStage(t)
-	s.plugin(scripted.Script{}, "bridge")
+	s := testhost.NewStage(t)
+	s.Plugin(scripted.Script{}, "bridge")
 	conf := cni.WithConfListBytes([]byte(choosing))
-	r := s.runtime(cni.WithBuiltins(map[string]plugin.Plugin{"bridge": idle{}, "ptp": idle{}}), cni.WithPlugin("own", idle{}), conf)
+	r := s.Runtime(cni.WithBuiltins(map[string]plugin.Plugin{"bridge": testhost.Idle{}, "ptp": testhost.Idle{}}), cni.WithPlugin("own", testhost.Idle{}), conf)
 	for _, step := range []struct {
 		opt                cni.Opt
 		bridge, ptp, owned cni.PluginKind
@@ -123,41 +110,41 @@ func TestLoadMayChooseAnew(t *testing.T) {
 		{cni.WithBuiltinPlugins("ptp"), cni.PluginExecutable, cni.PluginBuiltIn, cni.PluginRegistered},
 		{cni.WithoutBuiltinPlugins(), cni.PluginExecutable, "", cni.PluginRegistered},
 		{cni.WithBuiltinPlugins(), cni.PluginBuiltIn, cni.PluginBuiltIn, cni.PluginRegistered},
-		{cni.WithPlugin("own", idle{}), cni.PluginBuiltIn, cni.PluginBuiltIn, cni.PluginRegistered},
-		{cni.WithPlugin("ptp", idle{}), cni.PluginBuiltIn, cni.PluginRegistered, cni.PluginRegistered},
+		{cni.WithPlugin("own", testhost.Idle{}), cni.PluginBuiltIn, cni.PluginBuiltIn, cni.PluginRegistered},
+		{cni.WithPlugin("ptp", testhost.Idle{}), cni.PluginBuiltIn, cni.PluginRegistered, cni.PluginRegistered},
 	} {
 		opts := []cni.Opt{conf}
 		if step.opt != nil {
 			opts = append(opts, step.opt)
 		}
-		wantNil(t, r.Load(opts...))
+		expect.NoError(t, r.Load(opts...))
 		got := kinds(r)
-		wantSame(t, "kinds", []cni.PluginKind{got["bridge"], got["ptp"], got["own"]}, []cni.PluginKind{step.bridge, step.ptp, step.owned})
+		expect.Same(t, "kinds", []cni.PluginKind{got["bridge"], got["ptp"], got["own"]}, []cni.PluginKind{step.bridge, step.ptp, step.owned})
 	}
-	wantIs(t, r.Load(conf, cni.WithBuiltinPlugins("ptp")), cni.ErrInvalidArgument, cni.ErrLoad)
+	expect.Is(t, r.Load(conf, cni.WithBuiltinPlugins("ptp")), cni.ErrInvalidArgument, cni.ErrLoad)
 }
 
 // TestInsecureExecutableIsNotPassedOver: the one built in would be another
 // plugin than the administrator's.
 func TestInsecureExecutableIsNotPassedOver(t *testing.T) {
-	s := newStage(t)
-	conf := s.network("net", "1.1.0", "p")
-	wantNil(t, os.Chmod(s.path("bin"), 0o777))
-	r := s.runtime(cni.WithBuiltins(map[string]plugin.Plugin{"p": idle{}}), cni.WithConfListBytes(conf))
-	wantIs(t, r.Status(), cni.ErrInsecureFile)
-	wantSame(t, "kinds", kinds(r), map[string]cni.PluginKind{"p": ""})
-	wantNil(t, r.Load(cni.WithBuiltinPlugins(), cni.WithConfListBytes(conf)))
-	wantNil(t, r.Status())
+	s := testhost.NewStage(t)
+	conf := s.Network("net", "1.1.0", "p")
+	expect.NoError(t, os.Chmod(s.Path("bin"), 0o777))
+	r := s.Runtime(cni.WithBuiltins(map[string]plugin.Plugin{"p": testhost.Idle{}}), cni.WithConfListBytes(conf))
+	expect.Is(t, r.Status(), cni.ErrInsecureFile)
+	expect.Same(t, "kinds", kinds(r), map[string]cni.PluginKind{"p": ""})
+	expect.NoError(t, r.Load(cni.WithBuiltinPlugins(), cni.WithConfListBytes(conf)))
+	expect.NoError(t, r.Status())
 }
 
 func TestForbiddenPluginIsNotFound(t *testing.T) {
-	s := newStage(t)
-	r := s.runtime(cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "net", "plugins": [{"type": "ptp"}]}`)),
-		cni.WithBuiltins(map[string]plugin.Plugin{"ptp": idle{}}))
-	wantNil(t, r.Status())
-	wantNil(t, r.Load(cni.WithoutBuiltinPlugins(), cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "net", "plugins": [{"type": "ptp"}]}`))))
+	s := testhost.NewStage(t)
+	r := s.Runtime(cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "net", "plugins": [{"type": "ptp"}]}`)),
+		cni.WithBuiltins(map[string]plugin.Plugin{"ptp": testhost.Idle{}}))
+	expect.NoError(t, r.Status())
+	expect.NoError(t, r.Load(cni.WithoutBuiltinPlugins(), cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "net", "plugins": [{"type": "ptp"}]}`))))
 	err := r.Status()
-	wantIs(t, err, cni.ErrPluginNotFound)
-	wantSame(t, "error", err.Error(), `status network "net": plugin type="ptp" failed (status): failed to find plugin "ptp" in path [`+s.path("bin")+
+	expect.Is(t, err, cni.ErrPluginNotFound)
+	expect.Same(t, "error", err.Error(), `status network "net": plugin type="ptp" failed (status): failed to find plugin "ptp" in path [`+s.Path("bin")+
 		`]; it is built in, but WithoutBuiltinPlugins is set; install it there, or name its directory with WithPluginDir`)
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -35,9 +37,9 @@ func newSlowDisk(r *cni.Runtime) *slowDisk {
 // the record is on its way.
 func earlyHost(t *testing.T, opts ...cni.Opt) (*realHost, *cni.Runtime) {
 	h := newRealHost(t)
-	opts = append(opts, cni.WithBuiltinPlugins(), cni.WithHostNetNS(h.path("netns", "host")), cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
-		{"type": "bridge", "bridge": "br-early", "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.23.0.0/24"}]]}}]}`, h.path("ipam"))))
-	return h, h.runtime(opts...)
+	opts = append(opts, cni.WithBuiltinPlugins(), cni.WithHostNetNS(h.Path("netns", "host")), cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
+		{"type": "bridge", "bridge": "br-early", "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.23.0.0/24"}]]}}]}`, h.Path("ipam"))))
+	return h, h.Runtime(opts...)
 }
 
 // TestWhatOutlivesAPowerCutIsMadeBehindTheRecord: while the record has not
@@ -45,41 +47,41 @@ func earlyHost(t *testing.T, opts ...cni.Opt) (*realHost, *cni.Runtime) {
 // libcni's cache, and no success.
 func TestWhatOutlivesAPowerCutIsMadeBehindTheRecord(t *testing.T) {
 	h, r := earlyHost(t)
-	before := h.audit()
-	disk, path := newSlowDisk(r), h.container("c1")
-	done := begin(setUp(t.Context(), r, "c1", path))
-	await(t, "the sync", disk.begun)
-	for end := time.Now().Add(patience); !h.hasPort(); time.Sleep(time.Millisecond) {
+	before := h.Audit()
+	disk, path := newSlowDisk(r), h.Container("c1")
+	done := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))
+	expect.Await(t, "the sync", disk.begun)
+	for end := time.Now().Add(expect.Patience); !h.hasPort(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("no interface was made while the record was on its way")
 		}
 	}
-	wantSame(t, "on record", recorded(t, r), []string{"c1/eth0 attaching"})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attaching"})
 	files := func() (all []string) {
-		for _, pattern := range []string{h.path("ipam", "net", "*"), h.path("state", "results", "*")} {
+		for _, pattern := range []string{h.Path("ipam", "net", "*"), h.Path("state", "results", "*")} {
 			found, err := filepath.Glob(pattern)
-			wantNil(t, err)
+			expect.NoError(t, err)
 			all = append(all, found...)
 		}
 		return all
 	}
-	wantSame(t, "files", files(), []string(nil))
+	expect.Same(t, "files", files(), []string(nil))
 	select {
 	case err := <-done:
 		t.Fatalf("Setup has returned %v before the record had reached the disk", err)
 	default:
 	}
 	disk.end <- nil
-	wantNil(t, await(t, "Setup", done))
-	wantSame(t, "files", len(files()), 4) // the address, the last one, the lock, the cached result
-	wantNil(t, r.Remove(t.Context(), "c1", ""))
-	h.wantClean(before)
+	expect.NoError(t, expect.Await(t, "Setup", done))
+	expect.Same(t, "files", len(files()), 4) // the address, the last one, the lock, the cached result
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	h.WantClean(before)
 }
 
 // hasPort tells whether the host has an end of a pair.
 func (h *realHost) hasPort() bool {
 	var ports []string
-	h.inside(h.path("netns", "host"), func() (err error) {
+	h.Inside(h.Path("netns", "host"), func() (err error) {
 		ports, err = filepath.Glob("/proc/sys/net/ipv4/conf/veth*")
 		return err
 	})
@@ -89,28 +91,28 @@ func (h *realHost) hasPort() bool {
 // TestARecordThatDoesNotReachTheDisk fails the Setup, which leaves nothing.
 func TestARecordThatDoesNotReachTheDisk(t *testing.T) {
 	h, r := earlyHost(t)
-	before := h.audit()
+	before := h.Audit()
 	broken := errors.New("the disk is broken")
 	r.SyncRecordsBy(func(*os.File) error { return broken })
-	_, err := r.Setup(t.Context(), "c1", h.container("c1"))
-	wantIs(t, err, broken)
-	wantSame(t, "on record", recorded(t, r), []string{})
-	h.wantClean(before)
+	_, err := r.Setup(t.Context(), "c1", h.Container("c1"))
+	expect.Is(t, err, broken)
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+	h.WantClean(before)
 }
 
 // TestWhoMayWriteFilesWaitsForTheRecord: a plugin of the caller's, whatever it is
 // called, and wherever it stands.
 func TestWhoMayWriteFilesWaitsForTheRecord(t *testing.T) {
-	s := newStage(t)
+	s := testhost.NewStage(t)
 	for _, list := range [][]string{{"own"}, {"own", "loopback"}, {"loopback", "own"}} {
 		var synced bool
-		own := acting{on: map[string]action{"ADD": func(context.Context, *plugin.Request) error {
+		own := testhost.Acting{On: map[string]testhost.Action{"ADD": func(context.Context, *plugin.Request) error {
 			if !synced {
 				return errors.New("runs before the record has reached the disk")
 			}
 			return nil
 		}}}
-		r := s.runtime(cni.WithPlugin("own", own), cni.WithBuiltinPlugins(), listOfTypes("net", list...))
+		r := s.Runtime(cni.WithPlugin("own", own), cni.WithBuiltinPlugins(), testhost.ListOfTypes("net", list...))
 		r.SyncRecordsBy(func(*os.File) error {
 			if list[0] != "own" { // which the record does not set out with
 				awaited(t)
@@ -118,17 +120,17 @@ func TestWhoMayWriteFilesWaitsForTheRecord(t *testing.T) {
 			synced = true
 			return nil
 		})
-		_, err := r.Setup(t.Context(), "c1", s.container("c1"))
-		wantNil(t, err)
-		wantNil(t, r.Remove(t.Context(), "c1", ""))
-		s.forget("c1")
+		_, err := r.Setup(t.Context(), "c1", s.Container("c1"))
+		expect.NoError(t, err)
+		expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+		s.RemoveNetNS("c1")
 	}
 }
 
 // awaited waits until somebody waits for a record.
 func awaited(t *testing.T) {
 	stacks := make([]byte, 16<<20)
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(expect.Patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("embedcni/cni/internal/record.(*Pending).Wait(")) {
 			return
 		}
@@ -139,41 +141,71 @@ func awaited(t *testing.T) {
 // TestAPoolsContainerIsOnRecordUntilTheOtherRecordIs: one of the two survives a
 // power cut at any moment, and only one is listed.
 func TestAPoolsContainerIsOnRecordUntilTheOtherRecordIs(t *testing.T) {
-	s := newStage(t)
-	r := s.runtime(cni.WithOwner("tester"), cni.WithBuiltinPlugins(),
+	s := testhost.NewStage(t)
+	r := s.Runtime(cni.WithOwner("tester"), cni.WithBuiltinPlugins(),
 		cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "loopback"}]}`)))
 	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	wantNil(t, err)
-	warm := s.wantFull(r, p, 1)[0]
+	expect.NoError(t, err)
+	warm := s.WantFull(r, p, 1)[0]
 	disk := &slowDisk{begun: make(chan struct{}, 8), end: make(chan error, 8)}
 	r.SyncRecordsBy(func(*os.File) error {
 		disk.begun <- struct{}{}
 		return <-disk.end
 	})
 	_, _, err = p.Setup(t.Context(), "c1")
-	wantNil(t, err) // without having waited
+	expect.NoError(t, err) // without having waited
 	there := func(id string) bool {
-		_, err := os.Lstat(s.recordFile(id) + ".json")
+		_, err := os.Lstat(s.RecordFile(id) + ".json")
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Fatal(err)
 		}
 		return err == nil
 	}
-	wantSame(t, "both are on record", []bool{there(warm), there("c1")}, []bool{true, true})
+	expect.Same(t, "both are on record", []bool{there(warm), there("c1")}, []bool{true, true})
 	listed, err := r.Attachments()
-	wantNil(t, err)
+	expect.NoError(t, err)
 	for _, a := range listed {
 		if a.ContainerID == warm {
 			t.Errorf("%s is listed: %+v", warm, a)
 		}
 	}
 	close(disk.end)
-	for end := time.Now().Add(patience); there(warm); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(expect.Patience); there(warm); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the record of the container as it was made ahead of time stays")
 		}
 	}
-	wantNil(t, r.Remove(t.Context(), "c1", ""))
-	wantNil(t, p.Close())
-	wantSame(t, "on record", recorded(t, r), []string{})
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	expect.NoError(t, p.Close())
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+}
+
+// TestFault_F39_TheLedgerIsSafeBeforeTheRecordGoes: whatever a power cut leaves,
+// one of them names who has an address. No Setup waits for the ledger.
+func TestFault_F39_TheLedgerIsSafeBeforeTheRecordGoes(t *testing.T) {
+	h, r := earlyHost(t)
+	begun, end := make(chan struct{}, 1), make(chan error, 1)
+	r.SyncLedgerBy(func(*os.File) error {
+		begun <- struct{}{}
+		return <-end
+	})
+	testhost.MustSetUp(t, r, "c1", h.Container("c1"))
+	if len(begun) > 0 {
+		t.Error("Setup syncs the ledger")
+	}
+	done := testhost.Begin(func() error { return r.Remove(t.Context(), "c1", "") })
+	expect.Await(t, "the sync", begun)
+	for end := time.Now().Add(expect.Patience); h.hasPort(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("no DEL was run while the ledger was on its way")
+		}
+	}
+	rec, err := h.Records().Load("c1")
+	expect.NoError(t, err)
+	if rec == nil {
+		t.Error("the record is gone, and the ledger is not on the disk")
+	}
+	end <- errors.New("no space") // which is no reason to fail
+	expect.NoError(t, expect.Await(t, "Remove", done))
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }

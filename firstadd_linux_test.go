@@ -3,22 +3,26 @@ package cni_test
 import (
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 	"testing"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
 )
 
 // coldStart sets up n containers at once on a network nobody used before.
-func coldStart(s *stage, n int, rts ...*cni.Runtime) error {
+func coldStart(s *testhost.Stage, n int, rts ...*cni.Runtime) error {
 	var all []<-chan error
 	for i := range n {
 		id := fmt.Sprintf("c%d", i)
-		all = append(all, begin(setUp(s.t.Context(), rts[i%len(rts)], id, s.container(id), onNet)))
+		all = append(all, testhost.Begin(testhost.SetUp(s.T.Context(), rts[i%len(rts)], id, s.Container(id), testhost.OnNet)))
 	}
 	var errs []error
 	for _, done := range all {
-		errs = append(errs, await(s.t, "a Setup", done))
+		errs = append(errs, expect.Await(s.T, "a Setup", done))
 	}
 	return errors.Join(errs...)
 }
@@ -29,95 +33,132 @@ func wantFirstAlone(t *testing.T, calls []scripted.Call, containers int) {
 	t.Helper()
 	order, lines := chainsOf(calls)
 	first := order[0]
-	wantSame(t, "the first chain", lines[first], []string{
+	expect.Same(t, "the first chain", lines[first], []string{
 		"0 ADD p " + first + "/eth0", "1 end of ADD p " + first + "/eth0",
 		"2 ADD q " + first + "/eth0", "3 end of ADD q " + first + "/eth0"})
-	wantSame(t, "containers", len(order), containers)
+	expect.Same(t, "containers", len(order), containers)
 }
 
 func TestFault_F16_TheFirstADDOfANetworkRunsAlone(t *testing.T) {
-	s := newStage(t)
-	conf := cni.WithConfListBytes(s.network("net", "1.0.0", "p", "q"))
-	s.logEnds("p", "q")
+	s := testhost.NewStage(t)
+	conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))
+	s.LogEnds("p", "q")
 	// Two Runtimes, whose locks meet in the file as those of two processes.
-	wantNil(t, coldStart(s, 30, s.runtime(conf).Patiently(), s.runtime(conf).Patiently()))
-	wantFirstAlone(t, s.takeCalls(), 30)
+	expect.NoError(t, coldStart(s, 30, s.Runtime(conf).Patiently(), s.Runtime(conf).Patiently()))
+	wantFirstAlone(t, s.TakeCalls(), 30)
 }
 
 func TestFault_F16_AfterTheFirstTheyOverlap(t *testing.T) {
-	s := newStage(t)
-	r := s.runtime(cni.WithConfListBytes(s.network("net", "1.0.0", "p", "q")))
-	wantNil(t, setUp(t.Context(), r, "warm", s.container("warm"))())
+	s := testhost.NewStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q")))
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "warm", s.Container("warm"))())
 	var gates []string
 	for i := range 5 {
-		gates = append(gates, s.gate(fmt.Sprintf("c%d", i)))
+		gates = append(gates, s.Gate(fmt.Sprintf("c%d", i)))
 	}
-	s.on("q", "ADD", scripted.Action{Block: s.path("gate-$CNI_CONTAINERID")})
-	done := begin(func() error { return coldStart(s, 5, r) })
+	s.On("q", "ADD", scripted.Action{Block: s.Path("gate-$CNI_CONTAINERID")})
+	done := testhost.Begin(func() error { return coldStart(s, 5, r) })
 	var letGo []func()
 	for _, gate := range gates {
-		letGo = append(letGo, s.arrive(gate)) // all are there, and none has gone
+		letGo = append(letGo, s.Arrive(gate)) // all are there, and none has gone
 	}
 	for _, f := range letGo {
 		f()
 	}
-	wantNil(t, await(t, "all", done))
+	expect.NoError(t, expect.Await(t, "all", done))
 }
 
 func TestFault_F16_AFirstADDHoldsUpOnlyWhatSharesAPluginType(t *testing.T) {
-	s := newStage(t)
-	r := s.runtime(cni.WithConfListBytes(s.network("net", "1.0.0", "p", "q")), cni.WithConfListBytes(s.network("two", "1.0.0", "r")),
-		cni.WithConfListBytes(s.network("three", "1.0.0", "t", "q"))).Patiently()
-	gate := s.gate("p")
-	s.on("p", "ADD", scripted.Action{Block: gate})
+	s := testhost.NewStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q")), cni.WithConfListBytes(s.Network("two", "1.0.0", "r")),
+		cni.WithConfListBytes(s.Network("three", "1.0.0", "t", "q"))).Patiently()
+	gate := s.Gate("p")
+	s.On("p", "ADD", scripted.Action{Block: gate})
 	ctx := t.Context()
-	first := begin(setUp(ctx, r, "c1", s.container("c1"), onNet))
-	letGo := s.arrive(gate)
-	wantNil(t, await(t, "a network of other types", begin(setUp(ctx, r, "c2", s.container("c2"), onTwo))))
-	shares := begin(setUp(ctx, r, "c3", s.container("c3"), cni.WithNetwork("three")))
-	wantSame(t, "calls", s.took(), []string{"ADD p c1/eth0", "ADD r c2/eth1"})
+	first := testhost.Begin(testhost.SetUp(ctx, r, "c1", s.Container("c1"), testhost.OnNet))
+	letGo := s.Arrive(gate)
+	expect.NoError(t, expect.Await(t, "a network of other types", testhost.Begin(testhost.SetUp(ctx, r, "c2", s.Container("c2"), testhost.OnTwo))))
+	shares := testhost.Begin(testhost.SetUp(ctx, r, "c3", s.Container("c3"), cni.WithNetwork("three")))
+	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "ADD r c2/eth1"})
 	letGo()
-	wantNil(t, await(t, "the first", first))
-	wantNil(t, await(t, "the one that shares q", shares))
-	wantSame(t, "calls", s.took(), []string{"ADD q c1/eth0", "ADD t c3/eth2", "ADD q c3/eth2"})
+	expect.NoError(t, expect.Await(t, "the first", first))
+	expect.NoError(t, expect.Await(t, "the one that shares q", shares))
+	expect.Same(t, "calls", s.Took(), []string{"ADD q c1/eth0", "ADD t c3/eth2", "ADD q c3/eth2"})
 }
 
 func TestFault_F16_AFailedFirstADDLeavesTheNextOneFirst(t *testing.T) {
-	s := newStage(t)
-	conf := cni.WithConfListBytes(s.network("net", "1.0.0", "p", "q"))
-	r := s.runtime(conf).Patiently()
-	s.on("q", "ADD", says(5, "no"))
-	if err := setUp(t.Context(), r, "failed", s.container("failed"))(); err == nil {
+	s := testhost.NewStage(t)
+	conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))
+	r := s.Runtime(conf).Patiently()
+	s.On("q", "ADD", testhost.Says(5, "no"))
+	if err := testhost.SetUp(t.Context(), r, "failed", s.Container("failed"))(); err == nil {
 		t.Fatal("no error")
 	}
-	s.takeCalls()
-	s.on("q", "ADD", scripted.Action{})
-	s.logEnds("p", "q")
-	wantNil(t, coldStart(s, 6, r))
-	wantFirstAlone(t, s.takeCalls(), 6)
+	s.TakeCalls()
+	s.On("q", "ADD", scripted.Action{})
+	s.LogEnds("p", "q")
+	expect.NoError(t, coldStart(s, 6, r))
+	wantFirstAlone(t, s.TakeCalls(), 6)
 }
 
 func TestFault_F16_TheMarkIsSeenByAnotherProcess(t *testing.T) {
-	s := newStage(t)
-	conf := s.network("net", "1.0.0", "p")
-	wantSame(t, "the other process", await(t, "the other process", s.elsewhere(conf, "ADD", "warm", s.container("warm"))), "")
-	r := s.runtime(cni.WithConfListBytes(conf))
-	a, b := s.gate("c0"), s.gate("c1")
-	s.on("p", "ADD", scripted.Action{Block: s.path("gate-$CNI_CONTAINERID")})
-	done := begin(func() error { return coldStart(s, 2, r) })
-	letA, letB := s.arrive(a), s.arrive(b) // both at once: neither is the first
+	s := testhost.NewStage(t)
+	conf := s.Network("net", "1.0.0", "p")
+	expect.Same(t, "the other process", expect.Await(t, "the other process", s.Elsewhere(conf, "ADD", "warm", s.Container("warm"))), "")
+	r := s.Runtime(cni.WithConfListBytes(conf))
+	a, b := s.Gate("c0"), s.Gate("c1")
+	s.On("p", "ADD", scripted.Action{Block: s.Path("gate-$CNI_CONTAINERID")})
+	done := testhost.Begin(func() error { return coldStart(s, 2, r) })
+	letA, letB := s.Arrive(a), s.Arrive(b) // both at once: neither is the first
 	letA()
 	letB()
-	wantNil(t, await(t, "both", done))
+	expect.NoError(t, expect.Await(t, "both", done))
 }
 
 func TestFault_F16_AChangedConfigurationHasAFirstADDAgain(t *testing.T) {
-	s := newStage(t)
-	r := s.runtime(cni.WithConfListBytes(s.network("net", "1.0.0", "p"))).Patiently()
-	wantNil(t, setUp(t.Context(), r, "warm", s.container("warm"))())
-	s.logEnds("p", "q")
-	wantNil(t, r.Load(cni.WithConfListBytes(s.network("net", "1.0.0", "p", "q"))))
-	s.takeCalls()
-	wantNil(t, coldStart(s, 6, r))
-	wantFirstAlone(t, s.takeCalls(), 6)
+	s := testhost.NewStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))).Patiently()
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "warm", s.Container("warm"))())
+	s.LogEnds("p", "q")
+	expect.NoError(t, r.Load(cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))))
+	s.TakeCalls()
+	expect.NoError(t, coldStart(s, 6, r))
+	wantFirstAlone(t, s.TakeCalls(), 6)
+}
+
+// chainsOf splits a log by container, and says in which order they came.
+func chainsOf(calls []scripted.Call) (order []string, lines map[string][]string) {
+	lines = map[string][]string{}
+	for i, line := range testhost.Rendered(calls) {
+		id := calls[i].ContainerID
+		if !slices.Contains(order, id) {
+			order = append(order, id)
+		}
+		lines[id] = append(lines[id], fmt.Sprint(i, " ", line))
+	}
+	return order, lines
+}
+
+// A plugin of the name of a reference plugin that makes nothing of what that
+// makes is looked at once, and then has no turn of its own.
+func TestFault_F31_RealPluginsThatShareNothingAreNotHeldUp(t *testing.T) {
+	h := newRealHost(t)
+	gate := h.Path("gate")
+	dir := h.Path("wrapped")
+	expect.NoError(t, os.MkdirAll(dir, 0o755))
+	expect.NoError(t, os.Symlink(testhost.ReferencePlugins(t)+"/bridge", dir+"/bridge"))
+	expect.NoError(t, os.Symlink(testhost.ReferencePlugins(t)+"/host-local", dir+"/host-local"))
+	script := "#!/bin/sh\nin=$(cat)\ncase $CNI_COMMAND$CNI_CONTAINERID in ADDhangs*) : >" + gate + ".there; cat " + gate + " >/dev/null;; esac\n" +
+		"if [ $CNI_COMMAND = ADD ]; then printf '%s' \"$in\" | sed 's/.*\"prevResult\"://; s/,\"runtimeConfig.*//; s/,\"type\":\"portmap\".*//'; fi\n"
+	expect.NoError(t, os.WriteFile(dir+"/portmap", []byte(script), 0o755))
+	c := testhost.Case{Plugins: []string{testhost.BridgeConf(testhost.HostLocal(testhost.V4Range)), `{"type": "portmap", "capabilities": {"portMappings": true}}`}}
+	r := h.Runtime(cni.WithHostNetNS(h.Path("netns", "host")), cni.WithPluginDir([]string{dir}), cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
+	_, err := r.Setup(t.Context(), "c1", h.Container("c1"), testhost.MapPort(8080))
+	expect.NoError(t, err)
+	letGo := h.Hanging(r.Patiently(), "hangs", gate, testhost.MapPort(8081))
+	expect.Soon(t, "another", func() error {
+		_, err := r.Setup(t.Context(), "c2", h.Container("c2"), testhost.MapPort(8082))
+		return err
+	})
+	letGo()
 }

@@ -6,9 +6,11 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
 )
 
 // init keeps the leading thread to TestMain: a test that took it to another
@@ -17,32 +19,21 @@ func init() { runtime.LockOSThread() }
 
 // TestMain runs the tests in namespaces of their own, with the reference
 // plugins built beforehand, outside, where there is a network. Started as a
-// plugin, the test binary is one; started by a test, it is another runtime, or
-// one process of a crowd.
+// plugin, the test binary is one; started by a test, it is another runtime.
 func TestMain(m *testing.M) {
 	if scripted.IsPlugin() {
 		scripted.Main()
 	}
-	if isOtherRuntime() {
-		otherRuntime()
-	}
-	if os.Getenv(sevenEnv) != "" {
-		sevenMain()
-	}
-	if os.Getenv(crowdProcess) != "" {
-		os.Exit(crowdMain())
-	}
+	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{"REAP": attachAndReap})
 	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
 		return refplugins.Env(context.Background(), os.Stderr)
 	})))
 }
 
-// referencePlugins is the directory of the reference plugins.
-func referencePlugins(t testing.TB) string {
-	t.Helper()
-	dir, err := refplugins.Dir(context.Background(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
+func attachAndReap(ctx context.Context, r *cni.Runtime, j testhost.Job) error {
+	if _, err := r.Setup(ctx, j.ID, j.NetNS); err != nil {
+		return err
 	}
-	return dir
+	_, err := r.Reap(ctx)
+	return err
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nsfind"
 )
 
@@ -17,8 +18,8 @@ import (
 // another mount namespace than the first process's.
 func TestAPoolWhoseMountsAreSeenByNobodyIsFound(t *testing.T) {
 	dir := t.TempDir()
-	wantNil(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { wantNil(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	expect.NoError(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	first := anotherMountNamespace(t)
 	for _, tt := range []struct {
 		what, first string
@@ -30,10 +31,10 @@ func TestAPoolWhoseMountsAreSeenByNobodyIsFound(t *testing.T) {
 		{"private, and the first process is here", "/proc/self/ns/mnt", unix.MS_PRIVATE, false},
 		{"private, and the first process may not be looked at", "/proc/0/ns/mnt", unix.MS_PRIVATE, false},
 	} {
-		wantNil(t, unix.Mount("", dir, "", tt.propagation, ""))
+		expect.NoError(t, unix.Mount("", dir, "", tt.propagation, ""))
 		got, err := nsfind.MountsArePrivate(dir, tt.first)
-		wantNil(t, err)
-		wantSame(t, tt.what, got, tt.want)
+		expect.NoError(t, err)
+		expect.Same(t, tt.what, got, tt.want)
 	}
 }
 
@@ -43,15 +44,15 @@ func anotherMountNamespace(t *testing.T) string {
 	cmd := exec.Command("sh", "-c", "echo /proc/$$/ns/mnt; exec sleep 600")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
 	out, err := cmd.StdoutPipe()
-	wantNil(t, errors.Join(err, cmd.Start()))
+	expect.NoError(t, errors.Join(err, cmd.Start()))
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it cannot have ended
 		_ = cmd.Wait()         // it was killed
 	})
 	path, err := bufio.NewReader(out).ReadString('\n')
-	wantNil(t, err)
+	expect.NoError(t, err)
 	path = path[:len(path)-1]
 	_, err = os.Stat(path)
-	wantNil(t, err)
+	expect.NoError(t, err)
 	return path
 }

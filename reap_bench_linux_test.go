@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -24,7 +26,7 @@ func BenchmarkSetupBesideRecords(b *testing.B) {
 				"on": h.bridged(cni.WithOwner("tester")), "off": h.bridged(cni.WithOwner("tester"), cni.WithoutReaping()),
 			}
 			h.crowd(runtimes["off"], records)
-			path := h.container("c0")
+			path := h.Container("c0")
 			took := map[string][]time.Duration{}
 			for i := range b.N {
 				for _, which := range [][]string{{"on", "off"}, {"off", "on"}}[i%2] {
@@ -43,25 +45,25 @@ func BenchmarkSetupBesideRecords(b *testing.B) {
 				b.ReportMetric(float64(times[len(times)/2].Microseconds()), "µs-"+which)
 			}
 			_, err := runtimes["on"].Reap(context.Background()) // behind which nothing is under way
-			wantNil(b, err)
+			expect.NoError(b, err)
 		})
 	}
 }
 
 // crowd puts containers on record whose path leads to their namespace.
 func (h *realHost) crowd(r *cni.Runtime, n int) {
-	h.t.Helper()
-	path := h.container("crowd")
-	setUpOrFail(h.t, r, "crowd", path)
-	base, err := h.records().Load("crowd")
-	wantNil(h.t, err)
+	h.T.Helper()
+	path := h.Container("crowd")
+	testhost.MustSetUp(h.T, r, "crowd", path)
+	base, err := h.Records().Load("crowd")
+	expect.NoError(h.T, err)
 	ns, err := netns.Open(path)
-	wantNil(h.t, err)
+	expect.NoError(h.T, err)
 	defer ns.Close()
 	for i := range n {
 		rec := *base
 		rec.ContainerID, rec.Generation = record.ID(fmt.Sprint("crowd-", i)), 0
 		rec.Networks = slices.Clone(base.Networks)
-		wantNil(h.t, h.records().Begin(&rec))
+		expect.NoError(h.T, h.Records().Begin(&rec))
 	}
 }

@@ -12,18 +12,20 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
 
 // eventuallyReaped looks at all containers until none is on record.
 func (h *realHost) eventuallyReaped(r *cni.Runtime) {
-	h.t.Helper()
-	h.eventually("the end of all containers", func() bool {
-		_, err := r.Reap(h.t.Context())
-		wantNil(h.t, err)
-		return len(recorded(h.t, r)) == 0
+	h.T.Helper()
+	expect.Eventually(h.T, "the end of all containers", func() bool {
+		_, err := r.Reap(h.T.Context())
+		expect.NoError(h.T, err)
+		return len(testhost.Recorded(h.T, r)) == 0
 	})
 }
 
@@ -33,9 +35,9 @@ func abandonedContainer(t *testing.T, opts ...cni.Opt) (h *realHost, r *cni.Runt
 	t.Helper()
 	h = newRealHost(t)
 	r = h.bridged(opts...)
-	path := h.mortal("c1")
-	setUpOrFail(t, r, "c1", path)
-	wantNil(t, netns.Remove(path))
+	path := h.Mortal("c1")
+	testhost.MustSetUp(t, r, "c1", path)
+	expect.NoError(t, netns.Remove(path))
 	return h, r
 }
 
@@ -45,24 +47,24 @@ func TestFault_F33_APathThatHasBecomeAnotherThing(t *testing.T) {
 		"nothing":           func(*realHost, string) error { return nil },
 		"an empty file":     func(_ *realHost, path string) error { return os.WriteFile(path, nil, 0o600) },
 		"a directory":       func(_ *realHost, path string) error { return os.Mkdir(path, 0o700) },
-		"another namespace": func(h *realHost, path string) error { h.newNetNS("c1"); return nil },
+		"another namespace": func(h *realHost, path string) error { h.NewNetNS("c1"); return nil },
 		"a file on the way": func(h *realHost, path string) error {
-			return errors.Join(os.Rename(h.path("netns"), h.path("moved")), os.WriteFile(h.path("netns"), nil, 0o600))
+			return errors.Join(os.Rename(h.Path("netns"), h.Path("moved")), os.WriteFile(h.Path("netns"), nil, 0o600))
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			h := newRealHost(t)
 			r := h.bridged()
-			path := h.mortal("c1")
-			setUpOrFail(t, r, "c1", path)
-			wantNil(t, netns.Remove(path))
-			wantNil(t, change(h, path))
+			path := h.Mortal("c1")
+			testhost.MustSetUp(t, r, "c1", path)
+			expect.NoError(t, netns.Remove(path))
+			expect.NoError(t, change(h, path))
 			h.eventuallyReaped(r)
 			if what == "a file on the way" {
-				wantNil(t, errors.Join(os.Remove(h.path("netns")), os.Rename(h.path("moved"), h.path("netns"))))
+				expect.NoError(t, errors.Join(os.Remove(h.Path("netns")), os.Rename(h.Path("moved"), h.Path("netns"))))
 			}
 			if what == "a directory" || what == "an empty file" {
-				wantNil(t, os.Remove(path))
+				expect.NoError(t, os.Remove(path))
 			}
 		})
 	}
@@ -73,18 +75,18 @@ func TestFault_F33_APathThatHasBecomeAnotherThing(t *testing.T) {
 func TestFault_F33_TheNextProcessGoesOn(t *testing.T) {
 	h, _ := abandonedContainer(t)
 	ends := h.veths()
-	rec, err := h.records().Load("c1")
-	wantNil(t, err)
-	wantNil(t, h.records().Append(rec, record.Entry{LetGo: &record.LetGo{Ends: ends}}))
-	wantSame(t, "kept", keeps(h.host, "c1"), true)
+	rec, err := h.Records().Load("c1")
+	expect.NoError(t, err)
+	expect.NoError(t, h.Records().Append(rec, record.Entry{LetGo: &record.LetGo{Ends: ends}}))
+	expect.Same(t, "kept", keeps(h.Host, "c1"), true)
 	h.eventuallyReaped(h.bridged())
 }
 
 // veths are the indexes of the host's ends of veth pairs.
 func (h *realHost) veths() (all []int) {
-	h.t.Helper()
+	h.T.Helper()
 	list, err := audit.Dump(netlink.LinkList)
-	wantNil(h.t, err)
+	expect.NoError(h.T, err)
 	for _, l := range list {
 		if l.Type() == "veth" {
 			all = append(all, l.Attrs().Index)
@@ -96,58 +98,58 @@ func (h *realHost) veths() (all []int) {
 // TestFault_F33_ADescriptorIsLetGo, too, where mounts are not allowed.
 func TestFault_F33_ADescriptorIsLetGo(t *testing.T) {
 	h := newRealHost(t)
-	r := h.bridged(cni.WithHostNetNS(h.path("netns", "host")))
-	path := h.mortal("c1")
+	r := h.bridged(cni.WithHostNetNS(h.Path("netns", "host")))
+	path := h.Mortal("c1")
 	id := idAt(t, path)
-	wantNil(t, unableToMount(setUp(t.Context(), r, "c1", path)))
-	wantSame(t, "kept by a mount", keeps(h.host, "c1"), false)
-	wantNil(t, netns.Remove(path))
-	if openAs(t, id) == 0 {
+	expect.NoError(t, testhost.UnableToMount(testhost.SetUp(t.Context(), r, "c1", path)))
+	expect.Same(t, "kept by a mount", keeps(h.Host, "c1"), false)
+	expect.NoError(t, netns.Remove(path))
+	if testhost.OpenAs(t, id) == 0 {
 		t.Error("no descriptor keeps the namespace")
 	}
 	h.eventuallyReaped(r)
-	wantSame(t, "descriptors", openAs(t, id), 0)
+	expect.Same(t, "descriptors", testhost.OpenAs(t, id), 0)
 }
 
 // TestFault_F33_WhatASetupOrRemoveHadBegunIsFinished as Recover does.
 func TestFault_F33_WhatASetupOrRemoveHadBegunIsFinished(t *testing.T) {
 	for _, state := range []record.State{record.Planned, record.Deleting} {
 		t.Run(fmt.Sprintf("state %q", state), func(t *testing.T) {
-			s := newStage(t)
-			r := s.runtime(cni.WithConfListBytes(s.network("net", "1.0.0", "p", "q")))
-			path := s.container("c1")
-			wantNil(t, setUp(t.Context(), r, "c1", path)())
-			s.forget("c1")
-			s.takeCalls()
-			s.changeRecord("c1", func(rec *record.Record) { rec.Networks[0].State = state })
+			s := testhost.NewStage(t)
+			r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q")))
+			path := s.Container("c1")
+			expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+			s.RemoveNetNS("c1")
+			s.TakeCalls()
+			s.ChangeRecord("c1", func(rec *record.Record) { rec.Networks[0].State = state })
 			reap(t, r)
-			calls := s.takeCalls()
-			wantSame(t, "calls", rendered(calls), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
-			wantSame(t, "CNI_NETNS", calls[0].NetNS, s.pin("c1"))
-			wantSame(t, "on record", recorded(t, r), []string{})
+			calls := s.TakeCalls()
+			expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
+			expect.Same(t, "CNI_NETNS", calls[0].NetNS, s.Pin("c1"))
+			expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 		})
 	}
 }
 
 // TestFault_F33_ARemovalThatFailsIsTriedAgainLater, and the pass goes on.
 func TestFault_F33_ARemovalThatFailsIsTriedAgainLater(t *testing.T) {
-	s := newStage(t)
-	s.on("p", "DEL", says(7, "not now"))
-	r := s.runtime(cni.WithConfListBytes(s.network("net", "1.0.0", "p")))
-	wantNil(t, setUp(t.Context(), r, "c1", s.container("c1"))())
-	s.forget("c1")
+	s := testhost.NewStage(t)
+	s.On("p", "DEL", testhost.Says(7, "not now"))
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c1"))())
+	s.RemoveNetNS("c1")
 	if err := r.Remove(t.Context(), "c1", ""); err == nil {
 		t.Fatal("Remove succeeds")
 	}
-	s.takeCalls()
+	s.TakeCalls()
 	for range 3 {
 		reap(t, r)
 	}
-	if calls := s.took(); len(calls) > 1 { // a slow machine comes to the second try
+	if calls := s.Took(); len(calls) > 1 { // a slow machine comes to the second try
 		t.Errorf("calls %q, soon after a failure", calls)
 	}
-	s.on("p", "DEL", scripted.Action{})
-	(&realHost{host: s.host}).eventuallyReaped(r)
+	s.On("p", "DEL", scripted.Action{})
+	(&realHost{&testhost.RealHost{Host: s.Host}}).eventuallyReaped(r)
 }
 
 // TestFault_F33_TheNumberOfANamespaceThatHasEndedIsAnothers: neither Remove, by
@@ -157,34 +159,34 @@ func TestFault_F33_TheNumberOfANamespaceThatHasEndedIsAnothers(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			h := newRealHost(t)
 			r := h.bridged()
-			k := newTask(t)
-			setUpOrFail(t, r, "c2", k.path())
-			_, err := r.Setup(t.Context(), "c1", h.container("c1"))
-			wantNil(t, err)
+			k := testhost.NewTask(t)
+			testhost.MustSetUp(t, r, "c2", k.Path())
+			_, err := r.Setup(t.Context(), "c1", h.Container("c1"))
+			expect.NoError(t, err)
 			// As if c2 had the number and, by chance, the path that c1 had.
-			rec, err := h.records().Load("c1")
-			wantNil(t, err)
-			id := idAt(t, k.path())
-			rec.NetNS.Path, rec.NetNS.Dev, rec.NetNS.Ino = k.path(), id.Dev, id.Ino
+			rec, err := h.Records().Load("c1")
+			expect.NoError(t, err)
+			id := idAt(t, k.Path())
+			rec.NetNS.Path, rec.NetNS.Dev, rec.NetNS.Ino = k.Path(), id.Dev, id.Ino
 			rec.LetGo = &record.LetGo{Ends: []int{1 << 20}}
-			wantNil(t, h.records().Begin(rec))
-			wantNil(t, netns.Remove(h.pin("c1")))
-			other := h.path("netns", "c3")
+			expect.NoError(t, h.Records().Begin(rec))
+			expect.NoError(t, netns.Remove(h.Pin("c1")))
+			other := h.Path("netns", "c3")
 			switch way {
 			case "Remove":
-				wantNil(t, r.Remove(t.Context(), "c1", ""))
+				expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 			case "Recover":
-				recoverWith(t, r, cni.Report{Adopted: []string{"c2"}, Removed: []string{"c1"}})
+				testhost.WantRecover(t, r, cni.Report{Adopted: []string{"c2"}, Removed: []string{"c1"}})
 			case "Setup":
-				setUpOrFail(t, r, "c1", h.container("c3"))
-				wantNil(t, r.Remove(t.Context(), "c1", other))
+				testhost.MustSetUp(t, r, "c1", h.Container("c3"))
+				expect.NoError(t, r.Remove(t.Context(), "c1", other))
 			default:
-				h.changeRecord("c1", func(rec *record.Record) { rec.NetNS.Path = h.path("nowhere") })
+				h.ChangeRecord("c1", func(rec *record.Record) { rec.NetNS.Path = h.Path("nowhere") })
 				reap(t, r)
 			}
-			wantSame(t, "on record", recorded(t, r), []string{"c2/eth0 attached"})
-			wantNil(t, r.Check(t.Context(), "c2", k.path()))
-			wantNil(t, r.Remove(t.Context(), "c2", k.path()))
+			expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c2/eth0 attached"})
+			expect.NoError(t, r.Check(t.Context(), "c2", k.Path()))
+			expect.NoError(t, r.Remove(t.Context(), "c2", k.Path()))
 		})
 	}
 }
@@ -196,12 +198,12 @@ func TestFault_F33_ACrowdIsReadInParts(t *testing.T) {
 	var read atomic.Int64
 	r.ReadRecordsBy(func() { read.Add(1) })
 	var passes int
-	h.eventually("the end of c1", func() bool {
+	expect.Eventually(h.T, "the end of c1", func() bool {
 		n, err := r.Reap(t.Context())
-		wantNil(t, err)
+		expect.NoError(t, err)
 		passes = max(passes, n)
-		rec, err := h.records().Load("c1")
-		wantNil(t, err)
+		rec, err := h.Records().Load("c1")
+		expect.NoError(t, err)
 		return rec == nil
 	})
 	if passes < 2 || read.Load() < 1000 {
@@ -215,42 +217,42 @@ func TestFault_F33_ACrowdIsReadInParts(t *testing.T) {
 func TestFault_F33_ABridgeWithThePortsAddressHidesNoEnd(t *testing.T) {
 	h := newRealHost(t)
 	r := h.bridged()
-	lives := h.container("c2")
-	setUpOrFail(t, r, "c2", lives)
+	lives := h.Container("c2")
+	testhost.MustSetUp(t, r, "c2", lives)
 	bridge, err := netlink.LinkByName("cni0")
-	wantNil(t, err)
+	expect.NoError(t, err)
 	port, err := netlink.LinkByIndex(h.veths()[0])
-	wantNil(t, err)
-	wantNil(t, netlink.LinkSetHardwareAddr(port, bridge.Attrs().HardwareAddr))
-	path := h.mortal("c1")
-	setUpOrFail(t, r, "c1", path)
-	wantNil(t, netns.Remove(h.pin("c1"))) // as after a restart where mounts are not allowed
-	wantNil(t, netns.Remove(path))
-	h.eventually("the end of the interface", func() bool { return len(h.veths()) == 1 })
+	expect.NoError(t, err)
+	expect.NoError(t, netlink.LinkSetHardwareAddr(port, bridge.Attrs().HardwareAddr))
+	path := h.Mortal("c1")
+	testhost.MustSetUp(t, r, "c1", path)
+	expect.NoError(t, netns.Remove(h.Pin("c1"))) // as after a restart where mounts are not allowed
+	expect.NoError(t, netns.Remove(path))
+	expect.Eventually(h.T, "the end of the interface", func() bool { return len(h.veths()) == 1 })
 	reap(t, r)
 	reap(t, r)
-	wantSame(t, "on record", recorded(t, r), []string{"c2/eth0 attached"})
-	wantNil(t, r.Remove(t.Context(), "c2", lives))
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c2/eth0 attached"})
+	expect.NoError(t, r.Remove(t.Context(), "c2", lives))
 }
 
 // TestFault_F33_ARoundGoesOnWithWhatIsLoaded: with calls that keep coming a round
 // may last for as long as the program, which may load other plugins meanwhile.
 func TestFault_F33_ARoundGoesOnWithWhatIsLoaded(t *testing.T) {
 	h := newRealHost(t)
-	var before, after logged
-	conf := cni.WithConfListBytes((&realCase{plugins: []string{`{"type": "loopback"}`}}).conf("podnet", "1.0.0", h.path("ipam")))
-	r := h.real(conf, cni.WithBuiltinPlugins(), before.logger())
-	path, lives := h.mortal("c1"), h.container("c2")
-	setUpOrFail(t, r, "c1", path)
-	setUpOrFail(t, r, "c2", lives)
+	var before, after testhost.Log
+	conf := cni.WithConfListBytes((&testhost.Case{Plugins: []string{`{"type": "loopback"}`}}).Conf("podnet", "1.0.0", h.Path("ipam")))
+	r := h.Real(conf, cni.WithBuiltinPlugins(), before.Logger())
+	path, lives := h.Mortal("c1"), h.Container("c2")
+	testhost.MustSetUp(t, r, "c1", path)
+	testhost.MustSetUp(t, r, "c2", lives)
 	reap(t, r)
-	wantNil(t, netns.Remove(path))
+	expect.NoError(t, netns.Remove(path))
 	r.ReapNotBefore(time.Now().Add(100 * time.Millisecond))
-	wantNil(t, r.Check(t.Context(), "c2", lives)) // begins a round
-	wantNil(t, r.Load(conf, after.logger()))
-	wantNil(t, r.Check(t.Context(), "c2", lives))
-	h.eventually("a report", func() bool { return len(before.lines("WARN"))+len(after.lines("WARN")) > 0 })
-	wantSame(t, "by what was loaded before", before.lines("WARN"), []string{})
-	wantNil(t, r.Remove(t.Context(), "c1", ""))
-	wantNil(t, r.Remove(t.Context(), "c2", lives))
+	expect.NoError(t, r.Check(t.Context(), "c2", lives)) // begins a round
+	expect.NoError(t, r.Load(conf, after.Logger()))
+	expect.NoError(t, r.Check(t.Context(), "c2", lives))
+	expect.Eventually(h.T, "a report", func() bool { return len(before.Lines("WARN"))+len(after.Lines("WARN")) > 0 })
+	expect.Same(t, "by what was loaded before", before.Lines("WARN"), []string{})
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	expect.NoError(t, r.Remove(t.Context(), "c2", lives))
 }

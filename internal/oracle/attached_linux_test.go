@@ -10,6 +10,7 @@ import (
 	gocni "github.com/containerd/go-cni"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
@@ -22,15 +23,15 @@ func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
 	conf := h.ScriptedList("net", "1.0.0", scripted.Script{}, "p")
 	const id = "by-go-cni"
 	path, ctx := h.Path("netns", "c1"), context.Background()
-	ns := testhost.Must(netns.Create(path))(t)
-	old := testhost.Must(gocni.New(gocni.WithPluginDir([]string{h.Path("bin")}), gocni.WithConfListBytes(conf)))(t)
+	ns := expect.Value(netns.Create(path))(t)
+	old := expect.Value(gocni.New(gocni.WithPluginDir([]string{h.Path("bin")}), gocni.WithConfListBytes(conf)))(t)
 	r := h.Runtime(cni.WithHostNetNS(h.Path("netns", "host")), cni.WithStateDir("/var/lib/cni"), cni.WithConfListBytes(conf))
 	t.Cleanup(func() {
 		if err := os.RemoveAll("/var/lib/cni"); err != nil { // a tmpfs of the sandbox
 			t.Error(err)
 		}
 	})
-	testhost.Must(old.Setup(ctx, id, path, gocni.WithArgs("K", "v")))(t)
+	expect.Value(old.Setup(ctx, id, path, gocni.WithArgs("K", "v")))(t)
 	h.addLink(ns, "eth0")
 	h.TakeCalls()
 
@@ -45,7 +46,7 @@ func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
 	if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
 		t.Fatal(err)
 	}
-	testhost.Must(r.Setup(ctx, id, h.Container("c2")))(t)
+	expect.Value(r.Setup(ctx, id, h.Container("c2")))(t)
 	del := h.wantCalls("DEL p "+id+"/eth0", "ADD p "+id+"/eth0")
 	if del.Args != "K=v" {
 		t.Errorf("arguments at DEL: %q", del.Args)

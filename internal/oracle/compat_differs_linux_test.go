@@ -17,6 +17,7 @@ import (
 	vnetns "github.com/vishvananda/netns"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
@@ -27,8 +28,8 @@ import (
 // table can be shortened.
 
 func TestCompatDiffers_SettingsApplyWhereverTheyStand(t *testing.T) {
-	theirs := testhost.Must(gocni.New(gocni.WithConfListBytes([]byte(testhost.ListOf("net"))), gocni.WithInterfacePrefix("net")))(t)
-	ours := testhost.Must(cni.New(cni.WithConfListBytes([]byte(testhost.ListOf("net"))), cni.WithInterfacePrefix("net")))(t)
+	theirs := expect.Value(gocni.New(gocni.WithConfListBytes([]byte(testhost.ListOf("net"))), gocni.WithInterfacePrefix("net")))(t)
+	ours := expect.Value(cni.New(cni.WithConfListBytes([]byte(testhost.ListOf("net"))), cni.WithInterfacePrefix("net")))(t)
 	if got := theirs.GetConfig().Networks[0].IFName; got != "eth0" {
 		t.Errorf("go-cni: %s", got)
 	}
@@ -65,7 +66,7 @@ func TestCompat_18_NamesThatGoCNITakesAtLoad(t *testing.T) {
 		"a file without a name": {[]gocni.Opt{gocni.WithConfListFile(filepath.Join(dir, "unnamed"))},
 			[]cni.Opt{cni.WithConfListFile(filepath.Join(dir, "unnamed"))}},
 	} {
-		theirs, ours := testhost.Must(gocni.New(both.theirs...))(t), testhost.Must(cni.New(both.ours...))(t)
+		theirs, ours := expect.Value(gocni.New(both.theirs...))(t), expect.Value(cni.New(both.ours...))(t)
 		var got, want []string
 		for _, n := range theirs.GetConfig().Networks {
 			want = append(want, n.Config.Name+"="+n.IFName)
@@ -132,11 +133,11 @@ func TestCompatDiffers_SetupRollsBack(t *testing.T) {
 func TestCompatDiffers_CheckWithLoopback(t *testing.T) {
 	h := &host{testhost.New(t)}
 	h.Plugin(scripted.Script{}, "loopback")
-	theirs := testhost.Must(gocni.New(gocni.WithPluginDir([]string{h.Path("bin")}), gocni.WithLoNetwork))(t)
+	theirs := expect.Value(gocni.New(gocni.WithPluginDir([]string{h.Path("bin")}), gocni.WithLoNetwork))(t)
 	ours := h.Runtime(cni.WithLoNetwork)
 	path, ctx := h.Container("c"), context.Background()
-	testhost.Must(theirs.Setup(ctx, "theirs", path))(t)
-	testhost.Must(ours.Setup(ctx, "ours", path))(t)
+	expect.Value(theirs.Setup(ctx, "theirs", path))(t)
+	expect.Value(ours.Setup(ctx, "ours", path))(t)
 	if err := theirs.Check(ctx, "theirs", path); err == nil || !strings.Contains(err.Error(), "does not support the CHECK command") {
 		t.Errorf("go-cni: %v", err)
 	}
@@ -184,10 +185,10 @@ func TestCompatDiffers_StderrOfPlugins(t *testing.T) {
 		}
 		return string(out)
 	}
-	if got := processStderr(func() { testhost.Must(h.bothOn(list).theirs.Setup(context.Background(), "c1", path))(t) }); !strings.Contains(got, "last words") {
+	if got := processStderr(func() { expect.Value(h.bothOn(list).theirs.Setup(context.Background(), "c1", path))(t) }); !strings.Contains(got, "last words") {
 		t.Errorf("go-cni: stderr %q", got)
 	}
-	if got := processStderr(func() { testhost.Must(h.bothOn(list).ours.Setup(context.Background(), "c2", path))(t) }); got != "" {
+	if got := processStderr(func() { expect.Value(h.bothOn(list).ours.Setup(context.Background(), "c2", path))(t) }); got != "" {
 		t.Errorf("ours: stderr %q", got)
 	}
 	h.ScriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n", Exit: 1}}}, "x")
@@ -220,9 +221,9 @@ func TestCompatDiffers_CapabilitiesOnTheWire(t *testing.T) {
 	h := &host{testhost.New(t)}
 	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x"))
 	path := h.Container("c")
-	testhost.Must(b.theirs.Setup(context.Background(), "c1", path, gocni.WithCapabilityPortMap([]gocni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}),
+	expect.Value(b.theirs.Setup(context.Background(), "c1", path, gocni.WithCapabilityPortMap([]gocni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}),
 		gocni.WithCapabilityIPRanges([]gocni.IPRanges{{Subnet: "10.0.0.0/8"}})))(t)
-	testhost.Must(b.ours.Setup(context.Background(), "c2", path, cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}),
+	expect.Value(b.ours.Setup(context.Background(), "c2", path, cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}),
 		cni.WithCapabilityIPRanges([]cni.IPRanges{{Subnet: "10.0.0.0/8"}})))(t)
 	want := []string{
 		`{"ipRanges":[{"Subnet":"10.0.0.0/8","RangeStart":"","RangeEnd":"","Gateway":""}],"portMappings":[{"HostPort":8080,"ContainerPort":80,"Protocol":"TCP","HostIP":""}]}`,
@@ -245,11 +246,11 @@ func TestCompatDiffers_SecondSetup(t *testing.T) {
 	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x"))
 	ctx := context.Background()
 	path := h.Path("netns", "c")
-	ns := testhost.Must(netns.Create(path))(t)
+	ns := expect.Value(netns.Create(path))(t)
 	for range 2 {
-		testhost.Must(b.theirs.Setup(ctx, "theirs", path))(t)
+		expect.Value(b.theirs.Setup(ctx, "theirs", path))(t)
 	}
-	testhost.Must(b.ours.Setup(ctx, "ours", path))(t)
+	expect.Value(b.ours.Setup(ctx, "ours", path))(t)
 	h.addLink(ns, "eth0")
 	if got := fmt.Sprint(testhost.Verbs(h.TakeCalls())); got != "[ADD x ADD x ADD x]" {
 		t.Errorf("calls %s", got)
@@ -260,7 +261,7 @@ func TestCompatDiffers_SecondSetup(t *testing.T) {
 	if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
 		t.Fatal(err)
 	}
-	testhost.Must(b.ours.Setup(ctx, "ours", h.Container("c2")))(t)
+	expect.Value(b.ours.Setup(ctx, "ours", h.Container("c2")))(t)
 	if got := fmt.Sprint(testhost.Verbs(h.TakeCalls())); got != "[DEL x ADD x]" {
 		t.Errorf("it is dead: calls %s, want DEL, then ADD", got)
 	}

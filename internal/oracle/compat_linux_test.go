@@ -10,6 +10,7 @@ import (
 	gocni "github.com/containerd/go-cni"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
@@ -158,7 +159,7 @@ func TestCompat_10_Texts(t *testing.T) {
 	pair := func(script scripted.Script, version string) bothPackages {
 		return h.bothOn(h.ScriptedList("net", version, script, "x"))
 	}
-	none := bothPackages{testhost.Must(gocni.New())(t), h.Runtime()}
+	none := bothPackages{expect.Value(gocni.New())(t), h.Runtime()}
 	add := func(msg string) [2]error {
 		b := pair(testhost.Refusing("ADD", msg), "1.0.0")
 		_, ours := b.ours.Setup(ctx, "ours", path)

@@ -12,6 +12,7 @@ import (
 	gocni "github.com/containerd/go-cni"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
@@ -28,7 +29,7 @@ func BenchmarkLoopback(b *testing.B) {
 	}
 	state := b.TempDir()
 	runtime := func(opts ...cni.Opt) *cni.Runtime {
-		return testhost.Must(cni.New(append(opts, cni.WithStateDir(state), cni.WithLoNetwork)...))(b)
+		return expect.Value(cni.New(append(opts, cni.WithStateDir(state), cni.WithLoNetwork)...))(b)
 	}
 	onDisk, inProcess := runtime(cni.WithPluginDir([]string{testhost.ReferencePlugins(b)})), runtime(cni.WithPluginDir(nil))
 	contestants := []struct {
@@ -47,7 +48,7 @@ func BenchmarkLoopback(b *testing.B) {
 			remove: func(ctx context.Context, id, path string) error { return inProcess.Remove(ctx, id, path) }},
 	}
 	path := filepath.Join(b.TempDir(), "netns")
-	ns := testhost.Must(netns.Create(path))(b)
+	ns := expect.Value(netns.Create(path))(b)
 	b.Cleanup(func() {
 		if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
 			b.Error(err)

@@ -67,3 +67,35 @@ func Uplink(h *RealHost) {
 	h.VethPair("up0", "up1")
 	h.LinkUp("up0", "up1")
 }
+
+// Everything is a network that leaves something wherever plugins can.
+func Everything(last ...string) Case {
+	return Case{Plugins: append([]string{
+		BridgeConf(`"ipMasq": true, ` + HostLocal(V4Range+","+V6Range)),
+		`{"type": "portmap", "backend": "iptables", "snat": true, "capabilities": {"portMappings": true}}`,
+		`{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 8000000, "egressBurst": 8000000}`,
+		`{"type": "firewall", "backend": "iptables"}`,
+	}, last...)}
+}
+
+// Macvlan is a network whose interfaces hang on a cable of the host.
+func Macvlan() Case {
+	return Case{Prepare: Uplink, Plugins: []string{`{"type": "macvlan", "master": "up0", ` + HostLocal(V4Range) + `}`}}
+}
+
+// HostDevice is a network that lends an end of a cable.
+func HostDevice() Case {
+	return Case{
+		Prepare: func(h *RealHost) { h.VethPair("up0", "up1"); h.LinkUp("up1") },
+		Plugins: []string{`{"type": "host-device", "device": "up0", ` + HostLocal(V4Range) + `}`},
+	}
+}
+
+// BridgeList is a network with everything that leaves something on the host.
+func (h *Host) BridgeList(name, subnet string) []byte {
+	return fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": %q, "plugins": [
+		{"type": "bridge", "bridge": "br-%s", "isDefaultGateway": true, "ipMasq": true,
+		 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "%s.0/24"}]]}},
+		{"type": "firewall"},
+		{"type": "portmap", "capabilities": {"portMappings": true}}]}`, name, name, h.Path("ipam"), subnet)
+}

@@ -7,17 +7,6 @@ import (
 	"testing"
 )
 
-// Must returns v, and fails the test if there is an error: Must(f())(t).
-func Must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
 // ConfDir makes a directory of configuration files.
 func ConfDir(t testing.TB, files map[string]string) string {
 	t.Helper()

@@ -17,11 +17,9 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
-
-// Patience limits the wait for an event that must come, on the slowest machine.
-const Patience = time.Minute
 
 // Host is a network namespace that stands for a host in one test, with a state
 // directory and container namespaces of its own. The test's goroutine is locked
@@ -160,7 +158,7 @@ func isDescriptor(line string) bool { return strings.HasPrefix(line, "fd ") }
 func (h *Host) Since(before audit.Lines) (added, removed audit.Lines) {
 	h.T.Helper()
 	added, removed = audit.Diff(before, h.Audit())
-	for end := time.Now().Add(Patience); slices.ContainsFunc(added, isDescriptor) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(expect.Patience); slices.ContainsFunc(added, isDescriptor) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		added, removed = audit.Diff(before, h.Audit())
 	}
 	return added, removed.Without(func(line string) bool {

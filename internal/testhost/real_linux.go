@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 )
@@ -128,7 +130,7 @@ func WantProcessAsBefore(t *testing.T) {
 		// A runtime keeps sockets to the packet filters for a moment, and one of
 		// an earlier test may have been there before.
 		added, _ := audit.Diff(before, snapshot())
-		for end := time.Now().Add(Patience); len(added) > 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		for end := time.Now().Add(expect.Patience); len(added) > 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 			added, _ = audit.Diff(before, snapshot())
 		}
 		if len(added) > 0 {
@@ -188,4 +190,49 @@ func (h *RealHost) Normalize(lines []string) []string {
 	}
 	slices.Sort(normal)
 	return normal
+}
+
+// Mortal makes a container's namespace that nothing but its path keeps alive.
+func (h *RealHost) Mortal(name string) string {
+	h.T.Helper()
+	path := h.Path("netns", name)
+	ns, err := netns.Create(path)
+	if err != nil {
+		h.T.Fatal(err)
+	}
+	if err := errors.Join(ns.Do(NoAddressDetection), ns.Close()); err != nil {
+		h.T.Fatal(err)
+	}
+	h.T.Cleanup(func() {
+		if err := netns.Remove(path); err != nil {
+			h.T.Error(err)
+		}
+	})
+	return path
+}
+
+// Hanging begins a Setup whose plugin waits at a gate, and returns how to open
+// that.
+func (h *RealHost) Hanging(r *cni.Runtime, id, gate string, opts ...cni.NamespaceOpts) (letGo func()) {
+	h.T.Helper()
+	expect.NoError(h.T, syscall.Mkfifo(gate, 0o600))
+	path := h.Container(id)
+	done := Begin(func() error {
+		_, err := r.Setup(context.Background(), id, path, opts...)
+		return err
+	})
+	expect.Eventually(h.T, "somebody at "+gate, func() bool {
+		_, err := os.Stat(gate + ".there")
+		return err == nil
+	})
+	return func() {
+		h.T.Helper()
+		expect.NoError(h.T, os.WriteFile(gate, nil, 0o600))
+		expect.NoError(h.T, expect.Await(h.T, "the one that hung", done))
+	}
+}
+
+// MapPort maps a TCP port of the host to port 80 of the container.
+func MapPort(port int32) cni.NamespaceOpts {
+	return cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: port, ContainerPort: 80, Protocol: "tcp"}})
 }

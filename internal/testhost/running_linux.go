@@ -13,6 +13,11 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/netns"
 )
 
 // load counts goroutines, descriptors and processes.
@@ -26,7 +31,7 @@ func LeavesNothingRunning(t *testing.T) {
 	before := measure(t)
 	t.Cleanup(func() {
 		var now load
-		for end := time.Now().Add(Patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(expect.Patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			now = measure(t)
 			if now.goroutines <= before.goroutines && now.descriptors <= before.descriptors && now.processes <= before.processes {
 				return
@@ -79,4 +84,39 @@ func Children(t testing.TB) []string {
 		}
 	}
 	return found
+}
+
+// OpenAs counts the descriptors of this process that are the namespace.
+func OpenAs(t *testing.T, id netns.ID) (n int) {
+	t.Helper()
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	expect.NoError(t, err)
+	for _, fd := range fds {
+		var st unix.Stat_t
+		if unix.Stat(fd, &st) == nil && (netns.ID{Dev: uint64(st.Dev), Ino: st.Ino}) == id {
+			n++
+		}
+	}
+	return n
+}
+
+// UnableToMount runs f on a thread of its own that may not mount. The thread
+// ends with it.
+func UnableToMount(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var data [2]unix.CapUserData
+		err := unix.Capget(&header, &data[0])
+		if err == nil {
+			data[0].Effective &^= 1 << unix.CAP_SYS_ADMIN
+			err = unix.Capset(&header, &data[0])
+		}
+		if err == nil {
+			err = f()
+		}
+		done <- err
+	}()
+	return <-done
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
-	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -36,8 +36,8 @@ func call(config, id string) *plugin.Request {
 func files(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	for _, path := range testhost.Must(filepath.Glob(dir + "/*"))(t) {
-		all[filepath.Base(path)] = string(testhost.Must(os.ReadFile(path))(t))
+	for _, path := range expect.Value(filepath.Glob(dir + "/*"))(t) {
+		all[filepath.Base(path)] = string(expect.Value(os.ReadFile(path))(t))
 	}
 	return all
 }
@@ -158,7 +158,7 @@ func compareRandomly(t *testing.T, ipam string) {
 
 func asJSON(t testing.TB, v any) string {
 	t.Helper()
-	return string(testhost.Must(json.Marshal(v))(t))
+	return string(expect.Value(json.Marshal(v))(t))
 }
 
 // Whatever another process does to the directory is noticed, be it at the same

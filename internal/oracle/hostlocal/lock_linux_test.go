@@ -10,8 +10,8 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/sweep"
-	"github.com/embedcni/cni/internal/testhost"
 )
 
 // TestTheReferencesLockIsOurs: whoever has it keeps the plugin and the sweep
@@ -21,8 +21,8 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 	dir := base + "/podnet"
 	config := configFor(base, `"subnet": "10.1.0.0/24"`)
 	p := hostlocal.New()
-	testhost.Must(p.Add(t.Context(), call(config, "a")))(t)
-	theirs := testhost.Must(disk.New("podnet", base))(t)
+	expect.Value(p.Add(t.Context(), call(config, "a")))(t)
+	theirs := expect.Value(disk.New("podnet", base))(t)
 	defer theirs.Close()
 	if err := theirs.Lock(); err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 func TestTheReferenceWritesWhatTheSweepReads(t *testing.T) {
 	base := t.TempDir()
 	ref := reference{configFor(base, `"subnet": "10.1.0.0/24"`)}
-	testhost.Must(ref.add("a"))(t)
+	expect.Value(ref.add("a"))(t)
 	foreign, others, err := sweep.Foreign(base + "/podnet")
 	if err != nil || len(foreign) > 0 || len(others) != 1 {
 		t.Fatalf("foreign %v, others %v, %v; want one of the reference's", foreign, others, err)

@@ -1,0 +1,103 @@
+package cni_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/plugin"
+)
+
+func TestInProcessErrorSaysSoAndKeepsItsCause(t *testing.T) {
+	s := testhost.NewStage(t)
+	cause := errors.New("cause")
+	p := testhost.Fails("ADD", plugin.Errorf(11, "no more: %w", cause))
+	builtIn := cni.WithBuiltins(map[string]plugin.Plugin{"p": p})
+	for kind, opt := range map[cni.PluginKind]cni.Opt{cni.PluginBuiltIn: builtIn, cni.PluginRegistered: cni.WithPlugin("p", p)} {
+		_, err := s.Runtime(opt, testhost.ListOfTypes("net", "p")).Setup(t.Context(), "c1", s.Container("c-"+string(kind)))
+		expect.Is(t, err, cause)
+		expect.Same(t, "error", err.Error(), fmt.Sprintf(
+			`add network "net" of container c1, interface eth0: plugin type="p" (%s) failed (add): no more: cause (code 11); the plugin asks to be tried again later`, kind))
+		got := *testhost.AsError(t, err)
+		got.Err = nil
+		expect.Same(t, "error", got, cni.Error{Op: "ADD", Network: "net", Plugin: "p", PluginKind: kind, ContainerID: "c1", IfName: "eth0",
+			Code: 11, Msg: "no more: cause"})
+	}
+}
+
+func TestObserverIsToldWhichKindRan(t *testing.T) {
+	s := testhost.NewStage(t)
+	var o testhost.Observer
+	s.Network("unused", "1.1.0", "disk")
+	r := s.Runtime(cni.WithObserver(o.Observe), cni.WithPlugin("own", testhost.Acting{}), cni.WithBuiltins(map[string]plugin.Plugin{"ours": testhost.Acting{}}),
+		testhost.ListOfTypes("net", "own", "ours", "disk", "none"))
+	expect.Is(t, r.Status(), cni.ErrPluginNotFound)
+	got := map[string]cni.PluginKind{}
+	for _, e := range o.Events {
+		got[e.Plugin] = e.PluginKind
+	}
+	expect.Same(t, "kinds", got, map[string]cni.PluginKind{
+		"own": cni.PluginRegistered, "ours": cni.PluginBuiltIn, "disk": cni.PluginExecutable, "none": ""})
+}
+
+// TestCallersPluginIsNotSwept: what it leaves is known to nobody, so that its
+// failed DEL stays a failure, whatever it is called.
+func TestCallersPluginIsNotSwept(t *testing.T) {
+	s := testhost.NewStage(t)
+	failure := errors.New("cannot delete")
+	for kind, opt := range map[cni.PluginKind]cni.Opt{
+		cni.PluginRegistered: cni.WithPlugin("portmap", testhost.Fails("DEL", failure)),
+		cni.PluginBuiltIn:    cni.WithBuiltins(map[string]plugin.Plugin{"portmap": testhost.Fails("DEL", failure)}),
+	} {
+		id := strings.ReplaceAll(string(kind), " ", "-")
+		r := s.Runtime(opt, testhost.ListOfTypes("net", "portmap"))
+		path := s.Container(id)
+		expect.NoError(t, testhost.SetUp(t.Context(), r, id, path)())
+		err := r.Remove(t.Context(), id, path)
+		expect.Same(t, "failure of the "+string(kind), errors.Is(err, failure), kind == cni.PluginRegistered)
+	}
+}
+
+// leased is a built-in plugin that has an address for each container, and asks
+// in its DEL which ones others have.
+type leased struct {
+	testhost.Idle
+	inUse *[]netip.Addr
+}
+
+func (leased) Add(_ context.Context, r *plugin.Request) (*types100.Result, error) {
+	return &types100.Result{
+		Interfaces: []*types100.Interface{{Name: r.IfName, Sandbox: r.NetNS}},
+		IPs:        []*types100.IPConfig{{Address: net.IPNet{IP: net.IP{10, 9, 0, r.ContainerID[1]}, Mask: net.CIDRMask(24, 32)}}},
+	}, nil
+}
+
+func (p leased) Del(ctx context.Context, _ *plugin.Request) (err error) {
+	*p.inUse, err = caller.From(ctx).InUse()
+	return err
+}
+
+// TestFault_B9_TheAddressesOfARecordThatCannotBeReadStayInUse: rules for them are
+// not a removed neighbour's. libcni's cache has the result too.
+func TestFault_B9_TheAddressesOfARecordThatCannotBeReadStayInUse(t *testing.T) {
+	s := testhost.NewStage(t)
+	var inUse []netip.Addr
+	r := s.Runtime(cni.WithBuiltins(map[string]plugin.Plugin{"p": leased{inUse: &inUse}}), testhost.ListOfTypes("net", "p"))
+	for _, id := range []string{"c1", "c2"} {
+		expect.NoError(t, testhost.SetUp(t.Context(), r, id, s.Container(id))())
+	}
+	testhost.Unread()[syscall.EISDIR](s.Host, s.RecordFile("c1")+".json")
+	expect.NoError(t, r.Remove(t.Context(), "c2", ""))
+	expect.Same(t, "addresses in use", inUse, []netip.Addr{netip.AddrFrom4([4]byte{10, 9, 0, '1'})})
+}

@@ -1,0 +1,194 @@
+package behaviour_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/plugin"
+)
+
+// longestHoldUp is what a call may take beside a GC that waits: as long as that
+// stands in line, and as much again for a slow machine.
+const longestHoldUp = 4 * time.Second
+
+// hanging is a stage on which a runtime that lives attaches c1 in another
+// process, by a plugin that stands at a gate.
+func hanging(t *testing.T) (s *stage, r *cni.Runtime, through func()) {
+	t.Helper()
+	s = newStage(t)
+	conf := s.Network("net", "1.0.0", "p")
+	r = s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(conf))
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c2", s.Container("c2"))()) // the first ADD is alone
+	gate := s.Gate("p")
+	s.On("p", "ADD", scripted.Action{Block: gate})
+	done := s.Elsewhere(conf, "ADD", "c1", s.Container("c1"))
+	letGo := s.Arrive(gate)
+	s.On("p", "ADD", scripted.Action{})
+	return s, r, func() {
+		t.Helper()
+		letGo()
+		expect.Same(t, "Setup of c1", expect.Await(t, "Setup of c1", done), "")
+	}
+}
+
+// longest sets a container up and removes it, again and again, and returns how
+// long one call has taken at most.
+func (s *stage) longest(r *cni.Runtime, path string, during time.Duration) time.Duration {
+	s.T.Helper()
+	longest := time.Duration(0)
+	for end := time.Now().Add(during); time.Now().Before(end); {
+		ctx, cancel := context.WithTimeout(s.T.Context(), expect.Patience)
+		start := time.Now()
+		expect.NoError(s.T, testhost.SetUp(ctx, r, "c3", path)())
+		longest = max(longest, time.Since(start))
+		cancel()
+		start = time.Now()
+		expect.NoError(s.T, r.Remove(s.T.Context(), "c3", ""))
+		longest = max(longest, time.Since(start))
+	}
+	return longest
+}
+
+// TestFault_F59_AGCThatWaitsHoldsUpNobodyForLong: for as long as one plugin hangs,
+// every container would wait otherwise.
+func TestFault_F59_AGCThatWaitsHoldsUpNobodyForLong(t *testing.T) {
+	s, r, through := hanging(t)
+	other := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))) // as in another process
+	collecting := testhost.Begin(func() error {
+		_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
+		return err
+	})
+	for what, beside := range map[string]*cni.Runtime{"in the process": r, "in another": other} {
+		if took := s.longest(beside, s.Container("c3-"+what), 12*time.Second); took > longestHoldUp {
+			t.Errorf("%s a call took %v", what, took)
+		}
+	}
+	select {
+	case err := <-collecting:
+		t.Fatalf("GC has ended beside an ADD: %v", err)
+	default:
+	}
+	through()
+	expect.NoError(t, expect.Await(t, "GC", collecting))
+}
+
+// TestGCGetsItsTurnAmongCallsThatOverlap, in another process and in its own.
+func TestGCGetsItsTurnAmongCallsThatOverlap(t *testing.T) {
+	s := newStage(t)
+	slow := testhost.Acting{On: map[string]testhost.Action{"ADD": func(context.Context, *plugin.Request) error {
+		time.Sleep(300 * time.Millisecond)
+		return nil
+	}}}
+	opts := []cni.Opt{cni.WithPlugin("slow", slow), testhost.ListOfTypes("net", "slow")}
+	rts := []*cni.Runtime{s.Runtime(opts...), s.Runtime(opts...)}
+	expect.NoError(t, testhost.SetUp(t.Context(), rts[0], "first", s.Container("first"))())
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range 4 {
+		path := s.Container(fmt.Sprint("c", i))
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for ctx.Err() == nil {
+				if err := testhost.SetUp(t.Context(), rts[i%2], fmt.Sprint("c", i), path)(); err != nil {
+					t.Error(err)
+				}
+				if err := rts[i%2].Remove(t.Context(), fmt.Sprint("c", i), ""); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	gc := s.Runtime(cni.WithOwner("tester"))
+	for range 3 {
+		expect.NoError(t, expect.Await(t, "GC", testhost.Begin(func() error {
+			_, err := gc.GC(t.Context(), cni.GCOptions{KeepNone: true})
+			return err
+		})))
+	}
+	stop()
+	wg.Wait()
+}
+
+// TestFault_F52_RecoverBehindAHungPluginHoldsUpNobody: stray files can
+// wait.
+func TestFault_F52_RecoverBehindAHungPluginHoldsUpNobody(t *testing.T) {
+	s, r, through := hanging(t)
+	stray := s.RecordFile("nobody") + ".json.new"
+	expect.NoError(t, os.WriteFile(stray, nil, 0o600))
+	beside := s.Container("c3")
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c3", beside)())
+	expect.NoError(t, r.Remove(t.Context(), "c3", ""))
+	start := time.Now()
+	recovering := testhost.Begin(func() error { _, err := r.Recover(t.Context()); return err })
+	if took := s.longest(r, beside, 3*time.Second); took > longestHoldUp {
+		t.Errorf("a call beside Recover took %v", took)
+	}
+	expect.NoError(t, expect.Await(t, "Recover", recovering))
+	if took := time.Since(start); took > longestHoldUp {
+		t.Errorf("Recover took %v", took)
+	}
+	expect.Same(t, "the stray", exists(t, stray), true)
+	through()
+	_, err := r.Recover(t.Context())
+	expect.NoError(t, err)
+	expect.Same(t, "the stray", exists(t, stray), false)
+}
+
+// TestFault_F52_APluginThatCallsBackIsRefused, where it would wait for itself: for
+// its own container, or for a GC that waits for it.
+func TestFault_F52_APluginThatCallsBackIsRefused(t *testing.T) {
+	s := newStage(t)
+	var r *cni.Runtime
+	other := s.Runtime(cni.WithStateDir(s.Path("other"))) // whose locks are others
+	path := s.Container("c2")
+	calls := func(ctx context.Context) map[string]error {
+		_, recovering := r.Recover(ctx)
+		_, collecting := r.GC(ctx, cni.GCOptions{Keep: []string{"c1", "c2"}})
+		_, cleaning := r.CleanUp(ctx, cni.CleanUpTarget{ContainerID: "c3", Network: "net", IfName: "eth0"})
+		_, releasing := r.Release(ctx, cni.ReleaseOptions{})
+		return map[string]error{
+			"Release": releasing,
+			"Setup":   testhost.SetUp(ctx, r, "c2", path)(), "Remove": r.Remove(ctx, "c2", path), "Check": r.Check(ctx, "c2", path),
+			"CleanUp": cleaning, "Recover": recovering, "GC": collecting,
+			"Remove of its own": r.Remove(ctx, "c1", ""),
+		}
+	}
+	var said map[string]error
+	act := func(ctx context.Context, _ *plugin.Request) error {
+		said = calls(ctx)
+		_, err := r.Attachments()
+		return errors.Join(err, r.Status(), other.Remove(ctx, "c1", ""))
+	}
+	r = s.Runtime(cni.WithPlugin("p", testhost.Acting{On: map[string]testhost.Action{"ADD": act, "DEL": act, "CHECK": act, "GC []": act}}), testhost.ListOfTypes("net", "p"))
+	for _, step := range []struct {
+		verb string
+		run  func() error
+	}{
+		{"ADD", testhost.SetUp(t.Context(), r, "c1", s.Container("c1"))},
+		{"CHECK", func() error { return r.Check(t.Context(), "c1", s.Path("netns", "c1")) }},
+		{"DEL", func() error { return r.Remove(t.Context(), "c1", "") }},
+		{"GC", func() error { _, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true}); return err }},
+	} {
+		said = nil
+		expect.NoError(t, expect.Await(t, step.verb, testhost.Begin(step.run)))
+		if len(said) == 0 {
+			t.Errorf("%s: the plugin was not called", step.verb)
+		}
+		for what, err := range said {
+			t.Run(step.verb+" calls "+what, func(t *testing.T) { expect.Is(t, err, cni.ErrInsidePlugin) })
+		}
+	}
+	// When it has returned, everything may be called.
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c2", path)())
+	expect.NoError(t, r.Remove(t.Context(), "c2", path))
+}

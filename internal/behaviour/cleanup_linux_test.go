@@ -1,0 +1,161 @@
+package behaviour_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// swappable is a host whose reference plugins may be swapped for scripted ones,
+// with a network that leaves something wherever plugins can.
+type swappable struct {
+	*realHost
+	conf []byte
+}
+
+func newSwappable(t *testing.T) *swappable {
+	t.Helper()
+	h := newRealHost(t)
+	plugins, err := filepath.Glob(filepath.Join(testhost.ReferencePlugins(t), "*"))
+	expect.NoError(t, err)
+	expect.NoError(t, os.MkdirAll(h.Path("bin"), 0o755))
+	for _, plugin := range plugins {
+		expect.NoError(t, os.Symlink(plugin, h.Path("bin", filepath.Base(plugin))))
+	}
+	c := testhost.Everything()
+	conf := string(c.Conf("podnet", "1.0.0", h.Path("ipam")))
+	for _, typ := range []string{"bridge", "portmap", "bandwidth", "firewall"} {
+		key := fmt.Sprintf(`"type": %q`, typ)
+		conf = strings.ReplaceAll(conf, key, fmt.Sprintf(`%s, "script": %q`, key, h.Path("script-"+typ)))
+	}
+	return &swappable{h, []byte(conf)}
+}
+
+// swap replaces a plugin by one that does nothing but this at DEL.
+func (h *swappable) swap(typ string, del scripted.Action) {
+	h.T.Helper()
+	expect.NoError(h.T, os.Remove(h.Path("bin", typ)))
+	h.Plugin(scripted.Script{Verbs: map[string]scripted.Action{"DEL": del}}, typ)
+}
+
+// wantSwapped sets c1 up beside c2, which keeps what it has, lets plugins be
+// swapped, and removes c1.
+func (h *swappable) wantSwapped(what string, swap func(), opts ...cni.Opt) error {
+	h.T.Helper()
+	r := h.Runtime(append(opts, cni.WithConfListBytes(h.conf))...)
+	_, err := r.Setup(h.T.Context(), "c2", h.Container("c2"), cni.WithCapabilityPortMap(
+		[]cni.PortMapping{{HostPort: 8081, ContainerPort: 80, Protocol: "tcp"}}))
+	expect.NoError(h.T, err)
+	path := h.Container("c1")
+	before := h.Audit()
+	_, err = r.Setup(h.T.Context(), "c1", path, onePort)
+	expect.NoError(h.T, err)
+	swap()
+	err = r.Remove(h.T.Context(), "c1", path)
+	if left, gone := h.Left(before); len(left)+len(gone) > 0 {
+		h.T.Errorf("%s: left behind:\n%s\ngone:\n%s", what, strings.Join(left, "\n"), strings.Join(gone, "\n"))
+	}
+	expect.Same(h.T, what+": on record", testhost.Recorded(h.T, r), []string{"c2/eth0 attached"})
+	return err
+}
+
+func TestRealSweepMakesUpForADELThatFails(t *testing.T) {
+	for what, del := range map[string]scripted.Action{
+		"fails":          testhost.Says(5, "stuck"),
+		"is killed":      {Signal: 9},
+		"does nothing":   {},
+		"prints rubbish": {Exit: 3, StdoutBytes: 100},
+	} {
+		for _, typ := range []string{"bridge", "portmap", "bandwidth", "firewall"} {
+			t.Run(typ+" "+what, func(t *testing.T) {
+				h := newSwappable(t)
+				expect.NoError(t, h.wantSwapped(what, func() { h.swap(typ, del) }))
+			})
+		}
+	}
+	t.Run("none of them there", func(t *testing.T) {
+		h := newSwappable(t)
+		expect.NoError(t, h.wantSwapped("no plugins", func() { expect.NoError(t, os.RemoveAll(h.Path("bin"))) }))
+	})
+}
+
+func TestTeardownErrorsAreReportedIfAskedFor(t *testing.T) {
+	h := newSwappable(t)
+	var log testhost.Log
+	expect.NoError(t, h.wantSwapped("by default", func() { h.swap("portmap", testhost.Says(5, "stuck")) }, log.Logger()))
+	warned := strings.Join(log.Lines("WARN"), "\n")
+	if !strings.Contains(warned, `msg="DEL failed, and nothing is left" container=c1`) || !strings.Contains(warned, "stuck") {
+		t.Errorf("warnings %s", warned)
+	}
+	h = newSwappable(t)
+	err := h.wantSwapped("asked for", func() { h.swap("portmap", testhost.Says(5, "stuck")) }, cni.WithTeardownErrors())
+	expect.Same(t, "errors", testhost.Messages(err), []string{"portmap: stuck"})
+}
+
+func TestADELThatFailsOfAPluginThatNobodyKnows(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	path := s.Container("c1")
+	before := s.Audit()
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	s.On("p", "DEL", testhost.Says(5, "stuck"))
+	for range 2 {
+		expect.Same(t, "errors", testhost.Messages(r.Remove(t.Context(), "c1", path)), []string{"p: stuck"})
+		expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
+		expect.Same(t, "kept", s.Pinned("c1"), true)
+	}
+	s.On("p", "DEL", scripted.Action{})
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+	s.TakeCalls() // its file is none of the container's
+	s.wantCleanBut(before, s.Path("script-p"))
+}
+
+// wantCleanBut is wantClean for a test that changes a file of its own.
+func (s *stage) wantCleanBut(before audit.Lines, path string) {
+	s.T.Helper()
+	own := func(line string) bool {
+		return strings.Contains(line, path) || strings.Contains(line, s.Path("state", "embedcni"))
+	}
+	added, gone := s.Since(before)
+	expect.Same(s.T, "left", strings.Join(added.Without(audit.Shared).Without(own), "\n"), "")
+	expect.Same(s.T, "gone", strings.Join(gone.Without(own), "\n"), "")
+}
+
+func TestRealWhatCannotBeDeletedIsListed(t *testing.T) {
+	h := newRealHost(t)
+	r := h.Real(cni.WithConfListBytes(h.BridgeList("podnet", "10.22.1")))
+	path := h.Container("c1")
+	dir := h.Path("ipam")
+	expect.NoError(t, os.MkdirAll(dir, 0o755))
+	expect.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(dir, 0)) })
+	before := h.Audit()
+	_, err := r.Setup(t.Context(), "c1", path, onePort)
+	expect.NoError(t, err)
+	expect.NoError(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	err = r.Remove(t.Context(), "c1", path)
+	var left *cni.LeftoverError
+	if !errors.As(err, &left) {
+		t.Fatalf("error %v, want a LeftoverError", err)
+	}
+	expect.Is(t, left, unix.EROFS)
+	left.Err = nil
+	expect.Same(t, "left", *left, cni.LeftoverError{ContainerID: "c1", Left: []string{"address 10.22.1.2 in " + filepath.Join(dir, "podnet")}})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
+	expect.NoError(t, unix.Mount("", dir, "", unix.MS_REMOUNT, ""))
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+	h.WantClean(before)
+}

@@ -1,0 +1,276 @@
+package behaviour_test
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
+)
+
+// netlinkIn runs f with netlink of a container's namespace.
+func (h *realHost) netlinkIn(path string, f func(*netlink.Handle) error) {
+	h.T.Helper()
+	ns, err := netns.Open(path)
+	expect.NoError(h.T, err)
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
+	expect.NoError(h.T, err)
+	defer nl.Close()
+	expect.NoError(h.T, errors.Join(f(nl), ns.Close()))
+}
+
+// disguise has a container's root rename an interface, and forge all that it can.
+func disguise(nl *netlink.Handle, name, as string) error {
+	l, err := nl.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(nl.LinkSetDown(l), nl.LinkSetName(l, as), nl.LinkSetAlias(l, "forged"),
+		nl.LinkSetHardwareAddr(l, []byte{2, 0, 0, 0, 0, 0x66}), nl.LinkSetUp(l))
+}
+
+// decoy is an interface of the container's own.
+func decoy(nl *netlink.Handle, name string) error {
+	a := netlink.NewLinkAttrs()
+	a.Name = name
+	return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
+}
+
+// linksOf are the names of the interfaces in a namespace but lo.
+func (h *realHost) linksOf(path string) (names []string) {
+	h.T.Helper()
+	h.netlinkIn(path, func(nl *netlink.Handle) error {
+		all, err := nl.LinkList()
+		for _, l := range all {
+			if l.Attrs().Name != "lo" {
+				names = append(names, l.Attrs().Name)
+			}
+		}
+		return err
+	})
+	return names
+}
+
+// deviceCases are networks whose interface the container can rename.
+func deviceCases() map[string]testhost.Case {
+	return map[string]testhost.Case{
+		"macvlan":     testhost.Macvlan(),
+		"host-device": testhost.HostDevice(),
+		"bridge":      {Plugins: []string{testhost.BridgeConf(testhost.HostLocal(testhost.V4Range))}, Prepare: testhost.Uplink},
+		"ptp":         {Plugins: []string{testhost.PtpConf(testhost.HostLocal(testhost.V4Range))}, Prepare: testhost.Uplink},
+	}
+}
+
+// A container's root renames its interface, forges what else it can, and puts
+// another one in its place: Remove takes the right one all the same.
+func TestFault_F47_ARenamedInterfaceIsRemoved(t *testing.T) {
+	for kind, opt := range kindsOf() {
+		for name, c := range deviceCases() {
+			for what, inPlace := range map[string]string{"renamed": "", "replaced": "eth0"} {
+				t.Run(kind+"/"+name+"/"+what, func(t *testing.T) {
+					h := newRealHost(t)
+					c.Prepare(h.RealHost)
+					r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
+					neighbour := h.Container("c2")
+					if name != "host-device" {
+						h.mustSetup(r, "c2", neighbour)
+					}
+					path := h.Container("c1")
+					before := h.Audit()
+					h.mustSetup(r, "c1", path)
+					h.netlinkIn(path, func(nl *netlink.Handle) error {
+						err := disguise(nl, "eth0", "hidden")
+						if inPlace != "" {
+							err = errors.Join(err, decoy(nl, inPlace))
+						}
+						return err
+					})
+					expect.NoError(t, r.Remove(t.Context(), "c1", path))
+					h.WantClean(before)
+					for _, l := range h.linksOf(path) {
+						if l == "hidden" {
+							t.Errorf("the container has %q", h.linksOf(path))
+						}
+					}
+					if name != "host-device" {
+						expect.Same(t, "interfaces of the neighbour", h.linksOf(neighbour), []string{"eth0"})
+					}
+				})
+			}
+		}
+	}
+}
+
+// nested starts a process in a network namespace of its own, as a container's
+// root can, and returns the path of that.
+func (h *realHost) nested(path string) string { return h.process(path, syscall.CLONE_NEWNET) }
+
+// process starts one in a container, and returns the path of its namespace.
+func (h *realHost) process(path string, flags uintptr) string {
+	h.T.Helper()
+	cmd := exec.Command("sleep", "600")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
+	h.Inside(path, cmd.Start)
+	h.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
+}
+
+// An interface that was moved on, into a namespace that the container has made,
+// is found among those of the processes that can be seen.
+func TestFault_F47_AnInterfaceMovedOnIsFound(t *testing.T) {
+	for kind, opt := range kindsOf() {
+		for _, name := range []string{"macvlan", "host-device"} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				h, c := newRealHost(t), deviceCases()[name]
+				c.Prepare(h.RealHost)
+				r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
+				path := h.Container("c1")
+				before := h.Audit()
+				h.mustSetup(r, "c1", path)
+				inner := h.nested(path)
+				h.moveOn(path, "eth0", inner)
+				expect.NoError(t, r.Remove(t.Context(), "c1", path))
+				h.WantClean(before)
+				expect.Same(t, "interfaces of the inner namespace", len(h.linksOf(inner)), 0)
+			})
+		}
+	}
+}
+
+func (h *realHost) moveOn(from, name, to string) {
+	h.T.Helper()
+	ns, err := netns.Open(to)
+	expect.NoError(h.T, err)
+	defer ns.Close()
+	h.netlinkIn(from, func(nl *netlink.Handle) error {
+		l, err := nl.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return nl.LinkSetNsFd(l, int(ns.File().Fd()))
+	})
+}
+
+// An interface of the host's that is nowhere to be seen, and exists, is reported
+// for as long as that is so; and the record stays.
+func TestFault_F47_AnInterfaceThatIsNotBackIsReported(t *testing.T) {
+	for kind, opt := range kindsOf() {
+		t.Run(kind, func(t *testing.T) {
+			h, c := newRealHost(t), deviceCases()["host-device"]
+			c.Prepare(h.RealHost)
+			r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
+			path, unseen := h.Container("c1"), h.Container("unseen") // no process is in there
+			before := h.Audit()
+			h.mustSetup(r, "c1", path)
+			h.moveOn(path, "eth0", unseen)
+			for range 2 {
+				err := r.Remove(t.Context(), "c1", path)
+				var left *cni.LeftoverError
+				if !errors.As(err, &left) || !strings.Contains(err.Error(), "interface up0 of the host") {
+					t.Fatalf("error %v, want a LeftoverError that names the interface", err)
+				}
+				expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
+			}
+			h.moveOn(unseen, "eth0", path)
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
+			h.WantClean(before)
+		})
+	}
+}
+
+// The kernel gives a physical device back to the host under the name that it had
+// in the container.
+func TestFault_F47_AnInterfaceThatIsBackByAnotherNameGetsItsOwn(t *testing.T) {
+	for kind, opt := range kindsOf() {
+		t.Run(kind, func(t *testing.T) {
+			h, c := newRealHost(t), deviceCases()["host-device"]
+			c.Prepare(h.RealHost)
+			r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
+			path := h.Container("c1")
+			before := h.Audit()
+			h.mustSetup(r, "c1", path)
+			h.moveOn(path, "eth0", h.Path("netns", "host"))
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
+			h.WantClean(before)
+		})
+	}
+}
+
+// The interface is back after a Remove that did not get to its end, and another
+// container has it now, when the first one is removed again.
+func TestFault_F47_ARetriedDelLeavesAnInterfaceThatIsLentAgain(t *testing.T) {
+	for kind, opt := range kindsOf() {
+		for name, forget := range map[string]bool{"after a failure": false, "after a kill": true} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				h := newRealHost(t)
+				h.VethPair("up0", "up1")
+				script := h.Plugin(scripted.Script{Verbs: map[string]scripted.Action{"DEL": testhost.Says(5, "stuck")}}, "stuck")
+				c := testhost.Case{Plugins: []string{`{"type": "host-device", "device": "up0"}`, `{"type": "stuck", "script": "` + script + `"}`}}
+				r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
+				path, other := h.Container("c1"), h.Container("c2")
+				h.mustSetup(r, "c1", path)
+				if err := r.Remove(t.Context(), "c1", path); err == nil {
+					t.Fatal("Remove succeeded, though a plugin failed")
+				}
+				if forget {
+					h.ChangeRecord("c1", func(rec *record.Record) {
+						fact := strings.Replace(string(rec.Networks[0].Facts["interface"]), `,"settled":true`, "", 1)
+						rec.Networks[0].Facts["interface"] = []byte(fact)
+					})
+				}
+				h.Plugin(scripted.Script{}, "stuck")
+				h.mustSetup(r, "c2", other)
+				expect.NoError(t, r.Remove(t.Context(), "c1", path))
+				expect.Same(t, "interfaces of c2", h.linksOf(other), []string{"eth0"})
+				expect.NoError(t, r.Remove(t.Context(), "c2", other))
+				expect.Same(t, "interfaces of the host", h.linksOf(h.Path("netns", "host")), []string{"up1", "up0"})
+			})
+		}
+	}
+}
+
+// Another program has an interface on the same parent in the container, and
+// another container one with the same index. Both stay, whether ours is still
+// there or the container has deleted it.
+func TestFault_F47_InterfacesThatAreLikeItStay(t *testing.T) {
+	for kind, opt := range kindsOf() {
+		for name, deleted := range map[string]bool{"there": false, "deleted": true} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				h, c := newRealHost(t), deviceCases()["macvlan"]
+				c.Prepare(h.RealHost)
+				r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
+				path, neighbour := h.Container("c1"), h.Container("c2")
+				h.process(neighbour, 0)
+				h.mustSetup(r, "c1", path)
+				h.mustSetup(r, "c2", neighbour)
+				a := netlink.NewLinkAttrs()
+				a.Name = "net1"
+				up0, err := netlink.LinkByName("up0")
+				expect.NoError(t, err)
+				a.ParentIndex = up0.Attrs().Index
+				expect.NoError(t, netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_BRIDGE}))
+				h.moveOn(h.Path("netns", "host"), "net1", path)
+				if deleted {
+					h.netlinkIn(path, func(nl *netlink.Handle) error {
+						l, err := nl.LinkByName("eth0")
+						return errors.Join(err, nl.LinkDel(l))
+					})
+				}
+				expect.NoError(t, r.Remove(t.Context(), "c1", path))
+				expect.Same(t, "interfaces of the container", h.linksOf(path), []string{"net1"})
+				expect.Same(t, "interfaces of the neighbour", h.linksOf(neighbour), []string{"eth0"})
+			})
+		}
+	}
+}

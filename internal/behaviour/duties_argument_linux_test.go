@@ -1,0 +1,246 @@
+package behaviour_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
+)
+
+// tree lists the files below the test's directory and what they hold.
+func (s *stage) tree() []string {
+	s.T.Helper()
+	var files []string
+	err := filepath.WalkDir(s.Dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		line := path
+		if d.Type().IsRegular() && !strings.HasPrefix(path, s.Path("netns")) {
+			data, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			line += " " + string(data)
+		}
+		files = append(files, line)
+		return nil
+	})
+	expect.NoError(s.T, err)
+	return files
+}
+
+// refusedByAll wants every verb to refuse, nothing to run, and no file to change.
+func (s *stage) refusedByAll(r *cni.Runtime, what, id, path string, kind error, opts ...cni.NamespaceOpts) {
+	s.T.Helper()
+	before := s.tree()
+	for verb, err := range s.everyVerb(r, id, path, opts...) {
+		if err == nil {
+			s.T.Errorf("%s: %s gave no error", what, verb)
+			continue
+		}
+		expect.Is(s.T, err, kind)
+	}
+	expect.Same(s.T, what+": calls", s.Took(), []string{})
+	expect.Same(s.T, what+": files", s.tree(), before)
+}
+
+func TestDuty_R2_NetworkNamesAtLoadAndAtEveryVerb(t *testing.T) {
+	s := newStage(t)
+	good := s.Network("net", "1.0.0", "p")
+	r := s.Runtime(cni.WithConfListBytes(good))
+	path := s.Container("c1")
+	s.refusedByAll(r, "a network without a name", "c1", path, cni.ErrNotFound, cni.WithNetwork(""))
+	for _, name := range []string{".", "..", "-a", "_a", "a b", "../x", "a/b", "a\x00", "a\n", "é", strings.Repeat("a", 181)} {
+		err := r.Load(cni.WithConfListBytes(s.Network(name, "1.0.0", "p")))
+		expect.Is(t, err, cni.ErrInvalidConfig, cni.ErrLoad)
+		s.refusedByAll(r, "network "+name, "c1", path, cni.ErrNotFound, cni.WithNetwork(name))
+	}
+	for _, name := range []string{"0", "A._-", strings.Repeat("a", 180)} {
+		expect.NoError(t, r.Load(cni.WithConfListBytes(s.Network(name, "1.0.0", "p"))))
+	}
+}
+
+func TestDuty_R3_F12_ContainerIDsAtEveryVerb(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	path := s.Container("c1")
+	s.Write("x", "a file that an id points at")
+	s.Write("state/results/net-a-eth0", "a file that an id points at")
+	for _, id := range []string{"", ".", "..", "/../../x", "/../x", "a/../../../x", "../x", "a/b", "-a", "_a", ".a", "a b",
+		"a\x00b", "a\nb", "a;b", "é", "a\\b", strings.Repeat("a", 256), strings.Repeat("a", 300)} {
+		s.refusedByAll(r, "id "+id, id, path, cni.ErrInvalidArgument)
+	}
+	// As long as may be: "net", the id, "eth0" and two dashes name a file.
+	long := strings.Repeat("a", 255-len("net--eth0"))
+	wantNeverAttached(s.Host, r, "a byte too long", long+"a", path)
+	for _, id := range []string{long, "0", "A.b_c-D"} {
+		_, err := r.Setup(t.Context(), id, path)
+		expect.NoError(t, err)
+		expect.NoError(t, r.Check(t.Context(), id, path))
+		expect.NoError(t, r.Remove(t.Context(), id, path))
+		expect.Same(t, "calls", s.Took(), []string{"ADD p " + id + "/eth0", "CHECK p " + id + "/eth0", "DEL p " + id + "/eth0"})
+	}
+}
+
+func TestDuty_R4_InterfaceNamesAtEveryVerbAndThePrefix(t *testing.T) {
+	s := newStage(t)
+	conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))
+	r := s.Runtime(conf)
+	path := s.Container("c1")
+	for _, name := range []string{".", "..", "a/b", "a:b", "a b", "a\tb", "a\nb", strings.Repeat("a", 16), "eth%d", "50%"} {
+		s.refusedByAll(r, "interface "+name, "c1", path, cni.ErrInvalidArgument, cni.WithNetwork("net", cni.WithInterfaceName(name)))
+	}
+	for _, prefix := range []string{"a/", "a:", "a b", strings.Repeat("a", 15), "%d", "eth%"} {
+		expect.Is(t, r.Load(conf, cni.WithInterfacePrefix(prefix)), cni.ErrInvalidArgument, cni.ErrLoad)
+	}
+	name := strings.Repeat("a", 15)
+	_, err := r.Setup(t.Context(), "c1", path, cni.WithNetwork("net", cni.WithInterfaceName(name)))
+	expect.NoError(t, err)
+	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/" + name})
+}
+
+// notNetNS are paths that are no network namespace of a container.
+func (s *stage) notNetNS() map[string]string {
+	s.T.Helper()
+	fifo := s.Path("fifo")
+	expect.NoError(s.T, syscall.Mkfifo(fifo, 0o600))
+	return map[string]string{
+		"missing": s.Path("missing"), "regular file": s.Write("regular", ""), "FIFO": fifo, "directory": s.Dir,
+		"UTS namespace": "/proc/self/ns/uts", "a link to nothing": "/proc/self/fd/9999",
+	}
+}
+
+func TestDuty_R23_WhatIsNoNetNSIsRefusedBeforeAnythingRuns(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	paths := s.notNetNS()
+	paths["empty"] = ""
+	for what, path := range paths {
+		errs := s.everyVerb(r, "c1", path)
+		for _, verb := range []string{"Setup", "SetupSerially", "Check"} {
+			if errs[verb] == nil {
+				t.Errorf("%s with %s: no error", verb, what)
+			}
+			expect.Is(t, errs[verb], cni.ErrInvalidNetNS)
+		}
+		if errs["Remove"] != nil {
+			t.Errorf("Remove with %s: %v", what, errs["Remove"])
+		}
+		calls := s.TakeCalls()
+		expect.Same(t, what+": calls", testhost.Rendered(calls), []string{"DEL p c1/eth0"})
+		expect.Same(t, what+": CNI_NETNS at DEL", calls[0].NetNS, "")
+	}
+}
+
+func TestDuty_R23_F11_TheRuntimesOwnNamespaceIsRefused(t *testing.T) {
+	s := newStage(t)
+	conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))
+	other := s.Container("other")
+	s.refusedByAll(s.Runtime(conf), "the one plugins run in", "c1", s.Path("netns", "host"), cni.ErrInvalidNetNS)
+	s.refusedByAll(s.Runtime(conf), "the process's", "c1", "/proc/self/ns/net", cni.ErrInvalidNetNS)
+	s.refusedByAll(s.Runtime(conf, cni.WithHostNetNS(other)), "the one of WithHostNetNS", "c1", other, cni.ErrInvalidNetNS)
+	s.refusedByAll(s.Host.Runtime(conf), "the thread's", "c1", s.Path("netns", "host"), cni.ErrInvalidNetNS)
+	s.refusedByAll(s.Host.Runtime(conf), "the thread's by another path", "c1", "/proc/thread-self/ns/net", cni.ErrInvalidNetNS)
+	s.refusedByAll(s.Host.Runtime(conf), "the process's, which the thread is not in", "c1", "/proc/self/ns/net", cni.ErrInvalidNetNS)
+}
+
+func TestDuty_R23_AHostNamespaceThatIsNoneIsRefused(t *testing.T) {
+	s := newStage(t)
+	conf := cni.WithConfListBytes(s.Network("net", "1.1.0", "p"))
+	path := s.Container("c1")
+	for what, host := range s.notNetNS() {
+		r := s.Runtime(conf, cni.WithHostNetNS(host))
+		s.refusedByAll(r, what, "c1", path, cni.ErrInvalidNetNS)
+		expect.Is(t, r.Status(), cni.ErrInvalidNetNS)
+	}
+}
+
+// namespacesOfCalls are those that the calls since the last time ran in.
+func (s *stage) namespacesOfCalls() []string {
+	s.T.Helper()
+	var ids []string
+	for _, c := range s.TakeCalls() {
+		ids = append(ids, c.NetNo)
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+func TestDuty_R13_PluginsRunInTheCallersNamespace(t *testing.T) {
+	s := newStage(t)
+	confs := []cni.Opt{cni.WithStatusCache(0)}
+	for _, typ := range []string{"p", "q", "r", "s"} {
+		confs = append(confs, cni.WithConfListBytes(s.Network("net-"+typ, "1.1.0", typ, typ)))
+	}
+	r := s.Host.Runtime(confs...)
+	path := s.Container("c1")
+	life := func(id string) {
+		t.Helper()
+		_, err := r.Setup(t.Context(), id, path)
+		expect.NoError(t, err)
+		expect.NoError(t, r.Check(t.Context(), id, path))
+		expect.NoError(t, r.Status())
+		expect.NoError(t, r.Remove(t.Context(), id, path))
+		_, err = r.SetupSerially(t.Context(), id, path)
+		expect.NoError(t, err)
+		expect.NoError(t, r.Remove(t.Context(), id, path))
+	}
+	here, err := os.Readlink("/proc/thread-self/ns/net")
+	expect.NoError(t, err)
+	life("c1")
+	expect.Same(t, "namespaces", s.namespacesOfCalls(), []string{here})
+
+	expect.NoError(t, r.Load(append(confs, cni.WithHostNetNS("/proc/self/ns/net"))...))
+	process, err := os.Readlink("/proc/self/ns/net")
+	expect.NoError(t, err)
+	life("c2")
+	expect.Same(t, "namespaces with WithHostNetNS", s.namespacesOfCalls(), []string{process})
+}
+
+func TestDuty_R13_TheThreadsOfTheProcessStayWhereTheyWere(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")), cni.WithConfListBytes(s.Network("two", "1.0.0", "q")))
+	path := s.Container("c1")
+	// A thread of its own, so that WithHostNetNS is not where the caller is.
+	expect.NoError(t, expect.Await(t, "a life", testhost.Begin(func() error {
+		before, err := netns.CurrentID()
+		if err != nil {
+			return err
+		}
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if _, err := r.Setup(t.Context(), "c1", path); err != nil {
+			return err
+		}
+		after, err := netns.CurrentID()
+		expect.Same(t, "namespace of the thread", after, before)
+		return err
+	})))
+	tasks, err := os.ReadDir("/proc/self/task")
+	expect.NoError(t, err)
+	mine := unix.Gettid()
+	counts := map[string]int{}
+	for _, task := range tasks {
+		ns, err := os.Readlink(filepath.Join("/proc/self/task", task.Name(), "ns/net"))
+		if err == nil && task.Name() != strconv.Itoa(mine) {
+			counts[ns]++
+		}
+	}
+	process, err := os.Readlink("/proc/self/ns/net")
+	expect.NoError(t, err)
+	delete(counts, process)
+	expect.Same(t, "threads elsewhere", counts, map[string]int{})
+}

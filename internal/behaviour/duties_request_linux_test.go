@@ -1,0 +1,177 @@
+package behaviour_test
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// wholeLife sets up, checks and removes container c1, and returns the calls.
+func (s *stage) wholeLife(r *cni.Runtime, opts ...cni.NamespaceOpts) []scripted.Call {
+	s.T.Helper()
+	path := s.Container("c1")
+	ctx := s.T.Context()
+	if _, err := r.Setup(ctx, "c1", path, opts...); err != nil {
+		s.T.Fatal(err)
+	}
+	expect.NoError(s.T, r.Check(ctx, "c1", path, opts...))
+	expect.NoError(s.T, r.Remove(ctx, "c1", path, opts...))
+	return s.TakeCalls()
+}
+
+// only is a list of version 1.0.0 with one scripted plugin, to whose
+// configuration more is added.
+func (s *stage) only(more string) cni.Opt {
+	s.T.Helper()
+	script := s.Plugin(s.Scripts["p"], "p")
+	return cni.WithConfListBytes(fmt.Appendf(nil,
+		`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type":"p","script":%q,%s}]}`, script, more))
+}
+
+func TestDuty_R10_UnknownFieldsReachThePluginToTheByte(t *testing.T) {
+	s := newStage(t)
+	const more = `"z":{"b":1,"a":[1.0,1e3,  9007199254740993]},"big":18446744073709551617,"html":"<>&\u00e9","none":null`
+	r := s.Runtime(s.only(more))
+	calls := s.wholeLife(r)
+	expect.Same(t, "calls", testhost.Rendered(calls), []string{"ADD p c1/eth0", "CHECK p c1/eth0", "DEL p c1/eth0"})
+	config := fmt.Sprintf(`{"type":"p","script":%q,%s,`, s.Path("script-p"), more)
+	for _, c := range calls {
+		if !strings.HasPrefix(c.Exact, config) {
+			t.Errorf("%s read\n%s\nwant it to begin with\n%s", c.Verb, c.Exact, config)
+		}
+	}
+	expect.Same(t, "ADD's request", calls[0].Exact, config+`"cniVersion":"1.0.0","name":"net"}`)
+}
+
+// keysOfADD are the keys of what a plugin read whose configuration has more.
+func keysOfADD(t *testing.T, more string) []string {
+	t.Helper()
+	s := newStage(t)
+	calls := s.wholeLife(s.Runtime(s.only(more)))
+	return slices.Sorted(maps.Keys(testhost.Request(t, calls[0])))
+}
+
+func TestDuty_R11_KeysOfTheRuntimeAreDroppedFromTheConfiguration(t *testing.T) {
+	got := keysOfADD(t, `"runtimeConfig":{"portMappings":[{"hostPort":1}]},
+		"cni.dev/valid-attachments":[],"cni.dev/position":7,"cni.dev/x":1,"kept":1`)
+	expect.Same(t, "keys", got, []string{"cniVersion", "kept", "name", "script", "type"})
+}
+
+func TestDuty_R38_CapabilitiesAreNotPassedToThePlugin(t *testing.T) {
+	got := keysOfADD(t, `"capabilities":{"portMappings":true},"kept":1`)
+	expect.Same(t, "keys", got, []string{"cniVersion", "kept", "name", "script", "type"})
+}
+
+func TestDuty_R39_TheFirstADDHasNoPrevResult(t *testing.T) {
+	got := keysOfADD(t, `"prevResult":{"cniVersion":"1.0.0","ips":[{"address":"6.6.6.6/24"}]},"kept":1`)
+	expect.Same(t, "keys", got, []string{"cniVersion", "kept", "name", "script", "type"})
+}
+
+func TestDuty_R36_EveryRequestHasTheNetworksNameAndVersion(t *testing.T) {
+	s := newStage(t)
+	script := s.Plugin(scripted.Script{}, "p", "q")
+	r := s.Runtime(cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.1.0", "name": "net", "plugins": [
+		{"type": "p", "script": %q, "name": "other", "cniVersion": "0.1.0"}, {"type": "q", "script": %q}]}`, script, script)))
+	expect.NoError(t, r.Status())
+	calls := append(s.TakeCalls(), s.wholeLife(r)...)
+	expect.Same(t, "calls", testhost.Rendered(calls), []string{"STATUS p /", "STATUS q /", "ADD p c1/eth0", "ADD q c1/eth0",
+		"CHECK p c1/eth0", "CHECK q c1/eth0", "DEL q c1/eth0", "DEL p c1/eth0"})
+	for _, c := range calls {
+		keys := testhost.Request(t, c)
+		expect.Same(t, c.Verb+" "+c.Type, []string{keys["name"], keys["cniVersion"]}, []string{`"net"`, `"1.1.0"`})
+	}
+}
+
+// protocol are the CNI_* variables of a call.
+func protocol(c scripted.Call) []string {
+	return slices.DeleteFunc(slices.Clone(c.Env), func(kv string) bool { return !strings.HasPrefix(kv, "CNI_") })
+}
+
+func TestDuty_R14_VariablesOfEachVerb(t *testing.T) {
+	s := newStage(t)
+	t.Setenv("CNI_IFNAME", "of-another-request")
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.1.0", "p")))
+	expect.NoError(t, r.Status())
+	calls := append(s.TakeCalls(), s.wholeLife(r, cni.WithArgs("K", "v"))...)
+	about := func(verb string) []string {
+		return []string{"CNI_ARGS=K=v", "CNI_COMMAND=" + verb, "CNI_CONTAINERID=c1", "CNI_IFNAME=eth0",
+			"CNI_NETNS=" + s.Path("netns", "c1"), "CNI_PATH=" + s.Path("bin")}
+	}
+	want := [][]string{
+		{"CNI_ARGS=", "CNI_COMMAND=STATUS", "CNI_CONTAINERID=", "CNI_IFNAME=", "CNI_NETNS=", "CNI_PATH=" + s.Path("bin")},
+		about("ADD"), about("CHECK"), about("DEL"),
+	}
+	var got [][]string
+	for _, c := range calls {
+		got = append(got, protocol(c))
+	}
+	expect.Same(t, "variables", got, want)
+}
+
+func TestDuty_R15_ArgumentsHaveAStableOrder(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	const want = "A=2;K8S_POD_NAME=x;Z=1;b=4;ignored=true;k.1/2=v v"
+	for range 3 {
+		calls := s.wholeLife(r, cni.WithArgs("b", "4"), cni.WithArgs("Z", "0"), cni.WithLabels(map[string]string{
+			"Z": "1", "A": "2", "K8S_POD_NAME": "x", "ignored": "true", "k.1/2": "v v"}))
+		for _, c := range calls {
+			expect.Same(t, c.Verb, c.Args, want)
+		}
+		s.RemoveNetNS("c1")
+	}
+}
+
+func TestDuty_R15_WhatCannotBeCarriedIsRefusedBeforeAnythingRuns(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	path := s.Container("c1")
+	for _, kv := range [][2]string{{"x", "x;IP=10.0.0.9"}, {"x;y", "1"}, {"x", "a=b"}, {"x=", ""},
+		{"x", "a\x00b"}, {"x", "a\nb"}, {"", "v"}} {
+		for verb, err := range s.everyVerb(r, "c1", path, cni.WithArgs(kv[0], kv[1])) {
+			if err == nil {
+				t.Errorf("%s with %q: no error", verb, kv)
+			}
+			expect.Is(t, err, cni.ErrInvalidArgument)
+		}
+	}
+	expect.Same(t, "calls", s.Took(), []string{})
+}
+
+// everyVerb calls Setup, SetupSerially, Check and Remove.
+func (s *stage) everyVerb(r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) map[string]error {
+	ctx := s.T.Context()
+	_, setup := r.Setup(ctx, id, path, opts...)
+	_, serially := r.SetupSerially(ctx, id, path, opts...)
+	return map[string]error{"Setup": setup, "SetupSerially": serially,
+		"Check": r.Check(ctx, id, path, opts...), "Remove": r.Remove(ctx, id, path, opts...)}
+}
+
+func TestDuty_R30_PluginsAreFoundAlongThePathThatTheyAreTold(t *testing.T) {
+	s := newStage(t)
+	conf := s.Network("net", "1.0.0", "p")
+	s.Write("first/other", "not a plugin")
+	exe, err := os.Executable()
+	expect.NoError(t, err)
+	expect.NoError(t, os.MkdirAll(s.Path("third"), 0o755))
+	expect.NoError(t, os.Symlink(exe, s.Path("third", "p")))
+	dirs := []string{s.Path("first"), s.Path("missing"), s.Path("bin"), s.Path("third")}
+	for _, c := range s.wholeLife(s.Runtime(cni.WithPluginDir(dirs), cni.WithConfListBytes(conf))) {
+		expect.Same(t, c.Verb+": CNI_PATH", c.Path, strings.Join(dirs, ":"))
+	}
+	expect.NoError(t, os.Remove(s.Path("bin", "p")))
+	r := s.Runtime(cni.WithPluginPath(strings.Join(dirs[:3], ":")), cni.WithConfListBytes(conf))
+	_, err = r.Setup(t.Context(), "c2", s.Container("c2"))
+	expect.Is(t, err, cni.ErrPluginNotFound)
+	if want := fmt.Sprintf("failed to find plugin %q in path %s", "p", dirs[:3]); !strings.Contains(err.Error(), want) {
+		t.Errorf("error %q, want %q in it", err, want)
+	}
+}

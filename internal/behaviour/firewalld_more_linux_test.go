@@ -1,0 +1,311 @@
+package behaviour_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
+)
+
+const (
+	sourceV4  = "10.77.0.2/32"
+	sourceV6  = "fd77::2/128"
+	bothOfOne = sourceV4 + " " + sourceV6
+	anyway    = `{"type": "firewall"}`
+)
+
+// builtInHost is a firewalldHost with a runtime whose plugins are built in.
+func builtInHost(t testing.TB) (*firewalldHost, *cni.Runtime) {
+	t.Helper()
+	h := newFirewalldHost(t)
+	return h, h.builtIn(h.filtered("podnet", anyway))
+}
+
+func (h *firewalldHost) builtIn(opts ...cni.Opt) *cni.Runtime {
+	h.T.Helper()
+	return h.Runtime(append([]cni.Opt{cni.WithBuiltinPlugins()}, opts...)...)
+}
+
+// recordedBackend is what the record says that the plugin firewall has detected.
+func (h *firewalldHost) recordedBackend(id string) string {
+	h.T.Helper()
+	rec, err := record.Open(h.Path("state", "embedcni", "attachments")).Load(record.ID(id))
+	expect.NoError(h.T, err)
+	for _, p := range rec.Networks[0].Plugins {
+		if p.Type == "firewall" {
+			return p.Backend
+		}
+	}
+	h.T.Fatal("no firewall is recorded")
+	return ""
+}
+
+// TestFault_F54_AReloadIsNoticed: firewalld forgets sources then, and flushes the
+// rules of iptables. The container is kept, and goes without a trace.
+func TestFault_F54_AReloadIsNoticed(t *testing.T) {
+	h, r := builtInHost(t)
+	world := h.outside()
+	h.Serve(world, 80)
+	before := h.audit()
+	a := h.attach(r, "a")
+	h.firewalld.Reload()
+	if _, err := h.Ask(a.path, "tcp", testhost.HostPort("192.0.2.2", 80), testhost.AnswerWait); err == nil {
+		t.Error("firewalld lets packets pass of an address that it has forgotten")
+	}
+	err := r.Check(t.Context(), "a", a.path)
+	if err == nil || !strings.Contains(err.Error(), sourceV4+` is not in zone "trusted" of firewalld`) {
+		t.Errorf("CHECK says %v", err)
+	}
+	report, err := h.builtIn(h.filtered("podnet", anyway)).Recover(t.Context())
+	expect.NoError(t, err)
+	expect.Same(t, "adopted", report.Adopted, []string{"a"})
+	if report.Kept["a"] == nil {
+		t.Error("Recover takes the container for healthy")
+	}
+	b := h.attach(r, "b")
+	h.WantAnswers(testhost.Both(b.path, testhost.HostPort("192.0.2.2", 80), "192.0.2.1"))
+	expect.NoError(t, r.Check(t.Context(), "b", b.path))
+	expect.Same(t, "trusted", h.trusted(), "10.77.0.3/32 fd77::3/128")
+	h.detach(r, "a")
+	h.detach(r, "b")
+	h.wantClean(before)
+}
+
+// TestFault_F54_AFirewalldThatStopsOrStartsInBetween changes nothing of how a
+// container is removed: what was detected is on record.
+func TestFault_F54_AFirewalldThatStopsOrStartsInBetween(t *testing.T) {
+	h, r := builtInHost(t)
+	before := h.realHost.Audit()
+	a := h.attach(r, "a")
+	expect.Same(t, "recorded", h.recordedBackend("a"), "firewalld")
+	h.firewalld.StopFirewalld()
+	if err := r.Check(t.Context(), "a", a.path); err == nil || !strings.Contains(err.Error(), "no firewalld answers on the D-Bus") {
+		t.Errorf("CHECK without firewalld says %v", err)
+	}
+	h.detach(r, "a")
+	b := h.attach(r, "b")
+	expect.Same(t, "recorded", h.recordedBackend("b"), "iptables")
+	c := h.attach(r, "c")
+	h.firewalld.StartFirewalld()
+	// It has flushed the rules of iptables, where CHECK goes on to look for them.
+	if err := r.Check(t.Context(), "b", b.path); err == nil || !strings.Contains(err.Error(), "chain CNI-FORWARD of table filter is not there") {
+		t.Errorf("CHECK with a firewalld that came later says %v", err)
+	}
+	h.detach(r, "b")
+	h.firewalld.AddSource("trusted", hostAddress(c.v4)) // an administrator's, for a container without it
+	h.detach(r, "c")
+	expect.Same(t, "trusted", h.trusted(), hostAddress(c.v4))
+	h.attach(r, "d")
+	expect.Same(t, "recorded", h.recordedBackend("d"), "firewalld")
+	h.firewalld.StopBus()
+	h.detach(r, "d")
+	left, _ := h.realHost.Left(before)
+	if len(left.Without(func(l string) bool { return strings.Contains(l, " inet firewalld ") })) > 0 {
+		t.Errorf("left:\n%s", strings.Join(left, "\n"))
+	}
+}
+
+func hostAddress(addr string) string { return addr + "/32" }
+
+// TestFault_F54_AnAdministratorsSourceStays, which is in the zone before the
+// container has the address; neither DEL nor the sweep takes it out.
+func TestFault_F54_AnAdministratorsSourceStays(t *testing.T) {
+	h, r := builtInHost(t)
+	h.firewalld.AddSource("trusted", sourceV4)
+	before := h.audit()
+	a := h.attach(r, "a")
+	expect.Same(t, "trusted", h.trusted(), bothOfOne)
+	expect.NoError(t, r.Check(t.Context(), "a", a.path))
+	h.detach(r, "a")
+	expect.Same(t, "trusted", h.trusted(), sourceV4)
+	h.wantClean(before)
+}
+
+// TestFault_F54_AnAddressOfTwoStaysUntilTheLastIsGone: firewalld knows nothing but
+// addresses, and containers on networks that do not know each other may share one.
+func TestFault_F54_AnAddressOfTwoStaysUntilTheLastIsGone(t *testing.T) {
+	for _, first := range []string{"a", "b"} {
+		h := newFirewalldHost(t)
+		r := h.builtIn(h.filtered("podnet", anyway), h.filtered("othernet", anyway))
+		path := map[string]string{"a": h.Container("a"), "b": h.Container("b")}
+		for id, network := range map[string]string{"a": "podnet", "b": "othernet"} {
+			result, err := r.Setup(t.Context(), id, path[id], cni.WithNetwork(network))
+			expect.NoError(t, err)
+			expect.Same(t, "address", result.IPv4().IP().String()+"/32", sourceV4)
+		}
+		last := map[string]string{"a": "b", "b": "a"}[first]
+		expect.NoError(t, r.Remove(t.Context(), first, path[first]))
+		expect.Same(t, "trusted", h.trusted(), bothOfOne)
+		expect.NoError(t, r.Check(t.Context(), last, path[last], cni.WithNetwork(map[string]string{"a": "podnet", "b": "othernet"}[last])))
+		expect.NoError(t, r.Remove(t.Context(), last, path[last]))
+		expect.Same(t, "trusted", h.trusted(), "")
+	}
+}
+
+// TestFault_F54_TheSweepLooksIntoTheZone that a DEL did not come to.
+func TestFault_F54_TheSweepLooksIntoTheZone(t *testing.T) {
+	for name, firewall := range map[string]string{
+		"found": anyway, "named": `{"type": "firewall", "backend": "firewalld", "firewalldZone": "internal"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newFirewalldHost(t)
+			h.firewalld.AddSource("trusted", "10.77.0.9/32") // a neighbour's
+			bin := h.pluginCopies()
+			r := h.Runtime(h.filtered("podnet", firewall), cni.WithPluginDir([]string{bin}))
+			before := h.audit()
+			h.attach(r, "a")
+			own := filepath.Join(bin, "firewall")
+			expect.NoError(t, os.Remove(own))
+			expect.NoError(t, os.WriteFile(own, []byte("#!/bin/sh\nexit 0\n"), 0o755))
+			h.detach(r, "a")
+			expect.Same(t, "trusted", h.trusted(), "10.77.0.9/32")
+			expect.Same(t, "internal", strings.Join(h.firewalld.Sources("internal"), " "), "")
+			h.wantClean(before)
+		})
+	}
+}
+
+// pluginCopies is a directory with the reference plugins, of which each can be
+// replaced.
+func (h *firewalldHost) pluginCopies() string {
+	h.T.Helper()
+	bin := h.Path("copies")
+	expect.NoError(h.T, os.Mkdir(bin, 0o755))
+	plugins, err := os.ReadDir(testhost.ReferencePlugins(h.T))
+	expect.NoError(h.T, err)
+	for _, p := range plugins {
+		expect.NoError(h.T, os.Symlink(filepath.Join(testhost.ReferencePlugins(h.T), p.Name()), filepath.Join(bin, p.Name())))
+	}
+	return bin
+}
+
+// TestFault_F54_ANamespaceThatIsGone, of the container or of the host, is no reason
+// to leave an address in the zone.
+func TestFault_F54_ANamespaceThatIsGone(t *testing.T) {
+	h := newFirewalldHost(t)
+	detached := h.Path("netns", "detached")
+	ns, err := netns.Create(detached)
+	expect.NoError(t, err)
+	r := h.builtIn(h.filtered("podnet", anyway), cni.WithHostNetNS(detached))
+	a := h.attach(r, "a")
+	expect.Same(t, "trusted", h.trusted(), bothOfOne)
+	for _, path := range []string{detached, a.path, h.Pin("a")} {
+		expect.NoError(t, netns.Remove(path))
+	}
+	expect.NoError(t, ns.Close())
+	expect.NoError(t, h.builtIn(h.filtered("podnet", anyway)).Remove(t.Context(), "a", ""))
+	expect.Same(t, "trusted", h.trusted(), "")
+}
+
+// TestFault_F54_CleanUpFindsTheZone.
+func TestFault_F54_CleanUpFindsTheZone(t *testing.T) {
+	h, r := builtInHost(t)
+	h.attach(r, "a")
+	found, err := r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "a", Network: "podnet", IfName: "eth0", DryRun: true})
+	expect.NoError(t, err)
+	for _, want := range []string{"firewall-cmd --zone=trusted --remove-source=" + sourceV4, "firewall-cmd --zone=trusted --remove-source=" + sourceV6} {
+		if !strings.Contains(strings.Join(found, "\n"), want) {
+			t.Errorf("CleanUp would remove\n%s\nand not %s", strings.Join(found, "\n"), want)
+		}
+	}
+	_, err = r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "a", Network: "podnet", IfName: "eth0"})
+	expect.NoError(t, err)
+	expect.Same(t, "trusted", h.trusted(), "")
+}
+
+// TestFault_F54_ABusOrAFirewalldThatHangsConcernsItsOwnContainers.
+func TestFault_F54_ABusOrAFirewalldThatHangsConcernsItsOwnContainers(t *testing.T) {
+	h := newFirewalldHost(t)
+	r := h.builtIn(h.filtered("podnet", anyway), cni.WithTimeouts(cni.Timeouts{Del: time.Second}))
+	other := h.builtIn(h.filtered("othernet", `{"type": "firewall", "backend": "iptables"}`))
+	before := h.audit()
+	a := h.attach(r, "a")
+	h.attach(other, "o0")
+
+	thaw := h.firewalld.FreezeFirewalld()
+	hanging, path := make(chan error, 1), h.Container("b")
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, err := r.Setup(ctx, "b", path)
+		hanging <- err
+	}()
+	h.attach(other, "o1")
+	h.detach(other, "o1")
+	cancel()
+	if err := <-hanging; err == nil {
+		t.Error("attached behind a firewalld that does not answer")
+	}
+	var left *cni.LeftoverError
+	if err := r.Remove(t.Context(), "a", a.path); err == nil || !errors.As(err, &left) || !strings.Contains(err.Error(), "firewalld") {
+		t.Errorf("Remove with a firewalld that hangs: %v", err)
+	}
+	thaw()
+	expect.NoError(t, r.Remove(t.Context(), "a", a.path))
+	expect.NoError(t, r.Remove(t.Context(), "b", path))
+	expect.Same(t, "trusted", h.trusted(), "")
+
+	thaw = h.firewalld.FreezeBus()
+	h.attach(other, "o2")
+	h.detach(other, "o2")
+	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := r.Setup(ctx, "c", h.Container("c")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Setup with a bus that hangs: %v", err)
+	}
+	thaw()
+	h.detach(other, "o0")
+	h.wantClean(before)
+}
+
+// TestFault_F54_APoolLooksWhetherFirewalldHasForgotten: a container that was made
+// ahead of time is looked at before it is handed out.
+func TestFault_F54_APoolLooksWhetherFirewalldHasForgotten(t *testing.T) {
+	h := newFirewalldHost(t)
+	r := h.builtIn(h.filtered("podnet", anyway), cni.WithHostNetNS(h.Path("netns", "host")))
+	world := h.outside()
+	h.Serve(world, 80)
+	p, err := r.NewPool(cni.PoolOptions{Size: 1})
+	expect.NoError(t, err)
+	for _, reloaded := range []bool{false, true} {
+		warm := h.WantFull(r, p, 1)[0]
+		if reloaded {
+			h.firewalld.Reload()
+		}
+		path, _, err := p.Setup(t.Context(), "a")
+		expect.NoError(t, err)
+		rec, err := record.Open(h.Path("state", "embedcni", "attachments")).Load("a")
+		expect.NoError(t, err)
+		expect.Same(t, "it is the one made ahead of time", rec.Plugins() == record.PluginID(warm), !reloaded)
+		expect.NoError(t, r.Check(t.Context(), "a", path))
+		h.WantAnswers(testhost.Both(path, testhost.HostPort("192.0.2.2", 80), "192.0.2.1"))
+		expect.NoError(t, r.Remove(t.Context(), "a", path))
+	}
+	expect.NoError(t, p.Close())
+	expect.Same(t, "trusted", h.trusted(), "")
+}
+
+// TestFault_F54_NomadsOwnListOfTwoFamilies, in which the backend is "ip6tables".
+func TestFault_F54_NomadsOwnListOfTwoFamilies(t *testing.T) {
+	h := &firewalldHost{realHost: newRealHost(t)}
+	for _, r := range []*cni.Runtime{h.Real(h.filtered("podnet", nomads)), h.builtIn(h.filtered("podnet", nomads))} {
+		before := h.realHost.Audit()
+		a := h.attach(r, "a")
+		expect.NoError(t, r.Check(t.Context(), "a", a.path))
+		h.detach(r, "a")
+		left, gone := h.Left(before)
+		left = left.Without(func(l string) bool { return strings.Contains(l, "NOMAD-ADMIN") }) // an administrator's
+		expect.Same(t, "left and gone", len(left)+len(gone), 0)
+		expect.NoError(t, netns.Remove(a.path))
+	}
+}
+
+const nomads = `{"type": "firewall", "backend": "ip6tables", "iptablesAdminChainName": "NOMAD-ADMIN"}`

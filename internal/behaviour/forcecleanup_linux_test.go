@@ -1,0 +1,402 @@
+package behaviour_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
+)
+
+// orphaned is an attachment of c1 that nobody remembers any more.
+type orphaned struct {
+	*realHost
+	reader *cni.Runtime // with the network
+	blind  *cni.Runtime // with nothing loaded
+	before audit.Lines  // of c1
+	other  *cni.Result  // of the neighbour, whose id is c1's and more
+}
+
+// forget attaches c1 beside its neighbour and deletes its namespace and record.
+func forget(t *testing.T, network, ipam string, c testhost.Case) *orphaned {
+	t.Helper()
+	h := newRealHost(t)
+	if ipam == "" {
+		ipam = h.Path("ipam")
+	}
+	o := &orphaned{realHost: h, reader: h.Real(cni.WithConfListBytes(c.Conf(network, "1.0.0", ipam))), blind: h.Runtime()}
+	// The neighbour comes first, so that what both share is there.
+	h.mustSetup(o.reader, "c11", h.Container("c11"), udpPort(8081))
+	o.before = h.Audit()
+	var err error
+	if o.other, err = o.reader.Lookup("c11"); err != nil {
+		t.Fatal(err)
+	}
+	pins := h.pins()
+	path := h.Mortal("c1")
+	result := h.mustSetup(o.reader, "c1", path, udpPort(8080))
+	for _, pin := range h.pins() {
+		if !slices.Contains(pins, pin) {
+			err = errors.Join(err, netns.Remove(pin))
+		}
+	}
+	records := record.Open(h.Path("state", "embedcni", "attachments"))
+	if err := errors.Join(err, records.Delete("c1"), netns.Remove(path)); err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range result.Networks[0].Interfaces {
+		if strings.HasPrefix(i.Name, "veth") {
+			h.waitForNoLink(i.Name)
+		}
+	}
+	return o
+}
+
+// waitForNoLink waits until the kernel has taken down a namespace's end of a
+// pair, and this one with it. It asks for the name: a list of all links can be
+// interrupted by another one that goes.
+func (h *realHost) waitForNoLink(name string) {
+	h.T.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for tick := time.NewTicker(5 * time.Millisecond); ; <-tick.C {
+		_, err := netlink.LinkByName(name)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			return
+		}
+		if err != nil || time.Now().After(deadline) {
+			h.T.Fatalf("link %s is still there: %v", name, err)
+		}
+	}
+}
+
+func everythingConf(network, ipam string) []byte {
+	c := testhost.Everything()
+	return c.Conf(network, "1.0.0", ipam)
+}
+
+func udpPort(port int32) cni.NamespaceOpts {
+	return cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: port, ContainerPort: 80, Protocol: "udp"}})
+}
+
+// wantOther compares with how it was before c1: nothing has come, and nothing
+// is gone, least of all the neighbour's.
+func (o *orphaned) wantOther() {
+	o.T.Helper()
+	o.WantClean(o.before)
+	if got, err := o.reader.Lookup("c11"); err != nil || !reflect.DeepEqual(got, o.other) {
+		o.T.Errorf("the neighbour is recorded as %+v, %v, want %+v", got, err, o.other)
+	}
+	if err := o.reader.Check(context.Background(), "c11", o.Path("netns", "c11")); err != nil {
+		o.T.Errorf("the neighbour: %v", err)
+	}
+}
+
+func (h *realHost) mustSetup(r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) *cni.Result {
+	h.T.Helper()
+	result, err := r.Setup(context.Background(), id, path, opts...)
+	if err != nil {
+		h.T.Fatal(err)
+	}
+	return result
+}
+
+func (h *realHost) pins() []string {
+	h.T.Helper()
+	pins, err := filepath.Glob(h.Path("state", "embedcni", "attachments", "netns", "*"))
+	if err != nil {
+		h.T.Fatal(err)
+	}
+	return pins
+}
+
+// everythingOf are the lines for c1 on the network of everything(), beside c11.
+func everythingOf(network, dn, ifb string) []string {
+	var lines []string
+	for _, f := range []struct{ tool, addr string }{{"ip6tables", "fd77::3/128"}, {"iptables", "10.77.0.3/32"}} {
+		lines = append(lines,
+			f.tool+` -t filter -D CNI-FORWARD -d `+f.addr+` -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT`,
+			f.tool+` -t filter -D CNI-FORWARD -s `+f.addr+` -j ACCEPT`,
+			f.tool+` -t nat -D CNI-HOSTPORT-DNAT -p udp -m comment --comment "dnat name: \"`+network+`\" id: \"c1\"" -m multiport --dports 8080 -j `+dn,
+			f.tool+` -t nat -D POSTROUTING -s `+f.addr+` -m comment --comment "name: \"`+network+`\" id: \"c1\"" -j CNI-HASH`,
+			f.tool+` -t nat -F CNI-HASH`, f.tool+` -t nat -F `+dn,
+			f.tool+` -t nat -X CNI-HASH`, f.tool+` -t nat -X `+dn,
+		)
+	}
+	return append(lines, "interface "+ifb+" on the host")
+}
+
+func TestCleanUpRemovesWhatNobodyRemembers(t *testing.T) {
+	const dn, ifb = "CNI-DN-1d96a4c7e0d1b705cc10f", "bwp1d96a4c7e0d1"
+	addresses := []string{"address 10.77.0.3 in DIR/ipam/podnet", "address fd77::3 in DIR/ipam/podnet"}
+	cached := []string{"cached result in DIR/state/results"}
+	for _, c := range []struct {
+		name string
+		lose []string // of what is left to go by
+		give func(*orphaned, *cni.CleanUpTarget)
+		want []string
+	}{
+		{name: "cached by libcni", want: slices.Concat(everythingOf("podnet", dn, ifb), addresses, cached)},
+		{
+			name: "configuration given", lose: []string{"state/results/podnet-c1-eth0"},
+			give: func(o *orphaned, t *cni.CleanUpTarget) {
+				t.Config = everythingConf("podnet", o.Path("ipam"))
+			},
+			want: slices.Concat(everythingOf("podnet", dn, ifb), addresses),
+		},
+		{
+			name: "addresses given", lose: []string{"state/results/podnet-c1-eth0", "ipam/podnet/10.77.0.3", "ipam/podnet/fd77::3"},
+			give: func(_ *orphaned, t *cni.CleanUpTarget) {
+				t.Addresses = []netip.Addr{netip.MustParseAddr("::ffff:10.77.0.3"), netip.MustParseAddr("fd77::3")}
+			},
+			want: everythingOf("podnet", dn, ifb),
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := forget(t, "podnet", "", testhost.Everything())
+			for _, file := range c.lose {
+				if err := os.Remove(o.Path(file)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0"}
+			if c.give != nil {
+				c.give(o, &target)
+			}
+			o.wantCleanUp(target, c.want)
+			o.wantOther()
+		})
+	}
+}
+
+// wantCleanUp wants a dry run to list these lines and change nothing, then the
+// cleanup to list and remove the same, and a second one to find nothing.
+func (o *orphaned) wantCleanUp(target cni.CleanUpTarget, want []string) {
+	o.T.Helper()
+	slices.Sort(want)
+	ctx, before := context.Background(), o.Audit()
+	dry := target
+	dry.DryRun = true
+	for _, one := range []struct {
+		name   string
+		target cni.CleanUpTarget
+		want   []string
+	}{{"dry run", dry, want}, {"cleanup", target, want}, {"again", target, nil}} {
+		found, err := o.blind.CleanUp(ctx, one.target)
+		got := o.withoutHashes(found)
+		slices.Sort(got)
+		if err != nil || !slices.Equal(got, one.want) {
+			o.T.Errorf("%s: %v, found:\n%s\nwant:\n%s", one.name, err, strings.Join(got, "\n"), strings.Join(one.want, "\n"))
+		}
+		if one.target.DryRun {
+			if now := o.Audit(); !slices.Equal(now, before) {
+				o.T.Errorf("the dry run changed %v to %v", before, now)
+			}
+		}
+	}
+}
+
+// With nothing to go by, names that can be computed and host-local's default
+// directory are all there is.
+func TestCleanUpWithoutConfiguration(t *testing.T) {
+	const dir = "/var/lib/cni/networks" // the sandbox's own
+	t.Cleanup(func() {
+		if err := os.RemoveAll(filepath.Join(dir, "cleanupnet")); err != nil {
+			t.Error(err)
+		}
+	})
+	o := forget(t, "cleanupnet", dir, testhost.Everything())
+	if err := os.Remove(o.Path("state/results/cleanupnet-c1-eth0")); err != nil {
+		t.Fatal(err)
+	}
+	o.wantCleanUp(cni.CleanUpTarget{ContainerID: "c1", Network: "cleanupnet", IfName: "eth0"},
+		append(everythingOf("cleanupnet", "CNI-DN-304354b0d4b58098be47c", "bwp304354b0d4b5"),
+			"address 10.77.0.3 in "+dir+"/cleanupnet", "address fd77::3 in "+dir+"/cleanupnet"))
+	o.wantOther()
+	for _, gone := range []string{"10.77.0.3", "fd77::3"} {
+		if _, err := os.Stat(filepath.Join(dir, "cleanupnet", gone)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still held: %v", gone, err)
+		}
+	}
+}
+
+// A container that lives loses the one attachment, and keeps its others and the
+// record of them.
+func TestCleanUpOfOneOfTwoAttachments(t *testing.T) {
+	h := newRealHost(t)
+	second := testhost.Case{Plugins: []string{`{"type": "ptp", "ipMasq": true, ` + testhost.HostLocal(`[{"subnet": "10.78.0.0/24"}]`) + `}`}}
+	r := h.Real(cni.WithConfListBytes(second.Conf("second", "1.0.0", h.Path("ipam"))),
+		cni.WithConfListBytes(everythingConf("podnet", h.Path("ipam"))))
+	path := h.Container("c1")
+	h.mustSetup(r, "c1", path, cni.WithNetwork("second"))
+	before := h.Audit().Without(func(l string) bool { return strings.Contains(l, "/attachments/") })
+	h.mustSetup(r, "c1", path, cni.WithNetwork("podnet"), udpPort(8080))
+
+	target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth1"}
+	found, err := h.Runtime().CleanUp(context.Background(), target)
+	if err != nil || !slices.Contains(found, "interface eth1 in the container") {
+		t.Fatalf("found %q, %v", found, err)
+	}
+	h.WantClean(before)
+	all, err := r.Attachments()
+	if err != nil || len(all) != 1 || all[0].Network != "second" || all[0].State != cni.Attached {
+		t.Errorf("on record: %+v, %v", all, err)
+	}
+	if err := r.Check(context.Background(), "c1", path, cni.WithNetwork("second")); err != nil {
+		t.Error(err)
+	}
+	if err := r.Remove(context.Background(), "c1", path); err != nil {
+		t.Error(err)
+	}
+	if all, err = r.Attachments(); err != nil || all != nil {
+		t.Errorf("on record after Remove: %+v, %v", all, err)
+	}
+}
+
+// What cannot be removed is said, the rest is removed, and the record stays.
+func TestCleanUpThatIsNotComplete(t *testing.T) {
+	h := newRealHost(t)
+	r := h.Real(cni.WithConfListBytes(everythingConf("podnet", h.Path("ipam"))))
+	before := h.Audit()
+	h.mustSetup(r, "c1", h.Container("c1"), udpPort(8080))
+	stuck := h.Path("ipam/podnet/10.77.0.2")
+	if err := unix.Mount(stuck, stuck, "", unix.MS_BIND, ""); err != nil { // so it cannot be unlinked
+		t.Fatal(err)
+	}
+	target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0"}
+	_, err := r.CleanUp(context.Background(), target)
+	var left *cni.LeftoverError
+	if !errors.As(err, &left) || !slices.Equal(left.Left, []string{"address 10.77.0.2 in " + h.Path("ipam/podnet")}) ||
+		left.ContainerID != "c1" || !errors.Is(err, unix.EBUSY) {
+		t.Errorf("CleanUp: %v", err)
+	}
+	if all, err := r.Attachments(); err != nil || len(all) != 1 {
+		t.Errorf("on record: %+v, %v", all, err)
+	}
+	if err := unix.Unmount(stuck, 0); err != nil {
+		t.Fatal(err)
+	}
+	found, err := r.CleanUp(context.Background(), target)
+	want := []string{
+		"address 10.77.0.2 in " + h.Path("ipam/podnet"),
+		"attachment record in " + h.Path("state/embedcni/attachments"), "cached result in " + h.Path("state/results"),
+	}
+	if err != nil || !slices.Equal(found, want) {
+		t.Errorf("then: found %q, %v, want %q", found, err, want)
+	}
+	h.WantClean(before)
+	if all, err := r.Attachments(); err != nil || all != nil {
+		t.Errorf("on record in the end: %+v, %v", all, err)
+	}
+}
+
+func TestCleanUpOfWhatNeverWas(t *testing.T) {
+	h := newRealHost(t)
+	before := h.Audit()
+	target := cni.CleanUpTarget{ContainerID: "never", Network: "podnet", IfName: "eth0"}
+	if found, err := h.Runtime().CleanUp(context.Background(), target); found != nil || err != nil {
+		t.Errorf("found %q, %v", found, err)
+	}
+	h.WantClean(before)
+}
+
+func TestCleanUpValidatesBeforeAnything(t *testing.T) {
+	h := newRealHost(t)
+	before := h.Audit()
+	good := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0"}
+	for name, c := range map[string]struct {
+		spoil func(*cni.CleanUpTarget)
+		want  error
+	}{
+		"no id":          {func(t *cni.CleanUpTarget) { t.ContainerID = "" }, cni.ErrInvalidArgument},
+		"id is a path":   {func(t *cni.CleanUpTarget) { t.ContainerID = "../c1" }, cni.ErrInvalidArgument},
+		"no network":     {func(t *cni.CleanUpTarget) { t.Network = "" }, cni.ErrInvalidArgument},
+		"net is a path":  {func(t *cni.CleanUpTarget) { t.Network = ".." }, cni.ErrInvalidArgument},
+		"no interface":   {func(t *cni.CleanUpTarget) { t.IfName = "" }, cni.ErrInvalidArgument},
+		"zero address":   {func(t *cni.CleanUpTarget) { t.Addresses = make([]netip.Addr, 1) }, cni.ErrInvalidArgument},
+		"not JSON":       {func(t *cni.CleanUpTarget) { t.Config = []byte("{") }, cni.ErrInvalidConfig},
+		"another's conf": {func(t *cni.CleanUpTarget) { t.Config = everythingConf("other", "") }, cni.ErrInvalidArgument},
+	} {
+		target := good
+		c.spoil(&target)
+		if found, err := h.Runtime().CleanUp(context.Background(), target); found != nil || !errors.Is(err, c.want) {
+			t.Errorf("%s: found %q, %v, want %v", name, found, err, c.want)
+		}
+	}
+	if now := h.Audit(); !slices.Equal(now, before) {
+		t.Errorf("before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(now, "\n"))
+	}
+}
+
+func TestCleanUpWaitsForOtherCallsOfTheContainer(t *testing.T) {
+	h := newRealHost(t)
+	held, err := lock.Open(h.Path("state", "embedcni", "locks")).Lock(context.Background(), "container/c1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0", DryRun: true}
+	if _, err := h.Runtime().CleanUp(ctx, target); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("with the container locked: %v", err)
+	}
+	if err := held.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Runtime().CleanUp(context.Background(), target); err != nil {
+		t.Error(err)
+	}
+}
+
+// withoutHashes takes the hashes of chains, comments and files out of lines,
+// and which of the two iptables it is.
+func (h *realHost) withoutHashes(lines []string) []string {
+	hash := regexp.MustCompile(`\b(CNI-)?([0-9a-f]{16}-[0-9a-f]{16}|[0-9a-f]{24,})\b`)
+	tool := regexp.MustCompile(`^(ip6?tables)-(nft|legacy)\b`)
+	content := regexp.MustCompile(` sha256:\w+$`)
+	var out []string
+	for _, l := range h.Normalize(lines) {
+		l = content.ReplaceAllString(tool.ReplaceAllString(l, "$1"), "")
+		out = append(out, hash.ReplaceAllString(l, "${1}HASH"))
+	}
+	return out
+}
+
+// TestCleanUpWithAConfigurationInPlaceOfTheRecorded: a later version may take
+// one that this one does not, and then the caller's counts.
+func TestCleanUpWithAConfigurationInPlaceOfTheRecorded(t *testing.T) {
+	s, r := leasing(t, "c1")
+	s.hold(map[string]string{"10.9.0.2": "c1\r\neth0", "10.9.0.3": "c2\r\neth0"})
+	s.ChangeRecord("c1", func(rec *record.Record) { rec.Networks[0].Config = []byte("{}") })
+	target := cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"}
+	_, err := r.CleanUp(t.Context(), target)
+	expect.Is(t, err, cni.ErrInvalidConfig)
+	target.Config = fmt.Appendf(nil,
+		`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "x", "ipam": {"type": "host-local", "dataDir": %q}}]}`, s.Path("ipam"))
+	found, err := r.CleanUp(t.Context(), target)
+	expect.NoError(t, err)
+	expect.Same(t, "found", found, []string{
+		"address 10.9.0.2 in " + filepath.Join(s.Path("ipam"), "net"),
+		"attachment record in " + s.Path("state", "embedcni", "attachments"),
+		"cached result in " + s.Path("state", "results"),
+	})
+	expect.Same(t, "files", s.held(), []string{"10.9.0.3"})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+}

@@ -1,0 +1,260 @@
+package behaviour_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// inhabited is a stage with containers on one network of version 1.1.0.
+func inhabited(t *testing.T, ids ...string) (s *stage, r *cni.Runtime, conf []byte) {
+	t.Helper()
+	s = newStage(t)
+	conf = s.Network("net", "1.1.0", "p", "q")
+	r = s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(conf))
+	for _, id := range ids {
+		expect.NoError(t, testhost.SetUp(t.Context(), r, id, s.Container(id))())
+		s.AddLink(id, "eth0")
+	}
+	s.TakeCalls()
+	return s, r, conf
+}
+
+// valid is what each GC was given as valid attachments, in order.
+func valid(t testing.TB, calls []scripted.Call) []string {
+	t.Helper()
+	var lists []string
+	for _, c := range calls {
+		if c.Verb != "GC" {
+			continue
+		}
+		var given []types.GCAttachment
+		expect.NoError(t, json.Unmarshal([]byte(testhost.Request(t, c)["cni.dev/valid-attachments"]), &given))
+		names := []string{}
+		for _, a := range given {
+			names = append(names, a.ContainerID+"/"+a.IfName)
+		}
+		slices.Sort(names)
+		lists = append(lists, strings.Join(names, " "))
+	}
+	return lists
+}
+
+func TestDuty_R21_R22_GCRemovesFirstAndSaysWhatIsValid(t *testing.T) {
+	s, r, _ := inhabited(t, "c1", "c2", "c3")
+	report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2", "c3"}})
+	expect.NoError(t, err)
+	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2", "c3"}, Removed: []string{"c1"}})
+	calls := s.TakeCalls()
+	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth0", "DEL p c1/eth0", "GC p /", "GC q /"})
+	expect.Same(t, "valid attachments", valid(t, calls), []string{"c2/eth0 c3/eth0", "c2/eth0 c3/eth0"})
+}
+
+func TestFault_F25_GCWithAnEmptyListIsRefused(t *testing.T) {
+	s, r, _ := inhabited(t, "c1")
+	_, err := r.GC(t.Context(), cni.GCOptions{})
+	expect.Is(t, err, cni.ErrInvalidArgument)
+	expect.Same(t, "calls", s.Took(), []string{})
+	report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	expect.NoError(t, err)
+	expect.Same(t, "report", *report, cni.Report{Removed: []string{"c1"}})
+	calls := s.TakeCalls()
+	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth0", "DEL p c1/eth0", "GC p /", "GC q /"})
+	expect.Same(t, "valid attachments", valid(t, calls), []string{"", ""})
+}
+
+func TestFault_F25_GCTouchesOnlyItsOwnersContainers(t *testing.T) {
+	s, r, conf := inhabited(t, "c1")
+	other := s.Runtime(cni.WithOwner("other"), cni.WithConfListBytes(conf))
+	report, err := other.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	expect.NoError(t, err)
+	expect.Same(t, "report", *report, cni.Report{})
+	calls := s.TakeCalls()
+	expect.Same(t, "calls", testhost.Rendered(calls), []string{"GC p /", "GC q /"})
+	expect.Same(t, "valid attachments", valid(t, calls), []string{"c1/eth0", "c1/eth0"})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
+
+	// What only libcni's cache knows, another runtime has attached.
+	s.Unrecord("c1")
+	_, err = r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	expect.NoError(t, err)
+	calls = s.TakeCalls()
+	expect.Same(t, "calls", testhost.Rendered(calls), []string{"GC p /", "GC q /"})
+	expect.Same(t, "valid attachments", valid(t, calls), []string{"c1/eth0", "c1/eth0"})
+}
+
+func TestDuty_R7_DisableGCAndNetworksWithoutGC(t *testing.T) {
+	s := newStage(t)
+	script := s.Plugin(scripted.Script{}, "p")
+	r := s.Runtime(cni.WithConfListBytes(s.Network("old", "1.0.0", "q")), cni.WithConfListBytes(fmt.Appendf(nil,
+		`{"cniVersion": "1.1.0", "name": "net", "disableGC": true, "plugins": [{"type": "p", "script": %q}]}`, script)))
+	path := s.Container("c1")
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path, cni.WithNetwork("net"))())
+	s.TakeCalls()
+	_, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	expect.NoError(t, err)
+	expect.Same(t, "calls", s.Took(), []string{"DEL p c1/eth1"})
+}
+
+func TestDuty_R35_GCAsksAllAndReturnsAllErrors(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("one", "1.1.0", "p", "q")), cni.WithConfListBytes(s.Network("two", "1.1.0", "r")))
+	s.On("p", "GC", testhost.Says(5, "no"))
+	s.On("r", "GC", testhost.Says(6, "neither"))
+	path := s.Container("c1")
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	s.On("p", "DEL", testhost.Says(7, "stuck"))
+	s.TakeCalls()
+	report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	expect.Same(t, "errors", testhost.Messages(err), []string{"p: no", "r: neither"})
+	expect.Same(t, "failed", testhost.Messages(report.Failed["c1"]), []string{"p: stuck"})
+	expect.Same(t, "failures", testhost.Messages(report.Err()), []string{"p: stuck"})
+	calls := s.TakeCalls()
+	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL r c1/eth1", "DEL q c1/eth0", "DEL p c1/eth0", "GC p /", "GC q /", "GC r /"})
+	expect.Same(t, "valid attachments", valid(t, calls), []string{"c1/eth0", "c1/eth0", "c1/eth1"})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed", "c1/eth1 failed"})
+}
+
+// TestDuty_R35_GCReportsWhatCannotBeRead: as long as it is not known what is
+// attached, no plugin is told what is not.
+func TestDuty_R35_GCReportsWhatCannotBeRead(t *testing.T) {
+	s, r, _ := inhabited(t, "c1", "c2")
+	expect.NoError(t, os.WriteFile(s.RecordFile("c1")+".json", []byte("{"), 0o600))
+	_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}})
+	if err == nil || !strings.Contains(err.Error(), "what is attached is not known") {
+		t.Errorf("error %v, want that what is attached is not known", err)
+	}
+	expect.Same(t, "calls", s.Took(), []string{})
+}
+
+// TestGCKeepsWhatADamagedRecordSaysOfItself: the log names the interfaces, if
+// not the networks, so they are valid on each.
+func TestGCKeepsWhatADamagedRecordSaysOfItself(t *testing.T) {
+	s, r, _ := inhabited(t, "c1", "c2")
+	expect.NoError(t, os.RemoveAll(s.Path("state", "results")))
+	s.SpoilBase("c1", "{")
+	_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}})
+	expect.NoError(t, err)
+	expect.Same(t, "valid attachments", valid(t, s.TakeCalls()), []string{"c1/eth0 c2/eth0", "c1/eth0 c2/eth0"})
+}
+
+func TestGCDryRunRemovesNothing(t *testing.T) {
+	s, r, _ := inhabited(t, "c1", "c2")
+	report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}, DryRun: true})
+	expect.NoError(t, err)
+	expect.Same(t, "report", *report, cni.Report{Removed: []string{"c1"}})
+	expect.Same(t, "calls", s.Took(), []string{})
+	expect.Same(t, "on record", len(testhost.Recorded(t, r)), 2)
+}
+
+func TestDuty_R25_GCWaitsForADDAndDELAndTheyForIt(t *testing.T) {
+	s, r, conf := inhabited(t, "c1")
+	s.LogEnds("p", "q")
+	add, del, gc := s.Gate("add"), s.Gate("del"), s.Gate("gc")
+	s.On("p", "ADD", scripted.Action{Block: add})
+	s.On("p", "DEL", scripted.Action{Block: del})
+	s.On("p", "GC", scripted.Action{Block: gc})
+	collect := func() error {
+		_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}})
+		return err
+	}
+
+	adding := s.Elsewhere(conf, "ADD", "c2", s.Container("c2"))
+	added := s.Arrive(add)
+	removing := testhost.Begin(func() error { return r.Remove(t.Context(), "c1", "") })
+	removed := s.Arrive(del)
+	short, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("impatient"))
+	defer cancel()
+	_, err := r.GC(short, cni.GCOptions{KeepNone: true})
+	expect.Is(t, err, context.DeadlineExceeded)
+	collecting := testhost.Begin(collect)
+	added()
+	removed()
+	expect.Same(t, "the other process", expect.Await(t, "ADD", adding), "")
+	expect.NoError(t, expect.Await(t, "Remove", removing))
+	letGo := s.Arrive(gc)
+	expect.Same(t, "GC came last", lastOf(s.Took()), "GC p /")
+
+	// Here and in another process ADD and DEL wait for it.
+	s.On("p", "ADD", scripted.Action{})
+	s.On("p", "DEL", scripted.Action{})
+	adding = s.Elsewhere(conf, "ADD", "c3", s.Container("c3"))
+	removing = testhost.Begin(func() error { return r.Remove(t.Context(), "c2", "") })
+	short, cancel = context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("impatient"))
+	defer cancel()
+	expect.Is(t, testhost.SetUp(short, r, "c4", s.Container("c4"))(), context.DeadlineExceeded)
+	expect.Same(t, "calls beside GC", s.Took(), []string{})
+	letGo()
+	expect.NoError(t, expect.Await(t, "GC", collecting))
+	expect.Same(t, "the other process", expect.Await(t, "ADD", adding), "")
+	expect.NoError(t, expect.Await(t, "Remove", removing))
+	expect.Same(t, "the first calls", s.Took()[:3], []string{"end of GC p /", "GC q /", "end of GC q /"})
+}
+
+func lastOf(lines []string) string {
+	if len(lines) == 0 {
+		return ""
+	}
+	return lines[len(lines)-1]
+}
+
+func TestDuty_R25_GCInAnotherProcessWaitsAndIsWaitedFor(t *testing.T) {
+	s, r, conf := inhabited(t, "c1")
+	s.LogEnds("p")
+	add, gc := s.Gate("add"), s.Gate("gc")
+	s.On("p", "ADD", scripted.Action{Block: add})
+	s.On("p", "GC", scripted.Action{Block: gc})
+	adding := testhost.Begin(testhost.SetUp(t.Context(), r, "c2", s.Container("c2")))
+	added := s.Arrive(add)
+	collecting := s.Elsewhere(conf, "GC", "c1", "")
+	expect.Same(t, "calls", s.Took(), []string{"ADD p c2/eth0"})
+	added()
+	expect.NoError(t, expect.Await(t, "ADD", adding))
+	letGo := s.Arrive(gc)
+	short, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("impatient"))
+	defer cancel()
+	expect.Is(t, testhost.SetUp(short, r, "c3", s.Container("c3"))(), context.DeadlineExceeded)
+	expect.Same(t, "calls", s.Took(), []string{"end of ADD p c2/eth0", "ADD q c2/eth0", "GC p /"})
+	letGo()
+	expect.Same(t, "the other process", expect.Await(t, "GC", collecting), "")
+	expect.Same(t, "on record", len(testhost.Recorded(t, r)), 2) // it is another owner
+}
+
+func TestDuty_R25_GCAndRemovalsOfWhatItRemovesDoNotBlockEachOther(t *testing.T) {
+	ids := []string{"c1", "c2", "c3", "c4", "c5", "c6"} // their locks lie on both sides of GC's
+	s, r, _ := inhabited(t, ids...)
+	all, err := r.Attachments() // in the order of GC
+	expect.NoError(t, err)
+	gate := s.Gate("del")
+	s.On("q", "DEL", scripted.Action{Block: gate})
+	var report *cni.Report
+	collecting := testhost.Begin(func() (err error) { report, err = r.GC(t.Context(), cni.GCOptions{KeepNone: true}); return err })
+	letGo := s.Arrive(gate)
+	s.On("q", "DEL", scripted.Action{})
+	var removing []<-chan error
+	for _, a := range all[1:] {
+		removing = append(removing, testhost.Begin(func() error { return r.Remove(t.Context(), a.ContainerID, "") }))
+	}
+	expect.Same(t, "removals that wait", s.Blocked("/internal/lock.(*queue).acquire", len(removing)), len(removing))
+	letGo()
+	expect.NoError(t, expect.Await(t, "GC", collecting))
+	slices.Sort(report.Removed)
+	expect.Same(t, "report", *report, cni.Report{Removed: ids})
+	for _, done := range removing {
+		expect.NoError(t, expect.Await(t, "Remove", done))
+	}
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+}

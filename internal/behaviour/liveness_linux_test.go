@@ -1,0 +1,248 @@
+package behaviour_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// soon is much longer than a call waits for orphans, and much less than it waits
+// for a runtime that lives.
+const soon = 30 * time.Second
+
+// neighbour is another container that a runtime is attaching in another process,
+// which stands at a gate. When the test is over it must have got through.
+func (s *stage) neighbour() (through func()) {
+	s.T.Helper()
+	gate := s.Gate("neighbour")
+	s.On("n", "ADD", scripted.Action{Block: gate})
+	done := s.Elsewhere(s.Network("neighbours", "1.0.0", "n"), "ADD", "c2", s.Container("c2"))
+	letGo := s.Arrive(gate)
+	return func() {
+		s.T.Helper()
+		letGo()
+		expect.Same(s.T, "the neighbour", expect.Await(s.T, "the neighbour", done), "")
+	}
+}
+
+// promptly wants f to return nil soon, and not before plugins that end by
+// themselves had their time.
+func promptly(t *testing.T, what string, f func() error) {
+	t.Helper()
+	start := time.Now()
+	expect.NoError(t, expect.Await(t, what, testhost.Begin(f)))
+	if took := time.Since(start); took > soon || took < time.Second {
+		t.Errorf("%s took %v", what, took)
+	}
+}
+
+// TestFault_F30_NobodyWaitsLongBehindADeadRuntimesPlugin: by whichever call comes
+// next, in a process that never calls Recover.
+func TestFault_F30_NobodyWaitsLongBehindADeadRuntimesPlugin(t *testing.T) {
+	for what, call := range map[string]func(s *stage, r *cni.Runtime) error{
+		"Remove": func(s *stage, r *cni.Runtime) error { return r.Remove(context.Background(), "c1", "") },
+		"Setup": func(s *stage, r *cni.Runtime) error {
+			s.On("p", "ADD", scripted.Action{})
+			return testhost.SetUp(context.Background(), r, "c1", s.Path("netns", "c1"))()
+		},
+		"GC": func(s *stage, r *cni.Runtime) error {
+			_, err := r.GC(context.Background(), cni.GCOptions{KeepNone: true})
+			return err
+		},
+		"CleanUp": func(s *stage, r *cni.Runtime) error {
+			_, err := r.CleanUp(context.Background(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"})
+			return err
+		},
+		"Remove of a damaged record": func(s *stage, r *cni.Runtime) error {
+			s.SpoilBase("c1", "{")
+			return r.Remove(context.Background(), "c1", "")
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, r, letGo := killedRuntime(t, scripted.Action{Hang: true, Fork: true})
+			letGo()
+			through := func() {}
+			if what != "GC" { // which waits for the neighbour too
+				through = s.neighbour()
+			}
+			promptly(t, what, func() error { return call(s, r) })
+			if what != "Setup" {
+				expect.Same(t, "of c1 on record", slices.DeleteFunc(testhost.Recorded(t, r), func(line string) bool {
+					return !strings.HasPrefix(line, "c1/")
+				}), []string{})
+			}
+			through()
+			expect.Same(t, "processes", testhost.Children(t), nil)
+		})
+	}
+}
+
+// TestFault_F45_AnOrphanOfAPooledContainerIsFound: plugins know the container by
+// another ID.
+func TestFault_F45_AnOrphanOfAPooledContainerIsFound(t *testing.T) {
+	for what, damaged := range map[string]bool{"a whole record": false, "a damaged record": true} {
+		t.Run(what, func(t *testing.T) {
+			s := newStage(t)
+			gate := s.Gate("portmap")
+			s.On("portmap", "ADD", scripted.Action{Block: gate, Hang: true, Fork: true})
+			conf := fmt.Appendf(nil, `{"cniVersion": "1.1.0", "name": "net", "plugins": [
+				{"type": "bridge", "script": %q}, {"type": "portmap", "script": %q, "capabilities": {"portMappings": true}}]}`,
+				s.Plugin(s.Scripts["bridge"], "bridge"), s.Plugin(s.Scripts["portmap"], "portmap"))
+			process, done := s.Process(conf, "POOL", "c1", "")
+			s.Arrive(gate)()
+			expect.NoError(t, process.Kill())
+			expect.Await(t, "the end of the runtime", done)
+			if damaged {
+				s.SpoilBase("c1", "{")
+			}
+			r := s.Runtime(cni.WithConfListBytes(conf))
+			promptly(t, "the next call", func() error {
+				if damaged { // so that its ID is known to the caller alone
+					return r.Remove(t.Context(), "c1", "")
+				}
+				report, err := r.Recover(t.Context())
+				return errors.Join(err, report.Err())
+			})
+			_, err := r.Recover(t.Context()) // the namespace, of which the record said nothing
+			expect.NoError(t, err)
+			expect.Same(t, "processes", testhost.Children(t), nil)
+		})
+	}
+}
+
+// TestNobodyEndsThePluginsOfARuntimeThatLives, whatever the record says: a CHECK
+// writes none, so that it may name a runtime that is dead, and of a damaged one
+// nobody knows.
+func TestNobodyEndsThePluginsOfARuntimeThatLives(t *testing.T) {
+	for what, spoil := range map[string]func(*stage){
+		"the record names another":    func(*stage) {},
+		"the record is damaged":       func(s *stage) { s.SpoilBase("c1", "{") },
+		"it is of an earlier version": func(s *stage) { expect.NoError(s.T, os.Remove(s.Path("state", "embedcni", "alive"))) },
+		"of an earlier one and damaged": func(s *stage) {
+			s.SpoilBase("c1", "{")
+			expect.NoError(s.T, os.Remove(s.Path("state", "embedcni", "alive")))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newStage(t)
+			conf := s.Network("net", "1.0.0", "p", "q")
+			path := s.Container("c1")
+			expect.Same(t, "Setup", expect.Await(t, "Setup", s.Elsewhere(conf, "ADD", "c1", path)), "")
+			gate := s.Gate("check")
+			s.On("p", "CHECK", scripted.Action{Block: gate})
+			checking := s.Elsewhere(conf, "CHECK", "c1", path)
+			letGo := s.Arrive(gate)
+			spoil(s)
+			r := s.Runtime(cni.WithConfListBytes(conf))
+			removing := testhost.Begin(func() error { return r.Remove(t.Context(), "c1", "") })
+			report, err := r.Recover(t.Context()) // which looks as often as Remove
+			expect.NoError(t, err)
+			expect.Is(t, report.Skipped["c1"], cni.ErrBusy)
+			letGo()
+			expect.Same(t, "CHECK", expect.Await(t, "CHECK", checking), "")
+			expect.NoError(t, expect.Await(t, "Remove", removing))
+		})
+	}
+}
+
+// TestFault_F59_RecoverDoesNotWaitForAStoppedProcess of its owner, which may have
+// any number of containers locked.
+func TestFault_F59_RecoverDoesNotWaitForAStoppedProcess(t *testing.T) {
+	s := newStage(t)
+	gate := s.Gate("p")
+	s.On("p", "ADD", scripted.Action{Block: gate})
+	conf := s.Network("net", "1.0.0", "p")
+	process, done := s.Process(conf, "ADD", "c1", s.Container("c1"))
+	letGo := s.Arrive(gate)
+	expect.NoError(t, process.Signal(syscall.SIGSTOP))
+	var status syscall.WaitStatus
+	_, err := syscall.Wait4(process.Pid, &status, syscall.WUNTRACED, nil) // until it has
+	expect.NoError(t, err)
+	r := s.Runtime(cni.WithConfListBytes(conf))
+	promptly(t, "Recover", func() error {
+		report, err := r.Recover(t.Context())
+		expect.Is(t, report.Skipped["c1"], cni.ErrBusy)
+		if text := report.Skipped["c1"].Error(); !strings.Contains(text, fmt.Sprintf("in process %d (", process.Pid)) || !strings.Contains(text, ", stopped)") {
+			t.Errorf("error %q does not name the stopped process %d", text, process.Pid)
+		}
+		return err
+	})
+	expect.NoError(t, process.Signal(syscall.SIGCONT))
+	letGo()
+	expect.Same(t, "Setup", expect.Await(t, "Setup", done), "")
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
+}
+
+// TestFault_F59_APoolIsAliveInEveryPIDNamespace: the number of its process is
+// nobody's there.
+func TestFault_F59_APoolIsAliveInEveryPIDNamespace(t *testing.T) {
+	for what, life := range map[string]bool{"by its byte": true, "by its number": false} {
+		t.Run(what, func(t *testing.T) {
+			s, r, p := pooled(t, 2)
+			ready := s.WantFull(r, p, 2)
+			if !life {
+				for _, id := range ready {
+					s.ChangeRecord(id, func(rec *record.Record) { rec.Life = "" })
+				}
+			}
+			_, done := s.ProcessFor(testhost.Job{Verb: "RECOVER", Owner: "tester", NewProc: true, Conf: s.Network("other", "1.0.0", "p")},
+				&syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS})
+			expect.Same(t, "Recover there", expect.Await(t, "Recover there", done), fmt.Sprint(cni.Report{}))
+			expect.Same(t, "ready", s.WantFull(r, p, 2), ready)
+		})
+	}
+}
+
+// TestFault_F62_AProcessThatExecutesItselfReclaimsItsWarmContainers: it is
+// another runtime with the same number and start.
+func TestFault_F62_AProcessThatExecutesItselfReclaimsItsWarmContainers(t *testing.T) {
+	for what, list := range map[string]string{
+		"attached ahead of time": `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "script": %q}]}`,
+		"a namespace only":       `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "own", "script": %q}]}`,
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newStage(t)
+			conf := fmt.Appendf(nil, list, s.Plugin(scripted.Script{}, "bridge", "own"))
+			_, done := s.ProcessFor(testhost.Job{Verb: "EXEC", Owner: "tester", WarmOnly: true, Conf: conf}, nil)
+			said := expect.Await(t, "the report", done)
+			if !strings.HasPrefix(said, "{[] [warm-") {
+				t.Errorf("Recover after exec reports %s", said)
+			}
+			for _, pattern := range []string{"*.json", "pool/*/*"} {
+				left, err := filepath.Glob(s.Path("state", "embedcni", "attachments", pattern))
+				expect.NoError(t, err)
+				expect.Same(t, "left", left, nil)
+			}
+		})
+	}
+}
+
+// TestFault_F62_PID1ReclaimsTheLastBootsWarmContainers: as init of a machine it
+// may have the number and the start, in ticks, of the one before, and by chance
+// the byte.
+func TestFault_F62_PID1ReclaimsTheLastBootsWarmContainers(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithOwner("tester"), s.poolNetwork("net"))
+	p, err := r.NewPool(cni.PoolOptions{Size: 1})
+	expect.NoError(t, err)
+	warm := s.WantFull(r, p, 1)[0]
+	testhost.WantRecover(t, r, cni.Report{})
+	s.ChangeRecord(warm, func(rec *record.Record) { rec.Boot = "another boot" })
+	testhost.WantRecover(t, r, cni.Report{Removed: []string{warm}})
+	expect.NoError(t, p.Close())
+}

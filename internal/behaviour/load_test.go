@@ -1,0 +1,271 @@
+package behaviour_test
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// loaded renders the networks of a Runtime: "name=ifname" in order.
+func loaded(r *cni.Runtime) string {
+	var s []string
+	for _, n := range r.GetConfig().Networks {
+		s = append(s, n.Config.Name+"="+n.IFName)
+	}
+	return strings.Join(s, " ")
+}
+
+// TestFault_F05_HalfWrittenFileKeepsTheLastGoodConfiguration: for every prefix
+// that a writer may have got to when the directory is loaded again.
+func TestFault_F05_HalfWrittenFileKeepsTheLastGoodConfiguration(t *testing.T) {
+	full := testhost.ListOf("net")
+	dir := testhost.ConfDir(t, map[string]string{"10-net.conflist": full, "20-other.conflist": testhost.ListOf("other")})
+	path := filepath.Join(dir, "10-net.conflist")
+	r := expect.Value(cni.New(cni.WithPluginConfDir(dir)))(t)
+	load := func() error { return r.Load(cni.WithLoNetwork, cni.WithDefaultConf) }
+	if err := load(); err != nil {
+		t.Fatal(err)
+	}
+	const want = "cni-loopback=lo net=eth0"
+	before := r.GetConfig()
+	for n := range len(full) {
+		if err := os.WriteFile(path, []byte(full[:n]), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		err := load()
+		if !errors.Is(err, cni.ErrLoad) || !cni.IsInvalidConfig(err) || !strings.Contains(err.Error(), path) {
+			t.Fatalf("%q: error %v, want one that names the file", full[:n], err)
+		}
+		if !reflect.DeepEqual(r.GetConfig(), before) {
+			t.Fatalf("%q: loaded is %s, want %s", full[:n], loaded(r), want)
+		}
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(full, "1.0.0", "1.1.0", 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := load(); err != nil || loaded(r) != want || r.GetConfig().Networks[1].Config.CNIVersion != "1.1.0" {
+		t.Errorf("whole again: %v, loaded is %s", err, loaded(r))
+	}
+}
+
+// TestDuty_R01_ConfigurationsOfOneNameAreToldApartByTheInterface, however they are
+// loaded: the interfaces are those of go-cni, and a name that is another's is no
+// reason to pass a file over.
+func TestDuty_R01_ConfigurationsOfOneNameAreToldApartByTheInterface(t *testing.T) {
+	dir := testhost.ConfDir(t, map[string]string{"10-a.conflist": testhost.ListOf("a"), "20-a.conf": testhost.ConfOf("a"), "30-b.conf": testhost.ConfOf("b")})
+	list, conf := cni.WithConfListBytes([]byte(testhost.ListOf("a"))), cni.WithConf([]byte(testhost.ConfOf("a")))
+	file := cni.WithConfListFile(filepath.Join(dir, "10-a.conflist"))
+	for name, tt := range map[string]struct {
+		opts []cni.Opt
+		want string
+	}{
+		"Concourse's IPv6": {[]cni.Opt{list, cni.WithLoNetwork, list}, "a=eth0 cni-loopback=lo a=eth2"},
+		"bytes and file":   {[]cni.Opt{cni.WithLoNetwork, list, file}, "cni-loopback=lo a=eth1 a=eth2"},
+		"list and single":  {[]cni.Opt{list, conf, cni.WithConfIndex([]byte(testhost.ConfOf("a")), 7)}, "a=eth0 a=eth0 a=eth7"},
+		"by name":          {[]cni.Opt{list, cni.WithNetworkName("a")}, "a=eth0 a=eth1"},
+		"directory":        {[]cni.Opt{cni.WithAllConf}, "a=eth0 a=eth1 b=eth2"},
+		"a part of it":     {[]cni.Opt{cni.WithPluginMaxConfNum(2), cni.WithDefaultConf}, "a=eth0 a=eth1"},
+		"behind bytes":     {[]cni.Opt{cni.WithLoNetwork, list, cni.WithAllConf}, "cni-loopback=lo a=eth1 a=eth0 a=eth1 b=eth2"},
+	} {
+		r, err := cni.New(append(tt.opts, cni.WithPluginConfDir(dir))...)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if got := loaded(r); got != tt.want {
+			t.Errorf("%s: %s, want %s", name, got, tt.want)
+		}
+		if skipped := r.GetConfig().Skipped; skipped != nil {
+			t.Errorf("%s: skipped %+v", name, skipped)
+		}
+	}
+}
+
+// TestDuty_R02_AnEmptyNameIsTakenAtLoad, as go-cni does, by the loaders of one
+// configuration. No container can be attached, so a directory's file of that kind
+// is passed over.
+func TestDuty_R02_AnEmptyNameIsTakenAtLoad(t *testing.T) {
+	dir := testhost.ConfDir(t, map[string]string{"1.conflist": testhost.ListOf(""), "2.conf": testhost.ConfOf(""), "3.conf": `{"type": "a"}`})
+	for loader, opt := range map[string]cni.Opt{
+		"WithConf": cni.WithConf([]byte(testhost.ConfOf(""))), "WithConf without the key": cni.WithConf([]byte(`{"type": "a"}`)),
+		"WithConfFile":      cni.WithConfFile(filepath.Join(dir, "2.conf")),
+		"WithConfListBytes": cni.WithConfListBytes([]byte(testhost.ListOf(""))), "WithConfListFile": cni.WithConfListFile(filepath.Join(dir, "1.conflist")),
+	} {
+		r, err := cni.New(opt)
+		if err != nil || len(r.Networks()) != 1 {
+			t.Errorf("%s: %v", loader, err)
+			continue
+		}
+		if err := r.Status(); !cni.IsInvalidConfig(err) {
+			t.Errorf("%s: Status is %v, want ErrInvalidConfig: nothing can be attached", loader, err)
+		}
+	}
+	if _, err := cni.New(cni.WithPluginConfDir(dir), cni.WithAllConf); !cni.IsInvalidConfig(err) {
+		t.Errorf("a directory of such: %v, want ErrInvalidConfig", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "4.conf"), []byte(testhost.ConfOf("a")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithDefaultConf))(t)
+	if got, want := loaded(r), "a=eth0"; got != want || len(r.GetConfig().Skipped) != 3 {
+		t.Errorf("loaded %s, skipped %+v; want %s and the others passed over", got, r.GetConfig().Skipped, want)
+	}
+}
+
+// TestDuty_R02_And_R05_AtLoad: names and plugin types are refused by every
+// loader, before any container is there.
+func TestDuty_R02_And_R05_AtLoad(t *testing.T) {
+	for what, conf := range map[string][2]string{
+		"name": {`{"name": "../x", "plugins": [{"type": "a"}]}`, `{"name": "../x", "type": "a"}`},
+		"type": {`{"name": "net", "plugins": [{"type": "../a"}]}`, `{"name": "net", "type": "../a"}`},
+		"ipam": {`{"name": "net", "plugins": [{"type": "a", "ipam": {"type": "/b"}}]}`, `{"name": "net", "type": "a", "ipam": {"type": "/b"}}`},
+	} {
+		dir := testhost.ConfDir(t, map[string]string{"1.conflist": conf[0], "2.conf": conf[1]})
+		for loader, opt := range map[string]cni.Opt{
+			"WithConf": cni.WithConf([]byte(conf[1])), "WithConfFile": cni.WithConfFile(filepath.Join(dir, "2.conf")),
+			"WithConfListBytes": cni.WithConfListBytes([]byte(conf[0])), "WithConfListFile": cni.WithConfListFile(filepath.Join(dir, "1.conflist")),
+			"WithDefaultConf": cni.WithDefaultConf, "WithAllConf": cni.WithAllConf,
+		} {
+			if _, err := cni.New(cni.WithPluginConfDir(dir), opt); !cni.IsInvalidConfig(err) {
+				t.Errorf("%s, %s: %v, want ErrInvalidConfig", what, loader, err)
+			}
+		}
+	}
+}
+
+// TestDuty_R09_BadFileIsPassedOverAndReported: in GetConfig and in the log.
+func TestDuty_R09_BadFileIsPassedOverAndReported(t *testing.T) {
+	dir := testhost.ConfDir(t, map[string]string{"05-bad.conflist": `{"name": "bad"`, "10-net.conflist": testhost.ListOf("net"), "20-b.conf": testhost.ConfOf("b"), "30-bad.conf": `{}`})
+	var log bytes.Buffer
+	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))))(t)
+	if err := r.Load(cni.WithAllConf); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := loaded(r), "net=eth0 b=eth1"; got != want {
+		t.Errorf("loaded %s, want %s", got, want)
+	}
+	want := []cni.SkippedFile{
+		{Path: filepath.Join(dir, "05-bad.conflist"), Reason: "error parsing configuration list: unexpected end of JSON input"},
+		{Path: filepath.Join(dir, "30-bad.conf"), Reason: "error parsing configuration: missing 'type'"},
+	}
+	if got := r.GetConfig().Skipped; !reflect.DeepEqual(got, want) {
+		t.Errorf("skipped %+v, want %+v", got, want)
+	}
+	for _, f := range want {
+		if line := "level=WARN msg=\"configuration file passed over\" path=" + f.Path; !strings.Contains(log.String(), line) {
+			t.Errorf("log\n%s\nlacks %s", log.String(), line)
+		}
+	}
+	if err := r.Load(cni.WithConf([]byte(testhost.ConfOf("c")))); err != nil || r.GetConfig().Skipped != nil {
+		t.Errorf("after another Load: %v, skipped %+v", err, r.GetConfig().Skipped)
+	}
+}
+
+// TestDirectoryOfBadFilesOnly is not initialized, as an empty one is, and says
+// with go-cni's sentinel that there is something that is invalid.
+func TestDirectoryOfBadFilesOnly(t *testing.T) {
+	dir := testhost.ConfDir(t, map[string]string{"10-bad.conf": `{`, "20-bad.conflist": `[]`})
+	_, err := cni.New(cni.WithPluginConfDir(dir), cni.WithDefaultConf)
+	if !cni.IsCNINotInitialized(err) || !cni.IsInvalidConfig(err) {
+		t.Errorf("error %v, want ErrCNINotInitialized and ErrInvalidConfig", err)
+	}
+	for _, file := range []string{"10-bad.conf", "20-bad.conflist"} {
+		if !strings.Contains(err.Error(), filepath.Join(dir, file)) {
+			t.Errorf("error %v does not name %s", err, file)
+		}
+	}
+}
+
+func TestNetworkByName(t *testing.T) {
+	dir := testhost.ConfDir(t, map[string]string{"10-bad.conf": "{", "20-a.conf": testhost.ConfOf("a"), "30-b.conflist": testhost.ListOf("b"), "40-b.conf": testhost.ConfOf("b")})
+	conf := cni.WithPluginConfDir(dir)
+	r := expect.Value(cni.New(cni.WithLoNetwork, cni.WithNetworkName("b"), cni.WithNetworkName("a"), conf))(t)
+	if got, want := loaded(r), "cni-loopback=lo b=eth1 a=eth2"; got != want {
+		t.Errorf("loaded %s, want %s", got, want)
+	}
+	if n := len(r.GetConfig().Networks[1].Config.Plugins); n != 2 {
+		t.Errorf("b has %d plugins: it is not of the first file that defines it", n)
+	}
+	if _, err := cni.New(conf, cni.WithNetworkName("c")); !cni.IsNotFound(err) || !cni.IsCNINotInitialized(err) {
+		t.Errorf("no such network: %v", err)
+	}
+	if _, err := cni.New(conf, cni.WithNetworkName("../a")); !cni.IsInvalidConfig(err) || cni.IsNotFound(err) {
+		t.Errorf("no name: %v", err)
+	}
+}
+
+func TestPluginPath(t *testing.T) {
+	list := func(dirs ...string) string { return strings.Join(dirs, string(os.PathListSeparator)) }
+	for path, want := range map[string][]string{
+		"/a":                     {"/a"},
+		list("/a", "/b"):         {"/a", "/b"},
+		list("", "/a", "", "/b"): {"/a", "/b"},
+		list("/a", ""):           {"/a"},
+	} {
+		r := expect.Value(cni.New(cni.WithPluginPath(path)))(t)
+		if got := r.GetConfig().PluginDirs; !reflect.DeepEqual(got, want) {
+			t.Errorf("%q: %q, want %q", path, got, want)
+		}
+	}
+	for _, path := range []string{"", list("", "")} {
+		if _, err := cni.New(cni.WithPluginPath(path)); !errors.Is(err, cni.ErrInvalidArgument) {
+			t.Errorf("%q: %v, want ErrInvalidArgument", path, err)
+		}
+	}
+}
+
+// TestSettingsApplyInAnyOrder: wherever settings stand among the loaders, in New
+// and in Load, the configuration is the same.
+func TestSettingsApplyInAnyOrder(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	dir := testhost.ConfDir(t, map[string]string{"10-a.conflist": testhost.ListOf("a"), "20-b.conf": testhost.ConfOf("b"), "30-c.conf": testhost.ConfOf("c")})
+	settings := []cni.Opt{
+		cni.WithPluginConfDir(dir), cni.WithPluginMaxConfNum(2), cni.WithInterfacePrefix("net"),
+		cni.WithPluginDir([]string{"/x"}), cni.WithMinNetworkCount(4),
+	}
+	loaders := []cni.Opt{cni.WithLoNetwork, cni.WithConfListBytes([]byte(testhost.ListOf("bytes"))), cni.WithDefaultConf}
+	want := expect.Value(cni.New(append(settings, loaders...)...))(t).GetConfig()
+	for range 100 {
+		opts := shuffledAmong(rnd, settings, loaders)
+		if got := expect.Value(cni.New(opts...))(t).GetConfig(); !reflect.DeepEqual(got, want) {
+			t.Fatalf("New: %+v, want %+v", got, want)
+		}
+		r := expect.Value(cni.New())(t)
+		if err := r.Load(opts...); err != nil || !reflect.DeepEqual(r.GetConfig(), want) {
+			t.Fatalf("Load: %v, %+v, want %+v", err, r.GetConfig(), want)
+		}
+	}
+}
+
+// shuffledAmong puts the shuffled settings anywhere among the loaders, whose
+// order stays.
+func shuffledAmong(rnd *rand.Rand, settings, loaders []cni.Opt) []cni.Opt {
+	isLoader := make([]bool, len(settings)+len(loaders))
+	for i := range loaders {
+		isLoader[i] = true
+	}
+	rnd.Shuffle(len(isLoader), func(i, j int) { isLoader[i], isLoader[j] = isLoader[j], isLoader[i] })
+	order := rnd.Perm(len(settings))
+	var opts []cni.Opt
+	for _, loader := range isLoader {
+		if loader {
+			opts, loaders = append(opts, loaders[0]), loaders[1:]
+		} else {
+			opts, order = append(opts, settings[order[0]]), order[1:]
+		}
+	}
+	return opts
+}

@@ -1,0 +1,42 @@
+package behaviour_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+)
+
+// A container on one network is removed, whatever else is loaded by then: its ID
+// and the other network's name are longer together than libcni's cache takes.
+func TestFault_C9_ANameTooLongBesideDoesNotKeepAContainerAttached(t *testing.T) {
+	s := newStage(t)
+	short, long := s.Network("a", "1.0.0", "p"), s.Network(strings.Repeat("b", 180), "1.0.0", "q")
+	r := s.Runtime(cni.WithConfListBytes(short))
+	id, path := strings.Repeat("c", 90), s.Container("c1")
+	_, err := r.Setup(t.Context(), id, path)
+	expect.NoError(t, err)
+	expect.NoError(t, r.Load(cni.WithConfListBytes(short), cni.WithConfListBytes(long)))
+	s.Took()
+
+	_, err = r.Setup(t.Context(), id, path)
+	expect.Is(t, err, cni.ErrInvalidArgument)
+	expect.NoError(t, r.Remove(t.Context(), id, path))
+	expect.Same(t, "calls", s.Took(), []string{"DEL p " + id + "/eth0"})
+	// And once more without a record.
+	expect.NoError(t, r.Remove(t.Context(), id, path))
+	expect.Same(t, "calls", s.Took(), []string{"DEL p " + id + "/eth0"})
+}
+
+// A record of an earlier version can have such a name.
+func TestFault_C10_AnInterfaceNameThatTheKernelFillsInIsRefused(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	path := s.Container("c1")
+	s.refusedByAll(r, "eth%d", "c1", path, cni.ErrInvalidArgument, cni.WithNetwork("net", cni.WithInterfaceName("eth%d")))
+	_, err := cni.New(cni.WithInterfacePrefix("eth%d"))
+	expect.Is(t, err, cni.ErrInvalidArgument)
+	_, err = r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth%d"})
+	expect.NoError(t, err)
+}

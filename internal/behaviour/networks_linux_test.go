@@ -1,0 +1,188 @@
+package behaviour_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// threeNetworks are "one" (p, eth0), "two" (q, eth1) and "three" (r, eth2), each
+// with an address of its own.
+func threeNetworks(t *testing.T) (s *stage, r *cni.Runtime, path string) {
+	t.Helper()
+	s = newStage(t)
+	for i, typ := range []string{"p", "q", "r"} {
+		s.On(typ, "ADD", gives(fmt.Sprintf("10.0.%d.1/24", i)))
+	}
+	r = s.Runtime(cni.WithConfListBytes(s.Network("one", "1.0.0", "p")), cni.WithConfListBytes(s.Network("two", "1.0.0", "q")),
+		cni.WithConfListBytes(s.Network("three", "1.0.0", "r")))
+	return s, r, s.Container("c1")
+}
+
+// addresses are the first of each of Raw's results, and what Networks says
+// beside them.
+func addresses(res *cni.Result) []string {
+	var got []string
+	for i, raw := range res.Raw() {
+		n := res.Networks[i]
+		got = append(got, n.Name+" "+n.IfName+" "+raw.IPs[0].Address.String())
+	}
+	return got
+}
+
+func TestNetworksAreSelectedPerCallInTheOrderTheyAreNamed(t *testing.T) {
+	s, r, path := threeNetworks(t)
+	selected := []cni.NamespaceOpts{cni.WithNetwork("three", cni.WithInterfaceName("net0")), cni.WithNetwork("one")}
+	res, err := r.SetupSerially(t.Context(), "c1", path, selected...)
+	expect.NoError(t, err)
+	expect.Same(t, "results", addresses(res), []string{"three net0 10.0.2.1/24", "one eth0 10.0.0.1/24"})
+	expect.NoError(t, r.Check(t.Context(), "c1", path, selected...))
+	expect.NoError(t, r.Remove(t.Context(), "c1", path, selected...))
+	expect.Same(t, "calls", s.Took(), []string{"ADD r c1/net0", "ADD p c1/eth0", "CHECK r c1/net0", "CHECK p c1/eth0",
+		"DEL p c1/eth0", "DEL r c1/net0"})
+	res, err = r.Setup(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	expect.Same(t, "results of all", addresses(res), []string{"one eth0 10.0.0.1/24", "two eth1 10.0.1.1/24", "three eth2 10.0.2.1/24"})
+}
+
+func TestANetworkTwiceIsAttachedTwiceInOrder(t *testing.T) {
+	s, r, path := threeNetworks(t)
+	s.LogEnds("p")
+	twice := []cni.NamespaceOpts{cni.WithNetwork("one"), cni.WithNetwork("one", cni.WithInterfaceName("eth9"))}
+	res, err := r.Setup(t.Context(), "c1", path, twice...)
+	expect.NoError(t, err)
+	expect.Same(t, "results", addresses(res), []string{"one eth0 10.0.0.1/24", "one eth9 10.0.0.1/24"})
+	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "end of ADD p c1/eth0", "ADD p c1/eth9", "end of ADD p c1/eth9"})
+	expect.Same(t, "cache", s.Cached(), []string{"one-c1-eth0", "one-c1-eth9"})
+	expect.NoError(t, r.Remove(t.Context(), "c1", path, twice...))
+	expect.Same(t, "cache", s.Cached(), []string{})
+}
+
+func TestOptionsForOneNetworkWinOverThoseForAll(t *testing.T) {
+	s, r, path := threeNetworks(t)
+	_, err := r.SetupSerially(t.Context(), "c1", path,
+		cni.WithArgs("A", "all"), cni.WithArgs("B", "all"), cni.WithConfigArgs("k", "all"),
+		cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 1, ContainerPort: 1}}),
+		cni.WithNetwork("one"),
+		cni.WithNetwork("two", cni.WithArgs("B", "two"), cni.WithLabels(map[string]string{"C": "two"}), cni.WithConfigArgs("k", "two"),
+			cni.WithCapabilityPortMap(nil), cni.WithCapabilityDNS(cni.DNS{Servers: []string{"9.9.9.9"}})))
+	expect.NoError(t, err)
+	var got []string
+	for _, c := range s.TakeCalls() {
+		keys := testhost.Request(t, c)
+		got = append(got, c.Args+" "+keys["args"]+" "+testhost.Canonical(t, keys["runtimeConfig"]))
+	}
+	expect.Same(t, "what the plugins got", got, []string{
+		`A=all;B=all {"cni":{"k":"all"}} {"portMappings":[{"containerPort":1,"hostPort":1,"protocol":"tcp"}]}`,
+		`A=all;B=two;C=two {"cni":{"k":"two"}} {"dns":{"servers":["9.9.9.9"]},"portMappings":[]}`})
+}
+
+func TestSelectionsThatAreNoneAreRefusedBeforeAnythingRuns(t *testing.T) {
+	s, r, path := threeNetworks(t)
+	for what, tt := range map[string]struct {
+		opts []cni.NamespaceOpts
+		kind error
+		text string
+	}{
+		"not loaded": {[]cni.NamespaceOpts{cni.WithNetwork("four"), cni.WithNetwork("one")}, cni.ErrNotFound,
+			`network "four" is not loaded (loaded: one, two, three): not found`},
+		"nested": {[]cni.NamespaceOpts{cni.WithNetwork("one", cni.WithNetwork("two"))}, cni.ErrInvalidArgument,
+			`network "one": network "two" inside another WithNetwork: invalid argument`},
+		"a name outside": {[]cni.NamespaceOpts{cni.WithInterfaceName("eth5")}, cni.ErrInvalidArgument,
+			`interface name "eth5" outside WithNetwork: invalid argument`},
+		"one interface twice": {[]cni.NamespaceOpts{cni.WithNetwork("one"), cni.WithNetwork("two", cni.WithInterfaceName("eth0"))},
+			cni.ErrInvalidArgument, `networks "one" and "two" both want interface eth0: invalid argument`},
+		"one network twice": {[]cni.NamespaceOpts{cni.WithNetwork("one"), cni.WithNetwork("one")},
+			cni.ErrInvalidArgument, `networks "one" and "one" both want interface eth0: invalid argument`},
+	} {
+		s.refusedByAll(r, what, "c1", path, tt.kind, tt.opts...)
+		_, err := r.Setup(t.Context(), "c1", path, tt.opts...)
+		expect.Same(t, what, err.Error(), `set up container "c1": `+tt.text)
+	}
+}
+
+func TestAllThatIsWrongIsInTheError(t *testing.T) {
+	s, r, path := threeNetworks(t)
+	_, err := r.Setup(t.Context(), "c1", path, cni.WithNetwork("four"), cni.WithNetwork("one", cni.WithInterfaceName("a/b")),
+		cni.WithNetwork("two", cni.WithArgs("x", "a;b")))
+	expect.Is(t, err, cni.ErrNotFound, cni.ErrInvalidArgument)
+	for _, text := range []string{`"four" is not loaded`, `"a/b"`, `"x"="a;b"`} {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("error %q, want %q in it", err, text)
+		}
+	}
+	expect.Same(t, "calls", s.Took(), []string{})
+}
+
+func TestSetupSeriallyStopsAtTheFirstFailure(t *testing.T) {
+	s, r, path := threeNetworks(t)
+	s.On("q", "ADD", testhost.Says(5, "no"))
+	_, err := r.SetupSerially(t.Context(), "c1", path)
+	expect.Same(t, "errors", testhost.Messages(err), []string{"q: no"})
+	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "ADD q c1/eth1", "DEL q c1/eth1", "DEL p c1/eth0"})
+}
+
+func TestSetupRunsNetworksInParallel(t *testing.T) {
+	s, r, path := threeNetworks(t)
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "warm", s.Container("warm"))())
+	gates := map[string]string{"p": s.Gate("p"), "q": s.Gate("q"), "r": s.Gate("r")}
+	for typ, gate := range gates {
+		action := gives("10.0.0.1/24")
+		action.Block = gate
+		s.On(typ, "ADD", action)
+	}
+	done := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))
+	var letGo []func()
+	for _, typ := range slices.Sorted(maps.Keys(gates)) {
+		letGo = append(letGo, s.Arrive(gates[typ]))
+	}
+	for _, f := range letGo {
+		f()
+	}
+	expect.NoError(t, expect.Await(t, "Setup", done))
+}
+
+func TestOneNetworkByItself(t *testing.T) {
+	s, r, path := threeNetworks(t)
+	two := r.Networks()[1]
+	ns := namespaceOf(t, r, "c1", path, cni.WithArgs("K", "v"))
+	expect.NoError(t, r.Load(cni.WithConfListBytes(s.Network("new", "1.0.0", "z")))) // two stays usable
+	expect.Is(t, two.Check(t.Context(), ns), cni.ErrNotAttached)
+	raw, err := two.Attach(t.Context(), ns)
+	expect.NoError(t, err)
+	expect.Same(t, "address", raw.IPs[0].Address.String(), "10.0.1.1/24")
+	s.AddLink("c1", "eth1")
+	_, err = two.Attach(t.Context(), ns)
+	expect.Is(t, err, cni.ErrAlreadyAttached)
+	expect.NoError(t, two.Check(t.Context(), ns))
+	expect.NoError(t, two.Remove(t.Context(), ns))
+	calls := s.TakeCalls()
+	expect.Same(t, "calls", testhost.Rendered(calls), []string{"ADD q c1/eth1", "CHECK q c1/eth1", "DEL q c1/eth1"})
+	expect.Same(t, "arguments", calls[0].Args, "K=v")
+	bad := namespaceOf(t, r, "../c1", path)
+	_, err = two.Attach(t.Context(), bad)
+	expect.Is(t, err, cni.ErrInvalidArgument)
+}
+
+func TestRemoveTwiceAndOfWhatWasNeverAttached(t *testing.T) {
+	s, r, path := threeNetworks(t)
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	s.TakeCalls()
+	dels := []string{"DEL r c1/eth2", "DEL q c1/eth1", "DEL p c1/eth0"}
+	for range 2 {
+		expect.NoError(t, r.Remove(t.Context(), "c1", path))
+		expect.Same(t, "calls", s.Took(), dels)
+	}
+	expect.NoError(t, r.Remove(t.Context(), "never", ""))
+	calls := s.TakeCalls()
+	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL r never/eth2", "DEL q never/eth1", "DEL p never/eth0"})
+	for _, c := range calls {
+		expect.Same(t, c.Type+": CNI_NETNS and prevResult", []string{c.NetNS, testhost.Request(t, c)["prevResult"]}, []string{"", ""})
+	}
+}

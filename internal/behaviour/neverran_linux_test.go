@@ -1,0 +1,178 @@
+package behaviour_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// unstartable makes an executable of that type in dir which nobody can start.
+func unstartable(t *testing.T, dir, typ, how string) {
+	t.Helper()
+	path := dir + "/" + typ
+	expect.NoError(t, os.RemoveAll(path))
+	switch how {
+	case "not found":
+	case "not executable":
+		expect.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"), 0o644))
+	case "writable by everybody":
+		expect.NoError(t, errors.Join(os.WriteFile(path, []byte("#!/bin/sh\n"), 0o755), os.Chmod(path, 0o777)))
+	case "exec format error":
+		expect.NoError(t, os.WriteFile(path, []byte("\x00 no program"), 0o755))
+	case "interpreter not found":
+		expect.NoError(t, os.WriteFile(path, []byte("#!/nonexistent/sh\n"), 0o755))
+	default:
+		t.Fatal(how)
+	}
+}
+
+// A plugin that never ran has nothing to undo: neither the Setup that fails, nor a
+// program that finds what a killed one left, is held up by it.
+func TestFault_F51_APluginThatCannotBeStartedKeepsNoID(t *testing.T) {
+	for _, how := range []string{"not found", "not executable", "writable by everybody", "exec format error", "interpreter not found"} {
+		t.Run(how, func(t *testing.T) {
+			s := newStage(t)
+			conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "first", "second", "third"))
+			unstartable(t, s.Path("bin"), "second", how)
+			unstartable(t, s.Path("bin"), "third", "not found")
+			path := s.Container("c1")
+			_, err := s.Runtime(conf).Setup(t.Context(), "c1", path)
+			if err == nil {
+				t.Fatal("Setup succeeded")
+			}
+			if left := (*cni.LeftoverError)(nil); errors.As(err, &left) {
+				t.Errorf("left after Setup: %v", left)
+			}
+			expect.Same(t, "calls", s.Took(), []string{"ADD first c1/eth0", "DEL first c1/eth0"})
+			expect.Same(t, "on record", testhost.Recorded(t, s.Runtime(conf)), []string{})
+		})
+	}
+}
+
+// What did not run is on record for other processes.
+func TestFault_F51_TheRecordSaysWhatNeverRan(t *testing.T) {
+	for name, remove := range removals() {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t)
+			conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "first", "second"))
+			unstartable(t, s.Path("bin"), "second", "not found")
+			s.On("first", "DEL", testhost.Says(11, "later"))
+			path := s.Container("c1")
+			_, err := s.Runtime(conf).Setup(t.Context(), "c1", path)
+			wantLeftover(t, err)
+			expect.Same(t, "errors", testhost.Messages(err), []string{"second: ", "first: later"})
+			s.On("first", "DEL", scripted.Action{})
+			err = remove(t, s.Runtime(conf), path)
+			for end := time.Now().Add(expect.Patience); err != nil && strings.Contains(err.Error(), "not tried again yet") && time.Now().Before(end); {
+				wantLeftover(t, err)
+				time.Sleep(50 * time.Millisecond)
+				err = remove(t, s.Runtime(conf), path)
+			}
+			expect.NoError(t, err)
+			expect.Same(t, "on record", testhost.Recorded(t, s.Runtime(conf)), []string{})
+		})
+	}
+}
+
+// removals are all that removes a container, with the configuration mended.
+func removals() map[string]func(*testing.T, *cni.Runtime, string) error {
+	return map[string]func(*testing.T, *cni.Runtime, string) error{
+		"Remove": func(t *testing.T, r *cni.Runtime, path string) error { return r.Remove(t.Context(), "c1", path) },
+		"Recover": func(t *testing.T, r *cni.Runtime, _ string) error {
+			report, err := r.Recover(t.Context())
+			return errors.Join(err, report.Err())
+		},
+		"GC": func(t *testing.T, r *cni.Runtime, _ string) error {
+			report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+			return errors.Join(err, report.Err())
+		},
+	}
+}
+
+func wantLeftover(t *testing.T, err error) {
+	t.Helper()
+	if left := (*cni.LeftoverError)(nil); !errors.As(err, &left) || left.ContainerID != "c1" {
+		t.Errorf("got %v, want a LeftoverError of c1", err)
+	}
+}
+
+// The type of the IPAM plugin is mistyped. The main plugin runs, whichever kind it
+// is, and fails in ADD and in DEL.
+func TestFault_F51_AMistypedIPAMTypeKeepsNoID(t *testing.T) {
+	for _, main := range []string{"bridge", "ptp", "macvlan"} {
+		for kind, opt := range map[string]cni.Opt{"executable": cni.WithoutBuiltinPlugins(), "built in": cni.WithBuiltinPlugins()} {
+			for _, how := range []string{"not found", "not executable", "exec format error", "interpreter not found"} {
+				t.Run(main+"/"+kind+"/"+how, func(t *testing.T) {
+					h := newRealHost(t)
+					expect.NoError(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up0"}, PeerName: "up1"}))
+					expect.NoError(t, os.MkdirAll(h.Path("bin"), 0o755))
+					unstartable(t, h.Path("bin"), "host-locl", how)
+					conf := func(ipam string) cni.Opt {
+						return cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
+							{"type": %q, "master": "up0", "ipMasq": true, "ipam": {"type": %q, "subnet": "10.1.0.0/24", "dataDir": %q}}]}`,
+							main, ipam, h.Path("ipam")))
+					}
+					dirs := cni.WithPluginDir([]string{h.Path("bin"), testhost.ReferencePlugins(t)})
+					path := h.Container("c1")
+					_, err := h.Runtime(dirs, opt, conf("host-locl")).Setup(t.Context(), "c1", path)
+					if left := (*cni.LeftoverError)(nil); err == nil || errors.As(err, &left) {
+						t.Errorf("Setup: %v", err)
+					}
+					mended := h.Runtime(dirs, opt, conf("host-local"))
+					_, err = mended.Setup(t.Context(), "c1", path)
+					expect.NoError(t, err)
+					expect.NoError(t, mended.Remove(t.Context(), "c1", path))
+				})
+			}
+		}
+	}
+}
+
+// The device of host-device is absent: nothing was moved, nothing is to be moved
+// back.
+func TestFault_F51_AnAbsentDeviceKeepsNoID(t *testing.T) {
+	for kind, opt := range map[string]cni.Opt{"executable": cni.WithoutBuiltinPlugins(), "built in": cni.WithBuiltinPlugins()} {
+		t.Run(kind, func(t *testing.T) {
+			h := newRealHost(t)
+			conf := func(device string) cni.Opt {
+				return cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
+					{"type": "host-device", "device": %q, "ipam": {"type": "host-local", "subnet": "10.1.0.0/24", "dataDir": %q}}]}`,
+					device, h.Path("ipam")))
+			}
+			expect.NoError(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up0"}, PeerName: "up1"}))
+			path := h.Container("c1")
+			_, err := h.Real(opt, conf("absent")).Setup(t.Context(), "c1", path)
+			if left := (*cni.LeftoverError)(nil); err == nil || errors.As(err, &left) {
+				t.Errorf("Setup: %v", err)
+			}
+			mended := h.Real(opt, conf("up0"))
+			_, err = mended.Setup(t.Context(), "c1", path)
+			expect.NoError(t, err)
+			expect.NoError(t, mended.Remove(t.Context(), "c1", path))
+		})
+	}
+}
+
+// A device that did get into the container is not forgotten.
+func TestAFailedADDOfHostDeviceKeepsWhatItMoved(t *testing.T) {
+	s := newStage(t)
+	s.On("host-device", "ADD", testhost.Says(999, "late"))
+	s.On("host-device", "DEL", testhost.Says(999, "stuck"))
+	r := s.Runtime(cni.WithoutBuiltinPlugins(), cni.WithConfListBytes(s.Network("net", "1.0.0", "host-device")))
+	path := s.Container("c1")
+	s.AddLink("c1", "up0")
+	_, err := r.Setup(t.Context(), "c1", path)
+	wantLeftover(t, err)
+	s.DelLink("c1", "up0")
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+}

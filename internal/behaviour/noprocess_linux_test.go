@@ -1,0 +1,38 @@
+package behaviour_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/sandbox"
+)
+
+// TestInProcessStartsNoProcess with no plugin directory at all. That executables
+// are noticed shows that the test can fail.
+func TestInProcessStartsNoProcess(t *testing.T) {
+	h := newRealHost(t)
+	cycle := func(r *cni.Runtime, id string) func() error {
+		path := h.Container(id)
+		return func() error {
+			_, err := r.Setup(t.Context(), id, path, onePort)
+			return errors.Join(err, r.Check(t.Context(), id, path), r.Remove(t.Context(), id, path))
+		}
+	}
+	expect.NoError(t, sandbox.NoProcess(cycle(h.Runtime(cni.WithLoNetwork, cni.WithPluginDir(nil)), "c1")))
+	expect.Is(t, sandbox.NoProcess(cycle(h.Real(cni.WithLoNetwork), "c2")), sandbox.ErrProcessStarted)
+	expect.NoError(t, sandbox.NoProcess(cycle(h.Real(cni.WithLoNetwork, cni.WithBuiltinPlugins("loopback")), "c3")))
+
+	for i, backend := range []string{``, `, "ipMasqBackend": "nftables"`} {
+		conf := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "net%d", "plugins": [
+			{"type": "bridge", "bridge": "noproc%d", "isGateway": true, "ipMasq": true%s,
+			 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.%d.0.0/24"}], [{"subnet": "fd%d::/64"}]]}},
+			{"type": "portmap"%s, "capabilities": {"portMappings": true}}, {"type": "tuning"}]}`,
+			i, i, backend, h.Path("ipam"), 80+i, 80+i, strings.Replace(backend, "ipMasqBackend", "backend", 1))
+		id := fmt.Sprint("nat", i)
+		expect.NoError(t, sandbox.NoProcess(cycle(h.Runtime(cni.WithBuiltinPlugins(), cni.WithConfListBytes([]byte(conf))), id)))
+	}
+}

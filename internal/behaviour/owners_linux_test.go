@@ -1,0 +1,190 @@
+package behaviour_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// twoOwners is a stage with a container to which "first" has attached eth0, and
+// "second" eth7. Both have both networks loaded.
+func twoOwners(t *testing.T) (s *stage, first, second *cni.Runtime) {
+	t.Helper()
+	s = newStage(t)
+	one, more := cni.WithConfListBytes(s.Network("net", "1.0.0", "p")), cni.WithConfListBytes(s.Network("more", "1.0.0", "r"))
+	first = s.Runtime(cni.WithOwner("first"), one, more)
+	second = s.Runtime(cni.WithOwner("second"), more, one)
+	path := s.Container("c1")
+	expect.NoError(t, testhost.SetUp(t.Context(), first, "c1", path, cni.WithNetwork("net"))())
+	s.AddLink("c1", "eth0")
+	expect.NoError(t, testhost.SetUp(t.Context(), second, "c1", path, cni.WithNetwork("more", cni.WithInterfaceName("eth7")))())
+	s.AddLink("c1", "eth7")
+	s.TakeCalls()
+	return s, first, second
+}
+
+func collectAll(t testing.TB, r *cni.Runtime) cni.Report {
+	t.Helper()
+	report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	expect.NoError(t, err)
+	return *report
+}
+
+// owners renders whose is what: "c1/eth0 first".
+func owners(t testing.TB, r *cni.Runtime) []string {
+	t.Helper()
+	all, err := r.Attachments()
+	expect.NoError(t, err)
+	lines := []string{}
+	for _, a := range all {
+		lines = append(lines, fmt.Sprintf("%s/%s %s", a.ContainerID, a.IfName, a.Owner))
+	}
+	return lines
+}
+
+// TestFault_B6_AnAttachmentHasAnOwnerOfItsOwn, so that a second program that adds
+// an interface takes nothing from the first.
+func TestFault_B6_AnAttachmentHasAnOwnerOfItsOwn(t *testing.T) {
+	s, first, second := twoOwners(t)
+	expect.Same(t, "owners", owners(t, first), []string{"c1/eth0 first", "c1/eth7 second"})
+	rec, err := s.Records().Load("c1")
+	expect.NoError(t, err)
+	expect.Same(t, "the owner that earlier versions see", rec.Owner, "first")
+	testhost.WantRecover(t, first, adopted)
+	expect.Same(t, "calls of the first", s.Took(), []string{"CHECK p c1/eth0"})
+	testhost.WantRecover(t, second, adopted)
+	expect.Same(t, "calls of the second", s.Took(), []string{"CHECK r c1/eth7"})
+	testhost.WantRecover(t, s.Runtime(cni.WithOwner("third")), cni.Report{})
+
+	expect.Same(t, "GC of the second", collectAll(t, second), removed)
+	expect.Same(t, "calls of the second", s.Took(), []string{"DEL r c1/eth7"})
+	expect.Same(t, "owners", owners(t, first), []string{"c1/eth0 first"})
+	testhost.WantRecover(t, second, cni.Report{})
+	testhost.WantRecover(t, first, adopted)
+	expect.Same(t, "kept", s.Pinned("c1"), true)
+}
+
+// TestFault_B6_WhatIsLeftWhenTheFirstOwnerGoes is the second's, whole.
+func TestFault_B6_WhatIsLeftWhenTheFirstOwnerGoes(t *testing.T) {
+	s, first, second := twoOwners(t)
+	expect.Same(t, "GC of the first", collectAll(t, first), removed)
+	expect.Same(t, "calls", s.Took(), []string{"DEL p c1/eth0"})
+	expect.Same(t, "owners", owners(t, second), []string{"c1/eth7 second"})
+	testhost.WantRecover(t, first, cni.Report{})
+	testhost.WantRecover(t, second, adopted)
+	expect.Same(t, "kept", s.Pinned("c1"), true)
+	s.TakeCalls()
+	expect.Same(t, "GC of the second", collectAll(t, second), removed)
+	expect.Same(t, "calls", s.Took(), []string{"DEL r c1/eth7"})
+	expect.Same(t, "owners", owners(t, second), []string{})
+	expect.Same(t, "kept", s.Pinned("c1"), false)
+}
+
+// TestFault_B6_WhatOneOwnerHasLeftHalfDone is not the other's to remove.
+func TestFault_B6_WhatOneOwnerHasLeftHalfDone(t *testing.T) {
+	for what, spoil := range map[string]func(n *record.Network){
+		"killed in its Setup":  func(n *record.Network) { n.State = record.Planned },
+		"killed in its Remove": func(n *record.Network) { n.State = record.Deleting },
+		"failed to detach":     func(n *record.Network) { n.Failures, n.LastError = 1, "stuck" },
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, first, second := twoOwners(t)
+			s.ChangeRecord("c1", func(rec *record.Record) { spoil(rec.Find("eth7")) })
+			testhost.WantRecover(t, first, adopted)
+			report, err := first.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
+			expect.NoError(t, err)
+			expect.Same(t, "GC of the first", *report, adopted)
+			expect.Same(t, "calls", s.Took(), []string{"CHECK p c1/eth0"})
+			testhost.WantRecover(t, second, removed)
+			expect.Same(t, "calls", s.Took(), []string{"DEL r c1/eth7"})
+			expect.Same(t, "owners", owners(t, first), []string{"c1/eth0 first"})
+		})
+	}
+}
+
+// TestFault_B6_ASetupLeavesWhatAnotherOwnerHas, though the interface is not
+// where it was: the container may have renamed it.
+func TestFault_B6_ASetupLeavesWhatAnotherOwnerHas(t *testing.T) {
+	s, first, second := twoOwners(t)
+	expect.NoError(t, second.Remove(t.Context(), "c1", "", cni.WithNetwork("more")))
+	s.DelLink("c1", "eth7")
+	s.DelLink("c1", "eth0")
+	s.TakeCalls()
+	beside := cni.WithNetwork("more", cni.WithInterfaceName("eth8"))
+	expect.NoError(t, testhost.SetUp(t.Context(), second, "c1", s.Path("netns", "c1"), beside)())
+	expect.Same(t, "calls", s.Took(), []string{"ADD r c1/eth8"})
+	expect.Same(t, "owners", owners(t, first), []string{"c1/eth0 first", "c1/eth8 second"})
+
+	// A namespace that is gone was both owners', and so was all that was in it.
+	s.RemoveNetNS("c1")
+	expect.NoError(t, testhost.SetUp(t.Context(), second, "c1", s.Container("c1"), beside)())
+	expect.Same(t, "calls", s.Took(), []string{"DEL r c1/eth8", "DEL p c1/eth0", "ADD r c1/eth8"})
+	expect.Same(t, "owners", owners(t, first), []string{"c1/eth8 second"})
+}
+
+// TestFault_B6_AFailedSetupOfASecondOwnerLeavesTheRecordTheFirsts.
+func TestFault_B6_AFailedSetupOfASecondOwnerLeavesTheRecordTheFirsts(t *testing.T) {
+	s, first, second := twoOwners(t)
+	s.On("r", "ADD", testhost.Says(11, "later"))
+	err := testhost.SetUp(t.Context(), second, "c1", s.Path("netns", "c1"), cni.WithNetwork("more", cni.WithInterfaceName("eth9")))()
+	expect.Same(t, "errors", testhost.Messages(err), []string{"r: later"})
+	expect.Same(t, "owners", owners(t, first), []string{"c1/eth0 first", "c1/eth7 second"})
+	s.TakeCalls()
+	expect.NoError(t, second.Remove(t.Context(), "c1", "")) // the caller's word is about the container
+	expect.Same(t, "calls", s.Took(), []string{"DEL r c1/eth7", "DEL p c1/eth0"})
+	expect.Same(t, "owners", owners(t, first), []string{})
+}
+
+// TestFault_B6_ADamagedRecordOfTwoOwnersIsNobodysToSweep but the caller's.
+func TestFault_B6_ADamagedRecordOfTwoOwnersIsNobodysToSweep(t *testing.T) {
+	s, first, second := twoOwners(t)
+	s.SpoilBase("c1", "{")
+	for _, r := range []*cni.Runtime{first, second} {
+		report, err := r.Recover(t.Context())
+		expect.NoError(t, err)
+		expect.Same(t, "removed", report.Removed, nil)
+		expect.Same(t, "skipped", len(report.Skipped), 1)
+		collected := collectAll(t, r)
+		expect.Same(t, "removed", collected.Removed, nil)
+		expect.Same(t, "skipped", len(collected.Skipped), 1)
+	}
+	testhost.WantRecover(t, s.Runtime(cni.WithOwner("third")), cni.Report{})
+	expect.Same(t, "calls", s.Took(), []string{})
+	expect.NoError(t, first.Remove(t.Context(), "c1", ""))
+	calls := s.Took()
+	slices.Sort(calls)
+	expect.Same(t, "calls", slices.Compact(calls), []string{"DEL p c1/eth0", "DEL r c1/eth1", "DEL r c1/eth7"})
+	expect.Same(t, "owners", owners(t, first), []string{})
+}
+
+// TestFault_B17_AClockThatWasAheadDelaysNothing: when a removal failed is not
+// known then, so it is tried again.
+func TestFault_B17_AClockThatWasAheadDelaysNothing(t *testing.T) {
+	s, _, conf := inhabited(t, "c1")
+	s.ChangeRecord("c1", func(rec *record.Record) {
+		n := rec.Find("eth0")
+		n.Failures, n.LastError, n.LastTry = 12, "stuck", time.Now().AddDate(1, 0, 0)
+	})
+	s.On("p", "DEL", testhost.Says(5, "stuck again"))
+	r := s.restarted(conf)
+	report, err := r.Recover(t.Context())
+	expect.NoError(t, err)
+	expect.Same(t, "failed", testhost.Messages(report.Failed["c1"]), []string{"p: stuck again"})
+	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
+	// From then on the delay is counted from a time that has been.
+	report, err = r.Recover(t.Context())
+	expect.NoError(t, err)
+	expect.Same(t, "calls", s.Took(), []string{})
+	s.On("p", "DEL", scripted.Action{})
+	if report.Failed["c1"] == nil {
+		t.Error("tried again at once")
+	}
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+}

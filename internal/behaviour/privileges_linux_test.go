@@ -1,0 +1,128 @@
+package behaviour_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// ordinary is a user without privileges but those that are given him.
+const ordinary = 1000
+
+// lives runs a container's life in a process of an ordinary user with these
+// capabilities, and returns what it printed: the error, or nothing.
+func (h *realHost) lives(j testhost.Job, capabilities ...uintptr) string {
+	h.T.Helper()
+	cmd := j.Command(h.T)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Credential:  &syscall.Credential{Uid: ordinary, Gid: ordinary},
+		AmbientCaps: capabilities,
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Sprintf("%s%v", out, err)
+	}
+	return string(out)
+}
+
+// giveAway makes the host's files those of the ordinary user, with plugins that
+// he can execute.
+func (h *realHost) giveAway() {
+	h.T.Helper()
+	expect.NoError(h.T, os.MkdirAll(h.Path("bin"), 0o755))
+	plugins, err := filepath.Glob(filepath.Join(testhost.ReferencePlugins(h.T), "*"))
+	expect.NoError(h.T, err)
+	for _, path := range plugins {
+		data, err := os.ReadFile(path)
+		expect.NoError(h.T, err)
+		expect.NoError(h.T, os.WriteFile(h.Path("bin", filepath.Base(path)), data, 0o755))
+	}
+	expect.NoError(h.T, os.Chmod(filepath.Dir(h.Dir), 0o755)) // t.TempDir has it to itself
+	for _, dir := range []string{"state", "ipam"} {
+		expect.NoError(h.T, os.MkdirAll(h.Path(dir), 0o755))
+		expect.NoError(h.T, os.Chown(h.Path(dir), ordinary, ordinary))
+	}
+}
+
+// Legacy iptables wants one capability more, and its lock.
+func TestFault_F61_LegacyIPTablesByAnOrdinaryUser(t *testing.T) {
+	h := newRealHost(t)
+	h.giveAway()
+	lock := h.Write("xtables.lock", "")
+	expect.NoError(t, os.Chown(lock, ordinary, ordinary))
+	for _, tool := range []string{"iptables", "ip6tables"} {
+		for _, what := range []string{"", "-save", "-restore"} {
+			path, err := exec.LookPath(tool + "-legacy" + what)
+			expect.NoError(t, err)
+			expect.NoError(t, os.MkdirAll(h.Path("sbin"), 0o755))
+			expect.NoError(t, os.Symlink(path, h.Path("sbin", tool+what)))
+		}
+	}
+	t.Setenv("PATH", h.Path("sbin")+":"+os.Getenv("PATH"))
+	t.Setenv("XTABLES_LOCKFILE", lock)
+	conf := testhost.Case{Plugins: []string{
+		testhost.BridgeConf(`"ipMasq": true, "ipMasqBackend": "iptables", ` + testhost.HostLocal(testhost.V4Range)),
+		`{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}}`}}
+	path := h.Container("c1")
+	before := h.Audit()
+	said := h.lives(testhost.Job{
+		Verb: "LIFE", ID: "c1", NetNS: path, Conf: conf.Conf("podnet", "1.1.0", h.Path("ipam")),
+		StateDir: h.Path("state"), PluginDir: h.Path("bin"), HostNetNS: h.Path("netns", "host"),
+	}, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN, unix.CAP_NET_RAW)
+	if said != "" {
+		t.Errorf("as user %d: %s", ordinary, said)
+	}
+	h.WantClean(before)
+}
+
+// README's list of privileges is all that it takes: a user other than root, with
+// CAP_NET_ADMIN and CAP_SYS_ADMIN.
+func TestFault_F61_TheCapabilitiesThatAreNamedSuffice(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		inProcess bool
+		backend   string // of the packet filter
+		legacy    bool   // legacy iptables has tables already
+	}{
+		{"in process, nftables", true, "nftables", false},
+		{"in process, none named", true, "", false},
+		{"in process, legacy tables beside", true, "nftables", true},
+		{"executables, nftables", false, "nftables", false},
+		{"executables, legacy tables beside", false, "nftables", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newRealHost(t)
+			h.giveAway()
+			if c.legacy {
+				h.run("iptables-legacy", "-t", "nat", "-N", "ANOTHERS")
+				h.run("iptables-legacy", "-t", "filter", "-N", "ANOTHERS")
+			}
+			masq, portmap := "", ""
+			if c.backend != "" {
+				masq, portmap = fmt.Sprintf(`"ipMasqBackend": %q, `, c.backend), fmt.Sprintf(`"backend": %q, `, c.backend)
+			}
+			conf := testhost.Case{Plugins: []string{
+				testhost.BridgeConf(`"ipMasq": true, ` + masq + testhost.HostLocal(testhost.V4Range)),
+				`{"type": "portmap", ` + portmap + `"capabilities": {"portMappings": true}}`}}
+			path := h.Container("c1")
+			before := h.Audit()
+			said := h.lives(testhost.Job{
+				Verb: "LIFE", ID: "c1", NetNS: path, Conf: conf.Conf("podnet", "1.1.0", h.Path("ipam")),
+				StateDir: h.Path("state"), PluginDir: h.Path("bin"), HostNetNS: h.Path("netns", "host"), InProcess: c.inProcess,
+			}, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN)
+			if said != "" {
+				t.Errorf("as user %d: %s", ordinary, said)
+			}
+			h.WantClean(before)
+		})
+	}
+}

@@ -1,0 +1,125 @@
+package behaviour_test
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
+)
+
+// reserved are the addresses that host-local has given out in a network.
+func (h *realHost) reserved(network string) []string {
+	h.T.Helper()
+	entries, err := os.ReadDir(h.Path("ipam", network))
+	if err != nil {
+		h.T.Fatal(err)
+	}
+	var addresses []string
+	for _, e := range entries {
+		if addr, err := netip.ParseAddr(e.Name()); err == nil {
+			addresses = append(addresses, addr.String())
+		}
+	}
+	return addresses
+}
+
+// goneCase is a network whose containers' namespaces go before they are removed.
+type goneCase struct {
+	name    string
+	network testhost.Case
+	taken   []string // links of the host that go with a namespace that nothing keeps
+}
+
+func goneCases() []goneCase {
+	ranges := testhost.V4Range + "," + testhost.V6Range
+	return []goneCase{
+		{name: "bridge", network: testhost.Case{Plugins: []string{testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(ranges))}}},
+		{name: "bridge nftables", network: testhost.Case{Plugins: []string{
+			testhost.BridgeConf(`"ipMasq": true, "ipMasqBackend": "nftables", ` + testhost.HostLocal(ranges))}}},
+		{name: "ptp", network: testhost.Case{Plugins: []string{testhost.PtpConf(testhost.HostLocal(ranges))}}},
+		{name: "everything", network: testhost.Everything()},
+		{name: "macvlan", network: testhost.Macvlan()},
+		// A device made by software dies with the namespace it is in, and its
+		// peer with it; one made of metal returns to the first namespace.
+		{name: "host-device", network: testhost.HostDevice(),
+			taken: []string{"link up0 type veth mtu 1500 down", "link up1 type veth mtu 1500 up"}},
+	}
+}
+
+// Nothing is left of a container whose namespace went before Remove (FAULTS
+// F2): its plugins find it where it is kept, and what they leave where nothing
+// has kept it, as after a reboot, is swept.
+func TestRealRemoveWhenNamespaceIsGone(t *testing.T) {
+	for _, c := range goneCases() {
+		for _, way := range []string{"path given", "no path given", "nothing keeps it"} {
+			t.Run(c.name+"/"+way, func(t *testing.T) { c.remove(t, way) })
+		}
+	}
+}
+
+func (c *goneCase) remove(t *testing.T, way string) {
+	h := newRealHost(t)
+	if c.network.Prepare != nil {
+		c.network.Prepare(h.RealHost)
+	}
+	r := h.Real(cni.WithConfListBytes(c.network.Conf("podnet", "1.0.0", h.Path("ipam"))))
+	path := h.Mortal("c1")
+	before := h.Audit()
+	links := h.links() - len(c.taken)
+	_, err := r.Setup(context.Background(), "c1", path, onePort)
+	expect.NoError(t, err)
+	expect.NoError(t, netns.Remove(path))
+	var taken audit.Lines
+	switch way {
+	case "no path given":
+		path = ""
+	case "nothing keeps it":
+		expect.NoError(t, netns.Remove(h.Pin("c1")))
+		h.waitForLinks(links)
+		taken = c.taken
+	}
+	for range 2 {
+		expect.NoError(t, r.Remove(context.Background(), "c1", path))
+	}
+	left, gone := h.Left(before)
+	expect.Same(t, "left", strings.Join(left, "\n"), "")
+	expect.Same(t, "gone", strings.Join(h.Normalize(gone), "\n"), strings.Join(taken, "\n"))
+}
+
+// links counts the host's links that die with a container.
+func (h *realHost) links() int {
+	h.T.Helper()
+	list, err := audit.Dump(netlink.LinkList)
+	if err != nil {
+		h.T.Fatal(err)
+	}
+	n := 0
+	for _, l := range list {
+		if l.Type() == "veth" {
+			n++
+		}
+	}
+	return n
+}
+
+// waitForLinks waits until the kernel has taken down what a namespace held,
+// which it does some time after the last reference.
+func (h *realHost) waitForLinks(want int) {
+	h.T.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for tick := time.NewTicker(5 * time.Millisecond); h.links() != want; <-tick.C {
+		if time.Now().After(deadline) {
+			h.T.Fatalf("%d links, want %d", h.links(), want)
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package behaviour_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// installPlugins puts the reference plugins in the host's plugin directory, or
+// removes them.
+func (h *realHost) installPlugins(installed bool) {
+	h.T.Helper()
+	bin, away := h.Path("bin"), h.Path("bin.away")
+	if _, err := os.Stat(bin); (err == nil) == installed {
+		return
+	}
+	if !installed {
+		expect.NoError(h.T, os.Rename(bin, away))
+		return
+	}
+	if os.Rename(away, bin) == nil {
+		return
+	}
+	expect.NoError(h.T, os.Mkdir(bin, 0o755))
+	for _, name := range refplugins.Names() {
+		expect.NoError(h.T, os.Symlink(filepath.Join(testhost.ReferencePlugins(h.T), name), filepath.Join(bin, name)))
+	}
+}
+
+// unnamedBackends is the network that most hosts have. The rules of three of its
+// plugins are in a form that no configuration names.
+func (h *realHost) unnamedBackends() cni.Opt {
+	c := testhost.Case{Plugins: []string{
+		testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V4Range+","+testhost.V6Range)),
+		`{"type": "portmap", "snat": true, "capabilities": {"portMappings": true}}`, `{"type": "firewall"}`}}
+	return cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam")))
+}
+
+func portOf(n int) cni.NamespaceOpts {
+	return cni.WithCapabilityPortMap([]cni.PortMapping{
+		{HostPort: int32(8000 + n), ContainerPort: 80, Protocol: "tcp"}, {HostPort: int32(9000 + n), ContainerPort: 80, Protocol: "udp"}})
+}
+
+// TestFault_F57_PluginsThatAreInstalledOrGoneBetweenTwoRuns: three programs
+// share a host, and each start finds other plugins, or prefers others.
+func TestFault_F57_PluginsThatAreInstalledOrGoneBetweenTwoRuns(t *testing.T) {
+	h := newRealHost(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	conf := h.unnamedBackends()
+	start := func(owner string) *cni.Runtime {
+		opts := []cni.Opt{conf, cni.WithOwner(owner)}
+		if random.IntN(2) == 0 {
+			opts = append(opts, cni.WithBuiltinPlugins())
+		}
+		return h.Runtime(opts...)
+	}
+	owners, owned := []string{"one", "two", "three"}, map[string][]string{}
+	programs := map[string]*cni.Runtime{}
+	for _, o := range owners {
+		programs[o] = start(o)
+	}
+	paths := map[string]string{}
+	for i := range 6 {
+		paths[fmt.Sprint("c", i)] = h.Container(fmt.Sprint("c", i))
+	}
+	before := h.Audit()
+	for restart := range 20 {
+		h.installPlugins(random.IntN(2) == 0)
+		owner := owners[restart%len(owners)]
+		programs[owner] = start(owner)
+		report, err := programs[owner].Recover(t.Context())
+		expect.NoError(t, err)
+		if len(report.Removed)+len(report.Kept)+len(report.Failed)+len(report.Skipped) > 0 || len(report.Adopted) != len(owned[owner]) {
+			t.Fatalf("restart %d of %s, which has %q: %+v", restart, owner, owned[owner], report)
+		}
+		for owner, ids := range owned {
+			for _, id := range ids {
+				if err := programs[owner].Check(t.Context(), id, paths[id]); err != nil {
+					t.Fatalf("restart %d: %s of %s: %v", restart, id, owner, err)
+				}
+			}
+		}
+		if restart < 6 {
+			id := fmt.Sprint("c", restart)
+			_, err := programs[owner].Setup(t.Context(), id, paths[id], portOf(restart))
+			expect.NoError(t, err)
+			owned[owner] = append(owned[owner], id)
+		}
+	}
+	for owner, ids := range owned {
+		for _, id := range ids {
+			h.installPlugins(random.IntN(2) == 0)
+			expect.NoError(t, programs[owner].Remove(t.Context(), id, ""))
+		}
+	}
+	h.WantClean(before)
+}
+
+// TestFault_F57_GoCNIsContainersWithoutTheirExecutables, and ours without a
+// recorded kind, whose executables have come.
+func TestFault_F57_GoCNIsContainersWithoutTheirExecutables(t *testing.T) {
+	for _, tt := range []struct {
+		name             string
+		installed, later bool
+		old              func(h *testhost.Host, id string)
+	}{
+		{"go-cni's, executables gone", true, false, (*testhost.Host).Unrecord},
+		{"go-cni's, executables there", true, true, (*testhost.Host).Unrecord},
+		{"an older record, executables gone", true, false, (*testhost.Host).ForgetKinds},
+		{"ours in an older record, executables installed", false, true, (*testhost.Host).ForgetKinds},
+		{"ours in libcni's cache, executables installed", false, true, (*testhost.Host).Unrecord},
+	} {
+		for _, opt := range []cni.Opt{nil, cni.WithBuiltinPlugins()} {
+			name := tt.name
+			if opt != nil {
+				name += ", built-in plugins preferred"
+			}
+			t.Run(name, func(t *testing.T) {
+				h := newRealHost(t)
+				conf, path := h.unnamedBackends(), h.Container("c1")
+				neighbour := h.Container("c2")
+				h.installPlugins(tt.installed)
+				first := h.Runtime(conf)
+				_, err := first.Setup(t.Context(), "c2", neighbour, portOf(2))
+				expect.NoError(t, err)
+				before := h.Audit()
+				_, err = first.Setup(t.Context(), "c1", path, portOf(1))
+				expect.NoError(t, err)
+				tt.old(h.Host, "c1")
+				h.installPlugins(tt.later)
+				opts := []cni.Opt{conf}
+				if opt != nil {
+					opts = append(opts, opt)
+				}
+				r := h.Runtime(opts...)
+				expect.NoError(t, r.Check(t.Context(), "c1", path))
+				expect.NoError(t, r.Remove(t.Context(), "c1", path))
+				h.WantClean(before)
+				expect.NoError(t, r.Check(t.Context(), "c2", neighbour))
+				expect.NoError(t, r.Remove(t.Context(), "c2", neighbour))
+			})
+		}
+	}
+}
+
+// TestFault_F57_TheVariantOfIptablesIsTheRecorded: update-alternatives may have
+// another go by the plain name while containers are attached. Executables go by
+// that name, and the sweep finds what they do not.
+func TestFault_F57_TheVariantOfIptablesIsTheRecorded(t *testing.T) {
+	variants := []string{"legacy", "nft"}
+	for i, variant := range variants {
+		for _, kind := range []cni.PluginKind{cni.PluginBuiltIn, cni.PluginExecutable} {
+			t.Run(fmt.Sprint(variant, " ", kind), func(t *testing.T) {
+				h := newRealHost(t)
+				c := testhost.Case{Plugins: []string{
+					testhost.BridgeConf(`"ipMasq": true, "ipMasqBackend": "iptables", ` + testhost.HostLocal(testhost.V4Range+","+testhost.V6Range)),
+					`{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}}`, `{"type": "firewall"}`}}
+				h.installPlugins(kind == cni.PluginExecutable)
+				r := h.Runtime(cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
+				path := h.Container("c1")
+				plugintest.UseIPTables(t, variant)
+				before := h.Audit()
+				_, err := r.Setup(t.Context(), "c1", path, portOf(1))
+				expect.NoError(t, err)
+				plugintest.UseIPTables(t, variants[1-i])
+				if kind == cni.PluginBuiltIn {
+					expect.NoError(t, r.Check(t.Context(), "c1", path))
+				}
+				expect.NoError(t, r.Remove(t.Context(), "c1", path))
+				h.WantClean(before)
+			})
+		}
+	}
+}

@@ -1,0 +1,250 @@
+package behaviour_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// twoLists are a network's two configurations of one name, as Concourse loads
+// one for IPv4 and one for IPv6. The first gives eth0 and the second eth2, with
+// the loopback network between them.
+type twoLists struct {
+	*realHost
+	kind      cni.PluginKind
+	families  [2]string // "4" or "6"
+	backend   string    // of the packet filter; empty: none is named
+	container string
+	outside   string
+}
+
+// side is one of the lists: its addresses, and those of the outside that the
+// container reaches by its interface.
+type side struct {
+	ifName, bridge, subnet, reaches string
+	host, peer                      string // on the cable between the host and the outside
+}
+
+func (l *twoLists) side(i int) side {
+	s := []side{
+		{"eth0", "br0", "10.77.0.0/24", "192.0.2.0/24", "192.0.2.1", "192.0.2.2"},
+		{"eth2", "br1", "10.78.0.0/24", "198.51.100.0/24", "198.51.100.1", "198.51.100.2"},
+	}[i]
+	if l.families[i] == "6" {
+		s.subnet, s.reaches, s.host, s.peer = "fd78::/64", "2001:db8::/64", "[2001:db8::1]", "[2001:db8::2]"
+	}
+	return s
+}
+
+func (l *twoLists) list(i int) cni.Opt {
+	s, named := l.side(i), func(key string) string {
+		if l.backend == "" {
+			return ""
+		}
+		return fmt.Sprintf("%q: %q, ", key, l.backend)
+	}
+	c := testhost.Case{Plugins: []string{
+		fmt.Sprintf(`{"type": "bridge", "bridge": %q, "isGateway": true, "ipMasq": true, %s%s}`,
+			s.bridge, named("ipMasqBackend"), testhost.HostLocal(fmt.Sprintf(`[{"subnet": %q}]`, s.subnet), s.reaches)),
+		`{"type": "portmap", ` + named("backend") + `"capabilities": {"portMappings": true}}`,
+		`{"type": "firewall", "backend": "iptables"}`,
+		`{"type": "bandwidth", "capabilities": {"bandwidth": true}}`,
+	}}
+	return cni.WithConfListBytes(c.Conf("podnet", "1.0.0", l.Path("ipam")))
+}
+
+func (l *twoLists) load() *cni.Runtime {
+	l.T.Helper()
+	return l.Runtime(l.list(0), cni.WithLoNetwork, l.list(1))
+}
+
+func newTwoLists(t *testing.T, kind cni.PluginKind, variant, backend string, families [2]string) *twoLists {
+	plugintest.UseIPTables(t, variant)
+	l := &twoLists{realHost: newRealHost(t), kind: kind, families: families, backend: backend}
+	l.installPlugins(kind == cni.PluginExecutable)
+	l.outside = l.realHost.outside()
+	more := func(link, address string) error {
+		wan, err := netlink.LinkByName(link)
+		if err != nil {
+			return err
+		}
+		addr, err := netlink.ParseAddr(address)
+		if err != nil {
+			return err
+		}
+		return netlink.AddrAdd(wan, addr)
+	}
+	expect.NoError(t, more("wan0", "198.51.100.1/24"))
+	l.Inside(l.outside, func() error { return more("wan1", "198.51.100.2/24") })
+	l.Serve(l.outside, 5000)
+	l.container = l.realHost.Container("c1")
+	return l
+}
+
+func (l *twoLists) options() []cni.NamespaceOpts {
+	rate := cni.BandWidth{IngressRate: 8e8, IngressBurst: 8e7}
+	if l.kind == cni.PluginBuiltIn {
+		rate.EgressRate, rate.EgressBurst = 8e8, 8e7 // the reference plugin's device for it can only be there once
+	}
+	return []cni.NamespaceOpts{cni.WithCapabilityBandWidth(rate), cni.WithCapabilityPortMap([]cni.PortMapping{
+		{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}, {HostPort: 8080, ContainerPort: 80, Protocol: "udp"},
+	})}
+}
+
+// wantWorking asks from the container by one of its interfaces, whose packets the
+// host masquerades, and from the outside by the forwarded port.
+func (l *twoLists) wantWorking(i int) {
+	l.T.Helper()
+	s := l.side(i)
+	l.WantAnswers(slices.Concat(
+		testhost.Both(l.container, s.peer+":5000", strings.Trim(s.host, "[]")),
+		testhost.Both(l.outside, s.host+":8080", strings.Trim(s.peer, "[]"))))
+}
+
+func (l *twoLists) only(i int) cni.NamespaceOpts {
+	return cni.WithNetwork("podnet", cni.WithInterfaceName(l.side(i).ifName))
+}
+
+// eachPair runs a test for what can have made the rules, and in which form.
+func eachPair(t *testing.T, test func(t *testing.T, l *twoLists)) {
+	for _, kind := range []cni.PluginKind{cni.PluginBuiltIn, cni.PluginExecutable} {
+		for _, form := range [][2]string{{"nft", ""}, {"nft", "iptables"}, {"legacy", "iptables"}, {"nft", "nftables"}} {
+			for _, families := range [][2]string{{"4", "6"}, {"4", "4"}} {
+				t.Run(fmt.Sprintf("%s, %s %s, IPv%s and IPv%s", kind, form[0], form[1], families[0], families[1]), func(t *testing.T) {
+					test(t, newTwoLists(t, kind, form[0], form[1], families))
+				})
+			}
+		}
+	}
+}
+
+// TestFault_F32_TwoListsOfOneNameKeepWhatTheyShare: what the reference plugins
+// name after network and container is both lists', and the one that stays keeps
+// its ports and its masquerading when the other goes, whichever that is.
+func TestFault_F32_TwoListsOfOneNameKeepWhatTheyShare(t *testing.T) {
+	eachPair(t, func(t *testing.T, l *twoLists) {
+		r := l.load()
+		before := l.Audit()
+		for first := range 2 {
+			res, err := r.Setup(t.Context(), "c1", l.container, l.options()...)
+			expect.NoError(t, err)
+			for i := range 2 {
+				if got := res.Interfaces[l.side(i).ifName]; got == nil || len(got.IPConfigs) != 1 || got.Sandbox != l.container {
+					t.Fatalf("%s is %+v", l.side(i).ifName, got)
+				}
+			}
+			if first == 0 {
+				l.Serve(l.container, 80)
+			}
+			expect.NoError(t, r.Check(t.Context(), "c1", l.container))
+			l.wantWorking(0)
+			if l.families[1] == "6" {
+				l.wantWorking(1)
+			}
+			expect.NoError(t, r.Remove(t.Context(), "c1", l.container, l.only(first)))
+			stays := 1 - first
+			expect.NoError(t, r.Check(t.Context(), "c1", l.container, l.only(stays)))
+			l.wantWorking(stays)
+			expect.NoError(t, r.Remove(t.Context(), "c1", l.container))
+			l.WantClean(before)
+		}
+	})
+}
+
+// TestFault_F32_GoCNIsTwoListsKeepWhatTheyShare: without a record, libcni's cache
+// says what else the container has.
+func TestFault_F32_GoCNIsTwoListsKeepWhatTheyShare(t *testing.T) {
+	for _, families := range [][2]string{{"4", "6"}, {"4", "4"}} {
+		l := newTwoLists(t, cni.PluginExecutable, "nft", "", families)
+		before, r := l.Audit(), l.load()
+		_, err := r.Setup(t.Context(), "c1", l.container, l.options()...)
+		expect.NoError(t, err)
+		l.Unrecord("c1")
+		l.Serve(l.container, 80)
+		expect.NoError(t, r.Remove(t.Context(), "c1", l.container, l.only(0)))
+		expect.NoError(t, r.Check(t.Context(), "c1", l.container, l.only(1)))
+		l.wantWorking(1)
+		expect.NoError(t, r.Remove(t.Context(), "c1", l.container))
+		l.WantClean(before)
+	}
+}
+
+// TestFault_F32_ABuiltInSiblingIsNotTakenForAnExecutables, where an old record does
+// not say which plugin it was: its rules are there, in a form of their own.
+func TestFault_F32_ABuiltInSiblingIsNotTakenForAnExecutables(t *testing.T) {
+	l := newTwoLists(t, cni.PluginBuiltIn, "nft", "", [2]string{"4", "6"})
+	before := l.Audit()
+	_, err := l.load().Setup(t.Context(), "c1", l.container, l.options()...)
+	expect.NoError(t, err)
+	l.Serve(l.container, 80)
+	l.ForgetKinds("c1")
+	l.installPlugins(true)
+	r := l.load()
+	expect.NoError(t, r.Remove(t.Context(), "c1", l.container, l.only(0)))
+	l.wantWorking(1)
+	for _, line := range l.Audit() {
+		if strings.Contains(line, "CNI-DN-") {
+			t.Errorf("made again, although it was not in that form: %s", line)
+		}
+	}
+	expect.NoError(t, r.Remove(t.Context(), "c1", l.container))
+	l.WantClean(before)
+}
+
+// TestFault_F32_APoolMakesBothLists ahead of time, with what they share.
+func TestFault_F32_APoolMakesBothLists(t *testing.T) {
+	l := newTwoLists(t, cni.PluginBuiltIn, "nft", "iptables", [2]string{"4", "6"})
+	r := l.Runtime(l.list(0), cni.WithLoNetwork, l.list(1), cni.WithHostNetNS(l.Path("netns", "host")))
+	before := l.Audit()
+	p, err := r.NewPool(cni.PoolOptions{Size: 1})
+	expect.NoError(t, err)
+	for end := time.Now().Add(expect.Patience); p.Ready() == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	}
+	path, res, err := p.Setup(t.Context(), "c1", l.options()...)
+	expect.NoError(t, err)
+	expect.NoError(t, p.Close())
+	for i := range 2 {
+		if got := res.Interfaces[l.side(i).ifName]; got == nil || len(got.IPConfigs) != 1 {
+			t.Fatalf("%s is %+v", l.side(i).ifName, got)
+		}
+	}
+	if !strings.Contains(path, "warm-") {
+		t.Errorf("%s was not made ahead of time", path)
+	}
+	l.container = path
+	l.Serve(path, 80)
+	expect.NoError(t, r.Remove(t.Context(), "c1", path, l.only(0)))
+	expect.NoError(t, r.Check(t.Context(), "c1", path, l.only(1)))
+	l.wantWorking(1)
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+	l.WantClean(before)
+}
+
+// TestFault_F32_ARuntimeThatFollowsRemovesOneOfTwoLists, from their records, and
+// with the executables gone.
+func TestFault_F32_ARuntimeThatFollowsRemovesOneOfTwoLists(t *testing.T) {
+	eachPair(t, func(t *testing.T, l *twoLists) {
+		before := l.Audit()
+		_, err := l.load().SetupSerially(t.Context(), "c1", l.container, l.options()...)
+		expect.NoError(t, err)
+		l.Serve(l.container, 80)
+		l.installPlugins(false)
+		r := l.Runtime()
+		report, err := r.Recover(t.Context())
+		expect.NoError(t, err)
+		expect.Same(t, "adopted", report.Adopted, []string{"c1"})
+		expect.NoError(t, r.Remove(t.Context(), "c1", "", l.only(0)))
+		l.wantWorking(1)
+		expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+		l.WantClean(before)
+	})
+}

@@ -1,0 +1,103 @@
+package behaviour_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+)
+
+// removeUntil removes the first list by a runtime that does this when the
+// executable portmap has deleted what both lists have: it ends there if the
+// function does not return.
+func (l *twoLists) removeUntil(deleted func()) error {
+	l.T.Helper()
+	observe := cni.WithObserver(func(_ context.Context, e cni.Event) {
+		if e.Operation == "DEL" && e.Plugin == "portmap" && e.PluginKind == cni.PluginExecutable {
+			deleted()
+		}
+	})
+	r := l.Runtime(observe, cni.WithHostNetNS(l.Path("netns", "host")))
+	done := make(chan error, 1)
+	go func() {
+		err := errors.New("it has not returned")
+		defer func() { done <- err }()
+		err = r.Remove(context.Background(), "c1", "", l.only(0))
+	}()
+	return expect.Await(l.T, "Remove", done)
+}
+
+// bothAttached are two lists of which each has worked, by executables.
+func bothAttached(t *testing.T, families [2]string) *twoLists {
+	t.Helper()
+	l := newTwoLists(t, cni.PluginExecutable, "nft", "iptables", families)
+	_, err := l.load().Setup(t.Context(), "c1", l.container, l.options()...)
+	expect.NoError(t, err)
+	l.Serve(l.container, 80)
+	return l
+}
+
+// TestFault_F32_ARuntimeIsKilledBeforeItMends what the executable has taken: who
+// recovers does it, and so does a Remove that is repeated.
+func TestFault_F32_ARuntimeIsKilledBeforeItMends(t *testing.T) {
+	for name, again := range map[string]func(t *testing.T, l *twoLists, r *cni.Runtime){
+		"Recover": func(t *testing.T, _ *twoLists, r *cni.Runtime) {
+			report, err := r.Recover(t.Context())
+			expect.NoError(t, err)
+			expect.Same(t, "adopted", report.Adopted, []string{"c1"})
+		},
+		"Remove": func(t *testing.T, l *twoLists, r *cni.Runtime) {
+			expect.NoError(t, r.Remove(t.Context(), "c1", "", l.only(0)))
+		},
+	} {
+		for _, families := range [][2]string{{"4", "6"}, {"4", "4"}} {
+			t.Run(name+", IPv"+families[1], func(t *testing.T) {
+				l := bothAttached(t, families)
+				if err := l.removeUntil(runtime.Goexit); err == nil || err.Error() != "it has not returned" {
+					t.Fatalf("Remove returned %v", err)
+				}
+				r := l.load()
+				if err := r.Check(t.Context(), "c1", l.container, l.only(1)); err == nil {
+					t.Fatal("the executable took nothing of the other list's")
+				}
+				again(t, l, r)
+				expect.NoError(t, r.Check(t.Context(), "c1", l.container, l.only(1)))
+				l.wantWorking(1)
+				expect.Is(t, r.Check(t.Context(), "c1", l.container, l.only(0)), cni.ErrNotAttached)
+				expect.NoError(t, r.Remove(t.Context(), "c1", l.container))
+			})
+		}
+	}
+}
+
+// TestFault_F32_WhatCannotBeMendedIsSaid, with the interface that lacks it, and is
+// made by the next Remove.
+func TestFault_F32_WhatCannotBeMendedIsSaid(t *testing.T) {
+	l := bothAttached(t, [2]string{"4", "6"})
+	broken := l.Write("broken/ip6tables-nft-restore", "#!/bin/sh\necho broken >&2\nexit 4\n")
+	expect.NoError(t, os.Chmod(broken, 0o755))
+	path := os.Getenv("PATH")
+	err := l.removeUntil(func() {
+		if err := os.Setenv("PATH", filepath.Dir(broken)+":"+path); err != nil {
+			t.Error(err)
+		}
+	})
+	expect.NoError(t, os.Setenv("PATH", path))
+	if left := (*cni.LeftoverError)(nil); !errors.As(err, &left) {
+		t.Fatalf("Remove: %v, want a LeftoverError", err)
+	}
+	if want := `rules of interface eth2 on network "podnet", which stays, went too and could not be made again: `; !strings.Contains(err.Error(), want) {
+		t.Errorf("error %q, want %q in it", err, want)
+	}
+	r := l.load()
+	expect.NoError(t, r.Remove(t.Context(), "c1", "", l.only(0)))
+	expect.NoError(t, r.Check(t.Context(), "c1", l.container, l.only(1)))
+	l.wantWorking(1)
+	expect.NoError(t, r.Remove(t.Context(), "c1", l.container))
+}

@@ -1,0 +1,352 @@
+package behaviour_test
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// leasing is a stage with containers on a network whose addresses are
+// host-local's, in a directory that the test fills: 10.9.0.2 is the first one's.
+func leasing(t *testing.T, ids ...string) (s *stage, r *cni.Runtime) {
+	t.Helper()
+	return leasingBy(t, "1.0.0", ids...)
+}
+
+func leasingBy(t *testing.T, version string, ids ...string) (s *stage, r *cni.Runtime) {
+	t.Helper()
+	s = newStage(t)
+	script := s.Plugin(scripted.Script{}, "p")
+	r = s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(fmt.Appendf(nil,
+		`{"cniVersion": %q, "name": "net", "plugins": [{"type": "p", "script": %q, "ipam": {"type": "host-local", "dataDir": %q}}]}`,
+		version, script, s.Path("ipam"))))
+	for i, id := range ids {
+		path := s.Container(id)
+		result := fmt.Sprintf(`{"cniVersion": %q, "interfaces": [{"name": "eth0", "sandbox": %q}], "ips": [{"interface": 0, "address": "10.9.0.%d/24"}]}`,
+			version, path, 2+i)
+		s.On("p", "ADD", scripted.Action{Stdout: &result})
+		expect.NoError(t, testhost.SetUp(t.Context(), r, id, path)())
+		s.AddLink(id, "eth0")
+	}
+	s.On("p", "ADD", scripted.Action{})
+	return s, r
+}
+
+// hold makes files as host-local does.
+func (s *stage) hold(files map[string]string) {
+	s.T.Helper()
+	dir := filepath.Join(s.Path("ipam"), "net")
+	expect.NoError(s.T, os.MkdirAll(dir, 0o755))
+	for name, content := range files {
+		expect.NoError(s.T, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
+	}
+}
+
+// held are the names of the files.
+func (s *stage) held() []string {
+	s.T.Helper()
+	entries, err := os.ReadDir(filepath.Join(s.Path("ipam"), "net"))
+	expect.NoError(s.T, err)
+	names := []string{}
+	for _, e := range entries {
+		if e.Name() != "lock" {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// TestGCReclaimsAddressesThatCameBack: host-local does not sync, so that a power
+// cut can undo the release of an address whose container's record is gone.
+func TestGCReclaimsAddressesThatCameBack(t *testing.T) {
+	s, r := leasing(t, "c1", "c2")
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	files := map[string]string{
+		"10.9.0.2":           "c1\r\neth0",
+		"10.9.0.3":           "c2\r\neth0",    // lives
+		"10.9.0.4":           "c1\r\neth9",    // was never recorded
+		"10.9.0.5":           "c1-x\r\neth0",  // nor was this
+		"10.9.0.6":           "stranger\r\nx", // another runtime's
+		"10.9.0.8":           "c1\r\neth0",    // another program's container of that name
+		"10.9.0.7":           "",
+		"last_reserved_ip.0": "10.9.0.7",
+	}
+	s.hold(files)
+	stale := "address 10.9.0.2 in " + filepath.Join(s.Path("ipam"), "net")
+
+	report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}, DryRun: true})
+	expect.NoError(t, err)
+	expect.Same(t, "dry run", *report, cni.Report{Reclaimed: []string{stale}})
+	expect.Same(t, "files", s.held(), slices.Sorted(maps.Keys(files)))
+
+	report, err = s.Runtime(cni.WithOwner("other")).GC(t.Context(), cni.GCOptions{KeepNone: true})
+	expect.NoError(t, err)
+	expect.Same(t, "another owner's", *report, cni.Report{})
+
+	report, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
+	expect.NoError(t, err)
+	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2"}, Reclaimed: []string{stale}})
+	delete(files, "10.9.0.2")
+	expect.Same(t, "files", s.held(), slices.Sorted(maps.Keys(files)))
+
+	// It does not look for it for ever.
+	s.hold(map[string]string{"10.9.0.2": "c1\r\neth0"})
+	report, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
+	expect.NoError(t, err)
+	expect.Same(t, "the next report", *report, cni.Report{Adopted: []string{"c2"}})
+}
+
+// TestGCReclaimsWhatALostRecordWasAbout: the ledger knows of the container, its
+// record is gone though nobody removed it.
+func TestGCReclaimsWhatALostRecordWasAbout(t *testing.T) {
+	s, r := leasing(t, "c1", "c2")
+	s.hold(map[string]string{"10.9.0.2": "c1\r\neth0", "10.9.0.3": "c2\r\neth0"})
+	for _, id := range []string{"c1", "c2"} {
+		s.Unrecord(id)
+	}
+	report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	expect.NoError(t, err)
+	expect.Same(t, "what libcni's cache knows is attached", *report, cni.Report{})
+	expect.NoError(t, os.RemoveAll(s.Path("state", "results")))
+
+	report, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
+	expect.NoError(t, err)
+	expect.Same(t, "report", *report, cni.Report{
+		Adopted:   []string{"c2"},
+		Reclaimed: []string{"c1 eth0: address 10.9.0.2 in " + filepath.Join(s.Path("ipam"), "net")},
+	})
+	expect.Same(t, "files", s.held(), []string{"10.9.0.3"})
+	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "ADD p c2/eth0"})
+}
+
+// TestFault_F39_ExecutablesAreToldWhatOthersHaveReserved: what one of them would
+// release, as no attachment on record has it, is on their list.
+func TestFault_F39_ExecutablesAreToldWhatOthersHaveReserved(t *testing.T) {
+	s, r := leasingBy(t, "1.1.0", "c1", "c2")
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	s.TakeCalls()
+	files := map[string]string{"10.9.0.3": "c2\r\neth0", "10.9.0.6": "stranger\r\nnet1", "10.9.0.2": "c1\r\neth0"}
+	s.hold(files)
+	report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
+	expect.NoError(t, err)
+	dir := filepath.Join(s.Path("ipam"), "net")
+	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2"}, Reclaimed: []string{"address 10.9.0.2 in " + dir}})
+	expect.Same(t, "valid attachments", valid(t, s.TakeCalls()), []string{"c2/eth0 stranger/net1"})
+
+	for name, content := range map[string]string{"10.9.0.9": "for the printer", "10.9.0.10": "", "10.9.0.11": "c7"} {
+		s.hold(map[string]string{name: content})
+		report, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
+		expect.NoError(t, err)
+		expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2"}, Left: []string{
+			`network "net": plugins were not asked to collect garbage, since an executable host-local would release ` +
+				filepath.Join(dir, name) + `, which says no attachment; delete it if it is nobody's reservation`}})
+		expect.Same(t, "calls", s.Took(), []string{})
+		expect.NoError(t, os.Remove(filepath.Join(dir, name)))
+	}
+	expect.Same(t, "files", s.held(), []string{"10.9.0.3", "10.9.0.6"})
+}
+
+// TestFault_F39_AnAdministratorsEmptyReservationStays, whatever becomes of the
+// containers beside it, and one that a killed plugin has left does not.
+func TestFault_F39_AnAdministratorsEmptyReservationStays(t *testing.T) {
+	s, r := leasing(t)
+	dir := filepath.Join(s.Path("ipam"), "net")
+	expect.NoError(t, os.MkdirAll(dir, 0o755))
+	s.hold(map[string]string{"10.9.0.20": ""})
+	waitForTick(t)
+	gate := s.Gate("add")
+	s.On("p", "ADD", scripted.Action{Block: gate, Exit: 1})
+	adding := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", s.Container("c1")))
+	letGo := s.Arrive(gate)
+	waitForTick(t)
+	s.hold(map[string]string{"10.9.0.21": "", "10.9.0.22": ""})
+	expect.NoError(t, os.Chmod(filepath.Join(dir, "10.9.0.22"), 0o644))
+	letGo()
+	if err := expect.Await(t, "Setup", adding); err == nil {
+		t.Fatal("Setup succeeded")
+	}
+	expect.Same(t, "files", s.held(), []string{"10.9.0.20", "10.9.0.22"})
+
+	// By CleanUp and GC nothing is found either.
+	found, err := r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"})
+	expect.NoError(t, err)
+	expect.Same(t, "found", found, []string(nil))
+	report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	expect.NoError(t, err)
+	expect.Same(t, "report", *report, cni.Report{})
+	expect.Same(t, "files", s.held(), []string{"10.9.0.20", "10.9.0.22"})
+}
+
+// TestFault_F39_AnEmptyReservationThatMayBeEithersIsReported: the plugins were
+// killed with their runtime, and what is there was made at a time that says
+// nothing.
+func TestFault_F39_AnEmptyReservationThatMayBeEithersIsReported(t *testing.T) {
+	s, r := leasing(t)
+	gate := s.Gate("add")
+	s.On("p", "ADD", scripted.Action{Block: gate, Exit: 1})
+	adding := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", s.Container("c1")))
+	letGo := s.Arrive(gate)
+	s.hold(map[string]string{"10.9.0.20": "", "10.9.0.21": ""})
+	dir := filepath.Join(s.Path("ipam"), "net")
+	later := time.Now().Add(time.Hour) // a clock that was put right
+	expect.NoError(t, os.Chtimes(filepath.Join(dir, "10.9.0.20"), later, later))
+	since := s.entered("tester", "c1")
+	expect.NoError(t, os.Chtimes(filepath.Join(dir, "10.9.0.21"), since, since))
+	letGo()
+	if err := expect.Await(t, "Setup", adding); err == nil {
+		t.Fatal("Setup succeeded")
+	}
+	left := func(name string) string {
+		return filepath.Join(dir, name) + " is empty: it is left of a plugin that was killed, or it is an administrator's reservation; delete it if it is nobody's"
+	}
+	for range 2 {
+		report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+		expect.NoError(t, err)
+		expect.Same(t, "report", *report, cni.Report{Left: []string{left("10.9.0.20"), left("10.9.0.21")}})
+	}
+	expect.Same(t, "files", s.held(), []string{"10.9.0.20", "10.9.0.21"})
+	expect.NoError(t, os.Remove(filepath.Join(dir, "10.9.0.20")))
+	s.hold(map[string]string{"10.9.0.21": "c9\r\neth0"}) // for itself now
+	report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	expect.NoError(t, err)
+	expect.Same(t, "report", *report, cni.Report{})
+}
+
+// entered is when the ledger says that the container was entered.
+func (s *stage) entered(owner, id string) time.Time {
+	s.T.Helper()
+	known, err := record.Open(s.Path("state", "embedcni", "attachments")).Ledger(owner).Read()
+	expect.NoError(s.T, err)
+	return known[record.Key{ContainerID: record.PluginID(id), Network: "net", IfName: "eth0"}].Since
+}
+
+// waitForTick waits until a file that is made has another time than one that was
+// made before.
+func waitForTick(t *testing.T) {
+	t.Helper()
+	for began := plainfile.Now(); !plainfile.Now().After(began); {
+		runtime.Gosched()
+	}
+}
+
+// TestFault_F39_GCByTheSpecificationLeavesOthersAddresses: the plugins built in
+// collect garbage of 1.1.0 networks beside programs with state directories of
+// their own.
+func TestFault_F39_GCByTheSpecificationLeavesOthersAddresses(t *testing.T) {
+	h := newRealHost(t)
+	list := cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.1.0", "name": "net", "plugins": [
+		{"type": "bridge", "bridge": "br-gc", "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.23.0.0/24"}]]}}]}`, h.Path("ipam")))
+	with := func(state string) *cni.Runtime {
+		return h.Runtime(cni.WithBuiltinPlugins(), cni.WithHostNetNS(h.Path("netns", "host")), cni.WithStateDir(h.Path(state)), list)
+	}
+	mine, other := with("state"), with("other")
+	expect.NoError(t, testhost.SetUp(t.Context(), other, "theirs", h.Container("theirs"))())
+	expect.NoError(t, testhost.SetUp(t.Context(), mine, "c1", h.Container("c1"))())
+	dir := h.Path("ipam", "net")
+	write := func(name, content string) {
+		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
+	}
+	write("10.23.0.50", "")
+	write("10.23.0.51", "the printer's")
+	names := func() (all []string) {
+		entries, err := os.ReadDir(dir)
+		expect.NoError(t, err)
+		for _, e := range entries {
+			if _, err := netip.ParseAddr(e.Name()); err == nil {
+				all = append(all, e.Name())
+			}
+		}
+		return all
+	}
+	before := names()
+	expect.Same(t, "files", before, []string{"10.23.0.2", "10.23.0.3", "10.23.0.50", "10.23.0.51"})
+	_, err := mine.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
+	expect.NoError(t, err)
+	expect.Same(t, "files", names(), before)
+
+	// What is gone, and has come back, goes again.
+	expect.NoError(t, mine.Remove(t.Context(), "c1", ""))
+	write("10.23.0.3", "c1\r\neth0")
+	report, err := mine.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	expect.NoError(t, err)
+	expect.Same(t, "reclaimed", report.Reclaimed, []string{"address 10.23.0.3 in " + dir})
+	expect.Same(t, "files", names(), []string{"10.23.0.2", "10.23.0.50", "10.23.0.51"})
+	expect.NoError(t, other.Check(t.Context(), "theirs", h.Path("netns", "theirs")))
+	expect.NoError(t, other.Remove(t.Context(), "theirs", ""))
+	for _, name := range []string{"10.23.0.50", "10.23.0.51"} {
+		expect.NoError(t, os.Remove(filepath.Join(dir, name)))
+	}
+}
+
+// TestFault_F39_RemoveCompactsALongLedger: what is settled is left out, and a
+// reservation that has come back keeps its attachment in.
+func TestFault_F39_RemoveCompactsALongLedger(t *testing.T) {
+	s, r := leasing(t)
+	ledger := record.Open(s.Path("state", "embedcni", "attachments")).Ledger("tester")
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "first", s.Container("first"))()) // makes the directory
+	dir := filepath.Join(s.Path("ipam"), "net")
+	s.hold(map[string]string{"10.9.0.7": "back\r\neth0"})
+	key := func(id string) record.Key {
+		return record.Key{ContainerID: record.PluginID(id), Network: "net", IfName: "eth0"}
+	}
+	for _, id := range []string{"back", "settled"} {
+		expect.NoError(t, ledger.Add(record.Line{Key: key(id), Dirs: []string{dir}}, record.Line{Key: key(id), Gone: true}))
+	}
+	expect.NoError(t, ledger.Add(record.Line{Key: key("unknown"), Gone: true})) // an earlier version's
+	path, err := filepath.Glob(s.Path("state", "embedcni", "attachments", "ledger.*"))
+	expect.NoError(t, err)
+	const long = 1 << 20
+	size := func() int64 { info, err := os.Stat(path[0]); expect.NoError(t, err); return info.Size() }
+	for size() < long-200 { // the next Setup and Remove make it too long
+		expect.NoError(t, ledger.Add(record.Line{Key: key("lives"), Dirs: []string{dir}}))
+	}
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c1"))())
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	if size() > long/2 {
+		t.Fatalf("the ledger has %d bytes still", size())
+	}
+	known, err := ledger.Read()
+	expect.NoError(t, err)
+	there := func(id string) bool { _, ok := known[key(id)]; return ok }
+	expect.Same(t, "back, settled, unknown, lives, first", []bool{there("back"), there("settled"), there("unknown"), there("lives"), there("first")},
+		[]bool{true, false, true, true, true})
+}
+
+// TestFault_F50_StateThatIsNoFileHoldsUpNobody: a FIFO in the place of the
+// ledger or in libcni's cache is an error that names it.
+func TestFault_F50_StateThatIsNoFileHoldsUpNobody(t *testing.T) {
+	s, r := leasing(t, "c1")
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	ledgers, err := filepath.Glob(s.Path("state", "embedcni", "attachments", "ledger.*"))
+	expect.NoError(t, err)
+	for _, path := range append(ledgers, s.Path("state", "results", "net-c9-eth0")) {
+		aside := os.Rename(path, path+".aside")
+		expect.NoError(t, syscall.Mkfifo(path, 0o600))
+		done := testhost.Begin(func() error {
+			_, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+			return err
+		})
+		if err := expect.Await(t, "GC", done); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("error %v, want one that names %s", err, path)
+		}
+		expect.NoError(t, os.Remove(path))
+		if aside == nil {
+			expect.NoError(t, os.Rename(path+".aside", path))
+		}
+	}
+}

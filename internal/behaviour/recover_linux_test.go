@@ -1,0 +1,479 @@
+package behaviour_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
+)
+
+// restarted is the Runtime of a program that has been started again.
+func (s *stage) restarted(conf []byte, opts ...cni.Opt) *cni.Runtime {
+	s.T.Helper()
+	return s.Runtime(append([]cni.Opt{cni.WithOwner("tester"), cni.WithConfListBytes(conf)}, opts...)...)
+}
+
+var adopted, removed = cni.Report{Adopted: []string{"c1"}}, cni.Report{Removed: []string{"c1"}}
+
+func TestRecoverAdoptsWhatIsWell(t *testing.T) {
+	s, _, conf := inhabited(t, "c1")
+	r := s.restarted(conf)
+	testhost.WantRecover(t, r, adopted)
+	expect.Same(t, "calls", s.Took(), []string{"CHECK p c1/eth0", "CHECK q c1/eth0"})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
+
+	// Where only a descriptor kept it, that was the last process's.
+	expect.NoError(t, netns.Remove(s.Pin("c1")))
+	testhost.WantRecover(t, r, adopted)
+	expect.Same(t, "kept", s.Pinned("c1"), true)
+	s.TakeCalls()
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
+}
+
+func TestRecoverAdoptsWithoutCHECKWhereThereIsNone(t *testing.T) {
+	s := newStage(t)
+	conf := s.Network("net", "0.3.1", "p")
+	expect.NoError(t, testhost.SetUp(t.Context(), s.restarted(conf), "c1", s.Container("c1"))())
+	s.AddLink("c1", "eth0")
+	s.TakeCalls()
+	testhost.WantRecover(t, s.restarted(conf), adopted)
+	expect.Same(t, "calls", s.Took(), []string{})
+}
+
+func TestRecoverRemovesWhatIsGone(t *testing.T) {
+	dels := []string{"DEL q c1/eth0", "DEL p c1/eth0"}
+	for what, tt := range map[string]struct {
+		happens func(s *stage)
+		netNS   string // that DEL is given
+	}{
+		"killed in ADD": {func(s *stage) {
+			s.ChangeRecord("c1", func(rec *record.Record) { rec.Networks[0].State = record.Planned })
+		}, "c1"},
+		"killed in DEL": {func(s *stage) {
+			s.ChangeRecord("c1", func(rec *record.Record) { rec.Networks[0].State = record.Deleting })
+		}, "c1"},
+		"the namespace is gone, and is kept nowhere": {func(s *stage) {
+			s.RemoveNetNS("c1")
+			expect.NoError(s.T, netns.Remove(s.Pin("c1")))
+		}, ""},
+		"F26, another boot": {func(s *stage) {
+			s.ChangeRecord("c1", func(rec *record.Record) { rec.Boot = "another" })
+		}, ""},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, _, conf := inhabited(t, "c1")
+			tt.happens(s)
+			testhost.WantRecover(t, s.restarted(conf), removed)
+			calls := s.TakeCalls()
+			expect.Same(t, "calls", testhost.Rendered(calls), dels)
+			expect.Same(t, "CNI_NETNS", calls[len(calls)-1].NetNS, map[string]string{"c1": s.Path("netns", "c1")}[tt.netNS])
+			expect.Same(t, "kept", s.Pinned("c1"), false)
+			testhost.WantRecover(t, s.restarted(conf), cni.Report{})
+		})
+	}
+}
+
+// TestFault_F35_RecoverKeepsWhatLives: whatever CHECK says or fails to say, an
+// attachment that was recorded as added stays as long as its namespace lives.
+func TestFault_F35_RecoverKeepsWhatLives(t *testing.T) {
+	for what, tt := range map[string]struct {
+		happens func(s *stage)
+		opts    []cni.Opt
+		reason  string // of its being in Kept
+		is      error
+	}{
+		"CHECK fails":                             {happens: func(s *stage) { s.On("p", "CHECK", testhost.Says(5, "no")) }, reason: "failed (check): no (code 5)"},
+		"CHECK is not answered":                   {happens: func(s *stage) { s.On("p", "CHECK", scripted.Action{Exit: 1}) }, reason: "ended without an error message"},
+		"CHECK is to come later":                  {happens: func(s *stage) { s.On("p", "CHECK", testhost.Says(11, "busy")) }, reason: "busy (code 11)"},
+		"CHECK hangs":                             {happens: func(s *stage) { s.On("p", "CHECK", scripted.Action{Hang: true}) }, opts: []cni.Opt{cni.WithTimeouts(cni.Timeouts{Check: 200 * time.Millisecond})}, is: context.DeadlineExceeded},
+		"the plugin is killed":                    {happens: func(s *stage) { s.On("p", "CHECK", scripted.Action{Signal: 9}) }, reason: "killed by signal 9"},
+		"the plugin is gone":                      {happens: func(s *stage) { expect.NoError(s.T, os.Remove(s.Path("bin", "p"))) }, is: cni.ErrPluginNotFound},
+		"the plugin is not safe":                  {happens: func(s *stage) { s.replacePlugin("p", "#!/bin/sh\n", 0o777) }, is: cni.ErrInsecureFile},
+		"the interpreter is gone":                 {happens: func(s *stage) { s.replacePlugin("p", "#!/no/such\n", 0o755) }, reason: "no such file"},
+		"the interface is gone":                   {happens: func(s *stage) { s.DelLink("c1", "eth0") }, reason: "interface eth0 of network \"net\" is gone", is: cni.ErrNotAttached},
+		"the path is gone, the namespace is kept": {happens: func(s *stage) { s.RemoveNetNS("c1") }, reason: "no longer leads to its namespace", is: cni.ErrInvalidNetNS},
+		"the record is damaged":                   {happens: func(s *stage) { s.SpoilBase("c1", "{") }, reason: "damaged"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, _, conf := inhabited(t, "c1")
+			before := s.Pinned("c1")
+			tt.happens(s)
+			var log testhost.Log
+			r := s.restarted(conf, append(tt.opts, log.Logger())...)
+			report, err := r.Recover(t.Context())
+			expect.NoError(t, err)
+			why := report.Kept["c1"]
+			if why == nil || !strings.Contains(why.Error(), tt.reason) {
+				t.Errorf("kept because of %v, want %q", why, tt.reason)
+			}
+			if tt.is != nil {
+				expect.Is(t, why, tt.is)
+			}
+			expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: map[string]error{"c1": why}})
+			expect.Same(t, "failures", report.Err(), nil)
+			for _, call := range s.Took() {
+				if strings.HasPrefix(call, "DEL") {
+					t.Errorf("%s of a container that lives", call)
+				}
+			}
+			expect.Same(t, "the namespace is kept", s.Pinned("c1"), before)
+			if lines := log.Lines("WARN"); len(lines) == 0 || !strings.Contains(strings.Join(lines, ""), "c1") {
+				t.Errorf("warnings logged: %q", lines)
+			}
+			// It is the caller's to end it.
+			if err := os.Remove(s.Path("bin", "p")); !errors.Is(err, fs.ErrNotExist) {
+				expect.NoError(t, err)
+			}
+			s.On("p", "DEL", scripted.Action{})
+			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+			expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+		})
+	}
+}
+
+// replacePlugin makes the plugin another file.
+func (s *stage) replacePlugin(typ, content string, mode os.FileMode) {
+	s.T.Helper()
+	path := s.Path("bin", typ)
+	expect.NoError(s.T, os.Remove(path)) // a link to the test binary
+	expect.NoError(s.T, os.WriteFile(path, []byte(content), mode))
+	expect.NoError(s.T, os.Chmod(path, mode)) // whatever the umask
+}
+
+// TestFault_F58_WhatAddDidNotMakeCannotBeMissed: the result names no interface
+// that the kernel would know by the attachment's name.
+func TestFault_F58_WhatAddDidNotMakeCannotBeMissed(t *testing.T) {
+	for what, interfaces := range map[string]string{
+		"loopback under another name": `[{"name": "lo", "sandbox": "/ns"}]`,
+		"vfio-pci":                    `[{"name": "eth0", "sandbox": "/ns", "pciID": "0000:3b:02.1"}]`,
+		"vhost-user":                  `[{"name": "eth0", "sandbox": "/ns", "socketPath": "/run/vhost.sock"}]`,
+		"only on the host":            `[{"name": "br0"}]`,
+		"none":                        `[]`,
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newStage(t)
+			out := fmt.Sprintf(`{"cniVersion": "1.1.0", "interfaces": %s}`, interfaces)
+			s.On("p", "ADD", scripted.Action{Stdout: &out})
+			conf := s.Network("net", "1.1.0", "p")
+			r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(conf))
+			path := s.Container("c1")
+			expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+			expect.NoError(t, r.Check(t.Context(), "c1", path))
+			testhost.WantRecover(t, s.restarted(conf), adopted)
+			expect.Is(t, testhost.SetUp(t.Context(), s.restarted(conf), "c1", path)(), cni.ErrAlreadyAttached)
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
+		})
+	}
+}
+
+// TestRecoverRemovesOnlyWhatWasToGo: an attachment beside the others that its
+// own Setup or Remove has left half done is no reason to detach a container that
+// lives.
+func TestRecoverRemovesOnlyWhatWasToGo(t *testing.T) {
+	extra := func(rec *record.Record) *record.Network { return rec.Find("eth7") }
+	for what, tt := range map[string]struct {
+		happens func(s *stage)
+		calls   []string
+		kept    bool
+	}{
+		"nothing": {func(*stage) {}, nil, false},
+		"killed in its Setup": {func(s *stage) {
+			s.ChangeRecord("c1", func(rec *record.Record) { extra(rec).State = record.Planned })
+		}, []string{"DEL r c1/eth7"}, false},
+		"killed in its Remove": {func(s *stage) {
+			s.ChangeRecord("c1", func(rec *record.Record) { extra(rec).State = record.Deleting })
+		}, []string{"DEL r c1/eth7"}, false},
+		"the container is not well either": {func(s *stage) {
+			s.ChangeRecord("c1", func(rec *record.Record) { extra(rec).State = record.Deleting })
+			s.DelLink("c1", "eth0")
+		}, []string{"DEL r c1/eth7"}, true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, r, conf := inhabited(t, "c1")
+			more := s.Network("more", "1.0.0", "r")
+			expect.NoError(t, r.Load(cni.WithConfListBytes(conf), cni.WithConfListBytes(more)))
+			expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", s.Path("netns", "c1"), cni.WithNetwork("more", cni.WithInterfaceName("eth7")))())
+			s.AddLink("c1", "eth7")
+			tt.happens(s)
+			s.TakeCalls()
+			report, err := s.restarted(conf).Recover(t.Context())
+			expect.NoError(t, err)
+			expect.Same(t, "adopted", report.Adopted, []string{"c1"})
+			expect.Same(t, "not known to be healthy", report.Kept["c1"] != nil, tt.kept)
+			calls := slices.DeleteFunc(s.Took(), func(c string) bool { return strings.HasPrefix(c, "CHECK ") })
+			expect.Same(t, "calls", calls, append([]string{}, tt.calls...))
+			left := []string{"c1/eth0 attached", "c1/eth7 attached"}
+			if tt.calls != nil {
+				left = left[:1]
+			}
+			expect.Same(t, "on record", testhost.Recorded(t, r), left)
+			expect.Same(t, "kept", s.Pinned("c1"), true)
+		})
+	}
+}
+
+// TestAFailedRemovalOfAnAttachmentLeavesTheContainer: what else the container is
+// attached to stays, and what failed is tried again by Recover and by GC.
+func TestAFailedRemovalOfAnAttachmentLeavesTheContainer(t *testing.T) {
+	s, r, conf := inhabited(t, "c1")
+	more := s.Network("more", "1.0.0", "r")
+	expect.NoError(t, r.Load(cni.WithConfListBytes(conf), cni.WithConfListBytes(more)))
+	beside := cni.WithNetwork("more", cni.WithInterfaceName("eth7"))
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", s.Path("netns", "c1"), beside)())
+	s.AddLink("c1", "eth7")
+	s.On("r", "DEL", testhost.Says(5, "stuck"))
+	expect.Same(t, "Remove", testhost.Messages(r.Remove(t.Context(), "c1", "", beside)), []string{"r: stuck"})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached", "c1/eth7 failed"})
+	for what, again := range map[string]func() (*cni.Report, error){
+		"Recover": func() (*cni.Report, error) { return r.Recover(t.Context()) },
+		"GC":      func() (*cni.Report, error) { return r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}}) },
+	} {
+		report, err := again()
+		expect.NoError(t, err)
+		expect.Same(t, what+": adopted", report.Adopted, []string{"c1"})
+		if failed := report.Failed["c1"]; failed == nil || !strings.HasPrefix(failed.Error(), "container c1 could not be removed: not tried again yet: in ") {
+			t.Errorf("%s at once: failed with %v, want that it is too early", what, failed)
+		}
+	}
+	s.On("r", "DEL", scripted.Action{})
+	s.TakeCalls()
+	var report *cni.Report
+	var err error
+	for end := time.Now().Add(expect.Patience); (report == nil || report.Failed != nil) && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		report, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
+		expect.NoError(t, err)
+	}
+	expect.Same(t, "report", *report, adopted)
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
+}
+
+func TestRecoverLeavesOtherOwnersAlone(t *testing.T) {
+	s, r, conf := inhabited(t, "c1")
+	testhost.WantRecover(t, s.restarted(conf, cni.WithOwner("other")), cni.Report{})
+	expect.Same(t, "calls", s.Took(), []string{})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
+}
+
+func TestDamagedRecordsOfOtherOwnersAreLeftAloneToo(t *testing.T) {
+	s, r, conf := inhabited(t, "c1")
+	s.SpoilBase("c1", "{")
+	other := s.restarted(conf, cni.WithOwner("other"))
+	testhost.WantRecover(t, other, cni.Report{})
+	report, err := other.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	expect.NoError(t, err)
+	expect.Same(t, "report", *report, cni.Report{})
+	calls := s.TakeCalls()
+	expect.Same(t, "calls", testhost.Rendered(calls), []string{"GC p /", "GC q /"})
+	expect.Same(t, "valid attachments", valid(t, calls), []string{"c1/eth0", "c1/eth0"})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/ unknown"})
+}
+
+func TestRecoverSweepsADamagedRecord(t *testing.T) {
+	for what, content := range spoiled {
+		s, _, conf := inhabited(t, "c1")
+		expect.NoError(t, os.RemoveAll(s.Path("state", "results")))
+		s.SpoilBase("c1", content)
+		s.RemoveNetNS("c1")
+		expect.NoError(t, netns.Unpin(s.Pin("c1"))) // as after a reboot
+		r := s.restarted(conf)
+		expect.Same(t, what+": on record", testhost.Recorded(t, r), []string{"c1/ unknown"})
+		testhost.WantRecover(t, r, removed)
+		calls := s.TakeCalls()
+		expect.Same(t, what, prevResults(t, calls), []string{"DEL q 10.9.0.2/24", "DEL p 10.9.0.2/24"})
+		expect.Same(t, what+": CNI_NETNS", calls[0].NetNS, "")
+		expect.Same(t, what+": on record", testhost.Recorded(t, r), []string{})
+		expect.Same(t, what+": kept", s.Pinned("c1"), false)
+	}
+}
+
+// TestRecoverKeepsADamagedRecordWithoutAMount: where mounts are not allowed,
+// nothing tells whether the container lives.
+func TestRecoverKeepsADamagedRecordWithoutAMount(t *testing.T) {
+	s, _, conf := inhabited(t, "c1")
+	s.SpoilBase("c1", "{")
+	expect.NoError(t, netns.Remove(s.Pin("c1")))
+	r := s.restarted(conf)
+	report, err := r.Recover(t.Context())
+	expect.NoError(t, err)
+	expect.Is(t, report.Kept["c1"], record.ErrBad)
+	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: report.Kept})
+	expect.Same(t, "calls", s.Took(), []string{})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/ unknown"})
+}
+
+// TestRecoverDiscardsWhatSaysNothing, unless a container may live in the namespace
+// that is kept for it: without the record GC would take its addresses for stale.
+func TestRecoverDiscardsWhatSaysNothing(t *testing.T) {
+	s, _, conf := inhabited(t, "c1")
+	expect.NoError(t, os.WriteFile(s.RecordFile("c1")+".json", nil, 0o600))
+	var log testhost.Log
+	r := s.restarted(conf, log.Logger())
+	name := "record " + filepath.Base(s.RecordFile("c1"))
+	report, err := r.Recover(t.Context())
+	expect.NoError(t, err)
+	expect.Is(t, report.Skipped[name], record.ErrBad)
+	expect.Same(t, "report", *report, cni.Report{Skipped: report.Skipped})
+	expect.Same(t, "errors logged", log.Lines("ERROR"), []string{})
+	expect.Same(t, "kept", s.Pinned("c1"), true)
+
+	expect.NoError(t, netns.Unpin(s.Pin("c1"))) // as after a reboot
+	testhost.WantRecover(t, r, cni.Report{Removed: []string{name}})
+	if lines := log.Lines("ERROR"); len(lines) != 1 || !strings.Contains(lines[0], "what it recorded may be left") {
+		t.Errorf("errors logged: %q", lines)
+	}
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+	expect.Same(t, "kept", s.Pinned("c1"), false)
+	expect.Same(t, "calls", s.Took(), []string{})
+}
+
+func TestSetupOverADamagedRecord(t *testing.T) {
+	s, r, _ := inhabited(t, "c1")
+	s.SpoilBase("c1", "{")
+	path := s.Path("netns", "c1")
+	// It lives, whatever is wanted beside it.
+	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", path)(), cni.ErrAlreadyAttached)
+	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", path, cni.WithNetwork("net", cni.WithInterfaceName("eth7")))(), cni.ErrAlreadyAttached)
+	expect.Same(t, "calls", s.Took(), []string{})
+	s.DelLink("c1", "eth0")
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0", "ADD p c1/eth0", "ADD q c1/eth0"})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
+}
+
+// TestRecoverLeavesALockedContainerForLast: a call of another process that hangs
+// on one container holds up no other, and is reported.
+func TestRecoverLeavesALockedContainerForLast(t *testing.T) {
+	s := newStage(t)
+	conf := s.Network("net", "1.0.0", "p", "q")
+	r := s.Runtime(cni.WithConfListBytes(conf)) // the same owner as the other process
+	for _, id := range []string{"c2", "c3"} {
+		expect.NoError(t, testhost.SetUp(t.Context(), r, id, s.Container(id))())
+		s.AddLink(id, "eth0")
+	}
+	gate := s.Gate("p")
+	s.On("p", "ADD", scripted.Action{Block: gate})
+	process, done := s.Process(conf, "ADD", "c1", s.Container("c1"))
+	letGo := s.Arrive(gate)
+	expect.NoError(t, process.Signal(syscall.SIGSTOP)) // it neither ends nor gives up
+	s.TakeCalls()
+	start := time.Now()
+	report, err := r.Recover(t.Context())
+	expect.NoError(t, err)
+	if took := time.Since(start); took > expect.Patience {
+		t.Errorf("Recover took %v", took)
+	}
+	slices.Sort(report.Adopted)
+	why := report.Skipped["c1"]
+	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2", "c3"}, Skipped: map[string]error{"c1": why}})
+	expect.Is(t, why, cni.ErrBusy)
+	expect.Same(t, "calls", len(s.Took()), 4) // CHECK of both plugins of both
+	expect.NoError(t, process.Signal(syscall.SIGCONT))
+	letGo()
+	expect.Same(t, "the other runtime", expect.Await(t, "its end", done), "")
+}
+
+// killedRuntime is a stage on which a runtime was killed while its plugin p
+// does what ADD says, for c1.
+func killedRuntime(t *testing.T, add scripted.Action) (s *stage, r *cni.Runtime, letGo func()) {
+	t.Helper()
+	s = newStage(t)
+	conf := s.Network("net", "1.0.0", "p", "q")
+	gate := s.Gate("p")
+	add.Block = gate
+	s.On("p", "ADD", add)
+	process, done := s.Process(conf, "ADD", "c1", s.Container("c1"))
+	letGo = s.Arrive(gate)
+	expect.NoError(t, process.Kill())
+	expect.Same(t, "the runtime", expect.Await(t, "the end of the runtime", done), "signal: killed")
+	r = s.Runtime(cni.WithConfListBytes(conf)) // the same owner: the same program
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attaching"})
+	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0"})
+	return s, r, letGo
+}
+
+func TestFault_F1_AnOrphanPluginIsWaitedFor(t *testing.T) {
+	s, r, letGo := killedRuntime(t, scripted.Action{})
+	s.LogEnds("p")
+	var report *cni.Report
+	done := testhost.Begin(func() (err error) { report, err = r.Recover(t.Context()); return err })
+	expect.Same(t, "calls beside the orphan", s.Took(), []string{})
+	letGo()
+	expect.NoError(t, expect.Await(t, "Recover", done))
+	expect.Same(t, "report", *report, removed)
+	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0", "end of DEL p c1/eth0"})
+	expect.Same(t, "processes", testhost.Children(t), nil)
+}
+
+func TestFault_F1_AnOrphanPluginThatHangsIsKilled(t *testing.T) {
+	s, r, letGo := killedRuntime(t, scripted.Action{Hang: true, Fork: true})
+	letGo()
+	start := time.Now()
+	testhost.WantRecover(t, r, removed)
+	t.Logf("recovered in %v", time.Since(start))
+	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
+	expect.Same(t, "processes", testhost.Children(t), nil)
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+}
+
+func TestAFailedRemovalStaysRecordedAndIsTriedEverLessOften(t *testing.T) {
+	s, _, conf := inhabited(t, "c1")
+	s.RemoveNetNS("c1")
+	expect.NoError(t, netns.Remove(s.Pin("c1")))
+	s.On("p", "DEL", testhost.Says(5, "stuck"))
+	r := s.restarted(conf)
+	report, err := r.Recover(t.Context())
+	expect.NoError(t, err)
+	expect.Same(t, "failed", testhost.Messages(report.Failed["c1"]), []string{"p: stuck"})
+	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
+	for end := time.Now().Add(expect.Patience); len(s.Calls()) == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		_, err = r.Recover(t.Context())
+		expect.NoError(t, err)
+	}
+	expect.Same(t, "calls after a while", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
+
+	rec, err := s.Records().Load("c1")
+	expect.NoError(t, err)
+	for range 10 {
+		expect.NoError(t, s.Records().Append(rec, record.Entry{IfName: "eth0", Error: "stuck again"}))
+	}
+	report, err = r.Recover(t.Context())
+	expect.NoError(t, err)
+	text := report.Failed["c1"].Error()
+	if !strings.HasPrefix(text, "container c1 could not be removed: not tried again yet: in ") || !strings.Contains(text, ", after 12 failures: stuck again; call Remove") {
+		t.Errorf("after 12 failures: %q", text)
+	}
+	expect.Same(t, "calls", s.Took(), []string{})
+	s.On("p", "DEL", scripted.Action{})
+	expect.NoError(t, r.Remove(t.Context(), "c1", "")) // does not wait
+	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+}
+
+func TestRealRecoverAfterReboot(t *testing.T) {
+	h := newRealHost(t)
+	c := testhost.Everything()
+	conf := cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam")))
+	path := h.Mortal("c1")
+	files := h.Audit()
+	_, err := h.Real(conf).Setup(t.Context(), "c1", path, onePort)
+	expect.NoError(t, err)
+	h.reboot(path)
+	testhost.WantRecover(t, h.Real(), removed) // with nothing loaded
+	h.WantClean(files)
+}

@@ -1,0 +1,266 @@
+package behaviour_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// sameNamed are two configurations of the name "net", of p (eth0) and of q (eth2),
+// with the network of l (eth1) between them, as Concourse has its IPv4 list, the
+// loopback network and its IPv6 list.
+func sameNamed(t *testing.T, version string) (s *stage, load []cni.Opt, path string) {
+	t.Helper()
+	s = newStage(t)
+	for typ, address := range map[string]string{"p": "10.0.0.1/24", "q": "fd00::1/64", "l": "127.0.0.1/8"} {
+		action := gives(address)
+		out := strings.Replace(strings.Replace(*action.Stdout, "1.0.0", version, 1), `"dns":{}`, fmt.Sprintf(`"dns":{"domain":%q}`, typ), 1)
+		action.Stdout = &out
+		s.On(typ, "ADD", action)
+	}
+	s.LogEnds("p", "q", "l")
+	for _, n := range [][2]string{{"net", "p"}, {"between", "l"}, {"net", "q"}} {
+		load = append(load, cni.WithConfListBytes(s.Network(n[0], version, n[1])))
+	}
+	return s, load, s.Container("c1")
+}
+
+// withoutEnds are the beginnings of calls.
+func withoutEnds(lines []string) (begun []string) {
+	for _, l := range lines {
+		if !strings.HasPrefix(l, "end of ") {
+			begun = append(begun, l)
+		}
+	}
+	return begun
+}
+
+// TestFault_F32_TwoConfigurationsOfOneName, as Concourse uses them: both give
+// their interface its addresses, one after the other, and both are removed,
+// whether the container's namespace is known or not.
+func TestFault_F32_TwoConfigurationsOfOneName(t *testing.T) {
+	s, load, path := sameNamed(t, "1.0.0")
+	r := s.Runtime(load...)
+	for _, setup := range []func() (*cni.Result, error){
+		func() (*cni.Result, error) { return r.Setup(t.Context(), "c1", path) },
+		func() (*cni.Result, error) { return r.SetupSerially(t.Context(), "c1", path) },
+	} {
+		for _, removePath := range []string{"", path} {
+			res, err := setup()
+			expect.NoError(t, err)
+			var order []string
+			for _, line := range s.Took() {
+				if !strings.Contains(line, " l ") { // the other network's runs beside them
+					order = append(order, line)
+				}
+			}
+			expect.Same(t, "calls", order, []string{"ADD p c1/eth0", "end of ADD p c1/eth0", "ADD q c1/eth2", "end of ADD q c1/eth2"})
+			expect.Same(t, "results", addresses(res), []string{"net eth0 10.0.0.1/24", "between eth1 127.0.0.1/8", "net eth2 fd00::1/64"})
+			expect.Same(t, "DNS", res.DNS, []types.DNS{{Domain: "p"}, {Domain: "l"}, {Domain: "q"}})
+			expect.Same(t, "cache", s.Cached(), []string{"between-c1-eth1", "net-c1-eth0", "net-c1-eth2"})
+			found, err := r.Lookup("c1")
+			expect.NoError(t, err)
+			expect.Same(t, "looked up", addresses(found), addresses(res))
+			expect.NoError(t, r.Check(t.Context(), "c1", path))
+			expect.NoError(t, r.Remove(t.Context(), "c1", removePath))
+			expect.Same(t, "calls", withoutEnds(s.Took()), []string{"CHECK p c1/eth0", "CHECK l c1/eth1", "CHECK q c1/eth2",
+				"DEL q c1/eth2", "DEL l c1/eth1", "DEL p c1/eth0"})
+			expect.Same(t, "cache", s.Cached(), []string{})
+			_, err = r.Lookup("c1")
+			expect.Is(t, err, cni.ErrNotAttached)
+		}
+	}
+}
+
+// TestFault_F32_TheNameMeansAllOfIt, and the interface one of them.
+func TestFault_F32_TheNameMeansAllOfIt(t *testing.T) {
+	s, load, path := sameNamed(t, "1.0.0")
+	r := s.Runtime(load...)
+	all, second := cni.WithNetwork("net"), cni.WithNetwork("net", cni.WithInterfaceName("eth2"), cni.WithArgs("K", "v"))
+	res, err := r.Setup(t.Context(), "c1", path, all)
+	expect.NoError(t, err)
+	expect.Same(t, "results", addresses(res), []string{"net eth0 10.0.0.1/24", "net eth2 fd00::1/64"})
+	s.Took()
+	expect.NoError(t, r.Check(t.Context(), "c1", path, second))
+	expect.NoError(t, r.Remove(t.Context(), "c1", path, second))
+	expect.Same(t, "calls", withoutEnds(s.Took()), []string{"CHECK q c1/eth2", "DEL q c1/eth2"})
+	expect.Is(t, r.Check(t.Context(), "c1", path, all), cni.ErrNotAttached)
+	s.AddLink("c1", "eth0")
+	s.Took()
+	_, err = r.Setup(t.Context(), "c1", path, second)
+	expect.NoError(t, err)
+	calls := s.TakeCalls()
+	expect.Same(t, "arguments", calls[0].Args, "K=v")
+	_, err = r.Setup(t.Context(), "c1", path, all)
+	expect.Is(t, err, cni.ErrAlreadyAttached)
+	expect.NoError(t, r.Remove(t.Context(), "c1", "", all))
+	expect.Same(t, "calls", withoutEnds(s.Took()), []string{"DEL q c1/eth2", "DEL p c1/eth0"})
+	expect.Same(t, "cache", s.Cached(), []string{})
+}
+
+// TestFault_F32_AnInterfaceThatDoesNotMeanOneIsRefused: neither may one list be
+// taken for the other, nor two get one interface.
+func TestFault_F32_AnInterfaceThatDoesNotMeanOneIsRefused(t *testing.T) {
+	s, load, path := sameNamed(t, "1.0.0")
+	r := s.Runtime(load...)
+	for _, ifName := range []string{"eth9", "eth1"} {
+		opt := cni.WithNetwork("net", cni.WithInterfaceName(ifName))
+		s.refusedByAll(r, ifName, "c1", path, cni.ErrInvalidArgument, opt)
+		_, err := r.Setup(t.Context(), "c1", path, opt)
+		expect.Same(t, "error", err.Error(), `set up container "c1": 0 of the 2 configurations named "net" were loaded for interface "`+ifName+
+			`" (loaded for: eth0, eth2), and one must be meant: invalid argument`)
+	}
+	single := fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "type": "p", "script": %q}`, s.Path("script-p"))
+	both := s.Runtime(cni.WithConf(single), cni.WithConf(single))
+	s.refusedByAll(both, "one interface for two", "c1", path, cni.ErrInvalidArgument, cni.WithNetwork("net", cni.WithInterfaceName("eth0")))
+	_, err := both.Setup(t.Context(), "c1", path)
+	expect.Same(t, "error", err.Error(), `set up container "c1": networks "net" and "net" both want interface eth0: invalid argument`)
+	expect.Same(t, "calls", s.Took(), []string{})
+}
+
+// TestFault_F32_ANetworkOfSeveralByItself.
+func TestFault_F32_ANetworkOfSeveralByItself(t *testing.T) {
+	s, load, path := sameNamed(t, "1.0.0")
+	r := s.Runtime(load...)
+	ns := namespaceOf(t, r, "c1", path)
+	first, second := r.Networks()[0], r.Networks()[2]
+	for _, n := range []*cni.Network{first, second} {
+		_, err := n.Attach(t.Context(), ns)
+		expect.NoError(t, err)
+		s.AddLink("c1", map[*cni.Network]string{first: "eth0", second: "eth2"}[n])
+	}
+	expect.NoError(t, second.Check(t.Context(), ns))
+	expect.NoError(t, first.Remove(t.Context(), ns))
+	expect.Same(t, "calls", withoutEnds(s.Took()), []string{"ADD p c1/eth0", "ADD q c1/eth2", "CHECK q c1/eth2", "DEL p c1/eth0"})
+	expect.Is(t, first.Check(t.Context(), ns), cni.ErrNotAttached)
+	expect.NoError(t, second.Check(t.Context(), ns))
+	expect.NoError(t, second.Remove(t.Context(), ns))
+	expect.Same(t, "calls", withoutEnds(s.Took()), []string{"CHECK q c1/eth2", "DEL q c1/eth2"})
+	expect.Same(t, "cache", s.Cached(), []string{})
+}
+
+// TestFault_F32_TheSecondOfANameFails: what the first has is undone with it in one
+// Setup, and stays where it was there before.
+func TestFault_F32_TheSecondOfANameFails(t *testing.T) {
+	s, load, path := sameNamed(t, "1.0.0")
+	s.On("q", "ADD", testhost.Says(5, "no"))
+	r := s.Runtime(load...)
+	_, err := r.Setup(t.Context(), "c1", path, cni.WithNetwork("net"))
+	expect.Same(t, "errors", testhost.Messages(err), []string{"q: no"})
+	if text := err.Error(); !strings.Contains(text, `network "net" of container c1, interface eth2`) {
+		t.Errorf("error %q does not say which of the two", text)
+	}
+	expect.Same(t, "calls", withoutEnds(s.Took()), []string{"ADD p c1/eth0", "ADD q c1/eth2", "DEL q c1/eth2", "DEL p c1/eth0"})
+	expect.Same(t, "cache", s.Cached(), []string{})
+	_, err = r.Setup(t.Context(), "c1", path, cni.WithNetwork("net", cni.WithInterfaceName("eth0")))
+	expect.NoError(t, err)
+	s.AddLink("c1", "eth0")
+	s.Took()
+	_, err = r.Setup(t.Context(), "c1", path, cni.WithNetwork("net", cni.WithInterfaceName("eth2")))
+	expect.Same(t, "errors", testhost.Messages(err), []string{"q: no"})
+	expect.Same(t, "calls", withoutEnds(s.Took()), []string{"ADD q c1/eth2", "DEL q c1/eth2"})
+	expect.NoError(t, r.Check(t.Context(), "c1", path, cni.WithNetwork("net", cni.WithInterfaceName("eth0"))))
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+}
+
+// TestFault_F32_GoCNIsContainersOfTwoListsOfOneName have no record: libcni's cache
+// says which list each interface is of, in whatever order they are loaded now.
+func TestFault_F32_GoCNIsContainersOfTwoListsOfOneName(t *testing.T) {
+	s, load, path := sameNamed(t, "1.0.0")
+	_, err := s.Runtime(load...).Setup(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	s.Unrecord("c1")
+	for _, ifName := range []string{"eth0", "eth1", "eth2"} {
+		s.AddLink("c1", ifName)
+	}
+	s.Took()
+	r := s.Runtime(load[2], load[1], load[0])
+	_, err = r.Setup(t.Context(), "c1", path)
+	expect.Is(t, err, cni.ErrAlreadyAttached)
+	expect.Same(t, "calls", s.Took(), []string{})
+	expect.NoError(t, r.Remove(t.Context(), "c1", path, cni.WithNetwork("net", cni.WithInterfaceName("eth2"))))
+	expect.Same(t, "calls", withoutEnds(s.Took()), []string{"DEL q c1/eth2"})
+	expect.Same(t, "cache", s.Cached(), []string{"between-c1-eth1", "net-c1-eth0"})
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+	expect.Same(t, "calls", withoutEnds(s.Took())[1:], []string{"DEL l c1/eth1", "DEL p c1/eth0"})
+	expect.Same(t, "cache", s.Cached(), []string{})
+}
+
+// TestFault_F32_GCOfOneListKeepsTheOthersAttachments, and STATUS says which list
+// it is about.
+func TestFault_F32_GCOfOneListKeepsTheOthersAttachments(t *testing.T) {
+	s, load, path := sameNamed(t, "1.1.0")
+	r := s.Runtime(load...)
+	_, err := r.Setup(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	for _, ifName := range []string{"eth0", "eth1", "eth2"} {
+		s.AddLink("c1", ifName)
+	}
+	s.Took()
+	_, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
+	expect.NoError(t, err)
+	const c1 = `{"containerID":"c1","ifname":`
+	valid := map[string]string{}
+	for _, call := range s.TakeCalls() {
+		if !call.Ended {
+			valid[call.Verb+" "+call.Type] = testhost.Canonical(t, testhost.Request(t, call)["cni.dev/valid-attachments"])
+		}
+	}
+	both := "[" + c1 + `"eth0"},` + c1 + `"eth2"}]`
+	expect.Same(t, "valid attachments", valid, map[string]string{"GC p": both, "GC q": both, "GC l": "[" + c1 + `"eth1"}]`})
+	s.On("q", "STATUS", testhost.Says(50, "not ready"))
+	if text := fmt.Sprint(r.Status()); !strings.HasPrefix(text, `status network "net" for interface eth2: `) {
+		t.Errorf("Status is %q, and does not say which of the two", text)
+	}
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+}
+
+// TestFault_F32_AContainerRestartsWithBothLists, of the runtime that was killed.
+func TestFault_F32_AContainerRestartsWithBothLists(t *testing.T) {
+	s, load, path := sameNamed(t, "1.0.0")
+	_, err := s.Runtime(load...).Setup(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	s.RemoveNetNS("c1") // the machine's other end of it is gone, and the runtime was killed
+	path = s.Container("c1")
+	s.Took()
+	_, err = s.Runtime(load...).SetupSerially(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	expect.Same(t, "calls", withoutEnds(s.Took()), []string{"DEL q c1/eth2", "DEL l c1/eth1", "DEL p c1/eth0",
+		"ADD p c1/eth0", "ADD l c1/eth1", "ADD q c1/eth2"})
+	expect.NoError(t, s.Runtime().Remove(t.Context(), "c1", ""))
+	expect.Same(t, "cache", s.Cached(), []string{})
+}
+
+// TestFault_F32_ANetworkWithoutAName can be loaded, and no container be attached.
+// That there is one keeps no other container from being removed.
+func TestFault_F32_ANetworkWithoutAName(t *testing.T) {
+	s := newStage(t)
+	unnamed, net := cni.WithConfListBytes(s.Network("", "1.1.0", "p")), cni.WithConfListBytes(s.Network("net", "1.1.0", "q"))
+	r := s.Runtime(net)
+	path := s.Container("c1")
+	_, err := r.Setup(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	s.Took()
+	expect.NoError(t, r.Load(unnamed, net))
+	_, err = r.Setup(t.Context(), "c2", s.Container("c2"))
+	expect.Is(t, err, cni.ErrInvalidConfig)
+	expect.Same(t, "error", err.Error(), `set up container "c2": network for interface eth0: the network has no name: set "name": invalid cni config`)
+	ns := namespaceOf(t, r, "c2", s.Path("netns", "c2"))
+	_, err = r.Networks()[0].Attach(t.Context(), ns)
+	expect.Is(t, err, cni.ErrInvalidConfig)
+	expect.Is(t, r.Check(t.Context(), "c1", path), cni.ErrInvalidConfig)
+	expect.Is(t, r.Status(), cni.ErrInvalidConfig)
+	_, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
+	expect.NoError(t, err)
+	expect.Same(t, "calls", s.Took(), []string{"GC q /"})
+	expect.NoError(t, r.Networks()[0].Remove(t.Context(), ns))
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+	expect.NoError(t, r.Remove(t.Context(), "never", ""))
+	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL q never/eth1"})
+}

@@ -1,0 +1,331 @@
+package behaviour_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
+)
+
+// poolOfTheDead is a stage with a container c1 that a pool has made in a process
+// that has ended since. It returns the container's path.
+func poolOfTheDead(t *testing.T) (s *stage, conf []byte, path string) {
+	t.Helper()
+	s = newStage(t)
+	conf = s.Network("net", "1.0.0", "p")
+	_, done := s.Process(conf, "POOLED", "c1", "")
+	path = expect.Await(t, "the other runtime", done)
+	if !filepath.IsAbs(path) {
+		t.Fatalf("the other runtime says %q", path)
+	}
+	t.Cleanup(func() { // what the test does not remove, the next one of the pool among it
+		for _, name := range s.PoolFiles() {
+			expect.NoError(t, netns.Remove(s.PoolPath(name)))
+		}
+	})
+	s.addLinkAt(path, "eth0")
+	return s, conf, path
+}
+
+// addLinkAt gives the namespace at path an interface, and returns its hardware
+// address.
+func (s *stage) addLinkAt(path, name string) (mac string) {
+	s.T.Helper()
+	ns, err := netns.Open(path)
+	expect.NoError(s.T, err)
+	defer ns.Close()
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
+	expect.NoError(s.T, err)
+	defer nl.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	expect.NoError(s.T, nl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
+	link, err := nl.LinkByName(name)
+	expect.NoError(s.T, err)
+	return link.Attrs().HardwareAddr.String()
+}
+
+// inhabit has a process live in the namespace at path until leave is called.
+func (s *stage) inhabit(path string) (leave func()) {
+	s.T.Helper()
+	ns, err := netns.Open(path)
+	expect.NoError(s.T, err)
+	cmd := exec.Command("sleep", "600")
+	expect.NoError(s.T, errors.Join(ns.Do(cmd.Start), ns.Close()))
+	left := false
+	leave = func() {
+		if !left {
+			left = true
+			_ = cmd.Process.Kill() // it cannot have ended
+			_ = cmd.Wait()         // it was killed
+		}
+	}
+	s.T.Cleanup(leave)
+	return leave
+}
+
+// isNetNS reports whether a namespace is mounted at path.
+func isNetNS(path string) bool {
+	ns, err := netns.Open(path)
+	return err == nil && ns.Close() == nil
+}
+
+// TestFault_F59_AStateDirectorySpelledAnotherWayHarmsNoPool: neither by its own
+// program nor by another, nor where the record has the other spelling.
+func TestFault_F59_AStateDirectorySpelledAnotherWayHarmsNoPool(t *testing.T) {
+	for what, recorded := range map[string]func(s *stage, path string) string{
+		"when it recovers":               func(_ *stage, path string) string { return path },
+		"on record":                      func(s *stage, path string) string { return strings.Replace(path, s.Path("state"), s.Path("link"), 1) },
+		"on record, of a link that went": func(s *stage, path string) string { return strings.Replace(path, s.Path("state"), s.Path("gone"), 1) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, conf, path := poolOfTheDead(t)
+			expect.NoError(t, os.Symlink(s.Path("state"), s.Path("link")))
+			s.ChangeRecord("c1", func(rec *record.Record) { rec.NetNS.Path = recorded(s, path) })
+			for _, owner := range []string{"other", filepath.Base(os.Args[0])} {
+				if owner != "other" && strings.HasSuffix(what, "that went") {
+					return // by its record its own program cannot find it
+				}
+				r := s.restarted(conf, cni.WithStateDir(s.Path("link")), cni.WithOwner(owner))
+				report, err := r.Recover(t.Context())
+				expect.NoError(t, err)
+				expect.Same(t, owner+": c1 is removed", slices.Contains(report.Removed, "c1"), false)
+				expect.Same(t, owner+": the container's namespace is mounted", isNetNS(path), true)
+			}
+			r := s.restarted(conf, cni.WithStateDir(s.Path("link")))
+			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+			expect.Same(t, "the container's namespace is mounted after Remove", isNetNS(path), false)
+		})
+	}
+}
+
+// TestThePathOfAPoolIsWithoutSymbolicLinks, whatever is told of the directory.
+func TestThePathOfAPoolIsWithoutSymbolicLinks(t *testing.T) {
+	s := newStage(t)
+	expect.NoError(t, os.Mkdir(s.Path("real"), 0o700))
+	expect.NoError(t, os.Symlink(s.Path("real"), s.Path("link")))
+	r := s.Runtime(cni.WithStateDir(s.Path("link", "state")), s.poolNetwork("net"))
+	p, err := r.NewPool(cni.PoolOptions{Size: 1})
+	expect.NoError(t, err)
+	path, _, err := p.Setup(t.Context(), "c1")
+	expect.NoError(t, err)
+	if !strings.HasPrefix(path, s.Path("real", "state")) {
+		t.Errorf("%s, want one below %s", path, s.Path("real", "state"))
+	}
+	expect.NoError(t, p.Close())
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+}
+
+// TestFault_F59_ADamagedRecordKeepsTheNamespacesOfAPool: it may be the record of
+// one of them.
+func TestFault_F59_ADamagedRecordKeepsTheNamespacesOfAPool(t *testing.T) {
+	s, conf, path := poolOfTheDead(t)
+	whole, err := os.ReadFile(s.RecordFile("c1") + ".json")
+	expect.NoError(t, err)
+	s.SpoilBase("c1", "{")
+	var log testhost.Log
+	testhost.WantRecover(t, s.restarted(conf, cni.WithOwner("other"), log.Logger()), cni.Report{})
+	expect.Same(t, "the container's namespace is mounted", isNetNS(path), true)
+	if lines := log.Lines("WARN"); len(lines) != 1 || !strings.Contains(lines[0], "left for later") {
+		t.Errorf("warnings: %q", lines)
+	}
+	expect.NoError(t, os.WriteFile(s.RecordFile("c1")+".json", whole, 0o600))
+	stray := filepath.Join(filepath.Dir(path), "warm-stray")
+	ns, err := netns.Create(stray)
+	expect.NoError(t, errors.Join(err, ns.Close()))
+	testhost.WantRecover(t, s.restarted(conf, cni.WithOwner("other")), cni.Report{})
+	expect.Same(t, "the stray beside it is there", exists(t, stray), false)
+	expect.Same(t, "the container's namespace is mounted", isNetNS(path), true)
+	expect.NoError(t, s.restarted(conf).Remove(t.Context(), "c1", ""))
+}
+
+// TestFault_F59_NoNamespaceWithAProcessInItIsAStray, whatever records say.
+func TestFault_F59_NoNamespaceWithAProcessInItIsAStray(t *testing.T) {
+	s, conf, path := poolOfTheDead(t)
+	expect.NoError(t, os.Remove(s.RecordFile("c1")+".json")) // as if a disk had lost it
+	pin := filepath.Join(filepath.Dir(s.Pin("c2")), testhost.Hashed("c2"))
+	ns, err := netns.Create(pin)
+	expect.NoError(t, errors.Join(err, ns.Close()))
+	leave, leavePin := s.inhabit(path), s.inhabit(pin)
+	r := s.restarted(conf, cni.WithOwner("other"))
+	testhost.WantRecover(t, r, cni.Report{})
+	expect.Same(t, "mounted, with processes", []bool{isNetNS(path), isNetNS(pin)}, []bool{true, true})
+	leave()
+	leavePin()
+	testhost.WantRecover(t, r, cni.Report{})
+	expect.Same(t, "there, without them", []bool{exists(t, path), exists(t, pin)}, []bool{false, false})
+}
+
+// TestRemoveLeavesANamespaceThatIsAnothersNow, at the path of a pool's container.
+func TestRemoveLeavesANamespaceThatIsAnothersNow(t *testing.T) {
+	s, conf, path := poolOfTheDead(t)
+	expect.NoError(t, netns.Remove(path))
+	ns, err := netns.Create(path)
+	expect.NoError(t, errors.Join(err, ns.Close()))
+	expect.NoError(t, s.restarted(conf).Remove(t.Context(), "c1", ""))
+	expect.Same(t, "the other one is mounted", isNetNS(path), true)
+}
+
+// elsewhereMounted is a stage with c1, that lives, with a process in it, and of
+// which neither path nor pin is seen, as by a program that was started again in
+// another mount namespace.
+func elsewhereMounted(t *testing.T) (s *stage, conf []byte, leave func()) {
+	t.Helper()
+	return elsewhereMountedWith(t, (*stage).inhabit)
+}
+
+func elsewhereMountedWith(t *testing.T, inhabit func(s *stage, path string) (leave func())) (s *stage, conf []byte, leave func()) {
+	t.Helper()
+	s = newStage(t)
+	path := s.Container("c1")
+	mac := s.addLinkAt(path, "eth0")
+	conf = s.Network("net", "1.1.0", "p", "q")
+	result := fmt.Sprintf(`{"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "mac": %q, "sandbox": %q}], "ips": [{"address": "10.9.0.2/24", "interface": 0}]}`, mac, path)
+	s.On("p", "ADD", scripted.Action{Stdout: &result})
+	expect.NoError(t, testhost.SetUp(t.Context(), s.restarted(conf), "c1", path)())
+	s.TakeCalls()
+	leave = inhabit(s, path)
+	s.hide("c1")
+	return s, conf, leave
+}
+
+// hide leaves the empty files of a container's path and pin.
+func (s *stage) hide(id string) {
+	s.T.Helper()
+	expect.NoError(s.T, netns.Unpin(s.Path("netns", id)))
+	expect.NoError(s.T, netns.Unpin(s.Pin(id)))
+}
+
+func TestFault_F59_AContainerThatIsMountedElsewhereLives(t *testing.T) {
+	s, conf, leave := elsewhereMounted(t)
+	r := s.restarted(conf)
+	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c2"))(), cni.ErrAlreadyAttached)
+	testhost.WantRecover(t, r, adopted)
+	expect.Same(t, "calls", s.Took(), []string{"CHECK p c1/eth0", "CHECK q c1/eth0"})
+	expect.Same(t, "kept again", isNetNS(s.Pin("c1")), true)
+
+	// Its DEL runs in there.
+	s.hide("c1")
+	gate := s.Gate("q")
+	s.On("q", "DEL", scripted.Action{Block: gate})
+	done := testhost.Begin(func() error { return r.Remove(t.Context(), "c1", "") })
+	letGo := s.Arrive(gate)
+	told := s.TakeCalls()[0].NetNS
+	expect.Same(t, "CNI_NETNS leads to the container", hasLinkAt(t, told, "eth0"), true)
+	letGo()
+	expect.NoError(t, expect.Await(t, "Remove", done))
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+	leave()
+}
+
+// TestFault_F59_ANumberThatIsGivenAgainIsNoContainer: a process in a namespace
+// with the recorded number, in which nothing is the container's, is left alone,
+// and so is the container until somebody says that it is gone.
+func TestFault_F59_ANumberThatIsGivenAgainIsNoContainer(t *testing.T) {
+	s, conf, leave := elsewhereMounted(t)
+	s.ChangeRecord("c1", func(rec *record.Record) {
+		rec.Networks[0].Result = []byte(strings.Replace(string(rec.Networks[0].Result), `"mac":"`, `"mac":"02:00:00:00:00:99","was":"`, 1))
+	})
+	r := s.restarted(conf)
+	report, err := r.Recover(t.Context())
+	expect.NoError(t, err)
+	expect.Same(t, "removed", report.Removed, []string(nil))
+	if why := report.Skipped["c1"]; why == nil || !strings.Contains(why.Error(), "a process is in one with its number") {
+		t.Errorf("report %+v, want that it cannot be told", report)
+	}
+	expect.Same(t, "calls", s.Took(), []string{})
+	if err := testhost.SetUp(t.Context(), r, "c1", s.Container("c2"))(); err == nil {
+		t.Error("it was set up again")
+	}
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	calls := s.TakeCalls()
+	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
+	expect.Same(t, "CNI_NETNS", calls[0].NetNS, "")
+	leave()
+}
+
+// TestAContainerThatNobodyIsInIsGone, where neither path nor pin leads there.
+func TestAContainerThatNobodyIsInIsGone(t *testing.T) {
+	s, conf, leave := elsewhereMounted(t)
+	leave()
+	testhost.WantRecover(t, s.restarted(conf), removed)
+	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
+}
+
+// TestFault_F52_APinThatIsRemovedInAnotherMountNamespaceIsGoneInAll: its file is
+// used again, and nothing stays mounted on it.
+func TestFault_F52_APinThatIsRemovedInAnotherMountNamespaceIsGoneInAll(t *testing.T) {
+	s, r, _ := inhabited(t, "c1")
+	expect.Same(t, "kept", isNetNS(s.Pin("c1")), true)
+	expect.NoError(t, onCopiedMounts(func() error { return r.Remove(t.Context(), "c1", "") }))
+	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
+	expect.NoError(t, err)
+	if dir := filepath.Dir(s.Pin("c1")); strings.Contains(string(mounts), dir) {
+		t.Errorf("something is mounted in %s still", dir)
+	}
+	spare, err := filepath.Glob(filepath.Join(filepath.Dir(s.Pin("c1")), "spare.*"))
+	expect.NoError(t, err)
+	expect.Same(t, "spare files", len(spare), 1)
+	s.RemoveNetNS("c1")
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c2", s.Container("c2"))())
+	expect.Same(t, "kept", isNetNS(s.Pin("c2")), true)
+	expect.NoError(t, r.Remove(t.Context(), "c2", ""))
+}
+
+// TestRecoverLetsGoOfASpareFileThatIsMountedOn, as earlier versions left them.
+func TestRecoverLetsGoOfASpareFileThatIsMountedOn(t *testing.T) {
+	s, _, conf := inhabited(t, "c1")
+	spare := filepath.Join(filepath.Dir(s.Pin("c1")), "spare.0")
+	ns, err := netns.Create(spare)
+	expect.NoError(t, errors.Join(err, ns.Close()))
+	testhost.WantRecover(t, s.restarted(conf), adopted)
+	expect.Same(t, "the spare file is there", exists(t, spare), false)
+}
+
+// onCopiedMounts runs f on a thread of its own that has a private copy of all
+// mounts. The thread ends with it.
+func onCopiedMounts(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		err := unix.Unshare(unix.CLONE_NEWNS)
+		if err == nil {
+			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+		}
+		if err == nil {
+			err = f()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// hasLinkAt reports whether the namespace at path has an interface.
+func hasLinkAt(t testing.TB, path, name string) bool {
+	t.Helper()
+	ns, err := netns.Open(path)
+	expect.NoError(t, err)
+	err = ns.Do(func() error {
+		_, err := net.InterfaceByName(name)
+		return err
+	})
+	expect.NoError(t, ns.Close())
+	return err == nil
+}

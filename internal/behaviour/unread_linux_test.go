@@ -1,0 +1,337 @@
+package behaviour_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
+)
+
+// wantUntouched wants an error that says that nothing was done, and why.
+func wantUntouched(t testing.TB, what string, err error, newer bool, causes ...error) {
+	t.Helper()
+	var e *cni.RecordError
+	if !errors.As(err, &e) || e.Newer != newer || !strings.Contains(e.Error(), "nothing was changed") {
+		t.Errorf("%s: error %v, want a RecordError with Newer %v", what, err, newer)
+	}
+	expect.Is(t, err, causes...)
+}
+
+// untouchedBy wants every call for c1 to be refused, and to run nothing.
+func (s *stage) untouchedBy(r *cni.Runtime, newer bool, causes ...error) {
+	s.T.Helper()
+	path := s.Path("netns", "c1")
+	_, lookup := r.Lookup("c1")
+	_, clean := r.CleanUp(s.T.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"})
+	for what, err := range map[string]error{
+		"Setup":              testhost.SetUp(s.T.Context(), r, "c1", path)(),
+		"Setup of another":   testhost.SetUp(s.T.Context(), r, "c1", path, cni.WithNetwork("net", cni.WithInterfaceName("eth7")))(),
+		"Remove":             r.Remove(s.T.Context(), "c1", path),
+		"Remove of a part":   r.Remove(s.T.Context(), "c1", "", cni.WithNetwork("net")),
+		"Remove of what was": r.Remove(s.T.Context(), "c1", "", cni.WithNetwork("gone")),
+		"Check":              r.Check(s.T.Context(), "c1", path),
+		"Lookup":             lookup,
+		"CleanUp":            clean,
+	} {
+		wantUntouched(s.T, what, err, newer, causes...)
+	}
+	expect.Same(s.T, "calls", s.Took(), []string{})
+	expect.Same(s.T, "kept", s.Pinned("c1"), true)
+}
+
+// TestFault_B9_ARecordThatCannotBeReadCostsOneContainer, which is kept; the
+// others are managed as ever.
+func TestFault_B9_ARecordThatCannotBeReadCostsOneContainer(t *testing.T) {
+	for cause, spoil := range testhost.Unread() {
+		t.Run(unix.ErrnoName(cause), func(t *testing.T) {
+			s, r, conf := inhabited(t, "c1", "c2")
+			name := "record " + testhost.Hashed("c1")
+			mend := spoil(s.Host, s.RecordFile("c1")+".json")
+			for _, owner := range []string{"tester", "other"} { // nobody can say whose it is
+				report, err := s.restarted(conf, cni.WithOwner(owner)).Recover(t.Context())
+				expect.NoError(t, err)
+				expect.Same(t, owner+": removed", report.Removed, nil)
+				wantUntouched(t, owner+": Recover", report.Skipped[name], false, cause)
+				if owner == "tester" {
+					expect.Same(t, "adopted", report.Adopted, []string{"c2"})
+				}
+			}
+			expect.Same(t, "calls", s.Took(), []string{"CHECK p c2/eth0", "CHECK q c2/eth0"})
+			s.untouchedBy(r, false, cause)
+			on := testhost.Recorded(t, r)
+			slices.Sort(on)
+			expect.Same(t, "on record", on, []string{"/ unknown", "c2/eth0 attached"})
+
+			report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+			expect.Is(t, err, cause) // plugins are not told what is attached
+			expect.Same(t, "removed", report.Removed, []string{"c2"})
+			wantUntouched(t, "GC", report.Skipped[name], false, cause)
+			expect.Same(t, "calls", s.Took(), []string{"DEL q c2/eth0", "DEL p c2/eth0"})
+
+			mend()
+			testhost.WantRecover(t, s.restarted(conf), adopted)
+			s.TakeCalls()
+			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+			expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
+		})
+	}
+}
+
+// TestFault_C3_RecoverWithFewDescriptorsRemovesNobody, however few there are.
+func TestFault_C3_RecoverWithFewDescriptorsRemovesNobody(t *testing.T) {
+	t.Run("whole", func(t *testing.T) { recoverWithFew(t, false) })
+	t.Run("damaged", func(t *testing.T) { recoverWithFew(t, true) })
+}
+
+func recoverWithFew(t *testing.T, damaged bool) {
+	s, r, conf := inhabited(t, "c1", "c2", "c3")
+	for _, id := range []string{"c1", "c2", "c3"} {
+		if damaged {
+			s.SpoilBase(id, "{")
+		}
+	}
+	var all unix.Rlimit
+	expect.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &all))
+	restore := func() { expect.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &all)) }
+	t.Cleanup(restore)
+	limit := uint64(0)
+	for ; ; limit++ {
+		few := all
+		few.Cur = limit
+		r := s.restarted(conf) // knows nothing yet
+		expect.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
+		report, err := r.Recover(t.Context())
+		collected, gerr := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2", "c3"}})
+		restore()
+		for _, rep := range []*cni.Report{report, collected} {
+			if rep != nil {
+				expect.Same(t, fmt.Sprint("removed with ", limit, " descriptors"), rep.Removed, nil)
+			}
+		}
+		for _, c := range s.Took() {
+			if strings.HasPrefix(c, "DEL") {
+				t.Errorf("with %d descriptors: %s", limit, c)
+			}
+		}
+		if t.Failed() || err == nil && gerr == nil && len(report.Adopted) == 3 && len(report.Failed)+len(collected.Failed) == 0 && len(report.Kept) == map[bool]int{true: 3}[damaged] {
+			break
+		}
+	}
+	t.Logf("enough: %d", limit)
+	expect.Same(t, "on record", len(testhost.Recorded(t, r)), 3)
+	for _, id := range []string{"c1", "c2", "c3"} {
+		expect.Same(t, "kept", s.Pinned(id), true)
+	}
+}
+
+// TestFault_C3_AWarmContainerOfARecordThatCannotBeReadStays: killed between two
+// steps of taking it from a pool, the runtime has left both records.
+func TestFault_C3_AWarmContainerOfARecordThatCannotBeReadStays(t *testing.T) {
+	s, _, conf := inhabited(t, "c1", "warm-1")
+	s.ChangeRecord("warm-1", func(rec *record.Record) { rec.Warm, rec.Runtime, rec.Life = true, "1:1", "" })
+	s.ChangeRecord("c1", func(rec *record.Record) { rec.PluginID = "warm-1" })
+	mend := testhost.Unread()[syscall.EISDIR](s.Host, s.RecordFile("c1")+".json")
+	r := s.restarted(conf)
+	report, err := r.Recover(t.Context())
+	expect.NoError(t, err)
+	expect.Same(t, "removed", report.Removed, nil)
+	if report.Skipped["warm-1"] == nil {
+		t.Error("nothing is said of the container that was made ahead of time")
+	}
+	expect.Same(t, "calls", s.Took(), []string{})
+	mend()
+	testhost.WantRecover(t, r, adopted)
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
+}
+
+// age rewrites a container's record as a later version would, and returns the
+// file's new content.
+func (s *stage) age(id string) []byte {
+	s.T.Helper()
+	path := s.RecordFile(id) + ".json"
+	data, err := os.ReadFile(path)
+	expect.NoError(s.T, err)
+	base, log, _ := strings.Cut(string(data), "\n")
+	base = strings.Replace(base[17:], `{"format":2,"record":{`, `{"format":3,"record":{"since":{"new":true},`, 1)
+	sum := sha256.Sum256([]byte(base))
+	data = []byte(hex.EncodeToString(sum[:8]) + " " + base + "\n" + log)
+	expect.NoError(s.T, os.WriteFile(path, data, 0o600))
+	return data
+}
+
+// TestFault_B8_ARecordOfANewerVersionIsLeftAlone by its owner and by others, who
+// say so; the rest goes on.
+func TestFault_B8_ARecordOfANewerVersionIsLeftAlone(t *testing.T) {
+	s, r, conf := inhabited(t, "c1", "c2")
+	content := s.age("c1")
+	testhost.WantRecover(t, s.restarted(conf, cni.WithOwner("other")), cni.Report{})
+	report, err := s.restarted(conf).Recover(t.Context())
+	expect.NoError(t, err)
+	expect.Same(t, "adopted", report.Adopted, []string{"c2"})
+	expect.Same(t, "removed", report.Removed, nil)
+	wantUntouched(t, "Recover", report.Skipped["c1"], true)
+	expect.Same(t, "calls", s.Took(), []string{"CHECK p c2/eth0", "CHECK q c2/eth0"})
+	s.untouchedBy(r, true)
+
+	all, err := r.Attachments()
+	expect.NoError(t, err)
+	i := slices.IndexFunc(all, func(a cni.Attachment) bool { return a.ContainerID == "c1" })
+	expect.Same(t, "c1", []any{all[i].Owner, all[i].State, strings.Contains(all[i].LastError, "newer version")}, []any{"tester", cni.Unknown, true})
+
+	for _, dry := range []bool{true, false} {
+		report, err = r.GC(t.Context(), cni.GCOptions{KeepNone: true, DryRun: dry})
+		expect.Same(t, "removed", report.Removed, []string{"c2"})
+		wantUntouched(t, "GC", report.Skipped["c1"], true)
+		if err == nil || !strings.Contains(err.Error(), "what is attached is not known") {
+			t.Errorf("error %v, want that what is attached is not known", err)
+		}
+	}
+	expect.Same(t, "calls", s.Took(), []string{"DEL q c2/eth0", "DEL p c2/eth0"})
+	now, err := os.ReadFile(s.RecordFile("c1") + ".json")
+	expect.NoError(t, err)
+	expect.Same(t, "record", string(now), string(content))
+	s.DelLink("c1", "eth0") // fails if it was removed
+}
+
+// TestFault_B8_ASetupKeepsWhatANewerVersionHasNoted in the record of a container
+// to which it adds an interface.
+func TestFault_B8_ASetupKeepsWhatANewerVersionHasNoted(t *testing.T) {
+	s, r, _ := inhabited(t, "c1")
+	path := s.RecordFile("c1") + ".json"
+	data, err := os.ReadFile(path)
+	expect.NoError(t, err)
+	base, log, _ := strings.Cut(string(data), "\n")
+	base = strings.Replace(base[17:], `"record":{`, `"record":{"later":{"x":1},`, 1)
+	base = strings.Replace(base, `"networks":[{`, `"networks":[{"latest":"y",`, 1)
+	sum := sha256.Sum256([]byte(base))
+	expect.NoError(t, os.WriteFile(path, []byte(hex.EncodeToString(sum[:8])+" "+base+"\n"+log), 0o600))
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", s.Path("netns", "c1"), cni.WithNetwork("net", cni.WithInterfaceName("eth7")))())
+	now, err := os.ReadFile(path)
+	expect.NoError(t, err)
+	for _, member := range []string{`"later":{"x":1}`, `"latest":"y"`, `"ifName":"eth7"`} {
+		if !strings.Contains(string(now), member) {
+			t.Errorf("%s is not in the record: %s", member, now)
+		}
+	}
+}
+
+// panics is a caller's log handler that fails for messages like this one.
+type panics struct {
+	slog.Handler
+	at string
+}
+
+func (panics) Enabled(context.Context, slog.Level) bool { return true }
+
+func (p panics) Handle(_ context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, p.at) {
+		panic(r.Message)
+	}
+	return nil
+}
+
+// TestFault_B9_APanicReleasesWhatIsHeld: a program that catches one, as servers
+// do, attaches containers afterwards.
+func TestFault_B9_APanicReleasesWhatIsHeld(t *testing.T) {
+	for what, call := range map[string]func(s *stage, r *cni.Runtime){
+		"Recover": func(s *stage, r *cni.Runtime) { _, _ = r.Recover(s.T.Context()) },
+		"GC":      func(s *stage, r *cni.Runtime) { _, _ = r.GC(s.T.Context(), cni.GCOptions{Keep: []string{"c1"}}) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, _, conf := inhabited(t, "c1")
+			r := s.restarted(conf, cni.WithLogger(slog.New(panics{at: "belongs to no record"})))
+			s.Write("state/embedcni/attachments/"+testhost.Hashed("c2")+".json.new", "")
+			func() {
+				defer func() {
+					if recover() == nil {
+						t.Error("no panic")
+					}
+				}()
+				call(s, r)
+			}()
+			expect.NoError(t, r.Load(cni.WithLogger(nil), cni.WithConfListBytes(conf)))
+			done := testhost.Begin(testhost.SetUp(t.Context(), r, "c3", s.Container("c3")))
+			expect.NoError(t, expect.Await(t, "Setup", done))
+		})
+	}
+}
+
+// TestFault_C4_SeveralThatRecoverAtOnce do not fail because another one has just
+// cleaned up what they were about to.
+func TestFault_C4_SeveralThatRecoverAtOnce(t *testing.T) {
+	s := newStage(t)
+	const rounds, crowd, things = 30, 4, 8
+	for round := range rounds {
+		for i := range things {
+			id := fmt.Sprint("gone-", i)
+			s.Write("state/embedcni/attachments/"+testhost.Hashed(id)+".json.new", "")
+			s.Write("state/embedcni/attachments/netns/"+testhost.Hashed(id), "")
+			s.Write(fmt.Sprintf("state/embedcni/attachments/pool/1:%d/warm-x", i+1), "") // of processes that are dead
+		}
+		begun, done := make(chan struct{}), make(chan error, crowd)
+		for range crowd {
+			r := s.Runtime() // with locks of its own, as in another process
+			go func() {
+				<-begun
+				report, err := r.Recover(t.Context())
+				if report != nil {
+					err = errors.Join(err, report.Err())
+				}
+				done <- err
+			}()
+		}
+		close(begun)
+		for range crowd {
+			if err := expect.Await(t, "Recover", done); err != nil {
+				t.Errorf("round %d: %v", round, err)
+			}
+		}
+	}
+	left, err := filepath.Glob(s.Path("state/embedcni/attachments/pool/*"))
+	expect.NoError(t, err)
+	expect.Same(t, "left", left, nil)
+}
+
+// TestFault_B9_APanicCostsOneContainer: containers are recovered in goroutines,
+// in which nobody else could catch it.
+func TestFault_B9_APanicCostsOneContainer(t *testing.T) {
+	s, _, conf := inhabited(t, "c1", "c2")
+	s.DelLink("c1", "eth0")
+	report, err := s.restarted(conf, cni.WithLogger(slog.New(panics{at: "not known to be healthy"}))).Recover(t.Context())
+	expect.NoError(t, err)
+	expect.Same(t, "adopted", report.Adopted, []string{"c2"})
+	if failed := report.Failed["c1"]; failed == nil || !strings.Contains(failed.Error(), "could not be removed: panic: ") {
+		t.Errorf("c1: %v, want the panic", failed)
+	}
+}
+
+// TestFault_C3_ANamespaceThatCannotBeOpenedIsNotGone, where the record is damaged
+// and only the pin leads there.
+func TestFault_C3_ANamespaceThatCannotBeOpenedIsNotGone(t *testing.T) {
+	s, _, conf := inhabited(t, "c1")
+	s.SpoilBase("c1", "{")
+	expect.NoError(t, netns.Remove(s.Pin("c1")))
+	expect.NoError(t, os.Symlink(s.Pin("c1"), s.Pin("c1")))
+	defer func() { expect.NoError(t, os.Remove(s.Pin("c1"))) }()
+	report, err := s.restarted(conf).Recover(t.Context())
+	expect.NoError(t, err)
+	expect.Same(t, "removed", report.Removed, nil)
+	expect.Is(t, report.Failed["c1"], syscall.ELOOP)
+	expect.Same(t, "calls", s.Took(), []string{})
+}

@@ -1,0 +1,93 @@
+// Package expect has the comparisons that tests of all packages make.
+package expect
+
+import (
+	"errors"
+	"reflect"
+	"testing"
+	"time"
+)
+
+// Patience limits the wait for an event that must come, on the slowest machine.
+const Patience = time.Minute
+
+// neighbourly is how long a call may take behind a plugin that hangs: the wait
+// of two seconds, and the time that a busy machine takes for the rest.
+const neighbourly = 15 * time.Second
+
+// NoError ends the test if there is an error.
+func NoError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Value returns v, and ends the test if there is an error: Value(f())(t).
+func Value[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		NoError(t, err)
+		return v
+	}
+}
+
+// Same compares two values with [reflect.DeepEqual].
+func Same[T any](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%s:\n got %v\nwant %v", what, got, want)
+	}
+}
+
+// Is checks that an error is of each of these kinds.
+func Is(t testing.TB, err error, kinds ...error) {
+	t.Helper()
+	for _, kind := range kinds {
+		if !errors.Is(err, kind) {
+			t.Errorf("error %v, want one that is %q", err, kind)
+		}
+	}
+}
+
+// Await receives a value that must come within [Patience].
+func Await[T any](t testing.TB, what string, from <-chan T) T {
+	t.Helper()
+	timer := time.NewTimer(Patience)
+	defer timer.Stop()
+	select {
+	case v := <-from:
+		return v
+	case <-timer.C:
+		t.Fatalf("waited %v for %s", Patience, what)
+		panic("unreachable")
+	}
+}
+
+// Eventually waits until a condition holds, and ends the test if it does not
+// within [Patience].
+func Eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(Patience)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for ; !holds(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %v for %s", Patience, what)
+		}
+	}
+}
+
+// Soon checks that a call succeeds, and long before [Patience] is over.
+func Soon(t testing.TB, what string, call func() error) {
+	t.Helper()
+	start := time.Now()
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	NoError(t, Await(t, what, done))
+	took := time.Since(start)
+	t.Logf("%s: %v", what, took)
+	if took > neighbourly {
+		t.Errorf("%s took %v, want at most %v", what, took, neighbourly)
+	}
+}

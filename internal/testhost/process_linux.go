@@ -1,0 +1,240 @@
+package testhost
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+)
+
+// otherRuntimeEnv makes the test binary another process with a Runtime.
+const otherRuntimeEnv = "EMBEDCNI_TEST_OTHER_RUNTIME"
+
+// Job is one call that another process makes on a Runtime of its own.
+type Job struct {
+	Verb, ID, NetNS                string
+	StateDir, PluginDir, HostNetNS string
+	Conf                           []byte
+
+	Owner     string // empty: the program
+	NewProc   bool   // first mount the /proc of the PID namespace that it was started in
+	WarmOnly  bool   // what a pool has made is not used
+	InProcess bool
+	Reaps     string // children: "ignores SIGCHLD" or "waits for all"
+}
+
+// OtherRuntime does the job on stdin, prints its error, and exits, if a test has
+// started this process for that. A TestMain calls it first. The verbs of more
+// are those that only its package has.
+func OtherRuntime(more map[string]func(context.Context, *cni.Runtime, Job) error) {
+	if os.Getenv(otherRuntimeEnv) == "" {
+		return
+	}
+	var j Job
+	err := json.NewDecoder(os.Stdin).Decode(&j)
+	if err == nil {
+		err = j.do(more)
+	}
+	if err != nil {
+		fmt.Print(err)
+	}
+	syscall.Exit(0) // os.Exit sleeps with -race, see scripted.Main
+}
+
+func (j Job) do(more map[string]func(context.Context, *cni.Runtime, Job) error) error {
+	if j.NewProc {
+		if err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("proc", "/proc", "proc", 0, "")); err != nil {
+			return err
+		}
+	}
+	switch j.Reaps {
+	case "ignores SIGCHLD":
+		signal.Ignore(syscall.SIGCHLD)
+	case "waits for all":
+		go func() {
+			for { // with no child there is nothing to wait for
+				if _, err := syscall.Wait4(-1, nil, 0, nil); err != nil {
+					runtime.Gosched()
+				}
+			}
+		}()
+	}
+	opts := []cni.Opt{cni.WithStateDir(j.StateDir), cni.WithPluginDir([]string{j.PluginDir}),
+		cni.WithHostNetNS(j.HostNetNS), cni.WithConfListBytes(j.Conf)}
+	if j.Owner != "" {
+		opts = append(opts, cni.WithOwner(j.Owner))
+	}
+	if j.InProcess {
+		opts = append(opts, cni.WithBuiltinPlugins())
+	}
+	r, err := cni.New(opts...)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background() // the test that started the process kills it
+	switch j.Verb {
+	case "ADD":
+		_, err = r.Setup(ctx, j.ID, j.NetNS)
+	case "POOLED": // which it leaves as it is
+		var p *cni.Pool
+		if p, err = r.NewPool(cni.PoolOptions{Size: 1}); err == nil {
+			var path string
+			path, _, err = p.Setup(ctx, j.ID)
+			fmt.Print(path)
+		}
+	case "DEL":
+		err = r.Remove(ctx, j.ID, j.NetNS)
+	case "CHECK":
+		err = r.Check(ctx, j.ID, j.NetNS)
+	case "POOL":
+		err = j.pool(ctx, r)
+	case "EXEC":
+		err = j.pool(ctx, r)
+		if err == nil {
+			j.Verb = "RECOVER"
+			err = j.exec()
+		}
+	case "RECOVER":
+		report, rerr := r.Recover(ctx)
+		if err = rerr; err == nil {
+			err = fmt.Errorf("%v", *report)
+		}
+	case "GC":
+		_, err = r.GC(ctx, cni.GCOptions{Keep: []string{j.ID}})
+	case "LIFE":
+		err = life(ctx, r, j.ID, j.NetNS)
+	default:
+		err = fmt.Errorf("no such job: %q", j.Verb)
+		if do := more[j.Verb]; do != nil {
+			err = do(ctx, r, j)
+		}
+	}
+	return err
+}
+
+// Command is a process that does the job, and is killed when the test ends.
+func (j Job) Command(t testing.TB) *exec.Cmd {
+	t.Helper()
+	input, err := json.Marshal(j)
+	expect.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, "/proc/self/exe")
+	cmd.Env = append(os.Environ(), otherRuntimeEnv+"=1")
+	cmd.Stdin = bytes.NewReader(input)
+	return cmd
+}
+
+// pool makes a pool of one, waits until that is ready, and uses it unless
+// WarmOnly. It is never closed.
+func (j Job) pool(ctx context.Context, r *cni.Runtime) error {
+	p, err := r.NewPool(cni.PoolOptions{Size: 1})
+	if err != nil {
+		return err
+	}
+	for p.Ready() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if j.WarmOnly {
+		return nil
+	}
+	_, _, err = p.Setup(ctx, j.ID)
+	return err
+}
+
+// exec has the process execute itself, to do the job.
+func (j Job) exec() error {
+	input, err := json.Marshal(j)
+	if err != nil {
+		return err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	if _, err := w.Write(input); err != nil { // less than a pipe holds
+		return err
+	}
+	if err := errors.Join(w.Close(), unix.Dup2(int(r.Fd()), 0)); err != nil {
+		return err
+	}
+	return unix.Exec("/proc/self/exe", os.Args, os.Environ())
+}
+
+// life is all that a runtime does with a container, each way to remove it once.
+func life(ctx context.Context, r *cni.Runtime, id, path string) error {
+	for _, remove := range []func() error{
+		func() error { return r.Remove(ctx, id, path) },
+		func() error {
+			report, err := r.GC(ctx, cni.GCOptions{KeepNone: true})
+			return errors.Join(err, report.Err())
+		},
+	} {
+		if _, err := r.Setup(ctx, id, path, cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}})); err != nil {
+			return err
+		}
+		if err := r.Check(ctx, id, path); err != nil {
+			return err
+		}
+		report, err := r.Recover(ctx)
+		if err = errors.Join(err, report.Err()); err != nil {
+			return err
+		}
+		if err := r.Check(ctx, id, path); err != nil {
+			return fmt.Errorf("after Recover (%+v): %w", report, err)
+		}
+		if err := remove(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Elsewhere begins a verb in another process. The channel gets the output of
+// that process: the error, or nothing.
+func (s *Stage) Elsewhere(conf []byte, verb, id, path string) <-chan string {
+	s.T.Helper()
+	_, done := s.Process(conf, verb, id, path)
+	return done
+}
+
+// Process is [Stage.Elsewhere] for a test that kills the process, or gives it
+// more environment.
+func (s *Stage) Process(conf []byte, verb, id, path string, env ...string) (*os.Process, <-chan string) {
+	s.T.Helper()
+	return s.ProcessFor(Job{Verb: verb, ID: id, NetNS: path, Conf: conf}, nil, env...)
+}
+
+// ProcessFor is [Stage.Process] for any job, in namespaces of its own if attr
+// says so.
+func (s *Stage) ProcessFor(j Job, attr *syscall.SysProcAttr, env ...string) (*os.Process, <-chan string) {
+	s.T.Helper()
+	j.StateDir, j.PluginDir, j.HostNetNS = s.Path("state"), s.Path("bin"), s.Path("netns", "host")
+	cmd := j.Command(s.T)
+	cmd.SysProcAttr = attr
+	cmd.Env = append(cmd.Env, env...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	expect.NoError(s.T, cmd.Start())
+	done := make(chan string, 1)
+	go func() {
+		if err := cmd.Wait(); err != nil {
+			fmt.Fprint(&out, err)
+		}
+		done <- out.String()
+	}()
+	return cmd.Process, done
+}

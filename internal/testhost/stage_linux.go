@@ -1,0 +1,274 @@
+package testhost
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/netns"
+)
+
+// Stage is a host whose plugins are scripted, each type by a script of its own
+// that may be changed between calls. Its runtimes run plugins on the host
+// whatever goroutine calls, and when the test is over nothing may be left
+// running.
+type Stage struct {
+	*Host
+	Scripts map[string]scripted.Script
+}
+
+// NewStage makes a stage and enters its host.
+func NewStage(t *testing.T) *Stage {
+	t.Helper()
+	LeavesNothingRunning(t)
+	return &Stage{New(t), map[string]scripted.Script{}}
+}
+
+// Messages are the plugins' own words of all errors in err.
+func Messages(err error) []string {
+	var all []string
+	if e, ok := err.(*cni.Error); ok {
+		return []string{e.Plugin + ": " + e.Msg}
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() []error }:
+		for _, inner := range e.Unwrap() {
+			all = append(all, Messages(inner)...)
+		}
+	case interface{ Unwrap() error }:
+		all = Messages(e.Unwrap())
+	}
+	return all
+}
+
+// Cached are the files of libcni's cache.
+func (s *Stage) Cached() []string {
+	s.T.Helper()
+	entries, err := os.ReadDir(s.Path("state", "results"))
+	if err != nil && !os.IsNotExist(err) {
+		s.T.Fatal(err)
+	}
+	names := []string{}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func InParallel(n int, fn func(i int) error) error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			errs[i] = fn(i)
+		}()
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (s *Stage) Runtime(opts ...cni.Opt) *cni.Runtime {
+	s.T.Helper()
+	return s.Host.Runtime(append([]cni.Opt{cni.WithHostNetNS(s.Path("netns", "host"))}, opts...)...)
+}
+
+// Network makes a list of scripted plugins, and the plugins.
+func (s *Stage) Network(name, version string, types ...string) []byte {
+	s.T.Helper()
+	paths := map[string]string{}
+	for _, typ := range types {
+		paths[typ] = s.Plugin(s.Scripts[typ], typ)
+	}
+	return Conflist(name, version, paths, types...)
+}
+
+// On tells the plugins of a type what to do for a verb.
+func (s *Stage) On(typ, verb string, action scripted.Action) {
+	s.T.Helper()
+	script := s.Scripts[typ]
+	if script.Verbs == nil {
+		script.Verbs = map[string]scripted.Action{}
+	}
+	script.Verbs[verb] = action
+	s.Scripts[typ] = script
+	s.Plugin(script, typ)
+}
+
+// LogEnds has the plugins of these types log the ends of their calls too.
+func (s *Stage) LogEnds(types ...string) {
+	s.T.Helper()
+	for _, typ := range types {
+		script := s.Scripts[typ]
+		script.Ends = true
+		s.Scripts[typ] = script
+		s.Plugin(script, typ)
+	}
+}
+
+// Says is an action that fails with an error of CNI.
+func Says(code uint, msg string) scripted.Action {
+	out := fmt.Sprintf(`{"code": %d, "msg": %q}`, code, msg)
+	return scripted.Action{Stdout: &out, Exit: 1}
+}
+
+// Took renders the calls since the last time: "ADD first c1/eth0".
+func (s *Stage) Took() []string {
+	s.T.Helper()
+	return Rendered(s.TakeCalls())
+}
+
+// Rendered are calls as lines of text: "ADD first c1/eth0".
+func Rendered(calls []scripted.Call) []string {
+	lines := []string{}
+	for _, c := range calls {
+		line := fmt.Sprintf("%s %s %s/%s", c.Verb, c.Type, c.ContainerID, c.IfName)
+		if c.Ended {
+			line = "end of " + line
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// Request is what a plugin read, by key.
+func Request(t testing.TB, c scripted.Call) map[string]string {
+	t.Helper()
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(c.Exact), &keys); err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]string{}
+	for k, v := range keys {
+		values[k] = string(v)
+	}
+	return values
+}
+
+// Canonical is JSON with sorted keys and without white space, for comparison.
+func Canonical(t testing.TB, data string) string {
+	t.Helper()
+	dec := json.NewDecoder(strings.NewReader(data))
+	dec.UseNumber() // all digits count
+	var value any
+	if err := dec.Decode(&value); err != nil {
+		t.Fatalf("%q: %v", data, err)
+	}
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	expect.NoError(t, enc.Encode(value))
+	return strings.TrimSpace(b.String())
+}
+
+// AsError is the first *cni.Error in err.
+func AsError(t testing.TB, err error) *cni.Error {
+	t.Helper()
+	var e *cni.Error
+	if !errors.As(err, &e) {
+		t.Fatalf("error %v has no *cni.Error", err)
+	}
+	return e
+}
+
+// Gate makes a FIFO at which plugins can be told to wait.
+func (s *Stage) Gate(name string) string {
+	s.T.Helper()
+	path := s.Path("gate-" + name)
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		s.T.Fatal(err)
+	}
+	return path
+}
+
+// Arrive waits until a plugin stands at the gate, and returns how to let it go.
+func (s *Stage) Arrive(gate string) (letGo func()) {
+	s.T.Helper()
+	opened := make(chan *os.File, 1)
+	go func() {
+		f, err := os.OpenFile(gate, os.O_WRONLY, 0)
+		if err != nil {
+			s.T.Error(err)
+		}
+		opened <- f
+	}()
+	f := expect.Await(s.T, "a plugin at "+filepath.Base(gate), opened)
+	return func() {
+		s.T.Helper()
+		if err := f.Close(); err != nil {
+			s.T.Error(err)
+		}
+	}
+}
+
+// Begin runs f in the background.
+func Begin(f func() error) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	return done
+}
+
+// AddLink gives a container an interface, as a real plugin would.
+func (s *Stage) AddLink(container, name string) {
+	s.T.Helper()
+	s.InContainer(container, func(nl *netlink.Handle) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = name
+		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
+	})
+}
+
+func (s *Stage) DelLink(container, name string) {
+	s.T.Helper()
+	s.InContainer(container, func(nl *netlink.Handle) error {
+		link, err := nl.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return nl.LinkDel(link)
+	})
+}
+
+func (s *Stage) InContainer(container string, f func(*netlink.Handle) error) {
+	s.T.Helper()
+	ns, err := netns.Open(s.Path("netns", container))
+	expect.NoError(s.T, err)
+	defer ns.Close()
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
+	expect.NoError(s.T, err)
+	defer nl.Close()
+	expect.NoError(s.T, f(nl))
+}
+
+// RemoveNetNS removes a container's namespace, so that another may have its name.
+func (s *Stage) RemoveNetNS(container string) {
+	s.T.Helper()
+	expect.NoError(s.T, netns.Remove(s.Path("netns", container)))
+}
+
+// Blocked waits until n goroutines wait in a select of this function of the
+// module, and returns how many do.
+func (s *Stage) Blocked(function string, n int) int {
+	s.T.Helper()
+	stacks := make([]byte, 16<<20)
+	found := 0
+	for end := time.Now().Add(expect.Patience); found < n && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		found = strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "[select]:\ngithub.com/embedcni/cni"+function+"(")
+	}
+	return found
+}

@@ -1,0 +1,162 @@
+package testhost
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// HostPort is an address to dial.
+func HostPort(host string, port int) string { return net.JoinHostPort(host, fmt.Sprint(port)) }
+
+// AnswerWait bounds the wait for an answer that is expected, and silenceWait
+// for one that must not come: a packet that is dropped is never answered.
+const (
+	AnswerWait  = 10 * time.Second
+	silenceWait = 300 * time.Millisecond
+)
+
+// At runs fn in the namespace at path, or on the host if there is no path.
+func (h *RealHost) At(path string, fn func() error) error {
+	if path == "" {
+		return fn()
+	}
+	ns, err := netns.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(ns.Do(fn), ns.Close())
+}
+
+// ProbeIPv6 makes package net detect IPv6 here, where the loopback interface is
+// up: net probes once in a process, and a namespace without loopback would make
+// it see no IPv6 anywhere.
+func (h *RealHost) ProbeIPv6() {
+	h.T.Helper()
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		h.T.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		h.T.Fatal(err)
+	}
+}
+
+// Serve answers whoever asks on the port, by TCP and UDP, IPv4 and IPv6, with
+// the address it sees asking.
+func (h *RealHost) Serve(path string, port int) {
+	h.T.Helper()
+	h.ProbeIPv6()
+	var tcp net.Listener
+	var udp net.PacketConn
+	err := h.At(path, func() (err error) {
+		if tcp, err = net.Listen("tcp", fmt.Sprintf(":%d", port)); err != nil {
+			return err
+		}
+		udp, err = net.ListenPacket("udp", fmt.Sprintf(":%d", port))
+		return err
+	})
+	if err != nil {
+		h.T.Fatal(err)
+	}
+	done := make(chan struct{}, 2)
+	go func() { serveTCP(tcp); done <- struct{}{} }()
+	go func() { serveUDP(udp); done <- struct{}{} }()
+	h.T.Cleanup(func() {
+		if err := errors.Join(tcp.Close(), udp.Close()); err != nil {
+			h.T.Error(err)
+		}
+		<-done
+		<-done
+	})
+}
+
+// serveTCP and serveUDP end when their socket is closed; a peer that goes away
+// concerns the one who asked.
+func serveTCP(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, hostOf(c.RemoteAddr())+"\n")
+		_ = c.Close()
+	}
+}
+
+func serveUDP(c net.PacketConn) {
+	buf := make([]byte, 64)
+	for {
+		_, from, err := c.ReadFrom(buf)
+		if err != nil {
+			return
+		}
+		_, _ = c.WriteTo([]byte(hostOf(from)+"\n"), from)
+	}
+}
+
+func hostOf(addr net.Addr) string {
+	host, _, err := net.SplitHostPort(addr.String())
+	if err != nil {
+		return err.Error()
+	}
+	return strings.TrimPrefix(host, "::ffff:")
+}
+
+// Ask returns what serve answers.
+func (h *RealHost) Ask(path, network, address string, wait time.Duration) (answer string, err error) {
+	err = h.At(path, func() error {
+		c, err := (&net.Dialer{Timeout: wait}).Dial(network, address)
+		if err != nil {
+			return err
+		}
+		defer c.Close() // all there was to say is said
+		if err := c.SetDeadline(time.Now().Add(wait)); err != nil {
+			return err
+		}
+		if network == "udp" {
+			if _, err := io.WriteString(c, "who am I?"); err != nil {
+				return err
+			}
+		}
+		buf := make([]byte, 64)
+		n, err := c.Read(buf)
+		answer = strings.TrimSpace(string(buf[:n]))
+		return err
+	})
+	return answer, err
+}
+
+// Question is one way that packets take: who asks whom, and whom the asked one
+// sees. No answer is "".
+type Question struct {
+	From, Network, To string
+	Want              string
+}
+
+func (h *RealHost) WantAnswers(questions []Question) {
+	h.T.Helper()
+	for _, q := range questions {
+		wait := AnswerWait
+		if q.Want == "" {
+			wait = silenceWait
+		}
+		got, err := h.Ask(q.From, q.Network, q.To, wait)
+		if timeout := net.Error(nil); q.Want == "" && errors.As(err, &timeout) && timeout.Timeout() {
+			continue
+		}
+		if err != nil || got != q.Want {
+			h.T.Errorf("%s to %s from %q is answered %q, %v; want %q", q.Network, q.To, q.From, got, err, q.Want)
+		}
+	}
+}
+
+// Both asks by TCP and by UDP.
+func Both(from, to, want string) []Question {
+	return []Question{{from, "tcp", to, want}, {from, "udp", to, want}}
+}
