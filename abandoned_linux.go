@@ -143,7 +143,7 @@ func (a *attachment) tiedToHost() error {
 // hostEnd returns the index of the attachment's end on the host, or 0 if the end has
 // vanished.
 func (a *attachment) hostEnd() (index int, err error) {
-	c, err := a.op.host.conns.Borrow(a.op.host.handle())
+	c, err := a.op.host.Conns.Borrow(a.op.host.Handle)
 	if err != nil {
 		return 0, err
 	}
@@ -168,7 +168,7 @@ func (a *attachment) hostEnd() (index int, err error) {
 	if index, err := a.endInside(c); index != 0 || err != nil {
 		return index, err
 	}
-	all, err := linksIn(a.op.host.handle())
+	all, err := linksIn(a.op.host.Handle)
 	if err != nil {
 		return 0, err
 	}
@@ -186,7 +186,7 @@ func (a *attachment) endInside(host *links.Conn) (index int, err error) {
 	if a.op.container == nil {
 		return 0, nil
 	}
-	c, err := a.op.host.conns.Borrow(a.op.container)
+	c, err := a.op.host.Conns.Borrow(a.op.container)
 	if err != nil {
 		return 0, err
 	}
@@ -230,28 +230,6 @@ func isDevice(l netlink.Link) bool {
 	return l.Attrs().Name != "lo" && !isFallback(l.Type())
 }
 
-// lasting returns the interfaces that still exist.
-func (h *hostNetNS) lasting(ends []int) (left []int, err error) {
-	if len(ends) == 0 {
-		return nil, nil
-	}
-	c, err := h.conns.Borrow(h.handle())
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = join(err, c.Close()) }()
-	for _, end := range ends {
-		l, err := c.LinkByIndex(end)
-		if err != nil && !links.NotFound(err) {
-			return nil, err
-		}
-		if err == nil && l.Kind == "veth" {
-			left = append(left, end)
-		}
-	}
-	return left, nil
-}
-
 // settleLetGo finds out whether a namespace that the runtime let go, and to which no
 // path leads, has ended. The kernel may have given its number to another namespace.
 // So once its interfaces have vanished it has ended, even if a process is in a
@@ -260,7 +238,7 @@ func (op *operation) settleLetGo() error {
 	if op.rec.LetGo == nil || op.container != nil || op.hostGone {
 		return nil
 	}
-	left, err := op.host.lasting(op.rec.LetGo.Ends)
+	left, err := op.host.Lasting(op.rec.LetGo.Ends)
 	if err != nil {
 		return fmt.Errorf("check whether the network namespace of container %s has ended: %w", op.id, err)
 	}

@@ -86,12 +86,12 @@ type shared struct {
 // missing.
 func (a *attachment) findShared(ctx context.Context, call chain.Call) (s shared, has bool, err error) {
 	request := ahead.Request{Type: call.Plugin, IfName: a.IfName, Config: call.Stdin}
-	s = shared{netfilter.Open(a.op.host.handle()), request.Rules()}
+	s = shared{netfilter.Open(a.op.host.Handle), request.Rules()}
 	has, err = s.HasCommon(ctx, s.rules)
 	if has || err != nil || !request.AsksForFirewalld() {
 		return s, has, err
 	}
-	if request.Firewalld, err = a.op.bus.Running(ctx, a.op.host.handle()); !request.Firewalld || err != nil {
+	if request.Firewalld, err = a.op.bus.Running(ctx, a.op.host.Handle); !request.Firewalld || err != nil {
 		return s, false, err
 	}
 	s.rules = request.Rules()
@@ -199,7 +199,7 @@ func (op *operation) takeBackAhead() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), takeBackTime)
 	defer cancel()
-	fw := netfilter.Open(op.host.handle())
+	fw := netfilter.Open(op.host.Handle)
 	for _, made := range op.ahead.takeGivenUp(host) {
 		if err := fw.RemoveCommon(ctx, made); err != nil {
 			op.logger.Debug("keep rules that were made ahead of an ADD that failed", "error", err)

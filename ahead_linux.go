@@ -10,12 +10,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/nsfind"
 )
 
 // pluginsRun reports whether a visible process with one of these names runs in the
 // namespace.
-func pluginsRun(host *hostNetNS, names ...string) (bool, error) {
+func pluginsRun(host *hostns.NetNS, names ...string) (bool, error) {
 	all, err := nsfind.Inhabitants()
 	if err != nil {
 		return false, err

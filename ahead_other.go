@@ -2,5 +2,7 @@
 
 package cni
 
+import "github.com/embedcni/cni/internal/hostns"
+
 // pluginsRun returns false. No rules are made ahead on other systems than Linux.
-func pluginsRun(*hostNetNS, ...string) (bool, error) { return false, nil }
+func pluginsRun(*hostns.NetNS, ...string) (bool, error) { return false, nil }

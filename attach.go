@@ -399,7 +399,7 @@ func (a *attachment) recall() (known bool, err error) {
 	if a.NetNS, err = a.chain().CachedNetNS(&a.Attachment); err != nil {
 		return false, err
 	}
-	a.NetNS, err = a.op.host.validate(a.NetNS, "DEL")
+	a.NetNS, err = a.op.host.Validate(a.NetNS, "DEL")
 	if errors.Is(err, ErrInvalidNetNS) {
 		// The host's by now, as a /proc/PID/ns/net is whose PID went to a
 		// process of the host: the container's is gone.

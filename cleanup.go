@@ -195,7 +195,7 @@ func (a *attachment) footprint() (*footprint, error) {
 	if f.FilesOnly = a.op.hostGone; f.FilesOnly {
 		f.Thorough = true
 	} else {
-		f.Host = a.op.host.handle()
+		f.Host = a.op.host.Handle
 	}
 	f.inUse = func() ([]netip.Addr, error) { return a.op.claims(f) }
 	f.inZonesOf = func() ([]netip.Addr, error) { return a.op.zonedClaims(f) }

@@ -17,6 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firstadd"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/netfilter"
@@ -113,7 +114,7 @@ type snapshot struct {
 	reaper   *reaper
 	sockets  *netfilter.Sockets
 	bus      *firewalld.Bus
-	paths    *hostPaths
+	hosts    *hostns.Finder
 	spans    *spans
 	status   statusCache
 	self     string // identity of this process, if it could be asked for already
@@ -189,10 +190,10 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 		s.ahead = &aheads{}
 	}
 	s.own = own
-	s.sockets, s.paths, s.spans = &netfilter.Sockets{}, newHostPaths(), &spans{} // the sockets close themselves
+	s.sockets, s.hosts, s.spans = &netfilter.Sockets{}, hostns.NewFinder(), &spans{} // the sockets close themselves
 	s.bus = firewalld.Open(variable(s.env, firewalld.Variable))
 	if previous != nil {
-		s.sockets, s.paths, s.spans = previous.sockets, previous.paths, previous.spans
+		s.sockets, s.hosts, s.spans = previous.sockets, previous.hosts, previous.spans
 	}
 	for _, n := range s.networks {
 		n.snapshot = s

@@ -60,7 +60,7 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p provid
 	}
 	var host *netns.Handle
 	if d.op.host != nil {
-		host = d.op.host.handle()
+		host = d.op.host.Handle
 	}
 	stdout, err := inprocess.Run(inner, p.plugin, inprocess.Call{
 		Verb: call.Verb, Type: call.Plugin, Env: call.Env, Stdin: call.Stdin,

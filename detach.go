@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -38,7 +39,7 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 // validateRemove checks what the caller passes before anything is touched, the
 // lock file included. Where there is a record that decides, and the loaded
 // networks do not matter. It returns where the plugins will run.
-func (s *snapshot) validateRemove(ns *Namespace) (*hostNetNS, error) {
+func (s *snapshot) validateRemove(ns *Namespace) (*hostns.NetNS, error) {
 	if err := validateID(ns.id); err != nil {
 		return nil, err
 	}
@@ -54,12 +55,12 @@ func (s *snapshot) validateRemove(ns *Namespace) (*hostNetNS, error) {
 	if err != nil {
 		return nil, err
 	}
-	host, err := s.openHost()
+	host, err := s.hosts.Open(s.hostNetNS)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := host.validate(ns.path, "DEL"); err != nil {
-		return nil, join(err, host.close())
+	if _, err := host.Validate(ns.path, "DEL"); err != nil {
+		return nil, join(err, host.Close())
 	}
 	return host, nil
 }
@@ -82,7 +83,7 @@ func (s *snapshot) beginTeardown(ctx context.Context, id record.ID) (*operation,
 	if err := validateID(id); err != nil {
 		return nil, err
 	}
-	host, err := s.openHost()
+	host, err := s.hosts.Open(s.hostNetNS)
 	if err != nil {
 		return nil, err
 	}
@@ -91,11 +92,11 @@ func (s *snapshot) beginTeardown(ctx context.Context, id record.ID) (*operation,
 
 // beginTeardownFrom is beginTeardown where it is known already where the plugins
 // will run.
-func (s *snapshot) beginTeardownFrom(ctx context.Context, id record.ID, host *hostNetNS) (*operation, error) {
+func (s *snapshot) beginTeardownFrom(ctx context.Context, id record.ID, host *hostns.NetNS) (*operation, error) {
 	op := &operation{snapshot: s, verb: "DEL", id: id, host: host}
 	op.inGC = ctx.Value(inGC{}) != nil
 	if err := op.lockForTeardown(ctx); err != nil {
-		return nil, join(err, host.close())
+		return nil, join(err, host.Close())
 	}
 	return op, nil
 }

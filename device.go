@@ -19,13 +19,13 @@ const deviceFact = "interface"
 func (a *attachment) noteDevice(ctx context.Context, call chain.Call, kind PluginKind) {
 	makes := known.Of(call.Plugin).Makes
 	if call.Verb != "ADD" || call.Plugin != a.network.config.Plugins[0].Network.Type || !makes.NeedsIdentity() ||
-		kind == PluginRegistered || a.inside() == nil || a.op.host.handle() == nil {
+		kind == PluginRegistered || a.inside() == nil || a.op.host.Handle == nil {
 		return
 	}
 	var d *sweep.Device
 	var err error
 	if makes == known.Moved {
-		d, err = sweep.IdentifyLent(a.op.host.handle(), a.inside(), a.IfName)
+		d, err = sweep.IdentifyLent(a.op.host.Handle, a.inside(), a.IfName)
 	} else {
 		d, err = sweep.Identify(ctx, a.inside(), a.IfName)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/perm"
@@ -29,7 +30,7 @@ var (
 	ErrInvalidArgument = errors.New("invalid argument")
 	// ErrInvalidNetNS: the path is not a network namespace, or is the host's: the
 	// plugins' own, process 1's, or this process's by a /proc path; nothing ran.
-	ErrInvalidNetNS = errors.New("invalid network namespace")
+	ErrInvalidNetNS = hostns.ErrInvalid
 	// ErrHostNetNS: the container's plugins ran in another host network namespace,
 	// which cannot be found from here; nothing ran.
 	ErrHostNetNS = errors.New("host network namespace out of reach")
@@ -55,7 +56,7 @@ var (
 	// ErrPluginOutput: the plugin's output is too long for a result.
 	ErrPluginOutput = errors.New("plugin output too large")
 	// ErrNotSupported: needs Linux. It wraps errors.ErrUnsupported.
-	ErrNotSupported = fmt.Errorf("needs Linux: %w", errors.ErrUnsupported)
+	ErrNotSupported = hostns.ErrNotSupported
 )
 
 // IsCNINotInitialized reports whether too few networks are loaded.

@@ -22,11 +22,11 @@ func (r *Runtime) Reap(ctx context.Context) (passes int, err error) {
 		case <-time.After(time.Millisecond):
 		}
 	}
-	host, err := openHostNetNS(s.hostNetNS)
+	host, err := s.hosts.Open(s.hostNetNS)
 	if err != nil {
 		return passes, err
 	}
-	defer func() { err = join(err, host.close()) }()
+	defer func() { err = join(err, host.Close()) }()
 	for more := true; more; passes++ {
 		perr := s.pass(host)
 		if _, more = s.reaper.more(perr != nil); perr != nil {

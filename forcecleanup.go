@@ -79,7 +79,7 @@ func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record
 		return nil, err
 	}
 	defer op.end()
-	if op.host.handle() == nil {
+	if op.host.Handle == nil {
 		return nil, ErrNotSupported
 	}
 	op.asked = true

@@ -171,11 +171,11 @@ func (s *snapshot) collectByPlugins(ctx context.Context, g *garbage, report *Rep
 	if err != nil {
 		return err
 	}
-	host, err := s.openHost()
+	host, err := s.hosts.Open(s.hostNetNS)
 	if err != nil {
 		return err
 	}
-	defer func() { err = join(err, host.close()) }()
+	defer func() { err = join(err, host.Close()) }()
 	op := &operation{snapshot: s, verb: "GC", host: host}
 	var errs []error
 	for _, n := range s.networks {

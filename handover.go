@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
@@ -25,7 +26,7 @@ import (
 
 // handedOver returns nil if go-cni, called from the namespace host, could remove the
 // whole container. It fills in the operation's attachments.
-func (op *operation) handedOver(ctx context.Context, host *hostNetNS) error {
+func (op *operation) handedOver(ctx context.Context, host *hostns.NetNS) error {
 	if err := op.recordHandedOver(host); err != nil {
 		return err
 	}
@@ -46,7 +47,7 @@ func (op *operation) handedOver(ctx context.Context, host *hostNetNS) error {
 }
 
 // recordHandedOver checks the record as a whole.
-func (op *operation) recordHandedOver(host *hostNetNS) error {
+func (op *operation) recordHandedOver(host *hostns.NetNS) error {
 	rec := op.rec
 	now, err := op.bootID()
 	switch {

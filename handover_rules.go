@@ -106,7 +106,7 @@ func (a *attachment) firewallBackend(ctx context.Context, config json.RawMessage
 		uses = *backend
 	} else if d, ok := a.op.choice.builtIn(known.Firewall).(detector); ok {
 		var err error
-		if uses, err = d.Detect(firewalld.With(ctx, a.op.bus), a.op.host.handle(), config); err != nil {
+		if uses, err = d.Detect(firewalld.With(ctx, a.op.bus), a.op.host.Handle, config); err != nil {
 			return fmt.Errorf("plugin %q: detect the backend that its executable would choose: %w", known.Firewall, err)
 		}
 	}

@@ -16,7 +16,7 @@ func (op *operation) enterHost(rec *record.Record) error {
 	if rec.Host == "" || op.rebooted || rec.Host == op.host.String() {
 		return nil
 	}
-	found, certain, err := op.findHost(rec)
+	found, certain, err := op.hosts.Find(rec, op.hostNetNS)
 	if err != nil {
 		return fmt.Errorf("host network namespace of container %s: %w", op.id, err)
 	}
@@ -34,7 +34,7 @@ func (op *operation) enterHost(rec *record.Record) error {
 		return nil
 	}
 	return fmt.Errorf("container %s was attached from network namespace %s, which cannot be found from %s, where this call would run plugins; "+
-		"call from there, or name it with WithHostNetNS: %w", op.id, described(rec.Host, rec.HostPath), described(op.host.String(), op.hostPath()), ErrHostNetNS)
+		"call from there, or name it with WithHostNetNS: %w", op.id, described(rec.Host, rec.HostPath), described(op.host.String(), op.hosts.PathTo(op.host, op.hostNetNS)), ErrHostNetNS)
 }
 
 func described(id, path string) string {
@@ -49,7 +49,7 @@ func (op *operation) leaveHost() {
 	if op.own == nil {
 		return
 	}
-	if err := op.host.close(); err != nil {
+	if err := op.host.Close(); err != nil {
 		op.logger.Error("close network namespace", "container", op.id, "error", err)
 	}
 	op.host, op.own = op.own, nil
@@ -62,7 +62,7 @@ func (op *operation) sameHost() error {
 		return nil
 	}
 	return fmt.Errorf("container %s is attached from network namespace %s, and this call would run plugins in %s: %w",
-		op.id, described(op.rec.Host, op.rec.HostPath), described(op.host.String(), op.hostPath()), ErrHostNetNS)
+		op.id, described(op.rec.Host, op.rec.HostPath), described(op.host.String(), op.hosts.PathTo(op.host, op.hostNetNS)), ErrHostNetNS)
 }
 
 // withoutHost is detach where the namespace that the plugins ran in is gone, and

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"slices"
@@ -13,102 +12,13 @@ import (
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
-
-// hostNetNS is the network namespace in which the plugins of an operation run,
-// kept open because goroutines land on other threads than the caller's. With it
-// are the sockets in there and in the container's.
-type hostNetNS struct {
-	*netns.Handle
-	conns links.Conns
-	paths *hostPaths // the runtime's; nil if it has none
-}
-
-// openHost opens the namespace in which the plugins of a call run.
-func (s *snapshot) openHost() (*hostNetNS, error) {
-	h, err := openHostNetNS(s.hostNetNS)
-	if err == nil {
-		h.paths = s.paths
-	}
-	return h, err
-}
-
-// openHostNetNS opens the namespace at path, or if that is empty the one of the
-// calling thread.
-func openHostNetNS(path string) (*hostNetNS, error) {
-	open := netns.Current
-	if path != "" {
-		open = func() (*netns.Handle, error) { return netns.Open(path) }
-	}
-	h, err := open()
-	if err != nil {
-		return nil, fmt.Errorf("network namespace to run plugins in: %w: %w", err, ErrInvalidNetNS)
-	}
-	return &hostNetNS{Handle: h}, nil
-}
-
-// dup opens the namespace once more, for a call of its own.
-func (h *hostNetNS) dup() (*hostNetNS, error) {
-	another, err := netns.Open(fmt.Sprintf("/proc/thread-self/fd/%d", h.File().Fd()))
-	if err != nil {
-		return nil, err
-	}
-	return &hostNetNS{Handle: another, paths: h.paths}, nil
-}
-
-func (h *hostNetNS) close() error        { return join(h.conns.Close(), h.Close()) }
-func (h *hostNetNS) netNS() invoke.NetNS { return h.Handle }
-func (h *hostNetNS) String() string      { return h.ID().String() }
-
-// validate is open without opening.
-func (h *hostNetNS) validate(path, verb string) (string, error) {
-	container, path, err := h.open(path, verb)
-	if container != nil {
-		_ = container.Close() // was only looked at
-	}
-	return path, err
-}
-
-// open opens a container's namespace for a verb, checks it, and returns it with
-// what plugins are told of it. One that is gone is legal for DEL: plugins then
-// clean up what is outside of it.
-func (h *hostNetNS) open(path, verb string) (*netns.Handle, string, error) {
-	del := verb == "DEL"
-	if path == "" {
-		if del {
-			return nil, "", nil
-		}
-		return nil, "", fmt.Errorf("no path given: %w", ErrInvalidNetNS)
-	}
-	container, err := netns.Open(path)
-	switch {
-	case err == nil:
-		return h.checked(container, path)
-	case !del:
-		return nil, "", fmt.Errorf("%w: %w", err, ErrInvalidNetNS)
-	case errors.Is(err, netns.ErrNotNetNS), errors.Is(err, fs.ErrNotExist):
-		// Nothing, or the empty file that is left when the namespace that was
-		// mounted there is unmounted. Some plugins would try to enter it, and
-		// fail, where they succeed if no path is given.
-		return nil, "", nil
-	default:
-		return nil, path, nil
-	}
-}
-
-// checked is the namespace if it can be a container's, else it is closed.
-func (h *hostNetNS) checked(container *netns.Handle, path string) (*netns.Handle, string, error) {
-	if err := h.foreign(container.ID(), path); err != nil {
-		return nil, path, join(err, container.Close())
-	}
-	return container, path, nil
-}
 
 // follow opens the namespace again if the path has become another's since, as it
 // may while the container is locked by another call.
@@ -118,7 +28,7 @@ func (op *operation) follow() error {
 	}
 	op.leave()
 	var err error
-	op.container, op.path, err = op.host.open(op.path, op.verb)
+	op.container, op.path, err = op.host.OpenContainer(op.path, op.verb)
 	return err
 }
 
@@ -129,7 +39,7 @@ func (op *operation) follow() error {
 // Where neither leads there, the namespace may still be a container's that lives:
 // in the mount namespace of a program that was restarted both can be empty files.
 // So it is looked for among the processes that can be seen.
-func (h *hostNetNS) openRecorded(rec *record.Record, kept string) (*netns.Handle, string, reached, error) {
+func openRecorded(h *hostns.NetNS, rec *record.Record, kept string) (*netns.Handle, string, reached, error) {
 	ns := rec.NetNS
 	want := netns.ID{Dev: ns.Dev, Ino: ns.Ino}
 	var errs []error
@@ -147,12 +57,12 @@ func (h *hostNetNS) openRecorded(rec *record.Record, kept string) (*netns.Handle
 			errs = append(errs, err)
 		case found.ID() == want:
 			if rec.LetGo != nil && place.how == byPath {
-				if same, err := h.hasRecorded(found, rec); err != nil || !same {
+				if same, err := hasRecorded(h, found, rec); err != nil || !same {
 					errs = append(errs, err, found.Close()) // another namespace has its number now
 					continue
 				}
 			}
-			found, path, err := h.checked(found, place.path)
+			found, path, err := h.Checked(found, place.path)
 			return found, path, place.how, err
 		default:
 			errs = append(errs, found.Close())
@@ -161,22 +71,22 @@ func (h *hostNetNS) openRecorded(rec *record.Record, kept string) (*netns.Handle
 	if err := join(errs...); err != nil {
 		return nil, "", notReached, err
 	}
-	return h.openByProcess(rec, want)
+	return openByProcess(h, rec, want)
 }
 
 // openByProcess is openRecorded where no path leads to the namespace.
-func (h *hostNetNS) openByProcess(rec *record.Record, want netns.ID) (*netns.Handle, string, reached, error) {
+func openByProcess(h *hostns.NetNS, rec *record.Record, want netns.ID) (*netns.Handle, string, reached, error) {
 	if want.Ino == 0 {
 		return nil, "", notReached, nil
 	}
-	if whose, err := h.hosts(want, ""); whose != "" || err != nil {
+	if whose, err := h.WhoseHost(want, ""); whose != "" || err != nil {
 		return nil, "", notReached, err // the host's namespace has its number now
 	}
 	found, err := nsfind.OpenInhabited(want)
 	if found == nil || err != nil {
 		return nil, "", notReached, err
 	}
-	same, err := h.hasRecorded(found, rec)
+	same, err := hasRecorded(h, found, rec)
 	if err != nil || !same {
 		return nil, "", unsure, join(err, found.Close())
 	}
@@ -189,8 +99,8 @@ func (h *hostNetNS) openByProcess(rec *record.Record, want netns.ID) (*netns.Han
 // record says is in the container, by its name and hardware address. The kernel
 // gives the number of a namespace that has ended to the next one, so this is how
 // one is told from the other.
-func (h *hostNetNS) hasRecorded(ns *netns.Handle, rec *record.Record) (yes bool, err error) {
-	c, err := h.conns.Borrow(ns)
+func hasRecorded(h *hostns.NetNS, ns *netns.Handle, rec *record.Record) (yes bool, err error) {
+	c, err := h.Conns.Borrow(ns)
 	if err != nil {
 		return false, err
 	}
@@ -255,7 +165,7 @@ func (a *attachment) lives(all []*attachment) (bool, error) {
 		return true, nil // what was never made cannot be missed
 	}
 	if a.IfName != "lo" {
-		return a.op.hasLink(ns, a.IfName)
+		return a.op.host.HasLink(ns, a.IfName)
 	}
 	alone := true
 	for _, other := range all {
@@ -272,19 +182,7 @@ func (a *attachment) lives(all []*attachment) (bool, error) {
 
 // taken tells whether the namespace has an interface of that name.
 func (a *attachment) taken() (bool, error) {
-	return a.op.hasLink(a.op.container, a.IfName)
-}
-
-func (op *operation) hasLink(ns *netns.Handle, name string) (bool, error) {
-	c, err := op.host.conns.Borrow(ns)
-	if err != nil {
-		return false, err
-	}
-	_, err = c.Link(name)
-	if links.NotFound(err) {
-		return false, c.Close()
-	}
-	return err == nil, join(err, c.Close())
+	return a.op.host.HasLink(a.op.container, a.IfName)
 }
 
 // hasNoDevice reports whether the container's namespace is gone, or has no
@@ -330,18 +228,16 @@ func (op *operation) prepare() {
 		return err == nil && p.kind == PluginBuiltIn
 	})
 	if wanted && op.container != nil {
-		op.host.conns.Prepare(op.container)
+		op.host.Conns.Prepare(op.container)
 	}
 }
 
 // share has the plugins built in, and the sweep, use the same sockets, and what
 // they start keep the container's lock, as plugins do.
 func (op *operation) share(ctx context.Context) context.Context {
-	ctx = netfilter.WithSockets(links.WithConns(ctx, &op.host.conns), op.sockets)
+	ctx = netfilter.WithSockets(links.WithConns(ctx, &op.host.Conns), op.sockets)
 	if op.held != nil && op.held.File() != nil {
 		ctx = netfilter.WithHeld(ctx, op.held.File())
 	}
 	return ctx
 }
-
-func (h *hostNetNS) handle() *netns.Handle { return h.Handle }

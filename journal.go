@@ -32,7 +32,7 @@ func (op *operation) write(ctx context.Context) error {
 	}
 	rec := &record.Record{
 		Runtime: self, Life: op.life(), PIDNS: op.pidNS,
-		ContainerID: op.id, Owner: op.owner, Boot: id, Host: op.host.String(), HostPath: op.hostPath(), Since: time.Now().UTC(),
+		ContainerID: op.id, Owner: op.owner, Boot: id, Host: op.host.String(), HostPath: op.hosts.PathTo(op.host, op.hostNetNS), Since: time.Now().UTC(),
 		PluginID: op.as, Warm: op.warm,
 	}
 	if op.rec != nil {
@@ -182,7 +182,7 @@ func (op *operation) enterRecorded() error {
 	if op.rebooted = op.rec.Boot != now; op.rebooted {
 		return nil
 	}
-	op.container, op.path, op.reached, err = op.host.openRecorded(op.rec, op.kept.openPath(op.id))
+	op.container, op.path, op.reached, err = openRecorded(op.host, op.rec, op.kept.openPath(op.id))
 	if err != nil {
 		return err
 	}
@@ -267,7 +267,7 @@ func (op *operation) recallWithout(ns *Namespace) (err error) {
 		}
 	}
 	op.leave()
-	if op.container, op.path, err = op.host.open(path, "DEL"); err != nil {
+	if op.container, op.path, err = op.host.OpenContainer(path, "DEL"); err != nil {
 		return err
 	}
 	if op.asked && ns.path != "" { // Recover and Setup ask whether it lives there

@@ -114,7 +114,7 @@ func (a *attachment) detect(ctx context.Context, typ string, config []byte) {
 	}
 	var host *netns.Handle
 	if a.op.host != nil {
-		host = a.op.host.handle()
+		host = a.op.host.Handle
 	}
 	backend, err := d.Detect(firewalld.With(ctx, a.op.bus), host, config)
 	if err != nil {

@@ -69,7 +69,7 @@ func (a *attachment) recordedNetNS() *netns.Handle {
 }
 
 func (a *attachment) withLo(ns *netns.Handle, do func(*links.Conn, links.Link) error) error {
-	c, err := a.op.host.conns.Borrow(ns)
+	c, err := a.op.host.Conns.Borrow(ns)
 	if err != nil {
 		return fmt.Errorf("interface %s: %w", loName, err)
 	}

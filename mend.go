@@ -58,7 +58,7 @@ func (a *attachment) inherit(ctx context.Context) error {
 // mendAll makes the missing ones among the siblings' rules for which pick returns
 // true. It does nothing for a container whose namespace is gone.
 func (a *attachment) mendAll(ctx context.Context, pick func(*attachment, wanted) bool) error {
-	if a.op.hostGone || a.op.host.handle() == nil || a.op.rec != nil && !a.op.damaged && a.op.gone() {
+	if a.op.hostGone || a.op.host.Handle == nil || a.op.rec != nil && !a.op.damaged && a.op.gone() {
 		return nil
 	}
 	all, err := a.siblings()
@@ -91,7 +91,7 @@ func (a *attachment) makeAgain(ctx context.Context, w wanted) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTime)
 	defer cancel()
 	ctx = netfilter.WithSiblings(batch.With(caller.With(ctx, a), nil), a.sharing)
-	fw := netfilter.Open(a.op.host.handle())
+	fw := netfilter.Open(a.op.host.Handle)
 	for i := range w.rules.HostPorts {
 		if w.backend != netfilter.IPTables {
 			h := &w.rules.HostPorts[i]

@@ -92,7 +92,7 @@ func (op *operation) cachedIn(ns *netns.Handle, recorded map[record.PluginID]boo
 		if recorded[record.PluginID(c.ContainerID)] || !nsfind.LeadsTo(c.NetNS, ns) {
 			continue
 		}
-		if there, err := op.hasLink(ns, c.IfName); there || err != nil {
+		if there, err := op.host.HasLink(ns, c.IfName); there || err != nil {
 			return c.ContainerID, err
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/firstadd"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
@@ -28,8 +29,8 @@ type operation struct {
 	verb        string
 	id          record.ID
 	path        string // CNI_NETNS
-	host        *hostNetNS
-	own         *hostNetNS    // the caller's, where host is the record's; else nil
+	host        *hostns.NetNS
+	own         *hostns.NetNS // the caller's, where host is the record's; else nil
 	hostGone    bool          // the record's is gone, and what plugins made there
 	asked       bool          // the caller wants the container gone
 	container   *netns.Handle // what path leads to, open until end; nil if that is nothing
@@ -80,13 +81,13 @@ func (s *snapshot) begin(ns *Namespace, verb string) (*operation, error) {
 	if err := op.plan(ns); err != nil {
 		return nil, err
 	}
-	host, err := s.openHost()
+	host, err := s.hosts.Open(s.hostNetNS)
 	if err != nil {
 		return nil, err
 	}
 	op.host = host
-	if op.container, op.path, err = host.open(ns.path, verb); err != nil {
-		return nil, join(err, host.close())
+	if op.container, op.path, err = host.OpenContainer(ns.path, verb); err != nil {
+		return nil, join(err, host.Close())
 	}
 	for _, a := range op.attachments {
 		a.NetNS = op.path
@@ -108,7 +109,7 @@ func (op *operation) end() {
 	}
 	op.takeBackAhead()
 	op.leaveHost()
-	if err := op.host.close(); err != nil {
+	if err := op.host.Close(); err != nil {
 		op.logger.Error("close network namespace", "error", err)
 	}
 }

@@ -140,8 +140,8 @@ func (a *attachment) start(ctx context.Context, call chain.Call, p provider) (in
 		Stdin:   call.Stdin,
 		Inherit: a.inherited(),
 	}
-	if a.op.host != nil {
-		req.NetNS = a.op.host.netNS()
+	if a.op.host != nil && a.op.host.Handle != nil {
+		req.NetNS = a.op.host.Handle
 	}
 	out, err := invoke.Run(ctx, req, invoke.Limits{})
 	if call.Verb == "ADD" && errors.Is(err, invoke.ErrUnknownExit) && isResult(call.Stdin, out.Stdout) {

@@ -48,14 +48,14 @@ func (p *reaping) tendOne(file string) (ends []int, again bool, err error) {
 // take locks a container as for Remove. It returns nil if it would have to wait for
 // the lock.
 func (p *reaping) take(id record.ID) (*operation, error) {
-	host, err := p.host.dup()
+	host, err := p.host.Dup()
 	if err != nil {
 		return nil, err
 	}
 	op := &operation{snapshot: p.snapshot, verb: "DEL", id: id, host: host}
 	op.held, err = op.locks.TryLockAll(op.keys())
 	if op.held == nil {
-		return nil, join(err, host.close())
+		return nil, join(err, host.Close())
 	}
 	return op, nil
 }
@@ -96,7 +96,7 @@ func (op *operation) letGo() (left []int, err error) {
 	if err := op.unpin(); err != nil {
 		return nil, err
 	}
-	return op.host.lasting(op.rec.LetGo.Ends)
+	return op.host.Lasting(op.rec.LetGo.Ends)
 }
 
 // finishAbandoned removes attachments of an abandoned container. It returns nil if it

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nsfind"
 )
@@ -80,7 +81,7 @@ func (r *reaper) more(failed bool) (wait time.Duration, yes bool) {
 
 // reap requests a scan of all records in the background. Plugins run in the recorded
 // host namespace, or else in host.
-func (s *snapshot) reap(host *hostNetNS, setup bool) {
+func (s *snapshot) reap(host *hostns.NetNS, setup bool) {
 	if s.withoutReaping {
 		return
 	}
@@ -88,7 +89,7 @@ func (s *snapshot) reap(host *hostNetNS, setup bool) {
 	if !yes {
 		return
 	}
-	own, err := host.dup()
+	own, err := host.Dup()
 	if err != nil {
 		s.reaper.more(true)
 		s.logger.Warn("look for abandoned containers", "error", err)
@@ -99,7 +100,7 @@ func (s *snapshot) reap(host *hostNetNS, setup bool) {
 
 // passAfter makes a pass after a time, and further passes while more reports true.
 // Each uses the snapshot that requested a round last.
-func (r *reaper) passAfter(wait time.Duration, host *hostNetNS) {
+func (r *reaper) passAfter(wait time.Duration, host *hostns.NetNS) {
 	time.AfterFunc(wait, func() {
 		s := r.last()
 		err := s.pass(host)
@@ -110,7 +111,7 @@ func (r *reaper) passAfter(wait time.Duration, host *hostNetNS) {
 			r.passAfter(wait, host)
 			return
 		}
-		if err := host.close(); err != nil {
+		if err := host.Close(); err != nil {
 			s.logger.Error("close network namespace", "error", err)
 		}
 	})
@@ -123,8 +124,8 @@ func (r *reaper) last() *snapshot {
 }
 
 // pass makes one pass.
-func (s *snapshot) pass(host *hostNetNS) error {
-	own, err := host.dup() // for its sockets
+func (s *snapshot) pass(host *hostns.NetNS) error {
+	own, err := host.Dup() // for its sockets
 	if err != nil {
 		return err
 	}
@@ -146,12 +147,12 @@ func guarded(f func() error) (err error) {
 // reaping is one pass.
 type reaping struct {
 	*snapshot
-	host  *hostNetNS
+	host  *hostns.NetNS
 	watch *links.Watch // nil until the pass finds work
 }
 
 func (p *reaping) close() error {
-	err := p.host.close()
+	err := p.host.Close()
 	if p.watch != nil {
 		err = join(err, p.watch.Close())
 	}
@@ -194,7 +195,7 @@ func (p *reaping) await(ending map[string][]int) error {
 	defer cancel()
 	for {
 		for file, ends := range ending {
-			left, err := p.host.lasting(ends)
+			left, err := p.host.Lasting(ends)
 			if err != nil {
 				return err
 			}
@@ -300,7 +301,7 @@ func (p *reaping) isToDo(file, view string) bool {
 	if rec.LetGo == nil || rec.Host != p.host.String() || p.kept.keepsFor(rec.ContainerID) {
 		return true
 	}
-	left, err := p.host.lasting(rec.LetGo.Ends)
+	left, err := p.host.Lasting(rec.LetGo.Ends)
 	return len(left) == 0 && err == nil
 }
 

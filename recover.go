@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -40,19 +41,19 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
 	report := &Report{}
-	host, err := s.openHost()
+	host, err := s.hosts.Open(s.hostNetNS)
 	if err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
 	found, err := s.owned(false)
 	if err != nil {
-		return nil, fmt.Errorf("recover: %w", join(err, host.close()))
+		return nil, fmt.Errorf("recover: %w", join(err, host.Close()))
 	}
 	err = s.recoverAll(ctx, host, found, report)
 	if err == nil {
 		err = s.tidyAlone()
 	}
-	if err = join(err, host.close()); err != nil {
+	if err = join(err, host.Close()); err != nil {
 		return report, fmt.Errorf("recover: %w", err)
 	}
 	return report, nil
@@ -64,7 +65,7 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 const atOnce, lockedAtOnce = 16, 64
 
 // recoverAll recovers the containers, first those that nobody has locked.
-func (s *snapshot) recoverAll(ctx context.Context, host *hostNetNS, found []record.Found, report *Report) error {
+func (s *snapshot) recoverAll(ctx context.Context, host *hostns.NetNS, found []record.Found, report *Report) error {
 	var ids, locked []record.ID
 	for _, f := range found {
 		if err := s.untouchable(f); err != nil {
@@ -96,7 +97,7 @@ func (s *snapshot) recoverAll(ctx context.Context, host *hostNetNS, found []reco
 
 // recoverEach recovers containers in parallel, and returns the outcomes in
 // order, those of the containers that it came to before ctx ended.
-func (s *snapshot) recoverEach(ctx context.Context, host *hostNetNS, ids []record.ID, last bool) []outcome {
+func (s *snapshot) recoverEach(ctx context.Context, host *hostns.NetNS, ids []record.ID, last bool) []outcome {
 	outcomes := make([]*outcome, len(ids))
 	var group sync.WaitGroup
 	next := make(chan int)
@@ -173,7 +174,7 @@ func (s *snapshot) discard(f record.Found) (o outcome) {
 // errNotYet: it failed not long ago.
 var errNotYet = errors.New("not tried again yet")
 
-func (s *snapshot) recoverOne(ctx context.Context, host *hostNetNS, id record.ID, last bool) (o outcome) {
+func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record.ID, last bool) (o outcome) {
 	defer func() {
 		if v := recover(); v != nil { // in this goroutine it would end the program
 			o = outcome{id: string(id), err: fmt.Errorf("panic: %v\n%s", v, debug.Stack())}
@@ -247,8 +248,8 @@ const lockedGrace = 250 * time.Millisecond
 // takeOver locks the container, unless somebody else has it locked, which is
 // ErrBusy: for lockedGrace; or, if it comes last, for orphanGrace, in a process
 // that lives, stopped though it be. Plugins of a dead runtime are ended then.
-func (s *snapshot) takeOver(ctx context.Context, host *hostNetNS, id record.ID, last bool) (*operation, error) {
-	own, err := host.dup()
+func (s *snapshot) takeOver(ctx context.Context, host *hostns.NetNS, id record.ID, last bool) (*operation, error) {
+	own, err := host.Dup()
 	if err != nil {
 		return nil, err
 	}

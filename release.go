@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -84,12 +85,12 @@ func (s *snapshot) release(ctx context.Context, o ReleaseOptions, report *Releas
 	if err := join(s.refuseInside(ctx), s.ready()); err != nil {
 		return err
 	}
-	host, err := openHostNetNS("") // go-cni has no other
+	host, err := s.hosts.Open("") // go-cni has no other
 	if err != nil {
 		return err
 	}
-	defer func() { err = join(err, host.close()) }()
-	if host.handle() == nil {
+	defer func() { err = join(err, host.Close()) }()
+	if host.Handle == nil {
 		return ErrNotSupported
 	}
 	found, err := s.records.List()
@@ -139,7 +140,7 @@ func (r *ReleaseReport) add(o released) {
 	}
 }
 
-func (s *snapshot) releaseOne(ctx context.Context, host *hostNetNS, f record.Found, dry bool) (o released) {
+func (s *snapshot) releaseOne(ctx context.Context, host *hostns.NetNS, f record.Found, dry bool) (o released) {
 	o.id = nameOf(f)
 	if o.err = s.untouchable(f); o.err != nil {
 		return o
@@ -173,8 +174,8 @@ func (s *snapshot) releaseOne(ctx context.Context, host *hostNetNS, f record.Fou
 
 // beginRelease locks the container. It returns ErrBusy if another call has locked it,
 // and an error if locks between processes are not available.
-func (s *snapshot) beginRelease(ctx context.Context, host *hostNetNS, id record.ID) (*operation, error) {
-	own, err := host.dup()
+func (s *snapshot) beginRelease(ctx context.Context, host *hostns.NetNS, id record.ID) (*operation, error) {
+	own, err := host.Dup()
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +186,7 @@ func (s *snapshot) beginRelease(ctx context.Context, host *hostNetNS, id record.
 		if errors.Is(context.Cause(brief), ErrBusy) && !errors.Is(err, lock.ErrUnavailable) {
 			err = fmt.Errorf("%w; call Release again", ErrBusy)
 		}
-		return nil, join(err, own.close())
+		return nil, join(err, own.Close())
 	}
 	return op, nil
 }

@@ -62,11 +62,11 @@ func (op *operation) lookUp(s *sight) ([]links.Link, error) {
 	if len(s.names) == 0 {
 		return nil, nil
 	}
-	ns := op.host.handle()
+	ns := op.host.Handle
 	if s.inside {
 		ns = op.container
 	}
-	c, err := op.host.conns.Borrow(ns)
+	c, err := op.host.Conns.Borrow(ns)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ func (s *sight) still(ctx context.Context, op *operation) error {
 	if s.rules == nil {
 		return nil
 	}
-	intact, err := s.rules.Intact(ctx, netfilter.Open(op.host.handle()))
+	intact, err := s.rules.Intact(ctx, netfilter.Open(op.host.Handle))
 	if err == nil && !intact {
 		err = fmt.Errorf("rules of the packet filter are gone: %w", errDead)
 	}
@@ -129,7 +129,7 @@ func (s *sight) still(ctx context.Context, op *operation) error {
 
 // stillZoned returns errDead if firewalld no longer has one of the addresses.
 func (s *sight) stillZoned(ctx context.Context, op *operation) error {
-	found, err := firewalldAt{op.bus, op.host.handle()}.has(ctx, s.zoned)
+	found, err := firewalldAt{op.bus, op.host.Handle}.has(ctx, s.zoned)
 	if err == nil && len(found) < len(s.zoned) {
 		err = fmt.Errorf("addresses are gone from firewalld: %w", errDead)
 	}

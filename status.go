@@ -8,6 +8,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/hostns"
 )
 
 // statusCache lets callers share one run of STATUS, and spares the plugins a
@@ -29,7 +30,7 @@ func (s *snapshot) askStatus(ctx context.Context) error {
 	if !s.hasStatus() {
 		return nil
 	}
-	host, err := s.openHost()
+	host, err := s.hosts.Open(s.hostNetNS)
 	if err != nil {
 		return err
 	}
@@ -57,7 +58,7 @@ func (s *snapshot) hasStatus() bool {
 
 // join returns the run under way, starts one, or returns nil if the last one
 // was good and is fresh. It takes host over.
-func (c *statusCache) join(ctx context.Context, s *snapshot, host *hostNetNS) *statusRun {
+func (c *statusCache) join(ctx context.Context, s *snapshot, host *hostns.NetNS) *statusRun {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.host != host.String() {
@@ -65,7 +66,7 @@ func (c *statusCache) join(ctx context.Context, s *snapshot, host *hostNetNS) *s
 	}
 	fresh := !c.good.IsZero() && time.Since(c.good) < s.statusTTL
 	if fresh || c.running != nil {
-		if err := host.close(); err != nil {
+		if err := host.Close(); err != nil {
 			s.logger.Error("close network namespace", "error", err)
 		}
 		return c.running
@@ -73,7 +74,7 @@ func (c *statusCache) join(ctx context.Context, s *snapshot, host *hostNetNS) *s
 	run := &statusRun{done: make(chan struct{})}
 	c.running = run
 	go func() {
-		run.err = join(s.runStatus(context.WithoutCancel(ctx), host), host.close())
+		run.err = join(s.runStatus(context.WithoutCancel(ctx), host), host.Close())
 		c.finish(run)
 		close(run.done)
 	}()
@@ -95,7 +96,7 @@ func (c *statusCache) finish(run *statusRun) {
 // runStatus asks the networks in order and stops at the first that cannot
 // serve, all within the time that one STATUS has: a caller such as a health
 // probe has no use for a later answer.
-func (s *snapshot) runStatus(ctx context.Context, host *hostNetNS) error {
+func (s *snapshot) runStatus(ctx context.Context, host *hostns.NetNS) error {
 	if limit := s.timeouts.Status; limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, limit, &deadlineError{"STATUS", limit})

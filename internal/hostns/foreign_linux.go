@@ -1,4 +1,4 @@
-package cni
+package hostns
 
 import (
 	"fmt"
@@ -10,16 +10,16 @@ import (
 // foreign returns an error if a namespace is the host's. Such a path is a mistake,
 // for example a /proc/PID/ns/net whose PID now belongs to another process. A DEL in
 // it would remove the host's interfaces.
-func (h *hostNetNS) foreign(container netns.ID, path string) error {
-	whose, err := h.hosts(container, path)
+func (h *NetNS) foreign(container netns.ID, path string) error {
+	whose, err := h.WhoseHost(container, path)
 	if err != nil || whose == "" {
 		return err
 	}
 	return fmt.Errorf("%s is the network namespace %s, not a container's; if the container's is gone, remove with an empty path: %w",
-		path, whose, ErrInvalidNetNS)
+		path, whose, ErrInvalid)
 }
 
-// hosts describes whose namespace ns is if it is the host's, and returns "" if it is
+// WhoseHost describes whose namespace ns is if it is the host's, and returns "" if it is
 // not. The namespace of this process's leading thread does not count: the usual way
 // to make a container's namespace leaves a thread in it for good, and that may be
 // the leading thread.
@@ -28,7 +28,7 @@ func (h *hostNetNS) foreign(container netns.ID, path string) error {
 // namespace. A program may attach itself, though. So its namespace is accepted as a
 // container's if it is mounted at path, but not if path goes through a process, whose
 // number may now belong to another process.
-func (h *hostNetNS) hosts(ns netns.ID, path string) (whose string, err error) {
+func (h *NetNS) WhoseHost(ns netns.ID, path string) (whose string, err error) {
 	if ns == h.ID() {
 		return "that plugins run in", nil
 	}
@@ -47,9 +47,9 @@ func (h *hostNetNS) hosts(ns netns.ID, path string) (whose string, err error) {
 
 // first returns the result of firstNetNS, which the runtime calls once, since it is
 // slow.
-func (h *hostNetNS) first() (netns.ID, bool) {
-	if h.paths == nil {
+func (h *NetNS) first() (netns.ID, bool) {
+	if h.finder == nil {
 		return nsfind.First("/proc")
 	}
-	return h.paths.first()
+	return h.finder.first()
 }

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package cni
+package hostns
 
 import (
 	"errors"
@@ -9,21 +9,21 @@ import (
 
 // TestCompat_12_PathIsPassedAsItIs: on Windows it is the GUID of a compartment.
 func TestCompat_12_PathIsPassedAsItIs(t *testing.T) {
-	h, err := openHostNetNS("")
+	h, err := NewFinder().Open("")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range []string{"f0bba1ea-6d5c-4bb7-9a3c-d2b6b5c2d1a7", "/no/such/path", ""} {
 		for _, verb := range []string{"ADD", "CHECK", "DEL"} {
-			if got, err := h.validate(path, verb); err != nil || got != path {
+			if got, err := h.Validate(path, verb); err != nil || got != path {
 				t.Errorf("%s %q: %q, %v", verb, path, got, err)
 			}
 		}
 	}
-	if _, err := openHostNetNS("/proc/1/ns/net"); !errors.Is(err, ErrNotSupported) || !errors.Is(err, errors.ErrUnsupported) {
+	if _, err := NewFinder().Open("/proc/1/ns/net"); !errors.Is(err, ErrNotSupported) || !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("WithHostNetNS: %v, want ErrNotSupported", err)
 	}
-	if err := h.close(); err != nil {
+	if err := h.Close(); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,4 +1,4 @@
-package cni
+package hostns
 
 import (
 	"path/filepath"
@@ -12,20 +12,22 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// hostPaths knows where host namespaces are found: for the record, so that a
-// later call from another namespace can enter the one that the plugins ran in.
-type hostPaths struct {
+// Finder finds host namespaces: a path for the record, so that a later call from
+// another namespace can enter the one in which the plugins ran, and that namespace
+// by its record.
+type Finder struct {
 	mu    sync.Mutex
 	known map[netns.ID]string
 
-	first func() (netns.ID, bool) // firstNetNS, called once: process 1 does not move
+	first func() (netns.ID, bool) // nsfind.First, called once: process 1 does not move
 
 	searching sync.Mutex
 	missed    map[string]miss // by identity, as records have it
 }
 
-func newHostPaths() *hostPaths {
-	return &hostPaths{first: sync.OnceValues(func() (netns.ID, bool) { return nsfind.First("/proc") })}
+// NewFinder returns a Finder that has looked for nothing yet.
+func NewFinder() *Finder {
+	return &Finder{first: sync.OnceValues(func() (netns.ID, bool) { return nsfind.First("/proc") })}
 }
 
 // miss is a search that found nothing.
@@ -38,21 +40,17 @@ type miss struct {
 // thousand containers of one host looks once.
 const missFor = time.Second
 
-// hostPath returns a path to the namespace that the plugins run in, for others to
-// find it by; empty if there is none.
-func (op *operation) hostPath() string {
-	if op.hostNetNS != "" {
-		if abs, err := filepath.Abs(op.hostNetNS); err == nil {
+// PathTo returns a path by which others find the namespace: the configured one, or
+// else one that the Finder knows. It returns "" if there is none.
+func (f *Finder) PathTo(h *NetNS, configured string) string {
+	if configured != "" {
+		if abs, err := filepath.Abs(configured); err == nil {
 			return abs
 		}
 	}
-	return op.paths.to(op.host)
-}
-
-func (p *hostPaths) to(h *hostNetNS) string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	path, ok := p.known[h.ID()]
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	path, ok := f.known[h.ID()]
 	if ok && (path == "" || nsfind.LeadsTo(path, h.Handle)) {
 		return path
 	}
@@ -66,10 +64,10 @@ func (p *hostPaths) to(h *hostNetNS) string {
 			}
 		}
 	}
-	if p.known == nil {
-		p.known = make(map[netns.ID]string)
+	if f.known == nil {
+		f.known = make(map[netns.ID]string)
 	}
-	p.known[h.ID()] = path
+	f.known[h.ID()] = path
 	return path
 }
 
@@ -77,9 +75,10 @@ func (p *hostPaths) to(h *hostNetNS) string {
 // process.
 const firstPath = "/proc/1/ns/net"
 
-// findHost opens the namespace that a record says its plugins ran in; nil if it is
-// not found, and then whether it is gone for certain.
-func (op *operation) findHost(rec *record.Record) (found *hostNetNS, certain bool, err error) {
+// Find opens the namespace in which the plugins of a record ran, looking at the
+// configured path too. If it returns nil, certain reports whether the namespace is
+// known to be gone.
+func (f *Finder) Find(rec *record.Record, configured string) (found *NetNS, certain bool, err error) {
 	isIt := func(path string) *netns.Handle {
 		h, err := netns.Open(path)
 		if err != nil {
@@ -91,33 +90,33 @@ func (op *operation) findHost(rec *record.Record) (found *hostNetNS, certain boo
 		}
 		return h
 	}
-	for _, path := range []string{rec.HostPath, op.hostNetNS, firstPath, "/proc/thread-self/ns/net"} {
+	for _, path := range []string{rec.HostPath, configured, firstPath, "/proc/thread-self/ns/net"} {
 		if path == "" {
 			continue
 		}
 		if h := isIt(path); h != nil {
-			return &hostNetNS{Handle: h, paths: op.paths}, false, nil
+			return &NetNS{Handle: h, finder: f}, false, nil
 		}
 	}
-	op.paths.searching.Lock()
-	defer op.paths.searching.Unlock()
-	if m, ok := op.paths.missed[rec.Host]; ok && time.Since(m.at) < missFor {
+	f.searching.Lock()
+	defer f.searching.Unlock()
+	if m, ok := f.missed[rec.Host]; ok && time.Since(m.at) < missFor {
 		return nil, m.complete && seesAll(rec), nil
 	}
 	complete, err := nsfind.Each("/proc", rec.Host, func(path string) bool {
 		h := isIt(path)
 		if h != nil {
-			found = &hostNetNS{Handle: h, paths: op.paths}
+			found = &NetNS{Handle: h, finder: f}
 		}
 		return h != nil
 	})
 	if found != nil || err != nil {
 		return found, false, err
 	}
-	if op.paths.missed == nil {
-		op.paths.missed = make(map[string]miss)
+	if f.missed == nil {
+		f.missed = make(map[string]miss)
 	}
-	op.paths.missed[rec.Host] = miss{time.Now(), complete}
+	f.missed[rec.Host] = miss{time.Now(), complete}
 	return nil, complete && seesAll(rec), nil
 }
 

@@ -1,0 +1,49 @@
+//go:build !linux
+
+package hostns
+
+import (
+	"fmt"
+
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
+)
+
+// NetNS stands for the place where plugins run. Off Linux that is where the runtime
+// runs, and the platform decides what a container's path means.
+type NetNS struct{ *netns.Handle }
+
+// Finder has nothing to find off Linux.
+type Finder struct{}
+
+// NewFinder returns an empty Finder.
+func NewFinder() *Finder { return &Finder{} }
+
+// Open refuses a path.
+func (*Finder) Open(path string) (*NetNS, error) {
+	if path != "" {
+		return nil, fmt.Errorf("WithHostNetNS: %w", ErrNotSupported)
+	}
+	return &NetNS{}, nil
+}
+
+// Dup returns h: there is nothing to open.
+func (h *NetNS) Dup() (*NetNS, error) { return h, nil }
+
+// Close does nothing.
+func (*NetNS) Close() error { return nil }
+
+// String returns no identity.
+func (*NetNS) String() string { return "" }
+
+// Validate accepts every path.
+func (*NetNS) Validate(path, _ string) (string, error) { return path, nil }
+
+// OpenContainer opens nothing, and returns the path.
+func (*NetNS) OpenContainer(path, _ string) (*netns.Handle, string, error) { return nil, path, nil }
+
+// PathTo returns no path.
+func (*Finder) PathTo(*NetNS, string) string { return "" }
+
+// Find finds nothing.
+func (*Finder) Find(*record.Record, string) (*NetNS, bool, error) { return nil, false, nil }
