@@ -314,9 +314,8 @@ func (a *attachment) error(verb string, err error) *Error {
 	return e
 }
 
-// errors makes Errors out of what a verb on the attachment returned: those of
-// plugins are Errors already, behind what libcni wrote around them; the rest is
-// libcni's own.
+// errors makes Errors of the error of a verb on the attachment. A plugin's is an
+// Error already, wrapped by package chain; others become one.
 func (a *attachment) errors(verb string, err error) error {
 	if err == nil {
 		return nil
@@ -332,8 +331,7 @@ func (a *attachment) errors(verb string, err error) error {
 	return a.error(verb, withSentinel(err))
 }
 
-// pluginErrors finds the Errors in what libcni returned: it wraps the one error
-// that it knows of, which is several joined after a DEL.
+// pluginErrors returns the Errors that err wraps; after a DEL there can be several.
 func pluginErrors(err error) []error {
 	var all []error
 	switch e := err.(type) {

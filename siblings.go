@@ -108,7 +108,7 @@ func (a *attachment) wants() (all []wanted, err error) {
 		if a.isCallers(p.Network.Type) {
 			continue // its rules are unknown
 		}
-		config, err := a.chain().Request(i, &a.Attachment, nil)
+		config, err := a.chain().Request(i, &a.Attachment)
 		w := wanted{typ: p.Network.Type}
 		if err == nil {
 			w.backend, w.rules, err = builtin.Wants(&plugin.Request{

@@ -14,12 +14,12 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// configArgsKey is where ConfigArgs are cached, for which libcni has no place:
-// among the capabilities, as text, because numbers in there lose digits. A
-// plugin does not declare it and does not get it.
+// configArgsKey is the capability that ConfigArgs are cached under, as libcni has
+// no place for them. They are cached as text, because numbers lose digits there.
+// No plugin declares it, so none gets it.
 const configArgsKey = "cni.dev/config-args"
 
-// cached is what libcni keeps of an ADD.
+// cached is the content of a file of libcni's cache.
 type cached struct {
 	Kind           string          `json:"kind"`
 	ContainerID    string          `json:"containerId"`
@@ -32,7 +32,7 @@ type cached struct {
 	Result         json.RawMessage `json:"result,omitempty"`
 }
 
-// cache keeps the result of an ADD where libcni would.
+// cache writes the result of an ADD to libcni's cache.
 func (c *Chain) cache(a *Attachment, result json.RawMessage) error {
 	capabilities, err := a.cacheable()
 	if err != nil {
@@ -55,7 +55,7 @@ func (c *Chain) cache(a *Attachment, result json.RawMessage) error {
 	return err
 }
 
-// cacheable are the capabilities that an ADD is cached with.
+// cacheable returns the capabilities that an ADD is cached with.
 func (a *Attachment) cacheable() (map[string]any, error) {
 	if len(a.ConfigArgs) == 0 {
 		return a.CapabilityArgs, nil
@@ -72,42 +72,15 @@ func (a *Attachment) cacheable() (map[string]any, error) {
 	return capabilities, nil
 }
 
-// fromCache is the opposite of cacheable.
-func fromCache(rt *libcni.RuntimeConf) (*Attachment, error) {
-	a := &Attachment{RuntimeConf: *rt}
-	text, ok := rt.CapabilityArgs[configArgsKey].(string)
-	if !ok {
-		return a, nil
-	}
-	var values map[string]json.RawMessage
-	if err := json.Unmarshal([]byte(text), &values); err != nil {
-		return nil, fmt.Errorf("cached args.cni: %w", err)
-	}
-	delete(a.CapabilityArgs, configArgsKey)
-	a.ConfigArgs = make(map[string]any, len(values))
-	for key, value := range values {
-		a.ConfigArgs[key] = value
-	}
-	return a, nil
-}
-
-// cacheFile is where libcni keeps the result of an ADD.
+// cacheFile returns the path at which libcni keeps the result of an ADD.
 func (c *Chain) cacheFile(a *Attachment) string {
 	return filepath.Join(c.CacheDir, "results", fmt.Sprintf("%s-%s-%s", c.List.Name, a.ContainerID, a.IfName))
 }
 
-// isAnothers tells whether the file that libcni would take for the attachment's
-// is another one's: it joins the names, so that network "a" with container
-// "b-c" and network "a-b" with container "c" have one file.
-func (c *Chain) isAnothers(a *Attachment) bool {
-	data, err := plainfile.Read(c.cacheFile(a))
-	if err != nil {
-		return false // nobody's, or libcni will say why it cannot be read
-	}
-	return c.isOfAnother(data, a)
-}
-
-func (c *Chain) isOfAnother(data []byte, a *Attachment) bool {
+// isAnothers reports whether a cache file is another attachment's. Its name joins
+// three, so that network "a" with container "b-c" and network "a-b" with
+// container "c" have one file.
+func (c *Chain) isAnothers(data []byte, a *Attachment) bool {
 	var owner struct {
 		ContainerID string `json:"containerId"`
 		NetworkName string `json:"networkName"`
@@ -118,50 +91,10 @@ func (c *Chain) isOfAnother(data []byte, a *Attachment) bool {
 	return owner.ContainerID != a.ContainerID || owner.NetworkName != c.List.Name
 }
 
-// libcni is libcni with its cache, unless the attachment's place there is
-// another one's.
-func (c *Chain) libcni(x *exec, a *Attachment) *libcni.CNIConfig {
-	if c.isAnothers(a) {
-		return c.uncached(x)
-	}
-	return x.libcni(c)
-}
-
-// AllCached are the attachments in libcni's cache, those of the container if id
-// is not empty. libcni would wait for the other end of a FIFO.
-func AllCached(cacheDir, id string) ([]*libcni.NetworkAttachment, error) {
-	dir := filepath.Join(cacheDir, "results")
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("cached attachments: %w", err)
-	}
-	for _, e := range entries {
-		if e.Type()&(fs.ModeNamedPipe|fs.ModeSocket|fs.ModeDevice) == 0 {
-			continue // a link into such a thing is nobody's mistake
-		}
-		return nil, fmt.Errorf("cached attachments: %w", &fs.PathError{Op: "read", Path: filepath.Join(dir, e.Name()), Err: plainfile.ErrNotRegular})
-	}
-	cached, err := libcni.NewCNIConfigWithCacheDir(nil, cacheDir, nil).GetCachedAttachments(id)
-	if err != nil {
-		return nil, fmt.Errorf("cached attachments: %w", err)
-	}
-	return cached, nil
-}
-
-// CachedResult is the result that the ADD of a was cached with, or nil if there
-// is none that can be used.
-func (c *Chain) CachedResult(a *Attachment) Partial {
-	result, err := c.cachedResult(a)
-	if err != nil {
-		return nil
-	}
-	return Partial(result)
-}
-
-// Forget deletes what libcni has cached of an attachment that is gone although
-// its Del failed: other runtimes, and a GC, would take it for attached.
+// Forget deletes the cached result of an attachment that is gone although its Del
+// failed: other runtimes, and a GC, would take it for attached.
 func (c *Chain) Forget(a *Attachment) error {
-	if c.isAnothers(a) {
+	if data, err := plainfile.Read(c.cacheFile(a)); err == nil && c.isAnothers(data, a) {
 		return nil
 	}
 	if err := os.Remove(c.cacheFile(a)); err != nil && !errors.Is(err, fs.ErrNotExist) {

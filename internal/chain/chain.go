@@ -1,11 +1,12 @@
-// Package chain runs a network's plugins as the CNI specification has it: order,
-// versions, chained results, and the cache that libcni's users share.
+// Package chain runs the plugins of a network list as the CNI specification has
+// it, for every verb: order, versions, requests, chained results, and the cache
+// that libcni's users share.
 //
-// All verbs but ADD go through libcni. What it gets wrong on the way to the
-// plugin and back is put right at its Exec seam: the plugin's configuration
-// reaches it to the byte, and a DEL asks every plugin. An ADD is run here, as
-// decoding and encoding everything anew for each plugin takes libcni longer than
-// some plugins need; what is sent and what is cached is the same.
+// libcni reads the cache, and is the oracle in the tests: requests, environment,
+// results, errors and cache files are compared with its own, for every version.
+// It does not run the plugins. It decodes and encodes configuration, result and
+// capabilities anew for each of them, which takes longer than some plugins need
+// and costs numbers their digits, and its DEL halts at the first error.
 package chain
 
 import (
@@ -13,23 +14,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
-
-	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// ErrNotAdded: CHECK was asked for what no ADD left a result of.
+// ErrNotAdded: CHECK was requested for an attachment without the result of an ADD.
 var ErrNotAdded = errors.New("was never added, or was deleted since")
 
-// ErrInvalidResult: a plugin's result is not one.
+// ErrInvalidResult: the output of a plugin is not a valid result.
 var ErrInvalidResult = errors.New("invalid result")
 
 // Call is one plugin to be run for one verb.
@@ -49,218 +45,169 @@ type Output struct {
 // Runner finds the plugin and runs it.
 type Runner func(ctx context.Context, call Call) (Output, error)
 
-// Chain is a network and what is needed to run it. It may be used by many
-// goroutines at once.
+// Chain is a network list and what is needed to run it. It is safe for
+// concurrent use.
 type Chain struct {
 	List     *libcni.NetworkConfigList
 	Path     []string // becomes CNI_PATH
-	CacheDir string   // libcni's; it writes below <CacheDir>/results
+	CacheDir string   // libcni's; results are kept below <CacheDir>/results
 	Run      Runner
 
-	// OnResult, if set, is told of the result so far after each plugin of an
-	// ADD that succeeded. An error of it fails the ADD.
+	// OnResult, if set, is given the result so far after each plugin of an ADD
+	// that succeeded. Its error fails the ADD.
 	OnResult func(json.RawMessage) error
 
-	// OnEnd, if set, is called when the last plugin of an ADD has succeeded, and
-	// when the last one of a DEL has been asked. An error of it fails the ADD or
-	// the DEL: the one is not cached then, and the other's cache is kept.
+	// OnEnd, if set, is called after the last plugin of an ADD has succeeded, and
+	// after the last plugin of a DEL has been asked. Its error fails the ADD or
+	// the DEL: the ADD is not cached then, and the DEL keeps the cached result.
 	OnEnd func(ctx context.Context, verb string) error
 }
 
-// Attachment names what a verb is about, all of it validated. RuntimeConf is libcni's; ConfigArgs
-// are merged into the plugin's "args": {"cni": {…}} (CONVENTIONS.md).
+// Attachment holds the validated parameters of a verb. RuntimeConf is libcni's;
+// ConfigArgs are merged into the plugin's "args": {"cni": {…}} (CONVENTIONS.md).
 type Attachment struct {
 	libcni.RuntimeConf
 	ConfigArgs map[string]any
 }
 
-// Partial is how far an Add got: the result of the last plugin that succeeded,
-// which the DEL of all of them needs. Nil when none did, or when it is not
-// known; then libcni's cached one takes its place.
+// Partial is the result of the last plugin of an ADD that succeeded, which the
+// DEL of all plugins needs. It is nil if no plugin succeeded, or if the result
+// is unknown; the cached result takes its place then.
 type Partial json.RawMessage
 
-// Add attaches. When it fails, what was attached stays until Del is called
-// with the partial result.
-func (c *Chain) Add(ctx context.Context, a *Attachment) (result *types100.Result, partial Partial, err error) {
-	return c.AddPart(ctx, a, Part{To: len(c.List.Plugins)})
-}
-
-// Part is some of a chain's plugins: those from From up to, but without, To.
-type Part struct {
-	From, To int
-	Result   Partial // of the plugins before From, which have run
-}
-
-// AddPart is Add, but runs only a part of the plugins, for an attachment that
-// is made in two steps. An ADD whose first plugins have run must be ended with
-// the rest, or deleted.
-func (c *Chain) AddPart(ctx context.Context, a *Attachment, part Part) (result *types100.Result, partial Partial, err error) {
-	x := &adding{c: c, a: a, last: json.RawMessage(part.Result), prev: json.RawMessage(part.Result)}
-	err = guard(func() (err error) {
-		result, err = x.run(ctx, part)
-		return err
-	})
-	return result, Partial(x.last), err
-}
-
-// Del detaches: every plugin is asked, last first, and what they answer is
-// joined. libcni would halt at the first error and leave the ones behind it
-// unasked. A plugin gets the result of the ADD: partial, else the cached one.
-// The cached result is kept unless every plugin succeeded, for the next try.
-func (c *Chain) Del(ctx context.Context, a *Attachment, partial Partial) error {
-	x := c.exec(a, "DEL")
-	x.askAll = true
-	if partial != nil {
-		return c.delKnown(ctx, a, x, partial)
+// Del detaches: it asks every plugin, last first, and joins their errors. A
+// plugin gets the result of the ADD: result, else the cached one. The cached
+// result is kept unless every plugin succeeded, for the next try.
+func (c *Chain) Del(ctx context.Context, a *Attachment, result Partial) error {
+	if result == nil {
+		cached, err := c.cachedResult(a)
+		if err != nil {
+			_ = os.Remove(c.cacheFile(a)) // as in libcni; no later DEL can use it either
+		}
+		result = cached
 	}
-	cached, err := c.cachedResult(a)
-	if err != nil {
-		// libcni does the same with what it cannot convert, but panics at some
-		// of it first. Should the file stay, that is what Del returns.
-		_ = os.Remove(c.cacheFile(a))
+	var errs []error
+	for i := len(c.List.Plugins) - 1; i >= 0; i-- {
+		if err := c.ask(ctx, "DEL", i, a, prevResult(result)...); err != nil {
+			errs = append(errs, fmt.Errorf("plugin %s failed (delete): %w", describe(c.List.Plugins[i].Network), err))
+		}
 	}
-	x.prevResult = cached
-	return guard(func() error { return c.libcni(x, a).DelNetworkList(ctx, x.list, &a.RuntimeConf) })
-}
-
-// delKnown is Del with a result that is known, so that nobody need read what is
-// cached; it is only deleted in the end.
-func (c *Chain) delKnown(ctx context.Context, a *Attachment, x *exec, result Partial) error {
-	x.prevResult = json.RawMessage(result)
-	err := guard(func() error { return c.uncached(x).DelNetworkList(ctx, x.list, &a.RuntimeConf) })
+	if c.OnEnd != nil {
+		errs = append(errs, guard(func() error { return c.OnEnd(ctx, "DEL") }))
+	}
+	err := errors.Join(errs...)
 	if err == nil {
-		_ = c.Forget(a) // as libcni has it: on a disk that is read-only the attachment is gone all the same
+		_ = c.Forget(a) // as in libcni: on a read-only disk, the attachment is gone all the same
 	}
 	return err
 }
 
-// Check asks the plugins whether the attachment is as it should be; result is
-// what the ADD ended with, else the cached one is used. Where the network has
-// CHECK at all, an attachment without a result is ErrNotAdded: the
-// specification forbids to ask.
+// Check asks the plugins, in order, whether the attachment is as it should be,
+// and stops at the first error; result is that of the ADD, else the cached one
+// is used. Without a result the error is ErrNotAdded: the specification forbids
+// a CHECK then.
 func (c *Chain) Check(ctx context.Context, a *Attachment, result Partial) error {
-	x := c.exec(a, "CHECK")
-	x.prevResult = json.RawMessage(result)
-	return guard(func() error {
-		if !c.List.DisableCheck && c.CanCheck() && x.prevResult == nil {
-			if err := c.wasAdded(a); err != nil {
-				return err
-			}
+	switch {
+	case !c.CanCheck():
+		return fmt.Errorf("configuration version %q %w", c.List.CNIVersion, libcni.ErrorCheckNotSupp)
+	case c.List.DisableCheck:
+		return nil
+	case result == nil:
+		added, err := c.addedResult(a)
+		if err != nil {
+			return err
 		}
-		cni := x.libcni(c)
-		if x.prevResult != nil {
-			cni = c.uncached(x) // what the cache says does not matter, nor whether it can be read
-		}
-		return cni.CheckNetworkList(ctx, x.list, &a.RuntimeConf)
-	})
+		result = added
+	}
+	return c.askUntilError(ctx, "CHECK", a, prevResult(result)...)
 }
 
-// CanCheck tells whether the configuration is of a version that has CHECK; if
-// not, libcni says so in the words its callers know.
-func (c *Chain) CanCheck() bool {
-	ok, err := version.GreaterThanOrEqualTo(c.List.CNIVersion, "0.4.0")
-	return err == nil && ok
-}
+// CanCheck reports whether the version of the configuration has CHECK.
+func (c *Chain) CanCheck() bool { return c.since("0.4.0") }
 
 // Status asks the plugins of a network of version 1.1.0 or later whether they
 // can serve an ADD, and stops at the first that cannot.
 func (c *Chain) Status(ctx context.Context) error {
-	x := c.exec(nil, "STATUS")
-	return guard(func() error { return x.libcni(c).GetStatusNetworkList(ctx, x.list) })
+	if !c.since("1.1.0") {
+		return nil
+	}
+	return c.askUntilError(ctx, "STATUS", &Attachment{})
 }
 
 // GC asks the plugins of a network of version 1.1.0 or later to collect what
 // belongs to none of the valid attachments, and returns the errors of all.
 //
-// libcni's GC also deletes attachments of its cache that are not valid; it is
-// given no cache here, because those may be another runtime's.
+// libcni's GC also deletes the attachments in its cache that are not valid. This
+// one does not, because they may be another runtime's.
 func (c *Chain) GC(ctx context.Context, valid []types.GCAttachment) error {
-	x := c.exec(nil, "GC")
+	if !c.CanGC() {
+		return nil
+	}
 	if valid == nil {
-		valid = []types.GCAttachment{} // libcni would leave out the key
+		valid = []types.GCAttachment{} // the key is required
 	}
-	return guard(func() error { return c.uncached(x).GCNetworkList(ctx, x.list, &libcni.GCArgs{ValidAttachments: valid}) })
-}
-
-// CanGC reports whether plugins are asked in GC at all.
-func (c *Chain) CanGC() bool {
-	ok, err := version.GreaterThanOrEqualTo(c.List.CNIVersion, "1.1.0")
-	return err == nil && ok && !c.List.DisableGC
-}
-
-// uncached is libcni with a cache that is empty, and that nothing is written to.
-func (c *Chain) uncached(x *exec) *libcni.CNIConfig {
-	return libcni.NewCNIConfigWithCacheDir(c.Path, filepath.Join(c.CacheDir, "embedcni", "no-cache"), x)
-}
-
-// Cached returns the attachment that a was cached as by its ADD, without the
-// namespace, or nil if there is no cached ADD.
-func (c *Chain) Cached(a *Attachment) (*Attachment, error) {
-	if data, err := plainfile.Read(c.cacheFile(a)); errors.Is(err, fs.ErrNotExist) || c.isOfAnother(data, a) {
-		return nil, nil
-	}
-	config, rt, err := c.plain().GetNetworkListCachedConfig(c.List, &a.RuntimeConf)
-	if err != nil || config == nil {
-		return nil, err
-	}
-	return fromCache(rt)
-}
-
-// CachedNetNS returns the namespace path that the ADD of a was cached with.
-// libcni's RuntimeConf does not say it, its list of attachments does.
-func (c *Chain) CachedNetNS(a *Attachment) (string, error) {
-	all, err := AllCached(c.CacheDir, a.ContainerID)
+	list, err := json.Marshal(valid)
 	if err != nil {
-		return "", err
+		return fmt.Errorf("valid attachments: %w", err)
 	}
-	for _, one := range all {
-		if one.Network == c.List.Name && one.IfName == a.IfName {
-			return one.NetNS, nil
+	var errs []error
+	for i, p := range c.List.Plugins {
+		// The second key is an earlier spelling, which libcni sends too.
+		err := c.ask(ctx, "GC", i, &Attachment{}, member{"cni.dev/valid-attachments", list}, member{"cni.dev/attachments", list})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("failed to GC plugin %s: %w", p.Network.Type, err))
 		}
 	}
-	return "", nil
+	return errors.Join(errs...)
 }
 
-// wasAdded is nil if there is a whole record of the ADD.
-func (c *Chain) wasAdded(a *Attachment) error {
-	cached, err := c.Cached(a)
-	if err == nil && cached != nil {
-		_, err = c.cachedResult(a)
-	}
-	switch {
-	case err != nil:
-		return fmt.Errorf("%s of network %q %w, as far as can be read: %w", a.IfName, c.List.Name, ErrNotAdded, err)
-	case cached == nil:
-		return fmt.Errorf("%s of network %q %w", a.IfName, c.List.Name, ErrNotAdded)
+// CanGC reports whether GC asks any plugin at all.
+func (c *Chain) CanGC() bool { return c.since("1.1.0") && !c.List.DisableGC }
+
+// since reports whether the configuration is of that version or a later one.
+func (c *Chain) since(v string) bool {
+	ok, err := version.GreaterThanOrEqualTo(c.List.CNIVersion, v)
+	return err == nil && ok
+}
+
+func (c *Chain) askUntilError(ctx context.Context, verb string, a *Attachment, added ...member) error {
+	for i := range c.List.Plugins {
+		if err := c.ask(ctx, verb, i, a, added...); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// cachedResult is the result of the ADD in the configuration's version, or nil
-// if there is none.
-func (c *Chain) cachedResult(a *Attachment) (result json.RawMessage, err error) {
-	if c.isAnothers(a) {
-		return nil, nil
+// ask runs one plugin for a verb that has no result.
+func (c *Chain) ask(ctx context.Context, verb string, position int, a *Attachment, added ...member) error {
+	request, err := c.request(position, a, added...)
+	if err != nil && verb == "DEL" {
+		// The ADD failed for the same reason, before this plugin was run; but the
+		// plugins before it were, and have to be asked.
+		request, err = c.request(position, &Attachment{RuntimeConf: a.RuntimeConf}, added...)
 	}
-	err = guard(func() error {
-		r, err := c.plain().GetNetworkListCachedResult(c.List, &a.RuntimeConf)
-		if err != nil || r == nil {
-			return err
-		}
-		result, err = json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	call := Call{Verb: verb, Plugin: c.List.Plugins[position].Network.Type, Stdin: request, Env: c.env(verb, a)}
+	return guard(func() error {
+		_, err := c.Run(ctx, call)
 		return err
 	})
-	return result, err
 }
 
-// plain is libcni for what runs no plugin.
-func (c *Chain) plain() *libcni.CNIConfig {
-	return libcni.NewCNIConfigWithCacheDir(c.Path, c.CacheDir, nil)
+// describe names a plugin as libcni does.
+func describe(p *types.PluginConf) string {
+	if p.Name == "" {
+		return fmt.Sprintf("type=%q", p.Type)
+	}
+	return fmt.Sprintf("type=%q name=%q", p.Type, p.Name)
 }
 
-// guard turns a panic into an error. Results are validated before libcni
-// converts them, but its cache is a file that others write too, and one
-// container's bad file must not end a daemon that looks after a thousand.
+// guard turns a panic into an error. Results are validated before they are
+// converted, but the cache is a file that other programs write too, and one
+// container's bad file must not end a daemon that runs a thousand.
 func guard(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -1,111 +1,71 @@
 package chain
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"maps"
+	"os"
 	"slices"
 	"strings"
 )
 
-// object is a JSON object whose values stay the bytes they were and whose keys
-// keep their order. A key that stands twice has its last value, as
-// encoding/json has it.
-type object []member
-
-type member struct {
-	key   string
-	value json.RawMessage
+// env returns the parameters of the protocol (CNI specification 1.1.0, section
+// 2, "Parameters").
+func (c *Chain) env(verb string, a *Attachment) []string {
+	args := make([]string, len(a.Args))
+	for i, arg := range a.Args {
+		args[i] = arg[0] + "=" + arg[1]
+	}
+	return []string{
+		"CNI_COMMAND=" + verb,
+		"CNI_CONTAINERID=" + a.ContainerID,
+		"CNI_NETNS=" + a.NetNS,
+		"CNI_IFNAME=" + a.IfName,
+		"CNI_ARGS=" + strings.Join(args, ";"),
+		"CNI_PATH=" + strings.Join(c.Path, string(os.PathListSeparator)),
+	}
 }
 
-func parseObject(data []byte) (object, error) {
-	if json.Valid(data) {
-		if o, ok := scanObject(data); ok {
-			return o, nil
-		}
-	}
-	return decodeObject(data)
-}
+// Request returns the request configuration of a plugin of the list, without a
+// result.
+func (c *Chain) Request(position int, a *Attachment) ([]byte, error) { return c.request(position, a) }
 
-// decodeObject is parseObject with words for what is wrong. It takes twenty
-// times as long.
-func decodeObject(data []byte) (object, error) {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	if tok, err := dec.Token(); err != nil {
-		return nil, err
-	} else if tok != json.Delim('{') {
-		return nil, errors.New("not a JSON object")
-	}
-	var o object
-	for dec.More() {
-		tok, err := dec.Token()
+// request returns the request configuration of a plugin: its own configuration
+// with what the runtime adds (section 3, "Deriving request configuration from
+// plugin configuration"), and more keys, which depend on the verb.
+func (c *Chain) request(position int, a *Attachment, more ...member) ([]byte, error) {
+	p := c.List.Plugins[position]
+	var added object
+	for _, m := range []struct{ key, value string }{{"cniVersion", c.List.CNIVersion}, {"name", c.List.Name}} {
+		value, err := json.Marshal(m.value)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("request configuration: %s: %w", m.key, err)
 		}
-		key, ok := tok.(string)
-		if !ok {
-			return nil, fmt.Errorf("a JSON object's key is %v", tok)
-		}
-		var value json.RawMessage
-		if err := dec.Decode(&value); err != nil {
-			return nil, err
-		}
-		o.set(key, value)
+		added = append(added, member{m.key, value})
 	}
-	_, err := dec.Token()
-	return o, err
-}
-
-func (o object) get(key string) (json.RawMessage, bool) {
-	for _, m := range o {
-		if m.key == key {
-			return m.value, true
+	added = append(added, more...)
+	given := map[string]any{}
+	for capability, declared := range p.Network.Capabilities {
+		if value, ok := a.CapabilityArgs[capability]; ok && declared {
+			given[capability] = value
 		}
 	}
-	return nil, false
-}
-
-func (o *object) set(key string, value json.RawMessage) {
-	for i := range *o {
-		if (*o)[i].key == key {
-			(*o)[i].value = value
-			return
-		}
-	}
-	*o = append(*o, member{key, value})
-}
-
-func (o *object) take(key string) (json.RawMessage, bool) {
-	value, ok := o.get(key)
-	*o = slices.DeleteFunc(*o, func(m member) bool { return m.key == key })
-	return value, ok
-}
-
-func (o object) bytes() ([]byte, error) {
-	var b bytes.Buffer
-	b.WriteByte('{')
-	for i, m := range o {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		key, err := json.Marshal(m.key)
+	if len(given) > 0 {
+		value, err := json.Marshal(given)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("request configuration: runtimeConfig: %w", err)
 		}
-		b.Write(key)
-		b.WriteByte(':')
-		b.Write(m.value)
+		added = append(added, member{"runtimeConfig", value})
 	}
-	b.WriteByte('}')
-	return b.Bytes(), nil
+	return derive(p.Bytes, added, a.ConfigArgs)
 }
 
-// Request returns the request configuration of a plugin of the list, with a
-// result of the plugins before it.
-func (c *Chain) Request(position int, a *Attachment, result Partial) ([]byte, error) {
-	x := &adding{c: c, a: a, prev: json.RawMessage(result)}
-	return x.request(position)
+// prevResult returns a result as a key of a request; nothing if there is none.
+func prevResult(result Partial) []member {
+	if result == nil {
+		return nil
+	}
+	return []member{{"prevResult", json.RawMessage(result)}}
 }
 
 // derive lays what the runtime adds over a plugin's configuration. Keys that
@@ -154,7 +114,7 @@ func mergeArgs(args json.RawMessage, given map[string]any) (json.RawMessage, err
 	if err != nil {
 		return nil, fmt.Errorf("args.cni: %w", err)
 	}
-	for _, key := range sortedKeys(given) {
+	for _, key := range slices.Sorted(maps.Keys(given)) {
 		value, err := json.Marshal(given[key])
 		if err != nil {
 			return nil, fmt.Errorf("args.cni.%s: %w", key, err)
@@ -167,20 +127,4 @@ func mergeArgs(args json.RawMessage, given map[string]any) (json.RawMessage, err
 	}
 	outer.set("cni", merged)
 	return outer.bytes()
-}
-
-func objectOrEmpty(raw json.RawMessage) (object, error) {
-	if len(raw) == 0 || string(raw) == "null" {
-		return nil, nil
-	}
-	return parseObject(raw)
-}
-
-func sortedKeys(m map[string]any) []string {
-	keys := make([]string, 0, len(m))
-	for key := range m {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys
 }

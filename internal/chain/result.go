@@ -11,7 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// ResultError is what is wrong with the result of a plugin that succeeded.
+// ResultError reports the invalid result of a plugin that succeeded.
 type ResultError struct {
 	Plugin string // its type
 	Err    error  // an ErrInvalidResult
@@ -20,9 +20,9 @@ type ResultError struct {
 func (e *ResultError) Error() string { return e.Err.Error() }
 func (e *ResultError) Unwrap() error { return e.Err }
 
-// shape is what of a result libcni and this library rely on being there. The
-// fields of the versions differ; what they share is enough to make every
-// conversion safe.
+// shape has the fields of a result on whose presence libcni and this library
+// rely. Versions differ in other fields; checking these makes every conversion
+// safe.
 type shape struct {
 	CNIVersion string         `json:"cniVersion"`
 	Interfaces []*struct{}    `json:"interfaces"`
@@ -35,7 +35,7 @@ type shapeIP struct {
 	Address   types.IPNet `json:"address"`
 }
 
-// shape020 is the same before CNI 0.3.0.
+// shape020 is shape for versions before 0.3.0.
 type shape020 struct {
 	IP4 *shapeIP020 `json:"ip4"`
 	IP6 *shapeIP020 `json:"ip6"`
@@ -46,10 +46,10 @@ type shapeIP020 struct {
 	Routes []*types.Route `json:"routes"`
 }
 
-// ValidateResult refuses a result that is not one. libcni checks little: it
-// follows a null in a list, callers follow an index past its end, and an
-// address or destination that is missing is cached as "<nil>", which no DEL can
-// read again. configVersion counts where the result says no version.
+// ValidateResult returns an ErrInvalidResult for output that is not a valid
+// result. libcni checks little: it dereferences a null in a list, callers use an
+// index past its end, and a missing address or destination is cached as "<nil>",
+// which no DEL can read again. A result without a version has configVersion.
 func ValidateResult(out []byte, configVersion string) error {
 	var s *shape
 	if err := json.Unmarshal(out, &s); err != nil {
@@ -128,8 +128,8 @@ func validateIP(ip *shapeIP, interfaces int) error {
 	return nil
 }
 
-// withVersion gives a result that does not say its version the configuration's,
-// as libcni does; it is what a DEL passes back to the plugins.
+// withVersion adds the configuration's version to a result without one, as libcni
+// does. A DEL passes the result back to the plugins.
 func withVersion(out []byte, configVersion string) json.RawMessage {
 	o, err := objectOrEmpty(out)
 	if err != nil {

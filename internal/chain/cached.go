@@ -1,0 +1,223 @@
+package chain
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/containernetworking/cni/libcni"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+
+	"github.com/embedcni/cni/internal/plainfile"
+)
+
+// ErrNotCached means that libcni's cache lacks an ADD, or differs from it.
+var ErrNotCached = errors.New("not in libcni's cache")
+
+// AllCached returns the attachments in libcni's cache: those of the container, or
+// all if id is empty. A FIFO among the files is an error, since libcni would wait
+// for its other end.
+func AllCached(cacheDir, id string) ([]*libcni.NetworkAttachment, error) {
+	dir := filepath.Join(cacheDir, "results")
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("cached attachments: %w", err)
+	}
+	for _, e := range entries {
+		if e.Type()&(fs.ModeNamedPipe|fs.ModeSocket|fs.ModeDevice) == 0 {
+			continue // symbolic links are not followed: nobody links to a FIFO by mistake
+		}
+		return nil, fmt.Errorf("cached attachments: %w", &fs.PathError{Op: "read", Path: filepath.Join(dir, e.Name()), Err: plainfile.ErrNotRegular})
+	}
+	cached, err := libcni.NewCNIConfigWithCacheDir(nil, cacheDir, nil).GetCachedAttachments(id)
+	if err != nil {
+		return nil, fmt.Errorf("cached attachments: %w", err)
+	}
+	return cached, nil
+}
+
+// Cached returns the attachment that a was cached as by its ADD, without the
+// namespace, or nil if there is no cached ADD.
+func (c *Chain) Cached(a *Attachment) (*Attachment, error) {
+	data := c.read(a)
+	if data == nil {
+		return nil, nil
+	}
+	k, err := c.decode(data)
+	if err != nil || k.Config == nil {
+		return nil, err
+	}
+	known := &Attachment{RuntimeConf: a.RuntimeConf}
+	if k.Args != nil {
+		known.Args = k.Args
+	}
+	text, ok := k.CapabilityArgs[configArgsKey].(string)
+	if ok {
+		var values map[string]json.RawMessage
+		if err := json.Unmarshal([]byte(text), &values); err != nil {
+			return nil, fmt.Errorf("cached args.cni: %w", err)
+		}
+		delete(k.CapabilityArgs, configArgsKey)
+		known.ConfigArgs = make(map[string]any, len(values))
+		for key, value := range values {
+			known.ConfigArgs[key] = value
+		}
+	}
+	known.CapabilityArgs = k.CapabilityArgs
+	return known, nil
+}
+
+// read returns the cache file of an attachment. It is nil without one, if it
+// cannot be read, and if it is another attachment's.
+func (c *Chain) read(a *Attachment) []byte {
+	data, err := plainfile.Read(c.cacheFile(a))
+	if err != nil || c.isAnothers(data, a) {
+		return nil
+	}
+	return data
+}
+
+// decode decodes a cache file of libcni's present format.
+func (c *Chain) decode(data []byte) (k cached, err error) {
+	if err := json.Unmarshal(data, &k); err != nil {
+		return k, fmt.Errorf("failed to unmarshal cached network %q config: %w", c.List.Name, err)
+	}
+	if k.Kind != libcni.CNICacheV1 {
+		return k, fmt.Errorf("read cached network %q config has wrong kind: %v", c.List.Name, k.Kind)
+	}
+	return k, nil
+}
+
+// CachedNetNS returns the namespace path that the ADD of a was cached with.
+func (c *Chain) CachedNetNS(a *Attachment) (string, error) {
+	all, err := AllCached(c.CacheDir, a.ContainerID)
+	if err != nil {
+		return "", err
+	}
+	for _, one := range all {
+		if one.Network == c.List.Name && one.IfName == a.IfName {
+			return one.NetNS, nil
+		}
+	}
+	return "", nil
+}
+
+// addedResult returns the cached result of an ADD, or an ErrNotAdded.
+func (c *Chain) addedResult(a *Attachment) (Partial, error) {
+	added, err := c.Cached(a)
+	if err == nil && added == nil {
+		return nil, fmt.Errorf("%s of network %q %w", a.IfName, c.List.Name, ErrNotAdded)
+	}
+	var result Partial
+	if err == nil {
+		result, err = c.cachedResult(a)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s of network %q %w, as far as can be read: %w", a.IfName, c.List.Name, ErrNotAdded, err)
+	}
+	return result, nil
+}
+
+// cachedResult returns the result of the ADD in the configuration's version, or
+// nil if there is none.
+func (c *Chain) cachedResult(a *Attachment) (result Partial, err error) {
+	data := c.read(a)
+	if data == nil {
+		return nil, nil
+	}
+	if k, err := c.decode(data); err == nil { // else the file is the result, as libcni had it once
+		if data = k.Result; data == nil {
+			data = []byte("null")
+		}
+	}
+	err = guard(func() error {
+		r, err := create.CreateFromBytes(data)
+		if err != nil {
+			return err
+		}
+		if r, err = r.GetAsVersion(c.List.CNIVersion); err != nil {
+			return fmt.Errorf("failed to convert cached result to config version %q: %w", c.List.CNIVersion, err)
+		}
+		result, err = json.Marshal(r)
+		return err
+	})
+	return result, err
+}
+
+// CachedResult returns the result that the ADD of a was cached with, or nil if
+// there is none, or it cannot be used.
+func (c *Chain) CachedResult(a *Attachment) Partial {
+	result, err := c.cachedResult(a)
+	if err != nil {
+		return nil
+	}
+	return result
+}
+
+// CachedFor returns nil if a DEL by libcni alone would give the plugins the
+// result of the ADD of a. Otherwise the error wraps ErrNotCached and names the
+// file. libcni ignores a file that it cannot use, and its plugins then leave
+// behind everything that they find by the result.
+func (c *Chain) CachedFor(a *Attachment, result json.RawMessage) error {
+	if err := c.cachedFor(a, result); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrNotCached, filepath.Base(c.cacheFile(a)), err)
+	}
+	return nil
+}
+
+func (c *Chain) cachedFor(a *Attachment, result json.RawMessage) error {
+	data, err := plainfile.Read(c.cacheFile(a))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("there is no such file in %s", filepath.Join(c.CacheDir, "results"))
+	}
+	if err != nil {
+		return err
+	}
+	if c.isAnothers(data, a) {
+		return errors.New("the file is another attachment's")
+	}
+	k, err := c.decode(data)
+	if err != nil {
+		return err
+	}
+	if len(k.Config) == 0 {
+		return errors.New("it has no configuration")
+	}
+	cached, err := c.cachedResult(a)
+	if err != nil {
+		return err
+	}
+	same, err := sameResult(json.RawMessage(cached), result)
+	if err == nil && !same {
+		err = errors.New("it has another result than the record")
+	}
+	return err
+}
+
+// sameResult reports whether two results, of any versions, are the same.
+func sameResult(a, b json.RawMessage) (same bool, err error) {
+	var texts [2][]byte
+	for i, data := range []json.RawMessage{a, b} {
+		err := guard(func() error {
+			r, err := create.CreateFromBytes(data)
+			if err != nil {
+				return err
+			}
+			current, err := types100.NewResultFromResult(r)
+			if err != nil {
+				return err
+			}
+			texts[i], err = json.Marshal(current)
+			return err
+		})
+		if err != nil {
+			return false, fmt.Errorf("result: %w", err)
+		}
+	}
+	return bytes.Equal(texts[0], texts[1]), nil
+}
