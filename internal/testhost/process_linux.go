@@ -132,7 +132,8 @@ func (j Job) Command(t testing.TB) *exec.Cmd {
 	expect.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, "/proc/self/exe")
+	cmd := exec.CommandContext(ctx, "/proc/self/exe") // the path may not be an ordinary user's to read
+	cmd.Args[0] = os.Args[0]                          // an owner is the name of its program
 	cmd.Env = append(os.Environ(), otherRuntimeEnv+"=1")
 	cmd.Stdin = bytes.NewReader(input)
 	return cmd
