@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/known"
@@ -168,13 +167,13 @@ func (a *attachment) hostEnd() (index int, err error) {
 	if index, err := a.endInside(c); index != 0 || err != nil {
 		return index, err
 	}
-	all, err := linksIn(a.op.host.Handle)
+	all, err := c.Links()
 	if err != nil {
 		return 0, err
 	}
 	for _, l := range all { // it may have been renamed
-		if l.Type() == "veth" && slices.Contains(macs, l.Attrs().HardwareAddr.String()) {
-			return l.Attrs().Index, nil
+		if l.Kind == "veth" && slices.Contains(macs, l.MAC.String()) {
+			return l.Index, nil
 		}
 	}
 	return 0, a.vanished(macs)
@@ -192,14 +191,14 @@ func (a *attachment) endInside(host *links.Conn) (index int, err error) {
 	}
 	defer func() { err = join(err, c.Close()) }()
 	own, err := c.Link(a.IfName)
-	if links.NotFound(err) || err == nil && (own.Kind != "veth" || !own.PeerElsewhere) {
+	if links.NotFound(err) || err == nil && (own.Kind != "veth" || !own.Peer.Elsewhere) {
 		return 0, nil
 	}
 	if err != nil {
 		return 0, err
 	}
-	l, err := host.LinkByIndex(own.Peer)
-	if links.NotFound(err) || err == nil && (l.Kind != "veth" || l.Peer != own.Index || !l.PeerElsewhere) {
+	l, err := host.LinkByIndex(own.Peer.Index)
+	if links.NotFound(err) || err == nil && (l.Kind != "veth" || l.Peer.Index != own.Index || !l.Peer.Elsewhere) {
 		return 0, nil
 	}
 	return l.Index, err
@@ -213,7 +212,7 @@ func (a *attachment) vanished(macs []string) error {
 		return nil
 	}
 	if a.op.container != nil {
-		inside, err := linksIn(a.op.container)
+		inside, err := a.op.linksIn(a.op.container)
 		if err != nil {
 			return err
 		}
@@ -226,8 +225,8 @@ func (a *attachment) vanished(macs []string) error {
 
 // isDevice reports whether an interface was added to its namespace. The kernel
 // creates lo and the fallback tunnels in each namespace.
-func isDevice(l netlink.Link) bool {
-	return l.Attrs().Name != "lo" && !isFallback(l.Type())
+func isDevice(l links.Link) bool {
+	return l.Name != "lo" && !isFallback(l.Kind)
 }
 
 // settleLetGo finds out whether a namespace that the runtime let go, and to which no

@@ -8,8 +8,6 @@ import (
 	"net"
 	"slices"
 
-	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/hostns"
@@ -193,22 +191,21 @@ func (a *attachment) hasNoDevice() bool {
 	if ns == nil {
 		return a.NetNS == ""
 	}
-	found, err := linksIn(ns)
-	return err == nil && !slices.ContainsFunc(found, func(l netlink.Link) bool {
-		name := l.Attrs().Name
-		sibling := name != a.IfName && a.op.rec != nil && a.op.rec.Find(name) != nil
-		return l.Attrs().Flags&net.FlagLoopback == 0 && !sibling && !isFallback(l.Type())
+	found, err := a.op.linksIn(ns)
+	return err == nil && !slices.ContainsFunc(found, func(l links.Link) bool {
+		sibling := l.Name != a.IfName && a.op.rec != nil && a.op.rec.Find(l.Name) != nil
+		return l.Flags&unix.IFF_LOOPBACK == 0 && !sibling && !isFallback(l.Kind)
 	})
 }
 
 // linksIn lists the interfaces in a namespace.
-func linksIn(ns *netns.Handle) ([]netlink.Link, error) {
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE)
+func (op *operation) linksIn(ns *netns.Handle) ([]links.Link, error) {
+	c, err := op.host.Conns.Borrow(ns)
 	if err != nil {
 		return nil, err
 	}
-	defer nl.Close()
-	return nl.LinkList()
+	found, err := c.Links()
+	return found, join(err, c.Close())
 }
 
 // isFallback reports whether an interface can be one that the kernel makes in

@@ -138,6 +138,36 @@ func TestOnlyInvokeStartsPlugins(t *testing.T) {
 	}
 }
 
+// TestOnlyLinksTalksRtnetlink: interfaces, addresses, routes and neighbours are
+// asked for and changed by internal/links only. vishvananda/netlink is for
+// traffic control and conntrack, which few attachments need.
+func TestOnlyLinksTalksRtnetlink(t *testing.T) {
+	var importers, users []string
+	for _, p := range goList(t, "linux", "./...") {
+		if within(p.ImportPath, testSupport...) || within(p.ImportPath, programs...) {
+			continue
+		}
+		if slices.ContainsFunc(p.Imports, func(path string) bool { return within(path, "github.com/vishvananda/netlink") }) {
+			importers = append(importers, p.ImportPath)
+		}
+		for _, name := range p.GoFiles {
+			source, err := os.ReadFile(filepath.Join(p.Dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(string(source), "NETLINK_ROUTE") && !slices.Contains(users, p.ImportPath) {
+				users = append(users, p.ImportPath)
+			}
+		}
+	}
+	if want := []string{ours + "/internal/builtin/bandwidth", ours + "/internal/conntrack"}; !slices.Equal(importers, want) {
+		t.Errorf("vishvananda/netlink is imported by %v, want %v", importers, want)
+	}
+	if want := []string{ours + "/internal/builtin/bandwidth", ours + "/internal/links"}; !slices.Equal(users, want) {
+		t.Errorf("route sockets are opened by %v, want %v", users, want)
+	}
+}
+
 // TestNothingRunsBeforeNew holds what can be seen of it in the source: no init
 // functions, and package variables that are only made of literals and errors.
 func TestNothingRunsBeforeNew(t *testing.T) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/invoke"
@@ -54,7 +56,7 @@ func (a *attachment) setLoUp() error {
 		if lo.Up() {
 			return nil
 		}
-		return c.Change(lo.Index, links.Change{Up: true})
+		return c.Change(lo.Index, links.Change{Set: unix.IFF_UP})
 	})
 }
 

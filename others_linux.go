@@ -2,12 +2,12 @@ package cni
 
 import (
 	"fmt"
-	"net"
 	"slices"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
@@ -18,7 +18,7 @@ import (
 // to go, and the own ones went with their namespace. It is for removals without a
 // record, which have nothing but the path to go by.
 func (op *operation) avoidOthers() {
-	if op.container == nil || isUntouched(op.container) && !op.kept.holds(op.container) || !op.isOthers(op.container, op.path, true) {
+	if op.container == nil || op.isUntouched(op.container) && !op.kept.holds(op.container) || !op.isOthers(op.container, op.path, true) {
 		return
 	}
 	op.leave()
@@ -29,11 +29,10 @@ func (op *operation) avoidOthers() {
 // it has no interface but lo, and that is down. Programs that remove a container
 // before each Setup come with such a one, and need not wait until all records are
 // read if none of them keeps it.
-func isUntouched(ns *netns.Handle) bool {
-	found, err := linksIn(ns)
-	return err == nil && !slices.ContainsFunc(found, func(l netlink.Link) bool {
-		flags := l.Attrs().Flags
-		return flags&net.FlagUp != 0 || flags&net.FlagLoopback == 0 && !isFallback(l.Type())
+func (op *operation) isUntouched(ns *netns.Handle) bool {
+	found, err := op.linksIn(ns)
+	return err == nil && !slices.ContainsFunc(found, func(l links.Link) bool {
+		return l.Up() || l.Flags&unix.IFF_LOOPBACK == 0 && !isFallback(l.Kind)
 	})
 }
 

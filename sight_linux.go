@@ -96,7 +96,7 @@ func (s *sight) whole() error {
 			return fmt.Errorf("interface %s is gone: %w", s.names[i], errDead)
 		case l.Kind == "bridge":
 			bridge = l.Index
-		case l.Kind == "veth" && l.Master != bridge:
+		case l.Kind == "veth" && l.Port.Master != bridge:
 			return fmt.Errorf("interface %s is no port of its bridge: %w", l.Name, errDead)
 		}
 	}
@@ -144,7 +144,7 @@ func alike(was, is links.Link) bool {
 	}
 	carrier := was.Flags&unix.IFF_LOWER_UP != 0 && is.Flags&unix.IFF_LOWER_UP == 0
 	return was.Kind == "bridge" ||
-		!carrier && was.Master == is.Master && was.Peer == is.Peer && bytes.Equal(was.MAC, is.MAC)
+		!carrier && was.Port.Master == is.Port.Master && was.Peer == is.Peer && bytes.Equal(was.MAC, is.MAC)
 }
 
 // there reports whether the mount is still there that the namespace is kept by.

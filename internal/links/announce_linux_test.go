@@ -26,7 +26,7 @@ var announced = netip.MustParseAddr("10.9.0.2")
 func newSegment(t *testing.T) *segment {
 	t.Helper()
 	h := mustDial(t, newNS(t, "host"))
-	br := must[Link](t)(h.CreateBridge(NewBridge{Name: "br0"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(h))
 	do := h.Requests()
 	do.Up(br.Index)
 	wantNoError(t, do.Send())
@@ -34,7 +34,7 @@ func newSegment(t *testing.T) *segment {
 	listening := newNS(t, "listener")
 	s.c, s.listener = mustDial(t, s.ns), mustDial(t, listening)
 	up := func(ns *netns.Handle, c *Conn, addr string) Pair {
-		pair := must[Pair](t)(h.Connect(ns, Veth{Name: "eth0", Master: br.Index}))
+		pair := must[Pair](t)(Veth{Name: "eth0", Master: br.Index}.Create(h, ns))
 		do := c.Requests()
 		do.AddAddress(pair.Container.Index, netip.MustParsePrefix(addr), 0)
 		do.Up(pair.Container.Index)

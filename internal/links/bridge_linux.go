@@ -3,21 +3,20 @@ package links
 import (
 	"fmt"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// NewBridge is a bridge that is to be made.
-type NewBridge struct {
+// Bridge is a bridge that is to be made.
+type Bridge struct {
 	Name          string
 	MTU           int // 0 is the kernel's default
 	VLANFiltering bool
 }
 
-// CreateBridge creates a bridge, down, with a random MAC address that stays.
+// Create creates the bridge, down, with a random MAC address that stays.
 // Without one, the kernel changes the address as ports come and go. The error
 // wraps EEXIST if there is an interface of this name.
-func (c *Conn) CreateBridge(b NewBridge) (Link, error) {
+func (b Bridge) Create(c *Conn) (Link, error) {
 	if err := validName(b.Name); err != nil {
 		return Link{}, fmt.Errorf("create bridge %q: %w", b.Name, err)
 	}
@@ -37,19 +36,38 @@ func (c *Conn) CreateBridge(b NewBridge) (Link, error) {
 			m.nest(unix.IFLA_INFO_DATA, func() { m.u8(unix.IFLA_BR_VLAN_FILTERING, true) })
 		}
 	})
-	l, err := c.create(m, b.Name)
+	l, err := create(c, m, b.Name)
 	if err != nil {
 		return Link{}, fmt.Errorf("create bridge %q: %w", b.Name, err)
 	}
 	return l, nil
 }
 
-// Port is how a bridge treats one of its ports.
-type Port struct{ Hairpin, Isolated bool }
+// Ifb is a device of type ifb that is to be made: what is redirected to it
+// passes its queues.
+type Ifb struct {
+	Name string
+	MTU  int
+}
 
-// SetPort changes what is not zero, which is what a new port has.
-func (c *Conn) SetPort(index int, p Port) error {
-	if p == (Port{}) {
+// Create creates the device, up, without a queue of its own. The error wraps
+// EEXIST if there is an interface of this name, and EOPNOTSUPP if the kernel has
+// none of the type.
+func (i Ifb) Create(c *Conn) (Link, error) {
+	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK|unix.NLM_F_ECHO, ifinfo(0, unix.IFF_UP, unix.IFF_UP))
+	m.str(unix.IFLA_IFNAME, i.Name)
+	m.u32(unix.IFLA_MTU, uint32(i.MTU))
+	m.u32(unix.IFLA_TXQLEN, 0)
+	m.nest(unix.IFLA_LINKINFO, func() { m.str(unix.IFLA_INFO_KIND, "ifb") })
+	return create(c, m, i.Name)
+}
+
+// PortMode is how a bridge treats one of its ports.
+type PortMode struct{ Hairpin, Isolated bool }
+
+// SetPortMode sets the modes of a port that are not zero. A new port has none.
+func (c *Conn) SetPortMode(index int, p PortMode) error {
+	if p == (PortMode{}) {
 		return nil
 	}
 	info := ifinfo(index, 0, 0)
@@ -57,10 +75,10 @@ func (c *Conn) SetPort(index int, p Port) error {
 	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, info)
 	m.nest(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, func() {
 		if p.Hairpin {
-			m.u8(nl.IFLA_BRPORT_MODE, true)
+			m.u8(unix.IFLA_BRPORT_MODE, true)
 		}
 		if p.Isolated {
-			m.u8(nl.IFLA_BRPORT_ISOLATED, true)
+			m.u8(unix.IFLA_BRPORT_ISOLATED, true)
 		}
 	})
 	return c.execute(m, nil)
@@ -78,23 +96,32 @@ type VLAN struct {
 func (c *Conn) AddVLAN(index int, v VLAN) error {
 	var flags uint16
 	if v.Access {
-		flags = nl.BRIDGE_VLAN_INFO_PVID | nl.BRIDGE_VLAN_INFO_UNTAGGED
+		flags = vlanAccess | vlanUntagged
 	}
-	return c.vlan(unix.RTM_SETLINK, index, v.ID, flags)
+	return changeVLAN(c, unix.RTM_SETLINK, index, v.ID, flags)
 }
 
 // DeleteVLAN ends the membership.
 func (c *Conn) DeleteVLAN(index int, id uint16) error {
-	return c.vlan(unix.RTM_DELLINK, index, id, 0)
+	return changeVLAN(c, unix.RTM_DELLINK, index, id, 0)
 }
 
-func (c *Conn) vlan(typ uint16, index int, id, flags uint16) error {
+// <linux/if_bridge.h>
+const (
+	bridgeFlags  = 0 // IFLA_BRIDGE_FLAGS
+	bridgeVLAN   = 2 // IFLA_BRIDGE_VLAN_INFO
+	ofMaster     = 1 // BRIDGE_FLAGS_MASTER
+	vlanAccess   = 2 // BRIDGE_VLAN_INFO_PVID
+	vlanUntagged = 4 // BRIDGE_VLAN_INFO_UNTAGGED
+)
+
+func changeVLAN(c *Conn, typ uint16, index int, id, flags uint16) error {
 	info := ifinfo(index, 0, 0)
 	info[0] = unix.AF_BRIDGE
 	m := newMessage(typ, unix.NLM_F_ACK, info)
 	m.nest(unix.IFLA_AF_SPEC, func() {
-		m.attr(nl.IFLA_BRIDGE_FLAGS, native.AppendUint16(nil, nl.BRIDGE_FLAGS_MASTER))
-		m.attr(nl.IFLA_BRIDGE_VLAN_INFO, native.AppendUint16(native.AppendUint16(nil, flags), id))
+		m.attr(bridgeFlags, native.AppendUint16(nil, ofMaster))
+		m.attr(bridgeVLAN, native.AppendUint16(native.AppendUint16(nil, flags), id))
 	})
 	return c.execute(m, nil)
 }

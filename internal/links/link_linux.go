@@ -4,51 +4,84 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
 )
 
 // Link is an interface as the kernel describes it.
 type Link struct {
-	Index     int
-	Name      string
-	Kind      string // "bridge", "veth"; empty for lo and hardware
-	MAC       net.HardwareAddr
-	MTU       int
-	Flags     uint32 // IFF_*
-	OperState uint8  // IF_OPER_*
-	Master    int    // the index of the bridge, or 0
-	// Peer is the index of a veth's other end, in the namespace that it is in.
-	// PeerElsewhere is set if that is not the interface's own.
-	Peer          int
-	PeerElsewhere bool
-	// Promiscuous is the flag that was set. An interface can be in that mode
-	// without it, for a sniffer or because it is a port of a bridge.
-	Promiscuous bool
-	// VLANFiltering and DefaultVLAN are a bridge's: whether it keeps VLANs
-	// apart, and the one that new ports are put in, or 0.
-	VLANFiltering bool
-	DefaultVLAN   uint16
-	// Hairpin and Isolated are those of a bridge's port, and Port is its number:
-	// the lowest that was free.
-	Hairpin, Isolated bool
-	Port              int
-	// Settings are what /proc/sys has of it.
-	Settings Settings
+	Index int
+	Name  string
+	Alias string
+	Type
+	State
+	MAC         net.HardwareAddr
+	MTU         int
+	QueueLength int // of the queue of packets to be sent
+	Peer        Peer
+	Port        Port
+	Hardware    Hardware
+	Settings    Settings // those below /proc/sys
 }
 
-// Up tells whether the interface is set up. It may have no carrier.
-func (l Link) Up() bool { return l.Flags&unix.IFF_UP != 0 }
+// Type is the type of an interface, with what only that type has.
+type Type struct {
+	Kind string // "bridge", "veth"; empty for lo and hardware
+	// VLANFiltering reports whether a bridge keeps VLANs apart. DefaultVLAN is
+	// the one that its new ports are put in, or 0.
+	VLANFiltering bool
+	DefaultVLAN   uint16
+	// MacvlanMode is one of the modes of [Macvlan].
+	MacvlanMode uint32
+}
 
-// Running tells whether packets can pass: the carrier is there, and the kernel
+// Peer is the other end of a veth pair, or the interface below a macvlan or a
+// vlan.
+type Peer struct {
+	Index int // in its own namespace; 0 for none
+	// Elsewhere is set if that is another namespace than the interface's, in
+	// which it has the number NetNS; see [Conn.NetNS].
+	Elsewhere bool
+	NetNS     int
+}
+
+// Port is an interface as the port of a bridge.
+type Port struct {
+	Master int // the index of the bridge, or 0
+	Number int // the lowest that was free
+	PortMode
+}
+
+// Hardware identifies the device behind an interface.
+type Hardware struct {
+	MAC       net.HardwareAddr // the permanent one, or nil
+	Bus, Name string           // "pci", "0000:00:1f.6"
+}
+
+// State is the state of an interface.
+type State struct {
+	Flags     uint32 // IFF_*
+	OperState uint8  // IF_OPER_*
+}
+
+// Up reports whether the interface is set up. It may have no carrier.
+func (s State) Up() bool { return s.Flags&unix.IFF_UP != 0 }
+
+// Running reports whether packets can pass: the carrier is there, and the kernel
 // has acted on it (RFC 2863, section 3.1.14).
-func (l Link) Running() bool { return l.OperState == operUp }
+func (s State) Running() bool { return s.OperState == operUp }
 
 // Carrier reports whether the interface is up and has a carrier. The kernel may
 // not have acted on it yet.
-func (l Link) Carrier() bool { return l.Flags&unix.IFF_LOWER_UP != 0 }
+func (s State) Carrier() bool { return s.Flags&unix.IFF_LOWER_UP != 0 }
+
+// Promiscuous reports whether that mode was set. An interface can be in it
+// without the flag, for a sniffer or because it is a port of a bridge.
+func (s State) Promiscuous() bool { return s.Flags&unix.IFF_PROMISC != 0 }
 
 const (
 	operUp       = 6 // IF_OPER_UP, <linux/if.h>
@@ -108,6 +141,53 @@ func (r *Requests) link(m *message, what string, fine ...error) *Link {
 	return l
 }
 
+// mostLists is how often a list is asked for that others change meanwhile.
+const mostLists = 10
+
+// Links lists the interfaces of the namespace. It is complete: where interfaces
+// come or go while the kernel lists them, it is asked again.
+func (c *Conn) Links() ([]Link, error) {
+	for range mostLists {
+		var all []Link
+		m := newMessage(unix.RTM_GETLINK, unix.NLM_F_DUMP, ifinfo(0, 0, 0))
+		m.u32(unix.IFLA_EXT_MASK, withoutStats)
+		err := c.execute(m, func(body []byte) error {
+			l, err := parseLink(body)
+			all = append(all, l)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list the interfaces: %w", err)
+		}
+		if !c.interrupted {
+			return all, nil
+		}
+	}
+	return nil, fmt.Errorf("list the interfaces: they changed each of %d times meanwhile", mostLists)
+}
+
+// NetNS returns the number that another namespace has in that of c, or -1 if it
+// has none: no interface leads there.
+func (c *Conn) NetNS(ns *netns.Handle) (id int, err error) {
+	id = unix.NETNSA_NSID_NOT_ASSIGNED
+	m := newMessage(unix.RTM_GETNSID, 0, make([]byte, align)) // a struct rtgenmsg
+	m.u32(unix.NETNSA_FD, uint32(ns.File().Fd()))
+	err = c.execute(m, func(body []byte) error {
+		if len(body) < align {
+			return errTruncated
+		}
+		return eachAttr(body[align:], func(typ uint16, value []byte) {
+			if typ == unix.NETNSA_NSID {
+				id = int(int32(number(value)))
+			}
+		})
+	})
+	if err != nil {
+		return id, fmt.Errorf("number of namespace %s: %w", ns.ID(), err)
+	}
+	return id, nil
+}
+
 // ifinfo is a struct ifinfomsg (<linux/rtnetlink.h>) that changes the flags of
 // the mask.
 func ifinfo(index int, flags, mask uint32) []byte {
@@ -123,82 +203,109 @@ func parseLink(body []byte) (Link, error) {
 	if len(body) < unix.SizeofIfInfomsg {
 		return Link{}, errTruncated
 	}
-	l := Link{Index: int(native.Uint32(body[4:])), Flags: native.Uint32(body[8:])}
-	l.Promiscuous = l.Flags&unix.IFF_PROMISC != 0
-	var nested error
-	var data, port, settings []byte
+	l := Link{Index: int(native.Uint32(body[4:])), State: State{Flags: native.Uint32(body[8:])}}
+	var info, settings []byte
 	err := eachAttr(body[unix.SizeofIfInfomsg:], func(typ uint16, value []byte) {
 		switch typ {
 		case unix.IFLA_IFNAME:
 			l.Name = text(value)
+		case unix.IFLA_IFALIAS:
+			l.Alias = text(value)
 		case unix.IFLA_ADDRESS:
 			l.MAC = append(net.HardwareAddr(nil), value...)
 		case unix.IFLA_MTU:
 			l.MTU = int(number(value))
+		case unix.IFLA_TXQLEN:
+			l.QueueLength = int(number(value))
 		case unix.IFLA_OPERSTATE:
 			l.OperState = uint8(number(value))
 		case unix.IFLA_MASTER:
-			l.Master = int(number(value))
+			l.Port.Master = int(number(value))
 		case unix.IFLA_LINK:
-			l.Peer = int(number(value))
+			l.Peer.Index = int(number(value))
 		case unix.IFLA_LINK_NETNSID:
-			l.PeerElsewhere = true
+			l.Peer.Elsewhere, l.Peer.NetNS = true, int(int32(number(value)))
 		case unix.IFLA_AF_SPEC:
 			settings = value
 		case unix.IFLA_LINKINFO:
-			nested = eachAttr(value, func(typ uint16, value []byte) {
-				switch typ {
-				case unix.IFLA_INFO_KIND:
-					l.Kind = text(value)
-				case unix.IFLA_INFO_DATA:
-					data = value
-				case unix.IFLA_INFO_SLAVE_DATA:
-					port = value
-				}
-			})
+			info = value
+		default:
+			l.Hardware.parse(typ, value)
 		}
 	})
-	if err := errors.Join(err, nested, l.Settings.parse(settings)); err != nil {
+	if err := errors.Join(err, l.parseInfo(info), l.Settings.parse(settings)); err != nil {
 		return Link{}, err
 	}
-	return l, l.parseBridge(data, port)
+	return l, nil
 }
 
-// parseBridge reads what is a bridge's, and what is its port's.
-func (l *Link) parseBridge(data, port []byte) error {
-	if l.Kind == "bridge" {
-		err := eachAttr(data, func(typ uint16, value []byte) {
-			switch typ {
-			case unix.IFLA_BR_VLAN_FILTERING:
-				l.VLANFiltering = number(value) != 0
-			case unix.IFLA_BR_VLAN_DEFAULT_PVID:
-				l.DefaultVLAN = uint16(number(value))
-			}
-		})
-		if err != nil {
-			return err
+// parse reads an attribute if it is of the device.
+func (h *Hardware) parse(typ uint16, value []byte) {
+	switch typ {
+	case unix.IFLA_PERM_ADDRESS:
+		if slices.ContainsFunc(value, func(b byte) bool { return b != 0 }) { // else it has none
+			h.MAC = append(net.HardwareAddr(nil), value...)
 		}
+	case unix.IFLA_PARENT_DEV_NAME:
+		h.Name = text(value)
+	case unix.IFLA_PARENT_DEV_BUS_NAME:
+		h.Bus = text(value)
 	}
-	if l.Master == 0 {
-		return nil
+}
+
+// parseInfo reads an IFLA_LINKINFO: the kind, its own data, and those of a port.
+func (l *Link) parseInfo(info []byte) error {
+	var data, port []byte
+	err := eachAttr(info, func(typ uint16, value []byte) {
+		switch typ {
+		case unix.IFLA_INFO_KIND:
+			l.Kind = text(value)
+		case unix.IFLA_INFO_DATA:
+			data = value
+		case unix.IFLA_INFO_SLAVE_DATA:
+			port = value
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if err := l.Type.parse(data); err != nil || l.Port.Master == 0 {
+		return err
 	}
 	return eachAttr(port, func(typ uint16, value []byte) {
 		switch typ {
-		case nl.IFLA_BRPORT_NO:
-			l.Port = int(number(value))
-		case nl.IFLA_BRPORT_MODE:
-			l.Hairpin = number(value) != 0
-		case nl.IFLA_BRPORT_ISOLATED:
-			l.Isolated = number(value) != 0
+		case unix.IFLA_BRPORT_NO:
+			l.Port.Number = int(number(value))
+		case unix.IFLA_BRPORT_MODE:
+			l.Port.Hairpin = number(value) != 0
+		case unix.IFLA_BRPORT_ISOLATED:
+			l.Port.Isolated = number(value) != 0
+		}
+	})
+}
+
+// parse reads an IFLA_INFO_DATA.
+func (k *Type) parse(data []byte) error {
+	return eachAttr(data, func(typ uint16, value []byte) {
+		switch {
+		case k.Kind == "bridge" && typ == unix.IFLA_BR_VLAN_FILTERING:
+			k.VLANFiltering = number(value) != 0
+		case k.Kind == "bridge" && typ == unix.IFLA_BR_VLAN_DEFAULT_PVID:
+			k.DefaultVLAN = uint16(number(value))
+		case k.Kind == "macvlan" && typ == unix.IFLA_MACVLAN_MODE:
+			k.MacvlanMode = number(value)
 		}
 	})
 }
 
 // Change is what is to change about an interface. What is zero stays.
 type Change struct {
-	Up          bool
-	Promiscuous bool
+	Set, Clear  uint32 // IFF_*
+	Name        string
+	Alias       *string
 	MAC         net.HardwareAddr
+	MTU         int
+	QueueLength *int
 }
 
 // Change changes an interface.
@@ -208,26 +315,30 @@ func (c *Conn) Change(index int, change Change) error {
 
 // Up sets an interface up.
 func (r *Requests) Up(index int) {
-	r.add(changeMessage(index, Change{Up: true}), nil, "set the interface up")
+	r.add(changeMessage(index, Change{Set: unix.IFF_UP}), nil, "set the interface up")
 }
 
 // Down sets an interface down.
 func (r *Requests) Down(index int) {
-	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, 0, unix.IFF_UP))
-	r.add(m, nil, "set the interface down")
+	r.add(changeMessage(index, Change{Clear: unix.IFF_UP}), nil, "set the interface down")
 }
 
 func changeMessage(index int, change Change) *message {
-	var flags uint32
-	if change.Up {
-		flags |= unix.IFF_UP
+	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, change.Set, change.Set|change.Clear))
+	if change.Name != "" {
+		m.str(unix.IFLA_IFNAME, change.Name)
 	}
-	if change.Promiscuous {
-		flags |= unix.IFF_PROMISC
+	if change.Alias != nil {
+		m.attr(unix.IFLA_IFALIAS, []byte(*change.Alias))
 	}
-	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, flags, flags))
 	if change.MAC != nil {
 		m.attr(unix.IFLA_ADDRESS, change.MAC)
+	}
+	if change.MTU != 0 {
+		m.u32(unix.IFLA_MTU, uint32(change.MTU))
+	}
+	if change.QueueLength != nil {
+		m.u32(unix.IFLA_TXQLEN, uint32(*change.QueueLength))
 	}
 	return m
 }

@@ -1,29 +1,14 @@
-// Package links makes and changes network interfaces over netlink, from
-// outside of the namespace that they are in.
+// Package links makes and changes network interfaces, their addresses and
+// routes over rtnetlink, from outside of the namespace that they are in. It is
+// the only way to the kernel for these: other packages use vishvananda/netlink
+// for traffic control and conntrack only.
 package links
 
 import (
 	"errors"
-	"fmt"
 
-	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-
-	"github.com/embedcni/cni/netns"
 )
 
-// Open opens a route netlink socket in a namespace. The thread is inside for
-// the one system call that makes the socket. The caller closes it.
-func Open(ns *netns.Handle) (*netlink.Handle, error) {
-	h, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("netlink socket in namespace %s: %w", ns.ID(), err)
-	}
-	return h, nil
-}
-
-// NotFound tells whether an error means that there is no such interface.
-func NotFound(err error) bool {
-	return errors.As(err, &netlink.LinkNotFoundError{}) || errors.Is(err, unix.ENODEV)
-}
+// NotFound reports whether an error means that there is no such interface.
+func NotFound(err error) bool { return errors.Is(err, unix.ENODEV) }

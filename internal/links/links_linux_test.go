@@ -2,6 +2,7 @@ package links
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -57,24 +58,25 @@ func must[T any](t testing.TB) func(T, error) T {
 func TestConnectPutsThePairInPlace(t *testing.T) {
 	host, container := newNS(t, "host"), newNS(t, "container")
 	h, c := mustDial(t, host), mustDial(t, container)
-	br := must[Link](t)(h.CreateBridge(NewBridge{Name: "br0"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(h))
 	mac := []byte{2, 0, 0, 0, 0, 9}
-	pair := must[Pair](t)(h.Connect(container, Veth{Name: "eth0", MAC: mac, MTU: 1400, Master: br.Index}))
+	pair := must[Pair](t)(Veth{Name: "eth0", MAC: mac, MTU: 1400, Master: br.Index}.Create(h, container))
 
 	inside := must[Link](t)(c.Link("eth0"))
 	outside := must[Link](t)(h.Link(pair.Host.Name))
 	want := Link{
-		Index: inside.Index, Name: "eth0", Kind: "veth", MAC: mac, MTU: 1400,
-		Flags: inside.Flags &^ unix.IFF_UP, OperState: inside.OperState, Peer: outside.Index, PeerElsewhere: true,
-		Settings: inside.Settings,
+		Index: inside.Index, Name: "eth0", Type: Type{Kind: "veth"}, MAC: mac, MTU: 1400, QueueLength: inside.QueueLength,
+		State: State{Flags: inside.Flags &^ unix.IFF_UP, OperState: inside.OperState},
+		Peer:  Peer{Index: outside.Index, Elsewhere: true, NetNS: must[int](t)(c.NetNS(host))}, Settings: inside.Settings,
 	}
 	if !reflect.DeepEqual(inside, want) {
 		t.Errorf("in the container: got %+v, want %+v", inside, want)
 	}
 	want = Link{
-		Index: pair.Host.Index, Name: pair.Host.Name, Kind: "veth", MAC: pair.Host.MAC, MTU: 1400,
-		Flags: outside.Flags | unix.IFF_UP, OperState: outside.OperState, Master: br.Index, Port: 1, Peer: inside.Index, PeerElsewhere: true,
-		Settings: outside.Settings,
+		Index: pair.Host.Index, Name: pair.Host.Name, Type: Type{Kind: "veth"}, MAC: pair.Host.MAC, MTU: 1400, QueueLength: outside.QueueLength,
+		State: State{Flags: outside.Flags | unix.IFF_UP, OperState: outside.OperState},
+		Peer:  Peer{Index: inside.Index, Elsewhere: true, NetNS: must[int](t)(h.NetNS(container))},
+		Port:  Port{Master: br.Index, Number: 1}, Settings: outside.Settings,
 	}
 	if !reflect.DeepEqual(outside, want) {
 		t.Errorf("on the host: got %+v, want %+v", outside, want)
@@ -88,12 +90,12 @@ func TestConnectPutsThePairInPlace(t *testing.T) {
 func TestAPortHasNoLinkLocalAddress(t *testing.T) {
 	host, container := newNS(t, "host"), newNS(t, "container")
 	h := mustDial(t, host)
-	br := must[Link](t)(h.CreateBridge(NewBridge{Name: "br0"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(h))
 	for _, tt := range []struct {
 		veth Veth
 		want int
 	}{{Veth{Name: "eth0", Master: br.Index}, 0}, {Veth{Name: "eth1"}, 1}} {
-		pair := must[Pair](t)(h.Connect(container, tt.veth))
+		pair := must[Pair](t)(tt.veth.Create(h, container))
 		c := mustDial(t, container)
 		r := c.Requests()
 		r.Up(pair.Container.Index)
@@ -118,8 +120,8 @@ func TestAPortHasNoLinkLocalAddress(t *testing.T) {
 func TestConnectToANameThatIsTaken(t *testing.T) {
 	host, container := newNS(t, "host"), newNS(t, "container")
 	h := mustDial(t, host)
-	must[Pair](t)(h.Connect(container, Veth{Name: "eth0"}))
-	_, err := h.Connect(container, Veth{Name: "eth0"})
+	must[Pair](t)(Veth{Name: "eth0"}.Create(h, container))
+	_, err := Veth{Name: "eth0"}.Create(h, container)
 	if want := `interface "eth0" exists in the container already: file exists`; err == nil || err.Error() != want || !errors.Is(err, unix.EEXIST) {
 		t.Errorf("got %v, want %s", err, want)
 	}
@@ -140,16 +142,91 @@ func TestLinkThatIsNotThere(t *testing.T) {
 	}
 }
 
+// TestLinksAreAll, those of which there are more than are read at once, and one
+// that has changed is as it was changed to.
+func TestLinksAreAll(t *testing.T) {
+	c := mustDial(t, newNS(t, "ns"))
+	want := map[string]Link{"lo": must[Link](t)(c.Link("lo"))}
+	for i := range 40 {
+		l := must[Link](t)(Bridge{Name: fmt.Sprint("br", i)}.Create(c))
+		alias, length := fmt.Sprint("alias ", i), i
+		wantNoError(t, c.Change(l.Index, Change{
+			Name: fmt.Sprint("new", i), Alias: &alias, MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)}, MTU: 1400 + i, QueueLength: &length,
+		}))
+		want[fmt.Sprint("new", i)] = Link{Name: fmt.Sprint("new", i), Alias: alias, MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)}, MTU: 1400 + i, QueueLength: length}
+	}
+	got := must[[]Link](t)(c.Links())
+	if len(got) != len(want) {
+		t.Errorf("got %d interfaces, want %d", len(got), len(want))
+	}
+	for _, l := range got {
+		if alone := must[Link](t)(c.Link(l.Name)); !reflect.DeepEqual(l, alone) {
+			t.Errorf("in the list: %+v, alone: %+v", l, alone)
+		}
+		w := want[l.Name]
+		if l.Alias != w.Alias || l.MAC.String() != w.MAC.String() || l.MTU != w.MTU || l.QueueLength != w.QueueLength {
+			t.Errorf("got %+v, want %+v", l, w)
+		}
+	}
+}
+
+// TestLinksAreListedAgain where interfaces come and go meanwhile.
+func TestLinksAreListedAgain(t *testing.T) {
+	ns := newNS(t, "ns")
+	c, other := mustDial(t, ns), mustDial(t, ns)
+	stays := make([]Link, 60)
+	for i := range stays {
+		stays[i] = must[Link](t)(Bridge{Name: fmt.Sprint("br", i)}.Create(c))
+	}
+	done := make(chan error)
+	stop := make(chan struct{})
+	go func() {
+		for {
+			l, err := Bridge{Name: "coming"}.Create(other)
+			if err == nil {
+				err = other.Delete(l.Index)
+			}
+			select {
+			case <-stop:
+				done <- err
+				return
+			default:
+			}
+			if err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	for range 20 {
+		got := must[[]Link](t)(c.Links())
+		for _, l := range stays {
+			if !slices.ContainsFunc(got, func(g Link) bool { return g.Index == l.Index }) {
+				t.Errorf("%s is missing", l.Name)
+			}
+		}
+	}
+	close(stop)
+	wantNoError(t, <-done)
+}
+
+func TestNetNSWithoutANumber(t *testing.T) {
+	ns, other := newNS(t, "ns"), newNS(t, "other")
+	if got := must[int](t)(mustDial(t, ns).NetNS(other)); got != -1 {
+		t.Errorf("got %d, want -1", got)
+	}
+}
+
 func TestKernelErrorHasTheKernelsWords(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
-	_, err := c.CreateBridge(NewBridge{Name: "br0", MTU: 70000})
+	_, err := Bridge{Name: "br0", MTU: 70000}.Create(c)
 	want := `create bridge "br0": invalid argument (mtu greater than device maximum)`
 	if err == nil || err.Error() != want || !errors.Is(err, unix.EINVAL) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	// The socket is of use afterwards.
-	must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
-	_, err = c.CreateBridge(NewBridge{Name: "br0"})
+	must[Link](t)(Bridge{Name: "br0"}.Create(c))
+	_, err = Bridge{Name: "br0"}.Create(c)
 	if !errors.Is(err, unix.EEXIST) {
 		t.Errorf("got %v", err)
 	}
@@ -157,8 +234,8 @@ func TestKernelErrorHasTheKernelsWords(t *testing.T) {
 
 func TestAddressesAreUsableAtOnce(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
-	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
-	must[Link](t)(c.CreateBridge(NewBridge{Name: "br1"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
+	must[Link](t)(Bridge{Name: "br1"}.Create(c))
 	want := []Address{
 		{Prefix: netip.MustParsePrefix("10.1.0.1/24")},
 		{Prefix: netip.MustParsePrefix("fd00::1/64")},
@@ -191,7 +268,7 @@ func TestAddressesAreUsableAtOnce(t *testing.T) {
 
 func TestDetectLeavesAnAddressTentative(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
-	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	p := netip.MustParsePrefix("fd00::1/64")
 	if err := c.AddAddress(br.Index, p, Detect); err != nil {
 		t.Fatal(err)
@@ -205,15 +282,15 @@ func TestDetectLeavesAnAddressTentative(t *testing.T) {
 func TestRoutesAreThoseOfTheInterface(t *testing.T) {
 	host, container := newNS(t, "host"), newNS(t, "container")
 	h, c := mustDial(t, host), mustDial(t, container)
-	pair := must[Pair](t)(h.Connect(container, Veth{Name: "eth0"}))
-	other := must[Pair](t)(h.Connect(container, Veth{Name: "eth1"}))
+	pair := must[Pair](t)(Veth{Name: "eth0"}.Create(h, container))
+	other := must[Pair](t)(Veth{Name: "eth1"}.Create(h, container))
 	up := func(p Pair, addrs ...string) {
 		for _, a := range addrs {
 			if err := c.AddAddress(p.Container.Index, netip.MustParsePrefix(a), NoSubnet); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := c.Change(p.Container.Index, Change{Up: true}); err != nil {
+		if err := c.Change(p.Container.Index, Change{Set: unix.IFF_UP}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -227,14 +304,14 @@ func TestRoutesAreThoseOfTheInterface(t *testing.T) {
 		{Dst: netip.MustParsePrefix("::/0"), Via: netip.MustParseAddr("fd00::1"), Table: unix.RT_TABLE_MAIN, Priority: 1024},
 	}
 	for _, r := range routes {
-		if err := c.AddRoute(pair.Container.Index, r, false); err != nil {
+		if err := addRoute(c, pair.Container.Index, r, false); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.AddRoute(pair.Container.Index, r, false); !errors.Is(err, unix.EEXIST) {
+		if err := addRoute(c, pair.Container.Index, r, false); !errors.Is(err, unix.EEXIST) {
 			t.Errorf("again: %v", err)
 		}
 	}
-	if err := c.AddRoute(other.Container.Index, Route{Dst: netip.MustParsePrefix("10.8.0.0/16")}, true); err != nil {
+	if err := addRoute(c, other.Container.Index, Route{Dst: netip.MustParsePrefix("10.8.0.0/16")}, true); err != nil {
 		t.Fatal(err)
 	}
 	got := map[string]Route{}
@@ -245,15 +322,23 @@ func TestRoutesAreThoseOfTheInterface(t *testing.T) {
 	}
 	want := map[string]Route{}
 	for _, r := range routes {
-		r.MTU, r.AdvMSS = 0, 0 // not read
+		r.MTU, r.AdvMSS, r.Interface = 0, 0, pair.Container.Index // the first two are not read
 		want[r.Dst.String()] = r
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	if err := c.DeleteRoute(pair.Container.Index, Route{Dst: routes[0].Dst, Scope: unix.RT_SCOPE_NOWHERE}); err != nil {
+	do := c.Requests()
+	do.DeleteRoute(pair.Container.Index, Route{Dst: routes[0].Dst, Scope: unix.RT_SCOPE_NOWHERE})
+	if err := do.Send(); err != nil {
 		t.Error(err)
 	}
+}
+
+func addRoute(c *Conn, index int, r Route, others bool) error {
+	do := c.Requests()
+	do.AddRoute(index, r, others)
+	return do.Send()
 }
 
 func TestSysctls(t *testing.T) {
@@ -304,7 +389,7 @@ func TestPrefix(t *testing.T) {
 // A dump is more than what is read at once.
 func TestDumpInSeveralParts(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
-	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	want := map[netip.Prefix]bool{}
 	for i := range 500 {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i / 250), byte(i%250 + 1)}), 32)
@@ -324,9 +409,9 @@ func TestDumpInSeveralParts(t *testing.T) {
 
 func TestGroupsHaveThoseOfAddresses(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
-	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	p := netip.MustParsePrefix("fd00::12:3456/64")
-	if err := c.Change(br.Index, Change{Up: true}); err != nil {
+	if err := c.Change(br.Index, Change{Set: unix.IFF_UP}); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.AddAddress(br.Index, p, 0); err != nil {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/netns"
@@ -16,7 +15,7 @@ import (
 type Macvlan struct {
 	Name   string
 	Parent int              // the parent's index
-	Mode   uint32           // nl.MACVLAN_MODE_*
+	Mode   uint32           // MacvlanBridge or another one
 	MAC    net.HardwareAddr // nil is for the kernel to choose
 	MTU    int              // 0 is the parent's
 	// BroadcastQueue is how many broadcasts may wait; 0 is the kernel's
@@ -24,21 +23,30 @@ type Macvlan struct {
 	BroadcastQueue uint32
 }
 
-// CreateMacvlan makes an interface in a container, down, on a parent that is
+// The modes of a macvlan: how those on the same parent reach each other
+// (MACVLAN_MODE_*, <linux/if_link.h>).
+const (
+	MacvlanPrivate  = 1
+	MacvlanVEPA     = 2
+	MacvlanBridge   = 4
+	MacvlanPassthru = 8
+)
+
+// Create makes the interface in a container, down, on a parent that is
 // where c is. The error wraps EEXIST if the container has one of that name.
 //
 // It is made in place with its name. Some kernels want that name to be
 // free where the parent is, too; then there is a random one in between.
-func (c *Conn) CreateMacvlan(container *netns.Handle, v Macvlan) error {
+func (v Macvlan) Create(c *Conn, container *netns.Handle) error {
 	err := validName(v.Name)
 	if err == nil {
-		err = c.createMacvlan(container, v, v.Name)
+		err = v.create(c, container, v.Name)
 	}
 	if errors.Is(err, unix.EEXIST) {
 		if err := absent(container, v.Name); err != nil {
 			return err
 		}
-		err = c.createAndRename(container, v)
+		err = v.createAndRename(c, container)
 	}
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("create interface %q: this kernel has none of type macvlan (CONFIG_MACVLAN), or the parent allows none: %w", v.Name, err)
@@ -49,7 +57,7 @@ func (c *Conn) CreateMacvlan(container *netns.Handle, v Macvlan) error {
 	return nil
 }
 
-func (c *Conn) createMacvlan(container *netns.Handle, v Macvlan, name string) error {
+func (v Macvlan) create(c *Conn, container *netns.Handle, name string) error {
 	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, ifinfo(0, 0, 0))
 	m.str(unix.IFLA_IFNAME, name)
 	m.u32(unix.IFLA_LINK, uint32(v.Parent))
@@ -63,21 +71,21 @@ func (c *Conn) createMacvlan(container *netns.Handle, v Macvlan, name string) er
 	m.nest(unix.IFLA_LINKINFO, func() {
 		m.str(unix.IFLA_INFO_KIND, "macvlan")
 		m.nest(unix.IFLA_INFO_DATA, func() {
-			m.u32(nl.IFLA_MACVLAN_MODE, v.Mode)
+			m.u32(unix.IFLA_MACVLAN_MODE, v.Mode)
 			if v.BroadcastQueue != 0 {
-				m.u32(nl.IFLA_MACVLAN_BC_QUEUE_LEN, v.BroadcastQueue)
+				m.u32(unix.IFLA_MACVLAN_BC_QUEUE_LEN, v.BroadcastQueue)
 			}
 		})
 	})
 	return c.execute(m, nil)
 }
 
-func (c *Conn) createAndRename(container *netns.Handle, v Macvlan) (err error) {
+func (v Macvlan) createAndRename(c *Conn, container *netns.Handle) (err error) {
 	name, err := randomName()
 	if err != nil {
 		return err
 	}
-	if err := c.createMacvlan(container, v, name); err != nil {
+	if err := v.create(c, container, name); err != nil {
 		return err
 	}
 	inside, err := Dial(container)
@@ -89,9 +97,7 @@ func (c *Conn) createAndRename(container *netns.Handle, v Macvlan) (err error) {
 	if err != nil {
 		return err
 	}
-	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(made.Index, 0, 0))
-	m.str(unix.IFLA_IFNAME, v.Name)
-	if err := inside.execute(m, nil); err != nil {
+	if err := inside.Change(made.Index, Change{Name: v.Name}); err != nil {
 		return errors.Join(fmt.Errorf("rename interface %q: %w", name, err), inside.Delete(made.Index))
 	}
 	return nil

@@ -15,21 +15,21 @@ import (
 func TestMacvlanOnKernelsThatLookAtTheHost(t *testing.T) {
 	host, container := tryNetNS(t), tryNetNS(t)
 	outside, inside := tryDial(t, host), tryDial(t, container)
-	pair, err := outside.Connect(container, Veth{Name: "eth0"})
+	pair, err := Veth{Name: "eth0"}.Create(outside, container)
 	if err != nil {
 		t.Fatal(err)
 	}
 	v := Macvlan{Name: "net1", Parent: pair.Host.Index, Mode: 4, MTU: 1400}
-	if err := outside.createAndRename(container, v); err != nil {
+	if err := v.createAndRename(outside, container); err != nil {
 		t.Fatal(err)
 	}
 	got, err := inside.Link("net1")
-	if err != nil || got.Kind != "macvlan" || got.Peer != pair.Host.Index || got.MTU != 1400 {
+	if err != nil || got.Kind != "macvlan" || got.Peer.Index != pair.Host.Index || got.MTU != 1400 {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	// A name that is taken after all leaves nothing under the random one.
 	before := got.Index
-	if err := outside.createAndRename(container, v); !errors.Is(err, unix.EEXIST) {
+	if err := v.createAndRename(outside, container); !errors.Is(err, unix.EEXIST) {
 		t.Errorf("got %v", err)
 	}
 	for index := before + 1; index < before+4; index++ {
@@ -37,7 +37,7 @@ func TestMacvlanOnKernelsThatLookAtTheHost(t *testing.T) {
 			t.Errorf("left %+v", l)
 		}
 	}
-	if err := outside.CreateMacvlan(container, v); !errors.Is(err, unix.EEXIST) {
+	if err := v.Create(outside, container); !errors.Is(err, unix.EEXIST) {
 		t.Errorf("got %v", err)
 	}
 }

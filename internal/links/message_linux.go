@@ -62,7 +62,7 @@ func (m *message) quiet() {
 	native.PutUint16(m.b[6:], m.flags()&^unix.NLM_F_ACK)
 }
 
-// asks tells whether the request is one for one message.
+// asks reports whether the request is one for one message.
 func (m *message) asks() bool {
 	typ := native.Uint16(m.b[4:])
 	return typ&3 == getRequest && m.flags()&(unix.NLM_F_ACK|unix.NLM_F_DUMP) == 0
@@ -82,14 +82,21 @@ func bit(v bool) byte {
 // errTruncated means that the kernel sent less than it said.
 var errTruncated = errors.New("truncated netlink message")
 
+// header is that of a message, struct nlmsghdr without its length.
+type header struct {
+	typ, flags uint16
+	seq        uint32
+}
+
 // eachMessage calls fn for the messages of a datagram.
-func eachMessage(data []byte, fn func(typ uint16, seq uint32, body []byte) error) error {
+func eachMessage(data []byte, fn func(h header, body []byte) error) error {
 	for len(data) >= unix.NLMSG_HDRLEN {
 		size := int(native.Uint32(data))
 		if size < unix.NLMSG_HDRLEN || size > len(data) {
 			return fmt.Errorf("%w: %d of %d bytes", errTruncated, len(data), size)
 		}
-		if err := fn(native.Uint16(data[4:]), native.Uint32(data[8:]), data[unix.NLMSG_HDRLEN:size]); err != nil {
+		h := header{typ: native.Uint16(data[4:]), flags: native.Uint16(data[6:]), seq: native.Uint32(data[8:])}
+		if err := fn(h, data[unix.NLMSG_HDRLEN:size]); err != nil {
 			return err
 		}
 		data = data[min(aligned(size), len(data)):]

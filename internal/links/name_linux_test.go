@@ -11,11 +11,11 @@ import (
 func TestFault_C10_NoInterfaceIsMadeUnderANumberedName(t *testing.T) {
 	host, container := newNS(t, "host"), newNS(t, "container")
 	h := mustDial(t, host)
-	br := must[Link](t)(h.CreateBridge(NewBridge{Name: "br0"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(h))
 	for name, try := range map[string]func() error{
-		"bridge":  func() error { _, err := h.CreateBridge(NewBridge{Name: "br%d"}); return err },
-		"veth":    func() error { _, err := h.Connect(container, Veth{Name: "eth%d"}); return err },
-		"macvlan": func() error { return h.CreateMacvlan(container, Macvlan{Name: "eth%d", Parent: br.Index}) },
+		"bridge":  func() error { _, err := Bridge{Name: "br%d"}.Create(h); return err },
+		"veth":    func() error { _, err := Veth{Name: "eth%d"}.Create(h, container); return err },
+		"macvlan": func() error { return Macvlan{Name: "eth%d", Parent: br.Index}.Create(h, container) },
 		"move":    func() error { return h.Move(br.Index, container, Move{Name: "eth%d"}) },
 	} {
 		if err := try(); !errors.Is(err, unix.EINVAL) {

@@ -64,72 +64,7 @@ func (r *Requests) Send() error {
 	return nil
 }
 
-// exchange sends requests in one datagram and reads the answers. It returns the
-// first error. No request but the last may be one for a list.
-func (c *Conn) exchange(all []request) error {
-	answered, errs, err := c.converse(all)
-	if err != nil {
-		c.broken = true
-		return err
-	}
-	return outcome(all, answered, errs)
-}
-
-// converse is exchange up to what the kernel says of each request.
-func (c *Conn) converse(all []request) (answered []bool, errs []error, err error) {
-	first := c.seq + 1
-	data := c.write(all)
-	if err := restart(func() error {
-		return unix.Sendto(c.fd, data, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
-	}); err != nil {
-		return nil, nil, fmt.Errorf("send to the kernel: %w", err)
-	}
-	errs = make([]error, len(all))
-	answered = make([]bool, len(all))
-	for last := len(all) - 1; !answered[last]; {
-		data, err := c.receive()
-		if err != nil {
-			return nil, nil, err
-		}
-		err = eachMessage(data, func(typ uint16, seq uint32, body []byte) error {
-			i := seq - first
-			if i >= uint32(len(all)) { // of an earlier request, whose answer was given up
-				return nil
-			}
-			end, err := all[i].take(typ, body)
-			answered[i] = answered[i] || end
-			if errs[i] == nil {
-				errs[i] = err
-			}
-			return nil
-		})
-		if err != nil {
-			return nil, nil, err
-		}
-	}
-	return answered, errs, nil
-}
-
-// write writes requests behind each other. The kernel reports of all of them
-// what fails, in order, but of the last one that it is done, too: before that
-// one only those that ask for something have another answer.
-func (c *Conn) write(all []request) []byte {
-	var data []byte
-	for i, q := range all {
-		c.seq++
-		if i < len(all)-1 {
-			q.m.quiet()
-		}
-		if b := q.m.finish(c.seq); i > 0 {
-			data = append(data, b...)
-		} else {
-			data = b
-		}
-	}
-	return data
-}
-
-// take reads a message that answers, and tells whether it is the last one.
+// take reads a message that answers, and reports whether it is the last one.
 func (q request) take(typ uint16, body []byte) (end bool, err error) {
 	if typ == unix.NLMSG_ERROR || typ == unix.NLMSG_DONE {
 		return true, answer(body)

@@ -17,6 +17,9 @@ type Route struct {
 	Scope    uint8 // RT_SCOPE_*
 	Table    int   // 0 is the main one
 	Priority int
+	// Interface is the one that the route leads through, of a route that was
+	// read.
+	Interface int
 	// MTU and AdvMSS are for what goes this way; 0 leaves it to the kernel.
 	MTU, AdvMSS int
 }
@@ -31,27 +34,13 @@ func (r Route) String() string {
 
 // AddRoute adds a route by way of an interface. With others, one to the same
 // destination adds itself (IPv6: as a multipath route); without, there must be
-// none, and the error wraps EEXIST if there is.
-func (c *Conn) AddRoute(index int, route Route, others bool) error {
-	r := c.Requests()
-	r.AddRoute(index, route, others)
-	return r.Send()
-}
-
-// AddRoute is as that of [Conn]. Errors among fine are none.
+// none, and the error wraps EEXIST if there is. Errors among fine are none.
 func (r *Requests) AddRoute(index int, route Route, others bool, fine ...error) {
 	flags := uint16(unix.NLM_F_CREATE | unix.NLM_F_ACK)
 	if !others {
 		flags |= unix.NLM_F_EXCL
 	}
 	r.add(routeMessage(unix.RTM_NEWROUTE, flags, index, route), nil, "add route "+route.String(), fine...)
-}
-
-// DeleteRoute deletes a route.
-func (c *Conn) DeleteRoute(index int, route Route) error {
-	r := c.Requests()
-	r.DeleteRoute(index, route)
-	return r.Send()
 }
 
 // DeleteRoute deletes a route. Errors among fine are none.
@@ -187,17 +176,17 @@ func parseRoute(body []byte, index int) ([]Route, error) {
 		return nil, nil
 	}
 	if out != 0 && (out == index || index == 0) {
-		ways = append(ways, Route{Via: r.Via})
+		ways = append(ways, Route{Via: r.Via, Interface: out})
 	}
 	for i, way := range ways {
 		ways[i] = r
-		ways[i].Via = way.Via
+		ways[i].Via, ways[i].Interface = way.Via, way.Interface
 	}
 	return ways, nil
 }
 
 // parseWays reads a list of struct rtnexthop with attributes
-// (<linux/rtnetlink.h>), and returns the gateways by way of the interface.
+// (<linux/rtnetlink.h>), and returns the gateways and interfaces.
 func parseWays(list []byte, index int) ([]Route, error) {
 	var ways []Route
 	for len(list) >= unix.SizeofRtNexthop {
@@ -214,8 +203,8 @@ func parseWays(list []byte, index int) ([]Route, error) {
 		if err != nil {
 			return nil, err
 		}
-		if index == 0 || int(native.Uint32(list[4:])) == index {
-			ways = append(ways, Route{Via: via})
+		if out := int(native.Uint32(list[4:])); index == 0 || out == index {
+			ways = append(ways, Route{Via: via, Interface: out})
 		}
 		list = list[min(aligned(size), len(list)):]
 	}

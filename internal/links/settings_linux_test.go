@@ -98,7 +98,7 @@ func TestSet4Encodes(t *testing.T) {
 func TestNumbersAreTheKernels(t *testing.T) {
 	ns := newNS(t, "ns")
 	c := mustDial(t, ns)
-	must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	values := map[string]string{
 		"net/ipv4/conf/br0/forwarding": "1", "net/ipv4/conf/br0/arp_notify": "1", "net/ipv4/conf/br0/route_localnet": "1",
 		"net/ipv6/conf/br0/forwarding": "1", "net/ipv6/conf/br0/accept_ra": "2", "net/ipv6/conf/br0/disable_ipv6": "1",
@@ -122,7 +122,7 @@ func TestNumbersAreTheKernels(t *testing.T) {
 func TestSet4(t *testing.T) {
 	ns := newNS(t, "ns")
 	c := mustDial(t, ns)
-	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	for _, name := range []string{"arp_notify", "route_localnet"} {
 		r := c.Requests()
 		r.Set4(br.Index, name, 1)
@@ -164,7 +164,7 @@ func TestForwarding(t *testing.T) {
 // behind it is read.
 func TestRequestsNameWhatFails(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
-	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	p, q := netip.MustParsePrefix("10.1.0.1/24"), netip.MustParsePrefix("10.2.0.1/24")
 	r := c.Requests()
 	r.AddAddress(br.Index, p, 0)
@@ -194,7 +194,7 @@ func TestRequestsNameWhatFails(t *testing.T) {
 
 func TestRequestsThatAreMany(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
-	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	r := c.Requests()
 	const n = 3*mostTogether + 1
 	var read []*Link
@@ -217,8 +217,8 @@ func TestRequestsThatAreMany(t *testing.T) {
 
 func TestInterfaceTo(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
-	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
-	if err := c.Change(br.Index, Change{Up: true}); err != nil {
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
+	if err := c.Change(br.Index, Change{Set: unix.IFF_UP}); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.AddAddress(br.Index, netip.MustParsePrefix("10.1.0.1/24"), 0); err != nil {

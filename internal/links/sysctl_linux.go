@@ -30,11 +30,11 @@ func (s Sysctl) path() string { return filepath.Join("/proc/sys", s.Path) }
 // the namespace that c is in. The kernel tells most of them by netlink; to make
 // what differs the thread enters the namespace, once for all.
 func (c *Conn) SetSysctls(ns *netns.Handle, settings ...Sysctl) error {
-	unset, err := c.unset(settings)
+	missing, err := unset(c, settings)
 	if err != nil {
 		return fmt.Errorf("in namespace %s: %w", ns.ID(), err)
 	}
-	return WriteSysctls(ns, unset...)
+	return WriteSysctls(ns, missing...)
 }
 
 // WriteSysctls is SetSysctls for settings that are known not to be so.
@@ -49,7 +49,7 @@ func WriteSysctls(ns *netns.Handle, settings ...Sysctl) error {
 }
 
 // unset are those of the settings that are to be made by /proc/sys.
-func (c *Conn) unset(settings []Sysctl) ([]Sysctl, error) {
+func unset(c *Conn, settings []Sysctl) ([]Sysctl, error) {
 	if len(settings) == 0 {
 		return nil, nil
 	}
@@ -109,7 +109,7 @@ func writeSysctls(settings []Sysctl) error {
 	return nil
 }
 
-// notOurs tells whether an error means that a setting is missing, or that it
+// notOurs reports whether an error means that a setting is missing, or that it
 // may not be changed.
 func notOurs(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS)

@@ -6,15 +6,14 @@ import (
 	"fmt"
 	"net"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/netns"
 )
 
-// Veth is a pair of interfaces, one in a container.
+// Veth is a pair of interfaces to be made, one of them in a container.
 type Veth struct {
-	// Name and MAC are those of the container's end; a nil MAC is for Connect
+	// Name and MAC are those of the container's end; a nil MAC is for Create
 	// to choose.
 	Name string
 	MAC  net.HardwareAddr
@@ -33,7 +32,7 @@ type Pair struct {
 // other names makes it so.
 const mostNames = 10
 
-// Connect makes a veth pair by one message: the container's end in its
+// Create makes the pair by one message: the container's end in its
 // namespace, with its name and down, and the host's end where c is, up, or on
 // the bridge and then up. The latter has a random name.
 //
@@ -47,7 +46,7 @@ const mostNames = 10
 //
 // Both ends get addresses from here rather than from the kernel, as udev takes
 // the kernel's for replaceable.
-func (c *Conn) Connect(container *netns.Handle, v Veth) (Pair, error) {
+func (v Veth) Create(c *Conn, container *netns.Handle) (Pair, error) {
 	if err := validName(v.Name); err != nil {
 		return Pair{}, fmt.Errorf("create interface %q: %w", v.Name, err)
 	}
@@ -65,7 +64,7 @@ func (c *Conn) Connect(container *netns.Handle, v Veth) (Pair, error) {
 		if err != nil {
 			return Pair{}, err
 		}
-		host, err := c.createVeth(container, name, hostMAC, v)
+		host, err := v.create(c, container, name, hostMAC)
 		if errors.Is(err, unix.EEXIST) {
 			if err := absent(container, v.Name); err != nil {
 				return Pair{}, err
@@ -73,22 +72,24 @@ func (c *Conn) Connect(container *netns.Handle, v Veth) (Pair, error) {
 			continue
 		}
 		if err == nil && v.Master != 0 {
-			err = c.setPortUp(host.Index)
+			err = setPortUp(c, host.Index)
 		}
 		if err != nil {
 			return Pair{}, fmt.Errorf("create veth pair %q and %q: %w", name, v.Name, err)
 		}
-		return Pair{Host: host, Container: Link{Index: host.Peer, Name: v.Name, Kind: "veth", MAC: v.MAC, MTU: host.MTU}}, nil
+		return Pair{Host: host, Container: Link{Index: host.Peer.Index, Name: v.Name, Type: Type{Kind: "veth"}, MAC: v.MAC, MTU: host.MTU}}, nil
 	}
 	return Pair{}, fmt.Errorf("create a veth pair: %d random names were all taken", mostNames)
 }
 
-// addrGenNone is IN6_ADDR_GEN_MODE_NONE, <linux/if_link.h>.
-const addrGenNone = 1
+const (
+	addrGenNone = 1 // IN6_ADDR_GEN_MODE_NONE, <linux/if_link.h>
+	vethPeer    = 1 // VETH_INFO_PEER, <linux/veth.h>
+)
 
 // setPortUp sets a new interface up that is the port of a bridge. If that fails
 // it is deleted.
-func (c *Conn) setPortUp(index int) error {
+func setPortUp(c *Conn, index int) error {
 	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0))
 	m.nest(unix.IFLA_AF_SPEC, func() {
 		m.nest(unix.AF_INET6, func() { m.attr(unix.IFLA_INET6_ADDR_GEN_MODE, []byte{addrGenNone}) })
@@ -119,7 +120,7 @@ func absent(ns *netns.Handle, name string) error {
 	return errors.Join(err, c.Close())
 }
 
-func (c *Conn) createVeth(container *netns.Handle, name string, mac net.HardwareAddr, v Veth) (Link, error) {
+func (v Veth) create(c *Conn, container *netns.Handle, name string, mac net.HardwareAddr) (Link, error) {
 	var up uint32
 	if v.Master == 0 {
 		up = unix.IFF_UP
@@ -141,19 +142,19 @@ func (c *Conn) createVeth(container *netns.Handle, name string, mac net.Hardware
 	m.nest(unix.IFLA_LINKINFO, func() {
 		m.str(unix.IFLA_INFO_KIND, "veth")
 		m.nest(unix.IFLA_INFO_DATA, func() {
-			m.nest(nl.VETH_INFO_PEER, func() {
+			m.nest(vethPeer, func() {
 				m.b = append(m.b, ifinfo(0, 0, 0)...)
 				end(v.Name, v.MAC)
 				m.u32(unix.IFLA_NET_NS_FD, uint32(container.File().Fd()))
 			})
 		})
 	})
-	return c.create(m, name)
+	return create(c, m, name)
 }
 
 // create makes an interface and returns it. Since Linux 6.2 the kernel answers
 // with it; before, it is looked up.
-func (c *Conn) create(m *message, name string) (Link, error) {
+func create(c *Conn, m *message, name string) (Link, error) {
 	var l Link
 	err := c.execute(m, func(body []byte) (err error) {
 		l, err = parseLink(body)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/netns"
 )
@@ -15,14 +17,14 @@ import (
 func TestWatchHearsOfChanges(t *testing.T) {
 	ns := newNS(t, "host")
 	c := mustDial(t, ns)
-	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	w := must[*Watch](t)(WatchAddresses(ns))
 	defer w.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for what, change := range map[string]func() error{
 		"an address": func() error { return c.AddAddress(br.Index, netip.MustParsePrefix("fd00::1/64"), 0) },
-		"a link":     func() error { return c.Change(br.Index, Change{Up: true}) },
+		"a link":     func() error { return c.Change(br.Index, Change{Set: unix.IFF_UP}) },
 	} {
 		if err := change(); err != nil {
 			t.Fatal(err)
@@ -61,7 +63,7 @@ func TestWatchEndsWithTheContext(t *testing.T) {
 	<-done
 	// The next one is not ended by it.
 	c := mustDial(t, ns)
-	must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	if err := w.Wait(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -69,7 +71,7 @@ func TestWatchEndsWithTheContext(t *testing.T) {
 
 func addTunnel(t *testing.T, ns *netns.Handle, name string, bridge int) {
 	t.Helper()
-	h := must[*netlink.Handle](t)(Open(ns))
+	h := must[*netlink.Handle](t)(netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE))
 	defer h.Close()
 	a := netlink.NewLinkAttrs()
 	a.Name, a.MasterIndex = name, bridge
@@ -82,7 +84,7 @@ func addTunnel(t *testing.T, ns *netns.Handle, name string, bridge int) {
 func TestDetectionTime(t *testing.T) {
 	ns := newNS(t, "host")
 	c := mustDial(t, ns)
-	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	if got := br.DetectionTime(); got != 2*time.Second {
 		t.Errorf("got %s with the kernel's settings", got)
 	}
@@ -101,7 +103,7 @@ func TestDetectionTime(t *testing.T) {
 func TestLinkLocal(t *testing.T) {
 	ns := newNS(t, "host")
 	c := mustDial(t, ns)
-	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	first := must[netip.Prefix](t)(c.LinkLocal(ns, br))
 	if again := must[netip.Prefix](t)(c.LinkLocal(ns, br)); again != first {
 		t.Errorf("got %s and then %s", first, again)
@@ -116,8 +118,8 @@ func TestLinkLocal(t *testing.T) {
 	if err := WriteSysctls(ns, Sysctl{Path: "net/ipv6/conf/default/disable_ipv6", Value: "1"}); err != nil {
 		t.Fatal(err)
 	}
-	for name, b := range map[string]NewBridge{"disabled": {Name: "br1"}, "small": {Name: "br2", MTU: 1279}} {
-		if got, err := c.LinkLocal(ns, must[Link](t)(c.CreateBridge(b))); err != nil || got.IsValid() {
+	for name, b := range map[string]Bridge{"disabled": {Name: "br1"}, "small": {Name: "br2", MTU: 1279}} {
+		if got, err := c.LinkLocal(ns, must[Link](t)(b.Create(c))); err != nil || got.IsValid() {
 			t.Errorf("%s: got %s, %v", name, got, err)
 		}
 	}
@@ -126,7 +128,7 @@ func TestLinkLocal(t *testing.T) {
 func TestHasUplink(t *testing.T) {
 	ns := newNS(t, "host")
 	c := mustDial(t, ns)
-	br := must[Link](t)(c.CreateBridge(NewBridge{Name: "br0"}))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	want := func(want bool, when string) {
 		t.Helper()
 		if got := must[bool](t)(c.HasUplink(br.Index)); got != want {
@@ -136,10 +138,10 @@ func TestHasUplink(t *testing.T) {
 	want(false, "no ports")
 	container := newNS(t, "container")
 	for _, name := range []string{"c1", "c2"} {
-		must[Pair](t)(c.Connect(container, Veth{Name: name, Master: br.Index}))
+		must[Pair](t)(Veth{Name: name, Master: br.Index}.Create(c, container))
 	}
 	want(false, "containers")
-	other := must[Link](t)(c.CreateBridge(NewBridge{Name: "br1"}))
+	other := must[Link](t)(Bridge{Name: "br1"}.Create(c))
 	addTunnel(t, ns, "up1", other.Index)
 	want(false, "another bridge's")
 	addTunnel(t, ns, "up0", br.Index)

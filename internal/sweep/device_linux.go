@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/links"
@@ -30,37 +29,55 @@ func Identify(ctx context.Context, container *netns.Handle, name string) (d *Dev
 	if err != nil {
 		return nil, err
 	}
-	return &Device{Index: l.Index, Kind: l.Kind, MAC: l.MAC.String(), Parent: l.Peer, OnHost: l.PeerElsewhere}, nil
+	return &Device{Index: l.Index, Kind: l.Kind, MAC: l.MAC.String(), Parent: l.Peer.Index, OnHost: l.Peer.Elsewhere}, nil
 }
 
 // IdentifyLent returns what identifies an interface that host-device has moved
 // into the container. Its alias is its name on the host.
-func IdentifyLent(host, container *netns.Handle, name string) (*Device, error) {
-	nl, err := links.Open(container)
+func IdentifyLent(host, container *netns.Handle, name string) (d *Device, err error) {
+	conn, err := links.Dial(container)
 	if err != nil {
 		return nil, err
 	}
-	defer nl.Close()
-	l, err := nl.LinkByName(name)
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	l, err := conn.Link(name)
 	if err != nil {
-		return nil, fmt.Errorf("interface %q: %w", name, err)
+		return nil, err
 	}
-	a := l.Attrs()
 	return &Device{
-		Index: a.Index, Kind: l.Type(), MAC: a.HardwareAddr.String(),
-		Parent: a.ParentIndex, OnHost: a.NetNsID >= 0 && a.NetNsID == numberOf(nl, host),
-		PermMAC: a.PermHWAddr.String(), Bus: a.ParentDevBus, Dev: a.ParentDev, HostName: a.Alias,
+		Index: l.Index, Kind: kindOf(l), MAC: macOf(l),
+		Parent: l.Peer.Index, OnHost: leadsTo(conn, l, host),
+		PermMAC: l.Hardware.MAC.String(), Bus: l.Hardware.Bus, Dev: l.Hardware.Name, HostName: l.Alias,
 	}, nil
 }
 
-// numberOf is the number that a namespace has in that of the socket; negative if
-// no interface there leads to it.
-func numberOf(nl *netlink.Handle, ns *netns.Handle) int {
-	n, err := nl.GetNetNsIdByFd(int(ns.File().Fd()))
-	if err != nil {
-		return -1
+// leadsTo reports whether the interface below, or at the other end, is in ns.
+func leadsTo(conn *links.Conn, l links.Link, ns *netns.Handle) bool {
+	if !l.Peer.Elsewhere {
+		return false
 	}
-	return n
+	number, err := conn.NetNS(ns)
+	return err == nil && l.Peer.NetNS == number
+}
+
+// kindOf is the kind of an interface as records have it, which older versions
+// wrote: "device" for hardware, and "tuntap".
+func kindOf(l links.Link) string {
+	switch l.Kind {
+	case "":
+		return "device"
+	case "tun":
+		return "tuntap"
+	}
+	return l.Kind
+}
+
+// macOf is the hardware address as records have it: none that is all zero.
+func macOf(l links.Link) string {
+	if !slices.ContainsFunc(l.MAC, func(b byte) bool { return b != 0 }) {
+		return ""
+	}
+	return l.MAC.String()
 }
 
 // traceable reports whether the device can be told from all others outside of its
@@ -68,49 +85,46 @@ func numberOf(nl *netlink.Handle, ns *netns.Handle) int {
 func (d *Device) traceable() bool { return d.physical() || d.Kind == "veth" && d.OnHost }
 
 // isThe reports whether an interface is the physical device, wherever it is.
-func (d *Device) isThe(l netlink.Link) bool {
-	a := l.Attrs()
-	return d.physical() && l.Type() == d.Kind &&
-		a.PermHWAddr.String() == d.PermMAC && a.ParentDev == d.Dev && a.ParentDevBus == d.Bus
+func (d *Device) isThe(l links.Link) bool {
+	return d.physical() && kindOf(l) == d.Kind &&
+		l.Hardware.MAC.String() == d.PermMAC && l.Hardware.Name == d.Dev && l.Hardware.Bus == d.Bus
 }
 
 // in is the device in its container, or nil. Name, alias and hardware address are
 // the container's to change, and its index may, where it leaves and comes back.
-func (d *Device) in(all []netlink.Link) netlink.Link {
-	i := slices.IndexFunc(all, func(l netlink.Link) bool {
-		a := l.Attrs()
-		if d.physical() {
-			return d.isThe(l)
-		}
-		return l.Type() == d.Kind && a.ParentIndex == d.Parent && (a.Index == d.Index || a.NetNsID >= 0 && d.like(l))
-	})
-	if i < 0 {
-		return nil
+func (d *Device) in(all []links.Link) *links.Link { return find(all, d.isInside) }
+
+func (d *Device) isInside(l links.Link) bool {
+	if d.physical() {
+		return d.isThe(l)
 	}
-	return all[i]
+	return kindOf(l) == d.Kind && l.Peer.Index == d.Parent && (l.Index == d.Index || l.Peer.Elsewhere && d.like(l))
+}
+
+// find returns the first interface that is the one, or nil.
+func find(all []links.Link, is func(links.Link) bool) *links.Link {
+	if i := slices.IndexFunc(all, is); i >= 0 {
+		return &all[i]
+	}
+	return nil
 }
 
 // like reports whether an interface with the device's parent is the device: by
 // the other end of the pair, or, for a macvlan, by its hardware address, which no
 // two on one parent have. Others of a kind may be of another attachment.
-func (d *Device) like(l netlink.Link) bool {
-	return d.OnHost && (d.Kind == "veth" || d.Kind == "macvlan" && l.Attrs().HardwareAddr.String() == d.MAC)
+func (d *Device) like(l links.Link) bool {
+	return d.OnHost && (d.Kind == "veth" || d.Kind == "macvlan" && macOf(l) == d.MAC)
 }
 
 // outside is the device in a namespace that is not its container's, or nil. host
-// is the number that the host's namespace has there.
-func (d *Device) outside(all []netlink.Link, host int) netlink.Link {
-	i := slices.IndexFunc(all, func(l netlink.Link) bool {
-		a := l.Attrs()
+// is the number that the host's namespace has there, or negative.
+func (d *Device) outside(all []links.Link, host int) *links.Link {
+	return find(all, func(l links.Link) bool {
 		if d.physical() {
 			return d.isThe(l)
 		}
-		return l.Type() == d.Kind && host >= 0 && a.NetNsID == host && a.ParentIndex == d.Parent && d.like(l)
+		return kindOf(l) == d.Kind && l.Peer.Elsewhere && host >= 0 && l.Peer.NetNS == host && l.Peer.Index == d.Parent && d.like(l)
 	})
-	if i < 0 {
-		return nil
-	}
-	return all[i]
 }
 
 // Restore gives the device its name in the container back, and the alias that
@@ -118,69 +132,71 @@ func (d *Device) outside(all []netlink.Link, host int) netlink.Link {
 // that name gets another name. So does one where the device is not in the
 // container, if it is known to be replaced. Found says whether it is there.
 func (d *Device) Restore(container *netns.Handle, name string, replaced bool) (found bool, err error) {
-	nl, err := links.Open(container)
+	conn, err := links.Dial(container)
 	if err != nil {
 		return false, err
 	}
-	defer nl.Close()
-	named, err := nl.LinkByName(name)
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	named, err := conn.Link(name)
 	if err != nil && !links.NotFound(err) {
 		return false, err
 	}
-	own := named
-	if named == nil || named.Attrs().Index != d.Index || d.in([]netlink.Link{named}) == nil {
-		all, err := nl.LinkList()
+	taken := err == nil
+	own := &named
+	if !taken || named.Index != d.Index || !d.isInside(named) {
+		all, err := conn.Links()
 		if err != nil {
 			return false, err
 		}
 		own = d.in(all)
 	}
-	if named != nil && (own == nil && replaced || own != nil && own.Attrs().Index != named.Attrs().Index) {
-		if err := rename(nl, named, fmt.Sprintf("cni-%d", named.Attrs().Index)); err != nil {
+	if taken && (own == nil && replaced || own != nil && own.Index != named.Index) {
+		if err := rename(conn, named, fmt.Sprintf("cni-%d", named.Index)); err != nil {
 			return own != nil, err
 		}
 	}
 	if own == nil {
 		return false, nil
 	}
-	if own.Attrs().Name != name {
-		err = rename(nl, own, name)
+	err = nil
+	if own.Name != name {
+		err = rename(conn, *own, name)
 	}
-	if d.HostName != "" && own.Attrs().Alias != d.HostName {
-		err = errors.Join(err, nl.LinkSetAlias(own, d.HostName))
+	if d.HostName != "" && own.Alias != d.HostName {
+		err = errors.Join(err, conn.Change(own.Index, links.Change{Alias: &d.HostName}))
 	}
 	return true, err
 }
 
 // rename renames an interface, which before Linux 6.2 must be down for that.
-func rename(nl *netlink.Handle, l netlink.Link, name string) error {
-	err := nl.LinkSetName(l, name)
+func rename(conn *links.Conn, l links.Link, name string) error {
+	err := conn.Change(l.Index, links.Change{Name: name})
 	if errors.Is(err, unix.EBUSY) {
-		if err = nl.LinkSetDown(l); err == nil {
-			err = errors.Join(nl.LinkSetName(l, name), nl.LinkSetUp(l))
+		if err = conn.Change(l.Index, links.Change{Clear: unix.IFF_UP}); err == nil {
+			err = errors.Join(conn.Change(l.Index, links.Change{Name: name}), conn.Change(l.Index, links.Change{Set: unix.IFF_UP}))
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("rename interface %q to %q: %w", l.Attrs().Name, name, err)
+		return fmt.Errorf("rename interface %q to %q: %w", l.Name, name, err)
 	}
 	return nil
 }
 
 // device finds the attachment's interface where a plugin has left it: in the
 // container, elsewhere, or on the host under another name.
-func (t *Target) device() ([]Item, error) {
+func (t *Target) device(ctx context.Context) ([]Item, error) {
 	d := t.Device
-	var all []netlink.Link
 	if t.Container != nil {
-		if err := list(t.Container, func(_ *netlink.Handle, found []netlink.Link) { all = found }); err != nil {
+		l, err := findIn(ctx, t.Container, d.isInside)
+		if err != nil {
 			return nil, err
 		}
-	}
-	if l := d.in(all); l != nil {
-		return []Item{t.leaves(t.Container, "in the container", l)}, nil
+		if l != nil {
+			return []Item{t.leaves(t.Container, "in the container", *l)}, nil
+		}
 	}
 	if d.HostName != "" {
-		item, err := t.onHost()
+		item, err := t.onHost(ctx)
 		if item != nil || err != nil || !t.missing {
 			return listOf(item), err
 		}
@@ -201,8 +217,8 @@ func listOf(item Item) []Item {
 }
 
 // leaves is what is to be done with the device where it is.
-func (t *Target) leaves(ns *netns.Handle, where string, l netlink.Link) Item {
-	found := link{ns: ns, where: where, name: l.Attrs().Name, index: l.Attrs().Index}
+func (t *Target) leaves(ns *netns.Handle, where string, l links.Link) Item {
+	found := link{ns: ns, where: where, name: l.Name, index: l.Index}
 	if t.Device.HostName == "" {
 		return found
 	}
@@ -212,40 +228,39 @@ func (t *Target) leaves(ns *netns.Handle, where string, l netlink.Link) Item {
 // onHost is the device if it is on the host under another name, as the kernel
 // leaves a physical one when its namespace goes. It notes whether it is missing:
 // whether it exists, and is not there.
-func (t *Target) onHost() (Item, error) {
+func (t *Target) onHost(ctx context.Context) (_ Item, err error) {
 	d := t.Device
 	t.missing = false
 	if !d.traceable() {
 		return nil, nil
 	}
-	nl, err := links.Open(t.Host)
+	conn, err := links.Borrow(ctx, t.Host)
 	if err != nil {
 		return nil, err
 	}
-	defer nl.Close()
-	if l, err := nl.LinkByName(d.HostName); err == nil && d.isBack(l) {
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	if l, err := conn.Link(d.HostName); err == nil && d.isBack(l) {
 		return nil, nil
 	}
-	all, err := nl.LinkList()
+	all, err := conn.Links()
 	if err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(all, d.isBack); i >= 0 {
-		return t.leaves(t.Host, "on the host", all[i]), nil
+	if l := find(all, d.isBack); l != nil {
+		return t.leaves(t.Host, "on the host", *l), nil
 	}
 	if t.missing = d.onBus(); !d.physical() {
-		t.missing = slices.ContainsFunc(all, func(l netlink.Link) bool { return l.Attrs().Index == d.Parent && l.Type() == "veth" })
+		t.missing = slices.ContainsFunc(all, func(l links.Link) bool { return l.Index == d.Parent && l.Kind == "veth" })
 	}
 	return nil, nil
 }
 
 // isBack reports whether an interface of the host is the device.
-func (d *Device) isBack(l netlink.Link) bool {
+func (d *Device) isBack(l links.Link) bool {
 	if d.physical() {
 		return d.isThe(l)
 	}
-	a := l.Attrs()
-	return l.Type() == d.Kind && a.ParentIndex == d.Parent && a.NetNsID < 0
+	return kindOf(l) == d.Kind && l.Peer.Index == d.Parent && !l.Peer.Elsewhere
 }
 
 // onBus reports whether the bus still has the device, unless it is known by its
@@ -301,34 +316,36 @@ func (t *Target) elsewhere() (Item, error) {
 }
 
 func (t *Target) within(ns *netns.Handle) Item {
-	var own netlink.Link
-	err := list(ns, func(nl *netlink.Handle, all []netlink.Link) {
-		own = t.Device.outside(all, numberOf(nl, t.Host))
-	})
-	if err != nil || own == nil {
+	conn, err := links.Dial(ns)
+	if err != nil {
 		return nil
 	}
-	return t.leaves(ns, "in the network namespace "+ns.ID().String(), own)
+	all, err := conn.Links()
+	host, herr := conn.NetNS(t.Host)
+	if herr != nil {
+		host = -1
+	}
+	own := t.Device.outside(all, host)
+	if errors.Join(err, conn.Close()) != nil || own == nil {
+		return nil
+	}
+	return t.leaves(ns, "in the network namespace "+ns.ID().String(), *own)
 }
 
 // Settled reports whether the device is where it belongs: gone, or on the host.
 func Settled(t Target) (bool, error) {
-	items, err := t.device()
+	items, err := t.device(context.Background())
 	return len(items) == 0, err
 }
 
-// list calls f with the interfaces of a namespace.
-func list(ns *netns.Handle, f func(*netlink.Handle, []netlink.Link)) error {
-	nl, err := links.Open(ns)
+// findIn returns the first interface in a namespace that is the one, or nil.
+func findIn(ctx context.Context, ns *netns.Handle, is func(links.Link) bool) (*links.Link, error) {
+	conn, err := links.Borrow(ctx, ns)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer nl.Close()
-	all, err := nl.LinkList()
-	if err == nil {
-		f(nl, all)
-	}
-	return err
+	all, err := conn.Links()
+	return find(all, is), errors.Join(err, conn.Close())
 }
 
 // lent is an interface of the host's that is to go back there, under its name.
@@ -343,33 +360,32 @@ func (l lent) String() string {
 }
 
 func (l lent) Remove() error {
-	if l.ns == l.host {
-		return in(l.ns, unix.NETLINK_ROUTE, l.rename)
-	}
 	conn, err := links.Dial(l.ns)
 	if err != nil {
 		return err
 	}
-	err = conn.Move(l.index, l.host, links.Move{Name: l.to})
-	if isGone(err) {
-		err = nil
-	}
-	if err != nil {
+	if l.ns == l.host { // which has it back already
+		err = l.rename(conn)
+	} else if err = conn.Move(l.index, l.host, links.Move{Name: l.to}); err != nil {
 		err = fmt.Errorf("give %s back: %w", l, err)
+	}
+	if links.NotFound(err) {
+		err = nil
 	}
 	return errors.Join(err, conn.Close())
 }
 
-// rename gives the interface its name, where the host has it back already.
-func (l lent) rename(nl *netlink.Handle) error {
-	own, err := nl.LinkByIndex(l.index)
-	if links.NotFound(err) {
-		return nil
+// rename gives the interface its name on the host.
+func (l lent) rename(conn *links.Conn) error {
+	if _, err := conn.LinkByIndex(l.index); err != nil {
+		return err
 	}
-	if err == nil {
-		err = errors.Join(nl.LinkSetDown(own), nl.LinkSetName(own, l.to), nl.LinkSetAlias(own, ""))
+	var none string
+	var errs []error
+	for _, change := range []links.Change{{Clear: unix.IFF_UP}, {Name: l.to}, {Alias: &none}} {
+		errs = append(errs, conn.Change(l.index, change))
 	}
-	if err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("give %s its name back: %w", l, err)
 	}
 	return nil

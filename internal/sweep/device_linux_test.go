@@ -4,36 +4,35 @@ import (
 	"net"
 	"testing"
 
-	"github.com/vishvananda/netlink"
+	"github.com/embedcni/cni/internal/links"
 )
 
 // nic is a link as a kernel describes that of a PCI card.
-func nic(index int, name, perm, dev string) netlink.Link {
-	a := netlink.NewLinkAttrs()
-	a.Index, a.Name, a.ParentDev, a.ParentDevBus = index, name, dev, "pci"
-	a.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 0, byte(index)} // forged
+func nic(index int, name, perm, dev string) links.Link {
+	l := links.Link{Index: index, Name: name, Hardware: links.Hardware{Bus: "pci", Name: dev}}
+	l.MAC = net.HardwareAddr{2, 0, 0, 0, 0, byte(index)} // forged
 	if hw, err := net.ParseMAC(perm); err == nil {
-		a.PermHWAddr = hw
+		l.Hardware.MAC = hw
 	}
-	return &netlink.Device{LinkAttrs: a}
+	return l
 }
 
-// below is a link of a kind with a parent in another namespace.
-func below(kind string, index, parent, nsid int, mac string) netlink.Link {
-	a := netlink.NewLinkAttrs()
-	a.Index, a.ParentIndex, a.NetNsID, a.Name = index, parent, nsid, "x"
-	a.HardwareAddr, _ = net.ParseMAC(mac)
+// below is a link of a kind with a parent in another namespace, or with a
+// negative number in the same one.
+func below(kind string, index, parent, number int, mac string) links.Link {
+	l := links.Link{Index: index, Name: "x", Type: links.Type{Kind: kind}, Peer: links.Peer{Index: parent, Elsewhere: number >= 0, NetNS: number}}
+	l.MAC, _ = net.ParseMAC(mac)
 	if kind == "ipvlan" {
-		a.PermHWAddr = a.HardwareAddr
+		l.Hardware.MAC = l.MAC
 	}
-	return &netlink.GenericLink{LinkAttrs: a, LinkType: kind}
+	return l
 }
 
-func indexOf(l netlink.Link) int {
+func indexOf(l *links.Link) int {
 	if l == nil {
 		return 0
 	}
-	return l.Attrs().Index
+	return l.Index
 }
 
 // What a container's root can forge does not count, and what is like the device
@@ -47,26 +46,26 @@ func TestFault_F47_ADeviceIsFoundByWhatCannotBeForged(t *testing.T) {
 	ipvlan := &Device{Index: 7, Kind: "ipvlan", Parent: 4, OnHost: true, MAC: mac, PermMAC: mac} // its parent's
 	for name, c := range map[string]struct {
 		device             *Device
-		all                []netlink.Link
+		all                []links.Link
 		in, outside, onHst int
 	}{
-		"a card":                      {card, []netlink.Link{nic(7, "x", perm, dev)}, 7, 7, 7},
-		"a card by another index":     {card, []netlink.Link{nic(7, "eth0", perm, "0000:00:1f.7"), nic(9, "y", perm, dev)}, 9, 9, 9},
-		"the second port of the card": {card, []netlink.Link{nic(7, "eth0", "3c:ec:ef:00:00:02", dev)}, 0, 0, 0},
-		"another card":                {card, []netlink.Link{nic(7, "eth0", "", "")}, 0, 0, 0},
-		"a macvlan":                   {macvlan, []netlink.Link{below("macvlan", 7, 4, 0, other)}, 7, 0, 0},
-		"its index is a bridge's":     {macvlan, []netlink.Link{below("bridge", 7, 0, -1, mac)}, 0, 0, 0},
-		"on another parent":           {macvlan, []netlink.Link{below("macvlan", 7, 5, 0, mac)}, 0, 0, 0},
-		"moved out and back":          {macvlan, []netlink.Link{below("macvlan", 8, 4, 0, mac)}, 8, 0, 0},
-		"another program's":           {macvlan, []netlink.Link{below("macvlan", 8, 4, 0, other)}, 0, 0, 0},
-		"elsewhere":                   {macvlan, []netlink.Link{below("macvlan", 9, 4, 3, mac)}, 9, 9, 0},
-		"a neighbour's macvlan":       {macvlan, []netlink.Link{below("macvlan", 7, 4, 3, other)}, 7, 0, 0},
-		"another parent by its index": {macvlan, []netlink.Link{below("macvlan", 9, 4, 2, mac)}, 9, 0, 0},
-		"an ipvlan":                   {ipvlan, []netlink.Link{below("ipvlan", 8, 4, 3, mac), below("ipvlan", 7, 4, 3, mac)}, 7, 0, 0},
-		"a neighbour's ipvlan":        {ipvlan, []netlink.Link{below("ipvlan", 8, 4, 3, mac)}, 0, 0, 0},
-		"a veth":                      {veth, []netlink.Link{below("veth", 8, 4, 3, other)}, 8, 8, 0},
-		"a veth on the host":          {veth, []netlink.Link{below("veth", 8, 4, -1, other)}, 0, 0, 8},
-		"another veth":                {veth, []netlink.Link{below("veth", 7, 5, -1, mac)}, 0, 0, 0},
+		"a card":                      {card, []links.Link{nic(7, "x", perm, dev)}, 7, 7, 7},
+		"a card by another index":     {card, []links.Link{nic(7, "eth0", perm, "0000:00:1f.7"), nic(9, "y", perm, dev)}, 9, 9, 9},
+		"the second port of the card": {card, []links.Link{nic(7, "eth0", "3c:ec:ef:00:00:02", dev)}, 0, 0, 0},
+		"another card":                {card, []links.Link{nic(7, "eth0", "", "")}, 0, 0, 0},
+		"a macvlan":                   {macvlan, []links.Link{below("macvlan", 7, 4, 0, other)}, 7, 0, 0},
+		"its index is a bridge's":     {macvlan, []links.Link{below("bridge", 7, 0, -1, mac)}, 0, 0, 0},
+		"on another parent":           {macvlan, []links.Link{below("macvlan", 7, 5, 0, mac)}, 0, 0, 0},
+		"moved out and back":          {macvlan, []links.Link{below("macvlan", 8, 4, 0, mac)}, 8, 0, 0},
+		"another program's":           {macvlan, []links.Link{below("macvlan", 8, 4, 0, other)}, 0, 0, 0},
+		"elsewhere":                   {macvlan, []links.Link{below("macvlan", 9, 4, 3, mac)}, 9, 9, 0},
+		"a neighbour's macvlan":       {macvlan, []links.Link{below("macvlan", 7, 4, 3, other)}, 7, 0, 0},
+		"another parent by its index": {macvlan, []links.Link{below("macvlan", 9, 4, 2, mac)}, 9, 0, 0},
+		"an ipvlan":                   {ipvlan, []links.Link{below("ipvlan", 8, 4, 3, mac), below("ipvlan", 7, 4, 3, mac)}, 7, 0, 0},
+		"a neighbour's ipvlan":        {ipvlan, []links.Link{below("ipvlan", 8, 4, 3, mac)}, 0, 0, 0},
+		"a veth":                      {veth, []links.Link{below("veth", 8, 4, 3, other)}, 8, 8, 0},
+		"a veth on the host":          {veth, []links.Link{below("veth", 8, 4, -1, other)}, 0, 0, 8},
+		"another veth":                {veth, []links.Link{below("veth", 7, 5, -1, mac)}, 0, 0, 0},
 	} {
 		if got := indexOf(c.device.in(c.all)); got != c.in {
 			t.Errorf("%s: in the container it is %d, want %d", name, got, c.in)
@@ -77,7 +76,7 @@ func TestFault_F47_ADeviceIsFoundByWhatCannotBeForged(t *testing.T) {
 		got := 0
 		for _, l := range c.all {
 			if c.device.HostName != "" && c.device.isBack(l) {
-				got = indexOf(l)
+				got = l.Index
 			}
 		}
 		if got != c.onHst {

@@ -6,10 +6,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
-
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 )
@@ -26,27 +22,14 @@ func (l link) String() string { return fmt.Sprintf("interface %s %s", l.name, l.
 
 // Remove deletes the interface by its number: its name may be another's by now.
 func (l link) Remove() error {
-	return in(l.ns, unix.NETLINK_ROUTE, func(nl *netlink.Handle) error {
-		err := nl.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.index}})
-		if isGone(err) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("delete %s: %w", l, err)
-		}
-		return nil
-	})
-}
-
-// in opens a netlink socket of a family in a namespace, without entering it for
-// longer. What f asks of another family would be asked of the wrong namespace.
-func in(ns *netns.Handle, family int, f func(*netlink.Handle) error) error {
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), family)
+	conn, err := links.Dial(l.ns)
 	if err != nil {
-		return fmt.Errorf("netlink socket in namespace %s: %w", ns.ID(), err)
+		return err
 	}
-	defer nl.Close()
-	return f(nl)
+	if err = conn.Delete(l.index); err != nil {
+		err = fmt.Errorf("delete %s: %w", l, err)
+	}
+	return errors.Join(err, conn.Close())
 }
 
 // sockets are the route sockets of one Find, one for each namespace.
@@ -97,7 +80,7 @@ func (s *sockets) lookup(ctx context.Context, ns *netns.Handle, name string) (*l
 // its name alone it is found only if nothing else is known of it.
 func containerLink(ctx context.Context, t Target) ([]Item, error) {
 	if t.Device != nil {
-		return t.device()
+		return t.device(ctx)
 	}
 	if t.Container == nil || !t.OwnsIf || t.IfName == "lo" {
 		return nil, nil

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-
-	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/builtin/tuning"
 	"github.com/embedcni/cni/internal/links"
@@ -57,20 +54,20 @@ func (t *Target) undo(file string) (done bool, err error) {
 	d := t.Device
 	switch {
 	case d == nil && t.HostName == "":
-		return undoAt(t.Container, file, func(l netlink.Link) bool { return l.Attrs().Name == t.IfName })
+		return undoAt(t.Container, file, func(l links.Link) bool { return l.Name == t.IfName })
 	case d == nil: // of a record without a note
-		done, err = undoAt(t.Container, file, func(l netlink.Link) bool { return l.Attrs().Alias == t.HostName })
+		done, err = undoAt(t.Container, file, func(l links.Link) bool { return l.Alias == t.HostName })
 	default:
-		done, err = undoAt(t.Container, file, func(l netlink.Link) bool { return d.in([]netlink.Link{l}) != nil })
+		done, err = undoAt(t.Container, file, d.isInside)
 	}
 	if done || err != nil {
 		return done, err
 	}
-	done, err = undoAt(t.Host, file, func(l netlink.Link) bool {
+	done, err = undoAt(t.Host, file, func(l links.Link) bool {
 		if d != nil && d.traceable() {
 			return d.isBack(l)
 		}
-		return l.Attrs().Name == t.HostName && (d == nil || l.Type() == d.Kind)
+		return l.Name == t.HostName && (d == nil || kindOf(l) == d.Kind)
 	})
 	if !done && err == nil && d != nil {
 		if back, serr := Settled(*t); !back {
@@ -81,18 +78,18 @@ func (t *Target) undo(file string) (done bool, err error) {
 }
 
 // undoAt puts it back to the interface in a namespace that is the one.
-func undoAt(ns *netns.Handle, file string, is func(netlink.Link) bool) (done bool, err error) {
+func undoAt(ns *netns.Handle, file string, is func(links.Link) bool) (done bool, err error) {
 	if ns == nil {
 		return false, nil
 	}
-	nl, err := links.Open(ns)
+	conn, err := links.Dial(ns)
 	if err != nil {
 		return false, err
 	}
-	defer nl.Close()
-	all, err := nl.LinkList()
-	if i := slices.IndexFunc(all, is); err == nil && i >= 0 {
-		return true, tuning.Undo(nl, all[i], file)
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	all, err := conn.Links()
+	if l := find(all, is); l != nil {
+		return true, tuning.Undo(conn, *l, file)
 	}
 	return false, err
 }

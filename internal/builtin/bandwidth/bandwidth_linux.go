@@ -10,7 +10,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
-	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/links"
@@ -38,19 +37,24 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, e
 	if err != nil || c.none() {
 		return result, err
 	}
-	nl, host, err := hostEnd(r)
+	conn, host, err := hostEnd(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	defer nl.Close()
-	done := &change{nl: nl}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	q, err := openQueues(r.Host)
+	if err != nil {
+		return nil, err
+	}
+	defer q.close()
+	done := &change{queues: q, conn: conn}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, done.revert())
 		}
 	}()
 	if c.ingress != (limit{}) {
-		if err := done.addQdisc(tbf(host, c.ingress), host); err != nil {
+		if err := done.add(tbf(host.Index, c.ingress), host); err != nil {
 			return nil, fmt.Errorf("limit what goes to the container: %w", err)
 		}
 	}
@@ -60,7 +64,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, e
 			return nil, fmt.Errorf("limit what comes from the container: %w", err)
 		}
 		result.Interfaces = append(result.Interfaces, &types100.Interface{
-			Name: ifb.Attrs().Name, Mac: ifb.Attrs().HardwareAddr.String(),
+			Name: ifb.Name, Mac: ifb.MAC.String(),
 		})
 	}
 	return result, nil
@@ -106,30 +110,29 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if made == nil {
 		return nil
 	}
-	nl, err := links.Open(r.Host)
+	conn, err := links.Borrow(ctx, r.Host)
 	if err != nil {
 		return err
 	}
-	ifb, err := nl.LinkByName(made.Name)
-	if err != nil || ifb.Type() != "ifb" || made.Mac != "" && !strings.EqualFold(made.Mac, ifb.Attrs().HardwareAddr.String()) {
-		nl.Close()
-		if err == nil || links.NotFound(err) {
-			return nil
+	ifb, err := conn.Link(made.Name)
+	if err != nil || ifb.Kind != "ifb" || made.Mac != "" && !strings.EqualFold(made.Mac, ifb.MAC.String()) {
+		if links.NotFound(err) {
+			err = nil
 		}
-		return fmt.Errorf("interface %q: %w", made.Name, err)
+		return errors.Join(err, conn.Close())
 	}
 	// The socket is the task's: the request is not there any more when it runs.
 	return batch.Later(ctx, func(context.Context) error {
-		defer nl.Close()
-		if err := nl.LinkDel(ifb); err != nil && !links.NotFound(err) {
-			return fmt.Errorf("delete interface %q: %w", made.Name, err)
+		err := conn.Delete(ifb.Index)
+		if err != nil {
+			err = fmt.Errorf("delete interface %q: %w", made.Name, err)
 		}
-		return nil
+		return errors.Join(err, conn.Close())
 	})
 }
 
 // Check makes sure that the limits are there and in force.
-func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
+func (Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -137,13 +140,18 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if err != nil || c.none() { // as in Add, which asks for no veth pair then
 		return err
 	}
-	nl, host, err := hostEnd(r)
+	conn, host, err := hostEnd(ctx, r)
 	if err != nil {
 		return err
 	}
-	defer nl.Close()
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	q, err := openQueues(r.Host)
+	if err != nil {
+		return err
+	}
+	defer q.close()
 	if c.ingress != (limit{}) {
-		if err := checkBucket(nl, host, c.ingress); err != nil {
+		if err := q.checkBucket(host, c.ingress); err != nil {
 			return fmt.Errorf("limit of what goes to the container: %w", err)
 		}
 	}
@@ -152,7 +160,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 		if made := reported(r); made != nil {
 			name = made.Name
 		}
-		if err := checkShaped(nl, host, c.egress, name); err != nil {
+		if err := q.checkShaped(conn, host, c.egress, name); err != nil {
 			return fmt.Errorf("limit of what comes from the container: %w", err)
 		}
 	}
@@ -163,49 +171,54 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 // one end of. It must be an interface of the result: the limits are for what
 // the plugins before this one made. The caller closes the socket, which is one
 // on the host.
-func hostEnd(r *plugin.Request) (*netlink.Handle, netlink.Link, error) {
+func hostEnd(ctx context.Context, r *plugin.Request) (_ *links.Conn, host links.Link, err error) {
 	if r.PrevResult == nil {
-		return nil, nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
+		return nil, host, plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
 	}
-	inside, err := links.Open(r.Container)
+	own, err := inContainer(ctx, r)
 	if err != nil {
-		return nil, nil, err
+		return nil, host, err
 	}
-	defer inside.Close()
-	own, err := inside.LinkByName(r.IfName)
+	if own.Kind != "veth" {
+		return nil, host, plugin.Errorf(types.ErrInvalidNetworkConfig,
+			"interface %q in the container is no end of a veth pair, but %q: bandwidth can limit no other", r.IfName, own.Kind)
+	}
+	conn, err := links.Borrow(ctx, r.Host)
 	if err != nil {
-		return nil, nil, fmt.Errorf("interface %q in the container: %w", r.IfName, err)
+		return nil, host, err
 	}
-	if own.Type() != "veth" {
-		return nil, nil, plugin.Errorf(types.ErrInvalidNetworkConfig,
-			"interface %q in the container is no end of a veth pair, but %s: bandwidth can limit no other", r.IfName, own.Type())
-	}
-	nl, err := links.Open(r.Host)
-	if err != nil {
-		return nil, nil, err
-	}
-	host, err := nl.LinkByIndex(own.Attrs().ParentIndex)
+	host, err = conn.LinkByIndex(own.Peer.Index)
 	if err == nil {
 		err = isHostEnd(r, own, host)
 	}
 	if err != nil {
-		nl.Close()
-		return nil, nil, fmt.Errorf("the host's end of interface %q: %w", r.IfName, err)
+		return nil, host, errors.Join(fmt.Errorf("the host's end of interface %q: %w", r.IfName, err), conn.Close())
 	}
-	return nl, host, nil
+	return conn, host, nil
 }
 
-func isHostEnd(r *plugin.Request, own, host netlink.Link) error {
-	name := host.Attrs().Name
-	if host.Type() != "veth" || host.Attrs().ParentIndex != own.Attrs().Index {
-		return fmt.Errorf("interface %q has its index, but is another: the pair does not end on this host", name)
+// inContainer looks the container's interface up.
+func inContainer(ctx context.Context, r *plugin.Request) (own links.Link, err error) {
+	conn, err := links.Borrow(ctx, r.Container)
+	if err != nil {
+		return own, err
+	}
+	if own, err = conn.Link(r.IfName); err != nil {
+		err = fmt.Errorf("in the container: %w", err)
+	}
+	return own, errors.Join(err, conn.Close())
+}
+
+func isHostEnd(r *plugin.Request, own, host links.Link) error {
+	if host.Kind != "veth" || host.Peer.Index != own.Index {
+		return fmt.Errorf("interface %q has its index, but is another: the pair does not end on this host", host.Name)
 	}
 	for _, i := range r.PrevResult.Interfaces {
-		if i.Sandbox == "" && i.Name == name {
+		if i.Sandbox == "" && i.Name == host.Name {
 			return nil
 		}
 	}
-	return fmt.Errorf("interface %q is not in the previous result", name)
+	return fmt.Errorf("interface %q is not in the previous result", host.Name)
 }
 
 // Status refuses a configuration that every Add refuses.

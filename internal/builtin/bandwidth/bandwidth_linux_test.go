@@ -104,15 +104,15 @@ func TestCheckDetects(t *testing.T) {
 		return func(t *testing.T, h plugintest.Host) { plugintest.Change(t, h.Host, name, f) }
 	}
 	other := limit{rate: 8_000_000, burst: 4000}
-	replace := func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscReplace(tbf(l, other)) }
+	replace := func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscReplace(tbf(l.Attrs().Index, other)) }
 	for name, damage := range map[string]func(*testing.T, plugintest.Host){
-		"no tbf on the veth":  host("veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscDel(tbf(l, other)) }),
+		"no tbf on the veth":  host("veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscDel(tbf(l.Attrs().Index, other)) }),
 		"another on the veth": host("veth0", replace),
-		"no tbf on the ifb":   host(ifb, func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscDel(tbf(l, other)) }),
+		"no tbf on the ifb":   host(ifb, func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscDel(tbf(l.Attrs().Index, other)) }),
 		"another on the ifb":  host(ifb, replace),
 		"no ifb":              host(ifb, func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) }),
 		"ifb down":            host(ifb, func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) }),
-		"no ingress queue":    host("veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscDel(ingress(l)) }),
+		"no ingress queue":    host("veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscDel(ingress(l.Attrs().Index)) }),
 		"no redirection": host("veth0", func(nl *netlink.Handle, l netlink.Link) error {
 			filters, err := nl.FilterList(l, netlink.MakeHandle(0xffff, 0))
 			if err != nil {
@@ -142,10 +142,12 @@ func TestAddFails(t *testing.T) {
 		"no interface":     func(_ *testing.T, _ plugintest.Host, c *plugintest.Call) { c.IfName = "eth1" },
 		"no veth":          func(_ *testing.T, _ plugintest.Host, c *plugintest.Call) { c.IfName = "lo" },
 		"another tbf": func(t *testing.T, h plugintest.Host, _ *plugintest.Call) {
-			plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscAdd(tbf(l, limit{8000, 8000})) })
+			plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error {
+				return nl.QdiscAdd(tbf(l.Attrs().Index, limit{8000, 8000}))
+			})
 		},
 		"another ingress queue": func(t *testing.T, h plugintest.Host, _ *plugintest.Call) {
-			plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscAdd(ingress(l)) })
+			plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscAdd(ingress(l.Attrs().Index)) })
 		},
 		"both ifbs": func(t *testing.T, h plugintest.Host, _ *plugintest.Call) {
 			plugintest.Inside(t, h.Host, func(nl *netlink.Handle) error {

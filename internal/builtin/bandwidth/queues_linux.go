@@ -3,19 +3,35 @@ package bandwidth
 import (
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
 )
 
+// queues is a socket for traffic control.
+type queues struct{ nl *netlink.Handle }
+
+func openQueues(ns *netns.Handle) (queues, error) {
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE)
+	if err != nil {
+		return queues{}, fmt.Errorf("netlink socket in namespace %s: %w", ns.ID(), err)
+	}
+	return queues{nl}, nil
+}
+
+func (q queues) close() { q.nl.Close() }
+
 // tbf is the token bucket for a limit, as the root of a device.
-func tbf(link netlink.Link, l limit) *netlink.Tbf {
+func tbf(index int, l limit) *netlink.Tbf {
 	b := bucketOf(l, netlink.TickInUsec())
 	return &netlink.Tbf{
 		QdiscAttrs: netlink.QdiscAttrs{
-			LinkIndex: link.Attrs().Index,
+			LinkIndex: index,
 			Handle:    netlink.MakeHandle(1, 0),
 			Parent:    netlink.HANDLE_ROOT,
 		},
@@ -24,27 +40,27 @@ func tbf(link netlink.Link, l limit) *netlink.Tbf {
 }
 
 // ingress is the queue that gets what a device receives.
-func ingress(link netlink.Link) *netlink.Ingress {
+func ingress(index int) *netlink.Ingress {
 	return &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: link.Attrs().Index,
+		LinkIndex: index,
 		Handle:    netlink.MakeHandle(0xffff, 0),
 		Parent:    netlink.HANDLE_INGRESS,
 	}}
 }
 
 // redirect sends all that a device receives to another, as what that one sends.
-func redirect(from, to netlink.Link) *netlink.U32 {
+func redirect(from, to links.Link) *netlink.U32 {
 	return &netlink.U32{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: from.Attrs().Index,
+			LinkIndex: from.Index,
 			Parent:    netlink.MakeHandle(0xffff, 0),
 			Priority:  1,
 			Protocol:  unix.ETH_P_ALL,
 		},
 		ClassId:    netlink.MakeHandle(1, 1),
-		RedirIndex: to.Attrs().Index,
+		RedirIndex: to.Index,
 		Actions: []netlink.Action{&netlink.MirredAction{
-			MirredAction: netlink.TCA_EGRESS_REDIR, Ifindex: to.Attrs().Index,
+			MirredAction: netlink.TCA_EGRESS_REDIR, Ifindex: to.Index,
 		}},
 	}
 }
@@ -52,17 +68,19 @@ func redirect(from, to netlink.Link) *netlink.U32 {
 // change is what an ADD has done, so that it can be undone: the host's end may
 // live on when the ADD has failed.
 type change struct {
-	nl   *netlink.Handle
+	queues
+	conn *links.Conn
 	undo []func() error
 }
 
-func (c *change) addQdisc(q netlink.Qdisc, to netlink.Link) error {
+// add adds a queue to an interface.
+func (c *change) add(q netlink.Qdisc, to links.Link) error {
 	err := c.nl.QdiscAdd(q)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("this kernel has no queue %s: %w", q.Type(), err)
 	}
 	if err != nil {
-		return fmt.Errorf("add queue %s to interface %q: %w", q.Type(), to.Attrs().Name, err)
+		return fmt.Errorf("add queue %s to interface %q: %w", q.Type(), to.Name, err)
 	}
 	c.undo = append(c.undo, func() error { return c.nl.QdiscDel(q) })
 	return nil
@@ -81,47 +99,45 @@ func (c *change) revert() error {
 
 // shape makes the ifb device, by the first of the names that is free, and sends
 // it what the host's end receives.
-func (c *change) shape(host netlink.Link, l limit, names []string) (netlink.Link, error) {
+func (c *change) shape(host links.Link, l limit, names []string) (ifb links.Link, err error) {
 	var name string
-	var err error
 	for _, name = range names {
-		err = c.nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{
-			Name: name, MTU: host.Attrs().MTU, Flags: net.FlagUp,
-		}})
+		ifb, err = links.Ifb{Name: name, MTU: host.MTU}.Create(c.conn)
 		if !errors.Is(err, unix.EEXIST) {
 			break
 		}
 	}
 	if errors.Is(err, unix.EEXIST) {
-		return nil, fmt.Errorf("interface %q, which is named after this interface of the container, is there already: "+
+		return ifb, fmt.Errorf("interface %q, which is named after this interface of the container, is there already: "+
 			"an earlier one was not deleted: %w", name, err)
 	}
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, fmt.Errorf("egressRate needs an interface of type ifb, which this kernel does not have (CONFIG_IFB): %w", err)
+		return ifb, fmt.Errorf("egressRate needs an interface of type ifb, which this kernel does not have (CONFIG_IFB): %w", err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("add interface %q of type ifb: %w", name, err)
+		return ifb, fmt.Errorf("add interface %q of type ifb: %w", name, err)
 	}
-	ifb, err := c.nl.LinkByName(name)
-	if err != nil {
-		return nil, fmt.Errorf("interface %q: %w", name, err)
-	}
-	c.undo = append(c.undo, func() error { return c.nl.LinkDel(ifb) })
-	if err := c.addQdisc(ingress(host), host); err != nil {
-		return nil, err
+	c.undo = append(c.undo, func() error { return c.conn.Delete(ifb.Index) })
+	if err := c.add(ingress(host.Index), host); err != nil {
+		return ifb, err
 	}
 	if err := c.nl.FilterAdd(redirect(host, ifb)); err != nil {
-		return nil, fmt.Errorf("redirect from interface %q to %q: %w", host.Attrs().Name, name, err)
+		return ifb, fmt.Errorf("redirect from interface %q to %q: %w", host.Name, name, err)
 	}
-	return ifb, c.addQdisc(tbf(ifb, l), ifb)
+	return ifb, c.add(tbf(ifb.Index, l), ifb)
+}
+
+// byIndex is how traffic control names an interface.
+func byIndex(l links.Link) netlink.Link {
+	return &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.Index}}
 }
 
 // checkBucket makes sure that a device has the token bucket of the limit. A queue
 // of another type that somebody has put there instead is theirs. The kernel's own
 // queue, which has no handle, says that the limit is gone.
-func checkBucket(nl *netlink.Handle, link netlink.Link, l limit) error {
-	name := link.Attrs().Name
-	qdiscs, err := nl.QdiscList(link)
+func (q queues) checkBucket(link links.Link, l limit) error {
+	name := link.Name
+	qdiscs, err := q.nl.QdiscList(byIndex(link))
 	if err != nil {
 		return fmt.Errorf("queues of interface %q: %w", name, err)
 	}
@@ -146,33 +162,33 @@ func checkBucket(nl *netlink.Handle, link netlink.Link, l limit) error {
 
 // checkShaped makes sure that the ifb device is up and limits what the host's
 // end receives.
-func checkShaped(nl *netlink.Handle, host netlink.Link, l limit, name string) error {
-	ifb, err := nl.LinkByName(name)
+func (q queues) checkShaped(conn *links.Conn, host links.Link, l limit, name string) error {
+	ifb, err := conn.Link(name)
 	if err != nil {
-		return fmt.Errorf("interface %q: %w", name, err)
-	}
-	if ifb.Type() != "ifb" || ifb.Attrs().Flags&net.FlagUp == 0 {
-		return fmt.Errorf("interface %q of type %s is not an ifb that is up", name, ifb.Type())
-	}
-	if err := checkBucket(nl, ifb, l); err != nil {
 		return err
 	}
-	filters, err := nl.FilterList(host, netlink.MakeHandle(0xffff, 0))
+	if ifb.Kind != "ifb" || !ifb.Up() {
+		return fmt.Errorf("interface %q of type %q is not an ifb that is up", name, ifb.Kind)
+	}
+	if err := q.checkBucket(ifb, l); err != nil {
+		return err
+	}
+	filters, err := q.nl.FilterList(byIndex(host), netlink.MakeHandle(0xffff, 0))
 	if err != nil {
-		return fmt.Errorf("filters of interface %q: %w", host.Attrs().Name, err)
+		return fmt.Errorf("filters of interface %q: %w", host.Name, err)
 	}
 	for _, f := range filters {
 		if u32, ok := f.(*netlink.U32); ok && redirects(u32, ifb) {
 			return nil
 		}
 	}
-	return fmt.Errorf("interface %q does not redirect what it receives to %q", host.Attrs().Name, name)
+	return fmt.Errorf("interface %q does not redirect what it receives to %q", host.Name, name)
 }
 
-func redirects(f *netlink.U32, to netlink.Link) bool {
+func redirects(f *netlink.U32, to links.Link) bool {
 	for _, a := range f.Actions {
 		m, ok := a.(*netlink.MirredAction)
-		if ok && m.MirredAction == netlink.TCA_EGRESS_REDIR && m.Ifindex == to.Attrs().Index {
+		if ok && m.MirredAction == netlink.TCA_EGRESS_REDIR && m.Ifindex == to.Index {
 			return true
 		}
 	}

@@ -217,9 +217,9 @@ func (a *attachment) connect() (err error) {
 	if a.bridge, a.made, err = a.ensureBridge(a.host, a.r.Host); err != nil {
 		return err
 	}
-	a.pair, err = a.host.Connect(a.r.Container, links.Veth{
+	a.pair, err = links.Veth{
 		Name: a.r.IfName, MAC: a.mac, MTU: a.MTU, Master: a.bridge.Index,
-	})
+	}.Create(a.host, a.r.Container)
 	if err != nil {
 		return err
 	}
@@ -307,7 +307,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 		return err
 	}
 	a.pair.Host.OperState = end.OperState
-	a.plugin.remember(port{a.r.Host.ID(), a.bridge.Index}, end.Port)
+	a.plugin.remember(port{a.r.Host.ID(), a.bridge.Index}, end.Port.Number)
 	br.Mac = bridge.MAC.String()
 	added, err := a.ensureAddresses(a.host, on, *have, addrs, a.lan)
 	if err != nil {

@@ -74,7 +74,7 @@ func (c *config) checkBridge(host *links.Conn, result *types100.Result) (links.L
 		return br, fmt.Errorf("interface %q is not a bridge, but %q", c.Bridge, br.Kind)
 	case !br.Up():
 		return br, fmt.Errorf("bridge %q is down", c.Bridge)
-	case c.PromiscMode && !br.Promiscuous:
+	case c.PromiscMode && !br.Promiscuous():
 		return br, fmt.Errorf(`"promiscMode": bridge %q is not in promiscuous mode`, c.Bridge)
 	}
 	return br, nil
@@ -88,11 +88,11 @@ func (c *config) checkPort(host *links.Conn, r *plugin.Request, br, container li
 	switch {
 	case err != nil:
 		return err
-	case port.Master != br.Index:
+	case port.Port.Master != br.Index:
 		return fmt.Errorf("interface %q is not on bridge %q", port.Name, br.Name)
-	case c.HairpinMode && !port.Hairpin:
+	case c.HairpinMode && !port.Port.Hairpin:
 		return fmt.Errorf(`"hairpinMode": interface %q is not in hairpin mode`, port.Name)
-	case c.PortIsolation && !port.Isolated:
+	case c.PortIsolation && !port.Port.Isolated:
 		return fmt.Errorf(`"portIsolation": interface %q is not isolated`, port.Name)
 	}
 	return nil

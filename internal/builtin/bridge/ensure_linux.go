@@ -34,8 +34,12 @@ func (c *config) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Li
 	if err := c.fits(br); err != nil {
 		return err
 	}
-	if !br.Up() || c.PromiscMode && !br.Promiscuous {
-		if err := conn.Change(br.Index, links.Change{Up: true, Promiscuous: c.PromiscMode}); err != nil {
+	var flags uint32 = unix.IFF_UP
+	if c.PromiscMode {
+		flags |= unix.IFF_PROMISC
+	}
+	if br.Flags&flags != flags {
+		if err := conn.Change(br.Index, links.Change{Set: flags}); err != nil {
 			return fmt.Errorf("set bridge %q up: %w", c.Bridge, err)
 		}
 	}
@@ -63,7 +67,7 @@ func (c *config) fits(br links.Link) error {
 // down. With the address, the host can forward to it as soon as there is a
 // container.
 func (c *config) createBridge(conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
-	br, err = conn.CreateBridge(links.NewBridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: c.filtersVLANs()})
+	br, err = links.Bridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: c.filtersVLANs()}.Create(conn)
 	if errors.Is(err, unix.EEXIST) { // another attachment was faster
 		br, err = conn.Link(c.Bridge)
 		return br, false, err
@@ -77,7 +81,7 @@ func (c *config) createBridge(conn *links.Conn, host *netns.Handle) (br links.Li
 // setPort configures the host's end, which is on the bridge. The container's is
 // down until then.
 func (c *config) setPort(conn *links.Conn, br, port links.Link) error {
-	if err := conn.SetPort(port.Index, links.Port{Hairpin: c.HairpinMode, Isolated: c.PortIsolation}); err != nil {
+	if err := conn.SetPortMode(port.Index, links.PortMode{Hairpin: c.HairpinMode, Isolated: c.PortIsolation}); err != nil {
 		return fmt.Errorf(`"hairpinMode", "portIsolation": interface %q: %w`, port.Name, err)
 	}
 	vlans := c.vlans()
@@ -105,7 +109,7 @@ func (c *config) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br lin
 	if link, err := conn.Link(name); !links.NotFound(err) {
 		return link, err
 	}
-	pair, err := conn.Connect(r.Host, links.Veth{Name: name, MTU: br.MTU, Master: br.Index})
+	pair, err := links.Veth{Name: name, MTU: br.MTU, Master: br.Index}.Create(conn, r.Host)
 	if errors.Is(err, unix.EEXIST) { // another attachment was faster
 		return conn.Link(name)
 	}
@@ -132,5 +136,5 @@ func setUp(conn *links.Conn, host *netns.Handle, index int) error {
 	if _, err := conn.LinkLocal(host, link); err != nil {
 		return err
 	}
-	return conn.Change(index, links.Change{Up: true})
+	return conn.Change(index, links.Change{Set: unix.IFF_UP})
 }

@@ -33,7 +33,7 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if p.inUserSpace(r, &c, said) {
 		return nil
 	}
-	if err := checkLink(r, said); err != nil {
+	if err := checkLink(ctx, r, said); err != nil {
 		return fmt.Errorf("network %q: interface %q: %w", r.Name, r.IfName, err)
 	}
 	return nil
@@ -51,8 +51,8 @@ func (p Plugin) inUserSpace(r *plugin.Request, c *config, said *types100.Interfa
 	return err == nil && now.userSpace
 }
 
-func checkLink(r *plugin.Request, said *types100.Interface) (err error) {
-	inside, err := links.Dial(r.Container)
+func checkLink(ctx context.Context, r *plugin.Request, said *types100.Interface) (err error) {
+	inside, err := links.Borrow(ctx, r.Container)
 	if err != nil {
 		return err
 	}

@@ -47,18 +47,14 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result,
 	var done *moved
 	defer func() {
 		if err != nil && done != nil {
-			err = errors.Join(err, undo(r, *done))
+			err = errors.Join(err, undo(ctx, r, *done))
 		}
 	}()
 	move := func() error {
 		if c.userSpace {
 			return nil
 		}
-		name, err := p.device(c, r.Host)
-		if err != nil {
-			return err
-		}
-		m, err := moveIn(r, name)
+		m, err := p.moveIn(ctx, c, r)
 		if err == nil {
 			done = &m
 		}
@@ -111,7 +107,7 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 			return nil, err
 		}
 	}
-	conn, err := links.Dial(r.Container, sysctls...)
+	conn, err := links.Borrow(ctx, r.Container, sysctls...)
 	if err != nil {
 		return nil, err
 	}
@@ -135,8 +131,8 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 }
 
 // undo moves the interface back after a failure.
-func undo(r *plugin.Request, m moved) (err error) {
-	inside, err := links.Dial(r.Container)
+func undo(ctx context.Context, r *plugin.Request, m moved) (err error) {
+	inside, err := links.Borrow(ctx, r.Container)
 	if err != nil {
 		return err
 	}
@@ -168,35 +164,14 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	}
 	err := ipam.Del(ctx, r, c.IPAM.Type)
 	if r.Container != nil {
-		back := moveOut(r)
-		// Without an alias it is another's, unless the result says otherwise.
-		if errors.Is(back, errNoAlias) && !reported(r) {
-			back = nil
+		if back := moveOut(ctx, r); back != nil {
+			err = errors.Join(err, fmt.Errorf("interface %q: %w", r.IfName, back))
 		}
-		if back != nil {
-			back = fmt.Errorf("interface %q: %w", r.IfName, back)
-		}
-		err = errors.Join(err, back)
 	}
 	if err != nil {
 		return fmt.Errorf("network %q: %w", r.Name, err)
 	}
 	return nil
-}
-
-// reported tells whether the interface in the container is one that the result
-// has.
-func reported(r *plugin.Request) bool {
-	own, err := lookup(r)
-	if err != nil || own == nil || r.PrevResult == nil {
-		return false
-	}
-	for _, i := range r.PrevResult.Interfaces {
-		if i.Name == r.IfName && i.Sandbox == r.NetNS && i.Mac == own.Attrs().HardwareAddr.String() {
-			return true
-		}
-	}
-	return false
 }
 
 // Status has the IPAM plugin say whether it has addresses. The device may well

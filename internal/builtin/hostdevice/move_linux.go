@@ -2,10 +2,10 @@ package hostdevice
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/links"
@@ -22,7 +22,7 @@ type moved struct {
 }
 
 // device is the name of the interface on the host.
-func (p Plugin) device(c *config, host *netns.Handle) (string, error) {
+func (p Plugin) device(c *config, host *links.Conn) (string, error) {
 	sys := sysfs(p.sys)
 	switch {
 	case c.Device != "":
@@ -39,19 +39,14 @@ func (p Plugin) device(c *config, host *netns.Handle) (string, error) {
 
 // byMAC looks through all interfaces of the host: the kernel knows no shorter
 // way.
-func byMAC(c *config, host *netns.Handle) (string, error) {
-	nl, err := links.Open(host)
+func byMAC(c *config, host *links.Conn) (string, error) {
+	all, err := host.Links()
 	if err != nil {
-		return "", err
-	}
-	defer nl.Close()
-	all, err := nl.LinkList()
-	if err != nil {
-		return "", fmt.Errorf("hwaddr: list the interfaces: %w", err)
+		return "", fmt.Errorf("hwaddr: %w", err)
 	}
 	for _, l := range all {
-		if bytes.Equal(l.Attrs().HardwareAddr, c.mac) {
-			return l.Attrs().Name, nil
+		if bytes.Equal(l.MAC, c.mac) {
+			return l.Name, nil
 		}
 	}
 	return "", fmt.Errorf("hwaddr: no interface of the host has the address %s", c.mac)
@@ -59,13 +54,17 @@ func byMAC(c *config, host *netns.Handle) (string, error) {
 
 // moveIn moves the interface into the container, under the name that it is to
 // have there, and up. Its alias is the name that it had.
-func moveIn(r *plugin.Request, name string) (_ moved, err error) {
-	host, err := links.Dial(r.Host)
+func (p Plugin) moveIn(ctx context.Context, c *config, r *plugin.Request) (_ moved, err error) {
+	host, err := links.Borrow(ctx, r.Host)
 	if err != nil {
 		return moved{}, err
 	}
 	defer func() { err = errors.Join(err, host.Close()) }()
-	inside, err := links.Dial(r.Container)
+	name, err := p.device(c, host)
+	if err != nil {
+		return moved{}, err
+	}
+	inside, err := links.Borrow(ctx, r.Container)
 	if err != nil {
 		return moved{}, err
 	}
@@ -121,7 +120,7 @@ func (m moved) restore(host *links.Conn) error {
 	if err != nil || !m.wasUp || dev.Up() {
 		return err
 	}
-	return host.Change(dev.Index, links.Change{Up: true})
+	return host.Change(dev.Index, links.Change{Set: unix.IFF_UP})
 }
 
 // errNoAlias means that the interface is there, but does not say what it was
@@ -129,44 +128,49 @@ func (m moved) restore(host *links.Conn) error {
 var errNoAlias = errors.New("it has no alias, which would be its name on the host")
 
 // moveOut moves the interface back to the host, down, under the name that its
-// alias says. One that is gone needs no moving.
-func moveOut(r *plugin.Request) (err error) {
-	own, err := lookup(r)
-	if err != nil || own == nil {
-		return err
-	}
-	alias := own.Attrs().Alias
-	if alias == "" {
-		return errNoAlias
-	}
-	host, err := links.Dial(r.Host)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, host.Close()) }()
-	if _, err := host.Link(alias); err == nil {
-		return fmt.Errorf("it cannot go back to the host, which has an interface %q by now: rename that one: %w", alias, unix.EEXIST)
-	} else if !links.NotFound(err) {
-		return err
-	}
-	inside, err := links.Dial(r.Container)
+// alias says. One that is gone needs no moving, nor does one without an alias,
+// which is another's unless the result says otherwise.
+func moveOut(ctx context.Context, r *plugin.Request) (err error) {
+	inside, err := links.Borrow(ctx, r.Container)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, inside.Close()) }()
-	return inside.Move(own.Attrs().Index, r.Host, links.Move{Name: alias})
+	own, err := inside.Link(r.IfName)
+	if links.NotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if own.Alias == "" {
+		if reported(r, own) {
+			return errNoAlias
+		}
+		return nil
+	}
+	host, err := links.Borrow(ctx, r.Host)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, host.Close()) }()
+	if _, err := host.Link(own.Alias); err == nil {
+		return fmt.Errorf("it cannot go back to the host, which has an interface %q by now: rename that one: %w", own.Alias, unix.EEXIST)
+	} else if !links.NotFound(err) {
+		return err
+	}
+	return inside.Move(own.Index, r.Host, links.Move{Name: own.Alias})
 }
 
-// lookup is the interface in the container, or nil.
-func lookup(r *plugin.Request) (netlink.Link, error) {
-	nl, err := links.Open(r.Container)
-	if err != nil {
-		return nil, err
+// reported reports whether the interface in the container is one of the result.
+func reported(r *plugin.Request, own links.Link) bool {
+	if r.PrevResult == nil {
+		return false
 	}
-	defer nl.Close()
-	own, err := nl.LinkByName(r.IfName)
-	if links.NotFound(err) {
-		return nil, nil
+	for _, i := range r.PrevResult.Interfaces {
+		if i.Name == r.IfName && i.Sandbox == r.NetNS && i.Mac == own.MAC.String() {
+			return true
+		}
 	}
-	return own, err
+	return false
 }

@@ -6,8 +6,6 @@ import (
 	"fmt"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/prevresult"
@@ -34,14 +32,14 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := c.checkLink(r, said); err != nil {
+	if err := c.checkLink(ctx, r, said); err != nil {
 		return fmt.Errorf("network %q: interface %q: %w", r.Name, r.IfName, err)
 	}
 	return nil
 }
 
-func (c *config) checkLink(r *plugin.Request, said *types100.Interface) (err error) {
-	inside, err := links.Dial(r.Container)
+func (c *config) checkLink(ctx context.Context, r *plugin.Request, said *types100.Interface) (err error) {
+	inside, err := links.Borrow(ctx, r.Container)
 	if err != nil {
 		return err
 	}
@@ -52,16 +50,16 @@ func (c *config) checkLink(r *plugin.Request, said *types100.Interface) (err err
 		return err
 	case own.Kind != "macvlan":
 		return fmt.Errorf("it is of type %q, not macvlan", own.Kind)
-	case c.mode != nl.MACVLAN_MODE_PASSTHRU && !prevresult.SameMAC(said.Mac, own.MAC): // there it is the master's
+	case c.mode != links.MacvlanPassthru && !prevresult.SameMAC(said.Mac, own.MAC): // there it is the master's
 		return fmt.Errorf("its MAC address is %s, not %s", own.MAC, said.Mac)
 	case !own.Up():
 		return errors.New("it is down")
 	}
-	if err := c.checkMaster(r, own); err != nil {
+	if err := c.checkMaster(ctx, r, own); err != nil {
 		return err
 	}
-	if err := c.checkMode(r); err != nil {
-		return err
+	if own.MacvlanMode != c.mode {
+		return fmt.Errorf("its mode is not %q", c.Mode)
 	}
 	return ipam.Verify(inside, own.Index, prevresult.Own(r))
 }
@@ -70,11 +68,11 @@ func (c *config) checkLink(r *plugin.Request, said *types100.Interface) (err err
 // The kernel deletes it with its master, so that one is there, perhaps under
 // another name. One that is not configured was the interface of the default route
 // at the time, which may lead another way by now.
-func (c *config) checkMaster(r *plugin.Request, own links.Link) (err error) {
+func (c *config) checkMaster(ctx context.Context, r *plugin.Request, own links.Link) (err error) {
 	if c.Master == "" {
 		return nil
 	}
-	outside, err := links.Dial(c.masterNS(r))
+	outside, err := links.Borrow(ctx, c.masterNS(r))
 	if err != nil {
 		return err
 	}
@@ -83,38 +81,8 @@ func (c *config) checkMaster(r *plugin.Request, own links.Link) (err error) {
 	if links.NotFound(err) {
 		return nil
 	}
-	if err == nil && own.Peer != master.Index {
-		return fmt.Errorf("its master is interface %d, not %d, which is %q", own.Peer, master.Index, master.Name)
+	if err == nil && own.Peer.Index != master.Index {
+		return fmt.Errorf("its master is interface %d, not %d, which is %q", own.Peer.Index, master.Index, master.Name)
 	}
 	return err
-}
-
-func (c *config) checkMode(r *plugin.Request) error {
-	handle, err := links.Open(r.Container)
-	if err != nil {
-		return err
-	}
-	defer handle.Close()
-	link, err := handle.LinkByName(r.IfName)
-	if err != nil {
-		return err
-	}
-	has, ok := link.(*netlink.Macvlan)
-	if want := modeOf(c.mode); !ok || has.Mode != want {
-		return fmt.Errorf("its mode is not %q", c.Mode)
-	}
-	return nil
-}
-
-// modeOf is a mode as the netlink package counts them.
-func modeOf(mode uint32) netlink.MacvlanMode {
-	switch mode {
-	case nl.MACVLAN_MODE_PRIVATE:
-		return netlink.MACVLAN_MODE_PRIVATE
-	case nl.MACVLAN_MODE_VEPA:
-		return netlink.MACVLAN_MODE_VEPA
-	case nl.MACVLAN_MODE_PASSTHRU:
-		return netlink.MACVLAN_MODE_PASSTHRU
-	}
-	return netlink.MACVLAN_MODE_BRIDGE
 }

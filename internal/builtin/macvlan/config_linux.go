@@ -6,8 +6,7 @@ import (
 	"net"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
@@ -81,17 +80,17 @@ func (c *config) check() (err error) {
 	return nil
 }
 
-// parseMode is how containers on the same master reach each other.
+// parseMode reads how containers on the same master reach each other.
 func parseMode(mode string) (uint32, error) {
 	switch mode {
 	case "", "bridge":
-		return nl.MACVLAN_MODE_BRIDGE, nil
+		return links.MacvlanBridge, nil
 	case "private":
-		return nl.MACVLAN_MODE_PRIVATE, nil
+		return links.MacvlanPrivate, nil
 	case "vepa":
-		return nl.MACVLAN_MODE_VEPA, nil
+		return links.MacvlanVEPA, nil
 	case "passthru":
-		return nl.MACVLAN_MODE_PASSTHRU, nil
+		return links.MacvlanPassthru, nil
 	}
 	return 0, fmt.Errorf(`mode: %q is none of "bridge", "private", "vepa", "passthru"`, mode)
 }
@@ -105,49 +104,38 @@ func (c *config) masterNS(r *plugin.Request) *netns.Handle {
 }
 
 // master looks the master up. Its MTU is the most that its macvlans can have.
-func (c *config) master(r *plugin.Request, conn *links.Conn) (links.Link, error) {
-	name := c.Master
-	if name == "" {
-		var err error
-		if name, err = defaultInterface(c.masterNS(r)); err != nil {
-			return links.Link{}, fmt.Errorf("master is not set: %w", err)
-		}
+func (c *config) master(conn *links.Conn) (links.Link, error) {
+	var master links.Link
+	var err error
+	if c.Master != "" {
+		master, err = conn.Link(c.Master)
+	} else if master, err = defaultInterface(conn); err != nil {
+		return links.Link{}, fmt.Errorf("master is not set: %w", err)
 	}
-	master, err := conn.Link(name)
 	if err != nil {
 		return links.Link{}, fmt.Errorf("master: %w", err)
 	}
 	if c.MTU > master.MTU {
-		return links.Link{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "mtu: %d is more than the %d of the master %q", c.MTU, master.MTU, name)
+		return links.Link{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "mtu: %d is more than the %d of the master %q", c.MTU, master.MTU, master.Name)
 	}
 	return master, nil
 }
 
 // defaultInterface is the one that the default route leads to, of IPv4 before
 // IPv6.
-func defaultInterface(ns *netns.Handle) (string, error) {
-	handle, err := links.Open(ns)
+func defaultInterface(conn *links.Conn) (links.Link, error) {
+	routes, err := conn.Routes(0)
 	if err != nil {
-		return "", err
+		return links.Link{}, fmt.Errorf("look for the default route: %w", err)
 	}
-	defer handle.Close()
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := handle.RouteList(nil, family)
-		if err != nil {
-			return "", fmt.Errorf("look for the default route: %w", err)
-		}
-		for _, route := range routes {
-			if ones := 0; route.Dst != nil {
-				if ones, _ = route.Dst.Mask.Size(); ones > 0 {
-					continue
-				}
-			}
-			link, err := handle.LinkByIndex(route.LinkIndex)
+	for _, route := range routes {
+		if route.Dst.Bits() == 0 && route.Table == unix.RT_TABLE_MAIN {
+			link, err := conn.LinkByIndex(route.Interface)
 			if err != nil {
-				return "", fmt.Errorf("interface of the default route: %w", err)
+				return links.Link{}, fmt.Errorf("interface of the default route: %w", err)
 			}
-			return link.Attrs().Name, nil
+			return link, nil
 		}
 	}
-	return "", errors.New("there is no default route whose interface it could be")
+	return links.Link{}, errors.New("there is no default route whose interface it could be")
 }

@@ -42,11 +42,11 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, e
 	created := false
 	defer func() {
 		if err != nil && created {
-			err = errors.Join(err, remove(r, func(delete func() error) error { return delete() }))
+			err = errors.Join(err, remove(ctx, r, func(delete func() error) error { return delete() }))
 		}
 	}()
 	create := func() (err error) {
-		created, err = c.create(r)
+		created, err = c.create(ctx, r)
 		return err
 	}
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
@@ -74,19 +74,19 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, e
 }
 
 // create makes the interface, and tells whether it did.
-func (c *config) create(r *plugin.Request) (created bool, err error) {
-	conn, err := links.Dial(c.masterNS(r))
+func (c *config) create(ctx context.Context, r *plugin.Request) (created bool, err error) {
+	conn, err := links.Borrow(ctx, c.masterNS(r))
 	if err != nil {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	master, err := c.master(r, conn)
+	master, err := c.master(conn)
 	if err != nil {
 		return false, err
 	}
-	err = conn.CreateMacvlan(r.Container, links.Macvlan{
+	err = links.Macvlan{
 		Name: r.IfName, Parent: master.Index, Mode: c.mode, MAC: c.mac, MTU: c.MTU, BroadcastQueue: c.BcQueueLen,
-	})
+	}.Create(conn, r.Container)
 	return err == nil, err
 }
 
@@ -102,7 +102,7 @@ func configure(ctx context.Context, r *plugin.Request, c *config, result *types1
 		// none.
 		sysctls = append(sysctls, ipam.Announced(r.IfName))
 	}
-	conn, err := links.Dial(r.Container, sysctls...)
+	conn, err := links.Borrow(ctx, r.Container, sysctls...)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	}
 	err := ipam.Del(ctx, r, c.IPAM.Type)
 	if r.Container != nil {
-		err = errors.Join(err, remove(r, func(delete func() error) error {
+		err = errors.Join(err, remove(ctx, r, func(delete func() error) error {
 			return batch.Later(ctx, func(context.Context) error { return delete() })
 		}))
 	}
@@ -147,8 +147,8 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 
 // remove deletes the interface, if it is a macvlan. How the deletion itself,
 // which waits for the kernel, is run is up to the caller.
-func remove(r *plugin.Request, run func(delete func() error) error) error {
-	conn, err := links.Dial(r.Container)
+func remove(ctx context.Context, r *plugin.Request, run func(delete func() error) error) error {
+	conn, err := links.Borrow(ctx, r.Container)
 	if err != nil {
 		return err
 	}
@@ -176,11 +176,11 @@ func (Plugin) Status(ctx context.Context, r *plugin.Request) (err error) {
 		return err
 	}
 	if !c.InNetNS {
-		conn, err := links.Dial(r.Host)
+		conn, err := links.Borrow(ctx, r.Host)
 		if err != nil {
 			return err
 		}
-		_, err = c.master(r, conn)
+		_, err = c.master(conn)
 		if err := errors.Join(err, conn.Close()); err != nil {
 			return plugin.Errorf(errNotAvailable, "network %q: %w", r.Name, err)
 		}

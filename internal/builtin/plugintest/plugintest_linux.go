@@ -18,15 +18,16 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/inprocess"
-	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
-	"github.com/vishvananda/netlink"
 )
 
 // Call is what a plugin is called with.
@@ -205,7 +206,7 @@ func NetNS(t testing.TB) (*netns.Handle, string) {
 // Inside runs f with netlink of a namespace.
 func Inside(t testing.TB, ns *netns.Handle, f func(*netlink.Handle) error) {
 	t.Helper()
-	nl, err := links.Open(ns)
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE)
 	if err != nil {
 		t.Fatal(err)
 	}

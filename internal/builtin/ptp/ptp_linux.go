@@ -152,7 +152,7 @@ func valid(p netip.Prefix) []netip.Prefix {
 // connect makes the pair, and gives the host's end its link-local address while
 // it has no carrier: the container's end is still down.
 func (a *attachment) connect() (err error) {
-	a.pair, err = a.host.Connect(a.r.Container, links.Veth{Name: a.r.IfName, MTU: a.MTU})
+	a.pair, err = links.Veth{Name: a.r.IfName, MTU: a.MTU}.Create(a.host, a.r.Container)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package tuning
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -37,15 +38,14 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if !c.attributes.any() {
 		return nil // the chain may have no interface at all
 	}
-	nl, link, err := find(r)
+	conn, link, err := find(ctx, r)
 	if err != nil {
 		return err
 	}
-	defer nl.Close()
 	if err := differences(stateOf(link), c.attributes); err != nil {
-		return fmt.Errorf("interface %q: %w", r.IfName, err)
+		return errors.Join(fmt.Errorf("interface %q: %w", r.IfName, err), conn.Close())
 	}
-	return nil
+	return conn.Close()
 }
 
 // factSet is the note of the values that the tuning plugins of a chain have set,

@@ -7,10 +7,10 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/links"
@@ -28,7 +28,7 @@ const defaultAllowlist = "/etc/cni/tuning/allowlist.conf"
 
 // Add writes the sysctls and changes the interface. What the interface had is
 // kept before.
-func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, err error) {
 	c, err := p.parse(ctx, r)
 	if err != nil {
 		return nil, err
@@ -46,15 +46,15 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, e
 	if !c.attributes.any() {
 		return result, nil
 	}
-	nl, link, err := find(r)
+	conn, link, err := find(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	defer nl.Close()
+	defer func() { err = errors.Join(err, conn.Close()) }()
 	if err := saveBackup(backupFile(c.dataDir, r.ContainerID, r.IfName), backupOf(stateOf(link), c.attributes)); err != nil {
 		return nil, err
 	}
-	if err := change(nl, link, c.attributes); err != nil {
+	if err := change(conn, link.Index, c.attributes); err != nil {
 		return nil, fmt.Errorf("interface %q: %w", r.IfName, err)
 	}
 	if c.attributes.mac != nil {
@@ -84,26 +84,25 @@ func (p Plugin) Del(ctx context.Context, r *plugin.Request) (err error) {
 	if !Pending(file) || r.Container == nil {
 		return nil
 	}
-	nl, link, err := find(r)
+	conn, link, err := find(ctx, r)
 	if links.NotFound(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer nl.Close()
-	return Undo(nl, link, file)
+	return errors.Join(Undo(conn, link, file), conn.Close())
 }
 
 // Undo puts back what the file says that the interface had, and deletes the file.
-func Undo(nl *netlink.Handle, link netlink.Link, file string) error {
+func Undo(conn *links.Conn, link links.Link, file string) error {
 	b, found, err := loadBackup(file)
 	if err != nil {
 		return err
 	}
 	if found {
-		if err := restore(nl, link, b); err != nil {
-			return fmt.Errorf("interface %q, what it had before: %w", link.Attrs().Name, err)
+		if err := restore(conn, link.Index, b); err != nil {
+			return fmt.Errorf("interface %q, what it had before: %w", link.Name, err)
 		}
 	}
 	return Discard(file)
@@ -153,73 +152,70 @@ func writeSysctls(r *plugin.Request, sysctls []sysctl) error {
 	})
 }
 
-// find opens a socket in the container, which the caller closes.
-func find(r *plugin.Request) (*netlink.Handle, netlink.Link, error) {
-	nl, err := links.Open(r.Container)
+// find looks the interface up, on a socket that the caller closes.
+func find(ctx context.Context, r *plugin.Request) (*links.Conn, links.Link, error) {
+	conn, err := links.Borrow(ctx, r.Container)
 	if err != nil {
-		return nil, nil, err
+		return nil, links.Link{}, err
 	}
-	link, err := nl.LinkByName(r.IfName)
+	link, err := conn.Link(r.IfName)
 	if err != nil {
-		nl.Close()
-		return nil, nil, fmt.Errorf("interface %q: %w", r.IfName, err)
+		return nil, links.Link{}, errors.Join(err, conn.Close())
 	}
-	return nl, link, nil
+	return conn, link, nil
 }
 
-// stateOf reads the flags that were set. An interface can be in promiscuous mode
-// without, for a sniffer, which is not the container's business.
-func stateOf(link netlink.Link) state {
-	a := link.Attrs()
-	return state{
-		mac: a.HardwareAddr, promisc: a.RawFlags&unix.IFF_PROMISC != 0, mtu: a.MTU,
-		allmulti: a.RawFlags&unix.IFF_ALLMULTI != 0, txQLen: a.TxQLen,
+// stateOf reads what Add may change. Flags are those that were set: an interface
+// can be in promiscuous mode without, for a sniffer, which is not the
+// container's business.
+func stateOf(l links.Link) state {
+	has := state{promisc: l.Promiscuous(), mtu: l.MTU, allmulti: l.Flags&unix.IFF_ALLMULTI != 0, txQLen: l.QueueLength}
+	if slices.ContainsFunc(l.MAC, func(b byte) bool { return b != 0 }) { // lo has none that could be put back
+		has.mac = l.MAC
 	}
+	return has
 }
 
-// change makes the interface have the attributes.
-func change(nl *netlink.Handle, link netlink.Link, a attributes) error {
-	if a.mac != nil {
-		if err := nl.LinkSetHardwareAddr(link, a.mac); err != nil {
-			return fmt.Errorf("set mac to %s: %w", a.mac, err)
+// change makes the interface have the attributes, one after the other: the
+// error names the one that the kernel refused.
+func change(conn *links.Conn, index int, a attributes) error {
+	var err error
+	set := func(what string, value any, change links.Change) {
+		if err != nil {
+			return
 		}
+		if err = conn.Change(index, change); err != nil {
+			err = fmt.Errorf("set %s to %v: %w", what, value, err)
+		}
+	}
+	if a.mac != nil {
+		set("mac", a.mac, links.Change{MAC: a.mac})
 	}
 	if a.promisc {
-		if err := nl.SetPromiscOn(link); err != nil {
-			return fmt.Errorf("set promisc: %w", err)
-		}
+		set("promisc", true, links.Change{Set: unix.IFF_PROMISC})
 	}
 	if a.mtu != 0 {
-		if err := nl.LinkSetMTU(link, a.mtu); err != nil {
-			return fmt.Errorf("set mtu to %d: %w", a.mtu, err)
-		}
+		set("mtu", a.mtu, links.Change{MTU: a.mtu})
 	}
 	if a.allmulti != nil {
-		if err := setAllmulti(nl, link, *a.allmulti); err != nil {
-			return err
-		}
+		set("allmulti", *a.allmulti, flag(unix.IFF_ALLMULTI, *a.allmulti))
 	}
 	if a.txQLen != nil {
-		if err := nl.LinkSetTxQLen(link, *a.txQLen); err != nil {
-			return fmt.Errorf("set txQLen to %d: %w", *a.txQLen, err)
-		}
+		set("txQLen", *a.txQLen, links.Change{QueueLength: a.txQLen})
 	}
-	return nil
+	return err
 }
 
-func setAllmulti(nl *netlink.Handle, link netlink.Link, on bool) error {
-	set := nl.LinkSetAllmulticastOff
+// flag turns a flag on or off.
+func flag(f uint32, on bool) links.Change {
 	if on {
-		set = nl.LinkSetAllmulticastOn
+		return links.Change{Set: f}
 	}
-	if err := set(link); err != nil {
-		return fmt.Errorf("set allmulti to %v: %w", on, err)
-	}
-	return nil
+	return links.Change{Clear: f}
 }
 
 // restore puts back as much as it can.
-func restore(nl *netlink.Handle, link netlink.Link, b backup) error {
+func restore(conn *links.Conn, index int, b backup) error {
 	var errs []error
 	a := attributes{mtu: b.Mtu, allmulti: b.Allmulti, txQLen: b.TxQLen}
 	if b.Mac != "" {
@@ -227,14 +223,11 @@ func restore(nl *netlink.Handle, link netlink.Link, b backup) error {
 		a.mac = mac
 		errs = append(errs, err)
 	}
-	if b.Promisc != nil && !*b.Promisc {
-		errs = append(errs, nl.SetPromiscOff(link))
+	if b.Promisc != nil {
+		errs = append(errs, conn.Change(index, flag(unix.IFF_PROMISC, *b.Promisc)))
 	}
-	a.promisc = b.Promisc != nil && *b.Promisc
-	for _, part := range []attributes{
-		{mac: a.mac}, {promisc: a.promisc}, {mtu: a.mtu}, {allmulti: a.allmulti}, {txQLen: a.txQLen},
-	} {
-		errs = append(errs, change(nl, link, part))
+	for _, part := range []attributes{{mac: a.mac}, {mtu: a.mtu}, {allmulti: a.allmulti}, {txQLen: a.txQLen}} {
+		errs = append(errs, change(conn, index, part))
 	}
 	return errors.Join(errs...)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -33,7 +34,16 @@ func callFor(h plugintest.Host, config string) plugintest.Call {
 // described is what tuning changes.
 func described(t testing.TB, h plugintest.Host) string {
 	t.Helper()
-	s := stateOf(plugintest.Link(t, h.Container, "eth0"))
+	conn, err := links.Dial(h.Container)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	link, err := conn.Link("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := stateOf(link)
 	var sysctls []string
 	for _, file := range []string{"conf/eth0/arp_filter", "ip_local_port_range"} {
 		if err := h.Container.Do(func() error {
@@ -107,7 +117,7 @@ func TestCheckDetects(t *testing.T) {
 		`interface "eth0": mtu is 1401, and not 1400 as configured`:       link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetMTU(l, 1401) }),
 		`interface "eth0": allmulti is false, and not true as configured`: link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetAllmulticastOff(l) }),
 		`interface "eth0": txQLen is 78, and not 77 as configured`:        link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetTxQLen(l, 78) }),
-		`interface "eth0": Link not found`:                                link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) }),
+		`interface "eth0": no such device`:                                link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) }),
 	} {
 		t.Run(want, func(t *testing.T) {
 			h := plugintest.NewHost(t)
@@ -116,7 +126,7 @@ func TestCheckDetects(t *testing.T) {
 			side.Must(t, "CHECK", c)
 			damage(t, h)
 			err := side.MustFail(t, "CHECK", c)
-			if strings.Contains(want, "Link not found") {
+			if strings.Contains(want, "no such device") {
 				want = `sysctl "net.ipv4.conf.IFNAME.arp_filter": open /proc/sys/net/ipv4/conf/eth0/arp_filter: no such file or directory`
 			}
 			if err.Error() != want {
@@ -172,10 +182,19 @@ func TestDelThatCannotPutBackKeepsTheFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := side.MustFail(t, "DEL", c)
-	if want := `interface "eth0", what it had before: set mtu to 1: invalid argument`; err.Error() != want {
+	if want := `interface "eth0", what it had before: set mtu to 1: invalid argument`; !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}
-	s := stateOf(plugintest.Link(t, h.Container, "eth0"))
+	conn, err := links.Dial(h.Container)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	link, err := conn.Link("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := stateOf(link)
 	if s.mac.String() != plugintest.ContainerMAC || s.txQLen != 1000 {
 		t.Errorf("not put back: %+v", s)
 	}

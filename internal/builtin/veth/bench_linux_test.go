@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 )
@@ -96,11 +98,11 @@ func BenchmarkFloor(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer host.Close()
-	br, err := host.CreateBridge(links.NewBridge{Name: "cni0"})
+	br, err := links.Bridge{Name: "cni0"}.Create(host)
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := host.Change(br.Index, links.Change{Up: true}); err != nil {
+	if err := host.Change(br.Index, links.Change{Set: unix.IFF_UP}); err != nil {
 		b.Fatal(err)
 	}
 	conns := make([]*links.Conn, batchSize)
@@ -113,17 +115,16 @@ func BenchmarkFloor(b *testing.B) {
 	pairs := make([]links.Pair, batchSize)
 	benchmark(b, h,
 		func(i int) (err error) {
-			if pairs[i], err = host.Connect(all[i], links.Veth{Name: ifName, Master: br.Index}); err != nil {
+			pairs[i], err = links.Veth{Name: ifName, Master: br.Index}.Create(host, all[i])
+			if err != nil {
 				return err
 			}
 			c, index := conns[i], pairs[i].Container.Index
-			if err := c.AddAddress(index, netip.MustParsePrefix(fmt.Sprintf("10.1.0.%d/24", i+2)), 0); err != nil {
-				return err
-			}
-			if err := c.Change(index, links.Change{Up: true}); err != nil {
-				return err
-			}
-			return c.AddRoute(index, links.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.1.0.1")}, true)
+			do := c.Requests()
+			do.AddAddress(index, netip.MustParsePrefix(fmt.Sprintf("10.1.0.%d/24", i+2)), 0)
+			do.Up(index)
+			do.AddRoute(index, links.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.1.0.1")}, true)
+			return do.Send()
 		},
 		func(i int) error { return conns[i].Delete(pairs[i].Container.Index) })
 }

@@ -65,12 +65,12 @@ func (c Config) CheckHost(conn *links.Conn, r *plugin.Request, container links.L
 	if said.Name == "" {
 		return links.Link{}, fmt.Errorf("prevResult has no interface of the host before %q", r.IfName)
 	}
-	link, err := conn.LinkByIndex(container.Peer)
+	link, err := conn.LinkByIndex(container.Peer.Index)
 	if err != nil {
 		return link, fmt.Errorf("interface %q on the host: %w", said.Name, err)
 	}
 	err = same(link, true)
-	if err == nil && link.Peer != container.Index {
+	if err == nil && link.Peer.Index != container.Index {
 		err = fmt.Errorf("it is not the other end of the container's %q", container.Name)
 	}
 	if err != nil {
