@@ -88,9 +88,9 @@ func (p leased) Del(ctx context.Context, _ *plugin.Request) (err error) {
 	return err
 }
 
-// TestFault_B9_TheAddressesOfARecordThatCannotBeReadStayInUse: rules for them are
+// TestFault_F44_TheAddressesOfARecordThatCannotBeReadStayInUse: rules for them are
 // not a removed neighbour's. libcni's cache has the result too.
-func TestFault_B9_TheAddressesOfARecordThatCannotBeReadStayInUse(t *testing.T) {
+func TestFault_F44_TheAddressesOfARecordThatCannotBeReadStayInUse(t *testing.T) {
 	s := testhost.NewStage(t)
 	var inUse []netip.Addr
 	r := s.Runtime(cni.WithBuiltins(map[string]plugin.Plugin{"p": leased{inUse: &inUse}}), testhost.ListOfTypes("net", "p"))

@@ -21,9 +21,9 @@ func wireOf(opts ...NamespaceOpts) (string, error) {
 	return string(data), err
 }
 
-// TestDuty_R44_CapabilitiesOnTheWire: the keys and shapes of all ten well-known
+// TestDuty_R44_M15_CapabilitiesOnTheWire: the keys and shapes of all ten well-known
 // capabilities are those of CONVENTIONS.md, whose examples these are.
-func TestDuty_R44_CapabilitiesOnTheWire(t *testing.T) {
+func TestDuty_R44_M15_CapabilitiesOnTheWire(t *testing.T) {
 	tests := map[string]struct {
 		opt  NamespaceOpts
 		want string

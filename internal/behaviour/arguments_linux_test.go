@@ -52,8 +52,8 @@ func wantNeverAttached(h *testhost.Host, r *cni.Runtime, what, id, path string) 
 	}
 }
 
-// TestDuty_R03_ContainerID is checked by every verb before anything runs.
-func TestDuty_R03_ContainerID(t *testing.T) {
+// TestDuty_R3_ContainerID is checked by every verb before anything runs.
+func TestDuty_R3_ContainerID(t *testing.T) {
 	h := testhost.New(t)
 	r := h.Runtime(cni.WithConfListBytes(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x")))
 	path := h.Container("c")
@@ -75,9 +75,9 @@ func TestDuty_R03_ContainerID(t *testing.T) {
 	}
 }
 
-// TestDuty_R04_InterfaceName is checked by every verb, and the prefix when it
+// TestDuty_R4_InterfaceName is checked by every verb, and the prefix when it
 // is set.
-func TestDuty_R04_InterfaceName(t *testing.T) {
+func TestDuty_R4_InterfaceName(t *testing.T) {
 	h := testhost.New(t)
 	r := h.Runtime(cni.WithConfListBytes(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x")))
 	path := h.Container("c")

@@ -70,7 +70,7 @@ func (h *swappable) wantSwapped(what string, swap func(), opts ...cni.Opt) error
 	return err
 }
 
-func TestRealSweepMakesUpForADELThatFails(t *testing.T) {
+func TestFault_F3_TheSweepMakesUpForADELThatFails(t *testing.T) {
 	for what, del := range map[string]scripted.Action{
 		"fails":          testhost.Says(5, "stuck"),
 		"is killed":      {Signal: 9},

@@ -43,7 +43,7 @@ func TestDuty_R37_StrictlyAnUndeclaredCapabilityIsAnErrorAndNothingRuns(t *testi
 	}
 }
 
-func TestDuty_R44_CapabilitiesAsThePluginReadsThem(t *testing.T) {
+func TestDuty_R44_M15_CapabilitiesAsThePluginReadsThem(t *testing.T) {
 	all := `"capabilities":{"portMappings":true,"bandwidth":true,"dns":true,"ipRanges":true,"ips":true,"mac":true,
 		"infinibandGUID":true,"deviceID":true,"aliases":true,"cgroupPath":true,"io.example":true}`
 	tests := []struct {

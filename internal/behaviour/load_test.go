@@ -26,9 +26,9 @@ func loaded(r *cni.Runtime) string {
 	return strings.Join(s, " ")
 }
 
-// TestFault_F05_HalfWrittenFileKeepsTheLastGoodConfiguration: for every prefix
+// TestFault_F5_HalfWrittenFileKeepsTheLastGoodConfiguration: for every prefix
 // that a writer may have got to when the directory is loaded again.
-func TestFault_F05_HalfWrittenFileKeepsTheLastGoodConfiguration(t *testing.T) {
+func TestFault_F5_HalfWrittenFileKeepsTheLastGoodConfiguration(t *testing.T) {
 	full := testhost.ListOf("net")
 	dir := testhost.ConfDir(t, map[string]string{"10-net.conflist": full, "20-other.conflist": testhost.ListOf("other")})
 	path := filepath.Join(dir, "10-net.conflist")
@@ -59,10 +59,10 @@ func TestFault_F05_HalfWrittenFileKeepsTheLastGoodConfiguration(t *testing.T) {
 	}
 }
 
-// TestDuty_R01_ConfigurationsOfOneNameAreToldApartByTheInterface, however they are
+// TestDuty_R1_ConfigurationsOfOneNameAreToldApartByTheInterface, however they are
 // loaded: the interfaces are those of go-cni, and a name that is another's is no
 // reason to pass a file over.
-func TestDuty_R01_ConfigurationsOfOneNameAreToldApartByTheInterface(t *testing.T) {
+func TestDuty_R1_ConfigurationsOfOneNameAreToldApartByTheInterface(t *testing.T) {
 	dir := testhost.ConfDir(t, map[string]string{"10-a.conflist": testhost.ListOf("a"), "20-a.conf": testhost.ConfOf("a"), "30-b.conf": testhost.ConfOf("b")})
 	list, conf := cni.WithConfListBytes([]byte(testhost.ListOf("a"))), cni.WithConf([]byte(testhost.ConfOf("a")))
 	file := cni.WithConfListFile(filepath.Join(dir, "10-a.conflist"))
@@ -92,10 +92,10 @@ func TestDuty_R01_ConfigurationsOfOneNameAreToldApartByTheInterface(t *testing.T
 	}
 }
 
-// TestDuty_R02_AnEmptyNameIsTakenAtLoad, as go-cni does, by the loaders of one
+// TestDuty_R2_AnEmptyNameIsTakenAtLoad, as go-cni does, by the loaders of one
 // configuration. No container can be attached, so a directory's file of that kind
 // is passed over.
-func TestDuty_R02_AnEmptyNameIsTakenAtLoad(t *testing.T) {
+func TestDuty_R2_AnEmptyNameIsTakenAtLoad(t *testing.T) {
 	dir := testhost.ConfDir(t, map[string]string{"1.conflist": testhost.ListOf(""), "2.conf": testhost.ConfOf(""), "3.conf": `{"type": "a"}`})
 	for loader, opt := range map[string]cni.Opt{
 		"WithConf": cni.WithConf([]byte(testhost.ConfOf(""))), "WithConf without the key": cni.WithConf([]byte(`{"type": "a"}`)),
@@ -123,9 +123,9 @@ func TestDuty_R02_AnEmptyNameIsTakenAtLoad(t *testing.T) {
 	}
 }
 
-// TestDuty_R02_And_R05_AtLoad: names and plugin types are refused by every
+// TestDuty_R2_R5_AtLoad: names and plugin types are refused by every
 // loader, before any container is there.
-func TestDuty_R02_And_R05_AtLoad(t *testing.T) {
+func TestDuty_R2_R5_AtLoad(t *testing.T) {
 	for what, conf := range map[string][2]string{
 		"name": {`{"name": "../x", "plugins": [{"type": "a"}]}`, `{"name": "../x", "type": "a"}`},
 		"type": {`{"name": "net", "plugins": [{"type": "../a"}]}`, `{"name": "net", "type": "../a"}`},
@@ -144,8 +144,8 @@ func TestDuty_R02_And_R05_AtLoad(t *testing.T) {
 	}
 }
 
-// TestDuty_R09_BadFileIsPassedOverAndReported: in GetConfig and in the log.
-func TestDuty_R09_BadFileIsPassedOverAndReported(t *testing.T) {
+// TestDuty_R9_BadFileIsPassedOverAndReported: in GetConfig and in the log.
+func TestDuty_R9_BadFileIsPassedOverAndReported(t *testing.T) {
 	dir := testhost.ConfDir(t, map[string]string{"05-bad.conflist": `{"name": "bad"`, "10-net.conflist": testhost.ListOf("net"), "20-b.conf": testhost.ConfOf("b"), "30-bad.conf": `{}`})
 	var log bytes.Buffer
 	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))))(t)

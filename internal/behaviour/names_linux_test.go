@@ -10,7 +10,7 @@ import (
 
 // A container on one network is removed, whatever else is loaded by then: its ID
 // and the other network's name are longer together than libcni's cache takes.
-func TestFault_C9_ANameTooLongBesideDoesNotKeepAContainerAttached(t *testing.T) {
+func TestFault_F51_ANameTooLongBesideDoesNotKeepAContainerAttached(t *testing.T) {
 	s := newStage(t)
 	short, long := s.Network("a", "1.0.0", "p"), s.Network(strings.Repeat("b", 180), "1.0.0", "q")
 	r := s.Runtime(cni.WithConfListBytes(short))
@@ -30,7 +30,7 @@ func TestFault_C9_ANameTooLongBesideDoesNotKeepAContainerAttached(t *testing.T) 
 }
 
 // A record of an earlier version can have such a name.
-func TestFault_C10_AnInterfaceNameThatTheKernelFillsInIsRefused(t *testing.T) {
+func TestDuty_R4_AnInterfaceNameThatTheKernelFillsInIsRefused(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	path := s.Container("c1")

@@ -49,9 +49,9 @@ func owners(t testing.TB, r *cni.Runtime) []string {
 	return lines
 }
 
-// TestFault_B6_AnAttachmentHasAnOwnerOfItsOwn, so that a second program that adds
+// TestFault_F41_AnAttachmentHasAnOwnerOfItsOwn, so that a second program that adds
 // an interface takes nothing from the first.
-func TestFault_B6_AnAttachmentHasAnOwnerOfItsOwn(t *testing.T) {
+func TestFault_F41_AnAttachmentHasAnOwnerOfItsOwn(t *testing.T) {
 	s, first, second := twoOwners(t)
 	expect.Same(t, "owners", owners(t, first), []string{"c1/eth0 first", "c1/eth7 second"})
 	rec, err := s.Records().Load("c1")
@@ -71,8 +71,8 @@ func TestFault_B6_AnAttachmentHasAnOwnerOfItsOwn(t *testing.T) {
 	expect.Same(t, "kept", s.Pinned("c1"), true)
 }
 
-// TestFault_B6_WhatIsLeftWhenTheFirstOwnerGoes is the second's, whole.
-func TestFault_B6_WhatIsLeftWhenTheFirstOwnerGoes(t *testing.T) {
+// TestFault_F41_WhatIsLeftWhenTheFirstOwnerGoes is the second's, whole.
+func TestFault_F41_WhatIsLeftWhenTheFirstOwnerGoes(t *testing.T) {
 	s, first, second := twoOwners(t)
 	expect.Same(t, "GC of the first", collectAll(t, first), removed)
 	expect.Same(t, "calls", s.Took(), []string{"DEL p c1/eth0"})
@@ -87,8 +87,8 @@ func TestFault_B6_WhatIsLeftWhenTheFirstOwnerGoes(t *testing.T) {
 	expect.Same(t, "kept", s.Pinned("c1"), false)
 }
 
-// TestFault_B6_WhatOneOwnerHasLeftHalfDone is not the other's to remove.
-func TestFault_B6_WhatOneOwnerHasLeftHalfDone(t *testing.T) {
+// TestFault_F41_WhatOneOwnerHasLeftHalfDone is not the other's to remove.
+func TestFault_F41_WhatOneOwnerHasLeftHalfDone(t *testing.T) {
 	for what, spoil := range map[string]func(n *record.Network){
 		"killed in its Setup":  func(n *record.Network) { n.State = record.Planned },
 		"killed in its Remove": func(n *record.Network) { n.State = record.Deleting },
@@ -109,9 +109,9 @@ func TestFault_B6_WhatOneOwnerHasLeftHalfDone(t *testing.T) {
 	}
 }
 
-// TestFault_B6_ASetupLeavesWhatAnotherOwnerHas, though the interface is not
+// TestFault_F41_ASetupLeavesWhatAnotherOwnerHas, though the interface is not
 // where it was: the container may have renamed it.
-func TestFault_B6_ASetupLeavesWhatAnotherOwnerHas(t *testing.T) {
+func TestFault_F41_ASetupLeavesWhatAnotherOwnerHas(t *testing.T) {
 	s, first, second := twoOwners(t)
 	expect.NoError(t, second.Remove(t.Context(), "c1", "", cni.WithNetwork("more")))
 	s.DelLink("c1", "eth7")
@@ -129,8 +129,8 @@ func TestFault_B6_ASetupLeavesWhatAnotherOwnerHas(t *testing.T) {
 	expect.Same(t, "owners", owners(t, first), []string{"c1/eth8 second"})
 }
 
-// TestFault_B6_AFailedSetupOfASecondOwnerLeavesTheRecordTheFirsts.
-func TestFault_B6_AFailedSetupOfASecondOwnerLeavesTheRecordTheFirsts(t *testing.T) {
+// TestFault_F41_AFailedSetupOfASecondOwnerLeavesTheRecordTheFirsts.
+func TestFault_F41_AFailedSetupOfASecondOwnerLeavesTheRecordTheFirsts(t *testing.T) {
 	s, first, second := twoOwners(t)
 	s.On("r", "ADD", testhost.Says(11, "later"))
 	err := testhost.SetUp(t.Context(), second, "c1", s.Path("netns", "c1"), cni.WithNetwork("more", cni.WithInterfaceName("eth9")))()
@@ -142,8 +142,8 @@ func TestFault_B6_AFailedSetupOfASecondOwnerLeavesTheRecordTheFirsts(t *testing.
 	expect.Same(t, "owners", owners(t, first), []string{})
 }
 
-// TestFault_B6_ADamagedRecordOfTwoOwnersIsNobodysToSweep but the caller's.
-func TestFault_B6_ADamagedRecordOfTwoOwnersIsNobodysToSweep(t *testing.T) {
+// TestFault_F41_ADamagedRecordOfTwoOwnersIsNobodysToSweep but the caller's.
+func TestFault_F41_ADamagedRecordOfTwoOwnersIsNobodysToSweep(t *testing.T) {
 	s, first, second := twoOwners(t)
 	s.SpoilBase("c1", "{")
 	for _, r := range []*cni.Runtime{first, second} {
@@ -164,9 +164,9 @@ func TestFault_B6_ADamagedRecordOfTwoOwnersIsNobodysToSweep(t *testing.T) {
 	expect.Same(t, "owners", owners(t, first), []string{})
 }
 
-// TestFault_B17_AClockThatWasAheadDelaysNothing: when a removal failed is not
+// TestFault_F52_AClockThatWasAheadDelaysNothing: when a removal failed is not
 // known then, so it is tried again.
-func TestFault_B17_AClockThatWasAheadDelaysNothing(t *testing.T) {
+func TestFault_F52_AClockThatWasAheadDelaysNothing(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	s.ChangeRecord("c1", func(rec *record.Record) {
 		n := rec.Find("eth0")

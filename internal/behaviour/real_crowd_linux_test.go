@@ -124,8 +124,8 @@ func (c crowdCall) elsewhere() (addresses []string, err error) {
 }
 
 // The reference plugins look before they create, and thirty of them at once on
-// a host where nothing of theirs is create it twice (FAULTS F16, M9).
-func TestRealCrowdOnColdHost(t *testing.T) {
+// a host where nothing of theirs is create it twice (F16, M9).
+func TestFault_F16_RealCrowdOnColdHost(t *testing.T) {
 	containers, rounds := crowd()
 	for _, processes := range []int{1, 2} {
 		for round := range rounds {

@@ -21,8 +21,8 @@ import (
 
 // A deadline kills a plugin wherever it is, with the iptables it has started.
 // What Setup then left would be found by nobody: the caller was told that the
-// container is not attached (FAULTS F13).
-func TestRealDeadlineInTheMiddleOfAChain(t *testing.T) {
+// container is not attached (F13).
+func TestFault_F13_RealDeadlineInTheMiddleOfAChain(t *testing.T) {
 	testhost.WantProcessAsBefore(t)
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))

@@ -31,9 +31,9 @@ func whatSaid(err error) said {
 }
 
 // Whichever network fails, and whichever plugin of it, nothing stays attached
-// (FAULTS F8). The last plugin of a chain fails with all others before it,
+// (F8). The last plugin of a chain fails with all others before it,
 // whose DELs need the result so far.
-func TestRealFailedSetupLeavesNothing(t *testing.T) {
+func TestFault_F8_RealFailedSetupLeavesNothing(t *testing.T) {
 	unknown := `{"type": "tuning", "dataDir": "IPAM", "sysctl": {"net.ipv4.no_such_thing": "1"}}`
 	full := testhost.BridgeConf(testhost.HostLocal(`[{"subnet": "10.79.0.0/24", "rangeStart": "10.79.0.5", "rangeEnd": "10.79.0.5"}]`))
 	cases := []struct {
@@ -142,8 +142,8 @@ func (h *realHost) reboot(containers ...string) {
 
 // After a reboot the addresses are still on disk, in the name of containers
 // that come again: host-local then says "duplicate allocation is not allowed"
-// (FAULTS F26), unless what is left is removed first.
-func TestRealSetupAfterReboot(t *testing.T) {
+// (F26), unless what is left is removed first.
+func TestFault_F26_RealSetupAfterReboot(t *testing.T) {
 	h := newRealHost(t)
 	c := testhost.Everything()
 	r := h.Real(cni.WithLoNetwork, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))

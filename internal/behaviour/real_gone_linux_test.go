@@ -56,10 +56,10 @@ func goneCases() []goneCase {
 	}
 }
 
-// Nothing is left of a container whose namespace went before Remove (FAULTS
-// F2): its plugins find it where it is kept, and what they leave where nothing
-// has kept it, as after a reboot, is swept.
-func TestRealRemoveWhenNamespaceIsGone(t *testing.T) {
+// TestFault_F2_NothingStaysOfANamespaceThatIsGone before Remove: the container's
+// plugins find it where it is kept, and where nothing has kept it, as after a
+// reboot, their leftovers are swept.
+func TestFault_F2_NothingStaysOfANamespaceThatIsGone(t *testing.T) {
 	for _, c := range goneCases() {
 		for _, way := range []string{"path given", "no path given", "nothing keeps it"} {
 			t.Run(c.name+"/"+way, func(t *testing.T) { c.remove(t, way) })

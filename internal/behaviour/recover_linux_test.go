@@ -465,7 +465,7 @@ func TestAFailedRemovalStaysRecordedAndIsTriedEverLessOften(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }
 
-func TestRealRecoverAfterReboot(t *testing.T) {
+func TestFault_F26_RealRecoverAfterReboot(t *testing.T) {
 	h := newRealHost(t)
 	c := testhost.Everything()
 	conf := cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam")))

@@ -55,9 +55,9 @@ func (s *stage) untouchedBy(r *cni.Runtime, newer bool, causes ...error) {
 	expect.Same(s.T, "kept", s.Pinned("c1"), true)
 }
 
-// TestFault_B9_ARecordThatCannotBeReadCostsOneContainer, which is kept; the
+// TestFault_F44_ARecordThatCannotBeReadCostsOneContainer, which is kept; the
 // others are managed as ever.
-func TestFault_B9_ARecordThatCannotBeReadCostsOneContainer(t *testing.T) {
+func TestFault_F44_ARecordThatCannotBeReadCostsOneContainer(t *testing.T) {
 	for cause, spoil := range testhost.Unread() {
 		t.Run(unix.ErrnoName(cause), func(t *testing.T) {
 			s, r, conf := inhabited(t, "c1", "c2")
@@ -93,8 +93,8 @@ func TestFault_B9_ARecordThatCannotBeReadCostsOneContainer(t *testing.T) {
 	}
 }
 
-// TestFault_C3_RecoverWithFewDescriptorsRemovesNobody, however few there are.
-func TestFault_C3_RecoverWithFewDescriptorsRemovesNobody(t *testing.T) {
+// TestFault_F59_RecoverWithFewDescriptorsRemovesNobody, however few there are.
+func TestFault_F59_RecoverWithFewDescriptorsRemovesNobody(t *testing.T) {
 	t.Run("whole", func(t *testing.T) { recoverWithFew(t, false) })
 	t.Run("damaged", func(t *testing.T) { recoverWithFew(t, true) })
 }
@@ -140,9 +140,9 @@ func recoverWithFew(t *testing.T, damaged bool) {
 	}
 }
 
-// TestFault_C3_AWarmContainerOfARecordThatCannotBeReadStays: killed between two
+// TestFault_F59_AWarmContainerOfARecordThatCannotBeReadStays: killed between two
 // steps of taking it from a pool, the runtime has left both records.
-func TestFault_C3_AWarmContainerOfARecordThatCannotBeReadStays(t *testing.T) {
+func TestFault_F59_AWarmContainerOfARecordThatCannotBeReadStays(t *testing.T) {
 	s, _, conf := inhabited(t, "c1", "warm-1")
 	s.ChangeRecord("warm-1", func(rec *record.Record) { rec.Warm, rec.Runtime, rec.Life = true, "1:1", "" })
 	s.ChangeRecord("c1", func(rec *record.Record) { rec.PluginID = "warm-1" })
@@ -175,9 +175,9 @@ func (s *stage) age(id string) []byte {
 	return data
 }
 
-// TestFault_B8_ARecordOfANewerVersionIsLeftAlone by its owner and by others, who
+// TestFault_F43_ARecordOfANewerVersionIsLeftAlone by its owner and by others, who
 // say so; the rest goes on.
-func TestFault_B8_ARecordOfANewerVersionIsLeftAlone(t *testing.T) {
+func TestFault_F43_ARecordOfANewerVersionIsLeftAlone(t *testing.T) {
 	s, r, conf := inhabited(t, "c1", "c2")
 	content := s.age("c1")
 	testhost.WantRecover(t, s.restarted(conf, cni.WithOwner("other")), cni.Report{})
@@ -209,9 +209,9 @@ func TestFault_B8_ARecordOfANewerVersionIsLeftAlone(t *testing.T) {
 	s.DelLink("c1", "eth0") // fails if it was removed
 }
 
-// TestFault_B8_ASetupKeepsWhatANewerVersionHasNoted in the record of a container
+// TestFault_F43_ASetupKeepsWhatANewerVersionHasNoted in the record of a container
 // to which it adds an interface.
-func TestFault_B8_ASetupKeepsWhatANewerVersionHasNoted(t *testing.T) {
+func TestFault_F43_ASetupKeepsWhatANewerVersionHasNoted(t *testing.T) {
 	s, r, _ := inhabited(t, "c1")
 	path := s.RecordFile("c1") + ".json"
 	data, err := os.ReadFile(path)
@@ -246,9 +246,9 @@ func (p panics) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestFault_B9_APanicReleasesWhatIsHeld: a program that catches one, as servers
+// TestFault_F44_APanicReleasesWhatIsHeld: a program that catches one, as servers
 // do, attaches containers afterwards.
-func TestFault_B9_APanicReleasesWhatIsHeld(t *testing.T) {
+func TestFault_F44_APanicReleasesWhatIsHeld(t *testing.T) {
 	for what, call := range map[string]func(s *stage, r *cni.Runtime){
 		"Recover": func(s *stage, r *cni.Runtime) { _, _ = r.Recover(s.T.Context()) },
 		"GC":      func(s *stage, r *cni.Runtime) { _, _ = r.GC(s.T.Context(), cni.GCOptions{Keep: []string{"c1"}}) },
@@ -272,9 +272,9 @@ func TestFault_B9_APanicReleasesWhatIsHeld(t *testing.T) {
 	}
 }
 
-// TestFault_C4_SeveralThatRecoverAtOnce do not fail because another one has just
+// TestFault_F62_SeveralThatRecoverAtOnce do not fail because another one has just
 // cleaned up what they were about to.
-func TestFault_C4_SeveralThatRecoverAtOnce(t *testing.T) {
+func TestFault_F62_SeveralThatRecoverAtOnce(t *testing.T) {
 	s := newStage(t)
 	const rounds, crowd, things = 30, 4, 8
 	for round := range rounds {
@@ -308,9 +308,9 @@ func TestFault_C4_SeveralThatRecoverAtOnce(t *testing.T) {
 	expect.Same(t, "left", left, nil)
 }
 
-// TestFault_B9_APanicCostsOneContainer: containers are recovered in goroutines,
+// TestFault_F44_APanicCostsOneContainer: containers are recovered in goroutines,
 // in which nobody else could catch it.
-func TestFault_B9_APanicCostsOneContainer(t *testing.T) {
+func TestFault_F44_APanicCostsOneContainer(t *testing.T) {
 	s, _, conf := inhabited(t, "c1", "c2")
 	s.DelLink("c1", "eth0")
 	report, err := s.restarted(conf, cni.WithLogger(slog.New(panics{at: "not known to be healthy"}))).Recover(t.Context())
@@ -321,9 +321,9 @@ func TestFault_B9_APanicCostsOneContainer(t *testing.T) {
 	}
 }
 
-// TestFault_C3_ANamespaceThatCannotBeOpenedIsNotGone, where the record is damaged
+// TestFault_F59_ANamespaceThatCannotBeOpenedIsNotGone, where the record is damaged
 // and only the pin leads there.
-func TestFault_C3_ANamespaceThatCannotBeOpenedIsNotGone(t *testing.T) {
+func TestFault_F59_ANamespaceThatCannotBeOpenedIsNotGone(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	s.SpoilBase("c1", "{")
 	expect.NoError(t, netns.Remove(s.Pin("c1")))

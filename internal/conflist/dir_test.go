@@ -61,9 +61,9 @@ func TestFilesOfADirectoryThatIsNotThere(t *testing.T) {
 	}
 }
 
-// TestDuty_R09_OneBrokenFileNeverTakesTheOthersDown, whatever is wrong with it
+// TestDuty_R9_OneBrokenFileNeverTakesTheOthersDown, whatever is wrong with it
 // and wherever it stands.
-func TestDuty_R09_OneBrokenFileNeverTakesTheOthersDown(t *testing.T) {
+func TestDuty_R9_OneBrokenFileNeverTakesTheOthersDown(t *testing.T) {
 	dir := directory(t, map[string]string{
 		"05-empty.conflist":   "",
 		"10-a.conflist":       list("a"),

@@ -115,9 +115,9 @@ func wantVersion(t *testing.T, kind string, list *libcni.NetworkConfigList, err 
 	}
 }
 
-// TestDuty_R02_NetworkName: the name is checked when it is loaded. An empty one
+// TestDuty_R2_NetworkName: the name is checked when it is loaded. An empty one
 // passes until it is used, as with go-cni, but for a directory's files.
-func TestDuty_R02_NetworkName(t *testing.T) {
+func TestDuty_R2_NetworkName(t *testing.T) {
 	long := strings.Repeat("n", 180)
 	for _, name := range []string{"n", "0", "net", "Net_1.2-x", long, ""} {
 		list, err := conflist.Parse([]byte(`{"name": "` + name + `", "plugins": [{"type": "x"}]}`))
@@ -140,9 +140,9 @@ func TestDuty_R02_NetworkName(t *testing.T) {
 	}
 }
 
-// TestDuty_R05_PluginTypeIsAFileName: neither the plugin's type nor that of the
+// TestDuty_R5_PluginTypeIsAFileName: neither the plugin's type nor that of the
 // IPAM plugin it delegates to can name a file elsewhere.
-func TestDuty_R05_PluginTypeIsAFileName(t *testing.T) {
+func TestDuty_R5_PluginTypeIsAFileName(t *testing.T) {
 	bad := []string{"/bin/sh", "../sh", "a/b", `a\\b`, "..", ".", `a\u0000`, `\u002fbin\u002fsh`}
 	for _, typ := range bad {
 		for where, plugin := range map[string]string{

@@ -164,9 +164,9 @@ func TestFault_F24_WorldWritableConfiguration(t *testing.T) {
 	}
 }
 
-// TestDuty_R08_PluginsOfTheNetworksOwnDirectory: the plugins of <dir>/<name>/
+// TestDuty_R8_PluginsOfTheNetworksOwnDirectory: the plugins of <dir>/<name>/
 // follow those of the list, in name order, unless the list says not.
-func TestDuty_R08_PluginsOfTheNetworksOwnDirectory(t *testing.T) {
+func TestDuty_R8_PluginsOfTheNetworksOwnDirectory(t *testing.T) {
 	const inlined = `"plugins": [{"type": "inlined"}]`
 	more := map[string]string{
 		"net/20-b.conf":     `{"type": "b", "big": 9007199254740993}`,
@@ -218,9 +218,9 @@ func TestDuty_R08_PluginsOfTheNetworksOwnDirectory(t *testing.T) {
 	}
 }
 
-// TestDuty_R08_NameIsNoPathYet: the name is validated before it becomes the
+// TestDuty_R8_NameIsNoPathYet: the name is validated before it becomes the
 // path of a directory.
-func TestDuty_R08_NameIsNoPathYet(t *testing.T) {
+func TestDuty_R8_NameIsNoPathYet(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "secret/10-a.conf", `{"type": "evil"}`)
 	for _, name := range []string{"../secret", "../../secret", ".", "..", "", "secret/", "/" + dir + "/secret"} {

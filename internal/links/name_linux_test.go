@@ -8,7 +8,7 @@ import (
 )
 
 // The kernel would make br0 of "br%d", and nobody would find it again.
-func TestFault_C10_NoInterfaceIsMadeUnderANumberedName(t *testing.T) {
+func TestDuty_R4_NoInterfaceIsMadeUnderANumberedName(t *testing.T) {
 	host, container := newNS(t, "host"), newNS(t, "container")
 	h := mustDial(t, host)
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(h))

@@ -19,10 +19,10 @@ type difference struct {
 
 func differences() []difference {
 	const noOptions = "Remove gets no port mappings here: go-cni then calls portmap without, which deletes nothing, " +
-		"and returns nil; this library gives plugins those of the Setup (FAULTS F6)"
+		"and returns nil; this library gives plugins those of the Setup (F6)"
 	return []difference{
 		{"(bridge IPv4|everything)/(0.4.0|1.*)", "check passes", "check is not supported",
-			"go-cni's loopback is of version 0.3.1, which has no CHECK, so that its Check always fails (DUTIES R34)"},
+			"go-cni's loopback is of version 0.3.1, which has no CHECK, so that its Check always fails (R34)"},
 		{"(portmap iptables|everything)/.*", "",
 			`left ip6?tables(-nft|-legacy)? nat -[AN] CNI-(DN-\w+|HOSTPORT-DNAT)( .*)?`, noOptions},
 		{"portmap nftables/.*", "",

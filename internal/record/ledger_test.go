@@ -97,9 +97,9 @@ func TestLedgerLinesThatAreTornAreNoOthers(t *testing.T) {
 	}
 }
 
-// TestFault_B4_TheLedgerForgetsNothingThatIsNotSettled: of six thousand
+// TestFault_F39_TheLedgerForgetsNothingThatIsNotSettled: of six thousand
 // attachments, more than were kept once, each is there until it is settled.
-func TestFault_B4_TheLedgerForgetsNothingThatIsNotSettled(t *testing.T) {
+func TestFault_F39_TheLedgerForgetsNothingThatIsNotSettled(t *testing.T) {
 	l := Open(t.TempDir()).Ledger("")
 	key := func(i int) Key { return Key{PluginID(fmt.Sprintf("%064d", i)), "net", "eth0"} }
 	const count = 12000
@@ -127,9 +127,9 @@ func TestFault_B4_TheLedgerForgetsNothingThatIsNotSettled(t *testing.T) {
 	}
 }
 
-// TestFault_B4_CompactingLosesNoLineOfOthers: several write while several
+// TestFault_F39_CompactingLosesNoLineOfOthers: several write while several
 // compact, in processes that know nothing of each other.
-func TestFault_B4_CompactingLosesNoLineOfOthers(t *testing.T) {
+func TestFault_F39_CompactingLosesNoLineOfOthers(t *testing.T) {
 	const writers, each = 4, 300
 	dir := t.TempDir()
 	seed := rand.Uint64()
@@ -191,9 +191,9 @@ func TestFault_B4_CompactingLosesNoLineOfOthers(t *testing.T) {
 	}
 }
 
-// TestFault_B4_ACrashWhileCompactingLosesNothing leaves the files as they are
+// TestFault_F39_ACrashWhileCompactingLosesNothing leaves the files as they are
 // after each of its steps.
-func TestFault_B4_ACrashWhileCompactingLosesNothing(t *testing.T) {
+func TestFault_F39_ACrashWhileCompactingLosesNothing(t *testing.T) {
 	a, b, c := Key{"c1", "net", "eth0"}, Key{"c2", "net", "eth0"}, Key{"c3", "net", "eth0"}
 	for name, steps := range map[string]func(l *Ledger){
 		"second name": func(l *Ledger) { check(t, l.keepPrevious()) },
@@ -242,9 +242,9 @@ func TestFault_B4_ACrashWhileCompactingLosesNothing(t *testing.T) {
 	}
 }
 
-// TestFault_B4_AnEarlierVersionBesideUsDropsNoLineOfOurs: it appends to the file
+// TestFault_F39_AnEarlierVersionBesideUsDropsNoLineOfOurs: it appends to the file
 // that it knows, and renames that over what it had when it is long.
-func TestFault_B4_AnEarlierVersionBesideUsDropsNoLineOfOurs(t *testing.T) {
+func TestFault_F39_AnEarlierVersionBesideUsDropsNoLineOfOurs(t *testing.T) {
 	l := Open(t.TempDir()).Ledger("me")
 	ours, its, old, late := Key{"c1", "net", "eth0"}, Key{"c2", "net", "eth0"}, Key{"c3", "net", "eth0"}, Key{"c4", "net", "eth0"}
 	appends := func(path string, lines ...Line) {

@@ -18,9 +18,9 @@ func line(t testing.TB, data string) []byte {
 	return l
 }
 
-// TestFault_B8_ARecordOfALaterFormatIsNotDamaged: whose it is and what it is
+// TestFault_F43_ARecordOfALaterFormatIsNotDamaged: whose it is and what it is
 // about is read, whatever else has changed.
-func TestFault_B8_ARecordOfALaterFormatIsNotDamaged(t *testing.T) {
+func TestFault_F43_ARecordOfALaterFormatIsNotDamaged(t *testing.T) {
 	whole := &Record{
 		ContainerID: "c1", Owner: "tester", Host: "4:1", PluginID: "warm-1", NetNS: NetNS{Path: "/run/c1"}, Generation: 3,
 		Networks: []Network{{Name: "podnet", IfName: "eth0", State: Added}, {Name: "other", IfName: "eth1", Owner: "second"}},
@@ -69,9 +69,9 @@ func TestWhatIsNoRecordIsDamaged(t *testing.T) {
 	}
 }
 
-// TestFault_B9_AnErrorOfReadingIsNotDamage: a record that cannot be read is
+// TestFault_F44_AnErrorOfReadingIsNotDamage: a record that cannot be read is
 // listed with the error, and with a record that may be looked at.
-func TestFault_B9_AnErrorOfReadingIsNotDamage(t *testing.T) {
+func TestFault_F44_AnErrorOfReadingIsNotDamage(t *testing.T) {
 	for _, cause := range []error{
 		syscall.EIO, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EACCES, syscall.ELOOP, syscall.EISDIR,
 		syscall.ESTALE, io.ErrUnexpectedEOF,

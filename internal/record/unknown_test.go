@@ -92,8 +92,8 @@ func wantMembers(t *testing.T, got string, more [4]string) {
 	want(t, "type of the second plugin", string(plugins[1]["type"]), `"portmap"`)
 }
 
-// TestFault_B8_UnknownFieldsSurviveRewriting at each level, alone and together.
-func TestFault_B8_UnknownFieldsSurviveRewriting(t *testing.T) {
+// TestFault_F43_UnknownFieldsSurviveRewriting at each level, alone and together.
+func TestFault_F43_UnknownFieldsSurviveRewriting(t *testing.T) {
 	all := [4]string{`"x":{"deep":[1,2.50]}`, `"x":"<&>"`, `"x":null,"y":12345678901234567890`, `"x":[]`}
 	for only := range 1 << len(all) {
 		var more [4]string
@@ -106,8 +106,8 @@ func TestFault_B8_UnknownFieldsSurviveRewriting(t *testing.T) {
 	}
 }
 
-// TestFault_B8_UnknownFieldsOfAnotherNamespaceGo: they were about the old one.
-func TestFault_B8_UnknownFieldsOfAnotherNamespaceGo(t *testing.T) {
+// TestFault_F43_UnknownFieldsOfAnotherNamespaceGo: they were about the old one.
+func TestFault_F43_UnknownFieldsOfAnotherNamespaceGo(t *testing.T) {
 	old := &Record{NetNS: NetNS{Dev: 1, Ino: 2, unknown: members{"x": nil}}, unknown: members{"y": nil}}
 	now := &Record{NetNS: NetNS{Dev: 1, Ino: 3}}
 	now.Inherit(old)

@@ -80,7 +80,7 @@ func tracked(t *testing.T, host *netns.Handle) (all []string) {
 	return all
 }
 
-func TestFlushFlowsForgetsUDPToTheContainerOnly(t *testing.T) {
+func TestFault_F28_UDPToTheContainerIsForgotten(t *testing.T) {
 	const udp, tcp = unix.IPPROTO_UDP, unix.IPPROTO_TCP
 	host, other := newNetNS(t), newNetNS(t)
 	mine := []flow{
@@ -120,7 +120,7 @@ func nobody() ([]netip.Addr, error) { return nil, nil }
 
 // Whose an address is by now is asked only if there are flows to it, as that
 // takes reading every record; the flows of who has it stay.
-func TestFlushFlowsSparesWhoHasTheAddressNow(t *testing.T) {
+func TestFault_F28_FlowsOfWhoHasTheAddressNowStay(t *testing.T) {
 	host, times := newNetNS(t), 0
 	inUse := func() ([]netip.Addr, error) { times++; return addrs("10.1.0.2"), nil }
 	track(t, host, []flow{{unix.IPPROTO_UDP, hostAddr, "10.1.0.2"}, {unix.IPPROTO_UDP, hostAddr, "10.1.0.3"}})

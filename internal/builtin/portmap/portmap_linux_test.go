@@ -218,7 +218,7 @@ func conntrack(t *testing.T, ns *netns.Handle, fn func(*netlink.Handle) error) {
 
 // UDP flows to a port that is now forwarded, or no longer, are forgotten; those
 // to others, and of other protocols, are not.
-func TestUDPFlowsAreForgotten(t *testing.T) {
+func TestFault_F28_UDPFlowsAreForgotten(t *testing.T) {
 	plugintest.UseIPTables(t, "nft")
 	const udp, tcp = unix.IPPROTO_UDP, unix.IPPROTO_TCP
 	stale := []flow{{udp, "192.0.2.1", 8053}, {udp, "2001:db8::1", 8053}}
