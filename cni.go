@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firstadd"
@@ -102,24 +103,24 @@ type Runtime struct {
 // calls under way keep theirs.
 type snapshot struct {
 	settings
-	networks []*Network
-	skipped  []SkippedFile
-	env      []string // what plugins get of the runtime's environment
-	own      string   // the directory of locks and marks
-	locks    *lock.Space
-	first    *firstadd.Tracker
-	ahead    *aheads
-	records  *record.Store
-	kept     *keeper
-	reaper   *reaper
-	sockets  *netfilter.Sockets
-	bus      *firewalld.Bus
-	hosts    *hostns.Finder
-	spans    *spans
-	status   statusCache
-	self     string // identity of this process, if it could be asked for already
-	pidNS    uint64 // that its number is of; 0 if it could not be asked for
-	boot     string // of the machine, likewise
+	networks  []*Network
+	skipped   []SkippedFile
+	env       []string // what plugins get of the runtime's environment
+	own       string   // the directory of locks and marks
+	locks     *lock.Space
+	first     *firstadd.Tracker
+	ahead     *aheads
+	records   *record.Store
+	kept      *keeper
+	abandoned *abandoned.Search
+	sockets   *netfilter.Sockets
+	bus       *firewalld.Bus
+	hosts     *hostns.Finder
+	spans     *spans
+	status    statusCache
+	self      string // identity of this process, if it could be asked for already
+	pidNS     uint64 // that its number is of; 0 if it could not be asked for
+	boot      string // of the machine, likewise
 }
 
 // New returns a Runtime with the settings and networks of the options. It searches
@@ -179,14 +180,14 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	recordDir := canonical(cmp.Or(s.recordDir, filepath.Join(own, "attachments")))
 	if previous != nil && previous.own == own && previous.records.Dir() == recordDir {
 		s.locks, s.first, s.records, s.kept = previous.locks, previous.first, previous.records, previous.kept
-		s.reaper = previous.reaper
+		s.abandoned = previous.abandoned
 		s.ahead = previous.ahead
 	} else {
 		s.locks = lock.Open(filepath.Join(own, "locks"))
 		s.first = firstadd.New(filepath.Join(own, "networks"), s.locks)
 		s.records = record.Open(recordDir)
 		s.kept = newKeeper(s.records.Dir())
-		s.reaper = &reaper{}
+		s.abandoned = &abandoned.Search{}
 		s.ahead = &aheads{}
 	}
 	s.own = own

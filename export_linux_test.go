@@ -2,53 +2,23 @@ package cni
 
 import (
 	"context"
-	"time"
+	"reflect"
 )
 
 // Reap looks at all records for abandoned containers, in the foreground, as passes
-// in the background do one after the other. A round that is under way there is
-// waited for. It returns how many passes it took.
+// in the background do one after the other. It returns how many passes it took.
 func (r *Runtime) Reap(ctx context.Context) (passes int, err error) {
 	s := r.current.Load()
-	for {
-		if s.reaper.idle() { // else to ask would begin another behind it
-			if _, yes := s.reaper.want(s, true); yes {
-				break
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return passes, context.Cause(ctx)
-		case <-time.After(time.Millisecond):
-		}
-	}
 	host, err := s.hosts.Open(s.hostNetNS)
 	if err != nil {
-		return passes, err
+		return 0, err
 	}
-	defer func() { err = join(err, host.Close()) }()
-	for more := true; more; passes++ {
-		perr := s.pass(host)
-		if _, more = s.reaper.more(perr != nil); perr != nil {
-			return passes, perr
-		}
-	}
-	return passes, nil
+	passes, err = s.abandoned.Round(ctx, s.forAbandoned(), host)
+	return passes, join(err, host.Close())
 }
 
-func (r *reaper) idle() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return !r.busy
-}
-
-// Reaped reports whether there has ever been a pass.
-func (r *Runtime) Reaped() bool {
-	s := r.current.Load()
-	s.reaper.mu.Lock()
-	defer s.reaper.mu.Unlock()
-	return s.reaper.begun
-}
+// Reaped reports whether a call has ever requested a look.
+func (r *Runtime) Reaped() bool { return !reflect.ValueOf(r.current.Load().abandoned).Elem().IsZero() }
 
 // ReadRecordsBy has a test told of each record that is read.
 func (r *Runtime) ReadRecordsBy(told func()) {
@@ -58,12 +28,4 @@ func (r *Runtime) ReadRecordsBy(told func()) {
 		told()
 		return read(path)
 	}
-}
-
-// ReapNotBefore delays the next pass.
-func (r *Runtime) ReapNotBefore(t time.Time) {
-	s := r.current.Load()
-	s.reaper.mu.Lock()
-	defer s.reaper.mu.Unlock()
-	s.reaper.next = t
 }

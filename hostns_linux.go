@@ -191,27 +191,11 @@ func (a *attachment) hasNoDevice() bool {
 	if ns == nil {
 		return a.NetNS == ""
 	}
-	found, err := a.op.linksIn(ns)
+	found, err := a.op.host.Links(ns)
 	return err == nil && !slices.ContainsFunc(found, func(l links.Link) bool {
 		sibling := l.Name != a.IfName && a.op.rec != nil && a.op.rec.Find(l.Name) != nil
-		return l.Flags&unix.IFF_LOOPBACK == 0 && !sibling && !isFallback(l.Kind)
+		return l.Flags&unix.IFF_LOOPBACK == 0 && !sibling && !l.IsFallback()
 	})
-}
-
-// linksIn lists the interfaces in a namespace.
-func (op *operation) linksIn(ns *netns.Handle) ([]links.Link, error) {
-	c, err := op.host.Conns.Borrow(ns)
-	if err != nil {
-		return nil, err
-	}
-	found, err := c.Links()
-	return found, join(err, c.Close())
-}
-
-// isFallback reports whether an interface can be one that the kernel makes in
-// each namespace for a kind of tunnel (net.core.fb_tunnels_only_for_init_net).
-func isFallback(kind string) bool {
-	return slices.Contains([]string{"ipip", "sit", "ip6tnl", "gre", "gretap", "erspan", "ip6gre", "vti", "vti6"}, kind)
 }
 
 // prepare begins to open what an ADD needs in the container, while the record is

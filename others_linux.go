@@ -30,9 +30,9 @@ func (op *operation) avoidOthers() {
 // before each Setup come with such a one, and need not wait until all records are
 // read if none of them keeps it.
 func (op *operation) isUntouched(ns *netns.Handle) bool {
-	found, err := op.linksIn(ns)
+	found, err := op.host.Links(ns)
 	return err == nil && !slices.ContainsFunc(found, func(l links.Link) bool {
-		return l.Up() || l.Flags&unix.IFF_LOOPBACK == 0 && !isFallback(l.Kind)
+		return l.Up() || l.Flags&unix.IFF_LOOPBACK == 0 && !l.IsFallback()
 	})
 }
 

@@ -2,57 +2,75 @@ package cni
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 
+	"github.com/embedcni/cni/internal/abandoned"
+	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
 )
 
-// tendOne does the next step for the container of a record if it is abandoned: it
-// finishes a removal that Setup or Remove had begun, removes the container if its
-// namespace has ended, or else lets go of the namespace. again reports whether to
-// call it once more when the interfaces ends, in the pass's host namespace, have
-// vanished.
-func (p *reaping) tendOne(file string) (ends []int, again bool, err error) {
-	rec, err := p.records.LoadFile(file)
-	if err != nil || rec == nil {
-		return nil, false, nil // removed since, or damaged, which Recover reports
+// reap requests a scan of all records for abandoned containers, in the background.
+// setup reports that Setup requests it.
+func (s *snapshot) reap(host *hostns.NetNS, setup bool) {
+	if !s.withoutReaping {
+		s.abandoned.Request(s.forAbandoned(), host, setup)
 	}
-	op, err := p.take(rec.ContainerID)
+}
+
+func (s *snapshot) forAbandoned() abandoned.Runtime {
+	return abandoned.Runtime{Owner: s.owner, Boot: s.boot, Records: s.records, Logger: s.logger, Containers: reaper{s}}
+}
+
+// reaper removes abandoned containers.
+type reaper struct{ *snapshot }
+
+// Keeps implements [abandoned.Containers].
+func (r reaper) Keeps(id record.ID) bool { return r.kept.keepsFor(id) }
+
+// Tend finishes a removal that Setup or Remove had begun, removes the container if
+// its namespace has ended, or else lets go of the namespace.
+func (r reaper) Tend(file string, host *hostns.NetNS) (step abandoned.Step, err error) {
+	rec, err := r.records.LoadFile(file)
+	if err != nil || rec == nil {
+		return step, nil // removed since, or damaged, which Recover reports
+	}
+	op, err := r.tryBegin(rec.ContainerID, host)
 	if op == nil {
-		return nil, false, err
+		return step, err
 	}
 	defer op.end()
 	if err := op.recallOwn(); err != nil {
-		return nil, false, p.unlessSkipped(err)
+		if isSkipped(err) {
+			r.logger.Debug("look for abandoned containers", "error", err)
+			return step, nil
+		}
+		return step, err
 	}
-	if op.rec == nil || op.damaged || !op.isAbandonedNow() {
-		return nil, false, nil
+	if op.rec == nil || op.damaged || !op.isAbandoned() {
+		return step, nil
 	}
 	if going := op.unfinished(); len(going) > 0 {
-		return nil, false, op.finishAbandoned(going)
+		return step, op.finishAbandoned(going)
 	}
 	if op.rec.LetGo != nil && op.gone() {
-		return nil, false, op.finishAbandoned(op.attachments)
+		return step, op.finishAbandoned(op.attachments)
 	}
-	ends, err = op.letGo()
-	if none := (*noEndError)(nil); errors.As(err, &none) {
-		if p.reaper.say(file, rec.Generation) {
-			p.logger.Warn("a container is abandoned, and stays as it is",
-				"container", op.id, "path", op.rec.NetNS.Path, "reason", none)
-		}
-		return nil, false, nil
-	}
-	return ends, err == nil && op.host.String() == p.host.String(), err
+	step.Ends, err = op.letGo()
+	step.Again = err == nil && op.host.ID() == host.ID()
+	return step, err
 }
 
-// take locks a container as for Remove. It returns nil if it would have to wait for
-// the lock.
-func (p *reaping) take(id record.ID) (*operation, error) {
-	host, err := p.host.Dup()
+// tryBegin locks a container as for Remove. It returns nil if it would have to wait
+// for the lock.
+func (s *snapshot) tryBegin(id record.ID, from *hostns.NetNS) (*operation, error) {
+	host, err := from.Dup()
 	if err != nil {
 		return nil, err
 	}
-	op := &operation{snapshot: p.snapshot, verb: "DEL", id: id, host: host}
+	op := &operation{snapshot: s, verb: "DEL", id: id, host: host}
 	op.held, err = op.locks.TryLockAll(op.keys())
 	if op.held == nil {
 		return nil, join(err, host.Close())
@@ -60,18 +78,8 @@ func (p *reaping) take(id record.ID) (*operation, error) {
 	return op, nil
 }
 
-// unlessSkipped returns nil if err means that the container cannot be judged from
-// here, and else err.
-func (p *reaping) unlessSkipped(err error) error {
-	if isSkipped(err) {
-		p.logger.Debug("look for abandoned containers", "error", err)
-		return nil
-	}
-	return err
-}
-
-func (op *operation) isAbandonedNow() (is bool) {
-	here(func(view string) { is = op.isAbandoned(op.rec, view) })
+func (op *operation) isAbandoned() (is bool) {
+	nsfind.WithView(func(view string) { is = abandoned.Is(op.rec, op.owner, op.boot, view) })
 	return is
 }
 
@@ -99,6 +107,23 @@ func (op *operation) letGo() (left []int, err error) {
 	return op.host.Lasting(op.rec.LetGo.Ends)
 }
 
+// hostEnds returns the indexes of the host's ends of the container's interfaces.
+func (op *operation) hostEnds() ([]int, error) {
+	if op.hostGone {
+		return nil, nil // its interfaces have ended with it
+	}
+	var all []abandoned.Attachment
+	for _, a := range op.attachments {
+		one := abandoned.Attachment{Network: a.network.config.Name, IfName: a.IfName, Result: decodeResult(json.RawMessage(a.partial))}
+		for _, p := range a.network.config.Plugins {
+			typ := p.Network.Type
+			one.Plugins = append(one.Plugins, abandoned.Plugin{Type: typ, Callers: a.isCallers(typ), Swept: a.sweeps(typ)})
+		}
+		all = append(all, one)
+	}
+	return abandoned.HostEnds(op.host, op.container, all)
+}
+
 // finishAbandoned removes attachments of an abandoned container. It returns nil if it
 // is too early to try a removal again that has failed.
 func (op *operation) finishAbandoned(going []*attachment) error {
@@ -111,4 +136,25 @@ func (op *operation) finishAbandoned(going []*attachment) error {
 		op.logger.Info("removed an abandoned container", "container", id, "path", path)
 	}
 	return err
+}
+
+// settleLetGo finds out whether a namespace that the runtime let go, and to which no
+// path leads, has ended. The kernel may have given its number to another namespace.
+// So once its interfaces have vanished it has ended, even if a process is in a
+// namespace with that number.
+func (op *operation) settleLetGo() error {
+	if op.rec.LetGo == nil || op.container != nil || op.hostGone {
+		return nil
+	}
+	left, err := op.host.Lasting(op.rec.LetGo.Ends)
+	if err != nil {
+		return fmt.Errorf("check whether the network namespace of container %s has ended: %w", op.id, err)
+	}
+	switch {
+	case len(left) == 0:
+		op.reached = notReached
+	case op.reached == notReached:
+		op.reached = letGo
+	}
+	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -247,8 +246,7 @@ func TestFault_F33_ARoundGoesOnWithWhatIsLoaded(t *testing.T) {
 	testhost.MustSetUp(t, r, "c2", lives)
 	reap(t, r)
 	expect.NoError(t, netns.Remove(path))
-	r.ReapNotBefore(time.Now().Add(100 * time.Millisecond))
-	expect.NoError(t, r.Check(t.Context(), "c2", lives)) // begins a round
+	expect.NoError(t, r.Check(t.Context(), "c2", lives)) // requests a round, which begins after a pause
 	expect.NoError(t, r.Load(conf, after.Logger()))
 	expect.NoError(t, r.Check(t.Context(), "c2", lives))
 	expect.Eventually(h.T, "a report", func() bool { return len(before.Lines("WARN"))+len(after.Lines("WARN")) > 0 })

@@ -103,6 +103,16 @@ func (h *NetNS) HasLink(ns *netns.Handle, name string) (bool, error) {
 	return err == nil, errors.Join(err, c.Close())
 }
 
+// Links lists the interfaces in a namespace.
+func (h *NetNS) Links(ns *netns.Handle) ([]links.Link, error) {
+	c, err := h.Conns.Borrow(ns)
+	if err != nil {
+		return nil, err
+	}
+	found, err := c.Links()
+	return found, errors.Join(err, c.Close())
+}
+
 // Lasting returns those of the host's ends of veth pairs that still exist.
 func (h *NetNS) Lasting(ends []int) (left []int, err error) {
 	if len(ends) == 0 {

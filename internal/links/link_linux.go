@@ -141,6 +141,12 @@ func (r *Requests) link(m *message, what string, fine ...error) *Link {
 	return l
 }
 
+// IsFallback reports whether an interface can be one that the kernel makes in
+// each namespace for a kind of tunnel (net.core.fb_tunnels_only_for_init_net).
+func (l Link) IsFallback() bool {
+	return slices.Contains([]string{"ipip", "sit", "ip6tnl", "gre", "gretap", "erspan", "ip6gre", "vti", "vti6"}, l.Kind)
+}
+
 // mostLists is how often a list is asked for that others change meanwhile.
 const mostLists = 10
 

@@ -1,0 +1,61 @@
+// Package abandoned searches in the background for containers that nobody removes:
+// containers of one owner whose recorded path certainly no longer leads to their
+// namespace. A [Search] reads the records and paces the work; the runtime removes
+// what it finds. All calls may be concurrent.
+package abandoned
+
+import (
+	"log/slog"
+
+	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
+)
+
+// Runtime is what a Search needs of the runtime. It has the newest configuration.
+type Runtime struct {
+	Owner, Boot string // whose containers, and which boot of the machine this is
+	Records     *record.Store
+	Logger      *slog.Logger
+	Containers
+}
+
+// Containers are the containers on record.
+type Containers interface {
+	// Keeps reports whether this process keeps the namespace of a container alive.
+	Keeps(record.ID) bool
+
+	// Tend does the next step for the container of a record file if the container is
+	// abandoned. If that fails, a later round tries again. With a *NoEndError the
+	// container stays as it is. Plugins run in the recorded host namespace, or else in
+	// host.
+	Tend(file string, host *hostns.NetNS) (Step, error)
+}
+
+// Step is what Tend has done.
+type Step struct {
+	Ends  []int // the interfaces on the host that vanish when the namespace ends
+	Again bool  // Tend is to be called once more when they have vanished
+}
+
+// Is reports whether a record describes an abandoned container: all its attachments
+// are the owner's, and its path certainly no longer leads to its namespace. It is
+// false unless view, the caller's, is the view in which the path was recorded.
+func Is(rec *record.Record, owner, boot, view string) bool {
+	if rec.Boot != boot || boot == "" || view == "" || rec.NetNS.View != view ||
+		rec.Warm || rec.NetNS.Ours || rec.NetNS.Ino == 0 {
+		return false
+	}
+	attached := false
+	for i := range rec.Networks {
+		if rec.Networks[i].State == record.Deleted {
+			continue
+		}
+		if rec.OwnerOf(&rec.Networks[i]) != owner {
+			return false
+		}
+		attached = true
+	}
+	return attached && nsfind.LeadsAway(rec.NetNS.Path, netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino})
+}

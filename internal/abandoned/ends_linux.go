@@ -1,0 +1,185 @@
+package abandoned
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
+)
+
+// NoEndError means that the host does not show whether a container's namespace has
+// ended.
+type NoEndError struct {
+	Network, Why string
+}
+
+func (e *NoEndError) Error() string {
+	return fmt.Sprintf("network %q: %s, so the host does not show when the namespace has ended; call Remove if the container is gone",
+		e.Network, e.Why)
+}
+
+// Attachment is an attachment of an abandoned container.
+type Attachment struct {
+	Network, IfName string
+	Plugins         []Plugin
+	Result          *types100.Result // of the ADD, or as far as that got; nil: none
+}
+
+// Plugin is a plugin of an attachment's chain.
+type Plugin struct {
+	Type    string
+	Callers bool // the program registered it
+	Swept   bool // the sweep undoes all that it leaves
+}
+
+// HostEnds returns the indexes of the host's ends of all the attachments'
+// interfaces. An index finds an end again after its name or hardware address has
+// changed. Ends that have vanished are left out. The error is a *NoEndError if the
+// ends do not show when the namespace has ended. container is nil if no path leads
+// to the container's namespace.
+func HostEnds(host *hostns.NetNS, container *netns.Handle, all []Attachment) (ends []int, err error) {
+	p, tied := place{host, container}, false
+	for _, a := range all {
+		if a.onlyLoopback() {
+			continue
+		}
+		if err := a.tiedToHost(); err != nil {
+			return nil, err
+		}
+		end, err := p.hostEnd(a)
+		if err != nil {
+			return nil, err
+		}
+		if end != 0 {
+			ends = append(ends, end)
+		}
+		tied = true
+	}
+	if !tied {
+		return nil, &NoEndError{all[0].Network, "it has no interface but lo"}
+	}
+	return ends, nil
+}
+
+// place has both ends of a container's interfaces.
+type place struct {
+	host      *hostns.NetNS
+	container *netns.Handle
+}
+
+func (a *Attachment) onlyLoopback() bool {
+	return !slices.ContainsFunc(a.Plugins, func(p Plugin) bool {
+		return known.Of(p.Type).Makes != known.Lo || p.Callers
+	})
+}
+
+// tiedToHost returns an error unless the attachment's plugins make a veth pair, whose
+// two ends vanish together, and the sweep covers everything else that they leave on
+// the host.
+func (a *Attachment) tiedToHost() error {
+	for i, p := range a.Plugins {
+		switch makes := known.Of(p.Type).Makes; {
+		case p.Callers:
+			return &NoEndError{a.Network, fmt.Sprintf("plugin %q is the caller's", p.Type)}
+		case i == 0 && makes != known.Veth:
+			return &NoEndError{a.Network, fmt.Sprintf("plugin %q keeps no interface on the host", p.Type)}
+		case i > 0 && makes == known.Veth, makes.NeedsIdentity(), !p.Swept:
+			return &NoEndError{a.Network, fmt.Sprintf("plugin %q may have more than interfaces of its own", p.Type)}
+		}
+	}
+	return nil
+}
+
+// hostEnd returns the index of the attachment's end on the host, or 0 if the end has
+// vanished.
+func (p place) hostEnd(a Attachment) (index int, err error) {
+	c, err := p.host.Conns.Borrow(p.host.Handle)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	var macs []string
+	if a.Result != nil {
+		for _, i := range a.Result.Interfaces {
+			if i.Sandbox != "" {
+				continue
+			}
+			l, err := c.Link(i.Name)
+			switch {
+			case links.NotFound(err):
+				macs = append(macs, i.Mac)
+			case err != nil:
+				return 0, err
+			case l.Kind == "veth":
+				return l.Index, nil
+			} // else the bridge, which may have the address of another container's end
+		}
+	}
+	if index, err := p.endInside(a.IfName, c); index != 0 || err != nil {
+		return index, err
+	}
+	all, err := c.Links()
+	if err != nil {
+		return 0, err
+	}
+	for _, l := range all { // it may have been renamed
+		if l.Kind == "veth" && slices.Contains(macs, l.MAC.String()) {
+			return l.Index, nil
+		}
+	}
+	return 0, p.vanished(a, macs)
+}
+
+// endInside finds the host's end through its peer in the container's namespace.
+// Results of old CNI versions list no interfaces.
+func (p place) endInside(ifName string, host *links.Conn) (index int, err error) {
+	if p.container == nil {
+		return 0, nil
+	}
+	c, err := p.host.Conns.Borrow(p.container)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	own, err := c.Link(ifName)
+	if links.NotFound(err) || err == nil && (own.Kind != "veth" || !own.Peer.Elsewhere) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	l, err := host.LinkByIndex(own.Peer.Index)
+	if links.NotFound(err) || err == nil && (l.Kind != "veth" || l.Peer.Index != own.Index || !l.Peer.Elsewhere) {
+		return 0, nil
+	}
+	return l.Index, err
+}
+
+// vanished returns nil if the end on the host, which was not found, has certainly
+// vanished: the result named it and the container's namespace is gone too, or the
+// container's namespace has no device left.
+func (p place) vanished(a Attachment, macs []string) error {
+	if p.container == nil && len(macs) > 0 {
+		return nil
+	}
+	if p.container != nil {
+		inside, err := p.host.Links(p.container)
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(inside, isDevice) {
+			return nil
+		}
+	}
+	return &NoEndError{a.Network, "the host's end of " + a.IfName + " is not known"}
+}
+
+// isDevice reports whether an interface was added to its namespace. The kernel
+// creates lo and the fallback tunnels in each namespace.
+func isDevice(l links.Link) bool { return l.Name != "lo" && !l.IsFallback() }

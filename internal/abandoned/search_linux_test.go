@@ -1,0 +1,262 @@
+package abandoned
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/internal/record"
+)
+
+const boot = "this boot"
+
+// fake stands for the runtime.
+type fake struct {
+	tended []record.ID
+	tend   func(file string) (Step, error)
+	log    bytes.Buffer
+	Runtime
+}
+
+func newFake(t *testing.T, store *record.Store) *fake {
+	t.Helper()
+	f := &fake{}
+	f.Runtime = Runtime{Owner: "tester", Boot: boot, Records: store, Logger: slog.New(slog.NewTextHandler(&f.log, nil)), Containers: f}
+	return f
+}
+
+func (f *fake) Keeps(record.ID) bool { return true }
+
+func (f *fake) Tend(file string, _ *hostns.NetNS) (Step, error) {
+	rec, err := f.Records.LoadFile(file)
+	f.tended = append(f.tended, rec.ContainerID)
+	if err == nil && f.tend != nil {
+		return f.tend(file)
+	}
+	return Step{}, err
+}
+
+// round makes a round in the namespace of the test.
+func (f *fake) round(t *testing.T, s *Search) (passes int, err error) {
+	t.Helper()
+	host, err := hostns.NewFinder().Open("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	return s.Round(t.Context(), f.Runtime, host)
+}
+
+// abandonedRecord is a record whose path leads nowhere.
+func abandonedRecord(id record.ID) *record.Record {
+	return &record.Record{
+		ContainerID: id, Owner: "tester", Boot: boot,
+		NetNS:    record.NetNS{Path: "/nowhere", Dev: 4, Ino: 4711, View: nsfind.View()},
+		Networks: []record.Network{{Name: "net", IfName: "eth0", State: record.Added}},
+	}
+}
+
+func begin(t *testing.T, s *record.Store, rec *record.Record) {
+	t.Helper()
+	if err := s.Begin(rec); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestIs: a container is abandoned only if nothing speaks against it.
+func TestIs(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	id, _ := nsfind.At(file)
+	for what, test := range map[string]struct {
+		change func(*record.Record)
+		want   bool
+	}{
+		"abandoned":               {func(*record.Record) {}, true},
+		"path leads there":        {func(r *record.Record) { r.NetNS.Path, r.NetNS.Dev, r.NetNS.Ino = file, id.Dev, id.Ino }, false},
+		"path leads elsewhere":    {func(r *record.Record) { r.NetNS.Path = file }, true},
+		"another boot":            {func(r *record.Record) { r.Boot = "another" }, false},
+		"another view":            {func(r *record.Record) { r.NetNS.View += "0" }, false},
+		"no view":                 {func(r *record.Record) { r.NetNS.View = "" }, false},
+		"no identity":             {func(r *record.Record) { r.NetNS.Ino = 0 }, false},
+		"made ahead of time":      {func(r *record.Record) { r.Warm = true }, false},
+		"a pool's":                {func(r *record.Record) { r.NetNS.Ours = true }, false},
+		"another owner's":         {func(r *record.Record) { r.Owner = "another" }, false},
+		"another owner's as well": {func(r *record.Record) { r.Networks = append(r.Networks, record.Network{Owner: "another"}) }, false},
+		"was another owner's": {func(r *record.Record) {
+			r.Networks = append(r.Networks, record.Network{Owner: "another", State: record.Deleted})
+		}, true},
+		"nothing attached any more": {func(r *record.Record) { r.Networks[0].State = record.Deleted }, false},
+	} {
+		rec := abandonedRecord("c1")
+		test.change(rec)
+		if got := Is(rec, "tester", boot, nsfind.View()); got != test.want {
+			t.Errorf("%s: got %v", what, got)
+		}
+	}
+	if rec := abandonedRecord("c1"); Is(rec, "tester", boot, "") {
+		t.Error("the view is not known")
+	}
+	rec := abandonedRecord("c1")
+	if rec.Boot = ""; Is(rec, "tester", "", nsfind.View()) {
+		t.Error("the boot is not known")
+	}
+}
+
+// TestARoundTendsWhatIsAbandoned, in parts if there are many records, and passes none
+// over.
+func TestARoundTendsWhatIsAbandoned(t *testing.T) {
+	store := record.Open(t.TempDir())
+	store.Sync = func(*os.File) error { return nil }
+	var want []record.ID
+	for i := range 300 {
+		rec := abandonedRecord(record.ID(fmt.Sprint("c", i)))
+		if i%100 == 0 {
+			want = append(want, rec.ContainerID)
+		} else {
+			rec.Owner = "another"
+		}
+		begin(t, store, rec)
+	}
+	f := newFake(t, store)
+	passes, err := f.round(t, &Search{})
+	slices.Sort(f.tended)
+	if err != nil || passes < 2 || !slices.Equal(f.tended, want) {
+		t.Errorf("%d passes tend %q, want %q: %v", passes, f.tended, want, err)
+	}
+}
+
+// TestWhatStaysIsReportedOnce for each generation of the record, and what fails is
+// tried again in each round.
+func TestWhatStaysIsReportedOnce(t *testing.T) {
+	store := record.Open(t.TempDir())
+	rec := abandonedRecord("c1")
+	begin(t, store, rec)
+	f, s := newFake(t, store), &Search{}
+	rounds := func(n int) {
+		for range n {
+			if _, err := f.round(t, s); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	f.tend = func(string) (Step, error) { return Step{}, &NoEndError{"net", "nobody knows"} }
+	rounds(3)
+	if n := strings.Count(f.log.String(), "stays as it is"); n != 1 || len(f.tended) != 1 {
+		t.Errorf("reported %d times, tended %d times:\n%s", n, len(f.tended), &f.log)
+	}
+	begin(t, store, rec)
+	f.tend = func(string) (Step, error) { return Step{}, errors.New("not now") }
+	rounds(3)
+	if n := strings.Count(f.log.String(), "left for later"); n != 3 || len(f.tended) != 4 {
+		t.Errorf("reported %d times, tended %d times:\n%s", n, len(f.tended), &f.log)
+	}
+	f.tend = func(string) (Step, error) { panic("oops") }
+	rounds(1)
+	if !strings.Contains(f.log.String(), "panic: oops") {
+		t.Errorf("no panic in the log:\n%s", &f.log)
+	}
+}
+
+// TestTheLastRequestDecides which configuration a round has.
+func TestTheLastRequestDecides(t *testing.T) {
+	store := record.Open(t.TempDir())
+	begin(t, store, abandonedRecord("c1"))
+	before, after := newFake(t, store), newFake(t, store)
+	host, err := hostns.NewFinder().Open("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	s := &Search{}
+	s.rounds.next = time.Now().Add(50 * time.Millisecond)
+	s.Request(before.Runtime, host, true)
+	done := make(chan struct{})
+	after.tend = func(string) (Step, error) { close(done); return Step{}, nil }
+	s.Request(after.Runtime, host, false)
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Fatal("nothing is tended")
+	}
+	if len(before.tended) > 0 {
+		t.Error("with what was loaded before")
+	}
+}
+
+// TestRequests: no round before the first Setup, one for each request that comes when
+// none waits, and none after a failure until the next request.
+func TestRequests(t *testing.T) {
+	var r rounds
+	ask := func(setup bool) bool { _, yes := r.want(Runtime{}, setup); return yes }
+	more := func(failed bool) bool { _, yes := r.more(failed); return yes }
+	none := func() ([]string, error) { return nil, nil }
+	steps := []bool{ask(false), ask(true)}
+	_, err := r.files(none)
+	steps = append(steps, ask(false), more(false))
+	_, err2 := r.files(none)
+	steps = append(steps, more(false), ask(false), more(true), ask(false))
+	want := []bool{false, true, false, true, false, true, false, true}
+	if !slices.Equal(steps, want) || err != nil || err2 != nil {
+		t.Errorf("got %v, want %v: %v, %v", steps, want, err, err2)
+	}
+}
+
+// TestPauses between passes follow the work, within limits.
+func TestPauses(t *testing.T) {
+	for what, test := range map[string]struct {
+		after     func(*rounds)
+		min, most time.Duration
+	}{
+		"little was read": {func(r *rounds) { r.looked(nil, time.Microsecond) }, shortestRest - time.Second/100, shortestRest},
+		"much was read":   {func(r *rounds) { r.looked(nil, 20*time.Millisecond) }, 1900 * time.Millisecond, 2 * time.Second},
+		"a hung disk":     {func(r *rounds) { r.looked(nil, time.Hour) }, longestRest - time.Second, longestRest},
+		"work":            {func(r *rounds) { r.worked(time.Now().Add(-100 * time.Millisecond)) }, 900 * time.Millisecond, 1100 * time.Millisecond},
+		"clogged":         {func(r *rounds) { r.addStuck(mostStuck) }, stuckFor, stuckFor},
+	} {
+		r := &rounds{}
+		test.after(r)
+		if wait, _ := r.more(false); wait < test.min || wait > test.most {
+			t.Errorf("%s: %v", what, wait)
+		}
+	}
+}
+
+// TestAStuckContainerHoldsUpNoPass.
+func TestAStuckContainerHoldsUpNoPass(t *testing.T) {
+	store := record.Open(t.TempDir())
+	begin(t, store, abandonedRecord("c1"))
+	f, hangs := newFake(t, store), make(chan struct{})
+	f.tend = func(string) (Step, error) { <-hangs; return Step{}, nil }
+	s := &Search{}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*stuckFor)
+	defer cancel()
+	if _, err := f.round(t, s); err != nil || ctx.Err() != nil {
+		t.Fatalf("the pass waits: %v, %v", err, ctx.Err())
+	}
+	if s.rounds.mu.Lock(); s.rounds.stuck != 1 {
+		t.Errorf("%d are stuck", s.rounds.stuck)
+	}
+	s.rounds.mu.Unlock()
+	close(hangs)
+	for s.rounds.mu.Lock(); s.rounds.stuck > 0 && ctx.Err() == nil; s.rounds.mu.Lock() {
+		s.rounds.mu.Unlock()
+		time.Sleep(time.Millisecond)
+	}
+	s.rounds.mu.Unlock()
+	if ctx.Err() != nil {
+		t.Error("it stays stuck")
+	}
+}
