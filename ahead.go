@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/ahead"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
@@ -86,7 +87,7 @@ type shared struct {
 // missing.
 func (a *attachment) findShared(ctx context.Context, call chain.Call) (s shared, has bool, err error) {
 	request := ahead.Request{Type: call.Plugin, IfName: a.IfName, Config: call.Stdin}
-	s = shared{netfilter.Open(a.op.host.Handle), request.Rules()}
+	s = shared{netfilter.Open(a.op.host.Handle, caller.Netfilter(ctx)), request.Rules()}
 	has, err = s.HasCommon(ctx, s.rules)
 	if has || err != nil || !request.AsksForFirewalld() {
 		return s, has, err
@@ -199,7 +200,7 @@ func (op *operation) takeBackAhead() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), takeBackTime)
 	defer cancel()
-	fw := netfilter.Open(op.host.Handle)
+	fw := netfilter.Open(op.host.Handle, netfilter.Options{})
 	for _, made := range op.ahead.takeGivenUp(host) {
 		if err := fw.RemoveCommon(ctx, made); err != nil {
 			op.logger.Debug("keep rules that were made ahead of an ADD that failed", "error", err)

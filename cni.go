@@ -21,7 +21,7 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/nft"
 	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -113,7 +113,7 @@ type snapshot struct {
 	records   *record.Store
 	kept      *keeper
 	abandoned *abandoned.Search
-	sockets   *netfilter.Sockets
+	sockets   *nft.Pool
 	bus       *firewalld.Bus
 	hosts     *hostns.Finder
 	spans     *spans
@@ -191,7 +191,7 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 		s.ahead = &aheads{}
 	}
 	s.own = own
-	s.sockets, s.hosts, s.spans = &netfilter.Sockets{}, hostns.NewFinder(), &spans{} // the sockets close themselves
+	s.sockets, s.hosts, s.spans = &nft.Pool{}, hostns.NewFinder(), &spans{} // the sockets close themselves
 	s.bus = firewalld.Open(variable(s.env, firewalld.Variable))
 	if previous != nil {
 		s.sockets, s.hosts, s.spans = previous.sockets, previous.hosts, previous.spans

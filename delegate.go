@@ -45,14 +45,14 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p provid
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("not started: %w", context.Cause(ctx))
 	}
-	inner, container := netfilter.WithSiblings(caller.With(ctx, d.attachment), d.sharing), d.inside()
+	inner, container := caller.With(ctx, d.attachment), d.inside()
 	inner = firewalld.With(inner, d.op.bus)
-	switch {
-	case p.standIn:
-		inner = netfilter.InAnyForm(inner)
-	case p.backend != "":
-		inner = netfilter.WithDetected(inner, p.backend)
-	}
+	inner = caller.WithNetfilter(inner, func(o *netfilter.Options) {
+		o.Siblings = d.sharing
+		if p.standIn || p.backend != "" {
+			o.AnyForm, o.Detected = p.standIn, p.backend
+		}
+	})
 	if p.kind == PluginRegistered {
 		inner = batch.With(inner, nil) // it counts on what it delegates being done
 		inner = d.withPluginCall(inner)

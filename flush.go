@@ -9,7 +9,6 @@ import (
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/netfilter"
 )
 
 // batched is the context of one ADD or DEL of the attachment: what makes the
@@ -38,7 +37,7 @@ func (a *attachment) flushBatch(ctx context.Context, verb string) error {
 	}
 	ctx, cancel := a.op.bound(ctx, verb)
 	defer cancel()
-	err := b.Flush(netfilter.WithSiblings(caller.With(ctx, a), a.sharing))
+	err := b.Flush(caller.With(ctx, a))
 	if err == nil {
 		return nil
 	}

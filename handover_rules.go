@@ -8,7 +8,6 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
@@ -122,7 +121,7 @@ func (a *attachment) firewallBackend(ctx context.Context, config json.RawMessage
 // sameVariant returns nil if the plain name iptables runs the variant (legacy or
 // nft) that has the rules.
 func (a *attachment) sameVariant(ctx context.Context, typ string) error {
-	if err := netfilter.OtherVariant(caller.With(ctx, a)); err != nil {
+	if err := netfilter.OtherVariant(ctx, a); err != nil {
 		return fmt.Errorf("plugin %q: its executable would not find the rules: %w; Remove the container", typ, err)
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
@@ -216,9 +217,10 @@ func (op *operation) prepare() {
 // share has the plugins built in, and the sweep, use the same sockets, and what
 // they start keep the container's lock, as plugins do.
 func (op *operation) share(ctx context.Context) context.Context {
-	ctx = netfilter.WithSockets(links.WithConns(ctx, &op.host.Conns), op.sockets)
-	if op.held != nil && op.held.File() != nil {
-		ctx = netfilter.WithHeld(ctx, op.held.File())
-	}
-	return ctx
+	return caller.WithNetfilter(links.WithConns(ctx, &op.host.Conns), func(o *netfilter.Options) {
+		o.Sockets = op.sockets
+		if op.held != nil {
+			o.Held = op.held.File()
+		}
+	})
 }

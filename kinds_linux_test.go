@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
@@ -350,8 +351,7 @@ func TestFault_F57_TheDetectedBackendIsTheRecorded(t *testing.T) {
 	own := detecting{testhost.Acting{On: map[string]testhost.Action{}}, &now}
 	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
 		own.On[verb] = func(ctx context.Context, _ *plugin.Request) error {
-			detected, _ := netfilter.Detected(ctx)
-			chosen = append(chosen, verb+" "+detected)
+			chosen = append(chosen, verb+" "+caller.Netfilter(ctx).Detected)
 			return nil
 		}
 	}

@@ -90,8 +90,12 @@ func (a *attachment) mendAll(ctx context.Context, pick func(*attachment, wanted)
 func (a *attachment) makeAgain(ctx context.Context, w wanted) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTime)
 	defer cancel()
-	ctx = netfilter.WithSiblings(batch.With(caller.With(ctx, a), nil), a.sharing)
-	fw := netfilter.Open(a.op.host.Handle)
+	ctx = batch.With(caller.With(ctx, a), nil)
+	options := caller.Netfilter(ctx)
+	options.Siblings = a.sharing
+	fw := netfilter.Open(a.op.host.Handle, options)
+	options.AnyForm = true
+	unsure := netfilter.Open(a.op.host.Handle, options)
 	for i := range w.rules.HostPorts {
 		if w.backend != netfilter.IPTables {
 			h := &w.rules.HostPorts[i]
@@ -99,7 +103,7 @@ func (a *attachment) makeAgain(ctx context.Context, w wanted) error {
 			h.MasqAll = h.MasqAll && a.isBuiltIn(w.typ)
 		}
 	}
-	if fw.Check(ctx, w.backend, w.rules) == nil || w.unsure && fw.Check(netfilter.InAnyForm(ctx), netfilter.Native, w.rules) == nil {
+	if fw.Check(ctx, w.backend, w.rules) == nil || w.unsure && unsure.Check(ctx, netfilter.Native, w.rules) == nil {
 		return nil
 	}
 	a.op.logger.Info("making rules again that the removal of another attachment has deleted", "container", a.op.id,

@@ -9,6 +9,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
@@ -22,7 +23,7 @@ func (f *footprint) rules(ctx context.Context) ([]sweep.Item, error) {
 		return nil, nil
 	}
 	target := f.rulesTarget()
-	fw := netfilter.Open(f.Host)
+	fw := netfilter.Open(f.Host, caller.Netfilter(ctx))
 	plan, err := netfilter.Find(ctx, fw, target)
 	if plan.Empty() || err != nil {
 		return nil, err

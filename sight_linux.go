@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/nsfind"
@@ -49,7 +50,7 @@ func (a *attachment) see(ctx context.Context) (*sight, error) {
 	}
 	if f.Filtered {
 		f.Thorough = false // its addresses are known
-		if s.rules, err = netfilter.Watch(ctx, netfilter.Open(f.Host), f.rulesTarget()); err != nil {
+		if s.rules, err = netfilter.Watch(ctx, netfilter.Open(f.Host, caller.Netfilter(ctx)), f.rulesTarget()); err != nil {
 			return nil, err
 		}
 		s.zoned, err = firewalldAt{f.bus, f.Host}.has(ctx, f.mayBeIn())
@@ -117,7 +118,7 @@ func (s *sight) still(ctx context.Context, op *operation) error {
 	if s.rules == nil {
 		return nil
 	}
-	intact, err := s.rules.Intact(ctx, netfilter.Open(op.host.Handle))
+	intact, err := s.rules.Intact(ctx, netfilter.Open(op.host.Handle, caller.Netfilter(ctx)))
 	if err == nil && !intact {
 		err = fmt.Errorf("rules of the packet filter are gone: %w", errDead)
 	}

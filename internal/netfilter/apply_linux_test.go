@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // full is a table nat with a container's two chains.
@@ -93,7 +95,7 @@ func TestApplyPassesNoLineFeedOn(t *testing.T) {
 }
 
 func TestApplyToNFTables(t *testing.T) {
-	masq, bridge := nftTable{familyInet, "cni_plugins_masquerade"}, nftTable{familyBridge, "nat"}
+	masq, bridge := nft.Table{Family: nft.FamilyInet, Name: "cni_plugins_masquerade"}, nft.Table{Family: nft.FamilyBridge, Name: "nat"}
 	tests := map[string]struct {
 		interfere func(*fakeNFT)
 		busy      string
@@ -105,7 +107,7 @@ func TestApplyToNFTables(t *testing.T) {
 		"others change rules": {interfere: func(f *fakeNFT) { f.changes++ }},
 		"a table is made again, with another's rules": {interfere: func(f *fakeNFT) {
 			f.changes++
-			f.tables[masq] = nftContent{rules: []nftRule{{"masq_checks", 1, "another's", "", nil}, {"other", 4, nftC1, "", nil}}}
+			f.tables[masq] = fakeTable{rules: []nft.Rule{fakeRule("masq_checks", 1, "another's", "", nil), fakeRule("other", 4, nftC1, "", nil)}}
 		}},
 		"a chain is referenced": {interfere: func(*fakeNFT) {}, busy: "cni-br-iface-c1-eth0-mac",
 			wantErr: "nftables: delete chain bridge nat cni-br-iface-c1-eth0-mac: device or resource busy", wantLeft: 1},
@@ -150,14 +152,14 @@ func TestApplyGivesUpOnChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	fake.onRemove = func(f *fakeNFT) { f.changes++ }
-	if err := plan.Apply(t.Context()); !errors.Is(err, errChanged) {
+	if err := plan.Apply(t.Context()); !errors.Is(err, nft.ErrChanged) {
 		t.Error(err)
 	}
 }
 
 func TestApplyEndsWithItsContext(t *testing.T) {
-	tool, nft := newFakeTool("iptables-nft", full()), &fakeNFT{tables: nftTables()}
-	plan, err := Find(t.Context(), fakeFirewalls(nft, tool), c1())
+	tool, fake := newFakeTool("iptables-nft", full()), &fakeNFT{tables: nftTables()}
+	plan, err := Find(t.Context(), fakeFirewalls(fake, tool), c1())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,8 +168,8 @@ func TestApplyEndsWithItsContext(t *testing.T) {
 	if err := plan.Apply(ctx); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	if len(tool.restored) > 0 || nft.changes > 0 {
-		t.Errorf("restored %q, %d changes", tool.restored, nft.changes)
+	if len(tool.restored) > 0 || fake.changes > 0 {
+		t.Errorf("restored %q, %d changes", tool.restored, fake.changes)
 	}
 	if err := plan.Apply(t.Context()); err != nil {
 		t.Error(err)

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // crowd adds so many attachments, hundreds in a transaction.
@@ -49,22 +51,22 @@ func BenchmarkAddAndRemove(b *testing.B) {
 func benchmarkAddAndRemove(b *testing.B, backend Backend, kept bool, n int) {
 	h := newHost(b, "nft")
 	h.crowd(backend, n)
-	h.fw = Open(h.ns)
 	ctx := b.Context()
+	open := func() *Firewalls { return Open(h.ns, Options{}) }
 	if kept {
-		sockets := &Sockets{}
+		sockets := &nft.Pool{}
 		defer sockets.Close()
-		ctx = WithSockets(ctx, sockets)
+		open = func() *Firewalls { return Open(h.ns, Options{Sockets: sockets}) }
 	}
 	r := crowdRules(n)
 	var adding, removing time.Duration
 	for b.Loop() {
 		start := time.Now()
-		if err := h.fw.Add(ctx, backend, r); err != nil {
+		if err := open().Add(ctx, backend, r); err != nil {
 			b.Fatal(err)
 		}
 		added := time.Now()
-		if err := h.fw.Remove(ctx, backend, r); err != nil {
+		if err := open().Remove(ctx, backend, r); err != nil {
 			b.Fatal(err)
 		}
 		adding += added.Sub(start)

@@ -21,8 +21,8 @@ func BenchmarkHasCommon(b *testing.B) {
 					}
 				}
 				h.others(variant, containers)
-				ctx := WithSockets(b.Context(), &Sockets{})
-				fw := Open(h.ns)
+				ctx := b.Context()
+				fw := Open(h.ns, Options{})
 				b.ResetTimer()
 				for range b.N {
 					for _, r := range all {

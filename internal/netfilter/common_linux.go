@@ -54,9 +54,9 @@ func (fw *Firewalls) eachCommon(ctx context.Context, r Rules, fn func(maker, des
 			if w.empty() {
 				return nil
 			}
-			x := maker{xtables{family: "iptables"}, fw}
+			x := maker{xtables{fw: fw, family: "iptables"}}
 			if w.v6 {
-				x.xtables.family = "ip6tables"
+				x.family = "ip6tables"
 			}
 			err := x.detect(ctx)
 			if errors.Is(err, exec.ErrNotFound) {
@@ -143,7 +143,8 @@ func missing(w desired, f facts, states map[string]state) desired {
 func (fw *Firewalls) RemoveCommon(ctx context.Context, c Common) error {
 	return fw.do(func() error {
 		for _, m := range c.made {
-			if err := (maker{m.tool, fw}).removeCommon(ctx, m.made); err != nil {
+			m.tool.fw = fw
+			if err := (maker{m.tool}).removeCommon(ctx, m.made); err != nil {
 				return fmt.Errorf("%w (another container may use it)", err)
 			}
 		}

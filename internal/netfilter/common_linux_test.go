@@ -227,7 +227,7 @@ func TestFault_F16_ManyMakeItOnce(t *testing.T) {
 	s := sharings()["portmap"]
 	for _, variant := range []string{"nft", "legacy"} {
 		h := newHost(t, variant)
-		fw := Open(h.ns)
+		fw := Open(h.ns, Options{})
 		var wg sync.WaitGroup
 		for range 20 {
 			wg.Add(1)

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // fakeTool is an iptables that holds its rules itself.
@@ -124,9 +127,27 @@ func (s *ruleset) run(line string) error {
 	return nil
 }
 
+// fakeTable is the content of a table.
+type fakeTable struct {
+	chains []string
+	rules  []nft.Rule
+}
+
+// fakeRule makes a rule that loads the addresses and jumps.
+func fakeRule(chain string, handle uint64, comment, jump string, addrs []netip.Addr) nft.Rule {
+	e := nft.Exprs(nil)
+	for _, a := range addrs {
+		e = e.Load(nft.Reg(0), a.AsSlice())
+	}
+	if jump != "" {
+		e = e.Jump(jump)
+	}
+	return nft.Rule{Chain: chain, Handle: handle, Comment: comment, Exprs: e}
+}
+
 // fakeNFT is an nf_tables that holds its tables itself.
 type fakeNFT struct {
-	tables   map[nftTable]nftContent
+	tables   map[nft.Table]fakeTable
 	changes  int // generation
 	listErr  error
 	onRemove func(*fakeNFT) // called before a removal, e.g. to interfere
@@ -135,85 +156,92 @@ type fakeNFT struct {
 	asked    []string // of the native table: the sets that were listed whole
 }
 
-func (f *fakeNFT) setNames(context.Context) ([]string, error) {
+func (f *fakeNFT) Sets(nft.Table) ([]string, error) {
 	if f.listErr != nil {
 		return nil, f.listErr
 	}
 	var names []string
 	for _, e := range f.native {
-		if !slices.Contains(names, e.set) {
-			names = append(names, e.set)
+		if !slices.Contains(names, e.Set) {
+			names = append(names, e.Set)
 		}
 	}
 	return names, nil
 }
 
-func (f *fakeNFT) elements(_ context.Context, keys []element, sets []string) ([]element, uint32, error) {
+func (f *fakeNFT) Elements(_ nft.Table, keys []element, sets []string) ([]element, uint32, error) {
 	f.asked = append(f.asked, sets...)
 	var found []element
 	for _, e := range f.native {
-		if slices.Contains(sets, e.set) || slices.ContainsFunc(keys, func(k element) bool { return k.set == e.set && k.key == e.key }) {
+		if slices.Contains(sets, e.Set) || sameKey(keys, e) >= 0 {
 			found = append(found, e)
 		}
 	}
 	return found, uint32(f.changes), f.listErr
 }
 
-func (f *fakeNFT) removeElements(_ context.Context, generation uint32, elements []element) error {
+func (f *fakeNFT) DeleteElements(_ nft.Table, generation uint32, elements []element) error {
 	if f.onRemove != nil {
 		f.onRemove(f)
 	}
 	if generation != uint32(f.changes) {
-		return errChanged
+		return nft.ErrChanged
 	}
 	f.native = slices.DeleteFunc(f.native, func(e element) bool { return slices.Contains(elements, e) })
 	f.changes++
 	return nil
 }
 
-func (f *fakeNFT) list(ctx context.Context, table nftTable, chains []string) (nftContent, error) {
-	if err := errors.Join(ctx.Err(), f.listErr); err != nil {
-		return nftContent{}, err
+func (f *fakeNFT) Generation() (uint32, error) { return uint32(f.changes), f.listErr }
+
+func (f *fakeNFT) Exist(family uint8, chains ...nft.Chain) (uint32, []bool, error) {
+	exist := make([]bool, len(chains))
+	for i, c := range chains {
+		exist[i] = slices.Contains(f.tables[nft.Table{Family: family, Name: c.Table}].chains, c.Name)
 	}
-	c := f.tables[table]
-	c.generation = uint32(f.changes)
-	c.rules = slices.Clone(c.rules)
-	c.chains = slices.DeleteFunc(slices.Clone(chains), func(name string) bool { return !slices.Contains(f.tables[table].chains, name) })
-	return c, nil
+	return uint32(f.changes), exist, f.listErr
 }
 
-func (f *fakeNFT) remove(ctx context.Context, generation uint32, objects []nftObject) error {
-	if err := ctx.Err(); err != nil {
-		return err
+func (f *fakeNFT) Rules(t nft.Table, chain string, _ [][]byte, each func(nft.Rule) error) error {
+	for _, r := range f.tables[t].rules {
+		if chain == "" || r.Chain == chain {
+			if err := each(r); err != nil {
+				return err
+			}
+		}
 	}
+	return f.listErr
+}
+
+func (f *fakeNFT) Delete(generation uint32, objects []nft.Object) error {
 	if f.onRemove != nil {
 		f.onRemove(f)
 	}
 	if generation != uint32(f.changes) {
-		return errChanged
+		return nft.ErrChanged
 	}
 	for _, o := range objects {
-		if o.handle == 0 && o.chain == f.busy {
+		if o.Handle == 0 && o.Chain == f.busy {
 			return unix.EBUSY
 		}
 	}
 	for _, o := range objects {
-		c := f.tables[o.table]
-		c.rules = slices.DeleteFunc(slices.Clone(c.rules), func(r nftRule) bool {
-			return r.chain == o.chain && (o.handle == 0 || r.handle == o.handle)
+		c := f.tables[o.Table]
+		c.rules = slices.DeleteFunc(slices.Clone(c.rules), func(r nft.Rule) bool {
+			return r.Chain == o.Chain && (o.Handle == 0 || r.Handle == o.Handle)
 		})
-		if o.handle == 0 {
-			c.chains = slices.DeleteFunc(slices.Clone(c.chains), func(name string) bool { return name == o.chain })
+		if o.Handle == 0 {
+			c.chains = slices.DeleteFunc(slices.Clone(c.chains), func(name string) bool { return name == o.Chain })
 		}
-		f.tables[o.table] = c
+		f.tables[o.Table] = c
 	}
 	f.changes++
 	return nil
 }
 
 // fakeFirewalls are packet filters of which nothing is in the kernel.
-func fakeFirewalls(nft *fakeNFT, tools ...*fakeTool) *Firewalls {
-	fw := &Firewalls{nft: nft}
+func fakeFirewalls(k *fakeNFT, tools ...*fakeTool) *Firewalls {
+	fw := &Firewalls{fake: k}
 	for _, f := range tools {
 		fw.tools = append(fw.tools, tool{f, strings.HasPrefix(f.tool, "ip6")})
 	}

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // The target that the tables below are about, and what the plugins name after
@@ -192,31 +194,31 @@ ip6tables-nft -t nat -X {masq}
 	}
 }
 
-func nftTables() map[nftTable]nftContent {
+func nftTables() map[nft.Table]fakeTable {
 	v4 := addrs("10.1.0.2")
-	return map[nftTable]nftContent{
-		{familyInet, "cni_plugins_masquerade"}: {rules: []nftRule{
-			{"masq_checks", 1, nftC1, "", v4}, {"masq_checks", 2, nftC1 + "0", "", v4}, {"masq_checks", 3, "see " + nftC1, "", v4},
-			{"masq_checks", 4, nftC1, "", v4}, {"other", 5, nftC1, "", v4}, {"masq_checks", 6, "", "", v4},
+	return map[nft.Table]fakeTable{
+		{Family: nft.FamilyInet, Name: "cni_plugins_masquerade"}: {rules: []nft.Rule{
+			fakeRule("masq_checks", 1, nftC1, "", v4), fakeRule("masq_checks", 2, nftC1+"0", "", v4), fakeRule("masq_checks", 3, "see "+nftC1, "", v4),
+			fakeRule("masq_checks", 4, nftC1, "", v4), fakeRule("other", 5, nftC1, "", v4), fakeRule("masq_checks", 6, "", "", v4),
 		}},
-		{familyIPv4, "cni_hostport"}: {rules: []nftRule{
-			{"hostports", 1, "c1", "", v4}, {"hostports", 2, "c1", "", addrs("10.2.0.2")}, {"hostip_hostports", 3, "c1", "", v4},
-			{"masquerading", 4, "c1", "", v4}, {"hostports", 5, "c", "", v4}, {"hostports", 6, "c10", "", v4}, {"hostports", 7, "", "", v4}, {"other", 8, "c1", "", v4},
+		{Family: nft.FamilyIPv4, Name: "cni_hostport"}: {rules: []nft.Rule{
+			fakeRule("hostports", 1, "c1", "", v4), fakeRule("hostports", 2, "c1", "", addrs("10.2.0.2")), fakeRule("hostip_hostports", 3, "c1", "", v4),
+			fakeRule("masquerading", 4, "c1", "", v4), fakeRule("hostports", 5, "c", "", v4), fakeRule("hostports", 6, "c10", "", v4), fakeRule("hostports", 7, "", "", v4), fakeRule("other", 8, "c1", "", v4),
 		}},
-		{familyIPv6, "cni_hostport"}: {rules: []nftRule{{"hostports", 1, "c1", "", nil}}},
-		{familyBridge, "nat"}: {chains: []string{"cni-br-iface-c1-eth0", "cni-br-iface-c1-eth0-mac", "cni-br-iface-c1-eth00"}, rules: []nftRule{
-			{"PREROUTING", 1, "macspoofchk-c1-eth0", "cni-br-iface-c1-eth0", nil}, {"PREROUTING", 2, "", "cni-br-iface-c1-eth0", nil},
-			{"PREROUTING", 3, "macspoofchk-c1-eth00", "cni-br-iface-c1-eth00", nil},
+		{Family: nft.FamilyIPv6, Name: "cni_hostport"}: {rules: []nft.Rule{fakeRule("hostports", 1, "c1", "", nil)}},
+		{Family: nft.FamilyBridge, Name: "nat"}: {chains: []string{"cni-br-iface-c1-eth0", "cni-br-iface-c1-eth0-mac", "cni-br-iface-c1-eth00"}, rules: []nft.Rule{
+			fakeRule("PREROUTING", 1, "macspoofchk-c1-eth0", "cni-br-iface-c1-eth0", nil), fakeRule("PREROUTING", 2, "", "cni-br-iface-c1-eth0", nil),
+			fakeRule("PREROUTING", 3, "macspoofchk-c1-eth00", "cni-br-iface-c1-eth00", nil),
 		}},
-		{familyInet, "other"}: {rules: []nftRule{{"masq_checks", 1, nftC1, "", v4}}},
+		{Family: nft.FamilyInet, Name: "other"}: {rules: []nft.Rule{fakeRule("masq_checks", 1, nftC1, "", v4)}},
 	}
 }
 
 func TestFindInNFTables(t *testing.T) {
 	target := c1()
 	target.Siblings = addrs("10.2.0.2")
-	nft := &fakeNFT{tables: nftTables()}
-	plan, err := Find(t.Context(), fakeFirewalls(nft), target)
+	fake := &fakeNFT{tables: nftTables()}
+	plan, err := Find(t.Context(), fakeFirewalls(fake), target)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,10 +239,10 @@ nft delete chain bridge nat cni-br-iface-c1-eth0-mac
 	if err := plan.Apply(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if nft.changes != 4 {
-		t.Errorf("it took %d transactions for 4 tables", nft.changes)
+	if fake.changes != 4 {
+		t.Errorf("it took %d transactions for 4 tables", fake.changes)
 	}
-	if again, err := Find(t.Context(), fakeFirewalls(nft), target); err != nil || !again.Empty() {
+	if again, err := Find(t.Context(), fakeFirewalls(fake), target); err != nil || !again.Empty() {
 		t.Errorf("afterwards: %v\n%s", err, again)
 	}
 }
@@ -285,7 +287,7 @@ func TestFindGoesOnAfterAnError(t *testing.T) {
 func TestFindEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Find(ctx, Open(nil), c1()); !errors.Is(err, context.Canceled) {
+	if _, err := Find(ctx, Open(nil, Options{}), c1()); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }

@@ -6,29 +6,27 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-
-	"github.com/embedcni/cni/internal/caller"
 )
 
 // TestCheckInAnyForm finds an attachment's rules whoever made them, and no
 // other's.
 func TestCheckInAnyForm(t *testing.T) {
 	h := newHost(t, "nft")
-	fw := Open(h.ns)
-	anyForm := InAnyForm(t.Context())
+	fw := Open(h.ns, Options{})
+	anyForm := Open(h.ns, Options{AnyForm: true})
 	for n, b := range []Backend{IPTables, NFTables, Native} {
 		c1, c2 := everything("c1", 10*n+1), everything("c2", 10*n+2)
 		c1.HostPorts[0].MasqAll = true
 		if b == NFTables { // it has neither
 			c1.Forward, c1.HostPorts[0].MasqAll = nil, false
 		}
-		if err := fw.Check(anyForm, Native, c1); err == nil {
+		if err := anyForm.Check(t.Context(), Native, c1); err == nil {
 			t.Errorf("%q: found before there are any", b)
 		}
 		must(t, fw.Add(t.Context(), b, c1))
 		c1.HostPorts[0].MasqAll = true
-		must(t, fw.Check(anyForm, Native, c1))
-		if err := fw.Check(anyForm, Native, c2); err == nil {
+		must(t, anyForm.Check(t.Context(), Native, c1))
+		if err := anyForm.Check(t.Context(), Native, c2); err == nil {
 			t.Errorf("%q: another's were taken for them", b)
 		}
 		if err := fw.Check(t.Context(), Native, c1); (err == nil) != (b == Native) {
@@ -39,7 +37,6 @@ func TestCheckInAnyForm(t *testing.T) {
 
 // notebook is the record of one attachment.
 type notebook struct {
-	caller.Caller
 	noted map[string]json.RawMessage
 }
 
@@ -55,8 +52,8 @@ func (n notebook) Note(key string, value any) (err error) {
 func TestTheVariantIsNotedBeforeThereAreRules(t *testing.T) {
 	eachVariant(t, func(t *testing.T, _ *host, fw *Firewalls) {
 		noted := map[string]json.RawMessage{}
-		ctx := caller.With(t.Context(), notebook{nil, noted})
-		ended, end := context.WithCancel(ctx)
+		fw.Notes = notebook{noted}
+		ended, end := context.WithCancel(t.Context())
 		end()
 		if err := fw.Add(ended, IPTables, everything("c1", 1)); err == nil {
 			t.Fatal("an ADD whose context has ended succeeded")
@@ -65,6 +62,6 @@ func TestTheVariantIsNotedBeforeThereAreRules(t *testing.T) {
 		if got := string(noted["netfilter/iptables"]); got != want {
 			t.Errorf("noted %q, want %q", got, want)
 		}
-		must(t, fw.Add(ctx, IPTables, everything("c1", 1)))
+		must(t, fw.Add(t.Context(), IPTables, everything("c1", 1)))
 	})
 }

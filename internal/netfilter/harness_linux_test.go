@@ -39,7 +39,7 @@ func newHost(t testing.TB, variant string) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &host{t: t, dir: t.TempDir(), plugins: plugins, fw: Open(nil)}
+	h := &host{t: t, dir: t.TempDir(), plugins: plugins, fw: Open(nil, Options{})}
 	bin := filepath.Join(h.dir, "bin")
 	for _, family := range []string{"iptables", "ip6tables"} {
 		tool, err := lookPath(family + "-" + variant)

@@ -16,11 +16,12 @@ func TestWhatIsStartedHoldsTheLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close() // nothing is written
-	got, err := runTool(WithHeld(t.Context(), f), "", "/bin/sh", "-c", "readlink /proc/self/fd/3")
+	holding, without := xtables{fw: &Firewalls{Options: Options{Held: f}}}, xtables{fw: &Firewalls{}}
+	got, err := holding.runTool(t.Context(), "", "/bin/sh", "-c", "readlink /proc/self/fd/3")
 	if err != nil || strings.TrimSpace(got) != path {
 		t.Errorf("the process has %q open, %v, want %s", got, err, path)
 	}
-	if got, err := runTool(t.Context(), "", "/bin/sh", "-c", "test ! -e /proc/self/fd/3 && echo none"); err != nil || got != "none\n" {
+	if got, err := without.runTool(t.Context(), "", "/bin/sh", "-c", "test ! -e /proc/self/fd/3 && echo none"); err != nil || got != "none\n" {
 		t.Errorf("without a lock: %q, %v", got, err)
 	}
 }

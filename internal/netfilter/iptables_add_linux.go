@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/embedcni/cni/internal/caller"
 )
 
 // iptablesWriter is the backend IPTables: the rules of the reference plugins,
@@ -21,20 +19,9 @@ type iptablesWriter struct {
 	fw *Firewalls
 }
 
-// maker is a variant of iptables in a namespace. Its methods are called on a
-// thread in the namespace, in which processes are started.
-type maker struct {
-	xtables
-	fw *Firewalls
-}
-
-// family is the NFPROTO number of the tables that the nf_tables variant has.
-func (x maker) family() uint8 {
-	if x.v6() {
-		return familyIPv6
-	}
-	return familyIPv4
-}
+// maker is a variant of iptables. Its methods are called on a thread in the
+// namespace, in which processes are started.
+type maker struct{ xtables }
 
 // families are the rules of r for each family that has any.
 func families(r Rules) []desired {
@@ -106,12 +93,12 @@ type variant struct {
 // the system's, which an ADD notes before it makes any: update-alternatives may
 // change it in the life of a container.
 func (i iptablesWriter) maker(ctx context.Context, v6, add bool) (maker, error) {
-	x := maker{xtables{family: "iptables"}, i.fw}
+	x := maker{xtables{fw: i.fw, family: "iptables"}}
 	if v6 {
-		x.xtables.family = "ip6tables"
+		x.family = "ip6tables"
 	}
-	record, key := caller.From(ctx), variantFact(x.xtables.family)
-	if fact := record.Fact(key); fact != nil {
+	key := variantFact(x.family)
+	if fact := i.fw.fact(key); fact != nil {
 		var made variant
 		err := json.Unmarshal(fact, &made)
 		x.legacy = made.Legacy
@@ -119,7 +106,7 @@ func (i iptablesWriter) maker(ctx context.Context, v6, add bool) (maker, error) 
 	}
 	err := x.detect(ctx)
 	if err == nil && add {
-		err = record.Note(key, variant{x.legacy})
+		err = i.fw.note(key, variant{x.legacy})
 	}
 	return x, err
 }
@@ -141,7 +128,7 @@ func (x *xtables) detect(ctx context.Context) error {
 			return nil
 		}
 	}
-	version, err := runTool(ctx, "", path, "--version")
+	version, err := x.runTool(ctx, "", path, "--version")
 	if err != nil {
 		return err
 	}

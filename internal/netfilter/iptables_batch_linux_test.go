@@ -23,7 +23,7 @@ func TestIPTablesAnAttachmentIsOneProcess(t *testing.T) {
 		text := fmt.Sprintf("#!/bin/sh\necho %s >>%s\nexec %s \"$@\"\n", tool, log, real)
 		must(t, os.WriteFile(filepath.Join(bin, tool), []byte(text), 0o755))
 	}
-	fw := Open(h.ns)
+	fw := Open(h.ns, Options{})
 	must(t, fw.Add(t.Context(), IPTables, everything("c0", 3)))
 	shared := h.filters()
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))

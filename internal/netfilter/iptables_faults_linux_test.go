@@ -51,7 +51,7 @@ func TestIPTablesManyAtOnceShareTheSharedRules(t *testing.T) {
 const addVariable = "TEST_ADD"
 
 func addInProcess(id string) int {
-	err := Open(nil).Add(context.Background(), IPTables, everything(id, int(id[1])))
+	err := Open(nil, Options{}).Add(context.Background(), IPTables, everything(id, int(id[1])))
 	if err != nil {
 		fmt.Println(err)
 		return 1
@@ -127,14 +127,14 @@ func TestIPTablesAddsAllOrNothing(t *testing.T) {
 func TestIPTablesThatAreMissing(t *testing.T) {
 	h := newHost(t, "nft")
 	empty := t.TempDir()
-	x := xtables{family: "no-such-iptables"}
+	x := xtables{fw: h.fw, family: "no-such-iptables"}
 	if _, err := x.lookPath(t.Context(), "restore"); !errors.Is(err, exec.ErrNotFound) {
 		t.Error(err)
 	}
 	// The name is there, and what it stands for is not.
 	must(t, os.WriteFile(filepath.Join(empty, "iptables"), []byte("#!/bin/sh\necho broken >&2\nexit 3\n"), 0o755))
 	t.Setenv("PATH", empty)
-	err := Open(h.ns).Add(t.Context(), IPTables, onlyV4(everything("c1", 4)))
+	err := Open(h.ns, Options{}).Add(t.Context(), IPTables, onlyV4(everything("c1", 4)))
 	if err == nil || !strings.Contains(err.Error(), "broken") {
 		t.Errorf("error %v", err)
 	}
@@ -145,7 +145,7 @@ func TestIPTablesThatAreMissing(t *testing.T) {
 // context allows.
 func TestIPTablesWaitsForTheLockUntilTheContextEnds(t *testing.T) {
 	h := newHost(t, "legacy")
-	fw := Open(h.ns)
+	fw := Open(h.ns, Options{})
 	f, err := os.OpenFile("/run/xtables.lock", os.O_CREATE|os.O_RDWR, 0o600)
 	must(t, err)
 	defer f.Close()
@@ -175,7 +175,7 @@ func TestLockNamespace(t *testing.T) {
 	if _, err := lockNamespace(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a second one: %v", err)
 	}
-	if err := Open(h.ns).Add(ctx, IPTables, everything("c1", 4)); !errors.Is(err, context.DeadlineExceeded) {
+	if err := Open(h.ns, Options{}).Add(ctx, IPTables, everything("c1", 4)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the first container: %v", err)
 	}
 	other := h.newNetNS("other")

@@ -1,13 +1,13 @@
 package netfilter
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // belonging is what of one attachment is to be removed.
@@ -100,14 +100,14 @@ func (i iptablesWriter) remove(ctx context.Context, r Rules) error {
 		if err != nil {
 			return err
 		}
-		b.target, b.siblings = t, siblingsOf(ctx)
+		b.target, b.siblings = t, i.fw.siblings()
 	}
 	var doubt []*belonging
-	err := i.fw.onSocket(ctx, func(s *socket) (err error) {
-		doubt, err = s.removeBelongings(ctx, all)
+	err := i.fw.onSocket(ctx, func(c *nft.Conn) (err error) {
+		doubt, err = removeSure(ctx, c, all)
 		return err
 	})
-	if err != nil && !errors.Is(err, errNoNFTables) {
+	if err != nil && !errors.Is(err, nft.ErrNotSupported) {
 		return err
 	}
 	return i.fw.do(func() error {
@@ -115,9 +115,9 @@ func (i iptablesWriter) remove(ctx context.Context, r Rules) error {
 		for _, b := range all {
 			for _, family := range []string{"iptables", "ip6tables"} {
 				if slices.Contains(doubt, b) {
-					errs = append(errs, b.removeWith(ctx, xtables{family, false}))
+					errs = append(errs, b.removeWith(ctx, xtables{fw: i.fw, family: family}))
 				}
-				if legacy := (xtables{family, true}); b.has(legacy.v6()) {
+				if legacy := (xtables{fw: i.fw, family: family, legacy: true}); b.has(legacy.v6()) {
 					errs = append(errs, b.removeWith(ctx, legacy))
 				}
 			}
@@ -193,88 +193,67 @@ func (s ruleset) siblings(b *belonging) []netip.Addr {
 	return siblings
 }
 
-// removeBelongings removes what is in the nf_tables variant over netlink,
-// without a process, and all of it, of both families and of both tables, in one
-// transaction: each would wait for a grace period of the kernel's. It returns
-// those of which something is there that it is not sure of, and leaves them.
-func (s *socket) removeBelongings(ctx context.Context, all []*belonging) ([]*belonging, error) {
-	for range mostChanges {
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		before, err := s.generation()
+// removeSure removes what is in the nf_tables variant over netlink, without a
+// process, for both families and tables in one transaction: each transaction
+// would wait for a grace period of the kernel. It leaves those of which it finds
+// something that may be another's, and returns them.
+func removeSure(ctx context.Context, c *nft.Conn, all []*belonging) (doubt []*belonging, err error) {
+	err = nft.UntilUnchanged(ctx, func() error {
+		before, err := c.Generation()
 		if err != nil {
-			return nil, err
+			return err
 		}
-		objects, doubt, err := s.findBelongings(all)
-		if errors.Is(err, errChanged) {
-			continue
+		var objects []nft.Object
+		doubt = nil
+		for _, b := range all {
+			found, sure, err := b.find(c)
+			if err != nil {
+				return err
+			}
+			if sure {
+				objects = append(objects, found...)
+			} else {
+				doubt = append(doubt, b)
+			}
 		}
-		if err != nil || len(objects) == 0 {
-			return doubt, err
+		if len(objects) == 0 {
+			return nil
 		}
-		err = s.remove(ctx, before, inOrder(objects))
-		switch {
-		case err == nil:
-			return doubt, nil
-		case ctx.Err() != nil:
-			return nil, err
-		case errors.Is(err, errChanged):
-			continue
+		err = c.Delete(before, inOrder(objects))
+		if err != nil && ctx.Err() == nil && !errors.Is(err, nft.ErrChanged) {
+			// Most likely something else refers to one of the chains. The tool
+			// deletes all but that chain, and an error names it.
+			doubt = all
+			return nil
 		}
-		// Most likely something else refers to one of the chains. What looks
-		// for it with the tool deletes all but that, and says what it is.
-		return all, nil
-	}
-	return nil, fmt.Errorf("nftables: delete: %w, %d times", errChanged, mostChanges)
-}
-
-// findBelongings returns what there is, and those that it is not sure of.
-func (s *socket) findBelongings(all []*belonging) (objects []nftObject, doubt []*belonging, err error) {
-	for _, b := range all {
-		found, sure, err := b.find(s)
-		if err != nil {
-			return nil, nil, err
-		}
-		if sure {
-			objects = append(objects, found...)
-		} else {
-			doubt = append(doubt, b)
-		}
-	}
-	return objects, doubt, nil
+		return err
+	})
+	return doubt, err
 }
 
 // inOrder puts rules before chains, which they may jump to.
-func inOrder(objects []nftObject) []nftObject {
-	slices.SortStableFunc(objects, func(a, b nftObject) int {
-		switch {
-		case a.handle != 0 && b.handle == 0:
-			return -1
-		case a.handle == 0 && b.handle != 0:
-			return 1
-		}
-		return 0
-	})
-	return objects
+func inOrder(objects []nft.Object) []nft.Object {
+	isChain := func(o nft.Object) bool { return o.Handle == 0 }
+	chains := slices.DeleteFunc(slices.Clone(objects), func(o nft.Object) bool { return !isChain(o) })
+	return append(slices.DeleteFunc(objects, isChain), chains...)
 }
 
 // find returns what there is of b in the nf_tables variant, and whether that is
 // all of it and surely b's.
-func (b *belonging) find(s *socket) (objects []nftObject, sure bool, err error) {
-	for _, family := range []uint8{familyIPv4, familyIPv6} {
+func (b *belonging) find(k ruleTable) (objects []nft.Object, sure bool, err error) {
+	for _, family := range []uint8{nft.FamilyIPv4, nft.FamilyIPv6} {
 		chains := b.chains()
-		ids := make([]chainID, len(chains))
+		asked := make([]nft.Chain, len(chains))
 		for i, c := range chains {
-			ids[i] = chainID{tableNAT, c.name}
+			asked[i] = nft.Chain{Table: tableNAT, Name: c.name}
 		}
-		exists, err := s.haveChains(family, ids)
+		_, exist, err := k.Exist(family, asked...)
 		if err != nil {
 			return nil, false, err
 		}
-		d := divide(b.own, b.siblings, family == familyIPv6)
+		d := divide(b.own, b.siblings, family == nft.FamilyIPv6)
 		for i, c := range chains {
-			if !exists[i] {
+			if !exist[i] {
 				continue
 			}
 			if d.unknown || d.keeps(c.name) {
@@ -283,13 +262,13 @@ func (b *belonging) find(s *socket) (objects []nftObject, sure bool, err error) 
 				}
 				return nil, false, nil
 			}
-			found, sure, err := b.findOwn(s, family, c)
+			found, sure, err := b.findOwn(k, family, c)
 			if err != nil || !sure {
 				return nil, false, err
 			}
 			objects = append(objects, found...)
 		}
-		found, sure, err := b.findForward(s, nftTable{family, tableFilter})
+		found, sure, err := b.findForward(k, nft.Table{Family: family, Name: tableFilter})
 		if err != nil || !sure {
 			return nil, false, err
 		}
@@ -299,22 +278,18 @@ func (b *belonging) find(s *socket) (objects []nftObject, sure bool, err error) 
 }
 
 // findOwn returns a chain of the container's own and the jumps to it.
-func (b *belonging) findOwn(s *socket, family uint8, chain ownChain) (objects []nftObject, sure bool, err error) {
-	nat, name := nftTable{family, tableNAT}, zeroTerminated(chain.name)
+func (b *belonging) findOwn(k ruleTable, family uint8, chain ownChain) (objects []nft.Object, sure bool, err error) {
+	nat := nft.Table{Family: family, Name: tableNAT}
 	sure = true
-	err = s.dump(rulesOf(nat, entrance(chain.name)), func(data []byte) error {
-		if !bytes.Contains(data, name) {
-			return nil // most are others', and to decode them would take the longest
+	err = k.Rules(nat, entrance(chain.name), [][]byte{zeroTerminated(chain.name)}, func(r nft.Rule) error {
+		s := shapeOf(r)
+		if s.jump == chain.name {
+			objects = append(objects, s.object(nat))
+			sure = sure && s.comment == chain.comment && b.owns(family, chain, s)
 		}
-		r, err := decodeShape(data)
-		if err != nil || r.jump != chain.name {
-			return err
-		}
-		objects = append(objects, nftObject{nat, r.chain, r.handle, r.comment})
-		sure = sure && r.comment == chain.comment && b.owns(family, chain, r)
 		return nil
 	})
-	return append(objects, nftObject{table: nat, chain: chain.name}), sure, err
+	return append(objects, nft.Object{Table: nat, Chain: chain.name}), sure, err
 }
 
 // owns reports whether a jump to the chain of the masquerading is from one of
@@ -324,37 +299,30 @@ func (b *belonging) owns(family uint8, chain ownChain, s shape) bool {
 		return true
 	}
 	return slices.ContainsFunc(b.target.Addresses, func(a netip.Addr) bool {
-		return a.Is6() == (family == familyIPv6) && strings.HasPrefix(s.text(), comparison(a, true)+", ")
+		return a.Is6() == (family == nft.FamilyIPv6) && strings.HasPrefix(s.Exprs.String(), comparison(a, true).String()+", ")
 	})
 }
 
 // findForward returns the rules of CNI-FORWARD for the attachment's addresses.
-func (b *belonging) findForward(s *socket, table nftTable) (objects []nftObject, sure bool, err error) {
+func (b *belonging) findForward(k ruleTable, table nft.Table) (objects []nft.Object, sure bool, err error) {
 	exact := make(map[string]bool)
 	var raw [][]byte
 	for _, a := range b.forward {
-		if a.Is6() != (table.family == familyIPv6) {
+		if a.Is6() != (table.Family == nft.FamilyIPv6) {
 			continue
 		}
 		raw = append(raw, a.AsSlice())
-		exact[comparison(a, true)+", "+acceptance()] = true
-		exact[comparison(a, false)+", "+tracked()+", "+acceptance()] = true
+		exact[comparison(a, true).Accept().String()] = true
+		exact[tracked(comparison(a, false)).Accept().String()] = true
 	}
 	if len(raw) == 0 {
 		return nil, true, nil
 	}
 	sure = true
-	err = s.dump(rulesOf(table, chainForward), func(data []byte) error {
-		if !slices.ContainsFunc(raw, func(a []byte) bool { return bytes.Contains(data, a) }) {
-			return nil
-		}
-		r, err := decodeShape(data)
-		if err != nil {
-			return err
-		}
+	err = k.Rules(table, chainForward, raw, func(r nft.Rule) error {
 		// Another rule may be one of another version of iptables.
-		sure = sure && exact[r.text()]
-		objects = append(objects, nftObject{table, r.chain, r.handle, r.comment})
+		sure = sure && exact[r.Exprs.String()]
+		objects = append(objects, shapeOf(r).object(table))
 		return nil
 	})
 	return objects, sure, err

@@ -232,7 +232,7 @@ func TestFindMakesNoTables(t *testing.T) {
 func TestOpenOfAnotherNamespace(t *testing.T) {
 	h := newHost(t, "nft")
 	ns := h.newNetNS("another")
-	h.fw = Open(ns)
+	h.fw = Open(ns, Options{})
 	if err := ns.Do(func() error {
 		h.sh("iptables-nft -t nat -N " + masqC1 + "; ip6tables-legacy -t nat -N " + masqC1 +
 			"; nft 'add table ip cni_hostport; add chain ip cni_hostport hostports; add rule ip cni_hostport hostports drop comment c1'")
@@ -292,25 +292,6 @@ func TestApplyToATableMadeAgain(t *testing.T) {
 	}
 }
 
-// The kernel itself refuses to delete from rules that are not as they were.
-func TestRemoveOfAnOldGeneration(t *testing.T) {
-	h := newHost(t, "nft")
-	table := nftTable{familyIPv4, "cni_hostport"}
-	h.sh("nft 'add table ip cni_hostport; add chain ip cni_hostport hostports; add rule ip cni_hostport hostports drop comment c1'")
-	content, err := nfnetlink{}.list(t.Context(), table, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.sh("nft add table ip whatever")
-	object := []nftObject{{table, "hostports", content.rules[0].handle, "c1"}}
-	if err := (nfnetlink{}).remove(t.Context(), content.generation, object); !errors.Is(err, errChanged) {
-		t.Errorf("got %v, want %v", err, errChanged)
-	}
-	if err := (nfnetlink{}).remove(t.Context(), content.generation+1, object); err != nil {
-		t.Error(err)
-	}
-}
-
 // Who holds the lock of legacy iptables is waited for, until the context ends.
 func TestApplyWaitsForTheLock(t *testing.T) {
 	h := newHost(t, "legacy")
@@ -345,8 +326,8 @@ func TestApplyWaitsForTheLock(t *testing.T) {
 // it would show.
 func TestFindWithoutTheTools(t *testing.T) {
 	h := newHost(t, "nft")
-	missing := xtables{family: "iptables-of-nowhere"}
-	h.fw.tools = []tool{{missing, false}, {xtables{family: missing.family, legacy: true}, false}}
+	missing := xtables{fw: h.fw, family: "iptables-of-nowhere"}
+	h.fw.tools = []tool{{missing, false}, {xtables{fw: h.fw, family: missing.family, legacy: true}, false}}
 	if plan := h.find(c1()); !plan.Empty() {
 		t.Error(plan)
 	}

@@ -9,7 +9,7 @@ import (
 func TestFault_F61_TheKernelKnowsTheChainsOfLegacyTables(t *testing.T) {
 	h := newHost(t, "legacy")
 	for _, family := range []string{"iptables", "ip6tables"} {
-		x := xtables{family, true}
+		x := xtables{fw: h.fw, family: family, legacy: true}
 		wanted := []chainID{{tableNAT, masqC1}, {tableFilter, chainForward}}
 		saved, err := x.saveTables(t.Context(), wanted)
 		if err != nil || saved != "" {

@@ -1,14 +1,13 @@
 package netfilter
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"net/netip"
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // facts are what is known of a family's rules, without a process wherever the
@@ -125,21 +124,14 @@ func (x maker) look(ctx context.Context, w desired) (facts, error) {
 		err := x.lookLegacy(ctx, w, &f)
 		return f, err
 	}
-	return f, steadily(ctx, func() error { return x.lookNFT(ctx, w, f) })
+	return f, nft.UntilUnchanged(ctx, func() error { return x.lookNFT(ctx, w, f) })
 }
 
 func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
-	var ids []chainID
-	for _, c := range w.chains {
-		ids = append(ids, c.chainID)
-	}
-	var found []bool
-	err := x.fw.onSocket(ctx, func(s *socket) (err error) {
-		found, err = s.haveChains(x.family(), ids)
-		return err
-	})
-	if errors.Is(err, errNoNFTables) {
-		return nil // iptables will say what it thinks of that
+	ids := w.ids()
+	found, err := x.exist(ctx, ids)
+	if errors.Is(err, nft.ErrNotSupported) {
+		return nil // iptables will report it
 	}
 	if err != nil {
 		return err
@@ -159,23 +151,26 @@ func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
 	if err := x.lookMarks(ctx, w, f); err != nil {
 		return err
 	}
-	if addrs := w.addrs(); f.chains[chainID{tableFilter, chainForward}] && len(addrs) > 0 {
-		var raw [][]byte
-		for _, a := range addrs {
-			raw = append(raw, a.AsSlice())
-		}
-		return x.fw.onSocket(ctx, func(s *socket) error {
-			return s.dump(rulesOf(nftTable{x.family(), tableFilter}, chainForward), func(rule []byte) error {
-				for i, a := range addrs {
-					if bytes.Contains(rule, raw[i]) {
-						f.addrs[a] = struct{}{}
-					}
-				}
-				return nil
-			})
+	if !f.chains[chainID{tableFilter, chainForward}] {
+		return nil
+	}
+	for _, a := range w.addrs() {
+		err := x.rules(ctx, chainID{tableFilter, chainForward}, [][]byte{a.AsSlice()}, func(nft.Rule) error {
+			f.addrs[a] = struct{}{}
+			return nil
 		})
+		if err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// rules lists a chain of the nf_tables variant, as [nft.Conn.Rules].
+func (x xtables) rules(ctx context.Context, id chainID, containing [][]byte, each func(nft.Rule) error) error {
+	return x.fw.onSocket(ctx, func(c *nft.Conn) error {
+		return c.Rules(x.nftTable(id.table), id.chain, containing, each)
+	})
 }
 
 // lookMarks looks for the rules that mark, and that masquerade what is marked.
@@ -185,14 +180,11 @@ func (x maker) lookMarks(ctx context.Context, w desired, f facts) error {
 		if r.mark == 0 || !f.chains[r.chainID] {
 			continue
 		}
-		err := x.fw.onSocket(ctx, func(s *socket) error {
-			return s.dump(rulesOf(nftTable{x.family(), r.table}, r.chain), func(rule []byte) error {
-				shape, err := decodeShape(rule)
-				if err == nil && (shape.marks(r.mark) || shape.masquerades(r.mark)) {
-					f.marks[r.String()] = true
-				}
-				return err
-			})
+		err := x.rules(ctx, r.chainID, nil, func(rule nft.Rule) error {
+			if s := shapeOf(rule); s.marks(r.mark) || s.masquerades(r.mark) {
+				f.marks[r.String()] = true
+			}
+			return nil
 		})
 		if err != nil {
 			return err
@@ -201,48 +193,36 @@ func (x maker) lookMarks(ctx context.Context, w desired, f facts) error {
 	return nil
 }
 
-// scanJumps returns which of the targets rules of the chain jump to. Most of
-// them are at the chain's beginning, and it looks no further than to the last.
-func (x maker) scanJumps(ctx context.Context, id chainID, targets []string) ([]string, error) {
-	var found []string
+// scanJumps returns those of the targets that rules of the chain jump to. Most
+// are at the chain's beginning, and it reads no further than to the last.
+func (x maker) scanJumps(ctx context.Context, id chainID, targets []string) (found []string, err error) {
 	if len(targets) == 0 {
 		return nil, nil
 	}
-	err := scanRules(ctx, nftTable{x.family(), id.table}, id.chain, func(rule []byte) error {
-		s, err := decodeShape(rule)
-		if slices.Contains(targets, s.jump) && !slices.Contains(found, s.jump) {
-			found = append(found, s.jump)
+	err = x.rules(ctx, id, nil, func(r nft.Rule) error {
+		if to := r.Jump(); slices.Contains(targets, to) && !slices.Contains(found, to) {
+			found = append(found, to)
 		}
-		if err == nil && len(found) == len(targets) {
-			return errEnough
+		if len(found) == len(targets) {
+			return nft.ErrStop
 		}
-		return err
+		return nil
 	})
 	return found, err
 }
 
-// haveChains asks which of the chains there are.
-func (s *socket) haveChains(family uint8, ids []chainID) ([]bool, error) {
-	msgs := make([]message, len(ids))
-	for i, id := range ids {
-		b := appendString(nil, unix.NFTA_CHAIN_TABLE, id.table)
-		b = appendString(b, unix.NFTA_CHAIN_NAME, id.chain)
-		msgs[i] = message{typ: unix.NFT_MSG_GETCHAIN, family: family, attrs: b, object: text("chain " + id.chain)}
+// ids are the chains of w.
+func (w desired) ids() []chainID {
+	ids := make([]chainID, len(w.chains))
+	for i, c := range w.chains {
+		ids[i] = c.chainID
 	}
-	answers, err := s.ask(msgs)
-	found := make([]bool, len(ids))
-	for i, answer := range answers {
-		found[i] = answer != nil
-	}
-	return found, err
+	return ids
 }
 
 // lookLegacy asks iptables-save, as the kernel has no other list of rules.
 func (x maker) lookLegacy(ctx context.Context, w desired, f *facts) error {
-	var ids []chainID
-	for _, c := range w.chains {
-		ids = append(ids, c.chainID)
-	}
+	ids := w.ids()
 	sets, err := loadSome(ctx, x.xtables, ids, w.concerns)
 	if err != nil {
 		return err

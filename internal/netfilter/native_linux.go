@@ -7,87 +7,94 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // native is the writer for [Native].
-type native struct{ *socket }
+type native struct {
+	*nft.Conn
+	siblings func() Siblings
+}
 
-func (native) over(s *socket) writer { return native{s} }
-
-// add makes the elements in one transaction, without a look before: that none
-// is there is part of what the kernel is asked for. What there is in the way is
-// looked at only if it refuses.
+// add makes the elements in one transaction, without a look before: the kernel
+// adds them only if their keys are free. Only if it refuses, add looks at the
+// elements in the way.
 func (n native) add(ctx context.Context, r Rules) error {
 	wanted, err := nativeElements(r)
 	if err != nil || len(wanted) == 0 {
 		return err
 	}
-	var msgs []message
+	var msgs []nft.Message
 	for _, e := range wanted {
-		msgs = append(msgs, e.add())
+		msgs = append(msgs, addElement(e))
 	}
-	err = n.transact(msgs, nil)
-	for range mostChanges {
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		// ENOENT: no table, or no set for that length. EEXIST: an element of an
-		// earlier attachment, or the like.
-		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EEXIST), errors.Is(err, errChanged):
-		default:
-			return fmt.Errorf("nftables: %w", err)
-		}
-		var generation uint32
-		msgs, generation, err = n.toAdd(ctx, wanted)
-		switch {
-		case errors.Is(err, errChanged):
-		case err != nil || len(msgs) == 0:
+	err = n.Transact(msgs, nil)
+	if err == nil || !inTheWay(err) {
+		return wrapNFT(err)
+	}
+	return nft.UntilUnchanged(ctx, func() error {
+		msgs, generation, err := n.toAdd(wanted)
+		if err != nil || len(msgs) == 0 {
 			return err
-		default:
-			err = n.transact(msgs, &generation)
 		}
-	}
-	return fmt.Errorf("nftables: add to table %v: %w, %d times: %w", nativeTable, errChanged, mostChanges, err)
+		if err = n.Transact(msgs, &generation); err != nil && inTheWay(err) {
+			return fmt.Errorf("nftables: add to table %v: %w: %w", nativeTable, nft.ErrChanged, err)
+		}
+		return wrapNFT(err)
+	})
 }
 
-// toAdd looks at what is there and returns what makes the rest, under the
-// condition that the rules are still of that generation.
-func (n native) toAdd(ctx context.Context, wanted []element) ([]message, uint32, error) {
-	found, generation, err := n.elements(ctx, wanted, nil)
+// inTheWay reports whether a look at what exists can help. ENOENT: there is no
+// table, or no set for that length. EEXIST: there is an element of an earlier
+// attachment, or the like.
+func inTheWay(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, nft.ErrChanged)
+}
+
+// toAdd returns the messages that make what is missing, and the generation in
+// which it is.
+func (n native) toAdd(wanted []element) ([]nft.Message, uint32, error) {
+	found, generation, err := n.Elements(nativeTable, wanted, nil)
 	if err != nil {
 		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", nativeTable, err)
 	}
-	lay, err := n.layout(ctx)
+	lay, err := readLayout(n.Conn)
 	if err != nil {
 		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", nativeTable, err)
 	}
 	msgs, _ := lay.missing(setsOf(wanted))
 	for _, e := range wanted {
-		i := slices.IndexFunc(found, func(f element) bool { return f.set == e.set && f.key == e.key })
+		i := sameKey(found, e)
 		switch {
 		case i < 0:
-		case found[i] == e, e.port() && siblingsOf(ctx).have(found[i].comment):
+		case found[i] == e, isPort(e) && n.siblings().have(found[i].Comment):
 			continue
-		case e.port() && found[i].comment != e.comment:
-			return nil, 0, fmt.Errorf("%w: there is %v", ErrHostPortTaken, found[i])
+		case isPort(e) && found[i].Comment != e.Comment:
+			return nil, 0, fmt.Errorf("%w: there is %v", ErrHostPortTaken, elementText(found[i]))
 		default:
 			// An address is given to one attachment at a time, so that what
 			// another one has left with it is stale.
-			msgs = append(msgs, found[i].delete())
+			msgs = append(msgs, nft.DeleteElement(nativeTable, found[i]).About(elementText(found[i])))
 		}
-		msgs = append(msgs, e.add())
+		msgs = append(msgs, addElement(e))
 	}
 	return msgs, generation, nil
+}
+
+func wrapNFT(err error) error {
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	return nil
 }
 
 // setsOf returns the sets of the elements, each once.
 func setsOf(elements []element) []string {
 	var sets []string
 	for _, e := range elements {
-		if !slices.Contains(sets, e.set) {
-			sets = append(sets, e.set)
+		if !slices.Contains(sets, e.Set) {
+			sets = append(sets, e.Set)
 		}
 	}
 	return sets
@@ -99,28 +106,15 @@ func (n native) check(ctx context.Context, r Rules) error {
 	if err != nil || len(wanted) == 0 {
 		return err
 	}
-	return untilUnchanged(ctx, func() error { return n.checkElements(ctx, wanted) })
+	return nft.UntilUnchanged(ctx, func() error { return n.checkElements(wanted) })
 }
 
-// untilUnchanged repeats fn while it fails because others change the rules.
-func untilUnchanged(ctx context.Context, fn func() error) (err error) {
-	for range mostChanges {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err = fn(); !errors.Is(err, errChanged) {
-			return err
-		}
-	}
-	return fmt.Errorf("%w, %d times", err, mostChanges)
-}
-
-func (n native) checkElements(ctx context.Context, wanted []element) error {
-	found, _, err := n.elements(ctx, wanted, nil)
+func (n native) checkElements(wanted []element) error {
+	found, _, err := n.Elements(nativeTable, wanted, nil)
 	if err != nil {
 		return fmt.Errorf("nftables: look at table %v: %w", nativeTable, err)
 	}
-	lay, err := n.layout(ctx)
+	lay, err := readLayout(n.Conn)
 	if err != nil {
 		return fmt.Errorf("nftables: look at table %v: %w", nativeTable, err)
 	}
@@ -128,12 +122,12 @@ func (n native) checkElements(ctx context.Context, wanted []element) error {
 		return fmt.Errorf("nftables: %w", err)
 	}
 	for _, e := range wanted {
-		i := slices.IndexFunc(found, func(f element) bool { return f.set == e.set && f.key == e.key })
+		i := sameKey(found, e)
 		if i < 0 {
-			return fmt.Errorf("nftables: %v is missing", e)
+			return fmt.Errorf("nftables: %v is missing", elementText(e))
 		}
-		if found[i] != e && !(e.port() && siblingsOf(ctx).have(found[i].comment)) {
-			return fmt.Errorf("nftables: %v is missing, there is %v", e, found[i])
+		if found[i] != e && !(isPort(e) && n.siblings().have(found[i].Comment)) {
+			return fmt.Errorf("nftables: %v is missing, there is %v", elementText(e), elementText(found[i]))
 		}
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/nft"
 )
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
@@ -89,7 +90,7 @@ func TestNativeTable(t *testing.T) {
 		}
 	}
 	full := h.filters()
-	h.feed(h.dumpTables([]nftTable{nativeTable}), "nft", "-f", "-")
+	h.feed(h.dumpTables([]nft.Table{nativeTable}), "nft", "-f", "-")
 	h.wantFilters(full)
 	if err := h.fw.Check(t.Context(), Native, r); err != nil {
 		t.Errorf("after nft has read what it listed: %v", err)
@@ -115,25 +116,21 @@ func TestNativeCheckFindsEachDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, e := range elements {
-		bare := element{set: e.set, key: e.key}
+		bare := elementText{Set: e.Set, Key: e.Key}
 		damages = append(damages, "delete "+bare.String())
-		if e.comment != "" {
-			damages = append(damages, "delete "+bare.String()+"\nadd "+element{e.set, e.key, e.value, "another"}.String())
+		if e.Comment != "" {
+			damages = append(damages, "delete "+bare.String()+"\nadd "+elementText{e.Set, e.Key, e.Value, "another"}.String())
 		}
-		if e.value != "" {
+		if e.Value != "" {
 			value := keyAddr(netip.MustParseAddr("10.1.0.9")) + keyPort(80)
-			if strings.HasSuffix(e.set, "6") {
+			if strings.HasSuffix(e.Set, "6") {
 				value = keyAddr(netip.MustParseAddr("fd00:1::9")) + keyPort(80)
 			}
-			damages = append(damages, "delete "+bare.String()+"\nadd "+element{e.set, e.key, value, e.comment}.String())
+			damages = append(damages, "delete "+bare.String()+"\nadd "+elementText{e.Set, e.Key, value, e.Comment}.String())
 		}
 	}
-	content, err := nfnetlink{}.list(t.Context(), nativeTable, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, rule := range content.rules {
-		damages = append(damages, fmt.Sprintf("delete rule inet embedcni %s handle %d", rule.chain, rule.handle))
+	for _, rule := range h.rulesOf(nativeTable) {
+		damages = append(damages, fmt.Sprintf("delete rule inet embedcni %s handle %d", rule.Chain, rule.Handle))
 	}
 	damages = append(damages, "flush table inet embedcni", "delete table inet embedcni")
 	if len(damages) < 50 {
@@ -289,7 +286,7 @@ func TestNativePrefixes(t *testing.T) {
 			t.Errorf("%q: %v", addrs, err)
 		}
 		state := h.filters()
-		h.feed(h.dumpTables([]nftTable{nativeTable}), "nft", "-f", "-")
+		h.feed(h.dumpTables([]nft.Table{nativeTable}), "nft", "-f", "-")
 		h.wantFilters(state)
 		h.mustRemove(Native, r)
 		if left := h.filters().Without(audit.Shared); len(left) > 0 {
@@ -318,7 +315,7 @@ func TestNativeWithoutPrivilege(t *testing.T) {
 		if err := unix.Capset(&caps, &data[0]); err != nil {
 			return err
 		}
-		return Open(nil).Add(t.Context(), Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+		return Open(nil, Options{}).Add(t.Context(), Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 	})
 	if !errors.Is(err, unix.EPERM) {
 		t.Errorf("got %v, want %v", err, unix.EPERM)

@@ -5,19 +5,30 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/nft"
+)
+
+// Where the chains of the plugins and of this module hang; the priorities are
+// those that nft calls dstnat, srcnat and filter.
+var (
+	hookPrerouting  = nft.Hook{Type: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: -100}
+	hookOutput      = nft.Hook{Type: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: -100}
+	hookPostrouting = nft.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100}
+	hookForward     = nft.Hook{Type: "filter", Number: unix.NF_INET_FORWARD, Priority: 0}
 )
 
 // nativeChain is a chain of the native table that is always there.
 type nativeChain struct {
 	name  string
-	hook  *hook
+	hook  *nft.Hook
 	rules []nativeRule
 }
 
 // nativeRule is told from others of its chain by its comment.
 type nativeRule struct {
 	chain, comment string
-	code           code
+	exprs          nft.Exprs
 }
 
 // nativeChains are the chains in the order in which they are made, each after
@@ -28,34 +39,34 @@ type nativeRule struct {
 // is added, so that it would cost more with each container.
 func nativeChains() []nativeChain {
 	both := func(rule func(family uint8, suffix string) nativeRule) []nativeRule {
-		return []nativeRule{rule(familyIPv4, "4"), rule(familyIPv6, "6")}
+		return []nativeRule{rule(nft.FamilyIPv4, "4"), rule(nft.FamilyIPv6, "6")}
 	}
 	var hostports []nativeRule
 	for _, set := range []string{"hostips", "hostports"} {
 		hostports = append(hostports, both(func(family uint8, suffix string) nativeRule {
-			return nativeRule{comment: set + suffix, code: forwardingCode(family, set+suffix, set == "hostips")}
+			return nativeRule{comment: set + suffix, exprs: forwardingExprs(family, set+suffix, set == "hostips")}
 		})...)
 	}
 	containers := []nativeRule{
-		{comment: "multicast4", code: code(nil).family(familyIPv4).
-			payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 16, 4, reg(0)).
-			mask(reg(0), []byte{0xf0, 0, 0, 0}).compare(reg(0), unix.NFT_CMP_EQ, []byte{224, 0, 0, 0}).accept()},
-		{comment: "multicast6", code: code(nil).family(familyIPv6).
-			payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 24, 1, reg(0)).compare(reg(0), unix.NFT_CMP_EQ, []byte{0xff}).accept()},
-		{comment: "subnets", code: code(nil).jump("subnets")},
-		{comment: "masquerade", code: code(nil).masquerade()},
+		{comment: "multicast4", exprs: nft.Exprs(nil).Family(nft.FamilyIPv4).
+			Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 16, 4, nft.Reg(0)).
+			Mask(nft.Reg(0), []byte{0xf0, 0, 0, 0}).Equal([]byte{224, 0, 0, 0}).Accept()},
+		{comment: "multicast6", exprs: nft.Exprs(nil).Family(nft.FamilyIPv6).
+			Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 24, 1, nft.Reg(0)).Equal([]byte{0xff}).Accept()},
+		{comment: "subnets", exprs: nft.Exprs(nil).Jump("subnets")},
+		{comment: "masquerade", exprs: nft.Exprs(nil).Masquerade()},
 	}
-	postrouting := append([]nativeRule{{comment: "hairpin", code: code(nil).translated().jump("hairpin")}},
+	postrouting := append([]nativeRule{{comment: "hairpin", exprs: nft.Exprs(nil).Translated().Jump("hairpin")}},
 		both(func(family uint8, suffix string) nativeRule {
 			return nativeRule{comment: "containers" + suffix,
-				code: code(nil).family(family).source(family, reg(0)).in("containers" + suffix).jump("containers")}
+				exprs: nft.Exprs(nil).Family(family).Source(family, nft.Reg(0)).In("containers" + suffix).Jump("containers")}
 		})...)
 	chains := []nativeChain{
 		{name: "hostports", rules: hostports},
 		{name: "subnets"}, {name: "hairpin"},
 		{name: "containers", rules: containers},
-		{name: "prerouting", hook: &hookPrerouting, rules: []nativeRule{{comment: "hostports", code: code(nil).toHost().jump("hostports")}}},
-		{name: "output", hook: &hookOutput, rules: []nativeRule{{comment: "hostports", code: code(nil).toHost().jump("hostports")}}},
+		{name: "prerouting", hook: &hookPrerouting, rules: []nativeRule{{comment: "hostports", exprs: nft.Exprs(nil).ToHost().Jump("hostports")}}},
+		{name: "output", hook: &hookOutput, rules: []nativeRule{{comment: "hostports", exprs: nft.Exprs(nil).ToHost().Jump("hostports")}}},
 		{name: "postrouting", hook: &hookPostrouting, rules: postrouting},
 		{name: "forward", hook: &hookForward, rules: ingressRules()},
 	}
@@ -67,21 +78,21 @@ func nativeChains() []nativeChain {
 	return chains
 }
 
-// forwardingCode is that of the rule for the ports in the map.
+// forwardingExprs is that of the rule for the ports in the map.
 //
 //	dnat ip to meta l4proto . ip daddr . th dport map @hostips4
 //	dnat ip6 to meta l4proto . th dport map @hostports6
-func forwardingCode(family uint8, set string, byAddress bool) code {
+func forwardingExprs(family uint8, set string, byAddress bool) nft.Exprs {
 	size, at := fields{fieldIPv4}.size(), fieldProtocol.size()
-	if family == familyIPv6 {
+	if family == nft.FamilyIPv6 {
 		size = fields{fieldIPv6}.size()
 	}
-	c := code(nil).family(family).protocol(reg(0))
+	c := nft.Exprs(nil).Family(family).Protocol(nft.Reg(0))
 	if byAddress {
-		c = c.destination(family, reg(at))
+		c = c.Destination(family, nft.Reg(at))
 		at += size
 	}
-	return c.port(reg(at)).mapped(set).dnat(family, reg(size), 0)
+	return c.Port(nft.Reg(at)).Mapped(set).DNAT(family, nft.Reg(size), 0)
 }
 
 // ingressRules are the policies of bridges.
@@ -90,14 +101,14 @@ func forwardingCode(family uint8, set string, byAddress bool) code {
 //	iifname . oifname @same_bridge accept
 //	iifname @bridges oifname @bridges drop
 func ingressRules() []nativeRule {
-	between := func() code {
-		return code(nil).meta(unix.NFT_META_IIFNAME, reg(0)).meta(unix.NFT_META_OIFNAME, reg(16))
+	between := func() nft.Exprs {
+		return nft.Exprs(nil).Meta(unix.NFT_META_IIFNAME, nft.Reg(0)).Meta(unix.NFT_META_OIFNAME, nft.Reg(16))
 	}
 	return []nativeRule{
-		{comment: "isolated", code: between().in("isolated").drop()},
-		{comment: "same_bridge", code: between().in("same_bridge").accept()},
-		{comment: "bridges", code: code(nil).meta(unix.NFT_META_IIFNAME, reg(0)).in("bridges").
-			meta(unix.NFT_META_OIFNAME, reg(0)).in("bridges").drop()},
+		{comment: "isolated", exprs: between().In("isolated").Drop()},
+		{comment: "same_bridge", exprs: between().In("same_bridge").Accept()},
+		{comment: "bridges", exprs: nft.Exprs(nil).Meta(unix.NFT_META_IIFNAME, nft.Reg(0)).In("bridges").
+			Meta(unix.NFT_META_OIFNAME, nft.Reg(0)).In("bridges").Drop()},
 	}
 }
 
@@ -107,27 +118,38 @@ func ingressRules() []nativeRule {
 //	ip daddr . ip saddr & 255.0.0.0 @hairpin4_8 masquerade
 func lengthRule(set string) nativeRule {
 	prefix, v6, bits, _ := perLength(set)
-	family, size := familyIPv4, fieldIPv4.size()
+	family, size := nft.FamilyIPv4, fieldIPv4.size()
 	if v6 {
-		family, size = familyIPv6, fieldIPv6.size()
+		family, size = nft.FamilyIPv6, fieldIPv6.size()
 	}
-	container, network := code.source, code.destination
+	container, network := nft.Exprs.Source, nft.Exprs.Destination
 	if prefix == hairpinPrefix {
-		container, network = code.destination, code.source
+		container, network = nft.Exprs.Destination, nft.Exprs.Source
 	}
-	c := container(code(nil).family(family), family, reg(0))
+	c := container(nft.Exprs(nil).Family(family), family, nft.Reg(0))
 	if bits > 0 {
-		c = network(c, family, reg(size))
+		c = network(c, family, nft.Reg(size))
 	}
 	if bits > 0 && bits < 8*size {
-		c = c.mask(reg(size), maskOf(bits, size))
+		c = c.Mask(nft.Reg(size), nft.PrefixMask(bits, size))
 	}
-	if c = c.in(set); prefix == hairpinPrefix {
-		c = c.masquerade()
+	if c = c.In(set); prefix == hairpinPrefix {
+		c = c.Masquerade()
 	} else {
-		c = c.accept()
+		c = c.Accept()
 	}
-	return nativeRule{chain: prefix, comment: set, code: c}
+	return nativeRule{chain: prefix, comment: set, exprs: c}
+}
+
+// newSet returns the message that makes the set of that name.
+func newSet(name string, id uint32) nft.Message {
+	kind, _ := kindOf(name)
+	return nft.NewSet(nft.Set{
+		Table: nativeTable, Name: name,
+		KeyType: kind.key.typ(), KeySize: uint32(kind.key.size()),
+		DataType: kind.value.typ(), DataSize: uint32(kind.value.size()),
+		HostByteOrder: slices.Equal(kind.key, fields{fieldLink}),
+	}, id)
 }
 
 // layout is what there is of the native table, but for elements.
@@ -138,7 +160,7 @@ type layout struct {
 
 // missing returns what has to be made first for elements in these sets. The
 // error names the first thing.
-func (l layout) missing(sets []string) (msgs []message, err error) {
+func (l layout) missing(sets []string) (msgs []nft.Message, err error) {
 	id := uint32(0)
 	set := func(name string) {
 		if !l.sets[name] {
@@ -154,7 +176,7 @@ func (l layout) missing(sets []string) (msgs []message, err error) {
 	}
 	chains := l.missingChains(&err)
 	if len(msgs) > 0 || len(chains) > 0 {
-		msgs = append([]message{newTable(nativeTable, "containers' addresses and host ports, by github.com/embedcni/cni")}, msgs...)
+		msgs = append([]nft.Message{nft.NewTable(nativeTable, "containers' addresses and host ports, by github.com/embedcni/cni")}, msgs...)
 	}
 	msgs = append(msgs, chains...)
 	for _, name := range l.withExisting(sets) {
@@ -163,7 +185,7 @@ func (l layout) missing(sets []string) (msgs []message, err error) {
 		}
 		set(name)
 		if rule := lengthRule(name); !slices.Contains(l.rules[rule.chain], rule.comment) {
-			msgs = append(msgs, newRule(nativeTable, rule.chain, rule.code, rule.comment))
+			msgs = append(msgs, nft.NewRule(nativeTable, rule.chain, rule.exprs, rule.comment))
 			if err == nil {
 				err = fmt.Errorf("rule %v %s for set %s is missing", nativeTable, rule.chain, name)
 			}
@@ -187,7 +209,7 @@ func (l layout) withExisting(sets []string) []string {
 
 // missingChains returns the messages that make a chain and its rules anew,
 // which someone has changed.
-func (l layout) missingChains(err *error) (msgs []message) {
+func (l layout) missingChains(err *error) (msgs []nft.Message) {
 	for _, c := range nativeChains() {
 		there, exists := l.rules[c.name]
 		var want []string
@@ -201,13 +223,36 @@ func (l layout) missingChains(err *error) (msgs []message) {
 		if *err == nil {
 			*err = fmt.Errorf("chain %v %s is not as it was made: it has rules %q, want %q", nativeTable, c.name, there, want)
 		}
-		msgs = append(msgs, newChain(nativeTable, c.name, c.hook, ""))
+		msgs = append(msgs, nft.NewChain(nativeTable, c.name, c.hook, ""))
 		if exists {
-			msgs = append(msgs, flushChain(nativeTable, c.name))
+			msgs = append(msgs, nft.FlushChain(nativeTable, c.name))
 		}
 		for _, r := range c.rules {
-			msgs = append(msgs, newRule(nativeTable, r.chain, r.code, r.comment))
+			msgs = append(msgs, nft.NewRule(nativeTable, r.chain, r.exprs, r.comment))
 		}
 	}
 	return msgs
+}
+
+// readLayout returns the sets, chains and rules of the native table.
+func readLayout(c *nft.Conn) (layout, error) {
+	l := layout{sets: make(map[string]bool), rules: make(map[string][]string)}
+	sets, err := c.Sets(nativeTable)
+	if err != nil {
+		return l, err
+	}
+	for _, name := range sets {
+		l.sets[name] = true
+	}
+	chains, err := c.Chains(nativeTable)
+	if err != nil {
+		return l, err
+	}
+	for _, name := range chains {
+		l.rules[name] = nil
+	}
+	return l, c.Rules(nativeTable, "", nil, func(r nft.Rule) error {
+		l.rules[r.Chain] = append(l.rules[r.Chain], r.Comment)
+		return nil
+	})
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // owned is what of the native table belongs to some attachments: elements with
@@ -82,22 +84,22 @@ func (n native) remove(ctx context.Context, r Rules) error {
 	if len(o.comments) == 0 {
 		return nil
 	}
-	return o.remove(ctx, n.socket)
+	return o.remove(ctx, n.Conn)
 }
 
-// elementTable is where elements are looked for and deleted.
+// elementTable is where elements are looked for and deleted: an [nft.Conn].
 type elementTable interface {
-	setNames(ctx context.Context) ([]string, error)
-	elements(ctx context.Context, keys []element, sets []string) ([]element, uint32, error)
-	removeElements(ctx context.Context, generation uint32, elements []element) error
+	Sets(t nft.Table) ([]string, error)
+	Elements(t nft.Table, keys []element, sets []string) ([]element, uint32, error)
+	DeleteElements(t nft.Table, generation uint32, elements []element) error
 }
 
 // find returns the elements that are there.
-func (o owned) find(ctx context.Context, t elementTable) ([]element, uint32, error) {
+func (o owned) find(t elementTable) ([]element, uint32, error) {
 	keys, sets := o.keys, []string(nil)
 	if o.inSets != nil || len(o.addrs) > 0 {
-		names, err := t.setNames(ctx)
-		if errors.Is(err, errNoNFTables) {
+		names, err := t.Sets(nativeTable)
+		if errors.Is(err, nft.ErrNotSupported) {
 			return nil, 0, nil
 		}
 		if err != nil {
@@ -110,16 +112,16 @@ func (o owned) find(ctx context.Context, t elementTable) ([]element, uint32, err
 			keys = slices.Concat(keys, o.keysIn(name))
 		}
 	}
-	keys = slices.DeleteFunc(slices.Clone(keys), func(k element) bool { return slices.Contains(sets, k.set) })
-	found, generation, err := t.elements(ctx, keys, sets)
-	if errors.Is(err, errNoNFTables) {
+	keys = slices.DeleteFunc(slices.Clone(keys), func(k element) bool { return slices.Contains(sets, k.Set) })
+	found, generation, err := t.Elements(nativeTable, keys, sets)
+	if errors.Is(err, nft.ErrNotSupported) {
 		return nil, 0, nil
 	}
 	if err != nil {
 		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", nativeTable, err)
 	}
-	found = slices.DeleteFunc(found, func(e element) bool { return !o.comments[e.comment] })
-	slices.SortFunc(found, element.compare)
+	found = slices.DeleteFunc(found, func(e element) bool { return !o.comments[e.Comment] })
+	slices.SortFunc(found, compareElements)
 	return slices.Compact(found), generation, nil
 }
 
@@ -144,31 +146,23 @@ func (o owned) keysIn(set string) (keys []element) {
 
 // remove deletes the elements, all or none.
 func (o owned) remove(ctx context.Context, t elementTable) error {
-	return untilUnchanged(ctx, func() error {
-		found, generation, err := o.find(ctx, t)
+	return nft.UntilUnchanged(ctx, func() error {
+		found, generation, err := o.find(t)
 		if err != nil || len(found) == 0 {
 			return err
 		}
-		if err := t.removeElements(ctx, generation, found); err != nil {
+		if err := t.DeleteElements(nativeTable, generation, found); err != nil {
 			return fmt.Errorf("nftables: delete from table %v: %w", nativeTable, err)
 		}
 		return nil
 	})
 }
 
-func (s *socket) removeElements(_ context.Context, generation uint32, elements []element) error {
-	var msgs []message
-	for _, e := range elements {
-		msgs = append(msgs, e.delete())
-	}
-	return s.transact(msgs, &generation)
-}
-
 // ownedByTarget tells what a sweep deletes.
 func ownedByTarget(t Target) owned {
 	o := owned{comments: map[string]bool{masqueradeComment(t.Network, t.IfName, t.ContainerID): true}, addrs: t.Addresses}
 	for _, a := range t.Addresses {
-		o.keys = append(o.keys, element{set: perFamily("containers", a), key: keyAddr(a)})
+		o.keys = append(o.keys, element{Set: perFamily("containers", a), Key: keyAddr(a)})
 	}
 	o.keys = append(o.keys, HostPorts{Ports: t.Ports}.keys()...)
 	if t.Thorough || len(t.Addresses) == 0 {
@@ -177,8 +171,8 @@ func ownedByTarget(t Target) owned {
 	if link, err := keyLink(t.LastOnBridge); err == nil {
 		// These are the only ones without a comment.
 		o.comments[""] = true
-		o.keys = append(o.keys, element{set: "bridges", key: link},
-			element{set: "isolated", key: link + link}, element{set: "same_bridge", key: link + link})
+		o.keys = append(o.keys, element{Set: "bridges", Key: link},
+			element{Set: "isolated", Key: link + link}, element{Set: "same_bridge", Key: link + link})
 	}
 	return o
 }
@@ -191,8 +185,8 @@ func perBridge(set string) bool {
 
 // search returns the elements that are there.
 func (o owned) search(ctx context.Context, t elementTable) (found []element, err error) {
-	err = untilUnchanged(ctx, func() error {
-		found, _, err = o.find(ctx, t)
+	err = nft.UntilUnchanged(ctx, func() error {
+		found, _, err = o.find(t)
 		return err
 	})
 	return found, err
@@ -200,15 +194,15 @@ func (o owned) search(ctx context.Context, t elementTable) (found []element, err
 
 // nativeWork is what is to be deleted from the native table.
 type nativeWork struct {
-	table    elementTable
+	fw       *Firewalls
 	elements []element
 }
 
 func (w nativeWork) lines() []string {
 	var lines []string
 	for _, e := range w.elements {
-		bare := element{set: e.set, key: e.key}
-		lines = append(lines, fmt.Sprintf("nft delete %v # %q", bare, e.comment))
+		bare := element{Set: e.Set, Key: e.Key}
+		lines = append(lines, fmt.Sprintf("nft delete %v # %q", elementText(bare), e.Comment))
 	}
 	return lines
 }
@@ -217,27 +211,7 @@ func (w nativeWork) lines() []string {
 func (w nativeWork) apply(ctx context.Context) error {
 	o := owned{comments: make(map[string]bool), keys: w.elements}
 	for _, e := range w.elements {
-		o.comments[e.comment] = true
+		o.comments[e.Comment] = true
 	}
-	return o.remove(ctx, w.table)
-}
-
-func (nfnetlink) setNames(ctx context.Context) (names []string, err error) {
-	err = withSocket(ctx, func(s *socket) error {
-		names, err = s.setNames(ctx)
-		return err
-	})
-	return names, err
-}
-
-func (nfnetlink) elements(ctx context.Context, keys []element, sets []string) (found []element, generation uint32, err error) {
-	err = withSocket(ctx, func(s *socket) error {
-		found, generation, err = s.elements(ctx, keys, sets)
-		return err
-	})
-	return found, generation, err
-}
-
-func (nfnetlink) removeElements(ctx context.Context, generation uint32, elements []element) error {
-	return withSocket(ctx, func(s *socket) error { return s.removeElements(ctx, generation, elements) })
+	return w.fw.onKernel(ctx, func(k kernel) error { return o.remove(ctx, k) })
 }

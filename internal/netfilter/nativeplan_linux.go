@@ -36,11 +36,11 @@ func nativeElements(r Rules) ([]element, error) {
 		}
 		all = append(all, some...)
 	}
-	slices.SortFunc(all, element.compare)
+	slices.SortFunc(all, compareElements)
 	all = slices.Compact(all)
 	for i := 1; i < len(all); i++ {
-		if a, b := all[i-1], all[i]; a.set == b.set && a.key == b.key {
-			return nil, fmt.Errorf("%v and %v exclude each other: %w", a, b, ErrHostPortTaken)
+		if a, b := all[i-1], all[i]; a.Set == b.Set && a.Key == b.Key {
+			return nil, fmt.Errorf("%v and %v exclude each other: %w", elementText(a), elementText(b), ErrHostPortTaken)
 		}
 	}
 	return all, nil
@@ -68,7 +68,7 @@ func (m Masquerade) elements() ([]element, error) {
 		}
 		addr := p.Addr()
 		all = append(all,
-			element{set: perFamily("containers", addr), key: keyAddr(addr), comment: m.comment()},
+			element{Set: perFamily("containers", addr), Key: keyAddr(addr), Comment: m.comment()},
 			pairElement(subnetsPrefix, addr, p.Masked(), m.comment()))
 	}
 	return all, nil
@@ -89,11 +89,11 @@ func plainPrefix(p netip.Prefix) (netip.Prefix, error) {
 // pairElement says that the container at addr and the network belong together.
 func pairElement(prefix string, addr netip.Addr, network netip.Prefix, comment string) element {
 	e := element{
-		set: perFamily(prefix, addr) + "_" + strconv.Itoa(network.Bits()),
-		key: keyAddr(addr), comment: comment,
+		Set: perFamily(prefix, addr) + "_" + strconv.Itoa(network.Bits()),
+		Key: keyAddr(addr), Comment: comment,
 	}
 	if network.Bits() > 0 {
-		e.key += keyAddr(network.Addr())
+		e.Key += keyAddr(network.Addr())
 	}
 	return e
 }
@@ -139,7 +139,7 @@ func (h HostPorts) forwarded(to netip.Addr) ([]element, error) {
 			return nil, err
 		}
 		if ok {
-			key.value, key.comment = keyAddr(to)+keyPort(p.ContainerPort), h.comment()
+			key.Value, key.Comment = keyAddr(to)+keyPort(p.ContainerPort), h.comment()
 			all = append(all, key)
 		}
 	}
@@ -165,9 +165,9 @@ func (p HostPort) key(v4 bool) (element, bool, error) {
 		family = "4"
 	}
 	if !host.IsValid() || host.IsUnspecified() {
-		return element{set: "hostports" + family, key: keyProtocol(protocol) + keyPort(p.HostPort)}, true, nil
+		return element{Set: "hostports" + family, Key: keyProtocol(protocol) + keyPort(p.HostPort)}, true, nil
 	}
-	return element{set: "hostips" + family, key: keyProtocol(protocol) + keyAddr(host) + keyPort(p.HostPort)}, true, nil
+	return element{Set: "hostips" + family, Key: keyProtocol(protocol) + keyAddr(host) + keyPort(p.HostPort)}, true, nil
 }
 
 // returning are the elements for what would come back past the host: from the
@@ -210,5 +210,5 @@ func (f Forward) elements() ([]element, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ingressPolicy %s: %w", f.Ingress, err)
 	}
-	return []element{{set: "bridges", key: link}, {set: pair, key: link + link}}, nil
+	return []element{{Set: "bridges", Key: link}, {Set: pair, Key: link + link}}, nil
 }

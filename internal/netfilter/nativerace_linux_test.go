@@ -7,15 +7,13 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // raceRules are those of attachment i, each with lengths of prefix that the
@@ -76,7 +74,7 @@ func TestNativeRace(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := raceInThisProcess(t.Context(), Open(nil), n); err != nil {
+		if err := raceInThisProcess(t.Context(), Open(nil, Options{}), n); err != nil {
 			t.Fatal(err)
 		}
 		return
@@ -84,15 +82,15 @@ func TestNativeRace(t *testing.T) {
 	for _, kept := range []bool{true, false} {
 		t.Run(fmt.Sprintf("sockets kept=%t", kept), func(t *testing.T) {
 			h := newHost(t, "nft")
-			ctx := t.Context()
+			fw := Open(h.ns, Options{})
 			if kept {
-				sockets := &Sockets{}
+				sockets := &nft.Pool{}
 				defer func() {
 					if err := sockets.Close(); err != nil {
 						t.Error(err)
 					}
 				}()
-				ctx = WithSockets(ctx, sockets)
+				fw = Open(h.ns, Options{Sockets: sockets})
 			}
 			var out strings.Builder
 			other := exec.Command("/proc/self/exe", "-test.run", "^TestNativeRace$")
@@ -101,7 +99,7 @@ func TestNativeRace(t *testing.T) {
 			if err := other.Start(); err != nil { // in the host's namespace, as this thread is
 				t.Fatal(err)
 			}
-			if err := raceInThisProcess(ctx, Open(h.ns), 0); err != nil {
+			if err := raceInThisProcess(t.Context(), fw, 0); err != nil {
 				t.Error(err)
 			}
 			if err := other.Wait(); err != nil {
@@ -119,61 +117,5 @@ func TestNativeRace(t *testing.T) {
 				t.Errorf("%d elements are there, want %d", n, 5*racers)
 			}
 		})
-	}
-}
-
-// Sockets are kept for a moment, and then closed, or by Close; those that are
-// given back after it are closed, too.
-func TestSocketsAreClosed(t *testing.T) {
-	h := newHost(t, "nft")
-	before, err := audit.Snapshot(t.Context(), audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	sockets := &Sockets{}
-	ctx := WithSockets(t.Context(), sockets)
-	fw := Open(h.ns)
-	for range 3 {
-		if err := atOnce(0, 2*mostIdle, func(i int) error { return fw.Check(ctx, Native, Rules{}) }); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if n := len(sockets.idle[h.ns.ID()]); n < 1 || n > mostIdle {
-		t.Errorf("%d sockets are kept", n)
-	}
-	late := sockets.take(h.ns.ID())
-	if err := errors.Join(sockets.Close(), sockets.give(h.ns.ID(), late)); err != nil {
-		t.Error(err)
-	}
-	if late := sockets.take(h.ns.ID()); late != nil {
-		t.Error("a socket is kept after Close")
-	}
-	// Those that no one closes close themselves.
-	sockets = &Sockets{}
-	if err := atOnce(0, mostIdle, func(i int) error { return fw.Add(WithSockets(t.Context(), sockets), Native, Rules{}) }); err != nil {
-		t.Fatal(err)
-	}
-	idle := func() int {
-		sockets.mu.Lock()
-		defer sockets.mu.Unlock()
-		return len(sockets.idle[h.ns.ID()])
-	}
-	if n := idle(); n < 1 {
-		t.Errorf("%d sockets are kept for a moment", n)
-	}
-	for deadline := time.Now().Add(10 * time.Second); idle() > 0; runtime.Gosched() {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d sockets are still open", idle())
-		}
-	}
-	after, err := audit.Snapshot(t.Context(), audit.Options{})
-	for deadline := time.Now().Add(10 * time.Second); err == nil && !slices.Equal(before, after) && time.Now().Before(deadline); {
-		after, err = audit.Snapshot(t.Context(), audit.Options{})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if left, gone := audit.Diff(before, after); len(left)+len(gone) > 0 {
-		t.Errorf("left %q, gone %q", left, gone)
 	}
 }

@@ -6,15 +6,18 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // nativeTable is the table of this module's own. Its sets are described at
 // [Native].
-var nativeTable = nftTable{familyInet, "embedcni"}
+var nativeTable = nft.Table{Family: nft.FamilyInet, Name: "embedcni"}
 
 // field is a part of an element's key or value.
 type field uint32
@@ -166,37 +169,45 @@ func perFamily(set string, a netip.Addr) string {
 	return set + "6"
 }
 
-// element is one of a set or map of the native table.
-type element struct {
-	set        string
-	key, value string // bytes
-	// comment is the owner's; what is per bridge has none.
-	comment string
-}
+// element is one of a set or map of the native table. Its comment is the owner's;
+// what is per bridge has none.
+type element = nft.Element
 
-// String is as in a command of nft's.
+// elementText prints an element as in a command of nft's.
 //
 //	element inet embedcni hostports4 { tcp . 8080 comment "6f8b…" : 10.1.0.2 . 80 }
-func (e element) String() string {
-	kind, _ := kindOf(e.set)
-	s := fmt.Sprintf("element %v %s { %s", nativeTable, e.set, kind.key.text([]byte(e.key)))
-	if e.comment != "" {
-		s += fmt.Sprintf(` comment "%s"`, e.comment)
+type elementText element
+
+func (e elementText) String() string {
+	kind, _ := kindOf(e.Set)
+	s := fmt.Sprintf("element %v %s { %s", nativeTable, e.Set, kind.key.text([]byte(e.Key)))
+	if e.Comment != "" {
+		s += fmt.Sprintf(` comment "%s"`, e.Comment)
 	}
-	if e.value != "" {
-		s += " : " + kind.value.text([]byte(e.value))
+	if e.Value != "" {
+		s += " : " + kind.value.text([]byte(e.Value))
 	}
 	return s + " }"
 }
 
-// compare orders elements by what they are.
-func (e element) compare(f element) int {
-	return cmp.Or(cmp.Compare(e.set, f.set), cmp.Compare(e.key, f.key), cmp.Compare(e.value, f.value), cmp.Compare(e.comment, f.comment))
+// addElement returns the message that adds an element, if its key is free. What
+// is per bridge and exists already stays.
+func addElement(e element) nft.Message {
+	return nft.NewElement(nativeTable, e, e.Comment != "").About(elementText(e))
 }
 
-// port tells whether the element is a port of the host, which belongs to who
-// came first.
-func (e element) port() bool { return e.value != "" }
+func compareElements(e, f element) int {
+	return cmp.Or(cmp.Compare(e.Set, f.Set), cmp.Compare(e.Key, f.Key), cmp.Compare(e.Value, f.Value), cmp.Compare(e.Comment, f.Comment))
+}
+
+// isPort reports whether the element is a port of the host, which belongs to
+// who came first.
+func isPort(e element) bool { return e.Value != "" }
+
+// sameKey returns the index of the element with e's key, or -1.
+func sameKey(all []element, e element) int {
+	return slices.IndexFunc(all, func(f element) bool { return f.Set == e.Set && f.Key == e.Key })
+}
 
 // protocols are those of which ports can be forwarded, by number.
 func protocolNumber(name string) (byte, error) {

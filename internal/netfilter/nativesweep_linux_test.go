@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // nativeTarget is what a runtime would say of the attachment of [wanted].
@@ -74,15 +75,15 @@ func TestSweepOfNativeListsNoSets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nft := &fakeNFT{native: elements}
-	plan, err := Find(t.Context(), fakeFirewalls(nft), nativeTarget())
-	if err != nil || strings.Count(plan.String(), "\n") != len(elements) || len(nft.asked) > 0 {
-		t.Errorf("%v, listed %q, plan\n%s", err, nft.asked, plan)
+	fake := &fakeNFT{native: elements}
+	plan, err := Find(t.Context(), fakeFirewalls(fake), nativeTarget())
+	if err != nil || strings.Count(plan.String(), "\n") != len(elements) || len(fake.asked) > 0 {
+		t.Errorf("%v, listed %q, plan\n%s", err, fake.asked, plan)
 	}
 	thorough := nativeTarget()
 	thorough.Thorough = true
-	if _, err := Find(t.Context(), fakeFirewalls(nft), thorough); err != nil || len(nft.asked) == 0 {
-		t.Errorf("%v, listed %q", err, nft.asked)
+	if _, err := Find(t.Context(), fakeFirewalls(fake), thorough); err != nil || len(fake.asked) == 0 {
+		t.Errorf("%v, listed %q", err, fake.asked)
 	}
 }
 
@@ -97,12 +98,12 @@ func TestSweepOfNativeWhileOthersChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nft := &fakeNFT{native: mine}
-	plan, err := Find(t.Context(), fakeFirewalls(nft), nativeTarget())
+	fake := &fakeNFT{native: mine}
+	plan, err := Find(t.Context(), fakeFirewalls(fake), nativeTarget())
 	if err != nil || plan.Empty() {
 		t.Fatal(err, plan)
 	}
-	nft.onRemove = func(f *fakeNFT) {
+	fake.onRemove = func(f *fakeNFT) {
 		if f.onRemove = nil; f.changes == 0 {
 			f.native = append(slices.Clone(theirs[:6]), mine[6:]...)
 			f.changes++
@@ -111,17 +112,17 @@ func TestSweepOfNativeWhileOthersChange(t *testing.T) {
 	if err := plan.Apply(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(nft.native, theirs[:6]) {
-		t.Errorf("left\n%v\nwant\n%v", nft.native, theirs[:6])
+	if !slices.Equal(fake.native, theirs[:6]) {
+		t.Errorf("left\n%v\nwant\n%v", fake.native, theirs[:6])
 	}
 	// Who never stops changing is an error at some time, not a loop.
-	nft = &fakeNFT{native: slices.Clone(mine)}
-	if plan, err = Find(t.Context(), fakeFirewalls(nft), nativeTarget()); err != nil {
+	fake = &fakeNFT{native: slices.Clone(mine)}
+	if plan, err = Find(t.Context(), fakeFirewalls(fake), nativeTarget()); err != nil {
 		t.Fatal(err)
 	}
-	nft.onRemove = func(f *fakeNFT) { f.changes++ }
-	if err := plan.Apply(t.Context()); !errors.Is(err, errChanged) {
-		t.Errorf("got %v, want %v", err, errChanged)
+	fake.onRemove = func(f *fakeNFT) { f.changes++ }
+	if err := plan.Apply(t.Context()); !errors.Is(err, nft.ErrChanged) {
+		t.Errorf("got %v, want %v", err, nft.ErrChanged)
 	}
 }
 

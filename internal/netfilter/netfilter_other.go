@@ -13,7 +13,7 @@ import (
 type Firewalls struct{}
 
 // Open returns what fails with [ErrNotSupported].
-func Open(*netns.Handle) *Firewalls { return &Firewalls{} }
+func Open(*netns.Handle, Options) *Firewalls { return &Firewalls{} }
 
 // Add fails with [ErrNotSupported].
 func (*Firewalls) Add(context.Context, Backend, Rules) error { return ErrNotSupported }
@@ -23,12 +23,6 @@ func (*Firewalls) Check(context.Context, Backend, Rules) error { return ErrNotSu
 
 // Detect returns DetectedNative.
 func Detect() string { return DetectedNative }
-
-// Sockets are sockets that stay open between calls; off Linux there are none.
-type Sockets struct{}
-
-// Close does nothing.
-func (*Sockets) Close() error { return nil }
 
 // Find fails with [ErrNotSupported].
 func Find(context.Context, *Firewalls, Target) (Plan, error) { return Plan{}, ErrNotSupported }

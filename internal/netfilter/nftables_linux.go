@@ -6,89 +6,156 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
-// nftables is the kernel's nf_tables.
-type nftables interface {
-	// list returns the rules of a table and which of the chains it has, at one
-	// moment. There is nothing in a table that does not exist.
-	list(ctx context.Context, table nftTable, chains []string) (nftContent, error)
+// ruleTable is where rules are looked for and deleted: an [nft.Conn].
+type ruleTable interface {
+	Generation() (uint32, error)
+	Exist(family uint8, chains ...nft.Chain) (generation uint32, exist []bool, err error)
+	Rules(t nft.Table, chain string, containing [][]byte, each func(nft.Rule) error) error
+	Delete(generation uint32, objects []nft.Object) error
+}
 
-	// remove deletes the objects, all or none. It fails with errChanged if the
-	// generation is no longer this one.
-	remove(ctx context.Context, generation uint32, objects []nftObject) error
-
+// kernel is the nf_tables of a namespace.
+type kernel interface {
+	ruleTable
 	elementTable
 }
 
-// errChanged means that someone has changed the rules of the namespace since
-// they were listed.
-var errChanged = errors.New("the rules have changed meanwhile")
-
-// nftTable is a table; family is an NFPROTO number.
-type nftTable struct {
-	family uint8
-	name   string
+// nftSearch describes the rules of attachments in a table of the reference
+// plugins.
+type nftSearch struct {
+	table    nft.Table
+	own      []string // the container's own chains
+	in       []string // the chains with its rules; "" is the whole table
+	comments []string // of its rules
+	// A rule must have the address, if it is known, and else none of others.
+	addr   netip.Addr
+	others []netip.Addr
 }
 
-// The families; the numbers are those of linux/netfilter.h.
-const (
-	familyInet   uint8 = 1
-	familyIPv4   uint8 = 2
-	familyBridge uint8 = 7
-	familyIPv6   uint8 = 10
-)
-
-func (t nftTable) String() string {
-	family := "inet"
-	switch t.family {
-	case familyIPv4:
-		family = "ip"
-	case familyBridge:
-		family = "bridge"
-	case familyIPv6:
-		family = "ip6"
+// sweepSearches describes all rules of the target.
+func sweepSearches(t Target) []nftSearch {
+	spoof, spoofChains := spoofNames(t.ContainerID, t.IfName)
+	all := []nftSearch{masqueradeSearch(masqueradeComment(t.Network, t.IfName, t.ContainerID))}
+	for _, family := range []uint8{nft.FamilyIPv4, nft.FamilyIPv6} {
+		all = append(all, hostPortSearch(family, t.ContainerID, netip.Addr{}, t.Siblings))
 	}
-	return family + " " + t.name
+	return append(all, nftSearch{
+		table: nft.Table{Family: nft.FamilyBridge, Name: "nat"}, own: spoofChains, in: []string{""}, comments: []string{spoof},
+	})
 }
 
-// nftContent is what a table holds. Each change of whatever table in the
-// namespace makes another generation.
-type nftContent struct {
-	generation uint32
-	chains     []string
-	rules      []nftRule
+func masqueradeSearch(comments ...string) nftSearch {
+	return nftSearch{table: nft.Table{Family: nft.FamilyInet, Name: tableMasquerade}, in: []string{chainChecks}, comments: comments}
 }
 
-// nftRule is what is looked at of a rule.
-type nftRule struct {
-	chain   string
-	handle  uint64 // never given to another rule of the table
-	comment string
-	jump    string       // the chain it jumps or goes to
-	addrs   []netip.Addr // what it compares with or loads, as far as it can be an address
-}
-
-// nftObject is a rule, or a chain with what is in it if handle is 0.
-type nftObject struct {
-	table   nftTable
-	chain   string
-	handle  uint64
-	comment string
-}
-
-func (o nftObject) String() string {
-	if o.handle == 0 {
-		return fmt.Sprintf("delete chain %v %s", o.table, o.chain)
+// hostPortSearch describes the rules of portmap, whose comment is the container
+// ID, the same for all of the container's networks.
+func hostPortSearch(family uint8, id string, addr netip.Addr, others []netip.Addr) nftSearch {
+	return nftSearch{
+		table: nft.Table{Family: family, Name: tableHostport}, in: []string{chainHostports, chainOldHostports, chainMasquerading},
+		comments: []string{id}, addr: addr, others: others,
 	}
-	return fmt.Sprintf("delete rule %v %s handle %d # %q", o.table, o.chain, o.handle, o.comment)
 }
 
-// nftablesWork is what is to be deleted from one table.
+func (s nftSearch) matches(r nft.Rule) bool {
+	if !slices.Contains(s.comments, r.Comment) {
+		return slices.Contains(s.own, r.Jump())
+	}
+	if s.addr.IsValid() {
+		return hasAddr(s.table.Family, r, []netip.Addr{s.addr})
+	}
+	return !hasAddr(s.table.Family, r, s.others)
+}
+
+// hasAddr reports whether a rule compares with one of the addresses, or loads
+// it. nft compares source and destination at once where it can.
+func hasAddr(family uint8, r nft.Rule, addrs []netip.Addr) bool {
+	if len(addrs) == 0 {
+		return false
+	}
+	size := map[uint8]int{nft.FamilyIPv4: 4, nft.FamilyIPv6: 16}[family]
+	for _, value := range r.Values() {
+		if size == 0 || len(value)%size != 0 {
+			continue
+		}
+		for one := range slices.Chunk(value, size) {
+			if a, ok := netip.AddrFromSlice(one); ok && slices.Contains(addrs, a) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// find returns the rules that exist, and behind them, as they may jump there, the
+// container's own chains.
+func (s nftSearch) find(k ruleTable) (objects []nft.Object, err error) {
+	var containing [][]byte
+	for _, name := range slices.Concat(s.comments, s.own) {
+		containing = append(containing, []byte(name))
+	}
+	for _, chain := range s.in {
+		err := k.Rules(s.table, chain, containing, func(r nft.Rule) error {
+			if o := r.Object(s.table); s.matches(r) && !slices.Contains(objects, o) {
+				objects = append(objects, o)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	chains := make([]nft.Chain, len(s.own))
+	for i, name := range s.own {
+		chains[i] = nft.Chain{Table: s.table.Name, Name: name}
+	}
+	if len(chains) == 0 {
+		return objects, nil
+	}
+	_, exist, err := k.Exist(s.table.Family, chains...)
+	for i, name := range s.own {
+		if err == nil && exist[i] {
+			objects = append(objects, nft.Object{Table: s.table, Chain: name})
+		}
+	}
+	return objects, err
+}
+
+// findSteadily is find at one moment.
+func (s nftSearch) findSteadily(ctx context.Context, k ruleTable) (objects []nft.Object, err error) {
+	err = nft.UntilUnchanged(ctx, func() error {
+		before, err := k.Generation()
+		if err != nil {
+			return err
+		}
+		if objects, err = s.find(k); err != nil {
+			return err
+		}
+		// A list takes several messages; rules can change between them.
+		after, err := k.Generation()
+		if err == nil && after != before {
+			err = nft.ErrChanged
+		}
+		return err
+	})
+	if errors.Is(err, nft.ErrNotSupported) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("nftables: list the rules of table %v: %w", s.table, err)
+	}
+	return objects, nil
+}
+
+// nftablesWork are rules and chains to delete from one table.
 type nftablesWork struct {
-	nft     nftables
-	table   nftTable
-	objects []nftObject
+	fw      *Firewalls
+	table   nft.Table
+	objects []nft.Object
 }
 
 func (w nftablesWork) lines() []string {
@@ -99,57 +166,7 @@ func (w nftablesWork) lines() []string {
 	return lines
 }
 
-// nftSearch is where to look in nftables, and what for.
-type nftSearch struct {
-	table  nftTable
-	chains []string // the container's own
-	in     []string // the chains whose rules are looked at; nil means all
-	mine   func(nftRule) bool
-}
-
-func nftSearches(t Target) []nftSearch {
-	masquerade := masqueradeComment(t.Network, t.IfName, t.ContainerID)
-	spoof, spoofChains := spoofNames(t.ContainerID, t.IfName)
-	// portmap's comment is the id, whichever the network.
-	hostport := func(r nftRule) bool {
-		return r.comment == t.ContainerID &&
-			!slices.ContainsFunc(t.Siblings, func(a netip.Addr) bool { return slices.Contains(r.addrs, a) })
-	}
-	hostports := []string{"hostports", "hostip_hostports", "masquerading"}
-	return []nftSearch{
-		{
-			table: nftTable{familyInet, "cni_plugins_masquerade"}, in: []string{"masq_checks"},
-			mine: func(r nftRule) bool { return r.comment == masquerade },
-		},
-		{table: nftTable{familyIPv4, "cni_hostport"}, in: hostports, mine: hostport},
-		{table: nftTable{familyIPv6, "cni_hostport"}, in: hostports, mine: hostport},
-		{
-			table: nftTable{familyBridge, "nat"}, chains: spoofChains,
-			mine: func(r nftRule) bool { return r.comment == spoof || slices.Contains(spoofChains, r.jump) },
-		},
-	}
-}
-
-// find returns what is to be deleted from the table, if anything: rules first,
-// as they may jump to the chains, and those chains' own rules with them.
-func (s nftSearch) find(ctx context.Context, nft nftables) ([]nftObject, error) {
-	content, err := nft.list(ctx, s.table, s.chains)
-	if err != nil {
-		return nil, fmt.Errorf("nftables: list the rules of table %v: %w", s.table, err)
-	}
-	var objects []nftObject
-	for _, r := range content.rules {
-		if (s.in == nil || slices.Contains(s.in, r.chain)) && s.mine(r) {
-			objects = append(objects, nftObject{s.table, r.chain, r.handle, r.comment})
-		}
-	}
-	for _, c := range content.chains {
-		objects = append(objects, nftObject{table: s.table, chain: c})
-	}
-	return objects, nil
-}
-
-// apply deletes the objects in one transaction, or one by one what can be.
+// apply deletes the objects in one transaction, or one by one if that fails.
 func (w nftablesWork) apply(ctx context.Context) error {
 	err := w.remove(ctx, w.objects)
 	if err == nil {
@@ -160,58 +177,56 @@ func (w nftablesWork) apply(ctx context.Context) error {
 	}
 	var errs []error
 	for _, o := range w.objects {
-		errs = append(errs, w.remove(ctx, []nftObject{o}))
+		errs = append(errs, w.remove(ctx, []nft.Object{o}))
 	}
 	return errors.Join(errs...)
 }
 
-// mostChanges bounds how often others may change the rules of the namespace
-// between a look and the deletion, which is well below a millisecond later.
-const mostChanges = 1000
-
-// remove deletes those of the objects that are there. Handles mean nothing in a
+// remove deletes those of the objects that exist. Handles mean nothing in a
 // table that was deleted and made again, so it looks at the rules first, and
 // deletes under the condition that they are still these.
-func (w nftablesWork) remove(ctx context.Context, objects []nftObject) error {
-	for range mostChanges {
-		left, generation, err := w.left(ctx, objects)
-		if err != nil || len(left) == 0 {
-			return err
-		}
-		err = w.nft.remove(ctx, generation, left)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, errChanged) || ctx.Err() != nil {
-			if len(left) == 1 {
+func (w nftablesWork) remove(ctx context.Context, objects []nft.Object) error {
+	return w.fw.onKernel(ctx, func(k kernel) error {
+		return nft.UntilUnchanged(ctx, func() error {
+			left, generation, err := w.left(k, objects)
+			if err != nil || len(left) == 0 {
+				return err
+			}
+			err = k.Delete(generation, left)
+			switch {
+			case err == nil:
+				return nil
+			case len(left) == 1:
 				return fmt.Errorf("nftables: %v: %w", left[0], err)
 			}
 			return fmt.Errorf("nftables: delete %d rules and chains of table %v: %w", len(left), w.table, err)
-		}
-	}
-	return fmt.Errorf("nftables: delete from table %v: %w, %d times", w.table, errChanged, mostChanges)
+		})
+	})
 }
 
-// left returns those of the objects that are there, and the generation that
-// they were seen in.
-func (w nftablesWork) left(ctx context.Context, objects []nftObject) ([]nftObject, uint32, error) {
-	var chains []string
+// left returns those of the objects that exist, and the generation in which they
+// were seen.
+func (w nftablesWork) left(k ruleTable, objects []nft.Object) (left []nft.Object, generation uint32, err error) {
+	generation, err = k.Generation()
+	there := make(map[nft.Object]bool)
+	looked := make(map[string]bool)
 	for _, o := range objects {
-		if o.handle == 0 {
-			chains = append(chains, o.chain)
+		switch {
+		case err != nil:
+		case o.Handle == 0:
+			var exist []bool
+			_, exist, err = k.Exist(o.Table.Family, nft.Chain{Table: o.Table.Name, Name: o.Chain})
+			there[o] = err == nil && exist[0]
+		case !looked[o.Chain]:
+			looked[o.Chain] = true
+			err = k.Rules(w.table, o.Chain, nil, func(r nft.Rule) error {
+				there[r.Object(w.table)] = true
+				return nil
+			})
 		}
 	}
-	content, err := w.nft.list(ctx, w.table, chains)
 	if err != nil {
 		return nil, 0, fmt.Errorf("nftables: list the rules of table %v: %w", w.table, err)
 	}
-	there := make(map[nftObject]bool)
-	for _, c := range content.chains {
-		there[nftObject{table: w.table, chain: c}] = true
-	}
-	for _, r := range content.rules {
-		there[nftObject{w.table, r.chain, r.handle, r.comment}] = true
-	}
-	left := slices.DeleteFunc(slices.Clone(objects), func(o nftObject) bool { return !there[o] })
-	return left, content.generation, nil
+	return slices.DeleteFunc(slices.Clone(objects), func(o nft.Object) bool { return !there[o] }), generation, nil
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // formTables is what the attachments' rules in the plugins' tables need there.
@@ -24,7 +26,7 @@ func formBase(r Rules) (formTables, error) {
 			family uint8
 			field  string
 			words  []string
-		}{{familyIPv4, "conditionsV4", h.ConditionsV4}, {familyIPv6, "conditionsV6", h.ConditionsV6}} {
+		}{{nft.FamilyIPv4, "conditionsV4", h.ConditionsV4}, {nft.FamilyIPv6, "conditionsV6", h.ConditionsV6}} {
 			if len(c.words) == 0 {
 				continue
 			}
@@ -40,31 +42,31 @@ func formBase(r Rules) (formTables, error) {
 
 // messages make the tables, chains and fixed rules that the rules need, if they
 // are missing. The fixed rules are made anew, as the plugins do.
-func (f formTables) messages(rules []formRule) (msgs []message) {
+func (f formTables) messages(rules []formRule) (msgs []nft.Message) {
 	for _, table := range tablesOf(rules) {
-		if table.name == tableMasquerade {
+		if table.Name == tableMasquerade {
 			msgs = append(msgs,
-				newTable(table, "Masquerading for plugins from github.com/containernetworking/plugins"),
-				newChain(table, chainChecks, nil, "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet"),
-				newChain(table, "postrouting", &hookPostrouting, ""),
-				flushChain(table, "postrouting"))
+				nft.NewTable(table, "Masquerading for plugins from github.com/containernetworking/plugins"),
+				nft.NewChain(table, chainChecks, nil, "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet"),
+				nft.NewChain(table, "postrouting", &hookPostrouting, ""),
+				nft.FlushChain(table, "postrouting"))
 		} else {
 			msgs = append(msgs,
-				newTable(table, "CNI portmap plugin"),
-				newChain(table, chainHostports, nil, ""),
-				newChain(table, chainOldHostports, nil, ""),
-				newChain(table, chainAllHostports, nil, ""),
-				flushChain(table, chainAllHostports),
-				newChain(table, "prerouting", &hookPrerouting, ""),
-				flushChain(table, "prerouting"),
-				newChain(table, "output", &hookOutput, ""),
-				flushChain(table, "output"))
+				nft.NewTable(table, "CNI portmap plugin"),
+				nft.NewChain(table, chainHostports, nil, ""),
+				nft.NewChain(table, chainOldHostports, nil, ""),
+				nft.NewChain(table, chainAllHostports, nil, ""),
+				nft.FlushChain(table, chainAllHostports),
+				nft.NewChain(table, "prerouting", &hookPrerouting, ""),
+				nft.FlushChain(table, "prerouting"),
+				nft.NewChain(table, "output", &hookOutput, ""),
+				nft.FlushChain(table, "output"))
 			if f.snat {
-				msgs = append(msgs, newChain(table, chainMasquerading, &hookPostrouting, ""))
+				msgs = append(msgs, nft.NewChain(table, chainMasquerading, &hookPostrouting, ""))
 			}
 		}
 		for _, r := range f.fixed(table) {
-			msgs = append(msgs, newRule(table, r.chain, r.code, ""))
+			msgs = append(msgs, nft.NewRule(table, r.chain, r.exprs, ""))
 		}
 	}
 	return msgs
@@ -78,7 +80,7 @@ func (f formTables) rules(rules []formRule) (fixed []formRule) {
 	return fixed
 }
 
-func tablesOf(rules []formRule) (tables []nftTable) {
+func tablesOf(rules []formRule) (tables []nft.Table) {
 	for _, r := range rules {
 		if !slices.Contains(tables, r.table) {
 			tables = append(tables, r.table)
@@ -96,26 +98,26 @@ func tablesOf(rules []formRule) (tables []nftTable) {
 //	jump hostip_hostports
 //	jump hostports
 //	fib daddr type local jump hostports_all
-func (f formTables) fixed(table nftTable) []formRule {
-	rule := func(chain string, c code, values ...[]byte) formRule {
-		return formRule{table: table, chain: chain, code: c, values: values}
+func (f formTables) fixed(table nft.Table) []formRule {
+	rule := func(chain string, c nft.Exprs, values ...[]byte) formRule {
+		return formRule{table: table, chain: chain, exprs: c, values: values}
 	}
-	if table.name == tableMasquerade {
+	if table.Name == tableMasquerade {
 		return []formRule{
-			rule("postrouting", code(nil).family(familyIPv4).payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 16, 4, reg(0)).
-				mask(reg(0), []byte{0xf0, 0, 0, 0}).compare(reg(0), unix.NFT_CMP_EQ, []byte{224, 0, 0, 0}).
-				verdict(unix.NFT_RETURN, ""), []byte{224, 0, 0, 0}),
-			rule("postrouting", code(nil).family(familyIPv6).payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 24, 1, reg(0)).
-				compare(reg(0), unix.NFT_CMP_EQ, []byte{0xff}).verdict(unix.NFT_RETURN, ""), []byte{familyIPv6, 0xff}),
-			rule("postrouting", code(nil).verdict(unix.NFT_GOTO, chainChecks), []byte(chainChecks)),
+			rule("postrouting", nft.Exprs(nil).Family(nft.FamilyIPv4).Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 16, 4, nft.Reg(0)).
+				Mask(nft.Reg(0), []byte{0xf0, 0, 0, 0}).Equal([]byte{224, 0, 0, 0}).
+				Return(), []byte{224, 0, 0, 0}),
+			rule("postrouting", nft.Exprs(nil).Family(nft.FamilyIPv6).Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 24, 1, nft.Reg(0)).
+				Equal([]byte{0xff}).Return(), []byte{nft.FamilyIPv6, 0xff}),
+			rule("postrouting", nft.Exprs(nil).Verdict(unix.NFT_GOTO, chainChecks), []byte(chainChecks)),
 		}
 	}
-	condition := f.conditions[table.family]
-	entry := slices.Concat(condition.code, code(nil).toHost().jump(chainAllHostports))
+	condition := f.conditions[table.Family]
+	entry := slices.Concat(condition.exprs, nft.Exprs(nil).ToHost().Jump(chainAllHostports))
 	values := append(slices.Clone(condition.values), []byte(chainAllHostports))
 	return []formRule{
-		rule(chainAllHostports, code(nil).jump(chainOldHostports), []byte(chainOldHostports)),
-		rule(chainAllHostports, code(nil).jump(chainHostports), []byte(chainHostports)),
+		rule(chainAllHostports, nft.Exprs(nil).Jump(chainOldHostports), []byte(chainOldHostports)),
+		rule(chainAllHostports, nft.Exprs(nil).Jump(chainHostports), []byte(chainHostports)),
 		rule("prerouting", entry, values...),
 		rule("output", entry, values...),
 	}

@@ -9,11 +9,13 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // condition is portmap's conditionsV4 or conditionsV6 in nft's syntax.
 type condition struct {
-	code   code
+	exprs  nft.Exprs
 	values [][]byte // as in formRule
 }
 
@@ -73,8 +75,8 @@ func (c *condition) match(family uint8, words []string) ([]string, error) {
 		if err != nil {
 			return nil, errCondition
 		}
-		c.code = c.code.meta(unix.NFT_META_MARK, reg(0)).compare(reg(0), op, native32(uint32(n)))
-		c.values = append(c.values, native32(uint32(n)))
+		c.exprs = c.exprs.Meta(unix.NFT_META_MARK, nft.Reg(0)).Compare(nft.Reg(0), op, nft.Native32(uint32(n)))
+		c.values = append(c.values, nft.Native32(uint32(n)))
 		return words[1:], nil
 	}
 	return words[1:], c.port(subject, op, value)
@@ -93,11 +95,11 @@ func (c *condition) address(family uint8, subject string, op uint32, value strin
 	if p.Addr().Is4() == v6 || p.Bits() == 0 || p.Addr().Zone() != "" {
 		return errCondition
 	}
-	if familyOf(p.Addr()) != family {
+	if nft.FamilyOf(p.Addr()) != family {
 		return fmt.Errorf("%s is of the other family: %w", subject, errCondition)
 	}
 	offset := map[string]uint32{"ip saddr": 12, "ip daddr": 16, "ip6 saddr": 8, "ip6 daddr": 24}[subject]
-	c.code = c.code.within(offset, op, p)
+	c.exprs = c.exprs.Within(offset, op, p)
 	c.values = append(c.values, p.Masked().Addr().AsSlice()[:p.Bits()/8])
 	return nil
 }
@@ -114,7 +116,7 @@ func (c *condition) link(subject string, op uint32, value string) error {
 	if subject == "oifname" {
 		key = unix.NFT_META_OIFNAME
 	}
-	c.code = c.code.meta(key, reg(0)).compare(reg(0), op, []byte(name))
+	c.exprs = c.exprs.Meta(key, nft.Reg(0)).Compare(nft.Reg(0), op, []byte(name))
 	c.values = append(c.values, []byte(value))
 	return nil
 }
@@ -134,8 +136,8 @@ func (c *condition) port(subject string, op uint32, value string) error {
 		offset = 2
 	}
 	data := binary.BigEndian.AppendUint16(nil, uint16(port))
-	c.code = c.code.protocol(reg(0)).compare(reg(0), unix.NFT_CMP_EQ, []byte{number}).
-		payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, 2, reg(0)).compare(reg(0), op, data)
+	c.exprs = c.exprs.Protocol(nft.Reg(0)).Equal([]byte{number}).
+		Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, 2, nft.Reg(0)).Compare(nft.Reg(0), op, data)
 	c.values = append(c.values, []byte{number}, data)
 	return nil
 }

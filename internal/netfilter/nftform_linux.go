@@ -9,13 +9,16 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // nftForm is the writer for [NFTables]: the rules that the reference plugins
 // make, one for each address and port, in their tables.
-type nftForm struct{ *socket }
-
-func (nftForm) over(s *socket) writer { return nftForm{s} }
+type nftForm struct {
+	*nft.Conn
+	siblings func() Siblings
+}
 
 // The tables and chains of the plugins, of pkg/ip/ipmasq_nftables_linux.go and
 // portmap_nftables.go.
@@ -32,25 +35,24 @@ const (
 
 // formRule is a rule of an attachment.
 type formRule struct {
-	table          nftTable
+	table          nft.Table
 	chain, comment string
-	code           code
-	// values are what the rule compares with and loads, in order, by which it
-	// is known again: the rest of how nft writes it depends on its version.
+	exprs          nft.Exprs
+	// values are the constants of the rule in order, by which it is recognized:
+	// the rest of the way in which nft compiles it depends on its version.
 	values [][]byte
 }
 
-// is tells whether r, which has these constants, is the rule.
-func (f formRule) is(r nftRule, constants []byte) bool {
+func (f formRule) is(r foundRule) bool {
 	if r.chain != f.chain || r.comment != f.comment {
 		return false
 	}
 	for _, v := range f.values {
-		i := bytes.Index(constants, v)
+		i := bytes.Index(r.constants, v)
 		if i < 0 {
 			return false
 		}
-		constants = constants[i+len(v):]
+		r.constants = r.constants[i+len(v):]
 	}
 	return true
 }
@@ -91,15 +93,15 @@ func (m Masquerade) formRules() ([]formRule, error) {
 		if err != nil {
 			return nil, err
 		}
-		family, addr := familyOf(p.Addr()), p.Addr()
+		family, addr := nft.FamilyOf(p.Addr()), p.Addr()
 		offset := uint32(16)
-		if family == familyIPv6 {
+		if family == nft.FamilyIPv6 {
 			offset = 24
 		}
-		c := code(nil).family(family).source(family, reg(0)).compare(reg(0), unix.NFT_CMP_EQ, addr.AsSlice()).
-			within(offset, unix.NFT_CMP_NEQ, p).masquerade()
+		c := nft.Exprs(nil).Family(family).Source(family, nft.Reg(0)).Equal(addr.AsSlice()).
+			Within(offset, unix.NFT_CMP_NEQ, p).Masquerade()
 		all = append(all, formRule{
-			nftTable{familyInet, tableMasquerade}, chainChecks, m.comment(), c,
+			nft.Table{Family: nft.FamilyInet, Name: tableMasquerade}, chainChecks, m.comment(), c,
 			[][]byte{addr.AsSlice(), p.Masked().Addr().AsSlice()[:p.Bits()/8]},
 		})
 	}
@@ -110,8 +112,8 @@ func (h HostPorts) formRules() ([]formRule, error) {
 	if err := h.validate(); err != nil {
 		return nil, err
 	}
-	if len(h.ContainerID) > longestComment {
-		return nil, fmt.Errorf("a container ID of %d bytes: portmap has it as a comment of nftables, which takes %d", len(h.ContainerID), longestComment)
+	if len(h.ContainerID) > nft.LongestComment {
+		return nil, fmt.Errorf("a container ID of %d bytes: portmap has it as a comment of nftables, which takes %d", len(h.ContainerID), nft.LongestComment)
 	}
 	if h.ExternalSetMarkChain != "" {
 		return nil, fmt.Errorf("externalSetMarkChain: %w", errOnlyIPTables)
@@ -149,19 +151,19 @@ func (h HostPorts) portRule(p HostPort, to netip.Addr) (formRule, bool, error) {
 	if err != nil || !ok {
 		return formRule{}, false, err
 	}
-	family, c := familyOf(to), code(nil)
-	protocol, host, target := []byte(key.key[:1]), []byte(keyPort(p.HostPort)[:2]), []byte(keyPort(p.ContainerPort)[:2])
+	family, c := nft.FamilyOf(to), nft.Exprs(nil)
+	protocol, host, target := []byte(key.Key[:1]), []byte(keyPort(p.HostPort)[:2]), []byte(keyPort(p.ContainerPort)[:2])
 	var values [][]byte
 	if ip := p.HostIP.Unmap().WithZone(""); ip.IsValid() && !ip.IsUnspecified() {
-		c = c.destination(family, reg(0)).compare(reg(0), unix.NFT_CMP_EQ, ip.AsSlice())
+		c = c.Destination(family, nft.Reg(0)).Equal(ip.AsSlice())
 		values = append(values, ip.AsSlice())
 	}
 	values = append(values, protocol, host, to.AsSlice(), target)
 	const withPort = 2 // NF_NAT_RANGE_PROTO_SPECIFIED
-	c = c.protocol(reg(0)).compare(reg(0), unix.NFT_CMP_EQ, protocol).
-		port(reg(0)).compare(reg(0), unix.NFT_CMP_EQ, host).
-		load(reg(0), to.AsSlice()).load(reg(16), target).dnat(family, reg(16), withPort)
-	return formRule{nftTable{family, tableHostport}, chainHostports, h.ContainerID, c, values}, true, nil
+	c = c.Protocol(nft.Reg(0)).Equal(protocol).
+		Port(nft.Reg(0)).Equal(host).
+		Load(nft.Reg(0), to.AsSlice()).Load(nft.Reg(16), target).DNAT(family, nft.Reg(16), withPort)
+	return formRule{nft.Table{Family: family, Name: tableHostport}, chainHostports, h.ContainerID, c, values}, true, nil
 }
 
 // returnRules masquerade what would come back past the host.
@@ -173,13 +175,13 @@ func (h HostPorts) portRule(p HostPort, to netip.Addr) (formRule, bool, error) {
 //
 //	ct status dnat ip daddr 10.1.0.2 masquerade comment "c1"
 func (h HostPorts) returnRules(to netip.Addr) []formRule {
-	family, addr := familyOf(to), to.AsSlice()
-	rule := func(c code, values ...[]byte) formRule {
-		return formRule{nftTable{family, tableHostport}, chainMasquerading, h.ContainerID, c.masquerade(), values}
+	family, addr := nft.FamilyOf(to), to.AsSlice()
+	rule := func(c nft.Exprs, values ...[]byte) formRule {
+		return formRule{nft.Table{Family: family, Name: tableHostport}, chainMasquerading, h.ContainerID, c.Masquerade(), values}
 	}
 	from := func(source []byte) formRule {
-		c := code(nil).source(family, reg(0)).compare(reg(0), unix.NFT_CMP_EQ, source).
-			destination(family, reg(0)).compare(reg(0), unix.NFT_CMP_EQ, addr)
+		c := nft.Exprs(nil).Source(family, nft.Reg(0)).Equal(source).
+			Destination(family, nft.Reg(0)).Equal(addr)
 		return rule(c, slices.Concat(source, addr))
 	}
 	all := []formRule{from(addr)}
@@ -187,7 +189,7 @@ func (h HostPorts) returnRules(to netip.Addr) []formRule {
 		all = append(all, from([]byte{127, 0, 0, 1}))
 	}
 	if h.MasqAll {
-		c := code(nil).translated().destination(family, reg(0)).compare(reg(0), unix.NFT_CMP_EQ, addr)
+		c := nft.Exprs(nil).Translated().Destination(family, nft.Reg(0)).Equal(addr)
 		all = append(all, rule(c, addr))
 	}
 	return all
@@ -205,12 +207,12 @@ func (n nftForm) add(ctx context.Context, r Rules) error {
 	if err != nil {
 		return err
 	}
-	var msgs []message
+	var msgs []nft.Message
 	for _, rule := range rules {
-		msgs = append(msgs, newRule(rule.table, rule.chain, rule.code, rule.comment))
+		msgs = append(msgs, nft.NewRule(rule.table, rule.chain, rule.exprs, rule.comment))
 	}
 	if !base.always {
-		if err = n.transact(msgs, nil); err == nil {
+		if err = n.Transact(msgs, nil); err == nil {
 			return nil
 		}
 		if !errors.Is(err, unix.ENOENT) {
@@ -220,92 +222,59 @@ func (n nftForm) add(ctx context.Context, r Rules) error {
 			return context.Cause(ctx)
 		}
 	}
-	if err := n.transact(append(base.messages(rules), msgs...), nil); err != nil {
+	if err := n.Transact(append(base.messages(rules), msgs...), nil); err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
 	return nil
 }
 
-// remove deletes the rules with the owner's comment, and of portmap's only those
-// for the address, where one is known: its comment is the container's ID, which
-// is the same for all of the container's networks. It takes one transaction.
+// remove deletes the rules with the owner's comment, in one transaction.
 func (n nftForm) remove(ctx context.Context, r Rules) error {
-	owned := formOwned(r)
-	for i := range owned {
-		owned[i].others = siblingsOf(ctx).Addresses
-	}
-	return untilUnchanged(ctx, func() error {
-		objects, generation, err := n.find(owned)
-		if errors.Is(err, errNoNFTables) || err == nil && len(objects) == 0 {
+	searches := formSearches(r, n.siblings().Addresses)
+	return nft.UntilUnchanged(ctx, func() error {
+		generation, err := n.Generation()
+		if errors.Is(err, nft.ErrNotSupported) {
 			return nil
 		}
-		if err == nil {
-			err = n.socket.remove(ctx, generation, objects)
-		}
 		if err != nil {
-			return fmt.Errorf("nftables: %w", err)
+			return wrapNFT(err)
 		}
-		return nil
+		var objects []nft.Object
+		for _, s := range searches {
+			found, err := s.find(n.Conn)
+			if err != nil {
+				return wrapNFT(err)
+			}
+			for _, o := range found {
+				if !slices.Contains(objects, o) {
+					objects = append(objects, o)
+				}
+			}
+		}
+		if len(objects) == 0 {
+			return nil
+		}
+		return wrapNFT(n.Delete(generation, objects))
 	})
 }
 
-// find returns the rules that are the owners', and the generation.
-func (n nftForm) find(owned []formOwner) (objects []nftObject, generation uint32, err error) {
-	if generation, err = n.generation(); err != nil {
-		return nil, 0, err
+// formSearches describes the rules of r. The addresses of others are those of
+// siblings, which matter if r's are not known.
+func formSearches(r Rules, others []netip.Addr) (all []nftSearch) {
+	var comments []string
+	for _, m := range r.Masquerade {
+		comments = append(comments, m.comment())
 	}
-	for _, o := range owned {
-		for _, chain := range o.chains {
-			err := n.rules(o.table, chain, func(comment string) bool { return o.comments[comment] }, func(r nftRule, _ []byte) {
-				object := nftObject{o.table, r.chain, r.handle, r.comment}
-				addr, known := o.addrs[r.comment]
-				mine := known && slices.Contains(r.addrs, addr) || !known && !r.has(o.others)
-				if mine && !slices.Contains(objects, object) {
-					objects = append(objects, object)
-				}
-			})
-			if err != nil {
-				return nil, 0, err
-			}
-		}
-	}
-	return objects, generation, nil
-}
-
-// formOwner tells which rules of a table are the owners'.
-type formOwner struct {
-	table    nftTable
-	chains   []string
-	comments map[string]bool
-	addrs    map[string]netip.Addr // by comment: the rule must have it
-	others   []netip.Addr          // if no address is known, the rule must have none of these
-}
-
-// has reports whether the rule has one of the addresses.
-func (r nftRule) has(addrs []netip.Addr) bool {
-	return slices.ContainsFunc(r.addrs, func(a netip.Addr) bool { return slices.Contains(addrs, a) })
-}
-
-func formOwned(r Rules) []formOwner {
-	var all []formOwner
-	if len(r.Masquerade) > 0 {
-		o := formOwner{table: nftTable{familyInet, tableMasquerade}, chains: []string{chainChecks}, comments: make(map[string]bool)}
-		for _, m := range r.Masquerade {
-			o.comments[m.comment()] = true
-		}
-		all = append(all, o)
+	if len(comments) > 0 {
+		all = append(all, masqueradeSearch(comments...))
 	}
 	for _, h := range r.HostPorts {
-		for _, family := range []uint8{familyIPv4, familyIPv6} {
-			o := formOwner{
-				table: nftTable{family, tableHostport}, chains: []string{chainHostports, chainOldHostports, chainMasquerading},
-				comments: map[string]bool{h.ContainerID: true},
-			}
-			if h.V4.IsValid() || h.V6.IsValid() {
-				addr := map[uint8]netip.Addr{familyIPv4: h.V4.Addr().Unmap(), familyIPv6: h.V6.Addr()}[family]
-				o.addrs = map[string]netip.Addr{h.ContainerID: addr}
-			}
-			all = append(all, o)
+		v4, v6 := h.V4.Addr().Unmap(), h.V6.Addr()
+		if v4.IsValid() || !v6.IsValid() {
+			all = append(all, hostPortSearch(nft.FamilyIPv4, h.ContainerID, v4, others))
+		}
+		if v6.IsValid() || !v4.IsValid() {
+			all = append(all, hostPortSearch(nft.FamilyIPv6, h.ContainerID, v6, others))
 		}
 	}
 	return all
@@ -322,34 +291,29 @@ func (n nftForm) check(ctx context.Context, r Rules) error {
 		return err
 	}
 	wanted = append(wanted, base.rules(wanted)...)
-	return untilUnchanged(ctx, func() error { return n.checkRules(wanted) })
+	return nft.UntilUnchanged(ctx, func() error { return n.checkRules(wanted) })
 }
 
 func (n nftForm) checkRules(wanted []formRule) error {
-	type found struct {
-		nftRule
-		constants []byte
-	}
-	comments := map[string]bool{}
-	for _, rule := range wanted {
-		comments[rule.comment] = true // the fixed rules have none
-	}
-	wantedComment := func(comment string) bool { return comments[comment] }
-	there := make(map[nftTable][]found)
+	there := make(map[nft.Table][]foundRule)
 	for _, rule := range wanted {
 		if _, listed := there[rule.table]; listed {
 			continue
 		}
 		there[rule.table] = nil
-		if err := n.rules(rule.table, "", wantedComment, func(r nftRule, answer []byte) {
-			there[rule.table] = append(there[rule.table], found{r, constants(answer)})
-		}); err != nil {
-			return fmt.Errorf("nftables: %w", err)
+		err := n.Rules(rule.table, "", nil, func(r nft.Rule) error {
+			if slices.ContainsFunc(wanted, func(f formRule) bool { return f.comment == r.Comment }) {
+				there[rule.table] = append(there[rule.table], foundRule{r.Chain, r.Comment, constants(r)})
+			}
+			return nil
+		})
+		if err != nil {
+			return wrapNFT(err)
 		}
 	}
 	for _, rule := range wanted {
-		// What is found once does not stand for two.
-		i := slices.IndexFunc(there[rule.table], func(f found) bool { return rule.is(f.nftRule, f.constants) })
+		// A rule that is found once does not stand for two.
+		i := slices.IndexFunc(there[rule.table], rule.is)
 		if i < 0 {
 			return fmt.Errorf("nftables: rule %v %s is missing, with comment %q and values %x", rule.table, rule.chain, rule.comment, rule.values)
 		}
@@ -358,45 +322,16 @@ func (n nftForm) checkRules(wanted []formRule) error {
 	return nil
 }
 
-// constants are what a rule compares with and loads, one after the other, and
-// the names of chains that it jumps to.
-func constants(answer []byte) (all []byte) {
-	eachAttribute(answer[min(netfilterHeader, len(answer)):], func(typ uint16, list []byte) {
-		if typ != unix.NFTA_RULE_EXPRESSIONS {
-			return
-		}
-		eachAttribute(list, func(_ uint16, expr []byte) {
-			name := ""
-			eachAttribute(expr, func(typ uint16, data []byte) {
-				if typ == unix.NFTA_EXPR_NAME {
-					name = readString(data)
-				}
-				if typ == unix.NFTA_EXPR_DATA {
-					all = append(all, constantsOf(name, data)...)
-				}
-			})
-		})
-	})
-	return all
+// foundRule holds the constants of a rule: the values that it compares with and
+// loads and the chains that it jumps to, one after the other.
+type foundRule struct {
+	chain, comment string
+	constants      []byte
 }
 
-func constantsOf(expr string, data []byte) (all []byte) {
-	holder := map[string]uint16{"cmp": unix.NFTA_CMP_DATA, "immediate": unix.NFTA_IMMEDIATE_DATA}[expr]
-	eachAttribute(data, func(typ uint16, data []byte) {
-		if holder == 0 || typ != holder {
-			return
-		}
-		eachAttribute(data, func(typ uint16, data []byte) {
-			if typ == unix.NFTA_DATA_VALUE {
-				all = append(all, data...)
-				return
-			}
-			eachAttribute(data, func(typ uint16, data []byte) {
-				if typ == unix.NFTA_VERDICT_CHAIN {
-					all = append(all, readString(data)...)
-				}
-			})
-		})
-	})
+func constants(r nft.Rule) (all []byte) {
+	for _, x := range r.Exprs.List() {
+		all = append(append(all, x.Value()...), x.Jump()...)
+	}
 	return all
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // chains are plugins with rules in nftables only.
@@ -166,28 +167,20 @@ func TestNFTablesCheckFindsEachDamage(t *testing.T) {
 	if err := h.fw.Add(t.Context(), NFTables, r); err != nil {
 		t.Fatal(err)
 	}
-	tables := []nftTable{{familyInet, tableMasquerade}, {familyIPv4, tableHostport}, {familyIPv6, tableHostport}}
+	tables := []nft.Table{{Family: nft.FamilyInet, Name: tableMasquerade}, {Family: nft.FamilyIPv4, Name: tableHostport}, {Family: nft.FamilyIPv6, Name: tableHostport}}
 	damages := 0
 	for _, table := range tables {
-		content, err := nfnetlink{}.list(t.Context(), table, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i := range content.rules {
+		for i := range h.rulesOf(table) {
 			if err := h.fw.Check(t.Context(), NFTables, r); err != nil {
 				t.Fatalf("undamaged: %v", err)
 			}
 			state := h.dumpTables(tables)
-			now, err := nfnetlink{}.list(t.Context(), table, nil)
-			if err != nil {
+			o := h.rulesOf(table)[i]
+			if err := (nftablesWork{h.fw, table, []nft.Object{o}}).apply(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			o := nftObject{table, now.rules[i].chain, now.rules[i].handle, now.rules[i].comment}
-			if err := (nftablesWork{nfnetlink{}, table, []nftObject{o}}).apply(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			err = h.fw.Check(t.Context(), NFTables, r)
-			if err == nil || !strings.Contains(err.Error(), "rule "+table.String()+" "+o.chain+" is missing") {
+			err := h.fw.Check(t.Context(), NFTables, r)
+			if err == nil || !strings.Contains(err.Error(), "rule "+table.String()+" "+o.Chain+" is missing") {
 				t.Errorf("without %v: %v", o, err)
 			}
 			damages++
@@ -199,8 +192,23 @@ func TestNFTablesCheckFindsEachDamage(t *testing.T) {
 	}
 }
 
+// rulesOf returns the rules of a table.
+func (h *host) rulesOf(table nft.Table) (all []nft.Object) {
+	h.t.Helper()
+	err := h.fw.onSocket(h.t.Context(), func(c *nft.Conn) error {
+		return c.Rules(table, "", nil, func(r nft.Rule) error {
+			all = append(all, r.Object(table))
+			return nil
+		})
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return all
+}
+
 // dumpTables returns what makes nft restore the tables.
-func (h *host) dumpTables(tables []nftTable) string {
+func (h *host) dumpTables(tables []nft.Table) string {
 	h.t.Helper()
 	var b strings.Builder
 	for _, table := range tables {
@@ -307,7 +315,7 @@ func TestConditionsAreWhatNFTReads(t *testing.T) {
 		"ip", "ip saddr", "ip saddr !=", "ip saddr x", "ip6 saddr ::1", "iif lo", "ip saddr 0.0.0.0/0", "tcp", "tcp dport http",
 		"meta", "meta nfproto ipv4", "mark -1", "ip saddr {10.0.0.1}", "iifname eth*", "iifname averyveryverylongname", "tcp dport 65536", "ip ttl 1",
 	} {
-		if _, err := parseCondition(familyIPv4, []string{bad}); err == nil {
+		if _, err := parseCondition(nft.FamilyIPv4, []string{bad}); err == nil {
 			t.Errorf("%q is taken", bad)
 		}
 	}

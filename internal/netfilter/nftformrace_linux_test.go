@@ -37,8 +37,8 @@ func TestNFTablesSparesNeighbours(t *testing.T) {
 // 64 at once, in a namespace without the tables.
 func TestNFTablesRace(t *testing.T) {
 	h := newHost(t, "nft")
-	fw := Open(h.ns)
-	ctx := WithSockets(t.Context(), &Sockets{})
+	fw := Open(h.ns, Options{})
+	ctx := t.Context()
 	if err := atOnce(0, racers, func(i int) error { return fw.Add(ctx, NFTables, raceRules(i)) }); err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // setup is a network with what leaves something in a packet filter.
@@ -135,7 +136,7 @@ func removeSome(t *testing.T, random *rand.Rand, plan Plan, share float64) {
 		case nftablesWork:
 			for _, o := range w.objects {
 				if random.Float64() < share {
-					_ = nftablesWork{w.nft, w.table, []nftObject{o}}.apply(t.Context())
+					_ = nftablesWork{w.fw, w.table, []nft.Object{o}}.apply(t.Context())
 				}
 			}
 		}

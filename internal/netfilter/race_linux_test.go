@@ -53,7 +53,7 @@ func (h *host) together(sweep, add []attachment) {
 	h.t.Helper()
 	var wg sync.WaitGroup
 	errs := make([]error, len(sweep)+len(add))
-	fw := Open(h.ns)
+	fw := Open(h.ns, Options{})
 	for i, a := range sweep {
 		wg.Add(1)
 		go func() {

@@ -1,13 +1,11 @@
 package netfilter
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"slices"
 
-	"golang.org/x/sys/unix"
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // gist identifies a shared rule in the kernel's data, which needs no process as
@@ -46,7 +44,7 @@ func (x maker) hasCommon(ctx context.Context, w desired) (has bool, err error) {
 	if x.legacy {
 		return x.hasCommonLegacy(w, gists)
 	}
-	err = steadily(ctx, func() (err error) {
+	err = nft.UntilUnchanged(ctx, func() (err error) {
 		has, err = x.hasCommonNFT(ctx, w, gists)
 		return err
 	})
@@ -54,16 +52,8 @@ func (x maker) hasCommon(ctx context.Context, w desired) (has bool, err error) {
 }
 
 func (x maker) hasCommonNFT(ctx context.Context, w desired, gists []gist) (bool, error) {
-	var ids []chainID
-	for _, c := range w.chains {
-		ids = append(ids, c.chainID)
-	}
-	var found []bool
-	err := x.fw.onSocket(ctx, func(s *socket) (err error) {
-		found, err = s.haveChains(x.family(), ids)
-		return err
-	})
-	if errors.Is(err, errNoNFTables) || err == nil && slices.Contains(found, false) {
+	found, err := x.exist(ctx, w.ids())
+	if errors.Is(err, nft.ErrNotSupported) || err == nil && slices.Contains(found, false) {
 		return false, nil
 	}
 	if err != nil {
@@ -79,14 +69,15 @@ func (x maker) hasCommonNFT(ctx context.Context, w desired, gists []gist) (bool,
 				elsewhere = append(elsewhere, g)
 			}
 		}
-		if err := scanRules(ctx, nftTable{x.family(), id.table}, id.chain, func(rule []byte) error {
-			s, err := decodeShape(rule)
-			here = slices.DeleteFunc(here, func(g gist) bool { return g.isNFT(s, rule) })
-			if err == nil && len(here) == 0 {
-				return errEnough
+		err := x.rules(ctx, id, nil, func(r nft.Rule) error {
+			s := shapeOf(r)
+			here = slices.DeleteFunc(here, func(g gist) bool { return g.isNFT(s) })
+			if len(here) == 0 {
+				return nft.ErrStop
 			}
-			return err
-		}); err != nil || len(here) > 0 {
+			return nil
+		})
+		if err != nil || len(here) > 0 {
 			return false, err
 		}
 		gists = elsewhere
@@ -95,16 +86,9 @@ func (x maker) hasCommonNFT(ctx context.Context, w desired, gists []gist) (bool,
 }
 
 // isNFT reports whether a rule of the nf_tables variant matches g.
-func (g gist) isNFT(s shape, raw []byte) bool {
-	if s.comment != g.comment {
+func (g gist) isNFT(s shape) bool {
+	if s.comment != g.comment || slices.ContainsFunc(g.ifaces, func(name string) bool { return !s.hasInterface(name) }) {
 		return false
-	}
-	for _, name := range g.ifaces {
-		// The name fills an attribute, and the attribute's type precedes it.
-		value := binary.NativeEndian.AppendUint16(nil, unix.NFTA_DATA_VALUE)
-		if !bytes.Contains(raw, slices.Concat(value, zeroTerminated(name))) {
-			return false
-		}
 	}
 	switch g.target {
 	case "MARK":
@@ -112,18 +96,9 @@ func (g gist) isNFT(s shape, raw []byte) bool {
 	case "MASQUERADE":
 		return s.masquerades(g.mark)
 	case "DROP", "RETURN":
-		return slices.Contains(s.words, verdictWord(verdictOf(g.target)))
+		return s.ends(g.target)
 	}
 	return s.jump == g.target
-}
-
-// verdictOf returns the number of a verdict in nf_tables.
-func verdictOf(target string) uint32 {
-	if target == "RETURN" {
-		code := int32(unix.NFT_RETURN)
-		return uint32(code)
-	}
-	return 0 // NF_DROP
 }
 
 // hasCommonLegacy asks the kernel, which returns a whole table at once.

@@ -65,22 +65,3 @@ func FuzzParseSave(f *testing.F) {
 		}
 	})
 }
-
-func TestComment(t *testing.T) {
-	tests := map[string]string{
-		"":                               "",
-		"\x00\x03c1\x00":                 "c1",
-		"\x05\x02xy\x00\x03c1\x00":       "c1",
-		"\x00\x01\x00":                   "",
-		"\x00\x00":                       "",
-		"\x00":                           "",
-		"\x00\xffc1\x00":                 "",
-		"\x05\x02xy\x00\x09c1\x00":       "",
-		"\x00\x06c1 c1\x00\x00\x02x\x00": "c1 c1",
-	}
-	for data, want := range tests {
-		if got := comment([]byte(data)); got != want {
-			t.Errorf("%q: got %q, want %q", data, got, want)
-		}
-	}
-}

@@ -1,7 +1,6 @@
 package netfilter
 
 import (
-	"context"
 	"errors"
 	"net/netip"
 	"strings"
@@ -28,8 +27,9 @@ func twoInterfaces() (eth0, eth1 Rules, besideEth0, besideEth1 Siblings) {
 	return eth0, eth1, beside(eth1), beside(eth0)
 }
 
-func with(t *testing.T, s Siblings) context.Context {
-	return WithSiblings(t.Context(), func() Siblings { return s })
+// beside returns the packet filters for an attachment with these siblings.
+func (h *host) beside(s Siblings) *Firewalls {
+	return Open(h.ns, Options{Siblings: func() Siblings { return s }})
 }
 
 // TestFault_F32_RemoveLeavesWhatASiblingHas, whichever of the two goes first: what
@@ -59,24 +59,23 @@ func TestFault_F32_RemoveLeavesWhatASiblingHas(t *testing.T) {
 func removeOneOfTwo(t *testing.T, variant string, backend Backend, stays, goes Rules, besideStaying, besideGoing Siblings, known bool) {
 	t.Helper()
 	alone, h := newHost(t, variant), newHost(t, variant)
-	must(t, Open(alone.ns).Add(t.Context(), backend, stays))
-	fw := Open(h.ns)
-	must(t, fw.Add(with(t, besideStaying), backend, stays))
-	must(t, fw.Add(with(t, besideGoing), backend, goes))
-	must(t, fw.Check(with(t, besideStaying), backend, stays))
-	must(t, fw.Check(with(t, besideGoing), backend, goes))
+	must(t, Open(alone.ns, Options{}).Add(t.Context(), backend, stays))
+	must(t, h.beside(besideStaying).Add(t.Context(), backend, stays))
+	must(t, h.beside(besideGoing).Add(t.Context(), backend, goes))
+	must(t, h.beside(besideStaying).Check(t.Context(), backend, stays))
+	must(t, h.beside(besideGoing).Check(t.Context(), backend, goes))
 	if !known {
 		goes.Masquerade = []Masquerade{{Owner: goes.Masquerade[0].Owner}}
 		ports := goes.HostPorts[0]
 		ports.V4, ports.V6 = netip.Prefix{}, netip.Prefix{}
 		goes.HostPorts = []HostPorts{ports}
 	}
-	must(t, fw.Remove(with(t, besideGoing), backend, goes))
-	must(t, fw.Check(with(t, Siblings{}), backend, stays))
+	must(t, h.beside(besideGoing).Remove(t.Context(), backend, goes))
+	must(t, h.beside(Siblings{}).Check(t.Context(), backend, stays))
 	if known && backend != Native {
 		wantLines(t, "what stays", h.filters(), alone.filters())
 	}
-	must(t, fw.Remove(with(t, Siblings{}), backend, stays))
+	must(t, h.beside(Siblings{}).Remove(t.Context(), backend, stays))
 	if left := h.filters().Without(audit.Shared); known && len(left) > 0 {
 		t.Errorf("left behind:\n%s", strings.Join(left, "\n"))
 	}
@@ -111,21 +110,21 @@ func TestFault_F32_TheSweepLeavesWhatASiblingHas(t *testing.T) {
 // and that of another container fails.
 func TestFault_F32_APortOfASiblingIsTheContainers(t *testing.T) {
 	h := newHost(t, "nft")
-	fw := Open(h.ns)
+	fw := Open(h.ns, Options{})
 	eth0, eth1, beside0, beside1 := twoInterfaces()
-	must(t, fw.Add(with(t, beside0), Native, eth0))
+	must(t, h.beside(beside0).Add(t.Context(), Native, eth0))
 	if err := fw.Add(t.Context(), Native, eth1); !errors.Is(err, ErrHostPortTaken) {
 		t.Errorf("without siblings: %v, want ErrHostPortTaken", err)
 	}
-	must(t, fw.Add(with(t, beside1), Native, eth1))
-	must(t, fw.Check(with(t, beside0), Native, eth0))
-	must(t, fw.Check(with(t, beside1), Native, eth1))
+	must(t, h.beside(beside1).Add(t.Context(), Native, eth1))
+	must(t, h.beside(beside0).Check(t.Context(), Native, eth0))
+	must(t, h.beside(beside1).Check(t.Context(), Native, eth1))
 	stranger := everything("c2", 9)
 	stranger.HostPorts[0].Ports = eth0.HostPorts[0].Ports
 	if err := fw.Add(t.Context(), Native, stranger); !errors.Is(err, ErrHostPortTaken) {
 		t.Errorf("another container: %v, want ErrHostPortTaken", err)
 	}
-	must(t, fw.Remove(with(t, beside0), Native, eth0))
+	must(t, h.beside(beside0).Remove(t.Context(), Native, eth0))
 	if err := fw.Check(t.Context(), Native, eth1); err == nil {
 		t.Error("nobody has the port, and CHECK passes")
 	}

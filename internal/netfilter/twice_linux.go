@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // RemoveDuplicates deletes duplicates of the rules that r shares with other
@@ -36,21 +38,21 @@ func (fw *Firewalls) RemoveDuplicates(ctx context.Context, r Rules) (removed int
 // looked.
 func (x maker) removeTwiceNFT(ctx context.Context, w desired) (int, error) {
 	n := 0
-	err := x.fw.onSocket(ctx, func(s *socket) error {
-		return steadily(ctx, func() error {
-			before, err := s.generation()
+	err := x.fw.onSocket(ctx, func(c *nft.Conn) error {
+		return nft.UntilUnchanged(ctx, func() error {
+			before, err := c.Generation()
 			if err != nil {
 				return err
 			}
-			twice, err := x.findTwice(s, w)
+			twice, err := x.findTwice(c, w)
 			if err != nil || len(twice) == 0 {
 				return err
 			}
 			n = len(twice)
-			return s.remove(ctx, before, twice)
+			return c.Delete(before, twice)
 		})
 	})
-	if errors.Is(err, errNoNFTables) {
+	if errors.Is(err, nft.ErrNotSupported) {
 		return 0, nil
 	}
 	if err != nil {
@@ -59,24 +61,24 @@ func (x maker) removeTwiceNFT(ctx context.Context, w desired) (int, error) {
 	return n, nil
 }
 
-func (x maker) findTwice(s *socket, w desired) (twice []nftObject, err error) {
+func (x maker) findTwice(c *nft.Conn, w desired) (twice []nft.Object, err error) {
 	var looked []chainID
 	for _, r := range w.rules {
 		if slices.Contains(looked, r.chainID) {
 			continue
 		}
 		looked = append(looked, r.chainID)
-		table := nftTable{x.family(), r.table}
+		table := x.nftTable(r.table)
 		seen := make(map[string]bool)
-		err := s.dump(rulesOf(table, r.chain), func(raw []byte) error {
-			rule, err := decodeShape(raw)
-			if err != nil || !slices.ContainsFunc(w.rules, func(d desiredRule) bool {
-				return d.chainID == r.chainID && gistOf(d).isNFT(rule, raw)
+		err := c.Rules(table, r.chain, nil, func(rule nft.Rule) error {
+			shape := shapeOf(rule)
+			if !slices.ContainsFunc(w.rules, func(d desiredRule) bool {
+				return d.chainID == r.chainID && gistOf(d).isNFT(shape)
 			}) {
-				return err
+				return nil
 			}
-			if text := rule.text(); seen[text] {
-				twice = append(twice, nftObject{table, rule.chain, rule.handle, rule.comment})
+			if text := rule.Exprs.String(); seen[text] {
+				twice = append(twice, rule.Object(table))
 			} else {
 				seen[text] = true
 			}
@@ -92,7 +94,7 @@ func (x maker) findTwice(s *socket, w desired) (twice []nftObject, err error) {
 // removeTwiceLegacy deletes by number. It holds the lock of xtables, so that no
 // other tool changes the rules meanwhile.
 func (x maker) removeTwiceLegacy(ctx context.Context, w desired) (removed int, err error) {
-	ctx, unlock, err := lockXtables(ctx)
+	x, unlock, err := x.lockXtables(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -158,41 +160,37 @@ func (w desired) twiceIn(saved string) (s script, err error) {
 	return s, nil
 }
 
-// lockXtables takes the lock of the legacy tools. Tools that are started with
-// the returned context lock a file of their own instead. A tool that is too old
-// for that (before iptables 1.8.5) fails, as the lock is taken.
-func lockXtables(ctx context.Context) (_ context.Context, unlock func() error, err error) {
+// lockXtables takes the lock of the legacy tools. Those of the returned maker
+// lock a file of their own instead. A tool that is too old for that (before
+// iptables 1.8.5) fails, as the lock is taken.
+func (x maker) lockXtables(ctx context.Context) (_ maker, unlock func() error, err error) {
 	path := os.Getenv(lockFileVariable)
 	if path == "" {
 		path = "/run/xtables.lock"
 	}
 	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return ctx, nil, fmt.Errorf("lock xtables: %w", err)
+		return x, nil, fmt.Errorf("lock xtables: %w", err)
 	}
 	if err := flock(ctx, f); err != nil {
-		return ctx, nil, errors.Join(fmt.Errorf("lock xtables: %w", err), f.Close())
+		return x, nil, errors.Join(fmt.Errorf("lock xtables: %w", err), f.Close())
 	}
 	own, err := unix.MemfdCreate("xtables.lock", unix.MFD_CLOEXEC) // leaves nothing behind if a process is killed
 	if err != nil {
-		return ctx, nil, errors.Join(fmt.Errorf("lock xtables: %w", err), f.Close())
+		return x, nil, errors.Join(fmt.Errorf("lock xtables: %w", err), f.Close())
 	}
-	return context.WithValue(ctx, lockFileKey{}, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), own)), func() error {
-		return errors.Join(unix.Close(own), f.Close())
-	}, nil
+	x.lockFile = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), own)
+	return x, func() error { return errors.Join(unix.Close(own), f.Close()) }, nil
 }
 
 // lockFileVariable names the file that the legacy tools lock.
 const lockFileVariable = "XTABLES_LOCKFILE"
 
-type lockFileKey struct{}
-
-// toolEnv returns the environment of a tool that is started with the context.
-func toolEnv(ctx context.Context) []string {
-	path, ok := ctx.Value(lockFileKey{}).(string)
-	if !ok {
-		return nil // this process's
+// env returns the environment of a tool; nil is this process's.
+func (x xtables) env() []string {
+	if x.lockFile == "" {
+		return nil
 	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, lockFileVariable+"=") })
-	return append(env, lockFileVariable+"="+path)
+	return append(env, lockFileVariable+"="+x.lockFile)
 }

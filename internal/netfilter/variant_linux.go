@@ -4,17 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-
-	"github.com/embedcni/cni/internal/caller"
 )
 
 // OtherVariant returns an error if the rules of an attachment were made with
 // another variant of iptables than the plain name means now. Executables use
-// the plain name, and would not find the rules. ctx has the attachment's
-// record; if that names no variant, OtherVariant returns nil.
-func OtherVariant(ctx context.Context) error {
+// the plain name, and would not find the rules. If the attachment's record names no
+// variant, OtherVariant returns nil.
+func OtherVariant(ctx context.Context, record Notes) error {
 	for _, family := range []string{"iptables", "ip6tables"} {
-		fact := caller.From(ctx).Fact(variantFact(family))
+		fact := record.Fact(variantFact(family))
 		if fact == nil {
 			continue
 		}
@@ -22,12 +20,12 @@ func OtherVariant(ctx context.Context) error {
 		if err := json.Unmarshal(fact, &made); err != nil {
 			return fmt.Errorf("which variant of %s made the rules: %w", family, err)
 		}
-		now := xtables{family: family}
+		now := xtables{fw: &Firewalls{}, family: family}
 		if err := now.detect(ctx); err != nil {
 			return err
 		}
 		if now.legacy != made.Legacy {
-			return fmt.Errorf("the rules were made with %s, and %s is %s now", xtables{family, made.Legacy}.name(), family, now.name())
+			return fmt.Errorf("the rules were made with %s, and %s is %s now", xtables{family: family, legacy: made.Legacy}.name(), family, now.name())
 		}
 	}
 	return nil

@@ -5,4 +5,4 @@ package netfilter
 import "context"
 
 // OtherVariant returns nil: there are no rules off Linux.
-func OtherVariant(context.Context) error { return nil }
+func OtherVariant(context.Context, Notes) error { return nil }

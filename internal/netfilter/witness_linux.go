@@ -2,12 +2,11 @@ package netfilter
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 
-	"golang.org/x/sys/unix"
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // Witness has seen the rules of one attachment, to say later whether they are
@@ -21,12 +20,12 @@ type Witness struct {
 // Watch looks at the rules that there are of t's attachment.
 func Watch(ctx context.Context, fw *Firewalls, t Target) (*Witness, error) {
 	w := &Witness{}
-	err := fw.doOnSocket(ctx, func(ctx context.Context) (err error) {
-		if w.generation, err = generation(ctx); err != nil {
+	err := fw.do(func() (err error) {
+		if w.generation, err = fw.generation(ctx); err != nil {
 			return err
 		}
 		if w.plan, err = Find(ctx, fw, t); err == nil && w.native() {
-			w.rules, err = nativeRules(ctx)
+			w.rules, err = fw.nativeRules(ctx)
 		}
 		return err
 	})
@@ -41,8 +40,8 @@ func (w *Witness) Intact(ctx context.Context, fw *Firewalls) (intact bool, err e
 	if w.plan.Empty() {
 		return true, nil
 	}
-	err = fw.doOnSocket(ctx, func(ctx context.Context) error {
-		now, err := generation(ctx)
+	err = fw.do(func() error {
+		now, err := fw.generation(ctx)
 		if err != nil {
 			return err
 		}
@@ -56,7 +55,7 @@ func (w *Witness) Intact(ctx context.Context, fw *Firewalls) (intact bool, err e
 			}
 		}
 		if w.native() {
-			rules, rerr := nativeRules(ctx)
+			rules, rerr := fw.nativeRules(ctx)
 			intact, err = !slices.ContainsFunc(w.rules, func(h uint64) bool { return !slices.Contains(rules, h) }), rerr
 		}
 		return err
@@ -79,12 +78,12 @@ func (w *Witness) native() bool {
 	})
 }
 
-func generation(ctx context.Context) (n uint32, err error) {
-	err = withSocket(ctx, func(s *socket) error {
-		n, err = s.generation()
+func (fw *Firewalls) generation(ctx context.Context) (n uint32, err error) {
+	err = fw.onSocket(ctx, func(c *nft.Conn) error {
+		n, err = c.Generation()
 		return err
 	})
-	if errors.Is(err, errNoNFTables) {
+	if errors.Is(err, nft.ErrNotSupported) {
 		return 0, nil
 	}
 	return n, err
@@ -104,33 +103,35 @@ func (w iptablesWork) intact(ctx context.Context) (bool, error) {
 	return len(left) == len(w.commands), err
 }
 
-func (w nftablesWork) intact(ctx context.Context) (bool, error) {
-	left, _, err := w.left(ctx, w.objects)
-	return len(left) == len(w.objects), err
+func (w nftablesWork) intact(ctx context.Context) (yes bool, err error) {
+	err = w.fw.onKernel(ctx, func(k kernel) error {
+		left, _, err := w.left(k, w.objects)
+		yes = err == nil && len(left) == len(w.objects)
+		return err
+	})
+	return yes, err
 }
 
 func (w nativeWork) intact(ctx context.Context) (yes bool, err error) {
-	found, _, err := w.table.elements(ctx, w.elements, nil)
-	if err != nil {
-		return false, fmt.Errorf("nftables: look at table %v: %w", nativeTable, err)
-	}
-	return !slices.ContainsFunc(w.elements, func(e element) bool { return !slices.Contains(found, e) }), nil
+	err = w.fw.onKernel(ctx, func(k kernel) error {
+		found, _, err := k.Elements(nativeTable, w.elements, nil)
+		if err != nil {
+			return fmt.Errorf("nftables: look at table %v: %w", nativeTable, err)
+		}
+		yes = !slices.ContainsFunc(w.elements, func(e element) bool { return !slices.Contains(found, e) })
+		return nil
+	})
+	return yes, err
 }
 
 // nativeRules returns the handles of the native table's rules, without which its
 // elements have no effect. They are few, and the same for all containers.
-func nativeRules(ctx context.Context) (handles []uint64, err error) {
-	all := message{typ: unix.NFT_MSG_GETRULE, family: nativeTable.family, object: text("rules of table " + nativeTable.String()),
-		attrs: appendString(nil, unix.NFTA_RULE_TABLE, nativeTable.name)}
-	err = steadily(ctx, func() error {
-		handles = nil
-		return withSocket(ctx, func(s *socket) error {
-			return s.dump(all, func(data []byte) error {
-				eachAttribute(data[min(netfilterHeader, len(data)):], func(typ uint16, data []byte) {
-					if typ == unix.NFTA_RULE_HANDLE && len(data) == 8 {
-						handles = append(handles, binary.BigEndian.Uint64(data))
-					}
-				})
+func (fw *Firewalls) nativeRules(ctx context.Context) (handles []uint64, err error) {
+	err = fw.onSocket(ctx, func(c *nft.Conn) error {
+		return nft.UntilUnchanged(ctx, func() error {
+			handles = nil
+			return c.Rules(nativeTable, "", nil, func(r nft.Rule) error {
+				handles = append(handles, r.Handle)
 				return nil
 			})
 		})

@@ -2,9 +2,12 @@ package netfilter
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/nft"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -22,27 +25,28 @@ func (fw *Firewalls) Remove(ctx context.Context, b Backend, r Rules) error {
 
 // Check returns an error unless all of the rules are there.
 func (fw *Firewalls) Check(ctx context.Context, b Backend, r Rules) error {
-	if b == Native && formOf(ctx).any {
+	if b == Native && fw.AnyForm {
 		return fw.checkAny(ctx, r)
 	}
 	return fw.check(ctx, b, r)
 }
 
-// overSocket is a writer that needs no more of a namespace than a socket in it.
-type overSocket interface {
-	over(*socket) writer
+// call runs fn with the backend's writer, in the namespace or with a socket in
+// it.
+func (fw *Firewalls) call(ctx context.Context, b Backend, fn func(writer) error) error {
+	switch b {
+	case Native:
+		return fw.onSocket(ctx, func(c *nft.Conn) error { return fn(native{c, fw.siblings}) })
+	case NFTables:
+		return fw.onSocket(ctx, func(c *nft.Conn) error { return fn(nftForm{c, fw.siblings}) })
+	case IPTables:
+		return fn(iptablesWriter{fw})
+	}
+	return b.unknown()
 }
 
-// call runs fn with the writer, in the namespace or with a socket in it.
-func (fw *Firewalls) call(ctx context.Context, w writer, fn func(writer) error) error {
-	if o, ok := w.(overSocket); ok {
-		return fw.onSocket(ctx, func(s *socket) error { return fn(o.over(s)) })
-	}
-	if w, ok := w.(iptablesWriter); ok {
-		w.fw = fw // it needs both, each for a part
-		return fn(w)
-	}
-	return fw.do(func() error { return fn(w) })
+func (b Backend) unknown() error {
+	return fmt.Errorf("there is no firewall backend %q: iptables or nftables", string(b))
 }
 
 // change is which changes go in one transaction.
@@ -53,9 +57,8 @@ type change struct {
 }
 
 func (fw *Firewalls) write(ctx context.Context, b Backend, r Rules, add bool) error {
-	w, err := newWriter(b)
-	if err != nil {
-		return err
+	if b != Native && b != NFTables && b != IPTables {
+		return b.unknown()
 	}
 	kind := change{backend: b, add: add}
 	if fw.ns != nil {
@@ -68,7 +71,7 @@ func (fw *Firewalls) write(ctx context.Context, b Backend, r Rules, add bool) er
 			together.HostPorts = append(together.HostPorts, one.HostPorts...)
 			together.Forward = append(together.Forward, one.Forward...)
 		}
-		err := fw.call(ctx, w, func(w writer) error {
+		err := fw.call(ctx, b, func(w writer) error {
 			if add {
 				return w.add(ctx, together)
 			}
@@ -81,16 +84,30 @@ func (fw *Firewalls) write(ctx context.Context, b Backend, r Rules, add bool) er
 	})
 }
 
-// newWriter returns the backend.
-func newWriter(b Backend) (writer, error) {
-	switch b {
-	case Native:
-		return native{}, nil
-	case NFTables:
-		return nftForm{}, nil
-	case IPTables:
-		return iptablesWriter{}, nil
-	default:
-		return nil, fmt.Errorf("there is no firewall backend %q: iptables or nftables", string(b))
+// check is Check, by one backend.
+func (fw *Firewalls) check(ctx context.Context, b Backend, r Rules) error {
+	return fw.call(ctx, b, func(w writer) error { return w.check(ctx, r) })
+}
+
+// checkAny returns an error unless the rules are there in one of the forms.
+// That of executables goes first: it is theirs more often than not.
+func (fw *Firewalls) checkAny(ctx context.Context, r Rules) error {
+	var errs []error
+	for _, b := range []Backend{IPTables, NFTables, Native} {
+		wanted := r
+		if b == NFTables {
+			// As the plugin portmap does where the backend is named: the
+			// reference plugin makes no such rule.
+			wanted.HostPorts = slices.Clone(r.HostPorts)
+			for i := range wanted.HostPorts {
+				wanted.HostPorts[i].MasqAll = false
+			}
+		}
+		err := fw.check(ctx, b, wanted)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		errs = append(errs, err)
 	}
+	return fmt.Errorf("the rules are there in no form: %w", errors.Join(errs...))
 }

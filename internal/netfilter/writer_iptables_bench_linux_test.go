@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // crowd makes the rules of n containers, of many at once: one transaction of all
@@ -40,14 +42,14 @@ func BenchmarkIPTables(b *testing.B) {
 		for _, n := range []int{10, 300, 1000} {
 			h := newHost(b, variant)
 			h.newNetNS("c1")
-			fw := Open(h.ns)
-			var sockets Sockets
+			var sockets nft.Pool
+			fw := Open(h.ns, Options{Sockets: &sockets})
 			b.Cleanup(func() {
 				if err := sockets.Close(); err != nil {
 					b.Error(err)
 				}
 			})
-			ctx := WithSockets(context.Background(), &sockets)
+			ctx := context.Background()
 			crowd(b, fw, n)
 			for name, only := range map[string]func(Rules) Rules{"dual": func(r Rules) Rules { return r }, "v4": onlyV4} {
 				rules := func(i int) Rules { return only(everything(fmt.Sprint("c", i), i)) }

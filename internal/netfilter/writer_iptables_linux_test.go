@@ -28,7 +28,7 @@ func eachVariant(t *testing.T, test func(t *testing.T, h *host, fw *Firewalls)) 
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
 			h := newHost(t, variant)
-			test(t, h, Open(h.ns))
+			test(t, h, Open(h.ns, Options{}))
 		})
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -11,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // xtables are the iptables tools of a family and a variant, in the network
@@ -20,8 +23,11 @@ import (
 // is listed and each rule that is deleted, cannot be stopped by a context, and
 // knows no iptables-restore.
 type xtables struct {
+	fw     *Firewalls
 	family string // "iptables", "ip6tables"
 	legacy bool
+
+	lockFile string // that legacy tools lock; "" is theirs
 }
 
 func (x xtables) v6() bool { return x.family == "ip6tables" }
@@ -89,32 +95,48 @@ func (x xtables) restore(ctx context.Context, text string) error {
 	return err
 }
 
-// nftHas asks the kernel which of the chains there are: the nf_tables variant
-// has its chains in tables of the same names.
+// nftHas asks the kernel which of the chains exist: the nf_tables variant has its
+// chains in tables of the same names.
 func (x xtables) nftHas(ctx context.Context, chains []chainID) (found []chainID, err error) {
-	family := familyIPv4
-	if x.v6() {
-		family = familyIPv6
-	}
-	chains = slices.DeleteFunc(slices.Clone(chains), func(id chainID) bool { return tooLong(id.chain) })
-	var msgs []message
-	for _, id := range chains {
-		msgs = append(msgs, getChain(nftTable{family, id.table}, id.chain))
-	}
-	err = withSocket(ctx, func(s *socket) error {
-		_, answers, err := s.generationAnd(msgs...)
-		for i, answer := range answers {
-			if answer != nil {
-				found = append(found, chains[i])
-			}
-		}
-		return err
-	})
-	if errors.Is(err, errNoNFTables) {
+	exist, err := x.exist(ctx, chains)
+	if errors.Is(err, nft.ErrNotSupported) {
 		return nil, nil
+	}
+	for i, id := range chains {
+		if err == nil && exist[i] {
+			found = append(found, id)
+		}
 	}
 	return found, err
 }
+
+// exist reports, in order, which of the chains the nf_tables variant has.
+func (x xtables) exist(ctx context.Context, chains []chainID) (exist []bool, err error) {
+	err = x.fw.onSocket(ctx, func(c *nft.Conn) error {
+		_, exist, err = c.Exist(x.nftFamily(), nftChains(chains)...)
+		return err
+	})
+	return exist, err
+}
+
+func nftChains(ids []chainID) []nft.Chain {
+	chains := make([]nft.Chain, len(ids))
+	for i, id := range ids {
+		chains[i] = nft.Chain{Table: id.table, Name: id.chain}
+	}
+	return chains
+}
+
+// nftFamily is the family of the tables that the nf_tables variant has.
+func (x xtables) nftFamily() uint8 {
+	if x.v6() {
+		return nft.FamilyIPv6
+	}
+	return nft.FamilyIPv4
+}
+
+// nftTable is a table of the nf_tables variant.
+func (x xtables) nftTable(name string) nft.Table { return nft.Table{Family: x.nftFamily(), Name: name} }
 
 // killDelay is how long a process that was killed may hold its output open by
 // what it has started, a modprobe at most.
@@ -127,13 +149,13 @@ func (x xtables) run(ctx context.Context, stdin, purpose string, args ...string)
 	if err != nil {
 		return "", err
 	}
-	return runTool(ctx, stdin, path, args...)
+	return x.runTool(ctx, stdin, path, args...)
 }
 
-func runTool(ctx context.Context, stdin, path string, args ...string) (string, error) {
+func (x xtables) runTool(ctx context.Context, stdin, path string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.WaitDelay = killDelay
-	cmd.ExtraFiles, cmd.Env = heldFrom(ctx), toolEnv(ctx)
+	cmd.ExtraFiles, cmd.Env = x.held(), x.env()
 	// It dies with the thread that starts it, which is to stay until it has ended.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -153,6 +175,13 @@ func runTool(ctx context.Context, stdin, path string, args ...string) (string, e
 		return "", fmt.Errorf("%s: %w", filepath.Base(path), err)
 	}
 	return "", fmt.Errorf("%s: %w: %s", filepath.Base(path), err, said[:min(len(said), most)])
+}
+
+func (x xtables) held() []*os.File {
+	if x.fw.Held == nil {
+		return nil
+	}
+	return []*os.File{x.fw.Held}
 }
 
 // isWhole reports whether a tool has printed all that it prints when it succeeds,
@@ -178,7 +207,7 @@ func (x xtables) lookPath(ctx context.Context, purpose string) (string, error) {
 	if plainErr != nil {
 		return "", err
 	}
-	version, versionErr := runTool(ctx, "", plain, "--version")
+	version, versionErr := x.runTool(ctx, "", plain, "--version")
 	if versionErr != nil {
 		return "", versionErr
 	}

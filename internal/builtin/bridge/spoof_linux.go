@@ -5,17 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
-	"time"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/nft"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
-// spoofCheck are the rules that drop what a container sends with another MAC
+// spoofCheck holds the rules that drop frames a container sends with another MAC
 // address than its own, in the form of the reference plugin:
 //
 //	table bridge nat {
@@ -36,13 +35,9 @@ type spoofCheck struct {
 	owner string // ID-eth0
 }
 
-const (
-	spoofTable = "nat"
-	spoofHook  = "PREROUTING"
+const spoofHook = "PREROUTING"
 
-	// longestComment is what nft takes (NFTNL_UDATA_COMMENT_MAXLEN).
-	longestComment = 128
-)
+func spoofTable() nft.Table { return nft.Table{Family: nft.FamilyBridge, Name: "nat"} }
 
 func newSpoofCheck(r *plugin.Request) spoofCheck {
 	return spoofCheck{host: r.Host, owner: r.ContainerID + "-" + r.IfName}
@@ -54,194 +49,106 @@ func (s spoofCheck) comment() string  { return "macspoofchk-" + s.owner }
 
 // add makes the rules for a port of the bridge, in one transaction.
 func (s spoofCheck) add(ctx context.Context, port string, mac net.HardwareAddr) error {
-	if len(s.comment()) > longestComment {
-		return invalid(`"macspoofchk": the comment %q of its rules is longer than %d bytes`, s.comment(), longestComment)
+	if len(s.comment()) > nft.LongestComment {
+		return invalid(`"macspoofchk": the comment %q of its rules is longer than %d bytes`, s.comment(), nft.LongestComment)
 	}
 	name := make([]byte, unix.IFNAMSIZ)
 	copy(name, port)
-	create := netlink.Create
-	msgs := []netlink.Message{
-		nftMessage(unix.NFT_MSG_NEWTABLE, create, func(e *netlink.AttributeEncoder) { e.String(unix.NFTA_TABLE_NAME, spoofTable) }),
-		nftMessage(unix.NFT_MSG_NEWCHAIN, create, func(e *netlink.AttributeEncoder) {
-			e.String(unix.NFTA_CHAIN_TABLE, spoofTable)
-			e.String(unix.NFTA_CHAIN_NAME, spoofHook)
-			e.Nested(unix.NFTA_CHAIN_HOOK, func(e *netlink.AttributeEncoder) error {
-				bigEndian(e, unix.NFTA_HOOK_HOOKNUM, 0) // NF_BR_PRE_ROUTING, <linux/netfilter_bridge.h>
-				bigEndian(e, unix.NFTA_HOOK_PRIORITY, -300)
-				return nil
-			})
-			bigEndian(e, unix.NFTA_CHAIN_POLICY, 1) // NF_ACCEPT
-			e.String(unix.NFTA_CHAIN_TYPE, "filter")
-		}),
-	}
+	table, start := spoofTable(), nft.Exprs(nil)
+	hook := nft.Hook{Type: "filter", Number: 0, Priority: -300, Accept: true} // NF_BR_PRE_ROUTING, <linux/netfilter_bridge.h>
+	msgs := []nft.Message{nft.NewTable(table, ""), nft.NewChain(table, spoofHook, &hook, "")}
 	for _, chain := range []string{s.chain(), s.macChain()} {
-		msgs = append(msgs, nftMessage(unix.NFT_MSG_NEWCHAIN, create, inChain(unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, chain)),
-			// Of an attachment that was not deleted.
-			nftMessage(unix.NFT_MSG_DELRULE, 0, inChain(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, chain)))
+		// Rules in it are of an attachment that was not deleted.
+		msgs = append(msgs, nft.NewChain(table, chain, nil, ""), nft.FlushChain(table, chain))
 	}
 	msgs = append(msgs,
-		s.rule(spoofHook, meta(unix.NFT_META_IIFNAME), equal(name), verdict(unix.NFT_JUMP, s.chain())),
-		s.rule(s.chain(), verdict(unix.NFT_JUMP, s.macChain())),
-		s.rule(s.macChain(), etherSource(), equal(mac), verdict(unix.NFT_RETURN, "")),
-		s.rule(s.macChain(), verdict(0, "")), // NF_DROP
+		nft.NewRule(table, spoofHook, start.Meta(unix.NFT_META_IIFNAME, nft.Reg(0)).Equal(name).Jump(s.chain()), s.comment()),
+		nft.NewRule(table, s.chain(), start.Jump(s.macChain()), s.comment()),
+		// The source address is bytes 6 to 11 of a frame.
+		nft.NewRule(table, s.macChain(), start.Payload(unix.NFT_PAYLOAD_LL_HEADER, 6, 6, nft.Reg(0)).Equal(mac).Return(), s.comment()),
+		nft.NewRule(table, s.macChain(), start.Drop(), s.comment()),
 	)
-	return s.do(ctx, func(c *netlink.Conn) error { return transact(c, msgs) })
+	return s.do(ctx, func(c *nft.Conn) error { return c.Transact(msgs, nil) })
 }
-
-// mostChanges is how often the rules may change while they are read and
-// deleted; each time it is another attachment's that makes progress.
-const mostChanges = 100
 
 // remove deletes the rules, which is fine if they are gone.
 func (s spoofCheck) remove(ctx context.Context) error {
-	return s.do(ctx, func(c *netlink.Conn) (err error) {
-		for range mostChanges {
-			var msgs []netlink.Message
-			if msgs, err = s.deletions(c); err != nil || len(msgs) == 0 {
+	return s.do(ctx, func(c *nft.Conn) error {
+		return nft.UntilUnchanged(ctx, func() error {
+			generation, err := c.Generation()
+			if errors.Is(err, nft.ErrNotSupported) {
+				return nil
+			}
+			if err != nil {
 				return err
 			}
-			if err = transact(c, msgs); !errors.Is(err, unix.ENOENT) {
+			objects, err := s.find(c)
+			if err != nil || len(objects) == 0 {
 				return err
 			}
-		}
-		return err
+			return c.Delete(generation, objects)
+		})
 	})
 }
 
-// deletions are the messages that delete what there is.
-func (s spoofCheck) deletions(c *netlink.Conn) ([]netlink.Message, error) {
-	handles, err := s.rules(c, spoofHook)
+// find returns the jump to the container's chains, and them, if they exist.
+func (s spoofCheck) find(c *nft.Conn) ([]nft.Object, error) {
+	objects, err := s.rules(c, spoofHook)
 	if err != nil {
 		return nil, err
 	}
-	var msgs []netlink.Message
-	for _, handle := range handles {
-		msgs = append(msgs, nftMessage(unix.NFT_MSG_DELRULE, 0, func(e *netlink.AttributeEncoder) {
-			inChain(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, spoofHook)(e)
-			e.Bytes(unix.NFTA_RULE_HANDLE, handle)
-		}))
-	}
-	for _, chain := range []string{s.chain(), s.macChain()} { // one jumps to the other
-		in := inChain(unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, chain)
-		_, err := c.Execute(nftMessage(unix.NFT_MSG_GETCHAIN, 0, in))
-		if errors.Is(err, unix.ENOENT) {
-			continue
+	chains := []string{s.chain(), s.macChain()} // one jumps to the other
+	_, exist, err := c.Exist(nft.FamilyBridge, nft.Chain{Table: spoofTable().Name, Name: chains[0]}, nft.Chain{Table: spoofTable().Name, Name: chains[1]})
+	for i, chain := range chains {
+		if err == nil && exist[i] {
+			objects = append(objects, nft.Object{Table: spoofTable(), Chain: chain})
 		}
-		if err != nil {
-			return nil, fmt.Errorf("look for chain %q: %w", chain, err)
-		}
-		msgs = append(msgs, nftMessage(unix.NFT_MSG_DELCHAIN, 0, in))
 	}
-	return msgs, nil
+	return objects, err
 }
 
 // check returns an error that names the chain in which rules are missing.
 func (s spoofCheck) check(ctx context.Context) error {
-	return s.do(ctx, func(c *netlink.Conn) error {
-		for _, in := range []struct {
-			chain string
-			want  int
-		}{{s.chain(), 1}, {s.macChain(), 2}, {spoofHook, 1}} {
-			handles, err := s.rules(c, in.chain)
-			if err != nil {
-				return err
+	return s.do(ctx, func(c *nft.Conn) error {
+		return nft.UntilUnchanged(ctx, func() error {
+			for _, in := range []struct {
+				chain string
+				want  int
+			}{{s.chain(), 1}, {s.macChain(), 2}, {spoofHook, 1}} {
+				rules, err := s.rules(c, in.chain)
+				if err != nil {
+					return err
+				}
+				if len(rules) < in.want {
+					return fmt.Errorf("chain %q of table bridge nat has %d rules with the comment %q, not %d",
+						in.chain, len(rules), s.comment(), in.want)
+				}
 			}
-			if len(handles) < in.want {
-				return fmt.Errorf("chain %q of table bridge nat has %d rules with the comment %q, not %d",
-					in.chain, len(handles), s.comment(), in.want)
-			}
+			return nil
+		})
+	})
+}
+
+// rules returns the rules of a chain that have the attachment's comment.
+func (s spoofCheck) rules(c *nft.Conn, chain string) (rules []nft.Object, err error) {
+	err = c.Rules(spoofTable(), chain, [][]byte{[]byte(s.comment())}, func(r nft.Rule) error {
+		if r.Comment == s.comment() {
+			rules = append(rules, r.Object(spoofTable()))
 		}
 		return nil
 	})
+	return rules, err
 }
 
 // do calls fn with a socket, and names the field of the configuration in its
 // error.
-func (s spoofCheck) do(ctx context.Context, fn func(c *netlink.Conn) error) error {
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(s.host.File().Fd())})
+func (s spoofCheck) do(ctx context.Context, fn func(*nft.Conn) error) error {
+	err := context.Cause(ctx)
 	if err == nil {
-		// A deadline that has passed ends a call that waits. That it can be
-		// set is a property of the socket, which is the same each time.
-		stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
-		err = errors.Join(fn(c), c.Close())
-		stop()
+		err = caller.Netfilter(ctx).Sockets.Do(s.host, fn)
 	}
 	if err != nil {
 		return fmt.Errorf(`"macspoofchk": %w`, err)
 	}
 	return nil
-}
-
-// list is a chain's rules, all of one generation. Without the chain there are
-// none.
-func list(c *netlink.Conn, chain string) ([]netlink.Message, error) {
-	for range mostChanges {
-		msgs, err := c.Execute(nftMessage(unix.NFT_MSG_GETRULE, netlink.Dump, inChain(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, chain)))
-		if errors.Is(err, unix.ENOENT) {
-			return nil, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list the rules of chain %q: %w", chain, err)
-		}
-		// The rules changed between two parts of the answer.
-		if !slices.ContainsFunc(msgs, func(m netlink.Message) bool { return m.Header.Flags&netlink.DumpInterrupted != 0 }) {
-			return msgs, nil
-		}
-	}
-	return nil, fmt.Errorf("list the rules of chain %q: they have changed each of %d times", chain, mostChanges)
-}
-
-// rules returns the handles of the rules in a chain that are ours by their
-// comment.
-func (s spoofCheck) rules(c *netlink.Conn, chain string) ([][]byte, error) {
-	msgs, err := list(c, chain)
-	if err != nil {
-		return nil, err
-	}
-	var handles [][]byte
-	for _, m := range msgs {
-		var in string
-		var handle, data []byte
-		d, err := netlink.NewAttributeDecoder(m.Data[min(genSize, len(m.Data)):])
-		if err != nil {
-			return nil, err
-		}
-		for d.Next() {
-			switch d.Type() {
-			case unix.NFTA_RULE_CHAIN: // old kernels list all chains'
-				in = d.String()
-			case unix.NFTA_RULE_HANDLE:
-				handle = d.Bytes()
-			case unix.NFTA_RULE_USERDATA:
-				data = d.Bytes()
-			}
-		}
-		if err := d.Err(); err != nil {
-			return nil, err
-		}
-		if in == chain && string(data) == string(commentData(s.comment())) {
-			handles = append(handles, handle)
-		}
-	}
-	return handles, nil
-}
-
-// rule is a new rule at the end of a chain.
-func (s spoofCheck) rule(chain string, exprs ...func(*netlink.AttributeEncoder) error) netlink.Message {
-	return nftMessage(unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, func(e *netlink.AttributeEncoder) {
-		inChain(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, chain)(e)
-		e.Nested(unix.NFTA_RULE_EXPRESSIONS, func(e *netlink.AttributeEncoder) error {
-			for _, expr := range exprs {
-				e.Nested(unix.NFTA_LIST_ELEM, expr)
-			}
-			return nil
-		})
-		e.Bytes(unix.NFTA_RULE_USERDATA, commentData(s.comment()))
-	})
-}
-
-// commentData is a comment as nft keeps it: a type, which is 0, a length, and
-// text that ends with a zero.
-func commentData(text string) []byte {
-	return append(append([]byte{0, byte(len(text) + 1)}, text...), 0)
 }

@@ -12,6 +12,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
@@ -92,6 +93,7 @@ const anyBackend = ""
 type work struct {
 	conf
 	request *plugin.Request
+	options netfilter.Options
 	backend string // netfilter.Detected…, or anyBackend
 	forward netfilter.Forward
 }
@@ -99,7 +101,7 @@ type work struct {
 // parse reads and validates the request. An error of the configuration has the
 // code 7, "invalid network config".
 func parse(ctx context.Context, r *plugin.Request) (work, error) {
-	w := work{request: r}
+	w := work{request: r, options: caller.Netfilter(ctx)}
 	err := r.Decode(&w.conf)
 	if err != nil {
 		return w, err
@@ -111,9 +113,8 @@ func parse(ctx context.Context, r *plugin.Request) (work, error) {
 	if w.backend = w.named(); w.backend != "" {
 		return w, nil
 	}
-	detected, any := netfilter.Detected(ctx)
-	if any || detected != "" {
-		w.backend = detected
+	if w.options.AnyForm || w.options.Detected != "" {
+		w.backend = w.options.Detected
 		return w, nil
 	}
 	if w.backend, err = w.detect(ctx, r.Host); err != nil {
@@ -122,7 +123,7 @@ func parse(ctx context.Context, r *plugin.Request) (work, error) {
 	return w, nil
 }
 
-func (w work) filters() *netfilter.Firewalls { return netfilter.Open(w.request.Host) }
+func (w work) filters() *netfilter.Firewalls { return netfilter.Open(w.request.Host, w.options) }
 
 // filter returns the packet filter for the rules. It is iptables if there is an
 // administrator's chain, and for a backend that the reference plugin does not

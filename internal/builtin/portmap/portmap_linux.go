@@ -10,6 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
@@ -37,7 +38,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 			return nil, err
 		}
 	}
-	if err := netfilter.Open(r.Host).Add(ctx, c.backend, c.rules()); err != nil {
+	if err := netfilter.Open(r.Host, caller.Netfilter(ctx)).Add(ctx, c.backend, c.rules()); err != nil {
 		return nil, err
 	}
 	return result, nil
@@ -50,7 +51,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if err != nil || len(c.want.Ports) == 0 {
 		return err
 	}
-	return netfilter.Open(r.Host).Remove(ctx, c.backend, c.rules())
+	return netfilter.Open(r.Host, caller.Netfilter(ctx)).Remove(ctx, c.backend, c.rules())
 }
 
 // Check makes sure that every port is forwarded.
@@ -70,7 +71,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 		// must pass.
 		c.want.MasqAll = false
 	}
-	return netfilter.Open(r.Host).Check(ctx, c.backend, c.rules())
+	return netfilter.Open(r.Host, caller.Netfilter(ctx)).Check(ctx, c.backend, c.rules())
 }
 
 // Wants returns the rules of an attachment whose ADD ended with the previous

@@ -25,7 +25,7 @@ func TestMasquerade(t *testing.T) {
 				first.id = "first"
 				h.namespace(first.id)
 				h.namespace(c.id)
-				if err := netfilter.Open(h.ns).Check(t.Context(), backend, netfilter.Rules{}); err != nil {
+				if err := netfilter.Open(h.ns, netfilter.Options{}).Check(t.Context(), backend, netfilter.Rules{}); err != nil {
 					h.refused(c, err)
 					return
 				}
@@ -100,7 +100,7 @@ func TestMasqueradeSideBySide(t *testing.T) {
 					h.namespace(c.id)
 					h.in(c.id, "echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad")
 				}
-				if err := netfilter.Open(us.ns).Check(t.Context(), backend, netfilter.Rules{}); err != nil {
+				if err := netfilter.Open(us.ns, netfilter.Options{}).Check(t.Context(), backend, netfilter.Rules{}); err != nil {
 					us.refused(c, err)
 					return
 				}

@@ -15,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/prevresult"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
@@ -74,7 +75,7 @@ func (c Config) Masquerade(ctx context.Context, r *plugin.Request, result *types
 	if !c.IPMasq {
 		return nil
 	}
-	err := netfilter.Open(r.Host).Add(ctx, c.backend(), rules(r, addresses(result, nil)))
+	err := netfilter.Open(r.Host, caller.Netfilter(ctx)).Add(ctx, c.backend(), rules(r, addresses(result, nil)))
 	if err != nil {
 		return fmt.Errorf(`"ipMasq": %w`, err)
 	}
@@ -86,7 +87,7 @@ func (c Config) CheckMasquerade(ctx context.Context, r *plugin.Request) error {
 	if !c.IPMasq {
 		return nil
 	}
-	err := netfilter.Open(r.Host).Check(ctx, c.backend(), rules(r, addresses(prevresult.Own(r), nil)))
+	err := netfilter.Open(r.Host, caller.Netfilter(ctx)).Check(ctx, c.backend(), rules(r, addresses(prevresult.Own(r), nil)))
 	if err != nil {
 		return fmt.Errorf(`"ipMasq": %w`, err)
 	}
@@ -149,7 +150,7 @@ func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 	}
 	// A backend that there is none of was refused by Add: no rule was made.
 	if c.IPMasq && slices.Contains([]netfilter.Backend{netfilter.Native, netfilter.NFTables, netfilter.IPTables}, c.backend()) {
-		err := netfilter.Open(r.Host).Remove(ctx, c.backend(), rules(r, addresses(r.PrevResult, found)))
+		err := netfilter.Open(r.Host, caller.Netfilter(ctx)).Remove(ctx, c.backend(), rules(r, addresses(r.PrevResult, found)))
 		if err != nil {
 			errs = append(errs, fmt.Errorf(`"ipMasq": %w`, err))
 		}

@@ -1,0 +1,93 @@
+package netfilter
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os"
+
+	"github.com/embedcni/cni/internal/nft"
+)
+
+// Options are what a runtime knows and lends for calls about one attachment. The
+// zero Options are those of a call without a runtime.
+type Options struct {
+	// Sockets keep sockets open between calls.
+	Sockets *nft.Pool
+
+	// Held is open in the processes that are started. A lock on it stays held
+	// until they have ended, even if the caller is killed: they do what they were
+	// told to.
+	Held *os.File
+
+	// Siblings returns the siblings of the attachment. It is called only if they
+	// matter.
+	Siblings func() Siblings
+
+	// Notes is the attachment's record.
+	Notes Notes
+
+	// Detected is the backend that was detected for the attachment: a result of
+	// [Detect] or DetectedFirewalld, or "" if it is not known.
+	Detected string
+
+	// AnyForm means that a reference plugin may have made the attachment, so that
+	// nobody knows the backend if the configuration names none. Then
+	// [Firewalls.Check] passes if the rules are there in any form, and
+	// [Firewalls.Remove] deletes those of the native table; the rest is for [Find].
+	AnyForm bool
+}
+
+// The results of [Detect], and of the plugin firewall, which looks for a
+// firewalld before it asks Detect.
+const (
+	DetectedIPTables  = "iptables"  // there is the program iptables
+	DetectedNative    = "native"    // there is none
+	DetectedFirewalld = "firewalld" // a firewalld runs, whose zone the addresses go to
+)
+
+// Notes keep facts in an attachment's record.
+type Notes interface {
+	// Fact returns the last note under key, or nil.
+	Fact(key string) json.RawMessage
+	// Note records a value under key.
+	Note(key string, value any) error
+}
+
+// Siblings are the other attachments of the same container that stay. They
+// share the objects that the reference plugins name after the network and the
+// container, or after the container alone: chains of iptables, comments of
+// nftables.
+type Siblings struct {
+	// Owners lists all of them. A port of the host that one of them has belongs
+	// to the container.
+	Owners []Owner
+	// Addresses are the addresses of all of them.
+	Addresses []netip.Addr
+	// Rules are the rules of those on the same network, in the forms of the
+	// reference plugins.
+	Rules Rules
+	// Unknown means that Rules may be incomplete: those of a sibling could not
+	// be computed.
+	Unknown bool
+}
+
+func (o Options) siblings() Siblings {
+	if o.Siblings == nil {
+		return Siblings{}
+	}
+	return o.Siblings()
+}
+
+func (o Options) fact(key string) json.RawMessage {
+	if o.Notes == nil {
+		return nil
+	}
+	return o.Notes.Fact(key)
+}
+
+func (o Options) note(key string, value any) error {
+	if o.Notes == nil {
+		return nil
+	}
+	return o.Notes.Note(key, value)
+}

@@ -1,0 +1,323 @@
+package nft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+var (
+	// ErrNotSupported means that the kernel has no nf_tables, and so no rules in it.
+	ErrNotSupported = errors.New("the kernel has no nf_tables")
+
+	// ErrChanged means that rules of the namespace have changed since they were
+	// listed, or while they were.
+	ErrChanged = errors.New("the rules have changed meanwhile")
+
+	// ErrStop ends [Conn.Rules] early, without an error.
+	ErrStop = errors.New("stop listing rules")
+
+	errNoAnswer = errors.New("the kernel has not answered")
+)
+
+// Error is the kernel's refusal of one message.
+type Error struct {
+	Object fmt.Stringer // of the refused message; nil: the whole transaction
+	Errno  unix.Errno
+}
+
+func (e *Error) Error() string {
+	if e.Object == nil {
+		return e.Errno.Error()
+	}
+	return fmt.Sprintf("%v: %v", e.Object, e.Errno)
+}
+
+func (e *Error) Unwrap() error { return e.Errno }
+
+// Conn is a netlink socket to nf_tables in the network namespace in which it was
+// opened, whichever thread uses it. It is not safe for concurrent use.
+//
+// It needs no poller: the kernel handles a message before the system call that
+// sends it returns, so the answer is there by then. Only other transactions in
+// progress can delay it.
+type Conn struct {
+	fd       int
+	sequence uint32
+	out, in  []byte
+	spent    bool // the rest of a list is unread; it can only be closed
+}
+
+// Open opens a Conn in the namespace of the calling thread. Most callers use
+// [Pool.Do].
+func Open() (*Conn, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil, ErrNotSupported
+	}
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket to the packet filter: %w", err)
+	}
+	// Without this option, an error carries a copy of the message.
+	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err != nil {
+		return nil, errors.Join(fmt.Errorf("netlink socket to the packet filter: %w", err), unix.Close(fd))
+	}
+	return &Conn{fd: fd, in: make([]byte, 32<<10)}, nil
+}
+
+// Close closes the socket. If anyone has just deleted rules or elements, the
+// kernel first waits until they are freed: about ten milliseconds, in which no
+// one else can change rules.
+func (c *Conn) Close() error { return unix.Close(c.fd) }
+
+// Transact applies all of the messages, or none. With a generation it does so
+// only if the rules of the namespace are still of that one; else the error is
+// ErrChanged. If the kernel refuses a message, the error is an [*Error].
+func (c *Conn) Transact(msgs []Message, generation *uint32) error {
+	begin := []byte(nil)
+	if generation != nil {
+		begin = appendNumber(nil, unix.NFNL_BATCH_GENID, *generation)
+	}
+	about := [4]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
+	first := c.sequence + 1
+	c.out = appendMessage(c.out[:0], unix.NFNL_MSG_BATCH_BEGIN, 0, first, about, begin)
+	for i, m := range msgs {
+		if i == len(msgs)-1 {
+			// One answer covers the whole transaction. More could overflow the socket.
+			m.flags |= unix.NLM_F_ACK
+		}
+		c.out = m.appendTo(c.out, first+1+uint32(i))
+	}
+	last := first + 1 + uint32(len(msgs))
+	c.out = appendMessage(c.out, unix.NFNL_MSG_BATCH_END, 0, last, about, nil)
+	c.sequence = last
+	if err := c.send(); err != nil {
+		return err
+	}
+	return c.outcome(first, msgs)
+}
+
+// outcome reads the answer to a transaction: the first refusal, or that the last
+// message succeeded.
+func (c *Conn) outcome(first uint32, msgs []Message) error {
+	var refused *Error
+	answered := false
+	err := c.receive(func(h header, data []byte) bool {
+		if h.typ != unix.NLMSG_ERROR || len(data) < 4 || h.sequence < first {
+			return false
+		}
+		answered = true
+		errno := readErrno(data)
+		if errno == 0 {
+			return true // it is for the last message
+		}
+		if refused != nil {
+			return false
+		}
+		refused = &Error{Errno: errno}
+		if i := int(h.sequence - first - 1); h.sequence > first && i < len(msgs) {
+			refused.Object = msgs[i].object
+		}
+		return false
+	})
+	switch {
+	case err != nil && !errors.Is(err, errNoAnswer):
+		return err
+	case !answered:
+		return fmt.Errorf("a transaction of %d messages: %w", len(msgs), errNoAnswer)
+	case refused == nil:
+		return nil
+	case refused.Errno == unix.ERESTART:
+		return ErrChanged
+	}
+	return refused
+}
+
+// readErrno reads the payload of NLMSG_ERROR and NLMSG_DONE: a negative errno.
+func readErrno(data []byte) unix.Errno {
+	if len(data) < 4 {
+		return unix.EPROTO
+	}
+	return unix.Errno(-int32(binary.NativeEndian.Uint32(data)))
+}
+
+// ask sends requests for one object each, and returns their answers: nil for an
+// object that does not exist.
+func (c *Conn) ask(msgs []Message) ([][]byte, error) {
+	// The answers, up to 8 KiB each, must fit into the socket.
+	const mostAtOnce = 16
+	var answers [][]byte
+	for chunk := range slices.Chunk(msgs, mostAtOnce) {
+		part, err := c.askSome(chunk)
+		if err != nil {
+			return nil, err
+		}
+		answers = append(answers, part...)
+	}
+	return answers, nil
+}
+
+func (c *Conn) askSome(msgs []Message) ([][]byte, error) {
+	first := c.sequence + 1
+	c.out = c.out[:0]
+	for i, m := range msgs {
+		c.out = m.appendTo(c.out, first+uint32(i))
+	}
+	c.sequence += uint32(len(msgs))
+	if err := c.send(); err != nil {
+		return nil, err
+	}
+	answers := make([][]byte, len(msgs))
+	var refused error
+	left := len(msgs)
+	err := c.receive(func(h header, data []byte) bool {
+		i := h.sequence - first
+		if i >= uint32(len(msgs)) {
+			return false
+		}
+		left--
+		if h.typ != unix.NLMSG_ERROR {
+			answers[i] = slices.Clone(data)
+		} else if errno := readErrno(data); errno != unix.ENOENT && refused == nil {
+			refused = &Error{msgs[i].object, errno}
+		}
+		return left == 0
+	})
+	if refused != nil {
+		err = refused
+	}
+	return answers, err
+}
+
+// dump calls each with the answers to a list request. An object that does not
+// exist has an empty list. If each returns ErrStop, the rest of the list stays
+// unread, and the Conn is spent.
+func (c *Conn) dump(m Message, each func(data []byte) error) error {
+	m.flags |= unix.NLM_F_DUMP
+	c.sequence++
+	c.out = m.appendTo(c.out[:0], c.sequence)
+	if err := c.send(); err != nil {
+		return err
+	}
+	var failed error
+	err := c.receive(func(h header, data []byte) bool {
+		if h.sequence != c.sequence {
+			return false
+		}
+		if h.flags&unix.NLM_F_DUMP_INTR != 0 && failed == nil {
+			failed = ErrChanged // the list may be incomplete
+		}
+		if h.typ == unix.NLMSG_ERROR || h.typ == unix.NLMSG_DONE {
+			if len(data) >= 4 && failed == nil {
+				if errno := readErrno(data); int32(errno) > 0 && errno != unix.ENOENT {
+					failed = &Error{m.object, errno}
+				}
+			}
+			return true
+		}
+		if failed == nil {
+			failed = each(data)
+		}
+		return errors.Is(failed, ErrStop)
+	})
+	if errors.Is(failed, ErrStop) {
+		c.spent, failed = true, nil
+	}
+	return errors.Join(err, failed)
+}
+
+func (c *Conn) send() error {
+	for {
+		err := unix.Sendto(c.fd, c.out, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EMSGSIZE):
+			if err := c.grow(2 * len(c.out)); err != nil {
+				return fmt.Errorf("a transaction of %d bytes: %w", len(c.out), err)
+			}
+		case err != nil:
+			return fmt.Errorf("send to the packet filter: %w", err)
+		default:
+			return nil
+		}
+	}
+}
+
+// grow makes room for a transaction of size bytes: a thousand ports take more
+// than the usual 200 KiB. Outside the host's user namespace the limit is
+// net.core.wmem_max.
+func (c *Conn) grow(size int) error {
+	if unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size) == nil {
+		return nil
+	}
+	before, err := unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	if err != nil {
+		return err
+	}
+	if err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size); err != nil {
+		return err
+	}
+	after, err := unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	if err == nil && after <= before {
+		err = fmt.Errorf("%w: net.core.wmem_max allows %d", unix.EMSGSIZE, after)
+	}
+	return err
+}
+
+// header holds the fields of struct nlmsghdr that matter here.
+type header struct {
+	typ, flags uint16
+	sequence   uint32
+}
+
+// receive calls each with the kernel's answers, until it returns true.
+func (c *Conn) receive(each func(h header, data []byte) bool) error {
+	for {
+		n, _, err := unix.Recvfrom(c.fd, c.in, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.ENOBUFS):
+			continue // many messages of a transaction were refused; the first answers are there
+		case errors.Is(err, unix.EAGAIN):
+			return errNoAnswer
+		case err != nil:
+			return fmt.Errorf("receive from the packet filter: %w", err)
+		case n > len(c.in):
+			return fmt.Errorf("receive from the packet filter: an answer of %d bytes", n)
+		}
+		for b := c.in[:n]; len(b) >= messageHeader; {
+			size := int(binary.NativeEndian.Uint32(b))
+			if size < messageHeader || size > len(b) {
+				return errors.New("receive from the packet filter: a message is cut off")
+			}
+			h := header{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:]), binary.NativeEndian.Uint32(b[8:])}
+			if each(h, b[messageHeader:size]) {
+				return nil
+			}
+			b = b[min((size+3)&^3, len(b)):]
+		}
+	}
+}
+
+// mostChanges bounds how often others may change the rules of the namespace
+// between a look and a change, which follow each other well within a
+// millisecond.
+const mostChanges = 1000
+
+// UntilUnchanged repeats fn while it fails with ErrChanged.
+func UntilUnchanged(ctx context.Context, fn func() error) (err error) {
+	for range mostChanges {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err = fn(); !errors.Is(err, ErrChanged) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w, %d times", err, mostChanges)
+}

@@ -1,0 +1,309 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Rule is a rule as the kernel lists it. It is valid until the function that it
+// was passed to returns.
+type Rule struct {
+	Chain   string
+	Handle  uint64
+	Comment string
+	Exprs   Exprs
+}
+
+// readRule reads a message about a rule.
+func readRule(data []byte) (r Rule) {
+	eachAttribute(body(data), func(typ uint16, data []byte) {
+		switch typ {
+		case unix.NFTA_RULE_CHAIN:
+			r.Chain = readString(data)
+		case unix.NFTA_RULE_HANDLE:
+			if len(data) == 8 {
+				r.Handle = binary.BigEndian.Uint64(data)
+			}
+		case unix.NFTA_RULE_USERDATA:
+			r.Comment = readComment(data)
+		case unix.NFTA_RULE_EXPRESSIONS:
+			r.Exprs = data
+		}
+	})
+	return r
+}
+
+// Object returns the rule as an object to delete.
+func (r Rule) Object(t Table) Object { return Object{t, r.Chain, r.Handle, r.Comment} }
+
+// Expr is one expression.
+type Expr struct {
+	Name string
+	data []byte
+}
+
+// List returns the expressions, but for counters.
+func (e Exprs) List() (list []Expr) {
+	eachAttribute(e, func(_ uint16, one []byte) {
+		x := Expr{Name: readString(attribute(one, unix.NFTA_EXPR_NAME)), data: attribute(one, unix.NFTA_EXPR_DATA)}
+		if x.Name != "counter" {
+			list = append(list, x)
+		}
+	})
+	return list
+}
+
+// String returns all of the expression, as text to compare.
+func (x Expr) String() string { return x.Name + " " + hex.EncodeToString(withoutNested(x.data)) }
+
+// withoutNested clears the flag of nested attributes, which the kernel takes but
+// does not list.
+func withoutNested(attrs []byte) []byte {
+	attrs = slices.Clone(attrs)
+	for b := attrs; len(b) >= attributeHeader; {
+		size, typ := int(binary.NativeEndian.Uint16(b)), binary.NativeEndian.Uint16(b[2:])
+		if size < attributeHeader || size > len(b) {
+			break
+		}
+		if typ&unix.NLA_F_NESTED != 0 {
+			binary.NativeEndian.PutUint16(b[2:], typ&^unix.NLA_F_NESTED)
+			copy(b[attributeHeader:], withoutNested(b[attributeHeader:size]))
+		}
+		b = b[min((size+3)&^3, len(b)):]
+	}
+	return attrs
+}
+
+// String returns the expressions but for counters, as text to compare: two rules
+// with the same text do the same.
+func (e Exprs) String() string {
+	list := e.List()
+	words := make([]string, len(list))
+	for i, x := range list {
+		words[i] = x.String()
+	}
+	return strings.Join(words, ", ")
+}
+
+// constant returns the attribute that holds the value or verdict of an expression
+// that has one.
+func (x Expr) constant() []byte {
+	switch x.Name {
+	case "cmp":
+		return attribute(x.data, unix.NFTA_CMP_DATA)
+	case "immediate":
+		return attribute(x.data, unix.NFTA_IMMEDIATE_DATA)
+	}
+	return nil
+}
+
+// Value returns the value that the expression compares with or loads.
+func (x Expr) Value() []byte { return attribute(x.constant(), unix.NFTA_DATA_VALUE) }
+
+// Mask returns the mask of a bitwise expression.
+func (x Expr) Mask() []byte {
+	if x.Name != "bitwise" {
+		return nil
+	}
+	return attribute(attribute(x.data, unix.NFTA_BITWISE_MASK), unix.NFTA_DATA_VALUE)
+}
+
+// Jump returns the chain that the expression jumps or goes to.
+func (x Expr) Jump() string {
+	return readString(attribute(attribute(x.constant(), unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN))
+}
+
+// Extension returns the name and the struct of a match or target of iptables.
+func (x Expr) Extension() (name string, info []byte) {
+	if x.Name != "match" && x.Name != "target" {
+		return "", nil
+	}
+	return readString(attribute(x.data, extensionName)), attribute(x.data, extensionInfo)
+}
+
+// Values returns the values that the rule compares with and loads, in order.
+func (r Rule) Values() (values [][]byte) {
+	for _, x := range r.Exprs.List() {
+		if v := x.Value(); v != nil {
+			values = append(values, v)
+		}
+	}
+	return values
+}
+
+// Jump returns the chain that the rule jumps or goes to, or "".
+func (r Rule) Jump() (chain string) {
+	for _, x := range r.Exprs.List() {
+		if to := x.Jump(); to != "" {
+			chain = to
+		}
+	}
+	return chain
+}
+
+// readElements reads a message about elements of one set.
+func readElements(answer []byte) (all []Element) {
+	attrs := body(answer)
+	set := readString(attribute(attrs, unix.NFTA_SET_ELEM_LIST_SET))
+	eachAttribute(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, one []byte) {
+		value := func(attr uint16) string { return string(attribute(attribute(one, attr), unix.NFTA_DATA_VALUE)) }
+		all = append(all, Element{
+			Set: set, Key: value(unix.NFTA_SET_ELEM_KEY), Value: value(unix.NFTA_SET_ELEM_DATA),
+			Comment: readComment(attribute(one, unix.NFTA_SET_ELEM_USERDATA)),
+		})
+	})
+	return all
+}
+
+// Generation returns the number of the current state of the namespace's rules.
+// Every change of any table makes another one.
+func (c *Conn) Generation() (uint32, error) {
+	generation, _, err := c.generationAnd(nil)
+	return generation, err
+}
+
+// generationAnd asks for the generation and then for other objects, with one
+// system call.
+func (c *Conn) generationAnd(others []Message) (uint32, [][]byte, error) {
+	first := Message{typ: unix.NFT_MSG_GETGEN, family: unix.AF_UNSPEC, object: text("the generation")}
+	answers, err := c.ask(append([]Message{first}, others...))
+	if r := (*Error)(nil); errors.As(err, &r) && r.Object == first.object && r.Errno == unix.EINVAL {
+		return 0, nil, ErrNotSupported // the message holds nothing that could be invalid
+	}
+	if err != nil {
+		return 0, nil, err
+	}
+	if answers[0] == nil {
+		return 0, nil, ErrNotSupported
+	}
+	id := attribute(body(answers[0]), unix.NFTA_GEN_ID)
+	if len(id) != 4 {
+		return 0, nil, errors.New("ask for the generation: no answer")
+	}
+	return binary.BigEndian.Uint32(id), answers[1:], nil
+}
+
+// Chain names a chain of a family, or a table if Name is "".
+type Chain struct{ Table, Name string }
+
+// Exist returns the generation and reports, in order, which of the chains and
+// tables exist, with one system call.
+func (c *Conn) Exist(family uint8, chains ...Chain) (generation uint32, exist []bool, err error) {
+	exist = make([]bool, len(chains))
+	var msgs []Message
+	var asked []int
+	for i, chain := range chains {
+		if len(chain.Name) >= unix.NFT_NAME_MAXLEN {
+			continue // the kernel would take the message for invalid
+		}
+		t := Table{family, chain.Table}
+		m := Message{unix.NFT_MSG_GETTABLE, 0, family, nil, text("table " + t.String())}
+		if chain.Name == "" {
+			m.attrs = appendString(nil, unix.NFTA_TABLE_NAME, t.Name)
+		} else {
+			m = getChain(t, chain.Name)
+		}
+		msgs, asked = append(msgs, m), append(asked, i)
+	}
+	generation, answers, err := c.generationAnd(msgs)
+	for i, answer := range answers {
+		exist[asked[i]] = answer != nil
+	}
+	return generation, exist, err
+}
+
+// Rules calls each with the rules of a chain in their order, or with those of
+// the whole table if chain is "". It passes over rules that contain none of the
+// byte strings, if there are any: most rules are other containers', and decoding
+// them would take most of the time.
+//
+// The kernel produces the list while it is read. If each returns [ErrStop], the
+// rest stays unread, and c can be used for nothing else.
+func (c *Conn) Rules(t Table, chain string, containing [][]byte, each func(Rule) error) error {
+	b := appendString(nil, unix.NFTA_RULE_TABLE, t.Name)
+	object := "rules of table " + t.String()
+	if chain != "" {
+		b = appendString(b, unix.NFTA_RULE_CHAIN, chain)
+		object = "rules of chain " + t.String() + " " + chain
+	}
+	return c.dump(Message{unix.NFT_MSG_GETRULE, 0, t.Family, b, text(object)}, func(data []byte) error {
+		if containing != nil && !slices.ContainsFunc(containing, func(s []byte) bool { return bytes.Contains(data, s) }) {
+			return nil
+		}
+		if r := readRule(data); chain == "" || r.Chain == chain { // old kernels list all chains
+			return each(r)
+		}
+		return nil
+	})
+}
+
+// Chains returns the names of the table's chains.
+func (c *Conn) Chains(t Table) (names []string, err error) {
+	err = c.dump(Message{unix.NFT_MSG_GETCHAIN, 0, t.Family, nil, text("chains of table " + t.String())}, func(data []byte) error {
+		if attrs := body(data); readString(attribute(attrs, unix.NFTA_CHAIN_TABLE)) == t.Name {
+			names = append(names, readString(attribute(attrs, unix.NFTA_CHAIN_NAME)))
+		}
+		return nil
+	})
+	return names, err
+}
+
+// Sets returns the names of the table's sets and maps.
+func (c *Conn) Sets(t Table) (names []string, err error) {
+	attrs := appendString(nil, unix.NFTA_SET_TABLE, t.Name)
+	err = c.dump(Message{unix.NFT_MSG_GETSET, 0, t.Family, attrs, text("sets of table " + t.String())}, func(data []byte) error {
+		names = append(names, readString(attribute(body(data), unix.NFTA_SET_NAME)))
+		return nil
+	})
+	return names, err
+}
+
+// Elements returns those of the table's elements that have one of the keys, and
+// all elements of the sets, with a generation from before the look.
+func (c *Conn) Elements(t Table, keys []Element, sets []string) ([]Element, uint32, error) {
+	generation, err := c.Generation()
+	if err != nil {
+		return nil, 0, err
+	}
+	msgs := make([]Message, len(keys))
+	for i, k := range keys {
+		msgs[i] = k.message(t, unix.NFT_MSG_GETSETELEM, false)
+	}
+	answers, err := c.ask(msgs)
+	if err != nil {
+		return nil, 0, err
+	}
+	var found []Element
+	for _, a := range answers {
+		found = append(found, readElements(a)...)
+	}
+	for _, set := range sets {
+		b := appendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
+		b = appendString(b, unix.NFTA_SET_ELEM_LIST_SET, set)
+		all := Message{unix.NFT_MSG_GETSETELEM, 0, t.Family, b, text(fmt.Sprintf("set %v %s", t, set))}
+		err := c.dump(all, func(data []byte) error {
+			found = append(found, readElements(data)...)
+			return nil
+		})
+		if err != nil {
+			return nil, 0, err
+		}
+	}
+	return found, generation, nil
+}
+
+// DeleteElements deletes the elements, all or none, as [Conn.Transact] does.
+func (c *Conn) DeleteElements(t Table, generation uint32, elements []Element) error {
+	msgs := make([]Message, len(elements))
+	for i, e := range elements {
+		msgs[i] = DeleteElement(t, e).About(text(fmt.Sprintf("element %v %s %x", t, e.Set, e.Key)))
+	}
+	return c.Transact(msgs, &generation)
+}

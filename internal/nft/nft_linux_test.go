@@ -1,0 +1,302 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/sandbox"
+	"github.com/embedcni/cni/netns"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
+
+// newNetNS makes a namespace that exists until the test ends.
+func newNetNS(t *testing.T) *netns.Handle {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "ns")
+	ns, err := netns.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return ns
+}
+
+func nft(t *testing.T, ns *netns.Handle, script string) {
+	t.Helper()
+	err := ns.Do(func() error {
+		cmd := exec.Command("nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(script)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func rulesOf(t *testing.T, c *Conn, table Table, chain string) (all []Object) {
+	t.Helper()
+	err := c.Rules(table, chain, nil, func(r Rule) error {
+		all = append(all, r.Object(table))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// inConn runs fn with a Conn in a namespace of its own.
+func inConn(t *testing.T, setup string, fn func(ns *netns.Handle, c *Conn)) {
+	t.Helper()
+	ns := newNetNS(t)
+	nft(t, ns, setup)
+	var p Pool
+	err := p.Do(ns, func(c *Conn) error {
+		fn(ns, c)
+		return nil
+	})
+	if err := errors.Join(err, p.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const oneRule = "add table ip t; add chain ip t c; add rule ip t c drop comment c1\n"
+
+func ipTable() Table { return Table{FamilyIPv4, "t"} }
+
+// The kernel itself refuses to delete from rules that are not as they were.
+func TestDeleteOfAnOldGeneration(t *testing.T) {
+	inConn(t, oneRule, func(ns *netns.Handle, c *Conn) {
+		generation, err := c.Generation()
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects := rulesOf(t, c, ipTable(), "c")
+		if len(objects) != 1 || objects[0].Comment != "c1" {
+			t.Fatalf("listed %v", objects)
+		}
+		nft(t, ns, "add table ip whatever\n")
+		if err := c.Delete(generation, objects); !errors.Is(err, ErrChanged) {
+			t.Errorf("got %v, want %v", err, ErrChanged)
+		}
+		if err := c.Delete(generation+1, objects); err != nil {
+			t.Error(err)
+		}
+		if left := rulesOf(t, c, ipTable(), "c"); len(left) > 0 {
+			t.Errorf("left %v", left)
+		}
+	})
+}
+
+// A transaction is refused as a whole, and the error names the message.
+func TestTheErrorNamesTheObject(t *testing.T) {
+	inConn(t, oneRule, func(_ *netns.Handle, c *Conn) {
+		err := c.Transact([]Message{
+			NewRule(ipTable(), "c", Exprs(nil).Accept(), "c2"),
+			NewRule(ipTable(), "no such chain", Exprs(nil).Accept(), "c3"),
+		}, nil)
+		want := `rule ip t no such chain comment "c3": no such file or directory`
+		if err == nil || err.Error() != want || !errors.Is(err, unix.ENOENT) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+		if objects := rulesOf(t, c, ipTable(), "c"); len(objects) != 1 {
+			t.Errorf("rules %v", objects)
+		}
+	})
+}
+
+func TestExist(t *testing.T) {
+	inConn(t, oneRule, func(_ *netns.Handle, c *Conn) {
+		_, exist, err := c.Exist(FamilyIPv4, Chain{"t", ""}, Chain{"t", strings.Repeat("x", unix.NFT_NAME_MAXLEN)}, Chain{"t", "c"}, Chain{"t", "d"}, Chain{"u", ""})
+		if want := []bool{true, false, true, false, false}; err != nil || !slices.Equal(exist, want) {
+			t.Errorf("got %v, %v, want %v", exist, err, want)
+		}
+	})
+}
+
+// A rule that is made and listed has the same text; what it compares with, loads
+// and jumps to can be read.
+func TestRulesAreReadAsMade(t *testing.T) {
+	made := map[string]Exprs{
+		"c1": Exprs(nil).Source(FamilyIPv4, Reg(0)).Equal([]byte{10, 1, 0, 2}).Jump("d"),
+		"c2": Exprs(nil).Load(Reg(0), []byte{1, 2, 3, 4}).Drop(),
+		"c3": Exprs(nil).Destination(FamilyIPv4, Reg(0)).Equal([]byte{10, 1, 0, 2}).Return(),
+		"c4": Exprs(nil).Meta(unix.NFT_META_L4PROTO, Reg(0)).Compare(Reg(0), unix.NFT_CMP_NEQ, []byte{6}).Accept(),
+	}
+	inConn(t, "add table ip t; add chain ip t c; add chain ip t d\n", func(_ *netns.Handle, c *Conn) {
+		var msgs []Message
+		for comment, e := range made {
+			msgs = append(msgs, NewRule(ipTable(), "c", e, comment))
+		}
+		if err := c.Transact(msgs, nil); err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		err := c.Rules(ipTable(), "", [][]byte{[]byte("c1"), []byte("c2"), []byte("c3"), []byte("c4")}, func(r Rule) error {
+			n++
+			want := Rule{Exprs: made[r.Comment]}
+			if got := r.Exprs.String(); got != want.Exprs.String() {
+				t.Errorf("%s: got\n%s\nwant\n%s", r.Comment, got, want.Exprs)
+			}
+			if got := fmt.Sprint(r.Values(), r.Jump()); got != fmt.Sprint(want.Values(), want.Jump()) {
+				t.Errorf("%s: got %s", r.Comment, got)
+			}
+			return nil
+		})
+		if err != nil || n != len(made) {
+			t.Errorf("%d rules, %v", n, err)
+		}
+		n = 0
+		if err := c.Rules(ipTable(), "c", [][]byte{[]byte("c3")}, func(Rule) error { n++; return nil }); err != nil || n != 1 {
+			t.Errorf("%d rules contain c3, %v", n, err)
+		}
+	})
+}
+
+// A list that others change while it is read is reported, and a Conn with an
+// unread rest is not used again.
+func TestInterruptedAndStoppedLists(t *testing.T) {
+	inConn(t, "add table ip t; add chain ip t c\n", func(ns *netns.Handle, c *Conn) {
+		var msgs []Message
+		for i := range 2000 {
+			msgs = append(msgs, NewRule(ipTable(), "c", Exprs(nil).Accept(), fmt.Sprint("comment ", i)))
+		}
+		if err := c.Transact(msgs, nil); err != nil {
+			t.Fatal(err)
+		}
+		changed := false
+		err := c.Rules(ipTable(), "c", nil, func(Rule) error {
+			if !changed {
+				changed = true
+				nft(t, ns, "insert rule ip t c drop\n")
+			}
+			return nil
+		})
+		if !errors.Is(err, ErrChanged) {
+			t.Errorf("interrupted: %v, want %v", err, ErrChanged)
+		}
+		var p Pool
+		n := 0
+		err = p.Do(ns, func(c *Conn) error {
+			return c.Rules(ipTable(), "c", nil, func(Rule) error { n++; return ErrStop })
+		})
+		if err != nil || n != 1 {
+			t.Errorf("stopped: %d rules, %v", n, err)
+		}
+		if p.take(ns.ID()) != nil {
+			t.Error("a Conn with an unread rest is kept")
+		}
+	})
+}
+
+// Sockets are kept for a moment, and then closed, or by Close; those that are
+// given back after it are closed, too.
+func TestSocketsAreClosed(t *testing.T) {
+	ns := newNetNS(t)
+	before, err := audit.Snapshot(t.Context(), audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	many := func(p *Pool) {
+		t.Helper()
+		errs := make([]error, 2*mostIdle)
+		var wg, all sync.WaitGroup
+		all.Add(len(errs))
+		for i := range errs {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				errs[i] = p.Do(ns, func(c *Conn) error {
+					all.Done()
+					all.Wait() // so that each has one of its own
+					_, err := c.Generation()
+					return err
+				})
+			}()
+		}
+		wg.Wait()
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	idle := func(p *Pool) int {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return len(p.idle[ns.ID()])
+	}
+	sockets := &Pool{}
+	many(sockets)
+	if n := idle(sockets); n < 1 || n > mostIdle {
+		t.Errorf("%d sockets are kept", n)
+	}
+	late := sockets.take(ns.ID())
+	if err := errors.Join(sockets.Close(), sockets.give(ns.ID(), late)); err != nil {
+		t.Error(err)
+	}
+	if late := sockets.take(ns.ID()); late != nil {
+		t.Error("a socket is kept after Close")
+	}
+	// Those that no one closes close themselves.
+	sockets = &Pool{}
+	many(sockets)
+	for deadline := time.Now().Add(10 * time.Second); idle(sockets) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d sockets are still open", idle(sockets))
+		}
+	}
+	after, err := audit.Snapshot(t.Context(), audit.Options{})
+	for deadline := time.Now().Add(10 * time.Second); err == nil && !slices.Equal(before, after) && time.Now().Before(deadline); {
+		after, err = audit.Snapshot(t.Context(), audit.Options{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, gone := audit.Diff(before, after); len(left)+len(gone) > 0 {
+		t.Errorf("left %q, gone %q", left, gone)
+	}
+}
+
+func TestComments(t *testing.T) {
+	for comment, want := range map[string]string{
+		"": "", "c1": "c1", strings.Repeat("x", LongestComment+1): strings.Repeat("x", LongestComment),
+	} {
+		if got := readComment(userComment(comment)); got != want {
+			t.Errorf("%q: read %q", comment, got)
+		}
+	}
+	tests := map[string]string{
+		"":                               "",
+		"\x00\x03c1\x00":                 "c1",
+		"\x05\x02xy\x00\x03c1\x00":       "c1",
+		"\x00\x01\x00":                   "",
+		"\x00\x00":                       "",
+		"\x00":                           "",
+		"\x00\xffc1\x00":                 "",
+		"\x05\x02xy\x00\x09c1\x00":       "",
+		"\x00\x06c1 c1\x00\x00\x02x\x00": "c1 c1",
+	}
+	for data, want := range tests {
+		if got := readComment([]byte(data)); got != want {
+			t.Errorf("%q: got %q, want %q", data, got, want)
+		}
+	}
+}

@@ -1,0 +1,166 @@
+package nft
+
+import (
+	"errors"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/embedcni/cni/internal/thread"
+	"github.com/embedcni/cni/netns"
+)
+
+// Pool keeps sockets open between calls, and for a moment after the last. That
+// saves a change into the namespace, and above all a wait: the kernel does not
+// close such a socket before it has freed what was last deleted in the namespace,
+// which takes about ten milliseconds, and until then no one else can change rules.
+// After that moment, closing does not wait.
+//
+// It is safe for concurrent use. The zero Pool is ready for use, and need not be
+// closed, as its sockets close by themselves. A nil Pool closes each socket after
+// its use. An open socket keeps its network namespace in existence.
+type Pool struct {
+	mu     sync.Mutex
+	idle   map[netns.ID][]idleConn
+	timer  *time.Timer // runs if any is idle
+	closed bool
+}
+
+type idleConn struct {
+	*Conn
+	since time.Time
+}
+
+const (
+	// mostIdle is how many sockets of a namespace stay open: as many as a host
+	// that starts many containers has concurrent calls. Each has a buffer of
+	// 32 KiB.
+	mostIdle = 16
+	// linger is several times what a busy machine takes to free deleted rules.
+	linger = 100 * time.Millisecond
+)
+
+// Do runs fn with a Conn in the namespace; nil is that of the calling thread.
+func (p *Pool) Do(ns *netns.Handle, fn func(*Conn) error) error {
+	if p == nil {
+		p = &Pool{closed: true}
+	}
+	if ns == nil {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+	}
+	id, err := idOf(ns)
+	if err != nil {
+		return err
+	}
+	c := p.take(id)
+	if c == nil {
+		if err := In(ns, func() (err error) {
+			c, err = Open()
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	// Answers that a failed call leaves unread have other sequence numbers.
+	return errors.Join(fn(c), p.give(id, c))
+}
+
+func idOf(ns *netns.Handle) (netns.ID, error) {
+	if ns == nil {
+		return netns.CurrentID()
+	}
+	return ns.ID(), nil
+}
+
+// In runs fn on a thread in the namespace; nil is that of the calling thread.
+func In(ns *netns.Handle, fn func() error) error {
+	if ns != nil {
+		return thread.In(ns, fn)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return fn()
+}
+
+// take returns the idle socket of the namespace that was used last, or nil.
+func (p *Pool) take(id netns.ID) *Conn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := p.idle[id]
+	if len(list) == 0 {
+		return nil
+	}
+	last := list[len(list)-1]
+	p.idle[id] = list[:len(list)-1]
+	return last.Conn
+}
+
+// give keeps the socket, or closes it.
+func (p *Pool) give(id netns.ID, c *Conn) error {
+	if p.keep(id, c) {
+		return nil
+	}
+	return c.Close()
+}
+
+func (p *Pool) keep(id netns.ID, c *Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c.spent || p.closed || len(p.idle[id]) >= mostIdle {
+		return false
+	}
+	if p.idle == nil {
+		p.idle = make(map[netns.ID][]idleConn)
+	}
+	p.idle[id] = append(p.idle[id], idleConn{c, time.Now()})
+	if p.timer == nil {
+		p.timer = time.AfterFunc(linger, p.expire)
+	}
+	return true
+}
+
+// expire closes the sockets that were not used for a while.
+func (p *Pool) expire() {
+	for _, old := range p.expired(time.Now().Add(-linger)) {
+		// Closing an open descriptor does not fail, and nothing could be done.
+		_ = old.Close()
+	}
+}
+
+// expired removes and returns the sockets last used at that time or before.
+func (p *Pool) expired(before time.Time) (old []idleConn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.timer = nil
+	for id, list := range p.idle {
+		// They are in the order in which they were given back.
+		n := slices.IndexFunc(list, func(i idleConn) bool { return i.since.After(before) })
+		if n < 0 {
+			n = len(list)
+		}
+		old = append(old, list[:n]...)
+		if list = slices.Clone(list[n:]); len(list) == 0 {
+			delete(p.idle, id)
+			continue
+		}
+		p.idle[id] = list
+		if p.timer == nil {
+			p.timer = time.AfterFunc(linger, p.expire)
+		}
+	}
+	return old
+}
+
+// Close closes the idle sockets now, and those in use after their use.
+func (p *Pool) Close() error {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	var errs []error
+	for _, old := range p.expired(time.Now()) {
+		errs = append(errs, old.Close())
+	}
+	return errors.Join(errs...)
+}
