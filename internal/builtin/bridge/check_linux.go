@@ -129,7 +129,7 @@ func (c *config) checkGateway(host *links.Conn, r *plugin.Request, br links.Link
 // serves reports whether an address of the bridge is the gateway that is wanted.
 // Its subnet may be wider by now. With forceAddress the address of another range,
 // or network, takes the place of one of the same family.
-func (c *config) serves(a links.Address, want netip.Prefix) bool {
+func (c *gatewayConfig) serves(a links.Address, want netip.Prefix) bool {
 	if a.Addr() == want.Addr() {
 		return true
 	}

@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"net"
 	"slices"
 	"strings"
 
@@ -16,33 +15,39 @@ import (
 // config is the plugin's configuration.
 type config struct {
 	veth.Config
+	gatewayConfig
+	portConfig
+	vlanConfig
+	macConfig
 
-	Bridge              string      `json:"bridge"`
-	IsGateway           bool        `json:"isGateway"`
-	IsDefaultGateway    bool        `json:"isDefaultGateway"`
-	ForceAddress        bool        `json:"forceAddress"`
-	HairpinMode         bool        `json:"hairpinMode"`
-	PromiscMode         bool        `json:"promiscMode"`
+	Bridge      string `json:"bridge"`
+	PromiscMode bool   `json:"promiscMode"`
+	MACSpoofChk bool   `json:"macspoofchk"`
+	EnableDAD   *bool  `json:"enabledad"` // nil: see decideDetection
+	// DisableContainerInterface leaves the container's end down.
+	DisableContainerInterface bool `json:"disableContainerInterface"`
+}
+
+// gatewayConfig is whether the bridge is the containers' gateway.
+type gatewayConfig struct {
+	IsGateway        bool `json:"isGateway"`
+	IsDefaultGateway bool `json:"isDefaultGateway"`
+	ForceAddress     bool `json:"forceAddress"`
+}
+
+// portConfig is how the bridge treats the host's end.
+type portConfig struct {
+	HairpinMode   bool `json:"hairpinMode"`
+	PortIsolation bool `json:"portIsolation"`
+}
+
+// vlanConfig is which VLANs the host's end is a member of.
+type vlanConfig struct {
 	VLAN                int         `json:"vlan"`
 	VLANTrunk           []vlanRange `json:"vlanTrunk"`
 	PreserveDefaultVLAN bool        `json:"preserveDefaultVlan"`
-	MACSpoofChk         bool        `json:"macspoofchk"`
-	EnableDAD           *bool       `json:"enabledad"` // nil: see decideDetection
-	// DisableContainerInterface leaves the container's end down.
-	DisableContainerInterface bool `json:"disableContainerInterface"`
-	PortIsolation             bool `json:"portIsolation"`
 
-	Args struct {
-		CNI struct {
-			MAC string `json:"mac"`
-		} `json:"cni"`
-	} `json:"args"`
-	RuntimeConfig struct {
-		MAC string `json:"mac"`
-	} `json:"runtimeConfig"`
-
-	mac   net.HardwareAddr // nil: a random one
-	trunk []uint16         // sorted
+	trunk []uint16 // sorted
 }
 
 // vlanRange is one ID, or those from MinID to MaxID, or both.
@@ -57,12 +62,6 @@ const defaultBridge = "cni0"
 
 // The identifiers of VLANs that IEEE 802.1Q leaves to us.
 const firstVLAN, lastVLAN = 1, 4094
-
-// environment is what CNI_ARGS can say.
-type environment struct {
-	types.CommonArgs
-	MAC types.UnmarshallableString `json:"mac,omitempty"`
-}
 
 // load reads and validates the configuration. Errors have the code 7, "invalid
 // network config", and name the field.
@@ -80,8 +79,8 @@ func load(r *plugin.Request) (*config, error) {
 	if strings.Contains(c.Bridge, "%") {
 		return nil, invalid(`"bridge": %q contains %%, which the kernel replaces by a number`, c.Bridge)
 	}
-	if c.VLAN != 0 && (c.VLAN < firstVLAN || c.VLAN > lastVLAN) {
-		return nil, invalid(`"vlan": %d is not between %d and %d`, c.VLAN, firstVLAN, lastVLAN)
+	if err := c.readVLANs(); err != nil {
+		return nil, err
 	}
 	if c.HairpinMode && c.PromiscMode {
 		return nil, invalid(`"hairpinMode" and "promiscMode" exclude each other`)
@@ -90,42 +89,20 @@ func load(r *plugin.Request) (*config, error) {
 		return nil, invalid(`"disableContainerInterface" excludes "ipam": an interface that is down has no use for addresses`)
 	}
 	c.IsGateway = c.IsGateway || c.IsDefaultGateway
-	var err error
-	if c.trunk, err = trunk(c.VLANTrunk); err != nil {
-		return nil, err
-	}
-	c.mac, err = c.chooseMAC(r.Args)
-	return c, err
+	return c, c.readMAC(r.Args)
 }
 
 func invalid(format string, args ...any) error {
 	return plugin.Errorf(types.ErrInvalidNetworkConfig, format, args...)
 }
 
-// chooseMAC returns the address that the runtime, the arguments in the
-// configuration, or CNI_ARGS want, in this order; nil if none does.
-func (c *config) chooseMAC(args string) (net.HardwareAddr, error) {
-	var env environment
-	if args != "" {
-		if err := types.LoadArgs(args, &env); err != nil {
-			return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
-		}
+// readVLANs validates the VLANs.
+func (c *vlanConfig) readVLANs() (err error) {
+	if c.VLAN != 0 && (c.VLAN < firstVLAN || c.VLAN > lastVLAN) {
+		return invalid(`"vlan": %d is not between %d and %d`, c.VLAN, firstVLAN, lastVLAN)
 	}
-	for _, from := range []struct{ field, mac string }{
-		{"runtimeConfig.mac", c.RuntimeConfig.MAC},
-		{"args.cni.mac", c.Args.CNI.MAC},
-		{"MAC in CNI_ARGS", string(env.MAC)},
-	} {
-		if from.mac == "" {
-			continue
-		}
-		mac, err := net.ParseMAC(from.mac)
-		if err != nil || len(mac) != 6 {
-			return nil, invalid(`%q: %q is not the MAC address of an Ethernet interface`, from.field, from.mac)
-		}
-		return mac, nil
-	}
-	return nil, nil
+	c.trunk, err = trunk(c.VLANTrunk)
+	return err
 }
 
 // trunk returns the VLANs of the ranges, each once, sorted.
@@ -158,12 +135,12 @@ func trunk(ranges []vlanRange) ([]uint16, error) {
 	return slices.Compact(all), nil
 }
 
-// filtersVLANs tells whether the bridge has to keep VLANs apart.
-func (c *config) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
+// filtersVLANs reports whether the bridge has to keep VLANs apart.
+func (c *vlanConfig) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
 
 // vlans are those that a port becomes a member of. One on a trunk alone gets
 // the first VLAN for what has no tag.
-func (c *config) vlans() []links.VLAN {
+func (c *vlanConfig) vlans() []links.VLAN {
 	var all []links.VLAN
 	if c.VLAN != 0 {
 		all = append(all, links.VLAN{ID: uint16(c.VLAN), Access: true})

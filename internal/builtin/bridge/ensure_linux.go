@@ -78,12 +78,17 @@ func (c *config) createBridge(conn *links.Conn, host *netns.Handle) (br links.Li
 	return br, err == nil, err
 }
 
-// setPort configures the host's end, which is on the bridge. The container's is
-// down until then.
-func (c *config) setPort(conn *links.Conn, br, port links.Link) error {
+// configurePort configures the host's end, which is on the bridge. The
+// container's is down until then.
+func (c *config) configurePort(conn *links.Conn, br, port links.Link) error {
 	if err := conn.SetPortMode(port.Index, links.PortMode{Hairpin: c.HairpinMode, Isolated: c.PortIsolation}); err != nil {
 		return fmt.Errorf(`"hairpinMode", "portIsolation": interface %q: %w`, port.Name, err)
 	}
+	return c.join(conn, br, port)
+}
+
+// join makes a new port a member of the VLANs.
+func (c *vlanConfig) join(conn *links.Conn, br, port links.Link) error {
 	vlans := c.vlans()
 	if len(vlans) > 0 && !c.PreserveDefaultVLAN && br.DefaultVLAN != 0 {
 		// The only one that a new port is a member of.
@@ -101,7 +106,7 @@ func (c *config) setPort(conn *links.Conn, br, port links.Link) error {
 
 // ensureVLANInterface returns the interface that is the gateway of a VLAN: the
 // outer end of a pair whose inner end is a port of the bridge in that VLAN.
-func (c *config) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br links.Link) (links.Link, error) {
+func (c *vlanConfig) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br links.Link) (links.Link, error) {
 	name := fmt.Sprintf("%s.%d", br.Name, c.VLAN)
 	if len(name) >= unix.IFNAMSIZ {
 		return links.Link{}, invalid(`"vlan", "bridge": the gateway of the VLAN would be %q, whose name is too long`, name)
@@ -116,8 +121,8 @@ func (c *config) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br lin
 	if err != nil {
 		return links.Link{}, err
 	}
-	access := config{VLAN: c.VLAN, PreserveDefaultVLAN: c.PreserveDefaultVLAN}
-	if err := access.setPort(conn, br, pair.Host); err != nil {
+	access := vlanConfig{VLAN: c.VLAN, PreserveDefaultVLAN: c.PreserveDefaultVLAN}
+	if err := access.join(conn, br, pair.Host); err != nil {
 		return links.Link{}, errors.Join(err, conn.Delete(pair.Host.Index))
 	}
 	if err := setUp(conn, r.Host, pair.Container.Index); err != nil {

@@ -21,7 +21,7 @@ import (
 // another; and if it is to be the default gateway, there is a default route for
 // each family. It returns the container's addresses, and those that the bridge
 // is to have.
-func (c *config) setGateways(result *types100.Result) (container, bridge []netip.Prefix, err error) {
+func (c *gatewayConfig) setGateways(result *types100.Result) (container, bridge []netip.Prefix, err error) {
 	for _, ip := range result.IPs {
 		ip.Interface = types100.Int(containerInterface)
 		p, err := links.Prefix(ip.Address)
@@ -69,7 +69,7 @@ func addDefault(result *types100.Result, v4 bool, gateway net.IP) {
 // another one is an error, or is deleted if the configuration forces it. Many
 // attachments may do this at once. It returns the addresses that it added; if
 // detect is set, the kernel looks for duplicates of them.
-func (c *config) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
+func (c *gatewayConfig) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
 	var flags links.AddressFlag
 	if detect {
 		flags = links.Detect
@@ -105,7 +105,7 @@ func (c *config) ensureAddresses(conn *links.Conn, br links.Link, have []links.A
 	return added, nil
 }
 
-// conflicts tells whether an address is among those that there are, or else
+// conflicts reports whether an address is among those that there are, or else
 // which of them it cannot be beside.
 func conflicts(have []links.Address, want netip.Prefix) (present bool, others []netip.Prefix) {
 	for _, a := range have {

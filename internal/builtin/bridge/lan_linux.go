@@ -30,13 +30,13 @@ type uplink struct {
 // demands it for the container's addresses on every bridge. The gateways'
 // addresses are checked only if there is an uplink.
 func (a *attachment) decideDetection() (err error) {
-	b := port{a.r.Host.ID(), a.bridge.Index}
+	b := a.place()
 	if a.made {
 		a.plugin.rememberUplink(b, uplink{false, time.Now()})
 	}
 	asked := a.EnableDAD != nil && *a.EnableDAD
 	if (asked || a.EnableDAD == nil) && !a.made && ipam.HasIPv6(a.result) {
-		a.lan, err = a.plugin.hasUplink(a.host, b, a.IsGateway)
+		a.lan, err = a.plugin.hasUplink(a.OnHost, b, a.IsGateway)
 	}
 	a.detect = asked || a.lan
 	return err
@@ -46,7 +46,7 @@ func (a *attachment) decideDetection() (err error) {
 // uplinkTime. A bridge that routes for its containers and had no uplink is not
 // looked at again: it is the host's own network, and may have a thousand
 // containers.
-func (p *Plugin) hasUplink(host *links.Conn, b port, routes bool) (bool, error) {
+func (p *Plugin) hasUplink(host *links.Conn, b place, routes bool) (bool, error) {
 	p.mu.Lock()
 	known, ok := p.uplinks[b]
 	p.mu.Unlock()
@@ -62,11 +62,11 @@ func (p *Plugin) hasUplink(host *links.Conn, b port, routes bool) (bool, error) 
 	return has, nil
 }
 
-func (p *Plugin) rememberUplink(b port, u uplink) {
+func (p *Plugin) rememberUplink(b place, u uplink) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.uplinks == nil || len(p.uplinks) > mostBridges {
-		p.uplinks = make(map[port]uplink)
+		p.uplinks = make(map[place]uplink)
 	}
 	p.uplinks[b] = u
 }
@@ -80,18 +80,18 @@ const carrierTime = 5 * time.Second
 func (a *attachment) awaitGateways(ctx context.Context, on links.Link, added []netip.Prefix) error {
 	added = slices.DeleteFunc(added, func(p netip.Prefix) bool { return p.Addr().Is4() })
 	if !a.lan || len(added) == 0 {
-		return ipam.Await(ctx, a.host, on.Index, added)
+		return ipam.Await(ctx, a.OnHost, on.Index, added)
 	}
-	err := ipam.DetectAll(ctx, a.r.Host, a.host, on.Index, added, carrierTime)
+	err := ipam.DetectAll(ctx, a.Request.Host, a.OnHost, on.Index, added, carrierTime)
 	if err == nil {
 		return nil
 	}
 	errs := []error{fmt.Errorf("the gateway: interface %q: %w", on.Name, err)}
-	have, err := a.host.Addresses(on.Index)
+	have, err := a.OnHost.Addresses(on.Index)
 	errs = append(errs, err)
 	for _, h := range have {
 		if h.Duplicate && slices.Contains(added, h.Prefix) {
-			errs = append(errs, a.host.DeleteAddress(on.Index, h.Prefix))
+			errs = append(errs, a.OnHost.DeleteAddress(on.Index, h.Prefix))
 		}
 	}
 	return errors.Join(errs...)

@@ -2,14 +2,12 @@ package hostdevice
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/prevresult"
-	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -33,8 +31,8 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if p.inUserSpace(r, &c, said) {
 		return nil
 	}
-	if err := checkLink(ctx, r, said); err != nil {
-		return fmt.Errorf("network %q: interface %q: %w", r.Name, r.IfName, err)
+	if _, err := ipam.CheckInterface(ctx, r, true, ipam.CompareMAC); err != nil {
+		return fmt.Errorf("network %q: %w", r.Name, err)
 	}
 	return nil
 }
@@ -49,24 +47,4 @@ func (p Plugin) inUserSpace(r *plugin.Request, c *config, said *types100.Interfa
 	}
 	now, err := p.parse(r)
 	return err == nil && now.userSpace
-}
-
-func checkLink(ctx context.Context, r *plugin.Request, said *types100.Interface) (err error) {
-	inside, err := links.Borrow(ctx, r.Container)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, inside.Close()) }()
-	own, err := inside.Link(r.IfName)
-	switch {
-	case links.NotFound(err):
-		return errors.New("it is not in the container")
-	case err != nil:
-		return err
-	case !prevresult.SameMAC(said.Mac, own.MAC):
-		return fmt.Errorf("its MAC address is %s, not %s", own.MAC, said.Mac)
-	case !own.Up():
-		return errors.New("it is down")
-	}
-	return ipam.Verify(inside, own.Index, prevresult.Own(r))
 }

@@ -6,20 +6,18 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/plugin"
 )
 
 // config is a configuration. Of the ways to name the device the first that is
 // set counts; the capability "deviceID" goes before pciBusID.
 type config struct {
-	Device     string    `json:"device"`
-	HWAddr     string    `json:"hwaddr"`
-	KernelPath string    `json:"kernelpath"`
-	PCIBusID   string    `json:"pciBusID"`
-	DNS        types.DNS `json:"dns"`
-	IPAM       struct {
-		Type string `json:"type"`
-	} `json:"ipam"`
+	Device     string `json:"device"`
+	HWAddr     string `json:"hwaddr"`
+	KernelPath string `json:"kernelpath"`
+	PCIBusID   string `json:"pciBusID"`
+	ipam.Config
 	RuntimeConfig struct {
 		DeviceID string `json:"deviceID"`
 	} `json:"runtimeConfig"`

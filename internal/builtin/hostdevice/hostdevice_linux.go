@@ -31,62 +31,25 @@ type Plugin struct {
 	sys string // where sysfs is; empty is /sys
 }
 
-// teardownTime is how long an ADD that failed may take to be undone.
-const teardownTime = 10 * time.Second
-
-// Add moves the interface, while the IPAM plugin, if there is one, looks for
-// addresses.
-func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, err error) {
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
+// Add moves the interface, and gives it addresses if there is an IPAM plugin.
+func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := p.parse(r)
 	if err != nil {
 		return nil, err
 	}
-	var done *moved
-	defer func() {
-		if err != nil && done != nil {
-			err = errors.Join(err, undo(ctx, r, *done))
-		}
-	}()
-	move := func() error {
-		if c.userSpace {
-			return nil
-		}
-		m, err := p.moveIn(ctx, c, r)
-		if err == nil {
-			done = &m
-		}
-		return err
-	}
-	result := &types100.Result{}
-	if c.IPAM.Type == "" {
-		err = move()
-	} else {
-		result, err = ipam.Add(ctx, r, c.IPAM.Type, move)
-	}
+	result, err := ipam.Attach(ctx, r, c.IPAM.Type, &attachment{config: c, plugin: p, r: r})
 	if err != nil {
 		return nil, fmt.Errorf("network %q: %w", r.Name, err)
 	}
-	carrier := carrierTime
-	if done != nil && done.unplugged {
-		carrier = 0
-	}
-	i, err := configure(ctx, r, c, result, carrier)
-	if err != nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTime)
-		defer cancel()
-		return nil, errors.Join(fmt.Errorf("network %q: interface %q: %w", r.Name, r.IfName, err), ipam.Del(ctx, r, c.IPAM.Type))
-	}
-	if c.IPAM.Type == "" {
-		return &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Interfaces: []*types100.Interface{i}}, nil
-	}
-	for _, ip := range result.IPs {
-		ip.Interface = types100.Int(0)
-	}
-	result.Interfaces, result.DNS = []*types100.Interface{i}, c.DNS
 	return result, nil
+}
+
+// attachment is one that is being made.
+type attachment struct {
+	*config
+	plugin Plugin
+	r      *plugin.Request
+	moved  *moved // nil if nothing is to be moved back
 }
 
 // carrierTime is how long an interface may take to get its carrier back after
@@ -94,54 +57,53 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result,
 // long.
 const carrierTime = 5 * time.Second
 
-// configure gives the interface the addresses of a result, if it has any, and
-// describes it. If there are IPv6 addresses, it waits for a carrier.
-func configure(ctx context.Context, r *plugin.Request, c *config, result *types100.Result, carrier time.Duration) (_ *types100.Interface, err error) {
-	i := &types100.Interface{Name: r.IfName, Sandbox: r.NetNS}
-	if c.userSpace {
-		return i, nil
+// Make moves the interface, up.
+func (a *attachment) Make(ctx context.Context) error {
+	if a.userSpace {
+		return nil
 	}
-	var sysctls []links.Sysctl
-	if c.IPAM.Type != "" {
-		if sysctls, err = ipam.Sysctls(r.IfName, result); err != nil {
-			return nil, err
-		}
+	m, err := a.plugin.moveIn(ctx, a.config, a.r)
+	if err == nil {
+		a.moved = &m
 	}
-	conn, err := links.Borrow(ctx, r.Container, sysctls...)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	own, err := conn.Link(r.IfName)
-	if err != nil {
-		return nil, err
-	}
-	i.Mac = own.MAC.String()
-	if c.IPAM.Type == "" {
-		return i, nil
-	}
-	do := conn.Requests()
-	if err := ipam.Configure(do, own.Index, result, ipam.How{Detect: true}); err != nil {
-		return nil, err
-	}
-	if err := do.Send(); err != nil {
-		return nil, err
-	}
-	return i, ipam.Detect(ctx, r.Container, conn, own.Index, result, carrier)
+	return err
 }
 
-// undo moves the interface back after a failure.
-func undo(ctx context.Context, r *plugin.Request, m moved) (err error) {
-	inside, err := links.Borrow(ctx, r.Container)
+// Configure gives the interface its addresses. If there are IPv6 addresses, it
+// waits for a carrier that was there before.
+func (a *attachment) Configure(ctx context.Context, result *types100.Result) error {
+	if a.IPAM.Type != "" {
+		result.DNS = a.DNS
+	}
+	if a.userSpace {
+		ipam.Only(a.r, result, "")
+		return nil
+	}
+	carrier := carrierTime
+	if a.moved.unplugged {
+		carrier = 0
+	}
+	if err := ipam.Apply(ctx, a.r, a.IPAM.Type, result, ipam.How{Detect: true}, carrier); err != nil {
+		return fmt.Errorf("interface %q: %w", a.r.IfName, err)
+	}
+	return nil
+}
+
+// Undo moves the interface back.
+func (a *attachment) Undo(ctx context.Context) (err error) {
+	if a.moved == nil {
+		return nil
+	}
+	inside, err := links.Borrow(ctx, a.r.Container)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, inside.Close()) }()
-	own, err := inside.Link(r.IfName)
+	own, err := inside.Link(a.r.IfName)
 	if err != nil {
 		return err
 	}
-	return m.back(r.Host, inside, own.Index)
+	return a.moved.back(a.r.Host, inside, own.Index)
 }
 
 // Del gives the addresses back, and the interface to the host, where it is down

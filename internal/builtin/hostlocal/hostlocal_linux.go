@@ -31,7 +31,7 @@ func New() *Plugin { return &Plugin{} }
 
 // Add takes an address from each range set: the one that is requested, if any
 // is, or else the next that is free. All or none.
-func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, err error) {
+func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := parse(r)
 	if err != nil {
 		return nil, err
@@ -48,127 +48,114 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result
 	if err := durable.Await(ctx); err != nil {
 		return nil, err
 	}
-	h, err := p.lock(ctx, c, true)
+	err = p.locked(ctx, r, c, true, func(h *held) error {
+		if err := h.refresh(); err != nil {
+			return err
+		}
+		h.claim = func(addr netip.Addr) { caller.ReservationsFrom(ctx).Claim(c.dir, addr) }
+		result.IPs, err = h.allocate(c, r.ContainerID, r.IfName)
+		return err
+	})
 	if err != nil {
-		return nil, fmt.Errorf("network %q: %w", r.Name, err)
-	}
-	defer func() { err = errors.Join(err, h.release()) }()
-	if err := h.refresh(); err != nil {
-		return nil, fmt.Errorf("network %q: %w", r.Name, err)
-	}
-	h.claim = func(addr netip.Addr) { caller.ReservationsFrom(ctx).Claim(c.dir, addr) }
-	result.IPs, err = h.allocate(c, r.ContainerID, r.IfName)
-	if err != nil {
-		return nil, fmt.Errorf("network %q: %w", r.Name, err)
+		return nil, err
 	}
 	return result, nil
 }
 
 // Del releases the addresses of the attachment. Those that its result names are
 // looked at first; only if they are not all, every file is.
-func (p *Plugin) Del(ctx context.Context, r *plugin.Request) (err error) {
+func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	c, err := parse(r)
 	if err != nil {
 		return err
 	}
-	h, err := p.lock(ctx, c, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("network %q: %w", r.Name, err)
-	}
-	defer func() { err = errors.Join(err, h.release()) }()
-	holder := holderOf(r.ContainerID, r.IfName)
-	released, err := h.releaseAll(addresses(r.PrevResult), holder)
-	// An ADD takes exactly one address of each set.
-	if err == nil && (released < len(c.sets) || h.memo.known()) {
-		err = h.releaseHeld(released, r.ContainerID, holder)
-	}
-	if err != nil {
-		return fmt.Errorf("network %q: %w", r.Name, err)
-	}
-	return nil
+	return p.locked(ctx, r, c, false, func(h *held) error {
+		if h == nil {
+			return nil
+		}
+		holder := holderOf(r.ContainerID, r.IfName)
+		released, err := h.releaseAll(addresses(r.PrevResult), holder)
+		// An ADD takes exactly one address of each set.
+		if err == nil && (released < len(c.sets) || h.memo.known()) {
+			err = h.releaseHeld(released, r.ContainerID, holder)
+		}
+		return err
+	})
 }
 
 // Check makes sure that the attachment holds an address of every range set, and
 // all those of its result that are in one.
-func (p *Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
+func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	c, err := parse(r)
 	if err != nil {
 		return err
 	}
-	h, err := p.lock(ctx, c, false)
-	if err != nil {
-		return fmt.Errorf("network %q: no address is reserved for container %q: %w", r.Name, r.ContainerID, err)
-	}
-	defer func() { err = errors.Join(err, h.release()) }()
-	claimed := addresses(r.PrevResult)
-	if claimed == nil {
-		if err := h.reread(); err != nil {
-			return fmt.Errorf("network %q: %w", r.Name, err)
+	return p.locked(ctx, r, c, false, func(h *held) error {
+		if h == nil {
+			return fmt.Errorf("no address is reserved for container %q: open %s: %w", r.ContainerID, c.dir, fs.ErrNotExist)
 		}
-		claimed = h.memo.heldBy(r.ContainerID, holderOf(r.ContainerID, r.IfName))
-	}
-	if err := h.check(c, claimed, r.ContainerID, r.IfName); err != nil {
-		return fmt.Errorf("network %q: %w", r.Name, err)
-	}
-	return nil
+		claimed := addresses(r.PrevResult)
+		if claimed == nil {
+			if err := h.reread(); err != nil {
+				return err
+			}
+			claimed = h.memo.heldBy(r.ContainerID, holderOf(r.ContainerID, r.IfName))
+		}
+		return h.check(c, claimed, r.ContainerID, r.IfName)
+	})
 }
 
 // GC releases the addresses of attachments that are not valid, as far as the
 // runtime says that they are its own and gone: other programs may have addresses
 // in the same directory, and an administrator may keep some from being given
 // out. The reference plugin has no GC; the specification asks for it.
-func (p *Plugin) GC(ctx context.Context, r *plugin.Request, valid []types.GCAttachment) (err error) {
+func (p *Plugin) GC(ctx context.Context, r *plugin.Request, valid []types.GCAttachment) error {
 	c, err := parse(r)
 	if err != nil {
 		return err
 	}
-	h, err := p.lock(ctx, c, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("network %q: %w", r.Name, err)
-	}
-	defer func() { err = errors.Join(err, h.release()) }()
-	if err := h.reread(); err != nil {
-		return fmt.Errorf("network %q: %w", r.Name, err)
-	}
-	keep := make(map[string]bool)
-	for _, a := range valid {
-		keep[holderOf(a.ContainerID, a.IfName)] = true
-	}
-	mine := caller.ReservationsFrom(ctx)
-	return h.releaseStale(func(holder string, addr netip.Addr) bool {
-		id, ifName, ok := strings.Cut(holder, lineBreak)
-		return ok && !keep[holder] && mine.MayRelease(id, ifName, addr)
+	return p.locked(ctx, r, c, false, func(h *held) error {
+		if h == nil {
+			return nil
+		}
+		if err := h.reread(); err != nil {
+			return err
+		}
+		keep := make(map[string]bool)
+		for _, a := range valid {
+			keep[holderOf(a.ContainerID, a.IfName)] = true
+		}
+		mine := caller.ReservationsFrom(ctx)
+		return h.releaseStale(func(holder string, addr netip.Addr) bool {
+			id, ifName, ok := strings.Cut(holder, lineBreak)
+			return ok && !keep[holder] && mine.MayRelease(id, ifName, addr)
+		})
 	})
 }
 
 // Status fails with the code 50 if an Add could get no address. The reference
 // plugin has no STATUS.
-func (p *Plugin) Status(ctx context.Context, r *plugin.Request) (err error) {
+func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	c, err := parse(r)
 	if err != nil {
 		return err
 	}
-	h, err := p.lock(ctx, c, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // the first Add makes it
-	}
-	if err != nil {
-		return plugin.Errorf(errNotAvailable, "network %q: %w", r.Name, err)
-	}
-	defer func() { err = errors.Join(err, h.release()) }()
-	if err := h.refresh(); err != nil {
-		return plugin.Errorf(errNotAvailable, "network %q: %w", r.Name, err)
-	}
-	for _, set := range c.sets {
-		if !h.memo.hasFree(set) {
-			return plugin.Errorf(errNotAvailable, "network %q: all addresses of the range set %s are in use", r.Name, set)
+	err = p.locked(ctx, r, c, false, func(h *held) error {
+		if h == nil {
+			return nil // the first Add makes it
 		}
+		if err := h.refresh(); err != nil {
+			return err
+		}
+		for _, set := range c.sets {
+			if !h.memo.hasFree(set) {
+				return fmt.Errorf("all addresses of the range set %s are in use", set)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return plugin.Errorf(errNotAvailable, "%w", err)
 	}
 	return nil
 }
@@ -179,22 +166,38 @@ const maxResolvConf = 1 << 20
 // errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
 const errNotAvailable = 50
 
-// lock locks the directory of the configuration.
-func (p *Plugin) lock(ctx context.Context, c *config, create bool) (*held, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, context.Cause(ctx)
+// locked calls f while the directory of the configuration is locked. With create
+// it makes the directory; without, f gets nil where there is none.
+func (p *Plugin) locked(ctx context.Context, r *plugin.Request, c *config, create bool, f func(*held) error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
+	h, err := p.directory(c.dir).acquire(ctx, create)
+	switch {
+	case err == nil:
+		err = errors.Join(f(h), h.release())
+	case !create && errors.Is(err, fs.ErrNotExist):
+		err = f(nil)
+	}
+	if err != nil {
+		return fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	return nil
+}
+
+// directory is what is known of a directory, the same each time.
+func (p *Plugin) directory(path string) *directory {
 	p.mu.Lock()
-	d := p.dirs[c.dir]
+	defer p.mu.Unlock()
+	d := p.dirs[path]
 	if d == nil {
 		if p.dirs == nil {
 			p.dirs = make(map[string]*directory)
 		}
-		d = newDirectory(c.dir)
-		p.dirs[c.dir] = d
+		d = newDirectory(path)
+		p.dirs[path] = d
 	}
-	p.mu.Unlock()
-	return d.acquire(ctx, create)
+	return d
 }
 
 // addresses are those of a result.

@@ -8,7 +8,6 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -28,40 +27,24 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
 		return fmt.Errorf("network %q: %w", r.Name, err)
 	}
-	said, err := prevresult.Interface(r)
+	_, err = ipam.CheckInterface(ctx, r, true, func(own links.Link, said *types100.Interface) error {
+		if own.Kind != "macvlan" {
+			return fmt.Errorf("it is of type %q, not macvlan", own.Kind)
+		}
+		if c.mode != links.MacvlanPassthru { // there it has the master's address
+			if err := ipam.CompareMAC(own, said); err != nil {
+				return err
+			}
+		}
+		if own.MacvlanMode != c.mode {
+			return fmt.Errorf("its mode is not %q", c.Mode)
+		}
+		return c.checkMaster(ctx, r, own)
+	})
 	if err != nil {
-		return err
-	}
-	if err := c.checkLink(ctx, r, said); err != nil {
-		return fmt.Errorf("network %q: interface %q: %w", r.Name, r.IfName, err)
+		return fmt.Errorf("network %q: %w", r.Name, err)
 	}
 	return nil
-}
-
-func (c *config) checkLink(ctx context.Context, r *plugin.Request, said *types100.Interface) (err error) {
-	inside, err := links.Borrow(ctx, r.Container)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, inside.Close()) }()
-	own, err := inside.Link(r.IfName)
-	switch {
-	case err != nil:
-		return err
-	case own.Kind != "macvlan":
-		return fmt.Errorf("it is of type %q, not macvlan", own.Kind)
-	case c.mode != links.MacvlanPassthru && !prevresult.SameMAC(said.Mac, own.MAC): // there it is the master's
-		return fmt.Errorf("its MAC address is %s, not %s", own.MAC, said.Mac)
-	case !own.Up():
-		return errors.New("it is down")
-	}
-	if err := c.checkMaster(ctx, r, own); err != nil {
-		return err
-	}
-	if own.MacvlanMode != c.mode {
-		return fmt.Errorf("its mode is not %q", c.Mode)
-	}
-	return ipam.Verify(inside, own.Index, prevresult.Own(r))
 }
 
 // checkMaster makes sure that the interface is on the master that is configured.

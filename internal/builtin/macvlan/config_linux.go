@@ -8,6 +8,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -16,16 +17,13 @@ import (
 // config is a configuration that has been checked, as far as that is possible
 // without looking at the master.
 type config struct {
-	Master     string    `json:"master"` // empty is where the default route leads
-	Mode       string    `json:"mode"`
-	MTU        int       `json:"mtu"`
-	Mac        string    `json:"mac"`
-	InNetNS    bool      `json:"linkInContainer"` // the master is in the container
-	BcQueueLen uint32    `json:"bcqueuelen"`
-	DNS        types.DNS `json:"dns"`
-	IPAM       struct {
-		Type string `json:"type"`
-	} `json:"ipam"`
+	Master     string `json:"master"` // empty is where the default route leads
+	Mode       string `json:"mode"`
+	MTU        int    `json:"mtu"`
+	Mac        string `json:"mac"`
+	InNetNS    bool   `json:"linkInContainer"` // the master is in the container
+	BcQueueLen uint32 `json:"bcqueuelen"`
+	ipam.Config
 	RuntimeConfig struct {
 		Mac string `json:"mac"`
 	} `json:"runtimeConfig"`

@@ -12,7 +12,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -26,102 +25,60 @@ import (
 // Plugin is the plugin "macvlan".
 type Plugin struct{}
 
-// releaseTime is how long addresses may take to be given back after a failure.
-const releaseTime = 10 * time.Second
-
-// Add makes the interface, while the IPAM plugin, if there is one, looks for
-// addresses.
-func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, err error) {
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
+// Add makes the interface, and gives it addresses if there is an IPAM plugin.
+func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := parse(r)
 	if err != nil {
 		return nil, err
 	}
-	created := false
-	defer func() {
-		if err != nil && created {
-			err = errors.Join(err, remove(ctx, r, func(delete func() error) error { return delete() }))
-		}
-	}()
-	create := func() (err error) {
-		created, err = c.create(ctx, r)
-		return err
-	}
-	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
-	if c.IPAM.Type == "" {
-		err = create()
-	} else {
-		result, err = ipam.Add(ctx, r, c.IPAM.Type, create)
-	}
+	result, err := ipam.Attach(ctx, r, c.IPAM.Type, &attachment{config: c, r: r})
 	if err != nil {
 		return nil, fmt.Errorf("network %q: %w", r.Name, err)
 	}
-	i, err := configure(ctx, r, c, result)
-	if err != nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTime)
-		defer cancel()
-		return nil, errors.Join(fmt.Errorf("network %q: interface %q: %w", r.Name, r.IfName, err), ipam.Del(ctx, r, c.IPAM.Type))
-	}
-	for _, ip := range result.IPs {
-		ip.Interface = types100.Int(0)
-	}
-	return &types100.Result{
-		CNIVersion: types100.ImplementedSpecVersion,
-		Interfaces: []*types100.Interface{i}, IPs: result.IPs, Routes: result.Routes, DNS: c.DNS,
-	}, nil
+	return result, nil
 }
 
-// create makes the interface, and tells whether it did.
-func (c *config) create(ctx context.Context, r *plugin.Request) (created bool, err error) {
-	conn, err := links.Borrow(ctx, c.masterNS(r))
+// attachment is one that is being made.
+type attachment struct {
+	*config
+	r    *plugin.Request
+	made bool
+}
+
+// Make makes the interface, down.
+func (a *attachment) Make(ctx context.Context) (err error) {
+	conn, err := links.Borrow(ctx, a.masterNS(a.r))
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	master, err := c.master(conn)
+	master, err := a.master(conn)
 	if err != nil {
-		return false, err
+		return err
 	}
 	err = links.Macvlan{
-		Name: r.IfName, Parent: master.Index, Mode: c.mode, MAC: c.mac, MTU: c.MTU, BroadcastQueue: c.BcQueueLen,
-	}.Create(conn, r.Container)
-	return err == nil, err
+		Name: a.r.IfName, Parent: master.Index, Mode: a.mode, MAC: a.mac, MTU: a.MTU, BroadcastQueue: a.BcQueueLen,
+	}.Create(conn, a.r.Container)
+	a.made = err == nil
+	return err
 }
 
-// configure sets the interface up, with the addresses of a result if it has
-// any, and describes it.
-func configure(ctx context.Context, r *plugin.Request, c *config, result *types100.Result) (_ *types100.Interface, err error) {
-	var sysctls []links.Sysctl
-	if c.IPAM.Type != "" {
-		if sysctls, err = ipam.Sysctls(r.IfName, result); err != nil {
-			return nil, err
-		}
-		// Routers may give it IPv6 addresses even if the IPAM plugin gives it
-		// none.
-		sysctls = append(sysctls, ipam.Announced(r.IfName))
+// Configure sets the interface up. The master existed before: without a carrier,
+// it is not plugged in, and nobody can have the addresses.
+func (a *attachment) Configure(ctx context.Context, result *types100.Result) error {
+	if err := ipam.Apply(ctx, a.r, a.IPAM.Type, result, ipam.How{Announce: true, Detect: true}, 0); err != nil {
+		return fmt.Errorf("interface %q: %w", a.r.IfName, err)
 	}
-	conn, err := links.Borrow(ctx, r.Container, sysctls...)
-	if err != nil {
-		return nil, err
+	result.DNS = a.DNS
+	return nil
+}
+
+// Undo deletes the interface.
+func (a *attachment) Undo(ctx context.Context) error {
+	if !a.made {
+		return nil
 	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	own, err := conn.Link(r.IfName)
-	if err != nil {
-		return nil, err
-	}
-	do := conn.Requests()
-	if c.IPAM.Type == "" {
-		do.Up(own.Index)
-	} else if err := ipam.Configure(do, own.Index, result, ipam.How{Announce: true, Detect: true}); err != nil {
-		return nil, err
-	}
-	if err = do.Send(); err == nil && c.IPAM.Type != "" {
-		// The master existed before: without a carrier, it is not plugged in.
-		err = ipam.Detect(ctx, r.Container, conn, own.Index, result, 0)
-	}
-	return &types100.Interface{Name: r.IfName, Mac: own.MAC.String(), Sandbox: r.NetNS}, err
+	return remove(ctx, a.r, func(delete func() error) error { return delete() })
 }
 
 // Del gives the addresses back and deletes the interface.

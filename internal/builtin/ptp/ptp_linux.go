@@ -41,104 +41,78 @@ func load(r *plugin.Request) (*veth.Config, error) {
 }
 
 // Add connects the container.
-func (Plugin) Add(ctx context.Context, r *plugin.Request) (result *types100.Result, err error) {
+func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := load(r)
 	if err != nil {
 		return nil, err
 	}
-	if err := ctx.Err(); err != nil {
+	if err := ipam.Named(r, c.IPAM.Type); err != nil {
 		return nil, err
 	}
-	host, err := links.Borrow(ctx, r.Host)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, host.Close()) }()
-	a := &attachment{Config: c, r: r, host: host}
-	defer func() { err = errors.Join(err, a.close()) }()
-	if err := a.make(ctx); err != nil {
-		return nil, errors.Join(err, a.undo(ctx))
-	}
-	return a.result, nil
+	return veth.Add(ctx, r, c.IPAM.Type, func(e *veth.Ends) ipam.Maker { return &attachment{Config: c, Ends: e} })
 }
 
 // attachment is one that is being made.
 type attachment struct {
 	*veth.Config
-	r      *plugin.Request
-	host   *links.Conn
-	pair   links.Pair // made if the index is not 0
-	leased bool       // there are addresses to give back
-	result *types100.Result
-
-	container *links.Conn // nil before it is needed
+	*veth.Ends
 	// linkLocal holds the link-local addresses that were given to the ends; see
 	// [links.Conn.LinkLocal].
 	linkLocal struct{ host, container netip.Prefix }
 }
 
-func (a *attachment) close() error {
-	if a.container == nil {
-		return nil
+// Make makes the pair, and gives the host's end its link-local address while it
+// has no carrier: the container's end is still down.
+func (a *attachment) Make(context.Context) (err error) {
+	a.Pair, err = links.Veth{Name: a.Request.IfName, MTU: a.MTU}.Create(a.OnHost, a.Request.Container)
+	if err != nil {
+		return err
 	}
-	return a.container.Close()
+	a.linkLocal.host, err = a.OnHost.LinkLocal(a.Request.Host, a.Host)
+	return err
 }
 
-// make does what Add is to do. The kernel makes the interfaces while the IPAM
-// plugin looks for an address.
-func (a *attachment) make(ctx context.Context) error {
-	leased, err := ipam.Add(ctx, a.r, a.IPAM.Type, a.connect)
-	if err != nil {
-		return err
-	}
-	a.leased = true
-	host, container := veth.Interfaces(a.r, a.pair)
-	a.result = &types100.Result{
-		CNIVersion: types100.ImplementedSpecVersion,
-		Interfaces: []*types100.Interface{host, container},
-		IPs:        leased.IPs, Routes: leased.Routes, DNS: leased.DNS,
-	}
-	for _, ip := range a.result.IPs {
+// Configure gives both ends their addresses and routes.
+func (a *attachment) Configure(ctx context.Context, result *types100.Result) error {
+	host, container := a.Interfaces()
+	result.Interfaces = []*types100.Interface{host, container}
+	for _, ip := range result.IPs {
 		ip.Interface = types100.Int(containerInterface)
 	}
-	a.SetDNS(a.result)
-	ends, err := endpoints(a.result)
+	a.SetDNS(result)
+	ends, err := endpoints(result)
 	if err != nil {
 		return err
 	}
-	if err := a.configureContainer(ctx, ends); err != nil {
-		return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
+	if err := a.configureContainer(ctx, result, ends); err != nil {
+		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
 	}
 	if err := a.configureHost(ends); err != nil {
-		return fmt.Errorf("interface %q on the host: %w", a.pair.Host.Name, err)
+		return fmt.Errorf("interface %q on the host: %w", a.Host.Name, err)
 	}
-	if err := a.settle(ctx, ends); err != nil {
+	if err := a.settle(ctx, result, ends); err != nil {
 		return err
 	}
-	return a.Masquerade(ctx, a.r, a.result)
+	return a.Masquerade(ctx, a.Request, result)
 }
 
 // settle waits until packets pass.
-func (a *attachment) settle(ctx context.Context, ends []endpoint) error {
+func (a *attachment) settle(ctx context.Context, result *types100.Result, ends []endpoint) error {
 	var container, host []netip.Prefix
-	if ipam.HasIPv6(a.result) {
+	if ipam.HasIPv6(result) {
 		container, host = valid(a.linkLocal.container), valid(a.linkLocal.host)
 	}
 	for _, e := range ends {
 		container = append(container, e.address)
 		host = append(host, single(e.gateway))
 	}
-	if err := ipam.Await(ctx, a.container, a.pair.Container.Index, container); err != nil {
-		return fmt.Errorf("interface %q in the container: %w", a.r.IfName, err)
+	if err := ipam.Await(ctx, a.InContainer, a.Container.Index, container); err != nil {
+		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
 	}
-	if err := ipam.Await(ctx, a.host, a.pair.Host.Index, host); err != nil {
-		return fmt.Errorf("interface %q on the host: %w", a.pair.Host.Name, err)
+	if err := ipam.Await(ctx, a.OnHost, a.Host.Index, host); err != nil {
+		return fmt.Errorf("interface %q on the host: %w", a.Host.Name, err)
 	}
-	if a.pair.Host.Running() {
-		return nil
-	}
-	_, err := veth.AwaitRunning(ctx, a.host, a.pair.Host.Index)
-	return err
+	return a.AwaitRunning(ctx)
 }
 
 // valid returns p in a list, or nil if p is the zero Prefix.
@@ -147,17 +121,6 @@ func valid(p netip.Prefix) []netip.Prefix {
 		return nil
 	}
 	return []netip.Prefix{p}
-}
-
-// connect makes the pair, and gives the host's end its link-local address while
-// it has no carrier: the container's end is still down.
-func (a *attachment) connect() (err error) {
-	a.pair, err = links.Veth{Name: a.r.IfName, MTU: a.MTU}.Create(a.host, a.r.Container)
-	if err != nil {
-		return err
-	}
-	a.linkLocal.host, err = a.host.LinkLocal(a.r.Host, a.pair.Host)
-	return err
 }
 
 // endpoint is an address of the container, in its subnet, and the address of
@@ -198,25 +161,25 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 // configureContainer sets the container's end up. An address makes a route to
 // its subnet, as if it were on the link, which the routes of the IPAM plugin
 // may need to be accepted; it is replaced then.
-func (a *attachment) configureContainer(ctx context.Context, ends []endpoint) error {
-	sysctls, err := ipam.Sysctls(a.r.IfName, a.result)
+func (a *attachment) configureContainer(ctx context.Context, result *types100.Result, ends []endpoint) error {
+	sysctls, err := ipam.Sysctls(a.Request.IfName, result)
 	if err != nil {
 		return err
 	}
-	if a.container, err = links.Borrow(ctx, a.r.Container, sysctls...); err != nil {
+	if err := a.EnterContainer(ctx, sysctls...); err != nil {
 		return err
 	}
-	do, index := a.container.Requests(), a.pair.Container.Index
-	if ipam.HasIPv6(a.result) {
-		own, err := a.container.LinkByIndex(index)
+	do, index := a.InContainer.Requests(), a.Container.Index
+	if ipam.HasIPv6(result) {
+		own, err := a.InContainer.LinkByIndex(index)
 		if err != nil {
 			return err
 		}
-		if a.linkLocal.container, err = a.container.LinkLocal(a.r.Container, own); err != nil {
+		if a.linkLocal.container, err = a.InContainer.LinkLocal(a.Request.Container, own); err != nil {
 			return err
 		}
 	}
-	if err := ipam.Configure(do, index, a.result, ipam.How{}); err != nil {
+	if err := ipam.Configure(do, index, result, ipam.How{}); err != nil {
 		return err
 	}
 	for _, e := range ends {
@@ -233,7 +196,7 @@ func (a *attachment) configureContainer(ctx context.Context, ends []endpoint) er
 // configureHost gives the host's end the addresses of the gateways, routes the
 // container's by way of it, and has the host forward.
 func (a *attachment) configureHost(ends []endpoint) error {
-	do, index := a.host.Requests(), a.pair.Host.Index
+	do, index := a.OnHost.Requests(), a.Host.Index
 	for _, e := range ends {
 		do.AddAddress(index, single(e.gateway), 0, unix.EEXIST)
 		do.AddRoute(index, links.Route{Dst: single(e.address.Addr()), Scope: unix.RT_SCOPE_HOST}, false, unix.EEXIST)
@@ -247,7 +210,7 @@ func (a *attachment) configureHost(ends []endpoint) error {
 	if err := do.Send(); err != nil {
 		return err
 	}
-	a.pair.Host.OperState = link.OperState
+	a.Host.OperState = link.OperState
 	var settings []links.Sysctl
 	// What the container says about routes is not for the host.
 	if ra := (links.Sysctl{Path: "net/ipv6/conf/" + link.Name + "/accept_ra", Value: "0", Optional: true}); !link.Has(ra) {
@@ -258,7 +221,7 @@ func (a *attachment) configureHost(ends []endpoint) error {
 			settings = append(settings, links.Forward(v6))
 		}
 	}
-	return links.WriteSysctls(a.r.Host, settings...)
+	return links.WriteSysctls(a.Request.Host, settings...)
 }
 
 // families are those for which the host has to forward: IPv4, which is false,
@@ -271,18 +234,6 @@ func families(ends []endpoint) []bool {
 		}
 	}
 	return all
-}
-
-// undo takes back what a failed make did, also when the context has ended.
-func (a *attachment) undo(ctx context.Context) error {
-	var errs []error
-	if a.pair.Host.Index != 0 {
-		errs = append(errs, a.host.Delete(a.pair.Host.Index))
-	}
-	if a.leased {
-		errs = append(errs, ipam.Release(ctx, a.r, a.IPAM.Type))
-	}
-	return errors.Join(errs...)
 }
 
 // Del disconnects the container.

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"time"
 
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -18,40 +19,18 @@ import (
 // The MTU is not compared. A plugin further behind may have set another, of
 // which the result says nothing: the reference plugin tuning does not report it
 // in any version of the specification.
-func (c Config) Check(ctx context.Context, r *plugin.Request, up bool) (link links.Link, err error) {
-	said, err := prevresult.Interface(r)
-	if err != nil {
-		return link, err
-	}
-	conn, err := links.Borrow(ctx, r.Container)
-	if err != nil {
-		return link, err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	if link, err = conn.Link(r.IfName); err != nil {
-		return link, fmt.Errorf("in the container: %w", err)
-	}
-	err = same(link, up)
-	if err == nil && !prevresult.SameMAC(said.Mac, link.MAC) {
-		err = fmt.Errorf("its address is %s, not %s", link.MAC, said.Mac)
-	}
-	if err == nil {
-		err = ipam.Verify(conn, link.Index, prevresult.Own(r))
-	}
-	if err != nil {
-		return link, fmt.Errorf("interface %q in the container: %w", r.IfName, err)
-	}
-	return link, nil
+func (c Config) Check(ctx context.Context, r *plugin.Request, up bool) (links.Link, error) {
+	return ipam.CheckInterface(ctx, r, up, func(own links.Link, said *types100.Interface) error {
+		if err := isVeth(own); err != nil {
+			return err
+		}
+		return ipam.CompareMAC(own, said)
+	})
 }
 
-// same looks at what nobody changes but by making another interface, or by
-// taking this one out of service.
-func same(link links.Link, up bool) error {
-	switch {
-	case link.Kind != "veth":
+func isVeth(link links.Link) error {
+	if link.Kind != "veth" {
 		return fmt.Errorf("it is not a veth interface, but %q", link.Kind)
-	case up && !link.Up():
-		return errors.New("it is down")
 	}
 	return nil
 }
@@ -69,7 +48,10 @@ func (c Config) CheckHost(conn *links.Conn, r *plugin.Request, container links.L
 	if err != nil {
 		return link, fmt.Errorf("interface %q on the host: %w", said.Name, err)
 	}
-	err = same(link, true)
+	err = isVeth(link)
+	if err == nil && !link.Up() {
+		err = errors.New("it is down")
+	}
 	if err == nil && link.Peer.Index != container.Index {
 		err = fmt.Errorf("it is not the other end of the container's %q", container.Name)
 	}
@@ -83,20 +65,21 @@ func (c Config) CheckHost(conn *links.Conn, r *plugin.Request, container links.L
 // does so at once, but for old kernels under load.
 const runTime = 3 * time.Second
 
-// AwaitRunning waits until packets pass, and returns the interface. Since
-// Linux 6.8 they do by the first answer.
-func AwaitRunning(ctx context.Context, conn *links.Conn, index int) (links.Link, error) {
+// AwaitRunning waits until packets pass, by the host's end. Since Linux 6.8 they
+// do by the first answer.
+func (e *Ends) AwaitRunning(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, runTime)
 	defer cancel()
-	for {
-		link, err := conn.LinkByIndex(index)
+	for !e.Host.Running() {
+		link, err := e.OnHost.LinkByIndex(e.Host.Index)
 		if err != nil || link.Running() {
-			return link, err
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			return link, fmt.Errorf("interface %q is up, but has no carrier (operational state %d): %w", link.Name, link.OperState, context.Cause(ctx))
+			return fmt.Errorf("interface %q is up, but has no carrier (operational state %d): %w", link.Name, link.OperState, context.Cause(ctx))
 		case <-time.After(time.Millisecond):
 		}
 	}
+	return nil
 }

@@ -27,7 +27,7 @@ func TestCheckTellsDamage(t *testing.T) {
 				`interface "eth0" in the container: it is not a veth interface, but "bridge"`},
 			{"the container's end is down", "container", "ip link set eth0 down", `interface "eth0" in the container: it is down`},
 			{"its MAC is another", "container", "ip link set eth0 address 02:00:00:00:00:42",
-				`interface "eth0" in the container: its address is 02:00:00:00:00:42, not MAC`},
+				`interface "eth0" in the container: its MAC address is 02:00:00:00:00:42, not MAC`},
 			{"the IPv4 address is gone", "container", "ip addr del 10.1.0.2/24 dev eth0", `interface "eth0" in the container: address 10.1.0.2/24 is missing`},
 			{"the IPv6 address is gone", "container", "ip addr del fd00:1::2/64 dev eth0", `interface "eth0" in the container: address fd00:1::2/64 is missing`},
 			{"the length is another", "container", "ip addr add 10.1.0.2/25 dev eth0; ip addr del 10.1.0.2/24 dev eth0; ip route replace 10.1.0.0/24 dev eth0",

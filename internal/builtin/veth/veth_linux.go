@@ -26,11 +26,7 @@ type Config struct {
 	IPMasq        bool    `json:"ipMasq"`
 	IPMasqBackend *string `json:"ipMasqBackend"`
 	MTU           int     `json:"mtu"`
-
-	IPAM struct {
-		Type string `json:"type"`
-	} `json:"ipam"`
-	DNS types.DNS `json:"dns"`
+	ipam.Config
 }
 
 // Validate returns an error that names the wrong field. An unused backend may
@@ -227,10 +223,4 @@ func HostInterface(result *types100.Result, ifName string) types100.Interface {
 		}
 	}
 	return types100.Interface{}
-}
-
-// Interfaces converts a pair to what a result says of it.
-func Interfaces(r *plugin.Request, pair links.Pair) (host, container *types100.Interface) {
-	return &types100.Interface{Name: pair.Host.Name, Mac: pair.Host.MAC.String()},
-		&types100.Interface{Name: pair.Container.Name, Mac: pair.Container.MAC.String(), Sandbox: r.NetNS}
 }

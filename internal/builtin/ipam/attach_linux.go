@@ -1,0 +1,150 @@
+package ipam
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/builtin/prevresult"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Config is the part of a configuration that all plugins which make an interface
+// share.
+type Config struct {
+	IPAM struct {
+		Type string `json:"type"` // empty: the interface gets no address
+	} `json:"ipam"`
+	DNS types.DNS `json:"dns"`
+}
+
+// Maker makes the interface of one attachment; see [Attach].
+type Maker interface {
+	// Make makes the interface. It needs no address.
+	Make(ctx context.Context) error
+	// Configure puts the addresses of the result on the interface, if it has any,
+	// and completes the result.
+	Configure(ctx context.Context, result *types100.Result) error
+	// Undo takes back as much as Make and Configure did, also if the context has
+	// ended.
+	Undo(ctx context.Context) error
+}
+
+// Attach is the frame of an ADD. The interface is made while the IPAM plugin, if
+// typ names one, looks for addresses. If anything fails, the interface is taken
+// back, and the addresses are given back.
+func Attach(ctx context.Context, r *plugin.Request, typ string, m Maker) (*types100.Result, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	leased, err := &types100.Result{}, error(nil)
+	if typ == "" {
+		err = m.Make(ctx)
+	} else {
+		leased, err = Add(ctx, r, typ, func() error { return m.Make(ctx) })
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.Undo(ctx))
+	}
+	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, IPs: leased.IPs, Routes: leased.Routes, DNS: leased.DNS}
+	if err := m.Configure(ctx, result); err != nil {
+		return nil, errors.Join(err, m.Undo(ctx), Release(ctx, r, typ))
+	}
+	return result, nil
+}
+
+// Apply sets the attachment's interface up, with the addresses of a result if typ
+// names an IPAM plugin, and lists it as the only one of the result. It waits for
+// the detection of duplicates if there is a carrier within the time; see [Detect].
+func Apply(ctx context.Context, r *plugin.Request, typ string, result *types100.Result, how How, carrier time.Duration) (err error) {
+	sysctls, err := settings(r.IfName, typ, result, how)
+	if err != nil {
+		return err
+	}
+	conn, err := links.Borrow(ctx, r.Container, sysctls...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	own, err := conn.Link(r.IfName)
+	if err != nil {
+		return err
+	}
+	Only(r, result, own.MAC.String())
+	do := conn.Requests()
+	if typ == "" {
+		do.Up(own.Index)
+		return do.Send()
+	}
+	if err := Configure(do, own.Index, result, how); err != nil {
+		return err
+	}
+	if err := do.Send(); err != nil {
+		return err
+	}
+	return Detect(ctx, r.Container, conn, own.Index, result, carrier)
+}
+
+// settings are those that the interface needs before it has the addresses. What
+// is announced may also be an IPv6 address that a router gives it.
+func settings(ifName, typ string, result *types100.Result, how How) ([]links.Sysctl, error) {
+	if typ == "" {
+		return nil, nil
+	}
+	all, err := Sysctls(ifName, result)
+	if how.Announce {
+		all = append(all, Announced(ifName))
+	}
+	return all, err
+}
+
+// Only lists the attachment's interface as the only one of a result, which has
+// all of its addresses.
+func Only(r *plugin.Request, result *types100.Result, mac string) {
+	result.Interfaces = []*types100.Interface{{Name: r.IfName, Mac: mac, Sandbox: r.NetNS}}
+	for _, ip := range result.IPs {
+		ip.Interface = types100.Int(0)
+	}
+}
+
+// CheckInterface returns the attachment's interface, or an error unless it is in
+// the container as the previous result says, is up if it should be, and fits: the
+// hardware address is compared by SameMAC, addresses and routes by [Verify].
+func CheckInterface(ctx context.Context, r *plugin.Request, up bool, fits func(own links.Link, said *types100.Interface) error) (own links.Link, err error) {
+	said, err := prevresult.Interface(r)
+	if err != nil {
+		return own, err
+	}
+	conn, err := links.Borrow(ctx, r.Container)
+	if err != nil {
+		return own, err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	if own, err = conn.Link(r.IfName); err != nil {
+		return own, fmt.Errorf("in the container: %w", err)
+	}
+	if err = fits(own, said); err == nil && up && !own.Up() {
+		err = errors.New("it is down")
+	}
+	if err == nil {
+		err = Verify(conn, own.Index, prevresult.Own(r))
+	}
+	if err != nil {
+		return own, fmt.Errorf("interface %q in the container: %w", r.IfName, err)
+	}
+	return own, nil
+}
+
+// CompareMAC returns an error unless an interface has the hardware address that
+// the result reports.
+func CompareMAC(own links.Link, said *types100.Interface) error {
+	if !prevresult.SameMAC(said.Mac, own.MAC) {
+		return fmt.Errorf("its MAC address is %s, not %s", own.MAC, said.Mac)
+	}
+	return nil
+}

@@ -1,0 +1,60 @@
+package veth
+
+import (
+	"context"
+	"errors"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Ends are the ends of the pair that an ADD makes, and sockets where they are.
+type Ends struct {
+	links.Pair  // made if the host's end has an index
+	Request     *plugin.Request
+	OnHost      *links.Conn
+	InContainer *links.Conn // nil before EnterContainer
+}
+
+// Add is the frame of an ADD that connects a container by a veth pair; see
+// [ipam.Attach].
+func Add(ctx context.Context, r *plugin.Request, typ string, maker func(*Ends) ipam.Maker) (result *types100.Result, err error) {
+	host, err := links.Borrow(ctx, r.Host)
+	if err != nil {
+		return nil, err
+	}
+	e := &Ends{Request: r, OnHost: host}
+	defer func() { err = errors.Join(err, e.close()) }()
+	return ipam.Attach(ctx, r, typ, maker(e))
+}
+
+// EnterContainer opens the socket in the container, and makes the settings there.
+func (e *Ends) EnterContainer(ctx context.Context, sysctls ...links.Sysctl) (err error) {
+	e.InContainer, err = links.Borrow(ctx, e.Request.Container, sysctls...)
+	return err
+}
+
+func (e *Ends) close() error {
+	err := e.OnHost.Close()
+	if e.InContainer != nil {
+		err = errors.Join(e.InContainer.Close(), err)
+	}
+	return err
+}
+
+// Undo deletes the pair if it was made.
+func (e *Ends) Undo(context.Context) error {
+	if e.Host.Index == 0 {
+		return nil
+	}
+	return e.OnHost.Delete(e.Host.Index)
+}
+
+// Interfaces are the pair as a result has it.
+func (e *Ends) Interfaces() (host, container *types100.Interface) {
+	return &types100.Interface{Name: e.Host.Name, Mac: e.Host.MAC.String()},
+		&types100.Interface{Name: e.Container.Name, Mac: e.Container.MAC.String(), Sandbox: e.Request.NetNS}
+}
