@@ -14,6 +14,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
@@ -236,7 +237,7 @@ func TestFault_F33_ALockedContainerIsLeft(t *testing.T) {
 			gate := s.Gate("portmap")
 			s.On("portmap", "CHECK", scripted.Action{Block: gate})
 			h := &realHost{&testhost.RealHost{Host: s.Host}}
-			expect.NoError(t, testhost.NoAddressDetection())
+			expect.NoError(t, nettest.NoAddressDetection())
 			conf := fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [%s, {"type": "portmap", "script": %q}]}`,
 				testhost.BridgeConf(strings.ReplaceAll(testhost.HostLocal(testhost.V4Range), "IPAM", h.Path("ipam"))), s.Plugin(s.Scripts["portmap"], "portmap"))
 			r := s.Runtime(cni.WithConfListBytes(conf))
@@ -285,7 +286,7 @@ func TestFault_F33_WithoutReapingNothingIsLetGo(t *testing.T) {
 func TestFault_F33_AnotherMountAndPIDNamespaceJudgesNothing(t *testing.T) {
 	s := testhost.NewStage(t)
 	h := &realHost{&testhost.RealHost{Host: s.Host}}
-	expect.NoError(t, testhost.NoAddressDetection())
+	expect.NoError(t, nettest.NoAddressDetection())
 	conf := fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [%s]}`,
 		testhost.BridgeConf(strings.ReplaceAll(testhost.HostLocal(testhost.V4Range), "IPAM", h.Path("ipam"))))
 	r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(conf))

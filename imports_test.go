@@ -65,7 +65,7 @@ func within(path string, parents ...string) bool {
 // that may do what the library may not.
 var testSupport = []string{
 	ours + "/internal/scripted", ours + "/internal/sandbox", ours + "/internal/audit", ours + "/internal/refplugins",
-	ours + "/internal/builtin/plugintest", ours + "/internal/testhost", ours + "/internal/firewalldtest", ours + "/internal/expect",
+	ours + "/internal/builtin/plugintest", ours + "/internal/testhost", ours + "/internal/firewalldtest", ours + "/internal/expect", ours + "/internal/nettest",
 }
 
 // programs are not part of what a daemon links.

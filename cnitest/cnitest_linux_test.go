@@ -2,20 +2,18 @@ package cnitest_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/cnitest"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 )
@@ -31,11 +29,7 @@ func newHost(t *testing.T, plugins string) *host {
 	t.Helper()
 	dir := t.TempDir()
 	h := &host{t: t, dir: dir}
-	runtime.LockOSThread() // the thread ends with the test
-	ns := h.newNetNS("host")
-	if err := unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
+	nettest.Enter(t, h.newNetNS("host"))
 	bin, err := refplugins.Dir(t.Context(), os.Stderr)
 	if err != nil {
 		t.Fatal(err)
@@ -55,20 +49,8 @@ func newHost(t *testing.T, plugins string) *host {
 // the detection of duplicate addresses, for which plugins wait seconds.
 func (h *host) newNetNS(name string) *netns.Handle {
 	h.t.Helper()
-	path := filepath.Join(h.dir, "netns", name)
-	ns, err := netns.Create(path)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	err = ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0) })
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	h.t.Cleanup(func() {
-		if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
-			h.t.Error(err)
-		}
-	})
+	ns := nettest.At(h.t, filepath.Join(h.dir, "netns", name))
+	expect.NoError(h.t, ns.Do(nettest.NoAddressDetection))
 	return ns
 }
 

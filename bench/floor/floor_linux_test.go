@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni/bench/floor"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -45,17 +46,17 @@ func TestAttachmentIsCompleteAndLeavesNothing(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "netns", "c1")
 			container, err := netns.Create(path)
-			wantNil(t, err)
+			expect.NoError(t, err)
 			script(t, floor.Script)
 			o := tt.options
 			o.Network, o.DataDir = name, filepath.Join(dir, "ipam")
 			h, err := floor.Open(o)
-			wantNil(t, err)
-			wantNil(t, h.Add("c0", path, 8000)) // makes what stays for the next
-			wantNil(t, h.Del("c0"))
+			expect.NoError(t, err)
+			expect.NoError(t, h.Add("c0", path, 8000)) // makes what stays for the next
+			expect.NoError(t, h.Del("c0"))
 			before := listBoth(t, container, dir)
 
-			wantNil(t, h.Add("c1", path, 8000))
+			expect.NoError(t, h.Add("c1", path, 8000))
 			during := listBoth(t, container, dir)
 			for i, want := range [][]string{tt.outside, tt.inside} {
 				added, removed := audit.Diff(before[i], during[i])
@@ -65,25 +66,18 @@ func TestAttachmentIsCompleteAndLeavesNothing(t *testing.T) {
 					}
 				}
 			}
-			wantNil(t, h.Del("c1"))
+			expect.NoError(t, h.Del("c1"))
 			after := listBoth(t, container, dir)
 			for i := range before {
 				if added, removed := audit.Diff(before[i], after[i]); len(added)+len(removed) > 0 {
 					t.Errorf("left: %q, gone: %q", added, removed)
 				}
 			}
-			wantNil(t, h.Close())
-			wantNil(t, container.Close())
-			wantNil(t, netns.Remove(path))
+			expect.NoError(t, h.Close())
+			expect.NoError(t, container.Close())
+			expect.NoError(t, netns.Remove(path))
 			script(t, "delete table inet bench_floor\n")
 		})
-	}
-}
-
-func wantNil(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -100,10 +94,10 @@ func script(t *testing.T, text string) {
 func listBoth(t *testing.T, container *netns.Handle, dir string) (lines [2]audit.Lines) {
 	t.Helper()
 	all, err := audit.Snapshot(t.Context(), audit.Options{StateDirs: []string{dir}})
-	wantNil(t, err)
+	expect.NoError(t, err)
 	// host-local goes on from there, and so keeps it.
 	lines[0] = all.Without(func(l string) bool { return strings.Contains(l, "last_reserved_ip.") })
-	wantNil(t, container.Do(func() (err error) {
+	expect.NoError(t, container.Do(func() (err error) {
 		lines[1], err = audit.Snapshot(t.Context(), audit.Options{})
 		return err
 	}))

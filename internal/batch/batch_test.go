@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // diary notes what was done, in order.
@@ -50,42 +52,35 @@ func (d *diary) task(name string) func(context.Context) error {
 	}
 }
 
-func wantNil(t *testing.T, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
-
 type kind string
 
 func TestItemsOfAKindAreDoneByOneCallInTheirOrder(t *testing.T) {
 	d, b := &diary{}, &Batch{}
 	ctx := With(context.Background(), b)
 	for _, item := range []string{"1", "2", "3"} {
-		wantNil(t, Join(ctx, kind("a"), item, d.list("a")))
-		wantNil(t, Join(ctx, kind("b"), "b"+item, d.list("b")))
-		wantNil(t, Later(ctx, d.task(item)))
+		expect.NoError(t, Join(ctx, kind("a"), item, d.list("a")))
+		expect.NoError(t, Join(ctx, kind("b"), "b"+item, d.list("b")))
+		expect.NoError(t, Later(ctx, d.task(item)))
 	}
-	wantNil(t, Join(ctx, "a", "of another type's kind", d.list("string a")))
+	expect.NoError(t, Join(ctx, "a", "of another type's kind", d.list("string a")))
 	d.want(t, "before the flush")
-	wantNil(t, b.Flush(context.Background()))
+	expect.NoError(t, b.Flush(context.Background()))
 	d.want(t, "by the flush", "a [1 2 3]", "b [b1 b2 b3]", "string a [of another type's kind]", "task 1", "task 2", "task 3")
-	wantNil(t, b.Flush(context.Background()))
+	expect.NoError(t, b.Flush(context.Background()))
 	d.want(t, "by a flush of an empty batch")
 }
 
 func TestOfSeveralFunctionsTheFirstIsCalled(t *testing.T) {
 	d, b := &diary{}, &Batch{}
 	ctx := With(context.Background(), b)
-	wantNil(t, Join(ctx, kind("a"), "1", d.list("first")), Join(ctx, kind("a"), "2", d.list("second")), b.Flush(ctx))
+	expect.NoError(t, Join(ctx, kind("a"), "1", d.list("first")), Join(ctx, kind("a"), "2", d.list("second")), b.Flush(ctx))
 	d.want(t, "by the flush", "first [1 2]")
 }
 
 func TestItemsOfTwoTypesAreAnErrorOfTheirKindAlone(t *testing.T) {
 	d, b := &diary{}, &Batch{}
 	ctx := With(context.Background(), b)
-	wantNil(t, Join(ctx, kind("a"), "1", d.list("a")), Later(ctx, d.task("x")),
+	expect.NoError(t, Join(ctx, kind("a"), "1", d.list("a")), Later(ctx, d.task("x")),
 		Join(ctx, kind("a"), 2, func(context.Context, []int) error { return nil }))
 	if err := b.Flush(ctx); err == nil || err.Error() != "work of kind a is of two types: string and int" {
 		t.Errorf("got %v", err)
@@ -97,7 +92,7 @@ func TestAllIsDoneWhateverFails(t *testing.T) {
 	d, b := &diary{}, &Batch{}
 	ctx := With(context.Background(), b)
 	first, second := errors.New("first"), errors.New("second")
-	wantNil(t,
+	expect.NoError(t,
 		Later(ctx, func(context.Context) error { return first }),
 		Later(ctx, func(context.Context) error { panic("third") }),
 		Later(ctx, func(context.Context) error { runtime.Goexit(); return nil }),
@@ -113,7 +108,7 @@ func TestAllIsDoneWhateverFails(t *testing.T) {
 	if !strings.Contains(text, "work that was put off panicked: third\ngoroutine") || !strings.Contains(text, "TestAllIsDoneWhateverFails") {
 		t.Errorf("the panic is not told, or not where: %s", text)
 	}
-	wantNil(t, b.Flush(ctx))
+	expect.NoError(t, b.Flush(ctx))
 }
 
 func TestWithoutABatchAllIsDoneAtOnce(t *testing.T) {
@@ -126,7 +121,7 @@ func TestWithoutABatchAllIsDoneAtOnce(t *testing.T) {
 		if From(ctx) != nil {
 			t.Errorf("%s: there is a batch", name)
 		}
-		wantNil(t, Join(ctx, kind("a"), "1", d.list("a")), Join(ctx, kind("a"), "2", d.list("a")), Later(ctx, d.task("x")))
+		expect.NoError(t, Join(ctx, kind("a"), "1", d.list("a")), Join(ctx, kind("a"), "2", d.list("a")), Later(ctx, d.task("x")))
 		d.want(t, name, "a [1]", "a [2]", "task x")
 		for _, err := range []error{
 			Later(ctx, func(context.Context) error { return failure }),
@@ -149,8 +144,8 @@ func TestNothingIsPutOffInsideAFlush(t *testing.T) {
 		d.note("in a flush with %v", ctx.Value(value{}))
 		return errors.Join(Later(ctx, d.task("nested")), Join(ctx, kind("n"), "nested", d.list("n")))
 	}
-	wantNil(t, Later(ctx, nested), Join(ctx, kind("a"), "1", func(ctx context.Context, _ []string) error { return nested(ctx) }))
-	wantNil(t, b.Flush(context.WithValue(ctx, value{}, "a value")))
+	expect.NoError(t, Later(ctx, nested), Join(ctx, kind("a"), "1", func(ctx context.Context, _ []string) error { return nested(ctx) }))
+	expect.NoError(t, b.Flush(context.WithValue(ctx, value{}, "a value")))
 	twice := []string{"in a flush with a value", "n [nested]", "task nested"}
 	d.want(t, "by the flush", append(twice, twice...)...)
 	if !reflect.DeepEqual(b.take(), []func(context.Context) error(nil)) {
@@ -167,7 +162,7 @@ func TestTheWorkRunsTogether(t *testing.T) {
 	meet := func(context.Context) error { all.Done(); all.Wait(); return nil }
 	for i := range 3 {
 		all.Add(2)
-		wantNil(t, Later(ctx, meet), Join(ctx, i, i, func(ctx context.Context, _ []int) error { return meet(ctx) }))
+		expect.NoError(t, Later(ctx, meet), Join(ctx, i, i, func(ctx context.Context, _ []int) error { return meet(ctx) }))
 	}
-	wantNil(t, b.Flush(ctx))
+	expect.NoError(t, b.Flush(ctx))
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
@@ -134,7 +135,7 @@ func (h *realHost) reboot(containers ...string) {
 	if err := unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET); err != nil {
 		h.T.Fatal(err)
 	}
-	if err := testhost.NoAddressDetection(); err != nil {
+	if err := nettest.NoAddressDetection(); err != nil {
 		h.T.Fatal(err)
 	}
 	h.LinkUp("lo")

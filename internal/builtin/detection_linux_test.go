@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/nettest"
 )
 
 // taken99 asks for the address that the LAN's own machine has.
@@ -65,13 +66,13 @@ func TestFault_F53_ACarrierThatComesLateIsWaitedFor(t *testing.T) {
 	lan := plugintest.NewLAN(t)
 	m := newMachine(t, lan, "host-device", taken99)
 	setDown := func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) }
-	plugintest.Change(t, m.host, "lan0", setDown)
-	plugintest.Change(t, lan.Machine, "port1", setDown)
+	nettest.Change(t, m.host, "lan0", setDown)
+	nettest.Change(t, lan.Machine, "port1", setDown)
 	m.wantNothingLeft(t, func() error {
-		plugged := m.whenThere(t, func() { plugintest.SetUp(t, lan.Machine, "port1") })
+		plugged := m.whenThere(t, func() { nettest.SetUp(t, lan.Machine, "port1") })
 		_, err := m.Run(t.Context(), "ADD", m.call)
 		<-plugged
-		plugintest.Change(t, lan.Machine, "port1", setDown) // as it was
+		nettest.Change(t, lan.Machine, "port1", setDown) // as it was
 		return err
 	}, "fd00::99/64 belongs to another machine")
 }
@@ -102,7 +103,7 @@ func TestFault_F53_AMACAddressThatAnotherMachineHasIsRefused(t *testing.T) {
 	first := newMachine(t, lan, "host-device", `{"type": "static", "addresses": [{"address": "fd00::2/64"}]}`)
 	second := newMachine(t, lan, "host-device", `{"type": "static", "addresses": [{"address": "fd00::3/64"}]}`)
 	for _, m := range []*machine{first, second} {
-		plugintest.Change(t, m.host, "lan0", func(nl *netlink.Handle, l netlink.Link) error {
+		nettest.Change(t, m.host, "lan0", func(nl *netlink.Handle, l netlink.Link) error {
 			return errors.Join(nl.LinkSetDown(l), nl.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 0x77}))
 		})
 	}

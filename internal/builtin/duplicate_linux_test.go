@@ -12,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -40,7 +41,7 @@ func newMachine(t *testing.T, lan *plugintest.LAN, typ, ipam string) *machine {
 		lan.Bridge(t, m.host, "lan0")
 	} else {
 		lan.Cable(t, m.host, "lan0")
-		plugintest.SetUp(t, m.host, "lan0")
+		nettest.SetUp(t, m.host, "lan0")
 	}
 	m.Side = plugintest.Ours(m.host, builtin.New())
 	m.call = plugintest.Call{Type: typ, ID: "c1", IfName: "eth0"}
@@ -131,7 +132,7 @@ func refused(t *testing.T, typ string, ipams [2]string) {
 	}
 	second.call.Prev = second.Must(t, "ADD", second.call)
 	if typ == "host-device" { // which announces no address, as the reference plugin
-		plugintest.Change(t, lan.Machine, "switch", func(nl *netlink.Handle, l netlink.Link) error {
+		nettest.Change(t, lan.Machine, "switch", func(nl *netlink.Handle, l netlink.Link) error {
 			return nl.NeighDel(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: address.AsSlice(), Family: netlink.FAMILY_V6})
 		})
 	}
@@ -152,7 +153,7 @@ func TestFault_F53_DetectionGoesOnWhereThereWasNoCarrier(t *testing.T) {
 			lan := plugintest.NewLAN(t)
 			address := netip.MustParsePrefix("fd00::99/64")
 			m := newMachine(t, lan, typ, `{"type": "static", "addresses": [{"address": "fd00::99/64"}]}`)
-			plugintest.Change(t, lan.Machine, "port1", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
+			nettest.Change(t, lan.Machine, "port1", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
 			begin := time.Now()
 			m.call.Prev = m.Must(t, "ADD", m.call)
 			if took := time.Since(begin); took > carrierBound {
@@ -163,7 +164,7 @@ func TestFault_F53_DetectionGoesOnWhereThereWasNoCarrier(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer watch.Close()
-			plugintest.SetUp(t, lan.Machine, "port1")
+			nettest.SetUp(t, lan.Machine, "port1")
 			for {
 				for _, a := range m.addresses(t) {
 					if a.Prefix == address && a.Duplicate {

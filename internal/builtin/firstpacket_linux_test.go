@@ -16,6 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -49,12 +50,12 @@ func newSite(t *testing.T, typ string, set ...string) *site {
 	s.host, _ = plugintest.NetNS(t)
 	configureDefaults(t, s.host, set)
 	lan.Cable(t, s.host, "lan0")
-	plugintest.SetUp(t, s.host, "lan0")
+	nettest.SetUp(t, s.host, "lan0")
 	for i, a := range []string{"10.1.0.1/24", "fd00::1/64"} {
-		plugintest.AddAddress(t, s.host, "lan0", a)
+		nettest.AddAddress(t, s.host, "lan0", a)
 		via := netip.MustParsePrefix(a).Addr()
 		to := netip.MustParsePrefix([]string{"10.2.0.0/24", "fd00:2::/64"}[i])
-		plugintest.AddRoute(t, s.lan, to, via)
+		nettest.AddRoute(t, s.lan, to, via)
 	}
 	side, dir := plugintest.Ours(s.host, builtin.New()), t.TempDir()
 	for i, id := range []string{"c1", "c2"} {
@@ -164,7 +165,7 @@ func wantLinkLocals(t *testing.T, ns *netns.Handle, ofMAC bool) {
 		t.Fatal(err)
 	}
 	defer watch.Close()
-	plugintest.Inside(t, ns, func(nl *netlink.Handle) error {
+	nettest.Inside(t, ns, func(nl *netlink.Handle) error {
 		all, err := nl.LinkList()
 		for _, l := range all {
 			if name := l.Attrs().Name; name != "lo" && name != "lan0" && l.Attrs().MasterIndex == 0 {

@@ -10,13 +10,14 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/nettest"
 )
 
 // TestStatusRefusesWhatEveryAddRefuses: a runtime would call the network ready,
 // and no container would start.
 func TestStatusRefusesWhatEveryAddRefuses(t *testing.T) {
 	host, _ := plugintest.NetNS(t)
-	plugintest.Inside(t, host, func(nl *netlink.Handle) error {
+	nettest.Inside(t, host, func(nl *netlink.Handle) error {
 		attrs := func(name string) netlink.LinkAttrs {
 			a := netlink.NewLinkAttrs()
 			a.Name = name

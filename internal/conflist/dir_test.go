@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func list(name string) string {
@@ -37,10 +38,10 @@ func TestFilesAreThoseOfTheExtensionsInNameOrder(t *testing.T) {
 		"20.conf": "", "10.conflist": "", "15.json": "", ".5.conflist": "", "1.conflist.tmp": "", "README": "",
 		"2.CONF": "", "100.conf": "", "a.conf/x.conf": "", "sub/3.conf": "", "conf": "", ".conf": "",
 	})
-	must(t, os.Symlink("gone", filepath.Join(dir, "30.conf")))
-	must(t, syscall.Mkfifo(filepath.Join(dir, "40.conf"), 0o644))
+	expect.NoError(t, os.Symlink("gone", filepath.Join(dir, "30.conf")))
+	expect.NoError(t, syscall.Mkfifo(filepath.Join(dir, "40.conf"), 0o644))
 	got, err := conflist.Files(dir)
-	must(t, err)
+	expect.NoError(t, err)
 	var want []string
 	for _, name := range []string{"10.conflist", "100.conf", "15.json", "20.conf", "30.conf", "40.conf"} {
 		want = append(want, filepath.Join(dir, name))
@@ -77,11 +78,11 @@ func TestDuty_R9_OneBrokenFileNeverTakesTheOthersDown(t *testing.T) {
 		"50-c.json":           single("c"),
 		"55-version.conflist": `{"cniVersion": "9.0.0", "name": "v", "plugins": [{"type": "x"}]}`,
 	})
-	must(t, syscall.Mkfifo(filepath.Join(dir, "01-fifo.conf"), 0o644))
-	must(t, os.Symlink("/dev/zero", filepath.Join(dir, "02-device.conf")))
-	must(t, os.Symlink("gone", filepath.Join(dir, "99-dangling.conf")))
+	expect.NoError(t, syscall.Mkfifo(filepath.Join(dir, "01-fifo.conf"), 0o644))
+	expect.NoError(t, os.Symlink("/dev/zero", filepath.Join(dir, "02-device.conf")))
+	expect.NoError(t, os.Symlink("gone", filepath.Join(dir, "99-dangling.conf")))
 	found, skipped, err := conflist.Reader{}.Dir(dir, conflist.Selection{Must: func(string) bool { return false }})
-	must(t, err)
+	expect.NoError(t, err)
 	wantFound := [][2]string{{"10-a.conflist", "a"}, {"20-b.conf", "b"}, {"35-again.conf", "a"}, {"50-c.json", "c"}}
 	var gotFound [][2]string
 	for _, f := range found {
@@ -167,7 +168,7 @@ func TestNameFindsTheFirstFileThatDefinesIt(t *testing.T) {
 		"10-bad.conf": "{", "20-a.conf": single("a"), "30-b.conflist": list("b"), "40-b.conf": single("b"),
 	})
 	found, err := conflist.Reader{}.Name(dir, "b")
-	must(t, err)
+	expect.NoError(t, err)
 	if filepath.Base(found.Path) != "30-b.conflist" || found.List.Name != "b" {
 		t.Errorf("found %s in %s", found.List.Name, found.Path)
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/perm"
 )
 
@@ -31,13 +32,6 @@ func write(t testing.TB, dir, name, content string) string {
 		t.Fatal(err)
 	}
 	return path
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // TestHalfWrittenFileIsRefused: no prefix of a configuration is one, so that a
@@ -80,7 +74,7 @@ func TestFileThatIsNoFile(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "10-net.conflist")
-			must(t, test.make(path))
+			expect.NoError(t, test.make(path))
 			list, err := conflist.Reader{}.File(path)
 			if err == nil || !strings.HasPrefix(err.Error(), path+": "+test.err) {
 				t.Errorf("got %+v and error %v, want one that begins with %q", list, err, path+": "+test.err)
@@ -146,11 +140,11 @@ func TestFault_F24_WorldWritableConfiguration(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			base := t.TempDir()
 			path := write(t, base, "d/10-net.conflist", good)
-			must(t, os.Chmod(path, test.file))
-			must(t, os.Chmod(filepath.Dir(path), test.dir))
+			expect.NoError(t, os.Chmod(path, test.file))
+			expect.NoError(t, os.Chmod(filepath.Dir(path), test.dir))
 			if test.link {
 				link := filepath.Join(base, "link.conflist")
-				must(t, os.Symlink(path, link))
+				expect.NoError(t, os.Symlink(path, link))
 				path = link
 			}
 			_, err := conflist.Reader{}.File(path)
@@ -210,7 +204,7 @@ func TestDuty_R8_PluginsOfTheNetworksOwnDirectory(t *testing.T) {
 				}
 				return
 			}
-			must(t, err)
+			expect.NoError(t, err)
 			if got := summary(list).Types; !reflect.DeepEqual(got, test.want) {
 				t.Errorf("plugins %q, want %q", got, test.want)
 			}
@@ -240,7 +234,7 @@ func TestDuty_R10_PluginOfADirectoryIsKeptToTheByte(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "net/10-a.conf", plugin)
 	list, err := conflist.Reader{}.File(write(t, dir, "net.conflist", good))
-	must(t, err)
+	expect.NoError(t, err)
 	want := []string{`{"type": "bridge", "n": "<&>"}`, plugin}
 	if got := summary(list).Plugins; !reflect.DeepEqual(got, want) {
 		t.Errorf("plugins %q, want %q", got, want)

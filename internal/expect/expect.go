@@ -16,9 +16,9 @@ const Patience = time.Minute
 const neighbourly = 15 * time.Second
 
 // NoError ends the test if there is an error.
-func NoError(t testing.TB, err error) {
+func NoError(t testing.TB, errs ...error) {
 	t.Helper()
-	if err != nil {
+	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
 }

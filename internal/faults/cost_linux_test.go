@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/boot"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
@@ -28,8 +29,8 @@ func (b *board) cost(t *testing.T) {
 	path := h.container("m13")
 	disk, add := h.costIn(path, h.path("cost"))
 	memory, err := os.MkdirTemp("/run", "cost")
-	wantNil(t, err)
-	t.Cleanup(func() { wantNil(t, os.RemoveAll(memory)) })
+	expect.NoError(t, err)
+	t.Cleanup(func() { expect.NoError(t, os.RemoveAll(memory)) })
 	_, inMemory := h.costIn(path, memory)
 	b.figure(t, "M13", "cost of the record per ADD, median",
 		fmt.Sprintf("%v (%s), %v (tmpfs)", add.Round(time.Microsecond), disk, inMemory.Round(time.Microsecond)),
@@ -45,11 +46,11 @@ func (h *host) costIn(path, dir string) (fsType string, add time.Duration) {
 		start := time.Now()
 		h.payAdd(store, id, path)
 		took = append(took, time.Since(start))
-		wantNil(h.t, netns.Remove(filepath.Join(dir, "netns", id)))
-		wantNil(h.t, store.Delete(record.ID(id)))
+		expect.NoError(h.t, netns.Remove(filepath.Join(dir, "netns", id)))
+		expect.NoError(h.t, store.Delete(record.ID(id)))
 	}
 	var st unix.Statfs_t
-	wantNil(h.t, unix.Statfs(dir, &st))
+	expect.NoError(h.t, unix.Statfs(dir, &st))
 	return fsName(st.Type), median(took)
 }
 
@@ -59,25 +60,25 @@ func (h *host) payAdd(store *record.Store, id, path string) {
 		h.t.Fatal(earlier, err)
 	}
 	bootID, err := boot.ID()
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	self, err := orphan.Self()
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	ns, err := netns.Open(path)
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	pin := filepath.Join(store.Dir(), "netns", id)
 	r := &record.Record{ContainerID: record.ID(id), Owner: "faults", Boot: bootID, Runtime: self, Since: time.Now(),
 		NetNS:    record.NetNS{Path: path, Dev: ns.ID().Dev, Ino: ns.ID().Ino, Pin: pin},
 		Networks: []record.Network{{Name: "net0", IfName: "eth0", Config: h.network(0)}}}
-	wantNil(h.t, store.Begin(r))
-	wantNil(h.t, netns.Pin(ns, pin))
-	wantNil(h.t, ns.Close())
+	expect.NoError(h.t, store.Begin(r))
+	expect.NoError(h.t, netns.Pin(ns, pin))
+	expect.NoError(h.t, ns.Close())
 	result := json.RawMessage(`{"cniVersion":"1.0.0","interfaces":[{"name":"br0","mac":"0a:58:0a:46:00:01"},` +
 		`{"name":"veth0123abcd","mac":"0a:58:0a:46:00:02"},{"name":"eth0","mac":"0a:58:0a:46:00:03","sandbox":"/run/netns/x"}],` +
 		`"ips":[{"address":"10.70.0.2/16","gateway":"10.70.0.1","interface":2}],"dns":{}}`)
 	for range chain() {
-		wantNil(h.t, store.Append(r, record.Entry{IfName: "eth0", Result: result}))
+		expect.NoError(h.t, store.Append(r, record.Entry{IfName: "eth0", Result: result}))
 	}
-	wantNil(h.t, store.Append(r, record.Entry{IfName: "eth0", State: record.Added}))
+	expect.NoError(h.t, store.Append(r, record.Entry{IfName: "eth0", State: record.Added}))
 }
 
 func fsName(magic int64) string {

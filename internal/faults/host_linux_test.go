@@ -17,16 +17,11 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 )
-
-func wantNil(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // host is a network namespace that stands for a host, with directories of its
 // own. The goroutine that made it is locked to a thread inside it.
@@ -39,7 +34,7 @@ type host struct {
 func newHost(t testing.TB) *host {
 	t.Helper()
 	real, err := refplugins.Dir(context.Background(), os.Stderr)
-	wantNil(t, err)
+	expect.NoError(t, err)
 	h := &host{t: t, dir: t.TempDir(), real: real}
 	t.Cleanup(h.letGo)
 	h.enter("host")
@@ -53,25 +48,13 @@ func (h *host) enter(name string) {
 	h.t.Helper()
 	runtime.LockOSThread()
 	ns, err := netns.Create(h.netns(name))
-	wantNil(h.t, err)
-	wantNil(h.t, unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET))
-	wantNil(h.t, ns.Close())
-	wantNil(h.t, noAddressDetection())
+	expect.NoError(h.t, err)
+	expect.NoError(h.t, unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET))
+	expect.NoError(h.t, ns.Close())
+	expect.NoError(h.t, nettest.NoAddressDetection())
 	lo, err := netlink.LinkByName("lo")
-	wantNil(h.t, err)
-	wantNil(h.t, netlink.LinkSetUp(lo))
-}
-
-// noAddressDetection spares interfaces the detection of duplicate IPv6
-// addresses, for which bridge waits up to two seconds.
-func noAddressDetection() error {
-	for _, which := range []string{"all", "default"} {
-		path := filepath.Join("/proc/sys/net/ipv6/conf", which, "accept_dad")
-		if err := os.WriteFile(path, []byte("0"), 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
+	expect.NoError(h.t, err)
+	expect.NoError(h.t, netlink.LinkSetUp(lo))
 }
 
 // letGo unmounts what namespaces are left, so that the directory can go.
@@ -104,8 +87,8 @@ func (h *host) netns(name string) string { return h.path("netns", name) }
 func (h *host) container(name string) string {
 	h.t.Helper()
 	ns, err := netns.Create(h.netns(name))
-	wantNil(h.t, err)
-	wantNil(h.t, errors.Join(ns.Do(noAddressDetection), ns.Close()))
+	expect.NoError(h.t, err)
+	expect.NoError(h.t, errors.Join(ns.Do(nettest.NoAddressDetection), ns.Close()))
 	return h.netns(name)
 }
 
@@ -114,8 +97,8 @@ func (h *host) container(name string) string {
 func (h *host) link(faulty ...string) {
 	h.t.Helper()
 	exe, err := os.Executable()
-	wantNil(h.t, err)
-	wantNil(h.t, os.MkdirAll(h.path("bin"), 0o755))
+	expect.NoError(h.t, err)
+	expect.NoError(h.t, os.MkdirAll(h.path("bin"), 0o755))
 	for _, name := range refplugins.Names() {
 		target := filepath.Join(h.real, name)
 		if slices.Contains(faulty, name) {
@@ -126,8 +109,8 @@ func (h *host) link(faulty ...string) {
 			continue
 		}
 		// By rename, so that a plugin is there at any time.
-		wantNil(h.t, os.Symlink(target, link+".new"))
-		wantNil(h.t, os.Rename(link+".new", link))
+		expect.NoError(h.t, os.Symlink(target, link+".new"))
+		expect.NoError(h.t, os.Rename(link+".new", link))
 	}
 }
 
@@ -138,7 +121,7 @@ func (h *host) spoilAll(f fault, plugins ...string) {
 	h.t.Helper()
 	for _, plugin := range plugins {
 		f.Real = filepath.Join(h.real, plugin)
-		wantNil(h.t, f.save(h.path("bin", plugin+".json")))
+		expect.NoError(h.t, f.save(h.path("bin", plugin+".json")))
 	}
 	h.link(plugins...)
 }
@@ -183,7 +166,7 @@ func (h *host) settings(networks int) settings {
 func (h *host) runtime(s settings) *cni.Runtime {
 	h.t.Helper()
 	r, err := s.runtime()
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	return r
 }
 
@@ -193,7 +176,7 @@ func (h *host) audit() audit.Lines {
 	lines, err := audit.Snapshot(context.Background(), audit.Options{
 		StateDirs: []string{h.path("state"), h.path("ipam")}, NetNSDirs: []string{h.path("netns")},
 	})
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	return lines.Without(audit.Shared).Without(func(line string) bool {
 		what, _, _ := strings.Cut(line, " ")
 		switch what {
@@ -231,7 +214,7 @@ func (h *host) inside(id string) (links audit.Lines) {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	err = ns.Do(func() error {
 		all, err := audit.Dump(netlink.LinkList)
 		for _, l := range all {
@@ -241,7 +224,7 @@ func (h *host) inside(id string) (links audit.Lines) {
 		}
 		return err
 	})
-	wantNil(h.t, errors.Join(err, ns.Close()))
+	expect.NoError(h.t, errors.Join(err, ns.Close()))
 	return links
 }
 
@@ -249,7 +232,7 @@ func (h *host) inside(id string) (links audit.Lines) {
 func processesOf(t testing.TB, id string) []string {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/environ")
-	wantNil(t, err)
+	expect.NoError(t, err)
 	variable := []byte("CNI_CONTAINERID=" + id + "\x00")
 	var found []string
 	for _, file := range files {

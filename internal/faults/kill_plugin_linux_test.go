@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -37,9 +38,9 @@ func (b *board) subject(t *testing.T, stream uint64, networks int) *subject {
 	s.brief = s.host.runtime(set)
 	path := s.container("warm")
 	_, err := s.runtime.Setup(context.Background(), "warm", path, ports(9000)...)
-	wantNil(t, err)
-	wantNil(t, s.runtime.Remove(context.Background(), "warm", path))
-	wantNil(t, netns.Remove(path))
+	expect.NoError(t, err)
+	expect.NoError(t, s.runtime.Remove(context.Background(), "warm", path))
+	expect.NoError(t, netns.Remove(path))
 	s.before = s.audit()
 	return s
 }
@@ -72,7 +73,7 @@ func (s *subject) removeBy(r *cni.Runtime, what, id string) {
 		}
 	}
 	s.wantNothing(what, err, left)
-	wantNil(s.t, netns.Remove(s.netns(id)))
+	expect.NoError(s.t, netns.Remove(s.netns(id)))
 }
 
 // plain tells whether the error is not one of a plugin, which says whose DEL is
@@ -127,7 +128,7 @@ func (s *subject) killPlugin(n int, c *count) {
 	ctx := context.Background()
 	if verb == "DEL" {
 		_, err := s.runtime.Setup(ctx, id, path, ports(int32(10000+n))...)
-		wantNil(s.t, err)
+		expect.NoError(s.t, err)
 		s.spoil(plugin, f)
 	} else {
 		s.spoil(plugin, f)
@@ -177,5 +178,5 @@ func (s *subject) failPartly(n int) {
 	}
 	s.wantNothing(what, nil, s.left(s.before, id))
 	s.heal()
-	wantNil(s.t, netns.Remove(path))
+	expect.NoError(s.t, netns.Remove(path))
 }

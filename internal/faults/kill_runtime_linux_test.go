@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -73,7 +74,7 @@ func newRuntimeKiller(t *testing.T, random *rand.Rand, made func(*host) settings
 		}
 		k.whole[verb] = time.Since(start)
 	}
-	wantNil(t, netns.Remove(j.NetNS))
+	expect.NoError(t, netns.Remove(j.NetNS))
 	k.before = k.audit()
 	return k
 }
@@ -87,7 +88,7 @@ func (k *runtimeKiller) kill(n int) (hit bool) {
 	j.NetNS = k.container(j.ID)
 	if verb == "DEL" {
 		j.Verb = "ADD"
-		wantNil(k.t, elsewhere(k.t, j))
+		expect.NoError(k.t, elsewhere(k.t, j))
 	}
 	j.Verb = verb
 	delay := time.Duration(k.random.Int64N(int64(k.whole[verb])))
@@ -95,7 +96,7 @@ func (k *runtimeKiller) kill(n int) (hit bool) {
 	<-time.After(delay)
 	hit = p.kill()
 	if vanishes {
-		wantNil(k.t, netns.Remove(j.NetNS))
+		expect.NoError(k.t, netns.Remove(j.NetNS))
 	}
 	err := elsewhere(k.t, job{Verb: "RECOVER", Settings: k.settings})
 	left := k.left(k.before, j.ID)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -53,7 +54,7 @@ func (l *living) attachBy(s settings, ids ...string) {
 		before := l.audit()
 		port := int32(10000 + len(l.homes))
 		result, err := l.setup(s, id, ports(port)...)
-		wantNil(l.t, err)
+		expect.NoError(l.t, err)
 		home := l.settle(id, l.netns(id), result)
 		home.port = port
 		home.host = l.about(before)
@@ -79,7 +80,7 @@ func addressOf(result *cni.Result, ifName string) string {
 func (l *living) settleAt(id, path, address string) *home {
 	l.t.Helper()
 	ns, err := netns.Open(path)
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	h := &home{l: l, id: id, path: path, ns: ns}
 	l.t.Cleanup(h.close)
 	l.homes = append(l.homes, h)
@@ -134,7 +135,7 @@ func (h *home) look() {
 // see is what the container has inside, and which ways lead to it.
 func (h *home) see() (lines []string) {
 	h.l.t.Helper()
-	wantNil(h.l.t, h.ns.Do(func() (err error) {
+	expect.NoError(h.l.t, h.ns.Do(func() (err error) {
 		lines, err = linksHere()
 		return err
 	}))
@@ -142,7 +143,7 @@ func (h *home) see() (lines []string) {
 		if ns.ID() == h.ns.ID() {
 			lines = append(lines, "path "+h.path)
 		}
-		wantNil(h.l.t, ns.Close())
+		expect.NoError(h.l.t, ns.Close())
 	}
 	for way, works := range map[string]func() error{
 		"connection": func() error { return echo(h.flow) },
@@ -203,7 +204,7 @@ func linksHere() (lines []string, err error) {
 func (h *home) serve() {
 	t := h.l.t
 	t.Helper()
-	wantNil(t, h.ns.Do(func() (err error) {
+	expect.NoError(t, h.ns.Do(func() (err error) {
 		h.server, err = net.Listen("tcp4", "0.0.0.0:80")
 		return err
 	}))
@@ -266,7 +267,7 @@ func (h *home) close() {
 func (h *host) containers() (names []string) {
 	h.t.Helper()
 	paths, err := filepath.Glob(h.netns("*"))
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	for _, path := range paths {
 		names = append(names, filepath.Base(path))
 	}
@@ -282,7 +283,7 @@ func (h *host) recordFile(id string) string {
 func (h *home) inhabit() {
 	h.l.t.Helper()
 	cmd := exec.Command("sleep", "600")
-	wantNil(h.l.t, h.ns.Do(cmd.Start))
+	expect.NoError(h.l.t, h.ns.Do(cmd.Start))
 	h.l.t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it cannot have ended
 		_ = cmd.Wait()         // it was killed

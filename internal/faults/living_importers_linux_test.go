@@ -15,6 +15,8 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -43,8 +45,8 @@ VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}' ;;
 esac
 `
 	gate := l.path("gate")
-	wantNil(l.t, unix.Mkfifo(gate, 0o600))
-	wantNil(l.t, os.WriteFile(l.path("bin", "own"), fmt.Appendf(nil, script, gate), 0o755))
+	expect.NoError(l.t, unix.Mkfifo(gate, 0o600))
+	expect.NoError(l.t, os.WriteFile(l.path("bin", "own"), fmt.Appendf(nil, script, gate), 0o755))
 	conf := l.network(1)
 	end := bytes.LastIndexByte(conf, ']')
 	conf = fmt.Appendf(nil, `%s, {"type": "own"}%s`, conf[:end], conf[end:])
@@ -55,9 +57,9 @@ esac
 		id := fmt.Sprint("fails", n)
 		failing := begin(l.t, job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: 20000, Settings: other})
 		waits, err := os.OpenFile(gate, os.O_WRONLY, 0) // when the plugin does
-		wantNil(l.t, err)
+		expect.NoError(l.t, err)
 		if l.sometimes() {
-			wantNil(l.t, waits.Close())
+			expect.NoError(l.t, waits.Close())
 		}
 		l.attach(fmt.Sprint("c", n))
 		l.homes[n].own()
@@ -94,14 +96,14 @@ func (l *living) siblingGoes() {
 	r, ctx := l.runtime(both), context.Background()
 	for _, id := range []string{"c1", "c1", "c2"} {
 		_, err := r.Setup(ctx, id, l.netns(id), append(ports(20000), second)...)
-		wantNil(l.t, err)
+		expect.NoError(l.t, err)
 		l.restart(both)
 		l.collect(both, "c1", "c2")
 		l.ok("remove the second list", r.Remove(ctx, id, l.netns(id), second))
 	}
 	// And all that somebody has of the name.
 	_, err := l.setup(both, "dead", ports(20001)...)
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	l.remove(both, "dead", l.netns("dead"))
 }
 
@@ -113,8 +115,8 @@ func (l *living) pass() {
 	for n := range 2 {
 		id := fmt.Sprint("gone", n)
 		_, err := r.Setup(ctx, id, l.container(id))
-		wantNil(l.t, err)
-		wantNil(l.t, netns.Remove(l.netns(id)))
+		expect.NoError(l.t, err)
+		expect.NoError(l.t, netns.Remove(l.netns(id)))
 		l.untilGone(func() error { return r.Remove(ctx, "nobody", "") }, id)
 	}
 }
@@ -130,7 +132,7 @@ func (l *living) inhabited() {
 	l.attach("c1", "c2")
 	l.homes[0].inhabit()
 	for _, home := range l.homes {
-		wantNil(l.t, netns.Remove(home.path))
+		expect.NoError(l.t, netns.Remove(home.path))
 		home.unpinned()
 	}
 	l.photographAll()
@@ -160,13 +162,13 @@ func (l *living) judgedElsewhere() {
 	before, port := l.audit(), int32(10001)
 	path, _ := l.task()
 	result, err := l.runtime(l.set).Setup(context.Background(), "c2", path, ports(port)...)
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	home := l.settle("c2", path, result)
 	home.port, home.host = port, l.about(before)
 	home.photograph()
 	next := l.path("there", "next")
 	ns, err := netns.Create(next)
-	wantNil(l.t, errors.Join(err, ns.Do(noAddressDetection), ns.Close()))
+	expect.NoError(l.t, errors.Join(err, ns.Do(nettest.NoAddressDetection), ns.Close()))
 	there := l.set
 	there.HostNetNS = "" // the one that the process was started in
 	as := &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
@@ -174,7 +176,7 @@ func (l *living) judgedElsewhere() {
 	if killed, said := p.wait(); killed || said != "" {
 		l.say("the other runtime: %s", said)
 	}
-	wantNil(l.t, netns.Remove(next))
+	expect.NoError(l.t, netns.Remove(next))
 }
 
 // endless: nothing on the host says when a macvlan's namespace ends, and a device
@@ -192,8 +194,8 @@ func (l *living) endless() {
 		before := l.audit()
 		s.Confs = [][]byte{conf}
 		_, err := l.setup(s, id)
-		wantNil(l.t, err)
-		wantNil(l.t, l.settle(id, l.netns(id), nil).abandon(before))
+		expect.NoError(l.t, err)
+		expect.NoError(l.t, l.settle(id, l.netns(id), nil).abandon(before))
 	}
 	l.attach("c1")
 	l.pass()
@@ -204,7 +206,7 @@ func (l *living) endless() {
 	if err != nil {
 		l.t.Fatalf("what was lent: %v", err)
 	}
-	wantNil(l.t, netlink.LinkSetUp(nic)) // it comes back down
+	expect.NoError(l.t, netlink.LinkSetUp(nic)) // it comes back down
 }
 
 // abandon photographs a container whose path is gone.
@@ -248,7 +250,7 @@ func (l *living) refused() {
 	defer l.likeGoCNI()()
 	l.attach("c1", "c2")
 	report, err := l.runtime(l.set).Release(context.Background(), cni.ReleaseOptions{})
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	if len(report.Released) > 0 || len(report.Refused) != 2 {
 		l.say("released %v, refused %v", report.Released, report.Refused)
 	}

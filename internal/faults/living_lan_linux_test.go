@@ -11,7 +11,9 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/firewalldtest"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -31,7 +33,7 @@ func (l *living) twoMachines() {
 		host, path := plugintest.NetNS(l.t)
 		for _, nic := range []string{"lan0", "nic0"} {
 			lan.Cable(l.t, host, nic)
-			plugintest.SetUp(l.t, host, nic)
+			nettest.SetUp(l.t, host, nic)
 		}
 		s := l.set
 		s.StateDir, s.HostNetNS, s.Owner = l.path(name), path, name
@@ -44,7 +46,7 @@ func (l *living) twoMachines() {
 	first, _ := machine("first", devices[l.random.IntN(2)])
 	path := l.asking("c1")
 	result, err := l.runtime(first).Setup(context.Background(), "c1", path)
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	home := l.settle("c1", path, nil)
 	home.connect(lan.Machine, addressOf(result, "eth0"))
 	home.photograph()
@@ -67,7 +69,7 @@ func (l *living) asking(id string) (path string) {
 	l.t.Helper()
 	path = l.netns(id)
 	ns, err := netns.Create(path)
-	wantNil(l.t, errors.Join(err, ns.Close()))
+	expect.NoError(l.t, errors.Join(err, ns.Close()))
 	return path
 }
 
@@ -77,12 +79,12 @@ func (h *home) connect(machine *netns.Handle, address string) {
 	t.Helper()
 	target := net.JoinHostPort(address, "80")
 	var err error
-	wantNil(t, h.ns.Do(func() error {
+	expect.NoError(t, h.ns.Do(func() error {
 		h.server, err = net.Listen("tcp6", target)
 		return err
 	}))
 	go answer(h.server)
-	wantNil(t, machine.Do(func() error {
+	expect.NoError(t, machine.Do(func() error {
 		h.flow, err = net.DialTimeout("tcp6", target, answerWait)
 		return err
 	}))
@@ -107,16 +109,16 @@ func (h *home) connect(machine *netns.Handle, address string) {
 // zoned: firewalld knows nothing but addresses, which somebody else may have too.
 func (l *living) zoned() {
 	here, err := netns.Current()
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	defer here.Close()
 	server := firewalldtest.Start(l.t, here)
 	l.set.Bus = server.Address
 	l.edit(`{"type": "firewall", "backend": "iptables"}`, `{"type": "firewall"}`)
 	setup := func(s settings, id string, port int32) *cni.Result {
 		l.t.Helper()
-		wantNil(l.t, elsewhere(l.t, job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: port, Settings: s}))
+		expect.NoError(l.t, elsewhere(l.t, job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: port, Settings: s}))
 		result, err := l.runtime(s).Lookup(id)
-		wantNil(l.t, err)
+		expect.NoError(l.t, err)
 		return result
 	}
 	trusted := func(address string) bool {
@@ -152,7 +154,7 @@ func (l *living) zoned() {
 			l.say("%s is not in the zone", id)
 		}
 		if n == 2 {
-			wantNil(l.t, netns.Remove(l.netns(id)))
+			expect.NoError(l.t, netns.Remove(l.netns(id)))
 		}
 		l.restart(l.set)
 		l.remove(s, id, "")
@@ -171,7 +173,7 @@ func (l *living) zoned() {
 		l.say("left in the zone: %v", left)
 	}
 	br, err := netlink.LinkByName("br9")
-	wantNil(l.t, err)
-	wantNil(l.t, netlink.LinkDel(br))
+	expect.NoError(l.t, err)
+	expect.NoError(l.t, netlink.LinkDel(br))
 	server.StopFirewalld() // with its table
 }

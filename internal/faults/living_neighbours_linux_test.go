@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -69,10 +70,10 @@ func (l *living) otherDirectory() {
 	l.attachBy(other, "theirs")
 	reserved := map[string]string{"10.70.0.200": "", "10.70.0.201": "the printer's"}
 	for address, content := range reserved {
-		wantNil(l.t, os.WriteFile(l.path("ipam", "net0", address), []byte(content), 0o644))
+		expect.NoError(l.t, os.WriteFile(l.path("ipam", "net0", address), []byte(content), 0o644))
 	}
 	_, err := l.setup(l.set, "dead")
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	l.remove(l.set, "dead", "")
 	l.collect(l.set, "c1")
 	l.collect(other, "theirs")
@@ -85,11 +86,11 @@ func (l *living) otherDirectory() {
 func (l *living) secondRemove() {
 	l.attach("c1")
 	_, err := l.setup(l.set, "dead", ports(20000)...)
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	l.remove(l.set, "dead", l.netns("dead"))
 	l.remove(l.set, "dead", l.netns("c1"))
 	_, err = l.setup(l.set, "dead", ports(20000)...)
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	l.remove(l.set, "dead", l.netns("c1"))
 }
 
@@ -97,7 +98,7 @@ func (l *living) secondRemove() {
 // as far as lo, and is undone.
 func (l *living) failedBeside() {
 	l.attach("c1")
-	wantNil(l.t, l.homes[0].ns.Do(func() error {
+	expect.NoError(l.t, l.homes[0].ns.Do(func() error {
 		lo, err := netlink.LinkByName("lo")
 		if err == nil {
 			err = netlink.LinkSetUp(lo)
@@ -117,7 +118,7 @@ func (l *living) failedBeside() {
 func (l *living) retried() {
 	l.edit(`{"subnet": "10.70.0.0/16"}`, `{"subnet": "10.70.0.0/16", "rangeStart": "10.70.0.9", "rangeEnd": "10.70.0.9"}`)
 	path := l.container("dead")
-	wantNil(l.t, elsewhere(l.t, job{Verb: "ADD", ID: "dead", NetNS: path, Port: 20000, Settings: l.set}))
+	expect.NoError(l.t, elsewhere(l.t, job{Verb: "ADD", ID: "dead", NetNS: path, Port: 20000, Settings: l.set}))
 	l.spoil("bridge", fault{Verb: "DEL", Kill: "parent", At: "after"})
 	if killed, said := begin(l.t, job{Verb: "DEL", ID: "dead", NetNS: path, Settings: l.set}).wait(); !killed {
 		l.t.Fatalf("the runtime was not killed: %s", said)
@@ -147,12 +148,12 @@ func (l *living) lent() {
 	l.attach("c1")
 	nic := l.cable("nic0")
 	before, err := netlink.LinkByName("nic0")
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	lending := l.set
 	lending.Confs = [][]byte{[]byte(`{"cniVersion": "1.0.0", "name": "lent", "plugins": [
 		{"type": "host-device", "device": "nic0"}, {"type": "tuning", "mac": "02:00:00:00:00:09", "mtu": 1400, "promisc": true}]}`)}
 	_, err = l.setup(lending, "dead")
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	l.spoil("tuning", fault{Verb: "DEL", Kill: "self", At: "before"})
 	err = l.runtime(lending).Remove(context.Background(), "dead", "")
 	l.heal()
@@ -160,13 +161,13 @@ func (l *living) lent() {
 		l.remove(lending, "dead", "")
 	}
 	after, err := netlink.LinkByName("nic0")
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	was, is := before.Attrs(), after.Attrs()
 	if is.HardwareAddr.String() != was.HardwareAddr.String() || is.MTU != was.MTU || is.Promisc != was.Promisc {
 		l.say("the host's interface comes back with %v, MTU %d, promiscuity %d, and had %v, %d, %d",
 			is.HardwareAddr, is.MTU, is.Promisc, was.HardwareAddr, was.MTU, was.Promisc)
 	}
-	wantNil(l.t, netlink.LinkDel(nic))
+	expect.NoError(l.t, netlink.LinkDel(nic))
 }
 
 func (l *living) renamed() {
@@ -176,18 +177,18 @@ func (l *living) renamed() {
 		"ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.80.0.0/16"}]]}}]}`, l.path("ipam"))}
 	for _, id := range []string{"c1", "c2", "dead"} {
 		_, err := l.setup(l.set, id)
-		wantNil(l.t, err)
+		expect.NoError(l.t, err)
 		if id != "dead" {
 			l.settle(id, l.netns(id), nil) // the host does not reach a macvlan of its own interface
 		}
 	}
 	ns, err := netns.Open(l.netns("dead"))
-	wantNil(l.t, err)
-	wantNil(l.t, ns.Do(func() error {
+	expect.NoError(l.t, err)
+	expect.NoError(l.t, ns.Do(func() error {
 		link, err := netlink.LinkByName("eth0")
 		return errors.Join(err, netlink.LinkSetDown(link), netlink.LinkSetName(link, "mine"), netlink.LinkSetUp(link))
 	}))
-	wantNil(l.t, ns.Close())
+	expect.NoError(l.t, ns.Close())
 	l.remove(l.set, "dead", l.netns("dead"))
 	if inside := l.inside("dead"); len(inside) > 0 {
 		l.say("%v", inside)
@@ -206,7 +207,7 @@ func (l *living) shaped() {
 	limit := cni.WithCapabilityBandWidth(cni.BandWidth{IngressRate: 8e6, IngressBurst: 8e6, EgressRate: 8e6, EgressBurst: 8e6})
 	before := l.audit()
 	first, err := l.setup(l.set, "et1x", cni.WithNetwork("podn"), limit)
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	l.settle("et1x", l.netns("et1x"), first).host = l.about(before)
 	for _, unshaped := range []bool{true, false} {
 		var opts []cni.NamespaceOpts
@@ -216,7 +217,7 @@ func (l *living) shaped() {
 		for _, id := range []string{"et1x", "net1x"} {
 			network := map[string]cni.NamespaceOpts{"et1x": cni.WithNetwork("podn", cni.WithInterfaceName("eth1")), "net1x": cni.WithNetwork("pod")}[id]
 			_, err := l.setup(l.set, id, append(opts, network)...)
-			wantNil(l.t, err)
+			expect.NoError(l.t, err)
 			r := l.runtime(l.set)
 			l.ok("remove "+id, r.Remove(context.Background(), id, l.netns(id), network))
 		}
@@ -245,10 +246,10 @@ func (l *living) stopped() {
 	l.spoil("bridge", fault{Verb: "ADD", Hang: true, At: "before"})
 	busy := begin(l.t, job{Verb: "ADD", ID: "f59-busy", NetNS: l.container("f59-busy"), Settings: l.set})
 	hung(l.t, "f59-busy")
-	wantNil(l.t, busy.cmd.Process.Signal(syscall.SIGSTOP))
+	expect.NoError(l.t, busy.cmd.Process.Signal(syscall.SIGSTOP))
 	var status syscall.WaitStatus
 	_, err := syscall.Wait4(busy.cmd.Process.Pid, &status, syscall.WUNTRACED, nil) // until it has
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	r := l.runtime(l.set)
 	l.within(soon, "Recover", func() error {
 		report, err := r.Recover(context.Background())
@@ -276,7 +277,7 @@ func (l *living) secondOwner() {
 	second.Owner = "second"
 	second.Confs = [][]byte{l.network(1)}
 	_, err := l.setup(second, "c1", cni.WithNetwork("net1", cni.WithInterfaceName("eth7")))
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	l.restart(second)
 	l.restart(l.set)
 	l.collect(l.set, "c1", "c2")
@@ -303,7 +304,7 @@ func (l *living) killedInTurn() {
 		j := job{Verb: "ADD", ID: fmt.Sprintf("dead%d", n), Port: int32(20000 + n), Settings: s}
 		j.NetNS = l.container(j.ID)
 		if l.random.IntN(2) == 0 {
-			wantNil(l.t, elsewhere(l.t, j))
+			expect.NoError(l.t, elsewhere(l.t, j))
 			j.Verb = "DEL"
 		}
 		delay := time.Duration(l.random.Int64N(int64(200 * time.Millisecond)))
@@ -315,6 +316,6 @@ func (l *living) killedInTurn() {
 			l.restart(next)
 		}
 		l.collect(s, live)
-		wantNil(l.t, netns.Remove(j.NetNS))
+		expect.NoError(l.t, netns.Remove(j.NetNS))
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // recordCases are records that cannot be used as they are.
@@ -33,10 +34,10 @@ func (l *living) rewrite(id string, change func(base []byte) []byte) (restore fu
 	l.t.Helper()
 	path := l.recordFile(id)
 	whole, err := os.ReadFile(path)
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	base, log, _ := bytes.Cut(whole, []byte("\n"))
-	wantNil(l.t, os.WriteFile(path, slices.Concat(change(base), []byte("\n"), log), 0o600))
-	return func() { wantNil(l.t, os.WriteFile(path, whole, 0o600)) }
+	expect.NoError(l.t, os.WriteFile(path, slices.Concat(change(base), []byte("\n"), log), 0o600))
+	return func() { expect.NoError(l.t, os.WriteFile(path, whole, 0o600)) }
 }
 
 func (l *living) laterFormat() {
@@ -73,8 +74,8 @@ func (l *living) unreadable() {
 		func() error { return os.Symlink(filepath.Base(path), path) }, // ELOOP
 		func() error { return os.Symlink("/proc/self/mem", path) },    // EIO
 	} {
-		wantNil(l.t, os.Rename(path, path+".aside"))
-		wantNil(l.t, make())
+		expect.NoError(l.t, os.Rename(path, path+".aside"))
+		expect.NoError(l.t, make())
 		for _, owner := range []string{"", "other"} {
 			s := l.set
 			s.Owner = owner
@@ -86,8 +87,8 @@ func (l *living) unreadable() {
 		_, err := l.setup(l.set, "dead")
 		l.ok("setup beside it", err)
 		l.remove(l.set, "dead", "")
-		wantNil(l.t, os.Remove(path))
-		wantNil(l.t, os.Rename(path+".aside", path))
+		expect.NoError(l.t, os.Remove(path))
+		expect.NoError(l.t, os.Rename(path+".aside", path))
 	}
 }
 
@@ -147,7 +148,7 @@ func poolCases() []livingCase {
 
 func (l *living) symlinked() {
 	pool := l.beginPool(l.set, "c1", "c2")
-	wantNil(l.t, os.Symlink(l.path("state"), l.path("link")))
+	expect.NoError(l.t, os.Symlink(l.path("state"), l.path("link")))
 	for _, owner := range []string{"", "other"} {
 		s := l.set
 		s.Owner, s.StateDir = owner, l.path("link")
@@ -180,10 +181,10 @@ func (l *living) damagedInPool() {
 // own; neither sees the other's process.
 func (l *living) twoPIDNamespaces() {
 	// Their mounts are seen by each other, as those of daemons on one machine.
-	wantNil(l.t, os.MkdirAll(l.path("state"), 0o755))
-	wantNil(l.t, unix.Mount(l.path("state"), l.path("state"), "", unix.MS_BIND, ""))
-	wantNil(l.t, unix.Mount("", l.path("state"), "", unix.MS_SHARED, ""))
-	l.t.Cleanup(func() { wantNil(l.t, unix.Unmount(l.path("state"), unix.MNT_DETACH)) })
+	expect.NoError(l.t, os.MkdirAll(l.path("state"), 0o755))
+	expect.NoError(l.t, unix.Mount(l.path("state"), l.path("state"), "", unix.MS_BIND, ""))
+	expect.NoError(l.t, unix.Mount("", l.path("state"), "", unix.MS_SHARED, ""))
+	l.t.Cleanup(func() { expect.NoError(l.t, unix.Unmount(l.path("state"), unix.MNT_DETACH)) })
 	l.attach("c1")
 	as := &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
 	var daemons []*process
@@ -203,11 +204,11 @@ func (l *living) twoPIDNamespaces() {
 func (l *living) deadInPool() {
 	r := l.runtime(l.set)
 	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	for n, dies := range []func(){
 		func() {
 			br, err := netlink.LinkByName("br0")
-			wantNil(l.t, errors.Join(err, netlink.LinkDel(br)))
+			expect.NoError(l.t, errors.Join(err, netlink.LinkDel(br)))
 		},
 		l.flush,
 	} {
@@ -233,18 +234,18 @@ func (l *living) deadInPool() {
 func (l *living) reloaded() {
 	r := l.runtime(l.set)
 	p, err := r.NewPool(cni.PoolOptions{Size: 8})
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	l.edit(`"isGateway": true`, `"isGateway": true, "mtu": 1400`)
 	changed := l.set.Confs[0]
 	for n, conf := range [][]byte{l.settingsOf(l.kind).Confs[0], changed} {
 		waitFull(p, 8)
 		ready := l.pooled()
-		wantNil(l.t, r.Load(cni.WithConfListBytes(conf)))
+		expect.NoError(l.t, r.Load(cni.WithConfListBytes(conf)))
 		id := fmt.Sprintf("c%d", n)
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		path, result, err := p.Setup(ctx, id)
 		cancel()
-		wantNil(l.t, err)
+		expect.NoError(l.t, err)
 		l.settle(id, path, result)
 		if same := n == 0; slices.Contains(ready, path) != same {
 			l.say("%s was ready before Load: %v, want %v", path, !same, same)
@@ -257,6 +258,6 @@ func (l *living) reloaded() {
 func (l *living) pooled() []string {
 	l.t.Helper()
 	paths, err := filepath.Glob(l.path("state", "embedcni", "attachments", "pool", "*", "*"))
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	return paths
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -51,12 +52,12 @@ func (l *living) brokenCheck() {
 	}
 	path := l.path("bin", "bridge")
 	for _, script := range []string{"#!/nonexistent/interpreter\n", "#!/bin/sh\nexit 0\n"} {
-		wantNil(l.t, os.Remove(path))
-		wantNil(l.t, os.WriteFile(path, []byte(script), 0o755))
-		wantNil(l.t, os.Chmod(path, 0o777))
+		expect.NoError(l.t, os.Remove(path))
+		expect.NoError(l.t, os.WriteFile(path, []byte(script), 0o755))
+		expect.NoError(l.t, os.Chmod(path, 0o777))
 		l.restart(l.set)
 	}
-	wantNil(l.t, os.Remove(path))
+	expect.NoError(l.t, os.Remove(path))
 	l.heal()
 	l.set.Timeouts = cni.Timeouts{}
 }
@@ -100,14 +101,14 @@ func (l *living) sniffed() {
 	fds := make([]int, 2)
 	var err error
 	fds[0], err = sniff("br0")
-	wantNil(l.t, err)
-	wantNil(l.t, l.homes[0].ns.Do(func() error { fds[1], err = sniff("eth0"); return err }))
+	expect.NoError(l.t, err)
+	expect.NoError(l.t, l.homes[0].ns.Do(func() error { fds[1], err = sniff("eth0"); return err }))
 	if l.kind != executables { // of which bridge takes the counter for the setting
 		l.healthy("c1", "c2")
 	}
 	l.restart(l.set)
 	for _, fd := range fds {
-		wantNil(l.t, unix.Close(fd))
+		expect.NoError(l.t, unix.Close(fd))
 	}
 }
 
@@ -123,37 +124,37 @@ func (l *living) healthy(ids ...string) {
 func (l *living) tuned() {
 	l.edit(`{"type": "firewall"`, `{"type": "tuning", "mtu": 1400}, {"type": "firewall"`)
 	l.attach("c1", "c2")
-	wantNil(l.t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0o644))
+	expect.NoError(l.t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0o644))
 	l.photographAll()
 	l.restart(l.set)
-	wantNil(l.t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644))
+	expect.NoError(l.t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644))
 }
 
 // uplinked: the bridge is there before, and its address follows its ports.
 func (l *living) uplinked() {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "br0"
-	wantNil(l.t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
+	expect.NoError(l.t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
 	br, err := netlink.LinkByName("br0")
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	address, err := netlink.ParseAddr("10.70.0.1/16")
-	wantNil(l.t, err)
-	wantNil(l.t, netlink.AddrAdd(br, address))
+	expect.NoError(l.t, err)
+	expect.NoError(l.t, netlink.AddrAdd(br, address))
 	l.base = l.audit()
 	l.edit(`"isGateway": true, "isDefaultGateway": true, `, ``) // with an address it would get a hardware address for good
 	l.attach("c1", "c2")
 	br, err = netlink.LinkByName("br0")
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	uplink := l.cable("uplink")
-	wantNil(l.t, netlink.LinkSetHardwareAddr(uplink, []byte{2, 0, 0, 0, 0, 1})) // lower than any that veth makes
-	wantNil(l.t, netlink.LinkSetMaster(uplink, br))
+	expect.NoError(l.t, netlink.LinkSetHardwareAddr(uplink, []byte{2, 0, 0, 0, 0, 1})) // lower than any that veth makes
+	expect.NoError(l.t, netlink.LinkSetMaster(uplink, br))
 	if now, err := netlink.LinkByName("br0"); err != nil || bytes.Equal(now.Attrs().HardwareAddr, br.Attrs().HardwareAddr) {
 		l.t.Fatalf("the bridge keeps %v, %v", br.Attrs().HardwareAddr, err)
 	}
 	l.photographAll()
 	l.healthy("c1", "c2")
 	l.restart(l.set)
-	wantNil(l.t, netlink.LinkDel(uplink))
+	expect.NoError(l.t, netlink.LinkDel(uplink))
 }
 
 // cable gives the host an interface that is up, with another at its end.
@@ -162,11 +163,11 @@ func (h *host) cable(name string) netlink.Link {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
 	cable := &netlink.Veth{LinkAttrs: attrs, PeerName: name + "-end"}
-	wantNil(h.t, netlink.LinkAdd(cable))
+	expect.NoError(h.t, netlink.LinkAdd(cable))
 	for _, end := range []string{name, name + "-end"} {
 		link, err := netlink.LinkByName(end)
-		wantNil(h.t, err)
-		wantNil(h.t, netlink.LinkSetUp(link))
+		expect.NoError(h.t, err)
+		expect.NoError(h.t, netlink.LinkSetUp(link))
 	}
 	return cable
 }
@@ -180,7 +181,7 @@ ADD) echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "net1", "sandbox": "'
 VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}' ;;
 esac
 `
-	wantNil(l.t, os.WriteFile(l.path("bin", "vfio"), []byte(script), 0o755))
+	expect.NoError(l.t, os.WriteFile(l.path("bin", "vfio"), []byte(script), 0o755))
 	l.set.Confs = append(l.set.Confs, []byte(`{"cniVersion": "1.0.0", "name": "device", "plugins": [{"type": "vfio"}]}`))
 	l.attach("c1", "c2")
 	l.restart(l.set)
@@ -198,18 +199,18 @@ func (l *living) installed() {
 	ids := []string{"c1", "c2", "c3", "c4"}
 	for i, id := range ids {
 		if i%2 == 1 {
-			wantNil(l.t, os.Rename(gone, installed))
+			expect.NoError(l.t, os.Rename(gone, installed))
 		} else {
-			wantNil(l.t, os.Rename(installed, gone))
+			expect.NoError(l.t, os.Rename(installed, gone))
 		}
 		l.restart(l.set)
 		l.collect(l.set, ids...)
 		l.attach(id)
 	}
 	l.restart(l.set)
-	wantNil(l.t, os.Rename(installed, gone))
+	expect.NoError(l.t, os.Rename(installed, gone))
 	l.restart(l.set)
-	wantNil(l.t, os.Rename(gone, installed))
+	expect.NoError(l.t, os.Rename(gone, installed))
 }
 
 // hostCases are calls from other places than the container was attached from.
@@ -224,9 +225,9 @@ func hostCases() []livingCase {
 func (l *living) elsewhere() {
 	l.attach("c1", "c2")
 	_, err := l.setup(l.set, "dead", ports(20000)...)
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	ns, err := netns.Create(l.netns("elsewhere"))
-	wantNil(l.t, errors.Join(err, ns.Close()))
+	expect.NoError(l.t, errors.Join(err, ns.Close()))
 	there := l.set
 	there.HostNetNS = l.netns("elsewhere")
 	l.restart(there)
@@ -242,10 +243,10 @@ func (l *living) hidden() {
 	for _, home := range l.homes {
 		home.inhabit()
 		pins, err := filepath.Glob(l.path("state", "embedcni", "attachments", "netns", "*"))
-		wantNil(l.t, err)
+		expect.NoError(l.t, err)
 		for _, path := range append(pins, home.path) {
 			if ns, err := netns.Open(path); err == nil {
-				wantNil(l.t, errors.Join(ns.Close(), netns.Unpin(path)))
+				expect.NoError(l.t, errors.Join(ns.Close(), netns.Unpin(path)))
 			}
 		}
 	}
@@ -260,11 +261,11 @@ func (l *living) ordinary() {
 	l.edit(`{"type": "firewall", "backend": "iptables"},`, ``)
 	l.set.PluginDirs = nil
 	for dir := l.dir; len(dir) > len(os.TempDir()); dir = filepath.Dir(dir) {
-		wantNil(l.t, os.Chmod(dir, 0o755)) // t.TempDir has it to itself
+		expect.NoError(l.t, os.Chmod(dir, 0o755)) // t.TempDir has it to itself
 	}
 	for _, dir := range []string{"state", "ipam"} {
-		wantNil(l.t, os.MkdirAll(l.path(dir), 0o755))
-		wantNil(l.t, os.Chown(l.path(dir), ordinary, ordinary))
+		expect.NoError(l.t, os.MkdirAll(l.path(dir), 0o755))
+		expect.NoError(l.t, os.Chown(l.path(dir), ordinary, ordinary))
 	}
 	as := func(j job) {
 		l.t.Helper()
@@ -279,7 +280,7 @@ func (l *living) ordinary() {
 		as(job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: int32(20000 + i)})
 		if id == "c1" {
 			result, err := l.runtime(l.set).Lookup(id)
-			wantNil(l.t, err)
+			expect.NoError(l.t, err)
 			home := l.settle(id, l.netns(id), result)
 			home.host = l.about(before)
 		}

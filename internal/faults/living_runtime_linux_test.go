@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -155,7 +156,7 @@ func (l *living) beginPool(s settings, ids ...string) *process {
 	r := l.runtime(l.set)
 	for i, path := range strings.Fields(line) {
 		found, err := r.Lookup(ids[i])
-		wantNil(l.t, err)
+		expect.NoError(l.t, err)
 		l.settle(ids[i], path, found)
 	}
 	return p

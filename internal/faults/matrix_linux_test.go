@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -86,7 +87,7 @@ func (s *subject) fault(k kind, verb, plugin, id string) (clean bool) {
 	}
 	if verb != "ADD" {
 		_, err := s.runtime.Setup(context.Background(), id, path, ports(10000)...)
-		wantNil(s.t, err)
+		expect.NoError(s.t, err)
 	}
 	s.spoil(plugin, k.f)
 	if k.parent {
@@ -139,5 +140,5 @@ func (s *subject) faultElsewhere(what, verb, id, path string) {
 		return
 	}
 	s.wantNothing(what, err, s.left(s.before, id))
-	wantNil(s.t, netns.Remove(path))
+	expect.NoError(s.t, netns.Remove(path))
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -22,26 +23,26 @@ type twist struct {
 func twists() []twist {
 	return []twist{
 		{"gone", func(s *subject, path string) string {
-			wantNil(s.t, netns.Remove(path))
+			expect.NoError(s.t, netns.Remove(path))
 			return path
 		}},
 		{"a file", func(s *subject, path string) string {
-			wantNil(s.t, netns.Remove(path))
-			wantNil(s.t, os.WriteFile(path, []byte("no namespace"), 0o600))
+			expect.NoError(s.t, netns.Remove(path))
+			expect.NoError(s.t, os.WriteFile(path, []byte("no namespace"), 0o600))
 			return path
 		}},
 		{"a directory", func(s *subject, path string) string {
-			wantNil(s.t, netns.Remove(path))
-			wantNil(s.t, os.Mkdir(path, 0o700))
+			expect.NoError(s.t, netns.Remove(path))
+			expect.NoError(s.t, os.Mkdir(path, 0o700))
 			return path
 		}},
 		{"the host's", func(s *subject, path string) string { return s.netns("host") }},
 		{"the process's", func(s *subject, path string) string { return "/proc/self/ns/net" }},
 		{"another container's", func(s *subject, path string) string {
-			wantNil(s.t, netns.Remove(path))
+			expect.NoError(s.t, netns.Remove(path))
 			ns, err := netns.Open(s.netns("neighbour"))
-			wantNil(s.t, err)
-			wantNil(s.t, errors.Join(netns.Pin(ns, path), ns.Close()))
+			expect.NoError(s.t, err)
+			expect.NoError(s.t, errors.Join(netns.Pin(ns, path), ns.Close()))
 			return path
 		}},
 	}
@@ -54,7 +55,7 @@ func (b *board) namespaces(t *testing.T) {
 	alone := s.before
 	neighbour := s.container("neighbour")
 	_, err := s.runtime.Setup(context.Background(), "neighbour", neighbour, ports(9999)...)
-	wantNil(t, err)
+	expect.NoError(t, err)
 	s.before = s.audit()
 	inside := fmt.Sprint(s.inside("neighbour"))
 	cases, changes := 0, 0
@@ -82,7 +83,7 @@ func (s *subject) twisted(tw twist, verb, id string) {
 	path := s.container(id)
 	if verb != "ADD" {
 		_, err := s.runtime.Setup(ctx, id, path, ports(10000)...)
-		wantNil(s.t, err)
+		expect.NoError(s.t, err)
 	}
 	now := tw.do(s, path)
 	var err error
@@ -103,7 +104,7 @@ func (s *subject) twisted(tw twist, verb, id string) {
 	err = s.runtime.Remove(ctx, id, "")
 	s.wantNothing(what, err, s.leftOutside())
 	if err := netns.Remove(path); errors.Is(err, netns.ErrNotNetNS) {
-		wantNil(s.t, os.Remove(path))
+		expect.NoError(s.t, os.Remove(path))
 	}
 }
 

@@ -17,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -29,7 +31,7 @@ func parkLeader(path string, work func()) {
 		err = unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
 	}
 	if err == nil {
-		err = noAddressDetection()
+		err = nettest.NoAddressDetection()
 	}
 	if err != nil {
 		job{}.say(err)
@@ -48,7 +50,7 @@ func (j job) life(ctx context.Context, r *cni.Runtime) error {
 
 func (l *living) leading() {
 	path := l.netns("leading")
-	wantNil(l.t, os.WriteFile(path, nil, 0o600))
+	expect.NoError(l.t, os.WriteFile(path, nil, 0o600))
 	s := l.set
 	if l.sometimes() {
 		s.HostNetNS = "" // the one that the process was started in
@@ -77,7 +79,7 @@ func (l *living) behindTheDead() {
 	const id = "m21-dead"
 	plugin, verb, path := l.some(chain()...), l.some("ADD", "DEL"), l.container(id)
 	if verb == "DEL" {
-		wantNil(l.t, elsewhere(l.t, job{Verb: "ADD", ID: id, NetNS: path, Port: 20000, Settings: l.set}))
+		expect.NoError(l.t, elsewhere(l.t, job{Verb: "ADD", ID: id, NetNS: path, Port: 20000, Settings: l.set}))
 	}
 	l.spoil(plugin, fault{Verb: verb, Hang: true, Fork: l.sometimes(), At: l.some("before", "after")})
 	dead := begin(l.t, job{Verb: verb, ID: id, NetNS: path, Port: 20000, Settings: l.set})
@@ -108,9 +110,9 @@ func (l *living) hanging(conf []byte, network string) (changed []byte, plugin st
 		return conf, plugin
 	}
 	exe, err := os.Executable()
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	hangs.Real = filepath.Join(l.real, "tuning") // which does nothing with this configuration
-	wantNil(l.t, errors.Join(os.Symlink(exe, l.path("bin", "own")), hangs.save(l.path("bin", "own.json"))))
+	expect.NoError(l.t, errors.Join(os.Symlink(exe, l.path("bin", "own")), hangs.save(l.path("bin", "own.json"))))
 	first := `"plugins": [`
 	if l.sometimes() {
 		return []byte(strings.Replace(string(conf), first, first+`{"type": "own"}, `, 1)), "own"
@@ -160,7 +162,7 @@ func (l *living) behindTheHanging() {
 func (l *living) twoLists() {
 	l.set.Confs = append(l.set.Confs, []byte(strings.Replace(string(l.other(1)), `"net1"`, `"net0"`, 1)))
 	result, err := l.setup(l.set, "both", ports(10000)...)
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	both := []string{"eth0", "eth1"}
 	goes := l.random.IntN(2)
 	stays := both[1-goes]
@@ -184,7 +186,7 @@ func (l *living) task() (path string, end func()) {
 	cmd := exec.Command("sleep", "600")
 	// It is in the namespace when Start returns, which waits for its exec.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
-	wantNil(l.t, cmd.Start())
+	expect.NoError(l.t, cmd.Start())
 	end = func() {
 		_ = cmd.Process.Kill() // or it was killed before
 		_ = cmd.Wait()         // it was killed
@@ -192,8 +194,8 @@ func (l *living) task() (path string, end func()) {
 	l.t.Cleanup(end)
 	path = fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
 	ns, err := netns.Open(path)
-	wantNil(l.t, err)
-	wantNil(l.t, errors.Join(ns.Do(noAddressDetection), ns.Close()))
+	expect.NoError(l.t, err)
+	expect.NoError(l.t, errors.Join(ns.Do(nettest.NoAddressDetection), ns.Close()))
 	return path, end
 }
 
@@ -205,7 +207,7 @@ func (l *living) neverRemoved() {
 		id := fmt.Sprint("gone", n)
 		path, end := l.task()
 		_, err := r.Setup(ctx, id, path, ports(int32(20000+n))...)
-		wantNil(l.t, err)
+		expect.NoError(l.t, err)
 		end()
 		if l.sometimes() {
 			r = l.runtime(l.set)
@@ -213,7 +215,7 @@ func (l *living) neverRemoved() {
 	}
 	path := l.container("next")
 	_, err := r.Setup(ctx, "next", path)
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	l.untilGone(func() error { return r.Check(ctx, "next", path) }, "gone0", "gone1", "gone2")
 	l.ok("remove", r.Remove(ctx, "next", path))
 	l.wantNothing("nobody removed anything but the last one")
@@ -250,7 +252,7 @@ func (l *living) untilGone(call func() error, ids ...string) {
 func (l *living) pins() (kept []string) {
 	l.t.Helper()
 	paths, err := filepath.Glob(l.path("state", "embedcni", "attachments", "netns", "*"))
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	for _, path := range paths {
 		if isNetNS(l.t, path) {
 			kept = append(kept, path)
@@ -265,6 +267,6 @@ func isNetNS(t testing.TB, path string) bool {
 	if err != nil {
 		return false
 	}
-	wantNil(t, ns.Close())
+	expect.NoError(t, ns.Close())
 	return true
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -39,7 +40,7 @@ func (l *living) likeGoCNI() (done func()) {
 func (l *living) byGoCNI(verb, id string, port int32) error {
 	l.t.Helper()
 	list, err := libcni.NetworkConfFromBytes(l.set.Confs[0])
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	config := libcni.NewCNIConfig([]string{l.path("bin")}, nil)
 	rt := &libcni.RuntimeConf{ContainerID: id, NetNS: l.netns(id), IfName: "eth0", CapabilityArgs: map[string]any{
 		"portMappings": []cni.PortMapping{{HostPort: port, ContainerPort: 80, Protocol: "tcp"}, {HostPort: port, ContainerPort: 53, Protocol: "udp"}}}}
@@ -70,10 +71,10 @@ func (l *living) thereAndBack() {
 	for n, id := range []string{"theirs", "ours", "again"} {
 		port := int32(20000 + n)
 		if l.container(id); id == "theirs" {
-			wantNil(l.t, l.byGoCNI("ADD", id, port))
+			expect.NoError(l.t, l.byGoCNI("ADD", id, port))
 		} else {
 			_, err := l.setup(l.set, id, ports(port)...)
-			wantNil(l.t, err)
+			expect.NoError(l.t, err)
 		}
 	}
 	l.ok("remove what go-cni attached", l.runtime(l.set).Remove(context.Background(), "theirs", l.netns("theirs"), ports(20000)...))
@@ -93,11 +94,11 @@ func (l *living) thereAndBack() {
 func (l *living) ends(id string) {
 	l.t.Helper()
 	ns, err := netns.Open(l.netns(id))
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	name := fmt.Sprintf("net:[%d]", ns.ID().Ino)
-	wantNil(l.t, errors.Join(ns.Close(), netns.Remove(l.netns(id))))
+	expect.NoError(l.t, errors.Join(ns.Close(), netns.Remove(l.netns(id))))
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	wantNil(l.t, err)
+	expect.NoError(l.t, err)
 	if strings.Contains(string(mounts), name) {
 		l.say("the namespace of %s is kept although its path is gone", id)
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -41,8 +42,8 @@ func (b *board) powerCut(t *testing.T) {
 		for _, c := range cuts {
 			tried++
 			h.restore(step)
-			wantNil(t, c.do())
-			wantNil(t, os.WriteFile(bootID, fmt.Appendf(nil, "boot-%d\n", tried), 0o600))
+			expect.NoError(t, c.do())
+			expect.NoError(t, os.WriteFile(bootID, fmt.Appendf(nil, "boot-%d\n", tried), 0o600))
 			err := recoverAll(context.Background(), h.runtime(set), false)
 			if left := leftOf(before, h.audit()); err != nil || len(left) > 0 {
 				t.Errorf("%s, %s: %v; left:\n%s", filepath.Base(step), c.name, err, strings.Join(left, "\n"))
@@ -69,7 +70,7 @@ func (h *host) record() (steps []string) {
 	h.t.Helper()
 	dirs := []string{h.path("state"), h.path("ipam")}
 	for _, dir := range dirs {
-		wantNil(h.t, os.MkdirAll(dir, 0o755))
+		expect.NoError(h.t, os.MkdirAll(dir, 0o755))
 	}
 	copies := h.path("steps")
 	h.spoilAll(fault{CopyTo: copies, Copy: dirs}, append(chain(), "host-local")...)
@@ -77,17 +78,17 @@ func (h *host) record() (steps []string) {
 	path := h.container("m12")
 	snapshot := func(name string) {
 		for _, dir := range dirs {
-			wantNil(h.t, copyDir(dir, filepath.Join(copies, name, filepath.Base(dir))))
+			expect.NoError(h.t, copyDir(dir, filepath.Join(copies, name, filepath.Base(dir))))
 		}
 	}
 	snapshot("00 nothing")
 	_, err := r.Setup(context.Background(), "m12", path, ports(10000)...)
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	snapshot("09 attached")
-	wantNil(h.t, r.Remove(context.Background(), "m12", path))
+	expect.NoError(h.t, r.Remove(context.Background(), "m12", path))
 	snapshot("18 removed")
 	entries, err := os.ReadDir(copies)
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	for _, e := range entries {
 		steps = append(steps, filepath.Join(copies, e.Name()))
 	}
@@ -98,17 +99,17 @@ func (h *host) record() (steps []string) {
 func fakeBoot(t *testing.T) string {
 	const real = "/proc/sys/kernel/random/boot_id"
 	fake := filepath.Join(t.TempDir(), "boot_id")
-	wantNil(t, os.WriteFile(fake, []byte("first\n"), 0o600))
-	wantNil(t, unix.Mount(fake, real, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { wantNil(t, unix.Unmount(real, 0)) })
+	expect.NoError(t, os.WriteFile(fake, []byte("first\n"), 0o600))
+	expect.NoError(t, unix.Mount(fake, real, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(real, 0)) })
 	return fake
 }
 
 func (h *host) restore(step string) {
 	h.t.Helper()
 	for _, dir := range []string{"state", "ipam"} {
-		wantNil(h.t, os.RemoveAll(h.path(dir)))
-		wantNil(h.t, copyDir(filepath.Join(step, dir), h.path(dir)))
+		expect.NoError(h.t, os.RemoveAll(h.path(dir)))
+		expect.NoError(h.t, copyDir(filepath.Join(step, dir), h.path(dir)))
 	}
 }
 
@@ -123,10 +124,10 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 	h.t.Helper()
 	find := func(pattern string) []string {
 		paths, err := filepath.Glob(filepath.Join(step, pattern))
-		wantNil(h.t, err)
+		expect.NoError(h.t, err)
 		for i, path := range paths {
 			rel, err := filepath.Rel(step, path)
-			wantNil(h.t, err)
+			expect.NoError(h.t, err)
 			paths[i] = h.path(rel)
 		}
 		return paths
@@ -237,11 +238,11 @@ func (h *host) nextBase(base []byte) []byte {
 		Record *record.Record `json:"record"`
 	}
 	_, text, _ := bytes.Cut(base, []byte(" "))
-	wantNil(h.t, json.Unmarshal(text, &line))
+	expect.NoError(h.t, json.Unmarshal(text, &line))
 	line.Record.ContainerID = "next"
-	wantNil(h.t, record.Open(dir).Begin(line.Record))
+	expect.NoError(h.t, record.Open(dir).Begin(line.Record))
 	data, err := os.ReadFile(filepath.Join(dir, record.Name("next")+".json"))
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	return data
 }
 
@@ -256,9 +257,9 @@ func unlessMissing(err error) error {
 func (h *host) fileOf(step, path string) []byte {
 	h.t.Helper()
 	rel, err := filepath.Rel(h.dir, path)
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	data, err := os.ReadFile(filepath.Join(step, rel))
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	return data
 }
 

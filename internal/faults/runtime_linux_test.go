@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // runtimeEnv makes the test binary a process with a Runtime.
@@ -163,15 +164,15 @@ func beginAs(t testing.TB, j job, as *syscall.SysProcAttr) *process {
 func start(t testing.TB, j job, as *syscall.SysProcAttr) *process {
 	t.Helper()
 	in, err := json.Marshal(j)
-	wantNil(t, err)
+	expect.NoError(t, err)
 	p := &process{t: t, cmd: exec.Command("/proc/self/exe")}
 	p.cmd.SysProcAttr = as
 	p.cmd.Env = append(os.Environ(), runtimeEnv+"=1")
 	p.cmd.Stdin = bytes.NewReader(in)
 	p.cmd.Stderr = os.Stderr
 	out, err := p.cmd.StdoutPipe()
-	wantNil(t, err)
-	wantNil(t, p.cmd.Start())
+	expect.NoError(t, err)
+	expect.NoError(t, p.cmd.Start())
 	p.out = bufio.NewReader(out)
 	return p
 }

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // board collects the figures. Tests write to it in parallel.
@@ -110,7 +112,7 @@ func (b *board) print(t *testing.T) {
 	table := fmt.Sprintf("seed %d\n%s\n", b.seed, strings.Join(b.lines, "\n"))
 	t.Log("\n" + table)
 	if *tableFile != "" {
-		wantNil(t, os.WriteFile(*tableFile, []byte(table), 0o644))
+		expect.NoError(t, os.WriteFile(*tableFile, []byte(table), 0o644))
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // deadline is M7: a plugin hangs, a child of it holds its output, and the
@@ -46,7 +47,7 @@ func (s *subject) overshoot(id, path string, limit time.Duration) time.Duration 
 	var ended time.Time
 	set := s.settings(1)
 	r := s.host.runtime(set)
-	wantNil(s.t, r.Load(cni.WithObserver(func(_ context.Context, e cni.Event) {
+	expect.NoError(s.t, r.Load(cni.WithObserver(func(_ context.Context, e cni.Event) {
 		mu.Lock()
 		defer mu.Unlock()
 		if e.Operation == "ADD" && e.Err != nil {
@@ -85,11 +86,11 @@ func (b *board) unrelated(t *testing.T) {
 	var took []time.Duration
 	for range 50 {
 		start := time.Now()
-		wantNil(t, r.Status())
+		expect.NoError(t, r.Status())
 		if len(r.GetConfig().Networks) != 1 {
 			t.Error("the configuration is not the one that was loaded")
 		}
-		wantNil(t, r.Load(cni.WithConfListBytes(set.Confs[0])))
+		expect.NoError(t, r.Load(cni.WithConfListBytes(set.Confs[0])))
 		took = append(took, time.Since(start))
 	}
 	cancel()
@@ -153,7 +154,7 @@ func (b *board) crowd(t *testing.T) {
 func (h *host) everything() audit.Lines {
 	h.t.Helper()
 	lines, err := audit.Snapshot(context.Background(), audit.Options{StateDirs: []string{h.path("ipam")}})
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	return lines.Without(func(l string) bool { return l[:2] != "ip" && l[:3] != "nft" && l[:4] != "file" })
 }
 

@@ -19,25 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/firewalldtest"
-	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/internal/nettest"
 )
 
 var address = netip.MustParseAddr("10.1.0.2")
-
-func namespace(t testing.TB) *netns.Handle {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "host")
-	ns, err := netns.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns
-}
 
 func dial(t testing.TB, s *firewalldtest.Server) *Conn {
 	t.Helper()
@@ -73,7 +58,7 @@ func stacks() string {
 }
 
 func TestSourcesOfAZone(t *testing.T) {
-	s := firewalldtest.Start(t, namespace(t))
+	s := firewalldtest.Start(t, nettest.New(t))
 	c := dial(t, s)
 	v6 := netip.MustParseAddr("fd00::2")
 	for _, addr := range []netip.Addr{address, v6} {
@@ -107,7 +92,7 @@ func TestSourcesOfAZone(t *testing.T) {
 }
 
 func TestErrorsSayWhatToDo(t *testing.T) {
-	s := firewalldtest.Start(t, namespace(t))
+	s := firewalldtest.Start(t, nettest.New(t))
 	s.AddSource("internal", "10.1.0.2/32")
 	c := dial(t, s)
 	_, conflict := c.Add("trusted", address)
@@ -131,7 +116,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 }
 
 func TestRunning(t *testing.T) {
-	ns := namespace(t)
+	ns := nettest.New(t)
 	s := firewalldtest.StartBus(t, ns)
 	b := Open(s.Address)
 	want := func(when string, want bool) {
@@ -234,7 +219,7 @@ func TestABusThatRefusesTheUser(t *testing.T) {
 
 // TestNobodyWaitsForABusThatHangs longer than its context lasts.
 func TestNobodyWaitsForABusThatHangs(t *testing.T) {
-	s := firewalldtest.Start(t, namespace(t))
+	s := firewalldtest.Start(t, nettest.New(t))
 	b := Open(s.Address)
 	c := dial(t, s) // before
 	enough := errors.New("enough")
@@ -281,7 +266,7 @@ func TestNobodyWaitsForABusThatHangs(t *testing.T) {
 // TestManyAtOnceAreNotTooManyForTheBus: it would close connections of a user that
 // has 256.
 func TestManyAtOnceAreNotTooManyForTheBus(t *testing.T) {
-	s := firewalldtest.Start(t, namespace(t))
+	s := firewalldtest.Start(t, nettest.New(t))
 	b := Open(s.Address)
 	var group sync.WaitGroup
 	errs := make(chan error, 300)
@@ -333,7 +318,7 @@ func TestFewDescriptorsAreNoSignOfNoFirewalld(t *testing.T) {
 }
 
 func BenchmarkRunning(b *testing.B) {
-	ns := namespace(b)
+	ns := nettest.New(b)
 	s := firewalldtest.StartBus(b, ns)
 	measure := func(name string, bus *Bus) {
 		b.Run(name, func(b *testing.B) {
@@ -352,7 +337,7 @@ func BenchmarkRunning(b *testing.B) {
 
 // TestAnAbstractAddressIsTheNamespaces, where a file is found from everywhere.
 func TestAnAbstractAddressIsTheNamespaces(t *testing.T) {
-	ns := namespace(t)
+	ns := nettest.New(t)
 	var l net.Listener
 	err := ns.Do(func() (err error) {
 		l, err = net.Listen("unix", "@bus-of-a-test")

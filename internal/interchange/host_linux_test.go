@@ -2,9 +2,7 @@ package interchange
 
 import (
 	"context"
-	"errors"
 	"io"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -14,6 +12,8 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -48,13 +48,7 @@ func newHost(t testing.TB) *host {
 	}
 	h := &host{t: t, dir: t.TempDir(), plugins: plugins, ours: map[string]plugin.Plugin{}}
 	h.ns = h.newNetNS("host")
-	h.do(func() error {
-		lo, err := netlink.LinkByName("lo")
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetUp(lo)
-	})
+	nettest.SetUp(t, h.ns, "lo")
 	return h
 }
 
@@ -71,33 +65,9 @@ func (h *host) container(id string) *container {
 
 func (h *host) newNetNS(name string) *netns.Handle {
 	h.t.Helper()
-	path := h.path("netns", name)
-	ns, err := netns.Create(path)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	h.t.Cleanup(func() {
-		if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
-			h.t.Error(err)
-		}
-	})
-	if err := ns.Do(noAddressDetection); err != nil {
-		h.t.Fatal(err)
-	}
+	ns := nettest.At(h.t, h.path("netns", name))
+	expect.NoError(h.t, ns.Do(nettest.NoAddressDetection))
 	return ns
-}
-
-// noAddressDetection spares the interfaces of the calling thread's namespace
-// the detection of duplicate IPv6 addresses, for which the reference plugins
-// wait up to two seconds. "all" alone is not enough: the larger one counts.
-func noAddressDetection() error {
-	for _, which := range []string{"all", "default"} {
-		path := filepath.Join("/proc/sys/net/ipv6/conf", which, "accept_dad")
-		if err := os.WriteFile(path, []byte("0"), 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (h *host) path(elem ...string) string {

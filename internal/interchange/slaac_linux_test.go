@@ -17,6 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -56,7 +57,7 @@ const (
 // an address of the router's prefix.
 func routedLAN(t *testing.T, typ, config string, with func(*netns.Handle) plugintest.Side) string {
 	lan := plugintest.NewLAN(t)
-	plugintest.AddAddress(t, lan.Machine, "switch", "fe80::99/64")
+	nettest.AddAddress(t, lan.Machine, "switch", "fe80::99/64")
 	host, _ := plugintest.NetNS(t)
 	lan.Cable(t, host, "lan0")
 	if typ == "host-device" {
@@ -64,14 +65,14 @@ func routedLAN(t *testing.T, typ, config string, with func(*netns.Handle) plugin
 		if err != nil {
 			t.Fatal(err)
 		}
-		plugintest.Change(t, host, "lan0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetHardwareAddr(l, mac) })
+		nettest.Change(t, host, "lan0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetHardwareAddr(l, mac) })
 	}
-	plugintest.SetUp(t, host, "lan0")
+	nettest.SetUp(t, host, "lan0")
 	c := plugintest.Call{Type: typ, ID: "c1", IfName: "eth0", Config: config}
 	var container *netns.Handle
 	container, c.NetNS = plugintest.NetNS(t)
 	with(host).Must(t, "ADD", c)
-	plugintest.SetUp(t, container, "eth0") // which is the next plugin's to do where host-device has no IPAM
+	nettest.SetUp(t, container, "eth0") // which is the next plugin's to do where host-device has no IPAM
 	return awaitSLAAC(t, lan.Machine, container)
 }
 
@@ -105,7 +106,7 @@ func described(t *testing.T, ns *netns.Handle) (string, bool) {
 	t.Helper()
 	var lines []string
 	found, tentative := false, false
-	plugintest.Change(t, ns, "eth0", func(nl *netlink.Handle, l netlink.Link) error {
+	nettest.Change(t, ns, "eth0", func(nl *netlink.Handle, l netlink.Link) error {
 		addrs, err := nl.AddrList(l, netlink.FAMILY_ALL)
 		for _, a := range addrs {
 			found = found || a.IPNet.String() == slaacAddress

@@ -8,15 +8,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
 	types "github.com/containernetworking/cni/pkg/types/100"
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 )
@@ -54,11 +54,8 @@ func newHost(t testing.TB, variant string) *host {
 		}
 	}
 	t.Setenv("PATH", bin+":/usr/sbin:/sbin:"+os.Getenv("PATH"))
-	runtime.LockOSThread()
 	h.ns = h.newNetNS("host")
-	if err := unix.Setns(int(h.ns.File().Fd()), unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
+	nettest.Enter(t, h.ns)
 	h.sh("ip link set lo up")
 	return h
 }
@@ -66,24 +63,8 @@ func newHost(t testing.TB, variant string) *host {
 // newNetNS makes a namespace that is there until the test ends.
 func (h *host) newNetNS(name string) *netns.Handle {
 	h.t.Helper()
-	path := filepath.Join(h.dir, "netns", name)
-	ns, err := netns.Create(path)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	// Else ptp waits seconds for the duplicate address detection.
-	err = ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0) })
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	h.t.Cleanup(func() {
-		if err := netns.Remove(path); err != nil {
-			h.t.Error(err)
-		}
-		if err := ns.Close(); err != nil {
-			h.t.Error(err)
-		}
-	})
+	ns := nettest.At(h.t, filepath.Join(h.dir, "netns", name))
+	expect.NoError(h.t, ns.Do(nettest.NoAddressDetection))
 	return ns
 }
 

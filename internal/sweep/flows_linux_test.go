@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -51,7 +52,7 @@ const nfEstablished = 3
 
 func track(t *testing.T, host *netns.Handle, flows []flow) {
 	t.Helper()
-	inside(t, host, func(nl *netlink.Handle) error {
+	nettest.Inside(t, host, func(nl *netlink.Handle) error {
 		for i, f := range flows {
 			family, entry := f.entry(uint16(40000 + i))
 			if err := nl.ConntrackCreate(netlink.ConntrackTable, family, entry); err != nil {
@@ -64,7 +65,7 @@ func track(t *testing.T, host *netns.Handle, flows []flow) {
 
 func tracked(t *testing.T, host *netns.Handle) (all []string) {
 	t.Helper()
-	inside(t, host, func(nl *netlink.Handle) error {
+	nettest.Inside(t, host, func(nl *netlink.Handle) error {
 		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
 			entries, err := nl.ConntrackTableList(netlink.ConntrackTable, family)
 			if err != nil {
@@ -82,7 +83,7 @@ func tracked(t *testing.T, host *netns.Handle) (all []string) {
 
 func TestFault_F28_UDPToTheContainerIsForgotten(t *testing.T) {
 	const udp, tcp = unix.IPPROTO_UDP, unix.IPPROTO_TCP
-	host, other := newNetNS(t), newNetNS(t)
+	host, other := nettest.New(t), nettest.New(t)
 	mine := []flow{
 		{udp, hostAddr, "10.1.0.2"}, {udp, "10.1.0.2", "10.1.0.2"}, // to the host's port, and to the address itself
 		{udp, "2001:db8::1", "fd00::2"},
@@ -121,7 +122,7 @@ func nobody() ([]netip.Addr, error) { return nil, nil }
 // Whose an address is by now is asked only if there are flows to it, as that
 // takes reading every record; the flows of who has it stay.
 func TestFault_F28_FlowsOfWhoHasTheAddressNowStay(t *testing.T) {
-	host, times := newNetNS(t), 0
+	host, times := nettest.New(t), 0
 	inUse := func() ([]netip.Addr, error) { times++; return addrs("10.1.0.2"), nil }
 	track(t, host, []flow{{unix.IPPROTO_UDP, hostAddr, "10.1.0.2"}, {unix.IPPROTO_UDP, hostAddr, "10.1.0.3"}})
 	for _, c := range []struct {

@@ -2,48 +2,14 @@ package sweep
 
 import (
 	"net"
-	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
-
-// newNetNS makes a namespace that is there until the test ends.
-func newNetNS(t *testing.T) *netns.Handle {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "netns")
-	ns, err := netns.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := netns.Remove(path); err != nil {
-			t.Error(err)
-		}
-		if err := ns.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns
-}
-
-// inside runs f with netlink of the namespace.
-func inside(t *testing.T, ns *netns.Handle, f func(*netlink.Handle) error) {
-	t.Helper()
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nl.Close()
-	if err := f(nl); err != nil {
-		t.Fatal(err)
-	}
-}
 
 func attrs(t *testing.T, name, mac string) netlink.LinkAttrs {
 	t.Helper()
@@ -58,21 +24,21 @@ func attrs(t *testing.T, name, mac string) netlink.LinkAttrs {
 
 func addVeth(t *testing.T, ns *netns.Handle, name, mac string) {
 	t.Helper()
-	inside(t, ns, func(nl *netlink.Handle) error {
+	nettest.Inside(t, ns, func(nl *netlink.Handle) error {
 		return nl.LinkAdd(&netlink.Veth{LinkAttrs: attrs(t, name, mac), PeerName: name + "p"})
 	})
 }
 
 func addBridge(t *testing.T, ns *netns.Handle, name, mac string) {
 	t.Helper()
-	inside(t, ns, func(nl *netlink.Handle) error {
+	nettest.Inside(t, ns, func(nl *netlink.Handle) error {
 		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs(t, name, mac)})
 	})
 }
 
 func delLink(t *testing.T, ns *netns.Handle, name string) {
 	t.Helper()
-	inside(t, ns, func(nl *netlink.Handle) error {
+	nettest.Inside(t, ns, func(nl *netlink.Handle) error {
 		l, err := nl.LinkByName(name)
 		if err != nil {
 			return err

@@ -12,13 +12,14 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
 
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
 )
 
 const mac = "0a:58:0a:01:00:02"
 
 func TestTheHostsEndIsFoundByNameKindAndAddress(t *testing.T) {
-	host := newNetNS(t)
+	host := nettest.New(t)
 	addVeth(t, host, "veth1", mac)
 	addVeth(t, host, "veth2", "0a:58:0a:01:00:03") // the name is another container's by now
 	addBridge(t, host, "veth3", mac)               // the plugin reports the bridge too
@@ -36,13 +37,13 @@ func TestTheHostsEndIsFoundByNameKindAndAddress(t *testing.T) {
 
 // Without an address in the result it is not known whose the name is.
 func TestAVethWithoutAReportedAddressStays(t *testing.T) {
-	host := newNetNS(t)
+	host := nettest.New(t)
 	addVeth(t, host, "veth1", mac)
 	wantSwept(t, Target{ContainerID: "c1", IfName: "eth0", Host: host, Links: []Link{{Name: "veth1"}}})
 }
 
 func TestANameThatIsUsedAgainStays(t *testing.T) {
-	host := newNetNS(t)
+	host := nettest.New(t)
 	addVeth(t, host, "veth1", mac)
 	items := mustFind(t, Target{Host: host, Links: []Link{{Name: "veth1", MAC: mac}}})
 	delLink(t, host, "veth1")
@@ -53,7 +54,7 @@ func TestANameThatIsUsedAgainStays(t *testing.T) {
 }
 
 func TestTheContainersInterface(t *testing.T) {
-	host, container := newNetNS(t), newNetNS(t)
+	host, container := nettest.New(t), nettest.New(t)
 	addVeth(t, container, "eth0", mac)
 	addVeth(t, container, "eth1", "0a:58:0a:01:00:03")
 	addVeth(t, host, "eth0", mac)
@@ -73,7 +74,7 @@ func TestTheContainersInterface(t *testing.T) {
 
 // The name of the shaper is held against the real plugin's.
 func TestTheShaperOfTheRealPlugin(t *testing.T) {
-	host, container := newNetNS(t), newNetNS(t)
+	host, container := nettest.New(t), nettest.New(t)
 	long := strings.Repeat("n", 60)
 	list := bandwidth(t, long)
 	cni := libcni.NewCNIConfigWithCacheDir([]string{pluginDir(t)}, filepath.Join(t.TempDir(), "cache"), nil)
@@ -136,8 +137,8 @@ func TestFault_F48_TheShaperOfAnotherStays(t *testing.T) {
 		"killed, as another was": {Target{Egress: true}, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			host := newNetNS(t)
-			inside(t, host, func(nl *netlink.Handle) error {
+			host := nettest.New(t)
+			nettest.Inside(t, host, func(nl *netlink.Handle) error {
 				return nl.LinkAdd(&netlink.Ifb{LinkAttrs: attrs(t, ShaperName("net", "1"), mac)})
 			})
 			target := c.target
@@ -162,7 +163,7 @@ func (s stubborn) String() string { return s.err.Error() }
 func (s stubborn) Remove() error  { return s.err }
 
 func TestRemoveGoesOnAfterAnErrorAndStopsWithTheContext(t *testing.T) {
-	host := newNetNS(t)
+	host := nettest.New(t)
 	addVeth(t, host, "veth1", mac)
 	found := mustFind(t, Target{Host: host, Links: []Link{{Name: "veth1", MAC: mac}}})
 	one, two := errors.New("one"), errors.New("two")

@@ -6,18 +6,15 @@ import (
 	"encoding/hex"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -35,18 +32,9 @@ func New(t testing.TB) *Host {
 	t.Helper()
 	h := &Host{T: t, Dir: t.TempDir()}
 	t.Cleanup(h.Unpin)
-	runtime.LockOSThread()
 	ns := h.NewNetNS("host")
-	if err := unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.LinkSetUp(lo); err != nil {
-		t.Fatal(err)
-	}
+	nettest.Enter(t, ns)
+	nettest.SetUp(t, ns, "lo")
 	return h
 }
 
@@ -83,20 +71,7 @@ func Hashed(id string) string {
 // NewNetNS makes a network namespace that goes when the test ends.
 func (h *Host) NewNetNS(name string) *netns.Handle {
 	h.T.Helper()
-	path := h.Path("netns", name)
-	ns, err := netns.Create(path)
-	if err != nil {
-		h.T.Fatal(err)
-	}
-	h.T.Cleanup(func() {
-		if err := netns.Remove(path); err != nil {
-			h.T.Error(err)
-		}
-		if err := ns.Close(); err != nil {
-			h.T.Error(err)
-		}
-	})
-	return ns
+	return nettest.At(h.T, h.Path("netns", name))
 }
 
 // Container makes a container's namespace and returns its path.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 )
@@ -29,28 +29,16 @@ type RealHost struct{ *Host }
 func NewReal(t testing.TB) *RealHost {
 	t.Helper()
 	h := &RealHost{New(t)}
-	if err := NoAddressDetection(); err != nil {
+	if err := nettest.NoAddressDetection(); err != nil {
 		t.Fatal(err)
 	}
 	return h
 }
 
-// NoAddressDetection spares the namespace's interfaces the detection of
-// duplicate IPv6 addresses, for which bridge and ptp wait up to two seconds.
-func NoAddressDetection() error {
-	for _, which := range []string{"all", "default"} {
-		path := filepath.Join("/proc/sys/net/ipv6/conf", which, "accept_dad")
-		if err := os.WriteFile(path, []byte("0"), 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (h *RealHost) Container(name string) string {
 	h.T.Helper()
 	path := h.Host.Container(name)
-	h.Inside(path, NoAddressDetection)
+	h.Inside(path, nettest.NoAddressDetection)
 	return path
 }
 
@@ -200,7 +188,7 @@ func (h *RealHost) Mortal(name string) string {
 	if err != nil {
 		h.T.Fatal(err)
 	}
-	if err := errors.Join(ns.Do(NoAddressDetection), ns.Close()); err != nil {
+	if err := errors.Join(ns.Do(nettest.NoAddressDetection), ns.Close()); err != nil {
 		h.T.Fatal(err)
 	}
 	h.T.Cleanup(func() {

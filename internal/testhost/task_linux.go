@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -32,7 +33,7 @@ func NewTask(t *testing.T) *Task {
 	expect.NoError(t, err)
 	ns, err := netns.Open(k.Path())
 	expect.NoError(t, err)
-	expect.NoError(t, errors.Join(ns.Do(NoAddressDetection), ns.Close()))
+	expect.NoError(t, errors.Join(ns.Do(nettest.NoAddressDetection), ns.Close()))
 	return k
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/sweep"
 	"github.com/embedcni/cni/plugin"
 )
@@ -53,7 +54,7 @@ func printed(t testing.TB, h plugintest.Host, out []byte) string {
 	text := h.Portable(t, out)
 	for _, i := range r.Interfaces {
 		if strings.HasPrefix(i.Name, "bwp") {
-			if mac := plugintest.Link(t, h.Host, i.Name).Attrs().HardwareAddr.String(); mac != i.Mac {
+			if mac := nettest.Link(t, h.Host, i.Name).Attrs().HardwareAddr.String(); mac != i.Mac {
 				t.Errorf("interface %s has %s, and not %s", i.Name, mac, i.Mac)
 			}
 			text = strings.ReplaceAll(text, i.Mac, "RANDOM")
@@ -78,7 +79,7 @@ func TestInterchange(t *testing.T) {
 				add.Must(t, "CHECK", c)
 				other.Must(t, "DEL", c)
 				add.Must(t, "DEL", c)
-				plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
+				nettest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
 				plugintest.NoLeak(t, before.Without(about("veth0")), plugintest.Audit(t, h.Host))
 			}
 			if results[0] != results[1] {
@@ -101,7 +102,7 @@ func about(name string) func(string) bool {
 func TestCheckDetects(t *testing.T) {
 	ifb := sweep.ShaperName("podnet", "c1")
 	host := func(name string, f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host) {
-		return func(t *testing.T, h plugintest.Host) { plugintest.Change(t, h.Host, name, f) }
+		return func(t *testing.T, h plugintest.Host) { nettest.Change(t, h.Host, name, f) }
 	}
 	other := limit{rate: 8_000_000, burst: 4000}
 	replace := func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscReplace(tbf(l.Attrs().Index, other)) }
@@ -142,15 +143,15 @@ func TestAddFails(t *testing.T) {
 		"no interface":     func(_ *testing.T, _ plugintest.Host, c *plugintest.Call) { c.IfName = "eth1" },
 		"no veth":          func(_ *testing.T, _ plugintest.Host, c *plugintest.Call) { c.IfName = "lo" },
 		"another tbf": func(t *testing.T, h plugintest.Host, _ *plugintest.Call) {
-			plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error {
+			nettest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error {
 				return nl.QdiscAdd(tbf(l.Attrs().Index, limit{8000, 8000}))
 			})
 		},
 		"another ingress queue": func(t *testing.T, h plugintest.Host, _ *plugintest.Call) {
-			plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscAdd(ingress(l.Attrs().Index)) })
+			nettest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscAdd(ingress(l.Attrs().Index)) })
 		},
 		"both ifbs": func(t *testing.T, h plugintest.Host, _ *plugintest.Call) {
-			plugintest.Inside(t, h.Host, func(nl *netlink.Handle) error {
+			nettest.Inside(t, h.Host, func(nl *netlink.Handle) error {
 				return errors.Join(
 					nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: sweep.ShaperName("podnet", "c1")}}),
 					nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: sweep.OwnShaperName("podnet", "c1", "eth0")}}))
@@ -212,14 +213,14 @@ func TestFault_F48_ADeviceOfThatNameIsLeftAlone(t *testing.T) {
 	h := plugintest.NewHost(t)
 	side, c := ours(h), callFor(h, `"egressRate": 8000000, "egressBurst": 8000000`)
 	other := sweep.ShaperName("podnet", "c1")
-	plugintest.Inside(t, h.Host, func(nl *netlink.Handle) error {
+	nettest.Inside(t, h.Host, func(nl *netlink.Handle) error {
 		return nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: other}})
 	})
-	index := plugintest.Link(t, h.Host, other).Attrs().Index
+	index := nettest.Link(t, h.Host, other).Attrs().Index
 	c.Prev = side.Must(t, "ADD", c)
 	side.Must(t, "CHECK", c)
 	own := sweep.OwnShaperName("podnet", "c1", "eth0")
-	plugintest.Link(t, h.Host, own)
+	nettest.Link(t, h.Host, own)
 	side.Must(t, "DEL", c)
 	if lines := plugintest.Audit(t, h.Host); len(lines) != len(lines.Without(about(own))) {
 		t.Errorf("%s is there after DEL", own)
@@ -230,7 +231,7 @@ func TestFault_F48_ADeviceOfThatNameIsLeftAlone(t *testing.T) {
 		side.Must(t, "DEL", d)
 		d.Prev = nil
 		side.Must(t, "DEL", d)
-		if plugintest.Link(t, h.Host, other).Attrs().Index != index {
+		if nettest.Link(t, h.Host, other).Attrs().Index != index {
 			t.Errorf("%s: another %s", name, other)
 		}
 	}

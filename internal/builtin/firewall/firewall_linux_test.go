@@ -7,6 +7,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -107,7 +108,7 @@ func TestCheckFindsEachDamage(t *testing.T) {
 					continue
 				}
 				damages++
-				plugintest.Run(t, h.Host, "sh", "-c", fmt.Sprintf("%s -t %s -D %s", tool, table, spec))
+				nettest.Run(t, h.Host, "sh", "-c", fmt.Sprintf("%s -t %s -D %s", tool, table, spec))
 				err := ours.MustFail(t, "CHECK", c)
 				if !strings.Contains(err.Error(), tool+": the rule -t "+table+" -A "+strings.Fields(spec)[0]+" ") {
 					t.Errorf("without %s: %v", line, err)

@@ -13,7 +13,9 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -48,19 +50,19 @@ func ours(h plugintest.Host) plugintest.Side { return plugintest.Ours(h.Host, lo
 // newHost has an interface dev0, which is up.
 func newHost(t testing.TB) plugintest.Host {
 	h := plugintest.NewHost(t)
-	plugintest.NoDetection(t, h.Host)
-	plugintest.NoDetection(t, h.Container)
+	expect.NoError(t, h.Host.Do(nettest.NoAddressDetection))
+	expect.NoError(t, h.Container.Do(nettest.NoAddressDetection))
 	hw, err := net.ParseMAC(mac)
 	if err != nil {
 		t.Fatal(err)
 	}
-	plugintest.Inside(t, h.Host, func(nl *netlink.Handle) error {
+	nettest.Inside(t, h.Host, func(nl *netlink.Handle) error {
 		a := netlink.NewLinkAttrs()
 		a.Name, a.HardwareAddr = "dev0", hw
 		return nl.LinkAdd(&netlink.Veth{LinkAttrs: a, PeerName: "peer", PeerHardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 0x56}})
 	})
-	plugintest.SetUp(t, h.Host, "dev0")
-	plugintest.SetUp(t, h.Host, "peer")
+	nettest.SetUp(t, h.Host, "dev0")
+	nettest.SetUp(t, h.Host, "peer")
 	return h
 }
 
@@ -73,7 +75,7 @@ func callFor(h plugintest.Host, dir, config string) plugintest.Call {
 
 func down(t testing.TB, ns *netns.Handle, name string) {
 	t.Helper()
-	plugintest.Change(t, ns, name, func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
+	nettest.Change(t, ns, name, func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
 }
 
 func TestInterchange(t *testing.T) {
@@ -86,12 +88,12 @@ func TestInterchange(t *testing.T) {
 				add, other := sides[i], sides[1-i]
 				down(t, h.Host, "dev0") // as DEL leaves it
 				before, hostBefore := plugintest.Audit(t, h.Container, dir), plugintest.Audit(t, h.Host)
-				plugintest.SetUp(t, h.Host, "dev0")
+				nettest.SetUp(t, h.Host, "dev0")
 				c := callFor(h, dir, config)
 				c.Prev = add.Must(t, "ADD", c)
 				results[i] = h.Portable(t, c.Prev)
 				states[i] = strings.Join(plugintest.Audit(t, h.Container), "\n") + "\n" + strings.Join(plugintest.Audit(t, h.Host), "\n")
-				if alias := plugintest.Link(t, h.Container, "net1").Attrs().Alias; alias != "dev0" {
+				if alias := nettest.Link(t, h.Container, "net1").Attrs().Alias; alias != "dev0" {
 					t.Errorf("%s: the alias is %q", add.Name, alias)
 				}
 				other.Must(t, "CHECK", c)
@@ -100,7 +102,7 @@ func TestInterchange(t *testing.T) {
 				ours(h).Must(t, "DEL", c) // the reference fails for what is gone
 				plugintest.NoLeak(t, before, plugintest.Audit(t, h.Container, dir))
 				plugintest.NoLeak(t, hostBefore, plugintest.Audit(t, h.Host))
-				if alias := plugintest.Link(t, h.Host, "dev0").Attrs().Alias; alias != "" {
+				if alias := nettest.Link(t, h.Host, "dev0").Attrs().Alias; alias != "" {
 					t.Errorf("%s: the alias is still %q", other.Name, alias)
 				}
 			}
@@ -116,7 +118,7 @@ func TestInterchange(t *testing.T) {
 
 func TestCheckDetects(t *testing.T) {
 	own := func(f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host, string) {
-		return func(t *testing.T, h plugintest.Host, _ string) { plugintest.Change(t, h.Container, "net1", f) }
+		return func(t *testing.T, h plugintest.Host, _ string) { nettest.Change(t, h.Container, "net1", f) }
 	}
 	address := func(text string) func(*netlink.Handle, netlink.Link) error {
 		return func(nl *netlink.Handle, l netlink.Link) error {
@@ -159,7 +161,7 @@ func TestCheckDetects(t *testing.T) {
 // An ADD that fails leaves the interface on the host as it was.
 func TestAddFails(t *testing.T) {
 	addBridge := func(t *testing.T, ns *netns.Handle, name string) {
-		plugintest.Inside(t, ns, func(nl *netlink.Handle) error {
+		nettest.Inside(t, ns, func(nl *netlink.Handle) error {
 			a := netlink.NewLinkAttrs()
 			a.Name = name
 			a.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 0, 0x77}
@@ -195,7 +197,7 @@ func TestAddFails(t *testing.T) {
 			t.Log(err)
 			plugintest.NoLeak(t, before, plugintest.Audit(t, h.Container, dir))
 			plugintest.NoLeak(t, hostBefore, plugintest.Audit(t, h.Host))
-			if alias := plugintest.Link(t, h.Host, "dev0").Attrs().Alias; alias != "" {
+			if alias := nettest.Link(t, h.Host, "dev0").Attrs().Alias; alias != "" {
 				t.Errorf("the alias is %q", alias)
 			}
 		})
@@ -206,23 +208,23 @@ func TestAddFails(t *testing.T) {
 func TestAMoveThatFailsHalfway(t *testing.T) {
 	h := newHost(t)
 	host, inside := dial(t, h.Host), dial(t, h.Container)
-	dev := plugintest.Link(t, h.Host, "dev0")
+	dev := nettest.Link(t, h.Host, "dev0")
 	err := host.Move(dev.Attrs().Index, h.Container, links.Move{Name: "eth0", Alias: "dev0", Up: true})
 	if !errors.Is(err, unix.EEXIST) {
 		t.Fatal(err)
 	}
-	plugintest.Link(t, h.Container, "dev0")
+	nettest.Link(t, h.Container, "dev0")
 	m := moved{hostName: "dev0", wasUp: true}
 	for range 2 { // the second finds that it is back
 		if err := m.retrieve(h.Host, host, inside, []string{"net1", "dev0"}); err != nil {
 			t.Fatal(err)
 		}
-		if plugintest.Link(t, h.Host, "dev0").Attrs().Flags&net.FlagUp == 0 {
+		if nettest.Link(t, h.Host, "dev0").Attrs().Flags&net.FlagUp == 0 {
 			t.Error("dev0 is down")
 		}
 		down(t, h.Host, "dev0")
 	}
-	if err := m.retrieve(h.Host, host, inside, nil); err != nil || plugintest.Link(t, h.Host, "dev0").Attrs().Flags&net.FlagUp == 0 {
+	if err := m.retrieve(h.Host, host, inside, nil); err != nil || nettest.Link(t, h.Host, "dev0").Attrs().Flags&net.FlagUp == 0 {
 		t.Errorf("%v, or dev0 is down", err)
 	}
 }
@@ -248,7 +250,7 @@ func TestNamesAreTakenElsewhere(t *testing.T) {
 		ns   *netns.Handle
 		name string
 	}{{h.Container, "dev0"}, {h.Host, "net1"}} {
-		plugintest.Inside(t, b.ns, func(nl *netlink.Handle) error {
+		nettest.Inside(t, b.ns, func(nl *netlink.Handle) error {
 			a := netlink.NewLinkAttrs()
 			a.Name = b.name
 			return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
@@ -258,10 +260,10 @@ func TestNamesAreTakenElsewhere(t *testing.T) {
 	c.Prev = side.Must(t, "ADD", c)
 	side.Must(t, "CHECK", c)
 	side.Must(t, "DEL", c)
-	if got := plugintest.Link(t, h.Host, "dev0").Attrs().HardwareAddr.String(); got != mac {
+	if got := nettest.Link(t, h.Host, "dev0").Attrs().HardwareAddr.String(); got != mac {
 		t.Errorf("dev0 has %s", got)
 	}
-	plugintest.Link(t, h.Host, "net1")
+	nettest.Link(t, h.Host, "net1")
 }
 
 func TestDel(t *testing.T) {
@@ -277,7 +279,7 @@ func TestDel(t *testing.T) {
 		"without a namespace": func(_ *testing.T, _ plugintest.Host, c *plugintest.Call) { c.NetNS = "" },
 		"a namespace gone":    func(_ *testing.T, _ plugintest.Host, c *plugintest.Call) { c.NetNS += "gone" },
 		"the interface gone": func(t *testing.T, h plugintest.Host, _ *plugintest.Call) {
-			plugintest.Change(t, h.Container, "net1", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
+			nettest.Change(t, h.Container, "net1", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -292,7 +294,7 @@ func TestDel(t *testing.T) {
 				t.Errorf("left %q", left)
 			}
 			if name == "without a result" {
-				plugintest.Link(t, h.Host, "dev0")
+				nettest.Link(t, h.Host, "dev0")
 			}
 		})
 	}
@@ -300,11 +302,11 @@ func TestDel(t *testing.T) {
 		h, dir := newHost(t), t.TempDir()
 		side, c := ours(h), callFor(h, dir, configurations["device"])
 		c.Prev = side.Must(t, "ADD", c)
-		plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error {
+		nettest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error {
 			return errors.Join(nl.LinkSetDown(l), nl.LinkSetName(l, "dev0"))
 		})
 		t.Log(side.MustFail(t, "DEL", c))
-		if got := plugintest.Link(t, h.Container, "net1").Attrs().Alias; got != "dev0" {
+		if got := nettest.Link(t, h.Container, "net1").Attrs().Alias; got != "dev0" {
 			t.Errorf("the alias is %q", got)
 		}
 		if left := files(t, dir); left != nil {
@@ -315,7 +317,7 @@ func TestDel(t *testing.T) {
 		h, dir := newHost(t), t.TempDir()
 		side, c := ours(h), callFor(h, dir, configurations["device"])
 		c.Prev = side.Must(t, "ADD", c)
-		plugintest.Change(t, h.Container, "net1", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetAlias(l, "") })
+		nettest.Change(t, h.Container, "net1", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetAlias(l, "") })
 		t.Log(side.MustFail(t, "DEL", c))
 	})
 	t.Run("another's interface", func(t *testing.T) {
@@ -323,7 +325,7 @@ func TestDel(t *testing.T) {
 		c := callFor(h, dir, configurations["device"])
 		c.IfName = "eth0"
 		ours(h).Must(t, "DEL", c)
-		plugintest.Link(t, h.Container, "eth0")
+		nettest.Link(t, h.Container, "eth0")
 	})
 }
 

@@ -18,6 +18,8 @@ import (
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -50,8 +52,8 @@ func ours(h plugintest.Host) plugintest.Side {
 // is asked for duplicates.
 func newHost(t testing.TB) plugintest.Host {
 	h := plugintest.NewHost(t)
-	plugintest.NoDetection(t, h.Container)
-	plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error {
+	expect.NoError(t, h.Container.Do(nettest.NoAddressDetection))
+	nettest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error {
 		addr, err := netlink.ParseAddr("192.0.2.1/24")
 		if err != nil {
 			return err
@@ -81,7 +83,7 @@ func portable(text string) string {
 
 func described(t testing.TB, h plugintest.Host) string {
 	t.Helper()
-	link := plugintest.Link(t, h.Container, "net1")
+	link := nettest.Link(t, h.Container, "net1")
 	m, ok := link.(*netlink.Macvlan)
 	if !ok {
 		t.Fatalf("net1 is of type %s", link.Type())
@@ -120,7 +122,7 @@ func TestInterchange(t *testing.T) {
 
 func TestCheckDetects(t *testing.T) {
 	own := func(f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host, string) {
-		return func(t *testing.T, h plugintest.Host, _ string) { plugintest.Change(t, h.Container, "net1", f) }
+		return func(t *testing.T, h plugintest.Host, _ string) { nettest.Change(t, h.Container, "net1", f) }
 	}
 	address := func(text string) func(*netlink.Handle, netlink.Link) error {
 		return func(nl *netlink.Handle, l netlink.Link) error {
@@ -162,7 +164,7 @@ func TestCheckDetects(t *testing.T) {
 			return nl.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: net.ParseIP("fd00::1")})
 		}),
 		"master gone": func(t *testing.T, h plugintest.Host, _ string) {
-			plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
+			nettest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
 		},
 		"address given back": func(t *testing.T, _ plugintest.Host, dir string) {
 			if err := os.Remove(filepath.Join(dir, "podnet", "fd00::2")); err != nil {
@@ -262,14 +264,14 @@ func TestDel(t *testing.T) {
 		c := callFor(h, dir, all)
 		c.IfName = "eth0" // a veth
 		ours(h).Must(t, "DEL", c)
-		plugintest.Link(t, h.Container, "eth0")
+		nettest.Link(t, h.Container, "eth0")
 	})
 }
 
 // An address is given to an interface whose master has no carrier, too.
 func TestWithoutACarrier(t *testing.T) {
 	h, dir := newHost(t), t.TempDir()
-	plugintest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
+	nettest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
 	side, c := ours(h), callFor(h, dir, all)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
@@ -285,7 +287,7 @@ func TestWithoutACarrier(t *testing.T) {
 // A name that is taken on the host is none of the container's concern.
 func TestTheNameIsTakenOnTheHost(t *testing.T) {
 	h, dir := newHost(t), t.TempDir()
-	plugintest.Inside(t, h.Host, func(nl *netlink.Handle) error {
+	nettest.Inside(t, h.Host, func(nl *netlink.Handle) error {
 		a := netlink.NewLinkAttrs()
 		a.Name = "net1"
 		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})

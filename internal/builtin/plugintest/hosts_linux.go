@@ -7,6 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -29,7 +30,7 @@ func NewHost(t testing.TB) Host {
 	var h Host
 	h.Host, _ = NetNS(t)
 	h.Container, h.NetNS = NetNS(t)
-	Inside(t, h.Host, func(nl *netlink.Handle) error {
+	nettest.Inside(t, h.Host, func(nl *netlink.Handle) error {
 		a := netlink.NewLinkAttrs()
 		a.Name, a.HardwareAddr = "veth0", parseMAC(t, HostMAC)
 		return nl.LinkAdd(&netlink.Veth{
@@ -37,8 +38,8 @@ func NewHost(t testing.TB) Host {
 			PeerNamespace: netlink.NsFd(h.Container.File().Fd()),
 		})
 	})
-	SetUp(t, h.Host, "veth0")
-	SetUp(t, h.Container, "eth0")
+	nettest.SetUp(t, h.Host, "veth0")
+	nettest.SetUp(t, h.Container, "eth0")
 	return h
 }
 
@@ -56,34 +57,6 @@ func (h Host) Result() []byte {
 func (h Host) Portable(t testing.TB, out []byte) string {
 	t.Helper()
 	return strings.ReplaceAll(JSON(t, out), h.NetNS, "PIN")
-}
-
-// SetUp sets an interface up.
-func SetUp(t testing.TB, ns *netns.Handle, name string) {
-	t.Helper()
-	Change(t, ns, name, func(nl *netlink.Handle, link netlink.Link) error { return nl.LinkSetUp(link) })
-}
-
-// Change does something to an interface.
-func Change(t testing.TB, ns *netns.Handle, name string, f func(*netlink.Handle, netlink.Link) error) {
-	t.Helper()
-	Inside(t, ns, func(nl *netlink.Handle) error {
-		link, err := nl.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		return f(nl, link)
-	})
-}
-
-// Link is an interface as it is.
-func Link(t testing.TB, ns *netns.Handle, name string) (found netlink.Link) {
-	t.Helper()
-	Change(t, ns, name, func(_ *netlink.Handle, link netlink.Link) error {
-		found = link
-		return nil
-	})
-	return found
 }
 
 func parseMAC(t testing.TB, text string) net.HardwareAddr {

@@ -49,18 +49,3 @@ func Filters(t testing.TB, ns *netns.Handle) audit.Lines {
 		return what != "nft" && !strings.HasPrefix(what, "iptables") && !strings.HasPrefix(what, "ip6tables")
 	})
 }
-
-// Run runs a command in a namespace, which must succeed.
-func Run(t testing.TB, ns *netns.Handle, name string, args ...string) {
-	t.Helper()
-	err := ns.Do(func() error {
-		if out, err := exec.CommandContext(context.Background(), name, args...).CombinedOutput(); err != nil {
-			t.Errorf("%s %q: %s", name, args, out)
-			return err
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}

@@ -1,16 +1,15 @@
 package plugintest
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -26,14 +25,14 @@ func NewLAN(t testing.TB) *LAN {
 	t.Helper()
 	l := &LAN{}
 	l.Machine, _ = NetNS(t)
-	Inside(t, l.Machine, func(nl *netlink.Handle) error {
+	nettest.Inside(t, l.Machine, func(nl *netlink.Handle) error {
 		a := netlink.NewLinkAttrs()
 		a.Name = "switch"
 		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
 	})
-	SetUp(t, l.Machine, "switch")
-	AddAddress(t, l.Machine, "switch", "10.1.0.99/24")
-	AddAddress(t, l.Machine, "switch", "fd00::99/64")
+	nettest.SetUp(t, l.Machine, "switch")
+	nettest.AddAddress(t, l.Machine, "switch", "10.1.0.99/24")
+	nettest.AddAddress(t, l.Machine, "switch", "fd00::99/64")
 	return l
 }
 
@@ -42,7 +41,7 @@ func (l *LAN) Cable(t testing.TB, host *netns.Handle, name string) {
 	t.Helper()
 	l.cables++
 	port := fmt.Sprint("port", l.cables)
-	Inside(t, l.Machine, func(nl *netlink.Handle) error {
+	nettest.Inside(t, l.Machine, func(nl *netlink.Handle) error {
 		br, err := nl.LinkByName("switch")
 		if err != nil {
 			return err
@@ -51,7 +50,7 @@ func (l *LAN) Cable(t testing.TB, host *netns.Handle, name string) {
 		a.Name, a.MasterIndex = port, br.Attrs().Index
 		return nl.LinkAdd(&netlink.Veth{LinkAttrs: a, PeerName: name, PeerNamespace: netlink.NsFd(host.File().Fd())})
 	})
-	SetUp(t, l.Machine, port)
+	nettest.SetUp(t, l.Machine, port)
 }
 
 // Bridge gives a host a bridge whose uplink is on the LAN, as far as IPv6 is
@@ -61,11 +60,11 @@ func (l *LAN) Bridge(t testing.TB, host *netns.Handle, name string) {
 	t.Helper()
 	cable := name + "-cable"
 	l.Cable(t, host, cable)
-	SetUp(t, host, cable)
+	nettest.SetUp(t, host, cable)
 	machine, own := net.IPv4(10, 1, 0, 99), net.IPv4(10, 1, 0, byte(100+l.cables))
-	AddAddress(t, host, cable, own.String()+"/24")
+	nettest.AddAddress(t, host, cable, own.String()+"/24")
 	tunnel := func(ns *netns.Handle, name, master string, remote net.IP) {
-		Inside(t, ns, func(nl *netlink.Handle) error {
+		nettest.Inside(t, ns, func(nl *netlink.Handle) error {
 			br, err := nl.LinkByName(master)
 			if err != nil {
 				return err
@@ -74,59 +73,17 @@ func (l *LAN) Bridge(t testing.TB, host *netns.Handle, name string) {
 			a.Name, a.MasterIndex = name, br.Attrs().Index
 			return nl.LinkAdd(&netlink.Vxlan{LinkAttrs: a, VxlanId: l.cables, Group: remote, Port: 4789, Learning: true})
 		})
-		SetUp(t, ns, name)
+		nettest.SetUp(t, ns, name)
 	}
-	Inside(t, host, func(nl *netlink.Handle) error {
+	nettest.Inside(t, host, func(nl *netlink.Handle) error {
 		a := netlink.NewLinkAttrs()
 		a.Name = name
 		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
 	})
-	SetUp(t, host, name)
+	nettest.SetUp(t, host, name)
 	tunnel(host, name+"-up", name, machine)
 	tunnel(l.Machine, fmt.Sprint("tunnel", l.cables), "switch", own)
 }
-
-// AddAddress adds an address to an interface. An IPv6 address gets no duplicate
-// detection.
-func AddAddress(t testing.TB, ns *netns.Handle, name, address string) {
-	t.Helper()
-	Change(t, ns, name, func(nl *netlink.Handle, link netlink.Link) error {
-		a, err := netlink.ParseAddr(address)
-		if err != nil {
-			return err
-		}
-		if a.IP.To4() == nil {
-			a.Flags = noDetection
-		}
-		return nl.AddrAdd(link, a)
-	})
-}
-
-// AddRoute adds a route.
-func AddRoute(t testing.TB, ns *netns.Handle, to netip.Prefix, via netip.Addr) {
-	t.Helper()
-	Inside(t, ns, func(nl *netlink.Handle) error {
-		dst := &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())}
-		return nl.RouteAdd(&netlink.Route{Dst: dst, Gw: via.AsSlice()})
-	})
-}
-
-// NoDetection turns off IPv6 duplicate address detection for the interfaces
-// that a namespace gets from now on, as an administrator can.
-func NoDetection(t testing.TB, ns *netns.Handle) {
-	t.Helper()
-	err := ns.Do(func() error {
-		return errors.Join(
-			os.WriteFile("/proc/sys/net/ipv6/conf/all/accept_dad", []byte("0"), 0o644),
-			os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0o644))
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// noDetection is IFA_F_NODAD, <linux/if_addr.h>.
-const noDetection = 2
 
 // connectTime bounds a connection: a first SYN that is lost is repeated after one
 // second, and then after two more.

@@ -18,13 +18,11 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/inprocess"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -181,39 +179,9 @@ func JSON(t testing.TB, out []byte) string {
 func NetNS(t testing.TB) (*netns.Handle, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "netns")
-	ns, err := netns.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := netns.Remove(path); err != nil {
-			t.Error(err)
-		}
-		if err := ns.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	Inside(t, ns, func(nl *netlink.Handle) error {
-		lo, err := nl.LinkByName("lo")
-		if err != nil {
-			return err
-		}
-		return nl.LinkSetUp(lo)
-	})
+	ns := nettest.At(t, path)
+	nettest.SetUp(t, ns, "lo")
 	return ns, path
-}
-
-// Inside runs f with netlink of a namespace.
-func Inside(t testing.TB, ns *netns.Handle, f func(*netlink.Handle) error) {
-	t.Helper()
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nl.Close()
-	if err := f(nl); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // Audit lists what exists in a namespace and in directories of state. The

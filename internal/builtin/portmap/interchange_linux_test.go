@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -17,7 +18,7 @@ func lookup(string) plugin.Plugin { return Plugin{} }
 func host(t testing.TB) plugintest.Host {
 	t.Helper()
 	h := plugintest.NewHost(t)
-	plugintest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, link netlink.Link) error {
+	nettest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, link netlink.Link) error {
 		for _, a := range []string{"10.1.0.1/24", "fd00:1::1/64"} {
 			addr, err := netlink.ParseAddr(a)
 			if err != nil {
@@ -118,8 +119,8 @@ func TestInterchange(t *testing.T) {
 					return c
 				}
 				for _, host := range []plugintest.Host{h, g} {
-					plugintest.Run(t, host.Host, "iptables", "-t", "nat", "-N", "OTHERS-MARK")
-					plugintest.Run(t, host.Host, "ip6tables", "-t", "nat", "-N", "OTHERS-MARK")
+					nettest.Run(t, host.Host, "iptables", "-t", "nat", "-N", "OTHERS-MARK")
+					nettest.Run(t, host.Host, "ip6tables", "-t", "nat", "-N", "OTHERS-MARK")
 				}
 				theirsHere.Must(t, "ADD", on(neighbour, h, "10.1.0.9/24", "fd00:1::9/64"))
 				theirs.Must(t, "ADD", on(neighbour, g, "10.1.0.9/24", "fd00:1::9/64"))

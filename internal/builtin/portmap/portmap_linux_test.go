@@ -15,6 +15,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -273,7 +274,7 @@ func TestCheckFindsEachDamage(t *testing.T) {
 				// Not -D, which for IPv6 takes one rule of the legacy variant for
 				// another.
 				number := fmt.Sprintf("%s-save -t %s | grep -e '^-A %s ' | grep -nFxe \"$0\" | cut -d: -f1 | head -1", tool, table, strings.Fields(spec)[0])
-				plugintest.Run(t, h.Host, "sh", "-ec",
+				nettest.Run(t, h.Host, "sh", "-ec",
 					fmt.Sprintf("n=$(%s); %s -t %s -D %s $n", number, tool, table, strings.Fields(spec)[0]), "-A "+spec)
 				err := ours.MustFail(t, "CHECK", c)
 				if !strings.Contains(err.Error(), tool+": the rule -t "+table+" -A "+strings.Fields(spec)[0]+" ") {

@@ -16,6 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -105,7 +106,7 @@ func TestCheckDetects(t *testing.T) {
 		}
 	}
 	link := func(f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host) {
-		return func(t *testing.T, h plugintest.Host) { plugintest.Change(t, h.Container, "eth0", f) }
+		return func(t *testing.T, h plugintest.Host) { nettest.Change(t, h.Container, "eth0", f) }
 	}
 	for want, damage := range map[string]func(*testing.T, plugintest.Host){
 		`sysctl "net.ipv4.conf.IFNAME.arp_filter" is "0", and not "1" as configured`:              sysctl("conf/eth0/arp_filter", "0"),
@@ -145,7 +146,7 @@ func TestDel(t *testing.T) {
 		"without a namespace": func(_ *testing.T, _ plugintest.Host, c *plugintest.Call, _ string) { c.NetNS = "" },
 		"a namespace gone":    func(_ *testing.T, _ plugintest.Host, c *plugintest.Call, _ string) { c.NetNS += "gone" },
 		"without an interface": func(t *testing.T, h plugintest.Host, _ *plugintest.Call, _ string) {
-			plugintest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
+			nettest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
 		},
 		"a file cut short": func(t *testing.T, _ plugintest.Host, _ *plugintest.Call, file string) {
 			for _, name := range []string{file, unfinished(file)} {
@@ -259,7 +260,7 @@ func TestFault_F37_CheckWantsWhatALaterPluginOfTheChainReplaced(t *testing.T) {
 			t.Errorf("CHECK of the %s: %v", name, err)
 		}
 	}
-	plugintest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error {
+	nettest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error {
 		return errors.Join(nl.LinkSetTxQLen(l, 71), nl.LinkSetMTU(l, 1301))
 	})
 	for c, want := range map[*plugintest.Call]string{
@@ -280,7 +281,7 @@ func TestFault_F37_CheckWantsAnotherMTUThanTheResultSays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plugintest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetMTU(l, 1300) })
+	nettest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetMTU(l, 1300) })
 	for mtu, passes := range map[int]bool{0: false, 1400: false, 1300: true} {
 		for _, i := range result.Interfaces {
 			if i.Name == "eth0" {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -22,6 +21,7 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/inprocess"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -61,16 +61,7 @@ func newHost(t testing.TB) *host {
 // namespace makes one that is there until the test ends.
 func (h *host) namespace(name string) *netns.Handle {
 	h.t.Helper()
-	ns, err := netns.Create(h.path(name))
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	h.t.Cleanup(func() {
-		if err := errors.Join(netns.Remove(h.path(name)), ns.Close()); err != nil {
-			h.t.Error(err)
-		}
-	})
-	return ns
+	return nettest.At(h.t, h.path(name))
 }
 
 func (h *host) path(name string) string { return filepath.Join(h.dir, "netns", name) }
@@ -78,7 +69,7 @@ func (h *host) path(name string) string { return filepath.Join(h.dir, "netns", n
 // sh runs a script on the host.
 func (h *host) sh(script string) {
 	h.t.Helper()
-	shell(h.t, h.ns, script)
+	nettest.Shell(h.t, h.ns, script)
 }
 
 // in runs a script in a container.
@@ -89,17 +80,7 @@ func (h *host) in(name, script string) {
 		h.t.Fatal(err)
 	}
 	defer ns.Close()
-	shell(h.t, ns, script)
-}
-
-func shell(t testing.TB, ns *netns.Handle, script string) {
-	t.Helper()
-	cmd := exec.Command("sh", "-ec", script)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := ns.Do(cmd.Run); err != nil {
-		t.Fatalf("%s\n%v: %s", script, err, out.String())
-	}
+	nettest.Shell(h.t, ns, script)
 }
 
 // run is ours or theirs.

@@ -7,17 +7,17 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	gocni "github.com/containerd/go-cni"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 )
@@ -40,14 +40,10 @@ type host struct {
 func newHost(t *testing.T) *host {
 	t.Helper()
 	h := &host{t: t, dir: t.TempDir()}
-	runtime.LockOSThread()
-	ns := h.newNetNS("host")
-	wantNil(t, unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET))
-	for _, which := range []string{"all", "default"} { // bridge waits two seconds for it
-		wantNil(t, os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/accept_dad", []byte("0"), 0o644))
-	}
+	nettest.Enter(t, nettest.At(t, h.path("netns", "host")))
+	expect.NoError(t, nettest.NoAddressDetection())
 	h.up("lo")
-	wantNil(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up0"}, PeerName: "up1"}))
+	expect.NoError(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up0"}, PeerName: "up1"}))
 	h.up("up0")
 	h.up("up1")
 	if _, err := os.Lstat(stateDir); !errors.Is(err, fs.ErrNotExist) {
@@ -55,11 +51,11 @@ func newHost(t *testing.T) *host {
 	}
 	t.Cleanup(func() {
 		pins, err := filepath.Glob(filepath.Join(pinDir, "*"))
-		wantNil(t, err)
+		expect.NoError(t, err)
 		for _, pin := range pins {
-			wantNil(t, netns.Remove(pin))
+			expect.NoError(t, netns.Remove(pin))
 		}
-		wantNil(t, os.RemoveAll(stateDir))
+		expect.NoError(t, os.RemoveAll(stateDir))
 	})
 	return h
 }
@@ -69,32 +65,23 @@ const pinDir = stateDir + "/embedcni/attachments/netns"
 func (h *host) up(name string) {
 	h.t.Helper()
 	link, err := netlink.LinkByName(name)
-	wantNil(h.t, err)
-	wantNil(h.t, netlink.LinkSetUp(link))
+	expect.NoError(h.t, err)
+	expect.NoError(h.t, netlink.LinkSetUp(link))
 }
 
 // install puts the reference plugins in the plugin directory.
 func (h *host) install() {
 	h.t.Helper()
 	dir, err := refplugins.Dir(context.Background(), os.Stderr)
-	wantNil(h.t, err)
-	wantNil(h.t, os.Mkdir(h.path("bin"), 0o755))
+	expect.NoError(h.t, err)
+	expect.NoError(h.t, os.Mkdir(h.path("bin"), 0o755))
 	for _, name := range refplugins.Names() {
-		wantNil(h.t, os.Symlink(filepath.Join(dir, name), h.path("bin", name)))
+		expect.NoError(h.t, os.Symlink(filepath.Join(dir, name), h.path("bin", name)))
 	}
 }
 
 func (h *host) path(elem ...string) string {
 	return filepath.Join(append([]string{h.dir}, elem...)...)
-}
-
-func (h *host) newNetNS(name string) *netns.Handle {
-	h.t.Helper()
-	path := h.path("netns", name)
-	ns, err := netns.Create(path)
-	wantNil(h.t, err)
-	h.t.Cleanup(func() { wantNil(h.t, errors.Join(netns.Remove(path), ns.Close())) })
-	return ns
 }
 
 // container is a namespace, and a veth pair that ends with it: the kernel deletes
@@ -106,22 +93,19 @@ func (h *host) container(n int) container {
 	c := container{id: fmt.Sprint("c", n), witness: fmt.Sprint("witness", n)}
 	c.path = h.path("netns", c.id)
 	ns, err := netns.Create(c.path)
-	wantNil(h.t, err)
-	h.t.Cleanup(func() { wantNil(h.t, netns.Remove(c.path)) })
-	wantNil(h.t, ns.Do(func() error {
-		return errors.Join(os.WriteFile("/proc/sys/net/ipv6/conf/all/accept_dad", []byte("0"), 0o644),
-			os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0o644))
-	}))
-	wantNil(h.t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: c.witness},
+	expect.NoError(h.t, err)
+	h.t.Cleanup(func() { expect.NoError(h.t, netns.Remove(c.path)) })
+	expect.NoError(h.t, ns.Do(nettest.NoAddressDetection))
+	expect.NoError(h.t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: c.witness},
 		PeerName: "inside", PeerNamespace: netlink.NsFd(int(ns.File().Fd()))}))
-	wantNil(h.t, ns.Close())
+	expect.NoError(h.t, ns.Close())
 	return c
 }
 
 // end is the end of a container's process: its path is gone.
 func (c container) end(t *testing.T) {
 	t.Helper()
-	wantNil(t, netns.Remove(c.path))
+	expect.NoError(t, netns.Remove(c.path))
 }
 
 // alive counts the containers whose namespaces live, when as few do as are
@@ -151,7 +135,7 @@ func (h *host) audit() audit.Lines {
 	lines, err := audit.Snapshot(h.t.Context(), audit.Options{
 		StateDirs: []string{stateDir, h.path("ipam")}, NetNSDirs: []string{pinDir}, WithoutProcess: true,
 	})
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	return lines.Without(func(l string) bool {
 		if strings.HasPrefix(l, "missing ") {
 			h.t.Fatalf("the audit is blind: %s", l)
@@ -176,7 +160,7 @@ func (h *host) theirs(lists ...string) gocni.CNI {
 		opts = append(opts, gocni.WithConfListBytes([]byte(h.list(l))))
 	}
 	c, err := gocni.New(opts...)
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	return c
 }
 
@@ -187,16 +171,9 @@ func (h *host) ours(lists []string, more ...cni.Opt) *cni.Runtime {
 		opts = append(opts, cni.WithConfListBytes([]byte(h.list(l))))
 	}
 	r, err := cni.New(opts...)
-	wantNil(h.t, err)
+	expect.NoError(h.t, err)
 	return r
 }
 
 // list is a network with the host's directory for addresses.
 func (h *host) list(text string) string { return strings.ReplaceAll(text, "IPAM", h.path("ipam")) }
-
-func wantNil(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}

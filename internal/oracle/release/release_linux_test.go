@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -84,7 +85,7 @@ func (s scenario) setUp(h *host) (all []container, before audit.Lines) {
 	for n := range s.count {
 		c := h.container(n)
 		_, err := r.SetupSerially(h.t.Context(), c.id, c.path, ourOptions(n)...)
-		wantNil(h.t, err)
+		expect.NoError(h.t, err)
 		all = append(all, c)
 	}
 	if s.afterwards {
@@ -98,7 +99,7 @@ func (s scenario) removeByGoCNI(h *host, all []container) {
 	h.t.Helper()
 	theirs := h.theirs(s.lists...)
 	for n, c := range all {
-		wantNil(h.t, theirs.Remove(h.t.Context(), c.id, c.path, theirOptions(n)...))
+		expect.NoError(h.t, theirs.Remove(h.t.Context(), c.id, c.path, theirOptions(n)...))
 		c.end(h.t)
 	}
 }
@@ -111,7 +112,7 @@ func TestFault_F34_BackToGoCNIKeepsNamespacesAlive(t *testing.T) {
 	all, _ := s.setUp(h)
 	s.removeByGoCNI(h, all)
 	pins, err := filepath.Glob(filepath.Join(pinDir, "[0-9a-f]*"))
-	wantNil(t, err)
+	expect.NoError(t, err)
 	if got := alive(t, all, len(all)); got != len(all) || len(pins) != len(all) {
 		t.Errorf("without Release %d of %d namespaces live, by %d pins", got, len(all), len(pins))
 	}
@@ -148,7 +149,7 @@ func TestFault_F34_ReleasedContainersAreGoCNIs(t *testing.T) {
 func wantReleased(t *testing.T, r *cni.Runtime, all []container) {
 	t.Helper()
 	report, err := r.Release(context.Background(), cni.ReleaseOptions{})
-	wantNil(t, err)
+	expect.NoError(t, err)
 	var ids []string
 	for _, c := range all {
 		ids = append(ids, c.id)
@@ -175,24 +176,24 @@ func TestFault_F34_UpgradeFromGoCNIAndBack(t *testing.T) {
 				c := h.container(n)
 				all = append(all, c)
 				_, err := theirs.SetupSerially(t.Context(), c.id, c.path, theirOptions(n)...)
-				wantNil(t, err)
+				expect.NoError(t, err)
 			}
 			for _, c := range all {
-				wantNil(t, ours.Check(t.Context(), c.id, c.path))
+				expect.NoError(t, ours.Check(t.Context(), c.id, c.path))
 			}
 			for _, c := range all[:3] {
-				wantNil(t, ours.Remove(t.Context(), c.id, c.path))
+				expect.NoError(t, ours.Remove(t.Context(), c.id, c.path))
 				c.end(t)
 			}
 			for n := 6; n < 9; n++ {
 				c := h.container(n)
 				all = append(all, c)
 				_, err := ours.SetupSerially(t.Context(), c.id, c.path, ourOptions(n)...)
-				wantNil(t, err)
+				expect.NoError(t, err)
 			}
 			wantReleased(t, ours, all[6:])
 			for n := 3; n < 9; n++ {
-				wantNil(t, theirs.Remove(t.Context(), all[n].id, all[n].path, theirOptions(n)...))
+				expect.NoError(t, theirs.Remove(t.Context(), all[n].id, all[n].path, theirOptions(n)...))
 				all[n].end(t)
 			}
 			if got := alive(t, all, 0); got != 0 {
@@ -214,20 +215,20 @@ func TestFault_F34_GCLeavesReleasedContainersAlone(t *testing.T) {
 	wantReleased(t, r, all)
 	released := h.audit()
 	cache, away := filepath.Join(stateDir, "results"), filepath.Join(stateDir, "results.away")
-	wantNil(t, os.Rename(cache, away))
+	expect.NoError(t, os.Rename(cache, away))
 	for range 2 {
 		report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
-		wantNil(t, err)
+		expect.NoError(t, err)
 		if len(report.Removed)+len(report.Reclaimed)+len(report.Failed) > 0 {
 			t.Errorf("GC removed %q, reclaimed %q, failed for %v", report.Removed, report.Reclaimed, report.Err())
 		}
 		recovered, err := r.Recover(t.Context())
-		wantNil(t, err)
+		expect.NoError(t, err)
 		if len(recovered.Adopted)+len(recovered.Removed) > 0 {
 			t.Errorf("Recover: %+v", recovered)
 		}
 	}
-	wantNil(t, os.Rename(away, cache))
+	expect.NoError(t, os.Rename(away, cache))
 	h.wantClean(released)
 	s.removeByGoCNI(h, all)
 	if got := alive(t, all, 0); got != 0 {
@@ -265,19 +266,19 @@ func TestReleaseRefusesWhatGoCNIWouldLeave(t *testing.T) {
 			before := h.audit()
 			c := h.container(0)
 			_, err := r.SetupSerially(t.Context(), c.id, c.path, ourOptions(0)...)
-			wantNil(t, err)
-			wantNil(t, tt.spoil())
+			expect.NoError(t, err)
+			expect.NoError(t, tt.spoil())
 			report, err := r.Release(t.Context(), cni.ReleaseOptions{})
-			wantNil(t, err)
+			expect.NoError(t, err)
 			if len(report.Released) > 0 || report.Refused[c.id] == nil {
 				t.Errorf("released %q, refused %v", report.Released, report.Refused)
 			}
-			wantNil(t, h.theirs(tt.list).Remove(t.Context(), c.id, c.path, theirOptions(0)...))
+			expect.NoError(t, h.theirs(tt.list).Remove(t.Context(), c.id, c.path, theirOptions(0)...))
 			left, _ := audit.Diff(before, h.audit())
 			if !slices.ContainsFunc(left, func(l string) bool { return strings.Contains(l, tt.left) }) {
 				t.Errorf("go-cni leaves no %q, but %q", tt.left, left)
 			}
-			wantNil(t, r.Remove(t.Context(), c.id, c.path))
+			expect.NoError(t, r.Remove(t.Context(), c.id, c.path))
 			c.end(t)
 			h.wantClean(before)
 		})

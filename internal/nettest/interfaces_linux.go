@@ -1,0 +1,76 @@
+package nettest
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// SetUp sets up interfaces of a namespace.
+func SetUp(t testing.TB, ns *netns.Handle, names ...string) {
+	t.Helper()
+	Inside(t, ns, func(nl *netlink.Handle) error {
+		for _, name := range names {
+			link, err := nl.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			if err := nl.LinkSetUp(link); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Change runs f for an interface.
+func Change(t testing.TB, ns *netns.Handle, name string, f func(*netlink.Handle, netlink.Link) error) {
+	t.Helper()
+	Inside(t, ns, func(nl *netlink.Handle) error {
+		link, err := nl.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return f(nl, link)
+	})
+}
+
+// Link is an interface as it is now.
+func Link(t testing.TB, ns *netns.Handle, name string) (found netlink.Link) {
+	t.Helper()
+	Change(t, ns, name, func(_ *netlink.Handle, link netlink.Link) error {
+		found = link
+		return nil
+	})
+	return found
+}
+
+// AddAddress adds an address to an interface. An IPv6 address gets no duplicate
+// detection.
+func AddAddress(t testing.TB, ns *netns.Handle, name, address string) {
+	t.Helper()
+	Change(t, ns, name, func(nl *netlink.Handle, link netlink.Link) error {
+		a, err := netlink.ParseAddr(address)
+		if err != nil {
+			return err
+		}
+		if a.IP.To4() == nil {
+			a.Flags = unix.IFA_F_NODAD
+		}
+		return nl.AddrAdd(link, a)
+	})
+}
+
+// AddRoute adds a route.
+func AddRoute(t testing.TB, ns *netns.Handle, to netip.Prefix, via netip.Addr) {
+	t.Helper()
+	Inside(t, ns, func(nl *netlink.Handle) error {
+		dst := &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())}
+		return nl.RouteAdd(&netlink.Route{Dst: dst, Gw: via.AsSlice()})
+	})
+}

@@ -1,0 +1,86 @@
+// Package nettest makes network namespaces for tests.
+package nettest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/netns"
+)
+
+// New makes a namespace that is there until the test ends.
+func New(t testing.TB) *netns.Handle {
+	t.Helper()
+	return At(t, filepath.Join(t.TempDir(), "netns"))
+}
+
+// At makes a namespace at a path. Both are there until the test ends.
+func At(t testing.TB, path string) *netns.Handle {
+	t.Helper()
+	ns, err := netns.Create(path)
+	expect.NoError(t, err)
+	t.Cleanup(func() {
+		if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return ns
+}
+
+// Enter moves the test's goroutine to a namespace. Its thread is never unlocked,
+// and ends with the goroutine.
+func Enter(t testing.TB, ns *netns.Handle) {
+	t.Helper()
+	runtime.LockOSThread()
+	expect.NoError(t, unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET))
+}
+
+// Inside runs f with netlink of a namespace.
+func Inside(t testing.TB, ns *netns.Handle, f func(*netlink.Handle) error) {
+	t.Helper()
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
+	expect.NoError(t, err)
+	defer nl.Close()
+	expect.NoError(t, f(nl))
+}
+
+// Shell runs a script in a namespace, which must succeed.
+func Shell(t testing.TB, ns *netns.Handle, script string) {
+	t.Helper()
+	Run(t, ns, "sh", "-ec", script)
+}
+
+// Run runs a command in a namespace, which must succeed.
+func Run(t testing.TB, ns *netns.Handle, name string, args ...string) {
+	t.Helper()
+	expect.NoError(t, ns.Do(func() error {
+		out, err := exec.CommandContext(context.Background(), name, args...).CombinedOutput()
+		if err != nil {
+			t.Errorf("%s %q: %s", name, args, out)
+		}
+		return err
+	}))
+}
+
+// NoAddressDetection spares interfaces of the calling thread's namespace the
+// detection of duplicate IPv6 addresses, for which reference plugins wait up to
+// two seconds. "all" alone is not enough: the larger value counts.
+func NoAddressDetection() error {
+	for _, which := range []string{"all", "default"} {
+		path := filepath.Join("/proc/sys/net/ipv6/conf", which, "accept_dad")
+		if err := os.WriteFile(path, []byte("0"), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
