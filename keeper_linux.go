@@ -11,7 +11,6 @@ import (
 
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/spare"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -20,16 +19,14 @@ import (
 // bind mount, or where mounts are not allowed by an open descriptor, for as
 // long as the process lives.
 type keeper struct {
-	dir    string
-	spares *spare.Files
+	dir string
 
 	mu   sync.Mutex
 	open map[record.ID]*netns.Handle
 }
 
 func newKeeper(recordDir string) *keeper {
-	dir := filepath.Join(recordDir, "netns")
-	return &keeper{dir: dir, spares: spare.OfMounts(dir), open: make(map[record.ID]*netns.Handle)}
+	return &keeper{dir: filepath.Join(recordDir, "netns"), open: make(map[record.ID]*netns.Handle)}
 }
 
 func (k *keeper) path(id record.ID) string {
@@ -83,7 +80,6 @@ func (op *operation) pin(rec record.NetNS) error {
 	if rec.Ours { // it was, in another mount namespace
 		return netns.Pin(op.container, rec.Path)
 	}
-	op.kept.spares.Take(rec.Pin) // else Pin makes the file
 	err := netns.Pin(op.container, rec.Pin)
 	if err == nil {
 		return nil
@@ -183,17 +179,5 @@ func (op *operation) unpin() error {
 	if ns != nil {
 		err = ns.Close()
 	}
-	return join(err, op.kept.letGo(op.kept.path(op.id)))
-}
-
-// letGo takes away a pin, if there is one, and keeps its file for another.
-func (k *keeper) letGo(path string) error {
-	err := netns.Unpin(path)
-	if err == nil {
-		err = k.spares.Give(path)
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return join(err, netns.Remove(op.kept.path(op.id)))
 }

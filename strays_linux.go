@@ -9,7 +9,6 @@ import (
 
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/spare"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -59,9 +58,9 @@ func (s *snapshot) strayNamespaces() (paths, dirs []string, err error) {
 	return paths, dirs, nil
 }
 
-// strays are the paths of pins whose record's file is not there. A power cut can
-// bring back the empty file of one, and an earlier version can have made a spare
-// file of one that was mounted in another mount namespace.
+// strays returns the paths of pins without a record. A power cut can bring back the
+// empty file of a pin, and earlier versions kept such files as "spare.N", on which
+// something can still be mounted.
 func (k *keeper) strays(records *record.Store) ([]string, error) {
 	entries, err := os.ReadDir(k.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,12 +72,6 @@ func (k *keeper) strays(records *record.Store) ([]string, error) {
 	var strays []string
 	for _, e := range entries {
 		path := filepath.Join(k.dir, e.Name())
-		if spare.Is(e.Name()) {
-			if _, err := nsfind.Identify(path); err == nil {
-				strays = append(strays, path)
-			}
-			continue
-		}
 		// A pin is called as the file of its record is, see path.
 		known, err := records.Exists(e.Name())
 		if err != nil {

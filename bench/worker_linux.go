@@ -137,10 +137,10 @@ func (w *worker) prepare(ctx context.Context, containers []container) error {
 }
 
 // expected is what changes with an attachment that is gone again: host-local
-// notes which address was the last one, sockets and files are kept for the next
-// time, and the containers' namespaces are the benchmark's own.
+// notes which address was the last one, sockets are kept for the next time, and
+// the containers' namespaces are the benchmark's own.
 func (w *worker) expected(line string) bool {
-	return strings.HasSuffix(line, " spare") || strings.Contains(line, "/last_reserved_ip.") || strings.HasPrefix(line, "fd ") ||
+	return strings.Contains(line, "/last_reserved_ip.") || strings.HasPrefix(line, "fd ") ||
 		strings.HasPrefix(line, "mount nsfs "+filepath.Join(w.spec.RunDir, "netns")+"/")
 }
 

@@ -84,8 +84,6 @@ func TestShared(t *testing.T) {
 		{`file /n/podnet/lock sha256:00 host-local`, `file /n/podnet/lock sha256:00`},
 		{`file /n/podnet/last_reserved_ip.0 sha256:00 host-local`, `file /n/podnet/10.1.0.2 sha256:00`},
 		{`file /s/attachments/ledger.0123456789abcdef ledger`, `file /s/attachments/0123456789abcdef.json sha256:00`},
-		{`file /s/attachments/spare.0 spare`, `file /s/attachments/spare.x sha256:00`},
-		{`netns /s/attachments/netns/spare.0 spare`, `netns /s/attachments/netns/spare.0 4:1`},
 		{`iptables-nft nat -N CNI-HOSTPORT-DNAT`, `iptables-nft nat -N ` + hash},
 		{`iptables nat -N CNI-HOSTPORT-SETMARK`, `iptables nat -N CNI-HOSTPORT-SETMARK2`},
 		{`ip6tables-legacy nat -N CNI-HOSTPORT-MASQ`, `ip6tables-legacy filter -N CNI-HOSTPORT-MASQ`},

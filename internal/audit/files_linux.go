@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/cut"
-	"github.com/embedcni/cni/internal/spare"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -142,9 +141,6 @@ func describeRegular(path string) (string, error) {
 	if info.Size() > maxHashed {
 		return "file " + path + " large", nil
 	}
-	if spare.Is(filepath.Base(path)) {
-		return "file " + path + " " + isSpare, nil
-	}
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return "", unlessGone(err)
@@ -231,8 +227,6 @@ func listNetNS(dirs []string) ([]string, error) {
 				if err := h.Close(); err != nil {
 					return nil, err
 				}
-			case errors.Is(err, netns.ErrNotNetNS) && spare.Is(e.Name()):
-				lines = append(lines, "netns "+path+" "+isSpare)
 			case errors.Is(err, netns.ErrNotNetNS):
 				lines = append(lines, "netns "+path+" none")
 			case unlessGone(err) != nil:

@@ -10,10 +10,6 @@ import (
 // about all containers of an owner, also of those that are gone.
 const ofLedger = "ledger"
 
-// isSpare marks a file that is kept to be used again. What is in it means
-// nothing.
-const isSpare = "spare"
-
 // Shared reports whether the line is for something that the reference plugins
 // and libcni make with the first container and keep for the network or the
 // host: it stays when the last container goes, and is no leak.
@@ -29,7 +25,7 @@ const isSpare = "spare"
 //     their elements, except for the ingress policies, which are per bridge;
 //   - host-local's directory of a network, with the lock and the last address
 //     that was given out, and libcni's directory of results;
-//   - this library's ledgers, which GC goes by, and its spare files.
+//   - this library's ledgers, which GC goes by.
 //
 // It knows the default names only. Which link a network's bridge is cannot be
 // known, so every bridge is taken for one.
@@ -41,9 +37,7 @@ func Shared(line string) bool {
 	case "dir":
 		return strings.HasSuffix(line, "/ host-local") || strings.HasSuffix(line, "/results/")
 	case "file":
-		return strings.HasSuffix(line, " host-local") || strings.HasSuffix(line, " "+ofLedger) || strings.HasSuffix(line, " "+isSpare)
-	case "netns":
-		return strings.HasSuffix(line, " "+isSpare)
+		return strings.HasSuffix(line, " host-local") || strings.HasSuffix(line, " "+ofLedger)
 	case "nft":
 		return sharedNFT().MatchString(line)
 	case "iptables", "iptables-nft", "iptables-legacy", "ip6tables", "ip6tables-nft", "ip6tables-legacy":

@@ -106,15 +106,10 @@ func changes() map[string]change {
 				"file DIR/net/lock sha256:e3b0c44298fc1c14 host-local", "file DIR/other/lock sha256:e3b0c44298fc1c14", "file DIR/other/x sha256:e3b0c44298fc1c14"}},
 		"ledger": {"", "echo 1 >DIR/ledger.0123456789abcdef; echo 1 >DIR/ledger.0123456789abcdeX", "rm DIR/*",
 			Lines{"file DIR/ledger.0123456789abcdeX sha256:4355a46b19d348dc", "file DIR/ledger.0123456789abcdef ledger"}},
-		"spare file": {"", "echo 1 >DIR/spare.0; echo 1 >DIR/spare.x", "rm DIR/*",
-			Lines{"file DIR/spare.0 spare", "file DIR/spare.x sha256:4355a46b19d348dc"}},
 		"mount":     {"mkdir DIR/m", "mount -t tmpfs x 'DIR/m'", "umount DIR/m", Lines{"mount tmpfs DIR/m"}},
 		"pin":       {"", "touch NS/a; mount --bind /proc/self/ns/net NS/a", "umount NS/a; rm NS/a", Lines{"mount nsfs NS/a", "netns NS/a ID"}},
 		"stale pin": {"", "touch NS/a", "rm NS/a", Lines{"netns NS/a none"}},
-		"spare pin": {"", "touch NS/spare.0", "rm NS/spare.0", Lines{"netns NS/spare.0 spare"}},
-		"no spare": {"", "touch NS/spare.0; mount --bind /proc/self/ns/net NS/spare.0", "umount NS/spare.0; rm NS/spare.0",
-			Lines{"mount nsfs NS/spare.0", "netns NS/spare.0 ID"}},
-		"orphan": {"", "sleep 61 >/dev/null 2>&1 &", "kill $(pgrep -f '^sleep 61$')", Lines{"process sleep: sleep 61"}},
+		"orphan":    {"", "sleep 61 >/dev/null 2>&1 &", "kill $(pgrep -f '^sleep 61$')", Lines{"process sleep: sleep 61"}},
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"os"
 	"strings"
@@ -307,17 +306,17 @@ func TestReleaseThatCannotDeleteTheRecord(t *testing.T) {
 	before := h.Audit()
 	r := h.Runtime(h.named())
 	c := h.attach(r, "c1", portOf(1))
-	inTheWay := h.RecordFile("c1") + ".json.new" // where a record goes first
-	expect.NoError(t, os.Mkdir(inTheWay, 0o700))
+	file := h.RecordFile("c1") + ".json"
+	expect.NoError(t, unix.Mount(file, file, "", unix.MS_BIND, "")) // what is mounted on cannot be deleted
 	attached := h.Audit()
 	released, err := r.Release(t.Context(), cni.ReleaseOptions{})
 	expect.NoError(t, err)
-	if why := released.Refused["c1"]; !errors.Is(why, fs.ErrExist) && !errors.Is(why, unix.EISDIR) {
+	if why := released.Refused["c1"]; !errors.Is(why, unix.EBUSY) {
 		t.Errorf("released %q, refused %v", released.Released, released.Refused)
 	}
 	h.wantKept("c1")
 	h.WantClean(attached)
-	expect.NoError(t, os.Remove(inTheWay))
+	expect.NoError(t, unix.Unmount(file, 0))
 	report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
 	expect.NoError(t, err)
 	if len(report.Reclaimed)+len(report.Removed) > 0 {

@@ -270,7 +270,7 @@ func TestAContainerThatNobodyIsInIsGone(t *testing.T) {
 }
 
 // TestFault_F52_APinThatIsRemovedInAnotherMountNamespaceIsGoneInAll: its file is
-// used again, and nothing stays mounted on it.
+// deleted, and nothing stays mounted on it.
 func TestFault_F52_APinThatIsRemovedInAnotherMountNamespaceIsGoneInAll(t *testing.T) {
 	s, r, _ := inhabited(t, "c1")
 	expect.Same(t, "kept", isNetNS(s.Pin("c1")), true)
@@ -280,23 +280,25 @@ func TestFault_F52_APinThatIsRemovedInAnotherMountNamespaceIsGoneInAll(t *testin
 	if dir := filepath.Dir(s.Pin("c1")); strings.Contains(string(mounts), dir) {
 		t.Errorf("something is mounted in %s still", dir)
 	}
-	spare, err := filepath.Glob(filepath.Join(filepath.Dir(s.Pin("c1")), "spare.*"))
-	expect.NoError(t, err)
-	expect.Same(t, "spare files", len(spare), 1)
+	expect.Same(t, "the file is there", exists(t, s.Pin("c1")), false)
 	s.RemoveNetNS("c1")
 	expect.NoError(t, testhost.SetUp(t.Context(), r, "c2", s.Container("c2"))())
 	expect.Same(t, "kept", isNetNS(s.Pin("c2")), true)
 	expect.NoError(t, r.Remove(t.Context(), "c2", ""))
 }
 
-// TestRecoverLetsGoOfASpareFileThatIsMountedOn, as earlier versions left them.
-func TestRecoverLetsGoOfASpareFileThatIsMountedOn(t *testing.T) {
+// TestRecoverDeletesSpareFiles: earlier versions kept the files of records and
+// pins to use them again, some of them with a mount.
+func TestRecoverDeletesSpareFiles(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
-	spare := filepath.Join(filepath.Dir(s.Pin("c1")), "spare.0")
-	ns, err := netns.Create(spare)
-	expect.NoError(t, errors.Join(err, ns.Close()))
+	pins := filepath.Dir(s.Pin("c1"))
+	mounted, empty, record := filepath.Join(pins, "spare.0"), filepath.Join(pins, "spare.1"), filepath.Join(filepath.Dir(pins), "spare.0")
+	ns, err := netns.Create(mounted)
+	expect.NoError(t, errors.Join(err, ns.Close(), os.WriteFile(empty, nil, 0o600), os.WriteFile(record, []byte("a record"), 0o600)))
 	testhost.WantRecover(t, s.restarted(conf), adopted)
-	expect.Same(t, "the spare file is there", exists(t, spare), false)
+	for _, path := range []string{mounted, empty, record} {
+		expect.Same(t, path+" is there", exists(t, path), false)
+	}
 }
 
 // onCopiedMounts runs f on a thread of its own that has a private copy of all

@@ -190,8 +190,7 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 	return all
 }
 
-// halves are the base, with what fills its block up, which was synced, and the
-// log.
+// halves returns the base, which was synced, and the log.
 func halves(data []byte) (base, log []byte) {
 	_, log, _ = bytes.Cut(data, []byte("\n"))
 	log = bytes.TrimLeft(log, "\n")
@@ -217,7 +216,7 @@ func (h *host) fileCuts(file string, data []byte, free bool, random *rand.Rand, 
 		add(fmt.Sprintf("the base is there with %d bytes", n), func() error {
 			return errors.Join(unlessMissing(os.Remove(pin)), os.Truncate(file, int64(n)))
 		})
-		// The file was used again, and its old name has come back.
+		// An earlier version used the file again, and its old name has come back.
 		next := h.nextBase(base)
 		add(fmt.Sprintf("the base is another's from byte %d", n), func() error {
 			return errors.Join(unlessMissing(os.Remove(pin)), os.WriteFile(file, append(bytes.Clone(next[:min(n, len(next))]), data[min(n, len(data)):]...), 0o600))
@@ -226,7 +225,7 @@ func (h *host) fileCuts(file string, data []byte, free bool, random *rand.Rand, 
 	add("the pin was not made yet, or is gone already", func() error { return unlessMissing(os.Remove(pin)) })
 	if free {
 		add("only the pin is left", func() error { return os.Remove(file) })
-		add("the record is spare", func() error { return errors.Join(os.Rename(file, spare), unlessMissing(os.Remove(pin))) })
+		add("an earlier version kept the record's file", func() error { return errors.Join(os.Rename(file, spare), unlessMissing(os.Remove(pin))) })
 	}
 }
 

@@ -176,8 +176,7 @@ func (h *host) wantSame(before audit.Lines) {
 	if len(added)+len(gone) > 0 {
 		h.t.Errorf("left %q, gone %q", added, gone)
 	}
-	// Records, and those that were never put in place; the owner's ledger and
-	// spare files stay.
+	// Records, and those that were never put in place; the owner's ledger stays.
 	if records, err := filepath.Glob(h.path("state", "embedcni", "attachments", "*.json*")); err != nil || len(records) > 0 {
 		h.t.Errorf("records %q, %v", records, err)
 	}

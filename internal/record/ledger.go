@@ -61,7 +61,7 @@ type syncing struct {
 func (s *Store) Ledger(owner string) *Ledger {
 	h := sha256.Sum256([]byte(owner))
 	path := filepath.Join(s.dir, "ledger."+hex.EncodeToString(h[:8]))
-	l, _ := s.ledgers.LoadOrStore(owner, &Ledger{Fsync: plainfile.SyncData, path: path + claimsExt, legacy: path})
+	l, _ := s.ledgers.LoadOrStore(owner, &Ledger{Fsync: (*os.File).Sync, path: path + claimsExt, legacy: path})
 	return l.(*Ledger)
 }
 

@@ -9,9 +9,6 @@
 // wrote survives the process, and after a power cut the namespaces are gone, so
 // that the base is all that still matters. Each line is checksummed. File names
 // are hashes, so that no container ID becomes a path.
-//
-// The file of a record that is deleted is kept, and becomes another's: see
-// package spare.
 package record
 
 import (

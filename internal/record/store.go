@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/plainfile"
-	"github.com/embedcni/cni/internal/spare"
 )
 
 // Store is a directory of records. Calls for one container must not overlap;
@@ -27,7 +26,6 @@ type Store struct {
 	Read func(path string) ([]byte, error)
 
 	dir     string
-	spares  *spare.Files
 	ledgers sync.Map // of *Ledger, by owner
 }
 
@@ -38,7 +36,7 @@ const (
 
 // Open returns the store in dir, which is created with the first record.
 func Open(dir string) *Store {
-	return &Store{Sync: plainfile.SyncData, Read: plainfile.Read, dir: dir, spares: spare.In(dir)}
+	return &Store{Sync: (*os.File).Sync, Read: plainfile.Read, dir: dir}
 }
 
 // Dir is where the store is.
@@ -90,9 +88,8 @@ func (s *Store) BeginSoon(r *Record) (*Pending, error) {
 	done, failed := make(chan struct{}), new(error)
 	go func() {
 		defer close(done)
-		dir := make(chan error, 1)
-		go func() { dir <- syncDir(s.dir) }()
-		if err := errors.Join(s.Sync(f), f.Close(), <-dir); err != nil {
+		// One after the other: file systems take up to twice as long for both at once.
+		if err := errors.Join(s.Sync(f), f.Close(), syncDir(s.dir)); err != nil {
 			*failed = fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 		}
 	}()
@@ -124,52 +121,25 @@ func (s *Store) begin(r *Record, durably bool) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	data = pad(data)
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, err
 	}
 	path := s.path(r.ContainerID)
 	tmp := path + tmpExt
-	flag := os.O_WRONLY
-	if !s.spares.Take(tmp) {
-		flag |= os.O_CREATE
-	}
-	f, err := plainfile.Open(tmp, flag, 0o600)
+	f, err := plainfile.Open(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	if err = overwrite(f, data); err == nil && durably {
+	if _, err = f.Write(data); err == nil && durably {
 		err = s.Sync(f)
 	}
 	if err == nil {
-		err = plainfile.Rename(tmp, path)
+		err = os.Rename(tmp, path)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close(), remove(tmp))
 	}
 	return f, nil
-}
-
-// block is what the file system writes at once, as a rule.
-const block = 4096
-
-// pad fills the last block up with empty lines. A spare file has one block: to
-// sync the same number of bytes in the same place writes only these.
-func pad(base []byte) []byte {
-	return append(base, bytes.Repeat([]byte("\n"), -len(base)&(block-1))...)
-}
-
-// overwrite makes data the content of the file. What it held is cut off last: to
-// empty it first would have the file system look for room again.
-func overwrite(f *os.File, data []byte) error {
-	if _, err := f.Write(data); err != nil {
-		return err
-	}
-	info, err := f.Stat()
-	if err == nil && info.Size() != int64(len(data)) {
-		err = f.Truncate(int64(len(data)))
-	}
-	return err
 }
 
 // Append adds a line to the container's record. It is not synced. r is not
@@ -205,8 +175,10 @@ func (s *Store) Load(id ID) (*Record, error) {
 // LoadFile is Load by the name of the file; nil if there is none.
 func (s *Store) LoadFile(name string) (*Record, error) { return s.load(name) }
 
-// load reads a file that others may be using for another record at the same
-// time, if the caller has not locked the container. It is damaged if it stays so.
+// load reads a file by its name. Earlier versions used the files of deleted
+// records again: one of them may be writing another record to the file, unless the
+// caller has locked the container. The record is damaged only if a second look
+// finds the same.
 func (s *Store) load(name string) (*Record, error) {
 	var before []byte
 	for {
@@ -224,8 +196,8 @@ func (s *Store) load(name string) (*Record, error) {
 		case before == nil || !bytes.Equal(before, data):
 			before = data
 		case err == nil:
-			// The file was used again for another record, and a power cut has
-			// brought back the name of the one that had been deleted before.
+			// The file was used again, and a power cut has brought back the name
+			// of the deleted record.
 			return nil, nil
 		default:
 			return r, fmt.Errorf("%s: %w", s.file(name), err)
@@ -316,15 +288,7 @@ func (s *Store) List() ([]Found, error) {
 func (s *Store) Delete(id ID) error { return s.Discard(Name(id)) }
 
 // Discard is Delete by file.
-func (s *Store) Discard(file string) error {
-	path := s.file(file)
-	tmp := path + tmpExt
-	if err := plainfile.Rename(path, tmp); err != nil {
-		return ignoreMissing(err)
-	}
-	_ = os.Truncate(tmp, block) // who uses it again does it if this fails, only later
-	return ignoreMissing(s.spares.Give(tmp))
-}
+func (s *Store) Discard(file string) error { return remove(s.file(file)) }
 
 // SyncDeleted syncs the deletion of records to the disk, for callers that must
 // not find them again after a power cut.
@@ -345,11 +309,10 @@ func (s *Store) Exists(file string) (bool, error) {
 	return err == nil, err
 }
 
-// Strays are the paths of files that belong to no record: new ones that were
-// never put in place, and those with another record than their name says. A
-// process that is killed leaves the former, a power cut both. While a record is
-// written there is one too, so the caller must keep all others out before he
-// deletes them.
+// Strays returns the paths of files that belong to no record: new ones that were
+// never put in place, those of another record than their name says, and those
+// that earlier versions kept to use them again. A file is new while a record is
+// written, so the caller must keep all others out before he deletes strays.
 func (s *Store) Strays() ([]string, error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -360,7 +323,7 @@ func (s *Store) Strays() ([]string, error) {
 	}
 	var strays []string
 	for _, e := range entries {
-		stray := strings.HasSuffix(e.Name(), fileExt+tmpExt)
+		stray := strings.HasSuffix(e.Name(), fileExt+tmpExt) || strings.HasPrefix(e.Name(), "spare.")
 		if file, ok := strings.CutSuffix(e.Name(), fileExt); ok {
 			r, err := s.load(file)
 			stray = r == nil && err == nil
