@@ -11,6 +11,7 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
@@ -318,7 +319,7 @@ func (a *attachment) madeInterface() bool {
 	if a.IfName == "lo" {
 		return true
 	}
-	result := decodeResult(json.RawMessage(a.partial))
+	result := chain.Decode(json.RawMessage(a.partial))
 	if result == nil || len(result.Interfaces) == 0 {
 		return result == nil || a.makesInterface()
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -87,7 +88,7 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 		case n.State == record.Added:
 			a.State = Attached
 		}
-		if result := decodeResult(n.Result); result != nil {
+		if result := chain.Decode(n.Result); result != nil {
 			a.Addresses = containerAddresses(newNetworkResult(source{n.Name, n.IfName, result}))
 		}
 		all = append(all, a)
@@ -125,7 +126,7 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 	var sources []source
 	if rec != nil {
 		for _, n := range rec.Networks {
-			if result := decodeResult(n.Result); n.Answered() && result != nil {
+			if result := chain.Decode(n.Result); n.Answered() && result != nil {
 				sources = append(sources, source{n.Name, n.IfName, result})
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
@@ -63,7 +64,7 @@ func (op *operation) enter(attachments []*attachment) {
 			continue // it was entered when it was made ahead of time, under the same ID
 		}
 		a.claims.restart(now)
-		line := record.Line{Key: a.key(), Dirs: a.network.hostLocalDirs(), Time: now}
+		line := record.Line{Key: a.key(), Dirs: footprint.IPAMDirs(a.network.config), Time: now}
 		lines = append(lines, line)
 	}
 	op.addLines(lines)
@@ -72,7 +73,7 @@ func (op *operation) enter(attachments []*attachment) {
 // syncLedger begins to bring to the disk that attachments with addresses of
 // host-local's were entered. DELs take longer, so that nobody waits for it.
 func (op *operation) syncLedger(attachments []*attachment) {
-	if op.entered == nil && slices.ContainsFunc(attachments, func(a *attachment) bool { return len(a.network.hostLocalDirs()) > 0 }) {
+	if op.entered == nil && slices.ContainsFunc(attachments, func(a *attachment) bool { return len(footprint.IPAMDirs(a.network.config)) > 0 }) {
 		op.entered = op.ledger().Sync()
 	}
 }
@@ -129,40 +130,14 @@ var _ caller.Reservations = (*attachment)(nil)
 // claimResult notes the addresses of a result, which an executable may have had
 // reserved by another.
 func (a *attachment) claimResult(result json.RawMessage) {
-	if len(a.claims.all()) > 0 || a.op.verb != "ADD" || len(a.network.hostLocalDirs()) == 0 {
+	if len(a.claims.all()) > 0 || a.op.verb != "ADD" || len(footprint.IPAMDirs(a.network.config)) == 0 {
 		return
 	}
-	addrs := addressesOf(&record.Record{Networks: []record.Network{{Result: result}}}, nil)
+	addrs := footprint.Addresses(result)
 	if len(addrs) > 0 {
 		a.claims.add(addrs...)
 		a.op.addLines([]record.Line{{Key: a.key(), Addresses: addrs}})
 	}
-}
-
-// hostLocalDirs are where host-local keeps the addresses of the network, by its
-// configuration.
-func (n *Network) hostLocalDirs() (dirs []string) {
-	for _, p := range n.config.Plugins {
-		if p.Network.IPAM.Type != known.HostLocal {
-			continue
-		}
-		var c struct {
-			IPAM struct {
-				DataDir string `json:"dataDir"`
-			} `json:"ipam"`
-		}
-		if json.Unmarshal(p.Bytes, &c) != nil {
-			continue // host-local will say so
-		}
-		dir := c.IPAM.DataDir
-		if dir == "" {
-			dir = hostLocalDir
-		}
-		if dir = filepath.Join(dir, n.config.Name); !slices.Contains(dirs, dir) {
-			dirs = append(dirs, dir)
-		}
-	}
-	return dirs
 }
 
 // settled are the attachments whose reservations are released for good: no file
@@ -266,7 +241,7 @@ func (s *snapshot) reservedFor(n *Network, g *garbage) (all []types.GCAttachment
 	if !s.releasesByItself(n) {
 		return nil, "", nil
 	}
-	for _, dir := range n.hostLocalDirs() {
+	for _, dir := range footprint.IPAMDirs(n.config) {
 		foreign, others, err := sweep.Foreign(dir)
 		if err != nil {
 			return nil, "", fmt.Errorf("network %q: plugins are not asked to collect garbage, since it is not known whose addresses are reserved: %w", n.config.Name, err)

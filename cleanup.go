@@ -1,384 +1,282 @@
 package cni
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"strings"
-	"time"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/types/create"
+	"github.com/containernetworking/cni/libcni"
 
-	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
-	"github.com/embedcni/cni/netns"
 )
 
-// LeftoverError says that a container, or a part of it, could not be removed. It
-// is the error of every removal after which the container's record stays: of
-// Remove, of CleanUp, of a Setup that could not be undone, and in the Failed of
-// Recover and GC. Remove, or Recover and GC by themselves, try again; CleanUp
-// gives up what Remove cannot end.
-type LeftoverError struct {
-	ContainerID string
-	Left        []string // a line for each thing found after the removal, for a person
-	Err         error    // why; *Errors of plugins are behind it
+// CleanUpTarget names the one attachment that CleanUp is about.
+type CleanUpTarget struct {
+	ContainerID, Network, IfName string // all three must be set
+
+	// Addresses of the container on the network, as far as the caller knows any
+	// that no record, no cached result and no file of host-local says. The
+	// plugin firewall names its rules by nothing else.
+	Addresses []netip.Addr
+
+	// Config is the network's configuration, one list as JSON. Where it is
+	// empty, it is that of the record, of libcni's cache or of the loaded
+	// network; without any of these everything is looked for that the reference
+	// plugins leave under names that can be computed, and addresses in
+	// host-local's default directory.
+	Config []byte
+
+	// DryRun lists what would be removed, and removes nothing.
+	DryRun bool
 }
 
-func (e *LeftoverError) Error() string {
-	s := fmt.Sprintf("container %s could not be removed", e.ContainerID)
-	if why := e.why(); why != "" {
-		s += ": " + why
+// CleanUp removes what the reference plugins leave of one attachment, and what
+// is on record of it, without running a plugin. It is for what Remove cannot
+// end: the plugins or their configuration are gone for good, or what is left is
+// another runtime's. No network need be loaded. What other plugins than the
+// reference plugins have made stays, and nothing remembers it afterwards, so
+// Remove comes first.
+//
+// It returns what it found, a line each, in the order of removal: rules as the
+// commands that would delete them. A container that lives loses the attachment.
+// Other attachments stay, of the same container too. If something could not be
+// removed, or not be looked at, the error is a *LeftoverError and the record
+// stays.
+//
+// It excludes other calls for the container. When ctx ends it stops; it may be
+// called again, and for what was never attached.
+func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error) {
+	found, err := r.current.Load().cleanUp(ctx, t, nil)
+	if err != nil {
+		return found, fmt.Errorf("clean up %s of container %q on network %q: %w", t.IfName, t.ContainerID, t.Network, err)
 	}
-	return s + "; call Remove again when that is mended, or CleanUp to give it up"
+	return found, nil
 }
 
-// why returns the cause, and the things left.
-func (e *LeftoverError) why() string {
-	var s []string
-	if e.Err != nil {
-		s = append(s, cmp.Or(closed(e.Err.Error()), noMessage))
+// cleanUp is CleanUp. Of an attachment that only the ledger knows, the addresses
+// are released that the ledger names.
+func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record.Known) (found []string, err error) {
+	id := record.ID(t.ContainerID)
+	list, err := t.validate()
+	if err != nil {
+		return nil, err
 	}
-	if len(e.Left) > 0 {
-		s = append(s, "left are "+strings.Join(e.Left, "; "))
+	if t.DryRun {
+		ctx = withWaiting(ctx, looking)
+	} else {
+		defer func() { err = leftover(id, err) }()
 	}
-	return strings.Join(s, ": ")
-}
-
-// leftover makes an error by which a container stays on record a *LeftoverError,
-// unless there is one in it.
-func leftover(id record.ID, err error) error {
-	if err == nil || errors.As(err, new(*LeftoverError)) {
-		return err
+	op, err := s.beginTeardown(ctx, id)
+	if err != nil {
+		return nil, err
 	}
-	return &LeftoverError{ContainerID: string(id), Err: err}
-}
-
-// Unwrap returns the cause.
-func (e *LeftoverError) Unwrap() error { return e.Err }
-
-// sweep removes what the reference plugins leave of the attachments when a DEL
-// fails or is killed, and looks again. It returns neither lines nor an error only
-// after verifying that nothing is left.
-func (op *operation) sweep(ctx context.Context, attachments []*attachment) (left []string, err error) {
-	var errs []error
-	for _, a := range attachments {
-		l, err := a.sweep(ctx)
-		left = append(left, l...)
-		errs = append(errs, err)
+	defer op.end()
+	if op.host.Handle == nil {
+		return nil, ErrNotSupported
 	}
-	if len(errs) > 0 && join(errs...) == nil && len(left) == 0 {
-		errs = append(errs, attachments[0].inherit(ctx))
+	op.asked = true
+	a, known, err := op.remembered(t, list)
+	if err != nil {
+		return nil, err
 	}
-	return left, join(errs...)
-}
-
-// namesOf are the names of the attachments' interfaces.
-func namesOf(attachments []*attachment) map[string]bool {
-	names := make(map[string]bool, len(attachments))
-	for _, a := range attachments {
-		names[a.IfName] = true
+	target, done, err := a.forcedTarget(t, entered)
+	if err != nil {
+		return nil, err
 	}
-	return names
-}
-
-// sweepTime bounds the sweep of one attachment. Legacy iptables waits for its
-// lock without end, and that may be another program's.
-const sweepTime = time.Minute
-
-func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
+	defer done()
 	ctx, cancel := context.WithTimeout(ctx, sweepTime)
 	defer cancel()
-	f, err := a.footprint()
-	if err != nil {
-		return nil, err
+	items, err := sweep.Find(ctx, target)
+	found = append(sweep.Lines(items), known.lines()...)
+	if err != nil || t.DryRun {
+		return found, err
 	}
-	defer f.close()
-	found, err := f.find(ctx)
-	if err != nil {
-		return nil, err
+	if left, err := a.clear(ctx, target, items); len(left) > 0 || err != nil {
+		return found, &LeftoverError{ContainerID: string(op.id), Left: left, Err: err}
 	}
-	return a.clear(ctx, f, found)
+	return found, a.forgetAll(known)
 }
 
-// clear removes what was found, and looks again.
-func (a *attachment) clear(ctx context.Context, f *footprint, found []sweep.Item) (left []string, err error) {
-	if len(found) > 0 {
-		a.op.logger.Info("sweeping what DEL has left", "container", a.op.id, "network", a.network.config.Name,
-			"left", names(found))
-		err = sweep.Remove(ctx, found)
-		if found, ferr := f.find(ctx); ferr != nil || len(found) > 0 {
-			return names(found), join(err, ferr)
-		}
-		// It is gone, so however an attempt to remove it ended it has been.
+// validate checks the target before anything is touched, and reads its
+// configuration; nil if it has none.
+func (t CleanUpTarget) validate() (*libcni.NetworkConfigList, error) {
+	err := join(validateID(record.ID(t.ContainerID)), validateAttachmentName(t.Network, t.ContainerID, t.IfName))
+	if bad := conflist.ValidateName(t.Network); bad != nil {
+		err = join(err, fmt.Errorf("network name: %w: %w", bad, ErrInvalidArgument))
 	}
-	a.flush(f)
-	return nil, nil
+	if slices.ContainsFunc(t.Addresses, func(a netip.Addr) bool { return !a.IsValid() }) {
+		err = join(err, fmt.Errorf("one of the addresses is the zero Addr: %w", ErrInvalidArgument))
+	}
+	if err != nil || len(t.Config) == 0 {
+		return nil, err
+	}
+	list, err := conflist.Parse(t.Config)
+	if err != nil {
+		return nil, fmt.Errorf("configuration: %w: %w", err, ErrInvalidConfig)
+	}
+	if list.Name != t.Network {
+		return nil, fmt.Errorf("the configuration is of network %q: %w", list.Name, ErrInvalidArgument)
+	}
+	return list, nil
 }
 
-func names(items []sweep.Item) []string {
-	var lines []string
-	for _, item := range items {
-		lines = append(lines, strings.Split(item.String(), "\n")...)
+// memory says where an attachment is remembered.
+type memory struct{ record, cache string }
+
+func (m memory) lines() (lines []string) {
+	if m.record != "" {
+		lines = append(lines, "attachment record in "+m.record)
+	}
+	if m.cache != "" {
+		lines = append(lines, "cached result in "+m.cache)
 	}
 	return lines
 }
 
-// knownWithoutUDP tells whether the attachment is known to have no UDP port:
-// where there is a record, it has the ports. To look for flows takes the kernel
-// through the whole table of connections, which is as long as ten containers'
-// other work.
-func (a *attachment) knownWithoutUDP() bool {
-	if a.op.rec == nil || a.op.damaged || a.op.rec.Find(a.IfName) == nil {
-		return false
-	}
-	var ports []struct {
-		Protocol string `json:"protocol"`
-	}
-	data, err := json.Marshal(a.CapabilityArgs["portMappings"])
-	if err != nil || json.Unmarshal(data, &ports) != nil {
-		return false
-	}
-	for _, p := range ports {
-		if strings.EqualFold(p.Protocol, "udp") {
-			return false
-		}
-	}
-	return true
-}
-
-// flush makes conntrack forget the UDP flows to the container, and not those to
-// another one that has its address by now. A flow is not something that is left:
-// there may be new ones any time, and a kernel without conntrack has none, so a
-// failure is worth a line in the log.
-func (a *attachment) flush(f *footprint) {
-	if !f.UDP || f.Host == nil {
-		return
-	}
-	if _, err := sweep.FlushFlows(f.Host, f.Addresses, f.inUse); err != nil {
-		a.op.logger.Warn("flush UDP flows", "container", a.op.id, "error", err)
-	}
-}
-
-// footprint is where an attachment may have left something.
-type footprint struct {
-	sweep.Target
-	Filtered bool // its plugins make firewall rules
-	UDP      bool // portmap is among them, perhaps with a UDP port
-
-	hostPorts []netfilter.HostPort         // that were forwarded
-	zones     []string                     // of firewalld, that may have the addresses
-	isForeign func(zoned) bool             // reports whether it was in the zone before the attachment, and stays
-	bus       *firewalld.Bus               // on which firewalld is reached
-	inZonesOf func() ([]netip.Addr, error) // of other containers, that may be in zones
-	own       netfilter.Rules              // the attachment's, in chains that siblings may share
-	siblings  netfilter.Siblings           // attachments of the container that stay
-	inUse     func() ([]netip.Addr, error) // of other containers
-	opened    *netns.Handle                // to be closed; nil if Container is the operation's
-}
-
-// footprint reads it from the configuration and the result of the attachment.
-func (a *attachment) footprint() (*footprint, error) {
-	f := &footprint{}
-	f.Network, f.ContainerID, f.IfName = a.network.config.Name, a.ContainerID, a.IfName
-	// host-local does not sync its files: a power cut leaves empty ones.
-	f.Thorough = a.state != record.Added || a.op.rebooted
-	if f.FilesOnly = a.op.hostGone; f.FilesOnly {
-		f.Thorough = true
-	} else {
-		f.Host = a.op.host.Handle
-	}
-	f.inUse = func() ([]netip.Addr, error) { return a.op.claims(f) }
-	f.inZonesOf = func() ([]netip.Addr, error) { return a.op.zonedClaims(f) }
-	for i, p := range a.network.config.Plugins {
-		if err := f.plugin(i, p.Bytes); err != nil {
-			return nil, err
-		}
-	}
-	f.UDP = f.UDP && !a.knownWithoutUDP()
-	f.Egress = limitsEgress(a.network.config.Plugins, a.CapabilityArgs)
-	f.OthersShaper = a.othersShaper
-	a.aimBackups(f)
-	a.aimZones(f)
-	a.aim(&f.Target)
-	f.result(decodeResult(json.RawMessage(a.partial)))
-	f.Emptied = a.emptied(f.Addresses)
-	if f.siblings = a.sharing(); len(f.siblings.Owners) > 0 {
-		f.own = a.ownRules()
-	}
-	var err error
-	if f.hostPorts, err = hostPorts(a.CapabilityArgs[capPortMappings]); err != nil {
-		f.Thorough = true // so they are looked for
-	}
-	if f.Container = a.inside(); f.Container == nil && a.NetNS != "" && f.Host != nil {
-		// A namespace that is gone is no reason to stop: what was in it is too.
-		f.Container, _ = netns.Open(a.NetNS)
-		f.opened = f.Container
-	}
-	return f, nil
-}
-
-func (f *footprint) close() {
-	if f.opened != nil {
-		_ = f.opened.Close() // was only looked into
-	}
-}
-
-// hostLocalDir is where host-local keeps its addresses by default.
-const hostLocalDir = "/var/lib/cni/networks"
-
-// plugin adds what one plugin of the chain may have left. A field that a
-// reference plugin knows may mean something else to another plugin, the
-// caller's own one of a reference plugin's name included, and be of any type.
-// What cannot be read is looked for.
-func (f *footprint) plugin(position int, config []byte) error {
-	var c struct {
-		Type        string          `json:"type"`
-		IPMasq      json.RawMessage `json:"ipMasq"`
-		MACSpoofChk json.RawMessage `json:"macspoofchk"`
-		IPAM        json.RawMessage `json:"ipam"`
-	}
-	if err := json.Unmarshal(config, &c); err != nil {
-		return fmt.Errorf("configuration of plugin %d: %w", position, err)
-	}
-	k := known.Of(c.Type)
-	f.OwnsIf = f.OwnsIf || position == 0 && k.Makes.IsOwned()
-	f.UDP = f.UDP || k.Rules == known.HostPorts
-	f.Shaped = f.Shaped || c.Type == known.Bandwidth
-	switch k.Rules {
-	case known.Masquerade:
-		f.Filtered = f.Filtered || perhaps(c.IPMasq) || perhaps(c.MACSpoofChk)
-	case known.HostPorts, known.Forward:
-		f.Filtered = true
-	}
-	f.addresses(c.IPAM)
-	return nil
-}
-
-// perhaps reports whether a field may be set: it is true, or no boolean.
-func perhaps(field json.RawMessage) bool {
-	var set bool
-	return field != nil && (json.Unmarshal(field, &set) != nil || set)
-}
-
-// addresses adds the directory in which host-local keeps a network's addresses,
-// if the plugin gets them from there.
-func (f *footprint) addresses(ipam json.RawMessage) {
-	var c struct {
-		Type    string `json:"type"`
-		DataDir string `json:"dataDir"`
-	}
-	if ipam == nil || !readable(json.Unmarshal(ipam, &c)) || c.Type != known.HostLocal {
-		return
-	}
-	dir := hostLocalDir
-	if c.DataDir != "" {
-		dir = c.DataDir
-	}
-	f.IPAMDirs = append(f.IPAMDirs, filepath.Join(dir, f.Network))
-}
-
-// readable reports whether JSON was read but for fields of another type, which
-// encoding/json passes over.
-func readable(err error) bool {
-	var other *json.UnmarshalTypeError
-	return err == nil || errors.As(err, &other)
-}
-
-// result adds what the ADD said it had made.
-func (f *footprint) result(r *types100.Result) {
-	if r == nil {
-		return
-	}
-	for _, i := range r.Interfaces {
-		if i.Sandbox == "" {
-			f.Links = append(f.Links, sweep.Link{Name: i.Name, MAC: i.Mac})
-		}
-	}
-	for _, ip := range r.IPs {
-		if addr, ok := netip.AddrFromSlice(ip.Address.IP); ok {
-			f.Addresses = append(f.Addresses, addr.Unmap())
-		}
-	}
-}
-
-// decodeResult reads a recorded result, of any version; nil if there is none
-// that can be used.
-func decodeResult(data json.RawMessage) *types100.Result {
-	if data == nil {
-		return nil
-	}
-	r, err := create.CreateFromBytes(data)
+// remembered makes the attachment of what is known of it: the configuration is
+// the caller's, else that of the record, of libcni's cache, of the loaded
+// network; with none the list has no plugins.
+func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList) (*attachment, memory, error) {
+	var known memory
+	a, err := op.onRecord(t, list != nil)
 	if err != nil {
-		return nil
+		return nil, known, err
 	}
-	result, err := types100.NewResultFromResult(r)
-	if err != nil || validateResult(result) != nil {
-		return nil
+	if a != nil && !op.damaged {
+		known.record = op.records.Dir()
 	}
-	return result
+	if a == nil {
+		a = &attachment{op: op, network: &Network{snapshot: op.snapshot}}
+		a.ContainerID, a.IfName = string(op.pluginID()), t.IfName
+	}
+	cached, err := op.inCache(t)
+	if err != nil {
+		return nil, known, err
+	}
+	if cached != nil {
+		known.cache = filepath.Join(op.stateDir, "results")
+	}
+	loaded := op.cachedAs(t.Network, t.IfName)
+	switch {
+	case list != nil:
+		a.network.config = list
+	case a.network.config != nil:
+	case cached != nil && len(cached.Plugins) > 0:
+		a.network.config = cached
+	case loaded != nil:
+		a.network.config = loaded.config
+	default:
+		a.network.config = &libcni.NetworkConfigList{Name: t.Network}
+	}
+	if a.partial == nil && cached != nil {
+		a.partial = a.chain().CachedResult(&a.Attachment)
+	}
+	return a, known, nil
 }
 
-// find lists what is there, in the order in which it is to be removed.
-func (f *footprint) find(ctx context.Context) ([]sweep.Item, error) {
-	if f.Host == nil && !f.FilesOnly {
+// onRecord is the attachment as it was recorded, or nil. Of a damaged record
+// what is legible of the result is used, and the record is left to Remove: it
+// may be about other attachments too. The caller's own configuration makes up
+// for a recorded one that this version does not take.
+func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, error) {
+	rec, err := op.loadRecord(op.id)
+	if err != nil && !errors.Is(err, record.ErrBad) {
+		return nil, err
+	}
+	if rec == nil {
 		return nil, nil
 	}
-	zoned, zerr := f.inZones(ctx)
-	var rules []sweep.Item
-	var rerr error
-	if !f.FilesOnly {
-		rules, rerr = f.rules(ctx)
+	op.rec, op.damaged = rec, err != nil
+	n := rec.Find(t.IfName)
+	if n == nil || n.State == record.Deleted || n.Name != t.Network && !op.damaged {
+		return nil, nil
 	}
-	rest, err := sweep.Find(ctx, f.Target)
-	return slices.Concat(zoned, rules, rest), join(zerr, rerr, err)
-}
-
-// sweptAll reports whether the sweep undoes all that plugins of these types can
-// leave, for these attachments. The failed DEL of any other plugin stays a failure.
-func sweptAll(attachments []*attachment, types []string) bool {
-	return !slices.ContainsFunc(types, func(typ string) bool {
-		return slices.ContainsFunc(attachments, func(a *attachment) bool { return !a.sweeps(typ) })
-	})
-}
-
-// sweeps reports whether the sweep knows all that a plugin of the attachment can
-// leave, and undoes it. An interface that outlives the attachment must be known.
-func (a *attachment) sweeps(typ string) bool {
-	switch k := known.Of(typ); {
-	case a.isCallers(typ):
-		return false
-	case k.Borrows:
-		return !a.has(typ) || a.knowsInterface()
-	default:
-		return k.Swept
+	bare := &attachment{op: op, network: &Network{snapshot: op.snapshot}, partial: chain.Partial(n.Result)}
+	bare.ContainerID, bare.IfName = string(rec.Plugins()), t.IfName
+	if op.damaged {
+		return bare, nil
 	}
+	if err := op.enterRecorded(); err != nil {
+		return nil, err
+	}
+	recorded, err := op.fromRecord(&record.Record{ContainerID: rec.ContainerID, PluginID: rec.PluginID, Networks: []record.Network{*n}})
+	if err != nil && configured {
+		bare.NetNS = op.path
+		return bare, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return recorded[0], nil
 }
 
-// vouched tells whether a sweep that found nothing makes up for failed DELs.
-func (op *operation) vouched(attachments []*attachment, err error) bool {
-	for _, e := range pluginErrors(err) {
-		var failed *Error
-		if !errors.As(e, &failed) || !sweptAll(attachments, op.failedTypes(attachments, failed)) {
-			return false
+// inCache is the configuration that the attachment was cached with by libcni,
+// nil if it was not. One that cannot be read is empty.
+func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error) {
+	all, err := chain.AllCached(op.stateDir, string(op.pluginID()))
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range all {
+		if c.Network != t.Network || c.IfName != t.IfName {
+			continue
+		}
+		list, err := conflist.Parse(c.Config)
+		if err != nil {
+			op.logger.Warn("cached configuration cannot be used", "container", op.id, "network", c.Network, "error", err)
+			return &libcni.NetworkConfigList{Name: t.Network}, nil
+		}
+		return list, nil
+	}
+	return nil, nil
+}
+
+// forcedTarget is target with the addresses that the caller knows, and those that
+// host-local holds for the attachment. Without a configuration it has everything that
+// one of the reference plugins may have left.
+func (a *attachment) forcedTarget(given CleanUpTarget, entered *record.Known) (t sweep.Target, done func(), err error) {
+	t, done = a.target()
+	t.How.Thorough, t.How.GiveUp = true, true
+	if len(a.network.config.Plugins) == 0 {
+		t.Widen()
+	}
+	if entered != nil {
+		t.How.Only = entered.Names
+		if len(entered.Dirs) > 0 {
+			t.IPAMDirs = entered.Dirs
 		}
 	}
-	for _, a := range attachments {
-		for _, p := range a.network.config.Plugins {
-			ipam := p.Network.IPAM.Type
-			if ipam != "" && (!known.Of(ipam).IPAM || a.isCallers(ipam)) {
-				return false
-			}
+	held, err := sweep.Held(t)
+	if err != nil {
+		done()
+		return t, nil, err
+	}
+	for _, addr := range slices.Concat(given.Addresses, held) {
+		if addr = addr.Unmap(); !slices.Contains(t.Addresses, addr) {
+			t.Addresses = append(t.Addresses, addr)
 		}
 	}
-	return len(pluginErrors(err)) > 0
+	return t, done, nil
+}
+
+// forgetAll deletes what remembers the attachment, now that it is gone. The
+// record goes last, so that a crash in between leaves something to go by.
+func (a *attachment) forgetAll(known memory) error {
+	var err error
+	if known.cache != "" {
+		err = a.chain().Forget(&a.Attachment)
+	}
+	if known.record != "" {
+		err = join(err, a.op.forget([]*attachment{a}))
+	}
+	if err != nil {
+		return &LeftoverError{ContainerID: string(a.op.id), Left: known.lines(), Err: err}
+	}
+	return nil
 }

@@ -156,7 +156,7 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 		return nil
 	default:
 		stays := &LeftoverError{ContainerID: string(op.id), Left: left, Err: join(delErr, err)}
-		op.keep(attachments, stays)
+		op.keep(ctx, attachments, stays)
 		return stays
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -58,9 +59,9 @@ func (a *attachment) Note(key string, value any) error {
 
 // InUse is [caller.Caller]'s.
 func (a *attachment) InUse() ([]netip.Addr, error) {
-	others, err := a.op.inUse()
-	if err != nil {
-		return nil, err
+	others, err := a.op.others(a.IfName).InUse()
+	if err != nil || a.op.rec == nil {
+		return others, err
 	}
-	return append(others, addressesOf(a.op.rec, map[string]bool{a.IfName: true})...), nil
+	return append(others, footprint.AddressesOf(a.op.rec.Networks, map[string]bool{a.IfName: true})...), nil
 }

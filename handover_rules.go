@@ -9,10 +9,10 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/record"
 )
 
 // ruleConfig has the fields of a plugin's configuration that decide where its rules
@@ -30,21 +30,20 @@ type ruleConfig struct {
 // iptables, or if a program that it needs is missing.
 func (a *attachment) undoneByExecutable(ctx context.Context, p *libcni.PluginConfig) error {
 	var c ruleConfig
-	if err := json.Unmarshal(p.Bytes, &c); !readable(err) {
+	if err := json.Unmarshal(p.Bytes, &c); !footprint.Readable(err) {
 		return err
 	}
 	var errs []error
 	switch typ := p.Network.Type; known.Of(typ).Rules {
 	case known.Masquerade:
-		if perhaps(c.IPMasq) && p.Network.IPAM.Type != "" {
+		if footprint.Perhaps(c.IPMasq) && p.Network.IPAM.Type != "" {
 			errs = append(errs, a.namedBackend(ctx, typ, "ipMasqBackend", c.IPMasqBackend))
 		}
-		if typ == known.Bridge && perhaps(c.MACSpoofChk) {
+		if typ == known.Bridge && footprint.Perhaps(c.MACSpoofChk) {
 			errs = append(errs, needs(typ, "nft"))
 		}
 	case known.HostPorts:
-		ports, err := hostPorts(a.CapabilityArgs[capPortMappings])
-		if p.Network.Capabilities[capPortMappings] && (len(ports) > 0 || err != nil) {
+		if p.Network.Capabilities[capPortMappings] && a.described().ForwardsPorts() {
 			errs = append(errs, a.namedBackend(ctx, typ, "backend", c.Backend))
 		}
 	case known.Forward:
@@ -83,7 +82,7 @@ func (a *attachment) namedBackend(ctx context.Context, typ, field string, backen
 // addresses.
 func (a *attachment) iptables() []string {
 	var all []string
-	for _, addr := range addressesOf(&record.Record{Networks: []record.Network{{Result: json.RawMessage(a.partial)}}}, nil) {
+	for _, addr := range footprint.Addresses(json.RawMessage(a.partial)) {
 		program := "ip6tables"
 		if addr.Is4() {
 			program = "iptables"

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
@@ -105,7 +106,7 @@ func hasRecorded(h *hostns.NetNS, ns *netns.Handle, rec *record.Record) (yes boo
 	}
 	defer func() { err = join(err, c.Close()) }()
 	for _, n := range rec.Networks {
-		result := decodeResult(n.Result)
+		result := chain.Decode(n.Result)
 		if result == nil {
 			continue
 		}

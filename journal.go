@@ -390,9 +390,9 @@ func (op *operation) erase() error {
 
 // keep notes that the attachments could not be detached; the record stays for
 // the next Remove, Recover or GC.
-func (op *operation) keep(attachments []*attachment, why *LeftoverError) {
+func (op *operation) keep(ctx context.Context, attachments []*attachment, why *LeftoverError) {
 	for _, a := range attachments {
-		a.settle()
+		a.settle(ctx)
 		if err := a.note(record.Entry{Error: why.why()}); err != nil {
 			op.logger.Error("note a failure in the record", "container", op.id, "error", err)
 		}

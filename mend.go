@@ -6,6 +6,7 @@ import (
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
@@ -32,12 +33,12 @@ func (a *attachment) mend(ctx context.Context, typ string) error {
 	if deleted != known.HostPorts && deleted != known.Masquerade {
 		return nil
 	}
-	if a.isBuiltIn(typ) || a.isCallers(typ) {
+	if a.described().IsBuiltIn(typ) || a.isCallers(typ) {
 		return nil // built-in plugins leave a sibling's rules; the rules of others are unknown
 	}
-	return a.mendAll(ctx, func(b *attachment, w wanted) bool {
-		sameKind := known.Of(w.typ).Rules == deleted
-		switch w.backend {
+	return a.mendAll(ctx, func(b *attachment, w footprint.Wanted) bool {
+		sameKind := known.Of(w.Type).Rules == deleted
+		switch w.Backend {
 		case netfilter.IPTables:
 			return sameKind && b.network.config.Name == a.network.config.Name
 		case netfilter.NFTables:
@@ -50,14 +51,14 @@ func (a *attachment) mend(ctx context.Context, typ string) error {
 // inherit makes the siblings' missing host ports again in this module's own table.
 // A sibling may forward the same port of the host as the attachment that was removed.
 func (a *attachment) inherit(ctx context.Context) error {
-	return a.mendAll(ctx, func(_ *attachment, w wanted) bool {
-		return known.Of(w.typ).Rules == known.HostPorts && w.backend == netfilter.Native
+	return a.mendAll(ctx, func(_ *attachment, w footprint.Wanted) bool {
+		return known.Of(w.Type).Rules == known.HostPorts && w.Backend == netfilter.Native
 	})
 }
 
 // mendAll makes the missing ones among the siblings' rules for which pick returns
 // true. It does nothing for a container whose namespace is gone.
-func (a *attachment) mendAll(ctx context.Context, pick func(*attachment, wanted) bool) error {
+func (a *attachment) mendAll(ctx context.Context, pick func(*attachment, footprint.Wanted) bool) error {
 	if a.op.hostGone || a.op.host.Handle == nil || a.op.rec != nil && !a.op.damaged && a.op.gone() {
 		return nil
 	}
@@ -67,11 +68,14 @@ func (a *attachment) mendAll(ctx context.Context, pick func(*attachment, wanted)
 		if a.op.rec != nil && !a.op.damaged && b.state != record.Added {
 			continue // it is being removed, or its ADD will make its rules
 		}
-		wants, err := b.wants()
+		wants, err := b.described().Wants()
 		if err != nil {
 			errs = append(errs, &mendError{b.network.config.Name, b.IfName, err})
 		}
 		for _, w := range wants {
+			if w.Reference {
+				w.Backend = referenceBackend()
+			}
 			if !pick(b, w) {
 				continue
 			}
@@ -87,7 +91,7 @@ func (a *attachment) mendAll(ctx context.Context, pick func(*attachment, wanted)
 }
 
 // makeAgain makes the rules unless they are all there.
-func (a *attachment) makeAgain(ctx context.Context, w wanted) error {
+func (a *attachment) makeAgain(ctx context.Context, w footprint.Wanted) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTime)
 	defer cancel()
 	ctx = batch.With(caller.With(ctx, a), nil)
@@ -96,17 +100,26 @@ func (a *attachment) makeAgain(ctx context.Context, w wanted) error {
 	fw := netfilter.Open(a.op.host.Handle, options)
 	options.AnyForm = true
 	unsure := netfilter.Open(a.op.host.Handle, options)
-	for i := range w.rules.HostPorts {
-		if w.backend != netfilter.IPTables {
-			h := &w.rules.HostPorts[i]
+	for i := range w.Rules.HostPorts {
+		if w.Backend != netfilter.IPTables {
+			h := &w.Rules.HostPorts[i]
 			h.ConditionsV4, h.ConditionsV6 = nil, nil // in nftables, all containers share the conditions
-			h.MasqAll = h.MasqAll && a.isBuiltIn(w.typ)
+			h.MasqAll = h.MasqAll && a.described().IsBuiltIn(w.Type)
 		}
 	}
-	if fw.Check(ctx, w.backend, w.rules) == nil || w.unsure && unsure.Check(ctx, netfilter.Native, w.rules) == nil {
+	if fw.Check(ctx, w.Backend, w.Rules) == nil || w.Unsure && unsure.Check(ctx, netfilter.Native, w.Rules) == nil {
 		return nil
 	}
 	a.op.logger.Info("making rules again that the removal of another attachment has deleted", "container", a.op.id,
-		"network", a.network.config.Name, "interface", a.IfName, "plugin", w.typ)
-	return fw.Add(ctx, w.backend, w.rules)
+		"network", a.network.config.Name, "interface", a.IfName, "plugin", w.Type)
+	return fw.Add(ctx, w.Backend, w.Rules)
+}
+
+// referenceBackend returns the backend that the reference plugins use if the
+// configuration names none.
+func referenceBackend() netfilter.Backend {
+	if netfilter.Detect() == netfilter.DetectedIPTables {
+		return netfilter.IPTables
+	}
+	return netfilter.NFTables
 }

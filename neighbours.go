@@ -27,36 +27,13 @@ func (a *attachment) inDoubt() bool {
 	return a.state != record.Added || n == nil || n.Failures > 0
 }
 
-// claims are the addresses that other attachments have: those on record, and
-// those of f that host-local has reserved for another ID, which may be of another
-// program.
-func (op *operation) claims(f *footprint) ([]netip.Addr, error) {
-	recorded, err := op.inUse()
-	if err != nil {
-		return nil, err
-	}
-	reserved, err := sweep.Reserved(f.Target)
-	return append(recorded, reserved...), err
-}
-
-// zonedClaims is claims for firewalld: of the recorded addresses it returns those that
-// may be in a zone.
-func (op *operation) zonedClaims(f *footprint) ([]netip.Addr, error) {
-	recorded, err := op.inUseOf(isZoned)
-	if err != nil {
-		return nil, err
-	}
-	reserved, err := sweep.Reserved(f.Target)
-	return append(recorded, reserved...), err
-}
-
 // sparing is a DEL as it may be run, and whether it may be run at all, where the
 // plugin would delete by a name or an address that another attachment has by
 // now. The sweep, which knows whose they are, deletes the rest.
 func (a *attachment) sparing(ctx context.Context, call chain.Call, kind PluginKind) (chain.Call, bool, error) {
 	switch {
 	case call.Verb != "DEL" || kind == PluginRegistered:
-	case call.Plugin == known.Firewall && (a.inDoubt() || a.isZoned()):
+	case call.Plugin == known.Firewall && (a.inDoubt() || a.described().IsZoned()):
 		err := a.withoutClaimed(&call)
 		return call, err == nil, err
 	case call.Plugin == known.Bandwidth && (kind == PluginExecutable || a.partial == nil):
@@ -66,25 +43,41 @@ func (a *attachment) sparing(ctx context.Context, call chain.Call, kind PluginKi
 	return call, true, nil
 }
 
+// mayUnshape reports whether the DEL of the plugin bandwidth can be run. It
+// deletes a device by a name that other interfaces of the container share, and so
+// do some of other containers.
+func (a *attachment) mayUnshape(ctx context.Context) (bool, error) {
+	t, done := a.target()
+	defer done()
+	if t.Host == nil {
+		return true, nil
+	}
+	others, err := sweep.NotItsShaper(ctx, t)
+	if others {
+		a.op.logger.Debug("DEL of bandwidth is left to the sweep: the device may be another attachment's",
+			"container", a.op.id, "interface", a.IfName)
+	}
+	return err == nil && !others, err
+}
+
 // withoutClaimed takes the addresses that other attachments have out of the
 // previous result: the plugin firewall deletes the rules of whatever addresses it
 // finds there.
 func (a *attachment) withoutClaimed(call *chain.Call) error {
-	f, err := a.footprint()
-	if err != nil {
-		return err
-	}
-	defer f.close()
-	taken := f.Addresses // no rule outlives a reboot but those that were restored, which the sweep finds
-	inUse := f.inUse
-	if a.isZoned() {
-		inUse = f.inZonesOf
+	t, done := a.target()
+	defer done()
+	taken := t.Addresses // no rule outlives a reboot but those that were restored, which the sweep finds
+	inUse := t.InUse
+	if a.described().IsZoned() {
+		inUse = t.InZones
 	}
 	if !a.op.rebooted {
+		var err error
 		if taken, err = inUse(); err != nil {
 			return fmt.Errorf("who has the addresses by now: %w", err)
 		}
 	}
+	var err error
 	call.Stdin, err = withoutAddresses(call.Stdin, taken)
 	return err
 }

@@ -133,7 +133,7 @@ func (op *operation) attachmentOf(attachments []*attachment, e *Error) *attachme
 func (a *attachment) undone(ctx context.Context, e *Error) bool {
 	types := a.op.failedTypes([]*attachment{a}, e)
 	for _, typ := range types {
-		if !sweptAll([]*attachment{a}, []string{typ}) && !a.neverMoved(typ) {
+		if !covers([]*attachment{a}, []string{typ}) && !a.neverMoved(typ) {
 			return false
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -17,11 +18,11 @@ type PluginKind string
 
 const (
 	// PluginExecutable is an executable in one of the plugin directories.
-	PluginExecutable PluginKind = "executable"
+	PluginExecutable PluginKind = record.KindExecutable
 	// PluginBuiltIn is one of this module's own plugins, in process.
-	PluginBuiltIn PluginKind = "built in"
+	PluginBuiltIn PluginKind = record.KindBuiltIn
 	// PluginRegistered is what WithPlugin has registered, in process.
-	PluginRegistered PluginKind = "registered"
+	PluginRegistered PluginKind = record.KindRegistered
 )
 
 // WithPlugin registers a plugin of the caller's own, which runs in process

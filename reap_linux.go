@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/embedcni/cni/internal/abandoned"
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
@@ -114,10 +115,11 @@ func (op *operation) hostEnds() ([]int, error) {
 	}
 	var all []abandoned.Attachment
 	for _, a := range op.attachments {
-		one := abandoned.Attachment{Network: a.network.config.Name, IfName: a.IfName, Result: decodeResult(json.RawMessage(a.partial))}
+		d := a.described()
+		one := abandoned.Attachment{Network: a.network.config.Name, IfName: a.IfName, Result: chain.Decode(json.RawMessage(a.partial))}
 		for _, p := range a.network.config.Plugins {
 			typ := p.Network.Type
-			one.Plugins = append(one.Plugins, abandoned.Plugin{Type: typ, Callers: a.isCallers(typ), Swept: a.sweeps(typ)})
+			one.Plugins = append(one.Plugins, abandoned.Plugin{Type: typ, Callers: d.IsCallers(typ), Swept: d.Covers(typ)})
 		}
 		all = append(all, one)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
 )
@@ -57,8 +58,7 @@ func (s *snapshot) garbage(o GCOptions) (*garbage, error) {
 	found, err := s.records.List()
 	for _, f := range found {
 		for _, n := range f.Record.Networks {
-			one := &record.Record{Networks: []record.Network{n}}
-			g.held[n.Name] = append(g.held[n.Name], addressesOf(one, nil)...)
+			g.held[n.Name] = append(g.held[n.Name], footprint.AddressesOf([]record.Network{n}, nil)...)
 		}
 	}
 	return g, err
@@ -72,8 +72,9 @@ func (s *snapshot) reclaim(ctx context.Context, g *garbage, dry bool, report *Re
 	var settled []record.Key
 	for _, key := range sorted(g.known) {
 		k := g.known[key]
-		dirs, err := s.dirsOf(key, k)
-		if err == nil && !k.Gone {
+		dirs := s.dirsOf(key, k)
+		var err error
+		if !k.Gone {
 			err = s.reclaimLost(ctx, key, k, dry, report)
 			for _, dir := range dirs {
 				err = join(err, sweep.SyncDir(dir))
@@ -147,17 +148,17 @@ func (s *snapshot) reclaimLost(ctx context.Context, key record.Key, k record.Kno
 func (s *snapshot) reclaimAddresses(ctx context.Context, g *garbage, dry bool, report *Report) (failed map[string]error) {
 	networks := map[string]string{} // by directory
 	for key, k := range g.known {
-		dirs, _ := s.dirsOf(key, k) // reclaim returns the error
-		for _, dir := range dirs {
-			if k.Gone {
-				networks[dir] = key.Network
-			}
+		if !k.Gone {
+			continue
+		}
+		for _, dir := range s.dirsOf(key, k) {
+			networks[dir] = key.Network
 		}
 	}
 	failed = map[string]error{}
 	for dir, network := range networks {
 		stale, err := sweep.Stale(dir, func(r sweep.Reservation) bool { return g.cameBack(network, r) })
-		report.Reclaimed = append(report.Reclaimed, names(stale)...)
+		report.Reclaimed = append(report.Reclaimed, sweep.Lines(stale)...)
 		if !dry {
 			err = join(err, sweep.Remove(ctx, stale), sweep.SyncDir(dir))
 		}
@@ -187,28 +188,23 @@ func (g *garbage) cameBack(network string, r sweep.Reservation) bool {
 
 // dirsOf are where host-local keeps addresses of the attachment. Of those that
 // earlier versions recorded it is found by the configuration.
-func (s *snapshot) dirsOf(key record.Key, k record.Known) ([]string, error) {
+func (s *snapshot) dirsOf(key record.Key, k record.Known) []string {
 	if len(k.Dirs) > 0 {
-		return k.Dirs, nil
+		return k.Dirs
 	}
 	return s.addressDirs(key.Network)
 }
 
 // addressDirs are where host-local keeps the addresses of a network.
-func (s *snapshot) addressDirs(network string) ([]string, error) {
+func (s *snapshot) addressDirs(network string) []string {
 	loaded, err := s.find(network)
 	if err != nil {
-		return []string{filepath.Join(hostLocalDir, network)}, nil // not loaded any more
+		return []string{footprint.DefaultIPAMDir(network)} // not loaded any more
 	}
-	f := &footprint{}
-	f.Network = network
+	var dirs []string
 	for _, n := range loaded {
-		for i, p := range n.config.Plugins {
-			if err := f.plugin(i, p.Bytes); err != nil {
-				return nil, fmt.Errorf("network %q: %w", network, err)
-			}
-		}
+		dirs = append(dirs, footprint.IPAMDirs(n.config)...)
 	}
-	slices.Sort(f.IPAMDirs)
-	return slices.Compact(f.IPAMDirs), nil
+	slices.Sort(dirs)
+	return slices.Compact(dirs)
 }

@@ -2,7 +2,6 @@ package cni
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +9,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/chain"
 )
 
 // Result is the outcome of Setup: the interfaces, in the container and on the host,
@@ -193,7 +194,7 @@ type source struct {
 func newResult(sources []source, defaultIf string) (*Result, error) {
 	r := &Result{}
 	for _, s := range sources {
-		if err := validateResult(s.result); err != nil {
+		if err := chain.Walkable(s.result); err != nil {
 			return nil, fmt.Errorf("network %q: %w: %w", s.network, err, ErrInvalidResult)
 		}
 		n := newNetworkResult(s)
@@ -204,30 +205,6 @@ func newResult(sources []source, defaultIf string) (*Result, error) {
 	}
 	r.fillMap(sources, defaultIf)
 	return r, nil
-}
-
-// validateResult checks that a result has no null and no index out of range. Plugins'
-// output is checked earlier, but GetCNIResultFromResults takes results of any
-// origin.
-func validateResult(result *types100.Result) error {
-	if result == nil {
-		return errors.New("there is no result")
-	}
-	if i := slices.Index(result.Interfaces, nil); i >= 0 {
-		return fmt.Errorf("interface %d is null", i)
-	}
-	if i := slices.Index(result.Routes, nil); i >= 0 {
-		return fmt.Errorf("route %d is null", i)
-	}
-	for i, ip := range result.IPs {
-		if ip == nil {
-			return fmt.Errorf("invalid IP configuration: address %d is null", i)
-		}
-		if n := len(result.Interfaces); ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= n) {
-			return fmt.Errorf("invalid IP configuration: address %d is of interface %d of %d", i, *ip.Interface, n)
-		}
-	}
-	return nil
 }
 
 func newNetworkResult(s source) *NetworkResult {

@@ -8,9 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/internal/sweep"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -25,35 +27,34 @@ type sight struct {
 	names  []string
 	links  []links.Link // by name; without an index if there was none
 	rules  *netfilter.Witness
-	zoned  []zoned // addresses that firewalld had
+	zoned  []footprint.Zoned // addresses that firewalld had
 }
 
 // see looks at an attachment that is made as far as can be ahead of time.
 func (a *attachment) see(ctx context.Context) (*sight, error) {
-	f, err := a.footprint()
-	if err != nil {
-		return nil, err
-	}
-	defer f.close()
-	s := &sight{inside: len(f.Links) == 0}
-	for _, l := range f.Links {
+	t, done := a.target()
+	defer done()
+	ends := t.Interface.HostEnds
+	s := &sight{inside: len(ends) == 0}
+	for _, l := range ends {
 		s.names = append(s.names, l.Name)
 	}
 	if s.inside && a.IfName != "lo" {
 		s.names = []string{a.IfName}
 	}
+	var err error
 	if s.links, err = a.op.lookUp(s); err != nil {
 		return nil, err
 	}
 	if err := s.whole(); err != nil {
 		return nil, err
 	}
-	if f.Filtered {
-		f.Thorough = false // its addresses are known
-		if s.rules, err = netfilter.Watch(ctx, netfilter.Open(f.Host, caller.Netfilter(ctx)), f.rulesTarget()); err != nil {
+	if t.Rules.Possible {
+		t.How.Thorough = false // its addresses are known
+		if s.rules, err = netfilter.Watch(ctx, netfilter.Open(t.Host, caller.Netfilter(ctx)), t.RulesTarget()); err != nil {
 			return nil, err
 		}
-		s.zoned, err = firewalldAt{f.bus, f.Host}.has(ctx, f.mayBeIn())
+		s.zoned, err = sweep.Firewalld{Bus: t.Firewalld, Host: t.Host}.Has(ctx, t.Zoned(t.Siblings.Addresses))
 	}
 	return s, err
 }
@@ -130,7 +131,7 @@ func (s *sight) still(ctx context.Context, op *operation) error {
 
 // stillZoned returns errDead if firewalld no longer has one of the addresses.
 func (s *sight) stillZoned(ctx context.Context, op *operation) error {
-	found, err := firewalldAt{op.bus, op.host.Handle}.has(ctx, s.zoned)
+	found, err := sweep.Firewalld{Bus: op.bus, Host: op.host.Handle}.Has(ctx, s.zoned)
 	if err == nil && len(found) < len(s.zoned) {
 		err = fmt.Errorf("addresses are gone from firewalld: %w", errDead)
 	}

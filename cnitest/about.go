@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/builtin/bandwidth"
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
@@ -43,7 +45,7 @@ func (o Options) about(lines audit.Lines) (func(string) bool, error) {
 
 func (a Attachment) traces() traces {
 	t := traces{
-		hostport: a.ContainerID, links: append([]string{sweep.ShaperName(a.Network, a.ContainerID)}, a.Links...),
+		hostport: a.ContainerID, links: append([]string{bandwidth.Device(a.Network, a.ContainerID)}, a.Links...),
 	}
 	t.chains, t.comments = netfilter.Names(a.Network, a.ContainerID, a.IfName)
 	for _, addr := range a.Addresses {
@@ -70,9 +72,10 @@ func (t *traces) hold(a Attachment, lines audit.Lines) error {
 		}
 	}
 	for _, dir := range dirs {
-		held, err := sweep.Held(sweep.Target{
-			Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName, IPAMDirs: []string{dir},
-		})
+		held, err := sweep.Held(sweep.Target{Footprint: footprint.Footprint{
+			Owner:    netfilter.Owner{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName},
+			IPAMDirs: []string{dir},
+		}})
 		if err != nil {
 			return err
 		}

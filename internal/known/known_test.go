@@ -30,6 +30,7 @@ var otherMeanings = map[string][]string{
 	"internal/builtin/macvlan": {Bridge},
 	"internal/sweep":           {MACVLAN},
 	"capability.go":            {Bandwidth},
+	"internal/footprint":       {Bandwidth},
 	"sight_linux.go":           {Bridge},
 }
 

@@ -157,12 +157,19 @@ type Network struct {
 // Plugin says which plugin ran for a type.
 type Plugin struct {
 	Type    string `json:"type"`
-	Kind    string `json:"kind"`              // as cni.PluginKind; empty: there was none, so no ADD ran
+	Kind    string `json:"kind"`              // one of the following; empty: there was none, so no ADD ran
 	Path    string `json:"path,omitempty"`    // of an executable
 	Backend string `json:"backend,omitempty"` // of the packet filter, where the configuration names none
 
 	unknown members
 }
+
+// Kinds of plugins.
+const (
+	KindExecutable = "executable"
+	KindBuiltIn    = "built in"
+	KindRegistered = "registered" // by the caller
+)
 
 // State is how far an attachment got.
 type State string

@@ -1,6 +1,7 @@
 package sweep
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -79,7 +80,7 @@ func readReservation(dir, name string) (r Reservation, ok bool, err error) {
 
 // Remove deletes the file under host-local's own lock, if it still is what was
 // found: the address may be another container's by now.
-func (r Reservation) Remove() (err error) {
+func (r Reservation) Remove(context.Context) (err error) {
 	unlock, err := lockDir(r.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -101,32 +102,34 @@ func (r Reservation) Remove() (err error) {
 	return nil
 }
 
-// addresses are the files of the container's interface in host-local's
-// directories of the network.
-func addresses(t Target) ([]Item, error) {
-	var items []Item
-	var errs []error
-	for _, dir := range t.IPAMDirs {
-		found, err := addressesIn(dir, t)
-		for _, r := range found {
-			items = append(items, r)
-		}
-		errs = append(errs, err)
+// addresses finds the files of the container's interface in host-local's directories
+// of the network.
+func (s *search) addresses(context.Context) (items []Item, err error) {
+	found, err := reservationsOf(s.Target)
+	for _, r := range found {
+		items = append(items, r)
 	}
-	return items, errors.Join(errs...)
+	return items, err
 }
 
-func addressesIn(dir string, t Target) ([]Reservation, error) {
-	names, err := candidates(dir, t)
-	if err != nil {
-		return nil, fmt.Errorf("addresses of container %s: %w", t.ContainerID, err)
-	}
-	return reservations(dir, names, func(r Reservation) bool {
-		if r.content == "" {
-			return t.Thorough && r.private && t.Emptied != nil && t.Emptied(r)
+// reservationsOf returns the reservations of the target in all directories.
+func reservationsOf(t Target) (all []Reservation, err error) {
+	var errs []error
+	for _, dir := range t.IPAMDirs {
+		names, err := candidates(dir, t.How.Thorough, t.Addresses)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("addresses of container %s: %w", t.ContainerID, err))
+			continue
 		}
-		return holds(r.content, t.ContainerID, t.IfName) && (t.Only == nil || t.Only(r.Addr))
-	})
+		found, err := reservations(dir, names, func(r Reservation) bool {
+			if r.content == "" {
+				return t.How.Thorough && r.private && t.How.Emptied != nil && t.How.Emptied(r)
+			}
+			return holds(r.content, t.ContainerID, t.IfName) && (t.How.Only == nil || t.How.Only(r.Addr))
+		})
+		all, errs = append(all, found...), append(errs, err)
+	}
+	return all, errors.Join(errs...)
 }
 
 // reservations are those of the files that are wanted. One that cannot be read
@@ -143,27 +146,22 @@ func reservations(dir string, names []string, wanted func(Reservation) bool) (fo
 	return found, errors.Join(errs...)
 }
 
-// Held are the addresses that host-local holds for the attachment in the
-// target's directories, whatever is known of them otherwise.
-func Held(t Target) ([]netip.Addr, error) {
-	t.Thorough, t.Emptied = true, nil
-	var held []netip.Addr
-	var errs []error
-	for _, dir := range t.IPAMDirs {
-		found, err := addressesIn(dir, t)
-		for _, r := range found {
-			held = append(held, r.Addr)
-		}
-		errs = append(errs, err)
+// Held returns the addresses that host-local holds for the attachment in the target's
+// directories, regardless of the target's addresses.
+func Held(t Target) (held []netip.Addr, err error) {
+	t.How.Thorough, t.How.Emptied = true, nil
+	found, err := reservationsOf(t)
+	for _, r := range found {
+		held = append(held, r.Addr)
 	}
-	return held, errors.Join(errs...)
+	return held, err
 }
 
 // Stale are the files in host-local's directory of a network that are stale. The
 // function is asked about each that says whose it is, and each empty one that a
 // program like host-local made. A directory that does not exist has none.
 func Stale(dir string, stale func(Reservation) bool) ([]Item, error) {
-	names, err := candidates(dir, Target{Thorough: true})
+	names, err := candidates(dir, true, nil)
 	if err != nil {
 		return nil, fmt.Errorf("stale addresses: %w", err)
 	}
@@ -181,7 +179,7 @@ func Stale(dir string, stale func(Reservation) bool) ([]Item, error) {
 // that host-local did not write, or not to the end: they say no attachment.
 // Those that say one are the others.
 func Foreign(dir string) (foreign []string, others []Reservation, err error) {
-	names, err := candidates(dir, Target{Thorough: true})
+	names, err := candidates(dir, true, nil)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -214,10 +212,10 @@ func SyncDir(dir string) error {
 // candidates are the files to look into: those of the addresses that are known,
 // or all where there may be more. Reading all costs what the network has
 // containers, so it is not for every DEL.
-func candidates(dir string, t Target) ([]string, error) {
+func candidates(dir string, thorough bool, addresses []netip.Addr) ([]string, error) {
 	var names []string
-	if !t.Thorough {
-		for _, addr := range t.Addresses {
+	if !thorough {
+		for _, addr := range addresses {
 			names = append(names, addr.String())
 		}
 		return names, nil

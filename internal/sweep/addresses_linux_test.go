@@ -23,8 +23,9 @@ func TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeIsNobodys(t *testing.T) {
 	if err := os.Chown(filepath.Join(dir, "10.1.0.4"), 1, 1); err != nil {
 		t.Fatal(err)
 	}
-	target := Target{ContainerID: "c1", IfName: "eth0", IPAMDirs: []string{dir}, Thorough: true, Emptied: func(Reservation) bool { return true }}
-	items, err := addresses(target)
+	target := heldIn(dir)
+	target.How = Manner{Thorough: true, Emptied: func(Reservation) bool { return true }}
+	items, err := (&search{Target: target}).addresses(t.Context())
 	if want := []string{"address 10.1.0.2 in " + dir}; err != nil || !slices.Equal(lines(items), want) {
 		t.Errorf("found %q, %v, want %q", lines(items), err, want)
 	}
@@ -44,9 +45,11 @@ func TestFault_F50_WhatIsNoFileHoldsUpNoSweep(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() {
-		items, err := addresses(Target{ContainerID: "c1", IfName: "eth0", IPAMDirs: []string{dir}, Thorough: true})
+		target := heldIn(dir)
+		target.How.Thorough = true
+		items, err := (&search{Target: target}).addresses(t.Context())
 		if err == nil && len(items) == 1 {
-			err = items[0].Remove()
+			err = items[0].Remove(t.Context())
 		}
 		ended <- err
 	}()

@@ -9,6 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/netfilter"
 )
 
 // reserve makes files of host-local, by name.
@@ -77,31 +80,32 @@ func TestAddressesOfTheAttachment(t *testing.T) {
 		all[name] = content
 	}
 	for _, c := range []struct {
-		name   string
-		target Target
-		want   []string
+		name  string
+		known []netip.Addr
+		how   Manner
+		want  []string
 	}{
-		{name: "nothing known", target: Target{}},
+		{name: "nothing known"},
 		{
-			name:   "known addresses",
-			target: Target{Addresses: addrs("10.1.0.2", "fd00::2", "10.1.0.4", "10.1.0.5", "10.1.0.9", "10.1.0.20", "10.1.0.22")},
-			want:   []string{"10.1.0.2", "fd00::2", "10.1.0.4"},
+			name:  "known addresses",
+			known: addrs("10.1.0.2", "fd00::2", "10.1.0.4", "10.1.0.5", "10.1.0.9", "10.1.0.20", "10.1.0.22"),
+			want:  []string{"10.1.0.2", "fd00::2", "10.1.0.4"},
 		},
-		{name: "thorough", target: Target{Thorough: true}, want: []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "fd00::2"}},
+		{name: "thorough", how: Manner{Thorough: true}, want: []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "fd00::2"}},
 		{
-			name:   "some only",
-			target: Target{Thorough: true, Only: func(a netip.Addr) bool { return a == netip.MustParseAddr("10.1.0.3") }},
-			want:   []string{"10.1.0.3"},
+			name: "some only",
+			how:  Manner{Thorough: true, Only: func(a netip.Addr) bool { return a == netip.MustParseAddr("10.1.0.3") }},
+			want: []string{"10.1.0.3"},
 		},
 		{
-			name:   "an empty one",
-			target: Target{Thorough: true, Emptied: func(r Reservation) bool { return r.Addr == netip.MustParseAddr("10.1.0.5") }},
-			want:   []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "fd00::2"},
+			name: "an empty one",
+			how:  Manner{Thorough: true, Emptied: func(r Reservation) bool { return r.Addr == netip.MustParseAddr("10.1.0.5") }},
+			want: []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "fd00::2"},
 		},
 	} {
 		dir := reserve(t, all)
-		target, want := c.target, []string(nil)
-		target.ContainerID, target.IfName, target.IPAMDirs = "c1", "eth0", []string{dir, filepath.Join(dir, "none")}
+		target, want := heldIn(dir), []string(nil)
+		target.IPAMDirs, target.Addresses, target.How = append(target.IPAMDirs, filepath.Join(dir, "none")), c.known, c.how
 		left := reserved(t, dir)
 		for _, file := range c.want {
 			want = append(want, "address "+file+" in "+dir)
@@ -114,11 +118,23 @@ func TestAddressesOfTheAttachment(t *testing.T) {
 	}
 }
 
+// heldIn is a target with host-local's directory.
+func heldIn(dir string) Target {
+	t := attached("c1", "eth0")
+	t.IPAMDirs = []string{dir}
+	return t
+}
+
+// attached is the target of an attachment.
+func attached(id, ifName string) Target {
+	return Target{Footprint: footprint.Footprint{Owner: netfilter.Owner{Network: "podnet", ContainerID: id, IfName: ifName}}}
+}
+
 // wantAddresses is wantSwept for what needs no namespace.
 func wantAddresses(t *testing.T, name string, target Target, want []string) {
 	t.Helper()
 	for _, want := range [][]string{want, nil} {
-		items, err := addresses(target)
+		items, err := (&search{Target: target}).addresses(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -139,7 +155,7 @@ func TestHeldAreTheAddressesThatSayWhose(t *testing.T) {
 	files := neighbours()
 	files["10.1.0.2"], files["fd00::2"], files["10.1.0.5"] = "c1\r\neth0", "c1\r\neth0", ""
 	dir := reserve(t, files)
-	held, err := Held(Target{ContainerID: "c1", IfName: "eth0", IPAMDirs: []string{dir}})
+	held, err := Held(heldIn(dir))
 	if want := addrs("10.1.0.2", "fd00::2"); err != nil || !slices.Equal(held, want) {
 		t.Errorf("held are %v, %v, want %v", held, err, want)
 	}
@@ -151,8 +167,9 @@ func TestHeldAreTheAddressesThatSayWhose(t *testing.T) {
 // Between the search and the removal the address may be given to another.
 func TestAnAddressThatHasChangedHandsStays(t *testing.T) {
 	dir := reserve(t, map[string]string{"10.1.0.2": "c1\r\neth0", "10.1.0.3": "", "10.1.0.4": "c1\r\neth0"})
-	items, err := addresses(Target{ContainerID: "c1", IfName: "eth0", IPAMDirs: []string{dir}, Thorough: true,
-		Emptied: func(Reservation) bool { return true }})
+	target := heldIn(dir)
+	target.How = Manner{Thorough: true, Emptied: func(Reservation) bool { return true }}
+	items, err := (&search{Target: target}).addresses(t.Context())
 	if err != nil || len(items) != 3 {
 		t.Fatalf("found %v, %v", items, err)
 	}
@@ -180,13 +197,14 @@ func TestOtherFilesAreNotReadUnlessThorough(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	target := Target{ContainerID: "c1", IfName: "eth0", IPAMDirs: []string{dir}, Addresses: addrs("10.1.0.2")}
-	items, err := addresses(target)
+	target := heldIn(dir)
+	target.Addresses = addrs("10.1.0.2")
+	items, err := (&search{Target: target}).addresses(t.Context())
 	if err != nil || len(items) != 1 {
 		t.Errorf("found %v, %v", items, err)
 	}
-	target.Thorough = true
-	items, err = addresses(target)
+	target.How.Thorough = true
+	items, err = (&search{Target: target}).addresses(t.Context())
 	if err == nil || strings.Count(err.Error(), "10.1.1.") != 250 || len(items) != 1 {
 		t.Errorf("thorough: found %v, %v", items, err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/tasks"
 	"github.com/embedcni/cni/netns"
@@ -19,7 +20,7 @@ import (
 
 // Identify returns what identifies an interface that was made in the container,
 // on a parent that is there too, or on the host.
-func Identify(ctx context.Context, container *netns.Handle, name string) (d *Device, err error) {
+func Identify(ctx context.Context, container *netns.Handle, name string) (d *footprint.Device, err error) {
 	conn, err := links.Borrow(ctx, container)
 	if err != nil {
 		return nil, err
@@ -29,12 +30,12 @@ func Identify(ctx context.Context, container *netns.Handle, name string) (d *Dev
 	if err != nil {
 		return nil, err
 	}
-	return &Device{Index: l.Index, Kind: l.Kind, MAC: l.MAC.String(), Parent: l.Peer.Index, OnHost: l.Peer.Elsewhere}, nil
+	return &footprint.Device{Index: l.Index, Kind: l.Kind, MAC: l.MAC.String(), Parent: l.Peer.Index, OnHost: l.Peer.Elsewhere}, nil
 }
 
 // IdentifyLent returns what identifies an interface that host-device has moved
 // into the container. Its alias is its name on the host.
-func IdentifyLent(host, container *netns.Handle, name string) (d *Device, err error) {
+func IdentifyLent(host, container *netns.Handle, name string) (d *footprint.Device, err error) {
 	conn, err := links.Dial(container)
 	if err != nil {
 		return nil, err
@@ -44,7 +45,7 @@ func IdentifyLent(host, container *netns.Handle, name string) (d *Device, err er
 	if err != nil {
 		return nil, err
 	}
-	return &Device{
+	return &footprint.Device{
 		Index: l.Index, Kind: kindOf(l), MAC: macOf(l),
 		Parent: l.Peer.Index, OnHost: leadsTo(conn, l, host),
 		PermMAC: l.Hardware.MAC.String(), Bus: l.Hardware.Bus, Dev: l.Hardware.Name, HostName: l.Alias,
@@ -80,28 +81,29 @@ func macOf(l links.Link) string {
 	return l.MAC.String()
 }
 
-// traceable reports whether the device can be told from all others outside of its
-// container too.
-func (d *Device) traceable() bool { return d.physical() || d.Kind == "veth" && d.OnHost }
-
 // isThe reports whether an interface is the physical device, wherever it is.
-func (d *Device) isThe(l links.Link) bool {
-	return d.physical() && kindOf(l) == d.Kind &&
+func (d identity) isThe(l links.Link) bool {
+	return d.Physical() && kindOf(l) == d.Kind &&
 		l.Hardware.MAC.String() == d.PermMAC && l.Hardware.Name == d.Dev && l.Hardware.Bus == d.Bus
 }
 
+// identity finds a device among interfaces.
+type identity struct{ *footprint.Device }
+
+func (t *Target) identity() identity { return identity{t.Interface.Device} }
+
 // in is the device in its container, or nil. Name, alias and hardware address are
 // the container's to change, and its index may, where it leaves and comes back.
-func (d *Device) in(all []links.Link) *links.Link { return find(all, d.isInside) }
+func (d identity) in(all []links.Link) *links.Link { return find(all, d.isInside) }
 
-func (d *Device) isInside(l links.Link) bool {
-	if d.physical() {
+func (d identity) isInside(l links.Link) bool {
+	if d.Physical() {
 		return d.isThe(l)
 	}
 	return kindOf(l) == d.Kind && l.Peer.Index == d.Parent && (l.Index == d.Index || l.Peer.Elsewhere && d.like(l))
 }
 
-// find returns the first interface that is the one, or nil.
+// find returns the first interface for which is returns true, or nil.
 func find(all []links.Link, is func(links.Link) bool) *links.Link {
 	if i := slices.IndexFunc(all, is); i >= 0 {
 		return &all[i]
@@ -112,26 +114,27 @@ func find(all []links.Link, is func(links.Link) bool) *links.Link {
 // like reports whether an interface with the device's parent is the device: by
 // the other end of the pair, or, for a macvlan, by its hardware address, which no
 // two on one parent have. Others of a kind may be of another attachment.
-func (d *Device) like(l links.Link) bool {
+func (d identity) like(l links.Link) bool {
 	return d.OnHost && (d.Kind == "veth" || d.Kind == "macvlan" && macOf(l) == d.MAC)
 }
 
 // outside is the device in a namespace that is not its container's, or nil. host
 // is the number that the host's namespace has there, or negative.
-func (d *Device) outside(all []links.Link, host int) *links.Link {
+func (d identity) outside(all []links.Link, host int) *links.Link {
 	return find(all, func(l links.Link) bool {
-		if d.physical() {
+		if d.Physical() {
 			return d.isThe(l)
 		}
 		return kindOf(l) == d.Kind && l.Peer.Elsewhere && host >= 0 && l.Peer.NetNS == host && l.Peer.Index == d.Parent && d.like(l)
 	})
 }
 
-// Restore gives the device its name in the container back, and the alias that
-// host-device goes by, before plugins look for it there. Another interface of
-// that name gets another name. So does one where the device is not in the
-// container, if it is known to be replaced. Found says whether it is there.
-func (d *Device) Restore(container *netns.Handle, name string, replaced bool) (found bool, err error) {
+// Restore restores the device's name in the container, and the alias by which
+// host-device finds it, before plugins look for it there. Another interface of that
+// name gets another name, and so does one of a device that is not in the container, if
+// it is known to be replaced. Found reports whether the device is there.
+func Restore(device *footprint.Device, container *netns.Handle, name string, replaced bool) (found bool, err error) {
+	d := identity{device}
 	conn, err := links.Dial(container)
 	if err != nil {
 		return false, err
@@ -184,8 +187,8 @@ func rename(conn *links.Conn, l links.Link, name string) error {
 
 // device finds the attachment's interface where a plugin has left it: in the
 // container, elsewhere, or on the host under another name.
-func (t *Target) device(ctx context.Context) ([]Item, error) {
-	d := t.Device
+func (t *search) device(ctx context.Context) ([]Item, error) {
+	d := t.identity()
 	if t.Container != nil {
 		l, err := findIn(ctx, t.Container, d.isInside)
 		if err != nil {
@@ -201,7 +204,7 @@ func (t *Target) device(ctx context.Context) ([]Item, error) {
 			return listOf(item), err
 		}
 	}
-	if t.Lost {
+	if t.How.Lost {
 		if item, err := t.elsewhere(); item != nil || err != nil {
 			return listOf(item), err
 		}
@@ -219,19 +222,19 @@ func listOf(item Item) []Item {
 // leaves is what is to be done with the device where it is.
 func (t *Target) leaves(ns *netns.Handle, where string, l links.Link) Item {
 	found := link{ns: ns, where: where, name: l.Name, index: l.Index}
-	if t.Device.HostName == "" {
+	if t.Interface.Device.HostName == "" {
 		return found
 	}
-	return lent{link: found, host: t.Host, to: t.Device.HostName}
+	return lent{link: found, host: t.Host, to: t.Interface.Device.HostName}
 }
 
 // onHost is the device if it is on the host under another name, as the kernel
 // leaves a physical one when its namespace goes. It notes whether it is missing:
 // whether it exists, and is not there.
-func (t *Target) onHost(ctx context.Context) (_ Item, err error) {
-	d := t.Device
+func (t *search) onHost(ctx context.Context) (_ Item, err error) {
+	d := t.identity()
 	t.missing = false
-	if !d.traceable() {
+	if !d.Traceable() {
 		return nil, nil
 	}
 	conn, err := links.Borrow(ctx, t.Host)
@@ -249,15 +252,15 @@ func (t *Target) onHost(ctx context.Context) (_ Item, err error) {
 	if l := find(all, d.isBack); l != nil {
 		return t.leaves(t.Host, "on the host", *l), nil
 	}
-	if t.missing = d.onBus(); !d.physical() {
+	if t.missing = d.onBus(); !d.Physical() {
 		t.missing = slices.ContainsFunc(all, func(l links.Link) bool { return l.Index == d.Parent && l.Kind == "veth" })
 	}
 	return nil, nil
 }
 
 // isBack reports whether an interface of the host is the device.
-func (d *Device) isBack(l links.Link) bool {
-	if d.physical() {
+func (d identity) isBack(l links.Link) bool {
+	if d.Physical() {
 		return d.isThe(l)
 	}
 	return kindOf(l) == d.Kind && l.Peer.Index == d.Parent && !l.Peer.Elsewhere
@@ -265,7 +268,7 @@ func (d *Device) isBack(l links.Link) bool {
 
 // onBus reports whether the bus still has the device, unless it is known by its
 // address alone. Who has pulled a card out does not want its interface back.
-func (d *Device) onBus() bool {
+func (d identity) onBus() bool {
 	if d.Bus == "" || d.Dev == "" {
 		return true
 	}
@@ -275,23 +278,23 @@ func (d *Device) onBus() bool {
 
 // missed is the device that is not where it should be, if it is known to exist
 // and another attachment has not been lent it since.
-func (t *Target) missed() ([]Item, error) {
+func (t *search) missed() ([]Item, error) {
 	if !t.missing {
 		return nil, nil
 	}
 	lent, err := false, error(nil)
-	if t.LentAgain != nil {
-		lent, err = t.LentAgain()
+	if t.Others != nil {
+		lent, err = t.Others.HaveDevice(t.Interface.Device)
 	}
 	if lent || err != nil {
 		return nil, err
 	}
-	return []Item{missing{t.Device, t.IfName}}, nil
+	return []Item{missing{t.Interface.Device, t.IfName}}, nil
 }
 
 // elsewhere looks for the device in the namespaces of all threads that can be
 // seen: a container's root may have moved it into one of its own.
-func (t *Target) elsewhere() (Item, error) {
+func (t *search) elsewhere() (Item, error) {
 	var found Item
 	seen := map[string]bool{}
 	_, err := tasks.Each("/proc", func(thread tasks.Task) (more bool) {
@@ -315,7 +318,7 @@ func (t *Target) elsewhere() (Item, error) {
 	return found, err
 }
 
-func (t *Target) within(ns *netns.Handle) Item {
+func (t *search) within(ns *netns.Handle) Item {
 	conn, err := links.Dial(ns)
 	if err != nil {
 		return nil
@@ -325,7 +328,7 @@ func (t *Target) within(ns *netns.Handle) Item {
 	if herr != nil {
 		host = -1
 	}
-	own := t.Device.outside(all, host)
+	own := t.identity().outside(all, host)
 	if errors.Join(err, conn.Close()) != nil || own == nil {
 		return nil
 	}
@@ -333,12 +336,12 @@ func (t *Target) within(ns *netns.Handle) Item {
 }
 
 // Settled reports whether the device is where it belongs: gone, or on the host.
-func Settled(t Target) (bool, error) {
-	items, err := t.device(context.Background())
+func Settled(ctx context.Context, t Target) (bool, error) {
+	items, err := (&search{Target: t}).device(ctx)
 	return len(items) == 0, err
 }
 
-// findIn returns the first interface in a namespace that is the one, or nil.
+// findIn returns the first interface in a namespace for which is returns true, or nil.
 func findIn(ctx context.Context, ns *netns.Handle, is func(links.Link) bool) (*links.Link, error) {
 	conn, err := links.Borrow(ctx, ns)
 	if err != nil {
@@ -359,7 +362,7 @@ func (l lent) String() string {
 	return fmt.Sprintf("interface %s of the host, as %s %s", l.to, l.name, l.where)
 }
 
-func (l lent) Remove() error {
+func (l lent) Remove(context.Context) error {
 	conn, err := links.Dial(l.ns)
 	if err != nil {
 		return err
@@ -394,7 +397,7 @@ func (l lent) rename(conn *links.Conn) error {
 // missing is an interface of the host's that exists, and is in none of the
 // namespaces where it was looked for.
 type missing struct {
-	*Device
+	*footprint.Device
 	ifName string
 }
 
@@ -406,6 +409,6 @@ func (m missing) String() string {
 	return s
 }
 
-func (m missing) Remove() error {
+func (m missing) Remove(context.Context) error {
 	return fmt.Errorf("%s: it may be in a network namespace that the container has made: end its processes and remove it again", m)
 }

@@ -4,6 +4,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/links"
 )
 
@@ -39,13 +40,13 @@ func indexOf(l *links.Link) int {
 // is not taken for it.
 func TestFault_F47_ADeviceIsFoundByWhatCannotBeForged(t *testing.T) {
 	const perm, dev = "3c:ec:ef:00:00:01", "0000:00:1f.6"
-	card := &Device{Index: 7, Kind: "device", PermMAC: perm, Bus: "pci", Dev: dev, HostName: "eno1"}
-	macvlan := &Device{Index: 7, Kind: "macvlan", Parent: 4, OnHost: true, MAC: mac}
-	veth := &Device{Index: 7, Kind: "veth", Parent: 4, OnHost: true, MAC: mac, HostName: "up0"}
+	card := &footprint.Device{Index: 7, Kind: "device", PermMAC: perm, Bus: "pci", Dev: dev, HostName: "eno1"}
+	macvlan := &footprint.Device{Index: 7, Kind: "macvlan", Parent: 4, OnHost: true, MAC: mac}
+	veth := &footprint.Device{Index: 7, Kind: "veth", Parent: 4, OnHost: true, MAC: mac, HostName: "up0"}
 	const other = "0a:58:0a:01:00:03"
-	ipvlan := &Device{Index: 7, Kind: "ipvlan", Parent: 4, OnHost: true, MAC: mac, PermMAC: mac} // its parent's
+	ipvlan := &footprint.Device{Index: 7, Kind: "ipvlan", Parent: 4, OnHost: true, MAC: mac, PermMAC: mac} // its parent's
 	for name, c := range map[string]struct {
-		device             *Device
+		device             *footprint.Device
 		all                []links.Link
 		in, outside, onHst int
 	}{
@@ -67,26 +68,26 @@ func TestFault_F47_ADeviceIsFoundByWhatCannotBeForged(t *testing.T) {
 		"a veth on the host":          {veth, []links.Link{below("veth", 8, 4, -1, other)}, 0, 0, 8},
 		"another veth":                {veth, []links.Link{below("veth", 7, 5, -1, mac)}, 0, 0, 0},
 	} {
-		if got := indexOf(c.device.in(c.all)); got != c.in {
+		if got := indexOf((identity{c.device}).in(c.all)); got != c.in {
 			t.Errorf("%s: in the container it is %d, want %d", name, got, c.in)
 		}
-		if got := indexOf(c.device.outside(c.all, 3)); got != c.outside {
+		if got := indexOf((identity{c.device}).outside(c.all, 3)); got != c.outside {
 			t.Errorf("%s: elsewhere it is %d, want %d", name, got, c.outside)
 		}
 		got := 0
 		for _, l := range c.all {
-			if c.device.HostName != "" && c.device.isBack(l) {
+			if c.device.HostName != "" && (identity{c.device}).isBack(l) {
 				got = l.Index
 			}
 		}
 		if got != c.onHst {
 			t.Errorf("%s: on the host it is %d, want %d", name, got, c.onHst)
 		}
-		if got := indexOf(c.device.outside(c.all, -1)); got != 0 && !c.device.physical() {
+		if got := indexOf((identity{c.device}).outside(c.all, -1)); got != 0 && !c.device.Physical() {
 			t.Errorf("%s: found %d where the host is not known", name, got)
 		}
 	}
-	if card.onBus() || !(&Device{PermMAC: perm}).onBus() {
+	if (identity{card}).onBus() || !(identity{&footprint.Device{PermMAC: perm}}).onBus() {
 		t.Error("a card that was pulled out is on its bus, or one that no bus is known of is not")
 	}
 }

@@ -3,26 +3,26 @@ package sweep
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"sync"
 
 	"github.com/embedcni/cni/internal/conntrack"
-	"github.com/embedcni/cni/netns"
 )
 
-// FlushFlows makes conntrack forget the UDP flows that it sends to addresses of
-// a container that is gone: the next container that takes the port would never
-// see them. It returns how many there were.
+// FlushFlows makes conntrack forget the UDP flows that it sends to the target's
+// addresses, if a forwarded port may be one of UDP: the next container that takes the
+// port would never see them. It returns the number of flows.
 //
-// If there are any, it asks which addresses are in use by others, whose flows
-// stay.
-func FlushFlows(host *netns.Handle, addresses []netip.Addr, inUse func() ([]netip.Addr, error)) (flushed uint, err error) {
+// If there are any, it asks which addresses are in use by others, whose flows stay.
+func FlushFlows(t Target) (flushed uint, err error) {
+	if !t.Rules.UDP || t.Host == nil {
+		return 0, nil
+	}
 	var errs []error
-	asked := sync.OnceValues(inUse)
-	for _, addr := range addresses {
+	asked := sync.OnceValues(t.InUse)
+	for _, addr := range t.Addresses {
 		// What comes back comes from the container, whatever address it was sent to.
-		n, err := conntrack.Forget(host, addr.Is6(), conntrack.Flows{From: addr, Keep: func() (bool, error) {
+		n, err := conntrack.Forget(t.Host, addr.Is6(), conntrack.Flows{From: addr, Keep: func() (bool, error) {
 			taken, err := asked()
 			return slices.Contains(taken, addr), err
 		}})

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
@@ -104,7 +105,7 @@ func TestFault_F28_UDPToTheContainerIsForgotten(t *testing.T) {
 	slices.Sort(want)
 	slices.Sort(elsewhere)
 	for _, n := range []uint{3, 0} {
-		flushed, err := FlushFlows(host, addrs("10.1.0.2", "fd00::2"), nobody)
+		flushed, err := FlushFlows(flowing(host, nil, "10.1.0.2", "fd00::2"))
 		if flushed != n || err != nil {
 			t.Errorf("flushed %d, %v, want %d", flushed, err, n)
 		}
@@ -117,19 +118,32 @@ func TestFault_F28_UDPToTheContainerIsForgotten(t *testing.T) {
 	}
 }
 
-func nobody() ([]netip.Addr, error) { return nil, nil }
+// flowing is a target with forwarded ports of UDP.
+func flowing(host *netns.Handle, others Others, list ...string) Target {
+	t := attached("c1", "eth0")
+	t.Host, t.Addresses, t.Others, t.Rules.UDP = host, addrs(list...), others, true
+	return t
+}
+
+// using are others that use addresses, and nothing else.
+type using func() ([]netip.Addr, error)
+
+func (u using) InUse() ([]netip.Addr, error)             { return u() }
+func (using) InZones() ([]netip.Addr, error)             { return nil, nil }
+func (using) HaveShaper(string, string) (bool, error)    { return false, nil }
+func (using) HaveDevice(*footprint.Device) (bool, error) { return false, nil }
 
 // Whose an address is by now is asked only if there are flows to it, as that
 // takes reading every record; the flows of who has it stay.
 func TestFault_F28_FlowsOfWhoHasTheAddressNowStay(t *testing.T) {
 	host, times := nettest.New(t), 0
-	inUse := func() ([]netip.Addr, error) { times++; return addrs("10.1.0.2"), nil }
+	inUse := using(func() ([]netip.Addr, error) { times++; return addrs("10.1.0.2"), nil })
 	track(t, host, []flow{{unix.IPPROTO_UDP, hostAddr, "10.1.0.2"}, {unix.IPPROTO_UDP, hostAddr, "10.1.0.3"}})
 	for _, c := range []struct {
 		addr  string
 		times int
 	}{{"10.1.0.9", 0}, {"10.1.0.2", 1}, {"10.1.0.3", 2}} {
-		if _, err := FlushFlows(host, addrs(c.addr), inUse); err != nil || times != c.times {
+		if _, err := FlushFlows(flowing(host, inUse, c.addr)); err != nil || times != c.times {
 			t.Errorf("flush of %s: %v, asked %d times, want %d", c.addr, err, times, c.times)
 		}
 	}
@@ -138,7 +152,7 @@ func TestFault_F28_FlowsOfWhoHasTheAddressNowStay(t *testing.T) {
 		t.Errorf("tracked are %q, want %q", got, want)
 	}
 	broken := errors.New("broken")
-	_, err := FlushFlows(host, addrs("10.1.0.2"), func() ([]netip.Addr, error) { return nil, broken })
+	_, err := FlushFlows(flowing(host, using(func() ([]netip.Addr, error) { return nil, broken }), "10.1.0.2"))
 	if got := tracked(t, host); !errors.Is(err, broken) || !slices.Equal(got, want) {
 		t.Errorf("%v, tracked are %q: nobody could say whose they are", err, got)
 	}

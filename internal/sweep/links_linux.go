@@ -21,7 +21,7 @@ type link struct {
 func (l link) String() string { return fmt.Sprintf("interface %s %s", l.name, l.where) }
 
 // Remove deletes the interface by its number: its name may be another's by now.
-func (l link) Remove() error {
+func (l link) Remove(context.Context) error {
 	conn, err := links.Dial(l.ns)
 	if err != nil {
 		return err
@@ -76,30 +76,30 @@ func (s *sockets) lookup(ctx context.Context, ns *netns.Handle, name string) (*l
 	return &l, nil
 }
 
-// containerLink is the attachment's interface in a namespace that lives on. By
-// its name alone it is found only if nothing else is known of it.
-func containerLink(ctx context.Context, t Target) ([]Item, error) {
-	if t.Device != nil {
-		return t.device(ctx)
+// containerLink finds the attachment's interface in a namespace that lives on. By its
+// name alone it is found only if nothing else is known of it.
+func (s *search) containerLink(ctx context.Context) ([]Item, error) {
+	if s.Interface.Device != nil {
+		return s.device(ctx)
 	}
-	if t.Container == nil || !t.OwnsIf || t.IfName == "lo" {
+	if s.Container == nil || !s.Interface.Made || s.IfName == "lo" {
 		return nil, nil
 	}
-	l, err := t.sockets.lookup(ctx, t.Container, t.IfName)
+	l, err := s.sockets.lookup(ctx, s.Container, s.IfName)
 	if l == nil || err != nil {
 		return nil, err
 	}
-	return []Item{link{ns: t.Container, where: "in the container", name: t.IfName, index: l.Index}}, nil
+	return []Item{link{ns: s.Container, where: "in the container", name: s.IfName, index: l.Index}}, nil
 }
 
-// hostLinks are the host's ends of veth pairs that the result reports. The name
-// alone does not make one: it must be a veth with the hardware address that the
-// plugin reported, for names are used again.
-func hostLinks(ctx context.Context, t Target) ([]Item, error) {
+// hostEnds finds the host's ends of veth pairs that the result reports. The name alone
+// does not identify one, as names are used again: it must be a veth with the hardware
+// address that the plugin reported.
+func (s *search) hostEnds(ctx context.Context) ([]Item, error) {
 	var items []Item
 	var errs []error
-	for _, reported := range t.Links {
-		l, err := t.sockets.lookup(ctx, t.Host, reported.Name)
+	for _, reported := range s.Interface.HostEnds {
+		l, err := s.sockets.lookup(ctx, s.Host, reported.Name)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -107,7 +107,7 @@ func hostLinks(ctx context.Context, t Target) ([]Item, error) {
 		if l == nil || l.Kind != "veth" || !strings.EqualFold(l.MAC.String(), reported.MAC) {
 			continue
 		}
-		items = append(items, link{ns: t.Host, where: "on the host", name: reported.Name, index: l.Index})
+		items = append(items, link{ns: s.Host, where: "on the host", name: reported.Name, index: l.Index})
 	}
 	return items, errors.Join(errs...)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,21 +13,29 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
 
+	"github.com/embedcni/cni/internal/builtin/bandwidth"
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/netns"
 )
 
 const mac = "0a:58:0a:01:00:02"
+
+// reporting is a target whose result has interfaces on the host.
+func reporting(host *netns.Handle, ends ...footprint.Link) Target {
+	t := attached("c1", "eth0")
+	t.Host, t.Interface.HostEnds = host, ends
+	return t
+}
 
 func TestTheHostsEndIsFoundByNameKindAndAddress(t *testing.T) {
 	host := nettest.New(t)
 	addVeth(t, host, "veth1", mac)
 	addVeth(t, host, "veth2", "0a:58:0a:01:00:03") // the name is another container's by now
 	addBridge(t, host, "veth3", mac)               // the plugin reports the bridge too
-	target := Target{Network: "podnet", ContainerID: "c1", IfName: "eth0", Host: host, Links: []Link{
-		{Name: "veth0", MAC: mac}, {Name: "veth1", MAC: strings.ToUpper(mac)},
-		{Name: "veth2", MAC: mac}, {Name: "veth3", MAC: mac}, {Name: "veth", MAC: mac},
-	}}
+	target := reporting(host, footprint.Link{Name: "veth0", MAC: mac}, footprint.Link{Name: "veth1", MAC: strings.ToUpper(mac)},
+		footprint.Link{Name: "veth2", MAC: mac}, footprint.Link{Name: "veth3", MAC: mac}, footprint.Link{Name: "veth", MAC: mac})
 	wantSwept(t, target, "interface veth1 on the host")
 	for _, neighbour := range []string{"veth2", "veth2p", "veth3"} {
 		if !hasLink(t, host, neighbour) {
@@ -39,13 +48,13 @@ func TestTheHostsEndIsFoundByNameKindAndAddress(t *testing.T) {
 func TestAVethWithoutAReportedAddressStays(t *testing.T) {
 	host := nettest.New(t)
 	addVeth(t, host, "veth1", mac)
-	wantSwept(t, Target{ContainerID: "c1", IfName: "eth0", Host: host, Links: []Link{{Name: "veth1"}}})
+	wantSwept(t, reporting(host, footprint.Link{Name: "veth1"}))
 }
 
 func TestANameThatIsUsedAgainStays(t *testing.T) {
 	host := nettest.New(t)
 	addVeth(t, host, "veth1", mac)
-	items := mustFind(t, Target{Host: host, Links: []Link{{Name: "veth1", MAC: mac}}})
+	items := mustFind(t, reporting(host, footprint.Link{Name: "veth1", MAC: mac}))
 	delLink(t, host, "veth1")
 	addVeth(t, host, "veth1", mac)
 	if err := Remove(t.Context(), items); err != nil || !hasLink(t, host, "veth1") {
@@ -58,9 +67,10 @@ func TestTheContainersInterface(t *testing.T) {
 	addVeth(t, container, "eth0", mac)
 	addVeth(t, container, "eth1", "0a:58:0a:01:00:03")
 	addVeth(t, host, "eth0", mac)
-	target := Target{ContainerID: "c1", IfName: "eth0", Host: host, Container: container}
+	target := reporting(host)
+	target.Container = container
 	wantSwept(t, target) // a device that was moved in is not ours to delete
-	target.OwnsIf = true
+	target.Interface.Made = true
 	target.IfName = "lo"
 	wantSwept(t, target)
 	target.IfName = "eth0"
@@ -76,7 +86,7 @@ func TestTheContainersInterface(t *testing.T) {
 func TestTheShaperOfTheRealPlugin(t *testing.T) {
 	host, container := nettest.New(t), nettest.New(t)
 	long := strings.Repeat("n", 60)
-	list := bandwidth(t, long)
+	list := shaping(t, long)
 	cni := libcni.NewCNIConfigWithCacheDir([]string{pluginDir(t)}, filepath.Join(t.TempDir(), "cache"), nil)
 	for i, id := range []string{"c1", "c11"} {
 		rt := &libcni.RuntimeConf{ContainerID: id, NetNS: container.File().Name(), IfName: fmt.Sprintf("eth%d", i)}
@@ -88,16 +98,17 @@ func TestTheShaperOfTheRealPlugin(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	target := Target{Network: long, ContainerID: "c1", IfName: "eth0", Host: host}
+	target := reporting(host)
+	target.Network = long
 	wantSwept(t, target) // not shaped
-	target.Shaped, target.Egress, target.ContainerID = true, true, "c"
+	target.Shaper, target.ContainerID = footprint.Shaper{Possible: true, Egress: true}, "c"
 	wantSwept(t, target)
 	target.ContainerID = "c1"
-	wantSwept(t, target, "interface "+ShaperName(long, "c1")+" on the host")
-	if !hasLink(t, host, ShaperName(long, "c11")) {
+	wantSwept(t, target, "interface "+bandwidth.Device(long, "c1")+" on the host")
+	if !hasLink(t, host, bandwidth.Device(long, "c11")) {
 		t.Error("the neighbour's shaper is gone")
 	}
-	addBridge(t, host, ShaperName(long, "c1"), mac) // no ifb device
+	addBridge(t, host, bandwidth.Device(long, "c1"), mac) // no ifb device
 	wantSwept(t, target)
 }
 
@@ -110,7 +121,7 @@ func pluginDir(t *testing.T) string {
 	return dir
 }
 
-func bandwidth(t *testing.T, network string) *libcni.NetworkConfigList {
+func shaping(t *testing.T, network string) *libcni.NetworkConfigList {
 	t.Helper()
 	list, err := libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": %q, "plugins": [
 		{"type": "bridge", "bridge": "br0", "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.1.0.0/24"}]]}},
@@ -126,46 +137,55 @@ func bandwidth(t *testing.T, network string) *libcni.NetworkConfigList {
 // its result, or if nobody else may have made it.
 func TestFault_F48_TheShaperOfAnotherStays(t *testing.T) {
 	for name, c := range map[string]struct {
-		target Target
-		taken  bool
-		want   bool
+		reported string // its hardware address in the result
+		egress   bool
+		taken    maker
+		want     bool
 	}{
-		"reported":               {Target{Links: []Link{{MAC: mac}}}, true, true},
-		"reported otherwise":     {Target{Links: []Link{{MAC: "0a:58:0a:01:00:03"}}}, false, false},
-		"no limit":               {Target{}, false, false},
-		"killed":                 {Target{Egress: true}, false, true},
-		"killed, as another was": {Target{Egress: true}, true, false},
+		"reported":               {mac, false, true, true},
+		"reported otherwise":     {"0a:58:0a:01:00:03", false, false, false},
+		"no limit":               {"", false, false, false},
+		"killed":                 {"", true, false, true},
+		"killed, as another was": {"", true, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			host := nettest.New(t)
 			nettest.Inside(t, host, func(nl *netlink.Handle) error {
-				return nl.LinkAdd(&netlink.Ifb{LinkAttrs: attrs(t, ShaperName("net", "1"), mac)})
+				return nl.LinkAdd(&netlink.Ifb{LinkAttrs: attrs(t, bandwidth.Device("net", "1"), mac)})
 			})
-			target := c.target
-			target.Network, target.ContainerID, target.IfName, target.Host, target.Shaped = "ne", "t1", "eth0", host, true
-			for i := range target.Links {
-				target.Links[i].Name = ShaperName("ne", "t1")
+			target := reporting(host)
+			target.Network, target.ContainerID, target.Others = "ne", "t1", c.taken
+			target.Shaper = footprint.Shaper{Possible: true, Egress: c.egress}
+			if c.reported != "" {
+				target.Interface.HostEnds = []footprint.Link{{Name: bandwidth.Device("ne", "t1"), MAC: c.reported}}
 			}
-			target.OthersShaper = func(string, string) (bool, error) { return c.taken, nil }
 			var want []string
 			if c.want {
-				want = []string{"interface " + ShaperName("ne", "t1") + " on the host"}
+				want = []string{"interface " + bandwidth.Device("ne", "t1") + " on the host"}
 			}
 			wantSwept(t, target, want...)
 		})
 	}
 }
 
+// maker are others that have made a device of bandwidth's, or not.
+type maker bool
+
+func (maker) InUse() ([]netip.Addr, error)               { return nil, nil }
+func (maker) InZones() ([]netip.Addr, error)             { return nil, nil }
+func (m maker) HaveShaper(string, string) (bool, error)  { return bool(m), nil }
+func (maker) HaveDevice(*footprint.Device) (bool, error) { return false, nil }
+
 // stubborn cannot be removed.
 type stubborn struct{ err error }
 
-func (s stubborn) String() string { return s.err.Error() }
-func (s stubborn) Remove() error  { return s.err }
+func (s stubborn) String() string               { return s.err.Error() }
+func (s stubborn) Remove(context.Context) error { return s.err }
 
 func TestRemoveGoesOnAfterAnErrorAndStopsWithTheContext(t *testing.T) {
 	host := nettest.New(t)
 	addVeth(t, host, "veth1", mac)
-	found := mustFind(t, Target{Host: host, Links: []Link{{Name: "veth1", MAC: mac}}})
+	found := mustFind(t, reporting(host, footprint.Link{Name: "veth1", MAC: mac}))
 	one, two := errors.New("one"), errors.New("two")
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 
+	"github.com/embedcni/cni/internal/builtin/bandwidth"
 	"github.com/embedcni/cni/internal/links"
 )
 
@@ -12,13 +13,13 @@ import (
 // One of the reference plugin's name is the attachment's if its result has it,
 // with its hardware address. Without that, as after an ADD that was killed, it is
 // if the attachment limits its egress and no other one may have made it.
-func shaper(ctx context.Context, t Target) ([]Item, error) {
-	if !t.Shaped {
+func (t *search) shaper(ctx context.Context) ([]Item, error) {
+	if !t.Shaper.Possible {
 		return nil, nil
 	}
 	var items []Item
-	own := OwnShaperName(t.Network, t.ContainerID, t.IfName)
-	for _, name := range []string{own, ShaperName(t.Network, t.ContainerID)} {
+	own := bandwidth.OwnDevice(t.Network, t.ContainerID, t.IfName)
+	for _, name := range []string{own, bandwidth.Device(t.Network, t.ContainerID)} {
 		l, err := t.sockets.lookup(ctx, t.Host, name)
 		if l == nil || err != nil || l.Kind != "ifb" {
 			if err != nil {
@@ -27,10 +28,10 @@ func shaper(ctx context.Context, t Target) ([]Item, error) {
 			continue
 		}
 		ours := name == own || t.reported(*l)
-		if !ours && t.Egress {
+		if !ours && t.Shaper.Egress {
 			taken := false
-			if t.OthersShaper != nil {
-				if taken, err = t.OthersShaper(name, l.MAC.String()); err != nil {
+			if t.Others != nil {
+				if taken, err = t.Others.HaveShaper(name, l.MAC.String()); err != nil {
 					return items, err
 				}
 			}
@@ -45,8 +46,8 @@ func shaper(ctx context.Context, t Target) ([]Item, error) {
 
 // reported reports whether the attachment's result has an interface of the host,
 // by name and hardware address.
-func (t Target) reported(l links.Link) bool {
-	for _, r := range t.Links {
+func (t *Target) reported(l links.Link) bool {
+	for _, r := range t.Interface.HostEnds {
 		if r.Name == l.Name && strings.EqualFold(r.MAC, l.MAC.String()) {
 			return true
 		}
@@ -57,9 +58,9 @@ func (t Target) reported(l links.Link) bool {
 // NotItsShaper reports whether the host has a device of the name by which the
 // reference plugin deletes, and the attachment's result does not have it.
 func NotItsShaper(ctx context.Context, t Target) (bool, error) {
-	t.sockets = &sockets{}
-	l, err := t.sockets.lookup(ctx, t.Host, ShaperName(t.Network, t.ContainerID))
-	if cerr := t.sockets.close(); err == nil {
+	var open sockets
+	l, err := open.lookup(ctx, t.Host, bandwidth.Device(t.Network, t.ContainerID))
+	if cerr := open.close(); err == nil {
 		err = cerr
 	}
 	return err == nil && l != nil && !t.reported(*l), err

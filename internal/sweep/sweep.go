@@ -1,130 +1,150 @@
-// Package sweep finds and removes what one attachment has left outside the
-// firewall: the host's end of its veth pair, its interface in a namespace that
-// lives on, host-local's address files, the device that bandwidth shapes with,
-// and connections that conntrack still sends to its addresses.
+// Package sweep finds and removes what one attachment has left: addresses in zones
+// of firewalld, rules of the packet filter, interfaces, the device that bandwidth
+// shapes with, settings that tuning has not restored, host-local's address files, and
+// connections that conntrack still sends to its addresses.
 //
-// Everything is found by what the attachment's record says and by names that
-// the reference plugins compute, never by pattern: what belongs to a neighbour
-// is not so much as looked at twice.
+// Everything is found by the attachment's [footprint.Footprint], never by pattern:
+// nothing of a neighbour's is looked at.
 package sweep
 
 import (
 	"context"
-	"crypto/sha512"
-	"encoding/hex"
 	"errors"
 	"net/netip"
 	"strings"
 
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/netns"
 )
 
-// Target is the attachment.
+// Target is an attachment, and where and how to look for what it has left.
 type Target struct {
-	Network, ContainerID, IfName string
+	footprint.Footprint
 
-	Host      *netns.Handle // where its plugins ran
-	Container *netns.Handle // nil if the namespace is gone
+	Host      *netns.Handle  // where its plugins ran; nil if FilesOnly
+	Container *netns.Handle  // nil if the namespace is gone
+	Firewalld *firewalld.Bus // on which firewalld is reached
 
-	Links     []Link       // what its result says is on the host
-	IPAMDirs  []string     // host-local's directories of the network
-	Shaped    bool         // bandwidth is among its plugins
-	Egress    bool         // bandwidth limits what the container sends, or may
-	OwnsIf    bool         // its interface was made for it, so that it may be deleted
-	Addresses []netip.Addr // of the container, as far as they are known
-	FilesOnly bool         // where its plugins ran is gone: only files are left
-	Thorough  bool         // its ADD or DEL was cut short: more addresses may be held for it
+	Siblings netfilter.Siblings // attachments of the container that stay
+	Own      netfilter.Rules    // the attachment's, in chains that it shares with siblings
+	Before   firewalld.Before   // addresses that were in zones before the attachment, and stay
+	Others   Others             // nil: there are none
 
-	// OthersShaper reports whether another attachment has made a device of
-	// bandwidth's, by name and hardware address, or may have. It is asked only
-	// if there is one that cannot be told otherwise; nil: none has.
-	OthersShaper func(name, mac string) (bool, error)
-
-	// Device is the attachment's interface, nil if that is not known. Lost has
-	// it looked for in the namespaces of all processes, where it is not in the
-	// container: only if it cannot be another container's by now.
-	Device *Device
-	Lost   bool
-	// LentAgain reports whether another attachment has the device by now. It is
-	// asked only if the device is missing; nil: none has.
-	LentAgain func() (bool, error)
-
-	// Backups are files in which the plugin tuning keeps what the interface had
-	// before. HostName is what the host calls the interface that host-device has
-	// moved, by the configuration; empty if there is none, or none that is named.
-	Backups  []string
-	Dies     bool // the interface goes with the attachment, so there is nothing to put back
-	HostName string
-	GiveUp   bool // delete a backup that cannot be put back too
-
-	missing bool // the device exists, and is not on the host
-	// Emptied decides whether an empty reservation is the attachment's, where the
-	// sweep is thorough; nil if none is.
-	Emptied func(Reservation) bool
-	// Only bounds the addresses that may be released; nil if nothing does but that
-	// they are reserved for the attachment.
-	Only func(netip.Addr) bool
-
-	sockets *sockets // of one Find
+	How Manner
 }
 
-// Link is an interface as a result reports it.
-type Link struct{ Name, MAC string }
+// Manner is how to look, and how far to go.
+type Manner struct {
+	// FilesOnly has nothing looked for in Host, which is gone.
+	FilesOnly bool
+	// Thorough has all files of the network and all rules looked at: the ADD or DEL
+	// was cut short, so that more addresses may be held for the attachment.
+	Thorough bool
+	// Emptied decides whether an empty reservation is the attachment's, if the sweep is
+	// thorough; nil: none is.
+	Emptied func(Reservation) bool
+	// Only bounds the addresses that may be released; nil: all that are reserved for
+	// the attachment.
+	Only func(netip.Addr) bool
+	// Lost has the interface looked for in the namespaces of all processes, if it is
+	// not in the container. It must not be set if the interface can be another
+	// container's by now.
+	Lost bool
+	// GiveUp has a backup of tuning's deleted although it cannot be restored.
+	GiveUp bool
+}
+
+// Others answers what other attachments have by now. A question is asked only if
+// something was found that may be another's.
+type Others interface {
+	InUse() ([]netip.Addr, error)   // the addresses of other containers
+	InZones() ([]netip.Addr, error) // those that may be in a zone of firewalld
+	HaveShaper(name, mac string) (bool, error)
+	HaveDevice(*footprint.Device) (bool, error)
+}
 
 // Item is something that was left.
 type Item interface {
-	String() string // what it is, in one line, for a person
-	Remove() error  // nil if it is gone meanwhile
+	String() string                   // for a person, one or more lines
+	Remove(ctx context.Context) error // nil if it is gone meanwhile
 }
 
-// Find lists what is there, in the order in which it is to be removed.
+// Find lists the leftovers, in the order in which they are to be removed.
 func Find(ctx context.Context, t Target) ([]Item, error) {
+	s := &search{Target: t}
+	finders := []func(context.Context) ([]Item, error){s.zoned, s.rules, s.containerLink, s.hostEnds, s.shaper, s.tuned, s.addresses}
+	switch {
+	case t.How.FilesOnly:
+		finders = []func(context.Context) ([]Item, error){s.zoned, s.tuned, s.addresses} // all namespaces have one firewalld
+	case t.Host == nil: // off Linux
+		return nil, nil
+	}
 	var items []Item
 	var errs []error
-	finders := []func(context.Context, Target) ([]Item, error){tuned, held}
-	if !t.FilesOnly {
-		finders = append([]func(context.Context, Target) ([]Item, error){containerLink, hostLinks, shaper}, finders...)
-	}
-	t.sockets = &sockets{}
 	for _, find := range finders {
-		found, err := find(ctx, t)
+		found, err := find(ctx)
 		items = append(items, found...)
 		errs = append(errs, err)
 	}
-	errs = append(errs, t.sockets.close())
-	return items, errors.Join(errs...)
+	return items, errors.Join(append(errs, s.sockets.close())...)
 }
 
-func held(_ context.Context, t Target) ([]Item, error) { return addresses(t) }
+// search is one look at the target.
+type search struct {
+	Target
+	sockets sockets
+	missing bool // the device exists, and is not on the host
+}
 
-// Remove removes the items, goes on after an error, and returns all.
+// inUse returns the addresses that other attachments have: those on record, and those
+// of the target that host-local has reserved for another ID, which may be another
+// program's.
+func (t *Target) inUse(recorded func(Others) ([]netip.Addr, error)) (all []netip.Addr, err error) {
+	if t.Others != nil {
+		if all, err = recorded(t.Others); err != nil {
+			return nil, err
+		}
+	}
+	reserved, err := Reserved(*t)
+	return append(all, reserved...), err
+}
+
+// InUse returns those of the target's addresses, among others, that other attachments
+// have by now.
+func (t *Target) InUse() ([]netip.Addr, error) { return t.inUse(Others.InUse) }
+
+// InZones is InUse for the addresses that may be in a zone of firewalld.
+func (t *Target) InZones() ([]netip.Addr, error) { return t.inUse(Others.InZones) }
+
+// Remove removes the items, goes on after an error, and returns all errors.
 func Remove(ctx context.Context, items []Item) error {
 	var errs []error
 	for _, item := range items {
 		if err := ctx.Err(); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
-		errs = append(errs, item.Remove())
+		errs = append(errs, item.Remove(ctx))
 	}
 	return errors.Join(errs...)
 }
 
-// ShaperName is the bandwidth plugin's ifb device for a container on a network,
-// computed as the bandwidth plugin does: "bwp" and as much of a
-// SHA-512 as an interface name has room for. A test holds it against the plugin.
-//
-// It is not the attachment's alone: other interfaces of the container on the
-// network have the same, and so has container t1 on network "ne" as 1 on "net".
-func ShaperName(network, id string) string { return shaperName(network + id) }
-
-// OwnShaperName is the device's name where the other one is taken. No other
-// attachment has it.
-func OwnShaperName(network, id, ifName string) string {
-	return shaperName(strings.Join([]string{network, id, ifName}, "/")) // none has a slash in it
+// Clear removes the items that were found, and looks again. It returns what is left
+// then, and no error if nothing is.
+func Clear(ctx context.Context, t Target, found []Item) (left []Item, err error) {
+	err = Remove(ctx, found)
+	left, ferr := Find(ctx, t)
+	if len(left) == 0 && ferr == nil {
+		return nil, nil
+	}
+	return left, errors.Join(err, ferr)
 }
 
-func shaperName(of string) string {
-	const longest = 15
-	sum := sha512.Sum512([]byte(of))
-	return ("bwp" + hex.EncodeToString(sum[:]))[:longest]
+// Lines describes the items, a line each or more.
+func Lines(items []Item) (lines []string) {
+	for _, item := range items {
+		lines = append(lines, strings.Split(item.String(), "\n")...)
+	}
+	return lines
 }

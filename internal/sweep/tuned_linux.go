@@ -10,19 +10,18 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// tuned finds the backups of the plugin tuning, which has not put back what the
-// interface had.
-func tuned(_ context.Context, t Target) ([]Item, error) {
+// tuned finds the backups of settings that the plugin tuning has not restored.
+func (s *search) tuned(context.Context) ([]Item, error) {
 	var items []Item
-	for _, file := range t.Backups {
+	for _, file := range s.Backups {
 		if tuning.Pending(file) {
-			items = append(items, backup{t, file})
+			items = append(items, backup{s.Target, file})
 		}
 	}
 	return items, nil
 }
 
-// backup is what tuning has kept of an interface that it has changed.
+// backup is a file in which tuning keeps the former settings of an interface.
 type backup struct {
 	t    Target
 	file string
@@ -32,12 +31,12 @@ func (b backup) String() string {
 	return fmt.Sprintf("what interface %s had before tuning, in %s", b.t.IfName, b.file)
 }
 
-// Remove puts it back where the interface is by now, and deletes the file. Where
-// the interface is gone there is nothing to put back.
-func (b backup) Remove() error {
-	if !b.t.Dies {
-		done, err := b.t.undo(b.file)
-		if err != nil && !b.t.GiveUp {
+// Remove restores the settings where the interface is by now, and deletes the file. If
+// the interface is gone, there is nothing to restore.
+func (b backup) Remove(ctx context.Context) error {
+	if !b.t.Interface.Dies {
+		done, err := b.t.undo(ctx, b.file)
+		if err != nil && !b.t.How.GiveUp {
 			return fmt.Errorf("put back %s: %w", b, err)
 		}
 		if done && err == nil {
@@ -47,16 +46,16 @@ func (b backup) Remove() error {
 	return tuning.Discard(b.file)
 }
 
-// undo puts back what the interface had, if there is the interface: on the host,
-// or in the container if it never left. One that is known to be somewhere else
-// is an error.
-func (t *Target) undo(file string) (done bool, err error) {
-	d := t.Device
+// undo restores the interface's former settings, if the interface exists: on the host,
+// or in the container if it never left. If it is known to be somewhere else, that is
+// an error.
+func (t *Target) undo(ctx context.Context, file string) (done bool, err error) {
+	d := t.identity()
 	switch {
-	case d == nil && t.HostName == "":
+	case d.Device == nil && t.Interface.HostName == "":
 		return undoAt(t.Container, file, func(l links.Link) bool { return l.Name == t.IfName })
-	case d == nil: // of a record without a note
-		done, err = undoAt(t.Container, file, func(l links.Link) bool { return l.Alias == t.HostName })
+	case d.Device == nil: // of a record without a note
+		done, err = undoAt(t.Container, file, func(l links.Link) bool { return l.Alias == t.Interface.HostName })
 	default:
 		done, err = undoAt(t.Container, file, d.isInside)
 	}
@@ -64,20 +63,21 @@ func (t *Target) undo(file string) (done bool, err error) {
 		return done, err
 	}
 	done, err = undoAt(t.Host, file, func(l links.Link) bool {
-		if d != nil && d.traceable() {
+		if d.Device != nil && d.Traceable() {
 			return d.isBack(l)
 		}
-		return l.Name == t.HostName && (d == nil || kindOf(l) == d.Kind)
+		return l.Name == t.Interface.HostName && (d.Device == nil || kindOf(l) == d.Kind)
 	})
-	if !done && err == nil && d != nil {
-		if back, serr := Settled(*t); !back {
+	if !done && err == nil && d.Device != nil {
+		if back, serr := Settled(ctx, *t); !back {
 			err = errors.Join(errors.New("it is not back"), serr)
 		}
 	}
 	return done, err
 }
 
-// undoAt puts it back to the interface in a namespace that is the one.
+// undoAt restores the settings of the interface in a namespace for which is returns
+// true.
 func undoAt(ns *netns.Handle, file string, is func(links.Link) bool) (done bool, err error) {
 	if ns == nil {
 		return false, nil

@@ -13,7 +13,6 @@ import (
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/sweep"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -74,7 +73,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, e
 // another where that one is taken, as by another interface of the container.
 func names(r *plugin.Request) []string {
 	return []string{
-		sweep.ShaperName(r.Name, r.ContainerID), sweep.OwnShaperName(r.Name, r.ContainerID, r.IfName),
+		Device(r.Name, r.ContainerID), OwnDevice(r.Name, r.ContainerID, r.IfName),
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/sweep"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -100,7 +99,7 @@ func about(name string) func(string) bool {
 }
 
 func TestCheckDetects(t *testing.T) {
-	ifb := sweep.ShaperName("podnet", "c1")
+	ifb := Device("podnet", "c1")
 	host := func(name string, f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host) {
 		return func(t *testing.T, h plugintest.Host) { nettest.Change(t, h.Host, name, f) }
 	}
@@ -153,8 +152,8 @@ func TestAddFails(t *testing.T) {
 		"both ifbs": func(t *testing.T, h plugintest.Host, _ *plugintest.Call) {
 			nettest.Inside(t, h.Host, func(nl *netlink.Handle) error {
 				return errors.Join(
-					nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: sweep.ShaperName("podnet", "c1")}}),
-					nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: sweep.OwnShaperName("podnet", "c1", "eth0")}}))
+					nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: Device("podnet", "c1")}}),
+					nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: OwnDevice("podnet", "c1", "eth0")}}))
 			})
 		},
 	} {
@@ -204,7 +203,7 @@ func TestDel(t *testing.T) {
 }
 
 func shaped(lines audit.Lines) bool {
-	return len(lines) != len(lines.Without(about(sweep.ShaperName("podnet", "c1"))))
+	return len(lines) != len(lines.Without(about(Device("podnet", "c1"))))
 }
 
 // A device of another attachment's has the name: that one stays, and ours gets
@@ -212,14 +211,14 @@ func shaped(lines audit.Lines) bool {
 func TestFault_F48_ADeviceOfThatNameIsLeftAlone(t *testing.T) {
 	h := plugintest.NewHost(t)
 	side, c := ours(h), callFor(h, `"egressRate": 8000000, "egressBurst": 8000000`)
-	other := sweep.ShaperName("podnet", "c1")
+	other := Device("podnet", "c1")
 	nettest.Inside(t, h.Host, func(nl *netlink.Handle) error {
 		return nl.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: other}})
 	})
 	index := nettest.Link(t, h.Host, other).Attrs().Index
 	c.Prev = side.Must(t, "ADD", c)
 	side.Must(t, "CHECK", c)
-	own := sweep.OwnShaperName("podnet", "c1", "eth0")
+	own := OwnDevice("podnet", "c1", "eth0")
 	nettest.Link(t, h.Host, own)
 	side.Must(t, "DEL", c)
 	if lines := plugintest.Audit(t, h.Host); len(lines) != len(lines.Without(about(own))) {

@@ -37,7 +37,7 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 		t.Fatalf("found %v, %v; want the address of a", items, err)
 	}
 	removed := make(chan error, 1)
-	go func() { removed <- items[0].Remove() }()
+	go func() { removed <- items[0].Remove(t.Context()) }()
 	select {
 	case err := <-removed:
 		t.Errorf("the sweep did not wait for the reference's lock: %v", err)

@@ -1,4 +1,4 @@
-package cni
+package footprint
 
 import (
 	"encoding/json"
@@ -9,7 +9,7 @@ import (
 	"github.com/embedcni/cni/internal/netfilter"
 )
 
-// The sweep knows the ports by what the caller gave and by what the record has.
+// The ports come as the caller gave them, and as the record has them.
 func TestHostPorts(t *testing.T) {
 	want := []netfilter.HostPort{
 		{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"},
@@ -21,10 +21,12 @@ func TestHostPorts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, mappings := range map[string]any{
-		"the caller's": []PortMapping{{8080, 80, "tcp", ""}, {53, 5353, "udp", "fd00::1"}},
-		"converted":    []wirePort{{8080, 80, "tcp", ""}, {53, 5353, "udp", "fd00::1"}},
-		"recorded":     json.RawMessage(recorded),
-		"decoded":      decoded,
+		"the caller's": []struct {
+			HostPort, ContainerPort int32
+			Protocol, HostIP        string
+		}{{8080, 80, "tcp", ""}, {53, 5353, "udp", "fd00::1"}},
+		"recorded": json.RawMessage(recorded),
+		"decoded":  decoded,
 	} {
 		if got, err := hostPorts(mappings); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, %v, want %v", name, got, err, want)

@@ -1,4 +1,10 @@
-package sweep
+package footprint
+
+import "encoding/json"
+
+// DeviceFact is the key of the note that says which interface is the
+// attachment's, a [Device].
+const DeviceFact = "interface"
 
 // Device identifies an attachment's interface by what a container's root cannot
 // forge. It is noted when the interface has been made, or moved in.
@@ -11,20 +17,33 @@ type Device struct {
 	PermMAC  string `json:"permMAC,omitempty"`  // of hardware
 	Bus      string `json:"bus,omitempty"`      // that hardware is on: "pci"
 	Dev      string `json:"dev,omitempty"`      // and its name there: "0000:00:1f.6"
-	HostName string `json:"hostName,omitempty"` // what the host, which it goes back to, calls it
+	HostName string `json:"hostName,omitempty"` // of the interface on the host, to which it goes back
 
-	// Settled: it is gone, or back on the host. What is like it now is another's.
+	// Settled: it is gone, or back on the host. An interface like it is another's.
 	Settled bool `json:"settled,omitempty"`
 }
 
-// physical reports whether the device has an identity that no namespace and
+// DecodeDevice reads the note about an interface. It returns nil if there is none.
+func DecodeDevice(fact json.RawMessage) *Device {
+	d := &Device{}
+	if fact == nil || json.Unmarshal(fact, d) != nil {
+		return nil
+	}
+	return d
+}
+
+// Physical reports whether the device has an identity that no namespace and
 // nobody's root can change. A vlan or ipvlan may have its parent's permanent
 // address, and so may others.
-func (d *Device) physical() bool { return d.Dev != "" || d.Kind == "device" && d.PermMAC != "" }
+func (d *Device) Physical() bool { return d.Dev != "" || d.Kind == "device" && d.PermMAC != "" }
+
+// Traceable reports whether the device can be told from all others outside of its
+// container too.
+func (d *Device) Traceable() bool { return d.Physical() || d.Kind == "veth" && d.OnHost }
 
 // Same reports whether both are one interface of the host's.
 func (d *Device) Same(o *Device) bool {
-	if d.physical() {
+	if d.Physical() {
 		return d.Kind == o.Kind && d.PermMAC == o.PermMAC && d.Bus == o.Bus && d.Dev == o.Dev
 	}
 	return d.Kind == o.Kind && d.HostName == o.HostName && d.OnHost && o.OnHost && d.Parent == o.Parent

@@ -1,0 +1,51 @@
+package chain
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+)
+
+// Decode reads a recorded result, of any version. It returns nil if there is none
+// that can be used.
+func Decode(data json.RawMessage) *types100.Result {
+	if data == nil {
+		return nil
+	}
+	r, err := create.CreateFromBytes(data)
+	if err != nil {
+		return nil
+	}
+	result, err := types100.NewResultFromResult(r)
+	if err != nil || Walkable(result) != nil {
+		return nil
+	}
+	return result
+}
+
+// Walkable returns an error if a list in the result has a null, or an index points
+// past its list. [ValidateResult] does the same for the output of a plugin.
+func Walkable(result *types100.Result) error {
+	if result == nil {
+		return errors.New("there is no result")
+	}
+	if i := slices.Index(result.Interfaces, nil); i >= 0 {
+		return fmt.Errorf("interface %d is null", i)
+	}
+	if i := slices.Index(result.Routes, nil); i >= 0 {
+		return fmt.Errorf("route %d is null", i)
+	}
+	for i, ip := range result.IPs {
+		if ip == nil {
+			return fmt.Errorf("invalid IP configuration: address %d is null", i)
+		}
+		if n := len(result.Interfaces); ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= n) {
+			return fmt.Errorf("invalid IP configuration: address %d is of interface %d of %d", i, *ip.Interface, n)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package footprint
+
+import (
+	"encoding/json"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// Attachment is one attachment, as far as it is known: its entry in the record, or
+// without a record the configuration and libcni's cache.
+type Attachment struct {
+	chain.Attachment // the parameters of its plugins
+
+	List   *libcni.NetworkConfigList // the configuration of the network
+	Result json.RawMessage           // of the last plugin that answered; nil if none did
+	Device json.RawMessage           // the note [DeviceFact]
+
+	// Ran are the plugins that attached the container, a type once each. It is
+	// empty if no record names them. IsRegistered then tells by the type whether
+	// it was a plugin of the caller's.
+	Ran          []record.Plugin
+	IsRegistered func(typ string) bool
+
+	Recorded bool // the entry is whole, so that the parameters are those of the ADD
+	Rebooted bool // the machine was rebooted since: the kernel has nothing of it
+	HostGone bool // the network namespace in which the plugins ran is gone
+}
+
+// Owner names the attachment in the rules of the firewall.
+func (a *Attachment) Owner() netfilter.Owner {
+	return netfilter.Owner{Network: a.List.Name, ContainerID: a.ContainerID, IfName: a.IfName}
+}
+
+// Plugin returns the plugin of a type that attached the container. Known reports
+// whether the record names plugins at all.
+func (a *Attachment) Plugin(typ string) (p record.Plugin, known bool) {
+	if i := slices.IndexFunc(a.Ran, func(p record.Plugin) bool { return p.Type == typ }); i >= 0 {
+		p = a.Ran[i]
+	}
+	return p, len(a.Ran) > 0
+}
+
+// IsCallers reports whether the caller's own plugin of a type attached the
+// container. It is unknown what such a plugin leaves.
+func (a *Attachment) IsCallers(typ string) bool {
+	if p, known := a.Plugin(typ); known {
+		return p.Kind == record.KindRegistered
+	}
+	return a.IsRegistered != nil && a.IsRegistered(typ)
+}
+
+// IsBuiltIn reports whether a built-in plugin is known to have attached the
+// container.
+func (a *Attachment) IsBuiltIn(typ string) bool {
+	p, _ := a.Plugin(typ)
+	return p.Kind == record.KindBuiltIn
+}
+
+// Has reports whether a plugin of a type is in the chain.
+func (a *Attachment) Has(typ string) bool {
+	return slices.ContainsFunc(a.List.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Type == typ })
+}
+
+// first returns the type of the plugin that makes the interface.
+func (a *Attachment) first() string {
+	if len(a.List.Plugins) == 0 {
+		return ""
+	}
+	return a.List.Plugins[0].Network.Type
+}
+
+// KnownDevice returns the attachment's interface. It returns nil if that was not
+// noted, or cannot exist: a rebooted host has its devices back, and they are gone
+// with the host's namespace.
+func (a *Attachment) KnownDevice() *Device {
+	if a.Rebooted || a.HostGone {
+		return nil
+	}
+	return DecodeDevice(a.Device)
+}
+
+// Covers reports whether the sweep finds and removes everything that a plugin of
+// the attachment can leave. A plugin that changes an interface which outlives the
+// attachment is covered only if that interface is known.
+func (a *Attachment) Covers(typ string) bool {
+	if a.IsCallers(typ) {
+		return false
+	}
+	t := known.Of(typ)
+	if t.Borrows {
+		return !a.Has(typ) || a.knowsInterface()
+	}
+	return t.Swept
+}
+
+// knowsInterface reports whether it is known what becomes of the interface: it
+// ends with the attachment, or is one of the host's that can be found.
+func (a *Attachment) knowsInterface() bool {
+	first := a.first()
+	if a.IsCallers(first) {
+		return false
+	}
+	switch makes := known.Of(first).Makes; makes {
+	case known.Moved:
+		d := a.KnownDevice()
+		return a.Rebooted || a.HostGone || d != nil && d.HostName != ""
+	default:
+		return makes == known.Lo || makes.IsOwned()
+	}
+}

@@ -1,0 +1,207 @@
+package footprint
+
+import (
+	"encoding/json"
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/builtin/tuning"
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/record"
+)
+
+const result = `{"cniVersion": "1.0.0", "interfaces": [{"name": "br0"}, {"name": "veth1", "mac": "0a:00:00:00:00:01"},
+	{"name": "eth0", "mac": "0a:00:00:00:00:02", "sandbox": "/ns"}], "ips": [{"address": "10.1.0.2/24", "interface": 2}]}`
+
+// attachment is one of c1 to the network net, with these plugins.
+func attachment(t *testing.T, plugins string) *Attachment {
+	t.Helper()
+	list, err := conflist.Parse([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [` + plugins + `]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Attachment{
+		Attachment: chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", IfName: "eth0"}},
+		List:       list, Result: json.RawMessage(result), Recorded: true,
+	}
+}
+
+func TestOf(t *testing.T) {
+	addresses := []netip.Addr{netip.MustParseAddr("10.1.0.2")}
+	ends := []Link{{Name: "br0"}, {Name: "veth1", MAC: "0a:00:00:00:00:01"}}
+	port := netfilter.HostPort{HostPort: 53, ContainerPort: 5353, Protocol: "udp"}
+	udp := func(a *Attachment) {
+		a.CapabilityArgs = map[string]any{portMappings: json.RawMessage(`[{"hostPort": 53, "containerPort": 5353, "protocol": "UDP"}]`)}
+	}
+	lent := &Device{Kind: "device", PermMAC: "3c:ec:ef:00:00:01", HostName: "eno1"}
+	noted := func(d Device) func(*Attachment) {
+		return func(a *Attachment) { a.Device, _ = json.Marshal(d) }
+	}
+	settled := *lent
+	settled.Settled = true
+	for name, c := range map[string]struct {
+		plugins string
+		with    func(*Attachment)
+		want    Footprint
+	}{
+		"bridge": {
+			plugins: `{"type": "bridge", "ipam": {"type": "host-local"}}`,
+			want:    Footprint{Interface: Interface{Made: true, Dies: true}, IPAMDirs: []string{"/var/lib/cni/networks/net"}},
+		},
+		"masquerade, with fields of other types": {
+			plugins: `{"type": "ptp", "ipMasq": "yes", "ipam": {"type": "host-local", "dataDir": "/d", "ranges": 1}}`,
+			want:    Footprint{Interface: Interface{Made: true, Dies: true}, Rules: Rules{Possible: true}, IPAMDirs: []string{"/d/net"}},
+		},
+		"no masquerade": {
+			plugins: `{"type": "bridge", "ipMasq": false}`,
+			want:    Footprint{Interface: Interface{Made: true, Dies: true}},
+		},
+		"a bridge that is not first": {plugins: `{"type": "other"}, {"type": "bridge"}`},
+		"ports": {
+			plugins: `{"type": "other"}, {"type": "portmap"}`, with: udp,
+			want: Footprint{Rules: Rules{Possible: true, UDP: true, Ports: []netfilter.HostPort{port}}},
+		},
+		"no ports":              {plugins: `{"type": "other"}, {"type": "portmap"}`, want: Footprint{Rules: Rules{Possible: true}}},
+		"ports without portmap": {plugins: `{"type": "other"}`, with: udp, want: Footprint{Rules: Rules{Ports: []netfilter.HostPort{port}}}},
+		"ports that cannot be read": {
+			plugins: `{"type": "portmap"}`, with: func(a *Attachment) { a.CapabilityArgs = map[string]any{portMappings: "x"} },
+			want: Footprint{Rules: Rules{Possible: true, UDP: true, AnyPort: true}},
+		},
+		"ports without a record": {
+			plugins: `{"type": "portmap"}`, with: func(a *Attachment) { a.Recorded = false },
+			want: Footprint{Rules: Rules{Possible: true, UDP: true}},
+		},
+		"firewall": {plugins: `{"type": "firewall"}`, want: Footprint{Rules: Rules{Possible: true}, Zones: []string{firewalld.DefaultZone}}},
+		"firewall after a reboot": {
+			plugins: `{"type": "firewall"}`, with: func(a *Attachment) { a.Rebooted = true },
+			want: Footprint{Interface: Interface{Dies: true}, Rules: Rules{Possible: true}},
+		},
+		"firewalld's zone": {
+			plugins: `{"type": "firewall", "backend": "firewalld", "firewalldZone": "work"}`,
+			want:    Footprint{Rules: Rules{Possible: true}, Zones: []string{"work"}},
+		},
+		"firewall without firewalld": {
+			plugins: `{"type": "firewall"}`,
+			with: func(a *Attachment) {
+				a.Ran = []record.Plugin{{Type: "firewall", Kind: record.KindBuiltIn, Backend: netfilter.DetectedIPTables}}
+			},
+			want: Footprint{Rules: Rules{Possible: true}},
+		},
+		"a shaper":             {plugins: `{"type": "bandwidth", "egressRate": 8}`, want: Footprint{Shaper: Shaper{Possible: true, Egress: true}}},
+		"a shaper for ingress": {plugins: `{"type": "bandwidth", "ingressRate": 8}`, want: Footprint{Shaper: Shaper{Possible: true}}},
+		"a shaper by capability": {
+			plugins: `{"type": "bandwidth"}`, with: func(a *Attachment) { a.CapabilityArgs = map[string]any{"bandwidth": map[string]any{"egressRate": 8}} },
+			want: Footprint{Shaper: Shaper{Possible: true, Egress: true}},
+		},
+		"a device that the configuration names": {
+			plugins: `{"type": "host-device", "device": "eno2"}, {"type": "tuning"}`,
+			want:    Footprint{Interface: Interface{HostName: "eno2"}, Backups: []string{tuning.File(nil, "c1", "eth0")}},
+		},
+		"a device": {
+			plugins: `{"type": "host-device"}`, with: noted(*lent),
+			want: Footprint{Interface: Interface{Device: lent, HostName: "eno1"}},
+		},
+		"a device that is back": {plugins: `{"type": "host-device"}`, with: noted(settled), want: Footprint{Interface: Interface{HostName: "eno1"}}},
+		"a device after a reboot": {
+			plugins: `{"type": "host-device"}`, with: func(a *Attachment) { noted(*lent)(a); a.Rebooted = true },
+			want: Footprint{Interface: Interface{Dies: true}},
+		},
+	} {
+		a := attachment(t, c.plugins)
+		if c.with != nil {
+			c.with(a)
+		}
+		c.want.Owner, c.want.Addresses, c.want.Interface.HostEnds = a.Owner(), addresses, ends
+		if got := Of(a); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s:\ngot  %+v\nwant %+v", name, got, c.want)
+		}
+	}
+}
+
+// A plugin is covered if the sweep undoes all of its work.
+func TestCovers(t *testing.T) {
+	device := `{"type": "host-device"}, {"type": "tuning"}`
+	for name, c := range map[string]struct {
+		plugins string
+		with    func(*Attachment)
+		covered string
+		not     string
+	}{
+		"made interfaces":      {`{"type": "bridge"}, {"type": "tuning"}`, nil, "bridge ptp macvlan ipvlan loopback portmap firewall bandwidth tuning", "vlan other dhcp"},
+		"an unknown interface": {`{"type": "other"}, {"type": "tuning"}`, nil, "host-device", "other tuning"},
+		"an unknown device":    {device, nil, "", "host-device tuning"},
+		"a known device":       {device, func(a *Attachment) { a.Device = json.RawMessage(`{"hostName": "eno1"}`) }, "host-device tuning", ""},
+		"after a reboot":       {device, func(a *Attachment) { a.Rebooted = true }, "host-device tuning", ""},
+		"the caller's bridge": {`{"type": "bridge"}, {"type": "tuning"}`, func(a *Attachment) {
+			a.IsRegistered = func(typ string) bool { return typ == "bridge" }
+		}, "portmap", "bridge tuning"},
+		"the caller's now": {`{"type": "bridge"}`, func(a *Attachment) {
+			a.IsRegistered = func(string) bool { return true }
+			a.Ran = []record.Plugin{{Type: "bridge", Kind: record.KindExecutable}}
+		}, "bridge", ""},
+	} {
+		a := attachment(t, c.plugins)
+		if c.with != nil {
+			c.with(a)
+		}
+		for _, typ := range strings.Fields(c.covered) {
+			if !a.Covers(typ) {
+				t.Errorf("%s: %s is not covered", name, typ)
+			}
+		}
+		for _, typ := range strings.Fields(c.not) {
+			if a.Covers(typ) {
+				t.Errorf("%s: %s is covered", name, typ)
+			}
+		}
+	}
+}
+
+// records are the records of a host.
+type records []record.Found
+
+func (r records) List() ([]record.Found, error) { return r, nil }
+
+// The container itself is no other one, under the ID that a pool gave it either.
+func TestOthers(t *testing.T) {
+	entry := func(id record.ID, pooled record.PluginID, n record.Network) record.Found {
+		return record.Found{Record: &record.Record{ContainerID: id, PluginID: pooled, Networks: []record.Network{n}}}
+	}
+	addressed := func(addr, plugins string, state record.State) record.Network {
+		return record.Network{
+			Name: "net", IfName: "eth0", State: state, Config: []byte(`{"name": "net", "plugins": [` + plugins + `]}`),
+			Result: json.RawMessage(`{"cniVersion": "1.0.0", "ips": [{"address": "` + addr + `/24"}]}`),
+			Facts:  map[string]json.RawMessage{DeviceFact: json.RawMessage(`{"kind": "device", "permMAC": "` + addr + `"}`)},
+		}
+	}
+	others := Others{ContainerID: "c1", Plugins: "pool-1", IfName: "eth0", Records: records{
+		entry("c1", "pool-1", addressed("10.1.0.1", `{"type": "firewall"}`, record.Added)),
+		entry("pool-1", "", addressed("10.1.0.1", `{"type": "firewall"}`, record.Added)),
+		entry("c2", "", addressed("10.1.0.2", `{"type": "firewall"}`, record.Added)),
+		entry("c3", "", addressed("10.1.0.3", `{"type": "bridge"}`, record.Planned)),
+		entry("c4", "", addressed("10.1.0.4", `{"type": "firewall"}`, record.Deleted)),
+	}}
+	for name, c := range map[string]struct {
+		of   func() ([]netip.Addr, error)
+		want []netip.Addr
+	}{
+		"in use":   {others.InUse, []netip.Addr{netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("10.1.0.3")}},
+		"in zones": {others.InZones, []netip.Addr{netip.MustParseAddr("10.1.0.2")}},
+	} {
+		if got, err := c.of(); err != nil || !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %v, %v, want %v", name, got, err, c.want)
+		}
+	}
+	for addr, want := range map[string]bool{"10.1.0.1": false, "10.1.0.2": true, "10.1.0.4": false} {
+		if got, err := others.HaveDevice(&Device{Kind: "device", PermMAC: addr}); err != nil || got != want {
+			t.Errorf("another one has the device %s: %t, %v, want %t", addr, got, err, want)
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package footprint
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// Others answers from the records what other attachments have by now. Each question
+// reads all records.
+type Others struct {
+	Records interface {
+		List() ([]record.Found, error)
+	}
+	CacheDir string // of libcni's cache, which has addresses of records that cannot be used
+
+	// The attachment. Plugins is the container's ID for plugins: a container that was
+	// made ahead of time can still be on record under that ID.
+	ContainerID record.ID
+	Plugins     record.PluginID
+	IfName      string
+	Leaving     map[string]bool // interfaces of the container that are removed too
+}
+
+// isOther reports whether a container ID is another container's.
+func (o *Others) isOther(id record.ID) bool {
+	return id != o.ContainerID && record.PluginID(id) != o.Plugins
+}
+
+// InUse returns the addresses of other containers.
+func (o *Others) InUse() ([]netip.Addr, error) {
+	return o.inUse(func(*record.Network) bool { return true })
+}
+
+// InZones returns the addresses of other containers that may be in a zone of
+// firewalld.
+func (o *Others) InZones() ([]netip.Addr, error) { return o.inUse(maybeZoned) }
+
+func (o *Others) inUse(counts func(*record.Network) bool) ([]netip.Addr, error) {
+	found, err := o.Records.List()
+	if err != nil {
+		return nil, err
+	}
+	var all []netip.Addr
+	whole := true
+	for _, f := range found {
+		if o.isOther(f.Record.ContainerID) {
+			for _, n := range f.Record.Networks {
+				if n.State != record.Deleted && counts(&n) {
+					all = append(all, Addresses(n.Result)...)
+				}
+			}
+		}
+		whole = whole && f.Err == nil
+	}
+	if whole {
+		return all, nil
+	}
+	cached, err := o.cached()
+	return append(all, cached...), err
+}
+
+// cached returns the addresses of other containers in libcni's cache.
+func (o *Others) cached() (all []netip.Addr, err error) {
+	cached, err := chain.AllCached(o.CacheDir, "")
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range cached {
+		if !o.isOther(record.ID(c.ContainerID)) {
+			continue
+		}
+		in := chain.Chain{List: &libcni.NetworkConfigList{Name: c.Network}, CacheDir: o.CacheDir}
+		a := chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: c.ContainerID, IfName: c.IfName}}
+		all = append(all, Addresses([]byte(in.CachedResult(&a)))...)
+	}
+	return all, nil
+}
+
+// HaveShaper reports whether another attachment has made a device of bandwidth's,
+// known by name and hardware address, or may have. Attachments that are removed
+// together do not count.
+func (o *Others) HaveShaper(name, mac string) (bool, error) {
+	return o.any(func(rec *record.Record, n *record.Network) bool {
+		going := rec.ContainerID == o.ContainerID && o.Leaving[n.IfName]
+		return !going && mayHaveShaped(string(rec.Plugins()), *n, name, mac)
+	})
+}
+
+// HaveDevice reports whether another attachment has a device.
+func (o *Others) HaveDevice(d *Device) (bool, error) {
+	return o.any(func(_ *record.Record, n *record.Network) bool {
+		other := DecodeDevice(n.Facts[DeviceFact])
+		return other != nil && !other.Settled && other.Same(d)
+	})
+}
+
+// any reports whether is returns true for another attachment.
+func (o *Others) any(is func(*record.Record, *record.Network) bool) (bool, error) {
+	found, err := o.Records.List()
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(found, func(f record.Found) bool {
+		if own := f.Record.ContainerID == o.ContainerID; !own && !o.isOther(f.Record.ContainerID) {
+			return false // this container, made ahead of time
+		}
+		return slices.ContainsFunc(f.Record.Networks, func(n record.Network) bool {
+			own := f.Record.ContainerID == o.ContainerID && n.IfName == o.IfName
+			return !own && n.State != record.Deleted && is(f.Record, &n)
+		})
+	}), nil
+}

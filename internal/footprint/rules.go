@@ -1,0 +1,159 @@
+package footprint
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/embedcni/cni/internal/builtin"
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/plugin"
+)
+
+// portMappings is the capability of the plugin portmap.
+const portMappings = "portMappings"
+
+// hostPorts reads the capability portMappings, which the caller and the record have
+// in different types.
+//
+//	[{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}]
+func hostPorts(mappings any) ([]netfilter.HostPort, error) {
+	data, err := json.Marshal(mappings)
+	if err != nil {
+		return nil, err
+	}
+	var wire []struct {
+		HostPort, ContainerPort uint16
+		Protocol, HostIP        string
+	}
+	if err := json.Unmarshal(data, &wire); err != nil {
+		return nil, err
+	}
+	var ports []netfilter.HostPort
+	for _, w := range wire {
+		p := netfilter.HostPort{HostPort: w.HostPort, ContainerPort: w.ContainerPort, Protocol: strings.ToLower(w.Protocol)}
+		if p.Protocol == "" {
+			p.Protocol = "tcp"
+		}
+		if w.HostIP != "" {
+			if p.HostIP, err = netip.ParseAddr(w.HostIP); err != nil {
+				return nil, err
+			}
+		}
+		if p.HostPort == 0 || p.ContainerPort == 0 || p.HostIP.Zone() != "" || !slices.Contains([]string{"tcp", "udp", "sctp"}, p.Protocol) {
+			return nil, fmt.Errorf("port mapping %+v is not valid", w)
+		}
+		ports = append(ports, p)
+	}
+	return ports, nil
+}
+
+// ForwardsPorts reports whether ports of the host may be forwarded to the
+// attachment.
+func (a *Attachment) ForwardsPorts() bool {
+	ports, err := hostPorts(a.CapabilityArgs[portMappings])
+	return len(ports) > 0 || err != nil
+}
+
+// knownWithoutUDP reports whether the attachment is known to have no UDP port. To
+// look for flows takes the kernel through the whole table of connections, which
+// takes ten times as long as removing a container.
+func (a *Attachment) knownWithoutUDP() bool {
+	if !a.Recorded {
+		return false
+	}
+	var ports []struct {
+		Protocol string `json:"protocol"`
+	}
+	data, err := json.Marshal(a.CapabilityArgs[portMappings])
+	if err != nil || json.Unmarshal(data, &ports) != nil {
+		return false
+	}
+	for _, p := range ports {
+		if strings.EqualFold(p.Protocol, "udp") {
+			return false
+		}
+	}
+	return true
+}
+
+// The reference plugins name the chains of an attachment, for masquerading and for
+// host ports, after the network and the container. In nftables they name host ports
+// after the container alone. Two attachments of a container, for example to the IPv4
+// and the IPv6 list of a network, share these chains. They are siblings. The removal
+// of one attachment must keep the rules of its siblings.
+
+// Wanted has the rules that one plugin makes for an attachment.
+type Wanted struct {
+	Type    string
+	Backend netfilter.Backend
+	Rules   netfilter.Rules
+	// Reference means that a reference plugin made the rules, and the configuration
+	// names no backend. Backend is then netfilter.Native. If Unsure, it may have
+	// been a built-in plugin.
+	Reference, Unsure bool
+}
+
+// Wants returns the attachment's rules in chains that other attachments of the
+// container may share, and portmap's rules in this module's own table.
+func (a *Attachment) Wants() (all []Wanted, err error) {
+	result := chain.Decode(a.Result)
+	var errs []error
+	for i, p := range a.List.Plugins {
+		w := Wanted{Type: p.Network.Type}
+		if a.IsCallers(w.Type) {
+			continue // its rules are unknown
+		}
+		config, err := (&chain.Chain{List: a.List}).Request(i, &a.Attachment)
+		if err == nil {
+			w.Backend, w.Rules, err = builtin.Wants(&plugin.Request{
+				ContainerID: a.ContainerID, IfName: a.IfName, NetNS: a.NetNS, Name: a.List.Name,
+				Type: w.Type, CNIVersion: a.List.CNIVersion, Config: config, PrevResult: result,
+			})
+		}
+		if w.Backend == netfilter.Native && !a.IsBuiltIn(w.Type) {
+			w.Reference, w.Unsure = true, len(a.Ran) == 0
+		}
+		if errs = append(errs, err); err == nil && len(w.Rules.Masquerade)+len(w.Rules.HostPorts) > 0 {
+			all = append(all, w)
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+// SharedRules returns the attachment's rules in chains that siblings may share. With
+// an error, some of them are unknown.
+func (a *Attachment) SharedRules() (all netfilter.Rules, err error) {
+	wants, err := a.Wants()
+	for _, w := range wants {
+		all.Masquerade = append(all.Masquerade, w.Rules.Masquerade...)
+		all.HostPorts = append(all.HostPorts, w.Rules.HostPorts...)
+	}
+	return all, err
+}
+
+// Siblings describes the other attachments of a container for the removal of one
+// from the network. The error names those whose rules are unknown; rules that they
+// may share then stay.
+func Siblings(network string, others []*Attachment) (s netfilter.Siblings, err error) {
+	var errs []error
+	for _, b := range others {
+		s.Owners = append(s.Owners, b.Owner())
+		s.Addresses = append(s.Addresses, Addresses(b.Result)...)
+		if b.List.Name != network {
+			continue
+		}
+		rules, err := b.SharedRules()
+		s.Rules.Masquerade = append(s.Rules.Masquerade, rules.Masquerade...)
+		s.Rules.HostPorts = append(s.Rules.HostPorts, rules.HostPorts...)
+		if err != nil {
+			s.Unknown = true
+			errs = append(errs, fmt.Errorf("interface %s: %w", b.IfName, err))
+		}
+	}
+	return s, errors.Join(errs...)
+}

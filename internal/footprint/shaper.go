@@ -1,0 +1,66 @@
+package footprint
+
+import (
+	"encoding/json"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/builtin/bandwidth"
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// limits are those of a configuration of the plugin bandwidth, or of the capability.
+// The former count if there are any.
+type limits struct {
+	IngressRate  *json.RawMessage `json:"ingressRate"`
+	IngressBurst *json.RawMessage `json:"ingressBurst"`
+	EgressRate   *json.RawMessage `json:"egressRate"`
+	EgressBurst  *json.RawMessage `json:"egressBurst"`
+}
+
+// limitsEgress reports whether the plugin bandwidth, which makes a device for
+// nothing else, limits what the container sends, or may.
+func limitsEgress[V any](plugins []*libcni.PluginConfig, capabilities map[string]V) bool {
+	for _, p := range plugins {
+		if p.Network.Type != known.Bandwidth {
+			continue
+		}
+		var l limits
+		if json.Unmarshal(p.Bytes, &l) != nil {
+			return true
+		}
+		if l == (limits{}) {
+			data, err := json.Marshal(capabilities["bandwidth"])
+			if err != nil || json.Unmarshal(data, &l) != nil {
+				return true
+			}
+		}
+		if l.EgressRate != nil && string(*l.EgressRate) != "0" {
+			return true
+		}
+	}
+	return false
+}
+
+// mayHaveShaped reports whether a recorded attachment of a container has made a
+// device of bandwidth's, or cannot be told from one that has: its ADD has not said so
+// yet.
+func mayHaveShaped(id string, n record.Network, name, mac string) bool {
+	shared := bandwidth.Device(n.Name, id)
+	if result := chain.Decode(n.Result); result != nil {
+		for _, i := range result.Interfaces {
+			if i.Sandbox == "" && (i.Name == shared || i.Name == bandwidth.OwnDevice(n.Name, id, n.IfName)) {
+				return i.Name == name && strings.EqualFold(i.Mac, mac)
+			}
+		}
+	}
+	if shared != name {
+		return false
+	}
+	list, err := conflist.Parse(n.Config)
+	return err != nil || limitsEgress(list.Plugins, n.Capabilities)
+}

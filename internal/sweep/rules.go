@@ -1,0 +1,47 @@
+package sweep
+
+import (
+	"context"
+	"strings"
+
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/netfilter"
+)
+
+// rules finds the rules of the packet filter, as one item: they are removed in one
+// transaction per packet filter.
+func (s *search) rules(ctx context.Context) ([]Item, error) {
+	if !s.Rules.Possible {
+		return nil, nil
+	}
+	target := s.RulesTarget()
+	fw := netfilter.Open(s.Host, caller.Netfilter(ctx))
+	plan, err := netfilter.Find(ctx, fw, target)
+	if plan.Empty() || err != nil {
+		return nil, err
+	}
+	// Finding the owners of the addresses takes reading all records, so it is done only
+	// if something is left.
+	if target.InUse, err = s.InUse(); err != nil {
+		return nil, err
+	}
+	if plan, err = netfilter.Find(ctx, fw, target); plan.Empty() || err != nil {
+		return nil, err
+	}
+	return []Item{ruleItem{plan}}, nil
+}
+
+// RulesTarget is the target as the packet filters are searched for it.
+func (t *Target) RulesTarget() netfilter.Target {
+	return netfilter.Target{
+		Network: t.Network, ContainerID: t.ContainerID, IfName: t.IfName,
+		Addresses: t.Addresses, Siblings: t.Siblings.Addresses, Ports: t.Rules.Ports, Thorough: t.How.Thorough,
+		Own: t.Own, Kept: t.Siblings.Rules, KeptUnknown: t.Siblings.Unknown,
+	}
+}
+
+// ruleItem is the rules of the target.
+type ruleItem struct{ plan netfilter.Plan }
+
+func (r ruleItem) String() string                   { return strings.TrimSuffix(r.plan.String(), "\n") }
+func (r ruleItem) Remove(ctx context.Context) error { return r.plan.Apply(ctx) }

@@ -1,0 +1,198 @@
+package cni
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/sweep"
+	"github.com/embedcni/cni/netns"
+)
+
+// LeftoverError says that a container, or a part of it, could not be removed. It
+// is the error of every removal after which the container's record stays: of
+// Remove, of CleanUp, of a Setup that could not be undone, and in the Failed of
+// Recover and GC. Remove, or Recover and GC by themselves, try again; CleanUp
+// gives up what Remove cannot end.
+type LeftoverError struct {
+	ContainerID string
+	Left        []string // a line for each thing found after the removal, for a person
+	Err         error    // why; *Errors of plugins are behind it
+}
+
+func (e *LeftoverError) Error() string {
+	s := fmt.Sprintf("container %s could not be removed", e.ContainerID)
+	if why := e.why(); why != "" {
+		s += ": " + why
+	}
+	return s + "; call Remove again when that is mended, or CleanUp to give it up"
+}
+
+// why returns the cause, and the things left.
+func (e *LeftoverError) why() string {
+	var s []string
+	if e.Err != nil {
+		s = append(s, cmp.Or(closed(e.Err.Error()), noMessage))
+	}
+	if len(e.Left) > 0 {
+		s = append(s, "left are "+strings.Join(e.Left, "; "))
+	}
+	return strings.Join(s, ": ")
+}
+
+// leftover makes an error by which a container stays on record a *LeftoverError,
+// unless there is one in it.
+func leftover(id record.ID, err error) error {
+	if err == nil || errors.As(err, new(*LeftoverError)) {
+		return err
+	}
+	return &LeftoverError{ContainerID: string(id), Err: err}
+}
+
+// Unwrap returns the cause.
+func (e *LeftoverError) Unwrap() error { return e.Err }
+
+// sweep removes what the reference plugins leave of the attachments when a DEL
+// fails or is killed, and looks again. It returns neither lines nor an error only
+// after verifying that nothing is left.
+func (op *operation) sweep(ctx context.Context, attachments []*attachment) (left []string, err error) {
+	var errs []error
+	for _, a := range attachments {
+		l, err := a.sweep(ctx)
+		left = append(left, l...)
+		errs = append(errs, err)
+	}
+	if len(errs) > 0 && join(errs...) == nil && len(left) == 0 {
+		errs = append(errs, attachments[0].inherit(ctx))
+	}
+	return left, join(errs...)
+}
+
+// namesOf are the names of the attachments' interfaces.
+func namesOf(attachments []*attachment) map[string]bool {
+	names := make(map[string]bool, len(attachments))
+	for _, a := range attachments {
+		names[a.IfName] = true
+	}
+	return names
+}
+
+// sweepTime bounds the sweep of one attachment. Legacy iptables waits for its
+// lock without end, and that may be another program's.
+const sweepTime = time.Minute
+
+func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTime)
+	defer cancel()
+	t, done := a.target()
+	defer done()
+	found, err := sweep.Find(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	return a.clear(ctx, t, found)
+}
+
+// clear removes the items that were found, and looks again. UDP flows are no leftover:
+// there may be new ones at any time, and a kernel without conntrack has none, so a
+// failure is worth a line in the log.
+func (a *attachment) clear(ctx context.Context, t sweep.Target, found []sweep.Item) (left []string, err error) {
+	if len(found) > 0 {
+		a.op.logger.Info("sweeping what DEL has left", "container", a.op.id, "network", a.network.config.Name,
+			"left", sweep.Lines(found))
+		if still, err := sweep.Clear(ctx, t, found); err != nil || len(still) > 0 {
+			return sweep.Lines(still), err
+		}
+	}
+	if _, err := sweep.FlushFlows(t); err != nil {
+		a.op.logger.Warn("flush UDP flows", "container", a.op.id, "error", err)
+	}
+	return nil, nil
+}
+
+// described is the attachment as package footprint takes it.
+func (a *attachment) described() *footprint.Attachment {
+	return &footprint.Attachment{
+		Attachment: a.Attachment, List: a.network.config,
+		Result: json.RawMessage(a.partial), Device: a.Fact(footprint.DeviceFact),
+		Ran: a.kinds.recorded(), IsRegistered: a.op.isRegistered,
+		Recorded: a.op.rec != nil && !a.op.damaged && a.op.rec.Find(a.IfName) != nil,
+		Rebooted: a.op.rebooted, HostGone: a.op.hostGone,
+	}
+}
+
+// target is the attachment as the sweep looks for it. The caller must call done.
+func (a *attachment) target() (t sweep.Target, done func()) {
+	d := a.described()
+	t = sweep.Target{Footprint: footprint.Of(d), Container: a.inside(), Firewalld: a.op.bus, Others: a.op.others(a.IfName)}
+	if !a.op.hostGone {
+		t.Host = a.op.host.Handle
+	}
+	// host-local does not sync its files: a power cut leaves empty ones.
+	t.How.Thorough = a.state != record.Added || a.op.rebooted || a.op.hostGone || t.Rules.AnyPort
+	t.How.FilesOnly = a.op.hostGone
+	t.How.Emptied = a.emptied(t.Addresses)
+	// Once a DEL was begun, the interface may be back on the host, and another
+	// container may have it.
+	t.How.Lost = t.Interface.Device != nil && a.lost && !a.inDoubt()
+	var err error
+	if t.Before, err = firewalld.Recall(a); err != nil {
+		// An attachment's own notes are not damaged if its record is not.
+		a.op.logger.Warn("the addresses that were in firewalld's zones before cannot be read", "container", a.op.id, "error", err)
+	}
+	if t.Siblings = a.sharing(); len(t.Siblings.Owners) > 0 {
+		t.Own, _ = d.SharedRules() // the sweep finds unknown rules by the addresses
+	}
+	if t.Container == nil && a.NetNS != "" && t.Host != nil {
+		// A namespace that is gone is no reason to stop: what was in it is too.
+		if t.Container, _ = netns.Open(a.NetNS); t.Container != nil {
+			return t, func() { _ = t.Container.Close() } // was only looked into
+		}
+	}
+	return t, func() {}
+}
+
+// others answers for an attachment of the container what other attachments have.
+func (op *operation) others(ifName string) *footprint.Others {
+	return &footprint.Others{
+		Records: op.records, CacheDir: op.stateDir,
+		ContainerID: op.id, Plugins: op.pluginID(), IfName: ifName, Leaving: op.leaving,
+	}
+}
+
+// covers reports whether the sweep covers plugins of all these types, for these
+// attachments. The leftovers of another plugin are unknown, so that its failed DEL
+// stays a failure.
+func covers(attachments []*attachment, types []string) bool {
+	return !slices.ContainsFunc(types, func(typ string) bool {
+		return slices.ContainsFunc(attachments, func(a *attachment) bool { return !a.described().Covers(typ) })
+	})
+}
+
+// vouched reports whether a sweep that found nothing makes up for failed DELs.
+func (op *operation) vouched(attachments []*attachment, err error) bool {
+	for _, e := range pluginErrors(err) {
+		var failed *Error
+		if !errors.As(e, &failed) || !covers(attachments, op.failedTypes(attachments, failed)) {
+			return false
+		}
+	}
+	for _, a := range attachments {
+		for _, p := range a.network.config.Plugins {
+			ipam := p.Network.IPAM.Type
+			if ipam != "" && (!known.Of(ipam).IPAM || a.isCallers(ipam)) {
+				return false
+			}
+		}
+	}
+	return len(pluginErrors(err)) > 0
+}
