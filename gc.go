@@ -9,6 +9,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -166,7 +167,7 @@ type inGC struct{}
 
 // collectByPlugins runs GC for each loaded network, unless a plugin of it would
 // take a reservation of somebody's for garbage.
-func (s *snapshot) collectByPlugins(ctx context.Context, g *garbage, report *Report) (err error) {
+func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, report *Report) (err error) {
 	valid, err := s.validAttachments()
 	if err != nil {
 		return err

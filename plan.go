@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/hostns"
@@ -55,18 +56,18 @@ type attachment struct {
 	chain.Attachment
 	op        *operation
 	network   *Network
-	attempted bool          // an ADD was begun
-	state     record.State  // how far the ADD got, from the record
-	ran       ran           // which plugins the ADD started, and which not
-	partial   chain.Partial // what a failed ADD got to
-	noted     []byte        // the result that the record has, if it was noted here
-	part      chain.Part    // which plugins the ADD is for; zero: all
-	facts     facts         // what built-in plugins have noted
-	kinds     kinds         // which plugins run, or ran; none if no record says so
-	lost      bool          // the interface was not in the container before its DEL
-	claims    claims        // what host-local has reserved in this call
-	garbage   *garbage      // of a GC: what may be released
-	failed    []chain.Call  // DELs that failed
+	attempted bool            // an ADD was begun
+	state     record.State    // how far the ADD got, from the record
+	ran       ran             // which plugins the ADD started, and which not
+	partial   chain.Partial   // what a failed ADD got to
+	noted     []byte          // the result that the record has, if it was noted here
+	part      chain.Part      // which plugins the ADD is for; zero: all
+	facts     facts           // what built-in plugins have noted
+	kinds     kinds           // which plugins run, or ran; none if no record says so
+	lost      bool            // the interface was not in the container before its DEL
+	claims    claims.Claims   // what host-local has reserved in this call
+	garbage   *claims.Garbage // of a GC: what may be released
+	failed    []chain.Call    // DELs that failed
 	first     *firstadd.First
 	made      []netfilter.Common // shared rules that were made ahead of executables; see ahead.go
 }

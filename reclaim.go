@@ -4,74 +4,47 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
+	"strings"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
 )
 
-// garbage are the attachments of this owner's ledger that are on no record, of
-// any owner, and that nobody wants.
-type garbage struct {
-	known map[record.Key]record.Known
-	held  map[string][]netip.Addr // addresses of attachments on record, by network
-}
-
-// mayRelease reports whether a reservation is garbage: the ledger names it by
-// container, interface and address, and no record has the address.
-func (g *garbage) mayRelease(network string, r sweep.Reservation) bool {
-	if g == nil {
-		return false
-	}
-	k, ok := g.known[record.Key{ContainerID: record.PluginID(r.ContainerID), Network: network, IfName: r.IfName}]
-	return ok && k.Names(r.Addr) && !g.isHeld(network, r.Addr)
-}
-
-func (g *garbage) isHeld(network string, addr netip.Addr) bool {
-	return slices.Contains(g.held[network], addr) || slices.Contains(g.held[""], addr) // of a damaged record
-}
-
-// garbage finds them. As long as a record cannot be read, everything may be its
-// container's.
-func (s *snapshot) garbage(o GCOptions) (*garbage, error) {
-	g := &garbage{held: map[string][]netip.Addr{}}
-	var err error
-	if g.known, err = s.ledger().Read(); err != nil || len(g.known) == 0 {
-		return g, err
+// garbage returns the attachments of this owner's ledger that are on no record, of any
+// owner, and that nobody wants. It fails as long as a record cannot be read: everything
+// may be its container's.
+func (s *snapshot) garbage(o GCOptions) (*claims.Garbage, error) {
+	entered, err := s.ledger().Read()
+	if err != nil || len(entered) == 0 {
+		return &claims.Garbage{}, err
 	}
 	valid, err := s.validAttachments()
 	if err != nil {
 		return nil, fmt.Errorf("what is left of containers that are on no record is not looked for: %w", err)
 	}
-	for key := range g.known {
-		a := types.GCAttachment{ContainerID: string(key.ContainerID), IfName: key.IfName}
-		if slices.Contains(valid[key.Network], a) || slices.Contains(o.Keep, string(key.ContainerID)) {
-			delete(g.known, key)
-		}
-	}
 	found, err := s.records.List()
-	for _, f := range found {
-		for _, n := range f.Record.Networks {
-			g.held[n.Name] = append(g.held[n.Name], footprint.AddressesOf([]record.Network{n}, nil)...)
-		}
-	}
-	return g, err
+	return claims.FindGarbage(entered, func(key record.Key) bool {
+		a := types.GCAttachment{ContainerID: string(key.ContainerID), IfName: key.IfName}
+		return slices.Contains(valid[key.Network], a) || slices.Contains(o.Keep, string(key.ContainerID))
+	}, found), err
 }
 
 // reclaim removes what is left of garbage, and settles it in the ledger: what is
 // released stays so, as the directories are synced before.
-func (s *snapshot) reclaim(ctx context.Context, g *garbage, dry bool, report *Report) error {
+func (s *snapshot) reclaim(ctx context.Context, g *claims.Garbage, dry bool, report *Report) error {
 	var errs []error
-	failed := s.reclaimAddresses(ctx, g, dry, report)
+	released, failed := g.Release(ctx, s.dirsOf, dry)
+	report.Reclaimed = append(report.Reclaimed, released...)
 	var settled []record.Key
-	for _, key := range sorted(g.known) {
-		k := g.known[key]
+	for _, key := range g.Keys() {
+		k := g.Known[key]
 		dirs := s.dirsOf(key, k)
 		var err error
 		if !k.Gone {
@@ -91,7 +64,7 @@ func (s *snapshot) reclaim(ctx context.Context, g *garbage, dry bool, report *Re
 	now, err := s.ledger().Read() // doubts may have arisen just now
 	errs = append(errs, err)
 	settled = slices.DeleteFunc(settled, func(key record.Key) bool {
-		left := doubtful(now[key])
+		left := claims.Doubtful(now[key])
 		report.Left = append(report.Left, left...)
 		return len(left) > 0
 	})
@@ -101,31 +74,6 @@ func (s *snapshot) reclaim(ctx context.Context, g *garbage, dry bool, report *Re
 		errs = append(errs, s.ledger().Settle(settled))
 	}
 	return join(errs...)
-}
-
-// doubtful are the empty reservations of which nobody can tell whose they are,
-// as far as they are there still.
-func doubtful(k record.Known) (lines []string) {
-	for _, dir := range k.Dirs {
-		for _, addr := range k.Doubtful {
-			path := filepath.Join(dir, addr.String())
-			if info, err := os.Lstat(path); err == nil && info.Size() == 0 {
-				lines = append(lines, path+" is empty: it is left of a plugin that was killed, or it is an administrator's reservation; delete it if it is nobody's")
-			}
-		}
-	}
-	return lines
-}
-
-func sorted(known map[record.Key]record.Known) []record.Key {
-	keys := make([]record.Key, 0, len(known))
-	for key := range known {
-		keys = append(keys, key)
-	}
-	slices.SortFunc(keys, func(a, b record.Key) int {
-		return slices.Compare([]string{string(a.ContainerID), a.Network, a.IfName}, []string{string(b.ContainerID), b.Network, b.IfName})
-	})
-	return keys
 }
 
 // reclaimLost removes all that can be left of an attachment whose record was
@@ -143,63 +91,15 @@ func (s *snapshot) reclaimLost(ctx context.Context, key record.Key, k record.Kno
 	return nil
 }
 
-// reclaimAddresses releases what host-local holds for attachments of which
-// nothing was left once, and returns the directories in which it failed.
-func (s *snapshot) reclaimAddresses(ctx context.Context, g *garbage, dry bool, report *Report) (failed map[string]error) {
-	networks := map[string]string{} // by directory
-	for key, k := range g.known {
-		if !k.Gone {
-			continue
-		}
-		for _, dir := range s.dirsOf(key, k) {
-			networks[dir] = key.Network
-		}
-	}
-	failed = map[string]error{}
-	for dir, network := range networks {
-		stale, err := sweep.Stale(dir, func(r sweep.Reservation) bool { return g.cameBack(network, r) })
-		report.Reclaimed = append(report.Reclaimed, sweep.Lines(stale)...)
-		if !dry {
-			err = join(err, sweep.Remove(ctx, stale), sweep.SyncDir(dir))
-		}
-		if err != nil {
-			failed[dir] = err
-		}
-	}
-	return failed
-}
-
-// cameBack reports whether a reservation is that of an attachment of which
-// nothing was left once. One that has come back empty, because what it said had
-// not reached the disk, is of the time of the attachment.
-func (g *garbage) cameBack(network string, r sweep.Reservation) bool {
-	if r.IfName != "" {
-		key := record.Key{ContainerID: record.PluginID(r.ContainerID), Network: network, IfName: r.IfName}
-		return g.known[key].Gone && g.mayRelease(network, r)
-	}
-	for key, k := range g.known {
-		during := !k.Since.IsZero() && r.MadeBetween(k.Since, k.Until)
-		if key.Network == network && k.Gone && during && slices.Contains(k.Addresses, r.Addr) && !g.isHeld(network, r.Addr) {
-			return true
-		}
-	}
-	return false
-}
-
-// dirsOf are where host-local keeps addresses of the attachment. Of those that
-// earlier versions recorded it is found by the configuration.
+// dirsOf returns the directories in which host-local keeps addresses of the attachment.
+// Earlier versions recorded none, so that they follow from the loaded networks.
 func (s *snapshot) dirsOf(key record.Key, k record.Known) []string {
 	if len(k.Dirs) > 0 {
 		return k.Dirs
 	}
-	return s.addressDirs(key.Network)
-}
-
-// addressDirs are where host-local keeps the addresses of a network.
-func (s *snapshot) addressDirs(network string) []string {
-	loaded, err := s.find(network)
+	loaded, err := s.find(key.Network)
 	if err != nil {
-		return []string{footprint.DefaultIPAMDir(network)} // not loaded any more
+		return []string{footprint.DefaultIPAMDir(key.Network)} // not loaded any more
 	}
 	var dirs []string
 	for _, n := range loaded {
@@ -207,4 +107,52 @@ func (s *snapshot) addressDirs(network string) []string {
 	}
 	slices.Sort(dirs)
 	return slices.Compact(dirs)
+}
+
+// reservedFor returns attachments with reservations in the network's host-local
+// directories that an executable host-local would release in GC, since they are on no
+// record here, and that are not garbage: another program's. If no list of attachments
+// can name one of them, left says why the network's plugins cannot be asked.
+func (s *snapshot) reservedFor(n *Network, g *claims.Garbage) (all []types.GCAttachment, left string, err error) {
+	if !s.releasesByItself(n) {
+		return nil, "", nil
+	}
+	all, unnamed, err := g.Others(n.config.Name, footprint.IPAMDirs(n.config))
+	if err != nil {
+		return nil, "", fmt.Errorf("network %q: plugins are not asked to collect garbage, since it is not known whose addresses are reserved: %w", n.config.Name, err)
+	}
+	if len(unnamed) > 0 {
+		left = fmt.Sprintf("network %q: plugins were not asked to collect garbage, since an executable host-local would release %s, "+
+			"which says no attachment; delete it if it is nobody's reservation", n.config.Name, strings.Join(unnamed, ", "))
+	}
+	return all, left, nil
+}
+
+// releasesByItself reports whether a GC of the network has a host-local release
+// addresses that does not ask this runtime which.
+func (s *snapshot) releasesByItself(n *Network) bool {
+	builtIn := func(typ string) bool {
+		p, err := s.provider(typ)
+		return err == nil && p.kind == PluginBuiltIn
+	}
+	a := &attachment{op: &operation{snapshot: s}, network: n}
+	return a.chain().CanGC() && slices.ContainsFunc(n.config.Plugins, func(p *libcni.PluginConfig) bool {
+		return p.Network.IPAM.Type == known.HostLocal && !(builtIn(p.Network.Type) && builtIn(known.HostLocal))
+	})
+}
+
+// withAttachments is the list with those of more that are not in it.
+func withAttachments(list, more []types.GCAttachment) []types.GCAttachment {
+	seen := map[types.GCAttachment]bool{}
+	for _, a := range list {
+		seen[a] = true
+	}
+	list = slices.Clone(list)
+	for _, a := range more {
+		if !seen[a] {
+			seen[a] = true
+			list = append(list, a)
+		}
+	}
+	return list
 }

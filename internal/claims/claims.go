@@ -1,0 +1,181 @@
+// Package claims knows whose a reservation of host-local is. It notes in an owner's
+// ledger which addresses were reserved for an attachment. By that alone it tells
+// garbage from a reservation of another program's, which may share the directory.
+//
+//	ADD:  Claims, Ledger.Note      an address is in the ledger before its file exists
+//	DEL:  Attachment.Judge         is an empty file left of this attachment?
+//	      Ledger.NoteGone          nothing is left of it
+//	GC:   FindGarbage, Garbage     attachments in the ledger that are on no record
+package claims
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/sweep"
+)
+
+// Claims are the addresses that host-local has reserved for an attachment in this
+// call.
+type Claims struct {
+	mu    sync.Mutex
+	addrs []netip.Addr
+	since time.Time // when this call entered the attachment in the ledger
+}
+
+// Restart forgets those of an attempt that was undone.
+func (c *Claims) Restart(since time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.addrs, c.since = nil, since
+}
+
+// Add adds addresses.
+func (c *Claims) Add(addrs ...netip.Addr) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.addrs = append(c.addrs, addrs...)
+}
+
+// All returns the addresses, and when the attachment was entered in the ledger.
+func (c *Claims) All() (addrs []netip.Addr, since time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.addrs), c.since
+}
+
+// Ledger is the ledger of an owner, for the notes about one container. A note that
+// fails is logged: GC then knows less, and the call goes on.
+type Ledger struct {
+	*record.Ledger
+	Log       *slog.Logger
+	Container record.ID // for the log
+}
+
+// Note adds lines.
+func (l Ledger) Note(lines ...record.Line) { l.Failed(l.Add(lines...)) }
+
+// Failed logs an error of the ledger, unless it is nil.
+func (l Ledger) Failed(err error) {
+	if err != nil {
+		l.Log.Warn("note in the ledger what GC can go by", "container", l.Container, "error", err)
+	}
+}
+
+// NoteGone notes that nothing is left of attachments.
+func (l Ledger) NoteGone(keys []record.Key) {
+	now := plainfile.Now()
+	var lines []record.Line
+	for _, key := range keys {
+		lines = append(lines, record.Line{Key: key, Gone: true, Time: now})
+	}
+	l.Note(lines...)
+	if l.Long() {
+		l.Failed(l.Compact(settled))
+	}
+}
+
+// settled returns the attachments whose reservations are released for good: no file
+// is theirs, and the removal of their files has reached the disk.
+func settled(gone map[record.Key]record.Known) []record.Key {
+	held, synced := map[record.Key]bool{}, map[string]error{}
+	for _, k := range gone {
+		for _, dir := range k.Dirs {
+			if _, done := synced[dir]; done {
+				continue
+			}
+			synced[dir] = sweep.SyncDir(dir)
+			_, err := sweep.Stale(dir, func(r sweep.Reservation) bool {
+				held[keyOf(filepath.Base(dir), r)] = true
+				return false
+			})
+			synced[dir] = errors.Join(synced[dir], err)
+		}
+	}
+	var keys []record.Key
+	for key, k := range gone {
+		unknown := func(dir string) bool { return synced[dir] != nil }
+		if len(k.Dirs) > 0 && len(k.Doubtful) == 0 && !held[key] && !slices.ContainsFunc(k.Dirs, unknown) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// keyOf is the attachment that a reservation names.
+func keyOf(network string, r sweep.Reservation) record.Key {
+	return record.Key{ContainerID: record.PluginID(r.ContainerID), Network: network, IfName: r.IfName}
+}
+
+// longestADD is how long after it was recorded a plugin of a runtime that was
+// killed is taken to have gone on. A plugin has two minutes by default.
+const longestADD = 10 * time.Minute
+
+// Attachment is an attachment of which reservations are judged.
+type Attachment struct {
+	Ledger    Ledger
+	Key       record.Key
+	Claims    *Claims
+	Addresses []netip.Addr // in its result
+	Answered  bool         // all plugins have answered the ADD
+	Recorded  time.Time    // by the record; zero if that does not know
+}
+
+// Judge returns a function that decides about an empty reservation in host-local's
+// directory, whose file mode shows that a program like host-local made it. It is left
+// of this attachment if it was made while the ADD was under way, and its address is
+// the attachment's or, as after an executable was killed, none is known.
+//
+// It cannot be told from one that an administrator made in the same moment, or from
+// one of the same tick of the clock: that stays, and is reported.
+func (a Attachment) Judge() func(r sweep.Reservation) bool {
+	known := sync.OnceValue(a.known)
+	doubtful := map[string]bool{} // reported already
+	return func(r sweep.Reservation) bool {
+		k := known()
+		all := slices.Concat(a.Addresses, k.Addresses)
+		of := slices.Contains(all, r.Addr) || len(all) == 0 && !a.Answered
+		if !of || k.Since.IsZero() || r.Made.Before(k.Since) {
+			return false
+		}
+		if r.MadeBetween(k.Since, k.Until) {
+			return true
+		}
+		if !doubtful[r.Path()] {
+			doubtful[r.Path()] = true
+			a.Ledger.Log.Warn("an empty reservation may be left of a plugin that was killed, or an administrator's: delete it if it is nobody's",
+				"container", a.Ledger.Container, "network", a.Key.Network, "path", r.Path())
+			a.Ledger.Note(record.Line{Key: a.Key, Dirs: []string{r.Dir}, Doubtful: []netip.Addr{r.Addr}})
+		}
+		return false
+	}
+}
+
+// known returns the ledger's entry of the attachment, with this call's claims. Until
+// is when its ADD can have ended at the latest.
+func (a Attachment) known() record.Known {
+	all, err := a.Ledger.Read()
+	a.Ledger.Failed(err)
+	k := all[a.Key]
+	addrs, since := a.Claims.All()
+	k.Addresses = append(k.Addresses, addrs...)
+	now := a.Ledger.Now()
+	if !since.IsZero() {
+		k.Since, k.Until = since, now
+		return k
+	}
+	if k.Since.IsZero() {
+		k.Since = a.Recorded
+	}
+	if k.Until = k.Since.Add(longestADD); k.Until.After(now) {
+		k.Until = now
+	}
+	return k
+}

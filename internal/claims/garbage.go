@@ -1,0 +1,141 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/sweep"
+)
+
+// Garbage are the attachments of an owner's ledger that are on no record, of any
+// owner, and that nobody wants.
+type Garbage struct {
+	Known map[record.Key]record.Known
+	held  map[string][]netip.Addr // addresses of attachments on record, by network
+}
+
+// FindGarbage returns the attachments in the ledger that are not wanted. Found are the
+// records of all owners.
+func FindGarbage(known map[record.Key]record.Known, wanted func(record.Key) bool, found []record.Found) *Garbage {
+	g := &Garbage{Known: known, held: map[string][]netip.Addr{}}
+	for key := range known {
+		if wanted(key) {
+			delete(known, key)
+		}
+	}
+	for _, f := range found {
+		for _, n := range f.Record.Networks {
+			g.held[n.Name] = append(g.held[n.Name], footprint.AddressesOf([]record.Network{n}, nil)...)
+		}
+	}
+	return g
+}
+
+// Keys returns the attachments in order.
+func (g *Garbage) Keys() []record.Key {
+	keys := make([]record.Key, 0, len(g.Known))
+	for key := range g.Known {
+		keys = append(keys, key)
+	}
+	slices.SortFunc(keys, func(a, b record.Key) int {
+		return slices.Compare([]string{string(a.ContainerID), a.Network, a.IfName}, []string{string(b.ContainerID), b.Network, b.IfName})
+	})
+	return keys
+}
+
+// MayRelease reports whether a reservation is garbage: the ledger names it by
+// container, interface and address, and no record has the address. It is false for a
+// nil Garbage.
+func (g *Garbage) MayRelease(network string, r sweep.Reservation) bool {
+	if g == nil {
+		return false
+	}
+	k, ok := g.Known[keyOf(network, r)]
+	return ok && k.Names(r.Addr) && !g.isHeld(network, r.Addr)
+}
+
+func (g *Garbage) isHeld(network string, addr netip.Addr) bool {
+	return slices.Contains(g.held[network], addr) || slices.Contains(g.held[""], addr) // of a damaged record
+}
+
+// Release releases the addresses that host-local holds, in the directories of each
+// attachment, for attachments of which nothing was left once. It returns a line for
+// each, and the directories in which it failed. If dry, it releases nothing.
+func (g *Garbage) Release(ctx context.Context, dirsOf func(record.Key, record.Known) []string, dry bool) (released []string, failed map[string]error) {
+	networks := map[string]string{} // by directory
+	for key, k := range g.Known {
+		if !k.Gone {
+			continue
+		}
+		for _, dir := range dirsOf(key, k) {
+			networks[dir] = key.Network
+		}
+	}
+	failed = map[string]error{}
+	for dir, network := range networks {
+		stale, err := sweep.Stale(dir, func(r sweep.Reservation) bool { return g.cameBack(network, r) })
+		released = append(released, sweep.Lines(stale)...)
+		if !dry {
+			err = errors.Join(err, sweep.Remove(ctx, stale), sweep.SyncDir(dir))
+		}
+		if err != nil {
+			failed[dir] = err
+		}
+	}
+	return released, failed
+}
+
+// cameBack reports whether a reservation is that of an attachment of which nothing was
+// left once. A power cut brings it back, or brings it back empty; then it is of the
+// time of the attachment.
+func (g *Garbage) cameBack(network string, r sweep.Reservation) bool {
+	if r.IfName != "" {
+		return g.Known[keyOf(network, r)].Gone && g.MayRelease(network, r)
+	}
+	for key, k := range g.Known {
+		during := !k.Since.IsZero() && r.MadeBetween(k.Since, k.Until)
+		if key.Network == network && k.Gone && during && slices.Contains(k.Addresses, r.Addr) && !g.isHeld(network, r.Addr) {
+			return true
+		}
+	}
+	return false
+}
+
+// Others returns the attachments that have reservations in host-local's directories of
+// a network and are not garbage. Unnamed are files that name no attachment.
+func (g *Garbage) Others(network string, dirs []string) (all []types.GCAttachment, unnamed []string, err error) {
+	for _, dir := range dirs {
+		foreign, others, err := sweep.Foreign(dir)
+		if err != nil || len(foreign) > 0 {
+			return nil, foreign, err
+		}
+		for _, r := range others {
+			if !g.MayRelease(network, r) {
+				all = append(all, types.GCAttachment{ContainerID: r.ContainerID, IfName: r.IfName})
+			}
+		}
+	}
+	return all, nil, nil
+}
+
+// Doubtful describes the empty reservations of which nobody can tell whose they are,
+// as far as they still exist.
+func Doubtful(k record.Known) (lines []string) {
+	for _, dir := range k.Dirs {
+		for _, addr := range k.Doubtful {
+			path := filepath.Join(dir, addr.String())
+			if info, err := os.Lstat(path); err == nil && info.Size() == 0 {
+				lines = append(lines, path+" is empty: it is left of a plugin that was killed, or it is an administrator's reservation; delete it if it is nobody's")
+			}
+		}
+	}
+	return lines
+}
