@@ -12,19 +12,19 @@ import (
 // Address is an address of an interface.
 type Address struct {
 	netip.Prefix
-	// Tentative and Duplicate are what the detection of duplicates says of an
+	// Tentative and Duplicate are results of the detection of duplicates of an
 	// IPv6 address: not usable yet, and never (RFC 4862, section 5.4).
 	Tentative, Duplicate bool
 }
 
-// AddressFlag is what the kernel is to do about an address that is added.
+// AddressFlag changes how the kernel adds an address.
 type AddressFlag uint32
 
 const (
 	// Detect leaves it to the interface (accept_dad) whether duplicates of an
 	// IPv6 address are looked for, in which case it is tentative for 1 to 2 s.
-	// Without, they are not: what was allocated for this machine no other
-	// machine has. A difference is that the kernel announces an address only
+	// Without, they are not: no other machine has an address that was allocated
+	// for this one. A difference is that the kernel announces an address only
 	// after it was tentative, be it for a moment (ndisc_notify).
 	Detect AddressFlag = 1 << iota
 	// NoSubnet makes no route to the address's subnet.
@@ -55,7 +55,7 @@ func (r *Requests) AddAddress(index int, p netip.Prefix, flags AddressFlag, fine
 	r.add(m, nil, fmt.Sprintf("add address %s", p), fine...)
 }
 
-// DeleteAddress deletes an address, which is fine if it is gone.
+// DeleteAddress deletes an address. A missing one is no error.
 func (c *Conn) DeleteAddress(index int, p netip.Prefix) error {
 	err := c.execute(addressMessage(unix.RTM_DELADDR, unix.NLM_F_ACK, index, p), nil)
 	if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.ENODEV) {

@@ -43,8 +43,8 @@ func (b Bridge) Create(c *Conn) (Link, error) {
 	return l, nil
 }
 
-// Ifb is a device of type ifb that is to be made: what is redirected to it
-// passes its queues.
+// Ifb is a device of type ifb that is to be made: packets that are redirected to
+// it pass its queues.
 type Ifb struct {
 	Name string
 	MTU  int
@@ -87,8 +87,8 @@ func (c *Conn) SetPortMode(index int, p PortMode) error {
 // VLAN is one that a port is a member of.
 type VLAN struct {
 	ID uint16
-	// Access is the port's own: what comes in without a tag belongs to it, and
-	// what belongs to it goes out without one.
+	// Access marks the port's own VLAN: packets without a tag belong to it, and
+	// its packets leave without one.
 	Access bool
 }
 

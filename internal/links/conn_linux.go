@@ -9,7 +9,7 @@ import (
 )
 
 // Conn is a route netlink socket in a namespace: one small buffer that is used
-// again, no lists that grow with what is in the namespace, and the kernel's own
+// again, no lists that grow with the namespace, and the kernel's own
 // words in its errors. It is for one goroutine at a time, and is closed by
 // whoever opened it.
 type Conn struct {
@@ -19,7 +19,7 @@ type Conn struct {
 }
 
 // Dial opens a socket in a namespace. The sysctls are set meanwhile, as both
-// need a thread that is inside; see [Conn.SetSysctls].
+// need a thread that is inside.
 func Dial(ns *netns.Handle, sysctls ...Sysctl) (c *Conn, err error) {
 	err = thread.In(ns, func() (err error) {
 		if c, err = dial(); err != nil {

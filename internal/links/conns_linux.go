@@ -11,7 +11,7 @@ import (
 
 // Conns are sockets that stay open between the plugins of one attachment, most
 // of which need the same two: to open one, a thread enters the namespace, which
-// takes longer than what is asked then.
+// takes longer than the requests that follow.
 //
 // They are safe for concurrent use, and the zero Conns are ready for use. An open
 // socket keeps its namespace in existence.
@@ -78,7 +78,7 @@ func (all *Conns) Borrow(ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
 		}
 		return c, err
 	}
-	if err := c.SetSysctls(ns, sysctls...); err != nil {
+	if err := setSysctls(c, ns, sysctls...); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil

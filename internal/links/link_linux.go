@@ -28,7 +28,7 @@ type Link struct {
 	Settings    Settings // those below /proc/sys
 }
 
-// Type is the type of an interface, with what only that type has.
+// Type is the type of an interface, with the settings that only that type has.
 type Type struct {
 	Kind string // "bridge", "veth"; empty for lo and hardware
 	// VLANFiltering reports whether a bridge keeps VLANs apart. DefaultVLAN is
@@ -118,7 +118,7 @@ func (r *Requests) Link(name string, fine ...error) *Link {
 }
 
 // LinkByIndex looks an interface up by its index. Since Linux 6.8 the answer
-// waits for what the kernel has yet to do about a change of the carrier.
+// comes only after the kernel has handled a change of the carrier.
 func (c *Conn) LinkByIndex(index int) (Link, error) {
 	r := c.Requests()
 	l := r.LinkByIndex(index)
@@ -304,7 +304,7 @@ func (k *Type) parse(data []byte) error {
 	})
 }
 
-// Change is what is to change about an interface. What is zero stays.
+// Change lists changes of an interface. Zero fields are left alone.
 type Change struct {
 	Set, Clear  uint32 // IFF_*
 	Name        string
@@ -349,8 +349,8 @@ func changeMessage(index int, change Change) *message {
 	return m
 }
 
-// Delete deletes an interface, which is fine if it is gone. It waits for what
-// the kernel waits for, about 20 ms.
+// Delete deletes an interface. A missing one is no error. The kernel waits for a
+// grace period, about 20 ms.
 func (c *Conn) Delete(index int) error {
 	err := c.execute(newMessage(unix.RTM_DELLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0)), nil)
 	if errors.Is(err, unix.ENODEV) {

@@ -348,7 +348,7 @@ func TestSysctls(t *testing.T) {
 		{Path: "net/ipv6/conf/none/accept_ra", Value: "0", Optional: true},
 	}
 	c := mustDial(t, ns, all...)
-	if err := c.SetSysctls(ns, all...); err != nil {
+	if err := setSysctls(c, ns, all...); err != nil {
 		t.Error(err)
 	}
 	ask := c.Requests()
@@ -357,7 +357,7 @@ func TestSysctls(t *testing.T) {
 		t.Errorf("got forwarding of IPv4 %t, of IPv6 %t, and %v, want only the first", *v4, *v6, err)
 	}
 	all[1].Optional = false
-	err := c.SetSysctls(ns, all...)
+	err := setSysctls(c, ns, all...)
 	want := "in namespace " + ns.ID().String() + ": set sysctl net/ipv6/conf/none/accept_ra to 0: open /proc/sys/net/ipv6/conf/none/accept_ra: no such file or directory"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)

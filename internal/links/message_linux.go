@@ -40,7 +40,7 @@ func (m *message) u32(typ uint16, v uint32) { m.attr(typ, native.AppendUint32(ni
 func (m *message) u8(typ uint16, v bool)    { m.attr(typ, []byte{bit(v)}) }
 func (m *message) str(typ uint16, s string) { m.attr(typ, append([]byte(s), 0)) }
 
-// nest adds an attribute that holds what fn adds.
+// nest adds an attribute that holds those that fn adds.
 func (m *message) nest(typ uint16, fn func()) {
 	begin := len(m.b)
 	m.attr(typ, nil)

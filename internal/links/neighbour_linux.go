@@ -16,7 +16,7 @@ type Neighbour struct {
 	fixed bool // by somebody who knows better than what is announced
 }
 
-// Wrong tells whether the kernel takes the address for another's than that of
+// Wrong reports whether the kernel takes the address for another's than that of
 // mac, and would believe an announcement that says so.
 func (n Neighbour) Wrong(mac net.HardwareAddr) bool {
 	return len(n.MAC) > 0 && !n.fixed && !bytes.Equal(n.MAC, mac)

@@ -8,31 +8,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Requests are what the kernel is to do, in this order: they are collected by
-// their methods and go to the kernel together, which spares a system call or
+// Requests are collected by their methods and go to the kernel together, in this
+// order, which spares a system call or
 // two for each. What a method that reads returns is filled by Send.
 //
-// The kernel goes on after a request that fails, so they are for what is taken
+// The kernel goes on after a request that fails, so they are for work that is taken
 // back as a whole.
 type Requests struct {
 	c   *Conn
 	all []request
 }
 
-// request is a message and what becomes of the answer.
+// request is a message and the handlers of its answer.
 type request struct {
 	m *message
 	// read is called for the messages that answer, and may be nil.
 	read func(body []byte) error
-	// explain says what failed, or returns nil if that is fine; it may be nil.
+	// explain adds the failed operation to an error, or returns nil if the error
+	// is fine; it may be nil.
 	explain func(err error) error
 }
 
 // Requests begins a collection.
 func (c *Conn) Requests() *Requests { return &Requests{c: c} }
 
-// add adds a request. Its error says what was to be done; those among fine are
-// none.
+// add adds a request. Its error names the operation; errors among fine are none.
 func (r *Requests) add(m *message, read func([]byte) error, what string, fine ...error) {
 	r.all = append(r.all, request{m, read, func(err error) error {
 		if slices.ContainsFunc(fine, func(f error) bool { return errors.Is(err, f) }) {
@@ -42,11 +42,10 @@ func (r *Requests) add(m *message, read func([]byte) error, what string, fine ..
 	}})
 }
 
-// mostTogether bounds what the kernel has to keep of answers that nobody reads
-// yet: its buffer for them holds some 50 descriptions of interfaces.
+// mostTogether bounds how many unread answers the kernel has to keep: its buffer for them holds some 50 descriptions of interfaces.
 const mostTogether = 16
 
-// Send has the kernel do what was collected, and returns the first error.
+// Send executes the requests, and returns the first error.
 func (r *Requests) Send() error {
 	all := r.all
 	r.all = nil

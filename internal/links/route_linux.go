@@ -20,7 +20,7 @@ type Route struct {
 	// Interface is the one that the route leads through, of a route that was
 	// read.
 	Interface int
-	// MTU and AdvMSS are for what goes this way; 0 leaves it to the kernel.
+	// MTU and AdvMSS are for packets on this route; 0 leaves them to the kernel.
 	MTU, AdvMSS int
 }
 

@@ -108,7 +108,7 @@ func (l Link) DetectionTime() time.Duration {
 	return (ms("router_solicitation_delay") + ms("dad_transmits")*time.Duration(l.Settings.retransmit)) * time.Millisecond
 }
 
-// Has tells whether the kernel said that a setting of the interface is as it
+// Has reports whether the kernel said that a setting of the interface is as it
 // should be; also that it needs none, as there is no IPv6 on the interface.
 func (l Link) Has(s Sysctl) bool {
 	name, v6, setting, ok := s.ofInterface()

@@ -147,7 +147,7 @@ func TestForwarding(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		for _, want := range []bool{false, true} {
 			if want {
-				if err := c.SetSysctls(ns, Forward(v6)); err != nil {
+				if err := setSysctls(c, ns, Forward(v6)); err != nil {
 					t.Fatal(err)
 				}
 			}

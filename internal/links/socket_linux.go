@@ -147,7 +147,7 @@ func (s *socket) exchange(all []request) error {
 	return outcome(all, answered, errs)
 }
 
-// converse is exchange up to what the kernel says of each request.
+// converse is exchange, but leaves the errors of the requests to the caller.
 func (s *socket) converse(all []request) (answered []bool, errs []error, err error) {
 	first := s.seq + 1
 	data := s.write(all)

@@ -18,7 +18,7 @@ import (
 type Sysctl struct {
 	// Path is below /proc/sys, with slashes: an interface's name may have dots.
 	Path, Value string
-	// Optional is a setting that improves what works without it, so that it
+	// Optional is a setting that nothing depends on, so that it
 	// may be missing (a kernel without IPv6) or not be ours to change (a
 	// read-only /proc/sys).
 	Optional bool
@@ -26,10 +26,10 @@ type Sysctl struct {
 
 func (s Sysctl) path() string { return filepath.Join("/proc/sys", s.Path) }
 
-// SetSysctls makes the settings, in order, those that are not so already, in
-// the namespace that c is in. The kernel tells most of them by netlink; to make
-// what differs the thread enters the namespace, once for all.
-func (c *Conn) SetSysctls(ns *netns.Handle, settings ...Sysctl) error {
+// setSysctls makes the settings, in order, those that are not so already, in
+// the namespace that c is in. The kernel tells most of them by netlink; to change
+// the others the thread enters the namespace, once for all.
+func setSysctls(c *Conn, ns *netns.Handle, settings ...Sysctl) error {
 	missing, err := unset(c, settings)
 	if err != nil {
 		return fmt.Errorf("in namespace %s: %w", ns.ID(), err)
@@ -37,7 +37,7 @@ func (c *Conn) SetSysctls(ns *netns.Handle, settings ...Sysctl) error {
 	return WriteSysctls(ns, missing...)
 }
 
-// WriteSysctls is SetSysctls for settings that are known not to be so.
+// WriteSysctls makes settings that are known not to be so.
 func WriteSysctls(ns *netns.Handle, settings ...Sysctl) error {
 	if len(settings) == 0 {
 		return nil

@@ -167,8 +167,8 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
 }
 
 // hostEnd finds the host's end of the pair that the container's interface is
-// one end of. It must be an interface of the result: the limits are for what
-// the plugins before this one made. The caller closes the socket, which is one
+// one end of. It must be an interface of the result: the limits are for
+// interfaces that the plugins before this one made. The caller closes the socket, which is one
 // on the host.
 func hostEnd(ctx context.Context, r *plugin.Request) (_ *links.Conn, host links.Link, err error) {
 	if r.PrevResult == nil {

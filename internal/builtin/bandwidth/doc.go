@@ -1,4 +1,4 @@
-// Package bandwidth limits what passes a container's interface, in both
+// Package bandwidth limits the traffic of a container's interface, in both
 // directions, with token buckets (tbf). It takes the configuration of the
 // reference plugin bandwidth (v1.9.1) and makes the same queues on the same
 // devices, so that the CHECK and DEL of either understand the other's.
@@ -6,6 +6,6 @@
 //	to the container    tbf on the host's end of the veth pair
 //	from the container  the host's end redirects to an ifb device, which has a tbf
 //
-// The names are from the container's view of its own host: ingress is what goes
-// into the container, egress what leaves it.
+// The names are from the container's view of its own host: ingress goes into the
+// container, egress leaves it.
 package bandwidth

@@ -39,7 +39,7 @@ func tbf(index int, l limit) *netlink.Tbf {
 	}
 }
 
-// ingress is the queue that gets what a device receives.
+// ingress is the queue of the packets that a device receives.
 func ingress(index int) *netlink.Ingress {
 	return &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: index,
@@ -48,7 +48,7 @@ func ingress(index int) *netlink.Ingress {
 	}}
 }
 
-// redirect sends all that a device receives to another, as what that one sends.
+// redirect turns packets that a device receives into packets that another sends.
 func redirect(from, to links.Link) *netlink.U32 {
 	return &netlink.U32{
 		FilterAttrs: netlink.FilterAttrs{
@@ -65,8 +65,8 @@ func redirect(from, to links.Link) *netlink.U32 {
 	}
 }
 
-// change is what an ADD has done, so that it can be undone: the host's end may
-// live on when the ADD has failed.
+// change records the steps of an ADD, so that they can be undone: the host's end
+// may live on when the ADD has failed.
 type change struct {
 	queues
 	conn *links.Conn
@@ -98,7 +98,7 @@ func (c *change) revert() error {
 }
 
 // shape makes the ifb device, by the first of the names that is free, and sends
-// it what the host's end receives.
+// it the packets that the host's end receives.
 func (c *change) shape(host links.Link, l limit, names []string) (ifb links.Link, err error) {
 	var name string
 	for _, name = range names {
@@ -160,8 +160,8 @@ func (q queues) checkBucket(link links.Link, l limit) error {
 	return nil
 }
 
-// checkShaped makes sure that the ifb device is up and limits what the host's
-// end receives.
+// checkShaped makes sure that the ifb device is up and limits the packets that
+// the host's end receives.
 func (q queues) checkShaped(conn *links.Conn, host links.Link, l limit, name string) error {
 	ifb, err := conn.Link(name)
 	if err != nil {

@@ -27,11 +27,11 @@ type attachment struct {
 	made   bool // this attachment created the bridge
 	lan    bool // machines other than containers may have its addresses
 	detect bool // detect duplicates of the container's IPv6 addresses
-	aside  bool // addresses are announced beside what is done yet
+	aside  bool // addresses are announced beside the rest of Add
 	result *types100.Result
 }
 
-// Make makes what needs no address: the bridge and the pair.
+// Make makes the bridge and the pair, which need no address.
 func (a *attachment) Make(context.Context) (err error) {
 	if a.bridge, a.made, err = a.ensureBridge(a.OnHost, a.Request.Host); err != nil {
 		return err

@@ -1,8 +1,8 @@
 // Package bridge is the plugin "bridge": it connects a container to a bridge of
 // the host by a veth pair.
 //
-// It takes the configuration of the reference plugin, and returns what that one
-// would. What is different:
+// It takes the configuration of the reference plugin, and returns the same
+// result. The differences:
 //   - IPv6 addresses are usable and announced when Add returns, including the
 //     link-local one of a bridge that is made here. Duplicate address detection,
 //     which costs 1 to 2 s, is off: the IPAM plugin gives an address to one
@@ -16,7 +16,7 @@
 //     kernel uses one.
 //   - IPv4 addresses are announced when the port passes on packets, not when the
 //     interface is set up, which may be before; and on a bridge of many ports beside
-//     what is done yet, as the kernel delivers the packet to each of a thousand
+//     the rest of Add, as the kernel delivers the packet to each of a thousand
 //     before it goes on. The host itself knows them when Add returns.
 //   - The host's end has no link-local IPv6 address: as a port it has no use for one.
 //   - VLANs on a bridge that does not keep them apart are an error.
@@ -64,7 +64,7 @@ type place struct {
 
 const (
 	// many is how many ports of a bridge are too many to wait for a packet that
-	// goes to all of them: at 3 µs each it is a tenth of what the rest takes.
+	// goes to all of them: at 3 µs each it takes a tenth of the rest.
 	many = 64
 	// mostBridges is how many are remembered.
 	mostBridges = 1000
@@ -135,7 +135,7 @@ func (*Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
 
-// GC has the IPAM plugin collect what is no longer valid.
+// GC has the IPAM plugin release the addresses of no attachment.
 func (*Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
 	c, err := load(r)
 	if err != nil {

@@ -2,14 +2,12 @@ package bridge
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -17,34 +15,22 @@ import (
 // Check returns an error unless the bridge, both ends of the pair, addresses,
 // routes, gateway and rules are there as Add made them. Unlike the reference
 // plugin it looks at the host's end, the gateway and the rules too.
-func (*Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
+func (*Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	c, err := load(r)
 	if err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
-		return err
-	}
-	container, err := c.Check(ctx, r, !c.DisableContainerInterface)
+	err = c.Check(ctx, r, !c.DisableContainerInterface, func(host *links.Conn, container links.Link) error {
+		br, err := c.checkBridge(host, r.PrevResult)
+		if err != nil {
+			return err
+		}
+		if err := c.checkPort(host, r, br, container); err != nil {
+			return err
+		}
+		return c.checkGateway(host, r, br)
+	})
 	if err != nil {
-		return err
-	}
-	host, err := links.Borrow(ctx, r.Host)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, host.Close()) }()
-	br, err := c.checkBridge(host, r.PrevResult)
-	if err != nil {
-		return err
-	}
-	if err := c.checkPort(host, r, br, container); err != nil {
-		return err
-	}
-	if err := c.checkGateway(host, r, br); err != nil {
 		return err
 	}
 	if c.MACSpoofChk {

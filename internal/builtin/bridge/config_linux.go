@@ -139,7 +139,7 @@ func trunk(ranges []vlanRange) ([]uint16, error) {
 func (c *vlanConfig) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
 
 // vlans are those that a port becomes a member of. One on a trunk alone gets
-// the first VLAN for what has no tag.
+// the first VLAN for packets without a tag.
 func (c *vlanConfig) vlans() []links.VLAN {
 	var all []links.VLAN
 	if c.VLAN != 0 {

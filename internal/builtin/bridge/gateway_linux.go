@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// setGateways completes what the IPAM plugin returned: the addresses are those
+// setGateways completes the IPAM plugin's result: the addresses are those
 // of the container's interface, which is the third; if the bridge is to be the
 // gateway, the gateway of a subnet is its first address unless the plugin said
 // another; and if it is to be the default gateway, there is a default route for

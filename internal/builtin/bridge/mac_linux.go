@@ -23,7 +23,7 @@ type macConfig struct {
 	mac net.HardwareAddr // nil: a random one
 }
 
-// environment is what CNI_ARGS can say.
+// environment are the settings in CNI_ARGS.
 type environment struct {
 	types.CommonArgs
 	MAC types.UnmarshallableString `json:"mac,omitempty"`

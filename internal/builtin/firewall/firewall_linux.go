@@ -147,7 +147,7 @@ func (w work) isolation() netfilter.Rules {
 	return netfilter.Rules{Forward: []netfilter.Forward{only}}
 }
 
-// forward returns what is wanted for the addresses of the result, which may be
+// forward returns the rules for the addresses of the result, which may be
 // unknown.
 func (c conf) forward(result *types100.Result) (netfilter.Forward, error) {
 	f := netfilter.Forward{AdminChain: c.IPTablesAdminChainName, Ingress: c.IngressPolicy}

@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Check makes sure that the interface is there, and has what the result says.
+// Check makes sure that the interface is there, and has the addresses of the result.
 // Its alias is not looked at: it is for DEL, and the container can do without.
 func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if ctx.Err() != nil {

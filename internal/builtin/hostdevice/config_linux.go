@@ -27,7 +27,7 @@ type config struct {
 	userSpace bool   // the device has a driver in user space (DPDK), and no interface
 }
 
-// parse reads the configuration of a request, and finds out what it can of the
+// parse reads the configuration of a request, and looks for the
 // device below /sys.
 func (p Plugin) parse(r *plugin.Request) (*config, error) {
 	c := &config{}

@@ -114,8 +114,8 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	// What Add refused must not keep the rest from being undone: of the
-	// configuration only what every plugin has is needed.
+	// A configuration that Add refused must not prevent the rest of DEL, so only
+	// the IPAM plugin is read from it.
 	var c struct {
 		IPAM struct {
 			Type string `json:"type"`
@@ -150,7 +150,7 @@ func (p Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
 
-// GC has the IPAM plugin give back what belongs to no attachment.
+// GC has the IPAM plugin release the addresses of no attachment.
 func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
 	var c config
 	if err := r.Decode(&c); err != nil {

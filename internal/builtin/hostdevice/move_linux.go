@@ -93,8 +93,8 @@ func (p Plugin) moveIn(ctx context.Context, c *config, r *plugin.Request) (_ mov
 	return moved{}, errors.Join(fmt.Errorf("device %q: %w", name, err), m.retrieve(r.Host, host, inside, candidates))
 }
 
-// retrieve undoes a move that failed. The kernel moves first; what has failed
-// may be the name, or setting it up. So the interface is in the container,
+// retrieve undoes a move that failed. The kernel moves first, so
+// the name or setting it up may have failed. So the interface is in the container,
 // under one of these names, or has never left.
 func (m moved) retrieve(to *netns.Handle, host, inside *links.Conn, names []string) error {
 	for _, name := range names {
@@ -123,8 +123,8 @@ func (m moved) restore(host *links.Conn) error {
 	return host.Change(dev.Index, links.Change{Set: unix.IFF_UP})
 }
 
-// errNoAlias means that the interface is there, but does not say what it was
-// called on the host.
+// errNoAlias means that the interface is there, but does not give its name on
+// the host.
 var errNoAlias = errors.New("it has no alias, which would be its name on the host")
 
 // moveOut moves the interface back to the host, down, under the name that its

@@ -25,7 +25,7 @@ func (s sysfs) path(elements ...string) string {
 	return filepath.Join(append([]string{root}, elements...)...)
 }
 
-// has tells whether a device is on a bus. Its name is no path.
+// has reports whether a device is on a bus. Its name is no path.
 func (s sysfs) has(bus, id string) bool {
 	if strings.ContainsRune(id, '/') || id == ".." || id == "." {
 		return false
@@ -34,7 +34,7 @@ func (s sysfs) has(bus, id string) bool {
 	return err == nil
 }
 
-// userSpaceDriver tells whether the driver of a PCI device is one that hands
+// userSpaceDriver reports whether the driver of a PCI device is one that hands
 // it to a program, as DPDK needs it.
 func (s sysfs) userSpaceDriver(id string) (bool, error) {
 	driver, err := filepath.EvalSymlinks(s.path(pciBus, id, "driver"))

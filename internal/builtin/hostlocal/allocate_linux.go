@@ -145,7 +145,7 @@ func (h *held) releaseStale(stale func(holder string, addr netip.Addr) bool) err
 }
 
 // check makes sure that each set has one of the claimed addresses that is the
-// attachment's. Another one in it may be what a plugin further behind has added.
+// attachment's. Another one in it may be from a plugin further behind.
 func (h *held) check(c *config, claimed []netip.Addr, id, ifName string) error {
 	holder := strings.TrimSpace(holderOf(id, ifName))
 	for i, set := range c.sets {
@@ -186,7 +186,7 @@ func (x *index) heldBy(id, holder string) []netip.Addr {
 	return all
 }
 
-// hasFree tells whether an address of the set is in no file.
+// hasFree reports whether an address of the set is in no file.
 func (x *index) hasFree(set rangeSet) bool {
 	for addr := range set.after(netip.Addr{}) {
 		if _, taken := x.entries[addr]; !taken {

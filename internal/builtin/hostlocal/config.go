@@ -165,7 +165,7 @@ func rangeSets(confs [][]rangeConf, cniVersion string) ([]rangeSet, error) {
 	return sets, nil
 }
 
-// parseResolvConf reads what a resolver's configuration says, resolv.conf(5):
+// parseResolvConf reads a resolver's configuration, resolv.conf(5):
 //
 //	nameserver 10.1.0.53
 //	search example.org example.net

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What host-local writes is a few hundred bytes at most; what is longer is not
+// A file of host-local has a few hundred bytes at most; a longer one is not
 // its own.
 const maxContent = 4096
 
@@ -24,7 +24,7 @@ const unfinished = ".embedcni-unfinished"
 // file.
 const lineBreak = "\r\n"
 
-// holderOf is what an address file says of the attachment it belongs to.
+// holderOf is the content of the address files of an attachment.
 func holderOf(id, ifName string) string {
 	return strings.TrimSpace(id) + lineBreak + ifName
 }

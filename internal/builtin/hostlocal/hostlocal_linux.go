@@ -185,7 +185,7 @@ func (p *Plugin) locked(ctx context.Context, r *plugin.Request, c *config, creat
 	return nil
 }
 
-// directory is what is known of a directory, the same each time.
+// directory returns the one of a path, the same each time.
 func (p *Plugin) directory(path string) *directory {
 	p.mu.Lock()
 	defer p.mu.Unlock()

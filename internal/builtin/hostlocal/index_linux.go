@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// index is what is remembered of a directory: which address is whose. It is
+// index remembers the owner of each address of a directory. It is
 // only ever used under the directory's lock, after refresh has made sure that
 // it is still right.
 //
@@ -103,7 +103,7 @@ func (x *index) reread(dir int) error {
 // forget makes the next refresh read every file again.
 func (x *index) forget() { *x = index{} }
 
-// known tells whether there is anything worth a refresh.
+// known reports whether there is anything worth a refresh.
 func (x *index) known() bool { return x.entries != nil }
 
 // read brings the entries up to date with the directory. A file is read if it
@@ -177,7 +177,7 @@ func ctimeOf(dir int, name string) unix.Timespec {
 	return st.Ctim
 }
 
-// keepsTime tells whether the directory is in a file system whose times come
+// keepsTime reports whether the directory is in a file system whose times come
 // from this kernel, at once. Over a network they are a server's, and cached.
 func keepsTime(dir int) bool {
 	var st unix.Statfs_t

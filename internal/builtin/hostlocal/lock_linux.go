@@ -21,7 +21,7 @@ const (
 	lastPause  = 5 * time.Millisecond
 )
 
-// directory is the directory of a network, and what is remembered of it.
+// directory is the directory of a network, with an index of its files.
 type directory struct {
 	path string
 	turn chan struct{} // holds one token while somebody has, or waits for, the lock
@@ -83,8 +83,8 @@ func (d *directory) open(ctx context.Context, create bool) (*held, error) {
 	}
 }
 
-// openLocked opens and locks, and tells whether what is locked is still what
-// others will lock: not a file that was deleted meanwhile.
+// openLocked opens and locks the file, and reports whether it is still the one
+// that others will lock: it may have been deleted meanwhile.
 func (h *held) openLocked(ctx context.Context) (current bool, err error) {
 	if h.dir, err = retry(func() (int, error) {
 		return unix.Open(h.path, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -152,7 +152,7 @@ func (h *held) release() error {
 	return err
 }
 
-// close closes what is open. Closing unlocks: nobody else has the description.
+// close closes the descriptors. Closing unlocks: nobody else has the description.
 func (h *held) close() error {
 	var errs []error
 	for _, fd := range []*int{&h.lock, &h.dir} {

@@ -18,7 +18,7 @@ type addressRange struct {
 	gateway     netip.Addr
 }
 
-// rangeSet is what one address is taken from: ranges of one family that do not
+// rangeSet is a source of one address: ranges of one family that do not
 // overlap, in the order of the configuration.
 type rangeSet []addressRange
 
@@ -32,7 +32,7 @@ type rangeConf struct {
 }
 
 // canonical checks a range and completes it: the gateway is the subnet's first
-// address, and what is given out goes from there to the last one that is not an
+// address, and addresses are given out from there to the last one that is not an
 // IPv4 broadcast address.
 func (c rangeConf) canonical() (addressRange, error) {
 	var r addressRange

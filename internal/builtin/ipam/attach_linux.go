@@ -46,14 +46,14 @@ func Attach(ctx context.Context, r *plugin.Request, typ string, m Maker) (*types
 	if typ == "" {
 		err = m.Make(ctx)
 	} else {
-		leased, err = Add(ctx, r, typ, func() error { return m.Make(ctx) })
+		leased, err = lease(ctx, r, typ, func() error { return m.Make(ctx) })
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Undo(ctx))
 	}
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, IPs: leased.IPs, Routes: leased.Routes, DNS: leased.DNS}
 	if err := m.Configure(ctx, result); err != nil {
-		return nil, errors.Join(err, m.Undo(ctx), Release(ctx, r, typ))
+		return nil, errors.Join(err, m.Undo(ctx), release(ctx, r, typ))
 	}
 	return result, nil
 }
@@ -114,7 +114,7 @@ func Only(r *plugin.Request, result *types100.Result, mac string) {
 
 // CheckInterface returns the attachment's interface, or an error unless it is in
 // the container as the previous result says, is up if it should be, and fits: the
-// hardware address is compared by SameMAC, addresses and routes by [Verify].
+// hardware address is compared by SameMAC, addresses and routes by verify.
 func CheckInterface(ctx context.Context, r *plugin.Request, up bool, fits func(own links.Link, said *types100.Interface) error) (own links.Link, err error) {
 	said, err := prevresult.Interface(r)
 	if err != nil {
@@ -132,7 +132,7 @@ func CheckInterface(ctx context.Context, r *plugin.Request, up bool, fits func(o
 		err = errors.New("it is down")
 	}
 	if err == nil {
-		err = Verify(conn, own.Index, prevresult.Own(r))
+		err = verify(conn, own.Index, prevresult.Own(r))
 	}
 	if err != nil {
 		return own, fmt.Errorf("interface %q in the container: %w", r.IfName, err)

@@ -11,14 +11,14 @@ import (
 	"github.com/embedcni/cni/internal/links"
 )
 
-// Verify returns an error unless an interface has the addresses of a result,
+// verify returns an error unless an interface has the addresses of a result,
 // usable, and there is a route to each destination that the result has one to.
 //
 // More addresses and routes are nobody's concern. Nor is which way a route leads:
 // whoever may change routes in the container, such as a VPN that takes the
 // default route over or a program that sets a metric, has replaced it, and the
 // destination is not lost.
-func Verify(c *links.Conn, index int, result *types100.Result) error {
+func verify(c *links.Conn, index int, result *types100.Result) error {
 	if len(result.IPs) == 0 {
 		return nil
 	}

@@ -1,6 +1,7 @@
 // Package ipam is how a plugin that makes an interface gets addresses for it:
 // it delegates to an IPAM plugin (CNI specification 1.1.0, section 4), and puts
-// on the interface what that one returns.
+// the addresses and routes on the interface. It is the frame of their ADD; see
+// [Attach].
 package ipam
 
 import (
@@ -20,15 +21,15 @@ import (
 // failure. The context may have ended then, which must not leak the address.
 const releaseTime = 10 * time.Second
 
-// Add asks the IPAM plugin for addresses, and calls meanwhile, which needs none
+// lease asks the IPAM plugin for addresses, and calls meanwhile, which needs none
 // of them, at the same time: files are written while the kernel makes an
 // interface. If either fails, or the result is none that could be put on an
 // interface, the addresses are given back; undoing meanwhile is the caller's.
-func Add(ctx context.Context, r *plugin.Request, typ string, meanwhile func() error) (*types100.Result, error) {
+func lease(ctx context.Context, r *plugin.Request, typ string, meanwhile func() error) (*types100.Result, error) {
 	if err := Named(r, typ); err != nil {
 		return nil, err
 	}
-	// What is to be done meanwhile takes longer, so it is what begins at once.
+	// The other work takes longer, so it begins at once.
 	var result *types100.Result
 	done := make(chan error, 1)
 	go func() {
@@ -41,7 +42,7 @@ func Add(ctx context.Context, r *plugin.Request, typ string, meanwhile func() er
 	err := <-done
 	if other != nil {
 		if err == nil {
-			other = errors.Join(other, Release(ctx, r, typ))
+			other = errors.Join(other, release(ctx, r, typ))
 		}
 		return nil, errors.Join(other, err)
 	}
@@ -74,13 +75,13 @@ func add(ctx context.Context, r *plugin.Request, typ string) (*types100.Result, 
 		return nil, fmt.Errorf("IPAM plugin %q: %w", typ, err)
 	}
 	if _, err := plan(result); err != nil {
-		return nil, errors.Join(fmt.Errorf("IPAM plugin %q: %w", typ, err), Release(ctx, r, typ))
+		return nil, errors.Join(fmt.Errorf("IPAM plugin %q: %w", typ, err), release(ctx, r, typ))
 	}
 	return result, nil
 }
 
-// Release gives the addresses back after a failure.
-func Release(ctx context.Context, r *plugin.Request, typ string) error {
+// release gives the addresses back after a failure.
+func release(ctx context.Context, r *plugin.Request, typ string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTime)
 	defer cancel()
 	return Del(ctx, r, typ)
@@ -101,7 +102,7 @@ func Status(ctx context.Context, r *plugin.Request, typ string) error {
 	return delegate(ctx, r, "STATUS", typ)
 }
 
-// GC has the IPAM plugin give back what belongs to no attachment. Which are
+// GC has the IPAM plugin release the addresses of no attachment. Which are
 // valid is in the configuration.
 func GC(ctx context.Context, r *plugin.Request, typ string) error {
 	return delegate(ctx, r, "GC", typ)

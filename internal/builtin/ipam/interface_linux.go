@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/links"
 )
 
-// HasIPv6 tells whether a result has an IPv6 address.
+// HasIPv6 reports whether a result has an IPv6 address.
 func HasIPv6(result *types100.Result) bool {
 	return slices.ContainsFunc(result.IPs, func(ip *types100.IPConfig) bool { return ip != nil && ip.Address.IP.To4() == nil })
 }
@@ -47,7 +47,7 @@ type How struct {
 	// nobody else can have the address, it would take 1 to 2 s for nothing.
 	Detect bool
 	// Later leaves that of the IPv4 addresses to the caller, for when packets
-	// pass: see [links.Conn.Announce]. The kernel announces what changes after.
+	// pass: see [links.Conn.Announce]. The kernel announces later changes.
 	Later bool
 }
 
@@ -111,8 +111,8 @@ func IPv4(result *types100.Result) (addrs []netip.Addr) {
 
 // Await waits until neighbours can find the IPv6 addresses of an interface:
 // the kernel answers for an address only after work that it puts off. That is
-// mostly done when Await is called last, and what is asked before gets no
-// answer for a second.
+// mostly done when Await is called last. A neighbour that asks before waits for a
+// second.
 func Await(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix) error {
 	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Prefix) bool { return a.Addr().Is4() })
 	if len(addrs) == 0 {
@@ -132,7 +132,7 @@ func Settle(ctx context.Context, c *links.Conn, index int) error {
 	return wait(ctx, func() (bool, error) { return detected(c, index) })
 }
 
-// detected tells whether no address but the kernel's own is tentative.
+// detected reports whether no address but the kernel's own is tentative.
 func detected(c *links.Conn, index int) (bool, error) {
 	addrs, err := c.Addresses(index)
 	for _, a := range addrs {
@@ -147,7 +147,7 @@ func detected(c *links.Conn, index int) (bool, error) {
 
 // The kernel says by no message that an address is usable. The detection takes
 // a second with the default settings, and up to another one before it begins;
-// on a machine that is overloaded, what is put off has taken seconds.
+// on a machine that is overloaded, deferred work has taken seconds.
 const (
 	longestWait  = 10 * time.Second
 	shortestWait = 50 * time.Microsecond

@@ -13,13 +13,13 @@ import (
 	"github.com/embedcni/cni/internal/links"
 )
 
-// wanted is what a result means for an interface.
+// wanted are the addresses and routes that a result means for an interface.
 type wanted struct {
 	addresses []netip.Prefix
 	routes    []links.Route
 }
 
-// ipv6 tells whether there is an IPv6 address.
+// ipv6 reports whether there is an IPv6 address.
 func (w wanted) ipv6() bool {
 	for _, a := range w.addresses {
 		if a.Addr().Is6() {

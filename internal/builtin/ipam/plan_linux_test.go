@@ -107,7 +107,7 @@ func TestAddGivesBack(t *testing.T) {
 			}
 			return nil, ctx.Err()
 		}}
-		result, err := Add(ctx, r, "x", test.meanwhile)
+		result, err := lease(ctx, r, "x", test.meanwhile)
 		got := ""
 		if err != nil {
 			got = err.Error()
@@ -123,7 +123,7 @@ func TestAddGivesBack(t *testing.T) {
 }
 
 func TestAddWithoutAType(t *testing.T) {
-	_, err := Add(t.Context(), &plugin.Request{Type: "t"}, "", func() error { return fmt.Errorf("called") })
+	_, err := lease(t.Context(), &plugin.Request{Type: "t"}, "", func() error { return fmt.Errorf("called") })
 	e := &types.Error{}
 	if want := `"ipam": plugin "t" needs an IPAM plugin: its "type" is missing`; !errors.As(err, &e) || e.Code != types.ErrInvalidNetworkConfig || e.Msg != want {
 		t.Errorf("got %v, want %s", err, want)

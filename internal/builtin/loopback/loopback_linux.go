@@ -86,7 +86,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	return nil
 }
 
-// do asks the kernel, in the container, what ask says, all at once.
+// do sends the requests of ask to the kernel, in the container, all at once.
 func do(ctx context.Context, r *plugin.Request, ask func(*links.Requests)) error {
 	c, err := links.Borrow(ctx, r.Container)
 	if err != nil {

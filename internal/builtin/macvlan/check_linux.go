@@ -13,7 +13,7 @@ import (
 )
 
 // Check makes sure that the interface is there, on its master, in its mode, and
-// has what the result says. The MTU is not compared: a plugin further behind may
+// has the addresses of the result. The MTU is not compared: a plugin further behind may
 // have set another without a word in the result, and the kernel lowers it with
 // the master's.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) error {

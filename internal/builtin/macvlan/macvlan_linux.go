@@ -148,7 +148,7 @@ func (Plugin) Status(ctx context.Context, r *plugin.Request) (err error) {
 // errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
 const errNotAvailable = 50
 
-// GC has the IPAM plugin give back what belongs to no attachment. Interfaces go
+// GC has the IPAM plugin release the addresses of no attachment. Interfaces go
 // with their namespaces.
 func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
 	var c config

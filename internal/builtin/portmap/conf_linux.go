@@ -38,7 +38,7 @@ type mapping struct {
 	HostIP        string `json:"hostIP"`
 }
 
-// request is what a call is about.
+// request is the attachment of a call and its ports.
 type request struct {
 	backend netfilter.Backend
 	want    netfilter.HostPorts

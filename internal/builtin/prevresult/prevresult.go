@@ -1,5 +1,5 @@
-// Package prevresult reads, for CHECK, what a result says of an attachment's
-// interface. A CHECK is given the result of the whole chain, so it has the
+// Package prevresult reads, for CHECK, the part of a result about an
+// attachment's interface. A CHECK is given the result of the whole chain, so it has the
 // changes of the plugins behind the one that is asked, as far as those report
 // them, and the interfaces and addresses that they added.
 package prevresult

@@ -2,8 +2,8 @@
 // veth pair that nobody else is on. The host routes to each address of the
 // container, which sends everything to the host.
 //
-// It takes the configuration of the reference plugin, and returns what that one
-// would. IPv6 addresses, including the link-local ones, are usable at once:
+// It takes the configuration of the reference plugin, and returns the same
+// result. IPv6 addresses, including the link-local ones, are usable at once:
 // there is no duplicate address detection, as nobody else is on the link. The
 // pair has one queue for each direction; see package bridge.
 package ptp
@@ -249,32 +249,23 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 // rules are there as Add made them. Unlike the reference plugin it looks at the
 // host's end too, but not at whether the host forwards: that is not this
 // attachment's, and all of the host's containers would have failed at once.
-func (Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
+func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	c, err := load(r)
 	if err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
-		return err
-	}
-	container, err := c.Check(ctx, r, true)
+	err = c.Check(ctx, r, true, func(host *links.Conn, container links.Link) error {
+		link, err := c.CheckHost(host, r, container)
+		if err != nil {
+			return err
+		}
+		if err := checkHost(host, r, link); err != nil {
+			return fmt.Errorf("interface %q on the host: %w", link.Name, err)
+		}
+		return nil
+	})
 	if err != nil {
 		return err
-	}
-	host, err := links.Borrow(ctx, r.Host)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, host.Close()) }()
-	link, err := c.CheckHost(host, r, container)
-	if err != nil {
-		return err
-	}
-	if err := checkHost(host, r, link); err != nil {
-		return fmt.Errorf("interface %q on the host: %w", link.Name, err)
 	}
 	return c.CheckMasquerade(ctx, r)
 }
@@ -328,7 +319,7 @@ func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
 
-// GC has the IPAM plugin collect what is no longer valid.
+// GC has the IPAM plugin release the addresses of no attachment.
 func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
 	c, err := load(r)
 	if err != nil {

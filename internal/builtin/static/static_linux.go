@@ -20,7 +20,7 @@ import (
 // Plugin is the plugin "static".
 type Plugin struct{}
 
-// config is what it needs of the configuration of the plugin that delegates.
+// config is the part that it needs of the delegating plugin's configuration.
 type config struct {
 	IPAM *struct {
 		Routes    []*types.Route `json:"routes"`
@@ -42,7 +42,7 @@ type configured struct {
 	Gateway net.IP `json:"gateway"`
 }
 
-// environment is what CNI_ARGS can say.
+// environment are the settings in CNI_ARGS.
 type environment struct {
 	types.CommonArgs
 	IP      types.UnmarshallableString `json:"ip,omitempty"`
@@ -66,7 +66,7 @@ func load(r *plugin.Request) (*config, []address, error) {
 	if c.IPAM == nil {
 		return nil, nil, invalid(`"ipam" is missing`)
 	}
-	// Read even if others come first, as what is wrong in it is wrong.
+	// Read even if others come first: an error in it is an error.
 	all, err := c.listed(r.Args)
 	if err != nil {
 		return nil, nil, err
@@ -157,7 +157,8 @@ func invalid(format string, args ...any) error {
 	return plugin.Errorf(types.ErrInvalidNetworkConfig, format, args...)
 }
 
-// onePerFamily refuses what results could not hold before version 0.3.0.
+// onePerFamily refuses addresses that results could not hold before version
+// 0.3.0.
 func onePerFamily(cniVersion string, all []address) error {
 	several, err := version.GreaterThanOrEqualTo(cniVersion, "0.3.0")
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// backup is what an interface had before, in the words of the reference
-// plugin's file. What was not changed is missing.
+// backup is the former state of an interface, in the format of the reference
+// plugin's file. Unchanged attributes are missing.
 //
 //	{
 //	 "mac": "0a:58:0a:01:00:02",
@@ -28,7 +28,7 @@ type backup struct {
 	TxQLen   *int   `json:"txQLen,omitempty"`
 }
 
-// state is what an interface has.
+// state is the present state of an interface.
 type state struct {
 	mac      net.HardwareAddr
 	promisc  bool
@@ -37,7 +37,7 @@ type state struct {
 	txQLen   int
 }
 
-// backupOf keeps of what an interface has those attributes that will change.
+// backupOf keeps the attributes that will change.
 func backupOf(has state, change attributes) backup {
 	var b backup
 	if change.mac != nil {

@@ -19,7 +19,7 @@ import (
 
 // Check makes sure that the sysctls and the interface are as this plugin has set
 // them, as far as no plugin behind it has set them again. The allowlist is not
-// asked: it is about what may be set from now on.
+// asked: it is about future settings.
 func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -53,7 +53,7 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 // came behind.
 const factSet = "tuning.set"
 
-// noteSet adds what a configuration sets to the note.
+// noteSet adds the settings of a configuration to the note.
 func noteSet(ctx context.Context, c *config) error {
 	values := c.values()
 	if len(values) == 0 {
@@ -77,7 +77,7 @@ func lastSet(ctx context.Context) map[string]string {
 	return all
 }
 
-// values are what a configuration sets, by sysctl file and attribute.
+// values are the settings of a configuration, by sysctl file and attribute.
 func (c *config) values() map[string]string {
 	values := make(map[string]string)
 	for _, s := range c.sysctls {
@@ -99,8 +99,8 @@ func (c *config) values() map[string]string {
 	return values // promisc is never set off again
 }
 
-// without is the configuration less what a plugin behind this one has set to
-// something else, by the note, or by the result where that tells.
+// without is the configuration less the settings that a plugin behind this one
+// has changed, by the note, or by the result as far as that has them.
 func (c *config) without(r *plugin.Request, last map[string]string) *config {
 	own := *c
 	own.sysctls = nil
@@ -162,8 +162,8 @@ func canonical(value string) string {
 	return strings.Join(words, " ")
 }
 
-// differences is an error if the interface has not what it should. What is not
-// configured, or turned off only, was not set.
+// differences is an error if the interface differs from the configuration.
+// Attributes that are not configured, or only turned off, were not set.
 func differences(has state, want attributes) error {
 	if want.mac != nil && want.mac.String() != has.mac.String() {
 		return fmt.Errorf("mac is %s, and not %s as configured", has.mac, want.mac)

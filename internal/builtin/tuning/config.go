@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// defaultDataDir is where the reference plugin keeps what is to be put back.
+// defaultDataDir is where the reference plugin keeps its backups.
 const defaultDataDir = "/run/cni/tuning"
 
 // config is a configuration that has been checked.
@@ -31,7 +31,7 @@ type config struct {
 // sysctl is one to be written.
 type sysctl struct{ key, file, value string }
 
-// attributes are what an interface is to have; nil is left alone.
+// attributes are to be set on the interface; nil is left alone.
 type attributes struct {
 	mac      net.HardwareAddr
 	promisc  bool // false is left alone as well
@@ -157,7 +157,7 @@ func oneOf[T any](pointers ...*T) *T {
 	return nil
 }
 
-// first is what the first pointer that is not nil points to.
+// first returns the value of the first pointer that is not nil.
 func first[T any](pointers ...*T) (value T) {
 	if p := oneOf(pointers...); p != nil {
 		value = *p

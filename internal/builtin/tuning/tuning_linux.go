@@ -23,7 +23,7 @@ type Plugin struct {
 	allowlist string // the file; empty means that of the reference plugin
 }
 
-// defaultAllowlist says which sysctls may be set. If it is missing, all may.
+// defaultAllowlist lists the sysctls that may be set. If it is missing, all may.
 const defaultAllowlist = "/etc/cni/tuning/allowlist.conf"
 
 // Add writes the sysctls and changes the interface. What the interface had is
@@ -67,15 +67,15 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result,
 	return result, nil
 }
 
-// Del puts back what the interface had. Where it cannot, as there is no such
+// Del restores the former state of the interface. Where it cannot, as there is no such
 // interface in the container, or not all of it, the file stays: the runtime's
 // sweep tries again where it finds the interface by then.
 func (p Plugin) Del(ctx context.Context, r *plugin.Request) (err error) {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
-	// A configuration that Add refused must not be in the way of what is in front
-	// of it in the chain; all that is needed of it is where the backup is.
+	// A configuration that Add refused must not stop the DEL of the plugins in
+	// front of it in the chain. Only the place of the backup is read from it.
 	dir, err := dataDir(r)
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func (p Plugin) Del(ctx context.Context, r *plugin.Request) (err error) {
 	return errors.Join(Undo(conn, link, file), conn.Close())
 }
 
-// Undo puts back what the file says that the interface had, and deletes the file.
+// Undo restores the state of the interface that the file has, and deletes the file.
 func Undo(conn *links.Conn, link links.Link, file string) error {
 	b, found, err := loadBackup(file)
 	if err != nil {
@@ -165,7 +165,7 @@ func find(ctx context.Context, r *plugin.Request) (*links.Conn, links.Link, erro
 	return conn, link, nil
 }
 
-// stateOf reads what Add may change. Flags are those that were set: an interface
+// stateOf reads the attributes that Add may change. Flags are those that were set: an interface
 // can be in promiscuous mode without, for a sniffer, which is not the
 // container's business.
 func stateOf(l links.Link) state {

@@ -13,13 +13,32 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Check returns the container's end of the pair, or an error unless it is there,
-// up if it should be, with all of its addresses and routes.
+// Check is the frame of a CHECK. It returns an error unless the IPAM plugin, the
+// container's end of the pair, which is up if it should be and has all of its
+// addresses and routes, and then onHost are content.
 //
 // The MTU is not compared. A plugin further behind may have set another, of
 // which the result says nothing: the reference plugin tuning does not report it
 // in any version of the specification.
-func (c Config) Check(ctx context.Context, r *plugin.Request, up bool) (links.Link, error) {
+func (c Config) Check(ctx context.Context, r *plugin.Request, up bool, onHost func(host *links.Conn, container links.Link) error) (err error) {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
+		return err
+	}
+	container, err := checkContainer(ctx, r, up)
+	if err != nil {
+		return err
+	}
+	host, err := links.Borrow(ctx, r.Host)
+	if err != nil {
+		return err
+	}
+	return errors.Join(onHost(host, container), host.Close())
+}
+
+func checkContainer(ctx context.Context, r *plugin.Request, up bool) (links.Link, error) {
 	return ipam.CheckInterface(ctx, r, up, func(own links.Link, said *types100.Interface) error {
 		if err := isVeth(own); err != nil {
 			return err

@@ -1,5 +1,5 @@
-// Package veth has what the plugins that make a veth pair have in common: its
-// end, its check, and the masquerading of its addresses.
+// Package veth is the common part of the plugins that make a veth pair: the frame
+// of ADD, CHECK and DEL, and the masquerading of the addresses.
 package veth
 
 import (
@@ -49,7 +49,7 @@ func (c Config) backend() netfilter.Backend {
 	return netfilter.Backend(*c.IPMasqBackend)
 }
 
-// SetDNS replaces what the IPAM plugin said about DNS if the configuration
+// SetDNS replaces the DNS settings of the IPAM plugin if the configuration
 // says something.
 func (c Config) SetDNS(result *types100.Result) {
 	if c.DNS.Nameservers != nil || c.DNS.Search != nil || c.DNS.Options != nil || c.DNS.Domain != "" {
@@ -78,7 +78,7 @@ func (c Config) Masquerade(ctx context.Context, r *plugin.Request, result *types
 	return nil
 }
 
-// CheckMasquerade returns an error unless what Masquerade made is there.
+// CheckMasquerade returns an error unless the rules of Masquerade are there.
 func (c Config) CheckMasquerade(ctx context.Context, r *plugin.Request) error {
 	if !c.IPMasq {
 		return nil

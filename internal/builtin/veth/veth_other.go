@@ -1,4 +1,4 @@
 //go:build !linux
 
-// Package veth has what the plugins that make a veth pair have in common. It needs Linux.
+// Package veth is the common part of the plugins that make a veth pair. It needs Linux.
 package veth
