@@ -10,6 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/warm"
 )
 
 // ReleaseOptions says what Release does.
@@ -97,7 +98,7 @@ func (s *snapshot) release(ctx context.Context, o ReleaseOptions, report *Releas
 	if err != nil {
 		return err
 	}
-	taken := takenOver(found)
+	taken := warm.Taken(found)
 	for _, f := range found {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
