@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -15,27 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/netns"
 )
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
-
-// newNetNS makes a namespace that exists until the test ends.
-func newNetNS(t *testing.T) *netns.Handle {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "ns")
-	ns, err := netns.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns
-}
 
 func nft(t *testing.T, ns *netns.Handle, script string) {
 	t.Helper()
@@ -67,7 +51,7 @@ func rulesOf(t *testing.T, c *Conn, table Table, chain string) (all []Object) {
 // inConn runs fn with a Conn in a namespace of its own.
 func inConn(t *testing.T, setup string, fn func(ns *netns.Handle, c *Conn)) {
 	t.Helper()
-	ns := newNetNS(t)
+	ns := nettest.New(t)
 	nft(t, ns, setup)
 	var p Pool
 	err := p.Do(ns, func(c *Conn) error {
@@ -211,7 +195,7 @@ func TestInterruptedAndStoppedLists(t *testing.T) {
 // Sockets are kept for a moment, and then closed, or by Close; those that are
 // given back after it are closed, too.
 func TestSocketsAreClosed(t *testing.T) {
-	ns := newNetNS(t)
+	ns := nettest.New(t)
 	before, err := audit.Snapshot(t.Context(), audit.Options{})
 	if err != nil {
 		t.Fatal(err)
