@@ -1,6 +1,8 @@
 package abandoned
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -103,6 +105,7 @@ func (r *rounds) files(all func() ([]string, error)) ([]string, error) {
 		if round, err = all(); err != nil {
 			return nil, err
 		}
+		r.forget(round)
 	}
 	if len(files) == 0 {
 		return round, nil
@@ -171,6 +174,17 @@ func (r *rounds) report(file string, generation int) (first bool) {
 	}
 	r.reported[file] = generation
 	return true
+}
+
+// forget forgets the reports of records that are not among these files, which are
+// sorted.
+func (r *rounds) forget(files []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.reported, func(file string, _ int) bool {
+		_, exists := slices.BinarySearch(files, file)
+		return !exists
+	})
 }
 
 func (r *rounds) isReported(file string, generation int) bool {

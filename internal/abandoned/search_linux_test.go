@@ -157,6 +157,13 @@ func TestWhatStaysIsReportedOnce(t *testing.T) {
 	if n := strings.Count(f.log.String(), "stays as it is"); n != 1 || len(f.tended) != 1 {
 		t.Errorf("reported %d times, tended %d times:\n%s", n, len(f.tended), &f.log)
 	}
+	if err := store.Delete("c1"); err != nil {
+		t.Fatal(err)
+	}
+	rounds(1)
+	if len(s.rounds.reported) > 0 {
+		t.Errorf("reports are kept without a record: %v", s.rounds.reported)
+	}
 	begin(t, store, rec)
 	f.tend = func(string) (Step, error) { return Step{}, errors.New("not now") }
 	rounds(3)
