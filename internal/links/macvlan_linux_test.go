@@ -2,19 +2,16 @@ package links
 
 import (
 	"errors"
-	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/embedcni/cni/netns"
 )
 
 // TestMacvlanOnKernelsThatLookAtTheHost makes one with a random name, and then
 // renames it.
 func TestMacvlanOnKernelsThatLookAtTheHost(t *testing.T) {
-	host, container := tryNetNS(t), tryNetNS(t)
-	outside, inside := tryDial(t, host), tryDial(t, container)
+	host, container := newNS(t, "host"), newNS(t, "container")
+	outside, inside := mustDial(t, host), mustDial(t, container)
 	pair, err := Veth{Name: "eth0"}.Create(outside, container)
 	if err != nil {
 		t.Fatal(err)
@@ -40,33 +37,4 @@ func TestMacvlanOnKernelsThatLookAtTheHost(t *testing.T) {
 	if err := v.Create(outside, container); !errors.Is(err, unix.EEXIST) {
 		t.Errorf("got %v", err)
 	}
-}
-
-func tryNetNS(t *testing.T) *netns.Handle {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "netns")
-	ns, err := netns.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns
-}
-
-func tryDial(t *testing.T, ns *netns.Handle) *Conn {
-	t.Helper()
-	c, err := Dial(ns)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return c
 }
