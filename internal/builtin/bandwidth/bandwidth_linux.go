@@ -25,9 +25,6 @@ func (Plugin) Versions() []string { return version.VersionsStartingFrom("0.3.0")
 // Add sets the limits on the host's end of the container's veth pair. The ifb
 // device for the egress is added to the result.
 func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, err error) {
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
 	c, err := parse(r)
 	if err != nil {
 		return nil, err
@@ -95,9 +92,6 @@ func reported(r *plugin.Request) *types100.Interface {
 // another interface of the container. Without a result it goes by the name, if
 // there is a limit at all. The queues on the veth pair go with that.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
 	c, err := parse(r)
 	if err != nil {
 		return err
@@ -132,9 +126,6 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 
 // Check makes sure that the limits are there and in force.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
 	c, err := parse(r)
 	if err != nil || c.none() { // as in Add, which asks for no veth pair then
 		return err

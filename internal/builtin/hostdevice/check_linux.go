@@ -14,9 +14,6 @@ import (
 // Check makes sure that the interface is there, and has the addresses of the result.
 // Its alias is not looked at: it is for DEL, and the container can do without.
 func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
 	var c config
 	if err := r.Decode(&c); err != nil {
 		return err

@@ -111,9 +111,6 @@ func (a *attachment) Undo(ctx context.Context) (err error) {
 // has given a physical device back to its first namespace, under the name that
 // it had in the container.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
 	// A configuration that Add refused must not prevent the rest of DEL, so only
 	// the IPAM plugin is read from it.
 	var c struct {

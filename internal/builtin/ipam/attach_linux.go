@@ -39,9 +39,6 @@ type Maker interface {
 // typ names one, looks for addresses. If anything fails, the interface is taken
 // back, and the addresses are given back.
 func Attach(ctx context.Context, r *plugin.Request, typ string, m Maker) (*types100.Result, error) {
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
 	leased, err := &types100.Result{}, error(nil)
 	if typ == "" {
 		err = m.Make(ctx)

@@ -17,9 +17,6 @@ import (
 // have set another without a word in the result, and the kernel lowers it with
 // the master's.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
 	c, err := parse(r)
 	if err != nil {
 		return err

@@ -83,9 +83,6 @@ func (a *attachment) Undo(ctx context.Context) error {
 
 // Del gives the addresses back and deletes the interface.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
 	var c config
 	if err := r.Decode(&c); err != nil {
 		return err

@@ -90,9 +90,6 @@ func Wants(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
 // If there is no route to the container, as from a host that does not reach its
 // containers, there is nothing to do.
 func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr) (err error) {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
 	host, err := links.Borrow(ctx, r.Host)
 	if err != nil {
 		return err

@@ -178,9 +178,6 @@ func onePerFamily(cniVersion string, all []address) error {
 
 // Add returns the addresses.
 func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
 	c, all, err := load(r)
 	if err != nil {
 		return nil, err
@@ -203,9 +200,6 @@ func (Plugin) Del(context.Context, *plugin.Request) error { return nil }
 // the configured one. An address that the result has no more was taken out by a
 // plugin further behind: Add reports all of them.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	_, all, err := load(r)
 	if err != nil {
 		return err

@@ -21,9 +21,6 @@ import (
 // them, as far as no plugin behind it has set them again. The allowlist is not
 // asked: it is about future settings.
 func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
-	}
 	c, err := parse(r)
 	if err != nil {
 		return err

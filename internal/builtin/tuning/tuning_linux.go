@@ -71,9 +71,6 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result,
 // interface in the container, or not all of it, the file stays: the runtime's
 // sweep tries again where it finds the interface by then.
 func (p Plugin) Del(ctx context.Context, r *plugin.Request) (err error) {
-	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
-	}
 	// A configuration that Add refused must not stop the DEL of the plugins in
 	// front of it in the chain. Only the place of the backup is read from it.
 	dir, err := dataDir(r)
@@ -110,9 +107,6 @@ func Undo(conn *links.Conn, link links.Link, file string) error {
 
 // parse reads the configuration and checks its sysctls.
 func (p Plugin) parse(ctx context.Context, r *plugin.Request) (*config, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, context.Cause(ctx)
-	}
 	c, err := parse(r)
 	if err != nil || len(c.sysctls) == 0 {
 		return c, err

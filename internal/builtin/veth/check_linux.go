@@ -21,9 +21,6 @@ import (
 // which the result says nothing: the reference plugin tuning does not report it
 // in any version of the specification.
 func (c Config) Check(ctx context.Context, r *plugin.Request, up bool, onHost func(host *links.Conn, container links.Link) error) (err error) {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
 		return err
 	}

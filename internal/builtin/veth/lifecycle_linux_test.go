@@ -231,24 +231,6 @@ func insideOf(kernel string) string {
 	return strings.Join(lines, "\n")
 }
 
-// A context that has ended is an error before anything is done.
-func TestAnEndedContext(t *testing.T) {
-	for _, s := range both() {
-		h := newHost(t)
-		c := s.call()
-		h.namespace(c.id)
-		clean := h.snapshot()
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		for _, verb := range []string{"ADD", "CHECK", "DEL"} {
-			if _, err := ours(h, ctx, verb, c); !errors.Is(err, context.Canceled) {
-				t.Errorf("%s %s: %v", s.name, verb, err)
-			}
-		}
-		h.wantClean(clean)
-	}
-}
-
 // Many containers at once find, or make, one bridge with one address.
 func TestManyAtOnce(t *testing.T) {
 	const many = 64

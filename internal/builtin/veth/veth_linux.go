@@ -136,9 +136,6 @@ func addresses(result *types100.Result, found []links.Address) []netip.Prefix {
 // rules are deleted, together with other deletions that the kernel takes its
 // time for. What fails does not keep the rest from being done.
 func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	link, found, err := open(ctx, r)
 	errs := []error{err, ipam.Del(ctx, r, c.IPAM.Type)}
 	if link != nil {
