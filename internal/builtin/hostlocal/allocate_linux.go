@@ -109,13 +109,10 @@ func (h *held) releaseAll(addrs []netip.Addr, holder string) (released int, err 
 	return released, errors.Join(errs...)
 }
 
-// releaseHeld removes all address files of the holder; if there never were any,
-// those that say nothing but the container's ID, which a version before
-// interface names wrote.
+// releaseHeld removes all address files of the holder that the index knows. If
+// there never were any, it removes those that say nothing but the container's ID,
+// which a version before interface names wrote.
 func (h *held) releaseHeld(before int, id, holder string) error {
-	if err := h.reread(); err != nil {
-		return err
-	}
 	released, err := h.releaseAll(slices.Clone(h.memo.holders[strings.TrimSpace(holder)]), holder)
 	if before+released > 0 || err != nil {
 		return err

@@ -76,10 +76,15 @@ func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 		holder := holderOf(r.ContainerID, r.IfName)
 		released, err := h.releaseAll(addresses(r.PrevResult), holder)
 		// An ADD takes exactly one address of each set.
-		if err == nil && (released < len(c.sets) || h.memo.known()) {
-			err = h.releaseHeld(released, r.ContainerID, holder)
+		if err != nil || released == len(c.sets) && !h.memo.known() {
+			return err
 		}
-		return err
+		if released < len(c.sets) {
+			if err := h.reread(); err != nil {
+				return err
+			}
+		}
+		return h.releaseHeld(released, r.ContainerID, holder)
 	})
 }
 

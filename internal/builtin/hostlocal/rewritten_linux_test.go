@@ -10,6 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/plugin"
 )
 
 // anyones is a runtime whose reservations are all its own, and gone.
@@ -93,5 +94,35 @@ func wantFiles(t *testing.T, base string, want ...string) {
 	}
 	if strings.Join(got, " ") != strings.Join(want, " ") {
 		t.Errorf("reserved are %v, want %v", got, want)
+	}
+}
+
+// TestADelWithTheResultReadsNoOtherFile: its cost does not grow with the number of
+// containers. A file that is rewritten in place shows which files were read.
+func TestADelWithTheResultReadsNoOtherFile(t *testing.T) {
+	base := t.TempDir()
+	config := configFor(base, `"subnet": "10.1.0.0/24"`)
+	p := New()
+	var r *plugin.Request
+	for _, id := range []string{"other", "c1"} {
+		r = call(config, id)
+		result, err := p.Add(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.PrevResult = result
+	}
+	others := filepath.Join(base, "podnet", "10.1.0.2")
+	if err := os.WriteFile(others, []byte("rewritten"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Del(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	wantFiles(t, base, "10.1.0.2")
+	for _, d := range p.dirs {
+		if e := d.memo.entries[netip.MustParseAddr("10.1.0.2")]; !strings.HasPrefix(e.holder, "other") {
+			t.Errorf("the file of another container was read: %q", e.holder)
+		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
+	"github.com/embedcni/cni/plugin"
 )
 
 // Benchmark measures ADD and DEL beside the addresses that are in use, on a
@@ -31,10 +32,12 @@ func Benchmark(b *testing.B) {
 			}
 			place := fmt.Sprintf("%s/%d", map[bool]string{true: "tmpfs", false: "disk"}[parent == "/run"], n)
 			b.Run(place+"/ours", func(b *testing.B) {
-				alternate(b, func(id string) error {
-					_, err := p.Add(b.Context(), call(config, id))
+				var r *plugin.Request
+				alternate(b, func(id string) (err error) {
+					r = call(config, id)
+					r.PrevResult, err = p.Add(b.Context(), r)
 					return err
-				}, func(id string) error { return p.Del(b.Context(), call(config, id)) })
+				}, func(string) error { return p.Del(b.Context(), r) })
 			})
 			b.Run(place+"/reference", func(b *testing.B) {
 				alternate(b, func(id string) error {
