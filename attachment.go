@@ -6,7 +6,6 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/warm"
 )
 
 // Attachment is an interface of a container, as the record has it.
@@ -55,7 +54,7 @@ func (r *Runtime) Attachments() ([]Attachment, error) {
 	if err != nil {
 		return nil, err
 	}
-	taken := warm.Taken(found)
+	taken := takenOver(found)
 	var all []Attachment
 	for _, f := range found {
 		if !f.Record.Warm || !taken[f.Record.Plugins()] {

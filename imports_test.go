@@ -130,7 +130,7 @@ func TestOnlyInvokeStartsPlugins(t *testing.T) {
 		}
 		want := []string{ours + "/internal/invoke"}
 		if goos == "linux" {
-			want = append(want, ours+"/internal/netfilter")
+			want = append(want, ours+"/internal/iptables")
 		}
 		if !slices.Equal(users, want) {
 			t.Errorf("%s: os/exec is imported by %v, want %v", goos, users, want)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/nsfind"
-	"github.com/embedcni/cni/internal/warm"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -41,11 +40,12 @@ type Pool struct {
 	runtime *Runtime
 	locks   *lock.Space // holds the byte that dir is named by, whatever is loaded
 	dir     string
-	ready   chan *prepared
+	ready   chan *warm
 	room    chan struct{} // holds one for each that is ready, or being made
 
-	stop   context.CancelFunc // ends make
-	making sync.WaitGroup
+	fill context.Context
+	stop context.CancelFunc
+	wg   sync.WaitGroup
 
 	mu       sync.RWMutex // held for reading by each Setup
 	closed   bool
@@ -66,15 +66,15 @@ func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
 		return nil, fmt.Errorf("pool of %d containers: %w", o.Size, ErrInvalidArgument)
 	}
 	s := r.current.Load()
-	dir, err := s.poolDir()
+	name, err := s.poolName()
 	if err != nil {
 		return nil, fmt.Errorf("pool: %w", err)
 	}
 	p := &Pool{
 		runtime: r,
 		locks:   s.locks,
-		dir:     dir,
-		ready:   make(chan *prepared, o.Size),
+		dir:     filepath.Join(poolDir(s.records.Dir()), name),
+		ready:   make(chan *warm, o.Size),
 		room:    make(chan struct{}, o.Size),
 	}
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
@@ -84,10 +84,9 @@ func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
 		s.logger.Warn("namespaces that the pool makes will not be seen in the mount namespace of the machine, "+
 			"nor by this program when it is started again: share the mounts of the record directory", "path", p.dir, "error", err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	p.stop = stop
-	p.making.Add(1)
-	go p.make(ctx)
+	p.fill, p.stop = context.WithCancel(context.Background())
+	p.wg.Add(1)
+	go p.make()
 	return p, nil
 }
 
@@ -115,7 +114,7 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 	}
 	ns.ours = true
 	for {
-		var w *prepared
+		var w *warm
 		select {
 		case w = <-p.ready:
 		default:
@@ -127,10 +126,10 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 		}
 		result, err := w.take(ctx, s, ns)
 		switch {
-		case errors.Is(err, warm.ErrDead):
+		case errors.Is(err, errDead):
 			p.discard(w, err)
 			continue
-		case errors.Is(err, warm.ErrUnfit):
+		case errors.Is(err, errDoesNotFit):
 			p.ready <- w // there is room: it was in there
 			return p.setupCold(ctx, s, ns)
 		}
@@ -172,7 +171,7 @@ func (p *Pool) newNetNS(prefix string) (*netns.Handle, string, error) {
 // discard makes room for another container than w, which nobody wants any more,
 // and removes it behind the call. If that fails it stays recorded, for Recover or
 // GC.
-func (p *Pool) discard(w *prepared, why error) {
+func (p *Pool) discard(w *warm, why error) {
 	<-p.room
 	logger := w.snapshot.logger
 	logger.Info("removing a container that was made ahead of time", "container", w.id, "reason", why)
@@ -188,39 +187,39 @@ func (p *Pool) discard(w *prepared, why error) {
 }
 
 // make makes one container after the other, for as long as there is room.
-func (p *Pool) make(ctx context.Context) {
-	defer p.making.Done()
+func (p *Pool) make() {
+	defer p.wg.Done()
 	failures := 0
 	for {
 		select {
 		case p.room <- struct{}{}:
-		case <-ctx.Done():
+		case <-p.fill.Done():
 			return
 		}
 		s := p.runtime.current.Load()
-		w, err := p.prepare(ctx, s)
+		w, err := p.prepare(s)
 		if err == nil {
 			failures = 0
 			p.ready <- w
 			continue
 		}
 		<-p.room
-		if ctx.Err() != nil {
+		if p.fill.Err() != nil {
 			return
 		}
 		failures++
 		s.logger.Warn("make a container ahead of time", "error", err)
-		pause(ctx, failures)
+		p.pause(failures)
 	}
 }
 
-// pause waits after a failure, longer after each, until ctx ends.
-func pause(ctx context.Context, failures int) {
+// pause waits after a failure, longer after each, until the pool is closed.
+func (p *Pool) pause(failures int) {
 	timer := time.NewTimer(min(100*time.Millisecond<<min(failures-1, 10), 10*time.Second))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-ctx.Done():
+	case <-p.fill.Done():
 	}
 }
 
@@ -233,7 +232,7 @@ func (p *Pool) Ready() int { return len(p.ready) }
 // recorded for Recover or GC. Only the first call does anything.
 func (p *Pool) Close() error {
 	p.stop()
-	p.making.Wait()
+	p.wg.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {

@@ -10,7 +10,6 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/warm"
 )
 
 // ReleaseOptions says what Release does.
@@ -98,7 +97,7 @@ func (s *snapshot) release(ctx context.Context, o ReleaseOptions, report *Releas
 	if err != nil {
 		return err
 	}
-	taken := warm.Taken(found)
+	taken := takenOver(found)
 	for _, f := range found {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/sandbox"
 )
 
 func TestMain(m *testing.M) {
@@ -18,7 +20,9 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(refplugins.Main(m))
+	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
+		return refplugins.Env(context.Background(), os.Stderr)
+	})))
 }
 
 // logger is where progress goes.

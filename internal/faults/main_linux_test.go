@@ -1,12 +1,14 @@
 package faults_test
 
 import (
+	"context"
 	"flag"
 	"os"
 	"runtime"
 	"testing"
 
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/sandbox"
 )
 
 // How often things are broken. The defaults are for every day.
@@ -37,5 +39,7 @@ func TestMain(m *testing.M) {
 	if isRuntime() {
 		runtimeMain()
 	}
-	os.Exit(refplugins.Main(m))
+	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
+		return refplugins.Env(context.Background(), os.Stderr)
+	})))
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Others finds addresses and devices of other attachments in the records. Each method
+// Others answers from the records what other attachments have by now. Each question
 // reads all records.
 type Others struct {
 	Records interface {

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -39,7 +40,7 @@ func TestApplyToIPTables(t *testing.T) {
 		"everything is gone": {interfere: func(f *fakeTool) { *f = *newFakeTool(f.tool, nat("-A POSTROUTING -j MASQUERADE")) }},
 		"a chain is jumped to once more": {
 			interfere: func(f *fakeTool) {
-				f.sets[0].rules = append(f.sets[0].rules, rule{chain: "POSTROUTING", spec: "-j " + masqC1, args: []string{"-j", masqC1}})
+				f.sets[0].Rules = append(f.sets[0].Rules, iptables.Rule{Chain: "POSTROUTING", Spec: "-j " + masqC1, Args: []string{"-j", masqC1}})
 			},
 			wantErr:  "iptables-nft -t nat -X {masq}: line 2 failed: device or resource busy",
 			wantLeft: ":{masq}\n-A POSTROUTING -j {masq}\n",
@@ -81,7 +82,7 @@ func TestApplyPassesNoLineFeedOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = plan.Apply(t.Context())
-	if !errors.Is(err, errLineFeed) || !errors.Is(err, unix.EBUSY) {
+	if !errors.Is(err, iptables.ErrLineFeed) || !errors.Is(err, unix.EBUSY) {
 		t.Error(err)
 	}
 	if got, want := fake.text(), words().Replace(evil); !strings.Contains(got, want) {

@@ -4,8 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"slices"
+
+	"github.com/embedcni/cni/internal/iptables"
 )
 
 // The reference plugins create the chains and rules that containers share in
@@ -21,8 +22,8 @@ type Common struct {
 
 // madeCommon holds the chains and rules that were created for one family.
 type madeCommon struct {
-	tool xtables
-	made desired
+	legacy bool // the variant
+	made   desired
 }
 
 // Empty reports whether nothing was made.
@@ -54,12 +55,9 @@ func (fw *Firewalls) eachCommon(ctx context.Context, r Rules, fn func(maker, des
 			if w.empty() {
 				return nil
 			}
-			x := maker{xtables{fw: fw, family: "iptables"}}
-			if w.v6 {
-				x.family = "ip6tables"
-			}
-			err := x.detect(ctx)
-			if errors.Is(err, exec.ErrNotFound) {
+			x := fw.maker(w.v6)
+			err := x.Detect(ctx)
+			if errors.Is(err, iptables.ErrNotFound) {
 				return nil
 			}
 			if err != nil {
@@ -92,7 +90,7 @@ func (fw *Firewalls) MakeCommon(ctx context.Context, r Rules) (Common, error) {
 	err := fw.eachCommon(ctx, r, func(x maker, w desired) error {
 		made, err := x.makeCommon(ctx, w)
 		if len(made.chains) > 0 {
-			c.made = append(c.made, madeCommon{x.xtables, made})
+			c.made = append(c.made, madeCommon{x.Legacy, made})
 		}
 		return err
 	})
@@ -120,16 +118,16 @@ func (x maker) makeCommon(ctx context.Context, w desired) (made desired, err err
 // whoever created the chain needs the rule.
 func missing(w desired, f facts, states map[string]state) desired {
 	made := desired{v6: w.v6}
-	of := func(id chainID) bool {
-		return slices.ContainsFunc(made.chains, func(c desiredChain) bool { return c.chainID == id })
+	of := func(id iptables.ChainID) bool {
+		return slices.ContainsFunc(made.chains, func(c desiredChain) bool { return c.ChainID == id })
 	}
 	for _, c := range w.chains {
-		if !f.chains[c.chainID] {
+		if !f.chains[c.ChainID] {
 			made.chains = append(made.chains, c)
 		}
 	}
 	for _, r := range w.rules {
-		if states[r.String()] == absent && (of(r.chainID) || of(chainID{r.table, r.target})) {
+		if states[r.String()] == absent && (of(r.ChainID) || of(inTable(r.Table, r.target))) {
 			made.rules = append(made.rules, r)
 		}
 	}
@@ -143,8 +141,7 @@ func missing(w desired, f facts, states map[string]state) desired {
 func (fw *Firewalls) RemoveCommon(ctx context.Context, c Common) error {
 	return fw.do(func() error {
 		for _, m := range c.made {
-			m.tool.fw = fw
-			if err := (maker{m.tool}).removeCommon(ctx, m.made); err != nil {
+			if err := (maker{fw.xtables(m.made.v6, m.legacy), fw}).removeCommon(ctx, m.made); err != nil {
 				return fmt.Errorf("%w (another container may use it)", err)
 			}
 		}
@@ -153,7 +150,7 @@ func (fw *Firewalls) RemoveCommon(ctx context.Context, c Common) error {
 }
 
 func (x maker) removeCommon(ctx context.Context, made desired) error {
-	unlock, err := lockNamespace(ctx)
+	unlock, err := iptables.LockNamespace(ctx)
 	if err != nil {
 		return err
 	}
@@ -173,7 +170,7 @@ func (x maker) removeCommon(ctx context.Context, made desired) error {
 func (w desired) of(table string) desired {
 	return desired{
 		v6:     w.v6,
-		chains: slices.DeleteFunc(slices.Clone(w.chains), func(c desiredChain) bool { return c.table != table }),
-		rules:  slices.DeleteFunc(slices.Clone(w.rules), func(r desiredRule) bool { return r.table != table }),
+		chains: slices.DeleteFunc(slices.Clone(w.chains), func(c desiredChain) bool { return c.Table != table }),
+		rules:  slices.DeleteFunc(slices.Clone(w.rules), func(r desiredRule) bool { return r.Table != table }),
 	}
 }

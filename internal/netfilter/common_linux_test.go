@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/embedcni/cni/internal/iptables"
 )
 
 // sharing is a configuration and what of it containers share.
@@ -60,23 +62,23 @@ func (h *host) saved(variant string) []string {
 		if err != nil {
 			h.t.Fatal(err)
 		}
-		sets, err := parseSave(counters.ReplaceAllString(string(out), ""))
+		sets, err := iptables.ParseSave(counters.ReplaceAllString(string(out), ""))
 		if err != nil {
 			h.t.Fatal(err)
 		}
 		for _, set := range sets {
 			var chains []string
-			for c := range set.chains {
+			for c := range set.Chains {
 				chains = append(chains, c)
 			}
 			slices.Sort(chains)
 			for _, c := range chains {
 				if !builtIn(c) {
-					lines = append(lines, family+" "+set.table+" -N "+c)
+					lines = append(lines, family+" "+set.Table+" -N "+c)
 				}
-				for _, r := range set.rules {
-					if r.chain == c {
-						lines = append(lines, family+" "+set.table+" -A "+c+" "+r.spec)
+				for _, r := range set.Rules {
+					if r.Chain == c {
+						lines = append(lines, family+" "+set.Table+" -A "+c+" "+r.Spec)
 					}
 				}
 			}
@@ -294,7 +296,7 @@ func (h *host) makeTwice(variant string, r Rules) (n int) {
 			family = "ip6tables"
 		}
 		for _, d := range w.common().rules {
-			args := slices.Concat([]string{"-t", d.table, "-A", d.chain}, d.args)
+			args := slices.Concat([]string{"-t", d.Table, "-A", d.Chain}, d.args)
 			if out, err := exec.Command(family+"-"+variant, args...).CombinedOutput(); err != nil {
 				h.t.Fatalf("%q: %v: %s", args, err, out)
 			}

@@ -89,8 +89,8 @@ func (h *host) decoys() {
 			text = v6.Replace(names.Replace(decoysIPTables))
 		}
 		// A container that was there has made it, with one of the variants.
-		_ = exec.Command(tool.name(), "-N", chainForward).Run()
-		h.feed(text, tool.name()+"-restore", "--noflush")
+		_ = exec.Command(tool.Name(), "-N", chainForward).Run()
+		h.feed(text, tool.Name()+"-restore", "--noflush")
 	}
 	h.feed(names.Replace(decoysNFT), "nft", "-f", "-")
 }

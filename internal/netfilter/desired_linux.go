@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/embedcni/cni/internal/iptables"
 )
 
 // The names that portmap and firewall have for what containers share, beside
@@ -29,12 +31,12 @@ type desired struct {
 }
 
 type desiredChain struct {
-	chainID
+	iptables.ChainID
 	shared bool // it is for every container
 }
 
 type desiredRule struct {
-	chainID
+	iptables.ChainID
 	args   []string
 	target string     // the chain of desired that it jumps to, if it does
 	addr   netip.Addr // of firewall's rules for an address: that
@@ -45,8 +47,13 @@ type desiredRule struct {
 	mark        uint32 // of the rules of the marking: what packets are marked with
 }
 
+// addTo adds a command about the rule: "-A", "-I", "-C" or "-D".
+func (r desiredRule) addTo(s *iptables.Script, verb string) error {
+	return s.Add(r.Table, slices.Concat([]string{verb, r.Chain}, r.args)...)
+}
+
 func (r desiredRule) String() string {
-	return fmt.Sprintf("-t %s -A %s %s", r.table, r.chain, joinWords(r.args))
+	return fmt.Sprintf("-t %s -A %s %s", r.Table, r.Chain, iptables.JoinWords(r.args))
 }
 
 // desiredOf returns what r is in iptables of a family.
@@ -67,9 +74,9 @@ func desiredOf(r Rules, v6 bool) desired {
 func (w *desired) empty() bool { return len(w.rules) == 0 }
 
 // chain adds a chain, unless it is wanted already.
-func (w *desired) chain(table, name string, shared bool) chainID {
-	id := chainID{table, name}
-	if !slices.ContainsFunc(w.chains, func(c desiredChain) bool { return c.chainID == id }) {
+func (w *desired) chain(table, name string, shared bool) iptables.ChainID {
+	id := inTable(table, name)
+	if !slices.ContainsFunc(w.chains, func(c desiredChain) bool { return c.ChainID == id }) {
 		w.chains = append(w.chains, desiredChain{id, shared})
 	}
 	return id
@@ -79,7 +86,7 @@ func (w *desired) chain(table, name string, shared bool) chainID {
 // before they make it.
 func (w *desired) rule(r desiredRule, args ...string) {
 	for _, other := range w.rules {
-		if other.chainID == r.chainID && slices.Equal(other.args, args) {
+		if other.ChainID == r.ChainID && slices.Equal(other.args, args) {
 			return
 		}
 	}
@@ -100,10 +107,10 @@ func (w *desired) masquerade(m Masquerade) {
 		if addr.Is6() != w.v6 {
 			continue
 		}
-		chain := desiredRule{chainID: w.chain(tableNAT, own.name, false)}
+		chain := desiredRule{ChainID: w.chain(tableNAT, own.name, false)}
 		w.rule(chain, slices.Concat([]string{"-d", p.Masked().String(), "-j", "ACCEPT"}, comment)...)
 		w.rule(chain, slices.Concat([]string{"!", "-d", multicast, "-j", "MASQUERADE"}, comment)...)
-		w.rule(desiredRule{chainID: chainID{tableNAT, "POSTROUTING"}, target: own.name},
+		w.rule(desiredRule{ChainID: inTable(tableNAT, "POSTROUTING"), target: own.name},
 			slices.Concat([]string{"-s", addr.String(), "-j", own.name}, comment)...)
 	}
 }
@@ -126,16 +133,16 @@ func (w *desired) hostPorts(h HostPorts) {
 	}
 	top := w.chain(tableNAT, chainHostPort, true)
 	for _, from := range []string{"PREROUTING", "OUTPUT"} {
-		w.rule(desiredRule{chainID: chainID{tableNAT, from}, target: top.chain, shared: true},
-			"-m", "addrtype", "--dst-type", "LOCAL", "-j", top.chain)
+		w.rule(desiredRule{ChainID: inTable(tableNAT, from), target: top.Chain, shared: true},
+			"-m", "addrtype", "--dst-type", "LOCAL", "-j", top.Chain)
 	}
 	own := ownChains(h.Network, h.ContainerID)[1]
-	chain := desiredRule{chainID: w.chain(tableNAT, own.name, false)}
+	chain := desiredRule{ChainID: w.chain(tableNAT, own.name, false)}
 	for _, p := range h.Ports {
 		w.hostPort(chain, p, h, to, mark)
 	}
 	for _, group := range portGroups(h.Ports) {
-		w.rule(desiredRule{chainID: top, target: own.name, conditional: len(conditions) > 0}, slices.Concat(
+		w.rule(desiredRule{ChainID: top, target: own.name, conditional: len(conditions) > 0}, slices.Concat(
 			[]string{"-m", "comment", "--comment", own.comment, "-m", "multiport"}, group, conditions, []string{"-j", own.name})...)
 	}
 }
@@ -145,11 +152,11 @@ func (w *desired) hostPorts(h HostPorts) {
 func (w *desired) marking(bit int) {
 	mark := uint32(1) << bit
 	value := fmt.Sprintf("%#x/%#x", mark, mark)
-	w.rule(desiredRule{chainID: w.chain(tableNAT, chainSetMark, true), shared: true, mark: mark},
+	w.rule(desiredRule{ChainID: w.chain(tableNAT, chainSetMark, true), shared: true, mark: mark},
 		"-m", "comment", "--comment", markComment, "-j", "MARK", "--set-xmark", value)
-	w.rule(desiredRule{chainID: w.chain(tableNAT, chainMasq, true), shared: true, mark: mark},
+	w.rule(desiredRule{ChainID: w.chain(tableNAT, chainMasq, true), shared: true, mark: mark},
 		"-m", "mark", "--mark", value, "-j", "MASQUERADE")
-	w.rule(desiredRule{chainID: chainID{tableNAT, "POSTROUTING"}, target: chainMasq, first: true, shared: true},
+	w.rule(desiredRule{ChainID: inTable(tableNAT, "POSTROUTING"), target: chainMasq, first: true, shared: true},
 		"-m", "comment", "--comment", "CNI portfwd requiring masquerade", "-j", chainMasq)
 }
 
@@ -231,29 +238,29 @@ func (w *desired) accept(admin string, addrs []netip.Addr) {
 	}
 	forward := w.chain(tableFilter, chainForward, true)
 	w.chain(tableFilter, admin, true)
-	w.rule(desiredRule{chainID: chainID{tableFilter, "FORWARD"}, target: chainForward, first: true, shared: true},
+	w.rule(desiredRule{ChainID: inTable(tableFilter, "FORWARD"), target: chainForward, first: true, shared: true},
 		"-m", "comment", "--comment", "CNI firewall plugin rules", "-j", chainForward)
-	w.rule(desiredRule{chainID: forward, target: admin, first: true, shared: true},
+	w.rule(desiredRule{ChainID: forward, target: admin, first: true, shared: true},
 		"-m", "comment", "--comment", "CNI firewall plugin admin overrides", "-j", admin)
 	for _, a := range addrs {
 		one := netip.PrefixFrom(a, a.BitLen()).String()
-		w.rule(desiredRule{chainID: forward, addr: a},
+		w.rule(desiredRule{ChainID: forward, addr: a},
 			"-d", one, "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT")
-		w.rule(desiredRule{chainID: forward, addr: a}, "-s", one, "-j", "ACCEPT")
+		w.rule(desiredRule{ChainID: forward, addr: a}, "-s", one, "-j", "ACCEPT")
 	}
 }
 
 // isolation keeps bridges apart: what leaves one for another goes through both
 // stages, and is dropped in the second one.
 func (w *desired) isolation(bridge, policy string) {
-	stage1 := desiredRule{chainID: w.chain(tableFilter, chainStage1, true), shared: true}
-	stage2 := desiredRule{chainID: w.chain(tableFilter, chainStage2, true), shared: true}
+	stage1 := desiredRule{ChainID: w.chain(tableFilter, chainStage1, true), shared: true}
+	stage2 := desiredRule{ChainID: w.chain(tableFilter, chainStage2, true), shared: true}
 	first := func(r desiredRule) desiredRule { r.first = true; return r }
 	comment := func(policy string, args ...string) []string {
 		return append(args, "-m", "comment", "--comment", "CNI firewall plugin rules (ingressPolicy: "+policy+")")
 	}
 	const any = "same-bridge|isolated"
-	w.rule(desiredRule{chainID: chainID{tableFilter, "FORWARD"}, target: chainStage1, first: true, shared: true},
+	w.rule(desiredRule{ChainID: inTable(tableFilter, "FORWARD"), target: chainStage1, first: true, shared: true},
 		comment(any, "-j", chainStage1)...)
 	w.rule(first(stage1), comment(policy, "-i", bridge, "!", "-o", bridge, "-j", chainStage2)...)
 	if policy == "isolated" {

@@ -2,20 +2,21 @@ package netfilter
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/iptables"
 )
 
 // textOf is what makes all of the rules in a family where nothing is yet.
 func textOf(t *testing.T, r Rules, v6 bool) string {
 	t.Helper()
-	var s script
+	var s iptables.Script
 	w := desiredOf(r, v6)
 	for _, table := range []string{tableNAT, tableFilter} {
-		must(t, s.additions(w, table, facts{}, func(desiredRule) state { return absent }, &desired{}))
+		must(t, w.additions(&s, table, facts{}, func(desiredRule) state { return absent }, &desired{}))
 	}
-	text, _ := s.render()
+	text, _ := s.Render()
 	return text
 }
 
@@ -91,32 +92,6 @@ COMMIT
 	}
 }
 
-func TestJoinWordsIsUndoneBySplitWords(t *testing.T) {
-	for _, words := range [][]string{
-		{"-s", "10.1.0.2/32"}, {`a "b" \c`, "", "it's", "$x", "[::1]:80"}, {"\t", "#"}, {`\`, `"`},
-	} {
-		got, err := splitWords(joinWords(words))
-		if err != nil || !slices.Equal(got, words) {
-			t.Errorf("%q: got %q, %v from %s", words, got, err, joinWords(words))
-		}
-	}
-}
-
-func TestFailedLine(t *testing.T) {
-	for said, want := range map[string]int{
-		"iptables-restore: line 3 failed": 3,
-		"iptables-nft-restore: line 12 failed: Bad rule (does a matching rule exist in that chain?).": 12,
-		"exit status 1: sendmsg() failed: Message too long; line 459 failed: Message too long.":       459,
-		"Error occurred at line: 4":                           0,
-		"line x failed, line 7: RULE_APPEND failed (Invalid)": 0,
-		"": 0,
-	} {
-		if got := failedLine(said); got != want {
-			t.Errorf("%q: got %d, want %d", said, got, want)
-		}
-	}
-}
-
 func TestCanonical(t *testing.T) {
 	for args, want := range map[string]string{
 		"-d 10.1.0.0/24 -j ACCEPT -m comment --comment x":                     "-d 10.1.0.0/24 -m comment --comment x -j ACCEPT",
@@ -131,7 +106,7 @@ func TestCanonical(t *testing.T) {
 		"-j": "-j",
 		"!":  "!",
 	} {
-		if got := strings.Join(canonical(strings.Fields(args)), " "); got != want {
+		if got := strings.Join(iptables.Canonical(strings.Fields(args)), " "); got != want {
 			t.Errorf("%s:\ngot  %s\nwant %s", args, got, want)
 		}
 	}
@@ -146,10 +121,10 @@ func TestState(t *testing.T) {
 		}
 		return all.String()
 	}
-	chains := make(map[chainID]bool)
+	chains := make(map[iptables.ChainID]bool)
 	for _, c := range w.chains {
 		if c.shared {
-			chains[c.chainID] = true
+			chains[c.ChainID] = true
 		}
 	}
 	// The masquerading's three; what is marked, and what becomes of it; the
@@ -163,7 +138,7 @@ func TestState(t *testing.T) {
 	if got := states(f); got != others || !f.allShared(w) {
 		t.Errorf("beside others: %s, want %s; all that is shared: %t", got, others, f.allShared(w))
 	}
-	f.jumps = map[chainID][]string{}
+	f.jumps = map[iptables.ChainID][]string{}
 	if f.allShared(w) {
 		t.Error("the jumps are missing, and all that is shared is there")
 	}

@@ -1,6 +1,10 @@
 package netfilter
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/embedcni/cni/internal/iptables"
+)
 
 // division says which attachments own the rules of a chain that attachments of
 // one container share.
@@ -9,21 +13,16 @@ type division struct {
 	unknown   bool    // a sibling may have more
 }
 
-// divide returns the division for one family.
-func divide(own Rules, s Siblings, v6 bool) division {
-	return division{own: desiredOf(own, v6), kept: desiredOf(s.Rules, v6), unknown: s.Unknown}
-}
-
 // keeps reports whether siblings have rules in the chain.
 func (d division) keeps(chain string) bool {
-	return slices.ContainsFunc(d.kept.chains, func(c desiredChain) bool { return c.chain == chain })
+	return slices.ContainsFunc(d.kept.chains, func(c desiredChain) bool { return c.Chain == chain })
 }
 
 // has reports whether a rule of iptables-save is one of w. Conditions of a
 // configuration are not recognized.
-func (w desired) has(table string, r rule) bool {
+func (w desired) has(table string, r iptables.Rule) bool {
 	return slices.ContainsFunc(w.rules, func(want desiredRule) bool {
-		return want.table == table && want.chain == r.chain && r.is(canonical(want.args)...)
+		return want.Table == table && want.Chain == r.Chain && r.Is(iptables.Canonical(want.args)...)
 	})
 }
 

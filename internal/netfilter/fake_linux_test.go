@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -24,21 +25,25 @@ type fakeTool struct {
 
 // newFakeTool makes one that holds what iptables-save has printed.
 func newFakeTool(tool, saved string) *fakeTool {
-	sets, err := parseSave(saved)
+	parsed, err := iptables.ParseSave(saved)
 	if err != nil {
 		panic(err)
+	}
+	var sets []ruleset
+	for _, set := range parsed {
+		sets = append(sets, ruleset{set})
 	}
 	return &fakeTool{tool: tool, sets: sets}
 }
 
-func (f *fakeTool) name() string { return f.tool }
+func (f *fakeTool) Name() string { return f.tool }
 
-func (f *fakeTool) save(ctx context.Context, chains []chainID) (string, error) {
+func (f *fakeTool) Save(ctx context.Context, chains []iptables.ChainID) (string, error) {
 	if err := errors.Join(ctx.Err(), f.saveErr); err != nil {
 		return "", err
 	}
-	if !slices.ContainsFunc(chains, func(id chainID) bool {
-		return slices.ContainsFunc(f.sets, func(s ruleset) bool { return s.table == id.table && s.chains[id.chain] })
+	if !slices.ContainsFunc(chains, func(id iptables.ChainID) bool {
+		return slices.ContainsFunc(f.sets, func(s ruleset) bool { return s.Table == id.Table && s.Chains[id.Chain] })
 	}) {
 		return "", nil
 	}
@@ -49,24 +54,24 @@ func (f *fakeTool) save(ctx context.Context, chains []chainID) (string, error) {
 func (f *fakeTool) text() string {
 	var b strings.Builder
 	for _, s := range f.sets {
-		b.WriteString("*" + s.table + "\n")
+		b.WriteString("*" + s.Table + "\n")
 		var names []string
-		for name := range s.chains {
+		for name := range s.Chains {
 			names = append(names, name)
 		}
 		slices.Sort(names)
 		for _, name := range names {
 			b.WriteString(":" + name + " - [0:0]\n")
 		}
-		for _, r := range s.rules {
-			b.WriteString("-A " + r.chain + " " + r.spec + "\n")
+		for _, r := range s.Rules {
+			b.WriteString("-A " + r.Chain + " " + r.Spec + "\n")
 		}
 		b.WriteString("COMMIT\n")
 	}
 	return b.String()
 }
 
-func (f *fakeTool) restore(ctx context.Context, text string) error {
+func (f *fakeTool) Restore(ctx context.Context, text string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -79,16 +84,16 @@ func (f *fakeTool) restore(ctx context.Context, text string) error {
 		fail := func(err error) error { return fmt.Errorf("line %d failed: %w", n+1, err) }
 		switch {
 		case line == "COMMIT":
-			i := slices.IndexFunc(f.sets, func(s ruleset) bool { return s.table == draft.table })
+			i := slices.IndexFunc(f.sets, func(s ruleset) bool { return s.Table == draft.Table })
 			f.sets[i] = *draft
 		case line[0] == '*':
-			i := slices.IndexFunc(f.sets, func(s ruleset) bool { return s.table == line[1:] })
+			i := slices.IndexFunc(f.sets, func(s ruleset) bool { return s.Table == line[1:] })
 			if i < 0 {
 				return fail(unix.ENOENT)
 			}
-			draft = &ruleset{table: line[1:], chains: make(map[string]bool), rules: slices.Clone(f.sets[i].rules)}
-			for c := range f.sets[i].chains {
-				draft.chains[c] = true
+			draft = &ruleset{iptables.Ruleset{Table: line[1:], Chains: make(map[string]bool), Rules: slices.Clone(f.sets[i].Rules)}}
+			for c := range f.sets[i].Chains {
+				draft.Chains[c] = true
 			}
 		default:
 			if err := draft.run(line); err != nil {
@@ -103,24 +108,24 @@ func (f *fakeTool) restore(ctx context.Context, text string) error {
 func (s *ruleset) run(line string) error {
 	verb, rest, _ := strings.Cut(line, " ")
 	chain, spec, _ := strings.Cut(rest, " ")
-	if !s.chains[chain] {
+	if !s.Chains[chain] {
 		return unix.ENOENT
 	}
-	inside := func(r rule) bool { return r.chain == chain }
+	inside := func(r iptables.Rule) bool { return r.Chain == chain }
 	switch verb {
 	case "-D":
-		i := slices.IndexFunc(s.rules, func(r rule) bool { return inside(r) && r.spec == spec })
+		i := slices.IndexFunc(s.Rules, func(r iptables.Rule) bool { return inside(r) && r.Spec == spec })
 		if i < 0 {
 			return unix.ENOENT
 		}
-		s.rules = slices.Delete(s.rules, i, i+1)
+		s.Rules = slices.Delete(s.Rules, i, i+1)
 	case "-F":
-		s.rules = slices.DeleteFunc(s.rules, inside)
+		s.Rules = slices.DeleteFunc(s.Rules, inside)
 	case "-X":
-		if slices.ContainsFunc(s.rules, func(r rule) bool { return inside(r) || r.jumpsTo(chain) }) {
+		if slices.ContainsFunc(s.Rules, func(r iptables.Rule) bool { return inside(r) || r.JumpsTo(chain) }) {
 			return unix.EBUSY
 		}
-		delete(s.chains, chain)
+		delete(s.Chains, chain)
 	default:
 		return unix.EINVAL
 	}

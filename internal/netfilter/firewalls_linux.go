@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/nft"
 	"github.com/embedcni/cni/netns"
 )
@@ -20,8 +21,14 @@ type Firewalls struct {
 
 // tool is a variant of iptables and its family.
 type tool struct {
-	iptables
+	xtables
 	v6 bool
+}
+
+// legacy reports whether the tool is of the legacy variant.
+func (t tool) legacy() bool {
+	x, ok := t.xtables.(iptables.Tool)
+	return ok && x.Legacy
 }
 
 // Open returns the packet filters of the namespace, or with nil those of the
@@ -30,13 +37,18 @@ type tool struct {
 // nothing to close. The handle must stay open.
 func Open(ns *netns.Handle, o Options) *Firewalls {
 	fw := &Firewalls{Options: o, ns: ns}
-	for _, family := range []string{"iptables", "ip6tables"} {
-		for _, legacy := range []bool{false, true} {
-			x := xtables{fw: fw, family: family, legacy: legacy}
-			fw.tools = append(fw.tools, tool{x, x.v6()})
-		}
+	for _, v6 := range []bool{false, true} {
+		fw.tools = append(fw.tools, tool{fw.xtables(v6, false), v6}, tool{fw.xtables(v6, true), v6})
 	}
 	return fw
+}
+
+func (fw *Firewalls) xtables(v6, legacy bool) iptables.Tool {
+	x := iptables.Tool{Family: "iptables", Legacy: legacy, NS: fw.ns, Sockets: fw.Sockets, Held: fw.Held}
+	if v6 {
+		x.Family = "ip6tables"
+	}
+	return x
 }
 
 // do runs fn on a thread in the namespace, where processes are started.
@@ -73,15 +85,16 @@ func Find(ctx context.Context, fw *Firewalls, t Target) (Plan, error) {
 	}
 	err = fw.do(func() error {
 		var errs []error
+		whole := wholeFootprint(t)
 		for _, tool := range fw.tools {
-			commands, err := findIPTables(ctx, tool, tool.v6, t)
+			commands, err := findIPTables(ctx, tool, tool.v6, whole)
 			errs = append(errs, err)
 			if len(commands) > 0 {
 				plan.work = append(plan.work, iptablesWork{tool, commands})
 			}
 		}
 		err := fw.onKernel(ctx, func(k kernel) error {
-			for _, search := range sweepSearches(t) {
+			for _, search := range fw.sweepSearches(t) {
 				objects, err := search.findSteadily(ctx, k)
 				errs = append(errs, err)
 				if len(objects) > 0 {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
@@ -42,7 +43,7 @@ func newHost(t testing.TB, variant string) *host {
 	h := &host{t: t, dir: t.TempDir(), plugins: plugins, fw: Open(nil, Options{})}
 	bin := filepath.Join(h.dir, "bin")
 	for _, family := range []string{"iptables", "ip6tables"} {
-		tool, err := lookPath(family + "-" + variant)
+		tool, err := iptables.LookPath(family + "-" + variant)
 		if err != nil {
 			t.Fatalf("these tests need both variants of iptables: %v", err)
 		}

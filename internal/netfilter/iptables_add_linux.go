@@ -5,11 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os/exec"
-	"path/filepath"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/embedcni/cni/internal/iptables"
 )
 
 // iptablesWriter is the backend IPTables: the rules of the reference plugins,
@@ -21,7 +20,13 @@ type iptablesWriter struct {
 
 // maker is a variant of iptables. Its methods are called on a thread in the
 // namespace, in which processes are started.
-type maker struct{ xtables }
+type maker struct {
+	iptables.Tool
+	fw *Firewalls
+}
+
+// maker returns the system's maker of a family, whose variant is yet unknown.
+func (fw *Firewalls) maker(v6 bool) maker { return maker{fw.xtables(v6, false), fw} }
 
 // families are the rules of r for each family that has any.
 func families(r Rules) []desired {
@@ -77,7 +82,7 @@ func sequence[T any](all []T, fn func(T) error) error {
 // Detect returns where the rules go that have to be in iptables if the host has
 // it: DetectedIPTables or DetectedNative.
 func Detect() string {
-	if _, err := lookPath("iptables"); err != nil {
+	if _, err := iptables.LookPath("iptables"); err != nil {
 		return DetectedNative
 	}
 	return DetectedIPTables
@@ -93,47 +98,19 @@ type variant struct {
 // the system's, which an ADD notes before it makes any: update-alternatives may
 // change it in the life of a container.
 func (i iptablesWriter) maker(ctx context.Context, v6, add bool) (maker, error) {
-	x := maker{xtables{fw: i.fw, family: "iptables"}}
-	if v6 {
-		x.family = "ip6tables"
-	}
-	key := variantFact(x.family)
+	x := i.fw.maker(v6)
+	key := variantFact(x.Family)
 	if fact := i.fw.fact(key); fact != nil {
 		var made variant
 		err := json.Unmarshal(fact, &made)
-		x.legacy = made.Legacy
+		x.Legacy = made.Legacy
 		return x, err
 	}
-	err := x.detect(ctx)
+	err := x.Detect(ctx)
 	if err == nil && add {
-		err = i.fw.note(key, variant{x.legacy})
+		err = i.fw.note(key, variant{x.Legacy})
 	}
 	return x, err
-}
-
-// detect finds the variant that goes by the plain name, as plugins that are
-// executed find it.
-func (x *xtables) detect(ctx context.Context) error {
-	path, err := lookPath(x.family)
-	if err != nil {
-		return fmt.Errorf(`the backend "iptables" needs the program %s: %w`, x.family, err)
-	}
-	// A link says which it is, without a process.
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		switch name := filepath.Base(real); {
-		case strings.Contains(name, "nft"):
-			return nil
-		case strings.Contains(name, "legacy"):
-			x.legacy = true
-			return nil
-		}
-	}
-	version, err := x.runTool(ctx, "", path, "--version")
-	if err != nil {
-		return err
-	}
-	x.legacy = !strings.Contains(version, "(nf_tables)")
-	return nil
 }
 
 // add makes what is missing of w, and notes in mine, before it does, what is
@@ -160,7 +137,7 @@ func (x maker) add(ctx context.Context, w desired, mine *desired) error {
 // the container's own is in doubt.
 func (f facts) allShared(w desired) bool {
 	for _, c := range w.chains {
-		if c.shared && !f.chains[c.chainID] {
+		if c.shared && !f.chains[c.ChainID] {
 			return false
 		}
 	}
@@ -186,7 +163,7 @@ func (x maker) addExactly(ctx context.Context, w desired, mine *desired) error {
 // plugins do not know that lock: if one creates a chain at the same time,
 // exactly looks again.
 func (x maker) exactly(ctx context.Context, w desired, fn func(facts, map[string]state) error) (err error) {
-	unlock, err := lockNamespace(ctx)
+	unlock, err := iptables.LockNamespace(ctx)
 	if err != nil {
 		return err
 	}
@@ -211,7 +188,7 @@ func (x maker) exactly(ctx context.Context, w desired, fn func(facts, map[string
 		}
 		f = again
 	}
-	return fmt.Errorf("%s: others have changed the shared chains %d times meanwhile", x.name(), attempts)
+	return fmt.Errorf("%s: others have changed the shared chains %d times meanwhile", x.Name(), attempts)
 }
 
 // same reports whether the same chains exist.
@@ -259,55 +236,55 @@ func (x maker) ask(ctx context.Context, w desired, f facts) (map[string]state, e
 // firstMissing returns the index of the first rule that is not there, or their
 // number. The rules are in the order of their tables.
 func (x maker) firstMissing(ctx context.Context, rules []desiredRule) (int, error) {
-	var s script
+	var s iptables.Script
 	for _, r := range rules {
-		if err := s.rule("-C", r); err != nil {
+		if err := r.addTo(&s, "-C"); err != nil {
 			return 0, err
 		}
 	}
-	text, numbers := s.render()
-	err := x.restore(ctx, text)
+	text, numbers := s.Render()
+	err := x.Restore(ctx, text)
 	if err == nil {
 		return len(rules), nil
 	}
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == 1 {
-		if i := slices.Index(numbers, failedLine(err.Error())); i >= 0 {
+	if iptables.Refused(err) {
+		if i := slices.Index(numbers, iptables.FailedLine(err.Error())); i >= 0 {
 			return i, nil
 		}
 	}
-	return 0, fmt.Errorf("%s: look for %d rules: %w", x.name(), len(rules), err)
+	return 0, fmt.Errorf("%s: look for %d rules: %w", x.Name(), len(rules), err)
 }
 
 // make makes what is absent, and fails if a shared rule that is in doubt is not
 // there. Each table is made whole or not at all.
 func (x maker) make(ctx context.Context, w desired, f facts, state func(desiredRule) state, mine *desired) error {
-	var s script
+	var s iptables.Script
 	for _, table := range []string{tableNAT, tableFilter} {
-		if err := s.additions(w, table, f, state, mine); err != nil {
+		if err := w.additions(&s, table, f, state, mine); err != nil {
 			return err
 		}
 	}
-	if err := s.run(ctx, x.xtables); err != nil {
-		return fmt.Errorf("%s: add the rules: %w", x.name(), err)
+	if err := s.Run(ctx, x.Tool); err != nil {
+		return fmt.Errorf("%s: add the rules: %w", x.Name(), err)
 	}
 	return nil
 }
 
 // additions writes what makes what is absent from a table, and what fails if
 // something shared is not as it is thought to be.
-func (s *script) additions(w desired, table string, f facts, state func(desiredRule) state, mine *desired) error {
+func (w desired) additions(s *iptables.Script, table string, f facts, state func(desiredRule) state, mine *desired) error {
 	for _, c := range w.chains {
-		if c.table == table && !f.chains[c.chainID] {
-			if err := s.add(table, "-N", c.chain); err != nil {
+		if c.Table == table && !f.chains[c.ChainID] {
+			if err := s.Add(table, "-N", c.Chain); err != nil {
 				return err
 			}
 			if !c.shared {
-				mine.chain(table, c.chain, false)
+				mine.chain(table, c.Chain, false)
 			}
 		}
 	}
 	for _, r := range w.rules {
-		if r.table != table {
+		if r.Table != table {
 			continue
 		}
 		verb := ""
@@ -325,7 +302,7 @@ func (s *script) additions(w desired, table string, f facts, state func(desiredR
 				mine.rule(r, r.args...)
 			}
 		}
-		if err := s.rule(verb, r); err != nil {
+		if err := r.addTo(s, verb); err != nil {
 			return err
 		}
 	}
@@ -346,25 +323,25 @@ func (x maker) undo(ctx context.Context, w, mine desired) error {
 	if err != nil {
 		return err
 	}
-	var s script
+	var s iptables.Script
 	for _, table := range []string{tableNAT, tableFilter} {
 		for _, r := range w.rules {
-			if r.table == table && states[r.String()] == present {
-				if err := s.rule("-D", r); err != nil {
+			if r.Table == table && states[r.String()] == present {
+				if err := r.addTo(&s, "-D"); err != nil {
 					return err
 				}
 			}
 		}
 		for _, c := range mine.chains {
-			if c.table == table && f.chains[c.chainID] {
-				if err := s.add(table, "-X", c.chain); err != nil {
+			if c.Table == table && f.chains[c.ChainID] {
+				if err := s.Add(table, "-X", c.Chain); err != nil {
 					return err
 				}
 			}
 		}
 	}
-	if err := s.run(ctx, x.xtables); err != nil {
-		return fmt.Errorf("%s: delete the rules that were added: %w", x.name(), err)
+	if err := s.Run(ctx, x.Tool); err != nil {
+		return fmt.Errorf("%s: delete the rules that were added: %w", x.Name(), err)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/iptables"
 )
 
 // All that the plugins of one attachment want is one process for each family,
@@ -18,7 +19,7 @@ func TestIPTablesAnAttachmentIsOneProcess(t *testing.T) {
 	log := filepath.Join(h.dir, "log")
 	bin := t.TempDir()
 	for _, tool := range []string{"iptables-nft-restore", "ip6tables-nft-restore", "iptables-nft-save", "ip6tables-nft-save"} {
-		real, err := lookPath(tool)
+		real, err := iptables.LookPath(tool)
 		must(t, err)
 		text := fmt.Sprintf("#!/bin/sh\necho %s >>%s\nexec %s \"$@\"\n", tool, log, real)
 		must(t, os.WriteFile(filepath.Join(bin, tool), []byte(text), 0o755))

@@ -25,8 +25,8 @@ func (x maker) check(ctx context.Context, w desired) error {
 		return err
 	}
 	for _, c := range w.chains {
-		if !f.chains[c.chainID] {
-			return fmt.Errorf("%s: chain %s of table %s is not there", x.name(), c.chain, c.table)
+		if !f.chains[c.ChainID] {
+			return fmt.Errorf("%s: chain %s of table %s is not there", x.Name(), c.Chain, c.Table)
 		}
 	}
 	states, err := x.ask(ctx, w, f)
@@ -35,7 +35,7 @@ func (x maker) check(ctx context.Context, w desired) error {
 	}
 	for _, r := range w.rules {
 		if states[r.String()] != present {
-			return fmt.Errorf("%s: the rule %v is not there", x.name(), r)
+			return fmt.Errorf("%s: the rule %v is not there", x.Name(), r)
 		}
 	}
 	return nil

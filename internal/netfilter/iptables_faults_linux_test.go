@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/iptables"
 )
 
 // Many containers at once, whose first ones make what is shared.
@@ -107,7 +108,7 @@ func TestIPTablesAddsAllOrNothing(t *testing.T) {
 		}{
 			"a condition": {func(r *Rules) { r.HostPorts[0].ConditionsV6 = []string{"--no-such-option"} }, "--no-such-option"},
 			"a chain":     {func(r *Rules) { r.HostPorts[0].ExternalSetMarkChain = "NO-SUCH-CHAIN" }, "NO-SUCH-CHAIN"},
-			"a line feed": {func(r *Rules) { r.HostPorts[0].ConditionsV6 = []string{"-m", "comment", "--comment", "x\n-F"} }, errLineFeed.Error()},
+			"a line feed": {func(r *Rules) { r.HostPorts[0].ConditionsV6 = []string{"-m", "comment", "--comment", "x\n-F"} }, iptables.ErrLineFeed.Error()},
 			"an admin chain": {func(r *Rules) {
 				r.Forward[0].AdminChain = strings.Repeat("TOO-LONG-", 30)
 			}, "TOO-LONG"},
@@ -127,10 +128,6 @@ func TestIPTablesAddsAllOrNothing(t *testing.T) {
 func TestIPTablesThatAreMissing(t *testing.T) {
 	h := newHost(t, "nft")
 	empty := t.TempDir()
-	x := xtables{fw: h.fw, family: "no-such-iptables"}
-	if _, err := x.lookPath(t.Context(), "restore"); !errors.Is(err, exec.ErrNotFound) {
-		t.Error(err)
-	}
 	// The name is there, and what it stands for is not.
 	must(t, os.WriteFile(filepath.Join(empty, "iptables"), []byte("#!/bin/sh\necho broken >&2\nexit 3\n"), 0o755))
 	t.Setenv("PATH", empty)
@@ -168,11 +165,11 @@ func TestIPTablesWaitsForTheLockUntilTheContextEnds(t *testing.T) {
 // Who makes what is shared keeps others who would, for as long as they may wait.
 func TestLockNamespace(t *testing.T) {
 	h := newHost(t, "nft")
-	unlock, err := lockNamespace(t.Context())
+	unlock, err := iptables.LockNamespace(t.Context())
 	must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := lockNamespace(ctx); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := iptables.LockNamespace(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a second one: %v", err)
 	}
 	if err := Open(h.ns, Options{}).Add(ctx, IPTables, everything("c1", 4)); !errors.Is(err, context.DeadlineExceeded) {
@@ -180,14 +177,14 @@ func TestLockNamespace(t *testing.T) {
 	}
 	other := h.newNetNS("other")
 	must(t, other.Do(func() error {
-		unlock, err := lockNamespace(t.Context())
+		unlock, err := iptables.LockNamespace(t.Context())
 		if err != nil {
 			return err
 		}
 		return unlock()
 	}))
 	must(t, unlock())
-	unlock, err = lockNamespace(t.Context())
+	unlock, err = iptables.LockNamespace(t.Context())
 	must(t, err)
 	must(t, unlock())
 }

@@ -7,113 +7,111 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/embedcni/cni/internal/iptables"
 )
 
-// iptables is one variant of iptables for one family: what go-iptables does
+// xtables is one variant of iptables for one family: what go-iptables does
 // not do, a whole look and a whole change, each ended by its context.
-type iptables interface {
+type xtables interface {
 	// name is the tool: "ip6tables-legacy".
-	name() string
+	Name() string
 
 	// save returns what iptables-save prints, if one of the chains exists. If
 	// none does it may return nothing. With an error, what it returns is not all.
-	save(ctx context.Context, chains []chainID) (string, error)
+	Save(ctx context.Context, chains []iptables.ChainID) (string, error)
 
 	// restore applies what iptables-restore --noflush reads, each table's part
 	// whole or not at all.
-	restore(ctx context.Context, text string) error
+	Restore(ctx context.Context, text string) error
 }
-
-// chainID is a chain and where it is.
-type chainID struct{ table, chain string }
 
 // command is what deletes one thing: "-D" a rule, "-F" a chain's rules, "-X" a
 // chain.
 type command struct {
-	chainID
+	iptables.ChainID
 	verb string
-	rule rule // of "-D"
+	rule iptables.Rule // of "-D"
 }
 
 func (c command) String() string {
 	if c.verb == "-D" {
-		return "-D " + c.chain + " " + c.rule.spec
+		return "-D " + c.Chain + " " + c.rule.Spec
 	}
-	return c.verb + " " + c.chain
+	return c.verb + " " + c.Chain
 }
 
 // iptablesWork is what is to be deleted with one tool.
 type iptablesWork struct {
-	tool     iptables
+	tool     tool
 	commands []command
 }
 
 func (w iptablesWork) lines() []string {
 	var lines []string
 	for _, c := range w.commands {
-		lines = append(lines, fmt.Sprintf("%s -t %s %v", w.tool.name(), c.table, c))
+		lines = append(lines, fmt.Sprintf("%s -t %s %v", w.tool.Name(), c.Table, c))
 	}
 	return lines
 }
 
-// findIPTables returns the commands that delete what the tool shows of t, also
+// findIPTables returns the commands that delete what the tool shows of f, also
 // with an error. v6 is the tool's family.
-func findIPTables(ctx context.Context, tool iptables, v6 bool, t Target) ([]command, error) {
-	t.Addresses = slices.DeleteFunc(slices.Clone(t.Addresses), func(a netip.Addr) bool { return a.Is6() != v6 })
-	sets, err := load(ctx, tool, relevant(t))
+func findIPTables(ctx context.Context, tool xtables, v6 bool, f footprint) ([]command, error) {
+	relevant := f.relevant(v6)
+	if len(relevant) == 0 {
+		return nil, nil
+	}
+	sets, err := loadSome(ctx, tool, relevant, f.concerns)
 	var commands []command
 	for _, set := range sets {
-		switch set.table {
+		switch set.Table {
 		case tableNAT:
-			d := divide(t.Own, Siblings{Rules: t.Kept, Unknown: t.KeptUnknown}, v6)
-			for _, c := range ownChains(t.Network, t.ContainerID) {
+			t, beside := f.Target, set.beside(f)
+			t.Siblings = slices.Concat(beside, t.Siblings)
+			for _, c := range f.chains() {
+				d := f.divide(v6)
+				d.unknown = d.unknown || entrance(c.name) == "POSTROUTING" &&
+					slices.ContainsFunc(beside, func(a netip.Addr) bool { return !slices.Contains(f.Siblings, a) })
 				commands = append(commands, set.own(c, t, d)...)
 			}
 		case tableFilter:
-			commands = append(commands, set.forwarding(t)...)
-			commands = append(commands, set.isolation(t.LastOnBridge)...)
+			commands = append(commands, set.forwarding(f.forward)...)
+			commands = append(commands, set.isolation(f.LastOnBridge)...)
 		}
 	}
 	return commands, err
 }
 
-// relevant returns the chains without which there is nothing of t.
-func relevant(t Target) []chainID {
-	var ids []chainID
-	for _, c := range ownChains(t.Network, t.ContainerID) {
-		ids = append(ids, chainID{tableNAT, c.name})
-	}
-	if len(t.Addresses) > 0 {
-		ids = append(ids, chainID{tableFilter, chainForward})
-	}
-	if t.LastOnBridge != "" {
-		ids = append(ids, chainID{tableFilter, chainStage1}, chainID{tableFilter, chainStage2})
-	}
-	return ids
-}
+// ruleset is the content of a table.
+type ruleset struct{ iptables.Ruleset }
 
 // load returns the tables that the tool shows. With an error they are not all.
-func load(ctx context.Context, tool iptables, chains []chainID) ([]ruleset, error) {
+func load(ctx context.Context, tool xtables, chains []iptables.ChainID) ([]ruleset, error) {
 	return loadSome(ctx, tool, chains, func(string) bool { return true })
 }
 
 // loadSome returns the tables with those rules that keep keeps, by their lines.
-func loadSome(ctx context.Context, tool iptables, chains []chainID, keep func(line string) bool) ([]ruleset, error) {
-	out, err := tool.save(ctx, chains)
+func loadSome(ctx context.Context, tool xtables, chains []iptables.ChainID, keep func(line string) bool) ([]ruleset, error) {
+	out, err := tool.Save(ctx, chains)
 	if err != nil {
-		err = fmt.Errorf("%s: list the rules: %w", tool.name(), err)
+		err = fmt.Errorf("%s: list the rules: %w", tool.Name(), err)
 	}
 	var b strings.Builder
 	for rest := out; rest != ""; {
 		var line string
-		if line, rest = cutLine(rest); keep(line) {
+		if line, rest = iptables.CutLine(rest); keep(line) {
 			b.WriteString(line + "\n")
 		}
 	}
 	out = b.String()
-	sets, parseErr := parseSave(out)
+	var sets []ruleset
+	parsed, parseErr := iptables.ParseSave(out)
+	for _, set := range parsed {
+		sets = append(sets, ruleset{set})
+	}
 	if parseErr != nil {
-		err = errors.Join(err, fmt.Errorf("%s: read the rules: %w", tool.name(), parseErr))
+		err = errors.Join(err, fmt.Errorf("%s: read the rules: %w", tool.Name(), parseErr))
 	}
 	return sets, err
 }
@@ -125,65 +123,82 @@ func loadSome(ctx context.Context, tool iptables, chains []chainID, keep func(li
 // network and id make the same name. Then it stays, with what is not clearly
 // this one's.
 func (s ruleset) own(c ownChain, t Target, d division) []command {
-	if !s.chains[c.name] {
+	if !s.Chains[c.name] {
 		return nil
 	}
-	var jumps, body []rule
-	for _, r := range s.rules {
+	var jumps, body []iptables.Rule
+	for _, r := range s.Rules {
 		switch {
-		case r.jumpsTo(c.name):
+		case r.JumpsTo(c.name):
 			jumps = append(jumps, r)
-		case r.chain == c.name:
+		case r.Chain == c.name:
 			body = append(body, r)
 		}
 	}
 	all := slices.Concat(jumps, body)
 	others := c.others(t.Network, t.ContainerID)
-	kept := func(r rule) bool { return r.about(t.Siblings) || d.kept.has(s.table, r) }
+	kept := func(r iptables.Rule) bool { return r.About(t.Siblings) || d.kept.has(s.Table, r) }
 	sibling := d.unknown || slices.ContainsFunc(all, kept)
-	collision := slices.ContainsFunc(all, func(r rule) bool {
-		return slices.ContainsFunc(r.comments(), func(v string) bool { return others[v] })
+	collision := slices.ContainsFunc(all, func(r iptables.Rule) bool {
+		return slices.ContainsFunc(r.Comments(), func(v string) bool { return others[v] })
 	})
 	if sibling || collision {
-		return s.remove(all, func(r rule) bool {
+		return s.remove(all, func(r iptables.Rule) bool {
 			// A sibling's comments are the same.
-			mine := !sibling && slices.Contains(r.comments(), c.comment)
-			own := !d.unknown && d.own.has(s.table, r) // else it may be a sibling's too
-			return !kept(r) && (mine || own || r.about(t.Addresses))
+			mine := !sibling && slices.Contains(r.Comments(), c.comment)
+			own := !d.unknown && d.own.has(s.Table, r) // else it may be a sibling's too
+			return !kept(r) && (mine || own || r.About(t.Addresses))
 		})
 	}
-	commands := s.remove(jumps, func(rule) bool { return true })
-	id := chainID{s.table, c.name}
+	commands := s.remove(jumps, func(iptables.Rule) bool { return true })
+	id := inTable(s.Table, c.name)
 	if len(body) > 0 {
-		commands = append(commands, command{chainID: id, verb: "-F"})
+		commands = append(commands, command{ChainID: id, verb: "-F"})
 	}
-	return append(commands, command{chainID: id, verb: "-X"})
+	return append(commands, command{ChainID: id, verb: "-X"})
 }
 
 // remove returns a command for each of the rules that is picked.
-func (s ruleset) remove(rules []rule, pick func(rule) bool) []command {
+func (s ruleset) remove(rules []iptables.Rule, pick func(iptables.Rule) bool) []command {
 	var commands []command
 	for _, r := range rules {
 		if pick(r) {
-			commands = append(commands, command{chainID{s.table, r.chain}, "-D", r})
+			commands = append(commands, command{inTable(s.Table, r.Chain), "-D", r})
 		}
 	}
 	return commands
 }
 
+// beside returns the addresses of the container's other interfaces on the same
+// network, which share its chain. It finds them only if f's own are known.
+func (s ruleset) beside(f footprint) (found []netip.Addr) {
+	own := ownChains(f.Network, f.ContainerID)[0]
+	if !f.lookBeside || !f.masquerade || len(f.Addresses) == 0 {
+		return nil
+	}
+	for _, r := range s.Rules {
+		if !r.JumpsTo(own.name) || !slices.Contains(r.Comments(), own.comment) || len(r.Args) < 2 || r.Args[0] != "-s" {
+			continue
+		}
+		if a, ok := iptables.SingleAddress(r.Args[1]); ok && !slices.Contains(f.Addresses, a) {
+			found = append(found, a)
+		}
+	}
+	return found
+}
+
 // forwarding returns the commands for firewall's rules for the addresses,
-// getPrivChainRules in its iptables.go, that no one else needs.
-func (s ruleset) forwarding(t Target) []command {
-	return s.remove(s.rules, func(r rule) bool {
-		if r.chain != chainForward || len(r.args) < 2 {
+// getPrivChainRules in its iptables.go.
+func (s ruleset) forwarding(addrs []netip.Addr) []command {
+	return s.remove(s.Rules, func(r iptables.Rule) bool {
+		if r.Chain != chainForward || len(r.Args) < 2 {
 			return false
 		}
-		addr, ok := single(r.args[1])
-		if !ok || !slices.Contains(t.Addresses, addr) || slices.Contains(t.InUse, addr) || slices.Contains(t.Siblings, addr) {
+		if addr, ok := iptables.SingleAddress(r.Args[1]); !ok || !slices.Contains(addrs, addr) {
 			return false
 		}
-		return r.is("-s", r.args[1], "-j", "ACCEPT") ||
-			r.is("-d", r.args[1], "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT")
+		return r.Is("-s", r.Args[1], "-j", "ACCEPT") ||
+			r.Is("-d", r.Args[1], "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT")
 	})
 }
 
@@ -205,22 +220,16 @@ func (s ruleset) isolation(bridge string) []command {
 		words([]string{"-i", bridge, "-o", bridge}, "isolated", "-j", "DROP"),
 	}
 	stage2 := words([]string{"-o", bridge}, "same-bridge|isolated", "-j", "DROP")
-	return s.remove(s.rules, func(r rule) bool {
-		switch r.chain {
+	return s.remove(s.Rules, func(r iptables.Rule) bool {
+		switch r.Chain {
 		case chainStage1:
-			return slices.ContainsFunc(stage1, func(args []string) bool { return r.is(args...) })
+			return slices.ContainsFunc(stage1, func(args []string) bool { return r.Is(args...) })
 		case chainStage2:
-			return r.is(stage2...)
+			return r.Is(stage2...)
 		}
 		return false
 	})
 }
-
-func (r rule) is(args ...string) bool { return slices.Equal(r.args, args) }
-
-// errLineFeed means that a rule cannot be written in a line of
-// iptables-restore, where what follows would be taken for a command.
-var errLineFeed = errors.New("a line feed in a rule")
 
 // restoreText returns what iptables-restore reads, for commands in the order of
 // their tables.
@@ -228,16 +237,16 @@ func restoreText(commands []command) (string, error) {
 	var b strings.Builder
 	table := ""
 	for _, c := range commands {
-		if c.table != table {
+		if c.Table != table {
 			if table != "" {
 				b.WriteString("COMMIT\n")
 			}
-			table = c.table
+			table = c.Table
 			fmt.Fprintf(&b, "*%s\n", table)
 		}
 		line := c.String()
 		if strings.Contains(line, "\n") {
-			return "", errLineFeed
+			return "", iptables.ErrLineFeed
 		}
 		b.WriteString(line + "\n")
 	}
@@ -272,7 +281,7 @@ func (w iptablesWork) apply(ctx context.Context) error {
 		return errors.Join(append(failures, err)...)
 	}
 	for i, c := range left {
-		if !slices.ContainsFunc(still, func(s command) bool { return s.table == c.table && s.String() == c.String() }) {
+		if !slices.ContainsFunc(still, func(s command) bool { return s.Table == c.Table && s.String() == c.String() }) {
 			failures[i] = nil
 		}
 	}
@@ -284,22 +293,22 @@ func (w iptablesWork) apply(ctx context.Context) error {
 func (w iptablesWork) restore(ctx context.Context, commands []command) error {
 	text, err := restoreText(commands)
 	if err == nil {
-		err = w.tool.restore(ctx, text)
+		err = w.tool.Restore(ctx, text)
 	}
 	if err == nil {
 		return nil
 	}
 	if len(commands) == 1 {
-		return fmt.Errorf("%s -t %s %v: %w", w.tool.name(), commands[0].table, commands[0], err)
+		return fmt.Errorf("%s -t %s %v: %w", w.tool.Name(), commands[0].Table, commands[0], err)
 	}
-	return fmt.Errorf("%s: delete %d rules and chains: %w", w.tool.name(), len(commands), err)
+	return fmt.Errorf("%s: delete %d rules and chains: %w", w.tool.Name(), len(commands), err)
 }
 
 // left returns the commands for which there is something to delete.
 func (w iptablesWork) left(ctx context.Context) ([]command, error) {
-	var chains []chainID
+	var chains []iptables.ChainID
 	for _, c := range w.commands {
-		chains = append(chains, c.chainID)
+		chains = append(chains, c.ChainID)
 	}
 	sets, err := load(ctx, w.tool, chains)
 	if err != nil {
@@ -308,16 +317,16 @@ func (w iptablesWork) left(ctx context.Context) ([]command, error) {
 	var left []command
 	for _, set := range sets {
 		copies := make(map[string]int)
-		for _, r := range set.rules {
-			copies[r.chain+" "+r.spec]++
+		for _, r := range set.Rules {
+			copies[r.Chain+" "+r.Spec]++
 		}
 		for _, c := range w.commands {
-			if c.table != set.table {
+			if c.Table != set.Table {
 				continue
 			}
-			key := c.chain + " " + c.rule.spec
+			key := c.Chain + " " + c.rule.Spec
 			switch {
-			case c.verb != "-D" && set.chains[c.chain], c.verb == "-D" && copies[key] > 0:
+			case c.verb != "-D" && set.Chains[c.Chain], c.verb == "-D" && copies[key] > 0:
 				left = append(left, c)
 			}
 			copies[key]--

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/iptables"
 )
 
 // minus returns the lines without those.
@@ -326,8 +327,8 @@ func TestApplyWaitsForTheLock(t *testing.T) {
 // it would show.
 func TestFindWithoutTheTools(t *testing.T) {
 	h := newHost(t, "nft")
-	missing := xtables{fw: h.fw, family: "iptables-of-nowhere"}
-	h.fw.tools = []tool{{missing, false}, {xtables{fw: h.fw, family: missing.family, legacy: true}, false}}
+	missing := iptables.Tool{Family: "iptables-of-nowhere"}
+	h.fw.tools = []tool{{missing, false}, {iptables.Tool{Family: missing.Family, Legacy: true}, false}}
 	if plan := h.find(c1()); !plan.Empty() {
 		t.Error(plan)
 	}
@@ -356,7 +357,7 @@ func TestFindIsNotBlind(t *testing.T) {
 	if want := "iptables-nft -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT\n"; !strings.HasPrefix(plan.String(), want) {
 		t.Errorf("the plan lacks what is in the other table, %s", want)
 	}
-	if err != nil && (!errors.Is(err, errHidden) || !strings.Contains(err.Error(), "iptables-nft: list the rules: table nat, chain "+masqC1)) {
+	if err != nil && (!errors.Is(err, iptables.ErrHidden) || !strings.Contains(err.Error(), "iptables-nft: list the rules: table nat, chain "+masqC1)) {
 		t.Error(err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -14,18 +15,18 @@ import (
 // kernel can be asked instead, and at a cost that does not grow with the number
 // of containers, but for a glance at the addresses in CNI-FORWARD.
 type facts struct {
-	chains map[chainID]bool        // of those wanted, the ones that exist
-	jumps  map[chainID][]string    // where the shared jumps lead that exist
-	addrs  map[netip.Addr]struct{} // those of which CNI-FORWARD says something
-	marks  map[string]bool         // the rules of the marking that are there for sure, as text
-	saved  []savedRule             // of the legacy variant: every rule that can be one of those wanted
+	chains map[iptables.ChainID]bool     // of those wanted, the ones that exist
+	jumps  map[iptables.ChainID][]string // where the shared jumps lead that exist
+	addrs  map[netip.Addr]struct{}       // those of which CNI-FORWARD says something
+	marks  map[string]bool               // the rules of the marking that are there for sure, as text
+	saved  []savedRule                   // of the legacy variant: every rule that can be one of those wanted
 	legacy bool
 }
 
 // savedRule is a rule and its table.
 type savedRule struct {
 	table string
-	rule
+	iptables.Rule
 }
 
 // state is what facts say of a rule.
@@ -48,21 +49,21 @@ func builtIn(chain string) bool {
 
 // state says whether a rule of w is there.
 func (f facts) state(w desired, r desiredRule) state {
-	if !builtIn(r.chain) && !f.chains[r.chainID] {
+	if !builtIn(r.Chain) && !f.chains[r.ChainID] {
 		return absent
 	}
 	for _, c := range w.chains {
 		// No rule jumps to a chain that does not exist.
-		if c.table == r.table && !f.chains[c.chainID] && (rule{args: r.args}).uses(c.chain) {
+		if c.Table == r.Table && !f.chains[c.ChainID] && usesChain(r.args, c.Chain) {
 			return absent
 		}
 	}
 	if f.legacy && !r.conditional {
 		// The tool is not to be asked: "ip6tables-legacy -C" takes rules for
 		// each other that differ in a port.
-		words := canonical(r.args)
+		words := iptables.Canonical(r.args)
 		if slices.ContainsFunc(f.saved, func(s savedRule) bool {
-			return s.table == r.table && s.chain == r.chain && s.is(words...)
+			return s.table == r.Table && s.Chain == r.Chain && s.Is(words...)
 		}) {
 			return present
 		}
@@ -75,7 +76,7 @@ func (f facts) state(w desired, r desiredRule) state {
 		return unknown
 	}
 	if r.shared && r.target != "" {
-		if slices.Contains(f.jumps[r.chainID], r.target) {
+		if slices.Contains(f.jumps[r.ChainID], r.target) {
 			return present
 		}
 		return absent
@@ -86,18 +87,18 @@ func (f facts) state(w desired, r desiredRule) state {
 	return unknown
 }
 
-// uses reports whether the rule's words have a jump to the chain.
-func (r rule) uses(chain string) bool {
-	i := slices.Index(r.args, "-j")
-	return i >= 0 && i+1 < len(r.args) && r.args[i+1] == chain
+// usesChain reports whether the words of a rule have a jump to the chain.
+func usesChain(args []string, chain string) bool {
+	i := slices.Index(args, "-j")
+	return i >= 0 && i+1 < len(args) && args[i+1] == chain
 }
 
 // sharedJumps are the chains with shared jumps in them, and those jumps' ends.
-func (w desired) sharedJumps() map[chainID][]string {
-	jumps := make(map[chainID][]string)
+func (w desired) sharedJumps() map[iptables.ChainID][]string {
+	jumps := make(map[iptables.ChainID][]string)
 	for _, r := range w.rules {
 		if r.shared && r.target != "" {
-			jumps[r.chainID] = append(jumps[r.chainID], r.target)
+			jumps[r.ChainID] = append(jumps[r.ChainID], r.target)
 		}
 	}
 	return jumps
@@ -117,10 +118,10 @@ func (w desired) addrs() []netip.Addr {
 // look finds out what there is of w.
 func (x maker) look(ctx context.Context, w desired) (facts, error) {
 	f := facts{
-		chains: make(map[chainID]bool), jumps: make(map[chainID][]string), addrs: make(map[netip.Addr]struct{}),
-		marks: make(map[string]bool), legacy: x.legacy,
+		chains: make(map[iptables.ChainID]bool), jumps: make(map[iptables.ChainID][]string), addrs: make(map[netip.Addr]struct{}),
+		marks: make(map[string]bool), legacy: x.Legacy,
 	}
-	if x.legacy {
+	if x.Legacy {
 		err := x.lookLegacy(ctx, w, &f)
 		return f, err
 	}
@@ -129,7 +130,7 @@ func (x maker) look(ctx context.Context, w desired) (facts, error) {
 
 func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
 	ids := w.ids()
-	found, err := x.exist(ctx, ids)
+	found, err := x.Exist(ctx, ids)
 	if errors.Is(err, nft.ErrNotSupported) {
 		return nil // iptables will report it
 	}
@@ -143,7 +144,7 @@ func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
 	}
 	for id, targets := range w.sharedJumps() {
 		if f.jumps[id], err = x.scanJumps(ctx, id, slices.DeleteFunc(slices.Clone(targets), func(target string) bool {
-			return !f.chains[chainID{id.table, target}]
+			return !f.chains[inTable(id.Table, target)]
 		})); err != nil {
 			return err
 		}
@@ -151,11 +152,11 @@ func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
 	if err := x.lookMarks(ctx, w, f); err != nil {
 		return err
 	}
-	if !f.chains[chainID{tableFilter, chainForward}] {
+	if !f.chains[inTable(tableFilter, chainForward)] {
 		return nil
 	}
 	for _, a := range w.addrs() {
-		err := x.rules(ctx, chainID{tableFilter, chainForward}, [][]byte{a.AsSlice()}, func(nft.Rule) error {
+		err := x.Rules(ctx, inTable(tableFilter, chainForward), [][]byte{a.AsSlice()}, func(nft.Rule) error {
 			f.addrs[a] = struct{}{}
 			return nil
 		})
@@ -166,21 +167,14 @@ func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
 	return nil
 }
 
-// rules lists a chain of the nf_tables variant, as [nft.Conn.Rules].
-func (x xtables) rules(ctx context.Context, id chainID, containing [][]byte, each func(nft.Rule) error) error {
-	return x.fw.onSocket(ctx, func(c *nft.Conn) error {
-		return c.Rules(x.nftTable(id.table), id.chain, containing, each)
-	})
-}
-
 // lookMarks looks for the rules that mark, and that masquerade what is marked.
 // The tool could say it too, but would list all chains for it.
 func (x maker) lookMarks(ctx context.Context, w desired, f facts) error {
 	for _, r := range w.rules {
-		if r.mark == 0 || !f.chains[r.chainID] {
+		if r.mark == 0 || !f.chains[r.ChainID] {
 			continue
 		}
-		err := x.rules(ctx, r.chainID, nil, func(rule nft.Rule) error {
+		err := x.Rules(ctx, r.ChainID, nil, func(rule nft.Rule) error {
 			if s := shapeOf(rule); s.marks(r.mark) || s.masquerades(r.mark) {
 				f.marks[r.String()] = true
 			}
@@ -195,11 +189,11 @@ func (x maker) lookMarks(ctx context.Context, w desired, f facts) error {
 
 // scanJumps returns those of the targets that rules of the chain jump to. Most
 // are at the chain's beginning, and it reads no further than to the last.
-func (x maker) scanJumps(ctx context.Context, id chainID, targets []string) (found []string, err error) {
+func (x maker) scanJumps(ctx context.Context, id iptables.ChainID, targets []string) (found []string, err error) {
 	if len(targets) == 0 {
 		return nil, nil
 	}
-	err = x.rules(ctx, id, nil, func(r nft.Rule) error {
+	err = x.Rules(ctx, id, nil, func(r nft.Rule) error {
 		if to := r.Jump(); slices.Contains(targets, to) && !slices.Contains(found, to) {
 			found = append(found, to)
 		}
@@ -212,10 +206,10 @@ func (x maker) scanJumps(ctx context.Context, id chainID, targets []string) (fou
 }
 
 // ids are the chains of w.
-func (w desired) ids() []chainID {
-	ids := make([]chainID, len(w.chains))
+func (w desired) ids() []iptables.ChainID {
+	ids := make([]iptables.ChainID, len(w.chains))
 	for i, c := range w.chains {
-		ids[i] = c.chainID
+		ids[i] = c.ChainID
 	}
 	return ids
 }
@@ -223,18 +217,18 @@ func (w desired) ids() []chainID {
 // lookLegacy asks iptables-save, as the kernel has no other list of rules.
 func (x maker) lookLegacy(ctx context.Context, w desired, f *facts) error {
 	ids := w.ids()
-	sets, err := loadSome(ctx, x.xtables, ids, w.concerns)
+	sets, err := loadSome(ctx, x.Tool, ids, w.concerns)
 	if err != nil {
 		return err
 	}
 	for _, set := range sets {
 		for _, id := range ids {
-			if id.table == set.table && set.chains[id.chain] {
+			if id.Table == set.Table && set.Chains[id.Chain] {
 				f.chains[id] = true
 			}
 		}
-		for _, r := range set.rules {
-			f.saved = append(f.saved, savedRule{set.table, r})
+		for _, r := range set.Rules {
+			f.saved = append(f.saved, savedRule{set.Table, r})
 		}
 	}
 	return nil
@@ -249,7 +243,7 @@ func (w desired) concerns(line string) bool {
 	}
 	chain, spec, _ := strings.Cut(rest, " ")
 	for _, r := range w.rules {
-		if r.chain != chain {
+		if r.Chain != chain {
 			continue
 		}
 		switch {

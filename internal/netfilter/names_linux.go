@@ -5,6 +5,8 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strings"
+
+	"github.com/embedcni/cni/internal/iptables"
 )
 
 // What the plugins call what containers share.
@@ -16,6 +18,10 @@ const (
 	chainStage1  = "CNI-ISOLATION-STAGE-1"
 	chainStage2  = "CNI-ISOLATION-STAGE-2"
 )
+
+func inTable(table, chain string) iptables.ChainID {
+	return iptables.ChainID{Table: table, Chain: chain}
+}
 
 // ownChain is a chain of the table nat that a plugin makes for a container.
 type ownChain struct {

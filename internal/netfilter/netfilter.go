@@ -2,7 +2,7 @@
 // attachment, as the reference plugins (v1.9.1) leave them when a DEL fails, is
 // killed, or runs without the container's namespace.
 //
-//	fw := netfilter.Open(nil)
+//	fw := netfilter.Open(nil, netfilter.Options{})
 //	plan, err := netfilter.Find(ctx, fw, target)
 //	fmt.Print(plan)          // a dry run
 //	err = plan.Apply(ctx)
@@ -26,12 +26,16 @@
 // CNI-ADMIN and CNI-ISOLATION-*, their fixed rules, the jumps to them, and the
 // nftables tables with their base chains, sets and maps.
 //
-// Both variants of iptables are looked at, nf_tables and legacy, for both
-// families, whichever of them hold something. The processes iptables-save and
-// iptables-restore (1.6.2 or later) are started only for a variant that has a
-// chain in question, which costs some milliseconds; nftables is asked over
-// netlink. An attachment of which nothing is left costs about thirty netlink
-// messages.
+// One attachment has one description, and one function finds its rules in each
+// form: a footprint those of iptables, searches those of the reference plugins'
+// nftables tables, owned elements those of the native table. DEL describes what
+// one plugin made, and the sweep describes everything.
+//
+// Find looks at both variants of iptables, nf_tables and legacy, for both
+// families. It starts iptables-save and iptables-restore (1.6.2 or later), which
+// takes some milliseconds, only for a variant that has a chain in question, and
+// reads nftables over netlink. If nothing of an attachment is left, that takes
+// about thirty netlink messages.
 //
 // # The native table
 //
@@ -67,7 +71,7 @@
 // 10,000 containers, once the socket is open. Deleting them takes two messages
 // more and 40 µs. A transaction does not wait for the kernel's grace period;
 // closing a socket after a deletion does, for about ten milliseconds, in which
-// no one can change rules. So a runtime keeps sockets open, see [WithSockets].
+// no one can change rules. So a runtime keeps sockets open, see [Options].
 //
 // In the form of the reference plugins both grow with the number of containers:
 // the kernel copies a chain for each rule that is added, and a rule is found by
@@ -92,6 +96,9 @@ var (
 
 	// ErrIncompleteTarget means that a target does not name its attachment.
 	ErrIncompleteTarget = errors.New("a target needs a network, a container ID and an interface name")
+
+	// ErrLongComment means that a container ID makes a longer comment than nft takes.
+	ErrLongComment = errors.New("nft does not take it")
 )
 
 // Target is the attachment whose rules are looked for: that of a container to

@@ -37,15 +37,13 @@ type nftSearch struct {
 }
 
 // sweepSearches describes all rules of the target.
-func sweepSearches(t Target) []nftSearch {
-	spoof, spoofChains := spoofNames(t.ContainerID, t.IfName)
-	all := []nftSearch{masqueradeSearch(masqueradeComment(t.Network, t.IfName, t.ContainerID))}
-	for _, family := range []uint8{nft.FamilyIPv4, nft.FamilyIPv6} {
-		all = append(all, hostPortSearch(family, t.ContainerID, netip.Addr{}, t.Siblings))
+func (fw *Firewalls) sweepSearches(t Target) []nftSearch {
+	return []nftSearch{
+		masqueradeSearch(masqueradeComment(t.Network, t.IfName, t.ContainerID)),
+		hostPortSearch(nft.FamilyIPv4, t.ContainerID, netip.Addr{}, t.Siblings),
+		hostPortSearch(nft.FamilyIPv6, t.ContainerID, netip.Addr{}, t.Siblings),
+		fw.SpoofCheck(t.ContainerID, t.IfName).search(""), // in whatever chain
 	}
-	return append(all, nftSearch{
-		table: nft.Table{Family: nft.FamilyBridge, Name: "nat"}, own: spoofChains, in: []string{""}, comments: []string{spoof},
-	})
 }
 
 func masqueradeSearch(comments ...string) nftSearch {
@@ -149,6 +147,35 @@ func (s nftSearch) findSteadily(ctx context.Context, k ruleTable) (objects []nft
 		return nil, fmt.Errorf("nftables: list the rules of table %v: %w", s.table, err)
 	}
 	return objects, nil
+}
+
+// removeFound deletes what the searches find, in one transaction.
+func removeFound(ctx context.Context, k ruleTable, searches ...nftSearch) error {
+	return nft.UntilUnchanged(ctx, func() error {
+		generation, err := k.Generation()
+		if errors.Is(err, nft.ErrNotSupported) {
+			return nil
+		}
+		if err != nil {
+			return wrapNFT(err)
+		}
+		var objects []nft.Object
+		for _, s := range searches {
+			found, err := s.find(k)
+			if err != nil {
+				return wrapNFT(err)
+			}
+			for _, o := range found {
+				if !slices.Contains(objects, o) {
+					objects = append(objects, o)
+				}
+			}
+		}
+		if len(objects) == 0 {
+			return nil
+		}
+		return wrapNFT(k.Delete(generation, objects))
+	})
 }
 
 // nftablesWork are rules and chains to delete from one table.

@@ -230,32 +230,7 @@ func (n nftForm) add(ctx context.Context, r Rules) error {
 
 // remove deletes the rules with the owner's comment, in one transaction.
 func (n nftForm) remove(ctx context.Context, r Rules) error {
-	searches := formSearches(r, n.siblings().Addresses)
-	return nft.UntilUnchanged(ctx, func() error {
-		generation, err := n.Generation()
-		if errors.Is(err, nft.ErrNotSupported) {
-			return nil
-		}
-		if err != nil {
-			return wrapNFT(err)
-		}
-		var objects []nft.Object
-		for _, s := range searches {
-			found, err := s.find(n.Conn)
-			if err != nil {
-				return wrapNFT(err)
-			}
-			for _, o := range found {
-				if !slices.Contains(objects, o) {
-					objects = append(objects, o)
-				}
-			}
-		}
-		if len(objects) == 0 {
-			return nil
-		}
-		return wrapNFT(n.Delete(generation, objects))
-	})
+	return removeFound(ctx, n.Conn, formSearches(r, n.siblings().Addresses)...)
 }
 
 // formSearches describes the rules of r. The addresses of others are those of

@@ -153,8 +153,8 @@ func (h *host) duplicateSome(random *rand.Rand, a attachment) {
 		}
 		for _, c := range w.commands {
 			if c.verb == "-D" && random.IntN(3) == 0 {
-				args := append([]string{"-t", c.table, "-I", c.chain}, c.rule.args...)
-				if out, err := exec.Command(w.tool.name(), args...).CombinedOutput(); err != nil {
+				args := append([]string{"-t", c.Table, "-I", c.Chain}, c.rule.Args...)
+				if out, err := exec.Command(w.tool.Name(), args...).CombinedOutput(); err != nil {
 					h.t.Fatalf("%q: %v: %s", args, err, out)
 				}
 			}
@@ -170,7 +170,7 @@ func (h *host) dump() string {
 		h.t.Fatal(err)
 	}
 	for _, tool := range h.fw.tools {
-		h.sh(fmt.Sprintf("%s-save >%s", tool.name(), filepath.Join(dir, tool.name())))
+		h.sh(fmt.Sprintf("%s-save >%s", tool.Name(), filepath.Join(dir, tool.Name())))
 	}
 	// Those of iptables are not for nft to load.
 	for _, table := range []string{"inet cni_plugins_masquerade", "ip cni_hostport", "ip6 cni_hostport", "bridge nat"} {
@@ -182,7 +182,7 @@ func (h *host) dump() string {
 func (h *host) load(dir string) {
 	h.t.Helper()
 	for _, tool := range h.fw.tools {
-		h.sh(fmt.Sprintf("%s-restore <%s", tool.name(), filepath.Join(dir, tool.name())))
+		h.sh(fmt.Sprintf("%s-restore <%s", tool.Name(), filepath.Join(dir, tool.Name())))
 	}
 	h.sh("nft -f " + filepath.Join(dir, "nft"))
 }

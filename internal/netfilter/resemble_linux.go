@@ -5,13 +5,14 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/nft"
 )
 
 // gist identifies a shared rule in the kernel's data, which needs no process as
 // the tool does. It distinguishes the rule from all others that plugins make.
 type gist struct {
-	chainID
+	iptables.ChainID
 	target  string // a chain, or RETURN, DROP, MARK, MASQUERADE
 	comment string
 	ifaces  []string
@@ -19,7 +20,7 @@ type gist struct {
 }
 
 func gistOf(r desiredRule) gist {
-	g := gist{chainID: r.chainID, mark: r.mark}
+	g := gist{ChainID: r.ChainID, mark: r.mark}
 	for i := 0; i+1 < len(r.args); i++ {
 		switch value := r.args[i+1]; r.args[i] {
 		case "-j":
@@ -41,7 +42,7 @@ func (x maker) hasCommon(ctx context.Context, w desired) (has bool, err error) {
 	for _, r := range w.rules {
 		gists = append(gists, gistOf(r))
 	}
-	if x.legacy {
+	if x.Legacy {
 		return x.hasCommonLegacy(w, gists)
 	}
 	err = nft.UntilUnchanged(ctx, func() (err error) {
@@ -52,7 +53,7 @@ func (x maker) hasCommon(ctx context.Context, w desired) (has bool, err error) {
 }
 
 func (x maker) hasCommonNFT(ctx context.Context, w desired, gists []gist) (bool, error) {
-	found, err := x.exist(ctx, w.ids())
+	found, err := x.Exist(ctx, w.ids())
 	if errors.Is(err, nft.ErrNotSupported) || err == nil && slices.Contains(found, false) {
 		return false, nil
 	}
@@ -60,16 +61,16 @@ func (x maker) hasCommonNFT(ctx context.Context, w desired, gists []gist) (bool,
 		return false, err
 	}
 	for len(gists) > 0 {
-		id := gists[0].chainID
+		id := gists[0].ChainID
 		var here, elsewhere []gist
 		for _, g := range gists {
-			if g.chainID == id {
+			if g.ChainID == id {
 				here = append(here, g)
 			} else {
 				elsewhere = append(elsewhere, g)
 			}
 		}
-		err := x.rules(ctx, id, nil, func(r nft.Rule) error {
+		err := x.Rules(ctx, id, nil, func(r nft.Rule) error {
 			s := shapeOf(r)
 			here = slices.DeleteFunc(here, func(g gist) bool { return g.isNFT(s) })
 			if len(here) == 0 {
@@ -108,21 +109,21 @@ func (x maker) hasCommonLegacy(w desired, gists []gist) (bool, error) {
 		if part.empty() {
 			continue
 		}
-		has, err := x.legacyTable(table)
+		has, err := x.HasLegacyTable(table)
 		if err != nil || !has {
 			return false, err
 		}
-		rules, chains, err := x.legacyRules(table)
+		rules, chains, err := x.LegacyRules(table)
 		if err != nil {
 			return false, err
 		}
 		for _, c := range part.chains {
-			if !chains[c.chain] {
+			if !chains[c.Chain] {
 				return false, nil
 			}
 		}
 		for _, g := range gists {
-			if g.table == table && !slices.ContainsFunc(rules, g.isLegacy) {
+			if g.Table == table && !slices.ContainsFunc(rules, g.isLegacy) {
 				return false, nil
 			}
 		}
@@ -131,7 +132,7 @@ func (x maker) hasCommonLegacy(w desired, gists []gist) (bool, error) {
 }
 
 // isLegacy reports whether a rule of the legacy variant matches g.
-func (g gist) isLegacy(r legacyRule) bool {
-	return r.chain == g.chain && r.target == g.target && r.comment == g.comment && r.mark == g.mark &&
-		!slices.ContainsFunc(g.ifaces, func(name string) bool { return name != r.in && name != r.out })
+func (g gist) isLegacy(r iptables.LegacyRule) bool {
+	return r.Chain == g.Chain && r.Target == g.target && r.Comment == g.comment && r.Mark == g.mark &&
+		!slices.ContainsFunc(g.ifaces, func(name string) bool { return name != r.In && name != r.Out })
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+
+	"github.com/embedcni/cni/internal/iptables"
 )
 
 // OtherVariant returns an error if the rules of an attachment were made with
@@ -20,12 +22,12 @@ func OtherVariant(ctx context.Context, record Notes) error {
 		if err := json.Unmarshal(fact, &made); err != nil {
 			return fmt.Errorf("which variant of %s made the rules: %w", family, err)
 		}
-		now := xtables{fw: &Firewalls{}, family: family}
-		if err := now.detect(ctx); err != nil {
+		now := iptables.Tool{Family: family}
+		if err := now.Detect(ctx); err != nil {
 			return err
 		}
-		if now.legacy != made.Legacy {
-			return fmt.Errorf("the rules were made with %s, and %s is %s now", xtables{family: family, legacy: made.Legacy}.name(), family, now.name())
+		if now.Legacy != made.Legacy {
+			return fmt.Errorf("the rules were made with %s, and %s is %s now", iptables.Tool{Family: family, Legacy: made.Legacy}.Name(), family, now.Name())
 		}
 	}
 	return nil

@@ -66,7 +66,7 @@ func (w *Witness) Intact(ctx context.Context, fw *Firewalls) (intact bool, err e
 func (w *Witness) legacy() bool {
 	return slices.ContainsFunc(w.plan.work, func(one work) bool {
 		i, ok := one.(iptablesWork)
-		return ok && i.legacy()
+		return ok && i.tool.legacy()
 	})
 }
 
@@ -87,15 +87,6 @@ func (fw *Firewalls) generation(ctx context.Context) (n uint32, err error) {
 		return 0, nil
 	}
 	return n, err
-}
-
-func (w iptablesWork) legacy() bool {
-	t, ok := w.tool.(tool)
-	if !ok {
-		return false
-	}
-	x, ok := t.iptables.(xtables)
-	return ok && x.legacy
 }
 
 func (w iptablesWork) intact(ctx context.Context) (bool, error) {

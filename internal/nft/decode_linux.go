@@ -303,7 +303,15 @@ func (c *Conn) Elements(t Table, keys []Element, sets []string) ([]Element, uint
 func (c *Conn) DeleteElements(t Table, generation uint32, elements []Element) error {
 	msgs := make([]Message, len(elements))
 	for i, e := range elements {
-		msgs[i] = DeleteElement(t, e).About(text(fmt.Sprintf("element %v %s %x", t, e.Set, e.Key)))
+		msgs[i] = DeleteElement(t, e).About(elementOf{t, e})
 	}
 	return c.Transact(msgs, &generation)
 }
+
+// elementOf names an element by its key, which is in bytes.
+type elementOf struct {
+	table Table
+	Element
+}
+
+func (e elementOf) String() string { return fmt.Sprintf("element %v %s %x", e.table, e.Set, e.Key) }

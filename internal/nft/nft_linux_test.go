@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -23,17 +22,7 @@ func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
 
 func nft(t *testing.T, ns *netns.Handle, script string) {
 	t.Helper()
-	err := ns.Do(func() error {
-		cmd := exec.Command("nft", "-f", "-")
-		cmd.Stdin = strings.NewReader(script)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nettest.Run(t, ns, "sh", "-c", "nft -f - <<'EOF'\n"+script+"EOF")
 }
 
 func rulesOf(t *testing.T, c *Conn, table Table, chain string) (all []Object) {

@@ -1,11 +1,13 @@
 package oracle
 
 import (
+	"context"
 	"os"
 	"runtime"
 	"testing"
 
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/internal/scripted"
 )
 
@@ -19,5 +21,7 @@ func TestMain(m *testing.M) {
 	if scripted.IsPlugin() {
 		scripted.Main()
 	}
-	os.Exit(refplugins.Main(m))
+	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
+		return refplugins.Env(context.Background(), os.Stderr)
+	})))
 }

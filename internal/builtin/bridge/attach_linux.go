@@ -12,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/netfilter"
 )
 
 // containerInterface is the index of the container's interface in the result,
@@ -65,7 +66,10 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 		return err
 	}
 	if a.MACSpoofChk { // before it can send
-		if err := newSpoofCheck(a.Request).add(ctx, a.Host.Name, a.Container.MAC); err != nil {
+		err := spoofCheck(ctx, a.Request, func(s netfilter.SpoofCheck) error {
+			return s.Add(ctx, a.Host.Name, a.Container.MAC)
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -243,7 +247,7 @@ func (a *attachment) settle(ctx context.Context, addrs []netip.Prefix) error {
 func (a *attachment) Undo(ctx context.Context) error {
 	err := a.Ends.Undo(ctx)
 	if a.MACSpoofChk {
-		err = errors.Join(err, newSpoofCheck(a.Request).remove(context.WithoutCancel(ctx)))
+		err = errors.Join(err, removeSpoofCheck(context.WithoutCancel(ctx), a.Request))
 	}
 	return err
 }

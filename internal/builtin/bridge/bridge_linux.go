@@ -110,7 +110,7 @@ func (*Plugin) Del(ctx context.Context, r *plugin.Request) error {
 		return err
 	}
 	// The host's namespace outlives the request: the runtime has opened it.
-	return errors.Join(err, batch.Later(ctx, newSpoofCheck(r).remove))
+	return errors.Join(err, batch.Later(ctx, func(ctx context.Context) error { return removeSpoofCheck(ctx, r) }))
 }
 
 // Status asks the IPAM plugin.

@@ -9,6 +9,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -34,7 +35,8 @@ func (*Plugin) Check(ctx context.Context, r *plugin.Request) error {
 		return err
 	}
 	if c.MACSpoofChk {
-		if err := newSpoofCheck(r).check(ctx); err != nil {
+		err := spoofCheck(ctx, r, func(s netfilter.SpoofCheck) error { return s.Check(ctx) })
+		if err != nil {
 			return err
 		}
 	}

@@ -1,4 +1,4 @@
-package nsfind
+package cni_test
 
 import (
 	"bufio"
@@ -11,11 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nsfind"
 )
 
-// TestPrivateMountsAreFound: a directory is on a private mount, in
+// TestAPoolWhoseMountsAreSeenByNobodyIsFound: a directory on a private mount, in
 // another mount namespace than the first process's.
-func TestPrivateMountsAreFound(t *testing.T) {
+func TestAPoolWhoseMountsAreSeenByNobodyIsFound(t *testing.T) {
 	dir := t.TempDir()
 	expect.NoError(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { expect.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
@@ -31,7 +32,7 @@ func TestPrivateMountsAreFound(t *testing.T) {
 		{"private, and the first process may not be looked at", "/proc/0/ns/mnt", unix.MS_PRIVATE, false},
 	} {
 		expect.NoError(t, unix.Mount("", dir, "", tt.propagation, ""))
-		got, err := MountsArePrivate(dir, tt.first)
+		got, err := nsfind.MountsArePrivate(dir, tt.first)
 		expect.NoError(t, err)
 		expect.Same(t, tt.what, got, tt.want)
 	}

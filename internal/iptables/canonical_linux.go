@@ -1,4 +1,4 @@
-package netfilter
+package iptables
 
 import (
 	"net/netip"
@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// canonical returns the words of a rule as iptables-save of the legacy variant
+// Canonical returns the words of a rule as iptables-save of the legacy variant
 // writes them: first what the rule compares by itself, then the matches in
-// their order, then the target. It knows the options that desired has; of
+// their order, then the target. It knows the options of the plugins; of
 // others, as in conditions, it does not know how they are written.
-func canonical(args []string) []string {
+func Canonical(args []string) []string {
 	var basic = map[string][]string{}
 	var matches, target []string
 	proto := ""

@@ -1,4 +1,4 @@
-package netfilter
+package iptables
 
 import (
 	"os"
@@ -16,7 +16,7 @@ func TestWhatIsStartedHoldsTheLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close() // nothing is written
-	holding, without := xtables{fw: &Firewalls{Options: Options{Held: f}}}, xtables{fw: &Firewalls{}}
+	holding, without := Tool{Held: f}, Tool{}
 	got, err := holding.runTool(t.Context(), "", "/bin/sh", "-c", "readlink /proc/self/fd/3")
 	if err != nil || strings.TrimSpace(got) != path {
 		t.Errorf("the process has %q open, %v, want %s", got, err, path)

@@ -1,4 +1,4 @@
-package netfilter
+package iptables
 
 import (
 	"bytes"
@@ -13,21 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// legacyRule is a rule of the legacy variant, with the fields that distinguish
+// LegacyRule is a rule of the legacy variant, with the fields that distinguish
 // the shared rules.
-type legacyRule struct {
-	chain, target string // as in gist
-	comment       string
-	in, out       string
-	mark          uint32
+type LegacyRule struct {
+	Chain, Target string // the target is a chain, or RETURN, DROP, MARK, MASQUERADE
+	Comment       string
+	In, Out       string
+	Mark          uint32
 }
 
-// legacyTable reports whether the kernel has the table. Asking for the rules of
+// HasLegacyTable reports whether the kernel has the table. Asking for the rules of
 // a missing table would create it. If the list of tables may not be read, the
 // answer is true.
-func (x xtables) legacyTable(table string) (bool, error) {
+func (x Tool) HasLegacyTable(table string) (bool, error) {
 	file := "/proc/thread-self/net/ip_tables_names"
-	if x.v6() {
+	if x.V6() {
 		file = "/proc/thread-self/net/ip6_tables_names"
 	}
 	tables, err := os.ReadFile(file)
@@ -40,10 +40,10 @@ func (x xtables) legacyTable(table string) (bool, error) {
 	return slices.Contains(strings.Fields(string(tables)), table), err
 }
 
-// legacyRules returns the rules of a table, and the chains that are not built in.
-func (x xtables) legacyRules(table string) ([]legacyRule, map[string]bool, error) {
+// LegacyRules returns the rules of a table, and the chains that are not built in.
+func (x Tool) LegacyRules(table string) ([]LegacyRule, map[string]bool, error) {
 	family := unix.AF_INET
-	if x.v6() {
+	if x.V6() {
 		family = unix.AF_INET6
 	}
 	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -52,11 +52,11 @@ func (x xtables) legacyRules(table string) ([]legacyRule, map[string]bool, error
 	}
 	info, data, err := x.entries(fd, table)
 	if err = errors.Join(err, unix.Close(fd)); err != nil {
-		return nil, nil, fmt.Errorf("%s: list the rules of table %s: %w", x.name(), table, err)
+		return nil, nil, fmt.Errorf("%s: list the rules of table %s: %w", x.Name(), table, err)
 	}
 	rules, chains, err := x.layout().decode(info, data)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s: read the rules of table %s: %w", x.name(), table, err)
+		return nil, nil, fmt.Errorf("%s: read the rules of table %s: %w", x.Name(), table, err)
 	}
 	return rules, chains, nil
 }
@@ -68,8 +68,8 @@ type entryLayout struct {
 	size    int
 }
 
-func (x xtables) layout() entryLayout {
-	if x.v6() {
+func (x Tool) layout() entryLayout {
+	if x.V6() {
 		return entryLayout{in: 64, out: 80, target: 140, size: 168}
 	}
 	return entryLayout{in: 16, out: 32, target: 88, size: 112}
@@ -87,10 +87,10 @@ const (
 // decode reads the entries of a table. A chain that is not built in begins with
 // an entry whose target is ERROR and has the chain's name; a jump leads to the
 // entry behind it.
-func (l entryLayout) decode(info tableInfo, data []byte) ([]legacyRule, map[string]bool, error) {
+func (l entryLayout) decode(info tableInfo, data []byte) ([]LegacyRule, map[string]bool, error) {
 	chain, chains := "", make(map[string]bool)
 	begins := make(map[int]string)
-	var rules []legacyRule
+	var rules []LegacyRule
 	jumps := make(map[int]int) // of rules
 	for at := 0; at < len(data); {
 		e, next, err := l.entry(data[at:])
@@ -107,11 +107,11 @@ func (l entryLayout) decode(info tableInfo, data []byte) ([]legacyRule, map[stri
 			begins[at+next] = chain
 			chains[chain] = true
 		} else {
-			r := legacyRule{chain: chain, target: name, in: cString(e[l.in:][:16]), out: cString(e[l.out:][:16])}
+			r := LegacyRule{Chain: chain, Target: name, In: cString(e[l.in:][:16]), Out: cString(e[l.out:][:16])}
 			if name == "" {
 				jumps[len(rules)] = r.verdict(body)
 			} else if name == "MARK" && len(body) >= 8 {
-				r.mark = binary.NativeEndian.Uint32(body)
+				r.Mark = binary.NativeEndian.Uint32(body)
 			}
 			r.matches(e[l.size:binary.NativeEndian.Uint16(e[l.target:])])
 			rules = append(rules, r)
@@ -120,7 +120,7 @@ func (l entryLayout) decode(info tableInfo, data []byte) ([]legacyRule, map[stri
 	}
 	for i, to := range jumps {
 		if to >= 0 {
-			rules[i].target = begins[to]
+			rules[i].Target = begins[to]
 		}
 	}
 	return rules, chains, nil
@@ -140,19 +140,19 @@ func (l entryLayout) entry(data []byte) (e []byte, next int, err error) {
 
 // verdict reads the standard target: a verdict below zero, or the offset that
 // it jumps to.
-func (r *legacyRule) verdict(body []byte) int {
+func (r *LegacyRule) verdict(body []byte) int {
 	v := int(int32(binary.NativeEndian.Uint32(body)))
 	switch v {
 	case -1: // -NF_DROP - 1
-		r.target = "DROP"
+		r.Target = "DROP"
 	case -5: // XT_RETURN
-		r.target = "RETURN"
+		r.Target = "RETURN"
 	}
 	return v
 }
 
 // matches reads the matches that matter.
-func (r *legacyRule) matches(data []byte) {
+func (r *LegacyRule) matches(data []byte) {
 	for len(data) >= extensionData {
 		size := int(binary.NativeEndian.Uint16(data))
 		if size < extensionData || size > len(data) {
@@ -161,10 +161,10 @@ func (r *legacyRule) matches(data []byte) {
 		body := data[extensionData:size]
 		switch cString(data[extensionName:][:nameSize]) {
 		case "comment":
-			r.comment = cString(body)
+			r.Comment = cString(body)
 		case "mark":
 			if len(body) >= 8 {
-				r.mark = binary.NativeEndian.Uint32(body)
+				r.Mark = binary.NativeEndian.Uint32(body)
 			}
 		}
 		data = data[size:]

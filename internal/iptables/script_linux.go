@@ -1,35 +1,31 @@
-package netfilter
+package iptables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 )
 
-// script are commands for iptables-restore. Those of a table follow each other.
-type script []scriptLine
+// Script holds commands for iptables-restore. Those of a table follow each other.
+type Script []scriptLine
 
 type scriptLine struct{ table, text string }
 
-// add adds a command for a table.
-func (s *script) add(table string, words ...string) error {
-	text := joinWords(words)
+// Add adds a command for a table.
+func (s *Script) Add(table string, words ...string) error {
+	text := JoinWords(words)
 	if strings.Contains(text, "\n") {
-		return fmt.Errorf("table %s: %q: %w", table, text, errLineFeed)
+		return fmt.Errorf("table %s: %q: %w", table, text, ErrLineFeed)
 	}
 	*s = append(*s, scriptLine{table, text})
 	return nil
 }
 
-// rule adds a command about a rule: "-A", "-I", "-C" or "-D".
-func (s *script) rule(verb string, r desiredRule) error {
-	return s.add(r.table, slices.Concat([]string{verb, r.chain}, r.args)...)
-}
-
-// render returns the text that iptables-restore reads, each table a transaction
+// Render returns the text that iptables-restore reads, each table a transaction
 // of its own, and on which lines of it, from 1 on, the commands are.
-func (s script) render() (text string, numbers []int) {
+func (s Script) Render() (text string, numbers []int) {
 	var b strings.Builder
 	table, line := "", 0
 	put := func(text string) {
@@ -51,29 +47,29 @@ func (s script) render() (text string, numbers []int) {
 	return b.String(), numbers
 }
 
-// run runs the commands, in one transaction for each table.
+// Run runs the commands, in one transaction for each table.
 //
 // That of the nf_tables variant is one message to the kernel. It has to fit in
 // the buffer of a socket, which only root of the machine can make larger than
 // the 208 KiB that it has, and a rule takes up to 1 KiB. Where there is more, it
 // takes several: the chains come first, as the rules refer to them.
-func (s script) run(ctx context.Context, x xtables) error {
+func (s Script) Run(ctx context.Context, x Tool) error {
 	const most = 150
 	for part := range slices.Chunk(s, most) {
-		text, _ := part.render()
-		if err := x.restore(ctx, text); err != nil {
+		text, _ := part.Render()
+		if err := x.Restore(ctx, text); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// failedLine returns the line that iptables-restore says has failed, or 0. Of
+// FailedLine returns the line that iptables-restore says has failed, or 0. Of
 // a rule that "-C" does not find, all variants say
 //
 //	iptables-restore: line 3 failed
 //	iptables-nft-restore: line 3 failed: Bad rule (does a matching rule exist in that chain?).
-func failedLine(said string) int {
+func FailedLine(said string) int {
 	for rest := said; ; {
 		_, after, found := strings.Cut(rest, "line ")
 		if !found {
@@ -87,8 +83,8 @@ func failedLine(said string) int {
 	}
 }
 
-// joinWords writes words as iptables-restore reads them: splitWords undoes it.
-func joinWords(words []string) string {
+// JoinWords writes words as iptables-restore reads them: splitWords undoes it.
+func JoinWords(words []string) string {
 	quoted := make([]string, len(words))
 	for i, w := range words {
 		quoted[i] = w
@@ -107,3 +103,7 @@ func special(r rune) bool {
 	}
 	return !strings.ContainsRune("-_./:,!", r)
 }
+
+// ErrLineFeed means that a rule cannot be written in a line of
+// iptables-restore, where what follows would be taken for a command.
+var ErrLineFeed = errors.New("a line feed in a rule")

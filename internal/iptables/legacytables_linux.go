@@ -1,4 +1,4 @@
-package netfilter
+package iptables
 
 import (
 	"bytes"
@@ -17,9 +17,9 @@ import (
 // saveLegacy is save of legacy iptables. The list of tables that the kernel keeps
 // knows no chains, but to look at it makes no table. Only root may read it, in
 // the tool too; for others the kernel is asked, and the tool for one table.
-func (x xtables) saveLegacy(ctx context.Context, chains []chainID) (string, error) {
+func (x Tool) saveLegacy(ctx context.Context, chains []ChainID) (string, error) {
 	file := "/proc/thread-self/net/ip_tables_names"
-	if x.v6() {
+	if x.V6() {
 		file = "/proc/thread-self/net/ip6_tables_names"
 	}
 	tables, err := os.ReadFile(file)
@@ -32,20 +32,20 @@ func (x xtables) saveLegacy(ctx context.Context, chains []chainID) (string, erro
 		return "", err
 	}
 	if !slices.ContainsFunc(strings.Fields(string(tables)), func(table string) bool {
-		return slices.ContainsFunc(chains, func(id chainID) bool { return id.table == table })
+		return slices.ContainsFunc(chains, func(id ChainID) bool { return id.Table == table })
 	}) {
 		return "", nil
 	}
-	return x.run(ctx, "", "save")
+	return x.Run(ctx, "", "save")
 }
 
 // saveTables is saveLegacy without the list. To ask the kernel takes
 // CAP_NET_ADMIN alone, where the tool wants CAP_NET_RAW besides. The kernel makes
 // a table that is asked for, empty, if it can.
-func (x xtables) saveTables(ctx context.Context, chains []chainID) (string, error) {
+func (x Tool) saveTables(ctx context.Context, chains []ChainID) (string, error) {
 	var saved strings.Builder
-	for _, table := range []string{tableNAT, tableFilter} {
-		here := slices.DeleteFunc(slices.Clone(chains), func(id chainID) bool { return id.table != table })
+	for _, table := range []string{"nat", "filter"} {
+		here := slices.DeleteFunc(slices.Clone(chains), func(id ChainID) bool { return id.Table != table })
 		found, err := x.kernelHasAny(table, here)
 		if err != nil {
 			return "", fmt.Errorf("ask the kernel for table %s: %w", table, err)
@@ -53,7 +53,7 @@ func (x xtables) saveTables(ctx context.Context, chains []chainID) (string, erro
 		if !found {
 			continue
 		}
-		out, err := x.run(ctx, "", "save", "-t", table)
+		out, err := x.Run(ctx, "", "save", "-t", table)
 		if err != nil {
 			return "", fmt.Errorf("%w (other users than root need CAP_NET_RAW for legacy iptables)", err)
 		}
@@ -63,12 +63,12 @@ func (x xtables) saveTables(ctx context.Context, chains []chainID) (string, erro
 }
 
 // kernelHasAny reports whether a table has one of the chains.
-func (x xtables) kernelHasAny(table string, chains []chainID) (bool, error) {
+func (x Tool) kernelHasAny(table string, chains []ChainID) (bool, error) {
 	if len(chains) == 0 {
 		return false, nil
 	}
 	family := unix.AF_INET
-	if x.v6() {
+	if x.V6() {
 		family = unix.AF_INET6
 	}
 	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -79,7 +79,7 @@ func (x xtables) kernelHasAny(table string, chains []chainID) (bool, error) {
 		return false, err
 	}
 	_, rules, err := x.entries(fd, table)
-	found := slices.ContainsFunc(chains, func(id chainID) bool { return bytes.Contains(rules, zeroTerminated(id.chain)) })
+	found := slices.ContainsFunc(chains, func(id ChainID) bool { return bytes.Contains(rules, append([]byte(id.Chain), 0)) })
 	return found, errors.Join(err, unix.Close(fd))
 }
 
@@ -110,7 +110,7 @@ type entriesHeader struct {
 
 // entries returns the rules of a table as the kernel has them, nothing if there
 // is no such table. A chain is an entry with its name, which ends with a zero.
-func (x xtables) entries(fd int, table string) (tableInfo, []byte, error) {
+func (x Tool) entries(fd int, table string) (tableInfo, []byte, error) {
 	const mostTries = 10 // each time another one has changed the table meanwhile
 	for try := 1; ; try++ {
 		info := tableInfo{}
@@ -136,9 +136,9 @@ func (x xtables) entries(fd int, table string) (tableInfo, []byte, error) {
 	}
 }
 
-func (x xtables) getsockopt(fd, option int, value unsafe.Pointer, size uintptr) error {
+func (x Tool) getsockopt(fd, option int, value unsafe.Pointer, size uintptr) error {
 	level := unix.SOL_IP
-	if x.v6() {
+	if x.V6() {
 		level = unix.SOL_IPV6
 	}
 	length := uint32(size)

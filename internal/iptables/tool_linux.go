@@ -1,0 +1,280 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/embedcni/cni/internal/nft"
+	"github.com/embedcni/cni/netns"
+)
+
+// Tool is a variant of iptables for one family. Its processes run in the network
+// namespace of the calling thread, which is NS.
+type Tool struct {
+	Family  string // "iptables", "ip6tables"
+	Legacy  bool
+	NS      *netns.Handle // for sockets; nil is that of the calling thread
+	Sockets *nft.Pool
+	Held    *os.File // open in the processes that are started
+
+	lockFile string // that legacy tools lock; "" is theirs
+}
+
+func (x Tool) onSocket(ctx context.Context, fn func(*nft.Conn) error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return x.Sockets.Do(x.NS, fn)
+}
+
+// V6 reports whether the tool is of IPv6.
+func (x Tool) V6() bool { return x.Family == "ip6tables" }
+
+// Name is the name of the tool: "ip6tables-legacy".
+func (x Tool) Name() string {
+	if x.Legacy {
+		return x.Family + "-legacy"
+	}
+	return x.Family + "-nft"
+}
+
+// Save returns the output of iptables-save if one of the chains exists, and may
+// return nothing if none does. With an error, the output is incomplete.
+func (x Tool) Save(ctx context.Context, chains []ChainID) (string, error) {
+	// It looks first: else a missing tool would be an error where there is nothing
+	// to delete, and one that is there would create its tables.
+	if x.Legacy {
+		return x.saveLegacy(ctx, chains)
+	}
+	before, err := x.nftHas(ctx, chains)
+	if err != nil || len(before) == 0 {
+		return "", err
+	}
+	out, err := x.Run(ctx, "", "save")
+	if err != nil {
+		return "", err
+	}
+	return out, x.checkComplete(ctx, out, before)
+}
+
+// ErrNotFound means that a tool is not installed.
+var ErrNotFound = exec.ErrNotFound
+
+// Refused reports whether err is that of a tool that refused its input.
+func Refused(err error) bool {
+	exit := (*exec.ExitError)(nil)
+	return errors.As(err, &exit) && exit.ExitCode() == 1
+}
+
+// ErrHidden means that rules exist that the tool does not show.
+var ErrHidden = errors.New("the tool does not show the chain, most likely as its table has rules of nft's")
+
+// checkComplete fails if one of the chains is there and not in the output: the
+// tool leaves out a table with a rule that it cannot put into words, with no
+// more than a remark and the exit status 0.
+func (x Tool) checkComplete(ctx context.Context, out string, chains []ChainID) error {
+	sets, err := ParseSave(out)
+	if err != nil {
+		return err
+	}
+	shown := make(map[ChainID]bool)
+	for _, s := range sets {
+		for name := range s.Chains {
+			shown[ChainID{s.Table, name}] = true
+		}
+	}
+	hidden := slices.DeleteFunc(chains, func(id ChainID) bool { return shown[id] })
+	if len(hidden) == 0 {
+		return nil
+	}
+	// Another one may have deleted it before the tool looked.
+	hidden, err = x.nftHas(ctx, hidden)
+	if err == nil && len(hidden) > 0 {
+		err = fmt.Errorf("table %s, chain %s: %w", hidden[0].Table, hidden[0].Chain, ErrHidden)
+	}
+	return err
+}
+
+// Restore applies the input of iptables-restore --noflush: each table's part as a
+// whole or not at all.
+func (x Tool) Restore(ctx context.Context, text string) error {
+	args := []string{"--noflush"}
+	if x.Legacy {
+		args = append(args, "--wait") // for /run/xtables.lock, until the context ends
+	}
+	_, err := x.Run(ctx, text, "restore", args...)
+	return err
+}
+
+// nftHas asks the kernel which of the chains exist: the nf_tables variant has its
+// chains in tables of the same names.
+func (x Tool) nftHas(ctx context.Context, chains []ChainID) (found []ChainID, err error) {
+	exist, err := x.Exist(ctx, chains)
+	if errors.Is(err, nft.ErrNotSupported) {
+		return nil, nil
+	}
+	for i, id := range chains {
+		if err == nil && exist[i] {
+			found = append(found, id)
+		}
+	}
+	return found, err
+}
+
+// Exist reports, in order, which of the chains the nf_tables variant has.
+func (x Tool) Exist(ctx context.Context, chains []ChainID) (exist []bool, err error) {
+	err = x.onSocket(ctx, func(c *nft.Conn) error {
+		_, exist, err = c.Exist(x.nftFamily(), nftChains(chains)...)
+		return err
+	})
+	return exist, err
+}
+
+func nftChains(ids []ChainID) []nft.Chain {
+	chains := make([]nft.Chain, len(ids))
+	for i, id := range ids {
+		chains[i] = nft.Chain{Table: id.Table, Name: id.Chain}
+	}
+	return chains
+}
+
+// nftFamily is the family of the tables that the nf_tables variant has.
+func (x Tool) nftFamily() uint8 {
+	if x.V6() {
+		return nft.FamilyIPv6
+	}
+	return nft.FamilyIPv4
+}
+
+// Table returns a table of the nf_tables variant.
+func (x Tool) Table(name string) nft.Table { return nft.Table{Family: x.nftFamily(), Name: name} }
+
+// killDelay is how long a process that was killed may hold its output open by
+// what it has started, a modprobe at most.
+const killDelay = 500 * time.Millisecond
+
+// Run runs the tool of that purpose, "save" or "restore", and returns what it
+// prints.
+func (x Tool) Run(ctx context.Context, stdin, purpose string, args ...string) (string, error) {
+	path, err := x.lookPath(ctx, purpose)
+	if err != nil {
+		return "", err
+	}
+	return x.runTool(ctx, stdin, path, args...)
+}
+
+func (x Tool) runTool(ctx context.Context, stdin, path string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.WaitDelay = killDelay
+	if cmd.Env = x.env(); x.Held != nil {
+		cmd.ExtraFiles = []*os.File{x.Held}
+	}
+	// It dies with the thread that starts it, which is to stay until it has ended.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var stdout, stderr strings.Builder
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+	err := cmd.Run()
+	if err == nil || errors.Is(err, syscall.ECHILD) && isWhole(stdout.String()) {
+		return stdout.String(), nil
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	const most = 1000 // as much as anyone reads in a line
+	said := strings.Join(strings.FieldsFunc(stderr.String(), func(r rune) bool { return r == '\n' }), "; ")
+	if said = strings.TrimSpace(said); said == "" {
+		return "", fmt.Errorf("%s: %w", filepath.Base(path), err)
+	}
+	return "", fmt.Errorf("%s: %w: %s", filepath.Base(path), err, said[:min(len(said), most)])
+}
+
+// isWhole reports whether a tool has printed all that it prints when it succeeds,
+// where its exit status is lost because the program reaps all its children. A
+// restore prints nothing: its effect is looked for.
+//
+//	# Completed on Sat Nov 22 01:00:00 2026
+//	iptables v1.8.9 (nf_tables)
+func isWhole(out string) bool {
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	last := lines[len(lines)-1]
+	return strings.HasPrefix(last, "# Completed on ") || strings.Contains(last, "tables v")
+}
+
+// lookPath returns the tool of the variant. Where there is but one variant, it
+// can have the plain name only.
+func (x Tool) lookPath(ctx context.Context, purpose string) (string, error) {
+	path, err := LookPath(x.Name() + "-" + purpose)
+	if err == nil {
+		return path, nil
+	}
+	plain, plainErr := LookPath(x.Family)
+	if plainErr != nil {
+		return "", err
+	}
+	version, versionErr := x.runTool(ctx, "", plain, "--version")
+	if versionErr != nil {
+		return "", versionErr
+	}
+	if strings.Contains(version, "(nf_tables)") == x.Legacy {
+		return "", err
+	}
+	return LookPath(x.Family + "-" + purpose)
+}
+
+// LookPath finds a tool, also in the directories of administrators that the PATH
+// of other users lacks.
+func LookPath(tool string) (string, error) {
+	path, err := exec.LookPath(tool)
+	if err == nil {
+		return path, nil
+	}
+	for _, dir := range []string{"/usr/local/sbin", "/usr/sbin", "/sbin"} {
+		if path, err := exec.LookPath(filepath.Join(dir, tool)); err == nil {
+			return path, nil
+		}
+	}
+	return "", err
+}
+
+// Detect finds the variant that goes by the plain name, as plugins that are
+// executed find it.
+func (x *Tool) Detect(ctx context.Context) error {
+	path, err := LookPath(x.Family)
+	if err != nil {
+		return fmt.Errorf(`the backend "iptables" needs the program %s: %w`, x.Family, err)
+	}
+	// A link says which it is, without a process.
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		switch name := filepath.Base(real); {
+		case strings.Contains(name, "nft"):
+			return nil
+		case strings.Contains(name, "legacy"):
+			x.Legacy = true
+			return nil
+		}
+	}
+	version, err := x.runTool(ctx, "", path, "--version")
+	if err != nil {
+		return err
+	}
+	x.Legacy = !strings.Contains(version, "(nf_tables)")
+	return nil
+}
+
+// Rules lists a chain of the nf_tables variant, as [nft.Conn.Rules].
+func (x Tool) Rules(ctx context.Context, id ChainID, containing [][]byte, each func(nft.Rule) error) error {
+	return x.onSocket(ctx, func(c *nft.Conn) error {
+		return c.Rules(x.Table(id.Table), id.Chain, containing, each)
+	})
+}
