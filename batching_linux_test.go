@@ -24,7 +24,7 @@ type events struct {
 
 func (e *events) note(what string) { e.list = append(append(e.list, e.s.Took()...), what) }
 
-// take returns what happened since the last time.
+// take returns the events since the last time.
 func (e *events) take() []string {
 	e.list = append(e.list, e.s.Took()...)
 	taken := e.list
@@ -33,7 +33,7 @@ func (e *events) take() []string {
 }
 
 // puttingOff is a plugin built in that puts off what it does for ADD and DEL.
-// What is put off under one name is done together.
+// Work that is deferred under one name is done together.
 func (e *events) puttingOff(name string, fail map[string]error) testhost.Acting {
 	at := func(verb string) testhost.Action {
 		return func(ctx context.Context, _ *plugin.Request) error {
@@ -222,7 +222,7 @@ func TestTheSweepMakesUpForAFlush(t *testing.T) {
 	}
 }
 
-// TestAFlushHasATimeToo: what is put off is not waited for without end.
+// TestAFlushHasATimeToo: deferred work has a deadline.
 func TestAFlushHasATimeToo(t *testing.T) {
 	s := testhost.NewStage(t)
 	p := testhost.Acting{On: map[string]testhost.Action{"DEL": func(ctx context.Context, _ *plugin.Request) error {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// wireOf is what plugins are given of the options, as JSON.
+// wireOf is the capabilities of these options as plugins get them, in JSON.
 func wireOf(opts ...NamespaceOpts) (string, error) {
 	ns, err := newNamespace("c1", "/ns", opts...)
 	if err != nil {

@@ -39,7 +39,7 @@ func TestOptionsThatContradictEachOther(t *testing.T) {
 	}
 }
 
-// kinds is what runs for each plugin of the loaded networks.
+// kinds are the kinds of plugins of the loaded networks.
 func kinds(r *cni.Runtime) map[string]cni.PluginKind {
 	found := map[string]cni.PluginKind{}
 	for _, n := range r.GetConfig().Networks {

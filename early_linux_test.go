@@ -78,7 +78,7 @@ func TestWhatOutlivesAPowerCutIsMadeBehindTheRecord(t *testing.T) {
 	h.WantClean(before)
 }
 
-// hasPort tells whether the host has an end of a pair.
+// hasPort reports whether the host has an end of a pair.
 func (h *realHost) hasPort() bool {
 	var ports []string
 	h.Inside(h.Path("netns", "host"), func() (err error) {

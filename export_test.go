@@ -7,10 +7,10 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// SyncRecordsBy has a test do what brings records to the disk.
+// SyncRecordsBy replaces the function that brings records to the disk.
 func (r *Runtime) SyncRecordsBy(sync func(*os.File) error) { r.current.Load().records.Sync = sync }
 
-// SyncLedgerBy has a test do what brings the ledger to the disk.
+// SyncLedgerBy replaces the function that brings the ledger to the disk.
 func (r *Runtime) SyncLedgerBy(sync func(*os.File) error) { r.current.Load().ledger().Fsync = sync }
 
 // Patiently has first ADDs be alone, and others wait, for as long as it takes.
@@ -19,7 +19,7 @@ func (r *Runtime) Patiently() *Runtime {
 	return r
 }
 
-// WithBuiltins has tests say what is built in.
+// WithBuiltins replaces the built-in plugins.
 func WithBuiltins(plugins map[string]plugin.Plugin) Opt {
 	return func(c *config) error {
 		c.choice.builtIn = func(typ string) plugin.Plugin { return plugins[typ] }

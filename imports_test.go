@@ -20,7 +20,7 @@ const (
 	ours  = "github.com/embedcni/cni"
 )
 
-// listed is what these rules need of go list -json.
+// listed are the fields of go list -json that these rules need.
 type listed struct {
 	ImportPath string
 	Standard   bool
@@ -54,7 +54,7 @@ func goList(t *testing.T, goos string, args ...string) []listed {
 
 var platforms = []string{"linux", "windows", "darwin", "freebsd"}
 
-// within tells whether an import path is one of these or below one.
+// within reports whether an import path is one of these or below one.
 func within(path string, parents ...string) bool {
 	return slices.ContainsFunc(parents, func(p string) bool {
 		return path == p || strings.HasPrefix(path, p+"/")
@@ -68,7 +68,7 @@ var testSupport = []string{
 	ours + "/internal/builtin/plugintest", ours + "/internal/testhost", ours + "/internal/firewalldtest", ours + "/internal/expect", ours + "/internal/nettest",
 }
 
-// programs are not part of what a daemon links.
+// programs are never linked into a daemon.
 var programs = []string{ours + "/examples", ours + "/bench", ours + "/cnitest"}
 
 func TestImportGraphHoldsNothingThatADaemonWouldNotWant(t *testing.T) {
@@ -207,7 +207,7 @@ func TestInitWorkIsFound(t *testing.T) {
 	}
 }
 
-// initWork lists what of a file would run before main.
+// initWork lists the code of a file that would run before main.
 func initWork(t *testing.T, name, source string) (found []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), name, source, 0)

@@ -166,7 +166,7 @@ func TestOptionsOutOfPlace(t *testing.T) {
 	wantRefused(h, r, "one interface twice", "c1", path, cni.ErrInvalidArgument, cni.WithNetwork("net"), cni.WithNetwork("net"))
 }
 
-// TestSentinelsThroughSetup: what a caller finds behind the errors of Setup and
+// TestSentinelsThroughSetup: the sentinels behind the errors of Setup and
 // Check, and the Error that says where.
 func TestSentinelsThroughSetup(t *testing.T) {
 	h := testhost.New(t)

@@ -16,8 +16,8 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// longestHoldUp is what a call may take beside a GC that waits: as long as that
-// stands in line, and as much again for a slow machine.
+// longestHoldUp limits a call beside a GC that waits: the time that the GC stands
+// in line, and as much again for a slow machine.
 const longestHoldUp = 4 * time.Second
 
 // hanging is a stage on which a runtime that lives attaches c1 in another

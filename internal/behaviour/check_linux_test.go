@@ -12,7 +12,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// What the plugins of a chain have noted at the ADD is there for CHECK in the
+// The notes that a chain's plugins made at the ADD are there for CHECK in the
 // next process: of two tuning plugins the first does not want its values back.
 // Nor is an interface missed that loopback has not made, as that of CRI-O's
 // 200-loopback.conflist.
@@ -34,7 +34,7 @@ func TestFault_F37_RecoverDoubtsAContainerThatIsAsItsChainMadeIt(t *testing.T) {
 	expect.NoError(t, r.Check(t.Context(), "c1", path))
 	testhost.WantRecover(t, r, adopted)
 
-	// What is configured last is still looked at.
+	// The last plugin's own configuration is still checked.
 	ns, err := netns.Open(path)
 	expect.NoError(t, err)
 	expect.NoError(t, ns.Do(func() error {

@@ -19,7 +19,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// tree lists the files below the test's directory and what they hold.
+// tree lists the files below the test's directory, with their contents.
 func (s *stage) tree() []string {
 	s.T.Helper()
 	var files []string

@@ -26,7 +26,7 @@ func attached(t *testing.T) (s *stage, r *cni.Runtime, path string) {
 	return s, r, path
 }
 
-// namespaceOf is what Network's methods take, which only options ever see.
+// namespaceOf makes the argument of Network's methods, which only options see.
 func namespaceOf(t *testing.T, r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) (ns *cni.Namespace) {
 	t.Helper()
 	seen := errors.New("seen")

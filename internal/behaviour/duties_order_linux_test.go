@@ -19,7 +19,7 @@ func gives(address string) scripted.Action {
 	return scripted.Action{Stdout: &out}
 }
 
-// prevResults are what calls were given as prevResult: its first address.
+// prevResults are the first addresses of the prevResults of calls.
 func prevResults(t testing.TB, calls []scripted.Call) []string {
 	t.Helper()
 	var got []string

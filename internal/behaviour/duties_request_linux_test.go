@@ -51,7 +51,7 @@ func TestDuty_R10_UnknownFieldsReachThePluginToTheByte(t *testing.T) {
 	expect.Same(t, "ADD's request", calls[0].Exact, config+`"cniVersion":"1.0.0","name":"net"}`)
 }
 
-// keysOfADD are the keys of what a plugin read whose configuration has more.
+// keysOfADD are the keys of the ADD request of a plugin with more configuration.
 func keysOfADD(t *testing.T, more string) []string {
 	t.Helper()
 	s := newStage(t)

@@ -61,8 +61,8 @@ func noResults(version string) map[string]string {
 	return outputs
 }
 
-// shellPlugins are plugins that cost a tenth of what the test binary does. They
-// print what <type>.out holds at ADD, and log "ADD p" to the file lines.
+// shellPlugins are plugins that cost a tenth as much as the test binary. They
+// print the file <type>.out at ADD, and log "ADD p" to the file lines.
 func (s *stage) shellPlugins(types ...string) {
 	s.T.Helper()
 	for _, typ := range types {

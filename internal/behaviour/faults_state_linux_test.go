@@ -96,14 +96,14 @@ func TestFault_F21_RemoveOnAReadOnlyStateDirectoryGoesOnAndLogs(t *testing.T) {
 		fmt.Sprintf(`msg="note in the ledger what GC can go by" container=c1 error="ledger of attachments: open %s: read-only file system"`,
 			ledgers[0]),
 	})
-	// What could not be deleted is deleted by the next one.
+	// The next one deletes the file that could not be deleted.
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 	s.makeWritable()
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }
 
-// spoiled are contents of libcni's cache that are not what libcni wrote.
+// spoiled are contents of libcni's cache that libcni has not written.
 var spoiled = map[string]string{
 	"empty":      "",
 	"cut off":    `{"kind":"cniCacheV1","containerId":"c1","ifName":"eth0","networkN`,

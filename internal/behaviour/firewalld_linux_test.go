@@ -14,7 +14,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// firewalldHost is a host on which a firewalld rejects what is forwarded.
+// firewalldHost is a host on which a firewalld rejects forwarded packets.
 type firewalldHost struct {
 	*realHost
 	firewalld *firewalldtest.Server
@@ -49,7 +49,7 @@ func (h *firewalldHost) trusted() string {
 	return strings.Join(h.firewalld.Sources("trusted"), " ")
 }
 
-// audit has what firewalld knows too. Of its rules there are those about the
+// audit has firewalld's state too. Of its rules there are those about the
 // containers: a zone gets chains when it is first used, and keeps them.
 func (h *firewalldHost) audit() audit.Lines {
 	h.T.Helper()
@@ -63,7 +63,7 @@ func (h *firewalldHost) audit() audit.Lines {
 	return lines
 }
 
-// wantClean is realHost's with what firewalld knows.
+// wantClean is realHost's with firewalld's state.
 func (h *firewalldHost) wantClean(before audit.Lines) {
 	h.T.Helper()
 	left, gone := audit.Diff(before, h.audit())

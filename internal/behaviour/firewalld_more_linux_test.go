@@ -35,7 +35,7 @@ func (h *firewalldHost) builtIn(opts ...cni.Opt) *cni.Runtime {
 	return h.Runtime(append([]cni.Opt{cni.WithBuiltinPlugins()}, opts...)...)
 }
 
-// recordedBackend is what the record says that the plugin firewall has detected.
+// recordedBackend is the backend on record that the firewall plugin detected.
 func (h *firewalldHost) recordedBackend(id string) string {
 	h.T.Helper()
 	rec, err := record.Open(h.Path("state", "embedcni", "attachments")).Load(record.ID(id))

@@ -43,7 +43,7 @@ func forget(t *testing.T, network, ipam string, c testhost.Case) *orphaned {
 		ipam = h.Path("ipam")
 	}
 	o := &orphaned{realHost: h, reader: h.Real(cni.WithConfListBytes(c.Conf(network, "1.0.0", ipam))), blind: h.Runtime()}
-	// The neighbour comes first, so that what both share is there.
+	// The neighbour comes first, so that everything shared exists.
 	h.mustSetup(o.reader, "c11", h.Container("c11"), udpPort(8081))
 	o.before = h.Audit()
 	var err error
@@ -270,7 +270,7 @@ func TestCleanUpOfOneOfTwoAttachments(t *testing.T) {
 	}
 }
 
-// What cannot be removed is said, the rest is removed, and the record stays.
+// Leftovers that cannot be removed are reported, the rest goes, the record stays.
 func TestCleanUpThatIsNotComplete(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Real(cni.WithConfListBytes(everythingConf("podnet", h.Path("ipam"))))

@@ -47,7 +47,7 @@ type sevenMethods struct {
 	Conf                []byte
 }
 
-// sevenMain does what the variable says; what it prints is the errors.
+// sevenMain makes the calls that the variable lists, and prints their errors.
 func sevenMain() {
 	var i sevenMethods
 	if err := json.Unmarshal([]byte(os.Getenv(sevenEnv)), &i); err != nil {
@@ -153,7 +153,7 @@ func (i *sevenMethods) do() error {
 	return errors.Join(errs...)
 }
 
-// run runs the program in the host, and returns what it printed.
+// run runs the program in the host, and returns its output.
 func (s *stage) run(i sevenMethods) string {
 	s.T.Helper()
 	i.StateDir, i.PluginDir = s.Path("state"), s.Path("bin")

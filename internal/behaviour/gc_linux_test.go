@@ -33,7 +33,7 @@ func inhabited(t *testing.T, ids ...string) (s *stage, r *cni.Runtime, conf []by
 	return s, r, conf
 }
 
-// valid is what each GC was given as valid attachments, in order.
+// valid are the valid attachments that each GC was given, in order.
 func valid(t testing.TB, calls []scripted.Call) []string {
 	t.Helper()
 	var lists []string
@@ -87,7 +87,7 @@ func TestFault_F25_GCTouchesOnlyItsOwnersContainers(t *testing.T) {
 	expect.Same(t, "valid attachments", valid(t, calls), []string{"c1/eth0", "c1/eth0"})
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 
-	// What only libcni's cache knows, another runtime has attached.
+	// An attachment in libcni's cache only is another runtime's.
 	s.Unrecord("c1")
 	_, err = r.GC(t.Context(), cni.GCOptions{KeepNone: true})
 	expect.NoError(t, err)

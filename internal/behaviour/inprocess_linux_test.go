@@ -96,7 +96,7 @@ func TestInProcessPluginIsNotStartedWhenTheCallIsOver(t *testing.T) {
 	expect.Same(t, "plugin", testhost.AsError(t, err).Plugin, "b")
 }
 
-// TestStatusAndGCAreAskedInProcess: GC with what is attached.
+// TestStatusAndGCAreAskedInProcess: GC gets the attachments.
 func TestStatusAndGCAreAskedInProcess(t *testing.T) {
 	s := newStage(t)
 	var asked []string

@@ -37,7 +37,7 @@ func unstartable(t *testing.T, dir, typ, how string) {
 }
 
 // A plugin that never ran has nothing to undo: neither the Setup that fails, nor a
-// program that finds what a killed one left, is held up by it.
+// program that finds a killed one's leftovers, is held up by it.
 func TestFault_F51_APluginThatCannotBeStartedKeepsNoID(t *testing.T) {
 	for _, how := range []string{"not found", "not executable", "writable by everybody", "exec format error", "interpreter not found"} {
 		t.Run(how, func(t *testing.T) {
@@ -59,7 +59,7 @@ func TestFault_F51_APluginThatCannotBeStartedKeepsNoID(t *testing.T) {
 	}
 }
 
-// What did not run is on record for other processes.
+// The record tells other processes which plugins never ran.
 func TestFault_F51_TheRecordSaysWhatNeverRan(t *testing.T) {
 	for name, remove := range removals() {
 		t.Run(name, func(t *testing.T) {

@@ -37,7 +37,7 @@ func collectAll(t testing.TB, r *cni.Runtime) cni.Report {
 	return *report
 }
 
-// owners renders whose is what: "c1/eth0 first".
+// owners renders attachments with their owners: "c1/eth0 first".
 func owners(t testing.TB, r *cni.Runtime) []string {
 	t.Helper()
 	all, err := r.Attachments()

@@ -18,7 +18,7 @@ import (
 const ordinary = 1000
 
 // lives runs a container's life in a process of an ordinary user with these
-// capabilities, and returns what it printed: the error, or nothing.
+// capabilities, and returns its output: the error, or nothing.
 func (h *realHost) lives(j testhost.Job, capabilities ...uintptr) string {
 	h.T.Helper()
 	cmd := j.Command(h.T)

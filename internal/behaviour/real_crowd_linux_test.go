@@ -38,7 +38,7 @@ func (h *realHost) crowdList() []byte {
 	return c.Conf("podnet", "1.0.0", h.Path("ipam"))
 }
 
-// crowdCall is what a process is to do with its part of the crowd.
+// crowdCall is a process's task with its part of the crowd.
 type crowdCall struct {
 	Verb      string // ADD or DEL
 	StateDir  string
@@ -193,7 +193,7 @@ func (h *realHost) inCrowd(verb string, calls []crowdCall) (addresses []string, 
 	return slices.Concat(results...), time.Since(start)
 }
 
-// wantNoneTwice looks for what a race leaves: an address that two containers
+// wantNoneTwice looks for the marks of a race: an address that two containers
 // have, a rule that is there twice.
 func (h *realHost) wantNoneTwice(before audit.Lines, addresses []string) {
 	h.T.Helper()

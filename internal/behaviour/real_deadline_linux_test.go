@@ -20,7 +20,7 @@ import (
 )
 
 // A deadline kills a plugin wherever it is, with the iptables it has started.
-// What Setup then left would be found by nobody: the caller was told that the
+// Nobody would find leftovers of that Setup: the caller was told that the
 // container is not attached (F13).
 func TestFault_F13_RealDeadlineInTheMiddleOfAChain(t *testing.T) {
 	testhost.WantProcessAsBefore(t)
@@ -67,7 +67,7 @@ func (h *realHost) setUpUntil(deadline time.Duration, warm bool) {
 	h.wantCleanButForKilled(before)
 }
 
-// killedLeaves is what a reference plugin leaves for good when it is killed at
+// killedLeaves are the lines that a reference plugin leaves for good when killed at
 // one certain moment, so rarely that a test can neither require nor exclude it.
 func killedLeaves(line string) bool {
 	// host-local creates the file of an address, then writes into it whose it

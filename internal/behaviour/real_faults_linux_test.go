@@ -20,7 +20,7 @@ import (
 
 var onePort = cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}})
 
-// said is what a plugin's error says of where it comes from.
+// said are the parts of a plugin's error that name its origin.
 type said struct{ Op, Network, Plugin, ContainerID, IfName, Msg string }
 
 func whatSaid(err error) said {
@@ -143,7 +143,7 @@ func (h *realHost) reboot(containers ...string) {
 
 // After a reboot the addresses are still on disk, in the name of containers
 // that come again: host-local then says "duplicate allocation is not allowed"
-// (F26), unless what is left is removed first.
+// (F26), unless the leftovers are removed first.
 func TestFault_F26_RealSetupAfterReboot(t *testing.T) {
 	h := newRealHost(t)
 	c := testhost.Everything()

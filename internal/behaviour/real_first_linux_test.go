@@ -40,7 +40,7 @@ func (h *realHost) sh(script string) {
 	}
 }
 
-// flushes are what administrators, firewalld and docker do.
+// flushes are the ways of administrators, firewalld and docker.
 func flushes() []string {
 	return []string{
 		"$f -F; $f -t nat -F",
@@ -75,7 +75,7 @@ func (h *realHost) attachNamed(name string, containers int) {
 }
 
 // wrapped makes a plugin directory in which some of the reference plugins are
-// scripts that run them, so that nobody knows what they are. The ADD of the
+// scripts that run them, so that nobody recognises them. The ADD of the
 // containers whose names begin with "hangs" waits at the gate.
 func (h *realHost) wrapped(gate string, types ...string) (dir string) {
 	h.T.Helper()
@@ -122,7 +122,7 @@ func (h *realHost) crowdAround(r *cni.Runtime, name string, containers int) time
 }
 
 // The first ADD of the network hangs in each of its plugins in turn, of which
-// nobody knows what they are.
+// nobody recognises them.
 func TestFault_F31_RealCrowdBehindAHangingFirst(t *testing.T) {
 	eachIPTables(t, func(t *testing.T, h *realHost, _ string) {
 		containers, _ := crowd()
@@ -184,7 +184,7 @@ func (h *realHost) wantNoRuleTwice() {
 	}
 }
 
-// What was made ahead of an ADD that failed goes, unless somebody uses it.
+// Chains made ahead of a failed ADD go, unless somebody uses them.
 func TestFault_F31_RealNothingStaysOfAFailedFirst(t *testing.T) {
 	eachIPTables(t, func(t *testing.T, h *realHost, _ string) {
 		h.Plugin(scripted.Script{Verbs: map[string]scripted.Action{"ADD": testhost.Says(5, "no")}}, "fails")

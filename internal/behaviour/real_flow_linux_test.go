@@ -135,8 +135,8 @@ func TestRealBandwidthLimits(t *testing.T) {
 	before := h.Audit()
 	a := h.attach(r, "a", cni.WithCapabilityBandWidth(cni.BandWidth{
 		IngressRate: rate, IngressBurst: burst, EgressRate: rate, EgressBurst: burst}))
-	// What the burst lets pass at once costs no time. Half of the rest is
-	// loose enough for what the kernel does not count.
+	// The burst passes at once. Half of the time for the rest is
+	// loose enough for bytes that the kernel does not count.
 	atLeast := time.Duration(float64(size*8-burst) / rate / 2 * float64(time.Second))
 	for _, way := range []struct{ name, from, to, address string }{
 		{"ingress", "", a.path, testhost.HostPort(a.v4, 90)},

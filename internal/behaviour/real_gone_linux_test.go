@@ -112,7 +112,7 @@ func (h *realHost) links() int {
 	return n
 }
 
-// waitForLinks waits until the kernel has taken down what a namespace held,
+// waitForLinks waits until the kernel has deleted the links of a namespace,
 // which it does some time after the last reference.
 func (h *realHost) waitForLinks(want int) {
 	h.T.Helper()

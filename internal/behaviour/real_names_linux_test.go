@@ -114,7 +114,7 @@ func (l *twoLists) only(i int) cni.NamespaceOpts {
 	return cni.WithNetwork("podnet", cni.WithInterfaceName(l.side(i).ifName))
 }
 
-// eachPair runs a test for what can have made the rules, and in which form.
+// eachPair runs a test for each kind of plugin and form of rules.
 func eachPair(t *testing.T, test func(t *testing.T, l *twoLists)) {
 	for _, kind := range []cni.PluginKind{cni.PluginBuiltIn, cni.PluginExecutable} {
 		for _, form := range [][2]string{{"nft", ""}, {"nft", "iptables"}, {"legacy", "iptables"}, {"nft", "nftables"}} {
@@ -200,7 +200,7 @@ func TestFault_F32_ABuiltInSiblingIsNotTakenForAnExecutables(t *testing.T) {
 	l.WantClean(before)
 }
 
-// TestFault_F32_APoolMakesBothLists ahead of time, with what they share.
+// TestFault_F32_APoolMakesBothLists ahead of time, with everything they share.
 func TestFault_F32_APoolMakesBothLists(t *testing.T) {
 	l := newTwoLists(t, cni.PluginBuiltIn, "nft", "iptables", [2]string{"4", "6"})
 	r := l.Runtime(l.list(0), cni.WithLoNetwork, l.list(1), cni.WithHostNetNS(l.Path("netns", "host")))

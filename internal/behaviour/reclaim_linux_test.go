@@ -279,7 +279,7 @@ func TestFault_F39_GCByTheSpecificationLeavesOthersAddresses(t *testing.T) {
 	expect.NoError(t, err)
 	expect.Same(t, "files", names(), before)
 
-	// What is gone, and has come back, goes again.
+	// A reservation that has come back goes again.
 	expect.NoError(t, mine.Remove(t.Context(), "c1", ""))
 	write("10.23.0.3", "c1\r\neth0")
 	report, err := mine.GC(t.Context(), cni.GCOptions{KeepNone: true})

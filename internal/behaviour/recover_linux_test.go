@@ -388,7 +388,7 @@ func TestRecoverLeavesALockedContainerForLast(t *testing.T) {
 }
 
 // killedRuntime is a stage on which a runtime was killed while its plugin p
-// does what ADD says, for c1.
+// does the action add for c1.
 func killedRuntime(t *testing.T, add scripted.Action) (s *stage, r *cni.Runtime, letGo func()) {
 	t.Helper()
 	s = newStage(t)

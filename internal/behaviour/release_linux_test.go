@@ -22,8 +22,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// TestReleaseKeepsConnections: what flows goes on to flow, and the program can
-// still remove what it has released, as what go-cni attached.
+// TestReleaseKeepsConnections: connections go on, and the program can still
+// remove a released container, as one that go-cni attached.
 func TestReleaseKeepsConnections(t *testing.T) {
 	h := newReleasing(t)
 	h.ProbeIPv6()

@@ -176,7 +176,7 @@ func (h *realHost) addToRecord(id, members string) {
 	damaged(strings.Replace(base[17:], `"record":{`, `"record":{`+members, 1))(h)
 }
 
-// networkRefusals are about what is loaded, and libcni's cache.
+// networkRefusals are about the loaded networks and libcni's cache.
 func networkRefusals() []refusal {
 	const noCache = "not in libcni's cache: podnet-c1-eth0: "
 	return []refusal{

@@ -84,7 +84,7 @@ func TestDuty_R41_NeverAnADDOnTopOfOneThatCouldNotBeUndone(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), oneAttempt)
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
 
-	// The next Setup begins with what this one left.
+	// The next Setup begins with this one's leftovers.
 	s.On("p", "DEL", scripted.Action{})
 	s.On("q", "ADD", scripted.Action{})
 	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())

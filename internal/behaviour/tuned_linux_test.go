@@ -16,7 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// nicState is what tuning changes of an interface.
+// nicState are the settings of an interface that tuning changes.
 type nicState struct {
 	Name, MAC       string
 	MTU, TxQLen     int

@@ -98,7 +98,7 @@ func (s *Stage) Network(name, version string, types ...string) []byte {
 	return Conflist(name, version, paths, types...)
 }
 
-// On tells the plugins of a type what to do for a verb.
+// On sets the action of a plugin type for a verb.
 func (s *Stage) On(typ, verb string, action scripted.Action) {
 	s.T.Helper()
 	script := s.Scripts[typ]
@@ -146,7 +146,7 @@ func Rendered(calls []scripted.Call) []string {
 	return lines
 }
 
-// Request is what a plugin read, by key.
+// Request is the request of a call, by key.
 func Request(t testing.TB, c scripted.Call) map[string]string {
 	t.Helper()
 	var keys map[string]json.RawMessage

@@ -108,7 +108,7 @@ func hostOf(addr net.Addr) string {
 	return strings.TrimPrefix(host, "::ffff:")
 }
 
-// Ask returns what serve answers.
+// Ask returns the answer of [RealHost.Serve].
 func (h *RealHost) Ask(path, network, address string, wait time.Duration) (answer string, err error) {
 	err = h.At(path, func() error {
 		c, err := (&net.Dialer{Timeout: wait}).Dial(network, address)
