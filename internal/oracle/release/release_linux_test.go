@@ -76,7 +76,7 @@ func scenarios() []scenario {
 // setUp attaches the scenario's containers by this library, and returns what was
 // there before.
 func (s scenario) setUp(h *host) (all []container, before audit.Lines) {
-	h.t.Helper()
+	h.T.Helper()
 	if !s.afterwards {
 		h.install()
 	}
@@ -84,8 +84,8 @@ func (s scenario) setUp(h *host) (all []container, before audit.Lines) {
 	r := h.ours(s.lists, s.opts...)
 	for n := range s.count {
 		c := h.container(n)
-		_, err := r.SetupSerially(h.t.Context(), c.id, c.path, ourOptions(n)...)
-		expect.NoError(h.t, err)
+		_, err := r.SetupSerially(h.T.Context(), c.id, c.path, ourOptions(n)...)
+		expect.NoError(h.T, err)
 		all = append(all, c)
 	}
 	if s.afterwards {
@@ -96,11 +96,11 @@ func (s scenario) setUp(h *host) (all []container, before audit.Lines) {
 
 // removeByGoCNI ends the containers, as a runtime with go-cni does.
 func (s scenario) removeByGoCNI(h *host, all []container) {
-	h.t.Helper()
+	h.T.Helper()
 	theirs := h.theirs(s.lists...)
 	for n, c := range all {
-		expect.NoError(h.t, theirs.Remove(h.t.Context(), c.id, c.path, theirOptions(n)...))
-		c.end(h.t)
+		expect.NoError(h.T, theirs.Remove(h.T.Context(), c.id, c.path, theirOptions(n)...))
+		c.end(h.T)
 	}
 }
 
