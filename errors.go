@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/handover"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
@@ -286,6 +287,8 @@ func sentinels() []struct{ inner, outer error } {
 		{perm.ErrInsecure, ErrInsecureFile},
 		{chain.ErrInvalidResult, ErrInvalidResult},
 		{chain.ErrNotAdded, ErrNotAttached},
+		{handover.ErrElsewhere, ErrHostNetNS},
+		{handover.ErrNotLoaded, ErrNotFound},
 	}
 }
 

@@ -2,13 +2,19 @@ package cni
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/containernetworking/cni/libcni"
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/handover"
 	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -189,6 +195,87 @@ func (s *snapshot) beginRelease(ctx context.Context, host *hostns.NetNS, id reco
 		return nil, join(err, own.Close())
 	}
 	return op, nil
+}
+
+// handedOver returns nil if go-cni, called from the namespace host, could remove the
+// whole container. It fills in the operation's attachments.
+func (op *operation) handedOver(ctx context.Context, host *hostns.NetNS) error {
+	boot, err := op.bootID()
+	if err != nil {
+		return err
+	}
+	if err := handover.Record(op.rec, op.owner, boot, host.String()); err != nil {
+		return withSentinel(err)
+	}
+	if err := op.namespaceHandedOver(); err != nil {
+		return err
+	}
+	if op.attachments, err = op.fromRecord(op.rec); err != nil {
+		return err
+	}
+	g := &handover.GoCNI{
+		PluginDirs: op.pluginDirs, CacheDir: op.stateDir, Reads: canonical(op.stateDir) == canonical(libcni.CacheDir),
+		Host: releasing{op},
+	}
+	for _, n := range op.networks {
+		g.Networks = append(g.Networks, handover.Network{List: n.config, IfName: n.ifName})
+	}
+	errs := []error{handover.SameOptions(op.rec.Networks), g.Loaded()}
+	for _, a := range op.attachments {
+		if err := a.handedOver(ctx, g); err != nil {
+			errs = append(errs, fmt.Errorf("network %q, interface %s: %w", a.network.config.Name, a.IfName, err))
+		}
+	}
+	return withSentinel(join(errs...))
+}
+
+// namespaceHandedOver returns nil if the recorded path, which go-cni's caller gives to
+// plugins, leads to the container's namespace, and no other process may keep the
+// namespace alive by a descriptor.
+func (op *operation) namespaceHandedOver() error {
+	if err := op.enterRecorded(); err != nil {
+		return err
+	}
+	if op.reached != byPath {
+		return fmt.Errorf("%s no longer leads to its namespace, so that go-cni would leave what depends on it; Remove the container: %w",
+			op.rec.NetNS.Path, ErrInvalidNetNS)
+	}
+	if op.keptHere() {
+		return nil
+	}
+	alive, err := op.runtimeAlive(op.rec)
+	if err == nil && alive {
+		err = errors.New("the process that attached it lives, and may keep its namespace by an open descriptor; " +
+			"call Release of the Runtime that attached it, or end that process")
+	}
+	return err
+}
+
+// handedOver returns nil if go-cni could remove the attachment.
+func (a *attachment) handedOver(ctx context.Context, g *handover.GoCNI) error {
+	if err := handover.Whole(a.op.rec.Find(a.IfName)); err != nil {
+		return err
+	}
+	live, err := a.lives(a.op.attachments)
+	if err == nil && !live {
+		err = fmt.Errorf("there is no such interface in the container, and plugins then leave its rules; Remove the container: %w", ErrNotAttached)
+	}
+	return join(err, g.Attachment(ctx, a.described(), a))
+}
+
+// releasing is a container that Release looks at.
+type releasing struct{ *operation }
+
+// HasBuiltIn implements [handover.Host].
+func (r releasing) HasBuiltIn(typ string) bool { return r.choice.builtIn(typ) != nil }
+
+// FirewallBackend implements [handover.Host].
+func (r releasing) FirewallBackend(ctx context.Context, config json.RawMessage) (string, error) {
+	d, ok := r.choice.builtIn(known.Firewall).(detector)
+	if !ok {
+		return netfilter.DetectedIPTables, nil
+	}
+	return d.Detect(firewalld.With(ctx, r.bus), r.host.Handle, config)
 }
 
 // giveUp removes the container from the ledger, so that GC does not take its

@@ -1,19 +1,55 @@
-package cni
+package handover
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
 )
+
+// Host answers what depends on the state of the host.
+type Host interface {
+	// HasBuiltIn reports whether a plugin of a type is built in.
+	HasBuiltIn(typ string) bool
+	// FirewallBackend returns the backend that the executable of firewall would
+	// choose now.
+	FirewallBackend(ctx context.Context, config json.RawMessage) (string, error)
+}
+
+// Attachment returns nil if go-cni could remove the attachment. notes are the
+// attachment's own.
+func (g *GoCNI) Attachment(ctx context.Context, a *footprint.Attachment, notes netfilter.Notes) error {
+	errs := []error{g.sameConfiguration(a), g.cached(a)}
+	all := types(a.List)
+	for _, p := range a.Ran { // with those that the chain's plugins delegate to
+		if !slices.Contains(all, p.Type) {
+			all = append(all, p.Type)
+		}
+	}
+	for _, typ := range all {
+		errs = append(errs, g.installed(a, typ))
+	}
+	r := rules{a, notes, g.Host}
+	for _, p := range a.List.Plugins {
+		errs = append(errs, r.undoneByExecutable(ctx, p))
+	}
+	return errors.Join(errs...)
+}
+
+// rules are the packet filter rules of an attachment.
+type rules struct {
+	*footprint.Attachment
+	notes netfilter.Notes
+	host  Host
+}
 
 // ruleConfig has the fields of a plugin's configuration that decide where its rules
 // are, and which programs its executable needs to delete them.
@@ -28,7 +64,7 @@ type ruleConfig struct {
 // the rules of the attachment. It would not if a built-in plugin has put them into
 // this module's own table, if it would choose another backend or variant of
 // iptables, or if a program that it needs is missing.
-func (a *attachment) undoneByExecutable(ctx context.Context, p *libcni.PluginConfig) error {
+func (r rules) undoneByExecutable(ctx context.Context, p *libcni.PluginConfig) error {
 	var c ruleConfig
 	if err := json.Unmarshal(p.Bytes, &c); !footprint.Readable(err) {
 		return err
@@ -37,35 +73,37 @@ func (a *attachment) undoneByExecutable(ctx context.Context, p *libcni.PluginCon
 	switch typ := p.Network.Type; known.Of(typ).Rules {
 	case known.Masquerade:
 		if footprint.Perhaps(c.IPMasq) && p.Network.IPAM.Type != "" {
-			errs = append(errs, a.namedBackend(ctx, typ, "ipMasqBackend", c.IPMasqBackend))
+			errs = append(errs, r.namedBackend(ctx, typ, "ipMasqBackend", c.IPMasqBackend))
 		}
 		if typ == known.Bridge && footprint.Perhaps(c.MACSpoofChk) {
 			errs = append(errs, needs(typ, "nft"))
 		}
 	case known.HostPorts:
-		if p.Network.Capabilities[capPortMappings] && a.described().ForwardsPorts() {
-			errs = append(errs, a.namedBackend(ctx, typ, "backend", c.Backend))
+		if p.Network.Capabilities[portMappings] && r.ForwardsPorts() {
+			errs = append(errs, r.namedBackend(ctx, typ, "backend", c.Backend))
 		}
 	case known.Forward:
-		errs = append(errs, a.firewallBackend(ctx, p.Bytes, c.Backend))
+		errs = append(errs, r.firewallBackend(ctx, p.Bytes, c.Backend))
 	}
-	return join(errs...)
+	return errors.Join(errs...)
 }
+
+// portMappings is the capability of CONVENTIONS.md.
+const portMappings = "portMappings"
 
 // maybeBuiltIn reports whether a built-in plugin attached the container, or may
 // have. A record of an earlier version does not name the plugin.
-func (a *attachment) maybeBuiltIn(typ string) bool {
-	c, ok, known := a.kinds.get(typ)
-	if !known {
-		return a.op.choice.builtIn(typ) != nil
+func (r rules) maybeBuiltIn(typ string) bool {
+	if _, named := r.Plugin(typ); !named {
+		return r.host.HasBuiltIn(typ)
 	}
-	return ok && c.Kind == string(PluginBuiltIn)
+	return r.IsBuiltIn(typ)
 }
 
 // namedBackend is undoneByExecutable for a plugin whose configuration names the
 // backend in a field.
-func (a *attachment) namedBackend(ctx context.Context, typ, field string, backend *string) error {
-	if backend == nil && a.maybeBuiltIn(typ) {
+func (r rules) namedBackend(ctx context.Context, typ, field string, backend *string) error {
+	if backend == nil && r.maybeBuiltIn(typ) {
 		return fmt.Errorf("plugin %q is built in, and its configuration names no %q: its executable does not find the rules; Remove the container",
 			typ, field)
 	}
@@ -73,16 +111,16 @@ func (a *attachment) namedBackend(ctx context.Context, typ, field string, backen
 	case backend != nil && *backend == string(netfilter.NFTables):
 		return needs(typ, "nft")
 	case backend != nil && *backend == string(netfilter.IPTables):
-		return join(needs(typ, a.iptables()...), a.sameVariant(ctx, typ))
+		return errors.Join(needs(typ, r.iptables()...), r.sameVariant(ctx, typ))
 	}
 	return nil // the executable made the rules, and finds them again
 }
 
 // iptables returns the iptables programs for the families of the attachment's
 // addresses.
-func (a *attachment) iptables() []string {
+func (r rules) iptables() []string {
 	var all []string
-	for _, addr := range footprint.Addresses(json.RawMessage(a.partial)) {
+	for _, addr := range footprint.Addresses(r.Result) {
 		program := "ip6tables"
 		if addr.Is4() {
 			program = "iptables"
@@ -97,30 +135,30 @@ func (a *attachment) iptables() []string {
 // firewallBackend is undoneByExecutable for firewall. If the configuration names no
 // backend, its executable chooses one by the state of the host at the time of the
 // call.
-func (a *attachment) firewallBackend(ctx context.Context, config json.RawMessage, backend *string) error {
+func (r rules) firewallBackend(ctx context.Context, config json.RawMessage, backend *string) error {
 	named := backend != nil && (*backend == "iptables" || *backend == "firewalld")
-	uses := netfilter.DetectedIPTables
+	var uses string
 	if named {
 		uses = *backend
-	} else if d, ok := a.op.choice.builtIn(known.Firewall).(detector); ok {
+	} else {
 		var err error
-		if uses, err = d.Detect(firewalld.With(ctx, a.op.bus), a.op.host.Handle, config); err != nil {
+		if uses, err = r.host.FirewallBackend(ctx, config); err != nil {
 			return fmt.Errorf("plugin %q: detect the backend that its executable would choose: %w", known.Firewall, err)
 		}
 	}
-	if c, _, _ := a.kinds.get(known.Firewall); !named && a.maybeBuiltIn(known.Firewall) && (c.Backend != uses || uses == netfilter.DetectedNative) {
-		return fmt.Errorf(`plugin "firewall" is built in and was made for backend %q, and its executable would choose another one; Remove the container`, c.Backend)
+	if p, _ := r.Plugin(known.Firewall); !named && r.maybeBuiltIn(known.Firewall) && (p.Backend != uses || uses == netfilter.DetectedNative) {
+		return fmt.Errorf(`plugin "firewall" is built in and was made for backend %q, and its executable would choose another one; Remove the container`, p.Backend)
 	}
 	if uses != netfilter.DetectedIPTables && uses != netfilter.DetectedNative {
 		return nil
 	}
-	return join(needs(known.Firewall, "iptables", "ip6tables"), a.sameVariant(ctx, known.Firewall))
+	return errors.Join(needs(known.Firewall, "iptables", "ip6tables"), r.sameVariant(ctx, known.Firewall))
 }
 
 // sameVariant returns nil if the plain name iptables runs the variant (legacy or
 // nft) that has the rules.
-func (a *attachment) sameVariant(ctx context.Context, typ string) error {
-	if err := netfilter.OtherVariant(ctx, a); err != nil {
+func (r rules) sameVariant(ctx context.Context, typ string) error {
+	if err := netfilter.OtherVariant(ctx, r.notes); err != nil {
 		return fmt.Errorf("plugin %q: its executable would not find the rules: %w; Remove the container", typ, err)
 	}
 	return nil
