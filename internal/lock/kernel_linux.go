@@ -104,8 +104,8 @@ func tryClaims(f *os.File, claims []claim) (bool, error) {
 // lockKey takes one key. The kernel grants shared locks past a waiting
 // exclusive one, so that overlapping ADDs of one process would keep a GC of
 // another out for ever. The gate, the byte behind the key's, prevents that:
-// whoever wants the key shared passes through it, and whoever waits for the key
-// exclusively stands in it.
+// a caller that wants the key shared locks and unlocks it first, and a caller that
+// waits for the key exclusively holds it.
 func (s *Space) lockKey(ctx context.Context, f *os.File, c claim) error {
 	key := span{offset: c.offset, shared: c.shared}
 	if !c.shared {

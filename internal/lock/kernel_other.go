@@ -7,12 +7,12 @@ import (
 	"os"
 )
 
-// waits is what is waited for in the kernel: nothing here.
+// waits is empty: nothing waits in the kernel.
 type waits struct{}
 
 // lockFile takes nothing: other systems have no lock that belongs to an open
 // file and is inherited with it, and one that a stray close drops is worse than
-// none. The queue of this process has done what can be done.
+// none. Only the queue of this process excludes others.
 func (s *Space) lockFile(context.Context, []claim) (*os.File, error) {
 	return nil, nil
 }

@@ -50,8 +50,8 @@ func (s *Space) Life() (string, error) {
 }
 
 // Lives reports whether the byte of that name, which Life returned in this or
-// another process, is still locked. It is not known where the file has been
-// deleted since: the byte may be locked in what was deleted.
+// another process, is still locked. It is not known if the file has been deleted
+// since: the byte may be locked in the deleted file.
 func (s *Space) Lives(name string) (lives, known bool, err error) {
 	file, byteNo, _ := strings.Cut(name, ":")
 	ino, err1 := strconv.ParseUint(file, 10, 64)
@@ -113,9 +113,9 @@ func openExisting(path string) (*os.File, error) {
 	return f, err
 }
 
-// mark shows that this process has the claims, and is nil where that cannot be
-// shown. What is not marked is taken for an earlier version's, of which other
-// signs must say that it is dead.
+// mark shows that this process has the claims. It returns nil if it cannot. Claims
+// without a mark are taken for an earlier version's, whose death other signs must
+// show.
 func (s *Space) mark(claims []claim) *os.File {
 	s.life.mu.Lock()
 	defer s.life.mu.Unlock()

@@ -35,7 +35,7 @@ import (
 
 // ErrUnavailable means that the lock file could not be used: its directory
 // cannot be written, the disk is full, the file system has no locks. The cause
-// is wrapped beside it. What must go on all the same has LockLocal.
+// is wrapped too. Operations that must go on all the same use LockLocal.
 var ErrUnavailable = errors.New("lock file unavailable")
 
 // Key is one thing to be locked. Shared holders of a name exclude exclusive
@@ -151,7 +151,7 @@ func (s *Space) LockLocal(ctx context.Context, keys []Key) (*Held, error) {
 	return &Held{space: s, claims: claims}, nil
 }
 
-// Held is what a successful lock returns.
+// Held is a set of locked keys.
 type Held struct {
 	space  *Space
 	claims []claim
@@ -214,9 +214,9 @@ func claimsOf(keys []Key) []claim {
 	return slices.CompactFunc(claims, func(a, b claim) bool { return a.offset == b.offset })
 }
 
-// First is the name of the key that is taken before all others. Who has it
-// alone may take another key beside it, one by one: nobody waits for it with
-// that key in his hand.
+// First is the name of the key that is taken before all others. A caller that holds
+// only this key may lock others one by one: nobody waits for First while holding
+// another key.
 const First = "barrier"
 
 // offsetOf is the byte that stands for a name: an even one below 2^63; the odd

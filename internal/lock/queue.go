@@ -15,7 +15,8 @@ type queue struct {
 	lines map[int64]*line // only keys in use: the memory follows the holders, not the names ever seen
 }
 
-// line is what holds one key and what waits for it, first come first served.
+// line is the holders of one key and the callers waiting for it, first come first
+// served.
 type line struct {
 	shared    int
 	exclusive bool
@@ -110,7 +111,7 @@ func (q *queue) releaseAll(claims []claim) {
 	}
 }
 
-// advance hands the key to whoever can have it now, and forgets it if nobody
+// advance hands the key to the callers that can have it now, and forgets it if nobody
 // wants it.
 func (q *queue) advance(offset int64, l *line) {
 	for len(l.waiting) > 0 && l.admits(l.waiting[0].shared) {

@@ -42,14 +42,13 @@ func (l *Ledger) Settle(keys []Key) error {
 	return wrapLedger(l.compact(true, func(map[Key]Known) []Key { return keys }))
 }
 
-// compact puts a file with what is not settled in place of the ledger, and of
-// those of earlier versions when nobody can be writing to them.
+// compact replaces the ledger with a file of the attachments that are not settled.
+// If nobody can be writing to the files of earlier versions, it replaces them too.
 //
-// Nobody who adds a line is kept waiting. A line can be written to the old file
-// until the new one is in its place: whoever writes later notices, and writes
-// again. So the old file keeps a name until it is known that all that it says is
-// in the new one, and is read as part of the ledger for as long as it has one.
-// A crash at any moment leaves each line in one file at least.
+// It blocks no writer. A line can be written to the old file until the new one is in
+// place; later writers notice, and write again. So the old file keeps a name, and is
+// read as part of the ledger, until all its lines are known to be in the new one. A
+// crash at any moment leaves each line in at least one file.
 func (l *Ledger) compact(alone bool, settled func(map[Key]Known) []Key) error {
 	l.long.Store(false)
 	f, err := plainfile.Open(l.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
@@ -161,10 +160,10 @@ func (l *Ledger) replace(known map[Key]Known) (*os.File, error) {
 	return f, nil
 }
 
-// dropRead deletes the files of which all is in the new one. If one of them has
-// grown since it was read all stay for the next time: what one says another may
-// end. A crash in between brings back no more than an attachment that is gone,
-// which is looked for once more then.
+// dropRead deletes the files whose lines are all in the new one. If one of them has
+// grown since it was read, all stay for the next time, since a line of one may end
+// an attachment of another. A crash in between brings back only attachments that
+// are gone, which GC then looks for once more.
 func (l *Ledger) dropRead(sources []source) error {
 	sources = slices.DeleteFunc(sources, func(s source) bool { return s.path == l.path })
 	for _, s := range sources {

@@ -15,8 +15,8 @@ import (
 //
 //	5f0c… {"format":2,"record":{"containerID":"c1", …}}
 //
-// The sum is there for what disks and file systems do, not against an
-// adversary: who can write the file can do as he likes.
+// The sum detects damage by disks and file systems. It does not protect against an
+// adversary, who can write the file and forge the sum.
 const sumLen = 16
 
 func encodeLine(v any) ([]byte, error) {
@@ -154,12 +154,12 @@ func legible(name string, value json.RawMessage, of any) {
 	}
 }
 
-// decodeLog reads the lines of a log and passes over those that are damaged: the
-// power went while they were written, or the disk has lost them. What they said
-// can be found out again, what the others say can not be found twice.
+// decodeLog decodes the lines of a log, and skips damaged ones: the power failed
+// while they were written, or the disk has lost them. The runtime can find out again
+// what they said, but not what the others say.
 func decodeLog(data []byte) []Entry {
 	var entries []Entry
-	for line := range cut.Lines(bytes.TrimLeft(data, "\n")) { // behind what fills the block up
+	for line := range cut.Lines(bytes.TrimLeft(data, "\n")) { // earlier versions filled the block up with newlines
 		var e Entry
 		if decodeLine(line, &e) == nil {
 			entries = append(entries, e)

@@ -38,7 +38,7 @@ type Key struct {
 //
 // A ledger may be used by several goroutines and processes at once.
 type Ledger struct {
-	// Fsync is what brings the file to the disk, unless a test has something else.
+	// Fsync syncs a file. Tests replace it.
 	Fsync func(*os.File) error
 
 	path string
@@ -70,7 +70,7 @@ const (
 	prevExt   = ".prev-" // and a number: see compact
 )
 
-// Line is what is known of an attachment from then on, in addition.
+// Line is an event of an attachment, which adds to the lines before it.
 type Line struct {
 	Key
 	Gone bool `json:"gone,omitempty"` // nothing was left of it
@@ -184,8 +184,8 @@ func encodeLines(lines []Line) ([]byte, error) {
 	return data, nil
 }
 
-// append writes to the file that is the ledger afterwards too. Who compacts the
-// ledger puts another in its place, and takes over what was written before.
+// append appends to the ledger. If the file was replaced meanwhile, by a process that
+// compacts the ledger, append does it again: the line may have come too late.
 func (l *Ledger) append(data []byte) error {
 	data = append([]byte("\n"), data...) // ends a line that was torn
 	for {
@@ -248,8 +248,8 @@ func (l *Ledger) isCurrent(f *os.File, added int) (bool, error) {
 	return err == nil && os.SameFile(mine, now), err
 }
 
-// Sync begins to bring to the disk what was added before. Calls at the same time
-// share one sync.
+// Sync begins to sync the lines that were added before. Concurrent calls share one
+// sync.
 func (l *Ledger) Sync() *Pending {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,13 +1,12 @@
-// Package record keeps on disk what is about to be attached, before it is: a
-// runtime that is killed, or a machine that reboots, finds there what has to be
-// detached, with everything a DEL needs.
+// Package record keeps attachments on disk, from before they are made until they
+// are gone. After a runtime was killed, or a machine has rebooted, the record says
+// which attachments to remove, with everything a DEL needs.
 //
 // A container has a file of lines. The first, the base, is written once, before
-// the first plugin runs; it names the attachments. It is on the disk at the
-// latest before a plugin may make what survives a power cut. A line follows for
-// each thing that happens after that, the log. It is not synced: what a process
-// wrote survives the process, and after a power cut the namespaces are gone, so
-// that the base is all that still matters. Each line is checksummed. File names
+// the first plugin runs; it names the attachments. It is synced before a plugin
+// may make anything that survives a power cut. The other lines are the log, one
+// for each event. The log is not synced: a write survives the process, and after a
+// power cut the namespaces are gone, so that only the base still matters. Each line is checksummed. File names
 // are hashes, so that no container ID becomes a path.
 package record
 
@@ -117,8 +116,7 @@ type NetNS struct {
 	unknown members
 }
 
-// Network is one attachment: all that its plugins were given, and what they
-// answered.
+// Network is one attachment: its plugins' parameters and results.
 type Network struct {
 	Name         string                     `json:"name"`
 	IfName       string                     `json:"ifName"`
@@ -181,7 +179,7 @@ const (
 	Deleted  State = "deleted"  // every plugin has deleted; the rest of the record has not
 )
 
-// Answered tells whether every plugin has answered the ADD, so that the result
+// Answered reports whether every plugin has answered the ADD, so that the result
 // is the attachment's.
 func (n *Network) Answered() bool { return n.State == Added || n.State == Deleting }
 

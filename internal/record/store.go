@@ -20,8 +20,7 @@ import (
 // Store is a directory of records. Calls for one container must not overlap;
 // the caller has it locked.
 type Store struct {
-	// Sync is what brings a file to the disk, and Read what reads one, unless a
-	// test has something else.
+	// Sync syncs a file and Read reads one. Tests replace them.
 	Sync func(*os.File) error
 	Read func(path string) ([]byte, error)
 
@@ -39,11 +38,11 @@ func Open(dir string) *Store {
 	return &Store{Sync: (*os.File).Sync, Read: plainfile.Read, dir: dir}
 }
 
-// Dir is where the store is.
+// Dir returns the directory.
 func (s *Store) Dir() string { return s.dir }
 
-// Name is what the container's file is called, without the extension, and the
-// one that its namespace is pinned by.
+// Name returns the name of the container's file, without the extension. The pin of
+// its namespace has the same name.
 func Name(id ID) string {
 	h := sha256.Sum256([]byte(id))
 	return hex.EncodeToString(h[:16])
@@ -51,15 +50,15 @@ func Name(id ID) string {
 
 func (s *Store) path(id ID) string { return s.file(Name(id)) }
 
-// Path is where the record of that file name is.
+// Path returns the path of the record with that file name.
 func (s *Store) Path(file string) string { return s.file(file) }
 
 func (s *Store) file(name string) string { return filepath.Join(s.dir, name+fileExt) }
 
-// Begin writes the record of what is about to be attached, durably: when it
-// returns nil the record survives a power cut. It replaces an earlier base of
-// the container, and r must hold what that one held and is still true;
-// Generation is set one higher than it was.
+// Begin writes the base of a record before its attachments are made. When it
+// returns nil, the record survives a power cut. It replaces an earlier base of the
+// container, so r must also hold everything of that one which is still true. Begin
+// increments Generation.
 func (s *Store) Begin(r *Record) error {
 	f, err := s.begin(r, true)
 	if err == nil {
@@ -71,11 +70,11 @@ func (s *Store) Begin(r *Record) error {
 	return nil
 }
 
-// BeginSoon is Begin, but does not wait until the record survives a power cut:
-// it is there for all processes, and what is made before Wait returns nil must be
-// such that a power cut takes it away too, as it does interfaces and rules.
+// BeginSoon is Begin, but does not wait for the disk. All processes see the record
+// when it returns. Until Wait returns nil, the caller may make only things that
+// a power cut takes away too, such as interfaces and rules.
 //
-// A power cut can leave the new record torn, so one that replaces another is
+// A power cut can leave the new record torn, so a record that replaces another is
 // durable when BeginSoon returns.
 func (s *Store) BeginSoon(r *Record) (*Pending, error) {
 	if r.Generation > 0 {
@@ -96,7 +95,7 @@ func (s *Store) BeginSoon(r *Record) (*Pending, error) {
 	return &Pending{done, failed}, nil
 }
 
-// Pending is a record, or lines of a ledger, on the way to the disk.
+// Pending is a sync in progress, of a record or of a ledger.
 type Pending struct {
 	done   chan struct{}
 	failed *error // set when done
@@ -205,8 +204,8 @@ func (s *Store) load(name string) (*Record, error) {
 	}
 }
 
-// decode reads the record of that name. What can be read of a damaged one is
-// returned beside the error.
+// decode decodes the record of that name. With an error it also returns the legible
+// part of a damaged record.
 func decode(name string, data []byte) (*Record, error) {
 	base, log, _ := bytes.Cut(data, []byte("\n"))
 	entries := slices.DeleteFunc(decodeLog(log), func(e Entry) bool { return Name(e.ContainerID) != name })
@@ -223,8 +222,8 @@ func decode(name string, data []byte) (*Record, error) {
 	return r, err
 }
 
-// salvage makes what it can of a log without a base: the container, its owners,
-// and the results, which say the addresses.
+// salvage makes a record of a log without a base: the container, its owners, and
+// the results, which have the addresses.
 func salvage(entries []Entry) *Record {
 	r := &Record{}
 	for _, e := range entries {
@@ -299,7 +298,7 @@ func (s *Store) SyncDeleted() error {
 	return nil
 }
 
-// Exists tells whether there is a record, whole or damaged, in the file of that
+// Exists reports whether there is a record, whole or damaged, in the file of that
 // name.
 func (s *Store) Exists(file string) (bool, error) {
 	_, err := os.Lstat(s.file(file))
@@ -312,7 +311,7 @@ func (s *Store) Exists(file string) (bool, error) {
 // Strays returns the paths of files that belong to no record: new ones that were
 // never put in place, those of another record than their name says, and those
 // that earlier versions kept to use them again. A file is new while a record is
-// written, so the caller must keep all others out before he deletes strays.
+// written, so the caller must keep all others out before deleting strays.
 func (s *Store) Strays() ([]string, error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
