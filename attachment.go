@@ -6,6 +6,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/warm"
 )
 
 // Attachment is an interface of a container, as the record has it.
@@ -54,7 +55,7 @@ func (r *Runtime) Attachments() ([]Attachment, error) {
 	if err != nil {
 		return nil, err
 	}
-	taken := takenOver(found)
+	taken := warm.Taken(found)
 	var all []Attachment
 	for _, f := range found {
 		if !f.Record.Warm || !taken[f.Record.Plugins()] {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/internal/warm"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -40,12 +41,11 @@ type Pool struct {
 	runtime *Runtime
 	locks   *lock.Space // holds the byte that dir is named by, whatever is loaded
 	dir     string
-	ready   chan *warm
+	ready   chan *prepared
 	room    chan struct{} // holds one for each that is ready, or being made
 
-	fill context.Context
-	stop context.CancelFunc
-	wg   sync.WaitGroup
+	stop   context.CancelFunc // ends make
+	making sync.WaitGroup
 
 	mu       sync.RWMutex // held for reading by each Setup
 	closed   bool
@@ -66,15 +66,15 @@ func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
 		return nil, fmt.Errorf("pool of %d containers: %w", o.Size, ErrInvalidArgument)
 	}
 	s := r.current.Load()
-	name, err := s.poolName()
+	dir, err := s.poolDir()
 	if err != nil {
 		return nil, fmt.Errorf("pool: %w", err)
 	}
 	p := &Pool{
 		runtime: r,
 		locks:   s.locks,
-		dir:     filepath.Join(poolDir(s.records.Dir()), name),
-		ready:   make(chan *warm, o.Size),
+		dir:     dir,
+		ready:   make(chan *prepared, o.Size),
 		room:    make(chan struct{}, o.Size),
 	}
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
@@ -84,9 +84,10 @@ func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
 		s.logger.Warn("namespaces that the pool makes will not be seen in the mount namespace of the machine, "+
 			"nor by this program when it is started again: share the mounts of the record directory", "path", p.dir, "error", err)
 	}
-	p.fill, p.stop = context.WithCancel(context.Background())
-	p.wg.Add(1)
-	go p.make()
+	ctx, stop := context.WithCancel(context.Background())
+	p.stop = stop
+	p.making.Add(1)
+	go p.make(ctx)
 	return p, nil
 }
 
@@ -114,7 +115,7 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 	}
 	ns.ours = true
 	for {
-		var w *warm
+		var w *prepared
 		select {
 		case w = <-p.ready:
 		default:
@@ -126,10 +127,10 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 		}
 		result, err := w.take(ctx, s, ns)
 		switch {
-		case errors.Is(err, errDead):
+		case errors.Is(err, warm.ErrDead):
 			p.discard(w, err)
 			continue
-		case errors.Is(err, errDoesNotFit):
+		case errors.Is(err, warm.ErrUnfit):
 			p.ready <- w // there is room: it was in there
 			return p.setupCold(ctx, s, ns)
 		}
@@ -171,7 +172,7 @@ func (p *Pool) newNetNS(prefix string) (*netns.Handle, string, error) {
 // discard makes room for another container than w, which nobody wants any more,
 // and removes it behind the call. If that fails it stays recorded, for Recover or
 // GC.
-func (p *Pool) discard(w *warm, why error) {
+func (p *Pool) discard(w *prepared, why error) {
 	<-p.room
 	logger := w.snapshot.logger
 	logger.Info("removing a container that was made ahead of time", "container", w.id, "reason", why)
@@ -187,39 +188,39 @@ func (p *Pool) discard(w *warm, why error) {
 }
 
 // make makes one container after the other, for as long as there is room.
-func (p *Pool) make() {
-	defer p.wg.Done()
+func (p *Pool) make(ctx context.Context) {
+	defer p.making.Done()
 	failures := 0
 	for {
 		select {
 		case p.room <- struct{}{}:
-		case <-p.fill.Done():
+		case <-ctx.Done():
 			return
 		}
 		s := p.runtime.current.Load()
-		w, err := p.prepare(s)
+		w, err := p.prepare(ctx, s)
 		if err == nil {
 			failures = 0
 			p.ready <- w
 			continue
 		}
 		<-p.room
-		if p.fill.Err() != nil {
+		if ctx.Err() != nil {
 			return
 		}
 		failures++
 		s.logger.Warn("make a container ahead of time", "error", err)
-		p.pause(failures)
+		pause(ctx, failures)
 	}
 }
 
-// pause waits after a failure, longer after each, until the pool is closed.
-func (p *Pool) pause(failures int) {
+// pause waits after a failure, longer after each, until ctx ends.
+func pause(ctx context.Context, failures int) {
 	timer := time.NewTimer(min(100*time.Millisecond<<min(failures-1, 10), 10*time.Second))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-p.fill.Done():
+	case <-ctx.Done():
 	}
 }
 
@@ -232,7 +233,7 @@ func (p *Pool) Ready() int { return len(p.ready) }
 // recorded for Recover or GC. Only the first call does anything.
 func (p *Pool) Close() error {
 	p.stop()
-	p.wg.Wait()
+	p.making.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {

@@ -16,6 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/warm"
 )
 
 // ReleaseOptions says what Release does.
@@ -103,7 +104,7 @@ func (s *snapshot) release(ctx context.Context, o ReleaseOptions, report *Releas
 	if err != nil {
 		return err
 	}
-	taken := takenOver(found)
+	taken := warm.Taken(found)
 	for _, f := range found {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)

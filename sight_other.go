@@ -13,8 +13,8 @@ type sight struct{}
 
 func (*attachment) see(context.Context) (*sight, error) { return &sight{}, nil }
 
-func (*sight) still(context.Context, *operation) error { return nil }
+func (*sight) unchanged(context.Context, *operation) error { return nil }
 
-func (*warm) there() bool { return true }
+func (*prepared) there() bool { return true }
 
 func (*operation) netNS() netns.ID { return netns.ID{} }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/warm"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -87,16 +88,16 @@ func (k *keeper) strays(records *record.Store) ([]string, error) {
 // madeByTheDead are the paths at which pools of dead processes have made
 // namespaces, by directory.
 func (s *snapshot) madeByTheDead() (map[string][]string, error) {
-	owners, err := os.ReadDir(poolDir(s.records.Dir()))
+	owners, err := os.ReadDir(warm.Dir(s.records.Dir()))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("pools: %w", err)
 	}
 	made := make(map[string][]string)
 	for _, owner := range owners {
-		if alive, err := s.poolAlive(owner.Name()); alive || err != nil {
+		if alive, err := s.runtimeAlive(warm.ProcessOf(owner.Name())); alive || err != nil {
 			continue // or it is no pool's, and not ours to judge
 		}
-		dir := filepath.Join(poolDir(s.records.Dir()), owner.Name())
+		dir := filepath.Join(warm.Dir(s.records.Dir()), owner.Name())
 		entries, err := os.ReadDir(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // another process has cleaned it up

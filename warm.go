@@ -11,19 +11,18 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/warm"
 	"github.com/embedcni/cni/netns"
 )
 
-// warm is a container that was made ahead of time.
-type warm struct {
+// prepared is a container that was made ahead of time.
+type prepared struct {
 	snapshot *snapshot
 	id       record.ID
 	path     string
@@ -42,12 +41,6 @@ type madeAhead struct {
 	seen            *sight          // what was made
 }
 
-// Why a container that was made ahead of time is not taken.
-var (
-	errDoesNotFit = errors.New("does not fit") // it is not what is wanted now
-	errDead       = errors.New("made ahead of time, and dead since")
-)
-
 func randomID(prefix string) string {
 	var b [12]byte
 	_, _ = rand.Read(b[:]) // never fails, see its documentation
@@ -55,19 +48,19 @@ func randomID(prefix string) string {
 }
 
 // prepare makes a namespace and attaches it as far as can be without a caller.
-func (p *Pool) prepare(s *snapshot) (*warm, error) {
+func (p *Pool) prepare(ctx context.Context, s *snapshot) (*prepared, error) {
 	handle, path, err := p.newNetNS("warm-")
 	if err != nil {
 		return nil, err
 	}
-	w := &warm{snapshot: s, id: record.ID(filepath.Base(path)), path: path, settling: &p.settling}
-	if err = w.attach(p.fill); err != nil {
+	w := &prepared{snapshot: s, id: record.ID(filepath.Base(path)), path: path, settling: &p.settling}
+	if err = w.attach(ctx); err != nil {
 		err = join(err, s.removeUnrecorded(w.id, path))
 	}
 	return w, join(err, handle.Close())
 }
 
-func (w *warm) attach(ctx context.Context) error {
+func (w *prepared) attach(ctx context.Context) error {
 	op, err := w.snapshot.begin(&Namespace{id: w.id, path: w.path, scope: newScope(), ours: true}, "ADD")
 	if err != nil {
 		return err
@@ -94,7 +87,7 @@ func (w *warm) attach(ctx context.Context) error {
 }
 
 // make attaches, and looks at what has come of it.
-func (w *warm) make(ctx context.Context, op *operation) error {
+func (w *prepared) make(ctx context.Context, op *operation) error {
 	ctx = op.share(ctx)
 	if _, err := op.attach(ctx, false); err != nil {
 		return err
@@ -120,24 +113,12 @@ func (a *attachment) ranAhead() []record.Plugin {
 	})
 }
 
-// ahead is how many plugins of the network, from the first, do without anything
-// that a caller may say.
-func (n *Network) ahead() int {
-	for i, p := range n.config.Plugins {
-		own := n.snapshot.isRegistered(p.Network.Type) || n.snapshot.isRegistered(p.Network.IPAM.Type)
-		if own || len(p.Network.Capabilities) > 0 || !poolable(p.Network.Type) || !poolable(p.Network.IPAM.Type) {
-			return i
-		}
-	}
-	return len(n.config.Plugins)
-}
-
-// poolable reports whether a plugin, if there is one, needs nothing from the caller
-// but arguments.
-func poolable(typ string) bool { return typ == "" || known.Of(typ).Poolable }
+// ahead returns how many plugins of the network, from the first, need nothing from a
+// caller.
+func (n *Network) ahead() int { return warm.Ahead(n.config.Plugins, n.snapshot.isRegistered) }
 
 // fits tells whether w is what the operation is about.
-func (w *warm) fits(op *operation) bool {
+func (w *prepared) fits(op *operation) bool {
 	if op.host.String() != w.host {
 		return false
 	}
@@ -151,14 +132,14 @@ func (w *warm) fits(op *operation) bool {
 		} else if a.network.ahead() > 0 {
 			return false
 		}
-		if a.part.From > 0 && !a.late() {
+		if a.part.From > 0 && !warm.CanWait(a.Args, a.ConfigArgs) {
 			return false
 		}
 	}
 	return used == len(w.made)
 }
 
-func (w *warm) find(a *attachment) *madeAhead {
+func (w *prepared) find(a *attachment) *madeAhead {
 	i := slices.IndexFunc(w.made, func(m madeAhead) bool { return m.network == a.network.config.Name && m.ifName == a.IfName })
 	if i < 0 {
 		return nil
@@ -166,56 +147,37 @@ func (w *warm) find(a *attachment) *madeAhead {
 	return &w.made[i]
 }
 
-// late tells whether the arguments of the call may come after the first plugins
-// have run. DEL gives them to those as well, and a plugin that reads CNI_ARGS
-// refuses what it does not know unless it is told to ignore it.
-func (a *attachment) late() bool {
-	ignored := len(a.Args) == 0
-	for _, arg := range a.Args {
-		if known.ReadsArg(arg[0]) {
-			return false
-		}
-		ignored = ignored || arg[0] == "IgnoreUnknown" && (arg[1] == "1" || arg[1] == "true")
-	}
-	for key := range a.ConfigArgs {
-		if known.ReadsArg(key) {
-			return false
-		}
-	}
-	return ignored
-}
-
 // take makes w the container of ns, under a configuration that makes the same.
-// With errDoesNotFit or errDead nothing has happened.
-func (w *warm) take(ctx context.Context, s *snapshot, ns *Namespace) (*Result, error) {
+// With warm.ErrUnfit or warm.ErrDead nothing has happened.
+func (w *prepared) take(ctx context.Context, s *snapshot, ns *Namespace) (*Result, error) {
 	own := *ns
 	own.path = w.path
 	op, err := s.begin(&own, "ADD")
 	if err != nil {
 		if !w.there() {
-			return nil, fmt.Errorf("%w: %w", errDead, err)
+			return nil, fmt.Errorf("%w: %w", warm.ErrDead, err)
 		}
-		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err) // what is wrong is said when it is made
+		return nil, fmt.Errorf("%w: %w", warm.ErrUnfit, err) // what is wrong is said when it is made
 	}
 	defer op.end()
 	s.reap(op.host, true)
 	if s.hostNetNS != "" && op.host.String() != w.host {
-		return nil, fmt.Errorf("%s has become another namespace: %w", s.hostNetNS, errDead)
+		return nil, fmt.Errorf("%s has become another namespace: %w", s.hostNetNS, warm.ErrDead)
 	}
 	if !w.fits(op) {
-		return nil, errDoesNotFit
+		return nil, warm.ErrUnfit
 	}
 	if err := w.lives(op.share(ctx), op); err != nil {
 		return nil, err
 	}
 	if err := op.lockEnding(ctx); err != nil {
-		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err)
+		return nil, fmt.Errorf("%w: %w", warm.ErrUnfit, err)
 	}
 	if err := op.clearDead(ctx); err != nil {
-		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err)
+		return nil, fmt.Errorf("%w: %w", warm.ErrUnfit, err)
 	}
 	if err := op.takeOver(ctx, w); err != nil {
-		return nil, fmt.Errorf("%w: %w", errDoesNotFit, err)
+		return nil, fmt.Errorf("%w: %w", warm.ErrUnfit, err)
 	}
 	w.settling.Add(1)
 	go func(taken *record.Pending) {
@@ -225,17 +187,17 @@ func (w *warm) take(ctx context.Context, s *snapshot, ns *Namespace) (*Result, e
 	return op.finishSetup(ctx, false)
 }
 
-// lives fails with errDead unless all that was made is still there, and with
-// errDoesNotFit if that cannot be known.
-func (w *warm) lives(ctx context.Context, op *operation) error {
+// lives fails with warm.ErrDead unless all that was made is still there, and with
+// warm.ErrUnfit if that cannot be known.
+func (w *prepared) lives(ctx context.Context, op *operation) error {
 	if op.netNS() != w.ns {
-		return fmt.Errorf("%s has become another namespace: %w", w.path, errDead)
+		return fmt.Errorf("%s has become another namespace: %w", w.path, warm.ErrDead)
 	}
 	for _, m := range w.made {
-		if err := m.seen.still(ctx, op); errors.Is(err, errDead) {
+		if err := m.seen.unchanged(ctx, op); errors.Is(err, warm.ErrDead) {
 			return fmt.Errorf("network %q: %w", m.network, err)
 		} else if err != nil {
-			return fmt.Errorf("%w: network %q: %w", errDoesNotFit, m.network, err)
+			return fmt.Errorf("%w: network %q: %w", warm.ErrUnfit, m.network, err)
 		}
 	}
 	return nil
@@ -243,7 +205,7 @@ func (w *warm) lives(ctx context.Context, op *operation) error {
 
 // forget deletes the record of w when the one that takes its place survives a
 // power cut.
-func (w *warm) forget(taken *record.Pending) {
+func (w *prepared) forget(taken *record.Pending) {
 	err := taken.Wait()
 	if err == nil {
 		err = w.snapshot.records.Delete(w.id)
@@ -255,7 +217,7 @@ func (w *warm) forget(taken *record.Pending) {
 
 // takeOver writes the record of a container that plugins know under the ID of
 // w. From then on it is this one; later the other record goes.
-func (op *operation) takeOver(ctx context.Context, w *warm) error {
+func (op *operation) takeOver(ctx context.Context, w *prepared) error {
 	op.as = record.PluginID(w.id)
 	for _, a := range op.attachments {
 		a.ContainerID = string(op.as)
@@ -267,82 +229,31 @@ func (op *operation) takeOver(ctx context.Context, w *warm) error {
 	return nil
 }
 
-// takenOver are the IDs of containers that were made ahead of time and have become
-// others.
-func takenOver(found []record.Found) map[record.PluginID]bool {
-	taken := map[record.PluginID]bool{}
-	for _, f := range found {
-		if f.Record.PluginID != "" {
-			taken[f.Record.PluginID] = true
-		}
-	}
-	return taken
-}
-
-// withoutWarm leaves out what a pool of a process that lives has made ahead of
-// time: that one looks after it, unless its removal has failed. Of what is
-// another container's by now, because
-// the process was killed between two steps of taking it, the record is deleted,
-// unless nothing is to be changed. While a record names no container, any of
-// them may have become that one, and all stay.
+// withoutWarm leaves out what a pool of a process that lives has made ahead of time,
+// and deletes the records of what has become other containers, unless dry.
 func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, error) {
-	taken := takenOver(found)
-	nameless := slices.IndexFunc(found, func(f record.Found) bool { return f.Record.ContainerID == "" })
-	var rest []record.Found
-	for _, f := range found {
-		if !f.Record.Warm {
-			rest = append(rest, f)
-			continue
+	rest, stale := warm.Orphans(found, s.runtimeAlive)
+	for _, id := range stale {
+		if dry {
+			break
 		}
-		alive, err := s.runtimeAlive(f.Record)
-		switch {
-		case err != nil:
-			f.Err = join(f.Err, err)
-			rest = append(rest, f)
-		case alive && !failed(f.Record):
-		case f.Err != nil:
-			rest = append(rest, f)
-		case taken[f.Record.Plugins()] && dry:
-		case taken[f.Record.Plugins()]:
-			if err := s.records.Delete(f.Record.ContainerID); err != nil {
-				return nil, err
-			}
-		case nameless >= 0:
-			f.Err = fmt.Errorf("it may be another container's by now: %v", found[nameless].Err)
-			rest = append(rest, f)
-		default:
-			rest = append(rest, f)
+		if err := s.records.Delete(id); err != nil {
+			return nil, err
 		}
 	}
 	return rest, nil
 }
 
-// failed reports whether it was tried to remove the container, in vain.
-func failed(rec *record.Record) bool {
-	return slices.ContainsFunc(rec.Networks, func(n record.Network) bool { return n.Failures > 0 })
-}
-
-// poolDir is where the namespaces of pools are, a directory for each process.
-func poolDir(recordDir string) string { return filepath.Join(recordDir, "pool") }
-
-// livesBy begins the name of a directory that says by which locked byte its
-// process lives. Earlier versions judge none of that name.
-const livesBy = "life-"
-
-// poolName names the directory of this process: by its byte, else its number.
-func (s *snapshot) poolName() (string, error) {
-	if life := s.life(); life != "" {
-		return livesBy + life, nil
+// poolDir returns the directory in which the pools of this process make namespaces.
+func (s *snapshot) poolDir() (string, error) {
+	life, identity := s.life(), ""
+	if life == "" {
+		var err error
+		if identity, err = s.identity(); err != nil {
+			return "", err
+		}
 	}
-	return s.identity()
-}
-
-// poolAlive reports whether the process with that directory still runs, or may.
-func (s *snapshot) poolAlive(name string) (bool, error) {
-	if life, ok := strings.CutPrefix(name, livesBy); ok {
-		return s.runtimeAlive(&record.Record{Life: life})
-	}
-	return s.runtimeAlive(&record.Record{Runtime: name})
+	return filepath.Join(warm.Dir(s.records.Dir()), warm.DirName(life, identity)), nil
 }
 
 // makesTheSame reports whether containers that were made ahead of time under s

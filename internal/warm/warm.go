@@ -1,0 +1,130 @@
+// Package warm holds the decisions of a pool, which attaches containers ahead of
+// time: how far a network can be attached without a caller, whether what was made is
+// unchanged, and what becomes of it when its process is dead.
+package warm
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// Why a container that was made ahead of time is not taken.
+var (
+	ErrUnfit = errors.New("does not fit") // or that cannot be known
+	ErrDead  = errors.New("made ahead of time, and dead since")
+)
+
+// Ahead returns how many plugins of a network, from the first, need nothing from a
+// caller. registered reports whether a plugin of a type is the program's own.
+func Ahead(plugins []*libcni.PluginConfig, registered func(typ string) bool) int {
+	poolable := func(typ string) bool { return typ == "" || known.Of(typ).Poolable && !registered(typ) }
+	for i, p := range plugins {
+		if len(p.Network.Capabilities) > 0 || !poolable(p.Network.Type) || !poolable(p.Network.IPAM.Type) {
+			return i
+		}
+	}
+	return len(plugins)
+}
+
+// CanWait reports whether the arguments of a call may come after the first plugins
+// have run. DEL gives them to those as well, and a plugin that reads CNI_ARGS
+// refuses what it does not know unless IgnoreUnknown is set.
+func CanWait(args [][2]string, configArgs map[string]any) bool {
+	ignored := len(args) == 0
+	for _, arg := range args {
+		if known.ReadsArg(arg[0]) {
+			return false
+		}
+		ignored = ignored || arg[0] == "IgnoreUnknown" && (arg[1] == "1" || arg[1] == "true")
+	}
+	for key := range configArgs {
+		if known.ReadsArg(key) {
+			return false
+		}
+	}
+	return ignored
+}
+
+// Taken returns the IDs of containers that were made ahead of time and have become
+// others.
+func Taken(found []record.Found) map[record.PluginID]bool {
+	taken := map[record.PluginID]bool{}
+	for _, f := range found {
+		if f.Record.PluginID != "" {
+			taken[f.Record.PluginID] = true
+		}
+	}
+	return taken
+}
+
+// Orphans leaves out containers that a pool of a living process has made ahead of
+// time: that pool removes them, unless a removal has failed. alive reports whether
+// the process of a record lives.
+//
+// stale are containers that have become others, because the process was killed
+// between two steps of taking them: only their records are left. While a record
+// names no container, any of them may have become that one, and all stay, with an
+// error.
+func Orphans(found []record.Found, alive func(*record.Record) (bool, error)) (rest []record.Found, stale []record.ID) {
+	taken := Taken(found)
+	nameless := slices.IndexFunc(found, func(f record.Found) bool { return f.Record.ContainerID == "" })
+	for _, f := range found {
+		if !f.Record.Warm {
+			rest = append(rest, f)
+			continue
+		}
+		lives, err := alive(f.Record)
+		switch {
+		case err != nil:
+			f.Err = errors.Join(f.Err, err)
+		case lives && !failed(f.Record):
+			continue
+		case f.Err != nil:
+		case taken[f.Record.Plugins()]:
+			stale = append(stale, f.Record.ContainerID)
+			continue
+		case nameless >= 0:
+			f.Err = fmt.Errorf("it may be another container's by now: %v", found[nameless].Err)
+		}
+		rest = append(rest, f)
+	}
+	return rest, stale
+}
+
+// failed reports whether a removal of the container has failed.
+func failed(rec *record.Record) bool {
+	return slices.ContainsFunc(rec.Networks, func(n record.Network) bool { return n.Failures > 0 })
+}
+
+// Dir returns the directory of pools' namespaces, which has a directory for each
+// process.
+func Dir(recordDir string) string { return filepath.Join(recordDir, "pool") }
+
+// livesBy begins the name of a directory that says by which locked byte its
+// process lives. Earlier versions judge none of that name.
+const livesBy = "life-"
+
+// DirName names the directory of a process: by the byte that it has locked, or else,
+// if life is empty, by its identity.
+func DirName(life, identity string) string {
+	if life != "" {
+		return livesBy + life
+	}
+	return identity
+}
+
+// ProcessOf returns a record of the process whose directory has that name.
+func ProcessOf(name string) *record.Record {
+	if life, ok := strings.CutPrefix(name, livesBy); ok {
+		return &record.Record{Life: life}
+	}
+	return &record.Record{Runtime: name}
+}
