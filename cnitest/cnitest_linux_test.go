@@ -4,69 +4,41 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/cnitest"
-	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/refplugins"
-	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/internal/testhost"
 )
 
-// host is a network namespace that stands for a host, with a Runtime.
+// host is a host for the reference plugins, with a Runtime.
 type host struct {
-	t   *testing.T
-	dir string
+	*testhost.RealHost
 	*cni.Runtime
 }
 
 func newHost(t *testing.T, plugins string) *host {
 	t.Helper()
-	dir := t.TempDir()
-	h := &host{t: t, dir: dir}
-	nettest.Enter(t, h.newNetNS("host"))
-	bin, err := refplugins.Dir(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ipam := fmt.Sprintf(`{"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.7.0.0/24"}], [{"subnet": "fd07::/64"}]]}`,
-		filepath.Join(dir, "ipam"))
+	h := testhost.NewReal(t)
+	ipam := fmt.Sprintf(`{"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.7.0.0/24"}], [{"subnet": "fd07::/64"}]]}`, h.Path("ipam"))
 	conf := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "podnet", "plugins": [%s]}`, strings.ReplaceAll(plugins, "IPAM", ipam))
-	h.Runtime, err = cni.New(cni.WithStateDir(filepath.Join(dir, "state")), cni.WithPluginDir([]string{bin}),
-		cni.WithConfListBytes([]byte(conf)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h
-}
-
-// newNetNS makes a namespace that is there until the test ends. It is spared
-// the detection of duplicate addresses, for which plugins wait seconds.
-func (h *host) newNetNS(name string) *netns.Handle {
-	h.t.Helper()
-	ns := nettest.At(h.t, filepath.Join(h.dir, "netns", name))
-	expect.NoError(h.t, ns.Do(nettest.NoAddressDetection))
-	return ns
+	return &host{h, h.Real(cni.WithConfListBytes([]byte(conf)))}
 }
 
 // attach makes a container, which is detached when the test ends.
 func (h *host) attach(id string, port int32) *cni.Result {
-	h.t.Helper()
-	h.newNetNS(id)
-	path := filepath.Join(h.dir, "netns", id)
+	h.T.Helper()
+	path := h.Container(id)
 	result, err := h.Setup(context.Background(), id, path,
 		cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: port, ContainerPort: 80, Protocol: "tcp"}}))
 	if err != nil {
-		h.t.Fatal(err)
+		h.T.Fatal(err)
 	}
-	h.t.Cleanup(func() {
+	h.T.Cleanup(func() {
 		if err := h.Remove(context.Background(), id, path); err != nil {
-			h.t.Error(err)
+			h.T.Error(err)
 		}
 	})
 	return result
@@ -74,15 +46,15 @@ func (h *host) attach(id string, port int32) *cni.Result {
 
 // audit leaves out the mounts that are the tests' own.
 func (h *host) audit(of []cnitest.Attachment) []string {
-	h.t.Helper()
+	h.T.Helper()
 	lines, err := cnitest.Audit(context.Background(), cnitest.Options{
-		StateDirs: []string{filepath.Join(h.dir, "ipam"), filepath.Join(h.dir, "state")}, NetNSDirs: []string{}, Of: of,
+		StateDirs: []string{h.Path("ipam"), h.Path("state")}, NetNSDirs: []string{}, Of: of,
 	})
 	if err != nil {
-		h.t.Fatal(err)
+		h.T.Fatal(err)
 	}
 	return slices.DeleteFunc(lines, func(line string) bool {
-		return strings.HasPrefix(line, "mount ") && !strings.HasPrefix(line, "mount nsfs "+filepath.Join(h.dir, "state"))
+		return strings.HasPrefix(line, "mount ") && !strings.HasPrefix(line, "mount nsfs "+h.Path("state"))
 	})
 }
 
@@ -127,7 +99,7 @@ func TestAuditAddsWhatIsAskedFor(t *testing.T) {
 	h := newHost(t, `{"type": "bridge", "bridge": "br7", "isDefaultGateway": true, "ipam": IPAM}`)
 	h.attach("c1", 8080)
 	count := func(o cnitest.Options, prefix string) int {
-		o.StateDirs, o.NetNSDirs = []string{filepath.Join(h.dir, "state")}, []string{filepath.Join(h.dir, "netns")}
+		o.StateDirs, o.NetNSDirs = []string{h.Path("state")}, []string{h.Path("netns")}
 		lines, err := cnitest.Audit(t.Context(), o)
 		if err != nil {
 			t.Fatal(err)
@@ -146,14 +118,14 @@ func TestAuditAddsWhatIsAskedFor(t *testing.T) {
 		without int
 	}{
 		{prefix: "link br7 ", options: cnitest.Options{Shared: true}},
-		{prefix: "file " + filepath.Join(h.dir, "state/embedcni/locks"), options: cnitest.Options{Shared: true}},
+		{prefix: "file " + h.Path("state/embedcni/locks"), options: cnitest.Options{Shared: true}},
 		{prefix: "fd ", options: cnitest.Options{Process: true}},
 	} {
 		if without, with := count(cnitest.Options{}, c.prefix), count(c.options, c.prefix); without != 0 || with == 0 {
 			t.Errorf("%q: %d lines, and %d with %+v", c.prefix, without, with, c.options)
 		}
 	}
-	if got := count(cnitest.Options{}, "netns "+filepath.Join(h.dir, "netns")); got != 2 {
+	if got := count(cnitest.Options{}, "netns "+h.Path("netns")); got != 2 {
 		t.Errorf("%d pinned namespaces, want the host's and the container's", got)
 	}
 }

@@ -7,13 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
@@ -46,18 +44,15 @@ func newHost(t testing.TB) *host {
 // unlocked: it ends with the goroutine.
 func (h *host) enter(name string) {
 	h.t.Helper()
-	runtime.LockOSThread()
 	ns, err := netns.Create(h.netns(name))
 	expect.NoError(h.t, err)
-	expect.NoError(h.t, unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET))
-	expect.NoError(h.t, ns.Close())
-	expect.NoError(h.t, nettest.NoAddressDetection())
-	lo, err := netlink.LinkByName("lo")
-	expect.NoError(h.t, err)
-	expect.NoError(h.t, netlink.LinkSetUp(lo))
+	nettest.Enter(h.t, ns)
+	nettest.SetUp(h.t, ns, "lo")
+	expect.NoError(h.t, nettest.NoAddressDetection(), ns.Close())
 }
 
-// letGo unmounts what namespaces are left, so that the directory can go.
+// letGo unmounts the namespaces that are left, so that the directory can be
+// deleted.
 func (h *host) letGo() {
 	for _, pattern := range []string{h.netns("*"), h.path("state", "embedcni", "attachments", "netns", "*"),
 		h.path("state", "embedcni", "attachments", "pool", "*", "*")} {
@@ -67,7 +62,7 @@ func (h *host) letGo() {
 		}
 		for _, path := range paths {
 			err := netns.Remove(path)
-			if errors.Is(err, netns.ErrNotNetNS) { // what was mounted on it is gone
+			if errors.Is(err, netns.ErrNotNetNS) { // nothing is mounted on it any more
 				err = os.Remove(path)
 			}
 			if err != nil {
