@@ -1,4 +1,4 @@
-package cni_test
+package nsfind
 
 import (
 	"bufio"
@@ -11,12 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/nsfind"
 )
 
-// TestAPoolWhoseMountsAreSeenByNobodyIsFound: a directory on a private mount, in
+// TestPrivateMountsAreFound: a directory is on a private mount, in
 // another mount namespace than the first process's.
-func TestAPoolWhoseMountsAreSeenByNobodyIsFound(t *testing.T) {
+func TestPrivateMountsAreFound(t *testing.T) {
 	dir := t.TempDir()
 	expect.NoError(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { expect.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
@@ -32,7 +31,7 @@ func TestAPoolWhoseMountsAreSeenByNobodyIsFound(t *testing.T) {
 		{"private, and the first process may not be looked at", "/proc/0/ns/mnt", unix.MS_PRIVATE, false},
 	} {
 		expect.NoError(t, unix.Mount("", dir, "", tt.propagation, ""))
-		got, err := nsfind.MountsArePrivate(dir, tt.first)
+		got, err := MountsArePrivate(dir, tt.first)
 		expect.NoError(t, err)
 		expect.Same(t, tt.what, got, tt.want)
 	}
