@@ -1,0 +1,183 @@
+package claims
+
+import (
+	"encoding/json"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/sweep"
+)
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+func keyOn(id record.PluginID) record.Key {
+	return record.Key{ContainerID: id, Network: "net", IfName: "eth0"}
+}
+
+// reserve makes host-local's directory of the network net, with these files.
+func reserve(t *testing.T, files map[string]string) (dir string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "net")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func ledger(t *testing.T) (l Ledger, log *strings.Builder) {
+	t.Helper()
+	log = &strings.Builder{}
+	return Ledger{Ledger: record.Open(t.TempDir()).Ledger("owner"), Log: slog.New(slog.NewTextHandler(log, nil)), Container: "c1"}, log
+}
+
+// An empty file is left of the attachment if it was made during the ADD. One of
+// another address, or of another time, is not.
+func TestJudge(t *testing.T) {
+	dir := reserve(t, nil)
+	l, log := ledger(t)
+	before := l.Now()
+	empty := func(name string) (found sweep.Reservation) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := sweep.Stale(dir, func(r sweep.Reservation) bool {
+			if r.Addr == addr(name) {
+				found = r
+			}
+			return false
+		})
+		if err != nil || found.Addr != addr(name) {
+			t.Fatalf("the file %s is found as %v, %v", name, found, err)
+		}
+		return found
+	}
+	for before == l.Now() { // files of one tick of the clock are in doubt
+	}
+	mine, other := empty("10.1.0.2"), empty("10.1.0.3")
+	for mine.Made == l.Now() || other.Made == l.Now() {
+	}
+	after := l.Now()
+	for name, c := range map[string]struct {
+		addresses []netip.Addr
+		answered  bool
+		recorded  time.Time
+		claimed   time.Time
+		want      []sweep.Reservation
+	}{
+		"its address, in this call":     {addresses: []netip.Addr{mine.Addr}, claimed: before, want: []sweep.Reservation{mine}},
+		"its address, by the record":    {addresses: []netip.Addr{mine.Addr}, recorded: before, want: []sweep.Reservation{mine}},
+		"made before the ADD":           {addresses: []netip.Addr{mine.Addr}, claimed: after},
+		"nobody knows when it was made": {addresses: []netip.Addr{mine.Addr}},
+		"no address, killed":            {claimed: before, want: []sweep.Reservation{mine, other}},
+		"no address, answered":          {claimed: before, answered: true},
+	} {
+		claims := &Claims{}
+		claims.Restart(c.claimed)
+		judge := Attachment{
+			Ledger: l, Key: keyOn("c1"), Claims: claims, Addresses: c.addresses, Answered: c.answered, Recorded: c.recorded,
+		}.Judge()
+		var got []sweep.Reservation
+		for _, r := range []sweep.Reservation{mine, other} {
+			if judge(r) {
+				got = append(got, r)
+			}
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v are left of the attachment, want %v", name, got, c.want)
+		}
+	}
+	if log.Len() > 0 {
+		t.Errorf("logged: %s", log)
+	}
+
+	// The administrator's file of the same time as the record cannot be told apart.
+	judge := Attachment{Ledger: l, Key: keyOn("c1"), Claims: &Claims{}, Addresses: []netip.Addr{mine.Addr}, Recorded: mine.Made}.Judge()
+	if judge(mine) || judge(mine) || strings.Count(log.String(), mine.Path()) != 1 {
+		t.Errorf("a doubtful file is taken, or not reported once: %s", log)
+	}
+	known, err := l.Read()
+	if err != nil || !slices.Equal(known[keyOn("c1")].Doubtful, []netip.Addr{mine.Addr}) {
+		t.Errorf("the ledger has %+v, %v", known, err)
+	}
+	if got, want := Doubtful(known[keyOn("c1")]), mine.Path()+" is empty"; len(got) != 1 || !strings.HasPrefix(got[0], want) {
+		t.Errorf("doubtful are %q, want one that begins with %q", got, want)
+	}
+}
+
+// GC releases what the ledger names by container, interface and address, unless a
+// record has the address.
+func TestGarbage(t *testing.T) {
+	const line = "\r\neth0"
+	files := map[string]string{
+		"10.1.0.2": "gone" + line, "10.1.0.3": "gone" + line, // the second is not in the ledger
+		"10.1.0.4": "lost" + line, "10.1.0.5": "kept" + line, "10.1.0.6": "another" + line, "10.1.0.7": "gone" + line,
+	}
+	dir := reserve(t, files)
+	named := func(gone bool, addrs ...string) record.Known {
+		k := record.Known{Gone: gone, Dirs: []string{dir}}
+		for _, a := range addrs {
+			k.Addresses = append(k.Addresses, addr(a))
+		}
+		return k
+	}
+	attached := record.Record{ContainerID: "c9", Networks: []record.Network{{
+		Name: "net", IfName: "eth0", State: record.Added, Result: json.RawMessage(`{"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.7/24"}]}`),
+	}}}
+	g := FindGarbage(map[record.Key]record.Known{
+		keyOn("gone"): named(true, "10.1.0.2", "10.1.0.7"), keyOn("lost"): named(false, "10.1.0.4"), keyOn("kept"): named(true, "10.1.0.5"),
+	}, func(key record.Key) bool { return key.ContainerID == "kept" }, []record.Found{{Record: &attached}})
+	if got, want := g.Keys(), []record.Key{keyOn("gone"), keyOn("lost")}; !slices.Equal(got, want) {
+		t.Errorf("garbage is %v, want %v", got, want)
+	}
+	others, unnamed, err := g.Others("net", []string{dir})
+	slices.SortFunc(others, func(a, b types.GCAttachment) int { return strings.Compare(a.ContainerID, b.ContainerID) })
+	want := []types.GCAttachment{{ContainerID: "another", IfName: "eth0"}, {ContainerID: "gone", IfName: "eth0"},
+		{ContainerID: "gone", IfName: "eth0"}, {ContainerID: "kept", IfName: "eth0"}}
+	if err != nil || unnamed != nil || !slices.Equal(others, want) {
+		t.Errorf("others are %v, %v, %v, want %v", others, unnamed, err, want)
+	}
+	dirsOf := func(_ record.Key, k record.Known) []string { return k.Dirs }
+	for _, dry := range []bool{true, false} {
+		released, failed := g.Release(t.Context(), dirsOf, dry)
+		if want := []string{"address 10.1.0.2 in " + dir}; !slices.Equal(released, want) || len(failed) > 0 {
+			t.Errorf("dry %t: released %q, %v, want %q", dry, released, failed, want)
+		}
+	}
+	left := map[string]string{}
+	for name, content := range files {
+		if data, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
+			left[name] = string(data)
+		} else if content == "gone"+line && name != "10.1.0.2" {
+			t.Error(err)
+		}
+	}
+	delete(files, "10.1.0.2")
+	if !reflect.DeepEqual(left, files) {
+		t.Errorf("left are %q, want %q", left, files)
+	}
+	if (*Garbage)(nil).MayRelease("net", sweep.Reservation{ContainerID: "gone", IfName: "eth0", Addr: addr("10.1.0.2")}) {
+		t.Error("without a search something may be released")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "10.1.0.8"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, unnamed, err := g.Others("net", []string{dir}); err != nil || !slices.Equal(unnamed, []string{filepath.Join(dir, "10.1.0.8")}) {
+		t.Errorf("unnamed are %q, %v", unnamed, err)
+	}
+}
