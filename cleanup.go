@@ -36,12 +36,11 @@ type CleanUpTarget struct {
 	DryRun bool
 }
 
-// CleanUp removes what the reference plugins leave of one attachment, and what
-// is on record of it, without running a plugin. It is for what Remove cannot
-// end: the plugins or their configuration are gone for good, or what is left is
-// another runtime's. No network need be loaded. What other plugins than the
-// reference plugins have made stays, and nothing remembers it afterwards, so
-// Remove comes first.
+// CleanUp removes the leftovers of one attachment that the reference plugins leave, and
+// its record, without running a plugin. It is for attachments that Remove cannot end:
+// the plugins or their configuration are gone for good, or the leftovers are another
+// runtime's. No network need be loaded. The leftovers of other plugins stay, and
+// nothing remembers them afterwards, so call Remove first.
 //
 // It returns what it found, a line each, in the order of removal: rules as the
 // commands that would delete them. A container that lives loses the attachment.
@@ -50,7 +49,7 @@ type CleanUpTarget struct {
 // stays.
 //
 // It excludes other calls for the container. When ctx ends it stops; it may be
-// called again, and for what was never attached.
+// called again, and for attachments that never were.
 func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error) {
 	found, err := r.current.Load().cleanUp(ctx, t, nil)
 	if err != nil {
@@ -139,9 +138,9 @@ func (m memory) lines() (lines []string) {
 	return lines
 }
 
-// remembered makes the attachment of what is known of it: the configuration is
-// the caller's, else that of the record, of libcni's cache, of the loaded
-// network; with none the list has no plugins.
+// remembered makes the attachment. Its configuration is the caller's, else that of the
+// record, of libcni's cache, or of the loaded network; with none, the list has no
+// plugins.
 func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList) (*attachment, memory, error) {
 	var known memory
 	a, err := op.onRecord(t, list != nil)
@@ -180,8 +179,8 @@ func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList)
 	return a, known, nil
 }
 
-// onRecord is the attachment as it was recorded, or nil. Of a damaged record
-// what is legible of the result is used, and the record is left to Remove: it
+// onRecord returns the attachment as it was recorded, or nil. Of a damaged record, the
+// legible part of the result is used, and the record is left to Remove: it
 // may be about other attachments too. The caller's own configuration makes up
 // for a recorded one that this version does not take.
 func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, error) {
@@ -265,7 +264,7 @@ func (a *attachment) forcedTarget(given CleanUpTarget, entered *record.Known) (t
 	return t, done, nil
 }
 
-// forgetAll deletes what remembers the attachment, now that it is gone. The
+// forgetAll deletes the attachment, which is gone, from the cache and the record. The
 // record goes last, so that a crash in between leaves something to go by.
 func (a *attachment) forgetAll(known memory) error {
 	var err error

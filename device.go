@@ -32,7 +32,7 @@ func (a *attachment) noteDevice(ctx context.Context, call chain.Call, kind Plugi
 }
 
 // restoreDevice undoes a renaming by the container before plugins look for its
-// interface by name. What cannot be undone is left to the sweep.
+// interface by name. If that fails, the sweep finds the interface.
 func (a *attachment) restoreDevice() {
 	d := a.described().KnownDevice()
 	if d == nil || d.Settled {

@@ -36,8 +36,8 @@ func (s *snapshot) garbage(o GCOptions) (*claims.Garbage, error) {
 	}, found), err
 }
 
-// reclaim removes what is left of garbage, and settles it in the ledger: what is
-// released stays so, as the directories are synced before.
+// reclaim removes the leftovers of garbage, and settles it in the ledger. The
+// directories are synced before, so that no power cut restores a reservation.
 func (s *snapshot) reclaim(ctx context.Context, g *claims.Garbage, dry bool, report *Report) error {
 	var errs []error
 	released, failed := g.Release(ctx, s.dirsOf, dry)

@@ -61,8 +61,8 @@ func leftover(id record.ID, err error) error {
 // Unwrap returns the cause.
 func (e *LeftoverError) Unwrap() error { return e.Err }
 
-// sweep removes what the reference plugins leave of the attachments when a DEL
-// fails or is killed, and looks again. It returns neither lines nor an error only
+// sweep removes the leftovers of the attachments that the reference plugins leave when
+// a DEL fails or is killed, and looks again. It returns neither lines nor an error only
 // after verifying that nothing is left.
 func (op *operation) sweep(ctx context.Context, attachments []*attachment) (left []string, err error) {
 	var errs []error
@@ -153,7 +153,7 @@ func (a *attachment) target() (t sweep.Target, done func()) {
 		t.Own, _ = d.SharedRules() // the sweep finds unknown rules by the addresses
 	}
 	if t.Container == nil && a.NetNS != "" && t.Host != nil {
-		// A namespace that is gone is no reason to stop: what was in it is too.
+		// A namespace that is gone is no reason to stop: its interfaces are gone too.
 		if t.Container, _ = netns.Open(a.NetNS); t.Container != nil {
 			return t, func() { _ = t.Container.Close() } // was only looked into
 		}
@@ -161,7 +161,7 @@ func (a *attachment) target() (t sweep.Target, done func()) {
 	return t, func() {}
 }
 
-// others answers for an attachment of the container what other attachments have.
+// others are the other attachments of the host, for an attachment of the container.
 func (op *operation) others(ifName string) *footprint.Others {
 	return &footprint.Others{
 		Records: op.records, CacheDir: op.stateDir,

@@ -47,7 +47,7 @@ func (a *Attachment) Plugin(typ string) (p record.Plugin, known bool) {
 }
 
 // IsCallers reports whether the caller's own plugin of a type attached the
-// container. It is unknown what such a plugin leaves.
+// container. The leftovers of such a plugin are unknown.
 func (a *Attachment) IsCallers(typ string) bool {
 	if p, known := a.Plugin(typ); known {
 		return p.Kind == record.KindRegistered
@@ -99,8 +99,8 @@ func (a *Attachment) Covers(typ string) bool {
 	return t.Swept
 }
 
-// knowsInterface reports whether it is known what becomes of the interface: it
-// ends with the attachment, or is one of the host's that can be found.
+// knowsInterface reports whether the interface ends with the attachment, or is one of
+// the host's that can be found.
 func (a *Attachment) knowsInterface() bool {
 	first := a.first()
 	if a.IsCallers(first) {

@@ -6,8 +6,8 @@ import "encoding/json"
 // attachment's, a [Device].
 const DeviceFact = "interface"
 
-// Device identifies an attachment's interface by what a container's root cannot
-// forge. It is noted when the interface has been made, or moved in.
+// Device identifies an attachment's interface by properties that a container's root
+// cannot forge. It is noted when the interface has been made, or moved in.
 type Device struct {
 	Index    int    `json:"index"`              // in the container
 	Kind     string `json:"kind"`               // "macvlan", "veth"; "device" for hardware

@@ -1,8 +1,7 @@
-// Package footprint derives from an attachment's record what the attachment may
-// have left behind: interfaces, addresses, firewall rules, zones, and files. DEL,
-// the sweep, CHECK, GC, CleanUp and Release share this one description. Deriving it
-// touches neither the kernel nor a file; package sweep looks for the things
-// described and removes them.
+// Package footprint describes the possible leftovers of an attachment, from its record:
+// interfaces, addresses, firewall rules, zones, and files. DEL, the sweep, CHECK, GC,
+// CleanUp and Release share this one description. It touches neither the kernel nor a
+// file; package sweep looks for the things described and removes them.
 //
 //	record entry ─► Attachment ─► Of ─► Footprint ─► sweep.Find, sweep.Remove
 //	                           ─► Wants: rules in chains that siblings share
@@ -27,7 +26,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Footprint is what an attachment may have left.
+// Footprint describes the possible leftovers of an attachment.
 type Footprint struct {
 	netfilter.Owner
 	Addresses []netip.Addr // of the container, as far as they are known
@@ -62,7 +61,7 @@ type Rules struct {
 // Shaper is the device of the plugin bandwidth.
 type Shaper struct {
 	Possible bool // the plugin is in the chain
-	Egress   bool // it limits what the container sends, or may; the device is for nothing else
+	Egress   bool // it may limit the packets from the container; the device is for nothing else
 }
 
 // Of derives the footprint of an attachment. A field that cannot be read may be set.
@@ -89,9 +88,9 @@ func (f *Footprint) Widen() {
 	f.Backups = []string{tuning.File(nil, f.ContainerID, f.IfName)}
 }
 
-// addPlugins adds what the plugins of the chain may have left. A field of a reference
-// plugin's may have another type, and mean something else, to a plugin of the
-// caller's with the same name.
+// addPlugins adds the possible leftovers of the plugins. A field of a reference plugin's
+// may have another type, and mean something else, to a plugin of the caller's with the
+// same name.
 func (f *Footprint) addPlugins(a *Attachment) {
 	for i, p := range a.List.Plugins {
 		var c struct {
@@ -120,7 +119,7 @@ func (f *Footprint) addPlugins(a *Attachment) {
 	f.Shaper.Egress = limitsEgress(a.List.Plugins, a.CapabilityArgs)
 }
 
-// addInterface adds the interface, by its identity and by what the ADD said.
+// addInterface adds the interface, by its identity and by the result of the ADD.
 func (f *Footprint) addInterface(a *Attachment) {
 	if result := chain.Decode(a.Result); result != nil {
 		for _, i := range result.Interfaces {

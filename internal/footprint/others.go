@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Others answers from the records what other attachments have by now. Each question
+// Others finds addresses and devices of other attachments in the records. Each method
 // reads all records.
 type Others struct {
 	Records interface {

@@ -22,8 +22,8 @@ type limits struct {
 	EgressBurst  *json.RawMessage `json:"egressBurst"`
 }
 
-// limitsEgress reports whether the plugin bandwidth, which makes a device for
-// nothing else, limits what the container sends, or may.
+// limitsEgress reports whether the plugin bandwidth may limit the packets from the
+// container. It makes a device for nothing else.
 func limitsEgress[V any](plugins []*libcni.PluginConfig, capabilities map[string]V) bool {
 	for _, p := range plugins {
 		if p.Network.Type != known.Bandwidth {

@@ -50,8 +50,8 @@ const longestReservation = 4096
 // lineBreak separates the container ID and the interface name.
 const lineBreak = "\r\n"
 
-// readReservation reads a file. What host-local cannot have made is no
-// reservation of anybody's that is known.
+// readReservation reads a file. A file that host-local cannot have made is nobody's
+// reservation.
 func readReservation(dir, name string) (r Reservation, ok bool, err error) {
 	addr, err := netip.ParseAddr(name)
 	if err != nil {
@@ -78,8 +78,8 @@ func readReservation(dir, name string) (r Reservation, ok bool, err error) {
 	return r, true, nil
 }
 
-// Remove deletes the file under host-local's own lock, if it still is what was
-// found: the address may be another container's by now.
+// Remove deletes the file under host-local's own lock, unless the file has changed
+// since it was found: the address may be another container's by now.
 func (r Reservation) Remove(context.Context) (err error) {
 	unlock, err := lockDir(r.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -157,9 +157,9 @@ func Held(t Target) (held []netip.Addr, err error) {
 	return held, err
 }
 
-// Stale are the files in host-local's directory of a network that are stale. The
-// function is asked about each that says whose it is, and each empty one that a
-// program like host-local made. A directory that does not exist has none.
+// Stale returns the files in host-local's directory of a network for which stale
+// returns true. It is asked about each file that names an attachment, and each empty
+// one that a program like host-local made. A directory that does not exist has none.
 func Stale(dir string, stale func(Reservation) bool) ([]Item, error) {
 	names, err := candidates(dir, true, nil)
 	if err != nil {
@@ -175,9 +175,8 @@ func Stale(dir string, stale func(Reservation) bool) ([]Item, error) {
 	return items, err
 }
 
-// Foreign are the files of reservations in host-local's directory of a network
-// that host-local did not write, or not to the end: they say no attachment.
-// Those that say one are the others.
+// Foreign returns the reservations in host-local's directory of a network. Those that
+// host-local did not write, or not to the end, name no attachment: they are foreign.
 func Foreign(dir string) (foreign []string, others []Reservation, err error) {
 	names, err := candidates(dir, true, nil)
 	if err != nil {
@@ -210,8 +209,8 @@ func SyncDir(dir string) error {
 }
 
 // candidates are the files to look into: those of the addresses that are known,
-// or all where there may be more. Reading all costs what the network has
-// containers, so it is not for every DEL.
+// or all where there may be more. The cost of reading all grows with the containers of
+// the network, so it is not for every DEL.
 func candidates(dir string, thorough bool, addresses []netip.Addr) ([]string, error) {
 	var names []string
 	if !thorough {

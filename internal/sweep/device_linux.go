@@ -18,8 +18,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Identify returns what identifies an interface that was made in the container,
-// on a parent that is there too, or on the host.
+// Identify returns the identity of an interface that was made in the container, on a
+// parent that is there too, or on the host.
 func Identify(ctx context.Context, container *netns.Handle, name string) (d *footprint.Device, err error) {
 	conn, err := links.Borrow(ctx, container)
 	if err != nil {
@@ -33,8 +33,8 @@ func Identify(ctx context.Context, container *netns.Handle, name string) (d *foo
 	return &footprint.Device{Index: l.Index, Kind: l.Kind, MAC: l.MAC.String(), Parent: l.Peer.Index, OnHost: l.Peer.Elsewhere}, nil
 }
 
-// IdentifyLent returns what identifies an interface that host-device has moved
-// into the container. Its alias is its name on the host.
+// IdentifyLent returns the identity of an interface that host-device has moved into the
+// container. Its alias is its name on the host.
 func IdentifyLent(host, container *netns.Handle, name string) (d *footprint.Device, err error) {
 	conn, err := links.Dial(container)
 	if err != nil {
@@ -219,7 +219,7 @@ func listOf(item Item) []Item {
 	return []Item{item}
 }
 
-// leaves is what is to be done with the device where it is.
+// leaves returns the item that deletes the device where it is, or gives it back.
 func (t *Target) leaves(ns *netns.Handle, where string, l links.Link) Item {
 	found := link{ns: ns, where: where, name: l.Name, index: l.Index}
 	if t.Interface.Device.HostName == "" {
@@ -267,7 +267,7 @@ func (d identity) isBack(l links.Link) bool {
 }
 
 // onBus reports whether the bus still has the device, unless it is known by its
-// address alone. Who has pulled a card out does not want its interface back.
+// address alone. A card that was pulled out of the machine is not waited for.
 func (d identity) onBus() bool {
 	if d.Bus == "" || d.Dev == "" {
 		return true

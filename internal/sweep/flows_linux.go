@@ -21,7 +21,7 @@ func FlushFlows(t Target) (flushed uint, err error) {
 	var errs []error
 	asked := sync.OnceValues(t.InUse)
 	for _, addr := range t.Addresses {
-		// What comes back comes from the container, whatever address it was sent to.
+		// Replies come from the container's address, wherever the request was sent to.
 		n, err := conntrack.Forget(t.Host, addr.Is6(), conntrack.Flows{From: addr, Keep: func() (bool, error) {
 			taken, err := asked()
 			return slices.Contains(taken, addr), err

@@ -1,10 +1,10 @@
-// Package sweep finds and removes what one attachment has left: addresses in zones
+// Package sweep finds and removes the leftovers of one attachment: addresses in zones
 // of firewalld, rules of the packet filter, interfaces, the device that bandwidth
 // shapes with, settings that tuning has not restored, host-local's address files, and
 // connections that conntrack still sends to its addresses.
 //
-// Everything is found by the attachment's [footprint.Footprint], never by pattern:
-// nothing of a neighbour's is looked at.
+// It goes by the attachment's [footprint.Footprint], never by pattern: nothing of a
+// neighbour's is looked at.
 package sweep
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Target is an attachment, and where and how to look for what it has left.
+// Target is an attachment, and where and how to look for its leftovers.
 type Target struct {
 	footprint.Footprint
 
@@ -56,8 +56,8 @@ type Manner struct {
 	GiveUp bool
 }
 
-// Others answers what other attachments have by now. A question is asked only if
-// something was found that may be another's.
+// Others knows the other attachments of the host. It is asked only if something was
+// found that may be another's by now.
 type Others interface {
 	InUse() ([]netip.Addr, error)   // the addresses of other containers
 	InZones() ([]netip.Addr, error) // those that may be in a zone of firewalld
@@ -130,8 +130,8 @@ func Remove(ctx context.Context, items []Item) error {
 	return errors.Join(errs...)
 }
 
-// Clear removes the items that were found, and looks again. It returns what is left
-// then, and no error if nothing is.
+// Clear removes the items that were found, and looks again. It returns the items that
+// are still there, and no error if there are none.
 func Clear(ctx context.Context, t Target, found []Item) (left []Item, err error) {
 	err = Remove(ctx, found)
 	left, ferr := Find(ctx, t)
