@@ -8,7 +8,6 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/refplugins"
-	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
@@ -25,9 +24,7 @@ func TestMain(m *testing.M) {
 		scripted.Main()
 	}
 	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{"REAP": attachAndReap})
-	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
-		return refplugins.Env(context.Background(), os.Stderr)
-	})))
+	os.Exit(refplugins.Main(m))
 }
 
 func attachAndReap(ctx context.Context, r *cni.Runtime, j testhost.Job) error {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"slices"
@@ -9,7 +8,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/refplugins"
-	"github.com/embedcni/cni/internal/sandbox"
 )
 
 func TestMain(m *testing.M) {
@@ -20,9 +18,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
-		return refplugins.Env(context.Background(), os.Stderr)
-	})))
+	os.Exit(refplugins.Main(m))
 }
 
 // logger is where progress goes.

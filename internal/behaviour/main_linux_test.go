@@ -1,13 +1,11 @@
 package behaviour_test
 
 import (
-	"context"
 	"os"
 	"runtime"
 	"testing"
 
 	"github.com/embedcni/cni/internal/refplugins"
-	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
@@ -31,7 +29,5 @@ func TestMain(m *testing.M) {
 	if os.Getenv(crowdProcess) != "" {
 		os.Exit(crowdMain())
 	}
-	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
-		return refplugins.Env(context.Background(), os.Stderr)
-	})))
+	os.Exit(refplugins.Main(m))
 }

@@ -1,14 +1,12 @@
 package faults_test
 
 import (
-	"context"
 	"flag"
 	"os"
 	"runtime"
 	"testing"
 
 	"github.com/embedcni/cni/internal/refplugins"
-	"github.com/embedcni/cni/internal/sandbox"
 )
 
 // How often things are broken. The defaults are for every day.
@@ -39,7 +37,5 @@ func TestMain(m *testing.M) {
 	if isRuntime() {
 		runtimeMain()
 	}
-	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
-		return refplugins.Env(context.Background(), os.Stderr)
-	})))
+	os.Exit(refplugins.Main(m))
 }

@@ -9,14 +9,9 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/refplugins"
-	"github.com/embedcni/cni/internal/sandbox"
 )
 
-func TestMain(m *testing.M) {
-	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
-		return refplugins.Env(context.Background(), os.Stderr)
-	})))
-}
+func TestMain(m *testing.M) { os.Exit(refplugins.Main(m)) }
 
 // wantOutsideAsBefore compares, when the test and its subtests are over, what
 // no host of the tests holds: the namespace of the process itself, in which no

@@ -1,12 +1,10 @@
 package netfilter
 
 import (
-	"context"
 	"os"
 	"testing"
 
 	"github.com/embedcni/cni/internal/refplugins"
-	"github.com/embedcni/cni/internal/sandbox"
 )
 
 func TestMain(m *testing.M) {
@@ -16,7 +14,5 @@ func TestMain(m *testing.M) {
 	if id := os.Getenv(addVariable); id != "" {
 		os.Exit(addInProcess(id))
 	}
-	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
-		return refplugins.Env(context.Background(), os.Stderr)
-	})))
+	os.Exit(refplugins.Main(m))
 }

@@ -1,13 +1,11 @@
 package oracle
 
 import (
-	"context"
 	"os"
 	"runtime"
 	"testing"
 
 	"github.com/embedcni/cni/internal/refplugins"
-	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/internal/scripted"
 )
 
@@ -21,7 +19,5 @@ func TestMain(m *testing.M) {
 	if scripted.IsPlugin() {
 		scripted.Main()
 	}
-	os.Exit(sandbox.Main(m, sandbox.Before(func() ([]string, error) {
-		return refplugins.Env(context.Background(), os.Stderr)
-	})))
+	os.Exit(refplugins.Main(m))
 }

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/embedcni/cni/internal/sandbox"
 )
 
 // ErrNotSupported is returned off Linux. It is an [errors.ErrUnsupported].
@@ -98,6 +100,14 @@ func Env(ctx context.Context, progress io.Writer) ([]string, error) {
 		return nil, err
 	}
 	return []string{dirVariable + "=" + dir}, nil
+}
+
+// Main runs the tests of a package in a sandbox, as [sandbox.Main] does, with the
+// reference plugins built beforehand, outside, where there is a network.
+func Main(m interface{ Run() int }) int {
+	return sandbox.Main(m, sandbox.Before(func() ([]string, error) {
+		return Env(context.Background(), os.Stderr)
+	}))
 }
 
 // missingIn returns the names of the plugins that dir does not hold.
