@@ -8,8 +8,8 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/sweep"
 )
 
 func (s *snapshot) ledger() *record.Ledger { return s.records.Ledger(s.owner) }
@@ -72,7 +72,7 @@ func (a *attachment) Claim(dir string, addr netip.Addr) {
 
 // MayRelease is [caller.Reservations]'s.
 func (a *attachment) MayRelease(id, ifName string, addr netip.Addr) bool {
-	return a.garbage.MayRelease(a.network.config.Name, sweep.Reservation{ContainerID: id, IfName: ifName, Addr: addr})
+	return a.garbage.MayRelease(a.network.config.Name, ipamdir.Reservation{ContainerID: id, IfName: ifName, Addr: addr})
 }
 
 var _ caller.Reservations = (*attachment)(nil)
@@ -91,7 +91,7 @@ func (a *attachment) claimResult(result json.RawMessage) {
 }
 
 // emptied decides whether an empty reservation is left of this attachment.
-func (a *attachment) emptied(addresses []netip.Addr) func(sweep.Reservation) bool {
+func (a *attachment) emptied(addresses []netip.Addr) func(ipamdir.Reservation) bool {
 	judged := claims.Attachment{
 		Ledger: a.op.notes(), Key: a.key(), Claims: &a.claims,
 		Addresses: addresses, Answered: a.state == record.Added,

@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
 )
@@ -251,7 +252,7 @@ func (a *attachment) forcedTarget(given CleanUpTarget, entered *record.Known) (t
 			t.IPAMDirs = entered.Dirs
 		}
 	}
-	held, err := sweep.Held(t)
+	held, err := ipamdir.Held(t.Reservations())
 	if err != nil {
 		done()
 		return t, nil, err

@@ -12,9 +12,9 @@ import (
 
 	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/sweep"
 )
 
 // garbage returns the attachments of this owner's ledger that are on no record, of any
@@ -50,7 +50,7 @@ func (s *snapshot) reclaim(ctx context.Context, g *claims.Garbage, dry bool, rep
 		if !k.Gone {
 			err = s.reclaimLost(ctx, key, k, dry, report)
 			for _, dir := range dirs {
-				err = join(err, sweep.SyncDir(dir))
+				err = join(err, ipamdir.SyncDir(dir))
 			}
 		}
 		errs = append(errs, err)

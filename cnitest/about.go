@@ -8,10 +8,9 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
-	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/sweep"
 )
 
 // traces are names by which a line is recognised as an attachment's. Each one is
@@ -72,10 +71,7 @@ func (t *traces) hold(a Attachment, lines audit.Lines) error {
 		}
 	}
 	for _, dir := range dirs {
-		held, err := sweep.Held(sweep.Target{Footprint: footprint.Footprint{
-			Owner:    netfilter.Owner{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName},
-			IPAMDirs: []string{dir},
-		}})
+		held, err := ipamdir.Held(ipamdir.Search{Dirs: []string{dir}, ContainerID: a.ContainerID, IfName: a.IfName})
 		if err != nil {
 			return err
 		}

@@ -17,9 +17,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/sweep"
 )
 
 // Claims are the addresses that host-local has reserved for an attachment in this
@@ -91,8 +91,8 @@ func settled(gone map[record.Key]record.Known) []record.Key {
 			if _, done := synced[dir]; done {
 				continue
 			}
-			synced[dir] = sweep.SyncDir(dir)
-			_, err := sweep.Stale(dir, func(r sweep.Reservation) bool {
+			synced[dir] = ipamdir.SyncDir(dir)
+			_, err := ipamdir.Stale(dir, func(r ipamdir.Reservation) bool {
 				held[keyOf(filepath.Base(dir), r)] = true
 				return false
 			})
@@ -110,7 +110,7 @@ func settled(gone map[record.Key]record.Known) []record.Key {
 }
 
 // keyOf is the attachment that a reservation names.
-func keyOf(network string, r sweep.Reservation) record.Key {
+func keyOf(network string, r ipamdir.Reservation) record.Key {
 	return record.Key{ContainerID: record.PluginID(r.ContainerID), Network: network, IfName: r.IfName}
 }
 
@@ -135,10 +135,10 @@ type Attachment struct {
 //
 // It cannot be told from one that an administrator made in the same moment, or from
 // one of the same tick of the clock: that stays, and is reported.
-func (a Attachment) Judge() func(r sweep.Reservation) bool {
+func (a Attachment) Judge() func(r ipamdir.Reservation) bool {
 	known := sync.OnceValue(a.known)
 	doubtful := map[string]bool{} // reported already
-	return func(r sweep.Reservation) bool {
+	return func(r ipamdir.Reservation) bool {
 		k := known()
 		all := slices.Concat(a.Addresses, k.Addresses)
 		of := slices.Contains(all, r.Addr) || len(all) == 0 && !a.Answered

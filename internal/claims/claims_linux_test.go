@@ -14,8 +14,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/sweep"
 )
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
@@ -51,12 +51,12 @@ func TestJudge(t *testing.T) {
 	dir := reserve(t, nil)
 	l, log := ledger(t)
 	before := l.Now()
-	empty := func(name string) (found sweep.Reservation) {
+	empty := func(name string) (found ipamdir.Reservation) {
 		t.Helper()
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, err := sweep.Stale(dir, func(r sweep.Reservation) bool {
+		_, err := ipamdir.Stale(dir, func(r ipamdir.Reservation) bool {
 			if r.Addr == addr(name) {
 				found = r
 			}
@@ -78,13 +78,13 @@ func TestJudge(t *testing.T) {
 		answered  bool
 		recorded  time.Time
 		claimed   time.Time
-		want      []sweep.Reservation
+		want      []ipamdir.Reservation
 	}{
-		"its address, in this call":     {addresses: []netip.Addr{mine.Addr}, claimed: before, want: []sweep.Reservation{mine}},
-		"its address, by the record":    {addresses: []netip.Addr{mine.Addr}, recorded: before, want: []sweep.Reservation{mine}},
+		"its address, in this call":     {addresses: []netip.Addr{mine.Addr}, claimed: before, want: []ipamdir.Reservation{mine}},
+		"its address, by the record":    {addresses: []netip.Addr{mine.Addr}, recorded: before, want: []ipamdir.Reservation{mine}},
 		"made before the ADD":           {addresses: []netip.Addr{mine.Addr}, claimed: after},
 		"nobody knows when it was made": {addresses: []netip.Addr{mine.Addr}},
-		"no address, killed":            {claimed: before, want: []sweep.Reservation{mine, other}},
+		"no address, killed":            {claimed: before, want: []ipamdir.Reservation{mine, other}},
 		"no address, answered":          {claimed: before, answered: true},
 	} {
 		claims := &Claims{}
@@ -92,8 +92,8 @@ func TestJudge(t *testing.T) {
 		judge := Attachment{
 			Ledger: l, Key: keyOn("c1"), Claims: claims, Addresses: c.addresses, Answered: c.answered, Recorded: c.recorded,
 		}.Judge()
-		var got []sweep.Reservation
-		for _, r := range []sweep.Reservation{mine, other} {
+		var got []ipamdir.Reservation
+		for _, r := range []ipamdir.Reservation{mine, other} {
 			if judge(r) {
 				got = append(got, r)
 			}
@@ -171,7 +171,7 @@ func TestGarbage(t *testing.T) {
 	if !reflect.DeepEqual(left, files) {
 		t.Errorf("left are %q, want %q", left, files)
 	}
-	if (*Garbage)(nil).MayRelease("net", sweep.Reservation{ContainerID: "gone", IfName: "eth0", Addr: addr("10.1.0.2")}) {
+	if (*Garbage)(nil).MayRelease("net", ipamdir.Reservation{ContainerID: "gone", IfName: "eth0", Addr: addr("10.1.0.2")}) {
 		t.Error("without a search something may be released")
 	}
 	if err := os.WriteFile(filepath.Join(dir, "10.1.0.8"), []byte("x"), 0o600); err != nil {

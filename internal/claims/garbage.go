@@ -11,8 +11,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/sweep"
 )
 
 // Garbage are the attachments of an owner's ledger that are on no record, of any
@@ -54,7 +54,7 @@ func (g *Garbage) Keys() []record.Key {
 // MayRelease reports whether a reservation is garbage: the ledger names it by
 // container, interface and address, and no record has the address. It is false for a
 // nil Garbage.
-func (g *Garbage) MayRelease(network string, r sweep.Reservation) bool {
+func (g *Garbage) MayRelease(network string, r ipamdir.Reservation) bool {
 	if g == nil {
 		return false
 	}
@@ -81,10 +81,12 @@ func (g *Garbage) Release(ctx context.Context, dirsOf func(record.Key, record.Kn
 	}
 	failed = map[string]error{}
 	for dir, network := range networks {
-		stale, err := sweep.Stale(dir, func(r sweep.Reservation) bool { return g.cameBack(network, r) })
-		released = append(released, sweep.Lines(stale)...)
+		stale, err := ipamdir.Stale(dir, func(r ipamdir.Reservation) bool { return g.cameBack(network, r) })
+		for _, r := range stale {
+			released = append(released, r.String())
+		}
 		if !dry {
-			err = errors.Join(err, sweep.Remove(ctx, stale), sweep.SyncDir(dir))
+			err = errors.Join(err, ipamdir.Release(ctx, stale), ipamdir.SyncDir(dir))
 		}
 		if err != nil {
 			failed[dir] = err
@@ -96,7 +98,7 @@ func (g *Garbage) Release(ctx context.Context, dirsOf func(record.Key, record.Kn
 // cameBack reports whether a reservation is that of an attachment of which nothing was
 // left once. A power cut brings it back, or brings it back empty; then it is of the
 // time of the attachment.
-func (g *Garbage) cameBack(network string, r sweep.Reservation) bool {
+func (g *Garbage) cameBack(network string, r ipamdir.Reservation) bool {
 	if r.IfName != "" {
 		return g.Known[keyOf(network, r)].Gone && g.MayRelease(network, r)
 	}
@@ -113,7 +115,7 @@ func (g *Garbage) cameBack(network string, r sweep.Reservation) bool {
 // a network and are not garbage. Unnamed are files that name no attachment.
 func (g *Garbage) Others(network string, dirs []string) (all []types.GCAttachment, unnamed []string, err error) {
 	for _, dir := range dirs {
-		foreign, others, err := sweep.Foreign(dir)
+		foreign, others, err := ipamdir.Foreign(dir)
 		if err != nil || len(foreign) > 0 {
 			return nil, foreign, err
 		}

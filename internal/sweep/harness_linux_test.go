@@ -2,11 +2,14 @@ package sweep
 
 import (
 	"net"
+	"net/netip"
 	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
@@ -92,4 +95,16 @@ func lines(items []Item) (all []string) {
 		all = append(all, item.String())
 	}
 	return all
+}
+
+func addrs(list ...string) (all []netip.Addr) {
+	for _, s := range list {
+		all = append(all, netip.MustParseAddr(s))
+	}
+	return all
+}
+
+// attached is the target of an attachment.
+func attached(id, ifName string) Target {
+	return Target{Footprint: footprint.Footprint{Owner: netfilter.Owner{Network: "podnet", ContainerID: id, IfName: ifName}}}
 }

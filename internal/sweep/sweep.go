@@ -15,6 +15,7 @@ import (
 
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/netns"
 )
@@ -44,7 +45,7 @@ type Manner struct {
 	Thorough bool
 	// Emptied decides whether an empty reservation is the attachment's, if the sweep is
 	// thorough; nil: none is.
-	Emptied func(Reservation) bool
+	Emptied func(ipamdir.Reservation) bool
 	// Only bounds the addresses that may be released; nil: all that are reserved for
 	// the attachment.
 	Only func(netip.Addr) bool
@@ -107,7 +108,7 @@ func (t *Target) inUse(recorded func(Others) ([]netip.Addr, error)) (all []netip
 			return nil, err
 		}
 	}
-	reserved, err := Reserved(*t)
+	reserved, err := ipamdir.Taken(t.Reservations())
 	return append(all, reserved...), err
 }
 
@@ -117,6 +118,23 @@ func (t *Target) InUse() ([]netip.Addr, error) { return t.inUse(Others.InUse) }
 
 // InZones is InUse for the addresses that may be in a zone of firewalld.
 func (t *Target) InZones() ([]netip.Addr, error) { return t.inUse(Others.InZones) }
+
+// Reservations describes the target's reservations.
+func (t *Target) Reservations() ipamdir.Search {
+	return ipamdir.Search{
+		Dirs: t.IPAMDirs, ContainerID: t.ContainerID, IfName: t.IfName, Addresses: t.Addresses,
+		Thorough: t.How.Thorough, Emptied: t.How.Emptied, Only: t.How.Only,
+	}
+}
+
+// addresses finds the reservations.
+func (s *search) addresses(context.Context) (items []Item, err error) {
+	found, err := ipamdir.Find(s.Reservations())
+	for _, r := range found {
+		items = append(items, r)
+	}
+	return items, err
+}
 
 // Remove removes the items, goes on after an error, and returns all errors.
 func Remove(ctx context.Context, items []Item) error {

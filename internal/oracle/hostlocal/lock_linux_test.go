@@ -11,7 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/sweep"
+	"github.com/embedcni/cni/internal/ipamdir"
 )
 
 // TestTheReferencesLockIsOurs: whoever has it keeps the plugin and the sweep
@@ -32,7 +32,7 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 	if _, err := p.Add(ctx, call(config, "b")); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("ADD beside the reference's lock: %v", err)
 	}
-	items, err := sweep.Stale(dir, func(r sweep.Reservation) bool { return r.Addr == netip.MustParseAddr("10.1.0.2") })
+	items, err := ipamdir.Stale(dir, func(r ipamdir.Reservation) bool { return r.Addr == netip.MustParseAddr("10.1.0.2") })
 	if err != nil || len(items) != 1 {
 		t.Fatalf("found %v, %v; want the address of a", items, err)
 	}
@@ -59,7 +59,7 @@ func TestTheReferenceWritesWhatTheSweepReads(t *testing.T) {
 	base := t.TempDir()
 	ref := reference{configFor(base, `"subnet": "10.1.0.0/24"`)}
 	expect.Value(ref.add("a"))(t)
-	foreign, others, err := sweep.Foreign(base + "/podnet")
+	foreign, others, err := ipamdir.Foreign(base + "/podnet")
 	if err != nil || len(foreign) > 0 || len(others) != 1 {
 		t.Fatalf("foreign %v, others %v, %v; want one of the reference's", foreign, others, err)
 	}

@@ -1,4 +1,4 @@
-package sweep
+package ipamdir
 
 import (
 	"fmt"
@@ -9,9 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/embedcni/cni/internal/footprint"
-	"github.com/embedcni/cni/internal/netfilter"
 )
 
 // reserve makes files of host-local, by name.
@@ -82,7 +79,7 @@ func TestAddressesOfTheAttachment(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		known []netip.Addr
-		how   Manner
+		how   Search
 		want  []string
 	}{
 		{name: "nothing known"},
@@ -91,21 +88,22 @@ func TestAddressesOfTheAttachment(t *testing.T) {
 			known: addrs("10.1.0.2", "fd00::2", "10.1.0.4", "10.1.0.5", "10.1.0.9", "10.1.0.20", "10.1.0.22"),
 			want:  []string{"10.1.0.2", "fd00::2", "10.1.0.4"},
 		},
-		{name: "thorough", how: Manner{Thorough: true}, want: []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "fd00::2"}},
+		{name: "thorough", how: Search{Thorough: true}, want: []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "fd00::2"}},
 		{
 			name: "some only",
-			how:  Manner{Thorough: true, Only: func(a netip.Addr) bool { return a == netip.MustParseAddr("10.1.0.3") }},
+			how:  Search{Thorough: true, Only: func(a netip.Addr) bool { return a == netip.MustParseAddr("10.1.0.3") }},
 			want: []string{"10.1.0.3"},
 		},
 		{
 			name: "an empty one",
-			how:  Manner{Thorough: true, Emptied: func(r Reservation) bool { return r.Addr == netip.MustParseAddr("10.1.0.5") }},
+			how:  Search{Thorough: true, Emptied: func(r Reservation) bool { return r.Addr == netip.MustParseAddr("10.1.0.5") }},
 			want: []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "fd00::2"},
 		},
 	} {
 		dir := reserve(t, all)
 		target, want := heldIn(dir), []string(nil)
-		target.IPAMDirs, target.Addresses, target.How = append(target.IPAMDirs, filepath.Join(dir, "none")), c.known, c.how
+		target.Dirs, target.Addresses = append(target.Dirs, filepath.Join(dir, "none")), c.known
+		target.Thorough, target.Only, target.Emptied = c.how.Thorough, c.how.Only, c.how.Emptied
 		left := reserved(t, dir)
 		for _, file := range c.want {
 			want = append(want, "address "+file+" in "+dir)
@@ -118,23 +116,16 @@ func TestAddressesOfTheAttachment(t *testing.T) {
 	}
 }
 
-// heldIn is a target with host-local's directory.
-func heldIn(dir string) Target {
-	t := attached("c1", "eth0")
-	t.IPAMDirs = []string{dir}
-	return t
+// heldIn searches a directory for c1 on eth0.
+func heldIn(dir string) Search {
+	return Search{Dirs: []string{dir}, ContainerID: "c1", IfName: "eth0"}
 }
 
-// attached is the target of an attachment.
-func attached(id, ifName string) Target {
-	return Target{Footprint: footprint.Footprint{Owner: netfilter.Owner{Network: "podnet", ContainerID: id, IfName: ifName}}}
-}
-
-// wantAddresses is wantSwept for what needs no namespace.
-func wantAddresses(t *testing.T, name string, target Target, want []string) {
+// wantAddresses finds the wanted reservations, releases them, and finds none then.
+func wantAddresses(t *testing.T, name string, target Search, want []string) {
 	t.Helper()
 	for _, want := range [][]string{want, nil} {
-		items, err := (&search{Target: target}).addresses(t.Context())
+		items, err := Find(target)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,7 +136,7 @@ func wantAddresses(t *testing.T, name string, target Target, want []string) {
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: found %q, want %q", name, got, want)
 		}
-		if err := Remove(t.Context(), items); err != nil {
+		if err := Release(t.Context(), items); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -168,8 +159,8 @@ func TestHeldAreTheAddressesThatSayWhose(t *testing.T) {
 func TestAnAddressThatHasChangedHandsStays(t *testing.T) {
 	dir := reserve(t, map[string]string{"10.1.0.2": "c1\r\neth0", "10.1.0.3": "", "10.1.0.4": "c1\r\neth0"})
 	target := heldIn(dir)
-	target.How = Manner{Thorough: true, Emptied: func(Reservation) bool { return true }}
-	items, err := (&search{Target: target}).addresses(t.Context())
+	target.Thorough, target.Emptied = true, func(Reservation) bool { return true }
+	items, err := Find(target)
 	if err != nil || len(items) != 3 {
 		t.Fatalf("found %v, %v", items, err)
 	}
@@ -179,7 +170,7 @@ func TestAnAddressThatHasChangedHandsStays(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := Remove(t.Context(), items); err != nil {
+	if err := Release(t.Context(), items); err != nil {
 		t.Fatal(err)
 	}
 	if got := reserved(t, dir); !reflect.DeepEqual(got, after) {
@@ -199,12 +190,12 @@ func TestOtherFilesAreNotReadUnlessThorough(t *testing.T) {
 	}
 	target := heldIn(dir)
 	target.Addresses = addrs("10.1.0.2")
-	items, err := (&search{Target: target}).addresses(t.Context())
+	items, err := Find(target)
 	if err != nil || len(items) != 1 {
 		t.Errorf("found %v, %v", items, err)
 	}
-	target.How.Thorough = true
-	items, err = (&search{Target: target}).addresses(t.Context())
+	target.Thorough = true
+	items, err = Find(target)
 	if err == nil || strings.Count(err.Error(), "10.1.1.") != 250 || len(items) != 1 {
 		t.Errorf("thorough: found %v, %v", items, err)
 	}

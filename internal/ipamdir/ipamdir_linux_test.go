@@ -1,4 +1,4 @@
-package sweep
+package ipamdir
 
 import (
 	"errors"
@@ -24,8 +24,8 @@ func TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeIsNobodys(t *testing.T) {
 		t.Fatal(err)
 	}
 	target := heldIn(dir)
-	target.How = Manner{Thorough: true, Emptied: func(Reservation) bool { return true }}
-	items, err := (&search{Target: target}).addresses(t.Context())
+	target.Thorough, target.Emptied = true, func(Reservation) bool { return true }
+	items, err := Find(target)
 	if want := []string{"address 10.1.0.2 in " + dir}; err != nil || !slices.Equal(lines(items), want) {
 		t.Errorf("found %q, %v, want %q", lines(items), err, want)
 	}
@@ -46,8 +46,8 @@ func TestFault_F50_WhatIsNoFileHoldsUpNoSweep(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() {
 		target := heldIn(dir)
-		target.How.Thorough = true
-		items, err := (&search{Target: target}).addresses(t.Context())
+		target.Thorough = true
+		items, err := Find(target)
 		if err == nil && len(items) == 1 {
 			err = items[0].Remove(t.Context())
 		}
@@ -61,4 +61,11 @@ func TestFault_F50_WhatIsNoFileHoldsUpNoSweep(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("a FIFO holds up the sweep")
 	}
+}
+
+func lines(all []Reservation) (lines []string) {
+	for _, r := range all {
+		lines = append(lines, r.String())
+	}
+	return lines
 }

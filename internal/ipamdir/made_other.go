@@ -1,6 +1,6 @@
 //go:build !linux
 
-package sweep
+package ipamdir
 
 import (
 	"io/fs"

@@ -1,4 +1,7 @@
-package sweep
+// Package ipamdir finds and releases reservations in the directories of host-local: a
+// file for each address, which names the attachment that has it. Other programs and
+// administrators may share a directory.
+package ipamdir
 
 import (
 	"context"
@@ -102,30 +105,47 @@ func (r Reservation) Remove(context.Context) (err error) {
 	return nil
 }
 
-// addresses finds the files of the container's interface in host-local's directories
-// of the network.
-func (s *search) addresses(context.Context) (items []Item, err error) {
-	found, err := reservationsOf(s.Target)
-	for _, r := range found {
-		items = append(items, r)
+// Release removes reservations, goes on after an error, and stops when ctx ends.
+func Release(ctx context.Context, all []Reservation) error {
+	var errs []error
+	for _, r := range all {
+		if err := ctx.Err(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		errs = append(errs, r.Remove(ctx))
 	}
-	return items, err
+	return errors.Join(errs...)
 }
 
-// reservationsOf returns the reservations of the target in all directories.
-func reservationsOf(t Target) (all []Reservation, err error) {
+// Search describes an attachment whose reservations are looked for.
+type Search struct {
+	Dirs                []string
+	ContainerID, IfName string
+	Addresses           []netip.Addr // that it has, as far as they are known
+
+	// Thorough has all files read: more addresses may be reserved for it.
+	Thorough bool
+	// Emptied decides whether an empty reservation is the attachment's, if Thorough; nil:
+	// none is.
+	Emptied func(Reservation) bool
+	// Only bounds the addresses; nil: it may be any.
+	Only func(netip.Addr) bool
+}
+
+// Find returns the reservations of the attachment.
+func Find(s Search) (all []Reservation, err error) {
 	var errs []error
-	for _, dir := range t.IPAMDirs {
-		names, err := candidates(dir, t.How.Thorough, t.Addresses)
+	for _, dir := range s.Dirs {
+		names, err := candidates(dir, s.Thorough, s.Addresses)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("addresses of container %s: %w", t.ContainerID, err))
+			errs = append(errs, fmt.Errorf("addresses of container %s: %w", s.ContainerID, err))
 			continue
 		}
 		found, err := reservations(dir, names, func(r Reservation) bool {
 			if r.content == "" {
-				return t.How.Thorough && r.private && t.How.Emptied != nil && t.How.Emptied(r)
+				return s.Thorough && r.private && s.Emptied != nil && s.Emptied(r)
 			}
-			return holds(r.content, t.ContainerID, t.IfName) && (t.How.Only == nil || t.How.Only(r.Addr))
+			return holds(r.content, s.ContainerID, s.IfName) && (s.Only == nil || s.Only(r.Addr))
 		})
 		all, errs = append(all, found...), append(errs, err)
 	}
@@ -146,11 +166,11 @@ func reservations(dir string, names []string, wanted func(Reservation) bool) (fo
 	return found, errors.Join(errs...)
 }
 
-// Held returns the addresses that host-local holds for the attachment in the target's
-// directories, regardless of the target's addresses.
-func Held(t Target) (held []netip.Addr, err error) {
-	t.How.Thorough, t.How.Emptied = true, nil
-	found, err := reservationsOf(t)
+// Held returns the addresses that are reserved for the attachment, in files that name
+// it.
+func Held(s Search) (held []netip.Addr, err error) {
+	s.Thorough, s.Emptied = true, nil
+	found, err := Find(s)
 	for _, r := range found {
 		held = append(held, r.Addr)
 	}
@@ -160,19 +180,14 @@ func Held(t Target) (held []netip.Addr, err error) {
 // Stale returns the files in host-local's directory of a network for which stale
 // returns true. It is asked about each file that names an attachment, and each empty
 // one that a program like host-local made. A directory that does not exist has none.
-func Stale(dir string, stale func(Reservation) bool) ([]Item, error) {
+func Stale(dir string, stale func(Reservation) bool) ([]Reservation, error) {
 	names, err := candidates(dir, true, nil)
 	if err != nil {
 		return nil, fmt.Errorf("stale addresses: %w", err)
 	}
-	found, err := reservations(dir, names, func(r Reservation) bool {
+	return reservations(dir, names, func(r Reservation) bool {
 		return (r.IfName != "" || r.content == "" && r.private) && stale(r)
 	})
-	var items []Item
-	for _, r := range found {
-		items = append(items, r)
-	}
-	return items, err
 }
 
 // Foreign returns the reservations in host-local's directory of a network. Those that

@@ -1,0 +1,10 @@
+package ipamdir
+
+import (
+	"os"
+	"testing"
+
+	"github.com/embedcni/cni/internal/refplugins"
+)
+
+func TestMain(m *testing.M) { os.Exit(refplugins.Main(m)) }

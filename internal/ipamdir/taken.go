@@ -1,0 +1,24 @@
+package ipamdir
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+// Taken returns those of the attachment's addresses that are reserved for another one.
+func Taken(s Search) (taken []netip.Addr, err error) {
+	var errs []error
+	for _, dir := range s.Dirs {
+		for _, addr := range s.Addresses {
+			r, ok, err := readReservation(dir, addr.String())
+			if err != nil {
+				errs = append(errs, fmt.Errorf("for whom is address %s reserved: %w", addr, err))
+			}
+			if ok && r.content != "" && !holds(r.content, s.ContainerID, s.IfName) {
+				taken = append(taken, addr)
+			}
+		}
+	}
+	return taken, errors.Join(errs...)
+}
