@@ -15,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/spans"
 )
 
 func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Result, error) {
@@ -56,10 +57,9 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 // left.
 func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 	for _, a := range op.attachments {
-		a.attempted, a.state, a.partial, a.noted, a.failed = false, record.Planned, nil, nil, nil
-		a.ran.reset(nil)
+		a.attempted, a.state, a.partial, a.noted = false, record.Planned, nil, nil
 		a.facts.set(nil)
-		a.kinds.set(nil)
+		a.plugins.Reset(nil, nil)
 	}
 	if err := op.write(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", op.id, err)
@@ -144,8 +144,8 @@ func (op *operation) groups(serially bool) [][]int {
 }
 
 func (a *attachment) addTraced(ctx context.Context, index int, serially bool) (result *types100.Result, err error) {
-	ctx, span := a.op.spans.attach(ctx, a, index, serially)
-	defer func() { endSpan(span, err) }()
+	ctx, span := a.op.spans.Attach(ctx, a.network.config.Name, a.IfName, index, serially)
+	defer func() { spans.End(span, err) }()
 	return a.add(ctx)
 }
 
@@ -155,24 +155,26 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, a.error("ADD", context.Cause(ctx))
 	}
-	first, err := a.op.first.Begin(ctx, a.firstKey(ctx))
+	first, err := a.runner().Begin(ctx, a.firstKey())
 	if err != nil {
 		return nil, a.error("ADD", err)
 	}
-	a.first, a.attempted = first, true
+	a.attempted = true
 	part := a.part
 	if part.To == 0 {
 		part.To = len(a.network.config.Plugins)
 	}
 	defer func() { _ = first.End(false) }() // after a panic; otherwise it has ended, below
-	result, partial, err := a.chain().AddPart(batched(ctx), &a.Attachment, part)
+	result, partial, err := a.chain().AddPart(ctx, &a.Attachment, part)
 	a.partial = partial
 	if err == nil && part.To == len(a.network.config.Plugins) {
 		a.state = record.Added
-		err = a.note(record.Entry{State: record.Added})
+		err = a.Append(record.Entry{State: record.Added})
 	}
 	if err != nil {
-		a.noteNeverRan(part)
+		if nerr := a.runner().NoteNotRun(part.From); nerr != nil {
+			a.op.logger.Warn("note in the record which plugins did not run", "container", a.op.id, "error", nerr)
+		}
 	}
 	if ferr := first.End(err == nil); ferr != nil {
 		a.op.logger.Warn("remember the first attachment of a network", "network", a.network.config.Name, "error", ferr)
@@ -180,10 +182,9 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 	return result, a.errors("ADD", err)
 }
 
-func (a *attachment) firstKey(ctx context.Context) firstadd.Key {
+func (a *attachment) firstKey() firstadd.Key {
 	key := firstadd.Key{
 		Network: a.network.config.Name, Host: a.op.host.String(), Boot: a.op.boot,
-		Types: func() []string { return a.contended(ctx) },
 	}
 	if a.op.shared(a.network) {
 		key.IfName = a.network.ifName
@@ -212,7 +213,11 @@ func (op *operation) convert(results []*types100.Result) (*Result, error) {
 // fail with half its work done.
 func (op *operation) rollBack(ctx context.Context) error {
 	var begun, never []*attachment
-	defer op.giveUpAhead()
+	defer func() {
+		for _, a := range op.attachments {
+			op.runner.Ahead.GiveUp(op.host.String(), &a.plugins)
+		}
+	}()
 	for _, a := range op.attachments {
 		if a.attempted {
 			begun = append(begun, a)

@@ -140,7 +140,7 @@ func TestAFlushThatFailsFailsTheADD(t *testing.T) {
 	err := testhost.SetUp(t.Context(), r, "c1", path)()
 	expect.Is(t, err, failure)
 	expect.Same(t, "error", err.Error(), `add network "net" of container c1, interface eth0: `+
-		`changes that the plugins built in make together, at the end: no such table`)
+		`apply batched changes: no such table`)
 	expect.Same(t, "calls", e.take(), []string{"ADD a", "ADD b", "ADD of a done", "ADD of b done", "DEL b", "DEL a", "DEL of b done", "DEL of a done"})
 	expect.Same(t, "cached", s.Cached(), []string{})
 	s.WantClean(before)
@@ -168,7 +168,7 @@ func TestAFlushThatFailsBeforeAnExecutable(t *testing.T) {
 	err = r.Remove(t.Context(), "c2", path)
 	expect.Is(t, err, del)
 	expect.Same(t, "messages", testhost.Messages(err), []string{
-		": changes that the plugins built in make together, at the end: cannot delete", "disk: stuck"})
+		": apply batched changes: cannot delete", "disk: stuck"})
 	expect.Same(t, "DEL", e.take(), []string{"DEL a", "DEL of a done", "DEL disk c2/eth0"})
 }
 
@@ -187,7 +187,7 @@ func TestAFlushThatFailsIsAFailedDEL(t *testing.T) {
 		err := r.Remove(t.Context(), "c1", path)
 		expect.Is(t, err, failure)
 		expect.Same(t, "error", errors.Unwrap(err).Error(), `del network "net" of container c1, interface eth0: `+
-			`changes that the plugins built in make together, at the end: stuck`)
+			`apply batched changes: stuck`)
 		expect.Same(t, "cached", s.Cached(), []string{"net-c1-eth0"})
 		_, err = os.Stat(s.RecordFile("c1") + ".json")
 		expect.NoError(t, err)
@@ -233,6 +233,6 @@ func TestAFlushHasATimeToo(t *testing.T) {
 	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
 	err := expect.Await(t, "Remove", testhost.Begin(func() error { return r.Remove(t.Context(), "c1", path) }))
 	expect.Is(t, err, context.DeadlineExceeded)
-	expect.Same(t, "error", errors.Unwrap(err).Error(), `del network "net" of container c1, interface eth0: changes that the plugins built in make together, `+
-		`at the end: stopped: took longer than the 50ms that a plugin has for DEL (see WithTimeouts)`)
+	expect.Same(t, "error", errors.Unwrap(err).Error(), `del network "net" of container c1, interface eth0: apply batched changes: `+
+		`stopped: took longer than the 50ms that a plugin has for DEL (see WithTimeouts)`)
 }

@@ -3,6 +3,7 @@ package cni
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/boot"
@@ -24,6 +26,8 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/spans"
 )
 
 // CNI attaches containers to networks. It is go-cni's interface and gets no more
@@ -105,18 +109,16 @@ type snapshot struct {
 	settings
 	networks  []*Network
 	skipped   []SkippedFile
-	env       []string // what plugins get of the runtime's environment
-	own       string   // the directory of locks and marks
+	own       string // the directory of locks and marks
 	locks     *lock.Space
-	first     *firstadd.Tracker
-	ahead     *aheads
+	runner    *runner.Runtime
 	records   *record.Store
 	kept      *keeper
 	abandoned *abandoned.Search
 	sockets   *nft.Pool
 	bus       *firewalld.Bus
 	hosts     *hostns.Finder
-	spans     *spans
+	spans     *spans.Spans
 	status    statusCache
 	self      string // identity of this process, if it could be asked for already
 	pidNS     uint64 // that its number is of; 0 if it could not be asked for
@@ -165,7 +167,7 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 		}
 	}
 	var err error
-	if c.choice, err = c.choice.with(c.choosing); err != nil {
+	if c.choice, err = chosen(c.choice, c.choosing); err != nil {
 		return nil, err
 	}
 	b := &build{settings: &c.settings, previous: previous}
@@ -175,27 +177,33 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 		}
 	}
 	s := &snapshot{settings: c.settings, networks: b.networks, skipped: b.skipped}
-	s.env = invoke.Environ(os.Environ(), s.envAllow, nil)
 	own := canonical(filepath.Join(s.stateDir, "embedcni"))
 	recordDir := canonical(cmp.Or(s.recordDir, filepath.Join(own, "attachments")))
+	var first *firstadd.Tracker
+	var ahead *runner.Ahead
 	if previous != nil && previous.own == own && previous.records.Dir() == recordDir {
-		s.locks, s.first, s.records, s.kept = previous.locks, previous.first, previous.records, previous.kept
+		s.locks, s.records, s.kept = previous.locks, previous.records, previous.kept
 		s.abandoned = previous.abandoned
-		s.ahead = previous.ahead
+		first, ahead = previous.runner.First, previous.runner.Ahead
 	} else {
 		s.locks = lock.Open(filepath.Join(own, "locks"))
-		s.first = firstadd.New(filepath.Join(own, "networks"), s.locks)
 		s.records = record.Open(recordDir)
 		s.kept = newKeeper(s.records.Dir())
 		s.abandoned = &abandoned.Search{}
-		s.ahead = &aheads{}
+		first, ahead = firstadd.New(filepath.Join(own, "networks"), s.locks), &runner.Ahead{}
 	}
 	s.own = own
-	s.sockets, s.hosts, s.spans = &nft.Pool{}, hostns.NewFinder(), &spans{} // the sockets close themselves
-	s.bus = firewalld.Open(variable(s.env, firewalld.Variable))
+	s.sockets, s.hosts, s.spans = &nft.Pool{}, hostns.NewFinder(), &spans.Spans{} // the sockets close themselves
+	env := invoke.Environ(os.Environ(), s.envAllow, nil)
+	s.bus = firewalld.Open(invoke.Variable(env, firewalld.Variable))
 	if previous != nil {
 		s.sockets, s.hosts, s.spans = previous.sockets, previous.hosts, previous.spans
 	}
+	s.runner = &runner.Runtime{
+		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,
+		Spans: s.spans, Bus: s.bus, Locks: s.locks, First: first, Ahead: ahead,
+	}
+	s.runner.Dirs, s.runner.AllowInsecure = s.pluginDirs, s.allowInsecure
 	for _, n := range s.networks {
 		n.snapshot = s
 	}
@@ -269,7 +277,7 @@ func (r *Runtime) SetupSerially(ctx context.Context, id string, path string, opt
 
 func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []NamespaceOpts, serially bool) (_ *Result, err error) {
 	s := r.current.Load()
-	ctx, under := s.spans.call(ctx, span, id, path)
+	ctx, under := s.spans.Call(ctx, span, id, path)
 	defer func() { endCall(under, err) }()
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -299,7 +307,7 @@ func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []Names
 // Timeouts.Del.
 func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	s := r.current.Load()
-	ctx, span := s.spans.call(ctx, "cni.Remove", id, path)
+	ctx, span := s.spans.Call(ctx, "cni.Remove", id, path)
 	defer func() { endCall(span, err) }()
 	ns, err := newNamespace(id, path, opts...)
 	if err != nil {
@@ -315,7 +323,7 @@ func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...Na
 // error that says so; one with disableCheck is skipped.
 func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	s := r.current.Load()
-	ctx, span := s.spans.call(ctx, "cni.Check", id, path)
+	ctx, span := s.spans.Call(ctx, "cni.Check", id, path)
 	defer func() { endCall(span, err) }()
 	if err := s.ready(); err != nil {
 		return err
@@ -374,14 +382,14 @@ func (r *Runtime) GetConfig() *ConfigResult {
 func (s *snapshot) networkConf(p *libcni.PluginConfig) *NetworkConf {
 	network := *p.Network
 	conf := &NetworkConf{Network: &network, Source: string(p.Bytes)}
-	found, err := s.provider(network.Type)
+	found, err := s.runner.Find(network.Type)
 	if err != nil {
 		return conf // a call returns the reason
 	}
-	conf.Kind, conf.Path = found.kind, found.path
-	if ipam := network.IPAM.Type; ipam != "" && found.kind != PluginExecutable {
-		if found, err := s.provider(ipam); err == nil {
-			conf.IPAMKind = found.kind
+	conf.Kind, conf.Path = PluginKind(found.Kind), found.Path
+	if ipam := network.IPAM.Type; ipam != "" && found.Kind != runner.Executable {
+		if found, err := s.runner.Find(ipam); err == nil {
+			conf.IPAMKind = PluginKind(found.Kind)
 		}
 	}
 	return conf
@@ -401,4 +409,17 @@ func (r *Runtime) GetCNIResultFromResults(results []*types100.Result) (*Result, 
 		}
 	}
 	return newResult(sources, ifName(s.prefix, 0))
+}
+
+// endCall ends the span of a method. As with go-cni, the error of a network is the
+// status of that network's span alone. Other errors are the status of this span.
+func endCall(span trace.Span, err error) {
+	if span == nil {
+		return
+	}
+	left := (*LeftoverError)(nil)
+	if errors.As(err, new(*Error)) && !(errors.As(err, &left) && len(left.Left) > 0) {
+		err = nil
+	}
+	spans.End(span, err)
 }

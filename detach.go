@@ -10,6 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/spans"
 )
 
 // teardownWait bounds how long Remove waits for another call on the same
@@ -183,7 +184,7 @@ func (op *operation) takeCharge(attachments []*attachment) error {
 	}
 	life := op.life()
 	for _, a := range attachments {
-		if err := a.note(record.Entry{Runtime: self, Life: life, PIDNS: op.pidNS, State: record.Deleting}); err != nil {
+		if err := a.Append(record.Entry{Runtime: self, Life: life, PIDNS: op.pidNS, State: record.Deleting}); err != nil {
 			op.logger.Warn("note a removal in the record", "container", op.id, "error", err)
 		}
 	}
@@ -204,9 +205,9 @@ func (op *operation) detach(ctx context.Context, attachments []*attachment) erro
 }
 
 func (a *attachment) del(ctx context.Context) (err error) {
-	ctx, span := a.op.spans.network(ctx, "cni.detachNetwork", a)
-	defer func() { endSpan(span, err) }()
-	err = a.chain().Del(batched(ctx), &a.Attachment, a.partial)
+	ctx, span := a.op.spans.Network(ctx, "cni.detachNetwork", a.network.config.Name, a.IfName)
+	defer func() { spans.End(span, err) }()
+	err = a.chain().Del(ctx, &a.Attachment, a.partial)
 	return a.withoutNeverRan(a.errors("DEL", err))
 }
 
@@ -262,8 +263,8 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 
 // check runs the CHECK of one network, as the record has it, if there is one.
 func (a *attachment) check(ctx context.Context, rec *record.Record) (err error) {
-	ctx, span := a.op.spans.network(ctx, "cni.checkNetwork", a)
-	defer func() { endSpan(span, err) }()
+	ctx, span := a.op.spans.Network(ctx, "cni.checkNetwork", a.network.config.Name, a.IfName)
+	defer func() { spans.End(span, err) }()
 	if rec != nil {
 		err = a.useRecorded(rec)
 	} else {
@@ -287,7 +288,7 @@ func (a *attachment) useRecorded(rec *record.Record) error {
 		return err
 	}
 	a.facts.set(n.Facts)
-	a.kinds.set(n.Plugins)
+	a.plugins.Reset(n.Plugins, n.NeverRan)
 	netNS := a.NetNS
 	a.network, a.Attachment, a.partial = recorded[0].network, recorded[0].Attachment, recorded[0].partial
 	a.NetNS = netNS

@@ -6,14 +6,15 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/sweep"
 )
 
 // noteDevice notes which interface an ADD has made, or moved into the container,
 // before anything in there can rename it. Without the note it is found by name.
-func (a *attachment) noteDevice(ctx context.Context, call chain.Call, kind PluginKind) {
+func (a *attachment) noteDevice(ctx context.Context, call chain.Call, kind runner.Kind) {
 	if call.Verb != "ADD" || call.Plugin != a.network.config.Plugins[0].Network.Type || !known.Of(call.Plugin).Makes.NeedsIdentity() ||
-		kind == PluginRegistered || a.inside() == nil || a.op.host.Handle == nil {
+		kind == runner.Registered || a.inside() == nil || a.op.host.Handle == nil {
 		return
 	}
 	var d *footprint.Device

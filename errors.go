@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,9 +12,9 @@ import (
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/handover"
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/perm"
+	"github.com/embedcni/cni/internal/runner"
 )
 
 // Errors for errors.Is. The first six are go-cni's.
@@ -118,7 +117,7 @@ func (e *Error) Error() string {
 		if e.PluginKind == PluginBuiltIn || e.PluginKind == PluginRegistered {
 			kind = fmt.Sprintf(" (%s)", e.PluginKind)
 		}
-		fmt.Fprintf(&b, "plugin type=%q%s failed (%s): ", e.Plugin, kind, libcniVerb(e.Op))
+		fmt.Fprintf(&b, "plugin type=%q%s failed (%s): ", e.Plugin, kind, runner.Verb(e.Op))
 	}
 	b.WriteString(e.why())
 	if e.Code != 0 {
@@ -135,7 +134,7 @@ func (e *Error) Error() string {
 // hint returns the remedy, if one is known.
 func (e *Error) hint() string {
 	switch {
-	case errors.As(e.Err, new(*unregisteredError)):
+	case errors.As(e.Err, new(*runner.UnregisteredError)):
 		return "" // the error has its own
 	case errors.Is(e.Err, ErrPluginNotFound):
 		return "; install it there, or name its directory with WithPluginDir"
@@ -163,35 +162,18 @@ type plainState struct{ fmt.State }
 func (p plainState) Flag(c int) bool { return c != '+' && c != '#' && p.State.Flag(c) }
 
 func (e *Error) why() string {
-	if msg := closed(e.Msg); msg != "" {
+	if msg := runner.Trim(e.Msg); msg != "" {
 		if e.Details != "" {
 			return msg + "; " + e.Details
 		}
 		return msg
 	}
 	if e.Err != nil {
-		if text := closed(e.Err.Error()); text != "" {
+		if text := runner.Trim(e.Err.Error()); text != "" {
 			return text
 		}
 	}
-	return noMessage
-}
-
-const noMessage = "no error message"
-
-// closed removes separators from both ends of a foreign error's text. Such a text may
-// be empty, end with a separator ("exit status 1: "), or begin with one, as details
-// without a message do.
-func closed(text string) string {
-	return strings.TrimRight(strings.TrimLeft(text, "; \t\n"), ": \t\n")
-}
-
-// libcniVerb returns the name of a verb in libcni's errors.
-func libcniVerb(op string) string {
-	if op == "DEL" {
-		return "delete"
-	}
-	return strings.ToLower(op)
+	return runner.NoMessage
 }
 
 // stderrLines limits stderr in an error message to its last lines, which matter most.
@@ -220,64 +202,6 @@ func join(errs ...error) error {
 	}
 	return errors.Join(errs...)
 }
-
-// pluginError returns the error of one plugin call, nil if it succeeded. A plugin that
-// exits with an error prints one on stdout; if it prints none, its exit status is
-// reported.
-func pluginError(a *attachment, call chain.Call, kind PluginKind, out invoke.Output, err error) error {
-	if err == nil {
-		return nil
-	}
-	e := a.error(call.Verb, err)
-	e.Plugin, e.PluginKind = call.Plugin, kind
-	e.Stderr = string(out.Stderr)
-	if said := (*types.Error)(nil); kind == PluginExecutable {
-		if said, e.Err = executableError(out, err); said != nil {
-			e.Code, e.Msg, e.Details = said.Code, said.Msg, said.Details
-			e.Err = said
-		}
-	} else if errors.As(err, &said) && !errors.As(err, new(*stoppedError)) {
-		said := inprocess.Said(err)
-		e.Code, e.Msg, e.Details = said.Code, said.Msg, said.Details
-	}
-	e.Err = withSentinel(e.Err)
-	return e
-}
-
-// executableError returns the error that an executable printed, or nil and a
-// description of its end.
-func executableError(out invoke.Output, err error) (*types.Error, error) {
-	var said types.Error
-	if exit := (*invoke.ExitError)(nil); !errors.As(err, &exit) {
-		if errors.Is(err, invoke.ErrUnknownExit) && json.Unmarshal(out.Stdout, &said) == nil && said != (types.Error{}) {
-			return &said, err
-		}
-		return nil, err
-	}
-	switch uerr := json.Unmarshal(out.Stdout, &said); {
-	case len(out.Stdout) == 0:
-		return nil, fmt.Errorf("ended without an error message: %w", err)
-	case uerr != nil:
-		return nil, fmt.Errorf("%w, and what it printed is no error: %s: %w", err, excerpt(out.Stdout), uerr)
-	case said == types.Error{}:
-		return nil, fmt.Errorf("%w, and what it printed is no error: %s", err, excerpt(out.Stdout))
-	default:
-		return &said, err
-	}
-}
-
-// excerpt shortens a plugin's output for an error.
-func excerpt(out []byte) string {
-	const most = 512
-	if len(out) <= most {
-		return fmt.Sprintf("%q", out)
-	}
-	return fmt.Sprintf("%q… (%d bytes)", out[:most], len(out))
-}
-
-// unknownContainer is the code of a plugin that does not know the container, so that
-// there is nothing to clean.
-const unknownContainer = types.ErrUnknownContainer
 
 // sentinels maps errors of inner packages to those of this one.
 func sentinels() []struct{ inner, outer error } {

@@ -15,14 +15,14 @@ func (r *Runtime) SyncLedgerBy(sync func(*os.File) error) { r.current.Load().led
 
 // Patiently has first ADDs be alone, and others wait, for as long as it takes.
 func (r *Runtime) Patiently() *Runtime {
-	r.current.Load().first.Within(time.Hour, time.Hour)
+	r.current.Load().runner.First.Within(time.Hour, time.Hour)
 	return r
 }
 
 // WithBuiltins replaces the built-in plugins.
 func WithBuiltins(plugins map[string]plugin.Plugin) Opt {
 	return func(c *config) error {
-		c.choice.builtIn = func(typ string) plugin.Plugin { return plugins[typ] }
+		c.choice.BuiltIn = func(typ string) plugin.Plugin { return plugins[typ] }
 		return nil
 	}
 }

@@ -43,7 +43,7 @@ func (a *attachment) Fact(key string) json.RawMessage {
 func (a *attachment) Note(key string, value any) error {
 	data, err := json.Marshal(value)
 	if err == nil {
-		err = a.note(record.Entry{Facts: map[string]json.RawMessage{key: data}})
+		err = a.Append(record.Entry{Facts: map[string]json.RawMessage{key: data}})
 	}
 	if err != nil {
 		return fmt.Errorf("note %s: %w", key, err)

@@ -75,7 +75,7 @@ func (op *operation) withoutHost(attachments []*attachment) error {
 	for _, a := range attachments {
 		for _, p := range a.network.config.Plugins {
 			for _, typ := range []string{p.Network.Type, p.Network.IPAM.Type} {
-				if k := known.Of(typ); typ == "" || k.IPAM || k.Swept && !a.isCallers(typ) {
+				if k := known.Of(typ); typ == "" || k.IPAM || k.Swept && !a.described().IsCallers(typ) {
 					continue
 				}
 				e := a.error("DEL", ErrHostNetNS)

@@ -17,6 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -207,8 +208,8 @@ func (op *operation) prepare() {
 		if a.makesInterface() {
 			return true
 		}
-		p, err := op.provider(a.network.config.Plugins[0].Network.Type)
-		return err == nil && p.kind == PluginBuiltIn
+		p, err := op.runner.Find(a.network.config.Plugins[0].Network.Type)
+		return err == nil && p.Kind == runner.BuiltIn
 	})
 	if wanted && op.container != nil {
 		op.host.Conns.Prepare(op.container)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
@@ -64,7 +65,7 @@ func (op *operation) write(ctx context.Context) error {
 		rec.Inherit(op.rec)
 	}
 	op.enter(op.attachments)
-	if op.early() {
+	if op.startsEarly() {
 		op.pending, err = op.records.BeginSoon(rec)
 	} else {
 		err = op.records.Begin(rec)
@@ -79,10 +80,17 @@ func (op *operation) write(ctx context.Context) error {
 	return nil
 }
 
+// startsEarly reports whether all first plugins can start before the record is
+// durable. A container of a pool is on record as that, durably, until its own record
+// is, and its end can be found from there.
+func (op *operation) startsEarly() bool {
+	return op.as != "" || !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !a.runner().StartsInKernel() })
+}
+
 // recorded is all that the attachment's plugins are given, and which they are.
 func (a *attachment) recorded(ctx context.Context) (record.Network, error) {
-	a.resolve(ctx)
-	n := record.Network{Name: a.network.config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.kinds.recorded()}
+	a.runner().Choose(ctx)
+	n := record.Network{Name: a.network.config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.plugins.Recorded()}
 	var err error
 	n.Result, n.Facts = json.RawMessage(a.part.Result), a.facts.all()
 	if n.Config, err = conflist.Whole(a.network.config); err != nil {
@@ -112,8 +120,8 @@ func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
 	return raw, nil
 }
 
-// note adds to the record what has happened to the attachment.
-func (a *attachment) note(e record.Entry) error {
+// Append adds an entry about the attachment to the record. It is [runner.Attachment]'s.
+func (a *attachment) Append(e record.Entry) error {
 	if a.op.rec == nil {
 		return nil
 	}
@@ -126,7 +134,7 @@ func (a *attachment) noteResult(result json.RawMessage) error {
 	if bytes.Equal(a.noted, result) {
 		return nil
 	}
-	err := a.note(record.Entry{Result: result})
+	err := a.Append(record.Entry{Result: result})
 	if err == nil {
 		a.noted = result
 	}
@@ -235,8 +243,7 @@ func (op *operation) fromRecord(rec *record.Record) ([]*attachment, error) {
 		a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.snapshot}}
 		a.state, a.partial = n.State, chain.Partial(n.Result)
 		a.facts.set(n.Facts)
-		a.kinds.set(n.Plugins)
-		a.ran.reset(n.NeverRan)
+		a.plugins.Reset(n.Plugins, n.NeverRan)
 		a.RuntimeConf = libcni.RuntimeConf{
 			ContainerID: string(rec.Plugins()), NetNS: op.path, IfName: n.IfName,
 			Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),
@@ -358,7 +365,7 @@ func (op *operation) forget(attachments []*attachment) error {
 	}
 	var errs []error
 	for _, a := range attachments {
-		errs = append(errs, a.note(record.Entry{State: record.Deleted}))
+		errs = append(errs, a.Append(record.Entry{State: record.Deleted}))
 		// The record is not read again: if that failed, the next one would be
 		// written without the attachments that stay.
 		if n := op.rec.Find(a.IfName); n != nil {
@@ -393,7 +400,7 @@ func (op *operation) erase() error {
 func (op *operation) keep(ctx context.Context, attachments []*attachment, why *LeftoverError) {
 	for _, a := range attachments {
 		a.settle(ctx)
-		if err := a.note(record.Entry{Error: why.why()}); err != nil {
+		if err := a.Append(record.Entry{Error: why.why()}); err != nil {
 			op.logger.Error("note a failure in the record", "container", op.id, "error", err)
 		}
 	}

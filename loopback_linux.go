@@ -1,14 +1,11 @@
 package cni
 
 import (
-	"context"
 	"fmt"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 )
@@ -16,21 +13,9 @@ import (
 // loName is the one interface that an attachment finds rather than makes.
 const loName = "lo"
 
-// startLoopback runs the executable of the plugin loopback, whose DEL sets lo
-// down, whoever set it up. An lo that was up before the ADD is in use by somebody
-// else, so that it is set up again. The built-in plugin leaves it alone.
-func (a *attachment) startLoopback(ctx context.Context, call chain.Call, p provider) (invoke.Output, error) {
-	if call.Verb == "ADD" {
-		if err := a.noteLo(); err != nil {
-			return invoke.Output{}, err
-		}
-	}
-	out, err := a.start(ctx, call, p)
-	if call.Verb == "DEL" && caller.LoWasUp(a) {
-		err = join(err, a.setLoUp())
-	}
-	return out, err
-}
+// The DEL of the executable loopback sets lo down, even if lo was up before the ADD.
+// Something else uses it then, so it is set up again. The built-in plugin leaves such
+// an lo alone.
 
 // noteLo notes in the record that lo is up, if it is.
 func (a *attachment) noteLo() error {

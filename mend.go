@@ -33,7 +33,7 @@ func (a *attachment) mend(ctx context.Context, typ string) error {
 	if deleted != known.HostPorts && deleted != known.Masquerade {
 		return nil
 	}
-	if a.described().IsBuiltIn(typ) || a.isCallers(typ) {
+	if a.described().IsBuiltIn(typ) || a.described().IsCallers(typ) {
 		return nil // built-in plugins leave a sibling's rules; the rules of others are unknown
 	}
 	return a.mendAll(ctx, func(b *attachment, w footprint.Wanted) bool {
@@ -96,7 +96,7 @@ func (a *attachment) makeAgain(ctx context.Context, w footprint.Wanted) error {
 	defer cancel()
 	ctx = batch.With(caller.With(ctx, a), nil)
 	options := caller.Netfilter(ctx)
-	options.Siblings = a.sharing
+	options.Siblings = a.Siblings
 	fw := netfilter.Open(a.op.host.Handle, options)
 	options.AnyForm = true
 	unsure := netfilter.Open(a.op.host.Handle, options)

@@ -10,6 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/sweep"
 )
 
@@ -30,13 +31,13 @@ func (a *attachment) inDoubt() bool {
 // sparing is a DEL as it may be run, and whether it may be run at all, where the
 // plugin would delete by a name or an address that another attachment has by
 // now. The sweep, which knows whose they are, deletes the rest.
-func (a *attachment) sparing(ctx context.Context, call chain.Call, kind PluginKind) (chain.Call, bool, error) {
+func (a *attachment) sparing(ctx context.Context, call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
 	switch {
-	case call.Verb != "DEL" || kind == PluginRegistered:
+	case call.Verb != "DEL" || kind == runner.Registered:
 	case call.Plugin == known.Firewall && (a.inDoubt() || a.described().IsZoned()):
 		err := a.withoutClaimed(&call)
 		return call, err == nil, err
-	case call.Plugin == known.Bandwidth && (kind == PluginExecutable || a.partial == nil):
+	case call.Plugin == known.Bandwidth && (kind == runner.Executable || a.partial == nil):
 		run, err := a.mayUnshape(ctx)
 		return call, run, err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/runner"
 )
 
 const (
@@ -31,7 +32,7 @@ type Opt func(c *config) error
 type config struct {
 	settings
 	loaders  []loader
-	choosing choice // changes to settings.choice
+	choosing runner.Choice // changes to settings.choice
 }
 
 // settings are the options that stay from one Load to the next.
@@ -53,7 +54,7 @@ type settings struct {
 	allowInsecure    bool
 	strictCaps       bool
 	withoutReaping   bool
-	choice           choice
+	choice           runner.Choice
 	logger           *slog.Logger
 	observe          func(context.Context, Event)
 }
@@ -69,7 +70,7 @@ func defaultSettings() settings {
 		owner:            filepath.Base(os.Args[0]),
 		timeouts:         defaultTimeouts(),
 		statusTTL:        time.Second,
-		choice:           choice{builtIn: builtin.New()},
+		choice:           runner.Choice{BuiltIn: builtin.New()},
 		envAllow:         invoke.DefaultAllow(),
 		logger:           slog.New(discard{}),
 	}

@@ -15,11 +15,10 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -58,18 +57,14 @@ type attachment struct {
 	network   *Network
 	attempted bool            // an ADD was begun
 	state     record.State    // how far the ADD got, from the record
-	ran       ran             // which plugins the ADD started, and which not
 	partial   chain.Partial   // what a failed ADD got to
 	noted     []byte          // the result that the record has, if it was noted here
 	part      chain.Part      // which plugins the ADD is for; zero: all
 	facts     facts           // what built-in plugins have noted
-	kinds     kinds           // which plugins run, or ran; none if no record says so
+	plugins   runner.Plugins  // which plugins run, or ran
 	lost      bool            // the interface was not in the container before its DEL
 	claims    claims.Claims   // what host-local has reserved in this call
 	garbage   *claims.Garbage // of a GC: what may be released
-	failed    []chain.Call    // DELs that failed
-	first     *firstadd.First
-	made      []netfilter.Common // shared rules that were made ahead of executables; see ahead.go
 }
 
 // begin validates everything, and finds out where the plugins will run. It must
@@ -108,7 +103,7 @@ func (op *operation) end() {
 			op.logger.Error("release lock", "container", op.id, "error", err)
 		}
 	}
-	op.takeBackAhead()
+	op.runner.Ahead.TakeBack(op.host.Handle, op.locks, lock.Key{Name: barrier}, op.logger)
 	op.leaveHost()
 	if err := op.host.Close(); err != nil {
 		op.logger.Error("close network namespace", "error", err)
@@ -294,17 +289,6 @@ func isEmpty(value any) bool {
 		return v.Len() == 0
 	default:
 		return false
-	}
-}
-
-func (a *attachment) chain() *chain.Chain {
-	return &chain.Chain{
-		List:     a.network.config,
-		Path:     a.op.pluginDirs,
-		CacheDir: a.op.stateDir,
-		Run:      a.runPlugin,
-		OnResult: a.noteResult,
-		OnEnd:    a.endChain,
 	}
 }
 

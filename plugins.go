@@ -1,15 +1,12 @@
 package cni
 
 import (
-	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -42,7 +39,7 @@ const (
 // since they could wait for the plugin for ever. Its Status may call anything.
 func WithPlugin(typ string, p plugin.Plugin) Opt {
 	return func(c *config) error {
-		switch _, twice := c.choosing.registered[typ]; {
+		switch _, twice := c.choosing.Registered[typ]; {
 		case invoke.CheckType(typ) != nil:
 			return fmt.Errorf("WithPlugin: %w: %w", invoke.CheckType(typ), ErrInvalidArgument)
 		case p == nil:
@@ -50,10 +47,10 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 		case twice:
 			return fmt.Errorf("WithPlugin: plugin %q is registered twice: %w", typ, ErrInvalidArgument)
 		}
-		if c.choosing.registered == nil {
-			c.choosing.registered = map[string]plugin.Plugin{}
+		if c.choosing.Registered == nil {
+			c.choosing.Registered = map[string]plugin.Plugin{}
 		}
-		c.choosing.registered[typ] = p
+		c.choosing.Registered[typ] = p
 		return nil
 	}
 }
@@ -77,8 +74,8 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 // they use nftables in a way of their own.
 func WithBuiltinPlugins(types ...string) Opt {
 	return func(c *config) error {
-		c.choosing.prefer = append(c.choosing.prefer, types...)
-		c.choosing.preferAll = c.choosing.preferAll || len(types) == 0
+		c.choosing.Prefer = append(c.choosing.Prefer, types...)
+		c.choosing.PreferAll = c.choosing.PreferAll || len(types) == 0
 		return nil
 	}
 }
@@ -90,88 +87,31 @@ func WithBuiltinPlugins(types ...string) Opt {
 // by them.
 func WithoutBuiltinPlugins() Opt {
 	return func(c *config) error {
-		c.choosing.without = true
+		c.choosing.Without = true
 		return nil
 	}
 }
 
-// choice is which plugin runs for which type.
-type choice struct {
-	builtIn    func(typ string) plugin.Plugin // nil: not built in
-	registered map[string]plugin.Plugin
-	prefer     []string // types whose built-in plugin goes before an executable
-	preferAll  bool
-	without    bool // nothing that is built in runs
-}
-
-// with is the choice after the options of one New or Load: what they say
-// replaces what was said before about the same thing.
-func (c choice) with(later choice) (choice, error) {
-	prefers := len(later.prefer) > 0 || later.preferAll
-	if prefers && later.without {
-		return c, fmt.Errorf("WithBuiltinPlugins and WithoutBuiltinPlugins contradict each other: %w", ErrInvalidArgument)
+// chosen returns the choice after the options of one New or Load, which replace
+// earlier ones about the same thing.
+func chosen(before, options runner.Choice) (runner.Choice, error) {
+	prefers := len(options.Prefer) > 0 || options.PreferAll
+	if prefers && options.Without {
+		return before, fmt.Errorf("WithBuiltinPlugins and WithoutBuiltinPlugins contradict each other: %w", ErrInvalidArgument)
 	}
-	merged := c
-	merged.registered = merge(c.registered, later.registered)
-	if prefers || later.without {
-		merged.prefer, merged.preferAll, merged.without = slices.Clone(later.prefer), later.preferAll, later.without
+	after := before
+	after.Registered = merge(before.Registered, options.Registered)
+	if prefers || options.Without {
+		after.Prefer, after.PreferAll, after.Without = slices.Clone(options.Prefer), options.PreferAll, options.Without
 	}
-	for _, typ := range merged.prefer {
-		if c.builtIn(typ) == nil {
-			return c, fmt.Errorf("WithBuiltinPlugins: plugin %q is not built in: %w", typ, ErrInvalidArgument)
+	for _, typ := range after.Prefer {
+		if before.BuiltIn(typ) == nil {
+			return before, fmt.Errorf("WithBuiltinPlugins: plugin %q is not built in: %w", typ, ErrInvalidArgument)
 		}
-		if merged.registered[typ] != nil {
-			return c, fmt.Errorf("plugin %q is to be the one built in, with WithBuiltinPlugins, and registered, with WithPlugin: %w",
+		if after.Registered[typ] != nil {
+			return before, fmt.Errorf("plugin %q is to be the one built in, with WithBuiltinPlugins, and registered, with WithPlugin: %w",
 				typ, ErrInvalidArgument)
 		}
 	}
-	return merged, nil
-}
-
-// provider is what runs for a plugin's type.
-type provider struct {
-	kind      PluginKind // empty: nothing
-	path      string     // of the executable
-	elsewhere bool       // path is in none of the plugin directories now
-	plugin    plugin.Plugin
-	backend   string // that a built-in plugin has detected; empty if it detects none
-	standIn   bool   // a built-in plugin runs for what an executable may have attached
-}
-
-// detector is a built-in plugin that goes by what the host has where its
-// configuration names no backend of the packet filters.
-type detector interface {
-	// Detect returns the backend for an ADD in the namespace host. It returns "" if the
-	// configuration names a backend.
-	Detect(ctx context.Context, host *netns.Handle, config json.RawMessage) (string, error)
-}
-
-// builtIn is a plugin of this module's own.
-func builtIn(own plugin.Plugin) provider { return provider{kind: PluginBuiltIn, plugin: own} }
-
-func (s *snapshot) isRegistered(typ string) bool {
-	_, ok := s.choice.registered[typ]
-	return ok
-}
-
-// provider finds it. Where there is none, the error is invoke's.
-func (s *snapshot) provider(typ string) (provider, error) {
-	if p, ok := s.choice.registered[typ]; ok {
-		return provider{kind: PluginRegistered, plugin: p}, nil
-	}
-	own := s.choice.builtIn(typ)
-	if own != nil && (s.choice.preferAll || slices.Contains(s.choice.prefer, typ)) {
-		return builtIn(own), nil
-	}
-	path, err := invoke.Find(typ, s.pluginDirs, s.allowInsecure)
-	switch {
-	case err == nil:
-		return provider{kind: PluginExecutable, path: path}, nil
-	case own == nil || !errors.Is(err, invoke.ErrNotFound):
-		return provider{}, err
-	case s.choice.without:
-		return provider{}, withoutError(err)
-	default:
-		return builtIn(own), nil
-	}
+	return after, nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/runner"
 )
 
 // garbage returns the attachments of this owner's ledger that are on no record, of any
@@ -132,8 +133,8 @@ func (s *snapshot) reservedFor(n *Network, g *claims.Garbage) (all []types.GCAtt
 // addresses that does not ask this runtime which.
 func (s *snapshot) releasesByItself(n *Network) bool {
 	builtIn := func(typ string) bool {
-		p, err := s.provider(typ)
-		return err == nil && p.kind == PluginBuiltIn
+		p, err := s.runner.Find(typ)
+		return err == nil && p.Kind == runner.BuiltIn
 	}
 	a := &attachment{op: &operation{snapshot: s}, network: n}
 	return a.chain().CanGC() && slices.ContainsFunc(n.config.Plugins, func(p *libcni.PluginConfig) bool {

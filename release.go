@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/handover"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/known"
@@ -268,15 +267,15 @@ func (a *attachment) handedOver(ctx context.Context, g *handover.GoCNI) error {
 type releasing struct{ *operation }
 
 // HasBuiltIn implements [handover.Host].
-func (r releasing) HasBuiltIn(typ string) bool { return r.choice.builtIn(typ) != nil }
+func (r releasing) HasBuiltIn(typ string) bool { return r.runner.BuiltIn(typ) != nil }
 
 // FirewallBackend implements [handover.Host].
 func (r releasing) FirewallBackend(ctx context.Context, config json.RawMessage) (string, error) {
-	d, ok := r.choice.builtIn(known.Firewall).(detector)
+	backend, ok, err := r.runner.Detect(ctx, r.bus, r.host.Handle, known.Firewall, config)
 	if !ok {
 		return netfilter.DetectedIPTables, nil
 	}
-	return d.Detect(firewalld.With(ctx, r.bus), r.host.Handle, config)
+	return backend, err
 }
 
 // giveUp removes the container from the ledger, so that GC does not take its

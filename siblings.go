@@ -27,7 +27,7 @@ func (a *attachment) siblings() ([]*attachment, error) {
 }
 
 // sharing returns the addresses, owners and rules of the siblings.
-func (a *attachment) sharing() netfilter.Siblings {
+func (a *attachment) Siblings() netfilter.Siblings {
 	all, err := a.siblings()
 	var described []*footprint.Attachment
 	for _, b := range all {

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/version"
-
-	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/hostns"
 )
 
@@ -97,11 +95,8 @@ func (c *statusCache) finish(run *statusRun) {
 // serve, all within the time that one STATUS has: a caller such as a health
 // probe has no use for a later answer.
 func (s *snapshot) runStatus(ctx context.Context, host *hostns.NetNS) error {
-	if limit := s.timeouts.Status; limit > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, limit, &deadlineError{"STATUS", limit})
-		defer cancel()
-	}
+	ctx, cancel := s.runner.Bound(ctx, "STATUS")
+	defer cancel()
 	op := &operation{snapshot: s, verb: "STATUS", host: host}
 	for _, n := range s.networks {
 		a := op.about(n)
@@ -111,5 +106,3 @@ func (s *snapshot) runStatus(ctx context.Context, host *hostns.NetNS) error {
 	}
 	return nil
 }
-
-var _ chain.Runner = (*attachment)(nil).runPlugin

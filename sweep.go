@@ -14,6 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/sweep"
 	"github.com/embedcni/cni/netns"
 )
@@ -41,7 +42,7 @@ func (e *LeftoverError) Error() string {
 func (e *LeftoverError) why() string {
 	var s []string
 	if e.Err != nil {
-		s = append(s, cmp.Or(closed(e.Err.Error()), noMessage))
+		s = append(s, cmp.Or(runner.Trim(e.Err.Error()), runner.NoMessage))
 	}
 	if len(e.Left) > 0 {
 		s = append(s, "left are "+strings.Join(e.Left, "; "))
@@ -124,7 +125,7 @@ func (a *attachment) described() *footprint.Attachment {
 	return &footprint.Attachment{
 		Attachment: a.Attachment, List: a.network.config,
 		Result: json.RawMessage(a.partial), Device: a.Fact(footprint.DeviceFact),
-		Ran: a.kinds.recorded(), IsRegistered: a.op.isRegistered,
+		Ran: a.plugins.Recorded(), IsRegistered: a.op.runner.IsRegistered,
 		Recorded: a.op.rec != nil && !a.op.damaged && a.op.rec.Find(a.IfName) != nil,
 		Rebooted: a.op.rebooted, HostGone: a.op.hostGone,
 	}
@@ -149,7 +150,7 @@ func (a *attachment) target() (t sweep.Target, done func()) {
 		// An attachment's own notes are not damaged if its record is not.
 		a.op.logger.Warn("the addresses that were in firewalld's zones before cannot be read", "container", a.op.id, "error", err)
 	}
-	if t.Siblings = a.sharing(); len(t.Siblings.Owners) > 0 {
+	if t.Siblings = a.Siblings(); len(t.Siblings.Owners) > 0 {
 		t.Own, _ = d.SharedRules() // the sweep finds unknown rules by the addresses
 	}
 	if t.Container == nil && a.NetNS != "" && t.Host != nil {
@@ -189,7 +190,7 @@ func (op *operation) vouched(attachments []*attachment, err error) bool {
 	for _, a := range attachments {
 		for _, p := range a.network.config.Plugins {
 			ipam := p.Network.IPAM.Type
-			if ipam != "" && (!known.Of(ipam).IPAM || a.isCallers(ipam)) {
+			if ipam != "" && (!known.Of(ipam).IPAM || a.described().IsCallers(ipam)) {
 				return false
 			}
 		}

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -106,7 +105,7 @@ func (w *prepared) make(ctx context.Context, op *operation) error {
 // ranAhead are the plugins whose ADD has run. Those for the rest are chosen when
 // they run.
 func (a *attachment) ranAhead() []record.Plugin {
-	return slices.DeleteFunc(a.kinds.recorded(), func(p record.Plugin) bool {
+	return slices.DeleteFunc(a.plugins.Recorded(), func(p record.Plugin) bool {
 		return !slices.ContainsFunc(a.network.config.Plugins[:a.part.To], func(c *libcni.PluginConfig) bool {
 			return p.Type == c.Network.Type || p.Type == c.Network.IPAM.Type
 		})
@@ -115,7 +114,7 @@ func (a *attachment) ranAhead() []record.Plugin {
 
 // ahead returns how many plugins of the network, from the first, need nothing from a
 // caller.
-func (n *Network) ahead() int { return warm.Ahead(n.config.Plugins, n.snapshot.isRegistered) }
+func (n *Network) ahead() int { return warm.Ahead(n.config.Plugins, n.snapshot.runner.IsRegistered) }
 
 // fits tells whether w is what the operation is about.
 func (w *prepared) fits(op *operation) bool {
@@ -127,7 +126,7 @@ func (w *prepared) fits(op *operation) bool {
 		if m := w.find(a); m != nil {
 			a.part, a.partial = m.part, m.part.Result
 			a.facts.set(m.facts)
-			a.kinds.set(m.plugins)
+			a.plugins.Reset(m.plugins, nil)
 			used++
 		} else if a.network.ahead() > 0 {
 			return false
@@ -262,8 +261,7 @@ func (s *snapshot) poolDir() (string, error) {
 func (s *snapshot) makesTheSame(now *snapshot) bool {
 	return s == now ||
 		s.records == now.records && s.own == now.own && s.owner == now.owner && s.hostNetNS == now.hostNetNS &&
-			slices.Equal(s.pluginDirs, now.pluginDirs) && s.allowInsecure == now.allowInsecure &&
-			s.choice.same(now.choice) && slices.EqualFunc(s.networks, now.networks, (*Network).same)
+			s.runner.Choice.Same(now.runner.Choice) && slices.EqualFunc(s.networks, now.networks, (*Network).same)
 }
 
 func (n *Network) same(other *Network) bool {
@@ -272,11 +270,4 @@ func (n *Network) same(other *Network) bool {
 		slices.EqualFunc(n.config.Plugins, other.config.Plugins, func(a, b *libcni.PluginConfig) bool {
 			return bytes.Equal(a.Bytes, b.Bytes)
 		})
-}
-
-// same compares which plugin is chosen for a type. What is registered is never
-// run ahead of time, so that it matters for which types there is one.
-func (c choice) same(other choice) bool {
-	return slices.Equal(c.prefer, other.prefer) && c.preferAll == other.preferAll && c.without == other.without &&
-		slices.Equal(slices.Sorted(maps.Keys(c.registered)), slices.Sorted(maps.Keys(other.registered)))
 }

@@ -72,3 +72,19 @@ func isProtocol(name string) bool {
 	}
 	return false
 }
+
+// Variable returns the value of a variable of an environment, or "" if it is not set.
+func Variable(env []string, name string) string {
+	for _, entry := range slices.Backward(env) {
+		if value, ok := strings.CutPrefix(entry, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+// WithVariable returns an environment in which a variable has a value.
+func WithVariable(env []string, name, value string) []string {
+	env = slices.DeleteFunc(slices.Clone(env), func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
+	return append(env, name+"="+value)
+}

@@ -31,7 +31,7 @@ var otherMeanings = map[string][]string{
 	"internal/sweep":           {MACVLAN},
 	"capability.go":            {Bandwidth},
 	"internal/footprint":       {Bandwidth},
-	"sight_linux.go":           {Bridge},
+	"internal/warm":            {Bridge},
 }
 
 // TestTypesAreNamedInTheTableOnly: outside this package, and the package of the

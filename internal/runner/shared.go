@@ -1,8 +1,9 @@
-package cni
+package runner
 
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/netns"
 )
 
 // All containers on a host share the top-level chains and rules of portmap and
@@ -27,9 +29,16 @@ import (
 // Rules made ahead stay if the runtime is killed. The plugin would have left the
 // same rules.
 
-// aheads remembers properties of executables, and the rules that were made ahead
-// for ADDs that failed. It is safe for concurrent use.
-type aheads struct {
+// sharesRules reports whether the executable of a type creates rules that containers
+// share.
+func sharesRules(typ string) bool {
+	rules := known.Of(typ).Rules
+	return rules == known.HostPorts || rules == known.Forward
+}
+
+// Ahead remembers properties of executables, and the rules that were made ahead for
+// ADDs that failed. The zero value is ready to use, by several goroutines at once.
+type Ahead struct {
 	versions ahead.Versions
 
 	mu      sync.Mutex
@@ -37,16 +46,25 @@ type aheads struct {
 	givenUp map[string][]netfilter.Common // made for ADDs that failed, by host namespace
 }
 
+// Begin waits until the ADD may begin: the first ADD of a network runs alone for a
+// moment if two of its plugins at the same time could create shared rules twice.
+func (r *Runner) Begin(ctx context.Context, key firstadd.Key) (*firstadd.First, error) {
+	key.Types = func() []string { return r.contended(ctx) }
+	first, err := r.First.Begin(ctx, key)
+	r.Plugins.turn = first
+	return first, err
+}
+
 // contended returns the types in the chain whose plugins must not create their
 // shared rules at the same time: executables whose shared rules are not known, and
 // plugins that the caller has registered.
-func (a *attachment) contended(ctx context.Context) []string {
+func (r *Runner) contended(ctx context.Context) []string {
 	var types []string
-	for _, p := range a.network.config.Plugins {
+	for _, p := range r.Network.Plugins {
 		typ := p.Network.Type
-		c, _, _ := a.kinds.get(typ)
-		if kind := PluginKind(c.Kind); kind != PluginBuiltIn &&
-			(kind != PluginExecutable || !a.op.ahead.versions.Makes(ctx, typ, c.Path, p.Bytes)) {
+		c, _, _ := r.Plugins.get(typ)
+		if kind := Kind(c.Kind); kind != BuiltIn &&
+			(kind != Executable || !r.Ahead.versions.Makes(ctx, typ, c.Path, p.Bytes)) {
 			types = append(types, typ)
 		}
 	}
@@ -55,24 +73,24 @@ func (a *attachment) contended(ctx context.Context) []string {
 
 // startAhead makes the missing shared rules of an executable ahead, and then runs its
 // ADD. If it cannot make them, the ADD runs alone for a moment.
-func (a *attachment) startAhead(ctx context.Context, call chain.Call, p provider) (invoke.Output, error) {
-	s, has, err := a.findShared(ctx, call)
-	if has || errors.Is(err, netfilter.ErrNotSupported) || a.op.ahead.makesNone(p.path) {
-		return a.start(ctx, call, p)
+func (r *Runner) startAhead(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
+	s, has, err := r.findShared(ctx, call)
+	if has || errors.Is(err, netfilter.ErrNotSupported) || r.Ahead.makesNone(p.Path) {
+		return r.start(ctx, call, p)
 	}
-	if err == nil && a.op.ahead.versions.Makes(ctx, call.Plugin, p.path, call.Stdin) {
+	if err == nil && r.Ahead.versions.Makes(ctx, call.Plugin, p.Path, call.Stdin) {
 		var made netfilter.Common
 		if made, err = s.MakeCommon(ctx, s.rules); !made.Empty() {
-			a.made = append(a.made, made)
+			r.Plugins.made = append(r.Plugins.made, made)
 		}
 		if err == nil {
-			return a.start(ctx, call, p)
+			return r.start(ctx, call, p)
 		}
 	}
 	if err != nil {
-		a.op.logger.Warn("create the shared iptables rules ahead of the plugin", "container", a.op.id, "plugin", call.Plugin, "error", err)
+		r.Logger.Warn("create the shared iptables rules ahead of the plugin", "container", r.ContainerID, "plugin", call.Plugin, "error", err)
 	}
-	return a.startBeside(ctx, call, p, s)
+	return r.startBeside(ctx, call, p, s)
 }
 
 // shared holds rules that containers share, and the firewalls that have them.
@@ -85,14 +103,14 @@ type shared struct {
 // make for all containers, and reports whether they all exist. The plugin makes
 // fewer rules if firewalld runs. findShared asks for firewalld only if a rule is
 // missing.
-func (a *attachment) findShared(ctx context.Context, call chain.Call) (s shared, has bool, err error) {
-	request := ahead.Request{Type: call.Plugin, IfName: a.IfName, Config: call.Stdin}
-	s = shared{netfilter.Open(a.op.host.Handle, caller.Netfilter(ctx)), request.Rules()}
+func (r *Runner) findShared(ctx context.Context, call chain.Call) (s shared, has bool, err error) {
+	request := ahead.Request{Type: call.Plugin, IfName: r.IfName, Config: call.Stdin}
+	s = shared{netfilter.Open(r.Host, caller.Netfilter(ctx)), request.Rules()}
 	has, err = s.HasCommon(ctx, s.rules)
 	if has || err != nil || !request.AsksForFirewalld() {
 		return s, has, err
 	}
-	if request.Firewalld, err = a.op.bus.Running(ctx, a.op.host.Handle); !request.Firewalld || err != nil {
+	if request.Firewalld, err = r.Bus.Running(ctx, r.Host); !request.Firewalld || err != nil {
 		return s, false, err
 	}
 	s.rules = request.Rules()
@@ -103,32 +121,32 @@ func (a *attachment) findShared(ctx context.Context, call chain.Call) (s shared,
 // startBeside runs the ADD of an executable that may create shared rules. It takes
 // the turn of the type first, so that the ADD runs alone for a moment, unless the
 // whole chain has the turn. Afterwards it removes duplicate rules.
-func (a *attachment) startBeside(ctx context.Context, call chain.Call, p provider, s shared) (invoke.Output, error) {
+func (r *Runner) startBeside(ctx context.Context, call chain.Call, p Provider, s shared) (invoke.Output, error) {
 	var turn *firstadd.Turn
-	if !a.first.Took(call.Plugin) {
+	if !r.Plugins.turn.Took(call.Plugin) {
 		var err error
-		if turn, err = a.op.first.Take(ctx, []string{call.Plugin}); err != nil {
+		if turn, err = r.First.Take(ctx, []string{call.Plugin}); err != nil {
 			return invoke.Output{}, err
 		}
 		if has, err := s.HasCommon(ctx, s.rules); has && err == nil {
 			if err := turn.End(); err != nil {
 				return invoke.Output{}, err
 			}
-			return a.start(ctx, call, p) // another ADD has made the rules meanwhile
+			return r.start(ctx, call, p) // another ADD has made the rules meanwhile
 		}
 	}
-	out, err := a.start(ctx, call, p)
+	out, err := r.start(ctx, call, p)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), aheadTime)
 	defer cancel()
 	removed, rerr := s.RemoveDuplicates(ctx, s.rules)
 	if removed > 0 {
-		a.op.logger.Info("removed iptables rules that plugins had created twice", "container", a.op.id, "plugin", call.Plugin, "rules", removed)
+		r.Logger.Info("removed iptables rules that plugins had created twice", "container", r.ContainerID, "plugin", call.Plugin, "rules", removed)
 	}
-	if rerr = join(rerr, turn.End()); rerr != nil {
-		a.op.logger.Warn("look for iptables rules that plugins have created twice", "container", a.op.id, "plugin", call.Plugin, "error", rerr)
+	if rerr = errors.Join(rerr, turn.End()); rerr != nil {
+		r.Logger.Warn("look for iptables rules that plugins have created twice", "container", r.ContainerID, "plugin", call.Plugin, "error", rerr)
 	}
 	if has, herr := s.HasCommon(ctx, s.rules); err == nil && herr == nil && !has {
-		a.op.ahead.noteNone(p.path)
+		r.Ahead.noteNone(p.Path)
 	}
 	return out, err
 }
@@ -144,13 +162,13 @@ const (
 
 // makesNone reports whether an executable has succeeded without creating the shared
 // rules of the reference plugin of its type.
-func (h *aheads) makesNone(path string) bool {
+func (h *Ahead) makesNone(path string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.none[path]
 }
 
-func (h *aheads) noteNone(path string) {
+func (h *Ahead) noteNone(path string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.none == nil {
@@ -159,62 +177,58 @@ func (h *aheads) noteNone(path string) {
 	h.none[path] = true
 }
 
-// giveUpAhead hands the rules that were made ahead of failed ADDs to takeBackAhead,
-// which removes them if they are not in use.
-func (op *operation) giveUpAhead() {
-	h := op.ahead
+// GiveUp hands the rules that were made ahead of a failed ADD to TakeBack, which
+// removes them if they are not in use. host identifies the host namespace.
+func (h *Ahead) GiveUp(host string, p *Plugins) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, a := range op.attachments {
-		for _, made := range a.made {
-			if h.givenUp == nil {
-				h.givenUp = make(map[string][]netfilter.Common)
-			}
-			h.givenUp[op.host.String()] = append(h.givenUp[op.host.String()], made)
-		}
-		a.made = nil
+	if h.givenUp == nil {
+		h.givenUp = make(map[string][]netfilter.Common)
+	}
+	if len(p.made) > 0 {
+		h.givenUp[host] = append(h.givenUp[host], p.made...)
+		p.made = nil
 	}
 }
 
-// takeBackAhead removes the rules that were made ahead of failed ADDs. It keeps
-// rules that are in use. It does nothing while an ADD or DEL of any process is under
-// way, or a plugin of another runtime runs; the next operation then tries again. An
-// operation calls it last, after it has released its locks.
-func (op *operation) takeBackAhead() {
-	host := op.host.String()
-	if !op.ahead.hasGivenUp(host) {
+// TakeBack removes the rules in the namespace that were made ahead of failed ADDs. It
+// keeps rules that are in use. It does nothing while an ADD or DEL of any process,
+// which share the key all, is under way, or a plugin of another runtime runs; the next
+// call then tries again. The caller must have released its locks.
+func (h *Ahead) TakeBack(host *netns.Handle, locks *lock.Space, all lock.Key, logger *slog.Logger) {
+	if host == nil || !h.hasGivenUp(host.ID().String()) {
 		return
 	}
-	held, err := op.locks.TryLockAll([]lock.Key{{Name: barrier}})
+	held, err := locks.TryLockAll([]lock.Key{all})
 	if held == nil {
 		return
 	}
 	defer func() {
-		if err := join(err, held.Release()); err != nil {
-			op.logger.Warn("remove rules that were made ahead of an ADD that failed", "error", err)
+		if err := errors.Join(err, held.Release()); err != nil {
+			logger.Warn("remove rules that were made ahead of an ADD that failed", "error", err)
 		}
 	}()
 	var busy bool
-	if busy, err = pluginsRun(op.host, known.Portmap, known.Firewall); busy || err != nil {
+	if busy, err = anyRuns(host, known.Portmap, known.Firewall); busy || err != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), takeBackTime)
 	defer cancel()
-	fw := netfilter.Open(op.host.Handle, netfilter.Options{})
-	for _, made := range op.ahead.takeGivenUp(host) {
+	fw := netfilter.Open(host, netfilter.Options{})
+	for _, made := range h.takeGivenUp(host.ID().String()) {
 		if err := fw.RemoveCommon(ctx, made); err != nil {
-			op.logger.Debug("keep rules that were made ahead of an ADD that failed", "error", err)
+			logger.Debug("keep rules that were made ahead of an ADD that failed", "error", err)
 		}
 	}
 }
 
-func (h *aheads) hasGivenUp(host string) bool {
+func (h *Ahead) hasGivenUp(host string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.givenUp[host]) > 0
 }
 
-func (h *aheads) takeGivenUp(host string) []netfilter.Common {
+func (h *Ahead) takeGivenUp(host string) []netfilter.Common {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	all := h.givenUp[host]

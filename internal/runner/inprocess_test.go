@@ -1,4 +1,4 @@
-package cni
+package runner
 
 import (
 	"context"
@@ -13,8 +13,8 @@ func TestAPluginInProcessIsNotStartedWhenItsContextHasEnded(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	stops := errors.New("the daemon stops")
 	cancel(stops)
-	for _, kind := range []PluginKind{PluginBuiltIn, PluginRegistered} {
-		_, err := (&delegation{}).runInProcess(ctx, chain.Call{Verb: "ADD"}, provider{kind: kind})
+	for _, kind := range []Kind{BuiltIn, Registered} {
+		_, err := (&delegation{}).runInProcess(ctx, chain.Call{Verb: "ADD"}, Provider{Kind: kind})
 		if err == nil || err.Error() != "not started: the daemon stops" || !errors.Is(err, stops) {
 			t.Errorf("%v: got %v", kind, err)
 		}

@@ -1,36 +1,31 @@
-package cni
+package spans
 
 import (
 	"context"
 	"errors"
 	"testing"
 
-	"github.com/containernetworking/cni/libcni"
 	"go.opentelemetry.io/otel/trace"
-
-	"github.com/embedcni/cni/internal/chain"
 )
 
 // TestNothingIsMadeForASpanThatNobodyWants: no allocation on the way to a plugin
 // and back, with a span of the caller's or without.
 func TestNothingIsMadeForASpanThatNobodyWants(t *testing.T) {
-	s := &spans{}
-	a := &attachment{network: &Network{config: &libcni.NetworkConfigList{Name: "net"}}}
-	a.IfName = "eth0"
-	call, failed := chain.Call{Verb: "ADD", Plugin: "p"}, errors.New("x")
+	s := &Spans{}
+	failed := errors.New("x")
 	for what, ctx := range map[string]context.Context{"without a parent": context.Background(), "with one": callersSpan()} {
 		if got := testing.AllocsPerRun(1000, func() {
-			inner, setup := s.call(ctx, "cni.Setup", "c1", "/run/netns/c1")
-			inner, network := s.attach(inner, a, 0, false)
-			inner, verb := s.network(inner, "cni.checkNetwork", a)
-			inner, plugin := s.plugin(inner, call, PluginBuiltIn)
+			inner, setup := s.Call(ctx, "cni.Setup", "c1", "/run/netns/c1")
+			inner, network := s.Attach(inner, "net", "eth0", 0, false)
+			inner, verb := s.Network(inner, "cni.checkNetwork", "net", "eth0")
+			inner, plugin := s.Plugin(inner, "p", "ADD", "built in")
 			if inner != ctx || setup != nil || network != nil || verb != nil || plugin != nil {
 				t.Error("a span was made")
 			}
-			endPlugin(plugin, failed)
-			endSpan(verb, failed)
-			endSpan(network, failed)
-			endCall(setup, nil)
+			EndPlugin(plugin, 7, failed)
+			End(verb, failed)
+			End(network, failed)
+			End(setup, nil)
 		}); got != 0 {
 			t.Errorf("%s: %v allocations", what, got)
 		}
@@ -46,12 +41,12 @@ func callersSpan() context.Context {
 }
 
 func BenchmarkSpansThatNobodyWants(b *testing.B) {
-	s := &spans{}
+	s := &Spans{}
 	b.ReportAllocs()
 	for b.Loop() {
-		ctx, span := s.call(b.Context(), "cni.Setup", "c1", "/run/netns/c1")
-		_, plugin := s.plugin(ctx, chain.Call{Verb: "ADD", Plugin: "p"}, PluginBuiltIn)
-		endPlugin(plugin, nil)
-		endCall(span, nil)
+		ctx, span := s.Call(b.Context(), "cni.Setup", "c1", "/run/netns/c1")
+		_, plugin := s.Plugin(ctx, "p", "ADD", "built in")
+		EndPlugin(plugin, 0, nil)
+		End(span, nil)
 	}
 }

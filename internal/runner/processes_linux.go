@@ -1,4 +1,4 @@
-package cni
+package runner
 
 import (
 	"errors"
@@ -10,13 +10,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/netns"
 )
 
-// pluginsRun reports whether a visible process with one of these names runs in the
+// anyRuns reports whether a visible process with one of these names runs in the
 // namespace.
-func pluginsRun(host *hostns.NetNS, names ...string) (bool, error) {
+func anyRuns(host *netns.Handle, names ...string) (bool, error) {
 	all, err := nsfind.Inhabitants()
 	if err != nil {
 		return false, err

@@ -1,0 +1,51 @@
+package runner
+
+import (
+	"context"
+	"errors"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/caller"
+)
+
+// End applies the batched changes at the end of a chain.
+//
+// Built-in plugins put off changes that make the kernel wait, so that they can be
+// made together. They are made before an executable or a registered plugin runs,
+// which may count on them, and at the end of the chain. A failed ADD drops them: they
+// are additions, which the DEL that follows would take away again. A DEL always
+// makes them.
+func (r *Runner) End(ctx context.Context, verb string) error {
+	return r.failed(r.flush(ctx, r.Batch, verb))
+}
+
+// flush makes the changes of a batch, within the time of one plugin.
+func (r *Runner) flush(ctx context.Context, b *batch.Batch, verb string) *Failure {
+	if b == nil || b.Empty() {
+		return nil
+	}
+	ctx, cancel := r.Bound(ctx, verb)
+	defer cancel()
+	err := stopped(ctx, b.Flush(caller.With(ctx, r.Given)))
+	if err == nil {
+		return nil
+	}
+	flush := &FlushError{err}
+	f := &Failure{Verb: verb, Kind: BuiltIn, Msg: flush.Error(), Err: flush}
+	if coded := (*types.Error)(nil); errors.As(err, &coded) {
+		f.Code = coded.Code
+	}
+	return f
+}
+
+// FlushError is the error of changes that built-in plugins had put off.
+type FlushError struct{ Err error }
+
+func (f *FlushError) Error() string {
+	return "apply batched changes: " + f.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (f *FlushError) Unwrap() error { return f.Err }

@@ -1,0 +1,185 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Kind says what runs for a plugin's type.
+type Kind string
+
+const (
+	Executable Kind = record.KindExecutable // in one of the plugin directories
+	BuiltIn    Kind = record.KindBuiltIn    // one of this module's plugins, in process
+	Registered Kind = record.KindRegistered // the caller's, in process
+)
+
+// Choice decides which plugin runs for a type.
+type Choice struct {
+	BuiltIn       func(typ string) plugin.Plugin // nil for a type that is not built in
+	Registered    map[string]plugin.Plugin
+	Prefer        []string // types whose built-in plugin takes precedence over an executable
+	PreferAll     bool
+	Without       bool     // no built-in plugin attaches anything
+	Dirs          []string // of executables
+	AllowInsecure bool     // executables that other users can replace are accepted
+}
+
+// Same reports whether two choices run the same plugins ahead of time. Registered
+// plugins never run then, so only their types matter.
+func (c Choice) Same(other Choice) bool {
+	return slices.Equal(c.Prefer, other.Prefer) && c.PreferAll == other.PreferAll && c.Without == other.Without &&
+		slices.Equal(c.Dirs, other.Dirs) && c.AllowInsecure == other.AllowInsecure &&
+		slices.Equal(slices.Sorted(maps.Keys(c.Registered)), slices.Sorted(maps.Keys(other.Registered)))
+}
+
+// IsRegistered reports whether the caller has registered a plugin of the type.
+func (c Choice) IsRegistered(typ string) bool {
+	_, ok := c.Registered[typ]
+	return ok
+}
+
+// Provider is the plugin that runs for a type.
+type Provider struct {
+	Kind      Kind   // empty if nothing runs
+	Path      string // of the executable
+	elsewhere bool   // Path is in none of the plugin directories now
+	plugin    plugin.Plugin
+	backend   string // that a built-in plugin has detected; empty if it detects none
+	standIn   bool   // a built-in plugin runs in place of an executable that may have attached
+}
+
+// Find returns the plugin that an ADD would run for a type now. If there is none,
+// the error is that of the executable.
+func (c Choice) Find(typ string) (Provider, error) {
+	if p, ok := c.Registered[typ]; ok {
+		return Provider{Kind: Registered, plugin: p}, nil
+	}
+	own := c.BuiltIn(typ)
+	if own != nil && (c.PreferAll || slices.Contains(c.Prefer, typ)) {
+		return Provider{Kind: BuiltIn, plugin: own}, nil
+	}
+	return c.executable(typ, own, Provider{Kind: BuiltIn, plugin: own})
+}
+
+// executable finds an executable in the plugin directories, or else returns the
+// built-in plugin.
+func (c Choice) executable(typ string, own plugin.Plugin, otherwise Provider) (Provider, error) {
+	path, err := invoke.Find(typ, c.Dirs, c.AllowInsecure)
+	switch {
+	case err == nil:
+		return Provider{Kind: Executable, Path: path}, nil
+	case own == nil || !errors.Is(err, invoke.ErrNotFound):
+		return Provider{}, err
+	case c.Without:
+		return Provider{}, fmt.Errorf("%w; it is built in, but WithoutBuiltinPlugins is set", err)
+	}
+	return otherwise, nil
+}
+
+// recorded finds the plugin that ran the ADD, whatever is preferred or installed
+// now. A built-in plugin runs in place of an executable that is gone: it can undo
+// the work of the reference plugin, and the sweep looks for the rules of both.
+func (c Choice) recorded(p record.Plugin) (Provider, error) {
+	own := c.BuiltIn(p.Type)
+	switch Kind(p.Kind) {
+	case Registered:
+		if now, ok := c.Registered[p.Type]; ok {
+			return Provider{Kind: Registered, plugin: now}, nil
+		}
+		return Provider{}, &UnregisteredError{p.Type}
+	case BuiltIn:
+		if own != nil {
+			return Provider{Kind: BuiltIn, plugin: own, backend: p.Backend}, nil
+		}
+	}
+	if p.Path != "" {
+		err := invoke.Check(p.Type, p.Path, c.AllowInsecure)
+		if !errors.Is(err, invoke.ErrNotFound) {
+			return Provider{Kind: Executable, Path: p.Path, elsewhere: !c.isDir(filepath.Dir(p.Path))}, err
+		}
+	}
+	return c.executable(p.Type, own, standIn(own))
+}
+
+func (c Choice) isDir(dir string) bool {
+	return slices.ContainsFunc(c.Dirs, func(d string) bool {
+		abs, err := filepath.Abs(d)
+		return d != "" && err == nil && abs == dir
+	})
+}
+
+// either returns the plugins that may have attached a container whose record has no
+// kinds, or which go-cni attached. A CHECK begins with the one that an ADD would
+// run now, a DEL with the executable. There is one if the caller has registered the
+// type, or forbids the built-in plugins.
+func (c Choice) either(verb, typ string) ([]Provider, error) {
+	first, err := c.Find(typ)
+	own := c.BuiltIn(typ)
+	if err != nil || first.Kind == Registered || own == nil || c.Without {
+		return one(first, err)
+	}
+	path, err := invoke.Find(typ, c.Dirs, c.AllowInsecure)
+	if err != nil { // then first is the built-in plugin
+		return []Provider{standIn(own)}, nil
+	}
+	both := []Provider{{Kind: Executable, Path: path}, standIn(own)}
+	if verb == "CHECK" && first.Kind == BuiltIn {
+		slices.Reverse(both)
+	}
+	return both, nil
+}
+
+// standIn is a built-in plugin in place of an executable that may have attached.
+func standIn(own plugin.Plugin) Provider {
+	return Provider{Kind: BuiltIn, plugin: own, standIn: true}
+}
+
+func one(p Provider, err error) ([]Provider, error) {
+	if err != nil {
+		return nil, err
+	}
+	return []Provider{p}, nil
+}
+
+// detector is a built-in plugin that chooses a backend by the state of the host if
+// its configuration names none.
+type detector interface {
+	// Detect returns the backend for an ADD in the namespace host. It returns "" if the
+	// configuration names a backend.
+	Detect(ctx context.Context, host *netns.Handle, config json.RawMessage) (string, error)
+}
+
+// Detect asks the built-in plugin of a type which backend an ADD would use. ok is
+// false if there is no such plugin, or it does not detect one.
+func (c Choice) Detect(ctx context.Context, bus *firewalld.Bus, host *netns.Handle, typ string, config []byte) (backend string, ok bool, err error) {
+	d, ok := c.BuiltIn(typ).(detector)
+	if !ok {
+		return "", false, nil
+	}
+	backend, err = d.Detect(firewalld.With(ctx, bus), host, config)
+	return backend, true, err
+}
+
+// UnregisteredError: the caller had registered the plugin that attached the
+// container, and no plugin is registered now. Any other of that name is another
+// plugin.
+type UnregisteredError struct{ Type string }
+
+func (u *UnregisteredError) Error() string {
+	return fmt.Sprintf("plugin %q was one registered with WithPlugin when the container was attached, and none is now; register it again", u.Type)
+}
+
+// Is makes it an invoke.ErrNotFound.
+func (u *UnregisteredError) Is(target error) bool { return target == invoke.ErrNotFound }

@@ -1,0 +1,211 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/inprocess"
+	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/spans"
+	"github.com/embedcni/cni/plugin"
+)
+
+// delegation is one call of an in-process plugin, and the calls that it delegates.
+type delegation struct {
+	*Runner
+	call    chain.Call
+	chain   string // the verb of the chain; an ADD may delegate a DEL
+	depth   int
+	standIn bool         // the plugin runs in place of an executable that may have attached
+	batch   *batch.Batch // nil if changes are not put off
+
+	mu     sync.Mutex
+	stderr []byte // of executables that it delegated to
+}
+
+// runInProcess runs a plugin in process, and returns what it prints. The errors are
+// *types.Errors, except the one that the plugin was stopped with.
+func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p Provider) ([]byte, error) {
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("not started: %w", context.Cause(ctx))
+	}
+	container := d.Container
+	if p.Kind == Registered {
+		d.batch = nil   // it counts on the plugins that it delegates to being done
+		container = nil // it gets one of its own: it may do anything with it
+	}
+	inner := batch.With(d.given(ctx, p), d.batch)
+	if p.Kind == Registered {
+		inner = d.withPluginCall(inner, d.call.Verb, d.call.Plugin)
+	}
+	stdout, err := inprocess.Run(inner, p.plugin, inprocess.Call{
+		Verb: call.Verb, Type: call.Plugin, Env: call.Env, Stdin: call.Stdin,
+		Host: d.Host, Container: container, Inline: p.Kind == BuiltIn,
+		Delegate: func(inner context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
+			return d.delegate(inner, ctx, verb, typ, config)
+		},
+	})
+	return stdout, stopped(ctx, err)
+}
+
+// given returns the context of an in-process plugin.
+func (d *delegation) given(ctx context.Context, p Provider) context.Context {
+	return caller.WithNetfilter(firewalld.With(caller.With(ctx, d.Given), d.Bus), func(o *netfilter.Options) {
+		o.Siblings = d.Given.Siblings
+		if p.standIn || p.backend != "" {
+			o.AnyForm, o.Detected = p.standIn, p.backend
+		}
+	})
+}
+
+// mostDelegations limits how deep plugins may delegate. The IPAM plugin of a main
+// plugin is the first. The limit stops a plugin that delegates to itself.
+const mostDelegations = 8
+
+// delegate is plugin.Request.Delegate: it runs another plugin with the same
+// parameters, in process or on disk. bound is the context of the delegating call.
+func (d *delegation) delegate(ctx, bound context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
+	if !slices.Contains([]string{"ADD", "DEL", "CHECK", "STATUS", "GC"}, verb) {
+		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "delegate to plugin %q: unknown verb %q", typ, verb)
+	}
+	if d.depth == mostDelegations {
+		return nil, plugin.Errorf(types.ErrInternal, "delegate to plugin %q: plugin %q is the %dth that delegates", typ, d.call.Plugin, d.depth)
+	}
+	p, err := d.delegateOf(ctx, verb, typ)
+	if err != nil {
+		d.Plugins.notStarted(verb, typ)
+		return nil, d.unlessNotRun(verb, typ, plugin.Errorf(types.ErrInternal, "%w", err))
+	}
+	if p.Kind == "" {
+		return nil, nil // its ADD never ran
+	}
+	ctx, cancel := within(ctx, bound)
+	defer cancel()
+	call := chain.Call{Verb: verb, Plugin: typ, Stdin: config, Env: invoke.WithVariable(d.call.Env, "CNI_COMMAND", verb)}
+	out, err := d.runDelegate(ctx, call, p)
+	if e := (*types.Error)(nil); verb == "DEL" && errors.As(err, &e) && e.Code == unknownContainer {
+		return nil, nil // nothing to clean, as in a chain
+	}
+	if err != nil || verb != "ADD" {
+		return nil, d.unlessNotRun(verb, typ, err)
+	}
+	return delegatedResult(typ, config, out)
+}
+
+// unlessNotRun returns the error of a delegated plugin, or nil for a DEL after an ADD
+// that did not run.
+func (d *delegation) unlessNotRun(verb, typ string, err error) error {
+	if verb == "DEL" && d.Plugins.NotRun(typ) {
+		return nil
+	}
+	return err
+}
+
+// delegateOf finds the other plugin; its kind is empty if there is nothing to run. An
+// executable delegates to executables, so a plugin that runs in its place does, if it
+// can.
+func (d *delegation) delegateOf(ctx context.Context, verb, typ string) (Provider, error) {
+	if d.standIn {
+		return d.recorded(record.Plugin{Type: typ, Kind: string(Executable)})
+	}
+	all, err := d.providers(ctx, verb, typ)
+	if err != nil || len(all) == 0 {
+		return Provider{}, err
+	}
+	return all[0], nil
+}
+
+// runDelegate runs the other plugin, and tells the log.
+func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p Provider) (_ []byte, err error) {
+	ctx, span := d.Spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
+	var late *Failure
+	defer func() { spans.EndPlugin(span, codeOf(late, err), err) }()
+	if call.Verb == d.chain && p.Kind != BuiltIn { // not for a DEL by which an ADD undoes its work
+		if late = d.flush(ctx, d.batch, call.Verb); late != nil && call.Verb != "DEL" {
+			return nil, d.Fail(*late)
+		}
+	}
+	ctx, err = d.awaitRecord(ctx, call.Verb, call.Plugin, p)
+	if err != nil {
+		return nil, plugin.Errorf(types.ErrInternal, "%w", err)
+	}
+	begun := time.Now()
+	var out invoke.Output
+	if p.Kind == Executable {
+		out, err = d.start(ctx, call, p)
+		if errors.Is(err, invoke.ErrNotStarted) {
+			d.Plugins.notStarted(call.Verb, call.Plugin)
+		}
+		err = delegateError(call, out, err)
+	} else {
+		inner := &delegation{Runner: d.Runner, call: call, chain: d.chain, depth: d.depth + 1, standIn: p.standIn, batch: d.batch}
+		out.Stdout, err = inner.runInProcess(ctx, call, p)
+		out.Stderr = inner.stderr
+	}
+	d.keepStderr(out.Stderr)
+	d.log(ctx, "delegated plugin call", Event{
+		Verb: call.Verb, Network: d.Network.Name, Plugin: call.Plugin, Kind: p.Kind,
+		ContainerID: string(d.ContainerID), IfName: d.IfName, Took: time.Since(begun), Err: err,
+	}, out)
+	if late != nil {
+		return out.Stdout, errors.Join(d.Fail(*late), err)
+	}
+	return out.Stdout, err
+}
+
+// codeOf returns the error code of a delegated call.
+func codeOf(late *Failure, err error) uint {
+	if late != nil {
+		return late.Code
+	}
+	if e := (*types.Error)(nil); errors.As(err, &e) {
+		return e.Code
+	}
+	return 0
+}
+
+func (d *delegation) keepStderr(stderr []byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stderr = append(d.stderr, stderr...)
+}
+
+// within returns a context that also ends with bound.
+func within(ctx, bound context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(bound, func() { cancel(context.Cause(bound)) })
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+// delegatedResult reads what a plugin printed for an ADD.
+func delegatedResult(typ string, config, out []byte) (*types100.Result, error) {
+	var conf struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	err := json.Unmarshal(config, &conf)
+	if err == nil {
+		err = chain.ValidateResult(out, conf.CNIVersion)
+	}
+	var result *types100.Result
+	if err == nil {
+		result, err = inprocess.DecodeResult(conf.CNIVersion, out)
+	}
+	if err != nil {
+		return nil, plugin.Errorf(types.ErrDecodingFailure, "result of plugin %q: %w", typ, err)
+	}
+	return result, nil
+}

@@ -1,0 +1,244 @@
+package runner
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/firstadd"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// Plugins are the plugins of one attachment: which one runs for each type, and which
+// of them have run. The zero value is ready to use, by several goroutines at once.
+//
+// Which plugin runs is decided once, before the record is written; CHECK and DEL
+// follow the record. Executables may be installed or removed between two runs of a
+// program, and options change. If a configuration names no backend of the packet
+// filters, executables and built-in plugins do not find each other's rules, and a
+// living container would look damaged.
+type Plugins struct {
+	mu      sync.Mutex
+	chosen  []chosen     // one for each type; empty if no record has any
+	started []string     // types whose ADD was started
+	never   []string     // types whose ADD could not be started
+	failed  []chain.Call // DELs that failed
+
+	made []netfilter.Common // shared rules that were made ahead of executables
+	turn *firstadd.First
+}
+
+// chosen is the plugin of a type.
+type chosen struct {
+	record.Plugin          // Kind is empty if there was none, so that no ADD ran
+	found         Provider // for the ADD under way; zero if only the record is known
+	err           error    // why there is none
+}
+
+// Reset forgets everything but what a record says: the plugins, and the types whose
+// ADD did not run.
+func (p *Plugins) Reset(recorded []record.Plugin, never []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.chosen, p.started, p.never, p.failed = nil, nil, never, nil
+	for _, r := range recorded {
+		p.chosen = append(p.chosen, chosen{Plugin: r})
+	}
+}
+
+// Recorded returns the plugins for the record.
+func (p *Plugins) Recorded() []record.Plugin {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var all []record.Plugin
+	for _, c := range p.chosen {
+		all = append(all, c.Plugin)
+	}
+	return all
+}
+
+// Get returns the plugin of a type. known reports whether any plugin is known: the
+// record of an earlier version has none.
+func (p *Plugins) Get(typ string) (_ record.Plugin, ok, known bool) {
+	c, ok, known := p.get(typ)
+	return c.Plugin, ok, known
+}
+
+func (p *Plugins) get(typ string) (c chosen, ok, known bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := p.index(typ)
+	if i < 0 {
+		return c, false, len(p.chosen) > 0
+	}
+	return p.chosen[i], true, true
+}
+
+func (p *Plugins) index(typ string) int {
+	return slices.IndexFunc(p.chosen, func(c chosen) bool { return c.Type == typ })
+}
+
+// NotRun reports whether it is known that the ADD of a type did not run. There is
+// nothing to undo then. Its DEL, which fails for the same reason, must not keep a
+// container for ever: a mistyped type, an executable that cannot be executed.
+func (p *Plugins) NotRun(typ string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Contains(p.never, typ) && !slices.Contains(p.started, typ)
+}
+
+// notStarted notes a plugin that could not be started for a verb.
+func (p *Plugins) notStarted(verb, typ string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if verb == "ADD" && !slices.Contains(p.never, typ) {
+		p.never = append(p.never, typ)
+	}
+}
+
+// ended notes the end of a call.
+func (p *Plugins) ended(call chain.Call, started, failed bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case call.Verb == "ADD" && started:
+		p.started = append(p.started, call.Plugin)
+	case call.Verb == "DEL" && failed:
+		p.failed = append(p.failed, call)
+	}
+}
+
+// failedDel returns the call of a DEL that failed.
+func (p *Plugins) failedDel(typ string) (chain.Call, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.IndexFunc(p.failed, func(c chain.Call) bool { return c.Plugin == typ })
+	if i < 0 {
+		return chain.Call{}, false
+	}
+	return p.failed[i], true
+}
+
+// NoteNotRun notes in the record, for the DEL of another process, which plugins a
+// failed ADD did not start. The plugins of the chain before from ran earlier.
+func (r *Runner) NoteNotRun(from int) error {
+	types := r.Types()
+	never := r.Plugins.settle(types[:from], types[from:])
+	if len(never) == 0 {
+		return nil
+	}
+	return r.Attachment.Append(record.Entry{NeverRan: never})
+}
+
+// settle returns, and keeps, the plugins that an ADD has not started by its end:
+// those of the chain that were to run, and those that could not be delegated to.
+func (p *Plugins) settle(before, wanted []string) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var never []string
+	for _, typ := range slices.Concat(p.never, wanted) {
+		if !slices.Contains(before, typ) && !slices.Contains(p.started, typ) && !slices.Contains(never, typ) {
+			never = append(never, typ)
+		}
+	}
+	p.never = never
+	return never
+}
+
+// Types returns the types of the chain's plugins.
+func (r *Runner) Types() []string {
+	var all []string
+	for _, p := range r.Network.Plugins {
+		all = append(all, p.Network.Type)
+	}
+	return all
+}
+
+// Choose chooses the plugins of the chain for an ADD, and the IPAM plugins that those
+// in process delegate to. It keeps earlier choices: their ADD ran when the container
+// was made ahead of time.
+func (r *Runner) Choose(ctx context.Context) {
+	r.Plugins.mu.Lock()
+	defer r.Plugins.mu.Unlock()
+	for _, p := range r.Network.Plugins {
+		c := r.choose(p.Network.Type)
+		r.detect(ctx, c, p.Bytes)
+		if ipam := p.Network.IPAM.Type; ipam != "" && (c.Kind == string(BuiltIn) || c.Kind == string(Registered)) {
+			r.choose(ipam)
+		}
+	}
+}
+
+// choose returns the choice for a type, and makes it if there is none.
+func (r *Runner) choose(typ string) *chosen {
+	i := r.Plugins.index(typ)
+	if i < 0 {
+		found, err := r.Find(typ)
+		c := chosen{Plugin: record.Plugin{Type: typ}, found: found, err: err}
+		if err == nil {
+			c.Kind, c.Path = string(found.Kind), found.Path
+		}
+		i = len(r.Plugins.chosen)
+		r.Plugins.chosen = append(r.Plugins.chosen, c)
+	}
+	return &r.Plugins.chosen[i]
+}
+
+// detect asks the chosen plugin which backend its ADD will use, and notes it. A plugin
+// that cannot detect its backend does not run.
+func (r *Runner) detect(ctx context.Context, c *chosen, config []byte) {
+	if c.found.Kind != BuiltIn || c.Backend != "" || c.err != nil {
+		return
+	}
+	backend, _, err := r.Detect(ctx, r.Bus, r.Host, c.Type, config)
+	if err != nil {
+		*c = chosen{Plugin: record.Plugin{Type: c.Type}, err: err}
+		return
+	}
+	c.Backend, c.found.backend = backend, backend
+}
+
+// chooseDelegate chooses the plugin that an in-process plugin delegates its ADD to,
+// and records it before it runs.
+func (r *Runner) chooseDelegate(ctx context.Context, typ string) (Provider, error) {
+	r.Plugins.mu.Lock()
+	defer r.Plugins.mu.Unlock()
+	if i := r.Plugins.index(typ); i >= 0 {
+		return r.Plugins.chosen[i].found, r.Plugins.chosen[i].err // chosen meanwhile
+	}
+	before := r.Plugins.chosen
+	c := r.choose(typ)
+	r.detect(ctx, c, nil)
+	err := c.err
+	if err == nil {
+		err = r.Attachment.Append(record.Entry{Plugin: &c.Plugin})
+	}
+	if err != nil {
+		r.Plugins.chosen = before
+		return Provider{}, err
+	}
+	return c.found, nil
+}
+
+// providers returns the plugins to run for a type. It is one, except that a CHECK
+// or DEL without a recorded kind has each that may have run the ADD, and the DEL of
+// a plugin whose ADD never ran has none.
+func (r *Runner) providers(ctx context.Context, verb, typ string) ([]Provider, error) {
+	c, ok, known := r.Plugins.get(typ)
+	attached := verb == "DEL" || verb == "CHECK"
+	switch {
+	case verb == "ADD" && !ok:
+		return one(r.chooseDelegate(ctx, typ))
+	case verb == "ADD" && (c.err != nil || c.found.Kind != ""):
+		return one(c.found, c.err)
+	case verb == "DEL" && ok && c.Kind == "":
+		return nil, nil
+	case ok && c.Kind != "":
+		return one(r.recorded(c.Plugin))
+	case attached && !known:
+		return r.either(verb, typ)
+	}
+	return one(r.Find(typ))
+}

@@ -1,0 +1,334 @@
+// Package runner runs the plugins of one attachment: it finds the plugin of each
+// type, bounds its time, has it wait for what must come first, and reports the end
+// of the call to the log and the observer. Its Run is a chain.Runner.
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/durable"
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/firstadd"
+	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/spans"
+	"github.com/embedcni/cni/netns"
+)
+
+// Runtime has the settings that the attachments of a runtime share.
+type Runtime struct {
+	Choice
+	Env     []string                              // of executables, beside the CNI_* variables
+	Limit   func(verb string) time.Duration       // how long one plugin may run; not positive: without limit
+	Observe func(ctx context.Context, call Event) // called after each call of a chain; may be nil
+	Logger  *slog.Logger
+	Spans   *spans.Spans
+	Bus     *firewalld.Bus
+	Locks   *lock.Space
+	First   *firstadd.Tracker
+	Ahead   *Ahead
+}
+
+// Runner runs the plugins of one attachment, for one verb at a time.
+type Runner struct {
+	*Runtime
+	Plugins     *Plugins
+	Network     *libcni.NetworkConfigList
+	ContainerID record.ID // the caller's; it may differ from the one that plugins are given
+	IfName      string
+	Host        *netns.Handle // where plugins run
+	Container   *netns.Handle // nil if it is not open
+	Inherit     []*os.File    // the container's lock, which executables keep after the runtime's death
+	Batch       *batch.Batch  // of an ADD or DEL: its batched changes; may be nil
+	Given       Given
+	Attachment
+}
+
+// Attachment is the attachment that a Runner runs plugins for.
+type Attachment interface {
+	// Append adds an entry to the attachment's record.
+	Append(record.Entry) error
+	// Durable waits until the record survives a power cut.
+	Durable() error
+	// Before returns a call of the chain as it may be run; run is false if it must not
+	// be run at all.
+	Before(ctx context.Context, call chain.Call, kind Kind) (_ chain.Call, run bool, err error)
+	// After is called when the plugin has returned err, and returns the error of the call.
+	After(ctx context.Context, call chain.Call, kind Kind, err error) error
+	// Fail returns the caller's error for a failure.
+	Fail(Failure) error
+}
+
+// Given answers questions of built-in plugins.
+type Given interface {
+	caller.Caller
+	caller.Reservations
+	Siblings() netfilter.Siblings
+}
+
+// Event describes one plugin call. Calls that an in-process plugin delegates are part
+// of its own call.
+type Event struct {
+	Verb, Network, Plugin string
+	Kind                  Kind // empty if no plugin ran
+	ContainerID, IfName   string
+	Took                  time.Duration
+	Err                   error
+}
+
+// Run runs the plugin of a type. If two plugins may have attached the container, a
+// CHECK passes if one of them passes it, and a DEL runs both.
+func (r *Runner) Run(ctx context.Context, call chain.Call) (chain.Output, error) {
+	providers, err := r.providers(ctx, call.Verb, call.Plugin)
+	if err != nil {
+		return r.runOne(ctx, call, Provider{}, err)
+	}
+	var out chain.Output
+	var errs []error
+	for _, p := range providers {
+		if out, err = r.runOne(ctx, call, p, nil); err == nil && call.Verb == "CHECK" {
+			return out, nil
+		}
+		errs = append(errs, err)
+	}
+	return out, errors.Join(errs...)
+}
+
+// runOne runs a plugin, unless missing says why there is none, and reports its end.
+func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missing error) (_ chain.Output, err error) {
+	ctx, span := r.Spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
+	var code uint
+	defer func() { spans.EndPlugin(span, code, err) }()
+	begun := time.Now()
+	var out invoke.Output
+	var late *Failure
+	started := false
+	if err = missing; err == nil {
+		if p.Kind != BuiltIn { // it may count on the changes that were put off
+			late = r.flush(ctx, r.Batch, call.Verb)
+		}
+		if late != nil && call.Verb != "DEL" {
+			code = late.Code
+			return chain.Output{}, r.Fail(*late)
+		}
+		if ctx, err = r.awaitRecord(ctx, call.Verb, call.Plugin, p); err == nil {
+			out, err = r.execute(ctx, call, p)
+			started = p.Kind != Executable || !errors.Is(err, invoke.ErrNotStarted)
+		}
+	}
+	said := failure(call, p.Kind, out, err)
+	err = r.failed(said)
+	r.report(ctx, Event{
+		Verb: call.Verb, Network: r.Network.Name, Plugin: call.Plugin, Kind: p.Kind,
+		ContainerID: string(r.ContainerID), IfName: r.IfName, Took: time.Since(begun), Err: err,
+	}, out)
+	r.Plugins.ended(call, started, err != nil)
+	if call.Verb == "DEL" && said.is(unknownContainer) {
+		err = nil // by this code a plugin says that there is nothing to clean
+	}
+	if late != nil {
+		code = late.Code
+		return output(out, p), errors.Join(r.Fail(*late), err)
+	}
+	if err != nil {
+		code = said.Code
+	}
+	return output(out, p), err
+}
+
+func output(out invoke.Output, p Provider) chain.Output {
+	return chain.Output{Stdout: out.Stdout, Valid: p.Kind == BuiltIn}
+}
+
+// failed is Fail for a failure that may be nil.
+func (r *Runner) failed(f *Failure) error {
+	if f == nil {
+		return nil
+	}
+	return r.Fail(*f)
+}
+
+// awaitRecord waits for the record before a plugin runs that may write files. The
+// record must survive a power cut before anything that does. All that the kernel
+// holds is lost with the power, so built-in plugins make interfaces and rules while
+// the record is on its way to the disk. The built-in host-local waits by itself, just
+// before it writes.
+func (r *Runner) awaitRecord(ctx context.Context, verb, typ string, p Provider) (context.Context, error) {
+	switch {
+	case verb != "ADD" || onlyKernel(typ, p.Kind):
+		return ctx, nil
+	case p.Kind == BuiltIn && typ == known.HostLocal:
+		return durable.With(ctx, r.Durable), nil
+	}
+	return ctx, r.Durable()
+}
+
+// onlyKernel reports whether all that a plugin makes is lost with the power.
+func onlyKernel(typ string, kind Kind) bool {
+	return kind == BuiltIn && known.Of(typ).KernelOnly
+}
+
+// StartsInKernel reports whether the first plugin can start before the record is
+// durable.
+func (r *Runner) StartsInKernel() bool {
+	first, _, _ := r.Plugins.get(r.Network.Plugins[0].Network.Type)
+	return onlyKernel(first.Type, first.found.Kind)
+}
+
+// execute runs a plugin of a chain, within the time that it has for the verb.
+func (r *Runner) execute(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
+	call, run, err := r.Before(ctx, call, p.Kind)
+	if err != nil || !run {
+		return invoke.Output{}, err
+	}
+	out, err := r.bounded(ctx, call, p)
+	return out, r.After(ctx, call, p.Kind, err)
+}
+
+func (r *Runner) bounded(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
+	ctx, cancel := r.Bound(ctx, call.Verb)
+	defer cancel()
+	switch {
+	case p.Kind == Executable && call.Verb == "ADD" && sharesRules(call.Plugin):
+		return r.startAhead(ctx, call, p)
+	case p.Kind == Executable:
+		return r.start(ctx, call, p)
+	}
+	d := &delegation{Runner: r, call: call, chain: call.Verb, standIn: p.standIn}
+	if call.Verb == "ADD" || call.Verb == "DEL" {
+		d.batch = r.Batch
+	}
+	stdout, err := d.runInProcess(ctx, call, p)
+	return invoke.Output{Stdout: stdout, Stderr: d.stderr}, err
+}
+
+// Bound limits a context to the time that a plugin has for a verb.
+func (r *Runtime) Bound(ctx context.Context, verb string) (context.Context, context.CancelFunc) {
+	limit := r.Limit(verb)
+	if limit <= 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, limit, &deadlineError{verb, limit})
+}
+
+// start runs an executable in the host's namespace. CNI_PATH leads to executables
+// beside it, which it may delegate to, even if its directory is no plugin directory
+// any more.
+func (r *Runner) start(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
+	env := call.Env
+	if p.elsewhere {
+		dirs := append(slices.Clone(r.Dirs), filepath.Dir(p.Path))
+		env = invoke.WithVariable(env, "CNI_PATH", strings.Join(dirs, string(filepath.ListSeparator)))
+	}
+	req := invoke.Request{
+		Path:    p.Path,
+		Env:     slices.Concat(r.Env, env, invoke.TraceEnv(ctx)),
+		Stdin:   call.Stdin,
+		Inherit: r.Inherit,
+	}
+	if r.Host != nil {
+		req.NetNS = r.Host
+	}
+	out, err := invoke.Run(ctx, req, invoke.Limits{})
+	if call.Verb == "ADD" && errors.Is(err, invoke.ErrUnknownExit) && isResult(call.Stdin, out.Stdout) {
+		return out, nil
+	}
+	return out, err
+}
+
+// isResult reports whether a plugin printed a complete result for its request, and
+// no error. It proves that an ADD succeeded whose exit status is lost. The other
+// verbs print nothing, so there is no such proof.
+func isResult(request, stdout []byte) bool {
+	var config, said struct {
+		CNIVersion string `json:"cniVersion"`
+		Code       uint   `json:"code"`
+		Msg        string `json:"msg"`
+	}
+	if json.Unmarshal(request, &config) != nil || json.Unmarshal(stdout, &said) != nil {
+		return false
+	}
+	return said.Code == 0 && said.Msg == "" && (said.CNIVersion == "" || said.CNIVersion == config.CNIVersion) &&
+		chain.ValidateResult(stdout, config.CNIVersion) == nil
+}
+
+// report tells the log and the observer of a plugin's call.
+func (r *Runner) report(ctx context.Context, e Event, out invoke.Output) {
+	r.log(ctx, "plugin call", e, out)
+	if r.Observe != nil {
+		r.Observe(ctx, e)
+	}
+}
+
+// log writes a line about a plugin's call. stderr is the plugin's log (CNI
+// specification 1.1.0, section 5), so it raises the level.
+func (r *Runner) log(ctx context.Context, title string, e Event, out invoke.Output) {
+	level := slog.LevelDebug
+	if len(out.Stderr) > 0 {
+		level = slog.LevelInfo
+	}
+	if !r.Logger.Enabled(ctx, level) {
+		return
+	}
+	attrs := []slog.Attr{
+		slog.String("operation", e.Verb), slog.String("network", e.Network),
+		slog.String("plugin", e.Plugin), slog.String("kind", string(e.Kind)),
+		slog.String("container", e.ContainerID), slog.String("interface", e.IfName), slog.Duration("took", e.Took),
+	}
+	if e.Err != nil {
+		// As text: handlers that print %+v would print stderr twice.
+		attrs = append(attrs, slog.String("error", e.Err.Error()))
+	}
+	if len(out.Stderr) > 0 {
+		attrs = append(attrs, slog.String("stderr", string(out.Stderr)))
+	}
+	r.Logger.LogAttrs(ctx, level, title, attrs...)
+}
+
+// DeletesIPAM asks the IPAM plugin of a plugin whose DEL has failed for a DEL with
+// the same request. It reports whether the IPAM plugin holds nothing for the
+// attachment. A plugin that cannot be started could not be started for the ADD
+// either.
+func (r *Runner) DeletesIPAM(ctx context.Context, typ, ipam string) bool {
+	all, err := r.providers(ctx, "DEL", ipam)
+	if err != nil {
+		_, recorded, _ := r.Plugins.get(ipam) // if it is, it was there for the ADD
+		return !recorded && errors.Is(err, invoke.ErrNotFound)
+	}
+	call, failed := r.Plugins.failedDel(typ)
+	call.Plugin = ipam
+	for _, p := range all {
+		if !failed || !r.deletesIPAM(ctx, call, p) {
+			return false
+		}
+	}
+	return true
+}
+
+func (r *Runner) deletesIPAM(ctx context.Context, call chain.Call, p Provider) bool {
+	ctx, span := r.Spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
+	out, err := r.execute(ctx, call, p)
+	said := failure(call, p.Kind, out, err)
+	if said != nil {
+		spans.EndPlugin(span, said.Code, r.failed(said))
+	} else {
+		spans.EndPlugin(span, 0, nil)
+	}
+	return p.Kind == Executable && errors.Is(err, invoke.ErrNotStarted) || said == nil || said.is(unknownContainer)
+}
