@@ -75,7 +75,7 @@ func (x maker) findTwice(c *nft.Conn, w desired) (twice []nft.Object, err error)
 				return nil
 			}
 			if text := rule.Exprs.String(); seen[text] {
-				twice = append(twice, rule.Object(table))
+				twice = append(twice, shape.object(table))
 			} else {
 				seen[text] = true
 			}

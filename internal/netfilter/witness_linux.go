@@ -96,9 +96,11 @@ func (w iptablesWork) intact(ctx context.Context) (bool, error) {
 
 func (w nftablesWork) intact(ctx context.Context) (yes bool, err error) {
 	err = w.fw.onKernel(ctx, func(k kernel) error {
-		left, _, err := w.left(k, w.objects)
-		yes = err == nil && len(left) == len(w.objects)
-		return err
+		return nft.UntilUnchanged(ctx, func() error {
+			left, _, err := w.left(k, w.objects)
+			yes = err == nil && len(left) == len(w.objects)
+			return err
+		})
 	})
 	return yes, err
 }

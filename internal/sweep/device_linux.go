@@ -58,7 +58,7 @@ func leadsTo(conn *links.Conn, l links.Link, ns *netns.Handle) bool {
 		return false
 	}
 	number, err := conn.NetNS(ns)
-	return err == nil && l.Peer.NetNS == number
+	return err == nil && number >= 0 && l.Peer.NetNS == number
 }
 
 // kindOf is the kind of an interface as records have it, which older versions

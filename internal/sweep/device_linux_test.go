@@ -6,6 +6,7 @@ import (
 
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/nettest"
 )
 
 // nic is a link as a kernel describes that of a PCI card.
@@ -89,5 +90,23 @@ func TestFault_F47_ADeviceIsFoundByWhatCannotBeForged(t *testing.T) {
 	}
 	if (identity{card}).onBus() || !(identity{&footprint.Device{PermMAC: perm}}).onBus() {
 		t.Error("a card that was pulled out is on its bus, or one that no bus is known of is not")
+	}
+}
+
+// An interface whose parent is in a namespace without a number, as one that is
+// going, is not taken for one that leads to the host, which may have none either.
+func TestLeadsToNoNamespaceWithoutANumber(t *testing.T) {
+	container, host := nettest.New(t), nettest.New(t)
+	conn, err := links.Dial(container)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const none = -1 // NETNSA_NSID_NOT_ASSIGNED
+	if number, err := conn.NetNS(host); number != none || err != nil {
+		t.Fatalf("the host has number %d in the container, %v", number, err)
+	}
+	if leadsTo(conn, links.Link{Peer: links.Peer{Index: 4, Elsewhere: true, NetNS: none}}, host) {
+		t.Error("it leads to the host")
 	}
 }
