@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -12,18 +13,18 @@ import (
 // namespace is gone or it was nobody's container yet; else those that no caller
 // counts on.
 func (op *operation) going() ([]*attachment, error) {
-	if op.damaged {
+	if op.Damaged {
 		// Its log says neither boot nor path. Where namespaces are kept by mounts,
 		// a mount that is gone tells; elsewhere nothing does.
-		if op.attachedBefore() && (!op.gone() || !op.kept.mounts(op.id)) {
+		if op.attachedBefore() && (!op.Gone() || !op.Pins.WasMounted(op.ID)) {
 			return nil, nil
 		}
 		return op.attachments, nil
 	}
-	if op.gone() {
+	if op.Gone() {
 		return op.attachments, nil
 	}
-	if op.rec.Warm {
+	if op.Record.Warm {
 		return op.attachments, nil
 	}
 	return op.unfinished(), nil
@@ -32,7 +33,7 @@ func (op *operation) going() ([]*attachment, error) {
 // attachedBefore reports whether the log of a damaged record says that the
 // container was attached, and that no Remove has begun.
 func (op *operation) attachedBefore() bool {
-	return op.rec != nil && slices.ContainsFunc(op.rec.Networks, func(n record.Network) bool {
+	return op.Record != nil && slices.ContainsFunc(op.Record.Networks, func(n record.Network) bool {
 		return n.State == record.Added && n.Failures == 0
 	})
 }
@@ -41,14 +42,14 @@ func (op *operation) attachedBefore() bool {
 // Setup that has not got to its end: its caller never heard of any of them.
 func (op *operation) unfinished() []*attachment {
 	half := map[int]bool{}
-	for _, n := range op.rec.Networks {
+	for _, n := range op.Record.Networks {
 		if n.State == record.Planned {
 			half[n.Call] = true
 		}
 	}
 	var all []*attachment
 	for _, a := range op.attachments {
-		n := op.rec.Find(a.IfName)
+		n := op.Record.Find(a.IfName)
 		if n.State == record.Deleting || n.Failures > 0 || half[n.Call] {
 			all = append(all, a)
 		}
@@ -58,14 +59,14 @@ func (op *operation) unfinished() []*attachment {
 
 // doubt is why the attachments are not known to be healthy, nil if they are.
 func (op *operation) doubt(ctx context.Context, attachments []*attachment) error {
-	if op.damaged {
+	if op.Damaged {
 		return fmt.Errorf("it may live, and its record is damaged, so that it cannot be checked; call Remove if it is gone: %w", record.ErrBad)
 	}
-	if op.hostGone {
-		return fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", described(op.rec.Host, op.rec.HostPath), ErrHostNetNS)
+	if op.HostGone {
+		return fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", op.RecordedHost(), ErrHostNetNS)
 	}
-	if op.abandoned() {
-		return fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", op.rec.NetNS.Path, op.path, ErrInvalidNetNS)
+	if op.IsAbandoned() {
+		return fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", op.Record.NetNS.Path, op.Path, ErrInvalidNetNS)
 	}
 	var errs []error
 	for _, a := range attachments {
@@ -87,13 +88,13 @@ func (op *operation) doubt(ctx context.Context, attachments []*attachment) error
 func (op *operation) adopt(ctx context.Context, going []*attachment) error {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
 	doubt := op.doubt(ctx, staying)
-	if !op.damaged && (op.rec.LetGo == nil || op.reached == byPath) {
+	if !op.Damaged && (op.Record.LetGo == nil || op.Reached == container.ByPath) {
 		// Where mounts are not allowed, the descriptor that kept it was the last
 		// process's.
-		doubt = join(doubt, op.pin(op.rec.NetNS))
+		doubt = join(doubt, op.Pin())
 	}
 	if doubt != nil {
-		op.logger.Warn("a container lives and is kept, but is not known to be healthy", "container", op.id, "reason", doubt)
+		op.logger.Warn("a container lives and is kept, but is not known to be healthy", "container", op.ID, "reason", doubt)
 	}
 	return doubt
 }

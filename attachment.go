@@ -51,7 +51,7 @@ const (
 // of it.
 func (r *Runtime) Attachments() ([]Attachment, error) {
 	s := r.current.Load()
-	found, err := s.records.List()
+	found, err := s.Records.List()
 	if err != nil {
 		return nil, err
 	}

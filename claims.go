@@ -12,11 +12,11 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-func (s *snapshot) ledger() *record.Ledger { return s.records.Ledger(s.owner) }
+func (s *snapshot) ledger() *record.Ledger { return s.Records.Ledger(s.owner) }
 
 // notes is the owner's ledger, for notes about the container.
 func (op *operation) notes() claims.Ledger {
-	return claims.Ledger{Ledger: op.ledger(), Log: op.logger, Container: op.id}
+	return claims.Ledger{Ledger: op.ledger(), Log: op.logger, Container: op.ID}
 }
 
 func (a *attachment) key() record.Key {
@@ -42,8 +42,8 @@ func (op *operation) enter(attachments []*attachment) {
 // syncLedger begins to bring to the disk that attachments with addresses of
 // host-local's were entered. DELs take longer, so that nobody waits for it.
 func (op *operation) syncLedger(attachments []*attachment) {
-	if op.entered == nil && slices.ContainsFunc(attachments, func(a *attachment) bool { return len(footprint.IPAMDirs(a.network.config)) > 0 }) {
-		op.entered = op.ledger().Sync()
+	if op.removal.entered == nil && slices.ContainsFunc(attachments, func(a *attachment) bool { return len(footprint.IPAMDirs(a.network.config)) > 0 }) {
+		op.removal.entered = op.ledger().Sync()
 	}
 }
 
@@ -52,7 +52,7 @@ func (op *operation) syncLedger(attachments []*attachment) {
 // that named its holder.
 func (op *operation) ledgerSafe(attachments []*attachment) {
 	op.syncLedger(attachments)
-	op.notes().Failed(op.entered.Wait())
+	op.notes().Failed(op.removal.entered.Wait())
 }
 
 // enterGone notes that nothing is left of attachments.
@@ -81,7 +81,7 @@ var _ caller.Reservations = (*attachment)(nil)
 // reserved by another.
 func (a *attachment) claimResult(result json.RawMessage) {
 	claimed, _ := a.claims.All()
-	if len(claimed) > 0 || a.op.verb != "ADD" || len(footprint.IPAMDirs(a.network.config)) == 0 {
+	if len(claimed) > 0 || len(footprint.IPAMDirs(a.network.config)) == 0 {
 		return
 	}
 	if addrs := footprint.Addresses(result); len(addrs) > 0 {
@@ -96,7 +96,7 @@ func (a *attachment) emptied(addresses []netip.Addr) func(ipamdir.Reservation) b
 		Ledger: a.op.notes(), Key: a.key(), Claims: &a.claims,
 		Addresses: addresses, Answered: a.state == record.Added,
 	}
-	if rec := a.op.rec; rec != nil {
+	if rec := a.op.Record; rec != nil {
 		if n := rec.Find(a.IfName); n != nil && n.Call <= 1 {
 			judged.Recorded = rec.Since
 		}

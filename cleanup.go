@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
@@ -52,7 +53,7 @@ type CleanUpTarget struct {
 // It excludes other calls for the container. When ctx ends it stops; it may be
 // called again, and for attachments that never were.
 func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error) {
-	found, err := r.current.Load().cleanUp(ctx, t, nil)
+	found, err := r.current.Load().cleanUp(ctx, t, nil, container.Access{})
 	if err != nil {
 		return found, fmt.Errorf("clean up %s of container %q on network %q: %w", t.IfName, t.ContainerID, t.Network, err)
 	}
@@ -61,26 +62,25 @@ func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error
 
 // cleanUp is CleanUp. Of an attachment that only the ledger knows, the addresses
 // are released that the ledger names.
-func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record.Known) (found []string, err error) {
+func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record.Known, how container.Access) (found []string, err error) {
 	id := record.ID(t.ContainerID)
 	list, err := t.validate()
 	if err != nil {
 		return nil, err
 	}
 	if t.DryRun {
-		ctx = withWaiting(ctx, looking)
+		how.Waiting = container.Looking
 	} else {
 		defer func() { err = leftover(id, err) }()
 	}
-	op, err := s.beginTeardown(ctx, id)
+	op, err := s.beginTeardown(ctx, id, how)
 	if err != nil {
 		return nil, err
 	}
 	defer op.end()
-	if op.host.Handle == nil {
+	if op.Host.Handle == nil {
 		return nil, ErrNotSupported
 	}
-	op.asked = true
 	a, known, err := op.remembered(t, list)
 	if err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record
 		return found, err
 	}
 	if left, err := a.clear(ctx, target, items); len(left) > 0 || err != nil {
-		return found, &LeftoverError{ContainerID: string(op.id), Left: left, Err: err}
+		return found, &LeftoverError{ContainerID: string(op.ID), Left: left, Err: err}
 	}
 	return found, a.forgetAll(known)
 }
@@ -148,12 +148,12 @@ func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList)
 	if err != nil {
 		return nil, known, err
 	}
-	if a != nil && !op.damaged {
-		known.record = op.records.Dir()
+	if a != nil && !op.Damaged {
+		known.record = op.Records.Dir()
 	}
 	if a == nil {
 		a = &attachment{op: op, network: &Network{snapshot: op.snapshot}}
-		a.ContainerID, a.IfName = string(op.pluginID()), t.IfName
+		a.ContainerID, a.IfName = string(op.PluginID()), t.IfName
 	}
 	cached, err := op.inCache(t)
 	if err != nil {
@@ -185,29 +185,29 @@ func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList)
 // may be about other attachments too. The caller's own configuration makes up
 // for a recorded one that this version does not take.
 func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, error) {
-	rec, err := op.loadRecord(op.id)
+	rec, err := op.loadRecord(op.ID)
 	if err != nil && !errors.Is(err, record.ErrBad) {
 		return nil, err
 	}
 	if rec == nil {
 		return nil, nil
 	}
-	op.rec, op.damaged = rec, err != nil
+	op.Record, op.Damaged = rec, err != nil
 	n := rec.Find(t.IfName)
-	if n == nil || n.State == record.Deleted || n.Name != t.Network && !op.damaged {
+	if n == nil || n.State == record.Deleted || n.Name != t.Network && !op.Damaged {
 		return nil, nil
 	}
 	bare := &attachment{op: op, network: &Network{snapshot: op.snapshot}, partial: chain.Partial(n.Result)}
 	bare.ContainerID, bare.IfName = string(rec.Plugins()), t.IfName
-	if op.damaged {
+	if op.Damaged {
 		return bare, nil
 	}
-	if err := op.enterRecorded(); err != nil {
+	if err := op.EnterRecorded(true); err != nil {
 		return nil, err
 	}
 	recorded, err := op.fromRecord(&record.Record{ContainerID: rec.ContainerID, PluginID: rec.PluginID, Networks: []record.Network{*n}})
 	if err != nil && configured {
-		bare.NetNS = op.path
+		bare.NetNS = op.Path
 		return bare, nil
 	}
 	if err != nil {
@@ -219,7 +219,7 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 // inCache is the configuration that the attachment was cached with by libcni,
 // nil if it was not. One that cannot be read is empty.
 func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error) {
-	all, err := chain.AllCached(op.stateDir, string(op.pluginID()))
+	all, err := chain.AllCached(op.stateDir, string(op.PluginID()))
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +229,7 @@ func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error)
 		}
 		list, err := conflist.Parse(c.Config)
 		if err != nil {
-			op.logger.Warn("cached configuration cannot be used", "container", op.id, "network", c.Network, "error", err)
+			op.logger.Warn("cached configuration cannot be used", "container", op.ID, "network", c.Network, "error", err)
 			return &libcni.NetworkConfigList{Name: t.Network}, nil
 		}
 		return list, nil
@@ -276,7 +276,7 @@ func (a *attachment) forgetAll(known memory) error {
 		err = join(err, a.op.forget([]*attachment{a}))
 	}
 	if err != nil {
-		return &LeftoverError{ContainerID: string(a.op.id), Left: known.lines(), Err: err}
+		return &LeftoverError{ContainerID: string(a.op.ID), Left: known.lines(), Err: err}
 	}
 	return nil
 }

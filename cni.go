@@ -17,15 +17,11 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/embedcni/cni/internal/abandoned"
-	"github.com/embedcni/cni/internal/boot"
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firstadd"
-	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
-	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/nft"
-	"github.com/embedcni/cni/internal/orphan"
-	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
 )
@@ -107,22 +103,16 @@ type Runtime struct {
 // calls under way keep theirs.
 type snapshot struct {
 	settings
+	*container.Store
 	networks  []*Network
 	skipped   []SkippedFile
 	own       string // the directory of locks and marks
-	locks     *lock.Space
 	runner    *runner.Runtime
-	records   *record.Store
-	kept      *keeper
 	abandoned *abandoned.Search
 	sockets   *nft.Pool
 	bus       *firewalld.Bus
-	hosts     *hostns.Finder
 	spans     *spans.Spans
 	status    statusCache
-	self      string // identity of this process, if it could be asked for already
-	pidNS     uint64 // that its number is of; 0 if it could not be asked for
-	boot      string // of the machine, likewise
 }
 
 // New returns a Runtime with the settings and networks of the options. It searches
@@ -177,39 +167,33 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 		}
 	}
 	s := &snapshot{settings: c.settings, networks: b.networks, skipped: b.skipped}
-	own := canonical(filepath.Join(s.stateDir, "embedcni"))
-	recordDir := canonical(cmp.Or(s.recordDir, filepath.Join(own, "attachments")))
+	env := invoke.Environ(os.Environ(), s.envAllow, nil)
+	s.own = canonical(filepath.Join(s.stateDir, "embedcni"))
+	recordDir := canonical(cmp.Or(s.recordDir, filepath.Join(s.own, "attachments")))
+	s.sockets, s.spans = &nft.Pool{}, &spans.Spans{} // the sockets close themselves
+	s.bus = firewalld.Open(invoke.Variable(env, firewalld.Variable))
+	var shared *container.Store
+	if previous != nil {
+		shared, s.sockets, s.spans = previous.Store, previous.sockets, previous.spans
+	}
+	s.Store = container.Open(filepath.Join(s.own, "locks"), recordDir, shared)
+	s.Logger, s.HostNetNS = s.logger, s.hostNetNS
 	var first *firstadd.Tracker
 	var ahead *runner.Ahead
-	if previous != nil && previous.own == own && previous.records.Dir() == recordDir {
-		s.locks, s.records, s.kept = previous.locks, previous.records, previous.kept
-		s.abandoned = previous.abandoned
-		first, ahead = previous.runner.First, previous.runner.Ahead
+	if previous != nil && previous.Records == s.Records {
+		s.abandoned, first, ahead = previous.abandoned, previous.runner.First, previous.runner.Ahead
 	} else {
-		s.locks = lock.Open(filepath.Join(own, "locks"))
-		s.records = record.Open(recordDir)
-		s.kept = newKeeper(s.records.Dir())
 		s.abandoned = &abandoned.Search{}
-		first, ahead = firstadd.New(filepath.Join(own, "networks"), s.locks), &runner.Ahead{}
-	}
-	s.own = own
-	s.sockets, s.hosts, s.spans = &nft.Pool{}, hostns.NewFinder(), &spans.Spans{} // the sockets close themselves
-	env := invoke.Environ(os.Environ(), s.envAllow, nil)
-	s.bus = firewalld.Open(invoke.Variable(env, firewalld.Variable))
-	if previous != nil {
-		s.sockets, s.hosts, s.spans = previous.sockets, previous.hosts, previous.spans
+		first, ahead = firstadd.New(filepath.Join(s.own, "networks"), s.Locks), &runner.Ahead{}
 	}
 	s.runner = &runner.Runtime{
 		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,
-		Spans: s.spans, Bus: s.bus, Locks: s.locks, First: first, Ahead: ahead,
+		Spans: s.spans, Bus: s.bus, Locks: s.Locks, First: first, Ahead: ahead,
 	}
 	s.runner.Dirs, s.runner.AllowInsecure = s.pluginDirs, s.allowInsecure
 	for _, n := range s.networks {
 		n.snapshot = s
 	}
-	s.self, _ = orphan.Self() // who needs them says why there is none
-	s.pidNS = orphan.PIDNS()
-	s.boot, _ = boot.ID()
 	return s, nil
 }
 
@@ -231,18 +215,6 @@ func canonical(path string) string {
 		}
 		dir, rest = parent, filepath.Join(filepath.Base(dir), rest)
 	}
-}
-
-// identity returns the identity of this process, for the record.
-func (s *snapshot) identity() (string, error) {
-	if s.self != "" {
-		return s.self, nil
-	}
-	self, err := orphan.Self()
-	if err != nil {
-		return "", fmt.Errorf("identity of this process: %w", err)
-	}
-	return self, nil
 }
 
 func (s *snapshot) ready() error {

@@ -14,13 +14,13 @@ import (
 // before anything in there can rename it. Without the note it is found by name.
 func (a *attachment) noteDevice(ctx context.Context, call chain.Call, kind runner.Kind) {
 	if call.Verb != "ADD" || call.Plugin != a.network.config.Plugins[0].Network.Type || !known.Of(call.Plugin).Makes.NeedsIdentity() ||
-		kind == runner.Registered || a.inside() == nil || a.op.host.Handle == nil {
+		kind == runner.Registered || a.inside() == nil || a.op.Host.Handle == nil {
 		return
 	}
 	var d *footprint.Device
 	var err error
 	if call.Plugin == known.HostDevice {
-		d, err = sweep.IdentifyLent(a.op.host.Handle, a.inside(), a.IfName)
+		d, err = sweep.IdentifyLent(a.op.Host.Handle, a.inside(), a.IfName)
 	} else {
 		d, err = sweep.Identify(ctx, a.inside(), a.IfName)
 	}
@@ -28,7 +28,7 @@ func (a *attachment) noteDevice(ctx context.Context, call chain.Call, kind runne
 		err = a.Note(footprint.DeviceFact, d)
 	}
 	if err != nil {
-		a.op.logger.Debug("the interface is known by its name alone", "container", a.op.id, "interface", a.IfName, "error", err)
+		a.op.logger.Debug("the interface is known by its name alone", "container", a.op.ID, "interface", a.IfName, "error", err)
 	}
 }
 
@@ -46,11 +46,11 @@ func (a *attachment) restoreDevice() {
 	found, err := sweep.Restore(d, a.inside(), a.IfName, d.HostName != "" && !a.inDoubt())
 	if err != nil {
 		a.op.logger.Warn("an interface that the container has renamed does not get its name back",
-			"container", a.op.id, "interface", a.IfName, "error", err)
+			"container", a.op.ID, "interface", a.IfName, "error", err)
 	}
 	a.lost = !found
 	if a.lost && !a.inDoubt() {
-		a.op.logger.Warn("the interface is not in the container", "container", a.op.id, "interface", a.IfName)
+		a.op.logger.Warn("the interface is not in the container", "container", a.op.ID, "interface", a.IfName)
 	}
 }
 
@@ -69,6 +69,6 @@ func (a *attachment) settle(ctx context.Context) {
 		err = a.Note(footprint.DeviceFact, settled)
 	}
 	if err != nil {
-		a.op.logger.Warn("note that an interface is gone", "container", a.op.id, "interface", a.IfName, "error", err)
+		a.op.logger.Warn("note that an interface is gone", "container", a.op.ID, "interface", a.IfName, "error", err)
 	}
 }

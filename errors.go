@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/handover"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
@@ -33,13 +34,13 @@ var (
 	ErrInvalidNetNS = hostns.ErrInvalid
 	// ErrHostNetNS: the container's plugins ran in another host network namespace,
 	// which cannot be found from here; nothing ran.
-	ErrHostNetNS = errors.New("host network namespace out of reach")
+	ErrHostNetNS = container.ErrHostNetNS
 	// ErrAlreadyAttached: the container has that interface; nothing ran.
 	ErrAlreadyAttached = errors.New("attachment already exists")
 	// ErrBusy: another call for the container is under way, in a process that lives
 	// or may live, such as a stopped one. Recover and GC report it and go on; Setup
 	// and Remove wait.
-	ErrBusy = errors.New("another call for the container is under way")
+	ErrBusy = container.ErrBusy
 	// ErrInsidePlugin: the call came from a plugin of another call on the same state
 	// directory, and would wait for that call; see WithPlugin.
 	ErrInsidePlugin = errors.New("called from inside a plugin")

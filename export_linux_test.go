@@ -9,7 +9,7 @@ import (
 // in the background do one after the other. It returns how many passes it took.
 func (r *Runtime) Reap(ctx context.Context) (passes int, err error) {
 	s := r.current.Load()
-	host, err := s.hosts.Open(s.hostNetNS)
+	host, err := s.Hosts.Open(s.hostNetNS)
 	if err != nil {
 		return 0, err
 	}
@@ -22,7 +22,7 @@ func (r *Runtime) Reaped() bool { return !reflect.ValueOf(r.current.Load().aband
 
 // ReadRecordsBy has a test told of each record that is read.
 func (r *Runtime) ReadRecordsBy(told func()) {
-	store := r.current.Load().records
+	store := r.current.Load().Records
 	read := store.Read
 	store.Read = func(path string) ([]byte, error) {
 		told()

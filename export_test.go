@@ -8,7 +8,7 @@ import (
 )
 
 // SyncRecordsBy replaces the function that brings records to the disk.
-func (r *Runtime) SyncRecordsBy(sync func(*os.File) error) { r.current.Load().records.Sync = sync }
+func (r *Runtime) SyncRecordsBy(sync func(*os.File) error) { r.current.Load().Records.Sync = sync }
 
 // SyncLedgerBy replaces the function that brings the ledger to the disk.
 func (r *Runtime) SyncLedgerBy(sync func(*os.File) error) { r.current.Load().ledger().Fsync = sync }

@@ -60,8 +60,8 @@ func (a *attachment) Note(key string, value any) error {
 // InUse is [caller.Caller]'s.
 func (a *attachment) InUse() ([]netip.Addr, error) {
 	others, err := a.op.others(a.IfName).InUse()
-	if err != nil || a.op.rec == nil {
+	if err != nil || a.op.Record == nil {
 		return others, err
 	}
-	return append(others, footprint.AddressesOf(a.op.rec.Networks, map[string]bool{a.IfName: true})...), nil
+	return append(others, footprint.AddressesOf(a.op.Record.Networks, map[string]bool{a.IfName: true})...), nil
 }

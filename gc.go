@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/claims"
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -93,7 +94,6 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 }
 
 func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) error {
-	inside := context.WithValue(ctx, inGC{}, true)
 	mine, err := s.owned(false)
 	if err != nil {
 		return err
@@ -114,7 +114,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 		}
 		became := outcome{id: nameOf(f), adopted: keep, skipped: left}
 		if left == nil {
-			became.setAside(s.removeAgain(inside, f.Record.ContainerID, keep))
+			became.setAside(s.removeAgain(ctx, f.Record.ContainerID, keep))
 		}
 		report.add(became)
 		if keep {
@@ -128,7 +128,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 	if gerr != nil { // whatever is not known to be attached may be
 		return join(err, gerr)
 	}
-	return join(err, s.reclaim(inside, g, false, report), s.collectByPlugins(ctx, g, report))
+	return join(err, s.reclaim(ctx, g, false, report), s.collectByPlugins(ctx, g, report))
 }
 
 // unsettled tells whether a container has attachments of this owner that are to
@@ -141,7 +141,7 @@ func (s *snapshot) unsettled(f record.Found) bool {
 
 // removeAgain removes a container, or only what of it was to go before.
 func (s *snapshot) removeAgain(ctx context.Context, id record.ID, keep bool) error {
-	op, err := s.beginTeardown(withWaiting(ctx, hurried), id)
+	op, err := s.beginTeardown(ctx, id, container.Access{Waiting: container.Hurried, HasBarrier: true})
 	if err != nil {
 		return err
 	}
@@ -149,21 +149,18 @@ func (s *snapshot) removeAgain(ctx context.Context, id record.ID, keep bool) err
 	if err := op.recallOwn(); err != nil {
 		return err
 	}
-	if op.rec == nil || keep && op.damaged {
+	if op.Record == nil || keep && op.Damaged {
 		return nil // removed, or no more to go by, since it was listed
 	}
 	going := op.attachments
 	if keep {
 		going = slices.DeleteFunc(slices.Clone(going), func(a *attachment) bool {
-			n := op.rec.Find(a.IfName)
+			n := op.Record.Find(a.IfName)
 			return n.State != record.Deleting && n.Failures == 0
 		})
 	}
 	return op.finish(ctx, going)
 }
-
-// inGC marks the context of a removal inside GC, which has the barrier.
-type inGC struct{}
 
 // collectByPlugins runs GC for each loaded network, unless a plugin of it would
 // take a reservation of somebody's for garbage.
@@ -172,12 +169,12 @@ func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, repo
 	if err != nil {
 		return err
 	}
-	host, err := s.hosts.Open(s.hostNetNS)
+	host, err := s.Hosts.Open(s.hostNetNS)
 	if err != nil {
 		return err
 	}
 	defer func() { err = join(err, host.Close()) }()
-	op := &operation{snapshot: s, verb: "GC", host: host}
+	op := &operation{snapshot: s, Container: s.New("", host)}
 	var errs []error
 	for _, n := range s.networks {
 		if n.config.Name == "" {
@@ -210,7 +207,7 @@ func (s *snapshot) validAttachments() (map[string][]types.GCAttachment, error) {
 			valid[network] = append(valid[network], a)
 		}
 	}
-	found, err := s.records.List()
+	found, err := s.Records.List()
 	if err != nil {
 		return nil, err
 	}

@@ -48,7 +48,7 @@ func (a *attachment) setLoUp() error {
 // recordedNetNS is the container's namespace if that is open, and the recorded
 // one: the attachment's path may lead to another container's.
 func (a *attachment) recordedNetNS() *netns.Handle {
-	ns, rec := a.inside(), a.op.rec
+	ns, rec := a.inside(), a.op.Record
 	if ns == nil || rec == nil || ns.ID() != (netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino}) {
 		return nil
 	}
@@ -56,7 +56,7 @@ func (a *attachment) recordedNetNS() *netns.Handle {
 }
 
 func (a *attachment) withLo(ns *netns.Handle, do func(*links.Conn, links.Link) error) error {
-	c, err := a.op.host.Conns.Borrow(ns)
+	c, err := a.op.Host.Conns.Borrow(ns)
 	if err != nil {
 		return fmt.Errorf("interface %s: %w", loName, err)
 	}

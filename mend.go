@@ -59,13 +59,13 @@ func (a *attachment) inherit(ctx context.Context) error {
 // mendAll makes the missing ones among the siblings' rules for which pick returns
 // true. It does nothing for a container whose namespace is gone.
 func (a *attachment) mendAll(ctx context.Context, pick func(*attachment, footprint.Wanted) bool) error {
-	if a.op.hostGone || a.op.host.Handle == nil || a.op.rec != nil && !a.op.damaged && a.op.gone() {
+	if a.op.HostGone || a.op.Host.Handle == nil || a.op.Record != nil && !a.op.Damaged && a.op.Gone() {
 		return nil
 	}
 	all, err := a.siblings()
 	errs := []error{err}
 	for _, b := range all {
-		if a.op.rec != nil && !a.op.damaged && b.state != record.Added {
+		if a.op.Record != nil && !a.op.Damaged && b.state != record.Added {
 			continue // it is being removed, or its ADD will make its rules
 		}
 		wants, err := b.described().Wants()
@@ -97,9 +97,9 @@ func (a *attachment) makeAgain(ctx context.Context, w footprint.Wanted) error {
 	ctx = batch.With(caller.With(ctx, a), nil)
 	options := caller.Netfilter(ctx)
 	options.Siblings = a.Siblings
-	fw := netfilter.Open(a.op.host.Handle, options)
+	fw := netfilter.Open(a.op.Host.Handle, options)
 	options.AnyForm = true
-	unsure := netfilter.Open(a.op.host.Handle, options)
+	unsure := netfilter.Open(a.op.Host.Handle, options)
 	for i := range w.Rules.HostPorts {
 		if w.Backend != netfilter.IPTables {
 			h := &w.Rules.HostPorts[i]
@@ -110,7 +110,7 @@ func (a *attachment) makeAgain(ctx context.Context, w footprint.Wanted) error {
 	if fw.Check(ctx, w.Backend, w.Rules) == nil || w.Unsure && unsure.Check(ctx, netfilter.Native, w.Rules) == nil {
 		return nil
 	}
-	a.op.logger.Info("making rules again that the removal of another attachment has deleted", "container", a.op.id,
+	a.op.logger.Info("making rules again that the removal of another attachment has deleted", "container", a.op.ID,
 		"network", a.network.config.Name, "interface", a.IfName, "plugin", w.Type)
 	return fw.Add(ctx, w.Backend, w.Rules)
 }

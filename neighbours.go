@@ -21,10 +21,10 @@ func (a *attachment) inDoubt() bool {
 	if a.attempted {
 		return false // added by this very call
 	}
-	if a.op.rebooted || a.op.damaged || a.op.rec == nil {
+	if a.op.Rebooted || a.op.Damaged || a.op.Record == nil {
 		return true
 	}
-	n := a.op.rec.Find(a.IfName)
+	n := a.op.Record.Find(a.IfName)
 	return a.state != record.Added || n == nil || n.Failures > 0
 }
 
@@ -56,7 +56,7 @@ func (a *attachment) mayUnshape(ctx context.Context) (bool, error) {
 	others, err := sweep.NotItsShaper(ctx, t)
 	if others {
 		a.op.logger.Debug("DEL of bandwidth is left to the sweep: the device may be another attachment's",
-			"container", a.op.id, "interface", a.IfName)
+			"container", a.op.ID, "interface", a.IfName)
 	}
 	return err == nil && !others, err
 }
@@ -72,7 +72,7 @@ func (a *attachment) withoutClaimed(call *chain.Call) error {
 	if a.described().IsZoned() {
 		inUse = t.InZones
 	}
-	if !a.op.rebooted {
+	if !a.op.Rebooted {
 		var err error
 		if taken, err = inUse(); err != nil {
 			return fmt.Errorf("who has the addresses by now: %w", err)

@@ -10,31 +10,31 @@ import (
 // and the operation's own ended with their namespace. It is for removals without a
 // record, which have nothing but the path to go by.
 func (op *operation) avoidOthers() {
-	if op.container == nil || tenant.Untouched(op.host, op.container) && !op.kept.holds(op.container) ||
-		!op.isOthers(op.container, op.path, true) {
+	if op.NetNS == nil || tenant.Untouched(op.Host, op.NetNS) && !op.Pins.Holds(op.NetNS) ||
+		!op.isOthers(op.NetNS, op.Path, true) {
 		return
 	}
-	op.leave()
-	op.path = ""
+	op.Leave()
+	op.Path = ""
 }
 
 // isOthers reports whether a namespace is another container's. It reads all records,
 // so calls that have a record do not ask. With doubts it returns true unless the
 // answer is certain.
 func (op *operation) isOthers(ns *netns.Handle, path string, doubts bool) bool {
-	boot, err := op.bootID()
+	boot, err := op.BootID()
 	other := ""
 	if err == nil {
 		other, err = tenant.Search{
-			ID: op.id, PluginID: op.pluginID(), Boot: boot,
-			Records: op.records, CacheDir: op.stateDir, Host: op.host, Pin: op.kept.file,
+			ID: op.ID, PluginID: op.PluginID(), Boot: boot,
+			Records: op.Records, CacheDir: op.stateDir, Host: op.Host, Pin: op.Pins.File,
 		}.Other(ns, doubts)
 	}
 	if other == "" && (err == nil || !doubts) {
 		return false
 	}
 	op.logger.Warn("the network namespace is not entered, since it is or may be another container's by now",
-		"container", op.id, "path", path, "other", other, "error", err)
+		"container", op.ID, "path", path, "other", other, "error", err)
 	return true
 }
 

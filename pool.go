@@ -72,7 +72,7 @@ func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
 	}
 	p := &Pool{
 		runtime: r,
-		locks:   s.locks,
+		locks:   s.Locks,
 		dir:     dir,
 		ready:   make(chan *prepared, o.Size),
 		room:    make(chan struct{}, o.Size),

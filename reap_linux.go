@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 
 	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/chain"
@@ -22,19 +21,19 @@ func (s *snapshot) reap(host *hostns.NetNS, setup bool) {
 }
 
 func (s *snapshot) forAbandoned() abandoned.Runtime {
-	return abandoned.Runtime{Owner: s.owner, Boot: s.boot, Records: s.records, Logger: s.logger, Containers: reaper{s}}
+	return abandoned.Runtime{Owner: s.owner, Boot: s.Boot, Records: s.Records, Logger: s.logger, Containers: reaper{s}}
 }
 
 // reaper removes abandoned containers.
 type reaper struct{ *snapshot }
 
 // Keeps implements [abandoned.Containers].
-func (r reaper) Keeps(id record.ID) bool { return r.kept.keepsFor(id) }
+func (r reaper) Keeps(id record.ID) bool { return r.Pins.Keeps(id) }
 
 // Tend finishes a removal that Setup or Remove had begun, removes the container if
 // its namespace has ended, or else lets go of the namespace.
 func (r reaper) Tend(file string, host *hostns.NetNS) (step abandoned.Step, err error) {
-	rec, err := r.records.LoadFile(file)
+	rec, err := r.Records.LoadFile(file)
 	if err != nil || rec == nil {
 		return step, nil // removed since, or damaged, which Recover reports
 	}
@@ -50,17 +49,17 @@ func (r reaper) Tend(file string, host *hostns.NetNS) (step abandoned.Step, err 
 		}
 		return step, err
 	}
-	if op.rec == nil || op.damaged || !op.isAbandoned() {
+	if op.Record == nil || op.Damaged || !op.isAbandoned() {
 		return step, nil
 	}
 	if going := op.unfinished(); len(going) > 0 {
 		return step, op.finishAbandoned(going)
 	}
-	if op.rec.LetGo != nil && op.gone() {
+	if op.Record.LetGo != nil && op.Gone() {
 		return step, op.finishAbandoned(op.attachments)
 	}
 	step.Ends, err = op.letGo()
-	step.Again = err == nil && op.host.ID() == host.ID()
+	step.Again = err == nil && op.Host.ID() == host.ID()
 	return step, err
 }
 
@@ -71,16 +70,15 @@ func (s *snapshot) tryBegin(id record.ID, from *hostns.NetNS) (*operation, error
 	if err != nil {
 		return nil, err
 	}
-	op := &operation{snapshot: s, verb: "DEL", id: id, host: host}
-	op.held, err = op.locks.TryLockAll(op.keys())
-	if op.held == nil {
+	op := &operation{snapshot: s, Container: s.New(id, host)}
+	if locked, err := op.TryLock(); !locked {
 		return nil, join(err, host.Close())
 	}
 	return op, nil
 }
 
 func (op *operation) isAbandoned() (is bool) {
-	nsfind.WithView(func(view string) { is = abandoned.Is(op.rec, op.owner, op.boot, view) })
+	nsfind.WithView(func(view string) { is = abandoned.Is(op.Record, op.owner, op.Boot, view) })
 	return is
 }
 
@@ -89,28 +87,28 @@ func (op *operation) isAbandoned() (is bool) {
 // otherwise a namespace that another process keeps would be taken for one that has
 // ended.
 func (op *operation) letGo() (left []int, err error) {
-	if op.rec.LetGo == nil {
+	if op.Record.LetGo == nil {
 		ends, err := op.hostEnds()
 		if err != nil {
 			return nil, err
 		}
 		note := &record.LetGo{Ends: ends}
-		if err := op.records.Append(op.rec, record.Entry{LetGo: note}); err != nil {
+		if err := op.Records.Append(op.Record, record.Entry{LetGo: note}); err != nil {
 			return nil, err
 		}
-		op.rec.LetGo = note
+		op.Record.LetGo = note
 		op.logger.Info("stopped keeping the network namespace of an abandoned container",
-			"container", op.id, "path", op.rec.NetNS.Path)
+			"container", op.ID, "path", op.Record.NetNS.Path)
 	}
-	if err := op.unpin(); err != nil {
+	if err := op.Unpin(); err != nil {
 		return nil, err
 	}
-	return op.host.Lasting(op.rec.LetGo.Ends)
+	return op.Host.Lasting(op.Record.LetGo.Ends)
 }
 
 // hostEnds returns the indexes of the host's ends of the container's interfaces.
 func (op *operation) hostEnds() ([]int, error) {
-	if op.hostGone {
+	if op.HostGone {
 		return nil, nil // its interfaces have ended with it
 	}
 	var all []abandoned.Attachment
@@ -123,13 +121,13 @@ func (op *operation) hostEnds() ([]int, error) {
 		}
 		all = append(all, one)
 	}
-	return abandoned.HostEnds(op.host, op.container, all)
+	return abandoned.HostEnds(op.Host, op.NetNS, all)
 }
 
 // finishAbandoned removes attachments of an abandoned container. It returns nil if it
 // is too early to try a removal again that has failed.
 func (op *operation) finishAbandoned(going []*attachment) error {
-	id, path := op.id, op.rec.NetNS.Path
+	id, path := op.ID, op.Record.NetNS.Path
 	err := op.finish(context.Background(), going)
 	if errors.Is(err, errNotYet) {
 		return nil
@@ -138,25 +136,4 @@ func (op *operation) finishAbandoned(going []*attachment) error {
 		op.logger.Info("removed an abandoned container", "container", id, "path", path)
 	}
 	return err
-}
-
-// settleLetGo finds out whether a namespace that the runtime let go, and to which no
-// path leads, has ended. The kernel may have given its number to another namespace.
-// So once its interfaces have vanished it has ended, even if a process is in a
-// namespace with that number.
-func (op *operation) settleLetGo() error {
-	if op.rec.LetGo == nil || op.container != nil || op.hostGone {
-		return nil
-	}
-	left, err := op.host.Lasting(op.rec.LetGo.Ends)
-	if err != nil {
-		return fmt.Errorf("check whether the network namespace of container %s has ended: %w", op.id, err)
-	}
-	switch {
-	case len(left) == 0:
-		op.reached = notReached
-	case op.reached == notReached:
-		op.reached = letGo
-	}
-	return nil
 }

@@ -5,5 +5,3 @@ package cni
 import "github.com/embedcni/cni/internal/hostns"
 
 func (*snapshot) reap(*hostns.NetNS, bool) {}
-
-func (*operation) settleLetGo() error { return nil }

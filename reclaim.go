@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/claims"
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/known"
@@ -30,7 +31,7 @@ func (s *snapshot) garbage(o GCOptions) (*claims.Garbage, error) {
 	if err != nil {
 		return nil, fmt.Errorf("what is left of containers that are on no record is not looked for: %w", err)
 	}
-	found, err := s.records.List()
+	found, err := s.Records.List()
 	return claims.FindGarbage(entered, func(key record.Key) bool {
 		a := types.GCAttachment{ContainerID: string(key.ContainerID), IfName: key.IfName}
 		return slices.Contains(valid[key.Network], a) || slices.Contains(o.Keep, string(key.ContainerID))
@@ -82,7 +83,7 @@ func (s *snapshot) reclaim(ctx context.Context, g *claims.Garbage, dry bool, rep
 func (s *snapshot) reclaimLost(ctx context.Context, key record.Key, k record.Known, dry bool, report *Report) error {
 	found, err := s.cleanUp(ctx, CleanUpTarget{
 		ContainerID: string(key.ContainerID), Network: key.Network, IfName: key.IfName, DryRun: dry,
-	}, &k)
+	}, &k, container.Access{HasBarrier: !dry})
 	for _, line := range found {
 		report.Reclaimed = append(report.Reclaimed, fmt.Sprintf("%s %s: %s", key.ContainerID, key.IfName, line))
 	}

@@ -37,7 +37,7 @@ func (e *RecordError) Unwrap() error { return e.Err }
 // loadRecord is Load of the store. The error is a RecordError unless the record
 // is damaged.
 func (s *snapshot) loadRecord(id record.ID) (*record.Record, error) {
-	rec, err := s.records.Load(id)
+	rec, err := s.Records.Load(id)
 	return rec, s.recordError(id, record.Name(id), err)
 }
 
@@ -47,7 +47,7 @@ func (s *snapshot) recordError(id record.ID, file string, err error) error {
 	if !newer && !errors.Is(err, record.ErrUnread) {
 		return err
 	}
-	return &RecordError{ContainerID: string(id), Path: s.records.Path(file), Newer: newer, Err: err}
+	return &RecordError{ContainerID: string(id), Path: s.Records.Path(file), Newer: newer, Err: err}
 }
 
 // untouchable returns why Recover and GC must leave the container of a listed

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
@@ -41,7 +42,7 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
 	report := &Report{}
-	host, err := s.hosts.Open(s.hostNetNS)
+	host, err := s.Hosts.Open(s.hostNetNS)
 	if err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
@@ -135,7 +136,7 @@ func (s *snapshot) recoverEach(ctx context.Context, host *hostns.NetNS, ids []re
 // owned are the records with attachments of this owner, and those that do not
 // say whose they are: nobody else will look after them.
 func (s *snapshot) owned(dry bool) ([]record.Found, error) {
-	found, err := s.records.List()
+	found, err := s.Records.List()
 	if err != nil {
 		return nil, err
 	}
@@ -148,18 +149,20 @@ func (s *snapshot) owned(dry bool) ([]record.Found, error) {
 // recallOwn is recall for Recover and GC: only the attachments of this owner,
 // and none if the record was deleted meanwhile.
 func (op *operation) recallOwn() error {
-	if err := op.recall(&Namespace{id: op.id}); err != nil {
+	damage, err := op.load()
+	if err != nil || op.Record == nil {
+		return err
+	}
+	if err := op.recallLoaded(&Namespace{id: op.ID}, damage, false); err != nil {
 		return err
 	}
 	switch {
-	case op.rec == nil:
-		op.attachments = nil
-	case !op.damaged:
+	case !op.Damaged:
 		op.attachments = slices.DeleteFunc(op.attachments, func(a *attachment) bool { return !a.own() })
-	case op.container == nil && op.path != "":
-		return fmt.Errorf("the container's network namespace at %s cannot be opened", op.path)
-	case op.rec.Shared() || op.rec.Owner != "" && op.rec.Owner != op.owner:
-		return fmt.Errorf("record of container %s: %w", op.id, errShared)
+	case op.NetNS == nil && op.Path != "":
+		return fmt.Errorf("the container's network namespace at %s cannot be opened", op.Path)
+	case op.Record.Shared() || op.Record.Owner != "" && op.Record.Owner != op.owner:
+		return fmt.Errorf("record of container %s: %w", op.ID, errShared)
 	}
 	return nil
 }
@@ -169,8 +172,8 @@ var errShared = errors.New("it is damaged, and has attachments of another owner;
 
 // own reports whether this owner has made the attachment, which is on record.
 func (a *attachment) own() bool {
-	n := a.op.rec.Find(a.IfName)
-	return n != nil && a.op.rec.OwnerOf(n) == a.op.owner
+	n := a.op.Record.Find(a.IfName)
+	return n != nil && a.op.Record.OwnerOf(n) == a.op.owner
 }
 
 // discard deletes a record of which nothing can be read, not even whose it is,
@@ -178,23 +181,23 @@ func (a *attachment) own() bool {
 // that what else it was about is found by nobody.
 func (s *snapshot) discard(f record.Found) (o outcome) {
 	o.id = nameOf(f)
-	if path := s.kept.keeps(f.File); path != "" {
+	if path := s.Pins.At(f.File); path != "" {
 		o.skipped = fmt.Errorf("it does not say whose it is, and %s keeps a namespace that may be a living container's; "+
-			"if it is not, unmount that and delete %s: %w", path, s.records.Path(f.File), f.Err)
+			"if it is not, unmount that and delete %s: %w", path, s.Records.Path(f.File), f.Err)
 		return o
 	}
-	held, err := s.locks.TryLockAll([]lock.Key{{Name: barrier}}) // a Setup may be about to replace it
+	held, err := s.Locks.TryLockAll([]lock.Key{{Name: container.Barrier}}) // a Setup may be about to replace it
 	if held == nil {
 		o.skipped = join(ErrBusy, err)
 		return o
 	}
 	defer func() { o.err = join(o.err, held.Release()) }()
-	if now, err := s.records.LoadFile(f.File); now == nil || now.ContainerID != "" || !errors.Is(err, record.ErrBad) {
+	if now, err := s.Records.LoadFile(f.File); now == nil || now.ContainerID != "" || !errors.Is(err, record.ErrBad) {
 		return o // it is another by now, or gone
 	}
 	s.logger.Error("attachment record is unreadable and was deleted; what it recorded may be left", "file", f.File, "error", f.Err)
-	if o.err = s.kept.discard(f.File); o.err == nil {
-		o.err = s.records.Discard(f.File)
+	if o.err = s.Pins.Discard(f.File); o.err == nil {
+		o.err = s.Records.Discard(f.File)
 	}
 	return o
 }
@@ -217,7 +220,7 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record
 	if o.setAside(op.recallOwn()) {
 		return o
 	}
-	if op.rec == nil {
+	if op.Record == nil {
 		return o // removed meanwhile, by whoever had it locked
 	}
 	going, err := op.going()
@@ -225,7 +228,7 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record
 		o.err = err
 		return o
 	}
-	if err := op.undecided(); err != nil && len(going) < len(op.attachments) {
+	if err := op.Undecided(); err != nil && len(going) < len(op.attachments) {
 		o.skipped = err
 		return o
 	}
@@ -234,7 +237,7 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record
 	}
 	// What a pool made for networks that have nothing to attach ahead of time is a
 	// namespace without attachments.
-	empty := !op.damaged && len(op.rec.Networks) == 0
+	empty := !op.Damaged && len(op.Record.Networks) == 0
 	if len(going) > 0 || empty {
 		o.err = op.finish(ctx, going)
 	}
@@ -244,9 +247,9 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record
 // finish removes attachments whose removal has failed before, but not soon after
 // it has.
 func (op *operation) finish(ctx context.Context, ill []*attachment) error {
-	if op.rec != nil {
+	if op.Record != nil {
 		for _, a := range ill {
-			if err := notYet(op.rec.Find(a.IfName)); err != nil {
+			if err := notYet(op.Record.Find(a.IfName)); err != nil {
 				return err
 			}
 		}
@@ -282,9 +285,9 @@ func (s *snapshot) takeOver(ctx context.Context, host *hostns.NetNS, id record.I
 		return nil, err
 	}
 	if last {
-		return s.beginTeardownFrom(withWaiting(ctx, hurried), id, own)
+		return s.beginTeardownFrom(ctx, id, own, container.Access{Waiting: container.Hurried})
 	}
 	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer cancel()
-	return s.beginTeardownFrom(brief, id, own)
+	return s.beginTeardownFrom(brief, id, own, container.Access{})
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/handover"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/known"
@@ -91,7 +93,7 @@ func (s *snapshot) release(ctx context.Context, o ReleaseOptions, report *Releas
 	if err := join(s.refuseInside(ctx), s.ready()); err != nil {
 		return err
 	}
-	host, err := s.hosts.Open("") // go-cni has no other
+	host, err := s.Hosts.Open("") // go-cni has no other
 	if err != nil {
 		return err
 	}
@@ -99,7 +101,7 @@ func (s *snapshot) release(ctx context.Context, o ReleaseOptions, report *Releas
 	if host.Handle == nil {
 		return ErrNotSupported
 	}
-	found, err := s.records.List()
+	found, err := s.Records.List()
 	if err != nil {
 		return err
 	}
@@ -117,7 +119,7 @@ func (s *snapshot) release(ctx context.Context, o ReleaseOptions, report *Releas
 	if len(report.Released) == 0 || o.DryRun {
 		return err
 	}
-	return join(err, s.ledger().Sync().Wait(), s.records.SyncDeleted())
+	return join(err, s.ledger().Sync().Wait(), s.Records.SyncDeleted())
 }
 
 // releases reports whether a record has attachments of this owner, or is damaged
@@ -161,11 +163,11 @@ func (s *snapshot) releaseOne(ctx context.Context, host *hostns.NetNS, f record.
 		return o
 	}
 	defer op.end()
-	switch op.rec, err = op.loadRecord(op.id); {
-	case err != nil:
-		o.err = err
+	switch damage, err := op.load(); {
+	case err != nil || damage != nil:
+		o.err = join(err, damage)
 		return o
-	case op.rec == nil:
+	case op.Record == nil:
 		o.gone = true
 		return o
 	}
@@ -173,7 +175,7 @@ func (s *snapshot) releaseOne(ctx context.Context, host *hostns.NetNS, f record.
 		return o
 	}
 	if o.err = op.giveUp(); o.err == nil {
-		s.logger.Info("released a container to go-cni", "container", op.id)
+		s.logger.Info("released a container to go-cni", "container", op.ID)
 	}
 	return o
 }
@@ -185,10 +187,10 @@ func (s *snapshot) beginRelease(ctx context.Context, host *hostns.NetNS, id reco
 	if err != nil {
 		return nil, err
 	}
-	op := &operation{snapshot: s, verb: "DEL", id: id, host: own}
+	op := &operation{snapshot: s, Container: s.New(id, own)}
 	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer cancel()
-	if err := op.lock(brief); err != nil {
+	if err := op.lock(brief, container.Access{Waiting: container.Looking}); err != nil {
 		if errors.Is(context.Cause(brief), ErrBusy) && !errors.Is(err, lock.ErrUnavailable) {
 			err = fmt.Errorf("%w; call Release again", ErrBusy)
 		}
@@ -200,17 +202,17 @@ func (s *snapshot) beginRelease(ctx context.Context, host *hostns.NetNS, id reco
 // handedOver returns nil if go-cni, called from the namespace host, could remove the
 // whole container. It fills in the operation's attachments.
 func (op *operation) handedOver(ctx context.Context, host *hostns.NetNS) error {
-	boot, err := op.bootID()
+	boot, err := op.BootID()
 	if err != nil {
 		return err
 	}
-	if err := handover.Record(op.rec, op.owner, boot, host.String()); err != nil {
+	if err := handover.Record(op.Record, op.owner, boot, host.String()); err != nil {
 		return withSentinel(err)
 	}
 	if err := op.namespaceHandedOver(); err != nil {
 		return err
 	}
-	if op.attachments, err = op.fromRecord(op.rec); err != nil {
+	if op.attachments, err = op.fromRecord(op.Record); err != nil {
 		return err
 	}
 	g := &handover.GoCNI{
@@ -220,7 +222,7 @@ func (op *operation) handedOver(ctx context.Context, host *hostns.NetNS) error {
 	for _, n := range op.networks {
 		g.Networks = append(g.Networks, handover.Network{List: n.config, IfName: n.ifName})
 	}
-	errs := []error{handover.SameOptions(op.rec.Networks), g.Loaded()}
+	errs := []error{handover.SameOptions(op.Record.Networks), g.Loaded()}
 	for _, a := range op.attachments {
 		if err := a.handedOver(ctx, g); err != nil {
 			errs = append(errs, fmt.Errorf("network %q, interface %s: %w", a.network.config.Name, a.IfName, err))
@@ -233,17 +235,17 @@ func (op *operation) handedOver(ctx context.Context, host *hostns.NetNS) error {
 // plugins, leads to the container's namespace, and no other process may keep the
 // namespace alive by a descriptor.
 func (op *operation) namespaceHandedOver() error {
-	if err := op.enterRecorded(); err != nil {
+	if err := op.EnterRecorded(false); err != nil {
 		return err
 	}
-	if op.reached != byPath {
+	if op.Reached != container.ByPath {
 		return fmt.Errorf("%s no longer leads to its namespace, so that go-cni would leave what depends on it; Remove the container: %w",
-			op.rec.NetNS.Path, ErrInvalidNetNS)
+			op.Record.NetNS.Path, ErrInvalidNetNS)
 	}
-	if op.keptHere() {
+	if op.PinnedHere() {
 		return nil
 	}
-	alive, err := op.runtimeAlive(op.rec)
+	alive, err := op.RuntimeAlive(op.Record)
 	if err == nil && alive {
 		err = errors.New("the process that attached it lives, and may keep its namespace by an open descriptor; " +
 			"call Release of the Runtime that attached it, or end that process")
@@ -253,7 +255,7 @@ func (op *operation) namespaceHandedOver() error {
 
 // handedOver returns nil if go-cni could remove the attachment.
 func (a *attachment) handedOver(ctx context.Context, g *handover.GoCNI) error {
-	if err := handover.Whole(a.op.rec.Find(a.IfName)); err != nil {
+	if err := handover.Whole(a.op.Record.Find(a.IfName)); err != nil {
 		return err
 	}
 	live, err := a.lives(a.op.attachments)
@@ -271,7 +273,7 @@ func (r releasing) HasBuiltIn(typ string) bool { return r.runner.BuiltIn(typ) !=
 
 // FirewallBackend implements [handover.Host].
 func (r releasing) FirewallBackend(ctx context.Context, config json.RawMessage) (string, error) {
-	backend, ok, err := r.runner.Detect(ctx, r.bus, r.host.Handle, known.Firewall, config)
+	backend, ok, err := r.runner.Detect(ctx, r.bus, r.Host.Handle, known.Firewall, config)
 	if !ok {
 		return netfilter.DetectedIPTables, nil
 	}
@@ -290,12 +292,12 @@ func (op *operation) giveUp() error {
 	if err := op.ledger().Add(lines...); err != nil {
 		return err
 	}
-	err := op.unpin()
+	err := op.Unpin()
 	if err == nil {
-		err = op.records.Delete(op.id)
+		err = op.Records.Delete(op.ID)
 	}
 	if err != nil {
-		return join(err, op.pin(op.rec.NetNS)) // it stays on record
+		return join(err, op.Pin()) // it stays on record
 	}
 	return nil
 }

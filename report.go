@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -84,4 +85,11 @@ func (o *outcome) setAside(err error) bool {
 		o.err = err
 	}
 	return err != nil
+}
+
+// isSkipped reports whether an error means that nothing can be said of the
+// container from here, so that Recover and GC leave it as it is.
+func isSkipped(err error) bool {
+	return errors.Is(err, ErrBusy) || errors.Is(err, ErrHostNetNS) ||
+		errors.Is(err, errShared) || errors.As(err, new(*RecordError))
 }

@@ -15,7 +15,7 @@ import (
 // chain returns the chain of the attachment's plugins, for one verb.
 func (a *attachment) chain() *chain.Chain {
 	c := &chain.Chain{List: a.network.config, Path: a.op.pluginDirs, CacheDir: a.op.stateDir, OnResult: a.noteResult}
-	if a.op.host == nil {
+	if a.op.Container == nil {
 		return c // nothing runs
 	}
 	r := a.runner()
@@ -28,7 +28,7 @@ func (a *attachment) chain() *chain.Chain {
 		return out, err
 	}
 	c.OnEnd = func(ctx context.Context, verb string) error {
-		if err := r.End(ctx, verb); err != nil || verb != "ADD" || a.op.as != "" {
+		if err := r.End(ctx, verb); err != nil || verb != "ADD" || a.op.MadeAs != "" {
 			return err
 		}
 		if err := a.Durable(); err != nil {
@@ -43,20 +43,20 @@ func (a *attachment) chain() *chain.Chain {
 func (a *attachment) runner() *runner.Runner {
 	r := &runner.Runner{
 		Runtime: a.op.runner, Plugins: &a.plugins, Network: a.network.config,
-		ContainerID: a.op.id, IfName: a.IfName, Container: a.inside(), Given: a, Attachment: a,
+		ContainerID: a.op.ID, IfName: a.IfName, Container: a.inside(), Given: a, Attachment: a,
 	}
-	if a.op.host != nil {
-		r.Host = a.op.host.Handle
+	if a.op.Host != nil {
+		r.Host = a.op.Host.Handle
 	}
-	if a.op.held != nil && a.op.held.File() != nil {
-		r.Inherit = []*os.File{a.op.held.File()}
+	if file := a.op.LockFile(); file != nil {
+		r.Inherit = []*os.File{file}
 	}
 	return r
 }
 
 // Durable is [runner.Attachment]'s.
 func (a *attachment) Durable() error {
-	if err := a.op.pending.Wait(); err != nil {
+	if err := a.op.Pending().Wait(); err != nil {
 		return fmt.Errorf("write the attachment record to the disk: %w", err)
 	}
 	return nil
@@ -107,7 +107,7 @@ func observer(observe func(context.Context, Event)) func(context.Context, runner
 // refuseInside refuses a call that a registered plugin makes. It would wait for itself
 // if it is for the same container, or for a GC that waits for the plugin.
 func (s *snapshot) refuseInside(ctx context.Context) error {
-	call := runner.Inside(ctx, s.locks.Path())
+	call := runner.Inside(ctx, s.Locks.Path())
 	if call == nil {
 		return nil
 	}

@@ -11,10 +11,10 @@ import (
 // siblings returns the container's other attachments that stay, from the record or,
 // without a record, from libcni's cache.
 func (a *attachment) siblings() ([]*attachment, error) {
-	stays := func(ifName string) bool { return ifName != a.IfName && !a.op.leaving[ifName] }
+	stays := func(ifName string) bool { return ifName != a.IfName && !a.op.removal.leaving[ifName] }
 	var all []*attachment
 	var err error
-	if rec := a.op.rec; rec != nil && !a.op.damaged {
+	if rec := a.op.Record; rec != nil && !a.op.Damaged {
 		// Most attachments have none. The record then need not be parsed.
 		if !slices.ContainsFunc(rec.Networks, func(n record.Network) bool { return n.State != record.Deleted && stays(n.IfName) }) {
 			return nil, nil
@@ -37,10 +37,10 @@ func (a *attachment) Siblings() netfilter.Siblings {
 	s.Unknown = s.Unknown || err != nil
 	if rerr != nil {
 		a.op.logger.Warn("the rules of another attachment of the container are not known; rules that it may share stay",
-			"container", a.op.id, "network", a.network.config.Name, "error", rerr)
+			"container", a.op.ID, "network", a.network.config.Name, "error", rerr)
 	}
-	if a.op.damaged {
-		s.Addresses = append(s.Addresses, footprint.AddressesOf(a.op.rec.Networks, a.op.leaving)...)
+	if a.op.Damaged {
+		s.Addresses = append(s.Addresses, footprint.AddressesOf(a.op.Record.Networks, a.op.removal.leaving)...)
 	}
 	return s
 }
@@ -48,17 +48,15 @@ func (a *attachment) Siblings() netfilter.Siblings {
 // fromCache returns the container's attachments in libcni's cache. It reads the cache
 // once for each operation.
 func (op *operation) fromCache() (all []*attachment, err error) {
-	if op.cachedAll != nil {
-		return *op.cachedAll, nil
+	if op.removal.cached != nil {
+		return *op.removal.cached, nil
 	}
-	cached := &operation{snapshot: op.snapshot, verb: op.verb, id: op.id, host: op.host, path: op.path, rec: op.rec, damaged: op.damaged}
-	if err := cached.addCached(); err != nil {
+	if all, err = op.cachedBeside(nil); err != nil {
 		return nil, err
 	}
-	for _, a := range cached.attachments {
+	for _, a := range all {
 		a.partial = a.chain().CachedResult(&a.Attachment)
-		a.op = op
 	}
-	op.cachedAll = &cached.attachments
-	return cached.attachments, nil
+	op.removal.cached = &all
+	return all, nil
 }

@@ -33,7 +33,7 @@ func (a *attachment) see(ctx context.Context) (*sight, error) {
 	}
 	s := &sight{}
 	var err error
-	if s.interfaces, err = warm.See(a.op.host, a.op.container, names, a.IfName); err != nil {
+	if s.interfaces, err = warm.See(a.op.Host, a.op.NetNS, names, a.IfName); err != nil {
 		return nil, err
 	}
 	if t.Rules.Possible {
@@ -48,17 +48,17 @@ func (a *attachment) see(ctx context.Context) (*sight, error) {
 
 // unchanged returns warm.ErrDead unless all is as it was seen.
 func (s *sight) unchanged(ctx context.Context, op *operation) error {
-	if err := s.interfaces.Unchanged(op.host, op.container); err != nil || s.rules == nil {
+	if err := s.interfaces.Unchanged(op.Host, op.NetNS); err != nil || s.rules == nil {
 		return err
 	}
-	intact, err := s.rules.Intact(ctx, netfilter.Open(op.host.Handle, caller.Netfilter(ctx)))
+	intact, err := s.rules.Intact(ctx, netfilter.Open(op.Host.Handle, caller.Netfilter(ctx)))
 	if err == nil && !intact {
 		err = fmt.Errorf("rules of the packet filter are gone: %w", warm.ErrDead)
 	}
 	if err != nil {
 		return err
 	}
-	found, err := sweep.Firewalld{Bus: op.bus, Host: op.host.Handle}.Has(ctx, s.zoned)
+	found, err := sweep.Firewalld{Bus: op.bus, Host: op.Host.Handle}.Has(ctx, s.zoned)
 	if err == nil && len(found) < len(s.zoned) {
 		err = fmt.Errorf("addresses are gone from firewalld: %w", warm.ErrDead)
 	}
@@ -71,4 +71,4 @@ func (w *prepared) there() bool {
 	return err == nil && id == w.ns
 }
 
-func (op *operation) netNS() netns.ID { return op.container.ID() }
+func (op *operation) netNS() netns.ID { return op.NetNS.ID() }

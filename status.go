@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/version"
+
 	"github.com/embedcni/cni/internal/hostns"
 )
 
@@ -28,7 +29,7 @@ func (s *snapshot) askStatus(ctx context.Context) error {
 	if !s.hasStatus() {
 		return nil
 	}
-	host, err := s.hosts.Open(s.hostNetNS)
+	host, err := s.Hosts.Open(s.hostNetNS)
 	if err != nil {
 		return err
 	}
@@ -97,7 +98,7 @@ func (c *statusCache) finish(run *statusRun) {
 func (s *snapshot) runStatus(ctx context.Context, host *hostns.NetNS) error {
 	ctx, cancel := s.runner.Bound(ctx, "STATUS")
 	defer cancel()
-	op := &operation{snapshot: s, verb: "STATUS", host: host}
+	op := &operation{snapshot: s, Container: s.New("", host)}
 	for _, n := range s.networks {
 		a := op.about(n)
 		if err := a.chain().Status(ctx); err != nil {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"syscall"
 
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/netns"
 )
@@ -21,7 +22,7 @@ type strays struct {
 func (s strays) none() bool { return len(s.files)+len(s.namespaces)+len(s.dirs) == 0 }
 
 func (s *snapshot) strays() (strays, error) {
-	files, err := s.records.Strays()
+	files, err := s.Records.Strays()
 	namespaces, dirs, nerr := s.strayNamespaces()
 	return strays{files, namespaces, dirs}, join(err, nerr)
 }
@@ -33,7 +34,7 @@ func (s *snapshot) tidyAlone() (err error) {
 	if found, err := s.strays(); found.none() {
 		return err
 	}
-	held, err := s.locks.TryLockAll([]lock.Key{{Name: barrier}})
+	held, err := s.Locks.TryLockAll([]lock.Key{{Name: container.Barrier}})
 	if held == nil {
 		s.logger.Info("files that belong to no record are left for later, since other calls are under way", "error", err)
 		return nil

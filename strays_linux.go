@@ -22,7 +22,7 @@ import (
 // process in it. And while a record cannot be read none is at all: it may be
 // that one's.
 func (s *snapshot) strayNamespaces() (paths, dirs []string, err error) {
-	pins, err := s.kept.strays(s.records)
+	pins, err := s.Pins.Strays(s.Records)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -59,45 +59,19 @@ func (s *snapshot) strayNamespaces() (paths, dirs []string, err error) {
 	return paths, dirs, nil
 }
 
-// strays returns the paths of pins without a record. A power cut can bring back the
-// empty file of a pin, and earlier versions kept such files as "spare.N", on which
-// something can still be mounted.
-func (k *keeper) strays(records *record.Store) ([]string, error) {
-	entries, err := os.ReadDir(k.dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("kept namespaces: %w", err)
-	}
-	var strays []string
-	for _, e := range entries {
-		path := filepath.Join(k.dir, e.Name())
-		// A pin is called as the file of its record is, see path.
-		known, err := records.Exists(e.Name())
-		if err != nil {
-			return nil, fmt.Errorf("kept namespaces: %w", err)
-		}
-		if !known {
-			strays = append(strays, path)
-		}
-	}
-	return strays, nil
-}
-
 // madeByTheDead are the paths at which pools of dead processes have made
 // namespaces, by directory.
 func (s *snapshot) madeByTheDead() (map[string][]string, error) {
-	owners, err := os.ReadDir(warm.Dir(s.records.Dir()))
+	owners, err := os.ReadDir(warm.Dir(s.Records.Dir()))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("pools: %w", err)
 	}
 	made := make(map[string][]string)
 	for _, owner := range owners {
-		if alive, err := s.runtimeAlive(warm.ProcessOf(owner.Name())); alive || err != nil {
+		if alive, err := s.RuntimeAlive(warm.ProcessOf(owner.Name())); alive || err != nil {
 			continue // or it is no pool's, and not ours to judge
 		}
-		dir := filepath.Join(warm.Dir(s.records.Dir()), owner.Name())
+		dir := filepath.Join(warm.Dir(s.Records.Dir()), owner.Name())
 		entries, err := os.ReadDir(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // another process has cleaned it up
@@ -123,7 +97,7 @@ type knownNetNS struct {
 
 // recordedNamespaces returns nil if a record cannot be read.
 func (s *snapshot) recordedNamespaces() (*knownNetNS, error) {
-	found, err := s.records.List()
+	found, err := s.Records.List()
 	if err != nil {
 		return nil, err
 	}
@@ -177,26 +151,10 @@ func (known *knownNetNS) strangers(paths []string) (map[string]bool, error) {
 	return stray, nil
 }
 
-// removeOurs removes the namespace that a pool made for a container, if it is
-// still that one which is mounted there.
-func removeOurs(ns record.NetNS) error {
-	id, err := nsfind.Identify(ns.Path)
-	switch {
-	case errors.Is(err, netns.ErrNotNetNS): // the file, perhaps
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case id != netns.ID{Dev: ns.Dev, Ino: ns.Ino}:
-		return nil
-	}
-	return netns.Remove(ns.Path)
-}
-
 // removeUnrecorded removes a namespace that no record knows of, after a failure
 // to set a container up in it.
 func (s *snapshot) removeUnrecorded(id record.ID, path string) error {
-	rec, err := s.records.Load(id)
+	rec, err := s.Records.Load(id)
 	if errors.Is(err, record.ErrNewer) {
 		return netns.Remove(path) // a newer version does not know of it
 	}

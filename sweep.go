@@ -108,14 +108,14 @@ func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
 // failure is worth a line in the log.
 func (a *attachment) clear(ctx context.Context, t sweep.Target, found []sweep.Item) (left []string, err error) {
 	if len(found) > 0 {
-		a.op.logger.Info("sweeping what DEL has left", "container", a.op.id, "network", a.network.config.Name,
+		a.op.logger.Info("sweeping what DEL has left", "container", a.op.ID, "network", a.network.config.Name,
 			"left", sweep.Lines(found))
 		if still, err := sweep.Clear(ctx, t, found); err != nil || len(still) > 0 {
 			return sweep.Lines(still), err
 		}
 	}
 	if _, err := sweep.FlushFlows(t); err != nil {
-		a.op.logger.Warn("flush UDP flows", "container", a.op.id, "error", err)
+		a.op.logger.Warn("flush UDP flows", "container", a.op.ID, "error", err)
 	}
 	return nil, nil
 }
@@ -126,8 +126,8 @@ func (a *attachment) described() *footprint.Attachment {
 		Attachment: a.Attachment, List: a.network.config,
 		Result: json.RawMessage(a.partial), Device: a.Fact(footprint.DeviceFact),
 		Ran: a.plugins.Recorded(), IsRegistered: a.op.runner.IsRegistered,
-		Recorded: a.op.rec != nil && !a.op.damaged && a.op.rec.Find(a.IfName) != nil,
-		Rebooted: a.op.rebooted, HostGone: a.op.hostGone,
+		Recorded: a.op.Record != nil && !a.op.Damaged && a.op.Record.Find(a.IfName) != nil,
+		Rebooted: a.op.Rebooted, HostGone: a.op.HostGone,
 	}
 }
 
@@ -135,12 +135,12 @@ func (a *attachment) described() *footprint.Attachment {
 func (a *attachment) target() (t sweep.Target, done func()) {
 	d := a.described()
 	t = sweep.Target{Footprint: footprint.Of(d), Container: a.inside(), Firewalld: a.op.bus, Others: a.op.others(a.IfName)}
-	if !a.op.hostGone {
-		t.Host = a.op.host.Handle
+	if !a.op.HostGone {
+		t.Host = a.op.Host.Handle
 	}
 	// host-local does not sync its files: a power cut leaves empty ones.
-	t.How.Thorough = a.state != record.Added || a.op.rebooted || a.op.hostGone || t.Rules.AnyPort
-	t.How.FilesOnly = a.op.hostGone
+	t.How.Thorough = a.state != record.Added || a.op.Rebooted || a.op.HostGone || t.Rules.AnyPort
+	t.How.FilesOnly = a.op.HostGone
 	t.How.Emptied = a.emptied(t.Addresses)
 	// Once a DEL was begun, the interface may be back on the host, and another
 	// container may have it.
@@ -148,7 +148,7 @@ func (a *attachment) target() (t sweep.Target, done func()) {
 	var err error
 	if t.Before, err = firewalld.Recall(a); err != nil {
 		// An attachment's own notes are not damaged if its record is not.
-		a.op.logger.Warn("the addresses that were in firewalld's zones before cannot be read", "container", a.op.id, "error", err)
+		a.op.logger.Warn("the addresses that were in firewalld's zones before cannot be read", "container", a.op.ID, "error", err)
 	}
 	if t.Siblings = a.Siblings(); len(t.Siblings.Owners) > 0 {
 		t.Own, _ = d.SharedRules() // the sweep finds unknown rules by the addresses
@@ -165,8 +165,8 @@ func (a *attachment) target() (t sweep.Target, done func()) {
 // others are the other attachments of the host, for an attachment of the container.
 func (op *operation) others(ifName string) *footprint.Others {
 	return &footprint.Others{
-		Records: op.records, CacheDir: op.stateDir,
-		ContainerID: op.id, Plugins: op.pluginID(), IfName: ifName, Leaving: op.leaving,
+		Records: op.Records, CacheDir: op.stateDir,
+		ContainerID: op.ID, Plugins: op.PluginID(), IfName: ifName, Leaving: op.removal.leaving,
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/warm"
 	"github.com/embedcni/cni/netns"
@@ -65,12 +66,12 @@ func (w *prepared) attach(ctx context.Context) error {
 		return err
 	}
 	defer op.end()
-	op.warm, w.host, w.ns = true, op.host.String(), op.netNS()
+	op.Warm, w.host, w.ns = true, op.Host.String(), op.netNS()
 	for _, a := range op.attachments {
 		a.part.To = a.network.ahead()
 	}
 	op.attachments = slices.DeleteFunc(op.attachments, func(a *attachment) bool { return a.part.To == 0 })
-	if err := op.lockEnding(ctx); err != nil {
+	if err := op.lock(ctx, container.Access{}); err != nil {
 		return err
 	}
 	if err := op.write(ctx); err != nil {
@@ -118,7 +119,7 @@ func (n *Network) ahead() int { return warm.Ahead(n.config.Plugins, n.snapshot.r
 
 // fits tells whether w is what the operation is about.
 func (w *prepared) fits(op *operation) bool {
-	if op.host.String() != w.host {
+	if op.Host.String() != w.host {
 		return false
 	}
 	used := 0
@@ -159,8 +160,8 @@ func (w *prepared) take(ctx context.Context, s *snapshot, ns *Namespace) (*Resul
 		return nil, fmt.Errorf("%w: %w", warm.ErrUnfit, err) // what is wrong is said when it is made
 	}
 	defer op.end()
-	s.reap(op.host, true)
-	if s.hostNetNS != "" && op.host.String() != w.host {
+	s.reap(op.Host, true)
+	if s.hostNetNS != "" && op.Host.String() != w.host {
 		return nil, fmt.Errorf("%s has become another namespace: %w", s.hostNetNS, warm.ErrDead)
 	}
 	if !w.fits(op) {
@@ -169,7 +170,7 @@ func (w *prepared) take(ctx context.Context, s *snapshot, ns *Namespace) (*Resul
 	if err := w.lives(op.share(ctx), op); err != nil {
 		return nil, err
 	}
-	if err := op.lockEnding(ctx); err != nil {
+	if err := op.lock(ctx, container.Access{}); err != nil {
 		return nil, fmt.Errorf("%w: %w", warm.ErrUnfit, err)
 	}
 	if err := op.clearDead(ctx); err != nil {
@@ -182,7 +183,7 @@ func (w *prepared) take(ctx context.Context, s *snapshot, ns *Namespace) (*Resul
 	go func(taken *record.Pending) {
 		defer w.settling.Done()
 		w.forget(taken)
-	}(op.pending)
+	}(op.Pending())
 	return op.finishSetup(ctx, false)
 }
 
@@ -207,7 +208,7 @@ func (w *prepared) lives(ctx context.Context, op *operation) error {
 func (w *prepared) forget(taken *record.Pending) {
 	err := taken.Wait()
 	if err == nil {
-		err = w.snapshot.records.Delete(w.id)
+		err = w.snapshot.Records.Delete(w.id)
 	}
 	if err != nil {
 		w.snapshot.logger.Warn("delete the record of a container that was made ahead of time and is used now", "container", w.id, "error", err)
@@ -217,13 +218,13 @@ func (w *prepared) forget(taken *record.Pending) {
 // takeOver writes the record of a container that plugins know under the ID of
 // w. From then on it is this one; later the other record goes.
 func (op *operation) takeOver(ctx context.Context, w *prepared) error {
-	op.as = record.PluginID(w.id)
+	op.MadeAs = record.PluginID(w.id)
 	for _, a := range op.attachments {
-		a.ContainerID = string(op.as)
+		a.ContainerID = string(op.MadeAs)
 		a.attempted = a.part.From > 0
 	}
 	if err := op.write(ctx); err != nil {
-		return join(err, op.records.Delete(op.id))
+		return join(err, op.Records.Delete(op.ID))
 	}
 	return nil
 }
@@ -231,12 +232,12 @@ func (op *operation) takeOver(ctx context.Context, w *prepared) error {
 // withoutWarm leaves out what a pool of a process that lives has made ahead of time,
 // and deletes the records of what has become other containers, unless dry.
 func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, error) {
-	rest, stale := warm.Orphans(found, s.runtimeAlive)
+	rest, stale := warm.Orphans(found, s.RuntimeAlive)
 	for _, id := range stale {
 		if dry {
 			break
 		}
-		if err := s.records.Delete(id); err != nil {
+		if err := s.Records.Delete(id); err != nil {
 			return nil, err
 		}
 	}
@@ -245,14 +246,14 @@ func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, 
 
 // poolDir returns the directory in which the pools of this process make namespaces.
 func (s *snapshot) poolDir() (string, error) {
-	life, identity := s.life(), ""
+	life, identity := s.Life(), ""
 	if life == "" {
 		var err error
-		if identity, err = s.identity(); err != nil {
+		if identity, err = s.Identity(); err != nil {
 			return "", err
 		}
 	}
-	return filepath.Join(warm.Dir(s.records.Dir()), warm.DirName(life, identity)), nil
+	return filepath.Join(warm.Dir(s.Records.Dir()), warm.DirName(life, identity)), nil
 }
 
 // makesTheSame reports whether containers that were made ahead of time under s
@@ -260,7 +261,7 @@ func (s *snapshot) poolDir() (string, error) {
 // plugins run, with what, where, and where it is recorded.
 func (s *snapshot) makesTheSame(now *snapshot) bool {
 	return s == now ||
-		s.records == now.records && s.own == now.own && s.owner == now.owner && s.hostNetNS == now.hostNetNS &&
+		s.Records == now.Records && s.own == now.own && s.owner == now.owner && s.hostNetNS == now.hostNetNS &&
 			s.runner.Choice.Same(now.runner.Choice) && slices.EqualFunc(s.networks, now.networks, (*Network).same)
 }
 

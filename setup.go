@@ -12,6 +12,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
@@ -25,18 +26,18 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 	}
 	defer op.end()
 	op.prepare()
-	s.reap(op.host, true)
-	if err := op.lockEnding(ctx); err != nil {
+	s.reap(op.Host, true)
+	if err := op.lock(ctx, container.Access{}); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
-	if err := op.follow(); err != nil {
+	if err := op.Follow(); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
 	if err := op.clearDead(ctx); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
 	for _, a := range op.attachments {
-		a.ContainerID = string(op.pluginID())
+		a.ContainerID = string(op.PluginID())
 	}
 	if err := op.refuseTaken(); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
@@ -46,23 +47,23 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 		if err == nil || attempt >= op.retry.Attempts || !passes(err) {
 			return result, err
 		}
-		op.logger.Info("trying again", "container", op.id, "attempt", attempt+1, "error", err)
+		op.logger.Info("trying again", "container", op.ID, "attempt", attempt+1, "error", err)
 		if werr := op.retry.wait(ctx, attempt+1); werr != nil {
 			return nil, err
 		}
 	}
 }
 
-// try records and attaches. An error is only of plugins as long as nothing is
-// left.
+// try records and attaches. The error is only of plugins if nothing is left.
 func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
+	op.endRemoval() // of an attempt before
 	for _, a := range op.attachments {
 		a.attempted, a.state, a.partial, a.noted = false, record.Planned, nil, nil
 		a.facts.set(nil)
 		a.plugins.Reset(nil, nil)
 	}
 	if err := op.write(ctx); err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", op.id, err)
+		return nil, fmt.Errorf("set up container %q: %w", op.ID, err)
 	}
 	return op.finishSetup(ctx, serially)
 }
@@ -173,7 +174,7 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 	}
 	if err != nil {
 		if nerr := a.runner().NoteNotRun(part.From); nerr != nil {
-			a.op.logger.Warn("note in the record which plugins did not run", "container", a.op.id, "error", nerr)
+			a.op.logger.Warn("note in the record which plugins did not run", "container", a.op.ID, "error", nerr)
 		}
 	}
 	if ferr := first.End(err == nil); ferr != nil {
@@ -184,7 +185,7 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 
 func (a *attachment) firstKey() firstadd.Key {
 	key := firstadd.Key{
-		Network: a.network.config.Name, Host: a.op.host.String(), Boot: a.op.boot,
+		Network: a.network.config.Name, Host: a.op.Host.String(), Boot: a.op.Boot,
 	}
 	if a.op.shared(a.network) {
 		key.IfName = a.network.ifName
@@ -215,7 +216,7 @@ func (op *operation) rollBack(ctx context.Context) error {
 	var begun, never []*attachment
 	defer func() {
 		for _, a := range op.attachments {
-			op.runner.Ahead.GiveUp(op.host.String(), &a.plugins)
+			op.runner.Ahead.GiveUp(op.Host.String(), &a.plugins)
 		}
 	}()
 	for _, a := range op.attachments {
@@ -230,62 +231,72 @@ func (op *operation) rollBack(ctx context.Context) error {
 		err = join(err, op.tearDown(context.WithoutCancel(ctx), begun))
 	}
 	if err != nil {
-		return fmt.Errorf("roll back: %w", leftover(op.id, err))
+		return fmt.Errorf("roll back: %w", leftover(op.ID, err))
 	}
 	return nil
 }
 
-// clearDead refuses to attach what is attached, and first removes what is left
-// of an attachment that has died: its namespace is gone, or another one, or the
-// interface in it is gone, as after a reboot or a crash.
+// clearDead refuses to attach what is attached, and first removes the rest of an
+// attachment that has died: its namespace is gone, or another one, or the interface in
+// it is gone, as after a reboot or a crash. Meanwhile the container is where its record
+// says.
 func (op *operation) clearDead(ctx context.Context) error {
-	earlier := &operation{snapshot: op.snapshot, verb: "DEL", id: op.id, host: op.host, held: op.held}
-	defer func() { earlier.leave(); earlier.leaveHost() }()
-	if err := earlier.recallAttached(op); err != nil {
+	wanted := op.Depart()
+	defer func() {
+		op.Return(wanted)
+		op.endRemoval()
+	}()
+	earlier, err := op.recallAttached(wanted)
+	if err != nil {
 		return err
 	}
-	op.rec = earlier.rec
-	if len(earlier.attachments) == 0 && earlier.rec == nil {
+	if len(earlier) == 0 && op.Record == nil {
 		return nil
 	}
-	dead := earlier.attachments
-	for i, a := range earlier.attachments {
-		live, err := a.lives(earlier.attachments)
+	dead, err := op.deadOf(earlier, wanted)
+	if err != nil || len(dead) == 0 && len(earlier) > 0 {
+		return err
+	}
+	op.logger.Info("removing what is left of an earlier attachment", "container", op.ID)
+	if err := op.tearDown(context.WithoutCancel(ctx), dead); err != nil {
+		return fmt.Errorf("remove what is left of an earlier attachment: %w", err)
+	}
+	return nil
+}
+
+// deadOf returns those of the earlier attachments that are to be removed: all if all
+// are dead, or else the dead ones under interface names that this call wants. It
+// refuses interface names of attachments that live, and another namespace than theirs.
+func (op *operation) deadOf(earlier []*attachment, wanted container.Place) ([]*attachment, error) {
+	var dead []*attachment
+	for _, a := range earlier {
+		live, err := a.lives(earlier)
 		if err != nil {
-			return fmt.Errorf("is interface %s of network %q still there: %w", a.IfName, a.network.config.Name, err)
+			return nil, fmt.Errorf("is interface %s of network %q still there: %w", a.IfName, a.network.config.Name, err)
 		}
-		if !live && !earlier.leaves(a, op) {
+		if !live && !op.leaves(a) {
+			dead = append(dead, a)
 			continue
 		}
 		// What else a damaged record knew of would be lost by adding to it.
-		if op.wants(a.IfName) || earlier.damaged {
-			return fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
+		if op.wants(a.IfName) || op.Damaged {
+			return nil, fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
 				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
 		}
-		if err := earlier.sameNetNS(op.path); err != nil {
-			return err
-		}
-		// Attached under another name, and alive: this call adds to it.
-		dead = slices.DeleteFunc(slices.Clone(dead), func(d *attachment) bool { return d == earlier.attachments[i] })
-	}
-	if len(dead) < len(earlier.attachments) {
-		dead = slices.DeleteFunc(dead, func(d *attachment) bool { return !op.wants(d.IfName) })
-		if len(dead) == 0 {
-			return nil
+		if err := op.SameNetNS(wanted.Path); err != nil {
+			return nil, err
 		}
 	}
-	op.logger.Info("removing what is left of an earlier attachment", "container", op.id)
-	if err := earlier.tearDown(context.WithoutCancel(ctx), dead); err != nil {
-		return fmt.Errorf("remove what is left of an earlier attachment: %w", err)
+	if len(dead) < len(earlier) { // this call adds to the others, which are alive
+		dead = slices.DeleteFunc(dead, func(a *attachment) bool { return !op.wants(a.IfName) })
 	}
-	op.rec = earlier.rec
-	return nil
+	return dead, nil
 }
 
 // leaves reports whether an attachment stays although its interface is gone:
 // another owner made it, in a namespace that lives, and may know better.
-func (op *operation) leaves(a *attachment, wanted *operation) bool {
-	return op.rec != nil && !op.damaged && a.NetNS != "" && !op.abandoned() && !a.own() && !wanted.wants(a.IfName)
+func (op *operation) leaves(a *attachment) bool {
+	return op.Record != nil && !op.Damaged && a.NetNS != "" && !op.IsAbandoned() && !a.own() && !op.wants(a.IfName)
 }
 
 // refuseTaken refuses to make an interface where there is one that this
@@ -338,34 +349,31 @@ func (op *operation) wants(ifName string) bool {
 }
 
 // recallAttached finds what the container is attached to, from its record or,
-// where it has none, from libcni's cache.
-func (op *operation) recallAttached(wanted *operation) error {
-	rec, err := op.loadRecord(op.id)
-	if rec != nil && err == nil {
-		return op.recall(&Namespace{id: op.id})
+// without one, from libcni's cache.
+func (op *operation) recallAttached(wanted container.Place) ([]*attachment, error) {
+	damage, err := op.load()
+	switch {
+	case err != nil:
+		return nil, err
+	case damage != nil:
+		// Whether it lives, and which leftovers it has if not, is found by the loaded
+		// networks and in the namespace that is to be attached.
+		op.logger.Warn("attachment record cannot be read", "container", op.ID, "error", damage)
+		return op.unrecorded(&Namespace{id: op.ID, path: wanted.Path}, nil, false)
+	case op.Record != nil:
+		return op.enterRecorded(false)
 	}
-	if err != nil && !errors.Is(err, record.ErrBad) {
-		return err
-	}
-	if err != nil {
-		// Whether it lives, and what is left of it if not, is found by what is
-		// loaded and in the namespace that is to be attached.
-		op.logger.Warn("attachment record cannot be read", "container", op.id, "error", err)
-		op.rec, op.damaged = rec, true
-		return op.recallWithout(&Namespace{id: op.id, path: wanted.path})
-	}
-	op.attachments, err = wanted.existing()
-	for _, a := range op.attachments {
-		a.op = op
+	all, err := op.existing(wanted)
+	for _, a := range all {
 		a.avoidOthers()
 	}
-	return err
+	return all, err
 }
 
 // existing are the attachments of this container that libcni's cache knows, on
 // any loaded network, with an interface name that is wanted now. The pair of
 // container and interface name is what the specification wants to be unique.
-func (op *operation) existing() ([]*attachment, error) {
+func (op *operation) existing(at container.Place) ([]*attachment, error) {
 	var found []*attachment
 	for _, wanted := range op.attachments {
 		for _, n := range op.networks {
@@ -373,8 +381,8 @@ func (op *operation) existing() ([]*attachment, error) {
 				continue // the cache has one entry for that name and interface
 			}
 			a := &attachment{op: op, network: n}
-			a.ContainerID, a.IfName = string(op.pluginID()), wanted.IfName
-			known, err := a.recall()
+			a.ContainerID, a.IfName = string(op.PluginID()), wanted.IfName
+			known, err := a.recall(at)
 			if err != nil {
 				return nil, err
 			}
@@ -387,15 +395,16 @@ func (op *operation) existing() ([]*attachment, error) {
 	return found, nil
 }
 
-// recall fills in what the cache knows of an attachment.
-func (a *attachment) recall() (known bool, err error) {
+// recall fills in what the cache knows of an attachment in the namespace that is to be
+// attached.
+func (a *attachment) recall(at container.Place) (known bool, err error) {
 	cached, err := a.chain().Cached(&a.Attachment)
 	if err != nil {
 		// Something is there, and nobody can tell what: the container's
 		// namespace must say whether it lives.
 		a.op.logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
 			"network", a.network.config.Name, "error", err)
-		a.NetNS = a.op.path
+		a.NetNS = at.Path
 		return true, nil
 	}
 	if cached == nil {
@@ -405,7 +414,7 @@ func (a *attachment) recall() (known bool, err error) {
 	if a.NetNS, err = a.chain().CachedNetNS(&a.Attachment); err != nil {
 		return false, err
 	}
-	a.NetNS, err = a.op.host.Validate(a.NetNS, "DEL")
+	a.NetNS, err = a.op.Host.Validate(a.NetNS, "DEL")
 	if errors.Is(err, ErrInvalidNetNS) {
 		// The host's by now, as a /proc/PID/ns/net is whose PID went to a
 		// process of the host: the container's is gone.

@@ -1,4 +1,4 @@
-package cni
+package container
 
 import (
 	"fmt"
@@ -7,26 +7,26 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// life names the byte that this process has locked for as long as it lives, for
+// Life names the byte that this process has locked for as long as it lives, for
 // the record. It is empty where none can be locked, so that others go by the
 // number.
-func (s *snapshot) life() string {
-	name, err := s.locks.Life()
+func (s *Store) Life() string {
+	name, err := s.Locks.Life()
 	if err != nil {
-		s.logger.Info("whether this process lives is only known by its number", "error", err)
+		s.Logger.Info("whether this process lives is only known by its number", "error", err)
 	}
 	return name
 }
 
-// runtimeAlive reports whether the process that last worked on the container
+// RuntimeAlive reports whether the process that last worked on the container
 // still runs, or may: one that is not known to be dead counts as alive.
 //
 // Its byte says so. A number says less: another process may have it after a
 // reboot, a process that executes itself anew keeps it, and in another PID
 // namespace it is somebody else's. It is for records of earlier versions, and
 // for where no byte can be locked.
-func (s *snapshot) runtimeAlive(rec *record.Record) (bool, error) {
-	now, err := s.bootID()
+func (s *Store) RuntimeAlive(rec *record.Record) (bool, error) {
+	now, err := s.BootID()
 	if err != nil {
 		return true, err
 	}
@@ -34,7 +34,7 @@ func (s *snapshot) runtimeAlive(rec *record.Record) (bool, error) {
 		return false, nil
 	}
 	if rec.Life != "" {
-		alive, known, err := s.locks.Lives(rec.Life)
+		alive, known, err := s.Locks.Lives(rec.Life)
 		if known || err != nil {
 			return alive || err != nil, err
 		}

@@ -1,4 +1,4 @@
-package cni
+package container
 
 import (
 	"context"
@@ -24,28 +24,25 @@ const (
 	asideFor      = 4 // times as long as it stood
 )
 
-// lockBarrier waits until no ADD or DEL is under way. Those of plugins whose
+// LockBarrier waits until no ADD or DEL is under way. Those of plugins whose
 // runtimes are dead are ended.
-func (s *snapshot) lockBarrier(ctx context.Context) (held *lock.Held, err error) {
-	if err := s.refuseInside(ctx); err != nil {
-		return nil, err
-	}
+func (s *Store) LockBarrier(ctx context.Context) (held *lock.Held, err error) {
 	err = whileWaiting(ctx, func(ctx context.Context) (err error) {
 		held, err = s.queueForBarrier(ctx)
 		return err
 	}, func(int) error {
 		if err := s.endOrphansAtBarrier(); err != nil {
-			s.logger.Warn("look for plugins that a dead runtime has left running", "error", err)
+			s.Logger.Warn("look for plugins that a dead runtime has left running", "error", err)
 		}
 		return nil
 	})
 	return held, err
 }
 
-func (s *snapshot) queueForBarrier(ctx context.Context) (*lock.Held, error) {
+func (s *Store) queueForBarrier(ctx context.Context) (*lock.Held, error) {
 	for stand := shortestStand; ; stand = min(2*stand, longestStand) {
 		standing, cancel := context.WithTimeout(ctx, stand)
-		held, err := s.locks.LockAll(standing, []lock.Key{{Name: barrier}})
+		held, err := s.Locks.LockAll(standing, []lock.Key{{Name: Barrier}})
 		cancel()
 		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
 			return held, err
@@ -58,13 +55,13 @@ func (s *snapshot) queueForBarrier(ctx context.Context) (*lock.Held, error) {
 
 // stepAside lets others pass for a time, and takes the barrier if it is free
 // meanwhile; nil if it was not.
-func (s *snapshot) stepAside(ctx context.Context, long time.Duration) (*lock.Held, error) {
+func (s *Store) stepAside(ctx context.Context, long time.Duration) (*lock.Held, error) {
 	over := time.NewTimer(long)
 	defer over.Stop()
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
 	for {
-		if held, err := s.locks.TryLockAll([]lock.Key{{Name: barrier}}); held != nil || err != nil {
+		if held, err := s.Locks.TryLockAll([]lock.Key{{Name: Barrier}}); held != nil || err != nil {
 			return held, err
 		}
 		select {
@@ -79,19 +76,19 @@ func (s *snapshot) stepAside(ctx context.Context, long time.Duration) (*lock.Hel
 
 // endOrphansAtBarrier ends what dead runtimes have left running and has the
 // barrier. It has the lock of its container too, on the same description.
-func (s *snapshot) endOrphansAtBarrier() error {
-	holders, err := orphan.Holders(s.locks.Path(), lock.Byte(barrier))
+func (s *Store) endOrphansAtBarrier() error {
+	holders, err := orphan.Holders(s.Locks.Path(), lock.Byte(Barrier))
 	if err != nil {
 		return err
 	}
 	defer orphan.Close(holders)
-	found, err := s.records.List()
+	found, err := s.Records.List()
 	if err != nil {
 		return err
 	}
 	records := map[int64]*record.Record{}
 	for _, f := range found {
-		records[lock.Byte(containerKey(f.Record.ContainerID))] = f.Record
+		records[lock.Byte(key(f.Record.ContainerID))] = f.Record
 	}
 	done := map[int64]bool{}
 	var errs []error
@@ -110,5 +107,5 @@ func (s *snapshot) endOrphansAtBarrier() error {
 			}
 		}
 	}
-	return join(errs...)
+	return errors.Join(errs...)
 }

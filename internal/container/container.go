@@ -1,0 +1,189 @@
+// Package container opens containers: it locks one, reads its record, and finds the
+// network namespaces that it is in and that its plugins ran in.
+package container
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/embedcni/cni/internal/boot"
+	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/orphan"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
+)
+
+var (
+	// ErrBusy: another call for the container is under way.
+	ErrBusy = errors.New("another call for the container is under way")
+	// ErrHostNetNS: the namespace in which the container's plugins ran cannot be
+	// found.
+	ErrHostNetNS = errors.New("host network namespace out of reach")
+)
+
+// Store holds the containers of a state directory: where they are recorded, locked
+// and kept alive. It also says who this process is, as records have it.
+type Store struct {
+	Records *record.Store
+	Locks   *lock.Space
+	Pins    *Pins
+	Hosts   *hostns.Finder
+	Logger  *slog.Logger
+
+	HostNetNS string // the configured namespace to run plugins in; empty: the caller's
+	Boot      string // of the machine; empty if it could not be read yet
+	Self      string // identity of this process; empty if it could not be read yet
+	PIDNS     uint64 // the PID namespace of the numbers in Self; 0 if unknown
+}
+
+// Open returns the containers that have their records in a directory, and exclude each
+// other by a lock file. It shares with previous, if that is not nil, the found host
+// namespaces, and records, locks and pins unless they are elsewhere.
+func Open(lockFile, recordDir string, previous *Store) *Store {
+	s := &Store{Hosts: hostns.NewFinder(), PIDNS: orphan.PIDNS()}
+	s.Self, _ = orphan.Self() // those who need them return the error
+	s.Boot, _ = boot.ID()
+	if previous != nil {
+		s.Hosts = previous.Hosts
+	}
+	if previous != nil && previous.Locks.Path() == lockFile && previous.Records.Dir() == recordDir {
+		s.Records, s.Locks, s.Pins = previous.Records, previous.Locks, previous.Pins
+	} else {
+		s.Records, s.Locks, s.Pins = record.Open(recordDir), lock.Open(lockFile), NewPins(recordDir)
+	}
+	return s
+}
+
+// BootID returns the boot ID of the machine.
+func (s *Store) BootID() (string, error) {
+	if s.Boot != "" {
+		return s.Boot, nil
+	}
+	return boot.ID()
+}
+
+// Identity returns the identity of this process, for the record.
+func (s *Store) Identity() (string, error) {
+	if s.Self != "" {
+		return s.Self, nil
+	}
+	self, err := orphan.Self()
+	if err != nil {
+		return "", fmt.Errorf("identity of this process: %w", err)
+	}
+	return self, nil
+}
+
+// Place is where a container is attached.
+type Place struct {
+	Host  *hostns.NetNS // in which its plugins run
+	NetNS *netns.Handle // its own, open until Leave; nil if no path leads there
+	Path  string        // CNI_NETNS
+}
+
+// Facts are what the record and the kernel say about a recorded container.
+type Facts struct {
+	Damaged  bool    // Record is only the legible part
+	Rebooted bool    // Record is of another boot of the machine
+	HostGone bool    // the recorded host namespace is gone, and what plugins made there
+	Reached  Reached // how the recorded namespace was found
+}
+
+// Origin is how a pool made the container that is to be recorded. It is zero for a
+// container of the caller's.
+type Origin struct {
+	Ours bool // the namespace was made for the container, and goes with it
+	Warm bool // it is made ahead of time, and nobody's yet
+	// MadeAs is the ID that plugins know, if it is another. Under it the container
+	// is durably on record until its own record is.
+	MadeAs record.PluginID
+}
+
+// Container is one container during a call. Calls for a container exclude each other
+// by its lock.
+type Container struct {
+	ID record.ID
+	Place
+	Facts
+	Origin
+	Record *record.Record // nil: there is none, or not yet
+
+	in      *Store
+	callers *hostns.NetNS // the caller's host namespace while Host is the recorded one
+	held    *lock.Held
+	pending *record.Pending // Record, on its way to the disk
+}
+
+// New returns a container that is not locked and whose record is not read. It takes
+// over host.
+func (s *Store) New(id record.ID, host *hostns.NetNS) *Container {
+	return &Container{in: s, ID: id, Place: Place{Host: host}}
+}
+
+// Unlock closes the container's namespace, waits until the record is on the disk, and
+// lets other calls work on the container.
+func (c *Container) Unlock() {
+	c.Leave()
+	if c.MadeAs == "" {
+		_ = c.pending.Wait() // those who relied on it have waited, and returned the error
+	}
+	if c.held == nil {
+		return
+	}
+	if err := c.held.Release(); err != nil {
+		c.in.Logger.Error("release lock", "container", c.ID, "error", err)
+	}
+	c.held = nil
+}
+
+// Close releases all that the container holds.
+func (c *Container) Close() {
+	c.Unlock()
+	c.leaveHost()
+	if err := c.Host.Close(); err != nil {
+		c.in.Logger.Error("close network namespace", "error", err)
+	}
+}
+
+// Leave closes the container's namespace if it is open.
+func (c *Container) Leave() {
+	if c.NetNS == nil {
+		return
+	}
+	if err := c.NetNS.Close(); err != nil {
+		c.in.Logger.Error("close network namespace", "container", c.ID, "error", err)
+	}
+	c.NetNS = nil
+}
+
+// OpenPath opens the namespace to which a path leads now, for a verb.
+func (c *Container) OpenPath(path, verb string) (err error) {
+	c.Leave()
+	c.NetNS, c.Path, err = c.Host.OpenContainer(path, verb)
+	return err
+}
+
+// Depart has the container be where its record says, until Return. It returns the
+// place where it was.
+func (c *Container) Depart() Place {
+	at := c.Place
+	c.Place = Place{Host: at.Host}
+	return at
+}
+
+// Return undoes Depart.
+func (c *Container) Return(to Place) {
+	c.Leave()
+	c.leaveHost()
+	c.Place, c.Facts = to, Facts{}
+}
+
+// PluginID returns the container's ID as plugins know it.
+func (c *Container) PluginID() record.PluginID {
+	if c.Record != nil && c.Record.PluginID != "" {
+		return c.Record.PluginID
+	}
+	return record.PluginID(c.ID)
+}

@@ -1,0 +1,69 @@
+package container
+
+import "fmt"
+
+// EnterHost has plugins run where the record says that they ran. That is another
+// namespace than the caller's when BuildKit's detached one, a rootless one or
+// WithHostNetNS is in use. In the caller's they would find neither the rules nor the
+// interfaces, or a neighbour's of the same address. mustStop says that the caller
+// wants the container gone.
+func (c *Container) EnterHost(mustStop bool) error {
+	rec := c.Record
+	if rec.Host == "" || c.Rebooted || rec.Host == c.Host.String() {
+		return nil
+	}
+	found, certain, err := c.in.Hosts.Find(rec, c.in.HostNetNS)
+	if err != nil {
+		return fmt.Errorf("host network namespace of container %s: %w", c.ID, err)
+	}
+	if found != nil {
+		c.leaveHost()
+		c.callers, c.Host = c.Host, found
+		return nil
+	}
+	// If the container's namespace is not found either, there is nothing alive
+	// that a Remove by the caller could harm, and a container must be stoppable.
+	if certain || mustStop && c.Gone() {
+		c.HostGone = true
+		c.in.Logger.Warn("the host network namespace of the container is gone, and with it the container's interfaces and rules",
+			"container", c.ID, "namespace", rec.Host, "path", rec.HostPath)
+		return nil
+	}
+	return fmt.Errorf("container %s was attached from network namespace %s, which cannot be found from %s, where this call would run plugins; "+
+		"call from there, or name it with WithHostNetNS: %w", c.ID, c.RecordedHost(), c.currentHost(), ErrHostNetNS)
+}
+
+// RecordedHost describes the host namespace of the record.
+func (c *Container) RecordedHost() string { return described(c.Record.Host, c.Record.HostPath) }
+
+func (c *Container) currentHost() string { return described(c.Host.String(), c.hostPath()) }
+
+func (c *Container) hostPath() string { return c.in.Hosts.PathTo(c.Host, c.in.HostNetNS) }
+
+func described(id, path string) string {
+	if path == "" {
+		return id
+	}
+	return id + " (" + path + ")"
+}
+
+// leaveHost goes back to the host namespace of the caller.
+func (c *Container) leaveHost() {
+	if c.callers == nil {
+		return
+	}
+	if err := c.Host.Close(); err != nil {
+		c.in.Logger.Error("close network namespace", "container", c.ID, "error", err)
+	}
+	c.Host, c.callers = c.callers, nil
+}
+
+// sameHost refuses to add to a container that is attached from another host
+// namespace: its record has one.
+func (c *Container) sameHost() error {
+	if c.Record == nil || c.Record.Host == "" || c.Record.Host == c.Host.String() {
+		return nil
+	}
+	return fmt.Errorf("container %s is attached from network namespace %s, and this call would run plugins in %s: %w",
+		c.ID, c.RecordedHost(), c.currentHost(), ErrHostNetNS)
+}

@@ -1,0 +1,222 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/orphan"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// orphanGrace is how long plugins of a dead runtime may go on. What a plugin
+// finishes by itself is tidier than what it is killed in.
+const orphanGrace = 2 * time.Second
+
+// Waiting is how a call waits for a container that another call has locked.
+type Waiting int
+
+const (
+	Patient Waiting = iota // for as long as the context allows; it ends orphans
+	Hurried                // not for a process that lives
+	Looking                // it only reads, and so ends nothing
+)
+
+// Access is how a call locks a container.
+type Access struct {
+	Waiting    Waiting
+	HasBarrier bool // the caller has the barrier already, alone
+}
+
+// Lock waits until no other call for the container is under way, in this or another
+// process. If it has to wait for plugins that a dead runtime has left running, it
+// kills them after orphanGrace.
+func (c *Container) Lock(ctx context.Context, how Access) error {
+	lockAll := func(ctx context.Context) (err error) {
+		c.held, err = c.in.Locks.LockAll(ctx, c.keys(how.HasBarrier))
+		return err
+	}
+	if how.Waiting == Looking {
+		return lockAll(ctx)
+	}
+	return whileWaiting(ctx, lockAll, func(look int) error {
+		rec, _ := c.in.Records.Load(c.ID) // of a damaged record, the legible part
+		ended, err := c.in.endOrphans(c.ID, lock.Byte(key(c.ID)), rec)
+		if err == nil && len(ended) > 0 && look == mostLooks {
+			err = fmt.Errorf("%w: killed processes %v, which have not ended", ErrBusy, ended)
+		}
+		if how.Waiting != Hurried || !errors.Is(err, ErrBusy) {
+			return nil
+		}
+		return err
+	})
+}
+
+// teardownWait bounds how long LockForTeardown waits for another call. It is longer
+// than a plugin's default time for ADD, so that a Remove behind a Setup that hangs
+// gets its turn when that is given up.
+const teardownWait = 5 * time.Minute
+
+// LockForTeardown is Lock, but goes on when the lock file cannot be used: a full or
+// read-only disk must not keep a container attached. Other processes are not kept
+// out then.
+func (c *Container) LockForTeardown(ctx context.Context, how Access) error {
+	ctx, cancel := context.WithTimeout(ctx, teardownWait)
+	defer cancel()
+	err := c.Lock(ctx, how)
+	if !errors.Is(err, lock.ErrUnavailable) {
+		return err
+	}
+	c.in.Logger.Warn("removing without a lock between processes", "container", c.ID, "error", err)
+	c.held, err = c.in.Locks.LockLocal(ctx, c.keys(how.HasBarrier))
+	return err
+}
+
+// TryLock locks the container as Lock does, unless it would have to wait.
+func (c *Container) TryLock() (locked bool, err error) {
+	c.held, err = c.in.Locks.TryLockAll(c.keys(false))
+	return c.held != nil, err
+}
+
+// Barrier is the key that ADD and DEL share and GC has alone: the specification
+// forbids GC beside them. It is taken before the container's, which GC takes
+// for each container that it removes.
+const Barrier = lock.First
+
+// key is the key by which calls for one container exclude each other.
+func key(id record.ID) string { return "container/" + string(id) }
+
+func (c *Container) keys(hasBarrier bool) []lock.Key {
+	keys := []lock.Key{{Name: key(c.ID)}}
+	if !hasBarrier {
+		keys = append(keys, lock.Key{Name: Barrier, Shared: true})
+	}
+	return keys
+}
+
+// LockFile returns the file by which the container is locked, or nil. Plugins inherit
+// it: one that outlives a killed runtime keeps the lock, so that nobody works on the
+// container beside it.
+func (c *Container) LockFile() *os.File {
+	if c.held == nil {
+		return nil
+	}
+	return c.held.File()
+}
+
+// mostLooks is how often a call in a hurry looks after orphans that it has killed.
+const mostLooks = 3
+
+// whileWaiting runs wait. When that takes longer than orphanGrace it runs look,
+// and again after a while that doubles, and cancels wait with an error that look
+// returns. look is over when whileWaiting returns, so that it never meets what
+// the caller starts then.
+func whileWaiting(ctx context.Context, wait func(context.Context) error, look func(n int) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	over := make(chan struct{})
+	timer := time.AfterFunc(orphanGrace, func() {
+		defer close(over)
+		for n, pause := 1, time.Second; ctx.Err() == nil; n, pause = n+1, min(2*pause, 10*time.Second) {
+			if err := look(n); err != nil {
+				cancel(err)
+				return
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
+		}
+	})
+	err := wait(ctx)
+	if timer.Stop() {
+		return err
+	}
+	cancel(nil)
+	<-over
+	if busy := context.Cause(ctx); err != nil && errors.Is(busy, ErrBusy) {
+		return busy
+	}
+	return err
+}
+
+// endOrphans kills the processes that keep a container locked though the
+// runtime that locked it is dead, and returns their numbers. It is ErrBusy if
+// somebody has it locked who is not known to be one of them.
+//
+// A runtime that lives is known by its mark (see package lock); one of an
+// earlier version by the record, or else because the descriptor by which it has
+// the lock is one that it opened. rec is nil if nothing is on record: a DEL of
+// what go-cni attached writes no record.
+func (s *Store) endOrphans(id record.ID, offset int64, rec *record.Record) (ended []int, err error) {
+	state, err := s.Locks.State(offset)
+	if err != nil || state == lock.Free {
+		return nil, err
+	}
+	alive := state == lock.Kept
+	if !alive && rec != nil && (rec.Runtime != "" || rec.Life != "") {
+		if alive, err = s.RuntimeAlive(rec); err != nil {
+			return nil, err
+		}
+	}
+	if alive {
+		return nil, fmt.Errorf("%w in %s", ErrBusy, s.holder(offset))
+	}
+	holders, err := orphan.Holders(s.Locks.Path(), offset)
+	if err != nil {
+		return nil, err
+	}
+	defer orphan.Close(holders)
+	if len(holders) == 0 {
+		return nil, fmt.Errorf("%w in a process that cannot be seen from here", ErrBusy)
+	}
+	for _, h := range holders {
+		if h.Opened {
+			return nil, fmt.Errorf("%w in %s", ErrBusy, orphan.Describe(h.PID))
+		}
+	}
+	// They may have ended while they were looked for, and another call begun.
+	if state, err = s.Locks.State(offset); err != nil || state != lock.Inherited {
+		return nil, err
+	}
+	return s.end(id, holders)
+}
+
+func (s *Store) end(id record.ID, holders []*orphan.Holder) (ended []int, err error) {
+	var errs []error
+	for _, h := range holders {
+		killed, err := h.Kill()
+		errs = append(errs, err)
+		if killed {
+			ended = append(ended, h.PID)
+		}
+	}
+	err = errors.Join(errs...)
+	if len(ended) > 0 || err != nil {
+		s.Logger.Warn("killed plugins of a dead runtime", "container", id, "processes", ended, "error", err)
+	}
+	return ended, err
+}
+
+// holder describes who has the byte locked by a descriptor of its own.
+func (s *Store) holder(offset int64) string {
+	holders, err := orphan.Holders(s.Locks.Path(), offset)
+	if err != nil {
+		return "a process that could not be looked for: " + err.Error()
+	}
+	defer orphan.Close(holders)
+	var all []string
+	for _, h := range holders {
+		if h.Opened {
+			all = append(all, orphan.Describe(h.PID))
+		}
+	}
+	if len(all) == 0 {
+		return "a process that cannot be seen from here"
+	}
+	return strings.Join(all, ", ")
+}

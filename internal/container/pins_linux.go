@@ -1,0 +1,151 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
+)
+
+// Pins keep containers' namespaces alive from their record to their completed DEL,
+// which otherwise could not reach the interfaces in them: by a bind mount, or where
+// mounts are not allowed by an open descriptor, for as long as the process lives.
+type Pins struct {
+	dir string
+
+	mu   sync.Mutex
+	open map[record.ID]*netns.Handle
+}
+
+// NewPins returns the pins of the records in a directory.
+func NewPins(recordDir string) *Pins {
+	return &Pins{dir: filepath.Join(recordDir, "netns"), open: make(map[record.ID]*netns.Handle)}
+}
+
+func (p *Pins) path(id record.ID) string {
+	return p.File(record.Name(id))
+}
+
+// File returns the path at which the namespace of a record is mounted, by the name of
+// the record's file.
+func (p *Pins) File(name string) string { return filepath.Join(p.dir, name) }
+
+// Holds reports whether the namespace is kept for a container.
+func (p *Pins) Holds(ns *netns.Handle) bool {
+	entries, err := os.ReadDir(p.dir)
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return nsfind.LeadsTo(p.File(e.Name()), ns) })
+}
+
+// WasMounted reports whether a container's namespace was kept by a mount, which may be
+// gone. Its file stays until the container is removed.
+func (p *Pins) WasMounted(id record.ID) bool {
+	_, err := os.Lstat(p.path(id))
+	return err == nil
+}
+
+// At returns the path at which the namespace of a record is kept, by the name
+// of the record's file; empty if none is.
+func (p *Pins) At(file string) string {
+	path := p.File(file)
+	if _, err := nsfind.Identify(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
+		return ""
+	}
+	return path
+}
+
+// Discard deletes the file by which a namespace was kept that is gone.
+func (p *Pins) Discard(file string) error { return netns.Remove(p.File(file)) }
+
+// Keeps reports whether the namespace of a container is kept alive by a mount or
+// by a descriptor of this process.
+func (p *Pins) Keeps(id record.ID) bool {
+	_, err := nsfind.Identify(p.path(id))
+	return err == nil || p.openPath(id) != ""
+}
+
+// openPath leads plugins to a namespace that is kept by a descriptor, or is
+// empty.
+func (p *Pins) openPath(id record.ID) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ns := p.open[id]
+	if ns == nil {
+		return ""
+	}
+	return nsfind.DescriptorPath(ns)
+}
+
+// Where returns a path that leads to the kept namespace of a container whose record
+// is damaged. It is empty if none is kept.
+func (p *Pins) Where(id record.ID) (string, error) {
+	_, err := nsfind.Identify(p.path(id))
+	switch {
+	case err == nil:
+		return p.path(id), nil
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, netns.ErrNotNetNS):
+		return p.openPath(id), nil
+	}
+	return "", fmt.Errorf("kept namespace: %w", err)
+}
+
+// release closes the descriptor and removes the mount that keep a container's
+// namespace, if there are any.
+func (p *Pins) release(id record.ID) error {
+	p.mu.Lock()
+	ns := p.open[id]
+	delete(p.open, id)
+	p.mu.Unlock()
+	var err error
+	if ns != nil {
+		err = ns.Close()
+	}
+	return errors.Join(err, netns.Remove(p.path(id)))
+}
+
+// hold keeps a namespace by a descriptor.
+func (p *Pins) hold(id record.ID, ns *netns.Handle) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	earlier := p.open[id]
+	p.open[id] = ns
+	if earlier != nil {
+		return earlier.Close()
+	}
+	return nil
+}
+
+// Strays returns the paths of pins without a record. A power cut can bring back the
+// empty file of a pin, and earlier versions kept such files as "spare.N", on which
+// something can still be mounted.
+func (p *Pins) Strays(records *record.Store) ([]string, error) {
+	entries, err := os.ReadDir(p.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kept namespaces: %w", err)
+	}
+	var strays []string
+	for _, e := range entries {
+		path := filepath.Join(p.dir, e.Name())
+		// A pin is called as the file of its record is, see File.
+		known, err := records.Exists(e.Name())
+		if err != nil {
+			return nil, fmt.Errorf("kept namespaces: %w", err)
+		}
+		if !known {
+			strays = append(strays, path)
+		}
+	}
+	return strays, nil
+}

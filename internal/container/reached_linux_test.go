@@ -1,0 +1,30 @@
+package container
+
+import (
+	"testing"
+
+	"github.com/embedcni/cni/internal/record"
+)
+
+// TestWhatEachWayOfReachingANamespaceAllows: only a namespace that is certainly gone
+// counts as gone, and nothing is decided about one that may live.
+func TestWhatEachWayOfReachingANamespaceAllows(t *testing.T) {
+	type verdict struct{ Gone, Uncertain, Undecided, Abandoned bool }
+	for reached, want := range map[Reached]verdict{
+		NotReached: {Gone: true, Abandoned: true},
+		Unsure:     {Uncertain: true, Undecided: true},
+		LetGo:      {Undecided: true, Abandoned: true},
+	} {
+		c := &Container{Record: &record.Record{}, Facts: Facts{Reached: reached}}
+		got := verdict{c.Gone(), c.Uncertain() != nil, c.Undecided() != nil, c.IsAbandoned()}
+		if got != want {
+			t.Errorf("%v: got %+v, want %+v", reached, got, want)
+		}
+		if c.Damaged = true; c.IsAbandoned() {
+			t.Errorf("%v: a container with a damaged record is taken for abandoned", reached)
+		}
+	}
+	if (&Container{}).IsAbandoned() {
+		t.Error("a container without a record is taken for abandoned")
+	}
+}

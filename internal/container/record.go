@@ -1,0 +1,133 @@
+package container
+
+import (
+	"errors"
+	"time"
+
+	"github.com/embedcni/cni/internal/record"
+)
+
+// Load reads the container's record. Of a damaged one it keeps the legible part, and
+// returns no error but damage. A record that is newer or cannot be read is an error.
+func (c *Container) Load() (damage, err error) {
+	rec, err := c.in.Records.Load(c.ID)
+	if err != nil && !errors.Is(err, record.ErrBad) {
+		return nil, err
+	}
+	c.Record, c.Damaged = rec, err != nil
+	return err, nil
+}
+
+// EnterRecorded opens the recorded namespaces where they are found now, if they are.
+// After a reboot they are gone, wherever the path leads: another namespace may have
+// been given the same number. For mustStop see [Container.EnterHost].
+func (c *Container) EnterRecorded(mustStop bool) error {
+	c.Leave()
+	c.Path, c.Reached = "", NotReached
+	now, err := c.in.BootID()
+	if err != nil {
+		return err
+	}
+	if c.Rebooted = c.Record.Boot != now; c.Rebooted {
+		return nil
+	}
+	if err := c.reach(); err != nil {
+		return err
+	}
+	if err := c.EnterHost(mustStop); err != nil {
+		return err
+	}
+	if err := c.settleLetGo(); err != nil {
+		return err
+	}
+	if unknown := c.Uncertain(); unknown != nil {
+		c.in.Logger.Warn("nothing is done inside the container's network namespace", "container", c.ID, "reason", unknown)
+	}
+	return nil
+}
+
+// NewRecord returns the record of the container as an owner is about to attach it:
+// with the attachments that it has already, and without those to come.
+func (c *Container) NewRecord(owner string) (*record.Record, error) {
+	if err := c.sameHost(); err != nil {
+		return nil, err
+	}
+	boot, err := c.in.BootID()
+	if err != nil {
+		return nil, err
+	}
+	self, err := c.in.Identity()
+	if err != nil {
+		return nil, err
+	}
+	rec := &record.Record{
+		Runtime: self, Life: c.in.Life(), PIDNS: c.in.PIDNS,
+		ContainerID: c.ID, Owner: owner, Boot: boot, Host: c.Host.String(), HostPath: c.hostPath(), Since: time.Now().UTC(),
+		PluginID: c.MadeAs, Warm: c.Warm,
+	}
+	if before := c.Record; before != nil {
+		rec.Since, rec.Generation, rec.PluginID = before.Since, before.Generation, before.PluginID
+		for _, n := range before.Networks {
+			if n.State != record.Deleted {
+				rec.Networks = append(rec.Networks, n)
+			}
+		}
+		if len(rec.Networks) > 0 {
+			rec.Owner = before.Owner // earlier versions know no other
+		}
+	}
+	if rec.NetNS, err = c.identify(); err != nil {
+		return nil, err
+	}
+	if c.Record != nil {
+		rec.Inherit(c.Record)
+	}
+	return rec, nil
+}
+
+// Begin puts a record on the disk before the first plugin runs. If early, it does not
+// wait until the record survives a power cut; see Pending.
+func (c *Container) Begin(rec *record.Record, early bool) (err error) {
+	if early {
+		c.pending, err = c.in.Records.BeginSoon(rec)
+	} else {
+		err = c.in.Records.Begin(rec)
+	}
+	if err == nil {
+		c.Record = rec
+	}
+	return err
+}
+
+// Pending returns the record that is on its way to the disk; nil if it has arrived.
+func (c *Container) Pending() *record.Pending { return c.pending }
+
+// Note adds an entry to the record, if there is one.
+func (c *Container) Note(e record.Entry) error {
+	if c.Record == nil {
+		return nil
+	}
+	return c.in.Records.Append(c.Record, e)
+}
+
+// Erase stops keeping the namespace alive and deletes the record, in this order, so
+// that a crash or a failure in between leaves a record, and never a pin without one.
+func (c *Container) Erase() error {
+	if err := c.Unpin(); err != nil {
+		return err
+	}
+	if c.Record != nil && c.Record.NetNS.Ours {
+		if err := removeOurs(c.Record.NetNS); err != nil {
+			return err
+		}
+	}
+	if err := c.in.Records.Delete(c.ID); err != nil {
+		return err
+	}
+	// A pool's container was on record under that ID until this record had reached
+	// the disk.
+	if id := record.ID(c.PluginID()); id != c.ID {
+		return c.in.Records.Delete(id)
+	}
+	return nil
+}

@@ -1,0 +1,320 @@
+package cni
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// write puts on disk what is about to be attached, and pins the container's
+// namespace, before the first plugin runs. Attachments that the container has
+// already, under other interface names, stay in the record.
+func (op *operation) write(ctx context.Context) error {
+	rec, err := op.NewRecord(op.owner)
+	if err != nil {
+		return err
+	}
+	for _, a := range op.attachments {
+		n, err := a.recorded(ctx)
+		if err != nil {
+			return err
+		}
+		n.Call = rec.Generation + 1 // as Begin sets it
+		if op.owner != rec.Owner {
+			n.Owner = op.owner
+		}
+		rec.Networks = append(rec.Networks, n)
+	}
+	op.enter(op.attachments)
+	if err := op.Begin(rec, op.startsEarly()); err != nil {
+		return err
+	}
+	if err := op.Pin(); err != nil {
+		return join(err, leftover(op.ID, op.forget(op.attachments)))
+	}
+	return nil
+}
+
+// startsEarly reports whether all first plugins can start before the record is
+// durable. A container of a pool is on record as that, durably, until its own record
+// is, and its end can be found from there.
+func (op *operation) startsEarly() bool {
+	return op.MadeAs != "" || !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !a.runner().StartsInKernel() })
+}
+
+// recorded is all that the attachment's plugins are given, and which they are.
+func (a *attachment) recorded(ctx context.Context) (record.Network, error) {
+	a.runner().Choose(ctx)
+	n := record.Network{Name: a.network.config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.plugins.Recorded()}
+	var err error
+	n.Result, n.Facts = json.RawMessage(a.part.Result), a.facts.all()
+	if n.Config, err = conflist.Whole(a.network.config); err != nil {
+		return n, err
+	}
+	if n.Capabilities, err = rawMap(a.CapabilityArgs); err != nil {
+		return n, fmt.Errorf("network %q: capability %w", n.Name, err)
+	}
+	if n.ConfigArgs, err = rawMap(a.ConfigArgs); err != nil {
+		return n, fmt.Errorf("network %q: args.cni.%w", n.Name, err)
+	}
+	return n, nil
+}
+
+func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
+	if len(values) == 0 {
+		return nil, nil
+	}
+	raw := make(map[string]json.RawMessage, len(values))
+	for key, value := range values {
+		data, err := json.Marshal(value)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w: %w", key, err, ErrInvalidArgument)
+		}
+		raw[key] = data
+	}
+	return raw, nil
+}
+
+// Append adds an entry about the attachment to the record, if there is one. It is
+// [runner.Attachment]'s.
+func (a *attachment) Append(e record.Entry) error {
+	if a.op.Record == nil {
+		return nil
+	}
+	e.IfName = a.IfName
+	return a.op.Records.Append(a.op.Record, e)
+}
+
+// noteResult adds the result so far, unless it is what the plugin before has left.
+func (a *attachment) noteResult(result json.RawMessage) error {
+	if bytes.Equal(a.noted, result) {
+		return nil
+	}
+	err := a.Append(record.Entry{Result: result})
+	if err == nil {
+		a.noted = result
+	}
+	a.claimResult(result)
+	return err
+}
+
+// recall finds the attachments of a container that is to be removed: from its record;
+// without a whole record, see unrecorded. For mustStop see
+// [container.Container.EnterHost].
+func (op *operation) recall(ns *Namespace, mustStop bool) error {
+	damage, err := op.load()
+	if err != nil {
+		return err
+	}
+	return op.recallLoaded(ns, damage, mustStop)
+}
+
+// recallLoaded is recall after load.
+func (op *operation) recallLoaded(ns *Namespace, damage error, mustStop bool) (err error) {
+	if damage != nil {
+		op.logger.Warn("removing without a whole record", "container", op.ID, "error", damage)
+	}
+	if op.Record == nil || damage != nil {
+		op.attachments, err = op.unrecorded(ns, op.attachments, mustStop)
+		return err
+	}
+	if op.attachments, err = op.enterRecorded(mustStop); err != nil {
+		return err
+	}
+	return op.narrow(ns)
+}
+
+// enterRecorded opens the recorded namespaces, and returns the attachments of the
+// record.
+func (op *operation) enterRecorded(mustStop bool) ([]*attachment, error) {
+	if err := op.EnterRecorded(mustStop); err != nil {
+		return nil, err
+	}
+	return op.fromRecord(op.Record)
+}
+
+// narrow leaves only the attachments that the call selects.
+func (op *operation) narrow(ns *Namespace) error {
+	if len(ns.selected) == 0 {
+		return nil
+	}
+	var kept []*attachment
+	for _, sel := range ns.selected {
+		found := false
+		for _, a := range op.attachments {
+			if op.means(sel, a) {
+				kept = append(kept, a)
+				found = true
+			}
+		}
+		if _, err := op.find(sel.network); !found && err != nil {
+			return err
+		}
+	}
+	op.attachments = kept
+	return nil
+}
+
+// fromRecord makes the attachments of a record, with the configuration they
+// were made with, whatever is loaded now.
+func (op *operation) fromRecord(rec *record.Record) ([]*attachment, error) {
+	var attachments []*attachment
+	for _, n := range rec.Networks {
+		if n.State == record.Deleted {
+			continue
+		}
+		list, err := conflist.Parse(n.Config)
+		if err != nil {
+			return nil, fmt.Errorf("recorded configuration of network %q: %w: %w", n.Name, err, ErrInvalidConfig)
+		}
+		a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.snapshot}}
+		a.state, a.partial = n.State, chain.Partial(n.Result)
+		a.facts.set(n.Facts)
+		a.plugins.Reset(n.Plugins, n.NeverRan)
+		a.RuntimeConf = libcni.RuntimeConf{
+			ContainerID: string(rec.Plugins()), NetNS: op.Path, IfName: n.IfName,
+			Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),
+		}
+		a.ConfigArgs = anyMap(n.ConfigArgs)
+		attachments = append(attachments, a)
+	}
+	return attachments, nil
+}
+
+func anyMap(raw map[string]json.RawMessage) map[string]any {
+	values := make(map[string]any, len(raw))
+	for key, value := range raw {
+		values[key] = value
+	}
+	return values
+}
+
+// unrecorded returns the attachments of a container without a whole record: those that
+// libcni has cached for the container, with the configuration cached with them, and
+// the planned ones for the loaded networks, since a plugin may have been killed
+// before anything was cached. A DEL of an attachment that was never added does
+// nothing. If planned is nil, it is planned here. With mustStop the path may be out of
+// date, and lead to another container's namespace; otherwise the caller asks whether
+// the container lives there.
+func (op *operation) unrecorded(ns *Namespace, planned []*attachment, mustStop bool) (all []*attachment, err error) {
+	path := ns.path
+	if path == "" && op.Damaged {
+		if path, err = op.Pins.Where(op.ID); err != nil {
+			return nil, err
+		}
+	}
+	if err := op.OpenPath(path, "DEL"); err != nil {
+		return nil, err
+	}
+	if mustStop && ns.path != "" {
+		op.avoidOthers()
+	}
+	if all = planned; all == nil {
+		if all, err = op.plan(ns, "DEL"); err != nil {
+			return nil, err
+		}
+	}
+	for _, a := range all {
+		a.NetNS, a.ContainerID = op.Path, string(op.PluginID())
+		a.useCached()
+		a.useCachedConfig()
+	}
+	if len(ns.selected) == 0 {
+		cached, err := op.cachedBeside(all)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, cached...)
+	}
+	for _, a := range all {
+		// The sweep wants it as much as the plugins do, and a DEL that succeeds
+		// deletes it from the cache.
+		a.partial = a.chain().CachedResult(&a.Attachment)
+		if op.Record == nil {
+			continue
+		}
+		if n := op.Record.Find(a.IfName); n != nil && n.Result != nil {
+			a.partial = chain.Partial(n.Result)
+		}
+	}
+	return all, nil
+}
+
+// cachedBeside returns the attachments that libcni's cache has for the container
+// beside the known ones: on networks that are not loaded, or under other interface
+// names.
+func (op *operation) cachedBeside(known []*attachment) (all []*attachment, err error) {
+	cached, err := chain.AllCached(op.stateDir, string(op.PluginID()))
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range cached {
+		if slices.ContainsFunc(known, func(a *attachment) bool { return a.network.config.Name == c.Network && a.IfName == c.IfName }) {
+			continue
+		}
+		list, err := conflist.Parse(c.Config)
+		if err != nil || len(list.Plugins) == 0 {
+			op.logger.Warn("cached configuration cannot be used", "container", op.ID, "network", c.Network, "error", err)
+			continue
+		}
+		a := &attachment{op: op, network: &Network{config: list, ifName: c.IfName, snapshot: op.snapshot}}
+		a.ContainerID, a.IfName, a.NetNS = c.ContainerID, c.IfName, op.Path
+		a.useCached()
+		all = append(all, a)
+	}
+	return all, nil
+}
+
+// forget takes the attachments out of the record: they are gone. With the last
+// one the record goes, and the namespace is let go.
+func (op *operation) forget(attachments []*attachment) error {
+	if op.Record == nil {
+		return op.Erase() // a damaged one may lie there
+	}
+	op.ledgerSafe(attachments)
+	op.enterGone(attachments)
+	gone := map[string]bool{}
+	for _, a := range attachments {
+		gone[a.IfName] = true
+	}
+	left := 0
+	for _, n := range op.Record.Networks {
+		if n.State != record.Deleted && !gone[n.IfName] {
+			left++
+		}
+	}
+	if left == 0 || op.Damaged {
+		err := op.Erase()
+		op.Record = nil
+		return err
+	}
+	var errs []error
+	for _, a := range attachments {
+		errs = append(errs, a.Append(record.Entry{State: record.Deleted}))
+		// The record is not read again: if that failed, the next one would be
+		// written without the attachments that stay.
+		if n := op.Record.Find(a.IfName); n != nil {
+			n.State = record.Deleted
+		}
+	}
+	return join(errs...)
+}
+
+// keep notes that the attachments could not be detached; the record stays for
+// the next Remove, Recover or GC.
+func (op *operation) keep(ctx context.Context, attachments []*attachment, why *LeftoverError) {
+	for _, a := range attachments {
+		a.settle(ctx)
+		if err := a.Append(record.Entry{Error: why.why()}); err != nil {
+			op.logger.Error("note a failure in the record", "container", op.ID, "error", err)
+		}
+	}
+}
