@@ -50,7 +50,7 @@ func (op *operation) startsEarly() bool {
 	return op.MadeAs != "" || !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !a.runner().StartsInKernel() })
 }
 
-// recorded is all that the attachment's plugins are given, and which they are.
+// recorded returns all parameters of the attachment's plugins, and which plugins run.
 func (a *attachment) recorded(ctx context.Context) (record.Network, error) {
 	a.runner().Choose(ctx)
 	n := record.Network{Name: a.network.config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.plugins.Recorded()}
@@ -93,7 +93,7 @@ func (a *attachment) Append(e record.Entry) error {
 	return a.op.Records.Append(a.op.Record, e)
 }
 
-// noteResult adds the result so far, unless it is what the plugin before has left.
+// noteResult adds the result so far, unless the last plugin did not change it.
 func (a *attachment) noteResult(result json.RawMessage) error {
 	if bytes.Equal(a.noted, result) {
 		return nil
@@ -163,8 +163,8 @@ func (op *operation) narrow(ns *Namespace) error {
 	return nil
 }
 
-// fromRecord makes the attachments of a record, with the configuration they
-// were made with, whatever is loaded now.
+// fromRecord returns the attachments of a record, with the configuration they were
+// made with, whatever is loaded now.
 func (op *operation) fromRecord(rec *record.Record) ([]*attachment, error) {
 	var attachments []*attachment
 	for _, n := range rec.Networks {
@@ -273,8 +273,8 @@ func (op *operation) cachedBeside(known []*attachment) (all []*attachment, err e
 	return all, nil
 }
 
-// forget takes the attachments out of the record: they are gone. With the last
-// one the record goes, and the namespace is let go.
+// forget takes attachments that are gone out of the record. With the last one it
+// deletes the record and stops keeping the namespace.
 func (op *operation) forget(attachments []*attachment) error {
 	if op.Record == nil {
 		return op.Erase() // a damaged one may lie there
@@ -298,9 +298,8 @@ func (op *operation) forget(attachments []*attachment) error {
 	}
 	var errs []error
 	for _, a := range attachments {
-		errs = append(errs, a.Append(record.Entry{State: record.Deleted}))
-		// The record is not read again: if that failed, the next one would be
-		// written without the attachments that stay.
+		// Append adds an entry about the attachment to the record, if there is one. It is
+		// [runner.Attachment]'s.
 		if n := op.Record.Find(a.IfName); n != nil {
 			n.State = record.Deleted
 		}

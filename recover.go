@@ -60,9 +60,9 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 	return report, nil
 }
 
-// atOnce is how many containers are recovered at the same time. Most of it is
-// waiting: for executables, and for the kernel to delete interfaces. Of those
-// that were locked it is more, since each may stay locked for orphanGrace.
+// atOnce is how many containers are recovered at the same time. Most of the time is
+// waiting: for executables, and for the kernel to delete interfaces. More are tried at
+// once of those that were locked, since each may stay locked for seconds.
 const atOnce, lockedAtOnce = 16, 64
 
 // recoverAll recovers the containers, first those that nobody has locked.
@@ -75,7 +75,7 @@ func (s *snapshot) recoverAll(ctx context.Context, host *hostns.NetNS, found []r
 			continue
 		}
 		if f.Record.ContainerID == "" {
-			report.add(s.discard(f))
+			report.add(s.deleteIllegible(f))
 			continue
 		}
 		ids = append(ids, f.Record.ContainerID)
@@ -176,10 +176,10 @@ func (a *attachment) own() bool {
 	return n != nil && a.op.Record.OwnerOf(n) == a.op.owner
 }
 
-// discard deletes a record of which nothing can be read, not even whose it is,
-// unless a namespace is kept for it, in which a container may live. The log says
-// that what else it was about is found by nobody.
-func (s *snapshot) discard(f record.Found) (o outcome) {
+// deleteIllegible deletes a record of which not even the owner can be read, unless a
+// namespace is kept for it, in which a container may live. It logs that nothing finds
+// the rest of the container.
+func (s *snapshot) deleteIllegible(f record.Found) (o outcome) {
 	o.id = nameOf(f)
 	if path := s.Pins.At(f.File); path != "" {
 		o.skipped = fmt.Errorf("it does not say whose it is, and %s keeps a namespace that may be a living container's; "+
@@ -202,7 +202,7 @@ func (s *snapshot) discard(f record.Found) (o outcome) {
 	return o
 }
 
-// errNotYet: it failed not long ago.
+// errNotYet: a removal failed not long ago.
 var errNotYet = errors.New("not tried again yet")
 
 func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record.ID, last bool) (o outcome) {
@@ -235,8 +235,8 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record
 	if o.adopted = len(going) < len(op.attachments); o.adopted {
 		o.kept = op.adopt(ctx, going)
 	}
-	// What a pool made for networks that have nothing to attach ahead of time is a
-	// namespace without attachments.
+	// For networks that have nothing to attach ahead of time, a pool makes a namespace
+	// without attachments.
 	empty := !op.Damaged && len(op.Record.Networks) == 0
 	if len(going) > 0 || empty {
 		o.err = op.finish(ctx, going)
@@ -246,20 +246,20 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record
 
 // finish removes attachments whose removal has failed before, but not soon after
 // it has.
-func (op *operation) finish(ctx context.Context, ill []*attachment) error {
+func (op *operation) finish(ctx context.Context, going []*attachment) error {
 	if op.Record != nil {
-		for _, a := range ill {
+		for _, a := range going {
 			if err := notYet(op.Record.Find(a.IfName)); err != nil {
 				return err
 			}
 		}
 	}
-	return op.tearDown(context.WithoutCancel(ctx), ill)
+	return op.tearDown(context.WithoutCancel(ctx), going)
 }
 
-// notYet is an error as long as an attachment that failed to detach is not to
-// be tried again: for a time that doubles from a second, to an hour at most. A
-// Remove by the caller does not wait.
+// notYet returns an error while it is too early to detach an attachment again that
+// failed: for a time that doubles from a second, to an hour at most. A Remove by the
+// caller does not wait.
 func notYet(n *record.Network) error {
 	if n == nil || n.Failures == 0 || n.LastTry.After(time.Now()) {
 		return nil // the clock was ahead: how long ago it failed is not known
@@ -276,9 +276,9 @@ func notYet(n *record.Network) error {
 // the others. Calls that nothing holds up are over by then.
 const lockedGrace = 250 * time.Millisecond
 
-// takeOver locks the container, unless somebody else has it locked, which is
-// ErrBusy: for lockedGrace; or, if it comes last, for orphanGrace, in a process
-// that lives, stopped though it be. Plugins of a dead runtime are ended then.
+// takeOver locks the container. It returns ErrBusy if another call has it locked for
+// lockedGrace; or, if the container comes last, for a longer grace in a process that
+// lives, even if stopped. It then ends plugins of a dead runtime.
 func (s *snapshot) takeOver(ctx context.Context, host *hostns.NetNS, id record.ID, last bool) (*operation, error) {
 	own, err := host.Dup()
 	if err != nil {
@@ -290,4 +290,93 @@ func (s *snapshot) takeOver(ctx context.Context, host *hostns.NetNS, id record.I
 	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer cancel()
 	return s.beginTeardownFrom(brief, id, own, container.Access{})
+}
+
+// going returns the attachments that Recover must remove: all, if the container's
+// namespace is gone or it was nobody's container yet; else those on which no caller
+// relies.
+func (op *operation) going() ([]*attachment, error) {
+	if op.Damaged {
+		// Its log has neither boot nor path. Where mounts keep namespaces, a mount
+		// that is gone is proof; elsewhere there is none.
+		if op.attachedBefore() && (!op.Gone() || !op.Pins.WasMounted(op.ID)) {
+			return nil, nil
+		}
+		return op.attachments, nil
+	}
+	if op.Gone() {
+		return op.attachments, nil
+	}
+	if op.Record.Warm {
+		return op.attachments, nil
+	}
+	return op.unfinished(), nil
+}
+
+// attachedBefore reports whether the log of a damaged record says that the
+// container was attached, and that no Remove has begun.
+func (op *operation) attachedBefore() bool {
+	return op.Record != nil && slices.ContainsFunc(op.Record.Networks, func(n record.Network) bool {
+		return n.State == record.Added && n.Failures == 0
+	})
+}
+
+// unfinished returns the attachments that a Remove has begun to remove, and those of a
+// Setup that has not ended: its caller has not learned of any of them.
+func (op *operation) unfinished() []*attachment {
+	half := map[int]bool{}
+	for _, n := range op.Record.Networks {
+		if n.State == record.Planned {
+			half[n.Call] = true
+		}
+	}
+	var all []*attachment
+	for _, a := range op.attachments {
+		n := op.Record.Find(a.IfName)
+		if n.State == record.Deleting || n.Failures > 0 || half[n.Call] {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// doubt returns why the attachments are not known to be healthy, or nil.
+func (op *operation) doubt(ctx context.Context, attachments []*attachment) error {
+	if op.Damaged {
+		return fmt.Errorf("it may live, and its record is damaged, so that it cannot be checked; call Remove if it is gone: %w", record.ErrBad)
+	}
+	if op.HostGone {
+		return fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", op.RecordedHost(), ErrHostNetNS)
+	}
+	if op.IsAbandoned() {
+		return fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", op.Record.NetNS.Path, op.Path, ErrInvalidNetNS)
+	}
+	var errs []error
+	for _, a := range attachments {
+		live, err := a.lives(attachments)
+		if err == nil && !live {
+			err = fmt.Errorf("interface %s of network %q is gone: %w", a.IfName, a.network.config.Name, ErrNotAttached)
+		}
+		if err == nil {
+			if c := a.chain(); c.CanCheck() {
+				err = a.errors("CHECK", c.Check(ctx, &a.Attachment, a.partial))
+			}
+		}
+		errs = append(errs, err)
+	}
+	return join(errs...)
+}
+
+// adopt keeps the container, and returns why it is not known to be healthy.
+func (op *operation) adopt(ctx context.Context, going []*attachment) error {
+	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
+	doubt := op.doubt(ctx, staying)
+	if !op.Damaged && (op.Record.LetGo == nil || op.Reached == container.ByPath) {
+		// Where mounts are not allowed, a descriptor of the last process kept it.
+		doubt = join(doubt, op.Pin())
+	}
+	if doubt != nil {
+		op.logger.Warn("a container lives and is kept, but is not known to be healthy", "container", op.ID, "reason", doubt)
+	}
+	return doubt
 }

@@ -34,10 +34,10 @@ func WithRetry(r Retry) Opt {
 	}
 }
 
-// transientWords are in errors that plugins return without a code of their own
-// for what passes by itself: two containers that create a bridge or a chain at
-// the same moment, and the lock of iptables. Taking an error for one that
-// passes costs an attempt, no more.
+// transientWords returns words in errors that plugins return without a code of their
+// own for transient failures: two containers that create a bridge or a chain at the
+// same moment, and the lock of iptables. To take another error for transient costs one
+// attempt.
 func transientWords() []string {
 	return []string{
 		"file exists",
@@ -48,8 +48,8 @@ func transientWords() []string {
 	}
 }
 
-// passes tells whether every failure is of a kind that passes.
-func passes(err error) bool {
+// isTransient reports whether every failure is transient, and was undone.
+func isTransient(err error) bool {
 	var undone *rollbackError
 	if errors.As(err, &undone) {
 		return false
@@ -57,14 +57,14 @@ func passes(err error) bool {
 	all := pluginErrors(err)
 	for _, one := range all {
 		var e *Error
-		if !errors.As(one, &e) || !e.passes() {
+		if !errors.As(one, &e) || !e.isTransient() {
 			return false
 		}
 	}
 	return len(all) > 0
 }
 
-func (e *Error) passes() bool {
+func (e *Error) isTransient() bool {
 	if e.Code == types.ErrTryAgainLater {
 		return true
 	}

@@ -44,7 +44,7 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 	}
 	for attempt := 1; ; attempt++ {
 		result, err := op.try(ctx, serially)
-		if err == nil || attempt >= op.retry.Attempts || !passes(err) {
+		if err == nil || attempt >= op.retry.Attempts || !isTransient(err) {
 			return result, err
 		}
 		op.logger.Info("trying again", "container", op.ID, "attempt", attempt+1, "error", err)
