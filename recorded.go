@@ -298,8 +298,9 @@ func (op *operation) forget(attachments []*attachment) error {
 	}
 	var errs []error
 	for _, a := range attachments {
-		// Append adds an entry about the attachment to the record, if there is one. It is
-		// [runner.Attachment]'s.
+		errs = append(errs, a.Append(record.Entry{State: record.Deleted}))
+		// The record is not read again: if that failed, the next record would lack
+		// the attachments that stay.
 		if n := op.Record.Find(a.IfName); n != nil {
 			n.State = record.Deleted
 		}
