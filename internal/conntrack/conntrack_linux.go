@@ -17,7 +17,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Flows are UDP flows to a port of the host, or to a container.
+// Flows are UDP flows to a port of the host, or to a container. One of the two is
+// needed.
 type Flows struct {
 	Port uint16     // of the host, to which they were sent; 0 for any
 	From netip.Addr // from which they are answered; the zero Addr for any
@@ -35,6 +36,9 @@ var ErrInterrupted error = netlink.ErrDumpInterrupted
 func Forget(ns *netns.Handle, v6 bool, all ...Flows) (forgotten uint, err error) {
 	var filters []netlink.CustomConntrackFilter
 	for _, f := range all {
+		if f.Port == 0 && !f.From.IsValid() {
+			return 0, errors.New("no port and no address: all flows would be forgotten")
+		}
 		filter := &filter{keep: f.Keep}
 		err = errors.Join(err, filter.AddProtocol(unix.IPPROTO_UDP))
 		if f.Port != 0 {
