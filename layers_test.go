@@ -1,0 +1,149 @@
+package cni_test
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// floors lists the packages of the module from the ground up. A package imports only
+// packages of lower floors, so that a new import that points up, or a new package,
+// is a decision made here.
+var floors = [][]string{
+	{
+		"internal/batch", "internal/behaviour", "internal/cut", "internal/durable", "internal/expect",
+		"internal/faults", "internal/interchange", "internal/known", "internal/perm",
+		"internal/plainfile", "internal/scripted", "internal/spans", "internal/tasks", "netns",
+	},
+	{
+		"internal/audit", "internal/boot", "internal/chain", "internal/conflist", "internal/conntrack",
+		"internal/firewalldtest", "internal/invoke", "internal/ipamdir", "internal/lock",
+		"internal/nettest", "internal/nsfind", "internal/orphan", "internal/record", "internal/sandbox",
+		"internal/thread", "plugin",
+	},
+	{
+		"internal/builtin/prevresult", "internal/builtin/static", "internal/firstadd",
+		"internal/inprocess", "internal/links", "internal/nft", "internal/refplugins",
+	},
+	{
+		"internal/builtin/bandwidth", "internal/builtin/ipam", "internal/hostns", "internal/iptables",
+	},
+	{
+		"internal/abandoned", "internal/builtin/hostdevice", "internal/builtin/macvlan",
+		"internal/container", "internal/netfilter", "internal/tenant", "internal/warm",
+	},
+	{
+		"internal/ahead", "internal/caller",
+	},
+	{
+		"internal/builtin/hostlocal", "internal/builtin/loopback", "internal/builtin/plugintest",
+		"internal/builtin/portmap", "internal/builtin/tuning", "internal/builtin/veth",
+		"internal/firewalld",
+	},
+	{
+		"internal/builtin/bridge", "internal/builtin/firewall", "internal/builtin/ptp", "internal/runner",
+	},
+	{
+		"internal/builtin",
+	},
+	{
+		"internal/footprint",
+	},
+	{
+		"internal/claims", "internal/handover", "internal/sweep",
+	},
+	{
+		"cni",
+	},
+	{
+		"cnitest", "examples/quickstart", "internal/testhost",
+	},
+}
+
+// TestPackagesImportDownwards holds the order of floors.
+func TestPackagesImportDownwards(t *testing.T) {
+	floor := map[string]int{}
+	for n, names := range floors {
+		for _, name := range names {
+			if _, twice := floor[name]; twice {
+				t.Errorf("%s is on two floors", name)
+			}
+			floor[name] = n
+		}
+	}
+	seen := map[string]bool{}
+	for _, goos := range platforms {
+		for _, p := range goList(t, goos, "./...") {
+			name := inModule(p.ImportPath)
+			seen[name] = true
+			at, ok := floor[name]
+			if !ok {
+				t.Errorf("package %s is on no floor: decide where it belongs", name)
+				continue
+			}
+			for _, imported := range p.Imports {
+				if !within(imported, ours) {
+					continue
+				}
+				if below, ok := floor[inModule(imported)]; ok && below >= at {
+					t.Errorf("%s: %s imports %s, which is not below it", goos, name, inModule(imported))
+				}
+			}
+		}
+	}
+	for name := range floor {
+		if !seen[name] {
+			t.Errorf("there is no package %s", name)
+		}
+	}
+}
+
+// inModule returns the path of a package in the module; "cni" is the module's root.
+func inModule(path string) string {
+	if path == ours {
+		return "cni"
+	}
+	return strings.TrimPrefix(path, ours+"/")
+}
+
+// TestDesignListsThePackages compares DESIGN's table with the packages.
+func TestDesignListsThePackages(t *testing.T) {
+	design, err := os.ReadFile("DESIGN.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, ok := strings.Cut(string(design), "\n## The packages\n")
+	section, _, end := strings.Cut(section, "\n## ")
+	if !ok || !end {
+		t.Fatal("DESIGN.md has no section on the packages")
+	}
+	var listed []string
+	for _, m := range regexp.MustCompile("`([a-z/*]+)`").FindAllStringSubmatch(section, -1) {
+		listed = append(listed, m[1])
+	}
+	modules := []string{"internal/oracle", "internal/refplugins/mains", "internal/lint", "bench"}
+	for _, p := range goList(t, "linux", "./...") {
+		name := inModule(p.ImportPath)
+		switch {
+		case slices.Contains(listed, name), within(name, "examples"):
+		case strings.HasPrefix(name, "internal/builtin") && slices.Contains(listed, "internal/builtin/*"):
+		default:
+			t.Errorf("DESIGN.md does not list %s", name)
+		}
+	}
+	for _, name := range listed {
+		name = strings.TrimSuffix(name, "/*")
+		dir := name
+		if name == "cni" {
+			dir = "."
+		}
+		if _, err := os.Stat(dir); err != nil {
+			t.Errorf("DESIGN.md lists %s: %v", name, err)
+		}
+		if name != "cni" && !slices.Contains(modules, name) && len(goList(t, "linux", "./"+name)) != 1 {
+			t.Errorf("DESIGN.md lists %s, which is no package", name)
+		}
+	}
+}
