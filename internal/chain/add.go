@@ -9,21 +9,21 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 )
 
-// Add attaches. When it fails, what was attached stays until Del is called
-// with the partial result.
+// Add attaches the container. If it fails, finished plugins stay attached until
+// Del is called with the partial result.
 func (c *Chain) Add(ctx context.Context, a *Attachment) (result *types100.Result, partial Partial, err error) {
 	return c.AddPart(ctx, a, Part{To: len(c.List.Plugins)})
 }
 
-// Part is some of a chain's plugins: those from From up to, but without, To.
+// Part is a range of a chain's plugins, from From up to but not including To.
 type Part struct {
 	From, To int
 	Result   Partial // of the plugins before From, which have run
 }
 
 // AddPart is Add for a part of the plugins, for an attachment that is made in
-// two steps. An ADD whose first plugins have run must be ended with the rest, or
-// deleted.
+// two steps. After the first plugins have run, the ADD must be completed with
+// the rest, or deleted.
 func (c *Chain) AddPart(ctx context.Context, a *Attachment, part Part) (result *types100.Result, partial Partial, err error) {
 	x := &adding{c: c, a: a, env: c.env("ADD", a), last: json.RawMessage(part.Result), prev: json.RawMessage(part.Result)}
 	err = guard(func() (err error) {
@@ -39,8 +39,8 @@ type adding struct {
 	c    *Chain
 	a    *Attachment
 	env  []string
-	last json.RawMessage // the result so far, as it was printed
-	prev json.RawMessage // the same, as the next plugin gets it
+	last json.RawMessage // the result so far, as printed
+	prev json.RawMessage // the same, as given to the next plugin
 }
 
 // run runs the plugins of a part, and caches the result after the last one.
@@ -92,8 +92,8 @@ func (x *adding) add(ctx context.Context, position int) error {
 	return x.c.OnResult(x.last)
 }
 
-// added takes the result of a plugin that succeeded. As in libcni, the next
-// plugin gets only the fields that the result's version knows.
+// added takes the result of a successful plugin. As in libcni, the next plugin
+// gets only the fields that the result's version knows.
 func (c *Chain) added(out Output) (last, prev json.RawMessage, err error) {
 	if out.Valid {
 		return out.Stdout, out.Stdout, nil

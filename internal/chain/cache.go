@@ -14,9 +14,9 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// configArgsKey is the capability that ConfigArgs are cached under, as libcni has
-// no place for them. They are cached as text, because numbers lose digits there.
-// No plugin declares it, so none gets it.
+// configArgsKey is the capability under which ConfigArgs are cached, because
+// libcni has no field for them. They are cached as text, because libcni would
+// round large numbers. No plugin declares the capability, so none gets it.
 const configArgsKey = "cni.dev/config-args"
 
 // cached is the content of a file of libcni's cache.
@@ -47,7 +47,7 @@ func (c *Chain) cache(a *Attachment, result json.RawMessage) error {
 	}
 	path := c.cacheFile(a)
 	err = plainfile.Write(path, data, 0o600)
-	if errors.Is(err, fs.ErrNotExist) { // the first one
+	if errors.Is(err, fs.ErrNotExist) { // the first ADD
 		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
 			err = plainfile.Write(path, data, 0o600)
 		}
@@ -55,7 +55,7 @@ func (c *Chain) cache(a *Attachment, result json.RawMessage) error {
 	return err
 }
 
-// cacheable returns the capabilities that an ADD is cached with.
+// cacheable returns the capabilities to cache for an ADD.
 func (a *Attachment) cacheable() (map[string]any, error) {
 	if len(a.ConfigArgs) == 0 {
 		return a.CapabilityArgs, nil
@@ -72,14 +72,14 @@ func (a *Attachment) cacheable() (map[string]any, error) {
 	return capabilities, nil
 }
 
-// cacheFile returns the path at which libcni keeps the result of an ADD.
+// cacheFile returns the path of an ADD's file in libcni's cache.
 func (c *Chain) cacheFile(a *Attachment) string {
 	return filepath.Join(c.CacheDir, "results", fmt.Sprintf("%s-%s-%s", c.List.Name, a.ContainerID, a.IfName))
 }
 
-// isAnothers reports whether a cache file is another attachment's. Its name joins
-// three, so that network "a" with container "b-c" and network "a-b" with
-// container "c" have one file.
+// isAnothers reports whether a cache file is another attachment's. Its name
+// joins three parts, so network "a" with container "b-c" and network "a-b" with
+// container "c" share one file.
 func (c *Chain) isAnothers(data []byte, a *Attachment) bool {
 	var owner struct {
 		ContainerID string `json:"containerId"`
@@ -91,8 +91,8 @@ func (c *Chain) isAnothers(data []byte, a *Attachment) bool {
 	return owner.ContainerID != a.ContainerID || owner.NetworkName != c.List.Name
 }
 
-// Forget deletes the cached result of an attachment that is gone although its Del
-// failed: other runtimes, and a GC, would take it for attached.
+// Forget deletes the cached result of an attachment that is gone although its
+// Del failed. Otherwise other runtimes, and a GC, would consider it attached.
 func (c *Chain) Forget(a *Attachment) error {
 	if data, err := plainfile.Read(c.cacheFile(a)); err == nil && c.isAnothers(data, a) {
 		return nil

@@ -16,12 +16,13 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// ErrNotCached means that libcni's cache lacks an ADD, or differs from it.
+// ErrNotCached means that libcni's cache lacks an ADD, or has different content
+// for it.
 var ErrNotCached = errors.New("not in libcni's cache")
 
-// AllCached returns the attachments in libcni's cache: those of the container, or
-// all if id is empty. A FIFO among the files is an error, since libcni would wait
-// for its other end.
+// AllCached returns the attachments in libcni's cache: those of the container,
+// or all if id is empty. A FIFO among the files is an error, because libcni
+// would wait for its other end.
 func AllCached(cacheDir, id string) ([]*libcni.NetworkAttachment, error) {
 	dir := filepath.Join(cacheDir, "results")
 	entries, err := os.ReadDir(dir)
@@ -41,8 +42,8 @@ func AllCached(cacheDir, id string) ([]*libcni.NetworkAttachment, error) {
 	return cached, nil
 }
 
-// Cached returns the attachment that a was cached as by its ADD, without the
-// namespace, or nil if there is no cached ADD.
+// Cached returns the attachment that the ADD of a was cached with, without the
+// namespace, or nil if no ADD is cached.
 func (c *Chain) Cached(a *Attachment) (*Attachment, error) {
 	data := c.read(a)
 	if data == nil {
@@ -72,8 +73,8 @@ func (c *Chain) Cached(a *Attachment) (*Attachment, error) {
 	return known, nil
 }
 
-// read returns the cache file of an attachment. It is nil without one, if it
-// cannot be read, and if it is another attachment's.
+// read returns the content of an attachment's cache file. It returns nil if the
+// file is missing, unreadable, or another attachment's.
 func (c *Chain) read(a *Attachment) []byte {
 	data, err := plainfile.Read(c.cacheFile(a))
 	if err != nil || c.isAnothers(data, a) {
@@ -130,7 +131,7 @@ func (c *Chain) cachedResult(a *Attachment) (result Partial, err error) {
 	if data == nil {
 		return nil, nil
 	}
-	if k, err := c.decode(data); err == nil { // else the file is the result, as libcni had it once
+	if k, err := c.decode(data); err == nil { // else the file is only the result, as in earlier versions of libcni
 		if data = k.Result; data == nil {
 			data = []byte("null")
 		}
@@ -149,8 +150,8 @@ func (c *Chain) cachedResult(a *Attachment) (result Partial, err error) {
 	return result, err
 }
 
-// CachedResult returns the result that the ADD of a was cached with, or nil if
-// there is none, or it cannot be used.
+// CachedResult returns the cached result of the ADD of a, or nil if it is
+// missing or unusable.
 func (c *Chain) CachedResult(a *Attachment) Partial {
 	result, err := c.cachedResult(a)
 	if err != nil {

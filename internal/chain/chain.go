@@ -1,12 +1,13 @@
-// Package chain runs the plugins of a network list as the CNI specification has
-// it, for every verb: order, versions, requests, chained results, and the cache
-// that libcni's users share.
+// Package chain runs the plugins of a network list as the CNI specification
+// requires, for every verb. It handles their order, versions, requests and
+// chained results, and the cache that libcni's users share.
 //
-// libcni reads the cache, and is the oracle in the tests: requests, environment,
-// results, errors and cache files are compared with its own, for every version.
-// It does not run the plugins. It decodes and encodes configuration, result and
-// capabilities anew for each of them, which takes longer than some plugins need
-// and costs numbers their digits, and its DEL halts at the first error.
+// libcni reads the cache, and is the reference in the tests: requests,
+// environment, results, errors and cache files are compared with its own, for
+// every version. It does not run the plugins. It would decode and encode
+// configuration, result and capabilities for each plugin, which takes longer
+// than some plugins need and rounds large numbers, and its DEL stops at the
+// first error.
 package chain
 
 import (
@@ -28,7 +29,7 @@ var ErrNotAdded = errors.New("was never added, or was deleted since")
 // ErrInvalidResult: the output of a plugin is not a valid result.
 var ErrInvalidResult = errors.New("invalid result")
 
-// Call is one plugin to be run for one verb.
+// Call is the call of one plugin for one verb.
 type Call struct {
 	Verb   string   // CNI_COMMAND: ADD, DEL, CHECK, STATUS, GC
 	Plugin string   // the type
@@ -36,16 +37,16 @@ type Call struct {
 	Env    []string // the CNI_* variables
 }
 
-// Output is what a plugin printed on stdout.
+// Output is a plugin's stdout.
 type Output struct {
 	Stdout []byte
-	Valid  bool // it is known to be a result, with its version
+	Valid  bool // it is known to be a result that states its version
 }
 
-// Runner finds the plugin and runs it.
+// Runner finds a plugin and runs it.
 type Runner func(ctx context.Context, call Call) (Output, error)
 
-// Chain is a network list and what is needed to run it. It is safe for
+// Chain is a network list with everything needed to run it. It is safe for
 // concurrent use.
 type Chain struct {
 	List     *libcni.NetworkConfigList
@@ -53,13 +54,13 @@ type Chain struct {
 	CacheDir string   // libcni's; results are kept below <CacheDir>/results
 	Run      Runner
 
-	// OnResult, if set, is given the result so far after each plugin of an ADD
-	// that succeeded. Its error fails the ADD.
+	// OnResult, if set, is given the result so far after each successful plugin
+	// of an ADD. Its error fails the ADD.
 	OnResult func(json.RawMessage) error
 
 	// OnEnd, if set, is called after the last plugin of an ADD has succeeded, and
 	// after the last plugin of a DEL has been asked. Its error fails the ADD or
-	// the DEL: the ADD is not cached then, and the DEL keeps the cached result.
+	// the DEL: then the ADD is not cached, and the DEL keeps the cached result.
 	OnEnd func(ctx context.Context, verb string) error
 }
 
@@ -70,14 +71,15 @@ type Attachment struct {
 	ConfigArgs map[string]any
 }
 
-// Partial is the result of the last plugin of an ADD that succeeded, which the
-// DEL of all plugins needs. It is nil if no plugin succeeded, or if the result
-// is unknown; the cached result takes its place then.
+// Partial is the result of the last successful plugin of an ADD, which the DEL
+// of all plugins needs. It is nil if no plugin succeeded or the result is
+// unknown; then the cached result is used.
 type Partial json.RawMessage
 
-// Del detaches: it asks every plugin, last first, and joins their errors. A
-// plugin gets the result of the ADD: result, else the cached one. The cached
-// result is kept unless every plugin succeeded, for the next try.
+// Del detaches the container. It asks every plugin, last first, and joins their
+// errors. Each plugin gets result or, if that is nil, the cached result of the
+// ADD. The cached result stays for the next attempt unless every plugin
+// succeeded.
 func (c *Chain) Del(ctx context.Context, a *Attachment, result Partial) error {
 	if result == nil {
 		cached, err := c.cachedResult(a)
@@ -103,9 +105,9 @@ func (c *Chain) Del(ctx context.Context, a *Attachment, result Partial) error {
 }
 
 // Check asks the plugins, in order, whether the attachment is as it should be,
-// and stops at the first error; result is that of the ADD, else the cached one
-// is used. Without a result the error is ErrNotAdded: the specification forbids
-// a CHECK then.
+// and stops at the first error. It uses result or, if that is nil, the cached
+// result of the ADD. Without a result the error is ErrNotAdded, because the
+// specification forbids such a CHECK.
 func (c *Chain) Check(ctx context.Context, a *Attachment, result Partial) error {
 	switch {
 	case !c.CanCheck():
@@ -134,8 +136,9 @@ func (c *Chain) Status(ctx context.Context) error {
 	return c.askUntilError(ctx, "STATUS", &Attachment{})
 }
 
-// GC asks the plugins of a network of version 1.1.0 or later to collect what
-// belongs to none of the valid attachments, and returns the errors of all.
+// GC asks the plugins of a network of version 1.1.0 or later to remove
+// everything that belongs to none of the valid attachments. It returns the
+// errors of all plugins.
 //
 // libcni's GC also deletes the attachments in its cache that are not valid. This
 // one does not, because they may be another runtime's.
@@ -183,8 +186,8 @@ func (c *Chain) askUntilError(ctx context.Context, verb string, a *Attachment, a
 func (c *Chain) ask(ctx context.Context, verb string, position int, a *Attachment, added ...member) error {
 	request, err := c.request(position, a, added...)
 	if err != nil && verb == "DEL" {
-		// The ADD failed for the same reason, before this plugin was run; but the
-		// plugins before it were, and have to be asked.
+		// The ADD failed for the same reason before it ran this plugin. But
+		// earlier plugins ran, and must be asked.
 		request, err = c.request(position, &Attachment{RuntimeConf: a.RuntimeConf}, added...)
 	}
 	if err != nil {
@@ -206,8 +209,8 @@ func describe(p *types.PluginConf) string {
 }
 
 // guard turns a panic into an error. Results are validated before they are
-// converted, but the cache is a file that other programs write too, and one
-// container's bad file must not end a daemon that runs a thousand.
+// converted, but other programs write the cache too, and one container's bad
+// file must not end a daemon that runs a thousand.
 func guard(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

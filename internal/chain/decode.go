@@ -10,8 +10,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 )
 
-// Decode reads a recorded result, of any version. It returns nil if there is none
-// that can be used.
+// Decode reads a recorded result of any version. It returns nil if there is no
+// usable one.
 func Decode(data json.RawMessage) *types100.Result {
 	if data == nil {
 		return nil
@@ -27,8 +27,9 @@ func Decode(data json.RawMessage) *types100.Result {
 	return result
 }
 
-// Walkable returns an error if a list in the result has a null, or an index points
-// past its list. [ValidateResult] does the same for the output of a plugin.
+// Walkable returns an error if a list in the result contains a null, or an index
+// points past its list. [ValidateResult] does the same for the output of a
+// plugin.
 func Walkable(result *types100.Result) error {
 	if result == nil {
 		return errors.New("there is no result")

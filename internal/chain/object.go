@@ -7,9 +7,8 @@ import (
 	"fmt"
 )
 
-// object is a JSON object whose values stay the bytes they were and whose keys
-// keep their order. A key that stands twice has its last value, as
-// encoding/json has it.
+// object is a JSON object that keeps its values to the byte and its keys in
+// order. Like encoding/json, it gives a repeated key its last value.
 type object []member
 
 type member struct {

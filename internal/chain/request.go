@@ -30,9 +30,9 @@ func (c *Chain) env(verb string, a *Attachment) []string {
 // result.
 func (c *Chain) Request(position int, a *Attachment) ([]byte, error) { return c.request(position, a) }
 
-// request returns the request configuration of a plugin: its own configuration
-// with what the runtime adds (section 3, "Deriving request configuration from
-// plugin configuration"), and more keys, which depend on the verb.
+// request returns the request configuration of a plugin: its own configuration,
+// the runtime's additions (section 3, "Deriving request configuration from
+// plugin configuration"), and more keys, depending on the verb.
 func (c *Chain) request(position int, a *Attachment, more ...member) ([]byte, error) {
 	p := c.List.Plugins[position]
 	var added object
@@ -60,7 +60,7 @@ func (c *Chain) request(position int, a *Attachment, more ...member) ([]byte, er
 	return derive(p.Bytes, added, a.ConfigArgs)
 }
 
-// prevResult returns a result as a key of a request; nothing if there is none.
+// prevResult returns a result as a key of a request; nil if there is none.
 func prevResult(result Partial) []member {
 	if result == nil {
 		return nil
@@ -68,9 +68,9 @@ func prevResult(result Partial) []member {
 	return []member{{"prevResult", json.RawMessage(result)}}
 }
 
-// derive lays what the runtime adds over a plugin's configuration. Keys that
-// are the runtime's to write are dropped from the configuration first, so that
-// a file cannot forge a result or a capability.
+// derive adds the runtime's keys to a plugin's configuration. It first drops the
+// keys that only the runtime may write, so that a file cannot forge a result or
+// a capability.
 func derive(plugin []byte, added object, configArgs map[string]any) ([]byte, error) {
 	config, err := parseObject(plugin)
 	if err != nil {
@@ -91,7 +91,7 @@ func derive(plugin []byte, added object, configArgs map[string]any) ([]byte, err
 	return config.bytes()
 }
 
-// reserved keys are found in any case, as a plugin written in Go finds them.
+// Match reserved keys in any case, as a plugin written in Go does.
 func reserved(key string) bool {
 	for _, own := range []string{"runtimeConfig", "prevResult", "capabilities"} {
 		if strings.EqualFold(key, own) {
@@ -102,8 +102,8 @@ func reserved(key string) bool {
 	return len(key) >= len(prefix) && strings.EqualFold(key[:len(prefix)], prefix)
 }
 
-// mergeArgs writes the caller's values into {"cni": {…}} of what the
-// configuration has for args; the caller's win.
+// mergeArgs merges the caller's values into {"cni": {…}} of the configuration's
+// args. The caller's values win.
 func mergeArgs(args json.RawMessage, given map[string]any) (json.RawMessage, error) {
 	outer, err := objectOrEmpty(args)
 	if err != nil {

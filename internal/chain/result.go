@@ -11,7 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// ResultError reports the invalid result of a plugin that succeeded.
+// ResultError reports that a successful plugin returned an invalid result.
 type ResultError struct {
 	Plugin string // its type
 	Err    error  // an ErrInvalidResult
@@ -20,8 +20,8 @@ type ResultError struct {
 func (e *ResultError) Error() string { return e.Err.Error() }
 func (e *ResultError) Unwrap() error { return e.Err }
 
-// shape has the fields of a result on whose presence libcni and this library
-// rely. Versions differ in other fields; checking these makes every conversion
+// shape has the result fields whose presence libcni and this library rely on.
+// Other fields differ between versions; checking these makes every conversion
 // safe.
 type shape struct {
 	CNIVersion string         `json:"cniVersion"`
@@ -46,10 +46,10 @@ type shapeIP020 struct {
 	Routes []*types.Route `json:"routes"`
 }
 
-// ValidateResult returns an ErrInvalidResult for output that is not a valid
+// ValidateResult returns an ErrInvalidResult unless the output is a valid
 // result. libcni checks little: it dereferences a null in a list, callers use an
 // index past its end, and a missing address or destination is cached as "<nil>",
-// which no DEL can read again. A result without a version has configVersion.
+// which no DEL can read. A result without a version has configVersion.
 func ValidateResult(out []byte, configVersion string) error {
 	var s *shape
 	if err := json.Unmarshal(out, &s); err != nil {
@@ -128,8 +128,8 @@ func validateIP(ip *shapeIP, interfaces int) error {
 	return nil
 }
 
-// withVersion adds the configuration's version to a result without one, as libcni
-// does. A DEL passes the result back to the plugins.
+// withVersion adds the configuration's version to a result without one, as
+// libcni does. A DEL gives the result back to the plugins.
 func withVersion(out []byte, configVersion string) json.RawMessage {
 	o, err := objectOrEmpty(out)
 	if err != nil {

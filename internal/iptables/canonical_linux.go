@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Canonical returns the words of a rule as iptables-save of the legacy variant
-// writes them: first what the rule compares by itself, then the matches in
-// their order, then the target. It knows the options of the plugins; of
-// others, as in conditions, it does not know how they are written.
+// Canonical returns the words of a rule in the form of iptables-save of the
+// legacy variant: first the rule's own comparisons, then the matches in order,
+// then the target. It knows the options that the plugins use. It does not know
+// the form of others, such as those in conditions.
 func Canonical(args []string) []string {
 	var basic = map[string][]string{}
 	var matches, target []string
@@ -33,7 +33,7 @@ func Canonical(args []string) []string {
 		case "-j":
 			target = slices.Clone(option)
 		case "--dport":
-			// The protocol's own match, which nobody has named.
+			// The protocol's own match, which the rule does not name.
 			matches = append(matches, "-m", proto)
 			matches = append(matches, option...)
 		case "--destination-ports":
@@ -55,8 +55,8 @@ func negate(negated bool, words ...string) []string {
 	return slices.Clone(words)
 }
 
-// wholeNetwork writes an address or a network with its length; the network of
-// all addresses is not written at all.
+// wholeNetwork writes an address, or a network with its prefix length. The
+// network of all addresses is left out.
 func wholeNetwork(s string) string {
 	if a, err := netip.ParseAddr(s); err == nil {
 		return netip.PrefixFrom(a, a.BitLen()).String()

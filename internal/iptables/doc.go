@@ -1,9 +1,9 @@
-// Package iptables runs the tools of iptables and reads their tables: both
-// variants, nf_tables and legacy, of both families. It knows the format of
-// iptables-save and iptables-restore, and the kernel's own tables where a question
-// needs no process. It is Linux only, and knows nothing of containers.
+// Package iptables runs the iptables tools and reads their tables, for both
+// variants, nf_tables and legacy, and both families. It knows the format of
+// iptables-save and iptables-restore, and reads the kernel's own tables where
+// that saves a process. It is Linux only, and has no notion of containers.
 //
-// It starts the tools itself: go-iptables starts a process for each chain that it
-// lists and each rule that it deletes, cannot be stopped by a context, and knows
-// no iptables-restore.
+// It starts the tools itself. go-iptables starts a process for each chain that
+// it lists and each rule that it deletes, cannot be stopped by a context, and
+// does not use iptables-restore.
 package iptables

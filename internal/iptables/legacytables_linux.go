@@ -14,9 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// saveLegacy is save of legacy iptables. The list of tables that the kernel keeps
-// knows no chains, but to look at it makes no table. Only root may read it, in
-// the tool too; for others the kernel is asked, and the tool for one table.
+// saveLegacy is save for legacy iptables. The kernel's list of tables does not
+// show chains, but reading it creates no table. Only root may read it, in the
+// tool too. For other users, saveLegacy asks the kernel, and the tool for one
+// table.
 func (x Tool) saveLegacy(ctx context.Context, chains []ChainID) (string, error) {
 	file := "/proc/thread-self/net/ip_tables_names"
 	if x.V6() {
@@ -39,9 +40,9 @@ func (x Tool) saveLegacy(ctx context.Context, chains []ChainID) (string, error) 
 	return x.Run(ctx, "", "save")
 }
 
-// saveTables is saveLegacy without the list. To ask the kernel takes
-// CAP_NET_ADMIN alone, where the tool wants CAP_NET_RAW besides. The kernel makes
-// a table that is asked for, empty, if it can.
+// saveTables is saveLegacy without the list. Asking the kernel requires only
+// CAP_NET_ADMIN, where the tool also requires CAP_NET_RAW. If it can, the kernel
+// creates an empty table for each one asked for.
 func (x Tool) saveTables(ctx context.Context, chains []ChainID) (string, error) {
 	var saved strings.Builder
 	for _, table := range []string{"nat", "filter"} {
@@ -83,8 +84,8 @@ func (x Tool) kernelHasAny(table string, chains []ChainID) (bool, error) {
 	return found, errors.Join(err, unix.Close(fd))
 }
 
-// What <linux/netfilter_ipv4/ip_tables.h> and its IPv6 twin call IPT_SO_GET_INFO
-// and IPT_SO_GET_ENTRIES, at the level of the protocol.
+// IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES in <linux/netfilter_ipv4/ip_tables.h>
+// and its IPv6 twin, at the level of the protocol.
 const (
 	getInfo    = 64
 	getEntries = 65
@@ -101,17 +102,18 @@ type tableInfo struct {
 }
 
 // entriesHeader is the head of struct ipt_get_entries: the table, the size of
-// what follows, and what aligns that.
+// the entries, and padding.
 type entriesHeader struct {
 	name [32]byte
 	size uint32
 	_    uint32
 }
 
-// entries returns the rules of a table as the kernel has them, nothing if there
-// is no such table. A chain is an entry with its name, which ends with a zero.
+// entries returns the rules of a table in the kernel's encoding, and nothing if
+// there is no such table. A chain is an entry with its name, which ends with a
+// zero byte.
 func (x Tool) entries(fd int, table string) (tableInfo, []byte, error) {
-	const mostTries = 10 // each time another one has changed the table meanwhile
+	const mostTries = 10 // each time, another process has changed the table meanwhile
 	for try := 1; ; try++ {
 		info := tableInfo{}
 		copy(info.name[:], table)

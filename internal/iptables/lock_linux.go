@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LockNamespace takes the lock of the calling thread's network namespace: that of
-// its file, which every process of the machine sees. It waits until the context
-// ends. The lock ends with the process.
+// LockNamespace takes the lock of the calling thread's network namespace: the
+// lock on its file, which every process of the machine sees. It waits until the
+// context ends. The lock ends with the process.
 func LockNamespace(ctx context.Context) (unlock func() error, err error) {
 	f, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
@@ -26,11 +26,10 @@ func LockNamespace(ctx context.Context) (unlock func() error, err error) {
 	return f.Close, nil
 }
 
-// flock takes the exclusive lock of a file. It waits for it until the context
-// ends.
+// flock takes the exclusive lock of a file. It waits until the context ends.
 func flock(ctx context.Context, f *os.File) error {
-	// A thread that waits in the kernel could not be called back. Whoever has
-	// the lock has it for some milliseconds.
+	// A thread that waits in the kernel cannot be interrupted, so this polls. The
+	// holder has the lock for some milliseconds.
 	const pause = time.Millisecond
 	timer := time.NewTicker(pause)
 	defer timer.Stop()
@@ -50,9 +49,9 @@ func flock(ctx context.Context, f *os.File) error {
 	}
 }
 
-// LockTools takes the lock of the legacy tools. Those of the returned tool
+// LockTools takes the lock of the legacy tools. The returned tool's processes
 // lock a file of their own instead. A tool that is too old for that (before
-// iptables 1.8.5) fails, as the lock is taken.
+// iptables 1.8.5) fails, because the lock is taken.
 func (x Tool) LockTools(ctx context.Context) (_ Tool, unlock func() error, err error) {
 	path := os.Getenv(lockFileVariable)
 	if path == "" {

@@ -15,11 +15,11 @@ type Ruleset struct {
 	Rules  []Rule
 }
 
-// Rule is a rule in the words of iptables.
+// Rule is a rule in the syntax of iptables.
 type Rule struct {
 	Chain string
-	Spec  string   // what follows the chain, as iptables-save wrote it
-	Args  []string // spec, taken apart
+	Spec  string   // the text after the chain, as iptables-save wrote it
+	Args  []string // the words of Spec
 }
 
 // ParseSave reads the output of iptables-save.
@@ -60,8 +60,8 @@ func ParseSave(out string) ([]Ruleset, error) {
 	return sets, nil
 }
 
-// CutLine returns the first line of text and what follows. A line of a rule can
-// go on behind a line feed, if that is in a comment.
+// CutLine returns the first line of text and the rest. A rule's line can
+// continue after a line feed inside a comment.
 func CutLine(text string) (line, rest string) {
 	quoted, isRule := false, strings.HasPrefix(text, "-")
 	for i := 0; i < len(text); i++ {
@@ -90,8 +90,8 @@ func parseRule(line string) (Rule, error) {
 	return Rule{Chain: chain, Spec: spec, Args: args}, nil
 }
 
-// splitWords undoes xtables_save_string: a word is in double quotes if it is
-// not plain, and a backslash precedes what is not meant to end it.
+// splitWords undoes xtables_save_string: a word that is not plain is in double
+// quotes, and a backslash escapes a character in it.
 func splitWords(s string) ([]string, error) {
 	var (
 		words  []string
@@ -135,7 +135,7 @@ func (r Rule) JumpsTo(chain string) bool {
 	return n >= 2 && r.Args[n-1] == chain && (r.Args[n-2] == "-j" || r.Args[n-2] == "-g")
 }
 
-// Comments are the values of the rule's comment matches.
+// Comments returns the values of the rule's comment matches.
 func (r Rule) Comments() []string {
 	var values []string
 	for i := 0; i+3 < len(r.Args); i++ {
@@ -147,8 +147,8 @@ func (r Rule) Comments() []string {
 	return values
 }
 
-// About reports whether the rule is about one of the addresses: from it, to it
-// or translated to it. A network that has the address in it is another thing.
+// About reports whether the rule names one of the addresses: from it, to it or
+// translated to it. A network that contains the address does not count.
 func (r Rule) About(addrs []netip.Addr) bool {
 	for i := 0; i+1 < len(r.Args); i++ {
 		var addr netip.Addr
@@ -171,7 +171,7 @@ func (r Rule) About(addrs []netip.Addr) bool {
 	return false
 }
 
-// SingleAddress returns the address of a prefix that holds no other.
+// SingleAddress returns the address of a prefix that contains no other.
 func SingleAddress(s string) (netip.Addr, bool) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil || !p.IsSingleIP() {

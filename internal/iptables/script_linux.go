@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Script holds commands for iptables-restore. Those of a table follow each other.
+// Script holds commands for iptables-restore, grouped by table.
 type Script []scriptLine
 
 type scriptLine struct{ table, text string }
@@ -23,8 +23,8 @@ func (s *Script) Add(table string, words ...string) error {
 	return nil
 }
 
-// Render returns the text that iptables-restore reads, each table a transaction
-// of its own, and on which lines of it, from 1 on, the commands are.
+// Render returns the text for iptables-restore, with a transaction for each
+// table, and the line numbers of the commands, from 1.
 func (s Script) Render() (text string, numbers []int) {
 	var b strings.Builder
 	table, line := "", 0
@@ -49,10 +49,10 @@ func (s Script) Render() (text string, numbers []int) {
 
 // Run runs the commands, in one transaction for each table.
 //
-// That of the nf_tables variant is one message to the kernel. It has to fit in
-// the buffer of a socket, which only root of the machine can make larger than
-// the 208 KiB that it has, and a rule takes up to 1 KiB. Where there is more, it
-// takes several: the chains come first, as the rules refer to them.
+// The nf_tables variant sends a transaction as one message. It has to fit in the
+// buffer of a socket, which only the machine's root can enlarge beyond the
+// default 208 KiB, and a rule takes up to 1 KiB. Larger scripts take several
+// transactions: the chains come first, because rules refer to them.
 func (s Script) Run(ctx context.Context, x Tool) error {
 	const most = 150
 	for part := range slices.Chunk(s, most) {
@@ -83,7 +83,8 @@ func FailedLine(said string) int {
 	}
 }
 
-// JoinWords writes words as iptables-restore reads them: splitWords undoes it.
+// JoinWords writes words in the form that iptables-restore reads. splitWords
+// undoes it.
 func JoinWords(words []string) string {
 	quoted := make([]string, len(words))
 	for i, w := range words {
@@ -104,6 +105,6 @@ func special(r rune) bool {
 	return !strings.ContainsRune("-_./:,!", r)
 }
 
-// ErrLineFeed means that a rule cannot be written in a line of
-// iptables-restore, where what follows would be taken for a command.
+// ErrLineFeed means that a rule cannot be written in a line of iptables-restore,
+// which would take the rest for a command.
 var ErrLineFeed = errors.New("a line feed in a rule")

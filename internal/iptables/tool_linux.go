@@ -22,11 +22,11 @@ import (
 type Tool struct {
 	Family  string // "iptables", "ip6tables"
 	Legacy  bool
-	NS      *netns.Handle // for sockets; nil is that of the calling thread
+	NS      *netns.Handle // namespace of sockets; nil is the calling thread's
 	Sockets *nft.Pool
-	Held    *os.File // open in the processes that are started
+	Held    *os.File // open in all processes that it starts
 
-	lockFile string // that legacy tools lock; "" is theirs
+	lockFile string // for legacy tools; "" is their own
 }
 
 func (x Tool) onSocket(ctx context.Context, fn func(*nft.Conn) error) error {
@@ -36,10 +36,10 @@ func (x Tool) onSocket(ctx context.Context, fn func(*nft.Conn) error) error {
 	return x.Sockets.Do(x.NS, fn)
 }
 
-// V6 reports whether the tool is of IPv6.
+// V6 reports whether the tool is for IPv6.
 func (x Tool) V6() bool { return x.Family == "ip6tables" }
 
-// Name is the name of the tool: "ip6tables-legacy".
+// Name returns the name of the tool: "ip6tables-legacy".
 func (x Tool) Name() string {
 	if x.Legacy {
 		return x.Family + "-legacy"
@@ -50,8 +50,8 @@ func (x Tool) Name() string {
 // Save returns the output of iptables-save if one of the chains exists, and may
 // return nothing if none does. With an error, the output is incomplete.
 func (x Tool) Save(ctx context.Context, chains []ChainID) (string, error) {
-	// It looks first: else a missing tool would be an error where there is nothing
-	// to delete, and one that is there would create its tables.
+	// Look first: otherwise a missing tool would be an error where there is
+	// nothing to delete, and an installed one would create its tables.
 	if x.Legacy {
 		return x.saveLegacy(ctx, chains)
 	}
@@ -78,9 +78,9 @@ func Refused(err error) bool {
 // ErrHidden means that rules exist that the tool does not show.
 var ErrHidden = errors.New("the tool does not show the chain, most likely as its table has rules of nft's")
 
-// checkComplete fails if one of the chains is there and not in the output: the
-// tool leaves out a table with a rule that it cannot put into words, with no
-// more than a remark and the exit status 0.
+// checkComplete fails if one of the chains exists but is not in the output: the
+// tool leaves out a table with a rule that it cannot express, with only a
+// warning and exit status 0.
 func (x Tool) checkComplete(ctx context.Context, out string, chains []ChainID) error {
 	sets, err := ParseSave(out)
 	if err != nil {
@@ -96,7 +96,7 @@ func (x Tool) checkComplete(ctx context.Context, out string, chains []ChainID) e
 	if len(hidden) == 0 {
 		return nil
 	}
-	// Another one may have deleted it before the tool looked.
+	// Another process may have deleted it before the tool looked.
 	hidden, err = x.nftHas(ctx, hidden)
 	if err == nil && len(hidden) > 0 {
 		err = fmt.Errorf("table %s, chain %s: %w", hidden[0].Table, hidden[0].Chain, ErrHidden)
@@ -104,8 +104,8 @@ func (x Tool) checkComplete(ctx context.Context, out string, chains []ChainID) e
 	return err
 }
 
-// Restore applies the input of iptables-restore --noflush: each table's part as a
-// whole or not at all.
+// Restore applies the input of iptables-restore --noflush, each table's part as
+// a whole or not at all.
 func (x Tool) Restore(ctx context.Context, text string) error {
 	args := []string{"--noflush"}
 	if x.Legacy {
@@ -115,8 +115,8 @@ func (x Tool) Restore(ctx context.Context, text string) error {
 	return err
 }
 
-// nftHas asks the kernel which of the chains exist: the nf_tables variant has its
-// chains in tables of the same names.
+// nftHas asks the kernel which of the chains exist: the nf_tables variant keeps
+// its chains in tables of the same names.
 func (x Tool) nftHas(ctx context.Context, chains []ChainID) (found []ChainID, err error) {
 	exist, err := x.Exist(ctx, chains)
 	if errors.Is(err, nft.ErrNotSupported) {
@@ -147,7 +147,7 @@ func nftChains(ids []ChainID) []nft.Chain {
 	return chains
 }
 
-// nftFamily is the family of the tables that the nf_tables variant has.
+// nftFamily returns the family of the nf_tables variant's tables.
 func (x Tool) nftFamily() uint8 {
 	if x.V6() {
 		return nft.FamilyIPv6
@@ -158,12 +158,11 @@ func (x Tool) nftFamily() uint8 {
 // Table returns a table of the nf_tables variant.
 func (x Tool) Table(name string) nft.Table { return nft.Table{Family: x.nftFamily(), Name: name} }
 
-// killDelay is how long a process that was killed may hold its output open by
-// what it has started, a modprobe at most.
+// killDelay limits the time that the children of a killed process, at most a
+// modprobe, can hold its output open.
 const killDelay = 500 * time.Millisecond
 
-// Run runs the tool of that purpose, "save" or "restore", and returns what it
-// prints.
+// Run runs the tool for a purpose, "save" or "restore", and returns its output.
 func (x Tool) Run(ctx context.Context, stdin, purpose string, args ...string) (string, error) {
 	path, err := x.lookPath(ctx, purpose)
 	if err != nil {
@@ -178,7 +177,8 @@ func (x Tool) runTool(ctx context.Context, stdin, path string, args ...string) (
 	if cmd.Env = x.env(); x.Held != nil {
 		cmd.ExtraFiles = []*os.File{x.Held}
 	}
-	// It dies with the thread that starts it, which is to stay until it has ended.
+	// The process dies with the thread that starts it, so the thread must stay
+	// until it has ended.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -191,7 +191,7 @@ func (x Tool) runTool(ctx context.Context, stdin, path string, args ...string) (
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
-	const most = 1000 // as much as anyone reads in a line
+	const most = 1000 // enough for a line that a person reads
 	said := strings.Join(strings.FieldsFunc(stderr.String(), func(r rune) bool { return r == '\n' }), "; ")
 	if said = strings.TrimSpace(said); said == "" {
 		return "", fmt.Errorf("%s: %w", filepath.Base(path), err)
@@ -199,9 +199,9 @@ func (x Tool) runTool(ctx context.Context, stdin, path string, args ...string) (
 	return "", fmt.Errorf("%s: %w: %s", filepath.Base(path), err, said[:min(len(said), most)])
 }
 
-// isWhole reports whether a tool has printed all that it prints when it succeeds,
-// where its exit status is lost because the program reaps all its children. A
-// restore prints nothing: its effect is looked for.
+// isWhole reports whether the output is that of a successful tool. It decides
+// when the exit status is lost because the program reaps all its children. A
+// restore prints nothing, so its effect is verified instead.
 //
 //	# Completed on Sat Nov 22 01:00:00 2026
 //	iptables v1.8.9 (nf_tables)
@@ -211,8 +211,8 @@ func isWhole(out string) bool {
 	return strings.HasPrefix(last, "# Completed on ") || strings.Contains(last, "tables v")
 }
 
-// lookPath returns the tool of the variant. Where there is but one variant, it
-// can have the plain name only.
+// lookPath returns the tool of the variant. If only one variant is installed, it
+// may have the plain name only.
 func (x Tool) lookPath(ctx context.Context, purpose string) (string, error) {
 	path, err := LookPath(x.Name() + "-" + purpose)
 	if err == nil {
@@ -247,14 +247,13 @@ func LookPath(tool string) (string, error) {
 	return "", err
 }
 
-// Detect finds the variant that goes by the plain name, as plugins that are
-// executed find it.
+// Detect finds the variant with the plain name, as executable plugins find it.
 func (x *Tool) Detect(ctx context.Context) error {
 	path, err := LookPath(x.Family)
 	if err != nil {
 		return fmt.Errorf(`the backend "iptables" needs the program %s: %w`, x.Family, err)
 	}
-	// A link says which it is, without a process.
+	// A symbolic link shows the variant without starting a process.
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		switch name := filepath.Base(real); {
 		case strings.Contains(name, "nft"):
@@ -272,7 +271,7 @@ func (x *Tool) Detect(ctx context.Context) error {
 	return nil
 }
 
-// Rules lists a chain of the nf_tables variant, as [nft.Conn.Rules].
+// Rules lists a chain of the nf_tables variant, like [nft.Conn.Rules].
 func (x Tool) Rules(ctx context.Context, id ChainID, containing [][]byte, each func(nft.Rule) error) error {
 	return x.onSocket(ctx, func(c *nft.Conn) error {
 		return c.Rules(x.Table(id.Table), id.Chain, containing, each)

@@ -12,8 +12,8 @@ import (
 // Address is an address of an interface.
 type Address struct {
 	netip.Prefix
-	// Tentative and Duplicate are results of the detection of duplicates of an
-	// IPv6 address: not usable yet, and never (RFC 4862, section 5.4).
+	// Tentative and Duplicate report the state of IPv6 duplicate address
+	// detection: the address is not usable yet, or never (RFC 4862, section 5.4).
 	Tentative, Duplicate bool
 }
 
@@ -21,25 +21,25 @@ type Address struct {
 type AddressFlag uint32
 
 const (
-	// Detect leaves it to the interface (accept_dad) whether duplicates of an
-	// IPv6 address are looked for, in which case it is tentative for 1 to 2 s.
-	// Without, they are not: no other machine has an address that was allocated
-	// for this one. A difference is that the kernel announces an address only
-	// after it was tentative, be it for a moment (ndisc_notify).
+	// Detect lets the interface (accept_dad) decide about duplicate address
+	// detection for an IPv6 address, during which it is tentative for 1 to 2 s.
+	// Without Detect there is none: no other machine has an address that was
+	// allocated for this one. The kernel announces only an address that was
+	// tentative, however shortly (ndisc_notify).
 	Detect AddressFlag = 1 << iota
-	// NoSubnet makes no route to the address's subnet.
+	// NoSubnet adds no route to the address's subnet.
 	NoSubnet
 )
 
-// AddAddress adds an address to an interface. The error wraps EEXIST if it is
-// there already.
+// AddAddress adds an address to an interface. The error wraps EEXIST if the
+// interface has it already.
 func (c *Conn) AddAddress(index int, p netip.Prefix, flags AddressFlag) error {
 	r := c.Requests()
 	r.AddAddress(index, p, flags)
 	return r.Send()
 }
 
-// AddAddress adds an address to an interface. Errors among fine are none.
+// AddAddress adds an address to an interface. It ignores the errors in fine.
 func (r *Requests) AddAddress(index int, p netip.Prefix, flags AddressFlag, fine ...error) {
 	m := addressMessage(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, index, p)
 	var kernel uint32
@@ -55,7 +55,7 @@ func (r *Requests) AddAddress(index int, p netip.Prefix, flags AddressFlag, fine
 	r.add(m, nil, fmt.Sprintf("add address %s", p), fine...)
 }
 
-// DeleteAddress deletes an address. A missing one is no error.
+// DeleteAddress deletes an address. It ignores a missing one.
 func (c *Conn) DeleteAddress(index int, p netip.Prefix) error {
 	err := c.execute(addressMessage(unix.RTM_DELADDR, unix.NLM_F_ACK, index, p), nil)
 	if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.ENODEV) {
@@ -64,8 +64,8 @@ func (c *Conn) DeleteAddress(index int, p netip.Prefix) error {
 	return nil
 }
 
-// addressMessage is about one address. With IPv4 goes the address for
-// broadcasts that the length means (RFC 919).
+// addressMessage is a request about one address. With an IPv4 address it sends
+// the broadcast address that follows from the prefix length (RFC 919).
 func addressMessage(typ, flags uint16, index int, p netip.Prefix) *message {
 	m := newMessage(typ, flags, ifaddr(p.Addr(), p.Bits(), index))
 	raw := p.Addr().AsSlice()
@@ -77,7 +77,7 @@ func addressMessage(typ, flags uint16, index int, p netip.Prefix) *message {
 	return m
 }
 
-// lastAddress is the one of all ones.
+// lastAddress returns the prefix's address with all host bits set.
 func lastAddress(p netip.Prefix) netip.Addr {
 	raw := p.Addr().AsSlice()
 	for i := p.Bits(); i < len(raw)*8; i++ {
@@ -87,7 +87,7 @@ func lastAddress(p netip.Prefix) netip.Addr {
 	return addr
 }
 
-// ifaddr is a struct ifaddrmsg (<linux/if_addr.h>).
+// ifaddr encodes a struct ifaddrmsg (<linux/if_addr.h>).
 func ifaddr(addr netip.Addr, bits, index int) []byte {
 	b := make([]byte, unix.SizeofIfAddrmsg)
 	b[0] = family(addr)
@@ -106,8 +106,8 @@ func family(addr netip.Addr) byte {
 	return unix.AF_UNSPEC
 }
 
-// Addresses are those of an interface, of both families. The kernel is asked
-// for no others.
+// Addresses reads the addresses of an interface, of both families, and of no
+// other interface.
 func (c *Conn) Addresses(index int) ([]Address, error) {
 	r := c.Requests()
 	all := r.Addresses(index)
@@ -115,8 +115,8 @@ func (c *Conn) Addresses(index int) ([]Address, error) {
 	return *all, err
 }
 
-// Addresses reads the addresses of an interface, of both families. One that is
-// gone has none.
+// Addresses reads the addresses of an interface, of both families. An interface
+// that is gone has none.
 func (r *Requests) Addresses(index int) *[]Address {
 	all := new([]Address)
 	m := newMessage(unix.RTM_GETADDR, unix.NLM_F_DUMP, ifaddr(netip.Addr{}, 0, index))
@@ -130,7 +130,8 @@ func (r *Requests) Addresses(index int) *[]Address {
 	return all
 }
 
-// parseAddress reads the body of an RTM_NEWADDR, and of which interface it is.
+// parseAddress reads the body of an RTM_NEWADDR, and returns the interface's
+// index with it.
 func parseAddress(body []byte) (Address, int, error) {
 	if len(body) < unix.SizeofIfAddrmsg {
 		return Address{}, 0, errTruncated
@@ -139,7 +140,7 @@ func parseAddress(body []byte) (Address, int, error) {
 	var addr, local netip.Addr
 	err := eachAttr(body[unix.SizeofIfAddrmsg:], func(typ uint16, value []byte) {
 		switch typ {
-		case unix.IFA_ADDRESS: // of the other end, where there is a local one too
+		case unix.IFA_ADDRESS: // the other end's address, if there is a local one too
 			addr, _ = netip.AddrFromSlice(value)
 		case unix.IFA_LOCAL:
 			local, _ = netip.AddrFromSlice(value)
@@ -171,7 +172,7 @@ func Prefix(n net.IPNet) (netip.Prefix, error) {
 	return netip.PrefixFrom(addr, ones), nil
 }
 
-// Groups are the IPv6 multicast groups of an interface.
+// Groups returns the IPv6 multicast groups of an interface.
 func (c *Conn) Groups(index int) ([]netip.Addr, error) {
 	var all []netip.Addr
 	fixed := make([]byte, unix.SizeofIfAddrmsg)
@@ -196,7 +197,7 @@ func (c *Conn) Groups(index int) ([]netip.Addr, error) {
 	return all, nil
 }
 
-// Solicited is the group by which neighbours ask for an IPv6 address (RFC
+// Solicited returns the group in which neighbours ask for an IPv6 address (RFC
 // 4291, section 2.7.1).
 func Solicited(a netip.Addr) netip.Addr {
 	group := [16]byte{0: 0xff, 1: 2, 11: 1, 12: 0xff}

@@ -12,14 +12,15 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Announce tells the neighbours of an interface, which is up and whose socket c
-// is, which hardware address its IPv4 addresses have now: by a gratuitous ARP
-// request (RFC 5944, section 4.6) for each, which the kernel sends, as the
-// interface has arp_notify, when it is given the hardware address that it has.
+// Announce tells the neighbours of an interface, which must be up, the hardware
+// address of its IPv4 addresses. c is a socket in the interface's namespace. The
+// kernel sends a gratuitous ARP request (RFC 5944, section 4.6) for each address
+// when arp_notify is set and the interface is given the hardware address that it
+// already has.
 //
-// What the interface is connected to must pass on packets already. The port of a
-// bridge does so when the kernel has noticed that there is a carrier. So that
-// which the kernel sends by itself when the interface is set up may be lost.
+// The interface's other end must forward packets already. A bridge port does so
+// only after the kernel has noticed the carrier, so the announcement that the
+// kernel sends when the interface is set up may be lost.
 func (c *Conn) Announce(link Link) error {
 	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(link.Index, 0, 0))
 	m.attr(unix.IFLA_ADDRESS, link.MAC)
@@ -29,16 +30,17 @@ func (c *Conn) Announce(link Link) error {
 	return nil
 }
 
-// AnnounceAside is Announce for an interface in ns, but does not wait for it: a
-// bridge delivers a packet to all its ports before the call that sends it
-// returns, which takes milliseconds if they are a thousand, and Announce holds
-// the lock on all interfaces meanwhile. Where they are few Announce is better, as
-// the next deletion of an interface waits for the end of the packet socket, too
+// AnnounceAside is Announce for an interface in ns, but does not wait. A bridge
+// delivers a packet to all its ports before the sending call returns, which
+// takes milliseconds for a thousand ports, and Announce holds the lock on all
+// interfaces meanwhile. With few ports Announce is better, because the next
+// deletion of an interface also waits for the packet socket to close
 // (packet_release).
 //
-// The announcement is on its way when the Conns of the context are closed, or if
-// there are none when AnnounceAside returns, so that the end of the program does
-// not prevent it. As with the kernel's own, nobody hears of one that is lost.
+// The announcement has been sent when the Conns of the context are closed, or
+// without them when AnnounceAside returns, so the end of the program does not
+// prevent it. As with the kernel's own announcements, a lost one is not
+// reported.
 func (c *Conn) AnnounceAside(ctx context.Context, ns *netns.Handle, link Link, addrs []netip.Addr) error {
 	var fd int
 	if err := thread.In(ns, func() (err error) {
@@ -65,9 +67,8 @@ func (c *Conn) AnnounceAside(ctx context.Context, ns *netns.Handle, link Link, a
 
 var broadcast = [8]byte{255, 255, 255, 255, 255, 255}
 
-// packetSocket opens a socket in the namespace of the calling thread that
-// packets are sent by, and none received. To close it takes a grace period of
-// the kernel.
+// packetSocket opens a socket in the namespace of the calling thread that sends
+// packets and receives none. Closing it takes a grace period of the kernel.
 func packetSocket() (int, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -76,7 +77,8 @@ func packetSocket() (int, error) {
 	return fd, nil
 }
 
-// gratuitous is an ARP request for an address by who has it (RFC 826).
+// gratuitous builds an ARP request of an address's owner for that address (RFC
+// 826).
 func gratuitous(mac net.HardwareAddr, addr netip.Addr) []byte {
 	ip := addr.As4()
 	b := []byte{0, 1, 8, 0, 6, 4, 0, 1} // Ethernet, IPv4, their lengths, request

@@ -6,16 +6,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bridge is a bridge that is to be made.
+// Bridge is a bridge to create.
 type Bridge struct {
 	Name          string
 	MTU           int // 0 is the kernel's default
 	VLANFiltering bool
 }
 
-// Create creates the bridge, down, with a random MAC address that stays.
-// Without one, the kernel changes the address as ports come and go. The error
-// wraps EEXIST if there is an interface of this name.
+// Create creates the bridge, down, with a fixed random MAC address. Without one,
+// the kernel changes the address as ports come and go. The error wraps EEXIST if
+// there is an interface of this name.
 func (b Bridge) Create(c *Conn) (Link, error) {
 	if err := validName(b.Name); err != nil {
 		return Link{}, fmt.Errorf("create bridge %q: %w", b.Name, err)
@@ -43,16 +43,16 @@ func (b Bridge) Create(c *Conn) (Link, error) {
 	return l, nil
 }
 
-// Ifb is a device of type ifb that is to be made: packets that are redirected to
-// it pass its queues.
+// Ifb is a device of type ifb to create: packets that are redirected to it go
+// through its queues.
 type Ifb struct {
 	Name string
 	MTU  int
 }
 
 // Create creates the device, up, without a queue of its own. The error wraps
-// EEXIST if there is an interface of this name, and EOPNOTSUPP if the kernel has
-// none of the type.
+// EEXIST if there is an interface of this name, and EOPNOTSUPP if the kernel
+// does not support the type.
 func (i Ifb) Create(c *Conn) (Link, error) {
 	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK|unix.NLM_F_ECHO, ifinfo(0, unix.IFF_UP, unix.IFF_UP))
 	m.str(unix.IFLA_IFNAME, i.Name)
@@ -62,10 +62,10 @@ func (i Ifb) Create(c *Conn) (Link, error) {
 	return create(c, m, i.Name)
 }
 
-// PortMode is how a bridge treats one of its ports.
+// PortMode holds settings of a bridge port.
 type PortMode struct{ Hairpin, Isolated bool }
 
-// SetPortMode sets the modes of a port that are not zero. A new port has none.
+// SetPortMode turns on the modes of a port that are set. A new port has none.
 func (c *Conn) SetPortMode(index int, p PortMode) error {
 	if p == (PortMode{}) {
 		return nil
@@ -84,11 +84,11 @@ func (c *Conn) SetPortMode(index int, p PortMode) error {
 	return c.execute(m, nil)
 }
 
-// VLAN is one that a port is a member of.
+// VLAN is a VLAN of a port.
 type VLAN struct {
 	ID uint16
-	// Access marks the port's own VLAN: packets without a tag belong to it, and
-	// its packets leave without one.
+	// Access makes it the port's own VLAN: untagged packets that arrive belong to
+	// it, and its packets leave untagged.
 	Access bool
 }
 
@@ -101,7 +101,7 @@ func (c *Conn) AddVLAN(index int, v VLAN) error {
 	return changeVLAN(c, unix.RTM_SETLINK, index, v.ID, flags)
 }
 
-// DeleteVLAN ends the membership.
+// DeleteVLAN removes a port from a VLAN.
 func (c *Conn) DeleteVLAN(index int, id uint16) error {
 	return changeVLAN(c, unix.RTM_DELLINK, index, id, 0)
 }

@@ -8,18 +8,18 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Conn is a route netlink socket in a namespace: one small buffer that is used
-// again, no lists that grow with the namespace, and the kernel's own
-// words in its errors. It is for one goroutine at a time, and is closed by
-// whoever opened it.
+// Conn is a route netlink socket in a namespace. It reuses one small buffer,
+// keeps no lists that grow with the namespace, and puts the kernel's own words
+// into its errors. Only one goroutine may use it at a time. The caller that
+// opened it closes it.
 type Conn struct {
 	socket
-	home *Conns   // that it goes back to, if it is borrowed
-	ns   netns.ID // where it is then
+	home *Conns   // owner, if it is borrowed
+	ns   netns.ID // its namespace in that case
 }
 
-// Dial opens a socket in a namespace. The sysctls are set meanwhile, as both
-// need a thread that is inside.
+// Dial opens a socket in a namespace. It sets the sysctls in the same visit,
+// because both need a thread inside.
 func Dial(ns *netns.Handle, sysctls ...Sysctl) (c *Conn, err error) {
 	err = thread.In(ns, func() (err error) {
 		if c, err = dial(); err != nil {
@@ -49,7 +49,7 @@ func dial() (*Conn, error) {
 	return &Conn{socket: s}, nil
 }
 
-// Close closes the socket, or gives it back. Calling it again does nothing.
+// Close closes the socket or gives it back. Further calls do nothing.
 func (c *Conn) Close() error {
 	if c.fd < 0 || c.home != nil && c.home.give(c) {
 		return nil

@@ -9,12 +9,12 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Conns are sockets that stay open between the plugins of one attachment, most
-// of which need the same two: to open one, a thread enters the namespace, which
-// takes longer than the requests that follow.
+// Conns are sockets that stay open between the plugins of one attachment. Most
+// of the plugins need the same two, and opening one takes longer than the
+// requests that follow, because a thread must enter the namespace.
 //
-// They are safe for concurrent use, and the zero Conns are ready for use. An open
-// socket keeps its namespace in existence.
+// They are safe for concurrent use, and the zero Conns are ready for use. An
+// open socket keeps its namespace in existence.
 type Conns struct {
 	mu      sync.Mutex
 	idle    map[netns.ID][]*Conn
@@ -26,7 +26,7 @@ type Conns struct {
 // coming is a socket that is being opened.
 type coming struct {
 	done chan struct{}
-	conn *Conn // nil if that has failed
+	conn *Conn // nil if opening failed
 }
 
 type connsKey struct{}
@@ -36,8 +36,8 @@ func WithConns(ctx context.Context, c *Conns) context.Context {
 	return context.WithValue(ctx, connsKey{}, c)
 }
 
-// Borrow is [Dial], but takes a socket of those in the context that is idle, and
-// Close gives it to them.
+// Borrow is [Dial], but reuses an idle socket of the context's Conns, and Close
+// gives it back to them.
 func Borrow(ctx context.Context, ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
 	all, _ := ctx.Value(connsKey{}).(*Conns)
 	if all == nil {
@@ -46,8 +46,8 @@ func Borrow(ctx context.Context, ns *netns.Handle, sysctls ...Sysctl) (*Conn, er
 	return all.Borrow(ns, sysctls...)
 }
 
-// Prepare begins to open a socket in a namespace, for whoever borrows one first.
-// What fails is tried again, and reported, then.
+// Prepare begins to open a socket in a namespace, for the first to borrow one.
+// If that fails, Borrow tries again and reports the error.
 func (all *Conns) Prepare(ns *netns.Handle) {
 	next := &coming{done: make(chan struct{})}
 	all.mu.Lock()
@@ -68,7 +68,7 @@ func (all *Conns) Prepare(ns *netns.Handle) {
 	}()
 }
 
-// Borrow is the function of that name for these sockets.
+// Borrow is the function [Borrow] for these sockets.
 func (all *Conns) Borrow(ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
 	c := all.take(ns.ID())
 	if c == nil {
@@ -105,9 +105,9 @@ func (all *Conns) take(ns netns.ID) *Conn {
 	return next.conn
 }
 
-// give takes the socket over, unless all are closed. What an exchange that
-// failed has left unread is told apart by its number; but a list that the kernel
-// has not come to the end of would be in the way of the next one.
+// give takes the socket back, unless all are closed. Unread answers of a failed
+// exchange have other sequence numbers; but an unfinished list would block the
+// next one.
 func (all *Conns) give(c *Conn) bool {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -123,7 +123,8 @@ func (all *Conns) give(c *Conn) bool {
 	return true
 }
 
-// expect has Close wait until sending is closed, unless that has come before.
+// expect makes Close wait until sending is closed, unless Close was called
+// before.
 func (all *Conns) expect(sending chan struct{}) bool {
 	if all == nil {
 		return false
@@ -136,7 +137,7 @@ func (all *Conns) expect(sending chan struct{}) bool {
 	return !all.closed
 }
 
-// Close closes the sockets. Those that are in use are closed by their users.
+// Close closes the idle sockets. The users of the others close those.
 func (all *Conns) Close() error {
 	all.mu.Lock()
 	idle, opening, sending := all.idle, all.coming, all.sending

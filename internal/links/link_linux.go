@@ -21,7 +21,7 @@ type Link struct {
 	State
 	MAC         net.HardwareAddr
 	MTU         int
-	QueueLength int // of the queue of packets to be sent
+	QueueLength int // length of the transmit queue
 	Peer        Peer
 	Port        Port
 	Hardware    Hardware
@@ -31,8 +31,8 @@ type Link struct {
 // Type is the type of an interface, with the settings that only that type has.
 type Type struct {
 	Kind string // "bridge", "veth"; empty for lo and hardware
-	// VLANFiltering reports whether a bridge keeps VLANs apart. DefaultVLAN is
-	// the one that its new ports are put in, or 0.
+	// VLANFiltering reports whether a bridge separates VLANs. DefaultVLAN is the
+	// VLAN of its new ports, or 0.
 	VLANFiltering bool
 	DefaultVLAN   uint16
 	// MacvlanMode is one of the modes of [Macvlan].
@@ -43,8 +43,8 @@ type Type struct {
 // vlan.
 type Peer struct {
 	Index int // in its own namespace; 0 for none
-	// Elsewhere is set if that is another namespace than the interface's, in
-	// which it has the number NetNS; see [Conn.NetNS].
+	// Elsewhere is set if the peer is in another namespace than the interface.
+	// NetNS is the number that the namespace has there; see [Conn.NetNS].
 	Elsewhere bool
 	NetNS     int
 }
@@ -52,7 +52,7 @@ type Peer struct {
 // Port is an interface as the port of a bridge.
 type Port struct {
 	Master int // the index of the bridge, or 0
-	Number int // the lowest that was free
+	Number int // the lowest free number
 	PortMode
 }
 
@@ -71,8 +71,8 @@ type State struct {
 // Up reports whether the interface is set up. It may have no carrier.
 func (s State) Up() bool { return s.Flags&unix.IFF_UP != 0 }
 
-// Running reports whether packets can pass: the carrier is there, and the kernel
-// has acted on it (RFC 2863, section 3.1.14).
+// Running reports whether packets can pass: the interface has a carrier, and the
+// kernel has acted on it (RFC 2863, section 3.1.14).
 func (s State) Running() bool { return s.OperState == operUp }
 
 // Carrier reports whether the interface is up and has a carrier. The kernel may
@@ -80,7 +80,7 @@ func (s State) Running() bool { return s.OperState == operUp }
 func (s State) Carrier() bool { return s.Flags&unix.IFF_LOWER_UP != 0 }
 
 // Promiscuous reports whether that mode was set. An interface can be in it
-// without the flag, for a sniffer or because it is a port of a bridge.
+// without the flag, because of a sniffer or as a bridge port.
 func (s State) Promiscuous() bool { return s.Flags&unix.IFF_PROMISC != 0 }
 
 const (
@@ -88,8 +88,8 @@ const (
 	withoutStats = 8 // RTEXT_FILTER_SKIP_STATS, <linux/rtnetlink.h>
 )
 
-// Link looks an interface up by its name. The error is NotFound if there is
-// none.
+// Link looks an interface up by its name. If there is none, NotFound is true of
+// the error.
 func (c *Conn) Link(name string) (Link, error) {
 	if len(name) >= unix.IFNAMSIZ {
 		return Link{}, fmt.Errorf("interface %q: %w: the name is too long", name, unix.ENODEV)
@@ -100,8 +100,8 @@ func (c *Conn) Link(name string) (Link, error) {
 	return *l, err
 }
 
-// validName refuses a name in which the kernel would put a number
-// (dev_alloc_name): the interface would get another name than was asked for.
+// validName refuses a name in which the kernel would insert a number
+// (dev_alloc_name): the interface would get another name than requested.
 func validName(name string) error {
 	if strings.Contains(name, "%") {
 		return fmt.Errorf("%w: the name contains %%", unix.EINVAL)
@@ -109,8 +109,8 @@ func validName(name string) error {
 	return nil
 }
 
-// Link looks an interface up by its name, which is none that is too long.
-// Errors among fine are none, but then there is no index.
+// Link looks an interface up by its name, which must not be too long. It ignores
+// the errors in fine; the index is then 0.
 func (r *Requests) Link(name string, fine ...error) *Link {
 	m := newMessage(unix.RTM_GETLINK, 0, ifinfo(0, 0, 0))
 	m.str(unix.IFLA_IFNAME, name)
@@ -126,7 +126,7 @@ func (c *Conn) LinkByIndex(index int) (Link, error) {
 	return *l, err
 }
 
-// LinkByIndex is as that of [Conn].
+// LinkByIndex is [Conn.LinkByIndex] as a request.
 func (r *Requests) LinkByIndex(index int) *Link {
 	return r.link(newMessage(unix.RTM_GETLINK, 0, ifinfo(index, 0, 0)), fmt.Sprintf("interface %d", index))
 }
@@ -141,17 +141,18 @@ func (r *Requests) link(m *message, what string, fine ...error) *Link {
 	return l
 }
 
-// IsFallback reports whether an interface can be one that the kernel makes in
+// IsFallback reports whether an interface can be one that the kernel creates in
 // each namespace for a kind of tunnel (net.core.fb_tunnels_only_for_init_net).
 func (l Link) IsFallback() bool {
 	return slices.Contains([]string{"ipip", "sit", "ip6tnl", "gre", "gretap", "erspan", "ip6gre", "vti", "vti6"}, l.Kind)
 }
 
-// mostLists is how often a list is asked for that others change meanwhile.
+// mostLists limits the attempts at a list that changes while the kernel sends
+// it.
 const mostLists = 10
 
-// Links lists the interfaces of the namespace. It is complete: where interfaces
-// come or go while the kernel lists them, it is asked again.
+// Links lists the interfaces of the namespace. The list is complete: if
+// interfaces come or go while the kernel sends it, Links asks again.
 func (c *Conn) Links() ([]Link, error) {
 	for range mostLists {
 		var all []Link
@@ -172,8 +173,8 @@ func (c *Conn) Links() ([]Link, error) {
 	return nil, fmt.Errorf("list the interfaces: they changed each of %d times meanwhile", mostLists)
 }
 
-// NetNS returns the number that another namespace has in that of c, or -1 if it
-// has none: no interface leads there.
+// NetNS returns the number of another namespace in that of c, or -1 if it has
+// none because no interface leads there.
 func (c *Conn) NetNS(ns *netns.Handle) (id int, err error) {
 	id = unix.NETNSA_NSID_NOT_ASSIGNED
 	m := newMessage(unix.RTM_GETNSID, 0, make([]byte, align)) // a struct rtgenmsg
@@ -194,8 +195,8 @@ func (c *Conn) NetNS(ns *netns.Handle) (id int, err error) {
 	return id, nil
 }
 
-// ifinfo is a struct ifinfomsg (<linux/rtnetlink.h>) that changes the flags of
-// the mask.
+// ifinfo encodes a struct ifinfomsg (<linux/rtnetlink.h>) that changes the flags
+// in the mask.
 func ifinfo(index int, flags, mask uint32) []byte {
 	b := make([]byte, unix.SizeofIfInfomsg)
 	native.PutUint32(b[4:], uint32(index))
@@ -245,11 +246,11 @@ func parseLink(body []byte) (Link, error) {
 	return l, nil
 }
 
-// parse reads an attribute if it is of the device.
+// parse reads an attribute if it describes the device.
 func (h *Hardware) parse(typ uint16, value []byte) {
 	switch typ {
 	case unix.IFLA_PERM_ADDRESS:
-		if slices.ContainsFunc(value, func(b byte) bool { return b != 0 }) { // else it has none
+		if slices.ContainsFunc(value, func(b byte) bool { return b != 0 }) { // all zero: it has none
 			h.MAC = append(net.HardwareAddr(nil), value...)
 		}
 	case unix.IFLA_PARENT_DEV_NAME:
@@ -259,7 +260,7 @@ func (h *Hardware) parse(typ uint16, value []byte) {
 	}
 }
 
-// parseInfo reads an IFLA_LINKINFO: the kind, its own data, and those of a port.
+// parseInfo reads an IFLA_LINKINFO: the kind, its own data, and a port's data.
 func (l *Link) parseInfo(info []byte) error {
 	var data, port []byte
 	err := eachAttr(info, func(typ uint16, value []byte) {
@@ -304,7 +305,7 @@ func (k *Type) parse(data []byte) error {
 	})
 }
 
-// Change lists changes of an interface. Zero fields are left alone.
+// Change lists changes of an interface. Zero fields change nothing.
 type Change struct {
 	Set, Clear  uint32 // IFF_*
 	Name        string
@@ -349,7 +350,7 @@ func changeMessage(index int, change Change) *message {
 	return m
 }
 
-// Delete deletes an interface. A missing one is no error. The kernel waits for a
+// Delete deletes an interface, and ignores a missing one. The kernel waits for a
 // grace period, about 20 ms.
 func (c *Conn) Delete(index int) error {
 	err := c.execute(newMessage(unix.RTM_DELLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0)), nil)

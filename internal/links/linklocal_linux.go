@@ -11,16 +11,15 @@ import (
 )
 
 // LinkLocal gives a new interface its link-local IPv6 address at once. The
-// kernel adds the address only when there is a carrier, and then looks for
+// kernel adds the address only once there is a carrier, and then detects
 // duplicates for 1 to 2 s. Until then it sends no solicitation for a forwarded
 // packet, which delays the first connection. LinkLocal is for interfaces that
-// have had no carrier yet, and on whose network nobody else is.
+// have had no carrier yet and whose network has no other machine.
 //
 // The kernel would derive the same address from the MAC address, and finds it
-// there. If the kernel is set to derive another (addr_gen_mode), LinkLocal
-// leaves the address to it, and only turns off duplicate detection. LinkLocal
-// returns the address, or the zero Prefix if it left the address to the kernel
-// or there is no IPv6.
+// there. If the kernel is set to derive another address (addr_gen_mode),
+// LinkLocal only turns off duplicate detection. LinkLocal returns the address,
+// or the zero Prefix if it left the address to the kernel or there is no IPv6.
 func (c *Conn) LinkLocal(ns *netns.Handle, l Link) (netip.Prefix, error) {
 	if l.MTU < smallestMTU6 || len(l.MAC) != 6 {
 		return netip.Prefix{}, nil

@@ -1,7 +1,6 @@
-// Package links makes and changes network interfaces, their addresses and
-// routes over rtnetlink, from outside of the namespace that they are in. It is
-// the only way to the kernel for these: other packages use vishvananda/netlink
-// for traffic control and conntrack only.
+// Package links creates and changes network interfaces, their addresses and
+// routes over rtnetlink, from outside their namespace. No other package does so:
+// others use vishvananda/netlink for traffic control and conntrack only.
 package links
 
 import (

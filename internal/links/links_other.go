@@ -1,4 +1,4 @@
 //go:build !linux
 
-// Package links makes and changes network interfaces. It needs Linux.
+// Package links creates and changes network interfaces. It needs Linux.
 package links

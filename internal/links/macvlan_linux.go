@@ -10,20 +10,19 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Macvlan is an interface that shares another one, its parent, under a MAC
+// Macvlan is an interface that shares another one, its parent, but has a MAC
 // address of its own.
 type Macvlan struct {
 	Name   string
 	Parent int              // the parent's index
 	Mode   uint32           // MacvlanBridge or another one
-	MAC    net.HardwareAddr // nil is for the kernel to choose
+	MAC    net.HardwareAddr // nil lets the kernel choose
 	MTU    int              // 0 is the parent's
-	// BroadcastQueue is how many broadcasts may wait; 0 is the kernel's
-	// default.
+	// BroadcastQueue limits the waiting broadcasts; 0 is the kernel's default.
 	BroadcastQueue uint32
 }
 
-// The modes of a macvlan: how those on the same parent reach each other
+// The modes of a macvlan decide how macvlans on one parent reach each other
 // (MACVLAN_MODE_*, <linux/if_link.h>).
 const (
 	MacvlanPrivate  = 1
@@ -32,11 +31,13 @@ const (
 	MacvlanPassthru = 8
 )
 
-// Create makes the interface in a container, down, on a parent that is
-// where c is. The error wraps EEXIST if the container has one of that name.
+// Create creates the interface in a container, down, on a parent in the
+// namespace of c. The error wraps EEXIST if the container has an interface of
+// that name.
 //
-// It is made in place with its name. Some kernels want that name to be
-// free where the parent is, too; then there is a random one in between.
+// The kernel creates it in place under its name. Some kernels require that the
+// name is free in the parent's namespace too; then Create uses a random name and
+// renames it.
 func (v Macvlan) Create(c *Conn, container *netns.Handle) error {
 	err := validName(v.Name)
 	if err == nil {

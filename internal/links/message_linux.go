@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// message is a request of route netlink that is being written (RFC 3549,
-// section 2.2; <linux/netlink.h>): a header, a fixed part, attributes.
+// message is a route netlink request under construction (RFC 3549, section 2.2;
+// <linux/netlink.h>): a header, a fixed part, attributes.
 type message struct{ b []byte }
 
 // native is the byte order of netlink, which is the machine's.
 var native = binary.NativeEndian
 
-// align is the boundary that attributes and messages begin at.
+// align is the alignment of attributes and messages.
 const align = 4
 
 // newMessage begins a request. NLM_F_REQUEST is implied.
@@ -40,7 +40,7 @@ func (m *message) u32(typ uint16, v uint32) { m.attr(typ, native.AppendUint32(ni
 func (m *message) u8(typ uint16, v bool)    { m.attr(typ, []byte{bit(v)}) }
 func (m *message) str(typ uint16, s string) { m.attr(typ, append([]byte(s), 0)) }
 
-// nest adds an attribute that holds those that fn adds.
+// nest adds an attribute that contains the attributes that fn adds.
 func (m *message) nest(typ uint16, fn func()) {
 	begin := len(m.b)
 	m.attr(typ, nil)
@@ -48,7 +48,7 @@ func (m *message) nest(typ uint16, fn func()) {
 	native.PutUint16(m.b[begin:], uint16(len(m.b)-begin))
 }
 
-// finish returns the request with its length and number.
+// finish returns the request with its length and sequence number.
 func (m *message) finish(seq uint32) []byte {
 	native.PutUint32(m.b, uint32(len(m.b)))
 	native.PutUint32(m.b[8:], seq)
@@ -57,19 +57,20 @@ func (m *message) finish(seq uint32) []byte {
 
 func (m *message) flags() uint16 { return native.Uint16(m.b[6:]) }
 
-// quiet has the kernel answer only if it fails, and if it is asked.
+// quiet suppresses the acknowledgement: the kernel answers only errors and
+// queries.
 func (m *message) quiet() {
 	native.PutUint16(m.b[6:], m.flags()&^unix.NLM_F_ACK)
 }
 
-// asks reports whether the request is one for one message.
+// asks reports whether the request is a query with an answer of one message.
 func (m *message) asks() bool {
 	typ := native.Uint16(m.b[4:])
 	return typ&3 == getRequest && m.flags()&(unix.NLM_F_ACK|unix.NLM_F_DUMP) == 0
 }
 
-// getRequest are the two lowest bits of the types of requests that ask; the
-// others make, delete and change.
+// getRequest is the value of the two lowest type bits in queries; other requests
+// create, delete and change.
 const getRequest = 2
 
 func bit(v bool) byte {
@@ -79,16 +80,16 @@ func bit(v bool) byte {
 	return 0
 }
 
-// errTruncated means that the kernel sent less than it said.
+// errTruncated means that the kernel sent less than it announced.
 var errTruncated = errors.New("truncated netlink message")
 
-// header is that of a message, struct nlmsghdr without its length.
+// header is the header of a message, struct nlmsghdr without its length.
 type header struct {
 	typ, flags uint16
 	seq        uint32
 }
 
-// eachMessage calls fn for the messages of a datagram.
+// eachMessage calls fn for each message of a datagram.
 func eachMessage(data []byte, fn func(h header, body []byte) error) error {
 	for len(data) >= unix.NLMSG_HDRLEN {
 		size := int(native.Uint32(data))
@@ -104,7 +105,7 @@ func eachMessage(data []byte, fn func(h header, body []byte) error) error {
 	return nil
 }
 
-// eachAttr calls fn for the attributes, without the flags in their types.
+// eachAttr calls fn for each attribute, and clears the flags in the type.
 func eachAttr(data []byte, fn func(typ uint16, value []byte)) error {
 	for len(data) >= unix.SizeofRtAttr {
 		size := int(native.Uint16(data))
@@ -119,7 +120,7 @@ func eachAttr(data []byte, fn func(typ uint16, value []byte)) error {
 
 func aligned(n int) int { return (n + align - 1) &^ (align - 1) }
 
-// number reads an integer of whichever size the kernel gave it.
+// number reads an integer of any size.
 func number(value []byte) uint32 {
 	switch len(value) {
 	case 1:
@@ -132,7 +133,7 @@ func number(value []byte) uint32 {
 	return 0
 }
 
-// text reads a string, which ends with a zero.
+// text reads a string that ends with a zero byte.
 func text(value []byte) string {
 	for i, c := range value {
 		if c == 0 {

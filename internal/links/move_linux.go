@@ -8,16 +8,16 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Move says how an interface is to be in the namespace that it is moved to.
+// Move is the wanted state of an interface in the namespace that it is moved to.
 type Move struct {
 	Name  string
 	Alias string // empty for none
 	Up    bool
 }
 
-// Move moves an interface to another namespace, by one message: it is never
-// there under its old name if that one is taken. Its index may change, and it
-// loses its addresses and routes.
+// Move moves an interface to another namespace with one message, so that it
+// never appears there under an old name that is taken. Its index may change, and
+// it loses its addresses and routes.
 //
 // After an error it may be in either namespace, under either name.
 func (c *Conn) Move(index int, to *netns.Handle, how Move) error {

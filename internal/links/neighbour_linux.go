@@ -9,21 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Neighbour is which hardware address the kernel takes an address for. It has
-// none if the kernel knows nothing of it, or is yet to hear.
+// Neighbour is the kernel's entry for a neighbour's address. MAC is empty if the
+// kernel knows nothing of it, or has no answer yet.
 type Neighbour struct {
 	MAC   net.HardwareAddr
-	fixed bool // by somebody who knows better than what is announced
+	fixed bool // permanent: announcements do not change it
 }
 
-// Wrong reports whether the kernel takes the address for another's than that of
-// mac, and would believe an announcement that says so.
+// Wrong reports whether the kernel has another hardware address than mac for the
+// neighbour and would accept an announcement.
 func (n Neighbour) Wrong(mac net.HardwareAddr) bool {
 	return len(n.MAC) > 0 && !n.fixed && !bytes.Equal(n.MAC, mac)
 }
 
-// Neighbour looks up an IPv4 address behind an interface. Before Linux 5.0
-// nothing is known of it.
+// Neighbour looks up an IPv4 address behind an interface. Before Linux 5.0 the
+// answer is always empty.
 func (r *Requests) Neighbour(index int, addr netip.Addr) *Neighbour {
 	n := new(Neighbour)
 	r.add(neighbour(unix.RTM_GETNEIGH, 0, index, 0, addr), func(body []byte) error {
@@ -40,8 +40,8 @@ func (r *Requests) Neighbour(index int, addr netip.Addr) *Neighbour {
 	return n
 }
 
-// SetNeighbour has the kernel take an address, which it knew as another's, for
-// that of mac, as an announcement would. It asks for it again soon.
+// SetNeighbour replaces the hardware address in a known entry by mac, as an
+// announcement would. The kernel soon verifies the entry.
 func (r *Requests) SetNeighbour(index int, addr netip.Addr, mac net.HardwareAddr) {
 	m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, index, unix.NUD_STALE, addr)
 	m.attr(unix.NDA_LLADDR, mac)

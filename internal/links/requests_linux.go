@@ -8,31 +8,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Requests are collected by their methods and go to the kernel together, in this
-// order, which spares a system call or
-// two for each. What a method that reads returns is filled by Send.
+// Requests collect requests and send them to the kernel together, in order,
+// which saves a system call or two for each. Send fills the values that the
+// reading methods return.
 //
-// The kernel goes on after a request that fails, so they are for work that is taken
-// back as a whole.
+// The kernel continues after a failed request, so Requests are for work that is
+// undone as a whole.
 type Requests struct {
 	c   *Conn
 	all []request
 }
 
-// request is a message and the handlers of its answer.
+// request is a message with the handlers of its answer.
 type request struct {
 	m *message
-	// read is called for the messages that answer, and may be nil.
+	// read is called for each message of the answer, and may be nil.
 	read func(body []byte) error
-	// explain adds the failed operation to an error, or returns nil if the error
-	// is fine; it may be nil.
+	// explain names the failed operation in an error, or returns nil to ignore
+	// it. It may be nil.
 	explain func(err error) error
 }
 
 // Requests begins a collection.
 func (c *Conn) Requests() *Requests { return &Requests{c: c} }
 
-// add adds a request. Its error names the operation; errors among fine are none.
+// add adds a request. Its error names the operation. The errors in fine are
+// ignored.
 func (r *Requests) add(m *message, read func([]byte) error, what string, fine ...error) {
 	r.all = append(r.all, request{m, read, func(err error) error {
 		if slices.ContainsFunc(fine, func(f error) bool { return errors.Is(err, f) }) {
@@ -42,16 +43,17 @@ func (r *Requests) add(m *message, read func([]byte) error, what string, fine ..
 	}})
 }
 
-// mostTogether bounds how many unread answers the kernel has to keep: its buffer for them holds some 50 descriptions of interfaces.
+// mostTogether limits the unread answers that the kernel has to buffer: the
+// buffer holds about 50 descriptions of interfaces.
 const mostTogether = 16
 
-// Send executes the requests, and returns the first error.
+// Send sends the requests, and returns the first error.
 func (r *Requests) Send() error {
 	all := r.all
 	r.all = nil
 	for len(all) > 0 {
 		n := min(len(all), mostTogether)
-		// The kernel lists on while it is read, and one list at a time.
+		// The kernel produces a list while it is read, and one list at a time.
 		if dump := slices.IndexFunc(all[:n], func(q request) bool { return q.m.flags()&unix.NLM_F_DUMP == unix.NLM_F_DUMP }); dump >= 0 {
 			n = dump + 1
 		}
@@ -63,7 +65,7 @@ func (r *Requests) Send() error {
 	return nil
 }
 
-// take reads a message that answers, and reports whether it is the last one.
+// take reads a message of an answer, and reports whether it is the last one.
 func (q request) take(typ uint16, body []byte) (end bool, err error) {
 	if typ == unix.NLMSG_ERROR || typ == unix.NLMSG_DONE {
 		return true, answer(body)
@@ -74,7 +76,8 @@ func (q request) take(typ uint16, body []byte) (end bool, err error) {
 	return q.m.asks(), q.read(body)
 }
 
-// outcome is the first error, explained. A request that asks has an answer.
+// outcome returns the first error, explained. A query without an answer is an
+// error.
 func outcome(all []request, answered []bool, errs []error) error {
 	for i, q := range all {
 		err := errs[i]

@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Route is a way to a destination.
+// Route is a route to a destination.
 type Route struct {
-	Dst netip.Prefix // of length 0: the default route
-	// Via and Src are the gateway and the address to send from; the zero Addr
-	// is for none.
+	Dst netip.Prefix // length 0: the default route
+	// Via and Src are the gateway and the source address. The zero Addr means
+	// none.
 	Via, Src netip.Addr
 	Scope    uint8 // RT_SCOPE_*
 	Table    int   // 0 is the main one
 	Priority int
-	// Interface is the one that the route leads through, of a route that was
-	// read.
+	// Interface is the index of the outgoing interface; set only in routes that
+	// were read.
 	Interface int
-	// MTU and AdvMSS are for packets on this route; 0 leaves them to the kernel.
+	// MTU and AdvMSS apply to packets on this route; 0 leaves them to the kernel.
 	MTU, AdvMSS int
 }
 
@@ -32,9 +32,9 @@ func (r Route) String() string {
 	return s
 }
 
-// AddRoute adds a route by way of an interface. With others, one to the same
-// destination adds itself (IPv6: as a multipath route); without, there must be
-// none, and the error wraps EEXIST if there is. Errors among fine are none.
+// AddRoute adds a route through an interface. With others, it coexists with a
+// route to the same destination (IPv6: as a multipath route). Otherwise the
+// error wraps EEXIST if there is one. AddRoute ignores the errors in fine.
 func (r *Requests) AddRoute(index int, route Route, others bool, fine ...error) {
 	flags := uint16(unix.NLM_F_CREATE | unix.NLM_F_ACK)
 	if !others {
@@ -43,13 +43,13 @@ func (r *Requests) AddRoute(index int, route Route, others bool, fine ...error) 
 	r.add(routeMessage(unix.RTM_NEWROUTE, flags, index, route), nil, "add route "+route.String(), fine...)
 }
 
-// DeleteRoute deletes a route. Errors among fine are none.
+// DeleteRoute deletes a route. It ignores the errors in fine.
 func (r *Requests) DeleteRoute(index int, route Route, fine ...error) {
 	r.add(routeMessage(unix.RTM_DELROUTE, unix.NLM_F_ACK, index, route), nil, "delete route "+route.String(), fine...)
 }
 
-// InterfaceTo is the index of the interface by which packets to an address
-// leave. The error is the kernel's if there is none.
+// InterfaceTo returns the index of the interface that the kernel uses for
+// packets to an address. Without a route, the error is the kernel's.
 func (c *Conn) InterfaceTo(to netip.Addr) (index int, err error) {
 	fixed := make([]byte, unix.SizeofRtMsg)
 	fixed[0], fixed[1] = family(to), byte(to.BitLen())
@@ -68,7 +68,7 @@ func (c *Conn) InterfaceTo(to netip.Addr) (index int, err error) {
 	return index, err
 }
 
-// routeMessage is about a route. Its fixed part is a struct rtmsg
+// routeMessage is a request about a route. Its fixed part is a struct rtmsg
 // (<linux/rtnetlink.h>).
 func routeMessage(typ, flags uint16, index int, r Route) *message {
 	table := r.Table
@@ -116,8 +116,8 @@ func routeMessage(typ, flags uint16, index int, r Route) *message {
 	return m
 }
 
-// Routes are those by way of an interface, or of all if index is 0, of both
-// families and all tables but the local one, which the kernel keeps.
+// Routes returns the routes through an interface, or all if index is 0, of both
+// families and all tables except the local one, which the kernel maintains.
 func (c *Conn) Routes(index int) ([]Route, error) {
 	var all []Route
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
@@ -132,7 +132,7 @@ func (c *Conn) Routes(index int) ([]Route, error) {
 			all = append(all, routes...)
 			return err
 		})
-		// A kernel without IPv6 knows no dump of its routes.
+		// A kernel without IPv6 does not support listing its routes.
 		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 			return nil, fmt.Errorf("list the routes of interface %d: %w", index, err)
 		}
@@ -140,8 +140,8 @@ func (c *Conn) Routes(index int) ([]Route, error) {
 	return all, nil
 }
 
-// parseRoute reads the body of an RTM_NEWROUTE. One of several ways to a
-// destination may be by the interface.
+// parseRoute reads the body of an RTM_NEWROUTE. For a multipath route, the
+// interface may be that of any path.
 func parseRoute(body []byte, index int) ([]Route, error) {
 	if len(body) < unix.SizeofRtMsg {
 		return nil, errTruncated

@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Settings are those of an interface that /proc/sys has below
-// net/ipv4/conf/<interface> and net/ipv6/conf/<interface>, as far as the kernel
-// tells them along with the interface. That costs nothing, while a file below
-// /proc/sys/net takes the longer to open the more namespaces have one of its
-// name: hundreds of µs at a thousand.
+// Settings are the settings of an interface below net/ipv4/conf/<interface> and
+// net/ipv6/conf/<interface> in /proc/sys, as far as the kernel sends them with
+// the interface. That costs nothing. Opening a file below /proc/sys/net takes
+// longer the more namespaces have one of its name: hundreds of µs at a thousand.
 type Settings struct {
 	v4, v6 []uint32
-	// retransmit is how many ms the kernel waits for an answer of neighbours.
-	// addrGenMode is how it makes a link-local address. Without IPv6 both are 0.
+	// retransmit is the time, in ms, that the kernel waits for a neighbour's
+	// answer. addrGenMode selects how it derives the link-local address. Both are
+	// 0 without IPv6.
 	retransmit  uint32
 	addrGenMode uint8
 }
 
-// numbers4 and numbers6 are where the kernel has a setting: IPV4_DEVCONF_*
+// numbers4 and numbers6 are the positions of settings: IPV4_DEVCONF_*
 // (<linux/ip.h>), which begin at 1, and DEVCONF_* (<linux/ipv6.h>), which begin
 // at 0.
 func number4(name string) (int, bool) {
@@ -66,7 +66,7 @@ func (s *Settings) parse(spec []byte) error {
 }
 
 // cacheInfoSize is the size of a struct ifla_cacheinfo, <linux/if_link.h>. Its
-// last member is the time that neighbours have to answer.
+// last member is the time that the kernel waits for a neighbour's answer.
 const cacheInfoSize = 16
 
 func numbers(b []byte) []uint32 {
@@ -77,7 +77,7 @@ func numbers(b []byte) []uint32 {
 	return all
 }
 
-// value is that of a setting, if the kernel told it.
+// value returns the value of a setting, if the kernel sent it.
 func (s Settings) value(v6 bool, name string) (value string, ok bool) {
 	all, n, ok := s.v6, 0, false
 	if v6 {
@@ -93,10 +93,10 @@ func (s Settings) value(v6 bool, name string) (value string, ok bool) {
 	return strconv.Itoa(int(int32(all[n]))), true
 }
 
-// DetectionTime returns the longest time that the kernel plans for detecting
-// duplicates of an IPv6 address: a random delay, and then one or more
-// solicitations, each with a time for answers (RFC 4862, section 5.4.2). It is
-// 2 s with the default settings, and begins when there is a carrier.
+// DetectionTime returns the longest time that the kernel takes to detect
+// duplicates of an IPv6 address: a random delay, then one or more solicitations,
+// each with a time for answers (RFC 4862, section 5.4.2). It is 2 s with the
+// default settings, and begins when there is a carrier.
 func (l Link) DetectionTime() time.Duration {
 	ms := func(name string) time.Duration {
 		n, _ := number6(name)
@@ -108,8 +108,8 @@ func (l Link) DetectionTime() time.Duration {
 	return (ms("router_solicitation_delay") + ms("dad_transmits")*time.Duration(l.Settings.retransmit)) * time.Millisecond
 }
 
-// Has reports whether the kernel said that a setting of the interface is as it
-// should be; also that it needs none, as there is no IPv6 on the interface.
+// Has reports whether a setting is known to have the wanted value, or is not
+// needed because the interface has no IPv6.
 func (l Link) Has(s Sysctl) bool {
 	name, v6, setting, ok := s.ofInterface()
 	if !ok || name != l.Name {
@@ -122,7 +122,7 @@ func (l Link) Has(s Sysctl) bool {
 	return ok && value == s.Value
 }
 
-// ofInterface splits the path of a setting of an interface.
+// ofInterface splits the path of an interface's setting.
 func (s Sysctl) ofInterface() (name string, v6 bool, setting string, ok bool) {
 	parts := strings.Split(s.Path, "/")
 	if len(parts) != 5 || parts[0] != "net" || parts[2] != "conf" || slices.Contains([]string{"all", "default"}, parts[3]) {
@@ -131,9 +131,9 @@ func (s Sysctl) ofInterface() (name string, v6 bool, setting string, ok bool) {
 	return parts[3], parts[1] == "ipv6", parts[4], parts[1] == "ipv4" || parts[1] == "ipv6"
 }
 
-// Set4 makes a setting of an interface, which is one of those below
-// net/ipv4/conf that the kernel takes by number. Those of IPv6 it takes from
-// /proc/sys only. Errors among fine are none.
+// Set4 changes a setting of an interface below net/ipv4/conf that the kernel
+// accepts by number. It accepts IPv6 settings only through /proc/sys. Set4
+// ignores the errors in fine.
 func (r *Requests) Set4(index int, name string, value uint32, fine ...error) {
 	n, ok := number4(name)
 	if !ok {
@@ -155,8 +155,8 @@ const (
 	netconfAll        = -1 // NETCONFA_IFINDEX_ALL
 )
 
-// Forwarding reads whether the namespace forwards between its interfaces:
-// net.ipv4.ip_forward, and net.ipv6.conf.all.forwarding. It is false if the
+// Forwarding reports whether the namespace forwards between its interfaces:
+// net.ipv4.ip_forward and net.ipv6.conf.all.forwarding. It is false if the
 // kernel does not say.
 func (r *Requests) Forwarding(v6 bool) *bool {
 	on := new(bool)

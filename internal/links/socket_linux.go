@@ -7,22 +7,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is a route netlink socket with one small buffer that is used again.
+// socket is a route netlink socket with one small buffer that is reused.
 type socket struct {
 	fd          int // negative when it is closed
 	seq         uint32
 	buf         []byte
-	broken      bool // an exchange has not come to its end
-	interrupted bool // the last list changed while the kernel listed it
+	broken      bool // an exchange was not finished
+	interrupted bool // the last list changed while the kernel sent it
 }
 
-// bufferSize is enough for one message, whatever is in it, and for some dozen
-// of those of a dump: the kernel fills no more than what is read at once.
+// bufferSize is enough for any one message, and for some dozens of a list: the
+// kernel sends no more than one read returns.
 const bufferSize = 8 << 10
 
-// answerTime is how long an answer may take, in seconds. The kernel works
-// while the request is sent, and has answered when that returns, so an answer
-// that takes any time is one that was lost.
+// answerTime limits the wait for an answer, in seconds. The kernel has answered
+// when the sending call returns, so an answer that takes any time was lost.
 const answerTime = 5
 
 // openSocket opens a socket in the namespace of the calling thread.
@@ -38,7 +37,7 @@ func openSocket() (socket, error) {
 	return s, nil
 }
 
-// close closes the socket. Calling it again does nothing.
+// close closes the socket. Further calls do nothing.
 func (s *socket) close() error {
 	if s.fd < 0 {
 		return nil
@@ -58,8 +57,8 @@ func (s *socket) prepare() error {
 	if err := unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTime}); err != nil {
 		return err
 	}
-	// Errors with words since Linux 4.12; dumps that the kernel filters since
-	// 4.20. Without the latter the answers are longer, and filtered here.
+	// Linux 4.12 added error texts, and 4.20 filtered lists. Without the latter
+	// the answers are longer, and filtered here.
 	for _, option := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK, unix.NETLINK_GET_STRICT_CHK} {
 		err := unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, option, 1)
 		if err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
@@ -69,10 +68,10 @@ func (s *socket) prepare() error {
 	return nil
 }
 
-// KernelError is an answer of the kernel's that says no.
+// KernelError is an error answer of the kernel.
 type KernelError struct {
 	Errno unix.Errno
-	Text  string // what the kernel says about it, or empty
+	Text  string // the kernel's explanation, or empty
 }
 
 func (e *KernelError) Error() string {
@@ -84,8 +83,9 @@ func (e *KernelError) Error() string {
 
 func (e *KernelError) Unwrap() error { return e.Errno }
 
-// execute sends a request and calls fn, which may be nil, for the messages that
-// answer it. A request without NLM_F_ACK and NLM_F_DUMP is one for one message.
+// execute sends a request and calls fn, which may be nil, for each message of
+// the answer. A request without NLM_F_ACK and NLM_F_DUMP is a query for one
+// message.
 func (s *socket) execute(m *message, fn func(body []byte) error) error {
 	return s.exchange([]request{{m: m, read: fn}})
 }
@@ -109,7 +109,7 @@ func (s *socket) receive() ([]byte, error) {
 // attributes.
 func answer(body []byte) error {
 	if len(body) < 4 {
-		return nil // the end of a dump, in old kernels
+		return nil // the end of a list, in old kernels
 	}
 	errno := int32(native.Uint32(body))
 	if errno == 0 {
@@ -117,7 +117,7 @@ func answer(body []byte) error {
 	}
 	e := &KernelError{Errno: unix.Errno(-errno)}
 	if rest := body[4:]; len(rest) >= unix.NLMSG_HDRLEN {
-		// A text that cannot be read takes nothing from the errno.
+		// A text that cannot be read does not hide the errno.
 		_ = eachAttr(rest[unix.NLMSG_HDRLEN:], func(typ uint16, value []byte) {
 			if typ == unix.NLMSGERR_ATTR_MSG {
 				e.Text = text(value)
@@ -127,7 +127,7 @@ func answer(body []byte) error {
 	return e
 }
 
-// restart repeats call for as long as a signal interrupts it.
+// restart repeats call while a signal interrupts it.
 func restart(call func() error) error {
 	for {
 		if err := call(); !errors.Is(err, unix.EINTR) {
@@ -137,7 +137,7 @@ func restart(call func() error) error {
 }
 
 // exchange sends requests in one datagram and reads the answers. It returns the
-// first error. No request but the last may be one for a list.
+// first error. Only the last request may ask for a list.
 func (s *socket) exchange(all []request) error {
 	answered, errs, err := s.converse(all)
 	if err != nil {
@@ -147,7 +147,7 @@ func (s *socket) exchange(all []request) error {
 	return outcome(all, answered, errs)
 }
 
-// converse is exchange, but leaves the errors of the requests to the caller.
+// converse is exchange, but returns the errors of the requests separately.
 func (s *socket) converse(all []request) (answered []bool, errs []error, err error) {
 	first := s.seq + 1
 	data := s.write(all)
@@ -166,7 +166,7 @@ func (s *socket) converse(all []request) (answered []bool, errs []error, err err
 		}
 		err = eachMessage(data, func(h header, body []byte) error {
 			i := h.seq - first
-			if i >= uint32(len(all)) { // of an earlier request, whose answer was given up
+			if i >= uint32(len(all)) { // answer to an earlier request that was given up
 				return nil
 			}
 			s.interrupted = s.interrupted || h.flags&unix.NLM_F_DUMP_INTR != 0
@@ -184,9 +184,9 @@ func (s *socket) converse(all []request) (answered []bool, errs []error, err err
 	return answered, errs, nil
 }
 
-// write writes requests behind each other. The kernel reports of all of them
-// what fails, in order, but of the last one that it is done, too: before that
-// one only those that ask for something have another answer.
+// write concatenates requests. The kernel reports errors for all of them, in
+// order, but success only for the last one; before that, only queries have
+// another answer.
 func (s *socket) write(all []request) []byte {
 	var data []byte
 	for i, q := range all {

@@ -14,21 +14,21 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Sysctl is a setting of the kernel, in a namespace.
+// Sysctl is a kernel setting in a namespace.
 type Sysctl struct {
-	// Path is below /proc/sys, with slashes: an interface's name may have dots.
+	// Path is below /proc/sys, with slashes, because an interface's name may have
+	// dots.
 	Path, Value string
-	// Optional is a setting that nothing depends on, so that it
-	// may be missing (a kernel without IPv6) or not be ours to change (a
-	// read-only /proc/sys).
+	// Optional settings may be missing (a kernel without IPv6) or read-only (a
+	// read-only /proc/sys), because nothing depends on them.
 	Optional bool
 }
 
 func (s Sysctl) path() string { return filepath.Join("/proc/sys", s.Path) }
 
-// setSysctls makes the settings, in order, those that are not so already, in
-// the namespace that c is in. The kernel tells most of them by netlink; to change
-// the others the thread enters the namespace, once for all.
+// setSysctls changes the settings that do not have their value yet, in order, in
+// the namespace of c. It reads most of them by netlink. To change the others,
+// the thread enters the namespace once for all.
 func setSysctls(c *Conn, ns *netns.Handle, settings ...Sysctl) error {
 	missing, err := unset(c, settings)
 	if err != nil {
@@ -37,7 +37,7 @@ func setSysctls(c *Conn, ns *netns.Handle, settings ...Sysctl) error {
 	return WriteSysctls(ns, missing...)
 }
 
-// WriteSysctls makes settings that are known not to be so.
+// WriteSysctls writes settings that are known to differ.
 func WriteSysctls(ns *netns.Handle, settings ...Sysctl) error {
 	if len(settings) == 0 {
 		return nil
@@ -48,7 +48,7 @@ func WriteSysctls(ns *netns.Handle, settings ...Sysctl) error {
 	return nil
 }
 
-// unset are those of the settings that are to be made by /proc/sys.
+// unset returns the settings that must be written through /proc/sys.
 func unset(c *Conn, settings []Sysctl) ([]Sysctl, error) {
 	if len(settings) == 0 {
 		return nil, nil
@@ -87,7 +87,8 @@ const (
 	forward6 = "net/ipv6/conf/all/forwarding"
 )
 
-// Forward is the setting that makes a namespace forward packets of a family.
+// Forward returns the setting that makes a namespace forward packets of a
+// family.
 func Forward(v6 bool) Sysctl {
 	if v6 {
 		return Sysctl{Path: forward6, Value: "1"}
@@ -99,7 +100,7 @@ func (s Sysctl) isForwarding() (v6, ok bool) {
 	return s.Path == forward6, s.Path == forward4 || s.Path == forward6
 }
 
-// writeSysctls makes the settings in the namespace of the calling thread.
+// writeSysctls writes the settings in the namespace of the calling thread.
 func writeSysctls(settings []Sysctl) error {
 	for _, s := range settings {
 		if err := s.write(); err != nil && !(s.Optional && notOurs(err)) {
@@ -109,14 +110,14 @@ func writeSysctls(settings []Sysctl) error {
 	return nil
 }
 
-// notOurs reports whether an error means that a setting is missing, or that it
-// may not be changed.
+// notOurs reports whether an error means that a setting is missing or may not be
+// changed.
 func notOurs(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS)
 }
 
-// write writes without a look, which would cost as much, unless that is not
-// allowed: the setting may have been made for us.
+// write writes without reading first, which would cost as much. Only if writing
+// is denied does it read: the setting may already have its value.
 func (s Sysctl) write() error {
 	f, err := os.OpenFile(s.path(), os.O_WRONLY, 0)
 	if err == nil {

@@ -6,11 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HasUplink reports whether a bridge has a port through which others than
-// containers of this machine may be on its network. Hardware, a tunnel and a
-// virtual machine's interface are such ports; a veth is not, nor is a dummy,
-// which has nobody behind it. The kernel lists all ports, which takes some µs
-// for each.
+// HasUplink reports whether a bridge has a port through which machines other
+// than the containers of this host may be reached. Hardware, a tunnel and a
+// virtual machine's interface are such ports. A veth is not, nor is a dummy,
+// which leads nowhere. The kernel lists all ports, which takes some µs for each.
 func (c *Conn) HasUplink(bridge int) (bool, error) {
 	m := newMessage(unix.RTM_GETLINK, unix.NLM_F_DUMP, ifinfo(0, 0, 0))
 	m.u32(unix.IFLA_EXT_MASK, withoutStats)

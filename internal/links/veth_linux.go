@@ -11,41 +11,41 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Veth is a pair of interfaces to be made, one of them in a container.
+// Veth is a veth pair to create, with one end in a container.
 type Veth struct {
-	// Name and MAC are those of the container's end; a nil MAC is for Create
-	// to choose.
+	// Name and MAC are those of the container's end. If MAC is nil, Create
+	// chooses one.
 	Name string
 	MAC  net.HardwareAddr
 	// MTU is that of both ends; 0 is the kernel's default.
 	MTU int
-	// Master is the index of the bridge on which the host's end is put, or 0.
+	// Master is the index of the bridge for the host's end, or 0.
 	Master int
 }
 
-// Pair is a veth pair that was made.
+// Pair is a created veth pair.
 type Pair struct {
 	Host, Container Link
 }
 
-// mostNames is how often a random name may be taken already. One in 2³² of the
-// other names makes it so.
+// mostNames limits the attempts at a free random name. Each name in use takes
+// one of 2³².
 const mostNames = 10
 
-// Create makes the pair by one message: the container's end in its
-// namespace, with its name and down, and the host's end where c is, up, or on
-// the bridge and then up. The latter has a random name.
+// Create creates the pair with one message: the container's end in its
+// namespace, named and down, and the host's end in the namespace of c, up, or on
+// the bridge and then up. The host's end has a random name.
 //
-// The port of a bridge gets no link-local IPv6 address. What arrives there is the
-// bridge's; and with thousands of ports it is thousands of routes to fe80::/64
-// among which the kernel looks for one, one after the other, for every packet.
+// A bridge port gets no link-local IPv6 address. Its packets are the bridge's;
+// and thousands of ports would add thousands of routes to fe80::/64, which the
+// kernel searches one by one for every packet.
 //
-// Each end has one queue for each direction. Unless it is told so, the kernel
-// makes as many as there can be CPUs, and takes all but one out of use again,
-// which takes two grace periods (veth_init_queues).
+// Each end has one queue for each direction. By default the kernel creates one
+// for each possible CPU and disables all but one, which takes two grace periods
+// (veth_init_queues).
 //
-// Both ends get addresses from here rather than from the kernel, as udev takes
-// the kernel's for replaceable.
+// Create chooses the MAC addresses of both ends, because udev replaces addresses
+// that the kernel chose.
 func (v Veth) Create(c *Conn, container *netns.Handle) (Pair, error) {
 	if err := validName(v.Name); err != nil {
 		return Pair{}, fmt.Errorf("create interface %q: %w", v.Name, err)
@@ -87,16 +87,15 @@ const (
 	vethPeer    = 1 // VETH_INFO_PEER, <linux/veth.h>
 )
 
-// setPortUp sets a new interface up that is the port of a bridge. If that fails
-// it is deleted.
+// setPortUp sets a new bridge port up. If that fails, it deletes the interface.
 func setPortUp(c *Conn, index int) error {
 	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0))
 	m.nest(unix.IFLA_AF_SPEC, func() {
 		m.nest(unix.AF_INET6, func() { m.attr(unix.IFLA_INET6_ADDR_GEN_MODE, []byte{addrGenNone}) })
 	})
 	r := c.Requests()
-	// A kernel without IPv6 gives no addresses; nor does one without the
-	// interface's, for which its MTU can be too small.
+	// A kernel without IPv6 assigns no addresses. Nor does one that has disabled
+	// IPv6 on the interface, for example because its MTU is too small.
 	r.add(m, nil, "have no link-local address", unix.EAFNOSUPPORT, unix.EOPNOTSUPP)
 	r.Up(index)
 	if err := r.Send(); err != nil {
@@ -152,8 +151,8 @@ func (v Veth) create(c *Conn, container *netns.Handle, name string, mac net.Hard
 	return create(c, m, name)
 }
 
-// create makes an interface and returns it. Since Linux 6.2 the kernel answers
-// with it; before, it is looked up.
+// create creates an interface and returns it. Since Linux 6.2 the kernel answers
+// with it; before, create looks it up.
 func create(c *Conn, m *message, name string) (Link, error) {
 	var l Link
 	err := c.execute(m, func(body []byte) (err error) {
@@ -166,8 +165,8 @@ func create(c *Conn, m *message, name string) (Link, error) {
 	return c.Link(name)
 }
 
-// randomName is a name like those of the reference plugins: "veth" and eight
-// hexadecimal digits.
+// randomName returns a name like those of the reference plugins: "veth" and
+// eight hexadecimal digits.
 func randomName() (string, error) {
 	var b [4]byte
 	if _, err := rand.Read(b[:]); err != nil {
@@ -176,7 +175,8 @@ func randomName() (string, error) {
 	return fmt.Sprintf("veth%x", b), nil
 }
 
-// randomMAC is a locally administered unicast address (IEEE 802, section 8.4).
+// randomMAC returns a locally administered unicast address (IEEE 802, section
+// 8.4).
 func randomMAC() (net.HardwareAddr, error) {
 	mac := make(net.HardwareAddr, 6)
 	if _, err := rand.Read(mac); err != nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Watch reports that an interface or an IPv6 address of a namespace has
-// changed. The caller then looks at them itself: the kernel drops messages when
-// there are too many.
+// Watch reports that an interface or an IPv6 address of a namespace has changed.
+// The caller then reads their state itself, because the kernel drops messages
+// when there are too many.
 //
 // A caller that starts to watch, then looks, and then waits misses no change.
 type Watch struct {
@@ -23,7 +23,7 @@ type Watch struct {
 	buf  []byte
 }
 
-// The groups of rtnetlink(7) that the kernel sends changes to.
+// The rtnetlink(7) groups to which the kernel sends changes.
 const (
 	groupLinks      = 1 << (unix.RTNLGRP_LINK - 1)
 	groupAddresses6 = 1 << (unix.RTNLGRP_IPV6_IFADDR - 1)

@@ -21,16 +21,16 @@ type span struct {
 	shared bool
 }
 
-// waits knows which spans a thread of this process is waiting for in the
-// kernel. One is enough for all: a hundred shared claims behind another
+// waits tracks the spans for which a thread of this process waits in the kernel.
+// One thread for each is enough: a hundred shared claims behind another
 // process's exclusive one would block a hundred threads, and so would a caller
-// that comes again and again with a short deadline.
+// that retries with short deadlines.
 type waits struct {
 	mu sync.Mutex
 	m  map[span]chan struct{} // closed when the wait is over
 }
 
-// lockFile takes the claims, in their order, on a file description of its own.
+// lockFile takes the claims in order, on a file description of its own.
 func (s *Space) lockFile(ctx context.Context, claims []claim) (*os.File, error) {
 	for {
 		f, err := openFile(s.path, os.O_RDWR)
@@ -39,8 +39,8 @@ func (s *Space) lockFile(ctx context.Context, claims []claim) (*os.File, error) 
 		}
 		for _, c := range claims {
 			if err := s.lockKey(ctx, f, c); err != nil {
-				// Closing unlocks what was taken so far, except while a wait
-				// that was given up still has the description open.
+				// Closing unlocks the claims taken so far, unless an abandoned wait
+				// still has the description open.
 				return nil, errors.Join(fmt.Errorf("lock %q in %s: %w", c.name, s.path, err), unlockFile(f))
 			}
 		}
@@ -51,16 +51,16 @@ func (s *Space) lockFile(ctx context.Context, claims []claim) (*os.File, error) 
 		if err := errors.Join(err, unlockFile(f)); err != nil {
 			return nil, fmt.Errorf("lock %s: %w: %w", describe(claims), ErrUnavailable, err)
 		}
-		// The file was deleted between open and lock. What we have excludes
-		// nobody who comes now.
+		// The file was deleted between open and lock. A lock on it excludes no
+		// newcomer.
 	}
 }
 
-// hasFile says that keys are locked in a file.
+// hasFile reports that keys are locked in a file.
 const hasFile = true
 
-// tryFile is lockFile without waiting: nil if somebody has one of the keys. A
-// shared key is taken through its gate too, so that nobody is overtaken.
+// tryFile is lockFile without waiting: it returns nil if any key is taken. A
+// shared key is taken through its gate too, so that it overtakes nobody.
 func (s *Space) tryFile(claims []claim) (*os.File, error) {
 	for {
 		f, err := openFile(s.path, os.O_RDWR)
@@ -101,11 +101,11 @@ func tryClaims(f *os.File, claims []claim) (bool, error) {
 	return true, nil
 }
 
-// lockKey takes one key. The kernel grants shared locks past a waiting
-// exclusive one, so that overlapping ADDs of one process would keep a GC of
-// another out for ever. The gate, the byte behind the key's, prevents that:
-// a caller that wants the key shared locks and unlocks it first, and a caller that
-// waits for the key exclusively holds it.
+// lockKey takes one key. The kernel grants shared locks past a waiting exclusive
+// one, so overlapping ADDs of one process would keep another process's GC out
+// for ever. The gate, the byte after the key's, prevents that: a caller that
+// wants the key shared locks and unlocks the gate first, and a caller that waits
+// for the key exclusively holds it.
 func (s *Space) lockKey(ctx context.Context, f *os.File, c claim) error {
 	key := span{offset: c.offset, shared: c.shared}
 	if !c.shared {
@@ -123,7 +123,7 @@ func (s *Space) lockKey(ctx context.Context, f *os.File, c claim) error {
 	return unlockSpan(f, gate.offset, 1)
 }
 
-// lockSpan takes one byte, waiting for it if it must.
+// lockSpan takes one byte, and waits for it if necessary.
 func (s *Space) lockSpan(ctx context.Context, f *os.File, sp span) error {
 	for {
 		if ok, err := tryLock(f, sp); ok || err != nil {
@@ -132,10 +132,10 @@ func (s *Space) lockSpan(ctx context.Context, f *os.File, sp span) error {
 		over, first := s.waits.join(sp)
 		var result chan error
 		if first {
-			// A duplicate shares the description, and with it the lock. The
-			// waiting goroutine closes it whatever happens: if we are still
-			// there the lock stays with f, and if we gave up and closed f, the
-			// lock it gets for nobody goes with this last descriptor.
+			// A duplicate shares the description, and with it the lock. The waiting
+			// goroutine always closes it: if the caller is still there, the lock
+			// stays with f; if the caller has given up and closed f, the lock goes
+			// with this last descriptor.
 			dup, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 			if err != nil {
 				s.waits.done(sp, over)
@@ -148,7 +148,7 @@ func (s *Space) lockSpan(ctx context.Context, f *os.File, sp span) error {
 			}()
 		}
 		select {
-		case err := <-result: // nil, and never ready, if somebody else waits
+		case err := <-result: // nil, and never ready, if another goroutine waits
 			return err
 		case <-over: // perhaps free now
 			if result != nil {
@@ -160,8 +160,8 @@ func (s *Space) lockSpan(ctx context.Context, f *os.File, sp span) error {
 	}
 }
 
-// join returns the channel that is closed when the wait for sp is over, and
-// whether it is the caller who has to do the waiting.
+// join returns a channel that is closed when the wait for sp is over, and
+// reports whether the caller has to do the waiting.
 func (w *waits) join(sp span) (over chan struct{}, first bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -184,7 +184,7 @@ func (w *waits) done(sp span, over chan struct{}) {
 }
 
 // openFile opens a file to lock it, and creates it and its parents if they are
-// missing. Shared locks need reading, exclusive ones writing.
+// missing. Shared locks need read access, exclusive ones write access.
 func openFile(path string, mode int) (*os.File, error) {
 	flags := mode | os.O_CREATE
 	f, err := plainfile.Open(path, flags, 0o600)
@@ -232,13 +232,12 @@ func waitLock(fd int, sp span) error {
 	return nil
 }
 
-// unlockFile frees everything f has locked, for its inheritors as well, and
-// closes it.
+// unlockFile releases all locks on f, for its inheritors as well, and closes it.
 func unlockFile(f *os.File) error {
 	return errors.Join(unlockSpan(f, 0, 0), f.Close())
 }
 
-// unlockSpan frees length bytes; 0 means all to the end.
+// unlockSpan releases length bytes; 0 means all to the end.
 func unlockSpan(f *os.File, offset, length int64) error {
 	lk := &unix.Flock_t{Type: unix.F_UNLCK, Whence: io.SeekStart, Start: offset, Len: length}
 	if err := fcntl(f.Fd(), unix.F_OFD_SETLK, lk); err != nil {
@@ -255,7 +254,7 @@ func (sp span) flock() *unix.Flock_t {
 	return &unix.Flock_t{Type: kind, Whence: io.SeekStart, Start: sp.offset, Len: 1}
 }
 
-// fcntl is repeated when a signal interrupts it; the runtime of Go sends
+// fcntl repeats the call when a signal interrupts it: the Go runtime sends
 // signals to its own threads.
 func fcntl(fd uintptr, cmd int, lk *unix.Flock_t) error {
 	for {

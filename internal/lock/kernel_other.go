@@ -11,13 +11,13 @@ import (
 type waits struct{}
 
 // lockFile takes nothing: other systems have no lock that belongs to an open
-// file and is inherited with it, and one that a stray close drops is worse than
-// none. Only the queue of this process excludes others.
+// file and is inherited with it, and a lock that a stray close releases is worse
+// than none. Only the queue of this process excludes others.
 func (s *Space) lockFile(context.Context, []claim) (*os.File, error) {
 	return nil, nil
 }
 
-// hasFile says that keys are locked in a file.
+// hasFile reports that no keys are locked in a file.
 const hasFile = false
 
 func (s *Space) tryFile([]claim) (*os.File, error) {

@@ -17,29 +17,29 @@ import (
 )
 
 // life is the description of the file of lives that this Space keeps open. No
-// child inherits it, so that its locks end with this process, whatever the
-// process has started, and with its program, should it execute another.
+// child inherits it, so its locks end with this process, whatever children it
+// has, and with its program if it executes another.
 //
-// Two kinds of byte are locked on it: an odd one, chosen at random, for as long
-// as the Space exists, and the even ones of the keys that the Space has locked
-// exclusively. The locks are shared ones. So a key may be marked by its next
-// holder before the last one has unmarked it, and the file is open for reading
-// only, so that its file system can be made read-only.
+// Two kinds of byte are locked in the file: one odd byte, chosen at random,
+// while the Space exists, and the even bytes of the keys that the Space holds
+// exclusively. The locks are shared ones. So the next holder of a key may mark
+// it before the last one has unmarked it, and the file is open for reading only,
+// so that its file system can be made read-only.
 type life struct {
 	mu   sync.Mutex
 	file *os.File
 	info os.FileInfo
 	own  span
 
-	// earlier are descriptions of files that were deleted. They stay open, since
-	// their inode numbers, which are on record, would be used again.
+	// earlier are descriptions of deleted files. They stay open, because their
+	// inode numbers are on record and would be used again.
 	earlier []*os.File
 }
 
-// Life locks a byte for as long as this Space exists, at most as long as this
-// process and the program that it executes, and returns its name. Lives reports
-// whether it is locked still. The file is beside the lock file, and must not be
-// deleted either; if it is, the next call returns another name.
+// Life locks a byte while this Space exists, at most as long as this process and
+// its program, and returns the byte's name. Lives reports whether it is still
+// locked. The file is beside the lock file and must not be deleted either; if it
+// is, the next call returns another name.
 func (s *Space) Life() (string, error) {
 	s.life.mu.Lock()
 	defer s.life.mu.Unlock()
@@ -50,14 +50,14 @@ func (s *Space) Life() (string, error) {
 }
 
 // Lives reports whether the byte of that name, which Life returned in this or
-// another process, is still locked. It is not known if the file has been deleted
-// since: the byte may be locked in the deleted file.
+// another process, is still locked. If the file has been deleted since, the
+// answer is not known: the byte may be locked in the deleted file.
 func (s *Space) Lives(name string) (lives, known bool, err error) {
 	file, byteNo, _ := strings.Cut(name, ":")
 	ino, err1 := strconv.ParseUint(file, 10, 64)
 	offset, err2 := strconv.ParseInt(byteNo, 10, 64)
 	if err1 != nil || err2 != nil || offset < 0 {
-		return false, false, nil // a later version may name it otherwise
+		return false, false, nil // a later version may use other names
 	}
 	f, err := openExisting(s.livesPath())
 	if f == nil || err != nil {
@@ -72,7 +72,7 @@ func (s *Space) Lives(name string) (lives, known bool, err error) {
 	return lives, err == nil, err
 }
 
-// State says who has the byte of a key locked, as far as the two files can say.
+// State reports who has locked the byte of a key, as far as the two files show.
 func (s *Space) State(offset int64) (State, error) {
 	locked, err := s.isLockedIn(s.path, offset)
 	if err != nil || !locked {
@@ -94,7 +94,7 @@ func (s *Space) isLockedIn(path string, offset int64) (bool, error) {
 	return isLocked(f, offset)
 }
 
-// isLocked asks with a description of its own, to which the locks of this
+// isLocked asks with a description of its own, for which the locks of this
 // process are another's.
 func isLocked(f *os.File, offset int64) (bool, error) {
 	lk := span{offset: offset}.flock()
@@ -104,7 +104,7 @@ func isLocked(f *os.File, offset int64) (bool, error) {
 	return lk.Type != unix.F_UNLCK, nil
 }
 
-// openExisting opens a file to ask for its locks; nil if there is none.
+// openExisting opens a file to query its locks; nil if there is none.
 func openExisting(path string) (*os.File, error) {
 	f, err := plainfile.Open(path, os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -113,14 +113,14 @@ func openExisting(path string) (*os.File, error) {
 	return f, err
 }
 
-// mark shows that this process has the claims. It returns nil if it cannot. Claims
-// without a mark are taken for an earlier version's, whose death other signs must
-// show.
+// mark records that this process holds the claims. It returns nil if it cannot.
+// Claims without a mark count as an earlier version's, whose death is detected
+// in other ways.
 func (s *Space) mark(claims []claim) *os.File {
 	s.life.mu.Lock()
 	defer s.life.mu.Unlock()
-	// Whether the file is still the one at the path is left to Life: each lock
-	// would pay for it.
+	// Life checks whether the file is still the one at the path. Here the check
+	// would slow down every lock.
 	if s.life.file == nil && s.life.reach(s.livesPath()) != nil {
 		return nil
 	}
@@ -138,12 +138,12 @@ func unmark(f *os.File, claims []claim) {
 	}
 	for _, c := range claims {
 		if !c.shared {
-			_ = unlockSpan(f, c.offset, 1) // a mark without its key says nothing
+			_ = unlockSpan(f, c.offset, 1) // a mark without its key means nothing
 		}
 	}
 }
 
-// reach makes l.file a description of the file that is at path now.
+// reach makes l.file a description of the file now at path.
 func (l *life) reach(path string) error {
 	if l.file != nil {
 		now, err := os.Stat(path)
@@ -172,7 +172,7 @@ func (l *life) reach(path string) error {
 	return nil
 }
 
-// take locks a byte of f and keeps it, unless another process has that byte or
+// take locks a byte of f and keeps it, unless another process holds that byte or
 // has deleted the file meanwhile.
 func (l *life) take(f *os.File, path string) (bool, error) {
 	own := span{offset: rand.Int64() | 1, shared: true}

@@ -4,16 +4,16 @@ package lock
 
 import "os"
 
-// life is nothing here: no lock of other systems ends with its process alone.
+// life is empty here: no lock of other systems ends with its process alone.
 type life struct{}
 
-// Life has no name off Linux.
+// Life returns no name off Linux.
 func (s *Space) Life() (string, error) { return "", nil }
 
-// Lives knows of no byte off Linux.
+// Lives knows no byte off Linux.
 func (s *Space) Lives(string) (lives, known bool, err error) { return false, false, nil }
 
-// State takes every key for locked by a process that lives.
+// State reports every key as locked by a live process.
 func (s *Space) State(int64) (State, error) { return Kept, nil }
 
 func (s *Space) mark([]claim) *os.File { return nil }

@@ -1,21 +1,20 @@
-// Package lock keeps operations on the same key apart, between the goroutines
-// of a process and between processes.
+// Package lock excludes concurrent operations on the same key, between the
+// goroutines of a process and between processes.
 //
 // All keys of a Space share one file. A key is one byte of it, chosen by a hash
 // and locked with an open file description lock (fcntl(2), F_OFD_SETLK), so
-// there is no file per key to create, to delete at the right moment, or to
-// forget. Nothing is ever written to the file.
+// there is no file per key to create or to delete at the right moment. Nothing
+// is ever written to the file.
 //
-// Such a lock belongs to the open file, not to the process. Hence it is gone
-// when the last process that has the file open is gone, and not before: a
-// process that was killed frees its locks, unless a child inherited the file
-// (Held.File) and still runs.
+// Such a lock belongs to the open file, not to the process. It ends when the
+// last process that has the file open ends: a killed process releases its locks,
+// unless a child that inherited the file (Held.File) still runs.
 //
-// A second file, beside the first, says who lives. It is never inherited: a
-// process locks a byte of it for its lifetime (Life), and the byte of each key
-// that it has locked exclusively for as long as it has it. So a key that is
-// locked in the first file only is kept by processes that inherited it from one
-// that has ended (State); or by one of an earlier version, which has no such
+// A second file, beside the first, records live processes. It is never
+// inherited: a process locks one byte of it for its lifetime (Life), and the
+// byte of each key while it holds that key exclusively. So a key that is locked
+// only in the first file is held by processes that inherited it from one that
+// has ended (State), or by a process of an earlier version, which has no such
 // file, or by one that could not use it.
 //
 // Off Linux only the goroutines of one process are kept apart.
@@ -34,12 +33,12 @@ import (
 )
 
 // ErrUnavailable means that the lock file could not be used: its directory
-// cannot be written, the disk is full, the file system has no locks. The cause
-// is wrapped too. Operations that must go on all the same use LockLocal.
+// cannot be written, the disk is full, or the file system has no locks. The
+// cause is wrapped too. Operations that must continue anyway use LockLocal.
 var ErrUnavailable = errors.New("lock file unavailable")
 
-// Key is one thing to be locked. Shared holders of a name exclude exclusive
-// ones and nobody else.
+// Key is one thing to be locked. Shared holders of a name exclude only exclusive
+// ones.
 type Key struct {
 	Name   string
 	Shared bool
@@ -54,31 +53,31 @@ type Space struct {
 	life  life
 }
 
-// State says who has a key.
+// State is the kind of holder that a key has.
 type State int
 
 const (
 	Free      State = iota // nobody
-	Kept                   // a process that lives
-	Inherited              // who inherited it, or a process of an earlier version
+	Kept                   // by a live process
+	Inherited              // by the heirs of a dead process, or by a process of an earlier version
 )
 
-// Open returns the space of the lock file at path. Nothing is touched before
-// the first lock, which creates the files (mode 0600) and their parents (0700).
-// The lock file must not be deleted while somebody holds a lock: the next one to
-// come would lock a new file and not see the old one's locks. Somebody who is
-// still waiting notices and changes over to the new file.
+// Open returns the space of the lock file at path. It touches nothing. The first
+// lock creates the files (mode 0600) and their parents (0700). The lock file
+// must not be deleted while a lock is held: the next caller would lock a new
+// file and not see the locks of the old one. A caller that is still waiting
+// notices this and changes to the new file.
 func Open(path string) *Space {
 	return &Space{path: path}
 }
 
-// Path is the lock file's.
+// Path returns the path of the lock file.
 func (s *Space) Path() string { return s.path }
 
-// livesPath is that of the file that says who lives.
+// livesPath returns the path of the file that records live processes.
 func (s *Space) livesPath() string { return filepath.Join(filepath.Dir(s.path), "alive") }
 
-// Byte is the byte of the lock file that stands for a name. See State.
+// Byte returns the byte of the lock file that stands for a name. See State.
 func Byte(name string) int64 { return offsetOf(name) }
 
 // Lock takes the key of that name exclusively. See LockAll.
@@ -86,20 +85,20 @@ func (s *Space) Lock(ctx context.Context, name string) (*Held, error) {
 	return s.LockAll(ctx, []Key{{Name: name}})
 }
 
-// LockAll takes all keys, or none and returns an error. The keys may come in
-// any order and more than once (exclusive wins): they are taken in one order
-// everywhere, so two LockAll never wait for each other. A caller that holds
-// one Held and asks for another gives that up.
+// LockAll takes all keys, or none and returns an error. The keys may come in any
+// order and more than once (exclusive wins). They are always taken in the same
+// order, so two LockAll never wait for each other. A caller that holds one Held
+// and asks for another gives up that guarantee.
 //
-// Within the process the keys are handed out in the order in which they were
-// asked for, and a waiting exclusive holder lets no later shared one overtake.
-// Between processes a waiting exclusive holder stops new shared ones as well,
-// otherwise the order is the kernel's.
+// Within the process, keys are handed out in the order of the requests, and no
+// later shared request overtakes a waiting exclusive one. Between processes, a
+// waiting exclusive request stops new shared ones as well; otherwise the kernel
+// decides the order.
 //
-// When ctx ends first, LockAll returns at once, with an error that says which
-// key was waited for and satisfies errors.Is for the reason. If it was another
-// process that had the key, one thread per key stays behind in the kernel until
-// that process is done; later callers share it, so they do not add up.
+// When ctx ends first, LockAll returns at once, with an error that names the key
+// and satisfies errors.Is for the reason. If another process held the key, one
+// thread per key stays behind in the kernel until that process is done. Later
+// callers share that thread.
 //
 // An error that satisfies errors.Is(err, ErrUnavailable) means that the file
 // cannot be used.
@@ -116,8 +115,8 @@ func (s *Space) LockAll(ctx context.Context, keys []Key) (*Held, error) {
 	return held, nil
 }
 
-// TryLockAll takes all keys if that needs no waiting, and otherwise returns nil
-// and no error. It keeps nobody waiting. Errors are those of LockAll.
+// TryLockAll takes all keys if it need not wait, and otherwise returns nil and
+// no error. It makes nobody wait. Errors are those of LockAll.
 func (s *Space) TryLockAll(keys []Key) (*Held, error) {
 	held := &Held{space: s}
 	for _, c := range claimsOf(keys) {
@@ -135,8 +134,8 @@ func (s *Space) TryLockAll(keys []Key) (*Held, error) {
 }
 
 // LockLocal takes the keys within this process only. It is for a teardown that
-// has to go on when the state directory cannot be written; other processes are
-// not kept out.
+// must continue when the state directory cannot be written. It does not exclude
+// other processes.
 func (s *Space) LockLocal(ctx context.Context, keys []Key) (*Held, error) {
 	claims := claimsOf(keys)
 	if ctx.Err() != nil {
@@ -156,22 +155,22 @@ type Held struct {
 	space  *Space
 	claims []claim
 	file   *os.File
-	marked *os.File // on which the claims are marked; nil if they are not
+	marked *os.File // the file in which the claims are marked; nil if they are not
 	once   sync.Once
 }
 
-// File is the open lock file, for a child process to inherit (exec.Cmd's
-// ExtraFiles; it is closed in other children): then the keys stay locked while
-// that child has it, even if this process is killed. It is nil
-// after LockLocal and off Linux. It is closed by Release.
+// File returns the open lock file, for a child process to inherit through
+// exec.Cmd's ExtraFiles; it is closed in other children. The keys then stay
+// locked while that child has the file, even if this process is killed. File is
+// nil after LockLocal and off Linux. Release closes it.
 func (h *Held) File() *os.File {
 	return h.file
 }
 
-// Release gives all keys back. They are unlocked, not only closed, so a child
-// that still has the file does not keep them. Only the first call does
-// something; the others return nil. The keys are free within this process
-// whatever the error says.
+// Release gives all keys back. It unlocks them rather than only closing the
+// file, so a child that still has the file does not keep them. Only the first
+// call has an effect; later ones return nil. The keys are free within this
+// process even if Release returns an error.
 func (h *Held) Release() error {
 	var err error
 	h.once.Do(func() {
@@ -191,10 +190,9 @@ type claim struct {
 	name   string
 }
 
-// claimsOf puts the keys into the one order in which everybody takes them.
-// They are told apart by offset, not by name: two names on one byte are one
-// lock to the kernel, and must be one here, or the second would wait for the
-// first for ever.
+// claimsOf sorts the keys into the one order in which everybody takes them. It
+// compares offsets, not names: two names on one byte are one lock to the kernel,
+// and must be one here, or the second would wait for the first for ever.
 func claimsOf(keys []Key) []claim {
 	claims := make([]claim, 0, len(keys))
 	for _, k := range keys {
@@ -206,7 +204,7 @@ func claimsOf(keys []Key) []claim {
 			return cmp.Compare(a.offset, b.offset)
 		case a.shared == b.shared:
 			return 0
-		case b.shared: // the exclusive one first: it is the one that is kept
+		case b.shared: // keep the exclusive one, which comes first
 			return -1
 		}
 		return 1
@@ -214,16 +212,16 @@ func claimsOf(keys []Key) []claim {
 	return slices.CompactFunc(claims, func(a, b claim) bool { return a.offset == b.offset })
 }
 
-// First is the name of the key that is taken before all others. A caller that holds
-// only this key may lock others one by one: nobody waits for First while holding
-// another key.
+// First returns the name of the key that is taken before all others. A caller
+// that holds only this key may lock others one by one: nobody waits for First
+// while holding another key.
 const First = "barrier"
 
-// offsetOf is the byte that stands for a name: an even one below 2^63; the odd
-// one after it is the gate of shared and exclusive holders (see kernel_linux.go).
-// That leaves 62 bits of hash: among 10,000 names in use at the same time two
-// share a byte with a probability of 10,000²/2^63, one in 10^11. Those two would
-// then exclude each other without need, no more.
+// offsetOf returns the byte that stands for a name: an even one below 2^63. The
+// odd byte after it is the gate of shared and exclusive holders (see
+// kernel_linux.go). That leaves 62 bits of hash: among 10,000 names in use at
+// the same time, two share a byte with a probability of 10,000²/2^63, one in
+// 10^11. Those two would then exclude each other needlessly, no more.
 func offsetOf(name string) int64 {
 	if name == First {
 		return 0 // keys are taken in the order of their offsets
@@ -233,7 +231,7 @@ func offsetOf(name string) int64 {
 	return int64(h.Sum64()>>1) &^ 1
 }
 
-// describe names the keys in an error; a long list helps nobody.
+// describe names the keys in an error, and shortens a long list.
 func describe(claims []claim) string {
 	switch len(claims) {
 	case 0:
@@ -244,7 +242,7 @@ func describe(claims []claim) string {
 	return fmt.Sprintf("%q and %d more", claims[0].name, len(claims)-1)
 }
 
-// ended is why ctx is over: its own error, and the cause if it has another.
+// ended returns the error of ctx, with its cause if that is another.
 func ended(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if errors.Is(cause, err) {

@@ -7,15 +7,15 @@ import (
 	"sync"
 )
 
-// queue keeps the goroutines of this process apart. It stands in front of the
-// file, so that a key which is busy in this process costs neither a thread nor
-// a file descriptor.
+// queue excludes the goroutines of this process from each other. It stands in
+// front of the file, so that a key which is busy in this process costs neither a
+// thread nor a file descriptor.
 type queue struct {
 	mu    sync.Mutex
-	lines map[int64]*line // only keys in use: the memory follows the holders, not the names ever seen
+	lines map[int64]*line // only keys in use: memory grows with the holders, not with all names ever used
 }
 
-// line is the holders of one key and the callers waiting for it, first come first
+// line holds the holders of one key and its waiting callers, first come, first
 // served.
 type line struct {
 	shared    int
@@ -43,8 +43,7 @@ func (q *queue) acquire(ctx context.Context, c claim) error {
 	}
 }
 
-// join takes the key if nobody is in the way, and returns a place in the line
-// otherwise.
+// join takes the key if it is free, and otherwise returns a place in the line.
 func (q *queue) join(c claim) *waiter {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -56,8 +55,8 @@ func (q *queue) join(c claim) *waiter {
 		l = &line{}
 		q.lines[c.offset] = l
 	}
-	// Behind somebody who waits even a shared claim waits: a stream of shared
-	// ones would starve an exclusive one otherwise.
+	// A shared claim also waits behind any waiting claim: a stream of shared
+	// claims would otherwise starve an exclusive one.
 	if len(l.waiting) == 0 && l.admits(c.shared) {
 		l.enter(c.shared)
 		return nil
@@ -67,7 +66,7 @@ func (q *queue) join(c claim) *waiter {
 	return w
 }
 
-// try takes the key if nobody is in the way, and reports whether it has.
+// try takes the key if it is free, and reports whether it did.
 func (q *queue) try(c claim) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -86,8 +85,8 @@ func (q *queue) try(c claim) bool {
 	return true
 }
 
-// leave gives up a place in the line, or the key if it was handed over in the
-// same moment.
+// leave gives up a place in the line, or the key if it was handed over at that
+// moment.
 func (q *queue) leave(c claim, w *waiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -111,8 +110,8 @@ func (q *queue) releaseAll(claims []claim) {
 	}
 }
 
-// advance hands the key to the callers that can have it now, and forgets it if nobody
-// wants it.
+// advance hands the key to the callers that can have it now, and forgets the
+// line if nobody wants the key.
 func (q *queue) advance(offset int64, l *line) {
 	for len(l.waiting) > 0 && l.admits(l.waiting[0].shared) {
 		w := l.waiting[0]

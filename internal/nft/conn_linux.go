@@ -304,9 +304,8 @@ func (c *Conn) receive(each func(h header, data []byte) bool) error {
 	}
 }
 
-// mostChanges bounds how often others may change the rules of the namespace
-// between a look and a change, which follow each other well within a
-// millisecond.
+// mostChanges limits the retries when others change the rules of the namespace
+// between a look and a change, which follow each other within a millisecond.
 const mostChanges = 1000
 
 // UntilUnchanged repeats fn while it fails with ErrChanged.

@@ -219,10 +219,10 @@ func (c *Conn) Exist(family uint8, chains ...Chain) (generation uint32, exist []
 	return generation, exist, err
 }
 
-// Rules calls each with the rules of a chain in their order, or with those of
-// the whole table if chain is "". It passes over rules that contain none of the
-// byte strings, if there are any: most rules are other containers', and decoding
-// them would take most of the time.
+// Rules calls each with the rules of a chain in order, or with those of the
+// whole table if chain is "". If byte strings are given, it skips rules that
+// contain none of them: most rules are other containers', and decoding them
+// would take most of the time.
 //
 // The kernel produces the list while it is read. If each returns [ErrStop], the
 // rest stays unread, and c can be used for nothing else.

@@ -1,6 +1,6 @@
-// Package nft speaks nf_tables over netlink: transactions, the messages that
-// they consist of, the expressions of rules, and lists of rules and elements.
-// It is Linux only, and knows nothing of containers.
+// Package nft is a client of nf_tables over netlink: transactions, messages, the
+// expressions of rules, and lists of rules and elements. It is Linux only, and
+// has no notion of containers.
 //
 //	err := pool.Do(host, func(c *nft.Conn) error {
 //		return c.Transact([]nft.Message{
@@ -11,7 +11,7 @@
 //	})
 //
 // A transaction takes effect as a whole or not at all. With a generation, it
-// takes effect only if no rule of the namespace has changed since: so a caller
-// lists rules, decides, and deletes what it has seen and nothing else. An error
-// names the object that the kernel refused.
+// takes effect only if no rule of the namespace has changed since. So a caller
+// can list rules, decide, and delete exactly the rules that it has seen. An
+// error names the object that the kernel refused.
 package nft

@@ -65,7 +65,7 @@ func appendString(b []byte, typ uint16, s string) []byte {
 	return appendAttr(b, typ, append([]byte(s), 0))
 }
 
-// appendNumber appends a number in network byte order, as nf_tables has them.
+// appendNumber appends a number in network byte order, which nf_tables uses.
 func appendNumber(b []byte, typ uint16, n uint32) []byte {
 	return appendAttr(b, typ, binary.BigEndian.AppendUint32(nil, n))
 }

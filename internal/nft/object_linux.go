@@ -50,7 +50,7 @@ func NewTable(t Table, comment string) Message {
 	return Message{unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t.Family, b, text("table " + t.String())}
 }
 
-// Hook says where a base chain hangs.
+// Hook is the place of a base chain in the packet's path.
 type Hook struct {
 	Type     string // "nat", "filter"
 	Number   uint32

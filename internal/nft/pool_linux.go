@@ -12,10 +12,10 @@ import (
 )
 
 // Pool keeps sockets open between calls, and for a moment after the last. That
-// saves a change into the namespace, and above all a wait: the kernel does not
-// close such a socket before it has freed what was last deleted in the namespace,
-// which takes about ten milliseconds, and until then no one else can change rules.
-// After that moment, closing does not wait.
+// saves a change into the namespace and, above all, a wait: the kernel closes
+// such a socket only after it has freed the last deleted objects of the
+// namespace, which takes about ten milliseconds, and until then no one else can
+// change rules. After that moment, closing does not wait.
 //
 // It is safe for concurrent use. The zero Pool is ready for use, and need not be
 // closed, as its sockets close by themselves. A nil Pool closes each socket after
@@ -41,7 +41,7 @@ const (
 	linger = 100 * time.Millisecond
 )
 
-// Do runs fn with a Conn in the namespace; nil is that of the calling thread.
+// Do runs fn with a Conn in the namespace; nil means the calling thread's.
 func (p *Pool) Do(ns *netns.Handle, fn func(*Conn) error) error {
 	if p == nil {
 		p = &Pool{closed: true}
@@ -74,7 +74,7 @@ func idOf(ns *netns.Handle) (netns.ID, error) {
 	return ns.ID(), nil
 }
 
-// In runs fn on a thread in the namespace; nil is that of the calling thread.
+// In runs fn on a thread in the namespace; nil means the calling thread's.
 func In(ns *netns.Handle, fn func() error) error {
 	if ns != nil {
 		return thread.In(ns, fn)
@@ -84,7 +84,7 @@ func In(ns *netns.Handle, fn func() error) error {
 	return fn()
 }
 
-// take returns the idle socket of the namespace that was used last, or nil.
+// take returns the namespace's most recently used idle socket, or nil.
 func (p *Pool) take(id netns.ID) *Conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,7 +121,7 @@ func (p *Pool) keep(id netns.ID, c *Conn) bool {
 	return true
 }
 
-// expire closes the sockets that were not used for a while.
+// expire closes sockets that have been idle for a while.
 func (p *Pool) expire() {
 	for _, old := range p.expired(time.Now().Add(-linger)) {
 		// Closing an open descriptor does not fail, and nothing could be done.

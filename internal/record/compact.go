@@ -13,17 +13,17 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// ledgerSize is how long a ledger gets, four thousand attachments and more,
-// before it is worth while to look which of them are settled.
+// ledgerSize is the length, four thousand attachments and more, from which it
+// pays to look for settled attachments.
 const ledgerSize = 1 << 20
 
-// Long reports whether the ledger should be compacted: it has passed another
-// multiple of ledgerSize.
+// Long reports whether the ledger should be compacted, because it has grown past
+// another multiple of ledgerSize.
 func (l *Ledger) Long() bool { return l.long.Load() }
 
-// Compact leaves out the attachments that settled returns, of those that are
-// gone. Others may add lines meanwhile; if another process compacts the ledger
-// already, nothing happens.
+// Compact drops those of the gone attachments that settled returns. Others may
+// add lines meanwhile. If another process is compacting the ledger, Compact does
+// nothing.
 func (l *Ledger) Compact(settled func(gone map[Key]Known) []Key) error {
 	return wrapLedger(l.compact(false, func(known map[Key]Known) []Key {
 		gone := make(map[Key]Known)
@@ -36,19 +36,21 @@ func (l *Ledger) Compact(settled func(gone map[Key]Known) []Key) error {
 	}))
 }
 
-// Settle leaves out these attachments, and takes over the lines of earlier
-// versions. No Add may be under way.
+// Settle drops these attachments and takes over the lines of earlier versions.
+// No Add may be in progress.
 func (l *Ledger) Settle(keys []Key) error {
 	return wrapLedger(l.compact(true, func(map[Key]Known) []Key { return keys }))
 }
 
-// compact replaces the ledger with a file of the attachments that are not settled.
-// If nobody can be writing to the files of earlier versions, it replaces them too.
+// compact replaces the ledger with a file of the attachments that are not
+// settled. If no process can be writing to the files of earlier versions, it
+// replaces those too.
 //
-// It blocks no writer. A line can be written to the old file until the new one is in
-// place; later writers notice, and write again. So the old file keeps a name, and is
-// read as part of the ledger, until all its lines are known to be in the new one. A
-// crash at any moment leaves each line in at least one file.
+// It blocks no writer. A writer can add a line to the old file until the new one
+// is in place; later writers notice the new file and write again. So the old
+// file keeps a name and is read as part of the ledger until all its lines are
+// known to be in the new one. After a crash at any moment, each line is in at
+// least one file.
 func (l *Ledger) compact(alone bool, settled func(map[Key]Known) []Key) error {
 	l.long.Store(false)
 	f, err := plainfile.Open(l.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
@@ -85,7 +87,7 @@ func (l *Ledger) compact(alone bool, settled func(map[Key]Known) []Key) error {
 	return errors.Join(l.dropRead(sources), next.Close())
 }
 
-// hasLegacy reports whether there are files of earlier versions, or may be: they
+// hasLegacy reports whether files of earlier versions exist or may exist. They
 // can name an attachment that was released since.
 func (l *Ledger) hasLegacy() bool {
 	for _, path := range []string{l.legacy, l.legacy + ".old"} {
@@ -109,7 +111,7 @@ func (l *Ledger) keepPrevious() error {
 	return os.Link(l.path, l.path+prevExt+fmt.Sprint(number))
 }
 
-// previous are the files that the ledger was in before, in order.
+// previous returns the earlier files of the ledger, in order.
 func (l *Ledger) previous() ([]string, error) {
 	entries, err := os.ReadDir(filepath.Dir(l.path))
 	if ignoreMissing(err) != nil {
@@ -126,12 +128,12 @@ func (l *Ledger) previous() ([]string, error) {
 }
 
 func (l *Ledger) number(path string) (n int) {
-	_, _ = fmt.Sscan(strings.TrimPrefix(path, l.path+prevExt), &n) // another's name counts as the first
+	_, _ = fmt.Sscan(strings.TrimPrefix(path, l.path+prevExt), &n) // a stray file counts as the first
 	return n
 }
 
-// replace writes the ledger anew, durably. It returns the file, which is locked:
-// who compacted it now would find only some of the files that it was in before.
+// replace rewrites the ledger durably. It returns the new file locked: another
+// process that compacted it now would miss some of the earlier files.
 func (l *Ledger) replace(known map[Key]Known) (*os.File, error) {
 	var lines []Line
 	for key, k := range known {
@@ -160,10 +162,10 @@ func (l *Ledger) replace(known map[Key]Known) (*os.File, error) {
 	return f, nil
 }
 
-// dropRead deletes the files whose lines are all in the new one. If one of them has
-// grown since it was read, all stay for the next time, since a line of one may end
-// an attachment of another. A crash in between brings back only attachments that
-// are gone, which GC then looks for once more.
+// dropRead deletes the files whose lines are all in the new one. If one of them
+// has grown since it was read, all stay until the next time, because a line of
+// one may end an attachment of another. A crash in between brings back only
+// attachments that are gone, and GC looks for those once more.
 func (l *Ledger) dropRead(sources []source) error {
 	sources = slices.DeleteFunc(sources, func(s source) bool { return s.path == l.path })
 	for _, s := range sources {

@@ -11,12 +11,12 @@ import (
 	"github.com/embedcni/cni/internal/cut"
 )
 
-// A line is the checksum of what follows, a space, and JSON:
+// A line is the checksum of the JSON, a space, and the JSON:
 //
 //	5f0c… {"format":2,"record":{"containerID":"c1", …}}
 //
-// The sum detects damage by disks and file systems. It does not protect against an
-// adversary, who can write the file and forge the sum.
+// The sum detects damage by disks and file systems. It does not protect against
+// an adversary, who can write the file and forge the sum.
 const sumLen = 16
 
 func encodeLine(v any) ([]byte, error) {
@@ -58,7 +58,7 @@ func checked(line []byte) ([]byte, error) {
 	return data, nil
 }
 
-// base is the first line.
+// base is the first line of a record file.
 type base[R any] struct {
 	Format int `json:"format"`
 	Record R   `json:"record"`
@@ -75,8 +75,8 @@ func encodeBase(r *Record) ([]byte, error) {
 	return encodeLine(base[json.RawMessage]{format, data})
 }
 
-// decodeBase reads the first line. With ErrNewer it returns what it could read,
-// with ErrBad nil.
+// decodeBase reads the first line. With ErrNewer it returns the fields that it
+// could read, with ErrBad nil.
 func decodeBase(line []byte) (*Record, error) {
 	data, err := checked(line)
 	if err != nil {
@@ -89,7 +89,7 @@ func decodeBase(line []byte) (*Record, error) {
 	err = json.Unmarshal(data, &b)
 	switch {
 	case err != nil:
-		// No disk makes a right checksum.
+		// A damaged line has no valid checksum.
 		return newer(b.Record), fmt.Errorf("%w: %w", ErrNewer, err)
 	case b.Format > format:
 		return newer(b.Record), fmt.Errorf("%w: format %d, known is %d", ErrNewer, b.Format, format)
@@ -106,8 +106,8 @@ func decodeBase(line []byte) (*Record, error) {
 	return r, nil
 }
 
-// plain decodes a record in which nothing is unknown, as nearly every one; it
-// returns nil for others.
+// plain decodes a record without unknown fields, which nearly every record is.
+// For other records it returns nil.
 func plain(data []byte) *Record {
 	var b base[*Record]
 	d := json.NewDecoder(bytes.NewReader(data))
@@ -118,14 +118,14 @@ func plain(data []byte) *Record {
 	return b.Record
 }
 
-// newer reads the fields of a later format that this one has too, member by
-// member: one of another type must not hide the others.
+// newer reads those fields of a later format that this version knows, one by
+// one: a field of another type must not hide the others.
 func newer(data []byte) *Record {
 	r := &Record{}
 	var networks []json.RawMessage
 	for name, member := range membersOf(data) {
 		if strings.EqualFold(name, "networks") {
-			_ = json.Unmarshal(member, &networks) // or they cannot be read
+			_ = json.Unmarshal(member, &networks) // nil if they cannot be read
 			continue
 		}
 		legible(name, member, r)
@@ -143,23 +143,23 @@ func newer(data []byte) *Record {
 }
 
 func membersOf(data []byte) (all members) {
-	_ = json.Unmarshal(data, &all) // or there is none
+	_ = json.Unmarshal(data, &all) // empty if it cannot be read
 	return all
 }
 
-// legible sets the field of that name, if the value is of its type.
+// legible sets the field of that name if the value has the field's type.
 func legible(name string, value json.RawMessage, of any) {
 	if one, err := json.Marshal(members{name: value}); err == nil {
 		_ = json.Unmarshal(one, of)
 	}
 }
 
-// decodeLog decodes the lines of a log, and skips damaged ones: the power failed
-// while they were written, or the disk has lost them. The runtime can find out again
-// what they said, but not what the others say.
+// decodeLog decodes the lines of a log and skips damaged ones: the power failed
+// while they were written, or the disk has lost them. The runtime can find the
+// content of a lost line again, but not that of the others.
 func decodeLog(data []byte) []Entry {
 	var entries []Entry
-	for line := range cut.Lines(bytes.TrimLeft(data, "\n")) { // earlier versions filled the block up with newlines
+	for line := range cut.Lines(bytes.TrimLeft(data, "\n")) { // earlier versions padded the block with newlines
 		var e Entry
 		if decodeLine(line, &e) == nil {
 			entries = append(entries, e)

@@ -26,15 +26,15 @@ type Key struct {
 	IfName      string   `json:"ifName"`
 }
 
-// Ledger remembers which attachments an owner has recorded, with the addresses
-// that host-local has reserved for them, for longer than their records last: a
-// record can be lost, and a power cut can bring back a reservation that was
-// released. Garbage collection releases what a ledger names and nothing else:
+// Ledger remembers which attachments an owner has recorded, and the addresses
+// that host-local reserved for them. It outlives the records: a record can be
+// lost, and a power cut can bring back a reservation that was released. Garbage
+// collection releases only reservations that a ledger names, because
 // host-local's directories may be shared with other programs.
 //
-// Each event is a line at the end of a file. Lines of attachments that are
-// settled, which is gone and released for good, are left out when the file is
-// written anew; no other line is.
+// Each event is a line at the end of a file. An attachment is settled once it is
+// gone and released for good. Compaction drops the lines of settled attachments
+// and keeps all others.
 //
 // A ledger may be used by several goroutines and processes at once.
 type Ledger struct {
@@ -42,8 +42,8 @@ type Ledger struct {
 	Fsync func(*os.File) error
 
 	path string
-	// legacy is where earlier versions append. They drop what is older than two
-	// mebibytes, so a line of ours must not be there.
+	// legacy is the file to which earlier versions append. They drop its older
+	// lines when it exceeds two mebibytes, so this version must not write there.
 	legacy string
 	long   atomic.Bool // see Long
 
@@ -51,13 +51,13 @@ type Ledger struct {
 	next, running *syncing
 }
 
-// syncing is one sync for all lines that were added before it began.
+// syncing is one sync for all lines added before it began.
 type syncing struct {
 	done chan struct{}
 	err  error
 }
 
-// Ledger is that of the owner.
+// Ledger returns the owner's ledger.
 func (s *Store) Ledger(owner string) *Ledger {
 	h := sha256.Sum256([]byte(owner))
 	path := filepath.Join(s.dir, "ledger."+hex.EncodeToString(h[:8]))
@@ -67,48 +67,48 @@ func (s *Store) Ledger(owner string) *Ledger {
 
 const (
 	claimsExt = ".claims"
-	prevExt   = ".prev-" // and a number: see compact
+	prevExt   = ".prev-" // followed by a number; see compact
 )
 
-// Line is an event of an attachment, which adds to the lines before it.
+// Line is an event of an attachment. It adds to the attachment's earlier lines.
 type Line struct {
 	Key
-	Gone bool `json:"gone,omitempty"` // nothing was left of it
+	Gone bool `json:"gone,omitempty"` // it left nothing behind
 
-	// Dirs are host-local's directories for the network, and Addresses those it
-	// has reserved there. Lines of earlier versions have neither.
+	// Dirs are host-local's directories for the network. Addresses are the ones
+	// that it has reserved there. Lines of earlier versions have neither.
 	Dirs      []string     `json:"dirs,omitempty"`
 	Addresses []netip.Addr `json:"addresses,omitempty"`
-	// Doubtful are empty reservations that may be the attachment's or an
-	// administrator's: they stay, and are reported for as long as they are there.
+	// Doubtful are empty reservations that belong either to the attachment or to
+	// an administrator. They stay, and are reported as long as they exist.
 	Doubtful []netip.Addr `json:"doubtful,omitempty"`
-	// Time is when this was, by the clock that files are given their times by.
+	// Time is the time of the event, by the clock that stamps files.
 	Time time.Time `json:"time,omitzero"`
 
-	// Released means that the attachment belongs to another program from then
-	// on. The ledger does not follow it any more.
+	// Released means that the attachment now belongs to another program. The
+	// ledger stops following it.
 	Released bool `json:"released,omitempty"`
 
-	// Sum: the line is from compacting the ledger. It says no more than those did
-	// that were read, so what a file says that was read is later.
+	// Sum marks a line written by compaction. It repeats only lines that were
+	// read then, so a line of a file that was read is later.
 	Sum bool `json:"sum,omitempty"`
 }
 
-// Known is all that a ledger says of an attachment.
+// Known is everything that the ledger records about an attachment.
 type Known struct {
 	Gone                bool
 	Dirs                []string
 	Addresses, Doubtful []netip.Addr
-	// Since is when it was recorded, Until when it was last gone; zero if that is
-	// not known.
+	// Since is the time at which it was recorded, and Until the time at which it
+	// was last gone. Unknown times are zero.
 	Since, Until time.Time
 
 	released bool
 }
 
 // Names reports whether a reservation of that address can be the attachment's.
-// Of one whose plugin was killed, as of those that earlier versions recorded, no
-// address is known.
+// No address is known of an attachment whose plugin was killed, or which an
+// earlier version recorded.
 func (k Known) Names(addr netip.Addr) bool {
 	return len(k.Addresses) == 0 || slices.Contains(k.Addresses, addr)
 }
@@ -141,10 +141,10 @@ func union[T comparable](to, more []T) []T {
 	return to
 }
 
-// lines say the same as k.
+// lines returns lines that record the same as k.
 func (k Known) lines(key Key) []Line {
 	if k.released {
-		return []Line{{Key: key, Released: true}} // not read before the lines of earlier versions
+		return []Line{{Key: key, Released: true}} // not to be read before the lines of earlier versions
 	}
 	lines := []Line{{Key: key, Dirs: k.Dirs, Addresses: k.Addresses, Doubtful: k.Doubtful, Time: k.Since, Sum: true}}
 	if k.Gone || !k.Until.IsZero() {
@@ -184,10 +184,11 @@ func encodeLines(lines []Line) ([]byte, error) {
 	return data, nil
 }
 
-// append appends to the ledger. If the file was replaced meanwhile, by a process that
-// compacts the ledger, append does it again: the line may have come too late.
+// append appends to the ledger. If another process replaced the file meanwhile
+// by compacting the ledger, append writes again, because the line may have come
+// too late.
 func (l *Ledger) append(data []byte) error {
-	data = append([]byte("\n"), data...) // ends a line that was torn
+	data = append([]byte("\n"), data...) // ends a torn line
 	for {
 		f, err := l.open()
 		if err != nil {
@@ -213,9 +214,9 @@ func (l *Ledger) open() (*os.File, error) {
 	}
 }
 
-// Now returns a time that is not earlier than the time of any file made before,
-// by any process, and not later than that of any file made afterwards. If the
-// file system of the ledger cannot be asked, it is the time of the last tick.
+// Now returns a time that is not earlier than that of any file made before, by
+// any process, and not later than that of any file made afterwards. If the file
+// system of the ledger cannot be asked, Now returns the time of the last tick.
 func (l *Ledger) Now() time.Time {
 	now, err := plainfile.Stamp(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -231,8 +232,8 @@ func (l *Ledger) Now() time.Time {
 	return now
 }
 
-// isCurrent reports whether f, of which so many bytes are new, is the ledger
-// still.
+// isCurrent reports whether f, which has grown by so many bytes, is still the
+// ledger.
 func (l *Ledger) isCurrent(f *os.File, added int) (bool, error) {
 	mine, err := f.Stat()
 	if err != nil {
@@ -248,8 +249,7 @@ func (l *Ledger) isCurrent(f *os.File, added int) (bool, error) {
 	return err == nil && os.SameFile(mine, now), err
 }
 
-// Sync begins to sync the lines that were added before. Concurrent calls share one
-// sync.
+// Sync begins to sync the lines added before. Concurrent calls share one sync.
 func (l *Ledger) Sync() *Pending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -267,7 +267,7 @@ func (l *Ledger) run(s, before *syncing) {
 		<-before.done
 	}
 	l.mu.Lock()
-	l.next = nil // what is added from now on is for the next one
+	l.next = nil // later lines belong to the next sync
 	l.mu.Unlock()
 	f, err := plainfile.Open(l.path, os.O_WRONLY, 0)
 	if err == nil {
@@ -277,21 +277,21 @@ func (l *Ledger) run(s, before *syncing) {
 	close(s.done)
 }
 
-// Read returns everything known of each attachment that is neither settled nor
-// released. It skips lines that cannot be read.
+// Read returns everything known about each attachment that is neither settled
+// nor released. It skips unreadable lines.
 func (l *Ledger) Read() (map[Key]Known, error) {
 	known, _, err := l.read(true)
 	maps.DeleteFunc(known, func(_ Key, k Known) bool { return k.released })
 	return known, wrapLedger(err)
 }
 
-// source is a file of the ledger that was read, and how much of it.
+// source is a file of the ledger and the length that was read of it.
 type source struct {
 	path string
 	size int64
 }
 
-// read reads the files of the ledger, with those of earlier versions or without.
+// read reads the ledger's files, with or without those of earlier versions.
 func (l *Ledger) read(all bool) (map[Key]Known, []source, error) {
 	var sums, lines []Line
 	var sources []source

@@ -1,13 +1,14 @@
 // Package record keeps attachments on disk, from before they are made until they
-// are gone. After a runtime was killed, or a machine has rebooted, the record says
-// which attachments to remove, with everything a DEL needs.
+// are gone. After a runtime was killed or a machine rebooted, a record lists the
+// attachments to remove, with everything that a DEL needs.
 //
-// A container has a file of lines. The first, the base, is written once, before
-// the first plugin runs; it names the attachments. It is synced before a plugin
-// may make anything that survives a power cut. The other lines are the log, one
-// for each event. The log is not synced: a write survives the process, and after a
-// power cut the namespaces are gone, so that only the base still matters. Each line is checksummed. File names
-// are hashes, so that no container ID becomes a path.
+// Each container has one file of lines. The first line, the base, names the
+// attachments. It is written once, before the first plugin runs, and synced
+// before a plugin may make anything that survives a power cut. The other lines
+// are the log, one for each event. The log is not synced: a write survives the
+// process, and after a power cut the namespaces are gone, so only the base still
+// matters. Each line has a checksum. File names are hashes, so no container ID
+// becomes a path.
 package record
 
 import (
@@ -18,60 +19,61 @@ import (
 	"time"
 )
 
-// format is the version of the files: 1 had the log in a file of its own. A
-// field that may be left out needs no new one: programs keep fields that they do
-// not know, see [Record.Inherit].
+// format is the version of the files. Format 1 kept the log in a file of its
+// own. A new optional field needs no new format, because programs keep fields
+// that they do not know; see [Record.Inherit].
 const format = 2
 
-// Why a record cannot be used. Beside each of them comes as much of the record as
-// is legible. Only ErrBad means damage: the others may be of containers that live.
+// Reasons why a record cannot be used. The legible part of the record comes with
+// each of them. Only ErrBad means damage: the others may concern live
+// containers.
 var (
-	// ErrBad: the file was read to its end, and is not a record.
+	// ErrBad: the file was read to its end and is not a record.
 	ErrBad = errors.New("damaged attachment record")
-	// ErrNewer: the checksum is right, and a newer version wrote the record.
-	// Fields are read as far as this version has them too.
+	// ErrNewer: the checksum is right, and a newer version wrote the record. The
+	// fields that this version knows are set.
 	ErrNewer = errors.New("attachment record of a newer version")
-	// ErrUnread: the file could not be opened or read, as without descriptors or
-	// on a failing disk. Nothing is known but the file's name.
+	// ErrUnread: the file could not be opened or read, for example for lack of
+	// descriptors or on a failing disk. Only the file's name is known.
 	ErrUnread = errors.New("attachment record cannot be read")
 )
 
 // Record is a container's attachments.
 type Record struct {
 	ContainerID ID        `json:"containerID"`
-	Owner       string    `json:"owner,omitempty"` // who asked first; see OwnerOf
+	Owner       string    `json:"owner,omitempty"` // the first to ask; see OwnerOf
 	Boot        string    `json:"boot"`            // boot id of the machine
 	Host        string    `json:"host"`            // identity of the namespace the plugins run in
 	Since       time.Time `json:"since"`
 	NetNS       NetNS     `json:"netns"`
 	Generation  int       `json:"generation"` // counts the bases of this container
-	Runtime     string    `json:"runtime"`    // identity of the process that works, or worked, on it
-	// Life names the byte that this process has locked for as long as it lives,
-	// and PIDNS the PID namespace that the numbers in Runtime are of; both are
-	// empty in records of earlier versions.
+	Runtime     string    `json:"runtime"`    // identity of the process working on it, or the last that did
+	// Life names the byte that this process keeps locked while it lives. PIDNS is
+	// the PID namespace of the numbers in Runtime. Both are empty in records of
+	// earlier versions.
 	Life  string `json:"life,omitempty"`
 	PIDNS uint64 `json:"pidNS,omitempty"`
 	// HostPath led to Host when the record was written; empty if no path did.
 	HostPath string    `json:"hostPath,omitempty"`
 	Networks []Network `json:"networks"`
 
-	// PluginID is the container ID that plugins were given, if it is another:
-	// that of the container which was made ahead of time.
+	// PluginID is the container ID that plugins know, if it differs: the one
+	// under which the pool made the container ahead of time.
 	PluginID PluginID `json:"pluginID,omitempty"`
-	// Warm tells that it is nobody's container yet: Runtime has made it ahead of
-	// time.
+	// Warm means that the container belongs to nobody yet: Runtime made it ahead
+	// of time.
 	Warm bool `json:"warm,omitempty"`
 
-	// LetGo is set once the namespace is no longer kept alive although the
-	// container is still attached, because the container was abandoned.
+	// LetGo is set when an abandoned container's namespace is no longer kept
+	// alive although the container is still attached.
 	LetGo *LetGo `json:"letGo,omitempty"`
 
 	unknown members
 }
 
-// LetGo says how to find out whether a namespace that is no longer kept alive
-// has ended. Ends are the indexes of interfaces in the namespace Host: the
-// other ends of those in the container's namespace, which disappear with it.
+// LetGo holds the means to find out whether a namespace that is no longer kept
+// alive has ended. Ends are interface indexes in the namespace Host: the other
+// ends of the interfaces in the container's namespace, which disappear with it.
 type LetGo struct {
 	Ends []int `json:"ends,omitempty"`
 }
@@ -89,7 +91,7 @@ func (id ID) LogValue() slog.Value { return slog.StringValue(string(id)) }
 // them apart; a conversion marks each place where they are compared.
 type PluginID string
 
-// Plugins returns the container ID as plugins know it.
+// Plugins returns the container ID that plugins know.
 func (r *Record) Plugins() PluginID {
 	if r.PluginID != "" {
 		return r.PluginID
@@ -97,19 +99,19 @@ func (r *Record) Plugins() PluginID {
 	return PluginID(r.ContainerID)
 }
 
-// NetNS identifies the container's network namespace: a path may come to mean
-// another one.
+// NetNS identifies the container's network namespace, because a path may lead to
+// another one later.
 type NetNS struct {
 	Path string `json:"path"`
 	Dev  uint64 `json:"dev,omitempty"`
 	Ino  uint64 `json:"ino,omitempty"`
-	Pin  string `json:"pin,omitempty"` // where it is kept alive, if it is
-	// Ours tells that the namespace was made for the container, at Path, and
-	// goes with it. Such a one needs no pin.
+	Pin  string `json:"pin,omitempty"` // where the namespace is pinned; empty if it is not
+	// Ours means that the namespace was made for the container, at Path, and is
+	// deleted with it. It needs no pin.
 	Ours bool `json:"ours,omitempty"`
 	// View identifies the view in which Path leads to the namespace: the mount
-	// and PID namespaces, and the root directory, of the process that opened it.
-	// In another view, Path means nothing. View is empty in records of earlier
+	// and PID namespaces and the root directory of the process that opened it. In
+	// another view, Path means nothing. View is empty in records of earlier
 	// versions.
 	View string `json:"view,omitempty"`
 
@@ -120,31 +122,33 @@ type NetNS struct {
 type Network struct {
 	Name         string                     `json:"name"`
 	IfName       string                     `json:"ifName"`
-	Config       []byte                     `json:"config"` // the whole list, every plugin in it, to the byte
+	Config       []byte                     `json:"config"` // the whole list with every plugin, to the byte
 	Args         [][2]string                `json:"args,omitempty"`
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	ConfigArgs   map[string]json.RawMessage `json:"configArgs,omitempty"`
 
-	// Owner asked for this attachment, if it is not the record's; see OwnerOf.
+	// Owner asked for this attachment, if the record's owner did not; see
+	// OwnerOf.
 	Owner string `json:"owner,omitempty"`
-	// Plugins are those that the ADD runs, a type once each, those that plugins in
-	// process delegate to included. Empty in records of earlier versions.
+	// Plugins are the plugins that the ADD runs, one for each type, with the ones
+	// to which in-process plugins delegate. Empty in records of earlier versions.
 	Plugins []Plugin `json:"plugins,omitempty"`
 	// NeverRan are types of plugins, delegated ones included, whose ADD is known
-	// not to have been started: their DEL has nothing to undo.
+	// never to have started: their DEL has nothing to undo.
 	NeverRan []string `json:"neverRan,omitempty"`
 	// Facts are notes that built-in plugins made for their DEL; see package
 	// caller.
 	Facts map[string]json.RawMessage `json:"facts,omitempty"`
 
-	// Call tells which attachments are of one Setup: it is the generation of
-	// the base that they came with.
+	// Call groups the attachments of one Setup: it is the generation of the base
+	// that introduced them.
 	Call int `json:"call,omitempty"`
 
 	State  State           `json:"state,omitempty"`
 	Result json.RawMessage `json:"result,omitempty"` // of the last plugin that answered
 
-	// How often it could not be detached, why the last time, and when that was.
+	// The failed attempts to detach it: their number, and the reason and time of
+	// the last.
 	Failures  int       `json:"failures,omitempty"`
 	LastError string    `json:"lastError,omitempty"`
 	LastTry   time.Time `json:"lastTry,omitzero"`
@@ -152,12 +156,12 @@ type Network struct {
 	unknown members
 }
 
-// Plugin says which plugin ran for a type.
+// Plugin records which plugin ran for a type.
 type Plugin struct {
 	Type    string `json:"type"`
-	Kind    string `json:"kind"`              // one of the following; empty: there was none, so no ADD ran
+	Kind    string `json:"kind"`              // one of the following; empty: there was no plugin, so no ADD ran
 	Path    string `json:"path,omitempty"`    // of an executable
-	Backend string `json:"backend,omitempty"` // of the packet filter, where the configuration names none
+	Backend string `json:"backend,omitempty"` // packet filter backend, if the configuration names none
 
 	unknown members
 }
@@ -169,23 +173,23 @@ const (
 	KindRegistered = "registered" // by the caller
 )
 
-// State is how far an attachment got.
+// State is the progress of an attachment.
 type State string
 
 const (
 	Planned  State = ""         // recorded; a plugin may have begun
 	Added    State = "added"    // every plugin has answered
-	Deleting State = "deleting" // was added, and is to go; a plugin may have begun to delete
-	Deleted  State = "deleted"  // every plugin has deleted; the rest of the record has not
+	Deleting State = "deleting" // was added and is being removed; a plugin may have begun to delete
+	Deleted  State = "deleted"  // every plugin has deleted; the rest of the record has not been removed
 )
 
 // Answered reports whether every plugin has answered the ADD, so that the result
-// is the attachment's.
+// is complete.
 func (n *Network) Answered() bool { return n.State == Added || n.State == Deleting }
 
-// OwnerOf returns who asked for the attachment: GC and Recover touch only their
-// own. The record's owner is the first one's, which is all that earlier versions
-// look at.
+// OwnerOf returns the owner of an attachment: GC and Recover touch only their
+// own. The record's owner is the owner of its first attachment. Earlier versions
+// look at the record's owner only.
 func (r *Record) OwnerOf(n *Network) string {
 	if n.Owner != "" {
 		return n.Owner
@@ -194,7 +198,7 @@ func (r *Record) OwnerOf(n *Network) string {
 }
 
 // Owned reports whether the owner has an attachment in the record. A record
-// without attachments is its own owner's.
+// without attachments belongs to the record's owner.
 func (r *Record) Owned(owner string) bool {
 	attached := false
 	for i := range r.Networks {
@@ -215,7 +219,7 @@ func (r *Record) Shared() bool {
 	})
 }
 
-// Find returns the attachment of that interface, or nil.
+// Find returns the attachment with that interface name, or nil.
 func (r *Record) Find(ifName string) *Network {
 	i := slices.IndexFunc(r.Networks, func(n Network) bool { return n.IfName == ifName })
 	if i < 0 {
@@ -227,12 +231,12 @@ func (r *Record) Find(ifName string) *Network {
 // Entry is a line of the log.
 type Entry struct {
 	Generation  int             `json:"generation"`
-	ContainerID ID              `json:"containerID,omitempty"` // this and the owners, should the base be lost
+	ContainerID ID              `json:"containerID,omitempty"` // this and the owners are for the case that the base is lost
 	Owner       string          `json:"owner,omitempty"`
-	IfOwner     string          `json:"ifOwner,omitempty"` // of the attachment, if it is not the record's
+	IfOwner     string          `json:"ifOwner,omitempty"` // owner of the attachment, if the record has another
 	PluginID    PluginID        `json:"pluginID,omitempty"`
 	Time        time.Time       `json:"time"`
-	Runtime     string          `json:"runtime,omitempty"` // that works on it from now on
+	Runtime     string          `json:"runtime,omitempty"` // that works on it from here on
 	IfName      string          `json:"ifName,omitempty"`
 	State       State           `json:"state,omitempty"`
 	Result      json.RawMessage `json:"result,omitempty"`
@@ -242,15 +246,15 @@ type Entry struct {
 	PIDNS uint64 `json:"pidNS,omitempty"`
 
 	Facts  map[string]json.RawMessage `json:"facts,omitempty"`  // added to the attachment's
-	Plugin *Plugin                    `json:"plugin,omitempty"` // that the ADD has delegated to
+	Plugin *Plugin                    `json:"plugin,omitempty"` // to which the ADD has delegated
 
 	NeverRan []string `json:"neverRan,omitempty"`
 
 	LetGo *LetGo `json:"letGo,omitempty"` // about the namespace
 }
 
-// apply brings the record up to what the entry says. One of another container,
-// or generation, was in the file before it became this record's.
+// apply applies the entry to the record. An entry of another container or
+// generation was in the file before the file became this record's.
 func (r *Record) apply(e Entry) {
 	if e.Generation != r.Generation || e.ContainerID != r.ContainerID {
 		return

@@ -17,8 +17,8 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// Store is a directory of records. Calls for one container must not overlap;
-// the caller has it locked.
+// Store is a directory of records. Calls for one container must not overlap: the
+// caller holds the container's lock.
 type Store struct {
 	// Sync syncs a file and Read reads one. Tests replace them.
 	Sync func(*os.File) error
@@ -33,7 +33,7 @@ const (
 	tmpExt  = ".new"
 )
 
-// Open returns the store in dir, which is created with the first record.
+// Open returns the store in dir. The first record creates the directory.
 func Open(dir string) *Store {
 	return &Store{Sync: (*os.File).Sync, Read: plainfile.Read, dir: dir}
 }
@@ -41,8 +41,8 @@ func Open(dir string) *Store {
 // Dir returns the directory.
 func (s *Store) Dir() string { return s.dir }
 
-// Name returns the name of the container's file, without the extension. The pin of
-// its namespace has the same name.
+// Name returns the file name of the container's record, without the extension.
+// The pin of its namespace has the same name.
 func Name(id ID) string {
 	h := sha256.Sum256([]byte(id))
 	return hex.EncodeToString(h[:16])
@@ -56,9 +56,9 @@ func (s *Store) Path(file string) string { return s.file(file) }
 func (s *Store) file(name string) string { return filepath.Join(s.dir, name+fileExt) }
 
 // Begin writes the base of a record before its attachments are made. When it
-// returns nil, the record survives a power cut. It replaces an earlier base of the
-// container, so r must also hold everything of that one which is still true. Begin
-// increments Generation.
+// returns nil, the record survives a power cut. It replaces an earlier base of
+// the container, so r must also contain everything in that base which is still
+// true. Begin increments Generation.
 func (s *Store) Begin(r *Record) error {
 	f, err := s.begin(r, true)
 	if err == nil {
@@ -70,12 +70,12 @@ func (s *Store) Begin(r *Record) error {
 	return nil
 }
 
-// BeginSoon is Begin, but does not wait for the disk. All processes see the record
-// when it returns. Until Wait returns nil, the caller may make only things that
-// a power cut takes away too, such as interfaces and rules.
+// BeginSoon is Begin, but does not wait for the disk. All processes see the
+// record when it returns. Until Wait returns nil, the caller may make only
+// things that a power cut destroys too, such as interfaces and rules.
 //
-// A power cut can leave the new record torn, so a record that replaces another is
-// durable when BeginSoon returns.
+// A power cut can leave the new record torn, so a record that replaces another
+// is durable when BeginSoon returns.
 func (s *Store) BeginSoon(r *Record) (*Pending, error) {
 	if r.Generation > 0 {
 		return nil, s.Begin(r)
@@ -87,7 +87,8 @@ func (s *Store) BeginSoon(r *Record) (*Pending, error) {
 	done, failed := make(chan struct{}), new(error)
 	go func() {
 		defer close(done)
-		// One after the other: file systems take up to twice as long for both at once.
+		// One after the other: some file systems take twice as long for both at
+		// once.
 		if err := errors.Join(s.Sync(f), f.Close(), syncDir(s.dir)); err != nil {
 			*failed = fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 		}
@@ -101,8 +102,8 @@ type Pending struct {
 	failed *error // set when done
 }
 
-// Wait returns when that survives a power cut, or why it does not. A nil
-// Pending is one that does.
+// Wait returns nil when the data survives a power cut, or the reason why it does
+// not. A nil Pending has nothing to wait for.
 func (p *Pending) Wait() error {
 	if p == nil {
 		return nil
@@ -111,9 +112,9 @@ func (p *Pending) Wait() error {
 	return *p.failed
 }
 
-// begin puts the base in place, and returns the file, which is to be closed. It
-// is synced first, if it is to have its old content or its new one after a power
-// cut. The directory is not: the new name is its content.
+// begin puts the base in place and returns the open file, which the caller
+// closes. If durably is set, it syncs the file first, so that a power cut leaves
+// either the old content or the new. It does not sync the directory.
 func (s *Store) begin(r *Record, durably bool) (*os.File, error) {
 	r.Generation++
 	data, err := encodeBase(r)
@@ -141,8 +142,8 @@ func (s *Store) begin(r *Record, durably bool) (*os.File, error) {
 	return f, nil
 }
 
-// Append adds a line to the container's record. It is not synced. r is not
-// changed, so that networks may append in parallel.
+// Append adds a line to the container's record without syncing it. It does not
+// change r, so networks may append in parallel.
 func (s *Store) Append(r *Record, e Entry) error {
 	e.Generation, e.Time = r.Generation, time.Now()
 	e.ContainerID, e.Owner, e.PluginID = r.ContainerID, r.Owner, r.PluginID
@@ -151,8 +152,8 @@ func (s *Store) Append(r *Record, e Entry) error {
 	}
 	line, err := encodeLine(e)
 	if err == nil {
-		// The newline in front ends a line that was torn, so that this one is
-		// not part of it. One write: lines of parallel networks do not mix.
+		// The leading newline ends a torn line, so that this line does not become
+		// part of it. A single write keeps the lines of parallel networks apart.
 		err = plainfile.Append(s.path(r.ContainerID), append([]byte("\n"), line...))
 	}
 	if err != nil {
@@ -161,8 +162,9 @@ func (s *Store) Append(r *Record, e Entry) error {
 	return nil
 }
 
-// Load returns the container's record, brought up to its log; nil without one.
-// With ErrBad, ErrNewer and ErrUnread it is what could be read of it, never nil.
+// Load returns the container's record with its log applied, or nil if there is
+// none. With ErrBad, ErrNewer and ErrUnread it returns the legible part, never
+// nil.
 func (s *Store) Load(id ID) (*Record, error) {
 	r, err := s.load(Name(id))
 	if r != nil {
@@ -171,13 +173,13 @@ func (s *Store) Load(id ID) (*Record, error) {
 	return r, err
 }
 
-// LoadFile is Load by the name of the file; nil if there is none.
+// LoadFile is Load by file name; nil if there is none.
 func (s *Store) LoadFile(name string) (*Record, error) { return s.load(name) }
 
-// load reads a file by its name. Earlier versions used the files of deleted
-// records again: one of them may be writing another record to the file, unless the
-// caller has locked the container. The record is damaged only if a second look
-// finds the same.
+// load reads a file by its name. Earlier versions reused the files of deleted
+// records: unless the caller holds the container's lock, one of them may be
+// writing another record to the file. So the record is damaged only if a second
+// read finds the same.
 func (s *Store) load(name string) (*Record, error) {
 	var before []byte
 	for {
@@ -195,8 +197,8 @@ func (s *Store) load(name string) (*Record, error) {
 		case before == nil || !bytes.Equal(before, data):
 			before = data
 		case err == nil:
-			// The file was used again, and a power cut has brought back the name
-			// of the deleted record.
+			// The file was reused, and a power cut has brought back the name of the
+			// deleted record.
 			return nil, nil
 		default:
 			return r, fmt.Errorf("%s: %w", s.file(name), err)
@@ -204,8 +206,8 @@ func (s *Store) load(name string) (*Record, error) {
 	}
 }
 
-// decode decodes the record of that name. With an error it also returns the legible
-// part of a damaged record.
+// decode decodes the record of that name. With an error it also returns the
+// legible part of a damaged record.
 func decode(name string, data []byte) (*Record, error) {
 	base, log, _ := bytes.Cut(data, []byte("\n"))
 	entries := slices.DeleteFunc(decodeLog(log), func(e Entry) bool { return Name(e.ContainerID) != name })
@@ -222,8 +224,8 @@ func decode(name string, data []byte) (*Record, error) {
 	return r, err
 }
 
-// salvage makes a record of a log without a base: the container, its owners, and
-// the results, which have the addresses.
+// salvage rebuilds a record from a log without a base: the container, its
+// owners, and the results, which contain the addresses.
 func salvage(entries []Entry) *Record {
 	r := &Record{}
 	for _, e := range entries {
@@ -237,14 +239,14 @@ func salvage(entries []Entry) *Record {
 	return r
 }
 
-// Found is a record of the directory, whole or with the error that it is not.
+// Found is a record in the directory, with the error if it cannot be used.
 type Found struct {
 	Record *Record // never nil
 	File   string  // its name without extension; for Discard
 	Err    error   // wraps ErrBad, ErrNewer or ErrUnread
 }
 
-// Files returns the names of all records' files, without extension, in order.
+// Files returns the names of all record files, without the extension, in order.
 func (s *Store) Files() ([]string, error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -281,16 +283,16 @@ func (s *Store) List() ([]Found, error) {
 	return found, nil
 }
 
-// Delete removes the container's record. It is not synced: a record that a
-// power cut brings back is of an earlier boot, and removing its container again
-// does no harm.
+// Delete removes the container's record without syncing the directory. If a
+// power cut brings the record back, it is of an earlier boot, and removing its
+// container again does no harm.
 func (s *Store) Delete(id ID) error { return s.Discard(Name(id)) }
 
-// Discard is Delete by file.
+// Discard is Delete by file name.
 func (s *Store) Discard(file string) error { return remove(s.file(file)) }
 
-// SyncDeleted syncs the deletion of records to the disk, for callers that must
-// not find them again after a power cut.
+// SyncDeleted syncs the deletion of records, for callers that must not find them
+// again after a power cut.
 func (s *Store) SyncDeleted() error {
 	if err := ignoreMissing(syncDir(s.dir)); err != nil {
 		return fmt.Errorf("attachment records: %w", err)
@@ -298,8 +300,7 @@ func (s *Store) SyncDeleted() error {
 	return nil
 }
 
-// Exists reports whether there is a record, whole or damaged, in the file of that
-// name.
+// Exists reports whether a file of that name holds a record, whole or damaged.
 func (s *Store) Exists(file string) (bool, error) {
 	_, err := os.Lstat(s.file(file))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -308,10 +309,10 @@ func (s *Store) Exists(file string) (bool, error) {
 	return err == nil, err
 }
 
-// Strays returns the paths of files that belong to no record: new ones that were
-// never put in place, those of another record than their name says, and those
-// that earlier versions kept to use them again. A file is new while a record is
-// written, so the caller must keep all others out before deleting strays.
+// Strays returns the paths of files that belong to no record: new files that
+// were never put in place, files whose name does not match their record, and
+// files that earlier versions kept for reuse. A record being written has a new
+// file, so the caller must keep all others out before it deletes strays.
 func (s *Store) Strays() ([]string, error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tryLock locks the file until it is closed, unless it is locked.
+// tryLock locks the file until it is closed, unless another process has it
+// locked.
 func tryLock(f *os.File) (bool, error) {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)

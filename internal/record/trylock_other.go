@@ -4,5 +4,5 @@ package record
 
 import "os"
 
-// tryLock has nobody to keep out: only Linux has plugins, and so ledgers.
+// tryLock does nothing: only Linux has plugins, and so ledgers.
 func tryLock(*os.File) (bool, error) { return true, nil }

@@ -8,11 +8,12 @@ import (
 	"strings"
 )
 
-// members of a JSON object that this version has no field for: a later one
-// wrote them, and wants them back when this one rewrites the record.
+// members are the fields of a JSON object that this version does not know. A
+// later version wrote them, and must find them when this one rewrites the
+// record.
 type members map[string]json.RawMessage
 
-// Inherit takes over the unknown members of an earlier record of the container.
+// Inherit takes over the unknown fields of an earlier record of the container.
 // Networks keep theirs when they are copied.
 func (r *Record) Inherit(from *Record) {
 	r.unknown = from.unknown
@@ -44,14 +45,14 @@ func (r *Record) unmarshal(data []byte) error {
 func (n *Network) findUnknown(data []byte) {
 	n.unknown = unknownIn(data, *n)
 	var parts struct{ Plugins []json.RawMessage }
-	_ = json.Unmarshal(data, &parts) // it has been decoded once
+	_ = json.Unmarshal(data, &parts) // already decoded once without an error
 	for i := range n.Plugins {
 		n.Plugins[i].unknown = unknownIn(parts.Plugins[i], n.Plugins[i])
 	}
 }
 
-// unknownIn returns the members of an object that a struct has no field for, nil
-// if there is none. As in package json, the case of names does not matter.
+// unknownIn returns the fields of a JSON object that the struct lacks, or nil.
+// As in package json, the case of names does not matter.
 func unknownIn(data []byte, of any) members {
 	var all members
 	if json.Unmarshal(data, &all) != nil {
@@ -68,7 +69,7 @@ func unknownIn(data []byte, of any) members {
 	return all
 }
 
-// marshal is json.Marshal, with the unknown members.
+// marshal is json.Marshal and adds the unknown members.
 func (r *Record) marshal() (json.RawMessage, error) {
 	parts := struct {
 		*Record
@@ -104,15 +105,15 @@ func (n *Network) marshal() (json.RawMessage, error) {
 	return n.unknown.layBack(parts)
 }
 
-// HasUnknown reports whether a later version wrote something into the record that
-// this one does not know.
+// HasUnknown reports whether the record contains fields of a later version that
+// this version does not know.
 func (r *Record) HasUnknown() bool {
 	return r.unknown != nil || r.NetNS.unknown != nil || slices.ContainsFunc(r.Networks, func(n Network) bool {
 		return n.unknown != nil || slices.ContainsFunc(n.Plugins, func(p Plugin) bool { return p.unknown != nil })
 	})
 }
 
-// layBack returns the JSON of a struct with the members behind its fields.
+// layBack returns the JSON of a struct with the members appended to its fields.
 func (m members) layBack(v any) (json.RawMessage, error) {
 	data, err := json.Marshal(v)
 	if err != nil || len(m) == 0 {
