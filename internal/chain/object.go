@@ -4,7 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
+	"strings"
+	"unicode/utf8"
 )
 
 // object is a JSON object that keeps its values to the byte and its keys in
@@ -16,31 +17,61 @@ type member struct {
 	value json.RawMessage
 }
 
-func parseObject(data []byte) (object, error) {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	if tok, err := dec.Token(); err != nil {
-		return nil, err
-	} else if tok != json.Delim('{') {
+// parseObject splits an object. The values are parts of data.
+func parseObject(data []byte) (o object, err error) {
+	if !json.Valid(data) {
+		return nil, json.Unmarshal(data, new(json.RawMessage)) // its syntax error
+	}
+	if data = bytes.TrimSpace(data); data[0] != '{' {
 		return nil, errors.New("not a JSON object")
 	}
-	var o object
-	for dec.More() {
-		tok, err := dec.Token()
-		if err != nil {
-			return nil, err
+	depth, start, key := 0, 1, ""
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; c {
+		case '"':
+			for i++; data[i] != '"'; i++ {
+				if data[i] == '\\' {
+					i++
+				}
+			}
+		case '{', '[':
+			depth++
+		case ':':
+			if depth == 1 {
+				if key, err = unquote(bytes.TrimSpace(data[start:i])); err != nil {
+					return nil, err
+				}
+				start = i + 1
+			}
+		case ',', '}', ']':
+			if value := bytes.TrimSpace(data[start:i]); depth == 1 && len(value) > 0 {
+				o.set(key, value)
+				start = i + 1
+			}
+			if c != ',' {
+				depth--
+			}
 		}
-		key, ok := tok.(string)
-		if !ok {
-			return nil, fmt.Errorf("a JSON object's key is %v", tok)
-		}
-		var value json.RawMessage
-		if err := dec.Decode(&value); err != nil {
-			return nil, err
-		}
-		o.set(key, value)
 	}
-	_, err := dec.Token()
-	return o, err
+	return o, nil
+}
+
+// unquote returns the text of a valid JSON string.
+func unquote(quoted []byte) (text string, err error) {
+	if text = string(quoted[1 : len(quoted)-1]); !plain(text) {
+		err = json.Unmarshal(quoted, &text)
+	}
+	return text, err
+}
+
+// plain reports whether encoding/json writes the text as it is, between quotes.
+func plain(text string) bool {
+	for _, c := range []byte(text) {
+		if c < ' ' || c >= utf8.RuneSelf || strings.IndexByte(`"\<>&`, c) >= 0 {
+			return false
+		}
+	}
+	return true
 }
 
 func (o object) get(key string) (json.RawMessage, bool) {
@@ -63,22 +94,27 @@ func (o *object) set(key string, value json.RawMessage) {
 }
 
 func (o object) bytes() ([]byte, error) {
-	var b bytes.Buffer
-	b.WriteByte('{')
+	size := len("{}")
+	for _, m := range o {
+		size += len(`"":,`) + len(m.key) + len(m.value)
+	}
+	b := append(make([]byte, 0, size), '{')
 	for i, m := range o {
 		if i > 0 {
-			b.WriteByte(',')
+			b = append(b, ',')
 		}
-		key, err := json.Marshal(m.key)
-		if err != nil {
-			return nil, err
+		if plain(m.key) {
+			b = append(append(append(b, '"'), m.key...), '"')
+		} else {
+			key, err := json.Marshal(m.key)
+			if err != nil {
+				return nil, err
+			}
+			b = append(b, key...)
 		}
-		b.Write(key)
-		b.WriteByte(':')
-		b.Write(m.value)
+		b = append(append(b, ':'), m.value...)
 	}
-	b.WriteByte('}')
-	return b.Bytes(), nil
+	return append(b, '}'), nil
 }
 
 func objectOrEmpty(raw json.RawMessage) (object, error) {
