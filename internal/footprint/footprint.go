@@ -173,17 +173,14 @@ const hostLocalDir = "/var/lib/cni/networks"
 func IPAMDirs(list *libcni.NetworkConfigList) (dirs []string) {
 	for _, p := range list.Plugins {
 		var c struct {
-			IPAM json.RawMessage `json:"ipam"`
+			IPAM struct {
+				DataDir string `json:"dataDir"`
+			} `json:"ipam"`
 		}
-		var ipam struct {
-			Type    string `json:"type"`
-			DataDir string `json:"dataDir"`
-		}
-		if !Readable(json.Unmarshal(p.Bytes, &c)) || c.IPAM == nil ||
-			!Readable(json.Unmarshal(c.IPAM, &ipam)) || ipam.Type != known.HostLocal {
+		if p.Network.IPAM.Type != known.HostLocal || !Readable(json.Unmarshal(p.Bytes, &c)) {
 			continue
 		}
-		if dir := filepath.Join(cmp.Or(ipam.DataDir, hostLocalDir), list.Name); !slices.Contains(dirs, dir) {
+		if dir := filepath.Join(cmp.Or(c.IPAM.DataDir, hostLocalDir), list.Name); !slices.Contains(dirs, dir) {
 			dirs = append(dirs, dir)
 		}
 	}
