@@ -230,6 +230,36 @@ func TestOneContainerInTwoSetupsRemovedInPartsAndWhole(t *testing.T) {
 	}
 }
 
+// TestARestartedProgramHasOnlyTheAttachmentsThatWereNotRemoved: the record says which
+// ones are gone. The memory of the process that removed them is not asked.
+func TestARestartedProgramHasOnlyTheAttachmentsThatWereNotRemoved(t *testing.T) {
+	for removed, stays := range map[string]string{"one": "eth1", "two": "eth0"} {
+		t.Run(removed, func(t *testing.T) {
+			s, r, path := attached(t)
+			expect.NoError(t, r.Remove(t.Context(), "c1", path, cni.WithNetwork(removed)))
+			s.TakeCalls()
+
+			rec, err := s.Records().Load("c1")
+			expect.NoError(t, err)
+			var left []string
+			for _, n := range rec.Networks {
+				if n.State != record.Deleted {
+					left = append(left, n.IfName)
+				}
+			}
+			expect.Same(t, "on record", left, []string{stays})
+
+			restarted := s.Runtime()
+			expect.Same(t, "attachments", testhost.Recorded(t, restarted), []string{"c1/" + stays + " attached"})
+			testhost.WantRecover(t, restarted, adopted)
+			expect.NoError(t, restarted.Remove(t.Context(), "c1", ""))
+			for _, c := range s.TakeCalls() {
+				expect.Same(t, c.Verb+" after the restart", c.IfName, stays)
+			}
+		})
+	}
+}
+
 func TestASecondSetupInAnotherNamespaceIsRefused(t *testing.T) {
 	s, r, _ := attached(t)
 	other := s.Container("c2")
