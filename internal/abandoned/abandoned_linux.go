@@ -13,7 +13,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Runtime is what a Search needs of the runtime. It has the newest configuration.
+// Runtime is the part of the runtime that a Search uses. It has the newest
+// configuration.
 type Runtime struct {
 	Owner, Boot string // whose containers, and which boot of the machine this is
 	Records     *record.Store
@@ -33,10 +34,10 @@ type Containers interface {
 	Tend(file string, host *hostns.NetNS) (Step, error)
 }
 
-// Step is what Tend has done.
+// Step is the result of Tend.
 type Step struct {
 	Ends  []int // the interfaces on the host that vanish when the namespace ends
-	Again bool  // Tend is to be called once more when they have vanished
+	Again bool  // call Tend again when they have vanished
 }
 
 // Is reports whether a record describes an abandoned container: all its attachments

@@ -1,14 +1,14 @@
-// Package batch lets the in-process plugins of one attachment share what makes
-// the kernel wait: all changes of nftables go in one transaction, and deletions
-// that wait for a grace period of the kernel wait for it together.
+// Package batch lets the in-process plugins of one attachment combine slow
+// kernel work. All changes of nftables go into one transaction, and deletions
+// that wait for a grace period of the kernel wait together.
 //
-// The runtime puts a [Batch] into the context of a chain of plugins, and
-// flushes it before it runs an executable, and at the end. A plugin that finds
-// none, as in a test of its own, works at once.
+// The runtime puts a [Batch] into the context of a chain of plugins, and flushes
+// it before it runs an executable, and at the end. Without a batch, as in its
+// own tests, a plugin works at once.
 //
-// An ADD that fails is not flushed: what its plugins have put off is dropped,
-// because the DEL that follows would only remove it again. So nothing that was
-// done before may rely on being undone by what is put off.
+// A failed ADD is not flushed: the deferred work of its plugins is dropped,
+// because the DEL that follows would only remove it again. So finished work must
+// not rely on deferred work to undo it.
 package batch
 
 import (
@@ -27,7 +27,7 @@ type Batch struct {
 	tasks  []func(context.Context) error
 }
 
-// group is work of one kind, which is done by one call.
+// group is work of one kind, which one call does.
 type group struct {
 	items []any
 	do    func(ctx context.Context, items []any) error
@@ -35,7 +35,8 @@ type group struct {
 
 type key struct{}
 
-// With returns a context that carries b; nil has everything done at once.
+// With returns a context that carries b; with nil, plugins do everything at
+// once.
 func With(ctx context.Context, b *Batch) context.Context { return context.WithValue(ctx, key{}, b) }
 
 // From returns the batch of the context, or nil.
@@ -44,10 +45,10 @@ func From(ctx context.Context) *Batch {
 	return b
 }
 
-// Join adds item to what do will be called with at the flush: once for all
-// items of the same kind, in the order in which they came. A kind is any
-// comparable value, best of a type of one's own; its items are of one type, and
-// of several functions the first is called. Without a batch do is called now.
+// Join adds item to the items of its kind. At the flush, do is called once with
+// all items of a kind, in the order in which they were added. A kind is any
+// comparable value, best of a type of its own; its items have one type, and of
+// several functions the first is called. Without a batch, do is called at once.
 func Join[T any](ctx context.Context, kind any, item T, do func(ctx context.Context, items []T) error) error {
 	b := From(ctx)
 	if b == nil {
@@ -78,8 +79,8 @@ func Join[T any](ctx context.Context, kind any, item T, do func(ctx context.Cont
 	return nil
 }
 
-// Later adds a task that waits for the kernel and that nothing else depends on.
-// It runs beside all others at the flush; without a batch, now.
+// Later adds a task that waits for the kernel and on which nothing else depends.
+// It runs in parallel with the others at the flush, and without a batch at once.
 func Later(ctx context.Context, task func(context.Context) error) error {
 	b := From(ctx)
 	if b == nil {
@@ -91,16 +92,16 @@ func Later(ctx context.Context, task func(context.Context) error) error {
 	return nil
 }
 
-// Empty tells whether there is nothing to do.
+// Empty reports whether there is no work.
 func (b *Batch) Empty() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.order)+len(b.tasks) == 0
 }
 
-// Flush does what was collected, all of it at once, and returns the errors of
-// all, those of the tasks first. The batch is empty then, whatever has failed.
-// What the work itself would put off is done at once.
+// Flush does all collected work and returns all errors, those of the tasks
+// first. The batch is empty afterwards, even after an error. Work that would be
+// deferred during the flush is done at once.
 func (b *Batch) Flush(ctx context.Context) error {
 	work := b.take()
 	ctx = With(ctx, nil)
@@ -134,13 +135,13 @@ func (b *Batch) take() []func(context.Context) error {
 	return work
 }
 
-var errEnded = errors.New("work that was put off ended its goroutine")
+var errEnded = errors.New("deferred work ended its goroutine")
 
 // run turns a panic, which in a goroutine would end the program, into an error.
 func run(ctx context.Context, task func(context.Context) error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = fmt.Errorf("work that was put off panicked: %v\n%s", v, debug.Stack())
+			err = fmt.Errorf("deferred work panicked: %v\n%s", v, debug.Stack())
 		}
 	}()
 	return task(ctx)

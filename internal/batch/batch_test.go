@@ -105,7 +105,7 @@ func TestAllIsDoneWhateverFails(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	text := err.Error()
-	if !strings.Contains(text, "work that was put off panicked: third\ngoroutine") || !strings.Contains(text, "TestAllIsDoneWhateverFails") {
+	if !strings.Contains(text, "deferred work panicked: third\ngoroutine") || !strings.Contains(text, "TestAllIsDoneWhateverFails") {
 		t.Errorf("the panic is not told, or not where: %s", text)
 	}
 	expect.NoError(t, b.Flush(ctx))

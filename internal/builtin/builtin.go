@@ -6,10 +6,9 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// New returns a [Lookup] that answers with the same plugin each time. A
-// runtime wants that: the memory of a plugin from one call to the next, as of
-// host-local for the addresses in use, is worth milliseconds, and is lost with
-// the plugin.
+// New returns a [Lookup] that returns the same plugin each time. A runtime
+// should use it: a plugin's memory between calls, such as host-local's of the
+// addresses in use, saves milliseconds, and is lost with the plugin.
 func New() func(typ string) plugin.Plugin {
 	var mu sync.Mutex
 	known := make(map[string]plugin.Plugin)

@@ -31,8 +31,8 @@ var plugins = map[string]func() plugin.Plugin{
 	known.Tuning:     func() plugin.Plugin { return tuning.Plugin{} },
 }
 
-// Lookup returns the plugin of a type, or nil. It is a new one each time, which
-// remembers nothing; see [New].
+// Lookup returns the plugin of a type, or nil. It is a new one each time, with
+// empty memory; see [New].
 func Lookup(typ string) plugin.Plugin {
 	if make, ok := plugins[typ]; ok {
 		return make()

@@ -1,4 +1,4 @@
-// Package builtin has the plugins that this module brings along. Each is in a
-// package of its own, named after its type, and takes the configuration of the
-// reference plugin of that type (plugins v1.9.1).
+// Package builtin contains the built-in plugins. Each has a package of its own,
+// named after its type, and takes the configuration of the reference plugin of
+// that type (plugins v1.9.1).
 package builtin

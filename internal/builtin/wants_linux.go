@@ -8,10 +8,10 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Wants returns the rules of an attachment's plugin that the reference plugins
-// name after the network and the container alone, and the backend that the
-// configuration names. Only portmap, bridge and ptp have such rules. The
-// previous result must be the result of the ADD.
+// Wants returns an attachment's rules of one plugin that the reference plugins
+// name after the network and the container alone, and the configured backend.
+// Only portmap, bridge and ptp have such rules. The previous result must be the
+// result of the ADD.
 func Wants(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
 	if r.PrevResult == nil {
 		return "", netfilter.Rules{}, nil // the ADD did not get that far

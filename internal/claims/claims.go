@@ -1,6 +1,7 @@
-// Package claims knows whose a reservation of host-local is. It notes in an owner's
-// ledger which addresses were reserved for an attachment. By that alone it tells
-// garbage from a reservation of another program's, which may share the directory.
+// Package claims decides whose a reservation of host-local is. It notes in an
+// owner's ledger which addresses were reserved for an attachment. Only by these
+// notes it distinguishes garbage from the reservations of other programs, which
+// may share the directory.
 //
 //	ADD:  Claims, Ledger.Note      an address is in the ledger before its file exists
 //	DEL:  Attachment.Judge         is an empty file left of this attachment?
@@ -22,15 +23,15 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Claims are the addresses that host-local has reserved for an attachment in this
-// call.
+// Claims are the addresses that host-local has reserved for an attachment during
+// this call.
 type Claims struct {
 	mu    sync.Mutex
 	addrs []netip.Addr
-	since time.Time // when this call entered the attachment in the ledger
+	since time.Time // when this call recorded the attachment in the ledger
 }
 
-// Restart forgets those of an attempt that was undone.
+// Restart forgets the claims of an attempt that was undone.
 func (c *Claims) Restart(since time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -44,32 +45,33 @@ func (c *Claims) Add(addrs ...netip.Addr) {
 	c.addrs = append(c.addrs, addrs...)
 }
 
-// All returns the addresses, and when the attachment was entered in the ledger.
+// All returns the addresses, and the time at which the ledger recorded the
+// attachment.
 func (c *Claims) All() (addrs []netip.Addr, since time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.addrs), c.since
 }
 
-// Ledger is the ledger of an owner, for the notes about one container. A note that
-// fails is logged: GC then knows less, and the call goes on.
+// Ledger is an owner's ledger, for notes about one container. A note that fails
+// is logged and does not fail the call: GC then releases less.
 type Ledger struct {
 	*record.Ledger
 	Log       *slog.Logger
 	Container record.ID // for the log
 }
 
-// Note adds lines.
+// Note adds lines to the ledger.
 func (l Ledger) Note(lines ...record.Line) { l.Failed(l.Add(lines...)) }
 
-// Failed logs an error of the ledger, unless it is nil.
+// Failed logs an error of the ledger, if there is one.
 func (l Ledger) Failed(err error) {
 	if err != nil {
 		l.Log.Warn("note in the ledger what GC can go by", "container", l.Container, "error", err)
 	}
 }
 
-// NoteGone notes that nothing is left of attachments.
+// NoteGone notes that attachments left nothing behind.
 func (l Ledger) NoteGone(keys []record.Key) {
 	now := plainfile.Now()
 	var lines []record.Line
@@ -82,8 +84,8 @@ func (l Ledger) NoteGone(keys []record.Key) {
 	}
 }
 
-// settled returns the attachments whose reservations are released for good: no file
-// is theirs, and the removal of their files has reached the disk.
+// settled returns the attachments whose reservations are released for good: they
+// have no files, and the removal of their files is on the disk.
 func settled(gone map[record.Key]record.Known) []record.Key {
 	held, synced := map[record.Key]bool{}, map[string]error{}
 	for _, k := range gone {
@@ -109,35 +111,38 @@ func settled(gone map[record.Key]record.Known) []record.Key {
 	return keys
 }
 
-// keyOf is the attachment that a reservation names.
+// keyOf returns the attachment that a reservation names.
 func keyOf(network string, r ipamdir.Reservation) record.Key {
 	return record.Key{ContainerID: record.PluginID(r.ContainerID), Network: network, IfName: r.IfName}
 }
 
-// longestADD is how long after it was recorded a plugin of a runtime that was
-// killed is taken to have gone on. A plugin has two minutes by default.
+// longestADD is the assumed longest time between the recording of an attachment
+// and the end of its plugin, if the runtime was killed. A plugin has two minutes
+// by default.
 const longestADD = 10 * time.Minute
 
-// Attachment is an attachment of which reservations are judged.
+// Attachment is an attachment whose reservations are judged.
 type Attachment struct {
 	Ledger    Ledger
 	Key       record.Key
 	Claims    *Claims
 	Addresses []netip.Addr // in its result
 	Answered  bool         // all plugins have answered the ADD
-	Recorded  time.Time    // by the record; zero if that does not know
+	Recorded  time.Time    // when it was recorded; zero if unknown
 }
 
-// Judge returns a function that decides about an empty reservation in host-local's
-// directory, whose file mode shows that a program like host-local made it. It is left
-// of this attachment if it was made while the ADD was under way, and its address is
-// the attachment's or, as after an executable was killed, none is known.
+// Judge returns a function that decides about an empty reservation in
+// host-local's directory, whose file mode shows that a program like host-local
+// made it. The reservation belongs to this attachment if it was made during the
+// ADD, and its address is the attachment's or, as after an executable was
+// killed, unknown.
 //
-// It cannot be told from one that an administrator made in the same moment, or from
-// one of the same tick of the clock: that stays, and is reported.
+// It cannot be distinguished from an administrator's reservation of the same
+// time. Nor can the order be decided within one tick of the clock; such a
+// reservation stays, and is reported.
 func (a Attachment) Judge() func(r ipamdir.Reservation) bool {
 	known := sync.OnceValue(a.known)
-	doubtful := map[string]bool{} // reported already
+	doubtful := map[string]bool{} // already reported
 	return func(r ipamdir.Reservation) bool {
 		k := known()
 		all := slices.Concat(a.Addresses, k.Addresses)
@@ -150,7 +155,7 @@ func (a Attachment) Judge() func(r ipamdir.Reservation) bool {
 		}
 		if !doubtful[r.Path()] {
 			doubtful[r.Path()] = true
-			a.Ledger.Log.Warn("an empty reservation may be left of a plugin that was killed, or an administrator's: delete it if it is nobody's",
+			a.Ledger.Log.Warn("an empty reservation may belong to a killed plugin or to an administrator: delete it if it belongs to nobody",
 				"container", a.Ledger.Container, "network", a.Key.Network, "path", r.Path())
 			a.Ledger.Note(record.Line{Key: a.Key, Dirs: []string{r.Dir}, Doubtful: []netip.Addr{r.Addr}})
 		}
@@ -158,8 +163,8 @@ func (a Attachment) Judge() func(r ipamdir.Reservation) bool {
 	}
 }
 
-// known returns the ledger's entry of the attachment, with this call's claims. Until
-// is when its ADD can have ended at the latest.
+// known returns the ledger's entry of the attachment, with this call's claims.
+// Until is the latest possible end of its ADD.
 func (a Attachment) known() record.Known {
 	all, err := a.Ledger.Read()
 	a.Ledger.Failed(err)

@@ -15,15 +15,15 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Garbage are the attachments of an owner's ledger that are on no record, of any
-// owner, and that nobody wants.
+// Garbage are the attachments in an owner's ledger that are not wanted and on no
+// record of any owner.
 type Garbage struct {
 	Known map[record.Key]record.Known
 	held  map[string][]netip.Addr // addresses of attachments on record, by network
 }
 
-// FindGarbage returns the attachments in the ledger that are not wanted. Found are the
-// records of all owners.
+// FindGarbage returns the attachments in the ledger that are not wanted. found
+// are the records of all owners.
 func FindGarbage(known map[record.Key]record.Known, wanted func(record.Key) bool, found []record.Found) *Garbage {
 	g := &Garbage{Known: known, held: map[string][]netip.Addr{}}
 	for key := range known {
@@ -51,9 +51,9 @@ func (g *Garbage) Keys() []record.Key {
 	return keys
 }
 
-// MayRelease reports whether a reservation is garbage: the ledger names it by
-// container, interface and address, and no record has the address. It is false for a
-// nil Garbage.
+// MayRelease reports whether a reservation is garbage: the ledger names its
+// container, interface and address, and no record has the address. It is false
+// for a nil Garbage.
 func (g *Garbage) MayRelease(network string, r ipamdir.Reservation) bool {
 	if g == nil {
 		return false
@@ -66,9 +66,10 @@ func (g *Garbage) isHeld(network string, addr netip.Addr) bool {
 	return slices.Contains(g.held[network], addr) || slices.Contains(g.held[""], addr) // of a damaged record
 }
 
-// Release releases the addresses that host-local holds, in the directories of each
-// attachment, for attachments of which nothing was left once. It returns a line for
-// each, and the directories in which it failed. If dry, it releases nothing.
+// Release releases host-local's reservations, in the directories of each
+// attachment, for attachments that once left nothing behind. It returns a line
+// for each, and the directories in which it failed. With dry it releases
+// nothing.
 func (g *Garbage) Release(ctx context.Context, dirsOf func(record.Key, record.Known) []string, dry bool) (released []string, failed map[string]error) {
 	networks := map[string]string{} // by directory
 	for key, k := range g.Known {
@@ -95,9 +96,9 @@ func (g *Garbage) Release(ctx context.Context, dirsOf func(record.Key, record.Kn
 	return released, failed
 }
 
-// cameBack reports whether a reservation is that of an attachment of which nothing was
-// left once. A power cut brings it back, or brings it back empty; then it is of the
-// time of the attachment.
+// cameBack reports whether a reservation belongs to an attachment that once left
+// nothing behind. A power cut brings the reservation back, sometimes empty; an
+// empty one must be of the attachment's time.
 func (g *Garbage) cameBack(network string, r ipamdir.Reservation) bool {
 	if r.IfName != "" {
 		return g.Known[keyOf(network, r)].Gone && g.MayRelease(network, r)
@@ -111,8 +112,9 @@ func (g *Garbage) cameBack(network string, r ipamdir.Reservation) bool {
 	return false
 }
 
-// Others returns the attachments that have reservations in host-local's directories of
-// a network and are not garbage. Unnamed are files that name no attachment.
+// Others returns the attachments that have reservations in host-local's
+// directories of a network and are not garbage. Unnamed are files that name no
+// attachment.
 func (g *Garbage) Others(network string, dirs []string) (all []types.GCAttachment, unnamed []string, err error) {
 	for _, dir := range dirs {
 		foreign, others, err := ipamdir.Foreign(dir)
@@ -128,8 +130,8 @@ func (g *Garbage) Others(network string, dirs []string) (all []types.GCAttachmen
 	return all, nil, nil
 }
 
-// Doubtful describes the empty reservations of which nobody can tell whose they are,
-// as far as they still exist.
+// Doubtful describes the empty reservations whose owner is unknown, as far as
+// they still exist.
 func Doubtful(k record.Known) (lines []string) {
 	for _, dir := range k.Dirs {
 		for _, addr := range k.Doubtful {

@@ -1,7 +1,7 @@
-// Package conntrack makes the kernel's connection tracking forget UDP flows. A
-// flow is translated by its first packet: one to a host port outlives the rule,
-// and never sees that the port leads elsewhere by now, or nowhere. TCP finds out
-// by itself.
+// Package conntrack deletes UDP flows from the kernel's connection tracking. The
+// first packet of a flow decides its translation: a flow to a host port outlives
+// the rule, and is not affected when the port later leads elsewhere, or nowhere.
+// TCP connections notice by themselves.
 package conntrack
 
 import (
@@ -20,19 +20,18 @@ import (
 // Flows are UDP flows to a port of the host, or to a container. One of the two is
 // needed.
 type Flows struct {
-	Port uint16     // of the host, to which they were sent; 0 for any
-	From netip.Addr // from which they are answered; the zero Addr for any
-	// Keep reports whether they are to stay. It is asked for each; nil: none is.
+	Port uint16     // host port to which they were sent; 0 for any
+	From netip.Addr // address that answers; the zero Addr for any
+	// Keep reports whether a flow stays. It is called for each; nil keeps none.
 	Keep func() (bool, error)
 }
 
 // ErrInterrupted means that flows came or went while the kernel listed them, so
-// that some may not have been seen.
+// some may be missing.
 var ErrInterrupted error = netlink.ErrDumpInterrupted
 
-// Forget makes the kernel forget those of the flows that are of IPv4, or of
-// IPv6, and returns how many there were. It reads the table once. A nil
-// namespace is that of the calling thread.
+// Forget deletes those of the flows that are IPv4, or IPv6, and returns their
+// number. It reads the table once. A nil namespace means the calling thread's.
 func Forget(ns *netns.Handle, v6 bool, all ...Flows) (forgotten uint, err error) {
 	var filters []netlink.CustomConntrackFilter
 	for _, f := range all {
@@ -68,7 +67,7 @@ func Forget(ns *netns.Handle, v6 bool, all ...Flows) (forgotten uint, err error)
 	return forgotten, err
 }
 
-// open opens a socket, which is inside for the one system call that makes it.
+// open opens a socket in the namespace, which it enters for one system call.
 func open(ns *netns.Handle) (nl *netlink.Handle, err error) {
 	if ns == nil {
 		nl, err = netlink.NewHandle(unix.NETLINK_NETFILTER)
@@ -81,7 +80,7 @@ func open(ns *netns.Handle) (nl *netlink.Handle, err error) {
 	return nl, nil
 }
 
-// filter matches the flows that are to be forgotten.
+// filter matches the flows to delete.
 type filter struct {
 	netlink.ConntrackFilter
 	keep func() (bool, error)

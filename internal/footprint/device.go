@@ -2,8 +2,8 @@ package footprint
 
 import "encoding/json"
 
-// DeviceFact is the key of the note that says which interface is the
-// attachment's, a [Device].
+// DeviceFact is the key of the note that identifies the attachment's interface,
+// a [Device].
 const DeviceFact = "interface"
 
 // Device identifies an attachment's interface by properties that a container's root
@@ -32,8 +32,8 @@ func DecodeDevice(fact json.RawMessage) *Device {
 	return d
 }
 
-// Physical reports whether the device has an identity that no namespace and
-// nobody's root can change. A vlan or ipvlan may have its parent's permanent
+// Physical reports whether the device has an identity that no namespace and no
+// root user can change. A vlan or ipvlan may have its parent's permanent
 // address, and so may others.
 func (d *Device) Physical() bool { return d.Dev != "" || d.Kind == "device" && d.PermMAC != "" }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// limits are those of a configuration of the plugin bandwidth, or of the capability.
-// The former count if there are any.
+// limits are the limits in a configuration of the plugin bandwidth, or in the
+// capability. The former win if there are any.
 type limits struct {
 	IngressRate  *json.RawMessage `json:"ingressRate"`
 	IngressBurst *json.RawMessage `json:"ingressBurst"`

@@ -1,5 +1,5 @@
-// Package handover decides whether go-cni v1.1.14 could remove a container that this
-// module has attached.
+// Package handover decides whether go-cni v1.1.14 could remove a container that
+// this module attached.
 //
 // Remove of go-cni runs DEL for each network that it has loaded: in the caller's
 // network namespace, with the caller's ID, path and options and the result in

@@ -12,9 +12,9 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Finder finds host namespaces: a path for the record, so that a later call from
-// another namespace can enter the one in which the plugins ran, and that namespace
-// by its record.
+// Finder finds host namespaces. It finds a path for the record, by which a later
+// call from another namespace can enter the namespace in which the plugins ran.
+// And it finds that namespace by the record.
 type Finder struct {
 	mu    sync.Mutex
 	known map[netns.ID]string
@@ -25,19 +25,19 @@ type Finder struct {
 	missed    map[string]miss // by identity, as records have it
 }
 
-// NewFinder returns a Finder that has looked for nothing yet.
+// NewFinder returns a Finder with no results yet.
 func NewFinder() *Finder {
 	return &Finder{first: sync.OnceValues(func() (netns.ID, bool) { return nsfind.First("/proc") })}
 }
 
-// miss is a search that found nothing.
+// miss is a failed search.
 type miss struct {
 	at       time.Time
 	complete bool
 }
 
-// missFor is how long a search that found nothing is not repeated: a Recover of a
-// thousand containers of one host looks once.
+// missFor is the time during which a failed search is not repeated: a Recover of
+// a thousand containers of one host searches once.
 const missFor = time.Second
 
 // PathTo returns a path by which others find the namespace: the configured one, or
@@ -71,8 +71,8 @@ func (f *Finder) PathTo(h *NetNS, configured string) string {
 	return path
 }
 
-// firstPath leads to the namespace of the machine's, or the container's, first
-// process.
+// firstPath leads to the namespace of the first process of the machine, or of
+// the container.
 const firstPath = "/proc/1/ns/net"
 
 // Find opens the namespace in which the plugins of a record ran, looking at the

@@ -1,5 +1,5 @@
 // Package hostns opens and finds the network namespace in which plugins run, and
-// tells it from containers' namespaces.
+// distinguishes it from containers' namespaces.
 package hostns
 
 import (

@@ -73,9 +73,9 @@ func (h *NetNS) OpenContainer(path, verb string) (*netns.Handle, string, error) 
 	case !del:
 		return nil, "", fmt.Errorf("%w: %w", err, ErrInvalid)
 	case errors.Is(err, netns.ErrNotNetNS), errors.Is(err, fs.ErrNotExist):
-		// Nothing, or the empty file that is left when the namespace that was
-		// mounted there is unmounted. Some plugins would try to enter it, and
-		// fail, where they succeed if no path is given.
+		// Either nothing, or the empty file that remains when a namespace mounted
+		// there is unmounted. Some plugins would try to enter it and fail, but
+		// succeed without a path.
 		return nil, "", nil
 	default:
 		return nil, path, nil

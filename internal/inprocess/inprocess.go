@@ -25,28 +25,29 @@ type Call struct {
 	Stdin []byte        // the request configuration
 	Host  *netns.Handle // the namespace that an executable would have started in
 
-	// Container is the namespace that CNI_NETNS leads to, if the caller has it
-	// open; it is left open. Without it the plugin gets one that is opened, and
-	// closed when it returns.
+	// Container is the namespace at CNI_NETNS, if the caller has it open; the
+	// caller closes it. Otherwise Run opens one for the plugin, and closes it
+	// afterwards.
 	Container *netns.Handle
 
 	// Inline runs the plugin on the caller's goroutine, which saves two changes
 	// of threads. It is for plugins that are known neither to end their goroutine
-	// nor to leave it locked to a thread. One that panics is harmless still.
+	// nor to leave it locked to a thread. A panic is still harmless.
 	Inline bool
 
 	// Delegate becomes [plugin.Request.Delegate].
 	Delegate func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error)
 }
 
-// Run runs the plugin and returns the stdout of an equivalent executable. An error is
-// or wraps the [*types.Error] that the executable would print; see [Said].
+// Run runs the plugin and returns the stdout of an equivalent executable. An
+// error is or wraps the [*types.Error] that the executable would print; see
+// [Said].
 //
-// The plugin has a goroutine of its own, unless Inline, and Run waits for it. So
-// a plugin that panics, ends its goroutine, or locks it to a thread that it then
-// leaves in another namespace harms nobody else: the first two are errors with
-// the code 999, a panic with its stack in the details, and the thread of the
-// third ends with the goroutine.
+// Unless Inline, the plugin has a goroutine of its own, for which Run waits. So
+// nobody else is harmed by a plugin that panics, ends its goroutine, or leaves
+// it locked to a thread in another namespace. The first two become errors with
+// the code 999, a panic with its stack in the details. The thread of the third
+// ends with the goroutine.
 func Run(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error) {
 	if c.Inline {
 		stdout, err = guarded(ctx, p, c)
@@ -62,7 +63,7 @@ func Run(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error
 	return stdout, coded(err)
 }
 
-// guarded is run, and makes an error of a panic.
+// guarded is run, but turns a panic into an error.
 func guarded(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -123,7 +124,7 @@ func dispatch(ctx context.Context, p plugin.Plugin, verb string, r *plugin.Reque
 	}
 }
 
-// coded makes sure that an error is a *types.Error too.
+// coded ensures that an error is a *types.Error too.
 func coded(err error) error {
 	if e := (*types.Error)(nil); err == nil || errors.As(err, &e) {
 		return err

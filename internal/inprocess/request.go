@@ -78,9 +78,9 @@ func complete(r *plugin.Request, verb string) error {
 	return nil
 }
 
-// DecodeResult reads a previous result; nil if there is none. It should be of
-// the configuration's version, and is where it does not say its own; one that
-// says another, as after the configuration has been changed, is read as that.
+// DecodeResult reads a previous result; nil if there is none. It should have the
+// configuration's version, and is read as that if it states none. After a change
+// of the configuration it may state another version, and is read as that one.
 func DecodeResult(configVersion string, data json.RawMessage) (*types100.Result, error) {
 	if len(data) == 0 || string(data) == "null" {
 		return nil, nil
@@ -105,8 +105,8 @@ func DecodeResult(configVersion string, data json.RawMessage) (*types100.Result,
 	return types100.NewResultFromResult(result)
 }
 
-// withVersion gives a result its version: before 1.0.0 it need not have one,
-// but is only decoded with it.
+// withVersion adds a version to a result. Before 1.0.0 a result may lack one,
+// but cannot be decoded without it.
 func withVersion(result []byte, version string) ([]byte, error) {
 	var keys map[string]any
 	if err := json.Unmarshal(result, &keys); err != nil {
@@ -116,8 +116,8 @@ func withVersion(result []byte, version string) ([]byte, error) {
 	return json.Marshal(keys)
 }
 
-// open opens the container's namespace, which may be gone for a DEL. Off Linux it opens
-// nothing, and the path has the platform's meaning.
+// open opens the container's namespace, which may be gone for a DEL. Off Linux
+// it opens nothing: there the path is opaque.
 func open(path, verb string) (*netns.Handle, error) {
 	if path == "" {
 		return nil, nil
@@ -161,7 +161,7 @@ func validAttachments(config []byte) ([]types.GCAttachment, error) {
 	return conf.Valid, nil
 }
 
-// lookup finds a CNI_* variable; of several the last one counts.
+// lookup finds a CNI_* variable. Of several, the last counts.
 func lookup(env []string, name string) string {
 	for _, kv := range slices.Backward(env) {
 		if value, ok := strings.CutPrefix(kv, "CNI_"+name+"="); ok {

@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// Environ filters an environment for a plugin. The result has PATH, the variables of
-// base that allow names, and the CNI protocol's variables of cniVars; nothing else. A daemon's environment holds tokens and
-// passwords, and a plugin is somebody else's program.
+// Environ filters an environment for a plugin. The result has PATH, the
+// variables of base that allow names, and the CNI protocol's variables of
+// cniVars, and nothing else. A daemon's environment contains tokens and
+// passwords, and a plugin is a foreign program.
 //
-// An entry of allow is a name, or the beginning of one followed by "*". The
-// protocol's variables come from cniVars alone, whatever allow says: those a
-// runtime inherited, for instance because it was itself started by a plugin,
-// belong to another request. cniVars may hold other variables, as libcni's do; they
-// are dropped.
+// An entry of allow is a name, or a prefix followed by "*". The protocol's
+// variables come only from cniVars, whatever allow contains: inherited ones, for
+// instance of a runtime that a plugin has started, belong to another request.
+// cniVars may have other variables, as libcni's do; they are dropped.
 //
 // The last of several values of a name wins. The result is sorted, so that it
-// can be compared and logged. If PATH is missing or empty a default is put in
-// (on Unix), since plugins run iptables, tc and others by name.
+// can be compared and logged. If PATH is missing or empty, a default is added
+// (on Unix), because plugins run iptables, tc and others by name.
 func Environ(base, allow, cniVars []string) []string {
 	fold := func(name string) string { return name }
 	if runtime.GOOS == "windows" {
@@ -38,7 +38,7 @@ func Environ(base, allow, cniVars []string) []string {
 	})
 	collect(cniVars, isProtocol)
 	if _, value, _ := strings.Cut(vars["PATH"], "="); value == "" {
-		// Empty would mean: look in the current directory.
+		// Empty would mean the current directory.
 		delete(vars, "PATH")
 		if defaultPath != "" {
 			vars["PATH"] = "PATH=" + defaultPath
@@ -62,9 +62,9 @@ func isAllowed(name string, allow []string, fold func(string) string) bool {
 }
 
 // isProtocol reports whether a variable is one of those that the CNI
-// specification 1.1.0 defines, under "Parameters". Anything else that begins
-// with CNI_, such as CNI_NETNS_OVERRIDE of the reference plugins, is a setting
-// of the machine, for allow to name.
+// specification 1.1.0 defines, under "Parameters". Any other variable with the
+// prefix CNI_, such as CNI_NETNS_OVERRIDE of the reference plugins, is a setting
+// of the machine, which allow can name.
 func isProtocol(name string) bool {
 	switch name {
 	case "CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH":

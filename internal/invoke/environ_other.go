@@ -2,12 +2,12 @@
 
 package invoke
 
-// defaultPath is empty: where Windows is installed cannot be told from here.
+// defaultPath is empty: the location of Windows is unknown here.
 const defaultPath = ""
 
-// DefaultAllow returns the variables which plugins get unless the caller says
-// otherwise: those without which programs do not run on Windows at all, and
-// where they may write.
+// DefaultAllow returns the variables that plugins get by default: those without
+// which programs do not run on Windows at all, and those that name writable
+// directories.
 func DefaultAllow() []string {
 	return []string{
 		"COMSPEC",     // scripts

@@ -2,18 +2,18 @@
 
 package invoke
 
-// defaultPath is where iptables, nft, tc and sysctl are on every distribution;
-// sbin comes first, as it does for root.
+// defaultPath contains iptables, nft, tc and sysctl on every distribution. sbin
+// comes first, as it does for root.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// DefaultAllow returns the variables which plugins get unless the caller says
-// otherwise: those that tell a plugin which of the machine's services to use,
-// and without which it would talk to another one than the runtime, or to none.
+// DefaultAllow returns the variables that plugins get by default: those that
+// name the machine's services. Without them a plugin would talk to another
+// service than the runtime, or to none.
 //
 // Left out on purpose: HOME, because a network must not depend on who started
-// the runtime; LANG and LC_*, because plugins read what other programs print,
-// which is reliable in the C locale only; HTTP_PROXY and its like, because they
-// carry passwords; LD_*, because they carry code; NOTIFY_SOCKET and LISTEN_*,
+// the runtime; LANG and LC_*, because plugins parse other programs' output,
+// which is stable only in the C locale; HTTP_PROXY and the like, because they
+// contain passwords; LD_*, because they load code; NOTIFY_SOCKET and LISTEN_*,
 // because they are meant for the runtime alone.
 func DefaultAllow() []string {
 	return []string{

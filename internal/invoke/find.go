@@ -20,16 +20,17 @@ var ErrNotFound = errors.New("plugin not found")
 // Find returns the absolute path of a plugin type's executable: the first
 // regular file of that name, symbolic links followed, that may be executed.
 //
-// One that others could have put there or written, as package perm has it, is
-// refused with perm.ErrInsecure, unless allowInsecure; the directories behind it
-// are not tried then, for that would be another plugin than the one configured.
+// Unless allowInsecure, Find refuses with perm.ErrInsecure a file that other
+// users could have put there or written; see package perm. It does not try the
+// directories after it, because that would be another plugin than the configured
+// one.
 func Find(pluginType string, dirs []string, allowInsecure bool) (string, error) {
 	if err := CheckType(pluginType); err != nil {
 		return "", err
 	}
 	missing := &notFoundError{plugin: pluginType, dirs: dirs}
 	for _, dir := range dirs {
-		if dir == "" { // would be the current directory
+		if dir == "" { // would mean the current directory
 			continue
 		}
 		for _, ext := range invoke.ExecutableFileExtensions {
@@ -52,7 +53,7 @@ func Find(pluginType string, dirs []string, allowInsecure bool) (string, error) 
 
 // FindByLibcni returns the executable that libcni would run for a plugin type:
 // the first regular file of that name, no matter who may write to it. A file
-// that may not be executed is an error, since libcni looks no further.
+// that may not be executed is an error, because libcni stops there.
 func FindByLibcni(pluginType string, dirs []string) (string, error) {
 	missing := &notFoundError{plugin: pluginType, dirs: dirs}
 	path, err := invoke.FindInPath(pluginType, dirs)
@@ -72,8 +73,8 @@ func FindProgram(name string) error {
 	return err
 }
 
-// Check returns nil if the executable of a plugin type that was found before is
-// still one that Find would return, and ErrNotFound if it is not there.
+// Check returns nil if the previously found executable of a plugin type is still
+// one that Find would return, and ErrNotFound if it is gone.
 func Check(pluginType, path string, allowInsecure bool) error {
 	if err := checkExecutable(path); err != nil {
 		missing := &notFoundError{plugin: pluginType, dirs: []string{filepath.Dir(path)}}
@@ -104,7 +105,7 @@ func CheckType(pluginType string) error {
 	return nil
 }
 
-// checkExecutable says why path is not to be executed.
+// checkExecutable returns the reason why path must not be executed, or nil.
 func checkExecutable(path string) error {
 	info, err := os.Stat(path)
 	switch {
@@ -118,7 +119,7 @@ func checkExecutable(path string) error {
 	return nil
 }
 
-// notFoundError begins with libcni's words, which callers look for.
+// notFoundError begins with libcni's text, which callers match.
 type notFoundError struct {
 	plugin string
 	dirs   []string

@@ -4,7 +4,7 @@ package invoke
 
 import "io/fs"
 
-// mayExecute: a file's name decides that, not its mode.
+// mayExecute returns true: a file's name decides that, not its mode.
 func mayExecute(fs.FileMode) bool {
 	return true
 }

@@ -7,8 +7,9 @@ import (
 	"syscall"
 )
 
-// processGroup is nothing: Windows has process groups for console signals only, and a
-// process can join a job object, which could end a tree, only after it has started.
+// processGroup returns nothing: Windows has process groups for console signals
+// only, and a process can join a job object, which could end a tree, only after
+// it has started.
 func processGroup() *syscall.SysProcAttr {
 	return nil
 }

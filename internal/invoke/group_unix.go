@@ -9,26 +9,25 @@ import (
 )
 
 func processGroup() *syscall.SysProcAttr {
-	// No Pdeathsig: it means the thread that forked, not the process, and
-	// threads of Go come and go.
+	// No Pdeathsig: it refers to the thread that forked, not the process, and Go
+	// ends threads at any time.
 	return &syscall.SysProcAttr{Setpgid: true}
 }
 
-// killGroup kills the leader by itself as well, in case it moved to another
-// group. Errors are of no use to anybody: whether it worked shows when the
-// process is waited for.
+// killGroup also kills the leader by itself, in case it moved to another group.
+// It ignores errors: waiting for the process shows whether it worked.
 func killGroup(leader *os.Process) {
 	_ = syscall.Kill(-leader.Pid, syscall.SIGKILL)
 	_ = leader.Kill()
 }
 
-// groupExists reports whether a process of the group is left, zombies included.
+// groupExists reports whether the group still has a process, zombies included.
 func groupExists(pgid int) bool {
 	return !errors.Is(syscall.Kill(-pgid, 0), syscall.ESRCH)
 }
 
-// readNow reads the data in a pipe without waiting, whatever its deadline. 0 means that
-// it is empty or at its end.
+// readNow reads the data in a pipe without waiting, regardless of its deadline.
+// 0 means that the pipe is empty or at its end.
 func readNow(f *os.File, p []byte) int {
 	raw, err := f.SyscallConn()
 	if err != nil {

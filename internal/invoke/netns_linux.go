@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// threadNetNS is the network namespace of the thread that opens it.
+// threadNetNS is the network namespace of the calling thread.
 const threadNetNS = "/proc/thread-self/ns/net"
 
 // startIn calls start on a thread that is in ns. That is the calling thread if
-// ns is nil or the thread is there already: a process inherits the namespaces
-// of the thread that forks it, and the thread was the caller's choice.
+// ns is nil or the thread is already there: a process inherits the namespaces of
+// the thread that forks it.
 func startIn(ns NetNS, start func() error) error {
 	if ns == nil {
 		return start()
@@ -29,16 +29,16 @@ func startIn(ns NetNS, start func() error) error {
 		return start()
 	}
 	runtime.UnlockOSThread()
-	// Another goroutine, so that a thread which cannot go back dies with it,
-	// and not the caller's with the caller.
+	// Use another goroutine, so that a thread which cannot return ends with that
+	// goroutine rather than with the caller's.
 	result := make(chan error, 1)
 	go func() { result <- startEntered(ns.File(), start) }()
 	return <-result
 }
 
-// startEntered takes the thread of its goroutine to ns and back. If the way
-// back fails the goroutine keeps the thread, and both end: no other goroutine
-// may run in a namespace it did not choose.
+// startEntered moves the thread of its goroutine to ns and back. If it cannot
+// return, the goroutine keeps the thread and both end: no other goroutine may
+// run in a namespace that it did not choose.
 func startEntered(ns *os.File, start func() error) error {
 	runtime.LockOSThread()
 	own, err := os.Open(threadNetNS)

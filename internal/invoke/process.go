@@ -17,22 +17,22 @@ type process struct {
 
 	exited  chan struct{} // closed when the two below are set
 	exit    exit
-	exitErr error // how the plugin ended is not known: somebody else reaped it
+	exitErr error // the plugin's exit is unknown: somebody else reaped it
 
 	killed bool
 }
 
-// exit is how a process ended.
+// exit is a process's exit.
 type exit struct {
 	code   int // -1 if by a signal
 	signal syscall.Signal
 }
 
-// start starts the plugin. An executable that somebody is writing is tried
-// again, with a new exec.Cmd each time, for one that has failed to start cannot
-// be started. Besides an installer that somebody may be ourselves: a program
-// that writes a plugin and forks in another thread at the same moment has the
-// file open for writing in the child until that one execs.
+// start starts the plugin. It retries while the executable is open for writing,
+// with a new exec.Cmd each time, because one that has failed cannot be started
+// again. The writer may be an installer, or this program: if it writes a plugin
+// and forks in another thread at the same moment, the child has the file open
+// for writing until it execs.
 func start(ctx context.Context, req Request, pipes *stdio, busyWait time.Duration) (*exec.Cmd, error) {
 	const longest = 100 * time.Millisecond
 	giveUp := time.Now().Add(busyWait)
@@ -55,8 +55,8 @@ func start(ctx context.Context, req Request, pipes *stdio, busyWait time.Duratio
 	}
 }
 
-// command is not exec.CommandContext: that kills one process, and waits for the
-// pipes as long as any child holds them.
+// command does not use exec.CommandContext, which kills only one process, and
+// waits for the pipes as long as any child holds them.
 func command(req Request, pipes *stdio) *exec.Cmd {
 	return &exec.Cmd{
 		Path:        req.Path,
@@ -79,8 +79,8 @@ func withoutPath(err error) error {
 	return err
 }
 
-// finish waits for the end of the plugin, brings it about if it must, and
-// leaves no process behind.
+// finish waits for the end of the plugin, kills it if necessary, and leaves no
+// process behind.
 func (p *process) finish(ctx context.Context, killWait time.Duration) error {
 	go func() {
 		p.exit, p.exitErr = awaitExit(p.cmd.Process)
@@ -105,7 +105,7 @@ func (p *process) finish(ctx context.Context, killWait time.Duration) error {
 		go func() { <-p.exited; p.reap() }()
 		return fmt.Errorf("%s: %w: %w", p.cmd.Path, ErrStillRunning, why)
 	}
-	group := p.cmd.Process.Pid // reap makes it -1
+	group := p.cmd.Process.Pid // reap sets it to -1
 	p.reap()
 	if p.killed {
 		awaitGroup(group, giveUp)
@@ -113,8 +113,8 @@ func (p *process) finish(ctx context.Context, killWait time.Duration) error {
 	return p.verdict(why)
 }
 
-// drain waits for the plugin's exit and the end of its output, for killWait at
-// the most. Too much output is noticed here too: a child may go on printing.
+// drain waits at most killWait for the plugin's exit and the end of its output.
+// It also notices too much output, because a child may go on printing.
 func (p *process) drain(why error, killWait time.Duration) error {
 	timer := time.NewTimer(killWait)
 	defer timer.Stop()
@@ -136,14 +136,14 @@ func (p *process) drain(why error, killWait time.Duration) error {
 		}
 	}
 	p.pipes.stop()
-	if why == nil && p.pipes.isTooLarge() { // the last thing that was read
+	if why == nil && p.pipes.isTooLarge() { // found by the last read
 		why = ErrOutputTooLarge
 		p.kill()
 	}
 	return why
 }
 
-// verdict is the error of a plugin that is gone.
+// verdict returns the error of a plugin that has ended.
 func (p *process) verdict(why error) error {
 	switch {
 	case why != nil:
@@ -157,11 +157,11 @@ func (p *process) verdict(why error) error {
 }
 
 // kill kills the plugin and its group. It must not be called after reap, when
-// the number of the group may be somebody else's.
+// the number of the group may belong to another.
 func (p *process) kill() {
 	select {
 	case <-p.exited:
-		if p.exitErr != nil { // reaped, but not by us
+		if p.exitErr != nil { // somebody else reaped it
 			return
 		}
 	default:
@@ -170,9 +170,9 @@ func (p *process) kill() {
 	killGroup(p.cmd.Process)
 }
 
-// awaitGroup waits until no process of a killed group is left. They are not our
-// children, so nothing tells us of their end: the kernel has to be asked again
-// and again. As a rule the first answer is that they are gone.
+// awaitGroup waits until a killed group has no process left. They are not
+// children of this process, so nothing announces their end, and it has to ask
+// the kernel repeatedly. Usually the first answer is that they are gone.
 func awaitGroup(pgid int, giveUp time.Time) {
 	const longest = 20 * time.Millisecond
 	for pause := 250 * time.Microsecond; groupExists(pgid); pause = min(2*pause, longest) {
@@ -181,7 +181,7 @@ func awaitGroup(pgid int, giveUp time.Time) {
 		}
 		time.Sleep(pause)
 		// Zombies keep a group in existence until init reaps them, and in many
-		// a container init never does.
+		// containers init never does.
 		if groupExists(pgid) && !groupLives(pgid) {
 			return
 		}

@@ -12,9 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// childInfo is the head of siginfo_t as waitid(2) fills it in, beyond the three
-// numbers that unix.Siginfo names. The union behind them is aligned like a
-// pointer.
+// childInfo is the part of siginfo_t that waitid(2) fills in after the three
+// numbers of unix.Siginfo. That union is aligned like a pointer.
 type childInfo struct {
 	_     [3]int32
 	child struct {
@@ -25,9 +24,9 @@ type childInfo struct {
 	}
 }
 
-// awaitExit waits for the end of a process and leaves it a zombie. As long as
-// it is one, its number, which is the group's, belongs to nobody else, and the
-// group can be killed without fear for a stranger.
+// awaitExit waits for the end of a process and leaves it a zombie. While it is
+// one, its number, which is the group's, belongs to nobody else, so killing the
+// group cannot hit a stranger.
 func awaitExit(proc *os.Process) (exit, error) {
 	const cldExited = 1 // CLD_EXITED of <signal.h>: by itself, not by a signal
 	var info unix.Siginfo
@@ -47,9 +46,9 @@ func awaitExit(proc *os.Process) (exit, error) {
 	return exit{code: -1, signal: syscall.Signal(status)}, nil
 }
 
-// groupLives reports whether a process of the group is more than a zombie. It
-// reads all of /proc: a few milliseconds on a busy machine, spent only on a
-// group that was killed and did not vanish at once.
+// groupLives reports whether the group has a process that is not a zombie. It
+// reads all of /proc, which takes a few milliseconds on a busy machine; it is
+// called only for a killed group that did not vanish at once.
 func groupLives(pgid int) bool {
 	proc, err := os.Open("/proc")
 	if err != nil {
@@ -75,8 +74,8 @@ func groupLives(pgid int) bool {
 	return false
 }
 
-// parseStat takes the process group out of /proc/PID/stat, and whether the
-// process lives: a dead leader of living threads is shown as a zombie too.
+// parseStat returns the process group in /proc/PID/stat, and reports whether the
+// process lives: the dead leader of live threads is shown as a zombie too.
 //
 //	4711 (a name) S 1 4711 4711 0 -1 4194560 190 0 0 0 0 0 0 0 20 0 1 0 …
 //	the state ----^   ^-- the group                       threads --^
@@ -94,9 +93,9 @@ func parseStat(stat string) (pgid int, lives bool) {
 	return pgid, !dead || threads != "0" && threads != "1"
 }
 
-// reap removes the zombie and gives its descriptor back.
+// reap reaps the zombie and closes its descriptor.
 func (p *process) reap() {
-	// How it ended is known, or nobody will ever know.
+	// The exit is known by now, or never will be.
 	_ = p.cmd.Wait()
 	_ = p.cmd.Process.Release()
 }

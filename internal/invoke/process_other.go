@@ -8,10 +8,10 @@ import (
 )
 
 // awaitExit waits for the end of a process and reaps it. There is no portable
-// way to leave it a zombie as on Linux; so between the end of a failed plugin
-// and the killing of its group another process might get its number, and be a
-// group leader, if the group was empty. That takes a full turn of the process
-// numbers within microseconds.
+// way to leave it a zombie as on Linux. So between the end of a failed plugin
+// and the killing of its group, another process might get its number, and lead a
+// group, if the group was empty. That takes a full cycle of the process numbers
+// within microseconds.
 func awaitExit(proc *os.Process) (exit, error) {
 	state, err := proc.Wait()
 	if err != nil {
@@ -24,11 +24,11 @@ func awaitExit(proc *os.Process) (exit, error) {
 	return e, nil
 }
 
-// groupLives cannot tell zombies from the living, which costs a wait where init
-// does not reap.
+// groupLives cannot distinguish zombies from live processes, which costs a wait
+// if init does not reap them.
 func groupLives(int) bool {
 	return true
 }
 
-// reap has nothing to do: awaitExit did.
+// reap does nothing: awaitExit has reaped the process.
 func (p *process) reap() {}

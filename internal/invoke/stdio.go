@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// stdio is the three pipes of a plugin. They are ours and not os/exec's,
-// because ours can be given up while a child holds them.
+// stdio is the three pipes of a plugin. It does not use os/exec's, because those
+// cannot be given up while a child holds them.
 type stdio struct {
 	child [3]*os.File // the plugin's ends, in the order of its descriptors
 	ours  [3]*os.File
@@ -44,19 +44,19 @@ func newStdio(lim Limits) (*stdio, error) {
 	return s, nil
 }
 
-// discard is for a plugin that was not started.
+// discard closes the pipes of a plugin that was not started.
 func (s *stdio) discard() {
 	closeAll(s.child[:])
 	closeAll(s.ours[:])
 }
 
-// begin is called when the plugin has its ends.
+// begin starts the copying, once the plugin has its ends.
 func (s *stdio) begin(stdin []byte) {
 	closeAll(s.child[:])
 	s.running.Store(3)
 	go s.run(func() {
-		// Nobody reads it any more, or not in time: that is the plugin's
-		// business, and if it needed it, it will say so.
+		// The plugin does not read it, or not in time. If it needs its input, it
+		// reports an error itself.
 		_, _ = s.ours[0].Write(stdin)
 		closeAll(s.ours[:1])
 	})
@@ -71,8 +71,8 @@ func (s *stdio) run(f func()) {
 	}
 }
 
-// stop ends the copying. Data already in the pipes is still read: it was printed in
-// time, and on a busy machine it may be the whole result.
+// stop ends the copying. It still reads data that is already in the pipes: it
+// was printed in time, and on a busy machine it may be the whole result.
 func (s *stdio) stop() {
 	past := time.Unix(1, 0)
 	for _, f := range s.ours {
@@ -94,12 +94,12 @@ func (s *stdio) isTooLarge() bool {
 	}
 }
 
-// output returns the data read; only after stop.
+// output returns the data read. It may be called only after stop.
 func (s *stdio) output() Output {
 	return Output{Stdout: s.stdout, Stderr: s.stderr.bytes(), StderrDropped: s.stderr.dropped()}
 }
 
-// keepStdout never holds more than the limit; the plugin blocks on its full
+// keepStdout never keeps more than the limit. The plugin then blocks on its full
 // pipe until it is killed.
 func (s *stdio) keepStdout(p []byte) bool {
 	room := s.limit - int64(len(s.stdout))
@@ -137,8 +137,8 @@ func read(f *os.File, keep func([]byte) bool) {
 	}
 }
 
-// closeAll closes files that are there. Those that are closed already, and
-// errors of closing a pipe, do not matter.
+// closeAll closes the files that are not nil. It ignores errors, such as that of
+// a closed file.
 func closeAll(files []*os.File) {
 	for _, f := range files {
 		if f != nil {
@@ -147,11 +147,11 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// tail keeps the last bytes of a stream, in a ring once there are enough.
+// tail keeps the last bytes of a stream, in a ring.
 type tail struct {
 	limit int
 	ring  []byte
-	next  int // where the oldest byte is, and the next one goes
+	next  int // position of the oldest byte, and of the next write
 	total int64
 }
 

@@ -9,11 +9,11 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// TraceEnv returns the variables that make a plugin's spans children of the one
-// in ctx: TRACEPARENT, and TRACESTATE and BAGGAGE if there is something to say.
-// Without a valid span it returns nil. libcni's own executor passes the same,
-// after OpenTelemetry's proposal 0258, "environment variables as context
-// propagation carriers".
+// TraceEnv returns the variables that make a plugin's spans children of the span
+// in ctx: TRACEPARENT, and TRACESTATE and BAGGAGE if they are not empty. Without
+// a valid span it returns nil. libcni's own executor passes the same, following
+// OpenTelemetry's proposal 0258, "environment variables as context propagation
+// carriers".
 func TraceEnv(ctx context.Context) []string {
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		return nil

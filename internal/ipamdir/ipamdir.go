@@ -1,6 +1,6 @@
-// Package ipamdir finds and releases reservations in the directories of host-local: a
-// file for each address, which names the attachment that has it. Other programs and
-// administrators may share a directory.
+// Package ipamdir finds and releases reservations in the directories of
+// host-local. A reservation is a file for each address that names the
+// attachment. Other programs and administrators may share a directory.
 package ipamdir
 
 import (
@@ -18,31 +18,30 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// Reservation is a file of host-local: its name is the address, its content is
-// the container ID and the interface name on two lines. One that is empty says
-// neither: host-local was killed between making the file and writing it, the
-// content was lost with the power, or an administrator keeps the address from
-// being given out.
+// Reservation is a file of host-local: its name is the address, and its content
+// is the container ID and the interface name on two lines. An empty file names
+// neither: host-local was killed between creating and writing it, a power cut
+// lost the content, or an administrator excludes the address.
 type Reservation struct {
 	Dir                 string
 	Addr                netip.Addr
 	ContainerID, IfName string
-	// Made is when the file was made, or last written to.
+	// Made is the time at which the file was made, or last written.
 	Made time.Time
 
-	changed       time.Time // when anything of it was changed
+	changed       time.Time // last change of the file or its inode
 	file, content string
-	private       bool // as host-local makes its files
+	private       bool // with the mode of host-local's files
 }
 
-// MadeBetween reports whether the file was made after one time and not changed
-// after another. Of files of the same tick of the clock it is not known which was
-// first.
+// MadeBetween reports whether the file was made after the first time and not
+// changed after the second. It is false for files of the same tick of the clock,
+// whose order is unknown.
 func (r Reservation) MadeBetween(after, until time.Time) bool {
 	return r.Made.After(after) && !r.Made.After(until) && !r.changed.After(until)
 }
 
-// Path is that of the file.
+// Path returns the path of the file.
 func (r Reservation) Path() string { return filepath.Join(r.Dir, r.file) }
 
 func (r Reservation) String() string { return "address " + r.file + " in " + r.Dir }
@@ -53,7 +52,7 @@ const longestReservation = 4096
 // lineBreak separates the container ID and the interface name.
 const lineBreak = "\r\n"
 
-// readReservation reads a file. A file that host-local cannot have made is nobody's
+// readReservation reads a file. A file that host-local cannot have made is no
 // reservation.
 func readReservation(dir, name string) (r Reservation, ok bool, err error) {
 	addr, err := netip.ParseAddr(name)
@@ -81,8 +80,8 @@ func readReservation(dir, name string) (r Reservation, ok bool, err error) {
 	return r, true, nil
 }
 
-// Remove deletes the file under host-local's own lock, unless the file has changed
-// since it was found: the address may be another container's by now.
+// Remove deletes the file under host-local's own lock, unless the file has
+// changed since it was found: another container may have the address by now.
 func (r Reservation) Remove(context.Context) (err error) {
 	unlock, err := lockDir(r.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -117,18 +116,19 @@ func Release(ctx context.Context, all []Reservation) error {
 	return errors.Join(errs...)
 }
 
-// Search describes an attachment whose reservations are looked for.
+// Search describes an attachment whose reservations are wanted.
 type Search struct {
 	Dirs                []string
 	ContainerID, IfName string
-	Addresses           []netip.Addr // that it has, as far as they are known
+	Addresses           []netip.Addr // its known addresses
 
-	// Thorough has all files read: more addresses may be reserved for it.
+	// Thorough reads all files: more addresses may be reserved for the
+	// attachment.
 	Thorough bool
-	// Emptied decides whether an empty reservation is the attachment's, if Thorough; nil:
-	// none is.
+	// Emptied decides whether an empty reservation is the attachment's, if
+	// Thorough; nil decides that none is.
 	Emptied func(Reservation) bool
-	// Only bounds the addresses; nil: it may be any.
+	// Only limits the addresses; nil allows any.
 	Only func(netip.Addr) bool
 }
 
@@ -152,8 +152,8 @@ func Find(s Search) (all []Reservation, err error) {
 	return all, errors.Join(errs...)
 }
 
-// reservations are those of the files that are wanted. One that cannot be read
-// is an error beside the others.
+// reservations reads the wanted files. Unreadable files become errors beside the
+// result.
 func reservations(dir string, names []string, wanted func(Reservation) bool) (found []Reservation, err error) {
 	var errs []error
 	for _, name := range names {
@@ -210,8 +210,8 @@ func Foreign(dir string) (foreign []string, others []Reservation, err error) {
 	return foreign, others, errors.Join(errs...)
 }
 
-// SyncDir brings the names in a directory to the disk, and that others are gone.
-// A directory that does not exist has none.
+// SyncDir syncs a directory, so that file names and deletions survive a power
+// cut. It ignores a directory that does not exist.
 func SyncDir(dir string) error {
 	d, err := plainfile.Open(dir, os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -223,9 +223,9 @@ func SyncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// candidates are the files to look into: those of the addresses that are known,
-// or all where there may be more. The cost of reading all grows with the containers of
-// the network, so it is not for every DEL.
+// candidates returns the files to read: those of the known addresses, or all if
+// there may be more. Reading all takes longer the more containers the network
+// has, so not every DEL does it.
 func candidates(dir string, thorough bool, addresses []netip.Addr) ([]string, error) {
 	var names []string
 	if !thorough {
@@ -246,7 +246,7 @@ func candidates(dir string, thorough bool, addresses []netip.Addr) ([]string, er
 	return names, err
 }
 
-// holds compares a file's content as host-local does; files of its earliest
+// holds compares a file's content as host-local does. Files of its earliest
 // versions have no interface name.
 func holds(content, id, ifName string) bool {
 	content = strings.TrimSpace(content)

@@ -9,14 +9,13 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// lockDir takes host-local's lock of a directory: the exclusive lock of the
-// file "lock" in it. Like host-local it creates a missing file, with this mode.
-// It waits for the holder of the lock. It does not create the directory:
-// without one there is nothing to lock, and the error is [fs.ErrNotExist].
+// lockDir takes host-local's lock of a directory: the exclusive lock of the file
+// "lock" in it. Like host-local it creates a missing file, with the same mode.
+// It waits for the holder of the lock. It does not create the directory: without
+// one there is nothing to lock, and the error is [fs.ErrNotExist].
 //
-// Host-local's own package for it is not used: its module would bring all
-// requirements of the reference plugins into the module graph of every
-// importer.
+// It does not use host-local's own package: that module would add all
+// requirements of the reference plugins to every importer's module graph.
 func lockDir(dir string) (unlock func() error, err error) {
 	path := filepath.Join(dir, "lock")
 	info, err := os.Stat(path)

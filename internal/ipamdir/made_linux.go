@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// hostLocalMode is that of the files which host-local makes, for itself alone.
+// hostLocalMode is the mode of the files that host-local makes.
 const hostLocalMode = 0o600
 
-// made is when a file was made, as far as it was not changed since, and whether
+// made returns the time at which an unchanged file was made, and reports whether
 // host-local can have made it.
 func made(info fs.FileInfo) (written, changed time.Time, private bool) {
 	st, ok := info.Sys().(*syscall.Stat_t)

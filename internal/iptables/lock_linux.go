@@ -21,7 +21,7 @@ func LockNamespace(ctx context.Context) (unlock func() error, err error) {
 		return nil, fmt.Errorf("lock the network namespace: %w", err)
 	}
 	if err := flock(ctx, f); err != nil {
-		return nil, errors.Join(fmt.Errorf("lock the network namespace, in which another makes shared rules: %w", err), f.Close())
+		return nil, errors.Join(fmt.Errorf("lock the network namespace, in which another process makes shared rules: %w", err), f.Close())
 	}
 	return f.Close, nil
 }

@@ -76,7 +76,7 @@ func Refused(err error) bool {
 }
 
 // ErrHidden means that rules exist that the tool does not show.
-var ErrHidden = errors.New("the tool does not show the chain, most likely as its table has rules of nft's")
+var ErrHidden = errors.New("the tool does not show the chain, probably because its table has rules that nft has made")
 
 // checkComplete fails if one of the chains exists but is not in the output: the
 // tool leaves out a table with a rule that it cannot express, with only a

@@ -1,10 +1,10 @@
-// Package known is the table of the CNI plugin types that the library knows:
-// what a plugin makes, and what its removal needs. A type that is not in the
-// table may do anything.
+// Package known is the table of the CNI plugin types that the library knows: the
+// interfaces, rules and files that a plugin makes, and the needs of its removal.
+// A type that is not in the table may do anything.
 //
 // The table describes the reference plugin of a type and the built-in plugin,
-// which take the same configuration. It does not describe a plugin of the
-// caller's that is registered under one of these names.
+// which take the same configuration. It does not describe a plugin that the
+// caller registers under one of these names.
 package known
 
 import "slices"

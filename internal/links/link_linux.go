@@ -170,7 +170,7 @@ func (c *Conn) Links() ([]Link, error) {
 			return all, nil
 		}
 	}
-	return nil, fmt.Errorf("list the interfaces: they changed each of %d times meanwhile", mostLists)
+	return nil, fmt.Errorf("list the interfaces: they changed during each of %d attempts", mostLists)
 }
 
 // NetNS returns the number of another namespace in that of c, or -1 if it has

@@ -99,7 +99,7 @@ func (s *Space) isLockedIn(path string, offset int64) (bool, error) {
 func isLocked(f *os.File, offset int64) (bool, error) {
 	lk := span{offset: offset}.flock()
 	if err := fcntl(f.Fd(), unix.F_OFD_GETLK, lk); err != nil {
-		return false, fmt.Errorf("is byte %d of %s locked: %w", offset, f.Name(), err)
+		return false, fmt.Errorf("query the lock on byte %d of %s: %w", offset, f.Name(), err)
 	}
 	return lk.Type != unix.F_UNLCK, nil
 }

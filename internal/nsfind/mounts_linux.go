@@ -10,10 +10,9 @@ import (
 	"github.com/embedcni/cni/internal/cut"
 )
 
-// MountsArePrivate reports whether what is mounted in dir is seen by nobody but
-// this process and what it starts: the process is in another mount namespace than
-// first, and nothing is passed on from where dir is. It is false if first cannot
-// be looked at.
+// MountsArePrivate reports whether only this process and its children see mounts
+// in dir: the process is in another mount namespace than first, and mounts at
+// dir are not propagated. It is false if first cannot be read.
 func MountsArePrivate(dir, first string) (bool, error) {
 	var own, other unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/mnt", &own); err != nil {
@@ -49,7 +48,7 @@ func MountsArePrivate(dir, first string) (bool, error) {
 	return false, nil
 }
 
-// mountOf is the number of the mount that a directory is on.
+// mountOf returns the number of the mount that contains a directory.
 func mountOf(dir string) (string, error) {
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -2,6 +2,6 @@
 // the threads in them.
 package nsfind
 
-// FirstMountNS is the mount namespace of the machine's first process, or of the
-// first process of the container that this program runs in.
+// FirstMountNS is the path of the mount namespace of the first process of the
+// machine, or of the container in which this program runs.
 const FirstMountNS = "/proc/1/ns/mnt"

@@ -85,7 +85,7 @@ func sharesFiles(t tasks.Task) bool {
 	return errno == 0 && differ == 0
 }
 
-// Mounts are the paths at which a process sees the namespace mounted.
+// Mounts returns the paths at which a process sees the namespace mounted.
 func Mounts(process string, ino uint64) []string {
 	return mountsIn(filepath.Join("/proc", process), fmt.Sprintf("net:[%d]", ino))
 }

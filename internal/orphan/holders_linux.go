@@ -15,26 +15,26 @@ import (
 	"github.com/embedcni/cni/internal/tasks"
 )
 
-// Holder is a process that has a byte of a lock file locked, by a description
-// that it opened or inherited.
+// Holder is a process that holds the lock on a byte of a lock file, by a
+// description that it opened or inherited.
 type Holder struct {
 	PID int
-	// Opened says that the descriptor is closed on exec, as the one is with which
-	// a runtime locks: it was not inherited.
+	// Opened means that the descriptor is closed on exec, like the one with which
+	// a runtime locks: the process did not inherit it.
 	Opened bool
 
 	locks  []extent // of the description
-	dir    string   // of the process in /proc, or of a thread of it that still has descriptors
+	dir    string   // of the process in /proc, or of one of its threads that still has descriptors
 	fd     string
 	offset int64
 	file   os.FileInfo
-	handle int // a pidfd, so that a number that is used again is no confusion; -1: the kernel has none
+	handle int // a pidfd, because process numbers are reused; -1 if the kernel has none
 }
 
 // extent is a range of bytes, both ends included.
 type extent struct{ first, last int64 }
 
-// Has reports whether the description has that byte locked too.
+// Has reports whether the description also holds the lock on that byte.
 func (h *Holder) Has(offset int64) bool {
 	for _, l := range h.locks {
 		if l.first <= offset && offset <= l.last {
@@ -44,8 +44,8 @@ func (h *Holder) Has(offset int64) bool {
 	return false
 }
 
-// Keys are the bytes of keys (see package lock) that the description has locked
-// beside the one that was looked for.
+// Keys returns the other bytes of keys (see package lock) that the description
+// has locked.
 func (h *Holder) Keys() []int64 {
 	var keys []int64
 	for _, l := range h.locks {
@@ -56,7 +56,7 @@ func (h *Holder) Keys() []int64 {
 	return keys
 }
 
-// Close lets the processes go.
+// Close releases the handles of the processes.
 func Close(holders []*Holder) {
 	for _, h := range holders {
 		if h.handle >= 0 {
@@ -65,21 +65,21 @@ func Close(holders []*Holder) {
 	}
 }
 
-// Holders returns the processes that have the byte locked, once for each descriptor,
-// from the kernel's list of their open files. It examines every open file on the
-// machine, but not those of processes that it may not read, such as another user's.
-// The holders must be closed.
+// Holders returns the processes that have the byte locked, once for each
+// descriptor, from the kernel's list of their open files. It examines every open
+// file on the machine, except those of processes that it may not read, such as
+// another user's. The caller must close the holders.
 func Holders(lockFile string, offset int64) ([]*Holder, error) {
 	file, err := os.Stat(lockFile)
 	if err != nil {
-		return nil, fmt.Errorf("who has %s locked: %w", lockFile, err)
+		return nil, fmt.Errorf("find the processes that hold locks on %s: %w", lockFile, err)
 	}
 	if !ownProc() {
-		return nil, fmt.Errorf("who has %s locked: /proc is of another PID namespace", lockFile)
+		return nil, fmt.Errorf("find the processes that hold locks on %s: /proc is of another PID namespace", lockFile)
 	}
 	pids, err := processes()
 	if err != nil {
-		return nil, fmt.Errorf("who has %s locked: %w", lockFile, err)
+		return nil, fmt.Errorf("find the processes that hold locks on %s: %w", lockFile, err)
 	}
 	var holders []*Holder
 	for _, pid := range pids {
@@ -95,8 +95,8 @@ func Holders(lockFile string, offset int64) ([]*Holder, error) {
 }
 
 // descriptors lists the descriptors of a process, and none if it has ended or
-// may not be read. A leading thread that has ended shows none, but the others
-// do.
+// may not be read. If the leading thread has ended, it reads those of another
+// thread.
 func descriptors(pid int) (dir string, fds []os.DirEntry) {
 	dir = fmt.Sprintf("/proc/%d", pid)
 	if fds, err := os.ReadDir(dir + "/fdinfo"); err == nil && len(fds) > 0 {
@@ -124,13 +124,13 @@ func (h *Holder) look() bool {
 	if !h.Has(h.offset) {
 		return false
 	}
-	// Only now, since to look at a file may wait for the server that it is on.
+	// Last, because looking at a file may wait for the server that has it.
 	file, err := os.Stat(filepath.Join(h.dir, "fd", h.fd))
 	return err == nil && os.SameFile(file, h.file)
 }
 
-// open takes a handle of the process, and makes sure that it is still the one
-// that was looked at.
+// open opens a handle of the process, and verifies that it is still the examined
+// process.
 func (h *Holder) open() bool {
 	handle, err := unix.PidfdOpen(h.PID, 0)
 	if errors.Is(err, unix.ENOSYS) {
@@ -147,8 +147,8 @@ func (h *Holder) open() bool {
 	return true
 }
 
-// Kill kills the process, provided that it still has the byte locked, and
-// reports whether it did.
+// Kill kills the process if it still has the byte locked, and reports whether it
+// did.
 func (h *Holder) Kill() (bool, error) {
 	if h.PID == os.Getpid() || !h.look() || h.Opened {
 		return false, nil
@@ -168,8 +168,8 @@ func (h *Holder) Kill() (bool, error) {
 	return true, nil
 }
 
-// parseFDInfo reads a descriptor's proc_pid_fdinfo(5): whether it is closed on exec,
-// and the locks of its description.
+// parseFDInfo reads a descriptor's proc_pid_fdinfo(5): whether it is closed on
+// exec, and the locks of its description.
 //
 //	pos:	0
 //	flags:	02500002
@@ -177,7 +177,7 @@ func (h *Holder) Kill() (bool, error) {
 //	ino:	1234
 //	lock:	1: OFDLCK  ADVISORY  WRITE -1 fe:00:1234 42 42
 func parseFDInfo(info string) (closeOnExec bool, locks []extent) {
-	closeOnExec = true // the harmless answer, should there be none
+	closeOnExec = true // the safe assumption if there are no flags
 	for line := range cut.Lines(info) {
 		name, value, _ := strings.Cut(line, ":")
 		fields := strings.Fields(value)
@@ -199,8 +199,8 @@ func parseFDInfo(info string) (closeOnExec bool, locks []extent) {
 	return closeOnExec, locks
 }
 
-// Describe is a process's number, and its name and whether it is stopped as far
-// as that can be seen.
+// Describe returns a process's number and, if readable, its name and whether it
+// is stopped.
 func Describe(pid int) string {
 	stat, err := plainfile.Read(fmt.Sprintf("/proc/%d/stat", pid))
 	first, last := strings.IndexByte(string(stat), '('), strings.LastIndexByte(string(stat), ')')

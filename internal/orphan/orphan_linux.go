@@ -1,6 +1,6 @@
-// Package orphan deals with plugins that outlive the runtime that started them:
-// killed while one ran, it could neither wait for it nor kill it. They keep the
-// lock of their container, which they inherited.
+// Package orphan finds and kills plugins that outlive the runtime that started
+// them: a runtime that was killed could neither wait for its plugin nor kill it.
+// Such a plugin keeps the lock of its container, which it inherited.
 package orphan
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// Self identifies this process: its number and when it started, since numbers
-// are used again.
+// Self returns the identity of this process: its number and its start time,
+// because numbers are reused.
 func Self() (string, error) { return identify(os.Getpid()) }
 
 func identify(pid int) (string, error) {
@@ -35,11 +35,11 @@ func identify(pid int) (string, error) {
 	return fmt.Sprintf("%d:%s", pid, started), nil
 }
 
-// errEnded: nobody has waited for the process yet, but it is over.
+// errEnded: the process has ended, but its parent has not waited for it yet.
 var errEnded = errors.New("the process has ended")
 
-// startTime is field 22 of proc_pid_stat(5). The second field is the command in
-// parentheses and may hold anything, parentheses too.
+// startTime returns field 22 of proc_pid_stat(5). The second field is the
+// command in parentheses and may contain anything, parentheses too.
 func startTime(stat string) (string, error) {
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	const after = 22 - 3 // the first field behind the command is the third
@@ -52,7 +52,7 @@ func startTime(stat string) (string, error) {
 	return fields[after], nil
 }
 
-// Alive reports whether the process of an identity that Self returned in this
+// Alive reports whether the process with an identity that Self returned in this
 // PID namespace still runs.
 func Alive(identity string) (bool, error) {
 	number, _, err := parse(identity)
@@ -75,12 +75,13 @@ func parse(identity string) (number int, started string, err error) {
 	return number, started, nil
 }
 
-// ended reports whether an error of reading about a process says that it is gone.
+// ended reports whether an error of reading about a process means that it is
+// gone.
 func ended(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, errEnded)
 }
 
-// PIDNS identifies the PID namespace of this process; 0 if it cannot be asked for.
+// PIDNS returns the PID namespace of this process, or 0 if it is unknown.
 func PIDNS() uint64 {
 	info, err := os.Stat("/proc/self/ns/pid")
 	if err != nil {
@@ -89,13 +90,12 @@ func PIDNS() uint64 {
 	return info.Sys().(*syscall.Stat_t).Ino
 }
 
-// initialPIDNS is PROC_PID_INIT_INO of the kernel: from there every process of
-// the machine can be seen.
+// initialPIDNS is the kernel's PROC_PID_INIT_INO: in this namespace every
+// process of the machine is visible.
 const initialPIDNS = 0xEFFFFFFC
 
 // AliveIn is Alive for an identity whose number is of another PID namespace, or
-// of an unknown one, which is 0. A process that cannot be seen from here is
-// alive.
+// of an unknown one, which is 0. It reports an invisible process as alive.
 func AliveIn(pidNS uint64, identity string) (bool, error) {
 	own := PIDNS()
 	switch {
@@ -122,8 +122,8 @@ func showsOthers() bool {
 	return err == nil
 }
 
-// aliveAnywhere looks for the identity among all numbers that each process has,
-// one for each PID namespace that it is in.
+// aliveAnywhere looks for the identity among all numbers of each process, one
+// for each PID namespace that the process is in.
 func aliveAnywhere(identity string) (bool, error) {
 	_, started, err := parse(identity)
 	if err != nil {
@@ -156,7 +156,7 @@ func aliveAnywhere(identity string) (bool, error) {
 	return false, nil
 }
 
-// numbers are a process's in the PID namespaces that it is in, from its
+// numbers returns a process's numbers in its PID namespaces, from its
 // proc_pid_status(5), "NSpid:\t4711\t1".
 func numbers(status string) []string {
 	for line := range cut.Lines(status) {
@@ -167,7 +167,7 @@ func numbers(status string) []string {
 	return nil
 }
 
-// processes are all that can be seen.
+// processes returns all visible processes.
 func processes() ([]int, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {

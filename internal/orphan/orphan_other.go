@@ -1,21 +1,21 @@
 //go:build !linux
 
-// Package orphan deals with plugins that outlive their runtime. Off Linux they
-// cannot be found, so nothing is said to have outlived anything.
+// Package orphan deals with plugins that outlive their runtime. Off Linux it
+// cannot find them, and reports none.
 package orphan
 
 import "fmt"
 
-// Self identifies no process off Linux.
+// Self returns no identity off Linux.
 func Self() (string, error) { return "", nil }
 
-// Alive takes every process for alive, so that nothing is killed.
+// Alive reports every process as alive, so that none is killed.
 func Alive(string) (bool, error) { return true, nil }
 
-// AliveIn takes every process for alive.
+// AliveIn reports every process as alive.
 func AliveIn(uint64, string) (bool, error) { return true, nil }
 
-// PIDNS identifies no namespace.
+// PIDNS returns no namespace.
 func PIDNS() uint64 { return 0 }
 
 // Holder is no process.
@@ -24,20 +24,20 @@ type Holder struct {
 	Opened bool
 }
 
-// Has is false.
+// Has returns false.
 func (*Holder) Has(int64) bool { return false }
 
-// Keys are none.
+// Keys returns none.
 func (*Holder) Keys() []int64 { return nil }
 
 // Kill kills nothing.
 func (*Holder) Kill() (bool, error) { return false, nil }
 
-// Holders finds none.
+// Holders returns none.
 func Holders(string, int64) ([]*Holder, error) { return nil, nil }
 
 // Close does nothing.
 func Close([]*Holder) {}
 
-// Describe is the process's number.
+// Describe returns the process's number.
 func Describe(pid int) string { return fmt.Sprintf("process %d", pid) }

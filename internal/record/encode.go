@@ -49,7 +49,7 @@ func decodeLine(line []byte, v any) error {
 func checked(line []byte) ([]byte, error) {
 	line = bytes.TrimSuffix(line, []byte("\n"))
 	if len(line) <= sumLen || line[sumLen] != ' ' {
-		return nil, fmt.Errorf("%w: not a line of one", ErrBad)
+		return nil, fmt.Errorf("%w: malformed line", ErrBad)
 	}
 	data := line[sumLen+1:]
 	if !bytes.Equal(sum(data), line[:sumLen]) {

@@ -10,9 +10,10 @@ import (
 
 // shaper finds the ifb devices that the bandwidth plugin has made for egress.
 //
-// One of the reference plugin's name is the attachment's if its result has it,
-// with its hardware address. Without that, as after an ADD that was killed, it is
-// if the attachment limits its egress and no other one may have made it.
+// A device with the reference plugin's name is the attachment's if its result
+// lists it with its hardware address. Without a listing, as after an ADD that
+// was killed, it is the attachment's if the attachment limits its egress and no
+// other attachment may have made it.
 func (t *search) shaper(ctx context.Context) ([]Item, error) {
 	if !t.Shaper.Possible {
 		return nil, nil

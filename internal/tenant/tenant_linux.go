@@ -1,6 +1,6 @@
-// Package tenant finds the container that a network namespace belongs to, by the
-// records and by libcni's cache. It is for calls that have nothing but a path: the
-// path may lead to another container's namespace by now.
+// Package tenant finds the container that a network namespace belongs to, in the
+// records and in libcni's cache. It is for calls that have only a path, which
+// may lead to another container's namespace by now.
 package tenant
 
 import (
@@ -17,9 +17,9 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Search looks for other containers than one.
+// Search looks for any container except one.
 type Search struct {
-	ID       record.ID // the container that is not looked for
+	ID       record.ID // the excepted container
 	PluginID record.PluginID
 	Boot     string // of the machine
 	Records  *record.Store
@@ -30,10 +30,10 @@ type Search struct {
 	Pin func(file string) string
 }
 
-// Other returns another container that is attached in the namespace, as far as
-// records or libcni's cache say, and "" if there is none. It reads all records. With
-// doubts, a record that cannot be read counts if the namespace may be the one that
-// is kept for it.
+// Other returns another container that is attached in the namespace, by the
+// records or libcni's cache, and "" if there is none. It reads all records. With
+// doubts, an unreadable record counts if the namespace may be the one that is
+// kept for it.
 func (s Search) Other(ns *netns.Handle, doubts bool) (string, error) {
 	found, err := s.Records.List()
 	if err != nil {
@@ -58,15 +58,15 @@ func (s Search) Other(ns *netns.Handle, doubts bool) (string, error) {
 	return s.cached(ns, recorded)
 }
 
-// mayKeep reports whether the namespace may be that of a record of which only the
-// file's name is known.
+// mayKeep reports whether the namespace may belong to a record of which only the
+// file name is known.
 func (s Search) mayKeep(file string, ns netns.ID) bool {
 	pinned, err := nsfind.Identify(s.Pin(file))
 	return err != nil || pinned == ns
 }
 
-// cached is Other for containers that only libcni's cache knows, as go-cni attaches
-// them. A cached path can be out of date too, so the interface must be there as well.
+// cached is Other for containers that only libcni's cache knows, such as
+// go-cni's. A cached path can be stale too, so the interface must also exist.
 func (s Search) cached(ns *netns.Handle, recorded map[record.PluginID]bool) (string, error) {
 	all, err := libcni.NewCNIConfigWithCacheDir(nil, s.CacheDir, nil).GetCachedAttachments("")
 	if err != nil {
@@ -83,10 +83,10 @@ func (s Search) cached(ns *netns.Handle, recorded map[record.PluginID]bool) (str
 	return "", nil
 }
 
-// Untouched reports whether no DEL can take anything from anybody in a namespace:
-// it has no interface but lo, and that is down. Programs that remove a container
-// before each Setup pass such a namespace, and need not wait until all records are
-// read if none of them keeps it.
+// Untouched reports whether a DEL in the namespace can harm nobody: it has no
+// interface but lo, and lo is down. Programs that remove a container before each
+// Setup pass such a namespace. If no record keeps it, they need not wait until
+// all records are read.
 func Untouched(host *hostns.NetNS, ns *netns.Handle) bool {
 	found, err := host.Links(ns)
 	return err == nil && !slices.ContainsFunc(found, func(l links.Link) bool {

@@ -12,18 +12,18 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Interfaces are the interfaces of an attachment when it had been made: those on the
-// host, which cannot be there without the container's, or if there are none the
-// container's. To compare them takes one message to the kernel.
+// Interfaces are the interfaces of an attachment as they were made: those on the
+// host, which cannot exist without the container's, or if there are none the
+// container's. Comparing them takes one message to the kernel.
 type Interfaces struct {
 	inside bool // they are the container's
 	names  []string
 	links  []links.Link // by name; without an index if there was none
 }
 
-// See looks at the interfaces with these names on the host, or if there are none at
-// ifName in the container. It returns ErrDead if one that a plugin has just made on
-// the host is gone already, or is no port of its bridge.
+// See reads the interfaces with these names on the host, or if there are none
+// ifName in the container. It returns ErrDead if an interface that a plugin has
+// just made on the host is already gone, or is no longer a port of its bridge.
 func See(host *hostns.NetNS, container *netns.Handle, names []string, ifName string) (*Interfaces, error) {
 	s := &Interfaces{inside: len(names) == 0, names: names}
 	if s.inside && ifName != "lo" {
@@ -31,7 +31,7 @@ func See(host *hostns.NetNS, container *netns.Handle, names []string, ifName str
 	}
 	var err error
 	if s.links, err = s.now(host, container); err != nil || s.inside {
-		return s, err // plugins need not make the interface that they report
+		return s, err // a plugin may report an interface that it has not made
 	}
 	bridge := 0
 	for i, l := range s.links {
@@ -47,7 +47,7 @@ func See(host *hostns.NetNS, container *netns.Handle, names []string, ifName str
 	return s, nil
 }
 
-// now asks for the interfaces, all with one system call.
+// now reads the interfaces with one system call.
 func (s *Interfaces) now(host *hostns.NetNS, container *netns.Handle) ([]links.Link, error) {
 	if len(s.names) == 0 {
 		return nil, nil
@@ -73,7 +73,7 @@ func (s *Interfaces) now(host *hostns.NetNS, container *netns.Handle) ([]links.L
 	return all, err
 }
 
-// Unchanged returns ErrDead unless the interfaces are as they were seen.
+// Unchanged returns ErrDead unless the interfaces are still as See found them.
 func (s *Interfaces) Unchanged(host *hostns.NetNS, container *netns.Handle) error {
 	now, err := s.now(host, container)
 	if err != nil {
@@ -87,8 +87,8 @@ func (s *Interfaces) Unchanged(host *hostns.NetNS, container *netns.Handle) erro
 	return nil
 }
 
-// alike compares what does not change by itself. A bridge's address and carrier
-// come and go with its ports.
+// alike compares the properties that do not change by themselves. A bridge's
+// address and carrier change with its ports.
 func alike(was, is links.Link) bool {
 	if was.Index != is.Index || was.Up() && !is.Up() {
 		return false

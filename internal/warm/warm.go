@@ -1,6 +1,6 @@
-// Package warm holds the decisions of a pool, which attaches containers ahead of
-// time: how far a network can be attached without a caller, whether what was made is
-// unchanged, and what becomes of it when its process is dead.
+// Package warm decides for a pool, which attaches containers ahead of time: how
+// far a network can be attached without a caller, whether an attachment is
+// unchanged, and which containers to remove when their process is dead.
 package warm
 
 import (
@@ -16,14 +16,15 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Why a container that was made ahead of time is not taken.
+// Reasons not to use a container that was made ahead of time.
 var (
-	ErrUnfit = errors.New("does not fit") // or that cannot be known
+	ErrUnfit = errors.New("does not fit") // or its fit is unknown
 	ErrDead  = errors.New("made ahead of time, and dead since")
 )
 
-// Ahead returns how many plugins of a network, from the first, need nothing from a
-// caller. registered reports whether a plugin of a type is the program's own.
+// Ahead returns how many plugins of a network, from the first, need nothing from
+// a caller. registered reports whether the program has registered a plugin for a
+// type.
 func Ahead(plugins []*libcni.PluginConfig, registered func(typ string) bool) int {
 	poolable := func(typ string) bool { return typ == "" || known.Of(typ).Poolable && !registered(typ) }
 	for i, p := range plugins {
@@ -34,9 +35,9 @@ func Ahead(plugins []*libcni.PluginConfig, registered func(typ string) bool) int
 	return len(plugins)
 }
 
-// CanWait reports whether the arguments of a call may come after the first plugins
-// have run. DEL gives them to those as well, and a plugin that reads CNI_ARGS
-// refuses what it does not know unless IgnoreUnknown is set.
+// CanWait reports whether a call's arguments may arrive after the first plugins
+// have run. DEL gives the arguments to those plugins as well, and a plugin that
+// reads CNI_ARGS refuses unknown ones unless IgnoreUnknown is set.
 func CanWait(args [][2]string, configArgs map[string]any) bool {
 	ignored := len(args) == 0
 	for _, arg := range args {
@@ -53,8 +54,8 @@ func CanWait(args [][2]string, configArgs map[string]any) bool {
 	return ignored
 }
 
-// Taken returns the IDs of containers that were made ahead of time and have become
-// others.
+// Taken returns the IDs of containers that were made ahead of time and have
+// since been taken under another ID.
 func Taken(found []record.Found) map[record.PluginID]bool {
 	taken := map[record.PluginID]bool{}
 	for _, f := range found {
@@ -65,14 +66,13 @@ func Taken(found []record.Found) map[record.PluginID]bool {
 	return taken
 }
 
-// Orphans leaves out containers that a pool of a living process has made ahead of
-// time: that pool removes them, unless a removal has failed. alive reports whether
-// the process of a record lives.
+// Orphans removes from the list the containers that the pool of a live process
+// has made ahead of time: that pool removes them, unless a removal has failed.
+// alive reports whether the process of a record lives.
 //
-// stale are containers that have become others, because the process was killed
-// between two steps of taking them: only their records are left. While a record
-// names no container, any of them may have become that one, and all stay, with an
-// error.
+// stale are containers that were taken under another ID by a process that was
+// killed between two steps: only their records are left. If a record names no
+// container, it may belong to any of them; then all stay, with an error.
 func Orphans(found []record.Found, alive func(*record.Record) (bool, error)) (rest []record.Found, stale []record.ID) {
 	taken := Taken(found)
 	nameless := slices.IndexFunc(found, func(f record.Found) bool { return f.Record.ContainerID == "" })
@@ -99,20 +99,21 @@ func Orphans(found []record.Found, alive func(*record.Record) (bool, error)) (re
 	return rest, stale
 }
 
-// failed reports whether a removal of the container has failed.
+// failed reports whether removing the container has failed.
 func failed(rec *record.Record) bool {
 	return slices.ContainsFunc(rec.Networks, func(n record.Network) bool { return n.Failures > 0 })
 }
 
-// Dir returns the directory of pools' namespaces, which has a directory for each
-// process.
+// Dir returns the directory for the namespaces of pools. It has a subdirectory
+// for each process.
 func Dir(recordDir string) string { return filepath.Join(recordDir, "pool") }
 
-// livesBy begins the name of a directory that says by which locked byte its
-// process lives. Earlier versions judge none of that name.
+// livesBy is the prefix of a directory name that contains the locked byte by
+// which its process is known to live. Earlier versions leave directories of that
+// name alone.
 const livesBy = "life-"
 
-// DirName names the directory of a process: by the byte that it has locked, or else,
+// DirName names the directory of a process: by the byte that it has locked or,
 // if life is empty, by its identity.
 func DirName(life, identity string) string {
 	if life != "" {

@@ -19,7 +19,7 @@ import (
 // Plugin is the plugin "bandwidth".
 type Plugin struct{}
 
-// Versions are those with which results have interfaces.
+// Versions returns the versions whose results have interfaces.
 func (Plugin) Versions() []string { return version.VersionsStartingFrom("0.3.0").SupportedVersions() }
 
 // Add sets the limits on the host's end of the container's veth pair. The ifb
@@ -66,15 +66,16 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, e
 	return result, nil
 }
 
-// names are those that the ifb device can have: the reference plugin's, and
-// another where that one is taken, as by another interface of the container.
+// names returns the possible names of the ifb device: the reference plugin's,
+// and another if that is taken, for example by another interface of the
+// container.
 func names(r *plugin.Request) []string {
 	return []string{
 		Device(r.Name, r.ContainerID), OwnDevice(r.Name, r.ContainerID, r.IfName),
 	}
 }
 
-// reported is the ifb device in the previous result, or nil.
+// reported returns the ifb device in the previous result, or nil.
 func reported(r *plugin.Request) *types100.Interface {
 	if r.PrevResult == nil {
 		return nil
@@ -87,10 +88,10 @@ func reported(r *plugin.Request) *types100.Interface {
 	return nil
 }
 
-// Del deletes the ifb device that the previous result has, which must have the
-// hardware address that is said there: the name may be that of a device of
-// another interface of the container. Without a result it goes by the name, if
-// there is a limit at all. The queues on the veth pair go with that.
+// Del deletes the ifb device in the previous result if it still has the reported
+// hardware address: another interface of the container may have a device of that
+// name. Without a result it goes by the name, if there is a limit at all. The
+// queues end with the veth pair.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	c, err := parse(r)
 	if err != nil {
@@ -114,7 +115,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 		}
 		return errors.Join(err, conn.Close())
 	}
-	// The socket is the task's: the request is not there any more when it runs.
+	// The task has its own socket, because the request is gone when it runs.
 	return batch.Later(ctx, func(context.Context) error {
 		err := conn.Delete(ifb.Index)
 		if err != nil {
@@ -124,10 +125,10 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	})
 }
 
-// Check makes sure that the limits are there and in force.
+// Check returns an error unless the limits are set and in force.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
 	c, err := parse(r)
-	if err != nil || c.none() { // as in Add, which asks for no veth pair then
+	if err != nil || c.none() { // as in Add, which needs no veth pair then
 		return err
 	}
 	conn, host, err := hostEnd(ctx, r)
@@ -157,10 +158,9 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
 	return nil
 }
 
-// hostEnd finds the host's end of the pair that the container's interface is
-// one end of. It must be an interface of the result: the limits are for
-// interfaces that the plugins before this one made. The caller closes the socket, which is one
-// on the host.
+// hostEnd finds the host's end of the container's veth pair. It must be an
+// interface in the result, because the limits are for interfaces of earlier
+// plugins. The caller closes the socket, which is in the host's namespace.
 func hostEnd(ctx context.Context, r *plugin.Request) (_ *links.Conn, host links.Link, err error) {
 	if r.PrevResult == nil {
 		return nil, host, plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
@@ -187,7 +187,7 @@ func hostEnd(ctx context.Context, r *plugin.Request) (_ *links.Conn, host links.
 	return conn, host, nil
 }
 
-// inContainer looks the container's interface up.
+// inContainer looks up the container's interface.
 func inContainer(ctx context.Context, r *plugin.Request) (own links.Link, err error) {
 	conn, err := links.Borrow(ctx, r.Container)
 	if err != nil {

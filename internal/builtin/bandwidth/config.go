@@ -10,11 +10,11 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// limit is a rate, in bits a second, and a burst, in bits. The zero limit is
-// none.
+// limit is a rate, in bits a second, and a burst, in bits. The zero limit means
+// no limit.
 type limit struct{ rate, burst uint64 }
 
-// config is a configuration that has been checked.
+// config is a validated configuration.
 type config struct{ ingress, egress limit }
 
 func (c config) none() bool { return c == config{} }
@@ -76,22 +76,22 @@ func newLimit(direction string, rate, burst *uint64) (limit, error) {
 	return l, nil
 }
 
-// bucket is a limit in the units of the kernel.
+// bucket is a limit in units of the kernel.
 type bucket struct {
 	rate   uint64 // bytes a second
-	limit  uint32 // bytes that may wait
-	buffer uint32 // ticks of the packet scheduler that the burst takes
+	limit  uint32 // bytes in the queue
+	buffer uint32 // the burst, in ticks of the packet scheduler
 }
 
-// latency is how long a packet may wait for tokens, in microseconds: 25 ms, as
-// the reference plugin has it.
+// latency is the longest time that a packet waits for tokens, in microseconds:
+// 25 ms, as in the reference plugin.
 const latency = 25_000
 
-// second is the unit of time of the packet scheduler, in microseconds.
+// second is a second in the packet scheduler's unit, microseconds.
 const second = 1_000_000
 
-// bucketOf converts a limit the way the reference plugin does, with its
-// roundings, for its CHECK compares them.
+// bucketOf converts a limit as the reference plugin does, with its rounding,
+// because its CHECK compares the values.
 func bucketOf(l limit, ticksPerMicrosecond float64) bucket {
 	rate, burst := l.rate/8, uint32(l.burst/8)
 	microseconds := uint32(float64(burst) * second / float64(rate))

@@ -6,6 +6,6 @@
 //	to the container    tbf on the host's end of the veth pair
 //	from the container  the host's end redirects to an ifb device, which has a tbf
 //
-// The names are from the container's view of its own host: ingress goes into the
-// container, egress leaves it.
+// The directions are the container's: ingress enters the container, egress
+// leaves it.
 package bandwidth

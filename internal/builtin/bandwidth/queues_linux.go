@@ -26,7 +26,7 @@ func openQueues(ns *netns.Handle) (queues, error) {
 
 func (q queues) close() { q.nl.Close() }
 
-// tbf is the token bucket for a limit, as the root of a device.
+// tbf returns the token bucket of a limit, as a device's root queue.
 func tbf(index int, l limit) *netlink.Tbf {
 	b := bucketOf(l, netlink.TickInUsec())
 	return &netlink.Tbf{
@@ -39,7 +39,7 @@ func tbf(index int, l limit) *netlink.Tbf {
 	}
 }
 
-// ingress is the queue of the packets that a device receives.
+// ingress returns the queue of the packets that a device receives.
 func ingress(index int) *netlink.Ingress {
 	return &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: index,
@@ -48,7 +48,8 @@ func ingress(index int) *netlink.Ingress {
 	}}
 }
 
-// redirect turns packets that a device receives into packets that another sends.
+// redirect returns a filter that makes another device send the packets that a
+// device receives.
 func redirect(from, to links.Link) *netlink.U32 {
 	return &netlink.U32{
 		FilterAttrs: netlink.FilterAttrs{
@@ -65,8 +66,8 @@ func redirect(from, to links.Link) *netlink.U32 {
 	}
 }
 
-// change records the steps of an ADD, so that they can be undone: the host's end
-// may live on when the ADD has failed.
+// change records the steps of an ADD for undoing them, because the host's end
+// may outlive a failed ADD.
 type change struct {
 	queues
 	conn *links.Conn
@@ -86,7 +87,7 @@ func (c *change) add(q netlink.Qdisc, to links.Link) error {
 	return nil
 }
 
-// revert undoes everything, the last first.
+// revert undoes everything, the last step first.
 func (c *change) revert() error {
 	var errs []error
 	for _, undo := range slices.Backward(c.undo) {
@@ -97,8 +98,8 @@ func (c *change) revert() error {
 	return errors.Join(errs...)
 }
 
-// shape makes the ifb device, by the first of the names that is free, and sends
-// it the packets that the host's end receives.
+// shape creates the ifb device, under the first free name, and redirects the
+// packets that the host's end receives to it.
 func (c *change) shape(host links.Link, l limit, names []string) (ifb links.Link, err error) {
 	var name string
 	for _, name = range names {
@@ -127,14 +128,15 @@ func (c *change) shape(host links.Link, l limit, names []string) (ifb links.Link
 	return ifb, c.add(tbf(ifb.Index, l), ifb)
 }
 
-// byIndex is how traffic control names an interface.
+// byIndex returns the index of an interface in the form of traffic control.
 func byIndex(l links.Link) netlink.Link {
 	return &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.Index}}
 }
 
-// checkBucket makes sure that a device has the token bucket of the limit. A queue
-// of another type that somebody has put there instead is theirs. The kernel's own
-// queue, which has no handle, says that the limit is gone.
+// checkBucket returns an error unless a device has the token bucket of the
+// limit. It accepts a queue of another type that somebody else has put there
+// instead. The kernel's own queue, which has no handle, means that the limit is
+// gone.
 func (q queues) checkBucket(link links.Link, l limit) error {
 	name := link.Name
 	qdiscs, err := q.nl.QdiscList(byIndex(link))
@@ -160,8 +162,8 @@ func (q queues) checkBucket(link links.Link, l limit) error {
 	return nil
 }
 
-// checkShaped makes sure that the ifb device is up and limits the packets that
-// the host's end receives.
+// checkShaped returns an error unless the ifb device is up and gets the packets
+// that the host's end receives.
 func (q queues) checkShaped(conn *links.Conn, host links.Link, l limit, name string) error {
 	ifb, err := conn.Link(name)
 	if err != nil {

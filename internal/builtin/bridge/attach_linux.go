@@ -16,10 +16,10 @@ import (
 )
 
 // containerInterface is the index of the container's interface in the result,
-// behind the bridge and the host's end.
+// after the bridge and the host's end.
 const containerInterface = 2
 
-// attachment is one that is being made.
+// attachment is an attachment in progress.
 type attachment struct {
 	*config
 	*veth.Ends
@@ -28,11 +28,11 @@ type attachment struct {
 	made   bool // this attachment created the bridge
 	lan    bool // machines other than containers may have its addresses
 	detect bool // detect duplicates of the container's IPv6 addresses
-	aside  bool // addresses are announced beside the rest of Add
+	aside  bool // announce addresses in parallel with the rest of Add
 	result *types100.Result
 }
 
-// Make makes the bridge and the pair, which need no address.
+// Make creates the bridge and the pair, which need no address.
 func (a *attachment) Make(context.Context) (err error) {
 	if a.bridge, a.made, err = a.ensureBridge(a.OnHost, a.Request.Host); err != nil {
 		return err
@@ -47,10 +47,10 @@ func (a *attachment) Make(context.Context) (err error) {
 	return a.configurePort(a.OnHost, a.bridge, a.Host)
 }
 
-// place is which bridge it is, on which host.
+// place returns the bridge's identity.
 func (a *attachment) place() place { return place{a.Request.Host.ID(), a.bridge.Index} }
 
-// Configure gives the pair and the bridge their addresses.
+// Configure assigns the addresses of the pair and the bridge.
 func (a *attachment) Configure(ctx context.Context, result *types100.Result) error {
 	a.result = result
 	host, container := a.Interfaces()
@@ -82,7 +82,7 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 	if err := a.settle(ctx, addrs); err != nil {
 		return err
 	}
-	if a.IPAM.Type == "" { // as where the container's end is down
+	if a.IPAM.Type == "" { // also if the container's end is down
 		return nil
 	}
 	if err := a.announce(ctx); err != nil {
@@ -91,8 +91,8 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 	return a.Masquerade(ctx, a.Request, a.result)
 }
 
-// announce tells neighbours, who may have known another container by them, of
-// the IPv4 addresses. Packets pass.
+// announce announces the IPv4 addresses to neighbours, which may know them as
+// another container's. Packets pass by now.
 func (a *attachment) announce(ctx context.Context) error {
 	addrs := ipam.IPv4(a.result)
 	if a.aside {
@@ -130,10 +130,10 @@ func (a *attachment) configureContainer(ctx context.Context) error {
 	return do.Send()
 }
 
-// detection are the settings about IPv6 neighbours: whether duplicates are
-// looked for, also of the address that the kernel gives the interface by
-// itself, and that addresses are announced. A container that gets no IPv6
-// address keeps the namespace's, which costs nothing.
+// detection returns the settings for IPv6 neighbours: whether to detect
+// duplicates, of the kernel's own address too, and that addresses are announced.
+// A container without an IPv6 address keeps the namespace's settings, which
+// costs nothing.
 func (a *attachment) detection() []links.Sysctl {
 	if !a.detect && !ipam.HasIPv6(a.result) {
 		return nil
@@ -151,10 +151,11 @@ func (a *attachment) detection() []links.Sysctl {
 		links.Sysctl{Path: v6 + "/accept_dad", Value: "1", Optional: true})
 }
 
-// makeGateway gives the bridge, or its interface in the VLAN, the addresses of
-// the gateways, and has the host forward. It completes the result by the
-// bridge's address, which changes with its ports if somebody else made it, and
-// sees packets pass. What it asks it asks at once.
+// makeGateway assigns the addresses of the gateways to the bridge, or to its
+// interface in the VLAN, and makes the host forward. It adds the bridge's
+// hardware address to the result, because the address of a bridge that somebody
+// else made changes with its ports, and waits until packets pass. It sends all
+// its queries together.
 func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *types100.Interface) error {
 	on := a.bridge
 	if a.VLAN != 0 && len(addrs) > 0 {
@@ -172,7 +173,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	}
 	end, bridge := ask.LinkByIndex(a.Host.Index), ask.LinkByIndex(a.bridge.Index)
 	known := a.knownAs(ask, on.Index)
-	have := new([]links.Address) // a list, which is asked for last
+	have := new([]links.Address) // a list, which must be asked for last
 	if len(addrs) > 0 {
 		have = ask.Addresses(on.Index)
 	}
@@ -190,7 +191,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 		return err
 	}
 	if len(added) > 0 && on.Index == a.bridge.Index {
-		br.Mac = on.MAC.String() // which it has been given for good
+		br.Mac = on.MAC.String() // the bridge keeps this address
 	}
 	for i, v6 := range families {
 		if !*forwards[i] {
@@ -202,7 +203,8 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	return a.awaitGateways(ctx, on, added)
 }
 
-// knownAs asks which neighbour the host takes the container's addresses for.
+// knownAs asks which hardware address the host has for the container's
+// addresses.
 func (a *attachment) knownAs(ask *links.Requests, index int) map[netip.Addr]*links.Neighbour {
 	known := make(map[netip.Addr]*links.Neighbour)
 	for _, addr := range ipam.IPv4(a.result) {
@@ -211,9 +213,9 @@ func (a *attachment) knownAs(ask *links.Requests, index int) map[netip.Addr]*lin
 	return known
 }
 
-// correct has the host know the container by its addresses when Add returns,
-// where it knew another one by them. It may hear the announcement later than
-// that, like everybody else.
+// correct updates the host's neighbour entries that name another container, so
+// that they are right when Add returns. The host may hear the announcement
+// later, like everybody else.
 func (a *attachment) correct(index int, known map[netip.Addr]*links.Neighbour) error {
 	do := a.OnHost.Requests()
 	for addr, neighbour := range known {
@@ -243,7 +245,8 @@ func (a *attachment) settle(ctx context.Context, addrs []netip.Prefix) error {
 	return a.AwaitRunning(ctx)
 }
 
-// Undo deletes the pair and its rules. The bridge stays: it may be others' by now.
+// Undo deletes the pair and its rules. The bridge stays, because others may use
+// it by now.
 func (a *attachment) Undo(ctx context.Context) error {
 	err := a.Ends.Undo(ctx)
 	if a.MACSpoofChk {

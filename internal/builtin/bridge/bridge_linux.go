@@ -4,28 +4,28 @@
 // It takes the configuration of the reference plugin, and returns the same
 // result. The differences:
 //   - IPv6 addresses are usable and announced when Add returns, including the
-//     link-local one of a bridge that is made here. Duplicate address detection,
-//     which costs 1 to 2 s, is off: the IPAM plugin gives an address to one
-//     container only. It is on if the bridge has a port that is neither a veth nor
-//     a dummy: others may be on its network, and a duplicate is an error. The
-//     setting enabledad overrides this.
-//   - A bridge that is made here has a MAC address of its own, which does not
+//     link-local address of a bridge that Add has created. Duplicate address
+//     detection, which takes 1 to 2 s, is off, because the IPAM plugin assigns an
+//     address to one container only. It is on if the bridge has a port that is
+//     neither a veth nor a dummy, because other machines may be on its network; a
+//     duplicate is then an error. The setting enabledad overrides this.
+//   - A bridge that Add creates has a MAC address of its own, which does not
 //     change as containers come and go.
-//   - The pair's ends have one queue for each direction, and cannot be given more;
-//     the reference plugin's have one for each CPU there can be, of which the
-//     kernel uses one.
-//   - IPv4 addresses are announced when the port passes on packets, not when the
-//     interface is set up, which may be before; and on a bridge of many ports beside
-//     the rest of Add, as the kernel delivers the packet to each of a thousand
-//     before it goes on. The host itself knows them when Add returns.
-//   - The host's end has no link-local IPv6 address: as a port it has no use for one.
-//   - VLANs on a bridge that does not keep them apart are an error.
-//   - The host's end keeps its setting of accept_ra: what arrives at a port is
-//     the bridge's, which ignores router advertisements.
-//   - A container that gets no IPv6 address keeps its namespace's settings of
-//     IPv6 (accept_dad, ndisc_notify), unless enabledad asks for them: they can
-//     be set in /proc/sys only, where it takes the longer the more there are.
-//   - A default route of the IPAM plugin without a gateway is enough for
+//   - The pair's ends have one fixed queue for each direction. The reference
+//     plugin's have one for each possible CPU, of which the kernel uses one.
+//   - IPv4 addresses are announced when the port forwards packets, rather than
+//     when the interface is set up, which may be earlier. On a bridge with many
+//     ports, this runs in parallel with the rest of Add, because the kernel
+//     delivers the packet to every port before it continues. The host itself
+//     knows the addresses when Add returns.
+//   - The host's end has no link-local IPv6 address, which a port does not need.
+//   - VLANs on a bridge without VLAN filtering are an error.
+//   - The host's end keeps its setting of accept_ra: packets at a port belong to
+//     the bridge, which ignores router advertisements.
+//   - A container without an IPv6 address keeps its namespace's IPv6 settings
+//     (accept_dad, ndisc_notify), unless enabledad asks for others: they can be
+//     changed only in /proc/sys, which gets slower with the number of namespaces.
+//   - A default route of the IPAM plugin without a gateway satisfies
 //     isDefaultGateway; the reference plugin adds a second one, and fails.
 package bridge
 
@@ -45,34 +45,34 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Plugin is the plugin "bridge". Whoever keeps one spares it waiting for packets
-// to many ports; see [Plugin.crowded].
+// Plugin is the plugin "bridge". A Plugin that is kept remembers bridges with
+// many ports; see [Plugin.crowded].
 type Plugin struct {
 	mu      sync.Mutex
-	ports   map[place]int // the number of the last one
+	ports   map[place]int // the number of the newest port
 	uplinks map[place]uplink
 }
 
-// New returns a plugin that knows nothing yet.
+// New returns a plugin with empty memory.
 func New() *Plugin { return &Plugin{} }
 
-// place is which bridge it is, on which host.
+// place identifies a bridge on a host.
 type place struct {
 	host   netns.ID
 	bridge int
 }
 
 const (
-	// many is how many ports of a bridge are too many to wait for a packet that
-	// goes to all of them: at 3 µs each it takes a tenth of the rest.
+	// many is the number of ports from which Add does not wait for a packet to
+	// all of them: at 3 µs each, that takes a tenth of the rest.
 	many = 64
-	// mostBridges is how many are remembered.
+	// mostBridges limits the remembered bridges.
 	mostBridges = 1000
 )
 
-// crowded reports whether a bridge has many ports. A port has the lowest number
-// that is free, so that the last one's says how many there are, or were once. The
-// first on a bridge is taken for one of few.
+// crowded reports whether a bridge has many ports. A port gets the lowest free
+// number, so the newest one's shows how many ports there are, or once were. The
+// first known port of a bridge counts as one of few.
 func (p *Plugin) crowded(b place) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -103,13 +103,14 @@ func (*Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if err := r.Decode(&c); err != nil {
 		return err
 	}
-	// Without an IPAM plugin there was nothing to masquerade.
+	// Without an IPAM plugin nothing was masqueraded.
 	c.IPMasq = c.IPMasq && c.IPAM.Type != ""
 	err := c.Delete(ctx, r)
 	if !c.MACSpoofChk {
 		return err
 	}
-	// The host's namespace outlives the request: the runtime has opened it.
+	// The host's namespace outlives the request, because the runtime has opened
+	// it.
 	return errors.Join(err, batch.Later(ctx, func(ctx context.Context) error { return removeSpoofCheck(ctx, r) }))
 }
 
@@ -135,7 +136,7 @@ func (*Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
 
-// GC has the IPAM plugin release the addresses of no attachment.
+// GC lets the IPAM plugin release the addresses of attachments that are gone.
 func (*Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
 	c, err := load(r)
 	if err != nil {

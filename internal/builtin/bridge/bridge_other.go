@@ -1,4 +1,5 @@
 //go:build !linux
 
-// Package bridge makes the plugin "bridge": a container on a bridge of the host. It needs Linux.
+// Package bridge is the plugin "bridge": it connects a container to a bridge of
+// the host. It needs Linux.
 package bridge

@@ -14,8 +14,8 @@ import (
 )
 
 // Check returns an error unless the bridge, both ends of the pair, addresses,
-// routes, gateway and rules are there as Add made them. Unlike the reference
-// plugin it looks at the host's end, the gateway and the rules too.
+// routes, gateway and rules are as Add made them. Unlike the reference plugin it
+// checks the host's end, the gateway and the rules too.
 func (*Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	c, err := load(r)
 	if err != nil {
@@ -46,10 +46,10 @@ func (*Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	return c.CheckMasquerade(ctx, r)
 }
 
-// checkBridge looks at what every attachment needs of the bridge, and at the mode
-// that Add has set. The rest is the host's: the bridge's MAC address follows its
-// ports unless somebody sets it, and VLAN filtering and MTU are those of all of
-// its ports, some of which may be an administrator's.
+// checkBridge checks the properties of the bridge that every attachment needs,
+// and the mode that Add has set. The rest belongs to the host: the bridge's MAC
+// address follows its ports unless somebody sets it, and VLAN filtering and MTU
+// are shared by all of its ports, some of which may be an administrator's.
 func (c *config) checkBridge(host *links.Conn, result *types100.Result) (links.Link, error) {
 	if !slices.ContainsFunc(result.Interfaces, func(i *types100.Interface) bool { return i != nil && i.Name == c.Bridge && i.Sandbox == "" }) {
 		return links.Link{}, fmt.Errorf("prevResult has no bridge %q", c.Bridge)
@@ -68,9 +68,9 @@ func (c *config) checkBridge(host *links.Conn, result *types100.Result) (links.L
 	return br, nil
 }
 
-// checkPort makes sure that the host's end is on the bridge, in the modes that
-// the configuration asks for. Others may set more: the kubelet used to set
-// hairpin mode.
+// checkPort returns an error unless the host's end is on the bridge, in the
+// configured modes. Other programs may set more: the kubelet used to set hairpin
+// mode.
 func (c *config) checkPort(host *links.Conn, r *plugin.Request, br, container links.Link) error {
 	port, err := c.CheckHost(host, r, container)
 	switch {
@@ -86,8 +86,8 @@ func (c *config) checkPort(host *links.Conn, r *plugin.Request, br, container li
 	return nil
 }
 
-// checkGateway looks for the addresses that the containers send to. That the
-// host forwards is not this attachment's: somebody has turned it off for all.
+// checkGateway checks the addresses that the containers send to. It does not
+// check whether the host forwards: if not, somebody has turned it off for all.
 func (c *config) checkGateway(host *links.Conn, r *plugin.Request, br links.Link) error {
 	if !c.IsGateway || c.IPAM.Type == "" {
 		return nil
@@ -114,9 +114,9 @@ func (c *config) checkGateway(host *links.Conn, r *plugin.Request, br links.Link
 	return nil
 }
 
-// serves reports whether an address of the bridge is the gateway that is wanted.
-// Its subnet may be wider by now. With forceAddress the address of another range,
-// or network, takes the place of one of the same family.
+// serves reports whether an address of the bridge is the wanted gateway. Its
+// subnet may be wider by now. With forceAddress, an address of another range or
+// network may replace one of the same family.
 func (c *gatewayConfig) serves(a links.Address, want netip.Prefix) bool {
 	if a.Addr() == want.Addr() {
 		return true
@@ -124,7 +124,7 @@ func (c *gatewayConfig) serves(a links.Address, want netip.Prefix) bool {
 	return c.ForceAddress && a.Addr().Is4() == want.Addr().Is4() && !a.Addr().IsLinkLocalUnicast()
 }
 
-// gateways are the addresses that the bridge has for a result.
+// gateways returns the addresses of the bridge for a result.
 func gateways(result *types100.Result) ([]netip.Prefix, error) {
 	var all []netip.Prefix
 	for _, ip := range result.IPs {

@@ -28,20 +28,20 @@ type config struct {
 	DisableContainerInterface bool `json:"disableContainerInterface"`
 }
 
-// gatewayConfig is whether the bridge is the containers' gateway.
+// gatewayConfig makes the bridge the containers' gateway.
 type gatewayConfig struct {
 	IsGateway        bool `json:"isGateway"`
 	IsDefaultGateway bool `json:"isDefaultGateway"`
 	ForceAddress     bool `json:"forceAddress"`
 }
 
-// portConfig is how the bridge treats the host's end.
+// portConfig is the configuration of the host's end as a port.
 type portConfig struct {
 	HairpinMode   bool `json:"hairpinMode"`
 	PortIsolation bool `json:"portIsolation"`
 }
 
-// vlanConfig is which VLANs the host's end is a member of.
+// vlanConfig lists the VLANs of the host's end.
 type vlanConfig struct {
 	VLAN                int         `json:"vlan"`
 	VLANTrunk           []vlanRange `json:"vlanTrunk"`
@@ -57,10 +57,10 @@ type vlanRange struct {
 	ID    *int `json:"id"`
 }
 
-// defaultBridge is the bridge of a configuration that names none.
+// defaultBridge is the bridge if the configuration names none.
 const defaultBridge = "cni0"
 
-// The identifiers of VLANs that IEEE 802.1Q leaves to us.
+// The VLAN identifiers that IEEE 802.1Q leaves to users.
 const firstVLAN, lastVLAN = 1, 4094
 
 // load reads and validates the configuration. Errors have the code 7, "invalid
@@ -135,11 +135,11 @@ func trunk(ranges []vlanRange) ([]uint16, error) {
 	return slices.Compact(all), nil
 }
 
-// filtersVLANs reports whether the bridge has to keep VLANs apart.
+// filtersVLANs reports whether the bridge must filter VLANs.
 func (c *vlanConfig) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
 
-// vlans are those that a port becomes a member of. One on a trunk alone gets
-// the first VLAN for packets without a tag.
+// vlans returns the VLANs of a port. A port with only a trunk gets the first
+// VLAN for untagged packets.
 func (c *vlanConfig) vlans() []links.VLAN {
 	var all []links.VLAN
 	if c.VLAN != 0 {

@@ -11,13 +11,14 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// noRA has the interface ignore router advertisements: its routes are ours.
+// noRA makes the interface ignore router advertisements, because its routes come
+// from here.
 func noRA(name string) links.Sysctl {
 	return links.Sysctl{Path: "net/ipv6/conf/" + name + "/accept_ra", Value: "0", Optional: true}
 }
 
-// ensureBridge returns the bridge, which it makes if there is none, up and as
-// the configuration wants it. Many attachments may do this at once.
+// ensureBridge returns the bridge, up and as configured. It creates a missing
+// one. Many attachments may do this at once.
 func (c *config) ensureBridge(conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
 	br, err = conn.Link(c.Bridge)
 	if links.NotFound(err) {
@@ -79,7 +80,7 @@ func (c *config) createBridge(conn *links.Conn, host *netns.Handle) (br links.Li
 }
 
 // configurePort configures the host's end, which is on the bridge. The
-// container's is down until then.
+// container's end stays down until then.
 func (c *config) configurePort(conn *links.Conn, br, port links.Link) error {
 	if err := conn.SetPortMode(port.Index, links.PortMode{Hairpin: c.HairpinMode, Isolated: c.PortIsolation}); err != nil {
 		return fmt.Errorf(`"hairpinMode", "portIsolation": interface %q: %w`, port.Name, err)
@@ -87,11 +88,11 @@ func (c *config) configurePort(conn *links.Conn, br, port links.Link) error {
 	return c.join(conn, br, port)
 }
 
-// join makes a new port a member of the VLANs.
+// join adds a new port to the VLANs.
 func (c *vlanConfig) join(conn *links.Conn, br, port links.Link) error {
 	vlans := c.vlans()
 	if len(vlans) > 0 && !c.PreserveDefaultVLAN && br.DefaultVLAN != 0 {
-		// The only one that a new port is a member of.
+		// The only VLAN of a new port.
 		if err := conn.DeleteVLAN(port.Index, br.DefaultVLAN); err != nil {
 			return fmt.Errorf(`"preserveDefaultVlan": take interface %q out of VLAN %d: %w`, port.Name, br.DefaultVLAN, err)
 		}

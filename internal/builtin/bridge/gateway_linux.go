@@ -15,12 +15,11 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// setGateways completes the IPAM plugin's result: the addresses are those
-// of the container's interface, which is the third; if the bridge is to be the
-// gateway, the gateway of a subnet is its first address unless the plugin said
-// another; and if it is to be the default gateway, there is a default route for
-// each family. It returns the container's addresses, and those that the bridge
-// is to have.
+// setGateways completes the IPAM plugin's result. The addresses are those of the
+// container's interface, which is the third. If the bridge is the gateway, the
+// gateway of a subnet is its first address unless the plugin named another; if
+// it is the default gateway, each family gets a default route. setGateways
+// returns the container's addresses, and those for the bridge.
 func (c *gatewayConfig) setGateways(result *types100.Result) (container, bridge []netip.Prefix, err error) {
 	for _, ip := range result.IPs {
 		ip.Interface = types100.Int(containerInterface)
@@ -64,10 +63,11 @@ func addDefault(result *types100.Result, v4 bool, gateway net.IP) {
 	result.Routes = append(result.Routes, &types.Route{Dst: dst, GW: gateway})
 }
 
-// ensureAddresses gives the bridge the addresses of gateways that it lacks. It
-// has one IPv4 address, and IPv6 addresses of subnets that do not overlap;
-// another one is an error, or is deleted if the configuration forces it. Many
-// attachments may do this at once. It returns the addresses that it added; if
+// ensureAddresses assigns the missing addresses of gateways to the bridge. A
+// bridge has one IPv4 address, and IPv6 addresses of subnets that do not
+// overlap; another one is an error, or is deleted if the configuration forces
+// it. Many attachments may do this at once. It returns the addresses that it
+// added; if detect is set, the kernel detects their duplicates.
 // detect is set, the kernel looks for duplicates of them.
 func (c *gatewayConfig) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
 	var flags links.AddressFlag
@@ -97,16 +97,17 @@ func (c *gatewayConfig) ensureAddresses(conn *links.Conn, br links.Link, have []
 	if len(added) == 0 {
 		return nil, nil
 	}
-	// That of a bridge which somebody else made may change with its ports, and
-	// containers that know it would lose their gateway. What is set stays.
+	// The MAC address of a bridge that somebody else made may change with its
+	// ports, and containers that know it would lose their gateway. A fixed
+	// address stays.
 	if err := conn.Change(br.Index, links.Change{MAC: br.MAC}); err != nil {
 		return nil, fmt.Errorf("pin the MAC address of interface %q: %w", br.Name, err)
 	}
 	return added, nil
 }
 
-// conflicts reports whether an address is among those that there are, or else
-// which of them it cannot be beside.
+// conflicts reports whether an address already exists, or else returns the
+// addresses that exclude it.
 func conflicts(have []links.Address, want netip.Prefix) (present bool, others []netip.Prefix) {
 	for _, a := range have {
 		switch {
@@ -120,7 +121,7 @@ func conflicts(have []links.Address, want netip.Prefix) (present bool, others []
 	return false, others
 }
 
-// forwarding are the families of addresses, for which the host has to forward:
+// forwarding returns the families of addresses, for which the host must forward:
 // IPv4, which is false, and IPv6.
 func forwarding(addrs []netip.Prefix) []bool {
 	var families []bool

@@ -8,8 +8,8 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// macConfig is where the MAC address of the container's end can be set, besides
-// CNI_ARGS.
+// macConfig has the fields, besides CNI_ARGS, that can set the MAC address of
+// the container's end.
 type macConfig struct {
 	Args struct {
 		CNI struct {
@@ -29,8 +29,8 @@ type environment struct {
 	MAC types.UnmarshallableString `json:"mac,omitempty"`
 }
 
-// readMAC chooses the address that the runtime, the arguments in the
-// configuration, or CNI_ARGS want, in this order.
+// readMAC chooses the address from the runtime, the arguments in the
+// configuration, or CNI_ARGS, in this order.
 func (c *macConfig) readMAC(args string) (err error) {
 	var env environment
 	if args != "" {

@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// conf is the configuration, FirewallNetConf in the reference plugin's
+// conf is the configuration; FirewallNetConf in the reference plugin's
 // firewall.go.
 type conf struct {
 	Backend                string `json:"backend"`
@@ -43,8 +43,8 @@ func (Plugin) Detect(ctx context.Context, host *netns.Handle, config json.RawMes
 }
 
 // detect finds out which packet filter decides on this host: a running
-// firewalld, else iptables if it is installed, else nf_tables. Accepting a
-// packet in one packet filter does not keep another from dropping it.
+// firewalld, else iptables if it is installed, else nf_tables. A packet that one
+// packet filter accepts can still be dropped by another.
 func (c conf) detect(ctx context.Context, host *netns.Handle) (string, error) {
 	running, err := firewalld.From(ctx).Running(ctx, host)
 	switch {

@@ -1,5 +1,5 @@
-// Package firewall lets a container's packets be forwarded, whatever the policy
-// for forwarding is, and keeps bridges apart if it is told to.
+// Package firewall allows the forwarding of a container's packets, whatever the
+// policy for forwarding is, and separates bridges if configured.
 package firewall
 
 import (
@@ -17,16 +17,16 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Plugin is the plugin "firewall". It follows a plugin that gives the container
-// its addresses.
+// Plugin is the plugin "firewall". It runs after a plugin that gives the
+// container its addresses.
 type Plugin struct{}
 
-// Versions are those from 0.4.0 on, with which a previous result is handed to
-// DEL.
+// Versions returns the versions from 0.4.0 on, with which DEL gets a previous
+// result.
 func (Plugin) Versions() []string { return version.VersionsStartingFrom("0.4.0").SupportedVersions() }
 
-// Add accepts what is sent by and to the addresses of the previous result, and
-// passes that on.
+// Add accepts packets from and to the addresses of the previous result, and
+// returns that result.
 func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	w, err := parse(ctx, r)
 	if err != nil {
@@ -47,8 +47,8 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	return result, nil
 }
 
-// Del undoes Add, as far as the addresses are known. That bridges are kept
-// apart stays: it is the bridge's, which others may be on.
+// Del undoes Add, as far as the addresses are known. The separation of bridges
+// stays, because other containers may be on the bridge.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	w, err := parse(ctx, r)
 	if err != nil || r.PrevResult == nil {
@@ -60,7 +60,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	return w.filters().Remove(ctx, w.filter(), w.rules())
 }
 
-// Check makes sure that every rule is there.
+// Check returns an error unless every rule exists.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	w, err := parse(ctx, r)
 	if err != nil {

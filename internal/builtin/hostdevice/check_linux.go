@@ -11,8 +11,8 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Check makes sure that the interface is there, and has the addresses of the result.
-// Its alias is not looked at: it is for DEL, and the container can do without.
+// Check returns an error unless the interface exists with the addresses of the
+// result. It ignores the alias, which DEL needs but the container does not.
 func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	var c config
 	if err := r.Decode(&c); err != nil {
@@ -36,7 +36,7 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 
 // inUserSpace reports whether the device has no interface that could be missing.
 // Either Add found none, and reported no hardware address of a device on a bus,
-// whatever /sys says of it now; or a driver of user space has taken it since.
+// whatever /sys shows now; or a driver of user space has taken it since.
 func (p Plugin) inUserSpace(r *plugin.Request, c *config, said *types100.Interface) bool {
 	onBus := c.PCIBusID != "" || c.RuntimeConfig.DeviceID != ""
 	if onBus && said.Mac == "" {

@@ -10,8 +10,8 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// config is a configuration. Of the ways to name the device the first that is
-// set counts; the capability "deviceID" goes before pciBusID.
+// config is a configuration. If the device is named in several ways, the first
+// that is set counts; the capability "deviceID" overrides pciBusID.
 type config struct {
 	Device     string `json:"device"`
 	HWAddr     string `json:"hwaddr"`
@@ -27,8 +27,7 @@ type config struct {
 	userSpace bool   // the device has a driver in user space (DPDK), and no interface
 }
 
-// parse reads the configuration of a request, and looks for the
-// device below /sys.
+// parse reads the configuration of a request, and looks up the device in /sys.
 func (p Plugin) parse(r *plugin.Request) (*config, error) {
 	c := &config{}
 	if err := r.Decode(c); err != nil {

@@ -1,15 +1,14 @@
 // Package hostdevice moves an interface of the host into a container, and back
 // in DEL. It takes the configuration of the reference plugin host-device
-// (v1.9.1), and keeps the name that the interface had where that one does: in
-// the interface's alias.
+// (v1.9.1), and like that plugin keeps the interface's former name in its alias.
 //
 // Other machines may be on the interface's network, and one of them may have an
-// address that the IPAM plugin considers free. The kernel detects duplicate
-// IPv6 addresses, which takes 1 to 2 s. Add waits for that, and fails if an
-// address is taken.
+// address that the IPAM plugin considers free. The kernel detects duplicate IPv6
+// addresses, which takes 1 to 2 s. Add waits for that, and fails if an address
+// is taken.
 //
-// A PCI device whose driver hands it to a program (DPDK) has no interface to be
-// moved; addresses are reserved for it all the same.
+// A PCI device whose driver gives it to a program (DPDK) has no interface to
+// move; addresses are still reserved for it.
 package hostdevice
 
 import (
@@ -28,7 +27,7 @@ import (
 
 // Plugin is the plugin "host-device".
 type Plugin struct {
-	sys string // where sysfs is; empty is /sys
+	sys string // mount point of sysfs; empty is /sys
 }
 
 // Add moves the interface, and gives it addresses if there is an IPAM plugin.
@@ -44,17 +43,16 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, e
 	return result, nil
 }
 
-// attachment is one that is being made.
+// attachment is an attachment in progress.
 type attachment struct {
 	*config
 	plugin Plugin
 	r      *plugin.Request
-	moved  *moved // nil if nothing is to be moved back
+	moved  *moved // nil if there is nothing to move back
 }
 
-// carrierTime is how long an interface may take to get its carrier back after
-// the move: hardware negotiates a speed first. The reference plugin waits as
-// long.
+// carrierTime limits the wait for the interface's carrier after the move:
+// hardware negotiates a speed first. The reference plugin waits as long.
 const carrierTime = 5 * time.Second
 
 // Make moves the interface, up.
@@ -69,8 +67,8 @@ func (a *attachment) Make(ctx context.Context) error {
 	return err
 }
 
-// Configure gives the interface its addresses. If there are IPv6 addresses, it
-// waits for a carrier that was there before.
+// Configure assigns the addresses to the interface. If there are IPv6 addresses,
+// it waits for the carrier if the interface had one before.
 func (a *attachment) Configure(ctx context.Context, result *types100.Result) error {
 	if a.IPAM.Type != "" {
 		result.DNS = a.DNS
@@ -106,13 +104,13 @@ func (a *attachment) Undo(ctx context.Context) (err error) {
 	return a.moved.back(a.r.Host, inside, own.Index)
 }
 
-// Del gives the addresses back, and the interface to the host, where it is down
-// then: how it was before nobody knows. If the namespace is gone, the kernel
-// has given a physical device back to its first namespace, under the name that
-// it had in the container.
+// Del releases the addresses, and moves the interface back to the host, down,
+// because its former state is unknown. If the namespace is gone, the kernel has
+// already moved a physical device back to its first namespace, under its name in
+// the container.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	// A configuration that Add refused must not prevent the rest of DEL, so only
-	// the IPAM plugin is read from it.
+	// A configuration that Add refused must not prevent the rest of DEL, so Del
+	// reads only the IPAM plugin from it.
 	var c struct {
 		IPAM struct {
 			Type string `json:"type"`
@@ -133,21 +131,21 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	return nil
 }
 
-// Status has the IPAM plugin say whether it has addresses. The device may well
-// be missing from the host: a container has it.
+// Status asks the IPAM plugin whether it has addresses. The device may be
+// missing from the host because a container has it.
 func (p Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	var c config
 	if err := r.Decode(&c); err != nil {
 		return err
 	}
-	// The caller may name the device in an Add only.
+	// The caller may name the device only in an Add.
 	if _, err := c.parseMAC(); err != nil {
 		return plugin.Errorf(types.ErrInvalidNetworkConfig, "network %q: %w", r.Name, err)
 	}
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
 
-// GC has the IPAM plugin release the addresses of no attachment.
+// GC lets the IPAM plugin release the addresses of attachments that are gone.
 func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
 	var c config
 	if err := r.Decode(&c); err != nil {

@@ -13,15 +13,15 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// moved is an interface that was moved into the container, and how to move it
-// back.
+// moved is an interface that was moved into the container, with its former
+// state.
 type moved struct {
 	hostName  string
 	wasUp     bool
 	unplugged bool // it was up without a carrier
 }
 
-// device is the name of the interface on the host.
+// device returns the name of the interface on the host.
 func (p Plugin) device(c *config, host *links.Conn) (string, error) {
 	sys := sysfs(p.sys)
 	switch {
@@ -37,8 +37,7 @@ func (p Plugin) device(c *config, host *links.Conn) (string, error) {
 	return sys.ofAuxiliary(c.auxiliary)
 }
 
-// byMAC looks through all interfaces of the host: the kernel knows no shorter
-// way.
+// byMAC searches all interfaces of the host: the kernel has no shorter way.
 func byMAC(c *config, host *links.Conn) (string, error) {
 	all, err := host.Links()
 	if err != nil {
@@ -52,8 +51,8 @@ func byMAC(c *config, host *links.Conn) (string, error) {
 	return "", fmt.Errorf("hwaddr: no interface of the host has the address %s", c.mac)
 }
 
-// moveIn moves the interface into the container, under the name that it is to
-// have there, and up. Its alias is the name that it had.
+// moveIn moves the interface into the container, under its name there, and sets
+// it up. It stores the former name in the alias.
 func (p Plugin) moveIn(ctx context.Context, c *config, r *plugin.Request) (_ moved, err error) {
 	host, err := links.Borrow(ctx, r.Host)
 	if err != nil {
@@ -80,7 +79,7 @@ func (p Plugin) moveIn(ctx context.Context, c *config, r *plugin.Request) (_ mov
 		return moved{}, err
 	}
 	_, err = inside.Link(name)
-	taken := err == nil // in the container, by another interface
+	taken := err == nil // another interface in the container has the name
 	m := moved{hostName: name, wasUp: dev.Up(), unplugged: dev.Up() && !dev.Carrier()}
 	err = host.Move(dev.Index, r.Container, links.Move{Name: r.IfName, Alias: name, Up: true})
 	if err == nil {
@@ -93,9 +92,9 @@ func (p Plugin) moveIn(ctx context.Context, c *config, r *plugin.Request) (_ mov
 	return moved{}, errors.Join(fmt.Errorf("device %q: %w", name, err), m.retrieve(r.Host, host, inside, candidates))
 }
 
-// retrieve undoes a move that failed. The kernel moves first, so
-// the name or setting it up may have failed. So the interface is in the container,
-// under one of these names, or has never left.
+// retrieve undoes a failed move. The kernel moves first, so the renaming or
+// setting up may have failed: the interface is in the container under one of
+// these names, or has never left.
 func (m moved) retrieve(to *netns.Handle, host, inside *links.Conn, names []string) error {
 	for _, name := range names {
 		found, err := inside.Link(name)
@@ -123,13 +122,13 @@ func (m moved) restore(host *links.Conn) error {
 	return host.Change(dev.Index, links.Change{Set: unix.IFF_UP})
 }
 
-// errNoAlias means that the interface is there, but does not give its name on
-// the host.
+// errNoAlias means that the interface exists, but its alias does not contain its
+// name on the host.
 var errNoAlias = errors.New("it has no alias, which would be its name on the host")
 
-// moveOut moves the interface back to the host, down, under the name that its
-// alias says. One that is gone needs no moving, nor does one without an alias,
-// which is another's unless the result says otherwise.
+// moveOut moves the interface back to the host, down, under the name in its
+// alias. It ignores an interface that is gone, and one without an alias, which
+// is another's unless the result lists it.
 func moveOut(ctx context.Context, r *plugin.Request) (err error) {
 	inside, err := links.Borrow(ctx, r.Container)
 	if err != nil {
@@ -162,7 +161,7 @@ func moveOut(ctx context.Context, r *plugin.Request) (err error) {
 	return inside.Move(own.Index, r.Host, links.Move{Name: own.Alias})
 }
 
-// reported reports whether the interface in the container is one of the result.
+// reported reports whether the result lists the interface in the container.
 func reported(r *plugin.Request, own links.Link) bool {
 	if r.PrevResult == nil {
 		return false

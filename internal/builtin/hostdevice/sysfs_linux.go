@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// sysfs is where sysfs is mounted; empty is /sys.
+// sysfs is the mount point of sysfs; empty is /sys.
 type sysfs string
 
-// The buses on which a device may be.
+// The buses of devices.
 const (
 	pciBus       = "bus/pci/devices"
 	auxiliaryBus = "bus/auxiliary/devices"
@@ -25,7 +25,7 @@ func (s sysfs) path(elements ...string) string {
 	return filepath.Join(append([]string{root}, elements...)...)
 }
 
-// has reports whether a device is on a bus. Its name is no path.
+// has reports whether a device is on a bus. It refuses a name that is a path.
 func (s sysfs) has(bus, id string) bool {
 	if strings.ContainsRune(id, '/') || id == ".." || id == "." {
 		return false
@@ -34,8 +34,8 @@ func (s sysfs) has(bus, id string) bool {
 	return err == nil
 }
 
-// userSpaceDriver reports whether the driver of a PCI device is one that hands
-// it to a program, as DPDK needs it.
+// userSpaceDriver reports whether a PCI device's driver gives the device to a
+// program, as DPDK needs it.
 func (s sysfs) userSpaceDriver(id string) (bool, error) {
 	driver, err := filepath.EvalSymlinks(s.path(pciBus, id, "driver"))
 	if err != nil {
@@ -44,8 +44,8 @@ func (s sysfs) userSpaceDriver(id string) (bool, error) {
 	return slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, filepath.Base(driver)), nil
 }
 
-// ofPCI is the name of the interface of a PCI device. That of a virtio device
-// is one level below.
+// ofPCI returns the name of a PCI device's interface. A virtio device's is one
+// level below.
 func (s sysfs) ofPCI(id string) (string, error) {
 	dir := s.path(pciBus, id, "net")
 	if _, err := os.Lstat(dir); err != nil {
@@ -58,12 +58,13 @@ func (s sysfs) ofPCI(id string) (string, error) {
 	return firstIn("pciBusID", dir)
 }
 
-// ofAuxiliary is the name of the interface of a device of the auxiliary bus.
+// ofAuxiliary returns the name of the interface of a device on the auxiliary
+// bus.
 func (s sysfs) ofAuxiliary(id string) (string, error) {
 	return firstIn("runtimeConfig.deviceID", s.path(auxiliaryBus, id, "net"))
 }
 
-// ofPath is the name of the interface of the device at a path below
+// ofPath returns the name of the interface of the device at a path below
 // /sys/devices.
 func (s sysfs) ofPath(path string) (string, error) {
 	if clean := filepath.Clean(path); !strings.HasPrefix(clean, s.path("devices")+"/") {
@@ -72,7 +73,7 @@ func (s sysfs) ofPath(path string) (string, error) {
 	return firstIn("kernelpath", filepath.Join(path, "net"))
 }
 
-// firstIn is the name of the first interface that a device has.
+// firstIn returns the name of a device's first interface.
 func firstIn(field, dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -59,9 +59,9 @@ func (h *held) reserveRequested(set rangeSet, addr netip.Addr, holder string) er
 	return err
 }
 
-// reserveNext reserves the next free address of a set. An attachment that has
-// one in the set already, other than those that it got just now, has not been
-// deleted: the specification forbids to add it again.
+// reserveNext reserves the next free address of a set. If the attachment already
+// has an address in the set, except from this call, it was not deleted, and the
+// specification forbids a second ADD.
 func (h *held) reserveNext(set rangeSet, i int, mine []netip.Addr, id, holder string) (netip.Addr, error) {
 	for _, addr := range h.memo.heldBy(id, strings.TrimSpace(holder)) {
 		if _, ok := set.find(addr); !ok || slices.Contains(mine, addr) {
@@ -77,7 +77,7 @@ func (h *held) reserveNext(set rangeSet, i int, mine []netip.Addr, id, holder st
 	last := h.lastReserved(i)
 	for _, certain := range []bool{false, true} {
 		if certain {
-			// The same holds for addresses that seem to be taken.
+			// Addresses that seem to be taken may be stale in the index too.
 			h.memo.forget()
 			if err := h.refresh(); err != nil {
 				return netip.Addr{}, err
@@ -95,8 +95,8 @@ func (h *held) reserveNext(set rangeSet, i int, mine []netip.Addr, id, holder st
 	return netip.Addr{}, fmt.Errorf("no address of the range set %s is free: each has a file in %s", set, h.path)
 }
 
-// releaseAll removes those of the address files that are the holder's, and
-// tells how many there were.
+// releaseAll removes those of the address files that belong to the holder, and
+// returns their number.
 func (h *held) releaseAll(addrs []netip.Addr, holder string) (released int, err error) {
 	var errs []error
 	for _, addr := range addrs {
@@ -110,8 +110,8 @@ func (h *held) releaseAll(addrs []netip.Addr, holder string) (released int, err 
 }
 
 // releaseHeld removes all address files of the holder that the index knows. If
-// there never were any, it removes those that say nothing but the container's ID,
-// which a version before interface names wrote.
+// there never were any, it removes those that contain only the container's ID,
+// as a version without interface names wrote them.
 func (h *held) releaseHeld(before int, id, holder string) error {
 	released, err := h.releaseAll(slices.Clone(h.memo.holders[strings.TrimSpace(holder)]), holder)
 	if before+released > 0 || err != nil {
@@ -119,7 +119,7 @@ func (h *held) releaseHeld(before int, id, holder string) error {
 	}
 	old := strings.TrimSpace(id)
 	if old == "" {
-		return nil // an empty file is nobody's
+		return nil // an empty file belongs to nobody
 	}
 	_, err = h.releaseAll(slices.Clone(h.memo.holders[old]), old)
 	return err
@@ -141,8 +141,8 @@ func (h *held) releaseStale(stale func(holder string, addr netip.Addr) bool) err
 	return errors.Join(errs...)
 }
 
-// check makes sure that each set has one of the claimed addresses that is the
-// attachment's. Another one in it may be from a plugin further behind.
+// check returns an error unless the attachment holds one of the claimed
+// addresses in each set. A further one in a set may come from a later plugin.
 func (h *held) check(c *config, claimed []netip.Addr, id, ifName string) error {
 	holder := strings.TrimSpace(holderOf(id, ifName))
 	for i, set := range c.sets {
@@ -173,7 +173,7 @@ func (h *held) check(c *config, claimed []netip.Addr, id, ifName string) error {
 	return nil
 }
 
-// heldBy are the addresses of a holder, and of the container without an
+// heldBy returns the addresses of a holder, and of the container without an
 // interface name.
 func (x *index) heldBy(id, holder string) []netip.Addr {
 	all := slices.Clone(x.holders[strings.TrimSpace(holder)])
@@ -183,7 +183,7 @@ func (x *index) heldBy(id, holder string) []netip.Addr {
 	return all
 }
 
-// hasFree reports whether an address of the set is in no file.
+// hasFree reports whether an address of the set has no file.
 func (x *index) hasFree(set rangeSet) bool {
 	for addr := range set.after(netip.Addr{}) {
 		if _, taken := x.entries[addr]; !taken {

@@ -13,20 +13,20 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// defaultDataDir is where the reference plugin keeps addresses.
+// defaultDataDir is the reference plugin's default directory for addresses.
 const defaultDataDir = "/var/lib/cni/networks"
 
-// config is a configuration that has been checked.
+// config is a validated configuration.
 type config struct {
-	dir        string // the files of the network
+	dir        string // directory of the network
 	resolvConf string
 	routes     []*types.Route
 	sets       []rangeSet
-	requested  []netip.Addr // no address twice
+	requested  []netip.Addr // without duplicates
 }
 
 // netConf is the part of a request configuration that host-local reads. The
-// range at the top level of ipam is from before there were range sets.
+// range at the top level of ipam is older than range sets.
 type netConf struct {
 	IPAM *struct {
 		rangeConf
@@ -46,13 +46,13 @@ type netConf struct {
 	} `json:"args"`
 }
 
-// envArgs are CNI_ARGS. The names of the fields are those of the arguments.
+// envArgs are CNI_ARGS. The fields have the names of the arguments.
 type envArgs struct {
 	types.CommonArgs
 	IP address
 }
 
-// address is an address that may have a prefix length, which does not matter.
+// address is an address with an optional prefix length, which is ignored.
 type address struct{ netip.Addr }
 
 // UnmarshalText parses "10.1.0.7" and "10.1.0.7/24".
@@ -101,7 +101,8 @@ func parse(r *plugin.Request) (*config, error) {
 	return c, nil
 }
 
-// requested are the addresses that the caller asks for, from all three places.
+// requested returns the addresses that the caller requests, from all three
+// places.
 func requested(n netConf, args string) ([]netip.Addr, error) {
 	var all []address
 	if args != "" {
@@ -128,7 +129,8 @@ func requested(n netConf, args string) ([]netip.Addr, error) {
 	return unique, nil
 }
 
-// topLevel is the set of the range that stands directly in ipam, if there is one.
+// topLevel returns the set of the range at the top level of ipam, if there is
+// one.
 func topLevel(c rangeConf) [][]rangeConf {
 	if c.Subnet.IP == nil {
 		return nil
@@ -136,7 +138,7 @@ func topLevel(c rangeConf) [][]rangeConf {
 	return [][]rangeConf{{c}}
 }
 
-// rangeSets checks all sets, of which none may overlap with another.
+// rangeSets validates all sets. Sets must not overlap.
 func rangeSets(confs [][]rangeConf, cniVersion string) ([]rangeSet, error) {
 	if len(confs) == 0 {
 		return nil, fmt.Errorf("no ranges are given: set subnet or ranges")

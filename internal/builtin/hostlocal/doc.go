@@ -1,5 +1,5 @@
-// Package hostlocal gives out addresses from ranges that the configuration
-// names, and keeps them in files, so that an address is nobody else's until DEL.
+// Package hostlocal assigns addresses from configured ranges. It keeps them in
+// files, so that an address belongs to one attachment until DEL.
 //
 // The files are those of the reference plugin host-local (v1.9.1), and so is the
 // lock, so that both can work on one directory at the same time:
@@ -9,5 +9,5 @@
 //	/var/lib/cni/networks/podnet/last_reserved_ip.0   "10.1.0.7", for the first range set
 //
 // The reference plugin reads every file in each ADD and DEL. This one remembers
-// what it has read, and asks the kernel only whether the directory has changed.
+// the files, and asks the kernel only whether the directory has changed.
 package hostlocal

@@ -11,27 +11,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A file of host-local has a few hundred bytes at most; a longer one is not
-// its own.
+// A file of host-local has a few hundred bytes at most; a longer one is foreign.
 const maxContent = 4096
 
-// unfinished is where a reservation is written on file systems that cannot make
-// a file without a name. The reference plugin takes no notice of it, but for
-// removing it when it removes the container's.
+// unfinished is the name of a reservation being written, on file systems that do
+// not support unnamed files. The reference plugin ignores it, except that it
+// removes the file with the container's others.
 const unfinished = ".embedcni-unfinished"
 
 // lineBreak separates the container ID and the interface name in an address
 // file.
 const lineBreak = "\r\n"
 
-// holderOf is the content of the address files of an attachment.
+// holderOf returns the content of an attachment's address files.
 func holderOf(id, ifName string) string {
 	return strings.TrimSpace(id) + lineBreak + ifName
 }
 
-// reserve makes the address file, and reports whether it did: not if there is
-// one. The file appears with its content, or not at all, whenever the process
-// ends: an empty one would hold the address for ever.
+// reserve creates the address file, and reports whether it did: it does not if
+// the file exists. Whenever the process ends, the file exists with its content
+// or not at all; an empty file would hold the address for ever.
 func (h *held) reserve(addr netip.Addr, holder string) (bool, error) {
 	name := addr.String()
 	if h.claim != nil {
@@ -48,13 +47,13 @@ func (h *held) reserve(addr netip.Addr, holder string) (bool, error) {
 	e := entry{holder: strings.TrimSpace(holder)}
 	var st unix.Stat_t
 	if unix.Fstatat(h.dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
-		e.ino, e.ctime = st.Ino, st.Ctim // without them it will be read again
+		e.ino, e.ctime = st.Ino, st.Ctim // without them the next refresh reads the file again
 	}
 	h.memo.put(addr, e)
 	return true, nil
 }
 
-// publish makes a file with this content, in one step.
+// publish creates a file with this content in one step.
 func (h *held) publish(name, content string) error {
 	fd, err := retry(func() (int, error) {
 		return unix.Openat(h.dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
@@ -73,7 +72,7 @@ func (h *held) publish(name, content string) error {
 	return err
 }
 
-// publishByLink is publish with a second name in between.
+// publishByLink is publish by way of a temporary name.
 func (h *held) publishByLink(name, content string) (err error) {
 	fd, err := retry(func() (int, error) {
 		return unix.Openat(h.dir, unfinished, unix.O_CREAT|unix.O_TRUNC|unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
@@ -91,7 +90,7 @@ func (h *held) publishByLink(name, content string) (err error) {
 	return unix.Linkat(h.dir, unfinished, h.dir, name, 0)
 }
 
-// releaseIf removes the address file if it is that of the holder, and reports
+// releaseIf removes the address file if it belongs to the holder, and reports
 // whether it did.
 func (h *held) releaseIf(addr netip.Addr, holder string) (bool, error) {
 	name := addr.String()
@@ -110,8 +109,8 @@ func (h *held) releaseIf(addr netip.Addr, holder string) (bool, error) {
 	return true, nil
 }
 
-// lastReserved is the address that was given out last from a range set. A file
-// that is missing or makes no sense only costs the order.
+// lastReserved returns the address of a range set that was assigned last. A
+// missing or invalid file only loses the order.
 func (h *held) lastReserved(set int) netip.Addr {
 	text, err := readFile(h.dir, lastReservedName(set))
 	if err != nil {
@@ -150,8 +149,8 @@ func write(fd int, content string) error {
 	return err
 }
 
-// readFile returns the beginning of a file, without ever waiting for one that
-// is no file.
+// readFile returns the beginning of a file. It never waits, even if the path
+// leads to no regular file.
 func readFile(dir int, name string) (string, error) {
 	fd, err := retry(func() (int, error) {
 		return unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -167,7 +166,8 @@ func readFile(dir int, name string) (string, error) {
 	return string(buf[:n]), nil
 }
 
-// descriptorPath names an open file for system calls that want a path.
+// descriptorPath returns the path of an open file, for system calls that need
+// one.
 func descriptorPath(fd int) string { return "/proc/thread-self/fd/" + strconv.Itoa(fd) }
 
 func pathError(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }

@@ -19,18 +19,18 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Plugin is the plugin "host-local". Whoever keeps one spares it reading the
-// files of a network again; it is as right without that memory.
+// Plugin is the plugin "host-local". A Plugin that is kept need not read a
+// network's files again. It does not depend on that memory for correctness.
 type Plugin struct {
 	mu   sync.Mutex
 	dirs map[string]*directory
 }
 
-// New returns a plugin that knows nothing yet.
+// New returns a plugin with empty memory.
 func New() *Plugin { return &Plugin{} }
 
-// Add takes an address from each range set: the one that is requested, if any
-// is, or else the next that is free. All or none.
+// Add reserves an address of each range set: the requested one if there is one,
+// else the next free one. It reserves all or none.
 func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := parse(r)
 	if err != nil {
@@ -44,7 +44,7 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 		}
 		result.DNS = parseResolvConf(string(text))
 	}
-	// Not under the lock, which all containers of the network wait for.
+	// Outside the lock, for which all containers of the network wait.
 	if err := durable.Await(ctx); err != nil {
 		return nil, err
 	}
@@ -62,8 +62,8 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 	return result, nil
 }
 
-// Del releases the addresses of the attachment. Those that its result names are
-// looked at first; only if they are not all, every file is.
+// Del releases the addresses of the attachment. It first looks at those in the
+// result, and reads every file only if they are not all.
 func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	c, err := parse(r)
 	if err != nil {
@@ -88,8 +88,8 @@ func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	})
 }
 
-// Check makes sure that the attachment holds an address of every range set, and
-// all those of its result that are in one.
+// Check returns an error unless the attachment holds an address of every range
+// set, and all addresses of its result that are in one.
 func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	c, err := parse(r)
 	if err != nil {
@@ -110,10 +110,10 @@ func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	})
 }
 
-// GC releases the addresses of attachments that are not valid, as far as the
-// runtime says that they are its own and gone: other programs may have addresses
-// in the same directory, and an administrator may keep some from being given
-// out. The reference plugin has no GC; the specification asks for it.
+// GC releases the addresses of attachments that are not valid, if the runtime
+// confirms that they are its own and gone: other programs may have addresses in
+// the same directory, and an administrator may exclude some. The reference
+// plugin has no GC; the specification requires it.
 func (p *Plugin) GC(ctx context.Context, r *plugin.Request, valid []types.GCAttachment) error {
 	c, err := parse(r)
 	if err != nil {
@@ -138,8 +138,8 @@ func (p *Plugin) GC(ctx context.Context, r *plugin.Request, valid []types.GCAtta
 	})
 }
 
-// Status fails with the code 50 if an Add could get no address. The reference
-// plugin has no STATUS.
+// Status fails with the code 50 if an Add would find no free address. The
+// reference plugin has no STATUS.
 func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	c, err := parse(r)
 	if err != nil {
@@ -147,7 +147,7 @@ func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	}
 	err = p.locked(ctx, r, c, false, func(h *held) error {
 		if h == nil {
-			return nil // the first Add makes it
+			return nil // the first Add creates it
 		}
 		if err := h.refresh(); err != nil {
 			return err
@@ -165,14 +165,14 @@ func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	return nil
 }
 
-// maxResolvConf is more than any resolver reads of its configuration.
+// maxResolvConf is more than any resolver reads.
 const maxResolvConf = 1 << 20
 
 // errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
 const errNotAvailable = 50
 
-// locked calls f while the directory of the configuration is locked. With create
-// it makes the directory; without, f gets nil where there is none.
+// locked calls f while the configured directory is locked. With create it
+// creates the directory; otherwise f gets nil if the directory is missing.
 func (p *Plugin) locked(ctx context.Context, r *plugin.Request, c *config, create bool, f func(*held) error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -190,7 +190,7 @@ func (p *Plugin) locked(ctx context.Context, r *plugin.Request, c *config, creat
 	return nil
 }
 
-// directory returns the one of a path, the same each time.
+// directory returns the directory of a path, always the same one.
 func (p *Plugin) directory(path string) *directory {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -205,7 +205,7 @@ func (p *Plugin) directory(path string) *directory {
 	return d
 }
 
-// addresses are those of a result.
+// addresses returns the addresses of a result.
 func addresses(result *types100.Result) []netip.Addr {
 	if result == nil {
 		return nil
@@ -219,7 +219,7 @@ func addresses(result *types100.Result) []netip.Addr {
 	return all
 }
 
-// ipConfig is an address as a result has it.
+// ipConfig returns an address in the form of a result.
 func ipConfig(addr netip.Addr, r addressRange) *types100.IPConfig {
 	return &types100.IPConfig{
 		Address: net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(r.subnet.Bits(), addr.BitLen())},

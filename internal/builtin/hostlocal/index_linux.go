@@ -10,34 +10,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// index remembers the owner of each address of a directory. It is
-// only ever used under the directory's lock, after refresh has made sure that
-// it is still right.
+// index remembers the owner of each address of a directory. It is used only
+// under the directory's lock, after refresh has updated it.
 //
-// Every ADD and DEL, whoever's, creates or removes a file, which sets the
-// directory's time of modification to the present. That alone would not tell
-// two changes within a tick of the kernel's clock (1 to 10 ms) apart, not even
-// on kernels with finer times: a tmpfs takes those of the file. So whenever the
-// index is right, the directory is given a time in the past, which no change
-// leaves as it is.
+// Every ADD and DEL of any program creates or removes a file, which sets the
+// directory's modification time to the present. That alone would not distinguish
+// two changes within a tick of the kernel's clock (1 to 10 ms), not even on
+// kernels with finer times: a tmpfs uses those of the file. So whenever the
+// index is current, the directory gets a time in the past, which every change
+// replaces.
 //
 // Rewriting a file in place does not change the directory. So a file's content
 // is read again before anything is done because of it. If the index knows no
 // file of a holder that should have one, all files are read again (reread).
 type index struct {
 	entries map[netip.Addr]entry
-	holders map[string][]netip.Addr // by content
-	stamp   stamp                   // when entries were right; zero if unknown
+	holders map[string][]netip.Addr // by content of the file
+	stamp   stamp                   // directory's stamp when the entries were current; zero if unknown
 }
 
 // entry is a file.
 type entry struct {
 	ino    uint64
 	ctime  unix.Timespec
-	holder string // its content, trimmed; empty if it says nothing
+	holder string // its content, trimmed; empty for an empty file
 }
 
-// stamp tells a state of a directory from all others.
+// stamp identifies a state of a directory.
 type stamp struct {
 	dev, ino     uint64
 	ctime, mtime unix.Timespec
@@ -51,12 +50,12 @@ func stampOf(dir int) (stamp, error) {
 	return stamp{dev: uint64(st.Dev), ino: st.Ino, ctime: st.Ctim, mtime: st.Mtim}, nil
 }
 
-// past is how far back the time is that a directory is given: more than a tick
-// of the clock, and than what a clock is corrected by while it runs.
+// past is the distance of the time that a directory is given: more than a tick
+// of the clock, and more than a correction of a running clock.
 const past = time.Second
 
-// mark gives the directory a time in the past, and returns its stamp then. It is
-// the zero stamp, which is that of no directory, where this cannot be relied on.
+// mark gives the directory a time in the past, and returns its new stamp. It
+// returns the zero stamp, which no directory has, if the time is not reliable.
 func mark(dir int) stamp {
 	if !keepsTime(dir) {
 		return stamp{}
@@ -64,7 +63,7 @@ func mark(dir int) stamp {
 	t := unix.NsecToTimespec(time.Now().Add(-past).UnixNano())
 	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, t}
 	if err := unix.UtimesNanoAt(unix.AT_FDCWD, descriptorPath(dir), times, 0); err != nil {
-		return stamp{} // it belongs to somebody else
+		return stamp{} // another user owns it
 	}
 	s, err := stampOf(dir)
 	if err != nil || s.mtime != t { // the file system rounds
@@ -73,7 +72,7 @@ func mark(dir int) stamp {
 	return s
 }
 
-// refresh makes the index right. The first time it reads every file.
+// refresh updates the index. The first time it reads every file.
 func (x *index) refresh(dir int) error {
 	now, err := stampOf(dir)
 	if err != nil {
@@ -103,12 +102,11 @@ func (x *index) reread(dir int) error {
 // forget makes the next refresh read every file again.
 func (x *index) forget() { *x = index{} }
 
-// known reports whether there is anything worth a refresh.
+// known reports whether the index has entries worth a refresh.
 func (x *index) known() bool { return x.entries != nil }
 
-// read brings the entries up to date with the directory. A file is read if it
-// is new: if its name, its inode number or its time is. File systems use the
-// numbers again.
+// read updates the entries from the directory. It reads a file if its name,
+// inode number or time is new: file systems reuse inode numbers.
 func (x *index) read(dir int) error {
 	gone := make(map[netip.Addr]bool, len(x.entries))
 	for addr := range x.entries {
@@ -117,7 +115,7 @@ func (x *index) read(dir int) error {
 	err := list(dir, func(ino uint64, name string) error {
 		addr, err := netip.ParseAddr(name)
 		if err != nil || addr.String() != name {
-			return nil // lock, last_reserved_ip.0, or nothing of host-local's
+			return nil // lock, last_reserved_ip.0, or a foreign file
 		}
 		old, ok := x.entries[addr]
 		if ok && old.ino == ino && old.ctime == ctimeOf(dir, name) {
@@ -126,7 +124,7 @@ func (x *index) read(dir int) error {
 		}
 		content, err := readFile(dir, name)
 		if errors.Is(err, unix.ENOENT) {
-			return nil // removed by somebody who does not care for the lock
+			return nil // removed by a program that ignores the lock
 		}
 		if err != nil {
 			return pathError("read", name, err)
@@ -167,8 +165,8 @@ func (x *index) remove(addr netip.Addr) {
 	}
 }
 
-// ctimeOf is when a file changed last; the zero time if that is not known,
-// which is that of no file.
+// ctimeOf returns the time of a file's last change, or the zero time, which no
+// file has, if it is unknown.
 func ctimeOf(dir int, name string) unix.Timespec {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -177,8 +175,9 @@ func ctimeOf(dir int, name string) unix.Timespec {
 	return st.Ctim
 }
 
-// keepsTime reports whether the directory is in a file system whose times come
-// from this kernel, at once. Over a network they are a server's, and cached.
+// keepsTime reports whether the directory's file system takes its times from
+// this kernel at once. Those of a network file system come from a server, and
+// are cached.
 func keepsTime(dir int) bool {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(dir, &st); err != nil {

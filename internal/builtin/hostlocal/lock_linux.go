@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel has no wait for a lock that a context ends, so the lock is asked
-// for, again and again. Who holds it needs about a millisecond. Only one
-// goroutine of the process asks; the others wait for their turn.
+// The kernel has no wait for a lock that a context ends, so host-local asks for
+// the lock repeatedly. A holder needs about a millisecond. Only one goroutine of
+// the process asks; the others wait for their turn.
 const (
 	firstPause = 100 * time.Microsecond
 	lastPause  = 5 * time.Millisecond
@@ -24,24 +24,24 @@ const (
 // directory is the directory of a network, with an index of its files.
 type directory struct {
 	path string
-	turn chan struct{} // holds one token while somebody has, or waits for, the lock
-	memo index         // whose turn it is may use it
+	turn chan struct{} // holds one token while a goroutine has, or waits for, the lock
+	memo index         // may be used during the turn
 }
 
 func newDirectory(path string) *directory {
 	return &directory{path: path, turn: make(chan struct{}, 1)}
 }
 
-// held is a directory that is locked, against this process and all others.
+// held is a directory that this process has locked against all others.
 type held struct {
 	*directory
 	dir, lock int // descriptors
 	changed   bool
-	claim     func(netip.Addr) // tells the runtime before a file is made; nil: nobody
+	claim     func(netip.Addr) // tells the runtime before a file is made; may be nil
 }
 
-// acquire locks the directory. With create it makes it first; without, it fails
-// with [fs.ErrNotExist] where there is none.
+// acquire locks the directory. With create it creates it first; otherwise it
+// fails with [fs.ErrNotExist] if the directory is missing.
 func (d *directory) acquire(ctx context.Context, create bool) (*held, error) {
 	select {
 	case d.turn <- struct{}{}:
@@ -53,7 +53,7 @@ func (d *directory) acquire(ctx context.Context, create bool) (*held, error) {
 		<-d.turn
 		return nil, err
 	}
-	if d.memo.known() { // before any change of our own hides what others did
+	if d.memo.known() { // before a change of this process hides those of others
 		if err := h.refresh(); err != nil {
 			return nil, errors.Join(err, h.release())
 		}
@@ -126,7 +126,7 @@ func flock(ctx context.Context, fd int) error {
 	}
 }
 
-// refresh makes sure that all files are known.
+// refresh ensures that all files are known.
 func (h *held) refresh() error {
 	if err := h.memo.refresh(h.dir); err != nil {
 		return fmt.Errorf("look into %s: %w", h.path, err)
@@ -134,7 +134,7 @@ func (h *held) refresh() error {
 	return nil
 }
 
-// reread makes sure that all files are known, including rewritten ones.
+// reread ensures that all files are known, including rewritten ones.
 func (h *held) reread() error {
 	if err := h.memo.reread(h.dir); err != nil {
 		return fmt.Errorf("look into %s: %w", h.path, err)
@@ -142,7 +142,8 @@ func (h *held) reread() error {
 	return nil
 }
 
-// release unlocks the directory, after it has taken note of its own changes.
+// release unlocks the directory, after it has updated the index with its own
+// changes.
 func (h *held) release() error {
 	if h.changed && h.memo.known() {
 		h.memo.stamp = mark(h.dir)

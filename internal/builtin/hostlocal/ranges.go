@@ -10,20 +10,19 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// addressRange are the addresses from first to last, both of them included. The
-// gateway is never given out; it need not be in the range, nor in the subnet.
+// addressRange is the addresses from first to last, both included. The gateway
+// is never assigned; it need not be in the range, nor in the subnet.
 type addressRange struct {
 	subnet      netip.Prefix
 	first, last netip.Addr
 	gateway     netip.Addr
 }
 
-// rangeSet is a source of one address: ranges of one family that do not
-// overlap, in the order of the configuration.
+// rangeSet is a source of one address: ranges of one family that do not overlap,
+// in the order of the configuration.
 type rangeSet []addressRange
 
-// rangeConf is a range as it is configured. What is missing is derived from the
-// subnet.
+// rangeConf is a configured range. Missing fields are derived from the subnet.
 type rangeConf struct {
 	RangeStart net.IP      `json:"rangeStart"`
 	RangeEnd   net.IP      `json:"rangeEnd"`
@@ -31,9 +30,9 @@ type rangeConf struct {
 	Gateway    net.IP      `json:"gateway"`
 }
 
-// canonical checks a range and completes it: the gateway is the subnet's first
-// address, and addresses are given out from there to the last one that is not an
-// IPv4 broadcast address.
+// canonical validates a range and completes it: the gateway is the subnet's
+// first address, and the range is everything from there to the last address,
+// without an IPv4 broadcast address.
 func (c rangeConf) canonical() (addressRange, error) {
 	var r addressRange
 	subnet, err := prefixOf(c.Subnet)
@@ -66,7 +65,8 @@ func (c rangeConf) canonical() (addressRange, error) {
 	return r, nil
 }
 
-// prefixOf converts a subnet, which must be a network's address and have room.
+// prefixOf converts a subnet, which must be a network's address with room for
+// hosts.
 func prefixOf(subnet types.IPNet) (netip.Prefix, error) {
 	addr, ok := netip.AddrFromSlice(subnet.IP)
 	if !ok {
@@ -87,7 +87,7 @@ func prefixOf(subnet types.IPNet) (netip.Prefix, error) {
 	return prefix, nil
 }
 
-// lastOf is the last address of a network that an interface can have.
+// lastOf returns the last address of a network that an interface can have.
 func lastOf(network netip.Prefix) netip.Addr {
 	bytes := network.Addr().AsSlice()
 	for i := range bytes {
@@ -100,7 +100,7 @@ func lastOf(network netip.Prefix) netip.Addr {
 	}
 	last, _ := netip.AddrFromSlice(bytes)
 	if last.Is4() {
-		last = last.Prev() // not the broadcast address
+		last = last.Prev() // without the broadcast address
 	}
 	return last
 }
@@ -115,7 +115,7 @@ func (r addressRange) overlaps(o addressRange) bool {
 
 func (r addressRange) String() string { return r.first.String() + "-" + r.last.String() }
 
-// canonicalSet checks the ranges of a set and completes them.
+// canonicalSet validates the ranges of a set and completes them.
 func canonicalSet(confs []rangeConf) (rangeSet, error) {
 	if len(confs) == 0 {
 		return nil, fmt.Errorf("it has no ranges")
@@ -150,7 +150,7 @@ func (s rangeSet) overlaps(other rangeSet) bool {
 	return false
 }
 
-// find returns the range that has the address.
+// find returns the range that contains the address.
 func (s rangeSet) find(a netip.Addr) (addressRange, bool) {
 	for _, r := range s {
 		if r.contains(a) {
@@ -160,10 +160,10 @@ func (s rangeSet) find(a netip.Addr) (addressRange, bool) {
 	return addressRange{}, false
 }
 
-// after yields every address that may be given out, once, with its range. The
-// first is the one behind the address that was given out last, so that a
-// container that is restarted again and again does not get one address that is
-// still remembered elsewhere. If that one is in no range, it starts over.
+// after yields every assignable address once, with its range. It begins after
+// the address that was assigned last, so that a container that is restarted
+// repeatedly does not get an address that others still remember. If that address
+// is in no range, it begins with the first.
 func (s rangeSet) after(previous netip.Addr) iter.Seq2[netip.Addr, addressRange] {
 	return func(yield func(netip.Addr, addressRange) bool) {
 		at, addr := 0, s[0].first
@@ -183,7 +183,7 @@ func (s rangeSet) after(previous netip.Addr) iter.Seq2[netip.Addr, addressRange]
 	}
 }
 
-// next is the address behind one of the range i, and its range.
+// next returns the address after one of the range i, and its range.
 func (s rangeSet) next(i int, a netip.Addr) (int, netip.Addr) {
 	if a != s[i].last {
 		return i, a.Next()

@@ -9,8 +9,8 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Understood is a configuration as the plugin understands it. The oracle compares
-// it with the reference plugin's understanding.
+// Understood is the plugin's interpretation of a configuration. The oracle
+// compares it with the reference plugin's.
 type Understood struct {
 	Sets      []string        // of each range set "subnet range gateway", separated by ", "
 	Requested map[string]bool // addresses
@@ -19,7 +19,7 @@ type Understood struct {
 	Routes    []*types.Route
 }
 
-// Understand reads a request's configuration as Add does, and changes nothing.
+// Understand reads a request's configuration like Add, and changes nothing.
 func Understand(r *plugin.Request) (Understood, error) {
 	c, err := parse(r)
 	if err != nil {

@@ -14,8 +14,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Config is the part of a configuration that all plugins which make an interface
-// share.
+// Config is the part of the configuration that all interface plugins share.
 type Config struct {
 	IPAM struct {
 		Type string `json:"type"` // empty: the interface gets no address
@@ -27,17 +26,17 @@ type Config struct {
 type Maker interface {
 	// Make makes the interface. It needs no address.
 	Make(ctx context.Context) error
-	// Configure puts the addresses of the result on the interface, if it has any,
-	// and completes the result.
+	// Configure assigns the addresses of the result, if there are any, to the
+	// interface, and completes the result.
 	Configure(ctx context.Context, result *types100.Result) error
-	// Undo takes back as much as Make and Configure did, also if the context has
+	// Undo undoes Make and Configure as far as they got, even if the context has
 	// ended.
 	Undo(ctx context.Context) error
 }
 
-// Attach is the frame of an ADD. The interface is made while the IPAM plugin, if
-// typ names one, looks for addresses. If anything fails, the interface is taken
-// back, and the addresses are given back.
+// Attach runs an ADD. It makes the interface while the IPAM plugin, if typ names
+// one, reserves addresses. If anything fails, it removes the interface and
+// releases the addresses.
 func Attach(ctx context.Context, r *plugin.Request, typ string, m Maker) (*types100.Result, error) {
 	leased, err := &types100.Result{}, error(nil)
 	if typ == "" {
@@ -55,9 +54,10 @@ func Attach(ctx context.Context, r *plugin.Request, typ string, m Maker) (*types
 	return result, nil
 }
 
-// Apply sets the attachment's interface up, with the addresses of a result if typ
-// names an IPAM plugin, and lists it as the only one of the result. It waits for
-// the detection of duplicates if there is a carrier within the time; see [Detect].
+// Apply sets the attachment's interface up, with the addresses of a result if
+// typ names an IPAM plugin, and lists it as the only interface of the result. It
+// waits for duplicate address detection if there is a carrier within the time;
+// see [Detect].
 func Apply(ctx context.Context, r *plugin.Request, typ string, result *types100.Result, how How, carrier time.Duration) (err error) {
 	sysctls, err := settings(r.IfName, typ, result, how)
 	if err != nil {
@@ -87,8 +87,9 @@ func Apply(ctx context.Context, r *plugin.Request, typ string, result *types100.
 	return Detect(ctx, r.Container, conn, own.Index, result, carrier)
 }
 
-// settings are those that the interface needs before it has the addresses. What
-// is announced may also be an IPv6 address that a router gives it.
+// settings returns the settings that the interface needs before it has
+// addresses. The announced addresses include the IPv6 addresses that come from
+// routers.
 func settings(ifName, typ string, result *types100.Result, how How) ([]links.Sysctl, error) {
 	if typ == "" {
 		return nil, nil
@@ -100,8 +101,8 @@ func settings(ifName, typ string, result *types100.Result, how How) ([]links.Sys
 	return all, err
 }
 
-// Only lists the attachment's interface as the only one of a result, which has
-// all of its addresses.
+// Only lists the attachment's interface as the only one of a result, with all of
+// its addresses.
 func Only(r *plugin.Request, result *types100.Result, mac string) {
 	result.Interfaces = []*types100.Interface{{Name: r.IfName, Mac: mac, Sandbox: r.NetNS}}
 	for _, ip := range result.IPs {
@@ -109,9 +110,10 @@ func Only(r *plugin.Request, result *types100.Result, mac string) {
 	}
 }
 
-// CheckInterface returns the attachment's interface, or an error unless it is in
-// the container as the previous result says, is up if it should be, and fits: the
-// hardware address is compared by SameMAC, addresses and routes by verify.
+// CheckInterface returns the attachment's interface. It returns an error unless
+// the interface is in the container as the previous result lists it, is up if it
+// should be, and matches: SameMAC compares the hardware address, and verify
+// addresses and routes.
 func CheckInterface(ctx context.Context, r *plugin.Request, up bool, fits func(own links.Link, said *types100.Interface) error) (own links.Link, err error) {
 	said, err := prevresult.Interface(r)
 	if err != nil {
@@ -137,8 +139,8 @@ func CheckInterface(ctx context.Context, r *plugin.Request, up bool, fits func(o
 	return own, nil
 }
 
-// CompareMAC returns an error unless an interface has the hardware address that
-// the result reports.
+// CompareMAC returns an error unless an interface has the reported hardware
+// address.
 func CompareMAC(own links.Link, said *types100.Interface) error {
 	if !prevresult.SameMAC(said.Mac, own.MAC) {
 		return fmt.Errorf("its MAC address is %s, not %s", own.MAC, said.Mac)

@@ -12,12 +12,12 @@ import (
 )
 
 // verify returns an error unless an interface has the addresses of a result,
-// usable, and there is a route to each destination that the result has one to.
+// usable, and there is a route to each destination of the result's routes.
 //
-// More addresses and routes are nobody's concern. Nor is which way a route leads:
-// whoever may change routes in the container, such as a VPN that takes the
-// default route over or a program that sets a metric, has replaced it, and the
-// destination is not lost.
+// It ignores other addresses and routes. It also ignores where a route leads: a
+// program in the container, such as a VPN that takes over the default route or
+// one that sets a metric, may have replaced it, and the destination is still
+// reached.
 func verify(c *links.Conn, index int, result *types100.Result) error {
 	if len(result.IPs) == 0 {
 		return nil
@@ -46,7 +46,8 @@ func verify(c *links.Conn, index int, result *types100.Result) error {
 	return verifyRoutes(c, index, wanted)
 }
 
-// verifyRoutes asks for all routes only if some are not by way of the interface.
+// verifyRoutes asks for all routes only if some do not lead through the
+// interface.
 func verifyRoutes(c *links.Conn, index int, wanted []links.Route) error {
 	for _, from := range []int{index, anyInterface} {
 		have, err := c.Routes(from)
@@ -61,18 +62,18 @@ func verifyRoutes(c *links.Conn, index int, wanted []links.Route) error {
 	return fmt.Errorf("route %s is missing", wanted[0])
 }
 
-// anyInterface asks for the routes by way of all interfaces.
+// anyInterface selects the routes through all interfaces.
 const anyInterface = 0
 
-// reaches reports whether there is a route to the destination of another one,
-// in its table if it names one, as rules refer to that.
+// reaches reports whether there is a route to the destination of another route,
+// in that one's table if it names one, because rules refer to tables.
 func reaches(routes []links.Route, want links.Route) bool {
 	return slices.ContainsFunc(routes, func(r links.Route) bool {
 		return r.Dst == want.Dst && (want.Table == unix.RT_TABLE_UNSPEC || r.Table == want.Table)
 	})
 }
 
-// HasRoute reports whether there is a route to dst by way of an interface.
+// HasRoute reports whether there is a route to dst through an interface.
 func HasRoute(c *links.Conn, index int, dst netip.Prefix) (bool, error) {
 	routes, err := c.Routes(index)
 	return reaches(routes, links.Route{Dst: dst}), err

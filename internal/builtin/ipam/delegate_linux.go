@@ -1,7 +1,6 @@
-// Package ipam is how a plugin that makes an interface gets addresses for it:
-// it delegates to an IPAM plugin (CNI specification 1.1.0, section 4), and puts
-// the addresses and routes on the interface. It is the frame of their ADD; see
-// [Attach].
+// Package ipam runs the ADD of plugins that make an interface; see [Attach]. It
+// delegates the choice of addresses to an IPAM plugin (CNI specification 1.1.0,
+// section 4), and assigns the addresses and routes to the interface.
 package ipam
 
 import (
@@ -17,14 +16,14 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// releaseTime is how long an address may take to be given back after a
-// failure. The context may have ended then, which must not leak the address.
+// releaseTime limits the release of an address after a failure. The context may
+// have ended by then, which must not leak the address.
 const releaseTime = 10 * time.Second
 
-// lease asks the IPAM plugin for addresses, and calls meanwhile, which needs none
-// of them, at the same time: files are written while the kernel makes an
-// interface. If either fails, or the result is none that could be put on an
-// interface, the addresses are given back; undoing meanwhile is the caller's.
+// lease asks the IPAM plugin for addresses, and at the same time calls
+// meanwhile, which needs none: files are written while the kernel makes an
+// interface. If either fails, or the result does not suit an interface, lease
+// releases the addresses; the caller undoes meanwhile.
 func lease(ctx context.Context, r *plugin.Request, typ string, meanwhile func() error) (*types100.Result, error) {
 	if err := Named(r, typ); err != nil {
 		return nil, err
@@ -80,30 +79,30 @@ func add(ctx context.Context, r *plugin.Request, typ string) (*types100.Result, 
 	return result, nil
 }
 
-// release gives the addresses back after a failure.
+// release releases the addresses after a failure.
 func release(ctx context.Context, r *plugin.Request, typ string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTime)
 	defer cancel()
 	return Del(ctx, r, typ)
 }
 
-// Del gives the addresses back. Without a type there are none.
+// Del releases the addresses. Without a type there are none.
 func Del(ctx context.Context, r *plugin.Request, typ string) error {
 	return delegate(ctx, r, "DEL", typ)
 }
 
-// Check has the IPAM plugin check.
+// Check runs the IPAM plugin's CHECK.
 func Check(ctx context.Context, r *plugin.Request, typ string) error {
 	return delegate(ctx, r, "CHECK", typ)
 }
 
-// Status has the IPAM plugin say whether it could give addresses.
+// Status asks the IPAM plugin whether it could assign addresses.
 func Status(ctx context.Context, r *plugin.Request, typ string) error {
 	return delegate(ctx, r, "STATUS", typ)
 }
 
-// GC has the IPAM plugin release the addresses of no attachment. Which are
-// valid is in the configuration.
+// GC lets the IPAM plugin release the addresses of attachments that are gone.
+// The configuration lists the valid ones.
 func GC(ctx context.Context, r *plugin.Request, typ string) error {
 	return delegate(ctx, r, "GC", typ)
 }

@@ -101,7 +101,7 @@ func (d *detection) awaitAnswers(ctx context.Context) error {
 			return err
 		}
 		if err := d.watch.Wait(limited); err != nil {
-			return fmt.Errorf("address %s is not usable yet, as the kernel still looks for other machines that have it: %w", open, err)
+			return fmt.Errorf("address %s is not usable yet, because the kernel still looks for other machines that have it: %w", open, err)
 		}
 		if err := d.look(); err != nil {
 			return err

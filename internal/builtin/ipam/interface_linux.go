@@ -18,9 +18,9 @@ func HasIPv6(result *types100.Result) bool {
 	return slices.ContainsFunc(result.IPs, func(ip *types100.IPConfig) bool { return ip != nil && ip.Address.IP.To4() == nil })
 }
 
-// Sysctls are the settings that an interface in a container needs before it
-// gets the addresses of a result: IPv6 that is not disabled, and addresses
-// that stay when the interface is down.
+// Sysctls returns the settings that an interface in a container needs before it
+// gets the addresses of a result: enabled IPv6, and addresses that stay when the
+// interface is down.
 func Sysctls(ifName string, result *types100.Result) ([]links.Sysctl, error) {
 	w, err := plan(result)
 	if err != nil || !w.ipv6() {
@@ -28,48 +28,50 @@ func Sysctls(ifName string, result *types100.Result) ([]links.Sysctl, error) {
 	}
 	const conf = "net/ipv6/conf/"
 	return []links.Sysctl{
-		// Without /proc/sys/net/ipv6 there is no IPv6, which the address says.
+		// Without /proc/sys/net/ipv6 there is no IPv6; adding the address reports
+		// that.
 		{Path: conf + "lo/disable_ipv6", Value: "0", Optional: true},
 		{Path: conf + ifName + "/disable_ipv6", Value: "0"},
 		{Path: conf + ifName + "/keep_addr_on_down", Value: "1"},
 	}, nil
 }
 
-// How says how an interface gets its addresses.
+// How configures the assignment of addresses.
 type How struct {
-	// Announce has the kernel announce them, as neighbours may know an address
-	// as another's: an IPv4 address when the interface comes up (arp_notify), an
-	// IPv6 address, with [Announced], when it is added to an interface that is
-	// up and detects duplicates.
+	// Announce makes the kernel announce the addresses, because neighbours may
+	// know an address as another's. The kernel announces an IPv4 address when the
+	// interface comes up (arp_notify), and with [Announced] an IPv6 address when
+	// it is added to an interface that is up and detects duplicates.
 	Announce bool
 	// Detect leaves duplicate detection of IPv6 addresses to the interface's
-	// settings; [Detect] waits for it. Without Detect there is none: where
-	// nobody else can have the address, it would take 1 to 2 s for nothing.
+	// settings; [Detect] waits for it. Without Detect there is none: if nobody
+	// else can have the address, detection would waste 1 to 2 s.
 	Detect bool
-	// Later leaves that of the IPv4 addresses to the caller, for when packets
-	// pass: see [links.Conn.Announce]. The kernel announces later changes.
+	// Later leaves the announcement of the IPv4 addresses to the caller, until
+	// packets can pass: see [links.Conn.Announce]. The kernel announces later
+	// changes.
 	Later bool
 }
 
-// Announced is the setting that has the kernel announce IPv6 addresses. It does
-// so for those that it looks for duplicates of, be it for a moment: whether it
-// looks for them is the interface's setting accept_dad.
+// Announced is the setting that makes the kernel announce IPv6 addresses. It
+// announces those for which it detects duplicates, however shortly: the
+// interface's setting accept_dad decides about detection.
 func Announced(ifName string) links.Sysctl {
 	return links.Sysctl{Path: "net/ipv6/conf/" + ifName + "/ndisc_notify", Value: "1", Optional: true}
 }
 
-// Configure has requests put the addresses of a result on an interface, set it
-// up, and add the routes. IPv6 addresses are usable after [Await]. With
-// How.Detect they are usable after [Detect] if the interface detects
-// duplicates, and after [Settle] if it does not. Call these last, as the kernel
-// works on the addresses meanwhile.
+// Configure adds requests that assign the addresses of a result to an interface,
+// set it up, and add the routes. IPv6 addresses are usable after [Await]. With
+// How.Detect they are usable after [Detect] if the interface detects duplicates,
+// and after [Settle] if it does not. Call these last, because the kernel works
+// on the addresses meanwhile.
 func Configure(to *links.Requests, index int, result *types100.Result, how How) error {
 	w, err := plan(result)
 	if err != nil {
 		return err
 	}
 	var flags links.AddressFlag
-	// An interface too small for IPv4 has no such setting.
+	// An interface with an MTU too small for IPv4 has no such setting.
 	notify := func() { to.Set4(index, "arp_notify", 1, unix.EAFNOSUPPORT) }
 	if how.Detect {
 		flags = links.Detect
@@ -96,7 +98,7 @@ func Configure(to *links.Requests, index int, result *types100.Result, how How) 
 	return nil
 }
 
-// IPv4 are the IPv4 addresses of a result that [Configure] could use.
+// IPv4 returns the IPv4 addresses of a result that [Configure] could assign.
 func IPv4(result *types100.Result) (addrs []netip.Addr) {
 	for _, ip := range result.IPs {
 		if ip == nil {
@@ -109,9 +111,9 @@ func IPv4(result *types100.Result) (addrs []netip.Addr) {
 	return addrs
 }
 
-// Await waits until neighbours can find the IPv6 addresses of an interface:
-// the kernel answers for an address only after work that it puts off. That is
-// mostly done when Await is called last. A neighbour that asks before waits for a
+// Await waits until neighbours can find the IPv6 addresses of an interface: the
+// kernel answers for an address only after deferred work. If Await is called
+// last, that is usually finished. A neighbour that asks earlier waits for a
 // second.
 func Await(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix) error {
 	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Prefix) bool { return a.Addr().Is4() })
@@ -126,13 +128,13 @@ func Await(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix) 
 	})
 }
 
-// Settle waits until no address of an interface is tentative. Neighbours can
-// find them then, as with Await.
+// Settle waits until no address of an interface is tentative. As with Await,
+// neighbours can then find them.
 func Settle(ctx context.Context, c *links.Conn, index int) error {
 	return wait(ctx, func() (bool, error) { return detected(c, index) })
 }
 
-// detected reports whether no address but the kernel's own is tentative.
+// detected reports whether no address except the kernel's own is tentative.
 func detected(c *links.Conn, index int) (bool, error) {
 	addrs, err := c.Addresses(index)
 	for _, a := range addrs {
@@ -145,16 +147,16 @@ func detected(c *links.Conn, index int) (bool, error) {
 	}), err
 }
 
-// The kernel says by no message that an address is usable. The detection takes
-// a second with the default settings, and up to another one before it begins;
-// on a machine that is overloaded, deferred work has taken seconds.
+// The kernel sends no message when an address becomes usable. The detection
+// takes a second with the default settings, and up to another one before it
+// begins. On an overloaded machine, deferred work has taken seconds.
 const (
 	longestWait  = 10 * time.Second
 	shortestWait = 50 * time.Microsecond
 	waitsAtMost  = 20 * time.Millisecond
 )
 
-// wait calls ready until it is true.
+// wait calls ready until it returns true.
 func wait(ctx context.Context, ready func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, longestWait)
 	defer cancel()

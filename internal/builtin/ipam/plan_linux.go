@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/links"
 )
 
-// wanted are the addresses and routes that a result means for an interface.
+// wanted are the addresses and routes of an interface, from a result.
 type wanted struct {
 	addresses []netip.Prefix
 	routes    []links.Route
@@ -29,8 +29,8 @@ func (w wanted) ipv6() bool {
 	return false
 }
 
-// plan reads a result. The gateway of a route that has none is that of the
-// first address of its family that has one.
+// plan reads a result. A route without a gateway gets that of the first address
+// of its family that has one.
 func plan(result *types100.Result) (wanted, error) {
 	var w wanted
 	if result == nil || len(result.IPs) == 0 {
@@ -98,7 +98,7 @@ func route(r *types.Route, gateways [2]netip.Addr) (links.Route, error) {
 	return route, nil
 }
 
-// gateway converts a gateway, which may be none, for an address of its family.
+// gateway converts the optional gateway of an address.
 func gateway(ip net.IP, of netip.Addr) (netip.Addr, error) {
 	if len(ip) == 0 {
 		return netip.Addr{}, nil

@@ -22,7 +22,7 @@ const (
 	index = 1 // LOOPBACK_IFINDEX of the kernel: the first in every namespace
 )
 
-// Add sets the interface up. A previous result is passed on as it is.
+// Add sets the interface up. It returns a previous result unchanged.
 func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	var before *links.Link
 	var addrs *[]links.Address
@@ -65,8 +65,8 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	return result, nil
 }
 
-// Del sets the interface down, unless it was up before Add, so that somebody else
-// uses it. Without a namespace there is nothing to do.
+// Del sets the interface down, unless it was up before Add, because then
+// somebody else uses it. Without a namespace there is nothing to do.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if r.Container == nil || caller.LoWasUp(caller.From(ctx)) {
 		return nil
@@ -74,7 +74,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	return do(ctx, r, func(q *links.Requests) { q.Down(index) })
 }
 
-// Check makes sure that the interface is up.
+// Check returns an error unless the interface is up.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	var lo *links.Link
 	if err := do(ctx, r, func(q *links.Requests) { lo = q.Link(name) }); err != nil {
@@ -86,7 +86,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	return nil
 }
 
-// do sends the requests of ask to the kernel, in the container, all at once.
+// do sends the requests that ask adds to the kernel, in the container, together.
 func do(ctx context.Context, r *plugin.Request, ask func(*links.Requests)) error {
 	c, err := links.Borrow(ctx, r.Container)
 	if err != nil {

@@ -12,10 +12,10 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Check makes sure that the interface is there, on its master, in its mode, and
-// has the addresses of the result. The MTU is not compared: a plugin further behind may
-// have set another without a word in the result, and the kernel lowers it with
-// the master's.
+// Check returns an error unless the interface exists on its master, in its mode,
+// with the addresses of the result. It does not compare the MTU: a later plugin
+// may have changed it without a word in the result, and the kernel lowers it
+// with the master's.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	c, err := parse(r)
 	if err != nil {
@@ -28,7 +28,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 		if own.Kind != "macvlan" {
 			return fmt.Errorf("it is of type %q, not macvlan", own.Kind)
 		}
-		if c.mode != links.MacvlanPassthru { // there it has the master's address
+		if c.mode != links.MacvlanPassthru { // with passthru it has the master's address
 			if err := ipam.CompareMAC(own, said); err != nil {
 				return err
 			}
@@ -44,10 +44,10 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	return nil
 }
 
-// checkMaster makes sure that the interface is on the master that is configured.
-// The kernel deletes it with its master, so that one is there, perhaps under
-// another name. One that is not configured was the interface of the default route
-// at the time, which may lead another way by now.
+// checkMaster returns an error unless the interface is on the configured master.
+// The kernel deletes the interface with its master, so the master exists,
+// perhaps under another name. A master that is not configured was the interface
+// of the default route at the time, which may have changed.
 func (c *config) checkMaster(ctx context.Context, r *plugin.Request, own links.Link) (err error) {
 	if c.Master == "" {
 		return nil

@@ -14,10 +14,10 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// config is a configuration that has been checked, as far as that is possible
-// without looking at the master.
+// config is a configuration, validated as far as possible without looking at the
+// master.
 type config struct {
-	Master     string `json:"master"` // empty is where the default route leads
+	Master     string `json:"master"` // empty: the interface of the default route
 	Mode       string `json:"mode"`
 	MTU        int    `json:"mtu"`
 	Mac        string `json:"mac"`
@@ -32,14 +32,14 @@ type config struct {
 	mac  net.HardwareAddr
 }
 
-// envArgs are CNI_ARGS. The names of the fields are those of the arguments.
+// envArgs are CNI_ARGS. The fields have the names of the arguments.
 type envArgs struct {
 	types.CommonArgs
 	MAC types.UnmarshallableString
 }
 
-// parse reads the configuration of a request. The capability "mac" goes before
-// CNI_ARGS, and that before the rest.
+// parse reads the configuration of a request. The capability "mac" overrides
+// CNI_ARGS, which override the rest.
 func parse(r *plugin.Request) (*config, error) {
 	c := &config{}
 	if err := r.Decode(c); err != nil {
@@ -78,7 +78,8 @@ func (c *config) check() (err error) {
 	return nil
 }
 
-// parseMode reads how containers on the same master reach each other.
+// parseMode reads the mode, which decides how containers on the same master
+// reach each other.
 func parseMode(mode string) (uint32, error) {
 	switch mode {
 	case "", "bridge":
@@ -93,7 +94,7 @@ func parseMode(mode string) (uint32, error) {
 	return 0, fmt.Errorf(`mode: %q is none of "bridge", "private", "vepa", "passthru"`, mode)
 }
 
-// masterNS is where the master is.
+// masterNS returns the namespace of the master.
 func (c *config) masterNS(r *plugin.Request) *netns.Handle {
 	if c.InNetNS {
 		return r.Container
@@ -101,7 +102,7 @@ func (c *config) masterNS(r *plugin.Request) *netns.Handle {
 	return r.Host
 }
 
-// master looks the master up. Its MTU is the most that its macvlans can have.
+// master looks the master up. Its MTU limits that of its macvlans.
 func (c *config) master(conn *links.Conn) (links.Link, error) {
 	var master links.Link
 	var err error
@@ -119,7 +120,7 @@ func (c *config) master(conn *links.Conn) (links.Link, error) {
 	return master, nil
 }
 
-// defaultInterface is the one that the default route leads to, of IPv4 before
+// defaultInterface returns the interface of the default route, of IPv4 before
 // IPv6.
 func defaultInterface(conn *links.Conn) (links.Link, error) {
 	routes, err := conn.Routes(0)

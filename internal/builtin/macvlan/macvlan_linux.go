@@ -1,7 +1,6 @@
-// Package macvlan gives a container an interface of its own on a network that
-// the host has: one that shares the host's interface, the master, under another
-// MAC address. It takes the configuration of the reference plugin macvlan
-// (v1.9.1).
+// Package macvlan gives a container an interface of its own on a network of the
+// host: it shares the host's interface, the master, under another MAC address.
+// It takes the configuration of the reference plugin macvlan (v1.9.1).
 //
 // Other machines are on that network, and one of them may have an address that
 // the IPAM plugin considers free. The kernel detects duplicate IPv6 addresses,
@@ -38,14 +37,14 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	return result, nil
 }
 
-// attachment is one that is being made.
+// attachment is an attachment in progress.
 type attachment struct {
 	*config
 	r    *plugin.Request
 	made bool
 }
 
-// Make makes the interface, down.
+// Make creates the interface, down.
 func (a *attachment) Make(ctx context.Context) (err error) {
 	conn, err := links.Borrow(ctx, a.masterNS(a.r))
 	if err != nil {
@@ -63,8 +62,8 @@ func (a *attachment) Make(ctx context.Context) (err error) {
 	return err
 }
 
-// Configure sets the interface up. The master existed before: without a carrier,
-// it is not plugged in, and nobody can have the addresses.
+// Configure sets the interface up. The master existed before: if it has no
+// carrier, it is not plugged in, and nobody can have the addresses.
 func (a *attachment) Configure(ctx context.Context, result *types100.Result) error {
 	if err := ipam.Apply(ctx, a.r, a.IPAM.Type, result, ipam.How{Announce: true, Detect: true}, 0); err != nil {
 		return fmt.Errorf("interface %q: %w", a.r.IfName, err)
@@ -81,7 +80,7 @@ func (a *attachment) Undo(ctx context.Context) error {
 	return remove(ctx, a.r, func(delete func() error) error { return delete() })
 }
 
-// Del gives the addresses back and deletes the interface.
+// Del releases the addresses and deletes the interface.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	var c config
 	if err := r.Decode(&c); err != nil {
@@ -99,8 +98,8 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	return nil
 }
 
-// remove deletes the interface, if it is a macvlan. How the deletion itself,
-// which waits for the kernel, is run is up to the caller.
+// remove deletes the interface, if it is a macvlan. The caller decides how to
+// run the deletion itself, which waits for the kernel.
 func remove(ctx context.Context, r *plugin.Request, run func(delete func() error) error) error {
 	conn, err := links.Borrow(ctx, r.Container)
 	if err != nil {
@@ -145,8 +144,8 @@ func (Plugin) Status(ctx context.Context, r *plugin.Request) (err error) {
 // errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
 const errNotAvailable = 50
 
-// GC has the IPAM plugin release the addresses of no attachment. Interfaces go
-// with their namespaces.
+// GC lets the IPAM plugin release the addresses of attachments that are gone.
+// Interfaces end with their namespaces.
 func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
 	var c config
 	if err := r.Decode(&c); err != nil {

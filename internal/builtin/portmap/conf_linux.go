@@ -16,7 +16,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// conf is the configuration, PortMapConf in the reference plugin's main.go.
+// conf is the configuration; PortMapConf in the reference plugin's main.go.
 type conf struct {
 	Backend              *string  `json:"backend"`
 	SNAT                 *bool    `json:"snat"`
@@ -30,7 +30,7 @@ type conf struct {
 	} `json:"runtimeConfig"`
 }
 
-// mapping is one of the capability portMappings.
+// mapping is an entry of the capability portMappings.
 type mapping struct {
 	HostPort      int    `json:"hostPort"`
 	ContainerPort int    `json:"containerPort"`
@@ -48,7 +48,7 @@ func (c request) rules() netfilter.Rules {
 	return netfilter.Rules{HostPorts: []netfilter.HostPorts{c.want}}
 }
 
-// nowhere reports whether the container has no address to forward to.
+// nowhere reports whether the container has no address for the ports.
 func (c request) nowhere() bool { return !c.want.V4.IsValid() && !c.want.V6.IsValid() }
 
 // parse reads and validates the request. An error has the code 7, "invalid
@@ -61,8 +61,9 @@ func parse(r *plugin.Request) (request, error) {
 	return conf.request(r)
 }
 
-// parseAny leaves out the ports that parse refuses: for them nothing was made,
-// and a DEL that failed for them would leave what is in front in the chain.
+// parseAny leaves out the ports that parse refuses. Nothing was made for them,
+// and if DEL failed because of them, the plugins in front in the chain would
+// never be deleted.
 func parseAny(r *plugin.Request) (request, error) {
 	var conf conf
 	if err := r.Decode(&conf); err != nil {
@@ -73,7 +74,7 @@ func parseAny(r *plugin.Request) (request, error) {
 	return conf.request(r)
 }
 
-// request is what the configuration wants for an attachment.
+// request returns the attachment that the configuration describes.
 func (conf conf) request(r *plugin.Request) (request, error) {
 	c, err := conf.call()
 	if err != nil {
@@ -122,9 +123,9 @@ func (conf conf) call() (request, error) {
 	return c, nil
 }
 
-// backend returns the backend that is named, unless something in the
-// configuration is for another one. If none is named it is that which the
-// configuration has something for, and else this module's own.
+// backend returns the named backend, unless a setting belongs to the other one.
+// If none is named, the settings decide, and without any it is this module's
+// own.
 func (conf conf) backend() (netfilter.Backend, error) {
 	needs := map[netfilter.Backend][]string{}
 	if conf.ExternalSetMarkChain != nil {
@@ -147,7 +148,7 @@ func (conf conf) backend() (netfilter.Backend, error) {
 		case len(nftables) > 0:
 			return netfilter.NFTables, nil
 		case len(iptables) > 0, conf.MarkMasqBit != nil:
-			// Who chooses the bit has other rules that know of it.
+			// Other rules of the administrator's know the bit that he has chosen.
 			return netfilter.IPTables, nil
 		}
 		return netfilter.Native, nil
@@ -166,7 +167,7 @@ func (conf conf) backend() (netfilter.Backend, error) {
 	return netfilter.Backend(*conf.Backend), nil
 }
 
-// conditions returns them, of which an empty one alone is none.
+// conditions returns the conditions, and nil for a single empty one.
 func conditions(all []string) []string {
 	if slices.Equal(all, []string{""}) {
 		return nil
@@ -174,7 +175,7 @@ func conditions(all []string) []string {
 	return all
 }
 
-// backendOf tells by their beginning whose conditions they are: those of
+// backendOf returns the backend of conditions by their first character: those of
 // iptables begin with a hyphen or an exclamation mark, and none of nft's do.
 func backendOf(all []string) (b netfilter.Backend, ok bool) {
 	if len(all) == 0 || all[0] == "" {
@@ -211,9 +212,8 @@ func (m mapping) hostPort() (netfilter.HostPort, error) {
 	return p, nil
 }
 
-// addresses returns the container's first address of each family. Those that
-// are of an interface of the host, or another one of the container's, are not
-// among them.
+// addresses returns the container's first address of each family. It omits the
+// addresses of interfaces on the host and of other interfaces in the container.
 func addresses(result *types100.Result, ifName string) (v4, v6 netip.Prefix) {
 	for _, ip := range result.IPs {
 		if i := ip.Interface; i != nil && *i >= 0 && *i < len(result.Interfaces) {

@@ -16,11 +16,11 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Plugin is the plugin "portmap". It follows a plugin that gives the container
-// its addresses.
+// Plugin is the plugin "portmap". It runs after a plugin that gives the
+// container its addresses.
 type Plugin struct{}
 
-// Add forwards the ports, if there are any, and passes the previous result on.
+// Add forwards the ports, if there are any, and returns the previous result.
 func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := parse(r)
 	if err != nil {
@@ -44,8 +44,8 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	return result, nil
 }
 
-// Del stops forwarding. It needs no previous result: what is the container's is
-// found by its name.
+// Del stops forwarding. It needs no previous result, because it finds the
+// container's rules by name.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	c, err := parseAny(r)
 	if err != nil || len(c.want.Ports) == 0 {
@@ -54,7 +54,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	return netfilter.Open(r.Host, caller.Netfilter(ctx)).Remove(ctx, c.backend, c.rules())
 }
 
-// Check makes sure that every port is forwarded.
+// Check returns an error unless every port is forwarded.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	c, err := parse(r)
 	if err != nil {
@@ -67,8 +67,8 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 		return nil
 	}
 	if c.backend == netfilter.NFTables {
-		// The reference plugin passes over this in nftables, and what it made
-		// must pass.
+		// The reference plugin does not check this with nftables, and its
+		// attachments must pass.
 		c.want.MasqAll = false
 	}
 	return netfilter.Open(r.Host, caller.Netfilter(ctx)).Check(ctx, c.backend, c.rules())
@@ -84,11 +84,10 @@ func Wants(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
 	return c.backend, c.rules(), nil
 }
 
-// routeLocalnet lets packets from the host's loopback addresses, which the
-// kernel takes for martians elsewhere, leave by the interface that the
-// container is reached by. It stays: it is the interface's, which others use.
-// If there is no route to the container, as from a host that does not reach its
-// containers, there is nothing to do.
+// routeLocalnet allows packets from the host's loopback addresses to leave by
+// the interface that leads to the container. The kernel drops them elsewhere as
+// martians. The setting stays, because others use the interface too. If the host
+// has no route to the container, there is nothing to do.
 func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr) (err error) {
 	host, err := links.Borrow(ctx, r.Host)
 	if err != nil {
@@ -106,7 +105,7 @@ func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr)
 	if err != nil {
 		return fmt.Errorf("snat: the host's interface to %s: %w", container, err)
 	}
-	// Most often it is set.
+	// Usually it is already set.
 	if link.Has(links.Sysctl{Path: "net/ipv4/conf/" + link.Name + "/route_localnet", Value: "1"}) {
 		return nil
 	}

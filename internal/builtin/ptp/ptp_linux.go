@@ -1,11 +1,11 @@
-// Package ptp is the plugin "ptp": it connects a container to the host by a
-// veth pair that nobody else is on. The host routes to each address of the
+// Package ptp is the plugin "ptp": it connects a container to the host by a veth
+// pair without any other machine. The host routes to each address of the
 // container, which sends everything to the host.
 //
 // It takes the configuration of the reference plugin, and returns the same
 // result. IPv6 addresses, including the link-local ones, are usable at once:
-// there is no duplicate address detection, as nobody else is on the link. The
-// pair has one queue for each direction; see package bridge.
+// there is no duplicate address detection, because nobody else is on the link.
+// The pair has one queue for each direction; see package bridge.
 package ptp
 
 import (
@@ -29,7 +29,7 @@ import (
 type Plugin struct{}
 
 // containerInterface is the index of the container's interface in the result,
-// behind the host's.
+// after the host's.
 const containerInterface = 1
 
 func load(r *plugin.Request) (*veth.Config, error) {
@@ -52,17 +52,17 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	return veth.Add(ctx, r, c.IPAM.Type, func(e *veth.Ends) ipam.Maker { return &attachment{Config: c, Ends: e} })
 }
 
-// attachment is one that is being made.
+// attachment is an attachment in progress.
 type attachment struct {
 	*veth.Config
 	*veth.Ends
-	// linkLocal holds the link-local addresses that were given to the ends; see
+	// linkLocal holds the link-local addresses of the ends; see
 	// [links.Conn.LinkLocal].
 	linkLocal struct{ host, container netip.Prefix }
 }
 
-// Make makes the pair, and gives the host's end its link-local address while it
-// has no carrier: the container's end is still down.
+// Make creates the pair, and gives the host's end its link-local address while
+// it has no carrier: the container's end is still down.
 func (a *attachment) Make(context.Context) (err error) {
 	a.Pair, err = links.Veth{Name: a.Request.IfName, MTU: a.MTU}.Create(a.OnHost, a.Request.Container)
 	if err != nil {
@@ -72,7 +72,7 @@ func (a *attachment) Make(context.Context) (err error) {
 	return err
 }
 
-// Configure gives both ends their addresses and routes.
+// Configure assigns addresses and routes to both ends.
 func (a *attachment) Configure(ctx context.Context, result *types100.Result) error {
 	host, container := a.Interfaces()
 	result.Interfaces = []*types100.Interface{host, container}
@@ -123,8 +123,8 @@ func valid(p netip.Prefix) []netip.Prefix {
 	return []netip.Prefix{p}
 }
 
-// endpoint is an address of the container, in its subnet, and the address of
-// the host that it sends to.
+// endpoint is an address of the container, in its subnet, with its gateway on
+// the host.
 type endpoint struct {
 	address netip.Prefix
 	gateway netip.Addr
@@ -148,8 +148,8 @@ func endpoints(result *types100.Result) ([]endpoint, error) {
 	return all, nil
 }
 
-// routes are those of the container to the gateway and, by way of it, to the
-// rest of the subnet, whose addresses are those of other links.
+// routes returns the container's routes to the gateway and, through it, to the
+// rest of the subnet, whose addresses are on other links.
 func (e endpoint) routes() (toGateway, toSubnet links.Route) {
 	toGateway = links.Route{Dst: single(e.gateway), Src: e.address.Addr(), Scope: unix.RT_SCOPE_LINK}
 	toSubnet = links.Route{Dst: e.address.Masked(), Via: e.gateway, Src: e.address.Addr()}
@@ -158,9 +158,9 @@ func (e endpoint) routes() (toGateway, toSubnet links.Route) {
 
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// configureContainer sets the container's end up. An address makes a route to
-// its subnet, as if it were on the link, which the routes of the IPAM plugin
-// may need to be accepted; it is replaced then.
+// configureContainer sets the container's end up. An address adds a route to its
+// subnet, as if the subnet were on the link. The kernel may require it for the
+// routes of the IPAM plugin; it is replaced afterwards.
 func (a *attachment) configureContainer(ctx context.Context, result *types100.Result, ends []endpoint) error {
 	sysctls, err := ipam.Sysctls(a.Request.IfName, result)
 	if err != nil {
@@ -193,8 +193,8 @@ func (a *attachment) configureContainer(ctx context.Context, result *types100.Re
 	return do.Send()
 }
 
-// configureHost gives the host's end the addresses of the gateways, routes the
-// container's by way of it, and has the host forward.
+// configureHost assigns the addresses of the gateways to the host's end, adds
+// routes to the container's addresses, and makes the host forward.
 func (a *attachment) configureHost(ends []endpoint) error {
 	do, index := a.OnHost.Requests(), a.Host.Index
 	for _, e := range ends {
@@ -212,7 +212,7 @@ func (a *attachment) configureHost(ends []endpoint) error {
 	}
 	a.Host.OperState = link.OperState
 	var settings []links.Sysctl
-	// What the container says about routes is not for the host.
+	// The container's routes do not apply to the host.
 	if ra := (links.Sysctl{Path: "net/ipv6/conf/" + link.Name + "/accept_ra", Value: "0", Optional: true}); !link.Has(ra) {
 		settings = append(settings, ra)
 	}
@@ -224,8 +224,8 @@ func (a *attachment) configureHost(ends []endpoint) error {
 	return links.WriteSysctls(a.Request.Host, settings...)
 }
 
-// families are those for which the host has to forward: IPv4, which is false,
-// and IPv6.
+// families returns the families for which the host must forward: IPv4, which is
+// false, and IPv6.
 func families(ends []endpoint) []bool {
 	var all []bool
 	for _, v6 := range []bool{false, true} {
@@ -246,9 +246,9 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 }
 
 // Check returns an error unless both ends of the pair, addresses, routes and
-// rules are there as Add made them. Unlike the reference plugin it looks at the
-// host's end too, but not at whether the host forwards: that is not this
-// attachment's, and all of the host's containers would have failed at once.
+// rules are as Add made them. Unlike the reference plugin it checks the host's
+// end too. It does not check whether the host forwards: that affects all of the
+// host's containers, which would all fail at once.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	c, err := load(r)
 	if err != nil {
@@ -270,7 +270,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	return c.CheckMasquerade(ctx, r)
 }
 
-// checkHost looks for the addresses and routes of the host's end.
+// checkHost checks the addresses and routes of the host's end.
 func checkHost(host *links.Conn, r *plugin.Request, link links.Link) error {
 	ends, err := endpoints(own(r.PrevResult))
 	if err != nil {
@@ -296,7 +296,7 @@ func checkHost(host *links.Conn, r *plugin.Request, link links.Link) error {
 	return nil
 }
 
-// own is a result with the addresses of the container's interface only.
+// own returns a result with only the addresses of the container's interface.
 func own(result *types100.Result) *types100.Result {
 	filtered := &types100.Result{}
 	for _, ip := range result.IPs {
@@ -319,7 +319,7 @@ func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
 
-// GC has the IPAM plugin release the addresses of no attachment.
+// GC lets the IPAM plugin release the addresses of attachments that are gone.
 func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
 	c, err := load(r)
 	if err != nil {

@@ -1,4 +1,5 @@
 //go:build !linux
 
-// Package ptp makes the plugin "ptp": a container and the host, alone on a link. It needs Linux.
+// Package ptp is the plugin "ptp": it connects a container to the host by a veth
+// pair. It needs Linux.
 package ptp

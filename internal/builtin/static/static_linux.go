@@ -1,5 +1,5 @@
-// Package static is the IPAM plugin "static": the addresses are those that the
-// configuration, or the caller, lists. It keeps nothing.
+// Package static is the IPAM plugin "static": the configuration or the caller
+// lists the addresses. It keeps no state.
 package static
 
 import (
@@ -20,7 +20,7 @@ import (
 // Plugin is the plugin "static".
 type Plugin struct{}
 
-// config is the part that it needs of the delegating plugin's configuration.
+// config is the part of the delegating plugin's configuration that static reads.
 type config struct {
 	IPAM *struct {
 		Routes    []*types.Route `json:"routes"`
@@ -49,15 +49,15 @@ type environment struct {
 	GATEWAY types.UnmarshallableString `json:"gateway,omitempty"`
 }
 
-// address is one that is to be given, with its subnet.
+// address is an address to assign, with its subnet.
 type address struct {
 	prefix  netip.Prefix
 	gateway net.IP
 }
 
 // load reads the configuration and the addresses: those of the runtime, or of
-// the arguments in the configuration, or else those that the configuration
-// lists together with those in CNI_ARGS.
+// the arguments in the configuration, or else those in the configuration itself
+// together with those in CNI_ARGS.
 func load(r *plugin.Request) (*config, []address, error) {
 	var c config
 	if err := r.Decode(&c); err != nil {
@@ -66,7 +66,7 @@ func load(r *plugin.Request) (*config, []address, error) {
 	if c.IPAM == nil {
 		return nil, nil, invalid(`"ipam" is missing`)
 	}
-	// Read even if others come first: an error in it is an error.
+	// Read it even if it does not count, so that an error in it is reported.
 	all, err := c.listed(r.Args)
 	if err != nil {
 		return nil, nil, err
@@ -90,7 +90,7 @@ func load(r *plugin.Request) (*config, []address, error) {
 	return &c, all, onePerFamily(r.CNIVersion, all)
 }
 
-// listed are the addresses of the configuration and of CNI_ARGS.
+// listed returns the addresses of the configuration and of CNI_ARGS.
 func (c *config) listed(args string) ([]address, error) {
 	var all []address
 	for _, a := range c.IPAM.Addresses {
@@ -157,8 +157,8 @@ func invalid(format string, args ...any) error {
 	return plugin.Errorf(types.ErrInvalidNetworkConfig, format, args...)
 }
 
-// onePerFamily refuses addresses that results could not hold before version
-// 0.3.0.
+// onePerFamily refuses addresses that results before version 0.3.0 could not
+// contain.
 func onePerFamily(cniVersion string, all []address) error {
 	several, err := version.GreaterThanOrEqualTo(cniVersion, "0.3.0")
 	if err != nil {
@@ -193,12 +193,12 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	return result, nil
 }
 
-// Del has nothing to give back.
+// Del does nothing.
 func (Plugin) Del(context.Context, *plugin.Request) error { return nil }
 
 // Check returns an error if the result has another gateway for an address than
-// the configured one. An address that the result has no more was taken out by a
-// plugin further behind: Add reports all of them.
+// the configuration. A configured address that is missing from the result was
+// removed by a later plugin: Add returns all of them.
 func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	_, all, err := load(r)
 	if err != nil {

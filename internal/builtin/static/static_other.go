@@ -1,4 +1,5 @@
 //go:build !linux
 
-// Package static makes the IPAM plugin "static": addresses that the configuration lists. It needs Linux.
+// Package static is the IPAM plugin "static": the configuration lists the
+// addresses. It needs Linux.
 package static

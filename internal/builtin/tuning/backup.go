@@ -37,7 +37,7 @@ type state struct {
 	txQLen   int
 }
 
-// backupOf keeps the attributes that will change.
+// backupOf returns the attributes that will change, with their present values.
 func backupOf(has state, change attributes) backup {
 	var b backup
 	if change.mac != nil {
@@ -58,12 +58,13 @@ func backupOf(has state, change attributes) backup {
 	return b
 }
 
-// backupFile is where the reference plugin looks for it.
+// backupFile returns the reference plugin's path of the backup.
 func backupFile(dataDir, id, ifName string) string {
 	return filepath.Join(dataDir, id+"_"+ifName+".json")
 }
 
-// unfinished is the file while it is written, so that it is never seen half.
+// unfinished is the path of the file while it is written, so that nobody sees
+// half of it.
 func unfinished(file string) string { return file + ".tmp" }
 
 func saveBackup(file string, b backup) error {
@@ -79,20 +80,20 @@ func saveBackup(file string, b backup) error {
 		err = os.Rename(unfinished(file), file)
 	}
 	if err != nil {
-		return fmt.Errorf("keep what the interface had: %w", errors.Join(err, remove(unfinished(file))))
+		return fmt.Errorf("keep the former state of the interface: %w", errors.Join(err, remove(unfinished(file))))
 	}
 	return nil
 }
 
-// loadBackup reads the file. If there is none, or none that makes sense, there
-// is nothing to put back.
+// loadBackup reads the file. If the file is missing or invalid, there is nothing
+// to restore.
 func loadBackup(file string) (b backup, found bool, err error) {
 	data, err := plainfile.Read(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return backup{}, false, nil
 	}
 	if err != nil {
-		return backup{}, false, fmt.Errorf("what the interface had: %w", err)
+		return backup{}, false, fmt.Errorf("former state of the interface: %w", err)
 	}
 	if err := json.Unmarshal(data, &b); err != nil {
 		return backup{}, false, nil
@@ -100,8 +101,8 @@ func loadBackup(file string) (b backup, found bool, err error) {
 	return b, true, nil
 }
 
-// File is where an attachment's backup is, by the configuration of the plugin, of
-// which nothing else need be valid.
+// File returns the path of an attachment's backup. It reads only that from the
+// plugin's configuration, of which the rest may be invalid.
 func File(config []byte, id, ifName string) string {
 	var n struct {
 		DataDir string `json:"dataDir"`
@@ -112,7 +113,7 @@ func File(config []byte, id, ifName string) string {
 	return backupFile(n.DataDir, id, ifName)
 }
 
-// Pending reports whether there is a backup, or the beginning of one.
+// Pending reports whether a backup exists, or the beginning of one.
 func Pending(file string) bool {
 	_, err := os.Lstat(file)
 	_, begun := os.Lstat(unfinished(file))
@@ -124,7 +125,7 @@ func Discard(file string) error {
 	return errors.Join(remove(unfinished(file)), remove(file))
 }
 
-// remove removes a file, which is fine if there is none.
+// remove removes a file, and ignores a missing one.
 func remove(file string) error {
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -17,9 +17,9 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Check makes sure that the sysctls and the interface are as this plugin has set
-// them, as far as no plugin behind it has set them again. The allowlist is not
-// asked: it is about future settings.
+// Check returns an error unless the sysctls and the interface are as this plugin
+// has set them, except for those that a later plugin has set again. It ignores
+// the allowlist, which is for future settings.
 func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	c, err := parse(r)
 	if err != nil {
@@ -33,7 +33,7 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 		return err
 	}
 	if !c.attributes.any() {
-		return nil // the chain may have no interface at all
+		return nil // a chain need not have an interface
 	}
 	conn, link, err := find(ctx, r)
 	if err != nil {
@@ -46,8 +46,8 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 }
 
 // factSet is the note of the values that the tuning plugins of a chain have set,
-// the last one of each: a plugin that is checked knows by it that another one
-// came behind.
+// the last one of each. It shows a plugin in CHECK that a later one has changed
+// its settings.
 const factSet = "tuning.set"
 
 // noteSet adds the settings of a configuration to the note.
@@ -64,8 +64,8 @@ func noteSet(ctx context.Context, c *config) error {
 	return caller.From(ctx).Note(factSet, all)
 }
 
-// lastSet reads the note. Without one, as of an attachment that an executable has
-// made, every plugin counts as the last.
+// lastSet reads the note. Without a note, as after an executable's ADD, every
+// plugin counts as the last.
 func lastSet(ctx context.Context) map[string]string {
 	var all map[string]string
 	if json.Unmarshal(caller.From(ctx).Fact(factSet), &all) != nil {
@@ -74,7 +74,7 @@ func lastSet(ctx context.Context) map[string]string {
 	return all
 }
 
-// values are the settings of a configuration, by sysctl file and attribute.
+// values returns the settings of a configuration, by sysctl file and attribute.
 func (c *config) values() map[string]string {
 	values := make(map[string]string)
 	for _, s := range c.sysctls {
@@ -93,11 +93,11 @@ func (c *config) values() map[string]string {
 	if a.txQLen != nil {
 		values["txQLen"] = strconv.Itoa(*a.txQLen)
 	}
-	return values // promisc is never set off again
+	return values // promisc is never turned off
 }
 
-// without is the configuration less the settings that a plugin behind this one
-// has changed, by the note, or by the result as far as that has them.
+// without returns the configuration without the settings that a later plugin has
+// changed, by the note, or by the result as far as it contains them.
 func (c *config) without(r *plugin.Request, last map[string]string) *config {
 	own := *c
 	own.sysctls = nil
@@ -127,8 +127,8 @@ func (c *config) without(r *plugin.Request, last map[string]string) *config {
 	return &own
 }
 
-// checkSysctls compares them word by word, as the kernel separates numbers in its
-// own way, and by value, as it prints them in its own way too.
+// checkSysctls compares words and values, because the kernel has its own way to
+// separate and print numbers.
 func checkSysctls(r *plugin.Request, sysctls []sysctl) error {
 	if len(sysctls) == 0 {
 		return nil
@@ -147,8 +147,8 @@ func checkSysctls(r *plugin.Request, sysctls []sysctl) error {
 	})
 }
 
-// canonical is a sysctl's value as words with one space between, and numbers as
-// decimal ones, of which the kernel takes any that strtol(3) does.
+// canonical returns a sysctl's value as words separated by single spaces, with
+// numbers in decimal. The kernel accepts any number that strtol(3) does.
 func canonical(value string) string {
 	words := strings.Fields(value)
 	for i, word := range words {
@@ -159,8 +159,9 @@ func canonical(value string) string {
 	return strings.Join(words, " ")
 }
 
-// differences is an error if the interface differs from the configuration.
-// Attributes that are not configured, or only turned off, were not set.
+// differences returns an error if the interface differs from the configuration.
+// It ignores attributes that are not configured, or only turned off, because
+// they were not set.
 func differences(has state, want attributes) error {
 	if want.mac != nil && want.mac.String() != has.mac.String() {
 		return fmt.Errorf("mac is %s, and not %s as configured", has.mac, want.mac)

@@ -17,10 +17,10 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// defaultDataDir is where the reference plugin keeps its backups.
+// defaultDataDir is the reference plugin's default directory for backups.
 const defaultDataDir = "/run/cni/tuning"
 
-// config is a configuration that has been checked.
+// config is a validated configuration.
 type config struct {
 	dataDir    string
 	sysctls    []sysctl
@@ -28,14 +28,14 @@ type config struct {
 	macText    string // as it was configured, for the result
 }
 
-// sysctl is one to be written.
+// sysctl is a sysctl to write.
 type sysctl struct{ key, file, value string }
 
-// attributes are to be set on the interface; nil is left alone.
+// attributes are the values for the interface. A nil field changes nothing.
 type attributes struct {
 	mac      net.HardwareAddr
-	promisc  bool // false is left alone as well
-	mtu      int  // as is 0
+	promisc  bool // false changes nothing
+	mtu      int  // 0 changes nothing
 	allmulti *bool
 	txQLen   *int
 }
@@ -44,8 +44,8 @@ func (a attributes) any() bool {
 	return a.mac != nil || a.promisc || a.mtu != 0 || a.allmulti != nil || a.txQLen != nil
 }
 
-// settings are those that a configuration has at its top level, and its
-// arguments in args.cni.
+// settings are the settings that can be at the top level of a configuration and
+// in args.cni.
 type settings struct {
 	Sysctl   uniqueKeys `json:"sysctl"`
 	Mac      *string    `json:"mac"`
@@ -67,14 +67,14 @@ type netConf struct {
 	} `json:"args"`
 }
 
-// envArgs are CNI_ARGS. The names of the fields are those of the arguments.
+// envArgs are CNI_ARGS. The fields have the names of the arguments.
 type envArgs struct {
 	types.CommonArgs
 	MAC types.UnmarshallableString
 }
 
-// uniqueKeys is an object no key of which is there twice: which of the two
-// would count is nothing to leave to a decoder.
+// uniqueKeys is an object without duplicate keys, so that no decoder chooses
+// between two values.
 type uniqueKeys map[string]string
 
 // UnmarshalJSON decodes an object of strings.
@@ -103,8 +103,8 @@ func (u *uniqueKeys) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// parse reads the configuration of a request. What args.cni says goes before
-// the capability "mac", that before CNI_ARGS, and that before the rest.
+// parse reads the configuration of a request. args.cni overrides the capability
+// "mac", which overrides CNI_ARGS, which override the rest.
 func parse(r *plugin.Request) (*config, error) {
 	var n netConf
 	if err := r.Decode(&n); err != nil {
@@ -147,7 +147,7 @@ func parse(r *plugin.Request) (*config, error) {
 	return c, err
 }
 
-// oneOf is the first pointer that is not nil.
+// oneOf returns the first pointer that is not nil.
 func oneOf[T any](pointers ...*T) *T {
 	for _, p := range pointers {
 		if p != nil {
@@ -165,8 +165,8 @@ func first[T any](pointers ...*T) (value T) {
 	return value
 }
 
-// sysctlFiles are the files of the sysctls, in the order of their names. Their
-// "IFNAME" is the interface.
+// sysctlFiles returns the files of the sysctls, sorted by name. "IFNAME" stands
+// for the interface.
 func sysctlFiles(values map[string]string, ifName string) ([]sysctl, error) {
 	if len(values) > 0 && (strings.ContainsRune(ifName, '/') || ifName == "." || ifName == "..") {
 		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables,
@@ -174,7 +174,7 @@ func sysctlFiles(values map[string]string, ifName string) ([]sysctl, error) {
 	}
 	var all []sysctl
 	for _, key := range slices.Sorted(maps.Keys(values)) {
-		// The interface comes last, as its name may have dots of its own.
+		// Insert the interface last, because its name may have dots of its own.
 		name := strings.Replace(strings.ReplaceAll(key, ".", "/"), "IFNAME", ifName, 1)
 		file := path.Join("/proc/sys", name)
 		if !strings.HasPrefix(file, "/proc/sys/net/") {
@@ -186,7 +186,7 @@ func sysctlFiles(values map[string]string, ifName string) ([]sysctl, error) {
 	return all, nil
 }
 
-// parseAllowlist reads the file that says which sysctls may be set: a regular
+// parseAllowlist reads the file that lists the allowed sysctls: a regular
 // expression on each line, one of which must match some part of the name.
 //
 //	^net\.ipv4\.conf\.IFNAME\.[a-z_]*$
@@ -207,7 +207,7 @@ func parseAllowlist(text string) ([]*regexp.Regexp, error) {
 	return list, nil
 }
 
-// allowed makes sure that the list has all of them.
+// allowed returns an error unless the list allows all of them.
 func allowed(list []*regexp.Regexp, sysctls []sysctl) error {
 	for _, s := range sysctls {
 		if !slices.ContainsFunc(list, func(e *regexp.Regexp) bool { return e.MatchString(s.key) }) {
@@ -224,8 +224,8 @@ func (n *netConf) dataDir() string {
 	return n.DataDir
 }
 
-// dataDir reads only where the backups are. With a directory that is no string
-// Add has failed before it kept one.
+// dataDir reads only the directory of the backups. If it is not a string, Add
+// has failed before it wrote a backup.
 func dataDir(r *plugin.Request) (string, error) {
 	var n struct {
 		DataDir any `json:"dataDir"`

@@ -20,14 +20,14 @@ import (
 
 // Plugin is the plugin "tuning".
 type Plugin struct {
-	allowlist string // the file; empty means that of the reference plugin
+	allowlist string // the file; empty means the reference plugin's
 }
 
 // defaultAllowlist lists the sysctls that may be set. If it is missing, all may.
 const defaultAllowlist = "/etc/cni/tuning/allowlist.conf"
 
-// Add writes the sysctls and changes the interface. What the interface had is
-// kept before.
+// Add writes the sysctls and changes the interface. It keeps the former
+// attributes first.
 func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, err error) {
 	c, err := p.parse(ctx, r)
 	if err != nil {
@@ -67,12 +67,13 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result,
 	return result, nil
 }
 
-// Del restores the former state of the interface. Where it cannot, as there is no such
-// interface in the container, or not all of it, the file stays: the runtime's
-// sweep tries again where it finds the interface by then.
+// Del restores the former state of the interface. If that fails, for example
+// because the container has no such interface, the file stays, and the runtime's
+// sweep tries again at the interface's new place.
 func (p Plugin) Del(ctx context.Context, r *plugin.Request) (err error) {
-	// A configuration that Add refused must not stop the DEL of the plugins in
-	// front of it in the chain. Only the place of the backup is read from it.
+	// A configuration that Add refused must not stop the DEL of the plugins
+	// before this one in the chain. Del reads only the directory of the backup
+	// from it.
 	dir, err := dataDir(r)
 	if err != nil {
 		return err
@@ -91,7 +92,7 @@ func (p Plugin) Del(ctx context.Context, r *plugin.Request) (err error) {
 	return errors.Join(Undo(conn, link, file), conn.Close())
 }
 
-// Undo restores the state of the interface that the file has, and deletes the file.
+// Undo restores the state of the interface from the file, and deletes the file.
 func Undo(conn *links.Conn, link links.Link, file string) error {
 	b, found, err := loadBackup(file)
 	if err != nil {
@@ -120,7 +121,7 @@ func (p Plugin) parse(ctx context.Context, r *plugin.Request) (*config, error) {
 		return c, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("which sysctls are allowed: %w", err)
+		return nil, fmt.Errorf("read the allowed sysctls: %w", err)
 	}
 	list, err := parseAllowlist(string(text))
 	if err == nil {
@@ -159,19 +160,19 @@ func find(ctx context.Context, r *plugin.Request) (*links.Conn, links.Link, erro
 	return conn, link, nil
 }
 
-// stateOf reads the attributes that Add may change. Flags are those that were set: an interface
-// can be in promiscuous mode without, for a sniffer, which is not the
-// container's business.
+// stateOf reads the attributes that Add may change. Flags count only if they
+// were set: a sniffer can put an interface into promiscuous mode without the
+// flag, and the container has no part in that.
 func stateOf(l links.Link) state {
 	has := state{promisc: l.Promiscuous(), mtu: l.MTU, allmulti: l.Flags&unix.IFF_ALLMULTI != 0, txQLen: l.QueueLength}
-	if slices.ContainsFunc(l.MAC, func(b byte) bool { return b != 0 }) { // lo has none that could be put back
+	if slices.ContainsFunc(l.MAC, func(b byte) bool { return b != 0 }) { // lo has no address that could be restored
 		has.mac = l.MAC
 	}
 	return has
 }
 
-// change makes the interface have the attributes, one after the other: the
-// error names the one that the kernel refused.
+// change sets the attributes one after the other, so that the error names the
+// one that the kernel refused.
 func change(conn *links.Conn, index int, a attributes) error {
 	var err error
 	set := func(what string, value any, change links.Change) {
@@ -208,7 +209,7 @@ func flag(f uint32, on bool) links.Change {
 	return links.Change{Clear: f}
 }
 
-// restore puts back as much as it can.
+// restore restores as much as it can.
 func restore(conn *links.Conn, index int, b backup) error {
 	var errs []error
 	a := attributes{mtu: b.Mtu, allmulti: b.Allmulti, txQLen: b.TxQLen}

@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Ends are the ends of the pair that an ADD makes, and sockets where they are.
+// Ends are the ends of an ADD's veth pair, with sockets in their namespaces.
 type Ends struct {
 	links.Pair  // made if the host's end has an index
 	Request     *plugin.Request
@@ -19,8 +19,7 @@ type Ends struct {
 	InContainer *links.Conn // nil before EnterContainer
 }
 
-// Add is the frame of an ADD that connects a container by a veth pair; see
-// [ipam.Attach].
+// Add runs an ADD that connects a container by a veth pair; see [ipam.Attach].
 func Add(ctx context.Context, r *plugin.Request, typ string, maker func(*Ends) ipam.Maker) (result *types100.Result, err error) {
 	host, err := links.Borrow(ctx, r.Host)
 	if err != nil {
@@ -31,7 +30,8 @@ func Add(ctx context.Context, r *plugin.Request, typ string, maker func(*Ends) i
 	return ipam.Attach(ctx, r, typ, maker(e))
 }
 
-// EnterContainer opens the socket in the container, and makes the settings there.
+// EnterContainer opens the socket in the container, and changes the settings
+// there.
 func (e *Ends) EnterContainer(ctx context.Context, sysctls ...links.Sysctl) (err error) {
 	e.InContainer, err = links.Borrow(ctx, e.Request.Container, sysctls...)
 	return err
@@ -45,7 +45,7 @@ func (e *Ends) close() error {
 	return err
 }
 
-// Undo deletes the pair if it was made.
+// Undo deletes the pair, if it was made.
 func (e *Ends) Undo(context.Context) error {
 	if e.Host.Index == 0 {
 		return nil
@@ -53,7 +53,7 @@ func (e *Ends) Undo(context.Context) error {
 	return e.OnHost.Delete(e.Host.Index)
 }
 
-// Interfaces are the pair as a result has it.
+// Interfaces returns the pair in the form of a result.
 func (e *Ends) Interfaces() (host, container *types100.Interface) {
 	return &types100.Interface{Name: e.Host.Name, Mac: e.Host.MAC.String()},
 		&types100.Interface{Name: e.Container.Name, Mac: e.Container.MAC.String(), Sandbox: e.Request.NetNS}

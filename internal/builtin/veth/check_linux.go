@@ -13,13 +13,13 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Check is the frame of a CHECK. It returns an error unless the IPAM plugin, the
-// container's end of the pair, which is up if it should be and has all of its
-// addresses and routes, and then onHost are content.
+// Check runs a CHECK. It checks the IPAM plugin, the container's end of the
+// pair, which must be up if it should be and have all of its addresses and
+// routes, and then calls onHost.
 //
-// The MTU is not compared. A plugin further behind may have set another, of
-// which the result says nothing: the reference plugin tuning does not report it
-// in any version of the specification.
+// It does not compare the MTU. A later plugin may have changed it without a word
+// in the result: the reference plugin tuning reports it in no version of the
+// specification.
 func (c Config) Check(ctx context.Context, r *plugin.Request, up bool, onHost func(host *links.Conn, container links.Link) error) (err error) {
 	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
 		return err
@@ -51,10 +51,10 @@ func isVeth(link links.Link) error {
 	return nil
 }
 
-// CheckHost returns the host's end of the pair, or an error unless it is the
-// peer of the container's, and up. The kernel says which one that is: its name
-// and hardware address may have been changed, by an administrator or by udev,
-// and packets pass all the same.
+// CheckHost returns the host's end of the pair. It returns an error unless that
+// is up and the peer of the container's end. The kernel knows the peer: an
+// administrator or udev may have changed its name and hardware address, and
+// packets pass all the same.
 func (c Config) CheckHost(conn *links.Conn, r *plugin.Request, container links.Link) (links.Link, error) {
 	said := HostInterface(r.PrevResult, r.IfName)
 	if said.Name == "" {
@@ -77,12 +77,12 @@ func (c Config) CheckHost(conn *links.Conn, r *plugin.Request, container links.L
 	return link, nil
 }
 
-// runTime is how long the kernel may take to notice that both ends are up. It
-// does so at once, but for old kernels under load.
+// runTime limits the time until the kernel notices that both ends are up. Only
+// old kernels under load need any.
 const runTime = 3 * time.Second
 
-// AwaitRunning waits until packets pass, by the host's end. Since Linux 6.8 they
-// do by the first answer.
+// AwaitRunning waits until packets pass the host's end. Since Linux 6.8 they do
+// when the first answer arrives.
 func (e *Ends) AwaitRunning(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, runTime)
 	defer cancel()

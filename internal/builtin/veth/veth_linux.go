@@ -1,5 +1,5 @@
-// Package veth is the common part of the plugins that make a veth pair: the frame
-// of ADD, CHECK and DEL, and the masquerading of the addresses.
+// Package veth is the common part of the plugins that make a veth pair: ADD,
+// CHECK and DEL, and the masquerading of the addresses.
 package veth
 
 import (
@@ -29,8 +29,8 @@ type Config struct {
 	ipam.Config
 }
 
-// Validate returns an error that names the wrong field. An unused backend may
-// have any name, as with the reference plugins.
+// Validate returns an error that names the wrong field. As with the reference
+// plugins, an unused backend may have any name.
 func (c Config) Validate() error {
 	if c.MTU < 0 {
 		return plugin.Errorf(types.ErrInvalidNetworkConfig, `"mtu": %d is negative`, c.MTU)
@@ -41,7 +41,8 @@ func (c Config) Validate() error {
 	return plugin.Errorf(types.ErrInvalidNetworkConfig, `"ipMasqBackend": unknown backend %q: use "iptables" or "nftables"`, *c.IPMasqBackend)
 }
 
-// backend is where the rules go; that of this module if none is named.
+// backend returns the backend of the rules. If none is named, it is this
+// module's own.
 func (c Config) backend() netfilter.Backend {
 	if c.IPMasqBackend == nil {
 		return netfilter.Native
@@ -49,15 +50,15 @@ func (c Config) backend() netfilter.Backend {
 	return netfilter.Backend(*c.IPMasqBackend)
 }
 
-// SetDNS replaces the DNS settings of the IPAM plugin if the configuration
-// says something.
+// SetDNS replaces the DNS settings of the IPAM plugin if the configuration has
+// any.
 func (c Config) SetDNS(result *types100.Result) {
 	if c.DNS.Nameservers != nil || c.DNS.Search != nil || c.DNS.Options != nil || c.DNS.Domain != "" {
 		result.DNS = c.DNS
 	}
 }
 
-// rules are the masquerading of addresses.
+// rules returns the masquerading rules for addresses.
 func rules(r *plugin.Request, addrs []netip.Prefix) netfilter.Rules {
 	return netfilter.Rules{Masquerade: []netfilter.Masquerade{{
 		Owner:     netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName},
@@ -65,8 +66,7 @@ func rules(r *plugin.Request, addrs []netip.Prefix) netfilter.Rules {
 	}}}
 }
 
-// Masquerade masquerades the addresses of the result, if the configuration
-// wants it.
+// Masquerade masquerades the addresses of the result, if configured.
 func (c Config) Masquerade(ctx context.Context, r *plugin.Request, result *types100.Result) error {
 	if !c.IPMasq {
 		return nil
@@ -78,7 +78,7 @@ func (c Config) Masquerade(ctx context.Context, r *plugin.Request, result *types
 	return nil
 }
 
-// CheckMasquerade returns an error unless the rules of Masquerade are there.
+// CheckMasquerade returns an error unless the rules of Masquerade exist.
 func (c Config) CheckMasquerade(ctx context.Context, r *plugin.Request) error {
 	if !c.IPMasq {
 		return nil
@@ -90,8 +90,8 @@ func (c Config) CheckMasquerade(ctx context.Context, r *plugin.Request) error {
 	return nil
 }
 
-// Wants returns the masquerading rules of an attachment whose ADD ended with
-// the previous result, and their backend.
+// Wants returns the masquerading rules of an attachment whose ADD ended with the
+// previous result, and their backend.
 func Wants(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
 	var c Config
 	err := r.Decode(&c)
@@ -104,7 +104,8 @@ func Wants(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
 	return c.backend(), rules(r, addresses(prevresult.Own(r), nil)), nil
 }
 
-// addresses are those of a result, which may be nil, and those found.
+// addresses returns the addresses of a result, which may be nil, together with
+// those found.
 func addresses(result *types100.Result, found []links.Address) []netip.Prefix {
 	seen := make(map[netip.Prefix]bool)
 	var all []netip.Prefix
@@ -119,7 +120,7 @@ func addresses(result *types100.Result, found []links.Address) []netip.Prefix {
 			if ip == nil {
 				continue
 			}
-			// One that is invalid was never put on an interface.
+			// An invalid address was never assigned to an interface.
 			if p, err := links.Prefix(ip.Address); err == nil {
 				add(p)
 			}
@@ -131,17 +132,17 @@ func addresses(result *types100.Result, found []links.Address) []netip.Prefix {
 	return all
 }
 
-// Delete is DEL: the addresses leave the interface, so that nobody who is given
-// one next meets it there, the IPAM plugin gets them back, and the pair and its
-// rules are deleted, together with other deletions that the kernel takes its
-// time for. What fails does not keep the rest from being done.
+// Delete is DEL. It removes the addresses from the interface, so that their next
+// owner does not meet them there, and releases them by the IPAM plugin. It
+// deletes the pair and its rules together with other slow deletions of the
+// kernel. It continues after an error.
 func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 	link, found, err := open(ctx, r)
 	errs := []error{err, ipam.Del(ctx, r, c.IPAM.Type)}
 	if link != nil {
 		errs = append(errs, batch.Later(ctx, link.delete))
 	}
-	// A backend that there is none of was refused by Add: no rule was made.
+	// Add refused an unknown backend, so it made no rule.
 	if c.IPMasq && slices.Contains([]netfilter.Backend{netfilter.Native, netfilter.NFTables, netfilter.IPTables}, c.backend()) {
 		err := netfilter.Open(r.Host, caller.Netfilter(ctx)).Remove(ctx, c.backend(), rules(r, addresses(r.PrevResult, found)))
 		if err != nil {
@@ -151,15 +152,15 @@ func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 	return errors.Join(errs...)
 }
 
-// end is one end of a pair that is to be deleted.
+// end is an end of a pair to delete.
 type end struct {
 	conn  *links.Conn
 	index int
 	name  string
 }
 
-// delete may be called when the request, and the namespace in it, is gone: the
-// socket keeps the namespace.
+// delete may be called when the request, with its namespace, is gone: the socket
+// keeps the namespace.
 func (e *end) delete(context.Context) error {
 	err := e.conn.Delete(e.index)
 	if err != nil {
@@ -168,9 +169,9 @@ func (e *end) delete(context.Context) error {
 	return errors.Join(err, e.conn.Close())
 }
 
-// open finds an end of the pair, whose addresses it takes away and returns: the
-// container's, or where its namespace is not known the host's. It returns nil
-// if there is none.
+// open finds an end of the pair, removes its addresses and returns them. It
+// looks for the container's end, or for the host's if the container's namespace
+// is unknown. It returns nil if there is none.
 func open(ctx context.Context, r *plugin.Request) (*end, []links.Address, error) {
 	ns, name := r.Container, r.IfName
 	var host types100.Interface
@@ -185,8 +186,8 @@ func open(ctx context.Context, r *plugin.Request) (*end, []links.Address, error)
 		return nil, nil, err
 	}
 	link, err := c.Link(name)
-	// An interface of the host with the name of ours is ours if it has the
-	// address that ours was given at random.
+	// An interface of the host with the right name is the pair's if it has the
+	// pair's random hardware address.
 	if links.NotFound(err) || err == nil && r.Container == nil && (link.Kind != "veth" || link.MAC.String() != host.Mac) {
 		return nil, nil, c.Close()
 	}
@@ -202,9 +203,9 @@ func open(ctx context.Context, r *plugin.Request) (*end, []links.Address, error)
 	return &end{conn: c, index: link.Index, name: name}, found, err
 }
 
-// HostInterface is the host's end of a pair, as a result lists it: of the
-// interfaces that are in no sandbox the one before the container's. It is empty
-// if there is none.
+// HostInterface returns the host's end of a pair in a result: among the
+// interfaces without a sandbox, the one before the container's. It is empty if
+// there is none.
 func HostInterface(result *types100.Result, ifName string) types100.Interface {
 	if result == nil {
 		return types100.Interface{}
