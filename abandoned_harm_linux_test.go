@@ -21,14 +21,15 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// reap looks at all containers of the runtime's owner.
+// reap examines all containers of the runtime's owner.
 func reap(t *testing.T, r *cni.Runtime) {
 	t.Helper()
 	_, err := r.Reap(t.Context())
 	expect.NoError(t, err)
 }
 
-// letGoOf reports whether the record says that a container's namespace was let go.
+// letGoOf reports whether a container's record says that its namespace was
+// released.
 func letGoOf(h *testhost.Host, id string) bool {
 	h.T.Helper()
 	rec, err := h.Records().Load(record.ID(id))
@@ -50,7 +51,7 @@ func keeps(h *testhost.Host, id string) bool {
 	return true
 }
 
-// bridged is a runtime with a bridge, built in.
+// bridged returns a runtime with a built-in bridge.
 func (h *realHost) bridged(opts ...cni.Opt) *cni.Runtime {
 	h.T.Helper()
 	c := testhost.Case{Plugins: []string{testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V4Range))}}
@@ -58,8 +59,8 @@ func (h *realHost) bridged(opts ...cni.Opt) *cni.Runtime {
 	return h.Real(append([]cni.Opt{list, cni.WithBuiltinPlugins()}, opts...)...)
 }
 
-// elsewhere mounts a container's namespace at another path, which is returned, and
-// takes the first one away.
+// moveMount moves the mount of a container's namespace to another path and
+// returns that path.
 func (h *realHost) moveMount(path, to string) string {
 	h.T.Helper()
 	ns, err := netns.Open(path)
@@ -70,8 +71,8 @@ func (h *realHost) moveMount(path, to string) string {
 	return to
 }
 
-// TestFault_F33_WhatSomebodyElseKeepsLives: only the pin is let go, and neither the
-// next pass nor Recover takes the container for gone.
+// TestFault_F33_WhatSomebodyElseKeepsLives: only the pin is removed. Neither
+// the next pass nor Recover treats the container as gone.
 func TestFault_F33_WhatSomebodyElseKeepsLives(t *testing.T) {
 	for _, who := range []string{"a mount", "a process", "both"} {
 		t.Run(who, func(t *testing.T) {
@@ -101,7 +102,7 @@ func TestFault_F33_WhatSomebodyElseKeepsLives(t *testing.T) {
 				h.Serve("", 80)
 				h.WantAnswers(testhost.Both(other, testhost.HostPort("10.77.0.1", 80), result.IPv4().IP().String()))
 			}
-			for range 2 { // the second time it was let go before
+			for range 2 { // the second pass finds it already released
 				reap(t, r)
 				expect.Same(t, "kept", keeps(h.Host, "c1"), false)
 				expect.Same(t, "let go", letGoOf(h.Host, "c1"), true)
@@ -127,7 +128,8 @@ func TestFault_F33_WhatSomebodyElseKeepsLives(t *testing.T) {
 	}
 }
 
-// TestFault_F33_WhatCannotBeJudgedStays: neither record nor pin changes.
+// TestFault_F33_WhatCannotBeJudgedStays: neither the record nor the pin
+// changes.
 func TestFault_F33_WhatCannotBeJudgedStays(t *testing.T) {
 	view := func(from, to string) func(*testing.T, *realHost, *record.Record) {
 		return func(t *testing.T, _ *realHost, rec *record.Record) {
@@ -171,7 +173,8 @@ func TestFault_F33_WhatCannotBeJudgedStays(t *testing.T) {
 	}
 }
 
-// TestFault_F33_WhatNobodyCanTellTheEndOfIsReported, once, and stays as it is.
+// TestFault_F33_WhatNobodyCanTellTheEndOfIsReported: it is reported once and
+// left alone.
 func TestFault_F33_WhatNobodyCanTellTheEndOfIsReported(t *testing.T) {
 	cases := map[string]struct {
 		testhost.Case
@@ -215,7 +218,8 @@ func TestFault_F33_WhatNobodyCanTellTheEndOfIsReported(t *testing.T) {
 	}
 }
 
-// TestFault_F33_AnUnknownTypeIsLeft: an executable that nobody knows.
+// TestFault_F33_AnUnknownTypeIsLeft: the library knows nothing about this
+// executable.
 func TestFault_F33_AnUnknownTypeIsLeft(t *testing.T) {
 	s := testhost.NewStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
@@ -228,8 +232,8 @@ func TestFault_F33_AnUnknownTypeIsLeft(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{})
 }
 
-// TestFault_F33_ALockedContainerIsLeft to the call that has it locked, in this
-// process and in another one, and no pass waits for that.
+// TestFault_F33_ALockedContainerIsLeft: a container that a call holds locked,
+// in this process or another, is left to that call. No pass waits for it.
 func TestFault_F33_ALockedContainerIsLeft(t *testing.T) {
 	for _, other := range []bool{true, false} {
 		t.Run(fmt.Sprint("another process ", other), func(t *testing.T) {
@@ -281,8 +285,8 @@ func TestFault_F33_WithoutReapingNothingIsLetGo(t *testing.T) {
 	expect.Same(t, "passes", r.Reaped(), false)
 }
 
-// TestFault_F33_AnotherMountAndPIDNamespaceJudgesNothing: another runtime of the
-// owner, to which neither path nor process is there.
+// TestFault_F33_AnotherMountAndPIDNamespaceJudgesNothing: another runtime of
+// the same owner sees neither the path nor the process.
 func TestFault_F33_AnotherMountAndPIDNamespaceJudgesNothing(t *testing.T) {
 	s := testhost.NewStage(t)
 	h := &realHost{&testhost.RealHost{Host: s.Host}}

@@ -15,8 +15,8 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// events notes what plugins do, in order. Executables note it in the log of the
-// stage, which is taken over before anything else is noted.
+// events records the plugins' actions in order. Executables write to the
+// stage's log, which is read before each new event is added.
 type events struct {
 	s    *testhost.Stage
 	list []string
@@ -32,8 +32,8 @@ func (e *events) take() []string {
 	return taken
 }
 
-// puttingOff is a plugin built in that puts off what it does for ADD and DEL.
-// Work that is deferred under one name is done together.
+// puttingOff is a built-in plugin that defers its work in ADD and DEL. Work
+// deferred under one name runs together.
 func (e *events) puttingOff(name string, fail map[string]error) testhost.Acting {
 	at := func(verb string) testhost.Action {
 		return func(ctx context.Context, _ *plugin.Request) error {
@@ -70,8 +70,9 @@ func TestWhatIsPutOffIsDoneTogetherAtTheEnd(t *testing.T) {
 	expect.Same(t, "DEL", e.take(), []string{"DEL b", "DEL a", "DEL of b done", "DEL of a done"})
 }
 
-// TestWhatIsPutOffIsDoneBeforeOthersRun: an executable, and a plugin of the
-// caller's, may count on it; what the latter delegates is done at once.
+// TestWhatIsPutOffIsDoneBeforeOthersRun: executables and the caller's own
+// plugins may rely on deferred work being done. Work that a caller's plugin
+// delegates runs at once.
 func TestWhatIsPutOffIsDoneBeforeOthersRun(t *testing.T) {
 	s := testhost.NewStage(t)
 	e := &events{s: s}
@@ -113,14 +114,14 @@ func TestWhatIsPutOffIsDoneBeforeOthersRun(t *testing.T) {
 }
 
 // TestAFailedADDDropsWhatIsPutOff: the DEL that follows would only remove it
-// again. The DEL does all that it puts off.
+// again. That DEL runs all the work it defers.
 func TestAFailedADDDropsWhatIsPutOff(t *testing.T) {
 	s := testhost.NewStage(t)
 	e := &events{s: s}
 	failing := e.puttingOff("b", nil)
 	failing.On["ADD"] = func(ctx context.Context, r *plugin.Request) error {
 		e.note("ADD b fails")
-		_, err := r.Delegate(ctx, "DEL", "disk", s.ScriptOf("disk")) // undoes what it did
+		_, err := r.Delegate(ctx, "DEL", "disk", s.ScriptOf("disk")) // undoes its own work
 		return errors.Join(err, errors.New("cannot"))
 	}
 	s.Network("unused", "1.1.0", "disk")
@@ -146,8 +147,8 @@ func TestAFlushThatFailsFailsTheADD(t *testing.T) {
 	s.WantClean(before)
 }
 
-// TestAFlushThatFailsBeforeAnExecutable keeps it from running in an ADD. A DEL
-// asks it all the same.
+// TestAFlushThatFailsBeforeAnExecutable: an ADD does not start the executable.
+// A DEL still does.
 func TestAFlushThatFailsBeforeAnExecutable(t *testing.T) {
 	s := testhost.NewStage(t)
 	e := &events{s: s}
@@ -197,8 +198,7 @@ func TestAFlushThatFailsIsAFailedDEL(t *testing.T) {
 	s.WantClean(before)
 }
 
-// TestTheSweepMakesUpForAFlush of plugins that it knows all of, and for no
-// other's.
+// TestTheSweepMakesUpForAFlush only if it knows everything the plugins make.
 func TestTheSweepMakesUpForAFlush(t *testing.T) {
 	s := testhost.NewStage(t)
 	e := &events{s: s}
@@ -210,7 +210,7 @@ func TestTheSweepMakesUpForAFlush(t *testing.T) {
 	}{
 		"known":      {[]string{"portmap", "bandwidth"}, cni.WithStatusCache(0), true},
 		"unknown":    {[]string{"portmap", "host-device"}, cni.WithStatusCache(0), false},
-		"unmade":     {[]string{"portmap", "tuning"}, cni.WithStatusCache(0), false}, // who made the interface is not known
+		"unmade":     {[]string{"portmap", "tuning"}, cni.WithStatusCache(0), false}, // the maker of the interface is unknown
 		"registered": {[]string{"portmap", "bandwidth"}, cni.WithPlugin("bandwidth", testhost.Idle{}), false},
 	} {
 		r := s.Runtime(e.builtIn(map[string]error{"DEL": failure}, "portmap", "tuning", "bandwidth", "host-device"), testhost.ListOfTypes("net", tt.types...), tt.opt)

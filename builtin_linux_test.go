@@ -51,8 +51,8 @@ func TestObserverIsToldWhichKindRan(t *testing.T) {
 		"own": cni.PluginRegistered, "ours": cni.PluginBuiltIn, "disk": cni.PluginExecutable, "none": ""})
 }
 
-// TestCallersPluginIsNotSwept: what it leaves is known to nobody, so that its
-// failed DEL stays a failure, whatever it is called.
+// TestCallersPluginIsNotSwept: nobody knows what a caller's plugin leaves
+// behind, whatever its name, so its failed DEL stays a failure.
 func TestCallersPluginIsNotSwept(t *testing.T) {
 	s := testhost.NewStage(t)
 	failure := errors.New("cannot delete")
@@ -69,8 +69,8 @@ func TestCallersPluginIsNotSwept(t *testing.T) {
 	}
 }
 
-// leased is a built-in plugin that has an address for each container, and asks
-// in its DEL which ones others have.
+// leased is a built-in plugin that has an address for each container. In its
+// DEL it asks for the addresses of the others.
 type leased struct {
 	testhost.Idle
 	inUse *[]netip.Addr
@@ -88,8 +88,9 @@ func (p leased) Del(ctx context.Context, _ *plugin.Request) (err error) {
 	return err
 }
 
-// TestFault_F44_TheAddressesOfARecordThatCannotBeReadStayInUse: rules for them are
-// not a removed neighbour's. libcni's cache has the result too.
+// TestFault_F44_TheAddressesOfARecordThatCannotBeReadStayInUse: rules for these
+// addresses do not belong to a removed neighbour. libcni's cache has the result
+// too.
 func TestFault_F44_TheAddressesOfARecordThatCannotBeReadStayInUse(t *testing.T) {
 	s := testhost.NewStage(t)
 	var inUse []netip.Addr

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// wireOf is the capabilities of these options as plugins get them, in JSON.
+// wireOf returns the capabilities of these options as the plugins' JSON.
 func wireOf(opts ...NamespaceOpts) (string, error) {
 	ns, err := newNamespace("c1", "/ns", opts...)
 	if err != nil {
@@ -21,8 +21,8 @@ func wireOf(opts ...NamespaceOpts) (string, error) {
 	return string(data), err
 }
 
-// TestDuty_R44_M15_CapabilitiesOnTheWire: the keys and shapes of all ten well-known
-// capabilities are those of CONVENTIONS.md, whose examples these are.
+// TestDuty_R44_M15_CapabilitiesOnTheWire checks the keys and shapes of all ten
+// well-known capabilities against CONVENTIONS.md, which has these examples.
 func TestDuty_R44_M15_CapabilitiesOnTheWire(t *testing.T) {
 	tests := map[string]struct {
 		opt  NamespaceOpts
@@ -62,8 +62,8 @@ func TestDuty_R44_M15_CapabilitiesOnTheWire(t *testing.T) {
 	}
 }
 
-// TestDuty_R44_ByNameToo: the types of this package are converted when they are
-// given by name, as values, alone or behind pointers; all else is as given.
+// TestDuty_R44_ByNameToo: values of this package's types are converted if they
+// are given by name, alone or behind pointers. All other values stay unchanged.
 func TestDuty_R44_ByNameToo(t *testing.T) {
 	const ports, ranges = `[{"hostPort":1,"containerPort":2,"protocol":"tcp"}]`, `[[{"subnet":"10.0.0.0/8"}]]`
 	mapping, bandwidth, dns := PortMapping{HostPort: 1, ContainerPort: 2}, BandWidth{EgressRate: 3}, DNS{Servers: []string{"s"}}
@@ -117,8 +117,8 @@ func TestCapabilityThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestCapabilitiesAreCopied: what a caller changes after the option was made
-// does not reach a container that is being set up.
+// TestCapabilitiesAreCopied: a caller's later changes to its values do not
+// reach a container that is being set up.
 func TestCapabilitiesAreCopied(t *testing.T) {
 	ports, sets, ips := []PortMapping{{HostPort: 1, ContainerPort: 2}}, [][]IPRanges{{{Subnet: "10.0.0.0/8"}}}, []string{"10.0.0.1"}
 	opts := []NamespaceOpts{WithCapabilityPortMap(ports), WithCapabilityIPRangeSets(sets), WithCapabilityIPs(ips...)}

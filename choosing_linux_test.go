@@ -39,7 +39,7 @@ func TestOptionsThatContradictEachOther(t *testing.T) {
 	}
 }
 
-// kinds are the kinds of plugins of the loaded networks.
+// kinds returns the kinds of plugins of the loaded networks.
 func kinds(r *cni.Runtime) map[string]cni.PluginKind {
 	found := map[string]cni.PluginKind{}
 	for _, n := range r.GetConfig().Networks {
@@ -94,7 +94,7 @@ func TestGetConfigHasThePathOfAnExecutable(t *testing.T) {
 	expect.Same(t, "paths", paths, []string{s.Path("bin", "p"), ""})
 }
 
-// TestLoadMayChooseAnew: a setting stays until an option says otherwise.
+// TestLoadMayChooseAnew: a setting stays until an option changes it.
 func TestLoadMayChooseAnew(t *testing.T) {
 	s := testhost.NewStage(t)
 	s.Plugin(scripted.Script{}, "bridge")
@@ -124,8 +124,8 @@ func TestLoadMayChooseAnew(t *testing.T) {
 	expect.Is(t, r.Load(conf, cni.WithBuiltinPlugins("ptp")), cni.ErrInvalidArgument, cni.ErrLoad)
 }
 
-// TestInsecureExecutableIsNotPassedOver: the one built in would be another
-// plugin than the administrator's.
+// TestInsecureExecutableIsNotPassedOver: the built-in plugin is not the one
+// that the administrator installed.
 func TestInsecureExecutableIsNotPassedOver(t *testing.T) {
 	s := testhost.NewStage(t)
 	conf := s.Network("net", "1.1.0", "p")

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestCompat_12_PathIsOpaqueOffLinux: what looks at a path is not even compiled
-// there. What the rest does with it is tested where it runs.
+// TestCompat_12_PathIsOpaqueOffLinux: the code that opens a path is not
+// compiled there. How the rest treats a path is tested where it runs.
 func TestCompat_12_PathIsOpaqueOffLinux(t *testing.T) {
 	for _, goos := range platforms {
 		for _, p := range goList(t, goos, ".") {

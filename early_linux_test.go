@@ -18,7 +18,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// slowDisk is one that a record reaches when the test says so.
+// slowDisk delays a record until the test releases it.
 type slowDisk struct {
 	begun chan struct{}
 	end   chan error
@@ -33,8 +33,8 @@ func newSlowDisk(r *cni.Runtime) *slowDisk {
 	return d
 }
 
-// earlyHost has a network whose interface is made by the plugin built in, while
-// the record is on its way.
+// earlyHost has a network whose built-in plugin makes the interface while the
+// record is being synced.
 func earlyHost(t *testing.T, opts ...cni.Opt) (*realHost, *cni.Runtime) {
 	h := newRealHost(t)
 	opts = append(opts, cni.WithBuiltinPlugins(), cni.WithHostNetNS(h.Path("netns", "host")), cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
@@ -42,9 +42,9 @@ func earlyHost(t *testing.T, opts ...cni.Opt) (*realHost, *cni.Runtime) {
 	return h, h.Runtime(opts...)
 }
 
-// TestWhatOutlivesAPowerCutIsMadeBehindTheRecord: while the record has not
-// reached the disk there may be interfaces, but no address file, nothing in
-// libcni's cache, and no success.
+// TestWhatOutlivesAPowerCutIsMadeBehindTheRecord: before the record has reached
+// the disk there may be interfaces, but no address file, no entry in libcni's
+// cache, and no success.
 func TestWhatOutlivesAPowerCutIsMadeBehindTheRecord(t *testing.T) {
 	h, r := earlyHost(t)
 	before := h.Audit()
@@ -73,7 +73,7 @@ func TestWhatOutlivesAPowerCutIsMadeBehindTheRecord(t *testing.T) {
 	}
 	disk.end <- nil
 	expect.NoError(t, expect.Await(t, "Setup", done))
-	expect.Same(t, "files", len(files()), 4) // the address, the last one, the lock, the cached result
+	expect.Same(t, "files", len(files()), 4) // the address, the last address, the lock, the cached result
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 	h.WantClean(before)
 }
@@ -88,7 +88,8 @@ func (h *realHost) hasPort() bool {
 	return len(ports) > 0
 }
 
-// TestARecordThatDoesNotReachTheDisk fails the Setup, which leaves nothing.
+// TestARecordThatDoesNotReachTheDisk fails the Setup, which leaves nothing
+// behind.
 func TestARecordThatDoesNotReachTheDisk(t *testing.T) {
 	h, r := earlyHost(t)
 	before := h.Audit()
@@ -100,8 +101,8 @@ func TestARecordThatDoesNotReachTheDisk(t *testing.T) {
 	h.WantClean(before)
 }
 
-// TestWhoMayWriteFilesWaitsForTheRecord: a plugin of the caller's, whatever it is
-// called, and wherever it stands.
+// TestWhoMayWriteFilesWaitsForTheRecord: a caller's plugin always waits,
+// whatever its name or place in the chain.
 func TestWhoMayWriteFilesWaitsForTheRecord(t *testing.T) {
 	s := testhost.NewStage(t)
 	for _, list := range [][]string{{"own"}, {"own", "loopback"}, {"loopback", "own"}} {
@@ -114,7 +115,7 @@ func TestWhoMayWriteFilesWaitsForTheRecord(t *testing.T) {
 		}}}
 		r := s.Runtime(cni.WithPlugin("own", own), cni.WithBuiltinPlugins(), testhost.ListOfTypes("net", list...))
 		r.SyncRecordsBy(func(*os.File) error {
-			if list[0] != "own" { // which the record does not set out with
+			if list[0] != "own" { // not recorded at the start
 				awaited(t)
 			}
 			synced = true
@@ -127,7 +128,7 @@ func TestWhoMayWriteFilesWaitsForTheRecord(t *testing.T) {
 	}
 }
 
-// awaited waits until somebody waits for a record.
+// awaited waits until a plugin waits for a record.
 func awaited(t *testing.T) {
 	stacks := make([]byte, 16<<20)
 	for end := time.Now().Add(expect.Patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -138,8 +139,8 @@ func awaited(t *testing.T) {
 	t.Error("nobody waits for the record")
 }
 
-// TestAPoolsContainerIsOnRecordUntilTheOtherRecordIs: one of the two survives a
-// power cut at any moment, and only one is listed.
+// TestAPoolsContainerIsOnRecordUntilTheOtherRecordIs: at any moment one of the
+// two records survives a power cut, and only one is listed.
 func TestAPoolsContainerIsOnRecordUntilTheOtherRecordIs(t *testing.T) {
 	s := testhost.NewStage(t)
 	r := s.Runtime(cni.WithOwner("tester"), cni.WithBuiltinPlugins(),
@@ -180,8 +181,9 @@ func TestAPoolsContainerIsOnRecordUntilTheOtherRecordIs(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }
 
-// TestFault_F39_TheLedgerIsSafeBeforeTheRecordGoes: whatever a power cut leaves,
-// one of them names who has an address. No Setup waits for the ledger.
+// TestFault_F39_TheLedgerIsSafeBeforeTheRecordGoes: after any power cut the
+// ledger or a record names the owner of each address. No Setup waits for the
+// ledger.
 func TestFault_F39_TheLedgerIsSafeBeforeTheRecordGoes(t *testing.T) {
 	h, r := earlyHost(t)
 	begun, end := make(chan struct{}, 1), make(chan error, 1)
@@ -205,7 +207,7 @@ func TestFault_F39_TheLedgerIsSafeBeforeTheRecordGoes(t *testing.T) {
 	if rec == nil {
 		t.Error("the record is gone, and the ledger is not on the disk")
 	}
-	end <- errors.New("no space") // which is no reason to fail
+	end <- errors.New("no space") // not a reason to fail
 	expect.NoError(t, expect.Await(t, "Remove", done))
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }

@@ -83,7 +83,7 @@ func TestErrorText(t *testing.T) {
 	}
 }
 
-// TestNoTextHasAnEmptyMiddle: what others say may be nothing, or not all.
+// TestNoTextHasAnEmptyMiddle: messages from others may be empty or partial.
 func TestNoTextHasAnEmptyMiddle(t *testing.T) {
 	const mend = "; call Remove again when that is mended, or CleanUp to give it up"
 	_, named := New(WithPluginConfDir(t.TempDir()), WithNetworkName(""))
@@ -130,8 +130,8 @@ func must[T any](v T, err error) func(testing.TB) T {
 	}
 }
 
-// TestSentinelsOfInnerPackages are found under this package's names, and their
-// errors say what they said.
+// TestSentinelsOfInnerPackages: this package exports the sentinels of inner
+// packages under its own names, and their texts are unchanged.
 func TestSentinelsOfInnerPackages(t *testing.T) {
 	for inner, want := range map[error]error{
 		invoke.ErrNotFound: ErrPluginNotFound, invoke.ErrOutputTooLarge: ErrPluginOutput,
@@ -149,8 +149,8 @@ func TestSentinelsOfInnerPackages(t *testing.T) {
 	}
 }
 
-// TestKindsOfConfigErrors: which of go-cni's sentinels is behind what went wrong
-// with a configuration, through Load as well.
+// TestKindsOfConfigErrors checks which of go-cni's sentinels each configuration
+// error wraps, also through Load.
 func TestKindsOfConfigErrors(t *testing.T) {
 	file := func(err error) error { return &conflist.FileError{Path: "/f", Err: err} }
 	all := []error{ErrCNINotInitialized, ErrInvalidConfig, ErrRead, ErrLoad, ErrInsecureFile}
@@ -182,7 +182,7 @@ func TestKindsOfConfigErrors(t *testing.T) {
 	}
 }
 
-// sortedLike orders errors as all has them.
+// sortedLike sorts errors into the order of all.
 func sortedLike(all, some []error) (sorted []error) {
 	for _, a := range all {
 		for _, s := range some {

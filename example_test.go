@@ -37,7 +37,7 @@ func Example() {
 	}
 	fmt.Println(result.Primary().Name, result.IPv4().Prefix, result.IPv6().Prefix)
 
-	// Detach before the namespace goes: plugins clean up in it.
+	// Detach before removing the namespace: plugins clean up in it.
 	if err := rt.Remove(ctx, id, path); err != nil {
 		log.Fatal(err)
 	}
@@ -46,8 +46,8 @@ func Example() {
 	}
 }
 
-// Setup with a deadline for the whole of it. When it ends, the plugin that runs
-// is killed and everything is undone before Setup returns.
+// Setup with a deadline. When it expires, the running plugin is killed and
+// everything is undone before Setup returns.
 func ExampleRuntime_Setup() {
 	rt, err := cni.New(cni.WithDefaultConf)
 	if err != nil {
@@ -109,7 +109,7 @@ func ExampleRuntime_Load() {
 	// eth1: podnet bridge portmap
 }
 
-// A Result may be kept as JSON and asked again by a later process.
+// A Result may be stored as JSON and read by a later process.
 func ExampleResult_IPv4() {
 	stored := []byte(`{"Networks": [{
 		"Name": "podnet", "IfName": "eth0",
@@ -133,8 +133,8 @@ func ExampleResult_IPv4() {
 	// true fd00:88::2
 }
 
-// Some of the loaded networks instead of all, with an interface name and
-// arguments that one of them gets alone.
+// Attach to some of the loaded networks, with an interface name and arguments
+// for one of them.
 func ExampleWithNetwork() {
 	rt, err := cni.New(cni.WithAllConf)
 	if err != nil {
@@ -153,14 +153,14 @@ func ExampleWithNetwork() {
 	fmt.Println(result.Networks[1].IfName) // san0
 }
 
-// An observer counts and times what plugins do. Here it is a STATUS, and one
-// that has no plugin to ask.
+// An observer counts and times plugin calls. Here the call is a STATUS without
+// a plugin to ask.
 func ExampleWithObserver() {
 	rt, err := cni.New(
 		cni.WithPluginDir([]string{"testdata/no-plugins"}),
 		cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "podnet", "plugins": [{"type": "ipvlan"}]}`)),
 		cni.WithObserver(func(_ context.Context, e cni.Event) {
-			// e.Duration goes to a histogram by these labels.
+			// Record e.Duration in a histogram with these labels.
 			fmt.Println(e.Operation, e.Network, e.Plugin, "ok:", e.Err == nil)
 		}),
 	)
@@ -173,7 +173,7 @@ func ExampleWithObserver() {
 	// ready: false
 }
 
-// The fields of an Error say what failed, the sentinels what it means.
+// The fields of an Error locate the failure, and the sentinels classify it.
 func ExampleError() {
 	rt, err := cni.New(
 		cni.WithPluginDir([]string{"testdata/no-plugins"}),
@@ -196,8 +196,8 @@ func ExampleError() {
 	// status network "podnet": plugin type="ipvlan" failed (status): failed to find plugin "ipvlan" in path [testdata/no-plugins]; install it there, or name its directory with WithPluginDir
 }
 
-// Mappings are validated before any plugin runs, so that a mistake leaves
-// nothing half done.
+// Mappings are validated before any plugin runs, so a mistake leaves nothing
+// half done.
 func ExampleWithCapabilityPortMap() {
 	rt, err := cni.New(cni.WithConfListBytes([]byte(`{
 		"cniVersion": "1.0.0", "name": "podnet",
@@ -218,8 +218,8 @@ func ExampleWithCapabilityPortMap() {
 	// set up container "web-1": network "podnet": capability portMappings: host port 192.0.2.1:8080->81/tcp is mapped twice: invalid argument
 }
 
-// Going back to go-cni: a dry run says which containers go-cni could not remove,
-// and why. Here there is none.
+// Going back to go-cni: a dry run lists the containers that go-cni could not
+// remove, with the reasons. Here there are none.
 func ExampleRuntime_Release() {
 	state, err := os.MkdirTemp("", "state")
 	if err != nil {
@@ -242,9 +242,9 @@ func ExampleRuntime_Release() {
 	// go-cni can take over: []
 }
 
-// An IPv4 and an IPv6 list of one name are told apart by their interfaces:
-// WithNetwork("podnet") selects both, and WithInterfaceName("eth1") with it the
-// second.
+// An IPv4 and an IPv6 list of the same name differ in their interfaces:
+// WithNetwork("podnet") selects both. Adding WithInterfaceName("eth1") selects
+// the second.
 func ExampleWithNetwork_sameName() {
 	list := func(subnet string) []byte {
 		return fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [

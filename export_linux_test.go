@@ -5,8 +5,9 @@ import (
 	"reflect"
 )
 
-// Reap looks at all records for abandoned containers, in the foreground, as passes
-// in the background do one after the other. It returns how many passes it took.
+// Reap examines all records for abandoned containers, in the foreground.
+// Background passes do the same, one after the other. It returns the number of
+// passes.
 func (r *Runtime) Reap(ctx context.Context) (passes int, err error) {
 	s := r.current.Load()
 	host, err := s.Hosts.Open(s.hostNetNS)
@@ -17,10 +18,10 @@ func (r *Runtime) Reap(ctx context.Context) (passes int, err error) {
 	return passes, join(err, host.Close())
 }
 
-// Reaped reports whether a call has ever requested a look.
+// Reaped reports whether any call has requested a pass.
 func (r *Runtime) Reaped() bool { return !reflect.ValueOf(r.current.Load().abandoned).Elem().IsZero() }
 
-// ReadRecordsBy has a test told of each record that is read.
+// ReadRecordsBy calls told for each record that is read.
 func (r *Runtime) ReadRecordsBy(told func()) {
 	store := r.current.Load().Records
 	read := store.Read

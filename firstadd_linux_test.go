@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// coldStart sets up n containers at once on a network nobody used before.
+// coldStart sets up n containers concurrently on an unused network.
 func coldStart(s *testhost.Stage, n int, rts ...*cni.Runtime) error {
 	var all []<-chan error
 	for i := range n {
@@ -27,8 +27,8 @@ func coldStart(s *testhost.Stage, n int, rts ...*cni.Runtime) error {
 	return errors.Join(errs...)
 }
 
-// wantFirstAlone wants the chain of the container that came first to be over
-// before another begins.
+// wantFirstAlone checks that the first container's chain ends before another
+// begins.
 func wantFirstAlone(t *testing.T, calls []scripted.Call, containers int) {
 	t.Helper()
 	order, lines := chainsOf(calls)
@@ -43,7 +43,7 @@ func TestFault_F16_TheFirstADDOfANetworkRunsAlone(t *testing.T) {
 	s := testhost.NewStage(t)
 	conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))
 	s.LogEnds("p", "q")
-	// Two Runtimes, whose locks meet in the file as those of two processes.
+	// Two Runtimes, whose locks meet in the file like those of two processes.
 	expect.NoError(t, coldStart(s, 30, s.Runtime(conf).Patiently(), s.Runtime(conf).Patiently()))
 	wantFirstAlone(t, s.TakeCalls(), 30)
 }
@@ -60,7 +60,7 @@ func TestFault_F16_AfterTheFirstTheyOverlap(t *testing.T) {
 	done := testhost.Begin(func() error { return coldStart(s, 5, r) })
 	var letGo []func()
 	for _, gate := range gates {
-		letGo = append(letGo, s.Arrive(gate)) // all are there, and none has gone
+		letGo = append(letGo, s.Arrive(gate)) // all have arrived and none has left
 	}
 	for _, f := range letGo {
 		f()
@@ -109,7 +109,7 @@ func TestFault_F16_TheMarkIsSeenByAnotherProcess(t *testing.T) {
 	a, b := s.Gate("c0"), s.Gate("c1")
 	s.On("p", "ADD", scripted.Action{Block: s.Path("gate-$CNI_CONTAINERID")})
 	done := testhost.Begin(func() error { return coldStart(s, 2, r) })
-	letA, letB := s.Arrive(a), s.Arrive(b) // both at once: neither is the first
+	letA, letB := s.Arrive(a), s.Arrive(b) // both concurrently: neither is the first
 	letA()
 	letB()
 	expect.NoError(t, expect.Await(t, "both", done))
@@ -126,7 +126,7 @@ func TestFault_F16_AChangedConfigurationHasAFirstADDAgain(t *testing.T) {
 	wantFirstAlone(t, s.TakeCalls(), 6)
 }
 
-// chainsOf splits a log by container, and says in which order they came.
+// chainsOf splits a log by container and returns the containers in order.
 func chainsOf(calls []scripted.Call) (order []string, lines map[string][]string) {
 	lines = map[string][]string{}
 	for i, line := range testhost.Rendered(calls) {
@@ -139,8 +139,9 @@ func chainsOf(calls []scripted.Call) (order []string, lines map[string][]string)
 	return order, lines
 }
 
-// A plugin of the name of a reference plugin that makes nothing of what that
-// makes is looked at once, and then has no turn of its own.
+// TestFault_F31_RealPluginsThatShareNothingAreNotHeldUp: a plugin with a
+// reference plugin's name that makes nothing shared is examined once. After
+// that it does not wait.
 func TestFault_F31_RealPluginsThatShareNothingAreNotHeldUp(t *testing.T) {
 	h := newRealHost(t)
 	gate := h.Path("gate")

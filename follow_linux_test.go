@@ -14,7 +14,8 @@ import (
 )
 
 // TestSetupFollowsAPathThatBecameAnothersWhileItWaited for another call on the
-// container: what it attaches to is where the path leads when its turn comes.
+// container: Setup attaches to the namespace that the path names when its turn
+// comes.
 func TestSetupFollowsAPathThatBecameAnothersWhileItWaited(t *testing.T) {
 	s := testhost.NewStage(t)
 	arrived, letGo := make(chan struct{}), make(chan struct{})
@@ -34,7 +35,7 @@ func TestSetupFollowsAPathThatBecameAnothersWhileItWaited(t *testing.T) {
 
 	first := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))
 	expect.Await(t, "the plugin", arrived)
-	alone := testhost.OpenAs(t, before) // by the call, and by what it runs
+	alone := testhost.OpenAs(t, before) // by the call and its plugin
 	second := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))
 	for deadline := time.Now().Add(expect.Patience); testhost.OpenAs(t, before) == alone; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {

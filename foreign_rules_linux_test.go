@@ -8,11 +8,12 @@ import (
 )
 
 // TestFault_F29_NothingIsReadFromTheLeadingThread: namespaces, mounts and
-// descriptors are a thread's, and /proc/self shows the leading one's.
+// descriptors belong to a thread, and /proc/self shows those of the leading
+// one.
 func TestFault_F29_NothingIsReadFromTheLeadingThread(t *testing.T) {
-	// A process has one user namespace, one executable and one number.
+	// A process has only one user namespace, executable and number.
 	allowed := []string{"/proc/self/uid_map", "/proc/self/gid_map", "/proc/self/exe", "\"/proc/self\"", "/proc/self/ns/pid",
-		"{\"/proc/self/\", "} // beginnings of paths that are not followed
+		"{\"/proc/self/\", "} // prefixes of paths that are not followed
 	support := []string{"bench", "examples", "cnitest", "internal/audit", "internal/sandbox", "internal/scripted", "internal/faults", "internal/testhost"}
 	err := filepath.WalkDir(".", func(path string, entry os.DirEntry, err error) error {
 		if err != nil {

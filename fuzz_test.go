@@ -18,8 +18,8 @@ import (
 	"github.com/embedcni/cni/internal/conflist"
 )
 
-// FuzzArgs: what is accepted can be read back from CNI_ARGS, and says what was
-// given and nothing else.
+// FuzzArgs: accepted arguments can be read back from CNI_ARGS unchanged, with
+// no others beside them.
 func FuzzArgs(f *testing.F) {
 	for _, seed := range [][4]string{
 		{"IgnoreUnknown", "1", "K8S_POD_NAME", "pod.ns-1"}, {"LABEL", "x;IP=10.0.0.9", "", ""}, {"a", "", "b", "ü \t<>"},
@@ -54,8 +54,9 @@ func FuzzArgs(f *testing.F) {
 	})
 }
 
-// FuzzPortMappings: what is accepted is in range, of a known protocol and for an
-// address, and no two claim one port; it is encoded with CONVENTIONS.md's keys.
+// FuzzPortMappings: accepted mappings are in range, of a known protocol and for
+// an address. No two claim one port. They are encoded with CONVENTIONS.md's
+// keys.
 func FuzzPortMappings(f *testing.F) {
 	f.Add(int32(8080), int32(80), "tcp", "", int32(8080), "TCP", "10.0.0.1")
 	f.Add(int32(1), int32(65535), "", "::", int32(1), "udp", "::ffff:10.0.0.1")
@@ -104,10 +105,10 @@ func FuzzPortMappings(f *testing.F) {
 	})
 }
 
-// FuzzResult: a result of a plugin takes its whole way, through the check of its
-// shape, libcni's conversion and cache, into a Result. Nothing panics; what is
-// accepted has valid indices and loses no address; the DEL behind it gets it,
-// and what is refused is refused as ErrInvalidResult or by libcni.
+// FuzzResult takes a plugin's result all the way through the check of its shape
+// and libcni's conversion and cache into a Result. Nothing panics. An accepted
+// result has valid indices, loses no address, and reaches the DEL. A refused
+// one fails with ErrInvalidResult or libcni's error.
 func FuzzResult(f *testing.F) {
 	for _, seed := range []string{
 		bridgeResult, loopbackResult, `{}`, `null`, `[]`, ``, `{"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/24", "routes": [{"dst": "0.0.0.0/0"}]}}`,
@@ -121,7 +122,7 @@ func FuzzResult(f *testing.F) {
 			f.Add([]byte(seed), uint8(i))
 		}
 	}
-	cache := f.TempDir() // one for all: the DEL at the end of each leaves it empty
+	cache := f.TempDir() // shared: the DEL at the end of each leaves it empty
 	f.Fuzz(func(t *testing.T, out []byte, version uint8) {
 		fuzzResult(t, cache, out, fuzzVersions[int(version)%len(fuzzVersions)])
 	})

@@ -6,7 +6,7 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// realHost is a host for the reference plugins with methods of this package's
+// realHost is a host for the reference plugins, with methods for this package's
 // tests.
 type realHost struct{ *testhost.RealHost }
 

@@ -20,7 +20,7 @@ const (
 	ours  = "github.com/embedcni/cni"
 )
 
-// listed are the fields of go list -json that these rules need.
+// listed holds the fields of go list -json that the import rules need.
 type listed struct {
 	ImportPath string
 	Standard   bool
@@ -54,15 +54,15 @@ func goList(t *testing.T, goos string, args ...string) []listed {
 
 var platforms = []string{"linux", "windows", "darwin", "freebsd"}
 
-// within reports whether an import path is one of these or below one.
+// within reports whether an import path is one of the parents or below one.
 func within(path string, parents ...string) bool {
 	return slices.ContainsFunc(parents, func(p string) bool {
 		return path == p || strings.HasPrefix(path, p+"/")
 	})
 }
 
-// testSupport are the packages that only tests and whole programs may use, and
-// that may do what the library may not.
+// testSupport lists the packages that only tests and whole programs may import.
+// They may do things that the library may not.
 var testSupport = []string{
 	ours + "/internal/scripted", ours + "/internal/sandbox", ours + "/internal/audit", ours + "/internal/refplugins",
 	ours + "/internal/builtin/plugintest", ours + "/internal/testhost", ours + "/internal/firewalldtest", ours + "/internal/expect", ours + "/internal/nettest",
@@ -115,8 +115,8 @@ func TestTestSupportIsImportedByTestsAndProgramsOnly(t *testing.T) {
 	}
 }
 
-// TestOnlyInvokeStartsPlugins: besides it only the sweep of the firewall starts
-// programs, which are iptables and its kin.
+// TestOnlyInvokeStartsPlugins: apart from internal/invoke only the sweep of the
+// firewall starts programs: iptables and its relatives.
 func TestOnlyInvokeStartsPlugins(t *testing.T) {
 	for _, goos := range platforms {
 		var users []string
@@ -138,8 +138,8 @@ func TestOnlyInvokeStartsPlugins(t *testing.T) {
 	}
 }
 
-// TestOnlyLinksTalksRtnetlink: interfaces, addresses, routes and neighbours are
-// asked for and changed by internal/links only. vishvananda/netlink is for
+// TestOnlyLinksTalksRtnetlink: only internal/links reads and changes
+// interfaces, addresses, routes and neighbours. vishvananda/netlink is for
 // traffic control and conntrack, which few attachments need.
 func TestOnlyLinksTalksRtnetlink(t *testing.T) {
 	var importers, users []string
@@ -168,8 +168,8 @@ func TestOnlyLinksTalksRtnetlink(t *testing.T) {
 	}
 }
 
-// TestNothingRunsBeforeNew holds what can be seen of it in the source: no init
-// functions, and package variables that are only made of literals and errors.
+// TestNothingRunsBeforeNew checks the source: it has no init functions, and
+// package variables hold only literals and errors.
 func TestNothingRunsBeforeNew(t *testing.T) {
 	for _, goos := range platforms {
 		for _, p := range goList(t, goos, "-deps", ".") {
@@ -207,7 +207,7 @@ func TestInitWorkIsFound(t *testing.T) {
 	}
 }
 
-// initWork lists the code of a file that would run before main.
+// initWork lists the code of a file that runs before main.
 func initWork(t *testing.T, name, source string) (found []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), name, source, 0)
@@ -229,12 +229,12 @@ func initWork(t *testing.T, name, source string) (found []string) {
 	return found
 }
 
-// harmless are functions that may make package variables: they do nothing but
+// harmless lists the functions that may initialise package variables: they only
 // return a value.
 var harmless = []string{"errors.New", "fmt.Errorf"}
 
-// calls are the functions that a declaration calls, those inside function
-// literals left out: they run when somebody calls the literal.
+// calls returns the functions that a declaration calls. It skips function
+// literals, which run only when they are called.
 func calls(d *ast.GenDecl) (found []string) {
 	if d.Tok != token.VAR {
 		return nil

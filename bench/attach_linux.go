@@ -19,16 +19,16 @@ import (
 	"github.com/embedcni/cni/bench/floor"
 )
 
-// container is one to be attached. N is unique on a host.
+// container is a container to attach. N is unique on a host.
 type container struct {
 	N       int
 	Network int
 	ID      string
-	Path    string // of its network namespace
-	Port    uint16 // of the host, that is forwarded to its port 80
+	Path    string // network namespace path
+	Port    uint16 // host port that is forwarded to the container's port 80
 }
 
-// attacher is a contender at work.
+// attacher is a running contender.
 type attacher interface {
 	add(ctx context.Context, c container) error
 	del(ctx context.Context, c container) error
@@ -40,8 +40,8 @@ var errNotInstalled = errors.New("not installed")
 func newAttacher(s spec) (attacher, error) {
 	switch s.Contender.Kind {
 	case kindGoCNI:
-		// With the race detector go-cni's locks are of this package, which takes
-		// goroutines for one another with this version of Go.
+		// With the race detector go-cni's locks come from this package. With
+		// this version of Go it confuses goroutines with each other.
 		deadlock.Opts.Disable = true
 		return &goCNI{spec: s}, nil
 	case kindDisk, kindInProcess:
@@ -59,8 +59,8 @@ func newAttacher(s spec) (attacher, error) {
 
 func (s spec) dataDir() string { return filepath.Join(s.Dir, "ipam") }
 
-// perNetwork makes a runtime for each network when it is first needed, as not
-// every runtime can be told which network to use.
+// perNetwork creates a runtime for each network on first use, because not every
+// runtime accepts a network per call.
 type perNetwork[T any] struct {
 	mu  sync.Mutex
 	all map[int]T
@@ -140,7 +140,7 @@ type ours struct {
 func (o *ours) open(n int) (*cni.Runtime, error) {
 	opts := []cni.Opt{cni.WithStateDir(filepath.Join(o.spec.Dir, "state")), cni.WithOwner("bench"), cni.WithTeardownErrors()}
 	if o.spec.Contender.Kind == kindInProcess {
-		// Nothing is there, in case that something is looked for.
+		// An empty directory, in case the library searches for an executable.
 		opts = append(opts, cni.WithPluginDir([]string{filepath.Join(o.spec.Dir, "no-plugins")}), cni.WithBuiltinPlugins())
 	} else {
 		opts = append(opts, cni.WithPluginDir([]string{o.spec.Plugins}), cni.WithoutBuiltinPlugins())
@@ -185,7 +185,7 @@ func (o *ours) del(ctx context.Context, c container) error {
 
 func (*ours) close() error { return nil }
 
-// bare is the floor.
+// bare is the floor: the least that the kernel requires.
 type bare struct {
 	spec  spec
 	hosts perNetwork[*floor.Host]
@@ -245,7 +245,7 @@ func (b *bare) close() error {
 	return errors.Join(errs...)
 }
 
-// netavark is Podman's, an executable of its own protocol.
+// netavark is Podman's executable, which has a protocol of its own.
 type netavark struct {
 	spec    spec
 	program string
@@ -259,7 +259,8 @@ func newNetavark(s spec) (attacher, error) {
 	return &netavark{spec: s, program: program}, nil
 }
 
-// findNetavark looks where distributions put it, which is not in PATH.
+// findNetavark searches the directories that distributions use. They are not in
+// PATH.
 func findNetavark() (string, error) {
 	for _, dir := range slices.Concat([]string{"/usr/lib/podman", "/usr/libexec/podman"}, filepath.SplitList(os.Getenv("PATH"))) {
 		path := filepath.Join(dir, "netavark")

@@ -10,7 +10,7 @@ type object = map[string]any
 // networkName is the name of the n-th network, and of its bridge.
 func networkName(n int) string { return fmt.Sprintf("bench%d", n) }
 
-// subnets are those of the n-th network.
+// subnets returns the subnets of the n-th network.
 func subnets(w work, n int) []string {
 	v4, v6 := fmt.Sprintf("10.%d.0.0/16", 100+n), fmt.Sprintf("fd00:%d::/64", 100+n)
 	switch w {
@@ -64,8 +64,8 @@ func addresses(w work, n int, dataDir string) object {
 	return ipam
 }
 
-// netavarkConfig is what netavark reads on stdin, which gives no addresses out
-// by itself: i says which one.
+// netavarkConfig is netavark's input. Netavark allocates no addresses itself: i
+// selects one.
 func netavarkConfig(w work, id string, n, i int, port uint16) ([]byte, error) {
 	var nets []object
 	var ips []string

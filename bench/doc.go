@@ -1,18 +1,19 @@
-// Bench measures what it costs to attach and to detach a container: with this
-// library, its plugins on disk and in process; with go-cni and the reference
-// plugins; with netavark, if it is installed; and with the floor, which is as
-// little as the kernel asks for.
+// Bench measures the cost of attaching and detaching a container. It compares
+// this library, with plugins on disk and in process, with go-cni and the
+// reference plugins, with netavark if it is installed, and with the floor: the
+// least that the kernel requires.
 //
 //	make bench
 //	make bench BENCH_QUICK=1
 //	cd bench && go run . -only nat -rounds 50
 //
-// All contenders do the same work in the same run, in turns, so that what
-// else the machine does disturbs them alike. Each is a process of its own in a
-// network namespace of its own, which is its host; all of it happens in a
-// sandbox that vanishes, so the machine is never touched.
+// All contenders do the same work in the same run and take turns, so that other
+// load on the machine affects them equally. Each contender is a process with a
+// network namespace of its own, which serves as its host. Everything happens in
+// a sandbox that vanishes at the end, so the machine itself is never changed.
 //
-// What is written, into -out: results.json, what was measured; results.md,
-// tables; cost.svg, the cost of an ADD against attached containers. The last
-// two are made of the first alone, as is the README's section.
+// Bench writes three files into the directory -out: results.json with the
+// measurements, results.md with tables, and cost.svg, the cost of an ADD
+// against the number of attached containers. The last two and the README's
+// section are generated from results.json alone.
 package main

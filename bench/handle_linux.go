@@ -19,13 +19,12 @@ type handle struct {
 	orders *json.Encoder
 	answer *json.Decoder
 	tracer *tracer
-	stay   int // how many containers stay attached: 0 to stay-1
-	next   int // the number of the next container that does not
+	stay   int // number of containers that stay attached: 0 to stay-1
+	next   int // number of the next temporary container
 }
 
-// startWorker starts a contender on a host of its own. An error of the
-// contender, rather than of the start, is a contenderError. With trace, what it
-// starts is counted.
+// startWorker starts a contender on its own host. A contenderError means that
+// the contender failed, not the start. With trace, processes are counted.
 func startWorker(s spec, trace bool) (*handle, error) {
 	text, err := json.Marshal(s)
 	if err != nil {
@@ -58,7 +57,7 @@ func startWorker(s spec, trace bool) (*handle, error) {
 	return h, nil
 }
 
-// contenderError is that a contender could not do its work.
+// contenderError reports that a contender failed to do its work.
 type contenderError struct{ text string }
 
 func (e *contenderError) Error() string { return e.text }
@@ -81,8 +80,8 @@ func (h *handle) do(o order) (reply, error) {
 	return h.read()
 }
 
-// addDel attaches new containers and detaches them. They go to the network of
-// the last one that stays, whose bridge has the most ports.
+// addDel attaches new containers and detaches them. It uses the network of the
+// last permanent container, whose bridge has the most ports.
 func (h *handle) addDel(count, atOnce int) (add, del reply, err error) {
 	o := order{Verb: "add", First: h.next, Count: count, AtOnce: atOnce, Network: network(max(h.stay-1, 0))}
 	h.next += count
@@ -94,7 +93,7 @@ func (h *handle) addDel(count, atOnce int) (add, del reply, err error) {
 	return add, del, err
 }
 
-// stop ends the worker, which takes its namespaces with it.
+// stop ends the worker and, with it, its namespaces.
 func (h *handle) stop() error {
 	err := h.in.Close()
 	if h.tracer != nil {

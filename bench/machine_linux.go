@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// describe says what the machine is like, without its name.
+// describe describes the machine without its name.
 func describe(dir string) (machine, error) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
@@ -41,7 +41,7 @@ func describe(dir string) (machine, error) {
 	}, nil
 }
 
-// field returns the first value of a file of lines "name : value".
+// field returns the first value in a file of lines "name : value".
 func field(path, name string) (string, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -52,7 +52,7 @@ func field(path, name string) (string, error) {
 			return strings.TrimSpace(value), nil
 		}
 	}
-	return "unknown", nil // not every architecture names its processors
+	return "unknown", nil // some architectures do not name their processors
 }
 
 func fileSystem(magic int64) string {
@@ -71,7 +71,7 @@ func fileSystem(magic int64) string {
 	return fmt.Sprintf("file system %#x", magic)
 }
 
-// versions are those of what is compared.
+// versions returns the versions of the compared programs.
 func versions(ctx context.Context) map[string]string {
 	found := make(map[string]string)
 	if info, ok := debug.ReadBuildInfo(); ok {

@@ -20,7 +20,7 @@ import (
 	"github.com/embedcni/cni/internal/sandbox"
 )
 
-// options are the flags.
+// options are the command's flags.
 type options struct {
 	out, readme, dir string
 	quick            bool
@@ -48,7 +48,7 @@ func parseFlags() options {
 	return o.complete()
 }
 
-// complete fills in what was not said.
+// complete fills in the defaults.
 func (o options) complete() options {
 	e, budget, peerMax := fullEffort(), 25*time.Minute, 300
 	if o.quick {
@@ -106,7 +106,7 @@ func run(o options) (code int, err error) {
 	return 0, errors.Join(render(o), r.complete())
 }
 
-// measureAll runs the plan in a directory of its own.
+// measureAll runs the plan in a temporary directory.
 func measureAll(ctx context.Context, o options, progress io.Writer) (_ *results, err error) {
 	scenarios, err := selected(plan(o.effort), o.only)
 	if err != nil {
@@ -142,7 +142,7 @@ func measureAll(ctx context.Context, o options, progress io.Writer) (_ *results,
 	return b.results, b.run(ctx, scenarios)
 }
 
-// selected are the scenarios of a list of names.
+// selected returns the scenarios that only names.
 func selected(all []scenario, only string) ([]scenario, error) {
 	if only == "" {
 		return all, nil
@@ -158,7 +158,7 @@ func selected(all []scenario, only string) ([]scenario, error) {
 	return chosen, nil
 }
 
-// render writes what is made of results.json.
+// render writes the files that are generated from results.json.
 func render(o options) error {
 	data, err := os.ReadFile(filepath.Join(o.out, "results.json"))
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// kind is how a contender attaches.
+// kind is the way a contender attaches.
 type kind string
 
 const (
@@ -16,18 +16,18 @@ const (
 	kindFloor     kind = "floor"
 )
 
-// contender is one way to do the work. Backend is that of all plugins that
-// write packet filters; empty if there is none, or no choice.
+// contender is one way to do the work. Backend is the packet filter backend of
+// all its plugins. It is empty if there is none, or no choice.
 type contender struct {
 	Kind    kind
 	Backend string `json:",omitempty"`
-	// Memory has the attachment record on a tmpfs, where a sync costs nothing.
+	// Memory puts the attachment record on a tmpfs, where a sync costs nothing.
 	Memory bool `json:",omitempty"`
-	// Pool takes containers that were made ahead of time.
+	// Pool takes containers that were prepared in advance.
 	Pool bool `json:",omitempty"`
 }
 
-// String is the contender's name in tables.
+// String returns the contender's name in tables.
 func (c contender) String() string {
 	name := string(c.Kind)
 	if c.Backend != "" {
@@ -42,20 +42,21 @@ func (c contender) String() string {
 	return name
 }
 
-// executes tells whether each ADD starts programs, so that thousands of
-// attached containers would take too long to bring about.
+// executes reports whether each ADD starts programs. Such a contender takes too
+// long to attach thousands of containers.
 func (c contender) executes() bool { return c.Kind != kindFloor && c.Kind != kindInProcess }
 
-// own tells whether the contender is of this module, and so has to be right.
+// own reports whether the contender belongs to this module. Its failure is then
+// a defect.
 func (c contender) own() bool {
 	return c.Kind == kindDisk || c.Kind == kindInProcess || c.Kind == kindFloor
 }
 
-// must tells whether the run is worth nothing without the contender. The
-// others are peers, of which a table can say why they are missing.
+// must reports whether the run is useless without the contender. The others are
+// peers: a table can say why one is missing.
 func (c contender) must() bool { return c.Kind != kindNetavark }
 
-// work is what a container gets.
+// work is the kind of network that a container gets.
 type work string
 
 const (
@@ -67,7 +68,7 @@ const (
 	workDual     work = "dual"
 )
 
-// title says what the work is, for people.
+// title describes the work in words.
 func (w work) title() string {
 	switch w {
 	case workLoopback:
@@ -86,29 +87,28 @@ func (w work) title() string {
 	return string(w)
 }
 
-// scenario is one comparison: contenders that do the same work in turns.
+// scenario is one comparison: its contenders take turns at the same work.
 type scenario struct {
 	Name       string
 	Work       work
-	AtOnce     int   // how many containers are attached at the same time
-	Levels     []int // how many are attached already; one step after the other
+	AtOnce     int   // containers attached concurrently
+	Levels     []int // numbers of containers already attached, one step each
 	Rounds     int
 	PerRound   int  // containers per contender and round
-	Weight     int  // its share of the time
-	Count      bool // whether processes are counted
+	Weight     int  // share of the total time
+	Count      bool // count processes
 	Contenders []contender
 }
 
 const (
 	iptables = "iptables"
 	nftables = "nftables"
-	// native is what this library does in process where no backend is named:
-	// nftables, in sets and maps, rather than in rules as the reference
-	// plugins have them.
+	// native is this library's in-process backend if none is named: nftables
+	// sets and maps, instead of rules like the reference plugins'.
 	native = "nftables sets"
 )
 
-// everyNAT are the contenders for work with packet filters.
+// everyNAT returns the contenders for work with packet filters.
 func everyNAT() []contender {
 	return []contender{
 		{Kind: kindGoCNI, Backend: iptables}, {Kind: kindGoCNI, Backend: nftables},
@@ -119,7 +119,7 @@ func everyNAT() []contender {
 	}
 }
 
-// pooled takes containers from a warm pool.
+// pooled returns a contender that takes containers from a warm pool.
 func pooled(memory bool) contender {
 	return contender{Kind: kindInProcess, Backend: native, Pool: true, Memory: memory}
 }
@@ -134,8 +134,8 @@ func without(all []contender, kinds ...kind) []contender {
 
 // effort scales the plan.
 type effort struct {
-	Rounds int   // of what takes milliseconds; slower scenarios have fewer
-	Crowds []int // how many at once
+	Rounds int   // for work of milliseconds; slower scenarios have fewer
+	Crowds []int // numbers of concurrent containers
 	Levels []int // attached containers
 }
 
@@ -147,7 +147,8 @@ func quickEffort() effort {
 }
 func smokeEffort() effort { return effort{Rounds: 1, Crowds: []int{2}, Levels: []int{2, 3}} }
 
-// plan is all of it. What leaves much for the kernel to clean up comes last.
+// plan returns all scenarios. Those that leave much cleanup to the kernel come
+// last.
 func plan(e effort) []scenario {
 	part := func(n int) int { return max(1, e.Rounds/n) }
 	nat := append(everyNAT(), contender{Kind: kindInProcess, Backend: native, Memory: true}, pooled(false), pooled(true))
@@ -172,12 +173,13 @@ func plan(e effort) []scenario {
 		Rounds: part(2), Weight: 12, Contenders: everyNAT()})
 }
 
-// portsPerBridge is how many containers share a network: a Linux bridge takes
-// 1,023 ports, and some are for those that are measured.
+// portsPerBridge is the number of containers on one network: a Linux bridge
+// takes 1,023 ports, and the measured containers need some.
 const portsPerBridge = 1000
 
-// network is the number of the network that the i-th container is attached to.
+// network returns the number of the i-th container's network.
 func network(i int) int { return i / portsPerBridge }
 
-// filters tells whether containers are masqueraded and get a port of the host.
+// filters reports whether containers are masqueraded and get a port of the
+// host.
 func (w work) filters() bool { return w == workNAT || w == workFirewall || w == workDual }

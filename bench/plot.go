@@ -8,18 +8,19 @@ import (
 	"time"
 )
 
-// The plot's measures in pixels.
+// Measures of the plot in pixels.
 const (
 	plotWidth, plotHeight  = 860, 460
 	plotLeft, plotTop      = 70, 50
 	plotInnerW, plotInnerH = 530, 350
 	legendX                = plotLeft + plotInnerW + 14
-	labelGap               = 16 // between two names of lines
+	labelGap               = 16 // between two curves' names
 	markRadius             = 3.5
-	axisMin, axisMax       = 0.8, 1.25 // how far axes go beyond what is drawn
+	axisMin, axisMax       = 0.8, 1.25 // distance of the axes' ends from the data, as factors
 )
 
-// point is one measurement: attached containers, and a duration in milliseconds.
+// point is one measurement: the number of attached containers, and a duration
+// in milliseconds.
 type point struct{ x, y float64 }
 
 // curve is a contender's line.
@@ -29,8 +30,9 @@ type curve struct {
 	points []point
 }
 
-// costPlot is cost.svg: the median ADD against attached containers, both
-// logarithmic. Colours follow the reader's scheme.
+// costPlot draws cost.svg: the median ADD against the number of attached
+// containers, on logarithmic axes. Its colours follow the reader's colour
+// scheme.
 func (r *results) costPlot() string {
 	var curves []curve
 	for _, c := range r.contenders("attached") {
@@ -45,7 +47,7 @@ func (r *results) costPlot() string {
 	return drawPlot(curves)
 }
 
-// class names a contender's colour.
+// class returns the CSS class of a contender's colour.
 func class(c contender) string {
 	name := map[kind]string{kindGoCNI: "gocni", kindNetavark: "netavark", kindDisk: "disk", kindInProcess: "ours", kindFloor: "floor"}[c.Kind]
 	switch c.Backend {
@@ -106,14 +108,15 @@ func drawPlot(curves []curve) string {
 	return b.String()
 }
 
-// scale is a logarithmic axis: values from lo to hi on pixels from begin to end.
+// scale is a logarithmic axis. It maps values from lo to hi to pixels from
+// begin to end.
 type scale struct{ lo, hi, begin, end float64 }
 
 func (s scale) at(v float64) float64 {
 	return s.begin + (s.end-s.begin)*math.Log(v/s.lo)/math.Log(s.hi/s.lo)
 }
 
-// ticks are the powers of ten, and two and five times them, in the range.
+// ticks returns the powers of ten in the range, and two and five times those.
 func (s scale) ticks() []float64 {
 	var all []float64
 	for power := math.Pow(10, math.Floor(math.Log10(s.lo))); power <= s.hi; power *= 10 {
@@ -157,7 +160,8 @@ func (a axes) draw(b *strings.Builder) {
 	}
 }
 
-// labels are the heights of the curves' names: where they end, but apart.
+// labels returns the heights of the curves' names: at the curves' ends, but
+// apart from each other.
 func (a axes) labels(curves []curve) []float64 {
 	heights := make([]float64, len(curves))
 	order := make([]int, 0, len(curves))

@@ -11,18 +11,18 @@ import (
 	"github.com/embedcni/cni"
 )
 
-// pool is this library with containers made ahead of time. The namespaces are
-// the pool's; those that the worker has made stay empty.
+// pool is this library with containers prepared in advance. The pool makes the
+// namespaces. The namespaces that the worker makes stay empty.
 type pool struct {
 	ours
 	pools map[int]*cni.Pool // by network
 }
 
-// poolSize is enough, as containers come one by one.
+// poolSize suffices because containers arrive one by one.
 const poolSize = 4
 
-// ready returns when the network's pool is full, so that what is measured is
-// neither the making nor done beside it.
+// ready waits until the network's pool is full, so that no preparation runs
+// during a measurement.
 func (p *pool) ready(ctx context.Context, network int) error {
 	rt, err := p.runtimes.get(network, p.open)
 	if err != nil {
@@ -58,7 +58,7 @@ func (p *pool) add(ctx context.Context, c container) error {
 	return err
 }
 
-// drain removes what is ready, which is not a container that was left behind.
+// drain removes the containers that are ready, which are not leaks.
 func (p *pool) drain() error {
 	var errs []error
 	for network, one := range p.pools {

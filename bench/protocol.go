@@ -1,15 +1,15 @@
 package main
 
-// spec is what a worker is started with: one contender on a host of its own.
+// spec is the input of a worker: one contender on its own host.
 type spec struct {
 	Contender contender
 	Work      work
-	Dir       string // the host's state, on the file system that is measured
-	RunDir    string // the host's state that a reboot takes, on a tmpfs
+	Dir       string // the host's state, on the measured file system
+	RunDir    string // the host's run-time state, on a tmpfs
 	Plugins   string // the reference plugins' directory
 }
 
-// order is one thing for a worker to do.
+// order is one task for a worker.
 type order struct {
 	Verb    string // add, del, snapshot
 	First   int    // the containers First to First+Count-1
@@ -18,15 +18,16 @@ type order struct {
 	Network int // or eachItsOwn
 }
 
-// eachItsOwn is the network of containers that fill one after the other.
+// eachItsOwn selects a network by the container's number, so that networks fill
+// up one after the other.
 const eachItsOwn = -1
 
-// reply is what came of it. Durations are in microseconds.
+// reply is the outcome of an order. Durations are in microseconds.
 type reply struct {
 	Err    string   `json:",omitempty"`
-	Took   []int64  `json:",omitempty"` // one each
-	Wall   int64    `json:",omitempty"` // from the first one's begin to the last one's end
-	Allocs uint64   `json:",omitempty"` // of all
+	Took   []int64  `json:",omitempty"` // one for each container
+	Wall   int64    `json:",omitempty"` // from the begin of the first to the end of the last
+	Allocs uint64   `json:",omitempty"` // total
 	Bytes  uint64   `json:",omitempty"`
 	Lines  []string `json:",omitempty"` // of a snapshot
 }

@@ -7,19 +7,18 @@ import (
 	"time"
 )
 
-// What a container's kernel says of itself when it is attached (that it listens
-// to multicast, that it looks for routers, again and again at intervals that
-// double) goes to all ports of its bridge. After thousands, both processors are
-// busy with that for minutes, and whoever is measured then is measured beside it.
+// When a container is attached, its kernel sends multicast reports and router
+// solicitations, again and again at intervals that double. They go to all ports
+// of its bridge. After thousands of containers both processors are busy with
+// them for minutes, and measurements suffer.
 const (
-	loud       = 100 // containers on a bridge, from which on that takes a while
-	quietShare = 0.9 // of the time of all processors is idle
+	loud       = 100 // more containers than this on a bridge take a while to calm down
+	quietShare = 0.9 // share of idle time on all processors
 	quietFor   = time.Second
-	quietAtAll = 4 * time.Minute // after which it is measured all the same, and said
+	quietAtAll = 4 * time.Minute // then the measurement runs anyway and says so
 )
 
-// quiet waits until the machine has nothing else to do, and tells whether that
-// came true.
+// quiet waits until the machine is idle, and reports whether it became so.
 func quiet(ctx context.Context) (bool, error) {
 	const step = 250 * time.Millisecond
 	tick := time.NewTicker(step)
@@ -50,7 +49,7 @@ func quiet(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// ticks are what the processors have spent their time with.
+// ticks are the processors' idle and total times.
 type ticks struct{ idle, all uint64 }
 
 func readTicks() (ticks, error) {
@@ -66,7 +65,7 @@ func readTicks() (ticks, error) {
 }
 
 // parseTicks reads the first line of /proc/stat, see proc_stat(5): user, nice,
-// system, idle, iowait, irq, softirq, steal of all processors.
+// system, idle, iowait, irq, softirq and steal time of all processors.
 func parseTicks(stat string) (ticks, error) {
 	var name string
 	var v [8]uint64
@@ -80,7 +79,7 @@ func parseTicks(stat string) (ticks, error) {
 	return t, nil
 }
 
-// idleSince is the share of the time since before that was idle.
+// idleSince returns the idle share of the time since before.
 func (t ticks) idleSince(before ticks) float64 {
 	if t.all <= before.all {
 		return 0

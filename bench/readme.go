@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// The README's section is between these.
+// These marks enclose the README's section.
 const (
 	sectionBegin = "<!-- made by make bench: begin -->\n"
 	sectionEnd   = "<!-- made by make bench: end -->\n"
 )
 
-// summarySection is what the README shows.
+// summarySection returns the README's section.
 func (r *results) summarySection() string {
 	var b strings.Builder
 	b.WriteString("What it costs to attach a container to a bridge, masqueraded, with an address of host-local's and one port of\n" +
@@ -34,7 +34,7 @@ func (r *results) summarySection() string {
 	return b.String()
 }
 
-// replaceSection puts section between the marks of a text.
+// replaceSection replaces the section between the marks of a text.
 func replaceSection(text, section string) (string, error) {
 	before, rest, ok := strings.Cut(text, sectionBegin)
 	_, after, closed := strings.Cut(rest, sectionEnd)

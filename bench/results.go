@@ -9,39 +9,39 @@ import (
 	"time"
 )
 
-// results are what results.json holds.
+// results is the content of results.json.
 type results struct {
 	Machine  machine
 	Versions map[string]string
 	Date     string
-	Seed     uint64 // the contenders' order in the first round is drawn with it
+	Seed     uint64 // of the random order of contenders
 	Series   []series
 	Counts   []count
 	Absent   []absent
 	Left     []left
 }
 
-// machine is where it ran.
+// machine describes the machine of the run.
 type machine struct {
 	Kernel, CPU, Memory, FileSystem, Go string
 	Cores                               int
 }
 
-// series is one contender's durations of a verb in a scenario.
+// series holds one contender's durations of a verb in a scenario.
 type series struct {
 	Scenario  string
 	Contender contender
 	Verb      string // ADD or DEL
-	Attached  int    // how many others were attached
+	Attached  int    // number of other containers attached
 	AtOnce    int
 	Rounds    int
-	Micros    []int64 // one for each operation, in the order in which they ended
+	Micros    []int64 // one for each operation, in order of completion
 	Wall      []int64 // one for each round
-	Allocs    float64 // per operation; of this process, not of those it starts
+	Allocs    float64 // per operation, in the worker itself, without its child processes
 	Bytes     float64
 }
 
-// rate is how many operations a second there were, in the median round.
+// rate returns the operations per second of the median round.
 func (s series) rate() float64 {
 	wall := summarize(s.Wall).Median
 	if wall == 0 {
@@ -50,7 +50,7 @@ func (s series) rate() float64 {
 	return float64(len(s.Micros)) / float64(len(s.Wall)) / wall.Seconds()
 }
 
-// count is how many processes one operation starts.
+// count is the number of processes that one operation starts.
 type count struct {
 	Scenario  string
 	Contender contender
@@ -58,7 +58,7 @@ type count struct {
 	Processes float64
 }
 
-// absent is a contender that took no part.
+// absent is a contender that did not take part.
 type absent struct {
 	Scenario  string
 	Contender contender
@@ -66,7 +66,7 @@ type absent struct {
 	Why       string
 }
 
-// left is what a contender left behind when all its containers were detached.
+// left lists a contender's leftovers after the DEL of all its containers.
 type left struct {
 	Scenario  string
 	Contender contender
@@ -85,7 +85,7 @@ func (r *results) find(scenario string, c contender, verb string, attached int) 
 	return nil
 }
 
-// median is zero if there is no such series.
+// median returns zero if the series does not exist.
 func (r *results) median(scenario string, c contender, verb string, attached int) time.Duration {
 	if s := r.find(scenario, c, verb, attached); s != nil {
 		return summarize(s.Micros).Median
@@ -101,7 +101,8 @@ func parseResults(data []byte) (*results, error) {
 	return r, nil
 }
 
-// compactNumbers puts arrays of numbers, which are long, on one line each.
+// compactNumbers puts each array of numbers on one line, because the arrays are
+// long.
 func compactNumbers(data []byte) []byte {
 	numbers := regexp.MustCompile(`\[[\d\s,]+\]`)
 	return numbers.ReplaceAllFunc(data, func(array []byte) []byte {
@@ -109,7 +110,8 @@ func compactNumbers(data []byte) []byte {
 	})
 }
 
-// complete is an error unless all were there that had to be, and left nothing.
+// complete returns an error unless all required contenders took part and left
+// nothing behind.
 func (r *results) complete() error {
 	var errs []error
 	for _, a := range r.Absent {
@@ -125,7 +127,7 @@ func (r *results) complete() error {
 	return errors.Join(errs...)
 }
 
-// encode makes results.json, whose change can be read.
+// encode returns results.json in a form whose diffs are readable.
 func (r *results) encode() ([]byte, error) {
 	data, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {

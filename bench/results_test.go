@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// sample has two contenders with figures that ratios can be read off.
+// sample has two contenders whose ratios are easy to check.
 func sample() *results {
 	r := &results{
 		Machine: machine{Kernel: "6.1", CPU: "a processor", Memory: "8 GiB", FileSystem: "ext4", Go: "go1.24", Cores: 2},
@@ -152,8 +152,8 @@ func TestReplaceSection(t *testing.T) {
 	}
 }
 
-// TestWhatIsCommittedIsMadeOfTheFigures holds tables, plot and README to
-// results.json.
+// TestWhatIsCommittedIsMadeOfTheFigures checks that tables, plot and README
+// agree with results.json.
 func TestWhatIsCommittedIsMadeOfTheFigures(t *testing.T) {
 	read := func(name string) string {
 		data, err := os.ReadFile(name)

@@ -14,18 +14,18 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 )
 
-// bench is a run.
+// bench is one run of the benchmark.
 type bench struct {
 	dir, runDir, plugins string
-	peerMax              int       // attached containers of contenders that start programs
-	end                  time.Time // when it ought to be over
+	peerMax              int       // most containers that a contender with executables has attached
+	end                  time.Time // planned end
 	random               *rand.Rand
 	progress             io.Writer
 	results              *results
-	workers              int // how many were started, which names their directories
+	workers              int // number of workers started, used in their directories' names
 }
 
-// enough is how many rounds are worth a median, even when time is up.
+// enough is the fewest rounds that make a useful median, even if time is up.
 const enough = 3
 
 // run does all scenarios of a plan.
@@ -50,7 +50,7 @@ func (b *bench) run(ctx context.Context, all []scenario) error {
 }
 
 func (b *bench) say(format string, args ...any) {
-	// Who does not listen gets results nevertheless.
+	// A failed write of progress does not stop the run.
 	_, _ = fmt.Fprintf(b.progress, "bench: "+format+"\n", args...)
 }
 
@@ -58,7 +58,7 @@ func (b *bench) say(format string, args ...any) {
 type part struct {
 	*handle
 	before audit.Lines
-	only   map[string]*series // of this step, by verb
+	only   map[string]*series // series of this step, by verb
 }
 
 func (b *bench) scenario(ctx context.Context, s scenario, until time.Time) (err error) {
@@ -67,11 +67,11 @@ func (b *bench) scenario(ctx context.Context, s scenario, until time.Time) (err 
 		for _, p := range all {
 			err = errors.Join(err, p.stop())
 		}
-	}(slices.Clone(parts)) // those, too, that fall out of the race
+	}(slices.Clone(parts)) // includes those that drop out of the race
 	if err != nil {
 		return err
 	}
-	// Whoever is first in one round is last in the next.
+	// A random order: no contender is always first.
 	b.random.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
 	levels := s.Levels
 	if levels == nil {
@@ -94,7 +94,8 @@ func (b *bench) scenario(ctx context.Context, s scenario, until time.Time) (err 
 	return b.countProcesses(s)
 }
 
-// start starts the workers, and does once what only the first attachment does.
+// start starts the workers. It also does the work that only the first
+// attachment causes.
 func (b *bench) start(s scenario, trace bool) (parts []*part, err error) {
 	for _, c := range s.Contenders {
 		b.workers++
@@ -121,7 +122,7 @@ func (b *bench) warmUp(p *part, s scenario) error {
 	if _, _, err := p.addDel(1, 1); err != nil {
 		return err
 	}
-	if s.AtOnce > 1 { // alone first, as not everybody survives two first ones
+	if s.AtOnce > 1 { // alone first: not every contender survives two concurrent first ones
 		n := min(s.AtOnce, 8)
 		if _, _, err := p.addDel(n, n); err != nil {
 			return err
@@ -136,10 +137,10 @@ func (b *bench) warmUp(p *part, s scenario) error {
 }
 
 func (b *bench) absent(s scenario, c contender, attached int, why string) {
-	// Paths say nothing to who reads the tables elsewhere.
+	// Local paths mean nothing to a reader of the tables.
 	why = strings.NewReplacer(b.dir, "DIR", b.plugins, "PLUGINS").Replace(why)
 	a := absent{Scenario: s.Name, Contender: c, Attached: attached, Why: why}
-	for _, known := range b.results.Absent { // of the run before, under the tracer
+	for _, known := range b.results.Absent { // absent already in the run under the tracer
 		if known.Scenario == a.Scenario && known.Contender == c && known.Attached == attached {
 			return
 		}
@@ -148,8 +149,9 @@ func (b *bench) absent(s scenario, c contender, attached int, why string) {
 	b.results.Absent = append(b.results.Absent, a)
 }
 
-// step measures with level containers attached, and returns who is still in the
-// race. Whoever is not stays where it is until the scenario's end.
+// step measures with level containers attached, and returns the contenders that
+// are still in the race. One that drops out keeps its containers until the
+// scenario ends.
 func (b *bench) step(ctx context.Context, s scenario, level int, parts []*part, until time.Time) ([]*part, error) {
 	var ready, waiting []*part
 	for _, p := range parts {
@@ -159,8 +161,8 @@ func (b *bench) step(ctx context.Context, s scenario, level int, parts []*part, 
 			continue
 		}
 		p.begin(s, level)
-		// Half of the step is for measuring; what a slow one takes of it is
-		// not to be all that the others have.
+		// Half of the step is for measuring. A slow contender must not use up
+		// the others' share.
 		left := len(parts) - len(ready) - len(waiting)
 		until := time.Now().Add(time.Until(until) / 2 / time.Duration(max(left, 1)))
 		if still, err := b.inRace(s, p, p.populate(level, until)); err != nil {
@@ -199,8 +201,8 @@ func (b *bench) step(ctx context.Context, s scenario, level int, parts []*part, 
 	return append(ready, waiting...), nil
 }
 
-// inRace tells whether a contender can go on after what it did. One that cannot
-// do its work is out, and the others are not to suffer from it.
+// inRace reports whether a contender can continue after err. A contender that
+// fails drops out and does not disturb the others.
 func (b *bench) inRace(s scenario, p *part, err error) (bool, error) {
 	if why := (*contenderError)(nil); errors.As(err, &why) {
 		b.absent(s, p.spec.Contender, p.only["ADD"].Attached, why.Error())
@@ -217,12 +219,12 @@ func (p *part) begin(s scenario, level int) {
 	}
 }
 
-// populate attaches containers that stay, until level of them are. Whoever is
-// not ready when the time of the step is over is out of the race.
+// populate attaches permanent containers until there are level of them. A
+// contender that is not ready in time drops out of the race.
 func (p *part) populate(level int, until time.Time) error {
 	atOnce := 8
 	if p.spec.Contender.Kind == kindNetavark {
-		atOnce = 1 // two at the same time make the same chain, and one fails
+		atOnce = 1 // two concurrent ones create the same chain, and one fails
 	}
 	for p.stay < level {
 		if time.Now().After(until) {
@@ -237,7 +239,7 @@ func (p *part) populate(level int, until time.Time) error {
 	return nil
 }
 
-// round has one contender attach and detach once.
+// round makes one contender attach and detach once.
 func (p *part) round(s scenario) error {
 	add, del, err := p.addDel(s.PerRound, s.AtOnce)
 	if err != nil {
@@ -256,14 +258,15 @@ func (s *series) append(r reply) {
 	s.Bytes += float64(r.Bytes)
 }
 
-// done makes sums means.
+// done turns sums into means.
 func (s *series) done() series {
 	s.Allocs /= float64(len(s.Micros))
 	s.Bytes /= float64(len(s.Micros))
 	return *s
 }
 
-// compare says what is there that was not when the first container was gone.
+// compare lists the leftovers that did not exist after the first container's
+// DEL.
 func (b *bench) compare(s scenario, p *part) error {
 	r, err := p.do(order{Verb: "snapshot"})
 	if err != nil {
@@ -277,7 +280,7 @@ func (b *bench) compare(s scenario, p *part) error {
 	return nil
 }
 
-// countProcesses has each contender attach and detach under the tracer.
+// countProcesses makes each contender attach and detach under the tracer.
 func (b *bench) countProcesses(s scenario) (err error) {
 	if !s.Count {
 		return nil

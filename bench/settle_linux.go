@@ -12,10 +12,10 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// settle waits until the kernel has cleaned up after the namespaces that are
-// gone, which it does behind everyone's back, one after the other. So one more
-// is made and removed, with one end of a pair in it: when the end outside
-// disappears, all before it are done.
+// settle waits until the kernel has cleaned up the removed namespaces. The
+// kernel does so in the background, one namespace after the other. Settle
+// therefore makes one more namespace that holds one end of a pair, and removes
+// it. When the other end disappears, all earlier namespaces are done.
 func settle(ctx context.Context, runDir string) error {
 	const outside = "settle0"
 	path := filepath.Join(runDir, "settle")

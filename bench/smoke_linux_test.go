@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	os.Exit(refplugins.Main(m))
 }
 
-// logger is where progress goes.
+// logger writes progress to the test's log.
 type logger struct{ t *testing.T }
 
 func (l logger) Write(p []byte) (int, error) {
@@ -29,8 +29,8 @@ func (l logger) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestEveryContenderDoesEveryScenario runs the whole plan with few rounds: what
-// is measured must work, leave nothing, and be complete.
+// TestEveryContenderDoesEveryScenario runs the whole plan with few rounds.
+// Every measured operation must work, leave nothing behind, and be complete.
 func TestEveryContenderDoesEveryScenario(t *testing.T) {
 	o := options{dir: t.TempDir(), seed: 1, peerMax: 3, budget: 10 * time.Minute, effort: smokeEffort()}
 	r, err := measureAll(t.Context(), o, logger{t})
@@ -59,7 +59,7 @@ func TestEveryContenderDoesEveryScenario(t *testing.T) {
 	}
 	for _, c := range r.Counts {
 		if c.Contender.Kind == kindInProcess && c.Contender.Backend == iptables {
-			continue // one or two, and none where rules can be deleted without
+			continue // one or two, or none if rules can be deleted without a process
 		}
 		if c.Contender.executes() != (c.Processes > 0) {
 			t.Errorf("%s: %s of %s starts %g processes", c.Scenario, c.Verb, c.Contender, c.Processes)

@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// summary is what is said of many durations. On a machine that does other
-// things as well, the least is closest to what the work costs, and the median
-// to what it is like.
+// summary describes many durations. On a machine with other load the minimum is
+// closest to the cost of the work, and the median to the usual duration.
 type summary struct {
 	N                int
 	Min, Median, P90 time.Duration

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// markdown is results.md.
+// markdown returns results.md.
 func (r *results) markdown() string {
 	var b strings.Builder
 	b.WriteString("# What it costs to attach a container\n\nMade by `make bench`; `results.json` has every duration.\n\n")
@@ -50,7 +50,7 @@ func (r *results) has(scenario string) bool {
 	return slices.ContainsFunc(r.Series, func(s series) bool { return s.Scenario == scenario })
 }
 
-// contenders are those of a scenario that took part, in the plan's order.
+// contenders returns those that took part in a scenario, in the plan's order.
 func (r *results) contenders(scenario string) []contender {
 	var all []contender
 	for _, s := range plan(fullEffort()) {
@@ -124,7 +124,7 @@ func (r *results) attachedSection(b *strings.Builder) {
 	}
 }
 
-// levels are the numbers of attached containers that were measured.
+// levels returns the measured numbers of attached containers.
 func (r *results) levels() []int {
 	var all []int
 	for _, s := range r.Series {
@@ -162,7 +162,7 @@ func (r *results) attachedTable(b *strings.Builder, verb string) {
 	}
 }
 
-// notes say who was missing, and what was left behind.
+// notes lists absent contenders and leftovers.
 func (r *results) notes(b *strings.Builder) {
 	b.WriteString("\n## Who is missing, and what was left\n\n")
 	if len(r.Absent)+len(r.Left) == 0 {
@@ -181,7 +181,7 @@ func (r *results) notes(b *strings.Builder) {
 	}
 }
 
-// short is a duration with three digits.
+// short formats a duration with three digits.
 func short(d time.Duration) string {
 	switch {
 	case d == 0:
@@ -201,7 +201,7 @@ func times(a, b time.Duration) string {
 	return fmt.Sprintf("%.3g×", float64(a)/float64(b))
 }
 
-// thousands is a number with separators.
+// thousands formats a number with separators.
 func thousands(n int) string {
 	if n < 1000 {
 		return fmt.Sprint(n)

@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// An ADD must not cost more with many containers attached than with few.
+// An ADD must not cost more with many attached containers than with few.
 const fewAttached, manyAttached = 10, 3000
 
-// target is a figure that was promised, and what came of it. Both sides of a
-// ratio are of the same run.
+// target is a promised figure and its measured value. Both sides of a ratio
+// come from the same run.
 type target struct {
 	What   string
-	AtMost bool // rather than at least
+	AtMost bool // the promise is an upper bound instead of a lower one
 	Want   float64
-	Unit   string // "×", or what is counted
+	Unit   string // "×", or the counted unit
 	Got    float64
-	Known  bool // whether it was measured
+	Known  bool // the figure was measured
 }
 
 func (t target) reached() bool {
@@ -51,14 +51,14 @@ func (t target) verdict() string {
 	return "**no**"
 }
 
-// ours and theirs, as they stand in ratios.
+// ours and theirs, as ratios name them.
 func oursNFT() contender  { return contender{Kind: kindInProcess, Backend: native} }
 func oursIPT() contender  { return contender{Kind: kindInProcess, Backend: iptables} }
 func goCNINFT() contender { return contender{Kind: kindGoCNI, Backend: nftables} }
 func goCNIIPT() contender { return contender{Kind: kindGoCNI, Backend: iptables} }
 func theFloor() contender { return contender{Kind: kindFloor} }
 
-// targets are those of the plan, in its order.
+// targets returns the plan's targets in order.
 func (r *results) targets() []target {
 	atMost := func(what string, want float64, over, under figure) target {
 		return ratio(r, target{What: what, AtMost: true, Want: want, Unit: "×"}, over, under)
@@ -89,7 +89,7 @@ func (r *results) targets() []target {
 	}
 }
 
-// lasts is a target in milliseconds.
+// lasts returns a target in milliseconds.
 func (r *results) lasts(what string, want float64, c contender) target {
 	t := target{What: what, AtMost: true, Want: want, Unit: " ms"}
 	if took := r.median("nat", c, "ADD", 0); took > 0 {
@@ -98,8 +98,8 @@ func (r *results) lasts(what string, want float64, c contender) target {
 	return t
 }
 
-// growthText says what the kernel alone does, too: a port more costs more on a
-// bridge that has a thousand.
+// growthText also states the kernel's own growth: adding a port costs more on a
+// bridge with a thousand ports.
 func (r *results) growthText() string {
 	text := fmt.Sprintf("ADD with %s attached against ADD with %d", thousands(manyAttached), fewAttached)
 	floor := func(n int) time.Duration { return r.median("attached", theFloor(), "ADD", n) }
@@ -115,7 +115,7 @@ type figure struct {
 	c        contender
 	verb     string
 	attached int
-	rate     bool // operations per second, rather than the median duration
+	rate     bool // operations per second instead of the median duration
 }
 
 func (r *results) value(f figure) (float64, bool) {

@@ -11,9 +11,9 @@ import (
 )
 
 // tracer counts the processes that a program and its descendants start. It is
-// exact: the kernel stops who starts one and reports it before it goes on
-// (ptrace(2), PTRACE_O_TRACEFORK), and tells processes from threads. It is slow
-// as well, so nothing is timed under it.
+// exact: the kernel stops each process that forks and reports the fork before
+// the process continues (ptrace(2), PTRACE_O_TRACEFORK). It also distinguishes
+// processes from threads. It is slow, so nothing is timed under it.
 type tracer struct {
 	processes atomic.Int64
 	done      chan error
@@ -21,13 +21,12 @@ type tracer struct {
 
 const traced = unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK | unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_EXITKILL
 
-// startTraced starts cmd. The thread that starts it is its tracer, and waits
-// for it.
+// startTraced starts cmd. The starting thread is its tracer and waits for it.
 func startTraced(cmd *exec.Cmd) (*tracer, error) {
 	t := &tracer{done: make(chan error, 1)}
 	started := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlock: the tracer is the thread
+		runtime.LockOSThread() // never unlocked: the tracer is this thread
 		if cmd.SysProcAttr == nil {
 			cmd.SysProcAttr = &unix.SysProcAttr{}
 		}
@@ -44,7 +43,7 @@ func startTraced(cmd *exec.Cmd) (*tracer, error) {
 
 func (t *tracer) wait() error { return <-t.done }
 
-// follow lets everything go on whenever it stops, until the first process ends.
+// follow resumes every process that stops, until the first process ends.
 func (t *tracer) follow(first int) error {
 	var status unix.WaitStatus
 	if _, err := wait4(first, &status); err != nil {
@@ -70,27 +69,29 @@ func (t *tracer) follow(first int) error {
 			}
 			return nil
 		}
-		// One that was killed while it stood still needs no permission to go on.
+		// A process that was killed while stopped needs no permission to
+		// continue.
 		if err := unix.PtraceCont(pid, t.stopped(status)); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("continue process %d: %w", pid, err)
 		}
 	}
 }
 
-// stopped returns the signal to be delivered.
+// stopped returns the signal to deliver.
 func (t *tracer) stopped(status unix.WaitStatus) int {
 	switch cause := status.TrapCause(); {
 	case cause == unix.PTRACE_EVENT_FORK, cause == unix.PTRACE_EVENT_VFORK:
 		t.processes.Add(1)
 		return 0
 	case cause > 0, status.StopSignal() == unix.SIGTRAP, status.StopSignal() == unix.SIGSTOP:
-		// A thread was started; or an exec, or what begins to be traced.
+		// A new thread, an exec, or the start of a traced process.
 		return 0
 	}
 	return int(status.StopSignal())
 }
 
-// wait4 waits for what this thread traces, and for no other's children.
+// wait4 waits for the processes that this thread traces, and for no other
+// thread's children.
 func wait4(pid int, status *unix.WaitStatus) (int, error) {
 	for {
 		got, err := unix.Wait4(pid, status, unix.WALL|unix.WNOTHREAD, nil)

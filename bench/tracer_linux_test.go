@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestTracerCountsProcessesAndNoThreads compares with what is known: a shell
-// that starts three programs. The last is this one, which ends as a worker
-// without a spec, but not before Go has started its threads.
+// TestTracerCountsProcessesAndNoThreads compares the count with a known one: a
+// shell that starts three programs. The last one is this test binary, which
+// ends as a worker without a spec, but only after Go has started its threads.
 func TestTracerCountsProcessesAndNoThreads(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -22,7 +22,7 @@ func TestTracerCountsProcessesAndNoThreads(t *testing.T) {
 	if err := tr.wait(); err != nil {
 		t.Fatal(err)
 	}
-	// true; the parenthesis; true in it; this program.
+	// true; the subshell; true in the subshell; this program.
 	if got := tr.processes.Load(); got != 4 {
 		t.Errorf("counted %d processes, want 4", got)
 	}

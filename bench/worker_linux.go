@@ -20,16 +20,16 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// workerVariable is what makes the program a worker: its spec.
+// workerVariable makes the program a worker. Its value is the spec.
 const workerVariable = "EMBEDCNI_BENCH_WORKER"
 
-// worker is one contender on a host of its own: the network namespace that the
-// process was started in. It does what it reads on stdin and says on stdout
-// what came of it.
+// worker is one contender on its own host: the network namespace that the
+// process was started in. It reads orders on stdin and writes replies to
+// stdout.
 type worker struct {
 	spec     spec
 	attacher attacher
-	paths    []string // of the namespaces made
+	paths    []string // paths of the namespaces it has made
 }
 
 func runWorker(text string, in io.Reader, out io.Writer) (err error) {
@@ -62,13 +62,13 @@ func runWorker(text string, in io.Reader, out io.Writer) (err error) {
 	}
 }
 
-// begin makes the namespaces that the process is in a host.
+// begin sets up the process's namespaces as a host.
 func (w *worker) begin() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	// go-cni's cache cannot be put elsewhere, and belongs on the same file
-	// system as everybody's state.
+	// The path of go-cni's cache is fixed. The cache belongs on the same file
+	// system as every other contender's state.
 	varLib := filepath.Join(w.spec.Dir, "var-lib-cni")
 	for _, dir := range []string{varLib, "/var/lib/cni", w.spec.dataDir(), w.spec.RunDir} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -108,7 +108,7 @@ func (w *worker) do(ctx context.Context, o order) (reply, error) {
 			return reply{}, err
 		}
 		r, err := measure(containers, o.AtOnce, func(c container) error { return w.attacher.add(ctx, c) })
-		return r, errors.Join(err, w.prepare(ctx, containers)) // not beside what is measured next
+		return r, errors.Join(err, w.prepare(ctx, containers)) // not during the next measurement
 	case "del":
 		return measure(w.containers(o), o.AtOnce, func(c container) error { return w.attacher.del(ctx, c) })
 	case "snapshot":
@@ -123,7 +123,7 @@ func (w *worker) do(ctx context.Context, o order) (reply, error) {
 	return reply{}, fmt.Errorf("no verb %q", o.Verb)
 }
 
-// prepare waits until what is made ahead of time is.
+// prepare waits until the contender's preparations are done.
 func (w *worker) prepare(ctx context.Context, containers []container) error {
 	p, ok := w.attacher.(*pool)
 	if !ok {
@@ -136,9 +136,9 @@ func (w *worker) prepare(ctx context.Context, containers []container) error {
 	return errors.Join(errs...)
 }
 
-// expected is what changes with an attachment that is gone again: host-local
-// notes which address was the last one, sockets are kept for the next time, and
-// the containers' namespaces are the benchmark's own.
+// expected reports whether a line is a permitted change after a DEL: host-local
+// keeps the last address, sockets stay open for reuse, and the containers'
+// namespaces are the benchmark's own.
 func (w *worker) expected(line string) bool {
 	return strings.Contains(line, "/last_reserved_ip.") || strings.HasPrefix(line, "fd ") ||
 		strings.HasPrefix(line, "mount nsfs "+filepath.Join(w.spec.RunDir, "netns")+"/")
@@ -157,9 +157,9 @@ func (w *worker) containers(o order) []container {
 	return all
 }
 
-// create makes the containers' namespaces. They are new ones each time, as are
-// those of real containers, and stay until the end, because the kernel would
-// clean up while others are measured.
+// create makes the containers' namespaces. Each container gets a new one, as
+// real containers do. They stay until the end, because the kernel would
+// otherwise clean up during measurements.
 func (w *worker) create(o order) ([]container, error) {
 	all := w.containers(o)
 	for _, c := range all {
@@ -175,9 +175,10 @@ func (w *worker) create(o order) ([]container, error) {
 	return all, nil
 }
 
-// measure calls fn for each container, as many at the same time as asked for.
+// measure calls fn for each container, atOnce of them concurrently.
 func measure(containers []container, atOnce int, fn func(container) error) (reply, error) {
-	// The collector is to work on what is allocated now.
+	// Start with a clean heap, so that the collector works on this
+	// measurement's allocations only.
 	runtime.GC()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

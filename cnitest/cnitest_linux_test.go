@@ -27,7 +27,7 @@ func newHost(t *testing.T, plugins string) *host {
 	return &host{h, h.Real(cni.WithConfListBytes([]byte(conf)))}
 }
 
-// attach makes a container, which is detached when the test ends.
+// attach attaches a new container and detaches it when the test ends.
 func (h *host) attach(id string, port int32) *cni.Result {
 	h.T.Helper()
 	path := h.Container(id)
@@ -44,7 +44,7 @@ func (h *host) attach(id string, port int32) *cni.Result {
 	return result
 }
 
-// audit leaves out the mounts that are the tests' own.
+// audit omits the mounts that the tests make.
 func (h *host) audit(of []cnitest.Attachment) []string {
 	h.T.Helper()
 	lines, err := cnitest.Audit(context.Background(), cnitest.Options{
@@ -58,7 +58,8 @@ func (h *host) audit(of []cnitest.Attachment) []string {
 	})
 }
 
-// What is about a container is exactly what has come with it.
+// TestAuditOfAContainerIsWhatCameWithIt: the lines about a container are
+// exactly those that its attachment added.
 func TestAuditOfAContainerIsWhatCameWithIt(t *testing.T) {
 	for name, plugins := range map[string]string{
 		"iptables": `{"type": "bridge", "bridge": "br7", "isDefaultGateway": true, "ipMasq": true, "ipam": IPAM},

@@ -10,8 +10,8 @@ import (
 	"github.com/embedcni/cni/cnitest"
 )
 
-// A plugin that was killed has left the address that it held. The runtime's
-// test shows it.
+// A killed plugin has left its address reserved. The runtime's test detects
+// that.
 func Example() {
 	ctx := context.Background()
 	before, err := cnitest.Audit(ctx, cnitest.Options{})
@@ -19,7 +19,7 @@ func Example() {
 		log.Fatal(err)
 	}
 
-	dir := "/var/lib/cni/networks/podnet" // in a namespace of the test's own
+	dir := "/var/lib/cni/networks/podnet" // in the test's own namespace
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		log.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func Example() {
 	}
 	fmt.Print(cnitest.Diff(before, after))
 
-	// The same without an audit from before, of one container.
+	// The same for one container, without an earlier audit.
 	web := cnitest.Attachment{ContainerID: "web-1", Network: "podnet", IfName: "eth0"}
 	left, err := cnitest.Audit(ctx, cnitest.Options{Of: []cnitest.Attachment{web}})
 	if err != nil {

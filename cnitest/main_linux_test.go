@@ -8,8 +8,8 @@ import (
 	"github.com/embedcni/cni/internal/refplugins"
 )
 
-// init keeps the leading thread to TestMain: a test that took it to another
-// network namespace would take the process's there.
+// init reserves the leading thread for TestMain. A test on it that changed its
+// network namespace would change the process's.
 func init() { runtime.LockOSThread() }
 
 func TestMain(m *testing.M) { os.Exit(refplugins.Main(m)) }

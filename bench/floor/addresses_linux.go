@@ -11,8 +11,8 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 )
 
-// reserve takes the next address of each prefix, in host-local's files and
-// under its lock.
+// reserve takes the next address of each prefix. It uses host-local's files and
+// holds host-local's lock.
 func (h *Host) reserve(id string) (_ []netip.Prefix, err error) {
 	store, err := disk.New(h.network, h.dataDir)
 	if err != nil {
@@ -40,8 +40,8 @@ func (h *Host) reserve(id string) (_ []netip.Prefix, err error) {
 	return addrs, nil
 }
 
-// release gives addresses back. To delete a file needs no lock: nobody takes
-// the name while it is there.
+// release frees addresses. Deleting a file needs no lock: nobody takes the name
+// while the file exists.
 func (h *Host) release(addrs []netip.Prefix) error {
 	var errs []error
 	for _, a := range addrs {

@@ -12,16 +12,16 @@ import (
 
 const ifName = "eth0"
 
-// Options say what a container gets.
+// Options describe a container's network.
 type Options struct {
-	Network  string         // names the bridge and the addresses' directory
-	DataDir  string         // host-local's
-	Prefixes []netip.Prefix // of each of which a container gets an address
-	Ptp      bool           // a pair of its own rather than a port of the bridge
-	Filter   bool           // masqueraded, and a port
+	Network  string         // names the bridge and the address directory
+	DataDir  string         // host-local's directory
+	Prefixes []netip.Prefix // a container gets an address from each
+	Ptp      bool           // a veth pair of its own instead of a bridge port
+	Filter   bool           // masquerading and a host port
 }
 
-// Host is the network namespace of the process, with one network.
+// Host is the process's network namespace with one network.
 type Host struct {
 	network, dataDir string
 	prefixes         []netip.Prefix
@@ -29,19 +29,19 @@ type Host struct {
 	bridge           int
 
 	mu      sync.Mutex
-	sockets map[int][]*socket     // by protocol, those that nobody uses
+	sockets map[int][]*socket     // idle sockets by protocol
 	have    map[string]attachment // by container
 }
 
-// attachment is what has to be undone.
+// attachment holds the data that Del needs.
 type attachment struct {
 	addrs []netip.Prefix
 	port  uint16
 	host  string
 }
 
-// Open makes the bridge. The nftables table of Script must be there already, if
-// anything is to be put into it. Close closes the sockets and leaves the bridge.
+// Open creates the bridge. If o.Filter is set, the nftables table of Script
+// must exist already. Close closes the sockets and leaves the bridge.
 func Open(o Options) (_ *Host, err error) {
 	h := &Host{
 		network: o.Network, dataDir: o.DataDir, prefixes: o.Prefixes, ptp: o.Ptp, filter: o.Filter,
@@ -71,12 +71,12 @@ func Open(o Options) (_ *Host, err error) {
 	return h, nil
 }
 
-// gateway is the first address of a prefix, with its length.
+// gateway returns the first address of a prefix, with the prefix length.
 func gateway(p netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(p.Masked().Addr().Next(), p.Bits())
 }
 
-// with calls fn with a socket that nobody else uses meanwhile.
+// with calls fn with a socket for its exclusive use.
 func (h *Host) with(protocol int, fn func(*socket) error) error {
 	h.mu.Lock()
 	var s *socket
@@ -112,7 +112,7 @@ func (h *Host) Close() error {
 	return errors.Join(errs...)
 }
 
-// Loopback sets lo up in the namespace at path, or down.
+// Loopback sets the namespace's lo up or down.
 func Loopback(path string, up bool) (err error) {
 	container, err := os.Open(path)
 	if err != nil {
@@ -135,7 +135,7 @@ func Loopback(path string, up bool) (err error) {
 	return err
 }
 
-// Add attaches a container; port is the host's port that it gets.
+// Add attaches a container. It forwards the host's port to the container.
 func (h *Host) Add(id, path string, port uint16) (err error) {
 	container, err := os.Open(path)
 	if err != nil {
@@ -148,8 +148,8 @@ func (h *Host) Add(id, path string, port uint16) (err error) {
 	}
 	a := attachment{addrs: addrs, port: port, host: fmt.Sprintf("floor%d", port)}
 
-	// What goes through nftables' lock need not wait for what goes through
-	// the links'.
+	// The packet filter and the links have separate locks in the kernel, so
+	// they change concurrently.
 	filtered := make(chan error, 1)
 	go func() { filtered <- h.change(unix.NFT_MSG_NEWSETELEM, a) }()
 	err = errors.Join(h.link(a, container), <-filtered)
@@ -210,7 +210,7 @@ func (h *Host) link(a attachment, container *os.File) (err error) {
 	})
 }
 
-// inside writes the address and the routes that a container has.
+// inside writes the address and the routes of a container.
 func (m *message) inside(index int, p netip.Prefix, ptp bool) {
 	gw := gateway(p).Addr()
 	all := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
@@ -241,8 +241,8 @@ func (h *Host) change(verb uint16, a attachment) error {
 	})
 }
 
-// Del detaches a container. The kernel waits for a grace period when a pair
-// goes, and for another when elements do; both at once.
+// Del detaches a container. The kernel waits for a grace period when a pair is
+// removed, and for another when elements are. Del waits for both at once.
 func (h *Host) Del(id string) error {
 	h.mu.Lock()
 	a, ok := h.have[id]

@@ -15,8 +15,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// TestAttachmentIsCompleteAndLeavesNothing holds what the benchmark takes for
-// granted: that the floor is not fast because it leaves something out.
+// TestAttachmentIsCompleteAndLeavesNothing checks the benchmark's premise: the
+// floor is not fast because it omits something.
 func TestAttachmentIsCompleteAndLeavesNothing(t *testing.T) {
 	both := []netip.Prefix{netip.MustParsePrefix("10.90.0.0/16"), netip.MustParsePrefix("fd00:90::/64")}
 	for name, tt := range map[string]struct {
@@ -52,7 +52,7 @@ func TestAttachmentIsCompleteAndLeavesNothing(t *testing.T) {
 			o.Network, o.DataDir = name, filepath.Join(dir, "ipam")
 			h, err := floor.Open(o)
 			expect.NoError(t, err)
-			expect.NoError(t, h.Add("c0", path, 8000)) // makes what stays for the next
+			expect.NoError(t, h.Add("c0", path, 8000)) // creates the shared parts that stay
 			expect.NoError(t, h.Del("c0"))
 			before := listBoth(t, container, dir)
 
@@ -90,12 +90,12 @@ func script(t *testing.T, text string) {
 	}
 }
 
-// listBoth lists the host and the container.
+// listBoth lists the lines of the host and of the container.
 func listBoth(t *testing.T, container *netns.Handle, dir string) (lines [2]audit.Lines) {
 	t.Helper()
 	all, err := audit.Snapshot(t.Context(), audit.Options{StateDirs: []string{dir}})
 	expect.NoError(t, err)
-	// host-local goes on from there, and so keeps it.
+	// host-local allocates the next address from there, so the file stays.
 	lines[0] = all.Without(func(l string) bool { return strings.Contains(l, "last_reserved_ip.") })
 	expect.NoError(t, container.Do(func() (err error) {
 		lines[1], err = audit.Snapshot(t.Context(), audit.Options{})
@@ -104,8 +104,8 @@ func listBoth(t *testing.T, container *netns.Handle, dir string) (lines [2]audit
 	return lines
 }
 
-// BenchmarkFloor says what the kernel takes, to be looked at without the whole
-// run.
+// BenchmarkFloor measures the kernel's share without a whole run of the
+// benchmark.
 func BenchmarkFloor(b *testing.B) {
 	dir := b.TempDir()
 	cmd := exec.Command("nft", "-f", "-")

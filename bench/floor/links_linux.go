@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// linkHeader is struct ifinfomsg, with the flags to be set of those to be
-// changed.
+// linkHeader encodes struct ifinfomsg. It sets the flags of set among those of
+// change.
 func linkHeader(index int, set, change uint32) []byte {
 	b := make([]byte, unix.SizeofIfInfomsg)
 	binary.NativeEndian.PutUint32(b[4:], uint32(index))
@@ -21,9 +21,9 @@ func linkHeader(index int, set, change uint32) []byte {
 	return b
 }
 
-// addPair writes the message that makes a veth pair straight into place: the
-// host's end up and a port of the bridge, the other in the container. That one
-// cannot be made up, since it comes into being before its peer.
+// addPair writes the message that creates a veth pair in place: the host's end
+// is up and a port of the bridge, the other end is in the container. The
+// container's end cannot be created up, because it is created before its peer.
 func (m *message) addPair(host, inside string, bridge int, container *os.File) {
 	m.begin(unix.RTM_NEWLINK, flagAck|flagCreate|flagExcl, linkHeader(0, unix.IFF_UP, unix.IFF_UP))
 	m.text(unix.IFLA_IFNAME, host)
@@ -68,8 +68,8 @@ func (m *message) deleteLink(name string) {
 	m.end()
 }
 
-// addAddr writes an address. There is no detection of duplicates: who gives
-// out the addresses knows that there are none.
+// addAddr writes an address without duplicate address detection: the allocator
+// guarantees that addresses are unique.
 func (m *message) addAddr(index int, p netip.Prefix) {
 	header := make([]byte, unix.SizeofIfAddrmsg)
 	header[0], header[1], header[2] = family(p.Addr()), byte(p.Bits()), unix.IFA_F_NODAD
@@ -83,7 +83,7 @@ func (m *message) addAddr(index int, p netip.Prefix) {
 	m.end()
 }
 
-// addRoute writes a route through a gateway, or to what is on the link if the
+// addRoute writes a route through a gateway, or to the link itself if the
 // gateway is not valid.
 func (m *message) addRoute(index int, to netip.Prefix, gateway netip.Addr) {
 	header := make([]byte, unix.SizeofRtMsg)
@@ -111,13 +111,13 @@ func family(a netip.Addr) byte {
 	return unix.AF_INET6
 }
 
-// link is what is read of an interface.
+// link holds the attributes of an interface that this package reads.
 type link struct {
 	index int
 	mac   net.HardwareAddr
 }
 
-// find asks for an interface, after doing what m has already.
+// find runs the messages of m and then reads an interface.
 func (s *socket) find(m *message, name string) (link, error) {
 	m.getLink(name)
 	replies, err := s.do(m)

@@ -2,22 +2,22 @@ package floor
 
 import "encoding/binary"
 
-// message is a sequence of netlink messages that go to the kernel in one call.
+// message is a sequence of netlink messages that one system call sends.
 type message struct {
 	b     []byte
-	start int // of the message that is being written
-	want  int // how many acknowledgements will come
+	start int // offset of the current message
+	want  int // expected acknowledgements
 }
 
 const (
-	attrLen = 4 // of an attribute's header
+	attrLen = 4 // size of an attribute's header
 
 	flagRequest = 0x1
 	flagAck     = 0x4
 	flagExcl    = 0x200
 	flagCreate  = 0x400
 
-	nested = 0x8000 // an attribute that holds attributes
+	nested = 0x8000 // the attribute holds attributes
 )
 
 // begin starts a message with the header of its family.
@@ -26,10 +26,10 @@ func (m *message) begin(typ, flags uint16, family []byte) {
 	if flags&flagAck != 0 {
 		m.want++
 	}
-	m.b = append(m.b, 0, 0, 0, 0) // the length, by end
+	m.b = append(m.b, 0, 0, 0, 0) // length, filled in by end
 	m.b = binary.NativeEndian.AppendUint16(m.b, typ)
 	m.b = binary.NativeEndian.AppendUint16(m.b, flags|flagRequest)
-	m.b = append(m.b, 0, 0, 0, 0, 0, 0, 0, 0) // sequence and port, which nobody reads
+	m.b = append(m.b, 0, 0, 0, 0, 0, 0, 0, 0) // sequence and port, unused
 	m.b = append(m.b, family...)
 }
 
@@ -37,7 +37,7 @@ func (m *message) end() {
 	binary.NativeEndian.PutUint32(m.b[m.start:], uint32(len(m.b)-m.start))
 }
 
-// attr writes an attribute with the padding behind it.
+// attr writes an attribute and its padding.
 func (m *message) attr(typ uint16, value []byte) {
 	m.b = binary.NativeEndian.AppendUint16(m.b, uint16(attrLen+len(value)))
 	m.b = binary.NativeEndian.AppendUint16(m.b, typ)
@@ -53,7 +53,7 @@ func (m *message) uint32(typ uint16, v uint32) {
 	m.attr(typ, binary.NativeEndian.AppendUint32(nil, v))
 }
 
-// nest writes an attribute that holds what fill writes.
+// nest writes an attribute that contains the attributes of fill.
 func (m *message) nest(typ uint16, fill func()) {
 	at := len(m.b)
 	m.b = binary.NativeEndian.AppendUint16(m.b, 0)

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Script is the nftables table that the containers' elements go into, made
-// once. A packet is looked up in a map, whatever the number of containers.
+// Script creates the nftables table for the containers' elements. It runs once.
+// A packet costs one map lookup, regardless of the number of containers.
 const Script = `table inet bench_floor {
 	set masq4 { type ipv4_addr; }
 	set masq6 { type ipv6_addr; }
@@ -36,13 +36,12 @@ const Script = `table inet bench_floor {
 
 const table = "bench_floor"
 
-// filterHeader is struct nfgenmsg.
+// filterHeader encodes struct nfgenmsg.
 func filterHeader(family byte, resource uint16) []byte {
 	return binary.BigEndian.AppendUint16([]byte{family, 0}, resource)
 }
 
-// transaction writes the messages of fill between those that make one
-// transaction of them.
+// transaction wraps the messages of fill in a transaction.
 func (m *message) transaction(fill func()) {
 	m.begin(unix.NFNL_MSG_BATCH_BEGIN, 0, filterHeader(0, unix.NFNL_SUBSYS_NFTABLES))
 	m.end()
@@ -51,8 +50,8 @@ func (m *message) transaction(fill func()) {
 	m.end()
 }
 
-// element writes the adding or deletion of a set's element. Deleted is by the
-// key alone.
+// element writes the addition or deletion of a set's element. A deletion needs
+// only the key.
 func (m *message) element(verb uint16, set string, key, data []byte) {
 	flags := uint16(flagAck)
 	if verb == unix.NFT_MSG_NEWSETELEM {
@@ -72,8 +71,8 @@ func (m *message) element(verb uint16, set string, key, data []byte) {
 	m.end()
 }
 
-// filter writes the transaction of a container: an address that is
-// masqueraded, and a TCP port that goes to the same port of it.
+// filter writes the transaction of a container: masquerading for its addresses,
+// and a TCP port of the host forwarded to the same port of the container.
 func (m *message) filter(verb uint16, addrs []netip.Prefix, port uint16) {
 	m.transaction(func() {
 		for _, p := range addrs {
@@ -89,7 +88,7 @@ func (m *message) filter(verb uint16, addrs []netip.Prefix, port uint16) {
 
 func big(port uint16) []byte { return binary.BigEndian.AppendUint16(nil, port) }
 
-// join makes a concatenation, whose parts are filled up to four bytes each.
+// join encodes a concatenation. Each part is padded to four bytes.
 func join(parts ...[]byte) []byte {
 	var b []byte
 	for _, p := range parts {

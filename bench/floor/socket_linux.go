@@ -23,15 +23,15 @@ func open(protocol int) (*socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a netlink socket: %w", err)
 	}
-	// With it an error comes without a copy of what was asked.
+	// With this option an error does not carry a copy of the request.
 	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err != nil {
 		return nil, errors.Join(fmt.Errorf("set NETLINK_CAP_ACK: %w", err), unix.Close(fd))
 	}
 	return &socket{fd: fd, buf: make([]byte, 16384)}, nil
 }
 
-// openIn opens a route socket in another namespace. A thread that could not
-// come back stays locked, and so ends with its goroutine.
+// openIn opens a route socket in another namespace. If the thread cannot
+// return, it stays locked and ends with its goroutine.
 func openIn(container *os.File) (_ *socket, err error) {
 	runtime.LockOSThread()
 	host, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -54,8 +54,8 @@ func openIn(container *os.File) (_ *socket, err error) {
 
 func (s *socket) close() error { return unix.Close(s.fd) }
 
-// do sends messages and reads the acknowledgement of each, and returns the
-// other messages that came.
+// do sends the messages, reads their acknowledgements, and returns the other
+// messages of the reply.
 func (s *socket) do(m *message) (replies []syscall.NetlinkMessage, err error) {
 	if err := unix.Sendto(s.fd, m.b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return nil, fmt.Errorf("send to netlink: %w", err)
@@ -84,7 +84,7 @@ func (s *socket) do(m *message) (replies []syscall.NetlinkMessage, err error) {
 	return replies, nil
 }
 
-// failed empties the socket, so that it can be used again.
+// failed drains the socket so that it can be used again.
 func (s *socket) failed(errno syscall.Errno) error {
 	for {
 		_, _, err := unix.Recvfrom(s.fd, s.buf, unix.MSG_DONTWAIT)

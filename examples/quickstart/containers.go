@@ -12,8 +12,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// container is a network namespace with a name. There is no process in it: a
-// namespace is all that CNI knows of a container.
+// container is a named network namespace. It needs no process: CNI only knows
+// the namespace.
 type container struct {
 	name   string
 	ports  []cni.PortMapping
@@ -40,8 +40,8 @@ func attachAll(ctx context.Context, out io.Writer, rt *cni.Runtime, containers .
 	return nil
 }
 
-// removeAll detaches the containers, then removes their namespaces. It goes on
-// after an error, as what comes after it must not stay because of it.
+// removeAll detaches the containers, then removes their namespaces. It
+// continues after an error, so that the rest is removed too.
 func removeAll(ctx context.Context, out io.Writer, rt *cni.Runtime, containers ...*container) error {
 	var errs []error
 	for _, c := range containers {
@@ -58,8 +58,8 @@ func removeAll(ctx context.Context, out io.Writer, rt *cni.Runtime, containers .
 	return errors.Join(errs...)
 }
 
-// callTimes adds up how long the plugins of a network took to attach a
-// container. Networks are attached in parallel, so calls arrive at any time.
+// callTimes adds up the plugins' durations by network. Networks are attached in
+// parallel, so calls arrive concurrently.
 type callTimes struct {
 	mu    sync.Mutex
 	total map[attachment]time.Duration
@@ -67,7 +67,7 @@ type callTimes struct {
 
 type attachment struct{ container, network string }
 
-// observe is told of each plugin's call when it is over.
+// observe records one plugin call. It runs after each call.
 func (t *callTimes) observe(_ context.Context, e cni.Event) {
 	if e.Operation != "ADD" {
 		return

@@ -11,18 +11,19 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// patience bounds every wait for the network. On one machine an answer takes
-// microseconds, so that what has not come by then will not.
+// patience limits every wait for the network. On one machine an answer takes
+// microseconds, so a later one will never come.
 const patience = 5 * time.Second
 
-// echo sends a message, waits for its echo, and returns the time from the first
-// packet, which may be of TCP's handshake, to the last. It is much less than a
-// millisecond, except for the first one over IPv6 with the executable ptp. That
-// plugin returns while the kernel still looks for duplicates of the host's
-// addresses: for a second or two the host forwards and answers nothing.
+// echo sends a message, waits for its echo, and returns the time between the
+// first packet, which may belong to TCP's handshake, and the last. This is much
+// less than a millisecond, with one exception: the first message over IPv6 with
+// the executable ptp. That plugin returns while the kernel still checks the
+// host's addresses for duplicates. For a second or two the host forwards
+// packets but answers none.
 //
-// A socket belongs to the namespace it was opened in for as long as it lives,
-// so only the opening must happen inside.
+// A socket belongs for life to the namespace that it was opened in, so only the
+// opening must happen inside.
 func (p probe) echo(ctx context.Context) (took time.Duration, err error) {
 	begin := time.Now()
 	var conn net.Conn
@@ -38,7 +39,7 @@ func (p probe) echo(ctx context.Context) (took time.Duration, err error) {
 	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return 0, err
 	}
-	// Each probe's own, so that an answer to another one is not taken for it.
+	// Unique for each probe, so that an answer to another probe does not match.
 	sent := fmt.Sprintf("%s on %s over %s at %s", p.what, p.network, p.protocol, begin)
 	if _, err := io.WriteString(conn, sent); err != nil {
 		return 0, err
@@ -53,14 +54,15 @@ func (p probe) echo(ctx context.Context) (took time.Duration, err error) {
 	return time.Since(begin), nil
 }
 
-// echoServer sends back what it gets.
+// echoServer sends received data back.
 type echoServer struct {
 	tcp  net.Listener
 	udp  net.PacketConn
 	done sync.WaitGroup
 }
 
-// serveEcho answers in the namespace on a port of all addresses, IPv4 and IPv6.
+// serveEcho starts a server in the namespace. It listens on a port of all
+// addresses, IPv4 and IPv6.
 func serveEcho(ctx context.Context, at *netns.Handle, port int) (*echoServer, error) {
 	s := &echoServer{}
 	address := fmt.Sprintf(":%d", port)
@@ -83,7 +85,7 @@ func serveEcho(ctx context.Context, at *netns.Handle, port int) (*echoServer, er
 	return s, nil
 }
 
-// Close stops the server and waits until it has.
+// Close stops the server and waits for its end.
 func (s *echoServer) Close() {
 	s.tcp.Close()
 	s.udp.Close()
@@ -102,8 +104,8 @@ func (s *echoServer) acceptTCP() {
 	}
 }
 
-// answerTCP answers until the other side closes. Deadlines that fail are the
-// other side's to report: it waits for an answer in vain.
+// answerTCP answers until the other side closes. The other side reports failed
+// deadlines, because it waits for an answer in vain.
 func (s *echoServer) answerTCP(conn net.Conn) {
 	defer s.done.Done()
 	defer conn.Close()

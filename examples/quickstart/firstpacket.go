@@ -15,10 +15,10 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// firstPackets measures how long a container's first packet and its answer
-// take. The time includes finding the neighbours. It must not include the
-// kernel's duplicate address detection. Each round uses new containers, one for
-// each way and side, so that no neighbour is known.
+// firstPackets measures the time of a container's first packet and its answer.
+// The time includes neighbour discovery. It must not include duplicate address
+// detection. Each round uses new containers, one for each way and side, so that
+// no neighbour is known.
 type firstPackets struct {
 	rt   *cni.Runtime
 	host *netns.Handle
@@ -29,8 +29,8 @@ type firstPackets struct {
 // firstPacket identifies a row of the table.
 type firstPacket struct{ way, network, family string }
 
-// measureFirstPackets prints the table. It attaches and detaches four containers
-// for each round.
+// measureFirstPackets prints the table. Each round attaches and detaches four
+// containers.
 func measureFirstPackets(ctx context.Context, out io.Writer, rt *cni.Runtime, rounds int) (err error) {
 	host, err := netns.Current()
 	if err != nil {
@@ -84,7 +84,7 @@ func (f *firstPackets) round(ctx context.Context, number int) (err error) {
 	return nil
 }
 
-// send measures a way to all addresses of a network.
+// send measures one way to all addresses of a network.
 func (f *firstPackets) send(ctx context.Context, way string, from *netns.Handle, n *cni.NetworkResult, to func(cni.Address) netip.Addr) error {
 	for _, a := range addresses(n) {
 		addr := to(a)
@@ -115,7 +115,7 @@ func (f *firstPackets) print(out io.Writer, rounds int, took time.Duration) {
 	fmt.Fprintf(out, "of %d new containers each, in %.1f s\n\n", rounds, took.Seconds())
 }
 
-// each calls fn for all containers concurrently, and waits for all of them.
+// each calls fn for all containers concurrently and waits for all calls.
 func each(all []*container, fn func(*container) error) error {
 	errs := make([]error, len(all))
 	var done sync.WaitGroup

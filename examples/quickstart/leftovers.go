@@ -19,24 +19,24 @@ const (
 	netnsDir = "/run/netns"
 )
 
-// snapshot lists everything there is on the host now: links, addresses, routes,
-// packet filters, files, mounts, processes, descriptors.
+// snapshot lists everything on the host: links, addresses, routes, packet
+// filters, files, mounts, processes, descriptors.
 func snapshot(ctx context.Context) (audit.Lines, error) {
-	// These are the host's, whatever the containers bring about below them.
+	// These directories belong to the host, whatever the containers put below
+	// them.
 	for _, dir := range []string{stateDir, netnsDir} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, err
 		}
 	}
-	// In the sandbox these two are empty at first, and all that plugins,
-	// iptables and the library write goes there.
+	// Both directories are empty in a new sandbox, and plugins, iptables and
+	// the library write nowhere else.
 	return audit.Snapshot(ctx, audit.Options{StateDirs: []string{"/run", "/var/lib"}, NetNSDirs: []string{netnsDir}})
 }
 
-// printLeftovers prints what has come to be since before: what is left of the
-// containers, which is an error, and what is kept for the next one, which is
-// not: the bridge, the chains that all containers' rules hang from, the
-// directories and locks of IPAM.
+// printLeftovers prints the differences from before. Leftovers of the
+// containers are an error. The parts kept for the next container are not: the
+// bridge, the shared chains, IPAM's directories and locks.
 func printLeftovers(ctx context.Context, out io.Writer, before audit.Lines, verbose bool) error {
 	added, gone, err := settled(ctx, before)
 	if err != nil {
@@ -62,8 +62,8 @@ func printLeftovers(ctx context.Context, out io.Writer, before audit.Lines, verb
 	return errors.New("the containers did not leave the host as it was")
 }
 
-// settled returns what has come and gone since before, when the library has
-// closed the sockets to the packet filters that it keeps for a tenth of a second.
+// settled returns the differences from before, after the library has closed its
+// packet filter sockets. It keeps them open for a tenth of a second.
 func settled(ctx context.Context, before audit.Lines) (added, gone audit.Lines, err error) {
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		after, err := snapshot(ctx)
@@ -78,9 +78,9 @@ func settled(ctx context.Context, before audit.Lines) (added, gone audit.Lines, 
 	}
 }
 
-// isKept tells whether a line of the audit is for something that does not go
-// with a container: what the reference plugins share, and the library's locks
-// and its memory of which networks have had their first container.
+// isKept reports whether a line of the audit belongs to no container: shared
+// objects of the reference plugins, the library's locks, and its list of
+// networks that have had their first container.
 func isKept(line string) bool {
 	return audit.Shared(line) || strings.Contains(line, " "+stateDir+"/embedcni/")
 }

@@ -1,14 +1,14 @@
 // Quickstart attaches two containers to two networks, proves that traffic
-// flows, detaches them, and shows that nothing of them is left:
+// flows, detaches them, and shows that nothing is left over:
 //
 //	go run ./examples/quickstart
 //
-// It needs Linux and nothing else: the plugins are those built in. With -plugins
-// it runs executables instead. It works as root and as any other user. All of it
-// happens in namespaces of its own that vanish with it, so the machine is never
-// touched. Run it in a checkout of the module.
+// It needs nothing but Linux: the plugins are built in. With -plugins it runs
+// executables instead. It works as root and as any other user. All of it
+// happens in namespaces that vanish with it, so the machine is never changed.
+// Run it in a checkout of the module.
 //
-// This file is the story; prepare.go says what must be there beforehand.
+// This file tells the story. The file prepare.go makes the preparations.
 package main
 
 import (
@@ -46,12 +46,12 @@ func main() {
 type options struct {
 	configDir, pluginDir string
 	verbose              bool
-	first                int // how many containers' first packets are measured
+	first                int // number of containers for first packets
 }
 
-// run returns the code to exit with.
+// run returns the exit code.
 func run(o options) int {
-	// Ctrl-C ends what waits, and everything is undone as after any error.
+	// Ctrl-C ends all waits. Everything is undone as after an error.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
@@ -60,7 +60,7 @@ func run(o options) int {
 	case err == nil:
 		return code
 	case ctx.Err() != nil:
-		// What was cut short is many errors, of which none is news.
+		// An interruption causes many errors, and none of them is news.
 		fmt.Fprintln(os.Stderr, "quickstart: interrupted")
 	default:
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
@@ -68,7 +68,7 @@ func run(o options) int {
 	return 1
 }
 
-// start runs the program a second time, in a sandbox, and there the story.
+// start runs the program again in a sandbox, which runs the story.
 func start(ctx context.Context, o options) (code int, err error) {
 	if runtime.GOOS != "linux" {
 		return 1, fmt.Errorf("network namespaces need Linux, this is %s: run it in a Linux virtual machine", runtime.GOOS)
@@ -80,12 +80,12 @@ func start(ctx context.Context, o options) (code int, err error) {
 	if o.configDir, err = findConfig(o.configDir); err != nil {
 		return 1, err
 	}
-	// Not a success if it was interrupted, even if after the last plugin.
+	// An interrupted run is not a success, even if the last plugin had
+	// finished.
 	return 0, errors.Join(story(ctx, os.Stdout, o), ctx.Err())
 }
 
-// story is what a container runtime does with this library, from beginning to
-// end.
+// story is a container runtime's use of this library, from beginning to end.
 func story(ctx context.Context, out io.Writer, o options) error {
 	calls := &callTimes{}
 	rt, err := newRuntime(o, calls)
@@ -111,15 +111,15 @@ func story(ctx context.Context, out io.Writer, o options) error {
 	if err == nil && o.first > 0 {
 		err = measureFirstPackets(ctx, out, rt, o.first)
 	}
-	// Whatever happened: Remove may be called for what was never set up.
+	// Always: Remove may be called for a container that was never set up.
 	err = errors.Join(err, removeAll(ctx, out, rt, web, client))
 
-	// The context may be over, and this is worth knowing all the more then.
+	// Leftovers matter most if the context is over.
 	return errors.Join(err, printLeftovers(context.WithoutCancel(ctx), out, before, o.verbose))
 }
 
 // newRuntime returns a Runtime with the loopback network and all networks of
-// the directory, whose interfaces are lo, eth0, eth1, …
+// the directory. Their interfaces are lo, eth0, eth1, …
 func newRuntime(o options, calls *callTimes) (*cni.Runtime, error) {
 	var logger *slog.Logger // none: nothing is logged
 	if o.verbose {
@@ -142,8 +142,8 @@ func newRuntime(o options, calls *callTimes) (*cni.Runtime, error) {
 	if err := rt.Load(cni.WithLoNetwork, cni.WithAllConf); err != nil {
 		return nil, err
 	}
-	// A runtime on a real host goes on with the networks that are fine. Here
-	// somebody is trying out a configuration, and wants to know.
+	// A runtime on a real host continues with the valid networks. Here somebody
+	// tries out a configuration and wants to see mistakes.
 	for _, file := range rt.GetConfig().Skipped {
 		return nil, fmt.Errorf("%s: %s: correct it, or move it out of the directory", file.Path, file.Reason)
 	}

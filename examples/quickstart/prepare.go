@@ -14,15 +14,15 @@ import (
 	"github.com/embedcni/cni"
 )
 
-// prepare makes sure, outside the sandbox, that what executables need is there,
-// and returns the environment entry that says where. The plugins built in need
-// nothing but the kernel.
+// prepare verifies, outside the sandbox, that the executables' requirements are
+// met, and returns the environment entry with their directory. The built-in
+// plugins need only the kernel.
 func prepare(pluginDir string) ([]string, error) {
 	if pluginDir == "" {
 		return nil, nil
 	}
-	// A user's PATH lacks the directories of system programs on Debian, which is
-	// where the reference plugins find what they run.
+	// On Debian a user's PATH lacks the directories of system programs, where
+	// the reference plugins find their tools.
 	dirs := append(filepath.SplitList(os.Getenv("PATH")), "/usr/local/sbin", "/usr/sbin", "/sbin")
 	if !inAny(dirs, "nft") {
 		return nil, errors.New("nft is not installed, and the executables of -plugins run it: leave -plugins out, " +
@@ -40,8 +40,8 @@ func inAny(dirs []string, program string) bool {
 	return false
 }
 
-// checkPlugins makes sure that all plugins of the networks are there, rather
-// than to find out in the middle of the first container.
+// checkPlugins verifies that all plugins of the networks exist, before the
+// first container needs them.
 func checkPlugins(config *cni.ConfigResult) error {
 	missing := map[string]bool{}
 	for _, n := range config.Networks {
@@ -49,7 +49,7 @@ func checkPlugins(config *cni.ConfigResult) error {
 			if p.Kind == "" {
 				missing[p.Network.Type] = true
 			}
-			// An executable looks for its IPAM plugin among the executables.
+			// An executable searches for its IPAM plugin among the executables.
 			ipam := p.Network.IPAM.Type
 			if ipam != "" && p.IPAMKind == "" && !inAny(config.PluginDirs, ipam) {
 				missing[ipam] = true
@@ -67,13 +67,13 @@ func checkPlugins(config *cni.ConfigResult) error {
 		"or add what is missing to it", types, strings.Join(config.PluginDirs, ", "))
 }
 
-// shippedConfig is where the networks of this program are in a checkout. They
-// are read from there rather than embedded, so that they are where everybody
-// can look at them, change one and run the program again.
+// shippedConfig is the directory of this program's networks in a checkout. They
+// are not embedded, so that everybody can read them, change one and run the
+// program again.
 const shippedConfig = "testdata/quickstart"
 
-// findConfig returns the directory of the networks: dir if it is given, else
-// the checkout's, found from anywhere in it.
+// findConfig returns the directory of the networks: dir if it is set, else the
+// checkout's. It works anywhere in the checkout.
 func findConfig(dir string) (string, error) {
 	if dir != "" {
 		if _, err := os.ReadDir(dir); err != nil {

@@ -19,13 +19,14 @@ import (
 	"github.com/embedcni/cni/internal/refplugins"
 )
 
-// program is the program, built, in a directory that is readable by all users.
+// program is the built program in a directory that all users can read.
 type program struct{ dir string }
 
 func newProgram(t *testing.T) *program {
 	t.Helper()
-	// Not t.TempDir, which other users cannot enter. For the same reason
-	// there is a copy of all that is needed from the checkout and the cache.
+	// Not t.TempDir, which other users cannot enter. The directory also holds
+	// copies of the required files of the checkout and the cache for the same
+	// reason.
 	dir, err := os.MkdirTemp("", "quickstart")
 	if err != nil {
 		t.Fatal(err)
@@ -47,13 +48,13 @@ func newProgram(t *testing.T) *program {
 
 const pluginsVariable = "QUICKSTART_TEST_PLUGINS"
 
-// plugins is called outside, where the plugins can be built.
+// plugins runs outside the sandbox, where the plugins can be built.
 func plugins() ([]string, error) {
 	dir, err := refplugins.Dir(context.Background(), os.Stderr)
 	return []string{pluginsVariable + "=" + dir}, err
 }
 
-// executables has the program run the reference plugins.
+// executables makes the program run the reference plugins.
 func (p *program) executables(cmd *exec.Cmd) {
 	cmd.Args = append(cmd.Args, "-plugins", p.path("plugins"))
 }
@@ -81,9 +82,9 @@ type outcome struct {
 	stdout, stderr string
 }
 
-// run runs the program to its end and fails unless the host is as it was then.
-// change may change how it is started. Signals are sent when the program has
-// attached its first container.
+// run runs the program to its end and fails unless the host is unchanged
+// afterwards. change may modify the command. The program receives the signals
+// after it has attached its first container.
 func (p *program) run(t *testing.T, change func(*exec.Cmd), signals ...os.Signal) outcome {
 	t.Helper()
 	wantSameHost(t)
@@ -103,7 +104,8 @@ func (p *program) run(t *testing.T, change func(*exec.Cmd), signals ...os.Signal
 	}
 	lines := bufio.NewReader(io.TeeReader(pipe, &stdout))
 	if len(signals) > 0 {
-		// At the end there is no line, and what was printed says why.
+		// At the end of the output there is no line, and the printed text has
+		// the reason.
 		_, _ = lines.ReadString('\n')
 	}
 	for _, s := range signals {
@@ -120,8 +122,8 @@ func (p *program) run(t *testing.T, change func(*exec.Cmd), signals ...os.Signal
 	return outcome{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
 }
 
-// wantSameHost fails if the host is not at the end of the test what it is now:
-// links, rules, namespaces, state, processes.
+// wantSameHost fails if the host's links, rules, namespaces, state or processes
+// change during the test.
 func wantSameHost(t *testing.T) {
 	t.Helper()
 	look := func() audit.Lines {
@@ -141,7 +143,7 @@ func wantSameHost(t *testing.T) {
 	})
 }
 
-// asNobody starts a command as a user without any privilege.
+// asNobody makes a command run as an unprivileged user.
 func asNobody(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	const nobody = 65534
@@ -160,8 +162,8 @@ func asNobody(t *testing.T, cmd *exec.Cmd) {
 	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CACHE_HOME=", "PATH=/usr/bin:/bin")
 }
 
-// hideSystemPrograms hides, until the end of the test, the directories in which
-// the program looks beyond PATH.
+// hideSystemPrograms hides the directories that the program searches beyond
+// PATH, until the test ends.
 func hideSystemPrograms(t *testing.T) {
 	t.Helper()
 	hidden := map[string]bool{}

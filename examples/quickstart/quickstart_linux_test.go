@@ -16,10 +16,10 @@ import (
 	"github.com/embedcni/cni/internal/sandbox"
 )
 
-// TestMain makes a host for the program that the tests may look into and break:
-// a sandbox, in which the program makes its own.
+// TestMain makes a host that the tests may inspect and break: a sandbox, in
+// which the program makes its own.
 func TestMain(m *testing.M) {
-	// What others may write, the library refuses to run.
+	// The library refuses to run plugins that others may write.
 	unix.Umask(0o022)
 	os.Exit(sandbox.Main(m, sandbox.Before(plugins)))
 }
@@ -89,8 +89,8 @@ func TestQuickstart(t *testing.T) {
 	})
 }
 
-// TestInProcess needs no plugin, no iptables and no nft. What is printed with the
-// tools there is the same as with executables; without them rules are not seen.
+// TestInProcess needs no plugin, no iptables and no nft. With these tools the
+// output equals that of executables. Without them the audit cannot see rules.
 func TestInProcess(t *testing.T) {
 	p := newProgram(t)
 	if missing := notBuiltIn("bridge", "host-local", "portmap", "ptp"); len(missing) > 0 {
@@ -120,7 +120,7 @@ func TestInProcess(t *testing.T) {
 	})
 }
 
-// notBuiltIn are those of the types that this platform has only executables of.
+// notBuiltIn returns those types that this platform has no built-in plugin for.
 func notBuiltIn(types ...string) []string {
 	return slices.DeleteFunc(types, func(typ string) bool { return builtin.Lookup(typ) != nil })
 }
@@ -182,7 +182,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	}
 }
 
-// wantRun is what the program prints, but for what differs from run to run.
+// wantRun is the program's output without the parts that differ between runs.
 const wantRun = `attached web to 3 networks in N ms
 attached client to 3 networks in N ms
 
@@ -229,7 +229,7 @@ kept for the next container (-v lists it):
 left of the containers: nothing
 `
 
-// wantFirstPackets is what it prints where it measures them.
+// wantFirstPackets is the output with measured first packets.
 const wantFirstPackets = `FIRST PACKET, WITH ITS ANSWER NETWORK FAMILY MEDIAN SLOWEST
 container → container bridge-net IPv4 N ms N ms
 container → container bridge-net IPv6 N ms N ms
@@ -247,8 +247,8 @@ of N new containers each, in N s
 
 `
 
-// checkFirstPackets looks at the medians. They are below 5 ms on a machine that
-// does nothing else; a packet that waits for something takes a second.
+// checkFirstPackets checks the medians. They are below 5 ms on an idle machine.
+// A packet that waits for something takes a second.
 func checkFirstPackets(t *testing.T, stdout string) {
 	t.Helper()
 	_, table, _ := strings.Cut(stdout, "FIRST PACKET")
@@ -288,8 +288,8 @@ func at(lines []string, i int) string {
 	return "(nothing)"
 }
 
-// plain takes from the output what differs: the width of columns, times, MAC
-// addresses, and how many files the library keeps for reuse.
+// plain removes the parts of the output that vary: column widths, times, MAC
+// addresses, and the number of files kept for reuse.
 func plain(output string) string {
 	for _, r := range []struct{ expr, with string }{
 		{`(?m)^ +| +$`, ""},

@@ -10,8 +10,8 @@ import (
 	"github.com/embedcni/cni"
 )
 
-// printTable prints what the containers got: a row for each address, with what
-// is the same for several of them in the first row only.
+// printTable prints the containers' addresses, one row each. Values shared by
+// several rows appear in the first row only.
 func printTable(out io.Writer, calls *callTimes, containers ...*container) {
 	fmt.Fprintln(out)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
@@ -33,8 +33,8 @@ func printTable(out io.Writer, calls *callTimes, containers ...*container) {
 	fmt.Fprintln(out)
 }
 
-// addressCells returns address and gateway for each row of an interface, of
-// which there is one in any case.
+// addressCells returns address and gateway for each row of an interface. There
+// is at least one row.
 func addressCells(i *cni.Interface) [][2]string {
 	var cells [][2]string
 	for _, a := range i.Addresses {
@@ -56,8 +56,8 @@ func milliseconds(d time.Duration) string {
 	return fmt.Sprintf("%d ms", d.Round(time.Millisecond).Milliseconds())
 }
 
-// inside returns the network's interfaces in the container, leaving out those
-// on the host, such as the bridge.
+// inside returns the network's interfaces in the container. It omits those on
+// the host, such as the bridge.
 func inside(n *cni.NetworkResult) []*cni.Interface {
 	var found []*cni.Interface
 	for _, i := range n.Interfaces {

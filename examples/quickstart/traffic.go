@@ -12,11 +12,10 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// echoPort is where web and the host answer, over TCP and UDP.
+// echoPort is the port of web's and the host's servers, over TCP and UDP.
 const echoPort = 80
 
-// probe is one thing to prove: that who is in a namespace gets an answer from
-// an address.
+// probe is one proof: a client in a namespace gets an answer from an address.
 type probe struct {
 	what     string // "client → web"
 	network  string
@@ -25,7 +24,7 @@ type probe struct {
 	to       netip.AddrPort
 }
 
-// proveTraffic has web and the host answer, asks them on every way that the
+// proveTraffic starts servers in web and on the host, probes every way that the
 // networks provide, and prints a line for each.
 func proveTraffic(ctx context.Context, out io.Writer, rt *cni.Runtime, web, client *container) (err error) {
 	host, err := netns.Current()
@@ -62,7 +61,7 @@ func proveTraffic(ctx context.Context, out io.Writer, rt *cni.Runtime, web, clie
 	return nil
 }
 
-// prove sends and prints how it went.
+// prove runs the probe and prints its outcome.
 func (p probe) prove(ctx context.Context, out io.Writer) bool {
 	took, err := p.echo(ctx)
 	mark, outcome := "✓", "  "+precise(took)
@@ -74,8 +73,8 @@ func (p probe) prove(ctx context.Context, out io.Writer) bool {
 }
 
 // planProbes lists the ways of all networks: container to container, container
-// to host, and where the network maps ports, the host's port to the container;
-// each to all of web's addresses, over both protocols.
+// to host, and the host's mapped port to the container if the network maps
+// ports. Each goes to all of web's addresses over both protocols.
 func planProbes(rt *cni.Runtime, web *container, client, host *netns.Handle) []probe {
 	var probes []probe
 	for _, n := range web.result.Networks {
@@ -100,8 +99,8 @@ func planProbes(rt *cni.Runtime, web *container, client, host *netns.Handle) []p
 	return probes
 }
 
-// addresses returns the container's addresses on the network that others can
-// reach, in the plugins' order.
+// addresses returns the container's reachable addresses on the network, in the
+// plugins' order.
 func addresses(n *cni.NetworkResult) []cni.Address {
 	var found []cni.Address
 	for _, i := range inside(n) {
@@ -114,7 +113,7 @@ func addresses(n *cni.NetworkResult) []cni.Address {
 	return found
 }
 
-// mapsPorts tells whether a plugin of the network declares that it does.
+// mapsPorts reports whether a plugin of the network declares port mappings.
 func mapsPorts(rt *cni.Runtime, network string) bool {
 	for _, n := range rt.GetConfig().Networks {
 		if n.Config.Name == network {

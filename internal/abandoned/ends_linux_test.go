@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestTiedToHost: the end of a namespace shows on the host only if each plugin makes
-// a veth pair or leaves nothing that the sweep does not find.
+// TestTiedToHost: the host shows the end of a namespace only if each plugin
+// makes a veth pair, or leaves nothing that the sweep cannot find.
 func TestTiedToHost(t *testing.T) {
 	swept := func(types ...string) (all []Plugin) {
 		for _, typ := range types {
@@ -16,7 +16,7 @@ func TestTiedToHost(t *testing.T) {
 	}
 	for what, test := range map[string]struct {
 		plugins []Plugin
-		want    string // empty: tied
+		want    string // empty means tied
 	}{
 		"bridge":                 {swept("bridge"), ""},
 		"ptp with more":          {swept("ptp", "portmap", "firewall"), ""},

@@ -20,7 +20,7 @@ import (
 
 const boot = "this boot"
 
-// fake stands for the runtime.
+// fake stands in for the runtime.
 type fake struct {
 	tended []record.ID
 	tend   func(file string) (Step, error)
@@ -46,7 +46,7 @@ func (f *fake) Tend(file string, _ *hostns.NetNS) (Step, error) {
 	return Step{}, err
 }
 
-// round makes a round in the namespace of the test.
+// round runs a round in the test's namespace.
 func (f *fake) round(t *testing.T, s *Search) (passes int, err error) {
 	t.Helper()
 	host, err := hostns.NewFinder().Open("")
@@ -115,8 +115,8 @@ func TestIs(t *testing.T) {
 	}
 }
 
-// TestARoundTendsWhatIsAbandoned, in parts if there are many records, and passes none
-// over.
+// TestARoundTendsWhatIsAbandoned in parts if there are many records, and skips
+// none.
 func TestARoundTendsWhatIsAbandoned(t *testing.T) {
 	store := record.Open(t.TempDir())
 	store.Sync = func(*os.File) error { return nil }
@@ -138,8 +138,8 @@ func TestARoundTendsWhatIsAbandoned(t *testing.T) {
 	}
 }
 
-// TestWhatStaysIsReportedOnce for each generation of the record, and what fails is
-// tried again in each round.
+// TestWhatStaysIsReportedOnce for each generation of the record. A failure is
+// retried in each round.
 func TestWhatStaysIsReportedOnce(t *testing.T) {
 	store := record.Open(t.TempDir())
 	rec := abandonedRecord("c1")
@@ -177,7 +177,7 @@ func TestWhatStaysIsReportedOnce(t *testing.T) {
 	}
 }
 
-// TestTheLastRequestDecides which configuration a round has.
+// TestTheLastRequestDecides which configuration a round uses.
 func TestTheLastRequestDecides(t *testing.T) {
 	store := record.Open(t.TempDir())
 	begin(t, store, abandonedRecord("c1"))
@@ -203,8 +203,9 @@ func TestTheLastRequestDecides(t *testing.T) {
 	}
 }
 
-// TestRequests: no round before the first Setup, one for each request that comes when
-// none waits, and none after a failure until the next request.
+// TestRequests: no round runs before the first Setup. Each request causes a
+// round if none is waiting. After a failure no round runs until the next
+// request.
 func TestRequests(t *testing.T) {
 	var r rounds
 	ask := func(setup bool) bool { _, yes := r.want(Runtime{}, setup); return yes }
@@ -221,7 +222,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestPauses between passes follow the work, within limits.
+// TestPauses: the pauses between passes grow with the work, within limits.
 func TestPauses(t *testing.T) {
 	for what, test := range map[string]struct {
 		after     func(*rounds)
@@ -241,7 +242,8 @@ func TestPauses(t *testing.T) {
 	}
 }
 
-// TestAStuckContainerHoldsUpNoPass.
+// TestAStuckContainerHoldsUpNoPass: a pass does not wait for a container that
+// hangs.
 func TestAStuckContainerHoldsUpNoPass(t *testing.T) {
 	store := record.Open(t.TempDir())
 	begin(t, store, abandonedRecord("c1"))

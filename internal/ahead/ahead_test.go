@@ -9,8 +9,8 @@ import (
 	"github.com/embedcni/cni/internal/netfilter"
 )
 
-// config is a plugin's, behind one that gave the container an address of each
-// family, on a bridge.
+// config returns a plugin's configuration with a prevResult: an address of each
+// family on a bridge.
 func config(typ, own string) []byte {
 	return fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "podnet", "type": %q%s, "prevResult": {"cniVersion": "1.0.0",
 		"interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": "/ns"}, {"name": "eth1", "sandbox": "/ns"}],

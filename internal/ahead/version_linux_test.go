@@ -29,7 +29,7 @@ func TestVersionsOfExecutables(t *testing.T) {
 	if v.Makes(t.Context(), "portmap", other, nil) {
 		t.Error("a script is taken for the reference plugin")
 	}
-	// Another file in its place is another plugin.
+	// A different file at this path is a different plugin.
 	data, err := os.ReadFile(portmap)
 	if err != nil {
 		t.Fatal(err)

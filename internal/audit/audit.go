@@ -1,7 +1,7 @@
-// Package audit tells what exists: it renders everything a container's
+// Package audit finds leaks. It renders everything that a container's
 // attachment can leave behind, in the kernel, on disk and in this process, as
-// sorted lines of text. Two snapshots that are equal mean that nothing leaked;
-// the difference between two that are not is the report.
+// sorted lines of text. Equal snapshots mean that nothing leaked. Otherwise
+// their difference is the report.
 //
 //	link veth12ab type veth master cni0 mtu 1500 up
 //	addr cni0 type bridge 10.1.0.1/24
@@ -18,13 +18,13 @@
 //	fd socket
 //	missing nft
 //
-// Two snapshots of an idle namespace are equal. So there is nothing in the lines that
-// changes by itself: no counter, index, timer or state of detection of
-// duplicate addresses, no link-local address or multicast route that the kernel
-// makes when an interface comes up, no entry of the local table that it makes
-// for an address. Nor are there the built-in chains with their policy ACCEPT,
-// which looking at a table can bring about. A line "missing" names a tool
-// without which the snapshot is blind to something.
+// Two snapshots of an idle namespace are equal. The lines therefore omit
+// everything that changes by itself: counters, indices, timers, the state of
+// duplicate address detection, the link-local addresses and multicast routes
+// that the kernel adds when an interface comes up, and the entries of the local
+// table that it adds for addresses. They also omit built-in chains with the
+// policy ACCEPT, which reading a table can create. A line "missing" names a
+// tool without which the snapshot is incomplete.
 package audit
 
 import (
@@ -34,28 +34,29 @@ import (
 	"strings"
 )
 
-// ErrNotSupported is returned off Linux. It is an [errors.ErrUnsupported].
+// ErrNotSupported is returned on systems other than Linux. It is an
+// [errors.ErrUnsupported].
 var ErrNotSupported = fmt.Errorf("an audit needs Linux: %w", errors.ErrUnsupported)
 
-// Options says where to look, beyond the kernel and the process. Directories
-// that do not exist hold nothing.
+// Options name the places to search, besides the kernel and the process. A
+// missing directory counts as empty.
 type Options struct {
-	// StateDirs are the directories whose content is listed, recursively:
-	// those of IPAM, of results, of records. They are not listed themselves.
+	// StateDirs are directories of IPAM, of results or of records. Their
+	// contents are listed recursively, without the directories themselves.
 	StateDirs []string
 	// NetNSDirs are the directories where network namespaces are pinned.
 	NetNSDirs []string
-	// WithoutProcess leaves out what is not of the network namespace nor in the
-	// directories: mounts, processes, file descriptors.
+	// WithoutProcess omits mounts, processes and file descriptors, which belong
+	// to neither the network namespace nor the directories.
 	WithoutProcess bool
 }
 
-// Lines are the lines of a snapshot, sorted. A line that is there twice exists
-// twice.
+// Lines are the sorted lines of a snapshot. A repeated line stands for as many
+// things.
 type Lines []string
 
-// Diff returns the lines that after has more often than before, and those that
-// it has less often.
+// Diff returns the lines that occur more often in after than in before, and
+// those that occur less often.
 func Diff(before, after Lines) (added, removed Lines) {
 	count := make(map[string]int)
 	for _, line := range after {
@@ -88,7 +89,7 @@ func (l Lines) Without(pred func(string) bool) Lines {
 	return kept
 }
 
-// line puts words together, leaving out the empty ones.
+// line joins the words that are not empty.
 func line(words ...string) string {
 	var b strings.Builder
 	for _, w := range words {

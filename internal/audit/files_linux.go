@@ -18,16 +18,16 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// maxHashed is the size up to which a file's content counts. State of CNI is a
-// few kilobytes per file; what is larger is a log or a database.
+// maxHashed limits the size of files whose content counts. State of CNI is a
+// few kilobytes per file. A larger file is a log or a database.
 const maxHashed = 64 << 10
 
-// ofHostLocal marks what the IPAM plugin host-local keeps for a network rather
-// than for a container.
+// ofHostLocal marks files that host-local keeps for a network, not for a
+// container.
 const ofHostLocal = "host-local"
 
-// isLedger reports whether a file is of an owner's ledger, or of that of an
-// earlier version: .claims, .claims.new, .claims.prev-1; .old.
+// isLedger reports whether a file belongs to an owner's ledger, of this version
+// or an earlier one: .claims, .claims.new, .claims.prev-1; .old.
 func isLedger(name string) bool {
 	owner := "ledger." + strings.Repeat("[0-9a-f]", 16)
 	for _, pattern := range []string{"", ".old", ".claims", ".claims.new", ".claims.prev-[0-9]*"} {
@@ -50,8 +50,8 @@ func listFiles(dirs []string) ([]string, error) {
 	return lines, nil
 }
 
-// listDir lists what is below dir, and reports whether that is nothing but
-// what host-local keeps for networks and its reservations.
+// listDir lists the contents of dir. It reports whether dir holds only
+// host-local's network files and reservations.
 func listDir(dir string) (lines []string, hostLocal bool, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -94,8 +94,9 @@ func listDir(dir string) (lines []string, hostLocal bool, err error) {
 	return Lines(lines).Without(func(l string) bool { return l == "" }), hostLocal, nil
 }
 
-// isNetworkDir recognises the directory that host-local has for a network: a
-// lock, the last address per range, a file per reserved address, nothing else.
+// isNetworkDir reports whether the entries are those of a host-local network
+// directory: a lock, the last address per range, a file per reserved address,
+// nothing else.
 func isNetworkDir(entries []fs.DirEntry) bool {
 	lock := false
 	for _, e := range entries {
@@ -114,7 +115,8 @@ func lastReserved(name string) bool {
 	return err == nil && ok
 }
 
-// describe returns the line for a file, or nothing if it has just gone.
+// describe returns the line for a file, or nothing if the file has just
+// disappeared.
 func describe(path string, e fs.DirEntry) (string, error) {
 	switch e.Type() {
 	case 0:
@@ -149,8 +151,8 @@ func describeRegular(path string) (string, error) {
 	return fmt.Sprintf("file %s sha256:%x", path, sum[:8]), nil
 }
 
-// unlessGone returns err, or nil if it says that a file, directory or process
-// disappeared after it had been found: then it does not exist, and is no line.
+// unlessGone returns err, or nil if err means that a file, directory or process
+// disappeared after it was found. It then does not exist and has no line.
 func unlessGone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return nil
@@ -158,8 +160,7 @@ func unlessGone(err error) error {
 	return err
 }
 
-// listMounts lists the namespaces that are mounted anywhere and all mounts at
-// or below dirs.
+// listMounts lists all namespace mounts, and all mounts at or below dirs.
 func listMounts(dirs []string) ([]string, error) {
 	text, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
@@ -201,13 +202,13 @@ func parseMountinfo(text string) []mount {
 	return mounts
 }
 
-// unescape undoes how the kernel writes the characters that would end a field.
+// unescape undoes the kernel's escapes of separator characters.
 func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-// listNetNS lists the files in the directories where namespaces are pinned;
-// those that pin none are what an interrupted removal leaves.
+// listNetNS lists the files in the directories where namespaces are pinned. A
+// file that pins none is the leftover of an interrupted removal.
 func listNetNS(dirs []string) ([]string, error) {
 	var lines []string
 	for _, dir := range dirs {
@@ -237,11 +238,11 @@ func listNetNS(dirs []string) ([]string, error) {
 	return lines, nil
 }
 
-// listDescriptors lists the open files of the process: a line each, so that
-// the difference says how many of a kind there are more.
+// listDescriptors lists the process's open files, one line each, so that a
+// difference shows how many more of a kind there are.
 func listDescriptors() ([]string, error) {
-	// The runtime opens its poller with the first file that can be polled.
-	// A pipe is one.
+	// The runtime opens its poller with the first pollable file, such as a
+	// pipe.
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -259,7 +260,7 @@ func listDescriptors() ([]string, error) {
 	for _, e := range entries {
 		target, err := os.Readlink(filepath.Join(dir, e.Name()))
 		if err != nil {
-			// ReadDir's own descriptor at the least.
+			// At least ReadDir's own descriptor disappears.
 			if err = unlessGone(err); err != nil {
 				return nil, err
 			}

@@ -13,9 +13,9 @@ import (
 	"github.com/embedcni/cni/internal/cut"
 )
 
-// listFilters lists the rules of every packet filter that there is a tool for.
-// A tool is run only where its part of the kernel has a table: most of what
-// this costs is processes.
+// listFilters lists the rules of every packet filter whose tool is installed.
+// It runs a tool only if that part of the kernel has a table: processes are
+// most of the cost.
 func listFilters(ctx context.Context) ([]string, error) {
 	ruleset, err := run(ctx, "nft", "-s", "list", "ruleset")
 	blind := errors.Is(err, exec.ErrNotFound)
@@ -23,7 +23,7 @@ func listFilters(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	var lines []string
-	seen := make(map[string]bool) // nft tables that iptables has shown
+	seen := make(map[string]bool) // nft tables that iptables has listed
 	for _, fam := range []struct{ tool, nft, legacy string }{{"iptables", "ip", "ip_tables_names"}, {"ip6tables", "ip6", "ip6_tables_names"}} {
 		has := map[string]bool{
 			"-nft":    blind || hasTable(ruleset, fam.nft),
@@ -42,12 +42,12 @@ func listFilters(ctx context.Context) ([]string, error) {
 	return append(lines, parseRuleset(ruleset, seen)...), nil
 }
 
-// listIPTables lists the rules of one family with the variants of the tool that
-// have something to show, and notes in seen the tables of nft among them.
+// listIPTables lists the rules of one family with each variant of the tool that
+// has tables. It adds nft's tables among them to seen.
 func listIPTables(ctx context.Context, plain, family string, has, seen map[string]bool) ([]string, error) {
 	var lines []string
 	found := false
-	// The plain name is one of the others, where there are others.
+	// The plain name is the same as one of the variants, if those exist.
 	for _, variant := range []string{"-nft", "-legacy", ""} {
 		if variant == "" && found {
 			continue
@@ -78,7 +78,7 @@ func listIPTables(ctx context.Context, plain, family string, has, seen map[strin
 	return lines, nil
 }
 
-// hasTable tells whether a ruleset of nft has a table of the family.
+// hasTable reports whether nft's ruleset has a table of the family.
 func hasTable(ruleset, family string) bool {
 	for line := range cut.Lines(ruleset) {
 		if strings.HasPrefix(line, "table "+family+" ") {
@@ -88,9 +88,9 @@ func hasTable(ruleset, family string) bool {
 	return false
 }
 
-// legacyTables tells whether the calling thread's namespace has tables of the
-// legacy variant, which the kernel lists in a file that is not there as long as
-// it has none at all. Of what cannot be read it is not said that it is empty.
+// legacyTables reports whether the calling thread's namespace has legacy
+// tables. The kernel lists them in a file that does not exist while there are
+// none. A file that cannot be read does not count as empty.
 func legacyTables(file string) bool {
 	names, err := os.ReadFile("/proc/thread-self/net/" + file)
 	return len(names) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
@@ -114,8 +114,8 @@ func run(ctx context.Context, tool string, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// lookPath also looks where these tools are when a user's PATH, like Debian's,
-// does not say so.
+// lookPath also searches the usual directories of these tools, which are
+// missing in a user's PATH on systems like Debian.
 func lookPath(tool string) (string, error) {
 	path, err := exec.LookPath(tool)
 	if err == nil {

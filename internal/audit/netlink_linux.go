@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// view is the network namespace as seen through one netlink socket.
+// view is the network namespace seen through one netlink socket.
 type view struct {
 	handle *netlink.Handle
 	links  map[int]netlink.Link
 }
 
 func listNetlink() (lines []string, err error) {
-	// The socket belongs to the namespace that the thread is in now.
+	// The socket belongs to the thread's current namespace.
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
@@ -50,8 +50,8 @@ func listNetlink() (lines []string, err error) {
 	return lines, nil
 }
 
-// Dump repeats a netlink listing that a change interrupted, because the kernel
-// then may have left out what exists.
+// Dump repeats an interrupted netlink listing, because the kernel may have
+// omitted existing objects.
 func Dump[T any](list func() ([]T, error)) ([]T, error) {
 	const attempts = 10
 	for range attempts - 1 {
@@ -63,7 +63,7 @@ func Dump[T any](list func() ([]T, error)) ([]T, error) {
 	return list()
 }
 
-// word returns "key value", or nothing if there is no value.
+// word returns "key value", or nothing if the value is empty.
 func word(key, value string) string {
 	if value == "" {
 		return ""
@@ -71,7 +71,7 @@ func word(key, value string) string {
 	return key + " " + value
 }
 
-// name returns a link's name, or nothing if there is no such link here.
+// name returns a link's name, or nothing if the link is not in this namespace.
 func (v *view) name(index int) string {
 	if l, ok := v.links[index]; ok {
 		return l.Attrs().Name
@@ -79,8 +79,8 @@ func (v *view) name(index int) string {
 	return ""
 }
 
-// dev names a link and its kind, by which [Shared] tells a bridge from a
-// container's interface.
+// dev returns the words for a link's name and kind. [Shared] uses the kind to
+// distinguish bridges from containers' interfaces.
 func (v *view) dev(index int) string {
 	l, ok := v.links[index]
 	if !ok {
@@ -102,8 +102,8 @@ func (v *view) link(l netlink.Link) string {
 	if a.Flags&net.FlagUp != 0 {
 		state = "up"
 	}
-	// The parent of a veth is its peer, whose index is usually another
-	// namespace's and could be mistaken for one of ours.
+	// The parent of a veth is its peer. The peer's index usually belongs to
+	// another namespace and could match one of ours.
 	parent := ""
 	if a.NetNsID < 0 && kind(l) != "veth" {
 		parent = v.name(a.ParentIndex)
@@ -131,10 +131,9 @@ func (v *view) addrs() ([]string, error) {
 	return lines, nil
 }
 
-// automatic reports whether the kernel made the address by itself, which it
-// does at a time of its choosing after a link has come up: a link-local one
-// that is derived from the hardware address (RFC 4291, appendix A) or from a
-// secret (RFC 7217).
+// automatic reports whether the kernel created the address by itself, some time
+// after a link came up: a link-local address derived from the hardware address
+// (RFC 4291, appendix A) or from a secret (RFC 7217).
 func automatic(a netlink.Addr) bool {
 	ip := a.IP.To16()
 	if a.IP.To4() != nil || !ip.IsLinkLocalUnicast() {
@@ -152,7 +151,7 @@ func (v *view) rules() ([]string, error) {
 	for _, r := range rules {
 		if r.Priority == 0 || r.Table == unix.RT_TABLE_MAIN && r.Priority == 32766 ||
 			r.Table == unix.RT_TABLE_DEFAULT && r.Priority == 32767 {
-			continue // those that every namespace is born with
+			continue // present in every new namespace
 		}
 		mark := ""
 		if r.Mark != 0 {
@@ -186,7 +185,7 @@ func (v *view) neighs() ([]string, error) {
 	}
 	var lines []string
 	for _, n := range neighs {
-		// Others come and go with the traffic.
+		// Other entries come and go with traffic.
 		if n.State&unix.NUD_PERMANENT == 0 || n.IP == nil {
 			continue
 		}
@@ -208,7 +207,7 @@ func (v *view) qdiscs() ([]string, error) {
 			continue
 		}
 		handle := netlink.HandleStr(a.Handle)
-		// The upper half of the numbers is the kernel's to give out.
+		// The kernel allocates handles from the upper half.
 		if a.Handle>>31 != 0 && a.Handle < netlink.HANDLE_INGRESS&0xffff0000 {
 			handle = "auto"
 		}

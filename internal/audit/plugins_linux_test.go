@@ -25,8 +25,8 @@ const conflist = `{
   ]
 }`
 
-// Shared is right about the reference plugins: of what ADD makes, DEL leaves
-// what is shared, and nothing else.
+// TestSharedIsWhatTheReferencePluginsLeave compares Shared with the reference
+// plugins: DEL removes everything that ADD made except the shared lines.
 func TestSharedIsWhatTheReferencePluginsLeave(t *testing.T) {
 	plugins, err := refplugins.Dir(t.Context(), io.Discard)
 	if err != nil {
@@ -81,7 +81,7 @@ func checkShared(t *testing.T, start, attached, detached Lines) {
 	if leaked := left.Without(Shared); leaked != nil || gone != nil {
 		t.Errorf("left and not shared:\n%s\ngone:\n%s", text(leaked), text(gone))
 	}
-	// A bridge without ports may have another MTU; nothing else changes.
+	// A bridge without ports may have another MTU. Nothing else changes.
 	shared := made.Without(func(l string) bool { return !Shared(l) })
 	if !reflect.DeepEqual(shared, left) {
 		added, removed := Diff(shared, left)

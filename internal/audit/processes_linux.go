@@ -8,19 +8,19 @@ import (
 	"strings"
 )
 
-// process is a line of the process table.
+// process is one row of the process table.
 type process struct {
 	pid, parent int
 	comm        string
 	state       string
 }
 
-// listProcesses lists the descendants of this process. For a process that is a
-// child subreaper, as in a sandbox, orphans are among them.
+// listProcesses lists the descendants of this process. If it is a child
+// subreaper, as in a sandbox, the list includes orphans.
 //
-// Zombies are left out: a subreaper that leaves it to others to wait cannot
-// tell the orphan that ended from the child that somebody is about to wait for.
-// A child that nobody waits for shows by its open pidfd.
+// Zombies are omitted: a subreaper cannot distinguish an orphan that ended from
+// a child that a goroutine is about to wait for. A child that nobody waits for
+// shows as an open pidfd.
 func listProcesses() ([]string, error) {
 	all, err := loadProcesses()
 	if err != nil {

@@ -27,10 +27,10 @@ func (v *view) routes() ([]string, error) {
 	return lines, nil
 }
 
-// implied reports whether the kernel keeps the route for something that is
-// listed itself, an address or a link, or only for some time: those of the
-// local table and for link-local and multicast destinations come when a link is
-// up or an address has proved unique, and those of router advertisements expire.
+// implied reports whether a route is redundant or temporary. The kernel adds
+// routes of the local table and to link-local and multicast destinations when a
+// link is up or an address has proved unique. Routes from router advertisements
+// expire.
 func implied(r netlink.Route) bool {
 	switch r.Protocol {
 	case unix.RTPROT_RA, unix.RTPROT_REDIRECT:
@@ -39,7 +39,7 @@ func implied(r netlink.Route) bool {
 		local := r.Table == unix.RT_TABLE_LOCAL
 		return local || r.Dst != nil && (r.Dst.IP.IsLinkLocalUnicast() && r.Dst.IP.To4() == nil || r.Dst.IP.IsMulticast())
 	}
-	// Older kernels sign the multicast route of a link as boot's.
+	// Older kernels mark a link's multicast route with protocol boot.
 	return r.Protocol == unix.RTPROT_BOOT && r.Table == unix.RT_TABLE_LOCAL && r.Dst != nil && r.Dst.IP.IsMulticast()
 }
 
@@ -67,8 +67,8 @@ func (v *view) route(r netlink.Route, fam int) string {
 	return line(words...)
 }
 
-// hop describes a next hop. Of the flags, onlink is configuration; the others
-// are states.
+// hop describes a next hop. Of the flags only onlink is configuration. The
+// others are states.
 func (v *view) hop(gw net.IP, via netlink.Destination, index, flags int) []string {
 	words := []string{word("via", address(gw))}
 	if via != nil {
@@ -98,7 +98,7 @@ func destination(dst *net.IPNet, fam int) string {
 	return dst.String()
 }
 
-// routeType names all types but the usual one.
+// routeType returns the type's name, or nothing for a unicast route.
 func routeType(t int) string {
 	switch t {
 	case unix.RTN_UNICAST:

@@ -6,29 +6,29 @@ import (
 	"sync"
 )
 
-// ofLedger marks a ledger of this library. What it says does not count: it is
-// about all containers of an owner, also of those that are gone.
+// ofLedger marks a ledger of this library. Its content does not count: it
+// covers all of an owner's containers, including removed ones.
 const ofLedger = "ledger"
 
-// Shared reports whether the line is for something that the reference plugins
-// and libcni make with the first container and keep for the network or the
-// host: it stays when the last container goes, and is no leak.
+// Shared reports whether a line belongs to the network or the host instead of a
+// container. The reference plugins and libcni create such things with the first
+// container and keep them after the last one is gone. They are not leaks.
 //
-// These are, with everything else being a container's:
+// Shared are only:
 //   - bridges, their addresses and the kernel's routes for those;
-//   - the chains of portmap and firewall that all containers' rules are in or
-//     behind, the jumps to them, and their fixed rules; the isolation rules of
-//     firewall, which are per bridge;
+//   - the chains of portmap and firewall that hold all containers' rules or the
+//     jumps to them, their fixed rules, and the jumps to these chains; the
+//     isolation rules of firewall, which are per bridge;
 //   - the nftables tables of portmap and of the masquerading, and bridge's
 //     table against spoofing, with their chains and fixed rules; the table of
 //     this module's own plugins, with its chains, rules, sets and maps, but not
 //     their elements, except for the ingress policies, which are per bridge;
-//   - host-local's directory of a network, with the lock and the last address
-//     that was given out, and libcni's directory of results;
-//   - this library's ledgers, which GC goes by.
+//   - host-local's directory of a network, with the lock and the last allocated
+//     address, and libcni's directory of results;
+//   - this library's ledgers, which GC uses.
 //
-// It knows the default names only. Which link a network's bridge is cannot be
-// known, so every bridge is taken for one.
+// Shared knows only the default names. The name of a network's bridge is
+// unknown, so every bridge counts as shared.
 func Shared(line string) bool {
 	what, rule, _ := strings.Cut(line, " ")
 	switch what {
@@ -46,31 +46,33 @@ func Shared(line string) bool {
 	return false
 }
 
-// sharedLink looks at the words in their places, as a link can have any name.
+// sharedLink checks the words at their positions, because a link can have any
+// name.
 func sharedLink(line string) bool {
 	f := strings.Fields(line)
 	switch f[0] {
 	case "link", "addr": // link NAME type KIND
 		return len(f) > 3 && f[2] == "type" && f[3] == "bridge"
 	}
-	// A route that is not the kernel's was made for someone.
+	// A route of another protocol was made for a container.
 	return len(f) > 7 && f[2] == "dev" && f[4] == "type" && f[5] == "bridge" && f[6] == "proto" && f[7] == "kernel"
 }
 
-// Compiled when first needed; nothing changes them afterwards.
+// Compiled on first use and never changed.
 var (
 	sharedIPTables = sync.OnceValue(func() *regexp.Regexp { return anyOf(exprsIPTables()) })
 	sharedNFT      = sync.OnceValue(func() *regexp.Regexp { return anyOf(exprsNFT()) })
 )
 
-// anyOf returns what matches a whole text that one of the expressions matches.
+// anyOf returns an expression that matches whole texts that one of exprs
+// matches.
 func anyOf(exprs []string) *regexp.Regexp {
 	return regexp.MustCompile(`^(?:` + strings.Join(exprs, "|") + `)$`)
 }
 
-// exprsIPTables returns the expressions for what is shared in iptables, in
-// the way iptables-save prints it. The names and comments are those of the
-// plugins portmap and firewall, v1.9.1; SNAT is of portmap before v0.7.
+// exprsIPTables returns the expressions for shared rules of iptables, in
+// iptables-save's format. The names and comments are those of the plugins
+// portmap and firewall, v1.9.1. SNAT is a chain of portmap before v0.7.
 func exprsIPTables() []string {
 	const policy = `"CNI firewall plugin rules \(ingressPolicy: [a-z|-]+\)"`
 	return []string{
@@ -91,8 +93,8 @@ func exprsIPTables() []string {
 	}
 }
 
-// exprsNFT returns the expressions for what is shared in nftables, in the way
-// nft prints it. The conditions of a network precede a jump of portmap's.
+// exprsNFT returns the expressions for shared objects of nftables, in nft's
+// format. A network's conditions precede the jump to portmap's chain.
 func exprsNFT() []string {
 	const (
 		hostport = ` ip6? cni_hostport`
@@ -122,7 +124,8 @@ func exprsNFT() []string {
 		`nft chain` + own + ` (hostports|subnets|hairpin|containers)`,
 		`nft chain` + own + ` (prerouting|output|postrouting|forward)(` + hook + `)?`,
 		`nft rule` + own + ` (hostports|subnets|hairpin|containers|prerouting|output|postrouting|forward) .* comment "` + fixed + `?(hairpin|hostports|subnets|masquerade|multicast[46])?"`,
-		// A policy is the bridge's, and stays like that of iptables.
+		// A policy belongs to the bridge and stays, like the policies of
+		// iptables.
 		`nft element` + own + ` (bridges|isolated|same_bridge) .*`,
 	}
 }

@@ -7,22 +7,22 @@ import (
 	"slices"
 )
 
-// Snapshot lists what exists now in the network namespace of the calling
-// thread, in the directories of o, and in the calling process.
+// Snapshot lists the current state of the calling thread's network namespace,
+// of the directories of o, and of the calling process.
 //
-// All of it happens on the calling goroutine, so it can be called in
-// netns.Handle.Do. It needs CAP_NET_ADMIN over the namespace. What it cannot
-// read is an error, not an omission; only what disappears while it looks is
-// passed over.
+// It runs on the calling goroutine only, so it may be called in
+// netns.Handle.Do. It needs CAP_NET_ADMIN over the namespace. If something
+// cannot be read, Snapshot fails. It only skips things that disappear while it
+// reads them.
 //
 // It takes some ten milliseconds, most of them in iptables.
 func Snapshot(ctx context.Context, o Options) (Lines, error) {
-	// The processes must be started in the namespace that netlink is asked
-	// about, also when the caller had no reason to lock.
+	// The processes must start in the namespace that netlink reads, even if the
+	// caller has not locked its thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
-	// Descriptors last, as the others are done with theirs by then.
+	// Descriptors last, when the other parts have closed theirs.
 	parts := []part{
 		{"kernel objects", listNetlink},
 		{"packet filters", func() ([]string, error) { return listFilters(ctx) }},
@@ -47,7 +47,7 @@ func Snapshot(ctx context.Context, o Options) (Lines, error) {
 	return all, nil
 }
 
-// part is what lists one kind of things.
+// part lists one kind of things.
 type part struct {
 	name string
 	list func() ([]string, error)

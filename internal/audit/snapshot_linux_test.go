@@ -33,7 +33,7 @@ func inNS(t *testing.T, fn func()) {
 	}
 }
 
-// sh runs a script in the namespaces of the calling thread.
+// sh runs a script in the calling thread's namespaces.
 func sh(t *testing.T, script string) {
 	t.Helper()
 	if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
@@ -55,8 +55,8 @@ type change struct {
 	want            Lines
 }
 
-// changes has a row per kind of line. DIR is the state directory, NS the one
-// where namespaces are pinned.
+// changes has a row for each kind of line. DIR is the state directory, NS the
+// directory of pinned namespaces.
 func changes() map[string]change {
 	const veth = "ip link add d0 type veth peer name d1; ip link set d1 up"
 	return map[string]change{
@@ -167,8 +167,8 @@ func TestSnapshotShowsLegacyRules(t *testing.T) {
 	})
 }
 
-// What the kernel does by itself, for up to two seconds after a link comes up,
-// must not show.
+// Changes that the kernel makes by itself, up to two seconds after a link comes
+// up, must not show.
 func TestSnapshotIsStableWhileTheKernelSettles(t *testing.T) {
 	inNS(t, func() {
 		sh(t, "ip link set lo up; ip link add br0 type bridge; ip link add v0 type veth peer name v1; ip link set v0 master br0; "+

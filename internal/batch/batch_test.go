@@ -14,7 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// diary notes what was done, in order.
+// diary records actions in order.
 type diary struct {
 	mu    sync.Mutex
 	lines []string
@@ -30,7 +30,7 @@ func (d *diary) want(t *testing.T, what string, want ...string) {
 	t.Helper()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	got := slices.Sorted(slices.Values(d.lines)) // groups and tasks run beside each other
+	got := slices.Sorted(slices.Values(d.lines)) // groups and tasks run concurrently
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
 		t.Errorf("%s: done\n%q\nwant\n%q", what, got, want)
@@ -134,8 +134,8 @@ func TestWithoutABatchAllIsDoneAtOnce(t *testing.T) {
 	}
 }
 
-// TestNothingIsPutOffInsideAFlush: it would be done by nobody. The context is
-// the flush's, not the one that the work was put off with.
+// TestNothingIsPutOffInsideAFlush: nobody would run it. The context is the
+// flush's, not the one that the work was deferred with.
 func TestNothingIsPutOffInsideAFlush(t *testing.T) {
 	d, b := &diary{}, &Batch{}
 	ctx := With(context.Background(), b)
@@ -153,8 +153,8 @@ func TestNothingIsPutOffInsideAFlush(t *testing.T) {
 	}
 }
 
-// TestTheWorkRunsTogether: each piece waits for all others to have begun, as
-// waits for the kernel should.
+// TestTheWorkRunsTogether: each piece waits until all others have begun, as
+// kernel waits should.
 func TestTheWorkRunsTogether(t *testing.T) {
 	b := &Batch{}
 	ctx := With(context.Background(), b)

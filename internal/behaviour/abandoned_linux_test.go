@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// abandoning is a network of which a container can be abandoned.
+// abandoning is a network whose containers can be abandoned.
 func abandoning() map[string]testhost.Case {
 	both := testhost.V4Range + "," + testhost.V6Range
 	return map[string]testhost.Case{
@@ -23,7 +23,7 @@ func abandoning() map[string]testhost.Case {
 	}
 }
 
-// without waits until nothing is on record of a container.
+// wantGone waits until a container has no record.
 func (h *realHost) wantGone(r *cni.Runtime, id string) {
 	h.T.Helper()
 	expect.Eventually(h.T, "the end of "+id, func() bool {
@@ -31,9 +31,9 @@ func (h *realHost) wantGone(r *cni.Runtime, id string) {
 	})
 }
 
-// TestFault_F33_AnAbandonedNamespaceGoesByItself, as those of faasd, which removes
-// no container whose task is gone: the next Setup, of another container, by the
-// same process or a new one, is all that there is to call.
+// TestFault_F33_AnAbandonedNamespaceGoesByItself, as with faasd, which does not
+// remove a container whose task is gone. The next Setup of another container,
+// by the same process or a new one, is the only call needed.
 func TestFault_F33_AnAbandonedNamespaceGoesByItself(t *testing.T) {
 	for name, network := range abandoning() {
 		for _, builtIn := range []bool{true, false} {

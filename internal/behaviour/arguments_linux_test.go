@@ -14,7 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// verbsOf are all that can be asked for a container.
+// verbsOf returns all verbs for a container.
 func verbsOf(r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) map[string]func() error {
 	ctx := context.Background()
 	return map[string]func() error{
@@ -25,7 +25,8 @@ func verbsOf(r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) map[str
 	}
 }
 
-// wantRefused: every verb refuses, with this sentinel, and no plugin runs.
+// wantRefused checks that every verb fails with this sentinel and no plugin
+// runs.
 func wantRefused(h *testhost.Host, r *cni.Runtime, what, id, path string, sentinel error, opts ...cni.NamespaceOpts) {
 	h.T.Helper()
 	for verb, call := range verbsOf(r, id, path, opts...) {
@@ -38,8 +39,8 @@ func wantRefused(h *testhost.Host, r *cni.Runtime, what, id, path string, sentin
 	}
 }
 
-// wantNeverAttached: nothing attaches under these names, and so Remove finds
-// nothing to do.
+// wantNeverAttached: no Setup accepts these names, so Remove finds nothing to
+// do.
 func wantNeverAttached(h *testhost.Host, r *cni.Runtime, what, id, path string) {
 	h.T.Helper()
 	for verb, call := range verbsOf(r, id, path) {
@@ -52,7 +53,7 @@ func wantNeverAttached(h *testhost.Host, r *cni.Runtime, what, id, path string) 
 	}
 }
 
-// TestDuty_R3_ContainerID is checked by every verb before anything runs.
+// TestDuty_R3_ContainerID: every verb checks it before any plugin runs.
 func TestDuty_R3_ContainerID(t *testing.T) {
 	h := testhost.New(t)
 	r := h.Runtime(cni.WithConfListBytes(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x")))
@@ -63,7 +64,7 @@ func TestDuty_R3_ContainerID(t *testing.T) {
 	} {
 		wantRefused(h, r, id, id, path, cni.ErrInvalidArgument)
 	}
-	// With net and eth0 a file name of 256 bytes.
+	// With net and eth0 this makes a file name of 256 bytes.
 	wantNeverAttached(h, r, "long ID", strings.Repeat("i", 247), path)
 	for _, id := range []string{"a", "0", "A.b_c-d", strings.Repeat("i", 246)} {
 		calls := verbsOf(r, id, path)
@@ -75,8 +76,8 @@ func TestDuty_R3_ContainerID(t *testing.T) {
 	}
 }
 
-// TestDuty_R4_InterfaceName is checked by every verb, and the prefix when it
-// is set.
+// TestDuty_R4_InterfaceName: every verb checks it. The prefix is checked when
+// it is set.
 func TestDuty_R4_InterfaceName(t *testing.T) {
 	h := testhost.New(t)
 	r := h.Runtime(cni.WithConfListBytes(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x")))
@@ -112,8 +113,8 @@ func TestDuty_R4_InterfaceName(t *testing.T) {
 	wantNeverAttached(h, long, "number", "c2", path)
 }
 
-// TestDuty_R15_ArgumentsThatCNIArgsCannotCarry are refused, wherever they are
-// given: a value with a semicolon would set another argument.
+// TestDuty_R15_ArgumentsThatCNIArgsCannotCarry are refused, in every place that
+// accepts arguments. A value with a semicolon would set another argument.
 func TestDuty_R15_ArgumentsThatCNIArgsCannotCarry(t *testing.T) {
 	h := testhost.New(t)
 	r := h.Runtime(cni.WithConfListBytes(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x")))
@@ -128,7 +129,8 @@ func TestDuty_R15_ArgumentsThatCNIArgsCannotCarry(t *testing.T) {
 	}
 }
 
-// TestDuty_R15_ArgumentsAreInOrder: equal calls run equal plugins.
+// TestDuty_R15_ArgumentsAreInOrder: equal calls pass equal arguments to
+// plugins.
 func TestDuty_R15_ArgumentsAreInOrder(t *testing.T) {
 	h := testhost.New(t)
 	r := h.Runtime(cni.WithConfListBytes(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x")))
@@ -151,7 +153,8 @@ func TestDuty_R15_ArgumentsAreInOrder(t *testing.T) {
 	}
 }
 
-// TestOptionsOutOfPlace: an interface name needs a network, a network none around it.
+// TestOptionsOutOfPlace: an interface name needs a network, and a network
+// option must not contain another one.
 func TestOptionsOutOfPlace(t *testing.T) {
 	h := testhost.New(t)
 	r := h.Runtime(cni.WithConfListBytes(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x")))
@@ -166,8 +169,8 @@ func TestOptionsOutOfPlace(t *testing.T) {
 	wantRefused(h, r, "one interface twice", "c1", path, cni.ErrInvalidArgument, cni.WithNetwork("net"), cni.WithNetwork("net"))
 }
 
-// TestSentinelsThroughSetup: the sentinels behind the errors of Setup and
-// Check, and the Error that says where.
+// TestSentinelsThroughSetup checks the sentinels behind the errors of Setup and
+// Check, and the Error that locates them.
 func TestSentinelsThroughSetup(t *testing.T) {
 	h := testhost.New(t)
 	path, ctx := h.Container("c"), context.Background()
@@ -205,8 +208,8 @@ func TestSentinelsThroughSetup(t *testing.T) {
 	}
 }
 
-// TestFault_F24_WorldWritableConfigurationThroughLoad: refused by name, passed
-// over in a directory, and kept as it is when it is one that is loaded.
+// TestFault_F24_WorldWritableConfigurationThroughLoad: refused by name, skipped
+// in a directory, and unchanged if it is loaded already.
 func TestFault_F24_WorldWritableConfigurationThroughLoad(t *testing.T) {
 	dir := testhost.ConfDir(t, map[string]string{"10-a.conflist": testhost.ListOf("a"), "20-b.conflist": testhost.ListOf("b")})
 	file := filepath.Join(dir, "10-a.conflist")

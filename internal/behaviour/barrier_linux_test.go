@@ -16,12 +16,12 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// longestHoldUp limits a call beside a GC that waits: the time that the GC stands
-// in line, and as much again for a slow machine.
+// longestHoldUp limits a call beside a waiting GC: the GC's time in line, and
+// as much again for a slow machine.
 const longestHoldUp = 4 * time.Second
 
-// hanging is a stage on which a runtime that lives attaches c1 in another
-// process, by a plugin that stands at a gate.
+// hanging returns a stage and a runtime. Another process attaches c1 with a
+// plugin that waits at a gate.
 func hanging(t *testing.T) (s *stage, r *cni.Runtime, through func()) {
 	t.Helper()
 	s = newStage(t)
@@ -40,8 +40,8 @@ func hanging(t *testing.T) (s *stage, r *cni.Runtime, through func()) {
 	}
 }
 
-// longest sets a container up and removes it, again and again, and returns how
-// long one call has taken at most.
+// longest sets a container up and removes it repeatedly, and returns the
+// duration of the longest call.
 func (s *stage) longest(r *cni.Runtime, path string, during time.Duration) time.Duration {
 	s.T.Helper()
 	longest := time.Duration(0)
@@ -58,8 +58,8 @@ func (s *stage) longest(r *cni.Runtime, path string, during time.Duration) time.
 	return longest
 }
 
-// TestFault_F59_AGCThatWaitsHoldsUpNobodyForLong: for as long as one plugin hangs,
-// every container would wait otherwise.
+// TestFault_F59_AGCThatWaitsHoldsUpNobodyForLong: otherwise every container
+// would wait while one plugin hangs.
 func TestFault_F59_AGCThatWaitsHoldsUpNobodyForLong(t *testing.T) {
 	s, r, through := hanging(t)
 	other := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))) // as in another process
@@ -81,7 +81,7 @@ func TestFault_F59_AGCThatWaitsHoldsUpNobodyForLong(t *testing.T) {
 	expect.NoError(t, expect.Await(t, "GC", collecting))
 }
 
-// TestGCGetsItsTurnAmongCallsThatOverlap, in another process and in its own.
+// TestGCGetsItsTurnAmongCallsThatOverlap in another process and in its own.
 func TestGCGetsItsTurnAmongCallsThatOverlap(t *testing.T) {
 	s := newStage(t)
 	slow := testhost.Acting{On: map[string]testhost.Action{"ADD": func(context.Context, *plugin.Request) error {
@@ -119,8 +119,8 @@ func TestGCGetsItsTurnAmongCallsThatOverlap(t *testing.T) {
 	wg.Wait()
 }
 
-// TestFault_F52_RecoverBehindAHungPluginHoldsUpNobody: stray files can
-// wait.
+// TestFault_F52_RecoverBehindAHungPluginHoldsUpNobody: removing stray files is
+// not urgent.
 func TestFault_F52_RecoverBehindAHungPluginHoldsUpNobody(t *testing.T) {
 	s, r, through := hanging(t)
 	stray := s.RecordFile("nobody") + ".json.new"
@@ -144,12 +144,12 @@ func TestFault_F52_RecoverBehindAHungPluginHoldsUpNobody(t *testing.T) {
 	expect.Same(t, "the stray", exists(t, stray), false)
 }
 
-// TestFault_F52_APluginThatCallsBackIsRefused, where it would wait for itself: for
+// TestFault_F52_APluginThatCallsBackIsRefused if it would wait for itself: for
 // its own container, or for a GC that waits for it.
 func TestFault_F52_APluginThatCallsBackIsRefused(t *testing.T) {
 	s := newStage(t)
 	var r *cni.Runtime
-	other := s.Runtime(cni.WithStateDir(s.Path("other"))) // whose locks are others
+	other := s.Runtime(cni.WithStateDir(s.Path("other"))) // with separate locks
 	path := s.Container("c2")
 	calls := func(ctx context.Context) map[string]error {
 		_, recovering := r.Recover(ctx)
@@ -188,7 +188,7 @@ func TestFault_F52_APluginThatCallsBackIsRefused(t *testing.T) {
 			t.Run(step.verb+" calls "+what, func(t *testing.T) { expect.Is(t, err, cni.ErrInsidePlugin) })
 		}
 	}
-	// When it has returned, everything may be called.
+	// After the plugin has returned, every call is allowed.
 	expect.NoError(t, testhost.SetUp(t.Context(), r, "c2", path)())
 	expect.NoError(t, r.Remove(t.Context(), "c2", path))
 }

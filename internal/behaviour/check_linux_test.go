@@ -12,9 +12,10 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// The notes that a chain's plugins made at the ADD are there for CHECK in the
-// next process: of two tuning plugins the first does not want its values back.
-// Nor is an interface missed that loopback has not made, as that of CRI-O's
+// TestFault_F37_RecoverDoubtsAContainerThatIsAsItsChainMadeIt: CHECK in the
+// next process reads the notes that the chain's plugins made at ADD. Of two
+// tuning plugins, the first does not expect its values back. An interface that
+// loopback has not made is not missed either, as with CRI-O's
 // 200-loopback.conflist.
 func TestFault_F37_RecoverDoubtsAContainerThatIsAsItsChainMadeIt(t *testing.T) {
 	s := newStage(t)

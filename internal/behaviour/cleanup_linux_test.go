@@ -17,8 +17,8 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// swappable is a host whose reference plugins may be swapped for scripted ones,
-// with a network that leaves something wherever plugins can.
+// swappable is a host whose reference plugins can be replaced by scripted ones.
+// Its network leaves something in every place that plugins can.
 type swappable struct {
 	*realHost
 	conf []byte
@@ -42,15 +42,15 @@ func newSwappable(t *testing.T) *swappable {
 	return &swappable{h, []byte(conf)}
 }
 
-// swap replaces a plugin by one that does nothing but this at DEL.
+// swap replaces a plugin by one with this action at DEL.
 func (h *swappable) swap(typ string, del scripted.Action) {
 	h.T.Helper()
 	expect.NoError(h.T, os.Remove(h.Path("bin", typ)))
 	h.Plugin(scripted.Script{Verbs: map[string]scripted.Action{"DEL": del}}, typ)
 }
 
-// wantSwapped sets c1 up beside c2, which keeps what it has, lets plugins be
-// swapped, and removes c1.
+// wantSwapped sets c1 up beside c2, which keeps its attachment, replaces
+// plugins, and removes c1.
 func (h *swappable) wantSwapped(what string, swap func(), opts ...cni.Opt) error {
 	h.T.Helper()
 	r := h.Runtime(append(opts, cni.WithConfListBytes(h.conf))...)
@@ -118,11 +118,11 @@ func TestADELThatFailsOfAPluginThatNobodyKnows(t *testing.T) {
 	s.On("p", "DEL", scripted.Action{})
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
-	s.TakeCalls() // its file is none of the container's
+	s.TakeCalls() // the file does not belong to the container
 	s.wantCleanBut(before, s.Path("script-p"))
 }
 
-// wantCleanBut is wantClean for a test that changes a file of its own.
+// wantCleanBut is wantClean for a test that changes a file itself.
 func (s *stage) wantCleanBut(before audit.Lines, path string) {
 	s.T.Helper()
 	own := func(line string) bool {

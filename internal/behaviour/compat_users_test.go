@@ -11,8 +11,8 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// This file is written the way importers of go-cni write; that it compiles is
-// the test. Each piece stands for what one of them does with the package.
+// This file uses the package as importers of go-cni do. The test is that it
+// compiles. Each piece represents one importer.
 
 // containerd: a table of options, an instance for each runtime handler, a fake.
 type criService struct {
@@ -48,8 +48,8 @@ type sandboxMetadata struct {
 	CNIResult *cni.CNIResult
 }
 
-// fakeCNI has the seven methods and no more, as containerd's, Nomad's and
-// Concourse's fakes do.
+// fakeCNI has exactly the seven methods of containerd's, Nomad's and
+// Concourse's fakes.
 type fakeCNI struct {
 	statusErr, loadErr error
 	removed            []string
@@ -90,8 +90,8 @@ func newBuildkitProvider(root string, opts ...cni.Opt) (*buildkitProvider, error
 
 func (p *buildkitProvider) Close() error { return nil }
 
-// Nomad: a constructor kept in a struct, loading when it is not initialized,
-// the first address by its own rule.
+// Nomad: a constructor kept in a struct, a Load if it is not initialized, the
+// first address by its own rule.
 type nomadConfigurator struct {
 	cni cni.CNI
 }
@@ -117,7 +117,8 @@ func (c *nomadConfigurator) address(res *cni.Result) (string, error) {
 	return "", errors.New("no address")
 }
 
-// Concourse, faasd and nerdctl: aliases, constants and options made elsewhere.
+// Concourse, faasd and nerdctl: aliases, constants, and options built by other
+// functions.
 func concourseOptions(conf []byte) []cni.CNIOpt {
 	var opt cni.CNIOpt = cni.WithConfListBytes(conf)
 	return []cni.CNIOpt{opt, cni.WithLoNetwork, cni.WithConfIndex(conf, 2)}

@@ -13,8 +13,8 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// warmed is a stage with networks "net" (plugin p) and "two" (plugin q), loaded
-// by r, that had their first ADDs.
+// warmed returns a stage with networks "net" (plugin p) and "two" (plugin q),
+// loaded by r, that have had their first ADDs.
 func warmed(t *testing.T) (s *stage, r *cni.Runtime, conf []cni.Opt) {
 	t.Helper()
 	s = newStage(t)
@@ -30,7 +30,7 @@ func warmed(t *testing.T) (s *stage, r *cni.Runtime, conf []cni.Opt) {
 
 func TestDuty_R24_OperationsOnAContainerNeverOverlap(t *testing.T) {
 	s, r, conf := warmed(t)
-	other := s.Runtime(conf...) // with a lock file of its own, as in another process
+	other := s.Runtime(conf...) // with its own lock file, as in another process
 	ctx, path := t.Context(), s.Container("c1")
 	gate := s.Gate("p")
 	s.LogEnds("p", "q")
@@ -49,7 +49,7 @@ func TestDuty_R24_OperationsOnAContainerNeverOverlap(t *testing.T) {
 			rest = append(rest, testhost.Begin(f))
 		}
 	}
-	// Other containers are not held up, by either.
+	// Neither blocks other containers.
 	expect.NoError(t, testhost.SetUp(ctx, r, "c2", s.Container("c2"), testhost.OnTwo)())
 	expect.NoError(t, testhost.SetUp(ctx, other, "c3", s.Container("c3"), testhost.OnTwo)())
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "ADD q c2/eth1", "end of ADD q c2/eth1", "ADD q c3/eth1", "end of ADD q c3/eth1"})
@@ -63,12 +63,12 @@ func TestDuty_R24_OperationsOnAContainerNeverOverlap(t *testing.T) {
 	wantNoOverlap(t, s.TakeCalls())
 }
 
-// wantNoOverlap wants each call to end before the next begins.
+// wantNoOverlap checks that each call ends before the next begins.
 func wantNoOverlap(t *testing.T, calls []scripted.Call) {
 	t.Helper()
 	lines := testhost.Rendered(calls)
 	if len(calls) > 0 && calls[0].Ended {
-		lines = lines[1:] // the end of what had begun before
+		lines = lines[1:] // the end of an earlier call
 	}
 	for i := 0; i+1 < len(lines); i += 2 {
 		if lines[i+1] != "end of "+lines[i] {
@@ -118,13 +118,13 @@ func TestDuty_R24_WhoWaitsForAContainerGivesUpWithItsContext(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0"})
 }
 
-// unrelated are calls that no hung plugin of another container may hold up. The
-// first group starts no plugin.
+// unrelated lists calls that a hung plugin of another container must not block.
+// The first group starts no plugin.
 func unrelated(s *stage, r *cni.Runtime, conf []cni.Opt) (still, running map[string]func() error) {
 	ctx, b, c := s.T.Context(), s.Container("b"), s.Container("c")
 	expect.NoError(s.T, testhost.SetUp(ctx, r, "c", c, testhost.OnTwo)())
 	still = map[string]func() error{
-		"Status":    r.Status, // of versions without STATUS
+		"Status":    r.Status, // their versions have no STATUS
 		"GetConfig": func() error { r.GetConfig(); return nil },
 		"Load":      func() error { return r.Load(conf...) },
 	}
@@ -145,13 +145,13 @@ func TestFault_F15_AHungPluginHoldsUpNobodyElse(t *testing.T) {
 	still, running := unrelated(s, r, conf)
 	gate := s.Gate("a")
 	s.On("p", "ADD", scripted.Action{Block: strings.Replace(gate, "gate-a", "gate-$CNI_CONTAINERID", 1)})
-	s.Write("gate-b", "") // b's plugin reads a file that is empty, and goes on
+	s.Write("gate-b", "") // b's plugin reads an empty file and continues
 	hung := testhost.Begin(testhost.SetUp(ctx, r, "a", a, testhost.OnNet))
 	letGo := s.Arrive(gate)
 
 	for what, f := range still {
 		best := expect.Patience
-		for range 5 { // the best of them: the machine may be busy
+		for range 5 { // the fastest of them: the machine may be busy
 			start := time.Now()
 			expect.NoError(t, expect.Await(t, what, testhost.Begin(f)))
 			best = min(best, time.Since(start))

@@ -19,7 +19,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// netlinkIn runs f with netlink of a container's namespace.
+// netlinkIn runs f with a netlink handle in a container's namespace.
 func (h *realHost) netlinkIn(path string, f func(*netlink.Handle) error) {
 	h.T.Helper()
 	ns, err := netns.Open(path)
@@ -30,7 +30,8 @@ func (h *realHost) netlinkIn(path string, f func(*netlink.Handle) error) {
 	expect.NoError(h.T, errors.Join(f(nl), ns.Close()))
 }
 
-// disguise has a container's root rename an interface, and forge all that it can.
+// disguise renames an interface as a container's root can, and forges every
+// other attribute that it can.
 func disguise(nl *netlink.Handle, name, as string) error {
 	l, err := nl.LinkByName(name)
 	if err != nil {
@@ -40,14 +41,14 @@ func disguise(nl *netlink.Handle, name, as string) error {
 		nl.LinkSetHardwareAddr(l, []byte{2, 0, 0, 0, 0, 0x66}), nl.LinkSetUp(l))
 }
 
-// decoy is an interface of the container's own.
+// decoy makes an interface of the container's own.
 func decoy(nl *netlink.Handle, name string) error {
 	a := netlink.NewLinkAttrs()
 	a.Name = name
 	return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
 }
 
-// linksOf are the names of the interfaces in a namespace but lo.
+// linksOf returns the names of a namespace's interfaces except lo.
 func (h *realHost) linksOf(path string) (names []string) {
 	h.T.Helper()
 	h.netlinkIn(path, func(nl *netlink.Handle) error {
@@ -72,8 +73,9 @@ func deviceCases() map[string]testhost.Case {
 	}
 }
 
-// A container's root renames its interface, forges what else it can, and puts
-// another one in its place: Remove takes the right one all the same.
+// TestFault_F47_ARenamedInterfaceIsRemoved: a container's root renames its
+// interface, forges other attributes, and puts another interface in its place.
+// Remove still removes the right one.
 func TestFault_F47_ARenamedInterfaceIsRemoved(t *testing.T) {
 	for kind, opt := range kindsOf() {
 		for name, c := range deviceCases() {
@@ -112,11 +114,12 @@ func TestFault_F47_ARenamedInterfaceIsRemoved(t *testing.T) {
 	}
 }
 
-// nested starts a process in a network namespace of its own, as a container's
-// root can, and returns the path of that.
+// nested starts a process in a new network namespace, as a container's root
+// can, and returns the namespace's path.
 func (h *realHost) nested(path string) string { return h.process(path, syscall.CLONE_NEWNET) }
 
-// process starts one in a container, and returns the path of its namespace.
+// process starts a process in a container and returns the path of its
+// namespace.
 func (h *realHost) process(path string, flags uintptr) string {
 	h.T.Helper()
 	cmd := exec.Command("sleep", "600")
@@ -126,8 +129,8 @@ func (h *realHost) process(path string, flags uintptr) string {
 	return fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
 }
 
-// An interface that was moved on, into a namespace that the container has made,
-// is found among those of the processes that can be seen.
+// TestFault_F47_AnInterfaceMovedOnIsFound: the interface is in a namespace that
+// the container made. It is found through the visible processes.
 func TestFault_F47_AnInterfaceMovedOnIsFound(t *testing.T) {
 	for kind, opt := range kindsOf() {
 		for _, name := range []string{"macvlan", "host-device"} {
@@ -162,15 +165,16 @@ func (h *realHost) moveOn(from, name, to string) {
 	})
 }
 
-// An interface of the host's that is nowhere to be seen, and exists, is reported
-// for as long as that is so; and the record stays.
+// TestFault_F47_AnInterfaceThatIsNotBackIsReported: a host interface that
+// exists but cannot be found is reported until it is back, and the record
+// stays.
 func TestFault_F47_AnInterfaceThatIsNotBackIsReported(t *testing.T) {
 	for kind, opt := range kindsOf() {
 		t.Run(kind, func(t *testing.T) {
 			h, c := newRealHost(t), deviceCases()["host-device"]
 			c.Prepare(h.RealHost)
 			r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
-			path, unseen := h.Container("c1"), h.Container("unseen") // no process is in there
+			path, unseen := h.Container("c1"), h.Container("unseen") // no process is inside
 			before := h.Audit()
 			h.mustSetup(r, "c1", path)
 			h.moveOn(path, "eth0", unseen)
@@ -189,8 +193,9 @@ func TestFault_F47_AnInterfaceThatIsNotBackIsReported(t *testing.T) {
 	}
 }
 
-// The kernel gives a physical device back to the host under the name that it had
-// in the container.
+// TestFault_F47_AnInterfaceThatIsBackByAnotherNameGetsItsOwn: the kernel
+// returns a physical device to the host under the name that it had in the
+// container.
 func TestFault_F47_AnInterfaceThatIsBackByAnotherNameGetsItsOwn(t *testing.T) {
 	for kind, opt := range kindsOf() {
 		t.Run(kind, func(t *testing.T) {
@@ -207,8 +212,9 @@ func TestFault_F47_AnInterfaceThatIsBackByAnotherNameGetsItsOwn(t *testing.T) {
 	}
 }
 
-// The interface is back after a Remove that did not get to its end, and another
-// container has it now, when the first one is removed again.
+// TestFault_F47_ARetriedDelLeavesAnInterfaceThatIsLentAgain: a Remove was
+// interrupted, but the interface is back and another container has it when the
+// first container is removed again.
 func TestFault_F47_ARetriedDelLeavesAnInterfaceThatIsLentAgain(t *testing.T) {
 	for kind, opt := range kindsOf() {
 		for name, forget := range map[string]bool{"after a failure": false, "after a kill": true} {
@@ -240,9 +246,10 @@ func TestFault_F47_ARetriedDelLeavesAnInterfaceThatIsLentAgain(t *testing.T) {
 	}
 }
 
-// Another program has an interface on the same parent in the container, and
-// another container one with the same index. Both stay, whether ours is still
-// there or the container has deleted it.
+// TestFault_F47_InterfacesThatAreLikeItStay: another program has an interface
+// on the same parent in the container, and another container has one with the
+// same index. Both stay, whether our interface still exists or the container
+// has deleted it.
 func TestFault_F47_InterfacesThatAreLikeItStay(t *testing.T) {
 	for kind, opt := range kindsOf() {
 		for name, deleted := range map[string]bool{"there": false, "deleted": true} {

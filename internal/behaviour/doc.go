@@ -1,5 +1,5 @@
-// Package behaviour has the tests that try the library from outside, through
-// its exported API: on hosts, containers and plugins that its tests make, see
+// Package behaviour tests the library from outside, through its exported API.
+// Its tests make hosts, containers and plugins with
 // [github.com/embedcni/cni/internal/testhost]. Tests of one file of the library
-// stand beside that file.
+// are next to that file.
 package behaviour

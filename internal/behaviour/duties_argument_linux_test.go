@@ -19,7 +19,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// tree lists the files below the test's directory, with their contents.
+// tree lists the files below the test's directory with their contents.
 func (s *stage) tree() []string {
 	s.T.Helper()
 	var files []string
@@ -42,7 +42,8 @@ func (s *stage) tree() []string {
 	return files
 }
 
-// refusedByAll wants every verb to refuse, nothing to run, and no file to change.
+// refusedByAll checks that every verb refuses, that no plugin runs, and that no
+// file changes.
 func (s *stage) refusedByAll(r *cni.Runtime, what, id, path string, kind error, opts ...cni.NamespaceOpts) {
 	s.T.Helper()
 	before := s.tree()
@@ -83,7 +84,8 @@ func TestDuty_R3_F12_ContainerIDsAtEveryVerb(t *testing.T) {
 		"a\x00b", "a\nb", "a;b", "é", "a\\b", strings.Repeat("a", 256), strings.Repeat("a", 300)} {
 		s.refusedByAll(r, "id "+id, id, path, cni.ErrInvalidArgument)
 	}
-	// As long as may be: "net", the id, "eth0" and two dashes name a file.
+	// The longest allowed: "net", the ID, "eth0" and two dashes form a file
+	// name.
 	long := strings.Repeat("a", 255-len("net--eth0"))
 	wantNeverAttached(s.Host, r, "a byte too long", long+"a", path)
 	for _, id := range []string{long, "0", "A.b_c-D"} {
@@ -112,7 +114,7 @@ func TestDuty_R4_InterfaceNamesAtEveryVerbAndThePrefix(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/" + name})
 }
 
-// notNetNS are paths that are no network namespace of a container.
+// notNetNS returns paths that are not a container's network namespace.
 func (s *stage) notNetNS() map[string]string {
 	s.T.Helper()
 	fifo := s.Path("fifo")
@@ -168,7 +170,7 @@ func TestDuty_R23_AHostNamespaceThatIsNoneIsRefused(t *testing.T) {
 	}
 }
 
-// namespacesOfCalls are those that the calls since the last time ran in.
+// namespacesOfCalls returns the namespaces of the calls since the last time.
 func (s *stage) namespacesOfCalls() []string {
 	s.T.Helper()
 	var ids []string
@@ -214,7 +216,8 @@ func TestDuty_R13_TheThreadsOfTheProcessStayWhereTheyWere(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")), cni.WithConfListBytes(s.Network("two", "1.0.0", "q")))
 	path := s.Container("c1")
-	// A thread of its own, so that WithHostNetNS is not where the caller is.
+	// A separate thread, so that WithHostNetNS differs from the caller's
+	// namespace.
 	expect.NoError(t, expect.Await(t, "a life", testhost.Begin(func() error {
 		before, err := netns.CurrentID()
 		if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// attached sets up c1 on two networks, with the interfaces that plugins would
-// have made.
+// attached sets up c1 on two networks, with the interfaces that the plugins
+// would have made.
 func attached(t *testing.T) (s *stage, r *cni.Runtime, path string) {
 	t.Helper()
 	s = newStage(t)
@@ -26,7 +26,8 @@ func attached(t *testing.T) (s *stage, r *cni.Runtime, path string) {
 	return s, r, path
 }
 
-// namespaceOf makes the argument of Network's methods, which only options see.
+// namespaceOf returns the argument of Network's methods, which only options
+// receive.
 func namespaceOf(t *testing.T, r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) (ns *cni.Namespace) {
 	t.Helper()
 	seen := errors.New("seen")
@@ -106,7 +107,7 @@ func TestDuty_R16_ADeadAttachmentIsRemovedFirst(t *testing.T) {
 func TestDuty_R16_ADeadAttachmentWhosePathIsTheHostsByNow(t *testing.T) {
 	s, r, _ := attached(t)
 	s.RemoveNetNS("c1")
-	// As a /proc/PID/ns/net whose PID went to a process of the host.
+	// Like a /proc/PID/ns/net whose PID now belongs to a process of the host.
 	link := s.Path("netns", "c1")
 	expect.NoError(t, os.Symlink(s.Path("netns", "host"), link))
 	t.Cleanup(func() { expect.NoError(t, os.Remove(link)) })

@@ -13,13 +13,13 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// gives is an ADD whose result has one address and nothing else, in version 1.0.0.
+// gives is an ADD whose result is one address, in version 1.0.0.
 func gives(address string) scripted.Action {
 	out := fmt.Sprintf(`{"cniVersion":"1.0.0","ips":[{"address":%q}],"dns":{}}`, address)
 	return scripted.Action{Stdout: &out}
 }
 
-// prevResults are the first addresses of the prevResults of calls.
+// prevResults returns the first address of each call's prevResult.
 func prevResults(t testing.TB, calls []scripted.Call) []string {
 	t.Helper()
 	var got []string
@@ -94,7 +94,7 @@ func TestDuty_R33_PluginsBehindAnErrorAreAskedAndAllErrorsReturned(t *testing.T)
 	s.On("r", "DEL", testhost.Says(5, "three"))
 	s.On("p", "DEL", testhost.Says(5, "one"))
 	all := []string{"DEL s c1/eth1", "DEL r c1/eth0", "DEL q c1/eth0", "DEL p c1/eth0"}
-	for range 2 { // what is not clean is asked again, with all that the ADD was given
+	for range 2 { // an unclean container is removed again, with all the arguments of its ADD
 		err := r.Remove(t.Context(), "c1", path)
 		expect.Same(t, "errors", testhost.Messages(err), []string{"s: four", "r: three", "p: one"})
 		calls := s.TakeCalls()
@@ -114,7 +114,7 @@ func TestDuty_R33_PluginsBehindAnErrorAreAskedAndAllErrorsReturned(t *testing.T)
 
 func TestDuty_R34_CHECKInOrderUntilTheFirstErrorWithLoopbackLoaded(t *testing.T) {
 	s := newStage(t)
-	s.Plugin(scripted.Script{}, "loopback") // has no script in its configuration
+	s.Plugin(scripted.Script{}, "loopback") // its configuration has no script
 	r := s.Runtime(cni.WithLoNetwork, cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q", "r")))
 	path := s.Container("c1")
 	_, err := r.Setup(t.Context(), "c1", path)
@@ -153,9 +153,9 @@ func TestDuty_R18_NoCHECKForWhatIsNotAttached(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{})
 }
 
-// attachedWith sets up c1 with an argument, a configuration argument and ports,
-// forgets all that in memory, and returns what a verb without options gives the
-// plugin, by another Runtime.
+// attachedWith sets up c1 with an argument, a configuration argument and ports.
+// It forgets all of that in memory and returns the input that a verb without
+// options gives the plugin through another Runtime.
 func attachedWith(t *testing.T, verb string, run func(*cni.Runtime, string) error) {
 	t.Helper()
 	s := newStage(t)

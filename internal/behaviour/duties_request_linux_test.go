@@ -27,8 +27,8 @@ func (s *stage) wholeLife(r *cni.Runtime, opts ...cni.NamespaceOpts) []scripted.
 	return s.TakeCalls()
 }
 
-// only is a list of version 1.0.0 with one scripted plugin, to whose
-// configuration more is added.
+// only returns a list of version 1.0.0 with one scripted plugin and additional
+// configuration.
 func (s *stage) only(more string) cni.Opt {
 	s.T.Helper()
 	script := s.Plugin(s.Scripts["p"], "p")
@@ -51,7 +51,8 @@ func TestDuty_R10_UnknownFieldsReachThePluginToTheByte(t *testing.T) {
 	expect.Same(t, "ADD's request", calls[0].Exact, config+`"cniVersion":"1.0.0","name":"net"}`)
 }
 
-// keysOfADD are the keys of the ADD request of a plugin with more configuration.
+// keysOfADD returns the keys of the ADD request of a plugin with additional
+// configuration.
 func keysOfADD(t *testing.T, more string) []string {
 	t.Helper()
 	s := newStage(t)
@@ -90,7 +91,7 @@ func TestDuty_R36_EveryRequestHasTheNetworksNameAndVersion(t *testing.T) {
 	}
 }
 
-// protocol are the CNI_* variables of a call.
+// protocol returns the CNI_* variables of a call.
 func protocol(c scripted.Call) []string {
 	return slices.DeleteFunc(slices.Clone(c.Env), func(kv string) bool { return !strings.HasPrefix(kv, "CNI_") })
 }

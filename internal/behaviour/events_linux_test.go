@@ -37,7 +37,7 @@ func TestObserverIsToldOfEachPluginsCall(t *testing.T) {
 	if len(o.Events) != 6 {
 		t.Fatalf("events %v", o.Events)
 	}
-	var del *cni.Error // code 3 is no failure of the operation, but what the plugin said
+	var del *cni.Error // code 3 is the plugin's answer, not a failed operation
 	if !errors.As(o.Events[4].Err, &del) || del.Code != 3 {
 		t.Errorf("error of the DEL %v, want code 3", o.Events[4].Err)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// allocated is how many bytes f allocates.
+// allocated returns the number of bytes that f allocates.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -30,7 +30,7 @@ func TestFault_F17_OutputIsBounded(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	path := s.Container("c1")
-	const most = 64 << 20 // of allocation: four MiB of output, grown and copied a few times
+	const most = 64 << 20 // bytes: four MiB of output, grown and copied a few times
 
 	s.On("p", "ADD", scripted.Action{StdoutBytes: 256 << 20})
 	bytes := allocated(func() {

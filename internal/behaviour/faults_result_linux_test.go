@@ -16,8 +16,8 @@ import (
 
 var allVersions = []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
-// noResults are outputs of a successful ADD that are no result of a version. %q
-// is the version.
+// noResults are outputs of a successful ADD that are not a result of the
+// version. %q is the version.
 func noResults(version string) map[string]string {
 	const c1 = `"interfaces":[{"name":"eth0","sandbox":"/x"}]`
 	outputs := map[string]string{
@@ -48,7 +48,7 @@ func noResults(version string) map[string]string {
 		"address that is none":   `{"cniVersion":%q,"ips":[{"version":"4","address":"10.0.0/24"}]}`,
 		"interfaces is a string": `{"cniVersion":%q,"interfaces":"eth0"}`,
 	}
-	if version == "0.1.0" || version == "0.2.0" { // which know an address of each family
+	if version == "0.1.0" || version == "0.2.0" { // these versions have one address of each family
 		lists = map[string]string{
 			"no address":           `{"cniVersion":%q,"ip4":{"gateway":"10.0.0.1"}}`,
 			"null address":         `{"cniVersion":%q,"ip6":{"ip":null}}`,
@@ -61,8 +61,8 @@ func noResults(version string) map[string]string {
 	return outputs
 }
 
-// shellPlugins are plugins that cost a tenth as much as the test binary. They
-// print the file <type>.out at ADD, and log "ADD p" to the file lines.
+// shellPlugins are plugins that cost a tenth of the test binary. They print the
+// file <type>.out at ADD, and append "ADD p" to the file lines.
 func (s *stage) shellPlugins(types ...string) {
 	s.T.Helper()
 	for _, typ := range types {

@@ -25,7 +25,7 @@ func TestFault_F4_ADELErrorIsNotJudgedByItsText(t *testing.T) {
 		expect.NoError(t, err)
 		s.On("p", "DEL", testhost.Says(999, text))
 		expect.Same(t, text, testhost.Messages(r.Remove(t.Context(), "c1", path)), []string{"p: " + text})
-		expect.NoError(t, r.Check(t.Context(), "c1", path)) // still on record
+		expect.NoError(t, r.Check(t.Context(), "c1", path)) // still recorded
 	}
 }
 
@@ -46,7 +46,7 @@ func TestFault_F8_OneOfSeveralNetworksFails(t *testing.T) {
 		calls := s.TakeCalls()
 		dels := slices.DeleteFunc(slices.Clone(calls), func(c scripted.Call) bool { return c.Verb != "DEL" })
 		want := []string{"DEL r 10.0.0.2/24", "DEL q 10.0.0.2/24", "DEL p 10.0.0.1/24"}
-		if serially { // stops at the failure, and undoes what had begun
+		if serially { // stops at the failure and undoes earlier work
 			expect.Same(t, "calls", testhost.Rendered(calls), []string{"ADD p c1/eth0", "ADD q c1/eth1", "ADD r c1/eth1",
 				"DEL r c1/eth1", "DEL q c1/eth1", "DEL p c1/eth0"})
 		} else {
@@ -151,8 +151,8 @@ func TestFault_F9_EveryPluginOfEveryNetworkIsAskedWhateverFails(t *testing.T) {
 	expect.Same(t, "cache", s.Cached(), []string{"one-c1-eth0", "two-c1-eth1"})
 }
 
-// overshoot is how much longer f takes than a deadline of a second, and wants
-// that to be at most half a second and no process to be left.
+// overshoot returns how much longer f takes than a deadline of one second. It
+// allows half a second, and no process may remain.
 func overshoot(t *testing.T, what string, f func() error) error {
 	t.Helper()
 	start := time.Now()

@@ -16,7 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// smallState makes the state directory a file system of its own, of 256 KiB.
+// smallState puts the state directory on a file system of 256 KiB.
 func smallState(t *testing.T) (s *stage, r *cni.Runtime, log *testhost.Log) {
 	t.Helper()
 	s, log = newStage(t), &testhost.Log{}
@@ -26,7 +26,7 @@ func smallState(t *testing.T) (s *stage, r *cni.Runtime, log *testhost.Log) {
 	t.Cleanup(func() {
 		s.makeWritable()
 		s.Unpin()
-		expect.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) // a Runtime keeps the file open by which it lives
+		expect.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) // a Runtime keeps its liveness file open
 	})
 	return s, s.Runtime(log.Logger(), cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))), log
 }
@@ -96,14 +96,14 @@ func TestFault_F21_RemoveOnAReadOnlyStateDirectoryGoesOnAndLogs(t *testing.T) {
 		fmt.Sprintf(`msg="note in the ledger what GC can go by" container=c1 error="ledger of attachments: open %s: read-only file system"`,
 			ledgers[0]),
 	})
-	// The next one deletes the file that could not be deleted.
+	// The next one deletes the leftover file.
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 	s.makeWritable()
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }
 
-// spoiled are contents of libcni's cache that libcni has not written.
+// spoiled are contents that libcni never writes to its cache.
 var spoiled = map[string]string{
 	"empty":      "",
 	"cut off":    `{"kind":"cniCacheV1","containerId":"c1","ifName":"eth0","networkN`,
@@ -112,8 +112,8 @@ var spoiled = map[string]string{
 	"null":       `null`,
 }
 
-// spoil sets c1 up, without the interface, and spoils its cache, which is all
-// there is of it.
+// spoil sets c1 up without the interface and spoils its cache, which is its
+// only trace.
 func spoil(t *testing.T, content string) (s *stage, r *cni.Runtime, log *testhost.Log, path string) {
 	t.Helper()
 	s, log = newStage(t), &testhost.Log{}
@@ -126,7 +126,7 @@ func spoil(t *testing.T, content string) (s *stage, r *cni.Runtime, log *testhos
 	return s, r, log, path
 }
 
-// wantWarned wants the unreadable file to be in the log.
+// wantWarned checks that the log names the unreadable file.
 func wantWarned(t *testing.T, what string, log *testhost.Log) {
 	t.Helper()
 	const want = `msg="cached attachment cannot be read" container=c1 network=net error="`

@@ -14,8 +14,10 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// A plugin's configuration is its own. What go-cni loads is loaded, can be
-// attached, and goes again: by Remove, by CleanUp, by GC, by a Setup that fails.
+// TestFault_F49_FieldsOfAnotherTypeKeepAnAttachmentFromBeingRemoved: a plugin's
+// configuration is its own. A configuration that go-cni loads can be loaded,
+// attached, and removed: by Remove, by CleanUp, by GC, and by a Setup that
+// fails.
 func TestFault_F49_FieldsOfAnotherTypeKeepAnAttachmentFromBeingRemoved(t *testing.T) {
 	s := newStage(t)
 	netNS := s.Container("c1")
@@ -29,7 +31,7 @@ func TestFault_F49_FieldsOfAnotherTypeKeepAnAttachmentFromBeingRemoved(t *testin
 func removeInAllWays(t *testing.T, s *stage, netNS, typ, field string) {
 	ctx, path := context.Background(), s.Plugin(scripted.Script{}, typ)
 	list := fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "n1", "plugins": [{"type": %q, "script": %q, %s}]}`, typ, path, field)
-	_, theirs := libcni.ConfListFromBytes(list) // as go-cni, which the oracle compares
+	_, theirs := libcni.ConfListFromBytes(list) // like go-cni; the oracle compares both
 	r := s.Runtime()
 	err := r.Load(cni.WithConfListBytes(list))
 	if (err == nil) != (theirs == nil) {
@@ -63,8 +65,9 @@ func removeInAllWays(t *testing.T, s *stage, netNS, typ, field string) {
 	}
 }
 
-// The caller's arguments cannot be written into args that are no object. The ADD
-// says so; the plugins in front of that one are undone all the same.
+// TestFault_F49_ArgsThatAreNoObjectKeepTheIDForEver: the caller's arguments
+// cannot be merged into args that are not an object. ADD reports that, and the
+// plugins before that one are still undone.
 func TestFault_F49_ArgsThatAreNoObjectKeepTheIDForEver(t *testing.T) {
 	ctx, s := context.Background(), newStage(t)
 	path := s.Plugin(scripted.Script{}, "first", "second")
@@ -81,8 +84,9 @@ func TestFault_F49_ArgsThatAreNoObjectKeepTheIDForEver(t *testing.T) {
 	}
 }
 
-// Built-in plugins that refuse a field of another type have made nothing, and say
-// nothing else when that is undone.
+// TestFault_F49_ABuiltInPluginThatRefusesAFieldKeepsTheIDForEver: a built-in
+// plugin that refuses a field of the wrong type has made nothing. Its undoing
+// adds no other error.
 func TestFault_F49_ABuiltInPluginThatRefusesAFieldKeepsTheIDForEver(t *testing.T) {
 	for _, fields := range []string{
 		`"type": "host-device", "device": 5`, `"type": "tuning", "mtu": "big"`, `"type": "tuning", "dataDir": []`, `"type": "bridge", "mtu": "big"`,

@@ -14,7 +14,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// firewalldHost is a host on which a firewalld rejects forwarded packets.
+// firewalldHost is a host whose firewalld rejects forwarded packets.
 type firewalldHost struct {
 	*realHost
 	firewalld *firewalldtest.Server
@@ -28,7 +28,7 @@ func newFirewalldHost(t testing.TB) *firewalldHost {
 	return h
 }
 
-// current is the namespace of the test's thread.
+// current returns the namespace of the test's thread.
 func (h *realHost) current() *netns.Handle {
 	h.T.Helper()
 	ns, err := netns.Current()
@@ -37,20 +37,20 @@ func (h *realHost) current() *netns.Handle {
 	return ns
 }
 
-// filtered is a network behind a bridge, with the plugin firewall as given.
+// filtered returns a network behind a bridge with this plugin firewall.
 func (h *firewalldHost) filtered(name, firewall string) cni.Opt {
 	c := testhost.Case{Plugins: []string{testhost.BridgeConf(`"ipMasq": true, "ipMasqBackend": "nftables", ` + testhost.HostLocal(testhost.V4Range+","+testhost.V6Range)), firewall}}
 	return cni.WithConfListBytes(c.Conf(name, "1.0.0", h.Path("ipam")))
 }
 
-// trusted are the addresses in the zone "trusted".
+// trusted returns the addresses in the zone "trusted".
 func (h *firewalldHost) trusted() string {
 	h.T.Helper()
 	return strings.Join(h.firewalld.Sources("trusted"), " ")
 }
 
-// audit has firewalld's state too. Of its rules there are those about the
-// containers: a zone gets chains when it is first used, and keeps them.
+// audit includes firewalld's state. It lists only rules about containers,
+// because a zone gets its chains on first use and keeps them.
 func (h *firewalldHost) audit() audit.Lines {
 	h.T.Helper()
 	lines := h.realHost.Audit().Without(func(l string) bool {
@@ -63,7 +63,7 @@ func (h *firewalldHost) audit() audit.Lines {
 	return lines
 }
 
-// wantClean is realHost's with firewalld's state.
+// wantClean is realHost's method, with firewalld's state.
 func (h *firewalldHost) wantClean(before audit.Lines) {
 	h.T.Helper()
 	left, gone := audit.Diff(before, h.audit())
@@ -75,7 +75,7 @@ func (h *firewalldHost) wantClean(before audit.Lines) {
 }
 
 // TestFault_F54_FirewalldDropsNothingOfAContainerThatIsAttached: the reference
-// plugin asks whether a firewalld runs where no backend is named.
+// plugin checks for a running firewalld if no backend is named.
 func TestFault_F54_FirewalldDropsNothingOfAContainerThatIsAttached(t *testing.T) {
 	h := newFirewalldHost(t)
 	world := h.outside()

@@ -23,7 +23,7 @@ const (
 	anyway    = `{"type": "firewall"}`
 )
 
-// builtInHost is a firewalldHost with a runtime whose plugins are built in.
+// builtInHost returns a firewalldHost and a runtime with built-in plugins.
 func builtInHost(t testing.TB) (*firewalldHost, *cni.Runtime) {
 	t.Helper()
 	h := newFirewalldHost(t)
@@ -35,7 +35,8 @@ func (h *firewalldHost) builtIn(opts ...cni.Opt) *cni.Runtime {
 	return h.Runtime(append([]cni.Opt{cni.WithBuiltinPlugins()}, opts...)...)
 }
 
-// recordedBackend is the backend on record that the firewall plugin detected.
+// recordedBackend returns the recorded backend, which the firewall plugin
+// detected.
 func (h *firewalldHost) recordedBackend(id string) string {
 	h.T.Helper()
 	rec, err := record.Open(h.Path("state", "embedcni", "attachments")).Load(record.ID(id))
@@ -49,8 +50,9 @@ func (h *firewalldHost) recordedBackend(id string) string {
 	return ""
 }
 
-// TestFault_F54_AReloadIsNoticed: firewalld forgets sources then, and flushes the
-// rules of iptables. The container is kept, and goes without a trace.
+// TestFault_F54_AReloadIsNoticed: a reload makes firewalld forget sources and
+// flush the rules of iptables. The container keeps working and is removed
+// without a trace.
 func TestFault_F54_AReloadIsNoticed(t *testing.T) {
 	h, r := builtInHost(t)
 	world := h.outside()
@@ -80,8 +82,8 @@ func TestFault_F54_AReloadIsNoticed(t *testing.T) {
 	h.wantClean(before)
 }
 
-// TestFault_F54_AFirewalldThatStopsOrStartsInBetween changes nothing of how a
-// container is removed: what was detected is on record.
+// TestFault_F54_AFirewalldThatStopsOrStartsInBetween does not change how a
+// container is removed: the detected backend is recorded.
 func TestFault_F54_AFirewalldThatStopsOrStartsInBetween(t *testing.T) {
 	h, r := builtInHost(t)
 	before := h.realHost.Audit()
@@ -96,12 +98,12 @@ func TestFault_F54_AFirewalldThatStopsOrStartsInBetween(t *testing.T) {
 	expect.Same(t, "recorded", h.recordedBackend("b"), "iptables")
 	c := h.attach(r, "c")
 	h.firewalld.StartFirewalld()
-	// It has flushed the rules of iptables, where CHECK goes on to look for them.
+	// The reload has flushed the rules of iptables that CHECK looks for.
 	if err := r.Check(t.Context(), "b", b.path); err == nil || !strings.Contains(err.Error(), "chain CNI-FORWARD of table filter is not there") {
 		t.Errorf("CHECK with a firewalld that came later says %v", err)
 	}
 	h.detach(r, "b")
-	h.firewalld.AddSource("trusted", hostAddress(c.v4)) // an administrator's, for a container without it
+	h.firewalld.AddSource("trusted", hostAddress(c.v4)) // an administrator's source, for a container that does not have it
 	h.detach(r, "c")
 	expect.Same(t, "trusted", h.trusted(), hostAddress(c.v4))
 	h.attach(r, "d")
@@ -116,8 +118,8 @@ func TestFault_F54_AFirewalldThatStopsOrStartsInBetween(t *testing.T) {
 
 func hostAddress(addr string) string { return addr + "/32" }
 
-// TestFault_F54_AnAdministratorsSourceStays, which is in the zone before the
-// container has the address; neither DEL nor the sweep takes it out.
+// TestFault_F54_AnAdministratorsSourceStays: it is in the zone before the
+// container gets the address. Neither DEL nor the sweep removes it.
 func TestFault_F54_AnAdministratorsSourceStays(t *testing.T) {
 	h, r := builtInHost(t)
 	h.firewalld.AddSource("trusted", sourceV4)
@@ -130,8 +132,8 @@ func TestFault_F54_AnAdministratorsSourceStays(t *testing.T) {
 	h.wantClean(before)
 }
 
-// TestFault_F54_AnAddressOfTwoStaysUntilTheLastIsGone: firewalld knows nothing but
-// addresses, and containers on networks that do not know each other may share one.
+// TestFault_F54_AnAddressOfTwoStaysUntilTheLastIsGone: firewalld only knows
+// addresses. Containers on separate networks may share one.
 func TestFault_F54_AnAddressOfTwoStaysUntilTheLastIsGone(t *testing.T) {
 	for _, first := range []string{"a", "b"} {
 		h := newFirewalldHost(t)
@@ -151,14 +153,14 @@ func TestFault_F54_AnAddressOfTwoStaysUntilTheLastIsGone(t *testing.T) {
 	}
 }
 
-// TestFault_F54_TheSweepLooksIntoTheZone that a DEL did not come to.
+// TestFault_F54_TheSweepLooksIntoTheZone after a DEL that did not finish.
 func TestFault_F54_TheSweepLooksIntoTheZone(t *testing.T) {
 	for name, firewall := range map[string]string{
 		"found": anyway, "named": `{"type": "firewall", "backend": "firewalld", "firewalldZone": "internal"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newFirewalldHost(t)
-			h.firewalld.AddSource("trusted", "10.77.0.9/32") // a neighbour's
+			h.firewalld.AddSource("trusted", "10.77.0.9/32") // a neighbour's address
 			bin := h.pluginCopies()
 			r := h.Runtime(h.filtered("podnet", firewall), cni.WithPluginDir([]string{bin}))
 			before := h.audit()
@@ -174,8 +176,8 @@ func TestFault_F54_TheSweepLooksIntoTheZone(t *testing.T) {
 	}
 }
 
-// pluginCopies is a directory with the reference plugins, of which each can be
-// replaced.
+// pluginCopies returns a directory of reference plugins that can be replaced
+// one by one.
 func (h *firewalldHost) pluginCopies() string {
 	h.T.Helper()
 	bin := h.Path("copies")
@@ -188,8 +190,8 @@ func (h *firewalldHost) pluginCopies() string {
 	return bin
 }
 
-// TestFault_F54_ANamespaceThatIsGone, of the container or of the host, is no reason
-// to leave an address in the zone.
+// TestFault_F54_ANamespaceThatIsGone: a missing namespace, of the container or
+// of the host, does not keep an address in the zone.
 func TestFault_F54_ANamespaceThatIsGone(t *testing.T) {
 	h := newFirewalldHost(t)
 	detached := h.Path("netns", "detached")
@@ -206,7 +208,8 @@ func TestFault_F54_ANamespaceThatIsGone(t *testing.T) {
 	expect.Same(t, "trusted", h.trusted(), "")
 }
 
-// TestFault_F54_CleanUpFindsTheZone.
+// TestFault_F54_CleanUpFindsTheZone and removes the container's address from
+// it.
 func TestFault_F54_CleanUpFindsTheZone(t *testing.T) {
 	h, r := builtInHost(t)
 	h.attach(r, "a")
