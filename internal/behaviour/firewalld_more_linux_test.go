@@ -225,7 +225,8 @@ func TestFault_F54_CleanUpFindsTheZone(t *testing.T) {
 	expect.Same(t, "trusted", h.trusted(), "")
 }
 
-// TestFault_F54_ABusOrAFirewalldThatHangsConcernsItsOwnContainers.
+// TestFault_F54_ABusOrAFirewalldThatHangsConcernsItsOwnContainers and blocks no
+// others.
 func TestFault_F54_ABusOrAFirewalldThatHangsConcernsItsOwnContainers(t *testing.T) {
 	h := newFirewalldHost(t)
 	r := h.builtIn(h.filtered("podnet", anyway), cni.WithTimeouts(cni.Timeouts{Del: time.Second}))
@@ -269,8 +270,8 @@ func TestFault_F54_ABusOrAFirewalldThatHangsConcernsItsOwnContainers(t *testing.
 	h.wantClean(before)
 }
 
-// TestFault_F54_APoolLooksWhetherFirewalldHasForgotten: a container that was made
-// ahead of time is looked at before it is handed out.
+// TestFault_F54_APoolLooksWhetherFirewalldHasForgotten: a warm container is
+// checked before it is handed out.
 func TestFault_F54_APoolLooksWhetherFirewalldHasForgotten(t *testing.T) {
 	h := newFirewalldHost(t)
 	r := h.builtIn(h.filtered("podnet", anyway), cni.WithHostNetNS(h.Path("netns", "host")))
@@ -296,7 +297,7 @@ func TestFault_F54_APoolLooksWhetherFirewalldHasForgotten(t *testing.T) {
 	expect.Same(t, "trusted", h.trusted(), "")
 }
 
-// TestFault_F54_NomadsOwnListOfTwoFamilies, in which the backend is "ip6tables".
+// TestFault_F54_NomadsOwnListOfTwoFamilies has the backend "ip6tables".
 func TestFault_F54_NomadsOwnListOfTwoFamilies(t *testing.T) {
 	h := &firewalldHost{realHost: newRealHost(t)}
 	for _, r := range []*cni.Runtime{h.Real(h.filtered("podnet", nomads)), h.builtIn(h.filtered("podnet", nomads))} {
@@ -305,7 +306,7 @@ func TestFault_F54_NomadsOwnListOfTwoFamilies(t *testing.T) {
 		expect.NoError(t, r.Check(t.Context(), "a", a.path))
 		h.detach(r, "a")
 		left, gone := h.Left(before)
-		left = left.Without(func(l string) bool { return strings.Contains(l, "NOMAD-ADMIN") }) // an administrator's
+		left = left.Without(func(l string) bool { return strings.Contains(l, "NOMAD-ADMIN") }) // an administrator's source
 		expect.Same(t, "left and gone", len(left)+len(gone), 0)
 		expect.NoError(t, netns.Remove(a.path))
 	}

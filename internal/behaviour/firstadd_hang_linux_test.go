@@ -12,8 +12,8 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// hangOnly has the plugins of a type wait at the container's gate, which is open
-// for all but the one container.
+// hangOnly makes the plugins of a type wait at one container's gate. All other
+// containers' gates are open.
 func (s *stage) hangOnly(typ, id string, others ...string) (letGo func()) {
 	s.T.Helper()
 	gate := s.Gate(id)
@@ -59,7 +59,8 @@ func TestFault_F31_AHangingFirstADDOfAnotherProcessKeepsNobodyWaiting(t *testing
 	expect.Same(t, "the first", expect.Await(t, "the first", first), "")
 }
 
-// A process of an earlier version has the lock for as long as its plugin hangs.
+// TestFault_F31_AnEarlierVersionsFirstADDKeepsNobodyWaiting: a process of an
+// earlier version holds the lock while its plugin hangs.
 func TestFault_F31_AnEarlierVersionsFirstADDKeepsNobodyWaiting(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))

@@ -26,16 +26,17 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// orphaned is an attachment of c1 that nobody remembers any more.
+// orphaned is an attachment of c1 without a record.
 type orphaned struct {
 	*realHost
-	reader *cni.Runtime // with the network
-	blind  *cni.Runtime // with nothing loaded
-	before audit.Lines  // of c1
-	other  *cni.Result  // of the neighbour, whose id is c1's and more
+	reader *cni.Runtime // loads the network
+	blind  *cni.Runtime // loads nothing
+	before audit.Lines  // before c1's attachment
+	other  *cni.Result  // the neighbour's, whose ID begins with c1's
 }
 
-// forget attaches c1 beside its neighbour and deletes its namespace and record.
+// forget attaches c1 beside its neighbour, then deletes c1's namespace and
+// record.
 func forget(t *testing.T, network, ipam string, c testhost.Case) *orphaned {
 	t.Helper()
 	h := newRealHost(t)
@@ -43,7 +44,7 @@ func forget(t *testing.T, network, ipam string, c testhost.Case) *orphaned {
 		ipam = h.Path("ipam")
 	}
 	o := &orphaned{realHost: h, reader: h.Real(cni.WithConfListBytes(c.Conf(network, "1.0.0", ipam))), blind: h.Runtime()}
-	// The neighbour comes first, so that everything shared exists.
+	// The neighbour comes first, so that all shared parts exist.
 	h.mustSetup(o.reader, "c11", h.Container("c11"), udpPort(8081))
 	o.before = h.Audit()
 	var err error
@@ -70,9 +71,9 @@ func forget(t *testing.T, network, ipam string, c testhost.Case) *orphaned {
 	return o
 }
 
-// waitForNoLink waits until the kernel has taken down a namespace's end of a
-// pair, and this one with it. It asks for the name: a list of all links can be
-// interrupted by another one that goes.
+// waitForNoLink waits until the kernel has removed a namespace's end of a pair,
+// and this link with it. It reads one name, because a list of all links can be
+// interrupted by another removal.
 func (h *realHost) waitForNoLink(name string) {
 	h.T.Helper()
 	deadline := time.Now().Add(30 * time.Second)
@@ -96,8 +97,8 @@ func udpPort(port int32) cni.NamespaceOpts {
 	return cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: port, ContainerPort: 80, Protocol: "udp"}})
 }
 
-// wantOther compares with how it was before c1: nothing has come, and nothing
-// is gone, least of all the neighbour's.
+// wantOther compares with the snapshot before c1: nothing was added and nothing
+// is missing, least of all the neighbour's parts.
 func (o *orphaned) wantOther() {
 	o.T.Helper()
 	o.WantClean(o.before)
@@ -127,7 +128,8 @@ func (h *realHost) pins() []string {
 	return pins
 }
 
-// everythingOf are the lines for c1 on the network of everything(), beside c11.
+// everythingOf returns the lines for c1 on the network of everything(), beside
+// c11.
 func everythingOf(network, dn, ifb string) []string {
 	var lines []string
 	for _, f := range []struct{ tool, addr string }{{"ip6tables", "fd77::3/128"}, {"iptables", "10.77.0.3/32"}} {
@@ -149,7 +151,7 @@ func TestCleanUpRemovesWhatNobodyRemembers(t *testing.T) {
 	cached := []string{"cached result in DIR/state/results"}
 	for _, c := range []struct {
 		name string
-		lose []string // of what is left to go by
+		lose []string // state that is lost
 		give func(*orphaned, *cni.CleanUpTarget)
 		want []string
 	}{
@@ -186,8 +188,9 @@ func TestCleanUpRemovesWhatNobodyRemembers(t *testing.T) {
 	}
 }
 
-// wantCleanUp wants a dry run to list these lines and change nothing, then the
-// cleanup to list and remove the same, and a second one to find nothing.
+// wantCleanUp checks that a dry run lists these lines and changes nothing, that
+// the cleanup lists and removes the same lines, and that a second cleanup finds
+// nothing.
 func (o *orphaned) wantCleanUp(target cni.CleanUpTarget, want []string) {
 	o.T.Helper()
 	slices.Sort(want)
@@ -213,10 +216,10 @@ func (o *orphaned) wantCleanUp(target cni.CleanUpTarget, want []string) {
 	}
 }
 
-// With nothing to go by, names that can be computed and host-local's default
-// directory are all there is.
+// TestCleanUpWithoutConfiguration relies on computed names and host-local's
+// default directory only.
 func TestCleanUpWithoutConfiguration(t *testing.T) {
-	const dir = "/var/lib/cni/networks" // the sandbox's own
+	const dir = "/var/lib/cni/networks" // private to the sandbox
 	t.Cleanup(func() {
 		if err := os.RemoveAll(filepath.Join(dir, "cleanupnet")); err != nil {
 			t.Error(err)
@@ -237,8 +240,8 @@ func TestCleanUpWithoutConfiguration(t *testing.T) {
 	}
 }
 
-// A container that lives loses the one attachment, and keeps its others and the
-// record of them.
+// TestCleanUpOfOneOfTwoAttachments: a running container loses one attachment.
+// It keeps the others and their record.
 func TestCleanUpOfOneOfTwoAttachments(t *testing.T) {
 	h := newRealHost(t)
 	second := testhost.Case{Plugins: []string{`{"type": "ptp", "ipMasq": true, ` + testhost.HostLocal(`[{"subnet": "10.78.0.0/24"}]`) + `}`}}
@@ -270,14 +273,15 @@ func TestCleanUpOfOneOfTwoAttachments(t *testing.T) {
 	}
 }
 
-// Leftovers that cannot be removed are reported, the rest goes, the record stays.
+// TestCleanUpThatIsNotComplete: leftovers that cannot be removed are reported,
+// the others are removed, and the record stays.
 func TestCleanUpThatIsNotComplete(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Real(cni.WithConfListBytes(everythingConf("podnet", h.Path("ipam"))))
 	before := h.Audit()
 	h.mustSetup(r, "c1", h.Container("c1"), udpPort(8080))
 	stuck := h.Path("ipam/podnet/10.77.0.2")
-	if err := unix.Mount(stuck, stuck, "", unix.MS_BIND, ""); err != nil { // so it cannot be unlinked
+	if err := unix.Mount(stuck, stuck, "", unix.MS_BIND, ""); err != nil { // a mount point cannot be unlinked
 		t.Fatal(err)
 	}
 	target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0"}
@@ -365,8 +369,8 @@ func TestCleanUpWaitsForOtherCallsOfTheContainer(t *testing.T) {
 	}
 }
 
-// withoutHashes takes the hashes of chains, comments and files out of lines,
-// and which of the two iptables it is.
+// withoutHashes removes from the lines the hashes of chains, comments and
+// files, and the variant of iptables.
 func (h *realHost) withoutHashes(lines []string) []string {
 	hash := regexp.MustCompile(`\b(CNI-)?([0-9a-f]{16}-[0-9a-f]{16}|[0-9a-f]{24,})\b`)
 	tool := regexp.MustCompile(`^(ip6?tables)-(nft|legacy)\b`)
@@ -379,8 +383,8 @@ func (h *realHost) withoutHashes(lines []string) []string {
 	return out
 }
 
-// TestCleanUpWithAConfigurationInPlaceOfTheRecorded: a later version may take
-// one that this one does not, and then the caller's counts.
+// TestCleanUpWithAConfigurationInPlaceOfTheRecorded: a later version may accept
+// a configuration that this one refuses. CleanUp then uses the caller's.
 func TestCleanUpWithAConfigurationInPlaceOfTheRecorded(t *testing.T) {
 	s, r := leasing(t, "c1")
 	s.hold(map[string]string{"10.9.0.2": "c1\r\neth0", "10.9.0.3": "c2\r\neth0"})

@@ -27,21 +27,21 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// sevenEnv makes the test binary a program that knows go-cni's seven methods
-// only.
+// sevenEnv makes the test binary a program that only knows go-cni's seven
+// methods.
 const sevenEnv = "EMBEDCNI_TEST_SEVEN"
 
-// sevenMethods is such a program, with its leading thread in a network namespace that
-// was made on it.
+// sevenMethods is such a program. It makes a network namespace on its leading
+// thread, which stays there.
 type sevenMethods struct {
-	Parked   string // where that namespace is to be mounted
-	OwnFiles bool   // the leading thread shares no descriptors with the others
-	// Path is the container's, or "descriptor" or "leader": of the process, that
-	// leads to the namespace.
+	Parked   string // mount point of that namespace
+	OwnFiles bool   // the leading thread has a file table of its own
+	// Path is the container's path, or "descriptor" or "leader" for a path
+	// below /proc that leads to the namespace.
 	Path      string
 	HostNetNS string
-	PID1      string // with a /proc of its own: "itself" or "another"
-	Lost      string // no path leads to the namespace by the time of a Setup at this one
+	PID1      string // with its own /proc: "itself" or "another"
+	Lost      string // a Setup with this path, when no path leads to the namespace any more
 
 	StateDir, PluginDir string
 	Conf                []byte
@@ -84,10 +84,9 @@ func encoded(v any) []byte {
 	return data
 }
 
-// parkLeader makes a namespace as a program does that locks a goroutine, unshares
-// and never unlocks, with the goroutine on the leading thread. The goroutine ends
-// then, and so Go parks the thread in the namespace for good. work runs on other
-// threads.
+// parkLeader makes a namespace on the leading thread, like a program that locks
+// a goroutine, unshares and never unlocks. When the goroutine ends, Go parks
+// the thread in the namespace for good. work runs on other threads.
 func parkLeader(path string, ownFiles bool, work func()) {
 	if unix.Gettid() != os.Getpid() {
 		panic("not on the leading thread")
@@ -107,7 +106,7 @@ func parkLeader(path string, ownFiles bool, work func()) {
 	runtime.Goexit()
 }
 
-// do calls each of the seven methods, and the two that attach once each.
+// do calls each of the seven methods. It calls the two that attach once each.
 func (i *sevenMethods) do() error {
 	conf := []cni.Opt{cni.WithConfListBytes(i.Conf)}
 	opts := []cni.Opt{cni.WithStateDir(i.StateDir), cni.WithPluginDir([]string{i.PluginDir})}
@@ -134,7 +133,7 @@ func (i *sevenMethods) do() error {
 	if i.Lost != "" {
 		return errors.Join(r.Load(conf...), i.loses(r))
 	}
-	ctx := context.Background() // the test that started the process kills it
+	ctx := context.Background() // the test kills the process
 	var errs []error
 	for name, setup := range map[string]func(context.Context, string, string, ...cni.NamespaceOpts) (*cni.Result, error){
 		"Setup": r.Setup, "SetupSerially": r.SetupSerially,
@@ -153,7 +152,7 @@ func (i *sevenMethods) do() error {
 	return errors.Join(errs...)
 }
 
-// run runs the program in the host, and returns its output.
+// run runs the program on the host and returns its output.
 func (s *stage) run(i sevenMethods) string {
 	s.T.Helper()
 	i.StateDir, i.PluginDir = s.Path("state"), s.Path("bin")
@@ -179,8 +178,8 @@ func (s *stage) wantLoUp() {
 	expect.Same(s.T, "the host's lo is up", lo.Flags&net.FlagUp != 0, true)
 }
 
-// TestFault_F29_ANamespaceMadeOnTheLeadingThreadIsAttached: nothing about the
-// process is said by where its leading thread is.
+// TestFault_F29_ANamespaceMadeOnTheLeadingThreadIsAttached: the leading
+// thread's namespace says nothing about the process.
 func TestFault_F29_ANamespaceMadeOnTheLeadingThreadIsAttached(t *testing.T) {
 	for what, i := range map[string]sevenMethods{
 		"mounted":                          {},
@@ -220,9 +219,9 @@ func TestFault_F29_ANamespaceMadeOnTheLeadingThreadIsAttached(t *testing.T) {
 	}
 }
 
-// TestFault_F11_WhatIsTheHostsIsRefusedWhereverTheLeadingThreadIs: the namespace
-// that the plugins run in, the one of PID 1, and the process's own by a path that
-// may have become its own.
+// TestFault_F11_WhatIsTheHostsIsRefusedWhereverTheLeadingThreadIs: the plugins'
+// namespace, that of PID 1, and the process's own through a path that may have
+// become its own.
 func TestFault_F11_WhatIsTheHostsIsRefusedWhereverTheLeadingThreadIs(t *testing.T) {
 	for what, test := range map[string]struct {
 		sevenMethods
@@ -267,8 +266,8 @@ func (s *stage) otherMounted() string { return s.Path("netns", "other") }
 func (s *stage) firstProcess() string { return "/proc/1/ns/net" }
 func (s *stage) ownThread() string    { return "/proc/thread-self/ns/net" }
 
-// hostsProcess is the path of a process on the host, as one whose number was a
-// container's process's before.
+// hostsProcess returns the path of a process on the host, as if its number had
+// belonged to a container before.
 func (s *stage) hostsProcess() string {
 	cmd := exec.Command("sleep", "600")
 	expect.NoError(s.T, cmd.Start())
@@ -279,8 +278,8 @@ func (s *stage) hostsProcess() string {
 	return fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
 }
 
-// TestFault_F29_AContainerThatTheLeadingThreadIsInLives, where neither its path
-// nor its pin leads there any more: its number has not become the process's.
+// TestFault_F29_AContainerThatTheLeadingThreadIsInLives: neither path nor pin
+// leads to the namespace any more, but the leading thread is still inside.
 func TestFault_F29_AContainerThatTheLeadingThreadIsInLives(t *testing.T) {
 	s := newStage(t)
 	path := s.Path("netns", "parked")
@@ -294,7 +293,8 @@ func TestFault_F29_AContainerThatTheLeadingThreadIsInLives(t *testing.T) {
 		}
 		calls := s.TakeCalls()
 		expect.Same(t, "calls", testhost.Rendered(calls), []string{"ADD p c1/eth0", "DEL p c1/eth0"})
-		// The leading thread leads to a descriptor, unless it does not have it.
+		// The path goes through the leading thread's descriptor, unless that
+		// thread does not have it.
 		del := strings.Split(calls[1].NetNS, "/")
 		expect.Same(t, "CNI_NETNS of DEL by a thread", slices.Contains(del, "task"), ownFiles)
 		expect.Same(t, "CNI_NETNS of DEL by a descriptor", slices.Contains(del, "fd"), true)
@@ -302,8 +302,9 @@ func TestFault_F29_AContainerThatTheLeadingThreadIsInLives(t *testing.T) {
 	}
 }
 
-// loses sets a container up in the leading thread's namespace, hides the mounts of
-// it, sets the container up again at another path, and removes it.
+// loses sets a container up in the leading thread's namespace, hides the
+// namespace's mounts, sets the container up again at another path, and removes
+// it.
 func (i *sevenMethods) loses(r cni.CNI) error {
 	ns, err := netns.Open(i.Parked)
 	if err != nil {
@@ -315,7 +316,7 @@ func (i *sevenMethods) loses(r cni.CNI) error {
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = "eth0", net.HardwareAddr{2, 0, 0, 0, 0, 7}
-	ctx := context.Background() // the test that started the process kills it
+	ctx := context.Background() // the test kills the process
 	_, err = r.Setup(ctx, "c1", i.Path)
 	pins, perr := filepath.Glob(filepath.Join(i.StateDir, "embedcni", "attachments", "netns", "*"))
 	if err := errors.Join(err, perr, nl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}), ns.Close()); err != nil {
@@ -334,7 +335,8 @@ func (i *sevenMethods) loses(r cni.CNI) error {
 }
 
 // TestFault_F29_AContainerThatOnlyAThreadIsInLives: a program that serves a
-// container from outside may have one thread in there, not its leading one.
+// container from outside may have one thread inside, other than the leading
+// one.
 func TestFault_F29_AContainerThatOnlyAThreadIsInLives(t *testing.T) {
 	s, conf, leave := elsewhereMountedWith(t, (*stage).inhabitByThread)
 	r := s.restarted(conf)

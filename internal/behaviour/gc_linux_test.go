@@ -19,7 +19,7 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// inhabited is a stage with containers on one network of version 1.1.0.
+// inhabited returns a stage with containers on one network of version 1.1.0.
 func inhabited(t *testing.T, ids ...string) (s *stage, r *cni.Runtime, conf []byte) {
 	t.Helper()
 	s = newStage(t)
@@ -33,7 +33,7 @@ func inhabited(t *testing.T, ids ...string) (s *stage, r *cni.Runtime, conf []by
 	return s, r, conf
 }
 
-// valid are the valid attachments that each GC was given, in order.
+// valid returns the valid attachments of each GC call, in order.
 func valid(t testing.TB, calls []scripted.Call) []string {
 	t.Helper()
 	var lists []string
@@ -87,7 +87,7 @@ func TestFault_F25_GCTouchesOnlyItsOwnersContainers(t *testing.T) {
 	expect.Same(t, "valid attachments", valid(t, calls), []string{"c1/eth0", "c1/eth0"})
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 
-	// An attachment in libcni's cache only is another runtime's.
+	// An attachment that is only in libcni's cache belongs to another runtime.
 	s.Unrecord("c1")
 	_, err = r.GC(t.Context(), cni.GCOptions{KeepNone: true})
 	expect.NoError(t, err)
@@ -128,8 +128,8 @@ func TestDuty_R35_GCAsksAllAndReturnsAllErrors(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed", "c1/eth1 failed"})
 }
 
-// TestDuty_R35_GCReportsWhatCannotBeRead: as long as it is not known what is
-// attached, no plugin is told what is not.
+// TestDuty_R35_GCReportsWhatCannotBeRead: while a record cannot be read, no
+// plugin gets an incomplete list of valid attachments.
 func TestDuty_R35_GCReportsWhatCannotBeRead(t *testing.T) {
 	s, r, _ := inhabited(t, "c1", "c2")
 	expect.NoError(t, os.WriteFile(s.RecordFile("c1")+".json", []byte("{"), 0o600))
@@ -140,8 +140,8 @@ func TestDuty_R35_GCReportsWhatCannotBeRead(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{})
 }
 
-// TestGCKeepsWhatADamagedRecordSaysOfItself: the log names the interfaces, if
-// not the networks, so they are valid on each.
+// TestGCKeepsWhatADamagedRecordSaysOfItself: the log names the interfaces but
+// not the networks, so the interfaces are valid on each network.
 func TestGCKeepsWhatADamagedRecordSaysOfItself(t *testing.T) {
 	s, r, _ := inhabited(t, "c1", "c2")
 	expect.NoError(t, os.RemoveAll(s.Path("state", "results")))
@@ -188,7 +188,7 @@ func TestDuty_R25_GCWaitsForADDAndDELAndTheyForIt(t *testing.T) {
 	letGo := s.Arrive(gc)
 	expect.Same(t, "GC came last", lastOf(s.Took()), "GC p /")
 
-	// Here and in another process ADD and DEL wait for it.
+	// ADD and DEL wait for it, here and in another process.
 	s.On("p", "ADD", scripted.Action{})
 	s.On("p", "DEL", scripted.Action{})
 	adding = s.Elsewhere(conf, "ADD", "c3", s.Container("c3"))
@@ -234,9 +234,9 @@ func TestDuty_R25_GCInAnotherProcessWaitsAndIsWaitedFor(t *testing.T) {
 }
 
 func TestDuty_R25_GCAndRemovalsOfWhatItRemovesDoNotBlockEachOther(t *testing.T) {
-	ids := []string{"c1", "c2", "c3", "c4", "c5", "c6"} // their locks lie on both sides of GC's
+	ids := []string{"c1", "c2", "c3", "c4", "c5", "c6"} // their locks are on both sides of GC's
 	s, r, _ := inhabited(t, ids...)
-	all, err := r.Attachments() // in the order of GC
+	all, err := r.Attachments() // in GC's order
 	expect.NoError(t, err)
 	gate := s.Gate("del")
 	s.On("q", "DEL", scripted.Action{Block: gate})

@@ -6,7 +6,7 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// stage is a host for scripted plugins with methods of this package's tests.
+// stage is a host for scripted plugins, with methods for this package's tests.
 type stage struct{ *testhost.Stage }
 
 func newStage(t *testing.T) *stage {
@@ -14,7 +14,7 @@ func newStage(t *testing.T) *stage {
 	return &stage{testhost.NewStage(t)}
 }
 
-// realHost is a host for the reference plugins with methods of this package's
+// realHost is a host for the reference plugins, with methods for this package's
 // tests.
 type realHost struct{ *testhost.RealHost }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// elsewhereHost is a Runtime whose plugins run in another namespace than those
-// that attached c1 of [inhabited].
+// elsewhereHost returns a Runtime whose plugins run in another namespace than
+// those that attached c1 of [inhabited].
 func elsewhereHost(t *testing.T) (s *stage, there *cni.Runtime, conf []byte) {
 	t.Helper()
 	s, _, conf = inhabited(t, "c1")
@@ -22,9 +22,9 @@ func elsewhereHost(t *testing.T) (s *stage, there *cni.Runtime, conf []byte) {
 	return s, s.restarted(conf, cni.WithHostNetNS(s.Path("netns", "elsewhere"))), conf
 }
 
-// TestFault_F38_ACallFromAnotherHostNamespaceEntersTheRecorded, however that is
-// found: by the path on record, or where that leads elsewhere by now through a
-// process, a mount or a descriptor.
+// TestFault_F38_ACallFromAnotherHostNamespaceEntersTheRecorded: by the recorded
+// path, or through a process, a mount or a descriptor if that path now leads
+// elsewhere.
 func TestFault_F38_ACallFromAnotherHostNamespaceEntersTheRecorded(t *testing.T) {
 	calls := map[string]func(t *testing.T, s *stage, r *cni.Runtime) error{
 		"Check": func(t *testing.T, s *stage, r *cni.Runtime) error {
@@ -35,7 +35,7 @@ func TestFault_F38_ACallFromAnotherHostNamespaceEntersTheRecorded(t *testing.T) 
 			return nil
 		},
 		"GC": func(t *testing.T, s *stage, r *cni.Runtime) error {
-			expect.NoError(t, r.Load()) // no plugin's GC
+			expect.NoError(t, r.Load()) // does not call plugins' GC
 			report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
 			expect.Same(t, "report", *report, removed)
 			return err
@@ -66,7 +66,7 @@ func TestFault_F38_ACallFromAnotherHostNamespaceEntersTheRecorded(t *testing.T) 
 	}
 }
 
-// netNo is the namespace as a process in it sees it: "net:[4026532231]".
+// netNo returns the namespace as a process in it sees it: "net:[4026532231]".
 func netNo(h *testhost.Host, name string) string {
 	h.T.Helper()
 	ns, err := netns.Open(h.Path("netns", name))
@@ -76,12 +76,12 @@ func netNo(h *testhost.Host, name string) string {
 	return "net:[" + number + "]"
 }
 
-// TestFault_F38_AnUnreachableHostNamespaceIsRefused, and Recover and GC leave the
-// container as it is: it may live there.
+// TestFault_F38_AnUnreachableHostNamespaceIsRefused: Recover and GC leave the
+// container alone, because it may still run there.
 func TestFault_F38_AnUnreachableHostNamespaceIsRefused(t *testing.T) {
 	s, there, conf := elsewhereHost(t)
 	s.ChangeRecord("c1", func(rec *record.Record) {
-		rec.Host, rec.HostPath, rec.PIDNS = "4:99", "/run/detached/netns", 1 // of processes that are not seen from here
+		rec.Host, rec.HostPath, rec.PIDNS = "4:99", "/run/detached/netns", 1 // of processes that are invisible here
 	})
 	path := s.Path("netns", "c1")
 	for what, err := range map[string]error{
@@ -113,7 +113,8 @@ func TestFault_F38_AnUnreachableHostNamespaceIsRefused(t *testing.T) {
 	expect.Same(t, "kept", s.Pinned("c1"), true)
 }
 
-// TestFault_F38_AContainerIsNotAddedToFromAnotherHostNamespace: its record has one.
+// TestFault_F38_AContainerIsNotAddedToFromAnotherHostNamespace: its record
+// already names one.
 func TestFault_F38_AContainerIsNotAddedToFromAnotherHostNamespace(t *testing.T) {
 	s, there, _ := elsewhereHost(t)
 	err := testhost.SetUp(t.Context(), there, "c1", s.Path("netns", "c1"), cni.WithNetwork("net", cni.WithInterfaceName("eth7")))()
@@ -121,8 +122,9 @@ func TestFault_F38_AContainerIsNotAddedToFromAnotherHostNamespace(t *testing.T) 
 	expect.Same(t, "calls", s.Took(), []string{})
 }
 
-// TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone: the caller's has
-// rules for the same address, of a container that lives.
+// TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone: the caller's
+// namespace has rules for the same address, which belong to a running
+// container.
 func TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone(t *testing.T) {
 	h := newRealHost(t)
 	list := func(ipam string) cni.Opt {
@@ -146,7 +148,7 @@ func TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone(t *testing.T) {
 	expect.Same(t, "address", addressOf(t, here, "c1"), addressOf(t, here, "c2"))
 	expect.NoError(t, netns.Remove(host))
 
-	// As long as the container lives, so may the host's namespace.
+	// While the container lives, the host's namespace may live too.
 	expect.Is(t, here.Remove(t.Context(), "c1", ""), cni.ErrHostNetNS)
 	expect.NoError(t, netns.Remove(path))
 	expect.NoError(t, netns.Remove(h.Pin("c1")))

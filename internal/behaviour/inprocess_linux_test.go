@@ -63,8 +63,8 @@ func TestPanicOfAPluginIsItsError(t *testing.T) {
 	s.WantClean(before)
 }
 
-// TestInProcessPluginIsStoppedAtItsDeadline: the error is the library's bound,
-// with what the plugin said about it.
+// TestInProcessPluginIsStoppedAtItsDeadline: the error names the library's time
+// limit and includes the plugin's own error.
 func TestInProcessPluginIsStoppedAtItsDeadline(t *testing.T) {
 	s := newStage(t)
 	const limit = 50 * time.Millisecond
@@ -113,8 +113,8 @@ func TestStatusAndGCAreAskedInProcess(t *testing.T) {
 	expect.Same(t, "asked", asked, []string{"STATUS", "GC"})
 }
 
-// TestLoopbackWithoutPlugins: what the one attaches the other detaches, in
-// process or on disk.
+// TestLoopbackWithoutPlugins: the built-in plugin detaches containers of the
+// executable and the other way round.
 func TestLoopbackWithoutPlugins(t *testing.T) {
 	h := newRealHost(t)
 	onDisk := func() *cni.Runtime { return h.Real(cni.WithLoNetwork, cni.WithoutBuiltinPlugins()) }
@@ -132,7 +132,7 @@ func TestLoopbackWithoutPlugins(t *testing.T) {
 		results = append(results, strings.ReplaceAll(string(said), path, "PATH"))
 		expect.Same(t, name+": kernel", h.KernelContents(path, testhost.SaidContents(result.Raw()[0], testhost.ContentLink{})), testhost.SaidContents(result.Raw()[0], testhost.ContentLink{}))
 		expect.NoError(t, first.Check(t.Context(), "c1", path))
-		h.ForgetKinds("c1") // or the one that attached would run again
+		h.ForgetKinds("c1") // otherwise the plugin that attached would run again
 		expect.NoError(t, second.Check(t.Context(), "c1", path))
 		expect.NoError(t, second.Remove(t.Context(), "c1", path))
 		h.WantClean(before)
@@ -140,8 +140,8 @@ func TestLoopbackWithoutPlugins(t *testing.T) {
 	expect.Same(t, "results", results[1:], []string{results[0], results[0]})
 }
 
-// TestDelegateIsChosenLikeAnyPlugin, and gets the same parameters but for the
-// verb, in the host's namespace, with the container's lock.
+// TestDelegateIsChosenLikeAnyPlugin: it gets the same parameters except the
+// verb, and runs in the host's namespace under the container's lock.
 func TestDelegateIsChosenLikeAnyPlugin(t *testing.T) {
 	s := newStage(t)
 	address := `{"cniVersion": "1.1.0", "ips": [{"address": "10.0.0.7/24"}]}`
@@ -222,8 +222,8 @@ func TestDelegatesErrorsAreItsOwn(t *testing.T) {
 	expect.Same(t, "message", testhost.AsError(t, err).Msg, `delegate to plugin "disk": unknown verb "VERSION"`)
 }
 
-// TestPluginThatRanIsAskedToDelete, also where another one that it delegates to
-// could not be found: of itself it may have left something.
+// TestPluginThatRanIsAskedToDelete even if the plugin that it delegates to was
+// not found: it may have left something itself.
 func TestPluginThatRanIsAskedToDelete(t *testing.T) {
 	s := newStage(t)
 	failure := errors.New("cannot delete")
@@ -241,7 +241,7 @@ func TestPluginThatRanIsAskedToDelete(t *testing.T) {
 	expect.Is(t, err, failure, cni.ErrPluginNotFound)
 }
 
-// TestDelegateHasNoMoreTimeThanThePlugin, whatever context it is called with.
+// TestDelegateHasNoMoreTimeThanThePlugin, whatever context it gets.
 func TestDelegateHasNoMoreTimeThanThePlugin(t *testing.T) {
 	s := newStage(t)
 	s.On("disk", "ADD", scripted.Action{Hang: true})

@@ -21,12 +21,12 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// soon is much longer than a call waits for orphans, and much less than it waits
-// for a runtime that lives.
+// soon is much longer than a call waits for orphans, and much less than it
+// waits for a running runtime.
 const soon = 30 * time.Second
 
-// neighbour is another container that a runtime is attaching in another process,
-// which stands at a gate. When the test is over it must have got through.
+// neighbour attaches another container in another process, which waits at a
+// gate. through opens the gate and checks that the call succeeds.
 func (s *stage) neighbour() (through func()) {
 	s.T.Helper()
 	gate := s.Gate("neighbour")
@@ -40,7 +40,7 @@ func (s *stage) neighbour() (through func()) {
 	}
 }
 
-// promptly wants f to return nil soon, and not before plugins that end by
+// promptly checks that f returns nil soon, but not before plugins that end by
 // themselves had their time.
 func promptly(t *testing.T, what string, f func() error) {
 	t.Helper()
@@ -51,8 +51,8 @@ func promptly(t *testing.T, what string, f func() error) {
 	}
 }
 
-// TestFault_F30_NobodyWaitsLongBehindADeadRuntimesPlugin: by whichever call comes
-// next, in a process that never calls Recover.
+// TestFault_F30_NobodyWaitsLongBehindADeadRuntimesPlugin: the next call does
+// not wait long, whichever it is, in a process that never calls Recover.
 func TestFault_F30_NobodyWaitsLongBehindADeadRuntimesPlugin(t *testing.T) {
 	for what, call := range map[string]func(s *stage, r *cni.Runtime) error{
 		"Remove": func(s *stage, r *cni.Runtime) error { return r.Remove(context.Background(), "c1", "") },
@@ -77,7 +77,7 @@ func TestFault_F30_NobodyWaitsLongBehindADeadRuntimesPlugin(t *testing.T) {
 			s, r, letGo := killedRuntime(t, scripted.Action{Hang: true, Fork: true})
 			letGo()
 			through := func() {}
-			if what != "GC" { // which waits for the neighbour too
+			if what != "GC" { // which also waits for the neighbour
 				through = s.neighbour()
 			}
 			promptly(t, what, func() error { return call(s, r) })
@@ -92,8 +92,8 @@ func TestFault_F30_NobodyWaitsLongBehindADeadRuntimesPlugin(t *testing.T) {
 	}
 }
 
-// TestFault_F45_AnOrphanOfAPooledContainerIsFound: plugins know the container by
-// another ID.
+// TestFault_F45_AnOrphanOfAPooledContainerIsFound: plugins know the container
+// by another ID.
 func TestFault_F45_AnOrphanOfAPooledContainerIsFound(t *testing.T) {
 	for what, damaged := range map[string]bool{"a whole record": false, "a damaged record": true} {
 		t.Run(what, func(t *testing.T) {
@@ -112,22 +112,22 @@ func TestFault_F45_AnOrphanOfAPooledContainerIsFound(t *testing.T) {
 			}
 			r := s.Runtime(cni.WithConfListBytes(conf))
 			promptly(t, "the next call", func() error {
-				if damaged { // so that its ID is known to the caller alone
+				if damaged { // so that only the caller knows its ID
 					return r.Remove(t.Context(), "c1", "")
 				}
 				report, err := r.Recover(t.Context())
 				return errors.Join(err, report.Err())
 			})
-			_, err := r.Recover(t.Context()) // the namespace, of which the record said nothing
+			_, err := r.Recover(t.Context()) // the namespace, which the record does not name
 			expect.NoError(t, err)
 			expect.Same(t, "processes", testhost.Children(t), nil)
 		})
 	}
 }
 
-// TestNobodyEndsThePluginsOfARuntimeThatLives, whatever the record says: a CHECK
-// writes none, so that it may name a runtime that is dead, and of a damaged one
-// nobody knows.
+// TestNobodyEndsThePluginsOfARuntimeThatLives, whatever the record says. A
+// CHECK writes no record, so the record may name a dead runtime. A damaged
+// record names none.
 func TestNobodyEndsThePluginsOfARuntimeThatLives(t *testing.T) {
 	for what, spoil := range map[string]func(*stage){
 		"the record names another":    func(*stage) {},
@@ -150,7 +150,7 @@ func TestNobodyEndsThePluginsOfARuntimeThatLives(t *testing.T) {
 			spoil(s)
 			r := s.Runtime(cni.WithConfListBytes(conf))
 			removing := testhost.Begin(func() error { return r.Remove(t.Context(), "c1", "") })
-			report, err := r.Recover(t.Context()) // which looks as often as Remove
+			report, err := r.Recover(t.Context()) // which checks as often as Remove
 			expect.NoError(t, err)
 			expect.Is(t, report.Skipped["c1"], cni.ErrBusy)
 			letGo()
@@ -160,8 +160,8 @@ func TestNobodyEndsThePluginsOfARuntimeThatLives(t *testing.T) {
 	}
 }
 
-// TestFault_F59_RecoverDoesNotWaitForAStoppedProcess of its owner, which may have
-// any number of containers locked.
+// TestFault_F59_RecoverDoesNotWaitForAStoppedProcess of its owner, even if that
+// process holds many containers' locks.
 func TestFault_F59_RecoverDoesNotWaitForAStoppedProcess(t *testing.T) {
 	s := newStage(t)
 	gate := s.Gate("p")
@@ -171,7 +171,7 @@ func TestFault_F59_RecoverDoesNotWaitForAStoppedProcess(t *testing.T) {
 	letGo := s.Arrive(gate)
 	expect.NoError(t, process.Signal(syscall.SIGSTOP))
 	var status syscall.WaitStatus
-	_, err := syscall.Wait4(process.Pid, &status, syscall.WUNTRACED, nil) // until it has
+	_, err := syscall.Wait4(process.Pid, &status, syscall.WUNTRACED, nil) // until it has stopped
 	expect.NoError(t, err)
 	r := s.Runtime(cni.WithConfListBytes(conf))
 	promptly(t, "Recover", func() error {
@@ -188,8 +188,8 @@ func TestFault_F59_RecoverDoesNotWaitForAStoppedProcess(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 }
 
-// TestFault_F59_APoolIsAliveInEveryPIDNamespace: the number of its process is
-// nobody's there.
+// TestFault_F59_APoolIsAliveInEveryPIDNamespace: no process there has the
+// number of the pool's process.
 func TestFault_F59_APoolIsAliveInEveryPIDNamespace(t *testing.T) {
 	for what, life := range map[string]bool{"by its byte": true, "by its number": false} {
 		t.Run(what, func(t *testing.T) {
@@ -208,8 +208,8 @@ func TestFault_F59_APoolIsAliveInEveryPIDNamespace(t *testing.T) {
 	}
 }
 
-// TestFault_F62_AProcessThatExecutesItselfReclaimsItsWarmContainers: it is
-// another runtime with the same number and start.
+// TestFault_F62_AProcessThatExecutesItselfReclaimsItsWarmContainers: after the
+// exec it is another runtime with the same number and start time.
 func TestFault_F62_AProcessThatExecutesItselfReclaimsItsWarmContainers(t *testing.T) {
 	for what, list := range map[string]string{
 		"attached ahead of time": `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "script": %q}]}`,
@@ -232,9 +232,9 @@ func TestFault_F62_AProcessThatExecutesItselfReclaimsItsWarmContainers(t *testin
 	}
 }
 
-// TestFault_F62_PID1ReclaimsTheLastBootsWarmContainers: as init of a machine it
-// may have the number and the start, in ticks, of the one before, and by chance
-// the byte.
+// TestFault_F62_PID1ReclaimsTheLastBootsWarmContainers: as a machine's init it
+// may have the number and the start time, in ticks, of the one before, and by
+// chance the same byte.
 func TestFault_F62_PID1ReclaimsTheLastBootsWarmContainers(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithOwner("tester"), s.poolNetwork("net"))

@@ -26,8 +26,8 @@ func loaded(r *cni.Runtime) string {
 	return strings.Join(s, " ")
 }
 
-// TestFault_F5_HalfWrittenFileKeepsTheLastGoodConfiguration: for every prefix
-// that a writer may have got to when the directory is loaded again.
+// TestFault_F5_HalfWrittenFileKeepsTheLastGoodConfiguration for every prefix of
+// the file.
 func TestFault_F5_HalfWrittenFileKeepsTheLastGoodConfiguration(t *testing.T) {
 	full := testhost.ListOf("net")
 	dir := testhost.ConfDir(t, map[string]string{"10-net.conflist": full, "20-other.conflist": testhost.ListOf("other")})
@@ -59,9 +59,9 @@ func TestFault_F5_HalfWrittenFileKeepsTheLastGoodConfiguration(t *testing.T) {
 	}
 }
 
-// TestDuty_R1_ConfigurationsOfOneNameAreToldApartByTheInterface, however they are
-// loaded: the interfaces are those of go-cni, and a name that is another's is no
-// reason to pass a file over.
+// TestDuty_R1_ConfigurationsOfOneNameAreToldApartByTheInterface with every
+// loader. The interfaces are the same as go-cni's, and a file is not skipped
+// because its name is taken.
 func TestDuty_R1_ConfigurationsOfOneNameAreToldApartByTheInterface(t *testing.T) {
 	dir := testhost.ConfDir(t, map[string]string{"10-a.conflist": testhost.ListOf("a"), "20-a.conf": testhost.ConfOf("a"), "30-b.conf": testhost.ConfOf("b")})
 	list, conf := cni.WithConfListBytes([]byte(testhost.ListOf("a"))), cni.WithConf([]byte(testhost.ConfOf("a")))
@@ -92,9 +92,9 @@ func TestDuty_R1_ConfigurationsOfOneNameAreToldApartByTheInterface(t *testing.T)
 	}
 }
 
-// TestDuty_R2_AnEmptyNameIsTakenAtLoad, as go-cni does, by the loaders of one
-// configuration. No container can be attached, so a directory's file of that kind
-// is passed over.
+// TestDuty_R2_AnEmptyNameIsTakenAtLoad by the loaders of one configuration, as
+// in go-cni. No container can be attached to it, so a directory's loader skips
+// such a file.
 func TestDuty_R2_AnEmptyNameIsTakenAtLoad(t *testing.T) {
 	dir := testhost.ConfDir(t, map[string]string{"1.conflist": testhost.ListOf(""), "2.conf": testhost.ConfOf(""), "3.conf": `{"type": "a"}`})
 	for loader, opt := range map[string]cni.Opt{
@@ -123,8 +123,8 @@ func TestDuty_R2_AnEmptyNameIsTakenAtLoad(t *testing.T) {
 	}
 }
 
-// TestDuty_R2_R5_AtLoad: names and plugin types are refused by every
-// loader, before any container is there.
+// TestDuty_R2_R5_AtLoad: every loader refuses such names and plugin types,
+// before any container exists.
 func TestDuty_R2_R5_AtLoad(t *testing.T) {
 	for what, conf := range map[string][2]string{
 		"name": {`{"name": "../x", "plugins": [{"type": "a"}]}`, `{"name": "../x", "type": "a"}`},
@@ -144,7 +144,7 @@ func TestDuty_R2_R5_AtLoad(t *testing.T) {
 	}
 }
 
-// TestDuty_R9_BadFileIsPassedOverAndReported: in GetConfig and in the log.
+// TestDuty_R9_BadFileIsPassedOverAndReported in GetConfig and in the log.
 func TestDuty_R9_BadFileIsPassedOverAndReported(t *testing.T) {
 	dir := testhost.ConfDir(t, map[string]string{"05-bad.conflist": `{"name": "bad"`, "10-net.conflist": testhost.ListOf("net"), "20-b.conf": testhost.ConfOf("b"), "30-bad.conf": `{}`})
 	var log bytes.Buffer
@@ -172,8 +172,8 @@ func TestDuty_R9_BadFileIsPassedOverAndReported(t *testing.T) {
 	}
 }
 
-// TestDirectoryOfBadFilesOnly is not initialized, as an empty one is, and says
-// with go-cni's sentinel that there is something that is invalid.
+// TestDirectoryOfBadFilesOnly leaves the Runtime uninitialized, like an empty
+// directory, and wraps go-cni's sentinel for invalid configurations.
 func TestDirectoryOfBadFilesOnly(t *testing.T) {
 	dir := testhost.ConfDir(t, map[string]string{"10-bad.conf": `{`, "20-bad.conflist": `[]`})
 	_, err := cni.New(cni.WithPluginConfDir(dir), cni.WithDefaultConf)
@@ -225,8 +225,8 @@ func TestPluginPath(t *testing.T) {
 	}
 }
 
-// TestSettingsApplyInAnyOrder: wherever settings stand among the loaders, in New
-// and in Load, the configuration is the same.
+// TestSettingsApplyInAnyOrder: settings may stand anywhere among the loaders,
+// in New and in Load, without changing the configuration.
 func TestSettingsApplyInAnyOrder(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -250,7 +250,7 @@ func TestSettingsApplyInAnyOrder(t *testing.T) {
 	}
 }
 
-// shuffledAmong puts the shuffled settings anywhere among the loaders, whose
+// shuffledAmong puts the settings at random places among the loaders, whose
 // order stays.
 func shuffledAmong(rnd *rand.Rand, settings, loaders []cni.Opt) []cni.Opt {
 	isLoader := make([]bool, len(settings)+len(loaders))

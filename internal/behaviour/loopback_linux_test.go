@@ -15,9 +15,9 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// An lo that was up before the Setup is somebody's who lives in the namespace:
-// neither a Setup that fails nor a Remove takes it down. One that was down is
-// down again.
+// TestFault_F52_AFailingSetupTakesDownAnLoThatWasUp: an lo that was up before
+// the Setup belongs to a process in the namespace. Neither a failed Setup nor a
+// Remove sets it down. An lo that was down is set down again.
 func TestFault_F52_AFailingSetupTakesDownAnLoThatWasUp(t *testing.T) {
 	for kind, opts := range map[string][]cni.Opt{
 		"built in":   {cni.WithBuiltinPlugins("loopback")},

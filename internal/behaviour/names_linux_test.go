@@ -8,8 +8,9 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// A container on one network is removed, whatever else is loaded by then: its ID
-// and the other network's name are longer together than libcni's cache takes.
+// TestFault_F51_ANameTooLongBesideDoesNotKeepAContainerAttached: a container on
+// one network is removed even if the ID and another loaded network's name are
+// together too long for libcni's cache.
 func TestFault_F51_ANameTooLongBesideDoesNotKeepAContainerAttached(t *testing.T) {
 	s := newStage(t)
 	short, long := s.Network("a", "1.0.0", "p"), s.Network(strings.Repeat("b", 180), "1.0.0", "q")
@@ -24,12 +25,13 @@ func TestFault_F51_ANameTooLongBesideDoesNotKeepAContainerAttached(t *testing.T)
 	expect.Is(t, err, cni.ErrInvalidArgument)
 	expect.NoError(t, r.Remove(t.Context(), id, path))
 	expect.Same(t, "calls", s.Took(), []string{"DEL p " + id + "/eth0"})
-	// And once more without a record.
+	// Once more without a record.
 	expect.NoError(t, r.Remove(t.Context(), id, path))
 	expect.Same(t, "calls", s.Took(), []string{"DEL p " + id + "/eth0"})
 }
 
-// A record of an earlier version can have such a name.
+// TestDuty_R4_AnInterfaceNameThatTheKernelFillsInIsRefused, but a record of an
+// earlier version may have such a name.
 func TestDuty_R4_AnInterfaceNameThatTheKernelFillsInIsRefused(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))

@@ -12,18 +12,18 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// kindsOf are the ways to run the reference types.
+// kindsOf lists the ways to run the reference types.
 func kindsOf() map[string]cni.Opt {
 	return map[string]cni.Opt{"built in": cni.WithBuiltinPlugins(), "executables": cni.WithoutBuiltinPlugins()}
 }
 
-// mixed is a Runtime with the reference plugins and the scripted ones.
+// mixed returns a Runtime with the reference plugins and scripted ones.
 func (h *realHost) mixed(opts ...cni.Opt) *cni.Runtime {
 	h.T.Helper()
 	return h.Runtime(append([]cni.Opt{cni.WithPluginDir([]string{testhost.ReferencePlugins(h.T), h.Path("bin")})}, opts...)...)
 }
 
-// rulesAbout are the rules that name an address.
+// rulesAbout returns the rules that name an address.
 func (h *realHost) rulesAbout(addr string) audit.Lines {
 	h.T.Helper()
 	return h.Audit().Without(func(l string) bool {
@@ -31,8 +31,8 @@ func (h *realHost) rulesAbout(addr string) audit.Lines {
 	})
 }
 
-// stuckConf is a network of one address, with a last plugin that can be told to
-// fail, so that the DELs of the others have to be run again.
+// stuckConf is a network with one address, whose last plugin fails on request,
+// so that the DELs of the others must run again.
 func (h *realHost) stuckConf(plugins ...string) (conf []byte, stick func(bool)) {
 	h.T.Helper()
 	const one = `[{"subnet": "10.77.0.0/24", "rangeStart": "10.77.0.2", "rangeEnd": "10.77.0.2"}]`
@@ -80,7 +80,8 @@ func TestFault_F42_ARetriedDelLeavesTheRulesOfWhoHasTheAddressNow(t *testing.T) 
 	}
 }
 
-// After a reboot the addresses may be others' before anything was removed.
+// TestFault_F42_TheFirstDelAfterARebootLeavesThemToo: after a reboot other
+// containers may have the addresses before any Remove.
 func TestFault_F42_TheFirstDelAfterARebootLeavesThemToo(t *testing.T) {
 	for kind, opt := range kindsOf() {
 		t.Run(kind, func(t *testing.T) {
@@ -90,7 +91,7 @@ func TestFault_F42_TheFirstDelAfterARebootLeavesThemToo(t *testing.T) {
 			path := h.Mortal("c1")
 			h.mustSetup(r, "c1", path)
 			h.reboot(path)
-			expect.NoError(t, os.Remove(h.Path("ipam", "podnet", "10.77.0.2"))) // as where /var/lib/cni is in memory
+			expect.NoError(t, os.Remove(h.Path("ipam", "podnet", "10.77.0.2"))) // as if /var/lib/cni is in memory
 			h.mustSetup(r, "c2", h.Container("c2"))
 			rules := h.rulesAbout("10.77.0.2")
 			if len(rules) < 2 {

@@ -12,8 +12,8 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// threeNetworks are "one" (p, eth0), "two" (q, eth1) and "three" (r, eth2), each
-// with an address of its own.
+// threeNetworks returns "one" (p, eth0), "two" (q, eth1) and "three" (r, eth2),
+// each with its own address.
 func threeNetworks(t *testing.T) (s *stage, r *cni.Runtime, path string) {
 	t.Helper()
 	s = newStage(t)
@@ -25,8 +25,8 @@ func threeNetworks(t *testing.T) (s *stage, r *cni.Runtime, path string) {
 	return s, r, s.Container("c1")
 }
 
-// addresses are the first of each of Raw's results, and what Networks says
-// beside them.
+// addresses returns the first address of each of Raw's results, and additional
+// ones from Networks.
 func addresses(res *cni.Result) []string {
 	var got []string
 	for i, raw := range res.Raw() {

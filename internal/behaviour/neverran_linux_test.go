@@ -16,7 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// unstartable makes an executable of that type in dir which nobody can start.
+// unstartable puts an executable of that type into dir that cannot be started.
 func unstartable(t *testing.T, dir, typ, how string) {
 	t.Helper()
 	path := dir + "/" + typ
@@ -36,8 +36,9 @@ func unstartable(t *testing.T, dir, typ, how string) {
 	}
 }
 
-// A plugin that never ran has nothing to undo: neither the Setup that fails, nor a
-// program that finds a killed one's leftovers, is held up by it.
+// TestFault_F51_APluginThatCannotBeStartedKeepsNoID: a plugin that never ran
+// has nothing to undo. It delays neither the failing Setup nor a program that
+// finds the leftovers of a killed one.
 func TestFault_F51_APluginThatCannotBeStartedKeepsNoID(t *testing.T) {
 	for _, how := range []string{"not found", "not executable", "writable by everybody", "exec format error", "interpreter not found"} {
 		t.Run(how, func(t *testing.T) {
@@ -59,7 +60,7 @@ func TestFault_F51_APluginThatCannotBeStartedKeepsNoID(t *testing.T) {
 	}
 }
 
-// The record tells other processes which plugins never ran.
+// TestFault_F51_TheRecordSaysWhatNeverRan, so that other processes know it.
 func TestFault_F51_TheRecordSaysWhatNeverRan(t *testing.T) {
 	for name, remove := range removals() {
 		t.Run(name, func(t *testing.T) {
@@ -84,7 +85,8 @@ func TestFault_F51_TheRecordSaysWhatNeverRan(t *testing.T) {
 	}
 }
 
-// removals are all that removes a container, with the configuration mended.
+// removals lists every way to remove a container, with a corrected
+// configuration.
 func removals() map[string]func(*testing.T, *cni.Runtime, string) error {
 	return map[string]func(*testing.T, *cni.Runtime, string) error{
 		"Remove": func(t *testing.T, r *cni.Runtime, path string) error { return r.Remove(t.Context(), "c1", path) },
@@ -106,8 +108,8 @@ func wantLeftover(t *testing.T, err error) {
 	}
 }
 
-// The type of the IPAM plugin is mistyped. The main plugin runs, whichever kind it
-// is, and fails in ADD and in DEL.
+// TestFault_F51_AMistypedIPAMTypeKeepsNoID: the IPAM plugin's type is wrong.
+// The main plugin runs, of either kind, and fails in ADD and in DEL.
 func TestFault_F51_AMistypedIPAMTypeKeepsNoID(t *testing.T) {
 	for _, main := range []string{"bridge", "ptp", "macvlan"} {
 		for kind, opt := range map[string]cni.Opt{"executable": cni.WithoutBuiltinPlugins(), "built in": cni.WithBuiltinPlugins()} {
@@ -138,8 +140,8 @@ func TestFault_F51_AMistypedIPAMTypeKeepsNoID(t *testing.T) {
 	}
 }
 
-// The device of host-device is absent: nothing was moved, nothing is to be moved
-// back.
+// TestFault_F51_AnAbsentDeviceKeepsNoID: the device of host-device is absent.
+// It was not moved, so it is not moved back.
 func TestFault_F51_AnAbsentDeviceKeepsNoID(t *testing.T) {
 	for kind, opt := range map[string]cni.Opt{"executable": cni.WithoutBuiltinPlugins(), "built in": cni.WithBuiltinPlugins()} {
 		t.Run(kind, func(t *testing.T) {
@@ -163,7 +165,8 @@ func TestFault_F51_AnAbsentDeviceKeepsNoID(t *testing.T) {
 	}
 }
 
-// A device that did get into the container is not forgotten.
+// TestAFailedADDOfHostDeviceKeepsWhatItMoved: a device that reached the
+// container is not forgotten.
 func TestAFailedADDOfHostDeviceKeepsWhatItMoved(t *testing.T) {
 	s := newStage(t)
 	s.On("host-device", "ADD", testhost.Says(999, "late"))

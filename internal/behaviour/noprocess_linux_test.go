@@ -11,8 +11,8 @@ import (
 	"github.com/embedcni/cni/internal/sandbox"
 )
 
-// TestInProcessStartsNoProcess with no plugin directory at all. That executables
-// are noticed shows that the test can fail.
+// TestInProcessStartsNoProcess has no plugin directory at all. It also runs
+// executables, to prove that it would notice them.
 func TestInProcessStartsNoProcess(t *testing.T) {
 	h := newRealHost(t)
 	cycle := func(r *cni.Runtime, id string) func() error {

@@ -11,9 +11,10 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// TestRecoverWaitsForWhatAPluginBuiltInHasStarted: what an iptables-restore of a
-// killed runtime puts in after Recover has looked would stay for ever. The tool
-// itself dies with the runtime; what it has started in its turn holds the lock.
+// TestRecoverWaitsForWhatAPluginBuiltInHasStarted: rules that a killed
+// runtime's iptables-restore adds after Recover has checked would stay for
+// ever. The tool itself dies with the runtime, but its child processes hold the
+// lock.
 func TestRecoverWaitsForWhatAPluginBuiltInHasStarted(t *testing.T) {
 	real, err := exec.LookPath("iptables-nft-restore")
 	expect.NoError(t, err)

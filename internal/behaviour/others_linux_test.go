@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// loIsUp reports whether a container's loopback interface is set up.
+// loIsUp reports whether a container's loopback interface is up.
 func (h *realHost) loIsUp(path string) (up bool) {
 	h.T.Helper()
 	h.Inside(path, func() error {
@@ -28,10 +28,10 @@ func (h *realHost) loIsUp(path string) (up bool) {
 	return up
 }
 
-// A path came to lead to another container's namespace, as /proc/PID/ns/net does;
-// then the container that had it before is removed once more, or cleared before
-// its next Setup. However little is known of the one that lives there, it keeps
-// its interfaces.
+// TestFault_F40_ASecondRemoveHarmsNobodyWhoHasThePathNow: a path now leads to
+// another container's namespace, as a /proc/PID/ns/net can. The previous
+// container is removed once more, or cleared before its next Setup. The running
+// container keeps its interfaces, however little is known about it.
 func TestFault_F40_ASecondRemoveHarmsNobodyWhoHasThePathNow(t *testing.T) {
 	for name, spoil := range map[string]func(h *realHost){
 		"on record":              func(*realHost) {},
@@ -86,7 +86,7 @@ func TestARemoveBeforeTheFirstSetupGetsThePath(t *testing.T) {
 	}
 	expect.Same(t, "calls", got, []string{"DEL c1 " + path, "DEL c1 "})
 
-	// No record is read for it, however many there are.
+	// This reads no record, however many there are.
 	testhost.Unread()[syscall.EISDIR](s.Host, s.RecordFile("c2")+".json")
 	var log testhost.Log
 	expect.NoError(t, s.Runtime(log.Logger(), cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))).Remove(t.Context(), "c1", path))
@@ -94,8 +94,9 @@ func TestARemoveBeforeTheFirstSetupGetsThePath(t *testing.T) {
 	expect.Same(t, "CNI_NETNS", s.TakeCalls()[0].NetNS, path)
 }
 
-// What go-cni attached has a path in libcni's cache only. Setup clears what is
-// dead before it attaches, and the path can be another container's.
+// TestFault_F40_SetupClearsNothingInAnothersNamespace: for go-cni's attachments
+// only libcni's cache has a path. Setup clears dead attachments before it
+// attaches, and the path may now belong to another container.
 func TestFault_F40_SetupClearsNothingInAnothersNamespace(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))

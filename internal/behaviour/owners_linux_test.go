@@ -13,8 +13,8 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// twoOwners is a stage with a container to which "first" has attached eth0, and
-// "second" eth7. Both have both networks loaded.
+// twoOwners returns a stage with a container to which "first" has attached
+// eth0, and "second" eth7. Both have loaded both networks.
 func twoOwners(t *testing.T) (s *stage, first, second *cni.Runtime) {
 	t.Helper()
 	s = newStage(t)
@@ -49,7 +49,7 @@ func owners(t testing.TB, r *cni.Runtime) []string {
 	return lines
 }
 
-// TestFault_F41_AnAttachmentHasAnOwnerOfItsOwn, so that a second program that adds
+// TestFault_F41_AnAttachmentHasAnOwnerOfItsOwn, so a second program that adds
 // an interface takes nothing from the first.
 func TestFault_F41_AnAttachmentHasAnOwnerOfItsOwn(t *testing.T) {
 	s, first, second := twoOwners(t)
@@ -71,7 +71,7 @@ func TestFault_F41_AnAttachmentHasAnOwnerOfItsOwn(t *testing.T) {
 	expect.Same(t, "kept", s.Pinned("c1"), true)
 }
 
-// TestFault_F41_WhatIsLeftWhenTheFirstOwnerGoes is the second's, whole.
+// TestFault_F41_WhatIsLeftWhenTheFirstOwnerGoes belongs entirely to the second.
 func TestFault_F41_WhatIsLeftWhenTheFirstOwnerGoes(t *testing.T) {
 	s, first, second := twoOwners(t)
 	expect.Same(t, "GC of the first", collectAll(t, first), removed)
@@ -87,7 +87,7 @@ func TestFault_F41_WhatIsLeftWhenTheFirstOwnerGoes(t *testing.T) {
 	expect.Same(t, "kept", s.Pinned("c1"), false)
 }
 
-// TestFault_F41_WhatOneOwnerHasLeftHalfDone is not the other's to remove.
+// TestFault_F41_WhatOneOwnerHasLeftHalfDone must not be removed by the other.
 func TestFault_F41_WhatOneOwnerHasLeftHalfDone(t *testing.T) {
 	for what, spoil := range map[string]func(n *record.Network){
 		"killed in its Setup":  func(n *record.Network) { n.State = record.Planned },
@@ -109,8 +109,8 @@ func TestFault_F41_WhatOneOwnerHasLeftHalfDone(t *testing.T) {
 	}
 }
 
-// TestFault_F41_ASetupLeavesWhatAnotherOwnerHas, though the interface is not
-// where it was: the container may have renamed it.
+// TestFault_F41_ASetupLeavesWhatAnotherOwnerHas even if the interface is
+// missing: the container may have renamed it.
 func TestFault_F41_ASetupLeavesWhatAnotherOwnerHas(t *testing.T) {
 	s, first, second := twoOwners(t)
 	expect.NoError(t, second.Remove(t.Context(), "c1", "", cni.WithNetwork("more")))
@@ -122,7 +122,7 @@ func TestFault_F41_ASetupLeavesWhatAnotherOwnerHas(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"ADD r c1/eth8"})
 	expect.Same(t, "owners", owners(t, first), []string{"c1/eth0 first", "c1/eth8 second"})
 
-	// A namespace that is gone was both owners', and so was all that was in it.
+	// A namespace that is gone belonged to both owners, with everything in it.
 	s.RemoveNetNS("c1")
 	expect.NoError(t, testhost.SetUp(t.Context(), second, "c1", s.Container("c1"), beside)())
 	expect.Same(t, "calls", s.Took(), []string{"DEL r c1/eth8", "DEL p c1/eth0", "ADD r c1/eth8"})
@@ -137,12 +137,13 @@ func TestFault_F41_AFailedSetupOfASecondOwnerLeavesTheRecordTheFirsts(t *testing
 	expect.Same(t, "errors", testhost.Messages(err), []string{"r: later"})
 	expect.Same(t, "owners", owners(t, first), []string{"c1/eth0 first", "c1/eth7 second"})
 	s.TakeCalls()
-	expect.NoError(t, second.Remove(t.Context(), "c1", "")) // the caller's word is about the container
+	expect.NoError(t, second.Remove(t.Context(), "c1", "")) // the caller speaks for the whole container
 	expect.Same(t, "calls", s.Took(), []string{"DEL r c1/eth7", "DEL p c1/eth0"})
 	expect.Same(t, "owners", owners(t, first), []string{})
 }
 
-// TestFault_F41_ADamagedRecordOfTwoOwnersIsNobodysToSweep but the caller's.
+// TestFault_F41_ADamagedRecordOfTwoOwnersIsNobodysToSweep: only the caller may
+// remove the container.
 func TestFault_F41_ADamagedRecordOfTwoOwnersIsNobodysToSweep(t *testing.T) {
 	s, first, second := twoOwners(t)
 	s.SpoilBase("c1", "{")
@@ -164,8 +165,8 @@ func TestFault_F41_ADamagedRecordOfTwoOwnersIsNobodysToSweep(t *testing.T) {
 	expect.Same(t, "owners", owners(t, first), []string{})
 }
 
-// TestFault_F52_AClockThatWasAheadDelaysNothing: when a removal failed is not
-// known then, so it is tried again.
+// TestFault_F52_AClockThatWasAheadDelaysNothing: the time of the failed removal
+// is then unknown, so the removal is retried.
 func TestFault_F52_AClockThatWasAheadDelaysNothing(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	s.ChangeRecord("c1", func(rec *record.Record) {
@@ -178,7 +179,7 @@ func TestFault_F52_AClockThatWasAheadDelaysNothing(t *testing.T) {
 	expect.NoError(t, err)
 	expect.Same(t, "failed", testhost.Messages(report.Failed["c1"]), []string{"p: stuck again"})
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
-	// From then on the delay is counted from a time that has been.
+	// From then on the delay counts from a time in the past.
 	report, err = r.Recover(t.Context())
 	expect.NoError(t, err)
 	expect.Same(t, "calls", s.Took(), []string{})

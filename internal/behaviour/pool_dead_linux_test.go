@@ -20,8 +20,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// deaths are how a container that a pool has made loses its network; path is where
-// its namespace is.
+// deaths lists the ways in which a pool's container loses its network. path is
+// its namespace.
 func deaths() map[string]func(h *realHost, path string) {
 	return map[string]func(h *realHost, path string){
 		"its bridge is deleted": func(h *realHost, _ string) {
@@ -47,7 +47,7 @@ func deaths() map[string]func(h *realHost, path string) {
 			expect.NoError(h.T, netns.Remove(path))
 			ns, err := netns.Create(path)
 			expect.NoError(h.T, errors.Join(err, ns.Close()))
-			h.T.Cleanup(func() { // nobody else has
+			h.T.Cleanup(func() { // no other test needs it
 				id, err := netns.Open(path)
 				expect.NoError(h.T, err)
 				expect.NoError(h.T, errors.Join(id.Close(), netns.Remove(path)))
@@ -63,7 +63,7 @@ func (h *realHost) link(name string, do func(netlink.Link) error) {
 	expect.NoError(h.T, do(l))
 }
 
-// ports are the ports of the host's bridges.
+// ports returns the ports of the host's bridges.
 func (h *realHost) ports() (ports []netlink.Link) {
 	h.T.Helper()
 	all, err := netlink.LinkList()
@@ -76,13 +76,13 @@ func (h *realHost) ports() (ports []netlink.Link) {
 	return ports
 }
 
-// TestFault_F60_APoolHandsOutNoDeadContainer: each time Setup returns one from
-// which the world can be reached.
+// TestFault_F60_APoolHandsOutNoDeadContainer: each Setup returns a container
+// that can reach the world.
 func TestFault_F60_APoolHandsOutNoDeadContainer(t *testing.T) {
 	for kind, opts := range map[string]struct {
 		masquerade string
 		how        []cni.Opt
-		except     string // what cannot happen to it
+		except     string // a death that it cannot die
 	}{
 		"built in":            {``, []cni.Opt{cni.WithBuiltinPlugins()}, "iptables are flushed"},
 		"built in, iptables":  {`"ipMasqBackend": "iptables", `, []cni.Opt{cni.WithBuiltinPlugins()}, ""},
@@ -129,8 +129,8 @@ func TestFault_F60_APoolHandsOutNoDeadContainer(t *testing.T) {
 	}
 }
 
-// TestAPoolTakesWhatLivesAlthoughTheHostHasChanged: other containers' interfaces
-// and rules come and go.
+// TestAPoolTakesWhatLivesAlthoughTheHostHasChanged: other containers'
+// interfaces and rules come and go.
 func TestAPoolTakesWhatLivesAlthoughTheHostHasChanged(t *testing.T) {
 	for kind, masquerade := range map[string]string{"own table": ``, "nftables": `"ipMasqBackend": "nftables", `, "iptables": `"ipMasqBackend": "iptables", `} {
 		t.Run(kind, func(t *testing.T) {
@@ -159,8 +159,8 @@ func TestAPoolTakesWhatLivesAlthoughTheHostHasChanged(t *testing.T) {
 	}
 }
 
-// TestAPoolOfAHostThatWasMadeAgainIsMadeAgain: what was made for the last one is
-// not put back each time.
+// TestAPoolOfAHostThatWasMadeAgainIsMadeAgain: the containers of the previous
+// host are not put back each time.
 func TestAPoolOfAHostThatWasMadeAgainIsMadeAgain(t *testing.T) {
 	s := newStage(t)
 	host := s.Container("another")
@@ -187,13 +187,13 @@ func TestAPoolOfAHostThatWasMadeAgainIsMadeAgain(t *testing.T) {
 	for _, id := range []string{"c1", "c2"} {
 		expect.NoError(t, r.Remove(t.Context(), id, ""))
 	}
-	for _, name := range s.PoolFiles() { // of a host that is gone
+	for _, name := range s.PoolFiles() { // of a host that no longer exists
 		expect.NoError(t, netns.Remove(s.PoolPath(name)))
 	}
 }
 
-// TestFault_F60_ASetupOfAPoolWaitsForNoRemoval: what was made for another
-// configuration goes behind the call, and Close waits for it.
+// TestFault_F60_ASetupOfAPoolWaitsForNoRemoval: containers of another
+// configuration are removed in the background. Close waits for that.
 func TestFault_F60_ASetupOfAPoolWaitsForNoRemoval(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithOwner("tester"), s.poolNetwork("net"))
@@ -214,7 +214,7 @@ func TestFault_F60_ASetupOfAPoolWaitsForNoRemoval(t *testing.T) {
 	select {
 	case err := <-closed:
 		t.Errorf("Close has returned %v, and a removal has not ended", err)
-	case <-time.After(50 * time.Millisecond): // it is the removal that takes long
+	case <-time.After(50 * time.Millisecond): // the removal is the slow part
 	}
 	s.On("bridge", "DEL", scripted.Action{})
 	letGo()
@@ -226,7 +226,7 @@ func TestFault_F60_ASetupOfAPoolWaitsForNoRemoval(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 }
 
-// TestAPoolStaysWhenTheSameIsLoaded, and is made anew whatever the difference.
+// TestAPoolStaysWhenTheSameIsLoaded, and is replaced after any difference.
 func TestAPoolStaysWhenTheSameIsLoaded(t *testing.T) {
 	s := newStage(t)
 	conf := s.poolNetwork("net")
@@ -261,8 +261,8 @@ func TestAPoolStaysWhenTheSameIsLoaded(t *testing.T) {
 	}
 }
 
-// TestFault_F60_APathComesWithoutAnError: what failed has no namespace that a
-// caller could use.
+// TestFault_F60_APathComesWithoutAnError: after an error there is no namespace
+// for the caller.
 func TestFault_F60_APathComesWithoutAnError(t *testing.T) {
 	s, r, p := pooled(t, 1)
 	s.On("portmap", "ADD", testhost.Says(5, "taken"))

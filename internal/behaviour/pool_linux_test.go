@@ -19,8 +19,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// pooled is a stage with a network whose first plugin needs nothing of the
-// caller and whose second wants ports, and a pool.
+// pooled returns a stage with a pool and a network. The first plugin needs
+// nothing from the caller, and the second wants ports.
 func pooled(t *testing.T, size int) (s *stage, r *cni.Runtime, p *cni.Pool) {
 	t.Helper()
 	s = newStage(t)
@@ -39,7 +39,7 @@ func (s *stage) poolNetwork(name string) cni.Opt {
 		name, s.Plugin(s.Scripts["bridge"], "bridge"), s.Plugin(s.Scripts["portmap"], "portmap")))
 }
 
-// of are the calls of a container as plugins know it.
+// of returns the calls of a container under the plugins' ID.
 func of(id string, calls []scripted.Call) []string {
 	return testhost.Rendered(slices.DeleteFunc(slices.Clone(calls), func(c scripted.Call) bool { return c.ContainerID != id }))
 }
@@ -103,7 +103,7 @@ func TestPoolMakesWhatDoesNotFit(t *testing.T) {
 	expect.NoError(t, err)
 	expect.Same(t, "the one that was ready", []string{filepath.Base(path)}, ready)
 
-	// One that was made for another configuration is no use.
+	// A container of another configuration cannot be used.
 	ready = s.WantFull(r, p, 1)
 	expect.NoError(t, r.Load(s.poolNetwork("other")))
 	_, _, err = p.Setup(t.Context(), "c6")
@@ -126,7 +126,7 @@ func TestPoolSetupThatFailsLeavesNothing(t *testing.T) {
 	expect.Same(t, "the namespace", exists(t, path), false)
 	expect.Is(t, func() error { _, err := r.Lookup("c1"); return err }(), cni.ErrNotAttached)
 
-	// The same where it is made for the call.
+	// The same for a container that is made during the call.
 	path, _, err = p.Setup(t.Context(), "c2", cni.WithNetwork("net", cni.WithInterfaceName("eth5")))
 	expect.Same(t, "errors", testhost.Messages(err), []string{"portmap: taken"})
 	expect.Same(t, "the namespace", exists(t, path), false)
@@ -170,10 +170,10 @@ func TestPoolOfAProcessThatLivesIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestPoolOfAProcessThatWasKilled: at any moment of its life, and in the middle
-// of a Setup that took something from it.
+// TestPoolOfAProcessThatWasKilled at any moment of its life, and in the middle
+// of a Setup that took a container from it.
 func TestPoolOfAProcessThatWasKilled(t *testing.T) {
-	const dead = "1:1" // init's number, and not its start
+	const dead = "1:1" // init's number with another start time
 	for what, tt := range map[string]struct {
 		happens func(s *stage, warm string)
 		removed func(warm string) []string
@@ -223,8 +223,8 @@ func TestPoolOfAProcessThatWasKilled(t *testing.T) {
 	}
 }
 
-// TestFault_F45_CleanUpOfAPooledContainerForgetsItsCache, which has it under the
-// ID that plugins know.
+// TestFault_F45_CleanUpOfAPooledContainerForgetsItsCache, which uses the
+// plugins' ID.
 func TestFault_F45_CleanUpOfAPooledContainerForgetsItsCache(t *testing.T) {
 	s, r, p := pooled(t, 1)
 	warm := s.WantFull(r, p, 1)[0]
@@ -253,8 +253,8 @@ func TestPoolsThatAreNoneAreRefused(t *testing.T) {
 	expect.Is(t, err, cni.ErrInvalidArgument)
 }
 
-// TestRealPool: containers of a pool are reached by their ports, and nothing is
-// left of them, nor of the pool.
+// TestRealPool: a pool's containers are reachable through their ports, and
+// neither they nor the pool leave anything behind.
 func TestRealPool(t *testing.T) {
 	h := newRealHost(t)
 	c := testhost.Everything()

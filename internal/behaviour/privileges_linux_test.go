@@ -14,11 +14,11 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// ordinary is a user without privileges but those that are given him.
+// ordinary is the ID of a user who has only the given privileges.
 const ordinary = 1000
 
 // lives runs a container's life in a process of an ordinary user with these
-// capabilities, and returns its output: the error, or nothing.
+// capabilities. It returns the process's output: the error, or nothing.
 func (h *realHost) lives(j testhost.Job, capabilities ...uintptr) string {
 	h.T.Helper()
 	cmd := j.Command(h.T)
@@ -34,8 +34,8 @@ func (h *realHost) lives(j testhost.Job, capabilities ...uintptr) string {
 	return string(out)
 }
 
-// giveAway makes the host's files those of the ordinary user, with plugins that
-// he can execute.
+// giveAway gives the host's files to the ordinary user, with plugins that this
+// user can execute.
 func (h *realHost) giveAway() {
 	h.T.Helper()
 	expect.NoError(h.T, os.MkdirAll(h.Path("bin"), 0o755))
@@ -46,14 +46,15 @@ func (h *realHost) giveAway() {
 		expect.NoError(h.T, err)
 		expect.NoError(h.T, os.WriteFile(h.Path("bin", filepath.Base(path)), data, 0o755))
 	}
-	expect.NoError(h.T, os.Chmod(filepath.Dir(h.Dir), 0o755)) // t.TempDir has it to itself
+	expect.NoError(h.T, os.Chmod(filepath.Dir(h.Dir), 0o755)) // t.TempDir reserves it for root
 	for _, dir := range []string{"state", "ipam"} {
 		expect.NoError(h.T, os.MkdirAll(h.Path(dir), 0o755))
 		expect.NoError(h.T, os.Chown(h.Path(dir), ordinary, ordinary))
 	}
 }
 
-// Legacy iptables wants one capability more, and its lock.
+// TestFault_F61_LegacyIPTablesByAnOrdinaryUser: legacy iptables needs one more
+// capability and its lock.
 func TestFault_F61_LegacyIPTablesByAnOrdinaryUser(t *testing.T) {
 	h := newRealHost(t)
 	h.giveAway()
@@ -84,14 +85,14 @@ func TestFault_F61_LegacyIPTablesByAnOrdinaryUser(t *testing.T) {
 	h.WantClean(before)
 }
 
-// README's list of privileges is all that it takes: a user other than root, with
-// CAP_NET_ADMIN and CAP_SYS_ADMIN.
+// TestFault_F61_TheCapabilitiesThatAreNamedSuffice: README's list of privileges
+// is complete. A user other than root needs CAP_NET_ADMIN and CAP_SYS_ADMIN.
 func TestFault_F61_TheCapabilitiesThatAreNamedSuffice(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		inProcess bool
 		backend   string // of the packet filter
-		legacy    bool   // legacy iptables has tables already
+		legacy    bool   // legacy iptables already has tables
 	}{
 		{"in process, nftables", true, "nftables", false},
 		{"in process, none named", true, "", false},

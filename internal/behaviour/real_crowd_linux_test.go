@@ -20,7 +20,7 @@ import (
 
 var stress = flag.Int("stress", 0, "how many containers to attach at once in the crowd tests; 0: as few as fit in CI")
 
-// crowd is how many containers come at once, and how often.
+// crowd returns the number of concurrent containers and the number of rounds.
 func crowd() (containers, rounds int) {
 	if *stress > 0 {
 		return *stress, 4
@@ -53,7 +53,8 @@ type crowdMember struct {
 	Port     int32
 }
 
-// run attaches or detaches all at once and returns the addresses.
+// run attaches or detaches all containers concurrently and returns the
+// addresses.
 func (c crowdCall) run() ([]string, error) {
 	r, err := cni.New(cni.WithStateDir(c.StateDir), cni.WithPluginDir([]string{c.PluginDir}),
 		cni.WithHostNetNS(c.HostNetNS), cni.WithConfListBytes(c.Conf))
@@ -80,11 +81,10 @@ func (c crowdCall) run() ([]string, error) {
 	return addresses, err
 }
 
-// crowdProcess says in the environment that the process is to do the call that
-// it reads from its input.
+// crowdProcess marks a process that reads its call from its input.
 const crowdProcess = "EMBEDCNI_TEST_CROWD"
 
-// crowdMain is the whole of such a process; it returns the exit code.
+// crowdMain is the main function of such a process. It returns the exit code.
 func crowdMain() int {
 	var c crowdCall
 	err := json.NewDecoder(os.Stdin).Decode(&c)
@@ -101,7 +101,7 @@ func crowdMain() int {
 	return 0
 }
 
-// elsewhere is run in a process of its own.
+// elsewhere runs the calls in another process.
 func (c crowdCall) elsewhere() (addresses []string, err error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -123,8 +123,9 @@ func (c crowdCall) elsewhere() (addresses []string, err error) {
 	return addresses, json.Unmarshal(out, &addresses)
 }
 
-// The reference plugins look before they create, and thirty of them at once on
-// a host where nothing of theirs is create it twice (F16, M9).
+// TestFault_F16_RealCrowdOnColdHost: the reference plugins look before they
+// create. Thirty of them, concurrently on a host without their objects, create
+// those twice (F16, M9).
 func TestFault_F16_RealCrowdOnColdHost(t *testing.T) {
 	containers, rounds := crowd()
 	for _, processes := range []int{1, 2} {
@@ -136,8 +137,9 @@ func TestFault_F16_RealCrowdOnColdHost(t *testing.T) {
 	}
 }
 
-// What a plugin makes for all containers may have to wait for the first that
-// needs it: portmap makes its chains for the first container with a port.
+// TestRealCrowdBehindOneWithoutPorts: shared objects may have to wait for the
+// first container that needs them. Portmap makes its chains for the first
+// container with a port.
 func TestRealCrowdBehindOneWithoutPorts(t *testing.T) {
 	h := newRealHost(t)
 	ahead := []crowdCall{{Members: []crowdMember{{ID: "ahead", Path: h.Container("ahead")}}}}
@@ -168,8 +170,8 @@ func (h *realHost) attachCrowd(processes, containers int) {
 	h.WantClean(before)
 }
 
-// inCrowd does the calls all at once: one in this process, several each in one
-// of its own.
+// inCrowd runs all calls concurrently: one in this process, several in
+// processes of their own.
 func (h *realHost) inCrowd(verb string, calls []crowdCall) (addresses []string, took time.Duration) {
 	h.T.Helper()
 	results := make([][]string, len(calls))
@@ -193,8 +195,8 @@ func (h *realHost) inCrowd(verb string, calls []crowdCall) (addresses []string, 
 	return slices.Concat(results...), time.Since(start)
 }
 
-// wantNoneTwice looks for the marks of a race: an address that two containers
-// have, a rule that is there twice.
+// wantNoneTwice searches for signs of a race: an address of two containers, or
+// a duplicate rule.
 func (h *realHost) wantNoneTwice(before audit.Lines, addresses []string) {
 	h.T.Helper()
 	made, _ := audit.Diff(before, h.Audit())
@@ -213,8 +215,8 @@ func (h *realHost) wantNoneTwice(before audit.Lines, addresses []string) {
 	}
 }
 
-// Networks of one container are attached at the same time, and their results
-// are in the order of the networks all the same.
+// TestRealNetworksInParallelKeepTheirOrder: a container's networks are attached
+// concurrently, and the results are still in the networks' order.
 func TestRealNetworksInParallelKeepTheirOrder(t *testing.T) {
 	h := newRealHost(t)
 	bridge := testhost.Case{Plugins: []string{testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V4Range))}}

@@ -19,9 +19,9 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// A deadline kills a plugin wherever it is, with the iptables it has started.
-// Nobody would find leftovers of that Setup: the caller was told that the
-// container is not attached (F13).
+// TestFault_F13_RealDeadlineInTheMiddleOfAChain: a deadline kills a plugin at
+// any point, together with its iptables. Nobody would find leftovers of that
+// Setup, because the caller was told that the container is not attached (F13).
 func TestFault_F13_RealDeadlineInTheMiddleOfAChain(t *testing.T) {
 	testhost.WantProcessAsBefore(t)
 	seed := uint64(time.Now().UnixNano())
@@ -30,7 +30,7 @@ func TestFault_F13_RealDeadlineInTheMiddleOfAChain(t *testing.T) {
 	t.Logf("seed %d; a whole Setup takes %v", seed, whole)
 	t.Run("group", func(t *testing.T) {
 		for round := range max(20, *stress) {
-			// Every other round is on a host where nothing has been made yet.
+			// Every other round starts on a new host.
 			warm := round%2 == 0
 			deadline := time.Millisecond + time.Duration(random.Int64N(int64(whole)))
 			t.Run(fmt.Sprintf("%d %v warm %v", round, deadline.Round(time.Millisecond), warm), func(t *testing.T) {
@@ -67,11 +67,12 @@ func (h *realHost) setUpUntil(deadline time.Duration, warm bool) {
 	h.wantCleanButForKilled(before)
 }
 
-// killedLeaves are the lines that a reference plugin leaves for good when killed at
-// one certain moment, so rarely that a test can neither require nor exclude it.
+// killedLeaves reports whether a reference plugin leaves this line for good
+// when it is killed at one particular moment. That is so rare that a test can
+// neither require nor exclude it.
 func killedLeaves(line string) bool {
-	// host-local creates the file of an address, then writes into it whose it
-	// is: killed in between, the address is nobody's and never given back.
+	// host-local creates an address's file, then writes the owner into it. If
+	// it is killed in between, the address has no owner and is never freed.
 	return emptyReservation.MatchString(line)
 }
 
@@ -101,7 +102,7 @@ func (h *realHost) revive(bridge string) {
 	if err != nil {
 		h.T.Fatal(err)
 	}
-	if len(link.Attrs().HardwareAddr) == 0 { // netlink's way to say zeros
+	if len(link.Attrs().HardwareAddr) == 0 { // netlink's form of zeros
 		h.T.Log("the bridge has lost its hardware address")
 		if err := netlink.LinkSetHardwareAddr(link, net.HardwareAddr{0x0a, 0x58, 0, 0, 0, 1}); err != nil {
 			h.T.Fatal(err)
@@ -109,10 +110,11 @@ func (h *realHost) revive(bridge string) {
 	}
 }
 
-// A bridge that never got as far as its address loses its hardware address
-// with its last port. The next ADD, whose ever it is and with any runtime, then
-// sets what it has read of it, nothing, which the kernel refuses. The one after
-// that succeeds, because the bridge has got its address by then.
+// TestRealBridgeFailsAgainAfterItsFirstAddFailed: a bridge whose first ADD
+// failed before the address was set loses its hardware address with its last
+// port. The next ADD, by any runtime, sets the empty hardware address that it
+// has read, and the kernel refuses it. The ADD after that succeeds, because the
+// bridge has its address by then.
 func TestRealBridgeFailsAgainAfterItsFirstAddFailed(t *testing.T) {
 	h := newRealHost(t)
 	bad := testhost.Case{Plugins: []string{testhost.BridgeConf(testhost.HostLocal(`[{"subnet": "10.77.0.0/24", "gateway": "nonsense"}]`))}}
@@ -156,8 +158,8 @@ func (h *realHost) setUpAndRemove(r *cni.Runtime, path string) time.Duration {
 	return took
 }
 
-// duration is how long a Setup takes here and now, so that deadlines fall in
-// the middle of one on any machine.
+// duration returns the time of a Setup on this machine, so that deadlines fall
+// into the middle of one.
 func (h *realHost) duration() time.Duration {
 	h.T.Helper()
 	r := h.Real(cni.WithLoNetwork, cni.WithConfListBytes(h.deadlineList()))

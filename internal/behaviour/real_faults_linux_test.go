@@ -20,7 +20,7 @@ import (
 
 var onePort = cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}})
 
-// said are the parts of a plugin's error that name its origin.
+// said holds the parts of a plugin's error that name its origin.
 type said struct{ Op, Network, Plugin, ContainerID, IfName, Msg string }
 
 func whatSaid(err error) said {
@@ -31,9 +31,9 @@ func whatSaid(err error) said {
 	return said{e.Op, e.Network, e.Plugin, e.ContainerID, e.IfName, e.Msg}
 }
 
-// Whichever network fails, and whichever plugin of it, nothing stays attached
-// (F8). The last plugin of a chain fails with all others before it,
-// whose DELs need the result so far.
+// TestFault_F8_RealFailedSetupLeavesNothing: any network and any of its plugins
+// may fail, and nothing stays attached (F8). The last plugin of a chain fails
+// with all others before it, whose DELs need the result so far.
 func TestFault_F8_RealFailedSetupLeavesNothing(t *testing.T) {
 	unknown := `{"type": "tuning", "dataDir": "IPAM", "sysctl": {"net.ipv4.no_such_thing": "1"}}`
 	full := testhost.BridgeConf(testhost.HostLocal(`[{"subnet": "10.79.0.0/24", "rangeStart": "10.79.0.5", "rangeEnd": "10.79.0.5"}]`))
@@ -68,7 +68,7 @@ func TestFault_F8_RealFailedSetupLeavesNothing(t *testing.T) {
 				if serially {
 					setup = r.SetupSerially
 				}
-				for range 2 { // a failure does not get into the way of the next try
+				for range 2 { // a failure does not affect the next attempt
 					_, err := setup(context.Background(), "c1", path, onePort)
 					want := c.want
 					want.Op, want.Network, want.ContainerID, want.IfName = "ADD", "bad", "c1", "eth2"
@@ -82,8 +82,9 @@ func TestFault_F8_RealFailedSetupLeavesNothing(t *testing.T) {
 	}
 }
 
-// A plugin that this kernel cannot serve says so through the library; where the
-// kernel can, the container is attached and detached like any other.
+// TestRealPluginsThatNeedKernelModules: a plugin that this kernel does not
+// support reports that through the library. If the kernel supports it, the
+// container is attached and detached like any other.
 func TestRealPluginsThatNeedKernelModules(t *testing.T) {
 	cases := []struct{ plugin, conf, refusal string }{
 		{"ipvlan", `{"type": "ipvlan", "master": "up0", ` + testhost.HostLocal(testhost.V4Range) + `}`,
@@ -116,8 +117,8 @@ func TestRealPluginsThatNeedKernelModules(t *testing.T) {
 	}
 }
 
-// reboot takes every namespace and all that is in them away; files stay, and
-// records are of another boot.
+// reboot removes every namespace with its contents. Files stay, and records
+// belong to another boot.
 func (h *realHost) reboot(containers ...string) {
 	h.T.Helper()
 	for _, path := range containers {
@@ -141,9 +142,9 @@ func (h *realHost) reboot(containers ...string) {
 	h.LinkUp("lo")
 }
 
-// After a reboot the addresses are still on disk, in the name of containers
-// that come again: host-local then says "duplicate allocation is not allowed"
-// (F26), unless the leftovers are removed first.
+// TestFault_F26_RealSetupAfterReboot: after a reboot the addresses are still on
+// disk, reserved for containers that return. host-local would report "duplicate
+// allocation is not allowed" (F26), so the leftovers are removed first.
 func TestFault_F26_RealSetupAfterReboot(t *testing.T) {
 	h := newRealHost(t)
 	c := testhost.Everything()

@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// eachIPTables runs a test with each variant of iptables by the plain name.
+// eachIPTables runs a test with each variant of iptables as the plain name.
 func eachIPTables(t *testing.T, test func(t *testing.T, h *realHost, variant string)) {
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
@@ -40,7 +40,8 @@ func (h *realHost) sh(script string) {
 	}
 }
 
-// flushes are the ways of administrators, firewalld and docker.
+// flushes lists the ways in which administrators, firewalld and docker flush
+// rules.
 func flushes() []string {
 	return []string{
 		"$f -F; $f -t nat -F",
@@ -75,8 +76,8 @@ func (h *realHost) attachNamed(name string, containers int) {
 }
 
 // wrapped makes a plugin directory in which some of the reference plugins are
-// scripts that run them, so that nobody recognises them. The ADD of the
-// containers whose names begin with "hangs" waits at the gate.
+// wrapped in scripts, so that nobody recognises them. The ADD of containers
+// whose names begin with "hangs" waits at the gate.
 func (h *realHost) wrapped(gate string, types ...string) (dir string) {
 	h.T.Helper()
 	dir = h.Path("wrapped")
@@ -93,8 +94,8 @@ func (h *realHost) wrapped(gate string, types ...string) (dir string) {
 	return dir
 }
 
-// crowdAround attaches a crowd on r while the first ADD hangs, or without one
-// that does, and wants none of it to fail or to be there twice.
+// crowdAround attaches a crowd on r, with or without a first ADD that hangs. It
+// checks that none of the crowd fails and that nothing is duplicated.
 func (h *realHost) crowdAround(r *cni.Runtime, name string, containers int) time.Duration {
 	h.T.Helper()
 	paths := make([]string, containers)
@@ -121,8 +122,8 @@ func (h *realHost) crowdAround(r *cni.Runtime, name string, containers int) time
 	return took
 }
 
-// The first ADD of the network hangs in each of its plugins in turn, of which
-// nobody recognises them.
+// TestFault_F31_RealCrowdBehindAHangingFirst: the network's first ADD hangs in
+// each of its plugins in turn. No plugin is recognised.
 func TestFault_F31_RealCrowdBehindAHangingFirst(t *testing.T) {
 	eachIPTables(t, func(t *testing.T, h *realHost, _ string) {
 		containers, _ := crowd()
@@ -131,7 +132,7 @@ func TestFault_F31_RealCrowdBehindAHangingFirst(t *testing.T) {
 			expect.NoError(t, os.RemoveAll(h.Path("wrapped")))
 			r := h.Runtime(cni.WithHostNetNS(h.Path("netns", "host")), cni.WithPluginDir([]string{h.wrapped(gate, typ)}),
 				cni.WithConfListBytes(h.crowdList()),
-				cni.WithStateDir(h.Path(fmt.Sprint("state", i)))) // in which there was no first ADD
+				cni.WithStateDir(h.Path(fmt.Sprint("state", i)))) // where there was no first ADD
 			h.sh("for f in iptables ip6tables; do $f -F; $f -X; $f -t nat -F; $f -t nat -X; done")
 			letGo := h.Hanging(r, "hangs-"+typ, gate, testhost.MapPort(9999))
 			t.Logf("%d containers behind %s: %v", containers, typ, h.crowdAround(r, typ, containers))
@@ -142,7 +143,8 @@ func TestFault_F31_RealCrowdBehindAHangingFirst(t *testing.T) {
 	})
 }
 
-// Nobody waits behind executables that are known, whatever hangs beside them.
+// TestFault_F31_RealNeighbourBehindAHangingFirst: nobody waits for known
+// executables, whatever hangs beside them.
 func TestFault_F31_RealNeighbourBehindAHangingFirst(t *testing.T) {
 	eachIPTables(t, func(t *testing.T, h *realHost, _ string) {
 		h.Plugin(scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Block: h.Path("gate")}}}, "hang")
@@ -172,7 +174,7 @@ func TestFault_F31_RealNeighbourBehindAHangingFirst(t *testing.T) {
 	})
 }
 
-// wantNoRuleTwice wants no line of iptables-save to be there twice.
+// wantNoRuleTwice checks that iptables-save has no duplicate line.
 func (h *realHost) wantNoRuleTwice() {
 	h.T.Helper()
 	seen := map[string]bool{}
@@ -184,7 +186,8 @@ func (h *realHost) wantNoRuleTwice() {
 	}
 }
 
-// Chains made ahead of a failed ADD go, unless somebody uses them.
+// TestFault_F31_RealNothingStaysOfAFailedFirst: chains made before a failed ADD
+// are removed unless they are in use.
 func TestFault_F31_RealNothingStaysOfAFailedFirst(t *testing.T) {
 	eachIPTables(t, func(t *testing.T, h *realHost, _ string) {
 		h.Plugin(scripted.Script{Verbs: map[string]scripted.Action{"ADD": testhost.Says(5, "no")}}, "fails")
@@ -213,7 +216,7 @@ func (h *realHost) wantFails(r *cni.Runtime, id string) {
 	}
 }
 
-// wantChains wants the chains that containers share to be there, or none.
+// wantChains checks whether the chains that containers share exist.
 func (h *realHost) wantChains(want bool) {
 	h.T.Helper()
 	lines := h.Audit().Without(func(l string) bool { return !strings.HasPrefix(l, "ip") || !strings.Contains(l, "CNI-") })
@@ -222,8 +225,9 @@ func (h *realHost) wantChains(want bool) {
 	}
 }
 
-// What an executable of which nothing is known makes twice, as one that another
-// has overtaken between its look and its work, is there once when its ADD ends.
+// TestFault_F31_RealDuplicatesOfUnknownExecutablesAreRemoved: an unknown
+// executable that another one overtakes between its check and its work makes
+// rules twice. When its ADD ends, each rule exists once.
 func TestFault_F31_RealDuplicatesOfUnknownExecutablesAreRemoved(t *testing.T) {
 	eachIPTables(t, func(t *testing.T, h *realHost, _ string) {
 		dir := h.wrapped(h.Path("gate"))
@@ -236,7 +240,7 @@ func TestFault_F31_RealDuplicatesOfUnknownExecutablesAreRemoved(t *testing.T) {
 			expect.NoError(t, os.WriteFile(dir+"/"+name, []byte(script), 0o755))
 		}
 		r := h.Runtime(cni.WithPluginDir([]string{dir}), cni.WithConfListBytes(h.crowdList()))
-		// An administrator's own stay.
+		// An administrator's duplicates stay.
 		h.sh("for i in 1 2; do iptables -t nat -A PREROUTING -m addrtype --dst-type LOCAL -j RETURN; done")
 		_, err := r.Setup(t.Context(), "c1", h.Container("c1"), testhost.MapPort(8080))
 		expect.NoError(t, err)

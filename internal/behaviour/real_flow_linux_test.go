@@ -62,7 +62,7 @@ func TestRealTrafficOfBridges(t *testing.T) {
 				testhost.Both(b.path, testhost.HostPort(a.v4, 80), b.v4), testhost.Both(b.path, testhost.HostPort(a.v6, 80), b.v6),
 				testhost.Both(b.path, testhost.HostPort("10.77.0.1", 80), b.v4), testhost.Both(b.path, testhost.HostPort("fd77::1", 80), b.v6),
 				testhost.Both("", testhost.HostPort(a.v4, 80), "10.77.0.1"), testhost.Both("", testhost.HostPort(a.v6, 80), "fd77::1"),
-				// Masqueraded: outside nobody knows the containers' addresses.
+				// Masqueraded: the containers' addresses are unknown outside.
 				testhost.Both(a.path, testhost.HostPort("192.0.2.2", 80), "192.0.2.1"), testhost.Both(a.path, testhost.HostPort("2001:db8::2", 80), "2001:db8::1"),
 				// Forwarded ports, from outside and from the host itself.
 				testhost.Both(world, testhost.HostPort("192.0.2.1", 8080), "192.0.2.2"), testhost.Both(world, testhost.HostPort("2001:db8::1", 8080), "2001:db8::2"),
@@ -99,8 +99,9 @@ func TestRealTrafficOfPointToPoint(t *testing.T) {
 	h.WantClean(before)
 }
 
-// Where the host forwards nothing by itself, firewall lets a container's
-// connections out and their answers in, and nothing else.
+// TestRealFirewallOpensWhatIsClosed: if the host forwards nothing by itself,
+// the plugin firewall allows a container's connections and their answers, and
+// nothing else.
 func TestRealFirewallOpensWhatIsClosed(t *testing.T) {
 	h := newRealHost(t)
 	world := h.outside()
@@ -135,8 +136,8 @@ func TestRealBandwidthLimits(t *testing.T) {
 	before := h.Audit()
 	a := h.attach(r, "a", cni.WithCapabilityBandWidth(cni.BandWidth{
 		IngressRate: rate, IngressBurst: burst, EgressRate: rate, EgressBurst: burst}))
-	// The burst passes at once. Half of the time for the rest is
-	// loose enough for bytes that the kernel does not count.
+	// The burst passes at once. Half of the remaining time leaves room for
+	// bytes that the kernel does not count.
 	atLeast := time.Duration(float64(size*8-burst) / rate / 2 * float64(time.Second))
 	for _, way := range []struct{ name, from, to, address string }{
 		{"ingress", "", a.path, testhost.HostPort(a.v4, 90)},

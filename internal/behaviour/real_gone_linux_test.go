@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// reserved are the addresses that host-local has given out in a network.
+// reserved returns the addresses that host-local has allocated in a network.
 func (h *realHost) reserved(network string) []string {
 	h.T.Helper()
 	entries, err := os.ReadDir(h.Path("ipam", network))
@@ -33,11 +33,11 @@ func (h *realHost) reserved(network string) []string {
 	return addresses
 }
 
-// goneCase is a network whose containers' namespaces go before they are removed.
+// goneCase is a network whose containers' namespaces disappear before Remove.
 type goneCase struct {
 	name    string
 	network testhost.Case
-	taken   []string // links of the host that go with a namespace that nothing keeps
+	taken   []string // host links that disappear with an unpinned namespace
 }
 
 func goneCases() []goneCase {
@@ -49,16 +49,16 @@ func goneCases() []goneCase {
 		{name: "ptp", network: testhost.Case{Plugins: []string{testhost.PtpConf(testhost.HostLocal(ranges))}}},
 		{name: "everything", network: testhost.Everything()},
 		{name: "macvlan", network: testhost.Macvlan()},
-		// A device made by software dies with the namespace it is in, and its
-		// peer with it; one made of metal returns to the first namespace.
+		// A software device dies with its namespace, and so does its peer. A
+		// hardware device returns to the initial namespace.
 		{name: "host-device", network: testhost.HostDevice(),
 			taken: []string{"link up0 type veth mtu 1500 down", "link up1 type veth mtu 1500 up"}},
 	}
 }
 
-// TestFault_F2_NothingStaysOfANamespaceThatIsGone before Remove: the container's
-// plugins find it where it is kept, and where nothing has kept it, as after a
-// reboot, their leftovers are swept.
+// TestFault_F2_NothingStaysOfANamespaceThatIsGone before Remove: a pinned
+// namespace is available to the container's plugins. Without a pin, as after a
+// reboot, the plugins' leftovers are swept.
 func TestFault_F2_NothingStaysOfANamespaceThatIsGone(t *testing.T) {
 	for _, c := range goneCases() {
 		for _, way := range []string{"path given", "no path given", "nothing keeps it"} {
@@ -112,8 +112,8 @@ func (h *realHost) links() int {
 	return n
 }
 
-// waitForLinks waits until the kernel has deleted the links of a namespace,
-// which it does some time after the last reference.
+// waitForLinks waits until the kernel has deleted a namespace's links, which
+// happens some time after the last reference is gone.
 func (h *realHost) waitForLinks(want int) {
 	h.T.Helper()
 	deadline := time.Now().Add(30 * time.Second)

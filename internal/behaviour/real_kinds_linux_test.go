@@ -14,8 +14,8 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// installPlugins puts the reference plugins in the host's plugin directory, or
-// removes them.
+// installPlugins puts the reference plugins into the host's plugin directory,
+// or removes them.
 func (h *realHost) installPlugins(installed bool) {
 	h.T.Helper()
 	bin, away := h.Path("bin"), h.Path("bin.away")
@@ -35,8 +35,8 @@ func (h *realHost) installPlugins(installed bool) {
 	}
 }
 
-// unnamedBackends is the network that most hosts have. The rules of three of its
-// plugins are in a form that no configuration names.
+// unnamedBackends is the most common kind of network. No configuration names
+// the form of three plugins' rules.
 func (h *realHost) unnamedBackends() cni.Opt {
 	c := testhost.Case{Plugins: []string{
 		testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V4Range+","+testhost.V6Range)),
@@ -50,7 +50,7 @@ func portOf(n int) cni.NamespaceOpts {
 }
 
 // TestFault_F57_PluginsThatAreInstalledOrGoneBetweenTwoRuns: three programs
-// share a host, and each start finds other plugins, or prefers others.
+// share a host. Each start finds other plugins, or prefers others.
 func TestFault_F57_PluginsThatAreInstalledOrGoneBetweenTwoRuns(t *testing.T) {
 	h := newRealHost(t)
 	seed := rand.Uint64()
@@ -107,7 +107,7 @@ func TestFault_F57_PluginsThatAreInstalledOrGoneBetweenTwoRuns(t *testing.T) {
 }
 
 // TestFault_F57_GoCNIsContainersWithoutTheirExecutables, and ours without a
-// recorded kind, whose executables have come.
+// recorded kind, after executables were installed.
 func TestFault_F57_GoCNIsContainersWithoutTheirExecutables(t *testing.T) {
 	for _, tt := range []struct {
 		name             string
@@ -153,9 +153,9 @@ func TestFault_F57_GoCNIsContainersWithoutTheirExecutables(t *testing.T) {
 	}
 }
 
-// TestFault_F57_TheVariantOfIptablesIsTheRecorded: update-alternatives may have
-// another go by the plain name while containers are attached. Executables go by
-// that name, and the sweep finds what they do not.
+// TestFault_F57_TheVariantOfIptablesIsTheRecorded: while containers are
+// attached, update-alternatives may change the variant behind the plain name.
+// Executables use the plain name, and the sweep finds the rest.
 func TestFault_F57_TheVariantOfIptablesIsTheRecorded(t *testing.T) {
 	variants := []string{"legacy", "nft"}
 	for i, variant := range variants {

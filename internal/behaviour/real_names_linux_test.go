@@ -15,23 +15,23 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// twoLists are a network's two configurations of one name, as Concourse loads
-// one for IPv4 and one for IPv6. The first gives eth0 and the second eth2, with
-// the loopback network between them.
+// twoLists has a network's two configurations of one name. Concourse loads such
+// a pair, one for IPv4 and one for IPv6. The first gives eth0 and the second
+// eth2, with the loopback network between them.
 type twoLists struct {
 	*realHost
 	kind      cni.PluginKind
 	families  [2]string // "4" or "6"
-	backend   string    // of the packet filter; empty: none is named
+	backend   string    // of the packet filter; empty: unnamed
 	container string
 	outside   string
 }
 
-// side is one of the lists: its addresses, and those of the outside that the
-// container reaches by its interface.
+// side is one of the lists: its addresses, and the outside addresses that the
+// container reaches through this interface.
 type side struct {
 	ifName, bridge, subnet, reaches string
-	host, peer                      string // on the cable between the host and the outside
+	host, peer                      string // of the cable between host and outside
 }
 
 func (l *twoLists) side(i int) side {
@@ -93,15 +93,16 @@ func newTwoLists(t *testing.T, kind cni.PluginKind, variant, backend string, fam
 func (l *twoLists) options() []cni.NamespaceOpts {
 	rate := cni.BandWidth{IngressRate: 8e8, IngressBurst: 8e7}
 	if l.kind == cni.PluginBuiltIn {
-		rate.EgressRate, rate.EgressBurst = 8e8, 8e7 // the reference plugin's device for it can only be there once
+		rate.EgressRate, rate.EgressBurst = 8e8, 8e7 // the reference plugin's device for it can exist only once
 	}
 	return []cni.NamespaceOpts{cni.WithCapabilityBandWidth(rate), cni.WithCapabilityPortMap([]cni.PortMapping{
 		{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}, {HostPort: 8080, ContainerPort: 80, Protocol: "udp"},
 	})}
 }
 
-// wantWorking asks from the container by one of its interfaces, whose packets the
-// host masquerades, and from the outside by the forwarded port.
+// wantWorking opens connections from the container through one of its
+// interfaces, which the host masquerades, and from outside to the forwarded
+// port.
 func (l *twoLists) wantWorking(i int) {
 	l.T.Helper()
 	s := l.side(i)
@@ -127,9 +128,9 @@ func eachPair(t *testing.T, test func(t *testing.T, l *twoLists)) {
 	}
 }
 
-// TestFault_F32_TwoListsOfOneNameKeepWhatTheyShare: what the reference plugins
-// name after network and container is both lists', and the one that stays keeps
-// its ports and its masquerading when the other goes, whichever that is.
+// TestFault_F32_TwoListsOfOneNameKeepWhatTheyShare: the reference plugins use
+// names made from network and container, which both lists share. When either
+// list is removed, the other keeps its ports and its masquerading.
 func TestFault_F32_TwoListsOfOneNameKeepWhatTheyShare(t *testing.T) {
 	eachPair(t, func(t *testing.T, l *twoLists) {
 		r := l.load()
@@ -160,8 +161,8 @@ func TestFault_F32_TwoListsOfOneNameKeepWhatTheyShare(t *testing.T) {
 	})
 }
 
-// TestFault_F32_GoCNIsTwoListsKeepWhatTheyShare: without a record, libcni's cache
-// says what else the container has.
+// TestFault_F32_GoCNIsTwoListsKeepWhatTheyShare: without a record, libcni's
+// cache lists the container's other attachments.
 func TestFault_F32_GoCNIsTwoListsKeepWhatTheyShare(t *testing.T) {
 	for _, families := range [][2]string{{"4", "6"}, {"4", "4"}} {
 		l := newTwoLists(t, cni.PluginExecutable, "nft", "", families)
@@ -178,8 +179,8 @@ func TestFault_F32_GoCNIsTwoListsKeepWhatTheyShare(t *testing.T) {
 	}
 }
 
-// TestFault_F32_ABuiltInSiblingIsNotTakenForAnExecutables, where an old record does
-// not say which plugin it was: its rules are there, in a form of their own.
+// TestFault_F32_ABuiltInSiblingIsNotTakenForAnExecutables if an old record does
+// not name the kind of plugin: its rules exist in a form of their own.
 func TestFault_F32_ABuiltInSiblingIsNotTakenForAnExecutables(t *testing.T) {
 	l := newTwoLists(t, cni.PluginBuiltIn, "nft", "", [2]string{"4", "6"})
 	before := l.Audit()
@@ -200,7 +201,7 @@ func TestFault_F32_ABuiltInSiblingIsNotTakenForAnExecutables(t *testing.T) {
 	l.WantClean(before)
 }
 
-// TestFault_F32_APoolMakesBothLists ahead of time, with everything they share.
+// TestFault_F32_APoolMakesBothLists in advance, with everything they share.
 func TestFault_F32_APoolMakesBothLists(t *testing.T) {
 	l := newTwoLists(t, cni.PluginBuiltIn, "nft", "iptables", [2]string{"4", "6"})
 	r := l.Runtime(l.list(0), cni.WithLoNetwork, l.list(1), cni.WithHostNetNS(l.Path("netns", "host")))
@@ -229,8 +230,8 @@ func TestFault_F32_APoolMakesBothLists(t *testing.T) {
 	l.WantClean(before)
 }
 
-// TestFault_F32_ARuntimeThatFollowsRemovesOneOfTwoLists, from their records, and
-// with the executables gone.
+// TestFault_F32_ARuntimeThatFollowsRemovesOneOfTwoLists from their records,
+// without the executables.
 func TestFault_F32_ARuntimeThatFollowsRemovesOneOfTwoLists(t *testing.T) {
 	eachPair(t, func(t *testing.T, l *twoLists) {
 		before := l.Audit()

@@ -13,9 +13,9 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// removeUntil removes the first list by a runtime that does this when the
-// executable portmap has deleted what both lists have: it ends there if the
-// function does not return.
+// removeUntil removes the first list with a runtime that calls deleted when the
+// executable portmap has removed the objects of both lists. If deleted does not
+// return, the runtime ends there.
 func (l *twoLists) removeUntil(deleted func()) error {
 	l.T.Helper()
 	observe := cni.WithObserver(func(_ context.Context, e cni.Event) {
@@ -33,7 +33,8 @@ func (l *twoLists) removeUntil(deleted func()) error {
 	return expect.Await(l.T, "Remove", done)
 }
 
-// bothAttached are two lists of which each has worked, by executables.
+// bothAttached returns two lists attached by executables, both of which have
+// worked.
 func bothAttached(t *testing.T, families [2]string) *twoLists {
 	t.Helper()
 	l := newTwoLists(t, cni.PluginExecutable, "nft", "iptables", families)
@@ -43,8 +44,8 @@ func bothAttached(t *testing.T, families [2]string) *twoLists {
 	return l
 }
 
-// TestFault_F32_ARuntimeIsKilledBeforeItMends what the executable has taken: who
-// recovers does it, and so does a Remove that is repeated.
+// TestFault_F32_ARuntimeIsKilledBeforeItMends the executable's damage: Recover
+// does, and so does a repeated Remove.
 func TestFault_F32_ARuntimeIsKilledBeforeItMends(t *testing.T) {
 	for name, again := range map[string]func(t *testing.T, l *twoLists, r *cni.Runtime){
 		"Recover": func(t *testing.T, _ *twoLists, r *cni.Runtime) {
@@ -76,8 +77,8 @@ func TestFault_F32_ARuntimeIsKilledBeforeItMends(t *testing.T) {
 	}
 }
 
-// TestFault_F32_WhatCannotBeMendedIsSaid, with the interface that lacks it, and is
-// made by the next Remove.
+// TestFault_F32_WhatCannotBeMendedIsSaid in an error that names the damaged
+// interface. The next Remove repairs it.
 func TestFault_F32_WhatCannotBeMendedIsSaid(t *testing.T) {
 	l := bothAttached(t, [2]string{"4", "6"})
 	broken := l.Write("broken/ip6tables-nft-restore", "#!/bin/sh\necho broken >&2\nexit 4\n")

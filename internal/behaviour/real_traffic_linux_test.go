@@ -60,7 +60,7 @@ func (h *realHost) moveLink(name, path string) {
 }
 
 // transfer sends size bytes from one namespace to an address of another and
-// returns how long it took until all had come.
+// returns the time until all have arrived.
 func (h *realHost) transfer(t *testing.T, from, to, address string, size int64) time.Duration {
 	t.Helper()
 	var listener net.Listener

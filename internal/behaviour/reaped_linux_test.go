@@ -9,8 +9,8 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// byReaper runs a verb in a process that reaps all its children, and returns the
-// error that it printed, or nothing.
+// byReaper runs a verb in a process that reaps all its children. It returns the
+// printed error, or nothing.
 func (s *stage) byReaper(how, verb string, conf []byte, path string) string {
 	s.T.Helper()
 	out, err := testhost.Job{
@@ -21,8 +21,9 @@ func (s *stage) byReaper(how, verb string, conf []byte, path string) string {
 	return string(out)
 }
 
-// A program that reaps all its children takes the exit status of plugins. An ADD
-// counts by its result, a DEL where the sweep covers the plugin, a CHECK never.
+// TestFault_F52_AReapedPluginIsJudgedByItsResult: a program that reaps all its
+// children takes the plugins' exit status. An ADD then counts by its result, a
+// DEL if the sweep covers the plugin, a CHECK never.
 func TestFault_F52_AReapedPluginIsJudgedByItsResult(t *testing.T) {
 	const lost = "its exit status is lost"
 	for _, how := range []string{"ignores SIGCHLD", "waits for all"} {

@@ -21,8 +21,9 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// leasing is a stage with containers on a network whose addresses are
-// host-local's, in a directory that the test fills: 10.9.0.2 is the first one's.
+// leasing returns a stage with containers on a network with host-local's
+// addresses. The test fills host-local's directory. 10.9.0.2 belongs to the
+// first container.
 func leasing(t *testing.T, ids ...string) (s *stage, r *cni.Runtime) {
 	t.Helper()
 	return leasingBy(t, "1.0.0", ids...)
@@ -57,7 +58,7 @@ func (s *stage) hold(files map[string]string) {
 	}
 }
 
-// held are the names of the files.
+// held returns the names of the files.
 func (s *stage) held() []string {
 	s.T.Helper()
 	entries, err := os.ReadDir(filepath.Join(s.Path("ipam"), "net"))
@@ -71,18 +72,19 @@ func (s *stage) held() []string {
 	return names
 }
 
-// TestGCReclaimsAddressesThatCameBack: host-local does not sync, so that a power
-// cut can undo the release of an address whose container's record is gone.
+// TestGCReclaimsAddressesThatCameBack: host-local does not sync. A power cut
+// can therefore undo the release of an address after the container's record is
+// gone.
 func TestGCReclaimsAddressesThatCameBack(t *testing.T) {
 	s, r := leasing(t, "c1", "c2")
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 	files := map[string]string{
 		"10.9.0.2":           "c1\r\neth0",
-		"10.9.0.3":           "c2\r\neth0",    // lives
+		"10.9.0.3":           "c2\r\neth0",    // still attached
 		"10.9.0.4":           "c1\r\neth9",    // was never recorded
-		"10.9.0.5":           "c1-x\r\neth0",  // nor was this
+		"10.9.0.5":           "c1-x\r\neth0",  // never recorded either
 		"10.9.0.6":           "stranger\r\nx", // another runtime's
-		"10.9.0.8":           "c1\r\neth0",    // another program's container of that name
+		"10.9.0.8":           "c1\r\neth0",    // another program's container with that ID
 		"10.9.0.7":           "",
 		"last_reserved_ip.0": "10.9.0.7",
 	}
@@ -104,15 +106,15 @@ func TestGCReclaimsAddressesThatCameBack(t *testing.T) {
 	delete(files, "10.9.0.2")
 	expect.Same(t, "files", s.held(), slices.Sorted(maps.Keys(files)))
 
-	// It does not look for it for ever.
+	// It does not search for it for ever.
 	s.hold(map[string]string{"10.9.0.2": "c1\r\neth0"})
 	report, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
 	expect.NoError(t, err)
 	expect.Same(t, "the next report", *report, cni.Report{Adopted: []string{"c2"}})
 }
 
-// TestGCReclaimsWhatALostRecordWasAbout: the ledger knows of the container, its
-// record is gone though nobody removed it.
+// TestGCReclaimsWhatALostRecordWasAbout: the ledger names the container, and
+// its record disappeared without a Remove.
 func TestGCReclaimsWhatALostRecordWasAbout(t *testing.T) {
 	s, r := leasing(t, "c1", "c2")
 	s.hold(map[string]string{"10.9.0.2": "c1\r\neth0", "10.9.0.3": "c2\r\neth0"})
@@ -134,8 +136,9 @@ func TestGCReclaimsWhatALostRecordWasAbout(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "ADD p c2/eth0"})
 }
 
-// TestFault_F39_ExecutablesAreToldWhatOthersHaveReserved: what one of them would
-// release, as no attachment on record has it, is on their list.
+// TestFault_F39_ExecutablesAreToldWhatOthersHaveReserved: their list includes
+// the reservations that no recorded attachment has and that an executable would
+// release.
 func TestFault_F39_ExecutablesAreToldWhatOthersHaveReserved(t *testing.T) {
 	s, r := leasingBy(t, "1.1.0", "c1", "c2")
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
@@ -161,8 +164,8 @@ func TestFault_F39_ExecutablesAreToldWhatOthersHaveReserved(t *testing.T) {
 	expect.Same(t, "files", s.held(), []string{"10.9.0.3", "10.9.0.6"})
 }
 
-// TestFault_F39_AnAdministratorsEmptyReservationStays, whatever becomes of the
-// containers beside it, and one that a killed plugin has left does not.
+// TestFault_F39_AnAdministratorsEmptyReservationStays when containers beside it
+// are removed. A killed plugin's empty reservation is removed.
 func TestFault_F39_AnAdministratorsEmptyReservationStays(t *testing.T) {
 	s, r := leasing(t)
 	dir := filepath.Join(s.Path("ipam"), "net")
@@ -182,7 +185,7 @@ func TestFault_F39_AnAdministratorsEmptyReservationStays(t *testing.T) {
 	}
 	expect.Same(t, "files", s.held(), []string{"10.9.0.20", "10.9.0.22"})
 
-	// By CleanUp and GC nothing is found either.
+	// CleanUp and GC find nothing either.
 	found, err := r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"})
 	expect.NoError(t, err)
 	expect.Same(t, "found", found, []string(nil))
@@ -193,8 +196,7 @@ func TestFault_F39_AnAdministratorsEmptyReservationStays(t *testing.T) {
 }
 
 // TestFault_F39_AnEmptyReservationThatMayBeEithersIsReported: the plugins were
-// killed with their runtime, and what is there was made at a time that says
-// nothing.
+// killed with their runtime, and the file's time does not show its owner.
 func TestFault_F39_AnEmptyReservationThatMayBeEithersIsReported(t *testing.T) {
 	s, r := leasing(t)
 	gate := s.Gate("add")
@@ -203,7 +205,7 @@ func TestFault_F39_AnEmptyReservationThatMayBeEithersIsReported(t *testing.T) {
 	letGo := s.Arrive(gate)
 	s.hold(map[string]string{"10.9.0.20": "", "10.9.0.21": ""})
 	dir := filepath.Join(s.Path("ipam"), "net")
-	later := time.Now().Add(time.Hour) // a clock that was put right
+	later := time.Now().Add(time.Hour) // after a correction of the clock
 	expect.NoError(t, os.Chtimes(filepath.Join(dir, "10.9.0.20"), later, later))
 	since := s.entered("tester", "c1")
 	expect.NoError(t, os.Chtimes(filepath.Join(dir, "10.9.0.21"), since, since))
@@ -221,13 +223,13 @@ func TestFault_F39_AnEmptyReservationThatMayBeEithersIsReported(t *testing.T) {
 	}
 	expect.Same(t, "files", s.held(), []string{"10.9.0.20", "10.9.0.21"})
 	expect.NoError(t, os.Remove(filepath.Join(dir, "10.9.0.20")))
-	s.hold(map[string]string{"10.9.0.21": "c9\r\neth0"}) // for itself now
+	s.hold(map[string]string{"10.9.0.21": "c9\r\neth0"}) // now for itself
 	report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
 	expect.NoError(t, err)
 	expect.Same(t, "report", *report, cni.Report{})
 }
 
-// entered is when the ledger says that the container was entered.
+// entered returns the time of the container's entry in the ledger.
 func (s *stage) entered(owner, id string) time.Time {
 	s.T.Helper()
 	known, err := record.Open(s.Path("state", "embedcni", "attachments")).Ledger(owner).Read()
@@ -235,8 +237,7 @@ func (s *stage) entered(owner, id string) time.Time {
 	return known[record.Key{ContainerID: record.PluginID(id), Network: "net", IfName: "eth0"}].Since
 }
 
-// waitForTick waits until a file that is made has another time than one that was
-// made before.
+// waitForTick waits until a new file gets a later time than an existing one.
 func waitForTick(t *testing.T) {
 	t.Helper()
 	for began := plainfile.Now(); !plainfile.Now().After(began); {
@@ -244,9 +245,8 @@ func waitForTick(t *testing.T) {
 	}
 }
 
-// TestFault_F39_GCByTheSpecificationLeavesOthersAddresses: the plugins built in
-// collect garbage of 1.1.0 networks beside programs with state directories of
-// their own.
+// TestFault_F39_GCByTheSpecificationLeavesOthersAddresses: the built-in plugins
+// run GC for 1.1.0 networks beside programs with other state directories.
 func TestFault_F39_GCByTheSpecificationLeavesOthersAddresses(t *testing.T) {
 	h := newRealHost(t)
 	list := cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.1.0", "name": "net", "plugins": [
@@ -279,7 +279,7 @@ func TestFault_F39_GCByTheSpecificationLeavesOthersAddresses(t *testing.T) {
 	expect.NoError(t, err)
 	expect.Same(t, "files", names(), before)
 
-	// A reservation that has come back goes again.
+	// A reservation that has come back is removed again.
 	expect.NoError(t, mine.Remove(t.Context(), "c1", ""))
 	write("10.23.0.3", "c1\r\neth0")
 	report, err := mine.GC(t.Context(), cni.GCOptions{KeepNone: true})
@@ -293,8 +293,8 @@ func TestFault_F39_GCByTheSpecificationLeavesOthersAddresses(t *testing.T) {
 	}
 }
 
-// TestFault_F39_RemoveCompactsALongLedger: what is settled is left out, and a
-// reservation that has come back keeps its attachment in.
+// TestFault_F39_RemoveCompactsALongLedger: settled entries are dropped. A
+// reservation that has come back keeps its attachment's entry.
 func TestFault_F39_RemoveCompactsALongLedger(t *testing.T) {
 	s, r := leasing(t)
 	ledger := record.Open(s.Path("state", "embedcni", "attachments")).Ledger("tester")
@@ -307,7 +307,7 @@ func TestFault_F39_RemoveCompactsALongLedger(t *testing.T) {
 	for _, id := range []string{"back", "settled"} {
 		expect.NoError(t, ledger.Add(record.Line{Key: key(id), Dirs: []string{dir}}, record.Line{Key: key(id), Gone: true}))
 	}
-	expect.NoError(t, ledger.Add(record.Line{Key: key("unknown"), Gone: true})) // an earlier version's
+	expect.NoError(t, ledger.Add(record.Line{Key: key("unknown"), Gone: true})) // an earlier version's entry
 	path, err := filepath.Glob(s.Path("state", "embedcni", "attachments", "ledger.*"))
 	expect.NoError(t, err)
 	const long = 1 << 20
@@ -327,8 +327,8 @@ func TestFault_F39_RemoveCompactsALongLedger(t *testing.T) {
 		[]bool{true, false, true, true, true})
 }
 
-// TestFault_F50_StateThatIsNoFileHoldsUpNobody: a FIFO in the place of the
-// ledger or in libcni's cache is an error that names it.
+// TestFault_F50_StateThatIsNoFileHoldsUpNobody: if the ledger or an entry of
+// libcni's cache is a FIFO, the error names it.
 func TestFault_F50_StateThatIsNoFileHoldsUpNobody(t *testing.T) {
 	s, r := leasing(t, "c1")
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))

@@ -87,7 +87,8 @@ func TestAFailedSetupLeavesNoRecordAndNoPin(t *testing.T) {
 	s.WantClean(before)
 }
 
-// The issue's own proof: nothing but the id is known to who removes.
+// TestRealRemoveKnowsNothingButTheID: the caller of Remove passes nothing but
+// the ID.
 func TestRealRemoveKnowsNothingButTheID(t *testing.T) {
 	testhost.WantProcessAsBefore(t)
 	h := newRealHost(t)
@@ -101,7 +102,7 @@ func TestRealRemoveKnowsNothingButTheID(t *testing.T) {
 	expect.NoError(t, os.RemoveAll(h.Path("net.d")))
 	empty := h.Real()
 	expect.Same(t, "on record", testhost.Recorded(t, empty), []string{"c1/lo attached", "c1/eth0 attached"})
-	for range 2 { // the second time it is an id never seen
+	for range 2 { // the second time the ID is unknown
 		expect.NoError(t, empty.Remove(t.Context(), "c1", ""))
 	}
 	expect.Same(t, "on record", testhost.Recorded(t, empty), []string{})
@@ -176,7 +177,7 @@ func TestDuty_R17_R19_R20_R28_DELAndCHECKAsTheADDWas(t *testing.T) {
 func TestFault_F11_AnotherNamespaceAtTheSamePathIsNeverTouched(t *testing.T) {
 	s, r, path := attached(t)
 	s.RemoveNetNS("c1")
-	s.Container("c1") // somebody else's, by the same path
+	s.Container("c1") // another container's, with the same path
 	s.AddLink("c1", "eth0")
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	calls := s.TakeCalls()
@@ -188,7 +189,7 @@ func TestFault_F11_AnotherNamespaceAtTheSamePathIsNeverTouched(t *testing.T) {
 func TestRecordOfAnotherBootLeadsToNoNamespace(t *testing.T) {
 	s, r, path := attached(t)
 	s.ChangeRecord("c1", func(rec *record.Record) { rec.Boot = "another" })
-	// By chance its number and path are those of a namespace of this boot.
+	// By chance its number and path match a namespace of this boot.
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth1", "DEL p c1/eth0"})

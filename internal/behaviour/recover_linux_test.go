@@ -21,7 +21,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// restarted is the Runtime of a program that has been started again.
+// restarted returns the Runtime of a restarted program.
 func (s *stage) restarted(conf []byte, opts ...cni.Opt) *cni.Runtime {
 	s.T.Helper()
 	return s.Runtime(append([]cni.Opt{cni.WithOwner("tester"), cni.WithConfListBytes(conf)}, opts...)...)
@@ -36,7 +36,7 @@ func TestRecoverAdoptsWhatIsWell(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"CHECK p c1/eth0", "CHECK q c1/eth0"})
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 
-	// Where only a descriptor kept it, that was the last process's.
+	// If only a descriptor kept it, that was the last process's.
 	expect.NoError(t, netns.Remove(s.Pin("c1")))
 	testhost.WantRecover(t, r, adopted)
 	expect.Same(t, "kept", s.Pinned("c1"), true)
@@ -59,7 +59,7 @@ func TestRecoverRemovesWhatIsGone(t *testing.T) {
 	dels := []string{"DEL q c1/eth0", "DEL p c1/eth0"}
 	for what, tt := range map[string]struct {
 		happens func(s *stage)
-		netNS   string // that DEL is given
+		netNS   string // DEL's CNI_NETNS
 	}{
 		"killed in ADD": {func(s *stage) {
 			s.ChangeRecord("c1", func(rec *record.Record) { rec.Networks[0].State = record.Planned })
@@ -88,13 +88,13 @@ func TestRecoverRemovesWhatIsGone(t *testing.T) {
 	}
 }
 
-// TestFault_F35_RecoverKeepsWhatLives: whatever CHECK says or fails to say, an
-// attachment that was recorded as added stays as long as its namespace lives.
+// TestFault_F35_RecoverKeepsWhatLives: whatever CHECK reports, a recorded
+// attachment stays while its namespace lives.
 func TestFault_F35_RecoverKeepsWhatLives(t *testing.T) {
 	for what, tt := range map[string]struct {
 		happens func(s *stage)
 		opts    []cni.Opt
-		reason  string // of its being in Kept
+		reason  string // for being in Kept
 		is      error
 	}{
 		"CHECK fails":                             {happens: func(s *stage) { s.On("p", "CHECK", testhost.Says(5, "no")) }, reason: "failed (check): no (code 5)"},
@@ -135,7 +135,7 @@ func TestFault_F35_RecoverKeepsWhatLives(t *testing.T) {
 			if lines := log.Lines("WARN"); len(lines) == 0 || !strings.Contains(strings.Join(lines, ""), "c1") {
 				t.Errorf("warnings logged: %q", lines)
 			}
-			// It is the caller's to end it.
+			// The caller has to end it.
 			if err := os.Remove(s.Path("bin", "p")); !errors.Is(err, fs.ErrNotExist) {
 				expect.NoError(t, err)
 			}
@@ -146,17 +146,17 @@ func TestFault_F35_RecoverKeepsWhatLives(t *testing.T) {
 	}
 }
 
-// replacePlugin makes the plugin another file.
+// replacePlugin replaces the plugin's file.
 func (s *stage) replacePlugin(typ, content string, mode os.FileMode) {
 	s.T.Helper()
 	path := s.Path("bin", typ)
 	expect.NoError(s.T, os.Remove(path)) // a link to the test binary
 	expect.NoError(s.T, os.WriteFile(path, []byte(content), mode))
-	expect.NoError(s.T, os.Chmod(path, mode)) // whatever the umask
+	expect.NoError(s.T, os.Chmod(path, mode)) // despite the umask
 }
 
 // TestFault_F58_WhatAddDidNotMakeCannotBeMissed: the result names no interface
-// that the kernel would know by the attachment's name.
+// by which the kernel would know the attachment.
 func TestFault_F58_WhatAddDidNotMakeCannotBeMissed(t *testing.T) {
 	for what, interfaces := range map[string]string{
 		"loopback under another name": `[{"name": "lo", "sandbox": "/ns"}]`,
@@ -181,9 +181,9 @@ func TestFault_F58_WhatAddDidNotMakeCannotBeMissed(t *testing.T) {
 	}
 }
 
-// TestRecoverRemovesOnlyWhatWasToGo: an attachment beside the others that its
-// own Setup or Remove has left half done is no reason to detach a container that
-// lives.
+// TestRecoverRemovesOnlyWhatWasToGo: an attachment that its own Setup or Remove
+// left half done does not make Recover detach the other attachments of a
+// running container.
 func TestRecoverRemovesOnlyWhatWasToGo(t *testing.T) {
 	extra := func(rec *record.Record) *record.Network { return rec.Find("eth7") }
 	for what, tt := range map[string]struct {
@@ -227,8 +227,8 @@ func TestRecoverRemovesOnlyWhatWasToGo(t *testing.T) {
 	}
 }
 
-// TestAFailedRemovalOfAnAttachmentLeavesTheContainer: what else the container is
-// attached to stays, and what failed is tried again by Recover and by GC.
+// TestAFailedRemovalOfAnAttachmentLeavesTheContainer: the container's other
+// attachments stay. Recover and GC retry the removal.
 func TestAFailedRemovalOfAnAttachmentLeavesTheContainer(t *testing.T) {
 	s, r, conf := inhabited(t, "c1")
 	more := s.Network("more", "1.0.0", "r")
@@ -301,8 +301,8 @@ func TestRecoverSweepsADamagedRecord(t *testing.T) {
 	}
 }
 
-// TestRecoverKeepsADamagedRecordWithoutAMount: where mounts are not allowed,
-// nothing tells whether the container lives.
+// TestRecoverKeepsADamagedRecordWithoutAMount: without mounts nothing shows
+// whether the container lives.
 func TestRecoverKeepsADamagedRecordWithoutAMount(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	s.SpoilBase("c1", "{")
@@ -316,8 +316,8 @@ func TestRecoverKeepsADamagedRecordWithoutAMount(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/ unknown"})
 }
 
-// TestRecoverDiscardsWhatSaysNothing, unless a container may live in the namespace
-// that is kept for it: without the record GC would take its addresses for stale.
+// TestRecoverDiscardsWhatSaysNothing unless a container may live in its pinned
+// namespace. Without the record GC would treat its addresses as stale.
 func TestRecoverDiscardsWhatSaysNothing(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	expect.NoError(t, os.WriteFile(s.RecordFile("c1")+".json", nil, 0o600))
@@ -345,7 +345,7 @@ func TestSetupOverADamagedRecord(t *testing.T) {
 	s, r, _ := inhabited(t, "c1")
 	s.SpoilBase("c1", "{")
 	path := s.Path("netns", "c1")
-	// It lives, whatever is wanted beside it.
+	// It stays alive, whatever is added beside it.
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", path)(), cni.ErrAlreadyAttached)
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", path, cni.WithNetwork("net", cni.WithInterfaceName("eth7")))(), cni.ErrAlreadyAttached)
 	expect.Same(t, "calls", s.Took(), []string{})
@@ -355,8 +355,8 @@ func TestSetupOverADamagedRecord(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 }
 
-// TestRecoverLeavesALockedContainerForLast: a call of another process that hangs
-// on one container holds up no other, and is reported.
+// TestRecoverLeavesALockedContainerForLast: another process's call that hangs
+// on one container blocks no other container, and is reported.
 func TestRecoverLeavesALockedContainerForLast(t *testing.T) {
 	s := newStage(t)
 	conf := s.Network("net", "1.0.0", "p", "q")
@@ -381,14 +381,14 @@ func TestRecoverLeavesALockedContainerForLast(t *testing.T) {
 	why := report.Skipped["c1"]
 	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2", "c3"}, Skipped: map[string]error{"c1": why}})
 	expect.Is(t, why, cni.ErrBusy)
-	expect.Same(t, "calls", len(s.Took()), 4) // CHECK of both plugins of both
+	expect.Same(t, "calls", len(s.Took()), 4) // CHECK of both plugins for both
 	expect.NoError(t, process.Signal(syscall.SIGCONT))
 	letGo()
 	expect.Same(t, "the other runtime", expect.Await(t, "its end", done), "")
 }
 
-// killedRuntime is a stage on which a runtime was killed while its plugin p
-// does the action add for c1.
+// killedRuntime returns a stage whose runtime was killed while its plugin p ran
+// the action add for c1.
 func killedRuntime(t *testing.T, add scripted.Action) (s *stage, r *cni.Runtime, letGo func()) {
 	t.Helper()
 	s = newStage(t)
@@ -400,7 +400,7 @@ func killedRuntime(t *testing.T, add scripted.Action) (s *stage, r *cni.Runtime,
 	letGo = s.Arrive(gate)
 	expect.NoError(t, process.Kill())
 	expect.Same(t, "the runtime", expect.Await(t, "the end of the runtime", done), "signal: killed")
-	r = s.Runtime(cni.WithConfListBytes(conf)) // the same owner: the same program
+	r = s.Runtime(cni.WithConfListBytes(conf)) // same program, same owner
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attaching"})
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0"})
 	return s, r, letGo
@@ -474,6 +474,6 @@ func TestFault_F26_RealRecoverAfterReboot(t *testing.T) {
 	_, err := h.Real(conf).Setup(t.Context(), "c1", path, onePort)
 	expect.NoError(t, err)
 	h.reboot(path)
-	testhost.WantRecover(t, h.Real(), removed) // with nothing loaded
+	testhost.WantRecover(t, h.Real(), removed) // loads nothing
 	h.WantClean(files)
 }

@@ -15,11 +15,12 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// goCNIState is where go-cni has libcni's cache. It has no option for it.
+// goCNIState is the directory of go-cni's libcni cache. go-cni has no option
+// for it.
 const goCNIState = "/var/lib/cni"
 
-// newReleasing makes a host whose state directory is go-cni's, with the reference
-// plugins.
+// newReleasing makes a host with the reference plugins and go-cni's state
+// directory.
 func newReleasing(t *testing.T) *realHost {
 	t.Helper()
 	h := newRealHost(t)
@@ -28,8 +29,8 @@ func newReleasing(t *testing.T) *realHost {
 	return h
 }
 
-// goCNIsState makes the host's state directory go-cni's, in place of the one that
-// tests with default directories have left.
+// goCNIsState replaces the state directory that earlier tests with default
+// directories have left by an empty one of go-cni's.
 func goCNIsState(h *testhost.Host) {
 	h.T.Helper()
 	aside := goCNIState + ".aside"
@@ -47,7 +48,7 @@ func goCNIsState(h *testhost.Host) {
 	})
 }
 
-// named is a network whose backends are named; of unnamed none is.
+// named is a network whose backends are named. The one of unnamed names none.
 func (h *realHost) named() cni.Opt {
 	return h.podnet(`"ipMasq": true, "ipMasqBackend": "iptables", `, `"backend": "iptables", `, `, "backend": "iptables"`)
 }
@@ -59,7 +60,7 @@ func (h *realHost) podnet(masq, portmap, firewall string) cni.Opt {
 	return cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam")))
 }
 
-// everything is all there is on the host, with records and pins.
+// everything lists the whole host, including records and pins.
 func (h *realHost) everything() audit.Lines {
 	h.T.Helper()
 	return h.Host.Audit().Without(func(l string) bool {
@@ -67,8 +68,8 @@ func (h *realHost) everything() audit.Lines {
 	})
 }
 
-// wantRefused wants Release to refuse just this container for that reason, in
-// these words, and to change nothing.
+// wantRefused checks that Release refuses exactly this container for this
+// reason and with this text, and changes nothing.
 func (h *realHost) wantRefused(r *cni.Runtime, id string, is error, says string) {
 	h.T.Helper()
 	before := h.everything()
@@ -91,7 +92,7 @@ func (h *realHost) wantRefused(r *cni.Runtime, id string, is error, says string)
 	}
 }
 
-// wantReleased wants just these containers to be released.
+// wantReleased checks that exactly these containers are released.
 func (h *realHost) wantReleased(r *cni.Runtime, ids ...string) {
 	h.T.Helper()
 	report, err := r.Release(h.T.Context(), cni.ReleaseOptions{})
@@ -109,7 +110,7 @@ func (h *realHost) wantReleased(r *cni.Runtime, ids ...string) {
 	}
 }
 
-// wantKept wants a container's pin to lead where its path does.
+// wantKept checks that a container's pin and path lead to the same namespace.
 func (h *realHost) wantKept(id string) {
 	h.T.Helper()
 	pin, err := netns.Open(h.Pin(id))

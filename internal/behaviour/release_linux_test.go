@@ -22,8 +22,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// TestReleaseKeepsConnections: connections go on, and the program can still
-// remove a released container, as one that go-cni attached.
+// TestReleaseKeepsConnections: connections survive, and the program can still
+// remove a released container, like one that go-cni attached.
 func TestReleaseKeepsConnections(t *testing.T) {
 	h := newReleasing(t)
 	h.ProbeIPv6()
@@ -64,8 +64,9 @@ func TestReleaseKeepsConnections(t *testing.T) {
 	h.WantClean(before)
 }
 
-// TestReleaseOfWhatNeedNotBeRefused: an older record does not matter where the
-// backends are named, nor firewall's backend while it would be chosen again.
+// TestReleaseOfWhatNeedNotBeRefused: an older record does not matter if the
+// backends are named. Firewall's backend does not matter if the same one would
+// be chosen again.
 func TestReleaseOfWhatNeedNotBeRefused(t *testing.T) {
 	aBridge := testhost.Case{Plugins: []string{testhost.BridgeConf(masqNamed + testhost.HostLocal(testhost.V4Range))}}
 	for name, tt := range map[string]struct {
@@ -106,8 +107,8 @@ func TestReleaseOfWhatNeedNotBeRefused(t *testing.T) {
 	}
 }
 
-// TestReleaseWaitsForNoOtherCall: a container that is locked is refused, the rest
-// is released.
+// TestReleaseWaitsForNoOtherCall: a locked container is refused, and the others
+// are released.
 func TestReleaseWaitsForNoOtherCall(t *testing.T) {
 	h := newReleasing(t)
 	r := h.Runtime(h.named(), cni.WithBuiltinPlugins())
@@ -127,7 +128,8 @@ func TestReleaseWaitsForNoOtherCall(t *testing.T) {
 	h.wantReleased(r, "c1")
 }
 
-// TestReleaseBesideOtherCalls: containers come and go while others are released.
+// TestReleaseBesideOtherCalls: containers come and go while others are
+// released.
 func TestReleaseBesideOtherCalls(t *testing.T) {
 	h := newReleasing(t)
 	before := h.Audit()
@@ -183,8 +185,8 @@ func TestReleaseBesideOtherCalls(t *testing.T) {
 	h.WantClean(before)
 }
 
-// TestReleaseTouchesNothingOfOtherOwners, and refuses a container that two have
-// attached.
+// TestReleaseTouchesNothingOfOtherOwners and refuses a container that two
+// owners have attached.
 func TestReleaseTouchesNothingOfOtherOwners(t *testing.T) {
 	h := newReleasing(t)
 	lan := cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "lan", "plugins": [{"type": "macvlan", "master": "up0"}]}`))
@@ -208,8 +210,8 @@ func TestReleaseTouchesNothingOfOtherOwners(t *testing.T) {
 	}
 }
 
-// TestReleaseOfAPool: what a pool makes has an ID and a namespace that go-cni does
-// not know.
+// TestReleaseOfAPool: a pool's container has an ID and a namespace that go-cni
+// does not know.
 func TestReleaseOfAPool(t *testing.T) {
 	h := newReleasing(t)
 	r := h.Runtime(h.named(), cni.WithBuiltinPlugins())
@@ -237,7 +239,8 @@ func TestReleaseOfAPool(t *testing.T) {
 	h.wantReleased(r)
 }
 
-// TestReleaseFromAnotherHostNamespace: go-cni would delete in the caller's.
+// TestReleaseFromAnotherHostNamespace: go-cni would run the DEL in the
+// caller's.
 func TestReleaseFromAnotherHostNamespace(t *testing.T) {
 	h := newReleasing(t)
 	r := h.Runtime(h.named())
@@ -256,9 +259,9 @@ func TestReleaseFromAnotherHostNamespace(t *testing.T) {
 	h.wantReleased(named, "c1")
 }
 
-// TestReleaseKeptByADescriptor: where mounts are not allowed, the Runtime that
-// attached a container keeps its namespace by a descriptor, and no other can give
-// it up.
+// TestReleaseKeptByADescriptor: without mounts, the Runtime that attached a
+// container keeps its namespace with a descriptor. No other Runtime can close
+// that.
 func TestReleaseKeptByADescriptor(t *testing.T) {
 	s, r, conf := inhabited(t)
 	goCNIsState(s.Host)
@@ -290,8 +293,8 @@ func TestReleaseKeptByADescriptor(t *testing.T) {
 	expect.Same(t, "descriptors of the namespace", testhost.OpenAs(t, id), kept-1)
 }
 
-// identityOf is how records call a process that has no blank in its name: its
-// number, and when it was started.
+// identityOf returns a process's identity in records, its number and start
+// time. Its name must not contain blanks.
 func identityOf(pid int) (string, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -300,14 +303,14 @@ func identityOf(pid int) (string, error) {
 	return fmt.Sprint(pid, ":", strings.Fields(string(stat))[21]), nil
 }
 
-// TestReleaseThatCannotDeleteTheRecord keeps the container as it was.
+// TestReleaseThatCannotDeleteTheRecord leaves the container as it was.
 func TestReleaseThatCannotDeleteTheRecord(t *testing.T) {
 	h := newReleasing(t)
 	before := h.Audit()
 	r := h.Runtime(h.named())
 	c := h.attach(r, "c1", portOf(1))
 	file := h.RecordFile("c1") + ".json"
-	expect.NoError(t, unix.Mount(file, file, "", unix.MS_BIND, "")) // what is mounted on cannot be deleted
+	expect.NoError(t, unix.Mount(file, file, "", unix.MS_BIND, "")) // a mount point cannot be deleted
 	attached := h.Audit()
 	released, err := r.Release(t.Context(), cni.ReleaseOptions{})
 	expect.NoError(t, err)
@@ -327,8 +330,8 @@ func TestReleaseThatCannotDeleteTheRecord(t *testing.T) {
 	h.WantClean(before)
 }
 
-// TestReleaseThatWasKilled between the pin and the record: the container is on
-// record, is kept again, and can be released again.
+// TestReleaseThatWasKilled between the pin and the record: the container is
+// still recorded, is pinned again, and can be released again.
 func TestReleaseThatWasKilled(t *testing.T) {
 	h := newReleasing(t)
 	r := h.Runtime(h.named())
@@ -341,7 +344,7 @@ func TestReleaseThatWasKilled(t *testing.T) {
 	h.wantReleased(r, "c1")
 }
 
-// TestReleaseFails where it cannot look.
+// TestReleaseFails if it cannot read the state.
 func TestReleaseFails(t *testing.T) {
 	h := newReleasing(t)
 	r := h.Runtime(h.named())

@@ -24,17 +24,17 @@ import (
 // refusal is a container that go-cni could not remove completely.
 type refusal struct {
 	name    string
-	opts    func(h *realHost) []cni.Opt // of the runtime that attaches; nil: named
-	setup   []cni.NamespaceOpts         // nil: portOf(1)
-	spoil   func(h *realHost)           // what happens afterwards
-	release func(h *realHost) []cni.Opt // of the runtime that releases; nil: opts
-	as      string                      // how the report calls the container; empty: c1
-	is      error                       // what the refusal is
-	says    string                      // in which words
-	mend    func(h *realHost)           // before Remove can end the container
+	opts    func(h *realHost) []cni.Opt // of the runtime that attaches; nil means named
+	setup   []cni.NamespaceOpts         // nil means portOf(1)
+	spoil   func(h *realHost)           // runs after Setup
+	release func(h *realHost) []cni.Opt // of the runtime that releases; nil means opts
+	as      string                      // the container's ID in the report; empty means c1
+	is      error                       // sentinel of the refusal
+	says    string                      // its text
+	mend    func(h *realHost)           // runs before the final Remove
 }
 
-// builtIn attaches by built-in plugins to the network with these backends.
+// builtIn attaches with built-in plugins to a network with these backends.
 func builtIn(masq, portmap, firewall string) func(h *realHost) []cni.Opt {
 	return func(h *realHost) []cni.Opt {
 		return []cni.Opt{h.podnet(masq, portmap, firewall), cni.WithBuiltinPlugins()}
@@ -93,7 +93,7 @@ const (
 	firewallNamed = `, "backend": "iptables"`
 )
 
-// pluginRefusals are about the plugins.
+// pluginRefusals depend on the plugins.
 func pluginRefusals() []refusal {
 	return []refusal{
 		{name: "masquerading in our table", opts: builtIn(`"ipMasq": true, `, portmapNamed, firewallNamed),
@@ -135,7 +135,7 @@ func pluginRefusals() []refusal {
 	}
 }
 
-// recordRefusals are about the container as a whole, and its record.
+// recordRefusals depend on the container as a whole and its record.
 func recordRefusals() []refusal {
 	newer := damaged(fmt.Sprintf(`{"format":3,"record":{"containerID":"c1","owner":%q}}`, filepath.Base(os.Args[0])))
 	return []refusal{
@@ -167,7 +167,7 @@ func recordRefusals() []refusal {
 	}
 }
 
-// addToRecord puts members in front of the first of a record.
+// addToRecord inserts members before the first one of a record.
 func (h *realHost) addToRecord(id, members string) {
 	h.T.Helper()
 	data, err := os.ReadFile(h.RecordFile(id) + ".json")
@@ -176,7 +176,7 @@ func (h *realHost) addToRecord(id, members string) {
 	damaged(strings.Replace(base[17:], `"record":{`, `"record":{`+members, 1))(h)
 }
 
-// networkRefusals are about the loaded networks and libcni's cache.
+// networkRefusals depend on the loaded networks and libcni's cache.
 func networkRefusals() []refusal {
 	const noCache = "not in libcni's cache: podnet-c1-eth0: "
 	return []refusal{
@@ -216,8 +216,8 @@ func deleteLink(name string) error {
 	return netlink.LinkDel(link)
 }
 
-// TestFault_F34_ReleaseRefusesWhatGoCNICouldNotRemove, changes nothing of it, and
-// leaves it to Remove.
+// TestFault_F34_ReleaseRefusesWhatGoCNICouldNotRemove without changing
+// anything, and Remove can still remove it.
 func TestFault_F34_ReleaseRefusesWhatGoCNICouldNotRemove(t *testing.T) {
 	for _, tt := range slices.Concat(pluginRefusals(), recordRefusals(), networkRefusals()) {
 		t.Run(tt.name, func(t *testing.T) {

@@ -13,8 +13,8 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// retrying is a stage with a network of plugins p and q, and a Runtime that
-// tries it three times.
+// retrying returns a stage with a network of plugins p and q, and a Runtime
+// that makes three attempts.
 func retrying(t *testing.T) (s *stage, r *cni.Runtime, path string) {
 	t.Helper()
 	s = newStage(t)
@@ -84,7 +84,7 @@ func TestDuty_R41_NeverAnADDOnTopOfOneThatCouldNotBeUndone(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), oneAttempt)
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
 
-	// The next Setup begins with this one's leftovers.
+	// The next Setup begins with the leftovers of this one.
 	s.On("p", "DEL", scripted.Action{})
 	s.On("q", "ADD", scripted.Action{})
 	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())

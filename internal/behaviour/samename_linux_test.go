@@ -12,9 +12,9 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// sameNamed are two configurations of the name "net", of p (eth0) and of q (eth2),
-// with the network of l (eth1) between them, as Concourse has its IPv4 list, the
-// loopback network and its IPv6 list.
+// sameNamed returns two configurations with the name "net", of p (eth0) and of
+// q (eth2), with the network of l (eth1) between them. Concourse has its IPv4
+// list, the loopback network and its IPv6 list in that order.
 func sameNamed(t *testing.T, version string) (s *stage, load []cni.Opt, path string) {
 	t.Helper()
 	s = newStage(t)
@@ -31,7 +31,7 @@ func sameNamed(t *testing.T, version string) (s *stage, load []cni.Opt, path str
 	return s, load, s.Container("c1")
 }
 
-// withoutEnds are the beginnings of calls.
+// withoutEnds returns the begin lines of calls.
 func withoutEnds(lines []string) (begun []string) {
 	for _, l := range lines {
 		if !strings.HasPrefix(l, "end of ") {
@@ -41,9 +41,9 @@ func withoutEnds(lines []string) (begun []string) {
 	return begun
 }
 
-// TestFault_F32_TwoConfigurationsOfOneName, as Concourse uses them: both give
-// their interface its addresses, one after the other, and both are removed,
-// whether the container's namespace is known or not.
+// TestFault_F32_TwoConfigurationsOfOneName, as Concourse uses them: each gives
+// its interface addresses, one after the other. Both are removed, with or
+// without the container's namespace.
 func TestFault_F32_TwoConfigurationsOfOneName(t *testing.T) {
 	s, load, path := sameNamed(t, "1.0.0")
 	r := s.Runtime(load...)
@@ -56,7 +56,7 @@ func TestFault_F32_TwoConfigurationsOfOneName(t *testing.T) {
 			expect.NoError(t, err)
 			var order []string
 			for _, line := range s.Took() {
-				if !strings.Contains(line, " l ") { // the other network's runs beside them
+				if !strings.Contains(line, " l ") { // the other network's plugins run concurrently
 					order = append(order, line)
 				}
 			}
@@ -78,7 +78,8 @@ func TestFault_F32_TwoConfigurationsOfOneName(t *testing.T) {
 	}
 }
 
-// TestFault_F32_TheNameMeansAllOfIt, and the interface one of them.
+// TestFault_F32_TheNameMeansAllOfIt: the name selects all lists, and name and
+// interface select one.
 func TestFault_F32_TheNameMeansAllOfIt(t *testing.T) {
 	s, load, path := sameNamed(t, "1.0.0")
 	r := s.Runtime(load...)
@@ -104,8 +105,8 @@ func TestFault_F32_TheNameMeansAllOfIt(t *testing.T) {
 	expect.Same(t, "cache", s.Cached(), []string{})
 }
 
-// TestFault_F32_AnInterfaceThatDoesNotMeanOneIsRefused: neither may one list be
-// taken for the other, nor two get one interface.
+// TestFault_F32_AnInterfaceThatDoesNotMeanOneIsRefused: one list must not be
+// mistaken for the other, and two must not get the same interface.
 func TestFault_F32_AnInterfaceThatDoesNotMeanOneIsRefused(t *testing.T) {
 	s, load, path := sameNamed(t, "1.0.0")
 	r := s.Runtime(load...)
@@ -145,8 +146,8 @@ func TestFault_F32_ANetworkOfSeveralByItself(t *testing.T) {
 	expect.Same(t, "cache", s.Cached(), []string{})
 }
 
-// TestFault_F32_TheSecondOfANameFails: what the first has is undone with it in one
-// Setup, and stays where it was there before.
+// TestFault_F32_TheSecondOfANameFails: in the same Setup the first one is
+// undone too. An earlier attachment of the first stays.
 func TestFault_F32_TheSecondOfANameFails(t *testing.T) {
 	s, load, path := sameNamed(t, "1.0.0")
 	s.On("q", "ADD", testhost.Says(5, "no"))
@@ -169,8 +170,8 @@ func TestFault_F32_TheSecondOfANameFails(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 }
 
-// TestFault_F32_GoCNIsContainersOfTwoListsOfOneName have no record: libcni's cache
-// says which list each interface is of, in whatever order they are loaded now.
+// TestFault_F32_GoCNIsContainersOfTwoListsOfOneName have no record. libcni's
+// cache names each interface's list, regardless of the present order.
 func TestFault_F32_GoCNIsContainersOfTwoListsOfOneName(t *testing.T) {
 	s, load, path := sameNamed(t, "1.0.0")
 	_, err := s.Runtime(load...).Setup(t.Context(), "c1", path)
@@ -192,8 +193,8 @@ func TestFault_F32_GoCNIsContainersOfTwoListsOfOneName(t *testing.T) {
 	expect.Same(t, "cache", s.Cached(), []string{})
 }
 
-// TestFault_F32_GCOfOneListKeepsTheOthersAttachments, and STATUS says which list
-// it is about.
+// TestFault_F32_GCOfOneListKeepsTheOthersAttachments. STATUS names the list
+// that it reports on.
 func TestFault_F32_GCOfOneListKeepsTheOthersAttachments(t *testing.T) {
 	s, load, path := sameNamed(t, "1.1.0")
 	r := s.Runtime(load...)
@@ -221,12 +222,12 @@ func TestFault_F32_GCOfOneListKeepsTheOthersAttachments(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 }
 
-// TestFault_F32_AContainerRestartsWithBothLists, of the runtime that was killed.
+// TestFault_F32_AContainerRestartsWithBothLists of a killed runtime.
 func TestFault_F32_AContainerRestartsWithBothLists(t *testing.T) {
 	s, load, path := sameNamed(t, "1.0.0")
 	_, err := s.Runtime(load...).Setup(t.Context(), "c1", path)
 	expect.NoError(t, err)
-	s.RemoveNetNS("c1") // the machine's other end of it is gone, and the runtime was killed
+	s.RemoveNetNS("c1") // its peer is gone, and the runtime was killed
 	path = s.Container("c1")
 	s.Took()
 	_, err = s.Runtime(load...).SetupSerially(t.Context(), "c1", path)
@@ -237,8 +238,8 @@ func TestFault_F32_AContainerRestartsWithBothLists(t *testing.T) {
 	expect.Same(t, "cache", s.Cached(), []string{})
 }
 
-// TestFault_F32_ANetworkWithoutAName can be loaded, and no container be attached.
-// That there is one keeps no other container from being removed.
+// TestFault_F32_ANetworkWithoutAName can be loaded, but no container attached
+// to it. Its presence does not prevent the removal of other containers.
 func TestFault_F32_ANetworkWithoutAName(t *testing.T) {
 	s := newStage(t)
 	unnamed, net := cni.WithConfListBytes(s.Network("", "1.1.0", "p")), cni.WithConfListBytes(s.Network("net", "1.1.0", "q"))

@@ -11,13 +11,13 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// shapers are the host's devices of the plugin bandwidth.
+// shapers returns the plugin bandwidth's devices on the host.
 func (h *realHost) shapers() audit.Lines {
 	h.T.Helper()
 	return h.Audit().Without(func(l string) bool { return !strings.HasPrefix(l, "link bwp") })
 }
 
-// shaping is a network whose bandwidth is limited by the caller, or not.
+// shaping is a network whose bandwidth the caller may limit.
 func (h *realHost) shaping(network string) cni.Opt {
 	h.T.Helper()
 	c := testhost.Case{Plugins: []string{
@@ -31,8 +31,9 @@ func shaped(network, ifName string, limits cni.BandWidth) cni.NamespaceOpts {
 
 var sending = cni.BandWidth{EgressRate: 8e6, EgressBurst: 8e6}
 
-// Another interface of the container, without a limit or with one of its own, is
-// removed, or cannot be set up: the first one's limit stays.
+// TestFault_F48_TheLimitOfASiblingStays: another interface of the container,
+// with or without a limit, is removed or fails to set up. The first one's limit
+// stays.
 func TestFault_F48_TheLimitOfASiblingStays(t *testing.T) {
 	for kind, opt := range kindsOf() {
 		for name, limits := range map[string]cni.BandWidth{
@@ -47,7 +48,7 @@ func TestFault_F48_TheLimitOfASiblingStays(t *testing.T) {
 				first := h.shapers()
 				expect.Same(t, "devices", len(first), 1)
 				_, err := r.Setup(t.Context(), "c1", path, shaped("podnet", "eth1", limits))
-				// The reference plugin has but one name.
+				// The reference plugin has only one name.
 				if refused := kind == "executables" && name == "egress"; refused != (err != nil) {
 					t.Errorf("Setup of eth1: %v", err)
 				}
@@ -64,8 +65,8 @@ func TestFault_F48_TheLimitOfASiblingStays(t *testing.T) {
 	}
 }
 
-// Network "pod" and container "net1x" have the device's name from the same text
-// as "podn" and "et1x".
+// TestFault_F48_TheLimitOfACollidingNameStays: network "pod" and container
+// "net1x" make the same device name as "podn" and "et1x".
 func TestFault_F48_TheLimitOfACollidingNameStays(t *testing.T) {
 	for kind, opt := range kindsOf() {
 		for name, limits := range map[string]cni.BandWidth{"no limit": {}, "egress": sending} {
@@ -90,8 +91,9 @@ func TestFault_F48_TheLimitOfACollidingNameStays(t *testing.T) {
 	}
 }
 
-// An ADD that was killed before it had answered leaves a device of which no
-// result says anything: it goes, unless a sibling has made it.
+// TestFault_F48_TheDeviceOfAKilledAddGoes: an ADD killed before its answer
+// leaves a device that no result names. It is removed, unless it belongs to a
+// sibling.
 func TestFault_F48_TheDeviceOfAKilledAddGoes(t *testing.T) {
 	for kind, opt := range kindsOf() {
 		t.Run(kind, func(t *testing.T) {

@@ -71,7 +71,7 @@ func TestDuty_R40_StatusesAtOnceShareOneRun(t *testing.T) {
 	for range 50 {
 		all = append(all, testhost.Begin(r.Status))
 	}
-	expect.Is(t, r.StatusContext(ctx), context.Canceled) // gives up alone
+	expect.Is(t, r.StatusContext(ctx), context.Canceled) // only this caller gives up
 	joined := s.Blocked(".(*snapshot).askStatus", 51)
 	letGo()
 	for _, done := range append(all, first) {
@@ -108,7 +108,7 @@ func TestDuty_R40_StatusContextEndsWithItsContextAndOthersGetTheAnswer(t *testin
 	letGo()
 	expect.NoError(t, expect.Await(t, "the other", second))
 	expect.NoError(t, r.Status())
-	if n := len(s.Took()); n > 2 { // the second may have come after the first was over
+	if n := len(s.Took()); n > 2 { // the second call may start after the first has ended
 		t.Errorf("%d calls", n)
 	}
 }

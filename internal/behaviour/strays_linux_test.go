@@ -24,8 +24,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// poolOfTheDead is a stage with a container c1 that a pool has made in a process
-// that has ended since. It returns the container's path.
+// poolOfTheDead returns a stage with a container c1 made by a pool whose
+// process has ended. It also returns the container's path.
 func poolOfTheDead(t *testing.T) (s *stage, conf []byte, path string) {
 	t.Helper()
 	s = newStage(t)
@@ -35,7 +35,7 @@ func poolOfTheDead(t *testing.T) (s *stage, conf []byte, path string) {
 	if !filepath.IsAbs(path) {
 		t.Fatalf("the other runtime says %q", path)
 	}
-	t.Cleanup(func() { // what the test does not remove, the next one of the pool among it
+	t.Cleanup(func() { // leftovers of the test, including the pool's next container
 		for _, name := range s.PoolFiles() {
 			expect.NoError(t, netns.Remove(s.PoolPath(name)))
 		}
@@ -62,7 +62,7 @@ func (s *stage) addLinkAt(path, name string) (mac string) {
 	return link.Attrs().HardwareAddr.String()
 }
 
-// inhabit has a process live in the namespace at path until leave is called.
+// inhabit runs a process in the namespace at path until leave is called.
 func (s *stage) inhabit(path string) (leave func()) {
 	s.T.Helper()
 	ns, err := netns.Open(path)
@@ -87,8 +87,8 @@ func isNetNS(path string) bool {
 	return err == nil && ns.Close() == nil
 }
 
-// TestFault_F59_AStateDirectorySpelledAnotherWayHarmsNoPool: neither by its own
-// program nor by another, nor where the record has the other spelling.
+// TestFault_F59_AStateDirectorySpelledAnotherWayHarmsNoPool: neither its own
+// program nor another harms it, even if the record has the other spelling.
 func TestFault_F59_AStateDirectorySpelledAnotherWayHarmsNoPool(t *testing.T) {
 	for what, recorded := range map[string]func(s *stage, path string) string{
 		"when it recovers":               func(_ *stage, path string) string { return path },
@@ -101,7 +101,7 @@ func TestFault_F59_AStateDirectorySpelledAnotherWayHarmsNoPool(t *testing.T) {
 			s.ChangeRecord("c1", func(rec *record.Record) { rec.NetNS.Path = recorded(s, path) })
 			for _, owner := range []string{"other", filepath.Base(os.Args[0])} {
 				if owner != "other" && strings.HasSuffix(what, "that went") {
-					return // by its record its own program cannot find it
+					return // its own program cannot find it by the record
 				}
 				r := s.restarted(conf, cni.WithStateDir(s.Path("link")), cni.WithOwner(owner))
 				report, err := r.Recover(t.Context())
@@ -116,7 +116,8 @@ func TestFault_F59_AStateDirectorySpelledAnotherWayHarmsNoPool(t *testing.T) {
 	}
 }
 
-// TestThePathOfAPoolIsWithoutSymbolicLinks, whatever is told of the directory.
+// TestThePathOfAPoolIsWithoutSymbolicLinks, even if the configured directory
+// has some.
 func TestThePathOfAPoolIsWithoutSymbolicLinks(t *testing.T) {
 	s := newStage(t)
 	expect.NoError(t, os.Mkdir(s.Path("real"), 0o700))
@@ -133,8 +134,8 @@ func TestThePathOfAPoolIsWithoutSymbolicLinks(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 }
 
-// TestFault_F59_ADamagedRecordKeepsTheNamespacesOfAPool: it may be the record of
-// one of them.
+// TestFault_F59_ADamagedRecordKeepsTheNamespacesOfAPool: it may belong to one
+// of them.
 func TestFault_F59_ADamagedRecordKeepsTheNamespacesOfAPool(t *testing.T) {
 	s, conf, path := poolOfTheDead(t)
 	whole, err := os.ReadFile(s.RecordFile("c1") + ".json")
@@ -156,7 +157,7 @@ func TestFault_F59_ADamagedRecordKeepsTheNamespacesOfAPool(t *testing.T) {
 	expect.NoError(t, s.restarted(conf).Remove(t.Context(), "c1", ""))
 }
 
-// TestFault_F59_NoNamespaceWithAProcessInItIsAStray, whatever records say.
+// TestFault_F59_NoNamespaceWithAProcessInItIsAStray, whatever the records say.
 func TestFault_F59_NoNamespaceWithAProcessInItIsAStray(t *testing.T) {
 	s, conf, path := poolOfTheDead(t)
 	expect.NoError(t, os.Remove(s.RecordFile("c1")+".json")) // as if a disk had lost it
@@ -173,7 +174,8 @@ func TestFault_F59_NoNamespaceWithAProcessInItIsAStray(t *testing.T) {
 	expect.Same(t, "there, without them", []bool{exists(t, path), exists(t, pin)}, []bool{false, false})
 }
 
-// TestRemoveLeavesANamespaceThatIsAnothersNow, at the path of a pool's container.
+// TestRemoveLeavesANamespaceThatIsAnothersNow at the path of a pool's
+// container.
 func TestRemoveLeavesANamespaceThatIsAnothersNow(t *testing.T) {
 	s, conf, path := poolOfTheDead(t)
 	expect.NoError(t, netns.Remove(path))
@@ -183,9 +185,9 @@ func TestRemoveLeavesANamespaceThatIsAnothersNow(t *testing.T) {
 	expect.Same(t, "the other one is mounted", isNetNS(path), true)
 }
 
-// elsewhereMounted is a stage with c1, that lives, with a process in it, and of
-// which neither path nor pin is seen, as by a program that was started again in
-// another mount namespace.
+// elsewhereMounted returns a stage on which c1 lives with a process inside, but
+// its path and pin are invisible, as for a program restarted in another mount
+// namespace.
 func elsewhereMounted(t *testing.T) (s *stage, conf []byte, leave func()) {
 	t.Helper()
 	return elsewhereMountedWith(t, (*stage).inhabit)
@@ -206,7 +208,7 @@ func elsewhereMountedWith(t *testing.T, inhabit func(s *stage, path string) (lea
 	return s, conf, leave
 }
 
-// hide leaves the empty files of a container's path and pin.
+// hide replaces a container's path and pin by empty files.
 func (s *stage) hide(id string) {
 	s.T.Helper()
 	expect.NoError(s.T, netns.Unpin(s.Path("netns", id)))
@@ -221,7 +223,7 @@ func TestFault_F59_AContainerThatIsMountedElsewhereLives(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"CHECK p c1/eth0", "CHECK q c1/eth0"})
 	expect.Same(t, "kept again", isNetNS(s.Pin("c1")), true)
 
-	// Its DEL runs in there.
+	// Its DEL runs inside.
 	s.hide("c1")
 	gate := s.Gate("q")
 	s.On("q", "DEL", scripted.Action{Block: gate})
@@ -235,9 +237,9 @@ func TestFault_F59_AContainerThatIsMountedElsewhereLives(t *testing.T) {
 	leave()
 }
 
-// TestFault_F59_ANumberThatIsGivenAgainIsNoContainer: a process in a namespace
-// with the recorded number, in which nothing is the container's, is left alone,
-// and so is the container until somebody says that it is gone.
+// TestFault_F59_ANumberThatIsGivenAgainIsNoContainer: a namespace with the
+// recorded number holds a process but nothing of the container's. It is left
+// alone, and so is the container, until the caller says that it is gone.
 func TestFault_F59_ANumberThatIsGivenAgainIsNoContainer(t *testing.T) {
 	s, conf, leave := elsewhereMounted(t)
 	s.ChangeRecord("c1", func(rec *record.Record) {
@@ -261,7 +263,7 @@ func TestFault_F59_ANumberThatIsGivenAgainIsNoContainer(t *testing.T) {
 	leave()
 }
 
-// TestAContainerThatNobodyIsInIsGone, where neither path nor pin leads there.
+// TestAContainerThatNobodyIsInIsGone if neither path nor pin leads to it.
 func TestAContainerThatNobodyIsInIsGone(t *testing.T) {
 	s, conf, leave := elsewhereMounted(t)
 	leave()
@@ -269,8 +271,8 @@ func TestAContainerThatNobodyIsInIsGone(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
 }
 
-// TestFault_F52_APinThatIsRemovedInAnotherMountNamespaceIsGoneInAll: its file is
-// deleted, and nothing stays mounted on it.
+// TestFault_F52_APinThatIsRemovedInAnotherMountNamespaceIsGoneInAll: its file
+// is deleted, and nothing stays mounted on it.
 func TestFault_F52_APinThatIsRemovedInAnotherMountNamespaceIsGoneInAll(t *testing.T) {
 	s, r, _ := inhabited(t, "c1")
 	expect.Same(t, "kept", isNetNS(s.Pin("c1")), true)
@@ -288,7 +290,7 @@ func TestFault_F52_APinThatIsRemovedInAnotherMountNamespaceIsGoneInAll(t *testin
 }
 
 // TestRecoverDeletesSpareFiles: earlier versions kept the files of records and
-// pins to use them again, some of them with a mount.
+// pins for reuse, some with a mount.
 func TestRecoverDeletesSpareFiles(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	pins := filepath.Dir(s.Pin("c1"))
@@ -301,8 +303,8 @@ func TestRecoverDeletesSpareFiles(t *testing.T) {
 	}
 }
 
-// onCopiedMounts runs f on a thread of its own that has a private copy of all
-// mounts. The thread ends with it.
+// onCopiedMounts runs f on a separate thread with a private copy of all mounts.
+// The thread ends with f.
 func onCopiedMounts(f func() error) error {
 	done := make(chan error, 1)
 	go func() {

@@ -8,9 +8,9 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// TestRealRemoveByExecutablesSweepsOurTable: without a backend in the
-// configuration built-in plugins use a table that executables know nothing of,
-// and records of earlier versions do not say which of them attached.
+// TestRealRemoveByExecutablesSweepsOurTable: if the configuration names no
+// backend, built-in plugins use a table that executables do not know. Records
+// of earlier versions do not name the kind that attached.
 func TestRealRemoveByExecutablesSweepsOurTable(t *testing.T) {
 	h := newRealHost(t)
 	c := testhost.Case{Plugins: []string{

@@ -16,7 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// nicState are the settings of an interface that tuning changes.
+// nicState holds the settings of an interface that tuning changes.
 type nicState struct {
 	Name, MAC       string
 	MTU, TxQLen     int
@@ -31,8 +31,8 @@ func (h *realHost) nic(name string) nicState {
 	return nicState{a.Name, a.HardwareAddr.String(), a.MTU, a.TxQLen, a.Promisc != 0, a.Allmulti != 0}
 }
 
-// tuningConf changes all that tuning can. It has a script, should it be replaced
-// by a scripted plugin.
+// tuningConf changes everything that tuning can change. It includes a script
+// for a scripted replacement.
 func (h *realHost) tuningConf() string {
 	return `{"type": "tuning", "mac": "0a:58:0a:4d:00:02", "mtu": 1400, "promisc": true, "txQLen": 77, "allmulti": true,
 		"dataDir": "` + h.Path("tuning") + `", "script": "` + h.Path("script-tuning") + `"}`
@@ -45,8 +45,8 @@ func (h *realHost) wantNoBackup() {
 	expect.Same(h.T, "backups", len(files), 0)
 }
 
-// stickTuning has a scripted plugin do the DEL of tuning for a container that is
-// attached, which does nothing but this.
+// stickTuning replaces tuning by a scripted plugin, whose DEL for the attached
+// container does nothing but this action.
 func (h *realHost) stickTuning(id string, del scripted.Action) {
 	h.T.Helper()
 	h.Plugin(scripted.Script{Verbs: map[string]scripted.Action{"DEL": del}}, "tuning")
@@ -78,7 +78,8 @@ func TestFault_F46_AnInterfaceOfTheHostsIsBackAsItWas(t *testing.T) {
 	}
 }
 
-// The container has renamed the interface, or moved it on.
+// TestFault_F46_AnInterfaceThatWasHiddenIsBackAsItWas: the container has
+// renamed the interface or moved it on.
 func TestFault_F46_AnInterfaceThatWasHiddenIsBackAsItWas(t *testing.T) {
 	for kind, opt := range kindsOf() {
 		for name, hide := range map[string]func(h *realHost, path string){
@@ -104,7 +105,7 @@ func TestFault_F46_AnInterfaceThatWasHiddenIsBackAsItWas(t *testing.T) {
 	}
 }
 
-// Where the interface goes with the attachment, the backup does too.
+// TestFault_F46_NoBackupIsLeft if the interface disappears with the attachment.
 func TestFault_F46_NoBackupIsLeft(t *testing.T) {
 	for name, first := range map[string]string{
 		"bridge":  testhost.BridgeConf(testhost.HostLocal(testhost.V4Range)),
@@ -125,8 +126,9 @@ func TestFault_F46_NoBackupIsLeft(t *testing.T) {
 	}
 }
 
-// What becomes of an interface that another plugin has made nobody knows: that
-// tuning failed is an error, once.
+// TestFault_F46_TheSweepVouchesForNoInterfaceThatItDoesNotKnow: nobody knows
+// the state of an interface that another plugin has made. The failure of tuning
+// is reported once.
 func TestFault_F46_TheSweepVouchesForNoInterfaceThatItDoesNotKnow(t *testing.T) {
 	h := newRealHost(t)
 	h.VethPair("up0", "up1")
@@ -151,7 +153,8 @@ func TestFault_F46_TheSweepVouchesForNoInterfaceThatItDoesNotKnow(t *testing.T) 
 	h.wantNoBackup()
 }
 
-// A backup that cannot be put back stays, with the record, until CleanUp.
+// TestFault_F46_WhatCannotBePutBackIsReported: its backup stays with the record
+// until CleanUp.
 func TestFault_F46_WhatCannotBePutBackIsReported(t *testing.T) {
 	h := newRealHost(t)
 	h.VethPair("up0", "up1")

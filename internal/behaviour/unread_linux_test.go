@@ -23,7 +23,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// wantUntouched wants an error that says that nothing was done, and why.
+// wantUntouched checks for an error that says that nothing was done, and why.
 func wantUntouched(t testing.TB, what string, err error, newer bool, causes ...error) {
 	t.Helper()
 	var e *cni.RecordError
@@ -33,7 +33,7 @@ func wantUntouched(t testing.TB, what string, err error, newer bool, causes ...e
 	expect.Is(t, err, causes...)
 }
 
-// untouchedBy wants every call for c1 to be refused, and to run nothing.
+// untouchedBy checks that every call for c1 is refused and runs no plugin.
 func (s *stage) untouchedBy(r *cni.Runtime, newer bool, causes ...error) {
 	s.T.Helper()
 	path := s.Path("netns", "c1")
@@ -55,15 +55,15 @@ func (s *stage) untouchedBy(r *cni.Runtime, newer bool, causes ...error) {
 	expect.Same(s.T, "kept", s.Pinned("c1"), true)
 }
 
-// TestFault_F44_ARecordThatCannotBeReadCostsOneContainer, which is kept; the
-// others are managed as ever.
+// TestFault_F44_ARecordThatCannotBeReadCostsOneContainer: that one is kept, and
+// the others are managed as usual.
 func TestFault_F44_ARecordThatCannotBeReadCostsOneContainer(t *testing.T) {
 	for cause, spoil := range testhost.Unread() {
 		t.Run(unix.ErrnoName(cause), func(t *testing.T) {
 			s, r, conf := inhabited(t, "c1", "c2")
 			name := "record " + testhost.Hashed("c1")
 			mend := spoil(s.Host, s.RecordFile("c1")+".json")
-			for _, owner := range []string{"tester", "other"} { // nobody can say whose it is
+			for _, owner := range []string{"tester", "other"} { // its owner is unknown
 				report, err := s.restarted(conf, cni.WithOwner(owner)).Recover(t.Context())
 				expect.NoError(t, err)
 				expect.Same(t, owner+": removed", report.Removed, nil)
@@ -79,7 +79,7 @@ func TestFault_F44_ARecordThatCannotBeReadCostsOneContainer(t *testing.T) {
 			expect.Same(t, "on record", on, []string{"/ unknown", "c2/eth0 attached"})
 
 			report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
-			expect.Is(t, err, cause) // plugins are not told what is attached
+			expect.Is(t, err, cause) // plugins get no incomplete list of attachments
 			expect.Same(t, "removed", report.Removed, []string{"c2"})
 			wantUntouched(t, "GC", report.Skipped[name], false, cause)
 			expect.Same(t, "calls", s.Took(), []string{"DEL q c2/eth0", "DEL p c2/eth0"})
@@ -114,7 +114,7 @@ func recoverWithFew(t *testing.T, damaged bool) {
 	for ; ; limit++ {
 		few := all
 		few.Cur = limit
-		r := s.restarted(conf) // knows nothing yet
+		r := s.restarted(conf) // has read nothing yet
 		expect.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
 		report, err := r.Recover(t.Context())
 		collected, gerr := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2", "c3"}})
@@ -140,8 +140,8 @@ func recoverWithFew(t *testing.T, damaged bool) {
 	}
 }
 
-// TestFault_F59_AWarmContainerOfARecordThatCannotBeReadStays: killed between two
-// steps of taking it from a pool, the runtime has left both records.
+// TestFault_F59_AWarmContainerOfARecordThatCannotBeReadStays: a runtime killed
+// between two steps of taking it from a pool has left both records.
 func TestFault_F59_AWarmContainerOfARecordThatCannotBeReadStays(t *testing.T) {
 	s, _, conf := inhabited(t, "c1", "warm-1")
 	s.ChangeRecord("warm-1", func(rec *record.Record) { rec.Warm, rec.Runtime, rec.Life = true, "1:1", "" })
@@ -175,8 +175,8 @@ func (s *stage) age(id string) []byte {
 	return data
 }
 
-// TestFault_F43_ARecordOfANewerVersionIsLeftAlone by its owner and by others, who
-// say so; the rest goes on.
+// TestFault_F43_ARecordOfANewerVersionIsLeftAlone by its owner and by others,
+// who report it. Other containers are unaffected.
 func TestFault_F43_ARecordOfANewerVersionIsLeftAlone(t *testing.T) {
 	s, r, conf := inhabited(t, "c1", "c2")
 	content := s.age("c1")
@@ -209,8 +209,8 @@ func TestFault_F43_ARecordOfANewerVersionIsLeftAlone(t *testing.T) {
 	s.DelLink("c1", "eth0") // fails if it was removed
 }
 
-// TestFault_F43_ASetupKeepsWhatANewerVersionHasNoted in the record of a container
-// to which it adds an interface.
+// TestFault_F43_ASetupKeepsWhatANewerVersionHasNoted in the record of a
+// container that gets another interface.
 func TestFault_F43_ASetupKeepsWhatANewerVersionHasNoted(t *testing.T) {
 	s, r, _ := inhabited(t, "c1")
 	path := s.RecordFile("c1") + ".json"
@@ -231,7 +231,7 @@ func TestFault_F43_ASetupKeepsWhatANewerVersionHasNoted(t *testing.T) {
 	}
 }
 
-// panics is a caller's log handler that fails for messages like this one.
+// panics is a caller's log handler that panics on messages like this one.
 type panics struct {
 	slog.Handler
 	at string
@@ -246,8 +246,8 @@ func (p panics) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestFault_F44_APanicReleasesWhatIsHeld: a program that catches one, as servers
-// do, attaches containers afterwards.
+// TestFault_F44_APanicReleasesWhatIsHeld: a program that recovers from a panic,
+// as servers do, can still attach containers.
 func TestFault_F44_APanicReleasesWhatIsHeld(t *testing.T) {
 	for what, call := range map[string]func(s *stage, r *cni.Runtime){
 		"Recover": func(s *stage, r *cni.Runtime) { _, _ = r.Recover(s.T.Context()) },
@@ -272,8 +272,8 @@ func TestFault_F44_APanicReleasesWhatIsHeld(t *testing.T) {
 	}
 }
 
-// TestFault_F62_SeveralThatRecoverAtOnce do not fail because another one has just
-// cleaned up what they were about to.
+// TestFault_F62_SeveralThatRecoverAtOnce: none fails because another one has
+// just cleaned up the same container.
 func TestFault_F62_SeveralThatRecoverAtOnce(t *testing.T) {
 	s := newStage(t)
 	const rounds, crowd, things = 30, 4, 8
@@ -282,11 +282,11 @@ func TestFault_F62_SeveralThatRecoverAtOnce(t *testing.T) {
 			id := fmt.Sprint("gone-", i)
 			s.Write("state/embedcni/attachments/"+testhost.Hashed(id)+".json.new", "")
 			s.Write("state/embedcni/attachments/netns/"+testhost.Hashed(id), "")
-			s.Write(fmt.Sprintf("state/embedcni/attachments/pool/1:%d/warm-x", i+1), "") // of processes that are dead
+			s.Write(fmt.Sprintf("state/embedcni/attachments/pool/1:%d/warm-x", i+1), "") // of dead processes
 		}
 		begun, done := make(chan struct{}), make(chan error, crowd)
 		for range crowd {
-			r := s.Runtime() // with locks of its own, as in another process
+			r := s.Runtime() // with separate locks, as in another process
 			go func() {
 				<-begun
 				report, err := r.Recover(t.Context())
@@ -308,8 +308,8 @@ func TestFault_F62_SeveralThatRecoverAtOnce(t *testing.T) {
 	expect.Same(t, "left", left, nil)
 }
 
-// TestFault_F44_APanicCostsOneContainer: containers are recovered in goroutines,
-// in which nobody else could catch it.
+// TestFault_F44_APanicCostsOneContainer: containers are recovered in
+// goroutines, where the caller could not recover from a panic.
 func TestFault_F44_APanicCostsOneContainer(t *testing.T) {
 	s, _, conf := inhabited(t, "c1", "c2")
 	s.DelLink("c1", "eth0")
@@ -321,8 +321,8 @@ func TestFault_F44_APanicCostsOneContainer(t *testing.T) {
 	}
 }
 
-// TestFault_F59_ANamespaceThatCannotBeOpenedIsNotGone, where the record is damaged
-// and only the pin leads there.
+// TestFault_F59_ANamespaceThatCannotBeOpenedIsNotGone if the record is damaged
+// and only the pin leads to it.
 func TestFault_F59_ANamespaceThatCannotBeOpenedIsNotGone(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	s.SpoilBase("c1", "{")

@@ -19,8 +19,8 @@ func TestNewRemembers(t *testing.T) {
 	}
 }
 
-// TestEveryPluginIsInTheTable of what is known about types. Without a row there,
-// nothing that the plugin makes is swept.
+// TestEveryPluginIsInTheTable of known types. Without a row, nothing that the
+// plugin makes is swept.
 func TestEveryPluginIsInTheTable(t *testing.T) {
 	for typ := range plugins {
 		if Lookup(typ) == nil || !known.Has(typ) {

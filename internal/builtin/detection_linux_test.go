@@ -15,10 +15,11 @@ import (
 	"github.com/embedcni/cni/internal/nettest"
 )
 
-// taken99 asks for the address that the LAN's own machine has.
+// taken99 requests the address of the LAN's own machine.
 const taken99 = `{"type": "static", "addresses": [{"address": "fd00::99/64"}]}`
 
-// wantNothingLeft runs an ADD, which must fail, and looks for what is left of it.
+// wantNothingLeft runs an ADD, which must fail, and checks that it leaves
+// nothing behind.
 func (m *machine) wantNothingLeft(t *testing.T, add func() error, want string) {
 	t.Helper()
 	host, container := plugintest.Audit(t, m.host), plugintest.Audit(t, m.container, m.dir)
@@ -59,8 +60,8 @@ func (m *machine) whenThere(t *testing.T, fn func()) (done chan struct{}) {
 	return done
 }
 
-// TestFault_F53_ACarrierThatComesLateIsWaitedFor: hardware that was down agrees on
-// a speed first, and nobody can be asked before.
+// TestFault_F53_ACarrierThatComesLateIsWaitedFor: hardware that was down first
+// negotiates a speed, and cannot send before.
 func TestFault_F53_ACarrierThatComesLateIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	lan := plugintest.NewLAN(t)
@@ -72,12 +73,13 @@ func TestFault_F53_ACarrierThatComesLateIsWaitedFor(t *testing.T) {
 		plugged := m.whenThere(t, func() { nettest.SetUp(t, lan.Machine, "port1") })
 		_, err := m.Run(t.Context(), "ADD", m.call)
 		<-plugged
-		nettest.Change(t, lan.Machine, "port1", setDown) // as it was
+		nettest.Change(t, lan.Machine, "port1", setDown) // restore
 		return err
 	}, "fd00::99/64 belongs to another machine")
 }
 
-// TestFault_F53_ACallThatIsCancelledLeavesNothing, also while others are asked.
+// TestFault_F53_ACallThatIsCancelledLeavesNothing, even during duplicate
+// detection.
 func TestFault_F53_ACallThatIsCancelledLeavesNothing(t *testing.T) {
 	for typ := range lanTypes {
 		t.Run(typ, func(t *testing.T) {
@@ -95,8 +97,8 @@ func TestFault_F53_ACallThatIsCancelledLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestFault_F53_AMACAddressThatAnotherMachineHasIsRefused: its link-local address
-// is that machine's, too.
+// TestFault_F53_AMACAddressThatAnotherMachineHasIsRefused: that machine also
+// has the link-local address.
 func TestFault_F53_AMACAddressThatAnotherMachineHasIsRefused(t *testing.T) {
 	t.Parallel()
 	lan := plugintest.NewLAN(t)
@@ -112,7 +114,7 @@ func TestFault_F53_AMACAddressThatAnotherMachineHasIsRefused(t *testing.T) {
 }
 
 // TestFault_F53_TheAdministratorSaysHowDuplicatesAreLookedFor: ADD waits for as
-// long as that takes, which is nothing where they are not looked for.
+// long as the configured detection takes, and not at all if it is off.
 func TestFault_F53_TheAdministratorSaysHowDuplicatesAreLookedFor(t *testing.T) {
 	for name, tt := range map[string]struct {
 		set         string
@@ -120,7 +122,7 @@ func TestFault_F53_TheAdministratorSaysHowDuplicatesAreLookedFor(t *testing.T) {
 	}{
 		"off":                      {"accept_dad=0", 0, time.Second},
 		"longer than 5 s":          {"dad_transmits=6", 6 * time.Second, time.Minute},
-		"without a solicitation":   {"dad_transmits=0", 0, time.Minute}, // the kernel's delay is left
+		"without a solicitation":   {"dad_transmits=0", 0, time.Minute}, // the kernel's delay remains
 		"used before it has ended": {"optimistic_dad=1", time.Second, time.Minute},
 	} {
 		for _, typ := range []string{"macvlan", "host-device"} {

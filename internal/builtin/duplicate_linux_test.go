@@ -21,12 +21,11 @@ type machine struct {
 	plugintest.Side
 	host, container *netns.Handle
 	call            plugintest.Call
-	dir             string // host-local's
+	dir             string // host-local's directory
 }
 
-// lanTypes are the plugins that put a container on the LAN of its host, by an
-// interface lan0. For bridge that is one that an administrator has made, with an
-// uplink.
+// lanTypes are the plugins that put a container on its host's LAN, through the
+// interface lan0. For bridge, an administrator has made lan0 with an uplink.
 var lanTypes = map[string]string{
 	"macvlan":     `"type": "macvlan", "master": "lan0"`,
 	"host-device": `"type": "host-device", "device": "lan0"`,
@@ -50,7 +49,7 @@ func newMachine(t *testing.T, lan *plugintest.LAN, typ, ipam string) *machine {
 	return m
 }
 
-// addresses are those of the container's interface.
+// addresses returns those of the container's interface.
 func (m *machine) addresses(t *testing.T) []links.Address {
 	t.Helper()
 	c, err := links.Dial(m.container)
@@ -69,8 +68,8 @@ func (m *machine) addresses(t *testing.T) []links.Address {
 	return all
 }
 
-// taken are IPAM configurations of two machines that give both a container with
-// the address fd00::2.
+// taken has pairs of IPAM configurations. Both machines of a pair give a
+// container the address fd00::2.
 var taken = map[string][2]string{
 	"with a gateway": {
 		`{"type": "host-local", "dataDir": "DIR", "subnet": "fd00::/64"}`,
@@ -88,7 +87,7 @@ var taken = map[string][2]string{
 }
 
 // TestFault_F53_AnAddressThatAnotherMachineHasIsRefused: two machines on a LAN
-// must not share an address. Who had it first keeps it, with its connections.
+// must not share an address. The first one keeps it, with its connections.
 func TestFault_F53_AnAddressThatAnotherMachineHasIsRefused(t *testing.T) {
 	for typ := range lanTypes {
 		for name, ipams := range taken {
@@ -125,13 +124,13 @@ func refused(t *testing.T, typ string, ipams [2]string) {
 	plugintest.NoLeak(t, host, plugintest.Audit(t, second.host))
 	plugintest.Connect(t, lan.Machine, first.container, address)
 
-	// The address is free again once its first container is gone.
+	// The address is free again after the removal of its first container.
 	first.Must(t, "DEL", first.call)
-	if strings.Contains(ipams[1], "host-local") { // which gives out another one first
+	if strings.Contains(ipams[1], "host-local") { // which allocates another one first
 		second.call.Config = strings.Replace(second.call.Config, `"subnet": "fd00::/64"`, `"subnet": "fd00::/64", "rangeEnd": "fd00::2"`, 1)
 	}
 	second.call.Prev = second.Must(t, "ADD", second.call)
-	if typ == "host-device" { // which announces no address, as the reference plugin
+	if typ == "host-device" { // which does not announce addresses, like the reference plugin
 		nettest.Change(t, lan.Machine, "switch", func(nl *netlink.Handle, l netlink.Link) error {
 			return nl.NeighDel(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: address.AsSlice(), Family: netlink.FAMILY_V6})
 		})
@@ -140,12 +139,12 @@ func refused(t *testing.T, typ string, ipams [2]string) {
 	second.Must(t, "CHECK", second.call)
 }
 
-// carrierBound is less than what a host-device's ADD waits where a carrier may
-// come.
+// carrierBound is less than the wait of host-device's ADD for a possible
+// carrier.
 const carrierBound = 4 * time.Second
 
-// TestFault_F53_DetectionGoesOnWhereThereWasNoCarrier: whether somebody else has
-// an address is found when there is one, and the address is not used before.
+// TestFault_F53_DetectionGoesOnWhereThereWasNoCarrier: duplicates are detected
+// when a carrier comes, and the address is not used before.
 func TestFault_F53_DetectionGoesOnWhereThereWasNoCarrier(t *testing.T) {
 	for _, typ := range []string{"macvlan", "host-device"} {
 		t.Run(typ, func(t *testing.T) {
@@ -183,8 +182,8 @@ func TestFault_F53_DetectionGoesOnWhereThereWasNoCarrier(t *testing.T) {
 	}
 }
 
-// TestFault_F53_AGatewayThatAnotherMachineIsIsRefused: the host must not take the
-// address of its network's router.
+// TestFault_F53_AGatewayThatAnotherMachineIsIsRefused: the host must not take
+// its router's address.
 func TestFault_F53_AGatewayThatAnotherMachineIsIsRefused(t *testing.T) {
 	t.Parallel()
 	lan := plugintest.NewLAN(t)
@@ -199,8 +198,8 @@ func TestFault_F53_AGatewayThatAnotherMachineIsIsRefused(t *testing.T) {
 	plugintest.NoLeak(t, host, plugintest.Audit(t, m.host))
 }
 
-// TestABridgeOfContainersAsksNobody: the detection takes 1 s at least, and none of
-// these has anybody else on it, or is to be asked about.
+// TestABridgeOfContainersAsksNobody: detection takes at least 1 s. On these
+// bridges there is nobody else, or detection is off.
 func TestABridgeOfContainersAsksNobody(t *testing.T) {
 	for name, tt := range map[string]struct {
 		uplink bool

@@ -20,12 +20,12 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// firstPacketBound is what a first connection may take. It takes a fraction of a
-// millisecond; what waits for the detection of duplicates, or for a lost packet
-// to be sent again, takes 1 s or more.
+// firstPacketBound limits a first connection. It takes a fraction of a
+// millisecond. Waiting for duplicate detection, or for the retransmission of a
+// lost packet, takes 1 s or more.
 const firstPacketBound = 100 * time.Millisecond
 
-// site is a host on a LAN with two containers that nobody has spoken to.
+// site is a host on a LAN with two containers that have not communicated yet.
 type site struct {
 	lan, host *netns.Handle
 	container [2]*netns.Handle
@@ -42,7 +42,7 @@ var routed = map[string]string{
 	"bridge": `"type": "bridge", "isGateway": true, ` + routedIPAM + `}`,
 }
 
-// newSite makes a host, and with it a new bridge, where the network has one.
+// newSite makes a host, with a new bridge if the network has one.
 func newSite(t *testing.T, typ string, set ...string) *site {
 	t.Helper()
 	lan := plugintest.NewLAN(t)
@@ -75,7 +75,7 @@ func newSite(t *testing.T, typ string, set ...string) *site {
 	return s
 }
 
-// configureDefaults sets what an administrator wants of new interfaces.
+// configureDefaults sets an administrator's defaults for new interfaces.
 func configureDefaults(t *testing.T, ns *netns.Handle, set []string) {
 	t.Helper()
 	for _, s := range set {
@@ -88,11 +88,11 @@ func configureDefaults(t *testing.T, ns *netns.Handle, set []string) {
 }
 
 func addrOf(raw []byte) netip.Addr {
-	a, _ := netip.AddrFromSlice(raw) // of a result
+	a, _ := netip.AddrFromSlice(raw) // from a result
 	return a.Unmap()
 }
 
-// ways are who speaks first to whom.
+// ways lists the senders and receivers of the first packet.
 var ways = map[string]func(*testing.T, *site, int) time.Duration{
 	"container to container": func(t *testing.T, s *site, family int) time.Duration {
 		return plugintest.Connect(t, s.container[0], s.container[1], s.addr[1][family])
@@ -108,8 +108,8 @@ var ways = map[string]func(*testing.T, *site, int) time.Duration{
 	},
 }
 
-// TestFault_F55_TheFirstPacketPasses, through a pair that was made just now, and
-// through a bridge that was.
+// TestFault_F55_TheFirstPacketPasses through a new pair and through a new
+// bridge.
 func TestFault_F55_TheFirstPacketPasses(t *testing.T) {
 	const rounds = 5
 	for typ := range routed {
@@ -130,8 +130,8 @@ func TestFault_F55_TheFirstPacketPasses(t *testing.T) {
 	}
 }
 
-// TestFault_F55_NobodyIsAskedAboutLinkLocalAddresses, whichever of them the
-// administrator has chosen; and the kernel adds no second one.
+// TestFault_F55_NobodyIsAskedAboutLinkLocalAddresses, whichever mode the
+// administrator has chosen. The kernel adds no second one.
 func TestFault_F55_NobodyIsAskedAboutLinkLocalAddresses(t *testing.T) {
 	for name, set := range map[string][]string{
 		"of the MAC address": nil,
@@ -155,9 +155,9 @@ func TestFault_F55_NobodyIsAskedAboutLinkLocalAddresses(t *testing.T) {
 	}
 }
 
-// wantLinkLocals looks at the network's interfaces in a namespace: each has one
-// link-local address, which is its MAC address's or not, and which nobody is asked
-// about. Ports of a bridge have no need of one.
+// wantLinkLocals checks the network's interfaces in a namespace. Each has one
+// link-local address, derived from its MAC address or not, without duplicate
+// detection. Ports of a bridge need none.
 func wantLinkLocals(t *testing.T, ns *netns.Handle, ofMAC bool) {
 	t.Helper()
 	watch, err := links.WatchAddresses(ns)
@@ -193,7 +193,7 @@ func wantLinkLocal(t *testing.T, ns *netns.Handle, nl *netlink.Handle, watch *li
 				t.Errorf("%s: %s is tentative", l.Attrs().Name, a.IPNet)
 			}
 		}
-		if len(own) == 0 { // where it is the kernel's, it comes when it likes
+		if len(own) == 0 { // if the kernel adds it, the time is unknown
 			if err := watch.Wait(ctx); err != nil {
 				t.Errorf("%s has no link-local address: %v", l.Attrs().Name, err)
 				return
@@ -210,7 +210,7 @@ func wantLinkLocal(t *testing.T, ns *netns.Handle, nl *netlink.Handle, watch *li
 	}
 }
 
-// setting is one of an interface's.
+// setting returns one of an interface's settings.
 func setting(t *testing.T, ns *netns.Handle, ifName, name string) string {
 	t.Helper()
 	var value []byte
@@ -224,7 +224,7 @@ func setting(t *testing.T, ns *netns.Handle, ifName, name string) string {
 	return strings.TrimSpace(string(value))
 }
 
-// linkLocalOf is the address that the kernel makes of a MAC address.
+// linkLocalOf returns the address that the kernel derives from a MAC address.
 func linkLocalOf(mac net.HardwareAddr) string {
 	return (&net.IPNet{
 		IP:   net.IP{0: 0xfe, 1: 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]},
@@ -232,8 +232,8 @@ func linkLocalOf(mac net.HardwareAddr) string {
 	}).String()
 }
 
-// TestFault_F55_AHostWithoutIPv6HasContainers with IPv4 addresses: there is no
-// link-local address to be had.
+// TestFault_F55_AHostWithoutIPv6HasContainers with IPv4 addresses and without
+// link-local addresses.
 func TestFault_F55_AHostWithoutIPv6HasContainers(t *testing.T) {
 	for name, tt := range map[string]struct{ set, fields string }{
 		"disabled":          {set: "disable_ipv6=1"},

@@ -13,8 +13,8 @@ import (
 	"github.com/embedcni/cni/internal/nettest"
 )
 
-// TestStatusRefusesWhatEveryAddRefuses: a runtime would call the network ready,
-// and no container would start.
+// TestStatusRefusesWhatEveryAddRefuses: otherwise a runtime would report the
+// network as ready although no container starts.
 func TestStatusRefusesWhatEveryAddRefuses(t *testing.T) {
 	host, _ := plugintest.NetNS(t)
 	nettest.Inside(t, host, func(nl *netlink.Handle) error {
@@ -61,7 +61,7 @@ func TestStatusRefusesWhatEveryAddRefuses(t *testing.T) {
 			t.Errorf("%s with %s: ADD: %v, STATUS: %v", test.typ, test.refused, added, asked)
 			continue
 		}
-		// STATUS says the same, perhaps under a code of its own.
+		// STATUS has the same text, perhaps with another code.
 		if !strings.Contains(added.Error(), asked.Error()) && plugintest.Code(asked) != 50 {
 			t.Errorf("%s with %s: ADD says %v, STATUS %v", test.typ, test.refused, added, asked)
 		}

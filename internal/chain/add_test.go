@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestAPartIsCachedWithTheLast: an attachment that is made in two steps is none
+// TestAPartIsCachedWithTheLast: an attachment made in two steps does not exist
 // before the second.
 func TestAPartIsCachedWithTheLast(t *testing.T) {
 	r := &recorder{}
@@ -41,7 +41,7 @@ func TestAPartIsCachedWithTheLast(t *testing.T) {
 	}
 }
 
-// TestAResultThatIsNoneLeavesTheOneBefore, for the DEL.
+// TestAResultThatIsNoneLeavesTheOneBefore for the DEL.
 func TestAResultThatIsNoneLeavesTheOneBefore(t *testing.T) {
 	const ofA = `{"cniVersion":"1.0.0"}`
 	r := &recorder{answer: func(call Call) ([]byte, error) {

@@ -16,7 +16,7 @@ import (
 type recorder struct {
 	calls  []Call
 	answer func(Call) ([]byte, error)
-	valid  bool // what is answered is known to be a result
+	valid  bool // answers are known to be results
 }
 
 func (r *recorder) run(_ context.Context, call Call) (Output, error) {
@@ -28,7 +28,7 @@ func (r *recorder) run(_ context.Context, call Call) (Output, error) {
 	return Output{Stdout: out, Valid: r.valid}, err
 }
 
-// names are the calls as "ADD a".
+// names returns the calls as "ADD a".
 func (r *recorder) names() (names []string) {
 	for _, c := range r.calls {
 		names = append(names, c.Verb+" "+c.Plugin)
@@ -49,8 +49,9 @@ func container(ifName string) *Attachment {
 	return &Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", NetNS: "/run/netns/c1", IfName: ifName}}
 }
 
-// TestDuty_R10_ThroughLibcni: what stands in a list reaches each plugin to the
-// byte, though libcni would write it anew, and with what the runtime adds.
+// TestDuty_R10_ThroughLibcni: every value of a list reaches each plugin byte
+// for byte, although libcni would encode it anew, together with the runtime's
+// additions.
 func TestDuty_R10_ThroughLibcni(t *testing.T) {
 	r := &recorder{}
 	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
@@ -78,8 +79,8 @@ func TestDuty_R10_ThroughLibcni(t *testing.T) {
 	}
 }
 
-// TestDelAsksEveryPlugin, last first, whatever they answer, and keeps what the
-// next try needs until all are content.
+// TestDelAsksEveryPlugin, last first, whatever they answer. It keeps the data
+// for the next attempt until all succeed.
 func TestDelAsksEveryPlugin(t *testing.T) {
 	r := &recorder{}
 	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}, {"type": "b"}, {"type": "c"}]}`)
@@ -111,8 +112,8 @@ func TestDelAsksEveryPlugin(t *testing.T) {
 	}
 }
 
-// TestAResultThatIsKnownToBeOneIsPassedOnAsItIs: to the next plugin, to who is
-// told, and at the end.
+// TestAResultThatIsKnownToBeOneIsPassedOnAsItIs: to the next plugin, to the
+// observer, and at the end.
 func TestAResultThatIsKnownToBeOneIsPassedOnAsItIs(t *testing.T) {
 	const first, last = `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}],"of":"a"}`, `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.3/24"}],"of":"b"}`
 	r := &recorder{valid: true, answer: func(call Call) ([]byte, error) {
@@ -138,7 +139,7 @@ func TestAResultThatIsKnownToBeOneIsPassedOnAsItIs(t *testing.T) {
 	}
 }
 
-// TestFailedAddLeavesThePartialResult: the DEL behind it gets the result of the
+// TestFailedAddLeavesThePartialResult: the following DEL gets the result of the
 // last plugin that succeeded.
 func TestFailedAddLeavesThePartialResult(t *testing.T) {
 	const ofA = `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.9/24"}],"of":"a"}`

@@ -9,9 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzRequest: every value of a configuration that is not the runtime's own
-// reaches the plugin to the byte, none that is the runtime's does, and what the
-// runtime adds is there.
+// FuzzRequest: every value of a configuration reaches the plugin byte for byte,
+// unless it is the runtime's own. None of the runtime's own values does. The
+// runtime's additions are present.
 func FuzzRequest(f *testing.F) {
 	for _, seed := range []string{
 		`{"type": "x", "n": 9007199254740993, "s": "<&>", "a": [1, {"b": null}]}`,
@@ -40,7 +40,7 @@ func FuzzRequest(f *testing.F) {
 				if args == nil {
 					t.Errorf("derive: %v", err)
 				}
-				continue // args of the file are no object
+				continue // args of the file are not an object
 			}
 			wantDerived(t, c, a, data, args)
 		}
@@ -72,7 +72,8 @@ func wantDerived(t *testing.T, config, added object, data []byte, args map[strin
 	}
 }
 
-// wantMerged: args.cni has the given values, and what the file had besides.
+// wantMerged checks that args.cni has the given values in addition to the
+// file's.
 func wantMerged(t *testing.T, config, got object, args map[string]any) {
 	t.Helper()
 	cni := func(o object) object {

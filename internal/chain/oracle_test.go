@@ -16,7 +16,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// libcniExec is libcni's seam to the plugins, for a recorder.
+// libcniExec connects libcni to a recorder.
 type libcniExec struct {
 	version.PluginDecoder
 	r *recorder
@@ -76,7 +76,8 @@ func compare(t *testing.T, list, answer string) *comparison {
 	return x
 }
 
-// run runs a verb both ways, and compares all that plugins and callers see.
+// run runs a verb both ways and compares everything that plugins and callers
+// see.
 func (x *comparison) run(t *testing.T, verb string, a *Attachment) (failed bool) {
 	t.Helper()
 	x.ours.calls, x.theirs.calls = nil, nil
@@ -103,7 +104,7 @@ func (x *comparison) run(t *testing.T, verb string, a *Attachment) (failed bool)
 	}
 	calls := x.ours.calls
 	if verb == "DEL" && err != nil {
-		calls = calls[:min(len(calls), len(x.theirs.calls))] // libcni halts at the first error
+		calls = calls[:min(len(calls), len(x.theirs.calls))] // libcni stops at the first error
 	}
 	if len(calls) != len(x.theirs.calls) {
 		t.Fatalf("%s: calls %q, libcni's %q", verb, x.ours.names(), x.theirs.names())
@@ -128,7 +129,7 @@ func (x *comparison) add(ctx context.Context, a *Attachment) (got, want any, err
 func (x *comparison) compareCall(t *testing.T, call, libcnis Call) {
 	t.Helper()
 	got, want := decoded(t, call.Stdin).(map[string]any), decoded(t, libcnis.Stdin).(map[string]any)
-	delete(want, "capabilities") // those that a plugin declares are for the runtime
+	delete(want, "capabilities") // those that a plugin declares are meant for the runtime
 	if _, ok := want["prevResult"]; !ok && call.Verb == "DEL" && !x.c.CanCheck() {
 		delete(got, "prevResult") // a DEL of an old version gets the result too
 	}

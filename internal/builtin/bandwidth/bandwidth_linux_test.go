@@ -16,7 +16,7 @@ import (
 )
 
 // configurations with limits in one direction, the other, and both, and with
-// rates that do not come out even.
+// rates that need rounding.
 var configurations = map[string]string{
 	"ingress":    `"ingressRate": 8000000, "ingressBurst": 8000000`,
 	"egress":     `"egressRate": 123456789, "egressBurst": 3000001`,
@@ -36,14 +36,14 @@ func callFor(h plugintest.Host, config string) plugintest.Call {
 	}
 }
 
-// described are the queues and filters, without the addresses that the kernel
-// makes up.
+// described returns the queues and filters without addresses that the kernel
+// generates.
 func described(t testing.TB, h plugintest.Host) string {
 	t.Helper()
 	return strings.Join(plugintest.Audit(t, h.Host).Without(func(l string) bool { return strings.HasPrefix(l, "addr ") }), "\n")
 }
 
-// printed is a result without what differs between two runs.
+// printed returns a result without the parts that differ between runs.
 func printed(t testing.TB, h plugintest.Host, out []byte) string {
 	t.Helper()
 	r, err := plugintest.Result(out)
@@ -133,7 +133,7 @@ func TestCheckDetects(t *testing.T) {
 	}
 }
 
-// An ADD that fails leaves the host as it was.
+// TestAddFails: an ADD that fails leaves the host as it was.
 func TestAddFails(t *testing.T) {
 	const both = `"ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 8000000, "egressBurst": 8000000`
 	for name, prepare := range map[string]func(*testing.T, plugintest.Host, *plugintest.Call){
@@ -163,14 +163,15 @@ func TestAddFails(t *testing.T) {
 			prepare(t, h, &c)
 			before := plugintest.Audit(t, h.Host)
 			t.Log(ours(h).MustFail(t, "ADD", c))
-			// The kernel gives a device that had a queue of its own one by name.
+			// A device that had its own queue gets a named one from the kernel.
 			same := func(l string) bool { return strings.Contains(l, "noqueue") }
 			plugintest.NoLeak(t, before.Without(same), plugintest.Audit(t, h.Host).Without(same))
 		})
 	}
 }
 
-// DEL succeeds whatever there is left, and puts off what waits for the kernel.
+// TestDel: DEL succeeds whatever exists, and defers work that waits for the
+// kernel.
 func TestDel(t *testing.T) {
 	h := plugintest.NewHost(t)
 	side, c := ours(h), callFor(h, `"egressRate": 8000000, "egressBurst": 8000000`)
@@ -206,8 +207,8 @@ func shaped(lines audit.Lines) bool {
 	return len(lines) != len(lines.Without(about(Device("podnet", "c1"))))
 }
 
-// A device of another attachment's has the name: that one stays, and ours gets
-// another name.
+// TestFault_F48_ADeviceOfThatNameIsLeftAlone: another attachment's device has
+// the name. It stays, and ours gets another name.
 func TestFault_F48_ADeviceOfThatNameIsLeftAlone(t *testing.T) {
 	h := plugintest.NewHost(t)
 	side, c := ours(h), callFor(h, `"egressRate": 8000000, "egressBurst": 8000000`)

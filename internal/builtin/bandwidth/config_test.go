@@ -39,7 +39,7 @@ func TestParse(t *testing.T) {
 }
 
 func TestBucket(t *testing.T) {
-	// 8 Mbit/s with bursts of 1 MiB: a second and more of tokens.
+	// 8 Mbit/s with bursts of 1 MiB: tokens for more than a second.
 	got := bucketOf(limit{rate: 8_000_000, burst: 8 << 20}, 15.625)
 	if want := (bucket{rate: 1_000_000, limit: 25_000 + 1<<20, buffer: 16_384_000}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)

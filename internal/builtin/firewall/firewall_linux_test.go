@@ -13,7 +13,7 @@ import (
 
 func lookup(string) plugin.Plugin { return Plugin{} }
 
-// result is what the plugin bridge has printed.
+// result returns the result of the plugin bridge.
 func result(h plugintest.Host, addresses ...string) []byte {
 	var ips []string
 	for _, a := range addresses {
@@ -41,8 +41,9 @@ func setups() map[string]string {
 	}
 }
 
-// Ours and theirs make the same of the same, and pass on the same. Either
-// checks and deletes what the other one has made, and leaves what is others'.
+// TestInterchange: ours and theirs make the same objects from the same input,
+// and pass on the same result. Each checks and deletes the other one's objects,
+// and leaves those of others.
 func TestInterchange(t *testing.T) {
 	families := map[string][]string{
 		"dual": {"10.1.0.2/24", "fd00:1::2/64"}, "IPv4": {"10.1.0.2/24", "10.1.0.3/24"}, "IPv6": {"fd00:1::2/64"}, "none": nil,
@@ -82,15 +83,15 @@ func interchange(t *testing.T, options string, addresses []string) {
 	plugintest.NoLeak(t, before, plugintest.Filters(t, h.Host).Without(shared))
 	plugintest.NoLeak(t, plugintest.Filters(t, h.Host), plugintest.Filters(t, g.Host))
 
-	// Without a previous result nothing is known, and nothing is wrong.
+	// Without a previous result nothing is known, and that is not an error.
 	here.Prev, here.NetNS = nil, ""
 	ours.Must(t, "DEL", here)
 }
 
-// shared is what stays when the last container has gone.
+// shared reports whether a line stays after the last container.
 func shared(line string) bool { return audit.Shared(line) || strings.Contains(line, "OTHERS-ADMIN") }
 
-// Each rule that is missing is found.
+// TestCheckFindsEachDamage: CHECK detects each missing rule.
 func TestCheckFindsEachDamage(t *testing.T) {
 	for _, variant := range plugintest.Variants() {
 		t.Run(variant, func(t *testing.T) {

@@ -14,7 +14,8 @@ import (
 	"github.com/embedcni/cni/internal/netfilter"
 )
 
-// What is detected, and what its rules then go to.
+// TestDetect compares the detected backend, and the backend that gets the
+// rules.
 func TestDetect(t *testing.T) {
 	h := plugintest.NewHost(t)
 	s := firewalldtest.StartBus(t, h.Host)
@@ -26,7 +27,7 @@ func TestDetect(t *testing.T) {
 		}
 		return got
 	}
-	for config, want := range map[string][2]string{ // without a firewalld, and with one
+	for config, want := range map[string][2]string{ // without and with a firewalld
 		`{}`:                               {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
 		`{"backend": "ip6tables"}`:         {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
 		`{"iptablesAdminChainName": "A"}`:  {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
@@ -47,8 +48,8 @@ func TestDetect(t *testing.T) {
 	s.StartFirewalld()
 }
 
-// Without the program iptables, what is in nftables does where nothing is asked of
-// iptables.
+// TestDetectWithoutIPTables: without the program iptables, nftables objects
+// suffice if iptables is not required.
 func TestDetectWithoutIPTables(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	bus := firewalld.With(t.Context(), firewalld.Open("unix:path="+filepath.Join(t.TempDir(), "none")))
@@ -62,7 +63,7 @@ func TestDetectWithoutIPTables(t *testing.T) {
 	}
 }
 
-// An error says what cannot be found out, and what to do.
+// TestErrorsAboutFirewalld name the unknown fact and the remedy.
 func TestErrorsAboutFirewalld(t *testing.T) {
 	h := plugintest.NewHost(t)
 	s := firewalldtest.StartBus(t, h.Host)

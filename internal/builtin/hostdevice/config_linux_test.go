@@ -9,7 +9,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// fakeSys makes a sysfs with devices of all kinds, whose interfaces are called
+// fakeSys makes a sysfs with devices of all kinds, whose interfaces are named
 // dev0.
 func fakeSys(t *testing.T) string {
 	t.Helper()

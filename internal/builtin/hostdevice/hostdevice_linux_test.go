@@ -99,7 +99,7 @@ func TestInterchange(t *testing.T) {
 				other.Must(t, "CHECK", c)
 				add.Must(t, "CHECK", c)
 				other.Must(t, "DEL", c)
-				ours(h).Must(t, "DEL", c) // the reference fails for what is gone
+				ours(h).Must(t, "DEL", c) // the reference fails if the device is gone
 				plugintest.NoLeak(t, before, plugintest.Audit(t, h.Container, dir))
 				plugintest.NoLeak(t, hostBefore, plugintest.Audit(t, h.Host))
 				if alias := nettest.Link(t, h.Host, "dev0").Attrs().Alias; alias != "" {
@@ -158,7 +158,7 @@ func TestCheckDetects(t *testing.T) {
 	}
 }
 
-// An ADD that fails leaves the interface on the host as it was.
+// TestAddFails: an ADD that fails leaves the interface on the host as it was.
 func TestAddFails(t *testing.T) {
 	addBridge := func(t *testing.T, ns *netns.Handle, name string) {
 		nettest.Inside(t, ns, func(nl *netlink.Handle) error {
@@ -204,7 +204,8 @@ func TestAddFails(t *testing.T) {
 	}
 }
 
-// The kernel has moved the interface when it finds that the name is taken.
+// TestAMoveThatFailsHalfway: the kernel has moved the interface before it finds
+// that the name is taken.
 func TestAMoveThatFailsHalfway(t *testing.T) {
 	h := newHost(t)
 	host, inside := dial(t, h.Host), dial(t, h.Container)
@@ -215,7 +216,7 @@ func TestAMoveThatFailsHalfway(t *testing.T) {
 	}
 	nettest.Link(t, h.Container, "dev0")
 	m := moved{hostName: "dev0", wasUp: true}
-	for range 2 { // the second finds that it is back
+	for range 2 { // the second call finds it back
 		if err := m.retrieve(h.Host, host, inside, []string{"net1", "dev0"}); err != nil {
 			t.Fatal(err)
 		}
@@ -243,7 +244,8 @@ func dial(t *testing.T, ns *netns.Handle) *links.Conn {
 	return c
 }
 
-// Names that are taken elsewhere do not keep the interface from moving.
+// TestNamesAreTakenElsewhere: a name that is taken elsewhere does not prevent
+// the move.
 func TestNamesAreTakenElsewhere(t *testing.T) {
 	h, dir := newHost(t), t.TempDir()
 	for _, b := range []struct {
@@ -329,7 +331,7 @@ func TestDel(t *testing.T) {
 	})
 }
 
-// A device in user space has no interface, but addresses.
+// TestUserSpace: a user-space device has addresses but no interface.
 func TestUserSpace(t *testing.T) {
 	h, dir := newHost(t), t.TempDir()
 	side := plugintest.Ours(h.Host, lookupWith(Plugin{sys: fakeSys(t)}))
@@ -345,8 +347,9 @@ func TestUserSpace(t *testing.T) {
 	side.MustFail(t, "CHECK", c)
 }
 
-// What ADD did not make cannot be missed: the virtual machine that has the device
-// may hold it so that /sys does not show it, or its driver may be another by now.
+// TestFault_F58_CheckWantsTheInterfaceOfADeviceThatHadNone: CHECK cannot miss
+// an interface that ADD did not make. The device's virtual machine may hide it
+// from /sys, or it may have another driver by now.
 func TestFault_F58_CheckWantsTheInterfaceOfADeviceThatHadNone(t *testing.T) {
 	h, dir := newHost(t), t.TempDir()
 	side := plugintest.Ours(h.Host, lookupWith(Plugin{sys: fakeSys(t)}))

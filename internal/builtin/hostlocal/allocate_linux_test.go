@@ -18,7 +18,8 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// configFor is a request configuration with these ranges, in this directory.
+// configFor returns a request configuration with these ranges in this
+// directory.
 func configFor(dir, ipam string) string {
 	return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge", "ipam": {"type": "host-local", "dataDir": %q, %s}}`, dir, ipam)
 }
@@ -29,7 +30,7 @@ func call(config, id string) *plugin.Request {
 	return r
 }
 
-// files are the names and contents of a directory.
+// files returns the names and contents of a directory.
 func files(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	all := make(map[string]string)
@@ -129,8 +130,9 @@ func TestASecondAddIsRefused(t *testing.T) {
 	}
 }
 
-// What is known is not read again, as long as the directory does not change: a
-// file that is written in place, which host-local never does, is as it was.
+// TestWhatIsKnownIsNotReadAgain while the directory does not change. A file
+// that is rewritten in place keeps its old meaning. host-local never rewrites
+// one.
 func TestWhatIsKnownIsNotReadAgain(t *testing.T) {
 	base := t.TempDir()
 	config := configFor(base, dual)
@@ -140,14 +142,14 @@ func TestWhatIsKnownIsNotReadAgain(t *testing.T) {
 	if _, err := p.Add(t.Context(), call(config, "b")); err != nil {
 		t.Errorf("it was read again: %v", err)
 	}
-	// Whoever reads it for the first time sees it.
+	// A new reader sees it.
 	if got := New().Check(t.Context(), call(config, "a")); got == nil {
 		t.Error("the file was not written")
 	}
 }
 
-// What is removed by hand, between our own changes, is free again at the latest
-// when nothing else is.
+// TestAnAddressRemovedByHandIsFree again at the latest when no other address
+// is, even if it was removed between our own changes.
 func TestAnAddressRemovedByHandIsFree(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
@@ -160,14 +162,14 @@ func TestAnAddressRemovedByHandIsFree(t *testing.T) {
 	}
 	d := p.dirs[dir]
 	d.memo.entries[netip.MustParseAddr("10.1.0.2")] = entry{holder: "x"}
-	d.memo.stamp = stamp{} // as if nothing had been noticed
+	d.memo.stamp = stamp{} // as if the change had gone unnoticed
 	if got := add(t, p, call(config, "c")); !slices.Equal(got, []string{"10.1.0.2/24 via 10.1.0.1"}) {
 		t.Errorf("got %q", got)
 	}
 }
 
-// An empty file, as a killed reference plugin leaves it, is in the way of
-// nothing but its address.
+// TestEmptyFilesAreNobodys: an empty file, as a killed reference plugin leaves
+// it, blocks only its own address.
 func TestEmptyFilesAreNobodys(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"

@@ -20,8 +20,8 @@ func request(config, args string) *plugin.Request {
 
 const head = `{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge", `
 
-// An empty range that the reference plugin accepts, and then leaves, handing out
-// addresses that nobody configured.
+// TestARangeWithoutAddressesIsRefused: the reference plugin accepts such a
+// range, then leaves it and allocates addresses that nobody configured.
 func TestARangeWithoutAddressesIsRefused(t *testing.T) {
 	_, err := parse(request(head+`"ipam": {"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.255"}}`, ""))
 	want := `network "podnet": ipam: range set 0: the range from 10.1.0.255 to 10.1.0.254 in the subnet 10.1.0.0/24 is empty`

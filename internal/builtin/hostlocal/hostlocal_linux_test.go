@@ -28,7 +28,8 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// TestBesideTheReference lets both add and delete in one directory at once.
+// TestBesideTheReference runs ADD and DEL of both concurrently in one
+// directory.
 func TestBesideTheReference(t *testing.T) {
 	const workers, each = 4, 12
 	base := t.TempDir()
@@ -142,7 +143,7 @@ func TestResultsAreEqual(t *testing.T) {
 	}
 }
 
-// result is a previous result with these addresses.
+// result returns a previous result with these addresses.
 func result(t testing.TB, addrs ...string) *types100.Result {
 	t.Helper()
 	r := &types100.Result{}
@@ -246,7 +247,7 @@ func TestCheckDetects(t *testing.T) {
 			if tt.want == "" && err != nil || tt.want != "" && (err == nil || err.Error() != want) {
 				t.Errorf("got %v, want %s", err, want)
 			}
-			r.PrevResult = nil // then it is asked of the files alone
+			r.PrevResult = nil // then only the files answer
 			if err := New().Check(t.Context(), r); (err == nil) != (tt.want == "") {
 				t.Errorf("without a result: %v", err)
 			}
@@ -259,7 +260,7 @@ func TestCheckDetects(t *testing.T) {
 	})
 }
 
-// releasing is a runtime that has only these reservations to release.
+// releasing is a runtime that may release only these reservations.
 type releasing struct {
 	caller.Caller
 	mine func(id, ifName string, addr netip.Addr) bool
@@ -271,8 +272,8 @@ func (r releasing) MayRelease(id, ifName string, addr netip.Addr) bool {
 	return r.mine(id, ifName, addr)
 }
 
-// TestFault_F39_GCReleasesOnlyWhatTheRuntimeSaysIsItsOwn: nothing else is, by
-// being on no list of attachments.
+// TestFault_F39_GCReleasesOnlyWhatTheRuntimeSaysIsItsOwn: absence from the list
+// of attachments is not enough.
 func TestFault_F39_GCReleasesOnlyWhatTheRuntimeSaysIsItsOwn(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
@@ -307,7 +308,7 @@ func TestFault_F39_GCReleasesOnlyWhatTheRuntimeSaysIsItsOwn(t *testing.T) {
 	}
 }
 
-// claiming is a runtime that sees what there is when an address is claimed.
+// claiming is a runtime that checks the directory when an address is claimed.
 type claiming struct {
 	releasing
 	claim func(dir string, addr netip.Addr)
@@ -315,7 +316,8 @@ type claiming struct {
 
 func (c claiming) Claim(dir string, addr netip.Addr) { c.claim(dir, addr) }
 
-// TestAnAddressIsClaimedBeforeItIsReserved: in between the process may be killed.
+// TestAnAddressIsClaimedBeforeItIsReserved: the process may be killed in
+// between.
 func TestAnAddressIsClaimedBeforeItIsReserved(t *testing.T) {
 	base := t.TempDir()
 	var claimed []string
@@ -338,8 +340,8 @@ func TestAnAddressIsClaimedBeforeItIsReserved(t *testing.T) {
 	}
 }
 
-// TestFault_F50_AResolvConfThatIsNoFileHoldsUpNobody: neither one whose other
-// end nobody opens, nor one without an end.
+// TestFault_F50_AResolvConfThatIsNoFileHoldsUpNobody: neither a FIFO without a
+// writer nor an endless file.
 func TestFault_F50_AResolvConfThatIsNoFileHoldsUpNobody(t *testing.T) {
 	base := t.TempDir()
 	fifo := filepath.Join(base, "fifo")
@@ -370,8 +372,8 @@ func TestFault_F50_AResolvConfThatIsNoFileHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// TestFault_F50_FilesOfTheNetworkThatAreNoneHoldUpNobody puts FIFOs wherever
-// host-local has a file.
+// TestFault_F50_FilesOfTheNetworkThatAreNoneHoldUpNobody puts FIFOs in place of
+// host-local's files.
 func TestFault_F50_FilesOfTheNetworkThatAreNoneHoldUpNobody(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"

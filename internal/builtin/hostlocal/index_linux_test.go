@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A directory that was marked has another stamp after any change, however soon.
+// TestNoChangeHidesBehindATime: a marked directory has another stamp after any
+// change, however soon.
 func TestNoChangeHidesBehindATime(t *testing.T) {
 	memory, err := os.MkdirTemp("/run", "times")
 	if err != nil {

@@ -15,12 +15,12 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 )
 
-// victim is the environment variable that makes this program add and delete in
-// the directory that it names, until it is killed.
+// victim is an environment variable. It makes this program add and delete in
+// the directory that it names, until the program is killed.
 const victim = "EMBEDCNI_HOST_LOCAL_VICTIM"
 
-// workUntilKilled says so after each ADD, and DEL, of which there is one for
-// every other.
+// workUntilKilled prints a line after each ADD and each DEL. It deletes every
+// other address.
 func workUntilKilled(base string) int {
 	p := New()
 	for i := 0; ; i++ {
@@ -44,13 +44,14 @@ func workUntilKilled(base string) int {
 	}
 }
 
-// withEverything is a context in which every reservation may be released.
+// withEverything returns a context that allows the release of every
+// reservation.
 func withEverything(ctx context.Context) context.Context {
 	return caller.With(ctx, releasing{caller.From(ctx), func(string, string, netip.Addr) bool { return true }})
 }
 
-// Whenever a process is killed, what it leaves are whole reservations, which
-// name their holder, and a lock that is free.
+// TestKilled: a process may be killed at any time. It leaves only complete
+// reservations, which name their holder, and a free lock.
 func TestKilled(t *testing.T) {
 	base := t.TempDir()
 	seed := rand.Uint64()

@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The lock of another process is waited for, as long as the context lasts.
+// TestTheLockIsWaitedFor: a caller waits for another process's lock while its
+// context lasts.
 func TestTheLockIsWaitedFor(t *testing.T) {
 	base := t.TempDir()
 	config := configFor(base, dual)
@@ -26,14 +27,14 @@ func TestTheLockIsWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer lock.Close()
-	// As the reference plugin locks it, which the oracle compares.
+	// The reference plugin locks it like this, and the oracle compares that.
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	var wg sync.WaitGroup
-	for range 3 { // one asks the kernel, the others wait for their turn
+	for range 3 { // one waits in the kernel, the others in line
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
@@ -56,7 +57,7 @@ func TestTheLockIsWaitedFor(t *testing.T) {
 	}
 }
 
-// A file is never seen before it has its content.
+// TestNoFileIsEverEmpty: a file is never visible before it has its content.
 func TestNoFileIsEverEmpty(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
@@ -86,7 +87,7 @@ func TestNoFileIsEverEmpty(t *testing.T) {
 	}
 }
 
-// On a file system without files that have no name there is another way.
+// TestPublishByLink covers file systems without unnamed files.
 func TestPublishByLink(t *testing.T) {
 	h, err := newDirectory(t.TempDir()).acquire(t.Context(), true)
 	if err != nil {

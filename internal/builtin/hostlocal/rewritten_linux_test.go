@@ -13,14 +13,14 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// anyones is a runtime whose reservations are all its own, and gone.
+// anyones is a runtime to which every reservation belongs as garbage.
 type anyones struct{ caller.Caller }
 
 func (anyones) Claim(string, netip.Addr)                   {}
 func (anyones) MayRelease(string, string, netip.Addr) bool { return true }
 
-// TestAFileThatIsRewrittenInPlaceIsNoticed, as by an administrator: nothing but the
-// file itself shows it.
+// TestAFileThatIsRewrittenInPlaceIsNoticed, for example after an
+// administrator's edit: only the file itself shows the change.
 func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 	for what, test := range map[string]func(t *testing.T, p *Plugin, base string, config string){
 		"by a DEL without the result": func(t *testing.T, p *Plugin, base, config string) {
@@ -81,7 +81,7 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 	}
 }
 
-// wantFiles compares the addresses that are reserved.
+// wantFiles compares the reserved addresses.
 func wantFiles(t *testing.T, base string, want ...string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(base, "podnet", "10.*"))
@@ -97,8 +97,8 @@ func wantFiles(t *testing.T, base string, want ...string) {
 	}
 }
 
-// TestADelWithTheResultReadsNoOtherFile: its cost does not grow with the number of
-// containers. A file that is rewritten in place shows which files were read.
+// TestADelWithTheResultReadsNoOtherFile: its cost does not grow with the number
+// of containers. Files rewritten in place show which ones were read.
 func TestADelWithTheResultReadsNoOtherFile(t *testing.T) {
 	base := t.TempDir()
 	config := configFor(base, `"subnet": "10.1.0.0/24"`)

@@ -74,7 +74,8 @@ func TestPlanErrors(t *testing.T) {
 	}
 }
 
-// A failure gives the addresses back, whichever side fails, once.
+// TestAddGivesBack: after a failure on either side the addresses are released
+// once.
 func TestAddGivesBack(t *testing.T) {
 	boom := errors.New("boom")
 	const address = `{"ips": [{"address": "10.1.0.2/24"}]}`
@@ -99,7 +100,7 @@ func TestAddGivesBack(t *testing.T) {
 		r := &plugin.Request{Type: "t", Delegate: func(ctx context.Context, verb, typ string, _ json.RawMessage) (*types100.Result, error) {
 			verbs = append(verbs, verb)
 			if verb == "ADD" {
-				cancel() // giving back must not depend on it
+				cancel() // the release must not depend on it
 				if test.add != nil {
 					return nil, test.add
 				}

@@ -48,8 +48,8 @@ func ours(h plugintest.Host) plugintest.Side {
 	})
 }
 
-// newHost has a default route by veth0. Nobody else is on its network, and nobody
-// is asked for duplicates.
+// newHost has a default route through veth0. The network has no other machine
+// and no duplicate detection.
 func newHost(t testing.TB) plugintest.Host {
 	h := plugintest.NewHost(t)
 	expect.NoError(t, h.Container.Do(nettest.NoAddressDetection))
@@ -70,8 +70,8 @@ func callFor(h plugintest.Host, dir, config string) plugintest.Call {
 	}
 }
 
-// portable is text without MAC addresses that the kernel made up, which have
-// another beginning than those that are configured here.
+// portable returns text without generated MAC addresses, whose prefix differs
+// from that of configured ones.
 func portable(text string) string {
 	return regexp.MustCompile(`[0-9a-f]{2}(:[0-9a-f]{2}){5}`).ReplaceAllStringFunc(text, func(mac string) string {
 		if strings.HasPrefix(mac, "02:00:00:00:00:") {
@@ -183,7 +183,7 @@ func TestCheckDetects(t *testing.T) {
 	}
 }
 
-// An ADD that fails leaves nothing.
+// TestAddFails: an ADD that fails leaves nothing behind.
 func TestAddFails(t *testing.T) {
 	for name, tt := range map[string]struct {
 		config string
@@ -268,7 +268,8 @@ func TestDel(t *testing.T) {
 	})
 }
 
-// An address is given to an interface whose master has no carrier, too.
+// TestWithoutACarrier: an interface gets its address even if its master has no
+// carrier.
 func TestWithoutACarrier(t *testing.T) {
 	h, dir := newHost(t), t.TempDir()
 	nettest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
@@ -284,7 +285,8 @@ func TestWithoutACarrier(t *testing.T) {
 	side.Must(t, "DEL", c)
 }
 
-// A name that is taken on the host is none of the container's concern.
+// TestTheNameIsTakenOnTheHost: a name that is taken on the host does not matter
+// to the container.
 func TestTheNameIsTakenOnTheHost(t *testing.T) {
 	h, dir := newHost(t), t.TempDir()
 	nettest.Inside(t, h.Host, func(nl *netlink.Handle) error {

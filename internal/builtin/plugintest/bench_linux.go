@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Benchmark measures ADD and DEL, in turns, and reports what each takes.
+// Benchmark measures ADD and DEL alternately, and reports the time of each.
 func Benchmark(b *testing.B, s Side, c Call) {
 	b.Helper()
 	var adding, deleting time.Duration

@@ -14,7 +14,7 @@ import (
 // Host is a host with a container, and a veth pair between them.
 type Host struct {
 	Host, Container *netns.Handle
-	NetNS           string // where the container's namespace is pinned
+	NetNS           string // path of the container's pinned namespace
 }
 
 // The hardware addresses of the pair's ends.
@@ -23,8 +23,8 @@ const (
 	ContainerMAC = "02:00:00:00:00:02"
 )
 
-// NewHost makes a host: its end of the pair is veth0, that of the container
-// eth0, and both are up.
+// NewHost makes a host. Its end of the pair is veth0, the container's is eth0,
+// and both are up.
 func NewHost(t testing.TB) Host {
 	t.Helper()
 	var h Host
@@ -43,7 +43,7 @@ func NewHost(t testing.TB) Host {
 	return h
 }
 
-// Result is what a plugin that made the pair would have printed.
+// Result returns the result of a plugin that made the pair.
 func (h Host) Result() []byte {
 	return []byte(strings.NewReplacer("HOST", HostMAC, "CONTAINER", ContainerMAC, "PIN", h.NetNS).Replace(`{
 		"cniVersion": "1.0.0",
@@ -53,7 +53,7 @@ func (h Host) Result() []byte {
 	}`))
 }
 
-// Portable is JSON without what differs between hosts.
+// Portable returns JSON without the parts that differ between hosts.
 func (h Host) Portable(t testing.TB, out []byte) string {
 	t.Helper()
 	return strings.ReplaceAll(JSON(t, out), h.NetNS, "PIN")

@@ -12,10 +12,10 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Variants are those of iptables.
+// Variants returns the variants of iptables.
 func Variants() []string { return []string{"nft", "legacy"} }
 
-// UseIPTables has the variant found by the plain name until the test ends.
+// UseIPTables selects the variant behind the plain name until the test ends.
 func UseIPTables(t testing.TB, variant string) {
 	t.Helper()
 	path := "/usr/sbin:/sbin:" + os.Getenv("PATH")
@@ -33,7 +33,7 @@ func UseIPTables(t testing.TB, variant string) {
 	t.Setenv("PATH", bin+":"+path)
 }
 
-// Filters lists what there is in the packet filters of a namespace.
+// Filters lists the packet filters of a namespace.
 func Filters(t testing.TB, ns *netns.Handle) audit.Lines {
 	t.Helper()
 	var lines audit.Lines

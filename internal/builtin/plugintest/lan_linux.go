@@ -13,8 +13,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// LAN is an Ethernet segment that hosts are cabled to: a bridge in a namespace
-// of its own, which has the addresses 10.1.0.99 and fd00::99.
+// LAN is an Ethernet segment with cables to hosts: a bridge in its own
+// namespace, with the addresses 10.1.0.99 and fd00::99.
 type LAN struct {
 	Machine *netns.Handle
 	cables  int
@@ -53,9 +53,9 @@ func (l *LAN) Cable(t testing.TB, host *netns.Handle, name string) {
 	nettest.SetUp(t, l.Machine, port)
 }
 
-// Bridge gives a host a bridge whose uplink is on the LAN, as far as IPv6 is
-// concerned: a tunnel to the LAN's own bridge. A cable, which is a veth, would
-// look like a container's.
+// Bridge gives a host a bridge with an uplink that is on the LAN as far as IPv6
+// is concerned: a tunnel to the LAN's own bridge. A cable is a veth, so it
+// would look like a container's.
 func (l *LAN) Bridge(t testing.TB, host *netns.Handle, name string) {
 	t.Helper()
 	cable := name + "-cable"
@@ -85,12 +85,12 @@ func (l *LAN) Bridge(t testing.TB, host *netns.Handle, name string) {
 	tunnel(l.Machine, fmt.Sprint("tunnel", l.cables), "switch", own)
 }
 
-// connectTime bounds a connection: a first SYN that is lost is repeated after one
-// second, and then after two more.
+// connectTime limits a connection. A lost first SYN is repeated after one
+// second, and again after two more.
 const connectTime = 10 * time.Second
 
 // Connect listens on an address of the namespace to, opens a TCP connection to
-// it, and returns the time that took.
+// it from the namespace from, and returns the connection time.
 func Connect(t testing.TB, from, to *netns.Handle, addr netip.Addr) time.Duration {
 	t.Helper()
 	var listener net.Listener

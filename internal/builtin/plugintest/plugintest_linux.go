@@ -1,5 +1,5 @@
 // Package plugintest runs in-process plugins and the reference plugins side by
-// side, for tests: each in a host namespace of its own, by the same calls.
+// side, for tests: each in its own host namespace, with the same calls.
 package plugintest
 
 import (
@@ -28,11 +28,11 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Call is what a plugin is called with.
+// Call is the input of a plugin.
 type Call struct {
 	Type, ID, IfName, NetNS, Args string
-	// Config is the request configuration without a previous result; Prev is
-	// that, as it was printed.
+	// Config is the request configuration without a previous result. Prev is
+	// the previous result, as printed.
 	Config string
 	Prev   []byte
 }
@@ -94,7 +94,7 @@ func Theirs(t testing.TB, host *netns.Handle) Side {
 	return s
 }
 
-// Run runs a verb, and returns what the plugin prints.
+// Run runs a verb and returns the plugin's output.
 func (s Side) Run(ctx context.Context, verb string, c Call) ([]byte, error) {
 	env := []string{
 		"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + c.ID, "CNI_IFNAME=" + c.IfName,
@@ -131,8 +131,8 @@ type releasing struct{ caller.Caller }
 func (releasing) Claim(string, netip.Addr)                   {}
 func (releasing) MayRelease(string, string, netip.Addr) bool { return true }
 
-// MustGC runs GC for a runtime that knows of no attachment but the valid ones, and
-// fails the test unless that succeeds.
+// MustGC runs GC for a runtime that knows only the valid attachments, and fails
+// the test on an error.
 func (s Side) MustGC(t testing.TB, c Call) {
 	t.Helper()
 	ctx := caller.With(context.Background(), releasing{caller.From(context.Background())})
@@ -151,7 +151,7 @@ func (s Side) MustFail(t testing.TB, verb string, c Call) error {
 	return err
 }
 
-// Result parses what ADD printed.
+// Result parses the output of ADD.
 func Result(out []byte) (*types100.Result, error) {
 	r, err := types100.NewResult(out)
 	if err != nil {
@@ -160,7 +160,7 @@ func Result(out []byte) (*types100.Result, error) {
 	return types100.GetResult(r)
 }
 
-// JSON is a canonical form of what a plugin printed, for comparisons.
+// JSON returns a plugin's output in canonical form for comparisons.
 func JSON(t testing.TB, out []byte) string {
 	t.Helper()
 	var v any
@@ -174,8 +174,8 @@ func JSON(t testing.TB, out []byte) string {
 	return string(canonical)
 }
 
-// NetNS makes a namespace that is there until the test ends, and returns where
-// it is pinned.
+// NetNS makes a namespace that lives until the test ends, and returns the path
+// of its pin.
 func NetNS(t testing.TB) (*netns.Handle, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "netns")
@@ -184,8 +184,8 @@ func NetNS(t testing.TB) (*netns.Handle, string) {
 	return ns, path
 }
 
-// Audit lists what exists in a namespace and in directories of state. The
-// process itself is left out: tests beside this one change it.
+// Audit lists the contents of a namespace and of state directories. It omits
+// the process, because concurrent tests change it.
 func Audit(t testing.TB, ns *netns.Handle, dirs ...string) audit.Lines {
 	t.Helper()
 	var lines audit.Lines
@@ -210,7 +210,7 @@ func NoLeak(t testing.TB, before, after audit.Lines) {
 	}
 }
 
-// Code is the code of a plugin's error.
+// Code returns the code of a plugin's error.
 func Code(err error) uint {
 	if e := (*types.Error)(nil); errors.As(err, &e) {
 		return e.Code

@@ -14,7 +14,7 @@ import (
 
 func lookup(string) plugin.Plugin { return Plugin{} }
 
-// host is a host with a container that is routed to.
+// host returns a host with a routed container.
 func host(t testing.TB) plugintest.Host {
 	t.Helper()
 	h := plugintest.NewHost(t)
@@ -33,8 +33,8 @@ func host(t testing.TB) plugintest.Host {
 	return h
 }
 
-// result is what was printed before, for a container with these addresses. The
-// host's own are not the container's.
+// result returns a previous result for a container with these addresses. The
+// host's own addresses do not belong to the container.
 func result(h plugintest.Host, addresses ...string) []byte {
 	ips := []string{`{"interface": 0, "address": "10.9.9.9/24"}`}
 	for _, a := range addresses {
@@ -52,7 +52,7 @@ func port(host int, protocol, hostIP string) string {
 	return fmt.Sprintf(`{"hostPort": %d, "containerPort": %d, "protocol": %q, "hostIP": %q}`, host, host%1000+1, protocol, hostIP)
 }
 
-// somePorts are of all protocols, and of each family and of none.
+// somePorts has ports of all protocols, of each family and of none.
 func somePorts() string {
 	return strings.Join([]string{
 		port(8001, "tcp", ""), port(8002, "udp", ""), port(8003, "sctp", ""), port(8004, "tcp", "127.0.0.1"),
@@ -60,7 +60,7 @@ func somePorts() string {
 	}, ",")
 }
 
-// manyPorts are more than fit in one rule.
+// manyPorts has more ports than one rule can hold.
 func manyPorts() string {
 	ports := []string{somePorts()}
 	for i := range 15 {
@@ -97,16 +97,17 @@ func setups() map[string]setup {
 	}
 }
 
-// Ours and theirs make the same of the same, and pass on the same. Either
-// checks and deletes what the other one has made, and leaves what is others'.
+// TestInterchange: ours and theirs make the same objects from the same input,
+// and pass on the same result. Each checks and deletes the other one's objects,
+// and leaves those of others.
 func TestInterchange(t *testing.T) {
 	for _, variant := range plugintest.Variants() {
 		for name, s := range setups() {
 			t.Run(variant+"/"+name, func(t *testing.T) {
 				plugintest.UseIPTables(t, variant)
 				if variant == "legacy" && (strings.Count(s.ports, "hostPort") > 1 || name == "another bit") {
-					// "ip6tables-legacy -C" takes rules for each other that differ
-					// in a port or in a mark, so that theirs leaves some out.
+					// "ip6tables-legacy -C" confuses rules that differ in a
+					// port or a mark, so theirs omits some.
 					s.addresses = s.addresses[:1]
 				}
 				h, g := host(t), host(t)

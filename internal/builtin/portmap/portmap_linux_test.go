@@ -25,7 +25,8 @@ func call(h plugintest.Host, options, ports string, addresses ...string) plugint
 	}
 }
 
-// What theirs refuses ours refuses too, and says which field it is.
+// TestConfigurationsThatAreRefused: ours refuses everything that theirs
+// refuses, and names the field.
 func TestConfigurationsThatAreRefused(t *testing.T) {
 	const iptables = `"backend": "iptables", `
 	tests := map[string]struct {
@@ -57,8 +58,8 @@ func TestConfigurationsThatAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			verbs := []string{"ADD", "CHECK", "DEL"}
 			if tt.options == iptables {
-				// For a port that was refused nothing was made, and DEL must not
-				// stop the chain's for it.
+				// ADD made nothing for a refused port, and that must not stop
+				// the DEL of the chain.
 				verbs = verbs[:2]
 				plugintest.Ours(h.Host, lookup).Must(t, "DEL", call(h, tt.options, tt.ports, v4))
 			}
@@ -117,8 +118,9 @@ func TestCall(t *testing.T) {
 	}
 }
 
-// Loopback addresses may leave by the interface to the container if what comes
-// back is masqueraded, and only then.
+// TestAddLetsLoopbackAddressesReachTheContainer: packets from loopback
+// addresses may leave through the container's interface only if the answers are
+// masqueraded.
 func TestAddLetsLoopbackAddressesReachTheContainer(t *testing.T) {
 	read := func(h plugintest.Host, name string) (value string) {
 		t.Helper()
@@ -154,7 +156,7 @@ func TestAddLetsLoopbackAddressesReachTheContainer(t *testing.T) {
 	}
 }
 
-// flow is one that conntrack knows, from a client to a port of the host.
+// flow is a conntrack entry from a client to a port of the host.
 type flow struct {
 	proto uint8
 	dst   string
@@ -217,8 +219,9 @@ func conntrack(t *testing.T, ns *netns.Handle, fn func(*netlink.Handle) error) {
 	}
 }
 
-// UDP flows to a port that is now forwarded, or no longer, are forgotten; those
-// to others, and of other protocols, are not.
+// TestFault_F28_UDPFlowsAreForgotten: UDP flows to a newly forwarded or no
+// longer forwarded port are deleted. Flows to other ports and of other
+// protocols stay.
 func TestFault_F28_UDPFlowsAreForgotten(t *testing.T) {
 	plugintest.UseIPTables(t, "nft")
 	const udp, tcp = unix.IPPROTO_UDP, unix.IPPROTO_TCP
@@ -252,7 +255,8 @@ func TestFault_F28_UDPFlowsAreForgotten(t *testing.T) {
 	}
 }
 
-// Each rule of the container's that is missing is found, and made again by ADD.
+// TestCheckFindsEachDamage: CHECK detects each missing rule of the container,
+// and ADD makes it again.
 func TestCheckFindsEachDamage(t *testing.T) {
 	for _, variant := range plugintest.Variants() {
 		t.Run(variant, func(t *testing.T) {
@@ -271,8 +275,7 @@ func TestCheckFindsEachDamage(t *testing.T) {
 					continue
 				}
 				damages++
-				// Not -D, which for IPv6 takes one rule of the legacy variant for
-				// another.
+				// Not -D, which for IPv6 confuses the legacy variant's rules.
 				number := fmt.Sprintf("%s-save -t %s | grep -e '^-A %s ' | grep -nFxe \"$0\" | cut -d: -f1 | head -1", tool, table, strings.Fields(spec)[0])
 				nettest.Run(t, h.Host, "sh", "-ec",
 					fmt.Sprintf("n=$(%s); %s -t %s -D %s $n", number, tool, table, strings.Fields(spec)[0]), "-A "+spec)
@@ -291,7 +294,8 @@ func TestCheckFindsEachDamage(t *testing.T) {
 	}
 }
 
-// What is not named is this module's own, in nftables.
+// TestWithoutABackend: without a named backend, ours uses this module's own
+// nftables table.
 func TestWithoutABackend(t *testing.T) {
 	plugintest.UseIPTables(t, "nft")
 	h := host(t)
@@ -317,7 +321,8 @@ func TestWithoutABackend(t *testing.T) {
 	}
 }
 
-// Without ports there is nothing to do, whatever else is asked for.
+// TestWithoutPorts: without ports there is nothing to do, whatever else is
+// configured.
 func TestWithoutPorts(t *testing.T) {
 	h := host(t)
 	ours := plugintest.Ours(h.Host, lookup)

@@ -40,8 +40,8 @@ func TestInterface(t *testing.T) {
 	}
 }
 
-// The addresses that a plugin further behind has given to an interface of its own
-// are not asked of this one's, nor of its rules.
+// TestFault_F37_CheckWantsTheAddressesOfALaterPlugin: a later plugin's
+// addresses on its own interface concern neither this plugin nor its rules.
 func TestFault_F37_CheckWantsTheAddressesOfALaterPlugin(t *testing.T) {
 	r := request(t, `{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}, {"name": "eth0", "sandbox": "/ns"}, {"name": "wg0", "sandbox": "/ns"}],
 		"ips": [{"address": "10.1.0.2/24", "interface": 1}, {"address": "10.9.0.2/24", "interface": 2}, {"address": "10.9.0.3/24", "interface": 0},

@@ -94,8 +94,8 @@ func TestAllowlist(t *testing.T) {
 	}
 }
 
-// TestAnInterfaceNameThatLeadsElsewhereIsCalledThat, and not the sysctl, which may
-// be one of a network namespace.
+// TestAnInterfaceNameThatLeadsElsewhereIsCalledThat: the error names the
+// interface, not the sysctl, which may belong to a network namespace.
 func TestAnInterfaceNameThatLeadsElsewhereIsCalledThat(t *testing.T) {
 	for _, name := range []string{"a/b", "../eth0", "..", "."} {
 		r := request(`{"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}}`, "")

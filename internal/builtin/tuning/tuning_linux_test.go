@@ -32,7 +32,7 @@ func callFor(h plugintest.Host, config string) plugintest.Call {
 	return plugintest.Call{Type: "tuning", ID: "c1", IfName: "eth0", NetNS: h.NetNS, Config: config, Prev: h.Result()}
 }
 
-// described is what tuning changes.
+// described returns the settings that tuning changes.
 func described(t testing.TB, h plugintest.Host) string {
 	t.Helper()
 	conn, err := links.Dial(h.Container)
@@ -58,8 +58,8 @@ func described(t testing.TB, h plugintest.Host) string {
 	return fmt.Sprint(s.mac, s.promisc, s.mtu, s.allmulti, s.txQLen, sysctls)
 }
 
-// TestInterchange adds with one and checks and deletes with the other. Results,
-// what becomes of the interface, and the file are the same.
+// TestInterchange adds with one side, and checks and deletes with the other.
+// Results, the interface's settings, and the file are the same.
 func TestInterchange(t *testing.T) {
 	var results, backups, states [2]string
 	for i, name := range []string{"ours first", "theirs first"} {
@@ -69,7 +69,7 @@ func TestInterchange(t *testing.T) {
 			add, other := sides[i], sides[1-i]
 			before, had := plugintest.Audit(t, h.Container, dir), described(t, h)
 			c := callFor(h, fmt.Sprintf(configured, dir))
-			// The reference's CHECK compares sysctls with their spaces.
+			// The reference's CHECK compares sysctls including spaces.
 			c.Config = strings.Replace(c.Config, "2000 3000", `2000\t3000`, 1)
 			out := add.Must(t, "ADD", c)
 			results[i], states[i] = h.Portable(t, out), described(t, h)
@@ -137,8 +137,8 @@ func TestCheckDetects(t *testing.T) {
 	}
 }
 
-// DEL leaves no file, unless there is nothing that it can be put back to: the
-// device may have left the container.
+// TestDel: DEL leaves no file, unless the interface is missing: the device may
+// have left the container.
 func TestDel(t *testing.T) {
 	for name, prepare := range map[string]func(*testing.T, plugintest.Host, *plugintest.Call, string){
 		"added":               func(*testing.T, plugintest.Host, *plugintest.Call, string) {},
@@ -172,8 +172,8 @@ func TestDel(t *testing.T) {
 	}
 }
 
-// What cannot be put back does not stand in the way of the rest, and is not
-// forgotten.
+// TestDelThatCannotPutBackKeepsTheFile: a setting that cannot be restored does
+// not block the others, and is not forgotten.
 func TestDelThatCannotPutBackKeepsTheFile(t *testing.T) {
 	h, dir := plugintest.NewHost(t), t.TempDir()
 	side, c := ours(h), callFor(h, fmt.Sprintf(configured, dir))
@@ -233,8 +233,9 @@ func (n noting) Note(key string, value any) (err error) {
 }
 func (noting) InUse() ([]netip.Addr, error) { return nil, nil }
 
-// A chain may have two tuning plugins, the second of which has the last word.
-// What it has not set is still the first one's.
+// TestFault_F37_CheckWantsWhatALaterPluginOfTheChainReplaced: of two tuning
+// plugins in a chain the second wins. Settings that it leaves alone are still
+// the first one's.
 func TestFault_F37_CheckWantsWhatALaterPluginOfTheChainReplaced(t *testing.T) {
 	h, notes := plugintest.NewHost(t), noting{}
 	ctx := caller.With(t.Context(), notes)
@@ -273,7 +274,8 @@ func TestFault_F37_CheckWantsWhatALaterPluginOfTheChainReplaced(t *testing.T) {
 	}
 }
 
-// Since version 1.1.0 a plugin can say in its result which MTU it has set.
+// TestFault_F37_CheckWantsAnotherMTUThanTheResultSays: since version 1.1.0 a
+// plugin's result can contain the MTU that it has set.
 func TestFault_F37_CheckWantsAnotherMTUThanTheResultSays(t *testing.T) {
 	h := plugintest.NewHost(t)
 	c := callFor(h, fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "podnet", "type": "tuning", "dataDir": %q, "mtu": 1400}`, t.TempDir()))
@@ -298,8 +300,8 @@ func TestFault_F37_CheckWantsAnotherMTUThanTheResultSays(t *testing.T) {
 	}
 }
 
-// Where the first plugin makes no interface, as for a device that a virtual
-// machine gets, there is none to look at.
+// TestFault_F58_CheckWantsAnInterfaceThatNobodyMade: if the first plugin makes
+// no interface, as for a virtual machine's device, there is none to check.
 func TestFault_F58_CheckWantsAnInterfaceThatNobodyMade(t *testing.T) {
 	h := plugintest.NewHost(t)
 	c := callFor(h, `{"cniVersion": "1.0.0", "name": "podnet", "type": "tuning", "sysctl": {"net.core.somaxconn": "500"}}`)

@@ -16,8 +16,8 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// TestWhoHasAnAddressNowIsAnnounced: the host knows the new owner of an address
-// when ADD returns, and other containers hear of it.
+// TestWhoHasAnAddressNowIsAnnounced: when ADD returns, the host knows the new
+// owner of an address, and other containers are informed.
 func TestWhoHasAnAddressNowIsAnnounced(t *testing.T) {
 	for what, ports := range map[string]int{"few ports": 0, "many ports": 70} {
 		t.Run(what, func(t *testing.T) { announced(t, ports) })
@@ -63,12 +63,12 @@ func announced(t *testing.T, ports int) {
 	}
 }
 
-// looking is an IPAM plugin that takes so long that the kernel notices that the
-// new port has no carrier yet. Without being asked that may take it a second.
+// looking is a slow IPAM plugin. Meanwhile the kernel notices that the new port
+// has no carrier yet. Without a request that can take it a second.
 type looking struct {
 	plugin.Plugin
 	h    *host
-	ends string // how many there are on the host
+	ends string // number of pairs' ends on the host
 }
 
 func (l looking) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {

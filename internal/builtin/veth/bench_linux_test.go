@@ -14,12 +14,11 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// The namespaces are made beforehand, for as many containers at a time.
+// The namespaces are made in advance, for a batch of containers each.
 const batchSize = 50
 
-// benchmark times add and del for containers of their own. The deletion of a
-// pair waits for the kernel, and would hide what is added: del is timed by a
-// benchmark of its own.
+// benchmark times add or del with new containers. Deleting a pair waits for the
+// kernel and would hide the cost of add, so del has its own benchmark.
 func benchmark(b *testing.B, h *host, add, del func(i int) error) {
 	for _, timed := range []string{"ADD", "DEL"} {
 		b.Run(timed, func(b *testing.B) {
@@ -46,7 +45,7 @@ func benchmark(b *testing.B, h *host, add, del func(i int) error) {
 				phase("ADD", add)
 				phase("DEL", del)
 			}
-			// What others do on the machine weighs on the mean.
+			// The mean suffers from other load on the machine.
 			slices.Sort(times)
 			b.ReportMetric(float64(times[len(times)/2].Microseconds()), "µs-median")
 			b.ReportMetric(float64(times[len(times)/10].Microseconds()), "µs-p10")
@@ -88,8 +87,7 @@ func BenchmarkBridgeDual(b *testing.B) { benchmarkPlugin(b, "bridge", benchmarkD
 func BenchmarkPTP(b *testing.B)        { benchmarkPlugin(b, "ptp", benchmark4) }
 func BenchmarkPTPDual(b *testing.B)    { benchmarkPlugin(b, "ptp", benchmarkDual) }
 
-// BenchmarkFloor has the messages that cannot be spared, by sockets that are
-// open already.
+// BenchmarkFloor sends only the necessary messages, through open sockets.
 func BenchmarkFloor(b *testing.B) {
 	h := newHost(b)
 	all := containers(h)

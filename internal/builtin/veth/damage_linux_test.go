@@ -15,7 +15,7 @@ type damage struct {
 	want   string // CHECK's error
 }
 
-// CHECK tells each damage.
+// TestCheckTellsDamage: CHECK reports each kind of damage.
 func TestCheckTellsDamage(t *testing.T) {
 	tests := []struct {
 		side    side
@@ -96,7 +96,7 @@ func TestCheckTellsDamage(t *testing.T) {
 	}
 }
 
-// hostEnd is the name of the host's end in a result.
+// hostEnd returns the name of the host's end in a result.
 func (h *host) hostEnd(result []byte) string {
 	h.t.Helper()
 	r, err := parse(result)

@@ -27,18 +27,18 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// host is a namespace that stands for a host, with its containers.
+// host is a namespace that represents a host, with its containers.
 type host struct {
 	t       testing.TB
 	dir     string
-	plugins string // the directory of the reference plugins
+	plugins string // directory of the reference plugins
 	ns      *netns.Handle
-	netNS   *string // CNI_NETNS, if it is not the container's
+	netNS   *string // CNI_NETNS, if not the container's
 	lookup  func(typ string) plugin.Plugin
 }
 
-// call is what a plugin is called with. DIR in its configuration is the
-// host's directory.
+// call is the input of a plugin. DIR in its configuration is the host's
+// directory.
 type call struct {
 	typ, id, args, conf string
 	prev                []byte
@@ -58,7 +58,7 @@ func newHost(t testing.TB) *host {
 	return h
 }
 
-// namespace makes one that is there until the test ends.
+// namespace makes a namespace that lives until the test ends.
 func (h *host) namespace(name string) *netns.Handle {
 	h.t.Helper()
 	return nettest.At(h.t, h.path(name))
@@ -86,8 +86,8 @@ func (h *host) in(name, script string) {
 // run is ours or theirs.
 type run func(h *host, ctx context.Context, verb string, c call) ([]byte, error)
 
-// ours runs a plugin in process. A plugin that it delegates to is ours if we
-// have one, or else an executable.
+// ours runs a plugin in process. It delegates to our own plugin if there is
+// one, or else to an executable.
 func ours(h *host, ctx context.Context, verb string, c call) ([]byte, error) {
 	return inprocess.Run(ctx, h.lookup(c.typ), inprocess.Call{
 		Verb: verb, Type: c.typ, Env: h.env(verb, c), Stdin: h.stdin(c), Host: h.ns,
@@ -190,7 +190,8 @@ var (
 	randomName = regexp.MustCompile(`veth[0-9a-f]{8}`)
 )
 
-// normal is text without what is random, or of this host alone.
+// normal returns text without random parts and parts that are specific to the
+// host.
 func (h *host) normal(text string) string {
 	text = strings.ReplaceAll(text, h.dir, "DIR")
 	text = randomName.ReplaceAllString(text, "vethX")
@@ -202,13 +203,13 @@ func (h *host) normal(text string) string {
 	})
 }
 
-// expand is text with this host's directory for DIR.
+// expand replaces DIR by this host's directory.
 func (h *host) expand(text string) string { return strings.ReplaceAll(text, "DIR", h.dir) }
 
-// fixedMAC is the one that configurations in the tests ask for.
+// fixedMAC is the address that the tests' configurations request.
 const fixedMAC = "02:00:00:00:00:42"
 
-// result is one, normal and in a canonical form.
+// result returns a result in normal and canonical form.
 func (h *host) result(out []byte) string {
 	h.t.Helper()
 	var v any
@@ -222,7 +223,7 @@ func (h *host) result(out []byte) string {
 	return h.normal(string(canonical))
 }
 
-// snapshot is all that there is, of the host and of this process.
+// snapshot lists everything on the host and in this process.
 func (h *host) snapshot() audit.Lines {
 	h.t.Helper()
 	var lines audit.Lines
@@ -236,7 +237,8 @@ func (h *host) snapshot() audit.Lines {
 	return lines
 }
 
-// kernel is what the kernel has on the host and in a container, normal.
+// kernel returns the kernel's state on the host and in a container, in normal
+// form.
 func (h *host) kernel(container string) string {
 	h.t.Helper()
 	lines := h.snapshot()
@@ -265,7 +267,7 @@ func (h *host) kernel(container string) string {
 	return strings.Join(sorted, "\n")
 }
 
-// wantClean fails unless there is what there was, beside what is shared.
+// wantClean fails unless the state is as before, apart from shared lines.
 func (h *host) wantClean(before audit.Lines) {
 	h.t.Helper()
 	left, gone := audit.Diff(before, h.snapshot())
@@ -274,7 +276,7 @@ func (h *host) wantClean(before audit.Lines) {
 	}
 }
 
-// diff is where two texts differ, line by line.
+// diff returns the differences between two texts, line by line.
 func diff(got, want string) string {
 	added, removed := audit.Diff(strings.Split(want, "\n"), strings.Split(got, "\n"))
 	return "only ours:\n  " + strings.Join(added, "\n  ") + "\nonly theirs:\n  " + strings.Join(removed, "\n  ")

@@ -20,8 +20,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// both are the two plugins, with a gateway for both families and addresses by
-// host-local.
+// both returns the two plugins, with a gateway for both families and
+// host-local's addresses.
 func both() []side {
 	return []side{
 		{name: "bridge", typ: "bridge", conf: `"isGateway": true, ` + hostLocal},
@@ -29,15 +29,16 @@ func both() []side {
 	}
 }
 
-// Packets pass as soon as ADD returns, also if the host remembers another
-// container that had the address, and nobody waits for anything.
+// TestAddressesAreUsableWhenAddReturns: packets pass as soon as ADD returns,
+// even if the host remembers another container with the address. Nothing waits.
 func TestAddressesAreUsableWhenAddReturns(t *testing.T) {
 	conf := `"isGateway": true, "ipam": {"type": "static", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
 		"addresses": [{"address": "10.1.0.2/24", "gateway": "10.1.0.1"}, {"address": "fd00:1::2/64", "gateway": "fd00:1::1"}]}`
 	for _, typ := range []string{"bridge", "ptp"} {
 		t.Run(typ, func(t *testing.T) {
 			h := newHost(t)
-			// With another on it, the bridge does not forget who had an address.
+			// With another container on it, the bridge keeps its neighbour
+			// entries.
 			another := side{typ: typ, conf: strings.ReplaceAll(strings.ReplaceAll(conf, "::2/", "::9/"), ".2/", ".9/")}.call()
 			another.id = "another"
 			h.namespace(another.id)
@@ -65,7 +66,7 @@ func TestAddressesAreUsableWhenAddReturns(t *testing.T) {
 	}
 }
 
-// reach connects to the addresses. A lost packet is sent again after a second,
+// reach connects to the addresses. A lost packet is repeated after a second,
 // which is too late.
 func reach(t *testing.T, from, to *netns.Handle, addrs ...string) {
 	t.Helper()
@@ -92,7 +93,7 @@ func reach(t *testing.T, from, to *netns.Handle, addrs ...string) {
 	}
 }
 
-// Whatever DEL is not told, it deletes what there is.
+// TestDel: DEL deletes everything that exists, however little it is told.
 func TestDel(t *testing.T) {
 	for _, s := range both() {
 		tests := map[string]func(h *host, c *call){
@@ -128,7 +129,7 @@ func TestDel(t *testing.T) {
 	}
 }
 
-// del runs DEL, with CNI_NETNS as the arguments say.
+// del runs DEL with the CNI_NETNS of the arguments.
 func (h *host) del(c call) error {
 	h.t.Helper()
 	netNS := map[string]string{"NOPATH": "", "GONE": h.path("gone"), "FILE": filepath.Join(h.dir, "file")}
@@ -145,7 +146,8 @@ func (h *host) del(c call) error {
 	return err
 }
 
-// That the IPAM plugin fails is said, and keeps nothing else from being deleted.
+// TestDelWhenTheIPAMPluginFails: the IPAM plugin's error is reported, and
+// everything else is deleted.
 func TestDelWhenTheIPAMPluginFails(t *testing.T) {
 	for _, s := range both() {
 		h := newHost(t)
@@ -166,7 +168,7 @@ func TestDelWhenTheIPAMPluginFails(t *testing.T) {
 	}
 }
 
-// A failed ADD leaves nothing, wherever it fails.
+// TestFailedAddLeavesNothing, wherever it fails.
 func TestFailedAddLeavesNothing(t *testing.T) {
 	tests := []struct{ name, typ, conf, before, want string }{
 		{"the name is taken", "bridge", `"isGateway": true, ` + hostLocal, "in: ip link add eth0 type bridge",
@@ -207,7 +209,8 @@ func TestFailedAddLeavesNothing(t *testing.T) {
 			clean, inside := h.snapshot(), h.kernel(c.id)
 			h.mustFail(ours, "ADD", c, test.want)
 			if test.before != "" && !strings.Contains(test.before, "in:") {
-				// What was there has changed neither; the bridge may be up.
+				// Existing objects are unchanged, except that the bridge may be
+				// up.
 				clean = clean.Without(audit.Shared)
 			}
 			h.wantClean(clean)
@@ -231,7 +234,8 @@ func insideOf(kernel string) string {
 	return strings.Join(lines, "\n")
 }
 
-// Many containers at once find, or make, one bridge with one address.
+// TestManyAtOnce: many concurrent containers find, or make, one bridge with one
+// address.
 func TestManyAtOnce(t *testing.T) {
 	const many = 64
 	for _, typ := range []string{"bridge", "ptp"} {
@@ -242,7 +246,7 @@ func TestManyAtOnce(t *testing.T) {
 			}
 			first := side{typ: typ, conf: `"macspoofchk": true, "ipam": {"type": "static", "addresses": [{"address": "10.2.0.2/24", "gateway": "10.2.0.1"}]}`}.call()
 			first.id = "c0"
-			h.must(ours, "ADD", first) // makes what is shared
+			h.must(ours, "ADD", first) // makes the shared objects
 			h.must(ours, "DEL", first)
 			clean := h.snapshot()
 			calls := make([]call, many)
@@ -266,7 +270,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// each runs fn for all numbers at once.
+// each runs fn for all numbers concurrently.
 func each(t *testing.T, n int, fn func(i int) error) {
 	t.Helper()
 	errs := make([]error, n)
@@ -284,8 +288,9 @@ func each(t *testing.T, n int, fn func(i int) error) {
 	}
 }
 
-// In a batch, DEL returns before the kernel has deleted the pair, the address
-// is off it by then, and a flush deletes it when the request is long gone.
+// TestDelInABatch: in a batch, DEL returns before the kernel has deleted the
+// pair. The address is already removed, and a flush deletes the pair after the
+// request has ended.
 func TestDelInABatch(t *testing.T) {
 	for _, s := range both() {
 		h := newHost(t)
@@ -307,7 +312,7 @@ func TestDelInABatch(t *testing.T) {
 	}
 }
 
-// STATUS and GC are for the IPAM plugin.
+// TestStatusAndGC: STATUS and GC go to the IPAM plugin.
 func TestStatusAndGC(t *testing.T) {
 	for _, s := range both() {
 		h := newHost(t)
@@ -326,7 +331,7 @@ func TestStatusAndGC(t *testing.T) {
 	}
 }
 
-// What is wrong in a configuration is an error that names the field.
+// TestConfigurationErrors: an error in a configuration names the field.
 func TestConfigurationErrors(t *testing.T) {
 	tests := []struct{ typ, conf, args, want string }{
 		{"bridge", `"bridge": ""`, "", `"bridge": "" is no name of an interface: 1 to 15 characters`},

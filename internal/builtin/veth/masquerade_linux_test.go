@@ -9,8 +9,8 @@ import (
 	"github.com/embedcni/cni/internal/netfilter"
 )
 
-// ipMasq makes rules, CHECK tells that they are gone, and DEL deletes them,
-// with whatever it is told.
+// TestMasquerade: ipMasq makes rules, CHECK reports that they are missing, and
+// DEL deletes them with any input.
 func TestMasquerade(t *testing.T) {
 	for _, s := range both() {
 		for _, backend := range []netfilter.Backend{netfilter.Native, netfilter.IPTables, netfilter.NFTables} {
@@ -29,7 +29,7 @@ func TestMasquerade(t *testing.T) {
 					h.refused(c, err)
 					return
 				}
-				h.must(ours, "ADD", first) // makes what is shared
+				h.must(ours, "ADD", first) // makes the shared objects
 				clean := h.snapshot()
 				add := func() {
 					t.Helper()
@@ -70,8 +70,7 @@ func TestMasquerade(t *testing.T) {
 	}
 }
 
-// refused is what happens with a backend that there is not: ADD says so, and
-// leaves nothing.
+// refused checks that ADD reports a missing backend and leaves nothing behind.
 func (h *host) refused(c call, want error) {
 	h.t.Helper()
 	clean := h.snapshot()
@@ -79,7 +78,7 @@ func (h *host) refused(c call, want error) {
 	h.wantClean(clean)
 }
 
-// rulesIn are the lines that are a packet filter's.
+// rulesIn returns the lines of packet filters.
 func rulesIn(lines audit.Lines) audit.Lines {
 	return lines.Without(func(l string) bool {
 		what, _, _ := strings.Cut(l, " ")
@@ -87,8 +86,8 @@ func rulesIn(lines audit.Lines) audit.Lines {
 	})
 }
 
-// With the backend named, theirs checks and deletes what ours added, and the
-// other way round.
+// TestMasqueradeSideBySide: with a named backend, theirs checks and deletes
+// rules of ours, and the other way round.
 func TestMasqueradeSideBySide(t *testing.T) {
 	for _, s := range both() {
 		for _, backend := range []netfilter.Backend{netfilter.IPTables, netfilter.NFTables} {

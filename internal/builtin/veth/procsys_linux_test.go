@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// trapSysctls makes every use of a file below /proc/sys/net fail, by an error
-// that nobody takes for a setting that is missing or not allowed to change. It
-// returns what ends that.
+// trapSysctls makes every use of a file below /proc/sys/net fail, with an error
+// that does not look like a missing or read-only setting. release ends that.
 func trapSysctls(t *testing.T) (release func()) {
 	t.Helper()
 	if err := unix.Mount("tmpfs", "/proc/sys", "tmpfs", 0, ""); err != nil {
@@ -30,16 +29,17 @@ func trapSysctls(t *testing.T) (release func()) {
 	return release
 }
 
-// The files take the longer to open the more namespaces there are. Once a host
-// is set up, a container with IPv4 addresses needs none.
+// TestAddOpensNoSysctl: the more namespaces there are, the longer opening these
+// files takes. Once a host is set up, a container with IPv4 addresses needs
+// none.
 func TestAddOpensNoSysctl(t *testing.T) {
 	const v4 = `"ipMasq": true, "ipam": {"type": "host-local", "dataDir": "DIR/ipam", "ranges": [[{"subnet": "10.1.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}`
 	const v6 = `"ipam": {"type": "host-local", "dataDir": "DIR/ipam", "ranges": [[{"subnet": "fd00:1::/64"}]]}`
 	for _, typ := range []string{"bridge", "ptp"} {
 		t.Run(typ, func(t *testing.T) {
 			h := newHost(t)
-			// Of ptp's end, which is a new one for each container, ADD sets
-			// accept_ra unless the host has switched it off for all new ones.
+			// ADD sets accept_ra on ptp's host end, which is new for each
+			// container, unless the host has it off by default.
 			h.sh("echo 0 > /proc/sys/net/ipv6/conf/default/accept_ra")
 			add := func(id, port, conf string) error {
 				c := side{typ: typ, conf: `"isGateway": true, ` + conf}.call()

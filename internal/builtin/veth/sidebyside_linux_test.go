@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// Addresses for configurations. With the gateway last, so that it can be left
-// out.
+// Addresses for configurations. The gateway is last, so that it can be omitted.
 const (
 	static4    = `"ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24"}]}`
 	static6    = `"ipam": {"type": "static", "addresses": [{"address": "fd00:1::2/64"}]}`
@@ -23,9 +22,9 @@ const (
 // side is one configuration that is tried side by side.
 type side struct {
 	name, typ, conf, args string
-	version               string // 1.0.0
-	before                string // a script that is run on the host
-	// blind: the reference plugin cannot CHECK without IPAM, nor finds routes
+	version               string // default 1.0.0
+	before                string // script that runs on the host
+	// blind: the reference plugin's CHECK needs IPAM, and does not find routes
 	// of other tables.
 	blind bool
 }
@@ -77,8 +76,8 @@ func (s side) call() call {
 	return call{typ: s.typ, id: "c1", args: s.args, conf: conf + "}"}
 }
 
-// What ours adds is what theirs adds, in the result and in the kernel; theirs
-// checks and deletes it, and the other way round.
+// TestSideBySide: ours and theirs add the same, in the result and in the
+// kernel. Theirs checks and deletes ours, and the other way round.
 func TestSideBySide(t *testing.T) {
 	for _, s := range sides {
 		t.Run(s.name, func(t *testing.T) {
@@ -90,7 +89,7 @@ func TestSideBySide(t *testing.T) {
 					h.sh(s.before)
 				}
 			}
-			// Else theirs takes seconds, and ours is told from it.
+			// Otherwise theirs takes seconds, which distinguishes it from ours.
 			them.in(c.id, "echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad")
 			them.sh("echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad")
 			cleanUs, cleanThem := us.snapshot(), them.snapshot()
@@ -111,7 +110,7 @@ func TestSideBySide(t *testing.T) {
 			c.prev = want
 			them.must(ours, "CHECK", c)
 			them.must(ours, "DEL", c)
-			if !strings.Contains(s.before, "addr add 10.2") { // which forceAddress takes away
+			if !strings.Contains(s.before, "addr add 10.2") { // which forceAddress removes
 				us.wantClean(cleanUs)
 				them.wantClean(cleanThem)
 			}
