@@ -9,46 +9,44 @@ import (
 	"github.com/embedcni/cni/internal/warm"
 )
 
-// Attachment is an interface of a container, as the record has it.
+// Attachment is an interface of a container, from its record.
 type Attachment struct {
 	ContainerID string
 	Network     string
 	IfName      string
-	NetNS       string // the path it was attached by
-	Owner       string // who asked for it, see WithOwner
+	NetNS       string // the path given to Setup
+	Owner       string // see WithOwner
 	Since       time.Time
 	State       AttachmentState
-	Addresses   []Address // of the container, as far as plugins have answered
-	Failures    int       // how often detaching has failed
-	LastError   string    // why, the last time
+	Addresses   []Address // of the container, as far as plugins have reported them
+	Failures    int       // number of failed detachments
+	LastError   string    // of the last failure
 }
 
-// AttachmentState is how far an attachment has got.
+// AttachmentState is the progress of an attachment.
 type AttachmentState string
 
 const (
-	// Attaching: plugins run, or the runtime was killed while they did.
+	// Attaching: plugins are running, or the runtime was killed while they did.
 	Attaching AttachmentState = "attaching"
 	// Attached: every plugin has answered.
 	Attached AttachmentState = "attached"
-	// Detaching: plugins run, or the runtime was killed while they did.
+	// Detaching: plugins are running, or the runtime was killed while they did.
 	Detaching AttachmentState = "detaching"
-	// Ready: a Pool has made it ahead of time, and no container has it yet.
+	// Ready: a Pool has made it ahead of time, and no container uses it yet.
 	Ready AttachmentState = "ready"
-	// Failed: it could not be detached; the next Remove, Recover or GC tries
-	// again.
+	// Failed: detaching it failed. The next Remove, Recover or GC tries again.
 	Failed AttachmentState = "failed"
-	// Unknown: the record cannot be used, and LastError says why. Recover and GC
-	// sweep a damaged one as far as it is legible, unless the container may live.
-	// They leave alone one that could not be read or is of a newer version, see
-	// RecordError.
+	// Unknown: the record cannot be used, and LastError has the reason. Recover
+	// and GC sweep a damaged record as far as it is legible, unless the container
+	// may be alive. They leave alone a record that could not be read or that a
+	// newer version wrote; see RecordError.
 	Unknown AttachmentState = "unknown"
 )
 
-// Attachments lists what is recorded in the state directory, of all owners. It
-// runs nothing and waits for nothing; a call that is under way shows as
-// Attaching. A record that cannot be used is listed once, with what can be read
-// of it.
+// Attachments lists the attachments recorded in the state directory, of all
+// owners. It runs nothing and waits for nothing: during a Setup an attachment is
+// Attaching. An unusable record is listed once, with its legible part.
 func (r *Runtime) Attachments() ([]Attachment, error) {
 	s := r.current.Load()
 	found, err := s.Records.List()
@@ -97,8 +95,8 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 	return all
 }
 
-// containerAddresses are those on interfaces in the sandbox, or all if the
-// plugins of the network do not say where their interfaces are.
+// containerAddresses returns the addresses of interfaces in the sandbox, or all
+// if the plugins of the network do not report where their interfaces are.
 func containerAddresses(n *NetworkResult) []Address {
 	var inside, all []Address
 	for _, i := range n.Interfaces {
@@ -113,8 +111,9 @@ func containerAddresses(n *NetworkResult) []Address {
 	return all
 }
 
-// Lookup returns what the Setup of a container returned, from its record: no
-// plugin is run. A container that is not attached, or not yet, is ErrNotAttached.
+// Lookup returns the Result of a container's Setup from its record, without
+// running a plugin. It returns ErrNotAttached if the container is not attached,
+// or not yet.
 func (r *Runtime) Lookup(id string) (*Result, error) {
 	s := r.current.Load()
 	if err := validateID(record.ID(id)); err != nil {

@@ -41,7 +41,7 @@ type BandWidth struct {
 	EgressBurst  uint64
 }
 
-// DNS is the resolver configuration that a plugin is to apply.
+// DNS is a resolver configuration for a plugin to apply.
 type DNS struct {
 	// List of DNS servers of the cluster.
 	Servers []string
@@ -95,7 +95,7 @@ func WithCapabilityCgroupPath(cgroupPath string) NamespaceOpts {
 	return WithCapability(capCgroupPath, cgroupPath)
 }
 
-// WithCapabilityIPs asks for these addresses, each with or without a prefix
+// WithCapabilityIPs requests these addresses, each with or without a prefix
 // length: "10.1.2.3" or "2001:db8::3/64".
 func WithCapabilityIPs(ips ...string) NamespaceOpts {
 	ips = slices.Clone(ips)
@@ -114,10 +114,10 @@ func WithCapabilityIPs(ips ...string) NamespaceOpts {
 	}
 }
 
-// WithCapabilityMAC asks for this hardware address, "c2:11:22:33:44:55".
+// WithCapabilityMAC requests this hardware address, "c2:11:22:33:44:55".
 func WithCapabilityMAC(mac string) NamespaceOpts { return hardwareAddress(capMAC, mac, 6) }
 
-// WithCapabilityInfinibandGUID asks for this InfiniBand GUID,
+// WithCapabilityInfinibandGUID requests this InfiniBand GUID,
 // "c2:11:22:33:44:55:66:77".
 func WithCapabilityInfinibandGUID(guid string) NamespaceOpts {
 	return hardwareAddress(capInfinibandGUID, guid, 8)

@@ -39,7 +39,7 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 	return nil
 }
 
-// check runs the CHECK of one network, as the record has it, if there is one.
+// check runs the CHECK of one network, as recorded, if it has one.
 func (a *attachment) check(ctx context.Context) (err error) {
 	ctx, span := a.op.spans.Network(ctx, "cni.checkNetwork", a.network.config.Name, a.IfName)
 	defer func() { spans.End(span, err) }()

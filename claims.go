@@ -14,7 +14,7 @@ import (
 
 func (s *snapshot) ledger() *record.Ledger { return s.Records.Ledger(s.owner) }
 
-// notes is the owner's ledger, for notes about the container.
+// notes returns the owner's ledger, for notes about the container.
 func (op *operation) notes() claims.Ledger {
 	return claims.Ledger{Ledger: op.ledger(), Log: op.logger, Container: op.ID}
 }
@@ -23,15 +23,15 @@ func (a *attachment) key() record.Key {
 	return record.Key{ContainerID: record.PluginID(a.ContainerID), Network: a.network.config.Name, IfName: a.IfName}
 }
 
-// enter notes in the owner's ledger that attachments are about to be recorded. It
-// reaches the disk before the record goes, see ledgerSafe: until then the record names
-// them.
+// enter notes in the owner's ledger that attachments are about to be recorded.
+// The note must be on the disk before the record is deleted, see ledgerSafe;
+// until then the record names the attachments.
 func (op *operation) enter(attachments []*attachment) {
 	now := op.ledger().Now()
 	var lines []record.Line
 	for _, a := range attachments {
 		if a.part.From > 0 {
-			continue // it was entered when it was made ahead of time, under the same ID
+			continue // it was entered under the same ID when it was made ahead of time
 		}
 		a.claims.Restart(now)
 		lines = append(lines, record.Line{Key: a.key(), Dirs: footprint.IPAMDirs(a.network.config), Time: now})
@@ -39,23 +39,22 @@ func (op *operation) enter(attachments []*attachment) {
 	op.notes().Note(lines...)
 }
 
-// syncLedger begins to bring to the disk that attachments with addresses of
-// host-local's were entered. DELs take longer, so that nobody waits for it.
+// syncLedger begins to sync the entries of attachments with addresses of
+// host-local's. Nobody waits for it, because DELs take longer.
 func (op *operation) syncLedger(attachments []*attachment) {
 	if op.removal.entered == nil && slices.ContainsFunc(attachments, func(a *attachment) bool { return len(footprint.IPAMDirs(a.network.config)) > 0 }) {
 		op.removal.entered = op.ledger().Sync()
 	}
 }
 
-// ledgerSafe waits until the ledger names the attachments whatever happens to the
-// machine. A power cut can restore a reservation that was released, but not the record
-// that named its holder.
+// ledgerSafe waits until the entries in the ledger are on the disk. A power cut
+// can restore a released reservation, but not the record that named its holder.
 func (op *operation) ledgerSafe(attachments []*attachment) {
 	op.syncLedger(attachments)
 	op.notes().Failed(op.removal.entered.Wait())
 }
 
-// enterGone notes that nothing is left of attachments.
+// enterGone notes that attachments left nothing behind.
 func (op *operation) enterGone(attachments []*attachment) {
 	var keys []record.Key
 	for _, a := range attachments {
@@ -64,21 +63,22 @@ func (op *operation) enterGone(attachments []*attachment) {
 	op.notes().NoteGone(keys)
 }
 
-// Claim is [caller.Reservations]'s. It is called with host-local's lock held.
+// Claim implements [caller.Reservations]. It is called with host-local's lock
+// held.
 func (a *attachment) Claim(dir string, addr netip.Addr) {
 	a.claims.Add(addr)
 	a.op.notes().Note(record.Line{Key: a.key(), Dirs: []string{dir}, Addresses: []netip.Addr{addr}})
 }
 
-// MayRelease is [caller.Reservations]'s.
+// MayRelease implements [caller.Reservations].
 func (a *attachment) MayRelease(id, ifName string, addr netip.Addr) bool {
 	return a.garbage.MayRelease(a.network.config.Name, ipamdir.Reservation{ContainerID: id, IfName: ifName, Addr: addr})
 }
 
 var _ caller.Reservations = (*attachment)(nil)
 
-// claimResult notes the addresses of a result, which an executable may have had
-// reserved by another.
+// claimResult notes the addresses in a result, because an executable may have
+// delegated their reservation.
 func (a *attachment) claimResult(result json.RawMessage) {
 	claimed, _ := a.claims.All()
 	if len(claimed) > 0 || len(footprint.IPAMDirs(a.network.config)) == 0 {
@@ -90,7 +90,7 @@ func (a *attachment) claimResult(result json.RawMessage) {
 	}
 }
 
-// emptied decides whether an empty reservation is left of this attachment.
+// emptied decides whether an empty reservation belongs to this attachment.
 func (a *attachment) emptied(addresses []netip.Addr) func(ipamdir.Reservation) bool {
 	judged := claims.Attachment{
 		Ledger: a.op.notes(), Key: a.key(), Claims: &a.claims,

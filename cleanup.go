@@ -18,40 +18,40 @@ import (
 	"github.com/embedcni/cni/internal/sweep"
 )
 
-// CleanUpTarget names the one attachment that CleanUp is about.
+// CleanUpTarget names the attachment for CleanUp.
 type CleanUpTarget struct {
 	ContainerID, Network, IfName string // all three must be set
 
-	// Addresses of the container on the network, as far as the caller knows any
-	// that no record, no cached result and no file of host-local says. The
-	// plugin firewall names its rules by nothing else.
+	// Addresses are addresses of the container on the network that the caller
+	// knows, if no record, cached result or file of host-local has them. The
+	// plugin firewall identifies its rules only by addresses.
 	Addresses []netip.Addr
 
-	// Config is the network's configuration, one list as JSON. Where it is
-	// empty, it is that of the record, of libcni's cache or of the loaded
-	// network; without any of these everything is looked for that the reference
-	// plugins leave under names that can be computed, and addresses in
-	// host-local's default directory.
+	// Config is the network's configuration, one list as JSON. If it is empty,
+	// CleanUp uses that of the record, of libcni's cache or of the loaded
+	// network. Without any of these, it looks for everything that the reference
+	// plugins leave under computable names, and for addresses in host-local's
+	// default directory.
 	Config []byte
 
 	// DryRun lists what would be removed, and removes nothing.
 	DryRun bool
 }
 
-// CleanUp removes the leftovers of one attachment that the reference plugins leave, and
-// its record, without running a plugin. It is for attachments that Remove cannot end:
-// the plugins or their configuration are gone for good, or the leftovers are another
-// runtime's. No network need be loaded. The leftovers of other plugins stay, and
-// nothing remembers them afterwards, so call Remove first.
+// CleanUp removes one attachment's leftovers of the reference plugins, and its
+// record, without running a plugin. It is for attachments that Remove cannot
+// end: the plugins or their configuration are gone for good, or the leftovers
+// are another runtime's. No network need be loaded. The leftovers of other
+// plugins stay, and no record names them afterwards, so call Remove first.
 //
-// It returns what it found, a line each, in the order of removal: rules as the
-// commands that would delete them. A container that lives loses the attachment.
-// Other attachments stay, of the same container too. If something could not be
-// removed, or not be looked at, the error is a *LeftoverError and the record
-// stays.
+// CleanUp returns the leftovers that it found, a line each, in the order of
+// removal: rules as the commands that would delete them. A live container loses
+// the attachment. Other attachments stay, even of the same container. If
+// something could not be removed, or not be examined, the error is a
+// *LeftoverError and the record stays.
 //
-// It excludes other calls for the container. When ctx ends it stops; it may be
-// called again, and for attachments that never were.
+// CleanUp excludes other calls for the container, and stops when ctx ends. It
+// may be repeated, and may be called for an attachment that never existed.
 func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error) {
 	found, err := r.current.Load().cleanUp(ctx, t, nil, container.Access{})
 	if err != nil {
@@ -60,8 +60,8 @@ func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error
 	return found, nil
 }
 
-// cleanUp is CleanUp. Of an attachment that only the ledger knows, the addresses
-// are released that the ledger names.
+// cleanUp is CleanUp without the validation. If only the ledger knows the
+// attachment, it releases the addresses that the ledger names.
 func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record.Known, how container.Access) (found []string, err error) {
 	id := record.ID(t.ContainerID)
 	list, err := t.validate()
@@ -103,7 +103,7 @@ func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record
 	return found, a.forgetAll(known)
 }
 
-// validate checks the target before anything is touched, and reads its
+// validate checks the target before anything is touched, and returns its
 // configuration; nil if it has none.
 func (t CleanUpTarget) validate() (*libcni.NetworkConfigList, error) {
 	err := join(validateID(record.ID(t.ContainerID)), validateAttachmentName(t.Network, t.ContainerID, t.IfName))
@@ -126,7 +126,7 @@ func (t CleanUpTarget) validate() (*libcni.NetworkConfigList, error) {
 	return list, nil
 }
 
-// memory says where an attachment is remembered.
+// memory holds the places that remember an attachment.
 type memory struct{ record, cache string }
 
 func (m memory) lines() (lines []string) {
@@ -139,9 +139,9 @@ func (m memory) lines() (lines []string) {
 	return lines
 }
 
-// remembered makes the attachment. Its configuration is the caller's, else that of the
-// record, of libcni's cache, or of the loaded network; with none, the list has no
-// plugins.
+// remembered builds the attachment. Its configuration is the caller's, else that
+// of the record, of libcni's cache, or of the loaded network; without any, the
+// list has no plugins.
 func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList) (*attachment, memory, error) {
 	var known memory
 	a, err := op.onRecord(t, list != nil)
@@ -180,10 +180,10 @@ func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList)
 	return a, known, nil
 }
 
-// onRecord returns the attachment as it was recorded, or nil. Of a damaged record, the
-// legible part of the result is used, and the record is left to Remove: it
-// may be about other attachments too. The caller's own configuration makes up
-// for a recorded one that this version does not take.
+// onRecord returns the recorded attachment, or nil. From a damaged record it
+// uses the legible part of the result, and leaves the record to Remove, because
+// it may concern other attachments too. The caller's configuration replaces a
+// recorded one that this version does not accept.
 func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, error) {
 	rec, err := op.loadRecord(op.ID)
 	if err != nil && !errors.Is(err, record.ErrBad) {
@@ -216,8 +216,8 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 	return recorded[0], nil
 }
 
-// inCache is the configuration that the attachment was cached with by libcni,
-// nil if it was not. One that cannot be read is empty.
+// inCache returns the configuration with which libcni cached the attachment, or
+// nil if it did not. An unreadable one is empty.
 func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error) {
 	all, err := chain.AllCached(op.stateDir, string(op.PluginID()))
 	if err != nil {
@@ -237,9 +237,9 @@ func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error)
 	return nil, nil
 }
 
-// forcedTarget is target with the addresses that the caller knows, and those that
-// host-local holds for the attachment. Without a configuration it has everything that
-// one of the reference plugins may have left.
+// forcedTarget is target with the addresses that the caller knows, and those
+// that host-local holds for the attachment. Without a configuration it has
+// everything that the reference plugins may have left.
 func (a *attachment) forcedTarget(given CleanUpTarget, entered *record.Known) (t sweep.Target, done func(), err error) {
 	t, done = a.target()
 	t.How.Thorough, t.How.GiveUp = true, true
@@ -265,8 +265,9 @@ func (a *attachment) forcedTarget(given CleanUpTarget, entered *record.Known) (t
 	return t, done, nil
 }
 
-// forgetAll deletes the attachment, which is gone, from the cache and the record. The
-// record goes last, so that a crash in between leaves something to go by.
+// forgetAll deletes the attachment, which is gone, from the cache and the
+// record. The record goes last, so that a repeated call after a crash still
+// finds it.
 func (a *attachment) forgetAll(known memory) error {
 	var err error
 	if known.cache != "" {

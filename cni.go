@@ -27,7 +27,7 @@ import (
 )
 
 // CNI attaches containers to networks. It is go-cni's interface and gets no more
-// methods, so that fakes of its users stay complete.
+// methods, so that users' fakes stay complete.
 type CNI interface {
 	// Setup attaches a container to the networks, in parallel.
 	Setup(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error)

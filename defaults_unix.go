@@ -2,9 +2,8 @@
 
 package cni
 
-// Where configurations and plugins are looked for unless an option says
-// otherwise. VendorCNIDirTemplate is for fmt.Sprintf with a root directory and
-// a vendor's name.
+// Default locations of configurations and plugins. VendorCNIDirTemplate is for
+// fmt.Sprintf with a root directory and a vendor's name.
 const (
 	DefaultNetDir        = "/etc/cni/net.d"
 	DefaultCNIDir        = "/opt/cni/bin"

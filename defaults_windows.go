@@ -1,7 +1,6 @@
 package cni
 
-// Where configurations and plugins are looked for unless an option says
-// otherwise.
+// Default locations of configurations and plugins.
 const (
 	DefaultNetDir = `C:\Program Files\containerd\cni\conf`
 	DefaultCNIDir = `C:\Program Files\containerd\cni\bin`

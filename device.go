@@ -10,8 +10,9 @@ import (
 	"github.com/embedcni/cni/internal/sweep"
 )
 
-// noteDevice notes which interface an ADD has made, or moved into the container,
-// before anything in there can rename it. Without the note it is found by name.
+// noteDevice notes the interface that an ADD has made, or moved into the
+// container, before anything in the container can rename it. Without the note
+// only its name identifies it.
 func (a *attachment) noteDevice(ctx context.Context, call chain.Call, kind runner.Kind) {
 	if call.Verb != "ADD" || call.Plugin != a.network.config.Plugins[0].Network.Type || !known.Of(call.Plugin).Makes.NeedsIdentity() ||
 		kind == runner.Registered || a.inside() == nil || a.op.Host.Handle == nil {
@@ -54,8 +55,9 @@ func (a *attachment) restoreDevice() {
 	}
 }
 
-// settle notes that the interface is gone, or back on the host, while other leftovers
-// of the attachment remain: no interface like it is to be taken for it again.
+// settle notes that the interface is gone, or back on the host, while other
+// leftovers of the attachment remain. A later interface like it then counts as
+// another's.
 func (a *attachment) settle(ctx context.Context) {
 	t, done := a.target()
 	defer done()

@@ -24,46 +24,47 @@
 //
 // # Guarantees
 //
-// Nothing alive is harmed: no call takes anything from a container that lives and
-// is not the call's own. A container that cannot be asked is kept and reported.
+// Nothing alive is harmed: no call takes anything from a live container other
+// than its own. A container whose state is unknown is kept and reported.
 //
-// Nothing dead is left. Before the first plugin runs, the attachment is on record;
-// the record is on the disk before anything is made that survives a power cut, and
-// the namespace is kept alive until the container is detached, or its path no
-// longer leads there. Setup attaches every network or undoes all that it has begun;
-// the error lists anything that it could not undo. Remove goes by the record: it
-// needs no loaded configuration and no options. It asks every plugin of every
-// network, also after an error and after the context has ended, and then removes
-// the remains of the reference plugins. It returns nil only after verifying that
-// nothing remains. Attachments that cannot be removed stay on record for the next
-// Remove, Recover or GC. CleanUp gives up those that none of them can remove. All
-// arguments are validated before anything is touched. A running plugin never blocks
-// calls for other containers, with two exceptions: during GC, and for up to two
-// seconds during the first ADD of a plugin type whose shared rules the library does
-// not know.
+// Nothing dead remains. Before the first plugin runs, the attachment is on
+// record; the record is on the disk before anything is made that survives a
+// power cut, and the namespace is kept alive until the container is detached, or
+// its path no longer leads there. Setup attaches every network or undoes
+// everything that it has begun; the error lists anything that it could not undo.
+// Remove follows the record: it needs no loaded configuration and no options. It
+// asks every plugin of every network, also after an error and after the context
+// has ended, and then removes the leftovers of the reference plugins. It returns
+// nil only after verifying that nothing remains. Attachments that cannot be
+// removed stay on record for the next Remove, Recover or GC. CleanUp removes
+// those that none of them can remove. All arguments are validated before
+// anything is touched. A running plugin never blocks calls for other containers,
+// with two exceptions: during GC, and for up to two seconds during the first ADD
+// of a plugin type whose shared rules the library does not know.
 //
 // # Plugins
 //
-// What WithPlugin has registered for a type runs in process; else an executable
-// in the plugin directories; else what is built in (see WithBuiltinPlugins and
-// WithoutBuiltinPlugins). Package plugin says how to write one.
+// A plugin that WithPlugin has registered for the type runs in process; else an
+// executable in the plugin directories; else a built-in plugin (see
+// WithBuiltinPlugins and WithoutBuiltinPlugins). Package plugin explains how to
+// write one.
 //
 // # Concurrency
 //
-// A Runtime may be used by any number of goroutines. Calls for one container
-// follow one another, those of other processes with the same state directory
-// included; calls for different containers are parallel.
+// A Runtime is safe for concurrent use. Calls for one container run one after
+// the other, including those of other processes with the same state directory;
+// calls for different containers run in parallel.
 //
 // # Namespaces
 //
-// Plugins run in the network namespace of the thread that calls, or in the one
+// Plugins run in the network namespace of the calling thread, or in the one that
 // WithHostNetNS names. To use another one, lock the thread, enter it, call.
 //
 // # Errors
 //
-// Failures of plugins are of type *[Error], possibly several joined; what is
-// left of a container is a *[LeftoverError]; the sentinels (ErrInvalidArgument,
-// ErrInvalidNetNS, ErrAlreadyAttached, …) are found with errors.Is. Outside
-// Linux, network namespaces are not looked at: the path is the platform's own
-// and passed to the plugins as it is.
+// Failures of plugins are of type *[Error], possibly several joined. The
+// leftovers of a container are a *[LeftoverError]. The sentinels
+// (ErrInvalidArgument, ErrInvalidNetNS, ErrAlreadyAttached, …) are found with
+// errors.Is. Off Linux, network namespaces are opaque: the path is the
+// platform's own and passed to the plugins unchanged.
 package cni

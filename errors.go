@@ -146,7 +146,7 @@ func (e *Error) hint() string {
 	}
 }
 
-// Format prints all of the error with %+v, including stderr.
+// Format prints the whole error with %+v, including stderr.
 func (e *Error) Format(s fmt.State, verb rune) {
 	if verb == 'v' && s.Flag('+') && e.Stderr != "" {
 		short := *e

@@ -12,7 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// facts are what built-in plugins have noted about an attachment, for its DEL.
+// facts are the notes of built-in plugins about an attachment, for its DEL.
 type facts struct {
 	mu    sync.Mutex
 	noted map[string]json.RawMessage
@@ -32,14 +32,14 @@ func (f *facts) set(noted map[string]json.RawMessage) {
 
 var _ caller.Caller = (*attachment)(nil)
 
-// Fact is [caller.Caller]'s.
+// Fact implements [caller.Caller].
 func (a *attachment) Fact(key string) json.RawMessage {
 	a.facts.mu.Lock()
 	defer a.facts.mu.Unlock()
 	return a.facts.noted[key]
 }
 
-// Note is [caller.Caller]'s.
+// Note implements [caller.Caller].
 func (a *attachment) Note(key string, value any) error {
 	data, err := json.Marshal(value)
 	if err == nil {
@@ -57,7 +57,7 @@ func (a *attachment) Note(key string, value any) error {
 	return nil
 }
 
-// InUse is [caller.Caller]'s.
+// InUse implements [caller.Caller].
 func (a *attachment) InUse() ([]netip.Addr, error) {
 	others, err := a.op.others(a.IfName).InUse()
 	if err != nil || a.op.Record == nil {

@@ -14,44 +14,45 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// GCOptions says what GC keeps.
+// GCOptions configures GC.
 type GCOptions struct {
-	// Keep are the containers that are wanted.
+	// Keep lists the wanted containers.
 	Keep []string
-	// KeepNone says that an empty Keep is meant. Without it an empty list is an
-	// error: it is more often a mistake, and would detach every container.
+	// KeepNone allows an empty Keep, which removes every container. Without it an
+	// empty Keep is refused, because it is more often a mistake.
 	KeepNone bool
-	// DryRun reports what would be removed, and removes nothing.
+	// DryRun reports what GC would remove, and removes nothing.
 	DryRun bool
 }
 
-// GC removes every container that this owner has recorded and that is not
-// wanted, as Remove does, and of those that are wanted the attachments whose
-// removal has failed before. Then it removes what is left of containers that
-// this owner recorded once and that are on no record any more, as after a power
-// cut: the addresses that host-local holds for them, and where the record was
-// lost rather than deleted all that the reference plugins leave. Last it asks
-// the plugins of the loaded networks of version 1.1.0 and later to collect what
-// belongs to no attachment on record, of any owner, unless the network says
-// disableGC.
+// GC removes, as Remove does, every container that this owner has recorded and
+// that is not in Keep. Of the containers in Keep it removes the attachments
+// whose removal has failed before. Then it removes the leftovers of containers
+// that this owner once recorded but that are no longer on record, as after a
+// power cut: the addresses that host-local holds for them and, if the record was
+// lost rather than deleted, all leftovers of the reference plugins. Last it runs
+// GC of the plugins of the loaded networks of version 1.1.0 and later, unless
+// the network sets disableGC. The plugins then remove everything that belongs to
+// no attachment on record, of any owner.
 //
-// Of host-local's reservations it releases those that this owner's ledger names
-// by container, interface and address and no record has, and no others: other
-// programs and administrators have theirs in the same directories. An executable
-// host-local is told that those are valid. Where that cannot be said, because a
-// reservation names no attachment, the plugins of the network are not asked, and
-// Report.Left says so. As long as a record cannot be read, nothing is released.
+// GC releases only reservations of host-local that this owner's ledger names by
+// container, interface and address, and whose address is on no record: other
+// programs and administrators have reservations in the same directories. GC
+// tells an executable host-local that those are valid. If a reservation names no
+// attachment, GC cannot do that: then it does not ask the network's plugins, and
+// lists the reservation in Report.Left. While a record cannot be read, nothing
+// is released.
 //
-// No ADD or DEL runs beside it, in this or another process. It waits for those
-// that do, so a context with a deadline is wise. New ones wait behind it while
-// it works; while it waits itself, it holds them up for two seconds at most, and
-// then lets them pass for four times as long.
+// No ADD or DEL runs during GC, in this or another process. GC waits for running
+// ones, so give ctx a deadline. New ones wait until GC has finished. While GC
+// itself waits, it holds them up for at most two seconds at a time, and then
+// lets them pass for four times as long.
 //
-// The report says what became of each container; the error, what plugins
-// answered to GC: all of them are asked.
+// The report has the outcome for each container. The error joins the errors of
+// the plugins' GC; GC asks all of them.
 func (r *Runtime) GC(ctx context.Context, o GCOptions) (report *Report, err error) {
 	if len(o.Keep) == 0 && !o.KeepNone {
-		return nil, fmt.Errorf("collect garbage: nothing is to be kept, and KeepNone does not say so: %w", ErrInvalidArgument)
+		return nil, fmt.Errorf("collect garbage: Keep is empty, and KeepNone is not set: %w", ErrInvalidArgument)
 	}
 	s := r.current.Load()
 	report = &Report{}
@@ -72,7 +73,7 @@ func (r *Runtime) GC(ctx context.Context, o GCOptions) (report *Report, err erro
 	return report, err
 }
 
-// collectDry reports what collect would remove, but for what plugins would.
+// collectDry reports what collect would remove, except for the plugins' GC.
 func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) error {
 	mine, err := s.owned(true)
 	if err != nil {
@@ -125,21 +126,22 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 	slices.Sort(report.Adopted)
 	err = s.tidy()
 	g, gerr := s.garbage(o)
-	if gerr != nil { // whatever is not known to be attached may be
+	if gerr != nil { // anything may be attached
 		return join(err, gerr)
 	}
 	return join(err, s.reclaim(ctx, g, false, report), s.collectByPlugins(ctx, g, report))
 }
 
-// unsettled tells whether a container has attachments of this owner that are to
-// go.
+// unsettled reports whether a container has attachments of this owner that must
+// be removed.
 func (s *snapshot) unsettled(f record.Found) bool {
 	return f.Err == nil && slices.ContainsFunc(f.Record.Networks, func(n record.Network) bool {
 		return f.Record.OwnerOf(&n) == s.owner && (n.State == record.Deleting || n.State != record.Deleted && n.Failures > 0)
 	})
 }
 
-// removeAgain removes a container, or only what of it was to go before.
+// removeAgain removes a container or, with keep, only the attachments that were
+// being removed before.
 func (s *snapshot) removeAgain(ctx context.Context, id record.ID, keep bool) error {
 	op, err := s.beginTeardown(ctx, id, container.Access{Waiting: container.Hurried, HasBarrier: true})
 	if err != nil {
@@ -150,7 +152,7 @@ func (s *snapshot) removeAgain(ctx context.Context, id record.ID, keep bool) err
 		return err
 	}
 	if op.Record == nil || keep && op.Damaged {
-		return nil // removed, or no more to go by, since it was listed
+		return nil // removed since it was listed, or not legible enough
 	}
 	going := op.attachments
 	if keep {
@@ -162,8 +164,8 @@ func (s *snapshot) removeAgain(ctx context.Context, id record.ID, keep bool) err
 	return op.finish(ctx, going)
 }
 
-// collectByPlugins runs GC for each loaded network, unless a plugin of it would
-// take a reservation of somebody's for garbage.
+// collectByPlugins runs GC for each loaded network, unless one of its plugins
+// would release another program's reservation.
 func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, report *Report) (err error) {
 	valid, err := s.validAttachments()
 	if err != nil {
@@ -196,9 +198,9 @@ func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, repo
 	return join(errs...)
 }
 
-// validAttachments are all attachments on this host by network: those on
-// record, of every owner, and those that only libcni's cache knows. GC must not
-// take what another runtime attached for garbage.
+// validAttachments returns all attachments on this host by network: those on
+// record, of every owner, and those that only libcni's cache knows, because GC
+// must keep the attachments of other runtimes.
 func (s *snapshot) validAttachments() (map[string][]types.GCAttachment, error) {
 	valid := map[string][]types.GCAttachment{}
 	add := func(network, id, ifName string) {
@@ -220,7 +222,7 @@ func (s *snapshot) validAttachments() (map[string][]types.GCAttachment, error) {
 			case n.State == record.Deleted:
 			case n.Name != "":
 				add(n.Name, string(f.Record.Plugins()), n.IfName)
-			default: // of a damaged record: it may be any of them
+			default: // of a damaged record, which may be any network's
 				for _, loaded := range s.networks {
 					add(loaded.config.Name, string(f.Record.Plugins()), n.IfName)
 				}

@@ -15,15 +15,15 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// lives tells whether an attachment still is: its namespace exists and has the
-// interface. Every namespace has a loopback interface, so lo lives as long as
-// what was attached with it, or as the namespace if that is all there was.
+// lives reports whether an attachment is alive: its namespace exists and has the
+// interface. Every namespace has a loopback interface, so lo is alive if an
+// attachment of the same Setup is, or without one if the namespace exists.
 func (a *attachment) lives(all []*attachment) (bool, error) {
 	if err := a.op.Uncertain(); err != nil {
 		return false, err
 	}
 	if a.NetNS == "" || a.op.IsAbandoned() {
-		return false, nil // gone, or nobody's but ours any more
+		return false, nil // gone, or only this library still keeps it
 	}
 	ns := a.inside()
 	if ns == nil {
@@ -38,7 +38,7 @@ func (a *attachment) lives(all []*attachment) (bool, error) {
 		defer ns.Close() // only looked at
 	}
 	if !a.madeInterface() {
-		return true, nil // what was never made cannot be missed
+		return true, nil // an interface that was never made cannot be missing
 	}
 	if a.IfName != "lo" {
 		return a.op.Host.HasLink(ns, a.IfName)
@@ -56,13 +56,13 @@ func (a *attachment) lives(all []*attachment) (bool, error) {
 	return alone, nil
 }
 
-// taken tells whether the namespace has an interface of that name.
+// taken reports whether the namespace has an interface of that name.
 func (a *attachment) taken() (bool, error) {
 	return a.op.Host.HasLink(a.op.NetNS, a.IfName)
 }
 
 // hasNoDevice reports whether the container's namespace is gone, or has no
-// interface but those that every namespace has and those of the container's other
+// interfaces except those of every namespace and those of the container's other
 // attachments.
 func (a *attachment) hasNoDevice() bool {
 	ns := a.inside()
@@ -76,8 +76,8 @@ func (a *attachment) hasNoDevice() bool {
 	})
 }
 
-// prepare begins to open what an ADD needs in the container, while the record is
-// written.
+// prepare begins to open the sockets that an ADD needs in the container, while
+// the record is written.
 func (op *operation) prepare() {
 	wanted := slices.ContainsFunc(op.attachments, func(a *attachment) bool {
 		if a.makesInterface() {
@@ -91,8 +91,8 @@ func (op *operation) prepare() {
 	}
 }
 
-// share has the plugins built in, and the sweep, use the same sockets, and what
-// they start keep the container's lock, as plugins do.
+// share lets the built-in plugins and the sweep use the same sockets. Processes
+// that they start inherit the container's lock, as plugins do.
 func (op *operation) share(ctx context.Context) context.Context {
 	return caller.WithNetfilter(links.WithConns(ctx, &op.Host.Conns), func(o *netfilter.Options) {
 		o.Sockets = op.sockets

@@ -4,21 +4,21 @@ package cni
 
 import "context"
 
-// prepare has nothing to open.
+// prepare does nothing off Linux.
 func (*operation) prepare() {}
 
-// hasNoDevice cannot look into a container either.
+// hasNoDevice is unknown off Linux.
 func (*attachment) hasNoDevice() bool { return false }
 
-// avoidOthers cannot tell namespaces apart.
+// avoidOthers does nothing: off Linux namespaces cannot be compared.
 func (*operation) avoidOthers()  {}
 func (*attachment) avoidOthers() {}
 
-// share has no sockets to share.
+// share does nothing: there are no sockets to share.
 func (*operation) share(ctx context.Context) context.Context { return ctx }
 
-// lives cannot look into a container off Linux. What is recorded counts.
+// lives returns true: off Linux the record decides.
 func (a *attachment) lives([]*attachment) (bool, error) { return true, nil }
 
-// taken cannot look into a container either.
+// taken returns false: off Linux a container's interfaces are unknown.
 func (a *attachment) taken() (bool, error) { return false, nil }

@@ -10,14 +10,14 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// loName is the one interface that an attachment finds rather than makes.
+// loName is the only interface that exists before its attachment.
 const loName = "lo"
 
-// The DEL of the executable loopback sets lo down, even if lo was up before the ADD.
-// Something else uses it then, so it is set up again. The built-in plugin leaves such
-// an lo alone.
+// The DEL of the executable loopback sets lo down, even if lo was up before the
+// ADD. Then something else uses it, so Remove sets it up again. The built-in
+// plugin leaves such an lo alone.
 
-// noteLo notes in the record that lo is up, if it is.
+// noteLo notes in the record whether lo is up.
 func (a *attachment) noteLo() error {
 	ns := a.recordedNetNS()
 	if ns == nil {
@@ -45,7 +45,7 @@ func (a *attachment) setLoUp() error {
 	})
 }
 
-// recordedNetNS is the container's namespace if that is open, and the recorded
+// recordedNetNS returns the container's namespace if it is open and the recorded
 // one: the attachment's path may lead to another container's.
 func (a *attachment) recordedNetNS() *netns.Handle {
 	ns, rec := a.inside(), a.op.Record

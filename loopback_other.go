@@ -2,8 +2,8 @@
 
 package cni
 
-// noteLo cannot look into a container.
+// noteLo does nothing off Linux.
 func (*attachment) noteLo() error { return nil }
 
-// setLoUp cannot look into a container either.
+// setLoUp does nothing off Linux.
 func (*attachment) setLoUp() error { return nil }

@@ -13,7 +13,7 @@ import (
 )
 
 // mendError means that a DEL also deleted rules of another attachment of the
-// container, and that they could not be made again.
+// container, and that restoring them failed.
 type mendError struct {
 	network, ifName string
 	err             error
@@ -25,9 +25,9 @@ func (m *mendError) Error() string {
 
 func (m *mendError) Unwrap() error { return m.err }
 
-// mend makes the rules again that the DEL of an executable has deleted from the
-// attachment's siblings. It needs only their records, so a removal that is repeated
-// after a crash makes them too.
+// mend restores the rules of the attachment's siblings that the DEL of an
+// executable has deleted. It needs only their records, so a removal that is
+// repeated after a crash restores them too.
 func (a *attachment) mend(ctx context.Context, typ string) error {
 	deleted := known.Of(typ).Rules
 	if deleted != known.HostPorts && deleted != known.Masquerade {
@@ -48,15 +48,15 @@ func (a *attachment) mend(ctx context.Context, typ string) error {
 	})
 }
 
-// inherit makes the siblings' missing host ports again in this module's own table.
-// A sibling may forward the same port of the host as the attachment that was removed.
+// inherit restores the siblings' missing host ports in this module's own table.
+// A sibling may forward the same port of the host as the removed attachment.
 func (a *attachment) inherit(ctx context.Context) error {
 	return a.mendAll(ctx, func(_ *attachment, w footprint.Wanted) bool {
 		return known.Of(w.Type).Rules == known.HostPorts && w.Backend == netfilter.Native
 	})
 }
 
-// mendAll makes the missing ones among the siblings' rules for which pick returns
+// mendAll restores those missing rules of the siblings for which pick returns
 // true. It does nothing for a container whose namespace is gone.
 func (a *attachment) mendAll(ctx context.Context, pick func(*attachment, footprint.Wanted) bool) error {
 	if a.op.HostGone || a.op.Host.Handle == nil || a.op.Record != nil && !a.op.Damaged && a.op.Gone() {
@@ -90,7 +90,7 @@ func (a *attachment) mendAll(ctx context.Context, pick func(*attachment, footpri
 	return nil
 }
 
-// makeAgain makes the rules unless they are all there.
+// makeAgain makes the rules unless they all exist.
 func (a *attachment) makeAgain(ctx context.Context, w footprint.Wanted) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTime)
 	defer cancel()

@@ -31,10 +31,11 @@ type scope struct {
 	nested         bool
 }
 
-// selection is one WithNetwork. Several networks may have its name.
+// selection is the effect of one WithNetwork. Several networks may have its
+// name.
 type selection struct {
 	network string
-	of      *Network // the one of that name; nil for all of them
+	of      *Network // the network of that name; nil for all of them
 	scope
 }
 
@@ -59,7 +60,7 @@ func newNamespace(id, path string, opts ...NamespaceOpts) (*Namespace, error) {
 	return ns, nil
 }
 
-// only is the namespace with nothing but one network to do.
+// only returns the namespace with a selection of one network.
 func (ns *Namespace) only(n *Network) *Namespace {
 	one := *ns
 	one.selected = []selection{{network: n.config.Name, of: n, scope: newScope()}}
@@ -106,7 +107,7 @@ func WithInterfaceName(name string) NamespaceOpts {
 	}
 }
 
-// WithLabels adds each label to CNI_ARGS, as WithArgs does.
+// WithLabels adds labels to CNI_ARGS, as WithArgs does.
 func WithLabels(labels map[string]string) NamespaceOpts {
 	return func(ns *Namespace) error {
 		maps.Copy(ns.args, labels)

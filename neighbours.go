@@ -14,12 +14,12 @@ import (
 	"github.com/embedcni/cni/internal/sweep"
 )
 
-// inDoubt reports whether the attachment's addresses may be another container's
-// by now: an earlier DEL may have released them, or the machine was rebooted. The
-// first DEL of an attachment finds them reserved still.
+// inDoubt reports whether another container may have the attachment's addresses
+// by now: an earlier DEL may have released them, or the machine was rebooted. At
+// the first DEL of an attachment, they are still reserved.
 func (a *attachment) inDoubt() bool {
 	if a.attempted {
-		return false // added by this very call
+		return false // added by this call
 	}
 	if a.op.Rebooted || a.op.Damaged || a.op.Record == nil {
 		return true
@@ -28,9 +28,9 @@ func (a *attachment) inDoubt() bool {
 	return a.state != record.Added || n == nil || n.Failures > 0
 }
 
-// sparing is a DEL as it may be run, and whether it may be run at all, where the
-// plugin would delete by a name or an address that another attachment has by
-// now. The sweep, which knows whose they are, deletes the rest.
+// sparing returns a DEL's call as it may run, and reports whether it may run at
+// all. A plugin may delete by a name or an address that another attachment has
+// by now. The sweep, which knows the owners, then deletes the rest.
 func (a *attachment) sparing(ctx context.Context, call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
 	switch {
 	case call.Verb != "DEL" || kind == runner.Registered:
@@ -44,9 +44,9 @@ func (a *attachment) sparing(ctx context.Context, call chain.Call, kind runner.K
 	return call, true, nil
 }
 
-// mayUnshape reports whether the DEL of the plugin bandwidth can be run. It
-// deletes a device by a name that other interfaces of the container share, and so
-// do some of other containers.
+// mayUnshape reports whether the DEL of the plugin bandwidth may run. It deletes
+// a device by a name that other interfaces of the container share, and some of
+// other containers.
 func (a *attachment) mayUnshape(ctx context.Context) (bool, error) {
 	t, done := a.target()
 	defer done()
@@ -61,13 +61,12 @@ func (a *attachment) mayUnshape(ctx context.Context) (bool, error) {
 	return err == nil && !others, err
 }
 
-// withoutClaimed takes the addresses that other attachments have out of the
-// previous result: the plugin firewall deletes the rules of whatever addresses it
-// finds there.
+// withoutClaimed removes the addresses of other attachments from the previous
+// result: the plugin firewall deletes the rules of all addresses in it.
 func (a *attachment) withoutClaimed(call *chain.Call) error {
 	t, done := a.target()
 	defer done()
-	taken := t.Addresses // no rule outlives a reboot but those that were restored, which the sweep finds
+	taken := t.Addresses // after a reboot only restored rules exist, and the sweep finds those
 	inUse := t.InUse
 	if a.described().IsZoned() {
 		inUse = t.InZones
@@ -75,7 +74,7 @@ func (a *attachment) withoutClaimed(call *chain.Call) error {
 	if !a.op.Rebooted {
 		var err error
 		if taken, err = inUse(); err != nil {
-			return fmt.Errorf("who has the addresses by now: %w", err)
+			return fmt.Errorf("find the present owners of the addresses: %w", err)
 		}
 	}
 	var err error
@@ -83,7 +82,8 @@ func (a *attachment) withoutClaimed(call *chain.Call) error {
 	return err
 }
 
-// withoutAddresses is a request without the addresses in its previous result:
+// withoutAddresses returns a request without these addresses in its previous
+// result:
 //
 //	{"prevResult": {"ips": [{"address": "10.1.0.2/24"}]}}
 func withoutAddresses(request []byte, taken []netip.Addr) ([]byte, error) {

@@ -10,12 +10,12 @@ import (
 	"github.com/embedcni/cni/internal/runner"
 )
 
-// withoutNeverRan leaves out the errors of plugins whose ADD was not started.
+// withoutNeverRan removes the errors of plugins whose ADD was not started.
 func (a *attachment) withoutNeverRan(err error) error {
 	return without(err, func(e *Error) bool { return e.Plugin != "" && a.plugins.NotRun(e.Plugin) })
 }
 
-// without leaves out those of the plugins' errors that are settled.
+// without removes the plugins' errors that are settled.
 func without(err error, settled func(*Error) bool) error {
 	all := pluginErrors(err)
 	open := slices.DeleteFunc(slices.Clone(all), func(one error) bool {
@@ -28,12 +28,12 @@ func without(err error, settled func(*Error) bool) error {
 	return join(open...)
 }
 
-// withoutUndone leaves out the errors of DELs after which nothing can be left, now
-// that a sweep has found nothing: of an attachment whose ADD has failed, the
-// sweep covers the plugin, and what the plugin delegates to is undone.
+// withoutUndone removes the errors of DELs that can have left nothing behind,
+// after a sweep has found nothing: the attachment's ADD failed, the sweep covers
+// the plugin, and the work of its delegates is undone.
 //
-// A plugin can fail in DEL before it gets to that: as its own work was never
-// done, or as it cannot find the plugin that it would delegate to.
+// A plugin can fail in DEL before it calls its delegate, because its own work
+// was never done, or because it cannot find the delegate.
 func (op *operation) withoutUndone(ctx context.Context, attachments []*attachment, err error) error {
 	return without(err, func(e *Error) bool {
 		a := op.attachmentOf(attachments, e)
@@ -51,8 +51,8 @@ func (op *operation) attachmentOf(attachments []*attachment, e *Error) *attachme
 	return attachments[i]
 }
 
-// undone reports whether nothing can be left of a plugin that failed in DEL after
-// a failed ADD.
+// undone reports whether a plugin that failed in DEL after a failed ADD can have
+// left nothing behind.
 func (a *attachment) undone(ctx context.Context, e *Error) bool {
 	types := a.op.failedTypes([]*attachment{a}, e)
 	for _, typ := range types {
@@ -77,8 +77,8 @@ func (a *attachment) neverMoved(typ string) bool {
 
 // ipamUndone reports whether the IPAM plugin of a plugin whose DEL failed holds
 // nothing for the attachment. Unless the sweep covers it, it is asked for a DEL
-// with the request of the one that failed; if it cannot be started, nor could it
-// be for the ADD.
+// with the request of the failed one. If it cannot be started, it could not be
+// started for the ADD either.
 func (a *attachment) ipamUndone(ctx context.Context, typ, ipam string) bool {
 	if a.plugins.NotRun(ipam) || known.Of(ipam).IPAM && !a.described().IsCallers(ipam) {
 		return true
@@ -86,8 +86,9 @@ func (a *attachment) ipamUndone(ctx context.Context, typ, ipam string) bool {
 	return a.runner().DeletesIPAM(ctx, typ, ipam)
 }
 
-// failedTypes returns the types of the plugins whose work an Error says may not be
-// done. A batched change may be that of any plugin in the chain.
+// failedTypes returns the types of the plugins whose work may be unfinished
+// according to an Error. A batched change may be that of any plugin in the
+// chain.
 func (op *operation) failedTypes(attachments []*attachment, e *Error) []string {
 	if errors.As(e.Err, new(*mendError)) {
 		return []string{""} // the sweep does not cover attachments that stay

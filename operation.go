@@ -14,23 +14,23 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// operation is one call for a container under way.
+// operation is one call for a container in progress.
 type operation struct {
 	*snapshot
 	*container.Container
-	attachments []*attachment // that the call is about
+	attachments []*attachment // of this call
 	removal     removal
 }
 
-// removal is what the removal of attachments has begun or found so far.
+// removal is the state of removing attachments.
 type removal struct {
 	leaving map[string]bool // interfaces that are being torn down
-	entered *record.Pending // the ledger, on its way to the disk before the record goes
+	entered *record.Pending // the ledger, which must be on the disk before the record is deleted
 	cached  *[]*attachment  // the container's, in libcni's cache; nil if not read
 }
 
 // begin validates everything, and finds out where the plugins will run. It must
-// be called on the goroutine of the caller, whose thread decides that.
+// be called on the caller's goroutine, whose thread decides that.
 func (s *snapshot) begin(ns *Namespace, verb string) (*operation, error) {
 	if err := validateID(ns.id); err != nil {
 		return nil, err
@@ -55,8 +55,8 @@ func (s *snapshot) begin(ns *Namespace, verb string) (*operation, error) {
 	return op, nil
 }
 
-// beginTeardown is begin for a call that learns from the record what there is
-// to do, and so must have the container locked before it can plan.
+// beginTeardown is begin for a call that learns its work from the record, and so
+// must lock the container before it can plan.
 func (s *snapshot) beginTeardown(ctx context.Context, id record.ID, how container.Access) (*operation, error) {
 	if err := validateID(id); err != nil {
 		return nil, err
@@ -68,8 +68,8 @@ func (s *snapshot) beginTeardown(ctx context.Context, id record.ID, how containe
 	return s.beginTeardownFrom(ctx, id, host, how)
 }
 
-// beginTeardownFrom is beginTeardown for plugins that run in host, which it takes
-// over.
+// beginTeardownFrom is beginTeardown for plugins that run in host, which it
+// takes over.
 func (s *snapshot) beginTeardownFrom(ctx context.Context, id record.ID, host *hostns.NetNS, how container.Access) (*operation, error) {
 	op := &operation{snapshot: s}
 	if err := op.open(ctx, id, host, how); err != nil {
@@ -91,8 +91,8 @@ func (op *operation) open(ctx context.Context, id record.ID, host *hostns.NetNS,
 	return nil
 }
 
-// lock waits until no other call for the container is under way. It refuses a call
-// that would wait for itself.
+// lock waits until no other call for the container is in progress. It refuses a
+// call that would wait for itself.
 func (op *operation) lock(ctx context.Context, how container.Access) error {
 	if err := op.refuseInside(ctx); err != nil {
 		return err
@@ -100,8 +100,8 @@ func (op *operation) lock(ctx context.Context, how container.Access) error {
 	return op.Lock(ctx, how)
 }
 
-// lockBarrier waits until no ADD or DEL is under way. It refuses a call that would wait
-// for itself.
+// lockBarrier waits until no ADD or DEL is in progress. It refuses a call that
+// would wait for itself.
 func (s *snapshot) lockBarrier(ctx context.Context) (*lock.Held, error) {
 	if err := s.refuseInside(ctx); err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func (s *snapshot) lockBarrier(ctx context.Context) (*lock.Held, error) {
 	return s.LockBarrier(ctx)
 }
 
-// end releases all that the operation holds.
+// end releases everything that the operation holds.
 func (op *operation) end() {
 	op.endRemoval()
 	op.Unlock()
@@ -117,14 +117,14 @@ func (op *operation) end() {
 	op.Close()
 }
 
-// endRemoval forgets a removal of attachments: others may follow, or an ADD.
+// endRemoval discards the state of a removal: another one or an ADD may follow.
 func (op *operation) endRemoval() {
-	_ = op.removal.entered.Wait() // those who relied on it have waited, and logged the error
+	_ = op.removal.entered.Wait() // those who needed it have waited, and logged the error
 	op.removal = removal{}
 }
 
-// load reads the record. Of a damaged one it keeps the legible part, and returns the
-// damage. The error is a *RecordError.
+// load reads the record. It keeps the legible part of a damaged one, and returns
+// the damage. The error is a *RecordError.
 func (op *operation) load() (damage, err error) {
 	damage, err = op.Load()
 	return damage, op.recordError(op.ID, record.Name(op.ID), err)
@@ -136,19 +136,19 @@ type attachment struct {
 	op        *operation
 	network   *Network
 	attempted bool            // an ADD was begun
-	state     record.State    // how far the ADD got, from the record
-	partial   chain.Partial   // what a failed ADD got to
-	noted     []byte          // the result that the record has, if it was noted here
-	part      chain.Part      // which plugins the ADD is for; zero: all
-	facts     facts           // what built-in plugins have noted
-	plugins   runner.Plugins  // which plugins run, or ran
+	state     record.State    // the progress of the ADD, from the record
+	partial   chain.Partial   // the result of a failed ADD so far
+	noted     []byte          // the result in the record, if this call has noted it
+	part      chain.Part      // the plugins that the ADD is for; zero: all
+	facts     facts           // notes of built-in plugins
+	plugins   runner.Plugins  // the plugins that run, or ran
 	lost      bool            // the interface was not in the container before its DEL
-	claims    claims.Claims   // what host-local has reserved in this call
-	garbage   *claims.Garbage // of a GC: what may be released
+	claims    claims.Claims   // addresses that host-local has reserved in this call
+	garbage   *claims.Garbage // of a GC: the reservations that may be released
 }
 
-// inside is the container's namespace if that is open, and the attachment's: the
-// path in libcni's cache may be another one.
+// inside returns the container's namespace if it is open and the attachment's:
+// the path in libcni's cache may differ.
 func (a *attachment) inside() *netns.Handle {
 	if a.NetNS != a.op.Path {
 		return nil
@@ -156,15 +156,15 @@ func (a *attachment) inside() *netns.Handle {
 	return a.op.NetNS
 }
 
-// error is an Error that says where: which network of which container.
+// error returns an Error that names the network and the container.
 func (a *attachment) error(verb string, err error) *Error {
 	e := &Error{Op: verb, Network: a.network.config.Name, Err: err}
 	e.ContainerID, e.IfName = string(a.op.ID), a.IfName
 	return e
 }
 
-// errors makes Errors of the error of a verb on the attachment. A plugin's is an
-// Error already, wrapped by package chain; others become one.
+// errors turns the error of a verb on the attachment into Errors. A plugin's is
+// already an Error, wrapped by package chain; others become one.
 func (a *attachment) errors(verb string, err error) error {
 	if err == nil {
 		return nil

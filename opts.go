@@ -15,9 +15,11 @@ import (
 )
 
 const (
-	// CNIPluginName is the name runtimes register their network plugin under.
+	// CNIPluginName is the name under which runtimes register their network
+	// plugin.
 	CNIPluginName = "cni"
-	// DefaultMaxConfNum is how many configurations WithDefaultConf loads.
+	// DefaultMaxConfNum is the number of configurations that WithDefaultConf
+	// loads.
 	DefaultMaxConfNum = 1
 	// DefaultPrefix is the prefix of interface names.
 	DefaultPrefix = "eth"

@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// plan makes the attachments for a verb: which networks, with which interface names,
+// plan makes the attachments for a verb: their networks, interface names,
 // arguments and capabilities.
 func (op *operation) plan(ns *Namespace, verb string) (all []*attachment, err error) {
 	selected, err := op.selected(ns)
@@ -43,15 +43,15 @@ func (op *operation) plan(ns *Namespace, verb string) (all []*attachment, err er
 	return all, join(errs...)
 }
 
-// attachable reports whether the container can have been attached to a network,
-// as far as the names allow. A wrong name that the caller gives is an error; a
-// network that is merely loaded beside is passed over by a removal.
+// attachable reports whether the names allow that the container was attached to
+// a network. A wrong name from the caller is an error; a removal skips a network
+// that is merely loaded.
 func (sel selection) attachable(ns *Namespace) bool {
 	if sel.network == "" {
 		return false
 	}
 	if sel.ifName != "" && validateIfName(sel.ifName) != nil {
-		return true // newAttachment says what is wrong
+		return true // newAttachment returns the error
 	}
 	name := cmp.Or(sel.ifName, sel.of.ifName)
 	return validateIfName(name) == nil && validateAttachmentName(sel.network, string(ns.id), name) == nil
@@ -85,7 +85,7 @@ func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, e
 	return a, nil
 }
 
-// merge lays the values for one network over those for all.
+// merge adds the values for one network to those for all, and prefers them.
 func merge[V any](all, one map[string]V) map[string]V {
 	merged := maps.Clone(all)
 	if merged == nil {
@@ -95,8 +95,8 @@ func merge[V any](all, one map[string]V) map[string]V {
 	return merged
 }
 
-// undeclared looks for capabilities that would have no effect, because no
-// plugin of a network they were given for declares them.
+// undeclared finds capabilities without effect, because no plugin of a network
+// that they were given for declares them.
 func (s *snapshot) undeclared(id record.ID, attachments []*attachment) error {
 	given, declared := map[string]bool{}, map[string]bool{}
 	for _, a := range attachments {
@@ -125,8 +125,8 @@ func (n *Network) declares(capability string) bool {
 	})
 }
 
-// isEmpty tells whether a capability asks for nothing, as an empty list of
-// ports does.
+// isEmpty reports whether a capability asks for nothing, for example an empty
+// list of ports.
 func isEmpty(value any) bool {
 	if value == nil {
 		return true
@@ -143,7 +143,8 @@ func isEmpty(value any) bool {
 // them. The interface name selects one of them, as it identifies an attachment in the
 // record and in libcni's cache.
 
-// find returns the loaded networks with a name, in the order they were loaded.
+// find returns the loaded networks with a name, in the order in which they were
+// loaded.
 func (s *snapshot) find(network string) ([]*Network, error) {
 	var found []*Network
 	var names []string

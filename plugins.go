@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// PluginKind says what runs for a plugin's type.
+// PluginKind is the kind of plugin that runs for a type.
 type PluginKind string
 
 const (
@@ -18,25 +18,26 @@ const (
 	PluginExecutable PluginKind = record.KindExecutable
 	// PluginBuiltIn is one of this module's own plugins, in process.
 	PluginBuiltIn PluginKind = record.KindBuiltIn
-	// PluginRegistered is what WithPlugin has registered, in process.
+	// PluginRegistered is a plugin that WithPlugin has registered, in process.
 	PluginRegistered PluginKind = record.KindRegistered
 )
 
-// WithPlugin registers a plugin of the caller's own, which runs in process
-// whenever a configuration names its type, whatever else there is of that name.
-// The types bridge, portmap and so on may be replaced like this. A type can be
-// registered once; a later Load may register another plugin for it.
+// WithPlugin registers a plugin of the caller's own. It runs in process whenever
+// a configuration names its type, and takes precedence over every other plugin
+// of that type. The types bridge, portmap and so on may be replaced like this. A
+// type can be registered once; a later Load may register another plugin for it.
 //
-// What it attached is checked and removed by the plugin that is registered for
-// the type by then. If none is, that is ErrPluginNotFound and the record stays,
-// also where there is an executable or a built-in plugin of that name: it would
-// be another plugin.
+// The plugin that is registered for the type at that time checks and removes its
+// attachments. If none is registered, the error is ErrPluginNotFound and the
+// record stays, even if there is an executable or a built-in plugin of that
+// name, which would be a different plugin.
 //
-// While it works, the container is locked. With the context that it was given it
+// The container is locked while the plugin works. With its context the plugin
 // may run other plugins (plugin.Request.Delegate) and call Load, Status,
-// Networks, GetConfig and Attachments. Setup, Remove, Check, CleanUp, Recover, GC,
-// Release and a Pool's Setup on the same state directory return ErrInsidePlugin,
-// since they could wait for the plugin for ever. Its Status may call anything.
+// Networks, GetConfig and Attachments. Setup, Remove, Check, CleanUp, Recover,
+// GC, Release and a Pool's Setup on the same state directory return
+// ErrInsidePlugin, because they could wait for the plugin for ever. Its Status
+// may call anything.
 func WithPlugin(typ string, p plugin.Plugin) Opt {
 	return func(c *config) error {
 		switch _, twice := c.choosing.Registered[typ]; {
@@ -55,23 +56,23 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 	}
 }
 
-// WithBuiltinPlugins has this module's own plugins run in process even where
-// there is an executable in the plugin directories: all of them, or those of
-// these types, each of which must be built in. Without it an executable that is
-// found goes first, and the built-in plugins are for the types that are missing.
+// WithBuiltinPlugins runs this module's own plugins, in process, even if there are
+// executables in the plugin directories: all of them, or those of these types,
+// each of which must be built in. Without it executables are preferred, and the
+// built-in plugins are for the missing types.
 //
-// This is about new attachments. A container is checked and removed by the
-// plugins that attached it, which are on record: by a built-in plugin even if
-// there is an executable by now, and by an executable at the path that it had.
-// Once that file is gone, an executable of the type in the plugin directories
-// runs in its place, or else the built-in plugin, which knows the rules of the
-// reference plugin too. A container without such a record, attached by an
-// earlier version or by go-cni, passes a CHECK if either the executable or the
-// built-in plugin passes it, and is removed by both.
+// This applies to new attachments. A container is checked and removed by the
+// plugins that attached it, which are on record: by a built-in plugin even if an
+// executable is installed by now, and by an executable at its former path. Once
+// that file is gone, an executable of the type in the plugin directories runs in
+// its place, or else the built-in plugin, which knows the rules of the reference
+// plugin too. For a container without such a record, attached by an earlier
+// version or by go-cni, a CHECK succeeds if either the executable or the
+// built-in plugin succeeds, and a removal runs both.
 //
-// Built-in plugins are interchangeable with the reference plugins as long as the
-// configuration names the backend of the packet filters. Where it names none,
-// they use nftables in a way of their own.
+// Built-in plugins are interchangeable with the reference plugins if the
+// configuration names the backend of the packet filter. Otherwise they use
+// nftables in their own way.
 func WithBuiltinPlugins(types ...string) Opt {
 	return func(c *config) error {
 		c.choosing.Prefer = append(c.choosing.Prefer, types...)
@@ -80,11 +81,11 @@ func WithBuiltinPlugins(types ...string) Opt {
 	}
 }
 
-// WithoutBuiltinPlugins has no plugin of this module's own attach anything, so
-// that a type that is in none of the plugin directories is ErrPluginNotFound.
-// What WithPlugin has registered runs all the same. A container that built-in
-// plugins have attached before, as its record says, is still checked and removed
-// by them.
+// WithoutBuiltinPlugins prevents this module's own plugins from attaching
+// anything, so that a type that is in none of the plugin directories is
+// ErrPluginNotFound. Plugins that WithPlugin has registered still run.
+// Containers that built-in plugins have attached before, according to their
+// record, are still checked and removed by them.
 func WithoutBuiltinPlugins() Opt {
 	return func(c *config) error {
 		c.choosing.Without = true
@@ -93,7 +94,7 @@ func WithoutBuiltinPlugins() Opt {
 }
 
 // chosen returns the choice after the options of one New or Load, which replace
-// earlier ones about the same thing.
+// earlier ones of the same kind.
 func chosen(before, options runner.Choice) (runner.Choice, error) {
 	prefers := len(options.Prefer) > 0 || options.PreferAll
 	if prefers && options.Without {

@@ -15,52 +15,52 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// PoolOptions says how a Pool works.
+// PoolOptions configures a Pool.
 type PoolOptions struct {
-	// Size is how many containers are made ahead of time, at most. It must be
-	// at least 1.
+	// Size is the largest number of containers made ahead of time. It must be at
+	// least 1.
 	Size int
 }
 
-// Pool makes network namespaces, and attaches them as far as the loaded
-// networks allow, before there are containers that want them, so that a Setup
-// takes well below a millisecond.
+// Pool makes network namespaces, and attaches them as far as the loaded networks
+// allow, before containers need them, so that a Setup takes well below a
+// millisecond.
 //
-// What is made ahead of time are the plugins of a chain up to the first that
-// declares a capability (portmap with its ports, bandwidth with its rates) or
-// that is not known to do without anything of the caller's; the rest runs in
-// Setup. Plugins are given the ID that the attachment was made with, "warm-…",
-// not the container's: in their configuration, files and rules that one stands.
-// Everything else of this library goes by the container's ID.
+// The plugins of a chain run ahead of time up to the first that declares a
+// capability (portmap with its ports, bandwidth with its rates) or that may need
+// something from the caller; the rest runs in Setup. Plugins are given the ID
+// under which the attachment was made, "warm-…", instead of the container's:
+// their configuration, files and rules contain it. Everything else in this
+// library uses the container's ID.
 //
-// Each is used once. A namespace goes with its container: Remove removes it.
-// What a process that was killed had made, Recover and GC remove.
+// Each is used once. Remove removes the namespace with its container. Recover
+// and GC remove the containers that a killed process had made ahead of time.
 //
-// A Pool may be used by many goroutines at once.
+// A Pool is safe for concurrent use.
 type Pool struct {
 	runtime *Runtime
-	locks   *lock.Space // holds the byte that dir is named by, whatever is loaded
+	locks   *lock.Space // holds the byte that dir is named after, whatever is loaded
 	dir     string
 	ready   chan *prepared
-	room    chan struct{} // holds one for each that is ready, or being made
+	room    chan struct{} // holds one for each that is ready or being made
 
 	stop   context.CancelFunc // ends make
 	making sync.WaitGroup
 
 	mu       sync.RWMutex // held for reading by each Setup
 	closed   bool
-	settling sync.WaitGroup // what Setups have left to be done behind them
+	settling sync.WaitGroup // the work that Setups have left for later
 
-	removing sync.Mutex // held for each container that nobody wants any more
+	removing sync.Mutex // held while removing a container that nobody wants
 }
 
-// ErrPoolClosed is the error of a Setup after Close. It is an os.ErrClosed.
+// ErrPoolClosed is the error of a Setup after Close. It wraps os.ErrClosed.
 var ErrPoolClosed = fmt.Errorf("pool: %w", os.ErrClosed)
 
 // NewPool begins to make containers ahead of time, for the networks that are
-// loaded now or later. They are made in the namespace that WithHostNetNS says,
-// else in that of the process. The record directory must be one in which
-// namespaces can be mounted. Close ends it.
+// loaded now or later. It makes them in the namespace that WithHostNetNS names,
+// or else in the process's. It must be possible to mount namespaces in the
+// record directory. Close ends the Pool.
 func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
 	if o.Size < 1 {
 		return nil, fmt.Errorf("pool of %d containers: %w", o.Size, ErrInvalidArgument)
@@ -92,13 +92,12 @@ func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
 }
 
 // Setup attaches a container that has no namespace yet, and returns the path of
-// the one it has got; with an error there is none. Options are those of
-// Runtime.Setup. If none is ready, or none that is fits what the options say, it
-// is made now.
+// its new one; with an error there is none. Options are those of Runtime.Setup.
+// If no container is ready that fits the options, Setup makes one now.
 //
-// One that is ready is taken only if its interfaces and rules are still there.
-// What is dead, or was made for networks that are loaded no longer, is removed
-// behind the call, and made again.
+// Setup takes a ready container only if its interfaces and rules still exist. In
+// the background, the Pool removes and replaces a container that is dead, or
+// that was made for networks that are no longer loaded.
 func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (path string, result *Result, err error) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -131,7 +130,7 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 			p.discard(w, err)
 			continue
 		case errors.Is(err, warm.ErrUnfit):
-			p.ready <- w // there is room: it was in there
+			p.ready <- w // there is room, because it was in there
 			return p.setupCold(ctx, s, ns)
 		}
 		<-p.room
@@ -142,7 +141,7 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 	}
 }
 
-// errStale: made for a configuration that is loaded no longer.
+// errStale: made for a configuration that is no longer loaded.
 var errStale = errors.New("made ahead of time, for another configuration")
 
 // setupCold makes a namespace and attaches it.
@@ -169,8 +168,8 @@ func (p *Pool) newNetNS(prefix string) (*netns.Handle, string, error) {
 	return ns, path, err
 }
 
-// discard makes room for another container than w, which nobody wants any more,
-// and removes it behind the call. If that fails it stays recorded, for Recover or
+// discard makes room for another container than w, which nobody wants, and
+// removes w in the background. If that fails, w stays recorded for Recover or
 // GC.
 func (p *Pool) discard(w *prepared, why error) {
 	<-p.room
@@ -179,7 +178,7 @@ func (p *Pool) discard(w *prepared, why error) {
 	p.settling.Add(1)
 	go func() {
 		defer p.settling.Done()
-		p.removing.Lock() // one at a time: others' Setups go first
+		p.removing.Lock() // one at a time, so that Setups go first
 		defer p.removing.Unlock()
 		if err := w.snapshot.remove(context.Background(), &Namespace{id: w.id}); err != nil {
 			logger.Warn("remove a container that was made ahead of time", "container", w.id, "error", err)
@@ -187,7 +186,7 @@ func (p *Pool) discard(w *prepared, why error) {
 	}()
 }
 
-// make makes one container after the other, for as long as there is room.
+// make makes one container after the other while there is room.
 func (p *Pool) make(ctx context.Context) {
 	defer p.making.Done()
 	failures := 0
@@ -224,13 +223,13 @@ func pause(ctx context.Context, failures int) {
 	}
 }
 
-// Ready is how many containers are ready now, at most Size.
+// Ready returns the number of containers that are ready now, at most Size.
 func (p *Pool) Ready() int { return len(p.ready) }
 
-// Close stops making containers, waits for calls of Setup and what they have left
-// to be removed, and removes what is ready and was not used. What cannot be
-// removed of that is in the error, and stays
-// recorded for Recover or GC. Only the first call does anything.
+// Close stops making containers, waits for calls of Setup and their background
+// work, and removes unused containers. The error names the containers that
+// cannot be removed, which stay recorded for Recover or GC. Only the first call
+// has an effect.
 func (p *Pool) Close() error {
 	p.stop()
 	p.making.Wait()

@@ -124,8 +124,8 @@ func (op *operation) hostEnds() ([]int, error) {
 	return abandoned.HostEnds(op.Host, op.NetNS, all)
 }
 
-// finishAbandoned removes attachments of an abandoned container. It returns nil if it
-// is too early to try a removal again that has failed.
+// finishAbandoned removes attachments of an abandoned container. It returns nil
+// if it is too early to repeat a failed removal.
 func (op *operation) finishAbandoned(going []*attachment) error {
 	id, path := op.ID, op.Record.NetNS.Path
 	err := op.finish(context.Background(), going)

@@ -19,9 +19,9 @@ import (
 	"github.com/embedcni/cni/internal/runner"
 )
 
-// garbage returns the attachments of this owner's ledger that are on no record, of any
-// owner, and that nobody wants. It fails as long as a record cannot be read: everything
-// may be its container's.
+// garbage returns the attachments in this owner's ledger that are not wanted and
+// on no record of any owner. It fails while a record cannot be read, because
+// anything may belong to that record's container.
 func (s *snapshot) garbage(o GCOptions) (*claims.Garbage, error) {
 	entered, err := s.ledger().Read()
 	if err != nil || len(entered) == 0 {
@@ -29,7 +29,7 @@ func (s *snapshot) garbage(o GCOptions) (*claims.Garbage, error) {
 	}
 	valid, err := s.validAttachments()
 	if err != nil {
-		return nil, fmt.Errorf("what is left of containers that are on no record is not looked for: %w", err)
+		return nil, fmt.Errorf("leftovers of containers that are no longer on record were not searched for: %w", err)
 	}
 	found, err := s.Records.List()
 	return claims.FindGarbage(entered, func(key record.Key) bool {
@@ -63,7 +63,7 @@ func (s *snapshot) reclaim(ctx context.Context, g *claims.Garbage, dry bool, rep
 	for _, err := range failed {
 		errs = append(errs, err)
 	}
-	now, err := s.ledger().Read() // doubts may have arisen just now
+	now, err := s.ledger().Read() // new doubts may have arisen
 	errs = append(errs, err)
 	settled = slices.DeleteFunc(settled, func(key record.Key) bool {
 		left := claims.Doubtful(now[key])
@@ -78,7 +78,7 @@ func (s *snapshot) reclaim(ctx context.Context, g *claims.Garbage, dry bool, rep
 	return join(errs...)
 }
 
-// reclaimLost removes all that can be left of an attachment whose record was
+// reclaimLost removes all possible leftovers of an attachment whose record was
 // lost.
 func (s *snapshot) reclaimLost(ctx context.Context, key record.Key, k record.Known, dry bool, report *Report) error {
 	found, err := s.cleanUp(ctx, CleanUpTarget{
@@ -93,8 +93,8 @@ func (s *snapshot) reclaimLost(ctx context.Context, key record.Key, k record.Kno
 	return nil
 }
 
-// dirsOf returns the directories in which host-local keeps addresses of the attachment.
-// Earlier versions recorded none, so that they follow from the loaded networks.
+// dirsOf returns the directories in which host-local keeps addresses of the
+// attachment. Earlier versions recorded none, so the loaded networks decide.
 func (s *snapshot) dirsOf(key record.Key, k record.Known) []string {
 	if len(k.Dirs) > 0 {
 		return k.Dirs
@@ -111,10 +111,10 @@ func (s *snapshot) dirsOf(key record.Key, k record.Known) []string {
 	return slices.Compact(dirs)
 }
 
-// reservedFor returns attachments with reservations in the network's host-local
-// directories that an executable host-local would release in GC, since they are on no
-// record here, and that are not garbage: another program's. If no list of attachments
-// can name one of them, left says why the network's plugins cannot be asked.
+// reservedFor returns other programs' attachments with reservations in the
+// network's host-local directories: an executable host-local would release these
+// in GC, because they are on no record here. If no list of attachments can name
+// one of them, left explains why GC of the network's plugins cannot run.
 func (s *snapshot) reservedFor(n *Network, g *claims.Garbage) (all []types.GCAttachment, left string, err error) {
 	if !s.releasesByItself(n) {
 		return nil, "", nil
@@ -130,8 +130,8 @@ func (s *snapshot) reservedFor(n *Network, g *claims.Garbage) (all []types.GCAtt
 	return all, left, nil
 }
 
-// releasesByItself reports whether a GC of the network has a host-local release
-// addresses that does not ask this runtime which.
+// releasesByItself reports whether a GC of the network runs a host-local that
+// releases addresses without asking this runtime.
 func (s *snapshot) releasesByItself(n *Network) bool {
 	builtIn := func(typ string) bool {
 		p, err := s.runner.Find(typ)
@@ -143,7 +143,7 @@ func (s *snapshot) releasesByItself(n *Network) bool {
 	})
 }
 
-// withAttachments is the list with those of more that are not in it.
+// withAttachments returns the list with the missing ones of more added.
 func withAttachments(list, more []types.GCAttachment) []types.GCAttachment {
 	seen := map[types.GCAttachment]bool{}
 	for _, a := range list {

@@ -14,9 +14,9 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// write puts on disk what is about to be attached, and pins the container's
-// namespace, before the first plugin runs. Attachments that the container has
-// already, under other interface names, stay in the record.
+// write records the attachments on the disk, and pins the container's namespace,
+// before the first plugin runs. The container's earlier attachments, under other
+// interface names, stay in the record.
 func (op *operation) write(ctx context.Context) error {
 	rec, err := op.NewRecord(op.owner)
 	if err != nil {
@@ -44,13 +44,14 @@ func (op *operation) write(ctx context.Context) error {
 }
 
 // startsEarly reports whether all first plugins can start before the record is
-// durable. A container of a pool is on record as that, durably, until its own record
-// is, and its end can be found from there.
+// durable. A pool's container is durably recorded under its own ID until the new
+// record is durable, and can be removed by that.
 func (op *operation) startsEarly() bool {
 	return op.MadeAs != "" || !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !a.runner().StartsInKernel() })
 }
 
-// recorded returns all parameters of the attachment's plugins, and which plugins run.
+// recorded returns all parameters of the attachment's plugins, and the plugins
+// that run.
 func (a *attachment) recorded(ctx context.Context) (record.Network, error) {
 	a.runner().Choose(ctx)
 	n := record.Network{Name: a.network.config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.plugins.Recorded()}
@@ -83,8 +84,8 @@ func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
 	return raw, nil
 }
 
-// Append adds an entry about the attachment to the record, if there is one. It is
-// [runner.Attachment]'s.
+// Append adds an entry about the attachment to the record, if there is one. It
+// implements [runner.Attachment].
 func (a *attachment) Append(e record.Entry) error {
 	if a.op.Record == nil {
 		return nil
@@ -106,8 +107,8 @@ func (a *attachment) noteResult(result json.RawMessage) error {
 	return err
 }
 
-// recall finds the attachments of a container that is to be removed: from its record;
-// without a whole record, see unrecorded. For mustStop see
+// recall finds the attachments of a container to remove in its record; without a
+// whole record, see unrecorded. For mustStop see
 // [container.Container.EnterHost].
 func (op *operation) recall(ns *Namespace, mustStop bool) error {
 	damage, err := op.load()
@@ -141,7 +142,7 @@ func (op *operation) enterRecorded(mustStop bool) ([]*attachment, error) {
 	return op.fromRecord(op.Record)
 }
 
-// narrow leaves only the attachments that the call selects.
+// narrow keeps only the attachments that the call selects.
 func (op *operation) narrow(ns *Namespace) error {
 	if len(ns.selected) == 0 {
 		return nil
@@ -163,8 +164,8 @@ func (op *operation) narrow(ns *Namespace) error {
 	return nil
 }
 
-// fromRecord returns the attachments of a record, with the configuration they were
-// made with, whatever is loaded now.
+// fromRecord returns the attachments of a record, with the configuration of
+// their ADD rather than the loaded one.
 func (op *operation) fromRecord(rec *record.Record) ([]*attachment, error) {
 	var attachments []*attachment
 	for _, n := range rec.Networks {
@@ -197,13 +198,13 @@ func anyMap(raw map[string]json.RawMessage) map[string]any {
 	return values
 }
 
-// unrecorded returns the attachments of a container without a whole record: those that
-// libcni has cached for the container, with the configuration cached with them, and
-// the planned ones for the loaded networks, since a plugin may have been killed
-// before anything was cached. A DEL of an attachment that was never added does
-// nothing. If planned is nil, it is planned here. With mustStop the path may be out of
-// date, and lead to another container's namespace; otherwise the caller asks whether
-// the container lives there.
+// unrecorded returns the attachments of a container without a whole record:
+// those in libcni's cache, with their cached configuration, and the planned ones
+// for the loaded networks, because a plugin may have been killed before anything
+// was cached. A DEL of an attachment that was never added does nothing. If
+// planned is nil, it is planned here. With mustStop the path may be stale, and
+// lead to another container's namespace; otherwise the caller asks whether the
+// container is alive there.
 func (op *operation) unrecorded(ns *Namespace, planned []*attachment, mustStop bool) (all []*attachment, err error) {
 	path := ns.path
 	if path == "" && op.Damaged {
@@ -235,7 +236,7 @@ func (op *operation) unrecorded(ns *Namespace, planned []*attachment, mustStop b
 		all = append(all, cached...)
 	}
 	for _, a := range all {
-		// The sweep wants it as much as the plugins do, and a DEL that succeeds
+		// The sweep needs it as much as the plugins do, and a successful DEL
 		// deletes it from the cache.
 		a.partial = a.chain().CachedResult(&a.Attachment)
 		if op.Record == nil {
@@ -248,9 +249,9 @@ func (op *operation) unrecorded(ns *Namespace, planned []*attachment, mustStop b
 	return all, nil
 }
 
-// cachedBeside returns the attachments that libcni's cache has for the container
-// beside the known ones: on networks that are not loaded, or under other interface
-// names.
+// cachedBeside returns the container's attachments in libcni's cache that are
+// not among the known ones: on networks that are not loaded, or under other
+// interface names.
 func (op *operation) cachedBeside(known []*attachment) (all []*attachment, err error) {
 	cached, err := chain.AllCached(op.stateDir, string(op.PluginID()))
 	if err != nil {
@@ -273,11 +274,11 @@ func (op *operation) cachedBeside(known []*attachment) (all []*attachment, err e
 	return all, nil
 }
 
-// forget takes attachments that are gone out of the record. With the last one it
+// forget removes attachments that are gone from the record. With the last one it
 // deletes the record and stops keeping the namespace.
 func (op *operation) forget(attachments []*attachment) error {
 	if op.Record == nil {
-		return op.Erase() // a damaged one may lie there
+		return op.Erase() // there may be a damaged one
 	}
 	op.ledgerSafe(attachments)
 	op.enterGone(attachments)
@@ -300,7 +301,7 @@ func (op *operation) forget(attachments []*attachment) error {
 	for _, a := range attachments {
 		errs = append(errs, a.Append(record.Entry{State: record.Deleted}))
 		// The record is not read again: if that failed, the next record would lack
-		// the attachments that stay.
+		// the remaining attachments.
 		if n := op.Record.Find(a.IfName); n != nil {
 			n.State = record.Deleted
 		}
@@ -308,7 +309,7 @@ func (op *operation) forget(attachments []*attachment) error {
 	return join(errs...)
 }
 
-// keep notes that the attachments could not be detached; the record stays for
+// keep notes that the attachments could not be detached. The record stays for
 // the next Remove, Recover or GC.
 func (op *operation) keep(ctx context.Context, attachments []*attachment, why *LeftoverError) {
 	for _, a := range attachments {

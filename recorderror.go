@@ -7,18 +7,18 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// RecordError says why a container's attachment record cannot be used: a newer
+// RecordError means that a container's attachment record cannot be used: a newer
 // version of this package wrote it, or the file could not be opened or read. The
-// container may be alive, so no call changes anything of it. A damaged record,
-// which was read to its end, is no RecordError.
+// container may be alive, so no call changes anything about it. A damaged
+// record, which was read to its end, is no RecordError.
 type RecordError struct {
-	ContainerID string // empty if only the record has it
-	Path        string // the record's file
+	ContainerID string // empty if only the record contains it
+	Path        string // the record's path
 	Newer       bool   // a newer version wrote it; otherwise it could not be read
 	Err         error
 }
 
-// Error says what to do about it.
+// Error names the remedy.
 func (e *RecordError) Error() string {
 	of := ""
 	if e.ContainerID != "" {
@@ -34,14 +34,15 @@ func (e *RecordError) Error() string {
 // Unwrap returns the cause.
 func (e *RecordError) Unwrap() error { return e.Err }
 
-// loadRecord is Load of the store. The error is a RecordError unless the record
-// is damaged.
+// loadRecord loads a record. The error is a RecordError unless the record is
+// damaged.
 func (s *snapshot) loadRecord(id record.ID) (*record.Record, error) {
 	rec, err := s.Records.Load(id)
 	return rec, s.recordError(id, record.Name(id), err)
 }
 
-// recordError makes a RecordError of a record that is newer or could not be read.
+// recordError returns the RecordError for a record that is newer or could not be
+// read.
 func (s *snapshot) recordError(id record.ID, file string, err error) error {
 	newer := errors.Is(err, record.ErrNewer)
 	if !newer && !errors.Is(err, record.ErrUnread) {
@@ -51,7 +52,7 @@ func (s *snapshot) recordError(id record.ID, file string, err error) error {
 }
 
 // untouchable returns why Recover and GC must leave the container of a listed
-// record alone; nil if they need not.
+// record alone, or nil.
 func (s *snapshot) untouchable(f record.Found) error {
 	if errors.Is(f.Err, record.ErrBad) {
 		return nil

@@ -15,27 +15,27 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Recover is for a program's start. Each container that this owner has recorded
-// is adopted if it was attached in this boot of the machine and its network
-// namespace lives, reached by its path or where it is kept. One of which this is
-// all that is known is in Report.Kept as well, with the reason: nothing is
-// removed because a CHECK failed, timed out or could not be asked.
+// Recover is for the start of a program. It adopts each container of this owner
+// that was attached in this boot of the machine and whose network namespace is
+// alive, at its path or where it is kept. If a container is not known to be
+// healthy, it is in Report.Kept as well, with the reason. A CHECK that fails,
+// times out or cannot run is never a reason to remove a container.
 //
-// A container that was abandoned (see WithoutReaping), whose namespace the runtime no
-// longer keeps alive but somebody else may, is in Report.Skipped.
+// An abandoned container (see WithoutReaping) whose namespace the runtime no
+// longer keeps alive, but somebody else may, is in Report.Skipped.
 //
-// Removed, as Remove does, are containers whose namespace is gone or of another
-// boot, attachments that a Setup had not finished or a Remove had begun to
-// remove, and containers that a pool of a dead process made ahead of time.
-// Plugins that a dead runtime has left running are ended after a grace. A
-// container that cannot be removed stays recorded, and is tried again after a
-// while that grows with each failure.
+// Recover removes, as Remove does, containers whose namespace is gone or of
+// another boot, attachments of an unfinished Setup or Remove, and containers
+// that a pool of a dead process made ahead of time. It kills plugins that a dead
+// runtime has left running, after a grace period. A container that cannot be
+// removed stays recorded, and is tried again after a time that grows with each
+// failure.
 //
-// Containers are recovered in parallel. One that another call has locked comes
-// last, and is in Report.Skipped if it stays so.
+// Containers are recovered in parallel. A container that another call has locked
+// comes last, and is in Report.Skipped if it stays locked.
 //
-// The error is about what kept Recover from looking; what happened to each
-// container is in the report.
+// The error is the reason why Recover could not examine the containers. The
+// report has the outcome for each container.
 func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 	s := r.current.Load()
 	if err := s.refuseInside(ctx); err != nil {
@@ -60,12 +60,13 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 	return report, nil
 }
 
-// atOnce is how many containers are recovered at the same time. Most of the time is
-// waiting: for executables, and for the kernel to delete interfaces. More are tried at
-// once of those that were locked, since each may stay locked for seconds.
+// atOnce is the number of containers that are recovered at the same time. They
+// mostly wait: for executables, and for the kernel to delete interfaces. Of the
+// locked containers more are tried at once, because each may stay locked for
+// seconds.
 const atOnce, lockedAtOnce = 16, 64
 
-// recoverAll recovers the containers, first those that nobody has locked.
+// recoverAll recovers the containers, first those that are not locked.
 func (s *snapshot) recoverAll(ctx context.Context, host *hostns.NetNS, found []record.Found, report *Report) error {
 	var ids, locked []record.ID
 	for _, f := range found {
@@ -96,8 +97,8 @@ func (s *snapshot) recoverAll(ctx context.Context, host *hostns.NetNS, found []r
 	return nil
 }
 
-// recoverEach recovers containers in parallel, and returns the outcomes in
-// order, those of the containers that it came to before ctx ended.
+// recoverEach recovers containers in parallel. It returns the outcomes, in
+// order, of the containers that it reached before ctx ended.
 func (s *snapshot) recoverEach(ctx context.Context, host *hostns.NetNS, ids []record.ID, last bool) []outcome {
 	outcomes := make([]*outcome, len(ids))
 	var group sync.WaitGroup
@@ -133,8 +134,8 @@ func (s *snapshot) recoverEach(ctx context.Context, host *hostns.NetNS, ids []re
 	return all
 }
 
-// owned are the records with attachments of this owner, and those that do not
-// say whose they are: nobody else will look after them.
+// owned returns the records with attachments of this owner, and those that name
+// no owner, because nobody else looks after them.
 func (s *snapshot) owned(dry bool) ([]record.Found, error) {
 	found, err := s.Records.List()
 	if err != nil {
@@ -146,8 +147,8 @@ func (s *snapshot) owned(dry bool) ([]record.Found, error) {
 	}), dry)
 }
 
-// recallOwn is recall for Recover and GC: only the attachments of this owner,
-// and none if the record was deleted meanwhile.
+// recallOwn is recall for Recover and GC: it finds only the attachments of this
+// owner, and none if the record was deleted meanwhile.
 func (op *operation) recallOwn() error {
 	damage, err := op.load()
 	if err != nil || op.Record == nil {
@@ -176,13 +177,13 @@ func (a *attachment) own() bool {
 	return n != nil && a.op.Record.OwnerOf(n) == a.op.owner
 }
 
-// deleteIllegible deletes a record of which not even the owner can be read, unless a
-// namespace is kept for it, in which a container may live. It logs that nothing finds
-// the rest of the container.
+// deleteIllegible deletes a record whose owner cannot be read, unless a
+// namespace is kept for it, in which a container may be alive. It logs that
+// nothing finds the other leftovers of the container.
 func (s *snapshot) deleteIllegible(f record.Found) (o outcome) {
 	o.id = nameOf(f)
 	if path := s.Pins.At(f.File); path != "" {
-		o.skipped = fmt.Errorf("it does not say whose it is, and %s keeps a namespace that may be a living container's; "+
+		o.skipped = fmt.Errorf("it names no owner, and %s keeps a namespace that may be a live container's; "+
 			"if it is not, unmount that and delete %s: %w", path, s.Records.Path(f.File), f.Err)
 		return o
 	}
@@ -221,7 +222,7 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record
 		return o
 	}
 	if op.Record == nil {
-		return o // removed meanwhile, by whoever had it locked
+		return o // removed meanwhile by another call
 	}
 	going, err := op.going()
 	if err != nil {
@@ -244,8 +245,8 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record
 	return o
 }
 
-// finish removes attachments whose removal has failed before, but not soon after
-// it has.
+// finish removes attachments whose removal has failed before, unless that was
+// just now.
 func (op *operation) finish(ctx context.Context, going []*attachment) error {
 	if op.Record != nil {
 		for _, a := range going {
@@ -257,12 +258,12 @@ func (op *operation) finish(ctx context.Context, going []*attachment) error {
 	return op.tearDown(context.WithoutCancel(ctx), going)
 }
 
-// notYet returns an error while it is too early to detach an attachment again that
-// failed: for a time that doubles from a second, to an hour at most. A Remove by the
-// caller does not wait.
+// notYet returns an error while it is too early to repeat a failed removal. The
+// time doubles from a second, to at most an hour. A Remove by the caller does
+// not wait.
 func notYet(n *record.Network) error {
 	if n == nil || n.Failures == 0 || n.LastTry.After(time.Now()) {
-		return nil // the clock was ahead: how long ago it failed is not known
+		return nil // the clock was ahead: the time of the failure is unknown
 	}
 	delay := min(time.Second<<min(n.Failures-1, 12), time.Hour)
 	wait := time.Until(n.LastTry.Add(delay))
@@ -272,13 +273,14 @@ func notYet(n *record.Network) error {
 	return fmt.Errorf("%w: in %v, after %d failures: %s", errNotYet, wait.Round(time.Second), n.Failures, n.LastError)
 }
 
-// lockedGrace is how long a container may be locked and still be recovered with
-// the others. Calls that nothing holds up are over by then.
+// lockedGrace is the time for which a container may be locked and still be
+// recovered with the others. Calls that nothing holds up finish within it.
 const lockedGrace = 250 * time.Millisecond
 
-// takeOver locks the container. It returns ErrBusy if another call has it locked for
-// lockedGrace; or, if the container comes last, for a longer grace in a process that
-// lives, even if stopped. It then ends plugins of a dead runtime.
+// takeOver locks the container. It returns ErrBusy if another call has it locked
+// for lockedGrace; or, if the container comes last, for a longer grace by a live
+// process, even a stopped one. In the latter case it kills plugins of a dead
+// runtime.
 func (s *snapshot) takeOver(ctx context.Context, host *hostns.NetNS, id record.ID, last bool) (*operation, error) {
 	own, err := host.Dup()
 	if err != nil {
@@ -292,13 +294,13 @@ func (s *snapshot) takeOver(ctx context.Context, host *hostns.NetNS, id record.I
 	return s.beginTeardownFrom(brief, id, own, container.Access{})
 }
 
-// going returns the attachments that Recover must remove: all, if the container's
-// namespace is gone or it was nobody's container yet; else those on which no caller
-// relies.
+// going returns the attachments that Recover must remove: all, if the
+// container's namespace is gone or it was nobody's container yet; else those on
+// which no caller relies.
 func (op *operation) going() ([]*attachment, error) {
 	if op.Damaged {
-		// Its log has neither boot nor path. Where mounts keep namespaces, a mount
-		// that is gone is proof; elsewhere there is none.
+		// The log has neither boot nor path. Where mounts keep namespaces, a
+		// missing mount is proof; elsewhere there is none.
 		if op.attachedBefore() && (!op.Gone() || !op.Pins.WasMounted(op.ID)) {
 			return nil, nil
 		}
@@ -313,7 +315,7 @@ func (op *operation) going() ([]*attachment, error) {
 	return op.unfinished(), nil
 }
 
-// attachedBefore reports whether the log of a damaged record says that the
+// attachedBefore reports whether the log of a damaged record shows that the
 // container was attached, and that no Remove has begun.
 func (op *operation) attachedBefore() bool {
 	return op.Record != nil && slices.ContainsFunc(op.Record.Networks, func(n record.Network) bool {
@@ -321,8 +323,8 @@ func (op *operation) attachedBefore() bool {
 	})
 }
 
-// unfinished returns the attachments that a Remove has begun to remove, and those of a
-// Setup that has not ended: its caller has not learned of any of them.
+// unfinished returns the attachments that a Remove has begun to remove, and
+// those of an unfinished Setup, about which its caller has learned nothing.
 func (op *operation) unfinished() []*attachment {
 	half := map[int]bool{}
 	for _, n := range op.Record.Networks {
@@ -340,7 +342,8 @@ func (op *operation) unfinished() []*attachment {
 	return all
 }
 
-// doubt returns why the attachments are not known to be healthy, or nil.
+// doubt returns the reason why the attachments are not known to be healthy, or
+// nil.
 func (op *operation) doubt(ctx context.Context, attachments []*attachment) error {
 	if op.Damaged {
 		return fmt.Errorf("it may live, and its record is damaged, so that it cannot be checked; call Remove if it is gone: %w", record.ErrBad)
@@ -367,12 +370,14 @@ func (op *operation) doubt(ctx context.Context, attachments []*attachment) error
 	return join(errs...)
 }
 
-// adopt keeps the container, and returns why it is not known to be healthy.
+// adopt keeps the container, and returns the reason why it is not known to be
+// healthy, or nil.
 func (op *operation) adopt(ctx context.Context, going []*attachment) error {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
 	doubt := op.doubt(ctx, staying)
 	if !op.Damaged && (op.Record.LetGo == nil || op.Reached == container.ByPath) {
-		// Where mounts are not allowed, a descriptor of the last process kept it.
+		// Where mounts are not allowed, a descriptor of the last process kept it
+		// alive.
 		doubt = join(doubt, op.Pin())
 	}
 	if doubt != nil {

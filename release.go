@@ -20,9 +20,9 @@ import (
 	"github.com/embedcni/cni/internal/warm"
 )
 
-// ReleaseOptions says what Release does.
+// ReleaseOptions configures Release.
 type ReleaseOptions struct {
-	// DryRun reports what would be released, and releases nothing.
+	// DryRun reports what Release would release, and releases nothing.
 	DryRun bool
 }
 

@@ -31,9 +31,9 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 	return op.tearDown(ctx, op.attachments)
 }
 
-// validateRemove checks the caller's parameters before anything is touched, the lock
-// file included, and opens the namespace in which plugins run. A whole record decides
-// which attachments the container has; otherwise they are planned here.
+// validateRemove checks the caller's parameters before anything is touched, the
+// lock file included, and opens the namespace in which plugins run. A whole
+// record lists the container's attachments; otherwise they are planned here.
 func (op *operation) validateRemove(ns *Namespace) (*hostns.NetNS, error) {
 	if err := validateID(ns.id); err != nil {
 		return nil, err
@@ -72,9 +72,9 @@ func (s *snapshot) validateSelected(ns *Namespace, rec *record.Record) error {
 	return nil
 }
 
-// tearDown runs the DELs, sweeps what they have left, and makes sure that
-// nothing is. Then the record is deleted; else it stays, with the reason, for
-// the next try.
+// tearDown runs the DELs, sweeps their leftovers, and verifies that nothing
+// remains. Then it deletes the record; otherwise the record stays, with the
+// reason, for the next attempt.
 func (op *operation) tearDown(ctx context.Context, attachments []*attachment) error {
 	ctx = op.share(ctx)
 	op.removal.leaving = namesOf(attachments)
@@ -97,8 +97,8 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 	switch {
 	case clean && (open == nil || op.vouched(attachments, open)):
 		if err := op.forget(attachments); err != nil {
-			// Nothing of the container is left but its record, as on a disk
-			// that has become read-only. The next Recover removes it again.
+			// Only the record remains, for example because the disk has become
+			// read-only. The next Recover removes it.
 			op.logger.Error("delete the attachment record", "container", op.ID, "error", err)
 		}
 		if delErr == nil {
@@ -117,7 +117,8 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 	}
 }
 
-// uncache has libcni's cache forget attachments that it kept because a DEL failed.
+// uncache deletes attachments from libcni's cache that stayed there because a
+// DEL failed.
 func (op *operation) uncache(attachments []*attachment) {
 	for _, a := range attachments {
 		if err := a.chain().Forget(&a.Attachment); err != nil {
@@ -126,9 +127,9 @@ func (op *operation) uncache(attachments []*attachment) {
 	}
 }
 
-// takeCharge notes which process works on the container from now on, and which
-// attachments are to go: should it be killed, the others are not to be taken
-// for broken. A disk that is full must not keep a container attached.
+// takeCharge records the process that works on the container from now on, and
+// the attachments that it removes: if it is killed, the other attachments must
+// not count as broken. A full disk must not keep a container attached.
 func (op *operation) takeCharge(attachments []*attachment) error {
 	if op.Record == nil {
 		return nil
@@ -146,8 +147,7 @@ func (op *operation) takeCharge(attachments []*attachment) error {
 	return nil
 }
 
-// detach runs the DELs of all attachments, last first, and returns the errors
-// of all.
+// detach runs the DELs of all attachments, last first, and returns all errors.
 func (op *operation) detach(ctx context.Context, attachments []*attachment) error {
 	var errs []error
 	for _, a := range attachments {
@@ -166,9 +166,9 @@ func (a *attachment) del(ctx context.Context) (err error) {
 	return a.withoutNeverRan(a.errors("DEL", err))
 }
 
-// useCached gives the plugins what the ADD was given where this call gives
-// nothing: the specification wants DEL and CHECK to have the parameters of the
-// ADD, and a portmap without its ports deletes nothing.
+// useCached completes the parameters of this call with those of the ADD: the
+// specification requires the same parameters for DEL and CHECK, and a portmap
+// without its ports deletes nothing.
 func (a *attachment) useCached() {
 	cached, err := a.chain().Cached(&a.Attachment)
 	if err != nil {
@@ -186,11 +186,11 @@ func (a *attachment) useCached() {
 	a.ConfigArgs = merge(cached.ConfigArgs, a.ConfigArgs)
 }
 
-// withoutHost is detach where the namespace that the plugins ran in is gone, and
-// with it all that they had made there: nothing is asked to delete in the
-// caller's, where the same names and addresses can be others'. What is on the
-// disk is left to the sweep, so an error says which plugins may have more there
-// than that knows of.
+// withoutHost is detach if the namespace in which the plugins ran is gone, and
+// with it everything that they made there. No plugin runs in the caller's
+// namespace, where the same names and addresses can be others'. The sweep
+// removes files, and an error names the plugins that may have files which the
+// sweep does not know.
 func (op *operation) withoutHost(attachments []*attachment) error {
 	var errs []error
 	for _, a := range attachments {

@@ -9,39 +9,39 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Report says what Recover or GC has done, by container ID.
+// Report lists the containers that Recover or GC has looked at, by ID.
 type Report struct {
 	Adopted []string // attached and alive: kept
-	Removed []string // nothing is left of them that this owner attached
-	// Kept are those of Adopted that are not known to be healthy, and why: CHECK
-	// failed or could not be asked, the interface is gone, the path no longer
-	// leads to the namespace. Recover has changed nothing of them. The caller
-	// decides: Check tells more, Remove ends them.
+	Removed []string // this owner's attachments are gone completely
+	// Kept are the containers in Adopted that are not known to be healthy, with
+	// the reason: CHECK failed or could not run, the interface is gone, or the
+	// path no longer leads to the namespace. Recover has not changed them. The
+	// caller decides: Check returns details, Remove removes them.
 	Kept map[string]error
-	// Failed could not be removed and are still recorded. One that is adopted
-	// as well is alive, and what could not be removed is an attachment beside
-	// those it was set up with.
+	// Failed could not be removed and are still recorded. A container that is
+	// also in Adopted is alive; an attachment besides those of its Setup could
+	// not be removed.
 	Failed map[string]error
-	// Skipped were left as they are, and why: another call has the container
-	// locked, it cannot be told from here whether it lives, or its record cannot
-	// be used, see RecordError. A record that names no container is listed as
+	// Skipped were not changed, with the reason: another call has the container
+	// locked, it is unknown whether the container is alive, or its record cannot
+	// be used; see RecordError. A record that names no container is listed as
 	// "record" and the name of its file.
 	Skipped map[string]error
-	// Reclaimed is what GC has found of containers that are on no record any
-	// more, a line each.
+	// Reclaimed has a line for each leftover that GC found of containers that are
+	// no longer on record.
 	Reclaimed []string
-	// Left is what GC has found and must leave, as it may be somebody else's: a
-	// line each that says what to do.
+	// Left has a line for each leftover that GC found but must not remove,
+	// because it may belong to somebody else. Each line says what to do.
 	Left []string
 }
 
-// outcome is what became of one container.
+// outcome is the result for one container.
 type outcome struct {
 	id      string
 	adopted bool
-	kept    error // why it is adopted although it is not known to be healthy
-	err     error // why it, or a part of it, could not be removed
-	skipped error // why nothing was done
+	kept    error // reason why it is not known to be healthy; it is adopted
+	err     error // reason why it could not be removed, or a part of it
+	skipped error // reason why nothing was done
 }
 
 func (r *Report) add(o outcome) {
@@ -67,7 +67,8 @@ func (r *Report) add(o outcome) {
 	}
 }
 
-// Err joins the failures, or is nil. What was kept or skipped is no failure.
+// Err joins the failures, or is nil. Kept and skipped containers are no
+// failures.
 func (r *Report) Err() error {
 	var errs []error
 	for id, err := range r.Failed {
@@ -77,7 +78,8 @@ func (r *Report) Err() error {
 	return join(errs...)
 }
 
-// setAside notes why nothing was done about the container, if err is not nil.
+// setAside notes the reason why nothing was done about the container, if err is
+// not nil.
 func (o *outcome) setAside(err error) bool {
 	if isSkipped(err) {
 		o.skipped = err
@@ -87,8 +89,8 @@ func (o *outcome) setAside(err error) bool {
 	return err != nil
 }
 
-// isSkipped reports whether an error means that nothing can be said of the
-// container from here, so that Recover and GC leave it as it is.
+// isSkipped reports whether an error means that the container's state is unknown
+// here, so that Recover and GC leave it alone.
 func isSkipped(err error) bool {
 	return errors.Is(err, ErrBusy) || errors.Is(err, ErrHostNetNS) ||
 		errors.Is(err, errShared) || errors.As(err, new(*RecordError))

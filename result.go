@@ -79,7 +79,7 @@ type Address struct {
 	Gateway netip.Addr   // the zero Addr if there is none
 }
 
-// IP is the address without the prefix length.
+// IP returns the address without the prefix length.
 func (a Address) IP() netip.Addr { return a.Prefix.Addr() }
 
 // IsValid reports whether there is an address.
@@ -128,7 +128,7 @@ func (r *Result) firstAddress(counts func(netip.Addr) bool) Address {
 	return Address{}
 }
 
-// address is the first address that counts.
+// address returns the first address that counts.
 func (i *Interface) address(counts func(netip.Addr) bool) Address {
 	for _, a := range i.Addresses {
 		if ip := a.IP(); ip.IsValid() && !ip.IsLoopback() && counts(ip) {

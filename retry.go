@@ -11,19 +11,19 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// Retry says how often Setup tries again when a plugin fails with something
-// that is known to pass: code 11, "try again later", and what transientWords
-// lists.
+// Retry configures how often Setup repeats an attempt that failed with a
+// transient error: code 11, "try again later", or an error that contains one of
+// transientWords.
 type Retry struct {
-	Attempts int           // in all; 1 or less does not try again
+	Attempts int           // in total; 1 or less does not retry
 	Delay    time.Duration // before the second attempt, doubling from then on; 100 ms if zero
-	MaxDelay time.Duration // 5 s if zero; no delay is longer, the first neither
+	MaxDelay time.Duration // 5 s if zero; limits every delay, the first too
 }
 
-// WithRetry makes Setup try again. Each attempt begins from nothing: what the
-// one before has done is detached first, and if that fails there is no other.
-// Between them Setup waits, a random part of the delay, and no longer than the
-// context allows.
+// WithRetry makes Setup retry. Each attempt starts from a clean state: Setup
+// first detaches everything from the attempt before, and stops if that fails.
+// Between attempts it waits for a random part of the delay, at most until the
+// context ends.
 func WithRetry(r Retry) Opt {
 	return func(c *config) error {
 		if r.Attempts < 0 || r.Delay < 0 || r.MaxDelay < 0 {
@@ -77,8 +77,8 @@ func (e *Error) isTransient() bool {
 	return false
 }
 
-// pause is how long to wait before attempt n (2, 3, …), with jitter so that
-// those who met once do not meet again.
+// pause returns the delay before attempt n (2, 3, …). It is random, so that
+// calls that collided do not collide again.
 func (r Retry) pause(n int) time.Duration {
 	delay, most := r.Delay, r.MaxDelay
 	if delay == 0 {
@@ -94,7 +94,7 @@ func (r Retry) pause(n int) time.Duration {
 	return delay/2 + rand.N(delay/2+1)
 }
 
-// wait returns when the pause is over, or the context is.
+// wait returns when the pause is over, or when the context ends.
 func (r Retry) wait(ctx context.Context, n int) error {
 	timer := time.NewTimer(r.pause(n))
 	defer timer.Stop()

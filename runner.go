@@ -54,7 +54,7 @@ func (a *attachment) runner() *runner.Runner {
 	return r
 }
 
-// Durable is [runner.Attachment]'s.
+// Durable implements [runner.Attachment].
 func (a *attachment) Durable() error {
 	if err := a.op.Pending().Wait(); err != nil {
 		return fmt.Errorf("write the attachment record to the disk: %w", err)
@@ -62,7 +62,7 @@ func (a *attachment) Durable() error {
 	return nil
 }
 
-// Before is [runner.Attachment]'s.
+// Before implements [runner.Attachment].
 func (a *attachment) Before(ctx context.Context, call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
 	if kind == runner.Executable && call.Verb == "ADD" && call.Plugin == known.Loopback {
 		if err := a.noteLo(); err != nil {
@@ -72,7 +72,7 @@ func (a *attachment) Before(ctx context.Context, call chain.Call, kind runner.Ki
 	return a.sparing(ctx, call, kind)
 }
 
-// After is [runner.Attachment]'s.
+// After implements [runner.Attachment].
 func (a *attachment) After(ctx context.Context, call chain.Call, kind runner.Kind, err error) error {
 	if kind == runner.Executable && call.Verb == "DEL" && call.Plugin == known.Loopback && caller.LoWasUp(a) {
 		err = join(err, a.setLoUp())
@@ -83,7 +83,7 @@ func (a *attachment) After(ctx context.Context, call chain.Call, kind runner.Kin
 	return err
 }
 
-// Fail is [runner.Attachment]'s.
+// Fail implements [runner.Attachment].
 func (a *attachment) Fail(f runner.Failure) error {
 	e := a.error(f.Verb, withSentinel(f.Err))
 	e.Plugin, e.PluginKind = f.Plugin, PluginKind(f.Kind)
@@ -104,8 +104,9 @@ func observer(observe func(context.Context, Event)) func(context.Context, runner
 	}
 }
 
-// refuseInside refuses a call that a registered plugin makes. It would wait for itself
-// if it is for the same container, or for a GC that waits for the plugin.
+// refuseInside refuses a call from inside a registered plugin. The call would
+// wait for itself if it is for the same container, or for a GC that waits for
+// the plugin.
 func (s *snapshot) refuseInside(ctx context.Context) error {
 	call := runner.Inside(ctx, s.Locks.Path())
 	if call == nil {

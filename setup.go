@@ -54,9 +54,9 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 	}
 }
 
-// try records and attaches. The error is only of plugins if nothing is left.
+// try records and attaches. The error is only of plugins if nothing remains.
 func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
-	op.endRemoval() // of an attempt before
+	op.endRemoval() // of an earlier attempt
 	for _, a := range op.attachments {
 		a.attempted, a.state, a.partial, a.noted = false, record.Planned, nil, nil
 		a.facts.set(nil)
@@ -68,7 +68,8 @@ func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 	return op.finishSetup(ctx, serially)
 }
 
-// finishSetup attaches what is recorded, and undoes it all if anything fails.
+// finishSetup attaches the recorded attachments, and undoes everything if
+// anything fails.
 func (op *operation) finishSetup(ctx context.Context, serially bool) (*Result, error) {
 	ctx = op.share(ctx)
 	results, err := op.attach(ctx, serially)
@@ -85,15 +86,15 @@ func (op *operation) finishSetup(ctx context.Context, serially bool) (*Result, e
 	return nil, err
 }
 
-// rollbackError is a failure and that it could not be undone. It is a type of
-// its own so that nobody takes the failure alone for what has happened.
+// rollbackError is a failure that could not be undone. It has a type of its own
+// so that nobody treats it as the failure alone.
 type rollbackError struct{ err, rollback error }
 
 func (r *rollbackError) Error() string   { return r.err.Error() + "\n" + r.rollback.Error() }
 func (r *rollbackError) Unwrap() []error { return []error{r.err, r.rollback} }
 
 // attach runs the ADDs, each network in a goroutine of its own unless serially.
-// It stops a group at its first error and returns those of all.
+// It stops a group at its first error, and returns the errors of all groups.
 func (op *operation) attach(ctx context.Context, serially bool) ([]*types100.Result, error) {
 	results := make([]*types100.Result, len(op.attachments))
 	errs := make([]error, len(op.attachments))
@@ -106,7 +107,7 @@ func (op *operation) attach(ctx context.Context, serially bool) ([]*types100.Res
 		}
 	}
 	groups := op.groups(serially)
-	if len(groups) == 1 { // a goroutine more is a thread more to wait for, where the caller has locked its own
+	if len(groups) == 1 { // another goroutine would need another thread if the caller has locked its own
 		run(groups[0])
 		return results, join(errs...)
 	}
@@ -122,9 +123,9 @@ func (op *operation) attach(ctx context.Context, serially bool) ([]*types100.Res
 	return results, join(errs...)
 }
 
-// groups are the positions of attachments that must follow one another: all of
-// them if serially, else those of one network, whose plugins would find each
-// other half done.
+// groups returns the positions of attachments that must run one after the other:
+// all of them if serially, else those of one network, whose plugins would
+// interfere with each other.
 func (op *operation) groups(serially bool) [][]int {
 	var groups [][]int
 	of := map[string]int{}
@@ -165,7 +166,7 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 	if part.To == 0 {
 		part.To = len(a.network.config.Plugins)
 	}
-	defer func() { _ = first.End(false) }() // after a panic; otherwise it has ended, below
+	defer func() { _ = first.End(false) }() // after a panic; otherwise it ends below
 	result, partial, err := a.chain().AddPart(ctx, &a.Attachment, part)
 	a.partial = partial
 	if err == nil && part.To == len(a.network.config.Plugins) {
@@ -209,9 +210,9 @@ func (op *operation) convert(results []*types100.Result) (*Result, error) {
 	return newResult(sources, ifName(op.prefix, 0))
 }
 
-// rollBack detaches what was begun, and lets go of what was not. The
-// specification asks for a DEL after a failed ADD too, because a plugin may
-// fail with half its work done.
+// rollBack detaches the attachments that were begun, and forgets the others. The
+// specification requires a DEL after a failed ADD too, because a plugin may fail
+// with half its work done.
 func (op *operation) rollBack(ctx context.Context) error {
 	var begun, never []*attachment
 	defer func() {
@@ -236,10 +237,10 @@ func (op *operation) rollBack(ctx context.Context) error {
 	return nil
 }
 
-// clearDead refuses to attach what is attached, and first removes the rest of an
-// attachment that has died: its namespace is gone, or another one, or the interface in
-// it is gone, as after a reboot or a crash. Meanwhile the container is where its record
-// says.
+// clearDead refuses to attach interfaces that are attached. It first removes the
+// leftovers of an attachment that has died: its namespace is gone or replaced,
+// or the interface in it is gone, as after a reboot or a crash. Meanwhile the
+// container is where its record says.
 func (op *operation) clearDead(ctx context.Context) error {
 	wanted := op.Depart()
 	defer func() {
@@ -264,21 +265,21 @@ func (op *operation) clearDead(ctx context.Context) error {
 	return nil
 }
 
-// deadOf returns those of the earlier attachments that are to be removed: all if all
-// are dead, or else the dead ones under interface names that this call wants. It
-// refuses interface names of attachments that live, and another namespace than theirs.
+// deadOf returns the earlier attachments to remove: all if all are dead, or else
+// the dead ones under interface names that this call wants. It refuses interface
+// names of live attachments, and another namespace than theirs.
 func (op *operation) deadOf(earlier []*attachment, wanted container.Place) ([]*attachment, error) {
 	var dead []*attachment
 	for _, a := range earlier {
 		live, err := a.lives(earlier)
 		if err != nil {
-			return nil, fmt.Errorf("is interface %s of network %q still there: %w", a.IfName, a.network.config.Name, err)
+			return nil, fmt.Errorf("look up interface %s of network %q: %w", a.IfName, a.network.config.Name, err)
 		}
 		if !live && !op.leaves(a) {
 			dead = append(dead, a)
 			continue
 		}
-		// What else a damaged record knew of would be lost by adding to it.
+		// Adding to a damaged record would lose its illegible part.
 		if op.wants(a.IfName) || op.Damaged {
 			return nil, fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
 				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
@@ -294,15 +295,15 @@ func (op *operation) deadOf(earlier []*attachment, wanted container.Place) ([]*a
 }
 
 // leaves reports whether an attachment stays although its interface is gone:
-// another owner made it, in a namespace that lives, and may know better.
+// another owner made it, in a live namespace, and may know why.
 func (op *operation) leaves(a *attachment) bool {
 	return op.Record != nil && !op.Damaged && a.NetNS != "" && !op.IsAbandoned() && !a.own() && !op.wants(a.IfName)
 }
 
-// refuseTaken refuses to make an interface where there is one that this
-// container's record does not know, as in a namespace whose path has become
-// another container's. The ADD could only fail, and the DEL that undoes it would
-// delete the other one's interface.
+// refuseTaken refuses to make an interface that exists but is not on this
+// container's record, for example because the path leads to another container's
+// namespace by now. The ADD could only fail, and the DEL that undoes it would
+// delete the other interface.
 func (op *operation) refuseTaken() error {
 	for _, a := range op.attachments {
 		if !a.makesInterface() {
@@ -310,7 +311,7 @@ func (op *operation) refuseTaken() error {
 		}
 		taken, err := a.taken()
 		if err != nil {
-			return fmt.Errorf("is there an interface %s in %s: %w", a.IfName, a.NetNS, err)
+			return fmt.Errorf("look up interface %s in %s: %w", a.IfName, a.NetNS, err)
 		}
 		if taken {
 			return fmt.Errorf("interface %s of network %q: there is one in %s that is not of this container's record: %w",
@@ -320,17 +321,17 @@ func (op *operation) refuseTaken() error {
 	return nil
 }
 
-// makesInterface reports whether the first plugin is one of those that make the
-// interface. Others are content with what is there.
+// makesInterface reports whether the first plugin makes the interface. Others
+// accept an existing one.
 func (a *attachment) makesInterface() bool {
 	return known.Of(a.network.config.Plugins[0].Network.Type).Makes.IsNew()
 }
 
-// madeInterface reports whether the ADD has made an interface of the attachment's
-// name, as its result says: a loopback under another name, a device given to a
-// driver in user space (pciID, socketPath) and a plugin that only makes rules
-// have none. Without a result, or with one of a version that lists no interfaces,
-// the first plugin's type decides.
+// madeInterface reports whether the ADD has made an interface of the
+// attachment's name, by its result. A loopback under another name, a device for
+// a driver in user space (pciID, socketPath) and a plugin that only makes rules
+// have none. Without a result, or with one of a version that lists no
+// interfaces, the first plugin's type decides.
 func (a *attachment) madeInterface() bool {
 	if a.IfName == "lo" {
 		return true
@@ -348,16 +349,16 @@ func (op *operation) wants(ifName string) bool {
 	return slices.ContainsFunc(op.attachments, func(a *attachment) bool { return a.IfName == ifName })
 }
 
-// recallAttached finds what the container is attached to, from its record or,
-// without one, from libcni's cache.
+// recallAttached finds the container's attachments in its record or, without
+// one, in libcni's cache.
 func (op *operation) recallAttached(wanted container.Place) ([]*attachment, error) {
 	damage, err := op.load()
 	switch {
 	case err != nil:
 		return nil, err
 	case damage != nil:
-		// Whether it lives, and which leftovers it has if not, is found by the loaded
-		// networks and in the namespace that is to be attached.
+		// The loaded networks and the namespace to attach show whether it is
+		// alive, and if not its leftovers.
 		op.logger.Warn("attachment record cannot be read", "container", op.ID, "error", damage)
 		return op.unrecorded(&Namespace{id: op.ID, path: wanted.Path}, nil, false)
 	case op.Record != nil:
@@ -370,9 +371,9 @@ func (op *operation) recallAttached(wanted container.Place) ([]*attachment, erro
 	return all, err
 }
 
-// existing are the attachments of this container that libcni's cache knows, on
-// any loaded network, with an interface name that is wanted now. The pair of
-// container and interface name is what the specification wants to be unique.
+// existing returns this container's attachments in libcni's cache, on any loaded
+// network, that have a wanted interface name. The specification requires the
+// pair of container and interface name to be unique.
 func (op *operation) existing(at container.Place) ([]*attachment, error) {
 	var found []*attachment
 	for _, wanted := range op.attachments {
@@ -395,13 +396,12 @@ func (op *operation) existing(at container.Place) ([]*attachment, error) {
 	return found, nil
 }
 
-// recall fills in what the cache knows of an attachment in the namespace that is to be
-// attached.
+// recall fills in the cached data of an attachment in the namespace to attach.
 func (a *attachment) recall(at container.Place) (known bool, err error) {
 	cached, err := a.chain().Cached(&a.Attachment)
 	if err != nil {
-		// Something is there, and nobody can tell what: the container's
-		// namespace must say whether it lives.
+		// There is an entry, but it is unreadable: the container's namespace must
+		// show whether it is alive.
 		a.op.logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
 			"network", a.network.config.Name, "error", err)
 		a.NetNS = at.Path
@@ -416,8 +416,9 @@ func (a *attachment) recall(at container.Place) (known bool, err error) {
 	}
 	a.NetNS, err = a.op.Host.Validate(a.NetNS, "DEL")
 	if errors.Is(err, ErrInvalidNetNS) {
-		// The host's by now, as a /proc/PID/ns/net is whose PID went to a
-		// process of the host: the container's is gone.
+		// The path leads to the host's namespace by now, for example a
+		// /proc/PID/ns/net whose PID now belongs to a process of the host: the
+		// container's is gone.
 		a.NetNS, err = "", nil
 	}
 	return true, err

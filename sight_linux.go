@@ -13,17 +13,18 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// sight is what was seen of an attachment when it had been made ahead of time: its
-// interfaces, its rules, and its addresses in zones of firewalld. To compare takes
-// one message for the interfaces, as long as no rule on the host has changed one for
-// the rules, and one for each address that firewalld has.
+// sight is the state of an attachment after it was made ahead of time: its
+// interfaces, its rules, and its addresses in zones of firewalld. Comparing it
+// takes one message for the interfaces, one for the rules as long as no rule on
+// the host has changed, and one for each address in firewalld.
 type sight struct {
 	interfaces *warm.Interfaces
 	rules      *netfilter.Witness
 	zoned      []footprint.Zoned // addresses that firewalld had
 }
 
-// see looks at an attachment that is made as far as can be ahead of time.
+// see records the state of an attachment that was made as far as possible ahead
+// of time.
 func (a *attachment) see(ctx context.Context) (*sight, error) {
 	t, done := a.target()
 	defer done()
@@ -46,7 +47,7 @@ func (a *attachment) see(ctx context.Context) (*sight, error) {
 	return s, err
 }
 
-// unchanged returns warm.ErrDead unless all is as it was seen.
+// unchanged returns warm.ErrDead unless the state is the recorded one.
 func (s *sight) unchanged(ctx context.Context, op *operation) error {
 	if err := s.interfaces.Unchanged(op.Host, op.NetNS); err != nil || s.rules == nil {
 		return err
@@ -65,7 +66,7 @@ func (s *sight) unchanged(ctx context.Context, op *operation) error {
 	return err
 }
 
-// there reports whether the mount is still there that the namespace is kept by.
+// there reports whether the mount that keeps the namespace still exists.
 func (w *prepared) there() bool {
 	id, err := nsfind.Identify(w.path)
 	return err == nil && id == w.ns

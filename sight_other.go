@@ -8,7 +8,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// sight is nothing: off Linux no pool makes containers.
+// sight is empty: off Linux no pool makes containers.
 type sight struct{}
 
 func (*attachment) see(context.Context) (*sight, error) { return &sight{}, nil }

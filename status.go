@@ -10,12 +10,12 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 )
 
-// statusCache lets callers share one run of STATUS, and spares the plugins a
-// run when they were fine a moment ago. It belongs to a snapshot, so that a
-// Load forgets it. The lock is held for bookkeeping only.
+// statusCache lets callers share one run of STATUS, and reuses a recent success.
+// It belongs to a snapshot, so a Load discards it. The lock is held for
+// bookkeeping only.
 type statusCache struct {
 	mu      sync.Mutex
-	host    string // which namespace the rest is about
+	host    string // the namespace of the other fields
 	good    time.Time
 	running *statusRun
 }
@@ -45,7 +45,7 @@ func (s *snapshot) askStatus(ctx context.Context) error {
 	}
 }
 
-// hasStatus tells whether any network is of a version that has STATUS.
+// hasStatus reports whether any network is of a version that has STATUS.
 func (s *snapshot) hasStatus() bool {
 	for _, n := range s.networks {
 		if ok, err := version.GreaterThanOrEqualTo(n.config.CNIVersion, "1.1.0"); err == nil && ok {
@@ -55,8 +55,8 @@ func (s *snapshot) hasStatus() bool {
 	return false
 }
 
-// join returns the run under way, starts one, or returns nil if the last one
-// was good and is fresh. It takes host over.
+// join returns the current run, starts one, or returns nil if the last one
+// succeeded recently. It takes host over.
 func (c *statusCache) join(ctx context.Context, s *snapshot, host *hostns.NetNS) *statusRun {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,9 +92,9 @@ func (c *statusCache) finish(run *statusRun) {
 	}
 }
 
-// runStatus asks the networks in order and stops at the first that cannot
-// serve, all within the time that one STATUS has: a caller such as a health
-// probe has no use for a later answer.
+// runStatus asks the networks in order and stops at the first that cannot serve.
+// All of them share the time of one STATUS, because a caller such as a health
+// probe cannot use a later answer.
 func (s *snapshot) runStatus(ctx context.Context, host *hostns.NetNS) error {
 	ctx, cancel := s.runner.Bound(ctx, "STATUS")
 	defer cancel()

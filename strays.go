@@ -11,11 +11,11 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// strays are what processes that were killed, and power cuts, left between two
-// steps of writing or deleting a record.
+// strays are files and namespaces that killed processes and power cuts left
+// between two steps of writing or deleting a record.
 type strays struct {
 	files      []string // that belong to no record
-	namespaces []string // paths where a namespace is mounted, or was, that belongs to no record
+	namespaces []string // of namespaces that belong to no record, mounted now or formerly
 	dirs       []string // of pools whose process is dead, with nothing else in them
 }
 
@@ -27,24 +27,24 @@ func (s *snapshot) strays() (strays, error) {
 	return strays{files, namespaces, dirs}, join(err, nerr)
 }
 
-// tidyAlone is tidy with all others kept out, if there is anything to do. If any
-// of them is under way it is left to the next Recover or GC: what waits for that
-// would hold up all that come then.
+// tidyAlone runs tidy, if there is anything to do, with all others locked out.
+// If another call is in progress, it leaves the strays to the next Recover or
+// GC, because waiting would hold up all later calls.
 func (s *snapshot) tidyAlone() (err error) {
 	if found, err := s.strays(); found.none() {
 		return err
 	}
 	held, err := s.Locks.TryLockAll([]lock.Key{{Name: container.Barrier}})
 	if held == nil {
-		s.logger.Info("files that belong to no record are left for later, since other calls are under way", "error", err)
+		s.logger.Info("files that belong to no record are left for later, because other calls are in progress", "error", err)
 		return nil
 	}
 	defer func() { err = join(err, held.Release()) }() // after a panic too
 	return s.tidy()
 }
 
-// tidy deletes the strays. No ADD or DEL may be under way. What another process
-// has deleted in the meantime is no error.
+// tidy deletes the strays. No ADD or DEL may be in progress. It ignores those
+// that another process has deleted in the meantime.
 func (s *snapshot) tidy() error {
 	found, err := s.strays()
 	errs := []error{err}
@@ -57,7 +57,7 @@ func (s *snapshot) tidy() error {
 		errs = append(errs, netns.Remove(path))
 	}
 	for _, dir := range found.dirs {
-		// It stays if one of the namespaces does.
+		// It stays while one of its namespaces does.
 		if err := removeFile(dir); !errors.Is(err, syscall.ENOTEMPTY) {
 			errs = append(errs, err)
 		}
@@ -65,8 +65,8 @@ func (s *snapshot) tidy() error {
 	return join(errs...)
 }
 
-// removeFile deletes a file, or an empty directory. Several processes may recover
-// at once, so another may have been faster.
+// removeFile deletes a file, or an empty directory. Several processes may
+// recover at once, so another may have deleted it first.
 func removeFile(path string) error {
 	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -13,14 +13,14 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// strayNamespaces are the paths of pins that no record knows of, and of
-// namespaces that a pool of a dead process made and never recorded; and the
-// directories of such pools in which there is nothing else.
+// strayNamespaces returns the paths of pins without a record, the paths of
+// namespaces that a pool of a dead process made and never recorded, and the
+// directories of such pools that contain nothing else.
 //
-// A path says nothing about a namespace, as a directory can be spelled in many
-// ways. So none is a stray that any record has by its identity, nor one with a
-// process in it. And while a record cannot be read none is at all: it may be
-// that one's.
+// A path does not identify a namespace, because a directory can be spelled in
+// many ways. So a namespace is no stray if a record has its identity, or a
+// process is in it. And while a record cannot be read there are no strays,
+// because any may be that record's.
 func (s *snapshot) strayNamespaces() (paths, dirs []string, err error) {
 	pins, err := s.Pins.Strays(s.Records)
 	if err != nil {
@@ -28,7 +28,7 @@ func (s *snapshot) strayNamespaces() (paths, dirs []string, err error) {
 	}
 	made, err := s.madeByTheDead()
 	if err != nil || len(pins)+len(made) == 0 {
-		return nil, nil, err // records and processes are only looked at if there is a reason
+		return nil, nil, err // read records and processes only if there is a reason
 	}
 	known, err := s.recordedNamespaces()
 	if known == nil || err != nil {
@@ -59,7 +59,7 @@ func (s *snapshot) strayNamespaces() (paths, dirs []string, err error) {
 	return paths, dirs, nil
 }
 
-// madeByTheDead are the paths at which pools of dead processes have made
+// madeByTheDead returns the paths at which pools of dead processes have made
 // namespaces, by directory.
 func (s *snapshot) madeByTheDead() (map[string][]string, error) {
 	owners, err := os.ReadDir(warm.Dir(s.Records.Dir()))
@@ -69,12 +69,12 @@ func (s *snapshot) madeByTheDead() (map[string][]string, error) {
 	made := make(map[string][]string)
 	for _, owner := range owners {
 		if alive, err := s.RuntimeAlive(warm.ProcessOf(owner.Name())); alive || err != nil {
-			continue // or it is no pool's, and not ours to judge
+			continue // or it belongs to no pool
 		}
 		dir := filepath.Join(warm.Dir(s.Records.Dir()), owner.Name())
 		entries, err := os.ReadDir(dir)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // another process has cleaned it up
+			continue // another process has removed it
 		}
 		if err != nil {
 			return nil, fmt.Errorf("pools: %w", err)
@@ -90,8 +90,8 @@ func (s *snapshot) madeByTheDead() (map[string][]string, error) {
 // knownNetNS are the namespaces of all records, of every owner.
 type knownNetNS struct {
 	ids map[netns.ID]bool
-	// names are the files of those that pools made, which are random: where the
-	// mount is not seen, the file is still known.
+	// names are the file names of pools' namespaces, which are random: they
+	// identify a namespace whose mount is not visible.
 	names map[string]bool
 }
 
@@ -117,8 +117,8 @@ func (s *snapshot) recordedNamespaces() (*knownNetNS, error) {
 	return known, nil
 }
 
-// strangers are those of the paths at which there is no namespace that is known,
-// and none with a process in it.
+// strangers returns the paths at which there is neither a known namespace nor
+// one with a process in it.
 func (known *knownNetNS) strangers(paths []string) (map[string]bool, error) {
 	stray, at := make(map[string]bool), make(map[netns.ID][]string)
 	for _, path := range paths {
@@ -126,9 +126,9 @@ func (known *knownNetNS) strangers(paths []string) (map[string]bool, error) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist), known.names[filepath.Base(path)], err == nil && known.ids[id]:
 		case errors.Is(err, netns.ErrNotNetNS):
-			stray[path] = true // the file of one
+			stray[path] = true // the file of a former pin
 		case err != nil:
-			return nil, fmt.Errorf("is it a namespace that belongs to no record: %w", err)
+			return nil, fmt.Errorf("examine a namespace that belongs to no record: %w", err)
 		default:
 			stray[path] = true
 			at[id] = append(at[id], path)
@@ -151,12 +151,12 @@ func (known *knownNetNS) strangers(paths []string) (map[string]bool, error) {
 	return stray, nil
 }
 
-// removeUnrecorded removes a namespace that no record knows of, after a failure
-// to set a container up in it.
+// removeUnrecorded removes a namespace that is on no record, after a failure to
+// set up a container in it.
 func (s *snapshot) removeUnrecorded(id record.ID, path string) error {
 	rec, err := s.Records.Load(id)
 	if errors.Is(err, record.ErrNewer) {
-		return netns.Remove(path) // a newer version does not know of it
+		return netns.Remove(path) // no newer version has recorded it
 	}
 	if err != nil {
 		return err // Recover and GC know what to do

@@ -4,7 +4,7 @@ package cni
 
 import "github.com/embedcni/cni/internal/record"
 
-// strayNamespaces are none: off Linux nothing is kept.
+// strayNamespaces returns none: off Linux nothing is kept alive.
 func (*snapshot) strayNamespaces() (paths, dirs []string, err error) { return nil, nil, nil }
 
 func (*snapshot) removeUnrecorded(record.ID, string) error { return nil }

@@ -19,15 +19,15 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// LeftoverError says that a container, or a part of it, could not be removed. It
-// is the error of every removal after which the container's record stays: of
+// LeftoverError means that a container, or a part of it, could not be removed.
+// It is the error of every removal after which the container's record stays: of
 // Remove, of CleanUp, of a Setup that could not be undone, and in the Failed of
-// Recover and GC. Remove, or Recover and GC by themselves, try again; CleanUp
-// gives up what Remove cannot end.
+// Recover and GC. Remove tries again, and so do Recover and GC by themselves;
+// CleanUp removes attachments that Remove cannot end.
 type LeftoverError struct {
 	ContainerID string
 	Left        []string // a line for each thing found after the removal, for a person
-	Err         error    // why; *Errors of plugins are behind it
+	Err         error    // the cause; wraps *Errors of plugins
 }
 
 func (e *LeftoverError) Error() string {
@@ -38,7 +38,7 @@ func (e *LeftoverError) Error() string {
 	return s + "; call Remove again when that is mended, or CleanUp to give it up"
 }
 
-// why returns the cause, and the things left.
+// why returns the cause, and the remaining things.
 func (e *LeftoverError) why() string {
 	var s []string
 	if e.Err != nil {
@@ -50,8 +50,8 @@ func (e *LeftoverError) why() string {
 	return strings.Join(s, ": ")
 }
 
-// leftover makes an error by which a container stays on record a *LeftoverError,
-// unless there is one in it.
+// leftover turns an error that keeps a container on record into a
+// *LeftoverError, unless it contains one.
 func leftover(id record.ID, err error) error {
 	if err == nil || errors.As(err, new(*LeftoverError)) {
 		return err
@@ -62,9 +62,9 @@ func leftover(id record.ID, err error) error {
 // Unwrap returns the cause.
 func (e *LeftoverError) Unwrap() error { return e.Err }
 
-// sweep removes the leftovers of the attachments that the reference plugins leave when
-// a DEL fails or is killed, and looks again. It returns neither lines nor an error only
-// after verifying that nothing is left.
+// sweep removes the attachments' leftovers that the reference plugins leave when
+// a DEL fails or is killed, and looks again. It returns neither lines nor an
+// error only after verifying that nothing remains.
 func (op *operation) sweep(ctx context.Context, attachments []*attachment) (left []string, err error) {
 	var errs []error
 	for _, a := range attachments {
@@ -78,7 +78,7 @@ func (op *operation) sweep(ctx context.Context, attachments []*attachment) (left
 	return left, join(errs...)
 }
 
-// namesOf are the names of the attachments' interfaces.
+// namesOf returns the names of the attachments' interfaces.
 func namesOf(attachments []*attachment) map[string]bool {
 	names := make(map[string]bool, len(attachments))
 	for _, a := range attachments {
@@ -88,7 +88,7 @@ func namesOf(attachments []*attachment) map[string]bool {
 }
 
 // sweepTime bounds the sweep of one attachment. Legacy iptables waits for its
-// lock without end, and that may be another program's.
+// lock without a limit, and another program may hold the lock.
 const sweepTime = time.Minute
 
 func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
@@ -103,9 +103,9 @@ func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
 	return a.clear(ctx, t, found)
 }
 
-// clear removes the items that were found, and looks again. UDP flows are no leftover:
-// there may be new ones at any time, and a kernel without conntrack has none, so a
-// failure is worth a line in the log.
+// clear removes the items that were found, and looks again. UDP flows are no
+// leftovers: new ones may come at any time, and a kernel without conntrack has
+// none, so a failure is only logged.
 func (a *attachment) clear(ctx context.Context, t sweep.Target, found []sweep.Item) (left []string, err error) {
 	if len(found) > 0 {
 		a.op.logger.Info("sweeping what DEL has left", "container", a.op.ID, "network", a.network.config.Name,
@@ -120,7 +120,7 @@ func (a *attachment) clear(ctx context.Context, t sweep.Target, found []sweep.It
 	return nil, nil
 }
 
-// described is the attachment as package footprint takes it.
+// described returns the attachment as package footprint takes it.
 func (a *attachment) described() *footprint.Attachment {
 	return &footprint.Attachment{
 		Attachment: a.Attachment, List: a.network.config,
@@ -131,7 +131,8 @@ func (a *attachment) described() *footprint.Attachment {
 	}
 }
 
-// target is the attachment as the sweep looks for it. The caller must call done.
+// target returns the attachment as a target of the sweep. The caller must call
+// done.
 func (a *attachment) target() (t sweep.Target, done func()) {
 	d := a.described()
 	t = sweep.Target{Footprint: footprint.Of(d), Container: a.inside(), Firewalld: a.op.bus, Others: a.op.others(a.IfName)}
@@ -142,7 +143,7 @@ func (a *attachment) target() (t sweep.Target, done func()) {
 	t.How.Thorough = a.state != record.Added || a.op.Rebooted || a.op.HostGone || t.Rules.AnyPort
 	t.How.FilesOnly = a.op.HostGone
 	t.How.Emptied = a.emptied(t.Addresses)
-	// Once a DEL was begun, the interface may be back on the host, and another
+	// After a DEL has begun, the interface may be back on the host, and another
 	// container may have it.
 	t.How.Lost = t.Interface.Device != nil && a.lost && !a.inDoubt()
 	var err error
@@ -162,7 +163,8 @@ func (a *attachment) target() (t sweep.Target, done func()) {
 	return t, func() {}
 }
 
-// others are the other attachments of the host, for an attachment of the container.
+// others returns the other attachments of the host, for an attachment of the
+// container.
 func (op *operation) others(ifName string) *footprint.Others {
 	return &footprint.Others{
 		Records: op.Records, CacheDir: op.stateDir,
@@ -171,15 +173,16 @@ func (op *operation) others(ifName string) *footprint.Others {
 }
 
 // covers reports whether the sweep covers plugins of all these types, for these
-// attachments. The leftovers of another plugin are unknown, so that its failed DEL
-// stays a failure.
+// attachments. The leftovers of other plugins are unknown, so their failed DEL
+// remains a failure.
 func covers(attachments []*attachment, types []string) bool {
 	return !slices.ContainsFunc(types, func(typ string) bool {
 		return slices.ContainsFunc(attachments, func(a *attachment) bool { return !a.described().Covers(typ) })
 	})
 }
 
-// vouched reports whether a sweep that found nothing makes up for failed DELs.
+// vouched reports whether a sweep that found nothing compensates for failed
+// DELs.
 func (op *operation) vouched(attachments []*attachment, err error) bool {
 	for _, e := range pluginErrors(err) {
 		var failed *Error

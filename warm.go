@@ -32,13 +32,13 @@ type prepared struct {
 	made     []madeAhead
 }
 
-// madeAhead is how far an attachment was made.
+// madeAhead is the part of an attachment that was made.
 type madeAhead struct {
 	network, ifName string
 	part            chain.Part // the rest
 	facts           map[string]json.RawMessage
 	plugins         []record.Plugin // that have run
-	seen            *sight          // what was made
+	seen            *sight          // the state after it was made
 }
 
 func randomID(prefix string) string {
@@ -47,7 +47,7 @@ func randomID(prefix string) string {
 	return prefix + hex.EncodeToString(b[:])
 }
 
-// prepare makes a namespace and attaches it as far as can be without a caller.
+// prepare makes a namespace and attaches it as far as possible without a caller.
 func (p *Pool) prepare(ctx context.Context, s *snapshot) (*prepared, error) {
 	handle, path, err := p.newNetNS("warm-")
 	if err != nil {
@@ -86,7 +86,7 @@ func (w *prepared) attach(ctx context.Context) error {
 	return nil
 }
 
-// make attaches, and looks at what has come of it.
+// make attaches the container, and records the resulting state.
 func (w *prepared) make(ctx context.Context, op *operation) error {
 	ctx = op.share(ctx)
 	if _, err := op.attach(ctx, false); err != nil {
@@ -103,7 +103,7 @@ func (w *prepared) make(ctx context.Context, op *operation) error {
 	return nil
 }
 
-// ranAhead are the plugins whose ADD has run. Those for the rest are chosen when
+// ranAhead returns the plugins whose ADD has run. The others are chosen when
 // they run.
 func (a *attachment) ranAhead() []record.Plugin {
 	return slices.DeleteFunc(a.plugins.Recorded(), func(p record.Plugin) bool {
@@ -113,11 +113,11 @@ func (a *attachment) ranAhead() []record.Plugin {
 	})
 }
 
-// ahead returns how many plugins of the network, from the first, need nothing from a
-// caller.
+// ahead returns how many plugins of the network, from the first, need nothing
+// from a caller.
 func (n *Network) ahead() int { return warm.Ahead(n.config.Plugins, n.snapshot.runner.IsRegistered) }
 
-// fits tells whether w is what the operation is about.
+// fits reports whether w fits the operation.
 func (w *prepared) fits(op *operation) bool {
 	if op.Host.String() != w.host {
 		return false
@@ -147,8 +147,8 @@ func (w *prepared) find(a *attachment) *madeAhead {
 	return &w.made[i]
 }
 
-// take makes w the container of ns, under a configuration that makes the same.
-// With warm.ErrUnfit or warm.ErrDead nothing has happened.
+// take makes w the container of ns, under an equal configuration. After
+// warm.ErrUnfit or warm.ErrDead nothing has happened.
 func (w *prepared) take(ctx context.Context, s *snapshot, ns *Namespace) (*Result, error) {
 	own := *ns
 	own.path = w.path
@@ -187,7 +187,7 @@ func (w *prepared) take(ctx context.Context, s *snapshot, ns *Namespace) (*Resul
 	return op.finishSetup(ctx, false)
 }
 
-// lives fails with warm.ErrDead unless all that was made is still there, and with
+// lives returns warm.ErrDead unless everything that was made still exists, and
 // warm.ErrUnfit if that cannot be known.
 func (w *prepared) lives(ctx context.Context, op *operation) error {
 	if op.netNS() != w.ns {
@@ -203,7 +203,7 @@ func (w *prepared) lives(ctx context.Context, op *operation) error {
 	return nil
 }
 
-// forget deletes the record of w when the one that takes its place survives a
+// forget deletes the record of w once the record that replaces it survives a
 // power cut.
 func (w *prepared) forget(taken *record.Pending) {
 	err := taken.Wait()
@@ -215,8 +215,8 @@ func (w *prepared) forget(taken *record.Pending) {
 	}
 }
 
-// takeOver writes the record of a container that plugins know under the ID of
-// w. From then on it is this one; later the other record goes.
+// takeOver writes the record of a container that plugins know under the ID of w.
+// From then on w is that container; its other record is deleted later.
 func (op *operation) takeOver(ctx context.Context, w *prepared) error {
 	op.MadeAs = record.PluginID(w.id)
 	for _, a := range op.attachments {
@@ -229,8 +229,9 @@ func (op *operation) takeOver(ctx context.Context, w *prepared) error {
 	return nil
 }
 
-// withoutWarm leaves out what a pool of a process that lives has made ahead of time,
-// and deletes the records of what has become other containers, unless dry.
+// withoutWarm removes from the list the containers that a pool of a live process
+// has made ahead of time. Unless dry, it deletes the records of those that have
+// since been taken under another ID.
 func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, error) {
 	rest, stale := warm.Orphans(found, s.RuntimeAlive)
 	for _, id := range stale {
@@ -257,8 +258,9 @@ func (s *snapshot) poolDir() (string, error) {
 }
 
 // makesTheSame reports whether containers that were made ahead of time under s
-// can be taken under now: the networks are equal, and whatever else decides which
-// plugins run, with what, where, and where it is recorded.
+// can be used under now: the networks are equal, and so is everything else that
+// decides which plugins run, with which input, where they run, and where they
+// are recorded.
 func (s *snapshot) makesTheSame(now *snapshot) bool {
 	return s == now ||
 		s.Records == now.Records && s.own == now.own && s.owner == now.owner && s.hostNetNS == now.hostNetNS &&

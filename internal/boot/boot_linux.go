@@ -8,7 +8,7 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// ID changes with each boot of the machine.
+// ID returns an identity that changes with each boot of the machine.
 func ID() (string, error) {
 	data, err := plainfile.Read("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -2,6 +2,6 @@
 
 package boot
 
-// ID is the same for ever where there is no such thing; bridges and chains
-// that vanish with a reboot are Linux's.
+// ID returns a constant: only on Linux do bridges and chains vanish with a
+// reboot.
 func ID() (string, error) { return "", nil }

@@ -25,10 +25,10 @@ const maxName = 180
 //
 //	{"cniVersion": "1.1.0", "name": "podnet", "plugins": [{"type": "bridge"}]}
 //
-// The list may lack plugins when they lie in a directory beside the file (see
-// ReadList); then Plugins is empty. Plugins[i].Bytes is the plugin's object as
-// it stands in data, not as libcni would write it again: libcni passes
-// integers through float64 and alters those above 2^53.
+// The list may lack plugins when they are in a directory beside the file (see
+// ReadList); then Plugins is empty. Plugins[i].Bytes is the plugin's object to
+// the byte, not as libcni would write it: libcni passes integers through float64
+// and changes those above 2^53.
 func Parse(data []byte) (*libcni.NetworkConfigList, error) {
 	list, err := libcni.NetworkConfFromBytes(data)
 	if err != nil {
@@ -53,8 +53,7 @@ func Parse(data []byte) (*libcni.NetworkConfigList, error) {
 	return list, validate(list)
 }
 
-// ParseSingle reads the configuration of a single plugin and makes a list of
-// one out of it:
+// ParseSingle reads the configuration of a single plugin and makes a list of it:
 //
 //	{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge"}
 func ParseSingle(data []byte) (*libcni.NetworkConfigList, error) {
@@ -92,9 +91,9 @@ func wrapSingle(data []byte) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// selectVersion takes the highest version that the configuration offers and
-// the protocol knows, as the specification's "version considerations" ask. A
-// configuration that names none is one of 0.1.0 and keeps its empty string.
+// selectVersion returns the highest version that the configuration offers and
+// this library knows, as the specification's "version considerations" require. A
+// configuration that names none has version 0.1.0 and keeps its empty string.
 func selectVersion(one, many json.RawMessage) (string, error) {
 	var offered []string
 	if many != nil {
@@ -165,9 +164,9 @@ func ValidateName(name string) error {
 	return nil
 }
 
-// validatePlugin checks the types as libcni read them and as the plugin will:
-// JSON keys of Go programs match in any case, and where one stands twice libcni
-// takes the last in alphabetical order, the plugin the last in the file.
+// validatePlugin checks the types as libcni reads them and as the plugin will:
+// JSON keys of Go programs match in any case, and of duplicate keys libcni takes
+// the last in alphabetical order, the plugin the last in the file.
 func validatePlugin(plugin *libcni.PluginConfig) error {
 	var named struct {
 		Type string `json:"type"`
@@ -175,8 +174,8 @@ func validatePlugin(plugin *libcni.PluginConfig) error {
 			Type string `json:"type"`
 		} `json:"ipam"`
 	}
-	// A value of another type is libcni's to refuse, which reads a key that stands
-	// twice as its last value; encoding/json goes on behind the first.
+	// libcni refuses a value of another type. It reads the last value of a
+	// duplicate key; encoding/json continues after the first.
 	var other *json.UnmarshalTypeError
 	if err := json.Unmarshal(plugin.Bytes, &named); err != nil && !errors.As(err, &other) {
 		return fmt.Errorf("error parsing configuration: %w", err)
@@ -197,8 +196,8 @@ func validatePlugin(plugin *libcni.PluginConfig) error {
 	return nil
 }
 
-// validateType keeps a plugin's type a file name: it is joined to the plugin
-// directories and executed, by the runtime or by a plugin that delegates.
+// validateType ensures that a plugin's type is a file name: it is joined to the
+// plugin directories and executed, by the runtime or by a plugin that delegates.
 func validateType(key, typ string) error {
 	switch {
 	case typ == "":

@@ -19,11 +19,11 @@ type Selection struct {
 	Must func(path string) bool // reports whether a file is required
 }
 
-// Dir reads the configurations of a directory in name order. A file that cannot
-// be used is skipped and returned in skipped, so that one bad file never takes
-// the others down. If want.Must reports that the file is required, Dir fails
-// instead: going on would attach containers to other networks than before. A
-// file whose network has no name cannot be used, as no container can be
+// Dir reads the configurations of a directory in name order. It skips a file
+// that cannot be used and returns it in skipped, so that one bad file does not
+// prevent the others. If want.Must reports that the file is required, Dir fails
+// instead, because containers would be attached to other networks than before. A
+// file whose network has no name cannot be used, because no container can be
 // attached to it. Several files may name the same network.
 func (r Reader) Dir(dir string, want Selection) (found []Found, skipped []*FileError, err error) {
 	files, err := Files(dir)
@@ -60,10 +60,10 @@ func (r Reader) Dir(dir string, want Selection) (found []Found, skipped []*FileE
 	return found, skipped, nil
 }
 
-// Name reads the configuration of the network called name: the first file of
-// the directory, in name order, that defines it. Files that cannot be read are
-// no reason to fail as long as it is found; if it is not, they are part of the
-// error, since one of them may be the one that was meant.
+// Name reads the configuration of the network called name: the first file of the
+// directory, in name order, that defines it. Unreadable files are ignored if it
+// is found. Otherwise they are part of the error, because one of them may define
+// it.
 func (r Reader) Name(dir, name string) (Found, error) {
 	if err := ValidateName(name); err != nil {
 		return Found{}, err

@@ -27,7 +27,7 @@ var (
 	ErrNone = errors.New("no network config found")
 )
 
-// FileError says which file an error is about.
+// FileError is an error about a file.
 type FileError struct {
 	Path string
 	Err  error
@@ -54,9 +54,9 @@ func (r Reader) Single(path string) (*libcni.NetworkConfigList, error) {
 }
 
 // List reads a file with a list of plugins, and appends the plugins of the
-// directory beside it that bears the network's name, unless the list says
-// loadOnlyInlinedPlugins. The name is validated before it becomes a path; without
-// one there is no such directory.
+// directory beside it that has the network's name, unless the list sets
+// loadOnlyInlinedPlugins. The name is validated before it becomes a path.
+// Without a name there is no such directory.
 func (r Reader) List(path string) (*libcni.NetworkConfigList, error) {
 	return inFile(path, func() (*libcni.NetworkConfigList, error) {
 		data, err := r.read(path)
@@ -78,7 +78,7 @@ func (r Reader) List(path string) (*libcni.NetworkConfigList, error) {
 	})
 }
 
-// RequirePlugins refuses a list that has nothing to run.
+// RequirePlugins refuses a list without plugins.
 func RequirePlugins(list *libcni.NetworkConfigList) error {
 	if len(list.Plugins) == 0 {
 		return errors.New("error parsing configuration list: no plugins in list")
@@ -118,10 +118,9 @@ func (r Reader) plugins(dir string) ([]*libcni.PluginConfig, error) {
 	return plugins, nil
 }
 
-// Files lists a directory's configuration files in name order, which is the
-// order networks are loaded in. Hidden files are left out: editors and file
-// synchronisers write them before a rename. A directory that
-// does not exist has no files.
+// Files lists a directory's configuration files in name order, in which networks
+// are loaded. It omits hidden files, because editors and file synchronisers
+// write them before a rename. A directory that does not exist has no files.
 func Files(dir string) ([]string, error) {
 	return list(dir, ".conf", ".conflist", ".json")
 }
@@ -146,9 +145,9 @@ func list(dir string, extensions ...string) ([]string, error) {
 	return files, nil
 }
 
-// read returns a file's content without ever waiting for one: a FIFO, a device
-// or a socket is refused before it is opened, and opened without blocking in
-// case it has taken the file's place in between.
+// read returns a file's content without ever waiting for it: it refuses a FIFO,
+// a device or a socket, and opens the file without blocking in case one has
+// replaced it in between.
 func (r Reader) read(path string) ([]byte, error) {
 	fi, err := os.Stat(path)
 	if err != nil {

@@ -7,9 +7,9 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Life names the byte that this process has locked for as long as it lives, for
-// the record. It is empty where none can be locked, so that others go by the
-// number.
+// Life returns the name, for the record, of the byte that this process keeps
+// locked while it lives. It is empty if no byte can be locked; then the
+// process's number decides.
 func (s *Store) Life() string {
 	name, err := s.Locks.Life()
 	if err != nil {
@@ -19,12 +19,12 @@ func (s *Store) Life() string {
 }
 
 // RuntimeAlive reports whether the process that last worked on the container
-// still runs, or may: one that is not known to be dead counts as alive.
+// still runs, or may: a process counts as alive unless it is known to be dead.
 //
-// Its byte says so. A number says less: another process may have it after a
-// reboot, a process that executes itself anew keeps it, and in another PID
-// namespace it is somebody else's. It is for records of earlier versions, and
-// for where no byte can be locked.
+// The locked byte decides. A number is less reliable: another process may have
+// it after a reboot, a process that executes a new program keeps it, and in
+// another PID namespace it belongs to another process. It is for records of
+// earlier versions, and for hosts where no byte can be locked.
 func (s *Store) RuntimeAlive(rec *record.Record) (bool, error) {
 	now, err := s.BootID()
 	if err != nil {
@@ -40,7 +40,7 @@ func (s *Store) RuntimeAlive(rec *record.Record) (bool, error) {
 		}
 	}
 	if rec.Runtime == "" {
-		return true, nil // a damaged record says no more
+		return true, nil // a damaged record has no more to go by
 	}
 	alive, err := orphan.AliveIn(rec.PIDNS, rec.Runtime)
 	if err != nil {

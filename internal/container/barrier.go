@@ -10,22 +10,23 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// While GC stands in line for the barrier, no other call gets past it. It has to
-// stand there, or calls that overlap would keep it out for ever; and must not
-// for long, or one plugin that hangs would hold up every container.
+// While GC waits for the barrier, no other call gets past it. GC has to wait
+// there, because calls that overlap would otherwise keep it out for ever. It
+// must not wait long, because a single plugin that hangs would hold up every
+// container.
 //
-// So it stands for as long as calls take, and then steps aside for longer than
-// it stood, ready to take the barrier should it be free. It stands longer each
-// time, up to what nobody minds waiting. What keeps it out for good is only a
-// plugin that takes longer than longestStand, and the next such before that ends.
+// So GC waits for as long as calls take, and then steps aside for a longer time,
+// in which it takes the barrier only if that is free. Each wait is longer than
+// the last, up to longestStand. So GC is kept out for good only by plugins that
+// take longer than longestStand and overlap each other.
 const (
 	shortestStand = 250 * time.Millisecond
 	longestStand  = 2 * time.Second
 	asideFor      = 4 // times as long as it stood
 )
 
-// LockBarrier waits until no ADD or DEL is under way. Those of plugins whose
-// runtimes are dead are ended.
+// LockBarrier waits until no ADD or DEL is in progress. It kills plugins of dead
+// runtimes.
 func (s *Store) LockBarrier(ctx context.Context) (held *lock.Held, err error) {
 	err = whileWaiting(ctx, func(ctx context.Context) (err error) {
 		held, err = s.queueForBarrier(ctx)
@@ -53,8 +54,8 @@ func (s *Store) queueForBarrier(ctx context.Context) (*lock.Held, error) {
 	}
 }
 
-// stepAside lets others pass for a time, and takes the barrier if it is free
-// meanwhile; nil if it was not.
+// stepAside lets others pass for a time. It takes the barrier if it becomes free
+// meanwhile, and otherwise returns nil.
 func (s *Store) stepAside(ctx context.Context, long time.Duration) (*lock.Held, error) {
 	over := time.NewTimer(long)
 	defer over.Stop()
@@ -74,8 +75,9 @@ func (s *Store) stepAside(ctx context.Context, long time.Duration) (*lock.Held, 
 	}
 }
 
-// endOrphansAtBarrier ends what dead runtimes have left running and has the
-// barrier. It has the lock of its container too, on the same description.
+// endOrphansAtBarrier kills the plugins that a dead runtime has left running and
+// that have the barrier. They have the lock of their container too, on the same
+// description.
 func (s *Store) endOrphansAtBarrier() error {
 	holders, err := orphan.Holders(s.Locks.Path(), lock.Byte(Barrier))
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package container opens containers: it locks one, reads its record, and finds the
-// network namespaces that it is in and that its plugins ran in.
+// Package container opens containers: it locks a container, reads its record,
+// and finds the network namespaces of the container and of its plugins.
 package container
 
 import (
@@ -23,8 +23,8 @@ var (
 	ErrHostNetNS = errors.New("host network namespace out of reach")
 )
 
-// Store holds the containers of a state directory: where they are recorded, locked
-// and kept alive. It also says who this process is, as records have it.
+// Store holds the containers of a state directory: their records, locks and
+// pins. It also holds the identity of this process for records.
 type Store struct {
 	Records *record.Store
 	Locks   *lock.Space

@@ -4,10 +4,9 @@ package container
 
 import "github.com/embedcni/cni/internal/record"
 
-// Off Linux a path means what its platform wants: nothing is opened, looked into or
-// kept alive.
+// Off Linux a path is opaque: nothing is opened, examined or kept alive.
 
-// Pins have nothing to keep.
+// Pins are empty off Linux.
 type Pins struct{}
 
 // NewPins returns empty Pins.
@@ -25,7 +24,7 @@ func (*Pins) Discard(string) error { return nil }
 // WasMounted is false.
 func (*Pins) WasMounted(record.ID) bool { return false }
 
-// Follow does nothing.
+// Follow does nothing off Linux.
 func (*Container) Follow() error { return nil }
 
 // SameNetNS accepts every path.
@@ -37,16 +36,16 @@ func (*Container) Pin() error { return nil }
 // Unpin does nothing.
 func (*Container) Unpin() error { return nil }
 
-// PinnedHere is true.
+// PinnedHere returns true.
 func (*Container) PinnedHere() bool { return true }
 
-// Gone reports whether the machine was rebooted: what is of this boot counts as
-// there.
+// Gone reports whether the machine was rebooted. Everything of this boot counts
+// as existing.
 func (c *Container) Gone() bool { return c.Rebooted }
 
 func (c *Container) identify() (record.NetNS, error) { return record.NetNS{Path: c.Path}, nil }
 
-// reach opens nothing.
+// reach does nothing.
 func (c *Container) reach() error {
 	c.Path, c.Reached = c.Record.NetNS.Path, ByPath
 	return nil

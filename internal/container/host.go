@@ -2,11 +2,11 @@ package container
 
 import "fmt"
 
-// EnterHost has plugins run where the record says that they ran. That is another
-// namespace than the caller's when BuildKit's detached one, a rootless one or
-// WithHostNetNS is in use. In the caller's they would find neither the rules nor the
-// interfaces, or a neighbour's of the same address. mustStop says that the caller
-// wants the container gone.
+// EnterHost changes to the host namespace in which the record says that plugins
+// ran. It differs from the caller's if BuildKit's detached one, a rootless one
+// or WithHostNetNS is in use. In the caller's namespace plugins would find
+// neither the rules nor the interfaces, or a neighbour's with the same address.
+// mustStop means that the caller wants the container gone.
 func (c *Container) EnterHost(mustStop bool) error {
 	rec := c.Record
 	if rec.Host == "" || c.Rebooted || rec.Host == c.Host.String() {
@@ -21,8 +21,8 @@ func (c *Container) EnterHost(mustStop bool) error {
 		c.callers, c.Host = c.Host, found
 		return nil
 	}
-	// If the container's namespace is not found either, there is nothing alive
-	// that a Remove by the caller could harm, and a container must be stoppable.
+	// If the container's namespace is not found either, a Remove by the caller
+	// can harm nothing alive, and it must be possible to stop a container.
 	if certain || mustStop && c.Gone() {
 		c.HostGone = true
 		c.in.Logger.Warn("the host network namespace of the container is gone, and with it the container's interfaces and rules",
@@ -47,7 +47,7 @@ func described(id, path string) string {
 	return id + " (" + path + ")"
 }
 
-// leaveHost goes back to the host namespace of the caller.
+// leaveHost returns to the host namespace of the caller.
 func (c *Container) leaveHost() {
 	if c.callers == nil {
 		return
@@ -59,7 +59,7 @@ func (c *Container) leaveHost() {
 }
 
 // sameHost refuses to add to a container that is attached from another host
-// namespace: its record has one.
+// namespace, because a record has only one.
 func (c *Container) sameHost() error {
 	if c.Record == nil || c.Record.Host == "" || c.Record.Host == c.Host.String() {
 		return nil

@@ -13,28 +13,28 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// orphanGrace is how long plugins of a dead runtime may go on. What a plugin
-// finishes by itself is tidier than what it is killed in.
+// orphanGrace is the time that plugins of a dead runtime get to finish. A plugin
+// that finishes leaves less behind than one that is killed.
 const orphanGrace = 2 * time.Second
 
-// Waiting is how a call waits for a container that another call has locked.
+// Waiting is the way a call waits for a container that another call has locked.
 type Waiting int
 
 const (
-	Patient Waiting = iota // for as long as the context allows; it ends orphans
-	Hurried                // not for a process that lives
-	Looking                // it only reads, and so ends nothing
+	Patient Waiting = iota // as long as the context allows; kills orphans
+	Hurried                // not for a live process
+	Looking                // only reads, and so kills nothing
 )
 
-// Access is how a call locks a container.
+// Access configures how a call locks a container.
 type Access struct {
 	Waiting    Waiting
 	HasBarrier bool // the caller has the barrier already, alone
 }
 
-// Lock waits until no other call for the container is under way, in this or another
-// process. If it has to wait for plugins that a dead runtime has left running, it
-// kills them after orphanGrace.
+// Lock waits until no other call for the container is in progress, in this or
+// another process. If it has to wait for plugins that a dead runtime has left
+// running, it kills them after orphanGrace.
 func (c *Container) Lock(ctx context.Context, how Access) error {
 	lockAll := func(ctx context.Context) (err error) {
 		c.held, err = c.in.Locks.LockAll(ctx, c.keys(how.HasBarrier))
@@ -56,14 +56,14 @@ func (c *Container) Lock(ctx context.Context, how Access) error {
 	})
 }
 
-// teardownWait bounds how long LockForTeardown waits for another call. It is longer
-// than a plugin's default time for ADD, so that a Remove behind a Setup that hangs
-// gets its turn when that is given up.
+// teardownWait bounds how long LockForTeardown waits for another call. It is
+// longer than a plugin's default time for ADD, so that a Remove that waits for a
+// hanging Setup gets its turn when that is given up.
 const teardownWait = 5 * time.Minute
 
-// LockForTeardown is Lock, but goes on when the lock file cannot be used: a full or
-// read-only disk must not keep a container attached. Other processes are not kept
-// out then.
+// LockForTeardown is Lock, but continues if the lock file cannot be used: a full
+// or read-only disk must not keep a container attached. It does not exclude
+// other processes then.
 func (c *Container) LockForTeardown(ctx context.Context, how Access) error {
 	ctx, cancel := context.WithTimeout(ctx, teardownWait)
 	defer cancel()
@@ -82,12 +82,12 @@ func (c *Container) TryLock() (locked bool, err error) {
 	return c.held != nil, err
 }
 
-// Barrier is the key that ADD and DEL share and GC has alone: the specification
-// forbids GC beside them. It is taken before the container's, which GC takes
-// for each container that it removes.
+// Barrier is the key that ADDs and DELs share and GC takes exclusively, because
+// the specification forbids GC beside them. It is taken before the keys of
+// containers, of which GC takes one for each container that it removes.
 const Barrier = lock.First
 
-// key is the key by which calls for one container exclude each other.
+// key returns the key by which calls for one container exclude each other.
 func key(id record.ID) string { return "container/" + string(id) }
 
 func (c *Container) keys(hasBarrier bool) []lock.Key {
@@ -98,9 +98,9 @@ func (c *Container) keys(hasBarrier bool) []lock.Key {
 	return keys
 }
 
-// LockFile returns the file by which the container is locked, or nil. Plugins inherit
-// it: one that outlives a killed runtime keeps the lock, so that nobody works on the
-// container beside it.
+// LockFile returns the open file by which the container is locked, or nil.
+// Plugins inherit it: a plugin that outlives a killed runtime keeps the lock, so
+// that nobody works on the container at the same time.
 func (c *Container) LockFile() *os.File {
 	if c.held == nil {
 		return nil
@@ -108,13 +108,14 @@ func (c *Container) LockFile() *os.File {
 	return c.held.File()
 }
 
-// mostLooks is how often a call in a hurry looks after orphans that it has killed.
+// mostLooks limits how often a hurried call looks for orphans that it has
+// killed.
 const mostLooks = 3
 
-// whileWaiting runs wait. When that takes longer than orphanGrace it runs look,
-// and again after a while that doubles, and cancels wait with an error that look
-// returns. look is over when whileWaiting returns, so that it never meets what
-// the caller starts then.
+// whileWaiting runs wait. If that takes longer than orphanGrace, it runs look,
+// repeatedly with doubling pauses, and cancels wait if look returns an error.
+// look has returned when whileWaiting returns, so it never meets processes that
+// the caller starts afterwards.
 func whileWaiting(ctx context.Context, wait func(context.Context) error, look func(n int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -144,14 +145,14 @@ func whileWaiting(ctx context.Context, wait func(context.Context) error, look fu
 	return err
 }
 
-// endOrphans kills the processes that keep a container locked though the
-// runtime that locked it is dead, and returns their numbers. It is ErrBusy if
-// somebody has it locked who is not known to be one of them.
+// endOrphans kills the processes that keep a container locked although the
+// runtime that locked it is dead, and returns their numbers. It returns ErrBusy
+// if the lock has a holder that is not known to be such a process.
 //
-// A runtime that lives is known by its mark (see package lock); one of an
-// earlier version by the record, or else because the descriptor by which it has
-// the lock is one that it opened. rec is nil if nothing is on record: a DEL of
-// what go-cni attached writes no record.
+// The mark of a live runtime identifies it (see package lock). A runtime of an
+// earlier version is identified by the record, or else because it has the lock
+// by a descriptor that it opened itself. rec is nil if nothing is on record: a
+// DEL of an attachment of go-cni writes no record.
 func (s *Store) endOrphans(id record.ID, offset int64, rec *record.Record) (ended []int, err error) {
 	state, err := s.Locks.State(offset)
 	if err != nil || state == lock.Free {
@@ -179,7 +180,7 @@ func (s *Store) endOrphans(id record.ID, offset int64, rec *record.Record) (ende
 			return nil, fmt.Errorf("%w in %s", ErrBusy, orphan.Describe(h.PID))
 		}
 	}
-	// They may have ended while they were looked for, and another call begun.
+	// They may have ended during the search, and another call begun.
 	if state, err = s.Locks.State(offset); err != nil || state != lock.Inherited {
 		return nil, err
 	}
@@ -202,7 +203,8 @@ func (s *Store) end(id record.ID, holders []*orphan.Holder) (ended []int, err er
 	return ended, err
 }
 
-// holder describes who has the byte locked by a descriptor of its own.
+// holder describes the process that has the byte locked by a descriptor of its
+// own.
 func (s *Store) holder(offset int64) string {
 	holders, err := orphan.Holders(s.Locks.Path(), offset)
 	if err != nil {

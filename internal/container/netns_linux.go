@@ -15,8 +15,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Follow opens the container's namespace again if its path has become another's
-// since, as it may while the container is locked by another call.
+// Follow opens the container's namespace again if its path leads to another one
+// by now, which can happen while the container is locked by another call.
 func (c *Container) Follow() error {
 	if c.NetNS == nil || nsfind.LeadsTo(c.Path, c.NetNS) {
 		return nil
@@ -39,8 +39,9 @@ func (c *Container) identify() (record.NetNS, error) {
 	return ns, nil
 }
 
-// SameNetNS refuses a path that does not lead to the recorded namespace: a container
-// has one, and an attachment in another could not be found by the record.
+// SameNetNS refuses a path that does not lead to the recorded namespace: a
+// container has one namespace, and the record could not find an attachment in
+// another.
 func (c *Container) SameNetNS(path string) error {
 	if c.Record == nil {
 		return nil
@@ -58,8 +59,8 @@ func (c *Container) SameNetNS(path string) error {
 
 func identity(rec *record.Record) netns.ID { return netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino} }
 
-// Pin keeps the recorded namespace alive. It comes after the record, so that no pin
-// is ever without one.
+// Pin keeps the recorded namespace alive. It runs after the record is written,
+// so that no pin is without a record.
 func (c *Container) Pin() error {
 	ns := c.Record.NetNS
 	if ns.Ours && nsfind.LeadsTo(ns.Path, c.NetNS) {
@@ -83,7 +84,7 @@ func (c *Container) Pin() error {
 	return c.in.Pins.hold(c.ID, opened)
 }
 
-// Unpin no longer keeps the namespace alive.
+// Unpin stops keeping the namespace alive.
 func (c *Container) Unpin() error { return c.in.Pins.release(c.ID) }
 
 // PinnedHere reports whether the namespace is kept alive by a mount in this mount
@@ -108,13 +109,13 @@ func removeOurs(ns record.NetNS) error {
 	return netns.Remove(ns.Path)
 }
 
-// reach opens the recorded namespace. Path becomes its recorded path if that still
-// leads there, else the path at which it is kept, else empty. A path that leads to
-// another namespace by now is another container's.
+// reach opens the recorded namespace. Path becomes its recorded path if that
+// still leads there, else the path at which it is kept, else empty. A path that
+// leads to another namespace by now is another container's.
 //
-// Where neither leads there, the namespace may still be a container's that lives:
-// in the mount namespace of a program that was restarted both can be empty files.
-// So it is looked for among the processes that can be seen.
+// If no path leads there, a live container may still be in the namespace: in the
+// mount namespace of a restarted program both paths can be empty files. So reach
+// searches the visible processes for it.
 func (c *Container) reach() error {
 	ns := c.Record.NetNS
 	var errs []error
@@ -150,7 +151,7 @@ func (c *Container) reach() error {
 	return c.reachByProcess()
 }
 
-// reachByProcess is reach where no path leads to the namespace.
+// reachByProcess is reach if no path leads to the namespace.
 func (c *Container) reachByProcess() error {
 	want := identity(c.Record)
 	if want.Ino == 0 {
@@ -168,16 +169,16 @@ func (c *Container) reachByProcess() error {
 		c.Reached = Unsure
 		return errors.Join(err, found.Close())
 	}
-	// Not the process's own path: should the process end meanwhile, that could
-	// become another's.
+	// The path is not the process's own: if the process ends meanwhile, its path
+	// could become another's.
 	c.NetNS, c.Path, c.Reached = found, nsfind.DescriptorPath(found), ByProcess
 	return nil
 }
 
-// hasRecorded reports whether there is an interface in the namespace that the
-// record says is in the container, by its name and hardware address. The kernel
-// gives the number of a namespace that has ended to the next one, so this is how
-// one is told from the other.
+// hasRecorded reports whether the namespace has an interface that the record
+// lists in the container, by its name and hardware address. The kernel gives the
+// number of a namespace that has ended to the next one, so only this
+// distinguishes the two.
 func (c *Container) hasRecorded(ns *netns.Handle) (yes bool, err error) {
 	conn, err := c.Host.Conns.Borrow(ns)
 	if err != nil {
@@ -206,10 +207,10 @@ func (c *Container) hasRecorded(ns *netns.Handle) (yes bool, err error) {
 	return false, nil
 }
 
-// settleLetGo finds out whether a namespace that the runtime let go, and to which no
-// path leads, has ended. The kernel may have given its number to another namespace.
-// So once its interfaces have vanished it has ended, even if a process is in a
-// namespace with that number.
+// settleLetGo finds out whether a namespace that the runtime let go, and to
+// which no path leads, has ended. The kernel may have given its number to
+// another namespace. So once its interfaces have vanished it has ended, even if
+// a process is in a namespace with that number.
 func (c *Container) settleLetGo() error {
 	if c.Record.LetGo == nil || c.NetNS != nil || c.HostGone {
 		return nil
@@ -227,8 +228,8 @@ func (c *Container) settleLetGo() error {
 	return nil
 }
 
-// isInhabited reports whether there is a process in the container's namespace, or
-// may be.
+// isInhabited reports whether there is, or may be, a process in the container's
+// namespace.
 func (c *Container) isInhabited() bool {
 	all, err := nsfind.Inhabitants()
 	return err != nil || c.NetNS != nil && len(all[c.NetNS.ID()]) > 0

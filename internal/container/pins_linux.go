@@ -14,9 +14,10 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Pins keep containers' namespaces alive from their record to their completed DEL,
-// which otherwise could not reach the interfaces in them: by a bind mount, or where
-// mounts are not allowed by an open descriptor, for as long as the process lives.
+// Pins keep containers' namespaces alive from their record to their completed
+// DEL, because a DEL could not reach the interfaces in them otherwise. They use
+// a bind mount or, where mounts are not allowed, an open descriptor, which ends
+// with the process.
 type Pins struct {
 	dir string
 
@@ -46,8 +47,8 @@ func (p *Pins) Holds(ns *netns.Handle) bool {
 	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return nsfind.LeadsTo(p.File(e.Name()), ns) })
 }
 
-// WasMounted reports whether a container's namespace was kept by a mount, which may be
-// gone. Its file stays until the container is removed.
+// WasMounted reports whether a container's namespace was kept by a mount, which
+// may be gone. Its file stays until the container is removed.
 func (p *Pins) WasMounted(id record.ID) bool {
 	_, err := os.Lstat(p.path(id))
 	return err == nil
@@ -63,7 +64,7 @@ func (p *Pins) At(file string) string {
 	return path
 }
 
-// Discard deletes the file by which a namespace was kept that is gone.
+// Discard deletes the file of a pin whose namespace is gone.
 func (p *Pins) Discard(file string) error { return netns.Remove(p.File(file)) }
 
 // Keeps reports whether the namespace of a container is kept alive by a mount or
@@ -73,8 +74,8 @@ func (p *Pins) Keeps(id record.ID) bool {
 	return err == nil || p.openPath(id) != ""
 }
 
-// openPath leads plugins to a namespace that is kept by a descriptor, or is
-// empty.
+// openPath returns a path for plugins to a namespace that is kept by a
+// descriptor, or an empty one.
 func (p *Pins) openPath(id record.ID) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,9 +125,9 @@ func (p *Pins) hold(id record.ID, ns *netns.Handle) error {
 	return nil
 }
 
-// Strays returns the paths of pins without a record. A power cut can bring back the
-// empty file of a pin, and earlier versions kept such files as "spare.N", on which
-// something can still be mounted.
+// Strays returns the paths of pins without a record. A power cut can bring back
+// the empty file of a pin, and earlier versions kept such files as "spare.N",
+// which can still be mount points.
 func (p *Pins) Strays(records *record.Store) ([]string, error) {
 	entries, err := os.ReadDir(p.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -138,7 +139,7 @@ func (p *Pins) Strays(records *record.Store) ([]string, error) {
 	var strays []string
 	for _, e := range entries {
 		path := filepath.Join(p.dir, e.Name())
-		// A pin is called as the file of its record is, see File.
+		// A pin has the name of its record's file, see File.
 		known, err := records.Exists(e.Name())
 		if err != nil {
 			return nil, fmt.Errorf("kept namespaces: %w", err)

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Reached says how a recorded namespace was found.
+// Reached is the way in which a recorded namespace was found.
 type Reached int
 
 const (
@@ -29,8 +29,9 @@ var (
 		"the host's end of an interface in it is still there, so that it lives or is about to end; call Remove if the container is gone")
 )
 
-// Uncertain returns an error if it is not known whether the recorded namespace lives.
-// Then nothing is removed unless the caller says so, and no DEL runs in there.
+// Uncertain returns an error if it is unknown whether the recorded namespace is
+// alive. Then nothing is removed unless the caller asks for it, and no DEL runs
+// in the namespace.
 func (c *Container) Uncertain() error {
 	if c.Reached != Unsure {
 		return nil
@@ -46,9 +47,9 @@ func (c *Container) Undecided() error {
 	return c.Uncertain()
 }
 
-// IsAbandoned reports whether only this library still keeps the recorded namespace, if
-// it exists at all: the recorded path no longer leads there, and no process that can
-// be seen is in it.
+// IsAbandoned reports whether only this library still keeps the recorded
+// namespace, if it exists at all: the recorded path no longer leads there, and
+// no visible process is in it.
 func (c *Container) IsAbandoned() bool {
 	if c.Record == nil || c.Damaged {
 		return false

@@ -7,8 +7,9 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Load reads the container's record. Of a damaged one it keeps the legible part, and
-// returns no error but damage. A record that is newer or cannot be read is an error.
+// Load reads the container's record. It keeps the legible part of a damaged
+// record, and returns that error as damage. A record that is newer or cannot be
+// read is an error.
 func (c *Container) Load() (damage, err error) {
 	rec, err := c.in.Records.Load(c.ID)
 	if err != nil && !errors.Is(err, record.ErrBad) {
@@ -46,8 +47,8 @@ func (c *Container) EnterRecorded(mustStop bool) error {
 	return nil
 }
 
-// NewRecord returns the record of the container as an owner is about to attach it:
-// with the attachments that it has already, and without those to come.
+// NewRecord returns the record of a container that an owner is about to attach,
+// with the attachments that it already has, but without the new ones.
 func (c *Container) NewRecord(owner string) (*record.Record, error) {
 	if err := c.sameHost(); err != nil {
 		return nil, err
@@ -99,7 +100,8 @@ func (c *Container) Begin(rec *record.Record, early bool) (err error) {
 	return err
 }
 
-// Pending returns the record that is on its way to the disk; nil if it has arrived.
+// Pending returns the sync of the record that is in progress; nil if it has
+// finished.
 func (c *Container) Pending() *record.Pending { return c.pending }
 
 // Note adds an entry to the record, if there is one.
@@ -124,8 +126,8 @@ func (c *Container) Erase() error {
 	if err := c.in.Records.Delete(c.ID); err != nil {
 		return err
 	}
-	// A pool's container was on record under that ID until this record had reached
-	// the disk.
+	// A pool's container was on record under that ID until this record was on the
+	// disk.
 	if id := record.ID(c.PluginID()); id != c.ID {
 		return c.in.Records.Delete(id)
 	}

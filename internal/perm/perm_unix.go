@@ -32,14 +32,13 @@ func check(path string) error {
 
 type walk struct {
 	self  uint32
-	rest  string // of the path, from where the walk is
+	rest  string // the remaining path
 	links int
-	// open: everybody may make an entry in the directory where the walk is, as in
-	// /tmp.
+	// open: everybody may create an entry in the current directory, as in /tmp.
 	open bool
 }
 
-// step goes on by one part of the path and returns where it has got to.
+// step walks one part of the path and returns the new position.
 func (w *walk) step(at string) (string, error) {
 	var name string
 	name, w.rest, _ = strings.Cut(strings.TrimLeft(w.rest, "/"), "/")
@@ -75,7 +74,7 @@ func (w *walk) judged(path string) (string, error) {
 	return path, err
 }
 
-// look examines the file at path, and returns why it is refused.
+// look examines the file at path, and returns the reason if it is refused.
 func (w *walk) look(path string) (fs.FileInfo, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -102,19 +101,18 @@ func inUserNS() bool {
 	return strings.Join(strings.Fields(string(data)), " ") != "0 0 4294967295"
 }
 
-// worldWritable is the write bit of everybody.
+// worldWritable is the write bit for all users.
 const worldWritable = 0o002
 
-// mostLinks is how many symbolic links a path may have, as in the kernel
-// (MAXSYMLINKS).
+// mostLinks limits the symbolic links in a path, as in the kernel (MAXSYMLINKS).
 const mostLinks = 40
 
-// overflowUID is the owner that the kernel shows for one without a number in the
-// user namespace (/proc/sys/kernel/overflowuid).
+// overflowUID is the owner that the kernel shows for an owner without a number
+// in the user namespace (/proc/sys/kernel/overflowuid).
 const overflowUID = 65534
 
-// judge says why a file or directory is refused; nil if it is not. The owner is
-// trusted unless everybody could have made the entry.
+// judge returns the reason why a file or directory is refused, or nil. The owner
+// is trusted unless everybody could have created the entry.
 func judge(path string, mode fs.FileMode, uid, self uint32, trusted bool) error {
 	sticky := mode.IsDir() && mode&fs.ModeSticky != 0
 	var why string

@@ -1,6 +1,6 @@
 // Package plainfile opens, reads and writes files at paths where others may have
-// put a FIFO, a socket or a device. These are errors, so that no file keeps a
-// caller waiting.
+// put a FIFO, a socket or a device. It returns an error for these, so that no
+// file keeps a caller waiting.
 package plainfile
 
 import (
@@ -42,7 +42,7 @@ func Open(path string, flag int, perm fs.FileMode) (*os.File, error) {
 // Read is os.ReadFile for files of at most [Longest] bytes.
 func Read(path string) ([]byte, error) { return ReadUpTo(path, Longest) }
 
-// ReadUpTo is Read with a limit of the caller's. A longer file is an [ErrTooLong].
+// ReadUpTo is Read with the caller's limit. A longer file is an [ErrTooLong].
 func ReadUpTo(path string, longest int) ([]byte, error) {
 	f, err := Open(path, os.O_RDONLY, 0)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Now returns the earliest time that a file made now is given: the time of the
+// Now returns the earliest possible time of a file made now: the time of the
 // kernel's last tick. From Linux 6.13 on the file's time can be later; see
 // [Stamp].
 func Now() time.Time {
@@ -19,11 +19,11 @@ func Now() time.Time {
 	return time.Unix(t.Unix())
 }
 
-// Stamp gives a file the time of a file that is made now, and returns that
-// time. No file made before has a later time, and no file made afterwards has
-// an earlier one, on any file system of the same type. From Linux 6.13 on, the
-// time of a file is finer than the tick if the file was looked at in between,
-// and the times of other files follow.
+// Stamp sets a file's time to that of a file made now, and returns it. No file
+// made before has a later time, and no file made afterwards has an earlier one,
+// on any file system of the same type. From Linux 6.13 on, the time of a file is
+// finer than the tick if the file was queried in between, and the times of other
+// files follow.
 func Stamp(path string) (time.Time, error) {
 	now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}
 	if err := unix.UtimesNanoAt(unix.AT_FDCWD, path, now, unix.AT_SYMLINK_NOFOLLOW); err != nil {

@@ -4,7 +4,7 @@ package plainfile
 
 import "time"
 
-// Now returns the time that a file made now is given.
+// Now returns the time of a file made now.
 func Now() time.Time { return time.Now() }
 
 // Stamp is Now.

@@ -12,16 +12,16 @@ import (
 
 // End applies the batched changes at the end of a chain.
 //
-// Built-in plugins put off changes that make the kernel wait, so that they can be
-// made together. They are made before an executable or a registered plugin runs,
-// which may count on them, and at the end of the chain. A failed ADD drops them: they
-// are additions, which the DEL that follows would take away again. A DEL always
-// makes them.
+// Built-in plugins defer changes that make the kernel wait, so that they can be
+// applied together. They are applied before an executable or a registered plugin
+// runs, which may depend on them, and at the end of the chain. A failed ADD
+// drops them: they are additions, which the DEL that follows would remove again.
+// A DEL always applies them.
 func (r *Runner) End(ctx context.Context, verb string) error {
 	return r.failed(r.flush(ctx, r.Batch, verb))
 }
 
-// flush makes the changes of a batch, within the time of one plugin.
+// flush applies the changes of a batch, within the time of one plugin.
 func (r *Runner) flush(ctx context.Context, b *batch.Batch, verb string) *Failure {
 	if b == nil || b.Empty() {
 		return nil
@@ -40,7 +40,7 @@ func (r *Runner) flush(ctx context.Context, b *batch.Batch, verb string) *Failur
 	return f
 }
 
-// FlushError is the error of changes that built-in plugins had put off.
+// FlushError is the error of deferred changes of built-in plugins.
 type FlushError struct{ Err error }
 
 func (f *FlushError) Error() string {

@@ -16,7 +16,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Kind says what runs for a plugin's type.
+// Kind is the kind of plugin that runs for a type.
 type Kind string
 
 const (
@@ -31,9 +31,9 @@ type Choice struct {
 	Registered    map[string]plugin.Plugin
 	Prefer        []string // types whose built-in plugin takes precedence over an executable
 	PreferAll     bool
-	Without       bool     // no built-in plugin attaches anything
+	Without       bool     // built-in plugins attach nothing
 	Dirs          []string // of executables
-	AllowInsecure bool     // executables that other users can replace are accepted
+	AllowInsecure bool     // accept executables that other users can replace
 }
 
 // Same reports whether two choices run the same plugins ahead of time. Registered
@@ -57,7 +57,7 @@ type Provider struct {
 	elsewhere bool   // Path is in none of the plugin directories now
 	plugin    plugin.Plugin
 	backend   string // that a built-in plugin has detected; empty if it detects none
-	standIn   bool   // a built-in plugin runs in place of an executable that may have attached
+	standIn   bool   // a built-in plugin runs in place of the executable that may have attached the container
 }
 
 // Find returns the plugin that an ADD would run for a type now. If there is none,
@@ -141,7 +141,8 @@ func (c Choice) either(verb, typ string) ([]Provider, error) {
 	return both, nil
 }
 
-// standIn is a built-in plugin in place of an executable that may have attached.
+// standIn returns a built-in plugin to run in place of an executable that may
+// have attached the container.
 func standIn(own plugin.Plugin) Provider {
 	return Provider{Kind: BuiltIn, plugin: own, standIn: true}
 }

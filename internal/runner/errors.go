@@ -16,8 +16,8 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Failure is the failure of one plugin's call. Plugin is empty if it is not a
-// plugin's.
+// Failure is the failure of one plugin's call. Plugin is empty if no plugin has
+// failed.
 type Failure struct {
 	Verb, Plugin string
 	Kind         Kind
@@ -27,8 +27,8 @@ type Failure struct {
 	Err          error // the cause
 }
 
-// unknownContainer is the code of a plugin that does not know the container, so that
-// there is nothing to clean.
+// unknownContainer is the error code of a plugin that does not know the
+// container, so that there is nothing to clean.
 const unknownContainer = types.ErrUnknownContainer
 
 func (f *Failure) is(code uint) bool { return f != nil && f.Code == code }
@@ -117,7 +117,7 @@ func Verb(verb string) string {
 	return strings.ToLower(verb)
 }
 
-// deadlineError says that this library's limit ended a plugin.
+// deadlineError means that a limit of this library ended a plugin.
 type deadlineError struct {
 	verb  string
 	limit time.Duration
@@ -131,11 +131,12 @@ func (d *deadlineError) bound() string {
 
 func (d *deadlineError) Unwrap() error { return context.DeadlineExceeded }
 
-// stoppedError is the error of an in-process plugin whose context had ended, and the
-// cause of that.
+// stoppedError is the error of an in-process plugin whose context had ended,
+// with the cause of that.
 type stoppedError struct{ said, cause error }
 
-// stopped makes err a stoppedError if it is the error of a context that has ended.
+// stopped turns err into a stoppedError if it is the error of a context that has
+// ended.
 func stopped(ctx context.Context, err error) error {
 	if ended := ctx.Err(); err != nil && ended != nil && errors.Is(err, ended) {
 		return &stoppedError{err, context.Cause(ctx)}

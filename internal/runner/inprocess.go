@@ -24,29 +24,30 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// delegation is one call of an in-process plugin, and the calls that it delegates.
+// delegation is one call of an in-process plugin, with the calls that it
+// delegates.
 type delegation struct {
 	*Runner
 	call    chain.Call
 	chain   string // the verb of the chain; an ADD may delegate a DEL
 	depth   int
-	standIn bool         // the plugin runs in place of an executable that may have attached
-	batch   *batch.Batch // nil if changes are not put off
+	standIn bool         // the plugin runs in place of an executable that may have attached the container
+	batch   *batch.Batch // nil if changes are not deferred
 
 	mu     sync.Mutex
-	stderr []byte // of executables that it delegated to
+	stderr []byte // of executables to which it delegated
 }
 
-// runInProcess runs a plugin in process, and returns what it prints. The errors are
-// *types.Errors, except the one that the plugin was stopped with.
+// runInProcess runs a plugin in process, and returns its output. Errors are
+// *types.Errors, except the error of a plugin that was stopped.
 func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p Provider) ([]byte, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("not started: %w", context.Cause(ctx))
 	}
 	container := d.Container
 	if p.Kind == Registered {
-		d.batch = nil   // it counts on the plugins that it delegates to being done
-		container = nil // it gets one of its own: it may do anything with it
+		d.batch = nil   // it depends on the finished work of the plugins to which it delegates
+		container = nil // it gets a handle of its own, because it may do anything with it
 	}
 	inner := batch.With(d.given(ctx, p), d.batch)
 	if p.Kind == Registered {
@@ -62,7 +63,7 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p Provid
 	return stdout, stopped(ctx, err)
 }
 
-// given returns the context of an in-process plugin.
+// given returns the context for an in-process plugin.
 func (d *delegation) given(ctx context.Context, p Provider) context.Context {
 	return caller.WithNetfilter(firewalld.With(caller.With(ctx, d.Given), d.Bus), func(o *netfilter.Options) {
 		o.Siblings = d.Given.Siblings
@@ -72,7 +73,7 @@ func (d *delegation) given(ctx context.Context, p Provider) context.Context {
 	})
 }
 
-// mostDelegations limits how deep plugins may delegate. The IPAM plugin of a main
+// mostDelegations limits the depth of delegation. The IPAM plugin of a main
 // plugin is the first. The limit stops a plugin that delegates to itself.
 const mostDelegations = 8
 
@@ -115,9 +116,9 @@ func (d *delegation) unlessNotRun(verb, typ string, err error) error {
 	return err
 }
 
-// delegateOf finds the other plugin; its kind is empty if there is nothing to run. An
-// executable delegates to executables, so a plugin that runs in its place does, if it
-// can.
+// delegateOf finds the other plugin; its kind is empty if there is nothing to
+// run. An executable delegates to executables, so a plugin that runs in its
+// place does too, if it can.
 func (d *delegation) delegateOf(ctx context.Context, verb, typ string) (Provider, error) {
 	if d.standIn {
 		return d.recorded(record.Plugin{Type: typ, Kind: string(Executable)})
@@ -129,7 +130,7 @@ func (d *delegation) delegateOf(ctx context.Context, verb, typ string) (Provider
 	return all[0], nil
 }
 
-// runDelegate runs the other plugin, and tells the log.
+// runDelegate runs the other plugin, and logs the call.
 func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p Provider) (_ []byte, err error) {
 	ctx, span := d.Spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
 	var late *Failure
@@ -191,7 +192,7 @@ func within(ctx, bound context.Context) (context.Context, context.CancelFunc) {
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// delegatedResult reads what a plugin printed for an ADD.
+// delegatedResult reads the output of a plugin for an ADD.
 func delegatedResult(typ string, config, out []byte) (*types100.Result, error) {
 	var conf struct {
 		CNIVersion string `json:"cniVersion"`

@@ -37,7 +37,7 @@ type chosen struct {
 	err           error    // why there is none
 }
 
-// Reset forgets everything but what a record says: the plugins, and the types whose
+// Reset replaces the state by that of a record: the plugins, and the types whose
 // ADD did not run.
 func (p *Plugins) Reset(recorded []record.Plugin, never []string) {
 	p.mu.Lock()
@@ -59,8 +59,8 @@ func (p *Plugins) Recorded() []record.Plugin {
 	return all
 }
 
-// Get returns the plugin of a type. known reports whether any plugin is known: the
-// record of an earlier version has none.
+// Get returns the plugin of a type. known reports whether any plugin is known:
+// the record of an earlier version has none.
 func (p *Plugins) Get(typ string) (_ record.Plugin, ok, known bool) {
 	c, ok, known := p.get(typ)
 	return c.Plugin, ok, known
@@ -80,9 +80,10 @@ func (p *Plugins) index(typ string) int {
 	return slices.IndexFunc(p.chosen, func(c chosen) bool { return c.Type == typ })
 }
 
-// NotRun reports whether it is known that the ADD of a type did not run. There is
-// nothing to undo then. Its DEL, which fails for the same reason, must not keep a
-// container for ever: a mistyped type, an executable that cannot be executed.
+// NotRun reports whether the ADD of a type is known not to have run. There is
+// nothing to undo then. Its DEL would fail for the same reason, for example a
+// mistyped type or a file that cannot be executed, and must not keep a container
+// for ever.
 func (p *Plugins) NotRun(typ string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,7 +134,7 @@ func (r *Runner) NoteNotRun(from int) error {
 }
 
 // settle returns, and keeps, the plugins that an ADD has not started by its end:
-// those of the chain that were to run, and those that could not be delegated to.
+// those of the chain, and those to which no delegation was possible.
 func (p *Plugins) settle(before, wanted []string) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

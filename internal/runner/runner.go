@@ -1,6 +1,6 @@
 // Package runner runs the plugins of one attachment: it finds the plugin of each
-// type, bounds its time, has it wait for what must come first, and reports the end
-// of the call to the log and the observer. Its Run is a chain.Runner.
+// type, limits its time, makes it wait for its prerequisites, and reports the
+// end of the call to the log and the observer. Its Run is a chain.Runner.
 package runner
 
 import (
@@ -34,7 +34,7 @@ import (
 // Runtime has the settings that the attachments of a runtime share.
 type Runtime struct {
 	Choice
-	Env     []string                              // of executables, beside the CNI_* variables
+	Env     []string                              // limit of one plugin's time; not positive: none
 	Limit   func(verb string) time.Duration       // how long one plugin may run; not positive: without limit
 	Observe func(ctx context.Context, call Event) // called after each call of a chain; may be nil
 	Logger  *slog.Logger
@@ -50,7 +50,7 @@ type Runner struct {
 	*Runtime
 	Plugins     *Plugins
 	Network     *libcni.NetworkConfigList
-	ContainerID record.ID // the caller's; it may differ from the one that plugins are given
+	ContainerID record.ID // the caller's; plugins may know another
 	IfName      string
 	Host        *netns.Handle // where plugins run
 	Container   *netns.Handle // nil if it is not open
@@ -66,10 +66,11 @@ type Attachment interface {
 	Append(record.Entry) error
 	// Durable waits until the record survives a power cut.
 	Durable() error
-	// Before returns a call of the chain as it may be run; run is false if it must not
-	// be run at all.
+	// Before returns a call of the chain as it may run; run is false if it must
+	// not run at all.
 	Before(ctx context.Context, call chain.Call, kind Kind) (_ chain.Call, run bool, err error)
-	// After is called when the plugin has returned err, and returns the error of the call.
+	// After is called when the plugin has returned err. It returns the error of
+	// the call.
 	After(ctx context.Context, call chain.Call, kind Kind, err error) error
 	// Fail returns the caller's error for a failure.
 	Fail(Failure) error
@@ -92,8 +93,8 @@ type Event struct {
 	Err                   error
 }
 
-// Run runs the plugin of a type. If two plugins may have attached the container, a
-// CHECK passes if one of them passes it, and a DEL runs both.
+// Run runs the plugin of a type. If two plugins may have attached the container,
+// a CHECK succeeds if one of them succeeds, and a DEL runs both.
 func (r *Runner) Run(ctx context.Context, call chain.Call) (chain.Output, error) {
 	providers, err := r.providers(ctx, call.Verb, call.Plugin)
 	if err != nil {
@@ -110,7 +111,8 @@ func (r *Runner) Run(ctx context.Context, call chain.Call) (chain.Output, error)
 	return out, errors.Join(errs...)
 }
 
-// runOne runs a plugin, unless missing says why there is none, and reports its end.
+// runOne runs a plugin, unless missing is the reason why there is none, and
+// reports its end.
 func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missing error) (_ chain.Output, err error) {
 	ctx, span := r.Spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
 	var code uint
@@ -120,7 +122,7 @@ func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missin
 	var late *Failure
 	started := false
 	if err = missing; err == nil {
-		if p.Kind != BuiltIn { // it may count on the changes that were put off
+		if p.Kind != BuiltIn { // it may depend on the deferred changes
 			late = r.flush(ctx, r.Batch, call.Verb)
 		}
 		if late != nil && call.Verb != "DEL" {
@@ -140,7 +142,7 @@ func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missin
 	}, out)
 	r.Plugins.ended(call, started, err != nil)
 	if call.Verb == "DEL" && said.is(unknownContainer) {
-		err = nil // by this code a plugin says that there is nothing to clean
+		err = nil // the code means that there is nothing to clean
 	}
 	if late != nil {
 		code = late.Code
@@ -164,11 +166,11 @@ func (r *Runner) failed(f *Failure) error {
 	return r.Fail(*f)
 }
 
-// awaitRecord waits for the record before a plugin runs that may write files. The
-// record must survive a power cut before anything that does. All that the kernel
-// holds is lost with the power, so built-in plugins make interfaces and rules while
-// the record is on its way to the disk. The built-in host-local waits by itself, just
-// before it writes.
+// awaitRecord waits for the record before a plugin runs that may write files.
+// The record must survive a power cut before anything else does. A power cut
+// clears all kernel state, so built-in plugins make interfaces and rules while
+// the record is on its way to the disk. The built-in host-local itself waits
+// just before it writes.
 func (r *Runner) awaitRecord(ctx context.Context, verb, typ string, p Provider) (context.Context, error) {
 	switch {
 	case verb != "ADD" || onlyKernel(typ, p.Kind):
@@ -179,7 +181,7 @@ func (r *Runner) awaitRecord(ctx context.Context, verb, typ string, p Provider) 
 	return ctx, r.Durable()
 }
 
-// onlyKernel reports whether all that a plugin makes is lost with the power.
+// onlyKernel reports whether a power cut undoes everything that a plugin makes.
 func onlyKernel(typ string, kind Kind) bool {
 	return kind == BuiltIn && known.Of(typ).KernelOnly
 }
@@ -191,7 +193,7 @@ func (r *Runner) StartsInKernel() bool {
 	return onlyKernel(first.Type, first.found.Kind)
 }
 
-// execute runs a plugin of a chain, within the time that it has for the verb.
+// execute runs a plugin of a chain, within its time for the verb.
 func (r *Runner) execute(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
 	call, run, err := r.Before(ctx, call, p.Kind)
 	if err != nil || !run {
@@ -218,7 +220,7 @@ func (r *Runner) bounded(ctx context.Context, call chain.Call, p Provider) (invo
 	return invoke.Output{Stdout: stdout, Stderr: d.stderr}, err
 }
 
-// Bound limits a context to the time that a plugin has for a verb.
+// Bound limits a context to a plugin's time for a verb.
 func (r *Runtime) Bound(ctx context.Context, verb string) (context.Context, context.CancelFunc) {
 	limit := r.Limit(verb)
 	if limit <= 0 {
@@ -252,9 +254,9 @@ func (r *Runner) start(ctx context.Context, call chain.Call, p Provider) (invoke
 	return out, err
 }
 
-// isResult reports whether a plugin printed a complete result for its request, and
-// no error. It proves that an ADD succeeded whose exit status is lost. The other
-// verbs print nothing, so there is no such proof.
+// isResult reports whether a plugin printed a complete result for its request,
+// and no error. That proves that an ADD succeeded whose exit status is lost. The
+// other verbs print nothing, so there is no such proof.
 func isResult(request, stdout []byte) bool {
 	var config, said struct {
 		CNIVersion string `json:"cniVersion"`
@@ -268,7 +270,7 @@ func isResult(request, stdout []byte) bool {
 		chain.ValidateResult(stdout, config.CNIVersion) == nil
 }
 
-// report tells the log and the observer of a plugin's call.
+// report reports a plugin's call to the log and the observer.
 func (r *Runner) report(ctx context.Context, e Event, out invoke.Output) {
 	r.log(ctx, "plugin call", e, out)
 	if r.Observe != nil {

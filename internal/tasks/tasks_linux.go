@@ -29,9 +29,9 @@ func (t Task) Leads() bool { return t.PID == t.TID }
 func (t Task) NetNS() string { return filepath.Join(t.Dir, "ns/net") }
 
 // Each calls f with every thread below proc, a process's leading one before its
-// others, until f returns false. Processes that end meanwhile are passed over, as
-// are those whose threads may not be listed; complete is false if there was one.
-// It takes some microseconds for each process and each thread.
+// others, until f returns false. It skips processes that end meanwhile, and
+// those whose threads may not be listed; complete is false if there was one of
+// the latter. It takes some microseconds for each process and each thread.
 func Each(proc string, f func(Task) (more bool)) (complete bool, err error) {
 	pids, err := numbers(proc)
 	if err != nil {
@@ -63,7 +63,7 @@ func Of(proc string, pid int) ([]Task, error) {
 	for _, tid := range tids {
 		all = append(all, Task{pid, tid, filepath.Join(dir, strconv.Itoa(tid))})
 	}
-	if i := slices.IndexFunc(all, Task.Leads); i > 0 { // its number may be the higher one, once all were used
+	if i := slices.IndexFunc(all, Task.Leads); i > 0 { // its number may be the higher one, because numbers are reused
 		leading := all[i]
 		copy(all[1:], all[:i])
 		all[0] = leading

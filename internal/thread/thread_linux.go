@@ -1,5 +1,5 @@
-// Package thread runs functions inside network namespaces that leave the thread
-// as they find it.
+// Package thread runs functions inside network namespaces. The functions must
+// leave the thread as they find it.
 package thread
 
 import (
@@ -8,8 +8,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// In is ns.Do for such a function. If the calling thread is already inside, as it
-// usually is for work on the host, the function runs on it: two changes of threads
+// In is ns.Do for such a function. If the calling thread is already inside, as
+// usual for work on the host, it runs the function there: two changes of threads
 // take longer than most of that work.
 func In(ns *netns.Handle, fn func() error) error {
 	if here, leave := inside(ns); here {

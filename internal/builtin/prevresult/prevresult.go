@@ -1,7 +1,7 @@
-// Package prevresult reads, for CHECK, the part of a result about an
-// attachment's interface. A CHECK is given the result of the whole chain, so it has the
-// changes of the plugins behind the one that is asked, as far as those report
-// them, and the interfaces and addresses that they added.
+// Package prevresult reads, for CHECK, the part of a result that concerns an
+// attachment's interface. A CHECK gets the result of the whole chain, with the
+// changes that later plugins report, and the interfaces and addresses that they
+// added.
 package prevresult
 
 import (
@@ -17,8 +17,8 @@ import (
 
 // Interface returns the container's interface in the previous result, or an
 // error if it has none. Several paths may lead to the container's namespace, so
-// one that is reported in another sandbox is taken if it is the only one of its
-// name: whether it is there is for the kernel to say.
+// an interface in another sandbox is accepted if it is the only one of its name:
+// the kernel shows whether it exists.
 func Interface(r *plugin.Request) (*types100.Interface, error) {
 	if r.PrevResult == nil {
 		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "prevResult is missing: there is nothing to check against")
@@ -40,8 +40,8 @@ func Interface(r *plugin.Request) (*types100.Interface, error) {
 }
 
 // Own returns the previous result without the addresses of other interfaces,
-// which a plugin further behind may have made. An address that names none is
-// the container's.
+// which a later plugin may have made. An address without an interface belongs to
+// the container.
 func Own(r *plugin.Request) *types100.Result {
 	own := *r.PrevResult
 	own.IPs = nil
@@ -62,10 +62,10 @@ func names(result *types100.Result, index int, ifName string) bool {
 	return i.Name == ifName && i.Sandbox != ""
 }
 
-// SameMAC reports whether an interface has the hardware address that a result
-// reports for it. Plugins report an address as it was configured, so that it
-// may be spelled in another way; an empty one is not compared. The text counts
-// first, as [net.ParseMAC] does not know the short addresses of tunnels.
+// SameMAC reports whether an interface has the hardware address in a result.
+// Plugins report an address as configured, so its spelling may differ; an empty
+// one is not compared. The text is compared first, because [net.ParseMAC] does
+// not know the short addresses of tunnels.
 func SameMAC(said string, has net.HardwareAddr) bool {
 	if said == "" || said == has.String() {
 		return true
