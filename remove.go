@@ -95,7 +95,7 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 		open = op.withoutUndone(ctx, attachments, delErr)
 	}
 	switch {
-	case clean && (open == nil || op.vouched(attachments, open)):
+	case clean && (open == nil || op.isCovered(attachments, open)):
 		if err := op.forget(attachments); err != nil {
 			// Only the record remains, for example because the disk has become
 			// read-only. The next Recover removes it.

@@ -181,9 +181,9 @@ func covers(attachments []*attachment, types []string) bool {
 	})
 }
 
-// vouched reports whether a sweep that found nothing compensates for failed
+// isCovered reports whether a sweep that found nothing compensates for failed
 // DELs.
-func (op *operation) vouched(attachments []*attachment, err error) bool {
+func (op *operation) isCovered(attachments []*attachment, err error) bool {
 	for _, e := range pluginErrors(err) {
 		var failed *Error
 		if !errors.As(e, &failed) || !covers(attachments, op.failedTypes(attachments, failed)) {
