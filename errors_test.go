@@ -120,16 +120,6 @@ func TestErrorFormats(t *testing.T) {
 	}
 }
 
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
 // TestSentinelsOfInnerPackages: this package exports the sentinels of inner
 // packages under its own names, and their texts are unchanged.
 func TestSentinelsOfInnerPackages(t *testing.T) {

@@ -108,7 +108,8 @@ func TestJudge(t *testing.T) {
 
 	// The administrator's file of the same time as the record cannot be told apart.
 	judge := Attachment{Ledger: l, Key: keyOn("c1"), Claims: &Claims{}, Addresses: []netip.Addr{mine.Addr}, Recorded: mine.Made}.Judge()
-	if judge(mine) || judge(mine) || strings.Count(log.String(), mine.Path()) != 1 {
+	first, second := judge(mine), judge(mine)
+	if first || second || strings.Count(log.String(), mine.Path()) != 1 {
 		t.Errorf("a doubtful file is taken, or not reported once: %s", log)
 	}
 	known, err := l.Read()
