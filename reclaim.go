@@ -17,6 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/warm"
 )
 
 // garbage returns the attachments in this owner's ledger that are not wanted and
@@ -32,9 +33,16 @@ func (s *snapshot) garbage(o GCOptions) (*claims.Garbage, error) {
 		return nil, fmt.Errorf("leftovers of containers that are no longer on record were not searched for: %w", err)
 	}
 	found, err := s.Records.List()
+	// The ledger has the ID under which a pool made a container, and Keep has the
+	// caller's; only the record connects them. While a container to keep is on no
+	// record, it may be any of those whose namespaces a pool made and that exist.
+	lost := slices.ContainsFunc(o.Keep, func(id string) bool {
+		return !slices.ContainsFunc(found, func(f record.Found) bool { return string(f.Record.ContainerID) == id })
+	})
 	return claims.FindGarbage(entered, func(key record.Key) bool {
 		a := types.GCAttachment{ContainerID: string(key.ContainerID), IfName: key.IfName}
-		return slices.Contains(valid[key.Network], a) || slices.Contains(o.Keep, string(key.ContainerID))
+		return slices.Contains(valid[key.Network], a) || slices.Contains(o.Keep, string(key.ContainerID)) ||
+			lost && warm.Exists(s.Records.Dir(), key.ContainerID)
 	}, found), err
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
 )
 
 // leasing returns a stage with containers on a network with host-local's
@@ -134,6 +135,34 @@ func TestGCReclaimsWhatALostRecordWasAbout(t *testing.T) {
 	})
 	expect.Same(t, "files", s.held(), []string{"10.9.0.3"})
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "ADD p c2/eth0"})
+}
+
+// TestGCLeavesAPooledContainerWhoseRecordWasLost: the ledger has the ID under which a
+// pool made it, and Keep has the caller's. Only the record connects them.
+func TestGCLeavesAPooledContainerWhoseRecordWasLost(t *testing.T) {
+	s := newStage(t)
+	result := `{"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.2/24"}]}`
+	s.On("bridge", "ADD", scripted.Action{Stdout: &result})
+	r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(fmt.Appendf(nil,
+		`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "script": %q, "ipam": {"type": "host-local", "dataDir": %q}}]}`,
+		s.Plugin(s.Scripts["bridge"], "bridge"), s.Path("ipam"))))
+	p, err := r.NewPool(cni.PoolOptions{Size: 1})
+	expect.NoError(t, err)
+	s.WantFull(r, p, 1)
+	path, _, err := p.Setup(t.Context(), "c1")
+	expect.NoError(t, err)
+	expect.NoError(t, p.Close())
+	t.Cleanup(func() { expect.NoError(t, netns.Remove(path)) })
+	s.hold(map[string]string{"10.9.0.2": filepath.Base(path) + "\r\neth0"})
+	s.Unrecord("c1")
+	expect.NoError(t, os.RemoveAll(s.Path("state", "results")))
+
+	_, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
+	expect.NoError(t, err)
+	expect.Same(t, "of a container to keep", s.held(), []string{"10.9.0.2"})
+	_, err = r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	expect.NoError(t, err)
+	expect.Same(t, "of a container that nobody wants", s.held(), []string{})
 }
 
 // TestFault_F39_ExecutablesAreToldWhatOthersHaveReserved: their list includes

@@ -6,6 +6,8 @@ package warm
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -107,6 +109,18 @@ func failed(rec *record.Record) bool {
 // Dir returns the directory for the namespaces of pools. It has a subdirectory
 // for each process.
 func Dir(recordDir string) string { return filepath.Join(recordDir, "pool") }
+
+// Exists reports whether the namespace exists that a pool made for a container, or may.
+func Exists(recordDir string, id record.PluginID) bool {
+	owners, err := os.ReadDir(Dir(recordDir))
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	return slices.ContainsFunc(owners, func(owner os.DirEntry) bool {
+		_, err := os.Lstat(filepath.Join(Dir(recordDir), owner.Name(), string(id)))
+		return err == nil
+	})
+}
 
 // livesBy is the prefix of a directory name that contains the locked byte by
 // which its process is known to live. Earlier versions leave directories of that
