@@ -5,10 +5,13 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/containernetworking/cni/libcni"
+
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/ipamdir"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -81,7 +84,8 @@ var _ caller.Reservations = (*attachment)(nil)
 // delegated their reservation.
 func (a *attachment) claimResult(result json.RawMessage) {
 	claimed, _ := a.claims.All()
-	if len(claimed) > 0 || len(footprint.IPAMDirs(a.network.config)) == 0 {
+	run := a.network.config.Plugins[a.part.From:] // those before noted their own when they ran
+	if len(claimed) > 0 || !slices.ContainsFunc(run, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
 		return
 	}
 	if addrs := footprint.Addresses(result); len(addrs) > 0 {
