@@ -41,7 +41,7 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 
 // check runs the CHECK of one network, as recorded, if it has one.
 func (a *attachment) check(ctx context.Context) (err error) {
-	ctx, span := a.op.spans.Network(ctx, "cni.checkNetwork", a.network.config.Name, a.IfName)
+	ctx, span := spans.Network(ctx, "cni.checkNetwork", a.network.config.Name, a.IfName)
 	defer func() { spans.End(span, err) }()
 	if rec := a.op.Record; rec != nil {
 		err = a.useRecorded(rec)

@@ -111,7 +111,6 @@ type snapshot struct {
 	abandoned *abandoned.Search
 	sockets   *nft.Pool
 	bus       *firewalld.Bus
-	spans     *spans.Spans
 	status    statusCache
 }
 
@@ -170,11 +169,11 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	env := invoke.Environ(os.Environ(), s.envAllow, nil)
 	s.own = canonical(filepath.Join(s.stateDir, "embedcni"))
 	recordDir := canonical(cmp.Or(s.recordDir, filepath.Join(s.own, "attachments")))
-	s.sockets, s.spans = &nft.Pool{}, &spans.Spans{} // the sockets close themselves
+	s.sockets = &nft.Pool{} // they close themselves
 	s.bus = firewalld.Open(invoke.Variable(env, firewalld.Variable))
 	var shared *container.Store
 	if previous != nil {
-		shared, s.sockets, s.spans = previous.Store, previous.sockets, previous.spans
+		shared, s.sockets = previous.Store, previous.sockets
 	}
 	s.Store = container.Open(filepath.Join(s.own, "locks"), recordDir, shared)
 	s.Logger, s.HostNetNS = s.logger, s.hostNetNS
@@ -188,7 +187,7 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	}
 	s.runner = &runner.Runtime{
 		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,
-		Spans: s.spans, Bus: s.bus, Locks: s.Locks, First: first, Ahead: ahead,
+		Bus: s.bus, Locks: s.Locks, First: first, Ahead: ahead,
 	}
 	s.runner.Dirs, s.runner.AllowInsecure = s.pluginDirs, s.allowInsecure
 	for _, n := range s.networks {
@@ -249,7 +248,7 @@ func (r *Runtime) SetupSerially(ctx context.Context, id string, path string, opt
 
 func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []NamespaceOpts, serially bool) (_ *Result, err error) {
 	s := r.current.Load()
-	ctx, under := s.spans.Call(ctx, span, id, path)
+	ctx, under := spans.Call(ctx, span, id, path)
 	defer func() { endCall(under, err) }()
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -279,7 +278,7 @@ func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []Names
 // Timeouts.Del.
 func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	s := r.current.Load()
-	ctx, span := s.spans.Call(ctx, "cni.Remove", id, path)
+	ctx, span := spans.Call(ctx, "cni.Remove", id, path)
 	defer func() { endCall(span, err) }()
 	ns, err := newNamespace(id, path, opts...)
 	if err != nil {
@@ -295,7 +294,7 @@ func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...Na
 // error that says so; one with disableCheck is skipped.
 func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	s := r.current.Load()
-	ctx, span := s.spans.Call(ctx, "cni.Check", id, path)
+	ctx, span := spans.Call(ctx, "cni.Check", id, path)
 	defer func() { endCall(span, err) }()
 	if err := s.ready(); err != nil {
 		return err

@@ -160,7 +160,7 @@ func (op *operation) detach(ctx context.Context, attachments []*attachment) erro
 }
 
 func (a *attachment) del(ctx context.Context) (err error) {
-	ctx, span := a.op.spans.Network(ctx, "cni.detachNetwork", a.network.config.Name, a.IfName)
+	ctx, span := spans.Network(ctx, "cni.detachNetwork", a.network.config.Name, a.IfName)
 	defer func() { spans.End(span, err) }()
 	err = a.chain().Del(ctx, &a.Attachment, a.partial)
 	return a.withoutNeverRan(a.errors("DEL", err))

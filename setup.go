@@ -146,7 +146,7 @@ func (op *operation) groups(serially bool) [][]int {
 }
 
 func (a *attachment) addTraced(ctx context.Context, index int, serially bool) (result *types100.Result, err error) {
-	ctx, span := a.op.spans.Attach(ctx, a.network.config.Name, a.IfName, index, serially)
+	ctx, span := spans.Attach(ctx, a.network.config.Name, a.IfName, index, serially)
 	defer func() { spans.End(span, err) }()
 	return a.add(ctx)
 }

@@ -132,7 +132,7 @@ func (d *delegation) delegateOf(ctx context.Context, verb, typ string) (Provider
 
 // runDelegate runs the other plugin, and logs the call.
 func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p Provider) (_ []byte, err error) {
-	ctx, span := d.Spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
+	ctx, span := spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
 	var late *Failure
 	defer func() { spans.EndPlugin(span, codeOf(late, err), err) }()
 	if call.Verb == d.chain && p.Kind != BuiltIn { // not for a DEL by which an ADD undoes its work

@@ -38,7 +38,6 @@ type Runtime struct {
 	Limit   func(verb string) time.Duration       // how long one plugin may run; not positive: without limit
 	Observe func(ctx context.Context, call Event) // called after each call of a chain; may be nil
 	Logger  *slog.Logger
-	Spans   *spans.Spans
 	Bus     *firewalld.Bus
 	Locks   *lock.Space
 	First   *firstadd.Tracker
@@ -114,7 +113,7 @@ func (r *Runner) Run(ctx context.Context, call chain.Call) (chain.Output, error)
 // runOne runs a plugin, unless missing is the reason why there is none, and
 // reports its end.
 func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missing error) (_ chain.Output, err error) {
-	ctx, span := r.Spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
+	ctx, span := spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
 	var code uint
 	defer func() { spans.EndPlugin(span, code, err) }()
 	begun := time.Now()
@@ -324,7 +323,7 @@ func (r *Runner) DeletesIPAM(ctx context.Context, typ, ipam string) bool {
 }
 
 func (r *Runner) deletesIPAM(ctx context.Context, call chain.Call, p Provider) bool {
-	ctx, span := r.Spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
+	ctx, span := spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
 	out, err := r.execute(ctx, call, p)
 	said := failure(call, p.Kind, out, err)
 	if said != nil {
