@@ -268,7 +268,7 @@ func WithPluginEnv(names ...string) Opt {
 
 // WithInsecureFiles accepts plugins and configurations that users other than root
 // and this process's user can write or replace. They are refused by default, because
-// whoever writes them executes code with the runtime's privileges. A file is insecure
+// their writers execute code with the runtime's privileges. A file is insecure
 // if every user may write it, or a directory or symbolic link on the way to it (the
 // sticky bit makes a directory safe), or if the owner of one of these is neither root
 // nor this process's user. Write permission of a group is accepted.

@@ -33,8 +33,8 @@ type PoolOptions struct {
 // their configuration, files and rules contain it. Everything else in this
 // library uses the container's ID.
 //
-// Each is used once. Remove removes the namespace with its container. Recover
-// and GC remove the containers that a killed process had made ahead of time.
+// Each container is used once. Remove removes it with its namespace. Recover and
+// GC remove the containers that a killed process had made ahead of time.
 //
 // A Pool is safe for concurrent use.
 type Pool struct {

@@ -157,7 +157,7 @@ func (w *prepared) take(ctx context.Context, s *snapshot, ns *Namespace) (*Resul
 		if !w.there() {
 			return nil, fmt.Errorf("%w: %w", warm.ErrDead, err)
 		}
-		return nil, fmt.Errorf("%w: %w", warm.ErrUnfit, err) // what is wrong is said when it is made
+		return nil, fmt.Errorf("%w: %w", warm.ErrUnfit, err) // making one returns the reason
 	}
 	defer op.end()
 	s.reap(op.Host, true)

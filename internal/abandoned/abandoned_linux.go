@@ -1,7 +1,7 @@
 // Package abandoned searches in the background for containers that nobody removes:
 // containers of one owner whose recorded path certainly no longer leads to their
 // namespace. A [Search] reads the records and paces the work; the runtime removes
-// what it finds. All calls may be concurrent.
+// the containers that it finds. All calls may be concurrent.
 package abandoned
 
 import (

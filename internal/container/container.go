@@ -83,11 +83,11 @@ type Place struct {
 	Path  string        // CNI_NETNS
 }
 
-// Facts are what the record and the kernel say about a recorded container.
+// Facts are properties of a recorded container, by its record and by the kernel.
 type Facts struct {
 	Damaged  bool    // Record is only the legible part
 	Rebooted bool    // Record is of another boot of the machine
-	HostGone bool    // the recorded host namespace is gone, and what plugins made there
+	HostGone bool    // the recorded host namespace is gone, with everything that plugins made there
 	Reached  Reached // how the recorded namespace was found
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/netfilter"
 )
 
-// Host answers what depends on the state of the host.
+// Host answers questions that depend on the state of the host.
 type Host interface {
 	// HasBuiltIn reports whether a plugin of a type is built in.
 	HasBuiltIn(typ string) bool

@@ -10,7 +10,7 @@ import (
 )
 
 // NetNS stands for the place where plugins run. Off Linux that is where the runtime
-// runs, and the platform decides what a container's path means.
+// runs, and a container's path is opaque.
 type NetNS struct{ *netns.Handle }
 
 // Finder has nothing to find off Linux.
