@@ -9,6 +9,7 @@ import (
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -39,9 +40,9 @@ func (a *attachment) mend(ctx context.Context, typ string) error {
 	return a.mendAll(ctx, func(b *attachment, w footprint.Wanted) bool {
 		sameKind := known.Of(w.Type).Rules == deleted
 		switch w.Backend {
-		case netfilter.IPTables:
+		case fwrules.IPTables:
 			return sameKind && b.network.config.Name == a.network.config.Name
-		case netfilter.NFTables:
+		case fwrules.NFTables:
 			return sameKind && deleted == known.HostPorts // the comment is the container's ID on every network
 		}
 		return false
@@ -52,7 +53,7 @@ func (a *attachment) mend(ctx context.Context, typ string) error {
 // A sibling may forward the same port of the host as the removed attachment.
 func (a *attachment) inherit(ctx context.Context) error {
 	return a.mendAll(ctx, func(_ *attachment, w footprint.Wanted) bool {
-		return known.Of(w.Type).Rules == known.HostPorts && w.Backend == netfilter.Native
+		return known.Of(w.Type).Rules == known.HostPorts && w.Backend == fwrules.Native
 	})
 }
 
@@ -101,13 +102,13 @@ func (a *attachment) makeAgain(ctx context.Context, w footprint.Wanted) error {
 	options.AnyForm = true
 	unsure := netfilter.Open(a.op.Host.Handle, options)
 	for i := range w.Rules.HostPorts {
-		if w.Backend != netfilter.IPTables {
+		if w.Backend != fwrules.IPTables {
 			h := &w.Rules.HostPorts[i]
 			h.ConditionsV4, h.ConditionsV6 = nil, nil // in nftables, all containers share the conditions
 			h.MasqAll = h.MasqAll && a.described().IsBuiltIn(w.Type)
 		}
 	}
-	if fw.Check(ctx, w.Backend, w.Rules) == nil || w.Unsure && unsure.Check(ctx, netfilter.Native, w.Rules) == nil {
+	if fw.Check(ctx, w.Backend, w.Rules) == nil || w.Unsure && unsure.Check(ctx, fwrules.Native, w.Rules) == nil {
 		return nil
 	}
 	a.op.logger.Info("making rules again that the removal of another attachment has deleted", "container", a.op.ID,
@@ -117,9 +118,9 @@ func (a *attachment) makeAgain(ctx context.Context, w footprint.Wanted) error {
 
 // referenceBackend returns the backend that the reference plugins use if the
 // configuration names none.
-func referenceBackend() netfilter.Backend {
-	if netfilter.Detect() == netfilter.DetectedIPTables {
-		return netfilter.IPTables
+func referenceBackend() fwrules.Backend {
+	if netfilter.Detect() == fwrules.DetectedIPTables {
+		return fwrules.IPTables
 	}
-	return netfilter.NFTables
+	return fwrules.NFTables
 }

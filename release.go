@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/warm"
 )
@@ -275,7 +275,7 @@ func (r releasing) HasBuiltIn(typ string) bool { return r.runner.BuiltIn(typ) !=
 func (r releasing) FirewallBackend(ctx context.Context, config json.RawMessage) (string, error) {
 	backend, ok, err := r.runner.Detect(ctx, r.bus, r.Host.Handle, known.Firewall, config)
 	if !ok {
-		return netfilter.DetectedIPTables, nil
+		return fwrules.DetectedIPTables, nil
 	}
 	return backend, err
 }

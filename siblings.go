@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/footprint"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -27,7 +27,7 @@ func (a *attachment) siblings() ([]*attachment, error) {
 }
 
 // sharing returns the addresses, owners and rules of the siblings.
-func (a *attachment) Siblings() netfilter.Siblings {
+func (a *attachment) Siblings() fwrules.Siblings {
 	all, err := a.siblings()
 	var described []*footprint.Attachment
 	for _, b := range all {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // Request describes an executable's ADD.
@@ -37,20 +37,20 @@ func (r Request) AsksForFirewalld() bool {
 // Rules returns rules whose shared part is the part that the ADD makes in
 // iptables. The rest of them does not describe the container. Rules returns
 // none for an ADD that makes no shared rules, or that must fail.
-func (r Request) Rules() netfilter.Rules {
+func (r Request) Rules() fwrules.Rules {
 	if r.Type != known.Portmap && r.Type != known.Firewall {
-		return netfilter.Rules{}
+		return fwrules.Rules{}
 	}
 	var conf struct {
 		CNIVersion string          `json:"cniVersion"`
 		PrevResult json.RawMessage `json:"prevResult"`
 	}
 	if json.Unmarshal(r.Config, &conf) != nil {
-		return netfilter.Rules{}
+		return fwrules.Rules{}
 	}
 	result, err := inprocess.DecodeResult(conf.CNIVersion, conf.PrevResult)
 	if err != nil || result == nil {
-		return netfilter.Rules{}
+		return fwrules.Rules{}
 	}
 	if r.Type == known.Portmap {
 		return r.portmap(result)
@@ -61,7 +61,7 @@ func (r Request) Rules() netfilter.Rules {
 // portmap follows parseConfig and forwardPorts of the plugin portmap. If the
 // configuration names no backend, the caller must find out whether the system
 // has iptables, and which variant.
-func (r Request) portmap(result *types100.Result) netfilter.Rules {
+func (r Request) portmap(result *types100.Result) fwrules.Rules {
 	var conf struct {
 		Backend              *string
 		SNAT                 *bool
@@ -72,14 +72,14 @@ func (r Request) portmap(result *types100.Result) netfilter.Rules {
 		}
 	}
 	if json.Unmarshal(r.Config, &conf) != nil || len(conf.RuntimeConfig.PortMappings) == 0 ||
-		conf.Backend != nil && *conf.Backend != string(netfilter.IPTables) ||
+		conf.Backend != nil && *conf.Backend != string(fwrules.IPTables) ||
 		conf.MarkMasqBit != nil && (conf.ExternalSetMarkChain != nil || *conf.MarkMasqBit < 0 || *conf.MarkMasqBit > 31) {
-		return netfilter.Rules{}
+		return fwrules.Rules{}
 	}
 	const defaultMarkBit = 13
-	h := netfilter.HostPorts{
+	h := fwrules.HostPorts{
 		SNAT: conf.SNAT == nil || *conf.SNAT, MarkMasqBit: defaultMarkBit,
-		Ports: make([]netfilter.HostPort, 1), // the shared rules are the same for all ports
+		Ports: make([]fwrules.HostPort, 1), // the shared rules are the same for all ports
 	}
 	if conf.MarkMasqBit != nil {
 		h.MarkMasqBit = *conf.MarkMasqBit
@@ -101,21 +101,21 @@ func (r Request) portmap(result *types100.Result) netfilter.Rules {
 			h.V6 = netip.PrefixFrom(a, 128)
 		}
 	}
-	return netfilter.Rules{HostPorts: []netfilter.HostPorts{h}}
+	return fwrules.Rules{HostPorts: []fwrules.HostPorts{h}}
 }
 
 // firewall follows getBackend, addRules and setupIngressPolicy of the plugin
 // firewall.
-func (r Request) firewall(result *types100.Result) netfilter.Rules {
+func (r Request) firewall(result *types100.Result) fwrules.Rules {
 	var conf struct {
 		Backend                string
 		IPTablesAdminChainName string `json:"iptablesAdminChainName"`
 		IngressPolicy          string
 	}
 	if json.Unmarshal(r.Config, &conf) != nil {
-		return netfilter.Rules{}
+		return fwrules.Rules{}
 	}
-	f := netfilter.Forward{AdminChain: conf.IPTablesAdminChainName, Ingress: conf.IngressPolicy}
+	f := fwrules.Forward{AdminChain: conf.IPTablesAdminChainName, Ingress: conf.IngressPolicy}
 	f.IngressOnly = conf.Backend == "firewalld" || conf.Backend != "iptables" && r.Firewalld
 	for _, ip := range result.IPs {
 		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
@@ -128,5 +128,5 @@ func (r Request) firewall(result *types100.Result) netfilter.Rules {
 	if f.Bridge == "" {
 		f.Ingress = "" // the ADD fails without a bridge, after it has made the rest
 	}
-	return netfilter.Rules{Forward: []netfilter.Forward{f}}
+	return fwrules.Rules{Forward: []fwrules.Forward{f}}
 }

@@ -6,7 +6,7 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // config returns a plugin's configuration with a prevResult: an address of each
@@ -20,41 +20,41 @@ func config(typ, own string) []byte {
 
 func TestRules(t *testing.T) {
 	const ports = `, "runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80, "protocol": "tcp"}]}`
-	portmap := func(change func(*netfilter.HostPorts)) netfilter.Rules {
-		h := netfilter.HostPorts{
+	portmap := func(change func(*fwrules.HostPorts)) fwrules.Rules {
+		h := fwrules.HostPorts{
 			V4: netip.MustParsePrefix("10.1.0.2/32"), V6: netip.MustParsePrefix("fd00::2/128"),
-			SNAT: true, MarkMasqBit: 13, Ports: make([]netfilter.HostPort, 1),
+			SNAT: true, MarkMasqBit: 13, Ports: make([]fwrules.HostPort, 1),
 		}
 		change(&h)
-		return netfilter.Rules{HostPorts: []netfilter.HostPorts{h}}
+		return fwrules.Rules{HostPorts: []fwrules.HostPorts{h}}
 	}
-	firewall := func(change func(*netfilter.Forward)) netfilter.Rules {
-		f := netfilter.Forward{Bridge: "br0", Addresses: []netip.Addr{
+	firewall := func(change func(*fwrules.Forward)) fwrules.Rules {
+		f := fwrules.Forward{Bridge: "br0", Addresses: []netip.Addr{
 			netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("fd00::2"), netip.MustParseAddr("10.2.0.2")}}
 		change(&f)
-		return netfilter.Rules{Forward: []netfilter.Forward{f}}
+		return fwrules.Rules{Forward: []fwrules.Forward{f}}
 	}
-	none := netfilter.Rules{}
+	none := fwrules.Rules{}
 	for name, tt := range map[string]struct {
 		typ, own  string
 		firewalld bool
-		want      netfilter.Rules
+		want      fwrules.Rules
 	}{
-		"portmap":                  {typ: "portmap", own: ports, want: portmap(func(*netfilter.HostPorts) {})},
-		"portmap iptables":         {typ: "portmap", own: ports + `, "backend": "iptables"`, want: portmap(func(*netfilter.HostPorts) {})},
+		"portmap":                  {typ: "portmap", own: ports, want: portmap(func(*fwrules.HostPorts) {})},
+		"portmap iptables":         {typ: "portmap", own: ports + `, "backend": "iptables"`, want: portmap(func(*fwrules.HostPorts) {})},
 		"portmap nftables":         {typ: "portmap", own: ports + `, "backend": "nftables"`, want: none},
 		"portmap without ports":    {typ: "portmap", want: none},
-		"portmap bit":              {typ: "portmap", own: ports + `, "markMasqBit": 4`, want: portmap(func(h *netfilter.HostPorts) { h.MarkMasqBit = 4 })},
+		"portmap bit":              {typ: "portmap", own: ports + `, "markMasqBit": 4`, want: portmap(func(h *fwrules.HostPorts) { h.MarkMasqBit = 4 })},
 		"portmap bad bit":          {typ: "portmap", own: ports + `, "markMasqBit": 32`, want: none},
-		"portmap no snat":          {typ: "portmap", own: ports + `, "snat": false`, want: portmap(func(h *netfilter.HostPorts) { h.SNAT = false })},
-		"portmap external":         {typ: "portmap", own: ports + `, "externalSetMarkChain": "M"`, want: portmap(func(h *netfilter.HostPorts) { h.SNAT = false })},
+		"portmap no snat":          {typ: "portmap", own: ports + `, "snat": false`, want: portmap(func(h *fwrules.HostPorts) { h.SNAT = false })},
+		"portmap external":         {typ: "portmap", own: ports + `, "externalSetMarkChain": "M"`, want: portmap(func(h *fwrules.HostPorts) { h.SNAT = false })},
 		"portmap external and bit": {typ: "portmap", own: ports + `, "externalSetMarkChain": "M", "markMasqBit": 4`, want: none},
-		"firewall":                 {typ: "firewall", want: firewall(func(*netfilter.Forward) {})},
-		"firewall firewalld runs":  {typ: "firewall", firewalld: true, want: firewall(func(f *netfilter.Forward) { f.IngressOnly = true })},
-		"firewall iptables":        {typ: "firewall", own: `, "backend": "iptables"`, firewalld: true, want: firewall(func(*netfilter.Forward) {})},
-		"firewall firewalld":       {typ: "firewall", own: `, "backend": "firewalld"`, want: firewall(func(f *netfilter.Forward) { f.IngressOnly = true })},
+		"firewall":                 {typ: "firewall", want: firewall(func(*fwrules.Forward) {})},
+		"firewall firewalld runs":  {typ: "firewall", firewalld: true, want: firewall(func(f *fwrules.Forward) { f.IngressOnly = true })},
+		"firewall iptables":        {typ: "firewall", own: `, "backend": "iptables"`, firewalld: true, want: firewall(func(*fwrules.Forward) {})},
+		"firewall firewalld":       {typ: "firewall", own: `, "backend": "firewalld"`, want: firewall(func(f *fwrules.Forward) { f.IngressOnly = true })},
 		"firewall admin": {typ: "firewall", own: `, "iptablesAdminChainName": "A", "ingressPolicy": "isolated"`,
-			want: firewall(func(f *netfilter.Forward) { f.AdminChain, f.Ingress = "A", "isolated" })},
+			want: firewall(func(f *fwrules.Forward) { f.AdminChain, f.Ingress = "A", "isolated" })},
 		"bridge": {typ: "bridge", want: none},
 	} {
 		r := Request{Type: tt.typ, IfName: "eth0", Config: config(tt.typ, tt.own), Firewalld: tt.firewalld}

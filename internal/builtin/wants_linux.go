@@ -4,7 +4,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/portmap"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -12,9 +12,9 @@ import (
 // name after the network and the container alone, and the configured backend.
 // Only portmap, bridge and ptp have such rules. The previous result must be the
 // result of the ADD.
-func Wants(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
+func Wants(r *plugin.Request) (fwrules.Backend, fwrules.Rules, error) {
 	if r.PrevResult == nil {
-		return "", netfilter.Rules{}, nil // the ADD did not get that far
+		return "", fwrules.Rules{}, nil // the ADD did not get that far
 	}
 	switch known.Of(r.Type).Rules {
 	case known.HostPorts:
@@ -22,5 +22,5 @@ func Wants(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
 	case known.Masquerade:
 		return veth.Wants(r)
 	}
-	return "", netfilter.Rules{}, nil
+	return "", fwrules.Rules{}, nil
 }

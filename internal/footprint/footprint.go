@@ -22,13 +22,13 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 )
 
 // Footprint describes the possible leftovers of an attachment.
 type Footprint struct {
-	netfilter.Owner
+	fwrules.Owner
 	Addresses []netip.Addr // of the container, as far as they are known
 	Interface Interface
 	Rules     Rules
@@ -52,10 +52,10 @@ type Link struct{ Name, MAC string }
 
 // Rules are the rules of the packet filter.
 type Rules struct {
-	Possible bool                 // a plugin of the chain makes some
-	UDP      bool                 // a forwarded port may be one of UDP, so that there may be flows
-	Ports    []netfilter.HostPort // that are forwarded
-	AnyPort  bool                 // Ports may be incomplete
+	Possible bool               // a plugin of the chain makes some
+	UDP      bool               // a forwarded port may be one of UDP, so that there may be flows
+	Ports    []fwrules.HostPort // that are forwarded
+	AnyPort  bool               // Ports may be incomplete
 }
 
 // Shaper is the device of the plugin bandwidth.

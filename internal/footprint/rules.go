@@ -10,7 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -21,7 +21,7 @@ const portMappings = "portMappings"
 // in different types.
 //
 //	[{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}]
-func hostPorts(mappings any) ([]netfilter.HostPort, error) {
+func hostPorts(mappings any) ([]fwrules.HostPort, error) {
 	data, err := json.Marshal(mappings)
 	if err != nil {
 		return nil, err
@@ -33,9 +33,9 @@ func hostPorts(mappings any) ([]netfilter.HostPort, error) {
 	if err := json.Unmarshal(data, &wire); err != nil {
 		return nil, err
 	}
-	var ports []netfilter.HostPort
+	var ports []fwrules.HostPort
 	for _, w := range wire {
-		p := netfilter.HostPort{HostPort: w.HostPort, ContainerPort: w.ContainerPort, Protocol: strings.ToLower(w.Protocol)}
+		p := fwrules.HostPort{HostPort: w.HostPort, ContainerPort: w.ContainerPort, Protocol: strings.ToLower(w.Protocol)}
 		if p.Protocol == "" {
 			p.Protocol = "tcp"
 		}
@@ -90,10 +90,10 @@ func (a *Attachment) knownWithoutUDP() bool {
 // Wanted has the rules that one plugin makes for an attachment.
 type Wanted struct {
 	Type    string
-	Backend netfilter.Backend
-	Rules   netfilter.Rules
+	Backend fwrules.Backend
+	Rules   fwrules.Rules
 	// Reference means that a reference plugin made the rules, and the configuration
-	// names no backend. Backend is then netfilter.Native. If Unsure, it may have
+	// names no backend. Backend is then fwrules.Native. If Unsure, it may have
 	// been a built-in plugin.
 	Reference, Unsure bool
 }
@@ -115,7 +115,7 @@ func (a *Attachment) Wants() (all []Wanted, err error) {
 				Type: w.Type, CNIVersion: a.List.CNIVersion, Config: config, PrevResult: result,
 			})
 		}
-		if w.Backend == netfilter.Native && !a.IsBuiltIn(w.Type) {
+		if w.Backend == fwrules.Native && !a.IsBuiltIn(w.Type) {
 			w.Reference, w.Unsure = true, len(a.Ran) == 0
 		}
 		if errs = append(errs, err); err == nil && len(w.Rules.Masquerade)+len(w.Rules.HostPorts) > 0 {
@@ -127,7 +127,7 @@ func (a *Attachment) Wants() (all []Wanted, err error) {
 
 // SharedRules returns the attachment's rules in chains that siblings may share. With
 // an error, some of them are unknown.
-func (a *Attachment) SharedRules() (all netfilter.Rules, err error) {
+func (a *Attachment) SharedRules() (all fwrules.Rules, err error) {
 	wants, err := a.Wants()
 	for _, w := range wants {
 		all.Masquerade = append(all.Masquerade, w.Rules.Masquerade...)
@@ -139,7 +139,7 @@ func (a *Attachment) SharedRules() (all netfilter.Rules, err error) {
 // Siblings describes the other attachments of a container for the removal of one
 // from the network. The error names those whose rules are unknown; rules that they
 // may share then stay.
-func Siblings(network string, others []*Attachment) (s netfilter.Siblings, err error) {
+func Siblings(network string, others []*Attachment) (s fwrules.Siblings, err error) {
 	var errs []error
 	for _, b := range others {
 		s.Owners = append(s.Owners, b.Owner())

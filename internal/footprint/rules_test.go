@@ -6,12 +6,12 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // The ports come as the caller gave them, and as the record has them.
 func TestHostPorts(t *testing.T) {
-	want := []netfilter.HostPort{
+	want := []fwrules.HostPort{
 		{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"},
 		{HostPort: 53, ContainerPort: 5353, Protocol: "udp", HostIP: netip.MustParseAddr("fd00::1")},
 	}

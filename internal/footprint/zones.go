@@ -8,7 +8,7 @@ import (
 
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -95,7 +95,7 @@ func zonesOf(configs []json.RawMessage, ran record.Plugin) (zones []string, cert
 		case backend == "firewalld":
 			used = true
 		case ran.Kind == record.KindBuiltIn && ran.Backend != "":
-			if used = ran.Backend == netfilter.DetectedFirewalld; !used {
+			if used = ran.Backend == fwrules.DetectedFirewalld; !used {
 				continue
 			}
 		}

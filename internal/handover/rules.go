@@ -13,6 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // Host answers questions that depend on the state of the host.
@@ -108,9 +109,9 @@ func (r rules) namedBackend(ctx context.Context, typ, field string, backend *str
 			typ, field)
 	}
 	switch {
-	case backend != nil && *backend == string(netfilter.NFTables):
+	case backend != nil && *backend == string(fwrules.NFTables):
 		return needs(typ, "nft")
-	case backend != nil && *backend == string(netfilter.IPTables):
+	case backend != nil && *backend == string(fwrules.IPTables):
 		return errors.Join(needs(typ, r.iptables()...), r.sameVariant(ctx, typ))
 	}
 	return nil // the executable made the rules, and finds them again
@@ -146,10 +147,10 @@ func (r rules) firewallBackend(ctx context.Context, config json.RawMessage, back
 			return fmt.Errorf("plugin %q: detect the backend that its executable would choose: %w", known.Firewall, err)
 		}
 	}
-	if p, _ := r.Plugin(known.Firewall); !named && r.maybeBuiltIn(known.Firewall) && (p.Backend != uses || uses == netfilter.DetectedNative) {
+	if p, _ := r.Plugin(known.Firewall); !named && r.maybeBuiltIn(known.Firewall) && (p.Backend != uses || uses == fwrules.DetectedNative) {
 		return fmt.Errorf(`plugin "firewall" is built in and was made for backend %q, and its executable would choose another one; Remove the container`, p.Backend)
 	}
-	if uses != netfilter.DetectedIPTables && uses != netfilter.DetectedNative {
+	if uses != fwrules.DetectedIPTables && uses != fwrules.DetectedNative {
 		return nil
 	}
 	return errors.Join(needs(known.Firewall, "iptables", "ip6tables"), r.sameVariant(ctx, known.Firewall))

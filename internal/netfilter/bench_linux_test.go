@@ -2,6 +2,7 @@ package netfilter
 
 import (
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"testing"
 	"time"
@@ -10,10 +11,10 @@ import (
 )
 
 // crowd adds so many attachments, hundreds in a transaction.
-func (h *host) crowd(b Backend, n int) {
+func (h *host) crowd(b fwrules.Backend, n int) {
 	h.t.Helper()
 	for from := 0; from < n; from += 300 {
-		var r Rules
+		var r fwrules.Rules
 		for i := from; i < min(n, from+300); i++ {
 			one := crowdRules(i)
 			r.Masquerade = append(r.Masquerade, one.Masquerade...)
@@ -26,19 +27,19 @@ func (h *host) crowd(b Backend, n int) {
 }
 
 // crowdRules are a masquerade and one port, as of the container of that number.
-func crowdRules(i int) Rules {
-	o := Owner{"podnet", fmt.Sprintf("%064x", i), "eth0"}
+func crowdRules(i int) fwrules.Rules {
+	o := fwrules.Owner{Network: "podnet", ContainerID: fmt.Sprintf("%064x", i), IfName: "eth0"}
 	addr := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 16)
-	return Rules{
-		Masquerade: []Masquerade{{o, []netip.Prefix{addr}}},
-		HostPorts: []HostPorts{{Owner: o, V4: addr, SNAT: true,
-			Ports: []HostPort{{HostPort: uint16(10000 + i), ContainerPort: 80, Protocol: "tcp"}}}},
+	return fwrules.Rules{
+		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{addr}}},
+		HostPorts: []fwrules.HostPorts{{Owner: o, V4: addr, SNAT: true,
+			Ports: []fwrules.HostPort{{HostPort: uint16(10000 + i), ContainerPort: 80, Protocol: "tcp"}}}},
 	}
 }
 
 // BenchmarkAddAndRemove is one attachment's rules beside those of many others.
 func BenchmarkAddAndRemove(b *testing.B) {
-	for _, backend := range []Backend{Native, NFTables} {
+	for _, backend := range []fwrules.Backend{fwrules.Native, fwrules.NFTables} {
 		for _, kept := range []bool{true, false} {
 			for _, n := range []int{10, 1000, 10000} {
 				name := fmt.Sprintf("%q/sockets kept=%t/%d", string(backend), kept, n)
@@ -48,7 +49,7 @@ func BenchmarkAddAndRemove(b *testing.B) {
 	}
 }
 
-func benchmarkAddAndRemove(b *testing.B, backend Backend, kept bool, n int) {
+func benchmarkAddAndRemove(b *testing.B, backend fwrules.Backend, kept bool, n int) {
 	h := newHost(b, "nft")
 	h.crowd(backend, n)
 	ctx := b.Context()

@@ -2,6 +2,7 @@ package netfilter
 
 import (
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"os/exec"
 	"strings"
 	"testing"
@@ -14,7 +15,7 @@ func BenchmarkHasCommon(b *testing.B) {
 		for _, containers := range []int{0, 1000} {
 			b.Run(fmt.Sprintf("%s/%d", variant, containers), func(b *testing.B) {
 				h := newHost(b, variant)
-				all := []Rules{sharings()["portmap"].rules, sharings()["firewall isolated"].rules}
+				all := []fwrules.Rules{sharings()["portmap"].rules, sharings()["firewall isolated"].rules}
 				for _, r := range all {
 					if _, err := h.fw.MakeCommon(b.Context(), r); err != nil {
 						b.Fatal(err)

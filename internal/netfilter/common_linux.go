@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"slices"
 
 	"github.com/embedcni/cni/internal/iptables"
@@ -48,7 +49,7 @@ func (w desired) common() desired {
 // eachCommon calls fn for each family in which r has shared rules, on a thread
 // in the namespace. The maker is of the variant that the system has under the
 // name iptables. Without such a program, fn is not called.
-func (fw *Firewalls) eachCommon(ctx context.Context, r Rules, fn func(maker, desired) error) error {
+func (fw *Firewalls) eachCommon(ctx context.Context, r fwrules.Rules, fn func(maker, desired) error) error {
 	return fw.do(func() error {
 		return sequence(families(r), func(w desired) error {
 			w = w.common()
@@ -71,7 +72,7 @@ func (fw *Firewalls) eachCommon(ctx context.Context, r Rules, fn func(maker, des
 // HasCommon reports whether the system's iptables has all rules that r shares
 // with other containers. It starts no process if a link shows the variant, and
 // does not look at the rules of single containers.
-func (fw *Firewalls) HasCommon(ctx context.Context, r Rules) (bool, error) {
+func (fw *Firewalls) HasCommon(ctx context.Context, r fwrules.Rules) (bool, error) {
 	has := true
 	err := fw.eachCommon(ctx, r, func(x maker, w desired) error {
 		there, err := x.hasCommon(ctx, w)
@@ -85,7 +86,7 @@ func (fw *Firewalls) HasCommon(ctx context.Context, r Rules) (bool, error) {
 // the system's iptables and in the reference plugins' form. It takes one
 // transaction for each family and table. It returns the rules that it created,
 // also with an error.
-func (fw *Firewalls) MakeCommon(ctx context.Context, r Rules) (Common, error) {
+func (fw *Firewalls) MakeCommon(ctx context.Context, r fwrules.Rules) (Common, error) {
 	var c Common
 	err := fw.eachCommon(ctx, r, func(x maker, w desired) error {
 		made, err := x.makeCommon(ctx, w)

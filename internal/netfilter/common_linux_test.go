@@ -3,6 +3,7 @@ package netfilter
 import (
 	"context"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"os/exec"
 	"regexp"
@@ -17,38 +18,38 @@ import (
 // sharing is a configuration and what of it containers share.
 type sharing struct {
 	plugin string
-	rules  Rules
+	rules  fwrules.Rules
 }
 
 func sharings() map[string]sharing {
 	addrs := []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24"), netip.MustParsePrefix("fd00:1::2/64")}
-	ports := []HostPort{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}
-	owner := Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}
-	portmap := func(config string, change func(*HostPorts)) sharing {
-		h := HostPorts{Owner: owner, V4: addrs[0], V6: addrs[1], Ports: ports, SNAT: true, MarkMasqBit: 13}
+	ports := []fwrules.HostPort{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}
+	owner := fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}
+	portmap := func(config string, change func(*fwrules.HostPorts)) sharing {
+		h := fwrules.HostPorts{Owner: owner, V4: addrs[0], V6: addrs[1], Ports: ports, SNAT: true, MarkMasqBit: 13}
 		change(&h)
 		return sharing{`{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}` + config + `}`,
-			Rules{HostPorts: []HostPorts{h}}}
+			fwrules.Rules{HostPorts: []fwrules.HostPorts{h}}}
 	}
-	firewall := func(config string, change func(*Forward)) sharing {
-		f := Forward{Owner: owner, Addresses: []netip.Addr{addrs[0].Addr(), addrs[1].Addr()}, Bridge: "br1"}
+	firewall := func(config string, change func(*fwrules.Forward)) sharing {
+		f := fwrules.Forward{Owner: owner, Addresses: []netip.Addr{addrs[0].Addr(), addrs[1].Addr()}, Bridge: "br1"}
 		change(&f)
-		return sharing{`{"type": "firewall", "backend": "iptables"` + config + `}`, Rules{Forward: []Forward{f}}}
+		return sharing{`{"type": "firewall", "backend": "iptables"` + config + `}`, fwrules.Rules{Forward: []fwrules.Forward{f}}}
 	}
 	return map[string]sharing{
-		"portmap":          portmap(``, func(*HostPorts) {}),
-		"portmap bit":      portmap(`, "markMasqBit": 5`, func(h *HostPorts) { h.MarkMasqBit = 5 }),
-		"portmap no snat":  portmap(`, "snat": false`, func(h *HostPorts) { h.SNAT = false }),
-		"portmap external": portmap(`, "externalSetMarkChain": "MARKS"`, func(h *HostPorts) { h.ExternalSetMarkChain = "MARKS" }),
-		"portmap masqAll":  portmap(`, "masqAll": true`, func(h *HostPorts) { h.MasqAll = true }),
+		"portmap":          portmap(``, func(*fwrules.HostPorts) {}),
+		"portmap bit":      portmap(`, "markMasqBit": 5`, func(h *fwrules.HostPorts) { h.MarkMasqBit = 5 }),
+		"portmap no snat":  portmap(`, "snat": false`, func(h *fwrules.HostPorts) { h.SNAT = false }),
+		"portmap external": portmap(`, "externalSetMarkChain": "MARKS"`, func(h *fwrules.HostPorts) { h.ExternalSetMarkChain = "MARKS" }),
+		"portmap masqAll":  portmap(`, "masqAll": true`, func(h *fwrules.HostPorts) { h.MasqAll = true }),
 		"portmap conditions": portmap(`, "conditionsV4": ["-d", "192.0.2.1"], "conditionsV6": ["-d", "2001:db8::1"]`,
-			func(h *HostPorts) {
+			func(h *fwrules.HostPorts) {
 				h.ConditionsV4, h.ConditionsV6 = []string{"-d", "192.0.2.1"}, []string{"-d", "2001:db8::1"}
 			}),
-		"firewall":             firewall(``, func(*Forward) {}),
-		"firewall admin":       firewall(`, "iptablesAdminChainName": "OURS"`, func(f *Forward) { f.AdminChain = "OURS" }),
-		"firewall same-bridge": firewall(`, "ingressPolicy": "same-bridge"`, func(f *Forward) { f.Ingress = "same-bridge" }),
-		"firewall isolated":    firewall(`, "ingressPolicy": "isolated"`, func(f *Forward) { f.Ingress = "isolated" }),
+		"firewall":             firewall(``, func(*fwrules.Forward) {}),
+		"firewall admin":       firewall(`, "iptablesAdminChainName": "OURS"`, func(f *fwrules.Forward) { f.AdminChain = "OURS" }),
+		"firewall same-bridge": firewall(`, "ingressPolicy": "same-bridge"`, func(f *fwrules.Forward) { f.Ingress = "same-bridge" }),
+		"firewall isolated":    firewall(`, "ingressPolicy": "isolated"`, func(f *fwrules.Forward) { f.Ingress = "isolated" }),
 	}
 }
 
@@ -149,7 +150,7 @@ func (h *host) externalChain(name, variant string) {
 	}
 }
 
-func (h *host) wantCommon(r Rules, want bool) {
+func (h *host) wantCommon(r fwrules.Rules, want bool) {
 	h.t.Helper()
 	if has, err := h.fw.HasCommon(h.t.Context(), r); has != want || err != nil {
 		h.t.Errorf("has all that is shared: %t, %v; want %t", has, err, want)
@@ -288,7 +289,7 @@ func TestFault_F31_WhatIsThereTwiceIsRemoved(t *testing.T) {
 }
 
 // makeTwice appends each shared rule of a container again, and returns how many.
-func (h *host) makeTwice(variant string, r Rules) (n int) {
+func (h *host) makeTwice(variant string, r fwrules.Rules) (n int) {
 	h.t.Helper()
 	for _, w := range families(r) {
 		family := "iptables"
@@ -310,7 +311,7 @@ func (h *host) makeTwice(variant string, r Rules) (n int) {
 // nothing of the others.
 func TestFault_F31_WhatIsTwiceInOneTableOnlyIsRemoved(t *testing.T) {
 	all := sharings()
-	both := Rules{HostPorts: all["portmap"].rules.HostPorts, Forward: all["firewall"].rules.Forward}
+	both := fwrules.Rules{HostPorts: all["portmap"].rules.HostPorts, Forward: all["firewall"].rules.Forward}
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
 			h := newHost(t, variant)

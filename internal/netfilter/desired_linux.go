@@ -2,6 +2,7 @@ package netfilter
 
 import (
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -10,9 +11,15 @@ import (
 	"github.com/embedcni/cni/internal/iptables"
 )
 
-// The names that portmap and firewall have for what containers share, beside
-// those of names_linux.go.
+// The tables of iptables, and the chains that the plugins portmap and firewall
+// create for all containers.
 const (
+	tableNAT    = "nat"
+	tableFilter = "filter"
+
+	chainForward  = "CNI-FORWARD"
+	chainStage1   = "CNI-ISOLATION-STAGE-1"
+	chainStage2   = "CNI-ISOLATION-STAGE-2"
 	chainHostPort = "CNI-HOSTPORT-DNAT"
 	chainSetMark  = "CNI-HOSTPORT-SETMARK"
 	chainMasq     = "CNI-HOSTPORT-MASQ"
@@ -21,6 +28,10 @@ const (
 
 	markComment = "CNI portfwd masquerade mark"
 )
+
+func inTable(table, chain string) iptables.ChainID {
+	return iptables.ChainID{Table: table, Chain: chain}
+}
 
 // desired is what Rules are in iptables of one family: the chains and rules that
 // the reference plugins make of the same, in the order in which they make them.
@@ -57,7 +68,7 @@ func (r desiredRule) String() string {
 }
 
 // desiredOf returns what r is in iptables of a family.
-func desiredOf(r Rules, v6 bool) desired {
+func desiredOf(r fwrules.Rules, v6 bool) desired {
 	w := desired{v6: v6}
 	for _, m := range r.Masquerade {
 		w.masquerade(m)
@@ -95,28 +106,28 @@ func (w *desired) rule(r desiredRule, args ...string) {
 }
 
 // masquerade is SetupIPMasq in pkg/ip/ipmasq_iptables_linux.go.
-func (w *desired) masquerade(m Masquerade) {
-	own := ownChains(m.Network, m.ContainerID)[0]
+func (w *desired) masquerade(m fwrules.Masquerade) {
+	own := m.Chains()[0]
 	multicast := "224.0.0.0/4"
 	if w.v6 {
 		multicast = "ff00::/8"
 	}
-	comment := []string{"-m", "comment", "--comment", own.comment}
+	comment := []string{"-m", "comment", "--comment", own.Comment}
 	for _, p := range m.Addresses {
 		addr := p.Addr().Unmap()
 		if addr.Is6() != w.v6 {
 			continue
 		}
-		chain := desiredRule{ChainID: w.chain(tableNAT, own.name, false)}
+		chain := desiredRule{ChainID: w.chain(tableNAT, own.Name, false)}
 		w.rule(chain, slices.Concat([]string{"-d", p.Masked().String(), "-j", "ACCEPT"}, comment)...)
 		w.rule(chain, slices.Concat([]string{"!", "-d", multicast, "-j", "MASQUERADE"}, comment)...)
-		w.rule(desiredRule{ChainID: inTable(tableNAT, "POSTROUTING"), target: own.name},
-			slices.Concat([]string{"-s", addr.String(), "-j", own.name}, comment)...)
+		w.rule(desiredRule{ChainID: inTable(tableNAT, "POSTROUTING"), target: own.Name},
+			slices.Concat([]string{"-s", addr.String(), "-j", own.Name}, comment)...)
 	}
 }
 
 // hostPorts is forwardPorts in plugins/meta/portmap/portmap_iptables.go.
-func (w *desired) hostPorts(h HostPorts) {
+func (w *desired) hostPorts(h fwrules.HostPorts) {
 	to, conditions := h.V4, h.ConditionsV4
 	if w.v6 {
 		to, conditions = h.V6, h.ConditionsV6
@@ -136,14 +147,14 @@ func (w *desired) hostPorts(h HostPorts) {
 		w.rule(desiredRule{ChainID: inTable(tableNAT, from), target: top.Chain, shared: true},
 			"-m", "addrtype", "--dst-type", "LOCAL", "-j", top.Chain)
 	}
-	own := ownChains(h.Network, h.ContainerID)[1]
-	chain := desiredRule{ChainID: w.chain(tableNAT, own.name, false)}
+	own := h.Chains()[1]
+	chain := desiredRule{ChainID: w.chain(tableNAT, own.Name, false)}
 	for _, p := range h.Ports {
 		w.hostPort(chain, p, h, to, mark)
 	}
 	for _, group := range portGroups(h.Ports) {
-		w.rule(desiredRule{ChainID: top, target: own.name, conditional: len(conditions) > 0}, slices.Concat(
-			[]string{"-m", "comment", "--comment", own.comment, "-m", "multiport"}, group, conditions, []string{"-j", own.name})...)
+		w.rule(desiredRule{ChainID: top, target: own.Name, conditional: len(conditions) > 0}, slices.Concat(
+			[]string{"-m", "comment", "--comment", own.Comment, "-m", "multiport"}, group, conditions, []string{"-j", own.Name})...)
 	}
 }
 
@@ -162,7 +173,7 @@ func (w *desired) marking(bit int) {
 
 // hostPort adds the rules for one port to the container's chain: first those
 // that mark, as the translation ends the way of a packet through the chain.
-func (w *desired) hostPort(chain desiredRule, p HostPort, h HostPorts, to netip.Prefix, mark string) {
+func (w *desired) hostPort(chain desiredRule, p fwrules.HostPort, h fwrules.HostPorts, to netip.Prefix, mark string) {
 	match := []string{"-p", p.Protocol, "--dport", strconv.Itoa(int(p.HostPort))}
 	if p.HostIP.IsValid() {
 		if p.HostIP.Is6() != w.v6 {
@@ -191,7 +202,7 @@ func (w *desired) hostPort(chain desiredRule, p HostPort, h HostPorts, to netip.
 
 // portGroups returns the matches that let the ports into the container's
 // chain, as many in each as the match multiport takes, by protocol.
-func portGroups(ports []HostPort) [][]string {
+func portGroups(ports []fwrules.HostPort) [][]string {
 	const most = 15
 	byProtocol := make(map[string][]string)
 	var protocols []string
@@ -213,7 +224,7 @@ func portGroups(ports []HostPort) [][]string {
 
 // forward adds the rules of the plugin firewall, and then those of
 // setupIsolationChains in its ingresspolicy.go.
-func (w *desired) forward(f Forward) {
+func (w *desired) forward(f fwrules.Forward) {
 	var addrs []netip.Addr
 	for _, a := range f.Addresses {
 		if a = a.Unmap(); a.Is6() == w.v6 {

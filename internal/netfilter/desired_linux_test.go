@@ -1,6 +1,7 @@
 package netfilter
 
 import (
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"strings"
 	"testing"
@@ -9,7 +10,7 @@ import (
 )
 
 // textOf is what makes all of the rules in a family where nothing is yet.
-func textOf(t *testing.T, r Rules, v6 bool) string {
+func textOf(t *testing.T, r fwrules.Rules, v6 bool) string {
 	t.Helper()
 	var s iptables.Script
 	w := desiredOf(r, v6)
@@ -21,26 +22,26 @@ func textOf(t *testing.T, r Rules, v6 bool) string {
 }
 
 func TestDesired(t *testing.T) {
-	o := Owner{"podnet", "c1", "eth0"}
+	o := fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}
 	v4, v6 := netip.MustParsePrefix("10.1.0.2/24"), netip.MustParsePrefix("fd00:1::2/64")
 	tests := map[string]struct {
-		rules Rules
+		rules fwrules.Rules
 		v6    bool
 		want  string
 	}{
-		"nothing": {Rules{}, false, "COMMIT\n"},
-		"masquerade": {Rules{Masquerade: []Masquerade{{o, []netip.Prefix{v4, v6}}}}, true, `*nat
+		"nothing": {fwrules.Rules{}, false, "COMMIT\n"},
+		"masquerade": {fwrules.Rules{Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}}}, true, `*nat
 -N {masq}
 -A {masq} -d fd00:1::/64 -j ACCEPT {comment}
 -A {masq} ! -d ff00::/8 -j MASQUERADE {comment}
 -A POSTROUTING -s fd00:1::2 -j {masq} {comment}
 COMMIT
 `},
-		"ports": {Rules{HostPorts: []HostPorts{{
+		"ports": {fwrules.Rules{HostPorts: []fwrules.HostPorts{{
 			Owner: o, V4: v4, V6: v6, SNAT: true, MarkMasqBit: 13, ConditionsV4: []string{"!", "-d", "192.0.2.0/24"},
-			Ports: []HostPort{
-				{netip.Addr{}, 8080, 80, "tcp"}, {netip.MustParseAddr("127.0.0.1"), 8053, 53, "udp"},
-				{netip.IPv4Unspecified(), 8081, 81, "tcp"}, {netip.IPv6Unspecified(), 8082, 82, "tcp"},
+			Ports: []fwrules.HostPort{
+				{HostIP: netip.Addr{}, HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}, {HostIP: netip.MustParseAddr("127.0.0.1"), HostPort: 8053, ContainerPort: 53, Protocol: "udp"},
+				{HostIP: netip.IPv4Unspecified(), HostPort: 8081, ContainerPort: 81, Protocol: "tcp"}, {HostIP: netip.IPv6Unspecified(), HostPort: 8082, ContainerPort: 82, Protocol: "tcp"},
 			},
 		}}}, false, `*nat
 -N CNI-HOSTPORT-SETMARK
@@ -65,7 +66,7 @@ COMMIT
 -A CNI-HOSTPORT-DNAT {dnat comment} -m multiport -p udp --destination-ports 8053 ! -d 192.0.2.0/24 -j {dnat}
 COMMIT
 `},
-		"isolated": {Rules{Forward: []Forward{{Owner: o, Addresses: []netip.Addr{v4.Addr()}, Ingress: "isolated", Bridge: "br1"}}}, false, `*filter
+		"isolated": {fwrules.Rules{Forward: []fwrules.Forward{{Owner: o, Addresses: []netip.Addr{v4.Addr()}, Ingress: "isolated", Bridge: "br1"}}}, false, `*filter
 -N CNI-FORWARD
 -N CNI-ADMIN
 -N CNI-ISOLATION-STAGE-1

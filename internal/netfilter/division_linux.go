@@ -25,13 +25,3 @@ func (w desired) has(table string, r iptables.Rule) bool {
 		return want.Table == table && want.Chain == r.Chain && r.Is(iptables.Canonical(want.args)...)
 	})
 }
-
-// have reports whether a comment of an element is that of a sibling.
-func (s Siblings) have(comment string) bool {
-	for _, o := range s.Owners {
-		if o.comment() == comment {
-			return true
-		}
-	}
-	return false
-}

@@ -3,6 +3,7 @@ package netfilter
 import (
 	"context"
 	"errors"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"strings"
 	"testing"
@@ -22,8 +23,8 @@ const (
 	dnatComm    = `-m comment --comment "dnat name: \"podnet\" id: \"c1\""`
 )
 
-func c1() Target {
-	return Target{Network: "podnet", ContainerID: "c1", IfName: "eth0", Addresses: addrs("10.1.0.2", "fd00::2")}
+func c1() fwrules.Target {
+	return fwrules.Target{Owner: fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Addresses: addrs("10.1.0.2", "fd00::2")}
 }
 
 func addrs(s ...string) []netip.Addr {
@@ -51,7 +52,7 @@ func words() *strings.Replacer {
 
 type findTest struct {
 	rules  string
-	change func(*Target)
+	change func(*fwrules.Target)
 	want   string // the plan
 }
 
@@ -104,19 +105,19 @@ iptables-nft -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT
 `},
 		"firewall, addresses in other forms": {
 			rules:  forward("-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT"),
-			change: func(t *Target) { t.Addresses = addrs("::ffff:10.1.0.2", "10.1.0.2", "fe80::1%eth0") },
+			change: func(t *fwrules.Target) { t.Addresses = addrs("::ffff:10.1.0.2", "10.1.0.2", "fe80::1%eth0") },
 			want:   "\niptables-nft -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT\n"},
 		"firewall, in use elsewhere": {rules: forward("-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT"),
-			change: func(t *Target) { t.InUse = addrs("10.1.0.2") }},
+			change: func(t *fwrules.Target) { t.InUse = addrs("10.1.0.2") }},
 		"firewall, in use by a sibling": {rules: forward("-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT"),
-			change: func(t *Target) { t.Siblings = addrs("10.1.0.2") }},
+			change: func(t *fwrules.Target) { t.Siblings = addrs("10.1.0.2") }},
 		"firewall, addresses unknown": {rules: forward("-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT"),
-			change: func(t *Target) { t.Addresses = nil }},
+			change: func(t *fwrules.Target) { t.Addresses = nil }},
 		"near misses in filter": {rules: forward("-A FORWARD -s 10.1.0.2/32 -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.0/24 -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.20/32 -j ACCEPT",
 			"-A CNI-FORWARD -d 10.1.0.2/32 -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.2/32 -p tcp -j ACCEPT", "-A CNI-FORWARD ! -s 10.1.0.2/32 -j ACCEPT",
 			`-A CNI-FORWARD -m comment --comment "-s 10.1.0.2/32 -j ACCEPT"`, "-A CNI-FORWARD -s 10.1.0.2/32 -j DROP", "-A CNI-FORWARD -j CNI-ADMIN")},
 		"a rule in use elsewhere is no reason for the masquerade to stay": {rules: masq,
-			change: func(t *Target) { t.InUse = addrs("10.1.0.2") }, want: `
+			change: func(t *fwrules.Target) { t.InUse = addrs("10.1.0.2") }, want: `
 iptables-nft -t nat -D POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}
 iptables-nft -t nat -F {masq}
 iptables-nft -t nat -X {masq}
@@ -124,7 +125,7 @@ iptables-nft -t nat -X {masq}
 		"the container has another interface on the network": {
 			rules: nat(":{masq} - [0:0]", ":{dnat} - [0:0]", "-A {masq} -d 10.1.0.0/24 {comment} -j ACCEPT", "-A POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}", "-A POSTROUTING -s 10.1.0.3/32 {comment} -j {masq}",
 				"-A CNI-HOSTPORT-DNAT {dnat comment} -j {dnat}", "-A {dnat} -p tcp -j DNAT --to-destination 10.1.0.2:80", "-A {dnat} -p tcp -j DNAT --to-destination 10.1.0.3:80"),
-			change: func(t *Target) { t.Siblings = addrs("10.1.0.3") }, want: `
+			change: func(t *fwrules.Target) { t.Siblings = addrs("10.1.0.3") }, want: `
 iptables-nft -t nat -D POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}
 iptables-nft -t nat -D {dnat} -p tcp -j DNAT --to-destination 10.1.0.2:80
 `},
@@ -135,7 +136,7 @@ iptables-nft -t nat -D POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}
 iptables-nft -t nat -D {masq} -d 10.1.0.0/24 {comment} -j ACCEPT
 `},
 		"isolation of a bridge that may be in use": {rules: isolation},
-		"isolation of a bridge that is not": {rules: isolation, change: func(t *Target) { t.LastOnBridge = "br1" }, want: `
+		"isolation of a bridge that is not": {rules: isolation, change: func(t *fwrules.Target) { t.LastOnBridge = "br1" }, want: `
 iptables-nft -t filter -D CNI-ISOLATION-STAGE-1 -i br1 ! -o br1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge)" -j CNI-ISOLATION-STAGE-2
 iptables-nft -t filter -D CNI-ISOLATION-STAGE-1 -i br1 -o br1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: isolated)" -j DROP
 iptables-nft -t filter -D CNI-ISOLATION-STAGE-2 -o br1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)" -j DROP
@@ -248,11 +249,11 @@ nft delete chain bridge nat cni-br-iface-c1-eth0-mac
 }
 
 func TestFindRefusesAnIncompleteTarget(t *testing.T) {
-	for _, target := range []Target{
-		{}, {Network: "n", ContainerID: "c"}, {Network: "n", IfName: "i"}, {ContainerID: "c", IfName: "i"},
+	for _, target := range []fwrules.Target{
+		{}, {Owner: fwrules.Owner{Network: "n", ContainerID: "c"}}, {Owner: fwrules.Owner{Network: "n", IfName: "i"}}, {Owner: fwrules.Owner{ContainerID: "c", IfName: "i"}},
 	} {
 		plan, err := Find(t.Context(), fakeFirewalls(&fakeNFT{}), target)
-		if !errors.Is(err, ErrIncompleteTarget) || !plan.Empty() {
+		if !errors.Is(err, fwrules.ErrIncompleteTarget) || !plan.Empty() {
 			t.Errorf("%+v: %v, plan %v", target, err, plan)
 		}
 	}

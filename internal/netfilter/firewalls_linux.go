@@ -3,6 +3,7 @@ package netfilter
 import (
 	"context"
 	"errors"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 
 	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/nft"
@@ -77,9 +78,9 @@ func (fw *Firewalls) onKernel(ctx context.Context, fn func(kernel) error) error 
 // and the tools are missing, that is an error (exec.ErrNotFound), and so is a
 // table that iptables-save hides because it has rules of nft's. With an error, the
 // plan holds what else was found.
-func Find(ctx context.Context, fw *Firewalls, t Target) (Plan, error) {
+func Find(ctx context.Context, fw *Firewalls, t fwrules.Target) (Plan, error) {
 	plan := Plan{fw: fw}
-	t, err := t.normal()
+	t, err := t.Normal()
 	if err != nil {
 		return plan, err
 	}
@@ -94,7 +95,7 @@ func Find(ctx context.Context, fw *Firewalls, t Target) (Plan, error) {
 			}
 		}
 		err := fw.onKernel(ctx, func(k kernel) error {
-			for _, search := range fw.sweepSearches(t) {
+			for _, search := range append(formSearches(t.Everything(), t.Siblings), fw.SpoofCheck(t.ContainerID, t.IfName).search("")) {
 				objects, err := search.findSteadily(ctx, k)
 				errs = append(errs, err)
 				if len(objects) > 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 
 	"golang.org/x/sys/unix"
 
@@ -13,7 +14,7 @@ import (
 // forgetFlows makes conntrack forget the UDP flows to forwarded ports of the
 // host. Only the first packet of a flow is looked at for where it goes: one
 // that goes on would never see that the port is forwarded now, or no longer.
-func (fw *Firewalls) forgetFlows(ctx context.Context, all []HostPorts) error {
+func (fw *Firewalls) forgetFlows(ctx context.Context, all []fwrules.HostPorts) error {
 	for _, v6 := range []bool{false, true} {
 		flows := flowsTo(all, v6)
 		if len(flows) == 0 {
@@ -35,7 +36,7 @@ func (fw *Firewalls) forgetFlows(ctx context.Context, all []HostPorts) error {
 }
 
 // flowsTo returns the flows of a family that are to be forgotten.
-func flowsTo(all []HostPorts, v6 bool) (flows []conntrack.Flows) {
+func flowsTo(all []fwrules.HostPorts, v6 bool) (flows []conntrack.Flows) {
 	for _, h := range all {
 		to := h.V4
 		if v6 {

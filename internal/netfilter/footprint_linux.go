@@ -1,6 +1,7 @@
 package netfilter
 
 import (
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,7 +13,7 @@ import (
 // for them: DEL, with what one or several plugins made, or the sweep, with
 // everything. A chain, a comment or an address decides, and is compared whole.
 type footprint struct {
-	Target
+	fwrules.Target
 	masquerade bool         // the chain CNI-<hash>
 	hostPorts  bool         // CNI-DN-<hash>, and CNI-SN-<hash> from before v0.7
 	forward    []netip.Addr // those whose rules of CNI-FORWARD are the attachment's
@@ -22,24 +23,22 @@ type footprint struct {
 }
 
 // wholeFootprint describes all rules of the target.
-func wholeFootprint(t Target) footprint {
+func wholeFootprint(t fwrules.Target) footprint {
 	others := slices.Concat(t.InUse, t.Siblings)
 	forward := slices.DeleteFunc(slices.Clone(t.Addresses), func(a netip.Addr) bool { return slices.Contains(others, a) })
 	return footprint{Target: t, masquerade: true, hostPorts: true, forward: forward}
 }
 
 // footprints describes the rules, by attachment.
-func footprints(r Rules, s Siblings) ([]*footprint, error) {
+func footprints(r fwrules.Rules, s fwrules.Siblings) ([]*footprint, error) {
 	var all []*footprint
-	of := func(o Owner) *footprint {
+	of := func(o fwrules.Owner) *footprint {
 		for _, f := range all {
-			if f.Network == o.Network && f.ContainerID == o.ContainerID && f.IfName == o.IfName {
+			if f.Owner == o {
 				return f
 			}
 		}
-		f := &footprint{Target: Target{
-			Network: o.Network, ContainerID: o.ContainerID, IfName: o.IfName, Kept: s.Rules, KeptUnknown: s.Unknown,
-		}, lookBeside: true}
+		f := &footprint{Target: fwrules.Target{Owner: o, Kept: s.Rules, KeptUnknown: s.Unknown}, lookBeside: true}
 		all = append(all, f)
 		return f
 	}
@@ -69,7 +68,7 @@ func footprints(r Rules, s Siblings) ([]*footprint, error) {
 		f.Addresses = append(f.Addresses, rule.Addresses...)
 	}
 	for _, f := range all {
-		t, err := f.Target.normal()
+		t, err := f.Target.Normal()
 		if err != nil {
 			return nil, err
 		}
@@ -86,8 +85,8 @@ func (f footprint) inFamily(v6 bool) bool {
 }
 
 // chains are the container's own chains.
-func (f footprint) chains() (chains []ownChain) {
-	own := ownChains(f.Network, f.ContainerID)
+func (f footprint) chains() (chains []fwrules.Chain) {
+	own := f.Chains()
 	if f.masquerade {
 		chains = append(chains, own[0])
 	}
@@ -100,7 +99,7 @@ func (f footprint) chains() (chains []ownChain) {
 // relevant returns the chains without which there is nothing of f in a family.
 func (f footprint) relevant(v6 bool) (ids []iptables.ChainID) {
 	for _, c := range f.chains() {
-		ids = append(ids, inTable(tableNAT, c.name))
+		ids = append(ids, inTable(tableNAT, c.Name))
 	}
 	if slices.ContainsFunc(f.forward, func(a netip.Addr) bool { return a.Is6() == v6 }) {
 		ids = append(ids, inTable(tableFilter, chainForward))
@@ -115,7 +114,7 @@ func (f footprint) relevant(v6 bool) (ids []iptables.ChainID) {
 // rules of all containers would take longest.
 func (f footprint) concerns(line string) bool {
 	return !strings.HasPrefix(line, "-A ") ||
-		slices.ContainsFunc(f.chains(), func(c ownChain) bool { return strings.Contains(line, c.name) }) ||
+		slices.ContainsFunc(f.chains(), func(c fwrules.Chain) bool { return strings.Contains(line, c.Name) }) ||
 		slices.ContainsFunc(f.forward, func(a netip.Addr) bool { return strings.Contains(line, a.String()) }) ||
 		f.LastOnBridge != "" && strings.Contains(line, f.LastOnBridge)
 }

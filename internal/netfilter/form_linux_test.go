@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"strings"
 	"testing"
 )
@@ -14,22 +15,22 @@ func TestCheckInAnyForm(t *testing.T) {
 	h := newHost(t, "nft")
 	fw := Open(h.ns, Options{})
 	anyForm := Open(h.ns, Options{AnyForm: true})
-	for n, b := range []Backend{IPTables, NFTables, Native} {
+	for n, b := range []fwrules.Backend{fwrules.IPTables, fwrules.NFTables, fwrules.Native} {
 		c1, c2 := everything("c1", 10*n+1), everything("c2", 10*n+2)
 		c1.HostPorts[0].MasqAll = true
-		if b == NFTables { // it has neither
+		if b == fwrules.NFTables { // it has neither
 			c1.Forward, c1.HostPorts[0].MasqAll = nil, false
 		}
-		if err := anyForm.Check(t.Context(), Native, c1); err == nil {
+		if err := anyForm.Check(t.Context(), fwrules.Native, c1); err == nil {
 			t.Errorf("%q: found before there are any", b)
 		}
 		must(t, fw.Add(t.Context(), b, c1))
 		c1.HostPorts[0].MasqAll = true
-		must(t, anyForm.Check(t.Context(), Native, c1))
-		if err := anyForm.Check(t.Context(), Native, c2); err == nil {
+		must(t, anyForm.Check(t.Context(), fwrules.Native, c1))
+		if err := anyForm.Check(t.Context(), fwrules.Native, c2); err == nil {
 			t.Errorf("%q: another's were taken for them", b)
 		}
-		if err := fw.Check(t.Context(), Native, c1); (err == nil) != (b == Native) {
+		if err := fw.Check(t.Context(), fwrules.Native, c1); (err == nil) != (b == fwrules.Native) {
 			t.Errorf("%q: the native form alone: %v", b, err)
 		}
 	}
@@ -55,13 +56,13 @@ func TestTheVariantIsNotedBeforeThereAreRules(t *testing.T) {
 		fw.Notes = notebook{noted}
 		ended, end := context.WithCancel(t.Context())
 		end()
-		if err := fw.Add(ended, IPTables, everything("c1", 1)); err == nil {
+		if err := fw.Add(ended, fwrules.IPTables, everything("c1", 1)); err == nil {
 			t.Fatal("an ADD whose context has ended succeeded")
 		}
 		want := fmt.Sprintf(`{"legacy":%t}`, strings.HasSuffix(t.Name(), "/legacy"))
 		if got := string(noted["netfilter/iptables"]); got != want {
 			t.Errorf("noted %q, want %q", got, want)
 		}
-		must(t, fw.Add(t.Context(), IPTables, everything("c1", 1)))
+		must(t, fw.Add(t.Context(), fwrules.IPTables, everything("c1", 1)))
 	})
 }

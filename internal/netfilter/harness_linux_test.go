@@ -3,6 +3,7 @@ package netfilter
 import (
 	"encoding/json"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"io"
 	"net/netip"
 	"os"
@@ -97,8 +98,8 @@ type attachment struct {
 }
 
 // target is what a runtime would say of it.
-func (a attachment) target() Target {
-	return Target{Network: a.list.Name, ContainerID: a.rt.ContainerID, IfName: a.rt.IfName, Addresses: a.addr}
+func (a attachment) target() fwrules.Target {
+	return fwrules.Target{Owner: fwrules.Owner{Network: a.list.Name, ContainerID: a.rt.ContainerID, IfName: a.rt.IfName}, Addresses: a.addr}
 }
 
 // add runs ADD with the real plugins. Containers are told apart by id; the
@@ -176,7 +177,7 @@ func (h *host) filters() audit.Lines {
 
 // sweep finds and deletes what is there of the target, and fails unless there
 // is nothing then. It returns the plan.
-func (h *host) sweep(target Target) Plan {
+func (h *host) sweep(target fwrules.Target) Plan {
 	h.t.Helper()
 	plan := h.find(target)
 	if err := plan.Apply(h.t.Context()); err != nil {
@@ -191,7 +192,7 @@ func (h *host) sweep(target Target) Plan {
 	return plan
 }
 
-func (h *host) find(target Target) Plan {
+func (h *host) find(target fwrules.Target) Plan {
 	h.t.Helper()
 	plan, err := Find(h.t.Context(), h.fw, target)
 	if err != nil {

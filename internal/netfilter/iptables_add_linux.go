@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"slices"
 	"time"
 
@@ -29,7 +30,7 @@ type maker struct {
 func (fw *Firewalls) maker(v6 bool) maker { return maker{fw.xtables(v6, false), fw} }
 
 // families are the rules of r for each family that has any.
-func families(r Rules) []desired {
+func families(r fwrules.Rules) []desired {
 	var all []desired
 	for _, v6 := range []bool{false, true} {
 		if w := desiredOf(r, v6); !w.empty() {
@@ -39,11 +40,11 @@ func families(r Rules) []desired {
 	return all
 }
 
-func (i iptablesWriter) add(ctx context.Context, r Rules) error {
+func (i iptablesWriter) add(ctx context.Context, r fwrules.Rules) error {
 	return i.fw.do(func() error { return i.addHere(ctx, r) })
 }
 
-func (i iptablesWriter) addHere(ctx context.Context, r Rules) error {
+func (i iptablesWriter) addHere(ctx context.Context, r fwrules.Rules) error {
 	var undo []func(context.Context) error
 	err := sequence(families(r), func(w desired) error {
 		x, err := i.maker(ctx, w.v6, true)
@@ -83,9 +84,9 @@ func sequence[T any](all []T, fn func(T) error) error {
 // it: DetectedIPTables or DetectedNative.
 func Detect() string {
 	if _, err := iptables.LookPath("iptables"); err != nil {
-		return DetectedNative
+		return fwrules.DetectedNative
 	}
-	return DetectedIPTables
+	return fwrules.DetectedIPTables
 }
 
 // variant is what an attachment's record says of the iptables that made its

@@ -2,6 +2,7 @@ package netfilter
 
 import (
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,16 +26,16 @@ func TestIPTablesAnAttachmentIsOneProcess(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(bin, tool), []byte(text), 0o755))
 	}
 	fw := Open(h.ns, Options{})
-	must(t, fw.Add(t.Context(), IPTables, everything("c0", 3)))
+	must(t, fw.Add(t.Context(), fwrules.IPTables, everything("c0", 3)))
 	shared := h.filters()
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-	run := func(what func(r Rules)) {
+	run := func(what func(r fwrules.Rules)) {
 		t.Helper()
 		must(t, os.WriteFile(log, nil, 0o600))
 		r := everything("c1", 4)
-		what(Rules{Masquerade: r.Masquerade})
-		what(Rules{HostPorts: r.HostPorts})
-		what(Rules{Forward: r.Forward})
+		what(fwrules.Rules{Masquerade: r.Masquerade})
+		what(fwrules.Rules{HostPorts: r.HostPorts})
+		what(fwrules.Rules{Forward: r.Forward})
 	}
 	processes := func() string {
 		t.Helper()
@@ -43,15 +44,15 @@ func TestIPTablesAnAttachmentIsOneProcess(t *testing.T) {
 		return strings.Join(strings.Fields(string(out)), " ")
 	}
 	adding, removing := &batch.Batch{}, &batch.Batch{}
-	run(func(r Rules) { must(t, fw.Add(batch.With(t.Context(), adding), IPTables, r)) })
+	run(func(r fwrules.Rules) { must(t, fw.Add(batch.With(t.Context(), adding), fwrules.IPTables, r)) })
 	wantLines(t, "before the flush", h.filters(), shared)
 	must(t, os.WriteFile(log, nil, 0o600)) // the look was not the flush's
 	must(t, adding.Flush(t.Context()))
 	if got, want := processes(), "iptables-nft-restore ip6tables-nft-restore"; got != want {
 		t.Errorf("to add took %s, want %s", got, want)
 	}
-	must(t, fw.Check(t.Context(), IPTables, everything("c1", 4)))
-	run(func(r Rules) { must(t, fw.Remove(batch.With(t.Context(), removing), IPTables, r)) })
+	must(t, fw.Check(t.Context(), fwrules.IPTables, everything("c1", 4)))
+	run(func(r fwrules.Rules) { must(t, fw.Remove(batch.With(t.Context(), removing), fwrules.IPTables, r)) })
 	must(t, removing.Flush(t.Context()))
 	// The audit's look at the legacy variant has made its tables.
 	if got := processes(); got != "" {

@@ -3,9 +3,10 @@ package netfilter
 import (
 	"context"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
-func (i iptablesWriter) check(ctx context.Context, r Rules) error {
+func (i iptablesWriter) check(ctx context.Context, r fwrules.Rules) error {
 	return i.fw.do(func() error {
 		return sequence(families(r), func(w desired) error {
 			x, err := i.maker(ctx, w.v6, false)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -35,14 +36,14 @@ func TestIPTablesManyAtOnceShareTheSharedRules(t *testing.T) {
 			wg.Wait()
 			must(t, errors.Join(errs...))
 		}
-		rules := func(i int) Rules { return everything(fmt.Sprint("c", i), 4+i) }
-		each(func(i int) error { return fw.Add(t.Context(), IPTables, rules(i)) })
+		rules := func(i int) fwrules.Rules { return everything(fmt.Sprint("c", i), 4+i) }
+		each(func(i int) error { return fw.Add(t.Context(), fwrules.IPTables, rules(i)) })
 		lines := h.filters()
 		if once := slices.Compact(slices.Clone(lines)); len(once) != len(lines) {
 			t.Errorf("something is there twice:\n%s", strings.Join(lines, "\n"))
 		}
-		each(func(i int) error { return fw.Check(t.Context(), IPTables, rules(i)) })
-		each(func(i int) error { return fw.Remove(t.Context(), IPTables, rules(i)) })
+		each(func(i int) error { return fw.Check(t.Context(), fwrules.IPTables, rules(i)) })
+		each(func(i int) error { return fw.Remove(t.Context(), fwrules.IPTables, rules(i)) })
 		wantLines(t, "after all DELs", h.filters().Without(audit.Shared), nil)
 	})
 }
@@ -52,7 +53,7 @@ func TestIPTablesManyAtOnceShareTheSharedRules(t *testing.T) {
 const addVariable = "TEST_ADD"
 
 func addInProcess(id string) int {
-	err := Open(nil, Options{}).Add(context.Background(), IPTables, everything(id, int(id[1])))
+	err := Open(nil, Options{}).Add(context.Background(), fwrules.IPTables, everything(id, int(id[1])))
 	if err != nil {
 		fmt.Println(err)
 		return 1
@@ -91,7 +92,7 @@ func TestIPTablesProcessesShareTheSharedRules(t *testing.T) {
 		}
 		for i := range commands {
 			id := fmt.Sprint("p", i)
-			must(t, fw.Check(t.Context(), IPTables, everything(id, int(id[1]))))
+			must(t, fw.Check(t.Context(), fwrules.IPTables, everything(id, int(id[1]))))
 		}
 	})
 }
@@ -100,23 +101,23 @@ func TestIPTablesProcessesShareTheSharedRules(t *testing.T) {
 // of the others.
 func TestIPTablesAddsAllOrNothing(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
-		must(t, fw.Add(t.Context(), IPTables, everything("c0", 3)))
+		must(t, fw.Add(t.Context(), fwrules.IPTables, everything("c0", 3)))
 		before := h.filters()
 		tests := map[string]struct {
-			spoil func(*Rules)
+			spoil func(*fwrules.Rules)
 			want  string
 		}{
-			"a condition": {func(r *Rules) { r.HostPorts[0].ConditionsV6 = []string{"--no-such-option"} }, "--no-such-option"},
-			"a chain":     {func(r *Rules) { r.HostPorts[0].ExternalSetMarkChain = "NO-SUCH-CHAIN" }, "NO-SUCH-CHAIN"},
-			"a line feed": {func(r *Rules) { r.HostPorts[0].ConditionsV6 = []string{"-m", "comment", "--comment", "x\n-F"} }, iptables.ErrLineFeed.Error()},
-			"an admin chain": {func(r *Rules) {
+			"a condition": {func(r *fwrules.Rules) { r.HostPorts[0].ConditionsV6 = []string{"--no-such-option"} }, "--no-such-option"},
+			"a chain":     {func(r *fwrules.Rules) { r.HostPorts[0].ExternalSetMarkChain = "NO-SUCH-CHAIN" }, "NO-SUCH-CHAIN"},
+			"a line feed": {func(r *fwrules.Rules) { r.HostPorts[0].ConditionsV6 = []string{"-m", "comment", "--comment", "x\n-F"} }, iptables.ErrLineFeed.Error()},
+			"an admin chain": {func(r *fwrules.Rules) {
 				r.Forward[0].AdminChain = strings.Repeat("TOO-LONG-", 30)
 			}, "TOO-LONG"},
 		}
 		for name, tt := range tests {
 			r := everything("c1", 4)
 			tt.spoil(&r)
-			err := fw.Add(t.Context(), IPTables, r)
+			err := fw.Add(t.Context(), fwrules.IPTables, r)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%s: error %v, want %s", name, err, tt.want)
 			}
@@ -131,7 +132,7 @@ func TestIPTablesThatAreMissing(t *testing.T) {
 	// The name is there, and what it stands for is not.
 	must(t, os.WriteFile(filepath.Join(empty, "iptables"), []byte("#!/bin/sh\necho broken >&2\nexit 3\n"), 0o755))
 	t.Setenv("PATH", empty)
-	err := Open(h.ns, Options{}).Add(t.Context(), IPTables, onlyV4(everything("c1", 4)))
+	err := Open(h.ns, Options{}).Add(t.Context(), fwrules.IPTables, onlyV4(everything("c1", 4)))
 	if err == nil || !strings.Contains(err.Error(), "broken") {
 		t.Errorf("error %v", err)
 	}
@@ -150,7 +151,7 @@ func TestIPTablesWaitsForTheLockUntilTheContextEnds(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	start := time.Now()
-	err = fw.Add(ctx, IPTables, onlyV4(everything("c1", 4)))
+	err = fw.Add(ctx, fwrules.IPTables, onlyV4(everything("c1", 4)))
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error %v", err)
 	}
@@ -158,7 +159,7 @@ func TestIPTablesWaitsForTheLockUntilTheContextEnds(t *testing.T) {
 		t.Errorf("waited %v", waited)
 	}
 	must(t, unix.Flock(int(f.Fd()), unix.LOCK_UN))
-	must(t, fw.Remove(t.Context(), IPTables, everything("c1", 4)))
+	must(t, fw.Remove(t.Context(), fwrules.IPTables, everything("c1", 4)))
 	wantLines(t, "after it", h.filters().Without(audit.Shared), nil)
 }
 
@@ -172,7 +173,7 @@ func TestLockNamespace(t *testing.T) {
 	if _, err := iptables.LockNamespace(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a second one: %v", err)
 	}
-	if err := Open(h.ns, Options{}).Add(ctx, IPTables, everything("c1", 4)); !errors.Is(err, context.DeadlineExceeded) {
+	if err := Open(h.ns, Options{}).Add(ctx, fwrules.IPTables, everything("c1", 4)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the first container: %v", err)
 	}
 	other := h.newNetNS("other")
@@ -193,14 +194,14 @@ func TestLockNamespace(t *testing.T) {
 // container that had the address before does not come to be there twice.
 func TestIPTablesRemoveTakesExactlyItsOwn(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
-		must(t, fw.Add(t.Context(), IPTables, everything("c", 3)))
-		must(t, fw.Add(t.Context(), IPTables, everything("c1x", 14)))
-		must(t, fw.Add(t.Context(), IPTables, everything("c1", 4)))
+		must(t, fw.Add(t.Context(), fwrules.IPTables, everything("c", 3)))
+		must(t, fw.Add(t.Context(), fwrules.IPTables, everything("c1x", 14)))
+		must(t, fw.Add(t.Context(), fwrules.IPTables, everything("c1", 4)))
 		with := h.filters()
 		h.decoys()
 		decoys, _ := audit.Diff(with, h.filters())
-		must(t, fw.Add(t.Context(), IPTables, everything("c1", 4)))
-		must(t, fw.Remove(t.Context(), IPTables, everything("c1", 4)))
+		must(t, fw.Add(t.Context(), fwrules.IPTables, everything("c1", 4)))
+		must(t, fw.Remove(t.Context(), fwrules.IPTables, everything("c1", 4)))
 		left := h.filters()
 		more, _ := audit.Diff(left, slices.Concat(left, decoys))
 		if len(more) != len(decoys) {
@@ -211,9 +212,9 @@ func TestIPTablesRemoveTakesExactlyItsOwn(t *testing.T) {
 				t.Errorf("gone: %s", line)
 			}
 		}
-		must(t, fw.Check(t.Context(), IPTables, everything("c", 3)))
-		must(t, fw.Check(t.Context(), IPTables, everything("c1x", 14)))
-		if err := fw.Check(t.Context(), IPTables, everything("c1", 4)); err == nil {
+		must(t, fw.Check(t.Context(), fwrules.IPTables, everything("c", 3)))
+		must(t, fw.Check(t.Context(), fwrules.IPTables, everything("c1x", 14)))
+		if err := fw.Check(t.Context(), fwrules.IPTables, everything("c1", 4)); err == nil {
 			t.Error("c1 is still there")
 		}
 	})
@@ -222,16 +223,16 @@ func TestIPTablesRemoveTakesExactlyItsOwn(t *testing.T) {
 // The container's other interface on the same network has the same chain.
 func TestIPTablesRemoveLeavesTheOtherInterface(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
-		first := Rules{Masquerade: everything("c1", 4).Masquerade}
-		second := Rules{Masquerade: everything("c1", 5).Masquerade}
+		first := fwrules.Rules{Masquerade: everything("c1", 4).Masquerade}
+		second := fwrules.Rules{Masquerade: everything("c1", 5).Masquerade}
 		second.Masquerade[0].IfName = "eth1"
-		must(t, fw.Add(t.Context(), IPTables, first))
+		must(t, fw.Add(t.Context(), fwrules.IPTables, first))
 		before := h.filters()
-		must(t, fw.Add(t.Context(), IPTables, second))
-		must(t, fw.Check(t.Context(), IPTables, first))
-		must(t, fw.Remove(t.Context(), IPTables, second))
+		must(t, fw.Add(t.Context(), fwrules.IPTables, second))
+		must(t, fw.Check(t.Context(), fwrules.IPTables, first))
+		must(t, fw.Remove(t.Context(), fwrules.IPTables, second))
 		wantLines(t, "after the DEL of eth1", h.filters(), before)
-		must(t, fw.Remove(t.Context(), IPTables, Rules{Masquerade: []Masquerade{{Owner: first.Masquerade[0].Owner}}}))
+		must(t, fw.Remove(t.Context(), fwrules.IPTables, fwrules.Rules{Masquerade: []fwrules.Masquerade{{Owner: first.Masquerade[0].Owner}}}))
 		wantLines(t, "after a DEL without addresses", h.filters(), nil)
 	})
 }
@@ -239,14 +240,14 @@ func TestIPTablesRemoveLeavesTheOtherInterface(t *testing.T) {
 // The address was another container's, whose rules were left behind.
 func TestIPTablesAddTakesOverWhatWasLeft(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
-		left := Rules{Forward: everything("gone", 4).Forward}
-		must(t, fw.Add(t.Context(), IPTables, left))
-		must(t, fw.Add(t.Context(), IPTables, everything("c1", 4)))
+		left := fwrules.Rules{Forward: everything("gone", 4).Forward}
+		must(t, fw.Add(t.Context(), fwrules.IPTables, left))
+		must(t, fw.Add(t.Context(), fwrules.IPTables, everything("c1", 4)))
 		lines := h.filters()
 		if once := slices.Compact(slices.Clone(lines)); len(once) != len(lines) {
 			t.Errorf("something is there twice:\n%s", strings.Join(lines, "\n"))
 		}
-		must(t, fw.Remove(t.Context(), IPTables, everything("c1", 4)))
+		must(t, fw.Remove(t.Context(), fwrules.IPTables, everything("c1", 4)))
 		wantLines(t, "after DEL", h.filters().Without(audit.Shared), nil)
 	})
 }
@@ -256,13 +257,13 @@ func TestIPTablesManyPorts(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
 		r := everything("c1", 4)
 		for i := range 200 {
-			r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, HostPort{
+			r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, fwrules.HostPort{
 				HostIP: netip.AddrFrom4([4]byte{127, 0, 0, 1}), HostPort: uint16(20000 + i), ContainerPort: 1, Protocol: "udp",
 			})
 		}
-		must(t, fw.Add(t.Context(), IPTables, r))
-		must(t, fw.Check(t.Context(), IPTables, r))
-		must(t, fw.Remove(t.Context(), IPTables, r))
+		must(t, fw.Add(t.Context(), fwrules.IPTables, r))
+		must(t, fw.Check(t.Context(), fwrules.IPTables, r))
+		must(t, fw.Remove(t.Context(), fwrules.IPTables, r))
 		wantLines(t, "after DEL", h.filters().Without(audit.Shared), nil)
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"slices"
 	"strings"
@@ -71,7 +72,7 @@ func findIPTables(ctx context.Context, tool xtables, v6 bool, f footprint) ([]co
 			t.Siblings = slices.Concat(beside, t.Siblings)
 			for _, c := range f.chains() {
 				d := f.divide(v6)
-				d.unknown = d.unknown || entrance(c.name) == "POSTROUTING" &&
+				d.unknown = d.unknown || entrance(c.Name) == "POSTROUTING" &&
 					slices.ContainsFunc(beside, func(a netip.Addr) bool { return !slices.Contains(f.Siblings, a) })
 				commands = append(commands, set.own(c, t, d)...)
 			}
@@ -122,21 +123,21 @@ func loadSome(ctx context.Context, tool xtables, chains []iptables.ChainID, keep
 // the network, as its name does not tell interfaces apart, or that of whoever's
 // network and id make the same name. Then it stays, with what is not clearly
 // this one's.
-func (s ruleset) own(c ownChain, t Target, d division) []command {
-	if !s.Chains[c.name] {
+func (s ruleset) own(c fwrules.Chain, t fwrules.Target, d division) []command {
+	if !s.Chains[c.Name] {
 		return nil
 	}
 	var jumps, body []iptables.Rule
 	for _, r := range s.Rules {
 		switch {
-		case r.JumpsTo(c.name):
+		case r.JumpsTo(c.Name):
 			jumps = append(jumps, r)
-		case r.Chain == c.name:
+		case r.Chain == c.Name:
 			body = append(body, r)
 		}
 	}
 	all := slices.Concat(jumps, body)
-	others := c.others(t.Network, t.ContainerID)
+	others := c.Others(t.Owner)
 	kept := func(r iptables.Rule) bool { return r.About(t.Siblings) || d.kept.has(s.Table, r) }
 	sibling := d.unknown || slices.ContainsFunc(all, kept)
 	collision := slices.ContainsFunc(all, func(r iptables.Rule) bool {
@@ -145,13 +146,13 @@ func (s ruleset) own(c ownChain, t Target, d division) []command {
 	if sibling || collision {
 		return s.remove(all, func(r iptables.Rule) bool {
 			// A sibling's comments are the same.
-			mine := !sibling && slices.Contains(r.Comments(), c.comment)
+			mine := !sibling && slices.Contains(r.Comments(), c.Comment)
 			own := !d.unknown && d.own.has(s.Table, r) // else it may be a sibling's too
 			return !kept(r) && (mine || own || r.About(t.Addresses))
 		})
 	}
 	commands := s.remove(jumps, func(iptables.Rule) bool { return true })
-	id := inTable(s.Table, c.name)
+	id := inTable(s.Table, c.Name)
 	if len(body) > 0 {
 		commands = append(commands, command{ChainID: id, verb: "-F"})
 	}
@@ -172,12 +173,12 @@ func (s ruleset) remove(rules []iptables.Rule, pick func(iptables.Rule) bool) []
 // beside returns the addresses of the container's other interfaces on the same
 // network, which share its chain. It finds them only if f's own are known.
 func (s ruleset) beside(f footprint) (found []netip.Addr) {
-	own := ownChains(f.Network, f.ContainerID)[0]
+	own := f.Chains()[0]
 	if !f.lookBeside || !f.masquerade || len(f.Addresses) == 0 {
 		return nil
 	}
 	for _, r := range s.Rules {
-		if !r.JumpsTo(own.name) || !slices.Contains(r.Comments(), own.comment) || len(r.Args) < 2 || r.Args[0] != "-s" {
+		if !r.JumpsTo(own.Name) || !slices.Contains(r.Comments(), own.Comment) || len(r.Args) < 2 || r.Args[0] != "-s" {
 			continue
 		}
 		if a, ok := iptables.SingleAddress(r.Args[1]); ok && !slices.Contains(f.Addresses, a) {

@@ -3,6 +3,7 @@ package netfilter
 import (
 	"context"
 	"errors"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"slices"
 	"strings"
@@ -10,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-func (i iptablesWriter) remove(ctx context.Context, r Rules) error {
+func (i iptablesWriter) remove(ctx context.Context, r fwrules.Rules) error {
 	all, err := footprints(r, i.fw.siblings())
 	if err != nil {
 		return err
@@ -97,7 +98,7 @@ func (f *footprint) find(k ruleTable) (objects []nft.Object, sure bool, err erro
 		chains := f.chains()
 		asked := make([]nft.Chain, len(chains))
 		for i, c := range chains {
-			asked[i] = nft.Chain{Table: tableNAT, Name: c.name}
+			asked[i] = nft.Chain{Table: tableNAT, Name: c.Name}
 		}
 		_, exist, err := k.Exist(family, asked...)
 		if err != nil {
@@ -108,7 +109,7 @@ func (f *footprint) find(k ruleTable) (objects []nft.Object, sure bool, err erro
 			if !exist[i] {
 				continue
 			}
-			if d.unknown || d.keeps(c.name) {
+			if d.unknown || d.keeps(c.Name) {
 				if d.own.empty() && !d.unknown {
 					continue // all of it is a sibling's
 				}
@@ -130,24 +131,24 @@ func (f *footprint) find(k ruleTable) (objects []nft.Object, sure bool, err erro
 }
 
 // findOwn returns a chain of the container's own and the jumps to it.
-func (f *footprint) findOwn(k ruleTable, family uint8, chain ownChain) (objects []nft.Object, sure bool, err error) {
+func (f *footprint) findOwn(k ruleTable, family uint8, chain fwrules.Chain) (objects []nft.Object, sure bool, err error) {
 	nat := nft.Table{Family: family, Name: tableNAT}
 	sure = true
-	err = k.Rules(nat, entrance(chain.name), [][]byte{zeroTerminated(chain.name)}, func(r nft.Rule) error {
+	err = k.Rules(nat, entrance(chain.Name), [][]byte{zeroTerminated(chain.Name)}, func(r nft.Rule) error {
 		s := shapeOf(r)
-		if s.jump == chain.name {
+		if s.jump == chain.Name {
 			objects = append(objects, s.object(nat))
-			sure = sure && s.comment == chain.comment && f.owns(family, chain, s)
+			sure = sure && s.comment == chain.Comment && f.owns(family, chain, s)
 		}
 		return nil
 	})
-	return append(objects, nft.Object{Table: nat, Chain: chain.name}), sure, err
+	return append(objects, nft.Object{Table: nat, Chain: chain.Name}), sure, err
 }
 
 // owns reports whether a jump to the chain of the masquerading is from one of
 // the attachment's addresses; the chain can be that of another interface too.
-func (f *footprint) owns(family uint8, chain ownChain, s shape) bool {
-	if entrance(chain.name) != "POSTROUTING" || len(f.Addresses) == 0 {
+func (f *footprint) owns(family uint8, chain fwrules.Chain, s shape) bool {
+	if entrance(chain.Name) != "POSTROUTING" || len(f.Addresses) == 0 {
 		return true
 	}
 	return slices.ContainsFunc(f.Addresses, func(a netip.Addr) bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -251,12 +252,12 @@ func TestOpenOfAnotherNamespace(t *testing.T) {
 func TestApplyToAChangedKernel(t *testing.T) {
 	h := newHost(t, "nft")
 	a := h.mustAdd(h.network("podnet", "1", setups()["bridge iptables-nft"].plugins), "c1", "eth0", fewMappings(1000))
-	chains := ownChains("podnet", "c1")
+	chains := fwrules.Owner{Network: "podnet", ContainerID: "c1"}.Chains()
 	plan := h.find(a.target())
-	h.sh("iptables-nft -t nat -D POSTROUTING 2; iptables-nft -t nat -A POSTROUTING -j " + chains[0].name +
+	h.sh("iptables-nft -t nat -D POSTROUTING 2; iptables-nft -t nat -A POSTROUTING -j " + chains[0].Name +
 		"; ip6tables-nft -t nat -F; ip6tables-nft -t nat -X; nft add rule bridge nat PREROUTING jump cni-br-iface-c1-eth0")
 	err := plan.Apply(t.Context())
-	for _, want := range []string{"iptables-nft -t nat -X " + chains[0].name + ": ", "nftables: delete chain bridge nat cni-br-iface-c1-eth0: "} {
+	for _, want := range []string{"iptables-nft -t nat -X " + chains[0].Name + ": ", "nftables: delete chain bridge nat cni-br-iface-c1-eth0: "} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v lacks %q", err, want)
 		}
@@ -268,7 +269,7 @@ func TestApplyToAChangedKernel(t *testing.T) {
 		t.Errorf("more than two errors: %v", err)
 	}
 	// What has come since belongs to the container, too.
-	want := "iptables-nft -t nat -D POSTROUTING -j " + chains[0].name + "\niptables-nft -t nat -X " + chains[0].name + "\n"
+	want := "iptables-nft -t nat -D POSTROUTING -j " + chains[0].Name + "\niptables-nft -t nat -X " + chains[0].Name + "\n"
 	if got := h.sweep(a.target()).String(); !strings.HasPrefix(got, want) || strings.Count(got, "\n") != 4 {
 		t.Errorf("got\n%s", got)
 	}

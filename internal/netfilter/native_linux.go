@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -11,16 +12,16 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// native is the writer for [Native].
+// native is the writer for [fwrules.Native].
 type native struct {
 	*nft.Conn
-	siblings func() Siblings
+	siblings func() fwrules.Siblings
 }
 
 // add makes the elements in one transaction, without a look before: the kernel
 // adds them only if their keys are free. Only if it refuses, add looks at the
 // elements in the way.
-func (n native) add(ctx context.Context, r Rules) error {
+func (n native) add(ctx context.Context, r fwrules.Rules) error {
 	wanted, err := nativeElements(r)
 	if err != nil || len(wanted) == 0 {
 		return err
@@ -68,10 +69,10 @@ func (n native) toAdd(wanted []element) ([]nft.Message, uint32, error) {
 		i := sameKey(found, e)
 		switch {
 		case i < 0:
-		case found[i] == e, isPort(e) && n.siblings().have(found[i].Comment):
+		case found[i] == e, isPort(e) && n.siblings().Have(found[i].Comment):
 			continue
 		case isPort(e) && found[i].Comment != e.Comment:
-			return nil, 0, fmt.Errorf("%w: there is %v", ErrHostPortTaken, elementText(found[i]))
+			return nil, 0, fmt.Errorf("%w: there is %v", fwrules.ErrHostPortTaken, elementText(found[i]))
 		default:
 			// An address is given to one attachment at a time, so that what
 			// another one has left with it is stale.
@@ -101,7 +102,7 @@ func setsOf(elements []element) []string {
 }
 
 // check looks at the elements, and at what makes them matter.
-func (n native) check(ctx context.Context, r Rules) error {
+func (n native) check(ctx context.Context, r fwrules.Rules) error {
 	wanted, err := nativeElements(r)
 	if err != nil || len(wanted) == 0 {
 		return err
@@ -126,7 +127,7 @@ func (n native) checkElements(wanted []element) error {
 		if i < 0 {
 			return fmt.Errorf("nftables: %v is missing", elementText(e))
 		}
-		if found[i] != e && !(isPort(e) && n.siblings().have(found[i].Comment)) {
+		if found[i] != e && !(isPort(e) && n.siblings().Have(found[i].Comment)) {
 			return fmt.Errorf("nftables: %v is missing, there is %v", elementText(e), elementText(found[i]))
 		}
 	}

@@ -3,6 +3,7 @@ package netfilter
 import (
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"os/exec"
 	"slices"
@@ -18,11 +19,11 @@ import (
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
 // wanted are rules of every kind for one attachment.
-func wanted(id, v4, v6 string, port uint16) Rules {
-	o := Owner{"podnet", id, "eth0"}
-	return Rules{
-		Masquerade: []Masquerade{{o, []netip.Prefix{prefix(v4), prefix(v6)}}},
-		HostPorts: []HostPorts{{Owner: o, V4: prefix(v4), V6: prefix(v6), SNAT: true, Ports: []HostPort{
+func wanted(id, v4, v6 string, port uint16) fwrules.Rules {
+	o := fwrules.Owner{Network: "podnet", ContainerID: id, IfName: "eth0"}
+	return fwrules.Rules{
+		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{prefix(v4), prefix(v6)}}},
+		HostPorts: []fwrules.HostPorts{{Owner: o, V4: prefix(v4), V6: prefix(v6), SNAT: true, Ports: []fwrules.HostPort{
 			{HostPort: port, ContainerPort: 80, Protocol: "tcp"},
 			{HostPort: port, ContainerPort: 53, Protocol: "udp", HostIP: netip.MustParseAddr("127.0.0.1")},
 			{HostPort: port, ContainerPort: 54, Protocol: "sctp", HostIP: netip.MustParseAddr("fd00:99::1")},
@@ -31,14 +32,14 @@ func wanted(id, v4, v6 string, port uint16) Rules {
 	}
 }
 
-func (h *host) mustWrite(b Backend, r Rules) {
+func (h *host) mustWrite(b fwrules.Backend, r fwrules.Rules) {
 	h.t.Helper()
 	if err := h.fw.Add(h.t.Context(), b, r); err != nil {
 		h.t.Fatal(err)
 	}
 }
 
-func (h *host) mustRemove(b Backend, r Rules) {
+func (h *host) mustRemove(b fwrules.Backend, r fwrules.Rules) {
 	h.t.Helper()
 	if err := h.fw.Remove(h.t.Context(), b, r); err != nil {
 		h.t.Fatal(err)
@@ -50,8 +51,8 @@ func TestNativeTable(t *testing.T) {
 	h := newHost(t, "nft")
 	before := h.filters()
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/65", 8080)
-	r.Forward = []Forward{{Owner: r.Masquerade[0].Owner, Ingress: "isolated", Bridge: "br1"}}
-	h.mustWrite(Native, r)
+	r.Forward = []fwrules.Forward{{Owner: r.Masquerade[0].Owner, Ingress: "isolated", Bridge: "br1"}}
+	h.mustWrite(fwrules.Native, r)
 	const owner = ` comment "` + nftC1 + `"`
 	want := []string{
 		`containers4 10.1.0.2` + owner,
@@ -92,13 +93,13 @@ func TestNativeTable(t *testing.T) {
 	full := h.filters()
 	h.feed(h.dumpTables([]nft.Table{nativeTable}), "nft", "-f", "-")
 	h.wantFilters(full)
-	if err := h.fw.Check(t.Context(), Native, r); err != nil {
+	if err := h.fw.Check(t.Context(), fwrules.Native, r); err != nil {
 		t.Errorf("after nft has read what it listed: %v", err)
 	}
-	h.mustWrite(Native, r) // again
+	h.mustWrite(fwrules.Native, r) // again
 	h.wantFilters(full)
-	h.mustRemove(Native, r)
-	h.mustRemove(Native, r)
+	h.mustRemove(fwrules.Native, r)
+	h.mustRemove(fwrules.Native, r)
 	if left := h.filters().Without(audit.Shared); len(left) > 0 {
 		t.Errorf("left %q", left)
 	}
@@ -108,8 +109,8 @@ func TestNativeTable(t *testing.T) {
 func TestNativeCheckFindsEachDamage(t *testing.T) {
 	h := newHost(t, "nft")
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/65", 8080)
-	r.Forward = []Forward{{Owner: r.Masquerade[0].Owner, Ingress: "same-bridge", Bridge: "br1"}}
-	h.mustWrite(Native, r)
+	r.Forward = []fwrules.Forward{{Owner: r.Masquerade[0].Owner, Ingress: "same-bridge", Bridge: "br1"}}
+	h.mustWrite(fwrules.Native, r)
 	var damages []string
 	elements, err := nativeElements(r)
 	if err != nil {
@@ -137,24 +138,24 @@ func TestNativeCheckFindsEachDamage(t *testing.T) {
 		t.Errorf("only %q", damages)
 	}
 	for _, damage := range damages {
-		if err := h.fw.Check(t.Context(), Native, r); err != nil {
+		if err := h.fw.Check(t.Context(), fwrules.Native, r); err != nil {
 			t.Fatalf("undamaged: %v", err)
 		}
 		h.feed(damage+"\n", "nft", "-f", "-")
-		if err := h.fw.Check(t.Context(), Native, r); err == nil || !strings.HasPrefix(err.Error(), "nftables: ") {
+		if err := h.fw.Check(t.Context(), fwrules.Native, r); err == nil || !strings.HasPrefix(err.Error(), "nftables: ") {
 			t.Errorf("%s: %v", damage, err)
 		}
 		// As handles are of this table, what is missing is made in it.
-		h.mustRemove(Native, r)
+		h.mustRemove(fwrules.Native, r)
 		h.sh("nft delete element inet embedcni containers4 '{ 10.1.0.2 }' 2>/dev/null || true; nft delete table inet embedcni 2>/dev/null || true")
-		h.mustWrite(Native, r)
+		h.mustWrite(fwrules.Native, r)
 	}
 }
 
 // An element of the neighbour, of another network or port is not touched.
 func TestNativeSparesNeighbours(t *testing.T) {
 	h := newHost(t, "nft")
-	var neighbours []Rules
+	var neighbours []fwrules.Rules
 	for i, id := range []string{"c", "c11", "C1"} {
 		neighbours = append(neighbours, wanted(id, fmt.Sprintf("10.1.0.%d/24", 10+i), fmt.Sprintf("fd00:1::%x/64", 10+i), uint16(1000+i)))
 	}
@@ -163,18 +164,18 @@ func TestNativeSparesNeighbours(t *testing.T) {
 	second := wanted("c1", "10.1.0.3/24", "fd00:1::3/64", 3000)
 	second.Masquerade[0].IfName, second.HostPorts[0].IfName = "eth1", "eth1"
 	for _, r := range append(neighbours, elsewhere, second) {
-		h.mustWrite(Native, r)
+		h.mustWrite(fwrules.Native, r)
 	}
 	before := h.filters()
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
-	unknown := Rules{
-		Masquerade: []Masquerade{{Owner: r.Masquerade[0].Owner}},
-		HostPorts:  []HostPorts{{Owner: r.HostPorts[0].Owner}},
+	unknown := fwrules.Rules{
+		Masquerade: []fwrules.Masquerade{{Owner: r.Masquerade[0].Owner}},
+		HostPorts:  []fwrules.HostPorts{{Owner: r.HostPorts[0].Owner}},
 	}
-	onlyPorts := Rules{Masquerade: unknown.Masquerade, HostPorts: []HostPorts{{Owner: r.HostPorts[0].Owner, Ports: r.HostPorts[0].Ports}}}
-	for name, removed := range map[string]Rules{"all is known": r, "nothing is known": unknown, "the ports are known": onlyPorts} {
-		h.mustWrite(Native, r)
-		h.mustRemove(Native, removed)
+	onlyPorts := fwrules.Rules{Masquerade: unknown.Masquerade, HostPorts: []fwrules.HostPorts{{Owner: r.HostPorts[0].Owner, Ports: r.HostPorts[0].Ports}}}
+	for name, removed := range map[string]fwrules.Rules{"all is known": r, "nothing is known": unknown, "the ports are known": onlyPorts} {
+		h.mustWrite(fwrules.Native, r)
+		h.mustRemove(fwrules.Native, removed)
 		if left, gone := audit.Diff(before, h.filters()); len(left)+len(gone) > 0 {
 			t.Errorf("%s: left\n%s\ngone\n%s", name, strings.Join(left, "\n"), strings.Join(gone, "\n"))
 		}
@@ -186,16 +187,16 @@ func TestNativeSparesNeighbours(t *testing.T) {
 func TestNativeAddressGivenAgain(t *testing.T) {
 	h := newHost(t, "nft")
 	old, young := wanted("old", "10.1.0.2/24", "fd00:1::2/64", 1000), wanted("young", "10.1.0.2/24", "fd00:1::2/64", 2000)
-	h.mustWrite(Native, old)
-	h.mustWrite(Native, young)
-	if err := h.fw.Check(t.Context(), Native, young); err != nil {
+	h.mustWrite(fwrules.Native, old)
+	h.mustWrite(fwrules.Native, young)
+	if err := h.fw.Check(t.Context(), fwrules.Native, young); err != nil {
 		t.Error(err)
 	}
-	if err := h.fw.Check(t.Context(), Native, old); err == nil {
+	if err := h.fw.Check(t.Context(), fwrules.Native, old); err == nil {
 		t.Error("the old attachment is said to be complete")
 	}
-	h.mustRemove(Native, old)
-	if err := h.fw.Check(t.Context(), Native, young); err != nil {
+	h.mustRemove(fwrules.Native, old)
+	if err := h.fw.Check(t.Context(), fwrules.Native, young); err != nil {
 		t.Errorf("after the late DEL: %v", err)
 	}
 	for _, line := range h.filters().Without(audit.Shared) {
@@ -210,26 +211,26 @@ func TestNativeAddressGivenAgain(t *testing.T) {
 func TestNativePortTaken(t *testing.T) {
 	h := newHost(t, "nft")
 	first, second := wanted("first", "10.1.0.2/24", "fd00:1::2/64", 8080), wanted("second", "10.1.0.3/24", "fd00:1::3/64", 8080)
-	h.mustWrite(Native, first)
+	h.mustWrite(fwrules.Native, first)
 	before := h.filters()
-	err := h.fw.Add(t.Context(), Native, second)
+	err := h.fw.Add(t.Context(), fwrules.Native, second)
 	want := `the host port is taken: there is element inet embedcni hostips4 { udp . 127.0.0.1 . 8080 comment "` +
-		masqueradeComment("podnet", "eth0", "first") + `" : 10.1.0.2 . 53 }`
-	if !errors.Is(err, ErrHostPortTaken) || err.Error() != want {
+		fwrules.Owner{Network: "podnet", ContainerID: "first", IfName: "eth0"}.Comment() + `" : 10.1.0.2 . 53 }`
+	if !errors.Is(err, fwrules.ErrHostPortTaken) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	h.wantFilters(before)
-	if err := h.fw.Remove(t.Context(), Native, second); err != nil {
+	if err := h.fw.Remove(t.Context(), fwrules.Native, second); err != nil {
 		t.Error(err)
 	}
 	h.wantFilters(before)
 	// Of one address and of all are two ports, as they are for the plugins.
-	second.HostPorts[0].Ports = []HostPort{{HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}
-	h.mustWrite(Native, second)
+	second.HostPorts[0].Ports = []fwrules.HostPort{{HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}
+	h.mustWrite(fwrules.Native, second)
 	// Twice in one request it is refused, too.
 	third := wanted("third", "10.1.0.4/24", "fd00:1::4/64", 9000)
-	third.HostPorts[0].Ports = []HostPort{{HostPort: 1, ContainerPort: 80, Protocol: "tcp"}, {HostPort: 1, ContainerPort: 81, Protocol: "tcp"}}
-	if err := h.fw.Add(t.Context(), Native, third); !errors.Is(err, ErrHostPortTaken) {
+	third.HostPorts[0].Ports = []fwrules.HostPort{{HostPort: 1, ContainerPort: 80, Protocol: "tcp"}, {HostPort: 1, ContainerPort: 81, Protocol: "tcp"}}
+	if err := h.fw.Add(t.Context(), fwrules.Native, third); !errors.Is(err, fwrules.ErrHostPortTaken) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -238,10 +239,10 @@ func TestNativePortTaken(t *testing.T) {
 func TestNativeOwnElementsAreReplaced(t *testing.T) {
 	h := newHost(t, "nft")
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
-	h.mustWrite(Native, r)
+	h.mustWrite(fwrules.Native, r)
 	r = wanted("c1", "10.1.0.9/24", "fd00:1::9/64", 8080)
-	h.mustWrite(Native, r)
-	if err := h.fw.Check(t.Context(), Native, r); err != nil {
+	h.mustWrite(fwrules.Native, r)
+	if err := h.fw.Check(t.Context(), fwrules.Native, r); err != nil {
 		t.Error(err)
 	}
 }
@@ -249,27 +250,27 @@ func TestNativeOwnElementsAreReplaced(t *testing.T) {
 func TestNativeRefusesWhatItCannotDo(t *testing.T) {
 	h := newHost(t, "nft")
 	before := h.filters()
-	forward := func(f Forward) func(*Rules) {
-		return func(r *Rules) { f.Owner = r.Masquerade[0].Owner; r.Forward = []Forward{f} }
+	forward := func(f fwrules.Forward) func(*fwrules.Rules) {
+		return func(r *fwrules.Rules) { f.Owner = r.Masquerade[0].Owner; r.Forward = []fwrules.Forward{f} }
 	}
-	for field, change := range map[string]func(*Rules){
-		"conditionsV4":           func(r *Rules) { r.HostPorts[0].ConditionsV4 = []string{"ip saddr 10.0.0.0/8"} },
-		"conditionsV6":           func(r *Rules) { r.HostPorts[0].ConditionsV6 = []string{"-s", "fd00::/8"} },
-		"externalSetMarkChain":   func(r *Rules) { r.HostPorts[0].ExternalSetMarkChain = "KUBE-MARK-MASQ" },
-		"iptablesAdminChainName": forward(Forward{AdminChain: "MINE"}),
-		"ingressPolicy":          forward(Forward{Ingress: "shut"}),
-		"interface name":         forward(Forward{Ingress: "isolated", Bridge: "averyveryverylongname"}),
-		"protocol":               func(r *Rules) { r.HostPorts[0].Ports[0].Protocol = "icmp" },
-		"host port 0":            func(r *Rules) { r.HostPorts[0].Ports[0].HostPort = 0 },
-		"container ID":           func(r *Rules) { r.Masquerade[0].ContainerID = "" },
-		"not valid":              func(r *Rules) { r.Masquerade[0].Addresses[0] = netip.Prefix{} },
+	for field, change := range map[string]func(*fwrules.Rules){
+		"conditionsV4":           func(r *fwrules.Rules) { r.HostPorts[0].ConditionsV4 = []string{"ip saddr 10.0.0.0/8"} },
+		"conditionsV6":           func(r *fwrules.Rules) { r.HostPorts[0].ConditionsV6 = []string{"-s", "fd00::/8"} },
+		"externalSetMarkChain":   func(r *fwrules.Rules) { r.HostPorts[0].ExternalSetMarkChain = "KUBE-MARK-MASQ" },
+		"iptablesAdminChainName": forward(fwrules.Forward{AdminChain: "MINE"}),
+		"ingressPolicy":          forward(fwrules.Forward{Ingress: "shut"}),
+		"interface name":         forward(fwrules.Forward{Ingress: "isolated", Bridge: "averyveryverylongname"}),
+		"protocol":               func(r *fwrules.Rules) { r.HostPorts[0].Ports[0].Protocol = "icmp" },
+		"host port 0":            func(r *fwrules.Rules) { r.HostPorts[0].Ports[0].HostPort = 0 },
+		"container ID":           func(r *fwrules.Rules) { r.Masquerade[0].ContainerID = "" },
+		"not valid":              func(r *fwrules.Rules) { r.Masquerade[0].Addresses[0] = netip.Prefix{} },
 	} {
 		r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
 		change(&r)
-		if err := h.fw.Add(t.Context(), Native, r); err == nil || !strings.Contains(err.Error(), field) {
+		if err := h.fw.Add(t.Context(), fwrules.Native, r); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)
 		}
-		if err := h.fw.Remove(t.Context(), Native, r); err != nil {
+		if err := h.fw.Remove(t.Context(), fwrules.Native, r); err != nil {
 			t.Errorf("%s: remove: %v", field, err)
 		}
 	}
@@ -281,14 +282,14 @@ func TestNativePrefixes(t *testing.T) {
 	h := newHost(t, "nft")
 	for _, addrs := range [][2]string{{"10.1.0.2/32", "fd00:1::2/128"}, {"10.1.0.2/0", "fd00:1::2/0"}, {"::ffff:10.1.0.2/120", "fd00:1::2/1"}} {
 		r := wanted("c1", addrs[0], addrs[1], 8080)
-		h.mustWrite(Native, r)
-		if err := h.fw.Check(t.Context(), Native, r); err != nil {
+		h.mustWrite(fwrules.Native, r)
+		if err := h.fw.Check(t.Context(), fwrules.Native, r); err != nil {
 			t.Errorf("%q: %v", addrs, err)
 		}
 		state := h.filters()
 		h.feed(h.dumpTables([]nft.Table{nativeTable}), "nft", "-f", "-")
 		h.wantFilters(state)
-		h.mustRemove(Native, r)
+		h.mustRemove(fwrules.Native, r)
 		if left := h.filters().Without(audit.Shared); len(left) > 0 {
 			t.Errorf("%q: left %q", addrs, left)
 		}
@@ -299,7 +300,7 @@ func TestNativePrefixes(t *testing.T) {
 func TestNativeRefusalNamesTheElement(t *testing.T) {
 	h := newHost(t, "nft")
 	h.sh("nft 'add table inet embedcni; add set inet embedcni containers4 { type ipv6_addr; }; add map inet embedcni hostports4 { type ipv6_addr : ipv6_addr; }'")
-	err := h.fw.Add(t.Context(), Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	err := h.fw.Add(t.Context(), fwrules.Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 	want := `nftables: element inet embedcni containers4 { 10.1.0.2 comment "` + nftC1 + `" }: invalid argument`
 	if !errors.Is(err, unix.EINVAL) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
@@ -315,7 +316,7 @@ func TestNativeWithoutPrivilege(t *testing.T) {
 		if err := unix.Capset(&caps, &data[0]); err != nil {
 			return err
 		}
-		return Open(nil, Options{}).Add(t.Context(), Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+		return Open(nil, Options{}).Add(t.Context(), fwrules.Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 	})
 	if !errors.Is(err, unix.EPERM) {
 		t.Errorf("got %v, want %v", err, unix.EPERM)
@@ -327,13 +328,13 @@ func TestNativeManyPorts(t *testing.T) {
 	h := newHost(t, "nft")
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
 	for i := range 700 {
-		r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, HostPort{HostPort: uint16(20000 + i), ContainerPort: 1, Protocol: "tcp", HostIP: netip.IPv4Unspecified()})
+		r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, fwrules.HostPort{HostPort: uint16(20000 + i), ContainerPort: 1, Protocol: "tcp", HostIP: netip.IPv4Unspecified()})
 	}
-	h.mustWrite(Native, r)
-	if err := h.fw.Check(t.Context(), Native, r); err != nil {
+	h.mustWrite(fwrules.Native, r)
+	if err := h.fw.Check(t.Context(), fwrules.Native, r); err != nil {
 		t.Error(err)
 	}
-	h.mustRemove(Native, r)
+	h.mustRemove(fwrules.Native, r)
 	if left := h.filters().Without(audit.Shared); len(left) > 0 {
 		t.Errorf("left %d lines", len(left))
 	}
@@ -342,12 +343,12 @@ func TestNativeManyPorts(t *testing.T) {
 // Someone has emptied the chains, and the next container has them made again.
 func TestNativeAddRepairs(t *testing.T) {
 	h := newHost(t, "nft")
-	h.mustWrite(Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	h.mustWrite(fwrules.Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 	full := h.filters()
 	if out, err := exec.Command("nft", "flush", "table", "inet", "embedcni").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	// Any reason to look is one to repair.
-	h.mustWrite(Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	h.mustWrite(fwrules.Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 	h.wantFilters(full)
 }

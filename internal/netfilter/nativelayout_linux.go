@@ -9,15 +9,6 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// Where the chains of the plugins and of this module hang; the priorities are
-// those that nft calls dstnat, srcnat and filter.
-var (
-	hookPrerouting  = nft.Hook{Type: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: -100}
-	hookOutput      = nft.Hook{Type: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: -100}
-	hookPostrouting = nft.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100}
-	hookForward     = nft.Hook{Type: "filter", Number: unix.NF_INET_FORWARD, Priority: 0}
-)
-
 // nativeChain is a chain of the native table that is always there.
 type nativeChain struct {
 	name  string
@@ -65,10 +56,10 @@ func nativeChains() []nativeChain {
 		{name: "hostports", rules: hostports},
 		{name: "subnets"}, {name: "hairpin"},
 		{name: "containers", rules: containers},
-		{name: "prerouting", hook: &hookPrerouting, rules: []nativeRule{{comment: "hostports", exprs: nft.Exprs(nil).ToHost().Jump("hostports")}}},
-		{name: "output", hook: &hookOutput, rules: []nativeRule{{comment: "hostports", exprs: nft.Exprs(nil).ToHost().Jump("hostports")}}},
-		{name: "postrouting", hook: &hookPostrouting, rules: postrouting},
-		{name: "forward", hook: &hookForward, rules: ingressRules()},
+		{name: "prerouting", hook: nft.DestinationNAT(unix.NF_INET_PRE_ROUTING), rules: []nativeRule{{comment: "hostports", exprs: nft.Exprs(nil).ToHost().Jump("hostports")}}},
+		{name: "output", hook: nft.DestinationNAT(unix.NF_INET_LOCAL_OUT), rules: []nativeRule{{comment: "hostports", exprs: nft.Exprs(nil).ToHost().Jump("hostports")}}},
+		{name: "postrouting", hook: nft.SourceNAT(), rules: postrouting},
+		{name: "forward", hook: &nft.Hook{Type: "filter", Number: unix.NF_INET_FORWARD}, rules: ingressRules()},
 	}
 	for _, c := range chains {
 		for i := range c.rules {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"slices"
 
@@ -15,19 +16,20 @@ import (
 type owned struct {
 	comments map[string]bool
 	keys     []element
-	// addrs stand for their keys in every set that is for one length of prefix.
+	// addrs stand for their keys in the sets of containers, and in each set that is
+	// for one length of prefix.
 	addrs  []netip.Addr
 	inSets func(set string) bool // nil: none
 }
 
-// ownedBy tells what remove deletes. Rules that could not have been added have
-// nothing.
-func ownedBy(r Rules) owned {
+// ownedBy describes the elements of the rules. A rule that cannot be added has
+// none.
+func ownedBy(r fwrules.Rules) owned {
 	o := owned{comments: make(map[string]bool)}
 	searched := make(map[string]bool) // by prefix
 	for _, m := range r.Masquerade {
-		o.comments[m.comment()] = true
-		if elements, err := m.elements(); err == nil {
+		o.comments[m.Comment()] = true
+		if elements, err := masqueradeElements(m); err == nil {
 			o.keys = append(o.keys, elements...)
 		}
 		if len(m.Addresses) == 0 {
@@ -35,8 +37,8 @@ func ownedBy(r Rules) owned {
 		}
 	}
 	for _, h := range r.HostPorts {
-		o.comments[h.comment()] = true
-		o.keys = append(o.keys, h.keys()...)
+		o.comments[h.Comment()] = true
+		o.keys = append(o.keys, hostPortKeys(h)...)
 		if len(h.Ports) == 0 {
 			searched["hostports"], searched["hostips"] = true, true
 		}
@@ -56,12 +58,12 @@ func ownedBy(r Rules) owned {
 	return o
 }
 
-// keys are those of all elements that there may be for the ports, whether or
-// not it is known what they were forwarded to.
-func (h HostPorts) keys() (all []element) {
+// hostPortKeys returns the keys of all elements that the ports may have, whether
+// or not the address that they were forwarded to is known.
+func hostPortKeys(h fwrules.HostPorts) (all []element) {
 	for _, p := range h.Ports {
 		for _, v4 := range []bool{true, false} {
-			if e, ok, err := p.key(v4); ok && err == nil {
+			if e, ok, err := portKey(p, v4); ok && err == nil {
 				all = append(all, e)
 			}
 		}
@@ -69,8 +71,8 @@ func (h HostPorts) keys() (all []element) {
 	for _, masqAll := range []bool{false, true} {
 		h.MasqAll = masqAll
 		for _, to := range []netip.Prefix{h.V4, h.V6} {
-			if p, err := plainPrefix(to); err == nil {
-				all = append(all, h.returning(p)...)
+			if p, err := fwrules.PlainPrefix(to); err == nil {
+				all = append(all, hairpinElements(h, p)...)
 			}
 		}
 	}
@@ -79,7 +81,7 @@ func (h HostPorts) keys() (all []element) {
 
 // remove deletes what has the owner's comment: not that of an attachment which
 // has been given the same address since.
-func (n native) remove(ctx context.Context, r Rules) error {
+func (n native) remove(ctx context.Context, r fwrules.Rules) error {
 	o := ownedBy(r)
 	if len(o.comments) == 0 {
 		return nil
@@ -125,15 +127,14 @@ func (o owned) find(t elementTable) ([]element, uint32, error) {
 	return slices.Compact(found), generation, nil
 }
 
-// keysIn are the keys that the addresses have in a set for one length of
-// prefix.
+// keysIn returns the keys that the addresses have in a set.
 func (o owned) keysIn(set string) (keys []element) {
 	prefix, v6, bits, ok := perLength(set)
-	if !ok {
-		return nil
-	}
 	for _, a := range o.addrs {
-		if a.Is6() != v6 {
+		if set == perFamily("containers", a) {
+			keys = append(keys, element{Set: set, Key: keyAddr(a)})
+		}
+		if !ok || a.Is6() != v6 {
 			continue
 		}
 		keys = append(keys, pairElement(prefix, a, netip.PrefixFrom(a, bits).Masked(), ""))
@@ -158,29 +159,19 @@ func (o owned) remove(ctx context.Context, t elementTable) error {
 	})
 }
 
-// ownedByTarget tells what a sweep deletes.
-func ownedByTarget(t Target) owned {
-	o := owned{comments: map[string]bool{masqueradeComment(t.Network, t.IfName, t.ContainerID): true}, addrs: t.Addresses}
-	for _, a := range t.Addresses {
-		o.keys = append(o.keys, element{Set: perFamily("containers", a), Key: keyAddr(a)})
+// ownedByTarget describes all elements of the target.
+func ownedByTarget(t fwrules.Target) owned {
+	o := ownedBy(t.Everything())
+	if !t.Whole() {
+		o.addrs, o.inSets = t.Addresses, nil
 	}
-	o.keys = append(o.keys, HostPorts{Ports: t.Ports}.keys()...)
-	if t.Thorough || len(t.Addresses) == 0 {
-		o.inSets = func(set string) bool { return !perBridge(set) }
-	}
-	if link, err := keyLink(t.LastOnBridge); err == nil {
+	if link, err := nft.InterfaceName(t.LastOnBridge); err == nil {
 		// These are the only ones without a comment.
 		o.comments[""] = true
 		o.keys = append(o.keys, element{Set: "bridges", Key: link},
 			element{Set: "isolated", Key: link + link}, element{Set: "same_bridge", Key: link + link})
 	}
 	return o
-}
-
-// perBridge tells whether the elements of a set are for all that is on a
-// bridge.
-func perBridge(set string) bool {
-	return set == "bridges" || set == "isolated" || set == "same_bridge"
 }
 
 // search returns the elements that are there.

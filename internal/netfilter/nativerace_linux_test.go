@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -18,13 +19,13 @@ import (
 
 // raceRules are those of attachment i, each with lengths of prefix that the
 // first ones have to make sets for.
-func raceRules(i int) Rules {
-	o := Owner{"podnet", fmt.Sprint("c", i), "eth0"}
+func raceRules(i int) fwrules.Rules {
+	o := fwrules.Owner{Network: "podnet", ContainerID: fmt.Sprint("c", i), IfName: "eth0"}
 	v4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 20+i%4)
-	return Rules{
-		Masquerade: []Masquerade{{o, []netip.Prefix{v4}}},
-		HostPorts: []HostPorts{{Owner: o, V4: v4, SNAT: true,
-			Ports: []HostPort{{HostPort: uint16(1000 + i), ContainerPort: 80, Protocol: "tcp"}}}},
+	return fwrules.Rules{
+		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4}}},
+		HostPorts: []fwrules.HostPorts{{Owner: o, V4: v4, SNAT: true,
+			Ports: []fwrules.HostPort{{HostPort: uint16(1000 + i), ContainerPort: 80, Protocol: "tcp"}}}},
 	}
 }
 
@@ -52,17 +53,17 @@ const racers = 64
 // raceInThisProcess adds and checks 64 attachments at once and removes every
 // other one while it does so again.
 func raceInThisProcess(ctx context.Context, fw *Firewalls, from int) error {
-	if err := atOnce(from, racers, func(i int) error { return fw.Add(ctx, Native, raceRules(i)) }); err != nil {
+	if err := atOnce(from, racers, func(i int) error { return fw.Add(ctx, fwrules.Native, raceRules(i)) }); err != nil {
 		return err
 	}
-	if err := atOnce(from, racers, func(i int) error { return fw.Check(ctx, Native, raceRules(i)) }); err != nil {
+	if err := atOnce(from, racers, func(i int) error { return fw.Check(ctx, fwrules.Native, raceRules(i)) }); err != nil {
 		return err
 	}
 	return atOnce(from, racers, func(i int) error {
 		if i%2 == 0 {
-			return fw.Remove(ctx, Native, raceRules(i))
+			return fw.Remove(ctx, fwrules.Native, raceRules(i))
 		}
-		return fw.Add(ctx, Native, raceRules(i))
+		return fw.Add(ctx, fwrules.Native, raceRules(i))
 	})
 }
 
@@ -107,7 +108,7 @@ func TestNativeRace(t *testing.T) {
 			}
 			for _, from := range []int{0, 500} {
 				for i := from; i < from+racers; i++ {
-					err := h.fw.Check(t.Context(), Native, raceRules(i))
+					err := h.fw.Check(t.Context(), fwrules.Native, raceRules(i))
 					if (err == nil) != (i%2 == 1) {
 						t.Errorf("attachment %d: %v", i, err)
 					}

@@ -5,18 +5,17 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/embedcni/cni/internal/nft"
 )
 
 // nativeTable is the table of this module's own. Its sets are described at
-// [Native].
+// [fwrules.Native].
 var nativeTable = nft.Table{Family: nft.FamilyInet, Name: "embedcni"}
 
 // field is a part of an element's key or value.
@@ -209,22 +208,9 @@ func sameKey(all []element, e element) int {
 	return slices.IndexFunc(all, func(f element) bool { return f.Set == e.Set && f.Key == e.Key })
 }
 
-// protocols are those of which ports can be forwarded, by number.
-func protocolNumber(name string) (byte, error) {
-	switch name {
-	case "tcp":
-		return unix.IPPROTO_TCP, nil
-	case "udp":
-		return unix.IPPROTO_UDP, nil
-	case "sctp":
-		return unix.IPPROTO_SCTP, nil
-	}
-	return 0, fmt.Errorf("protocol %q is none of tcp, udp and sctp", name)
-}
-
 func protocolName(number byte) string {
 	for _, name := range []string{"tcp", "udp", "sctp"} {
-		if n, _ := protocolNumber(name); n == number {
+		if n, _ := fwrules.ProtocolNumber(name); n == number {
 			return name
 		}
 	}
@@ -235,10 +221,3 @@ func protocolName(number byte) string {
 func keyProtocol(number byte) string { return string([]byte{number, 0, 0, 0}) }
 func keyPort(port uint16) string     { return string([]byte{byte(port >> 8), byte(port), 0, 0}) }
 func keyAddr(a netip.Addr) string    { return string(a.AsSlice()) }
-
-func keyLink(name string) (string, error) {
-	if name == "" || len(name) >= unix.IFNAMSIZ {
-		return "", fmt.Errorf("interface name %q: 1 to %d bytes are possible", name, unix.IFNAMSIZ-1)
-	}
-	return name + strings.Repeat("\x00", unix.IFNAMSIZ-len(name)), nil
-}

@@ -3,6 +3,7 @@ package netfilter
 import (
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"slices"
 	"strings"
 	"testing"
@@ -12,8 +13,8 @@ import (
 )
 
 // nativeTarget is what a runtime would say of the attachment of [wanted].
-func nativeTarget() Target {
-	t := Target{Network: "podnet", ContainerID: "c1", IfName: "eth0", Addresses: addrs("10.1.0.2", "fd00:1::2")}
+func nativeTarget() fwrules.Target {
+	t := fwrules.Target{Owner: fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Addresses: addrs("10.1.0.2", "fd00:1::2")}
 	t.Ports = wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080).HostPorts[0].Ports
 	return t
 }
@@ -21,18 +22,18 @@ func nativeTarget() Target {
 // The dry run has a line for each element, and does what it says, whether the
 // elements are found by key or by looking at all.
 func TestSweepOfNative(t *testing.T) {
-	for name, change := range map[string]func(*Target){
-		"known":             func(*Target) {},
-		"addresses unknown": func(t *Target) { t.Addresses, t.Ports = nil, nil },
-		"ports unknown":     func(t *Target) { t.Ports, t.Thorough = nil, true },
+	for name, change := range map[string]func(*fwrules.Target){
+		"known":             func(*fwrules.Target) {},
+		"addresses unknown": func(t *fwrules.Target) { t.Addresses, t.Ports = nil, nil },
+		"ports unknown":     func(t *fwrules.Target) { t.Ports, t.Thorough = nil, true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, "nft")
 			other := wanted("c2", "10.1.0.3/16", "fd00:1::3/64", 1000)
-			other.Forward = []Forward{{Owner: other.Masquerade[0].Owner, Ingress: "same-bridge", Bridge: "br2"}}
-			h.mustWrite(Native, other)
+			other.Forward = []fwrules.Forward{{Owner: other.Masquerade[0].Owner, Ingress: "same-bridge", Bridge: "br2"}}
+			h.mustWrite(fwrules.Native, other)
 			before := h.filters()
-			h.mustWrite(Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+			h.mustWrite(fwrules.Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 			target := nativeTarget()
 			change(&target)
 			got := h.sweep(target).String()
@@ -130,9 +131,9 @@ func TestSweepOfNativeWhileOthersChange(t *testing.T) {
 func TestSweepOfNativeTakesThePolicyWithTheLastAttachment(t *testing.T) {
 	h := newHost(t, "nft")
 	for i, bridge := range []string{"br1", "br10"} {
-		o := Owner{"podnet", fmt.Sprint("c", i+1), "eth0"}
+		o := fwrules.Owner{Network: "podnet", ContainerID: fmt.Sprint("c", i+1), IfName: "eth0"}
 		for _, policy := range []string{"isolated", "same-bridge"} {
-			h.mustWrite(Native, Rules{Forward: []Forward{{Owner: o, Ingress: policy, Bridge: bridge}}})
+			h.mustWrite(fwrules.Native, fwrules.Rules{Forward: []fwrules.Forward{{Owner: o, Ingress: policy, Bridge: bridge}}})
 		}
 	}
 	if got := h.sweep(nativeTarget()).String(); got != "" {

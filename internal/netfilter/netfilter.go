@@ -17,10 +17,10 @@
 //	portmap                         chains CNI-DN-<hash> and, from before v0.7, CNI-SN-<hash> in nat, and
 //	                                every jump to them
 //	  with nftables                 rules of ip and ip6 cni_hostport with the container's id as comment
-//	firewall                        the two rules of CNI-FORWARD for each of [Target.Addresses]
-//	  with an ingress policy        the rules of CNI-ISOLATION-STAGE-1 and -2 for [Target.LastOnBridge]
+//	firewall                        the two rules of CNI-FORWARD for each of [fwrules.Target.Addresses]
+//	  with an ingress policy        the rules of CNI-ISOLATION-STAGE-1 and -2 for [fwrules.Target.LastOnBridge]
 //	this module's own plugins       elements of inet embedcni with the computed comment, and those of
-//	                                [Target.LastOnBridge]; see [Native]
+//	                                [fwrules.Target.LastOnBridge]; see [fwrules.Native]
 //
 // What containers share stays: the chains CNI-HOSTPORT-*, CNI-FORWARD,
 // CNI-ADMIN and CNI-ISOLATION-*, their fixed rules, the jumps to them, and the
@@ -85,8 +85,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
-	"slices"
 	"strings"
 )
 
@@ -94,78 +92,9 @@ var (
 	// ErrNotSupported is returned off Linux. It is an [errors.ErrUnsupported].
 	ErrNotSupported = fmt.Errorf("packet filters need Linux: %w", errors.ErrUnsupported)
 
-	// ErrIncompleteTarget means that a target does not name its attachment.
-	ErrIncompleteTarget = errors.New("a target needs a network, a container ID and an interface name")
-
 	// ErrLongComment means that a container ID makes a longer comment than nft takes.
 	ErrLongComment = errors.New("nft does not take it")
 )
-
-// Target is the attachment whose rules are looked for: that of a container to
-// a network by an interface.
-type Target struct {
-	// All three must be set. They may be of any length and have any characters.
-	Network, ContainerID, IfName string
-
-	// Addresses are the container's on this network. They may be unknown; then
-	// the rules of the plugin firewall, which name nothing but addresses, stay.
-	Addresses []netip.Addr
-
-	// InUse are addresses that other attachments, on whatever network, have
-	// now. The plugin firewall makes one rule for an address, whoever has it;
-	// it stays if the address is among these. Those of the container's other
-	// attachments belong into Siblings.
-	InUse []netip.Addr
-
-	// Siblings are the addresses of the container's other attachments. Much is
-	// named after the container alone (portmap with nftables), or after the
-	// container and the network but not the interface (iptables). What is about
-	// one of these addresses stays, with the chain it is in.
-	Siblings []netip.Addr
-
-	// Own are the rules of the attachment, and Kept those of its siblings. In a
-	// chain that they share, rules of Own go and rules of Kept stay, as far as
-	// the addresses do not decide. KeptUnknown means that a sibling's rules are
-	// not known. Only Masquerade and HostPorts matter.
-	Own, Kept   Rules
-	KeptUnknown bool
-
-	// Ports are the ports of the host that were forwarded to the container. In
-	// the native table a port is looked for by its number.
-	Ports []HostPort
-
-	// Thorough has every element of the native table looked at, which takes some
-	// 100 ms where there are ten thousand containers. It finds what belongs to
-	// addresses and ports that are not known. Without Addresses it is the only
-	// way, and taken.
-	Thorough bool
-
-	// LastOnBridge is the bridge to which this was the last attachment, or
-	// empty. The isolation of an ingress policy is per bridge, and stays for as
-	// long as an attachment may need it.
-	LastOnBridge string
-}
-
-// normal returns the target with its addresses in the form that rules have
-// them in.
-func (t Target) normal() (Target, error) {
-	if t.Network == "" || t.ContainerID == "" || t.IfName == "" {
-		return t, fmt.Errorf("%w, got %q, %q and %q", ErrIncompleteTarget, t.Network, t.ContainerID, t.IfName)
-	}
-	for _, list := range []*[]netip.Addr{&t.Addresses, &t.InUse, &t.Siblings} {
-		var addrs []netip.Addr
-		for _, a := range *list {
-			if !a.IsValid() {
-				return t, errors.New("a target has an invalid address")
-			}
-			if a = a.Unmap().WithZone(""); !slices.Contains(addrs, a) {
-				addrs = append(addrs, a)
-			}
-		}
-		*list = addrs
-	}
-	return t, nil
-}
 
 // work is what is to be deleted from one packet filter.
 type work interface {

@@ -5,6 +5,7 @@ package netfilter
 import (
 	"context"
 
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -16,16 +17,18 @@ type Firewalls struct{}
 func Open(*netns.Handle, Options) *Firewalls { return &Firewalls{} }
 
 // Add fails with [ErrNotSupported].
-func (*Firewalls) Add(context.Context, Backend, Rules) error { return ErrNotSupported }
+func (*Firewalls) Add(context.Context, fwrules.Backend, fwrules.Rules) error { return ErrNotSupported }
 
 // Check fails with [ErrNotSupported].
-func (*Firewalls) Check(context.Context, Backend, Rules) error { return ErrNotSupported }
+func (*Firewalls) Check(context.Context, fwrules.Backend, fwrules.Rules) error {
+	return ErrNotSupported
+}
 
-// Detect returns DetectedNative.
-func Detect() string { return DetectedNative }
+// Detect returns fwrules.DetectedNative.
+func Detect() string { return fwrules.DetectedNative }
 
 // Find fails with [ErrNotSupported].
-func Find(context.Context, *Firewalls, Target) (Plan, error) { return Plan{}, ErrNotSupported }
+func Find(context.Context, *Firewalls, fwrules.Target) (Plan, error) { return Plan{}, ErrNotSupported }
 
 // Apply does nothing if the plan is empty, as all are off Linux.
 func (p Plan) Apply(context.Context) error {
@@ -35,9 +38,6 @@ func (p Plan) Apply(context.Context) error {
 	return ErrNotSupported
 }
 
-// Names are none, as there are no rules.
-func Names(network, id, ifName string) (chains, comments []string) { return nil, nil }
-
 // Common is empty off Linux.
 type Common struct{}
 
@@ -45,10 +45,12 @@ type Common struct{}
 func (Common) Empty() bool { return true }
 
 // HasCommon fails with [ErrNotSupported].
-func (*Firewalls) HasCommon(context.Context, Rules) (bool, error) { return false, ErrNotSupported }
+func (*Firewalls) HasCommon(context.Context, fwrules.Rules) (bool, error) {
+	return false, ErrNotSupported
+}
 
 // MakeCommon fails with [ErrNotSupported].
-func (*Firewalls) MakeCommon(context.Context, Rules) (Common, error) {
+func (*Firewalls) MakeCommon(context.Context, fwrules.Rules) (Common, error) {
 	return Common{}, ErrNotSupported
 }
 
@@ -56,4 +58,6 @@ func (*Firewalls) MakeCommon(context.Context, Rules) (Common, error) {
 func (*Firewalls) RemoveCommon(context.Context, Common) error { return ErrNotSupported }
 
 // RemoveDuplicates fails with [ErrNotSupported].
-func (*Firewalls) RemoveDuplicates(context.Context, Rules) (int, error) { return 0, ErrNotSupported }
+func (*Firewalls) RemoveDuplicates(context.Context, fwrules.Rules) (int, error) {
+	return 0, ErrNotSupported
+}

@@ -36,16 +36,6 @@ type nftSearch struct {
 	others []netip.Addr
 }
 
-// sweepSearches describes all rules of the target.
-func (fw *Firewalls) sweepSearches(t Target) []nftSearch {
-	return []nftSearch{
-		masqueradeSearch(masqueradeComment(t.Network, t.IfName, t.ContainerID)),
-		hostPortSearch(nft.FamilyIPv4, t.ContainerID, netip.Addr{}, t.Siblings),
-		hostPortSearch(nft.FamilyIPv6, t.ContainerID, netip.Addr{}, t.Siblings),
-		fw.SpoofCheck(t.ContainerID, t.IfName).search(""), // in whatever chain
-	}
-}
-
 func masqueradeSearch(comments ...string) nftSearch {
 	return nftSearch{table: nft.Table{Family: nft.FamilyInet, Name: tableMasquerade}, in: []string{chainChecks}, comments: comments}
 }

@@ -2,6 +2,7 @@ package netfilter
 
 import (
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +19,7 @@ type formTables struct {
 	always bool
 }
 
-func formBase(r Rules) (formTables, error) {
+func formBase(r fwrules.Rules) (formTables, error) {
 	base := formTables{conditions: make(map[uint8]condition)}
 	for _, h := range r.HostPorts {
 		base.snat = base.snat || h.SNAT
@@ -48,7 +49,7 @@ func (f formTables) messages(rules []formRule) (msgs []nft.Message) {
 			msgs = append(msgs,
 				nft.NewTable(table, "Masquerading for plugins from github.com/containernetworking/plugins"),
 				nft.NewChain(table, chainChecks, nil, "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet"),
-				nft.NewChain(table, "postrouting", &hookPostrouting, ""),
+				nft.NewChain(table, "postrouting", nft.SourceNAT(), ""),
 				nft.FlushChain(table, "postrouting"))
 		} else {
 			msgs = append(msgs,
@@ -57,12 +58,12 @@ func (f formTables) messages(rules []formRule) (msgs []nft.Message) {
 				nft.NewChain(table, chainOldHostports, nil, ""),
 				nft.NewChain(table, chainAllHostports, nil, ""),
 				nft.FlushChain(table, chainAllHostports),
-				nft.NewChain(table, "prerouting", &hookPrerouting, ""),
+				nft.NewChain(table, "prerouting", nft.DestinationNAT(unix.NF_INET_PRE_ROUTING), ""),
 				nft.FlushChain(table, "prerouting"),
-				nft.NewChain(table, "output", &hookOutput, ""),
+				nft.NewChain(table, "output", nft.DestinationNAT(unix.NF_INET_LOCAL_OUT), ""),
 				nft.FlushChain(table, "output"))
 			if f.snat {
-				msgs = append(msgs, nft.NewChain(table, chainMasquerading, &hookPostrouting, ""))
+				msgs = append(msgs, nft.NewChain(table, chainMasquerading, nft.SourceNAT(), ""))
 			}
 		}
 		for _, r := range f.fixed(table) {

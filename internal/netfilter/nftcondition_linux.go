@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -105,7 +106,7 @@ func (c *condition) address(family uint8, subject string, op uint32, value strin
 }
 
 func (c *condition) link(subject string, op uint32, value string) error {
-	name, err := keyLink(value)
+	name, err := nft.InterfaceName(value)
 	if err != nil {
 		return err
 	}
@@ -123,7 +124,7 @@ func (c *condition) link(subject string, op uint32, value string) error {
 
 func (c *condition) port(subject string, op uint32, value string) error {
 	protocol, side, _ := strings.Cut(subject, " ")
-	number, err := protocolNumber(protocol)
+	number, err := fwrules.ProtocolNumber(protocol)
 	if err != nil || side != "sport" && side != "dport" {
 		return errCondition
 	}

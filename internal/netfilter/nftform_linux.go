@@ -3,8 +3,10 @@ package netfilter
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"slices"
 
@@ -13,11 +15,11 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// nftForm is the writer for [NFTables]: the rules that the reference plugins
+// nftForm is the writer for [fwrules.NFTables]: the rules that the reference plugins
 // make, one for each address and port, in their tables.
 type nftForm struct {
 	*nft.Conn
-	siblings func() Siblings
+	siblings func() fwrules.Siblings
 }
 
 // The tables and chains of the plugins, of pkg/ip/ipmasq_nftables_linux.go and
@@ -58,38 +60,38 @@ func (f formRule) is(r foundRule) bool {
 }
 
 // formRules returns the rules in order.
-func formRules(r Rules) ([]formRule, error) {
+func formRules(r fwrules.Rules) ([]formRule, error) {
 	var all []formRule
 	for _, m := range r.Masquerade {
-		some, err := m.formRules()
+		some, err := masqueradeRules(m)
 		if err != nil {
 			return nil, fmt.Errorf("masquerade: %w", err)
 		}
 		all = append(all, some...)
 	}
 	for _, h := range r.HostPorts {
-		some, err := h.formRules()
+		some, err := hostPortRules(h)
 		if err != nil {
 			return nil, fmt.Errorf("host ports: %w", err)
 		}
 		all = append(all, some...)
 	}
 	if len(r.Forward) > 0 {
-		return nil, fmt.Errorf("firewall: the plugin has no form of nftables: %w", errOnlyIPTables)
+		return nil, fmt.Errorf("firewall: the plugin has no form of nftables: %w", fwrules.ErrOnlyIPTables)
 	}
 	return all, nil
 }
 
-// formRules of a masquerade.
+// masqueradeRules returns the rules for a container's addresses.
 //
 //	ip saddr 10.1.0.2 ip daddr != 10.1.0.0/24 masquerade comment "…"
-func (m Masquerade) formRules() ([]formRule, error) {
-	if err := m.validate(); err != nil {
+func masqueradeRules(m fwrules.Masquerade) ([]formRule, error) {
+	if err := m.Validate(); err != nil {
 		return nil, err
 	}
 	var all []formRule
 	for _, p := range m.Addresses {
-		p, err := plainPrefix(p)
+		p, err := fwrules.PlainPrefix(p)
 		if err != nil {
 			return nil, err
 		}
@@ -101,34 +103,35 @@ func (m Masquerade) formRules() ([]formRule, error) {
 		c := nft.Exprs(nil).Family(family).Source(family, nft.Reg(0)).Equal(addr.AsSlice()).
 			Within(offset, unix.NFT_CMP_NEQ, p).Masquerade()
 		all = append(all, formRule{
-			nft.Table{Family: nft.FamilyInet, Name: tableMasquerade}, chainChecks, m.comment(), c,
+			nft.Table{Family: nft.FamilyInet, Name: tableMasquerade}, chainChecks, m.Comment(), c,
 			[][]byte{addr.AsSlice(), p.Masked().Addr().AsSlice()[:p.Bits()/8]},
 		})
 	}
 	return all, nil
 }
 
-func (h HostPorts) formRules() ([]formRule, error) {
-	if err := h.validate(); err != nil {
+// hostPortRules returns the rules for a container's ports.
+func hostPortRules(h fwrules.HostPorts) ([]formRule, error) {
+	if err := h.Validate(); err != nil {
 		return nil, err
 	}
 	if len(h.ContainerID) > nft.LongestComment {
 		return nil, fmt.Errorf("a container ID of %d bytes: portmap has it as a comment of nftables, which takes %d", len(h.ContainerID), nft.LongestComment)
 	}
 	if h.ExternalSetMarkChain != "" {
-		return nil, fmt.Errorf("externalSetMarkChain: %w", errOnlyIPTables)
+		return nil, fmt.Errorf("externalSetMarkChain: %w", fwrules.ErrOnlyIPTables)
 	}
 	var all []formRule
 	for _, to := range []netip.Prefix{h.V4, h.V6} {
 		if to == (netip.Prefix{}) {
 			continue
 		}
-		to, err := plainPrefix(to)
+		to, err := fwrules.PlainPrefix(to)
 		if err != nil {
 			return nil, err
 		}
 		for _, p := range h.Ports {
-			rule, ok, err := h.portRule(p, to.Addr())
+			rule, ok, err := portRule(h, p, to.Addr())
 			if err != nil {
 				return nil, err
 			}
@@ -137,24 +140,24 @@ func (h HostPorts) formRules() ([]formRule, error) {
 			}
 		}
 		if h.SNAT {
-			all = append(all, h.returnRules(to.Addr())...)
+			all = append(all, returnRules(h, to.Addr())...)
 		}
 	}
 	return all, nil
 }
 
-// portRule is that for a port.
+// portRule returns the rule for a port.
 //
 //	ip daddr 192.0.2.1 tcp dport 8080 dnat to 10.1.0.2:80 comment "c1"
-func (h HostPorts) portRule(p HostPort, to netip.Addr) (formRule, bool, error) {
-	key, ok, err := p.key(to.Is4())
+func portRule(h fwrules.HostPorts, p fwrules.HostPort, to netip.Addr) (formRule, bool, error) {
+	ip, number, ok, err := p.Match(to.Is4())
 	if err != nil || !ok {
 		return formRule{}, false, err
 	}
-	family, c := nft.FamilyOf(to), nft.Exprs(nil)
-	protocol, host, target := []byte(key.Key[:1]), []byte(keyPort(p.HostPort)[:2]), []byte(keyPort(p.ContainerPort)[:2])
+	family, c, protocol := nft.FamilyOf(to), nft.Exprs(nil), []byte{number}
+	host, target := binary.BigEndian.AppendUint16(nil, p.HostPort), binary.BigEndian.AppendUint16(nil, p.ContainerPort)
 	var values [][]byte
-	if ip := p.HostIP.Unmap().WithZone(""); ip.IsValid() && !ip.IsUnspecified() {
+	if ip.IsValid() {
 		c = c.Destination(family, nft.Reg(0)).Equal(ip.AsSlice())
 		values = append(values, ip.AsSlice())
 	}
@@ -174,7 +177,7 @@ func (h HostPorts) portRule(p HostPort, to netip.Addr) (formRule, bool, error) {
 // For all that goes to a forwarded port the plugins have no rule:
 //
 //	ct status dnat ip daddr 10.1.0.2 masquerade comment "c1"
-func (h HostPorts) returnRules(to netip.Addr) []formRule {
+func returnRules(h fwrules.HostPorts, to netip.Addr) []formRule {
 	family, addr := nft.FamilyOf(to), to.AsSlice()
 	rule := func(c nft.Exprs, values ...[]byte) formRule {
 		return formRule{nft.Table{Family: family, Name: tableHostport}, chainMasquerading, h.ContainerID, c.Masquerade(), values}
@@ -198,7 +201,7 @@ func (h HostPorts) returnRules(to netip.Addr) []formRule {
 // add appends the rules in one transaction. Those that are there already are
 // not looked for, as a listing grows with every container; a second copy does
 // no harm, and remove deletes it with the first.
-func (n nftForm) add(ctx context.Context, r Rules) error {
+func (n nftForm) add(ctx context.Context, r fwrules.Rules) error {
 	rules, err := formRules(r)
 	if err != nil || len(rules) == 0 {
 		return err
@@ -229,16 +232,16 @@ func (n nftForm) add(ctx context.Context, r Rules) error {
 }
 
 // remove deletes the rules with the owner's comment, in one transaction.
-func (n nftForm) remove(ctx context.Context, r Rules) error {
+func (n nftForm) remove(ctx context.Context, r fwrules.Rules) error {
 	return removeFound(ctx, n.Conn, formSearches(r, n.siblings().Addresses)...)
 }
 
 // formSearches describes the rules of r. The addresses of others are those of
 // siblings, which matter if r's are not known.
-func formSearches(r Rules, others []netip.Addr) (all []nftSearch) {
+func formSearches(r fwrules.Rules, others []netip.Addr) (all []nftSearch) {
 	var comments []string
 	for _, m := range r.Masquerade {
-		comments = append(comments, m.comment())
+		comments = append(comments, m.Comment())
 	}
 	if len(comments) > 0 {
 		all = append(all, masqueradeSearch(comments...))
@@ -256,7 +259,7 @@ func formSearches(r Rules, others []netip.Addr) (all []nftSearch) {
 }
 
 // check looks for each rule, and for those that lead to it.
-func (n nftForm) check(ctx context.Context, r Rules) error {
+func (n nftForm) check(ctx context.Context, r fwrules.Rules) error {
 	wanted, err := formRules(r)
 	if err != nil || len(wanted) == 0 {
 		return err

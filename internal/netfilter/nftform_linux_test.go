@@ -3,6 +3,7 @@ package netfilter
 import (
 	"encoding/json"
 	"errors"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"os/exec"
 	"strings"
@@ -24,10 +25,10 @@ func chainsOfNFTables() map[string]string {
 }
 
 // rulesOf are what an in-process plugin would want for the attachment.
-func (a attachment) rulesOf(t *testing.T, network string) Rules {
+func (a attachment) rulesOf(t *testing.T, network string) fwrules.Rules {
 	t.Helper()
-	o := Owner{network, a.rt.ContainerID, a.rt.IfName}
-	r := Rules{Masquerade: []Masquerade{{Owner: o}}, HostPorts: []HostPorts{{Owner: o, SNAT: true}}}
+	o := fwrules.Owner{Network: network, ContainerID: a.rt.ContainerID, IfName: a.rt.IfName}
+	r := fwrules.Rules{Masquerade: []fwrules.Masquerade{{Owner: o}}, HostPorts: []fwrules.HostPorts{{Owner: o, SNAT: true}}}
 	for _, addr := range a.addr {
 		bits := 24
 		if addr.Is6() {
@@ -53,7 +54,7 @@ func (a attachment) rulesOf(t *testing.T, network string) Rules {
 		t.Fatal(err)
 	}
 	for _, p := range ports {
-		one := HostPort{HostPort: p.HostPort, ContainerPort: p.ContainerPort, Protocol: p.Protocol}
+		one := fwrules.HostPort{HostPort: p.HostPort, ContainerPort: p.ContainerPort, Protocol: p.Protocol}
 		if p.HostIP != "" {
 			one.HostIP = netip.MustParseAddr(p.HostIP)
 		}
@@ -105,7 +106,7 @@ func TestNFTablesFormIsThePlugins(t *testing.T) {
 			})
 			t.Run("ours", func(t *testing.T) {
 				h := newHost(t, "nft")
-				if err := h.fw.Add(t.Context(), NFTables, theirs.rulesOf(t, "podnet")); err != nil {
+				if err := h.fw.Add(t.Context(), fwrules.NFTables, theirs.rulesOf(t, "podnet")); err != nil {
 					t.Fatal(err)
 				}
 				got = h.listing()
@@ -133,17 +134,17 @@ func TestNFTablesFormIsInterchangeable(t *testing.T) {
 			r := a.rulesOf(t, "podnet")
 			cni := h.libcni()
 
-			if err := h.fw.Check(t.Context(), NFTables, r); err != nil {
+			if err := h.fw.Check(t.Context(), fwrules.NFTables, r); err != nil {
 				t.Errorf("check of theirs: %v", err)
 			}
-			if err := h.fw.Remove(t.Context(), NFTables, r); err != nil {
+			if err := h.fw.Remove(t.Context(), fwrules.NFTables, r); err != nil {
 				t.Errorf("remove of theirs: %v", err)
 			}
 			h.wantFilters(before)
 			if err := cni.CheckNetworkList(t.Context(), a.list, a.rt); err == nil {
 				t.Error("their CHECK finds nothing wrong though all is gone")
 			}
-			if err := h.fw.Add(t.Context(), NFTables, r); err != nil {
+			if err := h.fw.Add(t.Context(), fwrules.NFTables, r); err != nil {
 				t.Fatal(err)
 			}
 			h.wantFilters(full)
@@ -164,14 +165,14 @@ func TestNFTablesCheckFindsEachDamage(t *testing.T) {
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/65", 8080)
 	r.HostPorts[0].MasqAll = true
 	r.HostPorts[0].ConditionsV4 = []string{"ip", "saddr", "!=", "192.0.2.0/24", "iifname", "eth0"}
-	if err := h.fw.Add(t.Context(), NFTables, r); err != nil {
+	if err := h.fw.Add(t.Context(), fwrules.NFTables, r); err != nil {
 		t.Fatal(err)
 	}
 	tables := []nft.Table{{Family: nft.FamilyInet, Name: tableMasquerade}, {Family: nft.FamilyIPv4, Name: tableHostport}, {Family: nft.FamilyIPv6, Name: tableHostport}}
 	damages := 0
 	for _, table := range tables {
 		for i := range h.rulesOf(table) {
-			if err := h.fw.Check(t.Context(), NFTables, r); err != nil {
+			if err := h.fw.Check(t.Context(), fwrules.NFTables, r); err != nil {
 				t.Fatalf("undamaged: %v", err)
 			}
 			state := h.dumpTables(tables)
@@ -179,7 +180,7 @@ func TestNFTablesCheckFindsEachDamage(t *testing.T) {
 			if err := (nftablesWork{h.fw, table, []nft.Object{o}}).apply(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			err := h.fw.Check(t.Context(), NFTables, r)
+			err := h.fw.Check(t.Context(), fwrules.NFTables, r)
 			if err == nil || !strings.Contains(err.Error(), "rule "+table.String()+" "+o.Chain+" is missing") {
 				t.Errorf("without %v: %v", o, err)
 			}
@@ -225,27 +226,27 @@ func (h *host) dumpTables(tables []nft.Table) string {
 func TestNFTablesCheckIsNotContentWithAnother(t *testing.T) {
 	h := newHost(t, "nft")
 	right := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
-	for name, change := range map[string]func(*Rules){
-		"another host port":      func(r *Rules) { r.HostPorts[0].Ports[0].HostPort++ },
-		"another container port": func(r *Rules) { r.HostPorts[0].Ports[0].ContainerPort++ },
-		"another protocol":       func(r *Rules) { r.HostPorts[0].Ports[0].Protocol = "udp" },
-		"another host address":   func(r *Rules) { r.HostPorts[0].Ports[1].HostIP = netip.MustParseAddr("127.0.0.2") },
-		"another address":        func(r *Rules) { r.HostPorts[0].V4 = prefix("10.1.0.3/24") },
-		"another subnet":         func(r *Rules) { r.Masquerade[0].Addresses[0] = prefix("10.1.0.2/16") },
-		"another network":        func(r *Rules) { r.Masquerade[0].Network = "podnet2" },
+	for name, change := range map[string]func(*fwrules.Rules){
+		"another host port":      func(r *fwrules.Rules) { r.HostPorts[0].Ports[0].HostPort++ },
+		"another container port": func(r *fwrules.Rules) { r.HostPorts[0].Ports[0].ContainerPort++ },
+		"another protocol":       func(r *fwrules.Rules) { r.HostPorts[0].Ports[0].Protocol = "udp" },
+		"another host address":   func(r *fwrules.Rules) { r.HostPorts[0].Ports[1].HostIP = netip.MustParseAddr("127.0.0.2") },
+		"another address":        func(r *fwrules.Rules) { r.HostPorts[0].V4 = prefix("10.1.0.3/24") },
+		"another subnet":         func(r *fwrules.Rules) { r.Masquerade[0].Addresses[0] = prefix("10.1.0.2/16") },
+		"another network":        func(r *fwrules.Rules) { r.Masquerade[0].Network = "podnet2" },
 	} {
 		wrong := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
 		change(&wrong)
-		if err := h.fw.Add(t.Context(), NFTables, wrong); err != nil {
+		if err := h.fw.Add(t.Context(), fwrules.NFTables, wrong); err != nil {
 			t.Fatal(err)
 		}
-		if err := h.fw.Check(t.Context(), NFTables, right); err == nil {
+		if err := h.fw.Check(t.Context(), fwrules.NFTables, right); err == nil {
 			t.Errorf("%s: nothing wrong is found", name)
 		}
-		if err := h.fw.Check(t.Context(), NFTables, wrong); err != nil {
+		if err := h.fw.Check(t.Context(), fwrules.NFTables, wrong); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := h.fw.Remove(t.Context(), NFTables, wrong); err != nil {
+		if err := h.fw.Remove(t.Context(), fwrules.NFTables, wrong); err != nil {
 			t.Error(err)
 		}
 		if left := h.filters().Without(audit.Shared); len(left) > 0 {
@@ -257,20 +258,20 @@ func TestNFTablesCheckIsNotContentWithAnother(t *testing.T) {
 func TestNFTablesRefusesWhatItCannotDo(t *testing.T) {
 	h := newHost(t, "nft")
 	before := h.filters()
-	for field, change := range map[string]func(*Rules){
-		"conditionsV4":         func(r *Rules) { r.HostPorts[0].ConditionsV4 = []string{"-s", "10.0.0.0/8"} },
-		"conditionsV6":         func(r *Rules) { r.HostPorts[0].ConditionsV6 = []string{"ip saddr 10.0.0.1"} },
-		"externalSetMarkChain": func(r *Rules) { r.HostPorts[0].ExternalSetMarkChain = "KUBE-MARK-MASQ" },
-		"firewall":             func(r *Rules) { r.Forward = []Forward{{Owner: r.Masquerade[0].Owner}} },
-		"container ID":         func(r *Rules) { r.HostPorts[0].ContainerID = strings.Repeat("c", 129) },
-		"protocol":             func(r *Rules) { r.HostPorts[0].Ports[0].Protocol = "icmp" },
+	for field, change := range map[string]func(*fwrules.Rules){
+		"conditionsV4":         func(r *fwrules.Rules) { r.HostPorts[0].ConditionsV4 = []string{"-s", "10.0.0.0/8"} },
+		"conditionsV6":         func(r *fwrules.Rules) { r.HostPorts[0].ConditionsV6 = []string{"ip saddr 10.0.0.1"} },
+		"externalSetMarkChain": func(r *fwrules.Rules) { r.HostPorts[0].ExternalSetMarkChain = "KUBE-MARK-MASQ" },
+		"firewall":             func(r *fwrules.Rules) { r.Forward = []fwrules.Forward{{Owner: r.Masquerade[0].Owner}} },
+		"container ID":         func(r *fwrules.Rules) { r.HostPorts[0].ContainerID = strings.Repeat("c", 129) },
+		"protocol":             func(r *fwrules.Rules) { r.HostPorts[0].Ports[0].Protocol = "icmp" },
 	} {
 		r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
 		change(&r)
-		if err := h.fw.Add(t.Context(), NFTables, r); err == nil || !strings.Contains(err.Error(), field) {
+		if err := h.fw.Add(t.Context(), fwrules.NFTables, r); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)
 		}
-		if err := h.fw.Remove(t.Context(), NFTables, r); err != nil {
+		if err := h.fw.Remove(t.Context(), fwrules.NFTables, r); err != nil {
 			t.Errorf("%s: remove: %v", field, err)
 		}
 	}
@@ -291,10 +292,10 @@ func TestConditionsAreWhatNFTReads(t *testing.T) {
 			h := newHost(t, "nft")
 			r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
 			r.HostPorts[0].ConditionsV4 = strings.Fields(condition)
-			if err := h.fw.Add(t.Context(), NFTables, r); err != nil {
+			if err := h.fw.Add(t.Context(), fwrules.NFTables, r); err != nil {
 				t.Fatal(err)
 			}
-			if err := h.fw.Check(t.Context(), NFTables, r); err != nil {
+			if err := h.fw.Check(t.Context(), fwrules.NFTables, r); err != nil {
 				t.Error(err)
 			}
 			rule := "nft rule ip cni_hostport prerouting " + want + " fib daddr type local jump hostports_all"
@@ -303,7 +304,7 @@ func TestConditionsAreWhatNFTReads(t *testing.T) {
 			}
 			// Whose conditions came last has the table's.
 			r.HostPorts[0].ConditionsV4 = []string{"ip saddr 10.9.9.9"}
-			if err := h.fw.Add(t.Context(), NFTables, r); err != nil {
+			if err := h.fw.Add(t.Context(), fwrules.NFTables, r); err != nil {
 				t.Fatal(err)
 			}
 			if lines := strings.Join(h.filters(), "\n"); strings.Count(lines, " fib daddr type local jump hostports_all") != 4 || !strings.Contains(lines, "prerouting ip saddr 10.9.9.9 fib") {
@@ -325,7 +326,7 @@ func TestConditionsAreWhatNFTReads(t *testing.T) {
 func TestNFTablesRefusalNamesTheRule(t *testing.T) {
 	h := newHost(t, "nft")
 	h.sh("nft 'add table inet cni_plugins_masquerade; add chain inet cni_plugins_masquerade postrouting { type filter hook forward priority 0; }'")
-	err := h.fw.Add(t.Context(), NFTables, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	err := h.fw.Add(t.Context(), fwrules.NFTables, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 	if !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EINVAL) {
 		t.Errorf("got %v", err)
 	}

@@ -1,6 +1,7 @@
 package netfilter
 
 import (
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"strings"
 	"testing"
 
@@ -15,19 +16,19 @@ func TestNFTablesSparesNeighbours(t *testing.T) {
 	other.Masquerade[0].Network, other.HostPorts[0].Network = "podnet2", "podnet2"
 	second := wanted("c1", "10.1.0.20/24", "fd00:1::20/64", 3000)
 	second.Masquerade[0].IfName, second.HostPorts[0].IfName = "eth1", "eth1"
-	for _, r := range []Rules{other, second, wanted("c11", "10.1.0.3/24", "fd00:1::3/64", 1000), wanted("c", "10.1.0.4/24", "fd00:1::4/64", 4000)} {
-		h.mustWrite(NFTables, r)
+	for _, r := range []fwrules.Rules{other, second, wanted("c11", "10.1.0.3/24", "fd00:1::3/64", 1000), wanted("c", "10.1.0.4/24", "fd00:1::4/64", 4000)} {
+		h.mustWrite(fwrules.NFTables, r)
 	}
 	before := h.filters()
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
-	h.mustWrite(NFTables, r)
-	h.mustWrite(NFTables, r) // and its second copies
-	h.mustRemove(NFTables, r)
+	h.mustWrite(fwrules.NFTables, r)
+	h.mustWrite(fwrules.NFTables, r) // and its second copies
+	h.mustRemove(fwrules.NFTables, r)
 	h.wantFilters(before)
 	// Without addresses it is all of the container's ports, as with the plugin,
 	// and the masquerading of this attachment only.
-	h.mustWrite(NFTables, r)
-	h.mustRemove(NFTables, Rules{Masquerade: []Masquerade{{Owner: r.Masquerade[0].Owner}}, HostPorts: []HostPorts{{Owner: r.HostPorts[0].Owner}}})
+	h.mustWrite(fwrules.NFTables, r)
+	h.mustRemove(fwrules.NFTables, fwrules.Rules{Masquerade: []fwrules.Masquerade{{Owner: r.Masquerade[0].Owner}}, HostPorts: []fwrules.HostPorts{{Owner: r.HostPorts[0].Owner}}})
 	gone := strings.Join(minus(before, h.filters()), "\n")
 	if strings.Contains(gone, "cni_plugins_masquerade") || strings.Contains(gone, `"c11"`) || strings.Contains(gone, `"c"`) || strings.Count(gone, `"c1"`) != 16 {
 		t.Errorf("gone:\n%s", gone)
@@ -39,20 +40,20 @@ func TestNFTablesRace(t *testing.T) {
 	h := newHost(t, "nft")
 	fw := Open(h.ns, Options{})
 	ctx := t.Context()
-	if err := atOnce(0, racers, func(i int) error { return fw.Add(ctx, NFTables, raceRules(i)) }); err != nil {
+	if err := atOnce(0, racers, func(i int) error { return fw.Add(ctx, fwrules.NFTables, raceRules(i)) }); err != nil {
 		t.Fatal(err)
 	}
 	err := atOnce(0, racers, func(i int) error {
 		if i%2 == 0 {
-			return fw.Remove(ctx, NFTables, raceRules(i))
+			return fw.Remove(ctx, fwrules.NFTables, raceRules(i))
 		}
-		return fw.Check(ctx, NFTables, raceRules(i))
+		return fw.Check(ctx, fwrules.NFTables, raceRules(i))
 	})
 	if err != nil {
 		t.Error(err)
 	}
 	for i := range racers {
-		if err := fw.Check(ctx, NFTables, raceRules(i)); (err == nil) != (i%2 == 1) {
+		if err := fw.Check(ctx, fwrules.NFTables, raceRules(i)); (err == nil) != (i%2 == 1) {
 			t.Errorf("attachment %d: %v", i, err)
 		}
 	}

@@ -2,7 +2,7 @@ package netfilter
 
 import (
 	"encoding/json"
-	"net/netip"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"os"
 
 	"github.com/embedcni/cni/internal/nft"
@@ -21,13 +21,13 @@ type Options struct {
 
 	// Siblings returns the siblings of the attachment. It is called only if they
 	// matter.
-	Siblings func() Siblings
+	Siblings func() fwrules.Siblings
 
 	// Notes is the attachment's record.
 	Notes Notes
 
 	// Detected is the backend that was detected for the attachment: a result of
-	// [Detect] or DetectedFirewalld, or "" if it is not known.
+	// [Detect] or fwrules.DetectedFirewalld, or "" if it is not known.
 	Detected string
 
 	// AnyForm means that a reference plugin may have made the attachment, so that
@@ -37,14 +37,6 @@ type Options struct {
 	AnyForm bool
 }
 
-// The results of [Detect], and of the plugin firewall, which looks for a
-// firewalld before it asks Detect.
-const (
-	DetectedIPTables  = "iptables"  // there is the program iptables
-	DetectedNative    = "native"    // there is none
-	DetectedFirewalld = "firewalld" // a firewalld runs, whose zone the addresses go to
-)
-
 // Notes keep facts in an attachment's record.
 type Notes interface {
 	// Fact returns the last note under key, or nil.
@@ -53,27 +45,9 @@ type Notes interface {
 	Note(key string, value any) error
 }
 
-// Siblings are the other attachments of the same container that stay. They
-// share the objects that the reference plugins name after the network and the
-// container, or after the container alone: chains of iptables, comments of
-// nftables.
-type Siblings struct {
-	// Owners lists all of them. A port of the host that one of them has belongs
-	// to the container.
-	Owners []Owner
-	// Addresses are the addresses of all of them.
-	Addresses []netip.Addr
-	// Rules are the rules of those on the same network, in the forms of the
-	// reference plugins.
-	Rules Rules
-	// Unknown means that Rules may be incomplete: those of a sibling could not
-	// be computed.
-	Unknown bool
-}
-
-func (o Options) siblings() Siblings {
+func (o Options) siblings() fwrules.Siblings {
 	if o.Siblings == nil {
-		return Siblings{}
+		return fwrules.Siblings{}
 	}
 	return o.Siblings()
 }

@@ -2,6 +2,7 @@ package netfilter
 
 import (
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"io"
 	"net"
 	"net/netip"
@@ -182,10 +183,10 @@ func (n *topology) expect(packets []packet) {
 }
 
 // both is the port for TCP and UDP.
-func both(port uint16, hostIP string) []HostPort {
-	var ports []HostPort
+func both(port uint16, hostIP string) []fwrules.HostPort {
+	var ports []fwrules.HostPort
 	for _, protocol := range []string{"tcp", "udp"} {
-		p := HostPort{HostPort: port, ContainerPort: 80, Protocol: protocol}
+		p := fwrules.HostPort{HostPort: port, ContainerPort: 80, Protocol: protocol}
 		if hostIP != "" {
 			p.HostIP = netip.MustParseAddr(hostIP)
 		}
@@ -194,7 +195,7 @@ func both(port uint16, hostIP string) []HostPort {
 	return ports
 }
 
-func (n *topology) packets(backend Backend) []packet {
+func (n *topology) packets(backend fwrules.Backend) []packet {
 	all := []packet{
 		{"the client to the host's port", n.client, outside4, 8080, client4},
 		{"the client to the host's port", n.client, outside6, 8080, client6},
@@ -213,7 +214,7 @@ func (n *topology) packets(backend Backend) []packet {
 		{"the container to its neighbour", n.c1, "10.1.0.3", 9000, container4},
 		{"the container to its neighbour", n.c1, "fd00:1::3", 9000, container6},
 	}
-	if backend == Native {
+	if backend == fwrules.Native {
 		// The plugins' form of nftables leaves these without an answer.
 		all = append(all,
 			packet{"the neighbour to the host's port", n.c2, outside4, 8080, bridge4},
@@ -223,7 +224,7 @@ func (n *topology) packets(backend Backend) []packet {
 }
 
 func TestPackets(t *testing.T) {
-	for _, backend := range []Backend{Native, NFTables} {
+	for _, backend := range []fwrules.Backend{fwrules.Native, fwrules.NFTables} {
 		t.Run(fmt.Sprintf("%q", string(backend)), func(t *testing.T) {
 			n := newTopology(t)
 			n.serve(n.c1, 80)
@@ -231,11 +232,11 @@ func TestPackets(t *testing.T) {
 			n.serve(n.client, 9000)
 			n.serve(n.ns, 7000)
 			n.settle()
-			o := Owner{"podnet", "c1", "eth0"}
+			o := fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}
 			v4, v6 := prefix(container4+"/24"), prefix(container6+"/64")
-			r := Rules{
-				Masquerade: []Masquerade{{o, []netip.Prefix{v4, v6}}},
-				HostPorts:  []HostPorts{{Owner: o, V4: v4, V6: v6, SNAT: true}},
+			r := fwrules.Rules{
+				Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
+				HostPorts:  []fwrules.HostPorts{{Owner: o, V4: v4, V6: v6, SNAT: true}},
 			}
 			for port, hostIP := range map[uint16]string{8080: "", 8081: outside4, 8082: outside6, 8083: "127.0.0.1"} {
 				r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, both(port, hostIP)...)
@@ -273,14 +274,14 @@ func TestPacketsBetweenBridges(t *testing.T) {
 	n.serve(n.client, 9000)
 	n.serve(n.ns, 7000)
 	n.settle()
-	o := Owner{"podnet", "c1", "eth0"}
+	o := fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}
 	v4, v6 := prefix(container4+"/24"), prefix(container6+"/64")
-	n.mustWrite(Native, Rules{
-		Masquerade: []Masquerade{{o, []netip.Prefix{v4, v6}}},
-		HostPorts:  []HostPorts{{Owner: o, V4: v4, V6: v6, SNAT: true, Ports: both(8080, "")}},
+	n.mustWrite(fwrules.Native, fwrules.Rules{
+		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
+		HostPorts:  []fwrules.HostPorts{{Owner: o, V4: v4, V6: v6, SNAT: true, Ports: both(8080, "")}},
 	})
 	policy := func(policy, bridge string) {
-		n.mustWrite(Native, Rules{Forward: []Forward{{Owner: o, Ingress: policy, Bridge: bridge}}})
+		n.mustWrite(fwrules.Native, fwrules.Rules{Forward: []fwrules.Forward{{Owner: o, Ingress: policy, Bridge: bridge}}})
 	}
 	fromHost := packet{"the host", n.ns, outside4, 8080, outside4}
 	open := []packet{fromHost,

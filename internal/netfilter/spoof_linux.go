@@ -3,6 +3,7 @@ package netfilter
 import (
 	"context"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net"
 
 	"golang.org/x/sys/unix"
@@ -38,7 +39,7 @@ func spoofTable() nft.Table { return nft.Table{Family: nft.FamilyBridge, Name: "
 
 // SpoofCheck returns those of a container's interface.
 func (fw *Firewalls) SpoofCheck(id, ifName string) SpoofCheck {
-	comment, chains := spoofNames(id, ifName)
+	comment, chains := fwrules.SpoofNames(id, ifName)
 	return SpoofCheck{fw, comment, chains[0], chains[1]}
 }
 

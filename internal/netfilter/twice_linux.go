@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"slices"
 
 	"github.com/embedcni/cni/internal/iptables"
@@ -13,7 +14,7 @@ import (
 // RemoveDuplicates deletes duplicates of the rules that r shares with other
 // containers; plugins that run at the same time make them. One of several
 // identical rules stays. It returns the number of rules that it deleted.
-func (fw *Firewalls) RemoveDuplicates(ctx context.Context, r Rules) (removed int, err error) {
+func (fw *Firewalls) RemoveDuplicates(ctx context.Context, r fwrules.Rules) (removed int, err error) {
 	err = fw.eachCommon(ctx, r, func(x maker, w desired) (err error) {
 		unlock, err := iptables.LockNamespace(ctx)
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"slices"
 
 	"github.com/embedcni/cni/internal/nft"
@@ -18,7 +19,7 @@ type Witness struct {
 }
 
 // Watch looks at the rules that there are of t's attachment.
-func Watch(ctx context.Context, fw *Firewalls, t Target) (*Witness, error) {
+func Watch(ctx context.Context, fw *Firewalls, t fwrules.Target) (*Witness, error) {
 	w := &Witness{}
 	err := fw.do(func() (err error) {
 		if w.generation, err = fw.generation(ctx); err != nil {

@@ -3,6 +3,7 @@ package netfilter
 import (
 	"context"
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -21,14 +22,14 @@ func crowd(b *testing.B, fw *Firewalls, n int) {
 	b.Helper()
 	const many = 50
 	for start := 0; start < n; start += many {
-		var all Rules
+		var all fwrules.Rules
 		for i := start; i < min(start+many, n); i++ {
 			r := everything(fmt.Sprint("crowd", i), 1000+i)
 			all.Masquerade = append(all.Masquerade, r.Masquerade...)
 			all.HostPorts = append(all.HostPorts, r.HostPorts...)
 			all.Forward = append(all.Forward, r.Forward...)
 		}
-		if err := fw.Add(context.Background(), IPTables, all); err != nil {
+		if err := fw.Add(context.Background(), fwrules.IPTables, all); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -51,12 +52,12 @@ func BenchmarkIPTables(b *testing.B) {
 			})
 			ctx := context.Background()
 			crowd(b, fw, n)
-			for name, only := range map[string]func(Rules) Rules{"dual": func(r Rules) Rules { return r }, "v4": onlyV4} {
-				rules := func(i int) Rules { return only(everything(fmt.Sprint("c", i), i)) }
+			for name, only := range map[string]func(fwrules.Rules) fwrules.Rules{"dual": func(r fwrules.Rules) fwrules.Rules { return r }, "v4": onlyV4} {
+				rules := func(i int) fwrules.Rules { return only(everything(fmt.Sprint("c", i), i)) }
 				b.Run(fmt.Sprintf("%s/%d/%s/ours", variant, n, name), func(b *testing.B) {
 					addAndRemove(b,
-						func(i int) error { return fw.Add(ctx, IPTables, rules(i)) },
-						func(i int) error { return fw.Remove(ctx, IPTables, rules(i)) })
+						func(i int) error { return fw.Add(ctx, fwrules.IPTables, rules(i)) },
+						func(i int) error { return fw.Remove(ctx, fwrules.IPTables, rules(i)) })
 				})
 				b.Run(fmt.Sprintf("%s/%d/%s/theirs", variant, n, name), func(b *testing.B) {
 					addAndRemove(b,
@@ -88,7 +89,7 @@ func addAndRemove(b *testing.B, add, remove func(i int) error) {
 }
 
 // theirs runs the reference plugins portmap and firewall for the same.
-func (h *host) theirs(verb string, r Rules) error {
+func (h *host) theirs(verb string, r fwrules.Rules) error {
 	ips := ""
 	for _, p := range r.Masquerade[0].Addresses {
 		ips += fmt.Sprintf(`, {"address": %q}`, p)
@@ -114,7 +115,7 @@ func (h *host) theirs(verb string, r Rules) error {
 }
 
 // onlyV4 leaves the IPv6 addresses out.
-func onlyV4(r Rules) Rules {
+func onlyV4(r fwrules.Rules) fwrules.Rules {
 	r.Masquerade[0].Addresses = r.Masquerade[0].Addresses[:1]
 	r.HostPorts[0].V6 = netip.Prefix{}
 	r.Forward[0].Addresses = r.Forward[0].Addresses[:1]

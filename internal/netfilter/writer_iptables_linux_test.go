@@ -2,6 +2,7 @@ package netfilter
 
 import (
 	"fmt"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,15 +12,15 @@ import (
 )
 
 // everything is what a container wants whose network has all of it.
-func everything(id string, n int) Rules {
-	o := Owner{Network: "podnet", ContainerID: id, IfName: "eth0"}
+func everything(id string, n int) fwrules.Rules {
+	o := fwrules.Owner{Network: "podnet", ContainerID: id, IfName: "eth0"}
 	v4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(n >> 8), byte(n)}), 16)
 	v6 := netip.MustParsePrefix(fmt.Sprintf("fd00:1::%x/64", n))
-	ports := []HostPort{{HostPort: uint16(10000 + n), ContainerPort: 80, Protocol: "tcp"}}
-	return Rules{
-		Masquerade: []Masquerade{{o, []netip.Prefix{v4, v6}}},
-		HostPorts:  []HostPorts{{Owner: o, V4: v4, V6: v6, Ports: ports, SNAT: true, MarkMasqBit: 13}},
-		Forward:    []Forward{{Owner: o, Addresses: []netip.Addr{v4.Addr(), v6.Addr()}}},
+	ports := []fwrules.HostPort{{HostPort: uint16(10000 + n), ContainerPort: 80, Protocol: "tcp"}}
+	return fwrules.Rules{
+		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
+		HostPorts:  []fwrules.HostPorts{{Owner: o, V4: v4, V6: v6, Ports: ports, SNAT: true, MarkMasqBit: 13}},
+		Forward:    []fwrules.Forward{{Owner: o, Addresses: []netip.Addr{v4.Addr(), v6.Addr()}}},
 	}
 }
 
@@ -51,22 +52,22 @@ func wantLines(t *testing.T, what string, got, want audit.Lines) {
 
 func TestIPTablesAddTwiceIsAddOnce(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
-		must(t, fw.Add(t.Context(), IPTables, everything("c0", 3)))
+		must(t, fw.Add(t.Context(), fwrules.IPTables, everything("c0", 3)))
 		shared := h.filters()
-		must(t, fw.Add(t.Context(), IPTables, everything("c1", 4)))
+		must(t, fw.Add(t.Context(), fwrules.IPTables, everything("c1", 4)))
 		once := h.filters()
-		must(t, fw.Add(t.Context(), IPTables, everything("c1", 4)))
+		must(t, fw.Add(t.Context(), fwrules.IPTables, everything("c1", 4)))
 		wantLines(t, "after the second ADD", h.filters(), once)
 		if compact := slices.Compact(slices.Clone(once)); len(compact) != len(once) {
 			t.Errorf("something is there twice:\n%s", strings.Join(once, "\n"))
 		}
-		must(t, fw.Check(t.Context(), IPTables, everything("c1", 4)))
+		must(t, fw.Check(t.Context(), fwrules.IPTables, everything("c1", 4)))
 		for range 2 {
-			must(t, fw.Remove(t.Context(), IPTables, everything("c1", 4)))
+			must(t, fw.Remove(t.Context(), fwrules.IPTables, everything("c1", 4)))
 			wantLines(t, "after DEL", h.filters(), shared)
 		}
-		must(t, fw.Check(t.Context(), IPTables, everything("c0", 3)))
-		must(t, fw.Remove(t.Context(), IPTables, everything("c0", 3)))
+		must(t, fw.Check(t.Context(), fwrules.IPTables, everything("c0", 3)))
+		must(t, fw.Remove(t.Context(), fwrules.IPTables, everything("c0", 3)))
 		wantLines(t, "after the last DEL", h.filters().Without(audit.Shared), nil)
 	})
 }

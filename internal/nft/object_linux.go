@@ -3,6 +3,7 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -56,6 +57,26 @@ type Hook struct {
 	Number   uint32
 	Priority int32
 	Accept   bool // set the policy to accept, which it is for a new chain
+}
+
+// DestinationNAT is a hook at nft's priority dstnat, for a chain that changes where
+// packets go.
+func DestinationNAT(number uint32) *Hook {
+	return &Hook{Type: "nat", Number: number, Priority: -100}
+}
+
+// SourceNAT is the hook postrouting at nft's priority srcnat.
+func SourceNAT() *Hook {
+	return &Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100}
+}
+
+// InterfaceName returns the name of an interface in the size that rules and sets
+// compare.
+func InterfaceName(name string) (string, error) {
+	if name == "" || len(name) >= unix.IFNAMSIZ {
+		return "", fmt.Errorf("interface name %q: 1 to %d bytes are possible", name, unix.IFNAMSIZ-1)
+	}
+	return name + strings.Repeat("\x00", unix.IFNAMSIZ-len(name)), nil
 }
 
 // inChain names a chain, by the attributes of a message about chains or rules.

@@ -25,7 +25,7 @@ import (
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spans"
 	"github.com/embedcni/cni/netns"
@@ -79,7 +79,7 @@ type Attachment interface {
 type Given interface {
 	caller.Caller
 	caller.Reservations
-	Siblings() netfilter.Siblings
+	Siblings() fwrules.Siblings
 }
 
 // Event describes one plugin call. Calls that an in-process plugin delegates are part

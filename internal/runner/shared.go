@@ -15,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -96,7 +97,7 @@ func (r *Runner) startAhead(ctx context.Context, call chain.Call, p Provider) (i
 // shared holds rules that containers share, and the firewalls that have them.
 type shared struct {
 	*netfilter.Firewalls
-	rules netfilter.Rules
+	rules fwrules.Rules
 }
 
 // findShared returns the rules that the reference plugin of the call's type would

@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/footprint"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
@@ -106,5 +106,5 @@ func addrs(list ...string) (all []netip.Addr) {
 
 // attached is the target of an attachment.
 func attached(id, ifName string) Target {
-	return Target{Footprint: footprint.Footprint{Owner: netfilter.Owner{Network: "podnet", ContainerID: id, IfName: ifName}}}
+	return Target{Footprint: footprint.Footprint{Owner: fwrules.Owner{Network: "podnet", ContainerID: id, IfName: ifName}}}
 }

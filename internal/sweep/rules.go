@@ -6,6 +6,7 @@ import (
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // rules finds the rules of the packet filter, as one item: they are removed in one
@@ -32,9 +33,9 @@ func (s *search) rules(ctx context.Context) ([]Item, error) {
 }
 
 // RulesTarget is the target as the packet filters are searched for it.
-func (t *Target) RulesTarget() netfilter.Target {
-	return netfilter.Target{
-		Network: t.Network, ContainerID: t.ContainerID, IfName: t.IfName,
+func (t *Target) RulesTarget() fwrules.Target {
+	return fwrules.Target{
+		Owner:     t.Owner,
 		Addresses: t.Addresses, Siblings: t.Siblings.Addresses, Ports: t.Rules.Ports, Thorough: t.How.Thorough,
 		Own: t.Own, Kept: t.Siblings.Rules, KeptUnknown: t.Siblings.Unknown,
 	}

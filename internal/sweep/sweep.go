@@ -16,7 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/ipamdir"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -28,10 +28,10 @@ type Target struct {
 	Container *netns.Handle  // nil if the namespace is gone
 	Firewalld *firewalld.Bus // on which firewalld is reached
 
-	Siblings netfilter.Siblings // attachments of the container that stay
-	Own      netfilter.Rules    // the attachment's, in chains that it shares with siblings
-	Before   firewalld.Before   // addresses that were in zones before the attachment, and stay
-	Others   Others             // nil: there are none
+	Siblings fwrules.Siblings // attachments of the container that stay
+	Own      fwrules.Rules    // the attachment's, in chains that it shares with siblings
+	Before   firewalld.Before // addresses that were in zones before the attachment, and stay
+	Others   Others           // nil: there are none
 
 	How Manner
 }

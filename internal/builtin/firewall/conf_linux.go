@@ -7,6 +7,7 @@ import (
 
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -25,9 +26,9 @@ type conf struct {
 func (c conf) named() string {
 	switch c.Backend {
 	case "iptables":
-		return netfilter.DetectedIPTables
+		return fwrules.DetectedIPTables
 	case "firewalld":
-		return netfilter.DetectedFirewalld
+		return fwrules.DetectedFirewalld
 	}
 	return ""
 }
@@ -52,9 +53,9 @@ func (c conf) detect(ctx context.Context, host *netns.Handle) (string, error) {
 		return "", fmt.Errorf(`whether a firewalld runs, which may drop the container's packets, cannot be found out: %w; `+
 			`mend the D-Bus, or set "backend" to "firewalld" or "iptables"`, err)
 	case running:
-		return netfilter.DetectedFirewalld, nil
+		return fwrules.DetectedFirewalld, nil
 	case c.Backend != "" || c.IPTablesAdminChainName != "":
-		return netfilter.DetectedIPTables, nil
+		return fwrules.DetectedIPTables, nil
 	}
 	return netfilter.Detect(), nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -36,10 +37,10 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	if err != nil {
 		return nil, err
 	}
-	if w.backend != netfilter.DetectedFirewalld {
+	if w.backend != fwrules.DetectedFirewalld {
 		err = w.filters().Add(ctx, w.filter(), w.rules())
 	} else if err = w.enterZone(ctx); err == nil && w.forward.Bridge != "" {
-		err = w.filters().Add(ctx, netfilter.IPTables, w.isolation())
+		err = w.filters().Add(ctx, fwrules.IPTables, w.isolation())
 	}
 	if err != nil {
 		return nil, err
@@ -54,7 +55,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if err != nil || r.PrevResult == nil {
 		return err
 	}
-	if w.backend == netfilter.DetectedFirewalld {
+	if w.backend == fwrules.DetectedFirewalld {
 		return w.leaveZone(ctx)
 	}
 	return w.filters().Remove(ctx, w.filter(), w.rules())
@@ -69,7 +70,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if r.PrevResult == nil {
 		return plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin firewall: there is no previous result to check against")
 	}
-	if w.backend != netfilter.DetectedFirewalld {
+	if w.backend != fwrules.DetectedFirewalld {
 		err = w.filters().Check(ctx, w.filter(), w.rules())
 		if w.backend != anyBackend || err == nil {
 			return err
@@ -77,7 +78,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	}
 	zoned := w.inZone(ctx)
 	if zoned == nil && w.forward.Bridge != "" {
-		zoned = w.filters().Check(ctx, netfilter.IPTables, w.isolation())
+		zoned = w.filters().Check(ctx, fwrules.IPTables, w.isolation())
 	}
 	if zoned == nil || err == nil {
 		return zoned
@@ -95,7 +96,7 @@ type work struct {
 	request *plugin.Request
 	options netfilter.Options
 	backend string // netfilter.Detected…, or anyBackend
-	forward netfilter.Forward
+	forward fwrules.Forward
 }
 
 // parse reads and validates the request. An error of the configuration has the
@@ -109,7 +110,7 @@ func parse(ctx context.Context, r *plugin.Request) (work, error) {
 	if w.forward, err = w.conf.forward(r.PrevResult); err != nil {
 		return w, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin firewall: %w", err)
 	}
-	w.forward.Owner = netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
+	w.forward.Owner = fwrules.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
 	if w.backend = w.named(); w.backend != "" {
 		return w, nil
 	}
@@ -128,29 +129,29 @@ func (w work) filters() *netfilter.Firewalls { return netfilter.Open(w.request.H
 // filter returns the packet filter for the rules. It is iptables if there is an
 // administrator's chain, and for a backend that the reference plugin does not
 // know, as there.
-func (w work) filter() netfilter.Backend {
-	if w.backend == netfilter.DetectedIPTables || w.Backend != "" || w.IPTablesAdminChainName != "" {
-		return netfilter.IPTables
+func (w work) filter() fwrules.Backend {
+	if w.backend == fwrules.DetectedIPTables || w.Backend != "" || w.IPTablesAdminChainName != "" {
+		return fwrules.IPTables
 	}
-	return netfilter.Native
+	return fwrules.Native
 }
 
-func (w work) rules() netfilter.Rules {
-	return netfilter.Rules{Forward: []netfilter.Forward{w.forward}}
+func (w work) rules() fwrules.Rules {
+	return fwrules.Rules{Forward: []fwrules.Forward{w.forward}}
 }
 
 // isolation returns the ingress policy alone. It is in iptables even if
 // firewalld accepts the packets.
-func (w work) isolation() netfilter.Rules {
+func (w work) isolation() fwrules.Rules {
 	only := w.forward
 	only.IngressOnly = true
-	return netfilter.Rules{Forward: []netfilter.Forward{only}}
+	return fwrules.Rules{Forward: []fwrules.Forward{only}}
 }
 
 // forward returns the rules for the addresses of the result, which may be
 // unknown.
-func (c conf) forward(result *types100.Result) (netfilter.Forward, error) {
-	f := netfilter.Forward{AdminChain: c.IPTablesAdminChainName, Ingress: c.IngressPolicy}
+func (c conf) forward(result *types100.Result) (fwrules.Forward, error) {
+	f := fwrules.Forward{AdminChain: c.IPTablesAdminChainName, Ingress: c.IngressPolicy}
 	switch c.IngressPolicy {
 	case "", "open", "same-bridge", "isolated":
 	default:

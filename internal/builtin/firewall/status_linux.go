@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -15,7 +15,7 @@ const errNotAvailable = 50
 // names firewalld, Status fails unless one runs.
 func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	w, err := parse(ctx, r)
-	if err != nil || w.named() != netfilter.DetectedFirewalld {
+	if err != nil || w.named() != fwrules.DetectedFirewalld {
 		return err
 	}
 	running, err := firewalld.From(ctx).Running(ctx, r.Host)

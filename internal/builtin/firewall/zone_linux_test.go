@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firewalldtest"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // TestDetect compares the detected backend, and the backend that gets the
@@ -28,10 +28,10 @@ func TestDetect(t *testing.T) {
 		return got
 	}
 	for config, want := range map[string][2]string{ // without and with a firewalld
-		`{}`:                               {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
-		`{"backend": "ip6tables"}`:         {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
-		`{"iptablesAdminChainName": "A"}`:  {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
-		`{"firewalldZone": "pods"}`:        {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
+		`{}`:                               {fwrules.DetectedIPTables, fwrules.DetectedFirewalld},
+		`{"backend": "ip6tables"}`:         {fwrules.DetectedIPTables, fwrules.DetectedFirewalld},
+		`{"iptablesAdminChainName": "A"}`:  {fwrules.DetectedIPTables, fwrules.DetectedFirewalld},
+		`{"firewalldZone": "pods"}`:        {fwrules.DetectedIPTables, fwrules.DetectedFirewalld},
 		`{"backend": "iptables"}`:          {"", ""},
 		`{"backend": "firewalld"}`:         {"", ""},
 		`{"backend": 5, "said by": "ADD"}`: {"", ""},
@@ -54,8 +54,8 @@ func TestDetectWithoutIPTables(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	bus := firewalld.With(t.Context(), firewalld.Open("unix:path="+filepath.Join(t.TempDir(), "none")))
 	for config, want := range map[string]string{
-		`{"backend": "ip6tables"}`:        netfilter.DetectedIPTables,
-		`{"iptablesAdminChainName": "A"}`: netfilter.DetectedIPTables,
+		`{"backend": "ip6tables"}`:        fwrules.DetectedIPTables,
+		`{"iptablesAdminChainName": "A"}`: fwrules.DetectedIPTables,
 	} {
 		if got, err := (Plugin{}).Detect(bus, nil, []byte(config)); got != want || err != nil {
 			t.Errorf("%s: %q, %v, want %q", config, got, err, want)

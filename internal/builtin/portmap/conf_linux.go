@@ -12,7 +12,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -40,12 +40,12 @@ type mapping struct {
 
 // request is the attachment of a call and its ports.
 type request struct {
-	backend netfilter.Backend
-	want    netfilter.HostPorts
+	backend fwrules.Backend
+	want    fwrules.HostPorts
 }
 
-func (c request) rules() netfilter.Rules {
-	return netfilter.Rules{HostPorts: []netfilter.HostPorts{c.want}}
+func (c request) rules() fwrules.Rules {
+	return fwrules.Rules{HostPorts: []fwrules.HostPorts{c.want}}
 }
 
 // nowhere reports whether the container has no address for the ports.
@@ -80,7 +80,7 @@ func (conf conf) request(r *plugin.Request) (request, error) {
 	if err != nil {
 		return request{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin portmap: %w", err)
 	}
-	c.want.Owner = netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
+	c.want.Owner = fwrules.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
 	if r.PrevResult != nil {
 		c.want.V4, c.want.V6 = addresses(r.PrevResult, r.IfName)
 	}
@@ -90,7 +90,7 @@ func (conf conf) request(r *plugin.Request) (request, error) {
 // call validates the configuration.
 func (conf conf) call() (request, error) {
 	const defaultMarkBit = 13 // Kubernetes has 14 and 15, Calico 20 to 31
-	c := request{want: netfilter.HostPorts{SNAT: true, MasqAll: conf.MasqAll}}
+	c := request{want: fwrules.HostPorts{SNAT: true, MasqAll: conf.MasqAll}}
 	if conf.SNAT != nil {
 		c.want.SNAT = *conf.SNAT
 	}
@@ -110,7 +110,7 @@ func (conf conf) call() (request, error) {
 	}
 	c.want.ConditionsV4, c.want.ConditionsV6 = conditions(conf.ConditionsV4), conditions(conf.ConditionsV6)
 	c.want.MarkMasqBit = bit
-	if c.backend == netfilter.IPTables && conf.ExternalSetMarkChain != nil {
+	if c.backend == fwrules.IPTables && conf.ExternalSetMarkChain != nil {
 		c.want.ExternalSetMarkChain = *conf.ExternalSetMarkChain
 	}
 	for _, m := range conf.RuntimeConfig.PortMappings {
@@ -126,10 +126,10 @@ func (conf conf) call() (request, error) {
 // backend returns the named backend, unless a setting belongs to the other one.
 // If none is named, the settings decide, and without any it is this module's
 // own.
-func (conf conf) backend() (netfilter.Backend, error) {
-	needs := map[netfilter.Backend][]string{}
+func (conf conf) backend() (fwrules.Backend, error) {
+	needs := map[fwrules.Backend][]string{}
 	if conf.ExternalSetMarkChain != nil {
-		needs[netfilter.IPTables] = append(needs[netfilter.IPTables], "externalSetMarkChain")
+		needs[fwrules.IPTables] = append(needs[fwrules.IPTables], "externalSetMarkChain")
 	}
 	for _, field := range []struct {
 		name       string
@@ -139,24 +139,24 @@ func (conf conf) backend() (netfilter.Backend, error) {
 			needs[b] = append(needs[b], field.name)
 		}
 	}
-	iptables, nftables := needs[netfilter.IPTables], needs[netfilter.NFTables]
+	iptables, nftables := needs[fwrules.IPTables], needs[fwrules.NFTables]
 	if conf.Backend == nil {
 		switch {
 		case len(iptables) > 0 && len(nftables) > 0:
 			return "", fmt.Errorf("%s are for the backend iptables, and %s for nftables",
 				strings.Join(iptables, ", "), strings.Join(nftables, ", "))
 		case len(nftables) > 0:
-			return netfilter.NFTables, nil
+			return fwrules.NFTables, nil
 		case len(iptables) > 0, conf.MarkMasqBit != nil:
 			// Other rules of the administrator's know the bit that he has chosen.
-			return netfilter.IPTables, nil
+			return fwrules.IPTables, nil
 		}
-		return netfilter.Native, nil
+		return fwrules.Native, nil
 	}
 	wrong := iptables
-	switch netfilter.Backend(*conf.Backend) {
-	case netfilter.NFTables:
-	case netfilter.IPTables:
+	switch fwrules.Backend(*conf.Backend) {
+	case fwrules.NFTables:
+	case fwrules.IPTables:
 		wrong = nftables
 	default:
 		return "", fmt.Errorf(`backend is %q: it must be "iptables" or "nftables"`, *conf.Backend)
@@ -164,7 +164,7 @@ func (conf conf) backend() (netfilter.Backend, error) {
 	if len(wrong) > 0 {
 		return "", fmt.Errorf("backend is %q, and %s for the other one", *conf.Backend, strings.Join(wrong, ", "))
 	}
-	return netfilter.Backend(*conf.Backend), nil
+	return fwrules.Backend(*conf.Backend), nil
 }
 
 // conditions returns the conditions, and nil for a single empty one.
@@ -177,19 +177,19 @@ func conditions(all []string) []string {
 
 // backendOf returns the backend of conditions by their first character: those of
 // iptables begin with a hyphen or an exclamation mark, and none of nft's do.
-func backendOf(all []string) (b netfilter.Backend, ok bool) {
+func backendOf(all []string) (b fwrules.Backend, ok bool) {
 	if len(all) == 0 || all[0] == "" {
 		return "", false
 	}
 	if all[0][0] == '-' || all[0][0] == '!' {
-		return netfilter.IPTables, true
+		return fwrules.IPTables, true
 	}
-	return netfilter.NFTables, true
+	return fwrules.NFTables, true
 }
 
 // hostPort validates a mapping.
-func (m mapping) hostPort() (netfilter.HostPort, error) {
-	var p netfilter.HostPort
+func (m mapping) hostPort() (fwrules.HostPort, error) {
+	var p fwrules.HostPort
 	const most = 1<<16 - 1
 	if m.ContainerPort <= 0 || m.ContainerPort > most {
 		return p, fmt.Errorf("portMappings: invalid container port number: %d", m.ContainerPort)

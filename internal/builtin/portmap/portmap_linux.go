@@ -13,6 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -66,7 +67,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if len(c.want.Ports) == 0 || c.nowhere() {
 		return nil
 	}
-	if c.backend == netfilter.NFTables {
+	if c.backend == fwrules.NFTables {
 		// The reference plugin does not check this with nftables, and its
 		// attachments must pass.
 		c.want.MasqAll = false
@@ -76,10 +77,10 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 
 // Wants returns the rules of an attachment whose ADD ended with the previous
 // result, and their backend.
-func Wants(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
+func Wants(r *plugin.Request) (fwrules.Backend, fwrules.Rules, error) {
 	c, err := parseAny(r)
 	if err != nil || len(c.want.Ports) == 0 || c.nowhere() {
-		return "", netfilter.Rules{}, err
+		return "", fwrules.Rules{}, err
 	}
 	return c.backend, c.rules(), nil
 }

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
@@ -82,16 +82,16 @@ func TestBackend(t *testing.T) {
 	bit := 5
 	for name, tt := range map[string]struct {
 		conf conf
-		want netfilter.Backend
+		want fwrules.Backend
 	}{
-		"none":                   {conf{}, netfilter.Native},
-		"iptables":               {conf{Backend: text("iptables")}, netfilter.IPTables},
-		"nftables":               {conf{Backend: text("nftables")}, netfilter.NFTables},
-		"a chain":                {conf{ExternalSetMarkChain: text("A")}, netfilter.IPTables},
-		"a bit":                  {conf{MarkMasqBit: &bit}, netfilter.IPTables},
-		"conditions of iptables": {conf{ConditionsV6: []string{"!", "-i", "lo"}}, netfilter.IPTables},
-		"conditions of nft":      {conf{ConditionsV4: []string{"iifname", "lo"}}, netfilter.NFTables},
-		"empty conditions":       {conf{ConditionsV4: []string{""}, ConditionsV6: []string{}}, netfilter.Native},
+		"none":                   {conf{}, fwrules.Native},
+		"iptables":               {conf{Backend: text("iptables")}, fwrules.IPTables},
+		"nftables":               {conf{Backend: text("nftables")}, fwrules.NFTables},
+		"a chain":                {conf{ExternalSetMarkChain: text("A")}, fwrules.IPTables},
+		"a bit":                  {conf{MarkMasqBit: &bit}, fwrules.IPTables},
+		"conditions of iptables": {conf{ConditionsV6: []string{"!", "-i", "lo"}}, fwrules.IPTables},
+		"conditions of nft":      {conf{ConditionsV4: []string{"iifname", "lo"}}, fwrules.NFTables},
+		"empty conditions":       {conf{ConditionsV4: []string{""}, ConditionsV6: []string{}}, fwrules.Native},
 	} {
 		if got, err := tt.conf.call(); err != nil || got.backend != tt.want {
 			t.Errorf("%s: got %q, %v, want %q", name, got.backend, err, tt.want)
@@ -105,9 +105,9 @@ func TestCall(t *testing.T) {
 	c.RuntimeConfig.PortMappings = []mapping{
 		{8080, 80, "TCP", ""}, {8053, 53, "udp", "::ffff:192.0.2.1"}, {8081, 81, "sctp", "fd00::1"},
 	}
-	want := request{netfilter.IPTables, netfilter.HostPorts{
+	want := request{fwrules.IPTables, fwrules.HostPorts{
 		MasqAll: true, ConditionsV4: []string{"-i", "lo"}, ExternalSetMarkChain: "OTHERS", MarkMasqBit: 13,
-		Ports: []netfilter.HostPort{
+		Ports: []fwrules.HostPort{
 			{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"},
 			{HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8053, ContainerPort: 53, Protocol: "udp"},
 			{HostIP: netip.MustParseAddr("fd00::1"), HostPort: 8081, ContainerPort: 81, Protocol: "sctp"},

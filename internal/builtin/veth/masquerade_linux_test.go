@@ -7,25 +7,26 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // TestMasquerade: ipMasq makes rules, CHECK reports that they are missing, and
 // DEL deletes them with any input.
 func TestMasquerade(t *testing.T) {
 	for _, s := range both() {
-		for _, backend := range []netfilter.Backend{netfilter.Native, netfilter.IPTables, netfilter.NFTables} {
+		for _, backend := range []fwrules.Backend{fwrules.Native, fwrules.IPTables, fwrules.NFTables} {
 			t.Run(fmt.Sprintf("%s/%q", s.name, backend), func(t *testing.T) {
 				h := newHost(t)
 				masq := s
 				masq.conf = `"ipMasq": true, ` + s.conf
-				if backend != netfilter.Native {
+				if backend != fwrules.Native {
 					masq.conf = fmt.Sprintf(`"ipMasqBackend": %q, %s`, backend, masq.conf)
 				}
 				first, c := masq.call(), masq.call()
 				first.id = "first"
 				h.namespace(first.id)
 				h.namespace(c.id)
-				if err := netfilter.Open(h.ns, netfilter.Options{}).Check(t.Context(), backend, netfilter.Rules{}); err != nil {
+				if err := netfilter.Open(h.ns, netfilter.Options{}).Check(t.Context(), backend, fwrules.Rules{}); err != nil {
 					h.refused(c, err)
 					return
 				}
@@ -90,7 +91,7 @@ func rulesIn(lines audit.Lines) audit.Lines {
 // rules of ours, and the other way round.
 func TestMasqueradeSideBySide(t *testing.T) {
 	for _, s := range both() {
-		for _, backend := range []netfilter.Backend{netfilter.IPTables, netfilter.NFTables} {
+		for _, backend := range []fwrules.Backend{fwrules.IPTables, fwrules.NFTables} {
 			t.Run(fmt.Sprintf("%s/%s", s.name, backend), func(t *testing.T) {
 				us, them, s := newHost(t), newHost(t), s
 				s.conf = fmt.Sprintf(`"ipMasq": true, "ipMasqBackend": %q, %s`, backend, s.conf)
@@ -99,13 +100,13 @@ func TestMasqueradeSideBySide(t *testing.T) {
 					h.namespace(c.id)
 					h.in(c.id, "echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad")
 				}
-				if err := netfilter.Open(us.ns, netfilter.Options{}).Check(t.Context(), backend, netfilter.Rules{}); err != nil {
+				if err := netfilter.Open(us.ns, netfilter.Options{}).Check(t.Context(), backend, fwrules.Rules{}); err != nil {
 					us.refused(c, err)
 					return
 				}
 				cleanUs, cleanThem := us.snapshot(), them.snapshot()
 				added, want := us.must(ours, "ADD", c), them.must(theirs, "ADD", c)
-				if got, want := us.kernel(c.id), them.kernel(c.id); got != want && backend == netfilter.IPTables {
+				if got, want := us.kernel(c.id), them.kernel(c.id); got != want && backend == fwrules.IPTables {
 					t.Errorf("kernel:\n%s", diff(got, want))
 				}
 				c.prev = added

@@ -18,6 +18,7 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -35,7 +36,7 @@ func (c Config) Validate() error {
 	if c.MTU < 0 {
 		return plugin.Errorf(types.ErrInvalidNetworkConfig, `"mtu": %d is negative`, c.MTU)
 	}
-	if !c.IPMasq || slices.Contains([]netfilter.Backend{netfilter.IPTables, netfilter.NFTables, netfilter.Native}, c.backend()) {
+	if !c.IPMasq || slices.Contains([]fwrules.Backend{fwrules.IPTables, fwrules.NFTables, fwrules.Native}, c.backend()) {
 		return nil
 	}
 	return plugin.Errorf(types.ErrInvalidNetworkConfig, `"ipMasqBackend": unknown backend %q: use "iptables" or "nftables"`, *c.IPMasqBackend)
@@ -43,11 +44,11 @@ func (c Config) Validate() error {
 
 // backend returns the backend of the rules. If none is named, it is this
 // module's own.
-func (c Config) backend() netfilter.Backend {
+func (c Config) backend() fwrules.Backend {
 	if c.IPMasqBackend == nil {
-		return netfilter.Native
+		return fwrules.Native
 	}
-	return netfilter.Backend(*c.IPMasqBackend)
+	return fwrules.Backend(*c.IPMasqBackend)
 }
 
 // SetDNS replaces the DNS settings of the IPAM plugin if the configuration has
@@ -59,9 +60,9 @@ func (c Config) SetDNS(result *types100.Result) {
 }
 
 // rules returns the masquerading rules for addresses.
-func rules(r *plugin.Request, addrs []netip.Prefix) netfilter.Rules {
-	return netfilter.Rules{Masquerade: []netfilter.Masquerade{{
-		Owner:     netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName},
+func rules(r *plugin.Request, addrs []netip.Prefix) fwrules.Rules {
+	return fwrules.Rules{Masquerade: []fwrules.Masquerade{{
+		Owner:     fwrules.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName},
 		Addresses: addrs,
 	}}}
 }
@@ -92,14 +93,14 @@ func (c Config) CheckMasquerade(ctx context.Context, r *plugin.Request) error {
 
 // Wants returns the masquerading rules of an attachment whose ADD ended with the
 // previous result, and their backend.
-func Wants(r *plugin.Request) (netfilter.Backend, netfilter.Rules, error) {
+func Wants(r *plugin.Request) (fwrules.Backend, fwrules.Rules, error) {
 	var c Config
 	err := r.Decode(&c)
 	if err == nil {
 		err = c.Validate()
 	}
 	if err != nil || !c.IPMasq || c.IPAM.Type == "" {
-		return "", netfilter.Rules{}, err
+		return "", fwrules.Rules{}, err
 	}
 	return c.backend(), rules(r, addresses(prevresult.Own(r), nil)), nil
 }
@@ -143,7 +144,7 @@ func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 		errs = append(errs, batch.Later(ctx, link.delete))
 	}
 	// Add refused an unknown backend, so it made no rule.
-	if c.IPMasq && slices.Contains([]netfilter.Backend{netfilter.Native, netfilter.NFTables, netfilter.IPTables}, c.backend()) {
+	if c.IPMasq && slices.Contains([]fwrules.Backend{fwrules.Native, fwrules.NFTables, fwrules.IPTables}, c.backend()) {
 		err := netfilter.Open(r.Host, caller.Netfilter(ctx)).Remove(ctx, c.backend(), rules(r, addresses(r.PrevResult, found)))
 		if err != nil {
 			errs = append(errs, fmt.Errorf(`"ipMasq": %w`, err))

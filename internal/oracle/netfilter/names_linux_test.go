@@ -14,7 +14,7 @@ import (
 var write = flag.Bool("write", false, "write the file of names anew")
 
 // golden is the file that the tests of this library's names read.
-const golden = "../../netfilter/testdata/names.json"
+const golden = "../../netfilter/fwrules/testdata/names.json"
 
 // TestNamesAreThoseOfThePlugins holds the file of names against the functions by
 // which the plugins name their chains and comments.

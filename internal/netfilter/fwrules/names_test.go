@@ -1,4 +1,4 @@
-package netfilter
+package fwrules
 
 import (
 	"encoding/json"
@@ -7,9 +7,8 @@ import (
 	"testing"
 )
 
-// TestNamesAreThoseOfThePlugins compares what is computed here with what the
-// plugins compute: the oracle makes the file of their names, and holds it against
-// them.
+// TestNamesAreThoseOfThePlugins compares the names with those of the plugins: the
+// oracle writes the file of their names, and compares it with them.
 func TestNamesAreThoseOfThePlugins(t *testing.T) {
 	data, err := os.ReadFile("testdata/names.json")
 	if err != nil {
