@@ -65,7 +65,7 @@ func (a *attachment) useRecorded(rec *record.Record) error {
 	if err != nil {
 		return err
 	}
-	a.facts.set(n.Facts)
+	a.facts.Reset(n.Facts)
 	a.plugins.Reset(n.Plugins, n.NeverRan)
 	netNS := a.NetNS
 	a.network, a.Attachment, a.partial = recorded[0].network, recorded[0].Attachment, recorded[0].partial

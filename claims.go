@@ -2,6 +2,7 @@ package cni
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -64,6 +65,33 @@ func (op *operation) enterGone(attachments []*attachment) {
 		keys = append(keys, a.key())
 	}
 	op.notes().NoteGone(keys)
+}
+
+var _ caller.Caller = (*attachment)(nil)
+
+// Fact implements [caller.Caller].
+func (a *attachment) Fact(key string) json.RawMessage { return a.facts.Get(key) }
+
+// Note implements [caller.Caller].
+func (a *attachment) Note(key string, value any) error {
+	data, err := json.Marshal(value)
+	if err == nil {
+		err = a.Append(record.Entry{Facts: map[string]json.RawMessage{key: data}})
+	}
+	if err != nil {
+		return fmt.Errorf("note %s: %w", key, err)
+	}
+	a.facts.Set(key, data)
+	return nil
+}
+
+// InUse implements [caller.Caller].
+func (a *attachment) InUse() ([]netip.Addr, error) {
+	others, err := a.op.others(a.IfName).InUse()
+	if err != nil || a.op.Record == nil {
+		return others, err
+	}
+	return append(others, footprint.AddressesOf(a.op.Record.Networks, map[string]bool{a.IfName: true})...), nil
 }
 
 // Claim implements [caller.Reservations]. It is called with host-local's lock

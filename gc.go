@@ -124,7 +124,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 	}
 	report.Adopted = append(report.Adopted, adopted...)
 	slices.Sort(report.Adopted)
-	err = s.tidy()
+	err = s.Tidy()
 	g, gerr := s.garbage(o)
 	if gerr != nil { // anything may be attached
 		return join(err, gerr)

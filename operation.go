@@ -140,21 +140,15 @@ type attachment struct {
 	partial   chain.Partial   // the result of a failed ADD so far
 	noted     []byte          // the result in the record, if this call has noted it
 	part      chain.Part      // the plugins that the ADD is for; zero: all
-	facts     facts           // notes of built-in plugins
+	facts     record.Facts    // notes of built-in plugins
 	plugins   runner.Plugins  // the plugins that run, or ran
 	lost      bool            // the interface was not in the container before its DEL
 	claims    claims.Claims   // addresses that host-local has reserved in this call
 	garbage   *claims.Garbage // of a GC: the reservations that may be released
 }
 
-// inside returns the container's namespace if it is open and the attachment's:
-// the path in libcni's cache may differ.
-func (a *attachment) inside() *netns.Handle {
-	if a.NetNS != a.op.Path {
-		return nil
-	}
-	return a.op.NetNS
-}
+// inside returns the container's namespace if it is open and the attachment's.
+func (a *attachment) inside() *netns.Handle { return a.op.Inside(a.NetNS) }
 
 // error returns an Error that names the network and the container.
 func (a *attachment) error(verb string, err error) *Error {

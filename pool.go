@@ -66,7 +66,7 @@ func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
 		return nil, fmt.Errorf("pool of %d containers: %w", o.Size, ErrInvalidArgument)
 	}
 	s := r.current.Load()
-	dir, err := s.poolDir()
+	dir, err := s.PoolDir()
 	if err != nil {
 		return nil, fmt.Errorf("pool: %w", err)
 	}
@@ -156,7 +156,7 @@ func (p *Pool) setupCold(ctx context.Context, s *snapshot, ns *Namespace) (strin
 		s.logger.Error("close network namespace", "container", ns.id, "error", cerr)
 	}
 	if err != nil {
-		return "", nil, join(err, s.removeUnrecorded(ns.id, path))
+		return "", nil, join(err, s.RemoveUnrecorded(ns.id, path))
 	}
 	return path, result, nil
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/internal/warm"
 )
 
 // garbage returns the attachments in this owner's ledger that are not wanted and
@@ -42,7 +41,7 @@ func (s *snapshot) garbage(o GCOptions) (*claims.Garbage, error) {
 	return claims.FindGarbage(entered, func(key record.Key) bool {
 		a := types.GCAttachment{ContainerID: string(key.ContainerID), IfName: key.IfName}
 		return slices.Contains(valid[key.Network], a) || slices.Contains(o.Keep, string(key.ContainerID)) ||
-			lost && warm.Exists(s.Records.Dir(), key.ContainerID)
+			lost && s.HasPooled(key.ContainerID)
 	}, found), err
 }
 

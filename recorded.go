@@ -56,7 +56,7 @@ func (a *attachment) recorded(ctx context.Context) (record.Network, error) {
 	a.runner().Choose(ctx)
 	n := record.Network{Name: a.network.config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.plugins.Recorded()}
 	var err error
-	n.Result, n.Facts = json.RawMessage(a.part.Result), a.facts.all()
+	n.Result, n.Facts = json.RawMessage(a.part.Result), a.facts.All()
 	if n.Config, err = conflist.Whole(a.network.config); err != nil {
 		return n, err
 	}
@@ -178,7 +178,7 @@ func (op *operation) fromRecord(rec *record.Record) ([]*attachment, error) {
 		}
 		a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.snapshot}}
 		a.state, a.partial = n.State, chain.Partial(n.Result)
-		a.facts.set(n.Facts)
+		a.facts.Reset(n.Facts)
 		a.plugins.Reset(n.Plugins, n.NeverRan)
 		a.RuntimeConf = libcni.RuntimeConf{
 			ContainerID: string(rec.Plugins()), NetNS: op.Path, IfName: n.IfName,

@@ -52,7 +52,7 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 	}
 	err = s.recoverAll(ctx, host, found, report)
 	if err == nil {
-		err = s.tidyAlone()
+		err = s.TidyAlone()
 	}
 	if err = join(err, host.Close()); err != nil {
 		return report, fmt.Errorf("recover: %w", err)

@@ -8,8 +8,11 @@ import (
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/sweep"
 )
 
 // chain returns the chain of the attachment's plugins, for one verb.
@@ -65,7 +68,13 @@ func (a *attachment) Durable() error {
 // Before implements [runner.Attachment].
 func (a *attachment) Before(ctx context.Context, call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
 	if kind == runner.Executable && call.Verb == "ADD" && call.Plugin == known.Loopback {
-		if err := a.noteLo(); err != nil {
+		// The executable's DEL sets lo down, even if it was up before. Then something
+		// else uses it, so After sets it up again. The built-in plugin leaves it alone.
+		up, err := a.op.LoIsUp(a.NetNS)
+		if up && err == nil {
+			err = caller.NoteLoWasUp(a)
+		}
+		if err != nil {
 			return call, false, err
 		}
 	}
@@ -75,7 +84,7 @@ func (a *attachment) Before(ctx context.Context, call chain.Call, kind runner.Ki
 // After implements [runner.Attachment].
 func (a *attachment) After(ctx context.Context, call chain.Call, kind runner.Kind, err error) error {
 	if kind == runner.Executable && call.Verb == "DEL" && call.Plugin == known.Loopback && caller.LoWasUp(a) {
-		err = join(err, a.setLoUp())
+		err = join(err, a.op.SetLoUp(a.NetNS))
 	}
 	if err == nil {
 		a.noteDevice(ctx, call, kind)
@@ -118,4 +127,136 @@ func (s *snapshot) refuseInside(ctx context.Context) error {
 	}
 	return fmt.Errorf("%w: %q, at %s%s, would wait for itself; have it delegate, or call when it has returned",
 		ErrInsidePlugin, call.Plugin, call.Verb, of)
+}
+
+// inDoubt reports whether another container may have the attachment's addresses
+// by now: an earlier DEL may have released them, or the machine was rebooted. At
+// the first DEL of an attachment, they are still reserved.
+func (a *attachment) inDoubt() bool {
+	if a.attempted {
+		return false // added by this call
+	}
+	if a.op.Rebooted || a.op.Damaged || a.op.Record == nil {
+		return true
+	}
+	n := a.op.Record.Find(a.IfName)
+	return a.state != record.Added || n == nil || n.Failures > 0
+}
+
+// sparing returns a DEL's call as it may run, and reports whether it may run at
+// all. A plugin may delete by a name or an address that another attachment has
+// by now. The sweep, which knows the owners, then deletes the rest.
+func (a *attachment) sparing(ctx context.Context, call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
+	switch {
+	case call.Verb != "DEL" || kind == runner.Registered:
+	case call.Plugin == known.Firewall && (a.inDoubt() || a.described().IsZoned()):
+		err := a.withoutClaimed(&call)
+		return call, err == nil, err
+	case call.Plugin == known.Bandwidth && (kind == runner.Executable || a.partial == nil):
+		run, err := a.mayUnshape(ctx)
+		return call, run, err
+	}
+	return call, true, nil
+}
+
+// mayUnshape reports whether the DEL of the plugin bandwidth may run. It deletes
+// a device by a name that other interfaces of the container share, and some of
+// other containers.
+func (a *attachment) mayUnshape(ctx context.Context) (bool, error) {
+	t, done := a.target()
+	defer done()
+	if t.Host == nil {
+		return true, nil
+	}
+	others, err := sweep.NotItsShaper(ctx, t)
+	if others {
+		a.op.logger.Debug("DEL of bandwidth is left to the sweep: the device may be another attachment's",
+			"container", a.op.ID, "interface", a.IfName)
+	}
+	return err == nil && !others, err
+}
+
+// withoutClaimed removes the addresses of other attachments from the previous
+// result: the plugin firewall deletes the rules of all addresses in it.
+func (a *attachment) withoutClaimed(call *chain.Call) error {
+	t, done := a.target()
+	defer done()
+	taken, err := t.Addresses, error(nil) // after a reboot only restored rules exist, and the sweep finds those
+	switch {
+	case a.op.Rebooted:
+	case a.described().IsZoned():
+		taken, err = t.InZones()
+	default:
+		taken, err = t.InUse()
+	}
+	if err != nil {
+		return fmt.Errorf("find the present owners of the addresses: %w", err)
+	}
+	call.Stdin, err = chain.WithoutAddresses(call.Stdin, taken)
+	return err
+}
+
+// noteDevice notes the interface that an ADD has made, or moved into the
+// container, before anything in the container can rename it. Without the note
+// only its name identifies it.
+func (a *attachment) noteDevice(ctx context.Context, call chain.Call, kind runner.Kind) {
+	if call.Verb != "ADD" || call.Plugin != a.network.config.Plugins[0].Network.Type || !known.Of(call.Plugin).Makes.NeedsIdentity() ||
+		kind == runner.Registered || a.inside() == nil || a.op.Host.Handle == nil {
+		return
+	}
+	var d *footprint.Device
+	var err error
+	if call.Plugin == known.HostDevice {
+		d, err = sweep.IdentifyLent(a.op.Host.Handle, a.inside(), a.IfName)
+	} else {
+		d, err = sweep.Identify(ctx, a.inside(), a.IfName)
+	}
+	if err == nil {
+		err = a.Note(footprint.DeviceFact, d)
+	}
+	if err != nil {
+		a.op.logger.Debug("the interface is known by its name alone", "container", a.op.ID, "interface", a.IfName, "error", err)
+	}
+}
+
+// restoreDevice undoes a renaming by the container before plugins look for its
+// interface by name. If that fails, the sweep finds the interface.
+func (a *attachment) restoreDevice() {
+	d := a.described().KnownDevice()
+	if d == nil || d.Settled {
+		return
+	}
+	a.lost = true
+	if a.inside() == nil {
+		return
+	}
+	found, err := sweep.Restore(d, a.inside(), a.IfName, d.HostName != "" && !a.inDoubt())
+	if err != nil {
+		a.op.logger.Warn("an interface that the container has renamed does not get its name back",
+			"container", a.op.ID, "interface", a.IfName, "error", err)
+	}
+	a.lost = !found
+	if a.lost && !a.inDoubt() {
+		a.op.logger.Warn("the interface is not in the container", "container", a.op.ID, "interface", a.IfName)
+	}
+}
+
+// settle notes that the interface is gone, or back on the host, while other
+// leftovers of the attachment remain. A later interface like it then counts as
+// another's.
+func (a *attachment) settle(ctx context.Context) {
+	t, done := a.target()
+	defer done()
+	if t.Interface.Device == nil {
+		return
+	}
+	gone, err := sweep.Settled(ctx, t)
+	if gone && err == nil {
+		settled := *t.Interface.Device
+		settled.Settled = true
+		err = a.Note(footprint.DeviceFact, settled)
+	}
+	if err != nil {
+		a.op.logger.Warn("note that an interface is gone", "container", a.op.ID, "interface", a.IfName, "error", err)
+	}
 }

@@ -2,8 +2,6 @@ package cni
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,10 +9,8 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firstadd"
-	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spans"
 )
@@ -25,7 +21,9 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
 	defer op.end()
-	op.prepare()
+	if slices.ContainsFunc(op.attachments, (*attachment).entersContainer) {
+		op.Prepare()
+	}
 	s.reap(op.Host, true)
 	if err := op.lock(ctx, container.Access{}); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
@@ -59,7 +57,7 @@ func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 	op.endRemoval() // of an earlier attempt
 	for _, a := range op.attachments {
 		a.attempted, a.state, a.partial, a.noted = false, record.Planned, nil, nil
-		a.facts.set(nil)
+		a.facts.Reset(nil)
 		a.plugins.Reset(nil, nil)
 	}
 	if err := op.write(ctx); err != nil {
@@ -235,191 +233,4 @@ func (op *operation) rollBack(ctx context.Context) error {
 		return fmt.Errorf("roll back: %w", leftover(op.ID, err))
 	}
 	return nil
-}
-
-// clearDead refuses to attach interfaces that are attached. It first removes the
-// leftovers of an attachment that has died: its namespace is gone or replaced,
-// or the interface in it is gone, as after a reboot or a crash. Meanwhile the
-// container is where its record says.
-func (op *operation) clearDead(ctx context.Context) error {
-	wanted := op.Depart()
-	defer func() {
-		op.Return(wanted)
-		op.endRemoval()
-	}()
-	earlier, err := op.recallAttached(wanted)
-	if err != nil {
-		return err
-	}
-	if len(earlier) == 0 && op.Record == nil {
-		return nil
-	}
-	dead, err := op.deadOf(earlier, wanted)
-	if err != nil || len(dead) == 0 && len(earlier) > 0 {
-		return err
-	}
-	op.logger.Info("removing what is left of an earlier attachment", "container", op.ID)
-	if err := op.tearDown(context.WithoutCancel(ctx), dead); err != nil {
-		return fmt.Errorf("remove what is left of an earlier attachment: %w", err)
-	}
-	return nil
-}
-
-// deadOf returns the earlier attachments to remove: all if all are dead, or else
-// the dead ones under interface names that this call wants. It refuses interface
-// names of live attachments, and another namespace than theirs.
-func (op *operation) deadOf(earlier []*attachment, wanted container.Place) ([]*attachment, error) {
-	var dead []*attachment
-	for _, a := range earlier {
-		live, err := a.lives(earlier)
-		if err != nil {
-			return nil, fmt.Errorf("look up interface %s of network %q: %w", a.IfName, a.network.config.Name, err)
-		}
-		if !live && !op.leaves(a) {
-			dead = append(dead, a)
-			continue
-		}
-		// Adding to a damaged record would lose its illegible part.
-		if op.wants(a.IfName) || op.Damaged {
-			return nil, fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
-				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
-		}
-		if err := op.SameNetNS(wanted.Path); err != nil {
-			return nil, err
-		}
-	}
-	if len(dead) < len(earlier) { // this call adds to the others, which are alive
-		dead = slices.DeleteFunc(dead, func(a *attachment) bool { return !op.wants(a.IfName) })
-	}
-	return dead, nil
-}
-
-// leaves reports whether an attachment stays although its interface is gone:
-// another owner made it, in a live namespace, and may know why.
-func (op *operation) leaves(a *attachment) bool {
-	return op.Record != nil && !op.Damaged && a.NetNS != "" && !op.IsAbandoned() && !a.own() && !op.wants(a.IfName)
-}
-
-// refuseTaken refuses to make an interface that exists but is not on this
-// container's record, for example because the path leads to another container's
-// namespace by now. The ADD could only fail, and the DEL that undoes it would
-// delete the other interface.
-func (op *operation) refuseTaken() error {
-	for _, a := range op.attachments {
-		if !a.makesInterface() {
-			continue
-		}
-		taken, err := a.taken()
-		if err != nil {
-			return fmt.Errorf("look up interface %s in %s: %w", a.IfName, a.NetNS, err)
-		}
-		if taken {
-			return fmt.Errorf("interface %s of network %q: there is one in %s that is not of this container's record: %w",
-				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
-		}
-	}
-	return nil
-}
-
-// makesInterface reports whether the first plugin makes the interface. Others
-// accept an existing one.
-func (a *attachment) makesInterface() bool {
-	return known.Of(a.network.config.Plugins[0].Network.Type).Makes.IsNew()
-}
-
-// madeInterface reports whether the ADD has made an interface of the
-// attachment's name, by its result. A loopback under another name, a device for
-// a driver in user space (pciID, socketPath) and a plugin that only makes rules
-// have none. Without a result, or with one of a version that lists no
-// interfaces, the first plugin's type decides.
-func (a *attachment) madeInterface() bool {
-	if a.IfName == "lo" {
-		return true
-	}
-	result := chain.Decode(json.RawMessage(a.partial))
-	if result == nil || len(result.Interfaces) == 0 {
-		return result == nil || a.makesInterface()
-	}
-	return slices.ContainsFunc(result.Interfaces, func(i *types100.Interface) bool {
-		return i.Name == a.IfName && i.Sandbox != "" && i.PciID == "" && i.SocketPath == ""
-	})
-}
-
-func (op *operation) wants(ifName string) bool {
-	return slices.ContainsFunc(op.attachments, func(a *attachment) bool { return a.IfName == ifName })
-}
-
-// recallAttached finds the container's attachments in its record or, without
-// one, in libcni's cache.
-func (op *operation) recallAttached(wanted container.Place) ([]*attachment, error) {
-	damage, err := op.load()
-	switch {
-	case err != nil:
-		return nil, err
-	case damage != nil:
-		// The loaded networks and the namespace to attach show whether it is
-		// alive, and if not its leftovers.
-		op.logger.Warn("attachment record cannot be read", "container", op.ID, "error", damage)
-		return op.unrecorded(&Namespace{id: op.ID, path: wanted.Path}, nil, false)
-	case op.Record != nil:
-		return op.enterRecorded(false)
-	}
-	all, err := op.existing(wanted)
-	for _, a := range all {
-		a.avoidOthers()
-	}
-	return all, err
-}
-
-// existing returns this container's attachments in libcni's cache, on any loaded
-// network, that have a wanted interface name. The specification requires the
-// pair of container and interface name to be unique.
-func (op *operation) existing(at container.Place) ([]*attachment, error) {
-	var found []*attachment
-	for _, wanted := range op.attachments {
-		for _, n := range op.networks {
-			if op.shared(n) && n != op.cachedAs(n.config.Name, wanted.IfName) {
-				continue // the cache has one entry for that name and interface
-			}
-			a := &attachment{op: op, network: n}
-			a.ContainerID, a.IfName = string(op.PluginID()), wanted.IfName
-			known, err := a.recall(at)
-			if err != nil {
-				return nil, err
-			}
-			if known {
-				a.useCachedConfig()
-				found = append(found, a)
-			}
-		}
-	}
-	return found, nil
-}
-
-// recall fills in the cached data of an attachment in the namespace to attach.
-func (a *attachment) recall(at container.Place) (known bool, err error) {
-	cached, err := a.chain().Cached(&a.Attachment)
-	if err != nil {
-		// There is an entry, but it is unreadable: the container's namespace must
-		// show whether it is alive.
-		a.op.logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
-			"network", a.network.config.Name, "error", err)
-		a.NetNS = at.Path
-		return true, nil
-	}
-	if cached == nil {
-		return false, nil
-	}
-	a.Attachment = *cached
-	if a.NetNS, err = a.chain().CachedNetNS(&a.Attachment); err != nil {
-		return false, err
-	}
-	a.NetNS, err = a.op.Host.Validate(a.NetNS, "DEL")
-	if errors.Is(err, ErrInvalidNetNS) {
-		// The path leads to the host's namespace by now, for example a
-		// /proc/PID/ns/net whose PID now belongs to a process of the host: the
-		// container's is gone.
-		a.NetNS, err = "", nil
-	}
-	return true, err
 }

@@ -6,13 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/footprint"
-	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/sweep"
@@ -170,33 +168,4 @@ func (op *operation) others(ifName string) *footprint.Others {
 		Records: op.Records, CacheDir: op.stateDir,
 		ContainerID: op.ID, Plugins: op.PluginID(), IfName: ifName, Leaving: op.removal.leaving,
 	}
-}
-
-// covers reports whether the sweep covers plugins of all these types, for these
-// attachments. The leftovers of other plugins are unknown, so their failed DEL
-// remains a failure.
-func covers(attachments []*attachment, types []string) bool {
-	return !slices.ContainsFunc(types, func(typ string) bool {
-		return slices.ContainsFunc(attachments, func(a *attachment) bool { return !a.described().Covers(typ) })
-	})
-}
-
-// isCovered reports whether a sweep that found nothing compensates for failed
-// DELs.
-func (op *operation) isCovered(attachments []*attachment, err error) bool {
-	for _, e := range pluginErrors(err) {
-		var failed *Error
-		if !errors.As(e, &failed) || !covers(attachments, op.failedTypes(attachments, failed)) {
-			return false
-		}
-	}
-	for _, a := range attachments {
-		for _, p := range a.network.config.Plugins {
-			ipam := p.Network.IPAM.Type
-			if ipam != "" && (!known.Of(ipam).IPAM || a.described().IsCallers(ipam)) {
-				return false
-			}
-		}
-	}
-	return len(pluginErrors(err)) > 0
 }

@@ -55,7 +55,7 @@ func (p *Pool) prepare(ctx context.Context, s *snapshot) (*prepared, error) {
 	}
 	w := &prepared{snapshot: s, id: record.ID(filepath.Base(path)), path: path, settling: &p.settling}
 	if err = w.attach(ctx); err != nil {
-		err = join(err, s.removeUnrecorded(w.id, path))
+		err = join(err, s.RemoveUnrecorded(w.id, path))
 	}
 	return w, join(err, handle.Close())
 }
@@ -98,7 +98,7 @@ func (w *prepared) make(ctx context.Context, op *operation) error {
 			return a.error("ADD", err)
 		}
 		rest := chain.Part{From: a.part.To, To: len(a.network.config.Plugins), Result: a.partial}
-		w.made = append(w.made, madeAhead{a.network.config.Name, a.IfName, rest, a.facts.all(), a.ranAhead(), seen})
+		w.made = append(w.made, madeAhead{a.network.config.Name, a.IfName, rest, a.facts.All(), a.ranAhead(), seen})
 	}
 	return nil
 }
@@ -126,7 +126,7 @@ func (w *prepared) fits(op *operation) bool {
 	for _, a := range op.attachments {
 		if m := w.find(a); m != nil {
 			a.part, a.partial = m.part, m.part.Result
-			a.facts.set(m.facts)
+			a.facts.Reset(m.facts)
 			a.plugins.Reset(m.plugins, nil)
 			used++
 		} else if a.network.ahead() > 0 {
@@ -243,18 +243,6 @@ func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, 
 		}
 	}
 	return rest, nil
-}
-
-// poolDir returns the directory in which the pools of this process make namespaces.
-func (s *snapshot) poolDir() (string, error) {
-	life, identity := s.Life(), ""
-	if life == "" {
-		var err error
-		if identity, err = s.Identity(); err != nil {
-			return "", err
-		}
-	}
-	return filepath.Join(warm.Dir(s.Records.Dir()), warm.DirName(life, identity)), nil
 }
 
 // makesTheSame reports whether containers that were made ahead of time under s

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -127,4 +128,39 @@ func mergeArgs(args json.RawMessage, given map[string]any) (json.RawMessage, err
 	}
 	outer.set("cni", merged)
 	return outer.bytes()
+}
+
+// WithoutAddresses returns a request without some of the addresses in its previous
+// result:
+//
+//	{"prevResult": {"ips": [{"address": "10.1.0.2/24"}]}}
+func WithoutAddresses(request []byte, taken []netip.Addr) ([]byte, error) {
+	var outer, result map[string]json.RawMessage
+	var ips []json.RawMessage
+	if err := json.Unmarshal(request, &outer); err != nil || outer["prevResult"] == nil {
+		return request, err
+	}
+	if err := json.Unmarshal(outer["prevResult"], &result); err != nil || result["ips"] == nil {
+		return request, err
+	}
+	if err := json.Unmarshal(result["ips"], &ips); err != nil {
+		return request, err
+	}
+	kept := slices.DeleteFunc(slices.Clone(ips), func(raw json.RawMessage) bool {
+		var ip struct {
+			Address netip.Prefix `json:"address"`
+		}
+		return json.Unmarshal(raw, &ip) == nil && slices.Contains(taken, ip.Address.Addr().Unmap())
+	})
+	if len(kept) == len(ips) {
+		return request, nil
+	}
+	var err error
+	if result["ips"], err = json.Marshal(kept); err != nil {
+		return nil, err
+	}
+	if outer["prevResult"], err = json.Marshal(result); err != nil {
+		return nil, err
+	}
+	return json.Marshal(outer)
 }

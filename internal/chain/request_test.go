@@ -2,6 +2,7 @@ package chain
 
 import (
 	"encoding/json"
+	"net/netip"
 	"strings"
 	"testing"
 )
@@ -157,5 +158,22 @@ func TestDeriveLeavesTheConfigurationAlone(t *testing.T) {
 	}
 	if string(c) != config {
 		t.Errorf("it became %s", c)
+	}
+}
+
+// TestWithoutAddresses: only the given addresses go, and a request that has none of them
+// stays to the byte.
+func TestWithoutAddresses(t *testing.T) {
+	const request = `{"b": 1, "prevResult": {"ips": [{"address": "10.1.0.2/24"}, {"address": "fd00::2/64"}, {"gateway": "10.1.0.1"}], "x": 2}}`
+	for what, test := range map[string]struct{ request, taken, want string }{
+		"one of them": {request, "10.1.0.2", `{"b":1,"prevResult":{"ips":[{"address":"fd00::2/64"},{"gateway":"10.1.0.1"}],"x":2}}`},
+		"another":     {request, "10.1.0.3", request},
+		"no result":   {`{ "b": 1 }`, "10.1.0.2", `{ "b": 1 }`},
+		"no address":  {`{"prevResult": {"x": 2}}`, "10.1.0.2", `{"prevResult": {"x": 2}}`},
+	} {
+		got, err := WithoutAddresses([]byte(test.request), []netip.Addr{netip.MustParseAddr(test.taken)})
+		if err != nil || string(got) != test.want {
+			t.Errorf("%s: got %s, %v", what, got, err)
+		}
 	}
 }

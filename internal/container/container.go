@@ -158,6 +158,15 @@ func (c *Container) Leave() {
 	c.NetNS = nil
 }
 
+// Inside returns the open namespace if an attachment's path leads there: libcni's
+// cache can have another path.
+func (c *Container) Inside(path string) *netns.Handle {
+	if path != c.Path {
+		return nil
+	}
+	return c.NetNS
+}
+
 // OpenPath opens the namespace to which a path leads now, for a verb.
 func (c *Container) OpenPath(path, verb string) (err error) {
 	c.Leave()

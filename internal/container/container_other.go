@@ -2,7 +2,10 @@
 
 package container
 
-import "github.com/embedcni/cni/internal/record"
+import (
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
+)
 
 // Off Linux a path is opaque: nothing is opened, examined or kept alive.
 
@@ -20,6 +23,12 @@ func (*Pins) At(string) string { return "" }
 
 // Discard does nothing.
 func (*Pins) Discard(string) error { return nil }
+
+// File returns no path.
+func (*Pins) File(string) string { return "" }
+
+// Holds returns false.
+func (*Pins) Holds(*netns.Handle) bool { return false }
 
 // WasMounted is false.
 func (*Pins) WasMounted(record.ID) bool { return false }
@@ -39,6 +48,24 @@ func (*Container) Unpin() error { return nil }
 // PinnedHere returns true.
 func (*Container) PinnedHere() bool { return true }
 
+// Lives returns true: off Linux the record decides.
+func (*Container) Lives(_, _ string) (bool, error) { return true, nil }
+
+// HasLink returns false.
+func (*Container) HasLink(string) (bool, error) { return false, nil }
+
+// HasNoDevice returns false.
+func (*Container) HasNoDevice(_, _ string) bool { return false }
+
+// Prepare does nothing.
+func (*Container) Prepare() {}
+
+// LoIsUp returns false.
+func (*Container) LoIsUp(string) (bool, error) { return false, nil }
+
+// SetLoUp does nothing.
+func (*Container) SetLoUp(string) error { return nil }
+
 // Gone reports whether the machine was rebooted. Everything of this boot counts
 // as existing.
 func (c *Container) Gone() bool { return c.Rebooted }
@@ -56,3 +83,9 @@ func (*Container) settleLetGo() error { return nil }
 func (*Container) isInhabited() bool { return false }
 
 func removeOurs(record.NetNS) error { return nil }
+
+// strayNamespaces returns none: off Linux nothing is kept alive.
+func (*Store) strayNamespaces() (paths, dirs []string, err error) { return nil, nil, nil }
+
+// RemoveUnrecorded does nothing.
+func (*Store) RemoveUnrecorded(record.ID, string) error { return nil }

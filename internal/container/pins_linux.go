@@ -125,10 +125,10 @@ func (p *Pins) hold(id record.ID, ns *netns.Handle) error {
 	return nil
 }
 
-// Strays returns the paths of pins without a record. A power cut can bring back
+// strays returns the paths of pins without a record. A power cut can bring back
 // the empty file of a pin, and earlier versions kept such files as "spare.N",
 // which can still be mount points.
-func (p *Pins) Strays(records *record.Store) ([]string, error) {
+func (p *Pins) strays(records *record.Store) ([]string, error) {
 	entries, err := os.ReadDir(p.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -136,7 +136,7 @@ func (p *Pins) Strays(records *record.Store) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kept namespaces: %w", err)
 	}
-	var strays []string
+	var found []string
 	for _, e := range entries {
 		path := filepath.Join(p.dir, e.Name())
 		// A pin has the name of its record's file, see File.
@@ -145,8 +145,8 @@ func (p *Pins) Strays(records *record.Store) ([]string, error) {
 			return nil, fmt.Errorf("kept namespaces: %w", err)
 		}
 		if !known {
-			strays = append(strays, path)
+			found = append(found, path)
 		}
 	}
-	return strays, nil
+	return found, nil
 }

@@ -1,6 +1,3 @@
-// Package tenant finds the container that a network namespace belongs to, in the
-// records and in libcni's cache. It is for calls that have only a path, which
-// may lead to another container's namespace by now.
 package tenant
 
 import (
@@ -16,19 +13,6 @@ import (
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
-
-// Search looks for any container except one.
-type Search struct {
-	ID       record.ID // the excepted container
-	PluginID record.PluginID
-	Boot     string // of the machine
-	Records  *record.Store
-	CacheDir string // libcni's
-	Host     *hostns.NetNS
-	// Pin returns the path at which the namespace of a record is kept, by the name
-	// of the record's file.
-	Pin func(file string) string
-}
 
 // Other returns another container that is attached in the namespace, by the
 // records or libcni's cache, and "" if there is none. It reads all records. With

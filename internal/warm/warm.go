@@ -6,11 +6,7 @@ package warm
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 
@@ -104,42 +100,4 @@ func Orphans(found []record.Found, alive func(*record.Record) (bool, error)) (re
 // failed reports whether removing the container has failed.
 func failed(rec *record.Record) bool {
 	return slices.ContainsFunc(rec.Networks, func(n record.Network) bool { return n.Failures > 0 })
-}
-
-// Dir returns the directory for the namespaces of pools. It has a subdirectory
-// for each process.
-func Dir(recordDir string) string { return filepath.Join(recordDir, "pool") }
-
-// Exists reports whether the namespace exists that a pool made for a container, or may.
-func Exists(recordDir string, id record.PluginID) bool {
-	owners, err := os.ReadDir(Dir(recordDir))
-	if err != nil {
-		return !errors.Is(err, fs.ErrNotExist)
-	}
-	return slices.ContainsFunc(owners, func(owner os.DirEntry) bool {
-		_, err := os.Lstat(filepath.Join(Dir(recordDir), owner.Name(), string(id)))
-		return err == nil
-	})
-}
-
-// livesBy is the prefix of a directory name that contains the locked byte by
-// which its process is known to live. Earlier versions leave directories of that
-// name alone.
-const livesBy = "life-"
-
-// DirName names the directory of a process: by the byte that it has locked or,
-// if life is empty, by its identity.
-func DirName(life, identity string) string {
-	if life != "" {
-		return livesBy + life
-	}
-	return identity
-}
-
-// ProcessOf returns a record of the process whose directory has that name.
-func ProcessOf(name string) *record.Record {
-	if life, ok := strings.CutPrefix(name, livesBy); ok {
-		return &record.Record{Life: life}
-	}
-	return &record.Record{Runtime: name}
 }

@@ -119,18 +119,3 @@ func TestOrphans(t *testing.T) {
 		}
 	}
 }
-
-// TestProcessOf reads what DirName writes, and the names of earlier versions.
-func TestProcessOf(t *testing.T) {
-	for _, test := range []struct {
-		name          string
-		life, runtime string
-	}{
-		{DirName("12-34", "56"), "12-34", ""},
-		{DirName("", "56"), "", "56"},
-	} {
-		if rec := ProcessOf(test.name); rec.Life != test.life || rec.Runtime != test.runtime {
-			t.Errorf("%s: got life %q, runtime %q", test.name, rec.Life, rec.Runtime)
-		}
-	}
-}

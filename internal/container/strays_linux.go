@@ -1,4 +1,4 @@
-package cni
+package container
 
 import (
 	"errors"
@@ -9,7 +9,6 @@ import (
 
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/warm"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -21,8 +20,8 @@ import (
 // many ways. So a namespace is no stray if a record has its identity, or a
 // process is in it. And while a record cannot be read there are no strays,
 // because any may be that record's.
-func (s *snapshot) strayNamespaces() (paths, dirs []string, err error) {
-	pins, err := s.Pins.Strays(s.Records)
+func (s *Store) strayNamespaces() (paths, dirs []string, err error) {
+	pins, err := s.Pins.strays(s.Records)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -61,17 +60,17 @@ func (s *snapshot) strayNamespaces() (paths, dirs []string, err error) {
 
 // madeByTheDead returns the paths at which pools of dead processes have made
 // namespaces, by directory.
-func (s *snapshot) madeByTheDead() (map[string][]string, error) {
-	owners, err := os.ReadDir(warm.Dir(s.Records.Dir()))
+func (s *Store) madeByTheDead() (map[string][]string, error) {
+	owners, err := os.ReadDir(s.pools())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("pools: %w", err)
 	}
 	made := make(map[string][]string)
 	for _, owner := range owners {
-		if alive, err := s.RuntimeAlive(warm.ProcessOf(owner.Name())); alive || err != nil {
+		if alive, err := s.RuntimeAlive(processOf(owner.Name())); alive || err != nil {
 			continue // or it belongs to no pool
 		}
-		dir := filepath.Join(warm.Dir(s.Records.Dir()), owner.Name())
+		dir := filepath.Join(s.pools(), owner.Name())
 		entries, err := os.ReadDir(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // another process has removed it
@@ -96,7 +95,7 @@ type knownNetNS struct {
 }
 
 // recordedNamespaces returns nil if a record cannot be read.
-func (s *snapshot) recordedNamespaces() (*knownNetNS, error) {
+func (s *Store) recordedNamespaces() (*knownNetNS, error) {
 	found, err := s.Records.List()
 	if err != nil {
 		return nil, err
@@ -104,7 +103,7 @@ func (s *snapshot) recordedNamespaces() (*knownNetNS, error) {
 	known := &knownNetNS{make(map[netns.ID]bool), make(map[string]bool)}
 	for _, f := range found {
 		if f.Err != nil {
-			s.logger.Warn("namespaces that belong to no record are left for later: one of the records cannot be read",
+			s.Logger.Warn("namespaces that belong to no record are left for later: one of the records cannot be read",
 				"file", f.File, "error", f.Err)
 			return nil, nil
 		}
@@ -151,9 +150,9 @@ func (known *knownNetNS) strangers(paths []string) (map[string]bool, error) {
 	return stray, nil
 }
 
-// removeUnrecorded removes a namespace that is on no record, after a failure to
+// RemoveUnrecorded removes a namespace that is on no record, after a failure to
 // set up a container in it.
-func (s *snapshot) removeUnrecorded(id record.ID, path string) error {
+func (s *Store) RemoveUnrecorded(id record.ID, path string) error {
 	rec, err := s.Records.Load(id)
 	if errors.Is(err, record.ErrNewer) {
 		return netns.Remove(path) // no newer version has recorded it

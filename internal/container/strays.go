@@ -1,0 +1,72 @@
+package container
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/netns"
+)
+
+// strays are the leftovers of processes that were killed, and of power cuts, between
+// two steps of writing or deleting a record.
+type strays struct {
+	files      []string // that belong to no record
+	namespaces []string // paths where a namespace is mounted, or was, that belongs to no record
+	dirs       []string // of pools whose process is dead, with nothing else in them
+}
+
+func (s *Store) strays() (strays, error) {
+	files, err := s.Records.Strays()
+	namespaces, dirs, nerr := s.strayNamespaces()
+	return strays{files, namespaces, dirs}, errors.Join(err, nerr)
+}
+
+// TidyAlone is Tidy while all others are kept out, if there is anything to do. If
+// another call is under way, the strays are left to the next one: waiting for it would
+// hold up all calls that come meanwhile.
+func (s *Store) TidyAlone() (err error) {
+	found, err := s.strays()
+	if len(found.files)+len(found.namespaces)+len(found.dirs) == 0 {
+		return err
+	}
+	held, err := s.Locks.TryLockAll([]lock.Key{{Name: Barrier}})
+	if held == nil {
+		s.Logger.Info("files that belong to no record are left for later, because other calls are in progress", "error", err)
+		return nil
+	}
+	defer func() { err = errors.Join(err, held.Release()) }() // after a panic too
+	return s.Tidy()
+}
+
+// Tidy deletes files and namespaces that belong to no record. No ADD or DEL may be
+// under way. It is no error if another process has deleted some in the meantime.
+func (s *Store) Tidy() error {
+	found, err := s.strays()
+	errs := []error{err}
+	for _, path := range found.files {
+		s.Logger.Info("deleting a file that belongs to no record", "path", path)
+		errs = append(errs, removeFile(path))
+	}
+	for _, path := range found.namespaces {
+		s.Logger.Info("letting go of a namespace that belongs to no record", "path", path)
+		errs = append(errs, netns.Remove(path))
+	}
+	for _, dir := range found.dirs {
+		// It stays if one of the namespaces does.
+		if err := removeFile(dir); !errors.Is(err, syscall.ENOTEMPTY) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeFile deletes a file, or an empty directory, unless another process did.
+func removeFile(path string) error {
+	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
