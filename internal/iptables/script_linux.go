@@ -15,7 +15,11 @@ type scriptLine struct{ table, text string }
 
 // Add adds a command for a table.
 func (s *Script) Add(table string, words ...string) error {
-	text := JoinWords(words)
+	return s.AddText(table, JoinWords(words))
+}
+
+// AddText adds a command for a table, in the text that iptables-restore reads.
+func (s *Script) AddText(table, text string) error {
 	if strings.Contains(text, "\n") {
 		return fmt.Errorf("table %s: %q: %w", table, text, ErrLineFeed)
 	}

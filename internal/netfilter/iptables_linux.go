@@ -232,29 +232,6 @@ func (s ruleset) isolation(bridge string) []command {
 	})
 }
 
-// restoreText returns what iptables-restore reads, for commands in the order of
-// their tables.
-func restoreText(commands []command) (string, error) {
-	var b strings.Builder
-	table := ""
-	for _, c := range commands {
-		if c.Table != table {
-			if table != "" {
-				b.WriteString("COMMIT\n")
-			}
-			table = c.Table
-			fmt.Fprintf(&b, "*%s\n", table)
-		}
-		line := c.String()
-		if strings.Contains(line, "\n") {
-			return "", iptables.ErrLineFeed
-		}
-		b.WriteString(line + "\n")
-	}
-	b.WriteString("COMMIT\n")
-	return b.String(), nil
-}
-
 // apply runs the commands. It is all of a table or nothing, if nobody
 // interferes; else one by one what is still there.
 func (w iptablesWork) apply(ctx context.Context) error {
@@ -292,8 +269,13 @@ func (w iptablesWork) apply(ctx context.Context) error {
 // restore runs the commands as one. The error names the command if there is
 // one only.
 func (w iptablesWork) restore(ctx context.Context, commands []command) error {
-	text, err := restoreText(commands)
+	var s iptables.Script
+	var err error
+	for _, c := range commands {
+		err = errors.Join(err, s.AddText(c.Table, c.String()))
+	}
 	if err == nil {
+		text, _ := s.Render()
 		err = w.tool.Restore(ctx, text)
 	}
 	if err == nil {
