@@ -19,7 +19,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// heard is a plugin in process that notes its calls as "who VERB".
+// heard returns an in-process plugin that records its calls as "who VERB".
 func heard(calls *[]string, who string) testhost.Acting {
 	a := testhost.Acting{On: map[string]testhost.Action{}}
 	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
@@ -31,14 +31,14 @@ func heard(calls *[]string, who string) testhost.Acting {
 	return a
 }
 
-// ranKinds observes which kinds ran: "CHECK p executable".
+// ranKinds records the kinds that ran: "CHECK p executable".
 func ranKinds(calls *[]string) cni.Opt {
 	return cni.WithObserver(func(_ context.Context, e cni.Event) {
 		*calls = append(*calls, fmt.Sprintf("%s %s %s", e.Operation, e.Plugin, e.PluginKind))
 	})
 }
 
-// builtIns are the types p and q, in process, as this module's own.
+// builtIns makes p and q built-in types, like this module's own.
 func builtIns(p, q plugin.Plugin) cni.Opt {
 	return cni.WithBuiltins(map[string]plugin.Plugin{"p": p, "q": q})
 }
@@ -92,8 +92,8 @@ func TestFault_F57_CHECKAndDELAreOfTheKindThatAttached(t *testing.T) {
 	}
 }
 
-// TestFault_F57_AnotherPluginOfTheSameNameIsNotAsked: what a plugin of the
-// caller's made is known to that one alone.
+// TestFault_F57_AnotherPluginOfTheSameNameIsNotAsked: only the caller's plugin
+// knows the objects that it made.
 func TestFault_F57_AnotherPluginOfTheSameNameIsNotAsked(t *testing.T) {
 	s := testhost.NewStage(t)
 	conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "tuning"))
@@ -120,8 +120,9 @@ func TestFault_F57_AnotherPluginOfTheSameNameIsNotAsked(t *testing.T) {
 	expect.Same(t, "calls", take(&calls), []string{"registered DEL"})
 }
 
-// TestFault_F57_AnExecutableIsTheOneAtTheRecordedPath, as long as it is there;
-// then another of the type is. One that nobody can replace is missing.
+// TestFault_F57_AnExecutableIsTheOneAtTheRecordedPath while it exists. After
+// that another one of the type is used. A plugin without a replacement is
+// missing.
 func TestFault_F57_AnExecutableIsTheOneAtTheRecordedPath(t *testing.T) {
 	s := testhost.NewStage(t)
 	conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))
@@ -136,7 +137,7 @@ func TestFault_F57_AnExecutableIsTheOneAtTheRecordedPath(t *testing.T) {
 	path := s.Container("c1")
 	_, err := s.Runtime(conf, dirs("old", "bin")).Setup(t.Context(), "c1", path)
 	expect.NoError(t, err)
-	// The plugin that is meant is the one that logs its calls elsewhere.
+	// The intended plugin logs its calls to another file.
 	later := s.Runtime(conf, dirs("bin"))
 	s.TakeCalls()
 	expect.NoError(t, os.Remove(s.Path("bin", "p")))
@@ -161,8 +162,8 @@ func TestFault_F57_AnExecutableIsTheOneAtTheRecordedPath(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"DEL p c1/eth0"})
 }
 
-// TestFault_F57_WithoutARecordedKindEitherMayHaveAttached: a CHECK passes if one
-// of both does, and a DEL is by both, the executable first.
+// TestFault_F57_WithoutARecordedKindEitherMayHaveAttached: CHECK succeeds if
+// one of the two does. Both run DEL, the executable first.
 func TestFault_F57_WithoutARecordedKindEitherMayHaveAttached(t *testing.T) {
 	const disk, ours = " p executable", " p built in"
 	for name, old := range map[string]func(s *testhost.Stage){
@@ -207,8 +208,8 @@ func TestFault_F57_WithoutARecordedKindEitherMayHaveAttached(t *testing.T) {
 	}
 }
 
-// TestFault_F57_OneOfTwoDELsMayFailWhereTheSweepSeesThatNothingIsLeft: nobody
-// knows which of them was the one to succeed.
+// TestFault_F57_OneOfTwoDELsMayFailWhereTheSweepSeesThatNothingIsLeft, because
+// nobody knows which of them should succeed.
 func TestFault_F57_OneOfTwoDELsMayFailWhereTheSweepSeesThatNothingIsLeft(t *testing.T) {
 	for typ, covered := range map[string]bool{"bandwidth": true, "p": false} {
 		t.Run(typ, func(t *testing.T) {
@@ -228,7 +229,7 @@ func TestFault_F57_OneOfTwoDELsMayFailWhereTheSweepSeesThatNothingIsLeft(t *test
 	}
 }
 
-// TestFault_F57_AnADDRunsWhatIsRecorded, also if another one is installed
+// TestFault_F57_AnADDRunsWhatIsRecorded, even if another one is installed
 // meanwhile.
 func TestFault_F57_AnADDRunsWhatIsRecorded(t *testing.T) {
 	s := testhost.NewStage(t)
@@ -246,7 +247,7 @@ func TestFault_F57_AnADDRunsWhatIsRecorded(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 }
 
-// TestFault_F57_APluginThatWasNotThereHasNothingToUndo, even if it is there by
+// TestFault_F57_APluginThatWasNotThereHasNothingToUndo, even if it exists by
 // then.
 func TestFault_F57_APluginThatWasNotThereHasNothingToUndo(t *testing.T) {
 	s := testhost.NewStage(t)
@@ -264,8 +265,8 @@ func TestFault_F57_APluginThatWasNotThereHasNothingToUndo(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"DEL p c1/eth0"})
 }
 
-// TestFault_F57_ADelegateIsRecordedBeforeItRuns: what a plugin in process
-// delegates to is not in the configuration.
+// TestFault_F57_ADelegateIsRecordedBeforeItRuns: the configuration does not
+// name an in-process plugin's delegate.
 func TestFault_F57_ADelegateIsRecordedBeforeItRuns(t *testing.T) {
 	s := testhost.NewStage(t)
 	s.On("disk", "ADD", scripted.Action{})
@@ -300,8 +301,8 @@ func TestFault_F57_ADelegateIsRecordedBeforeItRuns(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"CHECK disk c1/eth0", "DEL disk c1/eth0"})
 }
 
-// TestFault_F57_AContainerOfAPoolHasThePluginsThatMadeIt, and for the rest those
-// that ran when it was taken.
+// TestFault_F57_AContainerOfAPoolHasThePluginsThatMadeIt. The rest of the chain
+// has the plugins that ran when it was taken.
 func TestFault_F57_AContainerOfAPoolHasThePluginsThatMadeIt(t *testing.T) {
 	s := testhost.NewStage(t)
 	s.Plugin(scripted.Script{}, "portmap")
@@ -332,7 +333,7 @@ func TestFault_F57_AContainerOfAPoolHasThePluginsThatMadeIt(t *testing.T) {
 	expect.NoError(t, p.Close())
 }
 
-// detecting is a built-in plugin whose rules go where the host has them.
+// detecting is a built-in plugin whose rules follow the host's backend.
 type detecting struct {
 	testhost.Acting
 	now *string
@@ -342,8 +343,8 @@ func (d detecting) Detect(context.Context, *netns.Handle, json.RawMessage) (stri
 	return *d.now, nil
 }
 
-// TestFault_F57_TheDetectedBackendIsTheRecorded: iptables may be installed while
-// containers are attached.
+// TestFault_F57_TheDetectedBackendIsTheRecorded: iptables may be installed
+// while containers are attached.
 func TestFault_F57_TheDetectedBackendIsTheRecorded(t *testing.T) {
 	s := testhost.NewStage(t)
 	now := fwrules.DetectedNative

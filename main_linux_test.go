@@ -12,13 +12,13 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// init keeps the leading thread to TestMain: a test that took it to another
-// network namespace would take the process's there.
+// init reserves the leading thread for TestMain. A test on it that changed its
+// network namespace would change the process's.
 func init() { runtime.LockOSThread() }
 
-// TestMain runs the tests in namespaces of their own, with the reference
-// plugins built beforehand, outside, where there is a network. Started as a
-// plugin, the test binary is one; started by a test, it is another runtime.
+// TestMain runs the tests in their own namespaces. It builds the reference
+// plugins first, outside, where there is a network. Started as a plugin, the
+// test binary acts as one. Started by a test, it is another runtime.
 func TestMain(m *testing.M) {
 	if scripted.IsPlugin() {
 		scripted.Main()

@@ -19,8 +19,8 @@ import (
 // numbersDocument has a line for each duty, fault and figure.
 const numbersDocument = "docs/duties-faults-figures.md"
 
-// TestFigure_M11_EveryNumberHasATestAndALine: the document and the tests agree on
-// the numbers and on the packages that have tests of each.
+// TestFigure_M11_EveryNumberHasATestAndALine: the document and the tests agree
+// on the numbers and on the packages that have tests of each.
 func TestFigure_M11_EveryNumberHasATestAndALine(t *testing.T) {
 	data, err := os.ReadFile(numbersDocument)
 	if err != nil {
@@ -110,8 +110,8 @@ var (
 	inTestsTable = regexp.MustCompile(`^([RFM][1-9][0-9]?)([ ,:]|$)`)
 )
 
-// numbersIn lists the numbers in the names of tests, and those that string
-// literals begin with, as rows of a test's table do. Fuzz tests are of M10.
+// numbersIn lists the numbers in the names of tests, and those at the start of
+// string literals, as in the rows of a test's table. Fuzz tests belong to M10.
 func numbersIn(t *testing.T, path, source string) (numbers []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), path, source, 0)

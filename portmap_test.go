@@ -58,8 +58,8 @@ func TestFault_F22_PortMappingThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestFault_F22_HostPortMappedTwice in one call: the same protocol and number on
-// addresses that overlap.
+// TestFault_F22_HostPortMappedTwice in one call: the same protocol and number
+// on overlapping addresses.
 func TestFault_F22_HostPortMappedTwice(t *testing.T) {
 	tests := []struct {
 		a, b     string // protocol and host address
@@ -89,7 +89,7 @@ func TestFault_F22_HostPortMappedTwice(t *testing.T) {
 	}
 }
 
-// TestEveryWrongMappingIsNamed, so that a user need not try again for each.
+// TestEveryWrongMappingIsNamed, so that a user can correct all of them at once.
 func TestEveryWrongMappingIsNamed(t *testing.T) {
 	_, err := wirePorts([]PortMapping{{HostPort: -1, ContainerPort: 1}, {HostPort: 5, ContainerPort: 5}, {HostPort: 5, ContainerPort: 6}, {HostPort: 1, ContainerPort: -2}})
 	want := "port mapping :-1->1/tcp: host port -1 is not 1 to 65535: invalid argument\n" +

@@ -14,10 +14,10 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// BenchmarkSetupBesideRecords is a Setup, with the plugins built in, on a host with
-// other containers on record, with and without a look at those in the background.
-// The two take turns, so that what else the machine does is the same for both. It
-// reports the median of each.
+// BenchmarkSetupBesideRecords is a Setup with built-in plugins, on a host with
+// other recorded containers, with and without a background search among those.
+// The two alternate, so that other load affects both alike. It reports the
+// median of each.
 func BenchmarkSetupBesideRecords(b *testing.B) {
 	for _, records := range []int{0, 100, 1000} {
 		b.Run(fmt.Sprint("records=", records), func(b *testing.B) {
@@ -44,13 +44,13 @@ func BenchmarkSetupBesideRecords(b *testing.B) {
 				slices.Sort(times)
 				b.ReportMetric(float64(times[len(times)/2].Microseconds()), "µs-"+which)
 			}
-			_, err := runtimes["on"].Reap(context.Background()) // behind which nothing is under way
+			_, err := runtimes["on"].Reap(context.Background()) // ends all background work
 			expect.NoError(b, err)
 		})
 	}
 }
 
-// crowd puts containers on record whose path leads to their namespace.
+// crowd records containers whose paths lead to their namespaces.
 func (h *realHost) crowd(r *cni.Runtime, n int) {
 	h.T.Helper()
 	path := h.Container("crowd")

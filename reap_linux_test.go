@@ -18,7 +18,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// eventuallyReaped looks at all containers until none is on record.
+// eventuallyReaped examines all containers until none is recorded.
 func (h *realHost) eventuallyReaped(r *cni.Runtime) {
 	h.T.Helper()
 	expect.Eventually(h.T, "the end of all containers", func() bool {
@@ -40,7 +40,7 @@ func abandonedContainer(t *testing.T, opts ...cni.Opt) (h *realHost, r *cni.Runt
 	return h, r
 }
 
-// TestFault_F33_APathThatHasBecomeAnotherThing is that of no namespace any more.
+// TestFault_F33_APathThatHasBecomeAnotherThing no longer leads to a namespace.
 func TestFault_F33_APathThatHasBecomeAnotherThing(t *testing.T) {
 	for what, change := range map[string]func(h *realHost, path string) error{
 		"nothing":           func(*realHost, string) error { return nil },
@@ -69,8 +69,8 @@ func TestFault_F33_APathThatHasBecomeAnotherThing(t *testing.T) {
 	}
 }
 
-// TestFault_F33_TheNextProcessGoesOn where one was killed: when the record said
-// that the pin was let go, and it was not.
+// TestFault_F33_TheNextProcessGoesOn after one that was killed between
+// recording the release of a pin and the release.
 func TestFault_F33_TheNextProcessGoesOn(t *testing.T) {
 	h, _ := abandonedContainer(t)
 	ends := h.veths()
@@ -81,7 +81,7 @@ func TestFault_F33_TheNextProcessGoesOn(t *testing.T) {
 	h.eventuallyReaped(h.bridged())
 }
 
-// veths are the indexes of the host's ends of veth pairs.
+// veths returns the indexes of the host's ends of veth pairs.
 func (h *realHost) veths() (all []int) {
 	h.T.Helper()
 	list, err := audit.Dump(netlink.LinkList)
@@ -94,7 +94,7 @@ func (h *realHost) veths() (all []int) {
 	return all
 }
 
-// TestFault_F33_ADescriptorIsLetGo, too, where mounts are not allowed.
+// TestFault_F33_ADescriptorIsLetGo, too, if mounts are not allowed.
 func TestFault_F33_ADescriptorIsLetGo(t *testing.T) {
 	h := newRealHost(t)
 	r := h.bridged(cni.WithHostNetNS(h.Path("netns", "host")))
@@ -130,7 +130,7 @@ func TestFault_F33_WhatASetupOrRemoveHadBegunIsFinished(t *testing.T) {
 	}
 }
 
-// TestFault_F33_ARemovalThatFailsIsTriedAgainLater, and the pass goes on.
+// TestFault_F33_ARemovalThatFailsIsTriedAgainLater, and the pass continues.
 func TestFault_F33_ARemovalThatFailsIsTriedAgainLater(t *testing.T) {
 	s := testhost.NewStage(t)
 	s.On("p", "DEL", testhost.Says(7, "not now"))
@@ -144,15 +144,15 @@ func TestFault_F33_ARemovalThatFailsIsTriedAgainLater(t *testing.T) {
 	for range 3 {
 		reap(t, r)
 	}
-	if calls := s.Took(); len(calls) > 1 { // a slow machine comes to the second try
+	if calls := s.Took(); len(calls) > 1 { // a slow machine reaches the second attempt
 		t.Errorf("calls %q, soon after a failure", calls)
 	}
 	s.On("p", "DEL", scripted.Action{})
 	(&realHost{&testhost.RealHost{Host: s.Host}}).eventuallyReaped(r)
 }
 
-// TestFault_F33_TheNumberOfANamespaceThatHasEndedIsAnothers: neither Remove, by
-// the recorded path, nor Recover enters the one that has it now.
+// TestFault_F33_TheNumberOfANamespaceThatHasEndedIsAnothers: neither Remove,
+// with the recorded path, nor Recover enters its new owner.
 func TestFault_F33_TheNumberOfANamespaceThatHasEndedIsAnothers(t *testing.T) {
 	for _, way := range []string{"Remove", "Recover", "the background", "Setup"} {
 		t.Run(way, func(t *testing.T) {
@@ -190,7 +190,7 @@ func TestFault_F33_TheNumberOfANamespaceThatHasEndedIsAnothers(t *testing.T) {
 	}
 }
 
-// TestFault_F33_ACrowdIsReadInParts, and none is passed over.
+// TestFault_F33_ACrowdIsReadInParts, and none is skipped.
 func TestFault_F33_ACrowdIsReadInParts(t *testing.T) {
 	h, r := abandonedContainer(t, cni.WithOwner("tester"))
 	h.crowd(r, 1000)
@@ -210,9 +210,9 @@ func TestFault_F33_ACrowdIsReadInParts(t *testing.T) {
 	}
 }
 
-// TestFault_F33_ABridgeWithThePortsAddressHidesNoEnd: a bridge whose hardware
-// address nobody has set has that of one of its ports, which is no end of another
-// container for that.
+// TestFault_F33_ABridgeWithThePortsAddressHidesNoEnd: a bridge without a
+// configured hardware address has that of one of its ports. This does not make
+// it an end of another container.
 func TestFault_F33_ABridgeWithThePortsAddressHidesNoEnd(t *testing.T) {
 	h := newRealHost(t)
 	r := h.bridged()
@@ -225,7 +225,7 @@ func TestFault_F33_ABridgeWithThePortsAddressHidesNoEnd(t *testing.T) {
 	expect.NoError(t, netlink.LinkSetHardwareAddr(port, bridge.Attrs().HardwareAddr))
 	path := h.Mortal("c1")
 	testhost.MustSetUp(t, r, "c1", path)
-	expect.NoError(t, netns.Remove(h.Pin("c1"))) // as after a restart where mounts are not allowed
+	expect.NoError(t, netns.Remove(h.Pin("c1"))) // as after a restart without mounts
 	expect.NoError(t, netns.Remove(path))
 	expect.Eventually(h.T, "the end of the interface", func() bool { return len(h.veths()) == 1 })
 	reap(t, r)
@@ -234,8 +234,9 @@ func TestFault_F33_ABridgeWithThePortsAddressHidesNoEnd(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c2", lives))
 }
 
-// TestFault_F33_ARoundGoesOnWithWhatIsLoaded: with calls that keep coming a round
-// may last for as long as the program, which may load other plugins meanwhile.
+// TestFault_F33_ARoundGoesOnWithWhatIsLoaded: with a steady stream of calls a
+// round may last as long as the program, which may load other plugins
+// meanwhile.
 func TestFault_F33_ARoundGoesOnWithWhatIsLoaded(t *testing.T) {
 	h := newRealHost(t)
 	var before, after testhost.Log

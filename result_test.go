@@ -12,7 +12,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// raw reads a plugin's result of version 1.1.0.
+// raw parses a plugin's result of version 1.1.0.
 func raw(t testing.TB, text string) *types100.Result {
 	t.Helper()
 	var r types100.Result
@@ -22,7 +22,8 @@ func raw(t testing.TB, text string) *types100.Result {
 	return &r
 }
 
-// resultOf converts results of networks n0, n1, … on interfaces eth0, eth1, ….
+// resultOf converts results of networks n0, n1, … on interfaces eth0, eth1,
+// ….
 func resultOf(t testing.TB, texts ...string) *Result {
 	t.Helper()
 	var sources []source
@@ -42,8 +43,8 @@ func via(s, gateway string) Address {
 	return Address{Prefix: netip.MustParsePrefix(s), Gateway: netip.MustParseAddr(gateway)}
 }
 
-// show renders a value for comparison and for the eye; netip values print well,
-// pointers are followed.
+// show renders a value for comparison and for reading. netip values print well,
+// and pointers are followed.
 func show(t testing.TB, v any) string {
 	t.Helper()
 	data, err := json.MarshalIndent(v, "", " ")
@@ -102,8 +103,8 @@ func mask(s string) net.IPNet {
 	return *n
 }
 
-// TestAddressesWithoutAnInterface are those of the interface that was asked for,
-// as in results before CNI 0.3.0: in the map the default's, as go-cni has it.
+// TestAddressesWithoutAnInterface belong to the requested interface, as in
+// results before CNI 0.3.0. In the map that is the default's, as in go-cni.
 func TestAddressesWithoutAnInterface(t *testing.T) {
 	address := []Address{prefix("10.0.0.2/24")}
 	tests := map[string]struct {
@@ -133,8 +134,8 @@ func TestAddressesWithoutAnInterface(t *testing.T) {
 	}
 }
 
-// TestFault_F19_InterfacesOfOneName: on two networks, and on the host and in the
-// container, nothing is lost and nothing mixed up.
+// TestFault_F19_InterfacesOfOneName, on two networks, on the host and in the
+// container, are neither lost nor confused.
 func TestFault_F19_InterfacesOfOneName(t *testing.T) {
 	r := resultOf(t,
 		`{"interfaces": [{"name": "eth0", "mac": "a", "sandbox": "/ns"}], "ips": [{"interface": 0, "address": "10.1.0.2/24"}]}`,
@@ -251,7 +252,7 @@ func TestMergedDNS(t *testing.T) {
 	}
 }
 
-// TestResultComesBackFromJSON but for the raw results.
+// TestResultComesBackFromJSON except for the raw results.
 func TestResultComesBackFromJSON(t *testing.T) {
 	for name, r := range map[string]*Result{
 		"usual": resultOf(t, loopbackResult, bridgeResult), "empty": resultOf(t), "no gateway": resultOf(t, `{"ips": [{"address": "10.0.0.2/24"}]}`),
@@ -271,8 +272,8 @@ func TestResultComesBackFromJSON(t *testing.T) {
 	}
 }
 
-// TestResultThatGoCNIWrote: a daemon that has just been switched over reads what
-// it persisted before. The map must do.
+// TestResultThatGoCNIWrote: a daemon that has just been migrated reads its
+// earlier results. The map must suffice.
 func TestResultThatGoCNIWrote(t *testing.T) {
 	const persisted = `{"Interfaces":{"cni0":{"IPConfigs":null,"Mac":"m0","Sandbox":"","PciID":"","SocketPath":""},
 		"eth0":{"IPConfigs":[{"IP":"2001:db8::3","Gateway":""},{"IP":"10.1.2.3","Gateway":"10.1.2.1"}],"Mac":"m2","Sandbox":"/ns"},
@@ -311,8 +312,8 @@ func TestAddressOfAnyShape(t *testing.T) {
 	}
 }
 
-// TestAnAddressThatTwoNetworksReportIsInTheMapOnce, as those of lo; Networks and Raw
-// have it as often as it was reported.
+// TestAnAddressThatTwoNetworksReportIsInTheMapOnce, like those of lo. Networks
+// and Raw have it as often as it was reported.
 func TestAnAddressThatTwoNetworksReportIsInTheMapOnce(t *testing.T) {
 	other := strings.Replace(loopbackResult, `"127.0.0.1/8"`, `"127.0.0.1/8", "gateway": "127.0.0.9"`, 1)
 	r := resultOf(t, loopbackResult, bridgeResult, loopbackResult, other)

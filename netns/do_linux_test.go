@@ -38,8 +38,8 @@ func TestDoSeesTheInterfacesInside(t *testing.T) {
 	}
 }
 
-// A thread that is still in the namespace would be found by one of the many
-// goroutines afterwards.
+// TestDoRestoresThreads: afterwards one of the many goroutines would find a
+// thread that is still in the namespace.
 func TestDoRestoresThreads(t *testing.T) {
 	outside := currentID(t)
 	var handles [4]*netns.Handle
@@ -175,8 +175,8 @@ func TestDoPassesGoexitOn(t *testing.T) {
 	checkThreads(t, outside)
 }
 
-// A thread without capabilities cannot go back. It must end, as nothing else
-// keeps another goroutine off it.
+// TestDoDropsThreadThatCannotBeRestored: a thread without capabilities cannot
+// return. It must end, because nothing else keeps other goroutines off it.
 func TestDoDropsThreadThatCannotBeRestored(t *testing.T) {
 	h, _ := newNS(t)
 	outside := currentID(t)

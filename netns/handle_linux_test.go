@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// newNS returns a namespace that lasts as long as the test, and its path.
+// newNS returns a namespace that lives until the test ends, and its path.
 func newNS(t *testing.T) (*netns.Handle, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ns")
@@ -208,7 +208,7 @@ func TestNoDescriptorIsLeaked(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	round() // what the runtime opens once is open now
+	round() // files that the runtime opens once are open now
 	before := openFiles(t)
 	for range 20 {
 		round()

@@ -16,7 +16,7 @@ func TestPinKeepsTheNamespaceWhenItsOwnPathIsGone(t *testing.T) {
 	}
 	want := h.ID()
 	kept := filepath.Join(dir, "deep", "down", "kept")
-	for range 2 { // the second finds it done
+	for range 2 { // the second call finds it done
 		if err := Pin(h, kept); err != nil {
 			t.Fatal(err)
 		}

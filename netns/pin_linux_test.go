@@ -14,7 +14,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// tree lists what is below dir.
+// tree lists the files below dir.
 func tree(t *testing.T, dir string) string {
 	t.Helper()
 	var names []string
@@ -101,7 +101,7 @@ func TestCreateThatFailsLeavesNothing(t *testing.T) {
 			t.Errorf("left: %s", got)
 		}
 	})
-	// The limit is the last thing in the way of unshare, for root as well.
+	// Only the limit prevents the unshare, even for root.
 	t.Run("after the file", func(t *testing.T) {
 		const limit = "/proc/sys/user/max_net_namespaces"
 		was, err := os.ReadFile(limit)
@@ -127,7 +127,8 @@ func TestCreateThatFailsLeavesNothing(t *testing.T) {
 	checkThreads(t, outside)
 }
 
-// Every second one fails and cleans up the directory that the others use.
+// TestCreateInParallelInOneNewDirectory: every second one fails and cleans up
+// the directory that the others use.
 func TestCreateInParallelInOneNewDirectory(t *testing.T) {
 	for range 20 {
 		dir := filepath.Join(t.TempDir(), "a", "b")
@@ -297,7 +298,7 @@ func TestUnpinLeavesTheFileForPin(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer h.Close()
-	if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil { // two above each other
+	if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil { // two, one above the other
 		t.Fatal(err)
 	}
 	for range 2 {

@@ -16,9 +16,9 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// names is a plugin that remembers which addresses a container has got from the
-// plugins before it, under the container's ID and the domain of its
-// configuration, for a name server that the same program runs.
+// names is a plugin for a name server in the same program. It remembers the
+// addresses that earlier plugins gave a container, under the container's ID and
+// the domain of its configuration.
 type names struct {
 	mu    sync.Mutex
 	known map[string][]string
@@ -29,7 +29,7 @@ func (n *names) Add(_ context.Context, r *plugin.Request) (*types100.Result, err
 	if err != nil {
 		return nil, err
 	}
-	result, err := r.Chained() // what the plugins before it have done
+	result, err := r.Chained() // results of the plugins before it
 	if err != nil {
 		return nil, err
 	}
@@ -39,8 +39,8 @@ func (n *names) Add(_ context.Context, r *plugin.Request) (*types100.Result, err
 	return result, nil
 }
 
-// Del succeeds for a name that it does not know: it may be called twice, and
-// after an Add that failed.
+// Del succeeds for an unknown name: it may be called twice, and after an Add
+// that failed.
 func (n *names) Del(_ context.Context, r *plugin.Request) error {
 	name, err := name(r)
 	if err != nil {
@@ -86,8 +86,8 @@ func addresses(result *types100.Result) []string {
 	return all
 }
 
-// A plugin of one's own, registered by name, in a chain behind one that is built
-// in. No executable is needed.
+// A plugin of the caller's, registered by name, in a chain behind a built-in
+// one. No executable is needed.
 func Example() {
 	const podnet = `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [
 		{"type": "loopback"},

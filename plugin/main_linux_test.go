@@ -7,5 +7,5 @@ import (
 	"github.com/embedcni/cni/internal/sandbox"
 )
 
-// TestMain is for the example, which attaches a container.
+// TestMain supports the example, which attaches a container.
 func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }

@@ -31,8 +31,8 @@ func TestErrorfIsAnErrorOfTheSpecificationAndItsCause(t *testing.T) {
 	}
 }
 
-// TestErrorfGivesACodeToAnErrorThatHasAnother: the outer one is what the plugin
-// means, and the inner one can still be found by what it is.
+// TestErrorfGivesACodeToAnErrorThatHasAnother: the outer code is the plugin's,
+// and the inner error can still be matched.
 func TestErrorfGivesACodeToAnErrorThatHasAnother(t *testing.T) {
 	inner := &types.Error{Code: 7, Msg: "inner", Details: "why"}
 	outer := Errorf(100, "outer: %w", inner)
@@ -85,7 +85,7 @@ func asJSON(t *testing.T, v any) string {
 	return string(data)
 }
 
-// TestChainedIsACopyThatSharesNothing changes all of the copy, in depth.
+// TestChainedIsACopyThatSharesNothing changes every part of the copy.
 func TestChainedIsACopyThatSharesNothing(t *testing.T) {
 	r := &Request{Type: "mark", PrevResult: result()}
 	chained, err := r.Chained()
@@ -105,7 +105,7 @@ func TestChainedIsACopyThatSharesNothing(t *testing.T) {
 	}
 }
 
-// scribble changes every number, byte and string that can be reached.
+// scribble changes every reachable number, byte and string.
 func scribble(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:

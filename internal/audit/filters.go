@@ -41,8 +41,8 @@ func parseSave(tool, out string) (lines, tables []string) {
 	return lines, tables
 }
 
-// parseRuleset reads the output of nft -s list ruleset and returns lines that
-// say by themselves where they belong, without the tables in skip ("ip nat").
+// parseRuleset parses the output of nft -s list ruleset. It returns lines that
+// include their table and chain, without the tables in skip ("ip nat").
 //
 //	table ip cni_hostport {
 //		comment "CNI portmap plugin"

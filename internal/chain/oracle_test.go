@@ -158,9 +158,9 @@ func (x *comparison) compareCache(t *testing.T, a *Attachment) {
 	}
 }
 
-// TestVerbsAreThoseOfLibcni compares every verb with libcni, for every version of
-// the specification: requests, environment, results, errors, and the cache. Each
-// verb is run when nothing was added, then after an ADD; each plugin fails once.
+// TestVerbsAreThoseOfLibcni compares every verb with libcni, for every version
+// of the specification: requests, environment, results, errors, and the cache.
+// Each verb runs without an ADD, then after one. Each plugin fails once.
 func TestVerbsAreThoseOfLibcni(t *testing.T) {
 	answers := map[string]string{
 		"full": `{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","mac":"02:00:00:00:00:01","sandbox":"/ns","unknown":1}],
@@ -198,7 +198,7 @@ func compareVerbs(t *testing.T, list, answer string, a *Attachment) {
 	}
 	for _, x.fails = range []string{"ADD a", "ADD c", ""} {
 		if x.run(t, "ADD", a) && x.fails == "" {
-			return // the answer is no result of this version
+			return // the answer is not a result of this version
 		}
 	}
 	for _, verb := range []string{"CHECK", "STATUS", "GC", "DEL"} {
@@ -213,8 +213,8 @@ func compareVerbs(t *testing.T, list, answer string, a *Attachment) {
 	}
 }
 
-// TestCacheOfOthersIsRead compares the CHECK and the DEL of an attachment whose
-// cache file another program wrote.
+// TestCacheOfOthersIsRead compares CHECK and DEL of an attachment whose cache
+// file another program wrote.
 func TestCacheOfOthersIsRead(t *testing.T) {
 	const head = `{"kind":"cniCacheV1","containerId":"c1","ifName":"eth0","networkName":"net","config":"e30="`
 	for name, content := range map[string]string{
@@ -236,7 +236,7 @@ func TestCacheOfOthersIsRead(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if _, err := x.c.addedResult(a); err == nil { // else ours refuses the CHECK
+			if _, err := x.c.addedResult(a); err == nil { // otherwise ours refuses the CHECK
 				x.run(t, "CHECK", a)
 			}
 			x.run(t, "DEL", a)

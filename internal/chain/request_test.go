@@ -38,7 +38,7 @@ func TestParseObjectKeepsValuesAndOrder(t *testing.T) {
 	}
 }
 
-// text is an object as it goes out.
+// text returns an object in its encoded form.
 func text(t testing.TB, o object, err error) string {
 	t.Helper()
 	if err != nil {
@@ -51,7 +51,8 @@ func text(t testing.TB, o object, err error) string {
 	return string(data)
 }
 
-// request derives one from a plugin's configuration and what the runtime adds.
+// request derives a request from a plugin's configuration and the runtime's
+// additions.
 func request(t testing.TB, config, added string, configArgs map[string]any) (string, error) {
 	t.Helper()
 	a, err := parseObject([]byte(added))
@@ -72,8 +73,8 @@ func wantRequest(t *testing.T, config, added string, configArgs map[string]any, 
 	}
 }
 
-// TestDuty_R10_UnknownFieldsReachThePluginToTheByte: numbers that a float64
-// cannot hold, characters that Go would escape, keys in their order.
+// TestDuty_R10_UnknownFieldsReachThePluginToTheByte: numbers too large for a
+// float64, characters that Go would escape, and the order of keys.
 func TestDuty_R10_UnknownFieldsReachThePluginToTheByte(t *testing.T) {
 	wantRequest(t,
 		`{"type": "x", "z": 9007199254740993, "big": 18446744073709551616, "f": 1.0, "s": "<&> é", "deep": {"n": [9007199254740993]}, "null": null}`,
@@ -81,8 +82,8 @@ func TestDuty_R10_UnknownFieldsReachThePluginToTheByte(t *testing.T) {
 		`{"type":"x","z":9007199254740993,"big":18446744073709551616,"f":1.0,"s":"<&> é","deep":{"n": [9007199254740993]},"null":null,"cniVersion":"1.0.0","name":"net"}`)
 }
 
-// TestDuty_R11_RuntimesKeysOfAFileAreDropped, in whatever case they are
-// written: a plugin in Go reads RUNTIMECONFIG as runtimeConfig.
+// TestDuty_R11_RuntimesKeysOfAFileAreDropped in any case: a plugin in Go reads
+// RUNTIMECONFIG as runtimeConfig.
 func TestDuty_R11_RuntimesKeysOfAFileAreDropped(t *testing.T) {
 	for _, forged := range []string{
 		"runtimeConfig", "RuntimeConfig", "RUNTIMECONFIG", "cni.dev/valid-attachments", "cni.dev/", "CNI.dev/x", `runtime\u0043onfig`,
@@ -103,8 +104,8 @@ func TestDuty_R38_CapabilitiesAreNotPassed(t *testing.T) {
 	}
 }
 
-// TestDuty_R39_ResultInAFileIsDropped: the first ADD has no prevResult, the
-// ones behind it have the runtime's.
+// TestDuty_R39_ResultInAFileIsDropped: the first ADD has no prevResult, and
+// later ones have the runtime's.
 func TestDuty_R39_ResultInAFileIsDropped(t *testing.T) {
 	for _, key := range []string{"prevResult", "PREVRESULT", "prevReſult"} {
 		const forged = `{"type": "x", "%": {"ips": [{"address": "10.0.0.1/8"}]}}`
@@ -113,15 +114,15 @@ func TestDuty_R39_ResultInAFileIsDropped(t *testing.T) {
 	}
 }
 
-// TestDuty_R36_NameAndVersionAreTheNetworks: a plugin's own are overwritten in
-// their place.
+// TestDuty_R36_NameAndVersionAreTheNetworks: they replace a plugin's own in
+// place.
 func TestDuty_R36_NameAndVersionAreTheNetworks(t *testing.T) {
 	wantRequest(t, `{"name": "other", "cniVersion": "0.1.0", "type": "x"}`, `{"cniVersion": "1.0.0", "name": "net"}`, nil,
 		`{"name":"net","cniVersion":"1.0.0","type":"x"}`)
 }
 
-// TestDuty_R45_ArgsAreMerged: the caller's args.cni lie over the file's, and
-// nothing else of args changes.
+// TestDuty_R45_ArgsAreMerged: the caller's args.cni override the file's, and
+// nothing else in args changes.
 func TestDuty_R45_ArgsAreMerged(t *testing.T) {
 	given := map[string]any{"ips": []string{"10.1.2.3"}, "labels": []map[string]string{{"key": "app", "value": "<&>"}}}
 	const labels = `[{"key":"app","value":"\u003c\u0026\u003e"}]`
@@ -149,7 +150,7 @@ func TestDuty_R45_ArgsAreMerged(t *testing.T) {
 	}
 }
 
-// TestDeriveLeavesTheConfigurationAlone: it is shared by all containers.
+// TestDeriveLeavesTheConfigurationAlone: all containers share it.
 func TestDeriveLeavesTheConfigurationAlone(t *testing.T) {
 	const config = `{"type":"x","capabilities":{"a":true},"args":{"cni":{}},"prevResult":{}}`
 	c := []byte(config)

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestFault_F10_ResultThatIsNone: whatever a plugin prints, it becomes a typed
-// error before anybody follows a null or an index into nowhere.
+// TestFault_F10_ResultThatIsNone: any invalid output of a plugin becomes a
+// typed error, before code follows a null or an index out of range.
 func TestFault_F10_ResultThatIsNone(t *testing.T) {
 	const intf = `"interfaces": [{"name": "eth0"}], `
 	tests := map[string]struct{ out, err string }{
@@ -52,7 +52,7 @@ func TestFault_F10_ResultThatIsNone(t *testing.T) {
 	}
 }
 
-// TestResultGetsTheConfigurationsVersion where it says none, as libcni has it.
+// TestResultGetsTheConfigurationsVersion if it has none, as in libcni.
 func TestResultGetsTheConfigurationsVersion(t *testing.T) {
 	tests := []struct{ out, version, want string }{
 		{`{"cniVersion": "0.4.0", "ips": []}`, "1.0.0", `{"cniVersion": "0.4.0", "ips": []}`},

@@ -24,7 +24,7 @@ func keyOn(id record.PluginID) record.Key {
 	return record.Key{ContainerID: id, Network: "net", IfName: "eth0"}
 }
 
-// reserve makes host-local's directory of the network net, with these files.
+// reserve makes host-local's directory for the network net, with these files.
 func reserve(t *testing.T, files map[string]string) (dir string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "net")
@@ -45,8 +45,8 @@ func ledger(t *testing.T) (l Ledger, log *strings.Builder) {
 	return Ledger{Ledger: record.Open(t.TempDir()).Ledger("owner"), Log: slog.New(slog.NewTextHandler(log, nil)), Container: "c1"}, log
 }
 
-// An empty file is left of the attachment if it was made during the ADD. One of
-// another address, or of another time, is not.
+// TestJudge: an empty file belongs to the attachment if it was made during the
+// ADD. An empty file for another address, or from another time, does not.
 func TestJudge(t *testing.T) {
 	dir := reserve(t, nil)
 	l, log := ledger(t)
@@ -67,7 +67,7 @@ func TestJudge(t *testing.T) {
 		}
 		return found
 	}
-	for before == l.Now() { // files of one tick of the clock are in doubt
+	for before == l.Now() { // files of one clock tick cannot be distinguished
 	}
 	mine, other := empty("10.1.0.2"), empty("10.1.0.3")
 	for mine.Made == l.Now() || other.Made == l.Now() {
@@ -106,7 +106,7 @@ func TestJudge(t *testing.T) {
 		t.Errorf("logged: %s", log)
 	}
 
-	// The administrator's file of the same time as the record cannot be told apart.
+	// An administrator's file with the record's time cannot be distinguished.
 	judge := Attachment{Ledger: l, Key: keyOn("c1"), Claims: &Claims{}, Addresses: []netip.Addr{mine.Addr}, Recorded: mine.Made}.Judge()
 	first, second := judge(mine), judge(mine)
 	if first || second || strings.Count(log.String(), mine.Path()) != 1 {
@@ -121,8 +121,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// GC releases what the ledger names by container, interface and address, unless a
-// record has the address.
+// TestGarbage: GC releases reservations whose container, interface and address
+// the ledger names, unless a record has the address.
 func TestGarbage(t *testing.T) {
 	const line = "\r\neth0"
 	files := map[string]string{

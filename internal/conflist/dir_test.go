@@ -23,7 +23,7 @@ func single(name string) string {
 	return `{"cniVersion": "1.0.0", "name": "` + name + `", "type": "x"}`
 }
 
-// directory makes one with these files.
+// directory makes a directory with these files.
 func directory(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -62,8 +62,8 @@ func TestFilesOfADirectoryThatIsNotThere(t *testing.T) {
 	}
 }
 
-// TestDuty_R9_OneBrokenFileNeverTakesTheOthersDown, whatever is wrong with it
-// and wherever it stands.
+// TestDuty_R9_OneBrokenFileNeverTakesTheOthersDown, whatever its defect and
+// place.
 func TestDuty_R9_OneBrokenFileNeverTakesTheOthersDown(t *testing.T) {
 	dir := directory(t, map[string]string{
 		"05-empty.conflist":   "",
@@ -112,7 +112,7 @@ func TestDuty_R9_OneBrokenFileNeverTakesTheOthersDown(t *testing.T) {
 	}
 }
 
-// TestDirStopsAtMax: what stands behind is not even read.
+// TestDirStopsAtMax: it does not read later files.
 func TestDirStopsAtMax(t *testing.T) {
 	dir := directory(t, map[string]string{
 		"10-bad.conf": "{", "20-a.conf": single("a"), "30-b.conf": single("b"), "40-bad.conf": "{", "50-c.conf": single("c"),
@@ -126,8 +126,8 @@ func TestDirStopsAtMax(t *testing.T) {
 	}
 }
 
-// TestDirFailsOnAFileThatCannotBeDoneWithout: a bad one, and one whose network
-// has lost its name.
+// TestDirFailsOnAFileThatCannotBeDoneWithout: an invalid one, and one whose
+// network has lost its name.
 func TestDirFailsOnAFileThatCannotBeDoneWithout(t *testing.T) {
 	for _, content := range []string{"{", single("")} {
 		dir := directory(t, map[string]string{"10-a.conf": single("a"), "20-b.conf": content, "30-c.conf": single("c")})

@@ -17,9 +17,9 @@ import (
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,179}$`)
 
-// FuzzParse: what is accepted has a valid name, plugins that are file names, a
-// version that is known, and each plugin's bytes as they were written; and it
-// is accepted again, to the same end.
+// FuzzParse: an accepted list has a valid name, plugins that are file names, a
+// known version, and each plugin's bytes unchanged. Parsing it again gives the
+// same result.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}`,
@@ -77,7 +77,7 @@ func wantValid(t *testing.T, list *libcni.NetworkConfigList) {
 	}
 }
 
-// wantBytes compares the plugins with what stands in the list.
+// wantBytes compares the plugins with the list's text.
 func wantBytes(t *testing.T, data []byte, list *libcni.NetworkConfigList) {
 	t.Helper()
 	var raw map[string]json.RawMessage

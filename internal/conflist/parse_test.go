@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/conflist"
 )
 
-// parsed is what of a list the tests compare.
+// parsed holds the compared parts of a list.
 type parsed struct {
 	Name, Version           string
 	DisableCheck, DisableGC bool
@@ -68,8 +68,8 @@ func TestParseSingleMakesAListOfOne(t *testing.T) {
 	}
 }
 
-// TestDuty_R12_HighestCommonVersion: of cniVersion and cniVersions the highest
-// that is known is taken, in a list and in a single plugin's configuration.
+// TestDuty_R12_HighestCommonVersion: the highest known version of cniVersion
+// and cniVersions is chosen, in a list and in a single plugin's configuration.
 func TestDuty_R12_HighestCommonVersion(t *testing.T) {
 	tests := map[string]struct{ keys, want, err string }{
 		"none":                    {keys: ``, want: ""},
@@ -115,8 +115,8 @@ func wantVersion(t *testing.T, kind string, list *libcni.NetworkConfigList, err 
 	}
 }
 
-// TestDuty_R2_NetworkName: the name is checked when it is loaded. An empty one
-// passes until it is used, as with go-cni, but for a directory's files.
+// TestDuty_R2_NetworkName: the name is validated at load. An empty one is
+// accepted until its use, as in go-cni, except in a directory's files.
 func TestDuty_R2_NetworkName(t *testing.T) {
 	long := strings.Repeat("n", 180)
 	for _, name := range []string{"n", "0", "net", "Net_1.2-x", long, ""} {
@@ -140,8 +140,8 @@ func TestDuty_R2_NetworkName(t *testing.T) {
 	}
 }
 
-// TestDuty_R5_PluginTypeIsAFileName: neither the plugin's type nor that of the
-// IPAM plugin it delegates to can name a file elsewhere.
+// TestDuty_R5_PluginTypeIsAFileName: neither the plugin's type nor its IPAM
+// plugin's may name a file in another directory.
 func TestDuty_R5_PluginTypeIsAFileName(t *testing.T) {
 	bad := []string{"/bin/sh", "../sh", "a/b", `a\\b`, "..", ".", `a\u0000`, `\u002fbin\u002fsh`}
 	for _, typ := range bad {

@@ -20,8 +20,8 @@ import (
 
 const good = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "n": "<&>"}]}`
 
-// write makes a file, and the directories above it, below a directory that only
-// this test has.
+// write makes a file, and the directories above it, in this test's own
+// directory.
 func write(t testing.TB, dir, name, content string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -34,8 +34,8 @@ func write(t testing.TB, dir, name, content string) string {
 	return path
 }
 
-// TestHalfWrittenFileIsRefused: no prefix of a configuration is one, so that a
-// file which is read while it is written never counts as another network.
+// TestHalfWrittenFileIsRefused: no prefix of a configuration is valid, so a
+// file read during its writing never counts as another network.
 func TestHalfWrittenFileIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	for n := range len(good) {
@@ -51,8 +51,8 @@ func TestHalfWrittenFileIsRefused(t *testing.T) {
 	}
 }
 
-// TestFileThatIsNoFile: reading a configuration never waits and never takes
-// more memory than a configuration can need, whatever lies at the path.
+// TestFileThatIsNoFile: reading a configuration never blocks and its memory is
+// bounded, whatever the path leads to.
 func TestFileThatIsNoFile(t *testing.T) {
 	tests := map[string]struct {
 		make func(path string) error
@@ -86,8 +86,8 @@ func TestFileThatIsNoFile(t *testing.T) {
 	}
 }
 
-// listen leaves a socket at path. It is made under a short name, because a
-// socket's path is bounded at 108 bytes.
+// listen leaves a socket at path. It uses a short name first, because a
+// socket's path is limited to 108 bytes.
 func listen(path string) error {
 	short, err := os.MkdirTemp("/tmp", "s")
 	if err != nil {
@@ -116,13 +116,13 @@ func TestLargestFileIsRead(t *testing.T) {
 	}
 }
 
-// TestFault_F24_WorldWritableConfiguration: who can write a configuration runs
-// programs as the runtime, so a file that anybody may write, or replace, is
-// refused unless that is asked for.
+// TestFault_F24_WorldWritableConfiguration: the author of a configuration can
+// run programs as the runtime. A file that anybody can write or replace is
+// therefore refused unless the caller allows it.
 func TestFault_F24_WorldWritableConfiguration(t *testing.T) {
 	tests := map[string]struct {
 		file, dir os.FileMode
-		link      bool // the file is a link out of a directory of mode 0755
+		link      bool // the file is a link to one outside a directory of mode 0755
 		refused   bool
 	}{
 		"ordinary":                          {file: 0o644, dir: 0o755},
@@ -159,7 +159,7 @@ func TestFault_F24_WorldWritableConfiguration(t *testing.T) {
 }
 
 // TestDuty_R8_PluginsOfTheNetworksOwnDirectory: the plugins of <dir>/<name>/
-// follow those of the list, in name order, unless the list says not.
+// follow those of the list, sorted by name, unless the list disables that.
 func TestDuty_R8_PluginsOfTheNetworksOwnDirectory(t *testing.T) {
 	const inlined = `"plugins": [{"type": "inlined"}]`
 	more := map[string]string{
@@ -212,8 +212,8 @@ func TestDuty_R8_PluginsOfTheNetworksOwnDirectory(t *testing.T) {
 	}
 }
 
-// TestDuty_R8_NameIsNoPathYet: the name is validated before it becomes the
-// path of a directory.
+// TestDuty_R8_NameIsNoPathYet: the name is validated before it becomes a
+// directory's path.
 func TestDuty_R8_NameIsNoPathYet(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "secret/10-a.conf", `{"type": "evil"}`)
@@ -228,7 +228,7 @@ func TestDuty_R8_NameIsNoPathYet(t *testing.T) {
 	}
 }
 
-// TestDuty_R10_PluginOfADirectoryIsKeptToTheByte: as those in a list.
+// TestDuty_R10_PluginOfADirectoryIsKeptToTheByte like those in a list.
 func TestDuty_R10_PluginOfADirectoryIsKeptToTheByte(t *testing.T) {
 	const plugin = "{ \"type\": \"a\", \"big\": 9007199254740993, \"s\": \"<&>\" }\n"
 	dir := t.TempDir()

@@ -1,4 +1,4 @@
-// Package expect has the comparisons that tests of all packages make.
+// Package expect has the comparisons for tests of all packages.
 package expect
 
 import (
@@ -11,11 +11,11 @@ import (
 // Patience limits the wait for an event that must come, on the slowest machine.
 const Patience = time.Minute
 
-// neighbourly is how long a call may take behind a plugin that hangs: the wait
-// of two seconds, and the time that a busy machine takes for the rest.
+// neighbourly limits a call behind a hanging plugin: the wait of two seconds,
+// plus a busy machine's time for the rest.
 const neighbourly = 15 * time.Second
 
-// NoError ends the test if there is an error.
+// NoError ends the test on an error.
 func NoError(t testing.TB, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
@@ -23,7 +23,7 @@ func NoError(t testing.TB, errs ...error) {
 	}
 }
 
-// Value returns v, and ends the test if there is an error: Value(f())(t).
+// Value returns v, and ends the test on an error: Value(f())(t).
 func Value[T any](v T, err error) func(testing.TB) T {
 	return func(t testing.TB) T {
 		t.Helper()
@@ -40,7 +40,7 @@ func Same[T any](t testing.TB, what string, got, want T) {
 	}
 }
 
-// Is checks that an error is of each of these kinds.
+// Is checks that an error matches each of these kinds.
 func Is(t testing.TB, err error, kinds ...error) {
 	t.Helper()
 	for _, kind := range kinds {
@@ -78,7 +78,7 @@ func Eventually(t testing.TB, what string, holds func() bool) {
 	}
 }
 
-// Soon checks that a call succeeds, and long before [Patience] is over.
+// Soon checks that a call succeeds long before [Patience] has passed.
 func Soon(t testing.TB, what string, call func() error) {
 	t.Helper()
 	start := time.Now()

@@ -17,13 +17,14 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// strictRounds is from how many rounds on a median above the target fails the
-// test. Below, which is the every day's, the disk may be busy with other tests.
+// strictRounds is the number of rounds from which a median above the target
+// fails the test. With fewer, as in everyday runs, other tests may keep the
+// disk busy.
 const strictRounds = 1000
 
-// cost is M13: what an ADD of three plugins pays for its record, on a disk and
-// in memory: it looks for an earlier one, writes the base, pins the namespace,
-// and appends three results and the end.
+// cost is M13: the time that an ADD of three plugins spends on its record, on
+// disk and in memory. It searches for an earlier record, writes the base, pins
+// the namespace, and appends three results and the end.
 func (b *board) cost(t *testing.T) {
 	h := newHost(t)
 	path := h.container("m13")

@@ -21,8 +21,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// host is a network namespace that stands for a host, with directories of its
-// own. The goroutine that made it is locked to a thread inside it.
+// host is a network namespace that represents a host, with its own directories.
+// The goroutine that made it is locked to a thread inside.
 type host struct {
 	t    testing.TB
 	dir  string
@@ -40,8 +40,8 @@ func newHost(t testing.TB) *host {
 	return h
 }
 
-// enter makes a new host namespace and goes there. The thread is never
-// unlocked: it ends with the goroutine.
+// enter makes a new host namespace and moves into it. The thread is never
+// unlocked and ends with the goroutine.
 func (h *host) enter(name string) {
 	h.t.Helper()
 	ns, err := netns.Create(h.netns(name))
@@ -51,7 +51,7 @@ func (h *host) enter(name string) {
 	expect.NoError(h.t, nettest.NoAddressDetection(), ns.Close())
 }
 
-// letGo unmounts the namespaces that are left, so that the directory can be
+// letGo unmounts the remaining namespaces, so that the directory can be
 // deleted.
 func (h *host) letGo() {
 	for _, pattern := range []string{h.netns("*"), h.path("state", "embedcni", "attachments", "netns", "*"),
@@ -87,8 +87,8 @@ func (h *host) container(name string) string {
 	return h.netns(name)
 }
 
-// link makes the plugin directory: the real plugins, but for those that are the
-// fault plugin.
+// link fills the plugin directory with the real plugins, except for those that
+// are the fault plugin.
 func (h *host) link(faulty ...string) {
 	h.t.Helper()
 	exe, err := os.Executable()
@@ -103,13 +103,13 @@ func (h *host) link(faulty ...string) {
 		if now, err := os.Readlink(link); err == nil && now == target {
 			continue
 		}
-		// By rename, so that a plugin is there at any time.
+		// By rename, so that the plugin always exists.
 		expect.NoError(h.t, os.Symlink(target, link+".new"))
 		expect.NoError(h.t, os.Rename(link+".new", link))
 	}
 }
 
-// spoil makes the plugin a fault plugin with that fault.
+// spoil replaces the plugin by a fault plugin with that fault.
 func (h *host) spoil(plugin string, f fault) { h.t.Helper(); h.spoilAll(f, plugin) }
 
 func (h *host) spoilAll(f fault, plugins ...string) {
@@ -121,13 +121,13 @@ func (h *host) spoilAll(f fault, plugins ...string) {
 	h.link(plugins...)
 }
 
-// heal makes all plugins the real ones.
+// heal restores all real plugins.
 func (h *host) heal() { h.t.Helper(); h.link() }
 
-// chain are the plugins of a network, in order; host-local is run by bridge.
+// chain returns the plugins of a network, in order. bridge runs host-local.
 func chain() []string { return []string{"bridge", "firewall", "portmap"} }
 
-// network is a network of those, on a bridge and a subnet of its own.
+// network returns a network of those plugins, with its own bridge and subnet.
 func (h *host) network(n int) []byte {
 	return fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net%d", "plugins": [
 		{"type": "bridge", "bridge": "br%d", "isGateway": true, "isDefaultGateway": %v, "ipMasq": true,
@@ -137,8 +137,8 @@ func (h *host) network(n int) []byte {
 		n, n, n == 0, h.path("ipam"), 70+n)
 }
 
-// inProcess are settings with the plugins built in, and one network with a
-// backend of the packet filters: iptables, nftables, or none named.
+// inProcess returns settings with the built-in plugins, and one network with a
+// packet filter backend: iptables, nftables, or unnamed.
 func (h *host) inProcess(backend string) settings {
 	conf := string(h.network(0))
 	named := ""
@@ -165,7 +165,7 @@ func (h *host) runtime(s settings) *cni.Runtime {
 	return r
 }
 
-// audit is what exists on this host of containers.
+// audit lists the parts of this host that belong to containers.
 func (h *host) audit() audit.Lines {
 	h.t.Helper()
 	lines, err := audit.Snapshot(context.Background(), audit.Options{
@@ -178,17 +178,17 @@ func (h *host) audit() audit.Lines {
 		case "missing":
 			h.t.Fatalf("the audit is blind: %s: install iptables and nftables", line)
 		case "process", "fd", "mount", "netns":
-			return true // of the whole process; looked at otherwise
+			return true // of the whole process, checked elsewhere
 		case "dir":
 			return true
 		}
-		own := h.path("state", "embedcni") // locks and marks are the host's
+		own := h.path("state", "embedcni") // locks and marks belong to the host
 		return strings.Contains(line, own+"/locks") || strings.Contains(line, own+"/alive") || strings.Contains(line, own+"/networks/")
 	})
 }
 
-// left is what of the container there is and was not before, with what is in
-// its namespace, if that is there, and the processes that work on it.
+// left returns a container's additions since before, the contents of its
+// namespace if that exists, and the processes that work on it.
 func (h *host) left(before audit.Lines, id string) audit.Lines {
 	h.t.Helper()
 	left, gone := audit.Diff(before, h.audit())
@@ -202,7 +202,8 @@ func (h *host) left(before audit.Lines, id string) audit.Lines {
 	return left
 }
 
-// inside are the interfaces in the container, but lo, which is always there.
+// inside returns the interfaces in the container, except lo, which always
+// exists.
 func (h *host) inside(id string) (links audit.Lines) {
 	h.t.Helper()
 	ns, err := netns.Open(h.netns(id))
@@ -223,7 +224,8 @@ func (h *host) inside(id string) (links audit.Lines) {
 	return links
 }
 
-// processesOf are the processes that were started for the container and live.
+// processesOf returns the running processes that were started for the
+// container.
 func processesOf(t testing.TB, id string) []string {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/environ")
@@ -231,7 +233,8 @@ func processesOf(t testing.TB, id string) []string {
 	variable := []byte("CNI_CONTAINERID=" + id + "\x00")
 	var found []string
 	for _, file := range files {
-		// A zombie has no environment; what has just gone has no file.
+		// A zombie has no environment, and a process that has just ended has no
+		// file.
 		if env, err := os.ReadFile(file); err == nil && bytes.Contains(env, variable) {
 			found = append(found, filepath.Base(filepath.Dir(file)))
 		}

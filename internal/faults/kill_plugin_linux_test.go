@@ -15,17 +15,17 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// longestPlugin is about how long a reference plugin takes, so that a random
-// moment below it is in its middle as a rule.
+// longestPlugin is roughly a reference plugin's duration. A random moment below
+// it usually falls into the middle of the plugin.
 const longestPlugin = 80 * time.Millisecond
 
-// subject is one container on one host that faults are tried on.
+// subject is one container on one host, the target of faults.
 type subject struct {
 	*host
 	board   *board
 	random  *rand.Rand
 	runtime *cni.Runtime
-	brief   *cni.Runtime // gives a plugin no more time than hangs
+	brief   *cni.Runtime // its plugins' time limit is hangs
 	before  audit.Lines
 	leaks   int
 }
@@ -45,15 +45,16 @@ func (b *board) subject(t *testing.T, stream uint64, networks int) *subject {
 	return s
 }
 
-// hangs is how long a plugin may take where one hangs. On a busy machine that
-// may end a healthy one too: one more fault, of which nothing may be left either.
+// hangs limits a plugin's time in faults that hang. On a busy machine it may
+// also end a healthy plugin. That is one more fault, which must not leave
+// anything behind either.
 const hangs = 2 * time.Second
 
-// remove detaches the container, for good now that its plugins are well again.
-// What is left is a leak, and after a nil a lie besides.
+// remove detaches the container for good, with healthy plugins. A leftover is a
+// leak, and also a lie if Remove returned nil.
 func (s *subject) remove(what, id string) { s.t.Helper(); s.removeBy(s.runtime, what, id) }
 
-// removeBy is remove with the first of its calls by that runtime.
+// removeBy is remove whose first call is made by that runtime.
 func (s *subject) removeBy(r *cni.Runtime, what, id string) {
 	s.t.Helper()
 	ctx := context.Background()
@@ -76,8 +77,8 @@ func (s *subject) removeBy(r *cni.Runtime, what, id string) {
 	expect.NoError(s.t, netns.Remove(s.netns(id)))
 }
 
-// plain tells whether the error is not one of a plugin, which says whose DEL is
-// to be repeated.
+// plain reports whether an error does not come from a plugin. A plugin's error
+// names the DEL to repeat.
 func (s *subject) plain(err error) bool {
 	var e *cni.Error
 	return !errors.As(err, &e)
@@ -90,10 +91,10 @@ func (s *subject) wantNothing(what string, err error, left audit.Lines) {
 	}
 	s.leaks++
 	s.t.Errorf("%s: %v; left:\n%s", what, err, strings.Join(left, "\n"))
-	s.before = s.audit() // each leak counts once
+	s.before = s.audit() // count each leak once
 }
 
-// killPlugins is M2: a plugin is killed somewhere in ADD or DEL.
+// killPlugins is M2: a plugin is killed at some point of ADD or DEL.
 func (b *board) killPlugins(t *testing.T) {
 	var c count
 	const perHost = 10
@@ -120,7 +121,7 @@ func (s *subject) killPlugin(n int, c *count) {
 	plugin := append(chain(), "host-local")[s.random.IntN(4)]
 	f := fault{Verb: verb, At: "during", Delay: time.Duration(s.random.Int64N(int64(longestPlugin)))}
 	if s.random.IntN(2) == 0 {
-		f.Kill = "group" // with all it has started
+		f.Kill = "group" // with all its child processes
 	}
 	id := fmt.Sprintf("m2-%d", n)
 	what := fmt.Sprintf("%s: %s of %s killed after %v, kill %q", id, verb, plugin, f.Delay, f.Kill)
@@ -133,7 +134,7 @@ func (s *subject) killPlugin(n int, c *count) {
 	} else {
 		s.spoil(plugin, f)
 		_, err := s.runtime.Setup(ctx, id, path, ports(int32(10000+n))...)
-		if err != nil { // undone already
+		if err != nil { // already undone
 			s.wantNothing(what+", after Setup", nil, s.left(s.before, id))
 		}
 	}

@@ -13,18 +13,18 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// killsPerHost is how many runtimes are killed on one host, so that a leak that
-// no audit sees adds up until one does.
+// killsPerHost is the number of runtimes killed on one host. A leak that one
+// audit cannot see adds up until another can.
 const killsPerHost = 8
 
-// killRuntimes is M1: a runtime is killed somewhere in ADD or DEL, another one
-// recovers.
+// killRuntimes is M1: a runtime is killed at some point of ADD or DEL, and
+// another one recovers.
 func (b *board) killRuntimes(t *testing.T) {
 	b.kills(t, "M1", "runtime killed in ADD or DEL, recovered", func(h *host, _ int) settings { return h.settings(1) })
 }
 
-// killRuntimesInProcess is M1 where the runtime is its own plugins, so that it
-// is those that are killed with it.
+// killRuntimesInProcess is M1 with built-in plugins, which are killed with the
+// runtime.
 func (b *board) killRuntimesInProcess(t *testing.T) {
 	backends := []string{"", "nftables", "iptables"}
 	b.kills(t, "M1", "the same, with the plugins built in", func(h *host, n int) settings { return h.inProcess(backends[n%len(backends)]) })
@@ -56,7 +56,7 @@ type runtimeKiller struct {
 	*host
 	settings settings
 	random   *rand.Rand
-	whole    map[string]time.Duration // how long a job takes undisturbed
+	whole    map[string]time.Duration // duration of a job without a fault
 	before   audit.Lines
 	leaks    int
 }
@@ -79,7 +79,7 @@ func newRuntimeKiller(t *testing.T, random *rand.Rand, made func(*host) settings
 	return k
 }
 
-// kill does it once and tells whether the runtime was still at work.
+// kill kills one runtime and reports whether it was still at work.
 func (k *runtimeKiller) kill(n int) (hit bool) {
 	k.t.Helper()
 	verb := []string{"ADD", "DEL"}[n%2]
@@ -104,7 +104,7 @@ func (k *runtimeKiller) kill(n int) (hit bool) {
 		k.leaks++
 		k.t.Errorf("kill %d, %s after %v, namespace gone: %v: recovery: %v; left:\n%s",
 			n, verb, delay, vanishes, err, strings.Join(left, "\n"))
-		k.before = k.audit() // each leak counts once
+		k.before = k.audit() // count each leak once
 	}
 	if err := netns.Remove(j.NetNS); err != nil && !errors.Is(err, netns.ErrNotNetNS) {
 		k.t.Fatal(err)

@@ -20,28 +20,28 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// answerWait bounds the wait for an answer.
+// answerWait limits the wait for an answer.
 const answerWait = 5 * time.Second
 
-// home is a container that lives: its namespace, with a server in it and a
-// connection to that, and a photograph of all that it has.
+// home is a running container: its namespace, a server inside with a connection
+// to it, and a photograph of everything that the container has.
 type home struct {
 	l        *living
 	id, path string
 	ns       *netns.Handle
-	address  string // empty: of no interest
-	port     int32  // of the host, 0: none
+	address  string // empty: not checked
+	port     int32  // host port, 0: none
 	server   net.Listener
-	flow     net.Conn // from the host, for as long as the container lives
+	flow     net.Conn // from the host, open during the container's life
 
-	host   audit.Lines // the host's lines about it
+	host   audit.Lines // the host's lines about the container
 	inside []string
-	lost   []string        // since it was photographed
+	lost   []string        // since the photograph
 	left   bool            // the case has removed it
-	also   func() []string // more that it has; nil: nothing
+	also   func() []string // additional lines; nil: none
 }
 
-// attach sets containers up, each with a port of the host, and photographs
+// attach sets up containers, each with a port of the host, and photographs
 // them.
 func (l *living) attach(ids ...string) {
 	l.t.Helper()
@@ -62,8 +62,8 @@ func (l *living) attachBy(s settings, ids ...string) {
 	}
 }
 
-// settle makes a living one of a container that is attached. With a result there
-// is a server in it, and traffic.
+// settle returns the home of an attached container. With a result it starts a
+// server and traffic.
 func (l *living) settle(id, path string, result *cni.Result) *home {
 	l.t.Helper()
 	if result == nil {
@@ -72,7 +72,7 @@ func (l *living) settle(id, path string, result *cni.Result) *home {
 	return l.settleAt(id, path, addressOf(result, "eth0"))
 }
 
-// addressOf is what an interface has been given.
+// addressOf returns an interface's address.
 func addressOf(result *cni.Result, ifName string) string {
 	return result.Interfaces[ifName].IPConfigs[0].IP.String()
 }
@@ -91,8 +91,8 @@ func (l *living) settleAt(id, path, address string) *home {
 	return h
 }
 
-// about are the host's lines that were not there before. Of a record the file
-// counts, not what is noted in it.
+// about returns the host's lines that are new since before. Of a record only
+// the file counts, not its content.
 func (l *living) about(before audit.Lines) audit.Lines {
 	l.t.Helper()
 	added, _ := audit.Diff(before, l.audit())
@@ -104,7 +104,8 @@ func (l *living) about(before audit.Lines) audit.Lines {
 	return added
 }
 
-// photographAll is for what the fault itself has changed.
+// photographAll updates the photographs after changes that are part of the
+// fault.
 func (l *living) photographAll() {
 	l.t.Helper()
 	now := l.about(nil)
@@ -119,11 +120,11 @@ func (h *home) photograph() {
 	h.inside = h.see()
 }
 
-// look compares with the photograph.
+// look compares the container with its photograph.
 func (h *home) look() {
 	h.l.t.Helper()
 	if len(h.lost) > 0 {
-		return // each counts once
+		return // count each once
 	}
 	_, h.lost = audit.Diff(h.inside, h.see())
 	_, gone := audit.Diff(h.host, h.l.about(nil))
@@ -132,7 +133,7 @@ func (h *home) look() {
 	}
 }
 
-// see is what the container has inside, and which ways lead to it.
+// see lists the container's contents and its working connections.
 func (h *home) see() (lines []string) {
 	h.l.t.Helper()
 	expect.NoError(h.l.t, h.ns.Do(func() (err error) {
@@ -166,7 +167,7 @@ func (h *home) see() (lines []string) {
 	return lines
 }
 
-// gateway is the host's address in the container's network.
+// gateway returns the host's address in the container's network.
 func (h *home) gateway() string {
 	ip := net.ParseIP(h.address).To4()
 	return net.IPv4(ip[0], ip[1], 0, 1).String()
@@ -200,7 +201,7 @@ func linksHere() (lines []string, err error) {
 	return lines, err
 }
 
-// serve begins to answer in the container, and connects to it.
+// serve starts a server in the container, and connects to it.
 func (h *home) serve() {
 	t := h.l.t
 	t.Helper()
@@ -219,7 +220,7 @@ func (h *home) serve() {
 	h.flow = flow
 }
 
-// answer is a server.
+// answer runs a server.
 func answer(l net.Listener) {
 	for {
 		c, err := l.Accept()
@@ -227,13 +228,13 @@ func answer(l net.Listener) {
 			return // closed
 		}
 		go func() {
-			_, _ = io.Copy(c, c) // until the other end is gone
+			_, _ = io.Copy(c, c) // until the other end closes
 			_ = c.Close()
 		}()
 	}
 }
 
-// dial asks a server once.
+// dial sends a server one message and checks the answer.
 func dial(network, address string) error {
 	c, err := net.DialTimeout(network, address, answerWait)
 	if err != nil {
@@ -253,7 +254,8 @@ func echo(c net.Conn) error {
 	return err
 }
 
-// close ends what keeps the container alive. It may be called again.
+// close ends everything that keeps the container alive. It may be called
+// repeatedly.
 func (h *home) close() {
 	if h.flow != nil {
 		_ = h.flow.Close() // the other end may be gone
@@ -263,7 +265,7 @@ func (h *home) close() {
 	_ = h.ns.Close()
 }
 
-// containers are the names of the namespaces that the host has.
+// containers returns the names of the host's namespaces.
 func (h *host) containers() (names []string) {
 	h.t.Helper()
 	paths, err := filepath.Glob(h.netns("*"))
@@ -274,12 +276,12 @@ func (h *host) containers() (names []string) {
 	return names
 }
 
-// recordFile is where the container's record is.
+// recordFile returns the path of the container's record.
 func (h *host) recordFile(id string) string {
 	return h.path("state", "embedcni", "attachments", record.Name(record.ID(id))+".json")
 }
 
-// inhabit has a process live in the container.
+// inhabit runs a process in the container.
 func (h *home) inhabit() {
 	h.l.t.Helper()
 	cmd := exec.Command("sleep", "600")

@@ -20,8 +20,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// importerCases are of what is done for importers that call nothing go-cni does
-// not have, beside containers that live.
+// importerCases cover the library's services for importers that only know
+// go-cni's methods, beside running containers.
 func importerCases() []livingCase {
 	named := []string{executables, ourIPTables, ourNFTables}
 	return []livingCase{
@@ -35,8 +35,9 @@ func importerCases() []livingCase {
 	}
 }
 
-// takenBack: what executables share is made ahead of another runtime's first ADD,
-// which fails, and taken back while containers are there, and come.
+// takenBack: shared objects are made before another runtime's first ADD. That
+// ADD fails, and the objects are removed again while containers exist and new
+// ones come.
 func (l *living) takenBack() {
 	const script = `#!/bin/sh
 case $CNI_COMMAND in
@@ -52,18 +53,18 @@ esac
 	conf = fmt.Appendf(nil, `%s, {"type": "own"}%s`, conf[:end], conf[end:])
 	for n := range 3 {
 		other := l.settingsOf(executables)
-		other.StateDir, other.Owner = l.path(fmt.Sprint("other", n)), "other" // in which there was no first ADD
+		other.StateDir, other.Owner = l.path(fmt.Sprint("other", n)), "other" // where there was no first ADD
 		other.Confs = [][]byte{conf}
 		id := fmt.Sprint("fails", n)
 		failing := begin(l.t, job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: 20000, Settings: other})
-		waits, err := os.OpenFile(gate, os.O_WRONLY, 0) // when the plugin does
+		waits, err := os.OpenFile(gate, os.O_WRONLY, 0) // opens when the plugin opens it
 		expect.NoError(l.t, err)
 		if l.sometimes() {
 			expect.NoError(l.t, waits.Close())
 		}
 		l.attach(fmt.Sprint("c", n))
 		l.homes[n].own()
-		_ = waits.Close() // or it was before
+		_ = waits.Close() // or it failed before
 		if killed, said := failing.wait(); killed || !strings.Contains(said, "as it was to") {
 			l.t.Fatalf("the ADD that was to fail: %q", said)
 		}
@@ -76,12 +77,12 @@ esac
 	}
 }
 
-// own forgets what was photographed of a container that failed meanwhile. A chain
-// without its rules says nothing new.
+// own removes from the photograph the parts of a container that failed
+// meanwhile. A chain without its rules says nothing new.
 func (h *home) own() {
 	h.host = h.host.Without(func(line string) bool {
 		if strings.HasPrefix(line, "link ") && !strings.Contains(line, "br0") {
-			return true // one that has no bridge yet
+			return true // a network without a bridge yet
 		}
 		return slices.ContainsFunc([]string{" -N ", "10.71.", "net1", "br1", " 20000 "}, func(of string) bool { return strings.Contains(line, of) })
 	})
@@ -101,14 +102,14 @@ func (l *living) siblingGoes() {
 		l.collect(both, "c1", "c2")
 		l.ok("remove the second list", r.Remove(ctx, id, l.netns(id), second))
 	}
-	// And all that somebody has of the name.
+	// And all attachments with that name.
 	_, err := l.setup(both, "dead", ports(20001)...)
 	expect.NoError(l.t, err)
 	l.remove(both, "dead", l.netns("dead"))
 }
 
-// pass has a runtime look for what is abandoned until it has removed containers
-// that are, of which it comes to the last when the others were looked at.
+// pass runs a runtime's passes until they have removed the abandoned
+// containers. The last of these comes after all other containers.
 func (l *living) pass() {
 	l.t.Helper()
 	r, ctx := l.runtime(l.set), context.Background()
@@ -121,13 +122,13 @@ func (l *living) pass() {
 	}
 }
 
-// unpinned forgets that pins are the living ones'.
+// unpinned removes the pins from the photographs.
 func (h *home) unpinned() {
 	h.host = h.host.Without(func(line string) bool { return strings.Contains(line, "/attachments/netns/") })
 }
 
-// inhabited: only the pin goes. In the first container a process lives, and the
-// second is kept by a descriptor, of which nobody can tell.
+// inhabited: only the pin is removed. A process lives in the first container.
+// The second is kept by a descriptor, which nobody can see.
 func (l *living) inhabited() {
 	l.attach("c1", "c2")
 	l.homes[0].inhabit()
@@ -136,7 +137,7 @@ func (l *living) inhabited() {
 		home.unpinned()
 	}
 	l.photographAll()
-	for range 2 { // the second time their namespaces were let go before
+	for range 2 { // the second pass finds the namespaces already released
 		l.pass()
 		if pins := l.pins(); len(pins) > 0 {
 			l.say("abandoned and kept: %v", pins)
@@ -146,7 +147,7 @@ func (l *living) inhabited() {
 	}
 }
 
-// calls attaches and removes a container with many calls in between.
+// calls attaches and removes a container, with many calls in between.
 func (j job) calls(ctx context.Context, r *cni.Runtime) error {
 	_, err := r.Setup(ctx, j.ID, j.NetNS)
 	for n := 0; err == nil && n < 10; n++ {
@@ -155,8 +156,8 @@ func (j job) calls(ctx context.Context, r *cni.Runtime) error {
 	return errors.Join(err, r.Remove(ctx, j.ID, j.NetNS))
 }
 
-// judgedElsewhere: another runtime of the owner, to which neither the paths nor
-// the processes are there.
+// judgedElsewhere: another runtime of the owner sees neither the paths nor the
+// processes.
 func (l *living) judgedElsewhere() {
 	l.attach("c1")
 	before, port := l.audit(), int32(10001)
@@ -179,8 +180,8 @@ func (l *living) judgedElsewhere() {
 	expect.NoError(l.t, netns.Remove(next))
 }
 
-// endless: nothing on the host says when a macvlan's namespace ends, and a device
-// that was lent would not come back.
+// endless: nothing on the host shows the end of a macvlan's namespace, and a
+// lent device would not come back.
 func (l *living) endless() {
 	l.cable("lan0")
 	l.cable("nic0")
@@ -217,8 +218,8 @@ func (h *home) abandon(before audit.Lines) error {
 	return err
 }
 
-// released: nothing of one owner's containers changes but that they are go-cni's,
-// and nothing at all of another owner's.
+// released: one owner's containers become go-cni's without any other change.
+// Another owner's do not change at all.
 func (l *living) released() {
 	defer l.likeGoCNI()()
 	other := l.set
@@ -245,7 +246,7 @@ func (l *living) released() {
 	}
 }
 
-// refused: rules in a table of ours are none that go-cni removes.
+// refused: go-cni cannot remove rules in our own table.
 func (l *living) refused() {
 	defer l.likeGoCNI()()
 	l.attach("c1", "c2")

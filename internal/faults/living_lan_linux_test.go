@@ -17,8 +17,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// lanCases are about whom else containers share something with: other machines,
-// and a firewalld.
+// lanCases cover containers that share a LAN or a firewalld with others.
 func lanCases() []livingCase {
 	return []livingCase{
 		{"F53", "another machine wants its address", []string{ourNFTables, ourIPTables}, (*living).twoMachines},
@@ -26,7 +25,7 @@ func lanCases() []livingCase {
 	}
 }
 
-// twoMachines are on a LAN, and both give a container the same address.
+// twoMachines on one LAN give their containers the same address.
 func (l *living) twoMachines() {
 	lan := plugintest.NewLAN(l.t)
 	machine := func(name string, device string) (settings, *netns.Handle) {
@@ -64,7 +63,7 @@ func (l *living) twoMachines() {
 	l.leave(home, first)
 }
 
-// asking makes a container that asks whether somebody else has its addresses.
+// asking makes a container with duplicate address detection.
 func (l *living) asking(id string) (path string) {
 	l.t.Helper()
 	path = l.netns(id)
@@ -73,7 +72,7 @@ func (l *living) asking(id string) (path string) {
 	return path
 }
 
-// connect has the LAN's own machine talk with the container.
+// connect opens a connection between the LAN's own machine and the container.
 func (h *home) connect(machine *netns.Handle, address string) {
 	t := h.l.t
 	t.Helper()
@@ -106,7 +105,8 @@ func (h *home) connect(machine *netns.Handle, address string) {
 	}
 }
 
-// zoned: firewalld knows nothing but addresses, which somebody else may have too.
+// zoned: firewalld only knows addresses, and another container may have the
+// same one.
 func (l *living) zoned() {
 	here, err := netns.Current()
 	expect.NoError(l.t, err)
@@ -175,5 +175,5 @@ func (l *living) zoned() {
 	br, err := netlink.LinkByName("br9")
 	expect.NoError(l.t, err)
 	expect.NoError(l.t, netlink.LinkDel(br))
-	server.StopFirewalld() // with its table
+	server.StopFirewalld() // and its table
 }

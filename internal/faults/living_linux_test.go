@@ -13,19 +13,19 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 )
 
-// livingCase is a line of M16: something goes wrong on a host where containers
-// live, and the library is called.
+// livingCase is a line of M16: something goes wrong on a host with running
+// containers, and the library is called.
 type livingCase struct {
 	fault, name string
-	kinds       []string // of plugins; nil: all of them in turn
+	kinds       []string // of plugins; nil: all in turn
 	run         func(l *living)
 }
 
-// The kinds of plugins that attach living containers: executables, or built-in
-// with a backend for the packet filter.
+// The kinds of plugins that attach running containers: executables, or built-in
+// ones with a packet filter backend.
 const (
 	executables = "executables"
-	builtIn     = "built-in" // no backend named
+	builtIn     = "built-in" // without a named backend
 	ourIPTables = "built-in, iptables"
 	ourNFTables = "built-in, nftables"
 )
@@ -42,25 +42,26 @@ type living struct {
 	random *rand.Rand
 	kind   string
 	set    settings
-	base   audit.Lines // of the host without containers
+	base   audit.Lines // the host without containers
 	homes  []*home
-	wrong  []string // other than harm: leaks, errors, calls that took too long
-	mends  int      // IDs that a mistake was made with, which is mended (M17)
-	wedged int      // of those: they cannot be used again
+	wrong  []string // faults other than harm: leaks, errors, slow calls
+	mends  int      // IDs whose mistake is corrected (M17)
+	wedged int      // those of them that cannot be used again
 	took   map[string]time.Duration
 }
 
-// living is M16: nothing alive is harmed. And M17, by the way: no ID stays
-// wedged.
+// living is M16: no running container is harmed. It also counts M17: no ID
+// stays wedged.
 func (b *board) living(t *testing.T) {
 	cases := livingCases()
-	counts := make([]count, len(cases)+1) // and one of all
+	counts := make([]count, len(cases)+1) // and a total
 	t.Run("cases", func(t *testing.T) {
 		for i, c := range cases {
 			t.Run(c.fault+" "+c.name, func(t *testing.T) {
 				t.Parallel()
 				for round := range *livingRounds {
-					// A host is of the goroutine's thread, and a thread has one.
+					// A host belongs to its goroutine's thread, and a thread
+					// has one host.
 					t.Run(fmt.Sprint(round), func(t *testing.T) {
 						l := b.newLiving(t, 16<<32+uint64(i)<<16+uint64(round), func(*rand.Rand) string { return c.kind(i + round) })
 						l.round(c.run, &counts[i], &counts[len(cases)])
@@ -78,7 +79,7 @@ func (b *board) living(t *testing.T) {
 		b.figure(t, "M16", what, figure, "0", c.get("harmed")+c.get("wrong") == 0 && c.get("rounds") > 0)
 	}
 	for i, c := range cases {
-		if counts[i].get("rounds") > 0 { // with -run it may be but a few
+		if counts[i].get("rounds") > 0 { // with -run there may be only a few
 			harmed(c.fault+" "+c.name, &counts[i])
 		}
 	}
@@ -87,7 +88,7 @@ func (b *board) living(t *testing.T) {
 	b.figure(t, "M17", "IDs wedged after the cause is mended", fmt.Sprintf("%d of %d", all.get("wedged"), all.get("mended")), "0", all.get("wedged") == 0)
 }
 
-// kind is one of the kinds of plugins that the case is about.
+// kind returns the kind of plugins for round n of the case.
 func (c livingCase) kind(n int) string {
 	kinds := c.kinds
 	if kinds == nil {
@@ -104,7 +105,7 @@ func (b *board) newLiving(t *testing.T, stream uint64, kind func(*rand.Rand) str
 	return l
 }
 
-// round tries a case once.
+// round runs a case once.
 func (l *living) round(run func(*living), counts ...*count) {
 	whole := false
 	defer func() { // a round that ended early counts too
@@ -131,8 +132,8 @@ func (l *living) round(run func(*living), counts ...*count) {
 	whole = true
 }
 
-// settingsOf are settings with that kind of plugins. Executables are there in
-// any case.
+// settingsOf returns settings with that kind of plugins. Executables are always
+// installed.
 func (h *host) settingsOf(kind string) settings {
 	if kind == executables {
 		return h.settings(1)
@@ -152,7 +153,7 @@ func (l *living) edit(old, new string) {
 	l.set.Confs = append([][]byte{[]byte(strings.Replace(conf, old, new, 1))}, l.set.Confs[1:]...)
 }
 
-// say notes what is wrong although nobody was harmed.
+// say notes a failure that harmed no container.
 func (l *living) say(format string, args ...any) {
 	l.t.Helper()
 	text := fmt.Sprintf(format, args...)
@@ -168,25 +169,26 @@ func (l *living) ok(what string, err error) {
 	}
 }
 
-// restart has another process recover, as a runtime that is started again.
+// restart runs Recover in another process, as a restarted runtime would.
 func (l *living) restart(s settings) {
 	l.t.Helper()
 	l.ok("recover", elsewhere(l.t, job{Verb: "RESTART", Settings: s}))
 }
 
-// collect has another process collect all garbage but the containers to keep.
+// collect runs GC in another process, with the containers to keep.
 func (l *living) collect(s settings, keep ...string) {
 	l.t.Helper()
 	l.ok("gc", elsewhere(l.t, job{Verb: "GC", Keep: keep, Settings: s}))
 }
 
-// remove has another process remove the container.
+// remove removes the container in another process.
 func (l *living) remove(s settings, id, path string) {
 	l.t.Helper()
 	l.ok("remove "+id, elsewhere(l.t, job{Verb: "DEL", ID: id, NetNS: path, Settings: s}))
 }
 
-// end looks at the living once more and removes them; then nothing may be left.
+// end checks the running containers once more and removes them. Then nothing
+// may be left over.
 func (l *living) end() {
 	l.t.Helper()
 	living := slices.DeleteFunc(slices.Clone(l.homes), func(h *home) bool { return h.left })
@@ -194,14 +196,14 @@ func (l *living) end() {
 		home.look()
 	}
 	if l.t.Failed() {
-		return // what is left says nothing new
+		return // leftovers say nothing new
 	}
 	r := l.runtime(l.set)
 	for _, home := range living {
 		home.close()
 		l.ok("remove "+home.id+" at last", r.Remove(context.Background(), home.id, ""))
 	}
-	// What a dead container had, and what nobody owns any more.
+	// Leftovers of dead containers, and of no known owner.
 	report, err := r.Recover(context.Background())
 	if err == nil {
 		err = report.Err()
@@ -212,7 +214,7 @@ func (l *living) end() {
 	}
 }
 
-// leave looks at a living one for the last time and removes it.
+// leave checks a running container for the last time and removes it.
 func (l *living) leave(h *home, s settings) {
 	l.t.Helper()
 	h.look()
@@ -230,7 +232,8 @@ func (l *living) harmed() (n int) {
 	return n
 }
 
-// setup attaches a container that is to die, or that has to be looked at first.
+// setup attaches a container that will die, or that the case has to inspect
+// first.
 func (l *living) setup(s settings, id string, opts ...cni.NamespaceOpts) (*cni.Result, error) {
 	l.t.Helper()
 	path := l.netns(id)

@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// neighbourCases are calls for one container that harmed another.
+// neighbourCases are calls for one container that once harmed another.
 func neighbourCases() []livingCase {
 	onDisk := []string{executables}
 	return []livingCase{
@@ -29,9 +29,9 @@ func neighbourCases() []livingCase {
 	}
 }
 
-// orphaned: a runtime is killed in the middle of an ADD, and its plugin hangs;
-// so does one of a runtime that lives. Processes are found by the container's
-// ID, so that these are this case's.
+// orphaned: a runtime is killed during an ADD while its plugin hangs. A plugin
+// of a running runtime hangs too. Processes are found by the container's ID, so
+// the IDs are unique to this case.
 func (l *living) orphaned() {
 	l.attach("f30-busy")
 	l.spoil("bridge", fault{Verb: "CHECK", Hang: true, At: "before"})
@@ -60,8 +60,8 @@ func (l *living) orphaned() {
 	})
 }
 
-// otherDirectory: two programs, each with a state directory of its own, share
-// the directory of addresses with an administrator.
+// otherDirectory: two programs with their own state directories share the
+// address directory with an administrator.
 func (l *living) otherDirectory() {
 	l.edit(`"cniVersion": "1.0.0"`, `"cniVersion": "1.1.0"`)
 	other := l.set
@@ -80,7 +80,7 @@ func (l *living) otherDirectory() {
 	for address := range reserved {
 		l.ok("the administrator's reservation", os.Remove(l.path("ipam", "net0", address)))
 	}
-	l.leave(l.homes[1], other) // end goes by the other directory
+	l.leave(l.homes[1], other) // end uses the other directory
 }
 
 func (l *living) secondRemove() {
@@ -94,8 +94,8 @@ func (l *living) secondRemove() {
 	l.remove(l.set, "dead", l.netns("c1"))
 }
 
-// failedBeside: in the namespace of a container whose lo is up, another Setup gets
-// as far as lo, and is undone.
+// failedBeside: in the namespace of a container whose lo is up, another Setup
+// reaches lo and is undone.
 func (l *living) failedBeside() {
 	l.attach("c1")
 	expect.NoError(l.t, l.homes[0].ns.Do(func() error {
@@ -113,8 +113,8 @@ func (l *living) failedBeside() {
 	}
 }
 
-// retried: the runtime is killed when bridge has given the address back, and
-// the DELs come again when somebody else has got it.
+// retried: the runtime is killed after bridge has released the address. The
+// DELs are repeated when another container has it.
 func (l *living) retried() {
 	l.edit(`{"subnet": "10.70.0.0/16"}`, `{"subnet": "10.70.0.0/16", "rangeStart": "10.70.0.9", "rangeEnd": "10.70.0.9"}`)
 	path := l.container("dead")
@@ -132,7 +132,7 @@ func (l *living) retried() {
 	l.remove(l.set, "dead", "")
 }
 
-// deviceCases are about interfaces.
+// deviceCases cover interfaces.
 func deviceCases() []livingCase {
 	inProcess := []string{ourNFTables}
 	return []livingCase{
@@ -142,8 +142,8 @@ func deviceCases() []livingCase {
 	}
 }
 
-// lent: an interface of the host's is lent to a container, changed there, and the
-// plugin that is to change it back is killed.
+// lent: a host's interface is lent to a container and changed there. The plugin
+// that should change it back is killed.
 func (l *living) lent() {
 	l.attach("c1")
 	nic := l.cable("nic0")
@@ -157,7 +157,7 @@ func (l *living) lent() {
 	l.spoil("tuning", fault{Verb: "DEL", Kill: "self", At: "before"})
 	err = l.runtime(lending).Remove(context.Background(), "dead", "")
 	l.heal()
-	if err != nil { // which says that something is left
+	if err != nil { // the error reports a leftover
 		l.remove(lending, "dead", "")
 	}
 	after, err := netlink.LinkByName("nic0")
@@ -179,7 +179,7 @@ func (l *living) renamed() {
 		_, err := l.setup(l.set, id)
 		expect.NoError(l.t, err)
 		if id != "dead" {
-			l.settle(id, l.netns(id), nil) // the host does not reach a macvlan of its own interface
+			l.settle(id, l.netns(id), nil) // the host cannot reach a macvlan on its own interface
 		}
 	}
 	ns, err := netns.Open(l.netns("dead"))
@@ -195,8 +195,8 @@ func (l *living) renamed() {
 	}
 }
 
-// shaped: a limit is kept by an interface that is named by a hash of network and
-// ID, so that siblings, and "podn"+"et1x" beside "pod"+"net1x", have one name.
+// shaped: a limit is an interface whose name is a hash of network and ID.
+// Siblings share that name, and so do "podn"+"et1x" and "pod"+"net1x".
 func (l *living) shaped() {
 	conf := func(n int, name string) []byte {
 		c := strings.Replace(string(l.network(n)), fmt.Sprintf(`"net%d"`, n), fmt.Sprintf("%q", name), 1)
@@ -224,7 +224,7 @@ func (l *living) shaped() {
 	}
 }
 
-// processCases are those of processes and their numbers.
+// processCases cover processes and their numbers.
 func processCases() []livingCase {
 	return []livingCase{
 		{"F59", "Recover with few descriptors", nil, (*living).fewDescriptors},
@@ -248,7 +248,7 @@ func (l *living) stopped() {
 	hung(l.t, "f59-busy")
 	expect.NoError(l.t, busy.cmd.Process.Signal(syscall.SIGSTOP))
 	var status syscall.WaitStatus
-	_, err := syscall.Wait4(busy.cmd.Process.Pid, &status, syscall.WUNTRACED, nil) // until it has
+	_, err := syscall.Wait4(busy.cmd.Process.Pid, &status, syscall.WUNTRACED, nil) // until it has stopped
 	expect.NoError(l.t, err)
 	r := l.runtime(l.set)
 	l.within(soon, "Recover", func() error {
@@ -286,7 +286,7 @@ func (l *living) secondOwner() {
 }
 
 // killedInTurn: three programs attach and remove containers, are killed, and
-// start again with Recover and GC, with another kind of plugins perhaps.
+// restart with Recover and GC, possibly with another kind of plugins.
 func (l *living) killedInTurn() {
 	var owners []settings
 	for n := range 3 {

@@ -21,7 +21,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// recordCases are records that cannot be used as they are.
+// recordCases have records that cannot be used as they are.
 func recordCases() []livingCase {
 	return []livingCase{
 		{"F43", "a record of a later format", nil, (*living).laterFormat},
@@ -29,7 +29,7 @@ func recordCases() []livingCase {
 	}
 }
 
-// rewrite changes the base of a record, and nothing of its log.
+// rewrite changes the base of a record but not its log.
 func (l *living) rewrite(id string, change func(base []byte) []byte) (restore func()) {
 	l.t.Helper()
 	path := l.recordFile(id)
@@ -58,7 +58,7 @@ func (l *living) laterFormat() {
 	restore()
 }
 
-// anyway does a job that may well be refused.
+// anyway runs a job that may be refused.
 func (l *living) anyway(j job) {
 	l.t.Helper()
 	if killed, said := begin(l.t, j).wait(); killed || strings.Contains(said, "panic") {
@@ -83,7 +83,7 @@ func (l *living) unreadable() {
 			l.anyway(job{Verb: "GC", Keep: []string{"c2"}, Settings: s})
 			l.anyway(job{Verb: "DEL", ID: "c1", Settings: s})
 		}
-		// The others are managed as ever.
+		// The others are managed as usual.
 		_, err := l.setup(l.set, "dead")
 		l.ok("setup beside it", err)
 		l.remove(l.set, "dead", "")
@@ -92,7 +92,8 @@ func (l *living) unreadable() {
 	}
 }
 
-// wedgedCases are mistakes that kept an ID, though they were mended (M17).
+// wedgedCases are mistakes that kept an ID wedged after they were corrected
+// (M17).
 func wedgedCases() []livingCase {
 	return []livingCase{
 		{"F51", "a mistyped IPAM type, mended", nil, func(l *living) { l.mended(`"host-local"`, `"host-locl"`) }},
@@ -115,7 +116,7 @@ func (l *living) deviceless() {
 	l.mendedBy(good)
 }
 
-// mendedBy wants the ID to be of use again.
+// mendedBy checks that the ID can be used again.
 func (l *living) mendedBy(good settings) {
 	l.t.Helper()
 	l.mends++
@@ -135,7 +136,7 @@ func (l *living) mendedBy(good settings) {
 	l.ok("the ID is wedged", err)
 }
 
-// poolCases are containers that a pool has made.
+// poolCases cover containers that a pool has made.
 func poolCases() []livingCase {
 	return []livingCase{
 		{"F59", "the state directory through a symlink", nil, (*living).symlinked},
@@ -177,10 +178,10 @@ func (l *living) damagedInPool() {
 	l.restart(l.set)
 }
 
-// twoPIDNamespaces: two daemons with pools take turns with containers of their
-// own; neither sees the other's process.
+// twoPIDNamespaces: two daemons with pools alternate, each with its own
+// containers. Neither sees the other's process.
 func (l *living) twoPIDNamespaces() {
-	// Their mounts are seen by each other, as those of daemons on one machine.
+	// They see each other's mounts, like daemons on one machine.
 	expect.NoError(l.t, os.MkdirAll(l.path("state"), 0o755))
 	expect.NoError(l.t, unix.Mount(l.path("state"), l.path("state"), "", unix.MS_BIND, ""))
 	expect.NoError(l.t, unix.Mount("", l.path("state"), "", unix.MS_SHARED, ""))
@@ -200,7 +201,7 @@ func (l *living) twoPIDNamespaces() {
 	l.restart(l.set)
 }
 
-// deadInPool: what is ready has died in the meantime.
+// deadInPool: the warm containers have died in the meantime.
 func (l *living) deadInPool() {
 	r := l.runtime(l.set)
 	p, err := r.NewPool(cni.PoolOptions{Size: 1})
@@ -230,7 +231,7 @@ func (l *living) deadInPool() {
 	l.ok("close", p.Close())
 }
 
-// reloaded: one that was ready is used as long as the configuration is the same.
+// reloaded: a warm container is used while the configuration stays the same.
 func (l *living) reloaded() {
 	r := l.runtime(l.set)
 	p, err := r.NewPool(cni.PoolOptions{Size: 8})
@@ -254,7 +255,7 @@ func (l *living) reloaded() {
 	l.ok("close", p.Close())
 }
 
-// pooled are the namespaces that pools have made.
+// pooled returns the namespaces that pools have made.
 func (l *living) pooled() []string {
 	l.t.Helper()
 	paths, err := filepath.Glob(l.path("state", "embedcni", "attachments", "pool", "*", "*"))

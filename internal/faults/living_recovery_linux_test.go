@@ -18,12 +18,12 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// soon is much longer than a call waits for orphans, and much less than for a
-// runtime that lives.
+// soon is much longer than a call waits for orphans, and much less than it
+// waits for a running runtime.
 const soon = 30 * time.Second
 
-// recoveryCases are those in which Recover removed what could not be asked, or
-// was merely different.
+// recoveryCases are those in which Recover once removed containers that could
+// not be checked, or that were only different.
 func recoveryCases() []livingCase {
 	onDisk := []string{executables}
 	return []livingCase{
@@ -80,8 +80,8 @@ func (l *living) flushed() {
 	l.collect(l.set, "c1", "c2", "c3")
 }
 
-// sniff has the interface of this thread's namespace hear everything, until the
-// returned descriptor is closed.
+// sniff puts an interface of this thread's namespace into promiscuous mode
+// until the returned descriptor is closed.
 func sniff(name string) (fd int, err error) {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -103,7 +103,7 @@ func (l *living) sniffed() {
 	fds[0], err = sniff("br0")
 	expect.NoError(l.t, err)
 	expect.NoError(l.t, l.homes[0].ns.Do(func() error { fds[1], err = sniff("eth0"); return err }))
-	if l.kind != executables { // of which bridge takes the counter for the setting
+	if l.kind != executables { // bridge mistakes the counter for the setting
 		l.healthy("c1", "c2")
 	}
 	l.restart(l.set)
@@ -112,7 +112,7 @@ func (l *living) sniffed() {
 	}
 }
 
-// healthy wants CHECK to find nothing wrong.
+// healthy checks that CHECK finds nothing wrong.
 func (l *living) healthy(ids ...string) {
 	l.t.Helper()
 	r := l.runtime(l.set)
@@ -130,7 +130,8 @@ func (l *living) tuned() {
 	expect.NoError(l.t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644))
 }
 
-// uplinked: the bridge is there before, and its address follows its ports.
+// uplinked: the bridge exists already, and its hardware address follows its
+// ports.
 func (l *living) uplinked() {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "br0"
@@ -141,7 +142,7 @@ func (l *living) uplinked() {
 	expect.NoError(l.t, err)
 	expect.NoError(l.t, netlink.AddrAdd(br, address))
 	l.base = l.audit()
-	l.edit(`"isGateway": true, "isDefaultGateway": true, `, ``) // with an address it would get a hardware address for good
+	l.edit(`"isGateway": true, "isDefaultGateway": true, `, ``) // an address would fix its hardware address
 	l.attach("c1", "c2")
 	br, err = netlink.LinkByName("br0")
 	expect.NoError(l.t, err)
@@ -172,7 +173,7 @@ func (h *host) cable(name string) netlink.Link {
 	return cable
 }
 
-// faceless: a second network's plugin hands the container a device that is no
+// faceless: a second network's plugin gives the container a device without an
 // interface, as SR-IOV does with vfio-pci.
 func (l *living) faceless() {
 	const script = `#!/bin/sh
@@ -188,13 +189,13 @@ esac
 	l.collect(l.set, "c1", "c2")
 }
 
-// installedCases: plugins come and go between two runs.
+// installedCases: plugins are installed and removed between two runs.
 func installedCases() []livingCase {
 	return []livingCase{{"F57", "plugins installed, and gone again", []string{builtIn}, (*living).installed}}
 }
 
 func (l *living) installed() {
-	l.set.BuiltIn = false // preferred; they are there still, where there are no executables
+	l.set.BuiltIn = false // preferred; without executables they are still used
 	installed, gone := l.path("bin"), l.path("not installed")
 	ids := []string{"c1", "c2", "c3", "c4"}
 	for i, id := range ids {
@@ -213,7 +214,7 @@ func (l *living) installed() {
 	expect.NoError(l.t, os.Rename(gone, installed))
 }
 
-// hostCases are calls from other places than the container was attached from.
+// hostCases are calls from another place than the container's ADD.
 func hostCases() []livingCase {
 	return []livingCase{
 		{"F38", "calls from another host namespace", nil, (*living).elsewhere},
@@ -236,8 +237,7 @@ func (l *living) elsewhere() {
 	l.collect(there, "c1", "c2")
 }
 
-// hidden: as a program that is started again in a mount namespace of its own
-// finds them.
+// hidden: a program restarted in its own mount namespace cannot see them.
 func (l *living) hidden() {
 	l.attach("c1", "c2")
 	for _, home := range l.homes {
@@ -256,12 +256,12 @@ func (l *living) hidden() {
 }
 
 // ordinary: another user with the two capabilities attaches and removes a
-// container beside one that lives.
+// container beside a running one.
 func (l *living) ordinary() {
 	l.edit(`{"type": "firewall", "backend": "iptables"},`, ``)
 	l.set.PluginDirs = nil
 	for dir := l.dir; len(dir) > len(os.TempDir()); dir = filepath.Dir(dir) {
-		expect.NoError(l.t, os.Chmod(dir, 0o755)) // t.TempDir has it to itself
+		expect.NoError(l.t, os.Chmod(dir, 0o755)) // t.TempDir reserves it for root
 	}
 	for _, dir := range []string{"state", "ipam"} {
 		expect.NoError(l.t, os.MkdirAll(l.path(dir), 0o755))

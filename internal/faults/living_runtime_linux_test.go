@@ -19,10 +19,10 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// restrict gives the process what the job says, and no more.
+// restrict limits the process as the job says.
 func (j job) restrict() error {
 	if j.NewProc {
-		// The host's mounts are private, but for a pool's directory.
+		// The host's mounts are private, except for a pool's directory.
 		if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 			return err
 		}
@@ -68,8 +68,8 @@ func (j job) doBesideTheLiving(ctx context.Context, r *cni.Runtime) error {
 	return report.Err()
 }
 
-// pool attaches containers from a pool, prints their paths and lives on until
-// it is killed.
+// pool attaches containers from a pool, prints their paths and waits to be
+// killed.
 func (j job) pool(ctx context.Context, r *cni.Runtime) error {
 	p, err := r.NewPool(cni.PoolOptions{Size: 2})
 	if err != nil {
@@ -97,8 +97,8 @@ func waitFull(p *cni.Pool, size int) {
 }
 
 // turns recovers, attaches containers from a pool, recovers again, and removes
-// them, in turn with other processes that do the same. What is not there
-// although Setup returned nil is an error.
+// them, alternating with other processes. It fails if a container lacks its
+// network after Setup returned nil.
 func (j job) turns(ctx context.Context, r *cni.Runtime) error {
 	p, err := r.NewPool(cni.PoolOptions{Size: 2})
 	if err != nil {
@@ -127,7 +127,7 @@ func (j job) turns(ctx context.Context, r *cni.Runtime) error {
 	return errors.Join(append(errs, p.Close())...)
 }
 
-// hasEth0 is an error unless the container at path has its network.
+// hasEth0 returns an error unless the container at path has its network.
 func hasEth0(id, path string) error {
 	ns, err := netns.Open(path)
 	if err != nil {
@@ -144,7 +144,7 @@ func hasEth0(id, path string) error {
 }
 
 // beginPool starts a runtime with a pool and returns when it has attached the
-// containers, which live.
+// containers, which keep running.
 func (l *living) beginPool(s settings, ids ...string) *process {
 	l.t.Helper()
 	p := begin(l.t, job{Verb: "POOL", IDs: ids, Settings: s})
@@ -162,15 +162,15 @@ func (l *living) beginPool(s settings, ids ...string) *process {
 	return p
 }
 
-// ordinary is a user without privileges but those that are given him.
+// ordinary is the ID of a user who has only the given privileges.
 const ordinary = 1000
 
-// asOrdinary are the attributes of a process with the named capabilities.
+// asOrdinary returns the attributes of a process with the named capabilities.
 func asOrdinary(capabilities ...uintptr) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ordinary, Gid: ordinary}, AmbientCaps: capabilities}
 }
 
-// within wants f to return soon.
+// within checks that f returns soon.
 func (l *living) within(limit time.Duration, what string, f func() error) {
 	l.t.Helper()
 	start := time.Now()
@@ -180,10 +180,10 @@ func (l *living) within(limit time.Duration, what string, f func() error) {
 	}
 }
 
-// hung waits until a plugin that hangs works for the container.
+// hung waits until a hanging plugin works for the container.
 func hung(t testing.TB, id string) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); len(processesOf(t, id)) == 0; { // each look reads all of /proc
+	for end := time.Now().Add(time.Minute); len(processesOf(t, id)) == 0; { // each check reads all of /proc
 		if time.Now().After(end) {
 			t.Fatalf("no plugin runs for %s", id)
 		}

@@ -9,7 +9,7 @@ import (
 	"github.com/embedcni/cni/internal/refplugins"
 )
 
-// How often things are broken. The defaults are for every day.
+// The numbers of rounds. The defaults are for everyday runs.
 var (
 	runtimeKills  = flag.Int("runtime-kills", 24, "M1: how often a runtime is killed")
 	pluginKills   = flag.Int("plugin-kills", 20, "M2: how often a plugin is killed, in ADD and again in DEL")
@@ -23,12 +23,12 @@ var (
 	tableFile     = flag.String("table", "", "a file for the table of figures, besides the log")
 )
 
-// init keeps the leading thread to TestMain: a test that took it to another
-// network namespace would take the process's there.
+// init reserves the leading thread for TestMain. A test on it that changed its
+// network namespace would change the process's.
 func init() { runtime.LockOSThread() }
 
-// TestMain runs the tests in namespaces of their own. Started as a plugin, the
-// test binary is the fault plugin; started by a test, it is a runtime that may
+// TestMain runs the tests in their own namespaces. Started as a plugin, the
+// test binary is the fault plugin. Started by a test, it is a runtime that may
 // be killed.
 func TestMain(m *testing.M) {
 	if isPlugin() {

@@ -17,15 +17,15 @@ import (
 type kind struct {
 	name   string
 	f      fault
-	quiet  string // the verbs at which it is no failure: their output is not read
-	parent bool   // the runtime dies, so that it must be in another process
+	quiet  string // verbs at which it is not a failure: their output is not read
+	parent bool   // the runtime dies, so it runs in another process
 }
 
 func text(s string) *string { return &s }
 
-// kinds are the 20 plugin faults.
+// kinds returns the 20 plugin faults.
 func kinds() []kind {
-	const other = "DEL CHECK" // what is printed there is nobody's business
+	const other = "DEL CHECK" // nobody reads their output
 	const failed = `{"cniVersion": "1.0.0", "code": 100, "msg": "as the test wants it", "details": "not found"}`
 	const again = `{"cniVersion": "1.0.0", "code": 11, "msg": "later"}`
 	mid := 15 * time.Millisecond
@@ -83,7 +83,7 @@ func (s *subject) fault(k kind, verb, plugin, id string) (clean bool) {
 	path := s.container(id)
 	k.f.Verb = verb
 	if verb == "CHECK" {
-		k.f.Delay = 0 // it is over in no time
+		k.f.Delay = 0 // it takes almost no time
 	}
 	if verb != "ADD" {
 		_, err := s.runtime.Setup(context.Background(), id, path, ports(10000)...)
@@ -123,8 +123,8 @@ func (s *subject) faultHere(r *cni.Runtime, what, verb, id string, quiet bool) {
 	s.removeBy(r, what, id)
 }
 
-// faultElsewhere has a runtime do it that does not live to tell, and another
-// one recover. A container that was being checked stays attached.
+// faultElsewhere runs the fault in another runtime, which dies, and recovers
+// with a third one. A container that was being checked stays attached.
 func (s *subject) faultElsewhere(what, verb, id, path string) {
 	s.t.Helper()
 	set := s.settings(1)

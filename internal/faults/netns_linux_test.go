@@ -12,11 +12,11 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// twist is what has become of a container's namespace.
+// twist is a change to a container's namespace.
 type twist struct {
 	name string
-	// do makes it so, for the container whose namespace was at path, and
-	// returns the path that the verb is called with.
+	// do makes the change for the container whose namespace was at path. It
+	// returns the path for the verb.
 	do func(s *subject, path string) string
 }
 
@@ -48,8 +48,8 @@ func twists() []twist {
 	}
 }
 
-// namespaces is M6: the verbs with a namespace that is not what it was. Neither
-// the host nor another container may change.
+// namespaces is M6: the verbs with a changed namespace. Neither the host nor
+// another container may change.
 func (b *board) namespaces(t *testing.T) {
 	s := b.subject(t, 6<<32, 1)
 	alone := s.before
@@ -100,7 +100,7 @@ func (s *subject) twisted(tw twist, verb, id string) {
 	if verb != "DEL" && err == nil {
 		s.wantNothing(what, errors.New("it succeeded"), nil)
 	}
-	// Without a path the record must do; a refused Remove comes to that too.
+	// Without a path the record must suffice. A refused Remove ends here too.
 	err = s.runtime.Remove(ctx, id, "")
 	s.wantNothing(what, err, s.leftOutside())
 	if err := netns.Remove(path); errors.Is(err, netns.ErrNotNetNS) {
@@ -108,7 +108,7 @@ func (s *subject) twisted(tw twist, verb, id string) {
 	}
 }
 
-// leftOutside is left, without looking into what is at the container's path.
+// leftOutside is left without the contents of the container's path.
 func (s *subject) leftOutside() audit.Lines {
 	s.t.Helper()
 	return leftOf(s.before, s.audit())

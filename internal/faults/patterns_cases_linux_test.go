@@ -22,9 +22,9 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// parkLeader makes a namespace on the leading thread as a program does that locks
-// a goroutine, unshares and never unlocks: Go leaves the thread there for good.
-// work goes on elsewhere.
+// parkLeader makes a namespace on the leading thread, like a program that locks
+// a goroutine, unshares and never unlocks. Go leaves the thread there for good.
+// work runs on other threads.
 func parkLeader(path string, work func()) {
 	err := unix.Unshare(unix.CLONE_NEWNET)
 	if err == nil {
@@ -40,7 +40,7 @@ func parkLeader(path string, work func()) {
 	runtime.Goexit()
 }
 
-// life attaches a container, looks at it, and removes it again.
+// life attaches a container, checks it, and removes it.
 func (j job) life(ctx context.Context, r *cni.Runtime) error {
 	if _, err := r.Setup(ctx, j.ID, j.NetNS, ports(j.Port)...); err != nil {
 		return err
@@ -73,8 +73,8 @@ func (l *living) hungAt(id, plugin string) {
 	l.t.Fatalf("plugin %s does not run for %s", plugin, id)
 }
 
-// behindTheDead: a runtime is killed while a plugin of its hangs, and another
-// program knows Remove only.
+// behindTheDead: a runtime is killed while its plugin hangs, and another
+// program only knows Remove.
 func (l *living) behindTheDead() {
 	const id = "m21-dead"
 	plugin, verb, path := l.some(chain()...), l.some("ADD", "DEL"), l.container(id)
@@ -94,17 +94,17 @@ func (l *living) behindTheDead() {
 	}
 }
 
-// other is the configuration of the n-th network with l's kind of plugins.
+// other returns the configuration of the n-th network with l's kind of plugins.
 func (l *living) other(n int) []byte {
 	return []byte(strings.NewReplacer(`"net0"`, fmt.Sprintf(`"net%d"`, n), `"br0"`, fmt.Sprintf(`"br%d"`, n), `10.70.`, fmt.Sprintf(`10.%d.`, 70+n),
 		`"isDefaultGateway": true`, `"isDefaultGateway": false`).Replace(string(l.set.Confs[0])))
 }
 
-// hanging makes the first ADD of the network hang, and returns with whom.
+// hanging makes the first ADD of the network hang, and returns its container.
 func (l *living) hanging(conf []byte, network string) (changed []byte, plugin string) {
 	l.t.Helper()
 	hangs := fault{Verb: "ADD", Network: network, Hang: true, At: "before"}
-	if l.kind == executables && l.sometimes() { // of an unknown plugin in place of a known one
+	if l.kind == executables && l.sometimes() { // an unknown plugin in place of a known one
 		plugin = l.some(chain()...)
 		l.spoil(plugin, hangs)
 		return conf, plugin
@@ -121,8 +121,8 @@ func (l *living) hanging(conf []byte, network string) (changed []byte, plugin st
 	return fmt.Appendf(nil, `%s, {"type": "own"}%s`, conf[:end], conf[end:]), "own"
 }
 
-// behindTheHanging: a neighbour on a network with the same plugins, and one that
-// has nothing to do with them.
+// behindTheHanging: a neighbour on a network with the same plugins, and one on
+// an unrelated network.
 func (l *living) behindTheHanging() {
 	const id = "m21-hangs"
 	one := func(conf []byte) settings {
@@ -149,7 +149,7 @@ func (l *living) behindTheHanging() {
 	hung.kill()
 	l.remove(one(conf), id, "")
 	l.heal()
-	// And what they would have taken, on other networks that have no first ADD yet.
+	// The expected time, from other networks without a first ADD.
 	l.measured("other", other-timed(pair(1), "other2"))
 	l.measured("neighbour", neighbour-timed(one(l.other(2)), "neighbour2"))
 	for _, id := range []string{"other", "neighbour", "other2", "neighbour2"} {
@@ -158,7 +158,7 @@ func (l *living) behindTheHanging() {
 	l.wantNothing("all were removed")
 }
 
-// twoLists: whichever of them goes, the other keeps what they share.
+// twoLists: when either is removed, the other keeps the shared objects.
 func (l *living) twoLists() {
 	l.set.Confs = append(l.set.Confs, []byte(strings.Replace(string(l.other(1)), `"net1"`, `"net0"`, 1)))
 	result, err := l.setup(l.set, "both", ports(10000)...)
@@ -180,11 +180,12 @@ func (l *living) twoLists() {
 	l.wantNothing("both were removed")
 }
 
-// task is a process whose namespace is a container's.
+// task starts a process in a new namespace, which is a container's.
 func (l *living) task() (path string, end func()) {
 	l.t.Helper()
 	cmd := exec.Command("sleep", "600")
-	// It is in the namespace when Start returns, which waits for its exec.
+	// Start waits for the exec, so the process is in the namespace when Start
+	// returns.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
 	expect.NoError(l.t, cmd.Start())
 	end = func() {
@@ -199,8 +200,8 @@ func (l *living) task() (path string, end func()) {
 	return path, end
 }
 
-// neverRemoved: tasks end, and nobody removes their containers, nor recovers; the
-// program, which is started again perhaps, attaches others, as faasd does.
+// neverRemoved: tasks end, and nobody removes their containers or recovers. The
+// program attaches others, possibly after a restart, as faasd does.
 func (l *living) neverRemoved() {
 	r, ctx := l.runtime(l.set), context.Background()
 	for n := range 3 {
@@ -224,7 +225,7 @@ func (l *living) neverRemoved() {
 	}
 }
 
-// untilGone calls until the containers are on record no more.
+// untilGone repeats the call until the containers have no records.
 func (l *living) untilGone(call func() error, ids ...string) {
 	l.t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
@@ -248,7 +249,7 @@ func (l *living) untilGone(call func() error, ids ...string) {
 	}
 }
 
-// pins are where this library keeps namespaces alive.
+// pins returns the paths where this library pins namespaces.
 func (l *living) pins() (kept []string) {
 	l.t.Helper()
 	paths, err := filepath.Glob(l.path("state", "embedcni", "attachments", "netns", "*"))

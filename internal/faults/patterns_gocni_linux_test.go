@@ -14,11 +14,11 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// goCNIState is go-cni's directory; it has no option for it.
+// goCNIState is go-cni's directory, which no option changes.
 const goCNIState = "/var/lib/cni"
 
-// likeGoCNI makes the host's state directory go-cni's. Nobody else has it until
-// what is returned is called.
+// likeGoCNI gives the host go-cni's state directory, exclusively until done is
+// called.
 func (l *living) likeGoCNI() (done func()) {
 	l.t.Helper()
 	l.board.goCNI.Lock()
@@ -35,8 +35,8 @@ func (l *living) likeGoCNI() (done func()) {
 	}
 }
 
-// byGoCNI does as go-cni: by libcni, with what is installed and the options of
-// the caller, here in a program that has neither records nor pins.
+// byGoCNI acts as go-cni does: through libcni, with the installed plugins and
+// the caller's options, in a program without records or pins.
 func (l *living) byGoCNI(verb, id string, port int32) error {
 	l.t.Helper()
 	list, err := libcni.NetworkConfFromBytes(l.set.Confs[0])
@@ -51,7 +51,8 @@ func (l *living) byGoCNI(verb, id string, port int32) error {
 	return config.DelNetworkList(context.Background(), list, rt)
 }
 
-// release wants these containers to be given to go-cni, and no more to be kept.
+// release checks that Release hands over exactly these containers to go-cni,
+// and keeps none of them.
 func (l *living) release(ids ...string) {
 	l.t.Helper()
 	report, err := l.runtime(l.set).Release(context.Background(), cni.ReleaseOptions{})
@@ -64,7 +65,7 @@ func (l *living) release(ids ...string) {
 	}
 }
 
-// thereAndBack: a program of go-cni's comes here with its containers, attaches
+// thereAndBack: a program migrates from go-cni with its containers, attaches
 // others, and goes back.
 func (l *living) thereAndBack() {
 	defer l.likeGoCNI()()
@@ -90,7 +91,7 @@ func (l *living) thereAndBack() {
 	}
 }
 
-// ends wants a container's namespace to end with its path.
+// ends checks that a container's namespace ends with its path.
 func (l *living) ends(id string) {
 	l.t.Helper()
 	ns, err := netns.Open(l.netns(id))

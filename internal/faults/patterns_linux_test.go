@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// patternCases are M21: what importers of go-cni do, which it let them do.
+// patternCases are M21: the ways in which importers use go-cni and that go-cni
+// allows.
 func patternCases() []livingCase {
 	onDisk := []string{executables}
 	return []livingCase{
@@ -31,7 +32,8 @@ func (b *board) patterns(t *testing.T) {
 			t.Run(c.fault+" "+c.name, func(t *testing.T) {
 				t.Parallel()
 				for round := range *patternRounds {
-					// A host is of the goroutine's thread, and a thread has one.
+					// A host belongs to its goroutine's thread, and a thread
+					// has one host.
 					t.Run(fmt.Sprint(round), func(t *testing.T) {
 						kind := func(random *rand.Rand) string { return c.kind(random.IntN(4 * 3)) }
 						l := b.newLiving(t, 21<<32+uint64(i)<<16+uint64(round), kind)
@@ -44,7 +46,7 @@ func (b *board) patterns(t *testing.T) {
 	for i, c := range cases {
 		n := &counts[i]
 		if n.get("rounds") == 0 {
-			continue // with -run it may be but a few
+			continue // with -run there may be only a few
 		}
 		figure := fmt.Sprintf("%d of %d failed", n.get("failed"), n.get("rounds"))
 		target := "0"
@@ -66,15 +68,15 @@ func keys[V any](m map[string]V) func(func(string) bool) {
 	}
 }
 
-// bounds of what is measured. What a machine takes that is busy with other tests
-// is borne as well: noise.
+// bounds returns the limits of measured durations. They leave room for noise on
+// a busy machine.
 func bounds() map[string]time.Duration {
 	return map[string]time.Duration{"Remove": 4 * time.Second, "neighbour": 2 * time.Second, "other": 0}
 }
 
 const noise = 3 * time.Second
 
-// measured notes how long something took, which is wrong if it is out of bounds.
+// measured records a duration, and notes a failure if it is out of bounds.
 func (l *living) measured(what string, took time.Duration) {
 	l.t.Helper()
 	took = max(took, 0)
@@ -84,7 +86,7 @@ func (l *living) measured(what string, took time.Duration) {
 	}
 }
 
-// wantNothing wants nothing to be left on the host.
+// wantNothing checks that the host has no leftovers.
 func (l *living) wantNothing(after string) {
 	l.t.Helper()
 	if left := leftOf(l.base, l.audit()); len(left) > 0 {
@@ -92,8 +94,8 @@ func (l *living) wantNothing(after string) {
 	}
 }
 
-// some is one of the words.
+// some returns one of the words.
 func (l *living) some(words ...string) string { return words[l.random.IntN(len(words))] }
 
-// sometimes is true as often as it is false.
+// sometimes is true half of the time.
 func (l *living) sometimes() bool { return l.random.IntN(2) == 0 }

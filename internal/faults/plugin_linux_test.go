@@ -15,26 +15,25 @@ import (
 	"time"
 )
 
-// fault is what a fault plugin does besides running the real one. It lies in
-// <type>.json beside the link by which the test binary is the plugin, and is
-// read anew at each call.
+// fault describes a fault plugin's actions, besides running the real one. It is
+// in <type>.json next to the link to the test binary, and is read at each call.
 type fault struct {
 	Real string // path of the real plugin
-	Verb string // at other verbs it is the real plugin
+	Verb string // other verbs run the real plugin
 
-	Network string // for others it is the real plugin too; empty: for all
+	Network string // other networks run the real plugin; empty: all
 
 	Kill   string        // "self", "parent" or "group": with SIGKILL
 	At     string        // "before", "during" or "after" the real one
-	Delay  time.Duration // how long the real one has run, for "during"
+	Delay  time.Duration // run time of the real one, for "during"
 	Hang   bool          // for good, at At
 	Fork   bool          // a child that holds stdout and stderr, and hangs
-	Exit   int           // at At, with what Stdout says
-	Stdout *string       // instead of what the real one prints
-	Stderr int           // bytes of it
+	Exit   int           // at At, with Stdout as output
+	Stdout *string       // replaces the real one's output
+	Stderr int           // bytes of stderr
 	Flood  int           // bytes of stdout
-	Signal int           // the real one is sent that one at "during", not SIGKILL
-	CopyTo string        // before and after the real one, Copy is copied below it
+	Signal int           // sent to the real one at "during", instead of SIGKILL
+	CopyTo string        // Copy is copied below it before and after the real one
 	Copy   []string
 }
 
@@ -51,8 +50,8 @@ func isPlugin() bool { return os.Getenv("CNI_COMMAND") != "" }
 // hangArg makes the process the child that Fork leaves behind.
 const hangArg = "fault-hang"
 
-// pluginMain is the plugin; it does not return, and not by os.Exit, which
-// sleeps in a binary that was built with -race.
+// pluginMain runs the plugin. It never returns, and does not call os.Exit,
+// which sleeps in a binary built with -race.
 func pluginMain() {
 	if len(os.Args) > 1 && os.Args[1] == hangArg {
 		hang()
@@ -66,7 +65,7 @@ func pluginMain() {
 }
 
 func hang() {
-	// A pipe of one's own that never has data: waits for good, without a timer.
+	// A pipe that never has data: it waits for good without a timer.
 	r, _, err := os.Pipe()
 	if err == nil {
 		_, err = r.Read(make([]byte, 1))
@@ -120,13 +119,13 @@ func loadFault(path string) (f fault, err error) {
 	return f, json.Unmarshal(data, &f)
 }
 
-// runReal runs the real plugin to its end, unless it is killed on the way.
+// runReal runs the real plugin to its end, unless it is killed.
 func (f fault) runReal(stdin []byte, on bool) (out []byte, code int, err error) {
 	cmd := exec.Command(f.Real)
 	cmd.Stdin = bytes.NewReader(stdin)
 	var stdout bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, os.Stderr
-	// The lock of the container must reach the real plugin too.
+	// The real plugin must inherit the container's lock too.
 	cmd.ExtraFiles = inheritedFiles()
 	if err := cmd.Start(); err != nil {
 		return nil, 0, err
@@ -140,13 +139,13 @@ func (f fault) runReal(stdin []byte, on bool) (out []byte, code int, err error) 
 		return nil, 0, err
 	}
 	if code = cmd.ProcessState.ExitCode(); code < 0 {
-		// The real one was killed: so is this one, as it stands for it.
+		// The real one was killed, so this process dies in the same way.
 		return nil, 0, syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	}
 	return stdout.Bytes(), code, nil
 }
 
-// inheritedFiles are the files that the runtime passed on.
+// inheritedFiles returns the files that the runtime passed on.
 func inheritedFiles() []*os.File {
 	var files []*os.File
 	for fd := uintptr(3); fd < 16; fd++ {
@@ -158,12 +157,12 @@ func inheritedFiles() []*os.File {
 	return files
 }
 
-// interrupt strikes while the real plugin works. Children that the real one
-// has, such as iptables, are left running.
+// interrupt strikes while the real plugin works. The real one's children, such
+// as iptables, keep running.
 func (f fault) interrupt(real *os.Process) {
 	switch {
 	case f.Kill == "parent":
-		_ = syscall.Kill(os.Getppid(), syscall.SIGKILL) // gone already is killed too
+		_ = syscall.Kill(os.Getppid(), syscall.SIGKILL) // it may be gone already
 	case f.Kill == "group":
 		_ = syscall.Kill(0, syscall.SIGKILL)
 	case f.Hang:
@@ -175,8 +174,8 @@ func (f fault) interrupt(real *os.Process) {
 	}
 }
 
-// strike does what is to be done before or after the real plugin. If it is
-// done then, code is what the process ends with.
+// strike runs the actions before or after the real plugin. If done, code is the
+// process's exit code.
 func (f fault) strike(out []byte) (done bool, code int, err error) {
 	if f.Fork {
 		child := exec.Command("/proc/self/exe", hangArg)
@@ -219,8 +218,8 @@ func (f fault) print() error {
 	return err
 }
 
-// copy keeps what the directories hold at this moment, in a directory that says
-// which: the next number, the verb, the plugin.
+// copy saves the directories' present content in a directory named after the
+// next number, the verb and the plugin.
 func (f fault) copy(when string) error {
 	if f.CopyTo == "" {
 		return nil
@@ -238,8 +237,8 @@ func (f fault) copy(when string) error {
 	return nil
 }
 
-// copyDir copies what a disk would keep: a namespace that is mounted on a file
-// is an empty file there.
+// copyDir copies the content of the disk: a mounted namespace becomes an empty
+// file.
 func copyDir(from, to string) error {
 	return filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {

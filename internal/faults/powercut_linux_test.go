@@ -21,8 +21,8 @@ import (
 )
 
 // powerCut is M12: the directories as a power cut leaves them, at each step of
-// a Setup and a Remove. Metadata is taken to reach the disk in order, as
-// journals have it; data that was not synced is lost as a whole or in part.
+// a Setup and a Remove. It assumes that metadata reaches the disk in order, as
+// with journals. Unsynced data is lost entirely or in part.
 func (b *board) powerCut(t *testing.T) {
 	h := newHost(t)
 	steps := h.record()
@@ -64,8 +64,8 @@ func leftOf(before, after audit.Lines) audit.Lines {
 	return added
 }
 
-// record attaches and detaches a container, and keeps a copy of the directories
-// at each step. It returns where they are, in order.
+// record attaches and detaches a container, and saves a copy of the directories
+// at each step. It returns the copies' paths in order.
 func (h *host) record() (steps []string) {
 	h.t.Helper()
 	dirs := []string{h.path("state"), h.path("ipam")}
@@ -95,7 +95,7 @@ func (h *host) record() (steps []string) {
 	return steps
 }
 
-// fakeBoot lets the test say which boot of the machine it is.
+// fakeBoot lets the test set the machine's boot ID.
 func fakeBoot(t *testing.T) string {
 	const real = "/proc/sys/kernel/random/boot_id"
 	fake := filepath.Join(t.TempDir(), "boot_id")
@@ -113,13 +113,13 @@ func (h *host) restore(step string) {
 	}
 }
 
-// cut is what a power cut does to the directories of a step.
+// cut is the effect of a power cut on a step's directories.
 type cut struct {
 	name string
 	do   func() error
 }
 
-// cuts are those that are possible at a step. The first does nothing.
+// cuts returns the possible ones at a step. The first does nothing.
 func (h *host) cuts(step string, random *rand.Rand) []cut {
 	h.t.Helper()
 	find := func(pattern string) []string {
@@ -149,8 +149,8 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 		add("the cache is lost", func() error { return os.Remove(cached) })
 		add("the cache is torn", func() error { return os.Truncate(cached, 100) })
 	}
-	// As long as anything is held there is a record: it was synced before, and
-	// is deleted after it.
+	// While anything is held there is a record: it was synced before, and is
+	// deleted later.
 	held := find("state/results/*")
 	for _, address := range find("ipam/net0/10.*") {
 		held = append(held, address)
@@ -164,7 +164,7 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 		}
 		return errors.Join(errs...)
 	}
-	for _, file := range ledger { // what of it was synced is there; that it is not is a worse disk
+	for _, file := range ledger { // synced parts exist; only a worse disk would lose them
 		data := h.fileOf(step, file)
 		for _, n := range cutsOf(data, random) {
 			add(fmt.Sprintf("the ledger ends after %d bytes", n), func() error { return os.Truncate(file, int64(n)) })
@@ -197,8 +197,8 @@ func halves(data []byte) (base, log []byte) {
 	return data[:len(data)-len(log)], log
 }
 
-// fileCuts are those around a record's file: while the base is written, and
-// while the record is deleted, when nothing else is held.
+// fileCuts returns the cuts of a record's file: during the writing of the base,
+// and during the record's deletion, when nothing else is held.
 func (h *host) fileCuts(file string, data []byte, free bool, random *rand.Rand, add func(string, func() error)) {
 	base, _ := halves(data)
 	pin := filepath.Join(filepath.Dir(file), "netns", strings.TrimSuffix(filepath.Base(file), ".json"))
@@ -211,12 +211,12 @@ func (h *host) fileCuts(file string, data []byte, free bool, random *rand.Rand, 
 		add(fmt.Sprintf("the base was begun, %d bytes", n), func() error {
 			return errors.Join(os.Remove(file), unlessMissing(os.Remove(pin)), os.WriteFile(file+".new", base[:n], 0o600))
 		})
-		// A first record is in place before it is on the disk, while nothing that
-		// lasts is attached.
+		// A first record is in place before it is synced, while nothing durable
+		// is attached.
 		add(fmt.Sprintf("the base is there with %d bytes", n), func() error {
 			return errors.Join(unlessMissing(os.Remove(pin)), os.Truncate(file, int64(n)))
 		})
-		// An earlier version used the file again, and its old name has come back.
+		// An earlier version reused the file, and its old name has come back.
 		next := h.nextBase(base)
 		add(fmt.Sprintf("the base is another's from byte %d", n), func() error {
 			return errors.Join(unlessMissing(os.Remove(pin)), os.WriteFile(file, append(bytes.Clone(next[:min(n, len(next))]), data[min(n, len(data)):]...), 0o600))
@@ -229,7 +229,7 @@ func (h *host) fileCuts(file string, data []byte, free bool, random *rand.Rand, 
 	}
 }
 
-// nextBase is a base like that one, of another container.
+// nextBase returns a similar base for another container.
 func (h *host) nextBase(base []byte) []byte {
 	h.t.Helper()
 	dir := h.t.TempDir()
@@ -252,7 +252,7 @@ func unlessMissing(err error) error {
 	return err
 }
 
-// fileOf is what the step has of a file of the host.
+// fileOf returns the step's copy of a host's file.
 func (h *host) fileOf(step, path string) []byte {
 	h.t.Helper()
 	rel, err := filepath.Rel(h.dir, path)
@@ -262,8 +262,8 @@ func (h *host) fileOf(step, path string) []byte {
 	return data
 }
 
-// cutsOf are lengths to cut a log at: each end of a line, the middle of each,
-// and one at random.
+// cutsOf returns lengths at which to cut a log: each end of a line, the middle
+// of each, and a random one.
 func cutsOf(data []byte, random *rand.Rand) []int {
 	lengths := []int{random.IntN(len(data) + 1)}
 	at := 0

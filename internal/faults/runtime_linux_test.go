@@ -22,7 +22,7 @@ const runtimeEnv = "EMBEDCNI_TEST_FAULTS_RUNTIME"
 
 func isRuntime() bool { return os.Getenv(runtimeEnv) != "" }
 
-// job is what a runtime is to do, once.
+// job is a runtime's task.
 type job struct {
 	Verb      string // ADD, DEL, CHECK, or RECOVER: Recover, then GC of everything unless Adopt
 	Adopt     bool
@@ -33,21 +33,21 @@ type job struct {
 	// For living containers there are RESTART, which is Recover alone, GC, POOL
 	// and TURNS.
 	Keep    []string // by GC
-	IDs     []string // the containers that POOL attaches, or TURNS each time
-	NoFile  uint64   // the descriptors that the process may have, 0: as many as ever
+	IDs     []string // the containers that POOL attaches once, and TURNS in each turn
+	NoFile  uint64   // limit of descriptors, 0: unchanged
 	NewProc bool     // mount the /proc of its PID namespace
-	Hide    string   // a directory of which nothing is to be seen
+	Hide    string   // a directory to make invisible
 
 	// For importers' patterns there are LEADER and CALLS.
 }
 
-// settings are what a Runtime is made of.
+// settings holds the parameters of a Runtime.
 type settings struct {
 	StateDir, HostNetNS string
-	Bus                 string // of a firewalld, for a process of its own
+	Bus                 string // of a firewalld, for a separate process
 	Owner               string // empty: "faults"
 	PluginDirs          []string
-	BuiltIn             bool // the plugins that are built in
+	BuiltIn             bool // use the built-in plugins
 	Confs               [][]byte
 	Timeouts            cni.Timeouts
 }
@@ -64,8 +64,8 @@ func (s settings) runtime() (*cni.Runtime, error) {
 	return cni.New(opts...)
 }
 
-// runtimeMain does the job on stdin. It prints a line when it begins, by which
-// a killer sets his watch, and then the error, if any.
+// runtimeMain runs the job on stdin. It prints a line when it begins, which
+// starts a killer's timer, and then the error, if any.
 func runtimeMain() {
 	var j job
 	if err := json.NewDecoder(os.Stdin).Decode(&j); err != nil {
@@ -94,7 +94,7 @@ func (j job) do(begun func()) error {
 	if err != nil {
 		return err
 	}
-	ctx := context.Background() // who started the process may kill it
+	ctx := context.Background() // the parent may kill the process
 	begun()
 	switch j.Verb {
 	case "ADD":
@@ -140,14 +140,14 @@ func ports(port int32) []cni.NamespaceOpts {
 		{HostPort: port, ContainerPort: 80, Protocol: "tcp"}, {HostPort: port, ContainerPort: 53, Protocol: "udp"}})}
 }
 
-// process is a runtime at work elsewhere.
+// process is a runtime at work in another process.
 type process struct {
 	t   testing.TB
 	cmd *exec.Cmd
 	out *bufio.Reader
 }
 
-// begin starts a runtime and returns when it begins with the job.
+// begin starts a runtime and returns when the job begins.
 func begin(t testing.TB, j job) *process { t.Helper(); return beginAs(t, j, nil) }
 
 // beginAs is begin as another user, or in other namespaces.
@@ -160,7 +160,7 @@ func beginAs(t testing.TB, j job, as *syscall.SysProcAttr) *process {
 	return p
 }
 
-// start is begin for a runtime that may not even begin.
+// start is begin for a runtime that may fail to begin.
 func start(t testing.TB, j job, as *syscall.SysProcAttr) *process {
 	t.Helper()
 	in, err := json.Marshal(j)
@@ -177,7 +177,7 @@ func start(t testing.TB, j job, as *syscall.SysProcAttr) *process {
 	return p
 }
 
-// kill kills the runtime, and tells whether it was still at work.
+// kill kills the runtime, and reports whether it was still at work.
 func (p *process) kill() bool {
 	p.t.Helper()
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -190,11 +190,11 @@ func (p *process) kill() bool {
 	return killed
 }
 
-// wait returns how the runtime ended, and its error.
+// wait returns whether the runtime was killed, and its error.
 func (p *process) wait() (killed bool, said string) {
 	p.t.Helper()
 	var text bytes.Buffer
-	// Plugins do not hold this pipe: they have their own.
+	// Plugins have their own pipes, so this one is not held open by them.
 	if _, err := text.ReadFrom(p.out); err != nil {
 		p.t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func (p *process) wait() (killed bool, said string) {
 	return ok && status.Signaled(), text.String()
 }
 
-// elsewhere does the job in another process and returns its error.
+// elsewhere runs the job in another process and returns its error.
 func elsewhere(t testing.TB, j job) error {
 	t.Helper()
 	killed, said := begin(t, j).wait()

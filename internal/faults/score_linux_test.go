@@ -13,20 +13,20 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// board collects the figures. Tests write to it in parallel.
+// board collects the figures of concurrent tests.
 type board struct {
 	seed uint64
 
 	mu      sync.Mutex
 	lines   []string
-	removes int // that returned nil
-	lies    int // of those: something was left
+	removes int // Removes that returned nil
+	lies    int // those of them with leftovers
 
-	goCNI sync.Mutex // go-cni has one state directory for all of the machine
+	goCNI sync.Mutex // go-cni has one state directory for the whole machine
 }
 
-// figure adds a line to the table, and fails the test if the figure is not as
-// it has to be.
+// figure adds a line to the table, and fails the test if the figure misses its
+// target.
 func (b *board) figure(t *testing.T, name, what, figure, target string, met bool) {
 	t.Helper()
 	line := fmt.Sprintf("%-4s %-42s %-44s target %s", name, what, figure, target)
@@ -40,7 +40,7 @@ func (b *board) figure(t *testing.T, name, what, figure, target string, met bool
 	b.lines = append(b.lines, line)
 }
 
-// removed notes what a Remove that returned nil has left (M4).
+// removed counts a Remove that returned nil, and its leftovers (M4).
 func (b *board) removed(left int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -52,14 +52,14 @@ func (b *board) removed(left int) {
 
 func (b *board) random(stream uint64) *rand.Rand { return rand.New(rand.NewPCG(b.seed, stream)) }
 
-// count is a number that tests add to in parallel.
+// count is a set of numbers for concurrent tests.
 type count struct {
 	mu      sync.Mutex
 	n       map[string]int
 	longest map[string]time.Duration
 }
 
-// took notes how long something took.
+// took records a duration.
 func (c *count) took(what string, d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -116,10 +116,10 @@ func (b *board) print(t *testing.T) {
 	}
 }
 
-// number is that of "M7 …".
+// number returns 7 for "M7 …".
 func number(line string) (n int) {
 	if _, err := fmt.Sscanf(line, "M%d", &n); err != nil {
-		panic(err) // every line begins so
+		panic(err) // every line has this form
 	}
 	return n
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// deadline is M7: a plugin hangs, a child of it holds its output, and the
+// deadline is M7: a plugin hangs, its child holds its output open, and the
 // context ends.
 func (b *board) deadline(t *testing.T) {
 	const limit = 300 * time.Millisecond
@@ -28,7 +28,8 @@ func (b *board) deadline(t *testing.T) {
 			id := fmt.Sprintf("m7-%d-%d", i, j)
 			path := s.container(id)
 			s.spoil(plugin, fault{Verb: "ADD", Hang: true, Fork: true, At: at})
-			// What Setup takes to undo a healthy ADD is no overshoot of the plugin.
+			// The time to undo a healthy ADD does not count as the plugin's
+			// overshoot.
 			over := s.overshoot(id, path, limit)
 			worst = max(worst, over)
 			survivors += len(processesOf(t, id))
@@ -39,8 +40,8 @@ func (b *board) deadline(t *testing.T) {
 		"500ms, 0 survivors", worst <= 500*time.Millisecond && survivors == 0)
 }
 
-// overshoot is how long the plugin's call went on after the end of the context.
-// The roll-back has to come after it.
+// overshoot returns the time that the plugin's call continues after the end of
+// the context. The roll-back follows it.
 func (s *subject) overshoot(id, path string, limit time.Duration) time.Duration {
 	s.t.Helper()
 	var mu sync.Mutex
@@ -65,7 +66,7 @@ func (s *subject) overshoot(id, path string, limit time.Duration) time.Duration 
 	return ended.Sub(end)
 }
 
-// unrelated is M8: calls that have nothing to do with a plugin that hangs.
+// unrelated is M8: calls that are unrelated to a hanging plugin.
 func (b *board) unrelated(t *testing.T) {
 	s := b.subject(t, 8<<32, 1)
 	path := s.container("m8")
@@ -78,7 +79,7 @@ func (b *board) unrelated(t *testing.T) {
 		_, err := r.Setup(ctx, "m8", path)
 		done <- err
 	}()
-	for len(processesOf(t, "m8")) == 0 { // until the plugin runs; each look reads all of /proc
+	for len(processesOf(t, "m8")) == 0 { // until the plugin runs; each check reads all of /proc
 		if len(done) > 0 {
 			t.Fatal("Setup did not wait for a plugin that hangs: ", <-done)
 		}
@@ -108,7 +109,7 @@ func median(d []time.Duration) time.Duration {
 	return d[len(d)/2]
 }
 
-// crowd is M9: many at once, where nothing has been made yet.
+// crowd is M9: many concurrent calls on a cold host.
 func (b *board) crowd(t *testing.T) {
 	h := newHost(t)
 	r := h.runtime(h.settings(1))
@@ -150,7 +151,7 @@ func (b *board) crowd(t *testing.T) {
 		fmt.Sprintf("%d failures, %d duplicates", failures, twice), "0 and 0", failures+twice == 0)
 }
 
-// everything is the audit with what is shared in it.
+// everything is the audit including shared lines.
 func (h *host) everything() audit.Lines {
 	h.t.Helper()
 	lines, err := audit.Snapshot(context.Background(), audit.Options{StateDirs: []string{h.path("ipam")}})
@@ -169,14 +170,14 @@ func duplicates(lines audit.Lines) (n int) {
 	return n
 }
 
-// wantSame wants nothing of any container to be there.
+// wantSame checks that no container has left anything.
 func (h *host) wantSame(before audit.Lines) {
 	h.t.Helper()
 	added, gone := audit.Diff(before, h.audit())
 	if len(added)+len(gone) > 0 {
 		h.t.Errorf("left %q, gone %q", added, gone)
 	}
-	// Records, and those that were never put in place; the owner's ledger stays.
+	// Records, including unfinished ones. The owner's ledger stays.
 	if records, err := filepath.Glob(h.path("state", "embedcni", "attachments", "*.json*")); err != nil || len(records) > 0 {
 		h.t.Errorf("records %q, %v", records, err)
 	}

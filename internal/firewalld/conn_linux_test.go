@@ -34,7 +34,7 @@ func dial(t testing.TB, s *firewalldtest.Server) *Conn {
 	return c
 }
 
-// wantNothingOpen makes sure that no goroutine and no connection outlasts the
+// wantNothingOpen checks that no goroutine and no connection outlives the
 // calls.
 func wantNothingOpen(t *testing.T, s *firewalldtest.Server) {
 	t.Helper()
@@ -48,8 +48,8 @@ func wantNothingOpen(t *testing.T, s *firewalldtest.Server) {
 	}
 }
 
-// working reports whether there is a goroutine of a connection, but for those of
-// the test's own one.
+// working reports whether a connection's goroutine runs, apart from the test's
+// own.
 func working() bool { return strings.Count(stacks(), "inWorker(") > 1 }
 
 func stacks() string {
@@ -77,7 +77,7 @@ func TestSourcesOfAZone(t *testing.T) {
 	if got := fmt.Sprint(s.Sources("trusted")); got != "[10.1.0.2/32 fd00::2/128]" {
 		t.Errorf("trusted has %s", got)
 	}
-	// In another zone it is somebody else's choice.
+	// In another zone it is another program's choice.
 	if err := c.Remove("internal", address); err != nil {
 		t.Errorf("Remove from another zone: %v", err)
 	}
@@ -146,8 +146,8 @@ func TestRunning(t *testing.T) {
 	want("the bus has ended", false)
 }
 
-// TestWhereThereIsNoBus nothing runs, as the reference plugin has it, whatever
-// the reason.
+// TestWhereThereIsNoBus there is no firewalld, as in the reference plugin, for
+// any cause.
 func TestWhereThereIsNoBus(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
@@ -177,8 +177,8 @@ func TestWhereThereIsNoBus(t *testing.T) {
 	}
 }
 
-// TestABusThatRefusesTheUser counts as none, and one that breaks the connection
-// off, as for one that is too many, as one that cannot be asked.
+// TestABusThatRefusesTheUser counts as no firewalld. A bus that breaks the
+// connection, for example because there are too many, cannot be asked.
 func TestABusThatRefusesTheUser(t *testing.T) {
 	for name, tt := range map[string]struct {
 		says string
@@ -202,7 +202,7 @@ func TestABusThatRefusesTheUser(t *testing.T) {
 				}
 				_, _ = c.Write([]byte(tt.says))
 				_ = c.(*net.UnixConn).CloseWrite()
-				_, _ = io.Copy(io.Discard, c) // until the other one has had enough
+				_, _ = io.Copy(io.Discard, c) // until the other one closes
 				_ = c.Close()
 			}
 		}()
@@ -217,11 +217,11 @@ func TestABusThatRefusesTheUser(t *testing.T) {
 	}
 }
 
-// TestNobodyWaitsForABusThatHangs longer than its context lasts.
+// TestNobodyWaitsForABusThatHangs longer than the context lasts.
 func TestNobodyWaitsForABusThatHangs(t *testing.T) {
 	s := firewalldtest.Start(t, nettest.New(t))
 	b := Open(s.Address)
-	c := dial(t, s) // before
+	c := dial(t, s) // earlier
 	enough := errors.New("enough")
 	calls := map[string]func(ctx context.Context) error{
 		"Running": func(ctx context.Context) error { _, err := b.Running(ctx, nil); return err },
@@ -263,8 +263,8 @@ func TestNobodyWaitsForABusThatHangs(t *testing.T) {
 	}
 }
 
-// TestManyAtOnceAreNotTooManyForTheBus: it would close connections of a user that
-// has 256.
+// TestManyAtOnceAreNotTooManyForTheBus, which closes connections of a user with
+// more than 256.
 func TestManyAtOnceAreNotTooManyForTheBus(t *testing.T) {
 	s := firewalldtest.Start(t, nettest.New(t))
 	b := Open(s.Address)
@@ -290,7 +290,7 @@ func TestManyAtOnceAreNotTooManyForTheBus(t *testing.T) {
 	wantNothingOpen(t, s)
 }
 
-// once puts an address into the zone, and takes it out.
+// once adds an address to the zone and removes it.
 func (b *Bus) once(ctx context.Context, addr netip.Addr) error {
 	c, err := b.Dial(ctx, nil)
 	if err != nil {
@@ -335,7 +335,8 @@ func BenchmarkRunning(b *testing.B) {
 	measure("firewalld", Open(s.Address))
 }
 
-// TestAnAbstractAddressIsTheNamespaces, where a file is found from everywhere.
+// TestAnAbstractAddressIsTheNamespaces: it exists in one network namespace. A
+// file's address is visible everywhere.
 func TestAnAbstractAddressIsTheNamespaces(t *testing.T) {
 	ns := nettest.New(t)
 	var l net.Listener

@@ -1,5 +1,5 @@
-// Package firewalldtest starts a firewalld for a test: Debian's, with a D-Bus
-// and a configuration of its own, in a network namespace of the test's choosing.
+// Package firewalldtest starts a firewalld for a test: Debian's, with its own
+// D-Bus and configuration, in a network namespace that the test chooses.
 package firewalldtest
 
 import (
@@ -36,7 +36,7 @@ const (
 
 // Server is a D-Bus, with a firewalld unless that was stopped.
 type Server struct {
-	// Address is that of the bus, for DBUS_SYSTEM_BUS_ADDRESS.
+	// Address is the bus's address, for DBUS_SYSTEM_BUS_ADDRESS.
 	Address string
 
 	t         testing.TB
@@ -78,8 +78,8 @@ func StartBus(t testing.TB, ns *netns.Handle) *Server {
 }
 
 // Start starts a D-Bus and a firewalld in the namespace. Both end with the
-// test. The default zone is "public": firewalld rejects a forwarded packet
-// unless a zone that accepts it has its source or its destination.
+// test. The default zone is "public". firewalld rejects a forwarded packet
+// unless its source or destination is in a zone that accepts it.
 func Start(t testing.TB, ns *netns.Handle) *Server {
 	t.Helper()
 	s := StartBus(t, ns)
@@ -101,15 +101,15 @@ func shortDir(t testing.TB) string {
 	return dir
 }
 
-// watch connects to the bus, for the test's own calls and to hear who owns the
-// name.
+// watch connects to the bus for the test's own calls and for changes of the
+// name's owner.
 func (s *Server) watch() {
 	s.t.Helper()
 	var err error
 	if s.conn, err = dbus.Connect(s.Address, dbus.WithAuth(dbus.AuthExternal(fmt.Sprint(os.Geteuid())))); err != nil {
 		s.t.Fatal(err)
 	}
-	s.t.Cleanup(func() { _ = s.conn.Close() }) // the bus may have ended it
+	s.t.Cleanup(func() { _ = s.conn.Close() }) // the bus may have closed it
 	err = s.conn.AddMatchSignal(dbus.WithMatchInterface("org.freedesktop.DBus"),
 		dbus.WithMatchMember("NameOwnerChanged"), dbus.WithMatchArg(0, busName))
 	if err != nil {
@@ -139,7 +139,7 @@ func (s *Server) StartFirewalld() {
 	s.mustCall(busName+".getDefaultZone", nil)
 }
 
-// awaitOwner waits until firewalld has taken its name, or has given it up.
+// awaitOwner waits until firewalld has taken its name, or has released it.
 func (s *Server) awaitOwner(owned bool) {
 	s.t.Helper()
 	ended := make(chan struct{})
@@ -164,14 +164,14 @@ func (s *Server) awaitOwner(owned bool) {
 	}
 }
 
-// StopFirewalld stops firewalld by SIGTERM, as a system's shutdown does.
+// StopFirewalld stops firewalld with SIGTERM, as a system's shutdown does.
 func (s *Server) StopFirewalld() {
 	s.t.Helper()
 	s.firewalld.stop(s.t, unix.SIGTERM)
 	s.awaitOwner(false)
 }
 
-// StopBus ends the bus. firewalld does not outlive it.
+// StopBus ends the bus, and firewalld with it.
 func (s *Server) StopBus() {
 	s.t.Helper()
 	s.bus.stop(s.t, unix.SIGTERM)
@@ -243,8 +243,8 @@ func (s *Server) Connections() int {
 	return n
 }
 
-// tool returns the path of a program that make deps installs. Without it the
-// test fails, as it must not be skipped silently.
+// tool returns the path of a program that "make deps" installs. Without it the
+// test fails instead of being skipped silently.
 func tool(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -371,7 +371,7 @@ func standing(t testing.TB, pid int) bool {
 	return true
 }
 
-// busConfig configures a bus on which everybody may do everything.
+// busConfig configures a bus without access control.
 const busConfig = `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig>

@@ -12,8 +12,8 @@ import (
 	"github.com/embedcni/cni/internal/lock"
 )
 
-// patience is how long a test waits for what must happen, blink for what must
-// not.
+// patience limits the wait for events that must happen, blink for those that
+// must not.
 const (
 	patience = 20 * time.Second
 	blink    = 20 * time.Millisecond
@@ -23,14 +23,14 @@ func key(network string, types ...string) Key {
 	return Key{Network: network, Host: "4:1", Types: func() []string { return types }, Config: [][]byte{[]byte(network)}}
 }
 
-// newTracker is another process's tracker if dir is another one's already.
+// newTracker returns another process's tracker if dir already has one.
 func newTracker(dir string) *Tracker {
 	t := New(filepath.Join(dir, "networks"), lock.Open(filepath.Join(dir, "locks")))
 	t.Within(time.Hour, time.Hour)
 	return t
 }
 
-// begin returns what a Begin came to: "first", "later", or "waits".
+// begin returns the outcome of a Begin: "first", "later", or "waits".
 func begin(t *testing.T, tracker *Tracker, k Key) (*First, string) {
 	t.Helper()
 	return beginWithin(t, tracker, k, patience)
@@ -52,7 +52,7 @@ func beginWithin(t *testing.T, tracker *Tracker, k Key, limit time.Duration) (*F
 	return f, "later"
 }
 
-// want begins, compares, and ends what could begin, with this outcome.
+// want checks the outcome of a Begin, and ends it with ok.
 func want(t *testing.T, tracker *Tracker, k Key, ok bool, wanted string) {
 	t.Helper()
 	limit := patience
@@ -136,8 +136,8 @@ func TestWhatHasAFirstOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach: one's mark does not make the
-// other the first again, container after container.
+// TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach: the mark of one does not
+// make the other the first again, container after container.
 func TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach(t *testing.T) {
 	v4, v6 := key("podnet", "bridge"), key("podnet", "bridge")
 	v4.IfName, v6.IfName, v6.Config = "eth0", "eth2", [][]byte{[]byte("IPv6")}
@@ -148,8 +148,8 @@ func TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach(t *testing.T) {
 	}
 }
 
-// Those who waited find that what they waited for is there, and run beside each
-// other; none of them runs beside the first.
+// TestOfACrowdOneIsFirst: the others wait, find the first one's objects, and
+// run concurrently. None runs beside the first.
 func TestOfACrowdOneIsFirst(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -173,7 +173,7 @@ func TestOfACrowdOneIsFirst(t *testing.T) {
 			mu.Lock()
 			if f.first {
 				firsts++
-				over = true // under the lock that keeps the others out
+				over = true // under the lock that excludes the others
 			} else if !over {
 				t.Errorf("%d runs while the first one does", i)
 			}
@@ -203,8 +203,8 @@ func TestBeginEndsWithItsContext(t *testing.T) {
 	want(t, tracker, key("podnet", "bridge"), true, "later")
 }
 
-// A mark that cannot be written makes the next one the first again, and keeps
-// no lock.
+// TestAMarkThatCannotBeWrittenIsAnError: the next one is the first again, and
+// no lock is kept.
 func TestAMarkThatCannotBeWrittenIsAnError(t *testing.T) {
 	dir := t.TempDir()
 	tracker := newTracker(dir)
@@ -213,7 +213,7 @@ func TestAMarkThatCannotBeWrittenIsAnError(t *testing.T) {
 		t.Fatal(got)
 	}
 	marks := filepath.Join(dir, "networks")
-	if err := os.WriteFile(marks, nil, 0o600); err != nil { // where the directory would be
+	if err := os.WriteFile(marks, nil, 0o600); err != nil { // in place of the directory
 		t.Fatal(err)
 	}
 	if err := f.End(true); err == nil {
@@ -241,7 +241,7 @@ func TestAMarkThatCannotBeReadIsAnError(t *testing.T) {
 	want(t, tracker, k, true, "first")
 }
 
-// began fails the test unless a Begin returns, with or without a turn.
+// began fails the test unless Begin returns, with or without a turn.
 func began(t *testing.T, tracker *Tracker, k Key, alone bool) *First {
 	t.Helper()
 	f, got := begin(t, tracker, k)
@@ -267,7 +267,7 @@ func TestFault_F31_NobodyIsAloneForLongerThanAMoment(t *testing.T) {
 
 func TestFault_F31_NobodyWaitsLongerThanAMoment(t *testing.T) {
 	dir := t.TempDir()
-	first := began(t, newTracker(dir), key("podnet", "bridge"), true) // as one of an earlier version
+	first := began(t, newTracker(dir), key("podnet", "bridge"), true) // as a process of an earlier version
 	impatient := newTracker(dir)
 	impatient.Within(time.Hour, time.Millisecond)
 	beside := began(t, impatient, key("podnet", "bridge"), false)

@@ -20,7 +20,8 @@ import (
 const result = `{"cniVersion": "1.0.0", "interfaces": [{"name": "br0"}, {"name": "veth1", "mac": "0a:00:00:00:00:01"},
 	{"name": "eth0", "mac": "0a:00:00:00:00:02", "sandbox": "/ns"}], "ips": [{"address": "10.1.0.2/24", "interface": 2}]}`
 
-// attachment is one of c1 to the network net, with these plugins.
+// attachment returns an attachment of c1 to the network net, with these
+// plugins.
 func attachment(t *testing.T, plugins string) *Attachment {
 	t.Helper()
 	list, err := conflist.Parse([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [` + plugins + `]}`))
@@ -125,7 +126,7 @@ func TestOf(t *testing.T) {
 	}
 }
 
-// A plugin is covered if the sweep undoes all of its work.
+// TestCovers: a plugin is covered if the sweep undoes all of its work.
 func TestCovers(t *testing.T) {
 	device := `{"type": "host-device"}, {"type": "tuning"}`
 	for name, c := range map[string]struct {
@@ -164,12 +165,13 @@ func TestCovers(t *testing.T) {
 	}
 }
 
-// records are the records of a host.
+// records are a host's records.
 type records []record.Found
 
 func (r records) List() ([]record.Found, error) { return r, nil }
 
-// The container itself is no other one, under the ID that a pool gave it either.
+// TestOthers: the container itself is not among them, even under the ID that a
+// pool gave it.
 func TestOthers(t *testing.T) {
 	entry := func(id record.ID, pooled record.PluginID, n record.Network) record.Found {
 		return record.Found{Record: &record.Record{ContainerID: id, PluginID: pooled, Networks: []record.Network{n}}}

@@ -9,7 +9,7 @@ import (
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
-// The ports come as the caller gave them, and as the record has them.
+// TestHostPorts: the ports come in the caller's form and in the record's.
 func TestHostPorts(t *testing.T) {
 	want := []fwrules.HostPort{
 		{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"},

@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// whole is the record of a container that go-cni could remove.
+// whole returns the record of a container that go-cni could remove.
 func whole() *record.Record {
 	return &record.Record{
 		ContainerID: "c1", Owner: "tester", Boot: "this boot", Host: "4:1", HostPath: "/proc/1/ns/net",

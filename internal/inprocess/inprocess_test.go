@@ -20,7 +20,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// fake is a plugin that does what a test says.
+// fake is a plugin with a test's functions.
 type fake struct {
 	add   func(*plugin.Request) (*types100.Result, error)
 	other func(verb string, r *plugin.Request) error
@@ -30,7 +30,7 @@ func (f fake) Add(_ context.Context, r *plugin.Request) (*types100.Result, error
 func (f fake) Del(_ context.Context, r *plugin.Request) error                     { return f.other("DEL", r) }
 func (f fake) Check(_ context.Context, r *plugin.Request) error                   { return f.other("CHECK", r) }
 
-// whole has the optional verbs too, and supports only some versions.
+// whole also has the optional verbs, and supports only some versions.
 type whole struct {
 	fake
 	valid    *[]types.GCAttachment
@@ -53,7 +53,7 @@ func run1(p plugin.Plugin, verb, netNS, config string) (string, error) {
 	return string(out), err
 }
 
-// wantError compares what an executable would have printed.
+// wantError compares an error with an executable's output.
 func wantError(t *testing.T, what string, err error, want types.Error) {
 	t.Helper()
 	if err == nil {
@@ -77,7 +77,7 @@ func oneAddress() *types100.Result {
 	}
 }
 
-// printed is what a plugin that uses the CNI project's library prints.
+// printed returns the output of a plugin that uses the CNI project's library.
 func printed(t *testing.T, result types.Result, version string) string {
 	t.Helper()
 	was := os.Stdout
@@ -111,7 +111,7 @@ func TestResultIsWhatAnExecutablePrintsInEveryVersion(t *testing.T) {
 	for _, v := range append(version.All.SupportedVersions(), "") {
 		want := v
 		if v == "" {
-			want = "0.1.0" // as the library has it
+			want = "0.1.0" // the library prints this version
 		}
 		out, err := run1(p, "ADD", ownNetNS, fmt.Sprintf(`{"name": "n", "cniVersion": %q}`, v))
 		if err != nil {
@@ -343,7 +343,7 @@ func TestPanicIsAnErrorAndTheRuntimeGoesOn(t *testing.T) {
 	}
 }
 
-// TestGoroutineIsThePluginsOwn: one that ends it ends nobody else's.
+// TestGoroutineIsThePluginsOwn: a plugin that ends its goroutine ends no other.
 func TestGoroutineIsThePluginsOwn(t *testing.T) {
 	p := fake{other: func(string, *plugin.Request) error { runtime.Goexit(); return nil }}
 	_, err := run1(p, "DEL", "", `{"name":"n", "cniVersion":"1.0.0"}`)

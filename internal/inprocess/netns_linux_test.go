@@ -18,7 +18,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// ownNetNS is a namespace that may be opened without privilege.
+// ownNetNS is a namespace that can be opened without privilege.
 const (
 	ownNetNS = "/proc/self/ns/net"
 	hasNetNS = true
@@ -26,8 +26,8 @@ const (
 
 const plain = `{"name":"n", "cniVersion":"1.0.0"}`
 
-// TestNamespaceThatIsNotThere: for ADD and CHECK it is an error, for DEL it
-// means that what was in it is gone.
+// TestNamespaceThatIsNotThere: it is an error for ADD and CHECK. For DEL it
+// means that its contents are gone.
 func TestNamespaceThatIsNotThere(t *testing.T) {
 	called := 0
 	p := fake{
@@ -111,8 +111,8 @@ func TestDelegateIsPassedOn(t *testing.T) {
 	}
 }
 
-// TestHandleOfTheCallersIsLeftOpen, and is what the plugin gets instead of one
-// that is opened.
+// TestHandleOfTheCallersIsLeftOpen and given to the plugin, instead of opening
+// another one.
 func TestHandleOfTheCallersIsLeftOpen(t *testing.T) {
 	own, err := netns.Current()
 	if err != nil {
@@ -135,8 +135,8 @@ func TestHandleOfTheCallersIsLeftOpen(t *testing.T) {
 	}
 }
 
-// TestInlineIsTheCallersGoroutine, whose thread a plugin elsewhere cannot be on
-// while it is locked.
+// TestInlineIsTheCallersGoroutine: its thread is locked, so a plugin on another
+// goroutine cannot be on it.
 func TestInlineIsTheCallersGoroutine(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -2,7 +2,8 @@
 
 package inprocess
 
-// ownNetNS is what a platform other than Linux may call a container's network.
+// ownNetNS is an example of a container's network on a platform other than
+// Linux.
 const (
 	ownNetNS = "a-name-of-the-platforms-own"
 	hasNetNS = false

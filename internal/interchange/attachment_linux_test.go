@@ -16,25 +16,25 @@ import (
 	"github.com/embedcni/cni/internal/batch"
 )
 
-// network is a chain of plugins, and what a runtime says for each attachment.
+// network is a chain of plugins with a runtime's arguments for each attachment.
 type network struct {
 	version string   // of the specification; empty: 1.0.0
 	plugins []string // their configurations; STATE is the directory for files
 	caps    string   // the runtime's capability arguments, as JSON
 	args    [][2]string
 	ifName  string       // empty: eth0
-	prepare func() error // what the host has before, in its namespace
-	inside  func() error // what the container has before, in its namespace
+	prepare func() error // prepares the host, in its namespace
+	inside  func() error // prepares the container, in its namespace
 	faults  []fault
 	files   [][2]string // name and content of files in the directory STATE
 }
 
-// fault is a verb for which the reference plugin of a type fails, as it should
-// not. Ours of that type must succeed.
+// fault is a verb that wrongly fails in the reference plugin of a type. Ours of
+// that type must succeed.
 type fault struct{ typ, verb, err string }
 
-// wantNoError wants the verb to have succeeded, or to have failed as the
-// reference plugins of that side are known to.
+// wantNoError checks that the verb succeeds, or fails with the known error of
+// that side's reference plugins.
 func (n *network) wantNoError(t *testing.T, s side, verb string, err error) {
 	t.Helper()
 	for _, f := range n.faults {
@@ -50,7 +50,7 @@ func (n *network) wantNoError(t *testing.T, s side, verb string, err error) {
 	}
 }
 
-// types are the types of all plugins, with those that they delegate to.
+// types returns the types of all plugins and their delegates.
 func (n *network) types(t testing.TB) []string {
 	t.Helper()
 	var all []string
@@ -111,8 +111,8 @@ func orElse(s, other string) string {
 	return s
 }
 
-// run calls libcni with the plugins of a side. What the plugins in process put
-// off is done at the end, as the runtime does it.
+// run calls libcni with the plugins of a side. In-process plugins' deferred
+// work runs at the end, as in the runtime.
 func (a *attachment) run(s side, call func(ctx context.Context, c *libcni.CNIConfig) error) error {
 	exec := &runner{side: s, host: a.h}
 	config := libcni.NewCNIConfigWithCacheDir([]string{a.h.plugins}, a.h.path("cache"), exec)
@@ -148,5 +148,5 @@ func (a *attachment) del(s side) error {
 	return a.run(s, func(ctx context.Context, c *libcni.CNIConfig) error { return c.DelNetworkList(ctx, a.list, a.rt) })
 }
 
-// audit is what exists on the host and in the container.
+// audit lists the contents of the host and the container.
 func (a *attachment) audit() audit.Lines { a.h.t.Helper(); return a.h.audit(a.c) }

@@ -14,22 +14,22 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 )
 
-// configuration is a network that both sides are given, on hosts that are equal.
+// configuration is a network for both sides, on equal hosts.
 type configuration struct {
 	name    string
 	network network
-	// containers is how many are attached, one after the other; 0: one.
+	// number of containers, attached in sequence; 0: one
 	containers int
-	// fails says that ADD must fail.
+	// fails means that ADD must fail.
 	fails bool
-	// vlans says that it takes a kernel whose bridges filter VLANs.
+	// vlans means that the kernel's bridges must support VLAN filtering.
 	vlans bool
-	// differs has a word of each line of the state in which ours is meant to
-	// differ from theirs.
+	// differs has a word from each line of the state in which ours differs from
+	// theirs on purpose.
 	differs []string
 }
 
-// outcome is what one side made of a configuration, as comparable text.
+// outcome is a side's results for a configuration, as comparable text.
 type outcome struct {
 	results            []string
 	errs, delErrs      []error
@@ -37,8 +37,8 @@ type outcome struct {
 }
 
 // TestSideBySide attaches with the reference plugins on one host and with ours
-// on another, and compares results, then the state of kernel and files; then
-// detaches, and compares the state again.
+// on another. It compares the results, and the state of kernel and files. Then
+// it detaches and compares the state again.
 func TestSideBySide(t *testing.T) {
 	wantOutsideAsBefore(t)
 	useIPTables(t, "nft")
@@ -52,14 +52,14 @@ func TestSideBySide(t *testing.T) {
 			t.Parallel()
 			other := ours()
 			if len(builtIn(c.network.types(t))) == 0 {
-				other = theirs() // which shows that equal is what compares equal
+				other = theirs() // which proves that equal runs compare as equal
 			}
 			compare(t, &c, c.live(t, theirs()), c.live(t, other))
 		})
 	}
 }
 
-// filtersVLANs tells whether the kernel's bridges can.
+// filtersVLANs reports whether the kernel's bridges can filter VLANs.
 func filtersVLANs(t *testing.T) bool {
 	t.Helper()
 	attrs, yes := netlink.NewLinkAttrs(), true
@@ -133,7 +133,7 @@ func compare(t *testing.T, c *configuration, theirs, ours outcome) {
 		}
 	}
 	if c.fails {
-		// Ours may leave less than theirs, and what is shared.
+		// Ours may leave less than theirs, and shared objects.
 		more, _ := audit.Diff(theirs.detached, ours.detached)
 		for _, word := range c.differs {
 			more = more.Without(func(l string) bool { return strings.Contains(l, word) })
@@ -147,12 +147,13 @@ func compare(t *testing.T, c *configuration, theirs, ours outcome) {
 	c.compareStates(t, "detached", theirs.detached, ours.detached)
 }
 
-// compareCodes wants the codes to be equal, but for those of codesThatDiffer.
+// compareCodes checks that the codes are equal, except for those of
+// codesThatDiffer.
 func (c *configuration) compareCodes(t *testing.T, theirs, ours error) {
 	t.Helper()
 	name, invalid := strings.CutPrefix(c.name, "invalid ")
 	if !invalid && code(theirs) == internalError {
-		return // it fails for what this machine lacks
+		return // it fails because this machine lacks something
 	}
 	want := code(theirs)
 	for own, names := range codesThatDiffer() {
@@ -169,7 +170,8 @@ func (c *configuration) compareCodes(t *testing.T, theirs, ours error) {
 	}
 }
 
-// lastAddress is what host-local keeps when it gave out an address once.
+// lastAddress reports whether a line is host-local's file of the last allocated
+// address.
 func lastAddress(line string) bool { return strings.Contains(line, "/last_reserved_ip.") }
 
 func (c *configuration) compareStates(t *testing.T, when string, theirs, ours audit.Lines) {
@@ -187,7 +189,7 @@ func (c *configuration) compareStates(t *testing.T, when string, theirs, ours au
 	}
 }
 
-// lineDiff shows the lines that only one of two texts has.
+// lineDiff returns the lines that only one of two texts has.
 func lineDiff(before, after string) string {
 	added, removed := audit.Diff(strings.Split(before, "\n"), strings.Split(after, "\n"))
 	var b strings.Builder
@@ -203,7 +205,7 @@ func lineDiff(before, after string) string {
 	return b.String()
 }
 
-// code is that of a CNI error, or 0.
+// code returns the code of a CNI error, or 0.
 func code(err error) uint {
 	if e := (*cnitypes.Error)(nil); errors.As(err, &e) {
 		return e.Code

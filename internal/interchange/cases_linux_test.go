@@ -8,14 +8,15 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// template is a chain of plugins of which there is a case per family and, where
-// it names BACKEND, per backend. IPAM stands for host-local's configuration.
+// template is a chain of plugins with a case for each family and, if it
+// contains BACKEND, for each backend. IPAM stands for host-local's
+// configuration.
 type template struct {
 	name     string
 	network  network
 	families []string // empty: all
 	backends []string // empty: iptables and nftables, if there is a BACKEND
-	legacy   bool     // is run with the legacy variant of iptables as well
+	legacy   bool     // also runs with the legacy variant of iptables
 }
 
 // matrixCase is a template with family and backend filled in.
@@ -26,7 +27,7 @@ type matrixCase struct {
 	network         network
 }
 
-// families are those of a chain's addresses.
+// families returns those of a chain's addresses.
 func families() []string { return []string{"v4", "v6", "dual"} }
 
 func rangesOf(family string) string {
@@ -60,8 +61,8 @@ func static(family string) string {
 		"dns": {"nameservers": ["192.0.2.53"], "search": ["pod.example"]}}`, addresses[family], routesOf(family))
 }
 
-// ports are of every protocol, with a host address and without one. The
-// addresses of a family that the container lacks must not matter.
+// ports has every protocol, with and without a host address. Addresses of a
+// family that the container lacks must be ignored.
 const ports = `{"portMappings": [
 	{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
 	{"hostPort": 8081, "containerPort": 81, "protocol": "udp"},
@@ -78,8 +79,8 @@ const (
 	bandwidthConf = `{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 4000000, "egressBurst": 4000000}`
 )
 
-// loWasUp leaves lo as it is when it has been up, which is not as it was made:
-// it keeps its address.
+// loWasUp sets lo up and down again. It then differs from a new one: it keeps
+// its address.
 func loWasUp() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -88,10 +89,10 @@ func loWasUp() error {
 	return errors.Join(netlink.LinkSetUp(lo), netlink.LinkSetDown(lo))
 }
 
-// device is what host-device takes. It comes back down, so it begins so.
+// device makes host-device's device. DEL returns it down, so it starts down.
 func device() error { return cable("up0", "up1") }
 
-// uplink is what macvlan sits on.
+// uplink makes macvlan's master.
 func uplink() error {
 	if err := cable("up0", "up1"); err != nil {
 		return err
@@ -142,12 +143,12 @@ func templates() []template {
 	}
 }
 
-// fill replaces what stands for something in a plugin's configuration.
+// fill replaces the placeholders in a plugin's configuration.
 func fill(conf, family, backend string) string {
 	return strings.NewReplacer("IPAM", hostLocal(family), "STATIC", static(family), "BACKEND", backend).Replace(conf)
 }
 
-// cases are the templates with every family and backend.
+// cases returns the templates with every family and backend.
 func cases() []matrixCase {
 	var all []matrixCase
 	for _, t := range templates() {

@@ -6,10 +6,10 @@ import (
 	"testing"
 )
 
-// The matrix has every type with every family, and every backend where one is
-// promised.
+// TestMatrixIsComplete: the matrix has every type with every family, and with
+// every promised backend.
 func TestMatrixIsComplete(t *testing.T) {
-	// What has no address, or none of its own, has no family.
+	// Plugins without addresses of their own have no family.
 	one := []string{"loopback"}
 	backends := map[string][]string{
 		"bridge": {"iptables", "nftables"}, "ptp": {"iptables", "nftables"}, "portmap": {"iptables", "nftables"},

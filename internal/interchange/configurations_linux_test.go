@@ -9,19 +9,19 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// configurations are the ones that work, by what they are about: every field of
-// every type at least once.
+// configurations returns the valid ones by topic: every field of every type at
+// least once.
 func configurations() []configuration {
 	return slices.Concat(loopbackConfigurations(), bridgeConfigurations(), ptpConfigurations(), ipamConfigurations(),
 		deviceConfigurations(), tuningConfigurations(), filterConfigurations(), versionConfigurations())
 }
 
-// one is a configuration of one plugin, with host-local's for IPAM.
+// one returns a configuration of one plugin, with host-local as IPAM.
 func one(name, conf string) configuration {
 	return configuration{name: name, network: network{plugins: []string{fill(conf, "dual", "nftables")}}}
 }
 
-// chained is a plugin behind a bridge.
+// chained returns a configuration of a plugin behind a bridge.
 func chained(name, conf string) configuration {
 	return configuration{name: name, network: network{plugins: []string{fill(plainBridge, "dual", ""), conf}}}
 }
@@ -84,7 +84,7 @@ func bridgeConfigurations() []configuration {
 	}
 }
 
-// otherGateway makes the bridge with an address of its own.
+// otherGateway makes the bridge with its own address.
 func otherGateway(address string) func() error {
 	return func() error {
 		attrs := netlink.NewLinkAttrs()
@@ -244,7 +244,7 @@ func tuningConfigurations() []configuration {
 		tuning("allmulti off", `, "allmulti": false`),
 		tuning("txQLen", `, "txQLen": 700`),
 		tuning("txQLen 0", `, "txQLen": 0`),
-		// With no sysctl of its own, the reference plugin panics.
+		// Without a sysctl of its own the reference plugin panics.
 		tuning("in args", `, "sysctl": {"net.core.somaxconn": "500"}, "args": {"cni": {"mac": "0a:58:0a:4d:00:04", "mtu": 1300, "promisc": true,
 			"allmulti": true, "txQLen": 300, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}}}`),
 		bandwidth("both ways", `, "ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 4000000, "egressBurst": 4000000`),
@@ -317,8 +317,8 @@ func manyPorts(count int) string {
 	return `{"portMappings": [` + text[2:] + `]}`
 }
 
-// versionConfigurations are in every version of the specification with results
-// that differ from those of its successor.
+// versionConfigurations exist in every version of the specification whose
+// results differ from the next version's.
 func versionConfigurations() []configuration {
 	var all []configuration
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
@@ -330,7 +330,7 @@ func versionConfigurations() []configuration {
 	for _, p := range []string{masqBridge, portmapConf, `{"type": "firewall", "backend": "iptables"}`, tuningConf, bandwidthConf} {
 		everything.network.plugins = append(everything.network.plugins, fill(p, "dual", "nftables"))
 	}
-	// Two containers cannot have one port.
+	// Two containers cannot have the same port.
 	everything.network.plugins = slices.Delete(everything.network.plugins, 1, 2)
 	return append(all, everything)
 }

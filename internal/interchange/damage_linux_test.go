@@ -15,16 +15,16 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 )
 
-// damage is one thing that somebody does to what a case of the matrix has made.
+// damage is one change that somebody makes to the state of a matrix case.
 type damage struct {
 	name  string
-	on    string                        // the name of the case
-	wreck func(a *attachment) error     // on the outside
+	on    string                        // name of the case
+	wreck func(a *attachment) error     // outside both namespaces
 	host  func() error                  // in the host's namespace
-	guest func(eth0 netlink.Link) error // in the container's
-	// unseen says that the reference plugins' CHECK does not notice.
+	guest func(eth0 netlink.Link) error // in the container's namespace
+	// unseen means that the reference plugins' CHECK does not notice.
 	unseen bool
-	// stays says that what was damaged is somebody else's now.
+	// stays means that the damaged object now belongs to somebody else.
 	stays bool
 }
 
@@ -32,7 +32,7 @@ func damages() []damage {
 	return slices.Concat(linkDamages(), chainDamages(), ruleDamages())
 }
 
-// linkDamages are those of the plugins that attach, and of their IPAM.
+// linkDamages affect the plugins that attach, and their IPAM.
 func linkDamages() []damage {
 	all := []damage{
 		{name: "interface down", on: "loopback dual", guest: func(netlink.Link) error { return setDown("lo") }},
@@ -61,7 +61,7 @@ func linkDamages() []damage {
 	return all
 }
 
-// chainDamages are those of the plugins tuning and bandwidth.
+// chainDamages affect the plugins tuning and bandwidth.
 func chainDamages() []damage {
 	return []damage{
 		{name: "MTU changed", on: "tuning v4", guest: func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) }},
@@ -81,7 +81,7 @@ func chainDamages() []damage {
 	}
 }
 
-// ruleDamages are those of packet filters.
+// ruleDamages affect packet filters.
 func ruleDamages() []damage {
 	all := []damage{
 		{name: "accepting rules gone", on: "firewall v4", host: tool("iptables", "-F", "CNI-FORWARD")},
@@ -104,8 +104,9 @@ func ruleDamages() []damage {
 	return all
 }
 
-// TestCheckDetectsDamage attaches with one side's plugins, damages one thing,
-// and wants the other side's CHECK to fail and its DEL to leave nothing.
+// TestCheckDetectsDamage attaches with one side's plugins and damages one
+// thing. The other side's CHECK must fail, and its DEL must leave nothing
+// behind.
 func TestCheckDetectsDamage(t *testing.T) {
 	wantOutsideAsBefore(t)
 	useIPTables(t, "nft")
@@ -143,7 +144,7 @@ func (dmg *damage) live(t *testing.T, n *network, d direction) {
 	}
 	if err := a.del(d.deleter); err != nil {
 		if !slices.ContainsFunc(n.types(t), d.deleter.ours) {
-			return // what the reference plugins fail for is theirs to say
+			return // errors of the reference plugins are their own choice
 		}
 		t.Fatalf("DEL of what is damaged: %v", err)
 	}
@@ -194,8 +195,7 @@ func deleteLink(name string) error {
 	return netlink.LinkDel(link)
 }
 
-// eachLink calls fn for the links whose name begins so, of which there must be
-// one.
+// eachLink calls fn for the links with the prefix. There must be one.
 func eachLink(prefix string, fn func(netlink.Link) error) error {
 	links, err := audit.Dump(netlink.LinkList)
 	if err != nil {
@@ -271,7 +271,7 @@ func reassign(ip string) func(*attachment) error {
 	return func(a *attachment) error { return os.WriteFile(a.allocation(ip), []byte("another\r\neth0"), 0o600) }
 }
 
-// allocation is host-local's file for an address.
+// allocation returns the path of host-local's file for an address.
 func (a *attachment) allocation(ip string) string {
 	return filepath.Join(a.h.path("state", "ipam"), networkName, ip)
 }

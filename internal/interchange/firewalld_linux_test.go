@@ -12,8 +12,8 @@ import (
 	"github.com/embedcni/cni/internal/firewalldtest"
 )
 
-// zoneCase is a configuration of the plugin firewall on a host with a firewalld,
-// and the zone in which the addresses are then; empty: in none.
+// zoneCase is a configuration of the plugin firewall on a host with a
+// firewalld, and the zone that gets the addresses. An empty zone means none.
 type zoneCase struct{ name, conf, zone string }
 
 func zoneCases() []zoneCase {
@@ -41,14 +41,14 @@ func newZoneHost(t *testing.T) *zoneHost {
 	h.firewalld = firewalldtest.Start(t, h.ns)
 	h.bus = h.firewalld.Address
 	for _, zone := range []string{"trusted", "internal"} {
-		// A zone gets its chains when it is first used, and keeps them.
+		// A zone gets its chains on first use, and keeps them.
 		h.firewalld.AddSource(zone, "192.0.2.99/32")
 		h.firewalld.RemoveSource(zone, "192.0.2.99/32")
 	}
 	return h
 }
 
-// sources are what is in the zones, as "trusted 10.77.0.2/32".
+// sources returns the zones' sources, as "trusted 10.77.0.2/32".
 func (h *zoneHost) sources() (all []string) {
 	for _, zone := range []string{"internal", "trusted"} {
 		for _, source := range h.firewalld.Sources(zone) {
@@ -59,8 +59,8 @@ func (h *zoneHost) sources() (all []string) {
 }
 
 // TestFirewalldMatrix attaches with the plugins of one side, then checks and
-// detaches with those of the other, on a host with a real firewalld. Whoever
-// attaches, firewalld has the same.
+// detaches with those of the other, on a host with a real firewalld.
+// firewalld's state is the same with either side.
 func TestFirewalldMatrix(t *testing.T) {
 	useIPTables(t, "nft")
 	h := newZoneHost(t)
@@ -111,7 +111,7 @@ func (h *zoneHost) liveOnce(t *testing.T, n *network, d direction, zone, id stri
 	}
 }
 
-// sourcesOf are the addresses of a result as they are in a zone.
+// sourcesOf returns a result's addresses in the form of a zone's sources.
 func sourcesOf(t *testing.T, result, zone string) (all []string) {
 	t.Helper()
 	for _, addr := range addressesOf(t, result) {
@@ -127,7 +127,7 @@ func sourcesOf(t *testing.T, result, zone string) (all []string) {
 	return all
 }
 
-// addressesOf are the addresses of a result.
+// addressesOf returns the addresses of a result.
 func addressesOf(t *testing.T, result string) (all []string) {
 	t.Helper()
 	var r struct {
@@ -142,8 +142,8 @@ func addressesOf(t *testing.T, result string) (all []string) {
 	return all
 }
 
-// TestFirewalldCheckFindsWhatIsGone: the reference plugin asks, and does not look
-// at the answer.
+// TestFirewalldCheckFindsWhatIsGone: the reference plugin asks firewalld but
+// ignores the answer.
 func TestFirewalldCheckFindsWhatIsGone(t *testing.T) {
 	useIPTables(t, "nft")
 	h := newZoneHost(t)
@@ -178,8 +178,8 @@ func TestFirewalldCheckFindsWhatIsGone(t *testing.T) {
 	}
 }
 
-// TestFirewalldIngressPolicyIsTheReferencePlugins: bridges are kept apart by
-// iptables, also where firewalld accepts what is forwarded.
+// TestFirewalldIngressPolicyIsTheReferencePlugins: iptables isolates bridges,
+// even if firewalld accepts forwarded packets.
 func TestFirewalldIngressPolicyIsTheReferencePlugins(t *testing.T) {
 	useIPTables(t, "nft")
 	for _, policy := range []string{"same-bridge", "isolated"} {

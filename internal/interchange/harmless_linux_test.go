@@ -12,19 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// change is something that somebody may do to a container that lives, or to its
-// host, and that harms it in nothing: what the plugins made is there.
+// change is a harmless change to a running container or its host. Every object
+// of the plugins still exists.
 type change struct {
 	name    string
 	network network
-	host    string                    // a script on the host; VETH is the host's end
-	guest   string                    // a script in the container
+	host    string                    // script on the host; VETH is the host's end
+	guest   string                    // script in the container
 	sniff   string                    // the interface to sniff on, on the host, or "container eth0"
-	do      func(a *attachment) error // on the outside
-	// refused is the error by which the reference plugins call it damage. What
-	// they pass, ours must.
+	do      func(a *attachment) error // outside both namespaces
+	// refused is the error with which the reference plugins report it as
+	// damage. Ours must accept it, like every change that theirs accept.
 	refused string
-	// vlans says that it takes a kernel whose bridges filter VLANs.
+	// vlans means that the kernel's bridges must support VLAN filtering.
 	vlans bool
 }
 
@@ -40,10 +40,10 @@ func dual(prepare func() error, plugins ...string) network {
 	return n
 }
 
-// script is a command of the namespace that it is run in.
+// script returns a function that runs a script in the current namespace.
 func script(text string) func() error { return tool("sh", "-ec", text) }
 
-// bridgeChanges are what an administrator does to the host's side.
+// bridgeChanges are an administrator's changes on the host's side.
 func bridgeChanges() []change {
 	plain := dual(nil, plainBridge)
 	uplinked := dual(script(`ip link add cni0 type bridge; ip link add up0 type veth peer name up1
@@ -73,7 +73,7 @@ func bridgeChanges() []change {
 	}
 }
 
-// guestChanges are what a program with the right to do so does in the container.
+// guestChanges are a privileged program's changes in the container.
 func guestChanges() []change {
 	var all []change
 	for name, n := range map[string]network{
@@ -101,7 +101,7 @@ func guestChanges() []change {
 		network: network{plugins: []string{`{"type": "loopback"}`}}, guest: "ip addr add 192.0.2.9/32 dev lo"})
 }
 
-// otherPath has the attachment checked by another path to its namespace.
+// otherPath makes the CHECK use another path to the namespace.
 func (a *attachment) otherPath() error {
 	link := a.h.path("netns", "other")
 	if err := os.Symlink(a.c.path, link); err != nil {
@@ -112,7 +112,7 @@ func (a *attachment) otherPath() error {
 	return nil
 }
 
-// chainChanges are about what tuning and bandwidth set.
+// chainChanges affect the settings of tuning and bandwidth.
 func chainChanges() []change {
 	sysctls := `{"type": "tuning", "dataDir": "STATE/tuning", "sysctl": {"net.core.somaxconn": "500"}}`
 	return []change{
@@ -144,7 +144,7 @@ func deviceChanges() []change {
 	}
 }
 
-// ruleChanges are rules of others beside ours.
+// ruleChanges add other programs' rules beside ours.
 func ruleChanges() []change {
 	mapped := dual(nil, plainBridge, strings.ReplaceAll(portmapConf, "BACKEND", "iptables"))
 	mapped.caps = `{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}`
@@ -158,8 +158,8 @@ func ruleChanges() []change {
 	}
 }
 
-// straightAfterADD are chains whose own ADD does what an earlier plugin's CHECK
-// could take for damage.
+// straightAfterADD are chains whose own ADD makes changes that an earlier
+// plugin's CHECK could mistake for damage.
 func straightAfterADD() []change {
 	const tuned = `{"type": "tuning", "dataDir": "STATE/tuning", "mtu": 1400}`
 	ranges := `"ipam": {"type": "host-local", "dataDir": "STATE/ipam", "ranges": [[{"subnet": "10.77.0.0/24"}], [{"subnet": "10.78.0.0/24"}]]}`
@@ -183,9 +183,9 @@ func straightAfterADD() []change {
 	return all
 }
 
-// TestFault_F37_CheckFailsOverWhatHarmsNothing attaches with either side, changes
-// something that is no damage, and wants our CHECK to pass: where the reference
-// plugins' does, and where they call it damage.
+// TestFault_F37_CheckFailsOverWhatHarmsNothing attaches with either side and
+// makes a harmless change. Our CHECK must succeed, whether or not the reference
+// plugins' does.
 func TestFault_F37_CheckFailsOverWhatHarmsNothing(t *testing.T) {
 	wantOutsideAsBefore(t)
 	useIPTables(t, "nft")
@@ -244,8 +244,7 @@ func (c change) make(t *testing.T, a *attachment) {
 	}
 }
 
-// hostEnd is the host's end of the pair, in the namespace of the host; empty if
-// there is none.
+// hostEnd returns the host's end of the pair, or nothing if there is none.
 func (a *attachment) hostEnd() string {
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -259,7 +258,7 @@ func (a *attachment) hostEnd() string {
 	return ""
 }
 
-// sniff has a socket receive everything that passes an interface of the thread's
+// sniff makes a socket receive everything on an interface of the thread's
 // namespace, as tcpdump does, until the test ends.
 func sniff(t *testing.T, name string) error {
 	link, err := netlink.LinkByName(name)
@@ -281,8 +280,8 @@ func sniff(t *testing.T, name string) error {
 	return err
 }
 
-// A sniffer puts the bridge in promiscuous mode for as long as it runs, which is
-// no reason not to set the mode that is configured.
+// TestFault_F37_ASnifferKeepsPromiscModeFromBeingSet: a sniffer puts the bridge
+// into promiscuous mode while it runs. The configured mode must still be set.
 func TestFault_F37_ASnifferKeepsPromiscModeFromBeingSet(t *testing.T) {
 	n := dual(script("ip link add cni0 type bridge; ip link set cni0 up"), `{"type": "bridge", "bridge": "cni0", "promiscMode": true, IPAM}`)
 	h := n.newHost(t)

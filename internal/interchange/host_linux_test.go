@@ -19,20 +19,20 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// host is a network namespace that stands for a host, and a directory for all
-// that its plugins keep. The test itself stays outside, so that a plugin which
-// works in the namespace of its caller rather than its host's is found out.
+// host is a network namespace that represents a host, and a directory for its
+// plugins' files. The test itself stays outside, so that it detects a plugin
+// that works in its caller's namespace instead of its host's.
 type host struct {
 	t       testing.TB
 	dir     string
 	plugins string // the reference plugins
 	ns      *netns.Handle
 	ours    map[string]plugin.Plugin
-	bus     string // the address of the host's D-Bus; empty: it has none
+	bus     string // address of the host's D-Bus; empty: none
 }
 
-// builtin is our plugin of a type. Each host keeps its own, as a runtime does,
-// with what the plugin remembers from one call to the next.
+// builtin returns our plugin of a type. Each host has its own plugins, as each
+// runtime does, with their memory of earlier calls.
 func (h *host) builtin(typ string) plugin.Plugin {
 	if h.ours[typ] == nil {
 		h.ours[typ] = builtin.Lookup(typ)
@@ -88,8 +88,8 @@ func (c *container) do(h *host, fn func() error) {
 	}
 }
 
-// cable makes two ends that belong to the host: what macvlan sits on and what
-// host-device takes.
+// cable makes a pair of which both ends belong to the host, for macvlan and
+// host-device.
 func cable(name, peer string) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
@@ -109,7 +109,7 @@ func linkUp(names ...string) error {
 	return nil
 }
 
-// audit is what exists on the host and in the container.
+// audit lists the contents of the host and the container.
 func (h *host) audit(c *container) audit.Lines {
 	h.t.Helper()
 	var lines audit.Lines
@@ -122,8 +122,8 @@ func (h *host) audit(c *container) audit.Lines {
 		return err
 	})
 	h.noneMissing(lines)
-	// No rules are looked for in the container: a plugin that made them there
-	// rather than on the host lacks them on the host.
+	// The container's rules are not listed: a plugin that made rules there by
+	// mistake lacks them on the host.
 	c.do(h, func() error {
 		inside, err := namespaceState(&normaliser{names: map[string]string{}, macs: map[string]string{}}, c.id)
 		for _, l := range inside {
@@ -136,7 +136,7 @@ func (h *host) audit(c *container) audit.Lines {
 	return lines
 }
 
-// noneMissing makes sure that the audit sees everything.
+// noneMissing checks that the audit sees everything.
 func (h *host) noneMissing(lines audit.Lines) {
 	h.t.Helper()
 	for _, l := range lines {
@@ -146,17 +146,17 @@ func (h *host) noneMissing(lines audit.Lines) {
 	}
 }
 
-// lastReserved is the file in which host-local keeps which address of a network
-// it gave out last, which is not a container's.
+// lastReserved matches host-local's file with the last address of a network,
+// which belongs to no container.
 var lastReserved = regexp.MustCompile(`(/last_reserved_ip\.\d+) sha256:\w+ host-local$`)
 
-// shared is what stays when the last container goes: what the audit knows by its
-// default name, and what the networks of these tests name otherwise.
+// shared reports whether a line stays after the last container. The audit knows
+// the default names, and this function the other names that these tests use.
 func shared(line string) bool {
 	return audit.Shared(line) || strings.HasPrefix(line, "dir ") && strings.HasSuffix(line, "/state/tuning/") ||
 		adminChain.MatchString(line)
 }
 
-// adminChain is what firewall makes of the option iptablesAdminChainName: the
-// chain, empty, and a jump to it.
+// adminChain matches the objects that firewall makes for the option
+// iptablesAdminChainName: the empty chain, and a jump to it.
 var adminChain = regexp.MustCompile(`^ip6?tables-\w+ filter (-N ADMIN|-A CNI-FORWARD .*-j ADMIN)$`)

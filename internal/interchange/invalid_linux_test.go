@@ -1,12 +1,12 @@
 package interchange
 
-// internalError is the code that the reference plugins give to errors of no kind.
+// internalError is the reference plugins' code for unclassified errors.
 const internalError = 999
 
-// codesThatDiffer are the codes of ours for those of the configurations below for
-// which the reference plugins have internalError: 7, "invalid network config", and
-// 6, "failed to decode content", say what is wrong, and that trying again is of no
-// use. All other codes are equal.
+// codesThatDiffer maps our codes to the configurations below for which the
+// reference plugins return internalError. Ours return 7, "invalid network
+// config", or 6, "failed to decode content": they name the defect, and a retry
+// is useless. All other codes are equal.
 func codesThatDiffer() map[uint][]string {
 	return map[uint][]string{
 		6: {
@@ -35,7 +35,7 @@ func codesThatDiffer() map[uint][]string {
 	}
 }
 
-// invalid are configurations that both sides must refuse.
+// invalid returns configurations that both sides must refuse.
 func invalid() []configuration {
 	bad := func(name string, conf string) configuration {
 		c := one("invalid "+name, conf)

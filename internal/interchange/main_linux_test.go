@@ -13,9 +13,9 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(refplugins.Main(m)) }
 
-// wantOutsideAsBefore compares, when the test and its subtests are over, what
-// no host of the tests holds: the namespace of the process itself, in which no
-// plugin has anything to do, its threads, descriptors, children and mounts.
+// wantOutsideAsBefore compares, after the test and its subtests, the things
+// outside the tests' hosts: the process's own namespace, which plugins must not
+// change, its threads, descriptors, children and mounts.
 func wantOutsideAsBefore(t *testing.T) {
 	t.Helper()
 	look := func() audit.Lines {
@@ -37,7 +37,7 @@ func wantOutsideAsBefore(t *testing.T) {
 	})
 }
 
-// wantThreadsHome makes sure that no thread was left in a namespace of a test.
+// wantThreadsHome checks that no thread was left in a test's namespace.
 func wantThreadsHome(t *testing.T) {
 	t.Helper()
 	home, err := os.Readlink("/proc/self/ns/net")
@@ -49,7 +49,7 @@ func wantThreadsHome(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, thread := range threads {
-		// One that has ended meanwhile is nowhere.
+		// A thread that has just ended is nowhere.
 		at, err := os.Readlink("/proc/self/task/" + thread.Name() + "/ns/net")
 		if err == nil && at != home {
 			t.Errorf("thread %s is in namespace %s, the process in %s", thread.Name(), at, home)

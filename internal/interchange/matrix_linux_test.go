@@ -11,13 +11,14 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 )
 
-// direction is who ADDs, and who then CHECKs and DELs.
+// direction names the side that runs ADD, and the side that then runs CHECK and
+// DEL.
 type direction struct{ adder, deleter side }
 
 func (d direction) name() string { return d.adder.name + " to " + d.deleter.name }
 
-// directions are those that say something about a chain of these types. The
-// first, for which nothing of ours is needed, shows that the case is sound.
+// directions returns the useful ones for a chain of these types. The first
+// needs nothing of ours and shows that the case is sound.
 func directions(types []string) []direction {
 	all := []direction{{theirs(), theirs()}}
 	if len(builtIn(types)) > 0 {
@@ -26,16 +27,16 @@ func directions(types []string) []direction {
 	return all
 }
 
-// mixtures are directions in which a side is not all ours or all theirs, and
-// the one for which nothing of theirs is needed.
+// mixtures returns directions in which a side mixes ours and theirs, and the
+// one that needs nothing of theirs.
 func mixtures(types []string) []direction {
 	our := builtIn(types)
 	if len(our) == 0 {
 		return nil
 	}
 	all := []direction{{ours(), ours()}}
-	// In one chain some are ours and some are theirs: those that attach, with
-	// their IPAM, and those that come after.
+	// One chain mixes ours and theirs: the plugins that attach, with their
+	// IPAM, and the later ones.
 	attach := oursOnly("ours attaching", "bridge", "ptp", "host-local", "static")
 	after := oursOnly("ours chained", "portmap", "firewall", "tuning", "bandwidth")
 	if slices.ContainsFunc(our, attach.ours) && slices.ContainsFunc(types, after.ours) {
@@ -71,8 +72,8 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// useIPTables makes the variant of iptables the one that has the plain name,
-// for the plugins of both sides.
+// useIPTables selects the variant of iptables behind the plain name, for the
+// plugins of both sides.
 func useIPTables(t *testing.T, variant string) {
 	t.Helper()
 	bin := t.TempDir()
@@ -90,7 +91,8 @@ func useIPTables(t *testing.T, variant string) {
 	t.Setenv("PATH", bin+":/usr/sbin:/sbin:"+os.Getenv("PATH"))
 }
 
-// lookPath also looks where these tools are when a user's PATH does not say so.
+// lookPath also searches the usual directories of these tools, in case a user's
+// PATH lacks them.
 func lookPath(tool string) (string, error) {
 	if path, err := exec.LookPath(tool); err == nil {
 		return path, nil
@@ -131,7 +133,7 @@ func wantEqual(t *testing.T, what string, before, after audit.Lines) {
 	}
 }
 
-// newHost makes a host as the network needs it.
+// newHost makes a host for the network.
 func (n *network) newHost(t testing.TB) *host {
 	t.Helper()
 	h := newHost(t)

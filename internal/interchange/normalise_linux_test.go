@@ -10,19 +10,20 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// normaliser replaces what is random, or differs between hosts that are equal.
+// normaliser replaces parts that are random or differ between equal hosts.
 type normaliser struct {
 	dir   string
-	given string            // what the configuration says, which is not random
-	names map[string]string // of links, to what replaces them
+	given string            // the configuration, which is not random
+	names map[string]string // replacements of links' names
 	macs  map[string]string
 	one   bool // the host has one container
 
 	bridges []string
 }
 
-// normaliser for a network on a host. With several containers, which of them a
-// bridge has its address from is random, and addresses are told apart no more.
+// normaliser returns one for a network on a host. With several containers, a
+// bridge takes a random one's address, so addresses are no longer
+// distinguished.
 func (h *host) normaliser(n *network, containers int) *normaliser {
 	given := strings.Join(n.plugins, "") + n.caps
 	for _, a := range n.args {
@@ -31,9 +32,8 @@ func (h *host) normaliser(n *network, containers int) *normaliser {
 	return &normaliser{dir: h.dir, given: strings.ToLower(given), one: containers == 1, names: map[string]string{}, macs: map[string]string{}}
 }
 
-// link names a link after the order in which it was found, and its address
-// after it. A bridge's address is as random as those of its ports, one of which
-// it can be.
+// link names a link and its address by the order of discovery. A bridge's
+// address is as random as its ports' and may equal one of them.
 func (n *normaliser) link(where string, l netlink.Link) {
 	if l.Type() == "bridge" {
 		n.bridges = append(n.bridges, l.Attrs().Name)
@@ -56,7 +56,7 @@ func (n *normaliser) learn(where, name string, mac net.HardwareAddr) {
 
 var macAddress = regexp.MustCompile(`\b[0-9a-f]{2}(:[0-9a-f]{2}){5}\b`)
 
-// text replaces in a text all that is known.
+// text replaces all known names and addresses in a text.
 func (n *normaliser) text(s string) string {
 	s = strings.ReplaceAll(s, n.dir, "DIR")
 	for name, to := range n.names {
@@ -73,10 +73,10 @@ func (n *normaliser) text(s string) string {
 	})
 }
 
-// result replaces in a result what is random.
+// result replaces the random parts of a result.
 func (n *normaliser) result(s string) string {
 	for _, name := range n.bridges {
-		// The keys of an interface are sorted since 1.0.0, and were not before.
+		// The keys of an interface have been sorted since 1.0.0.
 		name = regexp.QuoteMeta(name)
 		s = regexp.MustCompile(`"mac": "[^"]*",(\s+"name": "`+name+`")`).ReplaceAllString(s, `"mac": "any",${1}`)
 		s = regexp.MustCompile(`("name": "`+name+`",\s+)"mac": "[^"]*"`).ReplaceAllString(s, `${1}"mac": "any"`)

@@ -7,13 +7,13 @@ import (
 	"github.com/embedcni/cni/internal/builtin"
 )
 
-// promised are the types that this module promises to have in process.
+// promised returns the types that this module promises to build in.
 func promised() []string {
 	return []string{"loopback", "bridge", "ptp", "host-local", "static", "portmap", "firewall", "tuning", "bandwidth", "macvlan", "host-device"}
 }
 
-// notYet are those of them that are not built in yet. For these the tests show
-// only that the cases are sound, with the reference plugins on both sides.
+// notYet returns those of them that are not built in yet. For these the tests
+// only show that the cases are sound, with the reference plugins on both sides.
 func notYet() []string {
 	return nil
 }
@@ -35,7 +35,7 @@ func TestNotYetIsWhatIsNotBuiltIn(t *testing.T) {
 	}
 }
 
-// builtIn are those of the types that are run in process on our side.
+// builtIn returns the types that run in process on our side.
 func builtIn(types []string) []string {
 	return slices.DeleteFunc(slices.Clone(types), func(typ string) bool { return builtin.Lookup(typ) == nil })
 }

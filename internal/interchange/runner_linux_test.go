@@ -21,7 +21,7 @@ import (
 	"github.com/embedcni/cni/internal/invoke"
 )
 
-// side says which plugins are run in process; the others are executed.
+// side selects the plugins that run in process. The others are executed.
 type side struct {
 	name string
 	ours func(typ string) bool
@@ -29,15 +29,15 @@ type side struct {
 
 func theirs() side { return side{"theirs", func(string) bool { return false }} }
 
-// ours are all plugins that are built in.
+// ours selects all built-in plugins.
 func ours() side { return side{"ours", func(typ string) bool { return builtin.Lookup(typ) != nil }} }
 
-// oursOnly are the plugins of these types, as far as they are built in.
+// oursOnly selects the built-in plugins of these types.
 func oursOnly(name string, types ...string) side {
 	return side{name, func(typ string) bool { return slices.Contains(types, typ) && builtin.Lookup(typ) != nil }}
 }
 
-// runner is how libcni runs plugins in a test.
+// runner runs libcni's plugins in a test.
 type runner struct {
 	version.PluginDecoder
 	side side
@@ -54,7 +54,7 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 	if r.side.ours(typ) {
 		return r.inProcess(ctx, typ, stdin, env)
 	}
-	// What the plugins before it put off must be there for an executable.
+	// An executable needs the deferred work of earlier plugins.
 	if b := batch.From(ctx); b != nil {
 		if err := b.Flush(ctx); err != nil {
 			return nil, err
@@ -70,7 +70,7 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 	return out.Stdout, err
 }
 
-// printed is the error that a plugin printed, or err if it did not.
+// printed returns the error that a plugin printed, or err if it printed none.
 func printed(out invoke.Output, err error) error {
 	e := &types.Error{}
 	if json.Unmarshal(out.Stdout, e) != nil || e.Code == 0 {

@@ -21,9 +21,9 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// TestFault_F53_AddressesOfRoutersAreTheReferences: on a LAN whose router announces
-// a prefix, a container has the settings and the addresses that it has with the
-// reference plugin, and its own are asked about as there.
+// TestFault_F53_AddressesOfRoutersAreTheReferences: on a LAN whose router
+// announces a prefix, a container has the same settings and addresses as with
+// the reference plugin. The detection of duplicates is the same too.
 func TestFault_F53_AddressesOfRoutersAreTheReferences(t *testing.T) {
 	for typ, fields := range map[string]string{
 		"macvlan":     `"master": "lan0", "mac": "` + slaacMAC + `"`,
@@ -47,14 +47,14 @@ func TestFault_F53_AddressesOfRoutersAreTheReferences(t *testing.T) {
 	}
 }
 
-// slaacMAC and what a router's prefix makes of it.
+// slaacMAC and the address that it makes from a router's prefix.
 const (
 	slaacMAC     = "02:00:00:00:00:77"
 	slaacAddress = "2001:db8:1::ff:fe00:77/64"
 )
 
-// routedLAN adds a container on a LAN with a router, and describes it when it has
-// an address of the router's prefix.
+// routedLAN adds a container on a LAN with a router, and describes it when it
+// has an address of the router's prefix.
 func routedLAN(t *testing.T, typ, config string, with func(*netns.Handle) plugintest.Side) string {
 	lan := plugintest.NewLAN(t)
 	nettest.AddAddress(t, lan.Machine, "switch", "fe80::99/64")
@@ -72,12 +72,12 @@ func routedLAN(t *testing.T, typ, config string, with func(*netns.Handle) plugin
 	var container *netns.Handle
 	container, c.NetNS = plugintest.NetNS(t)
 	with(host).Must(t, "ADD", c)
-	nettest.SetUp(t, container, "eth0") // which is the next plugin's to do where host-device has no IPAM
+	nettest.SetUp(t, container, "eth0") // without IPAM host-device leaves this to the next plugin
 	return awaitSLAAC(t, lan.Machine, container)
 }
 
-// awaitSLAAC has the router announce its prefix until the container has asked
-// whether somebody has the address that it made of it.
+// awaitSLAAC makes the router announce its prefix until the container has
+// checked its address for duplicates.
 func awaitSLAAC(t *testing.T, router, container *netns.Handle) string {
 	t.Helper()
 	announce := newRouter(t, router)
@@ -100,8 +100,8 @@ func awaitSLAAC(t *testing.T, router, container *netns.Handle) string {
 	return ""
 }
 
-// described are the addresses of eth0 and its settings, and whether they include
-// the router's and none is tentative any more.
+// described returns eth0's addresses and settings. It reports whether they
+// include the router's and none is tentative any more.
 func described(t *testing.T, ns *netns.Handle) (string, bool) {
 	t.Helper()
 	var lines []string
@@ -119,7 +119,7 @@ func described(t *testing.T, ns *netns.Handle) (string, bool) {
 		files, err := filepath.Glob("/proc/sys/net/ipv6/conf/eth0/*")
 		for _, f := range files {
 			value, err := os.ReadFile(f)
-			if err != nil && filepath.Base(f) != "stable_secret" { // which is none
+			if err != nil && filepath.Base(f) != "stable_secret" { // which has no content
 				return err
 			}
 			lines = append(lines, filepath.Base(f)+" = "+strings.TrimSpace(string(value)))

@@ -16,11 +16,10 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 )
 
-// state is everything about the host and the containers that a plugin could
-// have set, as sorted lines that are comparable with those of another host on
-// which the same was done: names and addresses that were random, and paths of
-// the test, are replaced. It has more in it than an audit, which is about what
-// exists rather than how it is set.
+// state lists every setting of the host and the containers that a plugin could
+// have changed, as sorted lines. They are comparable with those of another
+// host: random names and addresses, and the test's paths, are replaced. It
+// contains more than an audit, which lists objects instead of settings.
 func (h *host) state(n *normaliser, containers ...*container) audit.Lines {
 	h.t.Helper()
 	var lines audit.Lines
@@ -30,8 +29,7 @@ func (h *host) state(n *normaliser, containers ...*container) audit.Lines {
 			return err
 		}
 		h.noneMissing(found)
-		// The rules are told as an audit tells them; of the rest there is more to
-		// be told.
+		// Rules appear as in an audit. The other lines have more details here.
 		for _, l := range found {
 			if tool, _, _ := strings.Cut(l, " "); strings.Contains(tool, "tables") || tool == "nft" || tool == "rule" || tool == "neigh" {
 				lines = append(lines, l)
@@ -62,8 +60,8 @@ func (h *host) state(n *normaliser, containers ...*container) audit.Lines {
 	return lines
 }
 
-// namespaceState reads the namespace of the calling thread.
-// What is found out about names and addresses is left in n.
+// namespaceState reads the calling thread's namespace. It adds the names and
+// addresses that it finds to n.
 func namespaceState(n *normaliser, where string) ([]string, error) {
 	links, err := audit.Dump(netlink.LinkList)
 	if err != nil {
@@ -90,16 +88,16 @@ func namespaceState(n *normaliser, where string) ([]string, error) {
 	set, err := sysctls(slices.Collect(maps.Values(names)))
 	for _, l := range links {
 		if l.Attrs().MasterIndex != 0 {
-			// A port of a bridge gives what it receives to the bridge: whether it
-			// would take router advertisements decides nothing. The reference
-			// plugins say that it would not.
+			// A bridge port passes its packets to the bridge, so accepting
+			// router advertisements has no effect on it. The reference plugins
+			// disable it.
 			set = slices.DeleteFunc(set, func(s string) bool { return strings.HasPrefix(s, "sysctl net/ipv6/conf/"+l.Attrs().Name+"/accept_ra ") })
 		}
 	}
 	return append(lines, set...), err
 }
 
-// linkFlags are those of a link that are set rather than found.
+// linkFlags are the configured flags of a link, as opposed to states.
 const linkFlags = unix.IFF_UP | unix.IFF_BROADCAST | unix.IFF_MULTICAST | unix.IFF_PROMISC | unix.IFF_ALLMULTI | unix.IFF_NOARP | unix.IFF_POINTOPOINT
 
 func linkLine(l netlink.Link, names map[int]string) string {
@@ -108,13 +106,14 @@ func linkLine(l netlink.Link, names map[int]string) string {
 		a.Name, l.Type(), a.RawFlags&linkFlags, a.MTU, a.TxQLen, a.Group, a.Alias, a.HardwareAddr, names[a.MasterIndex], a.Promisc, a.Allmulti)
 	switch l := l.(type) {
 	case *netlink.Veth:
-		// The reference plugins set the length of a queue that the host's end does
-		// not have to 0, which is a trap for who gives it one; ours leave it.
+		// The reference plugins set the queue length of the host's end, which
+		// has no queue, to 0. Anybody who adds a queue later runs into that.
+		// Ours leave it alone.
 		if strings.HasPrefix(a.Name, "veth") {
 			line = strings.Replace(line, fmt.Sprintf(" txqlen %d ", a.TxQLen), " txqlen any ", 1)
 		}
 	case *netlink.Bridge:
-		// Its address is one of its ports', unless somebody has set it.
+		// Its address is one of its ports', unless it was set.
 		line = strings.Replace(line, "mac "+a.HardwareAddr.String(), "mac any", 1)
 		line += fmt.Sprintf(" snooping %v ageing %v hello %v vlans %v pvid %v mask %v",
 			deref(l.MulticastSnooping), deref(l.AgeingTime), deref(l.HelloTime), deref(l.VlanFiltering), deref(l.VlanDefaultPVID), deref(l.GroupFwdMask))
@@ -131,8 +130,8 @@ func deref[T any](p *T) any {
 	return *p
 }
 
-// linkState is what belongs to a link: its options as a port of a bridge, its
-// addresses and its queueing disciplines.
+// linkState returns a link's options as a bridge port, its addresses and its
+// queueing disciplines.
 func linkState(l netlink.Link) ([]string, error) {
 	name := l.Attrs().Name
 	var lines []string
@@ -149,7 +148,7 @@ func linkState(l netlink.Link) ([]string, error) {
 	}
 	for _, a := range addrs {
 		if a.IP.To4() == nil && a.IP.IsLinkLocalUnicast() {
-			continue // the kernel's, which comes when it likes
+			continue // the kernel adds it at an unknown time
 		}
 		lines = append(lines, fmt.Sprintf("addr %s %s label %q flags %#x scope %d peer %v broadcast %v valid %d preferred %d",
 			name, a.IPNet, a.Label, a.Flags&^addressDetection, a.Scope, a.Peer, a.Broadcast, a.ValidLft, a.PreferedLft))
@@ -158,9 +157,9 @@ func linkState(l netlink.Link) ([]string, error) {
 	return append(lines, queues...), err
 }
 
-// addressDetection are the flags about the detection of duplicate addresses,
-// which plugins in process leave out by a flag of the address and the reference
-// plugins by a sysctl.
+// addressDetection are the flags of duplicate address detection. In-process
+// plugins disable it with a flag of the address, and the reference plugins with
+// a sysctl.
 const addressDetection = unix.IFA_F_NODAD | unix.IFA_F_TENTATIVE | unix.IFA_F_OPTIMISTIC | unix.IFA_F_DADFAILED
 
 func queueState(l netlink.Link) ([]string, error) {
@@ -175,9 +174,9 @@ func queueState(l netlink.Link) ([]string, error) {
 		}
 		q.Attrs().LinkIndex = 0
 		q.Attrs().Statistics = nil
-		// The references are the queues of the interface: the reference plugins
-		// have the kernel make as many as there can be CPUs, and use one of them;
-		// ours have it make that one.
+		// The references are the interface's queues. The reference plugins let
+		// the kernel make one for each possible CPU and use one of them. Ours
+		// request that one.
 		line := fmt.Sprintf("qdisc %s %s %+v", l.Attrs().Name, q.Type(), q)
 		lines = append(lines, strings.Replace(line, fmt.Sprintf("Refcnt: %d}", q.Attrs().Refcnt), "Refcnt: any}", 1))
 		classes, err := netlink.ClassList(l, q.Attrs().Handle)
@@ -198,7 +197,7 @@ func queueState(l netlink.Link) ([]string, error) {
 	return lines, nil
 }
 
-// filterText leaves out the indexes of links, which differ between hosts.
+// filterText omits the links' indexes, which differ between hosts.
 func filterText(f netlink.Filter) string {
 	text := fmt.Sprintf("%s priority %d protocol %#x", f.Type(), f.Attrs().Priority, f.Attrs().Protocol)
 	u, ok := f.(*netlink.U32)
@@ -228,8 +227,8 @@ func bridgeVLANs(names map[int]string) ([]string, error) {
 	return lines, nil
 }
 
-// routeLines are all routes but those that the kernel makes with an address or
-// with a link, at a time of its choosing.
+// routeLines returns all routes except those that the kernel adds for an
+// address or a link, at an unknown time.
 func routeLines(names map[int]string) []string {
 	var lines []string
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -251,8 +250,8 @@ func routeLines(names map[int]string) []string {
 	return lines
 }
 
-// sysctls reads the settings that decide where packets go, as far as they exist.
-// accept_dad is not among them, see addressDetection.
+// sysctls reads the existing settings that affect routing. accept_dad is not
+// among them, see addressDetection.
 func sysctls(links []string) ([]string, error) {
 	names := []string{"ipv4/ip_forward", "ipv4/ip_nonlocal_bind", "core/somaxconn", "bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"}
 	for _, link := range append(links, "all", "default") {
@@ -268,7 +267,7 @@ func sysctls(links []string) ([]string, error) {
 	for _, name := range names {
 		value, err := os.ReadFile("/proc/sys/net/" + name)
 		if os.IsNotExist(err) {
-			continue // a kernel without it, or a link without IPv6
+			continue // a kernel or a link without it
 		}
 		if err != nil {
 			return nil, err
@@ -278,7 +277,7 @@ func sysctls(links []string) ([]string, error) {
 	return lines, nil
 }
 
-// fileLines are the files below a directory, with what is in them.
+// fileLines returns the files below a directory with their contents.
 func fileLines(dir string) ([]string, error) {
 	var lines []string
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {

@@ -7,15 +7,15 @@ import (
 	"testing"
 )
 
-// wordCase is a field of a plugin whose value is a word out of a few, and how a
-// plugin is configured with it.
+// wordCase is a field of a plugin with a fixed set of words as values, and a
+// configuration with it.
 type wordCase struct {
 	field string
 	conf  string // WORD stands for the value
 	behind,
 	onDevice bool
 	words []string
-	// taken are words that ours takes, and the reference plugin does not.
+	// taken are words that ours accepts and the reference plugin refuses.
 	taken []string
 }
 
@@ -39,8 +39,8 @@ func wordCases() []wordCase {
 	}
 }
 
-// TestFault_F54_WordsThatTheExecutableTakes: a configuration that a reference
-// plugin takes is not refused here, whatever word it has.
+// TestFault_F54_WordsThatTheExecutableTakes: ours accepts every word that the
+// reference plugin accepts.
 func TestFault_F54_WordsThatTheExecutableTakes(t *testing.T) {
 	for _, c := range wordCases() {
 		for _, word := range c.words {
@@ -58,8 +58,7 @@ func TestFault_F54_WordsThatTheExecutableTakes(t *testing.T) {
 	}
 }
 
-// add runs an ADD on a host of its own, and the CHECK and the DEL of what was
-// attached.
+// add runs an ADD on a new host, then CHECK and DEL of that attachment.
 func (c wordCase) add(t *testing.T, word string, s side) error {
 	conf := configuration{network: network{plugins: []string{fill(strings.ReplaceAll(c.conf, "WORD", word), "dual", "")}}}
 	if c.behind {

@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/perm"
 )
 
-// put makes a file, whatever the umask.
+// put makes a file, ignoring the umask.
 func put(t *testing.T, mode fs.FileMode, elem ...string) string {
 	t.Helper()
 	path := filepath.Join(elem...)
@@ -121,7 +121,7 @@ func TestFault_F24_PluginsThatAnybodyCouldHaveWritten(t *testing.T) {
 	tests := []struct {
 		name    string
 		path    string
-		culprit string // "" if there is nothing to object to
+		culprit string // "" if there is no objection
 		mode    string
 	}{
 		{name: "the group may write", path: put(t, 0o775, dir(t, 0o775), "bridge")},
@@ -142,7 +142,7 @@ func TestFault_F24_PluginsThatAnybodyCouldHaveWritten(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			dirs := []string{filepath.Dir(tt.path), safe}
-			put(t, 0o755, safe, "bridge") // must not be taken instead
+			put(t, 0o755, safe, "bridge") // must not be used instead
 			got, err := Find("bridge", dirs, false)
 			if tt.culprit == "" {
 				if got != tt.path || err != nil {

@@ -162,7 +162,7 @@ func TestFault_F13_DeadlineWhileAChildHoldsStdout(t *testing.T) {
 			defer cancel(nil)
 			var end time.Time
 			req := scripted(t, tt.script)
-			req.Stdin = make([]byte, mib) // more than a pipe holds: somebody is still writing it
+			req.Stdin = make([]byte, mib) // more than a pipe holds: a write is still pending
 			req.Inherit = []*os.File{whenReady(t, func() { end = time.Now(); cancel(context.DeadlineExceeded) })}
 			out, err := Run(ctx, req, Limits{})
 			over := time.Since(end)
@@ -239,8 +239,8 @@ func TestFault_F13_ADaemonOfASuccessfulPluginLivesOn(t *testing.T) {
 	}
 }
 
-// TestFault_F13_WhatLiesInThePipeIsRead is about a reader that did not get
-// the processor until its time was over.
+// TestFault_F13_WhatLiesInThePipeIsRead: the reader gets no processor time
+// until its deadline has passed.
 func TestFault_F13_WhatLiesInThePipeIsRead(t *testing.T) {
 	noLeak(t)
 	r, w, err := os.Pipe()
@@ -263,8 +263,8 @@ func TestFault_F13_WhatLiesInThePipeIsRead(t *testing.T) {
 	}
 }
 
-// TestFault_F13_PrintedOutputIsNotLost has no time at all to read what the
-// plugin printed before it exited.
+// TestFault_F13_PrintedOutputIsNotLost leaves no time at all to read the output
+// that the plugin printed before it exited.
 func TestFault_F13_PrintedOutputIsNotLost(t *testing.T) {
 	noLeak(t)
 	const n = 60_000 // fits into a pipe
@@ -303,8 +303,9 @@ func TestDuty_R43_StderrIsKeptAndBounded(t *testing.T) {
 	}
 }
 
-// TestSomebodyElseReaps is about runtimes that ignore SIGCHLD or reap whatever
-// they can: the plugin's fate is unknown then, which is an error and no hang.
+// TestSomebodyElseReaps covers runtimes that ignore SIGCHLD or reap all
+// children. The plugin's exit status is then unknown. That is an error, and the
+// call does not hang.
 func TestSomebodyElseReaps(t *testing.T) {
 	out, err := Run(context.Background(), scripted(t, "autoreap"), Limits{})
 	if want := `"hello\n" true`; err != nil || string(out.Stdout) != want {

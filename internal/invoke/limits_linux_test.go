@@ -45,7 +45,8 @@ func TestFault_F17_TooMuchOnStdout(t *testing.T) {
 func TestFault_F17_ADaemonThatPrintsTooMuch(t *testing.T) {
 	noLeak(t)
 	req := scripted(t, "")
-	// The plugin is a shell that succeeds at once; its child goes on printing.
+	// The plugin is a shell that succeeds at once, and its child continues to
+	// print.
 	script := filepath.Join(t.TempDir(), "plugin")
 	if err := os.WriteFile(script, []byte("#!/bin/sh\nyes &\nexit 0\n"), 0o700); err != nil {
 		t.Fatal(err)
@@ -84,8 +85,8 @@ func TestFault_F17_StderrWithoutEnd(t *testing.T) {
 	}
 }
 
-// tries is a network namespace, the one we are in, that is asked for at every
-// attempt to start something.
+// tries is a network namespace, our own, that every attempt to start a process
+// reads.
 type tries struct {
 	own   *os.File
 	after int

@@ -22,9 +22,9 @@ type handle struct{ f *os.File }
 
 func (h handle) File() *os.File { return h.f }
 
-// inNamespaces runs the rest of the calling test in a process of its own, in
-// new user and network namespaces, root or not. It reports whether this is that
-// process. A machine that allows none of it fails the test.
+// inNamespaces runs the rest of the calling test in another process, in new
+// user and network namespaces, root or not. It reports whether this is that
+// process. On a machine that does not allow it, the test fails.
 func inNamespaces(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(insideEnv) != "" {
@@ -79,7 +79,7 @@ func newNetNS(t *testing.T) *os.File {
 	return r.f
 }
 
-// nameOf is what readlink says of a namespace.
+// nameOf returns readlink's name of a namespace.
 func nameOf(t *testing.T, ns *os.File) string {
 	t.Helper()
 	var st unix.Stat_t
@@ -124,7 +124,7 @@ func TestDuty_R13_TheNetNSOfTheCallingThread(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // as BuildKit does, and never unlocked
+		runtime.LockOSThread() // never unlocked, as in BuildKit
 		if err := enter(other); err != nil {
 			t.Error(err)
 			return

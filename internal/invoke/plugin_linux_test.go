@@ -18,13 +18,13 @@ import (
 	"time"
 )
 
-// The scripted plugin: this test binary does what scriptEnv says, statement by
-// statement, instead of running tests. markEnv tells the processes of one test
-// from all others, children included.
+// The scripted plugin: this test binary runs scriptEnv statement by statement
+// instead of tests. markEnv identifies the processes of one test, children
+// included.
 const (
 	scriptEnv = "EMBEDCNI_PLUGIN_SCRIPT"
 	markEnv   = "EMBEDCNI_PLUGIN_MARK"
-	// The race detector would hold each process for a second at its exit.
+	// The race detector would delay each process by a second at its exit.
 	raceEnv = "GORACE=atexit_sleep_ms=0"
 )
 
@@ -68,7 +68,7 @@ func perform(verb, arg string) {
 		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	case "fork": // a child that hangs with our stdout, stderr and stdin
 		fork("hang")
-	case "ready": // tell the test, through what it had us inherit
+	case "ready": // inform the test through an inherited file
 		_, err := os.NewFile(3, "ready").Write([]byte{'!'})
 		check(err)
 	case "cat":
@@ -112,7 +112,7 @@ func fork(script string) {
 	check(c.Start())
 }
 
-// autoreap is a runtime whose children the kernel reaps by itself.
+// autoreap runs a runtime whose children the kernel reaps by itself.
 func autoreap() {
 	signal.Ignore(syscall.SIGCHLD)
 	exe, err := os.Executable()
@@ -121,8 +121,8 @@ func autoreap() {
 	fmt.Printf("%q %v", out.Stdout, errors.Is(err, syscall.ECHILD))
 }
 
-// numberedLines is how many different lines the stream below has before it
-// repeats itself: a prime, so that no loss of a buffer's size goes unseen.
+// numberedLines is the number of different lines before the stream repeats
+// itself: a prime, so that a loss of a whole buffer is noticed.
 const numberedLines = 10_007
 
 // numbers is an endless stream of lines of 8 bytes.
@@ -145,7 +145,7 @@ func (r *numbers) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// numbered is what "out" and "err" print, from one offset to another.
+// numbered returns the output of "out" and "err" between two offsets.
 func numbered(t *testing.T, from, to int) []byte {
 	t.Helper()
 	r := newNumbers()
@@ -157,8 +157,8 @@ func numbered(t *testing.T, from, to int) []byte {
 	return b
 }
 
-// scripted is a request to the scripted plugin. When the test ends nothing of
-// it may be left in this process; what is left of other processes is killed.
+// scripted returns a request to the scripted plugin. At the test's end this
+// process must have no leftovers of it, and leftover processes are killed.
 func scripted(t *testing.T, script string) Request {
 	t.Helper()
 	exe, err := os.Executable()
@@ -174,7 +174,7 @@ func scripted(t *testing.T, script string) Request {
 	return Request{Path: exe, Env: []string{scriptEnv + "=" + script, mark, raceEnv}}
 }
 
-// survivors are the living processes of a request.
+// survivors returns the living processes of a request.
 func survivors(t *testing.T, mark string) []int {
 	t.Helper()
 	environs, err := filepath.Glob("/proc/[0-9]*/environ")
@@ -183,7 +183,7 @@ func survivors(t *testing.T, mark string) []int {
 	}
 	var pids []int
 	for _, file := range environs {
-		env, err := os.ReadFile(file) // fails, or is empty, for what has ended
+		env, err := os.ReadFile(file) // fails, or is empty, after the process has ended
 		if err != nil || !bytes.Contains(env, []byte(mark)) {
 			continue
 		}
@@ -206,7 +206,7 @@ func noSurvivors(t *testing.T, req Request) {
 // noLeak fails the test if goroutines or file descriptors are left at its end.
 func noLeak(t *testing.T) {
 	t.Helper()
-	r, w, err := os.Pipe() // the first one opens what the runtime of Go keeps
+	r, w, err := os.Pipe() // the first one opens files that Go's runtime keeps
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,8 +239,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// whenReady calls f when the plugin performs "ready", and returns the file it
-// has to inherit for that.
+// whenReady calls f when the plugin performs "ready". It returns the file that
+// the plugin must inherit.
 func whenReady(t *testing.T, f func()) *os.File {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -258,7 +258,7 @@ func whenReady(t *testing.T, f func()) *os.File {
 	return w
 }
 
-// allocated is how much memory f allocated altogether, in bytes.
+// allocated returns the number of bytes that f allocates.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

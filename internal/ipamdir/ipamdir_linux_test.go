@@ -13,8 +13,8 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeIsNobodys: host-local's own is
-// readable to its user alone.
+// TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeIsNobodys: only host-local's
+// user can read its files.
 func TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeIsNobodys(t *testing.T) {
 	dir := reserve(t, map[string]string{"10.1.0.2": "", "10.1.0.3": "", "10.1.0.4": ""})
 	if err := os.Chmod(filepath.Join(dir, "10.1.0.3"), 0o644); err != nil {
@@ -31,8 +31,8 @@ func TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeIsNobodys(t *testing.T) {
 	}
 }
 
-// TestFault_F50_WhatIsNoFileHoldsUpNoSweep: FIFOs in the place of reservations
-// and of the lock.
+// TestFault_F50_WhatIsNoFileHoldsUpNoSweep puts FIFOs in place of reservations
+// and the lock.
 func TestFault_F50_WhatIsNoFileHoldsUpNoSweep(t *testing.T) {
 	dir := reserve(t, map[string]string{"10.1.0.2": "c1\r\neth0"})
 	for _, name := range []string{"10.1.0.3", "lock"} {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// reserve makes files of host-local, by name.
+// reserve makes files of host-local by name.
 func reserve(t *testing.T, files map[string]string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -23,7 +23,7 @@ func reserve(t *testing.T, files map[string]string) (dir string) {
 	return dir
 }
 
-// reserved is the opposite of reserve, but for the lock.
+// reserved is the opposite of reserve, without the lock.
 func reserved(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -50,7 +50,7 @@ func addrs(list ...string) (all []netip.Addr) {
 	return all
 }
 
-// neighbours are files that nothing of c1 on eth0 is.
+// neighbours are files that do not belong to c1 on eth0.
 func neighbours() map[string]string {
 	return map[string]string{
 		"10.1.0.20":          "c11\r\neth0",
@@ -58,11 +58,11 @@ func neighbours() map[string]string {
 		"10.1.0.22":          "c1\r\neth1",
 		"10.1.0.23":          "c1\r\neth01",
 		"10.1.0.24":          "c11",
-		"10.1.0.25":          "c1\neth0", // not what host-local writes
+		"10.1.0.25":          "c1\neth0", // not host-local's format
 		"10.1.0.26":          "c1 eth0",
 		"10.1.0.27":          "x\r\nc1\r\neth0",
 		"last_reserved_ip.0": "10.1.0.27",
-		"c1":                 "c1\r\neth0", // no address
+		"c1":                 "c1\r\neth0", // not an address
 	}
 }
 
@@ -70,7 +70,7 @@ func TestAddressesOfTheAttachment(t *testing.T) {
 	own := map[string]string{
 		"10.1.0.2": "c1\r\neth0", "fd00::2": "c1\r\neth0", "10.1.0.3": "c1\r\neth0\r\n",
 		"10.1.0.4": "c1", // of host-local before it noted the interface
-		"10.1.0.5": "",   // of one that was killed before it wrote
+		"10.1.0.5": "",   // of a host-local killed before its write
 	}
 	all := neighbours()
 	for name, content := range own {
@@ -121,7 +121,8 @@ func heldIn(dir string) Search {
 	return Search{Dirs: []string{dir}, ContainerID: "c1", IfName: "eth0"}
 }
 
-// wantAddresses finds the wanted reservations, releases them, and finds none then.
+// wantAddresses finds the wanted reservations, releases them, and then finds
+// none.
 func wantAddresses(t *testing.T, name string, target Search, want []string) {
 	t.Helper()
 	for _, want := range [][]string{want, nil} {
@@ -155,7 +156,8 @@ func TestHeldAreTheAddressesThatSayWhose(t *testing.T) {
 	}
 }
 
-// Between the search and the removal the address may be given to another.
+// TestAnAddressThatHasChangedHandsStays: it may get a new owner between search
+// and removal.
 func TestAnAddressThatHasChangedHandsStays(t *testing.T) {
 	dir := reserve(t, map[string]string{"10.1.0.2": "c1\r\neth0", "10.1.0.3": "", "10.1.0.4": "c1\r\neth0"})
 	target := heldIn(dir)
@@ -178,8 +180,9 @@ func TestAnAddressThatHasChangedHandsStays(t *testing.T) {
 	}
 }
 
-// A DEL on a network of thousands reads the files of its own addresses. What
-// cannot be read would say if it looked at others.
+// TestOtherFilesAreNotReadUnlessThorough: a DEL on a network of thousands reads
+// only the files of its own addresses. An unreadable file would reveal other
+// reads.
 func TestOtherFilesAreNotReadUnlessThorough(t *testing.T) {
 	dir := reserve(t, map[string]string{"10.1.0.2": "c1\r\neth0"})
 	for i := range 250 {

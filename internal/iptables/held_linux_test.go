@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestWhatIsStartedHoldsTheLock, so that who recovers from the death of the
-// runtime waits for what it has started.
+// TestWhatIsStartedHoldsTheLock, so recovery after the runtime's death waits
+// for its child processes.
 func TestWhatIsStartedHoldsTheLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	f, err := os.Create(path)

@@ -12,7 +12,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
 
-// Who may not read the list of tables is told the same by the kernel itself.
+// TestFault_F61_TheKernelKnowsTheChainsOfLegacyTables, even for users who may
+// not read the list of tables.
 func TestFault_F61_TheKernelKnowsTheChainsOfLegacyTables(t *testing.T) {
 	nettest.Enter(t, nettest.New(t))
 	const chain = "CNI-6f8bb2e8c1a5"

@@ -45,7 +45,7 @@ func TestParseSaveRefusesWhatItDoesNotKnow(t *testing.T) {
 	}
 }
 
-// Whatever the text, what is read is what was written, and nothing panics.
+// FuzzParseSave: any text is parsed as it was written, without a panic.
 func FuzzParseSave(f *testing.F) {
 	f.Add("name: \"podnet\" id: \"c1\"", "*nat\n-A X \"")
 	f.Add("a\\'b\nc", "#")

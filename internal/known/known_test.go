@@ -14,15 +14,15 @@ import (
 
 const root = "../.."
 
-// elsewhere are directories whose code is not the library's: tests, programs, and
+// elsewhere lists directories outside the library: tests, programs, and
 // packages that only these import.
 var elsewhere = []string{
 	"internal/known", "bench", "cnitest", "examples", "internal/audit", "internal/faults", "internal/firewalldtest",
 	"internal/lint", "internal/oracle", "internal/refplugins", "internal/sandbox", "internal/scripted", "internal/testhost",
 }
 
-// otherMeanings are names of types that mean something else in a directory or file:
-// kinds of links, families of nf_tables, capabilities.
+// otherMeanings lists types whose names have another meaning in a directory or
+// file: kinds of links, families of nf_tables, capabilities.
 var otherMeanings = map[string][]string{
 	"internal/links":           {Bridge, MACVLAN, Dummy},
 	"internal/netfilter":       {Bridge},
@@ -34,8 +34,8 @@ var otherMeanings = map[string][]string{
 	"internal/warm":            {Bridge},
 }
 
-// TestTypesAreNamedInTheTableOnly: outside this package, and the package of the
-// plugin itself, code asks for a type's properties or uses the constants.
+// TestTypesAreNamedInTheTableOnly: outside this package and the plugin's own,
+// code asks for a type's properties or uses the constants.
 func TestTypesAreNamedInTheTableOnly(t *testing.T) {
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -83,7 +83,7 @@ func named(t *testing.T, path string) (found []string) {
 	return found
 }
 
-// TestTheTableIsConsistent holds what one column says about another.
+// TestTheTableIsConsistent checks the rules between columns.
 func TestTheTableIsConsistent(t *testing.T) {
 	for typ, row := range table {
 		switch {

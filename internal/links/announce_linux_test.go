@@ -12,7 +12,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// segment is a bridge with two containers, c and the one that listens.
+// segment is a bridge with two containers, c and a listener.
 type segment struct {
 	c        *Conn
 	ns       *netns.Handle
@@ -48,7 +48,7 @@ func newSegment(t *testing.T) *segment {
 	return s
 }
 
-// passes waits until the ports pass on packets.
+// passes waits until the ports forward packets.
 func passes(t *testing.T, h *Conn, ports ...int) {
 	t.Helper()
 	for _, port := range ports {
@@ -62,7 +62,7 @@ func passes(t *testing.T, h *Conn, ports ...int) {
 
 var another = net.HardwareAddr{2, 0, 0, 0, 0, 9}
 
-// mistaken has the listener take the address for another's.
+// mistaken gives the listener a wrong neighbour entry for the address.
 func (s *segment) mistaken(t *testing.T, state uint16) {
 	t.Helper()
 	m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK, s.index, state, announced)
@@ -78,7 +78,7 @@ func (s *segment) known(t *testing.T) Neighbour {
 	return *n
 }
 
-// wantHeard waits until the listener knows better.
+// wantHeard waits until the listener has the right one.
 func (s *segment) wantHeard(t *testing.T, what string) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); s.known(t).Wrong(s.link.MAC); time.Sleep(time.Millisecond) {

@@ -10,14 +10,14 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// borrowed borrows from all, and tells which descriptor it is.
+// borrowed borrows from all, and returns the descriptor.
 func borrowed(t *testing.T, all *Conns, ns *netns.Handle) (*Conn, int) {
 	t.Helper()
 	c := must[*Conn](t)(all.Borrow(ns))
 	return c, c.fd
 }
 
-// closed tells whether the descriptor is that of no socket any more.
+// closed reports whether the descriptor no longer belongs to a socket.
 func closed(fd int) bool {
 	_, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 	return errors.Is(err, unix.EBADF)
@@ -39,7 +39,7 @@ func TestASocketIsBorrowedAgain(t *testing.T) {
 		t.Fatal("two have one socket")
 	}
 	wantNoError(t, first.Close())
-	wantNoError(t, first.Close()) // gives it back once
+	wantNoError(t, first.Close()) // returns it once
 	if _, got := borrowed(t, &all, b); got == fd {
 		t.Error("a socket of another namespace")
 	}
@@ -78,8 +78,8 @@ func TestCloseOfAllClosesEverySocket(t *testing.T) {
 	wantNoError(t, all.Close())
 }
 
-// TestASocketWithAnAnswerUnreadIsNotBorrowedAgain: what is left of it would be
-// taken for the answer to the next question.
+// TestASocketWithAnAnswerUnreadIsNotBorrowedAgain: the unread part would look
+// like the next answer.
 func TestASocketWithAnAnswerUnreadIsNotBorrowedAgain(t *testing.T) {
 	ns := newNS(t, "ns")
 	var all Conns
@@ -130,7 +130,7 @@ func TestPrepareIsForTheFirstWhoBorrows(t *testing.T) {
 	ns := newNS(t, "ns")
 	var all Conns
 	all.Prepare(ns)
-	all.Prepare(ns) // is being done already
+	all.Prepare(ns) // already in progress
 	next := all.coming[ns.ID()]
 	first, fd := borrowed(t, &all, ns)
 	if next.conn == nil || next.conn.fd != fd {
@@ -161,7 +161,7 @@ func TestCloseWaitsForWhatIsPrepared(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBePreparedIsTriedAgain, and reported then.
+// TestWhatCannotBePreparedIsTriedAgain, and then reported.
 func TestWhatCannotBePreparedIsTriedAgain(t *testing.T) {
 	ns := newNS(t, "ns")
 	closed, err := netns.Open(ns.File().Name())

@@ -86,7 +86,7 @@ func TestConnectPutsThePairInPlace(t *testing.T) {
 	}
 }
 
-// TestAPortHasNoLinkLocalAddress, and what is no port of a bridge has one.
+// TestAPortHasNoLinkLocalAddress: only interfaces outside a bridge have one.
 func TestAPortHasNoLinkLocalAddress(t *testing.T) {
 	host, container := newNS(t, "host"), newNS(t, "container")
 	h := mustDial(t, host)
@@ -142,8 +142,8 @@ func TestLinkThatIsNotThere(t *testing.T) {
 	}
 }
 
-// TestLinksAreAll, those of which there are more than are read at once, and one
-// that has changed is as it was changed to.
+// TestLinksAreAll: the list is complete even if it needs several reads, and a
+// changed link shows its change.
 func TestLinksAreAll(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	want := map[string]Link{"lo": must[Link](t)(c.Link("lo"))}
@@ -170,7 +170,7 @@ func TestLinksAreAll(t *testing.T) {
 	}
 }
 
-// TestLinksAreListedAgain where interfaces come and go meanwhile.
+// TestLinksAreListedAgain if interfaces come and go meanwhile.
 func TestLinksAreListedAgain(t *testing.T) {
 	ns := newNS(t, "ns")
 	c, other := mustDial(t, ns), mustDial(t, ns)
@@ -224,7 +224,7 @@ func TestKernelErrorHasTheKernelsWords(t *testing.T) {
 	if err == nil || err.Error() != want || !errors.Is(err, unix.EINVAL) {
 		t.Errorf("got %v, want %s", err, want)
 	}
-	// The socket is of use afterwards.
+	// The socket still works afterwards.
 	must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	_, err = Bridge{Name: "br0"}.Create(c)
 	if !errors.Is(err, unix.EEXIST) {
@@ -386,7 +386,7 @@ func TestPrefix(t *testing.T) {
 	}
 }
 
-// A dump is more than what is read at once.
+// TestDumpInSeveralParts: a dump exceeds one read.
 func TestDumpInSeveralParts(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))

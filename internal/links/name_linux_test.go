@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel would make br0 of "br%d", and nobody would find it again.
+// TestDuty_R4_NoInterfaceIsMadeUnderANumberedName: the kernel would make br0
+// from "br%d", and nobody would find it again.
 func TestDuty_R4_NoInterfaceIsMadeUnderANumberedName(t *testing.T) {
 	host, container := newNS(t, "host"), newNS(t, "container")
 	h := mustDial(t, host)

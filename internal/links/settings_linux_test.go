@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// told is a link as the kernel describes it, with some settings of each family.
+// told returns a link as the kernel describes it, with some settings of each
+// family.
 func told(t *testing.T, v4, v6 map[int]uint32) Link {
 	t.Helper()
 	m := newMessage(unix.RTM_NEWLINK, 0, ifinfo(7, 0, 0))
@@ -27,7 +28,7 @@ func told(t *testing.T, v4, v6 map[int]uint32) Link {
 		if v6 != nil {
 			m.nest(unix.AF_INET6, func() {
 				m.u32(unix.IFLA_INET6_FLAGS, 5)
-				m.attr(unix.IFLA_INET6_CONF, array(30, v6)) // of an old kernel
+				m.attr(unix.IFLA_INET6_CONF, array(30, v6)) // from an old kernel
 			})
 		}
 	})
@@ -93,8 +94,8 @@ func TestSet4Encodes(t *testing.T) {
 	}
 }
 
-// The numbers are those of this kernel: what is written to each file is what
-// netlink says, for one at a time.
+// TestNumbersAreTheKernels writes each file of this kernel in turn and compares
+// netlink's value.
 func TestNumbersAreTheKernels(t *testing.T) {
 	ns := newNS(t, "ns")
 	c := mustDial(t, ns)
@@ -160,8 +161,8 @@ func TestForwarding(t *testing.T) {
 	}
 }
 
-// The kernel goes on behind a failure, the error names it, and what is read
-// behind it is read.
+// TestRequestsNameWhatFails: the kernel continues after a failure, the error
+// names it, and later answers are read.
 func TestRequestsNameWhatFails(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
@@ -185,7 +186,7 @@ func TestRequestsNameWhatFails(t *testing.T) {
 	if want := []Address{{Prefix: p}, {Prefix: q}}; !reflect.DeepEqual(*all, want) {
 		t.Errorf("got %v, want %v", *all, want)
 	}
-	// The socket is of use afterwards, and nothing is sent twice.
+	// The socket still works afterwards, and nothing is sent twice.
 	if err := r.Send(); err != nil {
 		t.Error(err)
 	}

@@ -33,7 +33,7 @@ func TestWatchHearsOfChanges(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	// More than the socket keeps: the kernel says that some were lost.
+	// More than the socket's buffer holds: the kernel reports a loss.
 	for i := range 2000 {
 		p := netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 1: 1, 14: byte(i >> 8), 15: byte(i)}), 64)
 		if err := c.AddAddress(br.Index, p, 0); err != nil {
@@ -61,7 +61,7 @@ func TestWatchEndsWithTheContext(t *testing.T) {
 		go func() { done <- w.Wait(ctx) }()
 	}
 	<-done
-	// The next one is not ended by it.
+	// It does not end the next one.
 	c := mustDial(t, ns)
 	must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	if err := w.Wait(t.Context()); err != nil {
@@ -80,7 +80,8 @@ func addTunnel(t *testing.T, ns *netns.Handle, name string, bridge int) {
 	}
 }
 
-// What the kernel says of an interface is enough to know how long it asks.
+// TestDetectionTime: the kernel's attributes of an interface suffice to compute
+// the duration of its detection.
 func TestDetectionTime(t *testing.T) {
 	ns := newNS(t, "host")
 	c := mustDial(t, ns)

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// helperEnv makes this test binary one of the processes below instead.
+// helperEnv makes this test binary one of the processes below.
 const helperEnv = "EMBEDCNI_LOCK_HELPER"
 
 func TestMain(m *testing.M) {
@@ -38,13 +38,13 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// holdHelper locks "k", says so, and holds until its input ends. Its child
-// inherits the file, and is told to end by the same input.
+// holdHelper locks "k", reports that, and holds it until its input ends. Its
+// child inherits the file and ends with the same input.
 func holdHelper(path string, child bool) {
 	hold(Open(path), child, "locked")
 }
 
-// liveHelper is holdHelper with a child, and says which byte it lives by.
+// liveHelper is holdHelper with a child. It prints its liveness byte.
 func liveHelper(path string) {
 	s := Open(path)
 	name, err := s.Life()
@@ -72,7 +72,7 @@ func hold(s *Space, child bool, say string) {
 	io.Copy(io.Discard, os.Stdin)
 }
 
-// countHelper adds to the number in a file, without care but for the lock.
+// countHelper increments the number in a file, protected only by the lock.
 func countHelper(path, file string) {
 	s := Open(path)
 	for range countRounds {
@@ -99,7 +99,7 @@ func countHelper(path, file string) {
 
 const countRounds = 100
 
-// helper starts a helper process; closing the returned input ends it and its
+// helper starts a helper process. Closing the returned input ends it and its
 // children.
 func helper(t *testing.T, mode string, args ...string) (*exec.Cmd, io.Closer) {
 	t.Helper()
@@ -110,8 +110,8 @@ func helper(t *testing.T, mode string, args ...string) (*exec.Cmd, io.Closer) {
 	return c, in
 }
 
-// lifeHelper starts a helper that has "k" locked, as its child has, and returns
-// the name of the byte that it lives by.
+// lifeHelper starts a helper that holds "k", as does its child, and returns the
+// name of its liveness byte.
 func lifeHelper(t *testing.T, path string) (c *exec.Cmd, in io.Closer, name string) {
 	t.Helper()
 	return startHelper(t, "hold-and-live", path)
@@ -143,8 +143,8 @@ func startHelper(t *testing.T, mode string, args ...string) (*exec.Cmd, io.Close
 	return c, in, strings.TrimSpace(said)
 }
 
-// helperEnviron is the environment of a helper. The race detector would hold
-// each of them for a second at its exit.
+// helperEnviron is a helper's environment. The race detector would delay each
+// exit by a second.
 func helperEnviron(mode string) []string {
 	return append(os.Environ(), helperEnv+"="+mode, "GORACE=atexit_sleep_ms=0")
 }
@@ -238,8 +238,8 @@ func TestReleaseFreesWhatAChildInherited(t *testing.T) {
 	}
 }
 
-// TestGivingUpOnAnotherProcess is about the threads that stay in the kernel:
-// one for a key, however often and by however many it was tried.
+// TestGivingUpOnAnotherProcess limits the threads that stay in the kernel: one
+// for each key, regardless of the number of attempts and callers.
 func TestGivingUpOnAnotherProcess(t *testing.T) {
 	s := newSpace(t)
 	_, in := helper(t, "hold", s.path)
@@ -306,8 +306,8 @@ func inKernel(s *Space) []span {
 	return spans
 }
 
-// TestSharedHoldersOfAnotherProcessDoNotStarveExclusiveOnes uses two spaces for
-// two processes: the kernel knows no difference.
+// TestSharedHoldersOfAnotherProcessDoNotStarveExclusiveOnes uses two spaces in
+// place of two processes: the kernel makes no difference.
 func TestSharedHoldersOfAnotherProcessDoNotStarveExclusiveOnes(t *testing.T) {
 	gc := newSpace(t)
 	adds := Open(gc.path)

@@ -55,7 +55,7 @@ func TestLifeEndsWithTheProcessWhateverItHasStarted(t *testing.T) {
 
 func TestLifeOfThisProcess(t *testing.T) {
 	s := newSpace(t)
-	wantState(t, s, "k", Free) // and there is no file yet
+	wantState(t, s, "k", Free) // and the file does not exist yet
 	wantLives(t, s, "1:1", false, false)
 	name := mustLive(t, s)
 	if again := mustLive(t, s); again != name {
@@ -83,8 +83,8 @@ func TestLifeEndsWhenTheSpaceIsGarbage(t *testing.T) {
 	})
 }
 
-// TestLifeInADeletedFile: whoever has the old file locked may live, and nobody
-// can see it.
+// TestLifeInADeletedFile: the holder of the old file's lock may live, and
+// nobody can see it.
 func TestLifeInADeletedFile(t *testing.T) {
 	s := newSpace(t)
 	before := mustLive(t, s)
@@ -108,7 +108,7 @@ func TestAKeyIsKeptByWhoHasIt(t *testing.T) {
 	h := mustLock(t, s, Key{Name: "k"}, Key{Name: "shared", Shared: true})
 	wantState(t, s, "k", Kept)
 	wantState(t, Open(s.path), "k", Kept)
-	wantState(t, s, "shared", Inherited) // of shared keys nobody says who has them
+	wantState(t, s, "shared", Inherited) // shared keys do not name their holders
 	// The next one marks it before this one has unmarked it.
 	other := Open(s.path)
 	marked := other.mark(claimsOf([]Key{{Name: "k"}}))
@@ -138,7 +138,7 @@ func TestLifeCostsOneDescriptor(t *testing.T) {
 	}
 }
 
-// fdLinks are what the descriptors of this process lead to.
+// fdLinks returns the targets of this process's descriptors.
 func fdLinks(t *testing.T) []string {
 	t.Helper()
 	paths, err := filepath.Glob("/proc/self/fd/*")
@@ -147,7 +147,7 @@ func fdLinks(t *testing.T) []string {
 	}
 	var links []string
 	for _, path := range paths {
-		if link, err := os.Readlink(path); err == nil { // the one that listed them is gone
+		if link, err := os.Readlink(path); err == nil { // the one used for the listing is gone
 			links = append(links, link)
 		}
 	}
@@ -188,7 +188,7 @@ func TestTryLockAll(t *testing.T) {
 			}
 		})
 	}
-	// Whoever stands in line for a key is not overtaken.
+	// A caller in line for a key is not overtaken.
 	r := mustLock(t, s, shared)
 	got := make(chan *Held, 1)
 	go func() {

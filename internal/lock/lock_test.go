@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// patience is how long a test waits for what must happen; nothing in a green
-// run takes a noticeable part of it.
+// patience limits a test's wait for events that must happen. A successful run
+// takes almost none of it.
 const patience = 20 * time.Second
 
 func newSpace(t testing.TB) *Space {
@@ -40,8 +40,8 @@ func mustRelease(t testing.TB, h *Held) {
 	}
 }
 
-// isFree reports whether the keys can be had without waiting, in the process
-// and, as a Space of its own, across processes.
+// isFree reports whether the keys are available without waiting, in the process
+// and, through another Space, across processes.
 func isFree(t testing.TB, s *Space, keys ...Key) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
@@ -66,7 +66,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// waiting is how many stand in the line of a key.
+// waiting returns the length of a key's line.
 func waiting(s *Space, name string) int {
 	s.local.mu.Lock()
 	defer s.local.mu.Unlock()
@@ -86,7 +86,7 @@ func TestLockExcludesGoroutines(t *testing.T) {
 	s := newSpace(t)
 	const goroutines, rounds = 64, 50
 	var wg sync.WaitGroup
-	counter := 0 // unprotected but for the lock: the race detector watches too
+	counter := 0 // only the lock protects it: the race detector watches too
 	for range goroutines {
 		wg.Add(1)
 		go func() {

@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// TestRandomInterleaving lets several "processes" (spaces on one file) of
-// several goroutines take random sets of keys, some with deadlines that end
-// while they wait, and counts who is inside.
+// TestRandomInterleaving lets several "processes" (spaces on one file), each
+// with several goroutines, take random sets of keys. Some have deadlines that
+// end while they wait. It counts the holders.
 func TestRandomInterleaving(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -40,7 +40,7 @@ func TestRandomInterleaving(t *testing.T) {
 			}()
 		}
 		if runtime.GOOS != "linux" {
-			break // several spaces exclude each other only there
+			break // only there do several spaces exclude each other
 		}
 	}
 	done := make(chan struct{})
@@ -56,8 +56,8 @@ func TestRandomInterleaving(t *testing.T) {
 	t.Logf("%d visits, %d given up", in.visits, in.gaveUp)
 }
 
-// census counts who holds each key, by its own lock: what is tested must not
-// be what the test relies on.
+// census counts each key's holders under a lock of its own. It must not depend
+// on the tested lock.
 type census struct {
 	mu                sync.Mutex
 	shared, exclusive []int

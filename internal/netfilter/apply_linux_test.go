@@ -12,7 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// full is a table nat with a container's two chains.
+// full returns a table nat with a container's two chains.
 func full() string {
 	return nat(":{masq} - [0:0]", ":{dnat} - [0:0]", ":CNI-HOSTPORT-DNAT - [0:0]", "-A {masq} -d 10.1.0.0/24 {comment} -j ACCEPT",
 		"-A POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}", "-A POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}",
@@ -20,11 +20,11 @@ func full() string {
 }
 
 func TestApplyToIPTables(t *testing.T) {
-	// Each does something once, between the look and the first transaction.
+	// Each interferes once, between the listing and the first transaction.
 	tests := map[string]struct {
 		interfere func(*fakeTool)
 		wantErr   string // joined lines
-		wantLeft  string // beside the rules that are no one's
+		wantLeft  string // besides unrelated rules
 	}{
 		"nobody interferes": {interfere: func(*fakeTool) {}},
 		"a copy of a rule is gone": {interfere: func(f *fakeTool) {
@@ -73,7 +73,8 @@ func TestApplyToIPTables(t *testing.T) {
 	}
 }
 
-// What follows a line feed in a comment would be taken for a command.
+// TestApplyPassesNoLineFeedOn: text after a line feed in a comment would become
+// a command.
 func TestApplyPassesNoLineFeedOn(t *testing.T) {
 	evil := "-A POSTROUTING -m comment --comment \"x\n-F POSTROUTING\" -j {masq}"
 	fake := newFakeTool("iptables-nft", nat(":{masq} - [0:0]", evil, "-A POSTROUTING {comment} -j {masq}"))
@@ -101,7 +102,7 @@ func TestApplyToNFTables(t *testing.T) {
 		interfere func(*fakeNFT)
 		busy      string
 		wantErr   string
-		wantLeft  int // objects that a second look finds
+		wantLeft  int // objects that a second listing finds
 	}{
 		"nobody interferes":   {interfere: func(*fakeNFT) {}},
 		"everything is gone":  {interfere: func(f *fakeNFT) { f.tables = nil; f.changes++ }},
@@ -145,7 +146,7 @@ func TestApplyToNFTables(t *testing.T) {
 	}
 }
 
-// Who changes rules without a pause does not keep Apply for ever.
+// TestApplyGivesUpOnChanges: constant changes do not keep Apply busy for ever.
 func TestApplyGivesUpOnChanges(t *testing.T) {
 	fake := &fakeNFT{tables: nftTables()}
 	plan, err := Find(t.Context(), fakeFirewalls(fake), c1())

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// BenchmarkHasCommon is what an ADD pays to know that all that is shared is
-// there, beside the rules of other containers.
+// BenchmarkHasCommon is an ADD's cost of verifying that all shared rules exist,
+// beside the rules of other containers.
 func BenchmarkHasCommon(b *testing.B) {
 	for _, variant := range []string{"nft", "legacy"} {
 		for _, containers := range []int{0, 1000} {
@@ -40,7 +40,7 @@ func BenchmarkHasCommon(b *testing.B) {
 // others makes the rules of other containers: one port and one address each.
 func (h *host) others(variant string, n int) {
 	h.t.Helper()
-	const most = 50 // more is too long a message for the socket of the tool
+	const most = 50 // more make the message too long for the tool's socket
 	for from := 0; from < n; from += most {
 		var nat, filter strings.Builder
 		for i := from; i < min(from+most, n); i++ {

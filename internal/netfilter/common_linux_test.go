@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/iptables"
 )
 
-// sharing is a configuration and what of it containers share.
+// sharing is a configuration and the part of it that containers share.
 type sharing struct {
 	plugin string
 	rules  fwrules.Rules
@@ -53,8 +53,8 @@ func sharings() map[string]sharing {
 	}
 }
 
-// saved is what the variant's tools show, in their order but for that of the
-// chains, which is none.
+// saved lists the output of the variant's tools in order. The order of chains
+// is undefined, so they are sorted.
 func (h *host) saved(variant string) []string {
 	h.t.Helper()
 	var lines []string
@@ -100,8 +100,9 @@ func wantSaved(t *testing.T, what string, got, want []string) {
 
 const sharingBridge = `{"type": "bridge", "bridge": "BRIDGE", "isGateway": true, "ipam": IPAM}, `
 
-// What is made ahead is what the executable makes on a host where nothing of it
-// is, in the same order, and the executable makes nothing of it again.
+// TestFault_F31_WhatIsMadeAheadIsWhatTheExecutablesMake: on an empty host, the
+// rules made in advance are the executable's, in the same order. The executable
+// makes none of them again.
 func TestFault_F31_WhatIsMadeAheadIsWhatTheExecutablesMake(t *testing.T) {
 	for name, s := range sharings() {
 		for _, variant := range []string{"nft", "legacy"} {
@@ -157,7 +158,8 @@ func (h *host) wantCommon(r fwrules.Rules, want bool) {
 	}
 }
 
-// Nothing is left of what nobody uses, and all of what somebody does.
+// TestFault_F31_WhatNobodyUsesGoes: unused parts are removed, and all used ones
+// stay.
 func TestFault_F31_WhatNobodyUsesGoes(t *testing.T) {
 	for name, s := range sharings() {
 		for _, variant := range []string{"nft", "legacy"} {
@@ -185,7 +187,8 @@ func TestFault_F31_WhatNobodyUsesGoes(t *testing.T) {
 	}
 }
 
-// A rule that somebody has put there stays, and with it the chain that it is in.
+// TestFault_F31_WhatAnAdministratorHasUsedStays: an administrator's rule stays,
+// and so does its chain.
 func TestFault_F31_WhatAnAdministratorHasUsedStays(t *testing.T) {
 	s := sharings()["firewall"]
 	for _, variant := range []string{"nft", "legacy"} {
@@ -203,7 +206,8 @@ func TestFault_F31_WhatAnAdministratorHasUsedStays(t *testing.T) {
 	}
 }
 
-// After a flush by others it is made again: of the rules, of the chains too.
+// TestFault_F16_AfterAFlushItIsMadeAgain: after others flush the rules, or the
+// chains too, all are made again.
 func TestFault_F16_AfterAFlushItIsMadeAgain(t *testing.T) {
 	for name, s := range sharings() {
 		for _, variant := range []string{"nft", "legacy"} {
@@ -257,8 +261,8 @@ func (h *host) wantNoneTwice(variant string) {
 	}
 }
 
-// Of what plugins have made twice one stays, and what an administrator has made
-// twice is not touched.
+// TestFault_F31_WhatIsThereTwiceIsRemoved: of the plugins' duplicates one
+// stays. An administrator's duplicates are not touched.
 func TestFault_F31_WhatIsThereTwiceIsRemoved(t *testing.T) {
 	for name, s := range sharings() {
 		for _, variant := range []string{"nft", "legacy"} {
@@ -307,8 +311,8 @@ func (h *host) makeTwice(variant string, r fwrules.Rules) (n int) {
 	return n
 }
 
-// Rules of several plugins at once: that nothing is there twice in one table says
-// nothing of the others.
+// TestFault_F31_WhatIsTwiceInOneTableOnlyIsRemoved: with several plugins, a
+// table without duplicates says nothing about the others.
 func TestFault_F31_WhatIsTwiceInOneTableOnlyIsRemoved(t *testing.T) {
 	all := sharings()
 	both := fwrules.Rules{HostPorts: all["portmap"].rules.HostPorts, Forward: all["firewall"].rules.Forward}

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// decoysIPTables are rules for ADDR in NET that look like those of a container
-// whose masquerade chain is {masq} and whose rules have {comment}: of Docker, of
-// firewalld, of an administrator.
+// decoysIPTables are rules of Docker, of firewalld and of an administrator for
+// ADDR in NET. They resemble those of a container whose masquerade chain is
+// {masq} and whose rules have {comment}.
 const decoysIPTables = `*nat
 -N DOCKER
 -A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
@@ -75,7 +75,7 @@ add chain bridge nat PREROUTING { type filter hook prerouting priority -300; }
 add rule bridge nat PREROUTING iifname "veth" jump cni-br-iface-c1-eth00 comment "macspoofchk-c1-eth00"
 `
 
-// decoys makes what looks like the rules of the container c1 of podnet, with
+// decoys makes rules that resemble those of the container c1 of podnet, with
 // the addresses 10.1.0.4 and fd00:1::4, in every packet filter.
 func (h *host) decoys() {
 	h.t.Helper()
@@ -89,7 +89,7 @@ func (h *host) decoys() {
 		if tool.v6 {
 			text = v6.Replace(names.Replace(decoysIPTables))
 		}
-		// A container that was there has made it, with one of the variants.
+		// An earlier container has made it, with one of the variants.
 		_ = exec.Command(tool.Name(), "-N", chainForward).Run()
 		h.feed(text, tool.Name()+"-restore", "--noflush")
 	}

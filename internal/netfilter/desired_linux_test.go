@@ -128,9 +128,9 @@ func TestState(t *testing.T) {
 			chains[c.ChainID] = true
 		}
 	}
-	// The masquerading's three; what is marked, and what becomes of it; the
-	// jumps to the ports; the container's ports, and the jump to them; the jumps
-	// for forwarding; the container's address.
+	// Masquerading's three; the mark, and its use; the jumps to the ports; the
+	// container's ports, and the jump to them; the jumps for forwarding; the
+	// container's address.
 	const nothing, others = "---" + "---" + "--" + "---" + "-" + "--" + "--", "---" + "??+" + "++" + "---" + "-" + "++" + "--"
 	if got := states(facts{}); got != nothing {
 		t.Errorf("where nothing is: %s, want %s", got, nothing)

@@ -19,11 +19,11 @@ type fakeTool struct {
 	tool      string
 	sets      []ruleset
 	saveErr   error
-	onRestore func(*fakeTool) // called before what is restored, e.g. to interfere
+	onRestore func(*fakeTool) // called before a restore, e.g. to interfere
 	restored  []string
 }
 
-// newFakeTool makes one that holds what iptables-save has printed.
+// newFakeTool makes one that holds the output of iptables-save.
 func newFakeTool(tool, saved string) *fakeTool {
 	parsed, err := iptables.ParseSave(saved)
 	if err != nil {
@@ -50,7 +50,7 @@ func (f *fakeTool) Save(ctx context.Context, chains []iptables.ChainID) (string,
 	return f.text(), nil
 }
 
-// text is what iptables-save prints.
+// text returns the output of iptables-save.
 func (f *fakeTool) text() string {
 	var b strings.Builder
 	for _, s := range f.sets {
@@ -104,7 +104,7 @@ func (f *fakeTool) Restore(ctx context.Context, text string) error {
 	return nil
 }
 
-// run does what a line of iptables-restore says.
+// run executes a line of iptables-restore.
 func (s *ruleset) run(line string) error {
 	verb, rest, _ := strings.Cut(line, " ")
 	chain, spec, _ := strings.Cut(rest, " ")
@@ -158,7 +158,7 @@ type fakeNFT struct {
 	onRemove func(*fakeNFT) // called before a removal, e.g. to interfere
 	busy     string         // a chain that is still referenced
 	native   []element
-	asked    []string // of the native table: the sets that were listed whole
+	asked    []string // of the native table: the sets that were listed as a whole
 }
 
 func (f *fakeNFT) Sets(nft.Table) ([]string, error) {
@@ -244,7 +244,7 @@ func (f *fakeNFT) Delete(generation uint32, objects []nft.Object) error {
 	return nil
 }
 
-// fakeFirewalls are packet filters of which nothing is in the kernel.
+// fakeFirewalls returns packet filters outside the kernel.
 func fakeFirewalls(k *fakeNFT, tools ...*fakeTool) *Firewalls {
 	fw := &Firewalls{fake: k}
 	for _, f := range tools {

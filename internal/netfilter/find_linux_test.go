@@ -11,8 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// The target that the tables below are about, and what the plugins name after
-// it.
+// The target of the tables below, and the plugins' names for it.
 const (
 	masqC1 = "CNI-1d96a4c7e0d1b705cc10f1f7"
 	dnatC1 = "CNI-DN-1d96a4c7e0d1b705cc10f"
@@ -35,7 +34,7 @@ func addrs(s ...string) []netip.Addr {
 	return list
 }
 
-// nat makes the table nat of chains and rules; the words MASQ, DNAT and SNAT
+// nat makes the table nat from chains and rules. The words MASQ, DNAT and SNAT
 // stand for the chains of c1, and the comments' for its comments.
 func nat(lines ...string) string { return table("nat", lines) }
 
@@ -176,8 +175,8 @@ func TestFindInIPTables(t *testing.T) {
 	}
 }
 
-// Each family's rules are for its addresses, and the families' chains are
-// found each in its tool.
+// TestFindInBothFamilies: each family's rules are for its addresses, and each
+// tool finds the chains of its family.
 func TestFindInBothFamilies(t *testing.T) {
 	v4 := newFakeTool("iptables-legacy", filter(":CNI-FORWARD - [0:0]", "-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT")+nat(":{masq} - [0:0]"))
 	v6 := newFakeTool("ip6tables-nft", filter(":CNI-FORWARD - [0:0]", "-A CNI-FORWARD -s fd00::2/128 -j ACCEPT", "-A CNI-FORWARD -s fd00::20/128 -j ACCEPT")+nat(":{masq} - [0:0]"))
@@ -264,7 +263,8 @@ func TestFindRefusesAnIncompleteTarget(t *testing.T) {
 	}
 }
 
-// One packet filter that cannot be looked at does not hide the others.
+// TestFindGoesOnAfterAnError: a packet filter that cannot be read does not hide
+// the others.
 func TestFindGoesOnAfterAnError(t *testing.T) {
 	broken := errors.New("broken")
 	bad := newFakeTool("iptables-nft", "")

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestCheckInAnyForm finds an attachment's rules whoever made them, and no
-// other's.
+// TestCheckInAnyForm finds an attachment's rules in the form of any maker, and
+// no other's.
 func TestCheckInAnyForm(t *testing.T) {
 	h := newHost(t, "nft")
 	fw := Open(h.ns, Options{})
@@ -48,8 +48,8 @@ func (n notebook) Note(key string, value any) (err error) {
 	return err
 }
 
-// TestTheVariantIsNotedBeforeThereAreRules: a process that is killed between the
-// two leaves no rules that nobody knows the variant of.
+// TestTheVariantIsNotedBeforeThereAreRules: a process killed between the two
+// leaves no rules of an unknown variant.
 func TestTheVariantIsNotedBeforeThereAreRules(t *testing.T) {
 	eachVariant(t, func(t *testing.T, _ *host, fw *Firewalls) {
 		noted := map[string]json.RawMessage{}

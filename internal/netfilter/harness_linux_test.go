@@ -23,7 +23,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// host is a network namespace that stands for a host. The test's goroutine is
+// host is a network namespace that represents a host. The test's goroutine is
 // locked to a thread in it, which ends with the goroutine.
 type host struct {
 	t       testing.TB
@@ -62,7 +62,7 @@ func newHost(t testing.TB, variant string) *host {
 	return h
 }
 
-// newNetNS makes a namespace that is there until the test ends.
+// newNetNS makes a namespace that lives until the test ends.
 func (h *host) newNetNS(name string) *netns.Handle {
 	h.t.Helper()
 	ns := nettest.At(h.t, filepath.Join(h.dir, "netns", name))
@@ -77,7 +77,7 @@ func (h *host) sh(script string) {
 	}
 }
 
-// network is a list of plugins, with what stands for a place in it replaced.
+// network returns a list of plugins with its placeholders replaced.
 func (h *host) network(name, subnet, plugins string) *libcni.NetworkConfigList {
 	h.t.Helper()
 	ipam := fmt.Sprintf(`{"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.%s.0.0/24"}], [{"subnet": "fd00:%s::/64"}]]}`,
@@ -90,7 +90,7 @@ func (h *host) network(name, subnet, plugins string) *libcni.NetworkConfigList {
 	return list
 }
 
-// attachment is one that was made.
+// attachment is the result of an ADD.
 type attachment struct {
 	list *libcni.NetworkConfigList
 	rt   *libcni.RuntimeConf
@@ -102,8 +102,8 @@ func (a attachment) target() fwrules.Target {
 	return fwrules.Target{Owner: fwrules.Owner{Network: a.list.Name, ContainerID: a.rt.ContainerID, IfName: a.rt.IfName}, Addresses: a.addr}
 }
 
-// add runs ADD with the real plugins. Containers are told apart by id; the
-// ports are those of the capability.
+// add runs ADD with the real plugins. Containers differ by id. The ports are
+// those of the capability.
 func (h *host) add(list *libcni.NetworkConfigList, id, ifName, ports string) (attachment, error) {
 	h.t.Helper()
 	a := h.attachment(list, id, ifName, ports)
@@ -114,7 +114,7 @@ func (h *host) add(list *libcni.NetworkConfigList, id, ifName, ports string) (at
 	return a, err
 }
 
-// attachment is one that is yet to be made.
+// attachment returns one that has not been made yet.
 func (h *host) attachment(list *libcni.NetworkConfigList, id, ifName, ports string) attachment {
 	h.t.Helper()
 	pin := filepath.Join(h.dir, "netns", id[:min(len(id), 100)]) // a file's name has limits
@@ -162,7 +162,7 @@ func (h *host) mustAdd(list *libcni.NetworkConfigList, id, ifName, ports string)
 	return a
 }
 
-// filters are the lines of the audit that are a packet filter's.
+// filters returns the audit's lines of packet filters.
 func (h *host) filters() audit.Lines {
 	h.t.Helper()
 	lines, err := audit.Snapshot(h.t.Context(), audit.Options{})
@@ -201,7 +201,7 @@ func (h *host) find(target fwrules.Target) Plan {
 	return plan
 }
 
-// wantFilters compares what there is with what there should be.
+// wantFilters compares the packet filters' lines.
 func (h *host) wantFilters(want audit.Lines) {
 	h.t.Helper()
 	left, gone := audit.Diff(want, h.filters())

@@ -13,8 +13,9 @@ import (
 	"github.com/embedcni/cni/internal/iptables"
 )
 
-// All that the plugins of one attachment want is one process for each family,
-// and what is to be removed, in the nf_tables variant, none.
+// TestIPTablesAnAttachmentIsOneProcess: all rules of one attachment's plugins
+// take one process for each family. In the nf_tables variant their removal
+// takes none.
 func TestIPTablesAnAttachmentIsOneProcess(t *testing.T) {
 	h := newHost(t, "nft")
 	log := filepath.Join(h.dir, "log")
@@ -46,7 +47,7 @@ func TestIPTablesAnAttachmentIsOneProcess(t *testing.T) {
 	adding, removing := &batch.Batch{}, &batch.Batch{}
 	run(func(r fwrules.Rules) { must(t, fw.Add(batch.With(t.Context(), adding), fwrules.IPTables, r)) })
 	wantLines(t, "before the flush", h.filters(), shared)
-	must(t, os.WriteFile(log, nil, 0o600)) // the look was not the flush's
+	must(t, os.WriteFile(log, nil, 0o600)) // the listing was not part of the flush
 	must(t, adding.Flush(t.Context()))
 	if got, want := processes(), "iptables-nft-restore ip6tables-nft-restore"; got != want {
 		t.Errorf("to add took %s, want %s", got, want)
@@ -54,7 +55,7 @@ func TestIPTablesAnAttachmentIsOneProcess(t *testing.T) {
 	must(t, fw.Check(t.Context(), fwrules.IPTables, everything("c1", 4)))
 	run(func(r fwrules.Rules) { must(t, fw.Remove(batch.With(t.Context(), removing), fwrules.IPTables, r)) })
 	must(t, removing.Flush(t.Context()))
-	// The audit's look at the legacy variant has made its tables.
+	// The audit has made the legacy variant's tables by listing them.
 	if got := processes(); got != "" {
 		t.Errorf("to remove took %s", got)
 	}

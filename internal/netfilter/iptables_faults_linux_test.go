@@ -21,7 +21,8 @@ import (
 	"github.com/embedcni/cni/internal/iptables"
 )
 
-// Many containers at once, whose first ones make what is shared.
+// TestIPTablesManyAtOnceShareTheSharedRules: many concurrent containers, the
+// first of which make the shared rules.
 func TestIPTablesManyAtOnceShareTheSharedRules(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
 		const n = 8
@@ -48,8 +49,8 @@ func TestIPTablesManyAtOnceShareTheSharedRules(t *testing.T) {
 	})
 }
 
-// addVariable names the container whose rules a process makes instead of
-// testing, in the namespace that it is started in.
+// addVariable makes a process add the rules of the container that it names, in
+// the namespace that it is started in, instead of running tests.
 const addVariable = "TEST_ADD"
 
 func addInProcess(id string) int {
@@ -61,7 +62,8 @@ func addInProcess(id string) int {
 	return 0
 }
 
-// The same from several processes, which have no more in common than the namespace.
+// TestIPTablesProcessesShareTheSharedRules is the same with several processes,
+// which share only the namespace.
 func TestIPTablesProcessesShareTheSharedRules(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
 		var wg sync.WaitGroup
@@ -97,8 +99,8 @@ func TestIPTablesProcessesShareTheSharedRules(t *testing.T) {
 	})
 }
 
-// Rules that iptables does not take are said in its words, and nothing is left
-// of the others.
+// TestIPTablesAddsAllOrNothing: refused rules are reported with iptables's
+// message, and none of the others stay.
 func TestIPTablesAddsAllOrNothing(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
 		must(t, fw.Add(t.Context(), fwrules.IPTables, everything("c0", 3)))
@@ -129,7 +131,7 @@ func TestIPTablesAddsAllOrNothing(t *testing.T) {
 func TestIPTablesThatAreMissing(t *testing.T) {
 	h := newHost(t, "nft")
 	empty := t.TempDir()
-	// The name is there, and what it stands for is not.
+	// The name exists, but its target does not.
 	must(t, os.WriteFile(filepath.Join(empty, "iptables"), []byte("#!/bin/sh\necho broken >&2\nexit 3\n"), 0o755))
 	t.Setenv("PATH", empty)
 	err := Open(h.ns, Options{}).Add(t.Context(), fwrules.IPTables, onlyV4(everything("c1", 4)))
@@ -139,8 +141,8 @@ func TestIPTablesThatAreMissing(t *testing.T) {
 	wantLines(t, "after it", h.filters(), nil)
 }
 
-// Who holds the lock of legacy iptables keeps others for as long as their
-// context allows.
+// TestIPTablesWaitsForTheLockUntilTheContextEnds: the holder of legacy
+// iptables's lock blocks others for as long as their context allows.
 func TestIPTablesWaitsForTheLockUntilTheContextEnds(t *testing.T) {
 	h := newHost(t, "legacy")
 	fw := Open(h.ns, Options{})
@@ -163,7 +165,8 @@ func TestIPTablesWaitsForTheLockUntilTheContextEnds(t *testing.T) {
 	wantLines(t, "after it", h.filters().Without(audit.Shared), nil)
 }
 
-// Who makes what is shared keeps others who would, for as long as they may wait.
+// TestLockNamespace: while one makes the shared rules, others who would make
+// them wait, for as long as they may.
 func TestLockNamespace(t *testing.T) {
 	h := newHost(t, "nft")
 	unlock, err := iptables.LockNamespace(t.Context())
@@ -190,8 +193,8 @@ func TestLockNamespace(t *testing.T) {
 	must(t, unlock())
 }
 
-// What looks much like a container's rules stays, and what is left by a
-// container that had the address before does not come to be there twice.
+// TestIPTablesRemoveTakesExactlyItsOwn: similar rules stay. Leftovers of the
+// address's previous container are not duplicated.
 func TestIPTablesRemoveTakesExactlyItsOwn(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
 		must(t, fw.Add(t.Context(), fwrules.IPTables, everything("c", 3)))
@@ -220,7 +223,8 @@ func TestIPTablesRemoveTakesExactlyItsOwn(t *testing.T) {
 	})
 }
 
-// The container's other interface on the same network has the same chain.
+// TestIPTablesRemoveLeavesTheOtherInterface: the container's other interface on
+// the same network has the same chain.
 func TestIPTablesRemoveLeavesTheOtherInterface(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
 		first := fwrules.Rules{Masquerade: everything("c1", 4).Masquerade}
@@ -237,7 +241,8 @@ func TestIPTablesRemoveLeavesTheOtherInterface(t *testing.T) {
 	})
 }
 
-// The address was another container's, whose rules were left behind.
+// TestIPTablesAddTakesOverWhatWasLeft: the address belonged to another
+// container, which left its rules behind.
 func TestIPTablesAddTakesOverWhatWasLeft(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
 		left := fwrules.Rules{Forward: everything("gone", 4).Forward}
@@ -252,7 +257,7 @@ func TestIPTablesAddTakesOverWhatWasLeft(t *testing.T) {
 	})
 }
 
-// More rules than fit in one message to the kernel.
+// TestIPTablesManyPorts: more rules than one message to the kernel holds.
 func TestIPTablesManyPorts(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
 		r := everything("c1", 4)

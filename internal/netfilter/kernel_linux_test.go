@@ -18,13 +18,13 @@ import (
 	"github.com/embedcni/cni/internal/iptables"
 )
 
-// minus returns the lines without those.
+// minus returns lines without the others.
 func minus(lines, without audit.Lines) audit.Lines {
 	left, _ := audit.Diff(without, lines)
 	return left
 }
 
-// made returns the lines that fn makes.
+// made returns the lines that fn adds.
 func (h *host) made(fn func()) audit.Lines {
 	h.t.Helper()
 	before := h.filters()
@@ -35,8 +35,9 @@ func (h *host) made(fn func()) audit.Lines {
 const common = `{"type": "bridge", "bridge": "BRIDGE", "ipMasq": true, "ipMasqBackend": "BACKEND", "ipam": IPAM},
 	{"type": "portmap", "backend": "BACKEND", "capabilities": {"portMappings": true}}, {"type": "firewall", "backend": "iptables"}`
 
-// The container's other interface on the network, and its interface on another
-// network, have names and comments in common with the one that goes.
+// TestSweepSparesTheContainersOtherAttachments: the container's other interface
+// on the network, and its interface on another network, share names and
+// comments with the one that is removed.
 func TestSweepSparesTheContainersOtherAttachments(t *testing.T) {
 	for _, backend := range []string{"iptables", "nftables"} {
 		for _, variant := range []string{"nft", "legacy"} {
@@ -62,7 +63,7 @@ func TestSweepSparesTheContainersOtherAttachments(t *testing.T) {
 						t.Errorf("left of %v:\n%s", a, strings.Join(lines, "\n"))
 					}
 				}
-				// Then the others: in the end there is nothing but what is shared.
+				// Then the others: in the end only shared rules remain.
 				target = eth1.target()
 				target.Siblings = net1.addr
 				h.sweep(target)
@@ -75,8 +76,8 @@ func TestSweepSparesTheContainersOtherAttachments(t *testing.T) {
 	}
 }
 
-// mentions reports whether the line has the address as a word or the beginning
-// of one, before a port or the length of a prefix.
+// mentions reports whether the line has the address as a word, or at the start
+// of one, before a port or a prefix length.
 func mentions(line, addr string) bool {
 	for _, w := range strings.Fields(line) {
 		rest, ok := strings.CutPrefix(strings.TrimPrefix(w, "["), addr)
@@ -87,9 +88,9 @@ func mentions(line, addr string) bool {
 	return false
 }
 
-// Two networks with one range: the address of the container that goes is
-// another's too. Nothing but the rules of the plugin firewall is by address
-// only.
+// TestSweepSparesAddressesInUse: with two networks of the same range, another
+// container may have the same address. Only the plugin firewall's rules are
+// identified by address alone.
 func TestSweepSparesAddressesInUse(t *testing.T) {
 	h := newHost(t, "nft")
 	plugins := strings.ReplaceAll(common, "BACKEND", "iptables")
@@ -114,8 +115,8 @@ func TestSweepSparesAddressesInUse(t *testing.T) {
 
 const twinIPAM = `{"type": "static", "addresses": [{"address": "10.1.0.2/24"}, {"address": "fd00:1::2/64"}]}`
 
-// The isolation goes with the last attachment to the bridge, and not that of
-// another bridge.
+// TestSweepTakesTheIsolationWithTheLastAttachment to the bridge, and leaves
+// that of another bridge.
 func TestSweepTakesTheIsolationWithTheLastAttachment(t *testing.T) {
 	for _, policy := range []string{"same-bridge", "isolated"} {
 		t.Run(policy, func(t *testing.T) {
@@ -136,8 +137,8 @@ func TestSweepTakesTheIsolationWithTheLastAttachment(t *testing.T) {
 	}
 }
 
-// Names at the edges of what is allowed. With the longest the plugins fail
-// half way, as the comments do not fit.
+// TestSweepFindsAnyName: names at the limits. With the longest the plugins fail
+// half way, because the comments do not fit.
 func TestSweepFindsAnyName(t *testing.T) {
 	tests := map[string]struct {
 		network, id string
@@ -153,7 +154,7 @@ func TestSweepFindsAnyName(t *testing.T) {
 			t.Run(name+" "+backend, func(t *testing.T) {
 				h := newHost(t, "nft")
 				plugins := strings.ReplaceAll(common, "BACKEND", backend)
-				if !tt.fails { // else it fails before anything is made
+				if !tt.fails { // otherwise it fails before anything is made
 					plugins = strings.Replace(plugins, "{", `{"macspoofchk": true, `, 1)
 				}
 				list := h.network(tt.network, "1", plugins)
@@ -167,7 +168,7 @@ func TestSweepFindsAnyName(t *testing.T) {
 					t.Fatalf("ADD made nothing, %v", err)
 				}
 				target := a.target()
-				target.Addresses = addrs("10.1.0.2", "fd00:1::2") // a failed ADD does not say
+				target.Addresses = addrs("10.1.0.2", "fd00:1::2") // a failed ADD does not report them
 				h.sweep(target)
 				if left := minus(h.filters(), before).Without(audit.Shared); len(left) > 0 {
 					t.Errorf("left:\n%s", strings.Join(left, "\n"))
@@ -177,8 +178,8 @@ func TestSweepFindsAnyName(t *testing.T) {
 	}
 }
 
-// Network and id are one word to the hash: DEL of one deletes the other's, the
-// sweep does not.
+// TestSweepSparesWhoeverHasTheSameChain: the hash joins network and ID. DEL of
+// one deletes the other's chain, and the sweep does not.
 func TestSweepSparesWhoeverHasTheSameChain(t *testing.T) {
 	for _, variant := range []string{"nft", "legacy"} {
 		h := newHost(t, variant)
@@ -194,7 +195,7 @@ func TestSweepSparesWhoeverHasTheSameChain(t *testing.T) {
 	}
 }
 
-// After a DEL there is nothing to find.
+// TestFindNothingAfterDEL: after a DEL there is nothing to find.
 func TestFindNothingAfterDEL(t *testing.T) {
 	for name, s := range setups() {
 		t.Run(name, func(t *testing.T) {
@@ -210,7 +211,8 @@ func TestFindNothingAfterDEL(t *testing.T) {
 	}
 }
 
-// Looking changes nothing: no table comes, also none without rules.
+// TestFindMakesNoTables: a search changes nothing and makes no table, not even
+// an empty one.
 func TestFindMakesNoTables(t *testing.T) {
 	h := newHost(t, "nft")
 	target := c1()
@@ -230,7 +232,8 @@ func TestFindMakesNoTables(t *testing.T) {
 	}
 }
 
-// A handle is enough: the caller stays where it is.
+// TestOpenOfAnotherNamespace: a handle suffices, and the caller stays in its
+// namespace.
 func TestOpenOfAnotherNamespace(t *testing.T) {
 	h := newHost(t, "nft")
 	ns := h.newNetNS("another")
@@ -248,7 +251,8 @@ func TestOpenOfAnotherNamespace(t *testing.T) {
 	}
 }
 
-// What someone does between the look and the deletion.
+// TestApplyToAChangedKernel: somebody makes changes between the search and the
+// deletion.
 func TestApplyToAChangedKernel(t *testing.T) {
 	h := newHost(t, "nft")
 	a := h.mustAdd(h.network("podnet", "1", setups()["bridge iptables-nft"].plugins), "c1", "eth0", fewMappings(1000))
@@ -275,7 +279,8 @@ func TestApplyToAChangedKernel(t *testing.T) {
 	}
 }
 
-// A rule with the handle and in the place of another is not that other.
+// TestApplyToATableMadeAgain: another rule with the same handle in the same
+// place is a different rule.
 func TestApplyToATableMadeAgain(t *testing.T) {
 	h := newHost(t, "nft")
 	rules := func(comment string) {
@@ -294,7 +299,7 @@ func TestApplyToATableMadeAgain(t *testing.T) {
 	}
 }
 
-// Who holds the lock of legacy iptables is waited for, until the context ends.
+// TestApplyWaitsForTheLock of legacy iptables until the context ends.
 func TestApplyWaitsForTheLock(t *testing.T) {
 	h := newHost(t, "legacy")
 	h.sh("iptables-legacy -t nat -N " + masqC1)
@@ -324,8 +329,8 @@ func TestApplyWaitsForTheLock(t *testing.T) {
 	}
 }
 
-// A tool that is missing is an error exactly where there may be something that
-// it would show.
+// TestFindWithoutTheTools: a missing tool is an error only if there may be
+// rules that it would show.
 func TestFindWithoutTheTools(t *testing.T) {
 	h := newHost(t, "nft")
 	missing := iptables.Tool{Family: "iptables-of-nowhere"}
@@ -345,8 +350,8 @@ func TestFindWithoutTheTools(t *testing.T) {
 	}
 }
 
-// iptables-nft-save leaves out a table in which nft has put a rule of its own
-// kind, and exits with 0. Whether it does depends on its version.
+// TestFindIsNotBlind: iptables-nft-save omits a table that has a rule of nft's
+// own kind, and exits with 0. Some versions do not.
 func TestFindIsNotBlind(t *testing.T) {
 	h := newHost(t, "nft")
 	h.sh("iptables-nft -t nat -N " + masqC1 + "; nft 'add chain ip nat x; add rule ip nat x ip saddr 10.1.0.2 fib daddr type local accept'; iptables-nft -N CNI-FORWARD; iptables-nft -A CNI-FORWARD -s 10.1.0.2 -j ACCEPT")

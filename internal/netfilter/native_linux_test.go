@@ -46,7 +46,8 @@ func (h *host) mustRemove(b fwrules.Backend, r fwrules.Rules) {
 	}
 }
 
-// What is in the table, in nft's words, and that nft reads what it lists.
+// TestNativeTable compares the table in nft's syntax. nft can also read its own
+// listing.
 func TestNativeTable(t *testing.T) {
 	h := newHost(t, "nft")
 	before := h.filters()
@@ -105,7 +106,8 @@ func TestNativeTable(t *testing.T) {
 	}
 }
 
-// Each element, each fixed rule, each chain and set whose loss matters.
+// TestNativeCheckFindsEachDamage: each element, each fixed rule, each chain and
+// set whose loss matters.
 func TestNativeCheckFindsEachDamage(t *testing.T) {
 	h := newHost(t, "nft")
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/65", 8080)
@@ -152,7 +154,8 @@ func TestNativeCheckFindsEachDamage(t *testing.T) {
 	}
 }
 
-// An element of the neighbour, of another network or port is not touched.
+// TestNativeSparesNeighbours: an element of a neighbour, another network or
+// another port is not touched.
 func TestNativeSparesNeighbours(t *testing.T) {
 	h := newHost(t, "nft")
 	var neighbours []fwrules.Rules
@@ -182,8 +185,8 @@ func TestNativeSparesNeighbours(t *testing.T) {
 	}
 }
 
-// An address that is given again: the new attachment's elements replace the
-// stale ones, and the old one's DEL, which comes late, leaves them alone.
+// TestNativeAddressGivenAgain: the elements of the address's new attachment
+// replace the stale ones. The old attachment's late DEL leaves them alone.
 func TestNativeAddressGivenAgain(t *testing.T) {
 	h := newHost(t, "nft")
 	old, young := wanted("old", "10.1.0.2/24", "fd00:1::2/64", 1000), wanted("young", "10.1.0.2/24", "fd00:1::2/64", 2000)
@@ -206,8 +209,8 @@ func TestNativeAddressGivenAgain(t *testing.T) {
 	}
 }
 
-// A port belongs to who came first. The error says who that is, and nothing of
-// the second attachment is made.
+// TestNativePortTaken: a port belongs to the first container. The error names
+// it, and nothing of the second attachment is made.
 func TestNativePortTaken(t *testing.T) {
 	h := newHost(t, "nft")
 	first, second := wanted("first", "10.1.0.2/24", "fd00:1::2/64", 8080), wanted("second", "10.1.0.3/24", "fd00:1::3/64", 8080)
@@ -235,7 +238,8 @@ func TestNativePortTaken(t *testing.T) {
 	}
 }
 
-// The container of the same name that is started again with other ports.
+// TestNativeOwnElementsAreReplaced: the container of the same name restarts
+// with other ports.
 func TestNativeOwnElementsAreReplaced(t *testing.T) {
 	h := newHost(t, "nft")
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
@@ -277,7 +281,7 @@ func TestNativeRefusesWhatItCannotDo(t *testing.T) {
 	h.wantFilters(before)
 }
 
-// Edges of prefixes: no mask, the whole, and addresses in another form.
+// TestNativePrefixes: no mask, a full mask, and addresses in another form.
 func TestNativePrefixes(t *testing.T) {
 	h := newHost(t, "nft")
 	for _, addrs := range [][2]string{{"10.1.0.2/32", "fd00:1::2/128"}, {"10.1.0.2/0", "fd00:1::2/0"}, {"::ffff:10.1.0.2/120", "fd00:1::2/1"}} {
@@ -296,7 +300,8 @@ func TestNativePrefixes(t *testing.T) {
 	}
 }
 
-// What the kernel refuses is reported with what it was about.
+// TestNativeRefusalNamesTheElement: a refusal by the kernel is reported with
+// its element.
 func TestNativeRefusalNamesTheElement(t *testing.T) {
 	h := newHost(t, "nft")
 	h.sh("nft 'add table inet embedcni; add set inet embedcni containers4 { type ipv6_addr; }; add map inet embedcni hostports4 { type ipv6_addr : ipv6_addr; }'")
@@ -307,12 +312,12 @@ func TestNativeRefusalNamesTheElement(t *testing.T) {
 	}
 }
 
-// Without the capability there is an error, and it says so.
+// TestNativeWithoutPrivilege: without the capability the error names it.
 func TestNativeWithoutPrivilege(t *testing.T) {
 	h := newHost(t, "nft")
 	err := h.ns.Do(func() error {
 		caps := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-		var data [2]unix.CapUserData // of a thread that ends, as it cannot go back
+		var data [2]unix.CapUserData // of a thread that ends, because it cannot return
 		if err := unix.Capset(&caps, &data[0]); err != nil {
 			return err
 		}
@@ -323,7 +328,7 @@ func TestNativeWithoutPrivilege(t *testing.T) {
 	}
 }
 
-// A transaction that is larger than the socket's usual buffer.
+// TestNativeManyPorts: a transaction larger than the socket's usual buffer.
 func TestNativeManyPorts(t *testing.T) {
 	h := newHost(t, "nft")
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
@@ -340,7 +345,8 @@ func TestNativeManyPorts(t *testing.T) {
 	}
 }
 
-// Someone has emptied the chains, and the next container has them made again.
+// TestNativeAddRepairs: somebody has emptied the chains, and the next
+// container's ADD makes them again.
 func TestNativeAddRepairs(t *testing.T) {
 	h := newHost(t, "nft")
 	h.mustWrite(fwrules.Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))

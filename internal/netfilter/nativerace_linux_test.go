@@ -29,7 +29,7 @@ func raceRules(i int) fwrules.Rules {
 	}
 }
 
-// atOnce runs fn for each number below n at the same time.
+// atOnce runs fn concurrently for n numbers.
 func atOnce(from, n int, fn func(i int) error) error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
@@ -44,14 +44,14 @@ func atOnce(from, n int, fn func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// raceVariable tells the test binary that it is the second process, and with
-// which numbers to begin.
+// raceVariable makes the test binary the second process. Its value is the first
+// number.
 const raceVariable = "NETFILTER_RACE_FROM"
 
 const racers = 64
 
-// raceInThisProcess adds and checks 64 attachments at once and removes every
-// other one while it does so again.
+// raceInThisProcess adds and checks 64 attachments concurrently, and removes
+// every other one while it does so again.
 func raceInThisProcess(ctx context.Context, fw *Firewalls, from int) error {
 	if err := atOnce(from, racers, func(i int) error { return fw.Add(ctx, fwrules.Native, raceRules(i)) }); err != nil {
 		return err
@@ -67,8 +67,8 @@ func raceInThisProcess(ctx context.Context, fw *Firewalls, from int) error {
 	})
 }
 
-// Two processes with 64 attachments each, in a namespace without the table:
-// none is lost, and none is left.
+// TestNativeRace: two processes with 64 attachments each, in a namespace
+// without the table. None is lost, and none is left over.
 func TestNativeRace(t *testing.T) {
 	if from := os.Getenv(raceVariable); from != "" {
 		n, err := strconv.Atoi(from)
@@ -97,7 +97,7 @@ func TestNativeRace(t *testing.T) {
 			other := exec.Command("/proc/self/exe", "-test.run", "^TestNativeRace$")
 			other.Env = append(os.Environ(), raceVariable+"=500")
 			other.Stdout, other.Stderr = &out, &out
-			if err := other.Start(); err != nil { // in the host's namespace, as this thread is
+			if err := other.Start(); err != nil { // in the host's namespace, like this thread
 				t.Fatal(err)
 			}
 			if err := raceInThisProcess(t.Context(), fw, 0); err != nil {

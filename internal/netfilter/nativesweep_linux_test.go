@@ -19,8 +19,8 @@ func nativeTarget() fwrules.Target {
 	return t
 }
 
-// The dry run has a line for each element, and does what it says, whether the
-// elements are found by key or by looking at all.
+// TestSweepOfNative: the dry run has a line for each element, and the sweep
+// removes exactly those, whether it finds them by key or by listing.
 func TestSweepOfNative(t *testing.T) {
 	for name, change := range map[string]func(*fwrules.Target){
 		"known":             func(*fwrules.Target) {},
@@ -58,7 +58,7 @@ nft delete element inet embedcni subnets6_64 { fd00:1::2 . fd00:1:: } # OWNER
 	}
 }
 
-// wantFiltersAndShared compares like wantFilters, and lets sets and their rules pass
+// wantFiltersAndShared is like wantFilters, but allows sets and their rules
 // that stay for the next container.
 func (h *host) wantFiltersAndShared(want audit.Lines) {
 	h.t.Helper()
@@ -69,7 +69,8 @@ func (h *host) wantFiltersAndShared(want audit.Lines) {
 	}
 }
 
-// What is known is asked for by key, so that the cost does not grow.
+// TestSweepOfNativeListsNoSets: known elements are read by key, so that the
+// cost does not grow.
 func TestSweepOfNativeListsNoSets(t *testing.T) {
 	mine := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
 	elements, err := nativeElements(mine)
@@ -88,8 +89,8 @@ func TestSweepOfNativeListsNoSets(t *testing.T) {
 	}
 }
 
-// Between the look and the deletion the address is given to another one, whose
-// elements stay.
+// TestSweepOfNativeWhileOthersChange: between search and deletion another
+// container gets the address. Its elements stay.
 func TestSweepOfNativeWhileOthersChange(t *testing.T) {
 	mine, err := nativeElements(wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 	if err != nil {
@@ -116,7 +117,7 @@ func TestSweepOfNativeWhileOthersChange(t *testing.T) {
 	if !slices.Equal(fake.native, theirs[:6]) {
 		t.Errorf("left\n%v\nwant\n%v", fake.native, theirs[:6])
 	}
-	// Who never stops changing is an error at some time, not a loop.
+	// Endless changes are an error at some time, instead of a loop.
 	fake = &fakeNFT{native: slices.Clone(mine)}
 	if plan, err = Find(t.Context(), fakeFirewalls(fake), nativeTarget()); err != nil {
 		t.Fatal(err)
@@ -127,7 +128,7 @@ func TestSweepOfNativeWhileOthersChange(t *testing.T) {
 	}
 }
 
-// The policy of a bridge goes with the last attachment to it.
+// TestSweepOfNativeTakesThePolicyWithTheLastAttachment to the bridge.
 func TestSweepOfNativeTakesThePolicyWithTheLastAttachment(t *testing.T) {
 	h := newHost(t, "nft")
 	for i, bridge := range []string{"br1", "br10"} {

@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// chains are plugins with rules in nftables only.
+// chainsOfNFTables are plugins with rules in nftables only.
 func chainsOfNFTables() map[string]string {
 	const portmap = `, {"type": "portmap", "backend": "nftables", "snat": true, "capabilities": {"portMappings": true}}`
 	return map[string]string{
@@ -63,7 +63,8 @@ func (a attachment) rulesOf(t *testing.T, network string) fwrules.Rules {
 	return r
 }
 
-// listing is what nft -j lists, a line for each thing, without handles.
+// listing returns the output of nft -j, one line for each object, without
+// handles.
 func (h *host) listing() []string {
 	h.t.Helper()
 	out, err := exec.Command("nft", "-j", "list", "ruleset").CombinedOutput()
@@ -92,7 +93,7 @@ func (h *host) listing() []string {
 	return lines
 }
 
-// What ours makes is, in nft's words, what theirs makes.
+// TestNFTablesFormIsThePlugins: in nft's syntax, our objects equal theirs.
 func TestNFTablesFormIsThePlugins(t *testing.T) {
 	for name, plugins := range chainsOfNFTables() {
 		t.Run(name, func(t *testing.T) {
@@ -121,7 +122,8 @@ func TestNFTablesFormIsThePlugins(t *testing.T) {
 	}
 }
 
-// What one adds the other checks and deletes, in each direction.
+// TestNFTablesFormIsInterchangeable: one side checks and deletes the other
+// side's rules, in each direction.
 func TestNFTablesFormIsInterchangeable(t *testing.T) {
 	for name, plugins := range chainsOfNFTables() {
 		t.Run(name, func(t *testing.T) {
@@ -159,7 +161,8 @@ func TestNFTablesFormIsInterchangeable(t *testing.T) {
 	}
 }
 
-// One missing rule, of the attachment's own or of all, is found, whichever.
+// TestNFTablesCheckFindsEachDamage: each missing rule is found, of the
+// attachment's own and of the shared ones.
 func TestNFTablesCheckFindsEachDamage(t *testing.T) {
 	h := newHost(t, "nft")
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/65", 8080)
@@ -208,7 +211,7 @@ func (h *host) rulesOf(table nft.Table) (all []nft.Object) {
 	return all
 }
 
-// dumpTables returns what makes nft restore the tables.
+// dumpTables returns the input with which nft restores the tables.
 func (h *host) dumpTables(tables []nft.Table) string {
 	h.t.Helper()
 	var b strings.Builder
@@ -222,7 +225,8 @@ func (h *host) dumpTables(tables []nft.Table) string {
 	return b.String()
 }
 
-// A rule for another port, address or protocol is not the rule.
+// TestNFTablesCheckIsNotContentWithAnother: a rule for another port, address or
+// protocol does not count.
 func TestNFTablesCheckIsNotContentWithAnother(t *testing.T) {
 	h := newHost(t, "nft")
 	right := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
@@ -278,7 +282,7 @@ func TestNFTablesRefusesWhatItCannotDo(t *testing.T) {
 	h.wantFilters(before)
 }
 
-// nft reads our conditions as they were written.
+// TestConditionsAreWhatNFTReads: nft reads our conditions as they were written.
 func TestConditionsAreWhatNFTReads(t *testing.T) {
 	for condition, want := range map[string]string{
 		`ip saddr != 192.0.2.0/24`:                      `ip saddr != 192.0.2.0/24`,
@@ -302,7 +306,7 @@ func TestConditionsAreWhatNFTReads(t *testing.T) {
 			if lines := strings.Join(h.filters(), "\n"); !strings.Contains(lines, rule+"\n") {
 				t.Errorf("no %q in\n%s", rule, lines)
 			}
-			// Whose conditions came last has the table's.
+			// The last writer's conditions are those of the table.
 			r.HostPorts[0].ConditionsV4 = []string{"ip saddr 10.9.9.9"}
 			if err := h.fw.Add(t.Context(), fwrules.NFTables, r); err != nil {
 				t.Fatal(err)
@@ -322,7 +326,8 @@ func TestConditionsAreWhatNFTReads(t *testing.T) {
 	}
 }
 
-// A transaction that the kernel refuses is reported with what it was about.
+// TestNFTablesRefusalNamesTheRule: a transaction that the kernel refuses is
+// reported with its rule.
 func TestNFTablesRefusalNamesTheRule(t *testing.T) {
 	h := newHost(t, "nft")
 	h.sh("nft 'add table inet cni_plugins_masquerade; add chain inet cni_plugins_masquerade postrouting { type filter hook forward priority 0; }'")

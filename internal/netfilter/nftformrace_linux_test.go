@@ -8,8 +8,8 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 )
 
-// The container's rules for another network have the same comment, and stay
-// where it is known which addresses go.
+// TestNFTablesSparesNeighbours: the container's rules for another network have
+// the same comment. They stay if the addresses to remove are known.
 func TestNFTablesSparesNeighbours(t *testing.T) {
 	h := newHost(t, "nft")
 	other := wanted("c1", "10.2.0.2/24", "fd00:2::2/64", 2000)
@@ -35,7 +35,8 @@ func TestNFTablesSparesNeighbours(t *testing.T) {
 	}
 }
 
-// 64 at once, in a namespace without the tables.
+// TestNFTablesRace: 64 concurrent attachments in a namespace without the
+// tables.
 func TestNFTablesRace(t *testing.T) {
 	h := newHost(t, "nft")
 	fw := Open(h.ns, Options{})

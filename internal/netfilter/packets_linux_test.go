@@ -15,7 +15,7 @@ import (
 )
 
 // The machines of the packet tests: two containers on a bridge of the host, and
-// a client beyond the host that knows no way to the containers.
+// a client beyond the host that has no route to the containers.
 const (
 	container4, container6 = "10.1.0.2", "fd00:1::2"
 	bridge4, bridge6       = "10.1.0.1", "fd00:1::1"
@@ -54,8 +54,8 @@ echo 1 >/proc/sys/net/ipv4/conf/br1/route_localnet`)
 		h.sh(in(name) + " ip link set lo up\n" + in(name) + " ip link set eth0 up")
 	}
 	link("c1", "veth1", "master br1", container4+"/24", container6+"/64")
-	// The bridge sends nothing back by the port that it came from otherwise; this
-	// is bridge's hairpinMode.
+	// Otherwise the bridge sends nothing back through the port that it came
+	// from. This is bridge's hairpinMode.
 	h.sh("bridge link set dev veth1 hairpin on")
 	link("c2", "veth2", "master br1", "10.1.0.3/24", "fd00:1::3/64")
 	link("client", "veth3", "", client4+"/24", client6+"/64")
@@ -66,8 +66,8 @@ echo 1 >/proc/sys/net/ipv4/conf/br1/route_localnet`)
 	return n
 }
 
-// serve answers on the port, TCP and UDP, with the address that it sees. What
-// it opens is closed when the test ends.
+// serve answers on the port, over TCP and UDP, with the client's visible
+// address. It closes its sockets when the test ends.
 func (n *topology) serve(ns *netns.Handle, port int) {
 	n.t.Helper()
 	err := ns.Do(func() error {
@@ -116,7 +116,7 @@ func seen(a net.Addr) string {
 	return ap.Addr().Unmap().WithZone("").String()
 }
 
-// ask returns as whom the other side sees who asks from the namespace.
+// ask returns the client's address as the other side sees it.
 func (n *topology) ask(from *netns.Handle, network, addr string, port int) (string, error) {
 	var conn net.Conn
 	err := from.Do(func() (err error) {
@@ -141,7 +141,7 @@ func (n *topology) ask(from *netns.Handle, network, addr string, port int) (stri
 }
 
 // settle waits until each machine reaches the next without any rules: the
-// kernel takes a while for the addresses of IPv6 and the bridge's ports.
+// kernel takes a while for IPv6 addresses and the bridge's ports.
 func (n *topology) settle() {
 	n.t.Helper()
 	deadline := time.Now().Add(20 * time.Second)
@@ -166,10 +166,10 @@ type packet struct {
 	from *netns.Handle
 	to   string
 	port int
-	want string // as whom; empty: no one answers
+	want string // visible address; empty: no answer
 }
 
-// expect sends them, TCP and UDP.
+// expect sends them over TCP and UDP.
 func (n *topology) expect(packets []packet) {
 	n.t.Helper()
 	for _, p := range packets {
@@ -252,7 +252,8 @@ func TestPackets(t *testing.T) {
 				{"afterwards", n.client, outside4, 8080, ""},
 				{"afterwards", n.c1, client4, 9000, ""},
 			})
-			// All that goes to a forwarded port is the host's, if so wanted.
+			// With MasqAll, everything to a forwarded port is masqueraded as
+			// the host.
 			r.HostPorts[0].MasqAll = true
 			if err := n.fw.Add(t.Context(), backend, r); err != nil {
 				t.Fatal(err)
@@ -265,8 +266,9 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-// What comes from one bridge with a policy does not go to another, or to the
-// same one if that is isolated. The client's link stands for a second bridge.
+// TestPacketsBetweenBridges: packets from one bridge with a policy do not reach
+// another, or the same one if that is isolated. The client's link stands for a
+// second bridge.
 func TestPacketsBetweenBridges(t *testing.T) {
 	n := newTopology(t)
 	n.serve(n.c1, 80)

@@ -14,7 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// setup is a network with what leaves something in a packet filter.
+// setup is a network that leaves something in a packet filter.
 type setup struct {
 	variant string // of iptables
 	plugins string
@@ -38,8 +38,8 @@ func setups() map[string]setup {
 	}
 }
 
-// mappings has a port of each protocol, with and without an address of the
-// host, and more ports than fit in one rule.
+// mappings has a port of each protocol, with and without a host address, and
+// more ports than one rule holds.
 func mappings(base int) string {
 	var ports []string
 	add := func(protocol, hostIP string) {
@@ -58,14 +58,15 @@ func mappings(base int) string {
 	return "[" + strings.Join(ports, ",") + "]"
 }
 
-// fewMappings are enough where it is about something else.
+// fewMappings suffice if ports are not the topic.
 func fewMappings(port int) string {
 	return fmt.Sprintf(`[{"hostPort": %d, "containerPort": 80, "protocol": "tcp"},
 		{"hostPort": %d, "containerPort": 53, "protocol": "udp", "hostIP": "127.0.0.1"}]`, port, port)
 }
 
-// The rules of exactly the container go, and none of its neighbours' or of
-// others'. "c" and "c1x" have names like its own.
+// TestSweepTakesExactlyTheContainers: exactly the container's rules are
+// removed, and none of its neighbours' or of others'. "c" and "c1x" have
+// similar names.
 func TestSweepTakesExactlyTheContainers(t *testing.T) {
 	for name, s := range setups() {
 		t.Run(name, func(t *testing.T) {
@@ -79,8 +80,8 @@ func TestSweepTakesExactlyTheContainers(t *testing.T) {
 				t.Fatalf("the decoys are for other addresses than %s", got)
 			}
 			made, _ := audit.Diff(before, h.filters())
-			// Only now, as ADD deletes some of them, and ip6tables-legacy -C
-			// takes some for the rule that it is asked for.
+			// Only now, because ADD deletes some of them, and ip6tables-legacy
+			// -C mistakes some for the rule in question.
 			h.decoys()
 			with := h.filters()
 			plan := h.sweep(a.target())
@@ -96,8 +97,8 @@ func TestSweepTakesExactlyTheContainers(t *testing.T) {
 	}
 }
 
-// Whatever of a complete set is there, as plugins leave it that are killed or
-// race, nothing of it is left.
+// TestSweepOfPartsLeavesNothing: plugins that are killed or race leave parts of
+// a complete set. All of them are removed.
 func TestSweepOfPartsLeavesNothing(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -121,7 +122,7 @@ func TestSweepOfPartsLeavesNothing(t *testing.T) {
 	}
 }
 
-// removeSome deletes steps of the plan, each for itself. A chain that is in use
+// removeSome deletes steps of the plan one by one. A chain that is in use
 // stays.
 func removeSome(t *testing.T, random *rand.Rand, plan Plan, share float64) {
 	t.Helper()
@@ -143,7 +144,7 @@ func removeSome(t *testing.T, random *rand.Rand, plan Plan, share float64) {
 	}
 }
 
-// duplicateSome adds rules that are there a second time, in whatever place.
+// duplicateSome adds duplicate rules in random places.
 func (h *host) duplicateSome(random *rand.Rand, a attachment) {
 	h.t.Helper()
 	for _, w := range h.find(a.target()).work {
@@ -172,7 +173,7 @@ func (h *host) dump() string {
 	for _, tool := range h.fw.tools {
 		h.sh(fmt.Sprintf("%s-save >%s", tool.Name(), filepath.Join(dir, tool.Name())))
 	}
-	// Those of iptables are not for nft to load.
+	// nft does not load those of iptables.
 	for _, table := range []string{"inet cni_plugins_masquerade", "ip cni_hostport", "ip6 cni_hostport", "bridge nat"} {
 		h.sh(fmt.Sprintf("if nft list table %s >%s/part 2>/dev/null; then echo delete table %s; cat %s/part; fi >>%s/nft", table, dir, table, dir, dir))
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 )
 
-// Sweeps and ADDs of others at the same time: each container is there wholly,
-// or not at all.
+// TestSweepWhileOthersAreAdded: sweeps run beside ADDs of others. Each
+// container is complete or absent.
 func TestSweepWhileOthersAreAdded(t *testing.T) {
 	for _, variant := range []string{"nft", "legacy"} {
 		for _, backend := range []string{"iptables", "nftables"} {
@@ -48,7 +48,7 @@ func TestSweepWhileOthersAreAdded(t *testing.T) {
 	}
 }
 
-// together sweeps the ones while it adds the others.
+// together sweeps some attachments while it adds the others.
 func (h *host) together(sweep, add []attachment) {
 	h.t.Helper()
 	var wg sync.WaitGroup

@@ -33,8 +33,8 @@ func (h *host) beside(s fwrules.Siblings) *Firewalls {
 	return Open(h.ns, Options{Siblings: func() fwrules.Siblings { return s }})
 }
 
-// TestFault_F32_RemoveLeavesWhatASiblingHas, whichever of the two goes first: what
-// was there for the other alone is there, and nothing else.
+// TestFault_F32_RemoveLeavesWhatASiblingHas, whichever is removed first: the
+// other's own rules remain, and nothing else.
 func TestFault_F32_RemoveLeavesWhatASiblingHas(t *testing.T) {
 	for _, backend := range []fwrules.Backend{fwrules.IPTables, fwrules.NFTables, fwrules.Native} {
 		for _, variant := range []string{"nft", "legacy"} {
@@ -82,7 +82,7 @@ func removeOneOfTwo(t *testing.T, variant string, backend fwrules.Backend, stays
 	}
 }
 
-// TestFault_F32_TheSweepLeavesWhatASiblingHas of chains that it finds.
+// TestFault_F32_TheSweepLeavesWhatASiblingHas in the chains that it finds.
 func TestFault_F32_TheSweepLeavesWhatASiblingHas(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
 		eth0, eth1, _, beside1 := twoInterfaces()
@@ -107,8 +107,8 @@ func TestFault_F32_TheSweepLeavesWhatASiblingHas(t *testing.T) {
 	})
 }
 
-// TestFault_F32_APortOfASiblingIsTheContainers: its ADD leaves it with the first,
-// and that of another container fails.
+// TestFault_F32_APortOfASiblingIsTheContainers: its ADD leaves the port with
+// the first interface, and another container's ADD fails.
 func TestFault_F32_APortOfASiblingIsTheContainers(t *testing.T) {
 	h := newHost(t, "nft")
 	fw := Open(h.ns, Options{})

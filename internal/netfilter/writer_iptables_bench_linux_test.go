@@ -16,8 +16,8 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// crowd makes the rules of n containers, of many at once: one transaction of all
-// of them would be longer than the tool can send.
+// crowd makes the rules of n containers in several transactions: a single one
+// would be longer than the tool can send.
 func crowd(b *testing.B, fw *Firewalls, n int) {
 	b.Helper()
 	const many = 50
@@ -35,9 +35,10 @@ func crowd(b *testing.B, fw *Firewalls, n int) {
 	}
 }
 
-// What one container costs with so many others there: all of its rules, of one
-// family and of both. Theirs is what the reference plugins portmap and firewall
-// take for theirs, without the masquerading, which is in bridge.
+// BenchmarkIPTables is the cost of one container beside so many others: all of
+// its rules, of one family and of both. The reference plugins portmap and
+// firewall are measured with theirs, without masquerading, which is part of
+// bridge.
 func BenchmarkIPTables(b *testing.B) {
 	for _, variant := range []string{"nft", "legacy"} {
 		for _, n := range []int{10, 300, 1000} {
@@ -69,8 +70,8 @@ func BenchmarkIPTables(b *testing.B) {
 	}
 }
 
-// addAndRemove first adds all and then removes all, and reports the medians:
-// who adds after someone else has deleted waits for that one's grace period.
+// addAndRemove first adds all and then removes all, and reports the medians. An
+// addition after another program's deletion waits for that one's grace period.
 func addAndRemove(b *testing.B, add, remove func(i int) error) {
 	each := func(unit string, fn func(i int) error) {
 		took := make([]time.Duration, b.N)

@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// SetUp sets up interfaces of a namespace.
+// SetUp sets interfaces of a namespace up.
 func SetUp(t testing.TB, ns *netns.Handle, names ...string) {
 	t.Helper()
 	Inside(t, ns, func(nl *netlink.Handle) error {
@@ -40,7 +40,7 @@ func Change(t testing.TB, ns *netns.Handle, name string, f func(*netlink.Handle,
 	})
 }
 
-// Link is an interface as it is now.
+// Link returns the present state of an interface.
 func Link(t testing.TB, ns *netns.Handle, name string) (found netlink.Link) {
 	t.Helper()
 	Change(t, ns, name, func(_ *netlink.Handle, link netlink.Link) error {

@@ -18,13 +18,13 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// New makes a namespace that is there until the test ends.
+// New makes a namespace that lives until the test ends.
 func New(t testing.TB) *netns.Handle {
 	t.Helper()
 	return At(t, filepath.Join(t.TempDir(), "netns"))
 }
 
-// At makes a namespace at a path. Both are there until the test ends.
+// At makes a namespace at a path. Both live until the test ends.
 func At(t testing.TB, path string) *netns.Handle {
 	t.Helper()
 	ns, err := netns.Create(path)
@@ -37,15 +37,15 @@ func At(t testing.TB, path string) *netns.Handle {
 	return ns
 }
 
-// Enter moves the test's goroutine to a namespace. Its thread is never unlocked,
-// and ends with the goroutine.
+// Enter moves the test's goroutine to a namespace. Its thread is never
+// unlocked, and ends with the goroutine.
 func Enter(t testing.TB, ns *netns.Handle) {
 	t.Helper()
 	runtime.LockOSThread()
 	expect.NoError(t, unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET))
 }
 
-// Inside runs f with netlink of a namespace.
+// Inside runs f with a netlink handle in a namespace.
 func Inside(t testing.TB, ns *netns.Handle, f func(*netlink.Handle) error) {
 	t.Helper()
 	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
@@ -54,13 +54,13 @@ func Inside(t testing.TB, ns *netns.Handle, f func(*netlink.Handle) error) {
 	expect.NoError(t, f(nl))
 }
 
-// Shell runs a script in a namespace, which must succeed.
+// Shell runs a script in a namespace. The script must succeed.
 func Shell(t testing.TB, ns *netns.Handle, script string) {
 	t.Helper()
 	Run(t, ns, "sh", "-ec", script)
 }
 
-// Run runs a command in a namespace, which must succeed.
+// Run runs a command in a namespace. The command must succeed.
 func Run(t testing.TB, ns *netns.Handle, name string, args ...string) {
 	t.Helper()
 	expect.NoError(t, ns.Do(func() error {
@@ -72,9 +72,9 @@ func Run(t testing.TB, ns *netns.Handle, name string, args ...string) {
 	}))
 }
 
-// NoAddressDetection spares interfaces of the calling thread's namespace the
-// detection of duplicate IPv6 addresses, for which reference plugins wait up to
-// two seconds. "all" alone is not enough: the larger value counts.
+// NoAddressDetection disables IPv6 duplicate address detection for interfaces
+// of the calling thread's namespace. Reference plugins wait up to two seconds
+// for it. Setting "all" alone is not enough: the larger value counts.
 func NoAddressDetection() error {
 	for _, which := range []string{"all", "default"} {
 		path := filepath.Join("/proc/sys/net/ipv6/conf", which, "accept_dad")

@@ -37,7 +37,7 @@ func rulesOf(t *testing.T, c *Conn, table Table, chain string) (all []Object) {
 	return all
 }
 
-// inConn runs fn with a Conn in a namespace of its own.
+// inConn runs fn with a Conn in a new namespace.
 func inConn(t *testing.T, setup string, fn func(ns *netns.Handle, c *Conn)) {
 	t.Helper()
 	ns := nettest.New(t)
@@ -56,7 +56,8 @@ const oneRule = "add table ip t; add chain ip t c; add rule ip t c drop comment 
 
 func ipTable() Table { return Table{FamilyIPv4, "t"} }
 
-// The kernel itself refuses to delete from rules that are not as they were.
+// TestDeleteOfAnOldGeneration: the kernel itself refuses to delete from changed
+// rules.
 func TestDeleteOfAnOldGeneration(t *testing.T) {
 	inConn(t, oneRule, func(ns *netns.Handle, c *Conn) {
 		generation, err := c.Generation()
@@ -80,7 +81,8 @@ func TestDeleteOfAnOldGeneration(t *testing.T) {
 	})
 }
 
-// A transaction is refused as a whole, and the error names the message.
+// TestTheErrorNamesTheObject: a transaction is refused as a whole, and the
+// error names the message.
 func TestTheErrorNamesTheObject(t *testing.T) {
 	inConn(t, oneRule, func(_ *netns.Handle, c *Conn) {
 		err := c.Transact([]Message{
@@ -106,8 +108,8 @@ func TestExist(t *testing.T) {
 	})
 }
 
-// A rule that is made and listed has the same text; what it compares with, loads
-// and jumps to can be read.
+// TestRulesAreReadAsMade: a new rule and the listed one have the same text. Its
+// comparisons, loads and jumps can be read.
 func TestRulesAreReadAsMade(t *testing.T) {
 	made := map[string]Exprs{
 		"c1": Exprs(nil).Source(FamilyIPv4, Reg(0)).Equal([]byte{10, 1, 0, 2}).Jump("d"),
@@ -145,8 +147,8 @@ func TestRulesAreReadAsMade(t *testing.T) {
 	})
 }
 
-// A list that others change while it is read is reported, and a Conn with an
-// unread rest is not used again.
+// TestInterruptedAndStoppedLists: a change during the reading of a list is
+// reported, and a Conn with an unread rest is not reused.
 func TestInterruptedAndStoppedLists(t *testing.T) {
 	inConn(t, "add table ip t; add chain ip t c\n", func(ns *netns.Handle, c *Conn) {
 		var msgs []Message
@@ -181,8 +183,8 @@ func TestInterruptedAndStoppedLists(t *testing.T) {
 	})
 }
 
-// Sockets are kept for a moment, and then closed, or by Close; those that are
-// given back after it are closed, too.
+// TestSocketsAreClosed: sockets are kept for a moment and then closed, or by
+// Close. Sockets returned after Close are closed too.
 func TestSocketsAreClosed(t *testing.T) {
 	ns := nettest.New(t)
 	before, err := audit.Snapshot(t.Context(), audit.Options{})
@@ -228,7 +230,7 @@ func TestSocketsAreClosed(t *testing.T) {
 	if late := sockets.take(ns.ID()); late != nil {
 		t.Error("a socket is kept after Close")
 	}
-	// Those that no one closes close themselves.
+	// Without Close they close themselves.
 	sockets = &Pool{}
 	many(sockets)
 	for deadline := time.Now().Add(10 * time.Second); idle(sockets) > 0; time.Sleep(time.Millisecond) {

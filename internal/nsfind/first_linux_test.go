@@ -8,8 +8,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// TestTheFirstProcesssNamespaceIsThatOfItsThreads, whichever its leading one is
-// in.
+// TestTheFirstProcesssNamespaceIsThatOfItsThreads, even if its leading thread
+// is in another one.
 func TestTheFirstProcesssNamespaceIsThatOfItsThreads(t *testing.T) {
 	file := func(name string) (path string, id netns.ID) {
 		path = filepath.Join(t.TempDir(), name)

@@ -13,8 +13,8 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// TestPrivateMountsAreFound: a directory is on a private mount, in
-// another mount namespace than the first process's.
+// TestPrivateMountsAreFound: a directory is on a private mount, in another
+// mount namespace than the first process's.
 func TestPrivateMountsAreFound(t *testing.T) {
 	dir := t.TempDir()
 	expect.NoError(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
@@ -37,7 +37,7 @@ func TestPrivateMountsAreFound(t *testing.T) {
 	}
 }
 
-// anotherMountNamespace is the path of one that a process is in.
+// anotherMountNamespace returns the path of one that a process is in.
 func anotherMountNamespace(t *testing.T) string {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", "echo /proc/$$/ns/mnt; exec sleep 600")

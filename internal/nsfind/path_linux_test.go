@@ -46,7 +46,7 @@ func TestLeadsAway(t *testing.T) {
 	}
 }
 
-// TestThisThreadIsFound in the namespace that it is in, and the namespace by it.
+// TestThisThreadIsFound in its namespace, and the namespace through the thread.
 func TestThisThreadIsFound(t *testing.T) {
 	own, err := netns.CurrentID()
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// proc makes a directory that looks like /proc: links and files by path.
+// proc makes a directory in the form of /proc: links and files by path.
 func proc(t *testing.T, links, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -38,9 +38,10 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 		"1/task/1/ns/net": other, "1/task/1/ns/mnt": "mnt:[1]", "1/task/1/fd/0": "/dev/null",
 		"2/task/2/ns/net": other, "2/task/2/ns/mnt": "mnt:[1]", "2/task/2/fd/7": link,
 		"3/task/3/ns/net": link, "3/task/3/ns/mnt": "mnt:[2]", "3/task/3/fd/0": other,
-		// Threads beside the leading one; a number that no thread of this machine has.
+		// Threads besides the leading one, with a number that no thread of this
+		// machine has.
 		thread("ns/net"): link, thread("ns/mnt"): "mnt:[3]", thread("fd/9"): link,
-		"self/ns/net": link, // the same as one of the numbers
+		"self/ns/net": link, // equal to one of the numbers
 	}, map[string]string{
 		"1/task/1/mountinfo": "1 0 8:1 / / rw - ext4 root rw\n" +
 			"2 1 0:4 net:[4026532231] /run/my\\040netns rw shared:3 - nsfs nsfs rw\n" +
@@ -75,7 +76,8 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 	if search(true); !slices.Equal(paths, want[:1]) {
 		t.Errorf("after the first: %q", paths)
 	}
-	// A process that has ended is none; one that may not be looked into is.
+	// A process that has ended does not count, but one that may not be
+	// inspected does.
 	for _, more := range []struct {
 		path         string
 		wantComplete bool
@@ -84,7 +86,7 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, nil, 0o600); err != nil { // no link: EINVAL stands for EACCES
+		if err := os.WriteFile(path, nil, 0o600); err != nil { // not a link: EINVAL stands for EACCES
 			t.Fatal(err)
 		}
 		if complete := search(false); complete != more.wantComplete || !slices.Equal(paths, want) {

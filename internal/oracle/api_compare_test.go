@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// apiComparison finds what a program written for one package would trip over in
-// the other. Types correspond by name; go-cni's unexported libcni is config
-// where options take it, and Runtime where it has methods.
+// apiComparison finds the incompatibilities for a program that moves from one
+// package to the other. Types correspond by name. go-cni's unexported libcni
+// corresponds to config in options, and to Runtime in methods.
 type apiComparison struct {
 	before, now *types.Package
 	problems    []string
 }
 
-// compareAPI returns what breaks, sorted.
+// compareAPI returns the incompatible changes, sorted.
 func compareAPI(before, now *types.Package) []string {
 	c := &apiComparison{before: before, now: now}
 	for _, name := range exportedNames(before) {
@@ -39,7 +39,7 @@ func (c *apiComparison) problem(name, format string, args ...any) {
 	c.problems = append(c.problems, name+": "+fmt.Sprintf(format, args...))
 }
 
-// became reports a change of type in the packages' own words.
+// became reports a changed type, in the packages' own terms.
 func (c *apiComparison) became(name, prefix string, before, now types.Type) {
 	short := func(*types.Package) string { return "" }
 	c.problem(name, "%s%s became %s", prefix, types.TypeString(before, short), types.TypeString(now, short))
@@ -93,7 +93,7 @@ func (c *apiComparison) constant(before, now *types.Const) {
 }
 
 // function compares signatures. A result that was an interface of the package
-// may have become a type that has its methods: callers assign it to the
+// may become a type with its methods, because callers assign it to the
 // interface.
 func (c *apiComparison) function(name string, before, now types.Type) {
 	b, n := before.(*types.Signature), now.(*types.Signature)
@@ -142,8 +142,8 @@ func (c *apiComparison) typeName(before, now *types.TypeName) {
 	c.methods(name, before.Type(), now.Type())
 }
 
-// interfaceMethods wants the very same methods: one more, and the fakes of
-// importers no longer satisfy the interface.
+// interfaceMethods requires exactly the same methods: with one more, importers'
+// fakes would no longer satisfy the interface.
 func (c *apiComparison) interfaceMethods(name string, before, now types.Type) {
 	names := func(t types.Type) (all []string) {
 		for m := range t.Underlying().(*types.Interface).Methods() {
@@ -156,7 +156,7 @@ func (c *apiComparison) interfaceMethods(name string, before, now types.Type) {
 	}
 }
 
-// methods wants the exported methods that were declared on before.
+// methods requires the exported methods that before had.
 func (c *apiComparison) methods(name string, before, now types.Type) {
 	named, ok := before.(*types.Named)
 	if !ok {
@@ -186,8 +186,8 @@ func (c *apiComparison) methods(name string, before, now types.Type) {
 	}
 }
 
-// fields wants the exported fields of before, in their order and with their
-// JSON keys; what is new must not show in JSON unless it is used.
+// fields requires the exported fields of before, in their order and with their
+// JSON keys. New fields must not appear in JSON unless they are used.
 func (c *apiComparison) fields(name string, before, now *types.Struct) {
 	position := map[string]int{}
 	for i := range now.NumFields() {
@@ -225,7 +225,7 @@ func (c *apiComparison) fields(name string, before, now *types.Struct) {
 	}
 }
 
-// jsonTag is the key that a field has in JSON, and its options.
+// jsonTag returns a field's JSON key and options.
 func jsonTag(s *types.Struct, i int) string {
 	key, options, _ := strings.Cut(reflect.StructTag(s.Tag(i)).Get("json"), ",")
 	if key == "" {
@@ -249,8 +249,8 @@ func (c *apiComparison) tuple(before, now *types.Tuple) bool {
 	return true
 }
 
-// same tells whether types are identical once those of the packages themselves
-// are mapped by name.
+// same reports whether types are identical after those of the packages
+// themselves are mapped by name.
 func (c *apiComparison) same(before, now types.Type) bool {
 	before, now = types.Unalias(before), types.Unalias(now)
 	switch b := before.(type) {

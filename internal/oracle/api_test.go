@@ -20,8 +20,8 @@ const (
 	ours  = "github.com/embedcni/cni"
 )
 
-// TestAPIHasAllOfGoCNI loads both packages as the compiler sees them on each
-// platform that importers build for, and compares what they export.
+// TestAPIHasAllOfGoCNI loads both packages for each platform that importers
+// build for, and compares their exports.
 func TestAPIHasAllOfGoCNI(t *testing.T) {
 	for _, goos := range []string{"linux", "windows", "darwin"} {
 		t.Run(goos, func(t *testing.T) {
@@ -36,9 +36,8 @@ func TestAPIHasAllOfGoCNI(t *testing.T) {
 	}
 }
 
-// loadAPIs reads both packages from the export data that the go command makes.
-// One importer reads both, so that a type of a third package is the same type
-// in both.
+// loadAPIs reads both packages from the go command's export data. One importer
+// reads both, so that a third package's type is the same in both.
 func loadAPIs(t *testing.T, goos string) (before, now *types.Package) {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", goCNI, ours)
@@ -138,8 +137,8 @@ func TestAPIComparisonFindsWhatBreaksImporters(t *testing.T) {
 	}
 }
 
-// TestAPIComparisonAcceptsTheSame: a comparison that always complains would
-// pass the test before.
+// TestAPIComparisonAcceptsTheSame: otherwise a comparison that always complains
+// would pass the previous test.
 func TestAPIComparisonAcceptsTheSame(t *testing.T) {
 	const source = `package cni
 	const C = 1

@@ -16,7 +16,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// TestDuty_R16_AttachmentsThatGoCNIMadeCount: they are in libcni's cache alone.
+// TestDuty_R16_AttachmentsThatGoCNIMadeCount, although only libcni's cache has
+// them.
 func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
 	testhost.LeavesNothingRunning(t)
 	h := &host{testhost.New(t)}
@@ -56,7 +57,7 @@ func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
 	}
 }
 
-// wantCalls wants these calls since the last time, and returns the first.
+// wantCalls compares the calls since the last time, and returns the first.
 func (h *host) wantCalls(want ...string) scripted.Call {
 	h.T.Helper()
 	calls := h.TakeCalls()
@@ -70,8 +71,8 @@ func (h *host) wantCalls(want ...string) scripted.Call {
 	return calls[0]
 }
 
-// TestCompat_FieldsOfAnotherTypeAreLoadedWhereGoCNILoadsThem: the root's tests
-// of what was loaded hold libcni for go-cni.
+// TestCompat_FieldsOfAnotherTypeAreLoadedWhereGoCNILoadsThem: the tests of
+// loading use libcni in place of go-cni.
 func TestCompat_FieldsOfAnotherTypeAreLoadedWhereGoCNILoadsThem(t *testing.T) {
 	refused := 0
 	for _, typ := range []string{"own", "bridge", "portmap"} {

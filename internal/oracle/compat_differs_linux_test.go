@@ -23,8 +23,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// The tests of this file show what differs from go-cni on purpose: each runs
-// go-cni first and fails when it, too, has become right, so that the migration
+// The tests of this file cover intended differences from go-cni. Each runs
+// go-cni first and fails if go-cni has become right too, so that the migration
 // table can be shortened.
 
 func TestCompatDiffers_SettingsApplyWhereverTheyStand(t *testing.T) {
@@ -48,8 +48,8 @@ func TestCompatDiffers_FailedLoadKeepsTheLastGoodConfiguration(t *testing.T) {
 	}
 }
 
-// TestCompat_18_NamesThatGoCNITakesAtLoad: several configurations of one name, and
-// one without a name.
+// TestCompat_18_NamesThatGoCNITakesAtLoad: several configurations with the same
+// name, and one without a name.
 func TestCompat_18_NamesThatGoCNITakesAtLoad(t *testing.T) {
 	list, unnamed := []byte(testhost.ListOf("net")), []byte(testhost.ListOf(""))
 	dir := testhost.ConfDir(t, map[string]string{"1.conflist": testhost.ListOf("net"), "2.conflist": testhost.ListOf("net"), "unnamed": testhost.ListOf("")})
@@ -80,8 +80,8 @@ func TestCompat_18_NamesThatGoCNITakesAtLoad(t *testing.T) {
 	}
 }
 
-// TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText: go-cni takes any "not
-// found" for "nothing to delete", iptables that cannot be found included.
+// TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText: go-cni treats any "not
+// found" as "nothing to delete", even a missing iptables.
 func TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText(t *testing.T) {
 	h := &host{testhost.New(t)}
 	b := h.bothOn(h.ScriptedList("net", "1.0.0", testhost.Refusing("DEL", "exec: iptables: executable file not found in $PATH"), "x"))
@@ -128,8 +128,8 @@ func TestCompatDiffers_SetupRollsBack(t *testing.T) {
 	}
 }
 
-// TestCompatDiffers_CheckWithLoopback: go-cni's loopback is of 0.3.1, which has
-// no CHECK, so that its Check fails for whoever loads it.
+// TestCompatDiffers_CheckWithLoopback: go-cni's loopback has version 0.3.1,
+// which has no CHECK. Its Check therefore fails for all users of it.
 func TestCompatDiffers_CheckWithLoopback(t *testing.T) {
 	h := &host{testhost.New(t)}
 	h.Plugin(scripted.Script{}, "loopback")
@@ -162,7 +162,8 @@ func TestCompatDiffers_CancelledContextDoesNotStopATeardown(t *testing.T) {
 	}
 }
 
-// TestCompatDiffers_StderrOfPlugins goes to the error, not to the process's.
+// TestCompatDiffers_StderrOfPlugins appears in the error instead of the
+// process's stderr.
 func TestCompatDiffers_StderrOfPlugins(t *testing.T) {
 	h := &host{testhost.New(t)}
 	path := h.Container("c")
@@ -216,7 +217,8 @@ func TestCompatDiffers_ResultThatMakesGoCNIPanic(t *testing.T) {
 	}
 }
 
-// TestCompatDiffers_CapabilitiesOnTheWire have the keys of CONVENTIONS.md (R44).
+// TestCompatDiffers_CapabilitiesOnTheWire have the keys of CONVENTIONS.md
+// (R44).
 func TestCompatDiffers_CapabilitiesOnTheWire(t *testing.T) {
 	h := &host{testhost.New(t)}
 	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x"))
@@ -239,8 +241,8 @@ func TestCompatDiffers_CapabilitiesOnTheWire(t *testing.T) {
 	}
 }
 
-// TestCompatDiffers_SecondSetup: go-cni runs a second ADD. Here an attachment
-// that lives is an error and nothing runs; one that is dead is removed first.
+// TestCompatDiffers_SecondSetup: go-cni runs a second ADD. Ours refuses it and
+// runs nothing if the attachment lives, and removes a dead one first.
 func TestCompatDiffers_SecondSetup(t *testing.T) {
 	h := &host{testhost.New(t)}
 	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x"))
@@ -267,7 +269,8 @@ func TestCompatDiffers_SecondSetup(t *testing.T) {
 	}
 }
 
-// addLink makes an interface in a namespace, for plugins that only say they did.
+// addLink makes an interface in a namespace, for plugins that only claim to
+// have made one.
 func (h *host) addLink(ns *netns.Handle, name string) {
 	h.T.Helper()
 	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))

@@ -16,10 +16,10 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// host is a host on which the two packages are compared.
+// host is a host for comparing the two packages.
 type host struct{ *testhost.Host }
 
-// bothOn makes the two packages with the same networks on this host.
+// bothOn returns the two packages with the same networks on this host.
 func (h *host) bothOn(lists ...[]byte) bothPackages {
 	h.T.Helper()
 	their := []gocni.Opt{gocni.WithPluginDir([]string{h.Path("bin")})}
@@ -34,8 +34,8 @@ func (h *host) bothOn(lists ...[]byte) bothPackages {
 	return bothPackages{theirs, h.Runtime(our...)}
 }
 
-// TestCompat_05_ResultIsInLoadOrder: an entry of DNS and a raw result for each
-// network, in the order of the networks, though they ran in parallel.
+// TestCompat_05_ResultIsInLoadOrder: each network has a DNS entry and a raw
+// result in the order of the networks, although they ran in parallel.
 func TestCompat_05_ResultIsInLoadOrder(t *testing.T) {
 	h := &host{testhost.New(t)}
 	b := h.bothOn(h.ScriptedList("first", "0.2.0", scripted.Script{}, "old"),
@@ -71,8 +71,8 @@ func TestCompat_05_DefaultInterfaceIsAlwaysThere(t *testing.T) {
 	}
 }
 
-// TestCompat_08_Status: too few networks, else STATUS of the plugins whose
-// configuration is of 1.1.0.
+// TestCompat_08_Status: too few networks, otherwise the STATUS of plugins with
+// a 1.1.0 configuration.
 func TestCompat_08_Status(t *testing.T) {
 	h := &host{testhost.New(t)}
 	old := h.ScriptedList("old", "1.0.0", testhost.Refusing("STATUS", "is never asked"), "old")
@@ -107,9 +107,9 @@ func TestCompat_08_Status(t *testing.T) {
 	}
 }
 
-// TestCompat_09_RemoveWithoutNetNS succeeds for an id that was never added, as
-// nerdctl does before each Setup, and after the namespace is gone, when the
-// plugins get the path where it is kept.
+// TestCompat_09_RemoveWithoutNetNS succeeds for an ID that was never added, as
+// nerdctl needs before each Setup. It also succeeds after the namespace is
+// gone: the plugins then get the pin's path.
 func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 	h := &host{testhost.New(t)}
 	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "a", "b"))
@@ -150,7 +150,8 @@ func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 	}
 }
 
-// TestCompat_10_Texts that callers match or show are in both packages' errors.
+// TestCompat_10_Texts that callers match or show are the same in both packages'
+// errors.
 func TestCompat_10_Texts(t *testing.T) {
 	h := &host{testhost.New(t)}
 	path := h.Container("n1")
@@ -205,8 +206,9 @@ func TestCompat_10_Texts(t *testing.T) {
 }
 
 // TestCompat_11_PluginsRunInTheNamespaceOfTheCallersThread: BuildKit and
-// nerdctl lock a thread, enter a namespace and call. go-cni keeps it in
-// SetupSerially and loses it in Setup, whose goroutines run on other threads.
+// nerdctl lock a thread, enter a namespace and call. go-cni keeps the namespace
+// in SetupSerially and loses it in Setup, whose goroutines run on other
+// threads.
 func TestCompat_11_PluginsRunInTheNamespaceOfTheCallersThread(t *testing.T) {
 	h := &host{testhost.New(t)} // locks the thread and enters a namespace
 	here, err := os.Readlink("/proc/thread-self/ns/net")

@@ -21,8 +21,8 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// TestCompat_01_SevenMethods: the interface has go-cni's methods and no other,
-// so that importers' fakes stay complete. See also TestAPIHasAllOfGoCNI.
+// TestCompat_01_SevenMethods: the interface has exactly go-cni's methods, so
+// that importers' fakes stay complete. See also TestAPIHasAllOfGoCNI.
 func TestCompat_01_SevenMethods(t *testing.T) {
 	methods := func(i reflect.Type) (names []string) {
 		for n := range i.NumMethod() {
@@ -38,7 +38,7 @@ func TestCompat_01_SevenMethods(t *testing.T) {
 	}
 }
 
-// TestCompat_02_LoadersAreOptionValues: three are passed without a call, the
+// TestCompat_02_LoadersAreOptionValues: three are passed without a call. The
 // names and aliases are types of their own.
 func TestCompat_02_LoadersAreOptionValues(t *testing.T) {
 	opts := []cni.Opt{cni.WithLoNetwork, cni.WithDefaultConf, cni.WithAllConf}
@@ -57,7 +57,7 @@ func TestCompat_02_LoadersAreOptionValues(t *testing.T) {
 	}
 }
 
-// sameJSON compares to the byte what importers persist.
+// sameJSON compares JSON that importers store, byte for byte.
 func sameJSON(t *testing.T, name string, got, want any) {
 	t.Helper()
 	g, err := json.Marshal(got)
@@ -73,7 +73,8 @@ func sameJSON(t *testing.T, name string, got, want any) {
 	}
 }
 
-// TestCompat_03_JSONOfOptions: nerdctl persists port mappings, others the rest.
+// TestCompat_03_JSONOfOptions: nerdctl stores port mappings, and others the
+// rest.
 func TestCompat_03_JSONOfOptions(t *testing.T) {
 	sameJSON(t, "port mappings",
 		[]cni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp", HostIP: "::1"}, {}},
@@ -121,8 +122,8 @@ var compatResults = map[string][]*types100.Result{
 	},
 }
 
-// TestCompat_03_JSONOfResult: containerd persists it. What we add stands behind
-// what was there, and only where it is not empty.
+// TestCompat_03_JSONOfResult: containerd stores it. Our additions follow the
+// existing fields, and only if they are not empty.
 func TestCompat_03_JSONOfResult(t *testing.T) {
 	theirs, err := gocni.New()
 	if err != nil {
@@ -159,14 +160,14 @@ func TestCompat_03_JSONOfResult(t *testing.T) {
 	}
 }
 
-// bothPackages are the two packages with the same configuration.
+// bothPackages has both packages with the same configuration.
 type bothPackages struct {
 	theirs gocni.CNI
 	ours   *cni.Runtime
 }
 
-// loadBoth loads what the steps say into both: lo, conf, conffile, index7, list,
-// listfile, default, all. Each network has a name of its own.
+// loadBoth runs the steps in both: lo, conf, conffile, index7, list, listfile,
+// default, all. Each network has a unique name.
 func loadBoth(t testing.TB, steps ...string) bothPackages {
 	t.Helper()
 	dir := testhost.ConfDir(t, map[string]string{"10-a.conflist": testhost.ListOf("dir-a"), "20-b.conf": testhost.ConfOf("dir-b"), "30-c.json": testhost.ConfOf("dir-c")})
@@ -211,8 +212,8 @@ func loadBoth(t testing.TB, steps ...string) bothPackages {
 	return bothPackages{theirs, ours}
 }
 
-// TestCompat_04_InterfaceNamesFollowLoadOrder, with loopback counted, except
-// where a directory is loaded.
+// TestCompat_04_InterfaceNamesFollowLoadOrder, counting loopback, except for a
+// loaded directory.
 func TestCompat_04_InterfaceNamesFollowLoadOrder(t *testing.T) {
 	for steps, want := range map[string]string{
 		"lo":                  "lo",
@@ -244,7 +245,8 @@ func TestCompat_04_InterfaceNamesFollowLoadOrder(t *testing.T) {
 	}
 }
 
-// jsonValue is what JSON says, whatever its spaces and the order of its keys.
+// jsonValue returns the value of JSON, which ignores spaces and the order of
+// keys.
 func jsonValue(t *testing.T, source string) any {
 	t.Helper()
 	var v any
@@ -254,9 +256,10 @@ func jsonValue(t *testing.T, source string) any {
 	return v
 }
 
-// TestCompat_03_JSONOfConfigResult: crictl shows it. The sources of plugins are
-// ours to the byte and libcni's written anew in go-cni, so they are compared by
-// value, the rest to the byte, but for what runs for a plugin, which is ours alone.
+// TestCompat_03_JSONOfConfigResult: crictl shows it. Our plugins' sources are
+// unchanged, and go-cni's are encoded anew by libcni, so they are compared by
+// value. Everything else is compared byte for byte, except for the kinds of
+// plugins, which only we have.
 func TestCompat_03_JSONOfConfigResult(t *testing.T) {
 	b := loadBoth(t, "list", "listfile", "conf", "index7", "all")
 	got, want := b.ours.GetConfig(), b.theirs.GetConfig()
@@ -281,7 +284,7 @@ func TestCompat_03_JSONOfConfigResult(t *testing.T) {
 	sameJSON(t, "configuration", got, want)
 }
 
-// TestCompat_06_LoadReplacesEverything, what New was given included.
+// TestCompat_06_LoadReplacesEverything, including the options of New.
 func TestCompat_06_LoadReplacesEverything(t *testing.T) {
 	b := loadBoth(t, "lo", "list")
 	if err := errors.Join(b.ours.Load(cni.WithConf([]byte(testhost.ConfOf("new")))), b.theirs.Load(gocni.WithConf([]byte(testhost.ConfOf("new"))))); err != nil {
@@ -301,8 +304,8 @@ func TestCompat_06_LoadReplacesEverything(t *testing.T) {
 	}
 }
 
-// TestCompat_07_NothingNeedsToExist: plugins and directories are installed
-// later; only a loader that finds nothing says that there is no configuration.
+// TestCompat_07_NothingNeedsToExist: plugins and directories may be installed
+// later. Only a loader that finds nothing reports a missing configuration.
 func TestCompat_07_NothingNeedsToExist(t *testing.T) {
 	gone := filepath.Join(t.TempDir(), "gone")
 	theirs, err := gocni.New(gocni.WithPluginConfDir(gone), gocni.WithPluginDir([]string{gone}), gocni.WithConfListBytes([]byte(testhost.ListOf("net"))))

@@ -1,5 +1,5 @@
 // Package oracle compares this library with others: with go-cni, which it
 // replaces, and with the reference plugins' own packages. It is a module of its
-// own, so that the requirements of the comparisons stay out of the module
-// graphs of this library's importers.
+// own, so that its requirements stay out of the module graphs of this library's
+// importers.
 package oracle

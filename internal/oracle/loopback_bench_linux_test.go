@@ -17,11 +17,11 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// BenchmarkLoopback attaches and detaches the loopback network in turns: go-cni
-// with the reference plugin, this library with it, and in process. The turns
-// share whatever else goes on on the machine, so that the ratios hold on any.
-// The record of attachments is on and synced, below TMPDIR; go-cni has none, and
-// its cache, in /var/lib/cni, is in memory in a sandbox.
+// BenchmarkLoopback attaches and detaches the loopback network alternately:
+// go-cni with the reference plugin, this library with it, and this library in
+// process. Other load affects all alike, so the ratios hold on any machine.
+// This library's records are on and synced, below TMPDIR. go-cni has none, and
+// in a sandbox its cache in /var/lib/cni is in memory.
 func BenchmarkLoopback(b *testing.B) {
 	theirs, err := gocni.New(gocni.WithPluginDir([]string{testhost.ReferencePlugins(b)}), gocni.WithLoNetwork)
 	if err != nil {
@@ -75,11 +75,11 @@ func BenchmarkLoopback(b *testing.B) {
 		b.ReportMetric(median(c.add), c.name+"-add-µs")
 		b.ReportMetric(median(c.del), c.name+"-del-µs")
 	}
-	b.ReportMetric(0, "ns/op") // the sum of all says nothing
+	b.ReportMetric(0, "ns/op") // the sum of all is meaningless
 }
 
-// median is in microseconds. One call that waited for another program's disk
-// does not move it.
+// median returns microseconds. A single call that waited for another program's
+// disk access does not change it.
 func median(times []time.Duration) float64 {
 	slices.Sort(times)
 	return float64(times[len(times)/2].Nanoseconds()) / 1000

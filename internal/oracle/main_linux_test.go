@@ -9,12 +9,12 @@ import (
 	"github.com/embedcni/cni/internal/scripted"
 )
 
-// init keeps the leading thread to TestMain: a test that took it to another
-// network namespace would take the process's there.
+// init reserves the leading thread for TestMain. A test on it that changed its
+// network namespace would change the process's.
 func init() { runtime.LockOSThread() }
 
-// TestMain runs the tests in namespaces of their own, with the reference plugins
-// built beforehand, outside. Started as a plugin, the test binary is one.
+// TestMain runs the tests in their own namespaces. It builds the reference
+// plugins first, outside. Started as a plugin, the test binary acts as one.
 func TestMain(m *testing.M) {
 	if scripted.IsPlugin() {
 		scripted.Main()

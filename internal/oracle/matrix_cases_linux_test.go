@@ -7,8 +7,8 @@ import (
 
 var specVersions = []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
-// versions are those of the case: a list of plugins needs 0.3.0, as prevResult
-// came with it.
+// versions returns the case's versions: a list of plugins needs 0.3.0, which
+// introduced prevResult.
 func versions(c *testhost.Case) []string {
 	var versions []string
 	for _, v := range specVersions {
@@ -52,12 +52,13 @@ func realCases() []testhost.Case {
 	}...)
 }
 
-// singleCases are those of one plugin, which can be a file of before 0.3.0.
+// singleCases have one plugin, so they work as a file of a version before
+// 0.3.0.
 func singleCases() []testhost.Case {
 	return []testhost.Case{
 		{Name: "loopback", Plugins: []string{`{"type": "loopback"}`},
-			// The plugin prints a result of 0.3.0 and calls it one of 0.1.0 or
-			// 0.2.0, in which there is nothing then.
+			// The plugin prints a result of 0.3.0 and labels it as 0.1.0 or
+			// 0.2.0, in which it is empty.
 			Link: testhost.ContentLink{Name: "lo", Addrs: []string{"127.0.0.1/8", "::1/128"}}},
 		{Name: "bridge IPv4", Lo: true, Plugins: []string{testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V4Range))}},
 		{Name: "bridge IPv6", Plugins: []string{testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V6Range))}},

@@ -8,12 +8,12 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 )
 
-// difference is something that this library does otherwise than go-cni, on
-// purpose, as a line of what is seen of a container's life.
+// difference is an intended difference from go-cni, as a line in the
+// description of a container's life.
 type difference struct {
 	cases  string // expression for name/version
-	ours   string // expression for lines that only this library has
-	theirs string // and for those that only go-cni has
+	ours   string // expression for lines of this library only
+	theirs string // expression for lines of go-cni only
 	why    string
 }
 
@@ -30,15 +30,15 @@ func differences() []difference {
 	}
 }
 
-// seenDifferences remembers which of the listed differences there were, because
-// one that is no more must not stay listed.
+// seenDifferences records the listed differences that occurred, because one
+// that no longer occurs must not stay listed.
 type seenDifferences struct {
 	mu       sync.Mutex
 	seen     map[int]bool
 	compared int
 }
 
-// unlisted returns the lines for which no reason is listed.
+// unlisted returns the lines without a listed reason.
 func (s *seenDifferences) unlisted(name string, ours, theirs audit.Lines) (audit.Lines, audit.Lines) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,12 +17,12 @@ import (
 )
 
 // TestRealPluginsInEveryVersion attaches, checks and detaches a container with
-// every reference plugin in every version of the specification it has, compares
-// the container with the result and the host with what it was, and all of it
-// with what go-cni does with the same configuration.
+// every reference plugin in every version of the specification that it
+// supports. It compares the container with the result, the host with its
+// earlier state, and all of it with go-cni under the same configuration.
 func TestRealPluginsInEveryVersion(t *testing.T) {
-	// Under the race detector go-cni has locks that look for deadlocks, and
-	// take all goroutines for one where they do not know the version of Go.
+	// Under the race detector go-cni has locks that search for deadlocks. With
+	// an unknown version of Go they mistake all goroutines for one.
 	deadlock.Opts.Disable = true
 	testhost.WantProcessAsBefore(t)
 	seen := &seenDifferences{}
@@ -38,13 +38,13 @@ func TestRealPluginsInEveryVersion(t *testing.T) {
 			}
 		}
 	})
-	if !t.Failed() && seen.compared == all { // else -run has left some out
+	if !t.Failed() && seen.compared == all { // otherwise -run has skipped some
 		seen.wantAll(t)
 	}
 }
 
-// compareLives lives one container's life with either library on a host of its
-// own. A test of its own gives each a thread of its own.
+// compareLives runs a container's life with each library on a host of its own.
+// Separate subtests give each library its own thread.
 func compareLives(t *testing.T, c *testhost.Case, version string, seen *seenDifferences) {
 	var ours, theirs []string
 	t.Run("embedcni", func(t *testing.T) {
@@ -56,7 +56,7 @@ func compareLives(t *testing.T, c *testhost.Case, version string, seen *seenDiff
 		theirs = h.live(c, version, h.goCNI(c, version))
 	})
 	if t.Failed() {
-		return // with less to compare than there is
+		return // there is less to compare
 	}
 	onlyTheirs, onlyOurs := audit.Diff(ours, theirs)
 	onlyOurs, onlyTheirs = seen.unlisted(c.Name+"/"+version, onlyOurs, onlyTheirs)
@@ -69,8 +69,8 @@ func compareLives(t *testing.T, c *testhost.Case, version string, seen *seenDiff
 // matrixHost is a host on which one of the two libraries attaches.
 type matrixHost struct{ *testhost.RealHost }
 
-// library is what the two have in common. The strict one must also pass what
-// only this library promises.
+// library holds the calls that both have. The strict one must also keep the
+// promises that only this library makes.
 type library struct {
 	strict bool
 	setup  func(id, path string) (result any, err error)
@@ -114,7 +114,7 @@ func (h *matrixHost) ourLibrary(c *testhost.Case, version string) library {
 }
 
 // goCNI uses SetupSerially, because go-cni's Setup runs plugins on any thread,
-// in whatever namespace that is.
+// in any namespace.
 func (h *matrixHost) goCNI(c *testhost.Case, version string) library {
 	opts := []gocni.Opt{gocni.WithPluginDir([]string{testhost.ReferencePlugins(h.T)})}
 	conf := c.Conf(networkOf(c, version), version, h.Path("ipam"))
@@ -150,19 +150,19 @@ func (h *matrixHost) goCNI(c *testhost.Case, version string) library {
 			}
 			return []any{result.Interfaces, result.DNS, result.Routes, result.Raw()}, nil
 		},
-		// Without the options of the setup, as this library does not need them.
+		// Without the options of the setup, which this library does not need.
 		check:  func(id, path string) error { return r.Check(ctx, id, path) },
 		remove: func(id, path string) error { return r.Remove(ctx, id, path) },
 	}
 }
 
-// networkOf is a name of its own for each case: go-cni has one cache for all.
+// networkOf returns a unique name for each case: go-cni has one cache for all.
 func networkOf(c *testhost.Case, version string) string {
 	return strings.ReplaceAll(c.Name, " ", "-") + "-" + version
 }
 
-// live attaches a container, checks, detaches twice, and returns everything
-// that could be seen of it, in lines without what is random.
+// live attaches a container, checks it, detaches it twice, and returns every
+// observation in lines without random parts.
 func (h *matrixHost) live(c *testhost.Case, version string, lib library) []string {
 	h.T.Helper()
 	if c.Prepare != nil {
@@ -197,7 +197,7 @@ func (h *matrixHost) live(c *testhost.Case, version string, lib library) []strin
 	return h.Normalize(lines)
 }
 
-// private are the lines of this library's own state.
+// private reports whether a line belongs to this library's own state.
 func (h *matrixHost) private(line string) bool { return strings.Contains(line, h.Path("state")) }
 
 const noCheck = "does not support the CHECK command"
@@ -218,7 +218,7 @@ func (h *matrixHost) checked(lib library, version, path string) string {
 	return "fails"
 }
 
-// removedAgain removes what is removed.
+// removedAgain removes a container that is already removed.
 func (h *matrixHost) removedAgain(c *testhost.Case, lib library, path string) string {
 	h.T.Helper()
 	err := lib.remove("c1", path)
@@ -231,7 +231,7 @@ func (h *matrixHost) removedAgain(c *testhost.Case, lib library, path string) st
 	return "fails: " + err.Error()
 }
 
-// flatten renders a value as lines of path and scalar, in the order of paths.
+// flatten renders a value as lines of path and scalar, sorted by path.
 func flatten(path string, value any) []string {
 	data, err := json.Marshal(value)
 	if err != nil {

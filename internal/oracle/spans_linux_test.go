@@ -23,8 +23,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// traced is a host with networks of scripted plugins, of which either library can
-// make a trace.
+// traced is a host with networks of scripted plugins, on which either library
+// can produce a trace.
 type traced struct {
 	t     *testing.T
 	dir   string
@@ -62,13 +62,13 @@ func (h *traced) must(err error) {
 
 func (h *traced) script(typ string) string { return filepath.Join(h.dir, typ+".json") }
 
-// on has the plugin of a type do something for a verb.
+// on sets a plugin's action for each verb.
 func (h *traced) on(typ string, verbs map[string]scripted.Action) {
 	h.t.Helper()
 	h.must(scripted.Script{Log: filepath.Join(h.dir, "calls"), Verbs: verbs}.Save(h.script(typ)))
 }
 
-// ours and theirs are the libraries, with the networks loaded.
+// ours and theirs return the libraries with the networks loaded.
 func (h *traced) ours() cni.CNI {
 	h.t.Helper()
 	r, err := cni.New(cni.WithStateDir(filepath.Join(h.dir, "state")), cni.WithPluginDir([]string{h.dir}),
@@ -90,7 +90,7 @@ func (h *traced) theirs() gocni.CNI {
 	return c
 }
 
-// verbs are the methods that make spans, of either library.
+// verbs are the methods of either library that make spans.
 type verbs struct {
 	setup, setupSerially, remove, check func(ctx context.Context, id, path string) error
 }
@@ -131,8 +131,8 @@ func (r *spanRecorder) OnEnd(s sdktrace.ReadOnlySpan) {
 	r.open.Done()
 }
 
-// recorder is the provider of all tests: the first one that is set stays, for
-// whoever asked before.
+// recorder is the provider of all tests. The global provider cannot be replaced
+// for tracers that exist already.
 func recorder(t *testing.T) *spanRecorder {
 	t.Helper()
 	r := &spanRecorder{SpanRecorder: tracetest.NewSpanRecorder()}
@@ -142,7 +142,7 @@ func recorder(t *testing.T) *spanRecorder {
 	return r
 }
 
-// trace runs f below a span of the caller's, and renders the spans that ended.
+// trace runs f below the caller's span, and renders the spans that ended.
 func (h *traced) trace(f func(context.Context)) []span {
 	h.t.Helper()
 	r := recorder(h.t)
@@ -171,7 +171,7 @@ func (h *traced) trace(f func(context.Context)) []span {
 
 type span struct {
 	sdktrace.ReadOnlySpan
-	name string // with those of its ancestors
+	name string // with its ancestors' names
 }
 
 func (s span) String() string {
@@ -188,7 +188,7 @@ func (s span) String() string {
 	return line + fmt.Sprintf(", %d events, %s", len(s.Events()), s.SpanKind())
 }
 
-// added reports whether a span is none of go-cni's.
+// added reports whether a span is not one of go-cni's.
 func (s span) added() bool {
 	return s.Name() == "cni.plugin" || s.Name() == "cni.detachNetwork" || s.Name() == "cni.checkNetwork"
 }
@@ -204,11 +204,11 @@ func rendered(spans []span, which func(span) bool) []string {
 	return lines
 }
 
-// failing is what a plugin answers.
+// failing is a plugin's answer.
 var failing = scripted.Action{Exit: 1, Stdout: func() *string { s := `{"code": 11, "msg": "no more addresses"}`; return &s }()}
 
-// TestTheTraceIsGoCNIs in names, parents, attributes and status, for each
-// method that makes one, where all goes well and where a plugin fails.
+// TestTheTraceIsGoCNIs compares names, parents, attributes and status for each
+// method with a trace, with and without a failing plugin.
 func TestTheTraceIsGoCNIs(t *testing.T) {
 	attached := func(v verbs, h *traced) {
 		t.Helper()
@@ -261,8 +261,8 @@ func TestTheTraceIsGoCNIs(t *testing.T) {
 	}
 }
 
-// TestEachPluginHasASpan, below its network's, which is the parent of what the
-// plugin makes.
+// TestEachPluginHasASpan below its network's. It is the parent of the plugin's
+// own spans.
 func TestEachPluginHasASpan(t *testing.T) {
 	h := newTraced(t)
 	v := h.verbsOf(true)
@@ -324,8 +324,8 @@ func TestEachPluginHasASpan(t *testing.T) {
 	}
 }
 
-// TestAnErrorOfNoNetworkIsTheMethodsStatus: no other span would have it. go-cni
-// drops it.
+// TestAnErrorOfNoNetworkIsTheMethodsStatus, because no other span would have
+// it. go-cni drops it.
 func TestAnErrorOfNoNetworkIsTheMethodsStatus(t *testing.T) {
 	h := newTraced(t)
 	v := h.verbsOf(true)
@@ -346,8 +346,8 @@ func TestAnErrorOfNoNetworkIsTheMethodsStatus(t *testing.T) {
 	}
 }
 
-// TestOnlyTheFourMethodsBeginATrace: what runs plugins beside them continues the
-// caller's, if there is one.
+// TestOnlyTheFourMethodsBeginATrace: the other calls that run plugins continue
+// the caller's trace, if there is one.
 func TestOnlyTheFourMethodsBeginATrace(t *testing.T) {
 	h := newTraced(t)
 	for i, conf := range h.confs {
@@ -375,8 +375,8 @@ func TestOnlyTheFourMethodsBeginATrace(t *testing.T) {
 	}
 }
 
-// TestSpansBeginWithTheProvider: a runtime has spans from then on that somebody
-// wants them, and none any more when nobody does.
+// TestSpansBeginWithTheProvider: a runtime makes spans from the moment when
+// there is a provider, and none after the provider is gone.
 func TestSpansBeginWithTheProvider(t *testing.T) {
 	h := newTraced(t)
 	v := h.verbsOf(true)

@@ -29,8 +29,8 @@ func holders(t *testing.T, path string, offset int64) []*Holder {
 	return found
 }
 
-// TestHoldersAreThoseOfTheByte: whoever lacks the open file, or has another byte
-// of it locked, is somebody else.
+// TestHoldersAreThoseOfTheByte: a process without the open file, or with
+// another byte locked, is not a holder.
 func TestHoldersAreThoseOfTheByte(t *testing.T) {
 	const mine, other = 42, 44
 	path := filepath.Join(t.TempDir(), "locks")
@@ -70,7 +70,7 @@ func TestHoldersAreThoseOfTheByte(t *testing.T) {
 			killed++
 		}
 	}
-	if killed != len(plugins) { // this process, which opened the file, is not
+	if killed != len(plugins) { // except this process, which opened the file
 		t.Errorf("killed %d", killed)
 	}
 	for _, cmd := range plugins {
@@ -86,8 +86,8 @@ func TestHoldersAreThoseOfTheByte(t *testing.T) {
 	}
 }
 
-// TestWhoHasTheByteNoMoreIsNotKilled: between the look and the kill the number
-// may be another process's, or the lock another runtime's.
+// TestWhoHasTheByteNoMoreIsNotKilled: between the check and the kill the number
+// may pass to another process, or the lock to another runtime.
 func TestWhoHasTheByteNoMoreIsNotKilled(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "locks")
 	lock := open(t, path, 42)
@@ -110,7 +110,7 @@ func TestWhoHasTheByteNoMoreIsNotKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantKilled(t, "the plugin", plugin)
-	// Another process by that number: the handle is not its.
+	// Another process has that number, but the handle is not its.
 	again := start(t, lock)
 	found[0].PID = again.Process.Pid
 	if ok, err := found[0].Kill(); ok || err != nil {

@@ -22,13 +22,13 @@ func init() {
 	}
 }
 
-// TestMain is a process whose leading thread has ended, if it is asked to be.
+// TestMain is a process whose leading thread has ended, on request.
 func TestMain(m *testing.M) {
 	if os.Getenv(leaderlessEnv) == "" {
 		os.Exit(m.Run())
 	}
 	go func() {
-		for { // until the kernel says that it has ended
+		for { // until the kernel reports its end
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", os.Getpid()))
 			if err != nil || strings.HasPrefix(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " Z") {
 				fmt.Println(err)
@@ -36,11 +36,11 @@ func TestMain(m *testing.M) {
 			}
 		}
 	}()
-	_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0) // of this thread alone
+	_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0) // ends only this thread
 }
 
-// TestFault_F29_AHolderWhoseLeadingThreadHasEndedIsFound: what /proc/PID shows are
-// the leading thread's descriptors, and a plugin may go on without that one.
+// TestFault_F29_AHolderWhoseLeadingThreadHasEndedIsFound: /proc/PID shows the
+// leading thread's descriptors, and a plugin may continue without that thread.
 func TestFault_F29_AHolderWhoseLeadingThreadHasEndedIsFound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "locks")
 	lock := open(t, path, 42)

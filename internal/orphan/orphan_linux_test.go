@@ -74,7 +74,7 @@ func TestAliveKnowsARecycledNumber(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantAlive(t, self, true)
-	wantAlive(t, self+"0", false) // the same number, started at another time
+	wantAlive(t, self+"0", false) // the same number with another start time
 
 	cmd := start(t, nil)
 	child, err := identify(cmd.Process.Pid)
@@ -129,7 +129,7 @@ func TestAliveInAnotherPIDNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, since, _ := strings.Cut(here, ":")
-	there := "1:" + since // what the process is in its own namespace
+	there := "1:" + since // the process's identity in its own namespace
 	if alive, err := Alive(there); alive || err != nil {
 		t.Fatalf("in this namespace %s lives (%v): the test has lost its point", there, err)
 	}
@@ -157,7 +157,7 @@ func TestAliveInAnotherPIDNamespace(t *testing.T) {
 	if alive, err := aliveAnywhere(there); alive || err != nil {
 		t.Errorf("after its end: %v, %v", alive, err)
 	}
-	// From a namespace that is not the initial one, its end cannot be known.
+	// Outside the initial namespace its end is unknown.
 	if alive, err := AliveIn(1, there); alive != (PIDNS() != initialPIDNS) || err != nil {
 		t.Errorf("after its end, of another namespace: %v, %v", alive, err)
 	}

@@ -11,15 +11,16 @@ import (
 	"testing"
 )
 
-// stranger is a user who is neither root nor whoever runs the tests.
+// stranger is a user other than root and the tests' user.
 const stranger = 4711
 
-// The directory of the plugins is sound; what is above it is not.
+// TestFault_F52_AParentThatAnybodyCanWriteIsRefused: the plugins' directory is
+// safe, but one above it is not.
 func TestFault_F52_AParentThatAnybodyCanWriteIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		change  func(root string) error
-		refused string // relative to the root; empty: nothing
+		refused string // relative to the root; empty: none
 	}{
 		{"all is root's", func(string) error { return nil }, ""},
 		{"a parent that everybody writes", func(root string) error { return os.Chmod(filepath.Join(root, "opt"), 0o777) }, "opt"},
@@ -73,8 +74,8 @@ func TestFault_F52_AParentThatAnybodyCanWriteIsRefused(t *testing.T) {
 	}
 }
 
-// In a user namespace the host's root has no number, and owns the system's
-// directories.
+// TestAnOwnerWithoutANumber: in a user namespace the host's root has no number,
+// and owns the system's directories.
 func TestAnOwnerWithoutANumber(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root gives files away")

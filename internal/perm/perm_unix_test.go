@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// put makes a file and its directory with these modes, whatever the umask.
+// put makes a file and its directory with these modes, ignoring the umask.
 func put(t *testing.T, path string, dir, file fs.FileMode) {
 	t.Helper()
 	err := errors.Join(
@@ -28,7 +28,7 @@ func TestCheckRefusesWhatEverybodyMayWrite(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		dir, file fs.FileMode
-		refused   string // which of them; empty: neither
+		refused   string // one of them; empty: neither
 	}{
 		{name: "an administrator's", dir: 0o755, file: 0o755},
 		{name: "private", dir: 0o700, file: 0o600},
@@ -46,7 +46,7 @@ func TestCheckRefusesWhatEverybodyMayWrite(t *testing.T) {
 	}
 }
 
-// wantRefused compares which path an error names.
+// wantRefused compares the path in an error.
 func wantRefused(t *testing.T, name, root string, err error, refused string) {
 	t.Helper()
 	if refused == "" {
@@ -61,8 +61,9 @@ func wantRefused(t *testing.T, name, root string, err error, refused string) {
 	}
 }
 
-// Of a symbolic link count the directory it is in, where it could be replaced,
-// and the file it leads to with its own directory.
+// TestCheckLooksAtBothEndsOfALink: for a symbolic link it checks the link's
+// directory, where the link could be replaced, and the target with the target's
+// directory.
 func TestCheckLooksAtBothEndsOfALink(t *testing.T) {
 	for _, c := range []struct {
 		name               string

@@ -59,7 +59,7 @@ func TestOpenIsThatOfOS(t *testing.T) {
 	}
 }
 
-// TestErrorsAreThoseOfOS: callers tell them apart, and people read them.
+// TestErrorsAreThoseOfOS: callers match them, and people read them.
 func TestErrorsAreThoseOfOS(t *testing.T) {
 	dir := t.TempDir()
 	gone := filepath.Join(dir, "gone", "file")

@@ -9,8 +9,8 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// TestFault_F50_ARecordThatIsNoFileHoldsUpNobody: what is read and written where
-// a FIFO is ends at once.
+// TestFault_F50_ARecordThatIsNoFileHoldsUpNobody: reading or writing a FIFO in
+// its place ends at once.
 func TestFault_F50_ARecordThatIsNoFileHoldsUpNobody(t *testing.T) {
 	s := Open(t.TempDir())
 	l := s.Ledger("me")

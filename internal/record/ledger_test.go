@@ -55,8 +55,8 @@ func TestLedgerSaysTheLastOfEachAttachment(t *testing.T) {
 	want(t, "settled with nothing", gone(t, l), map[Key]bool{})
 }
 
-// TestLedgerNamesAddresses: what the lines of an attachment say adds up, and
-// compacting the ledger leaves it as it is.
+// TestLedgerNamesAddresses: the lines of an attachment add up, and compaction
+// does not change their sum.
 func TestLedgerNamesAddresses(t *testing.T) {
 	l := Open(t.TempDir()).Ledger("me")
 	a, b := Key{"c1", "net", "eth0"}, Key{"c2", "net", "eth0"}
@@ -97,8 +97,8 @@ func TestLedgerLinesThatAreTornAreNoOthers(t *testing.T) {
 	}
 }
 
-// TestFault_F39_TheLedgerForgetsNothingThatIsNotSettled: of six thousand
-// attachments, more than were kept once, each is there until it is settled.
+// TestFault_F39_TheLedgerForgetsNothingThatIsNotSettled: each of six thousand
+// attachments stays until it is settled. An earlier version kept fewer.
 func TestFault_F39_TheLedgerForgetsNothingThatIsNotSettled(t *testing.T) {
 	l := Open(t.TempDir()).Ledger("")
 	key := func(i int) Key { return Key{PluginID(fmt.Sprintf("%064d", i)), "net", "eth0"} }
@@ -128,7 +128,7 @@ func TestFault_F39_TheLedgerForgetsNothingThatIsNotSettled(t *testing.T) {
 }
 
 // TestFault_F39_CompactingLosesNoLineOfOthers: several write while several
-// compact, in processes that know nothing of each other.
+// compact, in processes that do not know of each other.
 func TestFault_F39_CompactingLosesNoLineOfOthers(t *testing.T) {
 	const writers, each = 4, 300
 	dir := t.TempDir()
@@ -191,8 +191,8 @@ func TestFault_F39_CompactingLosesNoLineOfOthers(t *testing.T) {
 	}
 }
 
-// TestFault_F39_ACrashWhileCompactingLosesNothing leaves the files as they are
-// after each of its steps.
+// TestFault_F39_ACrashWhileCompactingLosesNothing: it checks the files after
+// each step.
 func TestFault_F39_ACrashWhileCompactingLosesNothing(t *testing.T) {
 	a, b, c := Key{"c1", "net", "eth0"}, Key{"c2", "net", "eth0"}, Key{"c3", "net", "eth0"}
 	for name, steps := range map[string]func(l *Ledger){
@@ -242,8 +242,9 @@ func TestFault_F39_ACrashWhileCompactingLosesNothing(t *testing.T) {
 	}
 }
 
-// TestFault_F39_AnEarlierVersionBesideUsDropsNoLineOfOurs: it appends to the file
-// that it knows, and renames that over what it had when it is long.
+// TestFault_F39_AnEarlierVersionBesideUsDropsNoLineOfOurs: it appends to the
+// file that it knows and renames it when it is long, replacing the previous
+// one.
 func TestFault_F39_AnEarlierVersionBesideUsDropsNoLineOfOurs(t *testing.T) {
 	l := Open(t.TempDir()).Ledger("me")
 	ours, its, old, late := Key{"c1", "net", "eth0"}, Key{"c2", "net", "eth0"}, Key{"c3", "net", "eth0"}, Key{"c4", "net", "eth0"}
@@ -264,7 +265,7 @@ func TestFault_F39_AnEarlierVersionBesideUsDropsNoLineOfOurs(t *testing.T) {
 	check(t, l.Compact(func(gone map[Key]Known) []Key { return slices.Collect(maps.Keys(gone)) }))
 	appends(l.legacy, Line{Key: its, Gone: true})
 	want(t, "compacted, and gone since", gone(t, l), map[Key]bool{ours: false, its: true, old: true})
-	check(t, os.Rename(l.legacy, l.legacy+".old")) // what that held is lost
+	check(t, os.Rename(l.legacy, l.legacy+".old")) // its lines are lost
 	appends(l.legacy, Line{Key: late})
 	want(t, "its own lines dropped", gone(t, l), map[Key]bool{ours: false, its: true, old: true, late: false})
 
@@ -277,8 +278,8 @@ func TestFault_F39_AnEarlierVersionBesideUsDropsNoLineOfOurs(t *testing.T) {
 	}
 }
 
-// TestFault_F34_AReleasedAttachmentIsInNoLedger: another program has it, also when
-// the ledger is compacted, until it is recorded again.
+// TestFault_F34_AReleasedAttachmentIsInNoLedger: it belongs to another program
+// until it is recorded again, even after compaction.
 func TestFault_F34_AReleasedAttachmentIsInNoLedger(t *testing.T) {
 	l := Open(t.TempDir()).Ledger("me")
 	a, b := Key{"c1", "net", "eth0"}, Key{"c2", "net", "eth0"}
@@ -302,11 +303,11 @@ func TestFault_F34_ALedgerOfAnEarlierVersionBringsNoReleasedOneBack(t *testing.T
 	l := Open(t.TempDir()).Ledger("me")
 	a := Key{"c1", "net", "eth0"}
 	adds(t, l, false, a)
-	check(t, os.Rename(l.path, l.legacy)) // where earlier versions had it
+	check(t, os.Rename(l.path, l.legacy)) // earlier versions' path
 	check(t, l.Add(Line{Key: a, Released: true}))
 	check(t, l.Compact(func(map[Key]Known) []Key { return nil }))
 	want(t, "compacted", readLedger(t, l), map[Key]Known{})
-	check(t, l.Settle(nil)) // takes over what earlier versions wrote
+	check(t, l.Settle(nil)) // takes over earlier versions' lines
 	want(t, "settled", readLedger(t, l), map[Key]Known{})
 	data, err := os.ReadFile(l.path)
 	check(t, err)

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// TestFault_F39_NoFileThatWasThereIsLaterThanTheLedgersNow: an administrator's
-// reservation that was made in the tick before would be taken for that of a plugin
-// which was killed. From Linux 6.13 on a file's time is ahead of the last tick where
-// anybody on the machine has looked at the times of files that change.
+// TestFault_F39_NoFileThatWasThereIsLaterThanTheLedgersNow: otherwise an
+// administrator's reservation from the tick before would be mistaken for a
+// killed plugin's. Since Linux 6.13 a file's time can be ahead of the last
+// tick, if any program on the machine reads the times of changing files.
 func TestFault_F39_NoFileThatWasThereIsLaterThanTheLedgersNow(t *testing.T) {
 	dir := t.TempDir()
 	l := Open(filepath.Join(dir, "records")).Ledger("me")

@@ -117,8 +117,8 @@ func names(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// TestAFileThatIsUsedAgainTellsNothingOfBefore, whatever was in it: the record of
-// the same container, one that is longer, one that is shorter.
+// TestAFileThatIsUsedAgainTellsNothingOfBefore, whatever it contained: a record
+// of the same container, a longer one, or a shorter one.
 func TestAFileThatIsUsedAgainTellsNothingOfBefore(t *testing.T) {
 	dir := t.TempDir()
 	for _, before := range []*Record{sample("c1"), sample("c2"), sample(strings.Repeat("long", 500))} {
@@ -136,8 +136,9 @@ func TestAFileThatIsUsedAgainTellsNothingOfBefore(t *testing.T) {
 	}
 }
 
-// TestTheNameOfADeletedRecordThatComesBack, with a power cut, after its file has
-// become another's: it is no record, and a stray, however the file was left.
+// TestTheNameOfADeletedRecordThatComesBack after a power cut, when another
+// record uses its file: it is a stray and not a record, in any state of the
+// file.
 func TestTheNameOfADeletedRecordThatComesBack(t *testing.T) {
 	s := Open(t.TempDir())
 	old, now := sample("old"), sample("now")
@@ -158,11 +159,11 @@ func TestTheNameOfADeletedRecordThatComesBack(t *testing.T) {
 	check(t, err)
 	want(t, "strays", strays, []string{s.path("old")})
 
-	// Only a part of it has reached the disk: then it is the old one's, damaged.
+	// Only a part of it has reached the disk: it is then the old one, damaged.
 	for n := range after {
 		torn := append(append([]byte{}, after[:n]...), before[n:]...)
 		if bytes.HasPrefix(torn, after) {
-			break // what is missing is what they have in common
+			break // the missing part is common to both
 		}
 		check(t, os.WriteFile(s.path("old"), torn, 0o600))
 		r, err := s.Load("old")
@@ -177,8 +178,8 @@ func TestTheNameOfADeletedRecordThatComesBack(t *testing.T) {
 	}
 }
 
-// TestListingBesideReuse: who has nothing locked may find a file in the hands of
-// another record, and must not take it for a damaged one.
+// TestListingBesideReuse: a reader without a lock may find another record in a
+// file, and must not treat it as damaged.
 func TestListingBesideReuse(t *testing.T) {
 	dir := t.TempDir()
 	check(t, Open(dir).Begin(sample("stays")))
@@ -259,8 +260,8 @@ func TestFileNamesAreHashes(t *testing.T) {
 	want(t, "entries beside the store", len(entries), 1)
 }
 
-// TestEveryDamageIsNoticed cuts a base at each length and changes each byte:
-// the record is then bad, still listed, and the log says whose it is.
+// TestEveryDamageIsNoticed cuts a base at each length and changes each byte.
+// The record is then bad and still listed, and the log names its container.
 func TestEveryDamageIsNoticed(t *testing.T) {
 	s := Open(t.TempDir())
 	r := sample("c1")
@@ -317,7 +318,7 @@ func TestTornLogLoosesOnlyTheTornLine(t *testing.T) {
 }
 
 // TestBeginThatFailsKeepsTheOldRecord: no step of the write touches the base
-// before the new one is whole.
+// before the new one is complete.
 func TestBeginThatFailsKeepsTheOldRecord(t *testing.T) {
 	s := Open(t.TempDir())
 	r := sample("c1")

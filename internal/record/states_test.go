@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// line is one with the checksum that it should have.
+// line returns a line with its checksum.
 func line(t testing.TB, data string) []byte {
 	t.Helper()
 	l, err := encodeLine(json.RawMessage(data))
@@ -18,8 +18,8 @@ func line(t testing.TB, data string) []byte {
 	return l
 }
 
-// TestFault_F43_ARecordOfALaterFormatIsNotDamaged: whose it is and what it is
-// about is read, whatever else has changed.
+// TestFault_F43_ARecordOfALaterFormatIsNotDamaged: its owner and its
+// attachments are read, whatever else has changed.
 func TestFault_F43_ARecordOfALaterFormatIsNotDamaged(t *testing.T) {
 	whole := &Record{
 		ContainerID: "c1", Owner: "tester", Host: "4:1", PluginID: "warm-1", NetNS: NetNS{Path: "/run/c1"}, Generation: 3,
@@ -59,8 +59,8 @@ func TestFault_F43_ARecordOfALaterFormatIsNotDamaged(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoRecordIsDamaged: a checksum makes no record of an older format, or
-// of a line that says no container.
+// TestWhatIsNoRecordIsDamaged: a valid checksum does not make a record of an
+// older format, or of a line without a container.
 func TestWhatIsNoRecordIsDamaged(t *testing.T) {
 	for _, data := range []string{`{"format":1,"record":{"containerID":"c1"}}`, `{"format":2,"record":{}}`} {
 		if r, err := decodeBase(line(t, data)); r != nil || !errors.Is(err, ErrBad) {
@@ -69,8 +69,8 @@ func TestWhatIsNoRecordIsDamaged(t *testing.T) {
 	}
 }
 
-// TestFault_F44_AnErrorOfReadingIsNotDamage: a record that cannot be read is
-// listed with the error, and with a record that may be looked at.
+// TestFault_F44_AnErrorOfReadingIsNotDamage: an unreadable record is listed
+// with the error, and with a record that callers may inspect.
 func TestFault_F44_AnErrorOfReadingIsNotDamage(t *testing.T) {
 	for _, cause := range []error{
 		syscall.EIO, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EACCES, syscall.ELOOP, syscall.EISDIR,
@@ -110,7 +110,7 @@ func TestFault_F44_AnErrorOfReadingIsNotDamage(t *testing.T) {
 	}
 }
 
-// TestALogWithoutABaseSaysWhoseItIs, of more than one owner too.
+// TestALogWithoutABaseSaysWhoseItIs, even with more than one owner.
 func TestALogWithoutABaseSaysWhoseItIs(t *testing.T) {
 	s := Open(t.TempDir())
 	r := sample("c1")

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// extended is the base of a record to which members were added, at each level
-// that keeps what it does not know.
+// extended returns the base of a record with members added, at each level that
+// keeps unknown ones.
 func extended(t testing.TB, more [4]string) string {
 	t.Helper()
 	r := sample("c1")
@@ -32,8 +32,8 @@ func extended(t testing.TB, more [4]string) string {
 	return text
 }
 
-// rewritten is the base after it was read, and written again with an attachment
-// more, as a Setup of another interface does.
+// rewritten reads the base and writes it again with another attachment, as a
+// Setup of another interface does.
 func rewritten(t testing.TB, base string) string {
 	t.Helper()
 	s := Open(t.TempDir())
@@ -52,7 +52,7 @@ func rewritten(t testing.TB, base string) string {
 	return json
 }
 
-// same is JSON in the one form that the encoder writes.
+// same returns JSON in the encoder's form.
 func same(t testing.TB, data json.RawMessage) string {
 	t.Helper()
 	data, err := json.Marshal(data)
@@ -60,7 +60,7 @@ func same(t testing.TB, data json.RawMessage) string {
 	return string(data)
 }
 
-// wantMembers looks for members where they were added.
+// wantMembers checks that members are where they were added.
 func wantMembers(t *testing.T, got string, more [4]string) {
 	t.Helper()
 	var b struct {
@@ -86,13 +86,14 @@ func wantMembers(t *testing.T, got string, more [4]string) {
 			want(t, fmt.Sprintf("level %d: %s", i, name), same(t, in[name]), same(t, value))
 		}
 	}
-	// What is known is what this version says.
+	// Known fields have this version's values.
 	want(t, "path", string(ns["path"]), `"/elsewhere"`)
 	want(t, "name of the second network", string(networks[1]["name"]), `"other"`)
 	want(t, "type of the second plugin", string(plugins[1]["type"]), `"portmap"`)
 }
 
-// TestFault_F43_UnknownFieldsSurviveRewriting at each level, alone and together.
+// TestFault_F43_UnknownFieldsSurviveRewriting at each level, alone and
+// together.
 func TestFault_F43_UnknownFieldsSurviveRewriting(t *testing.T) {
 	all := [4]string{`"x":{"deep":[1,2.50]}`, `"x":"<&>"`, `"x":null,"y":12345678901234567890`, `"x":[]`}
 	for only := range 1 << len(all) {
@@ -106,7 +107,8 @@ func TestFault_F43_UnknownFieldsSurviveRewriting(t *testing.T) {
 	}
 }
 
-// TestFault_F43_UnknownFieldsOfAnotherNamespaceGo: they were about the old one.
+// TestFault_F43_UnknownFieldsOfAnotherNamespaceGo, because they described the
+// old one.
 func TestFault_F43_UnknownFieldsOfAnotherNamespaceGo(t *testing.T) {
 	old := &Record{NetNS: NetNS{Dev: 1, Ino: 2, unknown: members{"x": nil}}, unknown: members{"y": nil}}
 	now := &Record{NetNS: NetNS{Dev: 1, Ino: 3}}
@@ -127,7 +129,7 @@ func FuzzUnknownFieldsSurvive(f *testing.F) {
 		if json.Unmarshal([]byte(text), &value) != nil {
 			value = number
 		}
-		data, err := json.Marshal(map[string]any{"new-" + name: value}) // no field is called so
+		data, err := json.Marshal(map[string]any{"new-" + name: value}) // no field has this name
 		if err != nil {
 			t.Skip()
 		}

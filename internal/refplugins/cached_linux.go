@@ -15,14 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// complete is the file that is written last. It is there exactly if every
-// plugin is.
+// complete is written last. It exists if and only if every plugin does.
 const complete = ".complete"
 
 var errNoGo = errors.New("there is no go command in PATH: " +
 	"install Go, or set CNI_PATH to a directory that holds the reference plugins")
 
-// cached returns the directory in the user's cache, filling it if need be.
+// cached returns the directory in the user's cache and fills it if necessary.
 func cached(ctx context.Context, progress io.Writer) (string, error) {
 	dir, version, err := required(ctx)
 	if errors.Is(err, errNoGo) {
@@ -50,13 +49,13 @@ func cached(ctx context.Context, progress io.Writer) (string, error) {
 		return "", err
 	}
 	defer unlock()
-	if isComplete(filled) { // by the one that had the lock
+	if isComplete(filled) { // by the previous holder of the lock
 		return filled, nil
 	}
 	return filled, build(ctx, dir, filled, version, progress)
 }
 
-// withoutGo is where the plugins are when none can be built.
+// withoutGo returns the plugins' directory if none can be built.
 func withoutGo(err error) (string, error) {
 	if dir, ok := fromCNIPath(os.Getenv("CNI_PATH")); ok {
 		return dir, nil
@@ -64,8 +63,8 @@ func withoutGo(err error) (string, error) {
 	return "", err
 }
 
-// key is the name of the directory for a version. Go's version is a part of it,
-// so that benchmarks before and after an upgrade compare like with like.
+// key returns the directory's name for a version. It includes Go's version, so
+// that benchmarks before and after an upgrade use separate builds.
 func key(version string) string {
 	name := strings.Join([]string{version, runtime.GOOS, runtime.GOARCH, runtime.Version()}, "-")
 	// A development version of Go has spaces and colons in its name.
@@ -77,8 +76,8 @@ func key(version string) string {
 	}, name)
 }
 
-// isComplete does not rely on the marker alone, as cleaners of caches remove
-// single files that have not been used for long.
+// isComplete does not rely on the marker alone, because cleaners of caches
+// remove single files that have not been used for long.
 func isComplete(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, complete))
 	return err == nil && len(missingIn(dir)) == 0
@@ -89,13 +88,13 @@ func isComplete(dir string) bool {
 func required(ctx context.Context) (dir, version string, err error) {
 	root, err := goCommand(ctx, "", "list", "-m", "-f", "{{.Dir}}", checkout)
 	switch {
-	case errors.Is(err, errNoGo): // says what to do
+	case errors.Is(err, errNoGo): // names the remedy
 		return "", "", err
 	case err != nil:
 		return "", "", fmt.Errorf("%w; run from a checkout of the module", err)
 	}
 	dir = filepath.Join(strings.TrimSuffix(root, "\n"), mains)
-	if _, err := os.Stat(dir); err != nil { // the published module leaves it out
+	if _, err := os.Stat(dir); err != nil { // the published module omits it
 		return "", "", fmt.Errorf("%w; run from a checkout of the module", err)
 	}
 	out, err := goCommand(ctx, dir, "list", "-m", "-f",
@@ -107,7 +106,7 @@ func required(ctx context.Context) (dir, version string, err error) {
 	return dir, version, err
 }
 
-// parseVersion reads what go list was asked for:
+// parseVersion parses the output of go list:
 //
 //	v1.9.1
 //	v1.9.1 replaced example.org/fork v1.9.2
@@ -120,14 +119,14 @@ func parseVersion(out string) (string, error) {
 	case len(fields) == 4 && fields[1] == "replaced":
 		return fields[2] + "@" + fields[3], nil
 	case len(fields) == 3 && fields[1] == "replaced":
-		// Its content may change at any time, so there is nothing to cache.
+		// Its content may change at any time, so it cannot be cached.
 		return "", fmt.Errorf("%s is replaced by the directory %s: build it there, and set %s to the result",
 			module, fields[2], dirVariable)
 	}
 	return "", fmt.Errorf("go list printed %q for the version of %s", out, module)
 }
 
-// lock makes the caller the only one to fill dir, until it calls unlock or
+// lock makes the caller the only one that fills dir, until it calls unlock or
 // ends.
 func lock(ctx context.Context, dir string) (unlock func(), err error) {
 	f, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o644)
@@ -137,13 +136,13 @@ func lock(ctx context.Context, dir string) (unlock func(), err error) {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			// Closing unlocks; there is nothing to lose in the empty file.
+			// Closing unlocks. The empty file has nothing to lose.
 			return func() { _ = f.Close() }, nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
 		}
-		// Polled, as a blocking flock could not be cancelled.
+		// Polled, because a blocking flock cannot be cancelled.
 		select {
 		case <-ctx.Done():
 			err := fmt.Errorf("wait for another process that builds them: %w", context.Cause(ctx))
@@ -156,7 +155,7 @@ func lock(ctx context.Context, dir string) (unlock func(), err error) {
 // build fills dir with the plugins that the module in from requires.
 func build(ctx context.Context, from, dir, version string, progress io.Writer) (err error) {
 	say := func(format string, args ...any) {
-		// Whoever does not listen gets plugins nevertheless.
+		// A failed write of progress does not stop the build.
 		_, _ = fmt.Fprintf(progress, format, args...)
 	}
 	say("building the reference CNI plugins %s (about a minute, once) …\n", version)
@@ -185,8 +184,8 @@ func build(ctx context.Context, from, dir, version string, progress io.Writer) (
 	return nil
 }
 
-// goCommand runs the go command in a directory, if not in this one, and returns
-// its output.
+// goCommand runs the go command in dir, or in the working directory if dir is
+// empty, and returns its output.
 func goCommand(ctx context.Context, dir string, args ...string) (string, error) {
 	path, err := exec.LookPath("go")
 	if err != nil {
@@ -211,7 +210,7 @@ func goCommand(ctx context.Context, dir string, args ...string) (string, error) 
 	return stdout.String(), nil
 }
 
-// plainFlags returns GOFLAGS without what changes the code that is built: the
+// plainFlags returns GOFLAGS without the flags that change the built code: the
 // race detector needs cgo, and nobody reads a plugin's coverage.
 func plainFlags(flags string) string {
 	var kept []string
@@ -226,8 +225,7 @@ func plainFlags(flags string) string {
 	return strings.Join(kept, " ")
 }
 
-// lastLines returns the end of text, where a tool says what is wrong, on one
-// line.
+// lastLines returns the end of text on one line. Tools report the cause there.
 func lastLines(text string, n int) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	if omitted := len(lines) - n; omitted > 0 {

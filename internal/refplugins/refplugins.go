@@ -1,6 +1,6 @@
-// Package refplugins has the reference CNI plugins at hand for tests, examples
-// and benchmarks. It builds them as the go.mod of the mains folder requires them,
-// once per version, into the user's cache.
+// Package refplugins provides the reference CNI plugins for tests, examples and
+// benchmarks. It builds them as the go.mod of the mains folder requires, once
+// per version, into the user's cache.
 package refplugins
 
 import (
@@ -15,20 +15,20 @@ import (
 	"github.com/embedcni/cni/internal/sandbox"
 )
 
-// ErrNotSupported is returned off Linux. It is an [errors.ErrUnsupported].
+// ErrNotSupported is returned on systems other than Linux. It is an
+// [errors.ErrUnsupported].
 var ErrNotSupported = fmt.Errorf("the reference CNI plugins need Linux: %w", errors.ErrUnsupported)
 
-// dirVariable is the environment variable that names a directory with the
-// plugins, for processes that cannot build them, as in a sandbox without
-// network.
+// dirVariable is the environment variable with a directory of the plugins, for
+// processes that cannot build them, as in a sandbox without network.
 const dirVariable = "EMBEDCNI_TEST_PLUGINS"
 
-// module holds the plugins.
+// module contains the plugins.
 const module = "github.com/containernetworking/plugins"
 
-// checkout is the module whose checkout holds mains, the folder with the go.mod
-// that says which plugins are built. That is a module of its own, so that what
-// the plugins link stays out of the module graphs of this library's importers.
+// checkout is the module whose checkout contains mains, the folder whose go.mod
+// lists the plugins to build. That is a module of its own, so that the plugins'
+// requirements stay out of the module graphs of this library's importers.
 const (
 	checkout = "github.com/embedcni/cni"
 	mains    = "internal/refplugins/mains"
@@ -42,8 +42,7 @@ func Names() []string {
 	}
 }
 
-// packages returns the packages to build: those behind Names, which mains lists
-// as tools.
+// packages returns the packages to build for Names, which mains lists as tools.
 func packages() []string {
 	return []string{
 		module + "/plugins/ipam/host-local",
@@ -62,17 +61,16 @@ func packages() []string {
 	}
 }
 
-// Dir returns a directory that holds all plugins of Names.
+// Dir returns a directory that contains all plugins of Names.
 //
-// If EMBEDCNI_TEST_PLUGINS is set, it is that directory. Else it is one in the
-// user's cache, for the version that mains requires. The working directory must
-// be in one of the checkout's modules. What is missing is built, which takes about
-// a minute, happens once however many processes ask at the same time, and is
-// announced on progress. Without Go, it is the first directory in CNI_PATH that
-// has them all.
+// If EMBEDCNI_TEST_PLUGINS is set, Dir returns that directory. Otherwise it
+// uses one in the user's cache, for the version that mains requires. The
+// working directory must be in one of the checkout's modules. Dir builds
+// missing plugins and announces that on progress. This takes about a minute,
+// and happens only once if several processes ask concurrently. Without Go, Dir
+// returns the first directory in CNI_PATH that has all plugins.
 //
-// Dir must be called outside a sandbox, as building can need the network; see
-// [Env].
+// Call Dir outside a sandbox, because building can need the network; see [Env].
 func Dir(ctx context.Context, progress io.Writer) (string, error) {
 	dir, err := find(ctx, progress)
 	if err != nil {
@@ -92,8 +90,8 @@ func find(ctx context.Context, progress io.Writer) (string, error) {
 	return cached(ctx, progress)
 }
 
-// Env returns the environment entry that tells a process in a sandbox what Dir
-// returns here. It fits the sandbox's Before option.
+// Env returns an environment entry with the result of Dir, for a process in a
+// sandbox. It fits the sandbox's Before option.
 func Env(ctx context.Context, progress io.Writer) ([]string, error) {
 	dir, err := Dir(ctx, progress)
 	if err != nil {
@@ -102,15 +100,15 @@ func Env(ctx context.Context, progress io.Writer) ([]string, error) {
 	return []string{dirVariable + "=" + dir}, nil
 }
 
-// Main runs the tests of a package in a sandbox, as [sandbox.Main] does, with the
-// reference plugins built beforehand, outside, where there is a network.
+// Main runs the tests of a package in a sandbox, as [sandbox.Main] does. It
+// builds the reference plugins first, outside, where there is a network.
 func Main(m interface{ Run() int }) int {
 	return sandbox.Main(m, sandbox.Before(func() ([]string, error) {
 		return Env(context.Background(), os.Stderr)
 	}))
 }
 
-// missingIn returns the names of the plugins that dir does not hold.
+// missingIn returns the names of the plugins that dir lacks.
 func missingIn(dir string) []string {
 	var missing []string
 	for _, name := range Names() {

@@ -29,14 +29,14 @@ func TestNamesAreThePackages(t *testing.T) {
 	}
 }
 
-// withoutEnv makes Dir look at the cache only.
+// withoutEnv makes Dir use only the cache.
 func withoutEnv(t *testing.T) {
 	t.Helper()
 	t.Setenv(dirVariable, "")
 	t.Setenv("CNI_PATH", "")
 }
 
-// fakePlugins makes files that pass for plugins in a new directory.
+// fakePlugins makes files in place of plugins in a new directory.
 func fakePlugins(t *testing.T, names []string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -50,7 +50,7 @@ func fakePlugins(t *testing.T, names []string) string {
 
 func TestDirBuildsOnceForAll(t *testing.T) {
 	withoutEnv(t)
-	// Go's own cache stays, else the test would compile for a minute.
+	// Go's own cache stays, otherwise the test would compile for a minute.
 	goCache(t)
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 
@@ -87,7 +87,7 @@ func TestDirBuildsOnceForAll(t *testing.T) {
 		t.Errorf("the second time: %q, %v, said %q", again, err, silent.String())
 	}
 
-	// What a cleaner of caches took away is built again.
+	// A plugin that a cleaner of caches removed is built again.
 	if err := os.Remove(filepath.Join(dirs[0], "bridge")); err != nil {
 		t.Fatal(err)
 	}
@@ -106,8 +106,8 @@ func goCache(t *testing.T) {
 	t.Setenv("GOCACHE", strings.TrimSpace(string(out)))
 }
 
-// checkPlugins fails unless dir holds the plugins, one of which runs, and
-// nothing else.
+// checkPlugins fails unless dir contains exactly the plugins. It runs one of
+// them.
 func checkPlugins(t *testing.T, dir string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/invoke"
 )
 
-// failedCall is the failure of an executable that ended with code 1.
+// failedCall is the failure of an executable with exit code 1.
 func failedCall(stdout, stderr string) Failure {
 	return *failure(chain.Call{Verb: "ADD", Plugin: "x"}, Executable,
 		invoke.Output{Stdout: []byte(stdout), Stderr: []byte(stderr)}, &invoke.ExitError{Path: "/bin/x", Code: 1})
@@ -29,8 +29,8 @@ func TestPluginsErrorIsRead(t *testing.T) {
 	}
 }
 
-// TestMisleadingOutputOfAFailedPlugin: what a plugin prints beside an exit code
-// of 1 is not taken for an error unless it is one, and never lost.
+// TestMisleadingOutputOfAFailedPlugin: output beside an exit code of 1 counts
+// as an error only if it is one, and is never lost.
 func TestMisleadingOutputOfAFailedPlugin(t *testing.T) {
 	const exit = "exit status 1"
 	long := strings.Repeat("y", 600)

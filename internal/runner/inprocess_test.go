@@ -8,7 +8,8 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 )
 
-// Built-in plugins rely on it and do not look at their context first.
+// TestAPluginInProcessIsNotStartedWhenItsContextHasEnded: built-in plugins rely
+// on that and do not check their context first.
 func TestAPluginInProcessIsNotStartedWhenItsContextHasEnded(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	stops := errors.New("the daemon stops")

@@ -12,12 +12,12 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// enter makes the namespaces that the process was started in a sandbox. The
-// argument is the network namespace of the outer process, as the marker says.
+// enter turns the namespaces that the process was started in into a sandbox.
+// The argument is the outer process's network namespace, from the marker.
 //
-// The marker could be there by mistake, exported by someone into the
-// environment of a program started on the machine itself. Mounting over /run
-// there would be a disaster, so nothing is done before namespaces are compared.
+// The marker could be present by mistake, exported into the environment of a
+// program that starts on the machine itself. Mounting over /run there would be
+// a disaster, so enter first verifies that the namespaces differ.
 func enter(outside string) error {
 	if err := os.Unsetenv(marker); err != nil {
 		return err
@@ -52,9 +52,9 @@ func checkNetNS(outside string) error {
 	return checkMountNS()
 }
 
-// checkMountNS makes sure that the mount namespace, too, is not the parent
-// process's, since that is where the mounts of privateMounts would otherwise
-// go. A parent that is not visible is not in this sandbox's way.
+// checkMountNS verifies that the mount namespace also differs from the parent
+// process's. Otherwise the mounts of privateMounts would appear there. An
+// invisible parent is not an obstacle.
 func checkMountNS() error {
 	mine, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -72,20 +72,20 @@ func checkMountNS() error {
 	return nil
 }
 
-// privateMounts cuts the ties of all mounts to the machine, then covers the
-// directories where CNI plugins, iptables and runtimes keep their state.
+// privateMounts makes all mounts private, then covers the directories where CNI
+// plugins, iptables and runtimes keep their state.
 func privateMounts() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		if refused(err) {
-			// Ubuntu lets the namespace be made, without capabilities in it.
+			// Ubuntu allows the namespace but gives no capabilities in it.
 			return fmt.Errorf("%w: make mounts private: %w", errRefused, err)
 		}
 		return fmt.Errorf("make mounts private: %w", err)
 	}
 	for _, dir := range []string{"/run", "/var/lib"} {
 		err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755")
-		// Where there is no such directory there is no state to be covered,
-		// and making it would be seen outside.
+		// A missing directory has no state to cover, and making it would be
+		// visible outside.
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
 		}

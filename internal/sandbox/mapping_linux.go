@@ -10,20 +10,20 @@ import (
 	"github.com/embedcni/cni/internal/cut"
 )
 
-// maxID is the largest id that is mapped: what the classic sixteen bits of
-// users and groups hold, nobody (65534) among them.
+// maxID is the largest mapped ID. It covers the classic sixteen bits of users
+// and groups, including nobody (65534).
 const maxID = 65535
 
-// ownNetworkAndMounts are the namespaces to unshare, which Go does after it has
-// written the mappings. Cloned together with the user namespace they would come
-// before: files that the kernel makes with a network namespace, such as
-// /proc/net/ip_tables_names, belong to whoever root is at that time, and as long
-// as nothing is mapped that is the machine's.
+// ownNetworkAndMounts are the namespaces to unshare. Go unshares them after it
+// has written the mappings. Cloned together with the user namespace they would
+// come first. Files that the kernel makes with a network namespace, such as
+// /proc/net/ip_tables_names, belong to the root of that time, which is the
+// machine's root until the mappings exist.
 const ownNetworkAndMounts = unix.CLONE_NEWNET | unix.CLONE_NEWNS
 
-// attempts returns the ways to start inside, best first: with every user and
-// group there is, which takes privilege; with the caller alone, as root; and for
-// a root caller whom user namespaces are refused, without one.
+// attempts returns the ways to start inside, best first: with every existing
+// user and group, which needs privilege; with the caller alone, as root; and,
+// for a root caller who may not make user namespaces, without one.
 func attempts() []*syscall.SysProcAttr {
 	single := &syscall.SysProcAttr{
 		Cloneflags:   unix.CLONE_NEWUSER,
@@ -31,8 +31,8 @@ func attempts() []*syscall.SysProcAttr {
 		Pdeathsig:    unix.SIGKILL,
 		UidMappings:  []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
 		GidMappings:  []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
-		// An unprivileged process may map its group only after it has given
-		// up setgroups (CVE-2014-8989).
+		// An unprivileged process may map its group only after giving up
+		// setgroups (CVE-2014-8989).
 		GidMappingsEnableSetgroups: false,
 	}
 	if os.Geteuid() != 0 {
@@ -43,7 +43,7 @@ func attempts() []*syscall.SysProcAttr {
 	uids, uidErr := loadMap("/proc/self/uid_map")
 	gids, gidErr := loadMap("/proc/self/gid_map")
 	if uidErr != nil || gidErr != nil {
-		// Not worth failing for: the single mapping needs no file.
+		// Not a reason to fail: the single mapping needs no file.
 		return []*syscall.SysProcAttr{single, plain}
 	}
 	full := &syscall.SysProcAttr{

@@ -14,8 +14,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// errRefused explains the refusal that is the most common by far, and that the
-// kernel reports as "operation not permitted" only.
+// errRefused explains the most common refusal. The kernel only reports
+// "operation not permitted".
 var errRefused = errors.New("the kernel refuses user namespaces to this user: " +
 	"run as root, or allow them with `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu), " +
 	"`sysctl -w kernel.unprivileged_userns_clone=1` (Debian) or `sysctl -w user.max_user_namespaces=10000`; " +
@@ -29,12 +29,12 @@ func start(env []string) (int, error) {
 	}
 	env = append(env, marker+"="+outside.String())
 
-	// The child is to die with its parent, which to the kernel is the thread
-	// that started it; so that thread must live as long as the process.
+	// The child must die with its parent. For the kernel that is the starting
+	// thread, so that thread must live as long as the process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
-	// Before the start, so that no signal finds only the outer process.
+	// Before the start, so that no signal reaches only the outer process.
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT)
 	defer signal.Stop(signals)
@@ -46,7 +46,7 @@ func start(env []string) (int, error) {
 	return wait(cmd, signals)
 }
 
-// startAny starts the program in the first of the ways that the kernel allows.
+// startAny starts the program in the first way that the kernel allows.
 func startAny(env []string, ways []*syscall.SysProcAttr) (*exec.Cmd, error) {
 	var refusals []error
 	for _, attr := range ways {
@@ -72,9 +72,9 @@ func startAny(env []string, ways []*syscall.SysProcAttr) (*exec.Cmd, error) {
 	return nil, fmt.Errorf("%w: %w", errRefused, errors.Join(refusals...))
 }
 
-// refused reports whether err is a way of the kernel to say that namespaces, or
-// these mappings, are not to be had: no privilege, a security module, the limit
-// of user namespaces, a kernel without them.
+// refused reports whether err means that the kernel does not allow namespaces
+// or these mappings: no privilege, a security module, the limit of user
+// namespaces, or a kernel without them.
 func refused(err error) bool {
 	for _, errno := range []syscall.Errno{unix.EPERM, unix.EACCES, unix.ENOSPC, unix.EUSERS, unix.EINVAL, unix.ENOSYS} {
 		if errors.Is(err, errno) {
@@ -84,14 +84,14 @@ func refused(err error) bool {
 	return false
 }
 
-// wait waits for cmd, passing signals on to it.
+// wait waits for cmd and forwards signals to it.
 func wait(cmd *exec.Cmd, signals <-chan os.Signal) (int, error) {
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
 	for {
 		select {
 		case sig := <-signals:
-			// One that has just ended needs no signal.
+			// A process that has just ended needs no signal.
 			if err := cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 				return 1, fmt.Errorf("pass on %v: %w", sig, err)
 			}

@@ -13,20 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrProcessStarted is what NoProcess returns if one was.
+// ErrProcessStarted is the error of NoProcess if a process was started.
 var ErrProcessStarted = errors.New("a process was started")
 
-// NoProcess runs fn, and returns [ErrProcessStarted] beside its error if this
-// process, or a descendant of it, has started another process meanwhile, by
-// whichever way. Threads are none, and what goes on on the machine does not
-// matter; other goroutines do, so nothing else may run beside fn that starts
-// processes.
+// NoProcess runs fn. It adds [ErrProcessStarted] to fn's error if this process
+// or one of its descendants has started another process meanwhile, in any way.
+// Threads do not count, and neither do other processes of the machine. Other
+// goroutines do count, so none of them may start processes meanwhile.
 //
-// A process that was started is either still a child, or has been waited for,
-// and then what it has used is added up in the kernel's account of children.
-// Orphans become children of this process in a sandbox. That leaves no gap but a
-// parent, itself a descendant, that lives on and waits for its children, and is
-// a child that was there before.
+// A started process is either still a child, or has been waited for and appears
+// in the kernel's account of children. In a sandbox, orphans become children of
+// this process. There is one gap: a descendant that existed before may start
+// children, wait for them and live on.
 func NoProcess(fn func() error) error {
 	before, err := children()
 	if err != nil {
@@ -50,9 +48,9 @@ func NoProcess(fn func() error) error {
 	return errors.Join(failed, err, cerr)
 }
 
-// usedByChildren is the one figure of what children that were waited for have
-// used that no process can keep at nothing: to begin a program is to fault its
-// pages in.
+// usedByChildren returns the page faults of children that were waited for. It
+// is the only figure that no process can keep at zero: starting a program
+// faults its pages in.
 func usedByChildren() (int64, error) {
 	var usage unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_CHILDREN, &usage); err != nil {
@@ -61,9 +59,10 @@ func usedByChildren() (int64, error) {
 	return int64(usage.Minflt) + int64(usage.Majflt), nil
 }
 
-// children are the processes below this one, zombies too. The kernel lists them
-// by the thread that they were started from. A thread that ends hands its own on
-// to another, whose list may have been read by then, so that this is repeated.
+// children returns the processes below this one, including zombies. The kernel
+// lists them by their starting thread. A thread that ends passes its children
+// to another thread, whose list may have been read already, so the listing is
+// repeated.
 func children() ([]int, error) {
 	for {
 		before, err := threads()

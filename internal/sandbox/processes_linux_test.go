@@ -68,7 +68,7 @@ func manyThreads() error {
 	return errors.Join(err, unix.Close(pipes[0]), unix.Close(pipes[1]))
 }
 
-// reap waits for the children that the test has left.
+// reap waits for the test's remaining children.
 func reap(t *testing.T) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {

@@ -4,7 +4,7 @@ package sandbox
 
 import "errors"
 
-// ErrProcessStarted is what NoProcess returns if one was.
+// ErrProcessStarted is the error of NoProcess if a process was started.
 var ErrProcessStarted = errors.New("a process was started")
 
 // NoProcess needs Linux.

@@ -1,13 +1,13 @@
-// Package sandbox runs the program that imports it a second time, in user,
-// network and mount namespaces of its own, so that tests and examples can
-// change interfaces, routes, packet filters and the state below /run and
-// /var/lib as root, whoever runs them, and never touch the machine.
+// Package sandbox runs the importing program again in user, network and mount
+// namespaces of its own. Tests and examples can then change interfaces, routes,
+// packet filters and the state below /run and /var/lib as root, for any user,
+// and never touch the machine.
 //
 // A test package needs one line:
 //
 //	func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
 //
-// and a program three:
+// and a program a few:
 //
 //	if inside, code, err := sandbox.Reexec(); err != nil {
 //		log.Fatal(err)
@@ -15,13 +15,13 @@
 //		os.Exit(code)
 //	}
 //
-// What is inside: root with the capabilities of root over these namespaces,
-// a loopback interface that is up, nothing else on the network, an empty
-// tmpfs on /run and on /var/lib, mounts that reach no one, and the parenthood
-// of its orphans (PR_SET_CHILD_SUBREAPER), so that a process left behind can
-// be found among its descendants. The rest of the file system is the machine's,
-// and so is /sys, which goes on to show the machine's interfaces. A home
-// directory below /var/lib is covered like everything else there.
+// A sandbox has root with the capabilities of root over these namespaces, a
+// loopback interface that is up and no other network, an empty tmpfs on /run
+// and on /var/lib, and private mounts. The process becomes the parent of its
+// orphans (PR_SET_CHILD_SUBREAPER), so that leftover processes are among its
+// descendants. The rest of the file system is the machine's. So is /sys, which
+// still shows the machine's interfaces. A home directory below /var/lib is
+// covered too.
 //
 // It takes a few milliseconds.
 package sandbox
@@ -33,25 +33,26 @@ import (
 	"slices"
 )
 
-// ErrNotSupported is returned off Linux. It is an [errors.ErrUnsupported].
+// ErrNotSupported is returned on systems other than Linux. It is an
+// [errors.ErrUnsupported].
 var ErrNotSupported = fmt.Errorf("a sandbox needs Linux: %w", errors.ErrUnsupported)
 
-// marker is the environment variable by which the inner process knows itself.
-// It holds the network namespace that the outer one is in, as the inner one
-// must find itself elsewhere. It is unset at once: what the inner process
-// starts is inside already, and takes itself for nothing else.
+// marker is the environment variable that marks the inner process. It holds the
+// outer process's network namespace, and the inner process must be in another
+// one. It is unset at once: processes that the inner one starts are inside
+// already.
 const marker = "EMBEDCNI_SANDBOX_OUTSIDE"
 
-// An Option changes how the inner process is started.
+// An Option changes the start of the inner process.
 type Option func(*options)
 
 type options struct {
 	before []func() ([]string, error)
 }
 
-// Before has fn called outside, where the network and the user's files are,
-// before the inner process is started. The inner one gets the environment
-// entries ("key=value") that fn returns. If fn fails, nothing is started.
+// Before calls fn outside, where the network and the user's files are, before
+// the inner process starts. The inner process gets the environment entries
+// ("key=value") that fn returns. If fn fails, nothing is started.
 func Before(fn func() ([]string, error)) Option {
 	return func(o *options) { o.before = append(o.before, fn) }
 }
@@ -59,13 +60,13 @@ func Before(fn func() ([]string, error)) Option {
 // Reexec starts the running program again in a sandbox, with the same
 // arguments, standard streams and environment, and waits for it.
 //
-// Outside it returns inside == false and the code to exit with: the inner
-// process's own, or 128 plus the number of the signal that killed it. An error
-// means that there was no inner process, and code is then 1. SIGINT, SIGTERM
-// and SIGQUIT are passed on; when the outer process dies, the inner is killed.
+// Outside it returns inside == false and the exit code: the inner process's
+// own, or 128 plus the number of the signal that killed it. An error means that
+// there was no inner process, and code is then 1. SIGINT, SIGTERM and SIGQUIT
+// are forwarded. When the outer process dies, the inner one is killed.
 //
-// Inside it returns inside == true once the sandbox is ready, or an error. It
-// must be called before the program starts processes or relies on /run.
+// Inside it returns inside == true once the sandbox is ready, or an error. Call
+// it before the program starts processes or uses /run.
 func Reexec(opts ...Option) (inside bool, code int, err error) {
 	var o options
 	for _, opt := range opts {
@@ -92,10 +93,10 @@ func Reexec(opts ...Option) (inside bool, code int, err error) {
 	return false, code, nil
 }
 
-// Main runs the tests of a package in a sandbox and returns the code to exit
-// with. m is a *testing.M; the interface keeps testing out of programs.
+// Main runs the tests of a package in a sandbox and returns the exit code. m is
+// a *testing.M. The interface keeps package testing out of programs.
 func Main(m interface{ Run() int }, opts ...Option) int {
-	// The fuzzing engine, which is inside, starts its workers from the same
+	// The fuzzing engine is inside. It starts its workers from the same
 	// executable and talks to them over descriptors that they must inherit.
 	if slices.Contains(os.Args[1:], "-test.fuzzworker") {
 		return m.Run()

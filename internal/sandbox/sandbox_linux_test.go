@@ -19,8 +19,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// The test binary is its own scripted program: with this variable set it does
-// what the variable says, inside a sandbox of its own, instead of the tests.
+// The test binary is its own scripted program: with this variable it runs the
+// named action in its own sandbox instead of the tests.
 const script = "EMBEDCNI_SANDBOX_TEST"
 
 func TestMain(m *testing.M) {
@@ -122,7 +122,8 @@ func TestInsideSharesNoMount(t *testing.T) {
 }
 
 func TestInsideAdoptsOrphans(t *testing.T) {
-	// The shell ends at once, and prints the process that it leaves behind.
+	// The shell ends at once, and prints the number of the process that it
+	// leaves behind.
 	out, err := exec.Command("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -182,8 +183,8 @@ func TestExitCodeAndOutputPass(t *testing.T) {
 	}
 }
 
-// startWaiting starts the program that waits for a signal and returns the pid
-// of the inner process.
+// startWaiting starts a program that waits for a signal, and returns the inner
+// process's number.
 func startWaiting(t *testing.T) (cmd *exec.Cmd, out *bufio.Reader, inner int) {
 	t.Helper()
 	cmd = scripted("wait")
@@ -215,7 +216,7 @@ func TestSignalsPass(t *testing.T) {
 		if want := fmt.Sprintf("got %v\n", sig); err != nil || line != want {
 			t.Errorf("got %q, %v, want %q", line, err, want)
 		}
-		_ = cmd.Wait() // the exit code is looked at
+		_ = cmd.Wait() // the test checks the exit code
 		if got := cmd.ProcessState.ExitCode(); got != 3 {
 			t.Errorf("%v: exit code %d, want 3", sig, got)
 		}
@@ -227,8 +228,8 @@ func TestInnerDiesWithOuter(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait() // killed, of course
-	// The orphan is ours now, so waiting for it is possible, and the proof.
+	_ = cmd.Wait() // it was killed
+	// The orphan is our child now: that we can wait for it is the proof.
 	deadline := time.Now().Add(10 * time.Second)
 	for {
 		pid, err := unix.Wait4(inner, nil, unix.WNOHANG, nil)
@@ -242,8 +243,8 @@ func TestInnerDiesWithOuter(t *testing.T) {
 	}
 }
 
-// A marker that is in the environment by mistake must not make the program
-// mount over the directories of the machine.
+// TestStrayMarkerIsRefused: a marker that is set by mistake must not make the
+// program mount over the machine's directories.
 func TestStrayMarkerIsRefused(t *testing.T) {
 	id, err := netns.CurrentID()
 	if err != nil {
@@ -260,7 +261,7 @@ func TestStrayMarkerIsRefused(t *testing.T) {
 	} {
 		cmd := scripted("exit")
 		cmd.Env = append(cmd.Env, "EMBEDCNI_SANDBOX_OUTSIDE="+marker)
-		out, _ := cmd.CombinedOutput() // the exit code is looked at
+		out, _ := cmd.CombinedOutput() // the test checks the exit code
 		if got := cmd.ProcessState.ExitCode(); got != 1 || !strings.Contains(string(out), "unset it") {
 			t.Errorf("%s: exit code %d, output %q", name, got, out)
 		}
@@ -274,8 +275,8 @@ func TestStrayMarkerIsRefused(t *testing.T) {
 	}
 }
 
-// A user namespace in which there can be no more of them is what a kernel is
-// like that refuses them.
+// TestWithoutUserNamespaces uses a user namespace with a limit of zero, which
+// behaves like a kernel that refuses them.
 func TestWithoutUserNamespaces(t *testing.T) {
 	const limit = "/proc/sys/user/max_user_namespaces"
 	was, err := os.ReadFile(limit)
@@ -318,8 +319,8 @@ func TestWithoutUserNamespaces(t *testing.T) {
 	})
 }
 
-// The files that come with a network namespace belong to the root inside, also
-// when that is a mere user outside.
+// TestInsideOwnsNetworkFiles: the files of a network namespace belong to the
+// root inside, even if that is an ordinary user outside.
 func TestInsideOwnsNetworkFiles(t *testing.T) {
 	info, err := os.Stat("/proc/net/stat")
 	if err != nil {
@@ -328,7 +329,7 @@ func TestInsideOwnsNetworkFiles(t *testing.T) {
 	if st, ok := info.Sys().(*syscall.Stat_t); !ok || st.Uid != 0 {
 		t.Errorf("/proc/net/stat belongs to %+v", info.Sys())
 	}
-	// Present if the kernel has legacy iptables; readable for its owner only.
+	// Exists if the kernel has legacy iptables. Only its owner can read it.
 	if _, err := os.ReadFile("/proc/net/ip_tables_names"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}

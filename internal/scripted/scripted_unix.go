@@ -1,16 +1,15 @@
 //go:build unix
 
-// Package scripted is a CNI plugin that does what a test tells it to: answer,
-// fail, hang, print too much, kill itself. It is the test binary itself, run
-// again: a link to it in a plugin directory is the plugin, and TestMain begins
-// with
+// Package scripted is a CNI plugin that follows a test's script: it answers,
+// fails, hangs, prints too much, or kills itself. The plugin is a link to the
+// test binary in a plugin directory, and TestMain begins with
 //
 //	if scripted.IsPlugin() {
 //		scripted.Main()
 //	}
 //
-// The network configuration names the script, a JSON file that is read anew at
-// each call, so that a test can change its mind between ADD and DEL:
+// The network configuration names the script, a JSON file. It is read at each
+// call, so that a test can change it between ADD and DEL:
 //
 //	{"type": "scripted", "script": "<path>"}
 package scripted
@@ -27,22 +26,22 @@ import (
 	"syscall"
 )
 
-// Script is what the plugin does. A verb that is not in it succeeds: ADD
-// returns prevResult, or an interface and an address of its own.
+// Script defines the plugin's actions. A verb without one succeeds: ADD returns
+// prevResult, or a result with its own interface and address.
 type Script struct {
 	Log   string // a file to which each call is appended as a line of JSON
-	Ends  bool   // log the end of each call too
+	Ends  bool   // also log the end of each call
 	Verbs map[string]Action
 }
 
-// Action is what one verb does, in the order of the fields.
+// Action is the script of one verb, in the order of the fields.
 type Action struct {
 	Fork        bool   // leave a child behind that holds stdout and stderr, and hangs
-	Block       string // a FIFO to read from: waits until the test closes its end; $CNI_… is replaced
+	Block       string // a FIFO to read, until the test closes its end; $CNI_… is replaced
 	StderrBytes int
 	Stderr      string
 	StdoutBytes int
-	Stdout      *string // instead of a result; what an error is, on exit
+	Stdout      *string // replaces the result or, with Exit, the error
 	Hang        bool
 	Signal      int // kills itself
 	Exit        int
@@ -53,24 +52,24 @@ type Call struct {
 	Verb, ContainerID, NetNS, IfName, Args, Path string
 
 	Type  string
-	Ended bool // the call is over
+	Ended bool // the end of a call
 	Stdin json.RawMessage
-	Exact string // what Stdin was, to the byte
+	Exact string // Stdin byte for byte
 	Env   []string
-	NetNo string // what /proc/self/ns/net is
+	NetNo string // target of /proc/self/ns/net
 	Fds   int    // open descriptors beyond the standard three
 }
 
-// IsPlugin tells whether this process was started as a plugin.
+// IsPlugin reports whether this process was started as a plugin.
 func IsPlugin() bool { return os.Getenv("CNI_COMMAND") != "" }
 
 // hangArg makes the process the child that Action.Fork leaves behind.
 const hangArg = "scripted-hang"
 
-// Main is the plugin; it does not return.
+// Main runs the plugin and never returns.
 //
-// It ends without what os.Exit does: a binary that was built with -race sleeps
-// there for a second, so that a test of a hundred calls would take minutes.
+// It does not call os.Exit, which sleeps for a second in a binary built with
+// -race. A test of a hundred calls would take minutes.
 func Main() {
 	if len(os.Args) > 1 && os.Args[1] == hangArg {
 		hang()
@@ -84,7 +83,7 @@ func Main() {
 }
 
 func hang() {
-	// A pipe of one's own that never has data: waits for good, without a timer.
+	// A pipe that never has data: it waits for good without a timer.
 	r, _, err := os.Pipe()
 	if err == nil {
 		_, err = r.Read(make([]byte, 1))
@@ -133,7 +132,7 @@ func run() (code int, err error) {
 	return action.Exit, nil
 }
 
-// Load reads a script; one that does not exist does nothing special.
+// Load reads a script. A missing script does nothing special.
 func Load(path string) (Script, error) {
 	var s Script
 	if path == "" {
@@ -180,15 +179,15 @@ func (s Script) log(call Call) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(append(line, '\n')) // one write: lines of parallel plugins do not mix
+	_, err = f.Write(append(line, '\n')) // one write, so that lines of parallel plugins do not mix
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
 	return err
 }
 
-// inheritedFds counts the lock files among the open descriptors; those the Go
-// runtime opens for itself are none.
+// inheritedFds counts the lock files among the open descriptors, without those
+// that the Go runtime opens for itself.
 func inheritedFds() int {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -269,7 +268,7 @@ func flood(w io.Writer, n int) error {
 	return nil
 }
 
-// result is what ADD returns when nothing else is asked for.
+// result returns ADD's default output.
 func result(version string, prev json.RawMessage) string {
 	if prev != nil {
 		return string(prev)

@@ -36,8 +36,8 @@ func TestNoSpanWithoutAProvider(t *testing.T) {
 	}
 }
 
-// callersSpan is the context of a caller that makes spans of its own, by a provider
-// that is not the global one.
+// callersSpan returns the context of a caller with its own spans, from a
+// provider that is not the global one.
 func callersSpan() context.Context {
 	return trace.ContextWithSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled,

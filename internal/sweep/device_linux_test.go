@@ -9,7 +9,7 @@ import (
 	"github.com/embedcni/cni/internal/nettest"
 )
 
-// nic is a link as a kernel describes that of a PCI card.
+// nic returns a link like the kernel's description of a PCI card.
 func nic(index int, name, perm, dev string) links.Link {
 	l := links.Link{Index: index, Name: name, Hardware: links.Hardware{Bus: "pci", Name: dev}}
 	l.MAC = net.HardwareAddr{2, 0, 0, 0, 0, byte(index)} // forged
@@ -19,8 +19,8 @@ func nic(index int, name, perm, dev string) links.Link {
 	return l
 }
 
-// below is a link of a kind with a parent in another namespace, or with a
-// negative number in the same one.
+// below returns a link of a kind with a parent in another namespace or, if its
+// number is negative, in the same one.
 func below(kind string, index, parent, number int, mac string) links.Link {
 	l := links.Link{Index: index, Name: "x", Type: links.Type{Kind: kind}, Peer: links.Peer{Index: parent, Elsewhere: number >= 0, NetNS: number}}
 	l.MAC, _ = net.ParseMAC(mac)
@@ -37,8 +37,9 @@ func indexOf(l *links.Link) int {
 	return l.Index
 }
 
-// What a container's root can forge does not count, and what is like the device
-// is not taken for it.
+// TestFault_F47_ADeviceIsFoundByWhatCannotBeForged: attributes that a
+// container's root can forge do not count, and a similar device is not mistaken
+// for it.
 func TestFault_F47_ADeviceIsFoundByWhatCannotBeForged(t *testing.T) {
 	const perm, dev = "3c:ec:ef:00:00:01", "0000:00:1f.6"
 	card := &footprint.Device{Index: 7, Kind: "device", PermMAC: perm, Bus: "pci", Dev: dev, HostName: "eno1"}

@@ -16,11 +16,11 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// flow is an entry of conntrack: from a client to a port of the host, which is
-// translated to a container's.
+// flow is a conntrack entry from a client to a port of the host, translated to
+// a container's.
 type flow struct {
 	proto     uint8
-	host, dst string // of what is sent; who answers
+	host, dst string // destination of requests; source of answers
 }
 
 const client, hostAddr = "192.0.2.9", "192.0.2.1"
@@ -45,7 +45,7 @@ func (f flow) entry(port uint16) (netlink.InetFamily, *netlink.ConntrackFlow) {
 	return family, entry
 }
 
-// raw is the address in as many bytes as it has on the wire.
+// raw returns the address in its wire length.
 func raw(addr string) net.IP { return netip.MustParseAddr(addr).AsSlice() }
 
 // nfEstablished is TCP_CONNTRACK_ESTABLISHED of linux/netfilter/nf_conntrack_tcp.h.
@@ -118,14 +118,14 @@ func TestFault_F28_UDPToTheContainerIsForgotten(t *testing.T) {
 	}
 }
 
-// flowing is a target with forwarded ports of UDP.
+// flowing returns a target with forwarded UDP ports.
 func flowing(host *netns.Handle, others Others, list ...string) Target {
 	t := attached("c1", "eth0")
 	t.Host, t.Addresses, t.Others, t.Rules.UDP = host, addrs(list...), others, true
 	return t
 }
 
-// using are others that use addresses, and nothing else.
+// using are others that use addresses and nothing else.
 type using func() ([]netip.Addr, error)
 
 func (u using) InUse() ([]netip.Addr, error)             { return u() }
@@ -133,8 +133,9 @@ func (using) InZones() ([]netip.Addr, error)             { return nil, nil }
 func (using) HaveShaper(string, string) (bool, error)    { return false, nil }
 func (using) HaveDevice(*footprint.Device) (bool, error) { return false, nil }
 
-// Whose an address is by now is asked only if there are flows to it, as that
-// takes reading every record; the flows of who has it stay.
+// TestFault_F28_FlowsOfWhoHasTheAddressNowStay: the address's present owner is
+// only searched if there are flows, because that reads every record. The
+// owner's flows stay.
 func TestFault_F28_FlowsOfWhoHasTheAddressNowStay(t *testing.T) {
 	host, times := nettest.New(t), 0
 	inUse := using(func() ([]netip.Addr, error) { times++; return addrs("10.1.0.2"), nil })

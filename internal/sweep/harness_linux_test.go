@@ -72,8 +72,8 @@ func mustFind(t *testing.T, target Target) []Item {
 	return items
 }
 
-// wantSwept wants these to be found, in this order, and removed; then nothing,
-// and a second removal to be content.
+// wantSwept checks that exactly these are found, in this order, and removed.
+// Afterwards nothing is found, and a second removal succeeds.
 func wantSwept(t *testing.T, target Target, want ...string) {
 	t.Helper()
 	items := mustFind(t, target)
@@ -104,7 +104,7 @@ func addrs(list ...string) (all []netip.Addr) {
 	return all
 }
 
-// attached is the target of an attachment.
+// attached returns the target of an attachment.
 func attached(id, ifName string) Target {
 	return Target{Footprint: footprint.Footprint{Owner: fwrules.Owner{Network: "podnet", ContainerID: id, IfName: ifName}}}
 }

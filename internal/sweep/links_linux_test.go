@@ -44,7 +44,8 @@ func TestTheHostsEndIsFoundByNameKindAndAddress(t *testing.T) {
 	}
 }
 
-// Without an address in the result it is not known whose the name is.
+// TestAVethWithoutAReportedAddressStays: without an address in the result the
+// name's owner is unknown.
 func TestAVethWithoutAReportedAddressStays(t *testing.T) {
 	host := nettest.New(t)
 	addVeth(t, host, "veth1", mac)
@@ -69,7 +70,7 @@ func TestTheContainersInterface(t *testing.T) {
 	addVeth(t, host, "eth0", mac)
 	target := reporting(host)
 	target.Container = container
-	wantSwept(t, target) // a device that was moved in is not ours to delete
+	wantSwept(t, target) // a device that was moved in must not be deleted
 	target.Interface.Made = true
 	target.IfName = "lo"
 	wantSwept(t, target)
@@ -78,11 +79,12 @@ func TestTheContainersInterface(t *testing.T) {
 	if !hasLink(t, host, "eth0") || !hasLink(t, container, "eth1") {
 		t.Error("an interface of the host's or of another attachment is gone")
 	}
-	target.Container = nil // gone with all that was in it
+	target.Container = nil // gone with its contents
 	wantSwept(t, target)
 }
 
-// The name of the shaper is held against the real plugin's.
+// TestTheShaperOfTheRealPlugin compares the shaper's name with the real
+// plugin's.
 func TestTheShaperOfTheRealPlugin(t *testing.T) {
 	host, container := nettest.New(t), nettest.New(t)
 	long := strings.Repeat("n", 60)
@@ -108,7 +110,7 @@ func TestTheShaperOfTheRealPlugin(t *testing.T) {
 	if !hasLink(t, host, bandwidth.Device(long, "c11")) {
 		t.Error("the neighbour's shaper is gone")
 	}
-	addBridge(t, host, bandwidth.Device(long, "c1"), mac) // no ifb device
+	addBridge(t, host, bandwidth.Device(long, "c1"), mac) // not an ifb device
 	wantSwept(t, target)
 }
 
@@ -133,11 +135,12 @@ func shaping(t *testing.T, network string) *libcni.NetworkConfigList {
 	return list
 }
 
-// The device of the name that several attachments share is the attachment's by
-// its result, or if nobody else may have made it.
+// TestFault_F48_TheShaperOfAnotherStays: a device whose name several
+// attachments share belongs to this one if its result says so, or if no other
+// attachment can have made it.
 func TestFault_F48_TheShaperOfAnotherStays(t *testing.T) {
 	for name, c := range map[string]struct {
-		reported string // its hardware address in the result
+		reported string // hardware address in the result
 		egress   bool
 		taken    maker
 		want     bool
@@ -168,7 +171,7 @@ func TestFault_F48_TheShaperOfAnotherStays(t *testing.T) {
 	}
 }
 
-// maker are others that have made a device of bandwidth's, or not.
+// maker reports whether others have made a device of bandwidth's.
 type maker bool
 
 func (maker) InUse() ([]netip.Addr, error)               { return nil, nil }

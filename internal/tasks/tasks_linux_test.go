@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestEachFindsThisThread, among others of this process, of which the leading one
-// is first.
+// TestEachFindsThisThread among others of this process, the leading one first.
 func TestEachFindsThisThread(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -44,7 +43,7 @@ func TestEachFindsThisThread(t *testing.T) {
 	}
 }
 
-// TestEachPassesOverWhatHasEnded, and ends when it is told to.
+// TestEachPassesOverWhatHasEnded, and stops on request.
 func TestEachPassesOverWhatHasEnded(t *testing.T) {
 	proc := t.TempDir()
 	for _, dir := range []string{"1/task/1", "1/task/7", "2", "3/task/3", "self/task/9", "4/task/4", "4/task/2", "4/task/3"} {

@@ -7,27 +7,27 @@ import (
 	"github.com/embedcni/cni"
 )
 
-// Case is a sensible network of reference plugins.
+// Case is a typical network of reference plugins.
 type Case struct {
 	Name    string
-	Since   string   // the lowest version that all its plugins have; empty: 0.1.0
+	Since   string   // the lowest version that all its plugins support; empty: 0.1.0
 	Plugins []string // their configurations, in order
 	Prepare func(h *RealHost)
-	Lo      bool // load the loopback network as well
+	Lo      bool // also load the loopback network
 
 	Ports     []cni.PortMapping
 	Bandwidth cni.BandWidth
 
-	// Routes are those that a plugin sets up without saying so in its result,
-	// and Link is the interface where the result does not say it.
+	// Routes are those that a plugin adds without reporting them. Link is the
+	// interface if the result does not report it.
 	Routes []string
 	Link   ContentLink
 }
 
-// Single reports whether the network is one of the days before lists.
+// Single reports whether the network predates lists.
 func (c *Case) Single(version string) bool { return version < "0.3.0" }
 
-// Conf is the configuration file. ipam is the directory of host-local.
+// Conf returns the configuration file. ipam is host-local's directory.
 func (c *Case) Conf(network, version, ipam string) []byte {
 	head := fmt.Sprintf(`{"cniVersion": %q, "name": %q, `, version, network)
 	text := head + `"plugins": [` + strings.Join(c.Plugins, ",\n") + `]}`
@@ -68,7 +68,8 @@ func Uplink(h *RealHost) {
 	h.LinkUp("up0", "up1")
 }
 
-// Everything is a network that leaves something wherever plugins can.
+// Everything returns a network that leaves something in every place that
+// plugins can.
 func Everything(last ...string) Case {
 	return Case{Plugins: append([]string{
 		BridgeConf(`"ipMasq": true, ` + HostLocal(V4Range+","+V6Range)),
@@ -78,12 +79,13 @@ func Everything(last ...string) Case {
 	}, last...)}
 }
 
-// Macvlan is a network whose interfaces hang on a cable of the host.
+// Macvlan returns a network whose interfaces have a cable of the host as their
+// master.
 func Macvlan() Case {
 	return Case{Prepare: Uplink, Plugins: []string{`{"type": "macvlan", "master": "up0", ` + HostLocal(V4Range) + `}`}}
 }
 
-// HostDevice is a network that lends an end of a cable.
+// HostDevice returns a network that lends one end of a cable.
 func HostDevice() Case {
 	return Case{
 		Prepare: func(h *RealHost) { h.VethPair("up0", "up1"); h.LinkUp("up1") },
@@ -91,7 +93,8 @@ func HostDevice() Case {
 	}
 }
 
-// BridgeList is a network with everything that leaves something on the host.
+// BridgeList returns a network with every plugin that leaves something on the
+// host.
 func (h *Host) BridgeList(name, subnet string) []byte {
 	return fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": %q, "plugins": [
 		{"type": "bridge", "bridge": "br-%s", "isDefaultGateway": true, "ipMasq": true,

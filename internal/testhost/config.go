@@ -19,12 +19,12 @@ func ConfDir(t testing.TB, files map[string]string) string {
 	return dir
 }
 
-// ConfOf is a configuration of one plugin.
+// ConfOf returns a configuration of one plugin.
 func ConfOf(name string) string {
 	return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "type": "x", "ipam": {"type": "y", "n": 1}}`, name)
 }
 
-// ListOf is a configuration of two plugins.
+// ListOf returns a configuration of two plugins.
 func ListOf(name string) string {
 	return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": "x"}, {"type": "portmap", "capabilities": {"portMappings": true}}]}`, name)
 }

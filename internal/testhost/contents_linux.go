@@ -14,15 +14,15 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 )
 
-// Contents is a container's network as the kernel has it, or as a result says.
+// Contents is a container's network according to the kernel or to a result.
 type Contents struct {
 	Links  []ContentLink
-	Routes []string // "destination via gateway"; those of the kernel's own are left out
+	Routes []string // "destination via gateway", without the kernel's own
 }
 
 type ContentLink struct {
 	Name, MAC string
-	MTU       int // 0 if the result does not say
+	MTU       int // 0 if the result has none
 	Addrs     []string
 }
 
@@ -46,8 +46,8 @@ func (h *RealHost) WantAsSaid(result *cni.Result, path string, c *Case) {
 	}
 }
 
-// KernelContents reads the container's network. It leaves out the fields of a
-// link that said does not have, so that the two are equal if they agree.
+// KernelContents reads the container's network. It omits the fields of a link
+// that said lacks, so that the two are equal if they agree.
 func (h *RealHost) KernelContents(path string, said Contents) Contents {
 	h.T.Helper()
 	var c Contents
@@ -76,7 +76,7 @@ func kernelLink(l netlink.Link, said Contents) (ContentLink, error) {
 	a := l.Attrs()
 	link := ContentLink{Name: a.Name, MAC: a.HardwareAddr.String(), MTU: a.MTU}
 	if a.Flags&net.FlagLoopback != 0 {
-		link.MAC = "00:00:00:00:00:00" // as plugins write it; netlink leaves it out
+		link.MAC = "00:00:00:00:00:00" // in the plugins' form; netlink omits it
 	}
 	for _, s := range said.Links {
 		if s.Name == a.Name && s.MAC == "" {
@@ -115,8 +115,9 @@ func kernelRoutes() ([]string, error) {
 	return routes, nil
 }
 
-// SaidContents is the container's network according to one network's result.
-// Before 0.3.0 a result does not name the interface: then it is unsaid.
+// SaidContents returns the container's network according to one network's
+// result. Before 0.3.0 a result does not name the interface, and unsaid
+// supplies it.
 func SaidContents(result *types100.Result, unsaid ContentLink) Contents {
 	var c Contents
 	position := map[int]int{}

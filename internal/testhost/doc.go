@@ -1,5 +1,5 @@
-// Package testhost is a host for tests of the whole library: a network
-// namespace with a state directory, plugins and container namespaces of its
-// own. It serves the root's tests, and those of the modules that compare this
-// library with others.
+// Package testhost provides a host for tests of the whole library: a network
+// namespace with its own state directory, plugins and container namespaces. It
+// serves the tests of the library, and those of the modules that compare it
+// with others.
 package testhost

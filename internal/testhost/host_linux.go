@@ -18,16 +18,16 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Host is a network namespace that stands for a host in one test, with a state
-// directory and container namespaces of its own. The test's goroutine is locked
-// to a thread inside it, so that plugins run there as they do on a real host.
+// Host is a network namespace that represents a host in one test, with its own
+// state directory and container namespaces. The test's goroutine is locked to a
+// thread inside, so that plugins run there as they do on a real host.
 type Host struct {
 	T   testing.TB
 	Dir string
 }
 
-// New makes a host and enters it. The thread is never unlocked: it ends
-// with the test's goroutine.
+// New makes a host and enters it. The thread is never unlocked and ends with
+// the test's goroutine.
 func New(t testing.TB) *Host {
 	t.Helper()
 	h := &Host{T: t, Dir: t.TempDir()}
@@ -38,8 +38,8 @@ func New(t testing.TB) *Host {
 	return h
 }
 
-// Unpin lets go of the namespaces of containers that the test leaves attached,
-// so that their directory can be deleted.
+// Unpin unpins the namespaces of containers that the test leaves attached, so
+// that their directory can be deleted.
 func (h *Host) Unpin() {
 	pins, err := filepath.Glob(h.Path("state", "embedcni", "attachments", "netns", "*"))
 	if err != nil {
@@ -52,23 +52,23 @@ func (h *Host) Unpin() {
 	}
 }
 
-// RecordFile is the path of a container's record, without its extension.
+// RecordFile returns the path of a container's record, without its extension.
 func (h *Host) RecordFile(id string) string {
 	return h.Path("state", "embedcni", "attachments", Hashed(id))
 }
 
-// Pin is where a container's namespace is kept.
+// Pin returns the path of a container's pin.
 func (h *Host) Pin(id string) string {
 	return h.Path("state", "embedcni", "attachments", "netns", Hashed(id))
 }
 
-// Hashed is the name of the files that belong to a container.
+// Hashed returns the name of a container's files.
 func Hashed(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return hex.EncodeToString(sum[:16])
 }
 
-// NewNetNS makes a network namespace that goes when the test ends.
+// NewNetNS makes a network namespace that lives until the test ends.
 func (h *Host) NewNetNS(name string) *netns.Handle {
 	h.T.Helper()
 	return nettest.At(h.T, h.Path("netns", name))
@@ -81,7 +81,7 @@ func (h *Host) Container(name string) string {
 	return h.Path("netns", name)
 }
 
-// Path is a path in the host's directory.
+// Path returns a path in the host's directory.
 func (h *Host) Path(elem ...string) string {
 	return filepath.Join(append([]string{h.Dir}, elem...)...)
 }
@@ -99,7 +99,7 @@ func (h *Host) Write(name, content string) string {
 	return path
 }
 
-// Runtime is a Runtime on this host; opts may override everything.
+// Runtime returns a Runtime on this host. opts may override everything.
 func (h *Host) Runtime(opts ...cni.Opt) *cni.Runtime {
 	h.T.Helper()
 	base := []cni.Opt{cni.WithStateDir(h.Path("state")), cni.WithPluginDir([]string{h.Path("bin")}),
@@ -111,7 +111,7 @@ func (h *Host) Runtime(opts ...cni.Opt) *cni.Runtime {
 	return r
 }
 
-// Audit lists everything on this host now.
+// Audit lists everything on this host.
 func (h *Host) Audit() audit.Lines {
 	h.T.Helper()
 	lines, err := audit.Snapshot(context.Background(), audit.Options{
@@ -123,13 +123,14 @@ func (h *Host) Audit() audit.Lines {
 	return lines
 }
 
-// isDescriptor reports whether a line of an audit is of a descriptor of this process.
+// isDescriptor reports whether a line of an audit is a descriptor of this
+// process.
 func isDescriptor(line string) bool { return strings.HasPrefix(line, "fd ") }
 
-// Since compares with an audit from before. A runtime keeps descriptors for a moment
-// after a call: sockets to the packet filters, and the host's namespace to look for
-// abandoned containers. Its own are waited for, and the end of those of an earlier
-// test does not count.
+// Since compares with an earlier audit. A runtime keeps descriptors for a
+// moment after a call: sockets to the packet filters, and the host's namespace
+// to search for abandoned containers. Since waits until its own are closed. It
+// ignores those that an earlier test has closed.
 func (h *Host) Since(before audit.Lines) (added, removed audit.Lines) {
 	h.T.Helper()
 	added, removed = audit.Diff(before, h.Audit())
@@ -143,13 +144,13 @@ func (h *Host) Since(before audit.Lines) (added, removed audit.Lines) {
 	})
 }
 
-// WantClean compares with an audit from before: nothing may have come that
-// belongs to a container, and nothing may be gone.
+// WantClean compares with an earlier audit: nothing of a container may have
+// been added, and nothing may be missing.
 func (h *Host) WantClean(before audit.Lines) {
 	h.T.Helper()
 	added, removed := h.Since(before)
 	added = added.Without(audit.Shared).Without(func(line string) bool {
-		return strings.Contains(line, h.Path("state", "embedcni")) // locks and marks are the host's
+		return strings.Contains(line, h.Path("state", "embedcni")) // locks and marks belong to the host
 	})
 	if len(added)+len(removed) > 0 {
 		h.T.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(added, "\n"), strings.Join(removed, "\n"))

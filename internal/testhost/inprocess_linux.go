@@ -12,8 +12,8 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Idle is an in-process plugin that does nothing: ADD returns the previous result,
-// or one with an interface that does not exist.
+// Idle is an in-process plugin that does nothing: ADD returns the previous
+// result, or one with an interface that does not exist.
 type Idle struct{}
 
 func (Idle) Add(_ context.Context, r *plugin.Request) (*types100.Result, error) {
@@ -27,7 +27,8 @@ func (Idle) Del(context.Context, *plugin.Request) error { return nil }
 
 func (Idle) Check(context.Context, *plugin.Request) error { return nil }
 
-// Acting is an in-process plugin that runs a test's function for a verb, by name.
+// Acting is an in-process plugin that runs a test's function for a verb, by
+// name.
 type Acting struct {
 	Idle
 	On map[string]func(ctx context.Context, r *plugin.Request) error
@@ -60,17 +61,18 @@ func (a Acting) GC(ctx context.Context, r *plugin.Request, valid []types.GCAttac
 // Action is a function of an [Acting] plugin.
 type Action = func(ctx context.Context, r *plugin.Request) error
 
-// ScriptOf is the configuration of a scripted plugin, with the path of its script.
+// ScriptOf returns the configuration of a scripted plugin with its script's
+// path.
 func (s *Stage) ScriptOf(typ string) json.RawMessage {
 	return json.RawMessage(fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "net", "type": %q, "script": %q}`, typ, s.Path("script-"+typ)))
 }
 
-// Fails is a plugin that fails at a verb.
+// Fails returns a plugin that fails at a verb.
 func Fails(verb string, err error) Acting {
 	return Acting{On: map[string]Action{verb: func(context.Context, *plugin.Request) error { return err }}}
 }
 
-// ListOfTypes is a list of plugins that are not executables.
+// ListOfTypes returns a list of plugins that are not executables.
 func ListOfTypes(name string, types ...string) cni.Opt {
 	return cni.WithConfListBytes(Conflist(name, "1.1.0", nil, types...))
 }

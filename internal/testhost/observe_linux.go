@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/cut"
 )
 
-// Log keeps log lines, without times, for comparison.
+// Log keeps log lines without times, for comparison.
 type Log struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -23,7 +23,7 @@ func (l *Log) Write(p []byte) (int, error) {
 	return l.buf.Write(p)
 }
 
-// Lines are the lines of a level.
+// Lines returns the lines of a level.
 func (l *Log) Lines(level string) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -52,14 +52,14 @@ func (l *Log) Logger() cni.Opt {
 // CtxKey is the key of the context values that an Observer keeps.
 type CtxKey struct{}
 
-// Observer keeps events, without their durations.
+// Observer keeps events without their durations.
 type Observer struct {
 	mu     sync.Mutex
 	Events []cni.Event
-	Values []any // of ctxKey in the contexts
+	Values []any // of CtxKey in the contexts
 }
 
-// Observe is for cni.WithObserver.
+// Observe is the function for cni.WithObserver.
 func (o *Observer) Observe(ctx context.Context, e cni.Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

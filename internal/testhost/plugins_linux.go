@@ -9,8 +9,8 @@ import (
 	"github.com/embedcni/cni/internal/scripted"
 )
 
-// Plugin makes scripted plugins of these types, which log their calls and do
-// what script says, and returns the path of the script.
+// Plugin makes scripted plugins of these types, which log their calls and
+// follow the script. It returns the script's path.
 func (h *Host) Plugin(script scripted.Script, types ...string) string {
 	h.T.Helper()
 	exe, err := os.Executable()
@@ -33,7 +33,7 @@ func (h *Host) Plugin(script scripted.Script, types ...string) string {
 	return path
 }
 
-// Calls returns the calls that scripted plugins got so far.
+// Calls returns all calls of scripted plugins.
 func (h *Host) Calls() []scripted.Call {
 	h.T.Helper()
 	calls, err := scripted.Calls(h.Path("calls"))
@@ -62,8 +62,8 @@ func Verbs(calls []scripted.Call) []string {
 	return s
 }
 
-// ScriptedList returns the configuration of a network of plugins that all do
-// what script says.
+// ScriptedList returns the configuration of a network of plugins that all
+// follow the script.
 func (h *Host) ScriptedList(name, version string, script scripted.Script, types ...string) []byte {
 	h.T.Helper()
 	path := h.Plugin(script, types...)
@@ -74,12 +74,12 @@ func (h *Host) ScriptedList(name, version string, script scripted.Script, types 
 	return Conflist(name, version, scripts, types...)
 }
 
-// Answering is a script that prints answer for a verb and exits with code.
+// Answering returns a script that prints answer for a verb and exits with code.
 func Answering(verb, answer string, code int) scripted.Script {
 	return scripted.Script{Verbs: map[string]scripted.Action{verb: {Stdout: &answer, Exit: code}}}
 }
 
-// Refusing is a script that fails a verb with a plugin's error.
+// Refusing returns a script that fails a verb with a plugin's error.
 func Refusing(verb, msg string) scripted.Script {
 	return Answering(verb, `{"cniVersion": "1.0.0", "code": 100, "msg": "`+msg+`"}`, 1)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// PoolPath is the path of a pool's namespace.
+// PoolPath returns the path of a pool's namespace.
 func (h *Host) PoolPath(name string) string {
 	h.T.Helper()
 	found, err := filepath.Glob(h.Path("state", "embedcni", "attachments", "pool", "*", name))
@@ -21,7 +21,7 @@ func (h *Host) PoolPath(name string) string {
 	return found[0]
 }
 
-// PoolFiles are the names of the namespaces of pools.
+// PoolFiles returns the names of the pools' namespaces.
 func (h *Host) PoolFiles() (names []string) {
 	h.T.Helper()
 	found, err := filepath.Glob(h.Path("state", "embedcni", "attachments", "pool", "*", "*"))

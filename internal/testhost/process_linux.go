@@ -23,22 +23,22 @@ import (
 // otherRuntimeEnv makes the test binary another process with a Runtime.
 const otherRuntimeEnv = "EMBEDCNI_TEST_OTHER_RUNTIME"
 
-// Job is one call that another process makes on a Runtime of its own.
+// Job is one call that another process makes on its own Runtime.
 type Job struct {
 	Verb, ID, NetNS                string
 	StateDir, PluginDir, HostNetNS string
 	Conf                           []byte
 
 	Owner     string // empty: the program
-	NewProc   bool   // first mount the /proc of the PID namespace that it was started in
-	WarmOnly  bool   // what a pool has made is not used
+	NewProc   bool   // first mount the /proc of its PID namespace
+	WarmOnly  bool   // do not use the pool's containers
 	InProcess bool
 	Reaps     string // children: "ignores SIGCHLD" or "waits for all"
 }
 
-// OtherRuntime does the job on stdin, prints its error, and exits, if a test has
-// started this process for that. A TestMain calls it first. The verbs of more
-// are those that only its package has.
+// OtherRuntime runs the job on stdin, prints its error and exits, if a test has
+// started this process for that. A TestMain calls it first. more has the verbs
+// that only its package has.
 func OtherRuntime(more map[string]func(context.Context, *cni.Runtime, Job) error) {
 	if os.Getenv(otherRuntimeEnv) == "" {
 		return
@@ -65,7 +65,7 @@ func (j Job) do(more map[string]func(context.Context, *cni.Runtime, Job) error) 
 		signal.Ignore(syscall.SIGCHLD)
 	case "waits for all":
 		go func() {
-			for { // with no child there is nothing to wait for
+			for { // without a child there is nothing to wait for
 				if _, err := syscall.Wait4(-1, nil, 0, nil); err != nil {
 					runtime.Gosched()
 				}
@@ -84,11 +84,11 @@ func (j Job) do(more map[string]func(context.Context, *cni.Runtime, Job) error) 
 	if err != nil {
 		return err
 	}
-	ctx := context.Background() // the test that started the process kills it
+	ctx := context.Background() // the test kills the process
 	switch j.Verb {
 	case "ADD":
 		_, err = r.Setup(ctx, j.ID, j.NetNS)
-	case "POOLED": // which it leaves as it is
+	case "POOLED": // which it does not use
 		var p *cni.Pool
 		if p, err = r.NewPool(cni.PoolOptions{Size: 1}); err == nil {
 			var path string
@@ -125,21 +125,21 @@ func (j Job) do(more map[string]func(context.Context, *cni.Runtime, Job) error) 
 	return err
 }
 
-// Command is a process that does the job, and is killed when the test ends.
+// Command returns a process that runs the job. It is killed when the test ends.
 func (j Job) Command(t testing.TB) *exec.Cmd {
 	t.Helper()
 	input, err := json.Marshal(j)
 	expect.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, "/proc/self/exe") // the path may not be an ordinary user's to read
-	cmd.Args[0] = os.Args[0]                          // an owner is the name of its program
+	cmd := exec.CommandContext(ctx, "/proc/self/exe") // an ordinary user may not be able to read the path
+	cmd.Args[0] = os.Args[0]                          // the program's name is the owner
 	cmd.Env = append(os.Environ(), otherRuntimeEnv+"=1")
 	cmd.Stdin = bytes.NewReader(input)
 	return cmd
 }
 
-// pool makes a pool of one, waits until that is ready, and uses it unless
+// pool makes a pool of one, waits until it is ready, and uses it unless
 // WarmOnly. It is never closed.
 func (j Job) pool(ctx context.Context, r *cni.Runtime) error {
 	p, err := r.NewPool(cni.PoolOptions{Size: 1})
@@ -156,7 +156,7 @@ func (j Job) pool(ctx context.Context, r *cni.Runtime) error {
 	return err
 }
 
-// exec has the process execute itself, to do the job.
+// exec makes the process execute itself to run the job.
 func (j Job) exec() error {
 	input, err := json.Marshal(j)
 	if err != nil {
@@ -175,7 +175,8 @@ func (j Job) exec() error {
 	return unix.Exec("/proc/self/exe", os.Args, os.Environ())
 }
 
-// life is all that a runtime does with a container, each way to remove it once.
+// life makes every call of a runtime on a container, with each way to remove it
+// once.
 func life(ctx context.Context, r *cni.Runtime, id, path string) error {
 	for _, remove := range []func() error{
 		func() error { return r.Remove(ctx, id, path) },
@@ -204,23 +205,22 @@ func life(ctx context.Context, r *cni.Runtime, id, path string) error {
 	return nil
 }
 
-// Elsewhere begins a verb in another process. The channel gets the output of
-// that process: the error, or nothing.
+// Elsewhere starts a verb in another process. The channel gets that process's
+// output: the error, or nothing.
 func (s *Stage) Elsewhere(conf []byte, verb, id, path string) <-chan string {
 	s.T.Helper()
 	_, done := s.Process(conf, verb, id, path)
 	return done
 }
 
-// Process is [Stage.Elsewhere] for a test that kills the process, or gives it
-// more environment.
+// Process is [Stage.Elsewhere] for a test that kills the process, or adds to
+// its environment.
 func (s *Stage) Process(conf []byte, verb, id, path string, env ...string) (*os.Process, <-chan string) {
 	s.T.Helper()
 	return s.ProcessFor(Job{Verb: verb, ID: id, NetNS: path, Conf: conf}, nil, env...)
 }
 
-// ProcessFor is [Stage.Process] for any job, in namespaces of its own if attr
-// says so.
+// ProcessFor is [Stage.Process] for any job, in new namespaces if attr says so.
 func (s *Stage) ProcessFor(j Job, attr *syscall.SysProcAttr, env ...string) (*os.Process, <-chan string) {
 	s.T.Helper()
 	j.StateDir, j.PluginDir, j.HostNetNS = s.Path("state"), s.Path("bin"), s.Path("netns", "host")

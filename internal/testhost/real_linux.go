@@ -22,8 +22,8 @@ import (
 )
 
 // RealHost is a host for the reference plugins. Several may be in use at once,
-// so its audits leave out everything of the whole process: pins, processes and
-// descriptors.
+// so its audits omit everything that belongs to the whole process: pins,
+// processes and descriptors.
 type RealHost struct{ *Host }
 
 func NewReal(t testing.TB) *RealHost {
@@ -54,19 +54,19 @@ func (h *RealHost) Inside(path string, fn func() error) {
 	}
 }
 
-// Real is a Runtime with the reference plugins.
+// Real returns a Runtime with the reference plugins.
 func (h *RealHost) Real(opts ...cni.Opt) *cni.Runtime {
 	h.T.Helper()
 	return h.Runtime(append([]cni.Opt{cni.WithPluginDir([]string{ReferencePlugins(h.T)})}, opts...)...)
 }
 
-// Audit lists everything on this host, except the lines of the whole process,
-// and the pins of namespaces, which are the test's own.
+// Audit lists everything on this host, except the lines of the whole process
+// and the pins of namespaces, which belong to the test.
 func (h *RealHost) Audit() audit.Lines {
 	h.T.Helper()
 	lines := h.Host.Audit()
 	for i, l := range lines {
-		// Which address host-local gave out last is the network's, and changes.
+		// host-local's last address belongs to the network, and changes.
 		lines[i] = lastReserved.ReplaceAllString(l, "$1 host-local")
 	}
 	return lines.Without(func(line string) bool {
@@ -88,7 +88,7 @@ var lastReserved = regexp.MustCompile(`(/last_reserved_ip\.\d+) sha256:\w+ host-
 func (h *RealHost) Left(before audit.Lines) (left, gone audit.Lines) {
 	h.T.Helper()
 	left, gone = audit.Diff(before, h.Audit())
-	own := h.Path("state", "embedcni") // locks and marks are the host's
+	own := h.Path("state", "embedcni") // locks and marks belong to the host
 	return left.Without(audit.Shared).Without(func(l string) bool { return strings.Contains(l, own) }), gone
 }
 
@@ -99,8 +99,8 @@ func (h *RealHost) WantClean(before audit.Lines) {
 	}
 }
 
-// WantProcessAsBefore compares processes, descriptors and mounts when the test
-// and its subtests are over. The audits of single hosts leave them out.
+// WantProcessAsBefore compares processes, descriptors and mounts after the test
+// and its subtests. The audits of single hosts omit them.
 func WantProcessAsBefore(t *testing.T) {
 	t.Helper()
 	snapshot := func() audit.Lines {
@@ -115,8 +115,8 @@ func WantProcessAsBefore(t *testing.T) {
 	}
 	before := snapshot()
 	t.Cleanup(func() {
-		// A runtime keeps sockets to the packet filters for a moment, and one of
-		// an earlier test may have been there before.
+		// A runtime keeps sockets to the packet filters for a moment, and one
+		// of an earlier test may have existed before.
 		added, _ := audit.Diff(before, snapshot())
 		for end := time.Now().Add(expect.Patience); len(added) > 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 			added, _ = audit.Diff(before, snapshot())
@@ -127,7 +127,7 @@ func WantProcessAsBefore(t *testing.T) {
 	})
 }
 
-// VethPair makes two ends that are cables of the host, both down.
+// VethPair makes a pair on the host with both ends down.
 func (h *RealHost) VethPair(name, peer string) {
 	h.T.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -150,7 +150,7 @@ func (h *RealHost) LinkUp(names ...string) {
 	}
 }
 
-// ReferencePlugins is the directory of the reference plugins.
+// ReferencePlugins returns the reference plugins' directory.
 func ReferencePlugins(t testing.TB) string {
 	t.Helper()
 	dir, err := refplugins.Dir(context.Background(), os.Stderr)
@@ -163,11 +163,11 @@ func ReferencePlugins(t testing.TB) string {
 var (
 	randomVeth = regexp.MustCompile(`\bveth[0-9a-f]{8}\b`)
 	anyMAC     = regexp.MustCompile(`\b([0-9a-f]{2}:){5}[0-9a-f]{2}\b`)
-	// tuning keeps the hardware address that was there before.
+	// tuning keeps the earlier hardware address.
 	tuningFile = regexp.MustCompile(`(DIR/ipam/c1_eth0\.json) sha256:\w+`)
 )
 
-// Normalize removes the parts that differ from one time to the next.
+// Normalize removes the parts that differ between runs.
 func (h *RealHost) Normalize(lines []string) []string {
 	var normal []string
 	for _, l := range lines {
@@ -180,7 +180,7 @@ func (h *RealHost) Normalize(lines []string) []string {
 	return normal
 }
 
-// Mortal makes a container's namespace that nothing but its path keeps alive.
+// Mortal makes a container's namespace that only its path keeps alive.
 func (h *RealHost) Mortal(name string) string {
 	h.T.Helper()
 	path := h.Path("netns", name)
@@ -199,8 +199,8 @@ func (h *RealHost) Mortal(name string) string {
 	return path
 }
 
-// Hanging begins a Setup whose plugin waits at a gate, and returns how to open
-// that.
+// Hanging starts a Setup whose plugin waits at a gate, and returns a function
+// that opens the gate.
 func (h *RealHost) Hanging(r *cni.Runtime, id, gate string, opts ...cni.NamespaceOpts) (letGo func()) {
 	h.T.Helper()
 	expect.NoError(h.T, syscall.Mkfifo(gate, 0o600))

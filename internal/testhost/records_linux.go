@@ -28,7 +28,7 @@ func (h *Host) Unrecord(id string) {
 	}
 }
 
-// SpoilBase replaces the first line of a container's record, and leaves its log.
+// SpoilBase replaces the first line of a container's record but not its log.
 func (h *Host) SpoilBase(id, content string) {
 	h.T.Helper()
 	path := h.RecordFile(id) + ".json"
@@ -38,8 +38,8 @@ func (h *Host) SpoilBase(id, content string) {
 	expect.NoError(h.T, os.WriteFile(path, slices.Concat([]byte(content), []byte("\n"), log), 0o600))
 }
 
-// ForgetKinds removes the kinds of plugins from a record: early versions recorded
-// none.
+// ForgetKinds removes the kinds of plugins from a record: early versions
+// recorded none.
 func (h *Host) ForgetKinds(id string) {
 	h.T.Helper()
 	store := h.Records()
@@ -51,7 +51,7 @@ func (h *Host) ForgetKinds(id string) {
 	expect.NoError(h.T, store.Begin(rec))
 }
 
-// Recorded renders the attachments on record: "c1/eth0 attached".
+// Recorded renders the recorded attachments: "c1/eth0 attached".
 func Recorded(t testing.TB, r *cni.Runtime) []string {
 	t.Helper()
 	all, err := r.Attachments()
@@ -63,7 +63,7 @@ func Recorded(t testing.TB, r *cni.Runtime) []string {
 	return lines
 }
 
-// Records are the host's records.
+// Records returns the host's records.
 func (h *Host) Records() *record.Store {
 	return record.Open(h.Path("state", "embedcni", "attachments"))
 }
@@ -77,7 +77,7 @@ func (h *Host) ChangeRecord(id string, change func(*record.Record)) {
 	expect.NoError(h.T, h.Records().Begin(rec))
 }
 
-// Pinned reports whether a container's namespace is kept.
+// Pinned reports whether a container's namespace is pinned.
 func (h *Host) Pinned(id string) bool {
 	h.T.Helper()
 	_, err := os.Lstat(h.Pin(id))
@@ -87,8 +87,8 @@ func (h *Host) Pinned(id string) bool {
 	return err == nil
 }
 
-// WithoutOverride makes the test's thread obey the modes of files, as a root
-// without capabilities does.
+// WithoutOverride makes the test's thread obey the modes of files, like a root
+// without capabilities.
 func (h *Host) WithoutOverride() (restore func()) {
 	h.T.Helper()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -100,8 +100,8 @@ func (h *Host) WithoutOverride() (restore func()) {
 	return func() { expect.NoError(h.T, unix.Capset(&header, &have[0])) }
 }
 
-// Unread are ways to make the file of a record unreadable, by the error that the
-// kernel returns. Each returns how to make it readable again.
+// Unread lists ways to make a record's file unreadable, by the kernel's error.
+// Each returns a function that makes it readable again.
 func Unread() map[syscall.Errno]func(h *Host, path string) func() {
 	replaced := func(by func(path string) error) func(h *Host, path string) func() {
 		return func(h *Host, path string) func() {

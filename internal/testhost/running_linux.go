@@ -23,9 +23,9 @@ import (
 // load counts goroutines, descriptors and processes.
 type load struct{ goroutines, descriptors, processes int }
 
-// LeavesNothingRunning fails the test if more runs when it ends than runs now.
-// It must be called before anything else registers a cleanup. It waits: the search
-// for abandoned containers keeps a descriptor until its last pass, for seconds.
+// LeavesNothingRunning fails the test if more runs at its end than now. Call it
+// before anything else registers a cleanup. It waits: the search for abandoned
+// containers keeps a descriptor until its last pass, for seconds.
 func LeavesNothingRunning(t *testing.T) {
 	t.Helper()
 	before := measure(t)
@@ -53,15 +53,15 @@ func measure(t testing.TB) load {
 		t.Fatal(err)
 	}
 	fds = slices.DeleteFunc(fds, func(fd os.DirEntry) bool {
-		// A Runtime keeps the file by which it lives open until it is garbage.
+		// A Runtime keeps its liveness file open until it is garbage.
 		target, err := os.Readlink(filepath.Join("/proc/thread-self/fd", fd.Name()))
 		return err == nil && strings.Contains(target, "/embedcni/alive")
 	})
 	return load{runtime.NumGoroutine(), len(fds), len(Children(t))}
 }
 
-// Children are the living processes below this one, orphans included because
-// the sandbox makes it their parent.
+// Children returns the living processes below this one, including orphans,
+// because the sandbox makes it their parent.
 func Children(t testing.TB) []string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -77,7 +77,8 @@ func Children(t testing.TB) []string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// 123 (name) S 1 …: the name may hold anything but ends at the last ')'.
+		// 123 (name) S 1 …: the name may contain anything but ends at the
+		// last ')'.
 		rest := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
 		if rest[1] == fmt.Sprint(os.Getpid()) && rest[0] != "Z" && rest[0] != "X" {
 			found = append(found, string(data))
@@ -86,7 +87,7 @@ func Children(t testing.TB) []string {
 	return found
 }
 
-// OpenAs counts the descriptors of this process that are the namespace.
+// OpenAs counts this process's descriptors of the namespace.
 func OpenAs(t *testing.T, id netns.ID) (n int) {
 	t.Helper()
 	fds, err := filepath.Glob("/proc/self/fd/*")
@@ -100,8 +101,8 @@ func OpenAs(t *testing.T, id netns.ID) (n int) {
 	return n
 }
 
-// UnableToMount runs f on a thread of its own that may not mount. The thread
-// ends with it.
+// UnableToMount runs f on a separate thread that may not mount. The thread ends
+// with it.
 func UnableToMount(f func() error) error {
 	done := make(chan error, 1)
 	go func() {

@@ -22,10 +22,9 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Stage is a host whose plugins are scripted, each type by a script of its own
-// that may be changed between calls. Its runtimes run plugins on the host
-// whatever goroutine calls, and when the test is over nothing may be left
-// running.
+// Stage is a host whose plugins are scripted. Each type has its own script,
+// which may change between calls. Its runtimes run plugins on the host from any
+// goroutine. When the test ends, nothing may be left running.
 type Stage struct {
 	*Host
 	Scripts map[string]scripted.Script
@@ -38,7 +37,7 @@ func NewStage(t *testing.T) *Stage {
 	return &Stage{New(t), map[string]scripted.Script{}}
 }
 
-// Messages are the plugins' own words of all errors in err.
+// Messages returns the plugins' own messages of all errors in err.
 func Messages(err error) []string {
 	var all []string
 	if e, ok := err.(*cni.Error); ok {
@@ -55,7 +54,7 @@ func Messages(err error) []string {
 	return all
 }
 
-// Cached are the files of libcni's cache.
+// Cached returns the files of libcni's cache.
 func (s *Stage) Cached() []string {
 	s.T.Helper()
 	entries, err := os.ReadDir(s.Path("state", "results"))
@@ -110,7 +109,7 @@ func (s *Stage) On(typ, verb string, action scripted.Action) {
 	s.Plugin(script, typ)
 }
 
-// LogEnds has the plugins of these types log the ends of their calls too.
+// LogEnds makes the plugins of these types also log the ends of their calls.
 func (s *Stage) LogEnds(types ...string) {
 	s.T.Helper()
 	for _, typ := range types {
@@ -121,7 +120,7 @@ func (s *Stage) LogEnds(types ...string) {
 	}
 }
 
-// Says is an action that fails with an error of CNI.
+// Says returns an action that fails with a CNI error.
 func Says(code uint, msg string) scripted.Action {
 	out := fmt.Sprintf(`{"code": %d, "msg": %q}`, code, msg)
 	return scripted.Action{Stdout: &out, Exit: 1}
@@ -133,7 +132,7 @@ func (s *Stage) Took() []string {
 	return Rendered(s.TakeCalls())
 }
 
-// Rendered are calls as lines of text: "ADD first c1/eth0".
+// Rendered returns calls as lines of text: "ADD first c1/eth0".
 func Rendered(calls []scripted.Call) []string {
 	lines := []string{}
 	for _, c := range calls {
@@ -146,7 +145,7 @@ func Rendered(calls []scripted.Call) []string {
 	return lines
 }
 
-// Request is the request of a call, by key.
+// Request returns the request of a call, by key.
 func Request(t testing.TB, c scripted.Call) map[string]string {
 	t.Helper()
 	var keys map[string]json.RawMessage
@@ -160,7 +159,8 @@ func Request(t testing.TB, c scripted.Call) map[string]string {
 	return values
 }
 
-// Canonical is JSON with sorted keys and without white space, for comparison.
+// Canonical returns JSON with sorted keys and without white space, for
+// comparison.
 func Canonical(t testing.TB, data string) string {
 	t.Helper()
 	dec := json.NewDecoder(strings.NewReader(data))
@@ -176,7 +176,7 @@ func Canonical(t testing.TB, data string) string {
 	return strings.TrimSpace(b.String())
 }
 
-// AsError is the first *cni.Error in err.
+// AsError returns the first *cni.Error in err.
 func AsError(t testing.TB, err error) *cni.Error {
 	t.Helper()
 	var e *cni.Error
@@ -186,7 +186,7 @@ func AsError(t testing.TB, err error) *cni.Error {
 	return e
 }
 
-// Gate makes a FIFO at which plugins can be told to wait.
+// Gate makes a FIFO where scripted plugins can wait.
 func (s *Stage) Gate(name string) string {
 	s.T.Helper()
 	path := s.Path("gate-" + name)
@@ -196,7 +196,8 @@ func (s *Stage) Gate(name string) string {
 	return path
 }
 
-// Arrive waits until a plugin stands at the gate, and returns how to let it go.
+// Arrive waits until a plugin is at the gate, and returns a function that lets
+// it continue.
 func (s *Stage) Arrive(gate string) (letGo func()) {
 	s.T.Helper()
 	opened := make(chan *os.File, 1)
@@ -255,14 +256,15 @@ func (s *Stage) InContainer(container string, f func(*netlink.Handle) error) {
 	expect.NoError(s.T, f(nl))
 }
 
-// RemoveNetNS removes a container's namespace, so that another may have its name.
+// RemoveNetNS removes a container's namespace, so that another can use its
+// name.
 func (s *Stage) RemoveNetNS(container string) {
 	s.T.Helper()
 	expect.NoError(s.T, netns.Remove(s.Path("netns", container)))
 }
 
 // Blocked waits until n goroutines wait in a select of this function of the
-// module, and returns how many do.
+// module, and returns the number of such goroutines.
 func (s *Stage) Blocked(function string, n int) int {
 	s.T.Helper()
 	stacks := make([]byte, 16<<20)

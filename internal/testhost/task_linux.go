@@ -13,8 +13,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Task is a container's process, in a network namespace that nothing but the
-// process keeps in existence.
+// Task is a container's process in a network namespace that only the process
+// keeps alive.
 type Task struct {
 	t   *testing.T
 	cmd *exec.Cmd
@@ -37,10 +37,10 @@ func NewTask(t *testing.T) *Task {
 	return k
 }
 
-// Path is the path of the namespace.
+// Path returns the path of the namespace.
 func (k *Task) Path() string { return fmt.Sprintf("/proc/%d/ns/net", k.cmd.Process.Pid) }
 
-// Kill ends the process, and so the namespace.
+// Kill ends the process, and with it the namespace.
 func (k *Task) Kill() {
 	_ = k.cmd.Process.Kill() // or it was killed before
 	_ = k.cmd.Wait()         // it was killed

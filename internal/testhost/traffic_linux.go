@@ -11,17 +11,17 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// HostPort is an address to dial.
+// HostPort returns an address to dial.
 func HostPort(host string, port int) string { return net.JoinHostPort(host, fmt.Sprint(port)) }
 
-// AnswerWait bounds the wait for an answer that is expected, and silenceWait
-// for one that must not come: a packet that is dropped is never answered.
+// AnswerWait limits the wait for an expected answer, and silenceWait for one
+// that must not come: a dropped packet is never answered.
 const (
 	AnswerWait  = 10 * time.Second
 	silenceWait = 300 * time.Millisecond
 )
 
-// At runs fn in the namespace at path, or on the host if there is no path.
+// At runs fn in the namespace at path, or on the host if path is empty.
 func (h *RealHost) At(path string, fn func() error) error {
 	if path == "" {
 		return fn()
@@ -34,8 +34,8 @@ func (h *RealHost) At(path string, fn func() error) error {
 }
 
 // ProbeIPv6 makes package net detect IPv6 here, where the loopback interface is
-// up: net probes once in a process, and a namespace without loopback would make
-// it see no IPv6 anywhere.
+// up. Package net probes once in a process, and in a namespace without loopback
+// it would see no IPv6 anywhere.
 func (h *RealHost) ProbeIPv6() {
 	h.T.Helper()
 	l, err := net.Listen("tcp", ":0")
@@ -47,8 +47,8 @@ func (h *RealHost) ProbeIPv6() {
 	}
 }
 
-// Serve answers whoever asks on the port, by TCP and UDP, IPv4 and IPv6, with
-// the address it sees asking.
+// Serve answers on the port, over TCP and UDP, IPv4 and IPv6, with the client's
+// visible address.
 func (h *RealHost) Serve(path string, port int) {
 	h.T.Helper()
 	h.ProbeIPv6()
@@ -76,8 +76,8 @@ func (h *RealHost) Serve(path string, port int) {
 	})
 }
 
-// serveTCP and serveUDP end when their socket is closed; a peer that goes away
-// concerns the one who asked.
+// serveTCP and serveUDP end when their socket is closed. Only the client needs
+// to know about a broken connection.
 func serveTCP(l net.Listener) {
 	for {
 		c, err := l.Accept()
@@ -115,7 +115,7 @@ func (h *RealHost) Ask(path, network, address string, wait time.Duration) (answe
 		if err != nil {
 			return err
 		}
-		defer c.Close() // all there was to say is said
+		defer c.Close() // everything has been sent
 		if err := c.SetDeadline(time.Now().Add(wait)); err != nil {
 			return err
 		}
@@ -132,8 +132,8 @@ func (h *RealHost) Ask(path, network, address string, wait time.Duration) (answe
 	return answer, err
 }
 
-// Question is one way that packets take: who asks whom, and whom the asked one
-// sees. No answer is "".
+// Question is one way that packets take: the client, the server, and the
+// client's address as the server sees it. No answer is "".
 type Question struct {
 	From, Network, To string
 	Want              string
@@ -156,7 +156,7 @@ func (h *RealHost) WantAnswers(questions []Question) {
 	}
 }
 
-// Both asks by TCP and by UDP.
+// Both asks over TCP and UDP.
 func Both(from, to, want string) []Question {
 	return []Question{{from, "tcp", to, want}, {from, "udp", to, want}}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// plugins is a chain: "bridge/host-local" has an IPAM plugin, "portmap+" declares a
-// capability.
+// plugins returns a chain: "bridge/host-local" has an IPAM plugin, "portmap+"
+// declares a capability.
 func plugins(chain ...string) (all []*libcni.PluginConfig) {
 	for _, one := range chain {
 		typ, ipam, _ := strings.Cut(strings.TrimSuffix(one, "+"), "/")
@@ -69,8 +69,8 @@ func TestCanWait(t *testing.T) {
 	}
 }
 
-// TestOrphans: what a pool of a living process made is left out, what has become
-// another container is stale, and doubts keep it.
+// TestOrphans: containers of a running process's pool are omitted, one that has
+// become another container is stale, and a doubtful one is kept.
 func TestOrphans(t *testing.T) {
 	errUnread := errors.New("unread")
 	made := func(runtime string) record.Found {
@@ -90,7 +90,7 @@ func TestOrphans(t *testing.T) {
 	}
 	for what, test := range map[string]struct {
 		found []record.Found
-		want  string // of the one that was made ahead of time
+		want  string // of the one that was made in advance
 	}{
 		"of a living process":           {[]record.Found{container, made("alive")}, "left out"},
 		"of a dead one":                 {[]record.Found{container, made("dead")}, "rest <nil>"},

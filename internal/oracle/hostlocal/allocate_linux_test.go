@@ -21,7 +21,8 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// configFor is a request configuration with these ranges, in this directory.
+// configFor returns a request configuration with these ranges in this
+// directory.
 func configFor(dir, ipam string) string {
 	return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge", "ipam": {"type": "host-local", "dataDir": %q, %s}}`, dir, ipam)
 }
@@ -32,7 +33,7 @@ func call(config, id string) *plugin.Request {
 	return r
 }
 
-// files are the names and contents of a directory.
+// files returns the names and contents of a directory.
 func files(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -42,7 +43,7 @@ func files(t testing.TB, dir string) map[string]string {
 	return all
 }
 
-// reference is what the executable does in ADD and DEL, from its own packages.
+// reference runs the executable's ADD and DEL from its own packages.
 type reference struct {
 	config string
 }
@@ -92,8 +93,9 @@ func (ref reference) del(id string) error {
 	})
 }
 
-// TestAddressesAreThoseOfTheReference runs the same ADDs and DELs with both, in
-// a directory each, and wants the same results and the same files after each.
+// TestAddressesAreThoseOfTheReference runs the same ADDs and DELs with both,
+// each in its own directory. The results and the files must be equal after
+// each.
 func TestAddressesAreThoseOfTheReference(t *testing.T) {
 	for name, ipam := range map[string]string{
 		"one range":         `"subnet": "10.1.0.0/28"`,
@@ -147,7 +149,7 @@ func compareRandomly(t *testing.T, ipam string) {
 			p = hostlocal.New() // a restart
 		}
 		got, want := files(t, dirs[0]+"/podnet"), files(t, dirs[1]+"/podnet")
-		if step > 20 && !maps.Equal(got, want) { // DEL of ours makes no directory
+		if step > 20 && !maps.Equal(got, want) { // DEL of ours does not make the directory
 			t.Fatalf("step %d: %s: files %q, want %q", step, what, got, want)
 		}
 	}
@@ -161,8 +163,8 @@ func asJSON(t testing.TB, v any) string {
 	return string(expect.Value(json.Marshal(v))(t))
 }
 
-// Whatever another process does to the directory is noticed, be it at the same
-// time as far as the file system can tell.
+// TestWhatOthersChangeIsNoticed: another process's change to the directory is
+// noticed, even within the resolution of the file system's times.
 func TestWhatOthersChangeIsNoticed(t *testing.T) {
 	memory, err := os.MkdirTemp("/run", "others")
 	if err != nil {
@@ -194,7 +196,7 @@ func othersChange(t *testing.T, base string) {
 			t.Fatalf("round %d: the reference's address was not noticed", round)
 		}
 		_, err = p.Add(t.Context(), call(config, c))
-		must(err) // that was the last one that was free
+		must(err) // that was the last free one
 		must(ref.del(a))
 		_, err = ref.add(a + "again") // the same address, and often the same inode
 		must(err)

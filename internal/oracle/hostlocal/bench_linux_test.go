@@ -13,9 +13,9 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Benchmark measures ADD and DEL beside the addresses that are in use, on a
-// tmpfs and on the disk: ours, and the reference plugin's own packages without
-// the start of a process.
+// Benchmark measures ADD and DEL beside used addresses, on a tmpfs and on the
+// disk: ours, and the reference plugin's own packages without starting a
+// process.
 func Benchmark(b *testing.B) {
 	for _, parent := range []string{"/run", os.TempDir()} {
 		for _, n := range []int{10, 1000, 3000} {
@@ -65,7 +65,7 @@ func Benchmark(b *testing.B) {
 	}
 }
 
-// alternate measures both functions, called in turns.
+// alternate measures both functions, called alternately.
 func alternate(b *testing.B, add, del func(id string) error) {
 	var spent [2]int64
 	for b.Loop() {

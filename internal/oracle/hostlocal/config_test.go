@@ -21,7 +21,7 @@ func request(config, args string) *plugin.Request {
 	return &plugin.Request{Name: "podnet", Type: "host-local", CNIVersion: version, Config: []byte(config), Args: args}
 }
 
-// theirs is a configuration as the reference plugin understands it.
+// theirs returns a configuration as the reference plugin understands it.
 func theirs(config, args string) (hostlocal.Understood, error) {
 	c, _, err := allocator.LoadIPAMConfig([]byte(config), args)
 	if err != nil {
@@ -48,7 +48,7 @@ func theirs(config, args string) (hostlocal.Understood, error) {
 
 const head = `{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge", `
 
-// configurations are understood, or refused, as the reference plugin does.
+// configurations are accepted or refused as by the reference plugin.
 var configurations = map[string]struct{ config, args string }{
 	"old style":              {head + `"ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}`, ""},
 	"old style, all fields":  {head + `"ipam": {"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10", "rangeEnd": "10.1.0.20", "gateway": "10.1.0.254", "dataDir": "/d", "resolvConf": "/r", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.0.0.0/8", "gw": "10.1.0.9", "mtu": 1400, "priority": 3}]}}`, ""},
@@ -103,7 +103,7 @@ func TestConfigurationsAreUnderstoodAsByTheReference(t *testing.T) {
 	}
 }
 
-// TestRandomRangesAreUnderstoodAsByTheReference holds the arithmetic.
+// TestRandomRangesAreUnderstoodAsByTheReference checks the arithmetic.
 func TestRandomRangesAreUnderstoodAsByTheReference(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

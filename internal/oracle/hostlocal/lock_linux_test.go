@@ -14,8 +14,8 @@ import (
 	"github.com/embedcni/cni/internal/ipamdir"
 )
 
-// TestTheReferencesLockIsOurs: whoever has it keeps the plugin and the sweep
-// waiting, which take it without the reference's package.
+// TestTheReferencesLockIsOurs: its holder blocks the plugin and the sweep,
+// which lock without the reference's package.
 func TestTheReferencesLockIsOurs(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
@@ -54,7 +54,7 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 	}
 }
 
-// TestTheReferenceWritesWhatTheSweepReads: the separator is ours by copy.
+// TestTheReferenceWritesWhatTheSweepReads: our separator is a copy.
 func TestTheReferenceWritesWhatTheSweepReads(t *testing.T) {
 	base := t.TempDir()
 	ref := reference{configFor(base, `"subnet": "10.1.0.0/24"`)}

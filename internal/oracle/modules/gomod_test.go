@@ -1,6 +1,6 @@
-// Package modules holds what reaches the module graphs of this library's
-// importers. Its tests run outside of sandboxes, since the go command may have to
-// download go.mod files.
+// Package modules limits the module graphs of this library's importers. Its
+// tests run outside of sandboxes, because the go command may have to download
+// go.mod files.
 package modules
 
 import (
@@ -19,13 +19,13 @@ const (
 	root  = "../../.."
 )
 
-// goLine is what importers' go lines are raised to at most. Ranging over
-// functions needs 1.23; 1.24 would switch a check of vet on in their builds, for
-// format strings that are not constant.
+// goLine is the highest go line that importers are forced to. Ranging over
+// functions needs 1.23. With 1.24 a vet check for non-constant format strings
+// would apply in their builds.
 const goLine = "1.23.0"
 
-// chosen are the versions that nothing in the graph demands: why they are not
-// lower, or why they are there.
+// chosen lists the versions that nothing in the graph demands, with the reason
+// for each.
 var chosen = map[string]string{
 	"github.com/containernetworking/cni v1.3.0": "go-cni v1.1.14 requires it",
 	"github.com/godbus/dbus/v5 v5.1.0":          "the reference plugin firewall requires it",
@@ -34,7 +34,7 @@ var chosen = map[string]string{
 	"go.opentelemetry.io/otel/trace v1.29.0":    "go-cni v1.1.14 requires it",
 }
 
-// goMod is what go mod edit -json prints of a go.mod.
+// goMod is the output of go mod edit -json for a go.mod.
 type goMod struct {
 	Go, Toolchain string
 	Require       []struct{ Path, Version string }
@@ -54,7 +54,7 @@ func goCommand(t *testing.T, dir string, env []string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command("go", args...)
 	cmd.Dir = dir
-	// Neither a workspace nor flags for this module's build count.
+	// Ignore a workspace and this module's build flags.
 	cmd.Env = append(append(os.Environ(), "GOWORK=off", "GOFLAGS=", "CGO_ENABLED=0"), env...)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
@@ -65,8 +65,8 @@ func goCommand(t *testing.T, dir string, env []string, args ...string) string {
 	return string(out)
 }
 
-// TestNothingButWhatImportersLinkIsRequired: a requirement of a test, a tool or a
-// benchmark would be in every importer's module graph.
+// TestNothingButWhatImportersLinkIsRequired: a requirement of a test, a tool or
+// a benchmark would be in every importer's module graph.
 func TestNothingButWhatImportersLinkIsRequired(t *testing.T) {
 	m := readGoMod(t, root)
 	if len(m.Tool)+len(m.Replace) > 0 {
@@ -80,8 +80,8 @@ func TestNothingButWhatImportersLinkIsRequired(t *testing.T) {
 	}
 }
 
-// linkedModules are those of the packages that importers can import, with all
-// that these link, on any system.
+// linkedModules returns the modules of the packages that importers can import,
+// and of everything that these link, on any system.
 func linkedModules(t *testing.T) map[string]bool {
 	t.Helper()
 	linked := map[string]bool{}
@@ -105,14 +105,14 @@ func linkedModules(t *testing.T) map[string]bool {
 	return linked
 }
 
-// TestNoVersionIsHigherThanDemanded: each is demanded by another requirement, or
-// on the list of those that are chosen, with the reason.
+// TestNoVersionIsHigherThanDemanded: another requirement demands each version,
+// or the list of chosen versions has its reason.
 func TestNoVersionIsHigherThanDemanded(t *testing.T) {
 	m := readGoMod(t, root)
 	if m.Go != goLine {
 		t.Errorf("go line %s, want %s", m.Go, goLine)
 	}
-	demanded := map[string]string{} // "path version" to who demands it
+	demanded := map[string]string{} // "path version" to its demander
 	for line := range strings.Lines(goCommand(t, root, nil, "mod", "graph")) {
 		who, what, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if who != ours {

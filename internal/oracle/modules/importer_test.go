@@ -11,8 +11,8 @@ import (
 )
 
 // TestCompat_21_ModuleGraphOfAnImporter compares the module graph of a small
-// program before and after its import line: none of its modules rises but those
-// that are listed, and no other comes.
+// program before and after its import line changes. Only the listed modules may
+// rise, and no other may be added.
 func TestCompat_21_ModuleGraphOfAnImporter(t *testing.T) {
 	before, goBefore := graphOf(t, importer(t, goCNI, "v1.1.14", ""))
 	after, goAfter := graphOf(t, importer(t, ours, "v0.0.0", absolute(t, root)))
@@ -43,7 +43,7 @@ func TestCompat_21_ModuleGraphOfAnImporter(t *testing.T) {
 	}
 }
 
-// importer makes the program's module, in a directory of its own, and builds it.
+// importer makes the program's module in its own directory, and builds it.
 func importer(t *testing.T, path, v, dir string) string {
 	t.Helper()
 	source, err := os.ReadFile("testdata/importer/main.go")
@@ -94,8 +94,8 @@ func absolute(t *testing.T, path string) string {
 	return path
 }
 
-// newer reports whether one version is higher than another, as "v1.2.3" is than
-// "v1.2.1-0.2024". A pre-release comes before its release.
+// newer reports whether one version is higher than another, as "v1.2.3" is
+// higher than "v1.2.1-0.2024". A pre-release precedes its release.
 func newer(one, other string) bool {
 	numbers := func(v string) (n []int, pre string) {
 		v, _, _ = strings.Cut(strings.TrimPrefix(v, "v"), "+")

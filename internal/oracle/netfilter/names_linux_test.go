@@ -16,8 +16,8 @@ var write = flag.Bool("write", false, "write the file of names anew")
 // golden is the file that the tests of this library's names read.
 const golden = "../../netfilter/fwrules/testdata/names.json"
 
-// TestNamesAreThoseOfThePlugins holds the file of names against the functions by
-// which the plugins name their chains and comments.
+// TestNamesAreThoseOfThePlugins compares the file of names with the functions
+// that name the plugins' chains and comments.
 func TestNamesAreThoseOfThePlugins(t *testing.T) {
 	type attachment struct {
 		Network, ID string

@@ -22,7 +22,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// stateDir is where libcni's cache is: go-cni has no option for it.
+// stateDir is the directory of libcni's cache, which no option of go-cni
+// changes.
 const stateDir = "/var/lib/cni"
 
 // host is a host for the reference plugins, with go-cni's state directory.
@@ -49,7 +50,7 @@ func newHost(t *testing.T) *host {
 
 const pinDir = stateDir + "/embedcni/attachments/netns"
 
-// install puts the reference plugins in the plugin directory.
+// install puts the reference plugins into the plugin directory.
 func (h *host) install() {
 	h.T.Helper()
 	dir, err := refplugins.Dir(context.Background(), os.Stderr)
@@ -60,8 +61,8 @@ func (h *host) install() {
 	}
 }
 
-// container is a namespace, and a veth pair that ends with it: the kernel deletes
-// the end on the host as soon as nothing keeps the namespace.
+// container is a namespace with a veth pair that ends with it. The kernel
+// deletes the host's end as soon as nothing keeps the namespace.
 type container struct{ id, path, witness string }
 
 func (h *host) container(n int) container {
@@ -76,14 +77,14 @@ func (h *host) container(n int) container {
 	return c
 }
 
-// end is the end of a container's process: its path is gone.
+// end ends a container's process: its path is gone.
 func (c container) end(t testing.TB) {
 	t.Helper()
 	expect.NoError(t, netns.Remove(c.path))
 }
 
-// alive counts the containers whose namespaces live, and waits until as few do
-// as expected.
+// alive counts the containers whose namespaces live. It waits until no more
+// than the expected number do.
 func alive(t *testing.T, all []container, expected int) int {
 	t.Helper()
 	for end := time.Now().Add(expect.Patience); ; time.Sleep(10 * time.Millisecond) {
@@ -102,8 +103,8 @@ func alive(t *testing.T, all []container, expected int) int {
 	}
 }
 
-// audit is what exists on the host that belongs to a container: pins too, but not
-// what else this library keeps for itself.
+// audit lists the parts of the host that belong to containers, with pins but
+// without this library's other state.
 func (h *host) audit() audit.Lines {
 	h.T.Helper()
 	lines, err := audit.Snapshot(h.T.Context(), audit.Options{
@@ -126,7 +127,7 @@ func (h *host) wantClean(before audit.Lines) {
 	}
 }
 
-// theirs is go-cni with the networks, ours this library.
+// theirs returns go-cni with the networks, and ours this library.
 func (h *host) theirs(lists ...string) gocni.CNI {
 	h.T.Helper()
 	opts := []gocni.Opt{gocni.WithPluginDir([]string{h.Path("bin")}), gocni.WithLoNetwork}
@@ -149,5 +150,5 @@ func (h *host) ours(lists []string, more ...cni.Opt) *cni.Runtime {
 	return r
 }
 
-// list is a network with the host's directory for addresses.
+// list returns a network with the host's address directory.
 func (h *host) list(text string) string { return strings.ReplaceAll(text, "IPAM", h.Path("ipam")) }

@@ -1,4 +1,4 @@
-// Package release has the tests of going from go-cni to this library and back,
+// Package release tests the migration from go-cni to this library and back,
 // with containers attached.
 package release
 
@@ -10,8 +10,8 @@ import (
 	"github.com/embedcni/cni/internal/refplugins"
 )
 
-// init keeps the leading thread to TestMain: a test that took it to another
-// network namespace would take the process's there.
+// init reserves the leading thread for TestMain. A test on it that changed its
+// network namespace would change the process's.
 func init() { runtime.LockOSThread() }
 
 func TestMain(m *testing.M) { os.Exit(refplugins.Main(m)) }

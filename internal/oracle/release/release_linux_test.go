@@ -17,8 +17,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// pods is the network of most hosts; its backends are named, so that built-in
-// plugins and executables find each other's rules.
+// pods is the most common kind of network. Its backends are named, so that
+// built-in plugins and executables find each other's rules.
 const pods = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
 	{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "iptables",
 	 "ipam": {"type": "host-local", "dataDir": "IPAM", "ranges": [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]}},
@@ -52,13 +52,13 @@ func ourOptions(n int) []cni.NamespaceOpts {
 	}
 }
 
-// scenario is who attached the containers, and how many.
+// scenario defines how the containers are attached, and their number.
 type scenario struct {
 	name       string
 	lists      []string
 	count      int
 	opts       []cni.Opt
-	afterwards bool // the executables are installed after the containers are attached
+	afterwards bool // the executables are installed after the ADDs
 }
 
 func scenarios() []scenario {
@@ -73,8 +73,8 @@ func scenarios() []scenario {
 	}
 }
 
-// setUp attaches the scenario's containers by this library, and returns what was
-// there before.
+// setUp attaches the scenario's containers with this library, and returns the
+// earlier audit.
 func (s scenario) setUp(h *host) (all []container, before audit.Lines) {
 	h.T.Helper()
 	if !s.afterwards {
@@ -104,8 +104,8 @@ func (s scenario) removeByGoCNI(h *host, all []container) {
 	}
 }
 
-// TestFault_F34_BackToGoCNIKeepsNamespacesAlive: what Release is for. Without it
-// the pins outlive the containers.
+// TestFault_F34_BackToGoCNIKeepsNamespacesAlive shows the purpose of Release.
+// Without it the pins outlive the containers.
 func TestFault_F34_BackToGoCNIKeepsNamespacesAlive(t *testing.T) {
 	h := newHost(t)
 	s := scenarios()[0]
@@ -126,7 +126,7 @@ func TestFault_F34_ReleasedContainersAreGoCNIs(t *testing.T) {
 			h := newHost(t)
 			all, before := s.setUp(h)
 			attached := h.audit()
-			r := h.ours(s.lists) // the program was started anew, and prefers nothing
+			r := h.ours(s.lists) // the program was restarted without preferences
 			wantReleased(t, r, all)
 			pinned := func(l string) bool { return strings.HasPrefix(l, "netns "+pinDir) }
 			if pins := len(attached) - len(attached.Without(pinned)); pins != len(all) {
@@ -145,7 +145,7 @@ func TestFault_F34_ReleasedContainersAreGoCNIs(t *testing.T) {
 	}
 }
 
-// wantReleased wants just these containers to be released.
+// wantReleased checks that exactly these containers are released.
 func wantReleased(t *testing.T, r *cni.Runtime, all []container) {
 	t.Helper()
 	report, err := r.Release(context.Background(), cni.ReleaseOptions{})
@@ -160,8 +160,8 @@ func wantReleased(t *testing.T, r *cni.Runtime, all []container) {
 	}
 }
 
-// TestFault_F34_UpgradeFromGoCNIAndBack: containers that go-cni attached are checked and
-// removed by this library, and those that it attached beside them are released to
+// TestFault_F34_UpgradeFromGoCNIAndBack: this library checks and removes
+// go-cni's containers. It attaches others beside them and releases those to
 // go-cni, which removes the rest.
 func TestFault_F34_UpgradeFromGoCNIAndBack(t *testing.T) {
 	for _, opt := range []cni.Opt{cni.WithoutBuiltinPlugins(), cni.WithBuiltinPlugins()} {
@@ -204,9 +204,9 @@ func TestFault_F34_UpgradeFromGoCNIAndBack(t *testing.T) {
 	}
 }
 
-// TestFault_F34_GCLeavesReleasedContainersAlone: a GC of this library, as by a
-// program that was not stopped, takes nothing of a released container, also where
-// libcni's cache says nothing of it any more.
+// TestFault_F34_GCLeavesReleasedContainersAlone: a GC of this library, by a
+// program that was not stopped, removes no part of a released container, even
+// if libcni's cache no longer lists it.
 func TestFault_F34_GCLeavesReleasedContainersAlone(t *testing.T) {
 	h := newHost(t)
 	s := scenario{lists: []string{pods}, count: 2}
@@ -241,8 +241,8 @@ func TestFault_F34_GCLeavesReleasedContainersAlone(t *testing.T) {
 	}
 }
 
-// TestReleaseRefusesWhatGoCNIWouldLeave: of the refusals, those that go-cni would
-// answer with success.
+// TestReleaseRefusesWhatGoCNIWouldLeave covers the refusals in which go-cni
+// would report success.
 func TestReleaseRefusesWhatGoCNIWouldLeave(t *testing.T) {
 	const plain = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
 		{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true,
@@ -254,7 +254,7 @@ func TestReleaseRefusesWhatGoCNIWouldLeave(t *testing.T) {
 		list  string
 		opts  []cni.Opt
 		spoil func() error
-		left  string // what go-cni leaves
+		left  string // go-cni's leftovers
 	}{
 		{"our table", plain, []cni.Opt{cni.WithBuiltinPlugins()}, func() error { return nil }, "nft element inet embedcni "},
 		{"no cached result", pods, nil, func() error { return os.RemoveAll(results) }, "filter -A CNI-FORWARD -s 10.77.0.2/32 -j ACCEPT"},

@@ -1,5 +1,4 @@
-// Importer is a program as go-cni's importers write them: it calls the seven
-// methods.
+// Importer is a typical importer of go-cni: it calls the seven methods.
 package main
 
 import (
