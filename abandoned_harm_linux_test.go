@@ -71,9 +71,9 @@ func (h *realHost) moveMount(path, to string) string {
 	return to
 }
 
-// TestFault_F33_WhatSomebodyElseKeepsLives: only the pin is removed. Neither
+// TestFault_F33_AContainerThatAnotherProcessKeepsLives: only the pin is removed. Neither
 // the next pass nor Recover treats the container as gone.
-func TestFault_F33_WhatSomebodyElseKeepsLives(t *testing.T) {
+func TestFault_F33_AContainerThatAnotherProcessKeepsLives(t *testing.T) {
 	for _, who := range []string{"a mount", "a process", "both"} {
 		t.Run(who, func(t *testing.T) {
 			h := newRealHost(t)
@@ -128,9 +128,9 @@ func TestFault_F33_WhatSomebodyElseKeepsLives(t *testing.T) {
 	}
 }
 
-// TestFault_F33_WhatCannotBeJudgedStays: neither the record nor the pin
+// TestFault_F33_AnUndecidableContainerStays: neither the record nor the pin
 // changes.
-func TestFault_F33_WhatCannotBeJudgedStays(t *testing.T) {
+func TestFault_F33_AnUndecidableContainerStays(t *testing.T) {
 	view := func(from, to string) func(*testing.T, *realHost, *record.Record) {
 		return func(t *testing.T, _ *realHost, rec *record.Record) {
 			changed := strings.Replace(rec.NetNS.View, from, to, 1)
@@ -173,9 +173,9 @@ func TestFault_F33_WhatCannotBeJudgedStays(t *testing.T) {
 	}
 }
 
-// TestFault_F33_WhatNobodyCanTellTheEndOfIsReported: it is reported once and
+// TestFault_F33_AContainerWithoutAVisibleEndIsReported: it is reported once and
 // left alone.
-func TestFault_F33_WhatNobodyCanTellTheEndOfIsReported(t *testing.T) {
+func TestFault_F33_AContainerWithoutAVisibleEndIsReported(t *testing.T) {
 	cases := map[string]struct {
 		testhost.Case
 		opts []cni.Opt

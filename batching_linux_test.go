@@ -57,7 +57,7 @@ func (e *events) builtIn(fail map[string]error, names ...string) cni.Opt {
 	return cni.WithBuiltins(plugins)
 }
 
-func TestWhatIsPutOffIsDoneTogetherAtTheEnd(t *testing.T) {
+func TestDeferredWorkIsDoneTogetherAtTheEnd(t *testing.T) {
 	s := testhost.NewStage(t)
 	e := &events{s: s}
 	r := s.Runtime(e.builtIn(nil, "a", "b"), testhost.ListOfTypes("net", "a", "b"))
@@ -70,10 +70,10 @@ func TestWhatIsPutOffIsDoneTogetherAtTheEnd(t *testing.T) {
 	expect.Same(t, "DEL", e.take(), []string{"DEL b", "DEL a", "DEL of b done", "DEL of a done"})
 }
 
-// TestWhatIsPutOffIsDoneBeforeOthersRun: executables and the caller's own
+// TestDeferredWorkIsDoneBeforeOthersRun: executables and the caller's own
 // plugins may rely on deferred work being done. Work that a caller's plugin
 // delegates runs at once.
-func TestWhatIsPutOffIsDoneBeforeOthersRun(t *testing.T) {
+func TestDeferredWorkIsDoneBeforeOthersRun(t *testing.T) {
 	s := testhost.NewStage(t)
 	e := &events{s: s}
 	s.Network("unused", "1.1.0", "disk")
@@ -113,9 +113,9 @@ func TestWhatIsPutOffIsDoneBeforeOthersRun(t *testing.T) {
 		"DEL own", "DEL b", "DEL of b done", "DEL own ends", "DEL b", "DEL of b done", "DEL disk c1/eth0", "DEL a", "DEL of a done"})
 }
 
-// TestAFailedADDDropsWhatIsPutOff: the DEL that follows would only remove it
+// TestAFailedADDDropsDeferredWork: the DEL that follows would only remove it
 // again. That DEL runs all the work it defers.
-func TestAFailedADDDropsWhatIsPutOff(t *testing.T) {
+func TestAFailedADDDropsDeferredWork(t *testing.T) {
 	s := testhost.NewStage(t)
 	e := &events{s: s}
 	failing := e.puttingOff("b", nil)
@@ -198,8 +198,8 @@ func TestAFlushThatFailsIsAFailedDEL(t *testing.T) {
 	s.WantClean(before)
 }
 
-// TestTheSweepMakesUpForAFlush only if it knows everything the plugins make.
-func TestTheSweepMakesUpForAFlush(t *testing.T) {
+// TestTheSweepCompletesAFailedFlush only if it knows everything the plugins make.
+func TestTheSweepCompletesAFailedFlush(t *testing.T) {
 	s := testhost.NewStage(t)
 	e := &events{s: s}
 	failure := errors.New("stuck")
@@ -222,8 +222,8 @@ func TestTheSweepMakesUpForAFlush(t *testing.T) {
 	}
 }
 
-// TestAFlushHasATimeToo: deferred work has a deadline.
-func TestAFlushHasATimeToo(t *testing.T) {
+// TestAFlushHasADeadline: deferred work has a deadline.
+func TestAFlushHasADeadline(t *testing.T) {
 	s := testhost.NewStage(t)
 	p := testhost.Acting{On: map[string]testhost.Action{"DEL": func(ctx context.Context, _ *plugin.Request) error {
 		return batch.Later(ctx, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })

@@ -42,10 +42,10 @@ func earlyHost(t *testing.T, opts ...cni.Opt) (*realHost, *cni.Runtime) {
 	return h, h.Runtime(opts...)
 }
 
-// TestWhatOutlivesAPowerCutIsMadeBehindTheRecord: before the record has reached
+// TestDurableStateIsMadeAfterTheRecord: before the record has reached
 // the disk there may be interfaces, but no address file, no entry in libcni's
 // cache, and no success.
-func TestWhatOutlivesAPowerCutIsMadeBehindTheRecord(t *testing.T) {
+func TestDurableStateIsMadeAfterTheRecord(t *testing.T) {
 	h, r := earlyHost(t)
 	before := h.Audit()
 	disk, path := newSlowDisk(r), h.Container("c1")
@@ -101,9 +101,9 @@ func TestARecordThatDoesNotReachTheDisk(t *testing.T) {
 	h.WantClean(before)
 }
 
-// TestWhoMayWriteFilesWaitsForTheRecord: a caller's plugin always waits,
+// TestPluginsThatMayWriteFilesWaitForTheRecord: a caller's plugin always waits,
 // whatever its name or place in the chain.
-func TestWhoMayWriteFilesWaitsForTheRecord(t *testing.T) {
+func TestPluginsThatMayWriteFilesWaitForTheRecord(t *testing.T) {
 	s := testhost.NewStage(t)
 	for _, list := range [][]string{{"own"}, {"own", "loopback"}, {"loopback", "own"}} {
 		var synced bool
@@ -136,7 +136,7 @@ func awaited(t *testing.T) {
 			return
 		}
 	}
-	t.Error("nobody waits for the record")
+	t.Error("no plugin waits for the record")
 }
 
 // TestAPoolsContainerIsOnRecordUntilTheOtherRecordIs: at any moment one of the

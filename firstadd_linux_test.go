@@ -68,7 +68,7 @@ func TestFault_F16_AfterTheFirstTheyOverlap(t *testing.T) {
 	expect.NoError(t, expect.Await(t, "all", done))
 }
 
-func TestFault_F16_AFirstADDHoldsUpOnlyWhatSharesAPluginType(t *testing.T) {
+func TestFault_F16_AFirstADDBlocksOnlyNetworksWithItsPluginTypes(t *testing.T) {
 	s := testhost.NewStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q")), cni.WithConfListBytes(s.Network("two", "1.0.0", "r")),
 		cni.WithConfListBytes(s.Network("three", "1.0.0", "t", "q"))).Patiently()

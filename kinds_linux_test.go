@@ -229,9 +229,9 @@ func TestFault_F57_OneOfTwoDELsMayFailWhereTheSweepSeesThatNothingIsLeft(t *test
 	}
 }
 
-// TestFault_F57_AnADDRunsWhatIsRecorded, even if another one is installed
+// TestFault_F57_AnADDRunsTheRecordedPlugin, even if another one is installed
 // meanwhile.
-func TestFault_F57_AnADDRunsWhatIsRecorded(t *testing.T) {
+func TestFault_F57_AnADDRunsTheRecordedPlugin(t *testing.T) {
 	s := testhost.NewStage(t)
 	conf := s.Network("net", "1.0.0", "p", "q")
 	expect.NoError(t, os.RemoveAll(s.Path("bin")))

@@ -110,8 +110,8 @@ func TestFault_F33_ADescriptorIsLetGo(t *testing.T) {
 	expect.Same(t, "descriptors", testhost.OpenAs(t, id), 0)
 }
 
-// TestFault_F33_WhatASetupOrRemoveHadBegunIsFinished as Recover does.
-func TestFault_F33_WhatASetupOrRemoveHadBegunIsFinished(t *testing.T) {
+// TestFault_F33_AnInterruptedSetupOrRemoveIsFinished as Recover does.
+func TestFault_F33_AnInterruptedSetupOrRemoveIsFinished(t *testing.T) {
 	for _, state := range []record.State{record.Planned, record.Deleting} {
 		t.Run(fmt.Sprintf("state %q", state), func(t *testing.T) {
 			s := testhost.NewStage(t)
@@ -234,10 +234,10 @@ func TestFault_F33_ABridgeWithThePortsAddressHidesNoEnd(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c2", lives))
 }
 
-// TestFault_F33_ARoundGoesOnWithWhatIsLoaded: with a steady stream of calls a
+// TestFault_F33_ARoundFollowsTheLoadedConfiguration: with a steady stream of calls a
 // round may last as long as the program, which may load other plugins
 // meanwhile.
-func TestFault_F33_ARoundGoesOnWithWhatIsLoaded(t *testing.T) {
+func TestFault_F33_ARoundFollowsTheLoadedConfiguration(t *testing.T) {
 	h := newRealHost(t)
 	var before, after testhost.Log
 	conf := cni.WithConfListBytes((&testhost.Case{Plugins: []string{`{"type": "loopback"}`}}).Conf("podnet", "1.0.0", h.Path("ipam")))

@@ -70,7 +70,7 @@ func TestResultsSurviveTheFile(t *testing.T) {
 	}
 }
 
-func TestWhoMustBeThereAndWhatMustNotBeLeft(t *testing.T) {
+func TestRequiredContendersAndForbiddenLeftovers(t *testing.T) {
 	r := &results{
 		Absent: []absent{
 			{Scenario: "nat", Contender: contender{Kind: kindNetavark}, Why: "not installed"},
@@ -152,9 +152,9 @@ func TestReplaceSection(t *testing.T) {
 	}
 }
 
-// TestWhatIsCommittedIsMadeOfTheFigures checks that tables, plot and README
+// TestCommittedFilesAreGeneratedFromTheFigures checks that tables, plot and README
 // agree with results.json.
-func TestWhatIsCommittedIsMadeOfTheFigures(t *testing.T) {
+func TestCommittedFilesAreGeneratedFromTheFigures(t *testing.T) {
 	read := func(name string) string {
 		data, err := os.ReadFile(name)
 		if err != nil {
@@ -177,7 +177,7 @@ func TestWhatIsCommittedIsMadeOfTheFigures(t *testing.T) {
 		"README.md":  {readme, section},
 	} {
 		if pair[0] != pair[1] {
-			t.Errorf("%s is not what results.json makes: run go run ./bench -render -readme README.md", name)
+			t.Errorf("%s differs from results.json: run go run ./bench -render -readme README.md", name)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func TestTracerCountsProcessesAndNoThreads(t *testing.T) {
 	}
 }
 
-func TestTracerTellsOfFailure(t *testing.T) {
+func TestTracerReportsFailure(t *testing.T) {
 	tr, err := startTraced(exec.Command("sh", "-c", "exit 3"))
 	if err != nil {
 		t.Fatal(err)

@@ -58,9 +58,9 @@ func (h *host) audit(of []cnitest.Attachment) []string {
 	})
 }
 
-// TestAuditOfAContainerIsWhatCameWithIt: the lines about a container are
+// TestAuditOfAContainerIsItsAdditions: the lines about a container are
 // exactly those that its attachment added.
-func TestAuditOfAContainerIsWhatCameWithIt(t *testing.T) {
+func TestAuditOfAContainerIsItsAdditions(t *testing.T) {
 	for name, plugins := range map[string]string{
 		"iptables": `{"type": "bridge", "bridge": "br7", "isDefaultGateway": true, "ipMasq": true, "ipam": IPAM},
 			{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}},
@@ -96,7 +96,7 @@ func TestAuditFindsHeldAddressesByItself(t *testing.T) {
 	}
 }
 
-func TestAuditAddsWhatIsAskedFor(t *testing.T) {
+func TestAuditAddsRequestedParts(t *testing.T) {
 	h := newHost(t, `{"type": "bridge", "bridge": "br7", "isDefaultGateway": true, "ipam": IPAM}`)
 	h.attach("c1", 8080)
 	count := func(o cnitest.Options, prefix string) int {
@@ -131,7 +131,7 @@ func TestAuditAddsWhatIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestAttachmentsHaveWhatTheResultSays(t *testing.T) {
+func TestAttachmentsHaveTheResultsValues(t *testing.T) {
 	result := &cni.Result{Networks: []*cni.NetworkResult{{Name: "podnet", IfName: "eth0", Interfaces: []*cni.Interface{
 		{Name: "veth1"}, {Name: "eth0", Sandbox: "/run/netns/c1", Addresses: []cni.Address{{Prefix: netip.MustParsePrefix("10.7.0.2/24")}}},
 	}}, {Name: "second", IfName: "eth1"}}}

@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-func TestDoReturnsWhatFnReturns(t *testing.T) {
+func TestDoReturnsFnsError(t *testing.T) {
 	h, _ := newNS(t)
 	want := errors.New("any")
 	if got := h.Do(func() error { return want }); got != want {

@@ -97,7 +97,7 @@ func TestCurrentAndProcessAgreeOutside(t *testing.T) {
 	}
 }
 
-func TestOpenRejectsWhatIsNoNetworkNamespace(t *testing.T) {
+func TestOpenRejectsOtherFiles(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {

@@ -52,7 +52,7 @@ func TestCreateMakesDirectoriesAndRemoveTakesThePin(t *testing.T) {
 	}
 }
 
-func TestCreateLeavesWhatIsThere(t *testing.T) {
+func TestCreateLeavesExistingFiles(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
@@ -250,7 +250,7 @@ func TestRemoveInParallel(t *testing.T) {
 	}
 }
 
-func TestRemoveRefusesWhatIsNotAPin(t *testing.T) {
+func TestRemoveRefusesOtherFiles(t *testing.T) {
 	dir := t.TempDir()
 	_, pinned := newNS(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -284,7 +284,7 @@ func TestRemoveRefusesWhatIsNotAPin(t *testing.T) {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 	if h, err := netns.Open(pinned); err != nil {
-		t.Errorf("what the symlink pointed to: %v", err)
+		t.Errorf("the symlink's target: %v", err)
 	} else {
 		h.Close()
 	}
@@ -331,7 +331,7 @@ func TestUnpinLeavesTheFileForPin(t *testing.T) {
 	}
 }
 
-func TestUnpinRefusesWhatIsNotAPin(t *testing.T) {
+func TestUnpinRefusesOtherFiles(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
 		t.Fatal(err)

@@ -115,9 +115,9 @@ func TestIs(t *testing.T) {
 	}
 }
 
-// TestARoundTendsWhatIsAbandoned in parts if there are many records, and skips
+// TestARoundTendsAbandonedContainers in parts if there are many records, and skips
 // none.
-func TestARoundTendsWhatIsAbandoned(t *testing.T) {
+func TestARoundTendsAbandonedContainers(t *testing.T) {
 	store := record.Open(t.TempDir())
 	store.Sync = func(*os.File) error { return nil }
 	var want []record.ID
@@ -138,9 +138,9 @@ func TestARoundTendsWhatIsAbandoned(t *testing.T) {
 	}
 }
 
-// TestWhatStaysIsReportedOnce for each generation of the record. A failure is
+// TestAStayingContainerIsReportedOnce for each generation of the record. A failure is
 // retried in each round.
-func TestWhatStaysIsReportedOnce(t *testing.T) {
+func TestAStayingContainerIsReportedOnce(t *testing.T) {
 	store := record.Open(t.TempDir())
 	rec := abandonedRecord("c1")
 	begin(t, store, rec)
@@ -199,7 +199,7 @@ func TestTheLastRequestDecides(t *testing.T) {
 		t.Fatal("nothing is tended")
 	}
 	if len(before.tended) > 0 {
-		t.Error("with what was loaded before")
+		t.Error("with the previous configuration")
 	}
 }
 

@@ -25,9 +25,9 @@ const conflist = `{
   ]
 }`
 
-// TestSharedIsWhatTheReferencePluginsLeave compares Shared with the reference
+// TestSharedAreTheReferencePluginsLeftovers compares Shared with the reference
 // plugins: DEL removes everything that ADD made except the shared lines.
-func TestSharedIsWhatTheReferencePluginsLeave(t *testing.T) {
+func TestSharedAreTheReferencePluginsLeftovers(t *testing.T) {
 	plugins, err := refplugins.Dir(t.Context(), io.Discard)
 	if err != nil {
 		t.Fatal(err)

@@ -88,7 +88,7 @@ func TestItemsOfTwoTypesAreAnErrorOfTheirKindAlone(t *testing.T) {
 	d.want(t, "by the flush", "task x")
 }
 
-func TestAllIsDoneWhateverFails(t *testing.T) {
+func TestAllIsDoneDespiteFailures(t *testing.T) {
 	d, b := &diary{}, &Batch{}
 	ctx := With(context.Background(), b)
 	first, second := errors.New("first"), errors.New("second")
@@ -105,7 +105,7 @@ func TestAllIsDoneWhateverFails(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	text := err.Error()
-	if !strings.Contains(text, "deferred work panicked: third\ngoroutine") || !strings.Contains(text, "TestAllIsDoneWhateverFails") {
+	if !strings.Contains(text, "deferred work panicked: third\ngoroutine") || !strings.Contains(text, "TestAllIsDoneDespiteFailures") {
 		t.Errorf("the panic is not told, or not where: %s", text)
 	}
 	expect.NoError(t, b.Flush(ctx))
@@ -134,9 +134,9 @@ func TestWithoutABatchAllIsDoneAtOnce(t *testing.T) {
 	}
 }
 
-// TestNothingIsPutOffInsideAFlush: nobody would run it. The context is the
+// TestNothingIsDeferredInsideAFlush: nobody would run it. The context is the
 // flush's, not the one that the work was deferred with.
-func TestNothingIsPutOffInsideAFlush(t *testing.T) {
+func TestNothingIsDeferredInsideAFlush(t *testing.T) {
 	d, b := &diary{}, &Batch{}
 	ctx := With(context.Background(), b)
 	type value struct{}

@@ -236,6 +236,6 @@ func TestFault_F24_WorldWritableConfigurationThroughLoad(t *testing.T) {
 	}
 	chmod(0o646)
 	if err := r.Load(cni.WithAllConf); !errors.Is(err, cni.ErrInsecureFile) || loaded(r) != "a=eth0 b=eth1" {
-		t.Errorf("while it is loaded: %v, loaded %s; want ErrInsecureFile and what was there", err, loaded(r))
+		t.Errorf("while it is loaded: %v, loaded %s; want ErrInsecureFile and the previous networks", err, loaded(r))
 	}
 }

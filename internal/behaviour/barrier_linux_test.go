@@ -58,9 +58,9 @@ func (s *stage) longest(r *cni.Runtime, path string, during time.Duration) time.
 	return longest
 }
 
-// TestFault_F59_AGCThatWaitsHoldsUpNobodyForLong: otherwise every container
+// TestFault_F59_AGCThatWaitsBlocksNobodyForLong: otherwise every container
 // would wait while one plugin hangs.
-func TestFault_F59_AGCThatWaitsHoldsUpNobodyForLong(t *testing.T) {
+func TestFault_F59_AGCThatWaitsBlocksNobodyForLong(t *testing.T) {
 	s, r, through := hanging(t)
 	other := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))) // as in another process
 	collecting := testhost.Begin(func() error {
@@ -119,9 +119,9 @@ func TestGCGetsItsTurnAmongCallsThatOverlap(t *testing.T) {
 	wg.Wait()
 }
 
-// TestFault_F52_RecoverBehindAHungPluginHoldsUpNobody: removing stray files is
+// TestFault_F52_RecoverBehindAHungPluginBlocksNobody: removing stray files is
 // not urgent.
-func TestFault_F52_RecoverBehindAHungPluginHoldsUpNobody(t *testing.T) {
+func TestFault_F52_RecoverBehindAHungPluginBlocksNobody(t *testing.T) {
 	s, r, through := hanging(t)
 	stray := s.RecordFile("nobody") + ".json.new"
 	expect.NoError(t, os.WriteFile(stray, nil, 0o600))

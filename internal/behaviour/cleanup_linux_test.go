@@ -103,7 +103,7 @@ func TestTeardownErrorsAreReportedIfAskedFor(t *testing.T) {
 	expect.Same(t, "errors", testhost.Messages(err), []string{"portmap: stuck"})
 }
 
-func TestADELThatFailsOfAPluginThatNobodyKnows(t *testing.T) {
+func TestAFailedDELOfAnUnknownPlugin(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	path := s.Container("c1")
@@ -133,7 +133,7 @@ func (s *stage) wantCleanBut(before audit.Lines, path string) {
 	expect.Same(s.T, "gone", strings.Join(gone.Without(own), "\n"), "")
 }
 
-func TestRealWhatCannotBeDeletedIsListed(t *testing.T) {
+func TestRealUndeletableLeftoversAreListed(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Real(cni.WithConfListBytes(h.BridgeList("podnet", "10.22.1")))
 	path := h.Container("c1")

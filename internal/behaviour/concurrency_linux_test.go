@@ -101,7 +101,7 @@ func TestDuty_R24_OperationsOfTwoProcessesNeverOverlap(t *testing.T) {
 	expect.Is(t, r.Check(t.Context(), "c1", path), cni.ErrNotAttached)
 }
 
-func TestDuty_R24_WhoWaitsForAContainerGivesUpWithItsContext(t *testing.T) {
+func TestDuty_R24_AWaitForAContainerEndsWithItsContext(t *testing.T) {
 	s, r, _ := warmed(t)
 	path := s.Container("c1")
 	gate := s.Gate("p")
@@ -136,7 +136,7 @@ func unrelated(s *stage, r *cni.Runtime, conf []cni.Opt) (still, running map[str
 	return still, running
 }
 
-func TestFault_F15_AHungPluginHoldsUpNobodyElse(t *testing.T) {
+func TestFault_F15_AHungPluginBlocksNoOtherContainer(t *testing.T) {
 	s := newStage(t)
 	conf := []cni.Opt{cni.WithConfListBytes(s.Network("net", "1.0.0", "p")), cni.WithConfListBytes(s.Network("two", "1.0.0", "q"))}
 	r := s.Runtime(conf...)

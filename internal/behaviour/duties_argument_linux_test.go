@@ -125,7 +125,7 @@ func (s *stage) notNetNS() map[string]string {
 	}
 }
 
-func TestDuty_R23_WhatIsNoNetNSIsRefusedBeforeAnythingRuns(t *testing.T) {
+func TestDuty_R23_AnInvalidNetNSIsRefusedBeforeAnythingRuns(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	paths := s.notNetNS()

@@ -126,7 +126,7 @@ func TestDuty_R16_ADeadAttachmentThatCannotBeCleanedIsAnError(t *testing.T) {
 	expect.Same(t, "errors", testhost.Messages(err), []string{"p: stuck"})
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth1", "DEL p c1/eth0"})
 	if !strings.Contains(err.Error(), "remove what is left of an earlier attachment") {
-		t.Errorf("error %q does not say what was tried", err)
+		t.Errorf("error %q does not name the attempt", err)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 
 const declaresPorts = `"capabilities":{"portMappings":true,"bandwidth":false}`
 
-func TestDuty_R37_RuntimeConfigIsWhatIsDeclaredAndGiven(t *testing.T) {
+func TestDuty_R37_RuntimeConfigHasDeclaredAndGivenCapabilities(t *testing.T) {
 	s := newStage(t)
 	var log testhost.Log
 	r := s.Runtime(s.only(declaresPorts), log.Logger())

@@ -139,7 +139,7 @@ func TestDuty_R6_ANetworkThatDisablesCHECKIsPassedOver(t *testing.T) {
 	expect.Same(t, "checks", testhost.Rendered(checks), []string{"CHECK q c1/eth1"})
 }
 
-func TestDuty_R18_NoCHECKForWhatIsNotAttached(t *testing.T) {
+func TestDuty_R18_NoCHECKWithoutAnAttachment(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	path := s.Container("c1")

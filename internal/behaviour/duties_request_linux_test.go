@@ -131,7 +131,7 @@ func TestDuty_R15_ArgumentsHaveAStableOrder(t *testing.T) {
 	}
 }
 
-func TestDuty_R15_WhatCannotBeCarriedIsRefusedBeforeAnythingRuns(t *testing.T) {
+func TestDuty_R15_UnencodableArgumentsAreRefusedBeforeAnythingRuns(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	path := s.Container("c1")

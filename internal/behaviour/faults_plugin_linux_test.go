@@ -127,7 +127,7 @@ func TestFault_F22_BadPortsAreRefusedBeforeAnythingRuns(t *testing.T) {
 	expect.NoError(t, err)
 }
 
-func TestFault_F23_PluginsGetNothingOfTheEnvironmentButWhatIsAllowed(t *testing.T) {
+func TestFault_F23_PluginsGetOnlyAllowedEnvironmentVariables(t *testing.T) {
 	s := newStage(t)
 	for name, value := range map[string]string{
 		"AWS_SECRET_ACCESS_KEY": "secret", "HOME": "/root", "LD_PRELOAD": "", "NOTIFY_SOCKET": "/x", "HTTP_PROXY": "http://u:p@x",

@@ -132,7 +132,7 @@ func TestFault_F14_RemoveWithACancelledContextRunsEverything(t *testing.T) {
 	expect.Same(t, "cache", s.Cached(), []string{})
 }
 
-func TestFault_F9_EveryPluginOfEveryNetworkIsAskedWhateverFails(t *testing.T) {
+func TestFault_F9_EveryPluginOfEveryNetworkRunsDespiteFailures(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithTimeouts(cni.Timeouts{Del: 300 * time.Millisecond}),
 		cni.WithConfListBytes(s.Network("one", "1.0.0", "p", "q")), cni.WithConfListBytes(s.Network("two", "1.0.0", "r", "s", "t")))
@@ -193,7 +193,7 @@ func TestFault_F13_APluginsChildHoldsStdoutPastTheDeadline(t *testing.T) {
 	expect.Same(t, "cache", s.Cached(), []string{})
 }
 
-func TestFault_F13_TheChildOfAFailedPluginHoldsNobodyUp(t *testing.T) {
+func TestFault_F13_TheChildOfAFailedPluginBlocksNobody(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	s.On("p", "ADD", scripted.Action{Fork: true, Exit: 1, Stdout: testhost.Says(5, "no").Stdout})

@@ -47,7 +47,7 @@ func TestFault_F31_AHangingFirstADDKeepsNoOtherNetworkWaiting(t *testing.T) {
 	expect.NoError(t, expect.Await(t, "the first", first))
 }
 
-func TestFault_F31_AHangingFirstADDOfAnotherProcessKeepsNobodyWaiting(t *testing.T) {
+func TestFault_F31_AHangingFirstADDOfAnotherProcessBlocksNobody(t *testing.T) {
 	s := newStage(t)
 	conf := s.Network("net", "1.0.0", "p", "q")
 	r := s.Runtime(cni.WithConfListBytes(s.Network("three", "1.0.0", "t", "p")))
@@ -59,9 +59,9 @@ func TestFault_F31_AHangingFirstADDOfAnotherProcessKeepsNobodyWaiting(t *testing
 	expect.Same(t, "the first", expect.Await(t, "the first", first), "")
 }
 
-// TestFault_F31_AnEarlierVersionsFirstADDKeepsNobodyWaiting: a process of an
+// TestFault_F31_AnEarlierVersionsFirstADDBlocksNobody: a process of an
 // earlier version holds the lock while its plugin hangs.
-func TestFault_F31_AnEarlierVersionsFirstADDKeepsNobodyWaiting(t *testing.T) {
+func TestFault_F31_AnEarlierVersionsFirstADDBlocksNobody(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	held, err := lock.Open(s.Path("state", "embedcni", "locks")).Lock(t.Context(), "first/p")

@@ -145,7 +145,7 @@ func everythingOf(network, dn, ifb string) []string {
 	return append(lines, "interface "+ifb+" on the host")
 }
 
-func TestCleanUpRemovesWhatNobodyRemembers(t *testing.T) {
+func TestCleanUpRemovesForgottenLeftovers(t *testing.T) {
 	const dn, ifb = "CNI-DN-1d96a4c7e0d1b705cc10f", "bwp1d96a4c7e0d1"
 	addresses := []string{"address 10.77.0.3 in DIR/ipam/podnet", "address fd77::3 in DIR/ipam/podnet"}
 	cached := []string{"cached result in DIR/state/results"}
@@ -311,7 +311,7 @@ func TestCleanUpThatIsNotComplete(t *testing.T) {
 	}
 }
 
-func TestCleanUpOfWhatNeverWas(t *testing.T) {
+func TestCleanUpOfAnUnknownAttachment(t *testing.T) {
 	h := newRealHost(t)
 	before := h.Audit()
 	target := cni.CleanUpTarget{ContainerID: "never", Network: "podnet", IfName: "eth0"}

@@ -219,10 +219,10 @@ func TestFault_F29_ANamespaceMadeOnTheLeadingThreadIsAttached(t *testing.T) {
 	}
 }
 
-// TestFault_F11_WhatIsTheHostsIsRefusedWhereverTheLeadingThreadIs: the plugins'
+// TestFault_F11_TheHostsNamespaceIsRefusedWhereverTheLeadingThreadIs: the plugins'
 // namespace, that of PID 1, and the process's own through a path that may have
 // become its own.
-func TestFault_F11_WhatIsTheHostsIsRefusedWhereverTheLeadingThreadIs(t *testing.T) {
+func TestFault_F11_TheHostsNamespaceIsRefusedWhereverTheLeadingThreadIs(t *testing.T) {
 	for what, test := range map[string]struct {
 		sevenMethods
 		path func(s *stage) string

@@ -53,7 +53,7 @@ func valid(t testing.TB, calls []scripted.Call) []string {
 	return lists
 }
 
-func TestDuty_R21_R22_GCRemovesFirstAndSaysWhatIsValid(t *testing.T) {
+func TestDuty_R21_R22_GCRemovesFirstAndListsValidAttachments(t *testing.T) {
 	s, r, _ := inhabited(t, "c1", "c2", "c3")
 	report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2", "c3"}})
 	expect.NoError(t, err)
@@ -128,21 +128,21 @@ func TestDuty_R35_GCAsksAllAndReturnsAllErrors(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed", "c1/eth1 failed"})
 }
 
-// TestDuty_R35_GCReportsWhatCannotBeRead: while a record cannot be read, no
+// TestDuty_R35_GCReportsUnreadableRecords: while a record cannot be read, no
 // plugin gets an incomplete list of valid attachments.
-func TestDuty_R35_GCReportsWhatCannotBeRead(t *testing.T) {
+func TestDuty_R35_GCReportsUnreadableRecords(t *testing.T) {
 	s, r, _ := inhabited(t, "c1", "c2")
 	expect.NoError(t, os.WriteFile(s.RecordFile("c1")+".json", []byte("{"), 0o600))
 	_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}})
 	if err == nil || !strings.Contains(err.Error(), "what is attached is not known") {
-		t.Errorf("error %v, want that what is attached is not known", err)
+		t.Errorf("error %v, want that the attachments are unknown", err)
 	}
 	expect.Same(t, "calls", s.Took(), []string{})
 }
 
-// TestGCKeepsWhatADamagedRecordSaysOfItself: the log names the interfaces but
+// TestGCKeepsTheAttachmentsOfADamagedRecord: the log names the interfaces but
 // not the networks, so the interfaces are valid on each network.
-func TestGCKeepsWhatADamagedRecordSaysOfItself(t *testing.T) {
+func TestGCKeepsTheAttachmentsOfADamagedRecord(t *testing.T) {
 	s, r, _ := inhabited(t, "c1", "c2")
 	expect.NoError(t, os.RemoveAll(s.Path("state", "results")))
 	s.SpoilBase("c1", "{")
@@ -233,7 +233,7 @@ func TestDuty_R25_GCInAnotherProcessWaitsAndIsWaitedFor(t *testing.T) {
 	expect.Same(t, "on record", len(testhost.Recorded(t, r)), 2) // it is another owner
 }
 
-func TestDuty_R25_GCAndRemovalsOfWhatItRemovesDoNotBlockEachOther(t *testing.T) {
+func TestDuty_R25_GCAndRemovalsOfTheSameContainersDoNotBlockEachOther(t *testing.T) {
 	ids := []string{"c1", "c2", "c3", "c4", "c5", "c6"} // their locks are on both sides of GC's
 	s, r, _ := inhabited(t, ids...)
 	all, err := r.Attachments() // in GC's order

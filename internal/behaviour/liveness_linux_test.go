@@ -51,9 +51,9 @@ func promptly(t *testing.T, what string, f func() error) {
 	}
 }
 
-// TestFault_F30_NobodyWaitsLongBehindADeadRuntimesPlugin: the next call does
+// TestFault_F30_NoCallWaitsLongForADeadRuntimesPlugin: the next call does
 // not wait long, whichever it is, in a process that never calls Recover.
-func TestFault_F30_NobodyWaitsLongBehindADeadRuntimesPlugin(t *testing.T) {
+func TestFault_F30_NoCallWaitsLongForADeadRuntimesPlugin(t *testing.T) {
 	for what, call := range map[string]func(s *stage, r *cni.Runtime) error{
 		"Remove": func(s *stage, r *cni.Runtime) error { return r.Remove(context.Background(), "c1", "") },
 		"Setup": func(s *stage, r *cni.Runtime) error {

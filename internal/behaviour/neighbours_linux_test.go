@@ -48,7 +48,7 @@ func (h *realHost) stuckConf(plugins ...string) (conf []byte, stick func(bool)) 
 	}
 }
 
-func TestFault_F42_ARetriedDelLeavesTheRulesOfWhoHasTheAddressNow(t *testing.T) {
+func TestFault_F42_ARetriedDelLeavesTheRulesOfTheAddressesNewOwner(t *testing.T) {
 	for kind, opt := range kindsOf() {
 		for where, state := range map[string]string{"on record": "state", "of another program": "other"} {
 			t.Run(kind+"/"+where, func(t *testing.T) {

@@ -170,7 +170,7 @@ func TestOneNetworkByItself(t *testing.T) {
 	expect.Is(t, err, cni.ErrInvalidArgument)
 }
 
-func TestRemoveTwiceAndOfWhatWasNeverAttached(t *testing.T) {
+func TestRemoveTwiceAndWithoutAnAttachment(t *testing.T) {
 	s, r, path := threeNetworks(t)
 	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
 	s.TakeCalls()

@@ -60,8 +60,8 @@ func TestFault_F51_APluginThatCannotBeStartedKeepsNoID(t *testing.T) {
 	}
 }
 
-// TestFault_F51_TheRecordSaysWhatNeverRan, so that other processes know it.
-func TestFault_F51_TheRecordSaysWhatNeverRan(t *testing.T) {
+// TestFault_F51_TheRecordNamesPluginsThatNeverRan, so that other processes know it.
+func TestFault_F51_TheRecordNamesPluginsThatNeverRan(t *testing.T) {
 	for name, remove := range removals() {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)

@@ -11,11 +11,11 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// TestRecoverWaitsForWhatAPluginBuiltInHasStarted: rules that a killed
+// TestRecoverWaitsForABuiltInPluginsProcesses: rules that a killed
 // runtime's iptables-restore adds after Recover has checked would stay for
 // ever. The tool itself dies with the runtime, but its child processes hold the
 // lock.
-func TestRecoverWaitsForWhatAPluginBuiltInHasStarted(t *testing.T) {
+func TestRecoverWaitsForABuiltInPluginsProcesses(t *testing.T) {
 	real, err := exec.LookPath("iptables-nft-restore")
 	expect.NoError(t, err)
 	s := newStage(t)
@@ -38,7 +38,7 @@ func TestRecoverWaitsForWhatAPluginBuiltInHasStarted(t *testing.T) {
 	expect.Same(t, "waiting", s.Blocked("/internal/lock.(*Space).lockSpan", 1), 1)
 	select {
 	case err := <-recovered:
-		t.Errorf("Recover has returned %v beside what the runtime had started", err)
+		t.Errorf("Recover returned %v beside the runtime's processes", err)
 	default:
 	}
 	letGo()

@@ -28,11 +28,11 @@ func (h *realHost) loIsUp(path string) (up bool) {
 	return up
 }
 
-// TestFault_F40_ASecondRemoveHarmsNobodyWhoHasThePathNow: a path now leads to
+// TestFault_F40_ASecondRemoveDoesNotHarmThePathsNewOwner: a path now leads to
 // another container's namespace, as a /proc/PID/ns/net can. The previous
 // container is removed once more, or cleared before its next Setup. The running
 // container keeps its interfaces, however little is known about it.
-func TestFault_F40_ASecondRemoveHarmsNobodyWhoHasThePathNow(t *testing.T) {
+func TestFault_F40_ASecondRemoveDoesNotHarmThePathsNewOwner(t *testing.T) {
 	for name, spoil := range map[string]func(h *realHost){
 		"on record":              func(*realHost) {},
 		"damaged":                func(h *realHost) { h.SpoilBase("c2", "{") },

@@ -71,8 +71,8 @@ func TestFault_F41_AnAttachmentHasAnOwnerOfItsOwn(t *testing.T) {
 	expect.Same(t, "kept", s.Pinned("c1"), true)
 }
 
-// TestFault_F41_WhatIsLeftWhenTheFirstOwnerGoes belongs entirely to the second.
-func TestFault_F41_WhatIsLeftWhenTheFirstOwnerGoes(t *testing.T) {
+// TestFault_F41_TheRestWhenTheFirstOwnerGoes belongs entirely to the second.
+func TestFault_F41_TheRestWhenTheFirstOwnerGoes(t *testing.T) {
 	s, first, second := twoOwners(t)
 	expect.Same(t, "GC of the first", collectAll(t, first), removed)
 	expect.Same(t, "calls", s.Took(), []string{"DEL p c1/eth0"})
@@ -87,8 +87,8 @@ func TestFault_F41_WhatIsLeftWhenTheFirstOwnerGoes(t *testing.T) {
 	expect.Same(t, "kept", s.Pinned("c1"), false)
 }
 
-// TestFault_F41_WhatOneOwnerHasLeftHalfDone must not be removed by the other.
-func TestFault_F41_WhatOneOwnerHasLeftHalfDone(t *testing.T) {
+// TestFault_F41_AnOwnersHalfDoneAttachment must not be removed by the other.
+func TestFault_F41_AnOwnersHalfDoneAttachment(t *testing.T) {
 	for what, spoil := range map[string]func(n *record.Network){
 		"killed in its Setup":  func(n *record.Network) { n.State = record.Planned },
 		"killed in its Remove": func(n *record.Network) { n.State = record.Deleting },
@@ -109,9 +109,9 @@ func TestFault_F41_WhatOneOwnerHasLeftHalfDone(t *testing.T) {
 	}
 }
 
-// TestFault_F41_ASetupLeavesWhatAnotherOwnerHas even if the interface is
+// TestFault_F41_ASetupLeavesAnotherOwnersAttachment even if the interface is
 // missing: the container may have renamed it.
-func TestFault_F41_ASetupLeavesWhatAnotherOwnerHas(t *testing.T) {
+func TestFault_F41_ASetupLeavesAnotherOwnersAttachment(t *testing.T) {
 	s, first, second := twoOwners(t)
 	expect.NoError(t, second.Remove(t.Context(), "c1", "", cni.WithNetwork("more")))
 	s.DelLink("c1", "eth7")
@@ -142,9 +142,9 @@ func TestFault_F41_AFailedSetupOfASecondOwnerLeavesTheRecordTheFirsts(t *testing
 	expect.Same(t, "owners", owners(t, first), []string{})
 }
 
-// TestFault_F41_ADamagedRecordOfTwoOwnersIsNobodysToSweep: only the caller may
+// TestFault_F41_ADamagedRecordOfTwoOwnersIsNotSwept: only the caller may
 // remove the container.
-func TestFault_F41_ADamagedRecordOfTwoOwnersIsNobodysToSweep(t *testing.T) {
+func TestFault_F41_ADamagedRecordOfTwoOwnersIsNotSwept(t *testing.T) {
 	s, first, second := twoOwners(t)
 	s.SpoilBase("c1", "{")
 	for _, r := range []*cni.Runtime{first, second} {

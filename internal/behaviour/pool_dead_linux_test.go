@@ -129,9 +129,9 @@ func TestFault_F60_APoolHandsOutNoDeadContainer(t *testing.T) {
 	}
 }
 
-// TestAPoolTakesWhatLivesAlthoughTheHostHasChanged: other containers'
+// TestAPoolKeepsLivingContainersWhenTheHostChanges: other containers'
 // interfaces and rules come and go.
-func TestAPoolTakesWhatLivesAlthoughTheHostHasChanged(t *testing.T) {
+func TestAPoolKeepsLivingContainersWhenTheHostChanges(t *testing.T) {
 	for kind, masquerade := range map[string]string{"own table": ``, "nftables": `"ipMasqBackend": "nftables", `, "iptables": `"ipMasqBackend": "iptables", `} {
 		t.Run(kind, func(t *testing.T) {
 			h := newRealHost(t)

@@ -53,7 +53,7 @@ func exists(t testing.TB, path string) bool {
 	return err == nil
 }
 
-func TestPoolSetupRunsOnlyWhatWantsTheCaller(t *testing.T) {
+func TestPoolSetupRunsOnlyPluginsThatNeedTheCaller(t *testing.T) {
 	s, r, p := pooled(t, 2)
 	path, result, err := p.Setup(t.Context(), "c1",
 		cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 80, ContainerPort: 8080}}))
@@ -81,7 +81,7 @@ func TestPoolSetupRunsOnlyWhatWantsTheCaller(t *testing.T) {
 	expect.Is(t, r.Check(t.Context(), "c1", s.Container("x")), cni.ErrNotAttached)
 }
 
-func TestPoolMakesWhatDoesNotFit(t *testing.T) {
+func TestPoolMakesAContainerIfNoneFits(t *testing.T) {
 	s, r, p := pooled(t, 1)
 	cold := func(what, id string, opts ...cni.NamespaceOpts) {
 		t.Helper()

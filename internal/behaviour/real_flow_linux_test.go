@@ -99,10 +99,10 @@ func TestRealTrafficOfPointToPoint(t *testing.T) {
 	h.WantClean(before)
 }
 
-// TestRealFirewallOpensWhatIsClosed: if the host forwards nothing by itself,
+// TestRealFirewallOpensAClosedHost: if the host forwards nothing by itself,
 // the plugin firewall allows a container's connections and their answers, and
 // nothing else.
-func TestRealFirewallOpensWhatIsClosed(t *testing.T) {
+func TestRealFirewallOpensAClosedHost(t *testing.T) {
 	h := newRealHost(t)
 	world := h.outside()
 	h.run("iptables", "-P", "FORWARD", "DROP")

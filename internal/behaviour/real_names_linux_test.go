@@ -128,10 +128,10 @@ func eachPair(t *testing.T, test func(t *testing.T, l *twoLists)) {
 	}
 }
 
-// TestFault_F32_TwoListsOfOneNameKeepWhatTheyShare: the reference plugins use
+// TestFault_F32_TwoListsOfOneNameKeepSharedObjects: the reference plugins use
 // names made from network and container, which both lists share. When either
 // list is removed, the other keeps its ports and its masquerading.
-func TestFault_F32_TwoListsOfOneNameKeepWhatTheyShare(t *testing.T) {
+func TestFault_F32_TwoListsOfOneNameKeepSharedObjects(t *testing.T) {
 	eachPair(t, func(t *testing.T, l *twoLists) {
 		r := l.load()
 		before := l.Audit()
@@ -161,9 +161,9 @@ func TestFault_F32_TwoListsOfOneNameKeepWhatTheyShare(t *testing.T) {
 	})
 }
 
-// TestFault_F32_GoCNIsTwoListsKeepWhatTheyShare: without a record, libcni's
+// TestFault_F32_GoCNIsTwoListsKeepSharedObjects: without a record, libcni's
 // cache lists the container's other attachments.
-func TestFault_F32_GoCNIsTwoListsKeepWhatTheyShare(t *testing.T) {
+func TestFault_F32_GoCNIsTwoListsKeepSharedObjects(t *testing.T) {
 	for _, families := range [][2]string{{"4", "6"}, {"4", "4"}} {
 		l := newTwoLists(t, cni.PluginExecutable, "nft", "", families)
 		before, r := l.Audit(), l.load()

@@ -77,9 +77,9 @@ func TestFault_F32_ARuntimeIsKilledBeforeItMends(t *testing.T) {
 	}
 }
 
-// TestFault_F32_WhatCannotBeMendedIsSaid in an error that names the damaged
+// TestFault_F32_AFailedRepairIsReported in an error that names the damaged
 // interface. The next Remove repairs it.
-func TestFault_F32_WhatCannotBeMendedIsSaid(t *testing.T) {
+func TestFault_F32_AFailedRepairIsReported(t *testing.T) {
 	l := bothAttached(t, [2]string{"4", "6"})
 	broken := l.Write("broken/ip6tables-nft-restore", "#!/bin/sh\necho broken >&2\nexit 4\n")
 	expect.NoError(t, os.Chmod(broken, 0o755))

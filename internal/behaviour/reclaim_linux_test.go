@@ -114,9 +114,9 @@ func TestGCReclaimsAddressesThatCameBack(t *testing.T) {
 	expect.Same(t, "the next report", *report, cni.Report{Adopted: []string{"c2"}})
 }
 
-// TestGCReclaimsWhatALostRecordWasAbout: the ledger names the container, and
+// TestGCReclaimsTheAddressesOfALostRecord: the ledger names the container, and
 // its record disappeared without a Remove.
-func TestGCReclaimsWhatALostRecordWasAbout(t *testing.T) {
+func TestGCReclaimsTheAddressesOfALostRecord(t *testing.T) {
 	s, r := leasing(t, "c1", "c2")
 	s.hold(map[string]string{"10.9.0.2": "c1\r\neth0", "10.9.0.3": "c2\r\neth0"})
 	for _, id := range []string{"c1", "c2"} {
@@ -165,10 +165,10 @@ func TestGCLeavesAPooledContainerWhoseRecordWasLost(t *testing.T) {
 	expect.Same(t, "of a container that nobody wants", s.held(), []string{})
 }
 
-// TestFault_F39_ExecutablesAreToldWhatOthersHaveReserved: their list includes
+// TestFault_F39_ExecutablesGetOthersReservationsAsValid: their list includes
 // the reservations that no recorded attachment has and that an executable would
 // release.
-func TestFault_F39_ExecutablesAreToldWhatOthersHaveReserved(t *testing.T) {
+func TestFault_F39_ExecutablesGetOthersReservationsAsValid(t *testing.T) {
 	s, r := leasingBy(t, "1.1.0", "c1", "c2")
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 	s.TakeCalls()
@@ -356,9 +356,9 @@ func TestFault_F39_RemoveCompactsALongLedger(t *testing.T) {
 		[]bool{true, false, true, true, true})
 }
 
-// TestFault_F50_StateThatIsNoFileHoldsUpNobody: if the ledger or an entry of
+// TestFault_F50_StateThatIsNoFileBlocksNobody: if the ledger or an entry of
 // libcni's cache is a FIFO, the error names it.
-func TestFault_F50_StateThatIsNoFileHoldsUpNobody(t *testing.T) {
+func TestFault_F50_StateThatIsNoFileBlocksNobody(t *testing.T) {
 	s, r := leasing(t, "c1")
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 	ledgers, err := filepath.Glob(s.Path("state", "embedcni", "attachments", "ledger.*"))

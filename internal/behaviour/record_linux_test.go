@@ -271,7 +271,7 @@ func TestASecondSetupInAnotherNamespaceIsRefused(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{})
 }
 
-func TestDuty_R16_LoopbackLivesWithWhatWasAttachedBesideIt(t *testing.T) {
+func TestDuty_R16_LoopbackLivesWithTheOtherAttachments(t *testing.T) {
 	s := newStage(t)
 	s.Network("unused", "1.0.0", "loopback")
 	r := s.Runtime(cni.WithLoNetwork, cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
@@ -298,7 +298,7 @@ func TestFault_F20_NamesThatJoinToTheSame(t *testing.T) {
 		"DEL p 10.0.0.1/24", "CHECK q 10.0.0.2/24", "DEL q 10.0.0.2/24"})
 }
 
-func TestAttachmentsAndLookupSayWhatIsOnRecord(t *testing.T) {
+func TestAttachmentsAndLookupReturnTheRecord(t *testing.T) {
 	s, r, path := threeNetworks(t)
 	_, err := r.Lookup("c1")
 	expect.Is(t, err, cni.ErrNotAttached)

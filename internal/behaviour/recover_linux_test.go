@@ -29,7 +29,7 @@ func (s *stage) restarted(conf []byte, opts ...cni.Opt) *cni.Runtime {
 
 var adopted, removed = cni.Report{Adopted: []string{"c1"}}, cni.Report{Removed: []string{"c1"}}
 
-func TestRecoverAdoptsWhatIsWell(t *testing.T) {
+func TestRecoverAdoptsHealthyContainers(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	r := s.restarted(conf)
 	testhost.WantRecover(t, r, adopted)
@@ -55,7 +55,7 @@ func TestRecoverAdoptsWithoutCHECKWhereThereIsNone(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{})
 }
 
-func TestRecoverRemovesWhatIsGone(t *testing.T) {
+func TestRecoverRemovesDeadContainers(t *testing.T) {
 	dels := []string{"DEL q c1/eth0", "DEL p c1/eth0"}
 	for what, tt := range map[string]struct {
 		happens func(s *stage)
@@ -88,9 +88,9 @@ func TestRecoverRemovesWhatIsGone(t *testing.T) {
 	}
 }
 
-// TestFault_F35_RecoverKeepsWhatLives: whatever CHECK reports, a recorded
+// TestFault_F35_RecoverKeepsLivingContainers: whatever CHECK reports, a recorded
 // attachment stays while its namespace lives.
-func TestFault_F35_RecoverKeepsWhatLives(t *testing.T) {
+func TestFault_F35_RecoverKeepsLivingContainers(t *testing.T) {
 	for what, tt := range map[string]struct {
 		happens func(s *stage)
 		opts    []cni.Opt
@@ -155,9 +155,9 @@ func (s *stage) replacePlugin(typ, content string, mode os.FileMode) {
 	expect.NoError(s.T, os.Chmod(path, mode)) // despite the umask
 }
 
-// TestFault_F58_WhatAddDidNotMakeCannotBeMissed: the result names no interface
+// TestFault_F58_AnInterfaceThatAddDidNotMakeIsNotMissed: the result names no interface
 // by which the kernel would know the attachment.
-func TestFault_F58_WhatAddDidNotMakeCannotBeMissed(t *testing.T) {
+func TestFault_F58_AnInterfaceThatAddDidNotMakeIsNotMissed(t *testing.T) {
 	for what, interfaces := range map[string]string{
 		"loopback under another name": `[{"name": "lo", "sandbox": "/ns"}]`,
 		"vfio-pci":                    `[{"name": "eth0", "sandbox": "/ns", "pciID": "0000:3b:02.1"}]`,
@@ -181,10 +181,10 @@ func TestFault_F58_WhatAddDidNotMakeCannotBeMissed(t *testing.T) {
 	}
 }
 
-// TestRecoverRemovesOnlyWhatWasToGo: an attachment that its own Setup or Remove
+// TestRecoverRemovesOnlyHalfDoneAttachments: an attachment that its own Setup or Remove
 // left half done does not make Recover detach the other attachments of a
 // running container.
-func TestRecoverRemovesOnlyWhatWasToGo(t *testing.T) {
+func TestRecoverRemovesOnlyHalfDoneAttachments(t *testing.T) {
 	extra := func(rec *record.Record) *record.Network { return rec.Find("eth7") }
 	for what, tt := range map[string]struct {
 		happens func(s *stage)
@@ -316,9 +316,9 @@ func TestRecoverKeepsADamagedRecordWithoutAMount(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/ unknown"})
 }
 
-// TestRecoverDiscardsWhatSaysNothing unless a container may live in its pinned
+// TestRecoverDiscardsEmptyRecords unless a container may live in its pinned
 // namespace. Without the record GC would treat its addresses as stale.
-func TestRecoverDiscardsWhatSaysNothing(t *testing.T) {
+func TestRecoverDiscardsEmptyRecords(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	expect.NoError(t, os.WriteFile(s.RecordFile("c1")+".json", nil, 0o600))
 	var log testhost.Log

@@ -64,10 +64,10 @@ func TestReleaseKeepsConnections(t *testing.T) {
 	h.WantClean(before)
 }
 
-// TestReleaseOfWhatNeedNotBeRefused: an older record does not matter if the
+// TestReleaseOfContainersThatNeedNoRefusal: an older record does not matter if the
 // backends are named. Firewall's backend does not matter if the same one would
 // be chosen again.
-func TestReleaseOfWhatNeedNotBeRefused(t *testing.T) {
+func TestReleaseOfContainersThatNeedNoRefusal(t *testing.T) {
 	aBridge := testhost.Case{Plugins: []string{testhost.BridgeConf(masqNamed + testhost.HostLocal(testhost.V4Range))}}
 	for name, tt := range map[string]struct {
 		opts  func(h *realHost) []cni.Opt

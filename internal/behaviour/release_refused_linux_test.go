@@ -216,9 +216,9 @@ func deleteLink(name string) error {
 	return netlink.LinkDel(link)
 }
 
-// TestFault_F34_ReleaseRefusesWhatGoCNICouldNotRemove without changing
+// TestFault_F34_ReleaseRefusesContainersThatGoCNICouldNotRemove without changing
 // anything, and Remove can still remove it.
-func TestFault_F34_ReleaseRefusesWhatGoCNICouldNotRemove(t *testing.T) {
+func TestFault_F34_ReleaseRefusesContainersThatGoCNICouldNotRemove(t *testing.T) {
 	for _, tt := range slices.Concat(pluginRefusals(), recordRefusals(), networkRefusals()) {
 		t.Run(tt.name, func(t *testing.T) {
 			h := newReleasing(t)

@@ -25,7 +25,7 @@ func retrying(t *testing.T) (s *stage, r *cni.Runtime, path string) {
 
 var oneAttempt = []string{"ADD p c1/eth0", "ADD q c1/eth0", "DEL q c1/eth0", "DEL p c1/eth0"}
 
-func TestDuty_R41_WhatPassesIsTriedAgainAfterADEL(t *testing.T) {
+func TestDuty_R41_TransientErrorsAreRetriedAfterADEL(t *testing.T) {
 	busy := testhost.Says(100, "failed to create bridge: could not add \"br0\": File exists")
 	for what, failure := range map[string]scripted.Action{"code 11": testhost.Says(11, "not now"), "the bridge's race": busy} {
 		s, r, path := retrying(t)
@@ -53,7 +53,7 @@ func TestDuty_R41_AttemptsAreBounded(t *testing.T) {
 	expect.Same(t, "kept", s.Pinned("c1"), false)
 }
 
-func TestDuty_R41_WhatDoesNotPassIsNotTriedAgain(t *testing.T) {
+func TestDuty_R41_PermanentErrorsAreNotRetried(t *testing.T) {
 	s, r, path := retrying(t)
 	s.On("q", "ADD", testhost.Says(5, "no"))
 	expect.Same(t, "errors", testhost.Messages(testhost.SetUp(t.Context(), r, "c1", path)()), []string{"q: no"})

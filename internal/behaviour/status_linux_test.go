@@ -25,7 +25,7 @@ func TestDuty_R40_StatusAsksThePluginsOfVersion110(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"STATUS p /", "STATUS q /"})
 }
 
-func TestDuty_R40_StatusBelowTheMinimumAsksNobody(t *testing.T) {
+func TestDuty_R40_StatusBelowTheMinimumRunsNoPlugin(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithMinNetworkCount(2), cni.WithConfListBytes(s.Network("net", "1.1.0", "p")))
 	expect.Is(t, r.Status(), cni.ErrCNINotInitialized)

@@ -126,10 +126,10 @@ func TestFault_F46_NoBackupIsLeft(t *testing.T) {
 	}
 }
 
-// TestFault_F46_TheSweepVouchesForNoInterfaceThatItDoesNotKnow: nobody knows
+// TestFault_F46_TheSweepDoesNotCoverUnknownInterfaces: nobody knows
 // the state of an interface that another plugin has made. The failure of tuning
 // is reported once.
-func TestFault_F46_TheSweepVouchesForNoInterfaceThatItDoesNotKnow(t *testing.T) {
+func TestFault_F46_TheSweepDoesNotCoverUnknownInterfaces(t *testing.T) {
 	h := newRealHost(t)
 	h.VethPair("up0", "up1")
 	first := h.Plugin(scripted.Script{}, "first")
@@ -153,9 +153,9 @@ func TestFault_F46_TheSweepVouchesForNoInterfaceThatItDoesNotKnow(t *testing.T) 
 	h.wantNoBackup()
 }
 
-// TestFault_F46_WhatCannotBePutBackIsReported: its backup stays with the record
+// TestFault_F46_AFailedRestoreIsReported: its backup stays with the record
 // until CleanUp.
-func TestFault_F46_WhatCannotBePutBackIsReported(t *testing.T) {
+func TestFault_F46_AFailedRestoreIsReported(t *testing.T) {
 	h := newRealHost(t)
 	h.VethPair("up0", "up1")
 	c := testhost.Case{Plugins: []string{`{"type": "host-device", "device": "up0"}`, h.tuningConf()}}

@@ -152,7 +152,7 @@ func TestFault_F59_AWarmContainerOfARecordThatCannotBeReadStays(t *testing.T) {
 	expect.NoError(t, err)
 	expect.Same(t, "removed", report.Removed, nil)
 	if report.Skipped["warm-1"] == nil {
-		t.Error("nothing is said of the container that was made ahead of time")
+		t.Error("the report lacks the warm container")
 	}
 	expect.Same(t, "calls", s.Took(), []string{})
 	mend()
@@ -199,7 +199,7 @@ func TestFault_F43_ARecordOfANewerVersionIsLeftAlone(t *testing.T) {
 		expect.Same(t, "removed", report.Removed, []string{"c2"})
 		wantUntouched(t, "GC", report.Skipped["c1"], true)
 		if err == nil || !strings.Contains(err.Error(), "what is attached is not known") {
-			t.Errorf("error %v, want that what is attached is not known", err)
+			t.Errorf("error %v, want that the attachments are unknown", err)
 		}
 	}
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c2/eth0", "DEL p c2/eth0"})
@@ -209,9 +209,9 @@ func TestFault_F43_ARecordOfANewerVersionIsLeftAlone(t *testing.T) {
 	s.DelLink("c1", "eth0") // fails if it was removed
 }
 
-// TestFault_F43_ASetupKeepsWhatANewerVersionHasNoted in the record of a
+// TestFault_F43_ASetupKeepsANewerVersionsNotes in the record of a
 // container that gets another interface.
-func TestFault_F43_ASetupKeepsWhatANewerVersionHasNoted(t *testing.T) {
+func TestFault_F43_ASetupKeepsANewerVersionsNotes(t *testing.T) {
 	s, r, _ := inhabited(t, "c1")
 	path := s.RecordFile("c1") + ".json"
 	data, err := os.ReadFile(path)
@@ -246,9 +246,9 @@ func (p panics) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestFault_F44_APanicReleasesWhatIsHeld: a program that recovers from a panic,
+// TestFault_F44_APanicReleasesLocks: a program that recovers from a panic,
 // as servers do, can still attach containers.
-func TestFault_F44_APanicReleasesWhatIsHeld(t *testing.T) {
+func TestFault_F44_APanicReleasesLocks(t *testing.T) {
 	for what, call := range map[string]func(s *stage, r *cni.Runtime){
 		"Recover": func(s *stage, r *cni.Runtime) { _, _ = r.Recover(s.T.Context()) },
 		"GC":      func(s *stage, r *cni.Runtime) { _, _ = r.GC(s.T.Context(), cni.GCOptions{Keep: []string{"c1"}}) },

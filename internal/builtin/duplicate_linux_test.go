@@ -156,7 +156,7 @@ func TestFault_F53_DetectionGoesOnWhereThereWasNoCarrier(t *testing.T) {
 			begin := time.Now()
 			m.call.Prev = m.Must(t, "ADD", m.call)
 			if took := time.Since(begin); took > carrierBound {
-				t.Errorf("ADD waited %s for a carrier that nobody brings", took)
+				t.Errorf("ADD waited %s for a carrier that never comes", took)
 			}
 			watch, err := links.WatchAddresses(m.container)
 			if err != nil {
@@ -175,7 +175,7 @@ func TestFault_F53_DetectionGoesOnWhereThereWasNoCarrier(t *testing.T) {
 				err := watch.Wait(ctx)
 				cancel()
 				if err != nil {
-					t.Fatalf("nobody has found it: %v", err)
+					t.Fatalf("the duplicate was not found: %v", err)
 				}
 			}
 		})

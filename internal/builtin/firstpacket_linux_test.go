@@ -130,9 +130,9 @@ func TestFault_F55_TheFirstPacketPasses(t *testing.T) {
 	}
 }
 
-// TestFault_F55_NobodyIsAskedAboutLinkLocalAddresses, whichever mode the
+// TestFault_F55_NoDuplicateDetectionForLinkLocalAddresses, whichever mode the
 // administrator has chosen. The kernel adds no second one.
-func TestFault_F55_NobodyIsAskedAboutLinkLocalAddresses(t *testing.T) {
+func TestFault_F55_NoDuplicateDetectionForLinkLocalAddresses(t *testing.T) {
 	for name, set := range map[string][]string{
 		"of the MAC address": nil,
 		"random":             {"addr_gen_mode=3"},

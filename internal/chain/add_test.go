@@ -41,8 +41,8 @@ func TestAPartIsCachedWithTheLast(t *testing.T) {
 	}
 }
 
-// TestAResultThatIsNoneLeavesTheOneBefore for the DEL.
-func TestAResultThatIsNoneLeavesTheOneBefore(t *testing.T) {
+// TestAnInvalidResultLeavesTheOneBefore for the DEL.
+func TestAnInvalidResultLeavesTheOneBefore(t *testing.T) {
 	const ofA = `{"cniVersion":"1.0.0"}`
 	r := &recorder{answer: func(call Call) ([]byte, error) {
 		return []byte(map[string]string{"a": ofA, "b": `{"interfaces":[null]}`}[call.Plugin]), nil

@@ -112,9 +112,9 @@ func TestDelAsksEveryPlugin(t *testing.T) {
 	}
 }
 
-// TestAResultThatIsKnownToBeOneIsPassedOnAsItIs: to the next plugin, to the
+// TestAKnownResultIsPassedOnUnchanged: to the next plugin, to the
 // observer, and at the end.
-func TestAResultThatIsKnownToBeOneIsPassedOnAsItIs(t *testing.T) {
+func TestAKnownResultIsPassedOnUnchanged(t *testing.T) {
 	const first, last = `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}],"of":"a"}`, `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.3/24"}],"of":"b"}`
 	r := &recorder{valid: true, answer: func(call Call) ([]byte, error) {
 		return []byte(map[string]string{"a": first, "b": last}[call.Plugin]), nil

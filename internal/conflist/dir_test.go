@@ -158,7 +158,7 @@ func TestDirWithoutAnyConfiguration(t *testing.T) {
 	}
 	for _, file := range []string{"10.conf", "20.conflist"} {
 		if !strings.Contains(err.Error(), filepath.Join(dir, file)+": ") {
-			t.Errorf("all bad: %v does not say what is wrong with %s", err, file)
+			t.Errorf("all bad: %v does not name the mistake in %s", err, file)
 		}
 	}
 }

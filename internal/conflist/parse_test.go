@@ -171,7 +171,7 @@ func TestDuty_R5_PluginTypeIsAFileName(t *testing.T) {
 	}
 }
 
-func TestParseSaysWhatIsWrong(t *testing.T) {
+func TestParseNamesTheMistake(t *testing.T) {
 	tests := map[string]struct{ list, err string }{
 		"empty":              {``, "error parsing configuration list: unexpected end of JSON input"},
 		"not JSON":           {`cniVersion: 1.0.0`, "error parsing configuration list: invalid character"},
@@ -198,7 +198,7 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestParseSingleSaysWhatIsWrong(t *testing.T) {
+func TestParseSingleNamesTheMistake(t *testing.T) {
 	tests := map[string]struct{ conf, err string }{
 		"empty":                   {``, "error parsing configuration: unexpected end of JSON input"},
 		"no type":                 {`{"name": "net"}`, "error parsing configuration: missing 'type'"},

@@ -6,9 +6,9 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// TestWhatEachWayOfReachingANamespaceAllows: only a namespace that is certainly gone
+// TestEachWayOfReachingANamespace: only a namespace that is certainly gone
 // counts as gone, and nothing is decided about one that may live.
-func TestWhatEachWayOfReachingANamespaceAllows(t *testing.T) {
+func TestEachWayOfReachingANamespace(t *testing.T) {
 	type verdict struct{ Gone, Uncertain, Undecided, Abandoned bool }
 	for reached, want := range map[Reached]verdict{
 		NotReached: {Gone: true, Abandoned: true},

@@ -64,7 +64,7 @@ func (s *subject) removeBy(r *cni.Runtime, what, id string) {
 		s.board.removed(len(left))
 	}
 	if unsaid := (*cni.LeftoverError)(nil); err != nil && len(left) > 0 && !errors.As(err, &unsaid) && s.plain(err) {
-		s.t.Errorf("%s: Remove: %v; it does not say what is left:\n%s", what, err, strings.Join(left, "\n"))
+		s.t.Errorf("%s: Remove: %v; it does not name the leftovers:\n%s", what, err, strings.Join(left, "\n"))
 	}
 	s.heal()
 	if err != nil {

@@ -205,7 +205,7 @@ func (l *living) endless() {
 	}
 	nic, err := netlink.LinkByName("nic0")
 	if err != nil {
-		l.t.Fatalf("what was lent: %v", err)
+		l.t.Fatalf("lent device: %v", err)
 	}
 	expect.NoError(l.t, netlink.LinkSetUp(nic)) // it comes back down
 }

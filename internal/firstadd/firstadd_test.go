@@ -71,7 +71,7 @@ func want(t *testing.T, tracker *Tracker, k Key, ok bool, wanted string) {
 	}
 }
 
-func TestFirstADDHoldsUpWhatHasAPluginTypeInCommon(t *testing.T) {
+func TestFirstADDBlocksNetworksWithACommonPluginType(t *testing.T) {
 	dir := t.TempDir()
 	tracker, other := newTracker(dir), newTracker(dir)
 	f, got := begin(t, tracker, key("podnet", "bridge", "portmap", "portmap"))
@@ -117,7 +117,7 @@ func TestAFailedFirstLeavesTheNextOneFirst(t *testing.T) {
 	want(t, newTracker(dir), key("podnet", "bridge"), true, "later")
 }
 
-func TestWhatHasAFirstOfItsOwn(t *testing.T) {
+func TestKeysWithAFirstOfTheirOwn(t *testing.T) {
 	base := key("podnet", "bridge")
 	for _, change := range map[string]func(*Key){
 		"a capability":       func(k *Key) { k.Capabilities = []string{"portMappings"} },
@@ -280,7 +280,7 @@ func TestFault_F31_NobodyWaitsLongerThanAMoment(t *testing.T) {
 	}
 }
 
-func TestFault_F31_WhoHasNothingToRaceForWaitsForNobody(t *testing.T) {
+func TestFault_F31_AnADDWithoutSharedObjectsDoesNotWait(t *testing.T) {
 	tracker := newTracker(t.TempDir())
 	first := began(t, tracker, key("podnet", "bridge"), true)
 	beside := began(t, tracker, key("second"), false)

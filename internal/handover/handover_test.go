@@ -43,7 +43,7 @@ func TestRecord(t *testing.T) {
 	rec := whole()
 	rec.Networks = append(rec.Networks, record.Network{Owner: "another", State: record.Deleted})
 	if err := Record(rec, "tester", "this boot", "4:1"); err != nil {
-		t.Errorf("what was another owner's: %v", err)
+		t.Errorf("another owner's: %v", err)
 	}
 }
 

@@ -106,7 +106,7 @@ func decoded(t *testing.T, data string) (v any) {
 	return v
 }
 
-func TestResultIsWhatAnExecutablePrintsInEveryVersion(t *testing.T) {
+func TestResultEqualsAnExecutablesInEveryVersion(t *testing.T) {
 	p := fake{add: func(*plugin.Request) (*types100.Result, error) { return oneAddress(), nil }}
 	for _, v := range append(version.All.SupportedVersions(), "") {
 		want := v

@@ -146,11 +146,11 @@ func (dmg *damage) live(t *testing.T, n *network, d direction) {
 		if !slices.ContainsFunc(n.types(t), d.deleter.ours) {
 			return // errors of the reference plugins are their own choice
 		}
-		t.Fatalf("DEL of what is damaged: %v", err)
+		t.Fatalf("DEL after the damage: %v", err)
 	}
 	left, _ := audit.Diff(before, a.audit())
 	if left = left.Without(shared); len(left) > 0 != dmg.stays {
-		t.Errorf("DEL of what is damaged left:\n%s", strings.Join(left, "\n"))
+		t.Errorf("DEL after the damage left:\n%s", strings.Join(left, "\n"))
 	}
 }
 

@@ -142,9 +142,9 @@ func addressesOf(t *testing.T, result string) (all []string) {
 	return all
 }
 
-// TestFirewalldCheckFindsWhatIsGone: the reference plugin asks firewalld but
+// TestFirewalldCheckFindsMissingSources: the reference plugin asks firewalld but
 // ignores the answer.
-func TestFirewalldCheckFindsWhatIsGone(t *testing.T) {
+func TestFirewalldCheckFindsMissingSources(t *testing.T) {
 	useIPTables(t, "nft")
 	h := newZoneHost(t)
 	for i, d := range []direction{{ours(), ours()}, {theirs(), ours()}} {

@@ -183,10 +183,10 @@ func straightAfterADD() []change {
 	return all
 }
 
-// TestFault_F37_CheckFailsOverWhatHarmsNothing attaches with either side and
+// TestFault_F37_CheckFailsOverHarmlessChanges attaches with either side and
 // makes a harmless change. Our CHECK must succeed, whether or not the reference
 // plugins' does.
-func TestFault_F37_CheckFailsOverWhatHarmsNothing(t *testing.T) {
+func TestFault_F37_CheckFailsOverHarmlessChanges(t *testing.T) {
 	wantOutsideAsBefore(t)
 	useIPTables(t, "nft")
 	withVLANs := filtersVLANs(t)

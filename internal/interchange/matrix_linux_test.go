@@ -117,7 +117,7 @@ func liveOnce(t *testing.T, n *network, d direction) {
 		t.Fatalf("DEL: %v", err)
 	}
 	if own, _ := audit.Diff(before, attached); len(own.Without(shared)) == 0 {
-		t.Error("the audit sees nothing of what ADD made")
+		t.Error("the audit sees no change after ADD")
 	}
 	left, gone := audit.Diff(before, a.audit())
 	if left = left.Without(shared); len(left)+len(gone) > 0 {

@@ -18,7 +18,7 @@ func notYet() []string {
 	return nil
 }
 
-func TestNotYetIsWhatIsNotBuiltIn(t *testing.T) {
+func TestNotYetListsTheTypesNotBuiltIn(t *testing.T) {
 	for _, typ := range promised() {
 		listed, known := slices.Contains(notYet(), typ), builtin.Lookup(typ) != nil
 		if listed && known {

@@ -81,7 +81,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func TestExitErrorSaysWhat(t *testing.T) {
+func TestExitErrorNamesTheCause(t *testing.T) {
 	tests := []struct {
 		err  ExitError
 		want string
@@ -96,7 +96,7 @@ func TestExitErrorSaysWhat(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeStarted(t *testing.T) {
+func TestFilesThatCannotBeStarted(t *testing.T) {
 	noLeak(t)
 	over, cancel := context.WithCancelCause(context.Background())
 	cause := errors.New("the daemon stops")
@@ -174,7 +174,7 @@ func TestFault_F13_DeadlineWhileAChildHoldsStdout(t *testing.T) {
 				t.Errorf("got %v, want the context's error and its cause", err)
 			}
 			if string(out.Stdout) != "partial\n" {
-				t.Errorf("got %q, want what was printed in time", out.Stdout)
+				t.Errorf("got %q, want the output printed in time", out.Stdout)
 			}
 			noSurvivors(t, req)
 		})
@@ -239,9 +239,9 @@ func TestFault_F13_ADaemonOfASuccessfulPluginLivesOn(t *testing.T) {
 	}
 }
 
-// TestFault_F13_WhatLiesInThePipeIsRead: the reader gets no processor time
+// TestFault_F13_OutputInThePipeIsRead: the reader gets no processor time
 // until its deadline has passed.
-func TestFault_F13_WhatLiesInThePipeIsRead(t *testing.T) {
+func TestFault_F13_OutputInThePipeIsRead(t *testing.T) {
 	noLeak(t)
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -162,6 +162,6 @@ func TestFault_F18_BusyUntilTheDeadline(t *testing.T) {
 		t.Errorf("took %v", took)
 	}
 	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, syscall.ETXTBSY) {
-		t.Errorf("got %v, want the deadline and what it was spent on", err)
+		t.Errorf("got %v, want the deadline and the step that used it up", err)
 	}
 }

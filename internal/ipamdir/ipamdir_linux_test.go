@@ -13,9 +13,9 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeIsNobodys: only host-local's
+// TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeHasNoOwner: only host-local's
 // user can read its files.
-func TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeIsNobodys(t *testing.T) {
+func TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeHasNoOwner(t *testing.T) {
 	dir := reserve(t, map[string]string{"10.1.0.2": "", "10.1.0.3": "", "10.1.0.4": ""})
 	if err := os.Chmod(filepath.Join(dir, "10.1.0.3"), 0o644); err != nil {
 		t.Fatal(err)
@@ -31,9 +31,9 @@ func TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeIsNobodys(t *testing.T) {
 	}
 }
 
-// TestFault_F50_WhatIsNoFileHoldsUpNoSweep puts FIFOs in place of reservations
+// TestFault_F50_AFIFODoesNotBlockTheSweep puts FIFOs in place of reservations
 // and the lock.
-func TestFault_F50_WhatIsNoFileHoldsUpNoSweep(t *testing.T) {
+func TestFault_F50_AFIFODoesNotBlockTheSweep(t *testing.T) {
 	dir := reserve(t, map[string]string{"10.1.0.2": "c1\r\neth0"})
 	for _, name := range []string{"10.1.0.3", "lock"} {
 		if err := syscall.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {

@@ -143,7 +143,7 @@ func wantAddresses(t *testing.T, name string, target Search, want []string) {
 	}
 }
 
-func TestHeldAreTheAddressesThatSayWhose(t *testing.T) {
+func TestHeldAreTheAddressesWithAnOwner(t *testing.T) {
 	files := neighbours()
 	files["10.1.0.2"], files["fd00::2"], files["10.1.0.5"] = "c1\r\neth0", "c1\r\neth0", ""
 	dir := reserve(t, files)

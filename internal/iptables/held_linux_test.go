@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestWhatIsStartedHoldsTheLock, so recovery after the runtime's death waits
+// TestStartedToolsHoldTheLock, so recovery after the runtime's death waits
 // for its child processes.
-func TestWhatIsStartedHoldsTheLock(t *testing.T) {
+func TestStartedToolsHoldTheLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	f, err := os.Create(path)
 	if err != nil {

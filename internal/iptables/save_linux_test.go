@@ -37,7 +37,7 @@ COMMIT
 	}
 }
 
-func TestParseSaveRefusesWhatItDoesNotKnow(t *testing.T) {
+func TestParseSaveRefusesUnknownText(t *testing.T) {
 	for _, text := range []string{"-A INPUT -j DROP\n", ":INPUT ACCEPT\n", "*nat\n-I INPUT -j DROP\n", "*nat\nnonsense\n", "*nat\n-A INPUT -m comment --comment \"x\n"} {
 		if got, err := ParseSave(text); err == nil {
 			t.Errorf("%q: %v", text, got)

@@ -126,7 +126,7 @@ func TestBorrowAtOnce(t *testing.T) {
 	wantNoError(t, all.Close())
 }
 
-func TestPrepareIsForTheFirstWhoBorrows(t *testing.T) {
+func TestPrepareServesTheFirstBorrower(t *testing.T) {
 	ns := newNS(t, "ns")
 	var all Conns
 	all.Prepare(ns)
@@ -146,7 +146,7 @@ func TestPrepareIsForTheFirstWhoBorrows(t *testing.T) {
 	wantNoError(t, errors.Join(first.Close(), second.Close(), all.Close()))
 }
 
-func TestCloseWaitsForWhatIsPrepared(t *testing.T) {
+func TestCloseWaitsForPreparations(t *testing.T) {
 	ns := newNS(t, "ns")
 	var all Conns
 	all.Prepare(ns)
@@ -161,8 +161,8 @@ func TestCloseWaitsForWhatIsPrepared(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBePreparedIsTriedAgain, and then reported.
-func TestWhatCannotBePreparedIsTriedAgain(t *testing.T) {
+// TestAFailedPreparationIsRetried, and then reported.
+func TestAFailedPreparationIsRetried(t *testing.T) {
 	ns := newNS(t, "ns")
 	closed, err := netns.Open(ns.File().Name())
 	wantNoError(t, err)

@@ -161,9 +161,9 @@ func TestForwarding(t *testing.T) {
 	}
 }
 
-// TestRequestsNameWhatFails: the kernel continues after a failure, the error
+// TestRequestsNameTheFailure: the kernel continues after a failure, the error
 // names it, and later answers are read.
-func TestRequestsNameWhatFails(t *testing.T) {
+func TestRequestsNameTheFailure(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	p, q := netip.MustParsePrefix("10.1.0.1/24"), netip.MustParsePrefix("10.2.0.1/24")
@@ -181,7 +181,7 @@ func TestRequestsNameWhatFails(t *testing.T) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	if before.Name != "br0" || after.Name != "" {
-		t.Errorf("got %q before what failed, %q in what is not sent after a failure", before.Name, after.Name)
+		t.Errorf("got %q before the failure, %q in the request that is not sent after it", before.Name, after.Name)
 	}
 	if want := []Address{{Prefix: p}, {Prefix: q}}; !reflect.DeepEqual(*all, want) {
 		t.Errorf("got %v, want %v", *all, want)

@@ -214,7 +214,7 @@ func TestAChildKeepsTheLocksOfAKilledHolder(t *testing.T) {
 	mustRelease(t, mustLock(t, s, Key{Name: "k"}))
 }
 
-func TestReleaseFreesWhatAChildInherited(t *testing.T) {
+func TestReleaseFreesAnInheritedLock(t *testing.T) {
 	s := newSpace(t)
 	h := mustLock(t, s, Key{Name: "k"})
 	c := exec.Command("/proc/self/exe")
@@ -335,7 +335,7 @@ func TestSharedHoldersOfAnotherProcessDoNotStarveExclusiveOnes(t *testing.T) {
 	}
 }
 
-func TestADeletedFileIsNoticedByWhoWaited(t *testing.T) {
+func TestAWaiterNoticesADeletedFile(t *testing.T) {
 	s := newSpace(t)
 	other := Open(s.path)
 	h := mustLock(t, s, Key{Name: "k"})
@@ -354,7 +354,7 @@ func TestADeletedFileIsNoticedByWhoWaited(t *testing.T) {
 	mustRelease(t, h)
 	second := <-got
 	if current, err := isCurrent(second.File(), s.path); err != nil || !current {
-		t.Errorf("the lock is on a file nobody else will open (%v, %v)", current, err)
+		t.Errorf("the lock is on a file that no other process opens (%v, %v)", current, err)
 	}
 	if isFree(t, s, Key{Name: "k"}) {
 		t.Error("free for a third")

@@ -34,7 +34,7 @@ func wantState(t *testing.T, s *Space, name string, want State) {
 	}
 }
 
-func TestLifeEndsWithTheProcessWhateverItHasStarted(t *testing.T) {
+func TestLifeEndsWithTheProcessDespiteItsChildren(t *testing.T) {
 	s := newSpace(t)
 	c, in, name := lifeHelper(t, s.path)
 	wantLives(t, s, name, true, true)
@@ -103,7 +103,7 @@ func TestLifeInADeletedFile(t *testing.T) {
 	runtime.KeepAlive(other)
 }
 
-func TestAKeyIsKeptByWhoHasIt(t *testing.T) {
+func TestAKeyStaysWithItsHolder(t *testing.T) {
 	s := newSpace(t)
 	h := mustLock(t, s, Key{Name: "k"}, Key{Name: "shared", Shared: true})
 	wantState(t, s, "k", Kept)
@@ -184,7 +184,7 @@ func TestTryLockAll(t *testing.T) {
 			mustRelease(t, r)
 			mustRelease(t, try(second, exclusive, other))
 			if !idle(s) || !idle(second) {
-				t.Error("the queue remembers keys nobody uses")
+				t.Error("the queue keeps unused keys")
 			}
 		})
 	}

@@ -109,7 +109,7 @@ func TestLockExcludesGoroutines(t *testing.T) {
 		t.Errorf("counted %d, want %d", counter, goroutines*rounds)
 	}
 	if !idle(s) {
-		t.Error("the queue remembers keys nobody uses")
+		t.Error("the queue keeps unused keys")
 	}
 }
 
@@ -177,7 +177,7 @@ func TestGivingUpIsPromptAndLeavesNothing(t *testing.T) {
 	mustRelease(t, h)
 	eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
 	if !idle(s) {
-		t.Error("the queue remembers keys nobody uses")
+		t.Error("the queue keeps unused keys")
 	}
 }
 
@@ -327,7 +327,7 @@ func TestMemoryStaysFlat(t *testing.T) {
 		mustRelease(t, mustLock(t, s, Key{Name: fmt.Sprintf("container-%d", i)}, Key{Name: "gc", Shared: true}))
 	}
 	if !idle(s) {
-		t.Error("the queue remembers keys nobody uses")
+		t.Error("the queue keeps unused keys")
 	}
 }
 

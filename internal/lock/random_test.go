@@ -26,7 +26,7 @@ func TestRandomInterleaving(t *testing.T) {
 		s := Open(path)
 		t.Cleanup(func() {
 			if !idle(s) {
-				t.Error("the queue remembers keys nobody uses")
+				t.Error("the queue keeps unused keys")
 			}
 		})
 		for g := range goroutines {
@@ -51,7 +51,7 @@ func TestRandomInterleaving(t *testing.T) {
 		t.Fatal("deadlock")
 	}
 	if in.visits == 0 {
-		t.Error("nobody ever got in")
+		t.Error("no goroutine ever got the lock")
 	}
 	t.Logf("%d visits, %d given up", in.visits, in.gaveUp)
 }

@@ -100,10 +100,10 @@ func wantSaved(t *testing.T, what string, got, want []string) {
 
 const sharingBridge = `{"type": "bridge", "bridge": "BRIDGE", "isGateway": true, "ipam": IPAM}, `
 
-// TestFault_F31_WhatIsMadeAheadIsWhatTheExecutablesMake: on an empty host, the
+// TestFault_F31_RulesMadeInAdvanceAreTheExecutables: on an empty host, the
 // rules made in advance are the executable's, in the same order. The executable
 // makes none of them again.
-func TestFault_F31_WhatIsMadeAheadIsWhatTheExecutablesMake(t *testing.T) {
+func TestFault_F31_RulesMadeInAdvanceAreTheExecutables(t *testing.T) {
 	for name, s := range sharings() {
 		for _, variant := range []string{"nft", "legacy"} {
 			t.Run(name+" "+variant, func(t *testing.T) {
@@ -129,7 +129,7 @@ func TestFault_F31_WhatIsMadeAheadIsWhatTheExecutablesMake(t *testing.T) {
 					after = h.saved(variant)
 					wantSaved(t, "made ahead", ahead, slices.DeleteFunc(slices.Clone(after), isContainers))
 					if err := h.fw.RemoveCommon(t.Context(), made); err == nil {
-						t.Error("removed what a container uses")
+						t.Error("removed objects that a container uses")
 					}
 					wantSaved(t, "what a container uses", h.saved(variant), after)
 				})
@@ -158,9 +158,9 @@ func (h *host) wantCommon(r fwrules.Rules, want bool) {
 	}
 }
 
-// TestFault_F31_WhatNobodyUsesGoes: unused parts are removed, and all used ones
+// TestFault_F31_UnusedChainsAreRemoved: unused parts are removed, and all used ones
 // stay.
-func TestFault_F31_WhatNobodyUsesGoes(t *testing.T) {
+func TestFault_F31_UnusedChainsAreRemoved(t *testing.T) {
 	for name, s := range sharings() {
 		for _, variant := range []string{"nft", "legacy"} {
 			t.Run(name+" "+variant, func(t *testing.T) {
@@ -180,16 +180,16 @@ func TestFault_F31_WhatNobodyUsesGoes(t *testing.T) {
 				}
 				wantSaved(t, "left", h.saved(variant), before)
 				if err := h.fw.RemoveCommon(t.Context(), made); err != nil {
-					t.Errorf("remove what is gone: %v", err)
+					t.Errorf("second removal: %v", err)
 				}
 			})
 		}
 	}
 }
 
-// TestFault_F31_WhatAnAdministratorHasUsedStays: an administrator's rule stays,
+// TestFault_F31_ChainsThatAnAdministratorUsesStay: an administrator's rule stays,
 // and so does its chain.
-func TestFault_F31_WhatAnAdministratorHasUsedStays(t *testing.T) {
+func TestFault_F31_ChainsThatAnAdministratorUsesStay(t *testing.T) {
 	s := sharings()["firewall"]
 	for _, variant := range []string{"nft", "legacy"} {
 		h := newHost(t, variant)
@@ -261,9 +261,9 @@ func (h *host) wantNoneTwice(variant string) {
 	}
 }
 
-// TestFault_F31_WhatIsThereTwiceIsRemoved: of the plugins' duplicates one
+// TestFault_F31_DuplicatesAreRemoved: of the plugins' duplicates one
 // stays. An administrator's duplicates are not touched.
-func TestFault_F31_WhatIsThereTwiceIsRemoved(t *testing.T) {
+func TestFault_F31_DuplicatesAreRemoved(t *testing.T) {
 	for name, s := range sharings() {
 		for _, variant := range []string{"nft", "legacy"} {
 			t.Run(name+" "+variant, func(t *testing.T) {
@@ -311,9 +311,9 @@ func (h *host) makeTwice(variant string, r fwrules.Rules) (n int) {
 	return n
 }
 
-// TestFault_F31_WhatIsTwiceInOneTableOnlyIsRemoved: with several plugins, a
+// TestFault_F31_DuplicatesInOneTableOnlyAreRemoved: with several plugins, a
 // table without duplicates says nothing about the others.
-func TestFault_F31_WhatIsTwiceInOneTableOnlyIsRemoved(t *testing.T) {
+func TestFault_F31_DuplicatesInOneTableOnlyAreRemoved(t *testing.T) {
 	all := sharings()
 	both := fwrules.Rules{HostPorts: all["portmap"].rules.HostPorts, Forward: all["firewall"].rules.Forward}
 	for _, variant := range []string{"nft", "legacy"} {

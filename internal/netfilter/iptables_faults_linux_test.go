@@ -241,9 +241,9 @@ func TestIPTablesRemoveLeavesTheOtherInterface(t *testing.T) {
 	})
 }
 
-// TestIPTablesAddTakesOverWhatWasLeft: the address belonged to another
+// TestIPTablesAddTakesOverLeftovers: the address belonged to another
 // container, which left its rules behind.
-func TestIPTablesAddTakesOverWhatWasLeft(t *testing.T) {
+func TestIPTablesAddTakesOverLeftovers(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
 		left := fwrules.Rules{Forward: everything("gone", 4).Forward}
 		must(t, fw.Add(t.Context(), fwrules.IPTables, left))

@@ -178,9 +178,9 @@ func TestSweepFindsAnyName(t *testing.T) {
 	}
 }
 
-// TestSweepSparesWhoeverHasTheSameChain: the hash joins network and ID. DEL of
+// TestSweepSparesAContainerWithTheSameChain: the hash joins network and ID. DEL of
 // one deletes the other's chain, and the sweep does not.
-func TestSweepSparesWhoeverHasTheSameChain(t *testing.T) {
+func TestSweepSparesAContainerWithTheSameChain(t *testing.T) {
 	for _, variant := range []string{"nft", "legacy"} {
 		h := newHost(t, variant)
 		plugins := strings.ReplaceAll(common, "BACKEND", "iptables")
@@ -361,7 +361,7 @@ func TestFindIsNotBlind(t *testing.T) {
 		t.Error("neither the chain nor an error")
 	}
 	if want := "iptables-nft -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT\n"; !strings.HasPrefix(plan.String(), want) {
-		t.Errorf("the plan lacks what is in the other table, %s", want)
+		t.Errorf("the plan lacks the other table's part, %s", want)
 	}
 	if err != nil && (!errors.Is(err, iptables.ErrHidden) || !strings.Contains(err.Error(), "iptables-nft: list the rules: table nat, chain "+masqC1)) {
 		t.Error(err)

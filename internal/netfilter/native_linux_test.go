@@ -88,7 +88,7 @@ func TestNativeTable(t *testing.T) {
 		`nft rule inet embedcni containers masquerade comment "masquerade"`,
 	} {
 		if !strings.Contains(shared+"\n", line+"\n") {
-			t.Errorf("what is shared lacks %s:\n%s", line, shared)
+			t.Errorf("the shared lines lack %s:\n%s", line, shared)
 		}
 	}
 	full := h.filters()
@@ -251,7 +251,7 @@ func TestNativeOwnElementsAreReplaced(t *testing.T) {
 	}
 }
 
-func TestNativeRefusesWhatItCannotDo(t *testing.T) {
+func TestNativeRefusesUnsupportedRules(t *testing.T) {
 	h := newHost(t, "nft")
 	before := h.filters()
 	forward := func(f fwrules.Forward) func(*fwrules.Rules) {

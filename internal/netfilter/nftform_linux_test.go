@@ -259,7 +259,7 @@ func TestNFTablesCheckIsNotContentWithAnother(t *testing.T) {
 	}
 }
 
-func TestNFTablesRefusesWhatItCannotDo(t *testing.T) {
+func TestNFTablesRefusesUnsupportedRules(t *testing.T) {
 	h := newHost(t, "nft")
 	before := h.filters()
 	for field, change := range map[string]func(*fwrules.Rules){
@@ -282,8 +282,8 @@ func TestNFTablesRefusesWhatItCannotDo(t *testing.T) {
 	h.wantFilters(before)
 }
 
-// TestConditionsAreWhatNFTReads: nft reads our conditions as they were written.
-func TestConditionsAreWhatNFTReads(t *testing.T) {
+// TestNFTReadsConditionsUnchanged: nft reads our conditions as they were written.
+func TestNFTReadsConditionsUnchanged(t *testing.T) {
 	for condition, want := range map[string]string{
 		`ip saddr != 192.0.2.0/24`:                      `ip saddr != 192.0.2.0/24`,
 		`ip daddr 192.0.2.1 iifname != "eth0"`:          `ip daddr 192.0.2.1 iifname != "eth0"`,

@@ -33,9 +33,9 @@ func (h *host) beside(s fwrules.Siblings) *Firewalls {
 	return Open(h.ns, Options{Siblings: func() fwrules.Siblings { return s }})
 }
 
-// TestFault_F32_RemoveLeavesWhatASiblingHas, whichever is removed first: the
+// TestFault_F32_RemoveLeavesASiblingsRules, whichever is removed first: the
 // other's own rules remain, and nothing else.
-func TestFault_F32_RemoveLeavesWhatASiblingHas(t *testing.T) {
+func TestFault_F32_RemoveLeavesASiblingsRules(t *testing.T) {
 	for _, backend := range []fwrules.Backend{fwrules.IPTables, fwrules.NFTables, fwrules.Native} {
 		for _, variant := range []string{"nft", "legacy"} {
 			if backend != fwrules.IPTables && variant == "legacy" {
@@ -82,8 +82,8 @@ func removeOneOfTwo(t *testing.T, variant string, backend fwrules.Backend, stays
 	}
 }
 
-// TestFault_F32_TheSweepLeavesWhatASiblingHas in the chains that it finds.
-func TestFault_F32_TheSweepLeavesWhatASiblingHas(t *testing.T) {
+// TestFault_F32_TheSweepLeavesASiblingsRules in the chains that it finds.
+func TestFault_F32_TheSweepLeavesASiblingsRules(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host, fw *Firewalls) {
 		eth0, eth1, _, beside1 := twoInterfaces()
 		must(t, fw.Add(t.Context(), fwrules.IPTables, eth0))

@@ -64,9 +64,9 @@ func loadAPIs(t *testing.T, goos string) (before, now *types.Package) {
 	return before, now
 }
 
-// TestAPIComparisonFindsWhatBreaksImporters proves that the comparison can
+// TestAPIComparisonFindsIncompatibleChanges proves that the comparison can
 // fail: each line of the doctored package breaks something else.
-func TestAPIComparisonFindsWhatBreaksImporters(t *testing.T) {
+func TestAPIComparisonFindsIncompatibleChanges(t *testing.T) {
 	const before = `package cni
 	const Kept, Changed, Typed = "a", 1, 1
 	var Err error

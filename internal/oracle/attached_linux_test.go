@@ -37,7 +37,7 @@ func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
 	h.TakeCalls()
 
 	if _, err := r.Setup(ctx, id, path); !errors.Is(err, cni.ErrAlreadyAttached) {
-		t.Errorf("Setup of what go-cni attached: %v", err)
+		t.Errorf("Setup of go-cni's container: %v", err)
 	}
 	if err := r.Check(ctx, id, path); err != nil {
 		t.Error(err)

@@ -1,6 +1,6 @@
 package oracle
 
-//lint:file-ignore SA1019 what is deprecated is compared, since importers use it
+//lint:file-ignore SA1019 the deprecated names are compared because importers use them
 
 import (
 	"bytes"

@@ -86,9 +86,9 @@ func TestHoldersAreThoseOfTheByte(t *testing.T) {
 	}
 }
 
-// TestWhoHasTheByteNoMoreIsNotKilled: between the check and the kill the number
+// TestAFormerHolderIsNotKilled: between the check and the kill the number
 // may pass to another process, or the lock to another runtime.
-func TestWhoHasTheByteNoMoreIsNotKilled(t *testing.T) {
+func TestAFormerHolderIsNotKilled(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "locks")
 	lock := open(t, path, 42)
 	plugin := start(t, lock)

@@ -86,12 +86,12 @@ func TestAliveKnowsARecycledNumber(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err == nil {
-		t.Fatal("a killed process ended well")
+		t.Fatal("a killed process exited without an error")
 	}
 	wantAlive(t, child, false)
 }
 
-func TestAliveRefusesWhatIsNoIdentity(t *testing.T) {
+func TestAliveRefusesAnInvalidIdentity(t *testing.T) {
 	for _, identity := range []string{"", "1", "x:1", ":", "1.5:2"} {
 		if alive, err := Alive(identity); alive || err == nil {
 			t.Errorf("Alive(%q) = %v, %v", identity, alive, err)

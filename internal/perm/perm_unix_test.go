@@ -24,7 +24,7 @@ func put(t *testing.T, path string, dir, file fs.FileMode) {
 	}
 }
 
-func TestCheckRefusesWhatEverybodyMayWrite(t *testing.T) {
+func TestCheckRefusesWorldWritableFiles(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		dir, file fs.FileMode
@@ -89,7 +89,7 @@ func TestCheckLooksAtBothEndsOfALink(t *testing.T) {
 	}
 }
 
-func TestCheckOfWhatIsNotThere(t *testing.T) {
+func TestCheckOfAMissingFile(t *testing.T) {
 	root := t.TempDir()
 	dangling := filepath.Join(root, "dangling")
 	if err := os.Symlink("nowhere", dangling); err != nil {

@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-func TestReadGivesBackWhatAppendWrote(t *testing.T) {
+func TestReadReturnsWhatAppendWrote(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	if err := Append(path, []byte("lost")); !errors.Is(err, fs.ErrNotExist) {
-		t.Fatalf("appending to what is not there: %v, want %v", err, fs.ErrNotExist)
+		t.Fatalf("appending to a missing file: %v, want %v", err, fs.ErrNotExist)
 	}
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)

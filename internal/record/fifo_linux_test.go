@@ -9,9 +9,9 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// TestFault_F50_ARecordThatIsNoFileHoldsUpNobody: reading or writing a FIFO in
+// TestFault_F50_ARecordThatIsNoFileBlocksNobody: reading or writing a FIFO in
 // its place ends at once.
-func TestFault_F50_ARecordThatIsNoFileHoldsUpNobody(t *testing.T) {
+func TestFault_F50_ARecordThatIsNoFileBlocksNobody(t *testing.T) {
 	s := Open(t.TempDir())
 	l := s.Ledger("me")
 	for _, path := range []string{s.path("c1"), l.path} {

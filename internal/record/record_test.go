@@ -223,7 +223,7 @@ func TestListingBesideReuse(t *testing.T) {
 	wg.Wait()
 }
 
-func TestStraysAreWhatNoRecordOwns(t *testing.T) {
+func TestStraysAreFilesWithoutARecord(t *testing.T) {
 	s := Open(filepath.Join(t.TempDir(), "records"))
 	none, err := s.Strays()
 	check(t, err)
@@ -291,8 +291,8 @@ func TestEveryDamageIsNoticed(t *testing.T) {
 	}
 }
 
-// TestTornLogLoosesOnlyTheTornLine cuts the log at random and appends again.
-func TestTornLogLoosesOnlyTheTornLine(t *testing.T) {
+// TestTornLogLosesOnlyTheTornLine cuts the log at random and appends again.
+func TestTornLogLosesOnlyTheTornLine(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))

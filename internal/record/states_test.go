@@ -59,9 +59,9 @@ func TestFault_F43_ARecordOfALaterFormatIsNotDamaged(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoRecordIsDamaged: a valid checksum does not make a record of an
+// TestAnInvalidRecordIsDamaged: a valid checksum does not make a record of an
 // older format, or of a line without a container.
-func TestWhatIsNoRecordIsDamaged(t *testing.T) {
+func TestAnInvalidRecordIsDamaged(t *testing.T) {
 	for _, data := range []string{`{"format":1,"record":{"containerID":"c1"}}`, `{"format":2,"record":{}}`} {
 		if r, err := decodeBase(line(t, data)); r != nil || !errors.Is(err, ErrBad) {
 			t.Errorf("%s: %+v, %v, want ErrBad", data, r, err)
@@ -110,8 +110,8 @@ func TestFault_F44_AnErrorOfReadingIsNotDamage(t *testing.T) {
 	}
 }
 
-// TestALogWithoutABaseSaysWhoseItIs, even with more than one owner.
-func TestALogWithoutABaseSaysWhoseItIs(t *testing.T) {
+// TestALogWithoutABaseNamesItsOwner, even with more than one owner.
+func TestALogWithoutABaseNamesItsOwner(t *testing.T) {
 	s := Open(t.TempDir())
 	r := sample("c1")
 	r.Networks[1].Owner = "second"

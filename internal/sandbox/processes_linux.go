@@ -54,7 +54,7 @@ func NoProcess(fn func() error) error {
 func usedByChildren() (int64, error) {
 	var usage unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_CHILDREN, &usage); err != nil {
-		return 0, fmt.Errorf("what the children have used: %w", err)
+		return 0, fmt.Errorf("resources used by children: %w", err)
 	}
 	return int64(usage.Minflt) + int64(usage.Majflt), nil
 }

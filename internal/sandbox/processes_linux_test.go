@@ -33,7 +33,7 @@ func TestNoProcess(t *testing.T) {
 		}
 	}
 	if err := sandbox.NoProcess(func() error { return nil }); err != nil {
-		t.Errorf("what was there before: %v", err)
+		t.Errorf("an earlier child: %v", err)
 	}
 	if err := errors.Join(running.Process.Signal(os.Kill), ignoreExit(running.Wait())); err != nil {
 		t.Error(err)

@@ -44,7 +44,7 @@ func callersSpan() context.Context {
 	}))
 }
 
-func BenchmarkSpansThatNobodyWants(b *testing.B) {
+func BenchmarkUnusedSpans(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		ctx, span := Call(b.Context(), "cni.Setup", "c1", "/run/netns/c1")

@@ -37,10 +37,10 @@ func indexOf(l *links.Link) int {
 	return l.Index
 }
 
-// TestFault_F47_ADeviceIsFoundByWhatCannotBeForged: attributes that a
+// TestFault_F47_ADeviceIsFoundByUnforgeableAttributes: attributes that a
 // container's root can forge do not count, and a similar device is not mistaken
 // for it.
-func TestFault_F47_ADeviceIsFoundByWhatCannotBeForged(t *testing.T) {
+func TestFault_F47_ADeviceIsFoundByUnforgeableAttributes(t *testing.T) {
 	const perm, dev = "3c:ec:ef:00:00:01", "0000:00:1f.6"
 	card := &footprint.Device{Index: 7, Kind: "device", PermMAC: perm, Bus: "pci", Dev: dev, HostName: "eno1"}
 	macvlan := &footprint.Device{Index: 7, Kind: "macvlan", Parent: 4, OnHost: true, MAC: mac}

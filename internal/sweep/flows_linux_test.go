@@ -133,10 +133,10 @@ func (using) InZones() ([]netip.Addr, error)             { return nil, nil }
 func (using) HaveShaper(string, string) (bool, error)    { return false, nil }
 func (using) HaveDevice(*footprint.Device) (bool, error) { return false, nil }
 
-// TestFault_F28_FlowsOfWhoHasTheAddressNowStay: the address's present owner is
+// TestFault_F28_FlowsOfTheAddressesPresentOwnerStay: the address's present owner is
 // only searched if there are flows, because that reads every record. The
 // owner's flows stay.
-func TestFault_F28_FlowsOfWhoHasTheAddressNowStay(t *testing.T) {
+func TestFault_F28_FlowsOfTheAddressesPresentOwnerStay(t *testing.T) {
 	host, times := nettest.New(t), 0
 	inUse := using(func() ([]netip.Addr, error) { times++; return addrs("10.1.0.2"), nil })
 	track(t, host, []flow{{unix.IPPROTO_UDP, hostAddr, "10.1.0.2"}, {unix.IPPROTO_UDP, hostAddr, "10.1.0.3"}})
@@ -155,6 +155,6 @@ func TestFault_F28_FlowsOfWhoHasTheAddressNowStay(t *testing.T) {
 	broken := errors.New("broken")
 	_, err := FlushFlows(flowing(host, using(func() ([]netip.Addr, error) { return nil, broken }), "10.1.0.2"))
 	if got := tracked(t, host); !errors.Is(err, broken) || !slices.Equal(got, want) {
-		t.Errorf("%v, tracked are %q: nobody could say whose they are", err, got)
+		t.Errorf("%v, tracked are %q: their owners are unknown", err, got)
 	}
 }

@@ -43,8 +43,8 @@ func TestEachFindsThisThread(t *testing.T) {
 	}
 }
 
-// TestEachPassesOverWhatHasEnded, and stops on request.
-func TestEachPassesOverWhatHasEnded(t *testing.T) {
+// TestEachSkipsEndedTasks, and stops on request.
+func TestEachSkipsEndedTasks(t *testing.T) {
 	proc := t.TempDir()
 	for _, dir := range []string{"1/task/1", "1/task/7", "2", "3/task/3", "self/task/9", "4/task/4", "4/task/2", "4/task/3"} {
 		if err := os.MkdirAll(filepath.Join(proc, dir), 0o700); err != nil {

@@ -130,10 +130,10 @@ func TestASecondAddIsRefused(t *testing.T) {
 	}
 }
 
-// TestWhatIsKnownIsNotReadAgain while the directory does not change. A file
+// TestKnownFilesAreNotReadAgain while the directory does not change. A file
 // that is rewritten in place keeps its old meaning. host-local never rewrites
 // one.
-func TestWhatIsKnownIsNotReadAgain(t *testing.T) {
+func TestKnownFilesAreNotReadAgain(t *testing.T) {
 	base := t.TempDir()
 	config := configFor(base, dual)
 	p := New()
@@ -168,9 +168,9 @@ func TestAnAddressRemovedByHandIsFree(t *testing.T) {
 	}
 }
 
-// TestEmptyFilesAreNobodys: an empty file, as a killed reference plugin leaves
+// TestEmptyFilesHaveNoOwner: an empty file, as a killed reference plugin leaves
 // it, blocks only its own address.
-func TestEmptyFilesAreNobodys(t *testing.T) {
+func TestEmptyFilesHaveNoOwner(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
 	p := New()

@@ -272,9 +272,9 @@ func (r releasing) MayRelease(id, ifName string, addr netip.Addr) bool {
 	return r.mine(id, ifName, addr)
 }
 
-// TestFault_F39_GCReleasesOnlyWhatTheRuntimeSaysIsItsOwn: absence from the list
+// TestFault_F39_GCReleasesOnlyTheRuntimesOwnReservations: absence from the list
 // of attachments is not enough.
-func TestFault_F39_GCReleasesOnlyWhatTheRuntimeSaysIsItsOwn(t *testing.T) {
+func TestFault_F39_GCReleasesOnlyTheRuntimesOwnReservations(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
 	before := map[string]string{
@@ -340,9 +340,9 @@ func TestAnAddressIsClaimedBeforeItIsReserved(t *testing.T) {
 	}
 }
 
-// TestFault_F50_AResolvConfThatIsNoFileHoldsUpNobody: neither a FIFO without a
+// TestFault_F50_AResolvConfThatIsNoFileBlocksNobody: neither a FIFO without a
 // writer nor an endless file.
-func TestFault_F50_AResolvConfThatIsNoFileHoldsUpNobody(t *testing.T) {
+func TestFault_F50_AResolvConfThatIsNoFileBlocksNobody(t *testing.T) {
 	base := t.TempDir()
 	fifo := filepath.Join(base, "fifo")
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
@@ -372,9 +372,9 @@ func TestFault_F50_AResolvConfThatIsNoFileHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// TestFault_F50_FilesOfTheNetworkThatAreNoneHoldUpNobody puts FIFOs in place of
+// TestFault_F50_FIFOsInPlaceOfTheNetworksFilesBlockNobody puts FIFOs in place of
 // host-local's files.
-func TestFault_F50_FilesOfTheNetworkThatAreNoneHoldUpNobody(t *testing.T) {
+func TestFault_F50_FIFOsInPlaceOfTheNetworksFilesBlockNobody(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
 	if err := os.MkdirAll(dir, 0o755); err != nil {

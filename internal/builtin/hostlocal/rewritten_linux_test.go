@@ -40,7 +40,7 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 				t.Error(err)
 			}
 			if err := p.Check(t.Context(), call(config, "old")); err == nil {
-				t.Error("the one that had it passes")
+				t.Error("CHECK of the previous holder succeeds")
 			}
 		},
 		"by an ADD of who had it": func(t *testing.T, p *Plugin, base, config string) {

@@ -90,7 +90,7 @@ func TestAllowlist(t *testing.T) {
 		t.Error("an empty list allows something")
 	}
 	if _, err := parseAllowlist("("); err == nil {
-		t.Error("no error for what is no expression")
+		t.Error("no error for an invalid expression")
 	}
 }
 

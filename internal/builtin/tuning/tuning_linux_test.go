@@ -233,10 +233,10 @@ func (n noting) Note(key string, value any) (err error) {
 }
 func (noting) InUse() ([]netip.Addr, error) { return nil, nil }
 
-// TestFault_F37_CheckWantsWhatALaterPluginOfTheChainReplaced: of two tuning
+// TestFault_F37_CheckWantsSettingsThatALaterPluginReplaced: of two tuning
 // plugins in a chain the second wins. Settings that it leaves alone are still
 // the first one's.
-func TestFault_F37_CheckWantsWhatALaterPluginOfTheChainReplaced(t *testing.T) {
+func TestFault_F37_CheckWantsSettingsThatALaterPluginReplaced(t *testing.T) {
 	h, notes := plugintest.NewHost(t), noting{}
 	ctx := caller.With(t.Context(), notes)
 	chained := func(fields string) plugintest.Call {

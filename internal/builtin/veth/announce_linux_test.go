@@ -16,9 +16,9 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// TestWhoHasAnAddressNowIsAnnounced: when ADD returns, the host knows the new
+// TestAnAddressesNewOwnerIsAnnounced: when ADD returns, the host knows the new
 // owner of an address, and other containers are informed.
-func TestWhoHasAnAddressNowIsAnnounced(t *testing.T) {
+func TestAnAddressesNewOwnerIsAnnounced(t *testing.T) {
 	for what, ports := range map[string]int{"few ports": 0, "many ports": 70} {
 		t.Run(what, func(t *testing.T) { announced(t, ports) })
 	}

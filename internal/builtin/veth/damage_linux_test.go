@@ -106,7 +106,7 @@ func (h *host) hostEnd(result []byte) string {
 	return veth.HostInterface(r, ifName).Name
 }
 
-func TestCheckTellsWhatTheResultLacks(t *testing.T) {
+func TestCheckReportsWhatTheResultLacks(t *testing.T) {
 	h := newHost(t)
 	c := side{typ: "bridge", conf: static4}.call()
 	h.namespace(c.id)

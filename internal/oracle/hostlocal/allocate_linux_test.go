@@ -163,9 +163,9 @@ func asJSON(t testing.TB, v any) string {
 	return string(expect.Value(json.Marshal(v))(t))
 }
 
-// TestWhatOthersChangeIsNoticed: another process's change to the directory is
+// TestOthersChangesAreNoticed: another process's change to the directory is
 // noticed, even within the resolution of the file system's times.
-func TestWhatOthersChangeIsNoticed(t *testing.T) {
+func TestOthersChangesAreNoticed(t *testing.T) {
 	memory, err := os.MkdirTemp("/run", "others")
 	if err != nil {
 		t.Fatal(err)

@@ -54,8 +54,8 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 	}
 }
 
-// TestTheReferenceWritesWhatTheSweepReads: our separator is a copy.
-func TestTheReferenceWritesWhatTheSweepReads(t *testing.T) {
+// TestTheSweepReadsTheReferencesFormat: our separator is a copy.
+func TestTheSweepReadsTheReferencesFormat(t *testing.T) {
 	base := t.TempDir()
 	ref := reference{configFor(base, `"subnet": "10.1.0.0/24"`)}
 	expect.Value(ref.add("a"))(t)

@@ -65,9 +65,9 @@ func goCommand(t *testing.T, dir string, env []string, args ...string) string {
 	return string(out)
 }
 
-// TestNothingButWhatImportersLinkIsRequired: a requirement of a test, a tool or
+// TestOnlyModulesThatImportersLinkAreRequired: a requirement of a test, a tool or
 // a benchmark would be in every importer's module graph.
-func TestNothingButWhatImportersLinkIsRequired(t *testing.T) {
+func TestOnlyModulesThatImportersLinkAreRequired(t *testing.T) {
 	m := readGoMod(t, root)
 	if len(m.Tool)+len(m.Replace) > 0 {
 		t.Errorf("tools %v, replacements %v: they belong in a module beside", m.Tool, m.Replace)

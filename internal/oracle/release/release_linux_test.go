@@ -241,9 +241,9 @@ func TestFault_F34_GCLeavesReleasedContainersAlone(t *testing.T) {
 	}
 }
 
-// TestReleaseRefusesWhatGoCNIWouldLeave covers the refusals in which go-cni
+// TestReleaseRefusesContainersWithLeftoversUnderGoCNI covers the refusals in which go-cni
 // would report success.
-func TestReleaseRefusesWhatGoCNIWouldLeave(t *testing.T) {
+func TestReleaseRefusesContainersWithLeftoversUnderGoCNI(t *testing.T) {
 	const plain = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
 		{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true,
 		 "ipam": {"type": "host-local", "dataDir": "IPAM", "ranges": [[{"subnet": "10.77.0.0/24"}]]}},
