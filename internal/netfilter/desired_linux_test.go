@@ -9,7 +9,7 @@ import (
 	"github.com/embedcni/cni/internal/iptables"
 )
 
-// textOf is what makes all of the rules in a family where nothing is yet.
+// textOf returns the input that makes all of the rules in an empty family.
 func textOf(t *testing.T, r fwrules.Rules, v6 bool) string {
 	t.Helper()
 	var s iptables.Script

@@ -97,7 +97,7 @@ type attachment struct {
 	addr []netip.Addr
 }
 
-// target is what a runtime would say of it.
+// target returns the runtime's description of it.
 func (a attachment) target() fwrules.Target {
 	return fwrules.Target{Owner: fwrules.Owner{Network: a.list.Name, ContainerID: a.rt.ContainerID, IfName: a.rt.IfName}, Addresses: a.addr}
 }
@@ -175,8 +175,8 @@ func (h *host) filters() audit.Lines {
 	})
 }
 
-// sweep finds and deletes what is there of the target, and fails unless there
-// is nothing then. It returns the plan.
+// sweep finds and deletes the target's rules, and fails unless none are found
+// afterwards. It returns the plan.
 func (h *host) sweep(target fwrules.Target) Plan {
 	h.t.Helper()
 	plan := h.find(target)

@@ -272,7 +272,7 @@ func TestApplyToAChangedKernel(t *testing.T) {
 	if n := strings.Count(err.Error(), "\n"); n != 1 {
 		t.Errorf("more than two errors: %v", err)
 	}
-	// What has come since belongs to the container, too.
+	// A later addition belongs to the container too.
 	want := "iptables-nft -t nat -D POSTROUTING -j " + chains[0].Name + "\niptables-nft -t nat -X " + chains[0].Name + "\n"
 	if got := h.sweep(a.target()).String(); !strings.HasPrefix(got, want) || strings.Count(got, "\n") != 4 {
 		t.Errorf("got\n%s", got)

@@ -147,7 +147,7 @@ func TestNativeCheckFindsEachDamage(t *testing.T) {
 		if err := h.fw.Check(t.Context(), fwrules.Native, r); err == nil || !strings.HasPrefix(err.Error(), "nftables: ") {
 			t.Errorf("%s: %v", damage, err)
 		}
-		// As handles are of this table, what is missing is made in it.
+		// Handles belong to this table, so missing parts are made in it.
 		h.mustRemove(fwrules.Native, r)
 		h.sh("nft delete element inet embedcni containers4 '{ 10.1.0.2 }' 2>/dev/null || true; nft delete table inet embedcni 2>/dev/null || true")
 		h.mustWrite(fwrules.Native, r)

@@ -12,7 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// nativeTarget is what a runtime would say of the attachment of [wanted].
+// nativeTarget returns the runtime's description of the attachment of [wanted].
 func nativeTarget() fwrules.Target {
 	t := fwrules.Target{Owner: fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Addresses: addrs("10.1.0.2", "fd00:1::2")}
 	t.Ports = wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080).HostPorts[0].Ports

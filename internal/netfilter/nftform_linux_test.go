@@ -24,7 +24,8 @@ func chainsOfNFTables() map[string]string {
 	}
 }
 
-// rulesOf are what an in-process plugin would want for the attachment.
+// rulesOf returns the rules that an in-process plugin would request for the
+// attachment.
 func (a attachment) rulesOf(t *testing.T, network string) fwrules.Rules {
 	t.Helper()
 	o := fwrules.Owner{Network: network, ContainerID: a.rt.ContainerID, IfName: a.rt.IfName}

@@ -54,9 +54,10 @@ func TestFault_F32_RemoveLeavesASiblingsRules(t *testing.T) {
 	}
 }
 
-// removeOneOfTwo adds both, removes one, and compares with what the other has
-// alone. besideStaying are the siblings of the one that stays. Where addresses are
-// not known, as in a DEL without a result, more may stay, for the sweep.
+// removeOneOfTwo adds both, removes one, and compares with the rules of the
+// other alone. besideStaying are the siblings of the one that stays. If
+// addresses are unknown, as in a DEL without a result, more may stay for the
+// sweep.
 func removeOneOfTwo(t *testing.T, variant string, backend fwrules.Backend, stays, goes fwrules.Rules, besideStaying, besideGoing fwrules.Siblings, known bool) {
 	t.Helper()
 	alone, h := newHost(t, variant), newHost(t, variant)

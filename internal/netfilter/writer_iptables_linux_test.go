@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 )
 
-// everything is what a container wants whose network has all of it.
+// everything returns the rules of a container whose network has all features.
 func everything(id string, n int) fwrules.Rules {
 	o := fwrules.Owner{Network: "podnet", ContainerID: id, IfName: "eth0"}
 	v4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(n >> 8), byte(n)}), 16)
