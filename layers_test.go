@@ -14,8 +14,9 @@ import (
 var floors = [][]string{
 	{
 		"internal/batch", "internal/behaviour", "internal/cut", "internal/durable", "internal/expect",
-		"internal/faults", "internal/interchange", "internal/known", "internal/perm",
-		"internal/plainfile", "internal/scripted", "internal/spans", "internal/tasks", "netns",
+		"internal/faults", "internal/interchange", "internal/known", "internal/netfilter/fwrules",
+		"internal/perm", "internal/plainfile", "internal/scripted", "internal/spans", "internal/tasks",
+		"netns",
 	},
 	{
 		"internal/audit", "internal/boot", "internal/chain", "internal/conflist", "internal/conntrack",
@@ -28,14 +29,15 @@ var floors = [][]string{
 		"internal/inprocess", "internal/links", "internal/nft", "internal/refplugins",
 	},
 	{
-		"internal/builtin/bandwidth", "internal/builtin/ipam", "internal/hostns", "internal/iptables",
+		"internal/ahead", "internal/builtin/bandwidth", "internal/builtin/ipam", "internal/hostns",
+		"internal/iptables",
 	},
 	{
 		"internal/abandoned", "internal/builtin/hostdevice", "internal/builtin/macvlan",
 		"internal/container", "internal/netfilter", "internal/tenant", "internal/warm",
 	},
 	{
-		"internal/ahead", "internal/caller",
+		"internal/caller",
 	},
 	{
 		"internal/builtin/hostlocal", "internal/builtin/loopback", "internal/builtin/plugintest",
