@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/plugin"
@@ -38,7 +39,7 @@ func (e *events) puttingOff(name string, fail map[string]error) testhost.Acting 
 	at := func(verb string) testhost.Action {
 		return func(ctx context.Context, _ *plugin.Request) error {
 			e.note(verb + " " + name)
-			return batch.Join(ctx, verb, name, func(_ context.Context, names []string) error {
+			return batch.Join(ctx, caller.From(ctx).Batch, verb, name, func(_ context.Context, names []string) error {
 				for _, n := range names {
 					e.note(verb + " of " + n + " done")
 				}
@@ -226,7 +227,7 @@ func TestTheSweepCompletesAFailedFlush(t *testing.T) {
 func TestAFlushHasADeadline(t *testing.T) {
 	s := testhost.NewStage(t)
 	p := testhost.Acting{On: map[string]testhost.Action{"DEL": func(ctx context.Context, _ *plugin.Request) error {
-		return batch.Later(ctx, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		return caller.From(ctx).Batch.Later(ctx, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 	}}}
 	r := s.Runtime(cni.WithBuiltins(map[string]plugin.Plugin{"p": p}), testhost.ListOfTypes("net", "p"), cni.WithTimeouts(cni.Timeouts{Del: 50 * time.Millisecond}))
 	path := s.Container("c1")

@@ -84,7 +84,7 @@ func (leased) Add(_ context.Context, r *plugin.Request) (*types100.Result, error
 }
 
 func (p leased) Del(ctx context.Context, _ *plugin.Request) (err error) {
-	*p.inUse, err = caller.From(ctx).InUse()
+	*p.inUse, err = caller.From(ctx).Record.InUse()
 	return err
 }
 

@@ -67,12 +67,12 @@ func (op *operation) enterGone(attachments []*attachment) {
 	op.notes().NoteGone(keys)
 }
 
-var _ caller.Caller = (*attachment)(nil)
+var _ caller.Record = (*attachment)(nil)
 
-// Fact implements [caller.Caller].
+// Fact implements [caller.Record].
 func (a *attachment) Fact(key string) json.RawMessage { return a.facts.Get(key) }
 
-// Note implements [caller.Caller].
+// Note implements [caller.Record].
 func (a *attachment) Note(key string, value any) error {
 	data, err := json.Marshal(value)
 	if err == nil {
@@ -85,7 +85,7 @@ func (a *attachment) Note(key string, value any) error {
 	return nil
 }
 
-// InUse implements [caller.Caller].
+// InUse implements [caller.Record].
 func (a *attachment) InUse() ([]netip.Addr, error) {
 	others, err := a.op.others(a.IfName).InUse()
 	if err != nil || a.op.Record == nil {
@@ -94,19 +94,17 @@ func (a *attachment) InUse() ([]netip.Addr, error) {
 	return append(others, footprint.AddressesOf(a.op.Record.Networks, map[string]bool{a.IfName: true})...), nil
 }
 
-// Claim implements [caller.Reservations]. It is called with host-local's lock
+// Claim implements [caller.Record]. It is called with host-local's lock
 // held.
 func (a *attachment) Claim(dir string, addr netip.Addr) {
 	a.claims.Add(addr)
 	a.op.notes().Note(record.Line{Key: a.key(), Dirs: []string{dir}, Addresses: []netip.Addr{addr}})
 }
 
-// MayRelease implements [caller.Reservations].
+// MayRelease implements [caller.Record].
 func (a *attachment) MayRelease(id, ifName string, addr netip.Addr) bool {
 	return a.garbage.MayRelease(a.network.config.Name, ipamdir.Reservation{ContainerID: id, IfName: ifName, Addr: addr})
 }
-
-var _ caller.Reservations = (*attachment)(nil)
 
 // claimResult notes the addresses in a result, because an executable may have
 // delegated their reservation.

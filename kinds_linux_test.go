@@ -352,7 +352,7 @@ func TestFault_F57_TheDetectedBackendIsTheRecorded(t *testing.T) {
 	own := detecting{testhost.Acting{On: map[string]testhost.Action{}}, &now}
 	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
 		own.On[verb] = func(ctx context.Context, _ *plugin.Request) error {
-			chosen = append(chosen, verb+" "+caller.Netfilter(ctx).Detected)
+			chosen = append(chosen, verb+" "+caller.From(ctx).Filters.Detected)
 			return nil
 		}
 	}

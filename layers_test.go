@@ -13,7 +13,7 @@ import (
 // is a decision made here.
 var floors = [][]string{
 	{
-		"internal/batch", "internal/behaviour", "internal/cut", "internal/durable", "internal/expect",
+		"internal/batch", "internal/behaviour", "internal/cut", "internal/expect",
 		"internal/faults", "internal/interchange", "internal/known", "internal/netfilter/fwrules",
 		"internal/perm", "internal/plainfile", "internal/scripted", "internal/spans", "internal/tasks",
 		"netns",
@@ -29,23 +29,25 @@ var floors = [][]string{
 		"internal/inprocess", "internal/links", "internal/nft", "internal/refplugins",
 	},
 	{
-		"internal/ahead", "internal/builtin/bandwidth", "internal/builtin/ipam", "internal/hostns",
-		"internal/iptables",
+		"internal/ahead", "internal/firewalld", "internal/hostns", "internal/iptables",
 	},
 	{
-		"internal/abandoned", "internal/builtin/hostdevice", "internal/builtin/macvlan",
-		"internal/container", "internal/netfilter", "internal/tenant", "internal/warm",
+		"internal/abandoned", "internal/container", "internal/netfilter", "internal/tenant",
+		"internal/warm",
 	},
 	{
 		"internal/caller",
 	},
 	{
-		"internal/builtin/hostlocal", "internal/builtin/loopback", "internal/builtin/plugintest",
-		"internal/builtin/portmap", "internal/builtin/tuning", "internal/builtin/veth",
-		"internal/firewalld",
+		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostlocal",
+		"internal/builtin/ipam", "internal/builtin/loopback", "internal/builtin/plugintest",
+		"internal/builtin/portmap", "internal/builtin/tuning", "internal/runner",
 	},
 	{
-		"internal/builtin/bridge", "internal/builtin/firewall", "internal/builtin/ptp", "internal/runner",
+		"internal/builtin/hostdevice", "internal/builtin/macvlan", "internal/builtin/veth",
+	},
+	{
+		"internal/builtin/bridge", "internal/builtin/ptp",
 	},
 	{
 		"internal/builtin",

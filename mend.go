@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/embedcni/cni/internal/batch"
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
@@ -95,12 +93,10 @@ func (a *attachment) mendAll(ctx context.Context, pick func(*attachment, footpri
 func (a *attachment) makeAgain(ctx context.Context, w footprint.Wanted) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTime)
 	defer cancel()
-	ctx = batch.With(caller.With(ctx, a), nil)
-	options := caller.Netfilter(ctx)
-	options.Siblings = a.Siblings
-	fw := netfilter.Open(a.op.Host.Handle, options)
-	options.AnyForm = true
-	unsure := netfilter.Open(a.op.Host.Handle, options)
+	given := a.given()
+	fw := given.Firewalls(a.op.Host.Handle)
+	given.Filters.AnyForm = true
+	unsure := given.Firewalls(a.op.Host.Handle)
 	for i := range w.Rules.HostPorts {
 		if w.Backend != fwrules.IPTables {
 			h := &w.Rules.HostPorts[i]

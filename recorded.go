@@ -311,9 +311,9 @@ func (op *operation) forget(attachments []*attachment) error {
 
 // keep notes that the attachments could not be detached. The record stays for
 // the next Remove, Recover or GC.
-func (op *operation) keep(ctx context.Context, attachments []*attachment, why *LeftoverError) {
+func (op *operation) keep(attachments []*attachment, why *LeftoverError) {
 	for _, a := range attachments {
-		a.settle(ctx)
+		a.settle()
 		if err := a.Append(record.Entry{Error: why.why()}); err != nil {
 			op.logger.Error("note a failure in the record", "container", op.ID, "error", err)
 		}

@@ -77,7 +77,6 @@ func (s *snapshot) validateSelected(ns *Namespace, rec *record.Record) error {
 // remains. Then it deletes the record; otherwise the record stays, with the
 // reason, for the next attempt.
 func (op *operation) tearDown(ctx context.Context, attachments []*attachment) error {
-	ctx = op.share(ctx)
 	op.removal.leaving = namesOf(attachments)
 	op.syncLedger(attachments)
 	if err := op.takeCharge(attachments); err != nil {
@@ -113,7 +112,7 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 		return nil
 	default:
 		stays := &LeftoverError{ContainerID: string(op.ID), Left: left, Err: join(delErr, err)}
-		op.keep(ctx, attachments, stays)
+		op.keep(attachments, stays)
 		return stays
 	}
 }

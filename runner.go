@@ -10,6 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/sweep"
@@ -22,7 +23,7 @@ func (a *attachment) chain() *chain.Chain {
 		return c // nothing runs
 	}
 	r := a.runner()
-	r.Batch = &batch.Batch{}
+	r.Given.Batch = &batch.Batch{}
 	c.Run = func(ctx context.Context, call chain.Call) (chain.Output, error) {
 		out, err := r.Run(ctx, call)
 		if call.Verb == "DEL" {
@@ -46,7 +47,7 @@ func (a *attachment) chain() *chain.Chain {
 func (a *attachment) runner() *runner.Runner {
 	r := &runner.Runner{
 		Runtime: a.op.runner, Plugins: &a.plugins, Network: a.network.config,
-		ContainerID: a.op.ID, IfName: a.IfName, Container: a.inside(), Given: a, Attachment: a,
+		ContainerID: a.op.ID, IfName: a.IfName, Container: a.inside(), Given: a.given(), Attachment: a,
 	}
 	if a.op.Host != nil {
 		r.Host = a.op.Host.Handle
@@ -55,6 +56,19 @@ func (a *attachment) runner() *runner.Runner {
 		r.Inherit = []*os.File{file}
 	}
 	return r
+}
+
+// given returns the values that the attachment's plugins and its sweep are lent.
+// Processes that they start keep the container's lock, as plugins do.
+func (a *attachment) given() caller.Given {
+	g := caller.Given{
+		Record:  a,
+		Filters: netfilter.Options{Sockets: a.op.sockets, Held: a.op.LockFile(), Siblings: a.Siblings},
+	}
+	if a.op.Host != nil {
+		g.Conns = &a.op.Host.Conns
+	}
+	return g
 }
 
 // Durable implements [runner.Attachment].
@@ -66,7 +80,7 @@ func (a *attachment) Durable() error {
 }
 
 // Before implements [runner.Attachment].
-func (a *attachment) Before(ctx context.Context, call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
+func (a *attachment) Before(call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
 	if kind == runner.Executable && call.Verb == "ADD" && call.Plugin == known.Loopback {
 		// The executable's DEL sets lo down, even if it was up before. Then something
 		// else uses it, so After sets it up again. The built-in plugin leaves it alone.
@@ -78,16 +92,16 @@ func (a *attachment) Before(ctx context.Context, call chain.Call, kind runner.Ki
 			return call, false, err
 		}
 	}
-	return a.sparing(ctx, call, kind)
+	return a.sparing(call, kind)
 }
 
 // After implements [runner.Attachment].
-func (a *attachment) After(ctx context.Context, call chain.Call, kind runner.Kind, err error) error {
+func (a *attachment) After(call chain.Call, kind runner.Kind, err error) error {
 	if kind == runner.Executable && call.Verb == "DEL" && call.Plugin == known.Loopback && caller.LoWasUp(a) {
 		err = join(err, a.op.SetLoUp(a.NetNS))
 	}
 	if err == nil {
-		a.noteDevice(ctx, call, kind)
+		a.noteDevice(call, kind)
 	}
 	return err
 }
@@ -146,14 +160,14 @@ func (a *attachment) inDoubt() bool {
 // sparing returns a DEL's call as it may run, and reports whether it may run at
 // all. A plugin may delete by a name or an address that another attachment has
 // by now. The sweep, which knows the owners, then deletes the rest.
-func (a *attachment) sparing(ctx context.Context, call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
+func (a *attachment) sparing(call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
 	switch {
 	case call.Verb != "DEL" || kind == runner.Registered:
 	case call.Plugin == known.Firewall && (a.inDoubt() || a.described().IsZoned()):
 		err := a.withoutClaimed(&call)
 		return call, err == nil, err
 	case call.Plugin == known.Bandwidth && (kind == runner.Executable || a.partial == nil):
-		run, err := a.mayUnshape(ctx)
+		run, err := a.mayUnshape()
 		return call, run, err
 	}
 	return call, true, nil
@@ -162,13 +176,13 @@ func (a *attachment) sparing(ctx context.Context, call chain.Call, kind runner.K
 // mayUnshape reports whether the DEL of the plugin bandwidth may run. It deletes
 // a device by a name that other interfaces of the container share, and some of
 // other containers.
-func (a *attachment) mayUnshape(ctx context.Context) (bool, error) {
+func (a *attachment) mayUnshape() (bool, error) {
 	t, done := a.target()
 	defer done()
 	if t.Host == nil {
 		return true, nil
 	}
-	others, err := sweep.NotItsShaper(ctx, t)
+	others, err := sweep.NotItsShaper(t)
 	if others {
 		a.op.logger.Debug("DEL of bandwidth is left to the sweep: the device may be another attachment's",
 			"container", a.op.ID, "interface", a.IfName)
@@ -199,7 +213,7 @@ func (a *attachment) withoutClaimed(call *chain.Call) error {
 // noteDevice notes the interface that an ADD has made, or moved into the
 // container, before anything in the container can rename it. Without the note
 // only its name identifies it.
-func (a *attachment) noteDevice(ctx context.Context, call chain.Call, kind runner.Kind) {
+func (a *attachment) noteDevice(call chain.Call, kind runner.Kind) {
 	if call.Verb != "ADD" || call.Plugin != a.network.config.Plugins[0].Network.Type || !known.Of(call.Plugin).Makes.NeedsIdentity() ||
 		kind == runner.Registered || a.inside() == nil || a.op.Host.Handle == nil {
 		return
@@ -209,7 +223,7 @@ func (a *attachment) noteDevice(ctx context.Context, call chain.Call, kind runne
 	if call.Plugin == known.HostDevice {
 		d, err = sweep.IdentifyLent(a.op.Host.Handle, a.inside(), a.IfName)
 	} else {
-		d, err = sweep.Identify(ctx, a.inside(), a.IfName)
+		d, err = sweep.Identify(&a.op.Host.Conns, a.inside(), a.IfName)
 	}
 	if err == nil {
 		err = a.Note(footprint.DeviceFact, d)
@@ -244,13 +258,13 @@ func (a *attachment) restoreDevice() {
 // settle notes that the interface is gone, or back on the host, while other
 // leftovers of the attachment remain. A later interface like it then counts as
 // another's.
-func (a *attachment) settle(ctx context.Context) {
+func (a *attachment) settle() {
 	t, done := a.target()
 	defer done()
 	if t.Interface.Device == nil {
 		return
 	}
-	gone, err := sweep.Settled(ctx, t)
+	gone, err := sweep.Settled(t)
 	if gone && err == nil {
 		settled := *t.Interface.Device
 		settled.Settled = true

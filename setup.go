@@ -69,7 +69,6 @@ func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 // finishSetup attaches the recorded attachments, and undoes everything if
 // anything fails.
 func (op *operation) finishSetup(ctx context.Context, serially bool) (*Result, error) {
-	ctx = op.share(ctx)
 	results, err := op.attach(ctx, serially)
 	var result *Result
 	if err == nil {

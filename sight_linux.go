@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/nsfind"
@@ -39,7 +38,7 @@ func (a *attachment) see(ctx context.Context) (*sight, error) {
 	}
 	if t.Rules.Possible {
 		t.How.Thorough = false // its addresses are known
-		if s.rules, err = netfilter.Watch(ctx, netfilter.Open(t.Host, caller.Netfilter(ctx)), t.RulesTarget()); err != nil {
+		if s.rules, err = netfilter.Watch(ctx, netfilter.Open(t.Host, t.Filters), t.RulesTarget()); err != nil {
 			return nil, err
 		}
 		s.zoned, err = sweep.Firewalld{Bus: t.Firewalld, Host: t.Host}.Has(ctx, t.Zoned(t.Siblings.Addresses))
@@ -52,7 +51,7 @@ func (s *sight) unchanged(ctx context.Context, op *operation) error {
 	if err := s.interfaces.Unchanged(op.Host, op.NetNS); err != nil || s.rules == nil {
 		return err
 	}
-	intact, err := s.rules.Intact(ctx, netfilter.Open(op.Host.Handle, caller.Netfilter(ctx)))
+	intact, err := s.rules.Intact(ctx, netfilter.Open(op.Host.Handle, netfilter.Options{Sockets: op.sockets, Held: op.LockFile()}))
 	if err == nil && !intact {
 		err = fmt.Errorf("rules of the packet filter are gone: %w", warm.ErrDead)
 	}

@@ -133,7 +133,11 @@ func (a *attachment) described() *footprint.Attachment {
 // done.
 func (a *attachment) target() (t sweep.Target, done func()) {
 	d := a.described()
-	t = sweep.Target{Footprint: footprint.Of(d), Container: a.inside(), Firewalld: a.op.bus, Others: a.op.others(a.IfName)}
+	given := a.given()
+	t = sweep.Target{
+		Footprint: footprint.Of(d), Container: a.inside(), Others: a.op.others(a.IfName),
+		Firewalld: a.op.bus, Filters: given.Filters, Conns: given.Conns,
+	}
 	if !a.op.HostGone {
 		t.Host = a.op.Host.Handle
 	}

@@ -88,7 +88,6 @@ func (w *prepared) attach(ctx context.Context) error {
 
 // make attaches the container, and records the resulting state.
 func (w *prepared) make(ctx context.Context, op *operation) error {
-	ctx = op.share(ctx)
 	if _, err := op.attach(ctx, false); err != nil {
 		return err
 	}
@@ -167,7 +166,7 @@ func (w *prepared) take(ctx context.Context, s *snapshot, ns *Namespace) (*Resul
 	if !w.fits(op) {
 		return nil, warm.ErrUnfit
 	}
-	if err := w.lives(op.share(ctx), op); err != nil {
+	if err := w.lives(ctx, op); err != nil {
 		return nil, err
 	}
 	if err := op.lock(ctx, container.Access{}); err != nil {

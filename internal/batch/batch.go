@@ -2,9 +2,9 @@
 // kernel work. All changes of nftables go into one transaction, and deletions
 // that wait for a grace period of the kernel wait together.
 //
-// The runtime puts a [Batch] into the context of a chain of plugins, and flushes
-// it before it runs an executable, and at the end. Without a batch, as in its
-// own tests, a plugin works at once.
+// The runtime gives a [Batch] to a chain of plugins, and flushes it before it runs
+// an executable, and at the end. Without one, which is a nil *Batch, as in a
+// plugin's own tests, work is done at once.
 //
 // A failed ADD is not flushed: the deferred work of its plugins is dropped,
 // because the DEL that follows would only remove it again. So finished work must
@@ -25,6 +25,8 @@ type Batch struct {
 	groups map[any]*group
 	order  []any
 	tasks  []func(context.Context) error
+
+	flushing bool
 }
 
 // group is work of one kind, which one call does.
@@ -33,28 +35,14 @@ type group struct {
 	do    func(ctx context.Context, items []any) error
 }
 
-type key struct{}
-
-// With returns a context that carries b; with nil, plugins do everything at
-// once.
-func With(ctx context.Context, b *Batch) context.Context { return context.WithValue(ctx, key{}, b) }
-
-// From returns the batch of the context, or nil.
-func From(ctx context.Context) *Batch {
-	b, _ := ctx.Value(key{}).(*Batch)
-	return b
-}
-
 // Join adds item to the items of its kind. At the flush, do is called once with
 // all items of a kind, in the order in which they were added. A kind is any
 // comparable value, best of a type of its own; its items have one type, and of
 // several functions the first is called. Without a batch, do is called at once.
-func Join[T any](ctx context.Context, kind any, item T, do func(ctx context.Context, items []T) error) error {
-	b := From(ctx)
-	if b == nil {
+func Join[T any](ctx context.Context, b *Batch, kind any, item T, do func(ctx context.Context, items []T) error) error {
+	if !b.defers() {
 		return do(ctx, []T{item})
 	}
-	b.mu.Lock()
 	defer b.mu.Unlock()
 	g := b.groups[kind]
 	if g == nil {
@@ -81,15 +69,26 @@ func Join[T any](ctx context.Context, kind any, item T, do func(ctx context.Cont
 
 // Later adds a task that waits for the kernel and on which nothing else depends.
 // It runs in parallel with the others at the flush, and without a batch at once.
-func Later(ctx context.Context, task func(context.Context) error) error {
-	b := From(ctx)
-	if b == nil {
+func (b *Batch) Later(ctx context.Context, task func(context.Context) error) error {
+	if !b.defers() {
 		return task(ctx)
 	}
-	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.tasks = append(b.tasks, task)
 	return nil
+}
+
+// defers reports whether work is deferred, and if so returns with the lock held.
+func (b *Batch) defers() bool {
+	if b == nil {
+		return false
+	}
+	b.mu.Lock()
+	if b.flushing {
+		b.mu.Unlock()
+		return false
+	}
+	return true
 }
 
 // Empty reports whether there is no work.
@@ -104,7 +103,7 @@ func (b *Batch) Empty() bool {
 // deferred during the flush is done at once.
 func (b *Batch) Flush(ctx context.Context) error {
 	work := b.take()
-	ctx = With(ctx, nil)
+	defer b.flushed()
 	if len(work) == 1 { // as in nearly every ADD: another thread would have to wake up for it
 		return run(ctx, work[0])
 	}
@@ -122,7 +121,14 @@ func (b *Batch) Flush(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// take empties the batch.
+// flushed lets work be put off again.
+func (b *Batch) flushed() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.flushing = false
+}
+
+// take empties the batch, and begins a flush.
 func (b *Batch) take() []func(context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -131,7 +137,7 @@ func (b *Batch) take() []func(context.Context) error {
 		g := b.groups[kind]
 		work = append(work, func(ctx context.Context) error { return g.do(ctx, g.items) })
 	}
-	b.groups, b.order, b.tasks = nil, nil, nil
+	b.groups, b.order, b.tasks, b.flushing = nil, nil, nil, true
 	return work
 }
 

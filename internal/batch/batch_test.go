@@ -56,13 +56,13 @@ type kind string
 
 func TestItemsOfAKindAreDoneByOneCallInTheirOrder(t *testing.T) {
 	d, b := &diary{}, &Batch{}
-	ctx := With(context.Background(), b)
+	ctx := context.Background()
 	for _, item := range []string{"1", "2", "3"} {
-		expect.NoError(t, Join(ctx, kind("a"), item, d.list("a")))
-		expect.NoError(t, Join(ctx, kind("b"), "b"+item, d.list("b")))
-		expect.NoError(t, Later(ctx, d.task(item)))
+		expect.NoError(t, Join(ctx, b, kind("a"), item, d.list("a")))
+		expect.NoError(t, Join(ctx, b, kind("b"), "b"+item, d.list("b")))
+		expect.NoError(t, b.Later(ctx, d.task(item)))
 	}
-	expect.NoError(t, Join(ctx, "a", "of another type's kind", d.list("string a")))
+	expect.NoError(t, Join(ctx, b, "a", "of another type's kind", d.list("string a")))
 	d.want(t, "before the flush")
 	expect.NoError(t, b.Flush(context.Background()))
 	d.want(t, "by the flush", "a [1 2 3]", "b [b1 b2 b3]", "string a [of another type's kind]", "task 1", "task 2", "task 3")
@@ -72,16 +72,16 @@ func TestItemsOfAKindAreDoneByOneCallInTheirOrder(t *testing.T) {
 
 func TestOfSeveralFunctionsTheFirstIsCalled(t *testing.T) {
 	d, b := &diary{}, &Batch{}
-	ctx := With(context.Background(), b)
-	expect.NoError(t, Join(ctx, kind("a"), "1", d.list("first")), Join(ctx, kind("a"), "2", d.list("second")), b.Flush(ctx))
+	ctx := context.Background()
+	expect.NoError(t, Join(ctx, b, kind("a"), "1", d.list("first")), Join(ctx, b, kind("a"), "2", d.list("second")), b.Flush(ctx))
 	d.want(t, "by the flush", "first [1 2]")
 }
 
 func TestItemsOfTwoTypesAreAnErrorOfTheirKindAlone(t *testing.T) {
 	d, b := &diary{}, &Batch{}
-	ctx := With(context.Background(), b)
-	expect.NoError(t, Join(ctx, kind("a"), "1", d.list("a")), Later(ctx, d.task("x")),
-		Join(ctx, kind("a"), 2, func(context.Context, []int) error { return nil }))
+	ctx := context.Background()
+	expect.NoError(t, Join(ctx, b, kind("a"), "1", d.list("a")), b.Later(ctx, d.task("x")),
+		Join(ctx, b, kind("a"), 2, func(context.Context, []int) error { return nil }))
 	if err := b.Flush(ctx); err == nil || err.Error() != "work of kind a is of two types: string and int" {
 		t.Errorf("got %v", err)
 	}
@@ -90,15 +90,15 @@ func TestItemsOfTwoTypesAreAnErrorOfTheirKindAlone(t *testing.T) {
 
 func TestAllIsDoneDespiteFailures(t *testing.T) {
 	d, b := &diary{}, &Batch{}
-	ctx := With(context.Background(), b)
+	ctx := context.Background()
 	first, second := errors.New("first"), errors.New("second")
 	expect.NoError(t,
-		Later(ctx, func(context.Context) error { return first }),
-		Later(ctx, func(context.Context) error { panic("third") }),
-		Later(ctx, func(context.Context) error { runtime.Goexit(); return nil }),
-		Join(ctx, kind("a"), "1", func(context.Context, []string) error { return second }),
-		Join(ctx, kind("b"), "2", d.list("b")),
-		Later(ctx, d.task("last")))
+		b.Later(ctx, func(context.Context) error { return first }),
+		b.Later(ctx, func(context.Context) error { panic("third") }),
+		b.Later(ctx, func(context.Context) error { runtime.Goexit(); return nil }),
+		Join(ctx, b, kind("a"), "1", func(context.Context, []string) error { return second }),
+		Join(ctx, b, kind("b"), "2", d.list("b")),
+		b.Later(ctx, d.task("last")))
 	err := b.Flush(ctx)
 	d.want(t, "by the flush", "b [2]", "task last")
 	if !errors.Is(err, first) || !errors.Is(err, second) || !errors.Is(err, errEnded) {
@@ -113,23 +113,16 @@ func TestAllIsDoneDespiteFailures(t *testing.T) {
 
 func TestWithoutABatchAllIsDoneAtOnce(t *testing.T) {
 	failure := errors.New("failure")
-	for name, ctx := range map[string]context.Context{
-		"none": context.Background(),
-		"nil":  With(With(context.Background(), &Batch{}), nil),
+	d, ctx := &diary{}, context.Background()
+	var b *Batch
+	expect.NoError(t, Join(ctx, b, kind("a"), "1", d.list("a")), Join(ctx, b, kind("a"), "2", d.list("a")), b.Later(ctx, d.task("x")))
+	d.want(t, "at once", "a [1]", "a [2]", "task x")
+	for _, err := range []error{
+		b.Later(ctx, func(context.Context) error { return failure }),
+		Join(ctx, b, kind("a"), 1, func(context.Context, []int) error { return failure }),
 	} {
-		d := &diary{}
-		if From(ctx) != nil {
-			t.Errorf("%s: there is a batch", name)
-		}
-		expect.NoError(t, Join(ctx, kind("a"), "1", d.list("a")), Join(ctx, kind("a"), "2", d.list("a")), Later(ctx, d.task("x")))
-		d.want(t, name, "a [1]", "a [2]", "task x")
-		for _, err := range []error{
-			Later(ctx, func(context.Context) error { return failure }),
-			Join(ctx, kind("a"), 1, func(context.Context, []int) error { return failure }),
-		} {
-			if !errors.Is(err, failure) {
-				t.Errorf("%s: got %v", name, err)
-			}
+		if !errors.Is(err, failure) {
+			t.Errorf("got %v", err)
 		}
 	}
 }
@@ -138,13 +131,13 @@ func TestWithoutABatchAllIsDoneAtOnce(t *testing.T) {
 // flush's, not the one that the work was deferred with.
 func TestNothingIsDeferredInsideAFlush(t *testing.T) {
 	d, b := &diary{}, &Batch{}
-	ctx := With(context.Background(), b)
+	ctx := context.Background()
 	type value struct{}
 	nested := func(ctx context.Context) error {
 		d.note("in a flush with %v", ctx.Value(value{}))
-		return errors.Join(Later(ctx, d.task("nested")), Join(ctx, kind("n"), "nested", d.list("n")))
+		return errors.Join(b.Later(ctx, d.task("nested")), Join(ctx, b, kind("n"), "nested", d.list("n")))
 	}
-	expect.NoError(t, Later(ctx, nested), Join(ctx, kind("a"), "1", func(ctx context.Context, _ []string) error { return nested(ctx) }))
+	expect.NoError(t, b.Later(ctx, nested), Join(ctx, b, kind("a"), "1", func(ctx context.Context, _ []string) error { return nested(ctx) }))
 	expect.NoError(t, b.Flush(context.WithValue(ctx, value{}, "a value")))
 	twice := []string{"in a flush with a value", "n [nested]", "task nested"}
 	d.want(t, "by the flush", append(twice, twice...)...)
@@ -157,12 +150,12 @@ func TestNothingIsDeferredInsideAFlush(t *testing.T) {
 // kernel waits should.
 func TestTheWorkRunsTogether(t *testing.T) {
 	b := &Batch{}
-	ctx := With(context.Background(), b)
+	ctx := context.Background()
 	var all sync.WaitGroup
 	meet := func(context.Context) error { all.Done(); all.Wait(); return nil }
 	for i := range 3 {
 		all.Add(2)
-		expect.NoError(t, Later(ctx, meet), Join(ctx, i, i, func(ctx context.Context, _ []int) error { return meet(ctx) }))
+		expect.NoError(t, b.Later(ctx, meet), Join(ctx, b, i, i, func(ctx context.Context, _ []int) error { return meet(ctx) }))
 	}
 	expect.NoError(t, b.Flush(ctx))
 }

@@ -1,18 +1,34 @@
 // Package caller connects a built-in plugin with the runtime that calls it. The
-// plugin writes notes for its DEL into the attachment's record, and asks the
-// runtime about other attachments. A plugin that runs without a runtime, as in
-// its own tests, gets a caller that remembers nothing.
+// runtime puts a [Given] into the context of each call, because the methods of a
+// plugin have no other parameter for it. It is the only value that a plugin reads
+// from its context.
 package caller
 
 import (
 	"context"
 	"encoding/json"
 	"net/netip"
+
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/netns"
 )
 
-// Caller is the runtime, acting for one attachment. Its methods are safe for
-// concurrent use.
-type Caller interface {
+// Given is everything that a runtime lends to a plugin for one call.
+type Given struct {
+	Record  Record            // the attachment's; nil: it remembers nothing
+	Filters netfilter.Options // of the packet filters that the plugin opens; see Firewalls
+	Conns   *links.Conns      // open sockets; nil: the plugin opens its own
+	Bus     *firewalld.Bus    // of a firewalld; nil: the system's
+	Batch   *batch.Batch      // changes that are made together; nil: each is made at once
+	Durable func() error      // waits until the record survives a power cut; nil: it does
+}
+
+// Record is the record of one attachment, and of the others on the host. Its
+// methods are safe for concurrent use.
+type Record interface {
 	// Fact returns the last value noted under key for this attachment, by an
 	// earlier call too, and nil if there is none.
 	Fact(key string) json.RawMessage
@@ -25,11 +41,7 @@ type Caller interface {
 	// InUse returns the addresses of all other attachments on record, of this
 	// container and of others, of any owner.
 	InUse() ([]netip.Addr, error)
-}
 
-// Reservations is the part of a runtime that host-local asks about its files.
-// Other programs and administrators may share them.
-type Reservations interface {
 	// Claim records that the attachment is about to reserve the address in
 	// host-local's directory for its network. A power cut that keeps the
 	// reservation also keeps the claim, or the attachment's record, which leads
@@ -41,36 +53,52 @@ type Reservations interface {
 	MayRelease(id, ifName string, addr netip.Addr) bool
 }
 
-// ReservationsFrom returns the caller's Reservations, never nil. Without a
-// runtime only DEL may release addresses.
-func ReservationsFrom(ctx context.Context) Reservations {
-	if r, ok := ctx.Value(key{}).(Reservations); ok {
-		return r
-	}
-	return nobody{}
-}
-
 type key struct{}
 
-// With returns a context whose plugins are called by c.
-func With(ctx context.Context, c Caller) context.Context { return context.WithValue(ctx, key{}, c) }
-
-// From returns the caller of the context, never nil.
-func From(ctx context.Context) Caller {
-	if c, ok := ctx.Value(key{}).(Caller); ok {
-		return c
-	}
-	return nobody{}
+// With returns the context of a plugin's call.
+func With(ctx context.Context, g Given) context.Context {
+	return context.WithValue(ctx, key{}, g.complete())
 }
 
-type nobody struct{}
+// From returns the value of the context, in which Record, Bus and Durable are set.
+// A plugin that runs without a runtime, as in its own tests, gets the zero Given
+// completed that way.
+func From(ctx context.Context) *Given {
+	if g, ok := ctx.Value(key{}).(*Given); ok {
+		return g
+	}
+	return Given{}.complete()
+}
 
-func (nobody) Fact(string) json.RawMessage  { return nil }
-func (nobody) Note(string, any) error       { return nil }
-func (nobody) InUse() ([]netip.Addr, error) { return nil, nil }
+func (g Given) complete() *Given {
+	if g.Record == nil {
+		g.Record = noRecord{}
+	}
+	if g.Bus == nil {
+		g.Bus = firewalld.Open("")
+	}
+	if g.Durable == nil {
+		g.Durable = func() error { return nil }
+	}
+	return &g
+}
 
-func (nobody) Claim(string, netip.Addr)                   {}
-func (nobody) MayRelease(string, string, netip.Addr) bool { return false }
+// Firewalls opens the packet filters of a namespace. They keep their notes in the
+// record, and put their changes into the batch.
+func (g *Given) Firewalls(ns *netns.Handle) *netfilter.Firewalls {
+	o := g.Filters
+	o.Notes, o.Batch = g.Record, g.Batch
+	return netfilter.Open(ns, o)
+}
+
+// noRecord remembers nothing. Without a record only a DEL may release addresses.
+type noRecord struct{}
+
+func (noRecord) Fact(string) json.RawMessage                { return nil }
+func (noRecord) Note(string, any) error                     { return nil }
+func (noRecord) InUse() ([]netip.Addr, error)               { return nil, nil }
+func (noRecord) Claim(string, netip.Addr)                   {}
+func (noRecord) MayRelease(string, string, netip.Addr) bool { return false }
 
 // loWasUp is the key of the note that lo was up before the ADD of the plugin
 // loopback.
@@ -78,7 +106,7 @@ const loWasUp = "loopback.wasUp"
 
 // NoteLoWasUp notes that lo was up before the ADD of the plugin loopback, so
 // that its DEL leaves it up.
-func NoteLoWasUp(c Caller) error { return c.Note(loWasUp, true) }
+func NoteLoWasUp(r Record) error { return r.Note(loWasUp, true) }
 
 // LoWasUp reports whether NoteLoWasUp was called for the attachment.
-func LoWasUp(c Caller) bool { return string(c.Fact(loWasUp)) == "true" }
+func LoWasUp(r Record) bool { return string(r.Fact(loWasUp)) == "true" }

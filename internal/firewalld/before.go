@@ -3,8 +3,6 @@ package firewalld
 import (
 	"encoding/json"
 	"net/netip"
-
-	"github.com/embedcni/cni/internal/caller"
 )
 
 // Before records which sources an ADD found in the zones, for its DEL and the
@@ -16,10 +14,18 @@ type Before map[string]bool
 // before is the key of the note of the plugin firewall.
 const before = "firewall.zones"
 
+// Notes keep facts in an attachment's record.
+type Notes interface {
+	// Fact returns the last note under key, or nil.
+	Fact(key string) json.RawMessage
+	// Note records a value under key.
+	Note(key string, value any) error
+}
+
 // Recall returns the note. It is empty if there is none, as for an executable.
-func Recall(c caller.Caller) (Before, error) {
+func Recall(n Notes) (Before, error) {
 	b := Before{}
-	fact := c.Fact(before)
+	fact := n.Fact(before)
 	if fact == nil {
 		return b, nil
 	}
@@ -27,7 +33,7 @@ func Recall(c caller.Caller) (Before, error) {
 }
 
 // Note stores b as the note.
-func (b Before) Note(c caller.Caller) error { return c.Note(before, b) }
+func (b Before) Note(n Notes) error { return n.Note(before, b) }
 
 func key(zone string, addr netip.Addr) string { return zone + " " + Source(addr) }
 

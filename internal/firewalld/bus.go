@@ -10,7 +10,6 @@
 package firewalld
 
 import (
-	"context"
 	"errors"
 	"net/netip"
 )
@@ -57,19 +56,6 @@ func Open(address string) *Bus {
 
 // Address returns the address of the bus.
 func (b *Bus) Address() string { return b.address }
-
-type busKey struct{}
-
-// With returns a context whose plugins use the bus.
-func With(ctx context.Context, b *Bus) context.Context { return context.WithValue(ctx, busKey{}, b) }
-
-// From returns the bus of the context, or else the system's.
-func From(ctx context.Context) *Bus {
-	if b, ok := ctx.Value(busKey{}).(*Bus); ok {
-		return b
-	}
-	return Open("")
-}
 
 // Source returns an address in the form that the zones of firewalld have.
 func Source(addr netip.Addr) string {

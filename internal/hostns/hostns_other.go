@@ -5,13 +5,17 @@ package hostns
 import (
 	"fmt"
 
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
 
 // NetNS stands for the place where plugins run. Off Linux that is where the runtime
 // runs, and a container's path is opaque.
-type NetNS struct{ *netns.Handle }
+type NetNS struct {
+	*netns.Handle
+	Conns links.Conns
+}
 
 // Finder has nothing to find off Linux.
 type Finder struct{}

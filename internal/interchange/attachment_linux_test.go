@@ -13,7 +13,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/batch"
 )
 
 // network is a chain of plugins with a runtime's arguments for each attachment.
@@ -116,10 +115,9 @@ func orElse(s, other string) string {
 func (a *attachment) run(s side, call func(ctx context.Context, c *libcni.CNIConfig) error) error {
 	exec := &runner{side: s, host: a.h}
 	config := libcni.NewCNIConfigWithCacheDir([]string{a.h.plugins}, a.h.path("cache"), exec)
-	b := &batch.Batch{}
-	ctx := batch.With(a.h.t.Context(), b)
+	ctx := a.h.t.Context()
 	err := call(ctx, config)
-	return errors.Join(err, b.Flush(ctx))
+	return errors.Join(err, exec.batch.Flush(ctx))
 }
 
 // add runs ADD, and returns the result as JSON.

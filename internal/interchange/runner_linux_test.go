@@ -16,6 +16,7 @@ import (
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
@@ -40,8 +41,9 @@ func oursOnly(name string, types ...string) side {
 // runner runs libcni's plugins in a test.
 type runner struct {
 	version.PluginDecoder
-	side side
-	host *host
+	side  side
+	host  *host
+	batch batch.Batch
 }
 
 func (r *runner) FindInPath(typ string, _ []string) (string, error) {
@@ -55,10 +57,8 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 		return r.inProcess(ctx, typ, stdin, env)
 	}
 	// An executable needs the deferred work of earlier plugins.
-	if b := batch.From(ctx); b != nil {
-		if err := b.Flush(ctx); err != nil {
-			return nil, err
-		}
+	if err := r.batch.Flush(ctx); err != nil {
+		return nil, err
 	}
 	if r.host.bus != "" {
 		env = append(slices.Clone(env), firewalld.Variable+"="+r.host.bus)
@@ -80,9 +80,7 @@ func printed(out invoke.Output, err error) error {
 }
 
 func (r *runner) inProcess(ctx context.Context, typ string, stdin []byte, env []string) ([]byte, error) {
-	if r.host.bus != "" {
-		ctx = firewalld.With(ctx, firewalld.Open(r.host.bus))
-	}
+	ctx = caller.With(ctx, caller.Given{Batch: &r.batch, Bus: firewalld.Open(r.host.bus)})
 	return inprocess.Run(ctx, r.host.builtin(typ), inprocess.Call{
 		Verb: variable(env, "CNI_COMMAND"), Type: typ, Env: env, Stdin: stdin, Host: r.host.ns,
 		Delegate: func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {

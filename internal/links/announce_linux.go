@@ -1,7 +1,6 @@
 package links
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -37,11 +36,10 @@ func (c *Conn) Announce(link Link) error {
 // deletion of an interface also waits for the packet socket to close
 // (packet_release).
 //
-// The announcement has been sent when the Conns of the context are closed, or
-// without them when AnnounceAside returns, so the end of the program does not
-// prevent it. As with the kernel's own announcements, a lost one is not
-// reported.
-func (c *Conn) AnnounceAside(ctx context.Context, ns *netns.Handle, link Link, addrs []netip.Addr) error {
+// The announcement has been sent when conns are closed, or if they are nil when
+// AnnounceAside returns, so the end of the program does not prevent it. As with
+// the kernel's own announcements, a lost one is not reported.
+func (c *Conn) AnnounceAside(conns *Conns, ns *netns.Handle, link Link, addrs []netip.Addr) error {
 	var fd int
 	if err := thread.In(ns, func() (err error) {
 		fd, err = packetSocket()
@@ -59,7 +57,7 @@ func (c *Conn) AnnounceAside(ctx context.Context, ns *netns.Handle, link Link, a
 			_ = restart(func() error { return unix.Sendto(fd, gratuitous(link.MAC, addr), 0, to) })
 		}
 	}()
-	if all, _ := ctx.Value(connsKey{}).(*Conns); !all.expect(sending) {
+	if !conns.expect(sending) {
 		<-sending
 	}
 	return nil

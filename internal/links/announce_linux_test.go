@@ -1,7 +1,6 @@
 package links
 
 import (
-	"context"
 	"net"
 	"net/netip"
 	"testing"
@@ -91,12 +90,12 @@ func (s *segment) wantHeard(t *testing.T, what string) {
 func TestAnnounceAsideIsHeard(t *testing.T) {
 	s := newSegment(t)
 	var conns Conns
-	for what, ctx := range map[string]context.Context{"by itself": t.Context(), "begun at the end": WithConns(t.Context(), &conns)} {
+	for what, shared := range map[string]*Conns{"by itself": nil, "begun at the end": &conns} {
 		s.mistaken(t, unix.NUD_STALE)
 		if !s.known(t).Wrong(s.link.MAC) {
 			t.Fatalf("%s: the listener is not mistaken", what)
 		}
-		wantNoError(t, s.c.AnnounceAside(ctx, s.ns, s.link, []netip.Addr{announced}))
+		wantNoError(t, s.c.AnnounceAside(shared, s.ns, s.link, []netip.Addr{announced}))
 		s.wantHeard(t, what)
 	}
 	if n := len(conns.sending); n != 1 {

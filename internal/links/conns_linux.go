@@ -1,7 +1,6 @@
 package links
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -29,23 +28,6 @@ type coming struct {
 	conn *Conn // nil if opening failed
 }
 
-type connsKey struct{}
-
-// WithConns returns a context in which [Borrow] uses the sockets.
-func WithConns(ctx context.Context, c *Conns) context.Context {
-	return context.WithValue(ctx, connsKey{}, c)
-}
-
-// Borrow is [Dial], but reuses an idle socket of the context's Conns, and Close
-// gives it back to them.
-func Borrow(ctx context.Context, ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
-	all, _ := ctx.Value(connsKey{}).(*Conns)
-	if all == nil {
-		return Dial(ns, sysctls...)
-	}
-	return all.Borrow(ns, sysctls...)
-}
-
 // Prepare begins to open a socket in a namespace, for the first to borrow one.
 // If that fails, Borrow tries again and reports the error.
 func (all *Conns) Prepare(ns *netns.Handle) {
@@ -68,8 +50,12 @@ func (all *Conns) Prepare(ns *netns.Handle) {
 	}()
 }
 
-// Borrow is the function [Borrow] for these sockets.
+// Borrow is [Dial], but reuses an idle socket, and Close gives it back. A nil
+// *Conns has none, and Close closes the socket.
 func (all *Conns) Borrow(ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
+	if all == nil {
+		return Dial(ns, sysctls...)
+	}
 	c := all.take(ns.ID())
 	if c == nil {
 		c, err := Dial(ns, sysctls...)

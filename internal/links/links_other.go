@@ -2,3 +2,6 @@
 
 // Package links creates and changes network interfaces. It needs Linux.
 package links
+
+// Conns are none off Linux.
+type Conns struct{}

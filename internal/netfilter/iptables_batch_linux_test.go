@@ -45,7 +45,8 @@ func TestIPTablesAnAttachmentIsOneProcess(t *testing.T) {
 		return strings.Join(strings.Fields(string(out)), " ")
 	}
 	adding, removing := &batch.Batch{}, &batch.Batch{}
-	run(func(r fwrules.Rules) { must(t, fw.Add(batch.With(t.Context(), adding), fwrules.IPTables, r)) })
+	fw.Batch = adding
+	run(func(r fwrules.Rules) { must(t, fw.Add(t.Context(), fwrules.IPTables, r)) })
 	wantLines(t, "before the flush", h.filters(), shared)
 	must(t, os.WriteFile(log, nil, 0o600)) // the listing was not part of the flush
 	must(t, adding.Flush(t.Context()))
@@ -53,7 +54,8 @@ func TestIPTablesAnAttachmentIsOneProcess(t *testing.T) {
 		t.Errorf("to add took %s, want %s", got, want)
 	}
 	must(t, fw.Check(t.Context(), fwrules.IPTables, everything("c1", 4)))
-	run(func(r fwrules.Rules) { must(t, fw.Remove(batch.With(t.Context(), removing), fwrules.IPTables, r)) })
+	fw.Batch = removing
+	run(func(r fwrules.Rules) { must(t, fw.Remove(t.Context(), fwrules.IPTables, r)) })
 	must(t, removing.Flush(t.Context()))
 	// The audit has made the legacy variant's tables by listing them.
 	if got := processes(); got != "" {

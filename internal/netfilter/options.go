@@ -5,6 +5,7 @@ import (
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"os"
 
+	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -25,6 +26,10 @@ type Options struct {
 
 	// Notes is the attachment's record.
 	Notes Notes
+
+	// Batch has Add and Remove return at once. The rules are made and deleted when it
+	// is flushed, those of one backend in one transaction for each packet filter.
+	Batch *batch.Batch
 
 	// Detected is the backend that was detected for the attachment: a result of
 	// [Detect] or fwrules.DetectedFirewalld, or "" if it is not known.

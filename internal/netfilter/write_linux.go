@@ -12,14 +12,12 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Add makes the rules. In the context of a [batch.Batch] it returns at once,
-// and the rules are made at its flush, those of one backend in one transaction
-// for each packet filter.
+// Add makes the rules, when Batch is flushed if there is one.
 func (fw *Firewalls) Add(ctx context.Context, b fwrules.Backend, r fwrules.Rules) error {
 	return fw.write(ctx, b, r, true)
 }
 
-// Remove deletes the rules, at the flush of a [batch.Batch] like Add.
+// Remove deletes the rules, when Batch is flushed if there is one.
 func (fw *Firewalls) Remove(ctx context.Context, b fwrules.Backend, r fwrules.Rules) error {
 	return fw.write(ctx, b, r, false)
 }
@@ -61,7 +59,7 @@ func (fw *Firewalls) write(ctx context.Context, b fwrules.Backend, r fwrules.Rul
 	if fw.ns != nil {
 		kind.ns = fw.ns.ID()
 	}
-	return batch.Join(ctx, kind, r, func(ctx context.Context, all []fwrules.Rules) error {
+	return batch.Join(ctx, fw.Batch, kind, r, func(ctx context.Context, all []fwrules.Rules) error {
 		var together fwrules.Rules
 		for _, one := range all {
 			together.Masquerade = append(together.Masquerade, one.Masquerade...)

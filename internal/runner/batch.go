@@ -7,7 +7,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/batch"
-	"github.com/embedcni/cni/internal/caller"
 )
 
 // End applies the batched changes at the end of a chain.
@@ -18,7 +17,7 @@ import (
 // drops them: they are additions, which the DEL that follows would remove again.
 // A DEL always applies them.
 func (r *Runner) End(ctx context.Context, verb string) error {
-	return r.failed(r.flush(ctx, r.Batch, verb))
+	return r.failed(r.flush(ctx, r.Given.Batch, verb))
 }
 
 // flush applies the changes of a batch, within the time of one plugin.
@@ -28,7 +27,7 @@ func (r *Runner) flush(ctx context.Context, b *batch.Batch, verb string) *Failur
 	}
 	ctx, cancel := r.Bound(ctx, verb)
 	defer cancel()
-	err := stopped(ctx, b.Flush(caller.With(ctx, r.Given)))
+	err := stopped(ctx, b.Flush(ctx))
 	if err == nil {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/record"
@@ -169,7 +170,7 @@ func (c Choice) Detect(ctx context.Context, bus *firewalld.Bus, host *netns.Hand
 	if !ok {
 		return "", false, nil
 	}
-	backend, err = d.Detect(firewalld.With(ctx, bus), host, config)
+	backend, err = d.Detect(caller.With(ctx, caller.Given{Bus: bus}), host, config)
 	return backend, true, err
 }
 

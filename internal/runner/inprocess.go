@@ -12,13 +12,10 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spans"
 	"github.com/embedcni/cni/plugin"
@@ -31,8 +28,8 @@ type delegation struct {
 	call    chain.Call
 	chain   string // the verb of the chain; an ADD may delegate a DEL
 	depth   int
-	standIn bool         // the plugin runs in place of an executable that may have attached the container
-	batch   *batch.Batch // nil if changes are not deferred
+	standIn bool // the plugin runs in place of an executable that may have attached the container
+	given   caller.Given
 
 	mu     sync.Mutex
 	stderr []byte // of executables to which it delegated
@@ -46,10 +43,10 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p Provid
 	}
 	container := d.Container
 	if p.Kind == Registered {
-		d.batch = nil   // it depends on the finished work of the plugins to which it delegates
-		container = nil // it gets a handle of its own, because it may do anything with it
+		d.given.Batch = nil // it depends on the finished work of the plugins to which it delegates
+		container = nil     // it gets a handle of its own, because it may do anything with it
 	}
-	inner := batch.With(d.given(ctx, p), d.batch)
+	inner := d.give(ctx, p)
 	if p.Kind == Registered {
 		inner = d.withPluginCall(inner, d.call.Verb, d.call.Plugin)
 	}
@@ -63,14 +60,13 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p Provid
 	return stdout, stopped(ctx, err)
 }
 
-// given returns the context for an in-process plugin.
-func (d *delegation) given(ctx context.Context, p Provider) context.Context {
-	return caller.WithNetfilter(firewalld.With(caller.With(ctx, d.Given), d.Bus), func(o *netfilter.Options) {
-		o.Siblings = d.Given.Siblings
-		if p.standIn || p.backend != "" {
-			o.AnyForm, o.Detected = p.standIn, p.backend
-		}
-	})
+// give returns the context for an in-process plugin.
+func (d *delegation) give(ctx context.Context, p Provider) context.Context {
+	d.given.Bus, d.given.Durable = d.Bus, d.Durable
+	if p.standIn || p.backend != "" {
+		d.given.Filters.AnyForm, d.given.Filters.Detected = p.standIn, p.backend
+	}
+	return caller.With(ctx, d.given)
 }
 
 // mostDelegations limits the depth of delegation. The IPAM plugin of a main
@@ -136,12 +132,11 @@ func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p Provide
 	var late *Failure
 	defer func() { spans.EndPlugin(span, codeOf(late, err), err) }()
 	if call.Verb == d.chain && p.Kind != BuiltIn { // not for a DEL by which an ADD undoes its work
-		if late = d.flush(ctx, d.batch, call.Verb); late != nil && call.Verb != "DEL" {
+		if late = d.flush(ctx, d.given.Batch, call.Verb); late != nil && call.Verb != "DEL" {
 			return nil, d.Fail(*late)
 		}
 	}
-	ctx, err = d.awaitRecord(ctx, call.Verb, call.Plugin, p)
-	if err != nil {
+	if err = d.awaitRecord(call.Verb, call.Plugin, p); err != nil {
 		return nil, plugin.Errorf(types.ErrInternal, "%w", err)
 	}
 	begun := time.Now()
@@ -153,7 +148,7 @@ func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p Provide
 		}
 		err = delegateError(call, out, err)
 	} else {
-		inner := &delegation{Runner: d.Runner, call: call, chain: d.chain, depth: d.depth + 1, standIn: p.standIn, batch: d.batch}
+		inner := &delegation{Runner: d.Runner, call: call, chain: d.chain, depth: d.depth + 1, standIn: p.standIn, given: d.given}
 		out.Stdout, err = inner.runInProcess(ctx, call, p)
 		out.Stderr = inner.stderr
 	}

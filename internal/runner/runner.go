@@ -16,16 +16,13 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/durable"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spans"
 	"github.com/embedcni/cni/netns"
@@ -54,8 +51,7 @@ type Runner struct {
 	Host        *netns.Handle // where plugins run
 	Container   *netns.Handle // nil if it is not open
 	Inherit     []*os.File    // the container's lock, which executables keep after the runtime's death
-	Batch       *batch.Batch  // of an ADD or DEL: its batched changes; may be nil
-	Given       Given
+	Given       caller.Given  // to built-in plugins; its Batch is for ADD and DEL
 	Attachment
 }
 
@@ -67,19 +63,12 @@ type Attachment interface {
 	Durable() error
 	// Before returns a call of the chain as it may run; run is false if it must
 	// not run at all.
-	Before(ctx context.Context, call chain.Call, kind Kind) (_ chain.Call, run bool, err error)
+	Before(call chain.Call, kind Kind) (_ chain.Call, run bool, err error)
 	// After is called when the plugin has returned err. It returns the error of
 	// the call.
-	After(ctx context.Context, call chain.Call, kind Kind, err error) error
+	After(call chain.Call, kind Kind, err error) error
 	// Fail returns the caller's error for a failure.
 	Fail(Failure) error
-}
-
-// Given answers questions of built-in plugins.
-type Given interface {
-	caller.Caller
-	caller.Reservations
-	Siblings() fwrules.Siblings
 }
 
 // Event describes one plugin call. Calls that an in-process plugin delegates are part
@@ -122,13 +111,13 @@ func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missin
 	started := false
 	if err = missing; err == nil {
 		if p.Kind != BuiltIn { // it may depend on the deferred changes
-			late = r.flush(ctx, r.Batch, call.Verb)
+			late = r.flush(ctx, r.Given.Batch, call.Verb)
 		}
 		if late != nil && call.Verb != "DEL" {
 			code = late.Code
 			return chain.Output{}, r.Fail(*late)
 		}
-		if ctx, err = r.awaitRecord(ctx, call.Verb, call.Plugin, p); err == nil {
+		if err = r.awaitRecord(call.Verb, call.Plugin, p); err == nil {
 			out, err = r.execute(ctx, call, p)
 			started = p.Kind != Executable || !errors.Is(err, invoke.ErrNotStarted)
 		}
@@ -170,14 +159,11 @@ func (r *Runner) failed(f *Failure) error {
 // clears all kernel state, so built-in plugins make interfaces and rules while
 // the record is on its way to the disk. The built-in host-local itself waits
 // just before it writes.
-func (r *Runner) awaitRecord(ctx context.Context, verb, typ string, p Provider) (context.Context, error) {
-	switch {
-	case verb != "ADD" || onlyKernel(typ, p.Kind):
-		return ctx, nil
-	case p.Kind == BuiltIn && typ == known.HostLocal:
-		return durable.With(ctx, r.Durable), nil
+func (r *Runner) awaitRecord(verb, typ string, p Provider) error {
+	if verb != "ADD" || onlyKernel(typ, p.Kind) || p.Kind == BuiltIn && typ == known.HostLocal {
+		return nil
 	}
-	return ctx, r.Durable()
+	return r.Durable()
 }
 
 // onlyKernel reports whether a power cut undoes everything that a plugin makes.
@@ -194,12 +180,12 @@ func (r *Runner) StartsInKernel() bool {
 
 // execute runs a plugin of a chain, within its time for the verb.
 func (r *Runner) execute(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
-	call, run, err := r.Before(ctx, call, p.Kind)
+	call, run, err := r.Before(call, p.Kind)
 	if err != nil || !run {
 		return invoke.Output{}, err
 	}
 	out, err := r.bounded(ctx, call, p)
-	return out, r.After(ctx, call, p.Kind, err)
+	return out, r.After(call, p.Kind, err)
 }
 
 func (r *Runner) bounded(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
@@ -211,9 +197,9 @@ func (r *Runner) bounded(ctx context.Context, call chain.Call, p Provider) (invo
 	case p.Kind == Executable:
 		return r.start(ctx, call, p)
 	}
-	d := &delegation{Runner: r, call: call, chain: call.Verb, standIn: p.standIn}
-	if call.Verb == "ADD" || call.Verb == "DEL" {
-		d.batch = r.Batch
+	d := &delegation{Runner: r, call: call, chain: call.Verb, standIn: p.standIn, given: r.Given}
+	if call.Verb != "ADD" && call.Verb != "DEL" {
+		d.given.Batch = nil
 	}
 	stdout, err := d.runInProcess(ctx, call, p)
 	return invoke.Output{Stdout: stdout, Stderr: d.stderr}, err

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/ahead"
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
@@ -106,7 +105,7 @@ type shared struct {
 // missing.
 func (r *Runner) findShared(ctx context.Context, call chain.Call) (s shared, has bool, err error) {
 	request := ahead.Request{Type: call.Plugin, IfName: r.IfName, Config: call.Stdin}
-	s = shared{netfilter.Open(r.Host, caller.Netfilter(ctx)), request.Rules()}
+	s = shared{netfilter.Open(r.Host, r.Given.Filters), request.Rules()}
 	has, err = s.HasCommon(ctx, s.rules)
 	if has || err != nil || !request.AsksForFirewalld() {
 		return s, has, err

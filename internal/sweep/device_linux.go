@@ -20,8 +20,8 @@ import (
 
 // Identify returns the identity of an interface that was made in the container, on a
 // parent that is there too, or on the host.
-func Identify(ctx context.Context, container *netns.Handle, name string) (d *footprint.Device, err error) {
-	conn, err := links.Borrow(ctx, container)
+func Identify(conns *links.Conns, container *netns.Handle, name string) (d *footprint.Device, err error) {
+	conn, err := conns.Borrow(container)
 	if err != nil {
 		return nil, err
 	}
@@ -187,10 +187,10 @@ func rename(conn *links.Conn, l links.Link, name string) error {
 
 // device finds the attachment's interface where a plugin has left it: in the
 // container, elsewhere, or on the host under another name.
-func (t *search) device(ctx context.Context) ([]Item, error) {
+func (t *search) device() ([]Item, error) {
 	d := t.identity()
 	if t.Container != nil {
-		l, err := findIn(ctx, t.Container, d.isInside)
+		l, err := findIn(t.Conns, t.Container, d.isInside)
 		if err != nil {
 			return nil, err
 		}
@@ -199,7 +199,7 @@ func (t *search) device(ctx context.Context) ([]Item, error) {
 		}
 	}
 	if d.HostName != "" {
-		item, err := t.onHost(ctx)
+		item, err := t.onHost()
 		if item != nil || err != nil || !t.missing {
 			return listOf(item), err
 		}
@@ -231,13 +231,13 @@ func (t *Target) leaves(ns *netns.Handle, where string, l links.Link) Item {
 // onHost is the device if it is on the host under another name, as the kernel
 // leaves a physical one when its namespace goes. It notes whether it is missing:
 // whether it exists, and is not there.
-func (t *search) onHost(ctx context.Context) (_ Item, err error) {
+func (t *search) onHost() (_ Item, err error) {
 	d := t.identity()
 	t.missing = false
 	if !d.Traceable() {
 		return nil, nil
 	}
-	conn, err := links.Borrow(ctx, t.Host)
+	conn, err := t.Conns.Borrow(t.Host)
 	if err != nil {
 		return nil, err
 	}
@@ -336,14 +336,14 @@ func (t *search) within(ns *netns.Handle) Item {
 }
 
 // Settled reports whether the device is where it belongs: gone, or on the host.
-func Settled(ctx context.Context, t Target) (bool, error) {
-	items, err := (&search{Target: t}).device(ctx)
+func Settled(t Target) (bool, error) {
+	items, err := (&search{Target: t}).device()
 	return len(items) == 0, err
 }
 
 // findIn returns the first interface in a namespace for which is returns true, or nil.
-func findIn(ctx context.Context, ns *netns.Handle, is func(links.Link) bool) (*links.Link, error) {
-	conn, err := links.Borrow(ctx, ns)
+func findIn(conns *links.Conns, ns *netns.Handle, is func(links.Link) bool) (*links.Link, error) {
+	conn, err := conns.Borrow(ns)
 	if err != nil {
 		return nil, err
 	}

@@ -37,11 +37,11 @@ type sockets struct {
 	open map[*netns.Handle]*links.Conn
 }
 
-func (s *sockets) in(ctx context.Context, ns *netns.Handle) (*links.Conn, error) {
+func (s *sockets) in(conns *links.Conns, ns *netns.Handle) (*links.Conn, error) {
 	if conn, ok := s.open[ns]; ok {
 		return conn, nil
 	}
-	conn, err := links.Borrow(ctx, ns)
+	conn, err := conns.Borrow(ns)
 	if err != nil {
 		return nil, err
 	}
@@ -61,8 +61,8 @@ func (s *sockets) close() error {
 }
 
 // lookup returns the interface of that name, or nil.
-func (s *sockets) lookup(ctx context.Context, ns *netns.Handle, name string) (*links.Link, error) {
-	conn, err := s.in(ctx, ns)
+func (s *sockets) lookup(conns *links.Conns, ns *netns.Handle, name string) (*links.Link, error) {
+	conn, err := s.in(conns, ns)
 	if err != nil {
 		return nil, err
 	}
@@ -78,14 +78,14 @@ func (s *sockets) lookup(ctx context.Context, ns *netns.Handle, name string) (*l
 
 // containerLink finds the attachment's interface in a namespace that lives on. By its
 // name alone it is found only if nothing else is known of it.
-func (s *search) containerLink(ctx context.Context) ([]Item, error) {
+func (s *search) containerLink(context.Context) ([]Item, error) {
 	if s.Interface.Device != nil {
-		return s.device(ctx)
+		return s.device()
 	}
 	if s.Container == nil || !s.Interface.Made || s.IfName == "lo" {
 		return nil, nil
 	}
-	l, err := s.sockets.lookup(ctx, s.Container, s.IfName)
+	l, err := s.sockets.lookup(s.Conns, s.Container, s.IfName)
 	if l == nil || err != nil {
 		return nil, err
 	}
@@ -95,11 +95,11 @@ func (s *search) containerLink(ctx context.Context) ([]Item, error) {
 // hostEnds finds the host's ends of veth pairs that the result reports. The name alone
 // does not identify one, as names are used again: it must be a veth with the hardware
 // address that the plugin reported.
-func (s *search) hostEnds(ctx context.Context) ([]Item, error) {
+func (s *search) hostEnds(context.Context) ([]Item, error) {
 	var items []Item
 	var errs []error
 	for _, reported := range s.Interface.HostEnds {
-		l, err := s.sockets.lookup(ctx, s.Host, reported.Name)
+		l, err := s.sockets.lookup(s.Conns, s.Host, reported.Name)
 		if err != nil {
 			errs = append(errs, err)
 			continue

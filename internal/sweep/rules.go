@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
@@ -16,7 +15,7 @@ func (s *search) rules(ctx context.Context) ([]Item, error) {
 		return nil, nil
 	}
 	target := s.RulesTarget()
-	fw := netfilter.Open(s.Host, caller.Netfilter(ctx))
+	fw := netfilter.Open(s.Host, s.Filters)
 	plan, err := netfilter.Find(ctx, fw, target)
 	if plan.Empty() || err != nil {
 		return nil, err

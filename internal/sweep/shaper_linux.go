@@ -14,14 +14,14 @@ import (
 // lists it with its hardware address. Without a listing, as after an ADD that
 // was killed, it is the attachment's if the attachment limits its egress and no
 // other attachment may have made it.
-func (t *search) shaper(ctx context.Context) ([]Item, error) {
+func (t *search) shaper(context.Context) ([]Item, error) {
 	if !t.Shaper.Possible {
 		return nil, nil
 	}
 	var items []Item
 	own := bandwidth.OwnDevice(t.Network, t.ContainerID, t.IfName)
 	for _, name := range []string{own, bandwidth.Device(t.Network, t.ContainerID)} {
-		l, err := t.sockets.lookup(ctx, t.Host, name)
+		l, err := t.sockets.lookup(t.Conns, t.Host, name)
 		if l == nil || err != nil || l.Kind != "ifb" {
 			if err != nil {
 				return items, err
@@ -58,9 +58,9 @@ func (t *Target) reported(l links.Link) bool {
 
 // NotItsShaper reports whether the host has a device of the name by which the
 // reference plugin deletes, and the attachment's result does not have it.
-func NotItsShaper(ctx context.Context, t Target) (bool, error) {
+func NotItsShaper(t Target) (bool, error) {
 	var open sockets
-	l, err := open.lookup(ctx, t.Host, bandwidth.Device(t.Network, t.ContainerID))
+	l, err := open.lookup(t.Conns, t.Host, bandwidth.Device(t.Network, t.ContainerID))
 	if cerr := open.close(); err == nil {
 		err = cerr
 	}

@@ -16,6 +16,8 @@ import (
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/ipamdir"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 )
@@ -27,6 +29,9 @@ type Target struct {
 	Host      *netns.Handle  // where its plugins ran; nil if FilesOnly
 	Container *netns.Handle  // nil if the namespace is gone
 	Firewalld *firewalld.Bus // on which firewalld is reached
+
+	Filters netfilter.Options // of the packet filters that are searched
+	Conns   *links.Conns      // open sockets; nil: none are shared
 
 	Siblings fwrules.Siblings // attachments of the container that stay
 	Own      fwrules.Rules    // the attachment's, in chains that it shares with siblings

@@ -6,6 +6,7 @@ import (
 	"context"
 
 	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -16,10 +17,10 @@ func (*search) shaper(context.Context) ([]Item, error)        { return nil, nil 
 func (*search) tuned(context.Context) ([]Item, error)         { return nil, nil }
 
 // NotItsShaper knows of none off Linux.
-func NotItsShaper(context.Context, Target) (bool, error) { return false, nil }
+func NotItsShaper(Target) (bool, error) { return false, nil }
 
 // Identify and the following functions need Linux.
-func Identify(context.Context, *netns.Handle, string) (*footprint.Device, error) {
+func Identify(*links.Conns, *netns.Handle, string) (*footprint.Device, error) {
 	return nil, netns.ErrNotSupported
 }
 func IdentifyLent(_, _ *netns.Handle, _ string) (*footprint.Device, error) {
@@ -28,7 +29,7 @@ func IdentifyLent(_, _ *netns.Handle, _ string) (*footprint.Device, error) {
 func Restore(*footprint.Device, *netns.Handle, string, bool) (bool, error) {
 	return false, netns.ErrNotSupported
 }
-func Settled(context.Context, Target) (bool, error) { return false, netns.ErrNotSupported }
+func Settled(Target) (bool, error) { return false, netns.ErrNotSupported }
 
 type sockets struct{}
 

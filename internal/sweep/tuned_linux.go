@@ -33,9 +33,9 @@ func (b backup) String() string {
 
 // Remove restores the settings where the interface is by now, and deletes the file. If
 // the interface is gone, there is nothing to restore.
-func (b backup) Remove(ctx context.Context) error {
+func (b backup) Remove(context.Context) error {
 	if !b.t.Interface.Dies {
-		done, err := b.t.undo(ctx, b.file)
+		done, err := b.t.undo(b.file)
 		if err != nil && !b.t.How.GiveUp {
 			return fmt.Errorf("put back %s: %w", b, err)
 		}
@@ -49,7 +49,7 @@ func (b backup) Remove(ctx context.Context) error {
 // undo restores the interface's former settings, if the interface exists: on the host,
 // or in the container if it never left. If it is known to be somewhere else, that is
 // an error.
-func (t *Target) undo(ctx context.Context, file string) (done bool, err error) {
+func (t *Target) undo(file string) (done bool, err error) {
 	d := t.identity()
 	switch {
 	case d.Device == nil && t.Interface.HostName == "":
@@ -69,7 +69,7 @@ func (t *Target) undo(ctx context.Context, file string) (done bool, err error) {
 		return l.Name == t.Interface.HostName && (d.Device == nil || kindOf(l) == d.Kind)
 	})
 	if !done && err == nil && d.Device != nil {
-		if back, serr := Settled(ctx, *t); !back {
+		if back, serr := Settled(*t); !back {
 			err = errors.Join(errors.New("it is not back"), serr)
 		}
 	}

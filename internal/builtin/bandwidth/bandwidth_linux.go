@@ -11,7 +11,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -104,7 +104,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if made == nil {
 		return nil
 	}
-	conn, err := links.Borrow(ctx, r.Host)
+	conn, err := caller.From(ctx).Conns.Borrow(r.Host)
 	if err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 		return errors.Join(err, conn.Close())
 	}
 	// The task has its own socket, because the request is gone when it runs.
-	return batch.Later(ctx, func(context.Context) error {
+	return caller.From(ctx).Batch.Later(ctx, func(context.Context) error {
 		err := conn.Delete(ifb.Index)
 		if err != nil {
 			err = fmt.Errorf("delete interface %q: %w", made.Name, err)
@@ -173,7 +173,7 @@ func hostEnd(ctx context.Context, r *plugin.Request) (_ *links.Conn, host links.
 		return nil, host, plugin.Errorf(types.ErrInvalidNetworkConfig,
 			"interface %q in the container is no end of a veth pair, but %q: bandwidth can limit no other", r.IfName, own.Kind)
 	}
-	conn, err := links.Borrow(ctx, r.Host)
+	conn, err := caller.From(ctx).Conns.Borrow(r.Host)
 	if err != nil {
 		return nil, host, err
 	}
@@ -189,7 +189,7 @@ func hostEnd(ctx context.Context, r *plugin.Request) (_ *links.Conn, host links.
 
 // inContainer looks up the container's interface.
 func inContainer(ctx context.Context, r *plugin.Request) (own links.Link, err error) {
-	conn, err := links.Borrow(ctx, r.Container)
+	conn, err := caller.From(ctx).Conns.Borrow(r.Container)
 	if err != nil {
 		return own, err
 	}

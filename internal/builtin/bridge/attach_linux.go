@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/veth"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
 )
@@ -66,7 +67,7 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 		return err
 	}
 	if a.MACSpoofChk { // before it can send
-		err := spoofCheck(ctx, a.Request, func(s netfilter.SpoofCheck) error {
+		err := spoofCheck(caller.From(ctx), a.Request, func(s netfilter.SpoofCheck) error {
 			return s.Add(ctx, a.Host.Name, a.Container.MAC)
 		})
 		if err != nil {
@@ -96,7 +97,7 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 func (a *attachment) announce(ctx context.Context) error {
 	addrs := ipam.IPv4(a.result)
 	if a.aside {
-		return a.InContainer.AnnounceAside(ctx, a.Request.Container, a.Container, addrs)
+		return a.InContainer.AnnounceAside(caller.From(ctx).Conns, a.Request.Container, a.Container, addrs)
 	}
 	if len(addrs) == 0 {
 		return nil
@@ -250,7 +251,7 @@ func (a *attachment) settle(ctx context.Context, addrs []netip.Prefix) error {
 func (a *attachment) Undo(ctx context.Context) error {
 	err := a.Ends.Undo(ctx)
 	if a.MACSpoofChk {
-		err = errors.Join(err, removeSpoofCheck(context.WithoutCancel(ctx), a.Request))
+		err = errors.Join(err, removeSpoofCheck(context.WithoutCancel(ctx), caller.From(ctx), a.Request))
 	}
 	return err
 }

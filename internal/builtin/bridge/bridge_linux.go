@@ -37,9 +37,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/veth"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -111,7 +111,8 @@ func (*Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	}
 	// The host's namespace outlives the request, because the runtime has opened
 	// it.
-	return errors.Join(err, batch.Later(ctx, func(ctx context.Context) error { return removeSpoofCheck(ctx, r) }))
+	g := caller.From(ctx)
+	return errors.Join(err, g.Batch.Later(ctx, func(ctx context.Context) error { return removeSpoofCheck(ctx, g, r) }))
 }
 
 // Status asks the IPAM plugin.

@@ -8,6 +8,7 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
@@ -35,7 +36,7 @@ func (*Plugin) Check(ctx context.Context, r *plugin.Request) error {
 		return err
 	}
 	if c.MACSpoofChk {
-		err := spoofCheck(ctx, r, func(s netfilter.SpoofCheck) error { return s.Check(ctx) })
+		err := spoofCheck(caller.From(ctx), r, func(s netfilter.SpoofCheck) error { return s.Check(ctx) })
 		if err != nil {
 			return err
 		}

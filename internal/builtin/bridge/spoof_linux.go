@@ -12,8 +12,8 @@ import (
 
 // spoofCheck calls fn with the rules against other MAC addresses, and names the
 // field of the configuration in its error.
-func spoofCheck(ctx context.Context, r *plugin.Request, fn func(netfilter.SpoofCheck) error) error {
-	err := fn(netfilter.Open(r.Host, caller.Netfilter(ctx)).SpoofCheck(r.ContainerID, r.IfName))
+func spoofCheck(g *caller.Given, r *plugin.Request, fn func(netfilter.SpoofCheck) error) error {
+	err := fn(g.Firewalls(r.Host).SpoofCheck(r.ContainerID, r.IfName))
 	switch {
 	case errors.Is(err, netfilter.ErrLongComment):
 		return invalid(`"macspoofchk": %v`, err)
@@ -23,6 +23,6 @@ func spoofCheck(ctx context.Context, r *plugin.Request, fn func(netfilter.SpoofC
 	return nil
 }
 
-func removeSpoofCheck(ctx context.Context, r *plugin.Request) error {
-	return spoofCheck(ctx, r, func(s netfilter.SpoofCheck) error { return s.Remove(ctx) })
+func removeSpoofCheck(ctx context.Context, g *caller.Given, r *plugin.Request) error {
+	return spoofCheck(g, r, func(s netfilter.SpoofCheck) error { return s.Remove(ctx) })
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -40,14 +41,14 @@ func (Plugin) Detect(ctx context.Context, host *netns.Handle, config json.RawMes
 	if json.Unmarshal(config, &c) != nil || c.named() != "" {
 		return "", nil // ADD reports an invalid configuration
 	}
-	return c.detect(ctx, host)
+	return c.detect(ctx, caller.From(ctx).Bus, host)
 }
 
 // detect finds out which packet filter decides on this host: a running
 // firewalld, else iptables if it is installed, else nf_tables. A packet that one
 // packet filter accepts can still be dropped by another.
-func (c conf) detect(ctx context.Context, host *netns.Handle) (string, error) {
-	running, err := firewalld.From(ctx).Running(ctx, host)
+func (c conf) detect(ctx context.Context, bus *firewalld.Bus, host *netns.Handle) (string, error) {
+	running, err := bus.Running(ctx, host)
 	switch {
 	case err != nil:
 		return "", fmt.Errorf(`whether a firewalld runs, which may drop the container's packets, cannot be found out: %w; `+

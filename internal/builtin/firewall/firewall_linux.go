@@ -94,7 +94,7 @@ const anyBackend = ""
 type work struct {
 	conf
 	request *plugin.Request
-	options netfilter.Options
+	given   *caller.Given
 	backend string // netfilter.Detected…, or anyBackend
 	forward fwrules.Forward
 }
@@ -102,7 +102,7 @@ type work struct {
 // parse reads and validates the request. An error of the configuration has the
 // code 7, "invalid network config".
 func parse(ctx context.Context, r *plugin.Request) (work, error) {
-	w := work{request: r, options: caller.Netfilter(ctx)}
+	w := work{request: r, given: caller.From(ctx)}
 	err := r.Decode(&w.conf)
 	if err != nil {
 		return w, err
@@ -114,17 +114,17 @@ func parse(ctx context.Context, r *plugin.Request) (work, error) {
 	if w.backend = w.named(); w.backend != "" {
 		return w, nil
 	}
-	if w.options.AnyForm || w.options.Detected != "" {
-		w.backend = w.options.Detected
+	if w.given.Filters.AnyForm || w.given.Filters.Detected != "" {
+		w.backend = w.given.Filters.Detected
 		return w, nil
 	}
-	if w.backend, err = w.detect(ctx, r.Host); err != nil {
+	if w.backend, err = w.detect(ctx, w.given.Bus, r.Host); err != nil {
 		return w, plugin.Errorf(types.ErrInternal, "plugin firewall: %w", err)
 	}
 	return w, nil
 }
 
-func (w work) filters() *netfilter.Firewalls { return netfilter.Open(w.request.Host, w.options) }
+func (w work) filters() *netfilter.Firewalls { return w.given.Firewalls(w.request.Host) }
 
 // filter returns the packet filter for the rules. It is iptables if there is an
 // administrator's chain, and for a backend that the reference plugin does not

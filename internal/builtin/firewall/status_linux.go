@@ -3,7 +3,6 @@ package firewall
 import (
 	"context"
 
-	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
@@ -18,7 +17,7 @@ func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	if err != nil || w.named() != fwrules.DetectedFirewalld {
 		return err
 	}
-	running, err := firewalld.From(ctx).Running(ctx, r.Host)
+	running, err := w.given.Bus.Running(ctx, r.Host)
 	if err != nil {
 		return plugin.Errorf(errNotAvailable, "plugin firewall: %w", err)
 	}

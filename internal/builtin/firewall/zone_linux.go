@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/firewalld"
 )
 
@@ -44,7 +43,7 @@ func (w work) enter(ctx context.Context) error {
 			missing = append(missing, addr)
 		}
 	}
-	if err := w.note(ctx, found, missing); err != nil {
+	if err := w.note(found, missing); err != nil {
 		return err
 	}
 	for _, addr := range missing {
@@ -57,15 +56,14 @@ func (w work) enter(ctx context.Context) error {
 
 // note notes which addresses were in the zone. An address that another
 // attachment on record has is not foreign: DEL removes it.
-func (w work) note(ctx context.Context, found, missing []netip.Addr) error {
-	runtime := caller.From(ctx)
-	before, err := firewalld.Recall(runtime)
+func (w work) note(found, missing []netip.Addr) error {
+	before, err := firewalld.Recall(w.given.Record)
 	if err != nil {
 		return err
 	}
 	var others []netip.Addr
 	if len(found) > 0 {
-		if others, err = runtime.InUse(); err != nil {
+		if others, err = w.given.Record.InUse(); err != nil {
 			return fmt.Errorf("find the owners of the addresses %v, which are in zone %q of firewalld: %w", found, w.zone(), err)
 		}
 	}
@@ -75,14 +73,14 @@ func (w work) note(ctx context.Context, found, missing []netip.Addr) error {
 	for _, addr := range missing {
 		before.Found(w.zone(), addr, false)
 	}
-	return before.Note(runtime)
+	return before.Note(w.given.Record)
 }
 
 // leaveZone removes the addresses from the zone, except the foreign ones.
 // Without a running firewalld there is nothing to do: it keeps sources only
 // while it runs.
 func (w work) leaveZone(ctx context.Context) error {
-	before, err := firewalld.Recall(caller.From(ctx))
+	before, err := firewalld.Recall(w.given.Record)
 	if err != nil {
 		return err
 	}
@@ -126,5 +124,5 @@ func (w work) inZone(ctx context.Context) error {
 }
 
 func (w work) dial(ctx context.Context) (*firewalld.Conn, error) {
-	return firewalld.From(ctx).Dial(ctx, w.request.Host)
+	return w.given.Bus.Dial(ctx, w.request.Host)
 }

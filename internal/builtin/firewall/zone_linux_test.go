@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firewalldtest"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -21,7 +22,7 @@ func TestDetect(t *testing.T) {
 	s := firewalldtest.StartBus(t, h.Host)
 	detect := func(config string) string {
 		t.Helper()
-		got, err := Plugin{}.Detect(firewalld.With(t.Context(), firewalld.Open(s.Address)), h.Host, []byte(config))
+		got, err := Plugin{}.Detect(caller.With(t.Context(), caller.Given{Bus: firewalld.Open(s.Address)}), h.Host, []byte(config))
 		if err != nil {
 			t.Error(err)
 		}
@@ -52,7 +53,7 @@ func TestDetect(t *testing.T) {
 // suffice if iptables is not required.
 func TestDetectWithoutIPTables(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	bus := firewalld.With(t.Context(), firewalld.Open("unix:path="+filepath.Join(t.TempDir(), "none")))
+	bus := caller.With(t.Context(), caller.Given{Bus: firewalld.Open("unix:path=" + filepath.Join(t.TempDir(), "none"))})
 	for config, want := range map[string]string{
 		`{"backend": "ip6tables"}`:        fwrules.DetectedIPTables,
 		`{"iptablesAdminChainName": "A"}`: fwrules.DetectedIPTables,
@@ -67,7 +68,7 @@ func TestDetectWithoutIPTables(t *testing.T) {
 func TestErrorsAboutFirewalld(t *testing.T) {
 	h := plugintest.NewHost(t)
 	s := firewalldtest.StartBus(t, h.Host)
-	with := firewalld.With(t.Context(), firewalld.Open(s.Address))
+	with := caller.With(t.Context(), caller.Given{Bus: firewalld.Open(s.Address)})
 	ours := plugintest.Ours(h.Host, lookup)
 	named := call(h, "c1", `, "backend": "firewalld"`, "10.1.0.2/24")
 	if _, err := ours.Run(with, "ADD", named); !errors.Is(err, firewalld.ErrNotRunning) || !strings.HasSuffix(err.Error(), `; start firewalld, or set "backend" to "iptables"`) {

@@ -21,7 +21,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -92,7 +92,7 @@ func (a *attachment) Undo(ctx context.Context) (err error) {
 	if a.moved == nil {
 		return nil
 	}
-	inside, err := links.Borrow(ctx, a.r.Container)
+	inside, err := caller.From(ctx).Conns.Borrow(a.r.Container)
 	if err != nil {
 		return err
 	}

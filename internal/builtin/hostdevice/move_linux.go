@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -54,7 +55,8 @@ func byMAC(c *config, host *links.Conn) (string, error) {
 // moveIn moves the interface into the container, under its name there, and sets
 // it up. It stores the former name in the alias.
 func (p Plugin) moveIn(ctx context.Context, c *config, r *plugin.Request) (_ moved, err error) {
-	host, err := links.Borrow(ctx, r.Host)
+	conns := caller.From(ctx).Conns
+	host, err := conns.Borrow(r.Host)
 	if err != nil {
 		return moved{}, err
 	}
@@ -63,7 +65,7 @@ func (p Plugin) moveIn(ctx context.Context, c *config, r *plugin.Request) (_ mov
 	if err != nil {
 		return moved{}, err
 	}
-	inside, err := links.Borrow(ctx, r.Container)
+	inside, err := conns.Borrow(r.Container)
 	if err != nil {
 		return moved{}, err
 	}
@@ -130,7 +132,8 @@ var errNoAlias = errors.New("it has no alias, which would be its name on the hos
 // alias. It ignores an interface that is gone, and one without an alias, which
 // is another's unless the result lists it.
 func moveOut(ctx context.Context, r *plugin.Request) (err error) {
-	inside, err := links.Borrow(ctx, r.Container)
+	conns := caller.From(ctx).Conns
+	inside, err := conns.Borrow(r.Container)
 	if err != nil {
 		return err
 	}
@@ -148,7 +151,7 @@ func moveOut(ctx context.Context, r *plugin.Request) (err error) {
 		}
 		return nil
 	}
-	host, err := links.Borrow(ctx, r.Host)
+	host, err := conns.Borrow(r.Host)
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,6 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/durable"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/plugin"
 )
@@ -45,14 +44,15 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 		result.DNS = parseResolvConf(string(text))
 	}
 	// Outside the lock, for which all containers of the network wait.
-	if err := durable.Await(ctx); err != nil {
+	g := caller.From(ctx)
+	if err := g.Durable(); err != nil {
 		return nil, err
 	}
 	err = p.locked(ctx, r, c, true, func(h *held) error {
 		if err := h.refresh(); err != nil {
 			return err
 		}
-		h.claim = func(addr netip.Addr) { caller.ReservationsFrom(ctx).Claim(c.dir, addr) }
+		h.claim = func(addr netip.Addr) { g.Record.Claim(c.dir, addr) }
 		result.IPs, err = h.allocate(c, r.ContainerID, r.IfName)
 		return err
 	})
@@ -130,7 +130,7 @@ func (p *Plugin) GC(ctx context.Context, r *plugin.Request, valid []types.GCAtta
 		for _, a := range valid {
 			keep[holderOf(a.ContainerID, a.IfName)] = true
 		}
-		mine := caller.ReservationsFrom(ctx)
+		mine := caller.From(ctx).Record
 		return h.releaseStale(func(holder string, addr netip.Addr) bool {
 			id, ifName, ok := strings.Cut(holder, lineBreak)
 			return ok && !keep[holder] && mine.MayRelease(id, ifName, addr)

@@ -262,11 +262,9 @@ func TestCheckDetects(t *testing.T) {
 
 // releasing is a runtime that may release only these reservations.
 type releasing struct {
-	caller.Caller
+	caller.Record
 	mine func(id, ifName string, addr netip.Addr) bool
 }
-
-func (releasing) Claim(string, netip.Addr) {}
 
 func (r releasing) MayRelease(id, ifName string, addr netip.Addr) bool {
 	return r.mine(id, ifName, addr)
@@ -296,9 +294,9 @@ func TestFault_F39_GCReleasesOnlyTheRuntimesOwnReservations(t *testing.T) {
 	if left := gc(t.Context()); !slices.Equal(left, want) {
 		t.Errorf("without a runtime: left %q, want %q", left, want)
 	}
-	ctx := caller.With(t.Context(), releasing{caller.From(t.Context()), func(id, ifName string, addr netip.Addr) bool {
+	ctx := caller.With(t.Context(), caller.Given{Record: releasing{caller.From(t.Context()).Record, func(id, ifName string, addr netip.Addr) bool {
 		return id == "a" || id == "b" && ifName == "eth0" && addr == netip.MustParseAddr("10.1.0.4")
-	}})
+	}}})
 	want = slices.DeleteFunc(want, func(name string) bool { return name == "10.1.0.3" || name == "10.1.0.4" })
 	if left := gc(ctx); !slices.Equal(left, want) {
 		t.Errorf("left %q, want %q", left, want)
@@ -321,12 +319,12 @@ func (c claiming) Claim(dir string, addr netip.Addr) { c.claim(dir, addr) }
 func TestAnAddressIsClaimedBeforeItIsReserved(t *testing.T) {
 	base := t.TempDir()
 	var claimed []string
-	ctx := caller.With(t.Context(), claiming{releasing{caller.From(t.Context()), nil}, func(dir string, addr netip.Addr) {
+	ctx := caller.With(t.Context(), caller.Given{Record: claiming{releasing{caller.From(t.Context()).Record, nil}, func(dir string, addr netip.Addr) {
 		claimed = append(claimed, addr.String())
 		if _, err := os.Lstat(filepath.Join(dir, addr.String())); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s in %s is there before it was claimed: %v", addr, dir, err)
 		}
-	}})
+	}}})
 	result, err := New().Add(ctx, call(configFor(base, dual), "a"))
 	if err != nil {
 		t.Fatal(err)

@@ -47,7 +47,7 @@ func workUntilKilled(base string) int {
 // withEverything returns a context that allows the release of every
 // reservation.
 func withEverything(ctx context.Context) context.Context {
-	return caller.With(ctx, releasing{caller.From(ctx), func(string, string, netip.Addr) bool { return true }})
+	return caller.With(ctx, caller.Given{Record: releasing{caller.From(ctx).Record, func(string, string, netip.Addr) bool { return true }}})
 }
 
 // TestKilled: a process may be killed at any time. It leaves only complete

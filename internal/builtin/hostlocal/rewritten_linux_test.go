@@ -14,9 +14,8 @@ import (
 )
 
 // anyones is a runtime to which every reservation belongs as garbage.
-type anyones struct{ caller.Caller }
+type anyones struct{ caller.Record }
 
-func (anyones) Claim(string, netip.Addr)                   {}
 func (anyones) MayRelease(string, string, netip.Addr) bool { return true }
 
 // TestAFileThatIsRewrittenInPlaceIsNoticed, for example after an
@@ -50,7 +49,7 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 			wantFiles(t, base, "10.1.0.2", "10.1.0.3", "10.1.0.4")
 		},
 		"by a GC": func(t *testing.T, p *Plugin, base, config string) {
-			ctx := caller.With(t.Context(), anyones{caller.From(t.Context())})
+			ctx := caller.With(t.Context(), caller.Given{Record: anyones{caller.From(t.Context()).Record}})
 			valid := []types.GCAttachment{{ContainerID: "old", IfName: "eth0"}, {ContainerID: "other", IfName: "eth0"}}
 			if err := p.GC(ctx, call(config, ""), valid); err != nil {
 				t.Fatal(err)

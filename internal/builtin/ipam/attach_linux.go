@@ -10,6 +10,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/prevresult"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -63,7 +64,7 @@ func Apply(ctx context.Context, r *plugin.Request, typ string, result *types100.
 	if err != nil {
 		return err
 	}
-	conn, err := links.Borrow(ctx, r.Container, sysctls...)
+	conn, err := caller.From(ctx).Conns.Borrow(r.Container, sysctls...)
 	if err != nil {
 		return err
 	}
@@ -119,7 +120,7 @@ func CheckInterface(ctx context.Context, r *plugin.Request, up bool, fits func(o
 	if err != nil {
 		return own, err
 	}
-	conn, err := links.Borrow(ctx, r.Container)
+	conn, err := caller.From(ctx).Conns.Borrow(r.Container)
 	if err != nil {
 		return own, err
 	}

@@ -35,7 +35,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 		return nil, err
 	}
 	if before.Up() {
-		if err := caller.NoteLoWasUp(caller.From(ctx)); err != nil {
+		if err := caller.NoteLoWasUp(caller.From(ctx).Record); err != nil {
 			return nil, err
 		}
 	}
@@ -68,7 +68,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 // Del sets the interface down, unless it was up before Add, because then
 // somebody else uses it. Without a namespace there is nothing to do.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	if r.Container == nil || caller.LoWasUp(caller.From(ctx)) {
+	if r.Container == nil || caller.LoWasUp(caller.From(ctx).Record) {
 		return nil
 	}
 	return do(ctx, r, func(q *links.Requests) { q.Down(index) })
@@ -88,7 +88,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 
 // do sends the requests that ask adds to the kernel, in the container, together.
 func do(ctx context.Context, r *plugin.Request, ask func(*links.Requests)) error {
-	c, err := links.Borrow(ctx, r.Container)
+	c, err := caller.From(ctx).Conns.Borrow(r.Container)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -52,7 +53,7 @@ func (c *config) checkMaster(ctx context.Context, r *plugin.Request, own links.L
 	if c.Master == "" {
 		return nil
 	}
-	outside, err := links.Borrow(ctx, c.masterNS(r))
+	outside, err := caller.From(ctx).Conns.Borrow(c.masterNS(r))
 	if err != nil {
 		return err
 	}

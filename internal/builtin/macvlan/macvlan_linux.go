@@ -15,8 +15,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -46,7 +46,7 @@ type attachment struct {
 
 // Make creates the interface, down.
 func (a *attachment) Make(ctx context.Context) (err error) {
-	conn, err := links.Borrow(ctx, a.masterNS(a.r))
+	conn, err := caller.From(ctx).Conns.Borrow(a.masterNS(a.r))
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	err := ipam.Del(ctx, r, c.IPAM.Type)
 	if r.Container != nil {
 		err = errors.Join(err, remove(ctx, r, func(delete func() error) error {
-			return batch.Later(ctx, func(context.Context) error { return delete() })
+			return caller.From(ctx).Batch.Later(ctx, func(context.Context) error { return delete() })
 		}))
 	}
 	if err != nil {
@@ -101,7 +101,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 // remove deletes the interface, if it is a macvlan. The caller decides how to
 // run the deletion itself, which waits for the kernel.
 func remove(ctx context.Context, r *plugin.Request, run func(delete func() error) error) error {
-	conn, err := links.Borrow(ctx, r.Container)
+	conn, err := caller.From(ctx).Conns.Borrow(r.Container)
 	if err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (Plugin) Status(ctx context.Context, r *plugin.Request) (err error) {
 		return err
 	}
 	if !c.InNetNS {
-		conn, err := links.Borrow(ctx, r.Host)
+		conn, err := caller.From(ctx).Conns.Borrow(r.Host)
 		if err != nil {
 			return err
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/plugin"
@@ -244,7 +245,7 @@ func TestDel(t *testing.T) {
 			c.Prev = side.Must(t, "ADD", c)
 			c = prepare(c)
 			b := &batch.Batch{}
-			if _, err := side.Run(batch.With(t.Context(), b), "DEL", c); err != nil {
+			if _, err := side.Run(caller.With(t.Context(), caller.Given{Batch: b}), "DEL", c); err != nil {
 				t.Error(err)
 			}
 			if err := b.Flush(context.Background()); err != nil {

@@ -126,16 +126,15 @@ func (s Side) Must(t testing.TB, verb string, c Call) []byte {
 }
 
 // releasing is a runtime to which every reservation is garbage.
-type releasing struct{ caller.Caller }
+type releasing struct{ caller.Record }
 
-func (releasing) Claim(string, netip.Addr)                   {}
 func (releasing) MayRelease(string, string, netip.Addr) bool { return true }
 
 // MustGC runs GC for a runtime that knows only the valid attachments, and fails
 // the test on an error.
 func (s Side) MustGC(t testing.TB, c Call) {
 	t.Helper()
-	ctx := caller.With(context.Background(), releasing{caller.From(context.Background())})
+	ctx := caller.With(context.Background(), caller.Given{Record: releasing{caller.From(context.Background()).Record}})
 	if out, err := s.Run(ctx, "GC", c); err != nil {
 		t.Fatalf("GC: %v: %s", err, out)
 	}

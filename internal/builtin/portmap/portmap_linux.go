@@ -12,7 +12,6 @@ import (
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
@@ -39,7 +38,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 			return nil, err
 		}
 	}
-	if err := netfilter.Open(r.Host, caller.Netfilter(ctx)).Add(ctx, c.backend, c.rules()); err != nil {
+	if err := caller.From(ctx).Firewalls(r.Host).Add(ctx, c.backend, c.rules()); err != nil {
 		return nil, err
 	}
 	return result, nil
@@ -52,7 +51,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if err != nil || len(c.want.Ports) == 0 {
 		return err
 	}
-	return netfilter.Open(r.Host, caller.Netfilter(ctx)).Remove(ctx, c.backend, c.rules())
+	return caller.From(ctx).Firewalls(r.Host).Remove(ctx, c.backend, c.rules())
 }
 
 // Check returns an error unless every port is forwarded.
@@ -72,7 +71,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
 		// attachments must pass.
 		c.want.MasqAll = false
 	}
-	return netfilter.Open(r.Host, caller.Netfilter(ctx)).Check(ctx, c.backend, c.rules())
+	return caller.From(ctx).Firewalls(r.Host).Check(ctx, c.backend, c.rules())
 }
 
 // Wants returns the rules of an attachment whose ADD ended with the previous
@@ -90,7 +89,7 @@ func Wants(r *plugin.Request) (fwrules.Backend, fwrules.Rules, error) {
 // martians. The setting stays, because others use the interface too. If the host
 // has no route to the container, there is nothing to do.
 func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr) (err error) {
-	host, err := links.Borrow(ctx, r.Host)
+	host, err := caller.From(ctx).Conns.Borrow(r.Host)
 	if err != nil {
 		return err
 	}

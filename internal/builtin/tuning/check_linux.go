@@ -61,14 +61,14 @@ func noteSet(ctx context.Context, c *config) error {
 		all = make(map[string]string)
 	}
 	maps.Copy(all, values)
-	return caller.From(ctx).Note(factSet, all)
+	return caller.From(ctx).Record.Note(factSet, all)
 }
 
 // lastSet reads the note. Without a note, as after an executable's ADD, every
 // plugin counts as the last.
 func lastSet(ctx context.Context) map[string]string {
 	var all map[string]string
-	if json.Unmarshal(caller.From(ctx).Fact(factSet), &all) != nil {
+	if json.Unmarshal(caller.From(ctx).Record.Fact(factSet), &all) != nil {
 		return nil
 	}
 	return all

@@ -13,6 +13,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/plugin"
@@ -149,7 +150,7 @@ func writeSysctls(r *plugin.Request, sysctls []sysctl) error {
 
 // find looks the interface up, on a socket that the caller closes.
 func find(ctx context.Context, r *plugin.Request) (*links.Conn, links.Link, error) {
-	conn, err := links.Borrow(ctx, r.Container)
+	conn, err := caller.From(ctx).Conns.Borrow(r.Container)
 	if err != nil {
 		return nil, links.Link{}, err
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -224,21 +223,23 @@ func TestAddRefuses(t *testing.T) {
 }
 
 // noting is a runtime that keeps the notes of one attachment.
-type noting map[string]json.RawMessage
+type noting struct {
+	caller.Record
+	notes map[string]json.RawMessage
+}
 
-func (n noting) Fact(key string) json.RawMessage { return n[key] }
+func (n noting) Fact(key string) json.RawMessage { return n.notes[key] }
 func (n noting) Note(key string, value any) (err error) {
-	n[key], err = json.Marshal(value)
+	n.notes[key], err = json.Marshal(value)
 	return err
 }
-func (noting) InUse() ([]netip.Addr, error) { return nil, nil }
 
 // TestFault_F37_CheckWantsSettingsThatALaterPluginReplaced: of two tuning
 // plugins in a chain the second wins. Settings that it leaves alone are still
 // the first one's.
 func TestFault_F37_CheckWantsSettingsThatALaterPluginReplaced(t *testing.T) {
-	h, notes := plugintest.NewHost(t), noting{}
-	ctx := caller.With(t.Context(), notes)
+	h, notes := plugintest.NewHost(t), noting{notes: map[string]json.RawMessage{}}
+	ctx := caller.With(t.Context(), caller.Given{Record: notes})
 	chained := func(fields string) plugintest.Call {
 		return callFor(h, fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "podnet", "type": "tuning", "dataDir": %q, %s}`, t.TempDir(), fields))
 	}

@@ -7,6 +7,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -21,7 +22,7 @@ type Ends struct {
 
 // Add runs an ADD that connects a container by a veth pair; see [ipam.Attach].
 func Add(ctx context.Context, r *plugin.Request, typ string, maker func(*Ends) ipam.Maker) (result *types100.Result, err error) {
-	host, err := links.Borrow(ctx, r.Host)
+	host, err := caller.From(ctx).Conns.Borrow(r.Host)
 	if err != nil {
 		return nil, err
 	}
@@ -33,7 +34,7 @@ func Add(ctx context.Context, r *plugin.Request, typ string, maker func(*Ends) i
 // EnterContainer opens the socket in the container, and changes the settings
 // there.
 func (e *Ends) EnterContainer(ctx context.Context, sysctls ...links.Sysctl) (err error) {
-	e.InContainer, err = links.Borrow(ctx, e.Request.Container, sysctls...)
+	e.InContainer, err = caller.From(ctx).Conns.Borrow(e.Request.Container, sysctls...)
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -28,7 +29,7 @@ func (c Config) Check(ctx context.Context, r *plugin.Request, up bool, onHost fu
 	if err != nil {
 		return err
 	}
-	host, err := links.Borrow(ctx, r.Host)
+	host, err := caller.From(ctx).Conns.Borrow(r.Host)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -299,7 +300,7 @@ func TestDelInABatch(t *testing.T) {
 		clean := h.snapshot()
 		c.prev = h.must(ours, "ADD", c)
 		b := &batch.Batch{}
-		if _, err := ours(h, batch.With(t.Context(), b), "DEL", c); err != nil {
+		if _, err := ours(h, caller.With(t.Context(), caller.Given{Batch: b}), "DEL", c); err != nil {
 			t.Fatal(err)
 		}
 		if before := h.inside(c.id); !strings.Contains(before, "link eth0") || strings.Contains(before, "addr eth0") {

@@ -12,12 +12,10 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
@@ -72,7 +70,7 @@ func (c Config) Masquerade(ctx context.Context, r *plugin.Request, result *types
 	if !c.IPMasq {
 		return nil
 	}
-	err := netfilter.Open(r.Host, caller.Netfilter(ctx)).Add(ctx, c.backend(), rules(r, addresses(result, nil)))
+	err := caller.From(ctx).Firewalls(r.Host).Add(ctx, c.backend(), rules(r, addresses(result, nil)))
 	if err != nil {
 		return fmt.Errorf(`"ipMasq": %w`, err)
 	}
@@ -84,7 +82,7 @@ func (c Config) CheckMasquerade(ctx context.Context, r *plugin.Request) error {
 	if !c.IPMasq {
 		return nil
 	}
-	err := netfilter.Open(r.Host, caller.Netfilter(ctx)).Check(ctx, c.backend(), rules(r, addresses(prevresult.Own(r), nil)))
+	err := caller.From(ctx).Firewalls(r.Host).Check(ctx, c.backend(), rules(r, addresses(prevresult.Own(r), nil)))
 	if err != nil {
 		return fmt.Errorf(`"ipMasq": %w`, err)
 	}
@@ -141,11 +139,11 @@ func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 	link, found, err := open(ctx, r)
 	errs := []error{err, ipam.Del(ctx, r, c.IPAM.Type)}
 	if link != nil {
-		errs = append(errs, batch.Later(ctx, link.delete))
+		errs = append(errs, caller.From(ctx).Batch.Later(ctx, link.delete))
 	}
 	// Add refused an unknown backend, so it made no rule.
 	if c.IPMasq && slices.Contains([]fwrules.Backend{fwrules.Native, fwrules.NFTables, fwrules.IPTables}, c.backend()) {
-		err := netfilter.Open(r.Host, caller.Netfilter(ctx)).Remove(ctx, c.backend(), rules(r, addresses(r.PrevResult, found)))
+		err := caller.From(ctx).Firewalls(r.Host).Remove(ctx, c.backend(), rules(r, addresses(r.PrevResult, found)))
 		if err != nil {
 			errs = append(errs, fmt.Errorf(`"ipMasq": %w`, err))
 		}
@@ -182,7 +180,7 @@ func open(ctx context.Context, r *plugin.Request) (*end, []links.Address, error)
 		}
 		ns, name = r.Host, host.Name
 	}
-	c, err := links.Borrow(ctx, ns)
+	c, err := caller.From(ctx).Conns.Borrow(ns)
 	if err != nil {
 		return nil, nil, err
 	}
