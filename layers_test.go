@@ -13,23 +13,22 @@ import (
 // is a decision made here.
 var floors = [][]string{
 	{
-		"internal/batch", "internal/behaviour", "internal/cut", "internal/expect",
-		"internal/faults", "internal/interchange", "internal/known", "internal/netfilter/fwrules",
-		"internal/perm", "internal/plainfile", "internal/scripted", "internal/spans", "internal/tasks",
-		"netns",
+		"internal/batch", "internal/behaviour", "internal/cut", "internal/expect", "internal/faults",
+		"internal/interchange", "internal/known", "internal/netfilter/fwrules", "internal/perm",
+		"internal/plainfile", "internal/scripted", "internal/spans", "internal/tasks", "netns",
 	},
 	{
 		"internal/audit", "internal/boot", "internal/chain", "internal/conflist", "internal/conntrack",
-		"internal/firewalldtest", "internal/invoke", "internal/ipamdir", "internal/lock",
-		"internal/nettest", "internal/nsfind", "internal/orphan", "internal/record", "internal/sandbox",
-		"internal/thread", "plugin",
+		"internal/firewalld", "internal/firewalldtest", "internal/invoke", "internal/ipamdir",
+		"internal/lock", "internal/nettest", "internal/nsfind", "internal/orphan", "internal/record",
+		"internal/sandbox", "internal/thread", "plugin",
 	},
 	{
 		"internal/builtin/prevresult", "internal/builtin/static", "internal/firstadd",
 		"internal/inprocess", "internal/links", "internal/nft", "internal/refplugins",
 	},
 	{
-		"internal/ahead", "internal/firewalld", "internal/hostns", "internal/iptables",
+		"internal/ahead", "internal/hostns", "internal/iptables",
 	},
 	{
 		"internal/abandoned", "internal/container", "internal/netfilter", "internal/tenant",
