@@ -4,20 +4,23 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
 // TestCompat_12_PathIsOpaqueOffLinux: the code that opens a path is not
 // compiled there. How the rest treats a path is tested where it runs.
 func TestCompat_12_PathIsOpaqueOffLinux(t *testing.T) {
-	for _, goos := range platforms {
-		for _, p := range goList(t, goos, ".") {
-			other, linux := false, false
-			for _, name := range p.GoFiles {
-				other, linux = other || name == "hostns_other.go", linux || name == "hostns_linux.go"
-			}
-			if linux != (goos == "linux") || other == linux {
-				t.Errorf("%s: compiled are %v", goos, p.GoFiles)
+	for dir, files := range map[string][2]string{
+		"./internal/hostns":    {"hostns_linux.go", "hostns_other.go"},
+		"./internal/container": {"netns_linux.go", "container_other.go"},
+	} {
+		for _, goos := range platforms {
+			for _, p := range goList(t, goos, dir) {
+				linux, other := slices.Contains(p.GoFiles, files[0]), slices.Contains(p.GoFiles, files[1])
+				if linux != (goos == "linux") || other == linux {
+					t.Errorf("%s: compiled are %v", goos, p.GoFiles)
+				}
 			}
 		}
 	}

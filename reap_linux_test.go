@@ -233,25 +233,3 @@ func TestFault_F33_ABridgeWithThePortsAddressHidesNoEnd(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c2/eth0 attached"})
 	expect.NoError(t, r.Remove(t.Context(), "c2", lives))
 }
-
-// TestFault_F33_ARoundFollowsTheLoadedConfiguration: with a steady stream of calls a
-// round may last as long as the program, which may load other plugins
-// meanwhile.
-func TestFault_F33_ARoundFollowsTheLoadedConfiguration(t *testing.T) {
-	h := newRealHost(t)
-	var before, after testhost.Log
-	conf := cni.WithConfListBytes((&testhost.Case{Plugins: []string{`{"type": "loopback"}`}}).Conf("podnet", "1.0.0", h.Path("ipam")))
-	r := h.Real(conf, cni.WithBuiltinPlugins(), before.Logger())
-	path, lives := h.Mortal("c1"), h.Container("c2")
-	testhost.MustSetUp(t, r, "c1", path)
-	testhost.MustSetUp(t, r, "c2", lives)
-	reap(t, r)
-	expect.NoError(t, netns.Remove(path))
-	expect.NoError(t, r.Check(t.Context(), "c2", lives)) // requests a round, which begins after a pause
-	expect.NoError(t, r.Load(conf, after.Logger()))
-	expect.NoError(t, r.Check(t.Context(), "c2", lives))
-	expect.Eventually(h.T, "a report", func() bool { return len(before.Lines("WARN"))+len(after.Lines("WARN")) > 0 })
-	expect.Same(t, "by what was loaded before", before.Lines("WARN"), []string{})
-	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-	expect.NoError(t, r.Remove(t.Context(), "c2", lives))
-}
