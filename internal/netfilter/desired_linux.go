@@ -55,7 +55,7 @@ type desiredRule struct {
 	shared bool       // it is for every container, or for each on a bridge
 
 	conditional bool   // it has words of the configuration's
-	mark        uint32 // of the rules of the marking: what packets are marked with
+	mark        uint32 // the packets' mark, for the marking rules
 }
 
 // addTo adds a command about the rule: "-A", "-I", "-C" or "-D".
@@ -67,7 +67,7 @@ func (r desiredRule) String() string {
 	return fmt.Sprintf("-t %s -A %s %s", r.Table, r.Chain, iptables.JoinWords(r.args))
 }
 
-// desiredOf returns what r is in iptables of a family.
+// desiredOf returns the form of r in iptables of a family.
 func desiredOf(r fwrules.Rules, v6 bool) desired {
 	w := desired{v6: v6}
 	for _, m := range r.Masquerade {
@@ -261,7 +261,7 @@ func (w *desired) accept(admin string, addrs []netip.Addr) {
 	}
 }
 
-// isolation keeps bridges apart: what leaves one for another goes through both
+// isolation keeps bridges apart: packets from one to another go through both
 // stages, and is dropped in the second one.
 func (w *desired) isolation(bridge, policy string) {
 	stage1 := desiredRule{ChainID: w.chain(tableFilter, chainStage1, true), shared: true}

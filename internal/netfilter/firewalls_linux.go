@@ -63,7 +63,7 @@ func (fw *Firewalls) onSocket(ctx context.Context, fn func(*nft.Conn) error) err
 	return fw.Sockets.Do(fw.ns, fn)
 }
 
-// onKernel is onSocket for what tests have a fake of.
+// onKernel is onSocket for operations that tests replace by a fake.
 func (fw *Firewalls) onKernel(ctx context.Context, fn func(kernel) error) error {
 	if fw.fake != nil {
 		return fn(fw.fake)
@@ -77,7 +77,7 @@ func (fw *Firewalls) onKernel(ctx context.Context, fn func(kernel) error) error 
 // attachment in it, whether or not its tools are installed. If the kernel has one
 // and the tools are missing, that is an error (exec.ErrNotFound), and so is a
 // table that iptables-save hides because it has rules of nft's. With an error, the
-// plan holds what else was found.
+// plan holds everything else that was found.
 func Find(ctx context.Context, fw *Firewalls, t fwrules.Target) (Plan, error) {
 	plan := Plan{fw: fw}
 	t, err := t.Normal()

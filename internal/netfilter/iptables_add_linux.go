@@ -310,7 +310,7 @@ func (w desired) additions(s *iptables.Script, table string, f facts, state func
 	return nil
 }
 
-// undo deletes what there is of what is mine in w.
+// undo deletes the rules of w that this call has made.
 func (x maker) undo(ctx context.Context, w, mine desired) error {
 	if mine.empty() {
 		return nil

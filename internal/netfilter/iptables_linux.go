@@ -42,7 +42,7 @@ func (c command) String() string {
 	return c.verb + " " + c.Chain
 }
 
-// iptablesWork is what is to be deleted with one tool.
+// iptablesWork is a list of deletions by one tool.
 type iptablesWork struct {
 	tool     tool
 	commands []command
@@ -117,7 +117,7 @@ func loadSome(ctx context.Context, tool xtables, chains []iptables.ChainID, keep
 	return sets, err
 }
 
-// own returns the commands for the container's chain c and what jumps to it.
+// own returns the commands for the container's chain c and the jumps to it.
 //
 // The chain can be another's too: that of the container's other interface on
 // the network, as its name does not tell interfaces apart, or that of whoever's
@@ -253,7 +253,7 @@ func (w iptablesWork) apply(ctx context.Context) error {
 	if errors.Join(failures...) == nil {
 		return nil
 	}
-	// What someone else has deleted meanwhile is no failure.
+	// A rule that someone else has deleted meanwhile is no failure.
 	still, err := iptablesWork{w.tool, left}.left(ctx)
 	if err != nil {
 		return errors.Join(append(failures, err)...)

@@ -29,7 +29,7 @@ type savedRule struct {
 	iptables.Rule
 }
 
-// state is what facts say of a rule.
+// state is the state of a rule according to facts.
 type state int
 
 const (
@@ -115,7 +115,7 @@ func (w desired) addrs() []netip.Addr {
 	return addrs
 }
 
-// look finds out what there is of w.
+// look finds the existing rules of w.
 func (x maker) look(ctx context.Context, w desired) (facts, error) {
 	f := facts{
 		chains: make(map[iptables.ChainID]bool), jumps: make(map[iptables.ChainID][]string), addrs: make(map[netip.Addr]struct{}),
@@ -167,7 +167,7 @@ func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
 	return nil
 }
 
-// lookMarks looks for the rules that mark, and that masquerade what is marked.
+// lookMarks looks for the rules that mark packets, and for those that masquerade them.
 // The tool could say it too, but would list all chains for it.
 func (x maker) lookMarks(ctx context.Context, w desired, f facts) error {
 	for _, r := range w.rules {

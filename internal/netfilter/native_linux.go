@@ -101,7 +101,7 @@ func setsOf(elements []element) []string {
 	return sets
 }
 
-// check looks at the elements, and at what makes them matter.
+// check looks at the elements, and at the rules that use them.
 func (n native) check(ctx context.Context, r fwrules.Rules) error {
 	wanted, err := nativeElements(r)
 	if err != nil || len(wanted) == 0 {

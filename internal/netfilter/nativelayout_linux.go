@@ -143,7 +143,7 @@ func newSet(name string, id uint32) nft.Message {
 	}, id)
 }
 
-// layout is what there is of the native table, but for elements.
+// layout is the existing part of the native table, without elements.
 type layout struct {
 	sets  map[string]bool
 	rules map[string][]string // comments, by chain

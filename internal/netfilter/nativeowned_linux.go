@@ -183,7 +183,7 @@ func (o owned) search(ctx context.Context, t elementTable) (found []element, err
 	return found, err
 }
 
-// nativeWork is what is to be deleted from the native table.
+// nativeWork is a list of deletions from the native table.
 type nativeWork struct {
 	fw       *Firewalls
 	elements []element

@@ -89,7 +89,7 @@ func (fs fields) text(b []byte) string {
 	return strings.Join(words, " . ")
 }
 
-// setKind is what the elements of a set look like.
+// setKind describes the elements of a set.
 type setKind struct {
 	key, value fields // a set that is no map has no value
 }

@@ -96,17 +96,17 @@ var (
 	ErrLongComment = errors.New("nft does not take it")
 )
 
-// work is what is to be deleted from one packet filter.
+// work is a list of deletions from one packet filter.
 type work interface {
 	// lines are commands that would do it, in order.
 	lines() []string
-	// apply does it. What is gone meanwhile is fine.
+	// apply does it. Rules that are gone meanwhile are no failure.
 	apply(ctx context.Context) error
 	// intact reports whether all of it is still there.
 	intact(ctx context.Context) (bool, error)
 }
 
-// Plan is what is to be deleted, in order. The zero Plan is empty.
+// Plan is a list of deletions, in order. The zero Plan is empty.
 type Plan struct {
 	fw   *Firewalls
 	work []work

@@ -13,7 +13,7 @@ import (
 // are none.
 type Firewalls struct{}
 
-// Open returns what fails with [ErrNotSupported].
+// Open returns Firewalls whose methods fail with [ErrNotSupported].
 func Open(*netns.Handle, Options) *Firewalls { return &Firewalls{} }
 
 // Add fails with [ErrNotSupported].

@@ -139,7 +139,7 @@ func (s nftSearch) findSteadily(ctx context.Context, k ruleTable) (objects []nft
 	return objects, nil
 }
 
-// removeFound deletes what the searches find, in one transaction.
+// removeFound deletes everything that the searches find, in one transaction.
 func removeFound(ctx context.Context, k ruleTable, searches ...nftSearch) error {
 	return nft.UntilUnchanged(ctx, func() error {
 		generation, err := k.Generation()

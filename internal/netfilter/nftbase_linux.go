@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// formTables is what the attachments' rules in the plugins' tables need there.
+// formTables are the tables and chains that rules in the plugins' form need.
 type formTables struct {
 	conditions map[uint8]condition // by family
 	snat       bool

@@ -20,7 +20,7 @@ type condition struct {
 	values [][]byte // as in formRule
 }
 
-// errCondition is for what nft would understand, or not, and this does not.
+// errCondition is for a condition that is not understood here; nft may understand it.
 var errCondition = errors.New(`want one or more of "ip saddr|daddr", "ip6 saddr|daddr", "iifname", "oifname", "meta mark", "tcp|udp|sctp sport|dport", each with an optional == or != and one value`)
 
 // parseCondition reads the words of a condition, which may be in one string or

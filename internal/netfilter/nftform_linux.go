@@ -169,7 +169,7 @@ func portRule(h fwrules.HostPorts, p fwrules.HostPort, to netip.Addr) (formRule,
 	return formRule{nft.Table{Family: family, Name: tableHostport}, chainHostports, h.ContainerID, c, values}, true, nil
 }
 
-// returnRules masquerade what would come back past the host.
+// returnRules masquerade packets whose replies would bypass the host.
 //
 //	ip saddr 10.1.0.2 ip daddr 10.1.0.2 masquerade comment "c1"
 //	ip saddr 127.0.0.1 ip daddr 10.1.0.2 masquerade comment "c1"

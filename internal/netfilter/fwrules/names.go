@@ -76,7 +76,7 @@ func snatComment(network, id string) string {
 	return trimComment(fmt.Sprintf(`snat name: "%s" id: "%s"`, network, id))
 }
 
-// trimComment is portmap's: 255 bytes are what the comment match can hold.
+// trimComment is portmap's: the comment match can hold 255 bytes.
 func trimComment(s string) string {
 	if len(s) <= 255 {
 		return s
