@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// formTables are the tables and chains that rules in the plugins' form need.
+// formTables describes the parts of the plugins' tables that the attachments' rules need.
 type formTables struct {
 	conditions map[uint8]condition // by family
 	snat       bool
