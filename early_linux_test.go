@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
-	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -51,11 +50,7 @@ func TestDurableStateIsMadeAfterTheRecord(t *testing.T) {
 	disk, path := newSlowDisk(r), h.Container("c1")
 	done := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))
 	expect.Await(t, "the sync", disk.begun)
-	for end := time.Now().Add(expect.Patience); !h.hasPort(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("no interface was made while the record was on its way")
-		}
-	}
+	expect.Eventually(t, "an interface while the record is on its way", h.hasPort)
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attaching"})
 	files := func() (all []string) {
 		for _, pattern := range []string{h.Path("ipam", "net", "*"), h.Path("state", "results", "*")} {
@@ -130,13 +125,11 @@ func TestPluginsThatMayWriteFilesWaitForTheRecord(t *testing.T) {
 
 // awaited waits until a plugin waits for a record.
 func awaited(t *testing.T) {
+	t.Helper()
 	stacks := make([]byte, 16<<20)
-	for end := time.Now().Add(expect.Patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("embedcni/cni/internal/record.(*Pending).Wait(")) {
-			return
-		}
-	}
-	t.Error("no plugin waits for the record")
+	expect.Eventually(t, "a plugin that waits for the record", func() bool {
+		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("embedcni/cni/internal/record.(*Pending).Wait("))
+	})
 }
 
 // TestAPoolsContainerIsOnRecordUntilTheOtherRecordIs: at any moment one of the
@@ -171,11 +164,7 @@ func TestAPoolsContainerIsOnRecordUntilTheOtherRecordIs(t *testing.T) {
 		}
 	}
 	close(disk.end)
-	for end := time.Now().Add(expect.Patience); there(warm); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the record of the container as it was made ahead of time stays")
-		}
-	}
+	expect.Eventually(t, "the end of the record as it was made ahead of time", func() bool { return !there(warm) })
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 	expect.NoError(t, p.Close())
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
@@ -197,11 +186,7 @@ func TestFault_F39_TheLedgerIsSafeBeforeTheRecordGoes(t *testing.T) {
 	}
 	done := testhost.Begin(func() error { return r.Remove(t.Context(), "c1", "") })
 	expect.Await(t, "the sync", begun)
-	for end := time.Now().Add(expect.Patience); h.hasPort(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("no DEL was run while the ledger was on its way")
-		}
-	}
+	expect.Eventually(t, "a DEL while the ledger is on its way", func() bool { return !h.hasPort() })
 	rec, err := h.Records().Load("c1")
 	expect.NoError(t, err)
 	if rec == nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -37,11 +36,7 @@ func TestSetupFollowsAPathThatBecameAnothersWhileItWaited(t *testing.T) {
 	expect.Await(t, "the plugin", arrived)
 	alone := testhost.OpenAs(t, before) // by the call and its plugin
 	second := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))
-	for deadline := time.Now().Add(expect.Patience); testhost.OpenAs(t, before) == alone; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %v for the second call to open the namespace", expect.Patience)
-		}
-	}
+	expect.Eventually(t, "the second call to open the namespace", func() bool { return testhost.OpenAs(t, before) != alone })
 	s.RemoveNetNS("c1")
 	s.Container("c1")
 	after := idAt(t, path)

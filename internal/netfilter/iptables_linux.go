@@ -56,8 +56,8 @@ func (w iptablesWork) lines() []string {
 	return lines
 }
 
-// findIPTables returns the commands that delete what the tool shows of f, also
-// with an error. v6 is the tool's family.
+// findIPTables returns the commands that delete the rules of f that the tool
+// prints, beside an error too. v6 is the tool's family.
 func findIPTables(ctx context.Context, tool xtables, v6 bool, f footprint) ([]command, error) {
 	relevant := f.relevant(v6)
 	if len(relevant) == 0 {

@@ -46,7 +46,7 @@ func removeWith(ctx context.Context, t tool, f footprint) error {
 	return iptablesWork{t, commands}.apply(ctx)
 }
 
-// removeSure removes what is in the nf_tables variant over netlink, without a
+// removeSure removes rules of the nf_tables variant over netlink, without a
 // process, for both families and tables in one transaction: each transaction
 // would wait for a grace period of the kernel. It leaves those of which it finds
 // something that may be another's, and returns them.
@@ -91,8 +91,8 @@ func inOrder(objects []nft.Object) []nft.Object {
 	return append(slices.DeleteFunc(objects, isChain), chains...)
 }
 
-// find returns what there is of f in the nf_tables variant, and whether that is
-// all of it and surely f's.
+// find returns the objects of f in the nf_tables variant. sure reports whether
+// these are all of them, and certainly f's.
 func (f *footprint) find(k ruleTable) (objects []nft.Object, sure bool, err error) {
 	for _, family := range []uint8{nft.FamilyIPv4, nft.FamilyIPv6} {
 		chains := f.chains()

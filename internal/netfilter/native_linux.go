@@ -53,8 +53,8 @@ func inTheWay(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, nft.ErrChanged)
 }
 
-// toAdd returns the messages that make what is missing, and the generation in
-// which it is.
+// toAdd returns the messages that make the missing elements, and the generation in
+// which they are missing.
 func (n native) toAdd(wanted []element) ([]nft.Message, uint32, error) {
 	found, generation, err := n.Elements(nativeTable, wanted, nil)
 	if err != nil {

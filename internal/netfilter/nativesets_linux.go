@@ -169,7 +169,7 @@ func perFamily(set string, a netip.Addr) string {
 }
 
 // element is one of a set or map of the native table. Its comment is the owner's;
-// what is per bridge has none.
+// an element of a bridge has none.
 type element = nft.Element
 
 // elementText prints an element as in a command of nft's.

@@ -15,9 +15,8 @@ type Options struct {
 	// Sockets keep sockets open between calls.
 	Sockets *nft.Pool
 
-	// Held is open in the processes that are started. A lock on it stays held
-	// until they have ended, even if the caller is killed: they do what they were
-	// told to.
+	// Held is inherited by the processes that are started, because they finish
+	// their work even if the caller is killed. A lock on it is held until they end.
 	Held *os.File
 
 	// Siblings returns the siblings of the attachment. It is called only if they

@@ -148,7 +148,7 @@ func (conf conf) backend() (fwrules.Backend, error) {
 		case len(nftables) > 0:
 			return fwrules.NFTables, nil
 		case len(iptables) > 0, conf.MarkMasqBit != nil:
-			// Other rules of the administrator's know the bit that he has chosen.
+			// Other rules of the administrator use the configured bit.
 			return fwrules.IPTables, nil
 		}
 		return fwrules.Native, nil
