@@ -147,7 +147,7 @@ func TestFault_F33_AnUndecidableContainerStays(t *testing.T) {
 		"an earlier version's":     func(_ *testing.T, _ *realHost, rec *record.Record) { rec.NetNS.View = "" },
 		"another boot":             func(_ *testing.T, _ *realHost, rec *record.Record) { rec.Boot = "another" },
 		"another owner's":          func(_ *testing.T, _ *realHost, rec *record.Record) { rec.Owner = "another" },
-		"another owner's as well":  func(_ *testing.T, _ *realHost, rec *record.Record) { rec.Networks[1].Owner = "another" },
+		"another owner's as well":  func(_ *testing.T, _ *realHost, rec *record.Record) { rec.Attachments[1].Owner = "another" },
 		"a pool's":                 func(_ *testing.T, _ *realHost, rec *record.Record) { rec.NetNS.Ours = true },
 		"relative to a directory":  func(_ *testing.T, _ *realHost, rec *record.Record) { rec.NetNS.Path = "netns/c1" },
 		"relative to a process":    func(_ *testing.T, _ *realHost, rec *record.Record) { rec.NetNS.Path = "/proc/self/fd/1000" },

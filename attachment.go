@@ -68,12 +68,12 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 		return []Attachment{{ContainerID: string(rec.ContainerID), Owner: rec.Owner, State: Unknown, LastError: bad.Error()}}
 	}
 	var all []Attachment
-	for _, n := range rec.Networks {
+	for _, n := range rec.Attachments {
 		if n.State == record.Deleted {
 			continue
 		}
 		a := Attachment{
-			ContainerID: string(rec.ContainerID), Network: n.Name, IfName: n.IfName, NetNS: rec.NetNS.Path,
+			ContainerID: string(rec.ContainerID), Network: n.Network, IfName: n.IfName, NetNS: rec.NetNS.Path,
 			Owner: rec.OwnerOf(&n), Since: rec.Since, State: Attaching,
 			Failures: n.Failures, LastError: n.LastError,
 		}
@@ -88,7 +88,7 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 			a.State = Attached
 		}
 		if result := chain.Decode(n.Result); result != nil {
-			a.Addresses = containerAddresses(newNetworkResult(source{n.Name, n.IfName, result}))
+			a.Addresses = containerAddresses(newNetworkResult(source{n.Network, n.IfName, result}))
 		}
 		all = append(all, a)
 	}
@@ -125,9 +125,9 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 	}
 	var sources []source
 	if rec != nil {
-		for _, n := range rec.Networks {
+		for _, n := range rec.Attachments {
 			if result := chain.Decode(n.Result); n.Answered() && result != nil {
-				sources = append(sources, source{n.Name, n.IfName, result})
+				sources = append(sources, source{n.Network, n.IfName, result})
 			}
 		}
 	}

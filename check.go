@@ -58,10 +58,10 @@ func (a *attachment) check(ctx context.Context) (err error) {
 // the ADD.
 func (a *attachment) useRecorded(rec *record.Record) error {
 	n := rec.Find(a.IfName)
-	if n == nil || n.Name != a.network.config.Name || !n.Answered() {
+	if n == nil || n.Network != a.network.config.Name || !n.Answered() {
 		return fmt.Errorf("%s of network %q: %w", a.IfName, a.network.config.Name, ErrNotAttached)
 	}
-	recorded, err := a.op.fromRecord(&record.Record{ContainerID: rec.ContainerID, PluginID: rec.PluginID, Networks: []record.Network{*n}})
+	recorded, err := a.op.fromRecord(&record.Record{ContainerID: rec.ContainerID, PluginID: rec.PluginID, Attachments: []record.Attachment{*n}})
 	if err != nil {
 		return err
 	}

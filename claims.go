@@ -91,7 +91,7 @@ func (a *attachment) InUse() ([]netip.Addr, error) {
 	if err != nil || a.op.Record == nil {
 		return others, err
 	}
-	return append(others, footprint.AddressesOf(a.op.Record.Networks, map[string]bool{a.IfName: true})...), nil
+	return append(others, footprint.AddressesOf(a.op.Record.Attachments, map[string]bool{a.IfName: true})...), nil
 }
 
 // Claim implements [caller.Record]. It is called with host-local's lock

@@ -194,7 +194,7 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 	}
 	op.Record, op.Damaged = rec, err != nil
 	n := rec.Find(t.IfName)
-	if n == nil || n.State == record.Deleted || n.Name != t.Network && !op.Damaged {
+	if n == nil || n.State == record.Deleted || n.Network != t.Network && !op.Damaged {
 		return nil, nil
 	}
 	bare := &attachment{op: op, network: &Network{snapshot: op.snapshot}, partial: chain.Partial(n.Result)}
@@ -205,7 +205,7 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 	if err := op.EnterRecorded(true); err != nil {
 		return nil, err
 	}
-	recorded, err := op.fromRecord(&record.Record{ContainerID: rec.ContainerID, PluginID: rec.PluginID, Networks: []record.Network{*n}})
+	recorded, err := op.fromRecord(&record.Record{ContainerID: rec.ContainerID, PluginID: rec.PluginID, Attachments: []record.Attachment{*n}})
 	if err != nil && configured {
 		bare.NetNS = op.Path
 		return bare, nil

@@ -38,9 +38,9 @@ func (op *operation) clearDead(ctx context.Context) error {
 	if err != nil || len(dead) == 0 && len(earlier) > 0 {
 		return err
 	}
-	op.logger.Info("removing what is left of an earlier attachment", "container", op.ID)
+	op.logger.Info("removing an earlier attachment", "container", op.ID)
 	if err := op.tearDown(context.WithoutCancel(ctx), dead); err != nil {
-		return fmt.Errorf("remove what is left of an earlier attachment: %w", err)
+		return fmt.Errorf("remove an earlier attachment: %w", err)
 	}
 	return nil
 }
@@ -51,7 +51,7 @@ func (op *operation) clearDead(ctx context.Context) error {
 func (op *operation) deadOf(earlier []*attachment, wanted container.Place) ([]*attachment, error) {
 	var dead []*attachment
 	for _, a := range earlier {
-		live, err := a.lives(earlier)
+		live, err := a.isAlive(earlier)
 		if err != nil {
 			return nil, fmt.Errorf("look up interface %s of network %q: %w", a.IfName, a.network.config.Name, err)
 		}
@@ -110,10 +110,10 @@ func (a *attachment) entersContainer() bool {
 	return err == nil && p.Kind == runner.BuiltIn
 }
 
-// lives reports whether an attachment is alive: its namespace exists and has the
+// isAlive reports whether an attachment is alive: its namespace exists and has the
 // interface. Every namespace has a loopback interface, so lo is alive if an
 // attachment of the same Setup is, or without one if the namespace exists.
-func (a *attachment) lives(all []*attachment) (bool, error) {
+func (a *attachment) isAlive(all []*attachment) (bool, error) {
 	ifName := a.IfName
 	if ifName == "lo" || !a.madeInterface() { // an interface that was never made cannot be missing
 		ifName = ""
@@ -128,7 +128,7 @@ func (a *attachment) lives(all []*attachment) (bool, error) {
 			continue
 		}
 		alone = false
-		if live, err := other.lives(nil); live || err != nil {
+		if live, err := other.isAlive(nil); live || err != nil {
 			return live, err
 		}
 	}

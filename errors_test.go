@@ -85,7 +85,7 @@ func TestErrorText(t *testing.T) {
 
 // TestNoTextHasAnEmptyMiddle: messages from others may be empty or partial.
 func TestNoTextHasAnEmptyMiddle(t *testing.T) {
-	const mend = "; call Remove again when that is mended, or CleanUp to give it up"
+	const mend = "; fix the cause and call Remove again, or call CleanUp to abandon it"
 	_, named := New(WithPluginConfDir(t.TempDir()), WithNetworkName(""))
 	for want, err := range map[string]error{
 		"container c1 could not be removed: no error message; call":         &LeftoverError{ContainerID: "c1", Err: errors.New("")},

@@ -135,7 +135,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 // unsettled reports whether a container has attachments of this owner that must
 // be removed.
 func (s *snapshot) unsettled(f record.Found) bool {
-	return f.Err == nil && slices.ContainsFunc(f.Record.Networks, func(n record.Network) bool {
+	return f.Err == nil && slices.ContainsFunc(f.Record.Attachments, func(n record.Attachment) bool {
 		return f.Record.OwnerOf(&n) == s.owner && (n.State == record.Deleting || n.State != record.Deleted && n.Failures > 0)
 	})
 }
@@ -214,14 +214,14 @@ func (s *snapshot) validAttachments() (map[string][]types.GCAttachment, error) {
 		return nil, err
 	}
 	for _, f := range found {
-		if f.Err != nil && (!errors.Is(f.Err, record.ErrBad) || len(f.Record.Networks) == 0) {
-			return nil, fmt.Errorf("what is attached is not known: %w", f.Err)
+		if f.Err != nil && (!errors.Is(f.Err, record.ErrBad) || len(f.Record.Attachments) == 0) {
+			return nil, fmt.Errorf("the list of attachments is incomplete: %w", f.Err)
 		}
-		for _, n := range f.Record.Networks {
+		for _, n := range f.Record.Attachments {
 			switch {
 			case n.State == record.Deleted:
-			case n.Name != "":
-				add(n.Name, string(f.Record.Plugins()), n.IfName)
+			case n.Network != "":
+				add(n.Network, string(f.Record.Plugins()), n.IfName)
 			default: // of a damaged record, which may be any network's
 				for _, loaded := range s.networks {
 					add(loaded.config.Name, string(f.Record.Plugins()), n.IfName)

@@ -284,7 +284,7 @@ func TestFault_F57_ADelegateIsRecordedBeforeItRuns(t *testing.T) {
 	own := testhost.Acting{On: map[string]testhost.Action{"ADD": func(context.Context, *plugin.Request) error {
 		rec, err := s.Records().Load("c1")
 		if err == nil {
-			plugins = rec.Networks[0].Plugins
+			plugins = rec.Attachments[0].Plugins
 		}
 		return err
 	}}}
@@ -323,7 +323,7 @@ func TestFault_F57_AContainerOfAPoolHasThePluginsThatMadeIt(t *testing.T) {
 	rec, err := s.Records().Load("c1")
 	expect.NoError(t, err)
 	expect.Same(t, "known to plugins as", rec.Plugins(), record.PluginID(warm))
-	expect.Same(t, "plugins", rec.Networks[0].Plugins, []record.Plugin{
+	expect.Same(t, "plugins", rec.Attachments[0].Plugins, []record.Plugin{
 		{Type: "bridge", Kind: "built in"}, {Type: "portmap", Kind: "executable", Path: s.Path("moved", "portmap")}})
 	later := s.Runtime(append(opts, ranKinds(&ran))...)
 	expect.NoError(t, later.Check(t.Context(), "c1", path))

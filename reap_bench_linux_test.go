@@ -63,7 +63,7 @@ func (h *realHost) crowd(r *cni.Runtime, n int) {
 	for i := range n {
 		rec := *base
 		rec.ContainerID, rec.Generation = record.ID(fmt.Sprint("crowd-", i)), 0
-		rec.Networks = slices.Clone(base.Networks)
+		rec.Attachments = slices.Clone(base.Attachments)
 		expect.NoError(h.T, h.Records().Begin(&rec))
 	}
 }

@@ -120,7 +120,7 @@ func TestFault_F33_AnInterruptedSetupOrRemoveIsFinished(t *testing.T) {
 			expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
 			s.RemoveNetNS("c1")
 			s.TakeCalls()
-			s.ChangeRecord("c1", func(rec *record.Record) { rec.Networks[0].State = state })
+			s.ChangeRecord("c1", func(rec *record.Record) { rec.Attachments[0].State = state })
 			reap(t, r)
 			calls := s.TakeCalls()
 			expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth0", "DEL p c1/eth0"})

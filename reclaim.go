@@ -132,7 +132,7 @@ func (s *snapshot) reservedFor(n *Network, g *claims.Garbage) (all []types.GCAtt
 	}
 	if len(unnamed) > 0 {
 		left = fmt.Sprintf("network %q: plugins were not asked to collect garbage, since an executable host-local would release %s, "+
-			"which says no attachment; delete it if it is nobody's reservation", n.config.Name, strings.Join(unnamed, ", "))
+			"a reservation that names no attachment; delete it if nobody uses it", n.config.Name, strings.Join(unnamed, ", "))
 	}
 	return all, left, nil
 }

@@ -31,7 +31,7 @@ func (op *operation) write(ctx context.Context) error {
 		if op.owner != rec.Owner {
 			n.Owner = op.owner
 		}
-		rec.Networks = append(rec.Networks, n)
+		rec.Attachments = append(rec.Attachments, n)
 	}
 	op.enter(op.attachments)
 	if err := op.Begin(rec, op.startsEarly()); err != nil {
@@ -52,19 +52,19 @@ func (op *operation) startsEarly() bool {
 
 // recorded returns all parameters of the attachment's plugins, and the plugins
 // that run.
-func (a *attachment) recorded(ctx context.Context) (record.Network, error) {
+func (a *attachment) recorded(ctx context.Context) (record.Attachment, error) {
 	a.runner().Choose(ctx)
-	n := record.Network{Name: a.network.config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.plugins.Recorded()}
+	n := record.Attachment{Network: a.network.config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.plugins.Recorded()}
 	var err error
 	n.Result, n.Facts = json.RawMessage(a.part.Result), a.facts.All()
 	if n.Config, err = conflist.Whole(a.network.config); err != nil {
 		return n, err
 	}
 	if n.Capabilities, err = rawMap(a.CapabilityArgs); err != nil {
-		return n, fmt.Errorf("network %q: capability %w", n.Name, err)
+		return n, fmt.Errorf("network %q: capability %w", n.Network, err)
 	}
 	if n.ConfigArgs, err = rawMap(a.ConfigArgs); err != nil {
-		return n, fmt.Errorf("network %q: args.cni.%w", n.Name, err)
+		return n, fmt.Errorf("network %q: args.cni.%w", n.Network, err)
 	}
 	return n, nil
 }
@@ -168,13 +168,13 @@ func (op *operation) narrow(ns *Namespace) error {
 // their ADD rather than the loaded one.
 func (op *operation) fromRecord(rec *record.Record) ([]*attachment, error) {
 	var attachments []*attachment
-	for _, n := range rec.Networks {
+	for _, n := range rec.Attachments {
 		if n.State == record.Deleted {
 			continue
 		}
 		list, err := conflist.Parse(n.Config)
 		if err != nil {
-			return nil, fmt.Errorf("recorded configuration of network %q: %w: %w", n.Name, err, ErrInvalidConfig)
+			return nil, fmt.Errorf("recorded configuration of network %q: %w: %w", n.Network, err, ErrInvalidConfig)
 		}
 		a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.snapshot}}
 		a.state, a.partial = n.State, chain.Partial(n.Result)
@@ -287,7 +287,7 @@ func (op *operation) forget(attachments []*attachment) error {
 		gone[a.IfName] = true
 	}
 	left := 0
-	for _, n := range op.Record.Networks {
+	for _, n := range op.Record.Attachments {
 		if n.State != record.Deleted && !gone[n.IfName] {
 			left++
 		}

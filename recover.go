@@ -196,7 +196,7 @@ func (s *snapshot) deleteIllegible(f record.Found) (o outcome) {
 	if now, err := s.Records.LoadFile(f.File); now == nil || now.ContainerID != "" || !errors.Is(err, record.ErrBad) {
 		return o // it is another by now, or gone
 	}
-	s.logger.Error("attachment record is unreadable and was deleted; what it recorded may be left", "file", f.File, "error", f.Err)
+	s.logger.Error("attachment record is unreadable and was deleted; leftovers of its attachments are possible", "file", f.File, "error", f.Err)
 	if o.err = s.Pins.Discard(f.File); o.err == nil {
 		o.err = s.Records.Discard(f.File)
 	}
@@ -238,7 +238,7 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record
 	}
 	// For networks that have nothing to attach ahead of time, a pool makes a namespace
 	// without attachments.
-	empty := !op.Damaged && len(op.Record.Networks) == 0
+	empty := !op.Damaged && len(op.Record.Attachments) == 0
 	if len(going) > 0 || empty {
 		o.err = op.finish(ctx, going)
 	}
@@ -261,7 +261,7 @@ func (op *operation) finish(ctx context.Context, going []*attachment) error {
 // notYet returns an error while it is too early to repeat a failed removal. The
 // time doubles from a second, to at most an hour. A Remove by the caller does
 // not wait.
-func notYet(n *record.Network) error {
+func notYet(n *record.Attachment) error {
 	if n == nil || n.Failures == 0 || n.LastTry.After(time.Now()) {
 		return nil // the clock was ahead: the time of the failure is unknown
 	}
@@ -318,7 +318,7 @@ func (op *operation) going() ([]*attachment, error) {
 // attachedBefore reports whether the log of a damaged record shows that the
 // container was attached, and that no Remove has begun.
 func (op *operation) attachedBefore() bool {
-	return op.Record != nil && slices.ContainsFunc(op.Record.Networks, func(n record.Network) bool {
+	return op.Record != nil && slices.ContainsFunc(op.Record.Attachments, func(n record.Attachment) bool {
 		return n.State == record.Added && n.Failures == 0
 	})
 }
@@ -327,7 +327,7 @@ func (op *operation) attachedBefore() bool {
 // those of an unfinished Setup, about which its caller has learned nothing.
 func (op *operation) unfinished() []*attachment {
 	half := map[int]bool{}
-	for _, n := range op.Record.Networks {
+	for _, n := range op.Record.Attachments {
 		if n.State == record.Planned {
 			half[n.Call] = true
 		}
@@ -356,7 +356,7 @@ func (op *operation) doubt(ctx context.Context, attachments []*attachment) error
 	}
 	var errs []error
 	for _, a := range attachments {
-		live, err := a.lives(attachments)
+		live, err := a.isAlive(attachments)
 		if err == nil && !live {
 			err = fmt.Errorf("interface %s of network %q is gone: %w", a.IfName, a.network.config.Name, ErrNotAttached)
 		}

@@ -222,7 +222,7 @@ func (op *operation) handedOver(ctx context.Context, host *hostns.NetNS) error {
 	for _, n := range op.networks {
 		g.Networks = append(g.Networks, handover.Network{List: n.config, IfName: n.ifName})
 	}
-	errs := []error{handover.SameOptions(op.Record.Networks), g.Loaded()}
+	errs := []error{handover.SameOptions(op.Record.Attachments), g.Loaded()}
 	for _, a := range op.attachments {
 		if err := a.handedOver(ctx, g); err != nil {
 			errs = append(errs, fmt.Errorf("network %q, interface %s: %w", a.network.config.Name, a.IfName, err))
@@ -258,7 +258,7 @@ func (a *attachment) handedOver(ctx context.Context, g *handover.GoCNI) error {
 	if err := handover.Whole(a.op.Record.Find(a.IfName)); err != nil {
 		return err
 	}
-	live, err := a.lives(a.op.attachments)
+	live, err := a.isAlive(a.op.attachments)
 	if err == nil && !live {
 		err = fmt.Errorf("there is no such interface in the container, and plugins then leave its rules; Remove the container: %w", ErrNotAttached)
 	}

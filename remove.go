@@ -65,7 +65,7 @@ func (op *operation) validateRemove(ns *Namespace) (*hostns.NetNS, error) {
 // nor loaded.
 func (s *snapshot) validateSelected(ns *Namespace, rec *record.Record) error {
 	for _, sel := range ns.selected {
-		recorded := slices.ContainsFunc(rec.Networks, func(n record.Network) bool { return n.Name == sel.network })
+		recorded := slices.ContainsFunc(rec.Attachments, func(n record.Attachment) bool { return n.Network == sel.network })
 		if _, err := s.find(sel.network); err != nil && !recorded {
 			return err
 		}
@@ -163,7 +163,7 @@ func (a *attachment) del(ctx context.Context) (err error) {
 	ctx, span := spans.Network(ctx, "cni.detachNetwork", a.network.config.Name, a.IfName)
 	defer func() { spans.End(span, err) }()
 	err = a.chain().Del(ctx, &a.Attachment, a.partial)
-	return a.withoutNeverRan(a.errors("DEL", err))
+	return a.dropNeverRan(a.errors("DEL", err))
 }
 
 // useCached completes the parameters of this call with those of the ADD: the
@@ -209,8 +209,8 @@ func (op *operation) withoutHost(attachments []*attachment) error {
 	return join(errs...)
 }
 
-// withoutNeverRan removes the errors of plugins whose ADD was not started.
-func (a *attachment) withoutNeverRan(err error) error {
+// dropNeverRan removes the errors of plugins whose ADD was not started.
+func (a *attachment) dropNeverRan(err error) error {
 	return without(err, func(e *Error) bool { return e.Plugin != "" && a.plugins.NotRun(e.Plugin) })
 }
 

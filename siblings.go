@@ -16,7 +16,7 @@ func (a *attachment) siblings() ([]*attachment, error) {
 	var err error
 	if rec := a.op.Record; rec != nil && !a.op.Damaged {
 		// Most attachments have none. The record then need not be parsed.
-		if !slices.ContainsFunc(rec.Networks, func(n record.Network) bool { return n.State != record.Deleted && stays(n.IfName) }) {
+		if !slices.ContainsFunc(rec.Attachments, func(n record.Attachment) bool { return n.State != record.Deleted && stays(n.IfName) }) {
 			return nil, nil
 		}
 		all, err = a.op.fromRecord(rec)
@@ -26,7 +26,7 @@ func (a *attachment) siblings() ([]*attachment, error) {
 	return slices.DeleteFunc(slices.Clone(all), func(b *attachment) bool { return !stays(b.IfName) }), err
 }
 
-// sharing returns the addresses, owners and rules of the siblings.
+// Siblings returns the addresses, owners and rules of the siblings.
 func (a *attachment) Siblings() fwrules.Siblings {
 	all, err := a.siblings()
 	var described []*footprint.Attachment
@@ -40,7 +40,7 @@ func (a *attachment) Siblings() fwrules.Siblings {
 			"container", a.op.ID, "network", a.network.config.Name, "error", rerr)
 	}
 	if a.op.Damaged {
-		s.Addresses = append(s.Addresses, footprint.AddressesOf(a.op.Record.Networks, a.op.removal.leaving)...)
+		s.Addresses = append(s.Addresses, footprint.AddressesOf(a.op.Record.Attachments, a.op.removal.leaving)...)
 	}
 	return s
 }

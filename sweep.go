@@ -33,7 +33,7 @@ func (e *LeftoverError) Error() string {
 	if why := e.why(); why != "" {
 		s += ": " + why
 	}
-	return s + "; call Remove again when that is mended, or CleanUp to give it up"
+	return s + "; fix the cause and call Remove again, or call CleanUp to abandon it"
 }
 
 // why returns the cause, and the remaining things.
@@ -106,7 +106,7 @@ func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
 // none, so a failure is only logged.
 func (a *attachment) clear(ctx context.Context, t sweep.Target, found []sweep.Item) (left []string, err error) {
 	if len(found) > 0 {
-		a.op.logger.Info("sweeping what DEL has left", "container", a.op.ID, "network", a.network.config.Name,
+		a.op.logger.Info("removing leftovers of DEL", "container", a.op.ID, "network", a.network.config.Name,
 			"left", sweep.Lines(found))
 		if still, err := sweep.Clear(ctx, t, found); err != nil || len(still) > 0 {
 			return sweep.Lines(still), err

@@ -30,7 +30,7 @@ import (
 func main() {
 	verbose := flag.Bool("v", false, "log each plugin's call, and list all that is kept for the next container")
 	configDir := flag.String("config", "", "attach to the networks in `DIR` (default: testdata/quickstart of the checkout)")
-	pluginDir := flag.String("plugins", "", "run the executables in `DIR` (default: what is built in, in process)")
+	pluginDir := flag.String("plugins", "", "run the executables in `DIR` (default: the built-in plugins, in process)")
 	first := flag.Int("first", -1, "measure the first packets of `N` new containers each (default: 50; with -plugins 0, as that takes minutes)")
 	flag.Parse()
 	if *first < 0 {

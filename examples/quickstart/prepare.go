@@ -64,7 +64,7 @@ func checkPlugins(config *cni.ConfigResult) error {
 		return fmt.Errorf("not built in: %s: name a directory that has executables of all plugins with -plugins", types)
 	}
 	return fmt.Errorf("no plugin %s in %s: leave -plugins out to have those built in, "+
-		"or add what is missing to it", types, strings.Join(config.PluginDirs, ", "))
+		"or add the missing ones to it", types, strings.Join(config.PluginDirs, ", "))
 }
 
 // shippedConfig is the directory of this program's networks in a checkout. They

@@ -49,11 +49,11 @@ func Is(rec *record.Record, owner, boot, view string) bool {
 		return false
 	}
 	attached := false
-	for i := range rec.Networks {
-		if rec.Networks[i].State == record.Deleted {
+	for i := range rec.Attachments {
+		if rec.Attachments[i].State == record.Deleted {
 			continue
 		}
-		if rec.OwnerOf(&rec.Networks[i]) != owner {
+		if rec.OwnerOf(&rec.Attachments[i]) != owner {
 			return false
 		}
 		attached = true

@@ -61,8 +61,8 @@ func (f *fake) round(t *testing.T, s *Search) (passes int, err error) {
 func abandonedRecord(id record.ID) *record.Record {
 	return &record.Record{
 		ContainerID: id, Owner: "tester", Boot: boot,
-		NetNS:    record.NetNS{Path: "/nowhere", Dev: 4, Ino: 4711, View: nsfind.View()},
-		Networks: []record.Network{{Name: "net", IfName: "eth0", State: record.Added}},
+		NetNS:       record.NetNS{Path: "/nowhere", Dev: 4, Ino: 4711, View: nsfind.View()},
+		Attachments: []record.Attachment{{Network: "net", IfName: "eth0", State: record.Added}},
 	}
 }
 
@@ -94,11 +94,11 @@ func TestIs(t *testing.T) {
 		"made ahead of time":      {func(r *record.Record) { r.Warm = true }, false},
 		"a pool's":                {func(r *record.Record) { r.NetNS.Ours = true }, false},
 		"another owner's":         {func(r *record.Record) { r.Owner = "another" }, false},
-		"another owner's as well": {func(r *record.Record) { r.Networks = append(r.Networks, record.Network{Owner: "another"}) }, false},
+		"another owner's as well": {func(r *record.Record) { r.Attachments = append(r.Attachments, record.Attachment{Owner: "another"}) }, false},
 		"was another owner's": {func(r *record.Record) {
-			r.Networks = append(r.Networks, record.Network{Owner: "another", State: record.Deleted})
+			r.Attachments = append(r.Attachments, record.Attachment{Owner: "another", State: record.Deleted})
 		}, true},
-		"nothing attached any more": {func(r *record.Record) { r.Networks[0].State = record.Deleted }, false},
+		"nothing attached any more": {func(r *record.Record) { r.Attachments[0].State = record.Deleted }, false},
 	} {
 		rec := abandonedRecord("c1")
 		test.change(rec)

@@ -231,8 +231,8 @@ func TestFault_F47_ARetriedDelLeavesAnInterfaceThatIsLentAgain(t *testing.T) {
 				}
 				if forget {
 					h.ChangeRecord("c1", func(rec *record.Record) {
-						fact := strings.Replace(string(rec.Networks[0].Facts["interface"]), `,"settled":true`, "", 1)
-						rec.Networks[0].Facts["interface"] = []byte(fact)
+						fact := strings.Replace(string(rec.Attachments[0].Facts["interface"]), `,"settled":true`, "", 1)
+						rec.Attachments[0].Facts["interface"] = []byte(fact)
 					})
 				}
 				h.Plugin(scripted.Script{}, "stuck")

@@ -125,7 +125,7 @@ func TestDuty_R16_ADeadAttachmentThatCannotBeCleanedIsAnError(t *testing.T) {
 	_, err := r.Setup(t.Context(), "c1", s.Container("c2"))
 	expect.Same(t, "errors", testhost.Messages(err), []string{"p: stuck"})
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth1", "DEL p c1/eth0"})
-	if !strings.Contains(err.Error(), "remove what is left of an earlier attachment") {
+	if !strings.Contains(err.Error(), "remove an earlier attachment") {
 		t.Errorf("error %q does not name the attempt", err)
 	}
 }

@@ -41,7 +41,7 @@ func (h *firewalldHost) recordedBackend(id string) string {
 	h.T.Helper()
 	rec, err := record.Open(h.Path("state", "embedcni", "attachments")).Load(record.ID(id))
 	expect.NoError(h.T, err)
-	for _, p := range rec.Networks[0].Plugins {
+	for _, p := range rec.Attachments[0].Plugins {
 		if p.Type == "firewall" {
 			return p.Backend
 		}

@@ -388,7 +388,7 @@ func (h *realHost) withoutHashes(lines []string) []string {
 func TestCleanUpWithAConfigurationInPlaceOfTheRecorded(t *testing.T) {
 	s, r := leasing(t, "c1")
 	s.hold(map[string]string{"10.9.0.2": "c1\r\neth0", "10.9.0.3": "c2\r\neth0"})
-	s.ChangeRecord("c1", func(rec *record.Record) { rec.Networks[0].Config = []byte("{}") })
+	s.ChangeRecord("c1", func(rec *record.Record) { rec.Attachments[0].Config = []byte("{}") })
 	target := cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"}
 	_, err := r.CleanUp(t.Context(), target)
 	expect.Is(t, err, cni.ErrInvalidConfig)

@@ -134,7 +134,7 @@ func TestDuty_R35_GCReportsUnreadableRecords(t *testing.T) {
 	s, r, _ := inhabited(t, "c1", "c2")
 	expect.NoError(t, os.WriteFile(s.RecordFile("c1")+".json", []byte("{"), 0o600))
 	_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}})
-	if err == nil || !strings.Contains(err.Error(), "what is attached is not known") {
+	if err == nil || !strings.Contains(err.Error(), "the list of attachments is incomplete") {
 		t.Errorf("error %v, want that the attachments are unknown", err)
 	}
 	expect.Same(t, "calls", s.Took(), []string{})

@@ -89,10 +89,10 @@ func TestFault_F41_TheRestWhenTheFirstOwnerGoes(t *testing.T) {
 
 // TestFault_F41_AnOwnersHalfDoneAttachment must not be removed by the other.
 func TestFault_F41_AnOwnersHalfDoneAttachment(t *testing.T) {
-	for what, spoil := range map[string]func(n *record.Network){
-		"killed in its Setup":  func(n *record.Network) { n.State = record.Planned },
-		"killed in its Remove": func(n *record.Network) { n.State = record.Deleting },
-		"failed to detach":     func(n *record.Network) { n.Failures, n.LastError = 1, "stuck" },
+	for what, spoil := range map[string]func(n *record.Attachment){
+		"killed in its Setup":  func(n *record.Attachment) { n.State = record.Planned },
+		"killed in its Remove": func(n *record.Attachment) { n.State = record.Deleting },
+		"failed to detach":     func(n *record.Attachment) { n.Failures, n.LastError = 1, "stuck" },
 	} {
 		t.Run(what, func(t *testing.T) {
 			s, first, second := twoOwners(t)

@@ -184,7 +184,7 @@ func TestPoolOfAProcessThatWasKilled(t *testing.T) {
 			rec, err := s.Records().Load(record.ID(warm))
 			expect.NoError(s.T, err)
 			rec.ContainerID, rec.PluginID, rec.Warm, rec.Generation = "c1", record.PluginID(warm), false, 0
-			rec.Networks[0].State = record.Planned
+			rec.Attachments[0].State = record.Planned
 			expect.NoError(s.T, s.Records().Begin(rec))
 		}, func(string) []string { return []string{"c1"} }, 2},
 		"not recorded yet": {func(s *stage, warm string) {

@@ -186,7 +186,7 @@ func TestFault_F39_ExecutablesGetOthersReservationsAsValid(t *testing.T) {
 		expect.NoError(t, err)
 		expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2"}, Left: []string{
 			`network "net": plugins were not asked to collect garbage, since an executable host-local would release ` +
-				filepath.Join(dir, name) + `, which says no attachment; delete it if it is nobody's reservation`}})
+				filepath.Join(dir, name) + `, a reservation that names no attachment; delete it if nobody uses it`}})
 		expect.Same(t, "calls", s.Took(), []string{})
 		expect.NoError(t, os.Remove(filepath.Join(dir, name)))
 	}
@@ -243,7 +243,7 @@ func TestFault_F39_AnEmptyReservationThatMayBeEithersIsReported(t *testing.T) {
 		t.Fatal("Setup succeeded")
 	}
 	left := func(name string) string {
-		return filepath.Join(dir, name) + " is empty: it is left of a plugin that was killed, or it is an administrator's reservation; delete it if it is nobody's"
+		return filepath.Join(dir, name) + " is empty: a killed plugin left it, or an administrator reserved the address; delete it if nobody uses it"
 	}
 	for range 2 {
 		report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})

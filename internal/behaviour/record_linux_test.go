@@ -47,7 +47,7 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 	if lives, known, err := lock.Open(s.Path("state", "embedcni", "locks")).Lives(got.Life); !lives || !known || err != nil {
 		t.Errorf("the process lives by %q: %v, known %v, %v", got.Life, lives, known, err)
 	}
-	config := string(got.Networks[0].Config)
+	config := string(got.Attachments[0].Config)
 	if want := `"script":"` + s.Path("script-q") + `"`; !strings.Contains(config, want) {
 		t.Errorf("configuration %s, want %s in it", config, want)
 	}
@@ -58,11 +58,11 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 		t.Error("from where the path leads to the namespace is not recorded")
 	}
 	got.NetNS.View = ""
-	got.Since, got.Runtime, got.Life, got.PIDNS, got.Networks[0].Config = time.Time{}, "", "", 0, nil
+	got.Since, got.Runtime, got.Life, got.PIDNS, got.Attachments[0].Config = time.Time{}, "", "", 0, nil
 	expect.Same(t, "record", *got, record.Record{
 		ContainerID: "c1", Owner: "tester", Boot: bootID, Host: host.ID().String(), HostPath: s.Path("netns", "host"), Generation: 1,
 		NetNS: record.NetNS{Path: path, Dev: pin.ID().Dev, Ino: pin.ID().Ino, Pin: s.Pin("c1")},
-		Networks: []record.Network{{Name: "net", IfName: "eth0", Call: 1, Args: [][2]string{{"K", "v"}},
+		Attachments: []record.Attachment{{Network: "net", IfName: "eth0", Call: 1, Args: [][2]string{{"K", "v"}},
 			Capabilities: map[string]json.RawMessage{"portMappings": json.RawMessage(`[{"hostPort":80,"containerPort":8080,"protocol":"tcp"}]`)},
 			ConfigArgs:   map[string]json.RawMessage{"k": json.RawMessage("1")},
 			Plugins: []record.Plugin{
@@ -243,7 +243,7 @@ func TestARestartedProgramHasOnlyTheAttachmentsThatWereNotRemoved(t *testing.T) 
 			rec, err := s.Records().Load("c1")
 			expect.NoError(t, err)
 			var left []string
-			for _, n := range rec.Networks {
+			for _, n := range rec.Attachments {
 				if n.State != record.Deleted {
 					left = append(left, n.IfName)
 				}

@@ -62,10 +62,10 @@ func TestRecoverRemovesDeadContainers(t *testing.T) {
 		netNS   string // DEL's CNI_NETNS
 	}{
 		"killed in ADD": {func(s *stage) {
-			s.ChangeRecord("c1", func(rec *record.Record) { rec.Networks[0].State = record.Planned })
+			s.ChangeRecord("c1", func(rec *record.Record) { rec.Attachments[0].State = record.Planned })
 		}, "c1"},
 		"killed in DEL": {func(s *stage) {
-			s.ChangeRecord("c1", func(rec *record.Record) { rec.Networks[0].State = record.Deleting })
+			s.ChangeRecord("c1", func(rec *record.Record) { rec.Attachments[0].State = record.Deleting })
 		}, "c1"},
 		"the namespace is gone, and is kept nowhere": {func(s *stage) {
 			s.RemoveNetNS("c1")
@@ -185,7 +185,7 @@ func TestFault_F58_AnInterfaceThatAddDidNotMakeIsNotMissed(t *testing.T) {
 // left half done does not make Recover detach the other attachments of a
 // running container.
 func TestRecoverRemovesOnlyHalfDoneAttachments(t *testing.T) {
-	extra := func(rec *record.Record) *record.Network { return rec.Find("eth7") }
+	extra := func(rec *record.Record) *record.Attachment { return rec.Find("eth7") }
 	for what, tt := range map[string]struct {
 		happens func(s *stage)
 		calls   []string

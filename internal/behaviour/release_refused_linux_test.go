@@ -48,8 +48,8 @@ func and(list string) func(h *realHost) []cni.Opt {
 
 func sameBoot(r *record.Record) { r.Boot, _ = boot.ID() }
 
-func attachmentOf(change func(n *record.Network)) func(h *realHost) {
-	return rerecorded(func(r *record.Record) { change(&r.Networks[0]) })
+func attachmentOf(change func(n *record.Attachment)) func(h *realHost) {
+	return rerecorded(func(r *record.Record) { change(&r.Attachments[0]) })
 }
 
 func rerecorded(change func(r *record.Record)) func(h *realHost) {
@@ -80,8 +80,8 @@ func (h *realHost) replaceInCache(old, by string) {
 	cached(now)(h)
 }
 
-func backendOf(typ, backend string) func(n *record.Network) {
-	return func(n *record.Network) {
+func backendOf(typ, backend string) func(n *record.Attachment) {
+	return func(n *record.Attachment) {
 		i := slices.IndexFunc(n.Plugins, func(p record.Plugin) bool { return p.Type == typ })
 		n.Plugins[i].Backend = backend
 	}
@@ -142,13 +142,13 @@ func recordRefusals() []refusal {
 		{name: "its path is gone", spoil: func(h *realHost) { expect.NoError(h.T, netns.Remove(h.Path("netns", "c1"))) },
 			is: cni.ErrInvalidNetNS, says: "no longer leads to its namespace"},
 		{name: "dead since a reboot", spoil: rerecorded(func(r *record.Record) { r.Boot = "another" }),
-			says: "it is dead since the machine was started anew", mend: rerecorded(sameBoot)},
+			says: "it ended when the host was rebooted", mend: rerecorded(sameBoot)},
 		{name: "attached from another host namespace", spoil: rerecorded(func(r *record.Record) { r.Host += "1" }),
 			is: cni.ErrHostNetNS, says: "its plugins ran in network namespace",
 			mend: rerecorded(func(r *record.Record) { r.Host = strings.TrimSuffix(r.Host, "1") })},
-		{name: "attached in part", spoil: attachmentOf(func(n *record.Network) { n.State = record.Planned }), says: "it is attached in part"},
-		{name: "removed in part", spoil: attachmentOf(func(n *record.Network) { n.State = record.Deleting }), says: "a removal has begun"},
-		{name: "a removal that failed", spoil: attachmentOf(func(n *record.Network) { n.Failures, n.LastError = 2, "no luck" }),
+		{name: "attached in part", spoil: attachmentOf(func(n *record.Attachment) { n.State = record.Planned }), says: "it is attached in part"},
+		{name: "removed in part", spoil: attachmentOf(func(n *record.Attachment) { n.State = record.Deleting }), says: "a removal has begun"},
+		{name: "a removal that failed", spoil: attachmentOf(func(n *record.Attachment) { n.Failures, n.LastError = 2, "no luck" }),
 			says: "a removal has begun (2 failures, the last: no luck)"},
 		{name: "a damaged record", spoil: func(h *realHost) { h.SpoilBase("c1", "damaged") }, is: record.ErrBad, says: "its record is damaged"},
 		{name: "a record of format 1", spoil: damaged(`{"format":1,"record":{"containerID":"c1"}}`),

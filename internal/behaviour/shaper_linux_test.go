@@ -102,7 +102,7 @@ func TestFault_F48_TheDeviceOfAKilledAddGoes(t *testing.T) {
 			path := h.Container("c1")
 			h.mustSetup(r, "c1", path, shaped("podnet", "eth0", sending))
 			h.ChangeRecord("c1", func(rec *record.Record) {
-				rec.Networks[0].State, rec.Networks[0].Result = record.Planned, nil
+				rec.Attachments[0].State, rec.Attachments[0].Result = record.Planned, nil
 			})
 			expect.NoError(t, r.Remove(t.Context(), "c1", path))
 			expect.Same(t, "devices", len(h.shapers()), 0)

@@ -243,7 +243,7 @@ func TestFault_F59_AContainerThatIsMountedElsewhereLives(t *testing.T) {
 func TestFault_F59_ANumberThatIsGivenAgainIsNoContainer(t *testing.T) {
 	s, conf, leave := elsewhereMounted(t)
 	s.ChangeRecord("c1", func(rec *record.Record) {
-		rec.Networks[0].Result = []byte(strings.Replace(string(rec.Networks[0].Result), `"mac":"`, `"mac":"02:00:00:00:00:99","was":"`, 1))
+		rec.Attachments[0].Result = []byte(strings.Replace(string(rec.Attachments[0].Result), `"mac":"`, `"mac":"02:00:00:00:00:99","was":"`, 1))
 	})
 	r := s.restarted(conf)
 	report, err := r.Recover(t.Context())

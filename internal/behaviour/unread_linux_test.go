@@ -198,7 +198,7 @@ func TestFault_F43_ARecordOfANewerVersionIsLeftAlone(t *testing.T) {
 		report, err = r.GC(t.Context(), cni.GCOptions{KeepNone: true, DryRun: dry})
 		expect.Same(t, "removed", report.Removed, []string{"c2"})
 		wantUntouched(t, "GC", report.Skipped["c1"], true)
-		if err == nil || !strings.Contains(err.Error(), "what is attached is not known") {
+		if err == nil || !strings.Contains(err.Error(), "the list of attachments is incomplete") {
 			t.Errorf("error %v, want that the attachments are unknown", err)
 		}
 	}

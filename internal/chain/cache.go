@@ -77,10 +77,10 @@ func (c *Chain) cacheFile(a *Attachment) string {
 	return filepath.Join(c.CacheDir, "results", fmt.Sprintf("%s-%s-%s", c.List.Name, a.ContainerID, a.IfName))
 }
 
-// isAnothers reports whether a cache file is another attachment's. Its name
+// belongsToOther reports whether a cache file is another attachment's. Its name
 // joins three parts, so network "a" with container "b-c" and network "a-b" with
 // container "c" share one file.
-func (c *Chain) isAnothers(data []byte, a *Attachment) bool {
+func (c *Chain) belongsToOther(data []byte, a *Attachment) bool {
 	var owner struct {
 		ContainerID string `json:"containerId"`
 		NetworkName string `json:"networkName"`
@@ -94,7 +94,7 @@ func (c *Chain) isAnothers(data []byte, a *Attachment) bool {
 // Forget deletes the cached result of an attachment that is gone although its
 // Del failed. Otherwise other runtimes, and a GC, would consider it attached.
 func (c *Chain) Forget(a *Attachment) error {
-	if data, err := plainfile.Read(c.cacheFile(a)); err == nil && c.isAnothers(data, a) {
+	if data, err := plainfile.Read(c.cacheFile(a)); err == nil && c.belongsToOther(data, a) {
 		return nil
 	}
 	if err := os.Remove(c.cacheFile(a)); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -77,7 +77,7 @@ func (c *Chain) Cached(a *Attachment) (*Attachment, error) {
 // file is missing, unreadable, or another attachment's.
 func (c *Chain) read(a *Attachment) []byte {
 	data, err := plainfile.Read(c.cacheFile(a))
-	if err != nil || c.isAnothers(data, a) {
+	if err != nil || c.belongsToOther(data, a) {
 		return nil
 	}
 	return data
@@ -179,7 +179,7 @@ func (c *Chain) cachedFor(a *Attachment, result json.RawMessage) error {
 	if err != nil {
 		return err
 	}
-	if c.isAnothers(data, a) {
+	if c.belongsToOther(data, a) {
 		return errors.New("the file is another attachment's")
 	}
 	k, err := c.decode(data)

@@ -67,7 +67,7 @@ func (l Ledger) Note(lines ...record.Line) { l.Failed(l.Add(lines...)) }
 // Failed logs an error of the ledger, if there is one.
 func (l Ledger) Failed(err error) {
 	if err != nil {
-		l.Log.Warn("note in the ledger what GC can go by", "container", l.Container, "error", err)
+		l.Log.Warn("write the addresses that GC needs to the ledger", "container", l.Container, "error", err)
 	}
 }
 

@@ -137,8 +137,8 @@ func TestGarbage(t *testing.T) {
 		}
 		return k
 	}
-	attached := record.Record{ContainerID: "c9", Networks: []record.Network{{
-		Name: "net", IfName: "eth0", State: record.Added, Result: json.RawMessage(`{"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.7/24"}]}`),
+	attached := record.Record{ContainerID: "c9", Attachments: []record.Attachment{{
+		Network: "net", IfName: "eth0", State: record.Added, Result: json.RawMessage(`{"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.7/24"}]}`),
 	}}}
 	g := FindGarbage(map[record.Key]record.Known{
 		keyOn("gone"): named(true, "10.1.0.2", "10.1.0.7"), keyOn("lost"): named(false, "10.1.0.4"), keyOn("kept"): named(true, "10.1.0.5"),

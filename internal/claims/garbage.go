@@ -32,8 +32,8 @@ func FindGarbage(known map[record.Key]record.Known, wanted func(record.Key) bool
 		}
 	}
 	for _, f := range found {
-		for _, n := range f.Record.Networks {
-			g.held[n.Name] = append(g.held[n.Name], footprint.AddressesOf([]record.Network{n}, nil)...)
+		for _, n := range f.Record.Attachments {
+			g.held[n.Network] = append(g.held[n.Network], footprint.AddressesOf([]record.Attachment{n}, nil)...)
 		}
 	}
 	return g
@@ -137,7 +137,7 @@ func Doubtful(k record.Known) (lines []string) {
 		for _, addr := range k.Doubtful {
 			path := filepath.Join(dir, addr.String())
 			if info, err := os.Lstat(path); err == nil && info.Size() == 0 {
-				lines = append(lines, path+" is empty: it is left of a plugin that was killed, or it is an administrator's reservation; delete it if it is nobody's")
+				lines = append(lines, path+" is empty: a killed plugin left it, or an administrator reserved the address; delete it if nobody uses it")
 			}
 		}
 	}

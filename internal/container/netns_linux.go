@@ -185,7 +185,7 @@ func (c *Container) hasRecorded(ns *netns.Handle) (yes bool, err error) {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	for _, n := range c.Record.Networks {
+	for _, n := range c.Record.Attachments {
 		result := chain.Decode(n.Result)
 		if result == nil {
 			continue

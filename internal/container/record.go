@@ -68,12 +68,12 @@ func (c *Container) NewRecord(owner string) (*record.Record, error) {
 	}
 	if before := c.Record; before != nil {
 		rec.Since, rec.Generation, rec.PluginID = before.Since, before.Generation, before.PluginID
-		for _, n := range before.Networks {
+		for _, n := range before.Attachments {
 			if n.State != record.Deleted {
-				rec.Networks = append(rec.Networks, n)
+				rec.Attachments = append(rec.Attachments, n)
 			}
 		}
-		if len(rec.Networks) > 0 {
+		if len(rec.Attachments) > 0 {
 			rec.Owner = before.Owner // earlier versions know no other
 		}
 	}

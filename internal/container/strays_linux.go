@@ -25,7 +25,7 @@ func (s *Store) strayNamespaces() (paths, dirs []string, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	made, err := s.madeByTheDead()
+	made, err := s.namespacesOfDeadPools()
 	if err != nil || len(pins)+len(made) == 0 {
 		return nil, nil, err // read records and processes only if there is a reason
 	}
@@ -37,7 +37,7 @@ func (s *Store) strayNamespaces() (paths, dirs []string, err error) {
 	for _, entries := range made {
 		all = append(all, entries...)
 	}
-	stray, err := known.strangers(append(pins, all...))
+	stray, err := known.unclaimed(append(pins, all...))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -58,9 +58,9 @@ func (s *Store) strayNamespaces() (paths, dirs []string, err error) {
 	return paths, dirs, nil
 }
 
-// madeByTheDead returns the paths at which pools of dead processes have made
+// namespacesOfDeadPools returns the paths at which pools of dead processes have made
 // namespaces, by directory.
-func (s *Store) madeByTheDead() (map[string][]string, error) {
+func (s *Store) namespacesOfDeadPools() (map[string][]string, error) {
 	owners, err := os.ReadDir(s.pools())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("pools: %w", err)
@@ -116,9 +116,9 @@ func (s *Store) recordedNamespaces() (*knownNetNS, error) {
 	return known, nil
 }
 
-// strangers returns the paths at which there is neither a known namespace nor
+// unclaimed returns the paths at which there is neither a known namespace nor
 // one with a process in it.
-func (known *knownNetNS) strangers(paths []string) (map[string]bool, error) {
+func (known *knownNetNS) unclaimed(paths []string) (map[string]bool, error) {
 	stray, at := make(map[string]bool), make(map[netns.ID][]string)
 	for _, path := range paths {
 		id, err := nsfind.Identify(path)

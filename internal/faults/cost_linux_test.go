@@ -68,8 +68,8 @@ func (h *host) payAdd(store *record.Store, id, path string) {
 	expect.NoError(h.t, err)
 	pin := filepath.Join(store.Dir(), "netns", id)
 	r := &record.Record{ContainerID: record.ID(id), Owner: "faults", Boot: bootID, Runtime: self, Since: time.Now(),
-		NetNS:    record.NetNS{Path: path, Dev: ns.ID().Dev, Ino: ns.ID().Ino, Pin: pin},
-		Networks: []record.Network{{Name: "net0", IfName: "eth0", Config: h.network(0)}}}
+		NetNS:       record.NetNS{Path: path, Dev: ns.ID().Dev, Ino: ns.ID().Ino, Pin: pin},
+		Attachments: []record.Attachment{{Network: "net0", IfName: "eth0", Config: h.network(0)}}}
 	expect.NoError(h.t, store.Begin(r))
 	expect.NoError(h.t, netns.Pin(ns, pin))
 	expect.NoError(h.t, ns.Close())

@@ -207,7 +207,7 @@ func Addresses(result json.RawMessage) (all []netip.Addr) {
 
 // AddressesOf returns the addresses of recorded attachments, without those of the
 // interfaces in except.
-func AddressesOf(networks []record.Network, except map[string]bool) (all []netip.Addr) {
+func AddressesOf(networks []record.Attachment, except map[string]bool) (all []netip.Addr) {
 	for _, n := range networks {
 		if n.State != record.Deleted && !except[n.IfName] {
 			all = append(all, Addresses(n.Result)...)

@@ -173,12 +173,12 @@ func (r records) List() ([]record.Found, error) { return r, nil }
 // TestOthers: the container itself is not among them, even under the ID that a
 // pool gave it.
 func TestOthers(t *testing.T) {
-	entry := func(id record.ID, pooled record.PluginID, n record.Network) record.Found {
-		return record.Found{Record: &record.Record{ContainerID: id, PluginID: pooled, Networks: []record.Network{n}}}
+	entry := func(id record.ID, pooled record.PluginID, n record.Attachment) record.Found {
+		return record.Found{Record: &record.Record{ContainerID: id, PluginID: pooled, Attachments: []record.Attachment{n}}}
 	}
-	addressed := func(addr, plugins string, state record.State) record.Network {
-		return record.Network{
-			Name: "net", IfName: "eth0", State: state, Config: []byte(`{"name": "net", "plugins": [` + plugins + `]}`),
+	addressed := func(addr, plugins string, state record.State) record.Attachment {
+		return record.Attachment{
+			Network: "net", IfName: "eth0", State: state, Config: []byte(`{"name": "net", "plugins": [` + plugins + `]}`),
 			Result: json.RawMessage(`{"cniVersion": "1.0.0", "ips": [{"address": "` + addr + `/24"}]}`),
 			Facts:  map[string]json.RawMessage{DeviceFact: json.RawMessage(`{"kind": "device", "permMAC": "` + addr + `"}`)},
 		}

@@ -33,14 +33,14 @@ func (o *Others) isOther(id record.ID) bool {
 
 // InUse returns the addresses of other containers.
 func (o *Others) InUse() ([]netip.Addr, error) {
-	return o.inUse(func(*record.Network) bool { return true })
+	return o.inUse(func(*record.Attachment) bool { return true })
 }
 
 // InZones returns the addresses of other containers that may be in a zone of
 // firewalld.
 func (o *Others) InZones() ([]netip.Addr, error) { return o.inUse(maybeZoned) }
 
-func (o *Others) inUse(counts func(*record.Network) bool) ([]netip.Addr, error) {
+func (o *Others) inUse(counts func(*record.Attachment) bool) ([]netip.Addr, error) {
 	found, err := o.Records.List()
 	if err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func (o *Others) inUse(counts func(*record.Network) bool) ([]netip.Addr, error) 
 	whole := true
 	for _, f := range found {
 		if o.isOther(f.Record.ContainerID) {
-			for _, n := range f.Record.Networks {
+			for _, n := range f.Record.Attachments {
 				if n.State != record.Deleted && counts(&n) {
 					all = append(all, Addresses(n.Result)...)
 				}
@@ -85,7 +85,7 @@ func (o *Others) cached() (all []netip.Addr, err error) {
 // known by name and hardware address, or may have. Attachments that are removed
 // together do not count.
 func (o *Others) HaveShaper(name, mac string) (bool, error) {
-	return o.any(func(rec *record.Record, n *record.Network) bool {
+	return o.any(func(rec *record.Record, n *record.Attachment) bool {
 		going := rec.ContainerID == o.ContainerID && o.Leaving[n.IfName]
 		return !going && mayHaveShaped(string(rec.Plugins()), *n, name, mac)
 	})
@@ -93,14 +93,14 @@ func (o *Others) HaveShaper(name, mac string) (bool, error) {
 
 // HaveDevice reports whether another attachment has a device.
 func (o *Others) HaveDevice(d *Device) (bool, error) {
-	return o.any(func(_ *record.Record, n *record.Network) bool {
+	return o.any(func(_ *record.Record, n *record.Attachment) bool {
 		other := DecodeDevice(n.Facts[DeviceFact])
 		return other != nil && !other.Settled && other.Same(d)
 	})
 }
 
 // any reports whether is returns true for another attachment.
-func (o *Others) any(is func(*record.Record, *record.Network) bool) (bool, error) {
+func (o *Others) any(is func(*record.Record, *record.Attachment) bool) (bool, error) {
 	found, err := o.Records.List()
 	if err != nil {
 		return false, err
@@ -109,7 +109,7 @@ func (o *Others) any(is func(*record.Record, *record.Network) bool) (bool, error
 		if own := f.Record.ContainerID == o.ContainerID; !own && !o.isOther(f.Record.ContainerID) {
 			return false // this container, made ahead of time
 		}
-		return slices.ContainsFunc(f.Record.Networks, func(n record.Network) bool {
+		return slices.ContainsFunc(f.Record.Attachments, func(n record.Attachment) bool {
 			own := f.Record.ContainerID == o.ContainerID && n.IfName == o.IfName
 			return !own && n.State != record.Deleted && is(f.Record, &n)
 		})

@@ -49,11 +49,11 @@ func limitsEgress[V any](plugins []*libcni.PluginConfig, capabilities map[string
 // mayHaveShaped reports whether a recorded attachment of a container has made a
 // device of bandwidth's, or cannot be told from one that has: its ADD has not said so
 // yet.
-func mayHaveShaped(id string, n record.Network, name, mac string) bool {
-	shared := bandwidth.Device(n.Name, id)
+func mayHaveShaped(id string, n record.Attachment, name, mac string) bool {
+	shared := bandwidth.Device(n.Network, id)
 	if result := chain.Decode(n.Result); result != nil {
 		for _, i := range result.Interfaces {
-			if i.Sandbox == "" && (i.Name == shared || i.Name == bandwidth.OwnDevice(n.Name, id, n.IfName)) {
+			if i.Sandbox == "" && (i.Name == shared || i.Name == bandwidth.OwnDevice(n.Network, id, n.IfName)) {
 				return i.Name == name && strings.EqualFold(i.Mac, mac)
 			}
 		}

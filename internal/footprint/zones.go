@@ -59,7 +59,7 @@ func (a *Attachment) IsZoned() bool {
 }
 
 // maybeZoned reports whether a recorded attachment may have addresses in a zone.
-func maybeZoned(n *record.Network) bool {
+func maybeZoned(n *record.Attachment) bool {
 	var list struct {
 		Plugins []json.RawMessage `json:"plugins"`
 	}

@@ -35,7 +35,7 @@ var (
 // Record returns nil if go-cni could remove a container as its record describes it.
 // owner is the caller's, and host the network namespace from which go-cni is called.
 func Record(rec *record.Record, owner, boot, host string) error {
-	attached := slices.DeleteFunc(slices.Clone(rec.Networks), func(n record.Network) bool { return n.State == record.Deleted })
+	attached := slices.DeleteFunc(slices.Clone(rec.Attachments), func(n record.Attachment) bool { return n.State == record.Deleted })
 	switch {
 	case rec.Warm:
 		return errors.New("a pool made it ahead of time, and it is no container yet; close the pool, or call Recover if its process is dead")
@@ -43,12 +43,12 @@ func Record(rec *record.Record, owner, boot, host string) error {
 		return errors.New("a pool made it, under an ID or in a namespace that go-cni does not know; Remove it")
 	case rec.HasUnknown():
 		return errors.New("a newer version has added to its record; call its Release, or Remove the container")
-	case slices.ContainsFunc(attached, func(n record.Network) bool { return rec.OwnerOf(&n) != owner }):
+	case slices.ContainsFunc(attached, func(n record.Attachment) bool { return rec.OwnerOf(&n) != owner }):
 		return errors.New("another owner has attached it too; Remove that owner's attachments first")
 	case len(attached) == 0:
 		return errors.New("nothing of it is attached; Remove it")
 	case rec.Boot != boot:
-		return errors.New("it is dead since the machine was started anew; call Recover, or Remove it")
+		return errors.New("it ended when the host was rebooted; call Recover, or Remove it")
 	case rec.Host != "" && rec.Host != host:
 		where := rec.Host
 		if rec.HostPath != "" {
@@ -62,8 +62,8 @@ func Record(rec *record.Record, owner, boot, host string) error {
 
 // SameOptions returns an error if two networks of the container were given different
 // options. go-cni gives all networks the same.
-func SameOptions(networks []record.Network) error {
-	var first *record.Network
+func SameOptions(networks []record.Attachment) error {
+	var first *record.Attachment
 	for i := range networks {
 		n := &networks[i]
 		switch {
@@ -72,7 +72,7 @@ func SameOptions(networks []record.Network) error {
 			first = n
 		case !reflect.DeepEqual(first.Args, n.Args) || !sameJSON(first.Capabilities, n.Capabilities):
 			return fmt.Errorf("network %q was given other arguments or capabilities than %q, and go-cni gives all of them the same; Remove it",
-				n.Name, first.Name)
+				n.Network, first.Network)
 		}
 	}
 	return nil
@@ -92,7 +92,7 @@ func sameJSON(a, b any) bool {
 }
 
 // Whole returns nil if an attachment is complete, and no removal has begun.
-func Whole(n *record.Network) error {
+func Whole(n *record.Attachment) error {
 	switch {
 	case n.State == record.Planned:
 		return errors.New("it is attached in part; call Recover, or Remove the container")

@@ -15,7 +15,7 @@ import (
 func whole() *record.Record {
 	return &record.Record{
 		ContainerID: "c1", Owner: "tester", Boot: "this boot", Host: "4:1", HostPath: "/proc/1/ns/net",
-		Networks: []record.Network{{Name: "net", IfName: "eth0", State: record.Added}},
+		Attachments: []record.Attachment{{Network: "net", IfName: "eth0", State: record.Added}},
 	}
 }
 
@@ -25,9 +25,9 @@ func TestRecord(t *testing.T) {
 		"a pool made it ahead":    func(r *record.Record) { r.Warm = true },
 		"under an ID or in a":     func(r *record.Record) { r.PluginID = "warm-1" },
 		"namespace that go-cni":   func(r *record.Record) { r.NetNS.Ours = true },
-		"another owner":           func(r *record.Record) { r.Networks = append(r.Networks, record.Network{Owner: "another"}) },
-		"nothing of it":           func(r *record.Record) { r.Networks[0].State = record.Deleted },
-		"started anew":            func(r *record.Record) { r.Boot = "another" },
+		"another owner":           func(r *record.Record) { r.Attachments = append(r.Attachments, record.Attachment{Owner: "another"}) },
+		"nothing of it":           func(r *record.Record) { r.Attachments[0].State = record.Deleted },
+		"rebooted":            func(r *record.Record) { r.Boot = "another" },
 		"ran in network namespac": func(r *record.Record) { r.Host = "4:2" },
 	} {
 		rec := whole()
@@ -41,14 +41,14 @@ func TestRecord(t *testing.T) {
 		}
 	}
 	rec := whole()
-	rec.Networks = append(rec.Networks, record.Network{Owner: "another", State: record.Deleted})
+	rec.Attachments = append(rec.Attachments, record.Attachment{Owner: "another", State: record.Deleted})
 	if err := Record(rec, "tester", "this boot", "4:1"); err != nil {
 		t.Errorf("another owner's: %v", err)
 	}
 }
 
 func TestWhole(t *testing.T) {
-	for want, n := range map[string]record.Network{
+	for want, n := range map[string]record.Attachment{
 		"":                             {State: record.Added},
 		"attached in part":             {State: record.Planned},
 		"(0 failures, the last: none)": {State: record.Deleting},
@@ -61,8 +61,8 @@ func TestWhole(t *testing.T) {
 }
 
 func TestSameOptions(t *testing.T) {
-	network := func(capability string, args ...string) record.Network {
-		n := record.Network{Name: "net", State: record.Added, Capabilities: map[string]json.RawMessage{"ips": json.RawMessage(capability)}}
+	network := func(capability string, args ...string) record.Attachment {
+		n := record.Attachment{Network: "net", State: record.Added, Capabilities: map[string]json.RawMessage{"ips": json.RawMessage(capability)}}
 		for _, a := range args {
 			n.Args = append(n.Args, [2]string{a, "1"})
 		}
@@ -71,14 +71,14 @@ func TestSameOptions(t *testing.T) {
 	deleted := network(`[]`)
 	deleted.State = record.Deleted
 	for what, test := range map[string]struct {
-		networks []record.Network
+		networks []record.Attachment
 		want     bool
 	}{
-		"one":               {[]record.Network{network(`[1]`)}, true},
-		"the same":          {[]record.Network{network(`[{"a": 1, "b": 2}]`, "A"), network(`[{"b":2,"a":1}]`, "A")}, true},
-		"another value":     {[]record.Network{network(`[1]`), network(`[2]`)}, false},
-		"another argument":  {[]record.Network{network(`[1]`, "A"), network(`[1]`)}, false},
-		"one that was gone": {[]record.Network{network(`[1]`), deleted}, true},
+		"one":               {[]record.Attachment{network(`[1]`)}, true},
+		"the same":          {[]record.Attachment{network(`[{"a": 1, "b": 2}]`, "A"), network(`[{"b":2,"a":1}]`, "A")}, true},
+		"another value":     {[]record.Attachment{network(`[1]`), network(`[2]`)}, false},
+		"another argument":  {[]record.Attachment{network(`[1]`, "A"), network(`[1]`)}, false},
+		"one that was gone": {[]record.Attachment{network(`[1]`), deleted}, true},
 	} {
 		if err := SameOptions(test.networks); (err == nil) != test.want {
 			t.Errorf("%s: %v", what, err)

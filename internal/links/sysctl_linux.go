@@ -103,16 +103,16 @@ func (s Sysctl) isForwarding() (v6, ok bool) {
 // writeSysctls writes the settings in the namespace of the calling thread.
 func writeSysctls(settings []Sysctl) error {
 	for _, s := range settings {
-		if err := s.write(); err != nil && !(s.Optional && notOurs(err)) {
+		if err := s.write(); err != nil && !(s.Optional && inaccessible(err)) {
 			return fmt.Errorf("set sysctl %s to %s: %w", s.Path, s.Value, err)
 		}
 	}
 	return nil
 }
 
-// notOurs reports whether an error means that a setting is missing or may not be
+// inaccessible reports whether an error means that a setting is missing or may not be
 // changed.
-func notOurs(err error) bool {
+func inaccessible(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS)
 }
 

@@ -131,12 +131,12 @@ func newer(data []byte) *Record {
 		legible(name, member, r)
 	}
 	for _, data := range networks {
-		var n Network
+		var n Attachment
 		for name, member := range membersOf(data) {
 			legible(name, member, &n)
 		}
 		if n.IfName != "" {
-			r.Networks = append(r.Networks, n)
+			r.Attachments = append(r.Attachments, n)
 		}
 	}
 	return r

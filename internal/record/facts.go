@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// Facts are the notes of an attachment, see [Network]. Several goroutines may use them.
+// Facts are the notes of an attachment, see [Attachment]. Several goroutines may use them.
 type Facts struct {
 	mu    sync.Mutex
 	noted map[string]json.RawMessage

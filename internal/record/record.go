@@ -54,8 +54,8 @@ type Record struct {
 	Life  string `json:"life,omitempty"`
 	PIDNS uint64 `json:"pidNS,omitempty"`
 	// HostPath led to Host when the record was written; empty if no path did.
-	HostPath string    `json:"hostPath,omitempty"`
-	Networks []Network `json:"networks"`
+	HostPath    string       `json:"hostPath,omitempty"`
+	Attachments []Attachment `json:"networks"`
 
 	// PluginID is the container ID that plugins know, if it differs: the one
 	// under which the pool made the container ahead of time.
@@ -118,9 +118,9 @@ type NetNS struct {
 	unknown members
 }
 
-// Network is one attachment: its plugins' parameters and results.
-type Network struct {
-	Name         string                     `json:"name"`
+// Attachment records one attachment: the parameters and results of its plugins.
+type Attachment struct {
+	Network      string                     `json:"name"`
 	IfName       string                     `json:"ifName"`
 	Config       []byte                     `json:"config"` // the whole list with every plugin, to the byte
 	Args         [][2]string                `json:"args,omitempty"`
@@ -185,12 +185,12 @@ const (
 
 // Answered reports whether every plugin has answered the ADD, so that the result
 // is complete.
-func (n *Network) Answered() bool { return n.State == Added || n.State == Deleting }
+func (a *Attachment) Answered() bool { return a.State == Added || a.State == Deleting }
 
 // OwnerOf returns the owner of an attachment: GC and Recover touch only their
 // own. The record's owner is the owner of its first attachment. Earlier versions
 // look at the record's owner only.
-func (r *Record) OwnerOf(n *Network) string {
+func (r *Record) OwnerOf(n *Attachment) string {
 	if n.Owner != "" {
 		return n.Owner
 	}
@@ -201,11 +201,11 @@ func (r *Record) OwnerOf(n *Network) string {
 // without attachments belongs to the record's owner.
 func (r *Record) Owned(owner string) bool {
 	attached := false
-	for i := range r.Networks {
-		if r.Networks[i].State == Deleted {
+	for i := range r.Attachments {
+		if r.Attachments[i].State == Deleted {
 			continue
 		}
-		if attached = true; r.OwnerOf(&r.Networks[i]) == owner {
+		if attached = true; r.OwnerOf(&r.Attachments[i]) == owner {
 			return true
 		}
 	}
@@ -214,18 +214,18 @@ func (r *Record) Owned(owner string) bool {
 
 // Shared reports whether attachments of more than one owner are in the record.
 func (r *Record) Shared() bool {
-	return slices.ContainsFunc(r.Networks, func(n Network) bool {
+	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool {
 		return n.State != Deleted && r.OwnerOf(&n) != r.Owner
 	})
 }
 
 // Find returns the attachment with that interface name, or nil.
-func (r *Record) Find(ifName string) *Network {
-	i := slices.IndexFunc(r.Networks, func(n Network) bool { return n.IfName == ifName })
+func (r *Record) Find(ifName string) *Attachment {
+	i := slices.IndexFunc(r.Attachments, func(n Attachment) bool { return n.IfName == ifName })
 	if i < 0 {
 		return nil
 	}
-	return &r.Networks[i]
+	return &r.Attachments[i]
 }
 
 // Entry is a line of the log.

@@ -21,11 +21,11 @@ func sample(id string) *Record {
 		ContainerID: ID(id), Owner: "tester", Boot: "b00t", Host: "4:1",
 		Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
 		NetNS: NetNS{Path: "/run/netns/" + id, Dev: 4, Ino: 77},
-		Networks: []Network{
-			{Name: "podnet", IfName: "eth0", Config: []byte(`{"name":"podnet",  "text":"<>&"}`),
+		Attachments: []Attachment{
+			{Network: "podnet", IfName: "eth0", Config: []byte(`{"name":"podnet",  "text":"<>&"}`),
 				Args:         [][2]string{{"K", "v"}},
 				Capabilities: map[string]json.RawMessage{"portMappings": json.RawMessage(`[{"hostPort":8080}]`)}},
-			{Name: "other", IfName: "eth1", Config: []byte(`{"name":"other"}`)},
+			{Network: "other", IfName: "eth1", Config: []byte(`{"name":"other"}`)},
 		},
 	}
 }
@@ -67,17 +67,17 @@ func TestLogBringsTheRecordUpToDate(t *testing.T) {
 	check(t, s.Append(r, Entry{IfName: "eth1", State: Deleting, Error: "busy"})) // was never added
 	got, err := s.Load("c1")
 	check(t, err)
-	want(t, "eth0", []any{got.Networks[0].State, string(got.Networks[0].Result), got.Networks[0].Answered()}, []any{Deleting, `{"second":2}`, true})
-	want(t, "eth1", []any{got.Networks[1].State, got.Networks[1].Result, got.Networks[1].Answered()}, []any{Planned, json.RawMessage(nil), false})
+	want(t, "eth0", []any{got.Attachments[0].State, string(got.Attachments[0].Result), got.Attachments[0].Answered()}, []any{Deleting, `{"second":2}`, true})
+	want(t, "eth1", []any{got.Attachments[1].State, got.Attachments[1].Result, got.Attachments[1].Answered()}, []any{Planned, json.RawMessage(nil), false})
 	for i, failures := range []int{0, 1} {
-		n := got.Networks[i]
+		n := got.Attachments[i]
 		want(t, "failures of "+n.IfName, []any{n.Failures, n.LastError, n.LastTry.IsZero()},
 			[]any{failures, []string{"", "busy"}[i], failures == 0})
 	}
 	check(t, s.Begin(got))
 	again, err := s.Load("c1")
 	check(t, err)
-	want(t, "failures in the next base", []any{again.Networks[1].Failures, again.Networks[1].LastError, again.Networks[1].LastTry.Equal(got.Networks[1].LastTry)},
+	want(t, "failures in the next base", []any{again.Attachments[1].Failures, again.Attachments[1].LastError, again.Attachments[1].LastTry.Equal(got.Attachments[1].LastTry)},
 		[]any{1, "busy", true})
 }
 
@@ -279,7 +279,7 @@ func TestEveryDamageIsNoticed(t *testing.T) {
 		if len(found) != 1 || !errors.Is(found[0].Err, ErrBad) || found[0].Record == nil || found[0].Record.ContainerID != "c1" {
 			t.Fatalf("%s: %+v", what, found)
 		}
-		want(t, what, string(found[0].Record.Networks[0].Result), `{"ips":[]}`)
+		want(t, what, string(found[0].Record.Attachments[0].Result), `{"ips":[]}`)
 	}
 	for n := range good {
 		damaged(fmt.Sprint("cut at ", n), good[:n])
@@ -312,7 +312,7 @@ func TestTornLogLosesOnlyTheTornLine(t *testing.T) {
 		check(t, s.Append(r, Entry{IfName: "eth0", Error: "after"}))
 		got, err := s.Load("c1")
 		check(t, err)
-		want(t, fmt.Sprint("cut at ", cut), []any{got.Networks[0].State, got.Networks[1].State, got.Networks[0].LastError},
+		want(t, fmt.Sprint("cut at ", cut), []any{got.Attachments[0].State, got.Attachments[1].State, got.Attachments[0].LastError},
 			[]any{Added, Planned, "after"})
 	}
 }

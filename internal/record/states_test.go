@@ -23,7 +23,7 @@ func line(t testing.TB, data string) []byte {
 func TestFault_F43_ARecordOfALaterFormatIsNotDamaged(t *testing.T) {
 	whole := &Record{
 		ContainerID: "c1", Owner: "tester", Host: "4:1", PluginID: "warm-1", NetNS: NetNS{Path: "/run/c1"}, Generation: 3,
-		Networks: []Network{{Name: "podnet", IfName: "eth0", State: Added}, {Name: "other", IfName: "eth1", Owner: "second"}},
+		Attachments: []Attachment{{Network: "podnet", IfName: "eth0", State: Added}, {Network: "other", IfName: "eth1", Owner: "second"}},
 	}
 	const same = `"containerID":"c1","owner":"tester","host":"4:1","pluginID":"warm-1","generation":3,"netns":{"path":"/run/c1"},` +
 		`"networks":[{"name":"podnet","ifName":"eth0","state":"added"},{"name":"other","ifName":"eth1","owner":"second"}]`
@@ -39,7 +39,7 @@ func TestFault_F43_ARecordOfALaterFormatIsNotDamaged(t *testing.T) {
 		"networks of another type": {`{"format":3,"record":{"containerID":"c1","owner":"tester","networks":{"podnet":"eth0"}}}`,
 			&Record{ContainerID: "c1", Owner: "tester"}},
 		"an interface of another type": {`{"format":3,"record":{"containerID":"c1","networks":[{"name":"a","ifName":7},{"name":{},"ifName":"eth1","lastTry":0}]}}`,
-			&Record{ContainerID: "c1", Networks: []Network{{IfName: "eth1"}}}},
+			&Record{ContainerID: "c1", Attachments: []Attachment{{IfName: "eth1"}}}},
 		"nothing that is legible":    {`{"format":3,"record":[]}`, &Record{}},
 		"of a container without one": {`{"format":3,"record":{"containerID":"c2","owner":"tester"}}`, &Record{}},
 	} {
@@ -114,7 +114,7 @@ func TestFault_F44_AnErrorOfReadingIsNotDamage(t *testing.T) {
 func TestALogWithoutABaseNamesItsOwner(t *testing.T) {
 	s := Open(t.TempDir())
 	r := sample("c1")
-	r.Networks[1].Owner = "second"
+	r.Attachments[1].Owner = "second"
 	check(t, s.Begin(r))
 	for _, ifName := range []string{"eth1", "eth0"} {
 		check(t, s.Append(r, Entry{IfName: ifName, State: Added}))
@@ -128,12 +128,12 @@ func TestALogWithoutABaseNamesItsOwner(t *testing.T) {
 		t.Fatalf("error %v, want ErrBad", err)
 	}
 	want(t, "owner", got.Owner, "tester")
-	want(t, "attachments", got.Networks, []Network{{IfName: "eth1", Owner: "second", State: Added}, {IfName: "eth0", State: Added}})
+	want(t, "attachments", got.Attachments, []Attachment{{IfName: "eth1", Owner: "second", State: Added}, {IfName: "eth0", State: Added}})
 	want(t, "is shared", got.Shared(), true)
 }
 
 func TestOwners(t *testing.T) {
-	r := &Record{Owner: "a", Networks: []Network{{IfName: "eth0"}, {IfName: "eth1", Owner: "b"}, {IfName: "eth2", Owner: "c", State: Deleted}}}
+	r := &Record{Owner: "a", Attachments: []Attachment{{IfName: "eth0"}, {IfName: "eth1", Owner: "b"}, {IfName: "eth2", Owner: "c", State: Deleted}}}
 	owned := func() (owners []string) {
 		for _, owner := range []string{"a", "b", "c"} {
 			if r.Owned(owner) {
@@ -144,9 +144,9 @@ func TestOwners(t *testing.T) {
 	}
 	want(t, "owners", owned(), []string{"a", "b"})
 	want(t, "shared", r.Shared(), true)
-	r.Networks[0].State = Deleted
+	r.Attachments[0].State = Deleted
 	want(t, "owners without eth0", owned(), []string{"b"})
-	r.Networks[1].State = Deleted
+	r.Attachments[1].State = Deleted
 	want(t, "owners without any", owned(), []string{"a"})
 	want(t, "shared", r.Shared(), false)
 }

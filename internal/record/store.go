@@ -232,7 +232,7 @@ func salvage(entries []Entry) *Record {
 		r.ContainerID, r.Owner, r.PluginID = e.ContainerID, e.Owner, e.PluginID
 		r.Generation = e.Generation
 		if r.Find(e.IfName) == nil && e.IfName != "" {
-			r.Networks = append(r.Networks, Network{IfName: e.IfName, Owner: e.IfOwner})
+			r.Attachments = append(r.Attachments, Attachment{IfName: e.IfName, Owner: e.IfOwner})
 		}
 		r.apply(e)
 	}

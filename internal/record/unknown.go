@@ -36,13 +36,13 @@ func (r *Record) unmarshal(data []byte) error {
 	}
 	r.unknown = unknownIn(data, *r)
 	r.NetNS.unknown = unknownIn(parts.NetNS, r.NetNS)
-	for i := range r.Networks {
-		r.Networks[i].findUnknown(parts.Networks[i])
+	for i := range r.Attachments {
+		r.Attachments[i].findUnknown(parts.Networks[i])
 	}
 	return nil
 }
 
-func (n *Network) findUnknown(data []byte) {
+func (n *Attachment) findUnknown(data []byte) {
 	n.unknown = unknownIn(data, *n)
 	var parts struct{ Plugins []json.RawMessage }
 	_ = json.Unmarshal(data, &parts) // already decoded once without an error
@@ -80,8 +80,8 @@ func (r *Record) marshal() (json.RawMessage, error) {
 	if parts.NetNS, err = r.NetNS.unknown.layBack(r.NetNS); err != nil {
 		return nil, err
 	}
-	for i := range r.Networks {
-		n, err := r.Networks[i].marshal()
+	for i := range r.Attachments {
+		n, err := r.Attachments[i].marshal()
 		if err != nil {
 			return nil, err
 		}
@@ -90,11 +90,11 @@ func (r *Record) marshal() (json.RawMessage, error) {
 	return r.unknown.layBack(parts)
 }
 
-func (n *Network) marshal() (json.RawMessage, error) {
+func (n *Attachment) marshal() (json.RawMessage, error) {
 	parts := struct {
-		*Network
+		*Attachment
 		Plugins []json.RawMessage `json:"plugins,omitempty"`
-	}{Network: n}
+	}{Attachment: n}
 	for _, p := range n.Plugins {
 		plugin, err := p.unknown.layBack(p)
 		if err != nil {
@@ -108,7 +108,7 @@ func (n *Network) marshal() (json.RawMessage, error) {
 // HasUnknown reports whether the record contains fields of a later version that
 // this version does not know.
 func (r *Record) HasUnknown() bool {
-	return r.unknown != nil || r.NetNS.unknown != nil || slices.ContainsFunc(r.Networks, func(n Network) bool {
+	return r.unknown != nil || r.NetNS.unknown != nil || slices.ContainsFunc(r.Attachments, func(n Attachment) bool {
 		return n.unknown != nil || slices.ContainsFunc(n.Plugins, func(p Plugin) bool { return p.unknown != nil })
 	})
 }

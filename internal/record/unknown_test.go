@@ -15,7 +15,7 @@ import (
 func extended(t testing.TB, more [4]string) string {
 	t.Helper()
 	r := sample("c1")
-	r.Networks[0].Plugins = []Plugin{{Type: "bridge", Kind: "built in"}, {Type: "portmap", Kind: "built in"}}
+	r.Attachments[0].Plugins = []Plugin{{Type: "bridge", Kind: "built in"}, {Type: "portmap", Kind: "built in"}}
 	data, err := json.Marshal(r)
 	check(t, err)
 	text := string(data)
@@ -42,8 +42,8 @@ func rewritten(t testing.TB, base string) string {
 	check(t, err)
 	now := sample("c1")
 	now.NetNS, now.Generation = NetNS{Path: "/elsewhere", Dev: old.NetNS.Dev, Ino: old.NetNS.Ino}, old.Generation
-	now.Networks = append([]Network{}, old.Networks...)
-	now.Networks = append(now.Networks, Network{Name: "third", IfName: "eth9"})
+	now.Attachments = append([]Attachment{}, old.Attachments...)
+	now.Attachments = append(now.Attachments, Attachment{Network: "third", IfName: "eth9"})
 	now.Inherit(old)
 	check(t, s.Begin(now))
 	data, err := os.ReadFile(s.path("c1"))

@@ -45,8 +45,8 @@ func (h *Host) ForgetKinds(id string) {
 	store := h.Records()
 	rec, err := store.Load(record.ID(id))
 	expect.NoError(h.T, err)
-	for i := range rec.Networks {
-		rec.Networks[i].Plugins = nil
+	for i := range rec.Attachments {
+		rec.Attachments[i].Plugins = nil
 	}
 	expect.NoError(h.T, store.Begin(rec))
 }

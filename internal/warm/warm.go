@@ -99,5 +99,5 @@ func Orphans(found []record.Found, alive func(*record.Record) (bool, error)) (re
 
 // failed reports whether removing the container has failed.
 func failed(rec *record.Record) bool {
-	return slices.ContainsFunc(rec.Networks, func(n record.Network) bool { return n.Failures > 0 })
+	return slices.ContainsFunc(rec.Attachments, func(n record.Attachment) bool { return n.Failures > 0 })
 }

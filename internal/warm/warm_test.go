@@ -81,7 +81,7 @@ func TestOrphans(t *testing.T) {
 	nameless := record.Found{Record: &record.Record{}, Err: errUnread}
 	unread, broken := made("dead"), made("alive")
 	unread.Err = errUnread
-	broken.Record.Networks = []record.Network{{Failures: 1}}
+	broken.Record.Attachments = []record.Attachment{{Failures: 1}}
 	alive := func(r *record.Record) (bool, error) {
 		if r.Runtime == "?" {
 			return true, errUnread

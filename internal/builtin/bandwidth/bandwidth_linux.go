@@ -51,13 +51,13 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, e
 	}()
 	if c.ingress != (limit{}) {
 		if err := done.add(tbf(host.Index, c.ingress), host); err != nil {
-			return nil, fmt.Errorf("limit what goes to the container: %w", err)
+			return nil, fmt.Errorf("limit the traffic to the container: %w", err)
 		}
 	}
 	if c.egress != (limit{}) {
 		ifb, err := done.shape(host, c.egress, names(r))
 		if err != nil {
-			return nil, fmt.Errorf("limit what comes from the container: %w", err)
+			return nil, fmt.Errorf("limit the traffic from the container: %w", err)
 		}
 		result.Interfaces = append(result.Interfaces, &types100.Interface{
 			Name: ifb.Name, Mac: ifb.MAC.String(),
@@ -143,7 +143,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
 	defer q.close()
 	if c.ingress != (limit{}) {
 		if err := q.checkBucket(host, c.ingress); err != nil {
-			return fmt.Errorf("limit of what goes to the container: %w", err)
+			return fmt.Errorf("limit of the traffic to the container: %w", err)
 		}
 	}
 	if c.egress != (limit{}) {
@@ -152,7 +152,7 @@ func (Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
 			name = made.Name
 		}
 		if err := q.checkShaped(conn, host, c.egress, name); err != nil {
-			return fmt.Errorf("limit of what comes from the container: %w", err)
+			return fmt.Errorf("limit of the traffic from the container: %w", err)
 		}
 	}
 	return nil

@@ -184,7 +184,7 @@ func (q queues) checkShaped(conn *links.Conn, host links.Link, l limit, name str
 			return nil
 		}
 	}
-	return fmt.Errorf("interface %q does not redirect what it receives to %q", host.Name, name)
+	return fmt.Errorf("interface %q does not redirect its ingress to %q", host.Name, name)
 }
 
 func redirects(f *netlink.U32, to links.Link) bool {

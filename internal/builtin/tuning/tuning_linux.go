@@ -101,7 +101,7 @@ func Undo(conn *links.Conn, link links.Link, file string) error {
 	}
 	if found {
 		if err := restore(conn, link.Index, b); err != nil {
-			return fmt.Errorf("interface %q, what it had before: %w", link.Name, err)
+			return fmt.Errorf("interface %q, its earlier settings: %w", link.Name, err)
 		}
 	}
 	return Discard(file)

@@ -182,7 +182,7 @@ func TestDelThatCannotPutBackKeepsTheFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := side.MustFail(t, "DEL", c)
-	if want := `interface "eth0", what it had before: set mtu to 1: invalid argument`; !strings.HasPrefix(err.Error(), want) {
+	if want := `interface "eth0", its earlier settings: set mtu to 1: invalid argument`; !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	conn, err := links.Dial(h.Container)
