@@ -27,7 +27,7 @@ func TestRecord(t *testing.T) {
 		"namespace that go-cni":   func(r *record.Record) { r.NetNS.Ours = true },
 		"another owner":           func(r *record.Record) { r.Attachments = append(r.Attachments, record.Attachment{Owner: "another"}) },
 		"nothing of it":           func(r *record.Record) { r.Attachments[0].State = record.Deleted },
-		"rebooted":            func(r *record.Record) { r.Boot = "another" },
+		"rebooted":                func(r *record.Record) { r.Boot = "another" },
 		"ran in network namespac": func(r *record.Record) { r.Host = "4:2" },
 	} {
 		rec := whole()
