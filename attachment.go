@@ -57,7 +57,7 @@ func (r *Runtime) Attachments() ([]Attachment, error) {
 	var all []Attachment
 	for _, f := range found {
 		if !f.Record.Warm || !taken[f.Record.Plugins()] {
-			all = append(all, attachmentsOf(f.Record, s.recordError(f.Record.ContainerID, f.File, f.Err))...)
+			all = append(all, attachmentsOf(f.Record, recordError(s.Records, f.Record.ContainerID, f.File, f.Err))...)
 		}
 	}
 	return all, nil
@@ -119,7 +119,7 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 	if err := validateID(record.ID(id)); err != nil {
 		return nil, err
 	}
-	rec, err := s.loadRecord(record.ID(id))
+	rec, err := loadRecord(s.Records, record.ID(id))
 	if err != nil {
 		return nil, fmt.Errorf("look up container %s: %w", id, err)
 	}

@@ -9,6 +9,25 @@ import (
 	"github.com/embedcni/cni/internal/spans"
 )
 
+// Check asks the plugins of the loaded networks, or of those selected with
+// WithNetwork, whether the attachment is as Setup left it, with the configuration and
+// the parameters of Setup. It stops at the first error, and returns ErrNotAttached if
+// there was no Setup. A configuration older than 0.4.0 has no CHECK and returns an
+// error that says so; one with disableCheck is skipped.
+func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
+	s := r.current.Load()
+	ctx, span := spans.Call(ctx, "cni.Check", id, path)
+	defer func() { endCall(span, err) }()
+	if err := s.ready(); err != nil {
+		return err
+	}
+	ns, err := newNamespace(id, path, opts...)
+	if err != nil {
+		return fmt.Errorf("check container %q: %w", id, err)
+	}
+	return s.check(ctx, ns)
+}
+
 func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 	op, err := s.begin(ns, "CHECK")
 	if err != nil {

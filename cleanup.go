@@ -185,7 +185,7 @@ func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList)
 // it may concern other attachments too. The caller's configuration replaces a
 // recorded one that this version does not accept.
 func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, error) {
-	rec, err := op.loadRecord(op.ID)
+	rec, err := loadRecord(op.Records, op.ID)
 	if err != nil && !errors.Is(err, record.ErrBad) {
 		return nil, err
 	}

@@ -287,41 +287,6 @@ func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...Na
 	return s.remove(ctx, ns)
 }
 
-// Check asks the plugins of the loaded networks, or of those selected with
-// WithNetwork, whether the attachment is as Setup left it, with the configuration and
-// the parameters of Setup. It stops at the first error, and returns ErrNotAttached if
-// there was no Setup. A configuration older than 0.4.0 has no CHECK and returns an
-// error that says so; one with disableCheck is skipped.
-func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
-	s := r.current.Load()
-	ctx, span := spans.Call(ctx, "cni.Check", id, path)
-	defer func() { endCall(span, err) }()
-	if err := s.ready(); err != nil {
-		return err
-	}
-	ns, err := newNamespace(id, path, opts...)
-	if err != nil {
-		return fmt.Errorf("check container %q: %w", id, err)
-	}
-	return s.check(ctx, ns)
-}
-
-// Status is StatusContext without a context. Timeouts.Status bounds it.
-func (r *Runtime) Status() error { return r.StatusContext(context.Background()) }
-
-// StatusContext returns nil if containers can be attached. It returns
-// ErrCNINotInitialized if fewer networks are loaded than WithMinNetworkCount asks
-// for, ErrInvalidConfig if one of them has no name, or else the error that a plugin
-// of a network of version 1.1.0 or later returns for STATUS. It waits for no other
-// call, and concurrent calls share one answer.
-func (r *Runtime) StatusContext(ctx context.Context) error {
-	s := r.current.Load()
-	if err := join(s.ready(), s.unnamed()); err != nil {
-		return err
-	}
-	return s.askStatus(ctx)
-}
-
 // Networks returns the loaded networks in order.
 func (r *Runtime) Networks() []*Network { return slices.Clone(r.current.Load().networks) }
 

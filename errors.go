@@ -15,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/perm"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 )
 
@@ -192,6 +193,50 @@ func lastLines(stderr string) string {
 		return strings.Join(lines, " | ")
 	}
 	return fmt.Sprintf("(%d lines omitted) %s", omitted, strings.Join(lines[omitted:], " | "))
+}
+
+// RecordError means that a container's attachment record cannot be used: a newer
+// version of this package wrote it, or the file could not be opened or read. The
+// container may be alive, so no call changes anything about it. A damaged
+// record, which was read to its end, is no RecordError.
+type RecordError struct {
+	ContainerID string // empty if only the record contains it
+	Path        string // the record's path
+	Newer       bool   // a newer version wrote it; otherwise it could not be read
+	Err         error
+}
+
+// Error names the remedy.
+func (e *RecordError) Error() string {
+	of := ""
+	if e.ContainerID != "" {
+		of = " of container " + e.ContainerID
+	}
+	if e.Newer {
+		return fmt.Sprintf("record%s: %v; nothing was changed: use the version that wrote it, or a newer one", of, e.Err)
+	}
+	return fmt.Sprintf("record%s: %v; nothing was changed: try again when the file can be read, or delete it if the container is gone",
+		of, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *RecordError) Unwrap() error { return e.Err }
+
+// loadRecord loads a record. The error is a RecordError unless the record is
+// damaged.
+func loadRecord(records *record.Store, id record.ID) (*record.Record, error) {
+	rec, err := records.Load(id)
+	return rec, recordError(records, id, record.Name(id), err)
+}
+
+// recordError returns the RecordError for a record that is newer or could not be
+// read.
+func recordError(records *record.Store, id record.ID, file string, err error) error {
+	newer := errors.Is(err, record.ErrNewer)
+	if !newer && !errors.Is(err, record.ErrUnread) {
+		return err
+	}
+	return &RecordError{ContainerID: string(id), Path: records.Path(file), Newer: newer, Err: err}
 }
 
 // join is errors.Join, but returns a single error unchanged: most calls have one

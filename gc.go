@@ -81,7 +81,7 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 	}
 	for _, f := range mine {
 		id := string(f.Record.ContainerID)
-		if err := s.untouchable(f); err != nil {
+		if err := untouchable(s.Records, f); err != nil {
 			report.add(outcome{id: nameOf(f), adopted: slices.Contains(o.Keep, id), skipped: err})
 		} else if id != "" && !slices.Contains(o.Keep, id) {
 			report.Removed = append(report.Removed, id)
@@ -102,7 +102,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 	adopted := o.Keep
 	for _, f := range mine {
 		id := string(f.Record.ContainerID)
-		left := s.untouchable(f)
+		left := untouchable(s.Records, f)
 		if id == "" && left == nil {
 			continue
 		}

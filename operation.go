@@ -127,7 +127,7 @@ func (op *operation) endRemoval() {
 // the damage. The error is a *RecordError.
 func (op *operation) load() (damage, err error) {
 	damage, err = op.Load()
-	return damage, op.recordError(op.ID, record.Name(op.ID), err)
+	return damage, recordError(op.Records, op.ID, record.Name(op.ID), err)
 }
 
 // attachment is one network of an operation.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/embedcni/cni/internal/builtin"
@@ -29,6 +30,16 @@ const (
 // applies wherever it stands among the options, or a network. Networks are loaded
 // in the order of their options, after all settings have been applied.
 type Opt func(c *config) error
+
+// CNIOpt is Opt.
+//
+// Deprecated: use Opt.
+type CNIOpt = Opt
+
+// RWMutex is sync.RWMutex. go-cni exports it by accident.
+//
+// Deprecated: use sync.RWMutex.
+type RWMutex = sync.RWMutex
 
 // config collects the options of one New or Load.
 type config struct {
@@ -301,6 +312,16 @@ func WithLogger(logger *slog.Logger) Opt {
 		return nil
 	}
 }
+
+// discard is a slog.Handler that discards all records, like slog.DiscardHandler.
+// slog.DiscardHandler needs Go 1.24, and the go directive of this module would then
+// require that of importers.
+type discard struct{}
+
+func (discard) Enabled(context.Context, slog.Level) bool  { return false }
+func (discard) Handle(context.Context, slog.Record) error { return nil }
+func (d discard) WithAttrs([]slog.Attr) slog.Handler      { return d }
+func (d discard) WithGroup(string) slog.Handler           { return d }
 
 // WithObserver sets a function that is called after each plugin call, for metrics
 // and traces. It is called by several goroutines at once, and the operation waits

@@ -70,7 +70,7 @@ const atOnce, lockedAtOnce = 16, 64
 func (s *snapshot) recoverAll(ctx context.Context, host *hostns.NetNS, found []record.Found, report *Report) error {
 	var ids, locked []record.ID
 	for _, f := range found {
-		if err := s.untouchable(f); err != nil {
+		if err := untouchable(s.Records, f); err != nil {
 			s.logger.Warn("a container is left alone", "record", f.File, "reason", err)
 			report.add(outcome{id: nameOf(f), skipped: err})
 			continue

@@ -150,7 +150,7 @@ func (r *ReleaseReport) add(o released) {
 
 func (s *snapshot) releaseOne(ctx context.Context, host *hostns.NetNS, f record.Found, dry bool) (o released) {
 	o.id = nameOf(f)
-	if o.err = s.untouchable(f); o.err != nil {
+	if o.err = untouchable(s.Records, f); o.err != nil {
 		return o
 	}
 	if f.Err != nil {

@@ -39,7 +39,7 @@ func (op *operation) validateRemove(ns *Namespace) (*hostns.NetNS, error) {
 	if err := validateID(ns.id); err != nil {
 		return nil, err
 	}
-	rec, err := op.loadRecord(ns.id)
+	rec, err := loadRecord(op.Records, ns.id)
 	switch {
 	case errors.As(err, new(*RecordError)):
 		err = nil // recall returns it

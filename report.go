@@ -95,3 +95,20 @@ func isSkipped(err error) bool {
 	return errors.Is(err, ErrBusy) || errors.Is(err, ErrHostNetNS) ||
 		errors.Is(err, errShared) || errors.As(err, new(*RecordError))
 }
+
+// untouchable returns why Recover and GC must leave the container of a listed
+// record alone, or nil.
+func untouchable(records *record.Store, f record.Found) error {
+	if errors.Is(f.Err, record.ErrBad) {
+		return nil
+	}
+	return recordError(records, f.Record.ContainerID, f.File, f.Err)
+}
+
+// nameOf returns the name of a record in a report.
+func nameOf(f record.Found) string {
+	if f.Record.ContainerID == "" {
+		return "record " + f.File
+	}
+	return string(f.Record.ContainerID)
+}

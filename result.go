@@ -36,6 +36,11 @@ type Result struct {
 	raw []*types100.Result
 }
 
+// CNIResult is Result.
+//
+// Deprecated: use Result.
+type CNIResult = Result
+
 // Config is an interface in Result.Interfaces.
 type Config struct {
 	IPConfigs  []*IPConfig

@@ -10,6 +10,22 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 )
 
+// Status is StatusContext without a context. Timeouts.Status bounds it.
+func (r *Runtime) Status() error { return r.StatusContext(context.Background()) }
+
+// StatusContext returns nil if containers can be attached. It returns
+// ErrCNINotInitialized if fewer networks are loaded than WithMinNetworkCount asks
+// for, ErrInvalidConfig if one of them has no name, or else the error that a plugin
+// of a network of version 1.1.0 or later returns for STATUS. It waits for no other
+// call, and concurrent calls share one answer.
+func (r *Runtime) StatusContext(ctx context.Context) error {
+	s := r.current.Load()
+	if err := join(s.ready(), s.unnamed()); err != nil {
+		return err
+	}
+	return s.askStatus(ctx)
+}
+
 // statusCache lets callers share one run of STATUS, and reuses a recent success.
 // It belongs to a snapshot, so a Load discards it. The lock is held for
 // bookkeeping only.
