@@ -175,7 +175,7 @@ func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList)
 		a.network.config = &libcni.NetworkConfigList{Name: t.Network}
 	}
 	if a.partial == nil && cached != nil {
-		a.partial = a.chain().CachedResult(&a.Attachment)
+		a.partial = a.cached().Result()
 	}
 	return a, known, nil
 }
@@ -271,7 +271,7 @@ func (a *attachment) forcedTarget(given CleanUpTarget, entered *record.Known) (t
 func (a *attachment) forgetAll(known memory) error {
 	var err error
 	if known.cache != "" {
-		err = a.chain().Forget(&a.Attachment)
+		err = a.cached().Forget()
 	}
 	if known.record != "" {
 		err = join(err, a.op.forget([]*attachment{a}))

@@ -212,7 +212,7 @@ func (op *operation) existing(at container.Place) ([]*attachment, error) {
 
 // recall fills in the cached data of an attachment in the namespace to attach.
 func (a *attachment) recall(at container.Place) (known bool, err error) {
-	cached, err := a.chain().Cached(&a.Attachment)
+	cached, err := a.cached().Load()
 	if err != nil {
 		// There is an entry, but it is unreadable: the container's namespace must
 		// show whether it is alive.
@@ -225,7 +225,7 @@ func (a *attachment) recall(at container.Place) (known bool, err error) {
 		return false, nil
 	}
 	a.Attachment = *cached
-	if a.NetNS, err = a.chain().CachedNetNS(&a.Attachment); err != nil {
+	if a.NetNS, err = a.cached().NetNS(); err != nil {
 		return false, err
 	}
 	a.NetNS, err = a.op.Host.Validate(a.NetNS, "DEL")

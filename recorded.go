@@ -238,7 +238,7 @@ func (op *operation) unrecorded(ns *Namespace, planned []*attachment, mustStop b
 	for _, a := range all {
 		// The sweep needs it as much as the plugins do, and a successful DEL
 		// deletes it from the cache.
-		a.partial = a.chain().CachedResult(&a.Attachment)
+		a.partial = a.cached().Result()
 		if op.Record == nil {
 			continue
 		}

@@ -121,7 +121,7 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 // DEL failed.
 func (op *operation) uncache(attachments []*attachment) {
 	for _, a := range attachments {
-		if err := a.chain().Forget(&a.Attachment); err != nil {
+		if err := a.cached().Forget(); err != nil {
 			op.logger.Warn("forget a removed attachment", "container", op.ID, "network", a.network.config.Name, "error", err)
 		}
 	}
@@ -170,7 +170,7 @@ func (a *attachment) del(ctx context.Context) (err error) {
 // specification requires the same parameters for DEL and CHECK, and a portmap
 // without its ports deletes nothing.
 func (a *attachment) useCached() {
-	cached, err := a.chain().Cached(&a.Attachment)
+	cached, err := a.cached().Load()
 	if err != nil {
 		a.op.logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
 			"network", a.network.config.Name, "error", err)

@@ -43,6 +43,11 @@ func (a *attachment) chain() *chain.Chain {
 	return c
 }
 
+// cached returns the attachment in libcni's cache.
+func (a *attachment) cached() chain.Cached {
+	return chain.Cached{Dir: a.op.stateDir, List: a.network.config, Attachment: &a.Attachment}
+}
+
 // runner returns the runner of the attachment's plugins.
 func (a *attachment) runner() *runner.Runner {
 	r := &runner.Runner{

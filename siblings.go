@@ -55,7 +55,7 @@ func (op *operation) fromCache() (all []*attachment, err error) {
 		return nil, err
 	}
 	for _, a := range all {
-		a.partial = a.chain().CachedResult(&a.Attachment)
+		a.partial = a.cached().Result()
 	}
 	op.removal.cached = &all
 	return all, nil

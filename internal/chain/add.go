@@ -55,7 +55,7 @@ func (x *adding) run(ctx context.Context, part Part) (*types100.Result, error) {
 		}
 	}
 	if part.To == len(x.c.List.Plugins) {
-		if err := x.c.cache(x.a, x.prev); err != nil {
+		if err := x.c.cached(x.a).write(x.prev); err != nil {
 			return nil, fmt.Errorf("failed to set network %q cached result: %w", x.c.List.Name, err)
 		}
 	}

@@ -20,7 +20,7 @@ func TestAPartIsCachedWithTheLast(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cached, err := c.Cached(a); cached != nil || err != nil {
+	if cached, err := c.cached(a).Load(); cached != nil || err != nil {
 		t.Errorf("the first step cached %v, %v", cached, err)
 	}
 	result, _, err := c.AddPart(t.Context(), a, Part{From: 1, To: 2, Result: partial})
@@ -33,7 +33,7 @@ func TestAPartIsCachedWithTheLast(t *testing.T) {
 	if prev := decoded(t, r.calls[1].Stdin).(map[string]any)["prevResult"]; !reflect.DeepEqual(prev, decoded(t, partial)) {
 		t.Errorf("b got %v, want %s", prev, partial)
 	}
-	if cached, err := c.Cached(a); cached == nil || err != nil {
+	if cached, err := c.cached(a).Load(); cached == nil || err != nil {
 		t.Errorf("the second step cached %v, %v", cached, err)
 	}
 	if want := []string{"ADD", "ADD"}; !slices.Equal(ended, want) {

@@ -19,8 +19,17 @@ import (
 // round large numbers. No plugin declares the capability, so none gets it.
 const configArgsKey = "cni.dev/config-args"
 
-// cached is the content of a file of libcni's cache.
-type cached struct {
+// Cached is an attachment in libcni's cache: one file.
+type Cached struct {
+	Dir        string // of the cache
+	List       *libcni.NetworkConfigList
+	Attachment *Attachment
+}
+
+func (c *Chain) cached(a *Attachment) Cached { return Cached{c.CacheDir, c.List, a} }
+
+// content is the content of a file of libcni's cache.
+type content struct {
 	Kind           string          `json:"kind"`
 	ContainerID    string          `json:"containerId"`
 	Config         []byte          `json:"config"`
@@ -32,20 +41,21 @@ type cached struct {
 	Result         json.RawMessage `json:"result,omitempty"`
 }
 
-// cache writes the result of an ADD to libcni's cache.
-func (c *Chain) cache(a *Attachment, result json.RawMessage) error {
+// write caches the result of an ADD.
+func (c Cached) write(result json.RawMessage) error {
+	a := c.Attachment
 	capabilities, err := a.cacheable()
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(cached{
+	data, err := json.Marshal(content{
 		Kind: libcni.CNICacheV1, ContainerID: a.ContainerID, Config: c.List.Bytes, IfName: a.IfName,
 		NetworkName: c.List.Name, NetNS: a.NetNS, Args: a.Args, CapabilityArgs: capabilities, Result: result,
 	})
 	if err != nil {
 		return err
 	}
-	path := c.cacheFile(a)
+	path := c.path()
 	err = plainfile.Write(path, data, 0o600)
 	if errors.Is(err, fs.ErrNotExist) { // the first ADD
 		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
@@ -72,15 +82,14 @@ func (a *Attachment) cacheable() (map[string]any, error) {
 	return capabilities, nil
 }
 
-// cacheFile returns the path of an ADD's file in libcni's cache.
-func (c *Chain) cacheFile(a *Attachment) string {
-	return filepath.Join(c.CacheDir, "results", fmt.Sprintf("%s-%s-%s", c.List.Name, a.ContainerID, a.IfName))
+func (c Cached) path() string {
+	return filepath.Join(c.Dir, "results", fmt.Sprintf("%s-%s-%s", c.List.Name, c.Attachment.ContainerID, c.Attachment.IfName))
 }
 
-// belongsToOther reports whether a cache file is another attachment's. Its name
+// belongsToOther reports whether the file is another attachment's. Its name
 // joins three parts, so network "a" with container "b-c" and network "a-b" with
 // container "c" share one file.
-func (c *Chain) belongsToOther(data []byte, a *Attachment) bool {
+func (c Cached) belongsToOther(data []byte) bool {
 	var owner struct {
 		ContainerID string `json:"containerId"`
 		NetworkName string `json:"networkName"`
@@ -88,16 +97,16 @@ func (c *Chain) belongsToOther(data []byte, a *Attachment) bool {
 	if json.Unmarshal(data, &owner) != nil || owner.ContainerID == "" || owner.NetworkName == "" {
 		return false
 	}
-	return owner.ContainerID != a.ContainerID || owner.NetworkName != c.List.Name
+	return owner.ContainerID != c.Attachment.ContainerID || owner.NetworkName != c.List.Name
 }
 
-// Forget deletes the cached result of an attachment that is gone although its
-// Del failed. Otherwise other runtimes, and a GC, would consider it attached.
-func (c *Chain) Forget(a *Attachment) error {
-	if data, err := plainfile.Read(c.cacheFile(a)); err == nil && c.belongsToOther(data, a) {
+// Forget deletes the file of an attachment that is gone although its Del
+// failed. Otherwise other runtimes, and a GC, would consider it attached.
+func (c Cached) Forget() error {
+	if data, err := plainfile.Read(c.path()); err == nil && c.belongsToOther(data) {
 		return nil
 	}
-	if err := os.Remove(c.cacheFile(a)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(c.path()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("forget the cached attachment: %w", err)
 	}
 	return nil

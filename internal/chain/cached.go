@@ -42,10 +42,10 @@ func AllCached(cacheDir, id string) ([]*libcni.NetworkAttachment, error) {
 	return cached, nil
 }
 
-// Cached returns the attachment that the ADD of a was cached with, without the
+// Load returns the attachment with the parameters of its ADD, without the
 // namespace, or nil if no ADD is cached.
-func (c *Chain) Cached(a *Attachment) (*Attachment, error) {
-	data := c.read(a)
+func (c Cached) Load() (*Attachment, error) {
+	data := c.read()
 	if data == nil {
 		return nil, nil
 	}
@@ -53,7 +53,7 @@ func (c *Chain) Cached(a *Attachment) (*Attachment, error) {
 	if err != nil || k.Config == nil {
 		return nil, err
 	}
-	known := &Attachment{RuntimeConf: a.RuntimeConf}
+	known := &Attachment{RuntimeConf: c.Attachment.RuntimeConf}
 	if k.Args != nil {
 		known.Args = k.Args
 	}
@@ -73,18 +73,17 @@ func (c *Chain) Cached(a *Attachment) (*Attachment, error) {
 	return known, nil
 }
 
-// read returns the content of an attachment's cache file. It returns nil if the
-// file is missing, unreadable, or another attachment's.
-func (c *Chain) read(a *Attachment) []byte {
-	data, err := plainfile.Read(c.cacheFile(a))
-	if err != nil || c.belongsToOther(data, a) {
+// read returns nil if the file is missing, unreadable, or another attachment's.
+func (c Cached) read() []byte {
+	data, err := plainfile.Read(c.path())
+	if err != nil || c.belongsToOther(data) {
 		return nil
 	}
 	return data
 }
 
-// decode decodes a cache file of libcni's present format.
-func (c *Chain) decode(data []byte) (k cached, err error) {
+// decode decodes a file of libcni's present format.
+func (c Cached) decode(data []byte) (k content, err error) {
 	if err := json.Unmarshal(data, &k); err != nil {
 		return k, fmt.Errorf("failed to unmarshal cached network %q config: %w", c.List.Name, err)
 	}
@@ -94,40 +93,50 @@ func (c *Chain) decode(data []byte) (k cached, err error) {
 	return k, nil
 }
 
-// CachedNetNS returns the namespace path that the ADD of a was cached with.
-func (c *Chain) CachedNetNS(a *Attachment) (string, error) {
-	all, err := AllCached(c.CacheDir, a.ContainerID)
+// NetNS returns the namespace path of the ADD.
+func (c Cached) NetNS() (string, error) {
+	all, err := AllCached(c.Dir, c.Attachment.ContainerID)
 	if err != nil {
 		return "", err
 	}
 	for _, one := range all {
-		if one.Network == c.List.Name && one.IfName == a.IfName {
+		if one.Network == c.List.Name && one.IfName == c.Attachment.IfName {
 			return one.NetNS, nil
 		}
 	}
 	return "", nil
 }
 
-// addedResult returns the cached result of an ADD, or an ErrNotAdded.
-func (c *Chain) addedResult(a *Attachment) (Partial, error) {
-	added, err := c.Cached(a)
+// added returns the result of the ADD, or an ErrNotAdded.
+func (c Cached) added() (Partial, error) {
+	ifName := c.Attachment.IfName
+	added, err := c.Load()
 	if err == nil && added == nil {
-		return nil, fmt.Errorf("%s of network %q %w", a.IfName, c.List.Name, ErrNotAdded)
+		return nil, fmt.Errorf("%s of network %q %w", ifName, c.List.Name, ErrNotAdded)
 	}
 	var result Partial
 	if err == nil {
-		result, err = c.cachedResult(a)
+		result, err = c.result()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s of network %q %w, as far as can be read: %w", a.IfName, c.List.Name, ErrNotAdded, err)
+		return nil, fmt.Errorf("%s of network %q %w, as far as can be read: %w", ifName, c.List.Name, ErrNotAdded, err)
 	}
 	return result, nil
 }
 
-// cachedResult returns the result of the ADD in the configuration's version, or
-// nil if there is none.
-func (c *Chain) cachedResult(a *Attachment) (result Partial, err error) {
-	data := c.read(a)
+// Result returns the result of the ADD, or nil if it is missing or unusable.
+func (c Cached) Result() Partial {
+	result, err := c.result()
+	if err != nil {
+		return nil
+	}
+	return result
+}
+
+// result returns the result of the ADD in the configuration's version, or nil if
+// there is none.
+func (c Cached) result() (result Partial, err error) {
+	data := c.read()
 	if data == nil {
 		return nil, nil
 	}
@@ -150,36 +159,26 @@ func (c *Chain) cachedResult(a *Attachment) (result Partial, err error) {
 	return result, err
 }
 
-// CachedResult returns the cached result of the ADD of a, or nil if it is
-// missing or unusable.
-func (c *Chain) CachedResult(a *Attachment) Partial {
-	result, err := c.cachedResult(a)
-	if err != nil {
-		return nil
-	}
-	return result
-}
-
-// CachedFor returns nil if a DEL by libcni alone would give the plugins the
-// result of the ADD of a. Otherwise the error wraps ErrNotCached and names the
-// file. libcni ignores a file that it cannot use, and its plugins then leave
-// behind everything that they find by the result.
-func (c *Chain) CachedFor(a *Attachment, result json.RawMessage) error {
-	if err := c.cachedFor(a, result); err != nil {
-		return fmt.Errorf("%w: %s: %w", ErrNotCached, filepath.Base(c.cacheFile(a)), err)
+// Has returns nil if a DEL by libcni alone would give the plugins that result.
+// Otherwise the error wraps ErrNotCached and names the file. libcni ignores a file
+// that it cannot use, and its plugins then leave behind everything that they find
+// by the result.
+func (c Cached) Has(result json.RawMessage) error {
+	if err := c.has(result); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrNotCached, filepath.Base(c.path()), err)
 	}
 	return nil
 }
 
-func (c *Chain) cachedFor(a *Attachment, result json.RawMessage) error {
-	data, err := plainfile.Read(c.cacheFile(a))
+func (c Cached) has(result json.RawMessage) error {
+	data, err := plainfile.Read(c.path())
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("there is no such file in %s", filepath.Join(c.CacheDir, "results"))
+		return fmt.Errorf("there is no such file in %s", filepath.Dir(c.path()))
 	}
 	if err != nil {
 		return err
 	}
-	if c.belongsToOther(data, a) {
+	if c.belongsToOther(data) {
 		return errors.New("the file is another attachment's")
 	}
 	k, err := c.decode(data)
@@ -189,7 +188,7 @@ func (c *Chain) cachedFor(a *Attachment, result json.RawMessage) error {
 	if len(k.Config) == 0 {
 		return errors.New("it has no configuration")
 	}
-	cached, err := c.cachedResult(a)
+	cached, err := c.result()
 	if err != nil {
 		return err
 	}

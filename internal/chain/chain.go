@@ -82,9 +82,9 @@ type Partial json.RawMessage
 // succeeded.
 func (c *Chain) Del(ctx context.Context, a *Attachment, result Partial) error {
 	if result == nil {
-		cached, err := c.cachedResult(a)
+		cached, err := c.cached(a).result()
 		if err != nil {
-			_ = os.Remove(c.cacheFile(a)) // as in libcni; no later DEL can use it either
+			_ = os.Remove(c.cached(a).path()) // as in libcni; no later DEL can use it either
 		}
 		result = cached
 	}
@@ -99,7 +99,7 @@ func (c *Chain) Del(ctx context.Context, a *Attachment, result Partial) error {
 	}
 	err := errors.Join(errs...)
 	if err == nil {
-		_ = c.Forget(a) // as in libcni: on a read-only disk, the attachment is gone all the same
+		_ = c.cached(a).Forget() // as in libcni: on a read-only disk, the attachment is gone all the same
 	}
 	return err
 }
@@ -115,7 +115,7 @@ func (c *Chain) Check(ctx context.Context, a *Attachment, result Partial) error 
 	case c.List.DisableCheck:
 		return nil
 	case result == nil:
-		added, err := c.addedResult(a)
+		added, err := c.cached(a).added()
 		if err != nil {
 			return err
 		}

@@ -133,7 +133,7 @@ func TestAKnownResultIsPassedOnUnchanged(t *testing.T) {
 	if err := json.Unmarshal(r.calls[1].Stdin, &request); err != nil || string(request.PrevResult) != first {
 		t.Errorf("b got %s, %v, want %s", request.PrevResult, err, first)
 	}
-	cached := c.CachedResult(container("eth0"))
+	cached := c.cached(container("eth0")).Result()
 	if got := string(cached); got != `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.3/24"}]}` {
 		t.Errorf("cached %s", got)
 	}

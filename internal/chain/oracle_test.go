@@ -141,14 +141,14 @@ func (x *comparison) compareCall(t *testing.T, call, libcnis Call) {
 func (x *comparison) compareCache(t *testing.T, a *Attachment) {
 	t.Helper()
 	read := func(c *Chain) any {
-		data, err := os.ReadFile(c.cacheFile(a))
+		data, err := os.ReadFile(c.cached(a).path())
 		if errors.Is(err, os.ErrNotExist) {
 			return nil
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if info, err := os.Stat(c.cacheFile(a)); err != nil || info.Mode() != 0o600 {
+		if info, err := os.Stat(c.cached(a).path()); err != nil || info.Mode() != 0o600 {
 			t.Errorf("mode %v, %v, want 0600", info.Mode(), err)
 		}
 		return decoded(t, data)
@@ -232,11 +232,11 @@ func TestCacheOfOthersIsRead(t *testing.T) {
 				if err := os.MkdirAll(c.CacheDir+"/results", 0o700); err != nil {
 					t.Fatal(err)
 				}
-				if err := os.WriteFile(c.cacheFile(a), []byte(content), 0o600); err != nil {
+				if err := os.WriteFile(c.cached(a).path(), []byte(content), 0o600); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if _, err := x.c.addedResult(a); err == nil { // otherwise ours refuses the CHECK
+			if _, err := x.c.cached(a).added(); err == nil { // otherwise ours refuses the CHECK
 				x.run(t, "CHECK", a)
 			}
 			x.run(t, "DEL", a)

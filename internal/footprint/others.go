@@ -74,9 +74,11 @@ func (o *Others) cached() (all []netip.Addr, err error) {
 		if !o.isOther(record.ID(c.ContainerID)) {
 			continue
 		}
-		in := chain.Chain{List: &libcni.NetworkConfigList{Name: c.Network}, CacheDir: o.CacheDir}
-		a := chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: c.ContainerID, IfName: c.IfName}}
-		all = append(all, Addresses([]byte(in.CachedResult(&a)))...)
+		in := chain.Cached{
+			Dir: o.CacheDir, List: &libcni.NetworkConfigList{Name: c.Network},
+			Attachment: &chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: c.ContainerID, IfName: c.IfName}},
+		}
+		all = append(all, Addresses([]byte(in.Result()))...)
 	}
 	return all, nil
 }

@@ -168,8 +168,7 @@ func (g *GoCNI) sameConfiguration(a *footprint.Attachment) error {
 
 // cached returns nil if go-cni would find the result of the ADD in libcni's cache.
 func (g *GoCNI) cached(a *footprint.Attachment) error {
-	c := &chain.Chain{List: a.List, CacheDir: libcni.CacheDir}
-	err := c.CachedFor(&a.Attachment, a.Result)
+	err := chain.Cached{Dir: libcni.CacheDir, List: a.List, Attachment: &a.Attachment}.Has(a.Result)
 	if errors.Is(err, chain.ErrNotCached) && !g.Reads {
 		return fmt.Errorf("%w; go-cni looks there: make %s a link to %s, or Remove the container", err, libcni.CacheDir, g.CacheDir)
 	}
