@@ -90,14 +90,14 @@ func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record
 		return nil, err
 	}
 	defer done()
-	ctx, cancel := context.WithTimeout(ctx, sweepTime)
+	ctx, cancel := context.WithTimeout(ctx, sweep.Limit)
 	defer cancel()
 	items, err := sweep.Find(ctx, target)
 	found = append(sweep.Lines(items), known.lines()...)
 	if err != nil || t.DryRun {
 		return found, err
 	}
-	if left, err := a.clear(ctx, target, items); len(left) > 0 || err != nil {
+	if left, err := sweep.Clear(ctx, target, items, op.log()); len(left) > 0 || err != nil {
 		return found, &LeftoverError{ContainerID: string(op.ID), Left: left, Err: err}
 	}
 	return found, a.forgetAll(known)

@@ -3,6 +3,7 @@ package cni
 import (
 	"context"
 	"errors"
+	"log/slog"
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/claims"
@@ -122,6 +123,9 @@ func (op *operation) endRemoval() {
 	_ = op.removal.entered.Wait() // those who needed it have waited, and logged the error
 	op.removal = removal{}
 }
+
+// log returns a logger for lines about the container.
+func (op *operation) log() *slog.Logger { return op.logger.With("container", op.ID) }
 
 // load reads the record. It keeps the legible part of a damaged one, and returns
 // the damage. The error is a *RecordError.

@@ -12,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
+	"github.com/embedcni/cni/internal/sweep"
 )
 
 func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
@@ -289,7 +290,7 @@ func (a *attachment) ipamUndone(ctx context.Context, typ, ipam string) bool {
 // according to an Error. A batched change may be that of any plugin in the
 // chain.
 func (op *operation) failedTypes(attachments []*attachment, e *Error) []string {
-	if errors.As(e.Err, new(*mendError)) {
+	if errors.As(e.Err, new(*sweep.SiblingError)) {
 		return []string{""} // the sweep does not cover attachments that stay
 	}
 	if !errors.As(e.Err, new(*runner.FlushError)) {

@@ -27,7 +27,7 @@ func (a *attachment) chain() *chain.Chain {
 	c.Run = func(ctx context.Context, call chain.Call) (chain.Output, error) {
 		out, err := r.Run(ctx, call)
 		if call.Verb == "DEL" {
-			err = join(err, a.mend(ctx, call.Plugin))
+			err = join(err, a.makeAgain(ctx, a.described().LostWith(call.Plugin)))
 		}
 		return out, err
 	}

@@ -1,64 +1,17 @@
 package cni
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"strings"
-	"time"
+	"slices"
 
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/sweep"
 	"github.com/embedcni/cni/netns"
 )
-
-// LeftoverError means that a container, or a part of it, could not be removed.
-// It is the error of every removal after which the container's record stays: of
-// Remove, of CleanUp, of a Setup that could not be undone, and in the Failed of
-// Recover and GC. Remove tries again, and so do Recover and GC by themselves;
-// CleanUp removes attachments that Remove cannot end.
-type LeftoverError struct {
-	ContainerID string
-	Left        []string // a line for each thing found after the removal, for a person
-	Err         error    // the cause; wraps *Errors of plugins
-}
-
-func (e *LeftoverError) Error() string {
-	s := fmt.Sprintf("container %s could not be removed", e.ContainerID)
-	if why := e.why(); why != "" {
-		s += ": " + why
-	}
-	return s + "; fix the cause and call Remove again, or call CleanUp to abandon it"
-}
-
-// why returns the cause, and the remaining things.
-func (e *LeftoverError) why() string {
-	var s []string
-	if e.Err != nil {
-		s = append(s, cmp.Or(runner.Trim(e.Err.Error()), runner.NoMessage))
-	}
-	if len(e.Left) > 0 {
-		s = append(s, "left are "+strings.Join(e.Left, "; "))
-	}
-	return strings.Join(s, ": ")
-}
-
-// leftover turns an error that keeps a container on record into a
-// *LeftoverError, unless it contains one.
-func leftover(id record.ID, err error) error {
-	if err == nil || errors.As(err, new(*LeftoverError)) {
-		return err
-	}
-	return &LeftoverError{ContainerID: string(id), Err: err}
-}
-
-// Unwrap returns the cause.
-func (e *LeftoverError) Unwrap() error { return e.Err }
 
 // sweep removes the attachments' leftovers that the reference plugins leave when
 // a DEL fails or is killed, and looks again. It returns neither lines nor an
@@ -71,7 +24,7 @@ func (op *operation) sweep(ctx context.Context, attachments []*attachment) (left
 		errs = append(errs, err)
 	}
 	if len(errs) > 0 && join(errs...) == nil && len(left) == 0 {
-		errs = append(errs, attachments[0].inherit(ctx))
+		errs = append(errs, attachments[0].makeAgain(ctx, footprint.Inherited))
 	}
 	return left, join(errs...)
 }
@@ -85,37 +38,10 @@ func namesOf(attachments []*attachment) map[string]bool {
 	return names
 }
 
-// sweepTime bounds the sweep of one attachment. Legacy iptables waits for its
-// lock without a limit, and another program may hold the lock.
-const sweepTime = time.Minute
-
 func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, sweepTime)
-	defer cancel()
 	t, done := a.target()
 	defer done()
-	found, err := sweep.Find(ctx, t)
-	if err != nil {
-		return nil, err
-	}
-	return a.clear(ctx, t, found)
-}
-
-// clear removes the items that were found, and looks again. UDP flows are no
-// leftovers: new ones may come at any time, and a kernel without conntrack has
-// none, so a failure is only logged.
-func (a *attachment) clear(ctx context.Context, t sweep.Target, found []sweep.Item) (left []string, err error) {
-	if len(found) > 0 {
-		a.op.logger.Info("removing leftovers of DEL", "container", a.op.ID, "network", a.network.config.Name,
-			"left", sweep.Lines(found))
-		if still, err := sweep.Clear(ctx, t, found); err != nil || len(still) > 0 {
-			return sweep.Lines(still), err
-		}
-	}
-	if _, err := sweep.FlushFlows(t); err != nil {
-		a.op.logger.Warn("flush UDP flows", "container", a.op.ID, "error", err)
-	}
-	return nil, nil
+	return sweep.All(ctx, t, a.op.log())
 }
 
 // described returns the attachment as package footprint takes it.
@@ -172,4 +98,78 @@ func (op *operation) others(ifName string) *footprint.Others {
 		Records: op.Records, CacheDir: op.stateDir,
 		ContainerID: op.ID, Plugins: op.PluginID(), IfName: ifName, Leaving: op.removal.leaving,
 	}
+}
+
+// siblings returns the container's other attachments that stay, from the record or,
+// without a record, from libcni's cache.
+func (a *attachment) siblings() ([]*attachment, error) {
+	stays := func(ifName string) bool { return ifName != a.IfName && !a.op.removal.leaving[ifName] }
+	var all []*attachment
+	var err error
+	if rec := a.op.Record; rec != nil && !a.op.Damaged {
+		// Most attachments have none. The record then need not be parsed.
+		if !slices.ContainsFunc(rec.Attachments, func(n record.Attachment) bool { return n.State != record.Deleted && stays(n.IfName) }) {
+			return nil, nil
+		}
+		all, err = a.op.fromRecord(rec)
+	} else {
+		all, err = a.op.fromCache()
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(b *attachment) bool { return !stays(b.IfName) }), err
+}
+
+// Siblings returns the addresses, owners and rules of the siblings.
+func (a *attachment) Siblings() fwrules.Siblings {
+	all, err := a.siblings()
+	var described []*footprint.Attachment
+	for _, b := range all {
+		described = append(described, b.described())
+	}
+	s, rerr := footprint.Siblings(a.network.config.Name, described)
+	s.Unknown = s.Unknown || err != nil
+	if rerr != nil {
+		a.op.logger.Warn("the rules of another attachment of the container are not known; rules that it may share stay",
+			"container", a.op.ID, "network", a.network.config.Name, "error", rerr)
+	}
+	if a.op.Damaged {
+		s.Addresses = append(s.Addresses, footprint.AddressesOf(a.op.Record.Attachments, a.op.removal.leaving)...)
+	}
+	return s
+}
+
+// makeAgain makes the rules of siblings again that lost selects. It does nothing for a
+// container whose namespace is gone.
+func (a *attachment) makeAgain(ctx context.Context, lost footprint.Lost) error {
+	recorded := a.op.Record != nil && !a.op.Damaged
+	if lost == nil || a.op.HostGone || a.op.Host.Handle == nil || recorded && a.op.Gone() {
+		return nil
+	}
+	all, err := a.siblings()
+	var staying []sweep.Sibling
+	for _, b := range all {
+		if !recorded || b.state == record.Added { // others are being removed, or their ADD will make their rules
+			staying = append(staying, sweep.Sibling{Attachment: b.described(), Given: b.given()})
+		}
+	}
+	err = join(err, sweep.MakeAgain(ctx, a.op.Host.Handle, staying, lost, a.op.log()))
+	if err != nil {
+		return a.error("DEL", err)
+	}
+	return nil
+}
+
+// fromCache returns the container's attachments in libcni's cache. It reads the cache
+// once for each operation.
+func (op *operation) fromCache() (all []*attachment, err error) {
+	if op.removal.cached != nil {
+		return *op.removal.cached, nil
+	}
+	if all, err = op.cachedBeside(nil); err != nil {
+		return nil, err
+	}
+	for _, a := range all {
+		a.partial = a.cached().Result()
+	}
+	op.removal.cached = &all
+	return all, nil
 }

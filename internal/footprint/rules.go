@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
@@ -156,4 +157,34 @@ func Siblings(network string, others []*Attachment) (s fwrules.Siblings, err err
 		}
 	}
 	return s, errors.Join(errs...)
+}
+
+// Lost reports whether a removal also deletes the rules that a sibling wants, so that
+// they must be made again.
+type Lost func(sibling *Attachment, w Wanted) bool
+
+// LostWith returns which rules of siblings a DEL deletes that a plugin of a type has run
+// for the attachment; nil: none. Built-in plugins leave a sibling's rules, and the rules
+// of the caller's plugins are unknown.
+func (a *Attachment) LostWith(typ string) Lost {
+	deleted := known.Of(typ).Rules
+	if deleted != known.HostPorts && deleted != known.Masquerade || a.IsBuiltIn(typ) || a.IsCallers(typ) {
+		return nil
+	}
+	return func(sibling *Attachment, w Wanted) bool {
+		sameKind := known.Of(w.Type).Rules == deleted
+		switch w.Backend {
+		case fwrules.IPTables:
+			return sameKind && sibling.List.Name == a.List.Name
+		case fwrules.NFTables:
+			return sameKind && deleted == known.HostPorts // the comment is the container's ID on every network
+		}
+		return false
+	}
+}
+
+// Inherited selects the siblings' host ports in this module's own table. A sibling may
+// forward the same port of the host as the removed attachment.
+func Inherited(_ *Attachment, w Wanted) bool {
+	return known.Of(w.Type).Rules == known.HostPorts && w.Backend == fwrules.Native
 }

@@ -13,8 +13,6 @@ import (
 // addresses, if one of the forwarded ports may be UDP: the next container that
 // takes the port would never see them. It returns the number of flows.
 //
-// If there are any, it asks which addresses are in use by others, and keeps the
-// flows of those.
 // If there are any, it asks which addresses are in use by others, whose flows stay.
 func FlushFlows(t Target) (flushed uint, err error) {
 	if !t.Rules.UDP || t.Host == nil {

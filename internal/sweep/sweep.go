@@ -10,8 +10,10 @@ package sweep
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/footprint"
@@ -153,15 +155,38 @@ func Remove(ctx context.Context, items []Item) error {
 	return errors.Join(errs...)
 }
 
-// Clear removes the items that were found, and looks again. It returns the items that
-// are still there, and no error if there are none.
-func Clear(ctx context.Context, t Target, found []Item) (left []Item, err error) {
-	err = Remove(ctx, found)
-	left, ferr := Find(ctx, t)
-	if len(left) == 0 && ferr == nil {
-		return nil, nil
+// Limit is the longest time for one attachment. Legacy iptables waits for its lock
+// without a limit, and another program may hold the lock.
+const Limit = time.Minute
+
+// All removes the leftovers, and looks again. It returns neither lines nor an error
+// only after verifying that nothing remains.
+func All(ctx context.Context, t Target, log *slog.Logger) (left []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, Limit)
+	defer cancel()
+	found, err := Find(ctx, t)
+	if err != nil {
+		return nil, err
 	}
-	return left, errors.Join(err, ferr)
+	return Clear(ctx, t, found, log)
+}
+
+// Clear removes the items that were found, and looks again. It describes the items that
+// are still there, and returns no error if there are none. UDP flows are no leftovers:
+// new ones may come at any time, and a kernel without conntrack has none, so a failure
+// is only logged.
+func Clear(ctx context.Context, t Target, found []Item, log *slog.Logger) (left []string, err error) {
+	if len(found) > 0 {
+		log.Info("removing leftovers of DEL", "network", t.Network, "left", Lines(found))
+		err = Remove(ctx, found)
+		if still, ferr := Find(ctx, t); ferr != nil || len(still) > 0 {
+			return Lines(still), errors.Join(err, ferr)
+		}
+	}
+	if _, err := FlushFlows(t); err != nil {
+		log.Warn("flush UDP flows", "error", err)
+	}
+	return nil, nil
 }
 
 // Lines describes the items, a line each or more.
