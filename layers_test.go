@@ -28,7 +28,7 @@ var floors = [][]string{
 		"internal/inprocess", "internal/links", "internal/nft", "internal/refplugins",
 	},
 	{
-		"internal/ahead", "internal/hostns", "internal/iptables",
+		"internal/ahead", "internal/hostns", "internal/iptables", "internal/netfilter/native",
 	},
 	{
 		"internal/abandoned", "internal/container", "internal/netfilter", "internal/tenant",

@@ -14,26 +14,17 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/nft"
-	"github.com/embedcni/cni/netns"
 )
 
 // Tool is a variant of iptables for one family. Its processes run in the network
-// namespace of the calling thread, which is NS.
+// namespace of the calling thread, which is also that of Sockets.
 type Tool struct {
 	Family  string // "iptables", "ip6tables"
 	Legacy  bool
-	NS      *netns.Handle // namespace of sockets; nil is the calling thread's
-	Sockets *nft.Pool
+	Sockets nft.Sockets
 	Held    *os.File // open in all processes that it starts
 
 	lockFile string // for legacy tools; "" is their own
-}
-
-func (x Tool) onSocket(ctx context.Context, fn func(*nft.Conn) error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return x.Sockets.Do(x.NS, fn)
 }
 
 // V6 reports whether the tool is for IPv6.
@@ -132,7 +123,7 @@ func (x Tool) nftHas(ctx context.Context, chains []ChainID) (found []ChainID, er
 
 // Exist reports, in order, which of the chains the nf_tables variant has.
 func (x Tool) Exist(ctx context.Context, chains []ChainID) (exist []bool, err error) {
-	err = x.onSocket(ctx, func(c *nft.Conn) error {
+	err = x.Sockets.Do(ctx, func(c *nft.Conn) error {
 		_, exist, err = c.Exist(x.nftFamily(), nftChains(chains)...)
 		return err
 	})
@@ -273,7 +264,7 @@ func (x *Tool) Detect(ctx context.Context) error {
 
 // Rules lists a chain of the nf_tables variant, like [nft.Conn.Rules].
 func (x Tool) Rules(ctx context.Context, id ChainID, containing [][]byte, each func(nft.Rule) error) error {
-	return x.onSocket(ctx, func(c *nft.Conn) error {
+	return x.Sockets.Do(ctx, func(c *nft.Conn) error {
 		return c.Rules(x.Table(id.Table), id.Chain, containing, each)
 	})
 }

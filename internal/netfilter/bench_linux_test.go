@@ -2,11 +2,11 @@ package netfilter
 
 import (
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 

@@ -2,10 +2,11 @@ package netfilter
 
 import (
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // BenchmarkHasCommon is an ADD's cost of verifying that all shared rules exist,

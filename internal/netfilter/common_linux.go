@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"slices"
 
 	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // The reference plugins create the chains and rules that containers share in
@@ -16,8 +16,8 @@ import (
 // create it twice, or fail. So the shared rules are created before the plugins
 // run, in the plugins' form, and the plugins find them.
 
-// Common holds the chains and rules that MakeCommon created.
-type Common struct {
+// iptCommon holds the chains and rules that MakeCommon created.
+type iptCommon struct {
 	made []madeCommon
 }
 
@@ -28,7 +28,7 @@ type madeCommon struct {
 }
 
 // Empty reports whether nothing was made.
-func (c Common) Empty() bool { return len(c.made) == 0 }
+func (c iptCommon) Empty() bool { return len(c.made) == 0 }
 
 // common returns the part of w that containers share.
 func (w desired) common() desired {
@@ -49,14 +49,14 @@ func (w desired) common() desired {
 // eachCommon calls fn for each family in which r has shared rules, on a thread
 // in the namespace. The maker is of the variant that the system has under the
 // name iptables. Without such a program, fn is not called.
-func (fw *Firewalls) eachCommon(ctx context.Context, r fwrules.Rules, fn func(maker, desired) error) error {
-	return fw.do(func() error {
+func (f iptForm) eachCommon(ctx context.Context, r fwrules.Rules, fn func(maker, desired) error) error {
+	return f.in(func() error {
 		return sequence(families(r), func(w desired) error {
 			w = w.common()
 			if w.empty() {
 				return nil
 			}
-			x := fw.maker(w.v6)
+			x := f.maker(w.v6, false)
 			err := x.Detect(ctx)
 			if errors.Is(err, iptables.ErrNotFound) {
 				return nil
@@ -72,9 +72,9 @@ func (fw *Firewalls) eachCommon(ctx context.Context, r fwrules.Rules, fn func(ma
 // HasCommon reports whether the system's iptables has all rules that r shares
 // with other containers. It starts no process if a link shows the variant, and
 // does not look at the rules of single containers.
-func (fw *Firewalls) HasCommon(ctx context.Context, r fwrules.Rules) (bool, error) {
+func (f iptForm) HasCommon(ctx context.Context, r fwrules.Rules) (bool, error) {
 	has := true
-	err := fw.eachCommon(ctx, r, func(x maker, w desired) error {
+	err := f.eachCommon(ctx, r, func(x maker, w desired) error {
 		there, err := x.hasCommon(ctx, w)
 		has = has && there
 		return err
@@ -86,9 +86,9 @@ func (fw *Firewalls) HasCommon(ctx context.Context, r fwrules.Rules) (bool, erro
 // the system's iptables and in the reference plugins' form. It takes one
 // transaction for each family and table. It returns the rules that it created,
 // also with an error.
-func (fw *Firewalls) MakeCommon(ctx context.Context, r fwrules.Rules) (Common, error) {
-	var c Common
-	err := fw.eachCommon(ctx, r, func(x maker, w desired) error {
+func (f iptForm) MakeCommon(ctx context.Context, r fwrules.Rules) (iptCommon, error) {
+	var c iptCommon
+	err := f.eachCommon(ctx, r, func(x maker, w desired) error {
 		made, err := x.makeCommon(ctx, w)
 		if len(made.chains) > 0 {
 			c.made = append(c.made, madeCommon{x.Legacy, made})
@@ -139,10 +139,10 @@ func missing(w desired, f facts, states map[string]state) desired {
 // use: all of a table, or none. The caller makes sure that nobody is about to
 // use them. An error says which rules remain, and that another container may
 // use them.
-func (fw *Firewalls) RemoveCommon(ctx context.Context, c Common) error {
-	return fw.do(func() error {
+func (f iptForm) RemoveCommon(ctx context.Context, c iptCommon) error {
+	return f.in(func() error {
 		for _, m := range c.made {
-			if err := (maker{fw.xtables(m.made.v6, m.legacy), fw}).removeCommon(ctx, m.made); err != nil {
+			if err := f.maker(m.made.v6, m.legacy).removeCommon(ctx, m.made); err != nil {
 				return fmt.Errorf("%w (another container may use it)", err)
 			}
 		}

@@ -1,9 +1,10 @@
 package netfilter
 
 import (
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"os/exec"
 	"strings"
+
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // decoysIPTables are rules of Docker, of firewalld and of an administrator for
@@ -84,14 +85,14 @@ func (h *host) decoys() {
 		"{comment}", strings.ReplaceAll(masq.Comment, `"`, `\"`), "{nft}", fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}.Comment())
 	v4 := strings.NewReplacer("ADDR", "10.1.0.4", "NET", "10.1.0.0/24", "TO", "10.1.0.4:80")
 	v6 := strings.NewReplacer("ADDR", "fd00:1::4", "NET", "fd00:1::/64", "TO", "[fd00:1::4]:80")
-	for _, tool := range h.fw.tools {
+	for _, tool := range tools() {
 		text := v4.Replace(names.Replace(decoysIPTables))
-		if tool.v6 {
+		if strings.HasPrefix(tool, "ip6") {
 			text = v6.Replace(names.Replace(decoysIPTables))
 		}
 		// An earlier container has made it, with one of the variants.
-		_ = exec.Command(tool.Name(), "-N", chainForward).Run()
-		h.feed(text, tool.Name()+"-restore", "--noflush")
+		_ = exec.Command(tool, "-N", "CNI-FORWARD").Run()
+		h.feed(text, tool+"-restore", "--noflush")
 	}
 	h.feed(names.Replace(decoysNFT), "nft", "-f", "-")
 }

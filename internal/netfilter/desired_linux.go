@@ -2,13 +2,13 @@ package netfilter
 
 import (
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // The tables of iptables, and the chains that the plugins portmap and firewall

@@ -1,12 +1,12 @@
 package netfilter
 
 import (
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // textOf returns the input that makes all of the rules in an empty family.

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -157,44 +158,6 @@ type fakeNFT struct {
 	listErr  error
 	onRemove func(*fakeNFT) // called before a removal, e.g. to interfere
 	busy     string         // a chain that is still referenced
-	native   []element
-	asked    []string // of the native table: the sets that were listed as a whole
-}
-
-func (f *fakeNFT) Sets(nft.Table) ([]string, error) {
-	if f.listErr != nil {
-		return nil, f.listErr
-	}
-	var names []string
-	for _, e := range f.native {
-		if !slices.Contains(names, e.Set) {
-			names = append(names, e.Set)
-		}
-	}
-	return names, nil
-}
-
-func (f *fakeNFT) Elements(_ nft.Table, keys []element, sets []string) ([]element, uint32, error) {
-	f.asked = append(f.asked, sets...)
-	var found []element
-	for _, e := range f.native {
-		if slices.Contains(sets, e.Set) || sameKey(keys, e) >= 0 {
-			found = append(found, e)
-		}
-	}
-	return found, uint32(f.changes), f.listErr
-}
-
-func (f *fakeNFT) DeleteElements(_ nft.Table, generation uint32, elements []element) error {
-	if f.onRemove != nil {
-		f.onRemove(f)
-	}
-	if generation != uint32(f.changes) {
-		return nft.ErrChanged
-	}
-	f.native = slices.DeleteFunc(f.native, func(e element) bool { return slices.Contains(elements, e) })
-	f.changes++
-	return nil
 }
 
 func (f *fakeNFT) Generation() (uint32, error) { return uint32(f.changes), f.listErr }
@@ -245,10 +208,12 @@ func (f *fakeNFT) Delete(generation uint32, objects []nft.Object) error {
 }
 
 // fakeFirewalls returns packet filters outside the kernel.
-func fakeFirewalls(k *fakeNFT, tools ...*fakeTool) *Firewalls {
-	fw := &Firewalls{fake: k}
+func fakeFirewalls(k ruleTable, tools ...*fakeTool) *Firewalls {
+	var fakes []tool
 	for _, f := range tools {
-		fw.tools = append(fw.tools, tool{f, strings.HasPrefix(f.tool, "ip6")})
+		fakes = append(fakes, tool{f, strings.HasPrefix(f.tool, "ip6"), strings.HasSuffix(f.tool, "-legacy")})
 	}
-	return fw
+	return &Firewalls{forms: []backend{
+		{fwrules.IPTables, iptForm{fakes: append([]tool{}, fakes...)}}, {fwrules.NFTables, nftForm{fake: k}},
+	}}
 }

@@ -3,9 +3,10 @@ package netfilter
 import (
 	"context"
 	"errors"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 
 	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter/native"
 	"github.com/embedcni/cni/internal/nft"
 	"github.com/embedcni/cni/netns"
 )
@@ -15,21 +16,29 @@ import (
 // safe for concurrent use.
 type Firewalls struct {
 	Options
-	ns    *netns.Handle
-	tools []tool
-	fake  kernel // of tests: instead of the kernel
+	sockets  nft.Sockets
+	iptables iptForm
+	forms    []backend // in the order in which a plan lists their rules
 }
 
-// tool is a variant of iptables and its family.
-type tool struct {
-	xtables
-	v6 bool
+// backend is a form and its name.
+type backend struct {
+	name fwrules.Backend
+	form
 }
 
-// legacy reports whether the tool is of the legacy variant.
-func (t tool) legacy() bool {
-	x, ok := t.xtables.(iptables.Tool)
-	return ok && x.Legacy
+// form is a way to write rules in a packet filter.
+type form interface {
+	// Add makes the rules, all or none. It can be repeated.
+	Add(ctx context.Context, r fwrules.Rules) error
+	// Remove deletes the rules that Add has made. It passes over rules that are gone,
+	// and searches for those that cannot be computed, as an address is unknown.
+	Remove(ctx context.Context, r fwrules.Rules) error
+	// Check returns an error that names the first rule that does not exist.
+	Check(ctx context.Context, r fwrules.Rules) error
+	// Find returns the rules of the target that exist. With an error, it returns all
+	// others that it found.
+	Find(ctx context.Context, t fwrules.Target) ([]fwrules.Found, error)
 }
 
 // Open returns the packet filters of the namespace, or with nil those of the
@@ -37,38 +46,32 @@ func (t tool) legacy() bool {
 // locked to its thread has that of the process. It opens nothing, so there is
 // nothing to close. The handle must stay open.
 func Open(ns *netns.Handle, o Options) *Firewalls {
-	fw := &Firewalls{Options: o, ns: ns}
-	for _, v6 := range []bool{false, true} {
-		fw.tools = append(fw.tools, tool{fw.xtables(v6, false), v6}, tool{fw.xtables(v6, true), v6})
-	}
-	return fw
+	sockets := nft.Sockets{Pool: o.Sockets, NS: ns}
+	ipt := iptForm{Sockets: sockets, Held: o.Held, Siblings: o.siblings, Fact: o.fact, Note: o.note}
+	return &Firewalls{Options: o, sockets: sockets, iptables: ipt, forms: []backend{
+		{fwrules.IPTables, ipt},
+		{fwrules.NFTables, nftForm{Sockets: sockets, Siblings: o.siblings}},
+		{fwrules.Native, native.Form{Sockets: sockets, Siblings: o.siblings}},
+	}}
 }
 
-func (fw *Firewalls) xtables(v6, legacy bool) iptables.Tool {
-	x := iptables.Tool{Family: "iptables", Legacy: legacy, NS: fw.ns, Sockets: fw.Sockets, Held: fw.Held}
-	if v6 {
-		x.Family = "ip6tables"
+// form returns the form of a backend.
+func (fw *Firewalls) form(b fwrules.Backend) (form, error) {
+	for _, f := range fw.forms {
+		if f.name == b {
+			return f, nil
+		}
 	}
-	return x
+	return nil, b.Unknown()
 }
 
-// do runs fn on a thread in the namespace, where processes are started.
-func (fw *Firewalls) do(fn func() error) error { return nft.In(fw.ns, fn) }
-
-// onSocket runs fn with a socket in the namespace.
-func (fw *Firewalls) onSocket(ctx context.Context, fn func(*nft.Conn) error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+// Detect returns the form of rules that have to be in iptables if the host has
+// the program: DetectedIPTables or DetectedNative.
+func Detect() string {
+	if _, err := iptables.LookPath("iptables"); err != nil {
+		return fwrules.DetectedNative
 	}
-	return fw.Sockets.Do(fw.ns, fn)
-}
-
-// onKernel is onSocket for operations that tests replace by a fake.
-func (fw *Firewalls) onKernel(ctx context.Context, fn func(kernel) error) error {
-	if fw.fake != nil {
-		return fn(fw.fake)
-	}
-	return fw.onSocket(ctx, func(c *nft.Conn) error { return fn(c) })
+	return fwrules.DetectedIPTables
 }
 
 // Find returns the rules of t's attachment that exist, and nothing else.
@@ -78,43 +81,17 @@ func (fw *Firewalls) onKernel(ctx context.Context, fn func(kernel) error) error 
 // and the tools are missing, that is an error (exec.ErrNotFound), and so is a
 // table that iptables-save hides because it has rules of nft's. With an error, the
 // plan holds everything else that was found.
-func Find(ctx context.Context, fw *Firewalls, t fwrules.Target) (Plan, error) {
-	plan := Plan{fw: fw}
-	t, err := t.Normal()
-	if err != nil {
+func Find(ctx context.Context, fw *Firewalls, t fwrules.Target) (plan Plan, err error) {
+	if t, err = t.Normal(); err != nil {
 		return plan, err
 	}
-	err = fw.do(func() error {
-		var errs []error
-		whole := wholeFootprint(t)
-		for _, tool := range fw.tools {
-			commands, err := findIPTables(ctx, tool, tool.v6, whole)
-			errs = append(errs, err)
-			if len(commands) > 0 {
-				plan.work = append(plan.work, iptablesWork{tool, commands})
-			}
-		}
-		err := fw.onKernel(ctx, func(k kernel) error {
-			for _, search := range append(formSearches(t.Everything(), t.Siblings), fw.SpoofCheck(t.ContainerID, t.IfName).search("")) {
-				objects, err := search.findSteadily(ctx, k)
-				errs = append(errs, err)
-				if len(objects) > 0 {
-					plan.work = append(plan.work, nftablesWork{fw, search.table, objects})
-				}
-			}
-			elements, err := ownedByTarget(t).search(ctx, k)
-			errs = append(errs, err)
-			if len(elements) > 0 {
-				plan.work = append(plan.work, nativeWork{fw, elements})
-			}
-			return nil
-		})
-		if !errors.Is(err, nft.ErrNotSupported) {
-			errs = append(errs, err)
-		}
-		return errors.Join(errs...)
-	})
-	return plan, err
+	var errs []error
+	for _, f := range fw.forms {
+		found, err := f.Find(ctx, t)
+		plan.found = append(plan.found, found...)
+		errs = append(errs, err)
+	}
+	return plan, errors.Join(errs...)
 }
 
 // Apply deletes the rules of the plan, and none that have come since. It may be
@@ -123,14 +100,48 @@ func Find(ctx context.Context, fw *Firewalls, t fwrules.Target) (Plan, error) {
 //
 // It waits for the lock of legacy iptables until the context ends.
 func (p Plan) Apply(ctx context.Context) error {
-	if p.Empty() {
-		return nil
+	var errs []error
+	for _, f := range p.found {
+		errs = append(errs, f.Apply(ctx))
 	}
-	return p.fw.do(func() error {
-		var errs []error
-		for _, w := range p.work {
-			errs = append(errs, w.apply(ctx))
-		}
-		return errors.Join(errs...)
-	})
+	return errors.Join(errs...)
+}
+
+// HasCommon reports whether the system's iptables has all rules that r shares
+// with other containers. It starts no process if a link shows the variant, and
+// does not look at the rules of single containers.
+func (fw *Firewalls) HasCommon(ctx context.Context, r fwrules.Rules) (bool, error) {
+	return fw.iptables.HasCommon(ctx, r)
+}
+
+// Common holds the chains and rules that MakeCommon created.
+type Common struct{ iptCommon }
+
+// MakeCommon creates the missing rules that r shares with other containers, in
+// the system's iptables and in the reference plugins' form. It takes one
+// transaction for each family and table. It returns the rules that it created,
+// also with an error.
+func (fw *Firewalls) MakeCommon(ctx context.Context, r fwrules.Rules) (Common, error) {
+	made, err := fw.iptables.MakeCommon(ctx, r)
+	return Common{made}, err
+}
+
+// RemoveCommon deletes the rules that MakeCommon created, unless they are in
+// use: all of a table, or none. The caller makes sure that nobody is about to
+// use them. An error says which rules remain, and that another container may
+// use them.
+func (fw *Firewalls) RemoveCommon(ctx context.Context, c Common) error {
+	return fw.iptables.RemoveCommon(ctx, c.iptCommon)
+}
+
+// RemoveDuplicates deletes duplicates of the rules that r shares with other
+// containers; plugins that run at the same time make them. One of several
+// identical rules stays. It returns the number of rules that it deleted.
+func (fw *Firewalls) RemoveDuplicates(ctx context.Context, r fwrules.Rules) (removed int, err error) {
+	return fw.iptables.RemoveDuplicates(ctx, r)
+}
+
+// SpoofCheck returns those of a container's interface.
+func (fw *Firewalls) SpoofCheck(id, ifName string) SpoofCheck {
+	return newSpoofCheck(fw.sockets, id, ifName)
 }

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/conntrack"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // forgetFlows makes conntrack forget the UDP flows to forwarded ports of the
@@ -23,7 +23,7 @@ func (fw *Firewalls) forgetFlows(ctx context.Context, all []fwrules.HostPorts) e
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		_, err := conntrack.Forget(fw.ns, v6, flows...)
+		_, err := conntrack.Forget(fw.sockets.NS, v6, flows...)
 		// An interrupted list has been gone through all the same: who changed
 		// the table meanwhile has put a flow there that saw the rules. And a
 		// kernel without ctnetlink, which takes the request for invalid, keeps

@@ -1,12 +1,12 @@
 package netfilter
 
 import (
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // footprint describes the rules of one attachment in iptables, for whoever looks

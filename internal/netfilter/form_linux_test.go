@@ -4,9 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // TestCheckInAnyForm finds an attachment's rules in the form of any maker, and
@@ -51,9 +52,9 @@ func (n notebook) Note(key string, value any) (err error) {
 // TestTheVariantIsNotedBeforeThereAreRules: a process killed between the two
 // leaves no rules of an unknown variant.
 func TestTheVariantIsNotedBeforeThereAreRules(t *testing.T) {
-	eachVariant(t, func(t *testing.T, _ *host, fw *Firewalls) {
+	eachVariant(t, func(t *testing.T, h *host, _ *Firewalls) {
 		noted := map[string]json.RawMessage{}
-		fw.Notes = notebook{noted}
+		fw := Open(h.ns, Options{Notes: notebook{noted}})
 		ended, end := context.WithCancel(t.Context())
 		end()
 		if err := fw.Add(ended, fwrules.IPTables, everything("c1", 1)); err == nil {

@@ -3,7 +3,6 @@ package netfilter
 import (
 	"encoding/json"
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"io"
 	"net/netip"
 	"os"
@@ -18,6 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
@@ -68,6 +68,11 @@ func (h *host) newNetNS(name string) *netns.Handle {
 	ns := nettest.At(h.t, filepath.Join(h.dir, "netns", name))
 	expect.NoError(h.t, ns.Do(nettest.NoAddressDetection))
 	return ns
+}
+
+// tools returns the names of iptables in both families and variants.
+func tools() []string {
+	return []string{"iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy"}
 }
 
 func (h *host) sh(script string) {

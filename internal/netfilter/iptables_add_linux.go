@@ -5,29 +5,46 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"os"
 	"slices"
 	"time"
 
 	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/nft"
 )
 
-// iptablesWriter is the backend IPTables: the rules of the reference plugins,
-// made by the variant that the system has under the name iptables, and removed
-// from whichever has them.
-type iptablesWriter struct {
-	fw *Firewalls
+// iptForm writes the rules of the reference plugins. It adds them by the variant
+// that the system has under the name iptables, and removes them from each variant
+// that has them.
+type iptForm struct {
+	Sockets  nft.Sockets
+	Held     *os.File                // open in all processes that it starts
+	Siblings func() fwrules.Siblings // called only if they matter
+	// Fact and Note read and write the attachment's record.
+	Fact func(key string) json.RawMessage
+	Note func(key string, value any) error
+
+	fakes []tool // of tests: instead of the tools
 }
+
+// in runs fn on a thread in the namespace, where processes are started.
+func (f iptForm) in(fn func() error) error { return nft.In(f.Sockets.NS, fn) }
 
 // maker is a variant of iptables. Its methods are called on a thread in the
 // namespace, in which processes are started.
 type maker struct {
 	iptables.Tool
-	fw *Firewalls
 }
 
-// maker returns the system's maker of a family, whose variant is yet unknown.
-func (fw *Firewalls) maker(v6 bool) maker { return maker{fw.xtables(v6, false), fw} }
+// maker returns the maker of a variant.
+func (f iptForm) maker(v6, legacy bool) maker {
+	family := "iptables"
+	if v6 {
+		family = "ip6tables"
+	}
+	return maker{iptables.Tool{Family: family, Legacy: legacy, Sockets: f.Sockets, Held: f.Held}}
+}
 
 // families are the rules of r for each family that has any.
 func families(r fwrules.Rules) []desired {
@@ -40,14 +57,15 @@ func families(r fwrules.Rules) []desired {
 	return all
 }
 
-func (i iptablesWriter) add(ctx context.Context, r fwrules.Rules) error {
-	return i.fw.do(func() error { return i.addHere(ctx, r) })
+// Add makes the rules of both families, or none.
+func (f iptForm) Add(ctx context.Context, r fwrules.Rules) error {
+	return f.in(func() error { return f.addHere(ctx, r) })
 }
 
-func (i iptablesWriter) addHere(ctx context.Context, r fwrules.Rules) error {
+func (f iptForm) addHere(ctx context.Context, r fwrules.Rules) error {
 	var undo []func(context.Context) error
 	err := sequence(families(r), func(w desired) error {
-		x, err := i.maker(ctx, w.v6, true)
+		x, err := f.attachmentsMaker(ctx, w.v6, true)
 		if err != nil {
 			return err
 		}
@@ -80,28 +98,19 @@ func sequence[T any](all []T, fn func(T) error) error {
 	return nil
 }
 
-// Detect returns where the rules go that have to be in iptables if the host has
-// it: DetectedIPTables or DetectedNative.
-func Detect() string {
-	if _, err := iptables.LookPath("iptables"); err != nil {
-		return fwrules.DetectedNative
-	}
-	return fwrules.DetectedIPTables
-}
-
 // variant is what an attachment's record says of the iptables that made its
 // rules.
 type variant struct {
 	Legacy bool `json:"legacy"`
 }
 
-// maker returns the variant that made the attachment's rules. If none has, it is
+// attachmentsMaker returns the variant that made the attachment's rules. If none has, it is
 // the system's, which an ADD notes before it makes any: update-alternatives may
 // change it in the life of a container.
-func (i iptablesWriter) maker(ctx context.Context, v6, add bool) (maker, error) {
-	x := i.fw.maker(v6)
+func (f iptForm) attachmentsMaker(ctx context.Context, v6, add bool) (maker, error) {
+	x := f.maker(v6, false)
 	key := variantFact(x.Family)
-	if fact := i.fw.fact(key); fact != nil {
+	if fact := f.Fact(key); fact != nil {
 		var made variant
 		err := json.Unmarshal(fact, &made)
 		x.Legacy = made.Legacy
@@ -109,7 +118,7 @@ func (i iptablesWriter) maker(ctx context.Context, v6, add bool) (maker, error) 
 	}
 	err := x.Detect(ctx)
 	if err == nil && add {
-		err = i.fw.note(key, variant{x.Legacy})
+		err = f.Note(key, variant{x.Legacy})
 	}
 	return x, err
 }

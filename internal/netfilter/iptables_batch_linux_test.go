@@ -2,7 +2,6 @@ package netfilter
 
 import (
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // TestIPTablesAnAttachmentIsOneProcess: all rules of one attachment's plugins

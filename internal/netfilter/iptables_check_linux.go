@@ -3,13 +3,15 @@ package netfilter
 import (
 	"context"
 	"fmt"
+
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
-func (i iptablesWriter) check(ctx context.Context, r fwrules.Rules) error {
-	return i.fw.do(func() error {
+// Check returns an error that names the first chain or rule that does not exist.
+func (f iptForm) Check(ctx context.Context, r fwrules.Rules) error {
+	return f.in(func() error {
 		return sequence(families(r), func(w desired) error {
-			x, err := i.maker(ctx, w.v6, false)
+			x, err := f.attachmentsMaker(ctx, w.v6, false)
 			if err != nil {
 				return err
 			}

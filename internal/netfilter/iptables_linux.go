@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // xtables is one variant of iptables for one family: what go-iptables does
@@ -42,13 +42,51 @@ func (c command) String() string {
 	return c.verb + " " + c.Chain
 }
 
-// iptablesWork is a list of deletions by one tool.
-type iptablesWork struct {
-	tool     tool
-	commands []command
+// tool is a variant of iptables for one family.
+type tool struct {
+	xtables
+	v6, legacy bool
 }
 
-func (w iptablesWork) lines() []string {
+// tools are both variants of both families.
+func (f iptForm) tools() []tool {
+	if f.fakes != nil {
+		return f.fakes
+	}
+	var all []tool
+	for _, v6 := range []bool{false, true} {
+		for _, legacy := range []bool{false, true} {
+			all = append(all, tool{f.maker(v6, legacy).Tool, v6, legacy})
+		}
+	}
+	return all
+}
+
+// Find returns the rules of the target that exist, by variant and family.
+func (f iptForm) Find(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
+	whole := wholeFootprint(t)
+	err = f.in(func() error {
+		var errs []error
+		for _, tool := range f.tools() {
+			commands, err := tool.find(ctx, whole)
+			errs = append(errs, err)
+			if len(commands) > 0 {
+				all = append(all, iptFound{f, deletions{tool, commands}})
+			}
+		}
+		return errors.Join(errs...)
+	})
+	return all, err
+}
+
+// iptFound are rules and chains of a target in one variant and family.
+type iptFound struct {
+	form iptForm
+	deletions
+}
+
+// Lines returns a command of the tool for each.
+func (w iptFound) Lines() []string {
 	var lines []string
 	for _, c := range w.commands {
 		lines = append(lines, fmt.Sprintf("%s -t %s %v", w.tool.Name(), c.Table, c))
@@ -56,14 +94,39 @@ func (w iptablesWork) lines() []string {
 	return lines
 }
 
-// findIPTables returns the commands that delete the rules of f that the tool
-// prints, beside an error too. v6 is the tool's family.
-func findIPTables(ctx context.Context, tool xtables, v6 bool, f footprint) ([]command, error) {
+// Apply deletes the rules and chains.
+func (w iptFound) Apply(ctx context.Context) error {
+	return w.form.in(func() error { return w.apply(ctx) })
+}
+
+// Intact reports whether all of them still exist.
+func (w iptFound) Intact(ctx context.Context) (yes bool, err error) {
+	err = w.form.in(func() error {
+		left, err := w.left(ctx)
+		yes = len(left) == len(w.commands)
+		return err
+	})
+	return yes, err
+}
+
+// Legacy reports whether they are of the legacy variant.
+func (w iptFound) Legacy() bool { return w.tool.legacy }
+
+// deletions are commands of one tool.
+type deletions struct {
+	tool     tool
+	commands []command
+}
+
+// find returns the commands that delete the rules of f that the tool prints, beside
+// an error too.
+func (t tool) find(ctx context.Context, f footprint) ([]command, error) {
+	v6 := t.v6
 	relevant := f.relevant(v6)
 	if len(relevant) == 0 {
 		return nil, nil
 	}
-	sets, err := loadSome(ctx, tool, relevant, f.concerns)
+	sets, err := loadSome(ctx, t, relevant, f.concerns)
 	var commands []command
 	for _, set := range sets {
 		switch set.Table {
@@ -234,7 +297,7 @@ func (s ruleset) isolation(bridge string) []command {
 
 // apply runs the commands. It is all of a table or nothing, if nobody
 // interferes; else one by one what is still there.
-func (w iptablesWork) apply(ctx context.Context) error {
+func (w deletions) apply(ctx context.Context) error {
 	err := w.restore(ctx, w.commands)
 	if err == nil {
 		return nil
@@ -254,7 +317,7 @@ func (w iptablesWork) apply(ctx context.Context) error {
 		return nil
 	}
 	// A rule that someone else has deleted meanwhile is no failure.
-	still, err := iptablesWork{w.tool, left}.left(ctx)
+	still, err := deletions{w.tool, left}.left(ctx)
 	if err != nil {
 		return errors.Join(append(failures, err)...)
 	}
@@ -268,7 +331,7 @@ func (w iptablesWork) apply(ctx context.Context) error {
 
 // restore runs the commands as one. The error names the command if there is
 // one only.
-func (w iptablesWork) restore(ctx context.Context, commands []command) error {
+func (w deletions) restore(ctx context.Context, commands []command) error {
 	var s iptables.Script
 	var err error
 	for _, c := range commands {
@@ -288,7 +351,7 @@ func (w iptablesWork) restore(ctx context.Context, commands []command) error {
 }
 
 // left returns the commands for which there is something to delete.
-func (w iptablesWork) left(ctx context.Context) ([]command, error) {
+func (w deletions) left(ctx context.Context) ([]command, error) {
 	var chains []iptables.ChainID
 	for _, c := range w.commands {
 		chains = append(chains, c.ChainID)

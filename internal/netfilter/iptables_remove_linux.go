@@ -3,33 +3,34 @@ package netfilter
 import (
 	"context"
 	"errors"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
-func (i iptablesWriter) remove(ctx context.Context, r fwrules.Rules) error {
-	all, err := footprints(r, i.fw.siblings())
+// Remove deletes the rules from all variants.
+func (f iptForm) Remove(ctx context.Context, r fwrules.Rules) error {
+	all, err := footprints(r, f.Siblings())
 	if err != nil {
 		return err
 	}
 	var doubt []*footprint
-	err = i.fw.onSocket(ctx, func(c *nft.Conn) (err error) {
+	err = f.Sockets.Do(ctx, func(c *nft.Conn) (err error) {
 		doubt, err = removeSure(ctx, c, all)
 		return err
 	})
 	if err != nil && !errors.Is(err, nft.ErrNotSupported) {
 		return err
 	}
-	return i.fw.do(func() error {
+	return f.in(func() error {
 		var errs []error
-		for _, f := range all {
-			for _, tool := range i.fw.tools {
-				if tool.legacy() && f.inFamily(tool.v6) || !tool.legacy() && slices.Contains(doubt, f) {
-					errs = append(errs, removeWith(ctx, tool, *f))
+		for _, footprint := range all {
+			for _, tool := range f.tools() {
+				if tool.legacy && footprint.inFamily(tool.v6) || !tool.legacy && slices.Contains(doubt, footprint) {
+					errs = append(errs, removeWith(ctx, tool, *footprint))
 				}
 			}
 		}
@@ -39,11 +40,11 @@ func (i iptablesWriter) remove(ctx context.Context, r fwrules.Rules) error {
 
 // removeWith looks with the tool for all rules of f, and deletes them.
 func removeWith(ctx context.Context, t tool, f footprint) error {
-	commands, err := findIPTables(ctx, t, t.v6, f)
+	commands, err := t.find(ctx, f)
 	if err != nil || len(commands) == 0 {
 		return err
 	}
-	return iptablesWork{t, commands}.apply(ctx)
+	return deletions{t, commands}.apply(ctx)
 }
 
 // removeSure removes rules of the nf_tables variant over netlink, without a

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // minus returns lines without the others.
@@ -104,7 +104,7 @@ func TestSweepSparesAddressesInUse(t *testing.T) {
 	plan := h.sweep(target)
 	gone := minus(want, h.filters())
 	for _, line := range gone {
-		if strings.Contains(line, chainForward) {
+		if strings.Contains(line, "CNI-FORWARD") {
 			t.Errorf("gone, though the address is in use: %s", line)
 		}
 	}
@@ -334,7 +334,7 @@ func TestApplyWaitsForTheLock(t *testing.T) {
 func TestFindWithoutTheTools(t *testing.T) {
 	h := newHost(t, "nft")
 	missing := iptables.Tool{Family: "iptables-of-nowhere"}
-	h.fw.tools = []tool{{missing, false}, {iptables.Tool{Family: missing.Family, Legacy: true}, false}}
+	h.fw.forms[0].form = iptForm{fakes: []tool{{missing, false, false}, {iptables.Tool{Family: missing.Family, Legacy: true}, false, true}}}
 	if plan := h.find(c1()); !plan.Empty() {
 		t.Error(plan)
 	}

@@ -3,9 +3,9 @@ package netfilter
 import (
 	"errors"
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -13,8 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
+
+func nativeTable() nft.Table { return nft.Table{Family: nft.FamilyInet, Name: "embedcni"} }
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
@@ -92,7 +95,7 @@ func TestNativeTable(t *testing.T) {
 		}
 	}
 	full := h.filters()
-	h.feed(h.dumpTables([]nft.Table{nativeTable}), "nft", "-f", "-")
+	h.feed(h.dumpTables([]nft.Table{nativeTable()}), "nft", "-f", "-")
 	h.wantFilters(full)
 	if err := h.fw.Check(t.Context(), fwrules.Native, r); err != nil {
 		t.Errorf("after nft has read what it listed: %v", err)
@@ -114,25 +117,27 @@ func TestNativeCheckFindsEachDamage(t *testing.T) {
 	r.Forward = []fwrules.Forward{{Owner: r.Masquerade[0].Owner, Ingress: "same-bridge", Bridge: "br1"}}
 	h.mustWrite(fwrules.Native, r)
 	var damages []string
-	elements, err := nativeElements(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range elements {
-		bare := elementText{Set: e.Set, Key: e.Key}
-		damages = append(damages, "delete "+bare.String())
-		if e.Comment != "" {
-			damages = append(damages, "delete "+bare.String()+"\nadd "+elementText{e.Set, e.Key, e.Value, "another"}.String())
+	element := regexp.MustCompile(`^nft element inet embedcni (\S+) (.*?)( comment ".*?")?( : .*)?$`)
+	for _, line := range h.filters() {
+		e := element.FindStringSubmatch(line)
+		if e == nil {
+			continue
 		}
-		if e.Value != "" {
-			value := keyAddr(netip.MustParseAddr("10.1.0.9")) + keyPort(80)
-			if strings.HasSuffix(e.Set, "6") {
-				value = keyAddr(netip.MustParseAddr("fd00:1::9")) + keyPort(80)
+		set, key, comment, value := e[1], e[2], e[3], e[4]
+		bare := " element inet embedcni " + set + " { " + key
+		damages = append(damages, "delete"+bare+" }")
+		if comment != "" {
+			damages = append(damages, "delete"+bare+" }\nadd"+bare+` comment "another"`+value+" }")
+		}
+		if value != "" {
+			other := " : 10.1.0.9 . 80"
+			if strings.HasSuffix(set, "6") {
+				other = " : fd00:1::9 . 80"
 			}
-			damages = append(damages, "delete "+bare.String()+"\nadd "+elementText{e.Set, e.Key, value, e.Comment}.String())
+			damages = append(damages, "delete"+bare+" }\nadd"+bare+comment+other+" }")
 		}
 	}
-	for _, rule := range h.rulesOf(nativeTable) {
+	for _, rule := range h.rulesOf(nativeTable()) {
 		damages = append(damages, fmt.Sprintf("delete rule inet embedcni %s handle %d", rule.Chain, rule.Handle))
 	}
 	damages = append(damages, "flush table inet embedcni", "delete table inet embedcni")
@@ -291,7 +296,7 @@ func TestNativePrefixes(t *testing.T) {
 			t.Errorf("%q: %v", addrs, err)
 		}
 		state := h.filters()
-		h.feed(h.dumpTables([]nft.Table{nativeTable}), "nft", "-f", "-")
+		h.feed(h.dumpTables([]nft.Table{nativeTable()}), "nft", "-f", "-")
 		h.wantFilters(state)
 		h.mustRemove(fwrules.Native, r)
 		if left := h.filters().Without(audit.Shared); len(left) > 0 {

@@ -1,15 +1,12 @@
 package netfilter
 
 import (
-	"errors"
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/nft"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // nativeTarget returns the runtime's description of the attachment of [wanted].
@@ -66,65 +63,6 @@ func (h *host) wantFiltersAndShared(want audit.Lines) {
 	left = audit.Lines(left).Without(audit.Shared)
 	if len(left)+len(gone) > 0 {
 		h.t.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
-	}
-}
-
-// TestSweepOfNativeListsNoSets: known elements are read by key, so that the
-// cost does not grow.
-func TestSweepOfNativeListsNoSets(t *testing.T) {
-	mine := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
-	elements, err := nativeElements(mine)
-	if err != nil {
-		t.Fatal(err)
-	}
-	fake := &fakeNFT{native: elements}
-	plan, err := Find(t.Context(), fakeFirewalls(fake), nativeTarget())
-	if err != nil || strings.Count(plan.String(), "\n") != len(elements) || len(fake.asked) > 0 {
-		t.Errorf("%v, listed %q, plan\n%s", err, fake.asked, plan)
-	}
-	thorough := nativeTarget()
-	thorough.Thorough = true
-	if _, err := Find(t.Context(), fakeFirewalls(fake), thorough); err != nil || len(fake.asked) == 0 {
-		t.Errorf("%v, listed %q", err, fake.asked)
-	}
-}
-
-// TestSweepOfNativeWhileOthersChange: between search and deletion another
-// container gets the address. Its elements stay.
-func TestSweepOfNativeWhileOthersChange(t *testing.T) {
-	mine, err := nativeElements(wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
-	if err != nil {
-		t.Fatal(err)
-	}
-	theirs, err := nativeElements(wanted("c2", "10.1.0.2/24", "fd00:1::2/64", 8080))
-	if err != nil {
-		t.Fatal(err)
-	}
-	fake := &fakeNFT{native: mine}
-	plan, err := Find(t.Context(), fakeFirewalls(fake), nativeTarget())
-	if err != nil || plan.Empty() {
-		t.Fatal(err, plan)
-	}
-	fake.onRemove = func(f *fakeNFT) {
-		if f.onRemove = nil; f.changes == 0 {
-			f.native = append(slices.Clone(theirs[:6]), mine[6:]...)
-			f.changes++
-		}
-	}
-	if err := plan.Apply(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Equal(fake.native, theirs[:6]) {
-		t.Errorf("left\n%v\nwant\n%v", fake.native, theirs[:6])
-	}
-	// Endless changes are an error at some time, instead of a loop.
-	fake = &fakeNFT{native: slices.Clone(mine)}
-	if plan, err = Find(t.Context(), fakeFirewalls(fake), nativeTarget()); err != nil {
-		t.Fatal(err)
-	}
-	fake.onRemove = func(f *fakeNFT) { f.changes++ }
-	if err := plan.Apply(t.Context()); !errors.Is(err, nft.ErrChanged) {
-		t.Errorf("got %v, want %v", err, nft.ErrChanged)
 	}
 }
 

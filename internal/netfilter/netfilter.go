@@ -37,34 +37,6 @@
 // reads nftables over netlink. If nothing of an attachment is left, that takes
 // about thirty netlink messages.
 //
-// # The native table
-//
-// What this module's own plugins make where a configuration names no backend is
-// in the table inet embedcni, which the first container brings about and which
-// stays. It may be deleted when no container needs it. "nft list table inet
-// embedcni" shows it, and can be loaded again with nft -f.
-//
-//	set containers4, containers6       addresses whose packets are masqueraded, but for those …
-//	set subnets4_24, subnets6_64, …    … to the container's own subnet: address . first address of the
-//	                                   subnet, a set for each length of prefix that is in use
-//	map hostports4, hostports6         protocol . port : address . port of the container
-//	map hostips4, hostips6             the same for one address of the host; these go first
-//	set hairpin4_24, hairpin4_8, …     address . first address of a network whose packets to a forwarded port
-//	                                   are masqueraded: the container's subnet, 127.0.0.0/8, or all (_0)
-//	set bridges, isolated, same_bridge interfaces with an ingress policy; these are per bridge, and stay
-//
-// Every other element has the attachment as its comment: a hash of it, network,
-// interface and container ID. It is by this comment that one attachment's
-// elements are told from another's. Of rules there are a few, each with a
-// comment, in the chains prerouting and output (host ports), postrouting
-// (masquerading) and forward (ingress policies), and none is a container's.
-// Sets that are empty and rules for a length of prefix that no one has any more
-// stay.
-//
-// Within one subnet, a forwarded port that the container itself asks for needs
-// the bridge to send packets back by the port that they came from: hairpinMode
-// of the plugin bridge.
-//
 // # Cost
 //
 // Attaching takes one transaction of some ten elements: 20 µs, with 10 as with
@@ -82,10 +54,11 @@
 package netfilter
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 var (
@@ -96,24 +69,11 @@ var (
 	ErrLongComment = errors.New("nft does not take it")
 )
 
-// work is a list of deletions from one packet filter.
-type work interface {
-	// lines are commands that would do it, in order.
-	lines() []string
-	// apply does it. Rules that are gone meanwhile are no failure.
-	apply(ctx context.Context) error
-	// intact reports whether all of it is still there.
-	intact(ctx context.Context) (bool, error)
-}
-
 // Plan is a list of deletions, in order. The zero Plan is empty.
-type Plan struct {
-	fw   *Firewalls
-	work []work
-}
+type Plan struct{ found []fwrules.Found }
 
 // Empty reports whether there is nothing to delete.
-func (p Plan) Empty() bool { return len(p.work) == 0 }
+func (p Plan) Empty() bool { return len(p.found) == 0 }
 
 // String returns a line for each step: the command that would do the same.
 // Nothing runs these commands; that an argument has a quote of a shell's is not
@@ -125,8 +85,8 @@ func (p Plan) Empty() bool { return len(p.work) == 0 }
 //	nft delete rule ip cni_hostport hostports handle 7 # c1
 func (p Plan) String() string {
 	var b strings.Builder
-	for _, w := range p.work {
-		for _, line := range w.lines() {
+	for _, f := range p.found {
+		for _, line := range f.Lines() {
 			b.WriteString(line)
 			b.WriteByte('\n')
 		}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -16,12 +17,6 @@ type ruleTable interface {
 	Exist(family uint8, chains ...nft.Chain) (generation uint32, exist []bool, err error)
 	Rules(t nft.Table, chain string, containing [][]byte, each func(nft.Rule) error) error
 	Delete(generation uint32, objects []nft.Object) error
-}
-
-// kernel is the nf_tables of a namespace.
-type kernel interface {
-	ruleTable
-	elementTable
 }
 
 // nftSearch describes the rules of attachments in a table of the reference
@@ -147,13 +142,13 @@ func removeFound(ctx context.Context, k ruleTable, searches ...nftSearch) error 
 			return nil
 		}
 		if err != nil {
-			return wrapNFT(err)
+			return wrap(err)
 		}
 		var objects []nft.Object
 		for _, s := range searches {
 			found, err := s.find(k)
 			if err != nil {
-				return wrapNFT(err)
+				return wrap(err)
 			}
 			for _, o := range found {
 				if !slices.Contains(objects, o) {
@@ -164,18 +159,46 @@ func removeFound(ctx context.Context, k ruleTable, searches ...nftSearch) error 
 		if len(objects) == 0 {
 			return nil
 		}
-		return wrapNFT(k.Delete(generation, objects))
+		return wrap(k.Delete(generation, objects))
 	})
 }
 
-// nftablesWork are rules and chains to delete from one table.
-type nftablesWork struct {
-	fw      *Firewalls
+// Find returns the rules of the target that exist, by table.
+func (f nftForm) Find(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
+	searches := append(formSearches(t.Everything(), t.Siblings), newSpoofCheck(f.Sockets, t.ContainerID, t.IfName).search(""))
+	err = f.onRules(ctx, func(k ruleTable) error {
+		var errs []error
+		for _, search := range searches {
+			objects, err := search.findSteadily(ctx, k)
+			errs = append(errs, err)
+			if len(objects) > 0 {
+				all = append(all, nftFound{f, search.table, objects})
+			}
+		}
+		return errors.Join(errs...)
+	})
+	if errors.Is(err, nft.ErrNotSupported) {
+		return nil, nil
+	}
+	return all, err
+}
+
+func (f nftForm) onRules(ctx context.Context, fn func(ruleTable) error) error {
+	if f.fake != nil {
+		return fn(f.fake)
+	}
+	return f.Sockets.Do(ctx, func(c *nft.Conn) error { return fn(c) })
+}
+
+// nftFound are rules and chains of a target in one table.
+type nftFound struct {
+	form    nftForm
 	table   nft.Table
 	objects []nft.Object
 }
 
-func (w nftablesWork) lines() []string {
+// Lines returns a command of nft's for each.
+func (w nftFound) Lines() []string {
 	var lines []string
 	for _, o := range w.objects {
 		lines = append(lines, "nft "+o.String())
@@ -183,8 +206,8 @@ func (w nftablesWork) lines() []string {
 	return lines
 }
 
-// apply deletes the objects in one transaction, or one by one if that fails.
-func (w nftablesWork) apply(ctx context.Context) error {
+// Apply deletes the objects in one transaction, or one by one if that fails.
+func (w nftFound) Apply(ctx context.Context) error {
 	err := w.remove(ctx, w.objects)
 	if err == nil {
 		return nil
@@ -202,8 +225,8 @@ func (w nftablesWork) apply(ctx context.Context) error {
 // remove deletes those of the objects that exist. Handles mean nothing in a
 // table that was deleted and made again, so it looks at the rules first, and
 // deletes under the condition that they are still these.
-func (w nftablesWork) remove(ctx context.Context, objects []nft.Object) error {
-	return w.fw.onKernel(ctx, func(k kernel) error {
+func (w nftFound) remove(ctx context.Context, objects []nft.Object) error {
+	return w.form.onRules(ctx, func(k ruleTable) error {
 		return nft.UntilUnchanged(ctx, func() error {
 			left, generation, err := w.left(k, objects)
 			if err != nil || len(left) == 0 {
@@ -223,7 +246,7 @@ func (w nftablesWork) remove(ctx context.Context, objects []nft.Object) error {
 
 // left returns those of the objects that exist, and the generation in which they
 // were seen.
-func (w nftablesWork) left(k ruleTable, objects []nft.Object) (left []nft.Object, generation uint32, err error) {
+func (w nftFound) left(k ruleTable, objects []nft.Object) (left []nft.Object, generation uint32, err error) {
 	generation, err = k.Generation()
 	there := make(map[nft.Object]bool)
 	looked := make(map[string]bool)
@@ -246,4 +269,16 @@ func (w nftablesWork) left(k ruleTable, objects []nft.Object) (left []nft.Object
 		return nil, 0, fmt.Errorf("nftables: list the rules of table %v: %w", w.table, err)
 	}
 	return slices.DeleteFunc(slices.Clone(objects), func(o nft.Object) bool { return !there[o] }), generation, nil
+}
+
+// Intact reports whether all of the objects still exist.
+func (w nftFound) Intact(ctx context.Context) (yes bool, err error) {
+	err = w.form.onRules(ctx, func(k ruleTable) error {
+		return nft.UntilUnchanged(ctx, func() error {
+			left, _, err := w.left(k, w.objects)
+			yes = err == nil && len(left) == len(w.objects)
+			return err
+		})
+	})
+	return yes, err
 }

@@ -6,20 +6,21 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
 // nftForm is the writer for [fwrules.NFTables]: the rules that the reference plugins
 // make, one for each address and port, in their tables.
 type nftForm struct {
-	*nft.Conn
-	siblings func() fwrules.Siblings
+	Sockets  nft.Sockets
+	Siblings func() fwrules.Siblings // called only if they matter
+	fake     ruleTable               // of tests: instead of the kernel
 }
 
 // The tables and chains of the plugins, of pkg/ip/ipmasq_nftables_linux.go and
@@ -198,10 +199,10 @@ func returnRules(h fwrules.HostPorts, to netip.Addr) []formRule {
 	return all
 }
 
-// add appends the rules in one transaction. Those that are there already are
+// Add appends the rules in one transaction. Those that are there already are
 // not looked for, as a listing grows with every container; a second copy does
 // no harm, and remove deletes it with the first.
-func (n nftForm) add(ctx context.Context, r fwrules.Rules) error {
+func (f nftForm) Add(ctx context.Context, r fwrules.Rules) error {
 	rules, err := formRules(r)
 	if err != nil || len(rules) == 0 {
 		return err
@@ -214,26 +215,32 @@ func (n nftForm) add(ctx context.Context, r fwrules.Rules) error {
 	for _, rule := range rules {
 		msgs = append(msgs, nft.NewRule(rule.table, rule.chain, rule.exprs, rule.comment))
 	}
-	if !base.always {
-		if err = n.Transact(msgs, nil); err == nil {
-			return nil
+	return f.Sockets.Do(ctx, func(c *nft.Conn) error {
+		if !base.always {
+			err := c.Transact(msgs, nil)
+			if err == nil || !errors.Is(err, unix.ENOENT) {
+				return wrap(err)
+			}
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
 		}
-		if !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("nftables: %w", err)
-		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-	}
-	if err := n.Transact(append(base.messages(rules), msgs...), nil); err != nil {
+		return wrap(c.Transact(append(base.messages(rules), msgs...), nil))
+	})
+}
+
+func wrap(err error) error {
+	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
 	return nil
 }
 
-// remove deletes the rules with the owner's comment, in one transaction.
-func (n nftForm) remove(ctx context.Context, r fwrules.Rules) error {
-	return removeFound(ctx, n.Conn, formSearches(r, n.siblings().Addresses)...)
+// Remove deletes the rules with the owner's comment, in one transaction.
+func (f nftForm) Remove(ctx context.Context, r fwrules.Rules) error {
+	return f.onRules(ctx, func(k ruleTable) error {
+		return removeFound(ctx, k, formSearches(r, f.Siblings().Addresses)...)
+	})
 }
 
 // formSearches describes the rules of r. The addresses of others are those of
@@ -258,8 +265,8 @@ func formSearches(r fwrules.Rules, others []netip.Addr) (all []nftSearch) {
 	return all
 }
 
-// check looks for each rule, and for those that lead to it.
-func (n nftForm) check(ctx context.Context, r fwrules.Rules) error {
+// Check looks for each rule, and for those that lead to it.
+func (f nftForm) Check(ctx context.Context, r fwrules.Rules) error {
 	wanted, err := formRules(r)
 	if err != nil || len(wanted) == 0 {
 		return err
@@ -269,24 +276,26 @@ func (n nftForm) check(ctx context.Context, r fwrules.Rules) error {
 		return err
 	}
 	wanted = append(wanted, base.rules(wanted)...)
-	return nft.UntilUnchanged(ctx, func() error { return n.checkRules(wanted) })
+	return f.Sockets.Do(ctx, func(c *nft.Conn) error {
+		return nft.UntilUnchanged(ctx, func() error { return checkRules(c, wanted) })
+	})
 }
 
-func (n nftForm) checkRules(wanted []formRule) error {
+func checkRules(c *nft.Conn, wanted []formRule) error {
 	there := make(map[nft.Table][]foundRule)
 	for _, rule := range wanted {
 		if _, listed := there[rule.table]; listed {
 			continue
 		}
 		there[rule.table] = nil
-		err := n.Rules(rule.table, "", nil, func(r nft.Rule) error {
+		err := c.Rules(rule.table, "", nil, func(r nft.Rule) error {
 			if slices.ContainsFunc(wanted, func(f formRule) bool { return f.comment == r.Comment }) {
 				there[rule.table] = append(there[rule.table], foundRule{r.Chain, r.Comment, constants(r)})
 			}
 			return nil
 		})
 		if err != nil {
-			return wrapNFT(err)
+			return wrap(err)
 		}
 	}
 	for _, rule := range wanted {

@@ -3,7 +3,6 @@ package netfilter
 import (
 	"encoding/json"
 	"errors"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"os/exec"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -181,9 +181,7 @@ func TestNFTablesCheckFindsEachDamage(t *testing.T) {
 			}
 			state := h.dumpTables(tables)
 			o := h.rulesOf(table)[i]
-			if err := (nftablesWork{h.fw, table, []nft.Object{o}}).apply(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			h.sh("nft " + o.String())
 			err := h.fw.Check(t.Context(), fwrules.NFTables, r)
 			if err == nil || !strings.Contains(err.Error(), "rule "+table.String()+" "+o.Chain+" is missing") {
 				t.Errorf("without %v: %v", o, err)
@@ -200,7 +198,7 @@ func TestNFTablesCheckFindsEachDamage(t *testing.T) {
 // rulesOf returns the rules of a table.
 func (h *host) rulesOf(table nft.Table) (all []nft.Object) {
 	h.t.Helper()
-	err := h.fw.onSocket(h.t.Context(), func(c *nft.Conn) error {
+	err := h.fw.sockets.Do(h.t.Context(), func(c *nft.Conn) error {
 		return c.Rules(table, "", nil, func(r nft.Rule) error {
 			all = append(all, r.Object(table))
 			return nil

@@ -1,11 +1,11 @@
 package netfilter
 
 import (
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"strings"
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // TestNFTablesSparesNeighbours: the container's rules for another network have

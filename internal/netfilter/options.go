@@ -2,10 +2,10 @@ package netfilter
 
 import (
 	"encoding/json"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"os"
 
 	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 

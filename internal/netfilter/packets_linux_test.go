@@ -2,7 +2,6 @@ package netfilter
 
 import (
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"io"
 	"net"
 	"net/netip"
@@ -11,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 )
 

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/nft"
 )
 
 // setup is a network that leaves something in a packet filter.
@@ -122,24 +121,12 @@ func TestSweepOfPartsLeavesNothing(t *testing.T) {
 	}
 }
 
-// removeSome deletes steps of the plan one by one. A chain that is in use
-// stays.
+// removeSome runs some commands of the plan. A chain that is in use stays.
 func removeSome(t *testing.T, random *rand.Rand, plan Plan, share float64) {
 	t.Helper()
-	for _, w := range plan.work {
-		switch w := w.(type) {
-		case iptablesWork:
-			for _, c := range w.commands {
-				if random.Float64() < share {
-					_ = iptablesWork{w.tool, []command{c}}.apply(t.Context())
-				}
-			}
-		case nftablesWork:
-			for _, o := range w.objects {
-				if random.Float64() < share {
-					_ = nftablesWork{w.fw, w.table, []nft.Object{o}}.apply(t.Context())
-				}
-			}
+	for _, line := range strings.Split(strings.TrimSpace(plan.String()), "\n") {
+		if random.Float64() < share {
+			_ = exec.Command("sh", "-c", line).Run()
 		}
 	}
 }
@@ -147,18 +134,9 @@ func removeSome(t *testing.T, random *rand.Rand, plan Plan, share float64) {
 // duplicateSome adds duplicate rules in random places.
 func (h *host) duplicateSome(random *rand.Rand, a attachment) {
 	h.t.Helper()
-	for _, w := range h.find(a.target()).work {
-		w, ok := w.(iptablesWork)
-		if !ok {
-			continue
-		}
-		for _, c := range w.commands {
-			if c.verb == "-D" && random.IntN(3) == 0 {
-				args := append([]string{"-t", c.Table, "-I", c.Chain}, c.rule.Args...)
-				if out, err := exec.Command(w.tool.Name(), args...).CombinedOutput(); err != nil {
-					h.t.Fatalf("%q: %v: %s", args, err, out)
-				}
-			}
+	for _, line := range strings.Split(h.find(a.target()).String(), "\n") {
+		if insert := strings.Replace(line, " -D ", " -I ", 1); insert != line && random.IntN(3) == 0 {
+			h.sh(insert)
 		}
 	}
 }
@@ -170,8 +148,8 @@ func (h *host) dump() string {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	for _, tool := range h.fw.tools {
-		h.sh(fmt.Sprintf("%s-save >%s", tool.Name(), filepath.Join(dir, tool.Name())))
+	for _, tool := range tools() {
+		h.sh(fmt.Sprintf("%s-save >%s", tool, filepath.Join(dir, tool)))
 	}
 	// nft does not load those of iptables.
 	for _, table := range []string{"inet cni_plugins_masquerade", "ip cni_hostport", "ip6 cni_hostport", "bridge nat"} {
@@ -182,8 +160,8 @@ func (h *host) dump() string {
 
 func (h *host) load(dir string) {
 	h.t.Helper()
-	for _, tool := range h.fw.tools {
-		h.sh(fmt.Sprintf("%s-restore <%s", tool.Name(), filepath.Join(dir, tool.Name())))
+	for _, tool := range tools() {
+		h.sh(fmt.Sprintf("%s-restore <%s", tool, filepath.Join(dir, tool)))
 	}
 	h.sh("nft -f " + filepath.Join(dir, "nft"))
 }

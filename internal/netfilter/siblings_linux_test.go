@@ -2,12 +2,12 @@ package netfilter
 
 import (
 	"errors"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // twoInterfaces are the rules of a container's two interfaces on one network, with

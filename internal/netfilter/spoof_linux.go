@@ -3,11 +3,11 @@ package netfilter
 import (
 	"context"
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -28,7 +28,7 @@ import (
 //		}
 //	}
 type SpoofCheck struct {
-	fw              *Firewalls
+	sockets         nft.Sockets
 	comment         string
 	chain, macChain string
 }
@@ -37,10 +37,9 @@ const spoofHook = "PREROUTING"
 
 func spoofTable() nft.Table { return nft.Table{Family: nft.FamilyBridge, Name: "nat"} }
 
-// SpoofCheck returns those of a container's interface.
-func (fw *Firewalls) SpoofCheck(id, ifName string) SpoofCheck {
+func newSpoofCheck(sockets nft.Sockets, id, ifName string) SpoofCheck {
 	comment, chains := fwrules.SpoofNames(id, ifName)
-	return SpoofCheck{fw, comment, chains[0], chains[1]}
+	return SpoofCheck{sockets, comment, chains[0], chains[1]}
 }
 
 // search describes the rules, in these chains.
@@ -69,17 +68,17 @@ func (s SpoofCheck) Add(ctx context.Context, port string, mac net.HardwareAddr) 
 		nft.NewRule(table, s.macChain, start.Payload(unix.NFT_PAYLOAD_LL_HEADER, 6, 6, nft.Reg(0)).Equal(mac).Return(), s.comment),
 		nft.NewRule(table, s.macChain, start.Drop(), s.comment),
 	)
-	return s.fw.onSocket(ctx, func(c *nft.Conn) error { return c.Transact(msgs, nil) })
+	return s.sockets.Do(ctx, func(c *nft.Conn) error { return c.Transact(msgs, nil) })
 }
 
 // Remove deletes the rules and chains that exist.
 func (s SpoofCheck) Remove(ctx context.Context) error {
-	return s.fw.onSocket(ctx, func(c *nft.Conn) error { return removeFound(ctx, c, s.search(spoofHook)) })
+	return s.sockets.Do(ctx, func(c *nft.Conn) error { return removeFound(ctx, c, s.search(spoofHook)) })
 }
 
 // Check returns an error that names the chain in which rules are missing.
 func (s SpoofCheck) Check(ctx context.Context) error {
-	return s.fw.onSocket(ctx, func(c *nft.Conn) error {
+	return s.sockets.Do(ctx, func(c *nft.Conn) error {
 		return nft.UntilUnchanged(ctx, func() error {
 			for _, in := range []struct {
 				chain string

@@ -4,18 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"slices"
 
 	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
 // RemoveDuplicates deletes duplicates of the rules that r shares with other
 // containers; plugins that run at the same time make them. One of several
 // identical rules stays. It returns the number of rules that it deleted.
-func (fw *Firewalls) RemoveDuplicates(ctx context.Context, r fwrules.Rules) (removed int, err error) {
-	err = fw.eachCommon(ctx, r, func(x maker, w desired) (err error) {
+func (f iptForm) RemoveDuplicates(ctx context.Context, r fwrules.Rules) (removed int, err error) {
+	err = f.eachCommon(ctx, r, func(x maker, w desired) (err error) {
 		unlock, err := iptables.LockNamespace(ctx)
 		if err != nil {
 			return err
@@ -36,7 +36,7 @@ func (fw *Firewalls) RemoveDuplicates(ctx context.Context, r fwrules.Rules) (rem
 // looked.
 func (x maker) removeTwiceNFT(ctx context.Context, w desired) (int, error) {
 	n := 0
-	err := x.fw.onSocket(ctx, func(c *nft.Conn) error {
+	err := x.Sockets.Do(ctx, func(c *nft.Conn) error {
 		return nft.UntilUnchanged(ctx, func() error {
 			before, err := c.Generation()
 			if err != nil {

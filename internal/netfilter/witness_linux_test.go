@@ -24,13 +24,13 @@ func (i *interrupted) Rules(t nft.Table, chain string, containing [][]byte, each
 func TestIntactWhileOthersChangeRules(t *testing.T) {
 	fake := &fakeNFT{tables: nftTables()}
 	plan, err := Find(t.Context(), fakeFirewalls(fake), c1())
-	if err != nil || len(plan.work) == 0 {
+	if err != nil || len(plan.found) == 0 {
 		t.Fatalf("found %q, %v", plan, err)
 	}
-	for _, w := range plan.work {
-		w := w.(nftablesWork)
-		w.fw = &Firewalls{fake: &interrupted{fake, 2}}
-		if intact, err := w.intact(t.Context()); !intact || err != nil {
+	for _, f := range plan.found {
+		w := f.(nftFound)
+		w.form.fake = &interrupted{fake, 2}
+		if intact, err := w.Intact(t.Context()); !intact || err != nil {
 			t.Errorf("table %v is intact: %v, %v", w.table, intact, err)
 		}
 	}

@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"slices"
 
 	"github.com/embedcni/cni/internal/batch"
-	"github.com/embedcni/cni/internal/nft"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -30,21 +29,7 @@ func (fw *Firewalls) Check(ctx context.Context, b fwrules.Backend, r fwrules.Rul
 	return fw.check(ctx, b, r)
 }
 
-// call runs fn with the backend's writer, in the namespace or with a socket in
-// it.
-func (fw *Firewalls) call(ctx context.Context, b fwrules.Backend, fn func(writer) error) error {
-	switch b {
-	case fwrules.Native:
-		return fw.onSocket(ctx, func(c *nft.Conn) error { return fn(native{c, fw.siblings}) })
-	case fwrules.NFTables:
-		return fw.onSocket(ctx, func(c *nft.Conn) error { return fn(nftForm{c, fw.siblings}) })
-	case fwrules.IPTables:
-		return fn(iptablesWriter{fw})
-	}
-	return b.Unknown()
-}
-
-// change is which changes go in one transaction.
+// change identifies the changes that go in one transaction.
 type change struct {
 	backend fwrules.Backend
 	add     bool
@@ -52,12 +37,13 @@ type change struct {
 }
 
 func (fw *Firewalls) write(ctx context.Context, b fwrules.Backend, r fwrules.Rules, add bool) error {
-	if b != fwrules.Native && b != fwrules.NFTables && b != fwrules.IPTables {
-		return b.Unknown()
+	form, err := fw.form(b)
+	if err != nil {
+		return err
 	}
 	kind := change{backend: b, add: add}
-	if fw.ns != nil {
-		kind.ns = fw.ns.ID()
+	if fw.sockets.NS != nil {
+		kind.ns = fw.sockets.NS.ID()
 	}
 	return batch.Join(ctx, fw.Batch, kind, r, func(ctx context.Context, all []fwrules.Rules) error {
 		var together fwrules.Rules
@@ -66,13 +52,11 @@ func (fw *Firewalls) write(ctx context.Context, b fwrules.Backend, r fwrules.Rul
 			together.HostPorts = append(together.HostPorts, one.HostPorts...)
 			together.Forward = append(together.Forward, one.Forward...)
 		}
-		err := fw.call(ctx, b, func(w writer) error {
-			if add {
-				return w.add(ctx, together)
-			}
-			return w.remove(ctx, together)
-		})
-		if err != nil {
+		change := form.Remove
+		if add {
+			change = form.Add
+		}
+		if err := change(ctx, together); err != nil {
 			return err
 		}
 		return fw.forgetFlows(ctx, together.HostPorts)
@@ -81,11 +65,15 @@ func (fw *Firewalls) write(ctx context.Context, b fwrules.Backend, r fwrules.Rul
 
 // check is Check, by one backend.
 func (fw *Firewalls) check(ctx context.Context, b fwrules.Backend, r fwrules.Rules) error {
-	return fw.call(ctx, b, func(w writer) error { return w.check(ctx, r) })
+	form, err := fw.form(b)
+	if err != nil {
+		return err
+	}
+	return form.Check(ctx, r)
 }
 
 // checkAny returns an error unless the rules are there in one of the forms.
-// That of executables goes first: it is theirs more often than not.
+// That of executables goes first: they made most of such rules.
 func (fw *Firewalls) checkAny(ctx context.Context, r fwrules.Rules) error {
 	var errs []error
 	for _, b := range []fwrules.Backend{fwrules.IPTables, fwrules.NFTables, fwrules.Native} {
@@ -105,16 +93,4 @@ func (fw *Firewalls) checkAny(ctx context.Context, r fwrules.Rules) error {
 		errs = append(errs, err)
 	}
 	return fmt.Errorf("the rules are there in no form: %w", errors.Join(errs...))
-}
-
-// writer is a backend. Each call is for the network namespace of the calling
-// thread.
-type writer interface {
-	// add makes the rules, all or none. It can be repeated.
-	add(ctx context.Context, r fwrules.Rules) error
-	// remove deletes what add has made. What is gone is fine, and what can no
-	// longer be computed, as addresses that are unknown, is looked for.
-	remove(ctx context.Context, r fwrules.Rules) error
-	// check returns an error that names the first rule that is not there.
-	check(ctx context.Context, r fwrules.Rules) error
 }

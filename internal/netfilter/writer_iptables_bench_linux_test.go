@@ -3,7 +3,6 @@ package netfilter
 import (
 	"context"
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -13,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 

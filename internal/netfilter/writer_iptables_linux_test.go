@@ -2,13 +2,13 @@ package netfilter
 
 import (
 	"fmt"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // everything returns the rules of a container whose network has all features.

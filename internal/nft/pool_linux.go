@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"context"
 	"errors"
 	"runtime"
 	"slices"
@@ -65,6 +66,20 @@ func (p *Pool) Do(ns *netns.Handle, fn func(*Conn) error) error {
 	}
 	// Answers that a failed call leaves unread have other sequence numbers.
 	return errors.Join(fn(c), p.give(id, c))
+}
+
+// Sockets opens sockets in one network namespace.
+type Sockets struct {
+	Pool *Pool
+	NS   *netns.Handle // nil: that of the calling thread
+}
+
+// Do runs fn with a Conn, unless the context has ended.
+func (s Sockets) Do(ctx context.Context, fn func(*Conn) error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return s.Pool.Do(s.NS, fn)
 }
 
 func idOf(ns *netns.Handle) (netns.ID, error) {

@@ -1,6 +1,7 @@
 package fwrules
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"slices"
@@ -81,4 +82,14 @@ func (t Target) Everything() Rules {
 		ports.Ports = t.Ports
 	}
 	return Rules{Masquerade: []Masquerade{{Owner: t.Owner}}, HostPorts: []HostPorts{ports}}
+}
+
+// Found are rules of a target that exist in one packet filter.
+type Found interface {
+	// Lines are commands that would delete them, in order.
+	Lines() []string
+	// Apply deletes them. It passes over rules that are gone.
+	Apply(ctx context.Context) error
+	// Intact reports whether all of them still exist.
+	Intact(ctx context.Context) (bool, error)
 }

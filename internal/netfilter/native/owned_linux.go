@@ -1,4 +1,4 @@
-package netfilter
+package native
 
 import (
 	"context"
@@ -79,16 +79,6 @@ func hostPortKeys(h fwrules.HostPorts) (all []element) {
 	return all
 }
 
-// remove deletes what has the owner's comment: not that of an attachment which
-// has been given the same address since.
-func (n native) remove(ctx context.Context, r fwrules.Rules) error {
-	o := ownedBy(r)
-	if len(o.comments) == 0 {
-		return nil
-	}
-	return o.remove(ctx, n.Conn)
-}
-
 // elementTable is where elements are looked for and deleted: an [nft.Conn].
 type elementTable interface {
 	Sets(t nft.Table) ([]string, error)
@@ -100,12 +90,12 @@ type elementTable interface {
 func (o owned) find(t elementTable) ([]element, uint32, error) {
 	keys, sets := o.keys, []string(nil)
 	if o.inSets != nil || len(o.addrs) > 0 {
-		names, err := t.Sets(nativeTable)
+		names, err := t.Sets(table)
 		if errors.Is(err, nft.ErrNotSupported) {
 			return nil, 0, nil
 		}
 		if err != nil {
-			return nil, 0, fmt.Errorf("nftables: list the sets of table %v: %w", nativeTable, err)
+			return nil, 0, fmt.Errorf("nftables: list the sets of table %v: %w", table, err)
 		}
 		for _, name := range names {
 			if _, ok := kindOf(name); ok && o.inSets != nil && o.inSets(name) {
@@ -115,12 +105,12 @@ func (o owned) find(t elementTable) ([]element, uint32, error) {
 		}
 	}
 	keys = slices.DeleteFunc(slices.Clone(keys), func(k element) bool { return slices.Contains(sets, k.Set) })
-	found, generation, err := t.Elements(nativeTable, keys, sets)
+	found, generation, err := t.Elements(table, keys, sets)
 	if errors.Is(err, nft.ErrNotSupported) {
 		return nil, 0, nil
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", nativeTable, err)
+		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", table, err)
 	}
 	found = slices.DeleteFunc(found, func(e element) bool { return !o.comments[e.Comment] })
 	slices.SortFunc(found, compareElements)
@@ -152,8 +142,8 @@ func (o owned) remove(ctx context.Context, t elementTable) error {
 		if err != nil || len(found) == 0 {
 			return err
 		}
-		if err := t.DeleteElements(nativeTable, generation, found); err != nil {
-			return fmt.Errorf("nftables: delete from table %v: %w", nativeTable, err)
+		if err := t.DeleteElements(table, generation, found); err != nil {
+			return fmt.Errorf("nftables: delete from table %v: %w", table, err)
 		}
 		return nil
 	})
@@ -181,28 +171,4 @@ func (o owned) search(ctx context.Context, t elementTable) (found []element, err
 		return err
 	})
 	return found, err
-}
-
-// nativeWork is a list of deletions from the native table.
-type nativeWork struct {
-	fw       *Firewalls
-	elements []element
-}
-
-func (w nativeWork) lines() []string {
-	var lines []string
-	for _, e := range w.elements {
-		bare := element{Set: e.Set, Key: e.Key}
-		lines = append(lines, fmt.Sprintf("nft delete %v # %q", elementText(bare), e.Comment))
-	}
-	return lines
-}
-
-// apply deletes those of the elements that are still the owner's.
-func (w nativeWork) apply(ctx context.Context) error {
-	o := owned{comments: make(map[string]bool), keys: w.elements}
-	for _, e := range w.elements {
-		o.comments[e.Comment] = true
-	}
-	return w.fw.onKernel(ctx, func(k kernel) error { return o.remove(ctx, k) })
 }

@@ -1,4 +1,4 @@
-package netfilter
+package native
 
 import (
 	"fmt"
@@ -10,9 +10,9 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// nativeElements returns the elements that are the rules, each once, in an
+// elementsOf returns the elements that are the rules, each once, in an
 // order that does not depend on that of the rules.
-func nativeElements(r fwrules.Rules) ([]element, error) {
+func elementsOf(r fwrules.Rules) ([]element, error) {
 	var all []element
 	for _, m := range r.Masquerade {
 		some, err := masqueradeElements(m)

@@ -1,4 +1,4 @@
-package netfilter
+package native
 
 import (
 	"fmt"
@@ -9,36 +9,36 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// nativeChain is a chain of the native table that is always there.
-type nativeChain struct {
+// chain is a chain of the native table that is always there.
+type chain struct {
 	name  string
 	hook  *nft.Hook
-	rules []nativeRule
+	rules []rule
 }
 
-// nativeRule is told from others of its chain by its comment.
-type nativeRule struct {
+// rule is told from others of its chain by its comment.
+type rule struct {
 	chain, comment string
 	exprs          nft.Exprs
 }
 
-// nativeChains are the chains in the order in which they are made, each after
+// chains are the chains in the order in which they are made, each after
 // those that it jumps to.
 //
 // No set has verdicts in it, which would spare the rule for each length of
 // prefix: the kernel follows all verdicts of a map again with each element that
 // is added, so that it would cost more with each container.
-func nativeChains() []nativeChain {
-	both := func(rule func(family uint8, suffix string) nativeRule) []nativeRule {
-		return []nativeRule{rule(nft.FamilyIPv4, "4"), rule(nft.FamilyIPv6, "6")}
+func chains() []chain {
+	both := func(of func(family uint8, suffix string) rule) []rule {
+		return []rule{of(nft.FamilyIPv4, "4"), of(nft.FamilyIPv6, "6")}
 	}
-	var hostports []nativeRule
+	var hostports []rule
 	for _, set := range []string{"hostips", "hostports"} {
-		hostports = append(hostports, both(func(family uint8, suffix string) nativeRule {
-			return nativeRule{comment: set + suffix, exprs: forwardingExprs(family, set+suffix, set == "hostips")}
+		hostports = append(hostports, both(func(family uint8, suffix string) rule {
+			return rule{comment: set + suffix, exprs: forwardingExprs(family, set+suffix, set == "hostips")}
 		})...)
 	}
-	containers := []nativeRule{
+	containers := []rule{
 		{comment: "multicast4", exprs: nft.Exprs(nil).Family(nft.FamilyIPv4).
 			Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 16, 4, nft.Reg(0)).
 			Mask(nft.Reg(0), []byte{0xf0, 0, 0, 0}).Equal([]byte{224, 0, 0, 0}).Accept()},
@@ -47,26 +47,26 @@ func nativeChains() []nativeChain {
 		{comment: "subnets", exprs: nft.Exprs(nil).Jump("subnets")},
 		{comment: "masquerade", exprs: nft.Exprs(nil).Masquerade()},
 	}
-	postrouting := append([]nativeRule{{comment: "hairpin", exprs: nft.Exprs(nil).Translated().Jump("hairpin")}},
-		both(func(family uint8, suffix string) nativeRule {
-			return nativeRule{comment: "containers" + suffix,
+	postrouting := append([]rule{{comment: "hairpin", exprs: nft.Exprs(nil).Translated().Jump("hairpin")}},
+		both(func(family uint8, suffix string) rule {
+			return rule{comment: "containers" + suffix,
 				exprs: nft.Exprs(nil).Family(family).Source(family, nft.Reg(0)).In("containers" + suffix).Jump("containers")}
 		})...)
-	chains := []nativeChain{
+	all := []chain{
 		{name: "hostports", rules: hostports},
 		{name: "subnets"}, {name: "hairpin"},
 		{name: "containers", rules: containers},
-		{name: "prerouting", hook: nft.DestinationNAT(unix.NF_INET_PRE_ROUTING), rules: []nativeRule{{comment: "hostports", exprs: nft.Exprs(nil).ToHost().Jump("hostports")}}},
-		{name: "output", hook: nft.DestinationNAT(unix.NF_INET_LOCAL_OUT), rules: []nativeRule{{comment: "hostports", exprs: nft.Exprs(nil).ToHost().Jump("hostports")}}},
+		{name: "prerouting", hook: nft.DestinationNAT(unix.NF_INET_PRE_ROUTING), rules: []rule{{comment: "hostports", exprs: nft.Exprs(nil).ToHost().Jump("hostports")}}},
+		{name: "output", hook: nft.DestinationNAT(unix.NF_INET_LOCAL_OUT), rules: []rule{{comment: "hostports", exprs: nft.Exprs(nil).ToHost().Jump("hostports")}}},
 		{name: "postrouting", hook: nft.SourceNAT(), rules: postrouting},
 		{name: "forward", hook: &nft.Hook{Type: "filter", Number: unix.NF_INET_FORWARD}, rules: ingressRules()},
 	}
-	for _, c := range chains {
+	for _, c := range all {
 		for i := range c.rules {
 			c.rules[i].chain = c.name
 		}
 	}
-	return chains
+	return all
 }
 
 // forwardingExprs is that of the rule for the ports in the map.
@@ -91,11 +91,11 @@ func forwardingExprs(family uint8, set string, byAddress bool) nft.Exprs {
 //	iifname . oifname @isolated drop
 //	iifname . oifname @same_bridge accept
 //	iifname @bridges oifname @bridges drop
-func ingressRules() []nativeRule {
+func ingressRules() []rule {
 	between := func() nft.Exprs {
 		return nft.Exprs(nil).Meta(unix.NFT_META_IIFNAME, nft.Reg(0)).Meta(unix.NFT_META_OIFNAME, nft.Reg(16))
 	}
-	return []nativeRule{
+	return []rule{
 		{comment: "isolated", exprs: between().In("isolated").Drop()},
 		{comment: "same_bridge", exprs: between().In("same_bridge").Accept()},
 		{comment: "bridges", exprs: nft.Exprs(nil).Meta(unix.NFT_META_IIFNAME, nft.Reg(0)).In("bridges").
@@ -107,7 +107,7 @@ func ingressRules() []nativeRule {
 //
 //	ip saddr . ip daddr & 255.255.255.0 @subnets4_24 accept
 //	ip daddr . ip saddr & 255.0.0.0 @hairpin4_8 masquerade
-func lengthRule(set string) nativeRule {
+func lengthRule(set string) rule {
 	prefix, v6, bits, _ := perLength(set)
 	family, size := nft.FamilyIPv4, fieldIPv4.size()
 	if v6 {
@@ -129,14 +129,14 @@ func lengthRule(set string) nativeRule {
 	} else {
 		c = c.Accept()
 	}
-	return nativeRule{chain: prefix, comment: set, exprs: c}
+	return rule{chain: prefix, comment: set, exprs: c}
 }
 
 // newSet returns the message that makes the set of that name.
 func newSet(name string, id uint32) nft.Message {
 	kind, _ := kindOf(name)
 	return nft.NewSet(nft.Set{
-		Table: nativeTable, Name: name,
+		Table: table, Name: name,
 		KeyType: kind.key.typ(), KeySize: uint32(kind.key.size()),
 		DataType: kind.value.typ(), DataSize: uint32(kind.value.size()),
 		HostByteOrder: slices.Equal(kind.key, fields{fieldLink}),
@@ -158,27 +158,27 @@ func (l layout) missing(sets []string) (msgs []nft.Message, err error) {
 			id++
 			msgs = append(msgs, newSet(name, id))
 			if err == nil {
-				err = fmt.Errorf("set %v %s is missing", nativeTable, name)
+				err = fmt.Errorf("set %v %s is missing", table, name)
 			}
 		}
 	}
 	for _, name := range fixedSets() {
 		set(name)
 	}
-	chains := l.missingChains(&err)
-	if len(msgs) > 0 || len(chains) > 0 {
-		msgs = append([]nft.Message{nft.NewTable(nativeTable, "containers' addresses and host ports, by github.com/embedcni/cni")}, msgs...)
+	missing := l.missingChains(&err)
+	if len(msgs) > 0 || len(missing) > 0 {
+		msgs = append([]nft.Message{nft.NewTable(table, "containers' addresses and host ports, by github.com/embedcni/cni")}, msgs...)
 	}
-	msgs = append(msgs, chains...)
+	msgs = append(msgs, missing...)
 	for _, name := range l.withExisting(sets) {
 		if _, _, _, ok := perLength(name); !ok {
 			continue
 		}
 		set(name)
-		if rule := lengthRule(name); !slices.Contains(l.rules[rule.chain], rule.comment) {
-			msgs = append(msgs, nft.NewRule(nativeTable, rule.chain, rule.exprs, rule.comment))
+		if r := lengthRule(name); !slices.Contains(l.rules[r.chain], r.comment) {
+			msgs = append(msgs, nft.NewRule(table, r.chain, r.exprs, r.comment))
 			if err == nil {
-				err = fmt.Errorf("rule %v %s for set %s is missing", nativeTable, rule.chain, name)
+				err = fmt.Errorf("rule %v %s for set %s is missing", table, r.chain, name)
 			}
 		}
 	}
@@ -201,7 +201,7 @@ func (l layout) withExisting(sets []string) []string {
 // missingChains returns the messages that make a chain and its rules anew,
 // which someone has changed.
 func (l layout) missingChains(err *error) (msgs []nft.Message) {
-	for _, c := range nativeChains() {
+	for _, c := range chains() {
 		there, exists := l.rules[c.name]
 		var want []string
 		for _, r := range c.rules {
@@ -212,14 +212,14 @@ func (l layout) missingChains(err *error) (msgs []nft.Message) {
 			continue
 		}
 		if *err == nil {
-			*err = fmt.Errorf("chain %v %s is not as it was made: it has rules %q, want %q", nativeTable, c.name, there, want)
+			*err = fmt.Errorf("chain %v %s is not as it was made: it has rules %q, want %q", table, c.name, there, want)
 		}
-		msgs = append(msgs, nft.NewChain(nativeTable, c.name, c.hook, ""))
+		msgs = append(msgs, nft.NewChain(table, c.name, c.hook, ""))
 		if exists {
-			msgs = append(msgs, nft.FlushChain(nativeTable, c.name))
+			msgs = append(msgs, nft.FlushChain(table, c.name))
 		}
 		for _, r := range c.rules {
-			msgs = append(msgs, nft.NewRule(nativeTable, r.chain, r.exprs, r.comment))
+			msgs = append(msgs, nft.NewRule(table, r.chain, r.exprs, r.comment))
 		}
 	}
 	return msgs
@@ -228,21 +228,21 @@ func (l layout) missingChains(err *error) (msgs []nft.Message) {
 // readLayout returns the sets, chains and rules of the native table.
 func readLayout(c *nft.Conn) (layout, error) {
 	l := layout{sets: make(map[string]bool), rules: make(map[string][]string)}
-	sets, err := c.Sets(nativeTable)
+	sets, err := c.Sets(table)
 	if err != nil {
 		return l, err
 	}
 	for _, name := range sets {
 		l.sets[name] = true
 	}
-	chains, err := c.Chains(nativeTable)
+	names, err := c.Chains(table)
 	if err != nil {
 		return l, err
 	}
-	for _, name := range chains {
+	for _, name := range names {
 		l.rules[name] = nil
 	}
-	return l, c.Rules(nativeTable, "", nil, func(r nft.Rule) error {
+	return l, c.Rules(table, "", nil, func(r nft.Rule) error {
 		l.rules[r.Chain] = append(l.rules[r.Chain], r.Comment)
 		return nil
 	})

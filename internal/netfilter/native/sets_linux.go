@@ -1,4 +1,4 @@
-package netfilter
+package native
 
 import (
 	"bytes"
@@ -14,9 +14,9 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// nativeTable is the table of this module's own. Its sets are described at
+// table is the table of this module's own. Its sets are described at
 // [fwrules.Native].
-var nativeTable = nft.Table{Family: nft.FamilyInet, Name: "embedcni"}
+var table = nft.Table{Family: nft.FamilyInet, Name: "embedcni"}
 
 // field is a part of an element's key or value.
 type field uint32
@@ -179,7 +179,7 @@ type elementText element
 
 func (e elementText) String() string {
 	kind, _ := kindOf(e.Set)
-	s := fmt.Sprintf("element %v %s { %s", nativeTable, e.Set, kind.key.text([]byte(e.Key)))
+	s := fmt.Sprintf("element %v %s { %s", table, e.Set, kind.key.text([]byte(e.Key)))
 	if e.Comment != "" {
 		s += fmt.Sprintf(` comment "%s"`, e.Comment)
 	}
@@ -192,7 +192,7 @@ func (e elementText) String() string {
 // addElement returns the message that adds an element, if its key is free. What
 // is per bridge and exists already stays.
 func addElement(e element) nft.Message {
-	return nft.NewElement(nativeTable, e, e.Comment != "").About(elementText(e))
+	return nft.NewElement(table, e, e.Comment != "").About(elementText(e))
 }
 
 func compareElements(e, f element) int {

@@ -1,0 +1,143 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/nft"
+)
+
+// Form adds, checks, finds and deletes rules in the table, for [fwrules.Native].
+type Form struct {
+	Sockets  nft.Sockets
+	Siblings func() fwrules.Siblings // called only if they matter
+	fake     elementTable            // of tests: instead of the kernel
+}
+
+// Add makes the elements in one transaction, without a look before: the kernel
+// adds them only if their keys are free. Only if it refuses, Add looks at the
+// elements in the way.
+func (f Form) Add(ctx context.Context, r fwrules.Rules) error {
+	return f.Sockets.Do(ctx, func(c *nft.Conn) error { return f.add(ctx, c, r) })
+}
+
+func (f Form) add(ctx context.Context, c *nft.Conn, r fwrules.Rules) error {
+	wanted, err := elementsOf(r)
+	if err != nil || len(wanted) == 0 {
+		return err
+	}
+	var msgs []nft.Message
+	for _, e := range wanted {
+		msgs = append(msgs, addElement(e))
+	}
+	err = c.Transact(msgs, nil)
+	if err == nil || !inTheWay(err) {
+		return wrapNFT(err)
+	}
+	return nft.UntilUnchanged(ctx, func() error {
+		msgs, generation, err := f.toAdd(c, wanted)
+		if err != nil || len(msgs) == 0 {
+			return err
+		}
+		if err = c.Transact(msgs, &generation); err != nil && inTheWay(err) {
+			return fmt.Errorf("nftables: add to table %v: %w: %w", table, nft.ErrChanged, err)
+		}
+		return wrapNFT(err)
+	})
+}
+
+// inTheWay reports whether a look at what exists can help. ENOENT: there is no
+// table, or no set for that length. EEXIST: there is an element of an earlier
+// attachment, or the like.
+func inTheWay(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, nft.ErrChanged)
+}
+
+// toAdd returns the messages that make the missing elements, and the generation in
+// which they are missing.
+func (f Form) toAdd(c *nft.Conn, wanted []element) ([]nft.Message, uint32, error) {
+	found, generation, err := c.Elements(table, wanted, nil)
+	if err != nil {
+		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", table, err)
+	}
+	lay, err := readLayout(c)
+	if err != nil {
+		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", table, err)
+	}
+	msgs, _ := lay.missing(setsOf(wanted))
+	for _, e := range wanted {
+		i := sameKey(found, e)
+		switch {
+		case i < 0:
+		case found[i] == e, isPort(e) && f.Siblings().Have(found[i].Comment):
+			continue
+		case isPort(e) && found[i].Comment != e.Comment:
+			return nil, 0, fmt.Errorf("%w: there is %v", fwrules.ErrHostPortTaken, elementText(found[i]))
+		default:
+			// An address is given to one attachment at a time, so that what
+			// another one has left with it is stale.
+			msgs = append(msgs, nft.DeleteElement(table, found[i]).About(elementText(found[i])))
+		}
+		msgs = append(msgs, addElement(e))
+	}
+	return msgs, generation, nil
+}
+
+func wrapNFT(err error) error {
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	return nil
+}
+
+// setsOf returns the sets of the elements, each once.
+func setsOf(elements []element) []string {
+	var sets []string
+	for _, e := range elements {
+		if !slices.Contains(sets, e.Set) {
+			sets = append(sets, e.Set)
+		}
+	}
+	return sets
+}
+
+// Check returns an error that names the first element that is missing, or the first
+// of the sets, chains and rules that it needs.
+func (f Form) Check(ctx context.Context, r fwrules.Rules) error {
+	return f.Sockets.Do(ctx, func(c *nft.Conn) error {
+		wanted, err := elementsOf(r)
+		if err != nil || len(wanted) == 0 {
+			return err
+		}
+		return nft.UntilUnchanged(ctx, func() error { return f.checkElements(c, wanted) })
+	})
+}
+
+func (f Form) checkElements(c *nft.Conn, wanted []element) error {
+	found, _, err := c.Elements(table, wanted, nil)
+	if err != nil {
+		return fmt.Errorf("nftables: look at table %v: %w", table, err)
+	}
+	lay, err := readLayout(c)
+	if err != nil {
+		return fmt.Errorf("nftables: look at table %v: %w", table, err)
+	}
+	if _, err := lay.missing(setsOf(wanted)); err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	for _, e := range wanted {
+		i := sameKey(found, e)
+		if i < 0 {
+			return fmt.Errorf("nftables: %v is missing", elementText(e))
+		}
+		if found[i] != e && !(isPort(e) && f.Siblings().Have(found[i].Comment)) {
+			return fmt.Errorf("nftables: %v is missing, there is %v", elementText(e), elementText(found[i]))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,98 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/nft"
+)
+
+// Find returns the target's elements that exist.
+func (f Form) Find(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
+	err = f.onElements(ctx, func(k elementTable) error {
+		elements, err := ownedByTarget(t).search(ctx, k)
+		if len(elements) > 0 {
+			all = append(all, Found{f, elements})
+		}
+		return err
+	})
+	if errors.Is(err, nft.ErrNotSupported) {
+		return nil, nil
+	}
+	return all, err
+}
+
+// Remove deletes the elements with the owners' comments. It leaves those of an
+// attachment that has been given the same address since.
+func (f Form) Remove(ctx context.Context, r fwrules.Rules) error {
+	return f.onElements(ctx, func(k elementTable) error {
+		o := ownedBy(r)
+		if len(o.comments) == 0 {
+			return nil
+		}
+		return o.remove(ctx, k)
+	})
+}
+
+func (f Form) onElements(ctx context.Context, fn func(elementTable) error) error {
+	if f.fake != nil {
+		return fn(f.fake)
+	}
+	return f.Sockets.Do(ctx, func(c *nft.Conn) error { return fn(c) })
+}
+
+// Found are elements of a target.
+type Found struct {
+	form     Form
+	elements []element
+}
+
+// Lines returns a command of nft's for each element.
+func (w Found) Lines() []string {
+	var lines []string
+	for _, e := range w.elements {
+		bare := element{Set: e.Set, Key: e.Key}
+		lines = append(lines, fmt.Sprintf("nft delete %v # %q", elementText(bare), e.Comment))
+	}
+	return lines
+}
+
+// Apply deletes those of the elements that still have their owner's comment.
+func (w Found) Apply(ctx context.Context) error {
+	o := owned{comments: make(map[string]bool), keys: w.elements}
+	for _, e := range w.elements {
+		o.comments[e.Comment] = true
+	}
+	return w.form.onElements(ctx, func(k elementTable) error { return o.remove(ctx, k) })
+}
+
+// Intact reports whether all of the elements still exist.
+func (w Found) Intact(ctx context.Context) (yes bool, err error) {
+	err = w.form.onElements(ctx, func(k elementTable) error {
+		found, _, err := k.Elements(table, w.elements, nil)
+		if err != nil {
+			return fmt.Errorf("nftables: look at table %v: %w", table, err)
+		}
+		yes = !slices.ContainsFunc(w.elements, func(e element) bool { return !slices.Contains(found, e) })
+		return nil
+	})
+	return yes, err
+}
+
+// Rules returns the handles of the table's rules, without which elements have no
+// effect. They are few, and the same for all containers.
+func (w Found) Rules(ctx context.Context) (handles []uint64, err error) {
+	err = w.form.Sockets.Do(ctx, func(c *nft.Conn) error {
+		return nft.UntilUnchanged(ctx, func() error {
+			handles = nil
+			return c.Rules(table, "", nil, func(r nft.Rule) error {
+				handles = append(handles, r.Handle)
+				return nil
+			})
+		})
+	})
+	return handles, err
+}
