@@ -126,9 +126,9 @@ func pluginRefusals() []refusal {
 				return []cni.Opt{cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "podnet", "plugins": [{"type": "own"}]}`))}
 			}, says: `plugin "own" was given args by WithConfigArgs`},
 		{name: "another variant of iptables", opts: func(h *realHost) []cni.Opt {
-			plugintest.UseIPTables(h.T.(*testing.T), "legacy")
+			plugintest.UseIPTables(h.T, "legacy")
 			return builtIn(masqNamed, portmapNamed, firewallNamed)(h)
-		}, release: builtIn(masqNamed, portmapNamed, firewallNamed), spoil: func(h *realHost) { plugintest.UseIPTables(h.T.(*testing.T), "nft") },
+		}, release: builtIn(masqNamed, portmapNamed, firewallNamed), spoil: func(h *realHost) { plugintest.UseIPTables(h.T, "nft") },
 			says: "the rules were made with iptables-legacy, and iptables is iptables-nft now"},
 		{name: "no program that deletes rules", spoil: func(h *realHost) { h.T.(*testing.T).Setenv("PATH", h.Path("bin")) },
 			says: `plugin "portmap": its executable deletes rules by the program iptables`},

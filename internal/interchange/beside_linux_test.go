@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
 )
 
 // configuration is a network for both sides, on equal hosts.
@@ -37,11 +38,12 @@ type outcome struct {
 }
 
 // TestSideBySide attaches with the reference plugins on one host and with ours
-// on another. It compares the results, and the state of kernel and files. Then
-// it detaches and compares the state again.
+// on another. It compares the results, and the state of kernel and files. CHECK
+// of ours accepts both, CHECK of theirs accepts ours. Then it detaches and
+// compares the state again.
 func TestSideBySide(t *testing.T) {
 	wantOutsideAsBefore(t)
-	useIPTables(t, "nft")
+	plugintest.UseIPTables(t, "nft")
 	all := append(configurations(), invalid()...)
 	withVLANs := filtersVLANs(t)
 	for _, c := range all {
@@ -98,6 +100,14 @@ func (c *configuration) live(t *testing.T, s side) outcome {
 	}
 	for i, r := range o.results {
 		o.results[i] = n.result(r)
+	}
+	for _, a := range all {
+		if !c.fails && c.network.version != "0.3.1" { // which has no CHECK
+			c.network.wantNoError(t, ours(), "CHECK", a.check(ours()))
+			if s.name == "ours" {
+				c.network.wantNoError(t, theirs(), "CHECK", a.check(theirs()))
+			}
+		}
 	}
 	for _, a := range all {
 		err := a.del(s)

@@ -48,12 +48,17 @@ func bridgeConfigurations() []configuration {
 	return []configuration{
 		bridge("with the default name", `, IPAM`),
 		bridge("named", `, "bridge": "br-pods", IPAM`),
+		bridge("v4", `, `+hostLocal("v4")),
+		bridge("v6", `, `+hostLocal("v6")),
+		bridge("isGateway v4", `, "isGateway": true, `+hostLocal("v4")),
+		bridge("isGateway v6", `, "isGateway": true, `+hostLocal("v6")),
+		bridge("gateways and routes that are given", `, "isGateway": true, `+givenRoutes).with(checkFails("bridge", "Expected Route")),
 		bridge("isGateway", `, "isGateway": true, IPAM`),
 		bridge("isGateway twice", `, "isGateway": true, IPAM`).with(func(c *configuration) { c.containers = 2 }),
 		bridge("isDefaultGateway", `, "isDefaultGateway": true, "ipam": {"type": "host-local", "dataDir": "STATE/ipam", "subnet": "10.77.0.0/24"}`),
 		bridge("isDefaultGateway dual", `, "isDefaultGateway": true, "ipam": {"type": "host-local", "dataDir": "STATE/ipam", "ranges": [`+rangesOf("dual")+`]}`),
-		bridge("forceAddress", `, "isGateway": true, "forceAddress": true, IPAM`).with(func(c *configuration) { c.network.prepare = otherGateway("10.77.0.200/24") }),
-		bridge("that has the address", `, "isGateway": true, IPAM`).with(func(c *configuration) { c.network.prepare = otherGateway("10.77.0.1/24") }),
+		bridge("forceAddress", `, "isGateway": true, "forceAddress": true, IPAM`).with(func(c *configuration) { c.network.prepare = otherGateway("10.77.0.200/24", "fd77::ff/64") }),
+		bridge("that has the address", `, "isGateway": true, IPAM`).with(func(c *configuration) { c.network.prepare = otherGateway("10.77.0.1/24", "fd78::1/64") }),
 		bridge("ipMasq nftables", `, "isGateway": true, "ipMasq": true, "ipMasqBackend": "nftables", IPAM`),
 		bridge("ipMasq nftables twice", `, "isGateway": true, "ipMasq": true, "ipMasqBackend": "nftables", IPAM`).with(func(c *configuration) { c.containers = 2 }),
 		bridge("ipMasq iptables", `, "isGateway": true, "ipMasq": true, "ipMasqBackend": "iptables", IPAM`),
@@ -71,30 +76,49 @@ func bridgeConfigurations() []configuration {
 		vlans(bridge("vlan and gateway", `, "vlan": 100, "isGateway": true, IPAM`)),
 		vlans(bridge("vlanTrunk", `, "vlanTrunk": [{"id": 200}, {"minID": 300, "maxID": 302}], IPAM`)),
 		vlans(bridge("vlan, vlanTrunk and preserveDefaultVlan", `, "vlan": 100, "vlanTrunk": [{"id": 200}], "preserveDefaultVlan": true, IPAM`)),
-		bridge("layer 2", ``),
-		bridge("disableContainerInterface", `, "disableContainerInterface": true`),
+		bridge("layer 2", ``).with(checkFails("bridge", "no plugin name provided")),
+		bridge("disableContainerInterface", `, "disableContainerInterface": true`).with(checkFails("bridge", "no plugin name provided")),
 		bridge("mac by capability", `, "capabilities": {"mac": true}, IPAM`).with(mac),
-		bridge("mac in args", `, "args": {"cni": {"mac": "0a:58:0a:4d:00:04"}}, IPAM`),
-		bridge("mac in CNI_ARGS", `, IPAM`).with(func(c *configuration) {
-			c.network.args = [][2]string{{"IgnoreUnknown", "1"}, {"MAC", "0a:58:0a:4d:00:05"}}
-		}),
-		bridge("mac by all of them", `, "capabilities": {"mac": true}, "args": {"cni": {"mac": "0a:58:0a:4d:00:04"}}, IPAM`).with(mac),
+		bridge("mac in args and CNI_ARGS", `, "args": {"cni": {"mac": "0a:58:0a:4d:00:04"}}, IPAM`).with(macInArgs),
+		bridge("mac in CNI_ARGS", `, IPAM`).with(macInArgs),
+		bridge("mac by all of them", `, "capabilities": {"mac": true}, "args": {"cni": {"mac": "0a:58:0a:4d:00:04"}}, IPAM`).with(mac).with(macInArgs),
 		bridge("another interface name", `, "isGateway": true, IPAM`).with(func(c *configuration) { c.network.ifName = "net1" }),
-		bridge("with dns", `, "dns": {"nameservers": ["192.0.2.53"], "domain": "pod.example", "options": ["ndots:2"]}, IPAM`),
+		bridge("with dns", `, "dns": {"nameservers": ["192.0.2.54"], "domain": "pod.example", "options": ["ndots:2"]}, STATIC`),
 	}
 }
 
-// otherGateway makes the bridge with its own address.
-func otherGateway(address string) func() error {
+func macInArgs(c *configuration) {
+	c.network.args = [][2]string{{"IgnoreUnknown", "1"}, {"MAC", "0a:58:0a:4d:00:05"}}
+}
+
+// givenRoutes has gateways that are not the first addresses of their subnets,
+// and routes with every field of 1.0.0 and some of 1.1.0.
+const givenRoutes = `"ipam": {"type": "static",
+	"addresses": [{"address": "10.77.0.2/24", "gateway": "10.77.0.7"}, {"address": "fd77::2/64", "gateway": "fd77::7"}],
+	"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "10.7.0.0/16", "gw": "10.77.0.9", "priority": 50},
+		{"dst": "10.8.0.0/16", "table": 300}, {"dst": "10.9.0.0/16", "scope": 0}]}`
+
+// checkFails declares a fault of a reference plugin's CHECK. It does not find
+// routes of other tables, and it needs an IPAM plugin.
+func checkFails(typ, err string) func(*configuration) {
+	return func(c *configuration) { c.network.faults = []fault{{typ, "CHECK", err}} }
+}
+
+// otherGateway makes the bridge with its own addresses.
+func otherGateway(addresses ...string) func() error {
 	return func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = "cni0"
 		br := &netlink.Bridge{LinkAttrs: attrs}
-		addr, err := netlink.ParseAddr(address)
-		if err != nil {
-			return err
+		err := errors.Join(netlink.LinkAdd(br), netlink.LinkSetUp(br))
+		for _, address := range addresses {
+			addr, parseErr := netlink.ParseAddr(address)
+			if parseErr != nil {
+				return parseErr
+			}
+			err = errors.Join(err, netlink.AddrAdd(br, addr))
 		}
-		return errors.Join(netlink.LinkAdd(br), netlink.LinkSetUp(br), netlink.AddrAdd(br, addr))
+		return err
 	}
 }
 
@@ -110,6 +134,7 @@ func ptpConfigurations() []configuration {
 		ptp("twice", `, "ipMasq": true, "ipMasqBackend": "nftables", IPAM`).with(func(c *configuration) { c.containers = 2 }),
 		ptp("dns of its own", `, "dns": {"nameservers": ["192.0.2.53"], "search": ["example"]}, IPAM`),
 		ptp("dns of the ipam", `, "dns": {}, STATIC`),
+		ptp("gateways and routes that are given", `, `+givenRoutes).with(checkFails("ptp", "Expected Route")),
 		ptp("several addresses", `, "ipam": {"type": "static", "addresses": [{"address": "10.77.0.9/24", "gateway": "10.77.0.1"},
 			{"address": "10.78.0.9/24", "gateway": "10.78.0.1"}, {"address": "fd77::9/64", "gateway": "fd77::1"}], "routes": [{"dst": "192.0.2.0/24", "gw": "10.78.0.1"}]}`),
 	}
@@ -144,6 +169,7 @@ func ipamConfigurations() []configuration {
 		local("routes of 1.1", `"subnet": "10.77.0.0/24", "routes": [{"dst": "192.0.2.0/24", "mtu": 1300, "advmss": 1200, "priority": 7, "table": 100},
 			{"dst": "198.51.100.0/24", "gw": "10.77.0.7", "priority": 9}]`).with(func(c *configuration) {
 			c.network.version = "1.1.0"
+			checkFails("bridge", "Expected Route")(c)
 			c.differs = []string{"route 192.0.2.0/24"} // theirs sets neither mtu nor advmss
 		}),
 		caps(local("ips by capability", `"ranges": [`+rangesOf("dual")+`]`), `{"ips": ["10.77.0.77", "fd77::77/64"]}`),
@@ -178,16 +204,17 @@ func deviceConfigurations() []configuration {
 		macvlan("mac by capability", `, "master": "up0", "mac": "0a:58:0a:4d:00:02", "capabilities": {"mac": true}, IPAM`).with(func(c *configuration) {
 			c.network.caps = `{"mac": "0a:58:0a:4d:00:03"}`
 		}),
-		macvlan("mac in CNI_ARGS", `, "master": "up0", IPAM`).with(func(c *configuration) {
-			c.network.args = [][2]string{{"IgnoreUnknown", "1"}, {"MAC", "0a:58:0a:4d:00:05"}}
-		}),
+		macvlan("mac in CNI_ARGS", `, "master": "up0", IPAM`).with(macInArgs),
 		macvlan("bcqueuelen", `, "master": "up0", "bcqueuelen": 2000, IPAM`),
 		macvlan("layer 2", `, "master": "up0"`),
-		macvlan("linkInContainer", `, "master": "in0", "linkInContainer": true, IPAM`).with(func(c *configuration) {
+		macvlan("all fields", `, "master": "up0", "mode": "private", "mtu": 1300, "mac": "0a:58:0a:4d:00:02", "bcqueuelen": 500,
+			"dns": {"nameservers": ["10.77.0.1"]}, STATIC`),
+		macvlan("an empty ipam", `, "master": "up0", "ipam": {}`),
+		macvlan("linkInContainer", `, "master": "in0", "linkInContainer": true, "mode": "passthru", IPAM`).with(func(c *configuration) {
 			c.network.inside = func() error { return errors.Join(cable("in0", "in1"), linkUp("in0", "in1")) }
 		}),
-		hostDevice("device", `, "device": "up0", IPAM`),
-		hostDevice("device layer 2", `, "device": "up0"`),
+		hostDevice("device", `, "device": "up0", "dns": {"nameservers": ["10.77.0.1"]}, IPAM`),
+		hostDevice("device layer 2", `, "device": "up0", "dns": {"nameservers": ["10.77.0.1"]}`),
 		hostDevice("hwaddr", `, "hwaddr": "0a:00:00:00:00:77", IPAM`).with(func(c *configuration) { c.network.prepare = deviceWithMAC }),
 		hostDevice("that was up", `, "device": "up0", IPAM`).with(func(c *configuration) { c.network.prepare = uplink }),
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
 )
 
 // damage is one change that somebody makes to the state of a matrix case.
@@ -109,7 +110,7 @@ func ruleDamages() []damage {
 // behind.
 func TestCheckDetectsDamage(t *testing.T) {
 	wantOutsideAsBefore(t)
-	useIPTables(t, "nft")
+	plugintest.UseIPTables(t, "nft")
 	all := map[string]*network{}
 	for _, c := range cases() {
 		all[c.name] = &c.network
@@ -278,11 +279,7 @@ func (a *attachment) allocation(ip string) string {
 
 func tool(name string, args ...string) func() error {
 	return func() error {
-		path, err := lookPath(name)
-		if err != nil {
-			return err
-		}
-		if out, err := exec.Command(path, args...).CombinedOutput(); err != nil {
+		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
 		}
 		return nil

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/firewalldtest"
 )
 
@@ -62,7 +63,7 @@ func (h *zoneHost) sources() (all []string) {
 // detaches with those of the other, on a host with a real firewalld.
 // firewalld's state is the same with either side.
 func TestFirewalldMatrix(t *testing.T) {
-	useIPTables(t, "nft")
+	plugintest.UseIPTables(t, "nft")
 	h := newZoneHost(t)
 	n := 0
 	for _, c := range zoneCases() {
@@ -145,7 +146,7 @@ func addressesOf(t *testing.T, result string) (all []string) {
 // TestFirewalldCheckFindsMissingSources: the reference plugin asks firewalld but
 // ignores the answer.
 func TestFirewalldCheckFindsMissingSources(t *testing.T) {
-	useIPTables(t, "nft")
+	plugintest.UseIPTables(t, "nft")
 	h := newZoneHost(t)
 	for i, d := range []direction{{ours(), ours()}, {theirs(), ours()}} {
 		net := &network{plugins: []string{fill(plainBridge, "dual", ""), `{"type": "firewall"}`}}
@@ -181,7 +182,7 @@ func TestFirewalldCheckFindsMissingSources(t *testing.T) {
 // TestFirewalldIngressPolicyIsTheReferencePlugins: iptables isolates bridges,
 // even if firewalld accepts forwarded packets.
 func TestFirewalldIngressPolicyIsTheReferencePlugins(t *testing.T) {
-	useIPTables(t, "nft")
+	plugintest.UseIPTables(t, "nft")
 	for _, policy := range []string{"same-bridge", "isolated"} {
 		net := &network{plugins: []string{fill(plainBridge, "dual", ""), `{"type": "firewall", "ingressPolicy": "` + policy + `"}`}}
 		made := map[string]audit.Lines{}

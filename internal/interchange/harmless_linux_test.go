@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -188,7 +189,7 @@ func straightAfterADD() []change {
 // plugins' does.
 func TestFault_F37_CheckFailsOverHarmlessChanges(t *testing.T) {
 	wantOutsideAsBefore(t)
-	useIPTables(t, "nft")
+	plugintest.UseIPTables(t, "nft")
 	withVLANs := filtersVLANs(t)
 	for _, c := range changes() {
 		if c.vlans && !withVLANs {

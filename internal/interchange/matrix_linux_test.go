@@ -2,13 +2,13 @@ package interchange
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
 )
 
 // direction names the side that runs ADD, and the side that then runs CHECK and
@@ -49,9 +49,9 @@ func mixtures(types []string) []direction {
 // with those of the other, and audits host and container.
 func TestMatrix(t *testing.T) {
 	wantOutsideAsBefore(t)
-	for _, variant := range []string{"nft", "legacy"} {
+	for _, variant := range plugintest.Variants() {
 		t.Run(variant, func(t *testing.T) {
-			useIPTables(t, variant)
+			plugintest.UseIPTables(t, variant)
 			for _, c := range cases() {
 				if variant == "legacy" && (!c.legacy || c.family != "dual" || c.backend == "nftables") {
 					continue
@@ -70,34 +70,6 @@ func TestMatrix(t *testing.T) {
 			}
 		})
 	}
-}
-
-// useIPTables selects the variant of iptables behind the plain name, for the
-// plugins of both sides.
-func useIPTables(t *testing.T, variant string) {
-	t.Helper()
-	bin := t.TempDir()
-	for _, family := range []string{"iptables", "ip6tables"} {
-		for _, suffix := range []string{"", "-save", "-restore"} {
-			tool, err := lookPath(family + "-" + variant + suffix)
-			if err != nil {
-				t.Fatalf("these tests need both variants of iptables: %v", err)
-			}
-			if err := os.Symlink(tool, filepath.Join(bin, family+suffix)); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	t.Setenv("PATH", bin+":/usr/sbin:/sbin:"+os.Getenv("PATH"))
-}
-
-// lookPath also searches the usual directories of these tools, in case a user's
-// PATH lacks them.
-func lookPath(tool string) (string, error) {
-	if path, err := exec.LookPath(tool); err == nil {
-		return path, nil
-	}
-	return exec.LookPath("/usr/sbin/" + tool)
 }
 
 func liveOnce(t *testing.T, n *network, d direction) {

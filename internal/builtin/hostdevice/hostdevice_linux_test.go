@@ -23,14 +23,9 @@ import (
 const (
 	dual = `"ipam": {"type": "host-local", "dataDir": "DIR", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]],
 		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.9.0.0/16", "gw": "10.1.0.7"}, {"dst": "::/0"}]}`
-	mac = "02:00:00:00:00:55"
+	device = `"device": "dev0", "dns": {"nameservers": ["10.1.0.1"]}, ` + dual
+	mac    = "02:00:00:00:00:55"
 )
-
-var configurations = map[string]string{
-	"device":  `"device": "dev0", "dns": {"nameservers": ["10.1.0.1"]}, ` + dual,
-	"layer 2": `"device": "dev0", "dns": {"nameservers": ["10.1.0.1"]}`,
-	"hwaddr":  `"hwaddr": "02:00:00:00:00:55", "ipam": {"type": "host-local", "dataDir": "DIR", "subnet": "10.1.0.0/24"}`,
-}
 
 func lookupWith(p Plugin) func(string) plugin.Plugin {
 	ipam := hostlocal.New()
@@ -78,44 +73,6 @@ func down(t testing.TB, ns *netns.Handle, name string) {
 	nettest.Change(t, ns, name, func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
 }
 
-func TestInterchange(t *testing.T) {
-	for name, config := range configurations {
-		t.Run(name, func(t *testing.T) {
-			var results, states [2]string
-			for i := range 2 {
-				h, dir := newHost(t), t.TempDir()
-				sides := []plugintest.Side{ours(h), plugintest.Theirs(t, h.Host)}
-				add, other := sides[i], sides[1-i]
-				down(t, h.Host, "dev0") // as DEL leaves it
-				before, hostBefore := plugintest.Audit(t, h.Container, dir), plugintest.Audit(t, h.Host)
-				nettest.SetUp(t, h.Host, "dev0")
-				c := callFor(h, dir, config)
-				c.Prev = add.Must(t, "ADD", c)
-				results[i] = h.Portable(t, c.Prev)
-				states[i] = strings.Join(plugintest.Audit(t, h.Container), "\n") + "\n" + strings.Join(plugintest.Audit(t, h.Host), "\n")
-				if alias := nettest.Link(t, h.Container, "net1").Attrs().Alias; alias != "dev0" {
-					t.Errorf("%s: the alias is %q", add.Name, alias)
-				}
-				other.Must(t, "CHECK", c)
-				add.Must(t, "CHECK", c)
-				other.Must(t, "DEL", c)
-				ours(h).Must(t, "DEL", c) // the reference fails if the device is gone
-				plugintest.NoLeak(t, before, plugintest.Audit(t, h.Container, dir))
-				plugintest.NoLeak(t, hostBefore, plugintest.Audit(t, h.Host))
-				if alias := nettest.Link(t, h.Host, "dev0").Attrs().Alias; alias != "" {
-					t.Errorf("%s: the alias is still %q", other.Name, alias)
-				}
-			}
-			if results[0] != results[1] {
-				t.Errorf("got %s\nwant %s", results[0], results[1])
-			}
-			if states[0] != states[1] {
-				t.Errorf("got\n%s\nwant\n%s", states[0], states[1])
-			}
-		})
-	}
-}
-
 func TestCheckDetects(t *testing.T) {
 	own := func(f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host, string) {
 		return func(t *testing.T, h plugintest.Host, _ string) { nettest.Change(t, h.Container, "net1", f) }
@@ -149,7 +106,7 @@ func TestCheckDetects(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, dir := newHost(t), t.TempDir()
-			side, c := ours(h), callFor(h, dir, configurations["device"])
+			side, c := ours(h), callFor(h, dir, device)
 			c.Prev = side.Must(t, "ADD", c)
 			side.Must(t, "CHECK", c)
 			damage(t, h, dir)
@@ -258,7 +215,7 @@ func TestNamesAreTakenElsewhere(t *testing.T) {
 			return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
 		})
 	}
-	side, c := ours(h), callFor(h, dir, configurations["device"])
+	side, c := ours(h), callFor(h, dir, device)
 	c.Prev = side.Must(t, "ADD", c)
 	side.Must(t, "CHECK", c)
 	side.Must(t, "DEL", c)
@@ -286,7 +243,7 @@ func TestDel(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, dir := newHost(t), t.TempDir()
-			side, c := ours(h), callFor(h, dir, configurations["device"])
+			side, c := ours(h), callFor(h, dir, device)
 			side.Must(t, "DEL", c)
 			c.Prev = side.Must(t, "ADD", c)
 			prepare(t, h, &c)
@@ -302,7 +259,7 @@ func TestDel(t *testing.T) {
 	}
 	t.Run("the name is taken on the host", func(t *testing.T) {
 		h, dir := newHost(t), t.TempDir()
-		side, c := ours(h), callFor(h, dir, configurations["device"])
+		side, c := ours(h), callFor(h, dir, device)
 		c.Prev = side.Must(t, "ADD", c)
 		nettest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error {
 			return errors.Join(nl.LinkSetDown(l), nl.LinkSetName(l, "dev0"))
@@ -317,14 +274,14 @@ func TestDel(t *testing.T) {
 	})
 	t.Run("no alias", func(t *testing.T) {
 		h, dir := newHost(t), t.TempDir()
-		side, c := ours(h), callFor(h, dir, configurations["device"])
+		side, c := ours(h), callFor(h, dir, device)
 		c.Prev = side.Must(t, "ADD", c)
 		nettest.Change(t, h.Container, "net1", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetAlias(l, "") })
 		t.Log(side.MustFail(t, "DEL", c))
 	})
 	t.Run("another's interface", func(t *testing.T) {
 		h, dir := newHost(t), t.TempDir()
-		c := callFor(h, dir, configurations["device"])
+		c := callFor(h, dir, device)
 		c.IfName = "eth0"
 		ours(h).Must(t, "DEL", c)
 		nettest.Link(t, h.Container, "eth0")
@@ -365,7 +322,7 @@ func TestFault_F58_CheckWantsTheInterfaceOfADeviceThatHadNone(t *testing.T) {
 
 func TestStatusAndGC(t *testing.T) {
 	h, dir := newHost(t), t.TempDir()
-	side, c := ours(h), callFor(h, dir, configurations["device"])
+	side, c := ours(h), callFor(h, dir, device)
 	side.Must(t, "ADD", c)
 	side.Must(t, "STATUS", c)
 	side.MustGC(t, c)

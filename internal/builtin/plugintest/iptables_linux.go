@@ -15,19 +15,21 @@ import (
 // Variants returns the variants of iptables.
 func Variants() []string { return []string{"nft", "legacy"} }
 
-// UseIPTables selects the variant behind the plain name until the test ends.
+// UseIPTables selects the variant behind the plain names until the test ends.
 func UseIPTables(t testing.TB, variant string) {
 	t.Helper()
 	path := "/usr/sbin:/sbin:" + os.Getenv("PATH")
 	t.Setenv("PATH", path)
 	bin := t.TempDir()
 	for _, family := range []string{"iptables", "ip6tables"} {
-		tool, err := exec.LookPath(family + "-" + variant)
-		if err != nil {
-			t.Fatalf("these tests need both variants of iptables: %v", err)
-		}
-		if err := os.Symlink(tool, filepath.Join(bin, family)); err != nil {
-			t.Fatal(err)
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			tool, err := exec.LookPath(family + "-" + variant + suffix)
+			if err != nil {
+				t.Fatalf("these tests need both variants of iptables: %v", err)
+			}
+			if err := os.Symlink(tool, filepath.Join(bin, family+suffix)); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	t.Setenv("PATH", bin+":"+path)

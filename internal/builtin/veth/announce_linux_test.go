@@ -7,11 +7,12 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -29,37 +30,30 @@ func announced(t *testing.T, ports int) {
 	h := newHost(t)
 	known := builtin.New() // remembers that there are many
 	ends := "1"
-	h.lookup = func(typ string) plugin.Plugin {
+	h.side = plugintest.Ours(h.ns, func(typ string) plugin.Plugin {
 		if typ == "static" {
 			return looking{known(typ), h, ends}
 		}
 		return known(typ)
-	}
-	another := side{typ: "bridge", conf: strings.ReplaceAll(conf, ".2/", ".9/")}.call()
+	})
+	another := attaching{typ: "bridge", conf: strings.ReplaceAll(conf, ".2/", ".9/")}.call()
 	another.id = "another"
 	h.namespace(another.id)
-	h.must(ours, "ADD", another)
+	h.must("ADD", another)
 	ends = "2"
 	h.sh(fmt.Sprintf("for i in $(seq %d); do ip link add port$i type veth peer name other$i; ip link set port$i master cni0; done", ports))
-	listener, err := netns.Open(h.path(another.id))
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := h.open(another.id)
 	defer listener.Close()
 	for i := range 20 {
 		h.sh("ip neigh replace 10.1.0.2 lladdr " + wrong + " dev cni0 nud reachable")
 		h.in(another.id, "ip neigh replace 10.1.0.2 lladdr "+wrong+" dev eth0 nud reachable")
-		c := side{typ: "bridge", conf: conf}.call()
+		c := attaching{typ: "bridge", conf: conf}.call()
 		c.id = fmt.Sprint("c", i)
 		h.namespace(c.id)
-		h.must(ours, "ADD", c)
+		h.must("ADD", c)
 		h.sh("! ip neigh show 10.1.0.2 dev cni0 | grep " + wrong)
-		for end := time.Now().Add(10 * time.Second); strings.Contains(neighbours(t, listener), wrong); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("%s: another container has heard nothing of it", c.id)
-			}
-		}
-		h.must(ours, "DEL", c)
+		expect.Eventually(t, "another container's news of "+c.id, func() bool { return !strings.Contains(neighbours(t, listener), wrong) })
+		h.must("DEL", c)
 	}
 }
 

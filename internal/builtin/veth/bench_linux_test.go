@@ -65,14 +65,14 @@ func benchmarkPlugin(b *testing.B, typ, conf string) {
 	h := newHost(b)
 	containers(h)
 	call := func(i int) call {
-		c := side{typ: typ, conf: fmt.Sprintf(conf, i+2)}.call()
+		c := attaching{typ: typ, conf: fmt.Sprintf(conf, i+2)}.call()
 		c.id = fmt.Sprint("c", i)
 		return c
 	}
 	ctx := context.Background()
 	benchmark(b, h,
-		func(i int) error { _, err := ours(h, ctx, "ADD", call(i)); return err },
-		func(i int) error { _, err := ours(h, ctx, "DEL", call(i)); return err })
+		func(i int) error { _, err := h.run(ctx, "ADD", call(i)); return err },
+		func(i int) error { _, err := h.run(ctx, "DEL", call(i)); return err })
 }
 
 const (

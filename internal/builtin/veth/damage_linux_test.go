@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/builtin/veth"
 )
 
@@ -18,10 +19,10 @@ type damage struct {
 // TestCheckTellsDamage: CHECK reports each kind of damage.
 func TestCheckTellsDamage(t *testing.T) {
 	tests := []struct {
-		side    side
+		side    attaching
 		damages []damage
 	}{
-		{side{name: "bridge", typ: "bridge", conf: `"isGateway": true, "mtu": 1400, ` + staticGW}, []damage{
+		{attaching{name: "bridge", typ: "bridge", conf: `"isGateway": true, "mtu": 1400, ` + staticGW}, []damage{
 			{"the container's end is gone", "container", "ip link del eth0", `in the container: interface "eth0": no such device`},
 			{"the container's end is another's", "container", "ip link del eth0; ip link add eth0 type bridge; ip link set eth0 up",
 				`interface "eth0" in the container: it is not a veth interface, but "bridge"`},
@@ -47,20 +48,20 @@ func TestCheckTellsDamage(t *testing.T) {
 			{"the bridge lost its IPv4 address", "host", "ip addr del 10.1.0.7/24 dev cni0", `interface "cni0" lacks the gateway's address 10.1.0.7/24`},
 			{"the bridge lost its IPv6 address", "host", "ip addr del fd00:1::7/64 dev cni0", `interface "cni0" lacks the gateway's address fd00:1::7/64`},
 		}},
-		{side{name: "modes", typ: "bridge", conf: `"hairpinMode": true, "portIsolation": true, ` + static4}, []damage{
+		{attaching{name: "modes", typ: "bridge", conf: `"hairpinMode": true, "portIsolation": true, ` + static4}, []damage{
 			{"hairpin", "host", "bridge link set dev VETH hairpin off", `"hairpinMode": interface "vethX" is not in hairpin mode`},
 			{"isolated", "host", "bridge link set dev VETH isolated off", `"portIsolation": interface "vethX" is not isolated`},
 		}},
-		{side{name: "promiscuous", typ: "bridge", conf: `"promiscMode": true, ` + static4}, []damage{
+		{attaching{name: "promiscuous", typ: "bridge", conf: `"promiscMode": true, ` + static4}, []damage{
 			{"not set", "host", "ip link set cni0 promisc off", `"promiscMode": bridge "cni0" is not in promiscuous mode`},
 		}},
-		{side{name: "forced", typ: "bridge", conf: `"isGateway": true, "forceAddress": true, ` + staticGW}, []damage{
+		{attaching{name: "forced", typ: "bridge", conf: `"isGateway": true, "forceAddress": true, ` + staticGW}, []damage{
 			{"no address", "host", "ip addr flush dev cni0 scope global; ip -6 addr show", `interface "cni0" lacks the gateway's address 10.1.0.7/24`},
 		}},
-		{side{name: "spoofing", typ: "bridge", conf: `"macspoofchk": true, ` + static4}, []damage{
+		{attaching{name: "spoofing", typ: "bridge", conf: `"macspoofchk": true, ` + static4}, []damage{
 			{"no rules", "host", "nft flush ruleset", `"macspoofchk": chain "cni-br-iface-id-c1-eth0" of table bridge nat has 0 rules with the comment "macspoofchk-id-c1-eth0", not 1`},
 		}},
-		{side{name: "ptp", typ: "ptp", conf: staticGW}, []damage{
+		{attaching{name: "ptp", typ: "ptp", conf: staticGW}, []damage{
 			{"the container's end is gone", "container", "ip link del eth0", `in the container: interface "eth0": no such device`},
 			{"the container's end is down", "container", "ip link set eth0 down", `interface "eth0" in the container: it is down`},
 			{"the address is gone", "container", "ip addr del 10.1.0.2/24 dev eth0", `interface "eth0" in the container: address 10.1.0.2/24 is missing`},
@@ -81,16 +82,16 @@ func TestCheckTellsDamage(t *testing.T) {
 				h := newHost(t)
 				c := test.side.call()
 				h.namespace(c.id)
-				c.prev = h.must(ours, "ADD", c)
-				h.must(ours, "CHECK", c)
+				c.prev = h.must("ADD", c)
+				h.must("CHECK", c)
 				script := strings.ReplaceAll(d.script, "VETH", h.hostEnd(c.prev))
 				if d.where == "host" {
 					h.sh(script)
 				} else {
 					h.in(c.id, script)
 				}
-				h.mustFail(ours, "CHECK", c, d.want)
-				h.must(ours, "DEL", c)
+				h.mustFail("CHECK", c, d.want)
+				h.must("DEL", c)
 			})
 		}
 	}
@@ -99,7 +100,7 @@ func TestCheckTellsDamage(t *testing.T) {
 // hostEnd returns the name of the host's end in a result.
 func (h *host) hostEnd(result []byte) string {
 	h.t.Helper()
-	r, err := parse(result)
+	r, err := plugintest.Result(result)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -108,20 +109,20 @@ func (h *host) hostEnd(result []byte) string {
 
 func TestCheckReportsWhatTheResultLacks(t *testing.T) {
 	h := newHost(t)
-	c := side{typ: "bridge", conf: static4}.call()
+	c := attaching{typ: "bridge", conf: static4}.call()
 	h.namespace(c.id)
-	h.must(ours, "ADD", c)
-	h.mustFail(ours, "CHECK", c, `IPAM plugin "static": prevResult is missing: there is nothing to check against`)
+	h.must("ADD", c)
+	h.mustFail("CHECK", c, `IPAM plugin "static": prevResult is missing: there is nothing to check against`)
 	with := func(rest string) {
 		c.prev = []byte(h.expand(`{"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.2/24"}], ` + rest + `}`))
 	}
 	with(`"interfaces": [{"name": "cni0"}, {"name": "eth0", "sandbox": "/one"}, {"name": "eth0", "sandbox": "/another"}]`)
-	h.mustFail(ours, "CHECK", c, `prevResult has no interface "eth0" in DIR/netns/c1`)
+	h.mustFail("CHECK", c, `prevResult has no interface "eth0" in DIR/netns/c1`)
 	with(`"interfaces": [{"name": "eth0", "sandbox": "DIR/netns/c1"}]`)
-	h.mustFail(ours, "CHECK", c, `prevResult has no bridge "cni0"`)
+	h.mustFail("CHECK", c, `prevResult has no bridge "cni0"`)
 	with(`"interfaces": [{"name": "eth0", "sandbox": "DIR/netns/c1"}, {"name": "cni0"}]`)
-	h.mustFail(ours, "CHECK", c, `prevResult has no interface of the host before "eth0"`)
+	h.mustFail("CHECK", c, `prevResult has no interface of the host before "eth0"`)
 	c.conf = strings.Replace(c.conf, static4, `"mtu": 0`, 1)
 	c.prev = nil
-	h.mustFail(ours, "CHECK", c, `prevResult is missing: there is nothing to check against`)
+	h.mustFail("CHECK", c, `prevResult is missing: there is nothing to check against`)
 }

@@ -1,40 +1,27 @@
 package veth_test
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"fmt"
-	"io"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/types/create"
-
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin"
-	"github.com/embedcni/cni/internal/inprocess"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
-	"github.com/embedcni/cni/plugin"
 )
 
 // host is a namespace that represents a host, with its containers.
 type host struct {
-	t       testing.TB
-	dir     string
-	plugins string // directory of the reference plugins
-	ns      *netns.Handle
-	netNS   *string // CNI_NETNS, if not the container's
-	lookup  func(typ string) plugin.Plugin
+	t     testing.TB
+	dir   string
+	ns    *netns.Handle
+	netNS *string // CNI_NETNS, if not the container's
+	side  plugintest.Side
 }
 
 // call is the input of a plugin. DIR in its configuration is the host's
@@ -48,13 +35,10 @@ const ifName = "eth0"
 
 func newHost(t testing.TB) *host {
 	t.Helper()
-	plugins, err := refplugins.Dir(t.Context(), io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := &host{t: t, dir: t.TempDir(), plugins: plugins, lookup: builtin.Lookup}
+	h := &host{t: t, dir: t.TempDir()}
 	h.ns = h.namespace("host")
-	h.sh("ip link set lo up")
+	h.side = plugintest.Ours(h.ns, builtin.Lookup)
+	nettest.SetUp(t, h.ns, "lo")
 	return h
 }
 
@@ -75,99 +59,31 @@ func (h *host) sh(script string) {
 // in runs a script in a container.
 func (h *host) in(name, script string) {
 	h.t.Helper()
-	ns, err := netns.Open(h.path(name))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	ns := h.open(name)
 	defer ns.Close()
 	nettest.Shell(h.t, ns, script)
 }
 
-// run is ours or theirs.
-type run func(h *host, ctx context.Context, verb string, c call) ([]byte, error)
-
-// ours runs a plugin in process. It delegates to our own plugin if there is
-// one, or else to an executable.
-func ours(h *host, ctx context.Context, verb string, c call) ([]byte, error) {
-	return inprocess.Run(ctx, h.lookup(c.typ), inprocess.Call{
-		Verb: verb, Type: c.typ, Env: h.env(verb, c), Stdin: h.stdin(c), Host: h.ns,
-		Delegate: func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
-			with := ours
-			if h.lookup(typ) == nil {
-				with = theirs
-			}
-			c.typ, c.conf, c.prev = typ, string(config), nil
-			out, err := with(h, ctx, verb, c)
-			if err != nil || verb != "ADD" {
-				return nil, err
-			}
-			return parse(out)
-		},
-	})
+func (h *host) open(name string) *netns.Handle {
+	h.t.Helper()
+	return expect.Value(netns.Open(h.path(name)))(h.t)
 }
 
-// theirs runs a reference plugin.
-func theirs(h *host, ctx context.Context, verb string, c call) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(h.plugins, c.typ))
-	cmd.Env = append(h.env(verb, c), "PATH="+os.Getenv("PATH"))
-	cmd.Stdin = bytes.NewReader(h.stdin(c))
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := h.ns.Do(cmd.Run); err != nil {
-		if e := (&types.Error{}); json.Unmarshal(stdout.Bytes(), e) == nil && e.Msg != "" {
-			return nil, e
-		}
-		return nil, fmt.Errorf("%w: %s%s", err, stdout.String(), stderr.String())
-	}
-	return stdout.Bytes(), nil
-}
-
-func (h *host) env(verb string, c call) []string {
+// run runs a plugin in process.
+func (h *host) run(ctx context.Context, verb string, c call) ([]byte, error) {
 	ns := h.path(c.id)
 	if h.netNS != nil {
 		ns = *h.netNS
 	}
-	return []string{
-		"CNI_COMMAND=" + verb, "CNI_CONTAINERID=id-" + c.id, "CNI_IFNAME=" + ifName,
-		"CNI_NETNS=" + ns, "CNI_ARGS=" + c.args, "CNI_PATH=" + h.plugins,
-	}
-}
-
-func (h *host) stdin(c call) []byte {
-	conf := h.expand(c.conf)
-	if c.prev == nil {
-		return []byte(conf)
-	}
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal([]byte(conf), &fields); err != nil {
-		h.t.Fatal(err)
-	}
-	fields["prevResult"] = c.prev
-	out, err := json.Marshal(fields)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return out
-}
-
-func parse(out []byte) (*types100.Result, error) {
-	var version struct {
-		CNIVersion string `json:"cniVersion"`
-	}
-	if err := json.Unmarshal(out, &version); err != nil {
-		return nil, err
-	}
-	raw, err := create.Create(version.CNIVersion, out)
-	if err != nil {
-		return nil, err
-	}
-	return types100.NewResultFromResult(raw)
+	return h.side.Run(ctx, verb, plugintest.Call{
+		Type: c.typ, ID: "id-" + c.id, IfName: ifName, NetNS: ns, Args: c.args, Config: h.expand(c.conf), Prev: c.prev,
+	})
 }
 
 // must runs a verb that must succeed.
-func (h *host) must(with run, verb string, c call) []byte {
+func (h *host) must(verb string, c call) []byte {
 	h.t.Helper()
-	out, err := with(h, h.t.Context(), verb, c)
+	out, err := h.run(h.t.Context(), verb, c)
 	if err != nil {
 		h.t.Fatalf("%s: %v\n%s", verb, err, c.conf)
 	}
@@ -175,9 +91,9 @@ func (h *host) must(with run, verb string, c call) []byte {
 }
 
 // mustFail runs a verb that must fail, and compares the error's text.
-func (h *host) mustFail(with run, verb string, c call, want string) {
+func (h *host) mustFail(verb string, c call, want string) {
 	h.t.Helper()
-	out, err := with(h, h.t.Context(), verb, c)
+	out, err := h.run(h.t.Context(), verb, c)
 	if err == nil {
 		h.t.Errorf("%s succeeded: %s\nwant %s", verb, out, want)
 	} else if got := h.normal(err.Error()); got != want {
@@ -196,7 +112,7 @@ func (h *host) normal(text string) string {
 	text = strings.ReplaceAll(text, h.dir, "DIR")
 	text = randomName.ReplaceAllString(text, "vethX")
 	return randomMAC.ReplaceAllStringFunc(text, func(mac string) string {
-		if mac == fixedMAC || mac == "00:00:00:00:00:00" || mac == "ff:ff:ff:ff:ff:ff" {
+		if mac == "02:00:00:00:00:42" { // which a test sets
 			return mac
 		}
 		return "MAC"
@@ -205,23 +121,6 @@ func (h *host) normal(text string) string {
 
 // expand replaces DIR by this host's directory.
 func (h *host) expand(text string) string { return strings.ReplaceAll(text, "DIR", h.dir) }
-
-// fixedMAC is the address that the tests' configurations request.
-const fixedMAC = "02:00:00:00:00:42"
-
-// result returns a result in normal and canonical form.
-func (h *host) result(out []byte) string {
-	h.t.Helper()
-	var v any
-	if err := json.Unmarshal(out, &v); err != nil {
-		h.t.Fatal(err)
-	}
-	canonical, err := json.MarshalIndent(v, "", " ")
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return h.normal(string(canonical))
-}
 
 // snapshot lists everything on the host and in this process.
 func (h *host) snapshot() audit.Lines {
@@ -237,34 +136,12 @@ func (h *host) snapshot() audit.Lines {
 	return lines
 }
 
-// kernel returns the kernel's state on the host and in a container, in normal
-// form.
-func (h *host) kernel(container string) string {
+// inside returns the state of a container's namespace.
+func (h *host) inside(id string) string {
 	h.t.Helper()
-	lines := h.snapshot()
-	ns, err := netns.Open(h.path(container))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	ns := h.open(id)
 	defer ns.Close()
-	err = ns.Do(func() error {
-		inside, err := audit.Snapshot(h.t.Context(), audit.Options{})
-		for _, l := range inside {
-			lines = append(lines, "container: "+l)
-		}
-		return err
-	})
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	lines = lines.Without(func(l string) bool {
-		words := strings.Fields(strings.TrimPrefix(l, "container: "))
-		return slices.Contains([]string{"fd", "process", "mount", "netns", "file", "dir"}, words[0])
-	})
-	text := h.normal(strings.Join(lines, "\n"))
-	sorted := strings.Split(text, "\n")
-	slices.Sort(sorted)
-	return strings.Join(sorted, "\n")
+	return strings.Join(plugintest.Audit(h.t, ns), "\n")
 }
 
 // wantClean fails unless the state is as before, apart from shared lines.
@@ -276,8 +153,24 @@ func (h *host) wantClean(before audit.Lines) {
 	}
 }
 
-// diff returns the differences between two texts, line by line.
-func diff(got, want string) string {
-	added, removed := audit.Diff(strings.Split(want, "\n"), strings.Split(got, "\n"))
-	return "only ours:\n  " + strings.Join(added, "\n  ") + "\nonly theirs:\n  " + strings.Join(removed, "\n  ")
+// Addresses for configurations.
+const (
+	static4  = `"ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24"}]}`
+	staticGW = `"ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24", "gateway": "10.1.0.7"}, {"address": "fd00:1::2/64", "gateway": "fd00:1::7"}],
+		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "10.7.0.0/16", "gw": "10.1.0.9", "priority": 50},
+			{"dst": "10.8.0.0/16", "table": 300}, {"dst": "10.9.0.0/16", "scope": 0}],
+		"dns": {"nameservers": ["10.1.0.53"], "search": ["a.example"]}}`
+	hostLocal = `"ipam": {"type": "host-local", "dataDir": "DIR/ipam", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00:1::/64"}]],
+		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}`
+)
+
+// attaching is a configuration of a plugin that attaches.
+type attaching struct{ name, typ, conf, args string }
+
+func (a attaching) call() call {
+	conf := `{"cniVersion": "1.0.0", "name": "net", "type": "` + a.typ + `"`
+	if a.conf != "" {
+		conf += ", " + a.conf
+	}
+	return call{typ: a.typ, id: "c1", args: a.args, conf: conf + "}"}
 }

@@ -1,8 +1,6 @@
 package veth_test
 
 import (
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -18,13 +16,14 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
 // both returns the two plugins, with a gateway for both families and
 // host-local's addresses.
-func both() []side {
-	return []side{
+func both() []attaching {
+	return []attaching{
 		{name: "bridge", typ: "bridge", conf: `"isGateway": true, ` + hostLocal},
 		{name: "ptp", typ: "ptp", conf: hostLocal},
 	}
@@ -40,19 +39,16 @@ func TestAddressesAreUsableWhenAddReturns(t *testing.T) {
 			h := newHost(t)
 			// With another container on it, the bridge keeps its neighbour
 			// entries.
-			another := side{typ: typ, conf: strings.ReplaceAll(strings.ReplaceAll(conf, "::2/", "::9/"), ".2/", ".9/")}.call()
+			another := attaching{typ: typ, conf: strings.ReplaceAll(strings.ReplaceAll(conf, "::2/", "::9/"), ".2/", ".9/")}.call()
 			another.id = "another"
 			h.namespace(another.id)
-			h.must(ours, "ADD", another)
+			h.must("ADD", another)
 			for i, fromHost := range []bool{true, true, false, false, true} {
-				c := side{typ: typ, conf: conf}.call()
+				c := attaching{typ: typ, conf: conf}.call()
 				c.id = fmt.Sprint("c", i)
 				h.namespace(c.id)
-				h.must(ours, "ADD", c)
-				inside, err := netns.Open(h.path(c.id))
-				if err != nil {
-					t.Fatal(err)
-				}
+				h.must("ADD", c)
+				inside := h.open(c.id)
 				if fromHost {
 					reach(t, h.ns, inside, "10.1.0.2", "fd00:1::2")
 				} else {
@@ -61,7 +57,7 @@ func TestAddressesAreUsableWhenAddReturns(t *testing.T) {
 				if err := inside.Close(); err != nil {
 					t.Error(err)
 				}
-				h.must(ours, "DEL", c)
+				h.must("DEL", c)
 			}
 		})
 	}
@@ -117,7 +113,7 @@ func TestDel(t *testing.T) {
 				c := s.call()
 				h.namespace(c.id)
 				clean := h.snapshot()
-				c.prev = h.must(ours, "ADD", c)
+				c.prev = h.must("ADD", c)
 				change(h, &c)
 				for range 2 {
 					if err := h.del(c); err != nil {
@@ -136,14 +132,16 @@ func (h *host) del(c call) error {
 	netNS := map[string]string{"NOPATH": "", "GONE": h.path("gone"), "FILE": filepath.Join(h.dir, "file")}
 	other, ok := netNS[c.args]
 	if !ok {
-		_, err := ours(h, h.t.Context(), "DEL", c)
+		_, err := h.run(h.t.Context(), "DEL", c)
 		return err
 	}
 	c.args = ""
 	if err := os.WriteFile(filepath.Join(h.dir, "file"), nil, 0o600); err != nil {
 		return err
 	}
-	_, err := h.oursIn(h.t.Context(), "DEL", c, other)
+	copied := *h
+	copied.netNS = &other
+	_, err := copied.run(h.t.Context(), "DEL", c)
 	return err
 }
 
@@ -155,16 +153,16 @@ func TestDelWhenTheIPAMPluginFails(t *testing.T) {
 		c := s.call()
 		h.namespace(c.id)
 		clean := h.snapshot()
-		c.prev = h.must(ours, "ADD", c)
+		c.prev = h.must("ADD", c)
 		broken := c
 		broken.conf = strings.Replace(c.conf, `"dataDir": "DIR/ipam"`, `"dataDir": 5`, 1)
-		if out, err := ours(h, t.Context(), "DEL", broken); err == nil || !strings.HasPrefix(err.Error(), `IPAM plugin "host-local": `) {
+		if out, err := h.run(t.Context(), "DEL", broken); err == nil || !strings.HasPrefix(err.Error(), `IPAM plugin "host-local": `) {
 			t.Errorf("%s: %s, %v", s.name, out, err)
 		}
 		if inside := h.inside(c.id); strings.Contains(inside, "link eth0") {
 			t.Errorf("%s: in the container there is\n%s", s.name, inside)
 		}
-		h.must(ours, "DEL", c)
+		h.must("DEL", c)
 		h.wantClean(clean)
 	}
 }
@@ -200,39 +198,25 @@ func TestFailedAddLeavesNothing(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.typ+"/"+test.name, func(t *testing.T) {
 			h := newHost(t)
-			c := side{typ: test.typ, conf: test.conf}.call()
+			c := attaching{typ: test.typ, conf: test.conf}.call()
 			h.namespace(c.id)
 			if script, ok := strings.CutPrefix(test.before, "in: "); ok {
 				h.in(c.id, script)
 			} else {
 				h.sh(test.before)
 			}
-			clean, inside := h.snapshot(), h.kernel(c.id)
-			h.mustFail(ours, "ADD", c, test.want)
+			clean, inside := h.snapshot(), h.inside(c.id)
+			h.mustFail("ADD", c, test.want)
 			if test.before != "" && !strings.Contains(test.before, "in:") {
 				// Existing objects are unchanged, except that the bridge may be
 				// up.
 				clean = clean.Without(audit.Shared)
 			}
 			h.wantClean(clean)
-			if after := h.inside(c.id); after != insideOf(inside) {
-				t.Errorf("in the container:\n%s\nbefore:\n%s", after, insideOf(inside))
-			}
-			h.must(ours, "DEL", c)
+			expect.Same(t, "in the container", h.inside(c.id), inside)
+			h.must("DEL", c)
 		})
 	}
-}
-
-func (h *host) inside(id string) string { return insideOf(h.kernel(id)) }
-
-func insideOf(kernel string) string {
-	var lines []string
-	for _, l := range strings.Split(kernel, "\n") {
-		if strings.HasPrefix(l, "container: ") {
-			lines = append(lines, l)
-		}
-	}
-	return strings.Join(lines, "\n")
 }
 
 // TestManyAtOnce: many concurrent containers find, or make, one bridge with one
@@ -245,25 +229,25 @@ func TestManyAtOnce(t *testing.T) {
 			for i := range many {
 				h.namespace(fmt.Sprint("c", i))
 			}
-			first := side{typ: typ, conf: `"macspoofchk": true, "ipam": {"type": "static", "addresses": [{"address": "10.2.0.2/24", "gateway": "10.2.0.1"}]}`}.call()
+			first := attaching{typ: typ, conf: `"macspoofchk": true, "ipam": {"type": "static", "addresses": [{"address": "10.2.0.2/24", "gateway": "10.2.0.1"}]}`}.call()
 			first.id = "c0"
-			h.must(ours, "ADD", first) // makes the shared objects
-			h.must(ours, "DEL", first)
+			h.must("ADD", first) // makes the shared objects
+			h.must("DEL", first)
 			clean := h.snapshot()
 			calls := make([]call, many)
 			each(t, many, func(i int) (err error) {
-				calls[i] = side{typ: typ, conf: fmt.Sprintf(`"isDefaultGateway": true, "macspoofchk": true, "ipam": {"type": "static", "addresses": [
+				calls[i] = attaching{typ: typ, conf: fmt.Sprintf(`"isDefaultGateway": true, "macspoofchk": true, "ipam": {"type": "static", "addresses": [
 					{"address": "10.1.0.%d/24", "gateway": "10.1.0.1"}, {"address": "fd00:1::%d/64", "gateway": "fd00:1::1"}]}`, i+2, i+2)}.call()
 				calls[i].id = fmt.Sprint("c", i)
-				calls[i].prev, err = ours(h, t.Context(), "ADD", calls[i])
+				calls[i].prev, err = h.run(t.Context(), "ADD", calls[i])
 				return err
 			})
 			each(t, many, func(i int) error {
-				_, err := ours(h, t.Context(), "CHECK", calls[i])
+				_, err := h.run(t.Context(), "CHECK", calls[i])
 				return err
 			})
 			each(t, many, func(i int) error {
-				_, err := ours(h, t.Context(), "DEL", calls[i])
+				_, err := h.run(t.Context(), "DEL", calls[i])
 				return err
 			})
 			h.wantClean(clean)
@@ -298,9 +282,9 @@ func TestDelInABatch(t *testing.T) {
 		c := s.call()
 		h.namespace(c.id)
 		clean := h.snapshot()
-		c.prev = h.must(ours, "ADD", c)
+		c.prev = h.must("ADD", c)
 		b := &batch.Batch{}
-		if _, err := ours(h, caller.With(t.Context(), caller.Given{Batch: b}), "DEL", c); err != nil {
+		if _, err := h.run(caller.With(t.Context(), caller.Given{Batch: b}), "DEL", c); err != nil {
 			t.Fatal(err)
 		}
 		if before := h.inside(c.id); !strings.Contains(before, "link eth0") || strings.Contains(before, "addr eth0") {
@@ -320,12 +304,12 @@ func TestStatusAndGC(t *testing.T) {
 		c := s.call()
 		h.netNS = new(string) // there is no container
 		c.conf = strings.Replace(c.conf, "1.0.0", "1.1.0", 1)
-		h.must(ours, "STATUS", c)
+		h.must("STATUS", c)
 		c.conf = strings.TrimSuffix(c.conf, "}") + `, "cni.dev/valid-attachments": []}`
-		h.must(ours, "GC", c)
+		h.must("GC", c)
 		c.conf = strings.Replace(c.conf, "host-local", "none", 1)
 		for _, verb := range []string{"STATUS", "GC"} {
-			if out, err := ours(h, t.Context(), verb, c); err == nil {
+			if out, err := h.run(t.Context(), verb, c); err == nil {
 				t.Errorf("%s of a plugin that there is not: %s", verb, out)
 			}
 		}
@@ -359,19 +343,12 @@ func TestConfigurationErrors(t *testing.T) {
 	h.namespace("c1")
 	clean := h.snapshot()
 	for _, test := range tests {
-		c := side{typ: test.typ, conf: test.conf, args: test.args}.call()
-		_, err := ours(h, t.Context(), "ADD", c)
+		c := attaching{typ: test.typ, conf: test.conf, args: test.args}.call()
+		_, err := h.run(t.Context(), "ADD", c)
 		e := &types.Error{}
 		if !errors.As(err, &e) || e.Code != types.ErrInvalidNetworkConfig || e.Msg != test.want {
 			t.Errorf("%s: got %v\nwant %s", test.conf, err, test.want)
 		}
 	}
 	h.wantClean(clean)
-}
-
-// oursIn is ours with another CNI_NETNS.
-func (h *host) oursIn(ctx context.Context, verb string, c call, netNS string) (json.RawMessage, error) {
-	copied := *h
-	copied.netNS = &netNS
-	return ours(&copied, ctx, verb, c)
 }

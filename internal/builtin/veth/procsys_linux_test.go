@@ -42,16 +42,16 @@ func TestAddOpensNoSysctl(t *testing.T) {
 			// container, unless the host has it off by default.
 			h.sh("echo 0 > /proc/sys/net/ipv6/conf/default/accept_ra")
 			add := func(id, port, conf string) error {
-				c := side{typ: typ, conf: `"isGateway": true, ` + conf}.call()
+				c := attaching{typ: typ, conf: `"isGateway": true, ` + conf}.call()
 				c.id = id
 				h.namespace(id)
-				out, err := ours(h, t.Context(), "ADD", c)
+				out, err := h.run(t.Context(), "ADD", c)
 				if err != nil {
 					return err
 				}
-				ports := side{typ: "portmap", conf: `"runtimeConfig": {"portMappings": [{"hostPort": ` + port + `, "containerPort": 80, "protocol": "tcp"}]}`}.call()
+				ports := attaching{typ: "portmap", conf: `"runtimeConfig": {"portMappings": [{"hostPort": ` + port + `, "containerPort": 80, "protocol": "tcp"}]}`}.call()
 				ports.id, ports.prev = id, out
-				_, err = ours(h, t.Context(), "ADD", ports)
+				_, err = h.run(t.Context(), "ADD", ports)
 				return err
 			}
 			if err := add("first", "8081", v4); err != nil {
