@@ -31,8 +31,7 @@ var floors = [][]string{
 		"internal/ahead", "internal/hostns", "internal/iptables", "internal/netfilter/native",
 	},
 	{
-		"internal/abandoned", "internal/container", "internal/netfilter", "internal/tenant",
-		"internal/warm",
+		"internal/container", "internal/netfilter", "internal/tenant", "internal/warm",
 	},
 	{
 		"internal/caller",
@@ -55,7 +54,7 @@ var floors = [][]string{
 		"internal/footprint",
 	},
 	{
-		"internal/claims", "internal/handover", "internal/sweep",
+		"internal/abandoned", "internal/claims", "internal/handover", "internal/sweep",
 	},
 	{
 		"cni",

@@ -2,5 +2,25 @@
 
 package abandoned
 
-// Search does nothing. No namespace is kept alive on other systems than Linux.
+import (
+	"log/slog"
+
+	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// Search finds nothing. Off Linux no namespace is kept alive.
 type Search struct{}
+
+// Request does nothing.
+func (*Search) Request(Runtime, *hostns.NetNS, bool) {}
+
+// Is returns false.
+func Is(*record.Record, string, string) bool { return false }
+
+// LetGo fails with [hostns.ErrNotSupported].
+func LetGo(*container.Container, []*footprint.Attachment, *slog.Logger) ([]int, error) {
+	return nil, hostns.ErrNotSupported
+}

@@ -3,13 +3,17 @@ package abandoned
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/libcni"
 
+	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -24,32 +28,44 @@ func (e *NoEndError) Error() string {
 		e.Network, e.Why)
 }
 
-// Attachment is an attachment of an abandoned container.
-type Attachment struct {
-	Network, IfName string
-	Plugins         []Plugin
-	Result          *types100.Result // of the ADD, or as far as that got; nil: none
+// LetGo stops keeping the namespace of an abandoned container alive. It returns the
+// interfaces on the host that will vanish with the namespace and still exist. The
+// error is a *NoEndError if they do not show when the namespace has ended.
+//
+// It writes the record first: otherwise a namespace that another process keeps would
+// be taken for one that has ended.
+func LetGo(c *container.Container, all []*footprint.Attachment, logger *slog.Logger) (left []int, err error) {
+	if c.Record.LetGo == nil {
+		note := &record.LetGo{}
+		if !c.HostGone { // otherwise its interfaces have ended with it
+			if note.Ends, err = hostEnds(c.Host, c.NetNS, all); err != nil {
+				return nil, err
+			}
+		}
+		if err := c.Note(record.Entry{LetGo: note}); err != nil {
+			return nil, err
+		}
+		c.Record.LetGo = note
+		logger.Info("stopped keeping the network namespace of an abandoned container",
+			"container", c.ID, "path", c.Record.NetNS.Path)
+	}
+	if err := c.Unpin(); err != nil {
+		return nil, err
+	}
+	return c.Host.Lasting(c.Record.LetGo.Ends)
 }
 
-// Plugin is a plugin of an attachment's chain.
-type Plugin struct {
-	Type    string
-	Callers bool // the program registered it
-	Swept   bool // the sweep undoes all that it leaves
-}
-
-// HostEnds returns the indexes of the host's ends of all the attachments'
+// hostEnds returns the indexes of the host's ends of all the attachments'
 // interfaces. An index finds an end again after its name or hardware address has
-// changed. Ends that have vanished are left out. The error is a *NoEndError if the
-// ends do not show when the namespace has ended. container is nil if no path leads
-// to the container's namespace.
-func HostEnds(host *hostns.NetNS, container *netns.Handle, all []Attachment) (ends []int, err error) {
+// changed. Ends that have vanished are left out. container is nil if no path leads to
+// the container's namespace.
+func hostEnds(host *hostns.NetNS, container *netns.Handle, all []*footprint.Attachment) (ends []int, err error) {
 	p, tied := place{host, container}, false
 	for _, a := range all {
-		if a.onlyLoopback() {
+		if onlyLoopback(a) {
 			continue
 		}
-		if err := a.tiedToHost(); err != nil {
+		if err := tiedToHost(a); err != nil {
 			return nil, err
 		}
 		end, err := p.hostEnd(a)
@@ -62,7 +78,7 @@ func HostEnds(host *hostns.NetNS, container *netns.Handle, all []Attachment) (en
 		tied = true
 	}
 	if !tied {
-		return nil, &NoEndError{all[0].Network, "it has no interface but lo"}
+		return nil, &NoEndError{all[0].List.Name, "it has no interface but lo"}
 	}
 	return ends, nil
 }
@@ -73,24 +89,25 @@ type place struct {
 	container *netns.Handle
 }
 
-func (a *Attachment) onlyLoopback() bool {
-	return !slices.ContainsFunc(a.Plugins, func(p Plugin) bool {
-		return known.Of(p.Type).Makes != known.Lo || p.Callers
+func onlyLoopback(a *footprint.Attachment) bool {
+	return !slices.ContainsFunc(a.List.Plugins, func(p *libcni.PluginConfig) bool {
+		return known.Of(p.Network.Type).Makes != known.Lo || a.IsCallers(p.Network.Type)
 	})
 }
 
 // tiedToHost returns an error unless the attachment's plugins make a veth pair, whose
 // two ends vanish together, and the sweep covers everything else that they leave on
 // the host.
-func (a *Attachment) tiedToHost() error {
-	for i, p := range a.Plugins {
-		switch makes := known.Of(p.Type).Makes; {
-		case p.Callers:
-			return &NoEndError{a.Network, fmt.Sprintf("plugin %q is the caller's", p.Type)}
+func tiedToHost(a *footprint.Attachment) error {
+	for i, p := range a.List.Plugins {
+		typ := p.Network.Type
+		switch makes := known.Of(typ).Makes; {
+		case a.IsCallers(typ):
+			return &NoEndError{a.List.Name, fmt.Sprintf("plugin %q is the caller's", typ)}
 		case i == 0 && makes != known.Veth:
-			return &NoEndError{a.Network, fmt.Sprintf("plugin %q keeps no interface on the host", p.Type)}
-		case i > 0 && makes == known.Veth, makes.NeedsIdentity(), !p.Swept:
-			return &NoEndError{a.Network, fmt.Sprintf("plugin %q may have more than interfaces of its own", p.Type)}
+			return &NoEndError{a.List.Name, fmt.Sprintf("plugin %q keeps no interface on the host", typ)}
+		case i > 0 && makes == known.Veth, makes.NeedsIdentity(), !a.Covers(typ):
+			return &NoEndError{a.List.Name, fmt.Sprintf("plugin %q may have more than interfaces of its own", typ)}
 		}
 	}
 	return nil
@@ -98,28 +115,23 @@ func (a *Attachment) tiedToHost() error {
 
 // hostEnd returns the index of the attachment's end on the host, or 0 if the end has
 // vanished.
-func (p place) hostEnd(a Attachment) (index int, err error) {
+func (p place) hostEnd(a *footprint.Attachment) (index int, err error) {
 	c, err := p.host.Conns.Borrow(p.host.Handle)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 	var macs []string
-	if a.Result != nil {
-		for _, i := range a.Result.Interfaces {
-			if i.Sandbox != "" {
-				continue
-			}
-			l, err := c.Link(i.Name)
-			switch {
-			case links.NotFound(err):
-				macs = append(macs, i.Mac)
-			case err != nil:
-				return 0, err
-			case l.Kind == "veth":
-				return l.Index, nil
-			} // else the bridge, which may have the address of another container's end
-		}
+	for _, reported := range footprint.Of(a).Interface.HostEnds {
+		l, err := c.Link(reported.Name)
+		switch {
+		case links.NotFound(err):
+			macs = append(macs, reported.MAC)
+		case err != nil:
+			return 0, err
+		case l.Kind == "veth":
+			return l.Index, nil
+		} // else the bridge, which may have the address of another container's end
 	}
 	if index, err := p.endInside(a.IfName, c); index != 0 || err != nil {
 		return index, err
@@ -164,7 +176,7 @@ func (p place) endInside(ifName string, host *links.Conn) (index int, err error)
 // vanished returns nil if the end on the host, which was not found, has certainly
 // vanished: the result named it and the container's namespace is gone too, or the
 // container's namespace has no device left.
-func (p place) vanished(a Attachment, macs []string) error {
+func (p place) vanished(a *footprint.Attachment, macs []string) error {
 	if p.container == nil && len(macs) > 0 {
 		return nil
 	}
@@ -177,7 +189,7 @@ func (p place) vanished(a Attachment, macs []string) error {
 			return nil
 		}
 	}
-	return &NoEndError{a.Network, "the host's end of " + a.IfName + " is not known"}
+	return &NoEndError{a.List.Name, "the host's end of " + a.IfName + " is not known"}
 }
 
 // isDevice reports whether an interface was added to its namespace. The kernel

@@ -11,6 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
 )
 
 // Search looks for the abandoned containers of one directory of records. The zero
@@ -200,7 +201,7 @@ func (p *pass) look() (found []*candidate, err error) {
 // either its namespace has not been let go, or the namespace has ended or may have.
 func (p *pass) needsWork(file, view string) *record.Record {
 	rec, err := p.Records.LoadFile(file)
-	if err != nil || rec == nil || !Is(rec, p.Owner, p.Boot, view) || p.rounds.isReported(file, rec.Generation) {
+	if err != nil || rec == nil || !isFrom(view, rec, p.Owner, p.Boot) || p.rounds.isReported(file, rec.Generation) {
 		return nil
 	}
 	if rec.LetGo == nil || rec.Host != p.host.String() || p.Keeps(rec.ContainerID) {
@@ -252,4 +253,31 @@ func (p *pass) log(c *candidate, err error) {
 		p.Logger.Warn("a container is abandoned, and stays as it is",
 			"container", c.rec.ContainerID, "path", c.rec.NetNS.Path, "reason", none)
 	}
+}
+
+// Is reports whether a record describes an abandoned container: all its attachments
+// are the owner's, and its path certainly no longer leads to its namespace.
+func Is(rec *record.Record, owner, boot string) (is bool) {
+	nsfind.WithView(func(view string) { is = isFrom(view, rec, owner, boot) })
+	return is
+}
+
+// isFrom is Is for a caller with this view. It is false unless the path was recorded
+// in the same view.
+func isFrom(view string, rec *record.Record, owner, boot string) bool {
+	if rec.Boot != boot || boot == "" || view == "" || rec.NetNS.View != view ||
+		rec.Warm || rec.NetNS.Ours || rec.NetNS.Ino == 0 {
+		return false
+	}
+	attached := false
+	for i := range rec.Attachments {
+		if rec.Attachments[i].State == record.Deleted {
+			continue
+		}
+		if rec.OwnerOf(&rec.Attachments[i]) != owner {
+			return false
+		}
+		attached = true
+	}
+	return attached && nsfind.LeadsAway(rec.NetNS.Path, netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino})
 }

@@ -102,15 +102,15 @@ func TestIs(t *testing.T) {
 	} {
 		rec := abandonedRecord("c1")
 		test.change(rec)
-		if got := Is(rec, "tester", boot, nsfind.View()); got != test.want {
+		if got := isFrom(nsfind.View(), rec, "tester", boot); got != test.want {
 			t.Errorf("%s: got %v", what, got)
 		}
 	}
-	if rec := abandonedRecord("c1"); Is(rec, "tester", boot, "") {
+	if rec := abandonedRecord("c1"); isFrom("", rec, "tester", boot) {
 		t.Error("the view is not known")
 	}
 	rec := abandonedRecord("c1")
-	if rec.Boot = ""; Is(rec, "tester", "", nsfind.View()) {
+	if rec.Boot = ""; isFrom(nsfind.View(), rec, "tester", "") {
 		t.Error("the boot is not known")
 	}
 }

@@ -30,6 +30,9 @@ func (*Pins) File(string) string { return "" }
 // Holds returns false.
 func (*Pins) Holds(*netns.Handle) bool { return false }
 
+// Keeps returns false.
+func (*Pins) Keeps(record.ID) bool { return false }
+
 // WasMounted is false.
 func (*Pins) WasMounted(record.ID) bool { return false }
 

@@ -8,9 +8,7 @@ import (
 	"log/slog"
 
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/netns"
 )
 
 // Runtime is the part of the runtime that a Search uses. It has the newest
@@ -38,25 +36,4 @@ type Containers interface {
 type Step struct {
 	Ends  []int // the interfaces on the host that vanish when the namespace ends
 	Again bool  // call Tend again when they have vanished
-}
-
-// Is reports whether a record describes an abandoned container: all its attachments
-// are the owner's, and its path certainly no longer leads to its namespace. It is
-// false unless view, the caller's, is the view in which the path was recorded.
-func Is(rec *record.Record, owner, boot, view string) bool {
-	if rec.Boot != boot || boot == "" || view == "" || rec.NetNS.View != view ||
-		rec.Warm || rec.NetNS.Ours || rec.NetNS.Ino == 0 {
-		return false
-	}
-	attached := false
-	for i := range rec.Attachments {
-		if rec.Attachments[i].State == record.Deleted {
-			continue
-		}
-		if rec.OwnerOf(&rec.Attachments[i]) != owner {
-			return false
-		}
-		attached = true
-	}
-	return attached && nsfind.LeadsAway(rec.NetNS.Path, netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino})
 }

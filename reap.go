@@ -2,13 +2,11 @@ package cni
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 
 	"github.com/embedcni/cni/internal/abandoned"
-	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -49,7 +47,7 @@ func (r reaper) Tend(file string, host *hostns.NetNS) (step abandoned.Step, err 
 		}
 		return step, err
 	}
-	if op.Record == nil || op.Damaged || !op.isAbandoned() {
+	if op.Record == nil || op.Damaged || !abandoned.Is(op.Record, op.owner, op.Boot) {
 		return step, nil
 	}
 	if going := op.unfinished(); len(going) > 0 {
@@ -58,70 +56,27 @@ func (r reaper) Tend(file string, host *hostns.NetNS) (step abandoned.Step, err 
 	if op.Record.LetGo != nil && op.Gone() {
 		return step, op.finishAbandoned(op.attachments)
 	}
-	step.Ends, err = op.letGo()
+	var all []*footprint.Attachment
+	for _, a := range op.attachments {
+		all = append(all, a.described())
+	}
+	step.Ends, err = abandoned.LetGo(op.Container, all, op.logger)
 	step.Again = err == nil && op.Host.ID() == host.ID()
 	return step, err
 }
 
 // tryBegin locks a container as for Remove. It returns nil if it would have to wait
 // for the lock.
-func (s *snapshot) tryBegin(id record.ID, from *hostns.NetNS) (*operation, error) {
+func (r reaper) tryBegin(id record.ID, from *hostns.NetNS) (*operation, error) {
 	host, err := from.Dup()
 	if err != nil {
 		return nil, err
 	}
-	op := &operation{snapshot: s, Container: s.New(id, host)}
+	op := &operation{snapshot: r.snapshot, Container: r.New(id, host)}
 	if locked, err := op.TryLock(); !locked {
 		return nil, join(err, host.Close())
 	}
 	return op, nil
-}
-
-func (op *operation) isAbandoned() (is bool) {
-	nsfind.WithView(func(view string) { is = abandoned.Is(op.Record, op.owner, op.Boot, view) })
-	return is
-}
-
-// letGo stops keeping the namespace alive. It returns the interfaces on the host that
-// will vanish with the namespace and still exist. It writes the record first:
-// otherwise a namespace that another process keeps would be taken for one that has
-// ended.
-func (op *operation) letGo() (left []int, err error) {
-	if op.Record.LetGo == nil {
-		ends, err := op.hostEnds()
-		if err != nil {
-			return nil, err
-		}
-		note := &record.LetGo{Ends: ends}
-		if err := op.Records.Append(op.Record, record.Entry{LetGo: note}); err != nil {
-			return nil, err
-		}
-		op.Record.LetGo = note
-		op.logger.Info("stopped keeping the network namespace of an abandoned container",
-			"container", op.ID, "path", op.Record.NetNS.Path)
-	}
-	if err := op.Unpin(); err != nil {
-		return nil, err
-	}
-	return op.Host.Lasting(op.Record.LetGo.Ends)
-}
-
-// hostEnds returns the indexes of the host's ends of the container's interfaces.
-func (op *operation) hostEnds() ([]int, error) {
-	if op.HostGone {
-		return nil, nil // its interfaces have ended with it
-	}
-	var all []abandoned.Attachment
-	for _, a := range op.attachments {
-		d := a.described()
-		one := abandoned.Attachment{Network: a.network.config.Name, IfName: a.IfName, Result: chain.Decode(json.RawMessage(a.partial))}
-		for _, p := range a.network.config.Plugins {
-			typ := p.Network.Type
-			one.Plugins = append(one.Plugins, abandoned.Plugin{Type: typ, Callers: d.IsCallers(typ), Swept: d.Covers(typ)})
-		}
-		all = append(all, one)
-	}
-	return abandoned.HostEnds(op.Host, op.NetNS, all)
 }
 
 // finishAbandoned removes attachments of an abandoned container. It returns nil
