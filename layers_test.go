@@ -31,7 +31,7 @@ var floors = [][]string{
 		"internal/ahead", "internal/hostns", "internal/iptables", "internal/netfilter/native",
 	},
 	{
-		"internal/container", "internal/netfilter", "internal/tenant", "internal/warm",
+		"internal/container", "internal/netfilter", "internal/tenant",
 	},
 	{
 		"internal/caller",
@@ -55,6 +55,9 @@ var floors = [][]string{
 	},
 	{
 		"internal/abandoned", "internal/claims", "internal/handover", "internal/sweep",
+	},
+	{
+		"internal/warm",
 	},
 	{
 		"cni",

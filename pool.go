@@ -209,17 +209,9 @@ func (p *Pool) make(ctx context.Context) {
 		}
 		failures++
 		s.logger.Warn("make a container ahead of time", "error", err)
-		pause(ctx, failures)
-	}
-}
-
-// pause waits after a failure, longer after each, until ctx ends.
-func pause(ctx context.Context, failures int) {
-	timer := time.NewTimer(min(100*time.Millisecond<<min(failures-1, 10), 10*time.Second))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
+		if waitFor(ctx, min(100*time.Millisecond<<min(failures-1, 10), 10*time.Second)) != nil {
+			return
+		}
 	}
 }
 

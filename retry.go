@@ -94,9 +94,9 @@ func (r Retry) pause(n int) time.Duration {
 	return delay/2 + rand.N(delay/2+1)
 }
 
-// wait returns when the pause is over, or when the context ends.
-func (r Retry) wait(ctx context.Context, n int) error {
-	timer := time.NewTimer(r.pause(n))
+// waitFor waits for a time, or until the context ends.
+func waitFor(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -46,7 +46,7 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 			return result, err
 		}
 		op.logger.Info("trying again", "container", op.ID, "attempt", attempt+1, "error", err)
-		if werr := op.retry.wait(ctx, attempt+1); werr != nil {
+		if werr := waitFor(ctx, op.retry.pause(attempt+1)); werr != nil {
 			return nil, err
 		}
 	}

@@ -207,3 +207,10 @@ func validateType(key, typ string) error {
 	}
 	return nil
 }
+
+// Equal reports whether two configurations have the same name, version and bytes,
+// those of each plugin included.
+func Equal(a, b *libcni.NetworkConfigList) bool {
+	return a.Name == b.Name && a.CNIVersion == b.CNIVersion && bytes.Equal(a.Bytes, b.Bytes) &&
+		slices.EqualFunc(a.Plugins, b.Plugins, func(a, b *libcni.PluginConfig) bool { return bytes.Equal(a.Bytes, b.Bytes) })
+}

@@ -10,8 +10,12 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
 )
 
 // Reasons not to use a container that was made ahead of time.
@@ -19,6 +23,14 @@ var (
 	ErrUnfit = errors.New("does not fit") // or its fit is unknown
 	ErrDead  = errors.New("made ahead of time, and dead since")
 )
+
+// Place is the place of an attachment, and the means to read its state.
+type Place struct {
+	Host      *hostns.NetNS
+	Container *netns.Handle
+	Filters   netfilter.Options
+	Firewalld *firewalld.Bus
+}
 
 // Ahead returns how many plugins of a network, from the first, need nothing from
 // a caller. registered reports whether the program has registered a plugin for a
@@ -50,6 +62,16 @@ func CanWait(args [][2]string, configArgs map[string]any) bool {
 		}
 	}
 	return ignored
+}
+
+// Ran returns the plugins of recorded that have run if the ADD of these plugins has
+// run. The others are chosen when they run.
+func Ran(plugins []*libcni.PluginConfig, recorded []record.Plugin) []record.Plugin {
+	return slices.DeleteFunc(recorded, func(p record.Plugin) bool {
+		return !slices.ContainsFunc(plugins, func(c *libcni.PluginConfig) bool {
+			return p.Type == c.Network.Type || p.Type == c.Network.IPAM.Type
+		})
+	})
 }
 
 // Taken returns the IDs of containers that were made ahead of time and have

@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -12,10 +11,10 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/containernetworking/cni/libcni"
-
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/warm"
 	"github.com/embedcni/cni/netns"
@@ -38,7 +37,7 @@ type madeAhead struct {
 	part            chain.Part // the rest
 	facts           map[string]json.RawMessage
 	plugins         []record.Plugin // that have run
-	seen            *sight          // the state after it was made
+	seen            *warm.Sight     // the state after it was made
 }
 
 func randomID(prefix string) string {
@@ -66,7 +65,7 @@ func (w *prepared) attach(ctx context.Context) error {
 		return err
 	}
 	defer op.end()
-	op.Warm, w.host, w.ns = true, op.Host.String(), op.netNS()
+	op.Warm, w.host, w.ns = true, op.Host.String(), op.NetNS.ID()
 	for _, a := range op.attachments {
 		a.part.To = a.network.ahead()
 	}
@@ -92,24 +91,26 @@ func (w *prepared) make(ctx context.Context, op *operation) error {
 		return err
 	}
 	for _, a := range op.attachments {
-		seen, err := a.see(ctx)
+		t, done := a.target()
+		seen, err := warm.See(ctx, op.place(), t)
+		done()
 		if err != nil {
 			return a.error("ADD", err)
 		}
-		rest := chain.Part{From: a.part.To, To: len(a.network.config.Plugins), Result: a.partial}
-		w.made = append(w.made, madeAhead{a.network.config.Name, a.IfName, rest, a.facts.All(), a.ranAhead(), seen})
+		plugins := a.network.config.Plugins
+		rest := chain.Part{From: a.part.To, To: len(plugins), Result: a.partial}
+		ran := warm.Ran(plugins[:a.part.To], a.plugins.Recorded())
+		w.made = append(w.made, madeAhead{a.network.config.Name, a.IfName, rest, a.facts.All(), ran, seen})
 	}
 	return nil
 }
 
-// ranAhead returns the plugins whose ADD has run. The others are chosen when
-// they run.
-func (a *attachment) ranAhead() []record.Plugin {
-	return slices.DeleteFunc(a.plugins.Recorded(), func(p record.Plugin) bool {
-		return !slices.ContainsFunc(a.network.config.Plugins[:a.part.To], func(c *libcni.PluginConfig) bool {
-			return p.Type == c.Network.Type || p.Type == c.Network.IPAM.Type
-		})
-	})
+// place returns the place of the operation's attachments.
+func (op *operation) place() warm.Place {
+	return warm.Place{
+		Host: op.Host, Container: op.NetNS, Firewalld: op.bus,
+		Filters: netfilter.Options{Sockets: op.sockets, Held: op.LockFile()},
+	}
 }
 
 // ahead returns how many plugins of the network, from the first, need nothing
@@ -153,7 +154,7 @@ func (w *prepared) take(ctx context.Context, s *snapshot, ns *Namespace) (*Resul
 	own.path = w.path
 	op, err := s.begin(&own, "ADD")
 	if err != nil {
-		if !w.there() {
+		if !warm.Exists(w.path, w.ns) {
 			return nil, fmt.Errorf("%w: %w", warm.ErrDead, err)
 		}
 		return nil, fmt.Errorf("%w: %w", warm.ErrUnfit, err) // making one returns the reason
@@ -189,11 +190,11 @@ func (w *prepared) take(ctx context.Context, s *snapshot, ns *Namespace) (*Resul
 // lives returns warm.ErrDead unless everything that was made still exists, and
 // warm.ErrUnfit if that cannot be known.
 func (w *prepared) lives(ctx context.Context, op *operation) error {
-	if op.netNS() != w.ns {
+	if op.NetNS.ID() != w.ns {
 		return fmt.Errorf("%s has become another namespace: %w", w.path, warm.ErrDead)
 	}
 	for _, m := range w.made {
-		if err := m.seen.unchanged(ctx, op); errors.Is(err, warm.ErrDead) {
+		if err := m.seen.Unchanged(ctx, op.place()); errors.Is(err, warm.ErrDead) {
 			return fmt.Errorf("network %q: %w", m.network, err)
 		} else if err != nil {
 			return fmt.Errorf("%w: network %q: %w", warm.ErrUnfit, m.network, err)
@@ -255,9 +256,5 @@ func (s *snapshot) makesTheSame(now *snapshot) bool {
 }
 
 func (n *Network) same(other *Network) bool {
-	return n.ifName == other.ifName && n.config.Name == other.config.Name &&
-		n.config.CNIVersion == other.config.CNIVersion && bytes.Equal(n.config.Bytes, other.config.Bytes) &&
-		slices.EqualFunc(n.config.Plugins, other.config.Plugins, func(a, b *libcni.PluginConfig) bool {
-			return bytes.Equal(a.Bytes, b.Bytes)
-		})
+	return n.ifName == other.ifName && conflist.Equal(n.config, other.config)
 }
