@@ -29,6 +29,7 @@ var floors = [][]string{
 	},
 	{
 		"internal/ahead", "internal/hostns", "internal/iptables", "internal/netfilter/native",
+		"internal/netfilter/nftform",
 	},
 	{
 		"internal/container", "internal/netfilter", "internal/tenant",

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/iptables"
-	"github.com/embedcni/cni/internal/nft"
 )
 
 // full returns a table nat with a container's two chains.
@@ -49,7 +48,7 @@ func TestApplyToIPTables(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			fake := newFakeTool("iptables-nft", full())
-			plan, err := Find(t.Context(), fakeFirewalls(&fakeNFT{}, fake), c1())
+			plan, err := Find(t.Context(), fakeFirewalls(fake), c1())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -78,7 +77,7 @@ func TestApplyToIPTables(t *testing.T) {
 func TestApplyPassesNoLineFeedOn(t *testing.T) {
 	evil := "-A POSTROUTING -m comment --comment \"x\n-F POSTROUTING\" -j {masq}"
 	fake := newFakeTool("iptables-nft", nat(":{masq} - [0:0]", evil, "-A POSTROUTING {comment} -j {masq}"))
-	plan, err := Find(t.Context(), fakeFirewalls(&fakeNFT{}, fake), c1())
+	plan, err := Find(t.Context(), fakeFirewalls(fake), c1())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,72 +95,9 @@ func TestApplyPassesNoLineFeedOn(t *testing.T) {
 	}
 }
 
-func TestApplyToNFTables(t *testing.T) {
-	masq, bridge := nft.Table{Family: nft.FamilyInet, Name: "cni_plugins_masquerade"}, nft.Table{Family: nft.FamilyBridge, Name: "nat"}
-	tests := map[string]struct {
-		interfere func(*fakeNFT)
-		busy      string
-		wantErr   string
-		wantLeft  int // objects that a second listing finds
-	}{
-		"nobody interferes":   {interfere: func(*fakeNFT) {}},
-		"everything is gone":  {interfere: func(f *fakeNFT) { f.tables = nil; f.changes++ }},
-		"others change rules": {interfere: func(f *fakeNFT) { f.changes++ }},
-		"a table is made again, with another's rules": {interfere: func(f *fakeNFT) {
-			f.changes++
-			f.tables[masq] = fakeTable{rules: []nft.Rule{fakeRule("masq_checks", 1, "another's", "", nil), fakeRule("other", 4, nftC1, "", nil)}}
-		}},
-		"a chain is referenced": {interfere: func(*fakeNFT) {}, busy: "cni-br-iface-c1-eth0-mac",
-			wantErr: "nftables: delete chain bridge nat cni-br-iface-c1-eth0-mac: device or resource busy", wantLeft: 1},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			fake := &fakeNFT{tables: nftTables(), busy: tt.busy}
-			plan, err := Find(t.Context(), fakeFirewalls(fake), c1())
-			if err != nil {
-				t.Fatal(err)
-			}
-			fake.onRemove = func(f *fakeNFT) {
-				f.onRemove = nil
-				tt.interfere(f)
-			}
-			got := ""
-			if err := plan.Apply(t.Context()); err != nil {
-				got = err.Error()
-			}
-			if got != tt.wantErr {
-				t.Errorf("error %q, want %q", got, tt.wantErr)
-			}
-			again, err := Find(t.Context(), fakeFirewalls(fake), c1())
-			if n := strings.Count(again.String(), "\n"); err != nil || n != tt.wantLeft {
-				t.Errorf("left, %v:\n%s", err, again)
-			}
-			if name == "a table is made again, with another's rules" && len(fake.tables[masq].rules) != 2 {
-				t.Errorf("of the table that was made again there is %v", fake.tables[masq])
-			}
-			if len(fake.tables) > 0 && len(fake.tables[bridge].rules) != 1 {
-				t.Errorf("of the bridge's table there is %v", fake.tables[bridge])
-			}
-		})
-	}
-}
-
-// TestApplyGivesUpOnChanges: constant changes do not keep Apply busy for ever.
-func TestApplyGivesUpOnChanges(t *testing.T) {
-	fake := &fakeNFT{tables: nftTables()}
-	plan, err := Find(t.Context(), fakeFirewalls(fake), c1())
-	if err != nil {
-		t.Fatal(err)
-	}
-	fake.onRemove = func(f *fakeNFT) { f.changes++ }
-	if err := plan.Apply(t.Context()); !errors.Is(err, nft.ErrChanged) {
-		t.Error(err)
-	}
-}
-
 func TestApplyEndsWithItsContext(t *testing.T) {
-	tool, fake := newFakeTool("iptables-nft", full()), &fakeNFT{tables: nftTables()}
-	plan, err := Find(t.Context(), fakeFirewalls(fake, tool), c1())
+	tool := newFakeTool("iptables-nft", full())
+	plan, err := Find(t.Context(), fakeFirewalls(tool), c1())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,8 +106,8 @@ func TestApplyEndsWithItsContext(t *testing.T) {
 	if err := plan.Apply(ctx); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	if len(tool.restored) > 0 || fake.changes > 0 {
-		t.Errorf("restored %q, %d changes", tool.restored, fake.changes)
+	if len(tool.restored) > 0 {
+		t.Errorf("restored %q", tool.restored)
 	}
 	if err := plan.Apply(t.Context()); err != nil {
 		t.Error(err)

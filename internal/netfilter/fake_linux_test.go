@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -12,7 +11,6 @@ import (
 
 	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
-	"github.com/embedcni/cni/internal/nft"
 )
 
 // fakeTool is an iptables that holds its rules itself.
@@ -133,87 +131,11 @@ func (s *ruleset) run(line string) error {
 	return nil
 }
 
-// fakeTable is the content of a table.
-type fakeTable struct {
-	chains []string
-	rules  []nft.Rule
-}
-
-// fakeRule makes a rule that loads the addresses and jumps.
-func fakeRule(chain string, handle uint64, comment, jump string, addrs []netip.Addr) nft.Rule {
-	e := nft.Exprs(nil)
-	for _, a := range addrs {
-		e = e.Load(nft.Reg(0), a.AsSlice())
-	}
-	if jump != "" {
-		e = e.Jump(jump)
-	}
-	return nft.Rule{Chain: chain, Handle: handle, Comment: comment, Exprs: e}
-}
-
-// fakeNFT is an nf_tables that holds its tables itself.
-type fakeNFT struct {
-	tables   map[nft.Table]fakeTable
-	changes  int // generation
-	listErr  error
-	onRemove func(*fakeNFT) // called before a removal, e.g. to interfere
-	busy     string         // a chain that is still referenced
-}
-
-func (f *fakeNFT) Generation() (uint32, error) { return uint32(f.changes), f.listErr }
-
-func (f *fakeNFT) Exist(family uint8, chains ...nft.Chain) (uint32, []bool, error) {
-	exist := make([]bool, len(chains))
-	for i, c := range chains {
-		exist[i] = slices.Contains(f.tables[nft.Table{Family: family, Name: c.Table}].chains, c.Name)
-	}
-	return uint32(f.changes), exist, f.listErr
-}
-
-func (f *fakeNFT) Rules(t nft.Table, chain string, _ [][]byte, each func(nft.Rule) error) error {
-	for _, r := range f.tables[t].rules {
-		if chain == "" || r.Chain == chain {
-			if err := each(r); err != nil {
-				return err
-			}
-		}
-	}
-	return f.listErr
-}
-
-func (f *fakeNFT) Delete(generation uint32, objects []nft.Object) error {
-	if f.onRemove != nil {
-		f.onRemove(f)
-	}
-	if generation != uint32(f.changes) {
-		return nft.ErrChanged
-	}
-	for _, o := range objects {
-		if o.Handle == 0 && o.Chain == f.busy {
-			return unix.EBUSY
-		}
-	}
-	for _, o := range objects {
-		c := f.tables[o.Table]
-		c.rules = slices.DeleteFunc(slices.Clone(c.rules), func(r nft.Rule) bool {
-			return r.Chain == o.Chain && (o.Handle == 0 || r.Handle == o.Handle)
-		})
-		if o.Handle == 0 {
-			c.chains = slices.DeleteFunc(slices.Clone(c.chains), func(name string) bool { return name == o.Chain })
-		}
-		f.tables[o.Table] = c
-	}
-	f.changes++
-	return nil
-}
-
 // fakeFirewalls returns packet filters outside the kernel.
-func fakeFirewalls(k ruleTable, tools ...*fakeTool) *Firewalls {
+func fakeFirewalls(tools ...*fakeTool) *Firewalls {
 	var fakes []tool
 	for _, f := range tools {
 		fakes = append(fakes, tool{f, strings.HasPrefix(f.tool, "ip6"), strings.HasSuffix(f.tool, "-legacy")})
 	}
-	return &Firewalls{forms: []backend{
-		{fwrules.IPTables, iptForm{fakes: append([]tool{}, fakes...)}}, {fwrules.NFTables, nftForm{fake: k}},
-	}}
+	return &Firewalls{forms: []backend{{fwrules.IPTables, iptForm{fakes: fakes}}}}
 }

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
-	"github.com/embedcni/cni/internal/nft"
 )
 
 // The target of the tables below, and the plugins' names for it.
@@ -151,7 +150,7 @@ func TestFindInIPTables(t *testing.T) {
 				tt.change(&target)
 			}
 			fake := newFakeTool("iptables-nft", tt.rules)
-			plan, err := Find(t.Context(), fakeFirewalls(&fakeNFT{}, fake), target)
+			plan, err := Find(t.Context(), fakeFirewalls(fake), target)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -168,7 +167,7 @@ func TestFindInIPTables(t *testing.T) {
 			if n := len(fake.restored); n > 1 {
 				t.Errorf("it took %d transactions", n)
 			}
-			if again, err := Find(t.Context(), fakeFirewalls(&fakeNFT{}, fake), target); err != nil || !again.Empty() {
+			if again, err := Find(t.Context(), fakeFirewalls(fake), target); err != nil || !again.Empty() {
 				t.Errorf("afterwards: %v\n%s", err, again)
 			}
 		})
@@ -180,7 +179,7 @@ func TestFindInIPTables(t *testing.T) {
 func TestFindInBothFamilies(t *testing.T) {
 	v4 := newFakeTool("iptables-legacy", filter(":CNI-FORWARD - [0:0]", "-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT")+nat(":{masq} - [0:0]"))
 	v6 := newFakeTool("ip6tables-nft", filter(":CNI-FORWARD - [0:0]", "-A CNI-FORWARD -s fd00::2/128 -j ACCEPT", "-A CNI-FORWARD -s fd00::20/128 -j ACCEPT")+nat(":{masq} - [0:0]"))
-	plan, err := Find(t.Context(), fakeFirewalls(&fakeNFT{}, v4, v6), c1())
+	plan, err := Find(t.Context(), fakeFirewalls(v4, v6), c1())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,71 +193,18 @@ ip6tables-nft -t nat -X {masq}
 	}
 }
 
-func nftTables() map[nft.Table]fakeTable {
-	v4 := addrs("10.1.0.2")
-	return map[nft.Table]fakeTable{
-		{Family: nft.FamilyInet, Name: "cni_plugins_masquerade"}: {rules: []nft.Rule{
-			fakeRule("masq_checks", 1, nftC1, "", v4), fakeRule("masq_checks", 2, nftC1+"0", "", v4), fakeRule("masq_checks", 3, "see "+nftC1, "", v4),
-			fakeRule("masq_checks", 4, nftC1, "", v4), fakeRule("other", 5, nftC1, "", v4), fakeRule("masq_checks", 6, "", "", v4),
-		}},
-		{Family: nft.FamilyIPv4, Name: "cni_hostport"}: {rules: []nft.Rule{
-			fakeRule("hostports", 1, "c1", "", v4), fakeRule("hostports", 2, "c1", "", addrs("10.2.0.2")), fakeRule("hostip_hostports", 3, "c1", "", v4),
-			fakeRule("masquerading", 4, "c1", "", v4), fakeRule("hostports", 5, "c", "", v4), fakeRule("hostports", 6, "c10", "", v4), fakeRule("hostports", 7, "", "", v4), fakeRule("other", 8, "c1", "", v4),
-		}},
-		{Family: nft.FamilyIPv6, Name: "cni_hostport"}: {rules: []nft.Rule{fakeRule("hostports", 1, "c1", "", nil)}},
-		{Family: nft.FamilyBridge, Name: "nat"}: {chains: []string{"cni-br-iface-c1-eth0", "cni-br-iface-c1-eth0-mac", "cni-br-iface-c1-eth00"}, rules: []nft.Rule{
-			fakeRule("PREROUTING", 1, "macspoofchk-c1-eth0", "cni-br-iface-c1-eth0", nil), fakeRule("PREROUTING", 2, "", "cni-br-iface-c1-eth0", nil),
-			fakeRule("PREROUTING", 3, "macspoofchk-c1-eth00", "cni-br-iface-c1-eth00", nil),
-		}},
-		{Family: nft.FamilyInet, Name: "other"}: {rules: []nft.Rule{fakeRule("masq_checks", 1, nftC1, "", v4)}},
-	}
-}
-
-func TestFindInNFTables(t *testing.T) {
-	target := c1()
-	target.Siblings = addrs("10.2.0.2")
-	fake := &fakeNFT{tables: nftTables()}
-	plan, err := Find(t.Context(), fakeFirewalls(fake), target)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := `nft delete rule inet cni_plugins_masquerade masq_checks handle 1 # "` + nftC1 + `"
-nft delete rule inet cni_plugins_masquerade masq_checks handle 4 # "` + nftC1 + `"
-nft delete rule ip cni_hostport hostports handle 1 # "c1"
-nft delete rule ip cni_hostport hostip_hostports handle 3 # "c1"
-nft delete rule ip cni_hostport masquerading handle 4 # "c1"
-nft delete rule ip6 cni_hostport hostports handle 1 # "c1"
-nft delete rule bridge nat PREROUTING handle 1 # "macspoofchk-c1-eth0"
-nft delete rule bridge nat PREROUTING handle 2 # ""
-nft delete chain bridge nat cni-br-iface-c1-eth0
-nft delete chain bridge nat cni-br-iface-c1-eth0-mac
-`
-	if got := plan.String(); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-	if err := plan.Apply(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if fake.changes != 4 {
-		t.Errorf("it took %d transactions for 4 tables", fake.changes)
-	}
-	if again, err := Find(t.Context(), fakeFirewalls(fake), target); err != nil || !again.Empty() {
-		t.Errorf("afterwards: %v\n%s", err, again)
-	}
-}
-
 func TestFindRefusesAnIncompleteTarget(t *testing.T) {
 	for _, target := range []fwrules.Target{
 		{}, {Owner: fwrules.Owner{Network: "n", ContainerID: "c"}}, {Owner: fwrules.Owner{Network: "n", IfName: "i"}}, {Owner: fwrules.Owner{ContainerID: "c", IfName: "i"}},
 	} {
-		plan, err := Find(t.Context(), fakeFirewalls(&fakeNFT{}), target)
+		plan, err := Find(t.Context(), fakeFirewalls(), target)
 		if !errors.Is(err, fwrules.ErrIncompleteTarget) || !plan.Empty() {
 			t.Errorf("%+v: %v, plan %v", target, err, plan)
 		}
 	}
 	target := c1()
 	target.InUse = []netip.Addr{{}}
-	if _, err := Find(t.Context(), fakeFirewalls(&fakeNFT{}), target); err == nil {
+	if _, err := Find(t.Context(), fakeFirewalls(), target); err == nil {
 		t.Error("no error for an invalid address")
 	}
 }
@@ -270,15 +216,11 @@ func TestFindGoesOnAfterAnError(t *testing.T) {
 	bad := newFakeTool("iptables-nft", "")
 	bad.saveErr = broken
 	good := newFakeTool("ip6tables-nft", nat(":{masq} - [0:0]"))
-	plan, err := Find(t.Context(), fakeFirewalls(&fakeNFT{listErr: broken}, bad, good), c1())
+	plan, err := Find(t.Context(), fakeFirewalls(bad, good), c1())
 	if got, want := plan.String(), "ip6tables-nft -t nat -X "+masqC1+"\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	want := "iptables-nft: list the rules: broken\n" +
-		"nftables: list the rules of table inet cni_plugins_masquerade: broken\n" +
-		"nftables: list the rules of table ip cni_hostport: broken\n" +
-		"nftables: list the rules of table ip6 cni_hostport: broken\n" +
-		"nftables: list the rules of table bridge nat: broken"
+	want := "iptables-nft: list the rules: broken"
 	if err == nil || err.Error() != want || !errors.Is(err, broken) {
 		t.Errorf("got %v, want %s", err, want)
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/netfilter/native"
+	"github.com/embedcni/cni/internal/netfilter/nftform"
 	"github.com/embedcni/cni/internal/nft"
 	"github.com/embedcni/cni/netns"
 )
@@ -50,7 +51,7 @@ func Open(ns *netns.Handle, o Options) *Firewalls {
 	ipt := iptForm{Sockets: sockets, Held: o.Held, Siblings: o.siblings, Fact: o.fact, Note: o.note}
 	return &Firewalls{Options: o, sockets: sockets, iptables: ipt, forms: []backend{
 		{fwrules.IPTables, ipt},
-		{fwrules.NFTables, nftForm{Sockets: sockets, Siblings: o.siblings}},
+		{fwrules.NFTables, nftform.Form{Sockets: sockets, Siblings: o.siblings}},
 		{fwrules.Native, native.Form{Sockets: sockets, Siblings: o.siblings}},
 	}}
 }
@@ -141,7 +142,7 @@ func (fw *Firewalls) RemoveDuplicates(ctx context.Context, r fwrules.Rules) (rem
 	return fw.iptables.RemoveDuplicates(ctx, r)
 }
 
-// SpoofCheck returns those of a container's interface.
-func (fw *Firewalls) SpoofCheck(id, ifName string) SpoofCheck {
-	return newSpoofCheck(fw.sockets, id, ifName)
+// SpoofCheck returns the rules against other MAC addresses of a container's interface.
+func (fw *Firewalls) SpoofCheck(id, ifName string) nftform.SpoofCheck {
+	return nftform.NewSpoofCheck(fw.sockets, id, ifName)
 }

@@ -94,7 +94,7 @@ func inOrder(objects []nft.Object) []nft.Object {
 
 // find returns the objects of f in the nf_tables variant. sure reports whether
 // these are all of them, and certainly f's.
-func (f *footprint) find(k ruleTable) (objects []nft.Object, sure bool, err error) {
+func (f *footprint) find(k *nft.Conn) (objects []nft.Object, sure bool, err error) {
 	for _, family := range []uint8{nft.FamilyIPv4, nft.FamilyIPv6} {
 		chains := f.chains()
 		asked := make([]nft.Chain, len(chains))
@@ -132,7 +132,7 @@ func (f *footprint) find(k ruleTable) (objects []nft.Object, sure bool, err erro
 }
 
 // findOwn returns a chain of the container's own and the jumps to it.
-func (f *footprint) findOwn(k ruleTable, family uint8, chain fwrules.Chain) (objects []nft.Object, sure bool, err error) {
+func (f *footprint) findOwn(k *nft.Conn, family uint8, chain fwrules.Chain) (objects []nft.Object, sure bool, err error) {
 	nat := nft.Table{Family: family, Name: tableNAT}
 	sure = true
 	err = k.Rules(nat, entrance(chain.Name), [][]byte{zeroTerminated(chain.Name)}, func(r nft.Rule) error {
@@ -158,7 +158,7 @@ func (f *footprint) owns(family uint8, chain fwrules.Chain, s shape) bool {
 }
 
 // findForward returns the rules of CNI-FORWARD for the attachment's addresses.
-func (f *footprint) findForward(k ruleTable, table nft.Table) (objects []nft.Object, sure bool, err error) {
+func (f *footprint) findForward(k *nft.Conn, table nft.Table) (objects []nft.Object, sure bool, err error) {
 	exact := make(map[string]bool)
 	var raw [][]byte
 	for _, a := range f.forward {

@@ -61,13 +61,8 @@ import (
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
-var (
-	// ErrNotSupported is returned off Linux. It is an [errors.ErrUnsupported].
-	ErrNotSupported = fmt.Errorf("packet filters need Linux: %w", errors.ErrUnsupported)
-
-	// ErrLongComment means that a container ID makes a longer comment than nft takes.
-	ErrLongComment = errors.New("nft does not take it")
-)
+// ErrNotSupported is returned off Linux. It is an [errors.ErrUnsupported].
+var ErrNotSupported = fmt.Errorf("packet filters need Linux: %w", errors.ErrUnsupported)
 
 // Plan is a list of deletions, in order. The zero Plan is empty.
 type Plan struct{ found []fwrules.Found }

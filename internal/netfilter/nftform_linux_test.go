@@ -172,7 +172,7 @@ func TestNFTablesCheckFindsEachDamage(t *testing.T) {
 	if err := h.fw.Add(t.Context(), fwrules.NFTables, r); err != nil {
 		t.Fatal(err)
 	}
-	tables := []nft.Table{{Family: nft.FamilyInet, Name: tableMasquerade}, {Family: nft.FamilyIPv4, Name: tableHostport}, {Family: nft.FamilyIPv6, Name: tableHostport}}
+	tables := []nft.Table{{Family: nft.FamilyInet, Name: "cni_plugins_masquerade"}, {Family: nft.FamilyIPv4, Name: "cni_hostport"}, {Family: nft.FamilyIPv6, Name: "cni_hostport"}}
 	damages := 0
 	for _, table := range tables {
 		for i := range h.rulesOf(table) {
@@ -314,14 +314,6 @@ func TestNFTReadsConditionsUnchanged(t *testing.T) {
 				t.Errorf("after others:\n%s", lines)
 			}
 		})
-	}
-	for _, bad := range []string{
-		"ip", "ip saddr", "ip saddr !=", "ip saddr x", "ip6 saddr ::1", "iif lo", "ip saddr 0.0.0.0/0", "tcp", "tcp dport http",
-		"meta", "meta nfproto ipv4", "mark -1", "ip saddr {10.0.0.1}", "iifname eth*", "iifname averyveryverylongname", "tcp dport 65536", "ip ttl 1",
-	} {
-		if _, err := parseCondition(nft.FamilyIPv4, []string{bad}); err == nil {
-			t.Errorf("%q is taken", bad)
-		}
 	}
 }
 

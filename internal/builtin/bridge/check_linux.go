@@ -10,7 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/nftform"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -36,7 +36,7 @@ func (*Plugin) Check(ctx context.Context, r *plugin.Request) error {
 		return err
 	}
 	if c.MACSpoofChk {
-		err := spoofCheck(caller.From(ctx), r, func(s netfilter.SpoofCheck) error { return s.Check(ctx) })
+		err := spoofCheck(caller.From(ctx), r, func(s nftform.SpoofCheck) error { return s.Check(ctx) })
 		if err != nil {
 			return err
 		}

@@ -6,16 +6,16 @@ import (
 	"fmt"
 
 	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/nftform"
 	"github.com/embedcni/cni/plugin"
 )
 
 // spoofCheck calls fn with the rules against other MAC addresses, and names the
 // field of the configuration in its error.
-func spoofCheck(g *caller.Given, r *plugin.Request, fn func(netfilter.SpoofCheck) error) error {
+func spoofCheck(g *caller.Given, r *plugin.Request, fn func(nftform.SpoofCheck) error) error {
 	err := fn(g.Firewalls(r.Host).SpoofCheck(r.ContainerID, r.IfName))
 	switch {
-	case errors.Is(err, netfilter.ErrLongComment):
+	case errors.Is(err, nftform.ErrLongComment):
 		return invalid(`"macspoofchk": %v`, err)
 	case err != nil:
 		return fmt.Errorf(`"macspoofchk": %w`, err)
@@ -24,5 +24,5 @@ func spoofCheck(g *caller.Given, r *plugin.Request, fn func(netfilter.SpoofCheck
 }
 
 func removeSpoofCheck(ctx context.Context, g *caller.Given, r *plugin.Request) error {
-	return spoofCheck(g, r, func(s netfilter.SpoofCheck) error { return s.Remove(ctx) })
+	return spoofCheck(g, r, func(s nftform.SpoofCheck) error { return s.Remove(ctx) })
 }

@@ -1,7 +1,8 @@
-package netfilter
+package nftform
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 
@@ -33,18 +34,22 @@ type SpoofCheck struct {
 	chain, macChain string
 }
 
+// ErrLongComment means that a container ID makes a longer comment than nft takes.
+var ErrLongComment = errors.New("nft does not take it")
+
 const spoofHook = "PREROUTING"
 
 func spoofTable() nft.Table { return nft.Table{Family: nft.FamilyBridge, Name: "nat"} }
 
-func newSpoofCheck(sockets nft.Sockets, id, ifName string) SpoofCheck {
+// NewSpoofCheck returns the rules for a container's interface.
+func NewSpoofCheck(sockets nft.Sockets, id, ifName string) SpoofCheck {
 	comment, chains := fwrules.SpoofNames(id, ifName)
 	return SpoofCheck{sockets, comment, chains[0], chains[1]}
 }
 
 // search describes the rules, in these chains.
-func (s SpoofCheck) search(in ...string) nftSearch {
-	return nftSearch{table: spoofTable(), own: []string{s.chain, s.macChain}, in: in, comments: []string{s.comment}}
+func (s SpoofCheck) search(in ...string) search {
+	return search{table: spoofTable(), own: []string{s.chain, s.macChain}, in: in, comments: []string{s.comment}}
 }
 
 // Add makes the rules for a port of the bridge, in one transaction.

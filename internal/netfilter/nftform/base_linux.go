@@ -1,4 +1,4 @@
-package netfilter
+package nftform
 
 import (
 	"fmt"
@@ -10,8 +10,8 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// formTables describes the parts of the plugins' tables that the attachments' rules need.
-type formTables struct {
+// base describes the parts of the plugins' tables that the attachments' rules need.
+type base struct {
 	conditions map[uint8]condition // by family
 	snat       bool
 	// always: the rules that are for all are made anew even if they are there,
@@ -19,8 +19,8 @@ type formTables struct {
 	always bool
 }
 
-func formBase(r fwrules.Rules) (formTables, error) {
-	base := formTables{conditions: make(map[uint8]condition)}
+func baseOf(r fwrules.Rules) (base, error) {
+	base := base{conditions: make(map[uint8]condition)}
 	for _, h := range r.HostPorts {
 		base.snat = base.snat || h.SNAT
 		for _, c := range []struct {
@@ -43,7 +43,7 @@ func formBase(r fwrules.Rules) (formTables, error) {
 
 // messages make the tables, chains and fixed rules that the rules need, if they
 // are missing. The fixed rules are made anew, as the plugins do.
-func (f formTables) messages(rules []formRule) (msgs []nft.Message) {
+func (f base) messages(rules []wantedRule) (msgs []nft.Message) {
 	for _, table := range tablesOf(rules) {
 		if table.Name == tableMasquerade {
 			msgs = append(msgs,
@@ -74,14 +74,14 @@ func (f formTables) messages(rules []formRule) (msgs []nft.Message) {
 }
 
 // rules are the fixed rules of the tables that the rules are in.
-func (f formTables) rules(rules []formRule) (fixed []formRule) {
+func (f base) rules(rules []wantedRule) (fixed []wantedRule) {
 	for _, table := range tablesOf(rules) {
 		fixed = append(fixed, f.fixed(table)...)
 	}
 	return fixed
 }
 
-func tablesOf(rules []formRule) (tables []nft.Table) {
+func tablesOf(rules []wantedRule) (tables []nft.Table) {
 	for _, r := range rules {
 		if !slices.Contains(tables, r.table) {
 			tables = append(tables, r.table)
@@ -99,12 +99,12 @@ func tablesOf(rules []formRule) (tables []nft.Table) {
 //	jump hostip_hostports
 //	jump hostports
 //	fib daddr type local jump hostports_all
-func (f formTables) fixed(table nft.Table) []formRule {
-	rule := func(chain string, c nft.Exprs, values ...[]byte) formRule {
-		return formRule{table: table, chain: chain, exprs: c, values: values}
+func (f base) fixed(table nft.Table) []wantedRule {
+	rule := func(chain string, c nft.Exprs, values ...[]byte) wantedRule {
+		return wantedRule{table: table, chain: chain, exprs: c, values: values}
 	}
 	if table.Name == tableMasquerade {
-		return []formRule{
+		return []wantedRule{
 			rule("postrouting", nft.Exprs(nil).Family(nft.FamilyIPv4).Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 16, 4, nft.Reg(0)).
 				Mask(nft.Reg(0), []byte{0xf0, 0, 0, 0}).Equal([]byte{224, 0, 0, 0}).
 				Return(), []byte{224, 0, 0, 0}),
@@ -116,7 +116,7 @@ func (f formTables) fixed(table nft.Table) []formRule {
 	condition := f.conditions[table.Family]
 	entry := slices.Concat(condition.exprs, nft.Exprs(nil).ToHost().Jump(chainAllHostports))
 	values := append(slices.Clone(condition.values), []byte(chainAllHostports))
-	return []formRule{
+	return []wantedRule{
 		rule(chainAllHostports, nft.Exprs(nil).Jump(chainOldHostports), []byte(chainOldHostports)),
 		rule(chainAllHostports, nft.Exprs(nil).Jump(chainHostports), []byte(chainHostports)),
 		rule("prerouting", entry, values...),

@@ -1,4 +1,4 @@
-package netfilter
+package nftform
 
 import (
 	"encoding/binary"
@@ -17,7 +17,7 @@ import (
 // condition is portmap's conditionsV4 or conditionsV6 in nft's syntax.
 type condition struct {
 	exprs  nft.Exprs
-	values [][]byte // as in formRule
+	values [][]byte // as in wantedRule
 }
 
 // errCondition is for a condition that is not understood here; nft may understand it.

@@ -1,4 +1,4 @@
-package netfilter
+package nftform
 
 import (
 	"bytes"
@@ -15,9 +15,9 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// nftForm is the writer for [fwrules.NFTables]: the rules that the reference plugins
+// Form is the writer for [fwrules.NFTables]: the rules that the reference plugins
 // make, one for each address and port, in their tables.
-type nftForm struct {
+type Form struct {
 	Sockets  nft.Sockets
 	Siblings func() fwrules.Siblings // called only if they matter
 	fake     ruleTable               // of tests: instead of the kernel
@@ -36,8 +36,8 @@ const (
 	chainMasquerading = "masquerading"
 )
 
-// formRule is a rule of an attachment.
-type formRule struct {
+// wantedRule is a rule of an attachment.
+type wantedRule struct {
 	table          nft.Table
 	chain, comment string
 	exprs          nft.Exprs
@@ -46,7 +46,7 @@ type formRule struct {
 	values [][]byte
 }
 
-func (f formRule) is(r foundRule) bool {
+func (f wantedRule) is(r foundRule) bool {
 	if r.chain != f.chain || r.comment != f.comment {
 		return false
 	}
@@ -60,9 +60,9 @@ func (f formRule) is(r foundRule) bool {
 	return true
 }
 
-// formRules returns the rules in order.
-func formRules(r fwrules.Rules) ([]formRule, error) {
-	var all []formRule
+// rulesOf returns the rules in order.
+func rulesOf(r fwrules.Rules) ([]wantedRule, error) {
+	var all []wantedRule
 	for _, m := range r.Masquerade {
 		some, err := masqueradeRules(m)
 		if err != nil {
@@ -86,11 +86,11 @@ func formRules(r fwrules.Rules) ([]formRule, error) {
 // masqueradeRules returns the rules for a container's addresses.
 //
 //	ip saddr 10.1.0.2 ip daddr != 10.1.0.0/24 masquerade comment "…"
-func masqueradeRules(m fwrules.Masquerade) ([]formRule, error) {
+func masqueradeRules(m fwrules.Masquerade) ([]wantedRule, error) {
 	if err := m.Validate(); err != nil {
 		return nil, err
 	}
-	var all []formRule
+	var all []wantedRule
 	for _, p := range m.Addresses {
 		p, err := fwrules.PlainPrefix(p)
 		if err != nil {
@@ -103,7 +103,7 @@ func masqueradeRules(m fwrules.Masquerade) ([]formRule, error) {
 		}
 		c := nft.Exprs(nil).Family(family).Source(family, nft.Reg(0)).Equal(addr.AsSlice()).
 			Within(offset, unix.NFT_CMP_NEQ, p).Masquerade()
-		all = append(all, formRule{
+		all = append(all, wantedRule{
 			nft.Table{Family: nft.FamilyInet, Name: tableMasquerade}, chainChecks, m.Comment(), c,
 			[][]byte{addr.AsSlice(), p.Masked().Addr().AsSlice()[:p.Bits()/8]},
 		})
@@ -112,7 +112,7 @@ func masqueradeRules(m fwrules.Masquerade) ([]formRule, error) {
 }
 
 // hostPortRules returns the rules for a container's ports.
-func hostPortRules(h fwrules.HostPorts) ([]formRule, error) {
+func hostPortRules(h fwrules.HostPorts) ([]wantedRule, error) {
 	if err := h.Validate(); err != nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func hostPortRules(h fwrules.HostPorts) ([]formRule, error) {
 	if h.ExternalSetMarkChain != "" {
 		return nil, fmt.Errorf("externalSetMarkChain: %w", fwrules.ErrOnlyIPTables)
 	}
-	var all []formRule
+	var all []wantedRule
 	for _, to := range []netip.Prefix{h.V4, h.V6} {
 		if to == (netip.Prefix{}) {
 			continue
@@ -150,10 +150,10 @@ func hostPortRules(h fwrules.HostPorts) ([]formRule, error) {
 // portRule returns the rule for a port.
 //
 //	ip daddr 192.0.2.1 tcp dport 8080 dnat to 10.1.0.2:80 comment "c1"
-func portRule(h fwrules.HostPorts, p fwrules.HostPort, to netip.Addr) (formRule, bool, error) {
+func portRule(h fwrules.HostPorts, p fwrules.HostPort, to netip.Addr) (wantedRule, bool, error) {
 	ip, number, ok, err := p.Match(to.Is4())
 	if err != nil || !ok {
-		return formRule{}, false, err
+		return wantedRule{}, false, err
 	}
 	family, c, protocol := nft.FamilyOf(to), nft.Exprs(nil), []byte{number}
 	host, target := binary.BigEndian.AppendUint16(nil, p.HostPort), binary.BigEndian.AppendUint16(nil, p.ContainerPort)
@@ -167,7 +167,7 @@ func portRule(h fwrules.HostPorts, p fwrules.HostPort, to netip.Addr) (formRule,
 	c = c.Protocol(nft.Reg(0)).Equal(protocol).
 		Port(nft.Reg(0)).Equal(host).
 		Load(nft.Reg(0), to.AsSlice()).Load(nft.Reg(16), target).DNAT(family, nft.Reg(16), withPort)
-	return formRule{nft.Table{Family: family, Name: tableHostport}, chainHostports, h.ContainerID, c, values}, true, nil
+	return wantedRule{nft.Table{Family: family, Name: tableHostport}, chainHostports, h.ContainerID, c, values}, true, nil
 }
 
 // returnRules masquerade packets whose replies would bypass the host.
@@ -178,17 +178,17 @@ func portRule(h fwrules.HostPorts, p fwrules.HostPort, to netip.Addr) (formRule,
 // For all that goes to a forwarded port the plugins have no rule:
 //
 //	ct status dnat ip daddr 10.1.0.2 masquerade comment "c1"
-func returnRules(h fwrules.HostPorts, to netip.Addr) []formRule {
+func returnRules(h fwrules.HostPorts, to netip.Addr) []wantedRule {
 	family, addr := nft.FamilyOf(to), to.AsSlice()
-	rule := func(c nft.Exprs, values ...[]byte) formRule {
-		return formRule{nft.Table{Family: family, Name: tableHostport}, chainMasquerading, h.ContainerID, c.Masquerade(), values}
+	rule := func(c nft.Exprs, values ...[]byte) wantedRule {
+		return wantedRule{nft.Table{Family: family, Name: tableHostport}, chainMasquerading, h.ContainerID, c.Masquerade(), values}
 	}
-	from := func(source []byte) formRule {
+	from := func(source []byte) wantedRule {
 		c := nft.Exprs(nil).Source(family, nft.Reg(0)).Equal(source).
 			Destination(family, nft.Reg(0)).Equal(addr)
 		return rule(c, slices.Concat(source, addr))
 	}
-	all := []formRule{from(addr)}
+	all := []wantedRule{from(addr)}
 	if to.Is4() {
 		all = append(all, from([]byte{127, 0, 0, 1}))
 	}
@@ -202,12 +202,12 @@ func returnRules(h fwrules.HostPorts, to netip.Addr) []formRule {
 // Add appends the rules in one transaction. Those that are there already are
 // not looked for, as a listing grows with every container; a second copy does
 // no harm, and remove deletes it with the first.
-func (f nftForm) Add(ctx context.Context, r fwrules.Rules) error {
-	rules, err := formRules(r)
+func (f Form) Add(ctx context.Context, r fwrules.Rules) error {
+	rules, err := rulesOf(r)
 	if err != nil || len(rules) == 0 {
 		return err
 	}
-	base, err := formBase(r)
+	base, err := baseOf(r)
 	if err != nil {
 		return err
 	}
@@ -237,15 +237,15 @@ func wrap(err error) error {
 }
 
 // Remove deletes the rules with the owner's comment, in one transaction.
-func (f nftForm) Remove(ctx context.Context, r fwrules.Rules) error {
+func (f Form) Remove(ctx context.Context, r fwrules.Rules) error {
 	return f.onRules(ctx, func(k ruleTable) error {
-		return removeFound(ctx, k, formSearches(r, f.Siblings().Addresses)...)
+		return removeFound(ctx, k, searchesOf(r, f.Siblings().Addresses)...)
 	})
 }
 
-// formSearches describes the rules of r. The addresses of others are those of
+// searchesOf describes the rules of r. The addresses of others are those of
 // siblings, which matter if r's are not known.
-func formSearches(r fwrules.Rules, others []netip.Addr) (all []nftSearch) {
+func searchesOf(r fwrules.Rules, others []netip.Addr) (all []search) {
 	var comments []string
 	for _, m := range r.Masquerade {
 		comments = append(comments, m.Comment())
@@ -266,12 +266,12 @@ func formSearches(r fwrules.Rules, others []netip.Addr) (all []nftSearch) {
 }
 
 // Check looks for each rule, and for those that lead to it.
-func (f nftForm) Check(ctx context.Context, r fwrules.Rules) error {
-	wanted, err := formRules(r)
+func (f Form) Check(ctx context.Context, r fwrules.Rules) error {
+	wanted, err := rulesOf(r)
 	if err != nil || len(wanted) == 0 {
 		return err
 	}
-	base, err := formBase(r)
+	base, err := baseOf(r)
 	if err != nil {
 		return err
 	}
@@ -281,7 +281,7 @@ func (f nftForm) Check(ctx context.Context, r fwrules.Rules) error {
 	})
 }
 
-func checkRules(c *nft.Conn, wanted []formRule) error {
+func checkRules(c *nft.Conn, wanted []wantedRule) error {
 	there := make(map[nft.Table][]foundRule)
 	for _, rule := range wanted {
 		if _, listed := there[rule.table]; listed {
@@ -289,7 +289,7 @@ func checkRules(c *nft.Conn, wanted []formRule) error {
 		}
 		there[rule.table] = nil
 		err := c.Rules(rule.table, "", nil, func(r nft.Rule) error {
-			if slices.ContainsFunc(wanted, func(f formRule) bool { return f.comment == r.Comment }) {
+			if slices.ContainsFunc(wanted, func(f wantedRule) bool { return f.comment == r.Comment }) {
 				there[rule.table] = append(there[rule.table], foundRule{r.Chain, r.Comment, constants(r)})
 			}
 			return nil
