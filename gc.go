@@ -87,7 +87,7 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 			report.Removed = append(report.Removed, id)
 		}
 	}
-	g, err := s.garbage(o)
+	g, err := s.garbage(o, report)
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 	report.Adopted = append(report.Adopted, adopted...)
 	slices.Sort(report.Adopted)
 	err = s.Tidy()
-	g, gerr := s.garbage(o)
+	g, gerr := s.garbage(o, report)
 	if gerr != nil { // anything may be attached
 		return join(err, gerr)
 	}

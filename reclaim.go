@@ -22,7 +22,7 @@ import (
 // garbage returns the attachments in this owner's ledger that are not wanted and
 // on no record of any owner. It fails while a record cannot be read, because
 // anything may belong to that record's container.
-func (s *snapshot) garbage(o GCOptions) (*claims.Garbage, error) {
+func (s *snapshot) garbage(o GCOptions, report *Report) (*claims.Garbage, error) {
 	entered, err := s.ledger().Read()
 	if err != nil || len(entered) == 0 {
 		return &claims.Garbage{}, err
@@ -35,13 +35,20 @@ func (s *snapshot) garbage(o GCOptions) (*claims.Garbage, error) {
 	// The ledger has the ID under which a pool made a container, and Keep has the
 	// caller's; only the record connects them. While a container to keep is on no
 	// record, it may be any of those whose namespaces a pool made and that exist.
-	lost := slices.ContainsFunc(o.Keep, func(id string) bool {
-		return !slices.ContainsFunc(found, func(f record.Found) bool { return string(f.Record.ContainerID) == id })
+	lost := slices.DeleteFunc(slices.Clone(o.Keep), func(id string) bool {
+		return slices.ContainsFunc(found, func(f record.Found) bool { return string(f.Record.ContainerID) == id })
 	})
 	return claims.FindGarbage(entered, func(key record.Key) bool {
 		a := types.GCAttachment{ContainerID: string(key.ContainerID), IfName: key.IfName}
-		return slices.Contains(valid[key.Network], a) || slices.Contains(o.Keep, string(key.ContainerID)) ||
-			lost && s.HasPooled(key.ContainerID)
+		if slices.Contains(valid[key.Network], a) || slices.Contains(o.Keep, string(key.ContainerID)) {
+			return true
+		}
+		if len(lost) == 0 || !s.HasPooled(key.ContainerID) {
+			return false
+		}
+		report.Left = append(report.Left, fmt.Sprintf("%s %s on network %q: a pool made it, and it may be a container in Keep that is on no record: %s; "+
+			"if it is not, call GC without that one in Keep", key.ContainerID, key.IfName, key.Network, strings.Join(lost, ", ")))
+		return true
 	}, found), err
 }
 
