@@ -103,7 +103,7 @@ func (a *attachment) Claim(dir string, addr netip.Addr) {
 
 // MayRelease implements [caller.Record].
 func (a *attachment) MayRelease(id, ifName string, addr netip.Addr) bool {
-	return a.garbage.MayRelease(a.network.config.Name, ipamdir.Reservation{ContainerID: id, IfName: ifName, Addr: addr})
+	return a.op.garbage.MayRelease(a.network.config.Name, ipamdir.Reservation{ContainerID: id, IfName: ifName, Addr: addr})
 }
 
 // claimResult notes the addresses in a result, because an executable may have
@@ -126,10 +126,8 @@ func (a *attachment) emptied(addresses []netip.Addr) func(ipamdir.Reservation) b
 		Ledger: a.op.notes(), Key: a.key(), Claims: &a.claims,
 		Addresses: addresses, Answered: a.state == record.Added,
 	}
-	if rec := a.op.Record; rec != nil {
-		if n := rec.Find(a.IfName); n != nil && n.Call <= 1 {
-			judged.Recorded = rec.Since
-		}
+	if n := a.entry(); n != nil && n.Call <= 1 {
+		judged.Recorded = a.op.Record.Since
 	}
 	return judged.Judge()
 }

@@ -197,7 +197,7 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 	if n == nil || n.State == record.Deleted || n.Network != t.Network && !op.Damaged {
 		return nil, nil
 	}
-	bare := &attachment{op: op, network: &Network{snapshot: op.snapshot}, partial: chain.Partial(n.Result)}
+	bare := &attachment{op: op, network: &Network{snapshot: op.snapshot}, progress: progress{partial: chain.Partial(n.Result)}}
 	bare.ContainerID, bare.IfName = string(rec.Plugins()), t.IfName
 	if op.Damaged {
 		return bare, nil

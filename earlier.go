@@ -2,14 +2,10 @@ package cni
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
-	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/runner"
@@ -49,18 +45,19 @@ func (op *operation) clearDead(ctx context.Context) error {
 // the dead ones under interface names that this call wants. It refuses interface
 // names of live attachments, and another namespace than theirs.
 func (op *operation) deadOf(earlier []*attachment, wanted container.Place) ([]*attachment, error) {
+	wants := op.attachments.names()
 	var dead []*attachment
 	for _, a := range earlier {
 		live, err := a.isAlive(earlier)
 		if err != nil {
 			return nil, fmt.Errorf("look up interface %s of network %q: %w", a.IfName, a.network.config.Name, err)
 		}
-		if !live && !op.leaves(a) {
+		if !live && (wants[a.IfName] || !op.leaves(a)) {
 			dead = append(dead, a)
 			continue
 		}
 		// Adding to a damaged record would lose its illegible part.
-		if op.wants(a.IfName) || op.Damaged {
+		if wants[a.IfName] || op.Damaged {
 			return nil, fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
 				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
 		}
@@ -69,7 +66,7 @@ func (op *operation) deadOf(earlier []*attachment, wanted container.Place) ([]*a
 		}
 	}
 	if len(dead) < len(earlier) { // this call adds to the others, which are alive
-		dead = slices.DeleteFunc(dead, func(a *attachment) bool { return !op.wants(a.IfName) })
+		dead = slices.DeleteFunc(dead, func(a *attachment) bool { return !wants[a.IfName] })
 	}
 	return dead, nil
 }
@@ -77,7 +74,7 @@ func (op *operation) deadOf(earlier []*attachment, wanted container.Place) ([]*a
 // leaves reports whether an attachment stays although its interface is gone:
 // another owner made it, in a live namespace, and may know why.
 func (op *operation) leaves(a *attachment) bool {
-	return op.Record != nil && !op.Damaged && a.NetNS != "" && !op.IsAbandoned() && !a.own() && !op.wants(a.IfName)
+	return op.Record != nil && !op.Damaged && a.NetNS != "" && !op.IsAbandoned() && !a.own()
 }
 
 // refuseTaken refuses to make an interface that exists but is not on this
@@ -86,7 +83,7 @@ func (op *operation) leaves(a *attachment) bool {
 // delete the other interface.
 func (op *operation) refuseTaken() error {
 	for _, a := range op.attachments {
-		if !a.makesInterface() {
+		if !a.network.makesInterface() {
 			continue
 		}
 		taken, err := op.HasLink(a.IfName)
@@ -101,12 +98,19 @@ func (op *operation) refuseTaken() error {
 	return nil
 }
 
-// entersContainer reports whether the ADD needs a socket in the container.
-func (a *attachment) entersContainer() bool {
-	if a.makesInterface() {
+// first returns the type of the first plugin, which may make the interface.
+func (n *Network) first() string { return n.config.Plugins[0].Network.Type }
+
+// makesInterface reports whether the first plugin makes the interface. Others
+// accept an existing one.
+func (n *Network) makesInterface() bool { return known.Of(n.first()).Makes.IsNew() }
+
+// entersContainer reports whether an ADD needs a socket in the container.
+func (n *Network) entersContainer() bool {
+	if n.makesInterface() {
 		return true
 	}
-	p, err := a.op.runner.Find(a.network.config.Plugins[0].Network.Type)
+	p, err := n.snapshot.runner.Find(n.first())
 	return err == nil && p.Kind == runner.BuiltIn
 }
 
@@ -114,9 +118,9 @@ func (a *attachment) entersContainer() bool {
 // interface. Every namespace has a loopback interface, so lo is alive if an
 // attachment of the same Setup is, or without one if the namespace exists.
 func (a *attachment) isAlive(all []*attachment) (bool, error) {
-	ifName := a.IfName
-	if ifName == "lo" || !a.madeInterface() { // an interface that was never made cannot be missing
-		ifName = ""
+	ifName := ""
+	if a.described().MadeInterface() { // an interface that was never made cannot be missing
+		ifName = a.IfName
 	}
 	live, err := a.op.Lives(a.NetNS, ifName)
 	if a.IfName != "lo" || !live || err != nil {
@@ -133,34 +137,6 @@ func (a *attachment) isAlive(all []*attachment) (bool, error) {
 		}
 	}
 	return alone, nil
-}
-
-// makesInterface reports whether the first plugin makes the interface. Others
-// accept an existing one.
-func (a *attachment) makesInterface() bool {
-	return known.Of(a.network.config.Plugins[0].Network.Type).Makes.IsNew()
-}
-
-// madeInterface reports whether the ADD has made an interface of the
-// attachment's name, by its result. A loopback under another name, a device for
-// a driver in user space (pciID, socketPath) and a plugin that only makes rules
-// have none. Without a result, or with one of a version that lists no
-// interfaces, the first plugin's type decides.
-func (a *attachment) madeInterface() bool {
-	if a.IfName == "lo" {
-		return true
-	}
-	result := chain.Decode(json.RawMessage(a.partial))
-	if result == nil || len(result.Interfaces) == 0 {
-		return result == nil || a.makesInterface()
-	}
-	return slices.ContainsFunc(result.Interfaces, func(i *types100.Interface) bool {
-		return i.Name == a.IfName && i.Sandbox != "" && i.PciID == "" && i.SocketPath == ""
-	})
-}
-
-func (op *operation) wants(ifName string) bool {
-	return slices.ContainsFunc(op.attachments, func(a *attachment) bool { return a.IfName == ifName })
 }
 
 // recallAttached finds the container's attachments in its record or, without

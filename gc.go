@@ -176,14 +176,13 @@ func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, repo
 		return err
 	}
 	defer func() { err = join(err, host.Close()) }()
-	op := &operation{snapshot: s, Container: s.New("", host)}
+	op := &operation{snapshot: s, Container: s.New("", host), garbage: g}
 	var errs []error
 	for _, n := range s.networks {
 		if n.config.Name == "" {
 			continue // no container can be attached to it
 		}
 		a := op.about(n)
-		a.garbage = g
 		reserved, left, err := s.reservedFor(n, g)
 		if left != "" {
 			report.Left = append(report.Left, left)

@@ -19,8 +19,9 @@ import (
 type operation struct {
 	*snapshot
 	*container.Container
-	attachments []*attachment // of this call
+	attachments attachments // of this call
 	removal     removal
+	garbage     *claims.Garbage // of a GC: the reservations that may be released
 }
 
 // removal is the state of removing attachments.
@@ -137,18 +138,54 @@ func (op *operation) load() (damage, err error) {
 // attachment is one network of an operation.
 type attachment struct {
 	chain.Attachment
-	op        *operation
-	network   *Network
-	attempted bool            // an ADD was begun
-	state     record.State    // the progress of the ADD, from the record
-	partial   chain.Partial   // the result of a failed ADD so far
-	noted     []byte          // the result in the record, if this call has noted it
-	part      chain.Part      // the plugins that the ADD is for; zero: all
-	facts     record.Facts    // notes of built-in plugins
-	plugins   runner.Plugins  // the plugins that run, or ran
-	lost      bool            // the interface was not in the container before its DEL
-	claims    claims.Claims   // addresses that host-local has reserved in this call
-	garbage   *claims.Garbage // of a GC: the reservations that may be released
+	op      *operation
+	network *Network
+	progress
+	facts   record.Facts   // notes of built-in plugins
+	plugins runner.Plugins // the plugins that run, or ran
+	lost    bool           // the interface was not in the container before its DEL
+	claims  claims.Claims  // addresses that host-local has reserved in this call
+}
+
+// attachments are some of one container's attachments.
+type attachments []*attachment
+
+// names returns the names of their interfaces.
+func (all attachments) names() map[string]bool {
+	names := make(map[string]bool, len(all))
+	for _, a := range all {
+		names[a.IfName] = true
+	}
+	return names
+}
+
+// progress is the progress of an attachment's ADD.
+type progress struct {
+	part      chain.Part    // the plugins that the ADD is for; zero: all
+	attempted bool          // this call has begun it
+	state     record.State  // on record
+	partial   chain.Partial // the result of the last plugin that answered
+	noted     []byte        // the result on record, if this call has noted it
+}
+
+// begin notes that the ADD begins. It returns the plugins that it is for, out of all.
+func (p *progress) begin(all int) chain.Part {
+	p.attempted = true
+	if p.part.To == 0 {
+		p.part.To = all
+	}
+	return p.part
+}
+
+// again is the progress of another attempt, after this one was undone.
+func (p *progress) again() progress { return progress{part: p.part} }
+
+// entry returns the attachment's part of the record, or nil if it has none.
+func (a *attachment) entry() *record.Attachment {
+	if a.op.Record == nil {
+		return nil
+	}
+	return a.op.Record.Find(a.IfName)
 }
 
 // inside returns the container's namespace if it is open and the attachment's.

@@ -238,7 +238,7 @@ func (s *snapshot) cachedAs(network, ifName string) *Network {
 }
 
 // means reports whether a selection selects an attachment that is on record.
-func (op *operation) means(sel selection, a *attachment) bool {
+func (sel selection) means(a *attachment) bool {
 	switch {
 	case a.network.config.Name != sel.network:
 		return false

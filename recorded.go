@@ -34,20 +34,16 @@ func (op *operation) write(ctx context.Context) error {
 		rec.Attachments = append(rec.Attachments, n)
 	}
 	op.enter(op.attachments)
-	if err := op.Begin(rec, op.startsEarly()); err != nil {
+	// A plugin may start before the record is durable if a power cut undoes its work. A
+	// pool's container is durably on record under its own ID until this record is.
+	early := op.MadeAs != "" || !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !a.runner().StartsInKernel() })
+	if err := op.Begin(rec, early); err != nil {
 		return err
 	}
 	if err := op.Pin(); err != nil {
 		return join(err, leftover(op.ID, op.forget(op.attachments)))
 	}
 	return nil
-}
-
-// startsEarly reports whether all first plugins can start before the record is
-// durable. A pool's container is durably recorded under its own ID until the new
-// record is durable, and can be removed by that.
-func (op *operation) startsEarly() bool {
-	return op.MadeAs != "" || !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !a.runner().StartsInKernel() })
 }
 
 // recorded returns all parameters of the attachment's plugins, and the plugins
@@ -151,7 +147,7 @@ func (op *operation) narrow(ns *Namespace) error {
 	for _, sel := range ns.selected {
 		found := false
 		for _, a := range op.attachments {
-			if op.means(sel, a) {
+			if sel.means(a) {
 				kept = append(kept, a)
 				found = true
 			}
@@ -239,10 +235,7 @@ func (op *operation) unrecorded(ns *Namespace, planned []*attachment, mustStop b
 		// The sweep needs it as much as the plugins do, and a successful DEL
 		// deletes it from the cache.
 		a.partial = a.cached().Result()
-		if op.Record == nil {
-			continue
-		}
-		if n := op.Record.Find(a.IfName); n != nil && n.Result != nil {
+		if n := a.entry(); n != nil && n.Result != nil {
 			a.partial = chain.Partial(n.Result)
 		}
 	}
@@ -276,46 +269,36 @@ func (op *operation) cachedBeside(known []*attachment) (all []*attachment, err e
 
 // forget removes attachments that are gone from the record. With the last one it
 // deletes the record and stops keeping the namespace.
-func (op *operation) forget(attachments []*attachment) error {
+func (op *operation) forget(gone attachments) error {
 	if op.Record == nil {
 		return op.Erase() // there may be a damaged one
 	}
-	op.ledgerSafe(attachments)
-	op.enterGone(attachments)
-	gone := map[string]bool{}
-	for _, a := range attachments {
-		gone[a.IfName] = true
-	}
-	left := 0
-	for _, n := range op.Record.Attachments {
-		if n.State != record.Deleted && !gone[n.IfName] {
-			left++
-		}
-	}
-	if left == 0 || op.Damaged {
+	op.ledgerSafe(gone)
+	op.enterGone(gone)
+	if op.Damaged || !op.Record.HasOthers(gone.names()) {
 		err := op.Erase()
 		op.Record = nil
 		return err
 	}
 	var errs []error
-	for _, a := range attachments {
+	for _, a := range gone {
 		errs = append(errs, a.Append(record.Entry{State: record.Deleted}))
 		// The record is not read again: if that failed, the next record would lack
 		// the remaining attachments.
-		if n := op.Record.Find(a.IfName); n != nil {
+		if n := a.entry(); n != nil {
 			n.State = record.Deleted
 		}
 	}
 	return join(errs...)
 }
 
-// keep notes that the attachments could not be detached. The record stays for
+// stay notes that the attachments could not be detached. The record stays for
 // the next Remove, Recover or GC.
-func (op *operation) keep(attachments []*attachment, why *LeftoverError) {
-	for _, a := range attachments {
+func (all attachments) stay(why *LeftoverError) {
+	for _, a := range all {
 		a.settle()
 		if err := a.Append(record.Entry{Error: why.why()}); err != nil {
-			op.logger.Error("note a failure in the record", "container", op.ID, "error", err)
+			a.op.logger.Error("note a failure in the record", "container", a.op.ID, "error", err)
 		}
 	}
 }

@@ -173,7 +173,7 @@ var errShared = errors.New("it is damaged, and has attachments of another owner;
 
 // own reports whether this owner has made the attachment, which is on record.
 func (a *attachment) own() bool {
-	n := a.op.Record.Find(a.IfName)
+	n := a.entry()
 	return n != nil && a.op.Record.OwnerOf(n) == a.op.owner
 }
 
@@ -248,29 +248,16 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record
 // finish removes attachments whose removal has failed before, unless that was
 // just now.
 func (op *operation) finish(ctx context.Context, going []*attachment) error {
-	if op.Record != nil {
-		for _, a := range going {
-			if err := notYet(op.Record.Find(a.IfName)); err != nil {
-				return err
-			}
+	for _, a := range going {
+		n := a.entry()
+		if n == nil {
+			continue
+		}
+		if wait := n.RetryIn(time.Now()); wait > 0 {
+			return fmt.Errorf("%w: in %v, after %d failures: %s", errNotYet, wait.Round(time.Second), n.Failures, n.LastError)
 		}
 	}
 	return op.tearDown(context.WithoutCancel(ctx), going)
-}
-
-// notYet returns an error while it is too early to repeat a failed removal. The
-// time doubles from a second, to at most an hour. A Remove by the caller does
-// not wait.
-func notYet(n *record.Attachment) error {
-	if n == nil || n.Failures == 0 || n.LastTry.After(time.Now()) {
-		return nil // the clock was ahead: the time of the failure is unknown
-	}
-	delay := min(time.Second<<min(n.Failures-1, 12), time.Hour)
-	wait := time.Until(n.LastTry.Add(delay))
-	if wait <= 0 {
-		return nil
-	}
-	return fmt.Errorf("%w: in %v, after %d failures: %s", errNotYet, wait.Round(time.Second), n.Failures, n.LastError)
 }
 
 // lockedGrace is the time for which a container may be locked and still be
@@ -301,7 +288,7 @@ func (op *operation) going() ([]*attachment, error) {
 	if op.Damaged {
 		// The log has neither boot nor path. Where mounts keep namespaces, a
 		// missing mount is proof; elsewhere there is none.
-		if op.attachedBefore() && (!op.Gone() || !op.Pins.WasMounted(op.ID)) {
+		if op.Record != nil && op.Record.WasAttached() && (!op.Gone() || !op.Pins.WasMounted(op.ID)) {
 			return nil, nil
 		}
 		return op.attachments, nil
@@ -315,31 +302,12 @@ func (op *operation) going() ([]*attachment, error) {
 	return op.unfinished(), nil
 }
 
-// attachedBefore reports whether the log of a damaged record shows that the
-// container was attached, and that no Remove has begun.
-func (op *operation) attachedBefore() bool {
-	return op.Record != nil && slices.ContainsFunc(op.Record.Attachments, func(n record.Attachment) bool {
-		return n.State == record.Added && n.Failures == 0
-	})
-}
-
 // unfinished returns the attachments that a Remove has begun to remove, and
 // those of an unfinished Setup, about which its caller has learned nothing.
-func (op *operation) unfinished() []*attachment {
-	half := map[int]bool{}
-	for _, n := range op.Record.Attachments {
-		if n.State == record.Planned {
-			half[n.Call] = true
-		}
-	}
-	var all []*attachment
-	for _, a := range op.attachments {
-		n := op.Record.Find(a.IfName)
-		if n.State == record.Deleting || n.Failures > 0 || half[n.Call] {
-			all = append(all, a)
-		}
-	}
-	return all
+func (op *operation) unfinished() attachments {
+	return slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool {
+		return !op.Record.IsUnfinished(a.entry())
+	})
 }
 
 // doubt returns the reason why the attachments are not known to be healthy, or

@@ -77,27 +77,27 @@ func (s *snapshot) validateSelected(ns *Namespace, rec *record.Record) error {
 // tearDown runs the DELs, sweeps their leftovers, and verifies that nothing
 // remains. Then it deletes the record; otherwise the record stays, with the
 // reason, for the next attempt.
-func (op *operation) tearDown(ctx context.Context, attachments []*attachment) error {
-	op.removal.leaving = namesOf(attachments)
-	op.syncLedger(attachments)
-	if err := op.takeCharge(attachments); err != nil {
+func (op *operation) tearDown(ctx context.Context, going attachments) error {
+	op.removal.leaving = going.names()
+	op.syncLedger(going)
+	if err := op.takeCharge(going); err != nil {
 		return leftover(op.ID, err)
 	}
 	var delErr error
 	if op.HostGone {
-		delErr = op.withoutHost(attachments)
+		delErr = going.withoutHost()
 	} else {
-		delErr = op.detach(ctx, attachments)
+		delErr = going.detach(ctx)
 	}
-	left, err := op.sweep(ctx, attachments)
+	left, err := going.sweep(ctx)
 	clean := len(left) == 0 && err == nil
 	open := delErr
 	if clean && delErr != nil && !op.HostGone {
-		open = op.withoutUndone(ctx, attachments, delErr)
+		open = going.withoutUndone(ctx, delErr)
 	}
 	switch {
-	case clean && (open == nil || op.isCovered(attachments, open)):
-		if err := op.forget(attachments); err != nil {
+	case clean && (open == nil || going.areCovered(open)):
+		if err := op.forget(going); err != nil {
 			// Only the record remains, for example because the disk has become
 			// read-only. The next Recover removes it.
 			op.logger.Error("delete the attachment record", "container", op.ID, "error", err)
@@ -106,24 +106,24 @@ func (op *operation) tearDown(ctx context.Context, attachments []*attachment) er
 			return nil
 		}
 		op.logger.Warn("DEL failed, and nothing is left", "container", op.ID, "error", delErr)
-		op.uncache(attachments)
+		going.uncache()
 		if op.teardownErrors {
 			return delErr
 		}
 		return nil
 	default:
 		stays := &LeftoverError{ContainerID: string(op.ID), Left: left, Err: join(delErr, err)}
-		op.keep(attachments, stays)
+		going.stay(stays)
 		return stays
 	}
 }
 
 // uncache deletes attachments from libcni's cache that stayed there because a
 // DEL failed.
-func (op *operation) uncache(attachments []*attachment) {
-	for _, a := range attachments {
+func (all attachments) uncache() {
+	for _, a := range all {
 		if err := a.cached().Forget(); err != nil {
-			op.logger.Warn("forget a removed attachment", "container", op.ID, "network", a.network.config.Name, "error", err)
+			a.op.logger.Warn("forget a removed attachment", "container", a.op.ID, "network", a.network.config.Name, "error", err)
 		}
 	}
 }
@@ -131,7 +131,7 @@ func (op *operation) uncache(attachments []*attachment) {
 // takeCharge records the process that works on the container from now on, and
 // the attachments that it removes: if it is killed, the other attachments must
 // not count as broken. A full disk must not keep a container attached.
-func (op *operation) takeCharge(attachments []*attachment) error {
+func (op *operation) takeCharge(going attachments) error {
 	if op.Record == nil {
 		return nil
 	}
@@ -140,7 +140,7 @@ func (op *operation) takeCharge(attachments []*attachment) error {
 		return err
 	}
 	life := op.Life()
-	for _, a := range attachments {
+	for _, a := range going {
 		if err := a.Append(record.Entry{Runtime: self, Life: life, PIDNS: op.PIDNS, State: record.Deleting}); err != nil {
 			op.logger.Warn("note a removal in the record", "container", op.ID, "error", err)
 		}
@@ -149,22 +149,24 @@ func (op *operation) takeCharge(attachments []*attachment) error {
 }
 
 // detach runs the DELs of all attachments, last first, and returns all errors.
-func (op *operation) detach(ctx context.Context, attachments []*attachment) error {
+func (all attachments) detach(ctx context.Context) error {
 	var errs []error
-	for _, a := range attachments {
+	for _, a := range all {
 		a.restoreDevice()
 	}
-	for _, a := range slices.Backward(attachments) {
+	for _, a := range slices.Backward(all) {
 		errs = append(errs, a.del(ctx))
 	}
 	return join(errs...)
 }
 
+// del runs the DELs of one network. It returns no errors of plugins whose ADD was not
+// started.
 func (a *attachment) del(ctx context.Context) (err error) {
 	ctx, span := spans.Network(ctx, "cni.detachNetwork", a.network.config.Name, a.IfName)
 	defer func() { spans.End(span, err) }()
-	err = a.chain().Del(ctx, &a.Attachment, a.partial)
-	return a.dropNeverRan(a.errors("DEL", err))
+	err = a.errors("DEL", a.chain().Del(ctx, &a.Attachment, a.partial))
+	return without(err, func(e *Error) bool { return e.Plugin != "" && a.plugins.NotRun(e.Plugin) })
 }
 
 // useCached completes the parameters of this call with those of the ADD: the
@@ -192,9 +194,9 @@ func (a *attachment) useCached() {
 // namespace, where the same names and addresses can be others'. The sweep
 // removes files, and an error names the plugins that may have files which the
 // sweep does not know.
-func (op *operation) withoutHost(attachments []*attachment) error {
+func (all attachments) withoutHost() error {
 	var errs []error
-	for _, a := range attachments {
+	for _, a := range all {
 		for _, p := range a.network.config.Plugins {
 			for _, typ := range []string{p.Network.Type, p.Network.IPAM.Type} {
 				if k := known.Of(typ); typ == "" || k.IPAM || k.Swept && !a.described().IsCallers(typ) {
@@ -206,13 +208,8 @@ func (op *operation) withoutHost(attachments []*attachment) error {
 			}
 		}
 	}
-	op.uncache(attachments)
+	all.uncache()
 	return join(errs...)
-}
-
-// dropNeverRan removes the errors of plugins whose ADD was not started.
-func (a *attachment) dropNeverRan(err error) error {
-	return without(err, func(e *Error) bool { return e.Plugin != "" && a.plugins.NotRun(e.Plugin) })
 }
 
 // without removes the plugins' errors that are settled.
@@ -234,29 +231,35 @@ func without(err error, settled func(*Error) bool) error {
 //
 // A plugin can fail in DEL before it calls its delegate, because its own work
 // was never done, or because it cannot find the delegate.
-func (op *operation) withoutUndone(ctx context.Context, attachments []*attachment, err error) error {
+func (all attachments) withoutUndone(ctx context.Context, err error) error {
 	return without(err, func(e *Error) bool {
-		a := op.attachmentOf(attachments, e)
+		a := all.of(e)
 		return a != nil && a.state == record.Planned && a.undone(ctx, e)
 	})
 }
 
-func (op *operation) attachmentOf(attachments []*attachment, e *Error) *attachment {
-	i := slices.IndexFunc(attachments, func(a *attachment) bool {
+// of returns the attachment that an Error is about, or nil.
+func (all attachments) of(e *Error) *attachment {
+	i := slices.IndexFunc(all, func(a *attachment) bool {
 		return a.network.config.Name == e.Network && a.IfName == e.IfName
 	})
 	if i < 0 {
 		return nil
 	}
-	return attachments[i]
+	return all[i]
 }
 
 // undone reports whether a plugin that failed in DEL after a failed ADD can have
 // left nothing behind.
 func (a *attachment) undone(ctx context.Context, e *Error) bool {
-	types := a.op.failedTypes([]*attachment{a}, e)
+	d, types := a.described(), attachments{a}.failedTypes(e)
 	for _, typ := range types {
-		if !covers([]*attachment{a}, []string{typ}) && !a.neverMoved(typ) {
+		if d.Covers(typ) {
+			continue
+		}
+		// Or it moves a device into the container, which does not exist or could not be
+		// moved.
+		if known.Of(typ).Makes != known.Moved || d.IsCallers(typ) || !a.op.HasNoDevice(a.NetNS, a.IfName) {
 			return false
 		}
 	}
@@ -269,64 +272,51 @@ func (a *attachment) undone(ctx context.Context, e *Error) bool {
 	return true
 }
 
-// neverMoved reports whether the plugin moves a device into the container, and
-// there is none: the device does not exist, or could not be moved.
-func (a *attachment) neverMoved(typ string) bool {
-	return known.Of(typ).Makes == known.Moved && !a.described().IsCallers(typ) && a.op.HasNoDevice(a.NetNS, a.IfName)
-}
-
 // ipamUndone reports whether the IPAM plugin of a plugin whose DEL failed holds
 // nothing for the attachment. Unless the sweep covers it, it is asked for a DEL
 // with the request of the failed one. If it cannot be started, it could not be
 // started for the ADD either.
 func (a *attachment) ipamUndone(ctx context.Context, typ, ipam string) bool {
-	if a.plugins.NotRun(ipam) || known.Of(ipam).IPAM && !a.described().IsCallers(ipam) {
-		return true
-	}
-	return a.runner().DeletesIPAM(ctx, typ, ipam)
+	return a.plugins.NotRun(ipam) || a.described().CoversIPAM(ipam) || a.runner().DeletesIPAM(ctx, typ, ipam)
 }
 
-// failedTypes returns the types of the plugins whose work may be unfinished
-// according to an Error. A batched change may be that of any plugin in the
-// chain.
-func (op *operation) failedTypes(attachments []*attachment, e *Error) []string {
+// failedTypes returns the types of the plugins whose work may be unfinished according
+// to the Error of a DEL. A batched change may be that of any plugin in the chain.
+func (all attachments) failedTypes(e *Error) []string {
 	if errors.As(e.Err, new(*sweep.SiblingError)) {
 		return []string{""} // the sweep does not cover attachments that stay
 	}
 	if !errors.As(e.Err, new(*runner.FlushError)) {
 		return []string{e.Plugin}
 	}
-	if a := op.attachmentOf(attachments, e); a != nil {
+	if a := all.of(e); a != nil {
 		return a.runner().Types()
 	}
 	return []string{""} // unknown
 }
 
-// covers reports whether the sweep covers plugins of all these types, for these
-// attachments. The leftovers of other plugins are unknown, so their failed DEL
-// remains a failure.
-func covers(attachments []*attachment, types []string) bool {
-	return !slices.ContainsFunc(types, func(typ string) bool {
-		return slices.ContainsFunc(attachments, func(a *attachment) bool { return !a.described().Covers(typ) })
-	})
-}
-
-// isCovered reports whether a sweep that found nothing compensates for failed
-// DELs.
-func (op *operation) isCovered(attachments []*attachment, err error) bool {
-	for _, e := range pluginErrors(err) {
-		var failed *Error
-		if !errors.As(e, &failed) || !covers(attachments, op.failedTypes(attachments, failed)) {
+// areCovered reports whether a sweep that found nothing compensates for failed DELs: it
+// covers the plugins that failed, for each attachment, and all IPAM plugins. The
+// leftovers of other plugins are unknown, so their failed DEL remains a failure.
+func (all attachments) areCovered(err error) bool {
+	var types []string
+	for _, one := range pluginErrors(err) {
+		var e *Error
+		if !errors.As(one, &e) {
 			return false
 		}
+		types = append(types, all.failedTypes(e)...)
 	}
-	for _, a := range attachments {
+	for _, a := range all {
+		d := a.described()
+		if slices.ContainsFunc(types, func(typ string) bool { return !d.Covers(typ) }) {
+			return false
+		}
 		for _, p := range a.network.config.Plugins {
-			ipam := p.Network.IPAM.Type
-			if ipam != "" && (!known.Of(ipam).IPAM || a.described().IsCallers(ipam)) {
+			if ipam := p.Network.IPAM.Type; ipam != "" && !d.CoversIPAM(ipam) {
 				return false
 			}
 		}
 	}
-	return len(pluginErrors(err)) > 0
+	return len(types) > 0
 }

@@ -35,7 +35,7 @@ func (a *attachment) chain() *chain.Chain {
 		if err := r.End(ctx, verb); err != nil || verb != "ADD" || a.op.MadeAs != "" {
 			return err
 		}
-		if err := a.Durable(); err != nil {
+		if err := r.Durable(); err != nil {
 			return a.error(verb, err)
 		}
 		return nil
@@ -52,7 +52,7 @@ func (a *attachment) cached() chain.Cached {
 func (a *attachment) runner() *runner.Runner {
 	r := &runner.Runner{
 		Runtime: a.op.runner, Plugins: &a.plugins, Network: a.network.config,
-		ContainerID: a.op.ID, IfName: a.IfName, Container: a.inside(), Given: a.given(), Attachment: a,
+		ContainerID: a.op.ID, IfName: a.IfName, Container: a.inside(), Given: a.given(), Attachment: hooks{a},
 	}
 	if a.op.Host != nil {
 		r.Host = a.op.Host.Handle
@@ -76,8 +76,12 @@ func (a *attachment) given() caller.Given {
 	return g
 }
 
+// hooks is an attachment while a [runner.Runner] runs its plugins. They keep a plugin
+// from other attachments' interfaces, rules and addresses, and note what it has made.
+type hooks struct{ *attachment }
+
 // Durable implements [runner.Attachment].
-func (a *attachment) Durable() error {
+func (a hooks) Durable() error {
 	if err := a.op.Pending().Wait(); err != nil {
 		return fmt.Errorf("write the attachment record to the disk: %w", err)
 	}
@@ -85,7 +89,7 @@ func (a *attachment) Durable() error {
 }
 
 // Before implements [runner.Attachment].
-func (a *attachment) Before(call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
+func (a hooks) Before(call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
 	if kind == runner.Executable && call.Verb == "ADD" && call.Plugin == known.Loopback {
 		// The executable's DEL sets lo down, even if it was up before. Then something
 		// else uses it, so After sets it up again. The built-in plugin leaves it alone.
@@ -101,7 +105,7 @@ func (a *attachment) Before(call chain.Call, kind runner.Kind) (chain.Call, bool
 }
 
 // After implements [runner.Attachment].
-func (a *attachment) After(call chain.Call, kind runner.Kind, err error) error {
+func (a hooks) After(call chain.Call, kind runner.Kind, err error) error {
 	if kind == runner.Executable && call.Verb == "DEL" && call.Plugin == known.Loopback && caller.LoWasUp(a) {
 		err = join(err, a.op.SetLoUp(a.NetNS))
 	}
@@ -112,7 +116,7 @@ func (a *attachment) After(call chain.Call, kind runner.Kind, err error) error {
 }
 
 // Fail implements [runner.Attachment].
-func (a *attachment) Fail(f runner.Failure) error {
+func (a hooks) Fail(f runner.Failure) error {
 	e := a.error(f.Verb, withSentinel(f.Err))
 	e.Plugin, e.PluginKind = f.Plugin, PluginKind(f.Kind)
 	e.Code, e.Msg, e.Details, e.Stderr = f.Code, f.Msg, f.Details, f.Stderr
@@ -155,17 +159,14 @@ func (a *attachment) inDoubt() bool {
 	if a.attempted {
 		return false // added by this call
 	}
-	if a.op.Rebooted || a.op.Damaged || a.op.Record == nil {
-		return true
-	}
-	n := a.op.Record.Find(a.IfName)
-	return a.state != record.Added || n == nil || n.Failures > 0
+	n := a.entry()
+	return a.op.Rebooted || a.op.Damaged || a.state != record.Added || n == nil || n.Failures > 0
 }
 
 // sparing returns a DEL's call as it may run, and reports whether it may run at
 // all. A plugin may delete by a name or an address that another attachment has
 // by now. The sweep, which knows the owners, then deletes the rest.
-func (a *attachment) sparing(call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
+func (a hooks) sparing(call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
 	switch {
 	case call.Verb != "DEL" || kind == runner.Registered:
 	case call.Plugin == known.Firewall && (a.inDoubt() || a.described().IsZoned()):
@@ -181,7 +182,7 @@ func (a *attachment) sparing(call chain.Call, kind runner.Kind) (chain.Call, boo
 // mayUnshape reports whether the DEL of the plugin bandwidth may run. It deletes
 // a device by a name that other interfaces of the container share, and some of
 // other containers.
-func (a *attachment) mayUnshape() (bool, error) {
+func (a hooks) mayUnshape() (bool, error) {
 	t, done := a.target()
 	defer done()
 	if t.Host == nil {
@@ -197,7 +198,7 @@ func (a *attachment) mayUnshape() (bool, error) {
 
 // withoutClaimed removes the addresses of other attachments from the previous
 // result: the plugin firewall deletes the rules of all addresses in it.
-func (a *attachment) withoutClaimed(call *chain.Call) error {
+func (a hooks) withoutClaimed(call *chain.Call) error {
 	t, done := a.target()
 	defer done()
 	taken, err := t.Addresses, error(nil) // after a reboot only restored rules exist, and the sweep finds those
@@ -218,7 +219,7 @@ func (a *attachment) withoutClaimed(call *chain.Call) error {
 // noteDevice notes the interface that an ADD has made, or moved into the
 // container, before anything in the container can rename it. Without the note
 // only its name identifies it.
-func (a *attachment) noteDevice(call chain.Call, kind runner.Kind) {
+func (a hooks) noteDevice(call chain.Call, kind runner.Kind) {
 	if call.Verb != "ADD" || call.Plugin != a.network.config.Plugins[0].Network.Type || !known.Of(call.Plugin).Makes.NeedsIdentity() ||
 		kind == runner.Registered || a.inside() == nil || a.op.Host.Handle == nil {
 		return

@@ -21,7 +21,7 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
 	defer op.end()
-	if slices.ContainsFunc(op.attachments, (*attachment).entersContainer) {
+	if slices.ContainsFunc(op.attachments, func(a *attachment) bool { return a.network.entersContainer() }) {
 		op.Prepare()
 	}
 	s.reap(op.Host, true)
@@ -56,7 +56,7 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 	op.endRemoval() // of an earlier attempt
 	for _, a := range op.attachments {
-		a.attempted, a.state, a.partial, a.noted = false, record.Planned, nil, nil
+		a.progress = a.again()
 		a.facts.Reset(nil)
 		a.plugins.Reset(nil, nil)
 	}
@@ -69,10 +69,10 @@ func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 // finishSetup attaches the recorded attachments, and undoes everything if
 // anything fails.
 func (op *operation) finishSetup(ctx context.Context, serially bool) (*Result, error) {
-	results, err := op.attach(ctx, serially)
+	sources, err := op.attach(ctx, serially)
 	var result *Result
 	if err == nil {
-		result, err = op.convert(results)
+		result, err = newResult(sources, ifName(op.prefix, 0))
 	}
 	if err == nil {
 		return result, nil
@@ -92,18 +92,20 @@ func (r *rollbackError) Unwrap() []error { return []error{r.err, r.rollback} }
 
 // attach runs the ADDs, each network in a goroutine of its own unless serially.
 // It stops a group at its first error, and returns the errors of all groups.
-func (op *operation) attach(ctx context.Context, serially bool) ([]*types100.Result, error) {
-	results := make([]*types100.Result, len(op.attachments))
+func (op *operation) attach(ctx context.Context, serially bool) ([]source, error) {
+	results := make([]source, len(op.attachments))
 	errs := make([]error, len(op.attachments))
 	run := func(group []int) {
 		for _, i := range group {
-			results[i], errs[i] = op.attachments[i].addTraced(ctx, i, serially)
+			a := op.attachments[i]
+			results[i] = source{network: a.network.config.Name, ifName: a.IfName}
+			results[i].result, errs[i] = a.addTraced(ctx, i, serially)
 			if errs[i] != nil {
 				return
 			}
 		}
 	}
-	groups := op.groups(serially)
+	groups := op.attachments.groups(serially)
 	if len(groups) == 1 { // another goroutine would need another thread if the caller has locked its own
 		run(groups[0])
 		return results, join(errs...)
@@ -123,10 +125,10 @@ func (op *operation) attach(ctx context.Context, serially bool) ([]*types100.Res
 // groups returns the positions of attachments that must run one after the other:
 // all of them if serially, else those of one network, whose plugins would
 // interfere with each other.
-func (op *operation) groups(serially bool) [][]int {
+func (all attachments) groups(serially bool) [][]int {
 	var groups [][]int
 	of := map[string]int{}
-	for i, a := range op.attachments {
+	for i, a := range all {
 		key := a.network.config.Name
 		if serially {
 			key = ""
@@ -158,11 +160,7 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 	if err != nil {
 		return nil, a.error("ADD", err)
 	}
-	a.attempted = true
-	part := a.part
-	if part.To == 0 {
-		part.To = len(a.network.config.Plugins)
-	}
+	part := a.begin(len(a.network.config.Plugins))
 	defer func() { _ = first.End(false) }() // after a panic; otherwise it ends below
 	result, partial, err := a.chain().AddPart(ctx, &a.Attachment, part)
 	a.partial = partial
@@ -197,14 +195,6 @@ func (a *attachment) firstKey() firstadd.Key {
 		}
 	}
 	return key
-}
-
-func (op *operation) convert(results []*types100.Result) (*Result, error) {
-	sources := make([]source, len(results))
-	for i, a := range op.attachments {
-		sources[i] = source{network: a.network.config.Name, ifName: a.IfName, result: results[i]}
-	}
-	return newResult(sources, ifName(op.prefix, 0))
 }
 
 // rollBack detaches the attachments that were begun, and forgets the others. The

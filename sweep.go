@@ -16,26 +16,17 @@ import (
 // sweep removes the attachments' leftovers that the reference plugins leave when
 // a DEL fails or is killed, and looks again. It returns neither lines nor an
 // error only after verifying that nothing remains.
-func (op *operation) sweep(ctx context.Context, attachments []*attachment) (left []string, err error) {
+func (all attachments) sweep(ctx context.Context) (left []string, err error) {
 	var errs []error
-	for _, a := range attachments {
+	for _, a := range all {
 		l, err := a.sweep(ctx)
 		left = append(left, l...)
 		errs = append(errs, err)
 	}
 	if len(errs) > 0 && join(errs...) == nil && len(left) == 0 {
-		errs = append(errs, attachments[0].makeAgain(ctx, footprint.Inherited))
+		errs = append(errs, all[0].makeAgain(ctx, footprint.Inherited))
 	}
 	return left, join(errs...)
-}
-
-// namesOf returns the names of the attachments' interfaces.
-func namesOf(attachments []*attachment) map[string]bool {
-	names := make(map[string]bool, len(attachments))
-	for _, a := range attachments {
-		names[a.IfName] = true
-	}
-	return names
 }
 
 func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
@@ -50,7 +41,7 @@ func (a *attachment) described() *footprint.Attachment {
 		Attachment: a.Attachment, List: a.network.config,
 		Result: json.RawMessage(a.partial), Device: a.Fact(footprint.DeviceFact),
 		Ran: a.plugins.Recorded(), IsRegistered: a.op.runner.IsRegistered,
-		Recorded: a.op.Record != nil && !a.op.Damaged && a.op.Record.Find(a.IfName) != nil,
+		Recorded: !a.op.Damaged && a.entry() != nil,
 		Rebooted: a.op.Rebooted, HostGone: a.op.HostGone,
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/containernetworking/cni/libcni"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/known"
@@ -75,6 +76,24 @@ func (a *Attachment) first() string {
 	return a.List.Plugins[0].Network.Type
 }
 
+// MadeInterface reports whether the ADD has made an interface of the attachment's
+// name, other than lo, by its result. A loopback under another name, a device for a
+// driver in user space (pciID, socketPath) and a plugin that only makes rules have
+// none. Without a result, or with one of a version that lists no interfaces, the type of
+// the first plugin decides.
+func (a *Attachment) MadeInterface() bool {
+	if a.IfName == "lo" {
+		return false
+	}
+	result := chain.Decode(a.Result)
+	if result == nil || len(result.Interfaces) == 0 {
+		return result == nil || known.Of(a.first()).Makes.IsNew()
+	}
+	return slices.ContainsFunc(result.Interfaces, func(i *types100.Interface) bool {
+		return i.Name == a.IfName && i.Sandbox != "" && i.PciID == "" && i.SocketPath == ""
+	})
+}
+
 // KnownDevice returns the attachment's interface. It returns nil if that was not
 // noted, or cannot exist: a rebooted host has its devices back, and they are gone
 // with the host's namespace.
@@ -98,6 +117,10 @@ func (a *Attachment) Covers(typ string) bool {
 	}
 	return t.Swept
 }
+
+// CoversIPAM reports whether the sweep releases everything that an IPAM plugin of the
+// attachment can hold.
+func (a *Attachment) CoversIPAM(typ string) bool { return known.Of(typ).IPAM && !a.IsCallers(typ) }
 
 // knowsInterface reports whether the interface ends with the attachment, or is one of
 // the host's that can be found.

@@ -187,6 +187,15 @@ const (
 // is complete.
 func (a *Attachment) Answered() bool { return a.State == Added || a.State == Deleting }
 
+// RetryIn returns the time until a failed removal is to be repeated. The delay doubles
+// from a second, to at most an hour. It is not positive if there is none.
+func (a *Attachment) RetryIn(now time.Time) time.Duration {
+	if a.Failures == 0 || a.LastTry.After(now) {
+		return 0 // the clock was ahead: the time of the failure is unknown
+	}
+	return min(time.Second<<min(a.Failures-1, 12), time.Hour) - now.Sub(a.LastTry)
+}
+
 // OwnerOf returns the owner of an attachment: GC and Recover touch only their
 // own. The record's owner is the owner of its first attachment. Earlier versions
 // look at the record's owner only.
@@ -217,6 +226,24 @@ func (r *Record) Shared() bool {
 	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool {
 		return n.State != Deleted && r.OwnerOf(&n) != r.Owner
 	})
+}
+
+// WasAttached reports whether an attachment is complete, and no removal of it has begun.
+func (r *Record) WasAttached() bool {
+	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool { return n.State == Added && n.Failures == 0 })
+}
+
+// IsUnfinished reports whether a removal of one of the attachments has begun, or the
+// Setup that it belongs to has not ended.
+func (r *Record) IsUnfinished(n *Attachment) bool {
+	return n.State == Deleting || n.Failures > 0 ||
+		slices.ContainsFunc(r.Attachments, func(o Attachment) bool { return o.State == Planned && o.Call == n.Call })
+}
+
+// HasOthers reports whether attachments are in the record under other interface names
+// than these.
+func (r *Record) HasOthers(names map[string]bool) bool {
+	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool { return n.State != Deleted && !names[n.IfName] })
 }
 
 // Find returns the attachment with that interface name, or nil.
