@@ -93,7 +93,7 @@ func TestFault_F21_RemoveOnAReadOnlyStateDirectoryGoesOnAndLogs(t *testing.T) {
 			`error="lock \"barrier\" and 1 more: lock file unavailable: open %s: read-only file system"`, s.Path("state", "embedcni", "locks")),
 		fmt.Sprintf(`msg="note a removal in the record" container=c1 error="record of container c1: open %s.json: read-only file system"`,
 			s.RecordFile("c1")),
-		fmt.Sprintf(`msg="note in the ledger what GC can go by" container=c1 error="ledger of attachments: open %s: read-only file system"`,
+		fmt.Sprintf(`msg="write the addresses that GC needs to the ledger" container=c1 error="ledger of attachments: open %s: read-only file system"`,
 			ledgers[0]),
 	})
 	// The next one deletes the leftover file.

@@ -333,7 +333,7 @@ func TestRecoverDiscardsEmptyRecords(t *testing.T) {
 
 	expect.NoError(t, netns.Unpin(s.Pin("c1"))) // as after a reboot
 	testhost.WantRecover(t, r, cni.Report{Removed: []string{name}})
-	if lines := log.Lines("ERROR"); len(lines) != 1 || !strings.Contains(lines[0], "what it recorded may be left") {
+	if lines := log.Lines("ERROR"); len(lines) != 1 || !strings.Contains(lines[0], "leftovers of its attachments are possible") {
 		t.Errorf("errors logged: %q", lines)
 	}
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
