@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spans"
 )
 
@@ -62,8 +61,8 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 func (a *attachment) check(ctx context.Context) (err error) {
 	ctx, span := spans.Network(ctx, "cni.checkNetwork", a.network.config.Name, a.IfName)
 	defer func() { spans.End(span, err) }()
-	if rec := a.op.Record; rec != nil {
-		err = a.useRecorded(rec)
+	if a.op.Record != nil {
+		a, err = a.recorded()
 	} else {
 		a.useCached()
 	}
@@ -73,21 +72,17 @@ func (a *attachment) check(ctx context.Context) (err error) {
 	return a.errors("CHECK", err)
 }
 
-// useRecorded gives CHECK the configuration, the parameters and the result of
-// the ADD.
-func (a *attachment) useRecorded(rec *record.Record) error {
-	n := rec.Find(a.IfName)
+// recorded returns the attachment with the configuration, the parameters and the
+// result of its ADD; with an error it is the attachment itself.
+func (a *attachment) recorded() (*attachment, error) {
+	n := a.entry()
 	if n == nil || n.Network != a.network.config.Name || !n.Answered() {
-		return fmt.Errorf("%s of network %q: %w", a.IfName, a.network.config.Name, ErrNotAttached)
+		return a, fmt.Errorf("%s of network %q: %w", a.IfName, a.network.config.Name, ErrNotAttached)
 	}
-	recorded, err := a.op.fromRecord(&record.Record{ContainerID: rec.ContainerID, PluginID: rec.PluginID, Attachments: []record.Attachment{*n}})
+	recorded, err := a.op.fromEntry(n)
 	if err != nil {
-		return err
+		return a, err
 	}
-	a.facts.Reset(n.Facts)
-	a.plugins.Reset(n.Plugins, n.NeverRan)
-	netNS := a.NetNS
-	a.network, a.Attachment, a.partial = recorded[0].network, recorded[0].Attachment, recorded[0].partial
-	a.NetNS = netNS
-	return nil
+	recorded.NetNS = a.NetNS
+	return recorded, nil
 }

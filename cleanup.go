@@ -205,7 +205,7 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 	if err := op.EnterRecorded(true); err != nil {
 		return nil, err
 	}
-	recorded, err := op.fromRecord(&record.Record{ContainerID: rec.ContainerID, PluginID: rec.PluginID, Attachments: []record.Attachment{*n}})
+	recorded, err := op.fromEntry(n)
 	if err != nil && configured {
 		bare.NetNS = op.Path
 		return bare, nil
@@ -213,7 +213,7 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 	if err != nil {
 		return nil, err
 	}
-	return recorded[0], nil
+	return recorded, nil
 }
 
 // inCache returns the configuration with which libcni cached the attachment, or

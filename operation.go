@@ -191,6 +191,31 @@ func (a *attachment) entry() *record.Attachment {
 // inside returns the container's namespace if it is open and the attachment's.
 func (a *attachment) inside() *netns.Handle { return a.op.Inside(a.NetNS) }
 
+// isAlive reports whether an attachment is alive: its namespace exists and has the
+// interface. Every namespace has a loopback interface, so lo is alive if an
+// attachment of the same Setup is, or without one if the namespace exists.
+func (a *attachment) isAlive(all []*attachment) (bool, error) {
+	ifName := ""
+	if a.described().MadeInterface() { // an interface that was never made cannot be missing
+		ifName = a.IfName
+	}
+	live, err := a.op.Lives(a.NetNS, ifName)
+	if a.IfName != "lo" || !live || err != nil {
+		return live, err
+	}
+	alone := true
+	for _, other := range all {
+		if other.IfName == "lo" {
+			continue
+		}
+		alone = false
+		if live, err := other.isAlive(nil); live || err != nil {
+			return live, err
+		}
+	}
+	return alone, nil
+}
+
 // error returns an Error that names the network and the container.
 func (a *attachment) error(verb string, err error) *Error {
 	e := &Error{Op: verb, Network: a.network.config.Name, Err: err}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -223,18 +222,26 @@ func loadedFor(networks []*Network, ifName string) (found []*Network, err error)
 		len(found), len(networks), networks[0].config.Name, ifName, strings.Join(names, ", "), ErrInvalidArgument)
 }
 
-// cachedAs returns the loaded network that libcni may have cached under that name and
-// interface: the one that was loaded for the interface, or else the first with the
-// name. It returns nil if no network has the name.
-func (s *snapshot) cachedAs(network, ifName string) *Network {
-	found, err := s.find(network)
-	if err != nil {
+// narrow keeps only the attachments that the call selects.
+func (op *operation) narrow(ns *Namespace) error {
+	if len(ns.selected) == 0 {
 		return nil
 	}
-	if one, err := loadedFor(found, ifName); err == nil {
-		return one[0]
+	var kept []*attachment
+	for _, sel := range ns.selected {
+		found := false
+		for _, a := range op.attachments {
+			if sel.means(a) {
+				kept = append(kept, a)
+				found = true
+			}
+		}
+		if _, err := op.find(sel.network); !found && err != nil {
+			return err
+		}
 	}
-	return found[0]
+	op.attachments = kept
+	return nil
 }
 
 // means reports whether a selection selects an attachment that is on record.
@@ -267,26 +274,4 @@ func (s *snapshot) unnamed() error {
 		}
 	}
 	return nil
-}
-
-// useCachedConfig gives a DEL without a record the configuration that libcni has
-// cached with the attachment, if several loaded networks have its name. They may have
-// been loaded in another order since the ADD.
-func (a *attachment) useCachedConfig() {
-	if !a.op.shared(a.network) {
-		return
-	}
-	cached, err := chain.AllCached(a.op.stateDir, a.ContainerID)
-	if err != nil {
-		a.op.logger.Warn("cached attachments cannot be listed", "container", a.ContainerID, "error", err)
-		return
-	}
-	for _, c := range cached {
-		if c.Network != a.network.config.Name || c.IfName != a.IfName {
-			continue
-		}
-		if list, err := conflist.Parse(c.Config); err == nil && len(list.Plugins) > 0 {
-			a.network = &Network{config: list, ifName: a.IfName, snapshot: a.op.snapshot}
-		}
-	}
 }

@@ -23,7 +23,7 @@ func (op *operation) write(ctx context.Context) error {
 		return err
 	}
 	for _, a := range op.attachments {
-		n, err := a.recorded(ctx)
+		n, err := a.newEntry(ctx)
 		if err != nil {
 			return err
 		}
@@ -46,9 +46,9 @@ func (op *operation) write(ctx context.Context) error {
 	return nil
 }
 
-// recorded returns all parameters of the attachment's plugins, and the plugins
-// that run.
-func (a *attachment) recorded(ctx context.Context) (record.Attachment, error) {
+// newEntry returns all parameters of the attachment's plugins for the record, and the
+// plugins that run.
+func (a *attachment) newEntry(ctx context.Context) (record.Attachment, error) {
 	a.runner().Choose(ctx)
 	n := record.Attachment{Network: a.network.config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.plugins.Recorded()}
 	var err error
@@ -135,55 +135,41 @@ func (op *operation) enterRecorded(mustStop bool) ([]*attachment, error) {
 	if err := op.EnterRecorded(mustStop); err != nil {
 		return nil, err
 	}
-	return op.fromRecord(op.Record)
+	return op.fromRecord()
 }
 
-// narrow keeps only the attachments that the call selects.
-func (op *operation) narrow(ns *Namespace) error {
-	if len(ns.selected) == 0 {
-		return nil
-	}
-	var kept []*attachment
-	for _, sel := range ns.selected {
-		found := false
-		for _, a := range op.attachments {
-			if sel.means(a) {
-				kept = append(kept, a)
-				found = true
-			}
-		}
-		if _, err := op.find(sel.network); !found && err != nil {
-			return err
-		}
-	}
-	op.attachments = kept
-	return nil
-}
-
-// fromRecord returns the attachments of a record, with the configuration of
+// fromRecord returns the attachments of the record, with the configuration of
 // their ADD rather than the loaded one.
-func (op *operation) fromRecord(rec *record.Record) ([]*attachment, error) {
-	var attachments []*attachment
-	for _, n := range rec.Attachments {
+func (op *operation) fromRecord() (all attachments, err error) {
+	for i := range op.Record.Attachments {
+		n := &op.Record.Attachments[i]
 		if n.State == record.Deleted {
 			continue
 		}
-		list, err := conflist.Parse(n.Config)
+		a, err := op.fromEntry(n)
 		if err != nil {
-			return nil, fmt.Errorf("recorded configuration of network %q: %w: %w", n.Network, err, ErrInvalidConfig)
+			return nil, err
 		}
-		a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.snapshot}}
-		a.state, a.partial = n.State, chain.Partial(n.Result)
-		a.facts.Reset(n.Facts)
-		a.plugins.Reset(n.Plugins, n.NeverRan)
-		a.RuntimeConf = libcni.RuntimeConf{
-			ContainerID: string(rec.Plugins()), NetNS: op.Path, IfName: n.IfName,
-			Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),
-		}
-		a.ConfigArgs = anyMap(n.ConfigArgs)
-		attachments = append(attachments, a)
+		all = append(all, a)
 	}
-	return attachments, nil
+	return all, nil
+}
+
+func (op *operation) fromEntry(n *record.Attachment) (*attachment, error) {
+	list, err := conflist.Parse(n.Config)
+	if err != nil {
+		return nil, fmt.Errorf("recorded configuration of network %q: %w: %w", n.Network, err, ErrInvalidConfig)
+	}
+	a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.snapshot}}
+	a.state, a.partial = n.State, chain.Partial(n.Result)
+	a.facts.Reset(n.Facts)
+	a.plugins.Reset(n.Plugins, n.NeverRan)
+	a.RuntimeConf = libcni.RuntimeConf{
+		ContainerID: string(op.PluginID()), NetNS: op.Path, IfName: n.IfName,
+		Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),
+	}
+	a.ConfigArgs = anyMap(n.ConfigArgs)
+	return a, nil
 }
 
 func anyMap(raw map[string]json.RawMessage) map[string]any {
@@ -192,79 +178,6 @@ func anyMap(raw map[string]json.RawMessage) map[string]any {
 		values[key] = value
 	}
 	return values
-}
-
-// unrecorded returns the attachments of a container without a whole record:
-// those in libcni's cache, with their cached configuration, and the planned ones
-// for the loaded networks, because a plugin may have been killed before anything
-// was cached. A DEL of an attachment that was never added does nothing. If
-// planned is nil, it is planned here. With mustStop the path may be stale, and
-// lead to another container's namespace; otherwise the caller asks whether the
-// container is alive there.
-func (op *operation) unrecorded(ns *Namespace, planned []*attachment, mustStop bool) (all []*attachment, err error) {
-	path := ns.path
-	if path == "" && op.Damaged {
-		if path, err = op.Pins.Where(op.ID); err != nil {
-			return nil, err
-		}
-	}
-	if err := op.OpenPath(path, "DEL"); err != nil {
-		return nil, err
-	}
-	if mustStop && ns.path != "" {
-		op.avoidOthers()
-	}
-	if all = planned; all == nil {
-		if all, err = op.plan(ns, "DEL"); err != nil {
-			return nil, err
-		}
-	}
-	for _, a := range all {
-		a.NetNS, a.ContainerID = op.Path, string(op.PluginID())
-		a.useCached()
-		a.useCachedConfig()
-	}
-	if len(ns.selected) == 0 {
-		cached, err := op.cachedBeside(all)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, cached...)
-	}
-	for _, a := range all {
-		// The sweep needs it as much as the plugins do, and a successful DEL
-		// deletes it from the cache.
-		a.partial = a.cached().Result()
-		if n := a.entry(); n != nil && n.Result != nil {
-			a.partial = chain.Partial(n.Result)
-		}
-	}
-	return all, nil
-}
-
-// cachedBeside returns the container's attachments in libcni's cache that are
-// not among the known ones: on networks that are not loaded, or under other
-// interface names.
-func (op *operation) cachedBeside(known []*attachment) (all []*attachment, err error) {
-	cached, err := chain.AllCached(op.stateDir, string(op.PluginID()))
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range cached {
-		if slices.ContainsFunc(known, func(a *attachment) bool { return a.network.config.Name == c.Network && a.IfName == c.IfName }) {
-			continue
-		}
-		list, err := conflist.Parse(c.Config)
-		if err != nil || len(list.Plugins) == 0 {
-			op.logger.Warn("cached configuration cannot be used", "container", op.ID, "network", c.Network, "error", err)
-			continue
-		}
-		a := &attachment{op: op, network: &Network{config: list, ifName: c.IfName, snapshot: op.snapshot}}
-		a.ContainerID, a.IfName, a.NetNS = c.ContainerID, c.IfName, op.Path
-		a.useCached()
-		all = append(all, a)
-	}
-	return all, nil
 }
 
 // forget removes attachments that are gone from the record. With the last one it

@@ -212,7 +212,7 @@ func (op *operation) handedOver(ctx context.Context, host *hostns.NetNS) error {
 	if err := op.namespaceHandedOver(); err != nil {
 		return err
 	}
-	if op.attachments, err = op.fromRecord(op.Record); err != nil {
+	if op.attachments, err = op.fromRecord(); err != nil {
 		return err
 	}
 	g := &handover.GoCNI{

@@ -169,26 +169,6 @@ func (a *attachment) del(ctx context.Context) (err error) {
 	return without(err, func(e *Error) bool { return e.Plugin != "" && a.plugins.NotRun(e.Plugin) })
 }
 
-// useCached completes the parameters of this call with those of the ADD: the
-// specification requires the same parameters for DEL and CHECK, and a portmap
-// without its ports deletes nothing.
-func (a *attachment) useCached() {
-	cached, err := a.cached().Load()
-	if err != nil {
-		a.op.logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
-			"network", a.network.config.Name, "error", err)
-		return
-	}
-	if cached == nil {
-		return
-	}
-	if len(a.Args) == 0 {
-		a.Args = cached.Args
-	}
-	a.CapabilityArgs = merge(cached.CapabilityArgs, a.CapabilityArgs)
-	a.ConfigArgs = merge(cached.ConfigArgs, a.ConfigArgs)
-}
-
 // withoutHost is detach if the namespace in which the plugins ran is gone, and
 // with it everything that they made there. No plugin runs in the caller's
 // namespace, where the same names and addresses can be others'. The sweep

@@ -11,7 +11,9 @@ import (
 
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firstadd"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
 )
 
@@ -50,6 +52,129 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 			return nil, err
 		}
 	}
+}
+
+// clearDead refuses to attach interfaces that are attached. It first removes the
+// leftovers of an attachment that has died: its namespace is gone or replaced,
+// or the interface in it is gone, as after a reboot or a crash. Meanwhile the
+// container is where its record says.
+func (op *operation) clearDead(ctx context.Context) error {
+	wanted := op.Depart()
+	defer func() {
+		op.Return(wanted)
+		op.endRemoval()
+	}()
+	earlier, err := op.recallAttached(wanted)
+	if err != nil {
+		return err
+	}
+	if len(earlier) == 0 && op.Record == nil {
+		return nil
+	}
+	dead, err := op.deadOf(earlier, wanted)
+	if err != nil || len(dead) == 0 && len(earlier) > 0 {
+		return err
+	}
+	op.logger.Info("removing an earlier attachment", "container", op.ID)
+	if err := op.tearDown(context.WithoutCancel(ctx), dead); err != nil {
+		return fmt.Errorf("remove an earlier attachment: %w", err)
+	}
+	return nil
+}
+
+// deadOf returns the earlier attachments to remove: all if all are dead, or else
+// the dead ones under interface names that this call wants. It refuses interface
+// names of live attachments, and another namespace than theirs.
+func (op *operation) deadOf(earlier []*attachment, wanted container.Place) ([]*attachment, error) {
+	wants := op.attachments.names()
+	var dead []*attachment
+	for _, a := range earlier {
+		live, err := a.isAlive(earlier)
+		if err != nil {
+			return nil, fmt.Errorf("look up interface %s of network %q: %w", a.IfName, a.network.config.Name, err)
+		}
+		if !live && (wants[a.IfName] || !op.leaves(a)) {
+			dead = append(dead, a)
+			continue
+		}
+		// Adding to a damaged record would lose its illegible part.
+		if wants[a.IfName] || op.Damaged {
+			return nil, fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
+				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
+		}
+		if err := op.SameNetNS(wanted.Path); err != nil {
+			return nil, err
+		}
+	}
+	if len(dead) < len(earlier) { // this call adds to the others, which are alive
+		dead = slices.DeleteFunc(dead, func(a *attachment) bool { return !wants[a.IfName] })
+	}
+	return dead, nil
+}
+
+// recallAttached finds the container's attachments in its record or, without
+// one, in libcni's cache.
+func (op *operation) recallAttached(wanted container.Place) ([]*attachment, error) {
+	damage, err := op.load()
+	switch {
+	case err != nil:
+		return nil, err
+	case damage != nil:
+		// The loaded networks and the namespace to attach show whether it is
+		// alive, and if not its leftovers.
+		op.logger.Warn("attachment record cannot be read", "container", op.ID, "error", damage)
+		return op.unrecorded(&Namespace{id: op.ID, path: wanted.Path}, nil, false)
+	case op.Record != nil:
+		return op.enterRecorded(false)
+	}
+	all, err := op.existing(wanted)
+	for _, a := range all {
+		a.avoidOthers()
+	}
+	return all, err
+}
+
+// leaves reports whether an attachment stays although its interface is gone:
+// another owner made it, in a live namespace, and may know why.
+func (op *operation) leaves(a *attachment) bool {
+	return op.Record != nil && !op.Damaged && a.NetNS != "" && !op.IsAbandoned() && !a.own()
+}
+
+// refuseTaken refuses to make an interface that exists but is not on this
+// container's record, for example because the path leads to another container's
+// namespace by now. The ADD could only fail, and the DEL that undoes it would
+// delete the other interface.
+func (op *operation) refuseTaken() error {
+	for _, a := range op.attachments {
+		if !a.network.makesInterface() {
+			continue
+		}
+		taken, err := op.HasLink(a.IfName)
+		if err != nil {
+			return fmt.Errorf("look up interface %s in %s: %w", a.IfName, a.NetNS, err)
+		}
+		if taken {
+			return fmt.Errorf("interface %s of network %q: there is one in %s that is not of this container's record: %w",
+				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
+		}
+	}
+	return nil
+}
+
+// first returns the type of the first plugin, which may make the interface.
+func (n *Network) first() string { return n.config.Plugins[0].Network.Type }
+
+// makesInterface reports whether the first plugin makes the interface. Others
+// accept an existing one.
+func (n *Network) makesInterface() bool { return known.Of(n.first()).Makes.IsNew() }
+
+// entersContainer reports whether an ADD needs a socket in the container.
+func (n *Network) entersContainer() bool {
+	if n.makesInterface() {
+		return true
+	}
+	p, err := n.snapshot.runner.Find(n.first())
+	return err == nil && p.Kind == runner.BuiltIn
 }
 
 // try records and attaches. The error is only of plugins if nothing remains.

@@ -102,7 +102,7 @@ func (a *attachment) siblings() ([]*attachment, error) {
 		if !slices.ContainsFunc(rec.Attachments, func(n record.Attachment) bool { return n.State != record.Deleted && stays(n.IfName) }) {
 			return nil, nil
 		}
-		all, err = a.op.fromRecord(rec)
+		all, err = a.op.fromRecord()
 	} else {
 		all, err = a.op.fromCache()
 	}
@@ -147,20 +147,4 @@ func (a *attachment) makeAgain(ctx context.Context, lost footprint.Lost) error {
 		return a.error("DEL", err)
 	}
 	return nil
-}
-
-// fromCache returns the container's attachments in libcni's cache. It reads the cache
-// once for each operation.
-func (op *operation) fromCache() (all []*attachment, err error) {
-	if op.removal.cached != nil {
-		return *op.removal.cached, nil
-	}
-	if all, err = op.cachedBeside(nil); err != nil {
-		return nil, err
-	}
-	for _, a := range all {
-		a.partial = a.cached().Result()
-	}
-	op.removal.cached = &all
-	return all, nil
 }

@@ -93,18 +93,19 @@ func (c Cached) decode(data []byte) (k content, err error) {
 	return k, nil
 }
 
-// NetNS returns the namespace path of the ADD.
-func (c Cached) NetNS() (string, error) {
+// Find returns the attachment as libcni lists it, with the configuration and the
+// namespace path of the ADD, or nil if no ADD is cached.
+func (c Cached) Find() (*libcni.NetworkAttachment, error) {
 	all, err := AllCached(c.Dir, c.Attachment.ContainerID)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	for _, one := range all {
 		if one.Network == c.List.Name && one.IfName == c.Attachment.IfName {
-			return one.NetNS, nil
+			return one, nil
 		}
 	}
-	return "", nil
+	return nil, nil
 }
 
 // added returns the result of the ADD, or an ErrNotAdded.

@@ -1,0 +1,257 @@
+package cni
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/tenant"
+	"github.com/embedcni/cni/netns"
+)
+
+// unrecorded returns the attachments of a container without a whole record:
+// those in libcni's cache, with their cached configuration, and the planned ones
+// for the loaded networks, because a plugin may have been killed before anything
+// was cached. A DEL of an attachment that was never added does nothing. If
+// planned is nil, it is planned here. With mustStop the path may be stale, and
+// lead to another container's namespace; otherwise the caller asks whether the
+// container is alive there.
+func (op *operation) unrecorded(ns *Namespace, planned []*attachment, mustStop bool) (all []*attachment, err error) {
+	path := ns.path
+	if path == "" && op.Damaged {
+		if path, err = op.Pins.Where(op.ID); err != nil {
+			return nil, err
+		}
+	}
+	if err := op.OpenPath(path, "DEL"); err != nil {
+		return nil, err
+	}
+	if mustStop && ns.path != "" {
+		op.avoidOthers()
+	}
+	if all = planned; all == nil {
+		if all, err = op.plan(ns, "DEL"); err != nil {
+			return nil, err
+		}
+	}
+	for _, a := range all {
+		a.NetNS, a.ContainerID = op.Path, string(op.PluginID())
+		a.useCached()
+		a.useCachedConfig()
+	}
+	if len(ns.selected) == 0 {
+		cached, err := op.cachedBeside(all)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, cached...)
+	}
+	for _, a := range all {
+		// The sweep needs it as much as the plugins do, and a successful DEL
+		// deletes it from the cache.
+		a.partial = a.cached().Result()
+		if n := a.entry(); n != nil && n.Result != nil {
+			a.partial = chain.Partial(n.Result)
+		}
+	}
+	return all, nil
+}
+
+// cachedBeside returns the container's attachments in libcni's cache that are
+// not among the known ones: on networks that are not loaded, or under other
+// interface names.
+func (op *operation) cachedBeside(known []*attachment) (all []*attachment, err error) {
+	cached, err := chain.AllCached(op.stateDir, string(op.PluginID()))
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range cached {
+		if slices.ContainsFunc(known, func(a *attachment) bool { return a.network.config.Name == c.Network && a.IfName == c.IfName }) {
+			continue
+		}
+		list, err := conflist.Parse(c.Config)
+		if err != nil || len(list.Plugins) == 0 {
+			op.logger.Warn("cached configuration cannot be used", "container", op.ID, "network", c.Network, "error", err)
+			continue
+		}
+		a := &attachment{op: op, network: &Network{config: list, ifName: c.IfName, snapshot: op.snapshot}}
+		a.ContainerID, a.IfName, a.NetNS = c.ContainerID, c.IfName, op.Path
+		a.useCached()
+		all = append(all, a)
+	}
+	return all, nil
+}
+
+// fromCache returns the container's attachments in libcni's cache. It reads the cache
+// once for each operation.
+func (op *operation) fromCache() (all []*attachment, err error) {
+	if op.removal.cached != nil {
+		return *op.removal.cached, nil
+	}
+	if all, err = op.cachedBeside(nil); err != nil {
+		return nil, err
+	}
+	for _, a := range all {
+		a.partial = a.cached().Result()
+	}
+	op.removal.cached = &all
+	return all, nil
+}
+
+// existing returns this container's attachments in libcni's cache, on any loaded
+// network, that have a wanted interface name. The specification requires the
+// pair of container and interface name to be unique.
+func (op *operation) existing(at container.Place) ([]*attachment, error) {
+	var found []*attachment
+	for _, wanted := range op.attachments {
+		for _, n := range op.networks {
+			if op.shared(n) && n != op.cachedAs(n.config.Name, wanted.IfName) {
+				continue // the cache has one entry for that name and interface
+			}
+			a := &attachment{op: op, network: n}
+			a.ContainerID, a.IfName = string(op.PluginID()), wanted.IfName
+			known, err := a.recall(at)
+			if err != nil {
+				return nil, err
+			}
+			if known {
+				a.useCachedConfig()
+				found = append(found, a)
+			}
+		}
+	}
+	return found, nil
+}
+
+// recall fills in the cached data of an attachment in the namespace to attach.
+func (a *attachment) recall(at container.Place) (known bool, err error) {
+	cached, err := a.cached().Load()
+	if err != nil {
+		// There is an entry, but it is unreadable: the container's namespace must
+		// show whether it is alive.
+		a.op.logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
+			"network", a.network.config.Name, "error", err)
+		a.NetNS = at.Path
+		return true, nil
+	}
+	if cached == nil {
+		return false, nil
+	}
+	a.Attachment = *cached
+	found, err := a.cached().Find()
+	if found == nil || err != nil {
+		return err == nil, err
+	}
+	a.NetNS, err = a.op.Host.Validate(found.NetNS, "DEL")
+	if errors.Is(err, ErrInvalidNetNS) {
+		// The path leads to the host's namespace by now, for example a
+		// /proc/PID/ns/net whose PID now belongs to a process of the host: the
+		// container's is gone.
+		a.NetNS, err = "", nil
+	}
+	return true, err
+}
+
+// cachedAs returns the loaded network that libcni may have cached under that name and
+// interface: the one that was loaded for the interface, or else the first with the
+// name. It returns nil if no network has the name.
+func (s *snapshot) cachedAs(network, ifName string) *Network {
+	found, err := s.find(network)
+	if err != nil {
+		return nil
+	}
+	if one, err := loadedFor(found, ifName); err == nil {
+		return one[0]
+	}
+	return found[0]
+}
+
+// useCached completes the parameters of this call with those of the ADD: the
+// specification requires the same parameters for DEL and CHECK, and a portmap
+// without its ports deletes nothing.
+func (a *attachment) useCached() {
+	cached, err := a.cached().Load()
+	if err != nil {
+		a.op.logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
+			"network", a.network.config.Name, "error", err)
+		return
+	}
+	if cached == nil {
+		return
+	}
+	if len(a.Args) == 0 {
+		a.Args = cached.Args
+	}
+	a.CapabilityArgs = merge(cached.CapabilityArgs, a.CapabilityArgs)
+	a.ConfigArgs = merge(cached.ConfigArgs, a.ConfigArgs)
+}
+
+// useCachedConfig gives a DEL without a record the configuration that libcni has
+// cached with the attachment, if several loaded networks have its name. They may have
+// been loaded in another order since the ADD.
+func (a *attachment) useCachedConfig() {
+	if !a.op.shared(a.network) {
+		return
+	}
+	cached, err := a.cached().Find()
+	if err != nil {
+		a.op.logger.Warn("cached attachments cannot be listed", "container", a.ContainerID, "error", err)
+	}
+	if cached == nil {
+		return
+	}
+	if list, err := conflist.Parse(cached.Config); err == nil && len(list.Plugins) > 0 {
+		a.network = &Network{config: list, ifName: a.IfName, snapshot: a.op.snapshot}
+	}
+}
+
+// avoidOthers makes the operation go on as if no path were given if the given path
+// leads to another container's namespace: the other container keeps its interfaces,
+// and the operation's own ended with their namespace. It is for removals without a
+// record, which have nothing but the path to go by.
+func (op *operation) avoidOthers() {
+	if op.NetNS == nil || tenant.Untouched(op.Host, op.NetNS) && !op.Pins.Holds(op.NetNS) ||
+		!op.isOthers(op.NetNS, op.Path, true) {
+		return
+	}
+	op.Leave()
+	op.Path = ""
+}
+
+// isOthers reports whether a namespace is another container's. It reads all records,
+// so calls that have a record do not ask. With doubts it returns true unless the
+// answer is certain.
+func (op *operation) isOthers(ns *netns.Handle, path string, doubts bool) bool {
+	boot, err := op.BootID()
+	other := ""
+	if err == nil {
+		other, err = tenant.Search{
+			ID: op.ID, PluginID: op.PluginID(), Boot: boot,
+			Records: op.Records, CacheDir: op.stateDir, Host: op.Host, Pin: op.Pins.File,
+		}.Other(ns, doubts)
+	}
+	if other == "" && (err == nil || !doubts) {
+		return false
+	}
+	op.logger.Warn("the network namespace is not entered, since it is or may be another container's by now",
+		"container", op.ID, "path", path, "other", other, "error", err)
+	return true
+}
+
+// avoidOthers empties the attachment's path if it leads to another container's
+// namespace for certain: for Setup, an attachment without a path is dead.
+func (a *attachment) avoidOthers() {
+	if a.NetNS == "" {
+		return
+	}
+	ns, err := netns.Open(a.NetNS)
+	if err != nil {
+		return // it leads nowhere
+	}
+	if a.op.isOthers(ns, a.NetNS, false) {
+		a.NetNS = ""
+	}
+	_ = ns.Close() // was only looked at
+}
