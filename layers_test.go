@@ -32,7 +32,10 @@ var floors = [][]string{
 		"internal/netfilter/nftform",
 	},
 	{
-		"internal/container", "internal/netfilter", "internal/tenant",
+		"internal/container", "internal/netfilter/iptform", "internal/tenant",
+	},
+	{
+		"internal/netfilter",
 	},
 	{
 		"internal/caller",

@@ -4,21 +4,15 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
-// The target of the tables below, and the plugins' names for it.
+// The plugins' names for the target c1.
 const (
 	masqC1 = "CNI-1d96a4c7e0d1b705cc10f1f7"
-	dnatC1 = "CNI-DN-1d96a4c7e0d1b705cc10f"
-	snatC1 = "CNI-SN-1d96a4c7e0d1b705cc10f"
 	nftC1  = "fa98a27bbcc17b2e-f4d01f2ef4b92245, net: podnet, if: eth0, id: c1"
-
-	masqComment = `-m comment --comment "name: \"podnet\" id: \"c1\""`
-	dnatComm    = `-m comment --comment "dnat name: \"podnet\" id: \"c1\""`
 )
 
 func c1() fwrules.Target {
@@ -33,202 +27,64 @@ func addrs(s ...string) []netip.Addr {
 	return list
 }
 
-// nat makes the table nat from chains and rules. The words MASQ, DNAT and SNAT
-// stand for the chains of c1, and the comments' for its comments.
-func nat(lines ...string) string { return table("nat", lines) }
-
-func filter(lines ...string) string { return table("filter", lines) }
-
-func table(name string, lines []string) string {
-	text := "*" + name + "\n:POSTROUTING ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
-	return words().Replace(text)
-}
-
-func words() *strings.Replacer {
-	return strings.NewReplacer("{masq}", masqC1, "{dnat}", dnatC1, "{snat}", snatC1, "{comment}", masqComment, "{dnat comment}", dnatComm)
-}
-
-type findTest struct {
-	rules  string
-	change func(*fwrules.Target)
-	want   string // the plan
-}
-
-func findTests() map[string]findTest {
-	forward := func(lines ...string) string { return filter(append([]string{":CNI-FORWARD - [0:0]"}, lines...)...) }
-	isolation := filter(":CNI-ISOLATION-STAGE-1 - [0:0]", ":CNI-ISOLATION-STAGE-2 - [0:0]",
-		`-A CNI-ISOLATION-STAGE-1 -i br1 ! -o br1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge)" -j CNI-ISOLATION-STAGE-2`,
-		`-A CNI-ISOLATION-STAGE-1 -i br1 -o br1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: isolated)" -j DROP`,
-		`-A CNI-ISOLATION-STAGE-1 -i br10 ! -o br10 -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge)" -j CNI-ISOLATION-STAGE-2`,
-		`-A CNI-ISOLATION-STAGE-1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)" -j RETURN`,
-		`-A CNI-ISOLATION-STAGE-2 -o br1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)" -j DROP`,
-		`-A CNI-ISOLATION-STAGE-2 -o br1 -j DROP`)
-	masq := nat(":{masq} - [0:0]", `-A {masq} -d 10.1.0.0/24 {comment} -j ACCEPT`, `-A POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}`)
-	return map[string]findTest{
-		"nothing": {want: ""},
-		"masquerade": {rules: masq, want: `
-iptables-nft -t nat -D POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}
-iptables-nft -t nat -F {masq}
-iptables-nft -t nat -X {masq}
-`},
-		"an empty chain": {rules: nat(":{masq} - [0:0]"), want: "\niptables-nft -t nat -X {masq}\n"},
-		"every copy of a jump, from wherever, whatever its comment": {
-			rules: nat(":{masq} - [0:0]", ":OWN - [0:0]", "-A POSTROUTING -j {masq}", "-A POSTROUTING -j {masq}", "-A OWN -s 10.0.0.0/8 -g {masq}", `-A POSTROUTING -m comment --comment mine -j {masq}`),
-			want: `
-iptables-nft -t nat -D POSTROUTING -j {masq}
-iptables-nft -t nat -D POSTROUTING -j {masq}
-iptables-nft -t nat -D OWN -s 10.0.0.0/8 -g {masq}
-iptables-nft -t nat -D POSTROUTING -m comment --comment mine -j {masq}
-iptables-nft -t nat -X {masq}
-`},
-		"port mappings, of an old portmap too": {
-			rules: nat(":CNI-HOSTPORT-DNAT - [0:0]", ":CNI-HOSTPORT-SNAT - [0:0]", ":{dnat} - [0:0]", ":{snat} - [0:0]",
-				"-A CNI-HOSTPORT-DNAT -p tcp {dnat comment} -m multiport --dports 80 -j {dnat}", "-A {dnat} -s 127.0.0.1/32 -j CNI-HOSTPORT-SETMARK", "-A CNI-HOSTPORT-SNAT -j {snat}"),
-			want: `
-iptables-nft -t nat -D CNI-HOSTPORT-DNAT -p tcp {dnat comment} -m multiport --dports 80 -j {dnat}
-iptables-nft -t nat -F {dnat}
-iptables-nft -t nat -X {dnat}
-iptables-nft -t nat -D CNI-HOSTPORT-SNAT -j {snat}
-iptables-nft -t nat -X {snat}
-`},
-		"near misses in nat": {rules: nat(":{masq}x - [0:0]", ":CNI-DN-0 - [0:0]", "-A POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}x",
-			"-A POSTROUTING {comment} -j MASQUERADE", `-A POSTROUTING -m comment --comment "-j {masq}"`, "-A POSTROUTING -m comment --comment -j -m comment --comment {masq}")},
-		"the name in another table": {rules: filter(":{masq} - [0:0]", "-A FORWARD -j {masq}")},
-		"firewall, every copy": {
-			rules: forward("-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT", "-A CNI-FORWARD -d 10.1.0.2/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT"),
-			want: `
-iptables-nft -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT
-iptables-nft -t filter -D CNI-FORWARD -d 10.1.0.2/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
-iptables-nft -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT
-`},
-		"firewall, addresses in other forms": {
-			rules:  forward("-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT"),
-			change: func(t *fwrules.Target) { t.Addresses = addrs("::ffff:10.1.0.2", "10.1.0.2", "fe80::1%eth0") },
-			want:   "\niptables-nft -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT\n"},
-		"firewall, in use elsewhere": {rules: forward("-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT"),
-			change: func(t *fwrules.Target) { t.InUse = addrs("10.1.0.2") }},
-		"firewall, in use by a sibling": {rules: forward("-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT"),
-			change: func(t *fwrules.Target) { t.Siblings = addrs("10.1.0.2") }},
-		"firewall, addresses unknown": {rules: forward("-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT"),
-			change: func(t *fwrules.Target) { t.Addresses = nil }},
-		"near misses in filter": {rules: forward("-A FORWARD -s 10.1.0.2/32 -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.0/24 -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.20/32 -j ACCEPT",
-			"-A CNI-FORWARD -d 10.1.0.2/32 -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.2/32 -p tcp -j ACCEPT", "-A CNI-FORWARD ! -s 10.1.0.2/32 -j ACCEPT",
-			`-A CNI-FORWARD -m comment --comment "-s 10.1.0.2/32 -j ACCEPT"`, "-A CNI-FORWARD -s 10.1.0.2/32 -j DROP", "-A CNI-FORWARD -j CNI-ADMIN")},
-		"a rule in use elsewhere is no reason for the masquerade to stay": {rules: masq,
-			change: func(t *fwrules.Target) { t.InUse = addrs("10.1.0.2") }, want: `
-iptables-nft -t nat -D POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}
-iptables-nft -t nat -F {masq}
-iptables-nft -t nat -X {masq}
-`},
-		"the container has another interface on the network": {
-			rules: nat(":{masq} - [0:0]", ":{dnat} - [0:0]", "-A {masq} -d 10.1.0.0/24 {comment} -j ACCEPT", "-A POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}", "-A POSTROUTING -s 10.1.0.3/32 {comment} -j {masq}",
-				"-A CNI-HOSTPORT-DNAT {dnat comment} -j {dnat}", "-A {dnat} -p tcp -j DNAT --to-destination 10.1.0.2:80", "-A {dnat} -p tcp -j DNAT --to-destination 10.1.0.3:80"),
-			change: func(t *fwrules.Target) { t.Siblings = addrs("10.1.0.3") }, want: `
-iptables-nft -t nat -D POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}
-iptables-nft -t nat -D {dnat} -p tcp -j DNAT --to-destination 10.1.0.2:80
-`},
-		"another's network and id make the same name": {
-			rules: nat(":{masq} - [0:0]", "-A {masq} -d 10.1.0.0/24 {comment} -j ACCEPT", `-A {masq} -d 10.1.0.0/24 -m comment --comment "name: \"podnetc\" id: \"1\"" -j ACCEPT`,
-				"-A POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}", `-A POSTROUTING -s 10.1.0.3/32 -m comment --comment "name: \"podnetc\" id: \"1\"" -j {masq}`), want: `
-iptables-nft -t nat -D POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}
-iptables-nft -t nat -D {masq} -d 10.1.0.0/24 {comment} -j ACCEPT
-`},
-		"isolation of a bridge that may be in use": {rules: isolation},
-		"isolation of a bridge that is not": {rules: isolation, change: func(t *fwrules.Target) { t.LastOnBridge = "br1" }, want: `
-iptables-nft -t filter -D CNI-ISOLATION-STAGE-1 -i br1 ! -o br1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge)" -j CNI-ISOLATION-STAGE-2
-iptables-nft -t filter -D CNI-ISOLATION-STAGE-1 -i br1 -o br1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: isolated)" -j DROP
-iptables-nft -t filter -D CNI-ISOLATION-STAGE-2 -o br1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)" -j DROP
-`},
-	}
-}
-
-func TestFindInIPTables(t *testing.T) {
-	for name, tt := range findTests() {
-		t.Run(name, func(t *testing.T) {
-			target := c1()
-			if tt.change != nil {
-				tt.change(&target)
-			}
-			fake := newFakeTool("iptables-nft", tt.rules)
-			plan, err := Find(t.Context(), fakeFirewalls(fake), target)
-			if err != nil {
-				t.Fatal(err)
-			}
-			want := strings.TrimPrefix(words().Replace(tt.want), "\n")
-			if got := plan.String(); got != want {
-				t.Errorf("got\n%s\nwant\n%s", got, want)
-			}
-			if plan.Empty() != (want == "") {
-				t.Errorf("empty: %t", plan.Empty())
-			}
-			if err := plan.Apply(t.Context()); err != nil {
-				t.Error(err)
-			}
-			if n := len(fake.restored); n > 1 {
-				t.Errorf("it took %d transactions", n)
-			}
-			if again, err := Find(t.Context(), fakeFirewalls(fake), target); err != nil || !again.Empty() {
-				t.Errorf("afterwards: %v\n%s", err, again)
-			}
-		})
-	}
-}
-
-// TestFindInBothFamilies: each family's rules are for its addresses, and each
-// tool finds the chains of its family.
-func TestFindInBothFamilies(t *testing.T) {
-	v4 := newFakeTool("iptables-legacy", filter(":CNI-FORWARD - [0:0]", "-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT")+nat(":{masq} - [0:0]"))
-	v6 := newFakeTool("ip6tables-nft", filter(":CNI-FORWARD - [0:0]", "-A CNI-FORWARD -s fd00::2/128 -j ACCEPT", "-A CNI-FORWARD -s fd00::20/128 -j ACCEPT")+nat(":{masq} - [0:0]"))
-	plan, err := Find(t.Context(), fakeFirewalls(v4, v6), c1())
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := words().Replace(`iptables-legacy -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT
-iptables-legacy -t nat -X {masq}
-ip6tables-nft -t filter -D CNI-FORWARD -s fd00::2/128 -j ACCEPT
-ip6tables-nft -t nat -X {masq}
-`)
-	if got := plan.String(); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-}
-
 func TestFindRefusesAnIncompleteTarget(t *testing.T) {
 	for _, target := range []fwrules.Target{
 		{}, {Owner: fwrules.Owner{Network: "n", ContainerID: "c"}}, {Owner: fwrules.Owner{Network: "n", IfName: "i"}}, {Owner: fwrules.Owner{ContainerID: "c", IfName: "i"}},
 	} {
-		plan, err := Find(t.Context(), fakeFirewalls(), target)
+		plan, err := Find(t.Context(), &Firewalls{}, target)
 		if !errors.Is(err, fwrules.ErrIncompleteTarget) || !plan.Empty() {
 			t.Errorf("%+v: %v, plan %v", target, err, plan)
 		}
 	}
 	target := c1()
 	target.InUse = []netip.Addr{{}}
-	if _, err := Find(t.Context(), fakeFirewalls(), target); err == nil {
+	if _, err := Find(t.Context(), &Firewalls{}, target); err == nil {
 		t.Error("no error for an invalid address")
 	}
 }
 
+// stub is a form whose search finds one thing, and fails.
+type stub struct {
+	form
+	name    string
+	applied *[]string
+}
+
+func (s stub) Find(context.Context, fwrules.Target) ([]fwrules.Found, error) {
+	return []fwrules.Found{s}, errors.New("find " + s.name)
+}
+
+func (s stub) Lines() []string { return []string{"delete " + s.name} }
+
+func (s stub) Apply(context.Context) error {
+	*s.applied = append(*s.applied, s.name)
+	return errors.New("apply " + s.name)
+}
+
+func (s stub) Intact(context.Context) (bool, error) { return true, nil }
+
 // TestFindGoesOnAfterAnError: a packet filter that cannot be read does not hide
-// the others.
+// the others, and one that cannot be changed does not keep the others' rules.
 func TestFindGoesOnAfterAnError(t *testing.T) {
-	broken := errors.New("broken")
-	bad := newFakeTool("iptables-nft", "")
-	bad.saveErr = broken
-	good := newFakeTool("ip6tables-nft", nat(":{masq} - [0:0]"))
-	plan, err := Find(t.Context(), fakeFirewalls(bad, good), c1())
-	if got, want := plan.String(), "ip6tables-nft -t nat -X "+masqC1+"\n"; got != want {
+	var applied []string
+	plan, err := Find(t.Context(), &Firewalls{forms: []backend{{form: stub{name: "a", applied: &applied}}, {form: stub{name: "b", applied: &applied}}}}, c1())
+	if got, want := plan.String(), "delete a\ndelete b\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	want := "iptables-nft: list the rules: broken"
-	if err == nil || err.Error() != want || !errors.Is(err, broken) {
+	if want := "find a\nfind b"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
+	}
+	if err, want := plan.Apply(t.Context()), "apply a\napply b"; err == nil || err.Error() != want || len(applied) != 2 {
+		t.Errorf("got %v, want %s; applied %q", err, want, applied)
 	}
 }
 
 func TestFindEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
+	if err := (Plan{}).Apply(ctx); err != nil {
+		t.Errorf("the empty plan: %v", err)
+	}
 	if _, err := Find(ctx, Open(nil, Options{}), c1()); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter/iptform"
 	"github.com/embedcni/cni/internal/netfilter/native"
 	"github.com/embedcni/cni/internal/netfilter/nftform"
 	"github.com/embedcni/cni/internal/nft"
@@ -18,7 +19,7 @@ import (
 type Firewalls struct {
 	Options
 	sockets  nft.Sockets
-	iptables iptForm
+	iptables iptform.Form
 	forms    []backend // in the order in which a plan lists their rules
 }
 
@@ -48,7 +49,7 @@ type form interface {
 // nothing to close. The handle must stay open.
 func Open(ns *netns.Handle, o Options) *Firewalls {
 	sockets := nft.Sockets{Pool: o.Sockets, NS: ns}
-	ipt := iptForm{Sockets: sockets, Held: o.Held, Siblings: o.siblings, Fact: o.fact, Note: o.note}
+	ipt := iptform.Form{Sockets: sockets, Held: o.Held, Siblings: o.siblings, Fact: o.fact, Note: o.note}
 	return &Firewalls{Options: o, sockets: sockets, iptables: ipt, forms: []backend{
 		{fwrules.IPTables, ipt},
 		{fwrules.NFTables, nftform.Form{Sockets: sockets, Siblings: o.siblings}},
@@ -116,7 +117,7 @@ func (fw *Firewalls) HasCommon(ctx context.Context, r fwrules.Rules) (bool, erro
 }
 
 // Common holds the chains and rules that MakeCommon created.
-type Common struct{ iptCommon }
+type Common struct{ iptform.Common }
 
 // MakeCommon creates the missing rules that r shares with other containers, in
 // the system's iptables and in the reference plugins' form. It takes one
@@ -132,7 +133,7 @@ func (fw *Firewalls) MakeCommon(ctx context.Context, r fwrules.Rules) (Common, e
 // use them. An error says which rules remain, and that another container may
 // use them.
 func (fw *Firewalls) RemoveCommon(ctx context.Context, c Common) error {
-	return fw.iptables.RemoveCommon(ctx, c.iptCommon)
+	return fw.iptables.RemoveCommon(ctx, c.Common)
 }
 
 // RemoveDuplicates deletes duplicates of the rules that r shares with other

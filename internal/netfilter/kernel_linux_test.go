@@ -329,27 +329,6 @@ func TestApplyWaitsForTheLock(t *testing.T) {
 	}
 }
 
-// TestFindWithoutTheTools: a missing tool is an error only if there may be
-// rules that it would show.
-func TestFindWithoutTheTools(t *testing.T) {
-	h := newHost(t, "nft")
-	missing := iptables.Tool{Family: "iptables-of-nowhere"}
-	h.fw.forms[0].form = iptForm{fakes: []tool{{missing, false, false}, {iptables.Tool{Family: missing.Family, Legacy: true}, false, true}}}
-	if plan := h.find(c1()); !plan.Empty() {
-		t.Error(plan)
-	}
-	h.sh("iptables-nft -t nat -N " + masqC1 + "; iptables-legacy -t nat -N X")
-	_, err := Find(t.Context(), h.fw, c1())
-	if !errors.Is(err, exec.ErrNotFound) {
-		t.Errorf("got %v, want %v", err, exec.ErrNotFound)
-	}
-	for _, want := range []string{"iptables-of-nowhere-nft: list the rules: ", "iptables-of-nowhere-legacy: list the rules: "} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v lacks %q", err, want)
-		}
-	}
-}
-
 // TestFindIsNotBlind: iptables-nft-save omits a table that has a rule of nft's
 // own kind, and exits with 0. Some versions do not.
 func TestFindIsNotBlind(t *testing.T) {

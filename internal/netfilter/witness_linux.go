@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter/iptform"
 	"github.com/embedcni/cni/internal/netfilter/native"
 	"github.com/embedcni/cni/internal/nft"
 )
@@ -58,7 +59,7 @@ func (w *Witness) Intact(ctx context.Context, fw *Firewalls) (bool, error) {
 // legacy reports whether there are rules of legacy iptables.
 func (w *Witness) legacy() bool {
 	return slices.ContainsFunc(w.plan.found, func(f fwrules.Found) bool {
-		i, ok := f.(iptFound)
+		i, ok := f.(iptform.Found)
 		return ok && i.Legacy()
 	})
 }

@@ -1,4 +1,4 @@
-package netfilter
+package iptform
 
 import (
 	"context"
@@ -175,7 +175,7 @@ func (x maker) lookMarks(ctx context.Context, w desired, f facts) error {
 			continue
 		}
 		err := x.Rules(ctx, r.ChainID, nil, func(rule nft.Rule) error {
-			if s := shapeOf(rule); s.marks(r.mark) || s.masquerades(r.mark) {
+			if s := iptables.NFTRuleOf(rule); s.MatchComment == markComment && s.Marks(r.mark) || s.Masquerades(r.mark) {
 				f.marks[r.String()] = true
 			}
 			return nil

@@ -1,4 +1,4 @@
-package netfilter
+package iptform
 
 import (
 	"net/netip"
@@ -9,9 +9,9 @@ import (
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
-// footprint describes the rules of one attachment in iptables, for whoever looks
-// for them: DEL, with what one or several plugins made, or the sweep, with
-// everything. A chain, a comment or an address decides, and is compared whole.
+// footprint describes the rules of one attachment in iptables. DEL describes the
+// rules of one or several plugins, and the sweep describes all of them. A chain, a
+// comment or an address decides, and is compared whole.
 type footprint struct {
 	fwrules.Target
 	masquerade bool         // the chain CNI-<hash>
@@ -22,15 +22,22 @@ type footprint struct {
 	lookBeside bool
 }
 
-// wholeFootprint describes all rules of the target.
-func wholeFootprint(t fwrules.Target) footprint {
+// whole describes all rules of the target.
+func whole(t fwrules.Target) (footprint, error) {
 	others := slices.Concat(t.InUse, t.Siblings)
-	forward := slices.DeleteFunc(slices.Clone(t.Addresses), func(a netip.Addr) bool { return slices.Contains(others, a) })
-	return footprint{Target: t, masquerade: true, hostPorts: true, forward: forward}
+	mine := slices.DeleteFunc(slices.Clone(t.Addresses), func(a netip.Addr) bool { return slices.Contains(others, a) })
+	r := t.Everything()
+	r.Forward = []fwrules.Forward{{Owner: t.Owner, Addresses: mine}}
+	all, err := footprints(r, t)
+	if err != nil {
+		return footprint{}, err
+	}
+	return *all[0], nil
 }
 
-// footprints describes the rules, by attachment.
-func footprints(r fwrules.Rules, s fwrules.Siblings) ([]*footprint, error) {
+// footprints describes the rules, by attachment. The target has the facts that they
+// do not contain.
+func footprints(r fwrules.Rules, t fwrules.Target) ([]*footprint, error) {
 	var all []*footprint
 	of := func(o fwrules.Owner) *footprint {
 		for _, f := range all {
@@ -38,7 +45,9 @@ func footprints(r fwrules.Rules, s fwrules.Siblings) ([]*footprint, error) {
 				return f
 			}
 		}
-		f := &footprint{Target: fwrules.Target{Owner: o, Kept: s.Rules, KeptUnknown: s.Unknown}, lookBeside: true}
+		f := &footprint{Target: t}
+		f.Owner, f.Addresses = o, slices.Clip(t.Addresses)
+		f.Own.Masquerade, f.Own.HostPorts = slices.Clip(t.Own.Masquerade), slices.Clip(t.Own.HostPorts)
 		all = append(all, f)
 		return f
 	}
@@ -68,12 +77,10 @@ func footprints(r fwrules.Rules, s fwrules.Siblings) ([]*footprint, error) {
 		f.Addresses = append(f.Addresses, rule.Addresses...)
 	}
 	for _, f := range all {
-		t, err := f.Target.Normal()
-		if err != nil {
+		var err error
+		if f.Target, err = f.Normal(); err != nil {
 			return nil, err
 		}
-		f.Target = t
-		f.Siblings = s.Addresses
 	}
 	return all, nil
 }
@@ -133,4 +140,24 @@ func entrance(chain string) string {
 		return chainOldSNAT
 	}
 	return "POSTROUTING"
+}
+
+// division says which attachments own the rules of a chain that attachments of
+// one container share.
+type division struct {
+	own, kept desired // of the attachment, and of its siblings
+	unknown   bool    // a sibling may have more
+}
+
+// keeps reports whether siblings have rules in the chain.
+func (d division) keeps(chain string) bool {
+	return slices.ContainsFunc(d.kept.chains, func(c desiredChain) bool { return c.Chain == chain })
+}
+
+// has reports whether a rule of iptables-save is one of w. Conditions of a
+// configuration are not recognized.
+func (w desired) has(table string, r iptables.Rule) bool {
+	return slices.ContainsFunc(w.rules, func(want desiredRule) bool {
+		return want.Table == table && want.Chain == r.Chain && r.Is(iptables.Canonical(want.args)...)
+	})
 }

@@ -1,4 +1,4 @@
-package netfilter
+package iptform
 
 import (
 	"context"
@@ -48,7 +48,7 @@ func TestApplyToIPTables(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			fake := newFakeTool("iptables-nft", full())
-			plan, err := Find(t.Context(), fakeFirewalls(fake), c1())
+			plan, err := find(t, c1(), fake)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -77,7 +77,7 @@ func TestApplyToIPTables(t *testing.T) {
 func TestApplyPassesNoLineFeedOn(t *testing.T) {
 	evil := "-A POSTROUTING -m comment --comment \"x\n-F POSTROUTING\" -j {masq}"
 	fake := newFakeTool("iptables-nft", nat(":{masq} - [0:0]", evil, "-A POSTROUTING {comment} -j {masq}"))
-	plan, err := Find(t.Context(), fakeFirewalls(fake), c1())
+	plan, err := find(t, c1(), fake)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestApplyPassesNoLineFeedOn(t *testing.T) {
 
 func TestApplyEndsWithItsContext(t *testing.T) {
 	tool := newFakeTool("iptables-nft", full())
-	plan, err := Find(t.Context(), fakeFirewalls(tool), c1())
+	plan, err := find(t, c1(), tool)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,8 +111,5 @@ func TestApplyEndsWithItsContext(t *testing.T) {
 	}
 	if err := plan.Apply(t.Context()); err != nil {
 		t.Error(err)
-	}
-	if err := (Plan{}).Apply(ctx); err != nil {
-		t.Errorf("the empty plan: %v", err)
 	}
 }

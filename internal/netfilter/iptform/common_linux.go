@@ -1,4 +1,4 @@
-package netfilter
+package iptform
 
 import (
 	"context"
@@ -16,8 +16,8 @@ import (
 // create it twice, or fail. So the shared rules are created before the plugins
 // run, in the plugins' form, and the plugins find them.
 
-// iptCommon holds the chains and rules that MakeCommon created.
-type iptCommon struct {
+// Common holds the chains and rules that MakeCommon created.
+type Common struct {
 	made []madeCommon
 }
 
@@ -28,7 +28,7 @@ type madeCommon struct {
 }
 
 // Empty reports whether nothing was made.
-func (c iptCommon) Empty() bool { return len(c.made) == 0 }
+func (c Common) Empty() bool { return len(c.made) == 0 }
 
 // common returns the part of w that containers share.
 func (w desired) common() desired {
@@ -49,7 +49,7 @@ func (w desired) common() desired {
 // eachCommon calls fn for each family in which r has shared rules, on a thread
 // in the namespace. The maker is of the variant that the system has under the
 // name iptables. Without such a program, fn is not called.
-func (f iptForm) eachCommon(ctx context.Context, r fwrules.Rules, fn func(maker, desired) error) error {
+func (f Form) eachCommon(ctx context.Context, r fwrules.Rules, fn func(maker, desired) error) error {
 	return f.in(func() error {
 		return sequence(families(r), func(w desired) error {
 			w = w.common()
@@ -72,7 +72,7 @@ func (f iptForm) eachCommon(ctx context.Context, r fwrules.Rules, fn func(maker,
 // HasCommon reports whether the system's iptables has all rules that r shares
 // with other containers. It starts no process if a link shows the variant, and
 // does not look at the rules of single containers.
-func (f iptForm) HasCommon(ctx context.Context, r fwrules.Rules) (bool, error) {
+func (f Form) HasCommon(ctx context.Context, r fwrules.Rules) (bool, error) {
 	has := true
 	err := f.eachCommon(ctx, r, func(x maker, w desired) error {
 		there, err := x.hasCommon(ctx, w)
@@ -86,8 +86,8 @@ func (f iptForm) HasCommon(ctx context.Context, r fwrules.Rules) (bool, error) {
 // the system's iptables and in the reference plugins' form. It takes one
 // transaction for each family and table. It returns the rules that it created,
 // also with an error.
-func (f iptForm) MakeCommon(ctx context.Context, r fwrules.Rules) (iptCommon, error) {
-	var c iptCommon
+func (f Form) MakeCommon(ctx context.Context, r fwrules.Rules) (Common, error) {
+	var c Common
 	err := f.eachCommon(ctx, r, func(x maker, w desired) error {
 		made, err := x.makeCommon(ctx, w)
 		if len(made.chains) > 0 {
@@ -139,7 +139,7 @@ func missing(w desired, f facts, states map[string]state) desired {
 // use: all of a table, or none. The caller makes sure that nobody is about to
 // use them. An error says which rules remain, and that another container may
 // use them.
-func (f iptForm) RemoveCommon(ctx context.Context, c iptCommon) error {
+func (f Form) RemoveCommon(ctx context.Context, c Common) error {
 	return f.in(func() error {
 		for _, m := range c.made {
 			if err := f.maker(m.made.v6, m.legacy).removeCommon(ctx, m.made); err != nil {

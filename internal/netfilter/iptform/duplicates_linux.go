@@ -1,4 +1,4 @@
-package netfilter
+package iptform
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 // RemoveDuplicates deletes duplicates of the rules that r shares with other
 // containers; plugins that run at the same time make them. One of several
 // identical rules stays. It returns the number of rules that it deleted.
-func (f iptForm) RemoveDuplicates(ctx context.Context, r fwrules.Rules) (removed int, err error) {
+func (f Form) RemoveDuplicates(ctx context.Context, r fwrules.Rules) (removed int, err error) {
 	err = f.eachCommon(ctx, r, func(x maker, w desired) (err error) {
 		unlock, err := iptables.LockNamespace(ctx)
 		if err != nil {
@@ -22,9 +22,9 @@ func (f iptForm) RemoveDuplicates(ctx context.Context, r fwrules.Rules) (removed
 		}
 		n := 0
 		if x.Legacy {
-			n, err = x.removeTwiceLegacy(ctx, w)
+			n, err = x.removeDuplicatesLegacy(ctx, w)
 		} else {
-			n, err = x.removeTwiceNFT(ctx, w)
+			n, err = x.removeDuplicatesNFT(ctx, w)
 		}
 		removed += n
 		return errors.Join(err, unlock())
@@ -32,9 +32,9 @@ func (f iptForm) RemoveDuplicates(ctx context.Context, r fwrules.Rules) (removed
 	return removed, err
 }
 
-// removeTwiceNFT deletes by handle, provided that nothing has changed since it
+// removeDuplicatesNFT deletes by handle, provided that nothing has changed since it
 // looked.
-func (x maker) removeTwiceNFT(ctx context.Context, w desired) (int, error) {
+func (x maker) removeDuplicatesNFT(ctx context.Context, w desired) (int, error) {
 	n := 0
 	err := x.Sockets.Do(ctx, func(c *nft.Conn) error {
 		return nft.UntilUnchanged(ctx, func() error {
@@ -42,7 +42,7 @@ func (x maker) removeTwiceNFT(ctx context.Context, w desired) (int, error) {
 			if err != nil {
 				return err
 			}
-			twice, err := x.findTwice(c, w)
+			twice, err := x.findDuplicates(c, w)
 			if err != nil || len(twice) == 0 {
 				return err
 			}
@@ -59,7 +59,7 @@ func (x maker) removeTwiceNFT(ctx context.Context, w desired) (int, error) {
 	return n, nil
 }
 
-func (x maker) findTwice(c *nft.Conn, w desired) (twice []nft.Object, err error) {
+func (x maker) findDuplicates(c *nft.Conn, w desired) (twice []nft.Object, err error) {
 	var looked []iptables.ChainID
 	for _, r := range w.rules {
 		if slices.Contains(looked, r.ChainID) {
@@ -69,14 +69,14 @@ func (x maker) findTwice(c *nft.Conn, w desired) (twice []nft.Object, err error)
 		table := x.Table(r.Table)
 		seen := make(map[string]bool)
 		err := c.Rules(table, r.Chain, nil, func(rule nft.Rule) error {
-			shape := shapeOf(rule)
+			nftRule := iptables.NFTRuleOf(rule)
 			if !slices.ContainsFunc(w.rules, func(d desiredRule) bool {
-				return d.ChainID == r.ChainID && gistOf(d).isNFT(shape)
+				return d.ChainID == r.ChainID && gistOf(d).isNFT(nftRule)
 			}) {
 				return nil
 			}
 			if text := rule.Exprs.String(); seen[text] {
-				twice = append(twice, shape.object(table))
+				twice = append(twice, nftRule.Object(table))
 			} else {
 				seen[text] = true
 			}
@@ -89,9 +89,9 @@ func (x maker) findTwice(c *nft.Conn, w desired) (twice []nft.Object, err error)
 	return twice, nil
 }
 
-// removeTwiceLegacy deletes by number. It holds the lock of xtables, so that no
+// removeDuplicatesLegacy deletes by number. It holds the lock of xtables, so that no
 // other tool changes the rules meanwhile.
-func (x maker) removeTwiceLegacy(ctx context.Context, w desired) (removed int, err error) {
+func (x maker) removeDuplicatesLegacy(ctx context.Context, w desired) (removed int, err error) {
 	tool, unlock, err := x.LockTools(ctx)
 	if err != nil {
 		return 0, err
@@ -114,7 +114,7 @@ func (x maker) removeTwiceLegacy(ctx context.Context, w desired) (removed int, e
 		if err != nil {
 			return removed, err
 		}
-		s, err := part.twiceIn(out)
+		s, err := part.duplicatesIn(out)
 		if err != nil {
 			return removed, err
 		}
@@ -130,10 +130,10 @@ func (x maker) removeTwiceLegacy(ctx context.Context, w desired) (removed int, e
 	return removed, nil
 }
 
-// twiceIn returns the commands that delete duplicates of the rules in the
+// duplicatesIn returns the commands that delete duplicates of the rules in the
 // output of iptables-save. The last rule goes first, so that the other numbers
 // stay valid.
-func (w desired) twiceIn(saved string) (s iptables.Script, err error) {
+func (w desired) duplicatesIn(saved string) (s iptables.Script, err error) {
 	sets, err := iptables.ParseSave(saved)
 	if err != nil {
 		return nil, err

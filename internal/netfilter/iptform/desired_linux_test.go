@@ -1,6 +1,7 @@
-package netfilter
+package iptform
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -146,5 +147,25 @@ func TestState(t *testing.T) {
 	f = facts{chains: chains, jumps: w.sharedJumps(), addrs: map[netip.Addr]struct{}{netip.MustParseAddr("10.1.0.4"): {}}}
 	if got, want := states(f), others[:len(others)-2]+"??"; got != want || f.allShared(w) {
 		t.Errorf("where something is about the address: %s, want %s", got, want)
+	}
+}
+
+// everything returns the rules of a container whose network has all features.
+func everything(id string, n int) fwrules.Rules {
+	o := fwrules.Owner{Network: "podnet", ContainerID: id, IfName: "eth0"}
+	v4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(n >> 8), byte(n)}), 16)
+	v6 := netip.MustParsePrefix(fmt.Sprintf("fd00:1::%x/64", n))
+	ports := []fwrules.HostPort{{HostPort: uint16(10000 + n), ContainerPort: 80, Protocol: "tcp"}}
+	return fwrules.Rules{
+		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
+		HostPorts:  []fwrules.HostPorts{{Owner: o, V4: v4, V6: v6, Ports: ports, SNAT: true, MarkMasqBit: 13}},
+		Forward:    []fwrules.Forward{{Owner: o, Addresses: []netip.Addr{v4.Addr(), v6.Addr()}}},
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -1,4 +1,4 @@
-package netfilter
+package iptform
 
 import (
 	"context"
@@ -71,7 +71,7 @@ func (x maker) hasCommonNFT(ctx context.Context, w desired, gists []gist) (bool,
 			}
 		}
 		err := x.Rules(ctx, id, nil, func(r nft.Rule) error {
-			s := shapeOf(r)
+			s := iptables.NFTRuleOf(r)
 			here = slices.DeleteFunc(here, func(g gist) bool { return g.isNFT(s) })
 			if len(here) == 0 {
 				return nft.ErrStop
@@ -87,19 +87,19 @@ func (x maker) hasCommonNFT(ctx context.Context, w desired, gists []gist) (bool,
 }
 
 // isNFT reports whether a rule of the nf_tables variant matches g.
-func (g gist) isNFT(s shape) bool {
-	if s.comment != g.comment || slices.ContainsFunc(g.ifaces, func(name string) bool { return !s.hasInterface(name) }) {
+func (g gist) isNFT(s iptables.NFTRule) bool {
+	if s.MatchComment != g.comment || slices.ContainsFunc(g.ifaces, func(name string) bool { return !s.HasInterface(name) }) {
 		return false
 	}
 	switch g.target {
 	case "MARK":
-		return s.marks(g.mark)
+		return s.Marks(g.mark)
 	case "MASQUERADE":
-		return s.masquerades(g.mark)
+		return s.Masquerades(g.mark)
 	case "DROP", "RETURN":
-		return s.ends(g.target)
+		return s.Ends(g.target)
 	}
-	return s.jump == g.target
+	return s.To == g.target
 }
 
 // hasCommonLegacy asks the kernel, which returns a whole table at once.

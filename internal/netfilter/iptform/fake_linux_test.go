@@ -1,4 +1,4 @@
-package netfilter
+package iptform
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"testing"
 
 	"golang.org/x/sys/unix"
 
@@ -131,11 +132,30 @@ func (s *ruleset) run(line string) error {
 	return nil
 }
 
-// fakeFirewalls returns packet filters outside the kernel.
-func fakeFirewalls(tools ...*fakeTool) *Firewalls {
-	var fakes []tool
+// plan is everything that was found.
+type plan []fwrules.Found
+
+func find(t *testing.T, target fwrules.Target, tools ...*fakeTool) (plan, error) {
+	t.Helper()
+	fakes := []tool{}
 	for _, f := range tools {
 		fakes = append(fakes, tool{f, strings.HasPrefix(f.tool, "ip6"), strings.HasSuffix(f.tool, "-legacy")})
 	}
-	return &Firewalls{forms: []backend{{fwrules.IPTables, iptForm{fakes: fakes}}}}
+	return Form{fakes: fakes}.Find(t.Context(), target)
+}
+
+func (p plan) text() string {
+	var b strings.Builder
+	for _, f := range p {
+		b.WriteString(strings.Join(f.Lines(), "\n") + "\n")
+	}
+	return b.String()
+}
+
+func (p plan) Apply(ctx context.Context) error {
+	var errs []error
+	for _, f := range p {
+		errs = append(errs, f.Apply(ctx))
+	}
+	return errors.Join(errs...)
 }

@@ -1,35 +1,13 @@
-package netfilter
+package iptform
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"time"
 
 	"github.com/embedcni/cni/internal/iptables"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
-	"github.com/embedcni/cni/internal/nft"
 )
-
-// iptForm writes the rules of the reference plugins. It adds them by the variant
-// that the system has under the name iptables, and removes them from each variant
-// that has them.
-type iptForm struct {
-	Sockets  nft.Sockets
-	Held     *os.File                // open in all processes that it starts
-	Siblings func() fwrules.Siblings // called only if they matter
-	// Fact and Note read and write the attachment's record.
-	Fact func(key string) json.RawMessage
-	Note func(key string, value any) error
-
-	fakes []tool // of tests: instead of the tools
-}
-
-// in runs fn on a thread in the namespace, where processes are started.
-func (f iptForm) in(fn func() error) error { return nft.In(f.Sockets.NS, fn) }
 
 // maker is a variant of iptables. Its methods are called on a thread in the
 // namespace, in which processes are started.
@@ -38,89 +16,12 @@ type maker struct {
 }
 
 // maker returns the maker of a variant.
-func (f iptForm) maker(v6, legacy bool) maker {
+func (f Form) maker(v6, legacy bool) maker {
 	family := "iptables"
 	if v6 {
 		family = "ip6tables"
 	}
 	return maker{iptables.Tool{Family: family, Legacy: legacy, Sockets: f.Sockets, Held: f.Held}}
-}
-
-// families are the rules of r for each family that has any.
-func families(r fwrules.Rules) []desired {
-	var all []desired
-	for _, v6 := range []bool{false, true} {
-		if w := desiredOf(r, v6); !w.empty() {
-			all = append(all, w)
-		}
-	}
-	return all
-}
-
-// Add makes the rules of both families, or none.
-func (f iptForm) Add(ctx context.Context, r fwrules.Rules) error {
-	return f.in(func() error { return f.addHere(ctx, r) })
-}
-
-func (f iptForm) addHere(ctx context.Context, r fwrules.Rules) error {
-	var undo []func(context.Context) error
-	err := sequence(families(r), func(w desired) error {
-		x, err := f.attachmentsMaker(ctx, w.v6, true)
-		if err != nil {
-			return err
-		}
-		mine := desired{v6: w.v6}
-		undo = append(undo, func(ctx context.Context) error { return x.undo(ctx, w, mine) })
-		return x.add(ctx, w, &mine)
-	})
-	if err == nil {
-		return nil
-	}
-	// What was asked for in whole must not be there in part, even if whoever
-	// asked has gone.
-	const enough = 10 * time.Second
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), enough)
-	defer cancel()
-	errs := []error{err}
-	for _, undo := range undo {
-		errs = append(errs, undo(ctx))
-	}
-	return errors.Join(errs...)
-}
-
-// sequence calls fn for each until one fails.
-func sequence[T any](all []T, fn func(T) error) error {
-	for _, one := range all {
-		if err := fn(one); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// variant is what an attachment's record says of the iptables that made its
-// rules.
-type variant struct {
-	Legacy bool `json:"legacy"`
-}
-
-// attachmentsMaker returns the variant that made the attachment's rules. If none has, it is
-// the system's, which an ADD notes before it makes any: update-alternatives may
-// change it in the life of a container.
-func (f iptForm) attachmentsMaker(ctx context.Context, v6, add bool) (maker, error) {
-	x := f.maker(v6, false)
-	key := variantFact(x.Family)
-	if fact := f.Fact(key); fact != nil {
-		var made variant
-		err := json.Unmarshal(fact, &made)
-		x.Legacy = made.Legacy
-		return x, err
-	}
-	err := x.Detect(ctx)
-	if err == nil && add {
-		err = f.Note(key, variant{x.Legacy})
-	}
-	return x, err
 }
 
 // add makes what is missing of w, and notes in mine, before it does, what is
@@ -352,6 +253,30 @@ func (x maker) undo(ctx context.Context, w, mine desired) error {
 	}
 	if err := s.Run(ctx, x.Tool); err != nil {
 		return fmt.Errorf("%s: delete the rules that were added: %w", x.Name(), err)
+	}
+	return nil
+}
+
+// check asks the tool for all rules at once where it can be asked: what it takes
+// for the same rule is what the plugins that are executed take for it.
+func (x maker) check(ctx context.Context, w desired) error {
+	f, err := x.look(ctx, w)
+	if err != nil {
+		return err
+	}
+	for _, c := range w.chains {
+		if !f.chains[c.ChainID] {
+			return fmt.Errorf("%s: chain %s of table %s is not there", x.Name(), c.Chain, c.Table)
+		}
+	}
+	states, err := x.ask(ctx, w, f)
+	if err != nil {
+		return err
+	}
+	for _, r := range w.rules {
+		if states[r.String()] != present {
+			return fmt.Errorf("%s: the rule %v is not there", x.Name(), r)
+		}
 	}
 	return nil
 }

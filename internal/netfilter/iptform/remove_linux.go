@@ -1,4 +1,4 @@
-package netfilter
+package iptform
 
 import (
 	"context"
@@ -7,15 +7,20 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
 // Remove deletes the rules from all variants.
-func (f iptForm) Remove(ctx context.Context, r fwrules.Rules) error {
-	all, err := footprints(r, f.Siblings())
+func (f Form) Remove(ctx context.Context, r fwrules.Rules) error {
+	s := f.Siblings()
+	all, err := footprints(r, fwrules.Target{Siblings: s.Addresses, Kept: s.Rules, KeptUnknown: s.Unknown})
 	if err != nil {
 		return err
+	}
+	for _, one := range all {
+		one.lookBeside = true
 	}
 	var doubt []*footprint
 	err = f.Sockets.Do(ctx, func(c *nft.Conn) (err error) {
@@ -135,11 +140,11 @@ func (f *footprint) find(k *nft.Conn) (objects []nft.Object, sure bool, err erro
 func (f *footprint) findOwn(k *nft.Conn, family uint8, chain fwrules.Chain) (objects []nft.Object, sure bool, err error) {
 	nat := nft.Table{Family: family, Name: tableNAT}
 	sure = true
-	err = k.Rules(nat, entrance(chain.Name), [][]byte{zeroTerminated(chain.Name)}, func(r nft.Rule) error {
-		s := shapeOf(r)
-		if s.jump == chain.Name {
-			objects = append(objects, s.object(nat))
-			sure = sure && s.comment == chain.Comment && f.owns(family, chain, s)
+	err = k.Rules(nat, entrance(chain.Name), [][]byte{iptables.ZeroTerminated(chain.Name)}, func(r nft.Rule) error {
+		s := iptables.NFTRuleOf(r)
+		if s.To == chain.Name {
+			objects = append(objects, s.Object(nat))
+			sure = sure && s.MatchComment == chain.Comment && f.owns(family, chain, s)
 		}
 		return nil
 	})
@@ -148,12 +153,12 @@ func (f *footprint) findOwn(k *nft.Conn, family uint8, chain fwrules.Chain) (obj
 
 // owns reports whether a jump to the chain of the masquerading is from one of
 // the attachment's addresses; the chain can be that of another interface too.
-func (f *footprint) owns(family uint8, chain fwrules.Chain, s shape) bool {
+func (f *footprint) owns(family uint8, chain fwrules.Chain, s iptables.NFTRule) bool {
 	if entrance(chain.Name) != "POSTROUTING" || len(f.Addresses) == 0 {
 		return true
 	}
 	return slices.ContainsFunc(f.Addresses, func(a netip.Addr) bool {
-		return a.Is6() == (family == nft.FamilyIPv6) && strings.HasPrefix(s.Exprs.String(), comparison(a, true).String()+", ")
+		return a.Is6() == (family == nft.FamilyIPv6) && strings.HasPrefix(s.Exprs.String(), iptables.Comparison(a, true).String()+", ")
 	})
 }
 
@@ -166,8 +171,8 @@ func (f *footprint) findForward(k *nft.Conn, table nft.Table) (objects []nft.Obj
 			continue
 		}
 		raw = append(raw, a.AsSlice())
-		exact[comparison(a, true).Accept().String()] = true
-		exact[tracked(comparison(a, false)).Accept().String()] = true
+		exact[iptables.Comparison(a, true).Accept().String()] = true
+		exact[iptables.Tracked(iptables.Comparison(a, false)).Accept().String()] = true
 	}
 	if len(raw) == 0 {
 		return nil, true, nil
@@ -176,7 +181,7 @@ func (f *footprint) findForward(k *nft.Conn, table nft.Table) (objects []nft.Obj
 	err = k.Rules(table, chainForward, raw, func(r nft.Rule) error {
 		// Another rule may be one of another version of iptables.
 		sure = sure && exact[r.Exprs.String()]
-		objects = append(objects, shapeOf(r).object(table))
+		objects = append(objects, iptables.NFTRuleOf(r).Object(table))
 		return nil
 	})
 	return objects, sure, err
