@@ -103,19 +103,10 @@ func (a *attachment) noteResult(result json.RawMessage) error {
 	return err
 }
 
-// recall finds the attachments of a container to remove in its record; without a
-// whole record, see unrecorded. For mustStop see
+// recall finds the attachments of a container to remove in its record, which was
+// loaded; without a whole record, see unrecorded. For mustStop see
 // [container.Container.EnterHost].
-func (op *operation) recall(ns *Namespace, mustStop bool) error {
-	damage, err := op.load()
-	if err != nil {
-		return err
-	}
-	return op.recallLoaded(ns, damage, mustStop)
-}
-
-// recallLoaded is recall after load.
-func (op *operation) recallLoaded(ns *Namespace, damage error, mustStop bool) (err error) {
+func (op *operation) recall(ns *Namespace, damage error, mustStop bool) (err error) {
 	if damage != nil {
 		op.logger.Warn("removing without a whole record", "container", op.ID, "error", damage)
 	}

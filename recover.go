@@ -154,7 +154,7 @@ func (op *operation) recallOwn() error {
 	if err != nil || op.Record == nil {
 		return err
 	}
-	if err := op.recallLoaded(&Namespace{id: op.ID}, damage, false); err != nil {
+	if err := op.recall(&Namespace{id: op.ID}, damage, false); err != nil {
 		return err
 	}
 	switch {

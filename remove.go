@@ -27,7 +27,11 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 	}
 	defer op.end()
 	s.reap(op.Host, false)
-	if err := op.recall(ns, true); err != nil {
+	damage, err := op.load()
+	if err == nil {
+		err = op.recall(ns, damage, true)
+	}
+	if err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, leftover(ns.id, err))
 	}
 	return op.tearDown(ctx, op.attachments)

@@ -220,7 +220,7 @@ func (a hooks) withoutClaimed(call *chain.Call) error {
 // container, before anything in the container can rename it. Without the note
 // only its name identifies it.
 func (a hooks) noteDevice(call chain.Call, kind runner.Kind) {
-	if call.Verb != "ADD" || call.Plugin != a.network.config.Plugins[0].Network.Type || !known.Of(call.Plugin).Makes.NeedsIdentity() ||
+	if call.Verb != "ADD" || call.Plugin != a.network.first() || !known.Of(call.Plugin).Makes.NeedsIdentity() ||
 		kind == runner.Registered || a.inside() == nil || a.op.Host.Handle == nil {
 		return
 	}

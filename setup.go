@@ -224,7 +224,7 @@ func (op *operation) attach(ctx context.Context, serially bool) ([]source, error
 		for _, i := range group {
 			a := op.attachments[i]
 			results[i] = source{network: a.network.config.Name, ifName: a.IfName}
-			results[i].result, errs[i] = a.addTraced(ctx, i, serially)
+			results[i].result, errs[i] = a.add(ctx, i, serially)
 			if errs[i] != nil {
 				return
 			}
@@ -269,16 +269,12 @@ func (all attachments) groups(serially bool) [][]int {
 	return groups
 }
 
-func (a *attachment) addTraced(ctx context.Context, index int, serially bool) (result *types100.Result, err error) {
+// add runs the ADD of one network. The first ADD of a network on a host runs alone for
+// a moment if its plugins may create rules that containers share.
+func (a *attachment) add(ctx context.Context, index int, serially bool) (result *types100.Result, err error) {
 	ctx, span := spans.Attach(ctx, a.network.config.Name, a.IfName, index, serially)
 	defer func() { spans.End(span, err) }()
-	return a.add(ctx)
-}
-
-// add runs the ADD of one network. The first ADD of a network on a host runs alone for
-// a moment if its plugins may create rules that containers share; see contended.
-func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
-	if err := ctx.Err(); err != nil {
+	if ctx.Err() != nil {
 		return nil, a.error("ADD", context.Cause(ctx))
 	}
 	first, err := a.runner().Begin(ctx, a.firstKey())
@@ -287,8 +283,7 @@ func (a *attachment) add(ctx context.Context) (*types100.Result, error) {
 	}
 	part := a.begin(len(a.network.config.Plugins))
 	defer func() { _ = first.End(false) }() // after a panic; otherwise it ends below
-	result, partial, err := a.chain().AddPart(ctx, &a.Attachment, part)
-	a.partial = partial
+	result, a.partial, err = a.chain().AddPart(ctx, &a.Attachment, part)
 	if err == nil && part.To == len(a.network.config.Plugins) {
 		a.state = record.Added
 		err = a.Append(record.Entry{State: record.Added})
