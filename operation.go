@@ -28,7 +28,7 @@ type operation struct {
 type removal struct {
 	leaving map[string]bool // interfaces that are being torn down
 	entered *record.Pending // the ledger, which must be on the disk before the record is deleted
-	cached  *[]*attachment  // the container's, in libcni's cache; nil if not read
+	cached  *attachments    // the container's, in libcni's cache; nil if not read
 }
 
 // begin validates everything, and finds out where the plugins will run. It must
@@ -194,7 +194,7 @@ func (a *attachment) inside() *netns.Handle { return a.op.Inside(a.NetNS) }
 // isAlive reports whether an attachment is alive: its namespace exists and has the
 // interface. Every namespace has a loopback interface, so lo is alive if an
 // attachment of the same Setup is, or without one if the namespace exists.
-func (a *attachment) isAlive(all []*attachment) (bool, error) {
+func (a *attachment) isAlive(all attachments) (bool, error) {
 	ifName := ""
 	if a.described().MadeInterface() { // an interface that was never made cannot be missing
 		ifName = a.IfName

@@ -16,7 +16,7 @@ import (
 
 // plan makes the attachments for a verb: their networks, interface names,
 // arguments and capabilities.
-func (op *operation) plan(ns *Namespace, verb string) (all []*attachment, err error) {
+func (op *operation) plan(ns *Namespace, verb string) (all attachments, err error) {
 	selected, err := op.selected(ns)
 	errs := []error{err}
 	taken := map[string]string{}
@@ -96,9 +96,9 @@ func merge[V any](all, one map[string]V) map[string]V {
 
 // undeclared finds capabilities without effect, because no plugin of a network
 // that they were given for declares them.
-func (s *snapshot) undeclared(id record.ID, attachments []*attachment) error {
+func (s *snapshot) undeclared(id record.ID, all attachments) error {
 	given, declared := map[string]bool{}, map[string]bool{}
-	for _, a := range attachments {
+	for _, a := range all {
 		for name, value := range a.CapabilityArgs {
 			given[name] = given[name] || !isEmpty(value)
 			declared[name] = declared[name] || a.network.declares(name)
@@ -227,7 +227,7 @@ func (op *operation) narrow(ns *Namespace) error {
 	if len(ns.selected) == 0 {
 		return nil
 	}
-	var kept []*attachment
+	var kept attachments
 	for _, sel := range ns.selected {
 		found := false
 		for _, a := range op.attachments {

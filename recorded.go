@@ -122,7 +122,7 @@ func (op *operation) recall(ns *Namespace, damage error, mustStop bool) (err err
 
 // enterRecorded opens the recorded namespaces, and returns the attachments of the
 // record.
-func (op *operation) enterRecorded(mustStop bool) ([]*attachment, error) {
+func (op *operation) enterRecorded(mustStop bool) (attachments, error) {
 	if err := op.EnterRecorded(mustStop); err != nil {
 		return nil, err
 	}

@@ -247,7 +247,7 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record
 
 // finish removes attachments whose removal has failed before, unless that was
 // just now.
-func (op *operation) finish(ctx context.Context, going []*attachment) error {
+func (op *operation) finish(ctx context.Context, going attachments) error {
 	for _, a := range going {
 		n := a.entry()
 		if n == nil {
@@ -284,7 +284,7 @@ func (s *snapshot) takeOver(ctx context.Context, host *hostns.NetNS, id record.I
 // going returns the attachments that Recover must remove: all, if the
 // container's namespace is gone or it was nobody's container yet; else those on
 // which no caller relies.
-func (op *operation) going() ([]*attachment, error) {
+func (op *operation) going() (attachments, error) {
 	if op.Damaged {
 		// The log has neither boot nor path. Where mounts keep namespaces, a
 		// missing mount is proof; elsewhere there is none.
@@ -312,7 +312,7 @@ func (op *operation) unfinished() attachments {
 
 // doubt returns the reason why the attachments are not known to be healthy, or
 // nil.
-func (op *operation) doubt(ctx context.Context, attachments []*attachment) error {
+func (op *operation) doubt(ctx context.Context, all attachments) error {
 	if op.Damaged {
 		return fmt.Errorf("it may live, and its record is damaged, so that it cannot be checked; call Remove if it is gone: %w", record.ErrBad)
 	}
@@ -323,8 +323,8 @@ func (op *operation) doubt(ctx context.Context, attachments []*attachment) error
 		return fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", op.Record.NetNS.Path, op.Path, ErrInvalidNetNS)
 	}
 	var errs []error
-	for _, a := range attachments {
-		live, err := a.isAlive(attachments)
+	for _, a := range all {
+		live, err := a.isAlive(all)
 		if err == nil && !live {
 			err = fmt.Errorf("interface %s of network %q is gone: %w", a.IfName, a.network.config.Name, ErrNotAttached)
 		}
@@ -340,7 +340,7 @@ func (op *operation) doubt(ctx context.Context, attachments []*attachment) error
 
 // adopt keeps the container, and returns the reason why it is not known to be
 // healthy, or nil.
-func (op *operation) adopt(ctx context.Context, going []*attachment) error {
+func (op *operation) adopt(ctx context.Context, going attachments) error {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
 	doubt := op.doubt(ctx, staying)
 	if !op.Damaged && (op.Record.LetGo == nil || op.Reached == container.ByPath) {

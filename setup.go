@@ -85,9 +85,9 @@ func (op *operation) clearDead(ctx context.Context) error {
 // deadOf returns the earlier attachments to remove: all if all are dead, or else
 // the dead ones under interface names that this call wants. It refuses interface
 // names of live attachments, and another namespace than theirs.
-func (op *operation) deadOf(earlier []*attachment, wanted container.Place) ([]*attachment, error) {
+func (op *operation) deadOf(earlier attachments, wanted container.Place) (attachments, error) {
 	wants := op.attachments.names()
-	var dead []*attachment
+	var dead attachments
 	for _, a := range earlier {
 		live, err := a.isAlive(earlier)
 		if err != nil {
@@ -114,7 +114,7 @@ func (op *operation) deadOf(earlier []*attachment, wanted container.Place) ([]*a
 
 // recallAttached finds the container's attachments in its record or, without
 // one, in libcni's cache.
-func (op *operation) recallAttached(wanted container.Place) ([]*attachment, error) {
+func (op *operation) recallAttached(wanted container.Place) (attachments, error) {
 	damage, err := op.load()
 	switch {
 	case err != nil:
@@ -321,7 +321,7 @@ func (a *attachment) firstKey() firstadd.Key {
 // specification requires a DEL after a failed ADD too, because a plugin may fail
 // with half its work done.
 func (op *operation) rollBack(ctx context.Context) error {
-	var begun, never []*attachment
+	var begun, never attachments
 	defer func() {
 		for _, a := range op.attachments {
 			op.runner.Ahead.GiveUp(op.Host.String(), &a.plugins)

@@ -93,9 +93,9 @@ func (op *operation) others(ifName string) *footprint.Others {
 
 // siblings returns the container's other attachments that stay, from the record or,
 // without a record, from libcni's cache.
-func (a *attachment) siblings() ([]*attachment, error) {
+func (a *attachment) siblings() (attachments, error) {
 	stays := func(ifName string) bool { return ifName != a.IfName && !a.op.removal.leaving[ifName] }
-	var all []*attachment
+	var all attachments
 	var err error
 	if rec := a.op.Record; rec != nil && !a.op.Damaged {
 		// Most attachments have none. The record then need not be parsed.

@@ -18,7 +18,7 @@ import (
 // planned is nil, it is planned here. With mustStop the path may be stale, and
 // lead to another container's namespace; otherwise the caller asks whether the
 // container is alive there.
-func (op *operation) unrecorded(ns *Namespace, planned []*attachment, mustStop bool) (all []*attachment, err error) {
+func (op *operation) unrecorded(ns *Namespace, planned attachments, mustStop bool) (all attachments, err error) {
 	path := ns.path
 	if path == "" && op.Damaged {
 		if path, err = op.Pins.Where(op.ID); err != nil {
@@ -62,7 +62,7 @@ func (op *operation) unrecorded(ns *Namespace, planned []*attachment, mustStop b
 // cachedBeside returns the container's attachments in libcni's cache that are
 // not among the known ones: on networks that are not loaded, or under other
 // interface names.
-func (op *operation) cachedBeside(known []*attachment) (all []*attachment, err error) {
+func (op *operation) cachedBeside(known attachments) (all attachments, err error) {
 	cached, err := chain.AllCached(op.stateDir, string(op.PluginID()))
 	if err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func (op *operation) cachedBeside(known []*attachment) (all []*attachment, err e
 
 // fromCache returns the container's attachments in libcni's cache. It reads the cache
 // once for each operation.
-func (op *operation) fromCache() (all []*attachment, err error) {
+func (op *operation) fromCache() (all attachments, err error) {
 	if op.removal.cached != nil {
 		return *op.removal.cached, nil
 	}
@@ -103,8 +103,8 @@ func (op *operation) fromCache() (all []*attachment, err error) {
 // existing returns this container's attachments in libcni's cache, on any loaded
 // network, that have a wanted interface name. The specification requires the
 // pair of container and interface name to be unique.
-func (op *operation) existing(at container.Place) ([]*attachment, error) {
-	var found []*attachment
+func (op *operation) existing(at container.Place) (attachments, error) {
+	var found attachments
 	for _, wanted := range op.attachments {
 		for _, n := range op.networks {
 			if op.shared(n) && n != op.cachedAs(n.config.Name, wanted.IfName) {
