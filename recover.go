@@ -141,10 +141,7 @@ func (s *snapshot) owned(dry bool) ([]record.Found, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.withoutWarm(slices.DeleteFunc(found, func(f record.Found) bool {
-		unsure := f.Err != nil && (f.Record.Owner == "" || f.Record.Owner == s.owner)
-		return !unsure && !f.Record.Owned(s.owner)
-	}), dry)
+	return s.withoutWarm(slices.DeleteFunc(found, func(f record.Found) bool { return !f.Concerns(s.owner) }), dry)
 }
 
 // recallOwn is recall for Recover and GC: it finds only the attachments of this

@@ -111,7 +111,7 @@ func (s *snapshot) release(ctx context.Context, o ReleaseOptions, report *Releas
 			err = context.Cause(ctx)
 			break
 		}
-		if s.releases(f) && !(f.Record.Warm && taken[f.Record.Plugins()]) {
+		if f.Concerns(s.owner) && !(f.Record.Warm && taken[f.Record.Plugins()]) {
 			report.add(s.releaseOne(ctx, host, f, o.DryRun))
 		}
 	}
@@ -120,13 +120,6 @@ func (s *snapshot) release(ctx context.Context, o ReleaseOptions, report *Releas
 		return err
 	}
 	return join(err, s.ledger().Sync().Wait(), s.Records.SyncDeleted())
-}
-
-// releases reports whether a record has attachments of this owner, or is damaged
-// and may have some.
-func (s *snapshot) releases(f record.Found) bool {
-	unsure := f.Err != nil && (f.Record.Owner == "" || f.Record.Owner == s.owner)
-	return unsure || f.Record.Owned(s.owner)
 }
 
 // released is the outcome for one container.

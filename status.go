@@ -2,6 +2,7 @@ package cni
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -42,7 +43,7 @@ type statusRun struct {
 }
 
 func (s *snapshot) askStatus(ctx context.Context) error {
-	if !s.hasStatus() {
+	if !slices.ContainsFunc(s.networks, (*Network).hasStatus) {
 		return nil
 	}
 	host, err := s.Hosts.Open(s.hostNetNS)
@@ -61,14 +62,10 @@ func (s *snapshot) askStatus(ctx context.Context) error {
 	}
 }
 
-// hasStatus reports whether any network is of a version that has STATUS.
-func (s *snapshot) hasStatus() bool {
-	for _, n := range s.networks {
-		if ok, err := version.GreaterThanOrEqualTo(n.config.CNIVersion, "1.1.0"); err == nil && ok {
-			return true
-		}
-	}
-	return false
+// hasStatus reports whether the network is of a version that has STATUS.
+func (n *Network) hasStatus() bool {
+	ok, err := version.GreaterThanOrEqualTo(n.config.CNIVersion, "1.1.0")
+	return err == nil && ok
 }
 
 // join returns the current run, starts one, or returns nil if the last one

@@ -246,6 +246,12 @@ type Found struct {
 	Err    error   // wraps ErrBad, ErrNewer or ErrUnread
 }
 
+// Concerns reports whether the record has attachments of an owner, or cannot be used
+// and may have some.
+func (f Found) Concerns(owner string) bool {
+	return f.Err != nil && (f.Record.Owner == "" || f.Record.Owner == owner) || f.Record.Owned(owner)
+}
+
 // Files returns the names of all record files, without the extension, in order.
 func (s *Store) Files() ([]string, error) {
 	entries, err := os.ReadDir(s.dir)
