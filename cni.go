@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -223,70 +222,6 @@ func (s *snapshot) ready() error {
 	return nil
 }
 
-// Setup attaches the container to the loaded networks, or to those selected with
-// WithNetwork, in parallel; a network that is selected twice is attached twice, in
-// order. path is the container's network namespace.
-//
-// Setup validates everything before it runs a plugin, and returns ErrInvalidArgument
-// or ErrInvalidNetNS. If the container is attached already, it returns
-// ErrAlreadyAttached and changes nothing. A dead attachment is removed first: one
-// whose interfaces are gone, or whose path no longer leads to its namespace while no
-// visible process is in that. A container may be attached again under other
-// interface names, in the same namespace, from the same host namespace.
-//
-// If anything fails or ctx ends, Setup detaches everything before it returns. The
-// error includes anything that could not be detached.
-func (r *Runtime) Setup(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error) {
-	return r.setup(ctx, "cni.Setup", id, path, opts, false)
-}
-
-// SetupSerially is Setup with one network after the other, as in the specification.
-// It stops at the first that fails.
-func (r *Runtime) SetupSerially(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error) {
-	return r.setup(ctx, "cni.SetupSerially", id, path, opts, true)
-}
-
-func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []NamespaceOpts, serially bool) (_ *Result, err error) {
-	s := r.current.Load()
-	ctx, under := spans.Call(ctx, span, id, path)
-	defer func() { endCall(under, err) }()
-	if err := s.ready(); err != nil {
-		return nil, err
-	}
-	ns, err := newNamespace(id, path, opts...)
-	if err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", id, err)
-	}
-	return s.setup(ctx, ns, serially)
-}
-
-// Remove detaches the container from all its networks, or from those selected with
-// WithNetwork. It uses the container's record: no network needs to be loaded, and no
-// option of Setup repeated. It asks every plugin of every network, last network and
-// last plugin first, and continues after errors. Then it removes leftovers of the
-// reference plugins and verifies that nothing remains.
-//
-// It returns nil if nothing remains. The error of a failed DEL is only logged if the
-// sweep covers that plugin, unless WithTeardownErrors is set; otherwise Remove returns
-// a *LeftoverError. Then the record stays, and Remove, Recover or GC tries again. If
-// the record cannot be used, Remove returns a *RecordError and changes nothing.
-//
-// Remove may be called again. A container without a record, attached by go-cni, is
-// detached by libcni's cache and the loaded networks; for one that was never attached
-// Remove returns nil. path is used only for these, and may be empty or gone. ctx
-// carries values only: Remove continues after its end, each plugin within
-// Timeouts.Del.
-func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
-	s := r.current.Load()
-	ctx, span := spans.Call(ctx, "cni.Remove", id, path)
-	defer func() { endCall(span, err) }()
-	ns, err := newNamespace(id, path, opts...)
-	if err != nil {
-		return fmt.Errorf("remove container %q: %w", id, err)
-	}
-	return s.remove(ctx, ns)
-}
-
 // Networks returns the loaded networks in order.
 func (r *Runtime) Networks() []*Network { return slices.Clone(r.current.Load().networks) }
 
@@ -307,7 +242,7 @@ func (r *Runtime) GetConfig() *ConfigResult {
 			Source:     string(n.config.Bytes),
 		}
 		for _, p := range n.config.Plugins {
-			list.Plugins = append(list.Plugins, s.networkConf(p))
+			list.Plugins = append(list.Plugins, networkConf(s.runner, p))
 		}
 		c.Networks = append(c.Networks, &ConfNetwork{Config: list, IFName: n.ifName})
 	}
@@ -315,16 +250,16 @@ func (r *Runtime) GetConfig() *ConfigResult {
 }
 
 // networkConf copies a plugin's configuration and finds the plugin.
-func (s *snapshot) networkConf(p *libcni.PluginConfig) *NetworkConf {
+func networkConf(r *runner.Runtime, p *libcni.PluginConfig) *NetworkConf {
 	network := *p.Network
 	conf := &NetworkConf{Network: &network, Source: string(p.Bytes)}
-	found, err := s.runner.Find(network.Type)
+	found, err := r.Find(network.Type)
 	if err != nil {
 		return conf // a call returns the reason
 	}
 	conf.Kind, conf.Path = PluginKind(found.Kind), found.Path
 	if ipam := network.IPAM.Type; ipam != "" && found.Kind != runner.Executable {
-		if found, err := s.runner.Find(ipam); err == nil {
+		if found, err := r.Find(ipam); err == nil {
 			conf.IPAMKind = PluginKind(found.Kind)
 		}
 	}

@@ -85,7 +85,7 @@ func defaultSettings() settings {
 		statusTTL:        time.Second,
 		choice:           runner.Choice{BuiltIn: builtin.New()},
 		envAllow:         invoke.DefaultAllow(),
-		logger:           slog.New(discard{}),
+		logger:           slog.New(discardHandler{}),
 	}
 }
 
@@ -306,22 +306,22 @@ func WithStrictCapabilities() Opt {
 func WithLogger(logger *slog.Logger) Opt {
 	return func(c *config) error {
 		if logger == nil {
-			logger = slog.New(discard{})
+			logger = slog.New(discardHandler{})
 		}
 		c.logger = logger
 		return nil
 	}
 }
 
-// discard is a slog.Handler that discards all records, like slog.DiscardHandler.
+// discardHandler is a slog.Handler that discards all records, like slog.DiscardHandler.
 // slog.DiscardHandler needs Go 1.24, and the go directive of this module would then
 // require that of importers.
-type discard struct{}
+type discardHandler struct{}
 
-func (discard) Enabled(context.Context, slog.Level) bool  { return false }
-func (discard) Handle(context.Context, slog.Record) error { return nil }
-func (d discard) WithAttrs([]slog.Attr) slog.Handler      { return d }
-func (d discard) WithGroup(string) slog.Handler           { return d }
+func (discardHandler) Enabled(context.Context, slog.Level) bool  { return false }
+func (discardHandler) Handle(context.Context, slog.Record) error { return nil }
+func (d discardHandler) WithAttrs([]slog.Attr) slog.Handler      { return d }
+func (d discardHandler) WithGroup(string) slog.Handler           { return d }
 
 // WithObserver sets a function that is called after each plugin call, for metrics
 // and traces. It is called by several goroutines at once, and the operation waits

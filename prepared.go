@@ -229,22 +229,6 @@ func (op *operation) takeOver(ctx context.Context, w *prepared) error {
 	return nil
 }
 
-// withoutWarm removes from the list the containers that a pool of a live process
-// has made ahead of time. Unless dry, it deletes the records of those that have
-// since been taken under another ID.
-func (s *snapshot) withoutWarm(found []record.Found, dry bool) ([]record.Found, error) {
-	rest, stale := warm.Orphans(found, s.RuntimeAlive)
-	for _, id := range stale {
-		if dry {
-			break
-		}
-		if err := s.Records.Delete(id); err != nil {
-			return nil, err
-		}
-	}
-	return rest, nil
-}
-
 // makesTheSame reports whether containers that were made ahead of time under s
 // can be used under now: the networks are equal, and so is everything else that
 // decides which plugins run, with which input, where they run, and where they

@@ -134,16 +134,6 @@ func (s *snapshot) recoverEach(ctx context.Context, host *hostns.NetNS, ids []re
 	return all
 }
 
-// owned returns the records with attachments of this owner, and those that name
-// no owner, because nobody else looks after them.
-func (s *snapshot) owned(dry bool) ([]record.Found, error) {
-	found, err := s.Records.List()
-	if err != nil {
-		return nil, err
-	}
-	return s.withoutWarm(slices.DeleteFunc(found, func(f record.Found) bool { return !f.Concerns(s.owner) }), dry)
-}
-
 // recallOwn is recall for Recover and GC: it finds only the attachments of this
 // owner, and none if the record was deleted meanwhile.
 func (op *operation) recallOwn() error {
@@ -210,7 +200,7 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record
 		}
 	}()
 	o.id = string(id)
-	op, err := s.takeOver(ctx, host, id, last)
+	op, err := s.beginRecovery(ctx, host, id, last)
 	if o.setAside(err) {
 		return o
 	}
@@ -261,11 +251,11 @@ func (op *operation) finish(ctx context.Context, going attachments) error {
 // recovered with the others. Calls that nothing holds up finish within it.
 const lockedGrace = 250 * time.Millisecond
 
-// takeOver locks the container. It returns ErrBusy if another call has it locked
+// beginRecovery locks the container. It returns ErrBusy if another call has it locked
 // for lockedGrace; or, if the container comes last, for a longer grace by a live
 // process, even a stopped one. In the latter case it kills plugins of a dead
 // runtime.
-func (s *snapshot) takeOver(ctx context.Context, host *hostns.NetNS, id record.ID, last bool) (*operation, error) {
+func (s *snapshot) beginRecovery(ctx context.Context, host *hostns.NetNS, id record.ID, last bool) (*operation, error) {
 	own, err := host.Dup()
 	if err != nil {
 		return nil, err

@@ -15,6 +15,33 @@ import (
 	"github.com/embedcni/cni/internal/sweep"
 )
 
+// Remove detaches the container from all its networks, or from those selected with
+// WithNetwork. It uses the container's record: no network needs to be loaded, and no
+// option of Setup repeated. It asks every plugin of every network, last network and
+// last plugin first, and continues after errors. Then it removes leftovers of the
+// reference plugins and verifies that nothing remains.
+//
+// It returns nil if nothing remains. The error of a failed DEL is only logged if the
+// sweep covers that plugin, unless WithTeardownErrors is set; otherwise Remove returns
+// a *LeftoverError. Then the record stays, and Remove, Recover or GC tries again. If
+// the record cannot be used, Remove returns a *RecordError and changes nothing.
+//
+// Remove may be called again. A container without a record, attached by go-cni, is
+// detached by libcni's cache and the loaded networks; for one that was never attached
+// Remove returns nil. path is used only for these, and may be empty or gone. ctx
+// carries values only: Remove continues after its end, each plugin within
+// Timeouts.Del.
+func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
+	s := r.current.Load()
+	ctx, span := spans.Call(ctx, "cni.Remove", id, path)
+	defer func() { endCall(span, err) }()
+	ns, err := newNamespace(id, path, opts...)
+	if err != nil {
+		return fmt.Errorf("remove container %q: %w", id, err)
+	}
+	return s.remove(ctx, ns)
+}
+
 func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 	ctx = context.WithoutCancel(ctx)
 	op := &operation{snapshot: s}

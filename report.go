@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/warm"
 )
 
 // Report lists the containers that Recover or GC has looked at, by ID.
@@ -94,6 +95,28 @@ func (o *outcome) setAside(err error) bool {
 func isSkipped(err error) bool {
 	return errors.Is(err, ErrBusy) || errors.Is(err, ErrHostNetNS) ||
 		errors.Is(err, errShared) || errors.As(err, new(*RecordError))
+}
+
+// owned returns the records with attachments of this owner, and those that name no
+// owner, because nobody else looks after them. It omits the containers that a pool of
+// a live process has made ahead of time and, unless dry, deletes the records of those
+// that have since been taken under another ID.
+func (s *snapshot) owned(dry bool) ([]record.Found, error) {
+	found, err := s.Records.List()
+	if err != nil {
+		return nil, err
+	}
+	mine := slices.DeleteFunc(found, func(f record.Found) bool { return !f.Concerns(s.owner) })
+	mine, taken := warm.Orphans(mine, s.RuntimeAlive)
+	for _, id := range taken {
+		if dry {
+			break
+		}
+		if err := s.Records.Delete(id); err != nil {
+			return nil, err
+		}
+	}
+	return mine, nil
 }
 
 // untouchable returns why Recover and GC must leave the container of a listed

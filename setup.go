@@ -17,6 +17,43 @@ import (
 	"github.com/embedcni/cni/internal/spans"
 )
 
+// Setup attaches the container to the loaded networks, or to those selected with
+// WithNetwork, in parallel; a network that is selected twice is attached twice, in
+// order. path is the container's network namespace.
+//
+// Setup validates everything before it runs a plugin, and returns ErrInvalidArgument
+// or ErrInvalidNetNS. If the container is attached already, it returns
+// ErrAlreadyAttached and changes nothing. A dead attachment is removed first: one
+// whose interfaces are gone, or whose path no longer leads to its namespace while no
+// visible process is in that. A container may be attached again under other
+// interface names, in the same namespace, from the same host namespace.
+//
+// If anything fails or ctx ends, Setup detaches everything before it returns. The
+// error includes anything that could not be detached.
+func (r *Runtime) Setup(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error) {
+	return r.setup(ctx, "cni.Setup", id, path, opts, false)
+}
+
+// SetupSerially is Setup with one network after the other, as in the specification.
+// It stops at the first that fails.
+func (r *Runtime) SetupSerially(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error) {
+	return r.setup(ctx, "cni.SetupSerially", id, path, opts, true)
+}
+
+func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []NamespaceOpts, serially bool) (_ *Result, err error) {
+	s := r.current.Load()
+	ctx, under := spans.Call(ctx, span, id, path)
+	defer func() { endCall(under, err) }()
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
+	ns, err := newNamespace(id, path, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("set up container %q: %w", id, err)
+	}
+	return s.setup(ctx, ns, serially)
+}
+
 func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Result, error) {
 	op, err := s.begin(ns, "ADD")
 	if err != nil {
