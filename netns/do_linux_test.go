@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -194,17 +195,10 @@ func TestDoDropsThreadThatCannotBeRestored(t *testing.T) {
 	if got != want {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	deadline := time.Now().Add(10 * time.Second)
-	for {
+	expect.Eventually(t, "the end of the thread", func() bool {
 		_, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", tid))
-		if errors.Is(err, os.ErrNotExist) {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("thread %d lives on: %v", tid, err)
-		}
-		time.Sleep(time.Millisecond)
-	}
+		return errors.Is(err, os.ErrNotExist)
+	})
 	checkThreads(t, outside)
 }
 

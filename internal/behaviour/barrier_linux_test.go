@@ -42,17 +42,17 @@ func hanging(t *testing.T) (s *stage, r *cni.Runtime, through func()) {
 
 // longest sets a container up and removes it repeatedly, and returns the
 // duration of the longest call.
-func (s *stage) longest(r *cni.Runtime, path string, during time.Duration) time.Duration {
-	s.T.Helper()
+func longest(t *testing.T, r *cni.Runtime, id, path string, during time.Duration) time.Duration {
+	t.Helper()
 	longest := time.Duration(0)
 	for end := time.Now().Add(during); time.Now().Before(end); {
-		ctx, cancel := context.WithTimeout(s.T.Context(), expect.Patience)
+		ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
 		start := time.Now()
-		expect.NoError(s.T, testhost.SetUp(ctx, r, "c3", path)())
+		expect.NoError(t, testhost.SetUp(ctx, r, id, path)())
 		longest = max(longest, time.Since(start))
 		cancel()
 		start = time.Now()
-		expect.NoError(s.T, r.Remove(s.T.Context(), "c3", ""))
+		expect.NoError(t, r.Remove(t.Context(), id, ""))
 		longest = max(longest, time.Since(start))
 	}
 	return longest
@@ -67,11 +67,17 @@ func TestFault_F59_AGCThatWaitsBlocksNobodyForLong(t *testing.T) {
 		_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
 		return err
 	})
-	for what, beside := range map[string]*cni.Runtime{"in the process": r, "in another": other} {
-		if took := s.longest(beside, s.Container("c3-"+what), 12*time.Second); took > longestHoldUp {
-			t.Errorf("%s a call took %v", what, took)
+	t.Run("calls", func(t *testing.T) {
+		for id, beside := range map[string]*cni.Runtime{"in-the-process": r, "in-another": other} {
+			path := s.Container(id)
+			t.Run(id, func(t *testing.T) {
+				t.Parallel()
+				if took := longest(t, beside, id, path, 12*time.Second); took > longestHoldUp {
+					t.Errorf("a call took %v", took)
+				}
+			})
 		}
-	}
+	})
 	select {
 	case err := <-collecting:
 		t.Fatalf("GC has ended beside an ADD: %v", err)
@@ -130,7 +136,7 @@ func TestFault_F52_RecoverBehindAHungPluginBlocksNobody(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c3", ""))
 	start := time.Now()
 	recovering := testhost.Begin(func() error { _, err := r.Recover(t.Context()); return err })
-	if took := s.longest(r, beside, 3*time.Second); took > longestHoldUp {
+	if took := longest(t, r, "c3", beside, 3*time.Second); took > longestHoldUp {
 		t.Errorf("a call beside Recover took %v", took)
 	}
 	expect.NoError(t, expect.Await(t, "Recover", recovering))

@@ -3,7 +3,6 @@ package behaviour_test
 import (
 	"os"
 	"testing"
-	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -27,11 +26,7 @@ func (s *stage) hangOnly(typ, id string, others ...string) (letGo func()) {
 // awaitCall waits until a plugin has begun.
 func (s *stage) awaitCall() {
 	s.T.Helper()
-	for end := time.Now().Add(expect.Patience); len(s.Calls()) == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			s.T.Fatalf("waited %v for a plugin's call", expect.Patience)
-		}
-	}
+	expect.Eventually(s.T, "a plugin's call", func() bool { return len(s.Calls()) > 0 })
 }
 
 func TestFault_F31_AHangingFirstADDKeepsNoOtherNetworkWaiting(t *testing.T) {

@@ -173,11 +173,7 @@ func TestAPoolOfAHostThatWasMadeAgainIsMadeAgain(t *testing.T) {
 	expect.NoError(t, errors.Join(err, ns.Close()))
 	_, _, err = p.Setup(t.Context(), "c1")
 	expect.NoError(t, err)
-	for end := time.Now().Add(expect.Patience); p.Ready() < 1; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("none is ready")
-		}
-	}
+	expect.Eventually(t, "a ready one", func() bool { return p.Ready() > 0 })
 	path, _, err := p.Setup(t.Context(), "c2")
 	expect.NoError(t, err)
 	if name := filepath.Base(path); name == ready || !strings.HasPrefix(name, "warm-") {

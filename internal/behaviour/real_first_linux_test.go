@@ -159,9 +159,7 @@ func TestFault_F31_RealNeighbourBehindAHangingFirst(t *testing.T) {
 			_, err := r.Setup(ctx, "hangs", path, cni.WithNetwork("hungnet"), testhost.MapPort(9999))
 			return err
 		})
-		for end := time.Now().Add(expect.Patience); len(h.Calls()) == 0 && time.Now().Before(end); {
-			time.Sleep(time.Millisecond) // until the plugin hangs
-		}
+		expect.Eventually(t, "the plugin that hangs", func() bool { return len(h.Calls()) > 0 })
 		start := time.Now()
 		_, err := r.Setup(t.Context(), "c1", h.Container("c1"), cni.WithNetwork("podnet"), testhost.MapPort(8080))
 		expect.NoError(t, err)

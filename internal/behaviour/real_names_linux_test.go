@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -208,8 +207,7 @@ func TestFault_F32_APoolMakesBothLists(t *testing.T) {
 	before := l.Audit()
 	p, err := r.NewPool(cni.PoolOptions{Size: 1})
 	expect.NoError(t, err)
-	for end := time.Now().Add(expect.Patience); p.Ready() == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
-	}
+	expect.Eventually(t, "a full pool", func() bool { return p.Ready() > 0 })
 	path, res, err := p.Setup(t.Context(), "c1", l.options()...)
 	expect.NoError(t, err)
 	expect.NoError(t, p.Close())

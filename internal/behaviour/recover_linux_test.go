@@ -254,10 +254,11 @@ func TestAFailedRemovalOfAnAttachmentLeavesTheContainer(t *testing.T) {
 	s.TakeCalls()
 	var report *cni.Report
 	var err error
-	for end := time.Now().Add(expect.Patience); (report == nil || report.Failed != nil) && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	expect.Eventually(t, "a GC that removes the rest", func() bool {
 		report, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
 		expect.NoError(t, err)
-	}
+		return report.Failed == nil
+	})
 	expect.Same(t, "report", *report, adopted)
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 }
@@ -441,10 +442,11 @@ func TestAFailedRemovalStaysRecordedAndIsTriedEverLessOften(t *testing.T) {
 	expect.Same(t, "failed", testhost.Messages(report.Failed["c1"]), []string{"p: stuck"})
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
-	for end := time.Now().Add(expect.Patience); len(s.Calls()) == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	expect.Eventually(t, "another attempt", func() bool {
 		_, err = r.Recover(t.Context())
 		expect.NoError(t, err)
-	}
+		return len(s.Calls()) > 0
+	})
 	expect.Same(t, "calls after a while", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
 
 	rec, err := s.Records().Load("c1")

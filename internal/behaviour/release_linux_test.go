@@ -217,13 +217,7 @@ func TestReleaseOfAPool(t *testing.T) {
 	r := h.Runtime(h.named(), cni.WithBuiltinPlugins())
 	p, err := r.NewPool(cni.PoolOptions{Size: 1})
 	expect.NoError(t, err)
-	full := func() {
-		for end := time.Now().Add(expect.Patience); p.Ready() < 1; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal("the pool does not fill")
-			}
-		}
-	}
+	full := func() { expect.Eventually(t, "a full pool", func() bool { return p.Ready() > 0 }) }
 	full()
 	_, _, err = p.Setup(t.Context(), "used", portOf(1))
 	expect.NoError(t, err)

@@ -21,6 +21,7 @@ import (
 	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -329,12 +330,7 @@ func (p *process) freeze(t testing.TB) (thaw func()) {
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(patience); !standing(t, pid); {
-		if time.Now().After(end) {
-			t.Fatalf("process %d does not stop", pid)
-		}
-		time.Sleep(time.Millisecond)
-	}
+	expect.Eventually(t, "a stopped process", func() bool { return standing(t, pid) })
 	var once sync.Once
 	thaw = func() {
 		once.Do(func() {

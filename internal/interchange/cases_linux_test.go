@@ -89,8 +89,9 @@ func loWasUp() error {
 	return errors.Join(netlink.LinkSetUp(lo), netlink.LinkSetDown(lo))
 }
 
-// device makes host-device's device. DEL returns it down, so it starts down.
-func device() error { return cable("up0", "up1") }
+// device makes host-device's device. DEL returns it down, so it starts down. It
+// gets a carrier with the container: without one, an IPv6 address is waited for.
+func device() error { return errors.Join(cable("up0", "up1"), linkUp("up1")) }
 
 // uplink makes macvlan's master.
 func uplink() error {

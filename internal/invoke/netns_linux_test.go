@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"golang.org/x/sys/unix"
 )
 
@@ -164,7 +165,7 @@ func TestDuty_R13_AGivenNetNS(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	eventually(t, "every thread is where it was", func() bool { return threadsElsewhere(t, own) == 0 })
+	expect.Eventually(t, "every thread is where it was", func() bool { return threadsElsewhere(t, own) == 0 })
 }
 
 func threadsElsewhere(t *testing.T, own *os.File) int {

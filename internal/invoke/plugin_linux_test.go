@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // The scripted plugin: this test binary runs scriptEnv statement by statement
@@ -214,7 +216,7 @@ func noLeak(t *testing.T) {
 	w.Close()
 	goroutines, fds := runtime.NumGoroutine(), openFiles(t)
 	t.Cleanup(func() {
-		eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= goroutines })
+		expect.Eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= goroutines })
 		if n := openFiles(t); n > fds {
 			t.Errorf("%d files open, %d before", n, fds)
 		}
@@ -228,15 +230,6 @@ func openFiles(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(entries)
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
 }
 
 // whenReady calls f when the plugin performs "ready". It returns the file that

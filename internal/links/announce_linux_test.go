@@ -4,10 +4,10 @@ import (
 	"net"
 	"net/netip"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -51,11 +51,7 @@ func newSegment(t *testing.T) *segment {
 func passes(t *testing.T, h *Conn, ports ...int) {
 	t.Helper()
 	for _, port := range ports {
-		for end := time.Now().Add(10 * time.Second); !must[Link](t)(h.LinkByIndex(port)).Running(); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("port %d has no carrier", port)
-			}
-		}
+		expect.Eventually(t, "a port's carrier", func() bool { return must[Link](t)(h.LinkByIndex(port)).Running() })
 	}
 }
 
@@ -80,11 +76,7 @@ func (s *segment) known(t *testing.T) Neighbour {
 // wantHeard waits until the listener has the right one.
 func (s *segment) wantHeard(t *testing.T, what string) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); s.known(t).Wrong(s.link.MAC); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: the listener takes the address for that of %v, not %v", what, s.known(t).MAC, s.link.MAC)
-		}
-	}
+	expect.Eventually(t, what+": the listener's news", func() bool { return !s.known(t).Wrong(s.link.MAC) })
 }
 
 func TestAnnounceAsideIsHeard(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -421,13 +422,5 @@ func TestGroupsHaveThoseOfAddresses(t *testing.T) {
 	if got := Solicited(p.Addr()); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		groups := must[[]netip.Addr](t)(c.Groups(br.Index))
-		if slices.Contains(groups, want) {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("only %v", groups)
-		}
-	}
+	expect.Eventually(t, "the group", func() bool { return slices.Contains(must[[]netip.Addr](t)(c.Groups(br.Index)), want) })
 }

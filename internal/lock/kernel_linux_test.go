@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // helperEnv makes this test binary one of the processes below.
@@ -257,7 +259,7 @@ func TestGivingUpOnAnotherProcess(t *testing.T) {
 			t.Fatalf("got  %v\nwant %s", err, want)
 		}
 	}
-	eventually(t, "one goroutine waits in the kernel", func() bool { return runtime.NumGoroutine() <= goroutines+1 })
+	expect.Eventually(t, "one goroutine waits in the kernel", func() bool { return runtime.NumGoroutine() <= goroutines+1 })
 	if n := fds(t) - files; n > 1 {
 		t.Errorf("%d files stay open", n)
 	}
@@ -265,8 +267,8 @@ func TestGivingUpOnAnotherProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustRelease(t, mustLock(t, s, Key{Name: "k"}))
-	eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= goroutines })
-	eventually(t, "no file left", func() bool { return fds(t) <= files })
+	expect.Eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= goroutines })
+	expect.Eventually(t, "no file left", func() bool { return fds(t) <= files })
 }
 
 func TestManySharedWaitersShareOneThread(t *testing.T) {
@@ -288,12 +290,12 @@ func TestManySharedWaitersShareOneThread(t *testing.T) {
 			}
 		}()
 	}
-	eventually(t, "one waits in the kernel", func() bool { return len(inKernel(s)) == 1 })
+	expect.Eventually(t, "one waits in the kernel", func() bool { return len(inKernel(s)) == 1 })
 	if err := in.Close(); err != nil {
 		t.Fatal(err)
 	}
 	wg.Wait()
-	eventually(t, "no wait left", func() bool { return len(inKernel(s)) == 0 })
+	expect.Eventually(t, "no wait left", func() bool { return len(inKernel(s)) == 0 })
 }
 
 func inKernel(s *Space) []span {
@@ -321,7 +323,7 @@ func TestSharedHoldersOfAnotherProcessDoNotStarveExclusiveOnes(t *testing.T) {
 		got <- h
 	}()
 	waitsFor := span{offset: offsetOf("gc")}
-	eventually(t, "the exclusive one waits in the kernel", func() bool {
+	expect.Eventually(t, "the exclusive one waits in the kernel", func() bool {
 		spans := inKernel(gc)
 		return len(spans) == 1 && spans[0] == waitsFor
 	})
@@ -347,7 +349,7 @@ func TestAWaiterNoticesADeletedFile(t *testing.T) {
 		}
 		got <- h
 	}()
-	eventually(t, "the other waits in the kernel", func() bool { return len(inKernel(other)) == 1 })
+	expect.Eventually(t, "the other waits in the kernel", func() bool { return len(inKernel(other)) == 1 })
 	if err := os.RemoveAll(filepath.Dir(s.path)); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func wantLives(t *testing.T, s *Space, name string, lives, known bool) {
@@ -50,7 +52,7 @@ func TestLifeEndsWithTheProcessDespiteItsChildren(t *testing.T) {
 	if err := in.Close(); err != nil { // the child ends
 		t.Fatal(err)
 	}
-	eventually(t, "the key is free", func() bool { state, err := s.State(Byte("k")); return state == Free && err == nil })
+	expect.Eventually(t, "the key is free", func() bool { state, err := s.State(Byte("k")); return state == Free && err == nil })
 }
 
 func TestLifeOfThisProcess(t *testing.T) {
@@ -76,7 +78,7 @@ func TestLifeOfThisProcess(t *testing.T) {
 func TestLifeEndsWhenTheSpaceIsGarbage(t *testing.T) {
 	s := newSpace(t)
 	name := mustLive(t, Open(s.path))
-	eventually(t, "the byte is free", func() bool {
+	expect.Eventually(t, "the byte is free", func() bool {
 		runtime.GC()
 		lives, known, err := s.Lives(name)
 		return !lives && known && err == nil
@@ -198,7 +200,7 @@ func TestTryLockAll(t *testing.T) {
 		}
 		got <- h
 	}()
-	eventually(t, "the exclusive one stands in the gate", func() bool { return !isFree(t, s, shared) })
+	expect.Eventually(t, "the exclusive one stands in the gate", func() bool { return !isFree(t, s, shared) })
 	if try(Open(s.path), shared) != nil {
 		t.Error("a shared try overtook an exclusive one")
 	}

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // patience limits a test's wait for events that must happen. A successful run
@@ -55,15 +57,6 @@ func isFree(t testing.TB, s *Space, keys ...Key) bool {
 	}
 	mustRelease(t, h)
 	return true
-}
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
 }
 
 // waiting returns the length of a key's line.
@@ -137,7 +130,7 @@ func TestLockIsFirstComeFirstServed(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		eventually(t, "the next one waits", func() bool { return waiting(s, "k") == i+1 })
+		expect.Eventually(t, "the next one waits", func() bool { return waiting(s, "k") == i+1 })
 	}
 	mustRelease(t, first)
 	wg.Wait()
@@ -157,7 +150,7 @@ func TestGivingUpIsPromptAndLeavesNothing(t *testing.T) {
 		_, err := s.LockAll(ctx, []Key{{Name: "a"}, {Name: "b"}, {Name: "busy"}})
 		result <- err
 	}()
-	eventually(t, "it waits", func() bool { return waiting(s, "busy") == 1 })
+	expect.Eventually(t, "it waits", func() bool { return waiting(s, "busy") == 1 })
 	start := time.Now()
 	cancel(cause)
 	err := <-result
@@ -175,7 +168,7 @@ func TestGivingUpIsPromptAndLeavesNothing(t *testing.T) {
 		t.Error("a failed LockAll kept a key")
 	}
 	mustRelease(t, h)
-	eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
+	expect.Eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
 	if !idle(s) {
 		t.Error("the queue keeps unused keys")
 	}
@@ -227,9 +220,9 @@ func TestSharedHoldersDoNotStarveExclusiveOnes(t *testing.T) {
 		got <- h
 	}
 	go lock(Key{Name: "gc"})
-	eventually(t, "the exclusive one waits", func() bool { return waiting(s, "gc") == 1 })
+	expect.Eventually(t, "the exclusive one waits", func() bool { return waiting(s, "gc") == 1 })
 	go lock(Key{Name: "gc", Shared: true})
-	eventually(t, "the shared one waits behind it", func() bool { return waiting(s, "gc") == 2 })
+	expect.Eventually(t, "the shared one waits behind it", func() bool { return waiting(s, "gc") == 2 })
 	mustRelease(t, r)
 	first := <-got
 	if first.claims[0].shared {
@@ -248,7 +241,7 @@ func TestAnExclusiveWaiterThatGivesUpLetsSharedOnesThrough(t *testing.T) {
 		_, err := s.Lock(ctx, "gc")
 		result <- err
 	}()
-	eventually(t, "the exclusive one waits", func() bool { return waiting(s, "gc") == 1 })
+	expect.Eventually(t, "the exclusive one waits", func() bool { return waiting(s, "gc") == 1 })
 	go func() {
 		h, err := s.LockAll(context.Background(), []Key{{Name: "gc", Shared: true}})
 		if err != nil {
@@ -256,7 +249,7 @@ func TestAnExclusiveWaiterThatGivesUpLetsSharedOnesThrough(t *testing.T) {
 		}
 		got <- h
 	}()
-	eventually(t, "the shared one waits", func() bool { return waiting(s, "gc") == 2 })
+	expect.Eventually(t, "the shared one waits", func() bool { return waiting(s, "gc") == 2 })
 	cancel()
 	if err := <-result; !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want context.Canceled", err)

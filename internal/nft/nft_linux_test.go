@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/netns"
@@ -233,11 +234,7 @@ func TestSocketsAreClosed(t *testing.T) {
 	// Without Close they close themselves.
 	sockets = &Pool{}
 	many(sockets)
-	for deadline := time.Now().Add(10 * time.Second); idle(sockets) > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d sockets are still open", idle(sockets))
-		}
-	}
+	expect.Eventually(t, "the end of all sockets", func() bool { return idle(sockets) == 0 })
 	after, err := audit.Snapshot(t.Context(), audit.Options{})
 	for deadline := time.Now().Add(10 * time.Second); err == nil && !slices.Equal(before, after) && time.Now().Before(deadline); {
 		after, err = audit.Snapshot(t.Context(), audit.Options{})

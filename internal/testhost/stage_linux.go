@@ -11,7 +11,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
@@ -269,8 +268,9 @@ func (s *Stage) Blocked(function string, n int) int {
 	s.T.Helper()
 	stacks := make([]byte, 16<<20)
 	found := 0
-	for end := time.Now().Add(expect.Patience); found < n && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	expect.Eventually(s.T, fmt.Sprintf("%d goroutines in %s", n, function), func() bool {
 		found = strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "[select]:\ngithub.com/embedcni/cni"+function+"(")
-	}
+		return found >= n
+	})
 	return found
 }
