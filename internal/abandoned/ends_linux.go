@@ -181,7 +181,7 @@ func (p place) vanished(a *footprint.Attachment, macs []string) error {
 		return nil
 	}
 	if p.container != nil {
-		inside, err := p.host.Links(p.container)
+		inside, err := p.host.Conns.Links(p.container)
 		if err != nil {
 			return err
 		}

@@ -50,7 +50,7 @@ func (c *Container) HasNoDevice(path, ifName string) bool {
 	if ns == nil {
 		return path == ""
 	}
-	found, err := c.Host.Links(ns)
+	found, err := c.Host.Conns.Links(ns)
 	return err == nil && !slices.ContainsFunc(found, func(l links.Link) bool {
 		sibling := l.Name != ifName && c.Record != nil && c.Record.Find(l.Name) != nil
 		return l.Flags&unix.IFF_LOOPBACK == 0 && !sibling && !l.IsFallback()

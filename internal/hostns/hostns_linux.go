@@ -92,25 +92,8 @@ func (h *NetNS) Checked(container *netns.Handle, path string) (*netns.Handle, st
 
 // HasLink reports whether a namespace has an interface of that name.
 func (h *NetNS) HasLink(ns *netns.Handle, name string) (bool, error) {
-	c, err := h.Conns.Borrow(ns)
-	if err != nil {
-		return false, err
-	}
-	_, err = c.Link(name)
-	if links.NotFound(err) {
-		return false, c.Close()
-	}
-	return err == nil, errors.Join(err, c.Close())
-}
-
-// Links lists the interfaces in a namespace.
-func (h *NetNS) Links(ns *netns.Handle) ([]links.Link, error) {
-	c, err := h.Conns.Borrow(ns)
-	if err != nil {
-		return nil, err
-	}
-	found, err := c.Links()
-	return found, errors.Join(err, c.Close())
+	l, err := h.Conns.Lookup(ns, name)
+	return err == nil && l != nil, err
 }
 
 // Lasting returns those of the host's ends of veth pairs that still exist.

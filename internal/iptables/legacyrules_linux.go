@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -102,12 +101,12 @@ func (l entryLayout) decode(info tableInfo, data []byte) ([]LegacyRule, map[stri
 		}
 		target := e[binary.NativeEndian.Uint16(e[l.target:]):]
 		body := target[extensionData:]
-		if name := cString(target[extensionName:][:nameSize]); name == "ERROR" {
-			chain = cString(body)
+		if name := unix.ByteSliceToString(target[extensionName:][:nameSize]); name == "ERROR" {
+			chain = unix.ByteSliceToString(body)
 			begins[at+next] = chain
 			chains[chain] = true
 		} else {
-			r := LegacyRule{Chain: chain, Target: name, In: cString(e[l.in:][:16]), Out: cString(e[l.out:][:16])}
+			r := LegacyRule{Chain: chain, Target: name, In: unix.ByteSliceToString(e[l.in:][:16]), Out: unix.ByteSliceToString(e[l.out:][:16])}
 			if name == "" {
 				jumps[len(rules)] = r.verdict(body)
 			} else if name == "MARK" && len(body) >= 8 {
@@ -159,9 +158,9 @@ func (r *LegacyRule) matches(data []byte) {
 			return
 		}
 		body := data[extensionData:size]
-		switch cString(data[extensionName:][:nameSize]) {
+		switch unix.ByteSliceToString(data[extensionName:][:nameSize]) {
 		case "comment":
-			r.Comment = cString(body)
+			r.Comment = unix.ByteSliceToString(body)
 		case "mark":
 			if len(body) >= 8 {
 				r.Mark = binary.NativeEndian.Uint32(body)
@@ -179,9 +178,4 @@ func builtInAt(info tableInfo, at int) string {
 		}
 	}
 	return ""
-}
-
-func cString(b []byte) string {
-	name, _, _ := bytes.Cut(b, []byte{0})
-	return string(name)
 }

@@ -70,6 +70,33 @@ func (all *Conns) Borrow(ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
 	return c, nil
 }
 
+// Lookup returns the interface of that name in a namespace, or nil if there is
+// none.
+func (all *Conns) Lookup(ns *netns.Handle, name string) (*Link, error) {
+	c, err := all.Borrow(ns)
+	if err != nil {
+		return nil, err
+	}
+	l, err := c.Link(name)
+	if NotFound(err) {
+		return nil, c.Close()
+	}
+	if err != nil {
+		err = fmt.Errorf("in namespace %s: %w", ns.ID(), err)
+	}
+	return &l, errors.Join(err, c.Close())
+}
+
+// Links lists the interfaces of a namespace, like [Conn.Links].
+func (all *Conns) Links(ns *netns.Handle) ([]Link, error) {
+	c, err := all.Borrow(ns)
+	if err != nil {
+		return nil, err
+	}
+	found, err := c.Links()
+	return found, errors.Join(err, c.Close())
+}
+
 func (all *Conns) take(ns netns.ID) *Conn {
 	all.mu.Lock()
 	defer all.mu.Unlock()

@@ -215,9 +215,9 @@ func parseLink(body []byte) (Link, error) {
 	err := eachAttr(body[unix.SizeofIfInfomsg:], func(typ uint16, value []byte) {
 		switch typ {
 		case unix.IFLA_IFNAME:
-			l.Name = text(value)
+			l.Name = unix.ByteSliceToString(value)
 		case unix.IFLA_IFALIAS:
-			l.Alias = text(value)
+			l.Alias = unix.ByteSliceToString(value)
 		case unix.IFLA_ADDRESS:
 			l.MAC = append(net.HardwareAddr(nil), value...)
 		case unix.IFLA_MTU:
@@ -254,9 +254,9 @@ func (h *Hardware) parse(typ uint16, value []byte) {
 			h.MAC = append(net.HardwareAddr(nil), value...)
 		}
 	case unix.IFLA_PARENT_DEV_NAME:
-		h.Name = text(value)
+		h.Name = unix.ByteSliceToString(value)
 	case unix.IFLA_PARENT_DEV_BUS_NAME:
-		h.Bus = text(value)
+		h.Bus = unix.ByteSliceToString(value)
 	}
 }
 
@@ -266,7 +266,7 @@ func (l *Link) parseInfo(info []byte) error {
 	err := eachAttr(info, func(typ uint16, value []byte) {
 		switch typ {
 		case unix.IFLA_INFO_KIND:
-			l.Kind = text(value)
+			l.Kind = unix.ByteSliceToString(value)
 		case unix.IFLA_INFO_DATA:
 			data = value
 		case unix.IFLA_INFO_SLAVE_DATA:

@@ -5,3 +5,6 @@ package links
 
 // Conns are none off Linux.
 type Conns struct{}
+
+// Close does nothing.
+func (*Conns) Close() error { return nil }

@@ -132,13 +132,3 @@ func number(value []byte) uint32 {
 	}
 	return 0
 }
-
-// text reads a string that ends with a zero byte.
-func text(value []byte) string {
-	for i, c := range value {
-		if c == 0 {
-			return string(value[:i])
-		}
-	}
-	return string(value)
-}

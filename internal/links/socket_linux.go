@@ -120,7 +120,7 @@ func answer(body []byte) error {
 		// A text that cannot be read does not hide the errno.
 		_ = eachAttr(rest[unix.NLMSG_HDRLEN:], func(typ uint16, value []byte) {
 			if typ == unix.NLMSGERR_ATTR_MSG {
-				e.Text = text(value)
+				e.Text = unix.ByteSliceToString(value)
 			}
 		})
 	}

@@ -16,28 +16,8 @@ func (c *Conn) HasUplink(bridge int) (bool, error) {
 	m.u32(unix.IFLA_MASTER, uint32(bridge)) // old kernels list all interfaces nevertheless
 	found := false
 	err := c.execute(m, func(body []byte) error {
-		if len(body) < unix.SizeofIfInfomsg {
-			return errTruncated
-		}
-		var master uint32
-		var kind string
-		var nested error
-		err := eachAttr(body[unix.SizeofIfInfomsg:], func(typ uint16, value []byte) {
-			switch typ {
-			case unix.IFLA_MASTER:
-				master = number(value)
-			case unix.IFLA_LINKINFO:
-				nested = eachAttr(value, func(typ uint16, value []byte) {
-					if typ == unix.IFLA_INFO_KIND {
-						kind = text(value)
-					}
-				})
-			}
-		})
-		if err == nil {
-			err = nested
-		}
-		found = found || master == uint32(bridge) && kind != "veth" && kind != "dummy"
+		port, err := parseLink(body)
+		found = found || port.Port.Master == bridge && port.Kind != "veth" && port.Kind != "dummy"
 		return err
 	})
 	if err != nil {

@@ -26,7 +26,7 @@ func readRule(data []byte) (r Rule) {
 	eachAttribute(body(data), func(typ uint16, data []byte) {
 		switch typ {
 		case unix.NFTA_RULE_CHAIN:
-			r.Chain = readString(data)
+			r.Chain = unix.ByteSliceToString(data)
 		case unix.NFTA_RULE_HANDLE:
 			if len(data) == 8 {
 				r.Handle = binary.BigEndian.Uint64(data)
@@ -52,7 +52,7 @@ type Expr struct {
 // List returns the expressions, but for counters.
 func (e Exprs) List() (list []Expr) {
 	eachAttribute(e, func(_ uint16, one []byte) {
-		x := Expr{Name: readString(attribute(one, unix.NFTA_EXPR_NAME)), data: attribute(one, unix.NFTA_EXPR_DATA)}
+		x := Expr{Name: unix.ByteSliceToString(attribute(one, unix.NFTA_EXPR_NAME)), data: attribute(one, unix.NFTA_EXPR_DATA)}
 		if x.Name != "counter" {
 			list = append(list, x)
 		}
@@ -117,7 +117,7 @@ func (x Expr) Mask() []byte {
 
 // Jump returns the chain that the expression jumps or goes to.
 func (x Expr) Jump() string {
-	return readString(attribute(attribute(x.constant(), unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN))
+	return unix.ByteSliceToString(attribute(attribute(x.constant(), unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN))
 }
 
 // Extension returns the name and the struct of a match or target of iptables.
@@ -125,7 +125,7 @@ func (x Expr) Extension() (name string, info []byte) {
 	if x.Name != "match" && x.Name != "target" {
 		return "", nil
 	}
-	return readString(attribute(x.data, extensionName)), attribute(x.data, extensionInfo)
+	return unix.ByteSliceToString(attribute(x.data, extensionName)), attribute(x.data, extensionInfo)
 }
 
 // Values returns the values that the rule compares with and loads, in order.
@@ -151,7 +151,7 @@ func (r Rule) Jump() (chain string) {
 // readElements reads a message about elements of one set.
 func readElements(answer []byte) (all []Element) {
 	attrs := body(answer)
-	set := readString(attribute(attrs, unix.NFTA_SET_ELEM_LIST_SET))
+	set := unix.ByteSliceToString(attribute(attrs, unix.NFTA_SET_ELEM_LIST_SET))
 	eachAttribute(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, one []byte) {
 		value := func(attr uint16) string { return string(attribute(attribute(one, attr), unix.NFTA_DATA_VALUE)) }
 		all = append(all, Element{
@@ -247,8 +247,8 @@ func (c *Conn) Rules(t Table, chain string, containing [][]byte, each func(Rule)
 // Chains returns the names of the table's chains.
 func (c *Conn) Chains(t Table) (names []string, err error) {
 	err = c.dump(Message{unix.NFT_MSG_GETCHAIN, 0, t.Family, nil, text("chains of table " + t.String())}, func(data []byte) error {
-		if attrs := body(data); readString(attribute(attrs, unix.NFTA_CHAIN_TABLE)) == t.Name {
-			names = append(names, readString(attribute(attrs, unix.NFTA_CHAIN_NAME)))
+		if attrs := body(data); unix.ByteSliceToString(attribute(attrs, unix.NFTA_CHAIN_TABLE)) == t.Name {
+			names = append(names, unix.ByteSliceToString(attribute(attrs, unix.NFTA_CHAIN_NAME)))
 		}
 		return nil
 	})
@@ -259,7 +259,7 @@ func (c *Conn) Chains(t Table) (names []string, err error) {
 func (c *Conn) Sets(t Table) (names []string, err error) {
 	attrs := appendString(nil, unix.NFTA_SET_TABLE, t.Name)
 	err = c.dump(Message{unix.NFT_MSG_GETSET, 0, t.Family, attrs, text("sets of table " + t.String())}, func(data []byte) error {
-		names = append(names, readString(attribute(body(data), unix.NFTA_SET_NAME)))
+		names = append(names, unix.ByteSliceToString(attribute(body(data), unix.NFTA_SET_NAME)))
 		return nil
 	})
 	return names, err

@@ -137,13 +137,3 @@ func attribute(b []byte, wanted uint16) (found []byte) {
 
 // body returns the attributes of a message.
 func body(data []byte) []byte { return data[min(netfilterHeader, len(data)):] }
-
-// readString reads a string that ends with a zero byte.
-func readString(data []byte) string {
-	for i, b := range data {
-		if b == 0 {
-			return string(data[:i])
-		}
-	}
-	return string(data)
-}

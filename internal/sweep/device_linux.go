@@ -190,11 +190,11 @@ func rename(conn *links.Conn, l links.Link, name string) error {
 func (t *search) device() ([]Item, error) {
 	d := t.identity()
 	if t.Container != nil {
-		l, err := findIn(t.Conns, t.Container, d.isInside)
+		inside, err := t.Conns.Links(t.Container)
 		if err != nil {
 			return nil, err
 		}
-		if l != nil {
+		if l := d.in(inside); l != nil {
 			return []Item{t.leaves(t.Container, "in the container", *l)}, nil
 		}
 	}
@@ -339,16 +339,6 @@ func (t *search) within(ns *netns.Handle) Item {
 func Settled(t Target) (bool, error) {
 	items, err := (&search{Target: t}).device()
 	return len(items) == 0, err
-}
-
-// findIn returns the first interface in a namespace for which is returns true, or nil.
-func findIn(conns *links.Conns, ns *netns.Handle, is func(links.Link) bool) (*links.Link, error) {
-	conn, err := conns.Borrow(ns)
-	if err != nil {
-		return nil, err
-	}
-	all, err := conn.Links()
-	return find(all, is), errors.Join(err, conn.Close())
 }
 
 // lent is an interface of the host's that is to go back there, under its name.

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
@@ -52,11 +53,7 @@ func delLink(t *testing.T, ns *netns.Handle, name string) {
 
 func hasLink(t *testing.T, ns *netns.Handle, name string) bool {
 	t.Helper()
-	s := &sockets{}
-	l, err := s.lookup(nil, ns, name)
-	if err == nil {
-		err = s.close()
-	}
+	l, err := (*links.Conns)(nil).Lookup(ns, name)
 	if err != nil {
 		t.Fatal(err)
 	}

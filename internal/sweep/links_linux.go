@@ -32,50 +32,6 @@ func (l link) Remove(context.Context) error {
 	return errors.Join(err, conn.Close())
 }
 
-// sockets are the route sockets of one Find, one for each namespace.
-type sockets struct {
-	open map[*netns.Handle]*links.Conn
-}
-
-func (s *sockets) in(conns *links.Conns, ns *netns.Handle) (*links.Conn, error) {
-	if conn, ok := s.open[ns]; ok {
-		return conn, nil
-	}
-	conn, err := conns.Borrow(ns)
-	if err != nil {
-		return nil, err
-	}
-	if s.open == nil {
-		s.open = make(map[*netns.Handle]*links.Conn)
-	}
-	s.open[ns] = conn
-	return conn, nil
-}
-
-func (s *sockets) close() error {
-	var errs []error
-	for _, conn := range s.open {
-		errs = append(errs, conn.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// lookup returns the interface of that name, or nil.
-func (s *sockets) lookup(conns *links.Conns, ns *netns.Handle, name string) (*links.Link, error) {
-	conn, err := s.in(conns, ns)
-	if err != nil {
-		return nil, err
-	}
-	l, err := conn.Link(name)
-	if links.NotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("in namespace %s: %w", ns.ID(), err)
-	}
-	return &l, nil
-}
-
 // containerLink finds the attachment's interface in a namespace that lives on. By its
 // name alone it is found only if nothing else is known of it.
 func (s *search) containerLink(context.Context) ([]Item, error) {
@@ -85,7 +41,7 @@ func (s *search) containerLink(context.Context) ([]Item, error) {
 	if s.Container == nil || !s.Interface.Made || s.IfName == "lo" {
 		return nil, nil
 	}
-	l, err := s.sockets.lookup(s.Conns, s.Container, s.IfName)
+	l, err := s.Conns.Lookup(s.Container, s.IfName)
 	if l == nil || err != nil {
 		return nil, err
 	}
@@ -99,7 +55,7 @@ func (s *search) hostEnds(context.Context) ([]Item, error) {
 	var items []Item
 	var errs []error
 	for _, reported := range s.Interface.HostEnds {
-		l, err := s.sockets.lookup(s.Conns, s.Host, reported.Name)
+		l, err := s.Conns.Lookup(s.Host, reported.Name)
 		if err != nil {
 			errs = append(errs, err)
 			continue

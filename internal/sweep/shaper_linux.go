@@ -2,9 +2,11 @@ package sweep
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/links"
 )
 
@@ -21,7 +23,7 @@ func (t *search) shaper(context.Context) ([]Item, error) {
 	var items []Item
 	own := bandwidth.OwnDevice(t.Network, t.ContainerID, t.IfName)
 	for _, name := range []string{own, bandwidth.Device(t.Network, t.ContainerID)} {
-		l, err := t.sockets.lookup(t.Conns, t.Host, name)
+		l, err := t.Conns.Lookup(t.Host, name)
 		if l == nil || err != nil || l.Kind != "ifb" {
 			if err != nil {
 				return items, err
@@ -48,21 +50,14 @@ func (t *search) shaper(context.Context) ([]Item, error) {
 // reported reports whether the attachment's result has an interface of the host,
 // by name and hardware address.
 func (t *Target) reported(l links.Link) bool {
-	for _, r := range t.Interface.HostEnds {
-		if r.Name == l.Name && strings.EqualFold(r.MAC, l.MAC.String()) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(t.Interface.HostEnds, func(r footprint.Link) bool {
+		return r.Name == l.Name && strings.EqualFold(r.MAC, l.MAC.String())
+	})
 }
 
 // NotItsShaper reports whether the host has a device of the name by which the
 // reference plugin deletes, and the attachment's result does not have it.
 func NotItsShaper(t Target) (bool, error) {
-	var open sockets
-	l, err := open.lookup(t.Conns, t.Host, bandwidth.Device(t.Network, t.ContainerID))
-	if cerr := open.close(); err == nil {
-		err = cerr
-	}
+	l, err := t.Conns.Lookup(t.Host, bandwidth.Device(t.Network, t.ContainerID))
 	return err == nil && l != nil && !t.reported(*l), err
 }

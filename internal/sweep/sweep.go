@@ -33,7 +33,7 @@ type Target struct {
 	Firewalld *firewalld.Bus // on which firewalld is reached
 
 	Filters netfilter.Options // of the packet filters that are searched
-	Conns   *links.Conns      // open sockets; nil: none are shared
+	Conns   *links.Conns      // open sockets; nil: each Find opens its own
 
 	Siblings fwrules.Siblings // attachments of the container that stay
 	Own      fwrules.Rules    // the attachment's, in chains that it shares with siblings
@@ -80,7 +80,11 @@ type Item interface {
 }
 
 // Find lists the leftovers, in the order in which they are to be removed.
-func Find(ctx context.Context, t Target) ([]Item, error) {
+func Find(ctx context.Context, t Target) (items []Item, err error) {
+	if t.Conns == nil {
+		t.Conns = &links.Conns{}
+		defer func() { err = errors.Join(err, t.Conns.Close()) }()
+	}
 	s := &search{Target: t}
 	finders := []func(context.Context) ([]Item, error){s.zoned, s.rules, s.containerLink, s.hostEnds, s.shaper, s.tuned, s.addresses}
 	switch {
@@ -89,20 +93,18 @@ func Find(ctx context.Context, t Target) ([]Item, error) {
 	case t.Host == nil: // off Linux
 		return nil, nil
 	}
-	var items []Item
 	var errs []error
 	for _, find := range finders {
 		found, err := find(ctx)
 		items = append(items, found...)
 		errs = append(errs, err)
 	}
-	return items, errors.Join(append(errs, s.sockets.close())...)
+	return items, errors.Join(errs...)
 }
 
 // search is one look at the target.
 type search struct {
 	Target
-	sockets sockets
 	missing bool // the device exists, and is not on the host
 }
 

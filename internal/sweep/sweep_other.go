@@ -31,9 +31,5 @@ func Restore(*footprint.Device, *netns.Handle, string, bool) (bool, error) {
 }
 func Settled(Target) (bool, error) { return false, netns.ErrNotSupported }
 
-type sockets struct{}
-
-func (*sockets) close() error { return nil }
-
 // FlushFlows does nothing off Linux.
 func FlushFlows(Target) (uint, error) { return 0, nil }

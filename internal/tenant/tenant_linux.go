@@ -72,7 +72,7 @@ func (s Search) cached(ns *netns.Handle, recorded map[record.PluginID]bool) (str
 // Setup pass such a namespace. If no record keeps it, they need not wait until
 // all records are read.
 func Untouched(host *hostns.NetNS, ns *netns.Handle) bool {
-	found, err := host.Links(ns)
+	found, err := host.Conns.Links(ns)
 	return err == nil && !slices.ContainsFunc(found, func(l links.Link) bool {
 		return l.Up() || l.Flags&unix.IFF_LOOPBACK == 0 && !l.IsFallback()
 	})

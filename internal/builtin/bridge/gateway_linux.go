@@ -68,7 +68,6 @@ func addDefault(result *types100.Result, v4 bool, gateway net.IP) {
 // overlap; another one is an error, or is deleted if the configuration forces
 // it. Many attachments may do this at once. It returns the addresses that it
 // added; if detect is set, the kernel detects their duplicates.
-// detect is set, the kernel looks for duplicates of them.
 func (c *gatewayConfig) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
 	var flags links.AddressFlag
 	if detect {
