@@ -3,17 +3,16 @@ package conflist
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/perm"
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // maxFile limits the size of a configuration file. Kubernetes limits an object to
@@ -146,22 +145,11 @@ func list(dir string, extensions ...string) ([]string, error) {
 }
 
 // read returns a file's content without ever waiting for it: it refuses a FIFO,
-// a device or a socket, and opens the file without blocking in case one has
-// replaced it in between.
+// a device or a socket before it opens the file, and again in case one has replaced
+// the file in between.
 func (r Reader) read(path string) ([]byte, error) {
 	fi, err := os.Stat(path)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrRead, err)
-	}
-	if !fi.Mode().IsRegular() {
-		return nil, fmt.Errorf("%w: not a regular file but %s", ErrRead, fi.Mode().Type())
-	}
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrRead, err)
-	}
-	defer f.Close() // nothing was written, so there is nothing to lose
-	if fi, err = f.Stat(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRead, err)
 	}
 	if !fi.Mode().IsRegular() {
@@ -172,12 +160,12 @@ func (r Reader) read(path string) ([]byte, error) {
 			return nil, err
 		}
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	data, err := plainfile.ReadUpTo(path, maxFile)
+	if errors.Is(err, plainfile.ErrTooLong) {
+		return nil, fmt.Errorf("%w: larger than %d bytes", ErrRead, maxFile)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRead, err)
-	}
-	if len(data) > maxFile {
-		return nil, fmt.Errorf("%w: larger than %d bytes", ErrRead, maxFile)
 	}
 	return data, nil
 }

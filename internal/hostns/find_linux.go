@@ -5,9 +5,8 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -120,17 +119,10 @@ func (f *Finder) Find(rec *record.Record, configured string) (found *NetNS, cert
 	return nil, complete && seesAll(rec), nil
 }
 
-// initPIDNS is the inode of the machine's first PID namespace (PROC_PID_INIT_INO
-// in the kernel's include/linux/proc_ns.h).
-const initPIDNS = 0xEFFFFFFC
-
 // seesAll reports whether every process that can be in the record's host
 // namespace is visible from this one: it is in the PID namespace of the runtime
 // that wrote the record, or in the machine's first.
 func seesAll(rec *record.Record) bool {
-	var st unix.Stat_t
-	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
-		return false
-	}
-	return st.Ino == initPIDNS || rec.PIDNS != 0 && st.Ino == rec.PIDNS
+	own := orphan.PIDNS()
+	return own == orphan.InitialPIDNS || own != 0 && own == rec.PIDNS
 }

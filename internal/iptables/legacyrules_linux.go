@@ -25,27 +25,31 @@ type LegacyRule struct {
 // a missing table would create it. If the list of tables may not be read, the
 // answer is true.
 func (x Tool) HasLegacyTable(table string) (bool, error) {
+	tables, err := x.legacyTables()
+	if errors.Is(err, fs.ErrPermission) {
+		return true, nil
+	}
+	return slices.Contains(tables, table), err
+}
+
+// legacyTables reads the kernel's list of tables, which creates none. The list is
+// empty if the kernel has no legacy iptables, or has not loaded it. Only root may
+// read it.
+func (x Tool) legacyTables() ([]string, error) {
 	file := "/proc/thread-self/net/ip_tables_names"
 	if x.V6() {
 		file = "/proc/thread-self/net/ip6_tables_names"
 	}
 	tables, err := os.ReadFile(file)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return false, nil
-	case errors.Is(err, fs.ErrPermission):
-		return true, nil
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	return slices.Contains(strings.Fields(string(tables)), table), err
+	return strings.Fields(string(tables)), err
 }
 
 // LegacyRules returns the rules of a table, and the chains that are not built in.
 func (x Tool) LegacyRules(table string) ([]LegacyRule, map[string]bool, error) {
-	family := unix.AF_INET
-	if x.V6() {
-		family = unix.AF_INET6
-	}
-	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := x.socket()
 	if err != nil {
 		return nil, nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"unsafe"
@@ -19,23 +18,12 @@ import (
 // tool too. For other users, saveLegacy asks the kernel, and the tool for one
 // table.
 func (x Tool) saveLegacy(ctx context.Context, chains []ChainID) (string, error) {
-	file := "/proc/thread-self/net/ip_tables_names"
-	if x.V6() {
-		file = "/proc/thread-self/net/ip6_tables_names"
-	}
-	tables, err := os.ReadFile(file)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return "", nil // the kernel has no legacy iptables, or has not loaded it
-	case errors.Is(err, fs.ErrPermission):
+	tables, err := x.legacyTables()
+	if errors.Is(err, fs.ErrPermission) {
 		return x.saveTables(ctx, chains)
-	case err != nil:
-		return "", err
 	}
-	if !slices.ContainsFunc(strings.Fields(string(tables)), func(table string) bool {
-		return slices.ContainsFunc(chains, func(id ChainID) bool { return id.Table == table })
-	}) {
-		return "", nil
+	if err != nil || !slices.ContainsFunc(chains, func(id ChainID) bool { return slices.Contains(tables, id.Table) }) {
+		return "", err
 	}
 	return x.Run(ctx, "", "save")
 }
@@ -68,11 +56,7 @@ func (x Tool) kernelHasAny(table string, chains []ChainID) (bool, error) {
 	if len(chains) == 0 {
 		return false, nil
 	}
-	family := unix.AF_INET
-	if x.V6() {
-		family = unix.AF_INET6
-	}
-	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := x.socket()
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return false, nil
 	}
@@ -82,6 +66,15 @@ func (x Tool) kernelHasAny(table string, chains []ChainID) (bool, error) {
 	_, rules, err := x.entries(fd, table)
 	found := slices.ContainsFunc(chains, func(id ChainID) bool { return bytes.Contains(rules, append([]byte(id.Chain), 0)) })
 	return found, errors.Join(err, unix.Close(fd))
+}
+
+// socket opens a socket of the family, which the kernel answers about tables on.
+func (x Tool) socket() (int, error) {
+	family := unix.AF_INET
+	if x.V6() {
+		family = unix.AF_INET6
+	}
+	return unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 }
 
 // IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES in <linux/netfilter_ipv4/ip_tables.h>

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,10 +54,7 @@ func flock(ctx context.Context, f *os.File) error {
 // lock a file of their own instead. A tool that is too old for that (before
 // iptables 1.8.5) fails, because the lock is taken.
 func (x Tool) LockTools(ctx context.Context) (_ Tool, unlock func() error, err error) {
-	path := os.Getenv(lockFileVariable)
-	if path == "" {
-		path = "/run/xtables.lock"
-	}
+	path := cmp.Or(os.Getenv(lockFileVariable), "/run/xtables.lock")
 	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return x, nil, fmt.Errorf("lock xtables: %w", err)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -36,12 +37,7 @@ type extent struct{ first, last int64 }
 
 // Has reports whether the description also holds the lock on that byte.
 func (h *Holder) Has(offset int64) bool {
-	for _, l := range h.locks {
-		if l.first <= offset && offset <= l.last {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(h.locks, func(l extent) bool { return l.first <= offset && offset <= l.last })
 }
 
 // Keys returns the other bytes of keys (see package lock) that the description
@@ -77,7 +73,7 @@ func Holders(lockFile string, offset int64) ([]*Holder, error) {
 	if !ownProc() {
 		return nil, fmt.Errorf("find the processes that hold locks on %s: /proc is of another PID namespace", lockFile)
 	}
-	pids, err := processes()
+	pids, err := tasks.Numbers("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("find the processes that hold locks on %s: %w", lockFile, err)
 	}

@@ -6,17 +6,15 @@ package orphan
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/tasks"
 )
 
 // Self returns the identity of this process: its number and its start time,
@@ -78,7 +76,7 @@ func parse(identity string) (number int, started string, err error) {
 // ended reports whether an error of reading about a process means that it is
 // gone.
 func ended(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, errEnded)
+	return tasks.Gone(err) || errors.Is(err, errEnded)
 }
 
 // PIDNS returns the PID namespace of this process, or 0 if it is unknown.
@@ -90,9 +88,9 @@ func PIDNS() uint64 {
 	return info.Sys().(*syscall.Stat_t).Ino
 }
 
-// initialPIDNS is the kernel's PROC_PID_INIT_INO: in this namespace every
+// InitialPIDNS is the kernel's PROC_PID_INIT_INO: in this namespace every
 // process of the machine is visible.
-const initialPIDNS = 0xEFFFFFFC
+const InitialPIDNS = 0xEFFFFFFC
 
 // AliveIn is Alive for an identity whose number is of another PID namespace, or
 // of an unknown one, which is 0. It reports an invisible process as alive.
@@ -103,7 +101,7 @@ func AliveIn(pidNS uint64, identity string) (bool, error) {
 		return true, nil
 	case pidNS != 0 && pidNS == own:
 		return Alive(identity)
-	case own != initialPIDNS:
+	case own != InitialPIDNS:
 		return true, nil
 	}
 	return aliveAnywhere(identity)
@@ -130,7 +128,7 @@ func aliveAnywhere(identity string) (bool, error) {
 		return false, err
 	}
 	number, _, _ := strings.Cut(identity, ":")
-	pids, err := processes()
+	pids, err := tasks.Numbers("/proc")
 	if err != nil {
 		return false, err
 	}
@@ -165,24 +163,4 @@ func numbers(status string) []string {
 		}
 	}
 	return nil
-}
-
-// processes returns all visible processes.
-func processes() ([]int, error) {
-	dir, err := os.Open("/proc")
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close() // was only read
-	names, err := dir.Readdirnames(-1)
-	if err != nil {
-		return nil, err
-	}
-	var pids []int
-	for _, name := range names {
-		if pid, err := strconv.Atoi(name); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	return pids, nil
 }

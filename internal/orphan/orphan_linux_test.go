@@ -158,7 +158,7 @@ func TestAliveInAnotherPIDNamespace(t *testing.T) {
 		t.Errorf("after its end: %v, %v", alive, err)
 	}
 	// Outside the initial namespace its end is unknown.
-	if alive, err := AliveIn(1, there); alive != (PIDNS() != initialPIDNS) || err != nil {
+	if alive, err := AliveIn(1, there); alive != (PIDNS() != InitialPIDNS) || err != nil {
 		t.Errorf("after its end, of another namespace: %v, %v", alive, err)
 	}
 }

@@ -33,7 +33,7 @@ func (t Task) NetNS() string { return filepath.Join(t.Dir, "ns/net") }
 // those whose threads may not be listed; complete is false if there was one of
 // the latter. It takes some microseconds for each process and each thread.
 func Each(proc string, f func(Task) (more bool)) (complete bool, err error) {
-	pids, err := numbers(proc)
+	pids, err := Numbers(proc)
 	if err != nil {
 		return false, err
 	}
@@ -55,7 +55,7 @@ func Each(proc string, f func(Task) (more bool)) (complete bool, err error) {
 // Of lists the threads of one process, the leading one first.
 func Of(proc string, pid int) ([]Task, error) {
 	dir := filepath.Join(proc, strconv.Itoa(pid), "task")
-	tids, err := numbers(dir)
+	tids, err := Numbers(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,9 @@ func Gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
 }
 
-func numbers(dir string) ([]int, error) {
+// Numbers lists the processes below a proc, or the threads in the directory "task" of
+// one, in order.
+func Numbers(dir string) ([]int, error) {
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil, fmt.Errorf("list threads: %w", err)
