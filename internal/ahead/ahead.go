@@ -14,6 +14,7 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -117,11 +118,7 @@ func (r Request) firewall(result *types100.Result) fwrules.Rules {
 	}
 	f := fwrules.Forward{AdminChain: conf.IPTablesAdminChainName, Ingress: conf.IngressPolicy}
 	f.IngressOnly = conf.Backend == "firewalld" || conf.Backend != "iptables" && r.Firewalld
-	for _, ip := range result.IPs {
-		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
-			f.Addresses = append(f.Addresses, a.Unmap())
-		}
-	}
+	f.Addresses = prevresult.Addresses(result)
 	if len(result.Interfaces) > 0 && result.Interfaces[0] != nil {
 		f.Bridge = result.Interfaces[0].Name
 	}

@@ -10,6 +10,7 @@
 package firewalld
 
 import (
+	"cmp"
 	"errors"
 	"net/netip"
 )
@@ -48,10 +49,7 @@ type Bus struct {
 // Open returns the bus at an address in the form of Variable, or the system's
 // bus if the address is empty. It does not connect.
 func Open(address string) *Bus {
-	if address == "" {
-		address = defaultAddress
-	}
-	return &Bus{address: address, slots: make(chan struct{}, mostConnections)}
+	return &Bus{address: cmp.Or(address, defaultAddress), slots: make(chan struct{}, mostConnections)}
 }
 
 // Address returns the address of the bus.

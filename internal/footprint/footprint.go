@@ -18,6 +18,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/builtin/tuning"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/firewalld"
@@ -192,17 +193,8 @@ func IPAMDirs(list *libcni.NetworkConfigList) (dirs []string) {
 func DefaultIPAMDir(network string) string { return filepath.Join(hostLocalDir, network) }
 
 // Addresses returns the addresses in a recorded result.
-func Addresses(result json.RawMessage) (all []netip.Addr) {
-	r := chain.Decode(result)
-	if r == nil {
-		return nil
-	}
-	for _, ip := range r.IPs {
-		if addr, ok := netip.AddrFromSlice(ip.Address.IP); ok {
-			all = append(all, addr.Unmap())
-		}
-	}
-	return all
+func Addresses(result json.RawMessage) []netip.Addr {
+	return prevresult.Addresses(chain.Decode(result))
 }
 
 // AddressesOf returns the addresses of recorded attachments, without those of the

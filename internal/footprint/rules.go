@@ -1,6 +1,7 @@
 package footprint
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -36,10 +37,7 @@ func hostPorts(mappings any) ([]fwrules.HostPort, error) {
 	}
 	var ports []fwrules.HostPort
 	for _, w := range wire {
-		p := fwrules.HostPort{HostPort: w.HostPort, ContainerPort: w.ContainerPort, Protocol: strings.ToLower(w.Protocol)}
-		if p.Protocol == "" {
-			p.Protocol = "tcp"
-		}
+		p := fwrules.HostPort{HostPort: w.HostPort, ContainerPort: w.ContainerPort, Protocol: cmp.Or(strings.ToLower(w.Protocol), "tcp")}
 		if w.HostIP != "" {
 			if p.HostIP, err = netip.ParseAddr(w.HostIP); err != nil {
 				return nil, err

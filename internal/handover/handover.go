@@ -9,6 +9,7 @@
 package handover
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -97,11 +98,7 @@ func Whole(n *record.Attachment) error {
 	case n.State == record.Planned:
 		return errors.New("it is attached in part; call Recover, or Remove the container")
 	case n.State != record.Added || n.Failures > 0:
-		last := n.LastError
-		if last == "" {
-			last = "none"
-		}
-		return fmt.Errorf("a removal has begun (%d failures, the last: %s); Remove the container", n.Failures, last)
+		return fmt.Errorf("a removal has begun (%d failures, the last: %s); Remove the container", n.Failures, cmp.Or(n.LastError, "none"))
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package inprocess
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,10 +34,8 @@ func request(p plugin.Plugin, c Call) (*plugin.Request, error) {
 		Args: lookup(c.Env, "ARGS"), NetNS: lookup(c.Env, "NETNS"),
 		Path: filepath.SplitList(lookup(c.Env, "PATH")),
 		Host: c.Host, Delegate: c.Delegate,
-		Name: conf.Name, Type: c.Type, CNIVersion: conf.CNIVersion, Config: c.Stdin,
-	}
-	if r.CNIVersion == "" {
-		r.CNIVersion = "0.1.0" // the version that did not ask for it
+		Name: conf.Name, Type: c.Type, Config: c.Stdin,
+		CNIVersion: cmp.Or(conf.CNIVersion, "0.1.0"), // the version that did not ask for it
 	}
 	if err := complete(r, c.Verb); err != nil {
 		return nil, err

@@ -359,3 +359,13 @@ func (c *Conn) Delete(index int) error {
 	}
 	return err
 }
+
+// DeleteAndClose deletes an interface and closes the socket. It is for a deletion
+// that waits in a batch: the socket keeps the namespace in existence until then.
+func (c *Conn) DeleteAndClose(index int, name string) error {
+	err := c.Delete(index)
+	if err != nil {
+		err = fmt.Errorf("delete interface %q: %w", name, err)
+	}
+	return errors.Join(err, c.Close())
+}

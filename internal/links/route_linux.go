@@ -1,6 +1,7 @@
 package links
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -71,10 +72,7 @@ func (c *Conn) InterfaceTo(to netip.Addr) (index int, err error) {
 // routeMessage is a request about a route. Its fixed part is a struct rtmsg
 // (<linux/rtnetlink.h>).
 func routeMessage(typ, flags uint16, index int, r Route) *message {
-	table := r.Table
-	if table == 0 {
-		table = unix.RT_TABLE_MAIN
-	}
+	table := cmp.Or(r.Table, unix.RT_TABLE_MAIN)
 	fixed := make([]byte, unix.SizeofRtMsg)
 	fixed[0] = family(r.Dst.Addr())
 	fixed[1] = byte(r.Dst.Bits())

@@ -116,13 +116,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 		return errors.Join(err, conn.Close())
 	}
 	// The task has its own socket, because the request is gone when it runs.
-	return caller.From(ctx).Batch.Later(ctx, func(context.Context) error {
-		err := conn.Delete(ifb.Index)
-		if err != nil {
-			err = fmt.Errorf("delete interface %q: %w", made.Name, err)
-		}
-		return errors.Join(err, conn.Close())
-	})
+	return caller.From(ctx).Batch.Later(ctx, func(context.Context) error { return conn.DeleteAndClose(ifb.Index, made.Name) })
 }
 
 // Check returns an error unless the limits are set and in force.

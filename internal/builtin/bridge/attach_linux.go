@@ -167,11 +167,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 		a.result.Interfaces = append(a.result.Interfaces, &types100.Interface{Name: on.Name, Mac: on.MAC.String()})
 	}
 	ask := a.OnHost.Requests()
-	families := forwarding(addrs)
-	forwards := make([]*bool, len(families))
-	for i, v6 := range families {
-		forwards[i] = ask.Forwarding(v6)
-	}
+	forwarding := veth.AskForwarding(ask, addrs)
 	end, bridge := ask.LinkByIndex(a.Host.Index), ask.LinkByIndex(a.bridge.Index)
 	known := a.knownAs(ask, on.Index)
 	have := new([]links.Address) // a list, which must be asked for last
@@ -194,12 +190,8 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	if len(added) > 0 && on.Index == a.bridge.Index {
 		br.Mac = on.MAC.String() // the bridge keeps this address
 	}
-	for i, v6 := range families {
-		if !*forwards[i] {
-			if err := links.WriteSysctls(a.Request.Host, links.Forward(v6)); err != nil {
-				return err
-			}
-		}
+	if err := links.WriteSysctls(a.Request.Host, forwarding()...); err != nil {
+		return err
 	}
 	return a.awaitGateways(ctx, on, added)
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -118,16 +117,4 @@ func conflicts(have []links.Address, want netip.Prefix) (present bool, others []
 		}
 	}
 	return false, others
-}
-
-// forwarding returns the families of addresses, for which the host must forward:
-// IPv4, which is false, and IPv6.
-func forwarding(addrs []netip.Prefix) []bool {
-	var families []bool
-	for _, v6 := range []bool{false, true} {
-		if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() == v6 }) {
-			families = append(families, v6)
-		}
-	}
-	return families
 }

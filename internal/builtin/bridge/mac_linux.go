@@ -33,10 +33,8 @@ type environment struct {
 // configuration, or CNI_ARGS, in this order.
 func (c *macConfig) readMAC(args string) (err error) {
 	var env environment
-	if args != "" {
-		if err := types.LoadArgs(args, &env); err != nil {
-			return plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
-		}
+	if err := types.LoadArgs(args, &env); err != nil {
+		return plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
 	}
 	for _, from := range []struct{ field, mac string }{
 		{"runtimeConfig.mac", c.RuntimeConfig.MAC},

@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -62,9 +63,4 @@ func (c conf) detect(ctx context.Context, bus *firewalld.Bus, host *netns.Handle
 }
 
 // zone returns the zone of firewalld in which the addresses are accepted.
-func (c conf) zone() string {
-	if c.FirewalldZone == "" {
-		return firewalld.DefaultZone
-	}
-	return c.FirewalldZone
-}
+func (c conf) zone() string { return cmp.Or(c.FirewalldZone, firewalld.DefaultZone) }

@@ -6,12 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -160,11 +160,7 @@ func (c conf) forward(result *types100.Result) (fwrules.Forward, error) {
 	if result == nil {
 		return f, nil
 	}
-	for _, ip := range result.IPs {
-		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
-			f.Addresses = append(f.Addresses, a.Unmap())
-		}
-	}
+	f.Addresses = prevresult.Addresses(result)
 	if c.IngressPolicy == "" || c.IngressPolicy == "open" {
 		return f, nil
 	}

@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
@@ -166,13 +168,7 @@ func moveOut(ctx context.Context, r *plugin.Request) (err error) {
 
 // reported reports whether the result lists the interface in the container.
 func reported(r *plugin.Request, own links.Link) bool {
-	if r.PrevResult == nil {
-		return false
-	}
-	for _, i := range r.PrevResult.Interfaces {
-		if i.Name == r.IfName && i.Sandbox == r.NetNS && i.Mac == own.MAC.String() {
-			return true
-		}
-	}
-	return false
+	return r.PrevResult != nil && slices.ContainsFunc(r.PrevResult.Interfaces, func(i *types100.Interface) bool {
+		return i.Name == r.IfName && i.Sandbox == r.NetNS && i.Mac == own.MAC.String()
+	})
 }

@@ -1,6 +1,7 @@
 package hostdevice
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,10 +19,7 @@ const (
 )
 
 func (s sysfs) path(elements ...string) string {
-	root := string(s)
-	if root == "" {
-		root = "/sys"
-	}
+	root := cmp.Or(string(s), "/sys")
 	return filepath.Join(append([]string{root}, elements...)...)
 }
 

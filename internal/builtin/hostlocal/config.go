@@ -1,9 +1,11 @@
 package hostlocal
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -85,16 +87,15 @@ func parse(r *plugin.Request) (*config, error) {
 		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "network %q: the configuration has no ipam", r.Name)
 	}
 	c := &config{resolvConf: n.IPAM.ResolvConf, routes: n.IPAM.Routes}
-	dataDir := n.IPAM.DataDir
-	if dataDir == "" {
-		dataDir = defaultDataDir
-	}
-	c.dir = filepath.Join(dataDir, r.Name)
+	c.dir = filepath.Join(cmp.Or(n.IPAM.DataDir, defaultDataDir), r.Name)
 	var err error
 	if c.requested, err = requested(n, r.Args); err != nil {
 		return nil, err
 	}
-	sets := append(n.RuntimeConfig.IPRanges, topLevel(n.IPAM.rangeConf)...)
+	sets := n.RuntimeConfig.IPRanges
+	if n.IPAM.Subnet.IP != nil {
+		sets = append(sets, []rangeConf{n.IPAM.rangeConf})
+	}
 	if c.sets, err = rangeSets(append(sets, n.IPAM.Ranges...), r.CNIVersion); err != nil {
 		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "network %q: ipam: %w", r.Name, err)
 	}
@@ -105,37 +106,24 @@ func parse(r *plugin.Request) (*config, error) {
 // places.
 func requested(n netConf, args string) ([]netip.Addr, error) {
 	var all []address
-	if args != "" {
-		var e envArgs
-		if err := types.LoadArgs(args, &e); err != nil {
-			return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
-		}
-		if e.IP.IsValid() {
-			all = append(all, e.IP)
-		}
+	var e envArgs
+	if err := types.LoadArgs(args, &e); err != nil {
+		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
+	}
+	if e.IP.IsValid() {
+		all = append(all, e.IP)
 	}
 	all = append(append(all, n.Args.CNI.IPs...), n.RuntimeConfig.IPs...)
 	var unique []netip.Addr
-	seen := make(map[netip.Addr]bool)
 	for _, a := range all {
 		if !a.IsValid() {
 			return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "ips: an address that is requested is empty")
 		}
-		if !seen[a.Addr] {
-			seen[a.Addr] = true
+		if !slices.Contains(unique, a.Addr) {
 			unique = append(unique, a.Addr)
 		}
 	}
 	return unique, nil
-}
-
-// topLevel returns the set of the range at the top level of ipam, if there is
-// one.
-func topLevel(c rangeConf) [][]rangeConf {
-	if c.Subnet.IP == nil {
-		return nil
-	}
-	return [][]rangeConf{{c}}
 }
 
 // rangeSets validates all sets. Sets must not overlap.

@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/plugin"
@@ -74,7 +75,7 @@ func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 			return nil
 		}
 		holder := holderOf(r.ContainerID, r.IfName)
-		released, err := h.releaseAll(addresses(r.PrevResult), holder)
+		released, err := h.releaseAll(prevresult.Addresses(r.PrevResult), holder)
 		// An ADD takes exactly one address of each set.
 		if err != nil || released == len(c.sets) && !h.memo.known() {
 			return err
@@ -99,7 +100,7 @@ func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
 		if h == nil {
 			return fmt.Errorf("no address is reserved for container %q: open %s: %w", r.ContainerID, c.dir, fs.ErrNotExist)
 		}
-		claimed := addresses(r.PrevResult)
+		claimed := prevresult.Addresses(r.PrevResult)
 		if claimed == nil {
 			if err := h.reread(); err != nil {
 				return err
@@ -203,20 +204,6 @@ func (p *Plugin) directory(path string) *directory {
 		p.dirs[path] = d
 	}
 	return d
-}
-
-// addresses returns the addresses of a result.
-func addresses(result *types100.Result) []netip.Addr {
-	if result == nil {
-		return nil
-	}
-	var all []netip.Addr
-	for _, ip := range result.IPs {
-		if addr, ok := netip.AddrFromSlice(ip.Address.IP); ok {
-			all = append(all, addr.Unmap())
-		}
-	}
-	return all
 }
 
 // ipConfig returns an address in the form of a result.

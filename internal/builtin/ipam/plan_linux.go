@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -21,12 +22,7 @@ type wanted struct {
 
 // ipv6 reports whether there is an IPv6 address.
 func (w wanted) ipv6() bool {
-	for _, a := range w.addresses {
-		if a.Addr().Is6() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(w.addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
 }
 
 // plan reads a result. A route without a gateway gets that of the first address

@@ -1,6 +1,7 @@
 package macvlan
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -45,18 +46,11 @@ func parse(r *plugin.Request) (*config, error) {
 	if err := r.Decode(c); err != nil {
 		return nil, err
 	}
-	if r.Args != "" {
-		var e envArgs
-		if err := types.LoadArgs(r.Args, &e); err != nil {
-			return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
-		}
-		if e.MAC != "" {
-			c.Mac = string(e.MAC)
-		}
+	var e envArgs
+	if err := types.LoadArgs(r.Args, &e); err != nil {
+		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
 	}
-	if c.RuntimeConfig.Mac != "" {
-		c.Mac = c.RuntimeConfig.Mac
-	}
+	c.Mac = cmp.Or(c.RuntimeConfig.Mac, string(e.MAC), c.Mac)
 	if err := c.check(); err != nil {
 		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "network %q: %w", r.Name, err)
 	}

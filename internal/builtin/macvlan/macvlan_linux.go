@@ -113,13 +113,7 @@ func remove(ctx context.Context, r *plugin.Request, run func(delete func() error
 		return errors.Join(err, conn.Close())
 	}
 	name := r.IfName
-	return run(func() error {
-		err := conn.Delete(own.Index)
-		if err != nil {
-			err = fmt.Errorf("delete interface %q: %w", name, err)
-		}
-		return errors.Join(err, conn.Close())
-	})
+	return run(func() error { return conn.DeleteAndClose(own.Index, name) })
 }
 
 // Status fails if the master is missing, or the IPAM plugin has no addresses.

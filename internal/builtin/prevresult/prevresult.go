@@ -1,5 +1,5 @@
-// Package prevresult reads, for CHECK, the part of a result that concerns an
-// attachment's interface. A CHECK gets the result of the whole chain, with the
+// Package prevresult reads the addresses of a result and, for CHECK, the part of it
+// that concerns an attachment's interface. A CHECK gets the result of the whole chain, with the
 // changes that later plugins report, and the interfaces and addresses that they
 // added.
 package prevresult
@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"fmt"
 	"net"
+	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -52,6 +53,19 @@ func Own(r *plugin.Request) *types100.Result {
 		own.IPs = append(own.IPs, ip)
 	}
 	return &own
+}
+
+// Addresses returns the addresses of a result, which may be nil.
+func Addresses(result *types100.Result) (all []netip.Addr) {
+	if result == nil {
+		return nil
+	}
+	for _, ip := range result.IPs {
+		if addr, ok := netip.AddrFromSlice(ip.Address.IP); ok {
+			all = append(all, addr.Unmap())
+		}
+	}
+	return all
 }
 
 func names(result *types100.Result, index int, ifName string) bool {

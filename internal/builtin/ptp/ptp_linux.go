@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -197,15 +196,13 @@ func (a *attachment) configureContainer(ctx context.Context, result *types100.Re
 // routes to the container's addresses, and makes the host forward.
 func (a *attachment) configureHost(ends []endpoint) error {
 	do, index := a.OnHost.Requests(), a.Host.Index
+	var gateways []netip.Prefix
 	for _, e := range ends {
+		gateways = append(gateways, single(e.gateway))
 		do.AddAddress(index, single(e.gateway), 0, unix.EEXIST)
 		do.AddRoute(index, links.Route{Dst: single(e.address.Addr()), Scope: unix.RT_SCOPE_HOST}, false, unix.EEXIST)
 	}
-	all := families(ends)
-	forwards := make([]*bool, len(all))
-	for i, v6 := range all {
-		forwards[i] = do.Forwarding(v6)
-	}
+	forwarding := veth.AskForwarding(do, gateways)
 	link := do.LinkByIndex(index)
 	if err := do.Send(); err != nil {
 		return err
@@ -216,24 +213,7 @@ func (a *attachment) configureHost(ends []endpoint) error {
 	if ra := (links.Sysctl{Path: "net/ipv6/conf/" + link.Name + "/accept_ra", Value: "0", Optional: true}); !link.Has(ra) {
 		settings = append(settings, ra)
 	}
-	for i, v6 := range all {
-		if !*forwards[i] {
-			settings = append(settings, links.Forward(v6))
-		}
-	}
-	return links.WriteSysctls(a.Request.Host, settings...)
-}
-
-// families returns the families for which the host must forward: IPv4, which is
-// false, and IPv6.
-func families(ends []endpoint) []bool {
-	var all []bool
-	for _, v6 := range []bool{false, true} {
-		if slices.ContainsFunc(ends, func(e endpoint) bool { return e.gateway.Is6() == v6 }) {
-			all = append(all, v6)
-		}
-	}
-	return all
+	return links.WriteSysctls(a.Request.Host, append(settings, forwarding()...)...)
 }
 
 // Del disconnects the container.

@@ -100,9 +100,6 @@ func (c *config) listed(args string) ([]address, error) {
 		}
 		all = append(all, address{p, a.Gateway})
 	}
-	if args == "" {
-		return all, nil
-	}
 	var env environment
 	if err := types.LoadArgs(args, &env); err != nil {
 		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)

@@ -2,6 +2,7 @@ package tuning
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -110,24 +111,16 @@ func parse(r *plugin.Request) (*config, error) {
 	if err := r.Decode(&n); err != nil {
 		return nil, err
 	}
-	mac := first(n.Mac)
-	if r.Args != "" {
-		var e envArgs
-		if err := types.LoadArgs(r.Args, &e); err != nil {
-			return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
-		}
-		if e.MAC != "" {
-			mac = string(e.MAC)
-		}
+	var e envArgs
+	if err := types.LoadArgs(r.Args, &e); err != nil {
+		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
 	}
-	if n.RuntimeConfig.Mac != "" {
-		mac = n.RuntimeConfig.Mac
-	}
+	mac := cmp.Or(n.RuntimeConfig.Mac, string(e.MAC), first(n.Mac))
 	args := n.Args.CNI
 	if args.Mac != nil {
 		mac = *args.Mac
 	}
-	c := &config{dataDir: n.dataDir(), macText: mac, attributes: attributes{
+	c := &config{dataDir: cmp.Or(n.DataDir, defaultDataDir), macText: mac, attributes: attributes{
 		promisc:  first(args.Promisc, n.Promisc),
 		mtu:      first(args.Mtu, n.Mtu),
 		allmulti: oneOf(args.Allmulti, n.Allmulti),
@@ -217,13 +210,6 @@ func allowed(list []*regexp.Regexp, sysctls []sysctl) error {
 	return nil
 }
 
-func (n *netConf) dataDir() string {
-	if n.DataDir == "" {
-		return defaultDataDir
-	}
-	return n.DataDir
-}
-
 // dataDir reads only the directory of the backups. If it is not a string, Add
 // has failed before it wrote a backup.
 func dataDir(r *plugin.Request) (string, error) {
@@ -231,9 +217,6 @@ func dataDir(r *plugin.Request) (string, error) {
 		DataDir any `json:"dataDir"`
 	}
 	err := r.Decode(&n)
-	dir, ok := n.DataDir.(string)
-	if !ok || dir == "" {
-		dir = defaultDataDir
-	}
-	return dir, err
+	dir, _ := n.DataDir.(string)
+	return cmp.Or(dir, defaultDataDir), err
 }

@@ -1,6 +1,7 @@
 package tuning
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -113,10 +114,7 @@ func (p Plugin) parse(ctx context.Context, r *plugin.Request) (*config, error) {
 	if err != nil || len(c.sysctls) == 0 {
 		return c, err
 	}
-	file := p.allowlist
-	if file == "" {
-		file = defaultAllowlist
-	}
+	file := cmp.Or(p.allowlist, defaultAllowlist)
 	text, err := plainfile.Read(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return c, nil

@@ -3,6 +3,8 @@ package veth
 import (
 	"context"
 	"errors"
+	"net/netip"
+	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -44,6 +46,25 @@ func (e *Ends) close() error {
 		err = errors.Join(e.InContainer.Close(), err)
 	}
 	return err
+}
+
+// AskForwarding asks whether the host forwards for the families of the addresses.
+// Once the requests are sent, missing returns the settings that make it do so.
+func AskForwarding(ask *links.Requests, addrs []netip.Prefix) (missing func() []links.Sysctl) {
+	forwards := make(map[bool]*bool) // by family: IPv4, which is false, and IPv6
+	for _, v6 := range []bool{false, true} {
+		if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() == v6 }) {
+			forwards[v6] = ask.Forwarding(v6)
+		}
+	}
+	return func() (all []links.Sysctl) {
+		for _, v6 := range []bool{false, true} {
+			if on := forwards[v6]; on != nil && !*on {
+				all = append(all, links.Forward(v6))
+			}
+		}
+		return all
+	}
 }
 
 // Undo deletes the pair, if it was made.

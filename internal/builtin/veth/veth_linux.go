@@ -106,11 +106,9 @@ func Wants(r *plugin.Request) (fwrules.Backend, fwrules.Rules, error) {
 // addresses returns the addresses of a result, which may be nil, together with
 // those found.
 func addresses(result *types100.Result, found []links.Address) []netip.Prefix {
-	seen := make(map[netip.Prefix]bool)
 	var all []netip.Prefix
 	add := func(p netip.Prefix) {
-		if p.IsValid() && p.Addr().IsGlobalUnicast() && !seen[p] {
-			seen[p] = true
+		if p.IsValid() && p.Addr().IsGlobalUnicast() && !slices.Contains(all, p) {
 			all = append(all, p)
 		}
 	}
@@ -136,10 +134,10 @@ func addresses(result *types100.Result, found []links.Address) []netip.Prefix {
 // deletes the pair and its rules together with other slow deletions of the
 // kernel. It continues after an error.
 func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
-	link, found, err := open(ctx, r)
+	remove, found, err := open(ctx, r)
 	errs := []error{err, ipam.Del(ctx, r, c.IPAM.Type)}
-	if link != nil {
-		errs = append(errs, caller.From(ctx).Batch.Later(ctx, link.delete))
+	if remove != nil {
+		errs = append(errs, caller.From(ctx).Batch.Later(ctx, remove))
 	}
 	// Add refused an unknown backend, so it made no rule.
 	if c.IPMasq && slices.Contains([]fwrules.Backend{fwrules.Native, fwrules.NFTables, fwrules.IPTables}, c.backend()) {
@@ -151,27 +149,11 @@ func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 	return errors.Join(errs...)
 }
 
-// end is an end of a pair to delete.
-type end struct {
-	conn  *links.Conn
-	index int
-	name  string
-}
-
-// delete may be called when the request, with its namespace, is gone: the socket
-// keeps the namespace.
-func (e *end) delete(context.Context) error {
-	err := e.conn.Delete(e.index)
-	if err != nil {
-		err = fmt.Errorf("delete interface %q: %w", e.name, err)
-	}
-	return errors.Join(err, e.conn.Close())
-}
-
-// open finds an end of the pair, removes its addresses and returns them. It
-// looks for the container's end, or for the host's if the container's namespace
-// is unknown. It returns nil if there is none.
-func open(ctx context.Context, r *plugin.Request) (*end, []links.Address, error) {
+// open finds an end of the pair, removes its addresses and returns them, and a
+// function that deletes the end. It looks for the container's end, or for the
+// host's if the container's namespace is unknown. The function is nil if there is
+// none.
+func open(ctx context.Context, r *plugin.Request) (remove func(context.Context) error, found []links.Address, err error) {
 	ns, name := r.Container, r.IfName
 	var host types100.Interface
 	if ns == nil {
@@ -193,13 +175,13 @@ func open(ctx context.Context, r *plugin.Request) (*end, []links.Address, error)
 	if err != nil {
 		return nil, nil, errors.Join(err, c.Close())
 	}
-	found, err := c.Addresses(link.Index)
+	found, err = c.Addresses(link.Index)
 	for _, a := range found {
 		if !a.Addr().IsLinkLocalUnicast() {
 			err = errors.Join(err, c.DeleteAddress(link.Index, a.Prefix))
 		}
 	}
-	return &end{conn: c, index: link.Index, name: name}, found, err
+	return func(context.Context) error { return c.DeleteAndClose(link.Index, name) }, found, err
 }
 
 // HostInterface returns the host's end of a pair in a result: among the
