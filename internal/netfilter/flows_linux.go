@@ -12,8 +12,8 @@ import (
 )
 
 // forgetFlows makes conntrack forget the UDP flows to forwarded ports of the
-// host. Only the first packet of a flow is looked at for where it goes: one
-// that goes on would never see that the port is forwarded now, or no longer.
+// host. Only the first packet of a flow passes the rules: without this, a flow
+// that continues would go on to its old destination.
 func (fw *Firewalls) forgetFlows(ctx context.Context, all []fwrules.HostPorts) error {
 	for _, v6 := range []bool{false, true} {
 		flows := flowsTo(all, v6)
@@ -24,10 +24,9 @@ func (fw *Firewalls) forgetFlows(ctx context.Context, all []fwrules.HostPorts) e
 			return context.Cause(ctx)
 		}
 		_, err := conntrack.Forget(fw.sockets.NS, v6, flows...)
-		// An interrupted list has been gone through all the same: who changed
-		// the table meanwhile has put a flow there that saw the rules. And a
-		// kernel without ctnetlink, which takes the request for invalid, keeps
-		// what nobody can ask it to forget.
+		// An interrupted list was still read to its end, and a flow that was added
+		// meanwhile has seen the rules. A kernel without ctnetlink refuses the
+		// request as invalid; nobody can delete its flows.
 		if err != nil && !errors.Is(err, conntrack.ErrInterrupted) && !errors.Is(err, unix.EINVAL) {
 			return fmt.Errorf("forget the UDP flows to the host's ports: %w", err)
 		}

@@ -1,19 +1,19 @@
-// Package netfilter finds and deletes the firewall rules that belong to one
-// attachment, as the reference plugins (v1.9.1) leave them when a DEL fails, is
-// killed, or runs without the container's namespace.
+// Package netfilter adds, checks, finds and deletes the firewall rules of
+// attachments. It also finds the rules that the reference plugins (v1.9.1) leave when
+// a DEL fails, is killed, or runs without the container's namespace.
 //
 //	fw := netfilter.Open(nil, netfilter.Options{})
 //	plan, err := netfilter.Find(ctx, fw, target)
 //	fmt.Print(plan)          // a dry run
 //	err = plan.Apply(ctx)
 //
-// What belongs to an attachment is computed, as the plugins compute it, and
-// compared whole. No rule's text is searched for a name:
+// A rule belongs to an attachment if its chain, comment or address is equal to the
+// one that the plugins compute. No rule's text is searched for a name:
 //
 //	bridge, ptp: ipMasq             chain CNI-<hash of network and id> in nat, and every jump to it
 //	  with nftables                 rules of inet cni_plugins_masquerade with the computed comment
-//	bridge: macspoofchk             chains cni-br-iface-<id>-<interface>[-mac] in bridge nat, what jumps to
-//	                                them, and rules with the computed comment
+//	bridge: macspoofchk             chains cni-br-iface-<id>-<interface>[-mac] in bridge nat, every
+//	                                jump to them, and rules with the computed comment
 //	portmap                         chains CNI-DN-<hash> and, from before v0.7, CNI-SN-<hash> in nat, and
 //	                                every jump to them
 //	  with nftables                 rules of ip and ip6 cni_hostport with the container's id as comment
@@ -22,14 +22,15 @@
 //	this module's own plugins       elements of inet embedcni with the computed comment, and those of
 //	                                [fwrules.Target.LastOnBridge]; see [fwrules.Native]
 //
-// What containers share stays: the chains CNI-HOSTPORT-*, CNI-FORWARD,
+// Rules that containers share stay: the chains CNI-HOSTPORT-*, CNI-FORWARD,
 // CNI-ADMIN and CNI-ISOLATION-*, their fixed rules, the jumps to them, and the
 // nftables tables with their base chains, sets and maps.
 //
-// One attachment has one description, and one function finds its rules in each
-// form: a footprint those of iptables, searches those of the reference plugins'
-// nftables tables, owned elements those of the native table. DEL describes what
-// one plugin made, and the sweep describes everything.
+// There are three forms of the rules, each in a package of its own, which is the
+// place to begin reading: native, this module's own table; nftform and iptform, the
+// reference plugins' rules in nftables and iptables. [Firewalls] has them behind one
+// interface. In each form one function finds the rules of an attachment, for DEL,
+// which describes the rules of one plugin, and for the sweep, which describes all.
 //
 // Find looks at both variants of iptables, nf_tables and legacy, for both
 // families. It starts iptables-save and iptables-restore (1.6.2 or later), which
@@ -71,8 +72,7 @@ type Plan struct{ found []fwrules.Found }
 func (p Plan) Empty() bool { return len(p.found) == 0 }
 
 // String returns a line for each step: the command that would do the same.
-// Nothing runs these commands; that an argument has a quote of a shell's is not
-// taken into account.
+// Nothing runs these commands, and their arguments are not quoted for a shell.
 //
 //	iptables-nft -t nat -D POSTROUTING -s 10.1.0.2/32 -m comment --comment "name: \"podnet\" id: \"c1\"" -j CNI-6f8b…
 //	iptables-nft -t nat -F CNI-6f8b…

@@ -9,8 +9,8 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// Options are what a runtime knows and lends for calls about one attachment. The
-// zero Options are those of a call without a runtime.
+// Options hold the facts and the resources that a runtime provides for calls about
+// one attachment. The zero Options are those of a call without a runtime.
 type Options struct {
 	// Sockets keep sockets open between calls.
 	Sockets *nft.Pool

@@ -40,7 +40,7 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Errno }
 
 // Conn is a netlink socket to nf_tables in the network namespace in which it was
-// opened, whichever thread uses it. It is not safe for concurrent use.
+// opened, on any thread. It is not safe for concurrent use.
 //
 // It needs no poller: the kernel handles a message before the system call that
 // sends it returns, so the answer is there by then. Only other transactions in

@@ -38,7 +38,7 @@ const (
 	// that starts many containers has concurrent calls. Each has a buffer of
 	// 32 KiB.
 	mostIdle = 16
-	// linger is several times what a busy machine takes to free deleted rules.
+	// linger is several times as long as a busy machine takes to free deleted rules.
 	linger = 100 * time.Millisecond
 )
 

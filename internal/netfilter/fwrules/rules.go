@@ -154,7 +154,7 @@ type HostPorts struct {
 	MarkMasqBit int
 }
 
-// Forward lets the host forward the container's packets, whatever the policy is.
+// Forward lets the host forward the container's packets under any policy.
 //
 // Only IPTables can do that: an accepting rule in one table of nftables does not
 // keep another table from dropping the packet. Native has the ingress policies

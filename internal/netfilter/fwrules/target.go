@@ -15,14 +15,14 @@ type Target struct {
 	// the rules of the plugin firewall, which name nothing but addresses, stay.
 	Addresses []netip.Addr
 
-	// InUse are addresses that other attachments, on whatever network, have
-	// now. The plugin firewall makes one rule for an address, whoever has it; the
-	// rule stays if the address is among these. Addresses of the container's other
-	// attachments belong into Siblings.
+	// InUse are addresses that other attachments, on any network, have now. The
+	// plugin firewall makes one rule for an address, for all attachments that have
+	// it; the rule stays if the address is in InUse. Addresses of the container's
+	// other attachments belong in Siblings.
 	InUse []netip.Addr
 
 	// Siblings are the addresses of the container's other attachments. Names do not
-	// tell them apart: portmap's in nftables have the container alone, and those in
+	// distinguish them: portmap's in nftables have the container alone, and those in
 	// iptables the container and the network. A rule about one of these addresses
 	// stays, with its chain.
 	Siblings []netip.Addr

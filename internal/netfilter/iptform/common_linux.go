@@ -116,7 +116,7 @@ func (x maker) makeCommon(ctx context.Context, w desired) (made desired, err err
 
 // missing returns the chains of w that do not exist, with their rules and the
 // jumps to them. It leaves out a rule that is missing from an existing chain:
-// whoever created the chain needs the rule.
+// another caller created the chain and needs the rule.
 func missing(w desired, f facts, states map[string]state) desired {
 	made := desired{v6: w.v6}
 	of := func(id iptables.ChainID) bool {

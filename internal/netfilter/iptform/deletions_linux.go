@@ -9,23 +9,21 @@ import (
 	"github.com/embedcni/cni/internal/iptables"
 )
 
-// xtables is one variant of iptables for one family: what go-iptables does
-// not do, a whole look and a whole change, each ended by its context.
+// xtables is one variant of iptables for one family: an [iptables.Tool].
 type xtables interface {
-	// name is the tool: "ip6tables-legacy".
+	// Name returns the name of the tool: "ip6tables-legacy".
 	Name() string
 
-	// save returns what iptables-save prints, if one of the chains exists. If
-	// none does it may return nothing. With an error, what it returns is not all.
+	// Save returns the output of iptables-save if one of the chains exists, and may
+	// return nothing if none does. With an error, the output is incomplete.
 	Save(ctx context.Context, chains []iptables.ChainID) (string, error)
 
-	// restore applies what iptables-restore --noflush reads, each table's part
-	// whole or not at all.
+	// Restore applies the input of iptables-restore --noflush, each table's part as
+	// a whole or not at all.
 	Restore(ctx context.Context, text string) error
 }
 
-// command is what deletes one thing: "-D" a rule, "-F" a chain's rules, "-X" a
-// chain.
+// command deletes a rule ("-D"), the rules of a chain ("-F"), or a chain ("-X").
 type command struct {
 	iptables.ChainID
 	verb string
@@ -45,8 +43,8 @@ type deletions struct {
 	commands []command
 }
 
-// apply runs the commands. It is all of a table or nothing, if nobody
-// interferes; else one by one what is still there.
+// apply runs the commands of each table as one. If that fails, because others
+// interfere, it runs those one by one for which there is still something to delete.
 func (w deletions) apply(ctx context.Context) error {
 	err := w.restore(ctx, w.commands)
 	if err == nil {
@@ -79,8 +77,8 @@ func (w deletions) apply(ctx context.Context) error {
 	return errors.Join(failures...)
 }
 
-// restore runs the commands as one. The error names the command if there is
-// one only.
+// restore runs the commands as one. The error names the command if there is only
+// one.
 func (w deletions) restore(ctx context.Context, commands []command) error {
 	var s iptables.Script
 	var err error

@@ -33,8 +33,8 @@ func inTable(table, chain string) iptables.ChainID {
 	return iptables.ChainID{Table: table, Chain: chain}
 }
 
-// desired is what Rules are in iptables of one family: the chains and rules that
-// the reference plugins make of the same, in the order in which they make them.
+// desired is the form of Rules in iptables of one family: the chains and rules that
+// the reference plugins would make, in their order.
 type desired struct {
 	v6     bool
 	chains []desiredChain

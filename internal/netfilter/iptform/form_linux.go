@@ -58,8 +58,7 @@ func (f Form) addHere(ctx context.Context, r fwrules.Rules) error {
 	if err == nil {
 		return nil
 	}
-	// What was asked for in whole must not be there in part, even if whoever
-	// asked has gone.
+	// All of the rules or none must exist, even if the caller has gone.
 	const enough = 10 * time.Second
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), enough)
 	defer cancel()

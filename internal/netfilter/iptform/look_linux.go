@@ -11,15 +11,15 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// facts are what is known of a family's rules, without a process wherever the
-// kernel can be asked instead, and at a cost that does not grow with the number
-// of containers, but for a glance at the addresses in CNI-FORWARD.
+// facts are known facts about a family's rules. Where the kernel can be asked, that
+// takes no process. The cost does not grow with the number of containers, except
+// for one look at the addresses in CNI-FORWARD.
 type facts struct {
-	chains map[iptables.ChainID]bool     // of those wanted, the ones that exist
-	jumps  map[iptables.ChainID][]string // where the shared jumps lead that exist
-	addrs  map[netip.Addr]struct{}       // those of which CNI-FORWARD says something
-	marks  map[string]bool               // the rules of the marking that are there for sure, as text
-	saved  []savedRule                   // of the legacy variant: every rule that can be one of those wanted
+	chains map[iptables.ChainID]bool     // the wanted chains that exist
+	jumps  map[iptables.ChainID][]string // the targets of existing shared jumps
+	addrs  map[netip.Addr]struct{}       // the addresses that are in a rule of CNI-FORWARD
+	marks  map[string]bool               // the marking rules that certainly exist, as text
+	saved  []savedRule                   // of the legacy variant: all rules that can be wanted ones
 	legacy bool
 }
 
@@ -47,7 +47,7 @@ func builtIn(chain string) bool {
 	return false
 }
 
-// state says whether a rule of w is there.
+// state returns the state of a rule of w.
 func (f facts) state(w desired, r desiredRule) state {
 	if !builtIn(r.Chain) && !f.chains[r.ChainID] {
 		return absent
@@ -59,8 +59,8 @@ func (f facts) state(w desired, r desiredRule) state {
 		}
 	}
 	if f.legacy && !r.conditional {
-		// The tool is not to be asked: "ip6tables-legacy -C" takes rules for
-		// each other that differ in a port.
+		// The tool cannot be asked: "ip6tables-legacy -C" does not distinguish
+		// rules that differ only in a port.
 		words := iptables.Canonical(r.args)
 		if slices.ContainsFunc(f.saved, func(s savedRule) bool {
 			return s.table == r.Table && s.Chain == r.Chain && s.Is(words...)
@@ -168,7 +168,7 @@ func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
 }
 
 // lookMarks looks for the rules that mark packets, and for those that masquerade them.
-// The tool could say it too, but would list all chains for it.
+// The tool would list all chains.
 func (x maker) lookMarks(ctx context.Context, w desired, f facts) error {
 	for _, r := range w.rules {
 		if r.mark == 0 || !f.chains[r.ChainID] {
@@ -234,8 +234,8 @@ func (x maker) lookLegacy(ctx context.Context, w desired, f *facts) error {
 	return nil
 }
 
-// concerns reports whether a line of iptables-save can be one of the rules that
-// are wanted. To take apart the rules of all containers would take longest.
+// concerns reports whether a line of iptables-save can be one of the wanted rules.
+// Parsing the rules of all containers would take longest.
 func (w desired) concerns(line string) bool {
 	rest, ok := strings.CutPrefix(line, "-A ")
 	if !ok {

@@ -24,12 +24,12 @@ func (f Form) maker(v6, legacy bool) maker {
 	return maker{iptables.Tool{Family: family, Legacy: legacy, Sockets: f.Sockets, Held: f.Held}}
 }
 
-// add makes what is missing of w, and notes in mine, before it does, what is
-// the container's own of that.
+// add makes the missing part of w. Before that, it adds to mine the missing rules
+// that are the container's own.
 //
-// Most often that is all of its own, and nothing has to be locked: that the
-// shared rules are there is made sure of in the same transaction, and a chain
-// of the container's that is there already fails it.
+// In most cases all of its own rules are missing, and nothing has to be locked: the
+// same transaction verifies the shared rules, and fails if one of the container's
+// chains exists.
 func (x maker) add(ctx context.Context, w desired, mine *desired) error {
 	f, err := x.look(ctx, w)
 	if err != nil {
@@ -115,8 +115,8 @@ func (f facts) same(g facts) bool {
 	return true
 }
 
-// ask asks the tool for the rules that are in doubt: all at once, and after
-// each that is missing for those behind it.
+// ask asks the tool for the rules that are in doubt: for all at once, and after each
+// missing rule for the rules behind it.
 func (x maker) ask(ctx context.Context, w desired, f facts) (map[string]state, error) {
 	states := make(map[string]state)
 	var doubt []desiredRule
@@ -144,7 +144,7 @@ func (x maker) ask(ctx context.Context, w desired, f facts) (map[string]state, e
 	return states, nil
 }
 
-// firstMissing returns the index of the first rule that is not there, or their
+// firstMissing returns the index of the first rule that does not exist, or their
 // number. The rules are in the order of their tables.
 func (x maker) firstMissing(ctx context.Context, rules []desiredRule) (int, error) {
 	var s iptables.Script
@@ -166,8 +166,8 @@ func (x maker) firstMissing(ctx context.Context, rules []desiredRule) (int, erro
 	return 0, fmt.Errorf("%s: look for %d rules: %w", x.Name(), len(rules), err)
 }
 
-// make makes what is absent, and fails if a shared rule that is in doubt is not
-// there. Each table is made whole or not at all.
+// make makes the absent chains and rules, and fails if a shared rule that is in doubt
+// does not exist. Each table is changed as a whole or not at all.
 func (x maker) make(ctx context.Context, w desired, f facts, state func(desiredRule) state, mine *desired) error {
 	var s iptables.Script
 	for _, table := range []string{tableNAT, tableFilter} {
@@ -181,8 +181,8 @@ func (x maker) make(ctx context.Context, w desired, f facts, state func(desiredR
 	return nil
 }
 
-// additions writes what makes what is absent from a table, and what fails if
-// something shared is not as it is thought to be.
+// additions writes commands that make the absent chains and rules of a table, and
+// commands that fail if a shared rule is not in the expected state.
 func (w desired) additions(s *iptables.Script, table string, f facts, state func(desiredRule) state, mine *desired) error {
 	for _, c := range w.chains {
 		if c.Table == table && !f.chains[c.ChainID] {
@@ -257,8 +257,8 @@ func (x maker) undo(ctx context.Context, w, mine desired) error {
 	return nil
 }
 
-// check asks the tool for all rules at once where it can be asked: what it takes
-// for the same rule is what the plugins that are executed take for it.
+// check asks the tool for all rules at once where it can be asked: the executable
+// plugins compare rules by the same tool.
 func (x maker) check(ctx context.Context, w desired) error {
 	f, err := x.look(ctx, w)
 	if err != nil {

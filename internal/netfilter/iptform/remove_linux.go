@@ -54,8 +54,8 @@ func removeWith(ctx context.Context, t tool, f footprint) error {
 
 // removeSure removes rules of the nf_tables variant over netlink, without a
 // process, for both families and tables in one transaction: each transaction
-// would wait for a grace period of the kernel. It leaves those of which it finds
-// something that may be another's, and returns them.
+// would wait for a grace period of the kernel. It leaves and returns the footprints
+// with rules that may belong to another attachment.
 func removeSure(ctx context.Context, c *nft.Conn, all []*footprint) (doubt []*footprint, err error) {
 	err = nft.UntilUnchanged(ctx, func() error {
 		before, err := c.Generation()

@@ -76,10 +76,10 @@ func loadSome(ctx context.Context, tool xtables, chains []iptables.ChainID, keep
 
 // own returns the commands for the container's chain c and the jumps to it.
 //
-// The chain can be another's too: that of the container's other interface on
-// the network, as its name does not tell interfaces apart, or that of whoever's
-// network and id make the same name. Then it stays, with what is not clearly
-// this one's.
+// The chain can belong to others too: to the container's other interface on the
+// network, as its name does not contain the interface, or to a container whose
+// network and ID make the same name. Then it stays, with all rules that are not
+// certainly this attachment's.
 func (s ruleset) own(c fwrules.Chain, t fwrules.Target, d division) []command {
 	if !s.Chains[c.Name] {
 		return nil

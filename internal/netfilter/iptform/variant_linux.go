@@ -36,7 +36,7 @@ func OtherVariant(ctx context.Context, fact func(key string) json.RawMessage) er
 // variantFact is the key of the note that says which variant made the rules.
 func variantFact(family string) string { return "netfilter/" + family }
 
-// variant is what an attachment's record says of the iptables that made its
+// variant is a note in an attachment's record: the variant of iptables that made its
 // rules.
 type variant struct {
 	Legacy bool `json:"legacy"`

@@ -51,8 +51,8 @@ func (f Form) add(ctx context.Context, c *nft.Conn, r fwrules.Rules) error {
 	})
 }
 
-// inTheWay reports whether a look at what exists can help. ENOENT: there is no
-// table, or no set for that length. EEXIST: there is an element of an earlier
+// inTheWay reports whether a look at the table can help. ENOENT: the table, or a set
+// for that length, does not exist. EEXIST: there is an element of an earlier
 // attachment, or the like.
 func inTheWay(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, nft.ErrChanged)
@@ -79,8 +79,8 @@ func (f Form) toAdd(c *nft.Conn, wanted []element) ([]nft.Message, uint32, error
 		case isPort(e) && found[i].Comment != e.Comment:
 			return nil, 0, fmt.Errorf("%w: there is %v", fwrules.ErrHostPortTaken, elementText(found[i]))
 		default:
-			// An address is given to one attachment at a time, so that what
-			// another one has left with it is stale.
+			// One attachment has an address at a time, so an element that another
+			// attachment left with it is stale.
 			msgs = append(msgs, nft.DeleteElement(table, found[i]).About(elementText(found[i])))
 		}
 		msgs = append(msgs, addElement(e))

@@ -9,14 +9,14 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// chain is a chain of the native table that is always there.
+// chain is a chain that the table always has.
 type chain struct {
 	name  string
 	hook  *nft.Hook
 	rules []rule
 }
 
-// rule is told from others of its chain by its comment.
+// rule is a rule of the table. Its comment identifies it in its chain.
 type rule struct {
 	chain, comment string
 	exprs          nft.Exprs
@@ -143,14 +143,14 @@ func newSet(name string, id uint32) nft.Message {
 	}, id)
 }
 
-// layout is the existing part of the native table, without elements.
+// layout holds the existing sets, chains and rules of the table.
 type layout struct {
 	sets  map[string]bool
 	rules map[string][]string // comments, by chain
 }
 
-// missing returns what has to be made first for elements in these sets. The
-// error names the first thing.
+// missing returns the messages that make the missing part of the layout that elements
+// in these sets need. The error names the first missing part.
 func (l layout) missing(sets []string) (msgs []nft.Message, err error) {
 	id := uint32(0)
 	set := func(name string) {
@@ -198,8 +198,8 @@ func (l layout) withExisting(sets []string) []string {
 	return all
 }
 
-// missingChains returns the messages that make a chain and its rules anew,
-// which someone has changed.
+// missingChains returns the messages that make again the chains that are missing or
+// that someone has changed, with their rules.
 func (l layout) missingChains(err *error) (msgs []nft.Message) {
 	for _, c := range chains() {
 		there, exists := l.rules[c.name]

@@ -11,8 +11,8 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// owned is what of the native table belongs to some attachments: elements with
-// these comments, of the keys, and of whole sets where keys are not known.
+// owned describes the elements of some attachments: those with the comments, among
+// the elements with the keys, and among whole sets where keys are not known.
 type owned struct {
 	comments map[string]bool
 	keys     []element

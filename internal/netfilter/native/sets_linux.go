@@ -199,8 +199,8 @@ func compareElements(e, f element) int {
 	return cmp.Or(cmp.Compare(e.Set, f.Set), cmp.Compare(e.Key, f.Key), cmp.Compare(e.Value, f.Value), cmp.Compare(e.Comment, f.Comment))
 }
 
-// isPort reports whether the element is a port of the host, which belongs to
-// who came first.
+// isPort reports whether the element is a port of the host, which belongs to the
+// first container that asks for it.
 func isPort(e element) bool { return e.Value != "" }
 
 // sameKey returns the index of the element with e's key, or -1.
