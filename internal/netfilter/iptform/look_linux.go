@@ -1,6 +1,7 @@
 package iptform
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/netip"
@@ -152,19 +153,22 @@ func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
 	if err := x.lookMarks(ctx, w, f); err != nil {
 		return err
 	}
-	if !f.chains[inTable(tableFilter, chainForward)] {
+	addrs := w.addrs()
+	if !f.chains[inTable(tableFilter, chainForward)] || len(addrs) == 0 {
 		return nil
 	}
-	for _, a := range w.addrs() {
-		err := x.Rules(ctx, inTable(tableFilter, chainForward), [][]byte{a.AsSlice()}, func(nft.Rule) error {
-			f.addrs[a] = struct{}{}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
+	raw := make([][]byte, len(addrs))
+	for i, a := range addrs {
+		raw[i] = a.AsSlice()
 	}
-	return nil
+	return x.Rules(ctx, inTable(tableFilter, chainForward), raw, func(r nft.Rule) error {
+		for i, a := range addrs {
+			if bytes.Contains(r.Exprs, raw[i]) {
+				f.addrs[a] = struct{}{}
+			}
+		}
+		return nil
+	})
 }
 
 // lookMarks looks for the rules that mark packets, and for those that masquerade them.
