@@ -97,8 +97,8 @@ func Find(ctx context.Context, fw *Firewalls, t fwrules.Target) (plan Plan, err 
 }
 
 // Apply deletes the rules of the plan, and none that have come since. It may be
-// repeated, and does not mind rules that are gone. An error names packet filter,
-// table, chain and rule of each that cannot be deleted; the others are.
+// repeated, and passes over rules that are gone. An error names packet filter, table,
+// chain and rule of each that cannot be deleted; Apply deletes the others.
 //
 // It waits for the lock of legacy iptables until the context ends.
 func (p Plan) Apply(ctx context.Context) error {

@@ -11,15 +11,15 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// Witness has seen the rules of one attachment, to say later whether they are
-// still there.
+// Witness remembers the existing rules of one attachment, and reports later whether
+// they still exist.
 type Witness struct {
 	plan       Plan
-	generation uint32   // from before the look; 0: there is no nf_tables
+	generation uint32   // from before the look; 0: the kernel has no nf_tables
 	rules      []uint64 // of the native table, if there are elements in it
 }
 
-// Watch looks at the rules that there are of t's attachment.
+// Watch remembers the existing rules of t's attachment.
 func Watch(ctx context.Context, fw *Firewalls, t fwrules.Target) (*Witness, error) {
 	w := &Witness{}
 	var err error
@@ -32,10 +32,10 @@ func Watch(ctx context.Context, fw *Firewalls, t fwrules.Target) (*Witness, erro
 	return w, err
 }
 
-// Intact reports whether all that was seen is still there; fw are the packet
-// filters of the same namespace. If no rule of nf_tables has changed since, which
-// takes one message to know, it looks no further, unless some were of legacy
-// iptables, where there is nothing that says so.
+// Intact reports whether all of the rules still exist; fw are the packet filters of
+// the same namespace. One message shows whether any rule of nf_tables has changed
+// since. If none has, Intact looks no further, unless some rules are of legacy
+// iptables, which counts no changes.
 func (w *Witness) Intact(ctx context.Context, fw *Firewalls) (bool, error) {
 	if w.plan.Empty() {
 		return true, nil

@@ -21,7 +21,7 @@ func (fw *Firewalls) Remove(ctx context.Context, b fwrules.Backend, r fwrules.Ru
 	return fw.write(ctx, b, r, false)
 }
 
-// Check returns an error unless all of the rules are there.
+// Check returns an error unless all of the rules exist.
 func (fw *Firewalls) Check(ctx context.Context, b fwrules.Backend, r fwrules.Rules) error {
 	if b == fwrules.Native && fw.AnyForm {
 		return fw.checkAny(ctx, r)
@@ -72,7 +72,7 @@ func (fw *Firewalls) check(ctx context.Context, b fwrules.Backend, r fwrules.Rul
 	return form.Check(ctx, r)
 }
 
-// checkAny returns an error unless the rules are there in one of the forms.
+// checkAny returns an error unless the rules exist in one of the forms.
 // That of executables goes first: they made most of such rules.
 func (fw *Firewalls) checkAny(ctx context.Context, r fwrules.Rules) error {
 	var errs []error

@@ -16,8 +16,8 @@ type Backend string
 const (
 	// Native is nftables, in sets and maps of a table of this module's own: a
 	// packet and a change cost the same for any number of containers. It is the
-	// backend if a configuration names none. The documentation of package
-	// netfilter describes the table.
+	// backend if a configuration names none. The documentation of package native
+	// describes the table.
 	//
 	// An address belongs to one attachment at a time: an ADD takes over the
 	// elements that another attachment left with the address, and the late DEL of

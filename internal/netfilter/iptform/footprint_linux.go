@@ -85,8 +85,8 @@ func footprints(r fwrules.Rules, t fwrules.Target) ([]*footprint, error) {
 	return all, nil
 }
 
-// inFamily reports whether there can be rules of a family: where addresses are
-// known, none were made for a family that has none.
+// inFamily reports whether there can be rules of a family. If addresses are known,
+// a family without one has no rules.
 func (f footprint) inFamily(v6 bool) bool {
 	return len(f.Addresses) == 0 || slices.ContainsFunc(f.Addresses, func(a netip.Addr) bool { return a.Is6() == v6 })
 }
@@ -103,7 +103,8 @@ func (f footprint) chains() (chains []fwrules.Chain) {
 	return chains
 }
 
-// relevant returns the chains without which there is nothing of f in a family.
+// relevant returns the chains of a family that can have rules of f. If none of them
+// exists, there are no such rules.
 func (f footprint) relevant(v6 bool) (ids []iptables.ChainID) {
 	for _, c := range f.chains() {
 		ids = append(ids, inTable(tableNAT, c.Name))
@@ -142,8 +143,8 @@ func entrance(chain string) string {
 	return "POSTROUTING"
 }
 
-// division says which attachments own the rules of a chain that attachments of
-// one container share.
+// division holds the owners of the rules of a chain that attachments of one container
+// share.
 type division struct {
 	own, kept desired // of the attachment, and of its siblings
 	unknown   bool    // a sibling may have more

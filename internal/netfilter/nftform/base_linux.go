@@ -14,8 +14,8 @@ import (
 type base struct {
 	conditions map[uint8]condition // by family
 	snat       bool
-	// always: the rules that are for all are made anew even if they are there,
-	// as their conditions may be others.
+	// always makes the fixed rules again even if they exist, as their conditions may
+	// differ.
 	always bool
 }
 
@@ -41,8 +41,8 @@ func baseOf(r fwrules.Rules) (base, error) {
 	return base, nil
 }
 
-// messages make the tables, chains and fixed rules that the rules need, if they
-// are missing. The fixed rules are made anew, as the plugins do.
+// messages returns the messages that make the missing tables and chains that the
+// rules need. They make the fixed rules again, as the plugins do.
 func (f base) messages(rules []wantedRule) (msgs []nft.Message) {
 	for _, table := range tablesOf(rules) {
 		if table.Name == tableMasquerade {

@@ -15,8 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// Form is the writer for [fwrules.NFTables]: the rules that the reference plugins
-// make, one for each address and port, in their tables.
+// Form adds, checks, finds and deletes the rules for [fwrules.NFTables].
 type Form struct {
 	Sockets  nft.Sockets
 	Siblings func() fwrules.Siblings // called only if they matter
@@ -41,8 +40,8 @@ type wantedRule struct {
 	table          nft.Table
 	chain, comment string
 	exprs          nft.Exprs
-	// values are the constants of the rule in order, by which it is recognized:
-	// the rest of the way in which nft compiles it depends on its version.
+	// values are the constants of the rule in order. They identify the rule: the
+	// other parts depend on the version of nft that compiled it.
 	values [][]byte
 }
 
@@ -199,9 +198,9 @@ func returnRules(h fwrules.HostPorts, to netip.Addr) []wantedRule {
 	return all
 }
 
-// Add appends the rules in one transaction. Those that are there already are
-// not looked for, as a listing grows with every container; a second copy does
-// no harm, and remove deletes it with the first.
+// Add appends the rules in one transaction. It does not look for existing copies, as
+// a listing grows with every container; a second copy does no harm, and Remove
+// deletes it with the first.
 func (f Form) Add(ctx context.Context, r fwrules.Rules) error {
 	rules, err := rulesOf(r)
 	if err != nil || len(rules) == 0 {
@@ -265,7 +264,8 @@ func searchesOf(r fwrules.Rules, others []netip.Addr) (all []search) {
 	return all
 }
 
-// Check looks for each rule, and for those that lead to it.
+// Check returns an error that names the first missing rule: one of the rules, or one
+// that leads to them.
 func (f Form) Check(ctx context.Context, r fwrules.Rules) error {
 	wanted, err := rulesOf(r)
 	if err != nil || len(wanted) == 0 {

@@ -69,9 +69,9 @@ func (w Found) Apply(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// remove deletes those of the objects that exist. Handles mean nothing in a
-// table that was deleted and made again, so it looks at the rules first, and
-// deletes under the condition that they are still these.
+// remove deletes those of the objects that exist. Handles mean nothing in a table
+// that was deleted and made again, so it looks at the rules first, and deletes only
+// if none has changed since.
 func (w Found) remove(ctx context.Context, objects []nft.Object) error {
 	return w.form.onRules(ctx, func(k ruleTable) error {
 		return nft.UntilUnchanged(ctx, func() error {

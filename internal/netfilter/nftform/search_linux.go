@@ -25,7 +25,7 @@ type search struct {
 	own      []string // the container's own chains
 	in       []string // the chains with its rules; "" is the whole table
 	comments []string // of its rules
-	// A rule must have the address, if it is known, and else none of others.
+	// A rule must contain addr. If addr is not known, it must contain none of others.
 	addr   netip.Addr
 	others []netip.Addr
 }
@@ -107,7 +107,7 @@ func (s search) find(k ruleTable) (objects []nft.Object, err error) {
 	return objects, err
 }
 
-// findSteadily is find at one moment.
+// findSteadily is find in one generation.
 func (s search) findSteadily(ctx context.Context, k ruleTable) (objects []nft.Object, err error) {
 	err = nft.UntilUnchanged(ctx, func() error {
 		before, err := k.Generation()
