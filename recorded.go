@@ -5,12 +5,17 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/ipamdir"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -177,7 +182,6 @@ func (op *operation) forget(gone attachments) error {
 	if op.Record == nil {
 		return op.Erase() // there may be a damaged one
 	}
-	op.ledgerSafe(gone)
 	op.enterGone(gone)
 	if op.Damaged || !op.Record.HasOthers(gone.names()) {
 		err := op.Erase()
@@ -205,4 +209,94 @@ func (all attachments) stay(why *LeftoverError) {
 			a.op.logger.Error("note a failure in the record", "container", a.op.ID, "error", err)
 		}
 	}
+}
+
+func (s *snapshot) ledger() *record.Ledger { return s.Records.Ledger(s.owner) }
+
+// notes returns the owner's ledger, for notes about the container.
+func (op *operation) notes() claims.Ledger {
+	return claims.Ledger{Ledger: op.ledger(), Log: op.logger, Container: op.ID}
+}
+
+func (a *attachment) key() record.Key {
+	return record.Key{ContainerID: record.PluginID(a.ContainerID), Network: a.network.config.Name, IfName: a.IfName}
+}
+
+// enter notes in the owner's ledger that attachments are about to be recorded.
+// The note must be on the disk before the record is deleted, see enterGone;
+// until then the record names the attachments.
+func (op *operation) enter(all attachments) {
+	now := op.ledger().Now()
+	var lines []record.Line
+	for _, a := range all {
+		if a.part.From > 0 {
+			continue // it was entered under the same ID when it was made ahead of time
+		}
+		a.claims.Restart(now)
+		lines = append(lines, record.Line{Key: a.key(), Dirs: footprint.IPAMDirs(a.network.config), Time: now})
+	}
+	op.notes().Note(lines...)
+}
+
+// syncLedger begins to sync the entries of attachments with addresses of
+// host-local's. Nobody waits for it, because DELs take longer.
+func (op *operation) syncLedger(all attachments) {
+	if op.removal.entered == nil && slices.ContainsFunc(all, func(a *attachment) bool { return len(footprint.IPAMDirs(a.network.config)) > 0 }) {
+		op.removal.entered = op.ledger().Sync()
+	}
+}
+
+// enterGone notes that attachments left nothing behind. It first waits until their
+// entries are on the disk: a power cut can restore a released reservation, but not the
+// record that named its holder.
+func (op *operation) enterGone(gone attachments) {
+	op.syncLedger(gone)
+	op.notes().Failed(op.removal.entered.Wait())
+	var keys []record.Key
+	for _, a := range gone {
+		keys = append(keys, a.key())
+	}
+	op.notes().NoteGone(keys)
+}
+
+// Fact returns the note under a key, or nil.
+func (a *attachment) Fact(key string) json.RawMessage { return a.facts.Get(key) }
+
+// Note notes a value under a key, for this and for later calls.
+func (a *attachment) Note(key string, value any) error {
+	data, err := json.Marshal(value)
+	if err == nil {
+		err = a.Append(record.Entry{Facts: map[string]json.RawMessage{key: data}})
+	}
+	if err != nil {
+		return fmt.Errorf("note %s: %w", key, err)
+	}
+	a.facts.Set(key, data)
+	return nil
+}
+
+// claimResult notes the addresses in a result, because an executable may have
+// delegated their reservation.
+func (a *attachment) claimResult(result json.RawMessage) {
+	claimed, _ := a.claims.All()
+	run := a.network.config.Plugins[a.part.From:] // those before noted their own when they ran
+	if len(claimed) > 0 || !slices.ContainsFunc(run, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
+		return
+	}
+	if addrs := footprint.Addresses(result); len(addrs) > 0 {
+		a.claims.Add(addrs...)
+		a.op.notes().Note(record.Line{Key: a.key(), Addresses: addrs})
+	}
+}
+
+// emptied decides whether an empty reservation belongs to this attachment.
+func (a *attachment) emptied(addresses []netip.Addr) func(ipamdir.Reservation) bool {
+	judged := claims.Attachment{
+		Ledger: a.op.notes(), Key: a.key(), Claims: &a.claims,
+		Addresses: addresses, Answered: a.state == record.Added,
+	}
+	if n := a.entry(); n != nil && n.Call <= 1 {
+		judged.Recorded = a.op.Record.Since
+	}
+	return judged.Judge()
 }

@@ -3,12 +3,14 @@ package cni
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
@@ -67,7 +69,7 @@ func (a *attachment) runner() *runner.Runner {
 // Processes that they start keep the container's lock, as plugins do.
 func (a *attachment) given() caller.Given {
 	g := caller.Given{
-		Record:  a,
+		Record:  hooks{a},
 		Filters: netfilter.Options{Sockets: a.op.sockets, Held: a.op.LockFile(), Siblings: a.Siblings},
 	}
 	if a.op.Host != nil {
@@ -77,8 +79,10 @@ func (a *attachment) given() caller.Given {
 }
 
 // hooks is an attachment while a [runner.Runner] runs its plugins. They keep a plugin
-// from other attachments' interfaces, rules and addresses, and note what it has made.
+// from other attachments' interfaces, rules and addresses, and note its own.
 type hooks struct{ *attachment }
+
+var _ caller.Record = hooks{}
 
 // Durable implements [runner.Attachment].
 func (a hooks) Durable() error {
@@ -121,6 +125,27 @@ func (a hooks) Fail(f runner.Failure) error {
 	e.Plugin, e.PluginKind = f.Plugin, PluginKind(f.Kind)
 	e.Code, e.Msg, e.Details, e.Stderr = f.Code, f.Msg, f.Details, f.Stderr
 	return e
+}
+
+// InUse implements [caller.Record].
+func (a hooks) InUse() ([]netip.Addr, error) {
+	others, err := a.op.others(a.IfName).InUse()
+	if err != nil || a.op.Record == nil {
+		return others, err
+	}
+	return append(others, footprint.AddressesOf(a.op.Record.Attachments, map[string]bool{a.IfName: true})...), nil
+}
+
+// Claim implements [caller.Record]. It is called with host-local's lock
+// held.
+func (a hooks) Claim(dir string, addr netip.Addr) {
+	a.claims.Add(addr)
+	a.op.notes().Note(record.Line{Key: a.key(), Dirs: []string{dir}, Addresses: []netip.Addr{addr}})
+}
+
+// MayRelease implements [caller.Record].
+func (a hooks) MayRelease(id, ifName string, addr netip.Addr) bool {
+	return a.op.garbage.MayRelease(a.network.config.Name, ipamdir.Reservation{ContainerID: id, IfName: ifName, Addr: addr})
 }
 
 // observer converts the calls that a Runner reports for the caller's function.
