@@ -207,3 +207,27 @@ func TestOthers(t *testing.T) {
 		}
 	}
 }
+
+// TestMadeInterface: the result decides, and without one the first plugin's type.
+func TestMadeInterface(t *testing.T) {
+	const bridge, portmap = `{"type": "bridge"}`, `{"type": "portmap"}`
+	for _, tt := range []struct {
+		name, plugins, ifName, result string
+		want                          bool
+	}{
+		{"in the result", bridge, "eth0", result, true},
+		{"another in the result", bridge, "eth1", result, false},
+		{"lo", `{"type": "loopback"}`, "lo", "", false},
+		{"no result", bridge, "eth0", "", true},
+		{"no interfaces in the result", bridge, "eth0", `{"cniVersion": "1.0.0"}`, true},
+		{"no interfaces, and none is made", portmap, "eth0", `{"cniVersion": "1.0.0"}`, false},
+		{"for a driver in user space", bridge, "eth0",
+			`{"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "sandbox": "/ns", "pciID": "0000:00:1f.6"}]}`, false},
+	} {
+		a := attachment(t, tt.plugins)
+		a.IfName, a.Result = tt.ifName, json.RawMessage(tt.result)
+		if got := a.MadeInterface(); got != tt.want {
+			t.Errorf("%s: %v", tt.name, got)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/record"
 )
 
 // TestHostPorts: the ports come in the caller's form and in the record's.
@@ -38,6 +39,44 @@ func TestHostPorts(t *testing.T) {
 	for _, bad := range []any{"x", json.RawMessage(`[{"hostPort": 0}]`), json.RawMessage(`[{"hostPort": 1, "containerPort": 1, "hostIP": "x"}]`), func() {}} {
 		if got, err := hostPorts(bad); err == nil {
 			t.Errorf("%T is read as %v", bad, got)
+		}
+	}
+}
+
+// TestLostWith: an executable deletes the rules of its kind that share a chain, or a
+// comment, with the attachment's.
+func TestLostWith(t *testing.T) {
+	const chain = `{"type": "bridge"}, {"type": "portmap"}, {"type": "firewall"}`
+	a, sibling, elsewhere := attachment(t, chain), attachment(t, chain), attachment(t, chain)
+	elsewhere.List.Name = "other"
+	a.Ran = []record.Plugin{
+		{Type: "bridge", Kind: record.KindExecutable}, {Type: "portmap", Kind: record.KindExecutable}, {Type: "firewall", Kind: record.KindExecutable},
+	}
+	for _, tt := range []struct {
+		deleted string
+		sibling *Attachment
+		wanted  Wanted
+		lost    bool
+	}{
+		{"portmap", sibling, Wanted{Type: "portmap", Backend: fwrules.IPTables}, true},
+		{"portmap", elsewhere, Wanted{Type: "portmap", Backend: fwrules.IPTables}, false},
+		{"portmap", elsewhere, Wanted{Type: "portmap", Backend: fwrules.NFTables}, true},
+		{"portmap", sibling, Wanted{Type: "portmap", Backend: fwrules.Native}, false},
+		{"portmap", sibling, Wanted{Type: "bridge", Backend: fwrules.IPTables}, false},
+		{"bridge", sibling, Wanted{Type: "ptp", Backend: fwrules.IPTables}, true},
+		{"bridge", sibling, Wanted{Type: "bridge", Backend: fwrules.NFTables}, false},
+	} {
+		if got := a.LostWith(tt.deleted)(tt.sibling, tt.wanted); got != tt.lost {
+			t.Errorf("DEL of %s, rules of %s in %s on network %s: lost is %v", tt.deleted, tt.wanted.Type, tt.wanted.Backend, tt.sibling.List.Name, got)
+		}
+	}
+	if a.LostWith("firewall") != nil {
+		t.Error("a DEL of firewall deletes rules of siblings")
+	}
+	for _, kind := range []string{record.KindBuiltIn, record.KindRegistered} {
+		a.Ran[1].Kind = kind
+		if a.LostWith("portmap") != nil {
+			t.Errorf("a DEL of portmap, %s, deletes rules of siblings", kind)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // line returns a line with its checksum.
@@ -149,4 +150,42 @@ func TestOwners(t *testing.T) {
 	r.Attachments[1].State = Deleted
 	want(t, "owners without any", owned(), []string{"a"})
 	want(t, "shared", r.Shared(), false)
+}
+
+// TestUnfinished: an attachment is unfinished with its whole Setup, or by a removal.
+func TestUnfinished(t *testing.T) {
+	r := &Record{Attachments: []Attachment{
+		{IfName: "eth0", Call: 1, State: Added}, {IfName: "eth1", Call: 2, State: Added}, {IfName: "eth2", Call: 2},
+		{IfName: "eth3", Call: 3, State: Deleting}, {IfName: "eth4", Call: 3, State: Added, Failures: 1}, {IfName: "eth5", Call: 4, State: Deleted},
+	}}
+	for i, want := range []bool{false, true, true, true, true, false} {
+		if n := &r.Attachments[i]; r.IsUnfinished(n) != want {
+			t.Errorf("%s: unfinished is %v", n.IfName, !want)
+		}
+	}
+	all := map[string]bool{"eth0": true, "eth1": true, "eth2": true, "eth3": true}
+	if !r.WasAttached() || !r.HasOthers(all) {
+		t.Error("eth0 was attached, and eth4 is another")
+	}
+	all["eth4"] = true
+	if r.HasOthers(all) {
+		t.Error("a deleted attachment counts")
+	}
+}
+
+// TestRetryIn: the delay doubles with each failure, up to an hour.
+func TestRetryIn(t *testing.T) {
+	now := time.Date(2024, 5, 1, 12, 0, 0, 0, time.UTC)
+	for _, tt := range []struct {
+		failures int
+		since    time.Duration
+		want     time.Duration
+	}{
+		{0, 0, 0}, {1, 0, time.Second}, {3, time.Second, 3 * time.Second}, {40, time.Minute, 59 * time.Minute}, {5, -time.Second, 0},
+	} {
+		a := &Attachment{Failures: tt.failures, LastTry: now.Add(-tt.since)}
+		if got := a.RetryIn(now); got != tt.want {
+			t.Errorf("%d failures, the last %v ago: %v, want %v", tt.failures, tt.since, got, tt.want)
+		}
+	}
 }
