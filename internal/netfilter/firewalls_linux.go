@@ -109,9 +109,7 @@ func (p Plan) Apply(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// HasCommon reports whether the system's iptables has all rules that r shares
-// with other containers. It starts no process if a link shows the variant, and
-// does not look at the rules of single containers.
+// HasCommon is [iptform.Form.HasCommon].
 func (fw *Firewalls) HasCommon(ctx context.Context, r fwrules.Rules) (bool, error) {
 	return fw.iptables.HasCommon(ctx, r)
 }
@@ -119,27 +117,19 @@ func (fw *Firewalls) HasCommon(ctx context.Context, r fwrules.Rules) (bool, erro
 // Common holds the chains and rules that MakeCommon created.
 type Common struct{ iptform.Common }
 
-// MakeCommon creates the missing rules that r shares with other containers, in
-// the system's iptables and in the reference plugins' form. It takes one
-// transaction for each family and table. It returns the rules that it created,
-// also with an error.
+// MakeCommon is [iptform.Form.MakeCommon].
 func (fw *Firewalls) MakeCommon(ctx context.Context, r fwrules.Rules) (Common, error) {
 	made, err := fw.iptables.MakeCommon(ctx, r)
 	return Common{made}, err
 }
 
-// RemoveCommon deletes the rules that MakeCommon created, unless they are in
-// use: all of a table, or none. The caller makes sure that nobody is about to
-// use them. An error says which rules remain, and that another container may
-// use them.
+// RemoveCommon is [iptform.Form.RemoveCommon].
 func (fw *Firewalls) RemoveCommon(ctx context.Context, c Common) error {
 	return fw.iptables.RemoveCommon(ctx, c.Common)
 }
 
-// RemoveDuplicates deletes duplicates of the rules that r shares with other
-// containers; plugins that run at the same time make them. One of several
-// identical rules stays. It returns the number of rules that it deleted.
-func (fw *Firewalls) RemoveDuplicates(ctx context.Context, r fwrules.Rules) (removed int, err error) {
+// RemoveDuplicates is [iptform.Form.RemoveDuplicates].
+func (fw *Firewalls) RemoveDuplicates(ctx context.Context, r fwrules.Rules) (int, error) {
 	return fw.iptables.RemoveDuplicates(ctx, r)
 }
 
