@@ -63,9 +63,8 @@ func (h *swappable) wantSwapped(what string, swap func(), opts ...cni.Opt) error
 	expect.NoError(h.T, err)
 	swap()
 	err = r.Remove(h.T.Context(), "c1", path)
-	if left, gone := h.Left(before); len(left)+len(gone) > 0 {
-		h.T.Errorf("%s: left behind:\n%s\ngone:\n%s", what, strings.Join(left, "\n"), strings.Join(gone, "\n"))
-	}
+	left, gone := h.Left(before)
+	expect.Unchanged(h.T, what, left, gone)
 	expect.Same(h.T, what+": on record", testhost.Recorded(h.T, r), []string{"c2/eth0 attached"})
 	return err
 }

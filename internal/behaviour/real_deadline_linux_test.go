@@ -8,7 +8,6 @@ import (
 	"net"
 	"regexp"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
@@ -86,9 +86,7 @@ func (h *realHost) wantCleanButForKilled(before audit.Lines) {
 			h.T.Logf("left by a killed plugin: %s", l)
 		}
 	}
-	if left = left.Without(killedLeaves); len(left)+len(gone) > 0 {
-		h.T.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
-	}
+	expect.Unchanged(h.T, "host", left.Without(killedLeaves), gone)
 }
 
 // revive gives a bridge a hardware address if it has none, see

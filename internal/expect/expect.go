@@ -4,6 +4,7 @@ package expect
 import (
 	"errors"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 )
@@ -37,6 +38,14 @@ func Same[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%s:\n got %v\nwant %v", what, got, want)
+	}
+}
+
+// Unchanged checks that a state has gained and lost no lines.
+func Unchanged(t testing.TB, what string, gained, lost []string) {
+	t.Helper()
+	if len(gained)+len(lost) > 0 {
+		t.Errorf("%s: there is now:\n%s\nand no longer:\n%s", what, strings.Join(gained, "\n"), strings.Join(lost, "\n"))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/vishvananda/netlink"
 )
 
@@ -107,9 +108,7 @@ func checkFails(typ, err string) func(*configuration) {
 // otherGateway makes the bridge with its own addresses.
 func otherGateway(addresses ...string) func() error {
 	return func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = "cni0"
-		br := &netlink.Bridge{LinkAttrs: attrs}
+		br := &netlink.Bridge{LinkAttrs: nettest.Attrs("cni0")}
 		err := errors.Join(netlink.LinkAdd(br), netlink.LinkSetUp(br))
 		for _, address := range addresses {
 			addr, parseErr := netlink.ParseAddr(address)

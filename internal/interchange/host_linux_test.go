@@ -91,9 +91,7 @@ func (c *container) do(h *host, fn func() error) {
 // cable makes a pair of which both ends belong to the host, for macvlan and
 // host-device.
 func cable(name, peer string) error {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = name
-	return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: peer})
+	return netlink.LinkAdd(&netlink.Veth{LinkAttrs: nettest.Attrs(name), PeerName: peer})
 }
 
 func linkUp(names ...string) error {

@@ -3,11 +3,10 @@ package interchange
 import (
 	"context"
 	"os"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
 )
 
@@ -27,12 +26,8 @@ func wantOutsideAsBefore(t *testing.T) {
 	}
 	before := look()
 	t.Cleanup(func() {
-		after := look()
-		if !slices.Equal(after, before) {
-			added, removed := audit.Diff(before, after)
-			t.Errorf("outside of all hosts there is now:\n%s\nand no longer:\n%s",
-				strings.Join(added, "\n"), strings.Join(removed, "\n"))
-		}
+		added, removed := audit.Diff(before, look())
+		expect.Unchanged(t, "outside of all hosts", added, removed)
 		wantThreadsHome(t)
 	})
 }

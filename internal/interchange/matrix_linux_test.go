@@ -4,11 +4,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // direction names the side that runs ADD, and the side that then runs CHECK and
@@ -92,17 +92,14 @@ func liveOnce(t *testing.T, n *network, d direction) {
 		t.Error("the audit sees no change after ADD")
 	}
 	left, gone := audit.Diff(before, a.audit())
-	if left = left.Without(shared); len(left)+len(gone) > 0 {
-		t.Errorf("DEL left:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
-	}
+	expect.Unchanged(t, "DEL", left.Without(shared), gone)
 	n.wantNoError(t, d.deleter, "DEL again", a.del(d.deleter))
 }
 
 func wantEqual(t *testing.T, what string, before, after audit.Lines) {
 	t.Helper()
-	if added, removed := audit.Diff(before, after); len(added)+len(removed) > 0 {
-		t.Errorf("%s:\n%s\ngone:\n%s", what, strings.Join(added, "\n"), strings.Join(removed, "\n"))
-	}
+	added, removed := audit.Diff(before, after)
+	expect.Unchanged(t, what, added, removed)
 }
 
 // newHost makes a host for the network.

@@ -28,6 +28,19 @@ func SetUp(t testing.TB, ns *netns.Handle, names ...string) {
 	})
 }
 
+// Attrs returns the attributes of a new interface.
+func Attrs(name string) netlink.LinkAttrs {
+	a := netlink.NewLinkAttrs()
+	a.Name = name
+	return a
+}
+
+// AddBridge makes a bridge, which is down.
+func AddBridge(t testing.TB, ns *netns.Handle, name string) {
+	t.Helper()
+	Inside(t, ns, func(nl *netlink.Handle) error { return nl.LinkAdd(&netlink.Bridge{LinkAttrs: Attrs(name)}) })
+}
+
 // Change runs f for an interface.
 func Change(t testing.TB, ns *netns.Handle, name string, f func(*netlink.Handle, netlink.Link) error) {
 	t.Helper()

@@ -152,7 +152,5 @@ func (h *Host) WantClean(before audit.Lines) {
 	added = added.Without(audit.Shared).Without(func(line string) bool {
 		return strings.Contains(line, h.Path("state", "embedcni")) // locks and marks belong to the host
 	})
-	if len(added)+len(removed) > 0 {
-		h.T.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(added, "\n"), strings.Join(removed, "\n"))
-	}
+	expect.Unchanged(h.T, "host", added, removed)
 }

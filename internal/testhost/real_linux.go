@@ -94,9 +94,8 @@ func (h *RealHost) Left(before audit.Lines) (left, gone audit.Lines) {
 
 func (h *RealHost) WantClean(before audit.Lines) {
 	h.T.Helper()
-	if left, gone := h.Left(before); len(left)+len(gone) > 0 {
-		h.T.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
-	}
+	left, gone := h.Left(before)
+	expect.Unchanged(h.T, "host", left, gone)
 }
 
 // WantProcessAsBefore compares processes, descriptors and mounts after the test
@@ -130,11 +129,7 @@ func WantProcessAsBefore(t *testing.T) {
 // VethPair makes a pair on the host with both ends down.
 func (h *RealHost) VethPair(name, peer string) {
 	h.T.Helper()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = name
-	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: peer}); err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, netlink.LinkAdd(&netlink.Veth{LinkAttrs: nettest.Attrs(name), PeerName: peer}))
 }
 
 func (h *RealHost) LinkUp(names ...string) {

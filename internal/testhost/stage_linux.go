@@ -13,10 +13,10 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/netns"
 )
@@ -227,9 +227,7 @@ func Begin(f func() error) <-chan error {
 func (s *Stage) AddLink(container, name string) {
 	s.T.Helper()
 	s.InContainer(container, func(nl *netlink.Handle) error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = name
-		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
+		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: nettest.Attrs(name)})
 	})
 }
 
@@ -249,10 +247,7 @@ func (s *Stage) InContainer(container string, f func(*netlink.Handle) error) {
 	ns, err := netns.Open(s.Path("netns", container))
 	expect.NoError(s.T, err)
 	defer ns.Close()
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
-	expect.NoError(s.T, err)
-	defer nl.Close()
-	expect.NoError(s.T, f(nl))
+	nettest.Inside(s.T, ns, f)
 }
 
 // RemoveNetNS removes a container's namespace, so that another can use its

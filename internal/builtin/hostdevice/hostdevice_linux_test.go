@@ -52,8 +52,8 @@ func newHost(t testing.TB) plugintest.Host {
 		t.Fatal(err)
 	}
 	nettest.Inside(t, h.Host, func(nl *netlink.Handle) error {
-		a := netlink.NewLinkAttrs()
-		a.Name, a.HardwareAddr = "dev0", hw
+		a := nettest.Attrs("dev0")
+		a.HardwareAddr = hw
 		return nl.LinkAdd(&netlink.Veth{LinkAttrs: a, PeerName: "peer", PeerHardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 0x56}})
 	})
 	nettest.SetUp(t, h.Host, "dev0")
@@ -117,14 +117,6 @@ func TestCheckDetects(t *testing.T) {
 
 // TestAddFails: an ADD that fails leaves the interface on the host as it was.
 func TestAddFails(t *testing.T) {
-	addBridge := func(t *testing.T, ns *netns.Handle, name string) {
-		nettest.Inside(t, ns, func(nl *netlink.Handle) error {
-			a := netlink.NewLinkAttrs()
-			a.Name = name
-			a.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 0, 0x77}
-			return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
-		})
-	}
 	for name, tt := range map[string]struct {
 		config  string
 		code    uint
@@ -134,12 +126,12 @@ func TestAddFails(t *testing.T) {
 		"no such MAC":   {`"hwaddr": "02:00:00:00:00:99", ` + dual, 999, nil},
 		"not named":     {dual, 7, nil},
 		"lo":            {`"device": "lo", ` + dual, 999, nil},
-		"name taken":    {`"device": "dev0", ` + dual, 999, func(t *testing.T, h plugintest.Host) { addBridge(t, h.Container, "net1") }},
+		"name taken":    {`"device": "dev0", ` + dual, 999, func(t *testing.T, h plugintest.Host) { nettest.AddBridge(t, h.Container, "net1") }},
 		"IPAM fails":    {`"device": "dev0", "ipam": {"type": "host-local", "dataDir": "DIR"}`, 7, nil},
 		"no IPAM":       {`"device": "dev0", "ipam": {"type": "none"}`, 999, nil},
 		"bad route":     {`"device": "dev0", "ipam": {"type": "host-local", "dataDir": "DIR", "subnet": "10.1.0.0/24", "routes": [{"dst": "10.8.0.0/16", "gw": "10.77.0.1"}]}`, 999, nil},
 		"was down":      {`"device": "dev0", "ipam": {"type": "none"}`, 999, func(t *testing.T, h plugintest.Host) { down(t, h.Host, "dev0") }},
-		"same name too": {`"device": "dev0", "ipam": {"type": "none"}`, 999, func(t *testing.T, h plugintest.Host) { addBridge(t, h.Container, "dev0") }},
+		"same name too": {`"device": "dev0", "ipam": {"type": "none"}`, 999, func(t *testing.T, h plugintest.Host) { nettest.AddBridge(t, h.Container, "dev0") }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, dir := newHost(t), t.TempDir()
@@ -209,11 +201,7 @@ func TestNamesAreTakenElsewhere(t *testing.T) {
 		ns   *netns.Handle
 		name string
 	}{{h.Container, "dev0"}, {h.Host, "net1"}} {
-		nettest.Inside(t, b.ns, func(nl *netlink.Handle) error {
-			a := netlink.NewLinkAttrs()
-			a.Name = b.name
-			return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
-		})
+		nettest.AddBridge(t, b.ns, b.name)
 	}
 	side, c := ours(h), callFor(h, dir, device)
 	c.Prev = side.Must(t, "ADD", c)

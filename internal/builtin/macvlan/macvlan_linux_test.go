@@ -77,9 +77,7 @@ func TestCheckDetects(t *testing.T) {
 	for name, damage := range map[string]func(*testing.T, plugintest.Host, string){
 		"interface gone": own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) }),
 		"another type": own(func(nl *netlink.Handle, l netlink.Link) error {
-			a := netlink.NewLinkAttrs()
-			a.Name = "net1"
-			return errors.Join(nl.LinkDel(l), nl.LinkAdd(&netlink.Bridge{LinkAttrs: a}))
+			return errors.Join(nl.LinkDel(l), nl.LinkAdd(&netlink.Bridge{LinkAttrs: nettest.Attrs("net1")}))
 		}),
 		"another mode": own(func(nl *netlink.Handle, l netlink.Link) error {
 			return nl.LinkSetMacvlanMode(l, netlink.MACVLAN_MODE_BRIDGE)
@@ -221,11 +219,7 @@ func TestWithoutACarrier(t *testing.T) {
 // to the container.
 func TestTheNameIsTakenOnTheHost(t *testing.T) {
 	h, dir := newHost(t), t.TempDir()
-	nettest.Inside(t, h.Host, func(nl *netlink.Handle) error {
-		a := netlink.NewLinkAttrs()
-		a.Name = "net1"
-		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
-	})
+	nettest.AddBridge(t, h.Host, "net1")
 	side, c := ours(h), callFor(h, dir, all)
 	c.Prev = side.Must(t, "ADD", c)
 	side.Must(t, "CHECK", c)

@@ -25,11 +25,7 @@ func NewLAN(t testing.TB) *LAN {
 	t.Helper()
 	l := &LAN{}
 	l.Machine, _ = NetNS(t)
-	nettest.Inside(t, l.Machine, func(nl *netlink.Handle) error {
-		a := netlink.NewLinkAttrs()
-		a.Name = "switch"
-		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
-	})
+	nettest.AddBridge(t, l.Machine, "switch")
 	nettest.SetUp(t, l.Machine, "switch")
 	nettest.AddAddress(t, l.Machine, "switch", "10.1.0.99/24")
 	nettest.AddAddress(t, l.Machine, "switch", "fd00::99/64")
@@ -75,11 +71,7 @@ func (l *LAN) Bridge(t testing.TB, host *netns.Handle, name string) {
 		})
 		nettest.SetUp(t, ns, name)
 	}
-	nettest.Inside(t, host, func(nl *netlink.Handle) error {
-		a := netlink.NewLinkAttrs()
-		a.Name = name
-		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
-	})
+	nettest.AddBridge(t, host, name)
 	nettest.SetUp(t, host, name)
 	tunnel(host, name+"-up", name, machine)
 	tunnel(l.Machine, fmt.Sprint("tunnel", l.cables), "switch", own)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
@@ -204,9 +205,8 @@ func Audit(t testing.TB, ns *netns.Handle, dirs ...string) audit.Lines {
 // NoLeak compares two audits.
 func NoLeak(t testing.TB, before, after audit.Lines) {
 	t.Helper()
-	if added, removed := audit.Diff(before, after); added != nil || removed != nil {
-		t.Errorf("left over:\n%s\nmissing:\n%s", strings.Join(added, "\n"), strings.Join(removed, "\n"))
-	}
+	added, removed := audit.Diff(before, after)
+	expect.Unchanged(t, "state", added, removed)
 }
 
 // Code returns the code of a plugin's error.

@@ -148,9 +148,7 @@ func (h *host) inside(id string) string {
 func (h *host) wantClean(before audit.Lines) {
 	h.t.Helper()
 	left, gone := audit.Diff(before, h.snapshot())
-	if left = left.Without(audit.Shared); len(left)+len(gone) > 0 {
-		h.t.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
-	}
+	expect.Unchanged(h.t, "host", left.Without(audit.Shared), gone)
 }
 
 // Addresses for configurations.
