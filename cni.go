@@ -174,19 +174,18 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	if previous != nil {
 		shared, s.sockets = previous.Store, previous.sockets
 	}
-	s.Store = container.Open(filepath.Join(s.own, "locks"), recordDir, shared)
-	s.Logger, s.HostNetNS = s.logger, s.hostNetNS
+	s.Store = container.Open(filepath.Join(s.own, "locks"), recordDir, s.hostNetNS, s.logger, shared)
 	var first *firstadd.Tracker
 	var ahead *runner.Ahead
 	if previous != nil && previous.Records == s.Records {
 		s.abandoned, first, ahead = previous.abandoned, previous.runner.First, previous.runner.Ahead
 	} else {
 		s.abandoned = &abandoned.Search{}
-		first, ahead = firstadd.New(filepath.Join(s.own, "networks"), s.Locks), &runner.Ahead{}
+		first, ahead = firstadd.New(filepath.Join(s.own, "networks"), s.Locks.Space), &runner.Ahead{}
 	}
 	s.runner = &runner.Runtime{
 		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,
-		Bus: s.bus, Locks: s.Locks, First: first, Ahead: ahead,
+		Bus: s.bus, Locks: s.Locks.Space, First: first, Ahead: ahead,
 	}
 	s.runner.Dirs, s.runner.AllowInsecure = s.pluginDirs, s.allowInsecure
 	for _, n := range s.networks {

@@ -242,7 +242,7 @@ func (s *snapshot) garbage(o GCOptions, report *Report) (*claims.Garbage, error)
 		if valid.Has(key) || slices.Contains(o.Keep, string(key.ContainerID)) {
 			return true
 		}
-		if len(lost) == 0 || !s.HasPooled(key.ContainerID) {
+		if len(lost) == 0 || !s.Pools.Has(key.ContainerID) {
 			return false
 		}
 		report.Left = append(report.Left, fmt.Sprintf("%s %s on network %q: a pool made it, and it may be a container in Keep that is on no record: %s; "+

@@ -108,14 +108,14 @@ func (s *snapshot) lockBarrier(ctx context.Context) (*lock.Held, error) {
 	if err := s.refuseInside(ctx); err != nil {
 		return nil, err
 	}
-	return s.LockBarrier(ctx)
+	return s.Locks.LockBarrier(ctx)
 }
 
 // end releases everything that the operation holds.
 func (op *operation) end() {
 	op.endRemoval()
 	op.Unlock()
-	op.runner.Ahead.TakeBack(op.Host.Handle, op.Locks, lock.Key{Name: container.Barrier}, op.logger)
+	op.runner.Ahead.TakeBack(op.Host.Handle, op.Locks.Space, lock.Key{Name: container.Barrier}, op.logger)
 	op.Close()
 }
 

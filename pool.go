@@ -66,13 +66,13 @@ func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
 		return nil, fmt.Errorf("pool of %d containers: %w", o.Size, ErrInvalidArgument)
 	}
 	s := r.current.Load()
-	dir, err := s.PoolDir()
+	dir, err := s.Pools.Dir()
 	if err != nil {
 		return nil, fmt.Errorf("pool: %w", err)
 	}
 	p := &Pool{
 		runtime: r,
-		locks:   s.Locks,
+		locks:   s.Locks.Space,
 		dir:     dir,
 		ready:   make(chan *prepared, o.Size),
 		room:    make(chan struct{}, o.Size),

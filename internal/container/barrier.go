@@ -3,12 +3,26 @@ package container
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 )
+
+// Locks lets one call at a time work on a container, and GC while there is no ADD or
+// DEL. It kills plugins of dead runtimes that would hold up the others.
+type Locks struct {
+	*lock.Space
+	records *record.Store
+	process *Process
+	logger  *slog.Logger
+}
+
+// Barrier is the key that ADDs and DELs share and GC takes exclusively, because
+// the specification forbids GC beside them. It is taken before the keys of
+// containers, of which GC takes one for each container that it removes.
+const Barrier = lock.First
 
 // While GC waits for the barrier, no other call gets past it. GC has to wait
 // there, because calls that overlap would otherwise keep it out for ever. It
@@ -27,28 +41,28 @@ const (
 
 // LockBarrier waits until no ADD or DEL is in progress. It kills plugins of dead
 // runtimes.
-func (s *Store) LockBarrier(ctx context.Context) (held *lock.Held, err error) {
+func (l *Locks) LockBarrier(ctx context.Context) (held *lock.Held, err error) {
 	err = whileWaiting(ctx, func(ctx context.Context) (err error) {
-		held, err = s.queueForBarrier(ctx)
+		held, err = l.queueForBarrier(ctx)
 		return err
 	}, func(int) error {
-		if err := s.endOrphansAtBarrier(); err != nil {
-			s.Logger.Warn("look for plugins that a dead runtime has left running", "error", err)
+		if err := l.endOrphansAtBarrier(); err != nil {
+			l.logger.Warn("look for plugins that a dead runtime has left running", "error", err)
 		}
 		return nil
 	})
 	return held, err
 }
 
-func (s *Store) queueForBarrier(ctx context.Context) (*lock.Held, error) {
+func (l *Locks) queueForBarrier(ctx context.Context) (*lock.Held, error) {
 	for stand := shortestStand; ; stand = min(2*stand, longestStand) {
 		standing, cancel := context.WithTimeout(ctx, stand)
-		held, err := s.Locks.LockAll(standing, []lock.Key{{Name: Barrier}})
+		held, err := l.LockAll(standing, []lock.Key{{Name: Barrier}})
 		cancel()
 		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
 			return held, err
 		}
-		if held, err = s.stepAside(ctx, asideFor*stand); held != nil || err != nil {
+		if held, err = l.stepAside(ctx, asideFor*stand); held != nil || err != nil {
 			return held, err
 		}
 	}
@@ -56,13 +70,13 @@ func (s *Store) queueForBarrier(ctx context.Context) (*lock.Held, error) {
 
 // stepAside lets others pass for a time. It takes the barrier if it becomes free
 // meanwhile, and otherwise returns nil.
-func (s *Store) stepAside(ctx context.Context, long time.Duration) (*lock.Held, error) {
+func (l *Locks) stepAside(ctx context.Context, long time.Duration) (*lock.Held, error) {
 	over := time.NewTimer(long)
 	defer over.Stop()
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
 	for {
-		if held, err := s.Locks.TryLockAll([]lock.Key{{Name: Barrier}}); held != nil || err != nil {
+		if held, err := l.TryLockAll([]lock.Key{{Name: Barrier}}); held != nil || err != nil {
 			return held, err
 		}
 		select {
@@ -73,41 +87,4 @@ func (s *Store) stepAside(ctx context.Context, long time.Duration) (*lock.Held, 
 		case <-again.C:
 		}
 	}
-}
-
-// endOrphansAtBarrier kills the plugins that a dead runtime has left running and
-// that have the barrier. They have the lock of their container too, on the same
-// description.
-func (s *Store) endOrphansAtBarrier() error {
-	holders, err := orphan.Holders(s.Locks.Path(), lock.Byte(Barrier))
-	if err != nil {
-		return err
-	}
-	defer orphan.Close(holders)
-	found, err := s.Records.List()
-	if err != nil {
-		return err
-	}
-	records := map[int64]*record.Record{}
-	for _, f := range found {
-		records[lock.Byte(key(f.Record.ContainerID))] = f.Record
-	}
-	done := map[int64]bool{}
-	var errs []error
-	for _, h := range holders {
-		for _, offset := range h.Keys() {
-			if done[offset] {
-				continue
-			}
-			done[offset] = true
-			rec, id := records[offset], record.ID("")
-			if rec != nil {
-				id = rec.ContainerID
-			}
-			if _, err := s.endOrphans(id, offset, rec); !errors.Is(err, ErrBusy) {
-				errs = append(errs, err)
-			}
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -4,13 +4,11 @@ package container
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
+	"path/filepath"
 
-	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -23,57 +21,37 @@ var (
 	ErrHostNetNS = errors.New("host network namespace out of reach")
 )
 
-// Store holds the containers of a state directory: their records, locks and
-// pins. It also holds the identity of this process for records.
+// Store holds the containers of a state directory: their records, locks, pins, and
+// the namespaces that pools make.
 type Store struct {
-	Records *record.Store
-	Locks   *lock.Space
-	Pins    *Pins
-	Hosts   *hostns.Finder
-	Logger  *slog.Logger
-
+	*Process
+	Records   *record.Store
+	Locks     *Locks
+	Pins      *Pins
+	Pools     Pools
+	Hosts     *hostns.Finder
 	HostNetNS string // the configured namespace to run plugins in; empty: the caller's
-	Boot      string // of the machine; empty if it could not be read yet
-	Self      string // identity of this process; empty if it could not be read yet
-	PIDNS     uint64 // the PID namespace of the numbers in Self; 0 if unknown
+	Logger    *slog.Logger
 }
 
 // Open returns the containers that have their records in a directory, and exclude each
 // other by a lock file. It shares with previous, if that is not nil, the found host
 // namespaces, and records, locks and pins unless they are elsewhere.
-func Open(lockFile, recordDir string, previous *Store) *Store {
-	s := &Store{Hosts: hostns.NewFinder(), PIDNS: orphan.PIDNS()}
-	s.Self, _ = orphan.Self() // those who need them return the error
-	s.Boot, _ = boot.ID()
+func Open(lockFile, recordDir, hostNetNS string, logger *slog.Logger, previous *Store) *Store {
+	s := &Store{Hosts: hostns.NewFinder(), HostNetNS: hostNetNS, Logger: logger}
 	if previous != nil {
 		s.Hosts = previous.Hosts
 	}
+	var space *lock.Space
 	if previous != nil && previous.Locks.Path() == lockFile && previous.Records.Dir() == recordDir {
-		s.Records, s.Locks, s.Pins = previous.Records, previous.Locks, previous.Pins
+		s.Records, s.Pins, space = previous.Records, previous.Pins, previous.Locks.Space
 	} else {
-		s.Records, s.Locks, s.Pins = record.Open(recordDir), lock.Open(lockFile), NewPins(recordDir)
+		s.Records, s.Pins, space = record.Open(recordDir), NewPins(recordDir), lock.Open(lockFile)
 	}
+	s.Process = newProcess(space, logger)
+	s.Locks = &Locks{Space: space, records: s.Records, process: s.Process, logger: logger}
+	s.Pools = Pools{filepath.Join(recordDir, "pool"), s.Process}
 	return s
-}
-
-// BootID returns the boot ID of the machine.
-func (s *Store) BootID() (string, error) {
-	if s.Boot != "" {
-		return s.Boot, nil
-	}
-	return boot.ID()
-}
-
-// Identity returns the identity of this process, for the record.
-func (s *Store) Identity() (string, error) {
-	if s.Self != "" {
-		return s.Self, nil
-	}
-	self, err := orphan.Self()
-	if err != nil {
-		return "", fmt.Errorf("identity of this process: %w", err)
-	}
-	return self, nil
 }
 
 // Place is where a container is attached.
@@ -110,16 +88,16 @@ type Container struct {
 	Origin
 	Record *record.Record // nil: there is none, or not yet
 
+	guard
 	in      *Store
 	callers *hostns.NetNS // the caller's host namespace while Host is the recorded one
-	held    *lock.Held
 	pending *record.Pending // Record, on its way to the disk
 }
 
 // New returns a container that is not locked and whose record is not read. It takes
 // over host.
 func (s *Store) New(id record.ID, host *hostns.NetNS) *Container {
-	return &Container{in: s, ID: id, Place: Place{Host: host}}
+	return &Container{in: s, guard: guard{locks: s.Locks, id: id}, ID: id, Place: Place{Host: host}}
 }
 
 // Unlock closes the container's namespace, waits until the record is on the disk, and
@@ -129,13 +107,7 @@ func (c *Container) Unlock() {
 	if c.MadeAs == "" {
 		_ = c.pending.Wait() // those who relied on it have waited, and returned the error
 	}
-	if c.held == nil {
-		return
-	}
-	if err := c.held.Release(); err != nil {
-		c.in.Logger.Error("release lock", "container", c.ID, "error", err)
-	}
-	c.held = nil
+	c.unlock()
 }
 
 // Close releases all that the container holds.

@@ -2,6 +2,7 @@ package container
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -11,33 +12,63 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// pools returns the directory of the namespaces that pools make. Each process has a
-// directory in it.
-func (s *Store) pools() string { return filepath.Join(s.Records.Dir(), "pool") }
+// Pools are the namespaces that pools make, in a directory for each process.
+type Pools struct {
+	dir     string
+	process *Process
+}
 
-// PoolDir returns the directory in which the pools of this process make namespaces.
-func (s *Store) PoolDir() (string, error) {
-	life, identity := s.Life(), ""
+// Dir returns the directory in which the pools of this process make namespaces.
+func (p Pools) Dir() (string, error) {
+	life, identity := p.process.Life(), ""
 	if life == "" {
 		var err error
-		if identity, err = s.Identity(); err != nil {
+		if identity, err = p.process.Identity(); err != nil {
 			return "", err
 		}
 	}
-	return filepath.Join(s.pools(), poolName(life, identity)), nil
+	return filepath.Join(p.dir, poolName(life, identity)), nil
 }
 
-// HasPooled reports whether the namespace exists that a pool made for a container, or
+// Has reports whether the namespace exists that a pool made for a container, or
 // may.
-func (s *Store) HasPooled(id record.PluginID) bool {
-	owners, err := os.ReadDir(s.pools())
+func (p Pools) Has(id record.PluginID) bool {
+	owners, err := os.ReadDir(p.dir)
 	if err != nil {
 		return !errors.Is(err, fs.ErrNotExist)
 	}
 	return slices.ContainsFunc(owners, func(owner os.DirEntry) bool {
-		_, err := os.Lstat(filepath.Join(s.pools(), owner.Name(), string(id)))
+		_, err := os.Lstat(filepath.Join(p.dir, owner.Name(), string(id)))
 		return err == nil
 	})
+}
+
+// ofDead returns the paths at which pools of dead processes have made namespaces, by
+// directory.
+func (p Pools) ofDead() (map[string][]string, error) {
+	owners, err := os.ReadDir(p.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("pools: %w", err)
+	}
+	made := make(map[string][]string)
+	for _, owner := range owners {
+		if alive, err := p.process.RuntimeAlive(processOf(owner.Name())); alive || err != nil {
+			continue // or it belongs to no pool
+		}
+		dir := filepath.Join(p.dir, owner.Name())
+		entries, err := os.ReadDir(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // another process has removed it
+		}
+		if err != nil {
+			return nil, fmt.Errorf("pools: %w", err)
+		}
+		made[dir] = nil
+		for _, e := range entries {
+			made[dir] = append(made[dir], filepath.Join(dir, e.Name()))
+		}
+	}
+	return made, nil
 }
 
 // livesBy is the prefix of a directory name that contains the locked byte by

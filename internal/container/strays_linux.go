@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	"github.com/embedcni/cni/internal/nsfind"
@@ -25,7 +24,7 @@ func (s *Store) strayNamespaces() (paths, dirs []string, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	made, err := s.namespacesOfDeadPools()
+	made, err := s.Pools.ofDead()
 	if err != nil || len(pins)+len(made) == 0 {
 		return nil, nil, err // read records and processes only if there is a reason
 	}
@@ -56,34 +55,6 @@ func (s *Store) strayNamespaces() (paths, dirs []string, err error) {
 		paths = append(paths, path)
 	}
 	return paths, dirs, nil
-}
-
-// namespacesOfDeadPools returns the paths at which pools of dead processes have made
-// namespaces, by directory.
-func (s *Store) namespacesOfDeadPools() (map[string][]string, error) {
-	owners, err := os.ReadDir(s.pools())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("pools: %w", err)
-	}
-	made := make(map[string][]string)
-	for _, owner := range owners {
-		if alive, err := s.RuntimeAlive(processOf(owner.Name())); alive || err != nil {
-			continue // or it belongs to no pool
-		}
-		dir := filepath.Join(s.pools(), owner.Name())
-		entries, err := os.ReadDir(dir)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // another process has removed it
-		}
-		if err != nil {
-			return nil, fmt.Errorf("pools: %w", err)
-		}
-		made[dir] = nil
-		for _, e := range entries {
-			made[dir] = append(made[dir], filepath.Join(dir, e.Name()))
-		}
-	}
-	return made, nil
 }
 
 // knownNetNS are the namespaces of all records, of every owner.

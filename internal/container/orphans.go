@@ -1,0 +1,126 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/orphan"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// endOrphans kills the processes that keep a container locked although the
+// runtime that locked it is dead, and returns their numbers. It returns ErrBusy
+// if the lock has a holder that is not known to be such a process.
+//
+// The mark of a live runtime identifies it (see package lock). A runtime of an
+// earlier version is identified by the record, or else because it has the lock
+// by a descriptor that it opened itself. rec is nil if nothing is on record: a
+// DEL of an attachment of go-cni writes no record.
+func (l *Locks) endOrphans(id record.ID, offset int64, rec *record.Record) (ended []int, err error) {
+	state, err := l.State(offset)
+	if err != nil || state == lock.Free {
+		return nil, err
+	}
+	alive := state == lock.Kept
+	if !alive && rec != nil && (rec.Runtime != "" || rec.Life != "") {
+		if alive, err = l.process.RuntimeAlive(rec); err != nil {
+			return nil, err
+		}
+	}
+	if alive {
+		return nil, fmt.Errorf("%w in %s", ErrBusy, l.holder(offset))
+	}
+	holders, err := orphan.Holders(l.Path(), offset)
+	if err != nil {
+		return nil, err
+	}
+	defer orphan.Close(holders)
+	if len(holders) == 0 {
+		return nil, fmt.Errorf("%w in a process that cannot be seen from here", ErrBusy)
+	}
+	for _, h := range holders {
+		if h.Opened {
+			return nil, fmt.Errorf("%w in %s", ErrBusy, orphan.Describe(h.PID))
+		}
+	}
+	// They may have ended during the search, and another call begun.
+	if state, err = l.State(offset); err != nil || state != lock.Inherited {
+		return nil, err
+	}
+	return l.end(id, holders)
+}
+
+func (l *Locks) end(id record.ID, holders []*orphan.Holder) (ended []int, err error) {
+	var errs []error
+	for _, h := range holders {
+		killed, err := h.Kill()
+		errs = append(errs, err)
+		if killed {
+			ended = append(ended, h.PID)
+		}
+	}
+	err = errors.Join(errs...)
+	if len(ended) > 0 || err != nil {
+		l.logger.Warn("killed plugins of a dead runtime", "container", id, "processes", ended, "error", err)
+	}
+	return ended, err
+}
+
+// holder describes the process that has the byte locked by a descriptor of its
+// own.
+func (l *Locks) holder(offset int64) string {
+	holders, err := orphan.Holders(l.Path(), offset)
+	if err != nil {
+		return "a process that could not be looked for: " + err.Error()
+	}
+	defer orphan.Close(holders)
+	var all []string
+	for _, h := range holders {
+		if h.Opened {
+			all = append(all, orphan.Describe(h.PID))
+		}
+	}
+	if len(all) == 0 {
+		return "a process that cannot be seen from here"
+	}
+	return strings.Join(all, ", ")
+}
+
+// endOrphansAtBarrier kills the plugins that a dead runtime has left running and
+// that have the barrier. They have the lock of their container too, on the same
+// description.
+func (l *Locks) endOrphansAtBarrier() error {
+	holders, err := orphan.Holders(l.Path(), lock.Byte(Barrier))
+	if err != nil {
+		return err
+	}
+	defer orphan.Close(holders)
+	found, err := l.records.List()
+	if err != nil {
+		return err
+	}
+	records := map[int64]*record.Record{}
+	for _, f := range found {
+		records[lock.Byte(key(f.Record.ContainerID))] = f.Record
+	}
+	done := map[int64]bool{}
+	var errs []error
+	for _, h := range holders {
+		for _, offset := range h.Keys() {
+			if done[offset] {
+				continue
+			}
+			done[offset] = true
+			rec, id := records[offset], record.ID("")
+			if rec != nil {
+				id = rec.ContainerID
+			}
+			if _, err := l.endOrphans(id, offset, rec); !errors.Is(err, ErrBusy) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
