@@ -88,11 +88,8 @@ func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
 // Append adds an entry about the attachment to the record, if there is one. It
 // implements [runner.Attachment].
 func (a *attachment) Append(e record.Entry) error {
-	if a.op.Record == nil {
-		return nil
-	}
 	e.IfName = a.IfName
-	return a.op.Records.Append(a.op.Record, e)
+	return a.op.Note(e)
 }
 
 // noteResult adds the result so far, unless the last plugin did not change it.

@@ -235,7 +235,7 @@ func (op *operation) namespaceHandedOver() error {
 		return fmt.Errorf("%s no longer leads to its namespace, so that go-cni would leave what depends on it; Remove the container: %w",
 			op.Record.NetNS.Path, ErrInvalidNetNS)
 	}
-	if op.PinnedHere() {
+	if op.Pins.KeepsHere(op.ID, op.NetNS) {
 		return nil
 	}
 	alive, err := op.RuntimeAlive(op.Record)

@@ -11,7 +11,6 @@ import (
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/netns"
 )
 
 // Search looks for the abandoned containers of one directory of records. The zero
@@ -279,5 +278,5 @@ func isFrom(view string, rec *record.Record, owner, boot string) bool {
 		}
 		attached = true
 	}
-	return attached && nsfind.LeadsAway(rec.NetNS.Path, netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino})
+	return attached && nsfind.LeadsAway(rec.NetNS.Path, rec.NetNS.ID())
 }

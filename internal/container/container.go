@@ -10,7 +10,6 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/netns"
 )
 
 var (
@@ -54,21 +53,6 @@ func Open(lockFile, recordDir, hostNetNS string, logger *slog.Logger, previous *
 	return s
 }
 
-// Place is where a container is attached.
-type Place struct {
-	Host  *hostns.NetNS // in which its plugins run
-	NetNS *netns.Handle // its own, open until Leave; nil if no path leads there
-	Path  string        // CNI_NETNS
-}
-
-// Facts are properties of a recorded container, by its record and by the kernel.
-type Facts struct {
-	Damaged  bool    // Record is only the legible part
-	Rebooted bool    // Record is of another boot of the machine
-	HostGone bool    // the recorded host namespace is gone, with everything that plugins made there
-	Reached  Reached // how the recorded namespace was found
-}
-
 // Origin is how a pool made the container that is to be recorded. It is zero for a
 // container of the caller's.
 type Origin struct {
@@ -82,22 +66,20 @@ type Origin struct {
 // Container is one container during a call. Calls for a container exclude each other
 // by its lock.
 type Container struct {
-	ID record.ID
+	Recorded
 	Place
-	Facts
 	Origin
-	Record *record.Record // nil: there is none, or not yet
-
 	guard
-	in      *Store
-	callers *hostns.NetNS // the caller's host namespace while Host is the recorded one
-	pending *record.Pending // Record, on its way to the disk
+	in *Store
 }
 
 // New returns a container that is not locked and whose record is not read. It takes
 // over host.
 func (s *Store) New(id record.ID, host *hostns.NetNS) *Container {
-	return &Container{in: s, guard: guard{locks: s.Locks, id: id}, ID: id, Place: Place{Host: host}}
+	return &Container{
+		in: s, guard: guard{locks: s.Locks, id: id},
+		Recorded: Recorded{ID: id, records: s.Records}, Place: Place{Host: host},
+	}
 }
 
 // Unlock closes the container's namespace, waits until the record is on the disk, and
@@ -113,30 +95,17 @@ func (c *Container) Unlock() {
 // Close releases all that the container holds.
 func (c *Container) Close() {
 	c.Unlock()
-	c.leaveHost()
-	if err := c.Host.Close(); err != nil {
-		c.in.Logger.Error("close network namespace", "error", err)
-	}
+	c.logClose(c.leaveHost())
+	c.logClose(c.Host.Close())
 }
 
 // Leave closes the container's namespace if it is open.
-func (c *Container) Leave() {
-	if c.NetNS == nil {
-		return
-	}
-	if err := c.NetNS.Close(); err != nil {
+func (c *Container) Leave() { c.logClose(c.leave()) }
+
+func (c *Container) logClose(err error) {
+	if err != nil {
 		c.in.Logger.Error("close network namespace", "container", c.ID, "error", err)
 	}
-	c.NetNS = nil
-}
-
-// Inside returns the open namespace if an attachment's path leads there: libcni's
-// cache can have another path.
-func (c *Container) Inside(path string) *netns.Handle {
-	if path != c.Path {
-		return nil
-	}
-	return c.NetNS
 }
 
 // OpenPath opens the namespace to which a path leads now, for a verb.
@@ -157,14 +126,6 @@ func (c *Container) Depart() Place {
 // Return undoes Depart.
 func (c *Container) Return(to Place) {
 	c.Leave()
-	c.leaveHost()
-	c.Place, c.Facts = to, Facts{}
-}
-
-// PluginID returns the container's ID as plugins know it.
-func (c *Container) PluginID() record.PluginID {
-	if c.Record != nil && c.Record.PluginID != "" {
-		return c.Record.PluginID
-	}
-	return record.PluginID(c.ID)
+	c.logClose(c.leaveHost())
+	c.Place, c.Damaged = to, false
 }

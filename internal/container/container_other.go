@@ -36,11 +36,16 @@ func (*Pins) Keeps(record.ID) bool { return false }
 // WasMounted is false.
 func (*Pins) WasMounted(record.ID) bool { return false }
 
+// KeepsHere returns true.
+func (*Pins) KeepsHere(record.ID, *netns.Handle) bool { return true }
+
+func (*Pins) openPath(record.ID) string { return "" }
+
 // Follow does nothing off Linux.
 func (*Container) Follow() error { return nil }
 
 // SameNetNS accepts every path.
-func (*Container) SameNetNS(string) error { return nil }
+func (*Recorded) SameNetNS(string) error { return nil }
 
 // Pin does nothing.
 func (*Container) Pin() error { return nil }
@@ -48,20 +53,17 @@ func (*Container) Pin() error { return nil }
 // Unpin does nothing.
 func (*Container) Unpin() error { return nil }
 
-// PinnedHere returns true.
-func (*Container) PinnedHere() bool { return true }
-
 // Lives returns true: off Linux the record decides.
 func (*Container) Lives(_, _ string) (bool, error) { return true, nil }
 
 // HasLink returns false.
-func (*Container) HasLink(string) (bool, error) { return false, nil }
+func (*Place) HasLink(string) (bool, error) { return false, nil }
 
 // HasNoDevice returns false.
 func (*Container) HasNoDevice(_, _ string) bool { return false }
 
 // Prepare does nothing.
-func (*Container) Prepare() {}
+func (*Place) Prepare() {}
 
 // LoIsUp returns false.
 func (*Container) LoIsUp(string) (bool, error) { return false, nil }
@@ -71,19 +73,18 @@ func (*Container) SetLoUp(string) error { return nil }
 
 // Gone reports whether the machine was rebooted. Everything of this boot counts
 // as existing.
-func (c *Container) Gone() bool { return c.Rebooted }
+func (p *Place) Gone() bool { return p.Rebooted }
 
-func (c *Container) identify() (record.NetNS, error) { return record.NetNS{Path: c.Path}, nil }
-
-// reach does nothing.
-func (c *Container) reach() error {
-	c.Path, c.Reached = c.Record.NetNS.Path, ByPath
+func (p *Place) reach(rec *record.Record, _ string) error {
+	p.Path, p.Reached = rec.NetNS.Path, ByPath
 	return nil
 }
 
-func (*Container) settleLetGo() error { return nil }
+func (*Place) settleLetGo(*record.Record) error { return nil }
 
-func (*Container) isInhabited() bool { return false }
+func (*Place) isInhabited() bool { return false }
+
+func (c *Container) identify() (record.NetNS, error) { return record.NetNS{Path: c.Path}, nil }
 
 func removeOurs(record.NetNS) error { return nil }
 

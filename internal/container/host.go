@@ -17,7 +17,7 @@ func (c *Container) EnterHost(mustStop bool) error {
 		return fmt.Errorf("host network namespace of container %s: %w", c.ID, err)
 	}
 	if found != nil {
-		c.leaveHost()
+		c.logClose(c.leaveHost())
 		c.callers, c.Host = c.Host, found
 		return nil
 	}
@@ -33,30 +33,9 @@ func (c *Container) EnterHost(mustStop bool) error {
 		"call from there, or name it with WithHostNetNS: %w", c.ID, c.RecordedHost(), c.currentHost(), ErrHostNetNS)
 }
 
-// RecordedHost describes the host namespace of the record.
-func (c *Container) RecordedHost() string { return described(c.Record.Host, c.Record.HostPath) }
-
 func (c *Container) currentHost() string { return described(c.Host.String(), c.hostPath()) }
 
 func (c *Container) hostPath() string { return c.in.Hosts.PathTo(c.Host, c.in.HostNetNS) }
-
-func described(id, path string) string {
-	if path == "" {
-		return id
-	}
-	return id + " (" + path + ")"
-}
-
-// leaveHost returns to the host namespace of the caller.
-func (c *Container) leaveHost() {
-	if c.callers == nil {
-		return
-	}
-	if err := c.Host.Close(); err != nil {
-		c.in.Logger.Error("close network namespace", "container", c.ID, "error", err)
-	}
-	c.Host, c.callers = c.callers, nil
-}
 
 // sameHost refuses to add to a container that is attached from another host
 // namespace, because a record has only one.

@@ -40,7 +40,7 @@ func (c *Container) Lives(path, ifName string) (bool, error) {
 }
 
 // HasLink reports whether the open namespace has an interface of that name.
-func (c *Container) HasLink(name string) (bool, error) { return c.Host.HasLink(c.NetNS, name) }
+func (p *Place) HasLink(name string) (bool, error) { return p.Host.HasLink(p.NetNS, name) }
 
 // HasNoDevice reports whether the namespace at an attachment's path is gone, or has no
 // interface but those that every namespace has and those of the container's other
@@ -58,9 +58,9 @@ func (c *Container) HasNoDevice(path, ifName string) bool {
 }
 
 // Prepare begins to open a socket in the namespace, while the record is written.
-func (c *Container) Prepare() {
-	if c.NetNS != nil {
-		c.Host.Conns.Prepare(c.NetNS)
+func (p *Place) Prepare() {
+	if p.NetNS != nil {
+		p.Host.Conns.Prepare(p.NetNS)
 	}
 }
 
@@ -88,7 +88,7 @@ func (c *Container) SetLoUp(path string) error {
 // another container's.
 func (c *Container) withLo(path string, do func(*links.Conn, links.Link) error) error {
 	ns := c.Inside(path)
-	if ns == nil || c.Record == nil || ns.ID() != identity(c.Record) {
+	if ns == nil || c.Record == nil || ns.ID() != c.Record.NetNS.ID() {
 		return nil
 	}
 	conn, err := c.Host.Conns.Borrow(ns)

@@ -15,7 +15,7 @@ func TestEachWayOfReachingANamespace(t *testing.T) {
 		Unsure:     {Uncertain: true, Undecided: true},
 		LetGo:      {Undecided: true, Abandoned: true},
 	} {
-		c := &Container{Record: &record.Record{}, Facts: Facts{Reached: reached}}
+		c := &Container{Recorded: Recorded{Record: &record.Record{}}, Place: Place{Reached: reached}}
 		got := verdict{c.Gone(), c.Uncertain() != nil, c.Undecided() != nil, c.IsAbandoned()}
 		if got != want {
 			t.Errorf("%v: got %+v, want %+v", reached, got, want)

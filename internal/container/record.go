@@ -7,16 +7,69 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Load reads the container's record. It keeps the legible part of a damaged
-// record, and returns that error as damage. A record that is newer or cannot be
-// read is an error.
-func (c *Container) Load() (damage, err error) {
-	rec, err := c.in.Records.Load(c.ID)
+// Recorded is a container's record, in memory and on the disk.
+type Recorded struct {
+	ID      record.ID
+	Record  *record.Record // nil: there is none, or not yet
+	Damaged bool           // Record is only the legible part
+
+	records *record.Store
+	pending *record.Pending // Record, on its way to the disk
+}
+
+// Load reads the record. It keeps the legible part of a damaged one, and returns that
+// error as damage. A record that is newer or cannot be read is an error.
+func (r *Recorded) Load() (damage, err error) {
+	rec, err := r.records.Load(r.ID)
 	if err != nil && !errors.Is(err, record.ErrBad) {
 		return nil, err
 	}
-	c.Record, c.Damaged = rec, err != nil
+	r.Record, r.Damaged = rec, err != nil
 	return err, nil
+}
+
+// PluginID returns the container's ID as plugins know it.
+func (r *Recorded) PluginID() record.PluginID {
+	if r.Record != nil && r.Record.PluginID != "" {
+		return r.Record.PluginID
+	}
+	return record.PluginID(r.ID)
+}
+
+// RecordedHost describes the host namespace of the record.
+func (r *Recorded) RecordedHost() string { return described(r.Record.Host, r.Record.HostPath) }
+
+func described(id, path string) string {
+	if path == "" {
+		return id
+	}
+	return id + " (" + path + ")"
+}
+
+// Begin puts a record on the disk before the first plugin runs. If early, it does not
+// wait until the record survives a power cut; see Pending.
+func (r *Recorded) Begin(rec *record.Record, early bool) (err error) {
+	if early {
+		r.pending, err = r.records.BeginSoon(rec)
+	} else {
+		err = r.records.Begin(rec)
+	}
+	if err == nil {
+		r.Record = rec
+	}
+	return err
+}
+
+// Pending returns the sync of the record that is in progress; nil if it has
+// finished.
+func (r *Recorded) Pending() *record.Pending { return r.pending }
+
+// Note adds an entry to the record, if there is one.
+func (r *Recorded) Note(e record.Entry) error {
+	if r.Record == nil {
+		return nil
+	}
+	return r.records.Append(r.Record, e)
 }
 
 // EnterRecorded opens the recorded namespaces where they are found now, if they are.
@@ -32,13 +85,13 @@ func (c *Container) EnterRecorded(mustStop bool) error {
 	if c.Rebooted = c.Record.Boot != now; c.Rebooted {
 		return nil
 	}
-	if err := c.reach(); err != nil {
+	if err := c.reach(c.Record, c.in.Pins.openPath(c.ID)); err != nil {
 		return err
 	}
 	if err := c.EnterHost(mustStop); err != nil {
 		return err
 	}
-	if err := c.settleLetGo(); err != nil {
+	if err := c.settleLetGo(c.Record); err != nil {
 		return err
 	}
 	if unknown := c.Uncertain(); unknown != nil {
@@ -86,32 +139,6 @@ func (c *Container) NewRecord(owner string) (*record.Record, error) {
 	return rec, nil
 }
 
-// Begin puts a record on the disk before the first plugin runs. If early, it does not
-// wait until the record survives a power cut; see Pending.
-func (c *Container) Begin(rec *record.Record, early bool) (err error) {
-	if early {
-		c.pending, err = c.in.Records.BeginSoon(rec)
-	} else {
-		err = c.in.Records.Begin(rec)
-	}
-	if err == nil {
-		c.Record = rec
-	}
-	return err
-}
-
-// Pending returns the sync of the record that is in progress; nil if it has
-// finished.
-func (c *Container) Pending() *record.Pending { return c.pending }
-
-// Note adds an entry to the record, if there is one.
-func (c *Container) Note(e record.Entry) error {
-	if c.Record == nil {
-		return nil
-	}
-	return c.in.Records.Append(c.Record, e)
-}
-
 // Erase stops keeping the namespace alive and deletes the record, in this order, so
 // that a crash or a failure in between leaves a record, and never a pin without one.
 func (c *Container) Erase() error {
@@ -123,13 +150,13 @@ func (c *Container) Erase() error {
 			return err
 		}
 	}
-	if err := c.in.Records.Delete(c.ID); err != nil {
+	if err := c.records.Delete(c.ID); err != nil {
 		return err
 	}
 	// A pool's container was on record under that ID until this record was on the
 	// disk.
 	if id := record.ID(c.PluginID()); id != c.ID {
-		return c.in.Records.Delete(id)
+		return c.records.Delete(id)
 	}
 	return nil
 }

@@ -79,7 +79,7 @@ func (s *Store) recordedNamespaces() (*knownNetNS, error) {
 			return nil, nil
 		}
 		ns := f.Record.NetNS
-		known.ids[netns.ID{Dev: ns.Dev, Ino: ns.Ino}] = true
+		known.ids[ns.ID()] = true
 		if ns.Ours {
 			known.names[filepath.Base(ns.Path)] = true
 		}
@@ -132,7 +132,7 @@ func (s *Store) RemoveUnrecorded(id record.ID, path string) error {
 		return err // Recover and GC know what to do
 	}
 	there, err := nsfind.Identify(path)
-	if rec != nil && err == nil && there == (netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino}) {
+	if rec != nil && err == nil && there == rec.NetNS.ID() {
 		return nil // they do
 	}
 	return netns.Remove(path)

@@ -17,6 +17,8 @@ import (
 	"log/slog"
 	"slices"
 	"time"
+
+	"github.com/embedcni/cni/netns"
 )
 
 // format is the version of the files. Format 1 kept the log in a file of its
@@ -117,6 +119,9 @@ type NetNS struct {
 
 	unknown members
 }
+
+// ID returns the identity of the namespace.
+func (n NetNS) ID() netns.ID { return netns.ID{Dev: n.Dev, Ino: n.Ino} }
 
 // Attachment records one attachment: the parameters and results of its plugins.
 type Attachment struct {

@@ -34,7 +34,7 @@ func (s Search) Other(ns *netns.Handle, doubts bool) (string, error) {
 			}
 		default:
 			recorded[rec.Plugins()] = true
-			if rec.Boot == s.Boot && (netns.ID{Dev: rec.NetNS.Dev, Ino: rec.NetNS.Ino}) == ns.ID() {
+			if rec.Boot == s.Boot && rec.NetNS.ID() == ns.ID() {
 				return string(rec.ContainerID), nil
 			}
 		}
