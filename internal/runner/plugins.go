@@ -164,27 +164,27 @@ func (r *Runner) Choose(ctx context.Context) {
 	r.Plugins.mu.Lock()
 	defer r.Plugins.mu.Unlock()
 	for _, p := range r.Network.Plugins {
-		c := r.choose(p.Network.Type)
+		c := r.Plugins.choose(r.Choice, p.Network.Type)
 		r.detect(ctx, c, p.Bytes)
 		if ipam := p.Network.IPAM.Type; ipam != "" && (c.Kind == string(BuiltIn) || c.Kind == string(Registered)) {
-			r.choose(ipam)
+			r.Plugins.choose(r.Choice, ipam)
 		}
 	}
 }
 
 // choose returns the choice for a type, and makes it if there is none.
-func (r *Runner) choose(typ string) *chosen {
-	i := r.Plugins.index(typ)
+func (p *Plugins) choose(from Choice, typ string) *chosen {
+	i := p.index(typ)
 	if i < 0 {
-		found, err := r.Find(typ)
+		found, err := from.Find(typ)
 		c := chosen{Plugin: record.Plugin{Type: typ}, found: found, err: err}
 		if err == nil {
 			c.Kind, c.Path = string(found.Kind), found.Path
 		}
-		i = len(r.Plugins.chosen)
-		r.Plugins.chosen = append(r.Plugins.chosen, c)
+		i = len(p.chosen)
+		p.chosen = append(p.chosen, c)
 	}
-	return &r.Plugins.chosen[i]
+	return &p.chosen[i]
 }
 
 // detect asks the chosen plugin which backend its ADD will use, and notes it. A plugin
@@ -210,7 +210,7 @@ func (r *Runner) chooseDelegate(ctx context.Context, typ string) (Provider, erro
 		return r.Plugins.chosen[i].found, r.Plugins.chosen[i].err // chosen meanwhile
 	}
 	before := r.Plugins.chosen
-	c := r.choose(typ)
+	c := r.Plugins.choose(r.Choice, typ)
 	r.detect(ctx, c, nil)
 	err := c.err
 	if err == nil {

@@ -193,7 +193,7 @@ func (r *Runner) bounded(ctx context.Context, call chain.Call, p Provider) (invo
 	defer cancel()
 	switch {
 	case p.Kind == Executable && call.Verb == "ADD" && sharesRules(call.Plugin):
-		return r.startAhead(ctx, call, p)
+		return (&sharing{Runner: r, call: call, plugin: p}).startAhead(ctx)
 	case p.Kind == Executable:
 		return r.start(ctx, call, p)
 	}

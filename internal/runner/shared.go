@@ -71,82 +71,85 @@ func (r *Runner) contended(ctx context.Context) []string {
 	return types
 }
 
-// startAhead makes the missing shared rules of an executable ahead, and then runs its
-// ADD. If it cannot make them, the ADD runs alone for a moment.
-func (r *Runner) startAhead(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
-	s, has, err := r.findShared(ctx, call)
-	if has || errors.Is(err, netfilter.ErrNotSupported) || r.Ahead.makesNone(p.Path) {
-		return r.start(ctx, call, p)
+// sharing is the ADD of an executable that creates rules which containers share.
+type sharing struct {
+	*Runner
+	call      chain.Call
+	plugin    Provider
+	firewalls *netfilter.Firewalls
+	rules     fwrules.Rules // which the reference plugin of the type would create
+}
+
+func (s *sharing) start(ctx context.Context) (invoke.Output, error) {
+	return s.Runner.start(ctx, s.call, s.plugin)
+}
+
+// startAhead makes the missing shared rules ahead, and then runs the ADD. If it cannot
+// make them, the ADD runs alone for a moment.
+func (s *sharing) startAhead(ctx context.Context) (invoke.Output, error) {
+	has, err := s.find(ctx)
+	if has || errors.Is(err, netfilter.ErrNotSupported) || s.Ahead.makesNone(s.plugin.Path) {
+		return s.start(ctx)
 	}
-	if err == nil && r.Ahead.versions.Makes(ctx, call.Plugin, p.Path, call.Stdin) {
+	if err == nil && s.Ahead.versions.Makes(ctx, s.call.Plugin, s.plugin.Path, s.call.Stdin) {
 		var made netfilter.Common
-		if made, err = s.MakeCommon(ctx, s.rules); !made.Empty() {
-			r.Plugins.made = append(r.Plugins.made, made)
+		if made, err = s.firewalls.MakeCommon(ctx, s.rules); !made.Empty() {
+			s.Plugins.made = append(s.Plugins.made, made)
 		}
 		if err == nil {
-			return r.start(ctx, call, p)
+			return s.start(ctx)
 		}
 	}
 	if err != nil {
-		r.Logger.Warn("create the shared iptables rules ahead of the plugin", "container", r.ContainerID, "plugin", call.Plugin, "error", err)
+		s.Logger.Warn("create the shared iptables rules ahead of the plugin", "container", s.ContainerID, "plugin", s.call.Plugin, "error", err)
 	}
-	return r.startBeside(ctx, call, p, s)
+	return s.startAlone(ctx)
 }
 
-// shared holds rules that containers share, and the firewalls that have them.
-type shared struct {
-	*netfilter.Firewalls
-	rules fwrules.Rules
-}
-
-// findShared returns the rules that the reference plugin of the call's type would
-// make for all containers, and reports whether they all exist. The plugin makes
-// fewer rules if firewalld runs. findShared asks for firewalld only if a rule is
-// missing.
-func (r *Runner) findShared(ctx context.Context, call chain.Call) (s shared, has bool, err error) {
-	request := ahead.Request{Type: call.Plugin, IfName: r.IfName, Config: call.Stdin}
-	s = shared{netfilter.Open(r.Host, r.Given.Filters), request.Rules()}
-	has, err = s.HasCommon(ctx, s.rules)
+// find finds out the rules, and reports whether they all exist. The plugin makes
+// fewer rules if firewalld runs, which is asked only if a rule is missing.
+func (s *sharing) find(ctx context.Context) (has bool, err error) {
+	request := ahead.Request{Type: s.call.Plugin, IfName: s.IfName, Config: s.call.Stdin}
+	s.firewalls, s.rules = netfilter.Open(s.Host, s.Given.Filters), request.Rules()
+	has, err = s.firewalls.HasCommon(ctx, s.rules)
 	if has || err != nil || !request.AsksForFirewalld() {
-		return s, has, err
+		return has, err
 	}
-	if request.Firewalld, err = r.Bus.Running(ctx, r.Host); !request.Firewalld || err != nil {
-		return s, false, err
+	if request.Firewalld, err = s.Bus.Running(ctx, s.Host); !request.Firewalld || err != nil {
+		return false, err
 	}
 	s.rules = request.Rules()
-	has, err = s.HasCommon(ctx, s.rules)
-	return s, has, err
+	return s.firewalls.HasCommon(ctx, s.rules)
 }
 
-// startBeside runs the ADD of an executable that may create shared rules. It takes
-// the turn of the type first, so that the ADD runs alone for a moment, unless the
-// whole chain has the turn. Afterwards it removes duplicate rules.
-func (r *Runner) startBeside(ctx context.Context, call chain.Call, p Provider, s shared) (invoke.Output, error) {
+// startAlone takes the turn of the type and runs the ADD, which then runs alone for a
+// moment, unless the whole chain has the turn. Afterwards it removes duplicate rules.
+func (s *sharing) startAlone(ctx context.Context) (invoke.Output, error) {
 	var turn *firstadd.Turn
-	if !r.Plugins.turn.Took(call.Plugin) {
+	if !s.Plugins.turn.Took(s.call.Plugin) {
 		var err error
-		if turn, err = r.First.Take(ctx, []string{call.Plugin}); err != nil {
+		if turn, err = s.First.Take(ctx, []string{s.call.Plugin}); err != nil {
 			return invoke.Output{}, err
 		}
-		if has, err := s.HasCommon(ctx, s.rules); has && err == nil {
+		if has, err := s.firewalls.HasCommon(ctx, s.rules); has && err == nil {
 			if err := turn.End(); err != nil {
 				return invoke.Output{}, err
 			}
-			return r.start(ctx, call, p) // another ADD has made the rules meanwhile
+			return s.start(ctx) // another ADD has made the rules meanwhile
 		}
 	}
-	out, err := r.start(ctx, call, p)
+	out, err := s.start(ctx)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), aheadTime)
 	defer cancel()
-	removed, rerr := s.RemoveDuplicates(ctx, s.rules)
+	removed, rerr := s.firewalls.RemoveDuplicates(ctx, s.rules)
 	if removed > 0 {
-		r.Logger.Info("removed iptables rules that plugins had created twice", "container", r.ContainerID, "plugin", call.Plugin, "rules", removed)
+		s.Logger.Info("removed iptables rules that plugins had created twice", "container", s.ContainerID, "plugin", s.call.Plugin, "rules", removed)
 	}
 	if rerr = errors.Join(rerr, turn.End()); rerr != nil {
-		r.Logger.Warn("look for iptables rules that plugins have created twice", "container", r.ContainerID, "plugin", call.Plugin, "error", rerr)
+		s.Logger.Warn("look for iptables rules that plugins have created twice", "container", s.ContainerID, "plugin", s.call.Plugin, "error", rerr)
 	}
-	if has, herr := s.HasCommon(ctx, s.rules); err == nil && herr == nil && !has {
-		r.Ahead.noteNone(p.Path)
+	if has, herr := s.firewalls.HasCommon(ctx, s.rules); err == nil && herr == nil && !has {
+		s.Ahead.noteNone(s.plugin.Path)
 	}
 	return out, err
 }
