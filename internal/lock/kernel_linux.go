@@ -30,19 +30,38 @@ type waits struct {
 	m  map[span]chan struct{} // closed when the wait is over
 }
 
+// hasFile reports that keys are locked in a file.
+const hasFile = true
+
 // lockFile takes the claims in order, on a file description of its own.
 func (s *Space) lockFile(ctx context.Context, claims []claim) (*os.File, error) {
+	return s.openFor(claims, func(f *os.File) (bool, error) {
+		for _, c := range claims {
+			if err := s.lockKey(ctx, f, c); err != nil {
+				return false, fmt.Errorf("lock %q in %s: %w", c.name, s.path, err)
+			}
+		}
+		return true, nil
+	})
+}
+
+// tryFile is lockFile without waiting: it returns nil if any key is taken. A
+// shared key is taken through its gate too, so that it overtakes nobody.
+func (s *Space) tryFile(claims []claim) (*os.File, error) {
+	return s.openFor(claims, func(f *os.File) (bool, error) { return tryClaims(f, claims) })
+}
+
+// openFor opens the lock file and calls take. It returns nil if take reports that
+// it did not take all claims. Closing the file then unlocks those taken so far,
+// unless an abandoned wait still has the description open.
+func (s *Space) openFor(claims []claim, take func(*os.File) (bool, error)) (*os.File, error) {
 	for {
 		f, err := openFile(s.path, os.O_RDWR)
 		if err != nil {
 			return nil, fmt.Errorf("lock %s: %w: %w", describe(claims), ErrUnavailable, err)
 		}
-		for _, c := range claims {
-			if err := s.lockKey(ctx, f, c); err != nil {
-				// Closing unlocks the claims taken so far, unless an abandoned wait
-				// still has the description open.
-				return nil, errors.Join(fmt.Errorf("lock %q in %s: %w", c.name, s.path, err), unlockFile(f))
-			}
+		if all, err := take(f); err != nil || !all {
+			return nil, errors.Join(err, unlockFile(f))
 		}
 		current, err := isCurrent(f, s.path)
 		if err == nil && current {
@@ -53,31 +72,6 @@ func (s *Space) lockFile(ctx context.Context, claims []claim) (*os.File, error) 
 		}
 		// The file was deleted between open and lock. A lock on it excludes no
 		// newcomer.
-	}
-}
-
-// hasFile reports that keys are locked in a file.
-const hasFile = true
-
-// tryFile is lockFile without waiting: it returns nil if any key is taken. A
-// shared key is taken through its gate too, so that it overtakes nobody.
-func (s *Space) tryFile(claims []claim) (*os.File, error) {
-	for {
-		f, err := openFile(s.path, os.O_RDWR)
-		if err != nil {
-			return nil, fmt.Errorf("lock %s: %w: %w", describe(claims), ErrUnavailable, err)
-		}
-		ok, err := tryClaims(f, claims)
-		if err != nil || !ok {
-			return nil, errors.Join(err, unlockFile(f))
-		}
-		current, err := isCurrent(f, s.path)
-		if err == nil && current {
-			return f, nil
-		}
-		if err := errors.Join(err, unlockFile(f)); err != nil {
-			return nil, fmt.Errorf("lock %s: %w: %w", describe(claims), ErrUnavailable, err)
-		}
 	}
 }
 

@@ -322,7 +322,7 @@ func TestSharedHoldersOfAnotherProcessDoNotStarveExclusiveOnes(t *testing.T) {
 		}
 		got <- h
 	}()
-	waitsFor := span{offset: offsetOf("gc")}
+	waitsFor := span{offset: Byte("gc")}
 	expect.Eventually(t, "the exclusive one waits in the kernel", func() bool {
 		spans := inKernel(gc)
 		return len(spans) == 1 && spans[0] == waitsFor

@@ -77,9 +77,6 @@ func (s *Space) Path() string { return s.path }
 // livesPath returns the path of the file that records live processes.
 func (s *Space) livesPath() string { return filepath.Join(filepath.Dir(s.path), "alive") }
 
-// Byte returns the byte of the lock file that stands for a name. See State.
-func Byte(name string) int64 { return offsetOf(name) }
-
 // Lock takes the key of that name exclusively. See LockAll.
 func (s *Space) Lock(ctx context.Context, name string) (*Held, error) {
 	return s.LockAll(ctx, []Key{{Name: name}})
@@ -196,7 +193,7 @@ type claim struct {
 func claimsOf(keys []Key) []claim {
 	claims := make([]claim, 0, len(keys))
 	for _, k := range keys {
-		claims = append(claims, claim{offset: offsetOf(k.Name), shared: k.Shared, name: k.Name})
+		claims = append(claims, claim{offset: Byte(k.Name), shared: k.Shared, name: k.Name})
 	}
 	slices.SortFunc(claims, func(a, b claim) int {
 		switch {
@@ -217,12 +214,12 @@ func claimsOf(keys []Key) []claim {
 // while holding another key.
 const First = "barrier"
 
-// offsetOf returns the byte that stands for a name: an even one below 2^63. The
-// odd byte after it is the gate of shared and exclusive holders (see
+// Byte returns the byte of the lock file that stands for a name: an even one below
+// 2^63; see [Space.State]. The odd byte after it is the gate of shared and exclusive holders (see
 // kernel_linux.go). That leaves 62 bits of hash: among 10,000 names in use at
 // the same time, two share a byte with a probability of 10,000²/2^63, one in
 // 10^11. Those two would then exclude each other needlessly, no more.
-func offsetOf(name string) int64 {
+func Byte(name string) int64 {
 	if name == First {
 		return 0 // keys are taken in the order of their offsets
 	}

@@ -63,7 +63,7 @@ func isFree(t testing.TB, s *Space, keys ...Key) bool {
 func waiting(s *Space, name string) int {
 	s.local.mu.Lock()
 	defer s.local.mu.Unlock()
-	if l := s.local.lines[offsetOf(name)]; l != nil {
+	if l := s.local.lines[Byte(name)]; l != nil {
 		return len(l.waiting)
 	}
 	return 0
@@ -290,7 +290,7 @@ func TestClaims(t *testing.T) {
 		t.Errorf("the order of the keys matters: %v and %v", forth, back)
 	}
 	for i := range 1000 {
-		if off := offsetOf(fmt.Sprint(i)); off < 0 || off&1 != 0 {
+		if off := Byte(fmt.Sprint(i)); off < 0 || off&1 != 0 {
 			t.Fatalf("offset of %d is %d, want an even one that is not negative", i, off)
 		}
 	}
@@ -311,7 +311,7 @@ func TestReleaseTwice(t *testing.T) {
 func isFreeHere(s *Space, name string) bool {
 	s.local.mu.Lock()
 	defer s.local.mu.Unlock()
-	return s.local.lines[offsetOf(name)] == nil
+	return s.local.lines[Byte(name)] == nil
 }
 
 func TestMemoryStaysFlat(t *testing.T) {

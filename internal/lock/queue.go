@@ -47,21 +47,10 @@ func (q *queue) acquire(ctx context.Context, c claim) error {
 func (q *queue) join(c claim) *waiter {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.lines == nil {
-		q.lines = make(map[int64]*line)
-	}
-	l := q.lines[c.offset]
-	if l == nil {
-		l = &line{}
-		q.lines[c.offset] = l
-	}
-	// A shared claim also waits behind any waiting claim: a stream of shared
-	// claims would otherwise starve an exclusive one.
-	if len(l.waiting) == 0 && l.admits(c.shared) {
-		l.enter(c.shared)
+	if q.take(c) {
 		return nil
 	}
-	w := &waiter{shared: c.shared, ready: make(chan struct{})}
+	l, w := q.lines[c.offset], &waiter{shared: c.shared, ready: make(chan struct{})}
 	l.waiting = append(l.waiting, w)
 	return w
 }
@@ -70,10 +59,13 @@ func (q *queue) join(c claim) *waiter {
 func (q *queue) try(c claim) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	return q.take(c)
+}
+
+// take is try under q.mu. A shared claim also waits behind any waiting claim: a
+// stream of shared claims would otherwise starve an exclusive one.
+func (q *queue) take(c claim) bool {
 	l := q.lines[c.offset]
-	if l != nil && (len(l.waiting) > 0 || !l.admits(c.shared)) {
-		return false
-	}
 	if l == nil {
 		if q.lines == nil {
 			q.lines = make(map[int64]*line)
@@ -81,8 +73,11 @@ func (q *queue) try(c claim) bool {
 		l = &line{}
 		q.lines[c.offset] = l
 	}
-	l.enter(c.shared)
-	return true
+	free := len(l.waiting) == 0 && l.admits(c.shared)
+	if free {
+		l.enter(c.shared)
+	}
+	return free
 }
 
 // leave gives up a place in the line, or the key if it was handed over at that
