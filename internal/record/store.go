@@ -48,12 +48,10 @@ func Name(id ID) string {
 	return hex.EncodeToString(h[:16])
 }
 
-func (s *Store) path(id ID) string { return s.file(Name(id)) }
+func (s *Store) path(id ID) string { return s.Path(Name(id)) }
 
 // Path returns the path of the record with that file name.
-func (s *Store) Path(file string) string { return s.file(file) }
-
-func (s *Store) file(name string) string { return filepath.Join(s.dir, name+fileExt) }
+func (s *Store) Path(file string) string { return filepath.Join(s.dir, file+fileExt) }
 
 // Begin writes the base of a record before its attachments are made. When it
 // returns nil, the record survives a power cut. It replaces an earlier base of
@@ -166,24 +164,21 @@ func (s *Store) Append(r *Record, e Entry) error {
 // none. With ErrBad, ErrNewer and ErrUnread it returns the legible part, never
 // nil.
 func (s *Store) Load(id ID) (*Record, error) {
-	r, err := s.load(Name(id))
+	r, err := s.LoadFile(Name(id))
 	if r != nil {
 		r.ContainerID = id
 	}
 	return r, err
 }
 
-// LoadFile is Load by file name; nil if there is none.
-func (s *Store) LoadFile(name string) (*Record, error) { return s.load(name) }
-
-// load reads a file by its name. Earlier versions reused the files of deleted
+// LoadFile is Load by file name. Earlier versions reused the files of deleted
 // records: unless the caller holds the container's lock, one of them may be
 // writing another record to the file. So the record is damaged only if a second
 // read finds the same.
-func (s *Store) load(name string) (*Record, error) {
+func (s *Store) LoadFile(name string) (*Record, error) {
 	var before []byte
 	for {
-		data, err := s.Read(s.file(name))
+		data, err := s.Read(s.Path(name))
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		}
@@ -201,7 +196,7 @@ func (s *Store) load(name string) (*Record, error) {
 			// deleted record.
 			return nil, nil
 		default:
-			return r, fmt.Errorf("%s: %w", s.file(name), err)
+			return r, fmt.Errorf("%s: %w", s.Path(name), err)
 		}
 	}
 }
@@ -252,14 +247,19 @@ func (f Found) Concerns(owner string) bool {
 	return f.Err != nil && (f.Record.Owner == "" || f.Record.Owner == owner) || f.Record.Owned(owner)
 }
 
+func (s *Store) entries() ([]os.DirEntry, error) {
+	entries, err := os.ReadDir(s.dir)
+	if ignoreMissing(err) != nil {
+		return nil, fmt.Errorf("attachment records: %w", err)
+	}
+	return entries, nil
+}
+
 // Files returns the names of all record files, without the extension, in order.
 func (s *Store) Files() ([]string, error) {
-	entries, err := os.ReadDir(s.dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	entries, err := s.entries()
 	if err != nil {
-		return nil, fmt.Errorf("attachment records: %w", err)
+		return nil, err
 	}
 	var files []string
 	for _, e := range entries {
@@ -280,7 +280,7 @@ func (s *Store) List() ([]Found, error) {
 	}
 	var found []Found
 	for _, file := range files {
-		r, err := s.load(file)
+		r, err := s.LoadFile(file)
 		if r == nil && err == nil {
 			continue // deleted since the directory was read, or a stray
 		}
@@ -295,7 +295,7 @@ func (s *Store) List() ([]Found, error) {
 func (s *Store) Delete(id ID) error { return s.Discard(Name(id)) }
 
 // Discard is Delete by file name.
-func (s *Store) Discard(file string) error { return remove(s.file(file)) }
+func (s *Store) Discard(file string) error { return remove(s.Path(file)) }
 
 // SyncDeleted syncs the deletion of records, for callers that must not find them
 // again after a power cut.
@@ -308,11 +308,8 @@ func (s *Store) SyncDeleted() error {
 
 // Exists reports whether a file of that name holds a record, whole or damaged.
 func (s *Store) Exists(file string) (bool, error) {
-	_, err := os.Lstat(s.file(file))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
+	_, err := os.Lstat(s.Path(file))
+	return err == nil, ignoreMissing(err)
 }
 
 // Strays returns the paths of files that belong to no record: new files that
@@ -320,18 +317,15 @@ func (s *Store) Exists(file string) (bool, error) {
 // files that earlier versions kept for reuse. A record being written has a new
 // file, so the caller must keep all others out before it deletes strays.
 func (s *Store) Strays() ([]string, error) {
-	entries, err := os.ReadDir(s.dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	entries, err := s.entries()
 	if err != nil {
-		return nil, fmt.Errorf("attachment records: %w", err)
+		return nil, err
 	}
 	var strays []string
 	for _, e := range entries {
 		stray := strings.HasSuffix(e.Name(), fileExt+tmpExt) || strings.HasPrefix(e.Name(), "spare.")
 		if file, ok := strings.CutSuffix(e.Name(), fileExt); ok {
-			r, err := s.load(file)
+			r, err := s.LoadFile(file)
 			stray = r == nil && err == nil
 		}
 		if stray {
@@ -341,12 +335,7 @@ func (s *Store) Strays() ([]string, error) {
 	return strays, nil
 }
 
-func remove(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
+func remove(path string) error { return ignoreMissing(os.Remove(path)) }
 
 func syncDir(dir string) error {
 	d, err := plainfile.Open(dir, os.O_RDONLY, 0)
