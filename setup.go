@@ -320,7 +320,7 @@ func (a *attachment) add(ctx context.Context, index int, serially bool) (result 
 	}
 	part := a.begin(len(a.network.config.Plugins))
 	defer func() { _ = first.End(false) }() // after a panic; otherwise it ends below
-	result, a.partial, err = a.chain().AddPart(ctx, &a.Attachment, part)
+	result, a.partial, err = a.chain().Add(ctx, &a.Attachment, part)
 	if err == nil && part.To == len(a.network.config.Plugins) {
 		a.state = record.Added
 		err = a.Append(record.Entry{State: record.Added})

@@ -1,6 +1,7 @@
 package chain
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,22 +10,17 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 )
 
-// Add attaches the container. If it fails, finished plugins stay attached until
-// Del is called with the partial result.
-func (c *Chain) Add(ctx context.Context, a *Attachment) (result *types100.Result, partial Partial, err error) {
-	return c.AddPart(ctx, a, Part{To: len(c.List.Plugins)})
-}
-
 // Part is a range of a chain's plugins, from From up to but not including To.
 type Part struct {
-	From, To int
+	From, To int     // a To of 0 is the end
 	Result   Partial // of the plugins before From, which have run
 }
 
-// AddPart is Add for a part of the plugins, for an attachment that is made in
-// two steps. After the first plugins have run, the ADD must be completed with
-// the rest, or deleted.
-func (c *Chain) AddPart(ctx context.Context, a *Attachment, part Part) (result *types100.Result, partial Partial, err error) {
+// Add attaches the container. If it fails, finished plugins stay attached until
+// Del is called with the partial result. An attachment may be made in two steps:
+// after the first part, the ADD must be completed with the rest, or deleted.
+func (c *Chain) Add(ctx context.Context, a *Attachment, part Part) (result *types100.Result, partial Partial, err error) {
+	part.To = cmp.Or(part.To, len(c.List.Plugins))
 	x := &adding{c: c, a: a, env: c.env("ADD", a), last: json.RawMessage(part.Result), prev: json.RawMessage(part.Result)}
 	err = guard(func() (err error) {
 		result, err = x.run(ctx, part)

@@ -16,14 +16,14 @@ func TestAPartIsCachedWithTheLast(t *testing.T) {
 	var ended []string
 	c.OnEnd = func(_ context.Context, verb string) error { ended = append(ended, verb); return nil }
 	a := container("eth0")
-	_, partial, err := c.AddPart(t.Context(), a, Part{To: 1})
+	_, partial, err := c.Add(t.Context(), a, Part{To: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if cached, err := c.cached(a).Load(); cached != nil || err != nil {
 		t.Errorf("the first step cached %v, %v", cached, err)
 	}
-	result, _, err := c.AddPart(t.Context(), a, Part{From: 1, To: 2, Result: partial})
+	result, _, err := c.Add(t.Context(), a, Part{From: 1, To: 2, Result: partial})
 	if err != nil || result.IPs[0].Address.String() != "10.0.0.2/24" {
 		t.Errorf("got %v, %v", result, err)
 	}
@@ -48,7 +48,7 @@ func TestAnInvalidResultLeavesTheOneBefore(t *testing.T) {
 		return []byte(map[string]string{"a": ofA, "b": `{"interfaces":[null]}`}[call.Plugin]), nil
 	}}
 	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}, {"type": "b"}]}`)
-	_, partial, err := c.Add(t.Context(), container("eth0"))
+	_, partial, err := c.Add(t.Context(), container("eth0"), Part{})
 	var bad *ResultError
 	if !errors.As(err, &bad) || bad.Plugin != "b" || !errors.Is(err, ErrInvalidResult) || string(partial) != ofA {
 		t.Errorf("got %s, %v", partial, err)
