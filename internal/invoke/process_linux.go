@@ -2,14 +2,16 @@ package invoke
 
 import (
 	"errors"
+	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/tasks"
 )
 
 // childInfo is the part of siginfo_t that waitid(2) fills in after the three
@@ -50,20 +52,12 @@ func awaitExit(proc *os.Process) (exit, error) {
 // reads all of /proc, which takes a few milliseconds on a busy machine; it is
 // called only for a killed group that did not vanish at once.
 func groupLives(pgid int) bool {
-	proc, err := os.Open("/proc")
+	pids, err := tasks.Numbers("/proc")
 	if err != nil {
 		return true // not known
 	}
-	defer proc.Close()
-	names, err := proc.Readdirnames(-1)
-	if err != nil {
-		return true
-	}
-	for _, name := range names {
-		if name[0] < '0' || name[0] > '9' {
-			continue
-		}
-		stat, err := os.ReadFile(filepath.Join("/proc", name, "stat"))
+	for _, pid := range pids {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			continue // it ended meanwhile
 		}
