@@ -29,21 +29,23 @@ func (l *Locks) endOrphans(id record.ID, offset int64, rec *record.Record) (ende
 			return nil, err
 		}
 	}
-	if alive {
-		return nil, fmt.Errorf("%w in %s", ErrBusy, l.holder(offset))
-	}
 	holders, err := orphan.Holders(l.Path(), offset)
-	if err != nil {
-		return nil, err
-	}
 	defer orphan.Close(holders)
-	if len(holders) == 0 {
-		return nil, fmt.Errorf("%w in a process that cannot be seen from here", ErrBusy)
-	}
+	var opened []string
 	for _, h := range holders {
 		if h.Opened {
-			return nil, fmt.Errorf("%w in %s", ErrBusy, orphan.Describe(h.PID))
+			opened = append(opened, orphan.Describe(h.PID))
 		}
+	}
+	switch {
+	case alive && err != nil:
+		return nil, fmt.Errorf("%w in a process that could not be looked for: %w", ErrBusy, err)
+	case err != nil:
+		return nil, err
+	case len(opened) > 0:
+		return nil, fmt.Errorf("%w in %s", ErrBusy, strings.Join(opened, ", "))
+	case alive || len(holders) == 0:
+		return nil, fmt.Errorf("%w in a process that cannot be seen from here", ErrBusy)
 	}
 	// They may have ended during the search, and another call begun.
 	if state, err = l.State(offset); err != nil || state != lock.Inherited {
@@ -66,26 +68,6 @@ func (l *Locks) end(id record.ID, holders []*orphan.Holder) (ended []int, err er
 		l.logger.Warn("killed plugins of a dead runtime", "container", id, "processes", ended, "error", err)
 	}
 	return ended, err
-}
-
-// holder describes the process that has the byte locked by a descriptor of its
-// own.
-func (l *Locks) holder(offset int64) string {
-	holders, err := orphan.Holders(l.Path(), offset)
-	if err != nil {
-		return "a process that could not be looked for: " + err.Error()
-	}
-	defer orphan.Close(holders)
-	var all []string
-	for _, h := range holders {
-		if h.Opened {
-			all = append(all, orphan.Describe(h.PID))
-		}
-	}
-	if len(all) == 0 {
-		return "a process that cannot be seen from here"
-	}
-	return strings.Join(all, ", ")
 }
 
 // endOrphansAtBarrier kills the plugins that a dead runtime has left running and

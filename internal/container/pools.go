@@ -20,14 +20,11 @@ type Pools struct {
 
 // Dir returns the directory in which the pools of this process make namespaces.
 func (p Pools) Dir() (string, error) {
-	life, identity := p.process.Life(), ""
-	if life == "" {
-		var err error
-		if identity, err = p.process.Identity(); err != nil {
-			return "", err
-		}
+	if life := p.process.Life(); life != "" {
+		return filepath.Join(p.dir, livesBy+life), nil
 	}
-	return filepath.Join(p.dir, poolName(life, identity)), nil
+	identity, err := p.process.Identity()
+	return filepath.Join(p.dir, identity), err
 }
 
 // Has reports whether the namespace exists that a pool made for a container, or
@@ -75,15 +72,6 @@ func (p Pools) ofDead() (map[string][]string, error) {
 // which its process is known to live. Earlier versions leave directories of that
 // name alone.
 const livesBy = "life-"
-
-// poolName names the directory of a process: by the byte that it has locked or,
-// if life is empty, by its identity.
-func poolName(life, identity string) string {
-	if life != "" {
-		return livesBy + life
-	}
-	return identity
-}
 
 // processOf returns a record of the process whose directory has that name.
 func processOf(name string) *record.Record {

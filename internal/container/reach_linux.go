@@ -35,7 +35,7 @@ func (p *Place) reach(rec *record.Record, kept string) error {
 		case nsfind.LeadsNowhere(err):
 		case err != nil: // matters if no other path leads there
 			errs = append(errs, err)
-		case found.ID() == rec.NetNS.ID():
+		case found.ID() == ns.ID():
 			if rec.LetGo != nil && place.how == ByPath {
 				if same, err := p.hasRecorded(found, rec); err != nil || !same {
 					errs = append(errs, err, found.Close()) // another namespace has its number now

@@ -30,8 +30,8 @@ func (r *Recorded) Load() (damage, err error) {
 
 // PluginID returns the container's ID as plugins know it.
 func (r *Recorded) PluginID() record.PluginID {
-	if r.Record != nil && r.Record.PluginID != "" {
-		return r.Record.PluginID
+	if r.Record != nil {
+		return r.Record.Plugins()
 	}
 	return record.PluginID(r.ID)
 }
