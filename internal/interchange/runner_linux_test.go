@@ -63,7 +63,7 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 	if r.host.bus != "" {
 		env = append(slices.Clone(env), firewalld.Variable+"="+r.host.bus)
 	}
-	out, err := invoke.Run(ctx, invoke.Request{Path: path, Env: env, Stdin: stdin, NetNS: r.host.ns}, invoke.Limits{})
+	out, err := invoke.Run(ctx, invoke.Request{Path: path, Env: env, Stdin: stdin, In: r.host.ns.Do}, invoke.Limits{})
 	if exit := (*invoke.ExitError)(nil); errors.As(err, &exit) {
 		return nil, printed(out, err)
 	}

@@ -42,13 +42,11 @@ type Request struct {
 	Path    string     // absolute path of the executable
 	Env     []string   // the complete environment; nothing is added to it
 	Stdin   []byte     // a plugin need not read it
-	NetNS   NetNS      // the network namespace the process starts in; nil: the calling thread's
 	Inherit []*os.File // become file descriptors 3, 4, …: lock files that an orphan keeps
-}
 
-// NetNS is an open network namespace. It must stay open until Run returns.
-type NetNS interface {
-	File() *os.File
+	// In calls start on a thread in the network namespace in which the process is to
+	// start, and returns its error. nil: on the calling thread.
+	In func(start func() error) error
 }
 
 // Limits bound an execution. Zero values mean the defaults.
@@ -113,7 +111,7 @@ func (e *ExitError) Error() string {
 // reach. A plugin that succeeds may leave children behind. They are not killed,
 // but Run waits for their output for at most KillWait, and then closes the pipe.
 //
-// Without a NetNS the process starts from the thread that calls Run, in that
+// Without an In the process starts from the thread that calls Run, in that
 // thread's network namespace. A caller that depends on it must lock its
 // goroutine to the thread (runtime.LockOSThread). Starting cannot be
 // interrupted: an executable on a network file system that hangs makes Run hang.

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -85,25 +84,6 @@ func TestFault_F17_StderrWithoutEnd(t *testing.T) {
 	}
 }
 
-// tries is a network namespace, our own, that every attempt to start a process
-// reads.
-type tries struct {
-	own   *os.File
-	after int
-	then  func()
-	mu    sync.Mutex
-	n     int
-}
-
-func (c *tries) File() *os.File {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.n++; c.n == c.after {
-		c.then()
-	}
-	return c.own
-}
-
 // busyPlugin is an executable that is open for writing until the returned file
 // is closed.
 func busyPlugin(t *testing.T) (path string, writer *os.File) {
@@ -122,19 +102,19 @@ func busyPlugin(t *testing.T) (path string, writer *os.File) {
 
 func TestFault_F18_BusyExecutable(t *testing.T) {
 	noLeak(t)
-	own, err := os.Open(threadNetNS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer own.Close()
 	path, writer := busyPlugin(t)
-	count := &tries{own: own, after: 4, then: func() { writer.Close() }}
-	out, err := Run(context.Background(), Request{Path: path, NetNS: count}, Limits{BusyWait: 20 * time.Second})
+	tries := 0
+	out, err := Run(context.Background(), Request{Path: path, In: func(start func() error) error {
+		if tries++; tries == 4 {
+			writer.Close()
+		}
+		return start()
+	}}, Limits{BusyWait: 20 * time.Second})
 	if err != nil || string(out.Stdout) != "attached\n" {
 		t.Errorf("got %q, %v", out.Stdout, err)
 	}
-	if count.n < 4 {
-		t.Errorf("started at try %d: it was never busy", count.n)
+	if tries < 4 {
+		t.Errorf("started at try %d: it was never busy", tries)
 	}
 }
 

@@ -15,13 +15,12 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/thread"
+	"github.com/embedcni/cni/netns"
 )
 
 const insideEnv = "EMBEDCNI_INVOKE_INSIDE"
-
-type handle struct{ f *os.File }
-
-func (h handle) File() *os.File { return h.f }
 
 // inNamespaces runs the rest of the calling test in another process, in new
 // user and network namespaces, root or not. It reports whether this is that
@@ -51,59 +50,43 @@ func inNamespaces(t *testing.T) bool {
 	return false
 }
 
-// newNetNS makes a network namespace that lives as long as the returned file.
-func newNetNS(t *testing.T) *os.File {
+// newNetNS makes a network namespace that lives as long as the returned handle.
+func newNetNS(t *testing.T) (ns *netns.Handle) {
 	t.Helper()
-	type result struct {
-		f   *os.File
-		err error
-	}
-	made := make(chan result)
-	own := ownNetNS(t)
-	go func() {
-		runtime.LockOSThread()
+	expect.NoError(t, ownNetNS(t).Do(func() (err error) { // which moves the thread back
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			made <- result{nil, err}
-			return
+			return err
 		}
-		f, err := os.Open(threadNetNS)
-		if err = errors.Join(err, enter(own)); err == nil {
-			runtime.UnlockOSThread()
-		}
-		made <- result{f, err}
-	}()
-	r := <-made
-	if r.err != nil {
-		t.Fatal(r.err)
-	}
-	t.Cleanup(func() { r.f.Close() })
-	return r.f
+		ns, err = netns.Current()
+		return err
+	}))
+	t.Cleanup(func() { expect.NoError(t, ns.Close()) })
+	return ns
 }
 
 // nameOf returns readlink's name of a namespace.
-func nameOf(t *testing.T, ns *os.File) string {
+func nameOf(ns *netns.Handle) string { return fmt.Sprintf("net:[%d]", ns.ID().Ino) }
+
+func ownNetNS(t *testing.T) *netns.Handle {
 	t.Helper()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprintf("net:[%d]", st.Ino)
+	own, err := netns.Current()
+	expect.NoError(t, err)
+	t.Cleanup(func() { expect.NoError(t, own.Close()) })
+	return own
 }
 
-func ownNetNS(t *testing.T) *os.File {
-	t.Helper()
-	f, err := os.Open(threadNetNS)
-	if err != nil {
-		t.Fatal(err)
+// in returns a Request's In for a namespace; nil for none.
+func in(ns *netns.Handle) func(func() error) error {
+	if ns == nil {
+		return nil
 	}
-	t.Cleanup(func() { f.Close() })
-	return f
+	return func(start func() error) error { return thread.In(ns, start) }
 }
 
-func runIn(t *testing.T, ns NetNS) string {
+func runIn(t *testing.T, ns *netns.Handle) string {
 	t.Helper()
 	req := scripted(t, "netns")
-	req.NetNS = ns
+	req.In = in(ns)
 	out, err := Run(context.Background(), req, Limits{})
 	if err != nil {
 		t.Errorf("%v: %s", err, out.Stderr)
@@ -116,29 +99,29 @@ func TestDuty_R13_TheNetNSOfTheCallingThread(t *testing.T) {
 		return
 	}
 	own, other := ownNetNS(t), newNetNS(t)
-	if nameOf(t, own) == nameOf(t, other) {
+	if nameOf(own) == nameOf(other) {
 		t.Fatal("there is one namespace only")
 	}
-	if got, want := runIn(t, nil), nameOf(t, own); got != want {
+	if got, want := runIn(t, nil), nameOf(own); got != want {
 		t.Errorf("on an ordinary thread: %s, want %s", got, want)
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // never unlocked, as in BuildKit
-		if err := enter(other); err != nil {
+		if err := unix.Setns(int(other.File().Fd()), unix.CLONE_NEWNET); err != nil {
 			t.Error(err)
 			return
 		}
 		for range 5 {
-			if got, want := runIn(t, nil), nameOf(t, other); got != want {
+			if got, want := runIn(t, nil), nameOf(other); got != want {
 				t.Errorf("on a thread in another namespace: %s, want %s", got, want)
 			}
 		}
-		if got, want := runIn(t, handle{own}), nameOf(t, own); got != want {
+		if got, want := runIn(t, own), nameOf(own); got != want {
 			t.Errorf("sent back: %s, want %s", got, want)
 		}
-		if got, want := runIn(t, nil), nameOf(t, other); got != want {
+		if got, want := runIn(t, nil), nameOf(other); got != want {
 			t.Errorf("afterwards the thread is in %s, want %s", got, want)
 		}
 	}()
@@ -151,7 +134,7 @@ func TestDuty_R13_AGivenNetNS(t *testing.T) {
 	}
 	noLeak(t)
 	own, other := ownNetNS(t), newNetNS(t)
-	want := map[NetNS]string{nil: nameOf(t, own), handle{own}: nameOf(t, own), handle{other}: nameOf(t, other)}
+	want := map[*netns.Handle]string{nil: nameOf(own), own: nameOf(own), other: nameOf(other)}
 	var wg sync.WaitGroup
 	for range 10 {
 		for ns, name := range want {
@@ -168,7 +151,7 @@ func TestDuty_R13_AGivenNetNS(t *testing.T) {
 	expect.Eventually(t, "every thread is where it was", func() bool { return threadsElsewhere(t, own) == 0 })
 }
 
-func threadsElsewhere(t *testing.T, own *os.File) int {
+func threadsElsewhere(t *testing.T, own *netns.Handle) int {
 	t.Helper()
 	links, err := filepath.Glob("/proc/self/task/*/ns/net")
 	if err != nil {
@@ -176,36 +159,25 @@ func threadsElsewhere(t *testing.T, own *os.File) int {
 	}
 	n := 0
 	for _, link := range links {
-		if name, err := os.Readlink(link); err == nil && name != nameOf(t, own) {
+		if name, err := os.Readlink(link); err == nil && name != nameOf(own) {
 			n++
 		}
 	}
 	return n
 }
 
-func TestANetNSThatIsNone(t *testing.T) {
+func TestANamespaceThatCannotBeEntered(t *testing.T) {
 	if !inNamespaces(t) {
 		return
 	}
 	noLeak(t)
-	own := ownNetNS(t)
-	plain, err := os.Create(filepath.Join(t.TempDir(), "netns"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer plain.Close()
+	own, closed := ownNetNS(t), newNetNS(t)
+	expect.NoError(t, closed.Close())
 	req := scripted(t, "say started")
-	req.NetNS = handle{plain}
+	req.In = in(closed)
 	out, err := Run(context.Background(), req, Limits{})
-	want := fmt.Sprintf("start %s: enter network namespace %s: invalid argument", req.Path, plain.Name())
-	if len(out.Stdout) != 0 || !errors.Is(err, syscall.EINVAL) || err.Error() != want {
-		t.Errorf("got  %q, %v\nwant %s", out.Stdout, err, want)
-	}
-	closed := ownNetNS(t)
-	closed.Close()
-	req.NetNS = handle{closed}
-	if _, err := Run(context.Background(), req, Limits{}); !errors.Is(err, os.ErrClosed) || !strings.Contains(err.Error(), req.Path) {
-		t.Errorf("got %v, want os.ErrClosed", err)
+	if len(out.Stdout) != 0 || !errors.Is(err, os.ErrClosed) || !errors.Is(err, ErrNotStarted) || !strings.Contains(err.Error(), req.Path) {
+		t.Errorf("got %q, %v, want os.ErrClosed", out.Stdout, err)
 	}
 	if n := threadsElsewhere(t, own); n != 0 {
 		t.Errorf("%d threads are elsewhere", n)

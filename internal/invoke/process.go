@@ -36,9 +36,13 @@ type exit struct {
 func start(ctx context.Context, req Request, pipes *stdio, busyWait time.Duration) (*exec.Cmd, error) {
 	const longest = 100 * time.Millisecond
 	giveUp := time.Now().Add(busyWait)
+	in := req.In
+	if in == nil {
+		in = func(start func() error) error { return start() }
+	}
 	for pause := time.Millisecond; ; pause = min(2*pause, longest) {
 		cmd := command(req, pipes)
-		err := startIn(req.NetNS, cmd.Start)
+		err := in(cmd.Start)
 		if err == nil {
 			return cmd, nil
 		}

@@ -25,6 +25,7 @@ import (
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spans"
+	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -230,7 +231,7 @@ func (r *Runner) start(ctx context.Context, call chain.Call, p Provider) (invoke
 		Inherit: r.Inherit,
 	}
 	if r.Host != nil {
-		req.NetNS = r.Host
+		req.In = func(start func() error) error { return thread.In(r.Host, start) }
 	}
 	out, err := invoke.Run(ctx, req, invoke.Limits{})
 	if call.Verb == "ADD" && errors.Is(err, invoke.ErrUnknownExit) && isResult(call.Stdin, out.Stdout) {
