@@ -11,14 +11,13 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Finder finds host namespaces. It finds a path for the record, by which a later
-// call from another namespace can enter the namespace in which the plugins ran.
-// And it finds that namespace by the record.
+// Finder finds paths to host namespaces, for the record, and host namespaces by their
+// record, for a later call from another namespace.
 type Finder struct {
 	mu    sync.Mutex
 	known map[netns.ID]string
 
-	first func() (netns.ID, bool) // nsfind.First, called once: process 1 does not move
+	first func() (netns.ID, bool) // nsfind.First, called once: it is slow, and process 1 does not move
 
 	searching sync.Mutex
 	missed    map[string]miss // by identity, as records have it
@@ -26,7 +25,10 @@ type Finder struct {
 
 // NewFinder returns a Finder with no results yet.
 func NewFinder() *Finder {
-	return &Finder{first: sync.OnceValues(func() (netns.ID, bool) { return nsfind.First("/proc") })}
+	return &Finder{
+		known: make(map[netns.ID]string), missed: make(map[string]miss),
+		first: sync.OnceValues(func() (netns.ID, bool) { return nsfind.First("/proc") }),
+	}
 }
 
 // miss is a failed search.
@@ -62,9 +64,6 @@ func (f *Finder) PathTo(h *NetNS, configured string) string {
 				break
 			}
 		}
-	}
-	if f.known == nil {
-		f.known = make(map[netns.ID]string)
 	}
 	f.known[h.ID()] = path
 	return path
@@ -111,9 +110,6 @@ func (f *Finder) Find(rec *record.Record, configured string) (found *NetNS, cert
 	})
 	if found != nil || err != nil {
 		return found, false, err
-	}
-	if f.missed == nil {
-		f.missed = make(map[string]miss)
 	}
 	f.missed[rec.Host] = miss{time.Now(), complete}
 	return nil, complete && seesAll(rec), nil

@@ -32,7 +32,7 @@ func (h *NetNS) WhoseHost(ns netns.ID, path string) (whose string, err error) {
 	if ns == h.ID() {
 		return "that plugins run in", nil
 	}
-	if first, ok := h.first(); ok && ns == first {
+	if first, ok := h.finder.first(); ok && ns == first {
 		return "of process 1", nil
 	}
 	if nsfind.MountedAt(path, ns) {
@@ -43,13 +43,4 @@ func (h *NetNS) WhoseHost(ns netns.ID, path string) (whose string, err error) {
 		whose = "of this process"
 	}
 	return whose, err
-}
-
-// first returns the result of firstNetNS, which the runtime calls once, since it is
-// slow.
-func (h *NetNS) first() (netns.ID, bool) {
-	if h.finder == nil {
-		return nsfind.First("/proc")
-	}
-	return h.finder.first()
 }

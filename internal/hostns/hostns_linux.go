@@ -15,7 +15,7 @@ import (
 type NetNS struct {
 	*netns.Handle
 	Conns  links.Conns
-	finder *Finder // the runtime's; nil if it has none
+	finder *Finder // the runtime's
 }
 
 // Open opens the namespace at a path, or without one that of the calling thread.

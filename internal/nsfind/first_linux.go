@@ -13,7 +13,7 @@ import (
 // First returns the network namespace of process 1. It returns false if this
 // process is process 1, or has no privilege to look at it.
 //
-// The leading thread of process 1 may be in a container's namespace. So firstNetNS
+// The leading thread of process 1 may be in a container's namespace. So First
 // returns the first namespace that two of its threads are in, or else the first one
 // that it saw.
 func First(proc string) (netns.ID, bool) {
