@@ -11,6 +11,7 @@ import (
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -20,8 +21,13 @@ func TestWatchHearsOfChanges(t *testing.T) {
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	w := must[*Watch](t)(WatchAddresses(ns))
 	defer w.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
+	wait := func(what string) { // each has a time of its own: the many addresses below may take long
+		ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
+		defer cancel()
+		if err := w.Wait(ctx); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
 	for what, change := range map[string]func() error{
 		"an address": func() error { return c.AddAddress(br.Index, netip.MustParsePrefix("fd00::1/64"), 0) },
 		"a link":     func() error { return c.Change(br.Index, Change{Set: unix.IFF_UP}) },
@@ -29,9 +35,7 @@ func TestWatchHearsOfChanges(t *testing.T) {
 		if err := change(); err != nil {
 			t.Fatal(err)
 		}
-		if err := w.Wait(ctx); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+		wait(what)
 	}
 	// More than the socket's buffer holds: the kernel reports a loss.
 	for i := range 2000 {
@@ -40,9 +44,7 @@ func TestWatchHearsOfChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Wait(ctx); err != nil {
-		t.Errorf("many: %v", err)
-	}
+	wait("many")
 }
 
 func TestWatchEndsWithTheContext(t *testing.T) {
