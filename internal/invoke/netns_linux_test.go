@@ -13,9 +13,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/embedcni/cni/internal/expect"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
