@@ -281,6 +281,7 @@ func waitForTick(t *testing.T) {
 // TestFault_F39_GCByTheSpecificationLeavesOthersAddresses: the built-in plugins
 // run GC for 1.1.0 networks beside programs with other state directories.
 func TestFault_F39_GCByTheSpecificationLeavesOthersAddresses(t *testing.T) {
+	testhost.LeavesNothingRunning(t)
 	h := newRealHost(t)
 	list := cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.1.0", "name": "net", "plugins": [
 		{"type": "bridge", "bridge": "br-gc", "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.23.0.0/24"}]]}}]}`, h.Path("ipam")))

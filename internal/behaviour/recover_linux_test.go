@@ -457,7 +457,7 @@ func TestAFailedRemovalStaysRecordedAndIsTriedEverLessOften(t *testing.T) {
 	report, err = r.Recover(t.Context())
 	expect.NoError(t, err)
 	text := report.Failed["c1"].Error()
-	if !strings.HasPrefix(text, "container c1 could not be removed: not tried again yet: in ") || !strings.Contains(text, ", after 12 failures: stuck again; call Remove") {
+	if !strings.HasPrefix(text, "container c1 could not be removed: not tried again yet: in ") || !strings.Contains(text, ", after 12 failures: stuck again; fix the cause") {
 		t.Errorf("after 12 failures: %q", text)
 	}
 	expect.Same(t, "calls", s.Took(), []string{})
