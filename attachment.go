@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -19,8 +20,23 @@ type Attachment struct {
 	Since       time.Time
 	State       AttachmentState
 	Addresses   []Address // of the container, as far as plugins have reported them
-	Failures    int       // number of failed detachments
-	LastError   string    // of the last failure
+
+	// The parameters of the Setup: the ports that it asked for, whether or not a
+	// plugin of the network forwards any; the arguments, labels included; and the
+	// caller's own values, see WithMetadata.
+	Ports    []PortMapping
+	Args     map[string]string
+	Metadata map[string]string
+
+	// Plugins has the kind of each plugin that attached it, by type. It is nil for
+	// an attachment of an earlier version.
+	Plugins map[string]PluginKind
+
+	// Detaching it failed so often, last at that time with that error. If other
+	// attachments of the container have failed, and this one has not, it has none.
+	Failures  int
+	LastTry   time.Time
+	LastError string
 }
 
 // AttachmentState is the progress of an attachment.
@@ -75,8 +91,9 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 		a := Attachment{
 			ContainerID: string(rec.ContainerID), Network: n.Network, IfName: n.IfName, NetNS: rec.NetNS.Path,
 			Owner: rec.OwnerOf(&n), Since: rec.Since, State: Attaching,
-			Failures: n.Failures, LastError: n.LastError,
+			Metadata: n.Metadata, Failures: n.Failures, LastTry: n.LastTry, LastError: n.LastError,
 		}
+		a.Ports, a.Args, a.Plugins = parametersOf(&n)
 		switch {
 		case n.Failures > 0:
 			a.State = Failed
@@ -93,6 +110,31 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 		all = append(all, a)
 	}
 	return all
+}
+
+// parametersOf returns the parameters of an attachment as its caller gave them.
+func parametersOf(n *record.Attachment) (ports []PortMapping, args map[string]string, plugins map[string]PluginKind) {
+	var wire []wirePort
+	if json.Unmarshal(n.Capabilities[capPortMappings], &wire) == nil { // a value of another form is no list of ports
+		for _, p := range wire {
+			ports = append(ports, PortMapping(p))
+		}
+	}
+	for _, arg := range n.Args {
+		if args == nil {
+			args = make(map[string]string, len(n.Args))
+		}
+		args[arg[0]] = arg[1]
+	}
+	for _, p := range n.Plugins {
+		if plugins == nil {
+			plugins = make(map[string]PluginKind, len(n.Plugins))
+		}
+		if p.Kind != "" {
+			plugins[p.Type] = PluginKind(p.Kind)
+		}
+	}
+	return ports, args, plugins
 }
 
 // containerAddresses returns the addresses of interfaces in the sandbox, or all

@@ -196,6 +196,50 @@ func ExampleError() {
 	// status network "podnet": plugin type="ipvlan" failed (status): failed to find plugin "ipvlan" in path [testdata/no-plugins]; install it there, or name its directory with WithPluginDir
 }
 
+// Attachments lists the containers of all programs on the host, with the values that
+// the caller gave to Setup.
+func ExampleRuntime_Attachments() {
+	rt, err := cni.New(cni.WithDefaultConf)
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = rt.Setup(context.Background(), "web-1", "/run/netns/web-1",
+		cni.WithMetadata(map[string]string{"job": "web"}),
+		cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}}),
+	)
+	if err != nil {
+		log.Fatal(err)
+	}
+	attachments, err := rt.Attachments() // also after a restart
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, a := range attachments {
+		fmt.Println(a.Metadata["job"], a.IfName, a.State, a.Addresses, a.Ports)
+	}
+}
+
+// A Report prints as one line for each container, and is encoded with the texts of its
+// errors.
+func ExampleReport() {
+	report := cni.Report{
+		Adopted: []string{"web-1", "web-2"},
+		Kept:    map[string]error{"web-2": errors.New("interface eth0 is gone")},
+		Removed: []string{"job-7"},
+	}
+	fmt.Println(report)
+	data, err := json.Marshal(report)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(string(data))
+	// Output:
+	// web-1: adopted
+	// web-2: adopted, not known to be healthy: interface eth0 is gone
+	// job-7: removed
+	// {"Adopted":["web-1","web-2"],"Removed":["job-7"],"Reclaimed":null,"Left":null,"Kept":{"web-2":"interface eth0 is gone"},"Failed":null,"Skipped":null}
+}
+
 // Mappings are validated before any plugin runs, so a mistake leaves nothing
 // half done.
 func ExampleWithCapabilityPortMap() {

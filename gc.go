@@ -121,7 +121,9 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 		}
 		became := outcome{id: nameOf(f), adopted: keep, skipped: left}
 		if left == nil {
-			became.setAside(s.removeAgain(ctx, f.Record.ContainerID, keep))
+			var err error
+			became.removed, err = s.removeAgain(ctx, f.Record.ContainerID, keep)
+			became.setAside(err)
 		}
 		report.add(became)
 		if keep {
@@ -147,18 +149,18 @@ func isUnsettled(f record.Found, owner string) bool {
 }
 
 // removeAgain removes a container or, with keep, only the attachments that were
-// being removed before.
-func (s *snapshot) removeAgain(ctx context.Context, id record.ID, keep bool) error {
+// being removed before. It reports whether it has removed anything.
+func (s *snapshot) removeAgain(ctx context.Context, id record.ID, keep bool) (removed bool, err error) {
 	op, err := s.beginTeardown(ctx, id, container.Access{Waiting: container.Hurried, HasBarrier: true})
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer op.end()
 	if err := op.recallOwn(); err != nil {
-		return err
+		return false, err
 	}
 	if op.Record == nil || keep && op.Damaged {
-		return nil // removed since it was listed, or not legible enough
+		return false, nil // removed since it was listed, or not legible enough
 	}
 	going := op.attachments
 	if keep {
@@ -167,7 +169,8 @@ func (s *snapshot) removeAgain(ctx context.Context, id record.ID, keep bool) err
 			return n.State != record.Deleting && n.Failures == 0
 		})
 	}
-	return op.finish(ctx, going)
+	err = op.finish(ctx, going)
+	return err == nil, err
 }
 
 // collectByPlugins runs GC for each loaded network, unless one of its plugins

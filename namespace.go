@@ -27,6 +27,7 @@ type scope struct {
 	args           map[string]string
 	capabilityArgs map[string]any
 	configArgs     map[string]any
+	metadata       map[string]string
 	ifName         string
 	nested         bool
 }
@@ -47,6 +48,7 @@ func newScope() scope {
 		args:           make(map[string]string),
 		capabilityArgs: make(map[string]any),
 		configArgs:     make(map[string]any),
+		metadata:       make(map[string]string),
 	}
 }
 
@@ -71,7 +73,7 @@ func (ns *Namespace) only(n *Network) *Namespace {
 // is for all loaded networks; with it, for the selected ones in the given order,
 // which is also that of Result.Raw. opts apply to this network only and take
 // precedence over the same options of the call: WithInterfaceName, WithArgs,
-// WithLabels, WithConfigArgs and the capabilities.
+// WithLabels, WithConfigArgs, WithMetadata and the capabilities.
 //
 // A network may be selected twice with different interface names. If several
 // configurations have the name, all of them are selected, in the order in which they
@@ -133,6 +135,36 @@ func WithConfigArgs(key string, value any) NamespaceOpts {
 		ns.configArgs[key] = value
 		return nil
 	}
+}
+
+// maxMetadata limits the metadata of one attachment: the record is read by every call
+// for the container, and all records by Recover and GC.
+const maxMetadata = 4096
+
+// WithMetadata has Setup keep values of the caller's in the record of each attachment,
+// for example the name of a pod: [Runtime.Attachments] returns them. No plugin sees
+// them. All keys and values of one attachment may take 4096 bytes together, and a key
+// must not be empty. Other calls than Setup ignore it.
+func WithMetadata(values map[string]string) NamespaceOpts {
+	return func(ns *Namespace) error {
+		maps.Copy(ns.metadata, values)
+		return nil
+	}
+}
+
+// checkMetadata refuses metadata that is no small map.
+func checkMetadata(values map[string]string) error {
+	size := 0
+	for k, v := range values {
+		if k == "" {
+			return fmt.Errorf("metadata with an empty key: %w", ErrInvalidArgument)
+		}
+		size += len(k) + len(v)
+	}
+	if size > maxMetadata {
+		return fmt.Errorf("metadata of %d bytes, %d are allowed: %w", size, maxMetadata, ErrInvalidArgument)
+	}
+	return nil
 }
 
 // sortedArgs validates the arguments and sorts them by key, so that equal calls

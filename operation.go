@@ -145,6 +145,8 @@ type attachment struct {
 	plugins runner.Plugins // the plugins that run, or ran
 	lost    bool           // the interface was not in the container before its DEL
 	claims  claims.Claims  // addresses that host-local has reserved in this call
+
+	metadata map[string]string // of the caller's, for the record
 }
 
 // attachments are some of one container's attachments.

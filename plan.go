@@ -76,7 +76,11 @@ func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, e
 	if err != nil {
 		return nil, fmt.Errorf("network %q: %w", sel.network, err)
 	}
-	a := &attachment{op: op, network: n}
+	metadata := merge(ns.metadata, sel.metadata)
+	if err := checkMetadata(metadata); err != nil {
+		return nil, fmt.Errorf("network %q: %w", sel.network, err)
+	}
+	a := &attachment{op: op, network: n, metadata: metadata}
 	a.ConfigArgs = merge(ns.configArgs, sel.configArgs)
 	a.RuntimeConf = libcni.RuntimeConf{
 		ContainerID: string(ns.id), IfName: name, Args: args, CapabilityArgs: capabilities,

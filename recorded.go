@@ -55,7 +55,9 @@ func (op *operation) write(ctx context.Context) error {
 // plugins that run.
 func (a *attachment) newEntry(ctx context.Context) (record.Attachment, error) {
 	a.runner().Choose(ctx)
-	n := record.Attachment{Network: a.network.config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.plugins.Recorded()}
+	n := record.Attachment{
+		Network: a.network.config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.plugins.Recorded(), Metadata: a.metadata,
+	}
 	var err error
 	n.Result, n.Facts = json.RawMessage(a.part.Result), a.facts.All()
 	if n.Config, err = conflist.Whole(a.network.config); err != nil {
@@ -197,15 +199,36 @@ func (op *operation) forget(gone attachments) error {
 	return join(errs...)
 }
 
-// stay notes that the attachments could not be detached. The record stays for
-// the next Remove, Recover or GC.
-func (all attachments) stay(why *LeftoverError) {
-	for _, a := range all {
+// stay notes why attachments could not be detached, for each by itself, and returns
+// the error for all of them. The record stays for the next Remove, Recover or GC. An
+// attachment that stays only because others do gets no note: it is being detached.
+func (all attachments) stay(delErr error, outcomes []swept) *LeftoverError {
+	whole := &LeftoverError{ContainerID: string(all[0].op.ID), Err: delErr}
+	own := make([]*LeftoverError, len(all))
+	for i, o := range outcomes {
+		whole.Left, whole.Err = append(whole.Left, o.left...), join(whole.Err, o.err)
+		own[i] = &LeftoverError{Left: o.left, Err: join(all.about(i, delErr), o.err)}
+	}
+	for i, a := range all {
 		a.settle()
-		if err := a.Append(record.Entry{Error: why.why()}); err != nil {
+		why := own[i].why()
+		if why == "" {
+			continue
+		}
+		if err := a.Append(record.Entry{Error: why}); err != nil {
 			a.op.logger.Error("note a failure in the record", "container", a.op.ID, "error", err)
 		}
 	}
+	return whole
+}
+
+// about returns the errors of DELs that are about attachment i, or about none of them
+// in particular.
+func (all attachments) about(i int, err error) error {
+	return without(err, func(e *Error) bool {
+		a := all.of(e)
+		return a != nil && a != all[i]
+	})
 }
 
 func (s *snapshot) ledger() *record.Ledger { return s.Records.Ledger(s.owner) }

@@ -187,6 +187,9 @@ func (s *snapshot) deleteIllegible(f record.Found) (o outcome) {
 	if o.err = s.Pins.Discard(f.File); o.err == nil {
 		o.err = s.Records.Discard(f.File)
 	}
+	if o.err == nil {
+		o.left = o.id + " says nothing and was deleted; if its container is known, Remove or CleanUp finds the leftovers"
+	}
 	return o
 }
 
@@ -228,6 +231,7 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record
 	empty := !op.Damaged && len(op.Record.Attachments) == 0
 	if len(going) > 0 || empty {
 		o.err = op.finish(ctx, going)
+		o.removed = o.err == nil
 	}
 	return o
 }

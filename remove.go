@@ -120,8 +120,7 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 	} else {
 		delErr = going.detach(ctx)
 	}
-	left, err := going.sweep(ctx)
-	clean := len(left) == 0 && err == nil
+	swept, clean := going.sweep(ctx)
 	open := delErr
 	if clean && delErr != nil && !op.HostGone {
 		open = going.withoutUndone(ctx, delErr)
@@ -143,9 +142,7 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 		}
 		return nil
 	default:
-		stays := &LeftoverError{ContainerID: string(op.ID), Left: left, Err: join(delErr, err)}
-		going.stay(stays)
-		return stays
+		return going.stay(delErr, swept)
 	}
 }
 

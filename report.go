@@ -1,8 +1,10 @@
 package cni
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -13,7 +15,9 @@ import (
 // Report lists the containers that Recover or GC has looked at, by ID.
 type Report struct {
 	Adopted []string // attached and alive: kept
-	Removed []string // this owner's attachments are gone completely
+	// Removed are the containers of which this call has removed this owner's
+	// attachments, and verified that nothing of them remains.
+	Removed []string
 	// Kept are the containers in Adopted that are not known to be healthy, with
 	// the reason: CHECK failed or could not run, the interface is gone, or the
 	// path no longer leads to the namespace. Recover has not changed them. The
@@ -32,17 +36,71 @@ type Report struct {
 	// no longer on record.
 	Reclaimed []string
 	// Left has a line for each leftover that GC found but must not remove,
-	// because it may belong to somebody else. Each line says what to do.
+	// because it may belong to somebody else, and for each record that Recover deleted
+	// because it says nothing. Each line says what to do.
 	Left []string
+}
+
+// MarshalJSON encodes the report as an object with the names of its fields. Errors
+// become their texts.
+func (r Report) MarshalJSON() ([]byte, error) {
+	type plain Report
+	return json.Marshal(struct {
+		plain
+		Kept, Failed, Skipped map[string]string
+	}{plain(r), texts(r.Kept), texts(r.Failed), texts(r.Skipped)})
+}
+
+// String has a line for each container and each leftover.
+func (r Report) String() string {
+	var lines []string
+	for _, id := range r.Adopted {
+		line := id + ": adopted"
+		if why := r.Kept[id]; why != nil {
+			line += ", not known to be healthy: " + why.Error()
+		}
+		lines = append(lines, line)
+	}
+	for _, id := range r.Removed {
+		lines = append(lines, id+": removed")
+	}
+	for _, why := range []struct {
+		what string
+		of   map[string]error
+	}{{"failed", r.Failed}, {"skipped", r.Skipped}} {
+		for _, id := range slices.Sorted(maps.Keys(why.of)) {
+			lines = append(lines, fmt.Sprintf("%s: %s: %v", id, why.what, why.of[id]))
+		}
+	}
+	for _, line := range r.Reclaimed {
+		lines = append(lines, "reclaimed: "+line)
+	}
+	for _, line := range r.Left {
+		lines = append(lines, "left: "+line)
+	}
+	return strings.Join(lines, "\n")
+}
+
+func texts(errs map[string]error) map[string]string {
+	if errs == nil {
+		return nil
+	}
+	all := make(map[string]string, len(errs))
+	for id, err := range errs {
+		all[id] = err.Error()
+	}
+	return all
 }
 
 // outcome is the result for one container.
 type outcome struct {
 	id      string
 	adopted bool
-	kept    error // reason why it is not known to be healthy; it is adopted
-	err     error // reason why it could not be removed, or a part of it
-	skipped error // reason why nothing was done
+	removed bool   // all of this owner's attachments, or if adopted some
+	kept    error  // reason why it is not known to be healthy; it is adopted
+	err     error  // reason why it could not be removed, or a part of it
+	skipped error  // reason why nothing was done
+	left    string // a line for Left
 }
 
 func (r *Report) add(o outcome) {
@@ -58,12 +116,15 @@ func (r *Report) add(o outcome) {
 	if o.kept != nil {
 		set(&r.Kept, o.kept)
 	}
+	if o.left != "" {
+		r.Left = append(r.Left, o.left)
+	}
 	switch {
 	case o.skipped != nil:
 		set(&r.Skipped, o.skipped)
 	case o.err != nil:
 		set(&r.Failed, leftover(record.ID(o.id), o.err))
-	case !o.adopted:
+	case o.removed && !o.adopted:
 		r.Removed = append(r.Removed, o.id)
 	}
 }

@@ -13,20 +13,29 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
+// swept is the outcome of sweeping one attachment: the leftovers that remain, and the
+// reason why.
+type swept struct {
+	left []string
+	err  error
+}
+
 // sweep removes the attachments' leftovers that the reference plugins leave when
-// a DEL fails or is killed, and looks again. It returns neither lines nor an
-// error only after verifying that nothing remains.
-func (all attachments) sweep(ctx context.Context) (left []string, err error) {
-	var errs []error
-	for _, a := range all {
-		l, err := a.sweep(ctx)
-		left = append(left, l...)
-		errs = append(errs, err)
+// a DEL fails or is killed, and looks again. An outcome is empty only after verifying
+// that nothing of the attachment remains.
+func (all attachments) sweep(ctx context.Context) (outcomes []swept, clean bool) {
+	outcomes = make([]swept, len(all))
+	clean = true
+	for i, a := range all {
+		o := &outcomes[i]
+		o.left, o.err = a.sweep(ctx)
+		clean = clean && len(o.left) == 0 && o.err == nil
 	}
-	if len(errs) > 0 && join(errs...) == nil && len(left) == 0 {
-		errs = append(errs, all[0].makeAgain(ctx, footprint.Inherited))
+	if clean && len(all) > 0 {
+		outcomes[0].err = all[0].makeAgain(ctx, footprint.Inherited)
+		clean = outcomes[0].err == nil
 	}
-	return left, join(errs...)
+	return outcomes, clean
 }
 
 func (a *attachment) sweep(ctx context.Context) (left []string, err error) {

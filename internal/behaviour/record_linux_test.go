@@ -313,7 +313,8 @@ func TestAttachmentsAndLookupReturnTheRecord(t *testing.T) {
 		t.Errorf("attached since %v", all[0].Since)
 	}
 	want := cni.Attachment{ContainerID: "c1", Network: "one", IfName: "eth0", NetNS: path, Owner: "tester", Since: all[0].Since,
-		State: cni.Attached, Addresses: []cni.Address{{Prefix: netip.MustParsePrefix("10.0.0.1/24")}}}
+		State: cni.Attached, Addresses: []cni.Address{{Prefix: netip.MustParsePrefix("10.0.0.1/24")}},
+		Plugins: map[string]cni.PluginKind{"p": cni.PluginExecutable}}
 	expect.Same(t, "attachments", all, []cni.Attachment{want})
 	found, err := r.Lookup("c1")
 	expect.NoError(t, err)
@@ -327,7 +328,10 @@ func TestAttachmentsAndLookupReturnTheRecord(t *testing.T) {
 	removal := r.Remove(t.Context(), "c1", "")
 	all, err = r.Attachments()
 	expect.NoError(t, err)
-	want.State, want.Failures, want.LastError = cni.Failed, 1, errors.Unwrap(removal).Error()
+	if ago := time.Since(all[0].LastTry); ago < 0 || ago > expect.Patience {
+		t.Errorf("last tried %v", all[0].LastTry)
+	}
+	want.State, want.Failures, want.LastTry, want.LastError = cni.Failed, 1, all[0].LastTry, errors.Unwrap(removal).Error()
 	expect.Same(t, "attachments after a failure", all, []cni.Attachment{want})
 }
 

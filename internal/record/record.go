@@ -131,6 +131,7 @@ type Attachment struct {
 	Args         [][2]string                `json:"args,omitempty"`
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	ConfigArgs   map[string]json.RawMessage `json:"configArgs,omitempty"`
+	Metadata     map[string]string          `json:"metadata,omitempty"` // of the caller's
 
 	// Owner asked for this attachment, if the record's owner did not; see
 	// OwnerOf.
