@@ -2,22 +2,25 @@ package cni
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spans"
 )
 
 // Check asks the plugins of the loaded networks, or of those selected with
 // WithNetwork, whether the attachment is as Setup left it, with the configuration and
 // the parameters of Setup. It stops at the first error, and returns ErrNotAttached if
-// there was no Setup. A configuration older than 0.4.0 has no CHECK and returns an
+// there was no Setup, whatever the path. A configuration older than 0.4.0 has no CHECK and returns an
 // error that says so; one with disableCheck is skipped.
 func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	s := r.current.Load()
 	ctx, span := spans.Call(ctx, "cni.Check", id, path)
 	defer func() { endCall(span, err) }()
-	if err := s.ready(); err != nil {
+	if err := r.ready(s); err != nil {
 		return err
 	}
 	ns, err := newNamespace(id, path, opts...)
@@ -29,6 +32,9 @@ func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...Nam
 
 func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 	op, err := s.begin(ns, "CHECK")
+	if errors.Is(err, ErrInvalidNetNS) && !s.isKnown(ns.id) {
+		err = ErrNotAttached // the path is no container's
+	}
 	if err != nil {
 		return fmt.Errorf("check container %q: %w", ns.id, err)
 	}
@@ -55,6 +61,17 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 		}
 	}
 	return nil
+}
+
+// isKnown reports whether a container may be attached: it is on record, or in libcni's
+// cache, or either cannot be read.
+func (s *snapshot) isKnown(id record.ID) bool {
+	rec, err := s.Records.Load(id)
+	if rec != nil || err != nil {
+		return true
+	}
+	cached, err := chain.AllCached(s.stateDir, string(id))
+	return len(cached) > 0 || err != nil
 }
 
 // check runs the CHECK of one network, as recorded, if it has one.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -95,7 +96,8 @@ type NetworkConf struct {
 // safe for concurrent use.
 type Runtime struct {
 	current atomic.Pointer[snapshot]
-	loading sync.Mutex // one Load at a time; never held while a plugin runs
+	failed  atomic.Pointer[error] // of the last Load; nil if it succeeded
+	loading sync.Mutex            // one Load at a time; never held while a plugin runs
 }
 
 // snapshot is a complete configuration. It is immutable: Load makes another one, and
@@ -136,12 +138,15 @@ func (r *Runtime) Load(opts ...Opt) error {
 	previous := r.current.Load()
 	s, err := newSnapshot(previous.settings, previous, opts)
 	if err != nil {
-		return loadError(err)
+		err = loadError(err)
+		r.failed.Store(&err)
+		return err
 	}
 	for _, f := range s.skipped {
 		s.logger.Warn("configuration file passed over", "path", f.Path, "reason", f.Reason)
 	}
 	r.current.Store(s)
+	r.failed.Store(nil)
 	return nil
 }
 
@@ -214,11 +219,16 @@ func canonical(path string) string {
 	}
 }
 
-func (s *snapshot) ready() error {
-	if len(s.networks) < s.minNetworks {
-		return ErrCNINotInitialized
+// ready returns ErrCNINotInitialized, with the reason if that is known, if too few
+// networks are loaded.
+func (r *Runtime) ready(s *snapshot) error {
+	if len(s.networks) >= s.minNetworks {
+		return nil
 	}
-	return nil
+	if failed := r.failed.Load(); failed != nil {
+		return fmt.Errorf("%w: %w", ErrCNINotInitialized, *failed)
+	}
+	return ErrCNINotInitialized
 }
 
 // Networks returns the loaded networks in order.

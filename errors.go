@@ -2,8 +2,10 @@ package cni
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/perm"
+	"github.com/embedcni/cni/internal/privilege"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 )
@@ -143,9 +146,21 @@ func (e *Error) hint() string {
 		return "; install it there, or name its directory with WithPluginDir"
 	case e.Code == types.ErrTryAgainLater:
 		return "; the plugin asks to be tried again later"
+	case strings.Contains(e.Msg, "unknown args"): // types.LoadArgs, which the reference plugins call
+		return `; with WithArgs("IgnoreUnknown", "1") plugins ignore arguments that they do not know`
+	case errors.Is(e.Err, fs.ErrPermission) || strings.Contains(e.Msg+e.Details, "operation not permitted"):
+		return missing(privilege.Missing())
 	default:
 		return ""
 	}
+}
+
+// missing returns a hint at the capabilities that plugins need and this process lacks.
+func missing(lacks []string, err error) string {
+	if err != nil || len(lacks) == 0 {
+		return "" // the reason is another one
+	}
+	return "; plugins need " + strings.Join(lacks, " and ") + ", which this process lacks"
 }
 
 // Format prints the whole error with %+v, including stderr.
@@ -238,6 +253,44 @@ func recordError(records *record.Store, id record.ID, file string, err error) er
 		return err
 	}
 	return &RecordError{ContainerID: string(id), Path: records.Path(file), Newer: newer, Err: err}
+}
+
+// codeNotAvailable is "plugin is not available" (CNI specification 1.1.0, section 5).
+const codeNotAvailable = 50
+
+// AsCNIError returns an error of this package as the error object of the CNI
+// specification (1.1.0, section 5), for a program that answers CNI calls itself. An
+// error of a plugin keeps its code and its words; others get the code of the
+// specification that fits, or 999. Details has the rest of the text. It returns nil for
+// nil.
+func AsCNIError(err error) *types.Error {
+	if err == nil {
+		return nil
+	}
+	if e := (*Error)(nil); errors.As(err, &e) && e.Code != 0 {
+		return types.NewError(e.Code, e.why(), err.Error())
+	}
+	if e := (*types.Error)(nil); errors.As(err, &e) {
+		return types.NewError(e.Code, e.Msg, err.Error())
+	}
+	for _, of := range []struct {
+		code  uint
+		kinds []error
+	}{
+		{types.ErrUnknownContainer, []error{ErrNotAttached}},
+		{types.ErrInvalidEnvironmentVariables, []error{ErrInvalidArgument, ErrInvalidNetNS}},
+		{types.ErrIOFailure, []error{ErrRead}},
+		{types.ErrDecodingFailure, []error{ErrInvalidResult, ErrPluginOutput}},
+		{types.ErrTryAgainLater, []error{ErrBusy, context.DeadlineExceeded, context.Canceled}},
+		{codeNotAvailable, []error{ErrPluginNotFound, ErrInsecureFile}},
+		{types.ErrInvalidNetworkConfig, []error{ErrInvalidConfig}},
+		{codeNotAvailable, []error{ErrCNINotInitialized}},
+	} {
+		if slices.ContainsFunc(of.kinds, func(kind error) bool { return errors.Is(err, kind) }) {
+			return types.NewError(of.code, err.Error(), "")
+		}
+	}
+	return types.NewError(types.ErrInternal, err.Error(), "")
 }
 
 // join is errors.Join, but returns a single error unchanged: most calls have one

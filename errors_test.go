@@ -197,3 +197,61 @@ func TestIsFunctions(t *testing.T) {
 		}
 	}
 }
+
+func TestAsCNIErrorHasTheCodeThatFits(t *testing.T) {
+	coded := &Error{Op: "ADD", Network: "net", Plugin: "p", Code: 11, Msg: "no more addresses"}
+	tests := map[string]struct {
+		err       error
+		code      uint
+		msg, more string
+	}{
+		"plugin's":           {coded, 11, "no more addresses", coded.Error()},
+		"wrapped":            {fmt.Errorf("set up: %w", coded), 11, "no more addresses", "set up: " + coded.Error()},
+		"without a code":     {&Error{Op: "ADD", Network: "net", Err: fmt.Errorf("x: %w", ErrPluginNotFound)}, 50, "", ""},
+		"its own object":     {fmt.Errorf("a: %w", types.NewError(7, "bad", "")), 7, "bad", "a: bad"},
+		"not attached":       {fmt.Errorf("c1 is %w", ErrNotAttached), 3, "c1 is not attached", ""},
+		"argument":           {ErrInvalidArgument, 4, ErrInvalidArgument.Error(), ""},
+		"namespace":          {ErrInvalidNetNS, 4, ErrInvalidNetNS.Error(), ""},
+		"file":               {ErrRead, 5, ErrRead.Error(), ""},
+		"result":             {ErrInvalidResult, 6, ErrInvalidResult.Error(), ""},
+		"configuration":      {fmt.Errorf("%w: %w", ErrInvalidConfig, ErrCNINotInitialized), 7, "invalid cni config: cni plugin not initialized", ""},
+		"busy":               {ErrBusy, 11, ErrBusy.Error(), ""},
+		"deadline":           {context.DeadlineExceeded, 11, context.DeadlineExceeded.Error(), ""},
+		"nothing is loaded":  {ErrCNINotInitialized, 50, ErrCNINotInitialized.Error(), ""},
+		"anything else":      {errors.New("disk on fire"), 999, "disk on fire", ""},
+		"a plugin's missing": {ErrPluginNotFound, 50, ErrPluginNotFound.Error(), ""},
+	}
+	for name, tt := range tests {
+		got := AsCNIError(tt.err)
+		if tt.msg == "" {
+			tt.msg = tt.err.Error()
+		}
+		if got.Code != tt.code || got.Msg != tt.msg || got.Details != tt.more {
+			t.Errorf("%s: got code %d, %q, %q; want %d, %q, %q", name, got.Code, got.Msg, got.Details, tt.code, tt.msg, tt.more)
+		}
+	}
+	if got := AsCNIError(nil); got != nil {
+		t.Errorf("nil: got %v", got)
+	}
+}
+
+func TestHintsAtArgumentsAndCapabilities(t *testing.T) {
+	unknown := &Error{Op: "ADD", Network: "net", Plugin: "p", Code: 999, Msg: `ARGS: unknown args ["TIER=front"]`}
+	if want := `; with WithArgs("IgnoreUnknown", "1") plugins ignore arguments that they do not know`; !strings.HasSuffix(unknown.Error(), want) {
+		t.Errorf("got %q, want %q at the end", unknown, want)
+	}
+	for _, tt := range []struct {
+		lacks []string
+		err   error
+		want  string
+	}{
+		{nil, nil, ""},
+		{nil, errors.New("no capget"), ""},
+		{[]string{"CAP_NET_ADMIN"}, nil, "; plugins need CAP_NET_ADMIN, which this process lacks"},
+		{[]string{"CAP_NET_ADMIN", "CAP_SYS_ADMIN"}, nil, "; plugins need CAP_NET_ADMIN and CAP_SYS_ADMIN, which this process lacks"},
+	} {
+		if got := missing(tt.lacks, tt.err); got != tt.want {
+			t.Errorf("%v, %v: got %q, want %q", tt.lacks, tt.err, got, tt.want)
+		}
+	}
+}

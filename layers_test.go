@@ -15,7 +15,8 @@ var floors = [][]string{
 	{
 		"internal/batch", "internal/behaviour", "internal/cut", "internal/expect", "internal/faults",
 		"internal/interchange", "internal/known", "internal/netfilter/fwrules", "internal/perm",
-		"internal/plainfile", "internal/scripted", "internal/spans", "internal/tasks", "netns",
+		"internal/plainfile", "internal/privilege", "internal/scripted", "internal/spans",
+		"internal/tasks", "netns",
 	},
 	{
 		"internal/audit", "internal/boot", "internal/chain", "internal/conflist", "internal/conntrack",

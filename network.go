@@ -50,10 +50,11 @@ type loader func(b *build) error
 // build is a configuration under construction: settings are final, networks are being
 // added. previous is the snapshot that a Load would replace.
 type build struct {
-	settings *settings
-	previous *snapshot
-	networks []*Network
-	skipped  []SkippedFile
+	settings   *settings
+	previous   *snapshot
+	networks   []*Network
+	skipped    []SkippedFile
+	unnumbered int // networks that do not count for the numbers of interfaces
 }
 
 func (b *build) reader() conflist.Reader {
@@ -69,8 +70,8 @@ func (b *build) add(list *libcni.NetworkConfigList, ifName, path string) error {
 }
 
 // next returns the interface name of the next network: prefix and the number of
-// networks so far, including loopback, as in go-cni.
-func (b *build) next() string { return ifName(b.settings.prefix, len(b.networks)) }
+// networks so far, as in go-cni.
+func (b *build) next() string { return ifName(b.settings.prefix, len(b.networks)-b.unnumbered) }
 
 func withLoader(l loader) Opt {
 	return func(c *config) error {
@@ -91,14 +92,27 @@ const loopbackConf = `{
 
 // WithLoNetwork loads the loopback network, whose interface is always lo. It is
 // an Opt itself and is passed without a call.
-func WithLoNetwork(c *config) error {
+//
+// As with go-cni, it counts as a network: a list that WithConfListBytes or
+// WithConfListFile loads after it gets eth1, and the Result has an eth0 without
+// addresses. With [WithLoopback] in its place the list gets eth0.
+func WithLoNetwork(c *config) error { return withLoader((*build).addLoopback)(c) }
+
+// WithLoopback is WithLoNetwork, but the network does not count for the numbers of
+// interfaces: the list that is loaded next gets eth0.
+func WithLoopback(c *config) error {
 	return withLoader(func(b *build) error {
-		list, err := conflist.Parse([]byte(loopbackConf))
-		if err != nil {
-			return err
-		}
-		return b.add(list, "lo", "")
+		b.unnumbered++
+		return b.addLoopback()
 	})(c)
+}
+
+func (b *build) addLoopback() error {
+	list, err := conflist.Parse([]byte(loopbackConf))
+	if err != nil {
+		return err
+	}
+	return b.add(list, "lo", "")
 }
 
 // WithConf loads a single plugin's configuration from bytes. Its interface is
@@ -131,7 +145,7 @@ func WithConfFile(fileName string) Opt {
 }
 
 // WithConfListBytes loads a list of plugins from bytes. Its interface is the
-// prefix with the number of networks loaded before it.
+// prefix with the number of networks loaded before it, see WithLoNetwork.
 func WithConfListBytes(bytes []byte) Opt {
 	bytes = slices.Clone(bytes)
 	return withLoader(func(b *build) error {

@@ -105,7 +105,7 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 		return "", nil, fmt.Errorf("set up container %q: %w", id, ErrPoolClosed)
 	}
 	s := p.runtime.current.Load()
-	if err := s.ready(); err != nil {
+	if err := p.runtime.ready(s); err != nil {
 		return "", nil, err
 	}
 	ns, err := newNamespace(id, "", opts...)

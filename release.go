@@ -83,16 +83,17 @@ func (r *ReleaseReport) Err() error {
 func (r *Runtime) Release(ctx context.Context, o ReleaseOptions) (*ReleaseReport, error) {
 	s := r.current.Load()
 	report := &ReleaseReport{}
-	if err := s.release(ctx, o, report); err != nil {
+	err := join(s.refuseInside(ctx), r.ready(s))
+	if err == nil {
+		err = s.release(ctx, o, report)
+	}
+	if err != nil {
 		return report, fmt.Errorf("release: %w", err)
 	}
 	return report, nil
 }
 
 func (s *snapshot) release(ctx context.Context, o ReleaseOptions, report *ReleaseReport) (err error) {
-	if err := join(s.refuseInside(ctx), s.ready()); err != nil {
-		return err
-	}
 	host, err := s.Hosts.Open("") // go-cni has no other
 	if err != nil {
 		return err

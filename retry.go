@@ -12,8 +12,8 @@ import (
 )
 
 // Retry configures how often Setup repeats an attempt that failed with a
-// transient error: code 11, "try again later", or an error that contains one of
-// transientWords.
+// transient error: code 11, "try again later", or the error of a plugin that has lost
+// a race with another one for a bridge, a chain or the lock of iptables.
 type Retry struct {
 	Attempts int           // in total; 1 or less does not retry
 	Delay    time.Duration // before the second attempt, doubling from then on; 100 ms if zero

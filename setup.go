@@ -44,7 +44,7 @@ func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []Names
 	s := r.current.Load()
 	ctx, under := spans.Call(ctx, span, id, path)
 	defer func() { endCall(under, err) }()
-	if err := s.ready(); err != nil {
+	if err := r.ready(s); err != nil {
 		return nil, err
 	}
 	ns, err := newNamespace(id, path, opts...)

@@ -16,12 +16,13 @@ func (r *Runtime) Status() error { return r.StatusContext(context.Background()) 
 
 // StatusContext returns nil if containers can be attached. It returns
 // ErrCNINotInitialized if fewer networks are loaded than WithMinNetworkCount asks
-// for, ErrInvalidConfig if one of them has no name, or else the error that a plugin
-// of a network of version 1.1.0 or later returns for STATUS. It waits for no other
-// call, and concurrent calls share one answer.
+// for, with the error of the last Load if that failed; ErrInvalidConfig if one of them
+// has no name; or else the error that a plugin of a network of version 1.1.0 or later
+// returns for STATUS. It waits for no other call, and concurrent calls share one
+// answer.
 func (r *Runtime) StatusContext(ctx context.Context) error {
 	s := r.current.Load()
-	if err := join(s.ready(), s.unnamed()); err != nil {
+	if err := join(r.ready(s), s.unnamed()); err != nil {
 		return err
 	}
 	return s.askStatus(ctx)

@@ -72,6 +72,8 @@ func TestDuty_R1_ConfigurationsOfOneNameAreToldApartByTheInterface(t *testing.T)
 	}{
 		"Concourse's IPv6": {[]cni.Opt{list, cni.WithLoNetwork, list}, "a=eth0 cni-loopback=lo a=eth2"},
 		"bytes and file":   {[]cni.Opt{cni.WithLoNetwork, list, file}, "cni-loopback=lo a=eth1 a=eth2"},
+		"lo not counted":   {[]cni.Opt{cni.WithLoopback, list, file}, "cni-loopback=lo a=eth0 a=eth1"},
+		"lo in between":    {[]cni.Opt{list, cni.WithLoopback, file}, "a=eth0 cni-loopback=lo a=eth1"},
 		"list and single":  {[]cni.Opt{list, conf, cni.WithConfIndex([]byte(testhost.ConfOf("a")), 7)}, "a=eth0 a=eth0 a=eth7"},
 		"by name":          {[]cni.Opt{list, cni.WithNetworkName("a")}, "a=eth0 a=eth1"},
 		"directory":        {[]cni.Opt{cni.WithAllConf}, "a=eth0 a=eth1 b=eth2"},

@@ -198,6 +198,18 @@ func TestParseNamesTheMistake(t *testing.T) {
 	}
 }
 
+func TestASinglePluginIsNoList(t *testing.T) {
+	for conf, hint := range map[string]bool{`{"name": "net", "type": "bridge"}`: true, `{"name": "net"}`: false} {
+		list, err := conflist.Parse([]byte(conf)) // its plugins may be in files beside it
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err = conflist.RequirePlugins(list); err == nil || strings.Contains(err.Error(), "load it with WithConf") != hint {
+			t.Errorf("%s: %v", conf, err)
+		}
+	}
+}
+
 func TestParseSingleNamesTheMistake(t *testing.T) {
 	tests := map[string]struct{ conf, err string }{
 		"empty":                   {``, "error parsing configuration: unexpected end of JSON input"},

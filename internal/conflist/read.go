@@ -1,6 +1,7 @@
 package conflist
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -80,7 +81,13 @@ func (r Reader) List(path string) (*libcni.NetworkConfigList, error) {
 // RequirePlugins refuses a list without plugins.
 func RequirePlugins(list *libcni.NetworkConfigList) error {
 	if len(list.Plugins) == 0 {
-		return errors.New("error parsing configuration list: no plugins in list")
+		err := errors.New("error parsing configuration list: no plugins in list")
+		var single struct{ Type json.RawMessage }
+		if json.Unmarshal(list.Bytes, &single) == nil && single.Type != nil {
+			err = fmt.Errorf("%w; it has the form of a single plugin's configuration: load it with WithConf or WithConfFile, "+
+				"or in a directory under a name that ends in .conf", err)
+		}
+		return err
 	}
 	return nil
 }
