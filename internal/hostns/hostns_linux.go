@@ -96,6 +96,12 @@ func (h *NetNS) HasLink(ns *netns.Handle, name string) (bool, error) {
 	return err == nil && l != nil, err
 }
 
+// Reachable returns an error unless the kernel answers questions about the namespace.
+func (h *NetNS) Reachable() error {
+	_, err := h.Conns.Lookup(h.Handle, "lo")
+	return err
+}
+
 // Lasting returns those of the host's ends of veth pairs that still exist.
 func (h *NetNS) Lasting(ends []int) (left []int, err error) {
 	if len(ends) == 0 {

@@ -40,6 +40,9 @@ func (*NetNS) Close() error { return nil }
 // String returns no identity.
 func (*NetNS) String() string { return "" }
 
+// Reachable returns nil.
+func (*NetNS) Reachable() error { return nil }
+
 // Validate accepts every path.
 func (*NetNS) Validate(path, _ string) (string, error) { return path, nil }
 

@@ -3,6 +3,7 @@ package netfilter
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -65,6 +66,22 @@ func (fw *Firewalls) form(b fwrules.Backend) (form, error) {
 		}
 	}
 	return nil, b.Unknown()
+}
+
+// Usable returns an error unless rules can be made: the kernel has nf_tables, or the host
+// has the program iptables.
+func (fw *Firewalls) Usable(ctx context.Context) error {
+	err := fw.sockets.Do(ctx, func(c *nft.Conn) error {
+		_, err := c.Generation()
+		return err
+	})
+	if errors.Is(err, nft.ErrNotSupported) && Detect() == fwrules.DetectedIPTables {
+		return nil // of the legacy variant
+	}
+	if err != nil {
+		return fmt.Errorf("packet filter: %w", err)
+	}
+	return nil
 }
 
 // Detect returns the form of rules that have to be in iptables if the host has

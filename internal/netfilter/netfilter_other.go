@@ -24,6 +24,9 @@ func (*Firewalls) Check(context.Context, fwrules.Backend, fwrules.Rules) error {
 	return ErrNotSupported
 }
 
+// Usable fails with [ErrNotSupported].
+func (*Firewalls) Usable(context.Context) error { return ErrNotSupported }
+
 // Detect returns fwrules.DetectedNative.
 func Detect() string { return fwrules.DetectedNative }
 

@@ -74,6 +74,17 @@ func (c Choice) Find(typ string) (Provider, error) {
 	return c.executable(typ, own, Provider{Kind: BuiltIn, plugin: own})
 }
 
+// FindDelegate returns an error unless a plugin finds the one to which it delegates its
+// ADD. An executable finds only executables.
+func (c Choice) FindDelegate(p Provider, typ string) error {
+	if p.Kind != Executable {
+		_, err := c.Find(typ)
+		return err
+	}
+	_, err := invoke.Find(typ, c.Dirs, c.AllowInsecure)
+	return err
+}
+
 // executable finds an executable in the plugin directories, or else returns the
 // built-in plugin.
 func (c Choice) executable(typ string, own plugin.Plugin, otherwise Provider) (Provider, error) {

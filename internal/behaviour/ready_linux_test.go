@@ -1,0 +1,132 @@
+package behaviour_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// reasons returns the reasons why a runtime is not ready.
+func reasons(t *testing.T, r *cni.Runtime) []error {
+	t.Helper()
+	err := r.Ready(t.Context())
+	if err == nil {
+		return nil
+	}
+	var not *cni.NotReadyError
+	if !errors.As(err, &not) || len(not.Reasons) == 0 {
+		t.Fatalf("got %T: %v", err, err)
+	}
+	for _, reason := range not.Reasons {
+		if !strings.Contains(err.Error(), reason.Error()) {
+			t.Errorf("%q is not in the text %q", reason, err)
+		}
+	}
+	return not.Reasons
+}
+
+// TestReadyNamesEveryReason, of all networks and plugins.
+func TestReadyNamesEveryReason(t *testing.T) {
+	s := newStage(t)
+	s.Plugin(scripted.Script{}, "p")
+	expect.NoError(t, os.Chmod(s.Write("bin/open", "#!/bin/sh\n"), 0o777))
+	dirs := cni.WithPluginDir([]string{s.Path("bin"), s.Path("nowhere")})
+	list := func(version, plugins string) cni.Opt {
+		return cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": %q, "name": "net", "plugins": [%s]}`, version, plugins))
+	}
+	full := fmt.Sprintf(`{"type": "bridge", "ipam": {"type": "host-local", "dataDir": %q, "subnet": "10.1.0.0/30"}}`, s.Path("ipam"))
+	expect.NoError(t, os.MkdirAll(s.Path("ipam", "net"), 0o700))
+	expect.NoError(t, os.WriteFile(s.Path("ipam", "net", "10.1.0.2"), []byte("c9\r\neth0"), 0o600))
+	expect.NoError(t, os.WriteFile(s.Path("ipam", "net", "lock"), nil, 0o600)) // STATUS makes it
+	for what, tt := range map[string]struct {
+		opts   []cni.Opt
+		kinds  []error
+		texts  []string
+		status bool // Status is nil as with go-cni
+	}{
+		"ready":                {opts: []cni.Opt{list("1.0.0", `{"type": "p"}`)}, status: true},
+		"nothing loaded":       {kinds: []error{cni.ErrCNINotInitialized}, texts: []string{"not initialized"}},
+		"a plugin is missing":  {[]cni.Opt{list("1.0.0", `{"type": "p"}, {"type": "absent"}, {"type": "gone"}`)}, []error{cni.ErrPluginNotFound, cni.ErrPluginNotFound}, []string{`"absent"`, `"gone"`}, true},
+		"its IPAM is missing":  {[]cni.Opt{list("1.0.0", `{"type": "p", "ipam": {"type": "host-local"}}`)}, []error{cni.ErrPluginNotFound}, []string{`"host-local"`}, true},
+		"insecure":             {[]cni.Opt{list("1.0.0", `{"type": "open"}`)}, []error{cni.ErrInsecureFile}, []string{"open"}, true},
+		"a full subnet":        {[]cni.Opt{list("1.0.0", full), cni.WithBuiltinPlugins("bridge", "host-local")}, []error{nil}, []string{"(code 50)"}, true},
+		"a full subnet, 1.1.0": {[]cni.Opt{list("1.1.0", full), cni.WithBuiltinPlugins("bridge", "host-local")}, []error{nil}, []string{"(code 50)"}, false},
+		"two networks":         {[]cni.Opt{list("1.0.0", `{"type": "absent"}`), list("1.0.0", `{"type": "gone"}`)}, []error{cni.ErrPluginNotFound, cni.ErrPluginNotFound}, []string{`"absent"`, `"gone"`}, true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := s.Runtime(append(tt.opts, dirs)...)
+			before := s.Audit()
+			got := reasons(t, r)
+			if len(got) != len(tt.kinds) {
+				t.Fatalf("got %d reasons, want %d: %v", len(got), len(tt.kinds), got)
+			}
+			for i, kind := range tt.kinds {
+				if kind != nil {
+					expect.Is(t, got[i], kind)
+				}
+				if !strings.Contains(got[i].Error(), tt.texts[i]) {
+					t.Errorf("got %q, want %q in it", got[i], tt.texts[i])
+				}
+			}
+			if err := r.Status(); (err == nil) != tt.status {
+				t.Errorf("Status: %v", err)
+			}
+			s.WantClean(before)
+		})
+	}
+}
+
+// TestReadySeesWhereNothingCanBeWritten: a Setup would fail before it runs a plugin.
+func TestReadySeesWhereNothingCanBeWritten(t *testing.T) {
+	s, r, _ := smallState(t)
+	s.TakeCalls()
+	expect.Same(t, "reasons", len(reasons(t, r)), 0)
+	s.fill()
+	expect.Is(t, reasons(t, r)[0], syscall.ENOSPC)
+	expect.NoError(t, os.Remove(s.Path("state", "ballast")))
+	s.makeReadOnly()
+	expect.Is(t, reasons(t, r)[0], syscall.EROFS)
+
+	file := s.Write("file", "")
+	elsewhere := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")), cni.WithStateDir(s.Path("new", "state")), cni.WithRecordDir(file))
+	expect.Is(t, reasons(t, elsewhere)[0], syscall.ENOTDIR)
+	if _, err := os.Stat(s.Path("new")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the state directory was made: %v", err)
+	}
+}
+
+// TestReadySeesMissingCapabilities drops one on a thread that ends with the goroutine.
+func TestReadySeesMissingCapabilities(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var has [2]unix.CapUserData
+		err := unix.Capget(&header, &has[0])
+		if err == nil {
+			has[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+			err = unix.Capset(&header, &has[0])
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		done <- r.Ready(t.Context())
+	}()
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "plugins need CAP_NET_ADMIN, which this process lacks") {
+		t.Errorf("got %v", err)
+	}
+	expect.Same(t, "reasons with it", testhost.Messages(r.Ready(t.Context())), nil)
+}
