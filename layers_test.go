@@ -13,10 +13,10 @@ import (
 // is a decision made here.
 var floors = [][]string{
 	{
-		"internal/batch", "internal/behaviour", "internal/cut", "internal/expect", "internal/faults",
-		"internal/interchange", "internal/known", "internal/netfilter/fwrules", "internal/perm",
-		"internal/plainfile", "internal/privilege", "internal/scripted", "internal/spans",
-		"internal/tasks", "netns",
+		"internal/batch", "internal/behaviour", "internal/cut", "internal/defaults", "internal/expect",
+		"internal/faults", "internal/interchange", "internal/known", "internal/netfilter/fwrules",
+		"internal/perm", "internal/plainfile", "internal/privilege", "internal/scripted",
+		"internal/spans", "internal/tasks", "netns",
 	},
 	{
 		"internal/audit", "internal/boot", "internal/chain", "internal/conflist", "internal/conntrack",

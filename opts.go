@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/builtin"
+	"github.com/embedcni/cni/internal/defaults"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/runner"
 )
@@ -24,6 +25,16 @@ const (
 	DefaultMaxConfNum = 1
 	// DefaultPrefix is the prefix of interface names.
 	DefaultPrefix = "eth"
+
+	// DefaultNetDir is the directory of configurations: /etc/cni/net.d, or on Windows
+	// C:\Program Files\containerd\cni\conf.
+	DefaultNetDir = defaults.NetDir
+	// DefaultCNIDir is the directory of plugins: /opt/cni/bin, or on Windows
+	// C:\Program Files\containerd\cni\bin.
+	DefaultCNIDir = defaults.CNIDir
+	// VendorCNIDirTemplate is for fmt.Sprintf with a root directory and a vendor's
+	// name. It is for Unix.
+	VendorCNIDirTemplate = "%s/opt/%s/bin"
 )
 
 // Opt configures a Runtime, in New or in Load. An option is a setting, which
@@ -79,7 +90,7 @@ func defaultSettings() settings {
 		pluginMaxConfNum: DefaultMaxConfNum,
 		prefix:           DefaultPrefix,
 		minNetworks:      1,
-		stateDir:         defaultStateDir,
+		stateDir:         defaults.StateDir,
 		owner:            filepath.Base(os.Args[0]),
 		timeouts:         defaultTimeouts(),
 		statusTTL:        time.Second,

@@ -2,13 +2,21 @@ package cni
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/privilege"
+	"github.com/embedcni/cni/internal/runner"
 )
 
 // Status is StatusContext without a context. Timeouts.Status bounds it.
@@ -120,4 +128,154 @@ func (s *snapshot) runStatus(ctx context.Context, host *hostns.NetNS) error {
 		}
 	}
 	return nil
+}
+
+// NotReadyError has every reason why a Setup cannot succeed now. errors.Is and
+// errors.As find each of them.
+type NotReadyError struct{ Reasons []error }
+
+// Error has a line for each reason.
+func (e *NotReadyError) Error() string {
+	lines := []string{"not ready"}
+	for _, reason := range e.Reasons {
+		lines = append(lines, reason.Error())
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Unwrap returns the reasons.
+func (e *NotReadyError) Unwrap() []error { return e.Reasons }
+
+// Ready returns nil if a Setup of all loaded networks could succeed now, or a
+// *NotReadyError. It attaches nothing, and writes nothing itself. The reasons are:
+//
+//   - ErrCNINotInitialized, with the error of the last Load if that failed, and
+//     ErrInvalidConfig for a network without a name;
+//   - an *Error for each plugin that cannot be run, IPAM plugins included
+//     (ErrPluginNotFound, ErrInsecureFile), and for each that refuses STATUS, as for a
+//     subnet without free addresses. Executables are asked on networks of version
+//     1.1.0 and later, and built-in plugins on all;
+//   - directories in which nothing can be written, or which have no space left;
+//   - capabilities that this process lacks, and features of the kernel and programs
+//     that the plugins of the loaded networks need.
+//
+// Unlike Status, which answers as go-cni's, it does not stop at the first reason, and
+// remembers no answer. Timeouts.Status bounds it.
+func (r *Runtime) Ready(ctx context.Context) error {
+	s := r.current.Load()
+	reasons := []error{r.ready(s), s.unnamed(), writable(s.stateDir, s.recordDir, s.own), lackOfPrivileges()}
+	host, err := s.Hosts.Open(s.hostNetNS)
+	if err != nil {
+		reasons = append(reasons, err)
+	} else {
+		ctx, cancel := s.runner.Bound(ctx, "STATUS")
+		defer cancel()
+		reasons = append(reasons, s.lackOfKernel(ctx, host))
+		for _, n := range s.networks {
+			reasons = append(reasons, n.ready(ctx, host)...)
+		}
+		reasons = append(reasons, host.Close())
+	}
+	found := &NotReadyError{}
+	for _, reason := range reasons {
+		if reason != nil {
+			found.Reasons = append(found.Reasons, reason)
+		}
+	}
+	if len(found.Reasons) == 0 {
+		return nil
+	}
+	return found
+}
+
+// writable returns why nothing can be written to one of the directories.
+func writable(dirs ...string) error {
+	var errs []error
+	for _, dir := range dirs {
+		if dir == "" {
+			continue // a default, below one of the others
+		}
+		if err := privilege.Writable(dir); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return join(errs...)
+}
+
+func lackOfPrivileges() error {
+	lacks, err := privilege.Missing()
+	if err != nil || len(lacks) == 0 {
+		return err
+	}
+	return fmt.Errorf("plugins need %s, which this process lacks", strings.Join(lacks, " and "))
+}
+
+// lackOfKernel returns why the kernel or the programs of the host do not suffice for
+// the plugins of the loaded networks.
+func (s *snapshot) lackOfKernel(ctx context.Context, host *hostns.NetNS) error {
+	var errs []error
+	if err := host.Reachable(); err != nil {
+		errs = append(errs, fmt.Errorf("rtnetlink: %w", err))
+	}
+	if s.makesRules() {
+		errs = append(errs, netfilter.Open(host.Handle, netfilter.Options{Sockets: s.sockets}).Usable(ctx))
+	}
+	return join(errs...)
+}
+
+// makesRules reports whether a plugin of the loaded networks makes rules in a packet
+// filter.
+func (s *snapshot) makesRules() bool {
+	for _, n := range s.networks {
+		for _, p := range n.config.Plugins {
+			if known.Of(p.Network.Type).Rules != known.NoRules {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// ready returns the reasons why the network's plugins cannot attach a container.
+func (n *Network) ready(ctx context.Context, host *hostns.NetNS) (reasons []error) {
+	op := &operation{snapshot: n.snapshot, Container: n.snapshot.New("", host)}
+	a := op.about(n)
+	missing := func(typ string, err error) {
+		e := a.error("STATUS", withSentinel(err))
+		e.Plugin = typ
+		reasons = append(reasons, e)
+	}
+	asked := *n.config
+	asked.Plugins = nil
+	for _, p := range n.config.Plugins {
+		found, err := n.snapshot.runner.Find(p.Network.Type)
+		if err != nil {
+			missing(p.Network.Type, err)
+			continue
+		}
+		if ipam := p.Network.IPAM.Type; ipam != "" {
+			if err := n.snapshot.runner.FindDelegate(found, ipam); err != nil {
+				missing(ipam, err)
+				continue
+			}
+		}
+		if n.hasStatus() || found.Kind == runner.BuiltIn {
+			asked.Plugins = append(asked.Plugins, p)
+		}
+	}
+	if !n.hasStatus() {
+		asked.CNIVersion = "1.1.0" // built-in plugins know it
+	}
+	for _, p := range asked.Plugins { // one after the other, to hear all of them
+		one := asked
+		one.Plugins = []*libcni.PluginConfig{p}
+		b := op.about(&Network{config: &one, ifName: n.ifName, snapshot: n.snapshot})
+		if err := b.chain().Status(ctx); err != nil {
+			reasons = append(reasons, b.errors("STATUS", err))
+		}
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			break // the others would say the same
+		}
+	}
+	return reasons
 }
