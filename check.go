@@ -33,7 +33,7 @@ func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...Nam
 func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 	op, err := s.begin(ns, "CHECK")
 	if errors.Is(err, ErrInvalidNetNS) && !s.isKnown(ns.id) {
-		err = ErrNotAttached // the path is no container's
+		err = fmt.Errorf("%w; and it is %w", err, ErrNotAttached)
 	}
 	if err != nil {
 		return fmt.Errorf("check container %q: %w", ns.id, err)

@@ -125,7 +125,7 @@ func TestDuty_R35_GCAsksAllAndReturnsAllErrors(t *testing.T) {
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL r c1/eth1", "DEL q c1/eth0", "DEL p c1/eth0", "GC p /", "GC q /", "GC r /"})
 	expect.Same(t, "valid attachments", valid(t, calls), []string{"c1/eth0", "c1/eth0", "c1/eth1"})
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed", "c1/eth1 failed"})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed", "c1/eth1 detaching"})
 }
 
 // TestDuty_R35_GCReportsUnreadableRecords: while a record cannot be read, no

@@ -220,7 +220,7 @@ func TestFault_F62_AProcessThatExecutesItselfReclaimsItsWarmContainers(t *testin
 			conf := fmt.Appendf(nil, list, s.Plugin(scripted.Script{}, "bridge", "own"))
 			_, done := s.ProcessFor(testhost.Job{Verb: "EXEC", Owner: "tester", WarmOnly: true, Conf: conf}, nil)
 			said := expect.Await(t, "the report", done)
-			if !strings.HasPrefix(said, "{[] [warm-") {
+			if !strings.HasPrefix(said, "warm-") || !strings.HasSuffix(said, ": removed") {
 				t.Errorf("Recover after exec reports %s", said)
 			}
 			for _, pattern := range []string{"*.json", "pool/*/*"} {
