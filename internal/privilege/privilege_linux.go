@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Missing returns the names of the capabilities that the calling thread lacks: those
-// that plugins need in the network namespace they run in, and to enter a container's
-// (capabilities(7)). In a user namespace of its own a process has them over what was
-// made there, and may lack them over the host's.
+// Missing returns the names of the capabilities(7) that the calling thread lacks.
+// Plugins need CAP_NET_ADMIN in the network namespace in which they run, and
+// CAP_SYS_ADMIN to enter the container's. A process in its own user namespace has both,
+// but they do not apply to the host's network namespace.
 func Missing() ([]string, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var has [2]unix.CapUserData // 32 capabilities each
