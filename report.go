@@ -221,8 +221,8 @@ type Attachment struct {
 	// an attachment of an earlier version.
 	Plugins map[string]PluginKind
 
-	// Detaching it failed so often, last at that time with that error. If other
-	// attachments of the container have failed, and this one has not, it has none.
+	// The number of failed detachments, and the time and the error of the last. The
+	// failures of the container's other attachments are not among them.
 	Failures  int
 	LastTry   time.Time
 	LastError string
@@ -236,7 +236,8 @@ const (
 	Attaching AttachmentState = "attaching"
 	// Attached: every plugin has answered.
 	Attached AttachmentState = "attached"
-	// Detaching: plugins are running, or the runtime was killed while they did.
+	// Detaching: plugins are running, or the runtime was killed while they did, or it was
+	// detached and stays on record because another attachment of the container failed.
 	Detaching AttachmentState = "detaching"
 	// Ready: a Pool has made it ahead of time, and no container uses it yet.
 	Ready AttachmentState = "ready"
