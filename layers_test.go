@@ -29,8 +29,8 @@ var floors = [][]string{
 		"internal/inprocess", "internal/links", "internal/nft", "internal/refplugins",
 	},
 	{
-		"internal/ahead", "internal/hostns", "internal/iptables", "internal/netfilter/native",
-		"internal/netfilter/nftform",
+		"internal/ahead", "internal/compare", "internal/hostns", "internal/iptables",
+		"internal/netfilter/native", "internal/netfilter/nftform",
 	},
 	{
 		"internal/container", "internal/netfilter/iptform", "internal/tenant",

@@ -203,3 +203,11 @@ type Siblings struct {
 func (s Siblings) Have(comment string) bool {
 	return slices.ContainsFunc(s.Owners, func(o Owner) bool { return o.Comment() == comment })
 }
+
+// Missing is a rule of an attachment that does not exist, or not as it should be.
+type Missing struct {
+	Rules  Rules  // it alone, to be added; one address or one port
+	Object string // "masquerading of 10.1.0.2", "tcp 8080"
+	Found  string // the rule in its place that must not be replaced; empty if there is none
+	Err    error  // the error of a Check
+}

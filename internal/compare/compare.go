@@ -1,0 +1,48 @@
+// Package compare describes how an attachment differs from its record: the parts that
+// are missing, or are not as the ADD made them. Each built-in plugin compares its own
+// part, from the configuration and the result of the ADD. CHECK, the verdict of Health
+// and Repair share that comparison: CHECK returns the first difference, Health all of
+// them, and Repair makes again what is missing.
+//
+//	record ─► plugin.Request ─┐
+//	look at the kernel ─► View ─► Comparer.Compare ─► []Difference ─► CHECK, Health, Repair
+//
+// A View may be the kernel itself, as in CHECK and Repair, or one dump for all
+// containers, as in Health. A comparison changes nothing.
+package compare
+
+import "context"
+
+// Kind is the kind of object that differs.
+type Kind string
+
+const (
+	Interface   Kind = "interface"
+	Address     Kind = "address"
+	Route       Kind = "route"
+	Rule        Kind = "rule" // masquerading, forwarding, isolation, against spoofing
+	Port        Kind = "port" // a forwarded port of the host
+	Queue       Kind = "queue"
+	Bridge      Kind = "bridge"
+	BridgePort  Kind = "bridge port"
+	Sysctl      Kind = "sysctl"
+	Reservation Kind = "reservation" // of an address, by an IPAM plugin
+	Zone        Kind = "zone"        // of firewalld
+)
+
+// Difference is a part of an attachment that is missing or different.
+type Difference struct {
+	Plugin string // the type of the plugin whose part it is
+	Kind   Kind
+	Inside bool   // it is in the container's namespace; else it is on the host
+	Object string // its name: "vethab12", "10.1.0.1/24 on cni0", "tcp 8080"
+	Wanted string // its recorded value
+	Found  string // its value now; empty if it is missing
+	Err    error  // the error that CHECK returns for it
+
+	// Fix adds the missing part. It changes nothing else, can be repeated, and is nil
+	// if Repair must not, or cannot, add the part; Why is then the reason. Fix uses
+	// the request of the comparison, and the runtime in ctx; see package caller.
+	Fix func(ctx context.Context) error
+	Why string
+}

@@ -1,0 +1,41 @@
+package compare
+
+import (
+	"context"
+
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Comparer is a built-in plugin that can compare its part of an attachment.
+type Comparer interface {
+	// Compare returns the differences, in the order in which they have to be made
+	// again. The request is one of CHECK. An error means that the comparison is
+	// impossible: the configuration is invalid, or the kernel cannot be read.
+	Compare(ctx context.Context, r *plugin.Request, v *View) ([]Difference, error)
+}
+
+// View is a look at the kernel, for one attachment. It is not safe for concurrent use.
+type View struct {
+	Host, Container Net
+	Rules           Rules
+}
+
+// Net is what a network namespace has. [links.Conn] is one.
+type Net interface {
+	// Link and LinkByIndex find an interface. If there is none, [links.NotFound] is
+	// true of the error.
+	Link(name string) (links.Link, error)
+	LinkByIndex(index int) (links.Link, error)
+	// Addresses returns the addresses of an interface.
+	Addresses(index int) ([]links.Address, error)
+	// Routes returns the routes through an interface, with 0 through all.
+	Routes(index int) ([]links.Route, error)
+}
+
+// Rules are the rules of the host's packet filters.
+type Rules interface {
+	// Missing returns the rules of r that do not exist.
+	Missing(ctx context.Context, b fwrules.Backend, r fwrules.Rules) ([]fwrules.Missing, error)
+}
