@@ -256,3 +256,41 @@ func TestFault_F31_RealDuplicatesOfUnknownExecutablesAreRemoved(t *testing.T) {
 		expect.NoError(t, r.Remove(t.Context(), "c1", h.Path("netns", "c1")))
 	})
 }
+
+// TestFault_F31_RealSharedRulesVanishDuringAnADD: all rules are flushed after portmap has
+// found the chains that containers share, and before it uses them. The ADD succeeds.
+func TestFault_F31_RealSharedRulesVanishDuringAnADD(t *testing.T) {
+	for _, ends := range []string{"once", "each time"} {
+		t.Run(ends, func(t *testing.T) {
+			eachIPTables(t, func(t *testing.T, h *realHost, variant string) {
+				flushed := h.Path("flushed")
+				always := ""
+				if ends == "each time" {
+					always = " || true"
+				}
+				bin := strings.SplitN(os.Getenv("PATH"), ":", 2)[0]
+				tool, err := exec.LookPath("iptables-" + variant)
+				expect.NoError(t, err)
+				expect.NoError(t, os.Remove(bin+"/iptables"))
+				script := fmt.Sprintf("#!/bin/sh\ncase \"$*\" in *'-A CNI-HOSTPORT-DNAT'*)\n"+
+					"if [ ! -e %[1]s ]%[3]s; then : >%[1]s; for c in PREROUTING OUTPUT POSTROUTING; do %[2]s -w -t nat -F $c; done; %[2]s -w -t nat -F; %[2]s -w -t nat -X; fi;;\nesac\nexec %[2]s \"$@\"\n",
+					flushed, tool, always)
+				expect.NoError(t, os.WriteFile(bin+"/iptables", []byte(script), 0o755))
+				r := h.Real(cni.WithHostNetNS(h.Path("netns", "host")), cni.WithPluginDir([]string{testhost.ReferencePlugins(t)}), cni.WithConfListBytes(h.crowdList()))
+				path := h.Container("c1")
+				_, err = r.Setup(t.Context(), "c1", path, testhost.MapPort(8080))
+				if _, serr := os.Stat(flushed); serr != nil {
+					t.Fatal("the rules were not flushed")
+				}
+				if (err == nil) != (ends == "once") {
+					t.Errorf("Setup: %v", err)
+				}
+				if err == nil {
+					expect.NoError(t, r.Check(t.Context(), "c1", path, testhost.MapPort(8080)))
+				}
+				h.wantNoRuleTwice()
+				expect.NoError(t, r.Remove(t.Context(), "c1", path))
+			})
+		})
+	}
+}

@@ -88,22 +88,58 @@ func (s *sharing) start(ctx context.Context) (invoke.Output, error) {
 // make them, the ADD runs alone for a moment.
 func (s *sharing) startAhead(ctx context.Context) (invoke.Output, error) {
 	has, err := s.find(ctx)
-	if has || errors.Is(err, netfilter.ErrNotSupported) || s.Ahead.makesNone(s.plugin.Path) {
+	switch {
+	case has:
+		return s.startBeside(ctx)
+	case errors.Is(err, netfilter.ErrNotSupported) || s.Ahead.makesNone(s.plugin.Path):
 		return s.start(ctx)
-	}
-	if err == nil && s.Ahead.versions.Makes(ctx, s.call.Plugin, s.plugin.Path, s.call.Stdin) {
-		var made netfilter.Common
-		if made, err = s.firewalls.MakeCommon(ctx, s.rules); !made.Empty() {
-			s.Plugins.made = append(s.Plugins.made, made)
-		}
-		if err == nil {
-			return s.start(ctx)
+	case err == nil && s.isKnown(ctx):
+		if err = s.make(ctx); err == nil {
+			return s.startBeside(ctx)
 		}
 	}
 	if err != nil {
 		s.Logger.Warn("create the shared iptables rules ahead of the plugin", "container", s.ContainerID, "plugin", s.call.Plugin, "error", err)
 	}
 	return s.startAlone(ctx)
+}
+
+// isKnown reports whether all rules that the executable shares are known.
+func (s *sharing) isKnown(ctx context.Context) bool {
+	return s.Ahead.versions.Makes(ctx, s.call.Plugin, s.plugin.Path, s.call.Stdin)
+}
+
+// make creates the missing shared rules.
+func (s *sharing) make(ctx context.Context) error {
+	made, err := s.firewalls.MakeCommon(ctx, s.rules)
+	if !made.Empty() {
+		s.Plugins.made = append(s.Plugins.made, made)
+	}
+	return err
+}
+
+// startBeside runs the ADD while the shared rules exist. Somebody may delete them
+// meanwhile: an administrator or firewalld that flushes all rules, or a runtime with
+// another state directory that takes back those of its failed ADD. If the ADD fails and
+// they are gone, startBeside undoes it, makes them again, and runs it once more.
+func (s *sharing) startBeside(ctx context.Context) (invoke.Output, error) {
+	out, err := s.start(ctx)
+	if !errors.As(err, new(*invoke.ExitError)) || !s.isKnown(ctx) {
+		return out, err
+	}
+	if has, herr := s.firewalls.HasCommon(ctx, s.rules); has || herr != nil {
+		return out, err
+	}
+	undo := s.call
+	undo.Verb, undo.Env = "DEL", invoke.WithVariable(undo.Env, "CNI_COMMAND", "DEL")
+	if _, derr := s.Runner.start(ctx, undo, s.plugin); derr != nil {
+		return out, err
+	}
+	if s.make(ctx) != nil {
+		return out, err
+	}
+	s.Logger.Info("repeat an ADD: the rules that containers share were deleted during it", "container", s.ContainerID, "plugin", s.call.Plugin, "error", err)
+	return s.start(ctx)
 }
 
 // find finds out the rules, and reports whether they all exist. The plugin makes
