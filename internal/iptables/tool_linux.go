@@ -149,9 +149,10 @@ func (x Tool) nftFamily() uint8 {
 // Table returns a table of the nf_tables variant.
 func (x Tool) Table(name string) nft.Table { return nft.Table{Family: x.nftFamily(), Name: name} }
 
-// killDelay limits the time that the children of a killed process, at most a
-// modprobe, can hold its output open.
-const killDelay = 500 * time.Millisecond
+// outputDelay limits the time from the end of a process until its output has been
+// read. That takes seconds on an overloaded machine. The limit is for the children of a
+// killed process, at most a modprobe, which can hold the output open.
+const outputDelay = 5 * time.Second
 
 // Run runs the tool for a purpose, "save" or "restore", and returns its output.
 func (x Tool) Run(ctx context.Context, stdin, purpose string, args ...string) (string, error) {
@@ -164,7 +165,7 @@ func (x Tool) Run(ctx context.Context, stdin, purpose string, args ...string) (s
 
 func (x Tool) runTool(ctx context.Context, stdin, path string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.WaitDelay = killDelay
+	cmd.WaitDelay = outputDelay
 	if cmd.Env = x.env(); x.Held != nil {
 		cmd.ExtraFiles = []*os.File{x.Held}
 	}
