@@ -20,6 +20,7 @@ type Comparer interface {
 type View struct {
 	Host, Container Net
 	Rules           Rules
+	Queues          Queues // of the host's interfaces
 }
 
 // Net is what a network namespace has. [links.Conn] is one.
@@ -38,4 +39,11 @@ type Net interface {
 type Rules interface {
 	// Missing returns the rules of r that do not exist.
 	Missing(ctx context.Context, b fwrules.Backend, r fwrules.Rules) ([]fwrules.Missing, error)
+}
+
+// Queues are the queues of the interfaces of a network namespace. [links.Conn] has them.
+type Queues interface {
+	// Queues returns the queues of an interface. If there is no such interface,
+	// [links.NotFound] is true of the error, or it has none.
+	Queues(index int) (links.Queues, error)
 }

@@ -2,6 +2,7 @@ package links
 
 import (
 	"fmt"
+	"net"
 
 	"golang.org/x/sys/unix"
 )
@@ -48,6 +49,7 @@ func (b Bridge) Create(c *Conn) (Link, error) {
 type Ifb struct {
 	Name string
 	MTU  int
+	MAC  net.HardwareAddr // nil: the kernel chooses one
 }
 
 // Create creates the device, up, without a queue of its own. The error wraps
@@ -56,6 +58,9 @@ type Ifb struct {
 func (i Ifb) Create(c *Conn) (Link, error) {
 	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK|unix.NLM_F_ECHO, ifinfo(0, unix.IFF_UP, unix.IFF_UP))
 	m.str(unix.IFLA_IFNAME, i.Name)
+	if i.MAC != nil {
+		m.attr(unix.IFLA_ADDRESS, i.MAC)
+	}
 	m.u32(unix.IFLA_MTU, uint32(i.MTU))
 	m.u32(unix.IFLA_TXQLEN, 0)
 	m.nest(unix.IFLA_LINKINFO, func() { m.str(unix.IFLA_INFO_KIND, "ifb") })

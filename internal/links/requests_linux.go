@@ -76,13 +76,16 @@ func (q request) take(typ uint16, body []byte) (end bool, err error) {
 	return q.m.asks(), q.read(body)
 }
 
+// errNoAnswer means that the kernel accepted a query and sent no answer.
+var errNoAnswer = errors.New("the kernel did not answer")
+
 // outcome returns the first error, explained. A query without an answer is an
 // error.
 func outcome(all []request, answered []bool, errs []error) error {
 	for i, q := range all {
 		err := errs[i]
 		if err == nil && q.m.asks() && !answered[i] {
-			err = errors.New("the kernel did not answer")
+			err = errNoAnswer
 		}
 		if err != nil && q.explain != nil {
 			err = q.explain(err)

@@ -1,0 +1,113 @@
+package links
+
+import (
+	"errors"
+	"reflect"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// shaped makes veth0, whose root queue is a tbf with a rate above 32 bits, and which
+// redirects received packets to ifb0.
+func shaped(t *testing.T) (c *Conn, nl *netlink.Handle, host, ifb Link) {
+	t.Helper()
+	ns, container := newNS(t, "host"), newNS(t, "container")
+	c = mustDial(t, ns)
+	pair, err := Veth{Name: "eth0"}.Create(c, container)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ifb, err = (Ifb{Name: "ifb0", MTU: 1400, MAC: []byte{2, 0, 0, 0, 0, 9}}).Create(c); err != nil {
+		t.Fatal(err)
+	}
+	if ifb.MAC.String() != "02:00:00:00:00:09" || ifb.MTU != 1400 || !ifb.Up() {
+		t.Errorf("got the ifb %+v", ifb)
+	}
+	if nl, err = netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nl.Close)
+	host = pair.Host
+	err = errors.Join(
+		nl.QdiscAdd(&netlink.Tbf{
+			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: host.Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+			Rate:       5 << 32, Limit: 1000, Buffer: 2000,
+		}),
+		nl.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: host.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS,
+		}}),
+		nl.FilterAdd(&netlink.U32{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: host.Index, Parent: netlink.MakeHandle(0xffff, 0), Priority: 7, Protocol: unix.ETH_P_ALL},
+			ClassId:     netlink.MakeHandle(1, 2),
+			RedirIndex:  ifb.Index,
+		}),
+		nl.FilterAdd(&netlink.U32{ // which does not redirect
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: host.Index, Parent: netlink.MakeHandle(0xffff, 0), Priority: 8, Protocol: unix.ETH_P_ALL},
+			ClassId:     netlink.MakeHandle(1, 3),
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, nl, host, ifb
+}
+
+func TestQueues(t *testing.T) {
+	c, nl, host, ifb := shaped(t)
+	defer c.Close()
+	want := Queues{
+		Root:      Queue{Kind: "tbf", Handle: netlink.MakeHandle(1, 0), Bucket: Bucket{Rate: 5 << 32, Limit: 1000, Buffer: 2000}},
+		Ingress:   Queue{Kind: "ingress", Handle: netlink.MakeHandle(0xffff, 0)},
+		Redirects: []Redirect{{To: ifb.Index, Handle: 0x80000800, Class: netlink.MakeHandle(1, 2), Priority: 7}},
+	}
+	compare := func(when string) {
+		t.Helper()
+		got, err := c.Queues(host.Index)
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got %+v, %v, want %+v", when, got, err, want)
+		}
+		all, err := c.AllQueues()
+		if err != nil || !reflect.DeepEqual(all[host.Index], want) {
+			t.Errorf("%s: in the list: got %+v, %v, want %+v", when, all[host.Index], err, want)
+		}
+		for index, q := range all {
+			if one, err := c.Queues(index); err != nil || !reflect.DeepEqual(q, one) {
+				t.Errorf("%s: interface %d: got %+v in the list, and %+v alone, %v", when, index, q, one, err)
+			}
+		}
+	}
+	compare("as it was made")
+
+	if err := c.Delete(ifb.Index); err != nil {
+		t.Fatal(err)
+	}
+	want.Redirects[0].To = 0
+	compare("without the ifb")
+
+	q, err := c.Queues(1) // lo, which is down
+	if err != nil || q.Root.Handle != 0 || q.Ingress.Kind != "" || q.Redirects != nil {
+		t.Errorf("lo: got %+v, %v", q, err)
+	}
+	if _, err := c.Queues(9999); !NotFound(err) {
+		t.Errorf("no interface: got %v", err)
+	}
+	if err := nl.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: host.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}); err != nil {
+		t.Fatal(err)
+	}
+	want.Ingress, want.Redirects = Queue{}, nil
+	compare("without the ingress queue")
+}
+
+func TestQueuesThatAreTruncated(t *testing.T) {
+	var q Queues
+	for _, body := range [][]byte{nil, make([]byte, sizeofTcMsg-1), append(make([]byte, sizeofTcMsg), 9, 0, 1, 0)} {
+		if err := q.parse(body); !errors.Is(err, errTruncated) {
+			t.Errorf("queue of %d bytes: got %v", len(body), err)
+		}
+		if _, _, err := parseRedirect(body); !errors.Is(err, errTruncated) {
+			t.Errorf("filter of %d bytes: got %v", len(body), err)
+		}
+	}
+}
