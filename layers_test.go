@@ -29,7 +29,7 @@ var floors = [][]string{
 		"internal/inprocess", "internal/links", "internal/nft", "internal/refplugins",
 	},
 	{
-		"internal/ahead", "internal/compare", "internal/hostns", "internal/iptables",
+		"internal/ahead", "internal/compare", "internal/hostns", "internal/iptables", "internal/look",
 		"internal/netfilter/native", "internal/netfilter/nftform",
 	},
 	{

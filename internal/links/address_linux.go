@@ -130,6 +130,25 @@ func (r *Requests) Addresses(index int) *[]Address {
 	return all
 }
 
+// Placed is an address with the index of its interface.
+type Placed struct {
+	Address
+	Interface int
+}
+
+// AllAddresses reads the addresses of all interfaces; those of one interface are
+// in the order of Addresses. The error may wrap [ErrTorn].
+func (c *Conn) AllAddresses() ([]Placed, error) {
+	all, err := listFamilies(c, unix.RTM_GETADDR, unix.SizeofIfAddrmsg, nil, func(all []Placed, body []byte) ([]Placed, error) {
+		a, of, err := parseAddress(body)
+		return append(all, Placed{a, of}), err
+	})
+	if err != nil {
+		err = fmt.Errorf("list the addresses of all interfaces: %w", err)
+	}
+	return all, err
+}
+
 // parseAddress reads the body of an RTM_NEWADDR, and returns the interface's
 // index with it.
 func parseAddress(body []byte) (Address, int, error) {

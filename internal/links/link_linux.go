@@ -16,7 +16,9 @@ import (
 type Link struct {
 	Index int
 	Name  string
-	Alias string
+	// Others are further names under which Link finds the interface.
+	Others []string
+	Alias  string
 	Type
 	State
 	MAC         net.HardwareAddr
@@ -92,12 +94,20 @@ const (
 // the error.
 func (c *Conn) Link(name string) (Link, error) {
 	if len(name) >= unix.IFNAMSIZ {
-		return Link{}, fmt.Errorf("interface %q: %w: the name is too long", name, unix.ENODEV)
+		return Link{}, Missing(name)
 	}
 	r := c.Requests()
 	l := r.Link(name)
 	err := r.Send()
 	return *l, err
+}
+
+// Missing returns the error of Link for a name that no interface has.
+func Missing(name string) error {
+	if len(name) >= unix.IFNAMSIZ {
+		return fmt.Errorf("interface %q: %w: the name is too long", name, unix.ENODEV)
+	}
+	return fmt.Errorf("interface %q: %w", name, &KernelError{Errno: unix.ENODEV})
 }
 
 // validName refuses a name in which the kernel would insert a number
@@ -147,30 +157,22 @@ func (l Link) IsFallback() bool {
 	return slices.Contains([]string{"ipip", "sit", "ip6tnl", "gre", "gretap", "erspan", "ip6gre", "vti", "vti6"}, l.Kind)
 }
 
-// mostLists limits the attempts at a list that changes while the kernel sends
-// it.
-const mostLists = 10
-
-// Links lists the interfaces of the namespace. The list is complete: if
-// interfaces come or go while the kernel sends it, Links asks again.
+// Links lists the interfaces of the namespace. The list is complete, or the error
+// wraps [ErrTorn]: if interfaces come or go while the kernel sends it, Links asks
+// again.
 func (c *Conn) Links() ([]Link, error) {
-	for range mostLists {
-		var all []Link
-		m := newMessage(unix.RTM_GETLINK, unix.NLM_F_DUMP, ifinfo(0, 0, 0))
-		m.u32(unix.IFLA_EXT_MASK, withoutStats)
-		err := c.execute(m, func(body []byte) error {
-			l, err := parseLink(body)
-			all = append(all, l)
-			return err
-		})
-		if err != nil {
-			return nil, fmt.Errorf("list the interfaces: %w", err)
-		}
-		if !c.interrupted {
-			return all, nil
-		}
+	var all []Link
+	m := newMessage(unix.RTM_GETLINK, unix.NLM_F_DUMP, ifinfo(0, 0, 0))
+	m.u32(unix.IFLA_EXT_MASK, withoutStats)
+	err := c.list(m, func() { all = nil }, func(body []byte) error {
+		l, err := parseLink(body)
+		all = append(all, l)
+		return err
+	})
+	if err != nil {
+		return all, fmt.Errorf("list the interfaces: %w", err)
 	}
-	return nil, fmt.Errorf("list the interfaces: they changed during each of %d attempts", mostLists)
+	return all, nil
 }
 
 // NetNS returns the number of another namespace in that of c, or -1 if it has
@@ -211,7 +213,7 @@ func parseLink(body []byte) (Link, error) {
 		return Link{}, errTruncated
 	}
 	l := Link{Index: int(native.Uint32(body[4:])), State: State{Flags: native.Uint32(body[8:])}}
-	var info, settings []byte
+	var info, settings, others []byte
 	err := eachAttr(body[unix.SizeofIfInfomsg:], func(typ uint16, value []byte) {
 		switch typ {
 		case unix.IFLA_IFNAME:
@@ -232,6 +234,8 @@ func parseLink(body []byte) (Link, error) {
 			l.Peer.Index = int(number(value))
 		case unix.IFLA_LINK_NETNSID:
 			l.Peer.Elsewhere, l.Peer.NetNS = true, int(int32(number(value)))
+		case unix.IFLA_PROP_LIST:
+			others = value
 		case unix.IFLA_AF_SPEC:
 			settings = value
 		case unix.IFLA_LINKINFO:
@@ -240,10 +244,19 @@ func parseLink(body []byte) (Link, error) {
 			l.Hardware.parse(typ, value)
 		}
 	})
-	if err := errors.Join(err, l.parseInfo(info), l.Settings.parse(settings)); err != nil {
+	if err := errors.Join(err, l.parseInfo(info), l.Settings.parse(settings), l.parseOthers(others)); err != nil {
 		return Link{}, err
 	}
 	return l, nil
+}
+
+// parseOthers reads an IFLA_PROP_LIST.
+func (l *Link) parseOthers(list []byte) error {
+	return eachAttr(list, func(typ uint16, value []byte) {
+		if typ == unix.IFLA_ALT_IFNAME {
+			l.Others = append(l.Others, unix.ByteSliceToString(value))
+		}
+	})
 }
 
 // parse reads an attribute if it describes the device.

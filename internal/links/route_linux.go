@@ -2,7 +2,6 @@ package links
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -115,39 +114,35 @@ func routeMessage(typ, flags uint16, index int, r Route) *message {
 }
 
 // Routes returns the routes through an interface, or all if index is 0, of both
-// families and all tables except the local one, which the kernel maintains.
+// families and all tables except the local one, which the kernel maintains. The
+// error may wrap [ErrTorn].
 func (c *Conn) Routes(index int) ([]Route, error) {
-	var all []Route
-	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		fixed := make([]byte, unix.SizeofRtMsg)
-		fixed[0] = family
-		m := newMessage(unix.RTM_GETROUTE, unix.NLM_F_DUMP, fixed)
+	only := func(m *message) {
 		if index != 0 {
 			m.u32(unix.RTA_OIF, uint32(index))
 		}
-		err := c.execute(m, func(body []byte) error {
-			routes, err := parseRoute(body, index)
-			all = append(all, routes...)
-			return err
-		})
-		// A kernel without IPv6 does not support listing its routes.
-		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-			return nil, fmt.Errorf("list the routes of interface %d: %w", index, err)
-		}
 	}
-	return all, nil
+	all, err := listFamilies(c, unix.RTM_GETROUTE, unix.SizeofRtMsg, only, func(all []Route, body []byte) ([]Route, error) {
+		return parseRoute(all, body, index)
+	})
+	if err != nil {
+		err = fmt.Errorf("list the routes of interface %d: %w", index, err)
+	}
+	return all, err
 }
 
-// parseRoute reads the body of an RTM_NEWROUTE. For a multipath route, the
-// interface may be that of any path.
-func parseRoute(body []byte, index int) ([]Route, error) {
+// parseRoute reads the body of an RTM_NEWROUTE, and appends its routes. For a
+// multipath route, the interface may be that of any path.
+func parseRoute(all []Route, body []byte, index int) ([]Route, error) {
 	if len(body) < unix.SizeofRtMsg {
-		return nil, errTruncated
+		return all, errTruncated
 	}
 	r := Route{Scope: body[6], Table: int(body[4])}
-	dst, out := unspecified(body[0]), 0
-	var ways []Route
-	var nested error
+	if r.Table == unix.RT_TABLE_LOCAL {
+		return all, nil
+	}
+	dst := unspecified(body[0])
+	var ways []byte
 	err := eachAttr(body[unix.SizeofRtMsg:], func(typ uint16, value []byte) {
 		switch typ {
 		case unix.RTA_DST:
@@ -157,56 +152,51 @@ func parseRoute(body []byte, index int) ([]Route, error) {
 		case unix.RTA_PREFSRC:
 			r.Src, _ = netip.AddrFromSlice(value)
 		case unix.RTA_OIF:
-			out = int(number(value))
+			r.Interface = int(number(value))
 		case unix.RTA_PRIORITY:
 			r.Priority = int(number(value))
 		case unix.RTA_TABLE:
 			r.Table = int(number(value))
 		case unix.RTA_MULTIPATH:
-			ways, nested = parseWays(value, index)
+			ways = value
 		}
 	})
-	if err := errors.Join(err, nested); err != nil {
-		return nil, err
+	if err != nil {
+		return all, err
 	}
 	r.Dst = netip.PrefixFrom(dst, int(body[1]))
-	if r.Table == unix.RT_TABLE_LOCAL {
-		return nil, nil
+	if all, err = appendWays(all, r, ways, index); err != nil {
+		return all, err
 	}
-	if out != 0 && (out == index || index == 0) {
-		ways = append(ways, Route{Via: r.Via, Interface: out})
+	if r.Interface != 0 && (r.Interface == index || index == 0) {
+		all = append(all, r)
 	}
-	for i, way := range ways {
-		ways[i] = r
-		ways[i].Via, ways[i].Interface = way.Via, way.Interface
-	}
-	return ways, nil
+	return all, nil
 }
 
-// parseWays reads a list of struct rtnexthop with attributes
-// (<linux/rtnetlink.h>), and returns the gateways and interfaces.
-func parseWays(list []byte, index int) ([]Route, error) {
-	var ways []Route
+// appendWays reads a list of struct rtnexthop with attributes
+// (<linux/rtnetlink.h>): the gateways and interfaces of a route.
+func appendWays(all []Route, r Route, list []byte, index int) ([]Route, error) {
 	for len(list) >= unix.SizeofRtNexthop {
 		size := int(native.Uint16(list))
 		if size < unix.SizeofRtNexthop || size > len(list) {
-			return nil, errTruncated
+			return all, errTruncated
 		}
-		var via netip.Addr
+		r.Via, r.Interface = netip.Addr{}, int(native.Uint32(list[4:]))
 		err := eachAttr(list[unix.SizeofRtNexthop:size], func(typ uint16, value []byte) {
 			if typ == unix.RTA_GATEWAY {
-				via, _ = netip.AddrFromSlice(value)
+				r.Via, _ = netip.AddrFromSlice(value)
 			}
 		})
 		if err != nil {
-			return nil, err
+			return all, err
 		}
-		if out := int(native.Uint32(list[4:])); index == 0 || out == index {
-			ways = append(ways, Route{Via: via, Interface: out})
+		if index == 0 || r.Interface == index {
+			all = append(all, r)
 		}
 		list = list[min(aligned(size), len(list)):]
 	}
-	return ways, nil
+	return all, nil
 }
 
 func unspecified(family byte) netip.Addr {

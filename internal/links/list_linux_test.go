@@ -1,0 +1,123 @@
+package links
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// many is a namespace whose list of interfaces takes several reads.
+type many struct {
+	list, other *Conn
+	interfaces  int
+	m           *message
+}
+
+func newMany(t *testing.T) *many {
+	t.Helper()
+	ns := newNS(t, "ns")
+	many := &many{list: mustDial(t, ns), other: mustDial(t, ns), interfaces: 61} // with lo
+	for i := range many.interfaces - 1 {
+		must[Link](t)(Bridge{Name: fmt.Sprint("br", i)}.Create(many.other))
+	}
+	many.m = newMessage(unix.RTM_GETLINK, unix.NLM_F_DUMP, ifinfo(0, 0, 0))
+	return many
+}
+
+// count lists the interfaces, and creates one during each of the first torn
+// attempts.
+func (many *many) count(t *testing.T, torn int) (attempts, found int, err error) {
+	t.Helper()
+	err = many.list.list(many.m, func() { attempts++; found = 0 }, func([]byte) error {
+		if found++; found == 1 && attempts <= torn {
+			must[Link](t)(Bridge{Name: fmt.Sprint("new", many.interfaces)}.Create(many.other))
+			many.interfaces++
+		}
+		return nil
+	})
+	return attempts, found, err
+}
+
+func TestAnInterruptedListIsRepeated(t *testing.T) {
+	many := newMany(t)
+	for _, torn := range []int{0, 1, mostLists - 1} {
+		attempts, found, err := many.count(t, torn)
+		if err != nil || attempts != torn+1 || found != many.interfaces {
+			t.Errorf("interrupted %d times: got %d interfaces in %d attempts, and %v; want %d in %d",
+				torn, found, attempts, err, many.interfaces, torn+1)
+		}
+	}
+}
+
+// TestAListThatIsAlwaysInterruptedIsTorn, and the socket still works.
+func TestAListThatIsAlwaysInterruptedIsTorn(t *testing.T) {
+	many := newMany(t)
+	attempts, found, err := many.count(t, mostLists)
+	if !errors.Is(err, ErrTorn) || attempts != mostLists || found < many.interfaces-1 {
+		t.Errorf("got %d interfaces in %d attempts, and %v", found, attempts, err)
+	}
+	if got := must[[]Link](t)(many.list.Links()); len(got) != many.interfaces {
+		t.Errorf("then got %d interfaces, want %d", len(got), many.interfaces)
+	}
+}
+
+// TestAnErrorEndsTheAttempts.
+func TestAnErrorEndsTheAttempts(t *testing.T) {
+	c := mustDial(t, newNS(t, "ns"))
+	attempts := 0
+	err := c.list(newMessage(unix.RTM_GETLINK, unix.NLM_F_DUMP, ifinfo(0, 0, 0)), func() { attempts++ }, func([]byte) error { return unix.EBADMSG })
+	if !errors.Is(err, unix.EBADMSG) || attempts != 1 {
+		t.Errorf("got %v after %d attempts", err, attempts)
+	}
+}
+
+// TestAllAddressesAreThoseOfEach interface, in the same order, though there are
+// too many for one read.
+func TestAllAddressesAreThoseOfEach(t *testing.T) {
+	c := mustDial(t, newNS(t, "ns"))
+	want := map[int][]Address{}
+	for i := range 5 {
+		br := must[Link](t)(Bridge{Name: fmt.Sprint("br", i)}.Create(c))
+		for k := range 60 {
+			wantNoError(t, c.AddAddress(br.Index, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(k), 1}), 24), 0))
+			wantNoError(t, c.AddAddress(br.Index, netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 13: byte(i), 14: byte(k)}), 112), 0))
+		}
+		want[br.Index] = must[[]Address](t)(c.Addresses(br.Index))
+	}
+	got := map[int][]Address{}
+	for _, a := range must[[]Placed](t)(c.AllAddresses()) {
+		got[a.Interface] = append(got[a.Interface], a.Address)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
+func TestOtherNamesFindAnInterface(t *testing.T) {
+	c := mustDial(t, newNS(t, "ns"))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
+	m := newMessage(unix.RTM_NEWLINKPROP, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, ifinfo(br.Index, 0, 0))
+	m.nest(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED, func() {
+		m.str(unix.IFLA_ALT_IFNAME, "bridge")
+		m.str(unix.IFLA_ALT_IFNAME, "the-bridge-of-the-office")
+	})
+	wantNoError(t, c.execute(m, nil))
+	got := must[Link](t)(c.Link("bridge"))
+	if want := []string{"bridge", "the-bridge-of-the-office"}; got.Name != "br0" || !reflect.DeepEqual(got.Others, want) {
+		t.Errorf("got %q, also named %q, want br0, %q", got.Name, got.Others, want)
+	}
+}
+
+func TestMissingHasTheKernelsWords(t *testing.T) {
+	c := mustDial(t, newNS(t, "ns"))
+	for _, name := range []string{"", "none", "a-name-that-is-too-long"} {
+		_, err := c.Link(name)
+		if want := Missing(name); err == nil || err.Error() != want.Error() || !NotFound(want) {
+			t.Errorf("%q: got %v, want %v", name, err, want)
+		}
+	}
+}
