@@ -22,6 +22,8 @@ import (
 type Flows struct {
 	Port uint16     // host port to which they were sent; 0 for any
 	From netip.Addr // address that answers; the zero Addr for any
+	// Untranslated selects only flows that no rule has sent elsewhere.
+	Untranslated bool
 	// Keep reports whether a flow stays. It is called for each; nil keeps none.
 	Keep func() (bool, error)
 }
@@ -38,7 +40,7 @@ func Forget(ns *netns.Handle, v6 bool, all ...Flows) (forgotten uint, err error)
 		if f.Port == 0 && !f.From.IsValid() {
 			return 0, errors.New("no port and no address: all flows would be forgotten")
 		}
-		filter := &filter{keep: f.Keep}
+		filter := &filter{keep: f.Keep, untranslated: f.Untranslated}
 		err = errors.Join(err, filter.AddProtocol(unix.IPPROTO_UDP))
 		if f.Port != 0 {
 			err = errors.Join(err, filter.AddPort(netlink.ConntrackOrigDstPort, f.Port))
@@ -83,12 +85,16 @@ func open(ns *netns.Handle) (nl *netlink.Handle, err error) {
 // filter matches the flows to delete.
 type filter struct {
 	netlink.ConntrackFilter
-	keep func() (bool, error)
-	err  error
+	untranslated bool
+	keep         func() (bool, error)
+	err          error
 }
 
 func (f *filter) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	if f.err != nil || !f.ConntrackFilter.MatchConntrackFlow(flow) {
+		return false
+	}
+	if f.untranslated && !flow.Forward.DstIP.Equal(flow.Reverse.SrcIP) {
 		return false
 	}
 	if f.keep == nil {

@@ -37,8 +37,10 @@ type form interface {
 	// Remove deletes the rules that Add has made. It passes over rules that are gone,
 	// and searches for those that cannot be computed, as an address is unknown.
 	Remove(ctx context.Context, r fwrules.Rules) error
-	// Check returns an error that names the first rule that does not exist.
-	Check(ctx context.Context, r fwrules.Rules) error
+	// Missing returns the parts of the rules that do not exist.
+	Missing(ctx context.Context, r fwrules.Rules) ([]fwrules.Missing, error)
+	// Restore adds the missing rules, and changes nothing else. It can be repeated.
+	Restore(ctx context.Context, r fwrules.Rules) error
 	// Find returns the rules of the target that exist. With an error, it returns all
 	// others that it found.
 	Find(ctx context.Context, t fwrules.Target) ([]fwrules.Found, error)
@@ -148,6 +150,17 @@ func (fw *Firewalls) RemoveCommon(ctx context.Context, c Common) error {
 // RemoveDuplicates is [iptform.Form.RemoveDuplicates].
 func (fw *Firewalls) RemoveDuplicates(ctx context.Context, r fwrules.Rules) (int, error) {
 	return fw.iptables.RemoveDuplicates(ctx, r)
+}
+
+// MissingSpoofCheck returns the rules as one part, without a backend and rules, if any
+// of them does not exist.
+func (fw *Firewalls) MissingSpoofCheck(ctx context.Context, s fwrules.SpoofCheck) ([]fwrules.Missing, error) {
+	return fw.SpoofCheck(s.ContainerID, s.IfName).Missing(ctx, s.Port, s.MAC)
+}
+
+// RestoreSpoofCheck adds those of the rules that do not exist.
+func (fw *Firewalls) RestoreSpoofCheck(ctx context.Context, s fwrules.SpoofCheck) error {
+	return fw.SpoofCheck(s.ContainerID, s.IfName).Restore(ctx, s.Port, s.MAC)
 }
 
 // SpoofCheck returns the rules against other MAC addresses of a container's interface.

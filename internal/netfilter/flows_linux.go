@@ -13,10 +13,14 @@ import (
 
 // forgetFlows makes conntrack forget the UDP flows to forwarded ports of the
 // host. Only the first packet of a flow passes the rules: without this, a flow
-// that continues would go on to its old destination.
-func (fw *Firewalls) forgetFlows(ctx context.Context, all []fwrules.HostPorts) error {
+// that continues would go on to its old destination. If restored, the rules were
+// missing for a while: flows that began before are translated, and go on.
+func (fw *Firewalls) forgetFlows(ctx context.Context, all []fwrules.HostPorts, restored bool) error {
 	for _, v6 := range []bool{false, true} {
 		flows := flowsTo(all, v6)
+		for i := range flows {
+			flows[i].Untranslated = restored
+		}
 		if len(flows) == 0 {
 			continue
 		}

@@ -24,6 +24,26 @@ func (*Firewalls) Check(context.Context, fwrules.Backend, fwrules.Rules) error {
 	return ErrNotSupported
 }
 
+// Missing fails with [ErrNotSupported].
+func (*Firewalls) Missing(context.Context, fwrules.Backend, fwrules.Rules) ([]fwrules.Missing, error) {
+	return nil, ErrNotSupported
+}
+
+// Restore fails with [ErrNotSupported].
+func (*Firewalls) Restore(context.Context, fwrules.Backend, fwrules.Rules) error {
+	return ErrNotSupported
+}
+
+// MissingSpoofCheck fails with [ErrNotSupported].
+func (*Firewalls) MissingSpoofCheck(context.Context, fwrules.SpoofCheck) ([]fwrules.Missing, error) {
+	return nil, ErrNotSupported
+}
+
+// RestoreSpoofCheck fails with [ErrNotSupported].
+func (*Firewalls) RestoreSpoofCheck(context.Context, fwrules.SpoofCheck) error {
+	return ErrNotSupported
+}
+
 // Usable fails with [ErrNotSupported].
 func (*Firewalls) Usable(context.Context) error { return ErrNotSupported }
 

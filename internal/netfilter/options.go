@@ -36,7 +36,7 @@ type Options struct {
 
 	// AnyForm means that a reference plugin may have made the attachment, so that
 	// nobody knows the backend if the configuration names none. Then
-	// [Firewalls.Check] passes if the rules are there in any form, and
+	// [Firewalls.Check] and [Firewalls.Missing] accept the rules in any form, and
 	// [Firewalls.Remove] deletes those of the native table; the rest is for [Find].
 	AnyForm bool
 }

@@ -2,9 +2,6 @@ package netfilter
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"slices"
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -19,14 +16,6 @@ func (fw *Firewalls) Add(ctx context.Context, b fwrules.Backend, r fwrules.Rules
 // Remove deletes the rules, when Batch is flushed if there is one.
 func (fw *Firewalls) Remove(ctx context.Context, b fwrules.Backend, r fwrules.Rules) error {
 	return fw.write(ctx, b, r, false)
-}
-
-// Check returns an error unless all of the rules exist.
-func (fw *Firewalls) Check(ctx context.Context, b fwrules.Backend, r fwrules.Rules) error {
-	if b == fwrules.Native && fw.AnyForm {
-		return fw.checkAny(ctx, r)
-	}
-	return fw.check(ctx, b, r)
 }
 
 // change identifies the changes that go in one transaction.
@@ -59,38 +48,6 @@ func (fw *Firewalls) write(ctx context.Context, b fwrules.Backend, r fwrules.Rul
 		if err := change(ctx, together); err != nil {
 			return err
 		}
-		return fw.forgetFlows(ctx, together.HostPorts)
+		return fw.forgetFlows(ctx, together.HostPorts, false)
 	})
-}
-
-// check is Check, by one backend.
-func (fw *Firewalls) check(ctx context.Context, b fwrules.Backend, r fwrules.Rules) error {
-	form, err := fw.form(b)
-	if err != nil {
-		return err
-	}
-	return form.Check(ctx, r)
-}
-
-// checkAny returns an error unless the rules exist in one of the forms.
-// That of executables goes first: they made most of such rules.
-func (fw *Firewalls) checkAny(ctx context.Context, r fwrules.Rules) error {
-	var errs []error
-	for _, b := range []fwrules.Backend{fwrules.IPTables, fwrules.NFTables, fwrules.Native} {
-		wanted := r
-		if b == fwrules.NFTables {
-			// As the plugin portmap does where the backend is named: the
-			// reference plugin makes no such rule.
-			wanted.HostPorts = slices.Clone(r.HostPorts)
-			for i := range wanted.HostPorts {
-				wanted.HostPorts[i].MasqAll = false
-			}
-		}
-		err := fw.check(ctx, b, wanted)
-		if err == nil || ctx.Err() != nil {
-			return err
-		}
-		errs = append(errs, err)
-	}
-	return fmt.Errorf("the rules are there in no form: %w", errors.Join(errs...))
 }

@@ -120,6 +120,13 @@ func (x Expr) Jump() string {
 	return unix.ByteSliceToString(attribute(attribute(x.constant(), unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN))
 }
 
+// Drops reports whether the expression drops the packet.
+func (x Expr) Drops() bool {
+	verdict := attribute(x.constant(), unix.NFTA_DATA_VERDICT)
+	code := attribute(verdict, unix.NFTA_VERDICT_CODE)
+	return len(code) == 4 && binary.BigEndian.Uint32(code) == verdictDrop
+}
+
 // Extension returns the name and the struct of a match or target of iptables.
 func (x Expr) Extension() (name string, info []byte) {
 	if x.Name != "match" && x.Name != "target" {

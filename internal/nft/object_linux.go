@@ -128,6 +128,13 @@ func NewRule(t Table, chain string, e Exprs, comment string) Message {
 	return Message{unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE | unix.NLM_F_APPEND, t.Family, b, text(object)}
 }
 
+// InsertRule adds a rule at the beginning of the chain.
+func InsertRule(t Table, chain string, e Exprs, comment string) Message {
+	m := NewRule(t, chain, e, comment)
+	m.flags &^= unix.NLM_F_APPEND
+	return m
+}
+
 // Object is a rule to delete, or a chain with its rules if Handle is 0.
 type Object struct {
 	Table   Table

@@ -6,6 +6,7 @@ package fwrules
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 )
@@ -204,10 +205,23 @@ func (s Siblings) Have(comment string) bool {
 	return slices.ContainsFunc(s.Owners, func(o Owner) bool { return o.Comment() == comment })
 }
 
-// Missing is a rule of an attachment that does not exist, or not as it should be.
+// Missing is a part of an attachment's rules that does not exist, or is not as the ADD
+// made it.
 type Missing struct {
-	Rules  Rules  // it alone, to be added; one address or one port
-	Object string // "masquerading of 10.1.0.2", "tcp 8080"
-	Found  string // the rule in its place that must not be replaced; empty if there is none
-	Err    error  // the error of a Check
+	// Backend and Rules are the part to make again, with the Restore of
+	// netfilter.Firewalls, which adds only missing rules. In IPTables, a port
+	// comes with the other ports of its HostPorts, since they share rules.
+	Backend Backend
+	Rules   Rules
+	Object  string // "masquerading of 10.1.0.2", "tcp 8080"
+	Found   string // the rule in its place that must not be replaced; empty if there is none
+	Err     error  // the error of a Check, an [ErrMissing]
+}
+
+// SpoofCheck stands for the rules that drop frames a container sends with another MAC
+// address than its own. They are in nftables, whatever the backend of other rules.
+type SpoofCheck struct {
+	ContainerID, IfName string
+	Port                string // the interface's end on the bridge
+	MAC                 net.HardwareAddr
 }

@@ -54,6 +54,7 @@ type desiredRule struct {
 	first  bool       // it goes before the rules that are there
 	shared bool       // it is for every container, or for each on a bridge
 
+	leads       bool   // it must precede others of the container's chain
 	conditional bool   // it has words of the configuration's
 	mark        uint32 // the packets' mark, for the marking rules
 }
@@ -74,7 +75,7 @@ func desiredOf(r fwrules.Rules, v6 bool) desired {
 		w.masquerade(m)
 	}
 	for _, h := range r.HostPorts {
-		w.hostPorts(h)
+		w.hostPorts(h, h.Ports)
 	}
 	for _, f := range r.Forward {
 		w.forward(f)
@@ -119,15 +120,33 @@ func (w *desired) masquerade(m fwrules.Masquerade) {
 			continue
 		}
 		chain := desiredRule{ChainID: w.chain(tableNAT, own.Name, false)}
-		w.rule(chain, slices.Concat([]string{"-d", p.Masked().String(), "-j", "ACCEPT"}, comment)...)
+		within := chain
+		within.leads = true
+		w.rule(within, slices.Concat([]string{"-d", p.Masked().String(), "-j", "ACCEPT"}, comment)...)
 		w.rule(chain, slices.Concat([]string{"!", "-d", multicast, "-j", "MASQUERADE"}, comment)...)
 		w.rule(desiredRule{ChainID: inTable(tableNAT, "POSTROUTING"), target: own.Name},
 			slices.Concat([]string{"-s", addr.String(), "-j", own.Name}, comment)...)
 	}
 }
 
-// hostPorts is forwardPorts in plugins/meta/portmap/portmap_iptables.go.
-func (w *desired) hostPorts(h fwrules.HostPorts) {
+// desiredOfPart is desiredOf for a part of rules.
+func desiredOfPart(p fwrules.Part, v6 bool) desired {
+	w := desired{v6: v6}
+	for _, m := range p.Rules.Masquerade {
+		w.masquerade(m)
+	}
+	for i, h := range p.Whole.HostPorts {
+		w.hostPorts(h, p.Rules.HostPorts[i].Ports)
+	}
+	for _, f := range p.Rules.Forward {
+		w.forward(f)
+	}
+	return w
+}
+
+// hostPorts is forwardPorts in plugins/meta/portmap/portmap_iptables.go, for some of
+// h's ports. A port shares its jump with others of h.
+func (w *desired) hostPorts(h fwrules.HostPorts, ports []fwrules.HostPort) {
 	to, conditions := h.V4, h.ConditionsV4
 	if w.v6 {
 		to, conditions = h.V6, h.ConditionsV6
@@ -149,10 +168,13 @@ func (w *desired) hostPorts(h fwrules.HostPorts) {
 	}
 	own := h.Chains()[1]
 	chain := desiredRule{ChainID: w.chain(tableNAT, own.Name, false)}
-	for _, p := range h.Ports {
+	for _, p := range ports {
 		w.hostPort(chain, p, h, to, mark)
 	}
 	for _, group := range portGroups(h.Ports) {
+		if !slices.ContainsFunc(ports, func(p fwrules.HostPort) bool { return inGroup(p, group) }) {
+			continue
+		}
 		w.rule(desiredRule{ChainID: top, target: own.Name, conditional: len(conditions) > 0}, slices.Concat(
 			[]string{"-m", "comment", "--comment", own.Comment, "-m", "multiport"}, group, conditions, []string{"-j", own.Name})...)
 	}
@@ -183,7 +205,11 @@ func (w *desired) hostPort(chain desiredRule, p fwrules.HostPort, h fwrules.Host
 			match = append(match, "-d", p.HostIP.String())
 		}
 	}
-	with := func(more ...string) { w.rule(chain, slices.Concat(match, more)...) }
+	with := func(more ...string) {
+		r := chain
+		r.leads = slices.Contains(more, mark)
+		w.rule(r, slices.Concat(match, more)...)
+	}
 	everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if w.v6 {
 		everything = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
@@ -220,6 +246,11 @@ func portGroups(ports []fwrules.HostPort) [][]string {
 		}
 	}
 	return groups
+}
+
+// inGroup reports whether a match of portGroups lets the port in.
+func inGroup(p fwrules.HostPort, group []string) bool {
+	return group[1] == p.Protocol && slices.Contains(strings.Split(group[3], ","), strconv.Itoa(int(p.HostPort)))
 }
 
 // forward adds the rules of the plugin firewall, and then those of
@@ -267,17 +298,26 @@ func (w *desired) isolation(bridge, policy string) {
 	stage1 := desiredRule{ChainID: w.chain(tableFilter, chainStage1, true), shared: true}
 	stage2 := desiredRule{ChainID: w.chain(tableFilter, chainStage2, true), shared: true}
 	first := func(r desiredRule) desiredRule { r.first = true; return r }
-	comment := func(policy string, args ...string) []string {
-		return append(args, "-m", "comment", "--comment", "CNI firewall plugin rules (ingressPolicy: "+policy+")")
-	}
-	const any = "same-bridge|isolated"
-	w.rule(desiredRule{ChainID: inTable(tableFilter, "FORWARD"), target: chainStage1, first: true, shared: true},
-		comment(any, "-j", chainStage1)...)
+	comment := func(policy string, args ...string) []string { return append(args, policyComment(policy)...) }
+	jump := isolationJump()
+	w.rule(jump, jump.args...)
 	w.rule(first(stage1), comment(policy, "-i", bridge, "!", "-o", bridge, "-j", chainStage2)...)
 	if policy == "isolated" {
 		w.rule(first(stage1), comment(policy, "-i", bridge, "-o", bridge, "-j", "DROP")...)
 	}
-	w.rule(stage1, comment(any, "-j", "RETURN")...)
-	w.rule(first(stage2), comment(any, "-o", bridge, "-j", "DROP")...)
-	w.rule(stage2, comment(any, "-j", "RETURN")...)
+	w.rule(stage1, comment(anyPolicy, "-j", "RETURN")...)
+	w.rule(first(stage2), comment(anyPolicy, "-o", bridge, "-j", "DROP")...)
+	w.rule(stage2, comment(anyPolicy, "-j", "RETURN")...)
+}
+
+const anyPolicy = "same-bridge|isolated"
+
+func policyComment(policy string) []string {
+	return []string{"-m", "comment", "--comment", "CNI firewall plugin rules (ingressPolicy: " + policy + ")"}
+}
+
+// isolationJump is the jump to the first stage.
+func isolationJump() desiredRule {
+	return desiredRule{ChainID: inTable(tableFilter, "FORWARD"), target: chainStage1, first: true, shared: true,
+		args: append([]string{"-j", chainStage1}, policyComment(anyPolicy)...)}
 }

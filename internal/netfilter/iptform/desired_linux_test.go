@@ -16,7 +16,7 @@ func textOf(t *testing.T, r fwrules.Rules, v6 bool) string {
 	var s iptables.Script
 	w := desiredOf(r, v6)
 	for _, table := range []string{tableNAT, tableFilter} {
-		must(t, w.additions(&s, table, facts{}, func(desiredRule) state { return absent }, &desired{}))
+		must(t, w.additions(&s, table, facts{}, func(desiredRule) state { return absent }, false, &desired{}))
 	}
 	text, _ := s.Render()
 	return text

@@ -41,16 +41,23 @@ func families(r fwrules.Rules) []desired {
 
 // Add makes the rules of both families, or none.
 func (f Form) Add(ctx context.Context, r fwrules.Rules) error {
-	return f.in(func() error { return f.addHere(ctx, r) })
+	return f.in(func() error { return f.addHere(ctx, r, false) })
 }
 
-func (f Form) addHere(ctx context.Context, r fwrules.Rules) error {
+// Restore is Add for rules of which some exist: those that must precede others of the
+// container's chain do so again.
+func (f Form) Restore(ctx context.Context, r fwrules.Rules) error {
+	return f.in(func() error { return f.addHere(ctx, r, true) })
+}
+
+func (f Form) addHere(ctx context.Context, r fwrules.Rules, restores bool) error {
 	var undo []func(context.Context) error
 	err := sequence(families(r), func(w desired) error {
 		x, err := f.attachmentsMaker(ctx, w.v6, true)
 		if err != nil {
 			return err
 		}
+		x.restores = restores
 		mine := desired{v6: w.v6}
 		undo = append(undo, func(ctx context.Context) error { return x.undo(ctx, w, mine) })
 		return x.add(ctx, w, &mine)
@@ -67,19 +74,6 @@ func (f Form) addHere(ctx context.Context, r fwrules.Rules) error {
 		errs = append(errs, undo(ctx))
 	}
 	return errors.Join(errs...)
-}
-
-// Check returns an error that names the first chain or rule that does not exist.
-func (f Form) Check(ctx context.Context, r fwrules.Rules) error {
-	return f.in(func() error {
-		return sequence(families(r), func(w desired) error {
-			x, err := f.attachmentsMaker(ctx, w.v6, false)
-			if err != nil {
-				return err
-			}
-			return x.check(ctx, w)
-		})
-	})
 }
 
 // sequence calls fn for each until one fails.

@@ -17,7 +17,8 @@ import (
 // for one look at the addresses in CNI-FORWARD.
 type facts struct {
 	chains map[iptables.ChainID]bool     // the wanted chains that exist
-	jumps  map[iptables.ChainID][]string // the targets of existing shared jumps
+	jumps  map[iptables.ChainID][]string // the targets of existing jumps to shared chains, and to own ones
+	bare   map[iptables.ChainID]bool     // the container's own chains that have no rule
 	addrs  map[netip.Addr]struct{}       // the addresses that are in a rule of CNI-FORWARD
 	marks  map[string]bool               // the marking rules that certainly exist, as text
 	saved  []savedRule                   // of the legacy variant: all rules that can be wanted ones
@@ -76,10 +77,13 @@ func (f facts) state(w desired, r desiredRule) state {
 		}
 		return unknown
 	}
-	if r.shared && r.target != "" {
-		if slices.Contains(f.jumps[r.ChainID], r.target) {
-			return present
-		}
+	jumps := slices.Contains(f.jumps[r.ChainID], r.target)
+	switch {
+	case f.legacy:
+		return unknown
+	case r.shared && r.target != "" && jumps:
+		return present
+	case r.target != "" && !jumps, f.bare[r.ChainID]:
 		return absent
 	}
 	if f.marks[r.String()] {
@@ -120,7 +124,7 @@ func (w desired) addrs() []netip.Addr {
 func (x maker) look(ctx context.Context, w desired) (facts, error) {
 	f := facts{
 		chains: make(map[iptables.ChainID]bool), jumps: make(map[iptables.ChainID][]string), addrs: make(map[netip.Addr]struct{}),
-		marks: make(map[string]bool), legacy: x.Legacy,
+		marks: make(map[string]bool), bare: make(map[iptables.ChainID]bool), legacy: x.Legacy,
 	}
 	if x.Legacy {
 		err := x.lookLegacy(ctx, w, &f)
@@ -153,6 +157,9 @@ func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
 	if err := x.lookMarks(ctx, w, f); err != nil {
 		return err
 	}
+	if err := x.lookOwn(ctx, w, f); err != nil {
+		return err
+	}
 	addrs := w.addrs()
 	if !f.chains[inTable(tableFilter, chainForward)] || len(addrs) == 0 {
 		return nil
@@ -181,6 +188,36 @@ func (x maker) lookMarks(ctx context.Context, w desired, f facts) error {
 		err := x.Rules(ctx, r.ChainID, nil, func(rule nft.Rule) error {
 			if s := iptables.NFTRuleOf(rule); s.MatchComment == markComment && s.Marks(r.mark) || s.Masquerades(r.mark) {
 				f.marks[r.String()] = true
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lookOwn looks for rules in existing chains of the container's own, and for jumps to
+// them. If somebody has deleted the rules of all chains, the tool need not be asked.
+func (x maker) lookOwn(ctx context.Context, w desired, f facts) error {
+	for _, c := range w.chains {
+		if c.shared || !f.chains[c.ChainID] {
+			continue
+		}
+		bare := true
+		err := x.Rules(ctx, c.ChainID, nil, func(nft.Rule) error {
+			bare = false
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		f.bare[c.ChainID] = bare
+		from := inTable(c.Table, entrance(c.Chain))
+		err = x.Rules(ctx, from, [][]byte{iptables.ZeroTerminated(c.Chain)}, func(r nft.Rule) error {
+			if r.Jump() == c.Chain {
+				f.jumps[from] = append(f.jumps[from], c.Chain)
 			}
 			return nil
 		})

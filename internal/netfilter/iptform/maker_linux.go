@@ -13,6 +13,9 @@ import (
 // namespace, in which processes are started.
 type maker struct {
 	iptables.Tool
+	// restores means that rules are added to existing chains of the container's own,
+	// each where it has effect.
+	restores bool
 }
 
 // maker returns the maker of a variant.
@@ -21,7 +24,7 @@ func (f Form) maker(v6, legacy bool) maker {
 	if v6 {
 		family = "ip6tables"
 	}
-	return maker{iptables.Tool{Family: family, Legacy: legacy, Sockets: f.Sockets, Held: f.Held}}
+	return maker{Tool: iptables.Tool{Family: family, Legacy: legacy, Sockets: f.Sockets, Held: f.Held}}
 }
 
 // add makes the missing part of w. Before that, it adds to mine the missing rules
@@ -48,7 +51,8 @@ func (x maker) add(ctx context.Context, w desired, mine *desired) error {
 // the container's own is in doubt.
 func (f facts) allShared(w desired) bool {
 	for _, c := range w.chains {
-		if c.shared && !f.chains[c.ChainID] {
+		// Two calls could both add the missing rules of an existing chain.
+		if c.shared != f.chains[c.ChainID] {
 			return false
 		}
 	}
@@ -171,9 +175,12 @@ func (x maker) firstMissing(ctx context.Context, rules []desiredRule) (int, erro
 func (x maker) make(ctx context.Context, w desired, f facts, state func(desiredRule) state, mine *desired) error {
 	var s iptables.Script
 	for _, table := range []string{tableNAT, tableFilter} {
-		if err := w.additions(&s, table, f, state, mine); err != nil {
+		if err := w.additions(&s, table, f, state, x.restores, mine); err != nil {
 			return err
 		}
+	}
+	if err := x.isolateFirst(ctx, w, state, &s); err != nil {
+		return err
 	}
 	if err := s.Run(ctx, x.Tool); err != nil {
 		return fmt.Errorf("%s: add the rules: %w", x.Name(), err)
@@ -182,8 +189,9 @@ func (x maker) make(ctx context.Context, w desired, f facts, state func(desiredR
 }
 
 // additions writes commands that make the absent chains and rules of a table, and
-// commands that fail if a shared rule is not in the expected state.
-func (w desired) additions(s *iptables.Script, table string, f facts, state func(desiredRule) state, mine *desired) error {
+// commands that fail if a shared rule is not in the expected state. If it restores,
+// rules that must lead a chain go before those that are there.
+func (w desired) additions(s *iptables.Script, table string, f facts, state func(desiredRule) state, restores bool, mine *desired) error {
 	for _, c := range w.chains {
 		if c.Table == table && !f.chains[c.ChainID] {
 			if err := s.Add(table, "-N", c.Chain); err != nil {
@@ -206,7 +214,7 @@ func (w desired) additions(s *iptables.Script, table string, f facts, state func
 			verb = "-C"
 		case absent:
 			verb = "-A"
-			if r.first {
+			if r.first || r.leads && restores && f.chains[r.ChainID] {
 				verb = "-I"
 			}
 			if !r.shared {
@@ -253,30 +261,6 @@ func (x maker) undo(ctx context.Context, w, mine desired) error {
 	}
 	if err := s.Run(ctx, x.Tool); err != nil {
 		return fmt.Errorf("%s: delete the rules that were added: %w", x.Name(), err)
-	}
-	return nil
-}
-
-// check asks the tool for all rules at once where it can be asked: the executable
-// plugins compare rules by the same tool.
-func (x maker) check(ctx context.Context, w desired) error {
-	f, err := x.look(ctx, w)
-	if err != nil {
-		return err
-	}
-	for _, c := range w.chains {
-		if !f.chains[c.ChainID] {
-			return fmt.Errorf("%s: chain %s of table %s is not there", x.Name(), c.Chain, c.Table)
-		}
-	}
-	states, err := x.ask(ctx, w, f)
-	if err != nil {
-		return err
-	}
-	for _, r := range w.rules {
-		if states[r.String()] != present {
-			return fmt.Errorf("%s: the rule %v is not there", x.Name(), r)
-		}
 	}
 	return nil
 }

@@ -39,8 +39,14 @@ func (f Form) add(ctx context.Context, c *nft.Conn, r fwrules.Rules) error {
 	if err == nil || !inTheWay(err) {
 		return wrapNFT(err)
 	}
+	return f.addMissing(ctx, c, wanted, true)
+}
+
+// addMissing looks at the table, and adds the missing elements and the missing part of
+// the layout.
+func (f Form) addMissing(ctx context.Context, c *nft.Conn, wanted []element, replace bool) error {
 	return nft.UntilUnchanged(ctx, func() error {
-		msgs, generation, err := f.toAdd(c, wanted)
+		msgs, generation, err := f.toAdd(c, wanted, replace)
 		if err != nil || len(msgs) == 0 {
 			return err
 		}
@@ -59,8 +65,9 @@ func inTheWay(err error) bool {
 }
 
 // toAdd returns the messages that make the missing elements, and the generation in
-// which they are missing.
-func (f Form) toAdd(c *nft.Conn, wanted []element) ([]nft.Message, uint32, error) {
+// which they are missing. They replace elements and chains that differ, or an error
+// names the first of these.
+func (f Form) toAdd(c *nft.Conn, wanted []element, replace bool) ([]nft.Message, uint32, error) {
 	found, generation, err := c.Elements(table, wanted, nil)
 	if err != nil {
 		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", table, err)
@@ -68,6 +75,9 @@ func (f Form) toAdd(c *nft.Conn, wanted []element) ([]nft.Message, uint32, error
 	lay, err := readLayout(c)
 	if err != nil {
 		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", table, err)
+	}
+	if other := lay.foreign(); other != "" && !replace {
+		return nil, 0, fmt.Errorf("nftables: %w: there is %s", fwrules.ErrInPlace, other)
 	}
 	msgs, _ := lay.missing(setsOf(wanted))
 	for _, e := range wanted {
@@ -78,6 +88,8 @@ func (f Form) toAdd(c *nft.Conn, wanted []element) ([]nft.Message, uint32, error
 			continue
 		case isPort(e) && found[i].Comment != e.Comment:
 			return nil, 0, fmt.Errorf("%w: there is %v", fwrules.ErrHostPortTaken, elementText(found[i]))
+		case !replace:
+			return nil, 0, fmt.Errorf("nftables: %w: there is %v", fwrules.ErrInPlace, elementText(found[i]))
 		default:
 			// One attachment has an address at a time, so an element that another
 			// attachment left with it is stale.
@@ -104,40 +116,4 @@ func setsOf(elements []element) []string {
 		}
 	}
 	return sets
-}
-
-// Check returns an error that names the first element that is missing, or the first
-// of the sets, chains and rules that it needs.
-func (f Form) Check(ctx context.Context, r fwrules.Rules) error {
-	return f.Sockets.Do(ctx, func(c *nft.Conn) error {
-		wanted, err := elementsOf(r)
-		if err != nil || len(wanted) == 0 {
-			return err
-		}
-		return nft.UntilUnchanged(ctx, func() error { return f.checkElements(c, wanted) })
-	})
-}
-
-func (f Form) checkElements(c *nft.Conn, wanted []element) error {
-	found, _, err := c.Elements(table, wanted, nil)
-	if err != nil {
-		return fmt.Errorf("nftables: look at table %v: %w", table, err)
-	}
-	lay, err := readLayout(c)
-	if err != nil {
-		return fmt.Errorf("nftables: look at table %v: %w", table, err)
-	}
-	if _, err := lay.missing(setsOf(wanted)); err != nil {
-		return fmt.Errorf("nftables: %w", err)
-	}
-	for _, e := range wanted {
-		i := sameKey(found, e)
-		if i < 0 {
-			return fmt.Errorf("nftables: %v is missing", elementText(e))
-		}
-		if found[i] != e && !(isPort(e) && f.Siblings().Have(found[i].Comment)) {
-			return fmt.Errorf("nftables: %v is missing, there is %v", elementText(e), elementText(found[i]))
-		}
-	}
-	return nil
 }

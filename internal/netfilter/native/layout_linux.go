@@ -225,6 +225,20 @@ func (l layout) missingChains(err *error) (msgs []nft.Message) {
 	return msgs
 }
 
+// foreign returns the first rule that somebody else has added to a chain whose rules
+// are always the same, or "".
+func (l layout) foreign() string {
+	for _, c := range chains() {
+		for _, comment := range l.rules[c.name] {
+			ours := func(r rule) bool { return r.comment == comment }
+			if c.rules != nil && !slices.ContainsFunc(c.rules, ours) {
+				return fmt.Sprintf("rule %v %s with comment %q", table, c.name, comment)
+			}
+		}
+	}
+	return ""
+}
+
 // readLayout returns the sets, chains and rules of the native table.
 func readLayout(c *nft.Conn) (layout, error) {
 	l := layout{sets: make(map[string]bool), rules: make(map[string][]string)}

@@ -1,6 +1,7 @@
 package nftform
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 
@@ -45,40 +46,41 @@ func baseOf(r fwrules.Rules) (base, error) {
 // rules need. They make the fixed rules again, as the plugins do.
 func (f base) messages(rules []wantedRule) (msgs []nft.Message) {
 	for _, table := range tablesOf(rules) {
-		if table.Name == tableMasquerade {
-			msgs = append(msgs,
-				nft.NewTable(table, "Masquerading for plugins from github.com/containernetworking/plugins"),
-				nft.NewChain(table, chainChecks, nil, "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet"),
-				nft.NewChain(table, "postrouting", nft.SourceNAT(), ""),
-				nft.FlushChain(table, "postrouting"))
-		} else {
-			msgs = append(msgs,
-				nft.NewTable(table, "CNI portmap plugin"),
-				nft.NewChain(table, chainHostports, nil, ""),
-				nft.NewChain(table, chainOldHostports, nil, ""),
-				nft.NewChain(table, chainAllHostports, nil, ""),
-				nft.FlushChain(table, chainAllHostports),
-				nft.NewChain(table, "prerouting", nft.DestinationNAT(unix.NF_INET_PRE_ROUTING), ""),
-				nft.FlushChain(table, "prerouting"),
-				nft.NewChain(table, "output", nft.DestinationNAT(unix.NF_INET_LOCAL_OUT), ""),
-				nft.FlushChain(table, "output"))
-			if f.snat {
-				msgs = append(msgs, nft.NewChain(table, chainMasquerading, nft.SourceNAT(), ""))
+		msgs = append(msgs, f.objects(table)...)
+		fixed := f.fixed(table)
+		for i, r := range fixed {
+			if i == 0 || fixed[i-1].chain != r.chain {
+				msgs = append(msgs, nft.FlushChain(table, r.chain))
 			}
 		}
-		for _, r := range f.fixed(table) {
+		for _, r := range fixed {
 			msgs = append(msgs, nft.NewRule(table, r.chain, r.exprs, ""))
 		}
 	}
 	return msgs
 }
 
-// rules are the fixed rules of the tables that the rules are in.
-func (f base) rules(rules []wantedRule) (fixed []wantedRule) {
-	for _, table := range tablesOf(rules) {
-		fixed = append(fixed, f.fixed(table)...)
+// objects returns the messages that make a table and its chains, if they are missing.
+func (f base) objects(table nft.Table) []nft.Message {
+	if table.Name == tableMasquerade {
+		return []nft.Message{
+			nft.NewTable(table, "Masquerading for plugins from github.com/containernetworking/plugins"),
+			nft.NewChain(table, chainChecks, nil, "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet"),
+			nft.NewChain(table, "postrouting", nft.SourceNAT(), ""),
+		}
 	}
-	return fixed
+	msgs := []nft.Message{
+		nft.NewTable(table, "CNI portmap plugin"),
+		nft.NewChain(table, chainHostports, nil, ""),
+		nft.NewChain(table, chainOldHostports, nil, ""),
+		nft.NewChain(table, chainAllHostports, nil, ""),
+		nft.NewChain(table, "prerouting", nft.DestinationNAT(unix.NF_INET_PRE_ROUTING), ""),
+		nft.NewChain(table, "output", nft.DestinationNAT(unix.NF_INET_LOCAL_OUT), ""),
+	}
+	if f.snat {
+		msgs = append(msgs, nft.NewChain(table, chainMasquerading, nft.SourceNAT(), ""))
+	}
+	return msgs
 }
 
 func tablesOf(rules []wantedRule) (tables []nft.Table) {
@@ -122,4 +124,16 @@ func (f base) fixed(table nft.Table) []wantedRule {
 		rule("prerouting", entry, values...),
 		rule("output", entry, values...),
 	}
+}
+
+// leads reports whether a fixed rule precedes the others of its chain.
+func (f base) leads(rule wantedRule) bool {
+	fixed := f.fixed(rule.table)
+	last := 0
+	for i, r := range fixed {
+		if r.chain == rule.chain {
+			last = i
+		}
+	}
+	return !bytes.Equal(fixed[last].exprs, rule.exprs)
 }

@@ -264,61 +264,19 @@ func searchesOf(r fwrules.Rules, others []netip.Addr) (all []search) {
 	return all
 }
 
-// Check returns an error that names the first missing rule: one of the rules, or one
-// that leads to them.
-func (f Form) Check(ctx context.Context, r fwrules.Rules) error {
-	wanted, err := rulesOf(r)
-	if err != nil || len(wanted) == 0 {
-		return err
-	}
-	base, err := baseOf(r)
-	if err != nil {
-		return err
-	}
-	wanted = append(wanted, base.rules(wanted)...)
-	return f.Sockets.Do(ctx, func(c *nft.Conn) error {
-		return nft.UntilUnchanged(ctx, func() error { return checkRules(c, wanted) })
-	})
-}
-
-func checkRules(c *nft.Conn, wanted []wantedRule) error {
-	there := make(map[nft.Table][]foundRule)
-	for _, rule := range wanted {
-		if _, listed := there[rule.table]; listed {
-			continue
-		}
-		there[rule.table] = nil
-		err := c.Rules(rule.table, "", nil, func(r nft.Rule) error {
-			if slices.ContainsFunc(wanted, func(f wantedRule) bool { return f.comment == r.Comment }) {
-				there[rule.table] = append(there[rule.table], foundRule{r.Chain, r.Comment, constants(r)})
-			}
-			return nil
-		})
-		if err != nil {
-			return wrap(err)
-		}
-	}
-	for _, rule := range wanted {
-		// A rule that is found once does not stand for two.
-		i := slices.IndexFunc(there[rule.table], rule.is)
-		if i < 0 {
-			return fmt.Errorf("nftables: rule %v %s is missing, with comment %q and values %x", rule.table, rule.chain, rule.comment, rule.values)
-		}
-		there[rule.table] = slices.Delete(there[rule.table], i, i+1)
-	}
-	return nil
-}
-
 // foundRule holds the constants of a rule: the values that it compares with and
 // loads and the chains that it jumps to, one after the other.
 type foundRule struct {
 	chain, comment string
 	constants      []byte
+	drops          bool
 }
 
-func constants(r nft.Rule) (all []byte) {
+func found(r nft.Rule) foundRule {
+	f := foundRule{chain: r.Chain, comment: r.Comment}
 	for _, x := range r.Exprs.List() {
-		all = append(append(all, x.Value()...), x.Jump()...)
+		f.constants = append(append(f.constants, x.Value()...), x.Jump()...)
+		f.drops = f.drops || x.Drops()
 	}
-	return all
+	return f
 }

@@ -54,57 +54,55 @@ func (s SpoofCheck) search(in ...string) search {
 
 // Add makes the rules for a port of the bridge, in one transaction.
 func (s SpoofCheck) Add(ctx context.Context, port string, mac net.HardwareAddr) error {
+	if err := s.fits(); err != nil {
+		return err
+	}
+	table := spoofTable()
+	msgs := []nft.Message{nft.NewTable(table, ""), s.newChain(spoofHook)}
+	for _, chain := range []string{s.chain, s.macChain} {
+		// Rules in it are of an attachment that was not deleted.
+		msgs = append(msgs, s.newChain(chain), nft.FlushChain(table, chain))
+	}
+	for _, r := range s.rules(port, mac) {
+		msgs = append(msgs, nft.NewRule(table, r.chain, r.exprs, s.comment))
+	}
+	return s.sockets.Do(ctx, func(c *nft.Conn) error { return c.Transact(msgs, nil) })
+}
+
+func (s SpoofCheck) fits() error {
 	if len(s.comment) > nft.LongestComment {
 		return fmt.Errorf("the comment %q of its rules is longer than %d bytes: %w", s.comment, nft.LongestComment, ErrLongComment)
 	}
+	return nil
+}
+
+// newChain returns the message that makes one of the chains.
+func (s SpoofCheck) newChain(name string) nft.Message {
+	if name != spoofHook {
+		return nft.NewChain(spoofTable(), name, nil, "")
+	}
+	hook := nft.Hook{Type: "filter", Number: 0, Priority: -300, Accept: true} // NF_BR_PRE_ROUTING, <linux/netfilter_bridge.h>
+	return nft.NewChain(spoofTable(), name, &hook, "")
+}
+
+// rules returns the rules for a port of the bridge, in the order of each chain.
+func (s SpoofCheck) rules(port string, mac net.HardwareAddr) []wantedRule {
 	name := make([]byte, unix.IFNAMSIZ)
 	copy(name, port)
-	table, start := spoofTable(), nft.Exprs(nil)
-	hook := nft.Hook{Type: "filter", Number: 0, Priority: -300, Accept: true} // NF_BR_PRE_ROUTING, <linux/netfilter_bridge.h>
-	msgs := []nft.Message{nft.NewTable(table, ""), nft.NewChain(table, spoofHook, &hook, "")}
-	for _, chain := range []string{s.chain, s.macChain} {
-		// Rules in it are of an attachment that was not deleted.
-		msgs = append(msgs, nft.NewChain(table, chain, nil, ""), nft.FlushChain(table, chain))
+	rule := func(chain string, e nft.Exprs) wantedRule {
+		return wantedRule{table: spoofTable(), chain: chain, comment: s.comment, exprs: e}
 	}
-	msgs = append(msgs,
-		nft.NewRule(table, spoofHook, start.Meta(unix.NFT_META_IIFNAME, nft.Reg(0)).Equal(name).Jump(s.chain), s.comment),
-		nft.NewRule(table, s.chain, start.Jump(s.macChain), s.comment),
+	start := nft.Exprs(nil)
+	return []wantedRule{
+		rule(spoofHook, start.Meta(unix.NFT_META_IIFNAME, nft.Reg(0)).Equal(name).Jump(s.chain)),
+		rule(s.chain, start.Jump(s.macChain)),
 		// The source address is bytes 6 to 11 of a frame.
-		nft.NewRule(table, s.macChain, start.Payload(unix.NFT_PAYLOAD_LL_HEADER, 6, 6, nft.Reg(0)).Equal(mac).Return(), s.comment),
-		nft.NewRule(table, s.macChain, start.Drop(), s.comment),
-	)
-	return s.sockets.Do(ctx, func(c *nft.Conn) error { return c.Transact(msgs, nil) })
+		rule(s.macChain, start.Payload(unix.NFT_PAYLOAD_LL_HEADER, 6, 6, nft.Reg(0)).Equal(mac).Return()),
+		rule(s.macChain, start.Drop()),
+	}
 }
 
 // Remove deletes the rules and chains that exist.
 func (s SpoofCheck) Remove(ctx context.Context) error {
 	return s.sockets.Do(ctx, func(c *nft.Conn) error { return removeFound(ctx, c, s.search(spoofHook)) })
-}
-
-// Check returns an error that names the chain in which rules are missing.
-func (s SpoofCheck) Check(ctx context.Context) error {
-	return s.sockets.Do(ctx, func(c *nft.Conn) error {
-		return nft.UntilUnchanged(ctx, func() error {
-			for _, in := range []struct {
-				chain string
-				want  int
-			}{{s.chain, 1}, {s.macChain, 2}, {spoofHook, 1}} {
-				found := 0
-				err := c.Rules(spoofTable(), in.chain, [][]byte{[]byte(s.comment)}, func(r nft.Rule) error {
-					if r.Comment == s.comment {
-						found++
-					}
-					return nil
-				})
-				if err != nil {
-					return err
-				}
-				if found < in.want {
-					return fmt.Errorf("chain %q of table bridge nat has %d rules with the comment %q, not %d",
-						in.chain, found, s.comment, in.want)
-				}
-			}
-			return nil
-		})
-	})
 }

@@ -1,0 +1,140 @@
+package netfilter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/nft"
+)
+
+// Check returns an error unless all of the rules exist. It is an [fwrules.ErrMissing]
+// that names the first missing rule, or that of a packet filter that cannot be read.
+func (fw *Firewalls) Check(ctx context.Context, b fwrules.Backend, r fwrules.Rules) error {
+	all, err := fw.Missing(ctx, b, r)
+	if err == nil && len(all) > 0 {
+		err = all[0].Err
+	}
+	return err
+}
+
+// Missing returns the parts of the rules that do not exist, in the order of the rules.
+// A part is missing too if a rule is that all containers share, and without which the
+// part has no effect. An error means that the rules cannot be read, or that the backend
+// refuses them.
+//
+// With [Options.AnyForm] and the backend Native, which then stands for an unknown one,
+// nothing is missing if all rules are there in one form. Otherwise the result is that
+// of the form with most of the rules. If there are none in any form, it is that of the
+// form that a reference plugin would make on this host now: each form has the same
+// effect, and a DEL with AnyForm removes all.
+func (fw *Firewalls) Missing(ctx context.Context, b fwrules.Backend, r fwrules.Rules) ([]fwrules.Missing, error) {
+	return fw.missing(ctx, b, r, fw.missingIn)
+}
+
+// finder is a Missing of one form, on the kernel or in a dump of it.
+type finder func(ctx context.Context, b fwrules.Backend, r fwrules.Rules) ([]fwrules.Missing, error)
+
+func (fw *Firewalls) missing(ctx context.Context, b fwrules.Backend, r fwrules.Rules, in finder) ([]fwrules.Missing, error) {
+	if b == fwrules.Native && fw.AnyForm {
+		return missingInAny(ctx, r, in)
+	}
+	return in(ctx, b, r)
+}
+
+func (fw *Firewalls) missingIn(ctx context.Context, b fwrules.Backend, r fwrules.Rules) ([]fwrules.Missing, error) {
+	form, err := fw.form(b)
+	if err != nil {
+		return nil, err
+	}
+	return form.Missing(ctx, r)
+}
+
+// missingInAny asks all forms. That of executables goes first: they made most of the
+// rules whose form is not known.
+func missingInAny(ctx context.Context, r fwrules.Rules, in finder) ([]fwrules.Missing, error) {
+	total := len(r.Parts())
+	var errs []error
+	var unreadable error
+	results := make(map[fwrules.Backend][]fwrules.Missing)
+	for _, b := range forms() {
+		all, err := in(ctx, b, inForm(b, r))
+		if err == nil && len(all) == 0 || ctx.Err() != nil {
+			return nil, err
+		}
+		if err == nil {
+			results[b], err = all, all[0].Err
+		} else if !refused(err) && unreadable == nil {
+			unreadable = err
+		}
+		errs = append(errs, err)
+	}
+	err := fmt.Errorf("the rules are there in no form: %w", errors.Join(errs...))
+	best, ok := bestForm(results, total)
+	if unreadable != nil || !ok {
+		return nil, err
+	}
+	all := results[best]
+	for i := range all {
+		all[i].Err = fwrules.AsMissing(err)
+	}
+	return all, nil
+}
+
+// forms are the backends in the order in which rules of an unknown one are looked for.
+func forms() []fwrules.Backend {
+	return []fwrules.Backend{fwrules.IPTables, fwrules.NFTables, fwrules.Native}
+}
+
+// inForm returns the rules that a reference plugin makes with a backend.
+func inForm(b fwrules.Backend, r fwrules.Rules) fwrules.Rules {
+	if b == fwrules.NFTables {
+		// As the plugin portmap does where the backend is named: the reference
+		// plugin makes no such rule.
+		r.HostPorts = slices.Clone(r.HostPorts)
+		for i := range r.HostPorts {
+			r.HostPorts[i].MasqAll = false
+		}
+	}
+	return r
+}
+
+// refused reports whether a form has no rules of the kind, or cannot be on this host.
+// Another error means that the rules could not be read.
+func refused(err error) bool {
+	return errors.Is(err, fwrules.ErrOnlyIPTables) || errors.Is(err, iptables.ErrNotFound) || errors.Is(err, nft.ErrNotSupported)
+}
+
+// bestForm returns the form in which most rules are there; if none is in any, that of
+// the reference plugins on this host.
+func bestForm(results map[fwrules.Backend][]fwrules.Missing, total int) (best fwrules.Backend, ok bool) {
+	order := []fwrules.Backend{fwrules.NFTables, fwrules.IPTables, fwrules.Native}
+	if Detect() == fwrules.DetectedIPTables {
+		order = forms()
+	}
+	fewest := total + 1
+	for _, b := range order {
+		if all, readable := results[b]; readable && len(all) < fewest {
+			best, fewest, ok = b, len(all), true
+		}
+	}
+	return best, ok
+}
+
+// Restore adds those of the rules that do not exist, now and without [Options.Batch].
+// It replaces and doubles nothing, and leaves the rules of others where they are. It
+// can be repeated, and is for parts that Missing has returned. If another rule is in
+// the place of one, the error is a [fwrules.ErrInPlace] or [fwrules.ErrHostPortTaken].
+func (fw *Firewalls) Restore(ctx context.Context, b fwrules.Backend, r fwrules.Rules) error {
+	form, err := fw.form(b)
+	if err != nil {
+		return err
+	}
+	if err := form.Restore(ctx, r); err != nil {
+		return err
+	}
+	return fw.forgetFlows(ctx, r.HostPorts, true)
+}

@@ -1,0 +1,144 @@
+package native
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/nft"
+)
+
+// sight is the state of the table at one time: all elements, or those with some keys.
+type sight struct {
+	layout   layout
+	elements map[elementKey]element
+	broken   error  // names the first part that is missing whatever the elements are
+	foreign  string // a rule of somebody else's, which is not replaced
+}
+
+type elementKey struct{ set, key string }
+
+func newSight(l layout, elements []element) sight {
+	s := sight{layout: l, elements: make(map[elementKey]element, len(elements)), foreign: l.foreign()}
+	_, s.broken = l.missing(nil)
+	for _, e := range elements {
+		s.elements[elementKey{e.Set, e.Key}] = e
+	}
+	return s
+}
+
+// lacks returns an error that names the first of the sets, chains and rules that is
+// missing for elements in the sets.
+func (s sight) lacks(sets []string) error {
+	if s.broken != nil {
+		return s.broken
+	}
+	for _, name := range sets {
+		if !s.layout.sets[name] { // else it has its rule
+			return fmt.Errorf("set %v %s is missing", table, name)
+		}
+	}
+	return nil
+}
+
+// Missing returns the parts of the rules that do not exist. Of an element without the
+// sets, chains and rules that it needs, the part is missing too.
+func (f Form) Missing(ctx context.Context, r fwrules.Rules) (all []fwrules.Missing, err error) {
+	wanted, err := elementsOf(r)
+	if err != nil || len(wanted) == 0 {
+		return nil, err
+	}
+	err = f.Sockets.Do(ctx, func(c *nft.Conn) error {
+		return nft.UntilUnchanged(ctx, func() error {
+			s, err := look(c, wanted, func(layout) []string { return nil })
+			if err == nil {
+				all, err = f.missing(r, s)
+			}
+			return err
+		})
+	})
+	return all, err
+}
+
+// look reads the elements with the keys, and all of the sets. It fails with
+// [nft.ErrChanged] unless all is of one generation.
+func look(c *nft.Conn, keys []element, sets func(layout) []string) (sight, error) {
+	before, err := c.Generation()
+	if err != nil {
+		return sight{}, wrapNFT(err)
+	}
+	lay, err := readLayout(c)
+	if err != nil {
+		return sight{}, fmt.Errorf("nftables: look at table %v: %w", table, err)
+	}
+	found, _, err := c.Elements(table, keys, sets(lay))
+	if err != nil {
+		return sight{}, fmt.Errorf("nftables: look at table %v: %w", table, err)
+	}
+	after, err := c.Generation()
+	if err == nil && after != before {
+		err = nft.ErrChanged
+	}
+	return newSight(lay, found), err
+}
+
+// missing compares the rules with the table.
+func (f Form) missing(r fwrules.Rules, s sight) (all []fwrules.Missing, err error) {
+	if _, err := elementsOf(r); err != nil {
+		return nil, err
+	}
+	for _, part := range r.Parts() {
+		wanted, err := elementsOf(part.Rules)
+		if err != nil {
+			return nil, err
+		}
+		if found, err := f.absent(wanted, s); err != nil {
+			all = append(all, fwrules.Missing{
+				Backend: fwrules.Native, Rules: part.Rules, Object: part.Object, Found: found, Err: fwrules.AsMissing(err),
+			})
+		}
+	}
+	return all, nil
+}
+
+// absent returns an error that names the first of the elements that is missing, or
+// the first part of the layout that it needs. found is the first element, or rule,
+// that is in the place of one.
+func (f Form) absent(wanted []element, s sight) (found string, err error) {
+	if len(wanted) == 0 {
+		return "", nil
+	}
+	if err = s.lacks(setsOf(wanted)); err != nil {
+		found, err = s.foreign, fmt.Errorf("nftables: %w", err)
+	}
+	first := func(text string, e error) {
+		if err == nil {
+			err = e
+		}
+		if found == "" {
+			found = text
+		}
+	}
+	for _, e := range wanted {
+		there, ok := s.elements[elementKey{e.Set, e.Key}]
+		switch {
+		case !ok:
+			first("", fmt.Errorf("nftables: %v is missing", elementText(e)))
+		case there != e && !(isPort(e) && f.Siblings().Have(there.Comment)):
+			text := elementText(there)
+			first(text.String(), fmt.Errorf("nftables: %v is missing, there is %v", elementText(e), text))
+		}
+	}
+	return found, err
+}
+
+// Restore adds the missing elements, and the part of the layout that they need, all or
+// none. It replaces nothing: if another element or rule is in the way, the error is a
+// [fwrules.ErrInPlace] or [fwrules.ErrHostPortTaken].
+func (f Form) Restore(ctx context.Context, r fwrules.Rules) error {
+	wanted, err := elementsOf(r)
+	if err != nil || len(wanted) == 0 {
+		return err
+	}
+	return f.Sockets.Do(ctx, func(c *nft.Conn) error { return f.addMissing(ctx, c, wanted, false) })
+}

@@ -1,0 +1,248 @@
+package nftform
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/nft"
+)
+
+// expected are the rules that an attachment should have, each once.
+type expected struct {
+	base  base
+	parts []fwrules.Part
+	rules []wantedRule
+	fixed int     // the rules from here on are for all containers
+	of    [][]int // by part: its rules, and those that lead to them
+}
+
+// expectedOf computes the rules.
+func expectedOf(r fwrules.Rules) (e expected, err error) {
+	if _, err = rulesOf(r); err != nil {
+		return e, err
+	}
+	if e.base, err = baseOf(r); err != nil {
+		return e, err
+	}
+	e.parts = r.Parts()
+	e.of = make([][]int, len(e.parts))
+	shared := make(map[string]int)
+	add := func(part int, rule wantedRule, once bool) {
+		key := fmt.Sprint(rule.table, rule.chain, rule.comment, string(rule.exprs))
+		i, found := shared[key]
+		if !once || !found {
+			i = len(e.rules)
+			e.rules = append(e.rules, rule)
+			shared[key] = i
+		}
+		e.of[part] = append(e.of[part], i)
+	}
+	tables := make([][]nft.Table, len(e.parts))
+	for i, part := range e.parts {
+		rules, err := rulesOf(part.Rules)
+		if err != nil {
+			return e, err
+		}
+		for _, rule := range rules {
+			// The ports of an attachment share the rules for their replies.
+			add(i, rule, rule.chain == chainMasquerading)
+		}
+		tables[i] = tablesOf(rules)
+	}
+	e.fixed = len(e.rules)
+	for i := range e.parts {
+		for _, t := range tables[i] {
+			for _, rule := range e.base.fixed(t) {
+				add(i, rule, true)
+			}
+		}
+	}
+	return e, nil
+}
+
+// place is where a rule is looked for.
+type place struct {
+	table          nft.Table
+	chain, comment string
+}
+
+// sight is the rules of some tables at one time: all, or those with some comments.
+type sight map[place][]foundRule
+
+// find reports which of the rules exist. A rule that is found once does not stand for
+// two. It assigns rules with most constants first, each to the one with the fewest
+// others, since a rule for all addresses of the host is contained in one for a single
+// address.
+func (e expected) find(s sight) []bool {
+	order := make([]int, len(e.rules))
+	for i := range order {
+		order[i] = i
+	}
+	size := func(i int) int { return len(bytes.Join(e.rules[i].values, nil)) }
+	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(size(j), size(i)) })
+	there := make([]bool, len(e.rules))
+	taken := make(map[place][]int)
+	for _, i := range order {
+		rule := e.rules[i]
+		at := place{rule.table, rule.chain, rule.comment}
+		best := -1
+		for j, found := range s[at] {
+			if rule.is(found) && !slices.Contains(taken[at], j) && (best < 0 || len(found.constants) < len(s[at][best].constants)) {
+				best = j
+			}
+		}
+		if best >= 0 {
+			there[i] = true
+			taken[at] = append(taken[at], best)
+		}
+	}
+	return there
+}
+
+// inPlace returns the rule that leads to the host ports of a table under other
+// conditions than the wanted one. The conditions are the table's, so that of the last
+// ADD stay.
+func (s sight) inPlace(rule wantedRule) string {
+	if rule.chain != "prerouting" && rule.chain != "output" {
+		return ""
+	}
+	for _, found := range s[place{rule.table, rule.chain, ""}] {
+		if bytes.HasSuffix(found.constants, []byte(chainAllHostports)) {
+			return fmt.Sprintf("rule %v %s with other conditions", rule.table, rule.chain)
+		}
+	}
+	return ""
+}
+
+// missing returns the parts of which a rule is missing.
+func (e expected) missing(s sight) (all []fwrules.Missing) {
+	there := e.find(s)
+	for i, part := range e.parts {
+		m := fwrules.Missing{Backend: fwrules.NFTables, Rules: part.Rules, Object: part.Object}
+		for _, j := range e.of[i] {
+			if there[j] {
+				continue
+			}
+			rule := e.rules[j]
+			if m.Err == nil {
+				m.Err = fwrules.AsMissing(fmt.Errorf("nftables: rule %v %s is missing, with comment %q and values %x",
+					rule.table, rule.chain, rule.comment, rule.values))
+			}
+			m.Found = cmp.Or(m.Found, s.inPlace(rule))
+		}
+		if m.Err != nil {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
+// look reads the rules of the tables, with one of the comments or any, in one
+// generation, which it returns.
+func look(k ruleTable, tables []nft.Table, wanted func(comment string) bool) (sight, uint32, error) {
+	before, err := k.Generation()
+	if err != nil {
+		return nil, 0, wrap(err)
+	}
+	s := make(sight)
+	for _, t := range tables {
+		err := k.Rules(t, "", nil, func(r nft.Rule) error {
+			if wanted(r.Comment) {
+				at := place{t, r.Chain, r.Comment}
+				s[at] = append(s[at], found(r))
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, 0, wrap(err)
+		}
+	}
+	after, err := k.Generation()
+	if err == nil && after != before {
+		err = nft.ErrChanged
+	}
+	return s, before, wrap(err)
+}
+
+// look reads the rules that can be the expected ones.
+func (e expected) look(k ruleTable) (sight, uint32, error) {
+	comments := make(map[string]bool)
+	for _, rule := range e.rules {
+		comments[rule.comment] = true
+	}
+	return look(k, tablesOf(e.rules), func(comment string) bool { return comments[comment] })
+}
+
+// Missing returns the parts of the rules that do not exist. Of a rule to which no rule
+// leads, the part is missing too.
+func (f Form) Missing(ctx context.Context, r fwrules.Rules) (all []fwrules.Missing, err error) {
+	e, err := expectedOf(r)
+	if err != nil || len(e.rules) == 0 {
+		return nil, err
+	}
+	err = f.onRules(ctx, func(k ruleTable) error {
+		return nft.UntilUnchanged(ctx, func() error {
+			s, _, err := e.look(k)
+			all = e.missing(s)
+			return err
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// Restore adds the missing rules, and the missing tables, chains and rules that they
+// need, in one transaction. Unlike Add it lists the tables before, doubles no rule, and
+// leaves the rules of others in the same chains as they are.
+func (f Form) Restore(ctx context.Context, r fwrules.Rules) error {
+	e, err := expectedOf(r)
+	if err != nil || len(e.rules) == 0 {
+		return err
+	}
+	return f.Sockets.Do(ctx, func(c *nft.Conn) error {
+		return nft.UntilUnchanged(ctx, func() error {
+			s, generation, err := e.look(c)
+			if err != nil {
+				return err
+			}
+			msgs, err := e.toAdd(s)
+			if err != nil || len(msgs) == 0 {
+				return err
+			}
+			return wrap(c.Transact(msgs, &generation))
+		})
+	})
+}
+
+// toAdd returns the messages that make the missing rules.
+func (e expected) toAdd(s sight) (msgs []nft.Message, err error) {
+	var first, last []nft.Message
+	var lacking []wantedRule
+	for i, there := range e.find(s) {
+		if there {
+			continue
+		}
+		rule := e.rules[i]
+		if other := s.inPlace(rule); other != "" {
+			return nil, fmt.Errorf("nftables: %w: there is %s", fwrules.ErrInPlace, other)
+		}
+		lacking = append(lacking, rule)
+		if i >= e.fixed && e.base.leads(rule) {
+			// They go in reverse, each before the others.
+			first = append(first, nft.InsertRule(rule.table, rule.chain, rule.exprs, rule.comment))
+			continue
+		}
+		last = append(last, nft.NewRule(rule.table, rule.chain, rule.exprs, rule.comment))
+	}
+	for _, t := range tablesOf(lacking) {
+		msgs = append(msgs, e.base.objects(t)...)
+	}
+	slices.Reverse(first)
+	return slices.Concat(msgs, first, last), nil
+}

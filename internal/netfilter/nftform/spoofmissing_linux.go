@@ -1,0 +1,165 @@
+package nftform
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"slices"
+
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/nft"
+)
+
+// spoofKind is a kind of the rules against other addresses, of which there is one.
+type spoofKind struct {
+	chain string
+	is    func(foundRule) bool // of the kind, for any port and address
+	exact func(foundRule) bool // for the port and the address
+}
+
+// kinds are in the order of rules. Without a port and an address, any is exact.
+func (s SpoofCheck) kinds(port string, mac net.HardwareAddr) []spoofKind {
+	jumps := func(chain string) func(foundRule) bool {
+		return func(r foundRule) bool { return bytes.HasSuffix(r.constants, []byte(chain)) }
+	}
+	begins := func(with []byte) func(foundRule) bool {
+		return func(r foundRule) bool { return bytes.HasPrefix(r.constants, with) }
+	}
+	var name []byte
+	if port != "" {
+		name = append([]byte(port), 0)
+	}
+	return []spoofKind{
+		{spoofHook, jumps(s.chain), begins(name)},
+		{s.chain, jumps(s.macChain), begins(nil)},
+		{s.macChain, func(r foundRule) bool { return !r.drops && len(r.constants) > 0 },
+			func(r foundRule) bool { return bytes.Contains(r.constants, mac) }},
+		{s.macChain, func(r foundRule) bool { return r.drops }, begins(nil)},
+	}
+}
+
+// compare returns which of the kinds have no rule, a rule for another port or address,
+// and the error of a Check.
+func (s SpoofCheck) compare(at sight, port string, mac net.HardwareAddr) (lacking []bool, other string, err error) {
+	kinds := s.kinds(port, mac)
+	lacking = make([]bool, len(kinds))
+	for i, k := range kinds {
+		rules := slices.DeleteFunc(slices.Clone(at[place{spoofTable(), k.chain, s.comment}]), func(r foundRule) bool { return !k.is(r) })
+		lacking[i] = len(rules) == 0
+		if len(rules) > 0 && !slices.ContainsFunc(rules, k.exact) {
+			other = fmt.Sprintf("rule %v %s with comment %q for another interface or address", spoofTable(), k.chain, s.comment)
+		}
+	}
+	for i, k := range []int{1, 2, 0} {
+		chain, want := kinds[k].chain, []int{1, 2, 1}[i]
+		have := 0
+		for j, other := range kinds {
+			if other.chain == chain && !lacking[j] {
+				have++
+			}
+		}
+		if have < want {
+			return lacking, other, fmt.Errorf("chain %q of table bridge nat has %d rules with the comment %q, not %d", chain, have, s.comment, want)
+		}
+	}
+	if other != "" {
+		err = fmt.Errorf("there is %s", other)
+	}
+	return lacking, other, err
+}
+
+// look reads the rules with the comment.
+func (s SpoofCheck) look(k ruleTable) (sight, uint32, error) {
+	return look(k, []nft.Table{spoofTable()}, func(comment string) bool { return comment == s.comment })
+}
+
+// Check returns an error that names the chain in which rules are missing.
+func (s SpoofCheck) Check(ctx context.Context) error {
+	all, err := s.Missing(ctx, "", nil)
+	if err == nil && len(all) > 0 {
+		err = all[0].Err
+	}
+	return err
+}
+
+// Missing returns the rules for a port of the bridge as one part, if any of them does
+// not exist.
+func (s SpoofCheck) Missing(ctx context.Context, port string, mac net.HardwareAddr) (all []fwrules.Missing, err error) {
+	err = s.sockets.Do(ctx, func(c *nft.Conn) error {
+		return nft.UntilUnchanged(ctx, func() error {
+			at, _, err := s.look(c)
+			all = s.missing(at, port, mac)
+			return err
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+func (s SpoofCheck) missing(at sight, port string, mac net.HardwareAddr) []fwrules.Missing {
+	_, other, err := s.compare(at, port, mac)
+	if err == nil {
+		return nil
+	}
+	return []fwrules.Missing{{Backend: fwrules.NFTables, Object: "check of the MAC address", Found: other, Err: fwrules.AsMissing(err)}}
+}
+
+// Restore adds the missing rules and chains, all or none, and leaves the rules of
+// others in the same chains as they are. If there is a rule for another port or
+// address, the error is a [fwrules.ErrInPlace].
+func (s SpoofCheck) Restore(ctx context.Context, port string, mac net.HardwareAddr) error {
+	if err := s.fits(); err != nil {
+		return err
+	}
+	return s.sockets.Do(ctx, func(c *nft.Conn) error {
+		return nft.UntilUnchanged(ctx, func() error {
+			at, generation, err := s.look(c)
+			if err != nil {
+				return err
+			}
+			lacking, other, err := s.compare(at, port, mac)
+			if err == nil {
+				return nil
+			}
+			if other != "" {
+				return fmt.Errorf("nftables: %w: there is %s", fwrules.ErrInPlace, other)
+			}
+			msgs, err := s.toAdd(c, lacking, port, mac)
+			if err != nil {
+				return err
+			}
+			return c.Transact(msgs, &generation)
+		})
+	})
+}
+
+// toAdd returns the messages that make the lacking rules and the missing chains. The
+// hook that exists keeps its policy.
+func (s SpoofCheck) toAdd(c *nft.Conn, lacking []bool, port string, mac net.HardwareAddr) ([]nft.Message, error) {
+	table := spoofTable()
+	chains := []nft.Chain{{Table: table.Name, Name: spoofHook}, {Table: table.Name, Name: s.chain}, {Table: table.Name, Name: s.macChain}}
+	_, exist, err := c.Exist(table.Family, chains...)
+	if err != nil {
+		return nil, err
+	}
+	msgs := []nft.Message{nft.NewTable(table, "")}
+	for i, chain := range chains {
+		if !exist[i] {
+			msgs = append(msgs, s.newChain(chain.Name))
+		}
+	}
+	rules := s.rules(port, mac)
+	for i, r := range rules {
+		switch {
+		case !lacking[i]:
+		case i+1 < len(rules) && rules[i+1].chain == r.chain:
+			msgs = append(msgs, nft.InsertRule(table, r.chain, r.exprs, s.comment))
+		default:
+			msgs = append(msgs, nft.NewRule(table, r.chain, r.exprs, s.comment))
+		}
+	}
+	return msgs, nil
+}
