@@ -42,12 +42,13 @@ var floors = [][]string{
 		"internal/caller",
 	},
 	{
-		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostlocal",
-		"internal/builtin/ipam", "internal/builtin/loopback", "internal/builtin/plugintest",
+		"internal/builtin/bandwidth", "internal/builtin/check", "internal/builtin/firewall",
+		"internal/builtin/hostlocal", "internal/builtin/ipam", "internal/builtin/plugintest",
 		"internal/builtin/portmap", "internal/builtin/tuning", "internal/runner",
 	},
 	{
-		"internal/builtin/hostdevice", "internal/builtin/macvlan", "internal/builtin/veth",
+		"internal/builtin/hostdevice", "internal/builtin/loopback", "internal/builtin/macvlan",
+		"internal/builtin/veth",
 	},
 	{
 		"internal/builtin/bridge", "internal/builtin/ptp",

@@ -38,11 +38,19 @@ type Difference struct {
 	Object string // its name: "vethab12", "10.1.0.1/24 on cni0", "tcp 8080"
 	Wanted string // its recorded value
 	Found  string // its value now; empty if it is missing
-	Err    error  // the error that CHECK returns for it
+	Err    error  // the error that CHECK returns for it; nil if CHECK passes over it
 
 	// Fix adds the missing part. It changes nothing else, can be repeated, and is nil
 	// if Repair must not, or cannot, add the part; Why is then the reason. Fix uses
 	// the request of the comparison, and the runtime in ctx; see package caller.
 	Fix func(ctx context.Context) error
 	Why string
+}
+
+// Of sets the type of the plugin whose differences these are.
+func Of(typ string, all []Difference) []Difference {
+	for i := range all {
+		all[i].Plugin = typ
+	}
+	return all
 }

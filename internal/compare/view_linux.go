@@ -13,6 +13,8 @@ type Comparer interface {
 	// Compare returns the differences, in the order in which they have to be made
 	// again. The request is one of CHECK. An error means that the comparison is
 	// impossible: the configuration is invalid, or the kernel cannot be read.
+	// The plugin to which it delegates, such as that of IPAM, is compared by
+	// itself.
 	Compare(ctx context.Context, r *plugin.Request, v *View) ([]Difference, error)
 }
 

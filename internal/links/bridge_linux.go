@@ -12,22 +12,26 @@ type Bridge struct {
 	Name          string
 	MTU           int // 0 is the kernel's default
 	VLANFiltering bool
+	MAC           net.HardwareAddr // nil: a random one
 }
 
-// Create creates the bridge, down, with a fixed random MAC address. Without one,
-// the kernel changes the address as ports come and go. The error wraps EEXIST if
+// Create creates the bridge, down, with a fixed MAC address. Without one, the
+// kernel changes the address as ports come and go. The error wraps EEXIST if
 // there is an interface of this name.
 func (b Bridge) Create(c *Conn) (Link, error) {
 	if err := validName(b.Name); err != nil {
 		return Link{}, fmt.Errorf("create bridge %q: %w", b.Name, err)
 	}
-	mac, err := randomMAC()
-	if err != nil {
-		return Link{}, err
+	if b.MAC == nil {
+		mac, err := randomMAC()
+		if err != nil {
+			return Link{}, err
+		}
+		b.MAC = mac
 	}
 	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK|unix.NLM_F_ECHO, ifinfo(0, 0, 0))
 	m.str(unix.IFLA_IFNAME, b.Name)
-	m.attr(unix.IFLA_ADDRESS, mac)
+	m.attr(unix.IFLA_ADDRESS, b.MAC)
 	if b.MTU != 0 {
 		m.u32(unix.IFLA_MTU, uint32(b.MTU))
 	}
@@ -65,6 +69,14 @@ func (i Ifb) Create(c *Conn) (Link, error) {
 	m.u32(unix.IFLA_TXQLEN, 0)
 	m.nest(unix.IFLA_LINKINFO, func() { m.str(unix.IFLA_INFO_KIND, "ifb") })
 	return create(c, m, i.Name)
+}
+
+// Enslave makes an interface a port of a bridge. A port of another bridge
+// changes over.
+func (c *Conn) Enslave(index, bridge int) error {
+	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0))
+	m.u32(unix.IFLA_MASTER, uint32(bridge))
+	return c.execute(m, nil)
 }
 
 // PortMode holds settings of a bridge port.

@@ -17,6 +17,7 @@ type Route struct {
 	Scope    uint8 // RT_SCOPE_*
 	Table    int   // 0 is the main one
 	Priority int
+	Protocol uint8 // RTPROT_*, for a route to add: 0 is RTPROT_BOOT
 	// Interface is the index of the outgoing interface; set only in routes that
 	// were read.
 	Interface int
@@ -80,7 +81,7 @@ func routeMessage(typ, flags uint16, index int, r Route) *message {
 		fixed[4] = byte(table)
 	}
 	if typ == unix.RTM_NEWROUTE {
-		fixed[5] = unix.RTPROT_BOOT
+		fixed[5] = cmp.Or(r.Protocol, unix.RTPROT_BOOT)
 		fixed[7] = unix.RTN_UNICAST
 	}
 	m := newMessage(typ, flags, fixed)

@@ -34,9 +34,14 @@ type attachment struct {
 }
 
 // Make creates the bridge and the pair, which need no address.
-func (a *attachment) Make(context.Context) (err error) {
+func (a *attachment) Make(ctx context.Context) (err error) {
 	if a.bridge, a.made, err = a.ensureBridge(a.OnHost, a.Request.Host); err != nil {
 		return err
+	}
+	if a.bridge.Alias == alias {
+		if err := noteMade(caller.From(ctx).Record, a.bridge); err != nil {
+			return err
+		}
 	}
 	a.Pair, err = links.Veth{
 		Name: a.Request.IfName, MAC: a.mac, MTU: a.MTU, Master: a.bridge.Index,
@@ -161,7 +166,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	on := a.bridge
 	if a.VLAN != 0 && len(addrs) > 0 {
 		var err error
-		if on, err = a.ensureVLANInterface(a.OnHost, a.Request, a.bridge); err != nil {
+		if on, err = a.ensureVLANInterface(a.OnHost, a.Request, a.bridge, nil); err != nil {
 			return err
 		}
 		a.result.Interfaces = append(a.result.Interfaces, &types100.Interface{Name: on.Name, Mac: on.MAC.String()})
@@ -193,7 +198,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	if err := links.WriteSysctls(a.Request.Host, forwarding()...); err != nil {
 		return err
 	}
-	return a.awaitGateways(ctx, on, added)
+	return awaitGateways(ctx, a.Request.Host, a.OnHost, on, added, a.lan)
 }
 
 // knownAs asks which hardware address the host has for the container's

@@ -3,6 +3,7 @@ package bridge
 import (
 	"errors"
 	"fmt"
+	"net"
 
 	"golang.org/x/sys/unix"
 
@@ -22,7 +23,7 @@ func noRA(name string) links.Sysctl {
 func (c *config) ensureBridge(conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
 	br, err = conn.Link(c.Bridge)
 	if links.NotFound(err) {
-		br, made, err = c.createBridge(conn, host)
+		br, made, err = c.createBridge(conn, host, links.Bridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: c.filtersVLANs()})
 	}
 	if err == nil {
 		err = c.prepareBridge(conn, host, br)
@@ -64,19 +65,26 @@ func (c *config) fits(br links.Link) error {
 	return nil
 }
 
-// createBridge creates the bridge with its link-local address, and leaves it
-// down. With the address, the host can forward to it as soon as there is a
-// container.
-func (c *config) createBridge(conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
-	br, err = links.Bridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: c.filtersVLANs()}.Create(conn)
+// createBridge creates the bridge with its link-local address and the alias that
+// says who made it, and leaves it down. With the address, the host can forward to
+// it as soon as there is a container.
+func (c *config) createBridge(conn *links.Conn, host *netns.Handle, b links.Bridge) (br links.Link, made bool, err error) {
+	br, err = b.Create(conn)
 	if errors.Is(err, unix.EEXIST) { // another attachment was faster
-		br, err = conn.Link(c.Bridge)
+		br, err = conn.Link(b.Name)
 		return br, false, err
 	}
-	if err == nil {
-		_, err = conn.LinkLocal(host, br)
+	if err != nil {
+		return br, false, err
 	}
-	return br, err == nil, err
+	if _, err := conn.LinkLocal(host, br); err != nil {
+		return br, false, err
+	}
+	if err := mark(conn, br.Index); err != nil {
+		return br, false, fmt.Errorf("bridge %q: %w", b.Name, err)
+	}
+	br.Alias = alias
+	return br, true, nil
 }
 
 // configurePort configures the host's end, which is on the bridge. The
@@ -105,17 +113,21 @@ func (c *vlanConfig) join(conn *links.Conn, br, port links.Link) error {
 	return nil
 }
 
+// vlanName returns the name of the interface that is the gateway of a VLAN.
+func vlanName(bridge string, vlan int) string { return fmt.Sprintf("%s.%d", bridge, vlan) }
+
 // ensureVLANInterface returns the interface that is the gateway of a VLAN: the
-// outer end of a pair whose inner end is a port of the bridge in that VLAN.
-func (c *vlanConfig) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br links.Link) (links.Link, error) {
-	name := fmt.Sprintf("%s.%d", br.Name, c.VLAN)
+// outer end of a pair whose inner end is a port of the bridge in that VLAN. A new
+// one gets the MAC address, or a random one.
+func (c *vlanConfig) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br links.Link, mac net.HardwareAddr) (links.Link, error) {
+	name := vlanName(br.Name, c.VLAN)
 	if len(name) >= unix.IFNAMSIZ {
 		return links.Link{}, invalid(`"vlan", "bridge": the gateway of the VLAN would be %q, whose name is too long`, name)
 	}
 	if link, err := conn.Link(name); !links.NotFound(err) {
 		return link, err
 	}
-	pair, err := links.Veth{Name: name, MTU: br.MTU, Master: br.Index}.Create(conn, r.Host)
+	pair, err := links.Veth{Name: name, MAC: mac, MTU: br.MTU, Master: br.Index}.Create(conn, r.Host)
 	if errors.Is(err, unix.EEXIST) { // another attachment was faster
 		return conn.Link(name)
 	}

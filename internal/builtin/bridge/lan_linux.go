@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
 )
 
 // uplinkTime is how long the plugin remembers whether a bridge has an uplink.
@@ -75,23 +76,23 @@ func (p *Plugin) rememberUplink(b place, u uplink) {
 // bridge and its first port, are up.
 const carrierTime = 5 * time.Second
 
-// awaitGateways waits until the added addresses of gateways are usable. It
-// deletes an address that another machine has.
-func (a *attachment) awaitGateways(ctx context.Context, on links.Link, added []netip.Prefix) error {
+// awaitGateways waits until the added addresses of gateways are usable. On a
+// network with other machines, it deletes an address that one of them has.
+func awaitGateways(ctx context.Context, host *netns.Handle, conn *links.Conn, on links.Link, added []netip.Prefix, lan bool) error {
 	added = slices.DeleteFunc(added, func(p netip.Prefix) bool { return p.Addr().Is4() })
-	if !a.lan || len(added) == 0 {
-		return ipam.Await(ctx, a.OnHost, on.Index, added)
+	if !lan || len(added) == 0 {
+		return ipam.Await(ctx, conn, on.Index, added)
 	}
-	err := ipam.DetectAll(ctx, a.Request.Host, a.OnHost, on.Index, added, carrierTime)
+	err := ipam.DetectAll(ctx, host, conn, on.Index, added, carrierTime)
 	if err == nil {
 		return nil
 	}
 	errs := []error{fmt.Errorf("the gateway: interface %q: %w", on.Name, err)}
-	have, err := a.OnHost.Addresses(on.Index)
+	have, err := conn.Addresses(on.Index)
 	errs = append(errs, err)
 	for _, h := range have {
 		if h.Duplicate && slices.Contains(added, h.Prefix) {
-			errs = append(errs, a.OnHost.DeleteAddress(on.Index, h.Prefix))
+			errs = append(errs, conn.DeleteAddress(on.Index, h.Prefix))
 		}
 	}
 	return errors.Join(errs...)

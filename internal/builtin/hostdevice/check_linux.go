@@ -6,8 +6,11 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/prevresult"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -18,20 +21,35 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if err := r.Decode(&c); err != nil {
 		return err
 	}
-	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
-		return fmt.Errorf("network %q: %w", r.Name, err)
+	err := ipam.Check(ctx, r, c.IPAM.Type)
+	if err == nil {
+		err = check.Run(ctx, r, p)
 	}
-	said, err := prevresult.Interface(r)
 	if err != nil {
 		return fmt.Errorf("network %q: %w", r.Name, err)
 	}
-	if p.inUserSpace(r, &c, said) {
-		return nil
-	}
-	if _, err := ipam.CheckInterface(ctx, r, true, ipam.CompareMAC); err != nil {
-		return fmt.Errorf("network %q: %w", r.Name, err)
-	}
 	return nil
+}
+
+// Compare compares the interface and its addresses with the attachment that Add
+// made.
+func (p Plugin) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	var c config
+	if err := r.Decode(&c); err != nil {
+		return nil, err
+	}
+	said, err := prevresult.Interface(r)
+	if err != nil || p.inUserSpace(r, &c, said) {
+		return nil, err
+	}
+	own := ipam.Interface{
+		Up: true, Detect: true, Gone: "the device is not in the container: moving it there again needs Remove and Setup",
+		Fits: func(own links.Link, said *types100.Interface) ([]ipam.Mismatch, error) {
+			return ipam.SameMAC(own, said), nil
+		},
+	}
+	_, all, err := own.Compare(r, v)
+	return compare.Of(r.Type, all), err
 }
 
 // inUserSpace reports whether the device has no interface that could be missing.

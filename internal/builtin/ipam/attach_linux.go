@@ -3,13 +3,11 @@ package ipam
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
@@ -109,42 +107,4 @@ func Only(r *plugin.Request, result *types100.Result, mac string) {
 	for _, ip := range result.IPs {
 		ip.Interface = types100.Int(0)
 	}
-}
-
-// CheckInterface returns the attachment's interface. It returns an error unless
-// the interface is in the container as the previous result lists it, is up if it
-// should be, and matches: SameMAC compares the hardware address, and verify
-// addresses and routes.
-func CheckInterface(ctx context.Context, r *plugin.Request, up bool, fits func(own links.Link, said *types100.Interface) error) (own links.Link, err error) {
-	said, err := prevresult.Interface(r)
-	if err != nil {
-		return own, err
-	}
-	conn, err := caller.From(ctx).Conns.Borrow(r.Container)
-	if err != nil {
-		return own, err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	if own, err = conn.Link(r.IfName); err != nil {
-		return own, fmt.Errorf("in the container: %w", err)
-	}
-	if err = fits(own, said); err == nil && up && !own.Up() {
-		err = errors.New("it is down")
-	}
-	if err == nil {
-		err = verify(conn, own.Index, prevresult.Own(r))
-	}
-	if err != nil {
-		return own, fmt.Errorf("interface %q in the container: %w", r.IfName, err)
-	}
-	return own, nil
-}
-
-// CompareMAC returns an error unless an interface has the reported hardware
-// address.
-func CompareMAC(own links.Link, said *types100.Interface) error {
-	if !prevresult.SameMAC(said.Mac, own.MAC) {
-		return fmt.Errorf("its MAC address is %s, not %s", own.MAC, said.Mac)
-	}
-	return nil
 }

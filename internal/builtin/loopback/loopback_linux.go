@@ -9,7 +9,9 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -75,15 +77,22 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 }
 
 // Check returns an error unless the interface is up.
-func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	var lo *links.Link
-	if err := do(ctx, r, func(q *links.Requests) { lo = q.Link(name) }); err != nil {
-		return err
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+
+// Compare reports whether the interface is up.
+func (Plugin) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	lo, err := v.Container.Link(name)
+	if err != nil {
+		return nil, fmt.Errorf("interface lo: %w", err)
 	}
-	if !lo.Up() {
-		return errors.New("loopback interface is down")
+	if lo.Up() {
+		return nil, nil
 	}
-	return nil
+	return compare.Of(r.Type, []compare.Difference{{
+		Kind: compare.Interface, Inside: true, Object: name, Wanted: "up", Found: "down",
+		Err: errors.New("loopback interface is down"),
+		Fix: func(ctx context.Context) error { return do(ctx, r, func(q *links.Requests) { q.Up(index) }) },
+	}}), nil
 }
 
 // do sends the requests that ask adds to the kernel, in the container, together.

@@ -10,7 +10,6 @@ package ptp
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -200,7 +199,7 @@ func (a *attachment) configureHost(ends []endpoint) error {
 	for _, e := range ends {
 		gateways = append(gateways, single(e.gateway))
 		do.AddAddress(index, single(e.gateway), 0, unix.EEXIST)
-		do.AddRoute(index, links.Route{Dst: single(e.address.Addr()), Scope: unix.RT_SCOPE_HOST}, false, unix.EEXIST)
+		do.AddRoute(index, toContainer(single(e.address.Addr())), false, unix.EEXIST)
 	}
 	forwarding := veth.AskForwarding(do, gateways)
 	link := do.LinkByIndex(index)
@@ -216,6 +215,11 @@ func (a *attachment) configureHost(ends []endpoint) error {
 	return links.WriteSysctls(a.Request.Host, append(settings, forwarding()...)...)
 }
 
+// toContainer is the host's route to an address of the container.
+func toContainer(address netip.Prefix) links.Route {
+	return links.Route{Dst: address, Scope: unix.RT_SCOPE_HOST}
+}
+
 // Del disconnects the container.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	var c veth.Config
@@ -223,68 +227,6 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 		return err
 	}
 	return c.Delete(ctx, r)
-}
-
-// Check returns an error unless both ends of the pair, addresses, routes and
-// rules are as Add made them. Unlike the reference plugin it checks the host's
-// end too. It does not check whether the host forwards: that affects all of the
-// host's containers, which would all fail at once.
-func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	c, err := load(r)
-	if err != nil {
-		return err
-	}
-	err = c.Check(ctx, r, true, func(host *links.Conn, container links.Link) error {
-		link, err := c.CheckHost(host, r, container)
-		if err != nil {
-			return err
-		}
-		if err := checkHost(host, r, link); err != nil {
-			return fmt.Errorf("interface %q on the host: %w", link.Name, err)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	return c.CheckMasquerade(ctx, r)
-}
-
-// checkHost checks the addresses and routes of the host's end.
-func checkHost(host *links.Conn, r *plugin.Request, link links.Link) error {
-	ends, err := endpoints(own(r.PrevResult))
-	if err != nil {
-		return err
-	}
-	have, err := host.Addresses(link.Index)
-	if err != nil {
-		return err
-	}
-	has := make(map[netip.Addr]bool)
-	for _, a := range have {
-		has[a.Addr()] = true
-	}
-	for _, e := range ends {
-		if !has[e.gateway] {
-			return fmt.Errorf("the gateway's address %s is missing", e.gateway)
-		}
-		want := single(e.address.Addr())
-		if ok, err := ipam.HasRoute(host, link.Index, want); err != nil || !ok {
-			return errors.Join(err, fmt.Errorf("route %s is missing", want))
-		}
-	}
-	return nil
-}
-
-// own returns a result with only the addresses of the container's interface.
-func own(result *types100.Result) *types100.Result {
-	filtered := &types100.Result{}
-	for _, ip := range result.IPs {
-		if ip != nil && ip.Interface != nil && *ip.Interface == containerInterface {
-			filtered.IPs = append(filtered.IPs, ip)
-		}
-	}
-	return filtered
 }
 
 // Status asks the IPAM plugin.

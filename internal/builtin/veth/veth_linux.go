@@ -70,23 +70,15 @@ func (c Config) Masquerade(ctx context.Context, r *plugin.Request, result *types
 	if !c.IPMasq {
 		return nil
 	}
-	err := caller.From(ctx).Firewalls(r.Host).Add(ctx, c.backend(), rules(r, addresses(result, nil)))
-	if err != nil {
-		return fmt.Errorf(`"ipMasq": %w`, err)
-	}
-	return nil
+	return masqueradeError(caller.From(ctx).Firewalls(r.Host).Add(ctx, c.backend(), rules(r, addresses(result, nil))))
 }
 
-// CheckMasquerade returns an error unless the rules of Masquerade exist.
-func (c Config) CheckMasquerade(ctx context.Context, r *plugin.Request) error {
-	if !c.IPMasq {
+// masqueradeError names the field of the configuration in an error.
+func masqueradeError(err error) error {
+	if err == nil {
 		return nil
 	}
-	err := caller.From(ctx).Firewalls(r.Host).Check(ctx, c.backend(), rules(r, addresses(prevresult.Own(r), nil)))
-	if err != nil {
-		return fmt.Errorf(`"ipMasq": %w`, err)
-	}
-	return nil
+	return fmt.Errorf(`"ipMasq": %w`, err)
 }
 
 // Wants returns the masquerading rules of an attachment whose ADD ended with the
@@ -142,9 +134,7 @@ func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 	// Add refused an unknown backend, so it made no rule.
 	if c.IPMasq && slices.Contains([]fwrules.Backend{fwrules.Native, fwrules.NFTables, fwrules.IPTables}, c.backend()) {
 		err := caller.From(ctx).Firewalls(r.Host).Remove(ctx, c.backend(), rules(r, addresses(r.PrevResult, found)))
-		if err != nil {
-			errs = append(errs, fmt.Errorf(`"ipMasq": %w`, err))
-		}
+		errs = append(errs, masqueradeError(err))
 	}
 	return errors.Join(errs...)
 }

@@ -1,0 +1,167 @@
+package bridge
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/builtin/veth"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/links"
+)
+
+// gateway compares the addresses that the containers send to. Whether the host
+// forwards is its own setting, which concerns all of its containers.
+func (c *comparison) gateway(context.Context) (all []compare.Difference, err error) {
+	if !c.IsGateway || c.IPAM.Type == "" {
+		return nil, nil
+	}
+	wanted, err := gateways(c.r.PrevResult)
+	if err != nil || len(wanted) == 0 {
+		return nil, err
+	}
+	on, name := c.br, c.Bridge
+	there := c.exists
+	if c.VLAN != 0 {
+		if on, all, err = c.vlanInterface(); err != nil {
+			return nil, err
+		}
+		name, there = vlanName(c.Bridge, c.VLAN), on.Index != 0
+	}
+	var have []links.Address
+	if there {
+		if have, err = c.v.Host.Addresses(on.Index); err != nil {
+			return nil, err
+		}
+		all = append(all, veth.CompareForwarding(on,
+			slices.ContainsFunc(wanted, func(p netip.Prefix) bool { return p.Addr().Is4() }),
+			slices.ContainsFunc(wanted, func(p netip.Prefix) bool { return p.Addr().Is6() }))...)
+	}
+	for _, want := range wanted {
+		if slices.ContainsFunc(have, func(a links.Address) bool { return c.serves(a, want) }) {
+			continue
+		}
+		all = append(all, c.gatewayAddress(name, want, have))
+	}
+	return all, nil
+}
+
+// gatewayAddress is the difference of a missing address.
+func (c *comparison) gatewayAddress(name string, want netip.Prefix, have []links.Address) compare.Difference {
+	d := compare.Difference{
+		Kind: compare.Address, Object: fmt.Sprintf("%s on %s", want, name), Wanted: want.String(),
+		Err: fmt.Errorf("interface %q lacks the gateway's address %s", name, want),
+	}
+	if _, others := conflicts(have, want); len(others) > 0 {
+		d.Found = others[0].String()
+		return c.ifMade(d, nil)
+	}
+	return c.ifMade(d, func(ctx context.Context, conn *links.Conn) error {
+		on, err := conn.Link(name)
+		if err != nil {
+			return fmt.Errorf("gateway: %w", err)
+		}
+		return c.addGateway(ctx, conn, on, want)
+	})
+}
+
+// addGateway adds the address of a gateway, and deletes none. It does nothing if
+// somebody has replaced the bridge.
+func (c *comparison) addGateway(ctx context.Context, conn *links.Conn, on links.Link, want netip.Prefix) error {
+	br, err := conn.Link(c.Bridge)
+	if err != nil || !c.made.is(br) {
+		return err
+	}
+	have, err := conn.Addresses(on.Index)
+	if err != nil {
+		return err
+	}
+	lan := false
+	if want.Addr().Is6() {
+		if lan, err = conn.HasUplink(br.Index); err != nil {
+			return err
+		}
+	}
+	added, err := (&gatewayConfig{}).ensureAddresses(conn, on, have, []netip.Prefix{want}, lan)
+	if err != nil {
+		return err
+	}
+	return awaitGateways(ctx, c.r.Host, conn, on, added, lan)
+}
+
+// serves reports whether an address of the bridge is the wanted gateway. Its
+// subnet may be wider by now. With forceAddress, an address of another range or
+// network may replace one of the same family.
+func (c *gatewayConfig) serves(a links.Address, want netip.Prefix) bool {
+	if a.Addr() == want.Addr() {
+		return true
+	}
+	return c.ForceAddress && a.Addr().Is4() == want.Addr().Is4() && !a.Addr().IsLinkLocalUnicast()
+}
+
+// gateways returns the addresses of the bridge for a result.
+func gateways(result *types100.Result) ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	for _, ip := range result.IPs {
+		if ip == nil || ip.Gateway == nil || ip.Interface == nil || *ip.Interface != containerInterface {
+			continue
+		}
+		p, err := links.Prefix(ip.Address)
+		if err != nil {
+			return nil, err
+		}
+		if gateway, ok := netip.AddrFromSlice(ip.Gateway); ok {
+			all = append(all, netip.PrefixFrom(gateway.Unmap(), p.Bits()))
+		}
+	}
+	return all, nil
+}
+
+// vlanInterface compares the interface that is the gateway of a VLAN. Its index
+// is 0 if it does not exist.
+func (c *comparison) vlanInterface() (on links.Link, all []compare.Difference, err error) {
+	name := vlanName(c.Bridge, c.VLAN)
+	on, err = c.v.Host.Link(name)
+	if links.NotFound(err) {
+		d := compare.Difference{
+			Kind: compare.Interface, Object: name, Wanted: c.reportedMAC(name).String(), Err: fmt.Errorf("gateway of the VLAN: %w", err),
+		}
+		return links.Link{}, []compare.Difference{c.ifMade(d, c.remakeVLANInterface)}, nil
+	}
+	if err != nil {
+		return on, nil, fmt.Errorf("gateway of the VLAN: %w", err)
+	}
+	return on, nil, nil
+}
+
+// reportedMAC returns the hardware address of an interface of the host in the
+// result, or nil.
+func (c *comparison) reportedMAC(name string) net.HardwareAddr {
+	for _, i := range c.r.PrevResult.Interfaces {
+		if i != nil && i.Name == name && i.Sandbox == "" {
+			if mac, err := net.ParseMAC(i.Mac); err == nil {
+				return mac
+			}
+		}
+	}
+	return nil
+}
+
+func (c *comparison) remakeVLANInterface(_ context.Context, conn *links.Conn) error {
+	br, err := conn.Link(c.Bridge)
+	if err == nil {
+		err = c.fits(br)
+	}
+	if err != nil {
+		return fmt.Errorf("bridge: %w", err)
+	}
+	if !c.made.is(br) {
+		return nil
+	}
+	_, err = c.ensureVLANInterface(conn, c.r, br, c.reportedMAC(vlanName(c.Bridge, c.VLAN)))
+	return err
+}

@@ -1,0 +1,285 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/builtin/check"
+	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/builtin/veth"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/netfilter/nftform"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Check returns an error unless the bridge, both ends of the pair, addresses,
+// routes, gateway and rules are as Add made them. Unlike the reference plugin it
+// checks the host's end, the gateway and the rules too.
+func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
+	c, err := load(r)
+	if err != nil {
+		return err
+	}
+	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
+		return err
+	}
+	return check.Run(ctx, r, p)
+}
+
+// Compare compares the bridge, both ends of the pair, addresses, routes, gateway
+// and rules with the attachment that Add made.
+//
+// A missing bridge is made again if an ADD of this plugin made it, and set up,
+// and gets its addresses. Of a bridge that somebody else made, only the port and
+// the rules come back: the rest is the owner's decision.
+func (*Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	conf, err := load(r)
+	if err != nil {
+		return nil, err
+	}
+	c := &comparison{config: conf, r: r, v: v}
+	var all []compare.Difference
+	for _, part := range []func(context.Context) ([]compare.Difference, error){
+		c.container, c.bridge, c.port, c.gateway, c.spoofing, c.masquerading,
+	} {
+		found, err := part(ctx)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	return compare.Of(r.Type, all), nil
+}
+
+// comparison is the comparison of one attachment.
+type comparison struct {
+	*config
+	r *plugin.Request
+	v *compare.View
+
+	inside ipam.Found
+	br     links.Link
+	exists bool  // the bridge does, and is one
+	made   *made // by an ADD, or nil
+}
+
+func (c *comparison) container(context.Context) (all []compare.Difference, err error) {
+	end := veth.Container(!c.DisableContainerInterface)
+	end.Detect = true
+	c.inside, all, err = end.Compare(c.r, c.v)
+	return all, err
+}
+
+// bridge compares the properties of the bridge that every attachment needs, and
+// the mode that Add has set. The rest belongs to the host: the bridge's MAC
+// address follows its ports unless somebody sets it, and VLAN filtering and MTU
+// are shared by all of its ports, some of which may be an administrator's.
+func (c *comparison) bridge(ctx context.Context) (all []compare.Difference, err error) {
+	at := slices.IndexFunc(c.r.PrevResult.Interfaces, func(i *types100.Interface) bool { return i != nil && i.Name == c.Bridge && i.Sandbox == "" })
+	if at < 0 {
+		return nil, fmt.Errorf("prevResult has no bridge %q", c.Bridge)
+	}
+	if c.made, err = madeBy(caller.From(ctx).Record); err != nil {
+		return nil, err
+	}
+	c.br, err = c.v.Host.Link(c.Bridge)
+	switch {
+	case links.NotFound(err):
+		return []compare.Difference{c.ofBridge(c.r.PrevResult.Interfaces[at].Mac, "", fmt.Errorf("bridge: %w", err), c.remake)}, nil
+	case err != nil:
+		return nil, fmt.Errorf("bridge: %w", err)
+	case c.br.Kind != "bridge":
+		c.made = nil // what has its name now is the host's
+		d := c.ofBridge("bridge", c.br.Kind, fmt.Errorf("interface %q is not a bridge, but %q", c.Bridge, c.br.Kind), nil)
+		return []compare.Difference{d}, nil
+	}
+	c.exists = true
+	if !c.br.Up() {
+		all = append(all, c.ofBridge("up", "down", fmt.Errorf("bridge %q is down", c.Bridge), c.raise))
+	}
+	if c.PromiscMode && !c.br.Promiscuous() {
+		all = append(all, c.ofBridge("promiscuous", "", fmt.Errorf(`"promiscMode": bridge %q is not in promiscuous mode`, c.Bridge), c.raise))
+	}
+	return all, nil
+}
+
+// ofBridge is a difference of the bridge, which fix repairs if an ADD made it.
+func (c *comparison) ofBridge(wanted, found string, err error, fix func(context.Context, *links.Conn) error) compare.Difference {
+	return c.ifMade(compare.Difference{Kind: compare.Bridge, Object: c.Bridge, Wanted: wanted, Found: found, Err: err}, fix)
+}
+
+// ifMade completes a difference of the bridge or of its addresses.
+func (c *comparison) ifMade(d compare.Difference, fix func(context.Context, *links.Conn) error) compare.Difference {
+	switch {
+	case fix == nil:
+		d.Why = "it differs"
+	case !c.ours():
+		d.Why = "no ADD made the bridge: it is the host's"
+	default:
+		d.Fix = func(ctx context.Context) error { return c.onHost(ctx, fix) }
+	}
+	return d
+}
+
+// ours reports whether an ADD of this plugin made the bridge: the one that
+// exists, or else the one of the record. An administrator, or another program,
+// may have deleted ours and made another.
+func (c *comparison) ours() bool { return c.made != nil && (!c.exists || c.made.is(c.br)) }
+
+func (c *comparison) onHost(ctx context.Context, do func(context.Context, *links.Conn) error) (err error) {
+	conn, err := caller.From(ctx).Conns.Borrow(c.r.Host)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(ctx, conn), conn.Close())
+}
+
+// remake makes the bridge again, with its hardware address. Many attachments may
+// do this at once.
+func (c *comparison) remake(_ context.Context, conn *links.Conn) error {
+	br, err := conn.Link(c.Bridge)
+	if links.NotFound(err) {
+		br, _, err = c.createBridge(conn, c.r.Host, c.made.bridge(c.config))
+	}
+	if err != nil {
+		return fmt.Errorf("bridge: %w", err)
+	}
+	return c.restore(conn, br)
+}
+
+// raise sets the bridge up, unless somebody else made it. The link-local address,
+// which went when it was set down, comes first, because the kernel would first
+// look for duplicates.
+func (c *comparison) raise(_ context.Context, conn *links.Conn) error {
+	br, err := conn.Link(c.Bridge)
+	if err != nil {
+		return fmt.Errorf("bridge: %w", err)
+	}
+	uplink, err := conn.HasUplink(br.Index)
+	if err != nil {
+		return err
+	}
+	if c.made.is(br) && !br.Up() && !uplink {
+		if _, err := conn.LinkLocal(c.r.Host, br); err != nil {
+			return err
+		}
+	}
+	return c.restore(conn, br)
+}
+
+// restore sets the bridge up, unless it is another one by now. It completes one
+// whose maker was killed.
+func (c *comparison) restore(conn *links.Conn, br links.Link) error {
+	if !c.made.is(br) {
+		return nil
+	}
+	if br.Alias == "" {
+		if err := mark(conn, br.Index); err != nil {
+			return err
+		}
+	}
+	return c.prepareBridge(conn, c.r.Host, br)
+}
+
+// port compares the host's end, which is on the bridge, in the configured modes.
+// Other programs may set more: the kubelet used to set hairpin mode.
+func (c *comparison) port(context.Context) ([]compare.Difference, error) {
+	host, all, err := veth.CompareHost(c.r, c.v, c.inside, func(conn *links.Conn, port links.Link) error {
+		return conn.Change(port.Index, links.Change{Set: unix.IFF_UP})
+	})
+	if err != nil || !host.Exists {
+		return all, err
+	}
+	add := func(wanted, found, why string, err error, fix func(*links.Conn, links.Link) error) {
+		d := compare.Difference{Kind: compare.BridgePort, Object: host.Name, Wanted: wanted, Found: found, Err: err, Why: why}
+		switch {
+		case why != "":
+		case !host.Ours:
+			d.Why = veth.WhyNotOurs
+		default:
+			d.Fix = func(ctx context.Context) error { return veth.OnHost(ctx, c.r, host, fix) }
+		}
+		all = append(all, d)
+	}
+	if host.Port.Master == 0 || !c.exists || host.Port.Master != c.br.Index {
+		master, why, err := c.master(host.Link)
+		if err != nil {
+			return nil, err
+		}
+		add(c.Bridge, master, why, fmt.Errorf("interface %q is not on bridge %q", host.Name, c.Bridge), c.enslave)
+		return all, nil
+	}
+	modes := func(conn *links.Conn, port links.Link) error {
+		return conn.SetPortMode(port.Index, links.PortMode{Hairpin: c.HairpinMode, Isolated: c.PortIsolation})
+	}
+	if c.HairpinMode && !host.Port.Hairpin {
+		add("hairpin", "", "", fmt.Errorf(`"hairpinMode": interface %q is not in hairpin mode`, host.Name), modes)
+	}
+	if c.PortIsolation && !host.Port.Isolated {
+		add("isolated", "", "", fmt.Errorf(`"portIsolation": interface %q is not isolated`, host.Name), modes)
+	}
+	return all, nil
+}
+
+// master returns the name of the bridge on which the host's end is instead, and
+// why it does not come back.
+func (c *comparison) master(port links.Link) (name, why string, err error) {
+	if port.Port.Master == 0 {
+		if !c.exists && !c.ours() {
+			why = "the bridge is missing"
+		}
+		return "", why, nil
+	}
+	other, err := c.v.Host.LinkByIndex(port.Port.Master)
+	if links.NotFound(err) {
+		return "", "", nil // it goes at this moment
+	}
+	return other.Name, "somebody put it there", err
+}
+
+// enslave makes the host's end a port of the bridge again, unless it is one of
+// another.
+func (c *comparison) enslave(conn *links.Conn, port links.Link) error {
+	br, err := conn.Link(c.Bridge)
+	if err == nil {
+		err = c.fits(br)
+	}
+	if err != nil {
+		return fmt.Errorf("bridge: %w", err)
+	}
+	if port.Port.Master != 0 && port.Port.Master != br.Index {
+		return errors.New("it is on another bridge by now")
+	}
+	if port.Port.Master == 0 {
+		if err := conn.Enslave(port.Index, br.Index); err != nil {
+			return fmt.Errorf("put it on bridge %q: %w", c.Bridge, err)
+		}
+	}
+	return c.configurePort(conn, br, port)
+}
+
+// spoofing compares the rules against other MAC addresses.
+func (c *comparison) spoofing(ctx context.Context) ([]compare.Difference, error) {
+	if !c.MACSpoofChk {
+		return nil, nil
+	}
+	err := spoofCheck(caller.From(ctx), c.r, func(s nftform.SpoofCheck) error { return s.Check(ctx) })
+	if err == nil {
+		return nil, nil
+	}
+	return []compare.Difference{{Kind: compare.Rule, Object: "macspoofchk", Err: err, Why: "it is not made again"}}, nil
+}
+
+func (c *comparison) masquerading(ctx context.Context) ([]compare.Difference, error) {
+	if c.IPAM.Type == "" {
+		return nil, nil
+	}
+	return c.CompareMasquerade(ctx, c.r, c.v)
+}

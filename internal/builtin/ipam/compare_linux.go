@@ -1,0 +1,190 @@
+package ipam
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/builtin/prevresult"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Interface describes the interface in the container that a plugin's ADD makes,
+// for comparisons.
+type Interface struct {
+	Up bool // it should be up
+	// Fits returns the properties that differ from the interface of the ADD. If
+	// there is one, it may be another interface, and nothing in it is made again.
+	Fits func(own links.Link, said *types100.Interface) ([]Mismatch, error)
+	// Gone says why a missing interface cannot be made again.
+	Gone string
+	// Detect is [How.Detect].
+	Detect bool
+	// LinkLocal gives the interface its link-local address before it is set up;
+	// see [links.Conn.LinkLocal].
+	LinkLocal bool
+	// Routes returns the routes that replace the one to the subnet of an address,
+	// which the kernel adds with the address. If it is nil, none do.
+	Routes func(own *types100.Result) ([]SubnetRoutes, error)
+}
+
+// Mismatch is a property of an interface that is not as the ADD made it.
+type Mismatch struct {
+	Wanted, Found string
+	Err           error
+}
+
+// Found is the attachment's interface in the container.
+type Found struct {
+	links.Link
+	Exists bool
+	Ours   bool // it has no mismatch
+}
+
+// Compare compares the interface, its addresses and routes with the previous
+// result.
+func (i Interface) Compare(r *plugin.Request, v *compare.View) (found Found, all []compare.Difference, err error) {
+	said, err := prevresult.Interface(r)
+	if err != nil {
+		return found, nil, err
+	}
+	found.Link, err = v.Container.Link(r.IfName)
+	if links.NotFound(err) {
+		return found, []compare.Difference{{
+			Kind: compare.Interface, Inside: true, Object: r.IfName, Wanted: said.Mac,
+			Err: fmt.Errorf("in the container: %w", err), Why: i.Gone,
+		}}, nil
+	}
+	if err != nil {
+		return found, nil, fmt.Errorf("in the container: %w", err)
+	}
+	found.Exists = true
+	mismatches, err := i.Fits(found.Link, said)
+	if err != nil {
+		return found, nil, inContainer(r, err)
+	}
+	found.Ours = len(mismatches) == 0
+	for _, m := range mismatches {
+		all = append(all, compare.Difference{
+			Kind: compare.Interface, Inside: true, Object: r.IfName, Wanted: m.Wanted, Found: m.Found,
+			Err: inContainer(r, m.Err), Why: "it differs, and may be another interface",
+		})
+	}
+	rest, err := (&inside{Interface: i, r: r, v: v, own: found}).compare()
+	return found, append(all, rest...), err
+}
+
+func inContainer(r *plugin.Request, err error) error {
+	return fmt.Errorf("interface %q in the container: %w", r.IfName, err)
+}
+
+// SameMAC returns a mismatch unless an interface has the reported hardware
+// address.
+func SameMAC(own links.Link, said *types100.Interface) []Mismatch {
+	if prevresult.SameMAC(said.Mac, own.MAC) {
+		return nil
+	}
+	has := own.MAC.String()
+	return []Mismatch{{said.Mac, has, fmt.Errorf("its MAC address is %s, not %s", has, said.Mac)}}
+}
+
+// inside compares an interface that exists.
+type inside struct {
+	Interface
+	r   *plugin.Request
+	v   *compare.View
+	own Found
+}
+
+func (c *inside) compare() ([]compare.Difference, error) {
+	var all []compare.Difference
+	if c.Up && !c.own.Up() {
+		all = append(all, c.difference(compare.Interface, c.r.IfName, "up", "down", errors.New("it is down"), c.setUp))
+	}
+	result := prevresult.Own(c.r)
+	if len(result.IPs) == 0 {
+		return all, nil
+	}
+	w, err := plan(result)
+	if err != nil {
+		return all, inContainer(c.r, err)
+	}
+	addresses, err := c.addresses(w)
+	if err != nil {
+		return all, inContainer(c.r, err)
+	}
+	routes, err := c.routes(w, result)
+	if err != nil {
+		return all, inContainer(c.r, err)
+	}
+	return append(append(all, addresses...), routes...), nil
+}
+
+// difference returns one that fix repairs, if the interface is ours.
+func (c *inside) difference(kind compare.Kind, object, wanted, found string, err error, fix func(context.Context, *links.Conn) error) compare.Difference {
+	d := compare.Difference{
+		Kind: kind, Inside: true, Object: object, Wanted: wanted, Found: found, Err: inContainer(c.r, err),
+	}
+	switch {
+	case !c.own.Ours:
+		d.Why = "the interface may be another one"
+	case fix == nil:
+		d.Why = "it differs"
+	default:
+		d.Fix = func(ctx context.Context) error { return c.fix(ctx, fix) }
+	}
+	return d
+}
+
+// fix calls do for the interface, unless another one has its name by now.
+func (c *inside) fix(ctx context.Context, do func(context.Context, *links.Conn) error) (err error) {
+	conn, err := caller.From(ctx).Conns.Borrow(c.r.Container)
+	if err != nil {
+		return inContainer(c.r, err)
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	now, err := conn.Link(c.r.IfName)
+	if err == nil && now.Index != c.own.Index {
+		err = errors.New("it has changed since the comparison")
+	}
+	if err == nil {
+		err = do(ctx, conn)
+	}
+	if err != nil {
+		return inContainer(c.r, err)
+	}
+	return nil
+}
+
+// setUp sets the interface up, as the ADD did.
+func (c *inside) setUp(ctx context.Context, conn *links.Conn) error {
+	result := prevresult.Own(c.r)
+	subnets, err := c.subnets(result)
+	if err != nil {
+		return err
+	}
+	if c.LinkLocal && HasIPv6(result) {
+		if _, err := conn.LinkLocal(c.r.Container, c.own.Link); err != nil {
+			return err
+		}
+	}
+	do := conn.Requests()
+	do.Up(c.own.Index)
+	for _, s := range subnets {
+		s.replace(do, c.own.Index)
+	}
+	return do.Send()
+}
+
+// subnets returns the routes that replace those of the kernel.
+func (c *inside) subnets(result *types100.Result) ([]SubnetRoutes, error) {
+	if c.Routes == nil || len(result.IPs) == 0 {
+		return nil, nil
+	}
+	return c.Routes(result)
+}

@@ -1,0 +1,164 @@
+package plugintest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Memory is the record of one attachment, in memory.
+type Memory struct {
+	caller.Record
+	mu    sync.Mutex
+	facts map[string]json.RawMessage
+}
+
+// NewMemory returns an empty record.
+func NewMemory() *Memory { return &Memory{Record: caller.From(context.Background()).Record} }
+
+func (m *Memory) Fact(key string) json.RawMessage {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.facts[key]
+}
+
+func (m *Memory) Note(key string, value any) error {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.facts == nil {
+		m.facts = make(map[string]json.RawMessage)
+	}
+	m.facts[key] = text
+	return nil
+}
+
+// Keys lists the keys of the notes.
+func (m *Memory) Keys() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.facts))
+}
+
+// Comparing calls do with the request of a CHECK and the plugin, which must be a
+// [compare.Comparer]. The request is valid until do returns.
+func Comparing(ctx context.Context, host *netns.Handle, lookup func(string) plugin.Plugin, c Call, do func(ctx context.Context, r *plugin.Request, p compare.Comparer) error) error {
+	_, err := Ours(host, func(typ string) plugin.Plugin {
+		p := lookup(typ)
+		if typ == c.Type {
+			return probe{p, do}
+		}
+		return p
+	}).Run(ctx, "CHECK", c)
+	return err
+}
+
+type probe struct {
+	plugin.Plugin
+	do func(ctx context.Context, r *plugin.Request, p compare.Comparer) error
+}
+
+func (p probe) Check(ctx context.Context, r *plugin.Request) error {
+	c, ok := p.Plugin.(compare.Comparer)
+	if !ok {
+		return fmt.Errorf("plugin %q does not compare", r.Type)
+	}
+	return p.do(ctx, r, c)
+}
+
+// mostRounds is more rounds than any repair needs.
+const mostRounds = 5
+
+// Repair compares and calls each Fix twice, again and again until there is none,
+// and returns the differences that remain, of the last round. It does not repair
+// the inside of the container unless told.
+func Repair(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View, inside bool) (left []compare.Difference, err error) {
+	for range mostRounds {
+		if left, err = p.Compare(ctx, r, v); err != nil {
+			return nil, err
+		}
+		fixed := false
+		for _, d := range left {
+			if d.Fix == nil || d.Inside && !inside {
+				continue
+			}
+			for range 2 {
+				if err := d.Fix(ctx); err != nil {
+					return left, fmt.Errorf("%s: %w", Line(d), err)
+				}
+			}
+			fixed = true
+		}
+		if !fixed {
+			return left, nil
+		}
+	}
+	return left, fmt.Errorf("there is more to repair after %d rounds: %s", mostRounds, Lines(left))
+}
+
+// Lines describes differences, one a line.
+func Lines(all []compare.Difference) string {
+	var lines []string
+	for _, d := range all {
+		lines = append(lines, Line(d))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Line describes a difference: what it is, whether it can be repaired, and the
+// error of CHECK.
+func Line(d compare.Difference) string {
+	where, fix, text := "host", "fix", "-"
+	if d.Inside {
+		where = "container"
+	}
+	if d.Fix == nil {
+		fix = "no fix: " + d.Why
+	}
+	if d.Err != nil {
+		text = d.Err.Error()
+	}
+	return fmt.Sprintf("%s %s %s %q: wanted %q, found %q; %s; %s", d.Plugin, where, d.Kind, d.Object, d.Wanted, d.Found, fix, text)
+}
+
+// The parts of a listing that change by themselves, or with the number of an
+// interface.
+var volatile = regexp.MustCompile(`(?m)^\d+: |@[\w.]+|\b\w+_timer +[\d.]+|link-netnsid \d+|link-netns \S+|\b(designated_\S+|port_id|port_no|bridge_id|root_port|topology_change\w*) +\S+|qlen \d+| linkdown| tentative`)
+
+// State lists the interfaces, addresses, routes, bridge ports and rules of a
+// namespace with every property that iproute2 and nft know, except what the
+// kernel adds by itself some time later.
+func State(t testing.TB, ns *netns.Handle) string {
+	t.Helper()
+	var out []byte
+	err := ns.Do(func() (err error) {
+		out, err = exec.Command("sh", "-c", `ip -d -o link
+			ip -o addr | grep -v fe80:: | sed 's/valid_lft.*//'
+			ip -d route show table all | grep -v -e 'table local' -e fe80:: -e '^multicast ff00::/8'
+			bridge -d -o link; bridge -o vlan
+			sysctl -a 2>/dev/null | grep -E '^net\.ipv[46]\.conf\.[^ ]*\.(forwarding|accept_ra|accept_dad|disable_ipv6) ' | grep -v veth
+			nft list ruleset`).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	lines := strings.Split(volatile.ReplaceAllString(string(out), ""), "\n")
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,141 @@
+package veth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/builtin/check"
+	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/builtin/prevresult"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Again says why a plugin's interface is not made again.
+const Again = "a new interface needs Remove and Setup"
+
+// Container describes the container's end of a pair, for comparisons.
+//
+// The MTU is not compared. A later plugin may have changed it without a word in
+// the result: the reference plugin tuning reports it in no version of the
+// specification.
+func Container(up bool) ipam.Interface {
+	return ipam.Interface{Up: up, Gone: Again, Fits: func(own links.Link, said *types100.Interface) ([]ipam.Mismatch, error) {
+		if own.Kind != "veth" {
+			return []ipam.Mismatch{notVeth(own)}, nil
+		}
+		return ipam.SameMAC(own, said), nil
+	}}
+}
+
+func notVeth(link links.Link) ipam.Mismatch {
+	return ipam.Mismatch{Wanted: "veth", Found: link.Kind, Err: fmt.Errorf("it is not a veth interface, but %q", link.Kind)}
+}
+
+// Host is the host's end of a pair, as a comparison found it.
+type Host struct {
+	links.Link
+	Exists bool
+	Ours   bool // it has the name or the hardware address of the ADD
+}
+
+// WhyNotOurs is the reason not to change an end that is not [Host.Ours].
+const WhyNotOurs = "it has neither the recorded name nor the recorded hardware address, so it may be another pair"
+
+// CompareHost compares the host's end of the pair, which must be up and the peer
+// of the container's end. The kernel knows the peer: an administrator or udev
+// may have changed its name and hardware address, and packets pass all the same.
+//
+// Without the container's end there is none, and no difference. setUp makes the
+// end ready and sets it up.
+func CompareHost(r *plugin.Request, v *compare.View, container ipam.Found, setUp func(*links.Conn, links.Link) error) (host Host, all []compare.Difference, err error) {
+	said := HostInterface(r.PrevResult, r.IfName)
+	if said.Name == "" {
+		return host, nil, fmt.Errorf("prevResult has no interface of the host before %q", r.IfName)
+	}
+	if !container.Exists || container.Kind != "veth" {
+		return host, nil, nil
+	}
+	d := compare.Difference{Kind: compare.Interface, Object: said.Name, Wanted: said.Mac, Why: Again}
+	host.Link, err = v.Host.LinkByIndex(container.Peer.Index)
+	if links.NotFound(err) {
+		d.Err = fmt.Errorf("interface %q on the host: %w", said.Name, err)
+		return host, []compare.Difference{d}, nil
+	}
+	if err != nil {
+		return host, nil, fmt.Errorf("interface %q on the host: %w", said.Name, err)
+	}
+	// The number of an interface in a third namespace may be that of any
+	// interface here.
+	m := notVeth(host.Link)
+	if host.Kind == "veth" {
+		host.Exists = host.Peer.Index == container.Index
+		m = ipam.Mismatch{Wanted: "the peer of " + r.IfName, Found: host.Name, Err: fmt.Errorf("it is not the other end of the container's %q", container.Name)}
+	}
+	host.Ours = host.Exists && (host.Name == said.Name || prevresult.SameMAC(said.Mac, host.MAC) && said.Mac != "")
+	if host.Exists && host.Up() {
+		return host, nil, nil
+	}
+	d.Object = host.Name
+	if host.Exists {
+		m = ipam.Mismatch{Wanted: "up", Found: "down", Err: errors.New("it is down")}
+		if d.Why = WhyNotOurs; host.Ours {
+			d.Why, d.Fix = "", func(ctx context.Context) error { return OnHost(ctx, r, host, setUp) }
+		}
+	}
+	d.Wanted, d.Found, d.Err = m.Wanted, m.Found, fmt.Errorf("interface %q on the host: %w", host.Name, m.Err)
+	return host, []compare.Difference{d}, nil
+}
+
+// OnHost calls fix for the host's end, unless it is another interface by now.
+func OnHost(ctx context.Context, r *plugin.Request, host Host, fix func(*links.Conn, links.Link) error) (err error) {
+	conn, err := caller.From(ctx).Conns.Borrow(r.Host)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	now, err := conn.LinkByIndex(host.Index)
+	if err == nil && (now.Kind != "veth" || now.Name != host.Name || now.Peer.Index != host.Peer.Index) {
+		err = errors.New("it has changed since the comparison")
+	}
+	if err == nil {
+		err = fix(conn, now)
+	}
+	if err != nil {
+		return fmt.Errorf("interface %q on the host: %w", host.Name, err)
+	}
+	return nil
+}
+
+// CompareMasquerade compares the rules of [Config.Masquerade].
+func (c Config) CompareMasquerade(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	if !c.IPMasq {
+		return nil, nil
+	}
+	want := rules(r, addresses(prevresult.Own(r), nil))
+	return check.Rules(ctx, r, v, compare.Rule, c.backend(), want, masqueradeError)
+}
+
+// CompareForwarding reports whether the host forwards what arrives at an
+// interface from the addresses' families. CHECK passes over it, and nobody
+// changes it: the setting is the host's, and affects all of its containers at
+// once.
+func CompareForwarding(link links.Link, v4, v6 bool) (all []compare.Difference) {
+	for _, family := range []struct {
+		want bool
+		path string
+	}{{v4, "net/ipv4/conf/"}, {v6, "net/ipv6/conf/"}} {
+		s := links.Sysctl{Path: family.path + link.Name + "/forwarding", Value: "0"}
+		if family.want && link.Has(s) {
+			all = append(all, compare.Difference{
+				Kind: compare.Sysctl, Object: s.Path, Wanted: "1", Found: "0", Why: "the setting is the host's",
+			})
+		}
+	}
+	return all
+}
