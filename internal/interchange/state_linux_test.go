@@ -115,6 +115,8 @@ func linkLine(l netlink.Link, names map[int]string) string {
 	case *netlink.Bridge:
 		// Its address is one of its ports', unless it was set.
 		line = strings.Replace(line, "mac "+a.HardwareAddr.String(), "mac any", 1)
+		// Ours mark the bridges that they make.
+		line = strings.Replace(line, ` alias "embedcni" `, ` alias "" `, 1)
 		line += fmt.Sprintf(" snooping %v ageing %v hello %v vlans %v pvid %v mask %v",
 			deref(l.MulticastSnooping), deref(l.AgeingTime), deref(l.HelloTime), deref(l.VlanFiltering), deref(l.VlanDefaultPVID), deref(l.GroupFwdMask))
 	case *netlink.Macvlan:

@@ -10,7 +10,8 @@
 //     neither a veth nor a dummy, because other machines may be on its network; a
 //     duplicate is then an error. The setting enabledad overrides this.
 //   - A bridge that Add creates has a MAC address of its own, which does not
-//     change as containers come and go.
+//     change as containers come and go, and the alias "embedcni", by which later
+//     Adds see who made it: only such a bridge is made again if it is gone.
 //   - The pair's ends have one fixed queue for each direction. The reference
 //     plugin's have one for each possible CPU, of which the kernel uses one.
 //   - IPv4 addresses are announced when the port forwards packets, rather than
