@@ -109,6 +109,14 @@ func (c *Chain) Del(ctx context.Context, a *Attachment, result Partial) error {
 // result of the ADD. Without a result the error is ErrNotAdded, because the
 // specification forbids such a CHECK.
 func (c *Chain) Check(ctx context.Context, a *Attachment, result Partial) error {
+	return c.CheckSome(ctx, a, result, every)
+}
+
+// every selects all plugins of a list.
+func every(int) bool { return true }
+
+// CheckSome is Check for the plugins at some positions of the list.
+func (c *Chain) CheckSome(ctx context.Context, a *Attachment, result Partial, asks func(position int) bool) error {
 	switch {
 	case !c.CanCheck():
 		return fmt.Errorf("configuration version %q %w", c.List.CNIVersion, libcni.ErrorCheckNotSupp)
@@ -121,11 +129,22 @@ func (c *Chain) Check(ctx context.Context, a *Attachment, result Partial) error 
 		}
 		result = added
 	}
-	return c.askUntilError(ctx, "CHECK", a, prevResult(result)...)
+	return c.askUntilError(ctx, "CHECK", asks, a, prevResult(result)...)
+}
+
+// CheckCall returns the call of one plugin for CHECK. Unlike Check, it needs the
+// result of the ADD.
+func (c *Chain) CheckCall(position int, a *Attachment, result Partial) (Call, error) {
+	request, err := c.request(position, a, prevResult(result)...)
+	return Call{Verb: "CHECK", Plugin: c.List.Plugins[position].Network.Type, Stdin: request, Env: c.env("CHECK", a)}, err
 }
 
 // CanCheck reports whether the version of the configuration has CHECK.
 func (c *Chain) CanCheck() bool { return c.since("0.4.0") }
+
+// ListsInterfaces reports whether results of the configuration's version list the
+// interfaces.
+func (c *Chain) ListsInterfaces() bool { return c.since("0.3.0") }
 
 // Status asks the plugins of a network of version 1.1.0 or later whether they
 // can serve an ADD, and stops at the first that cannot.
@@ -133,7 +152,7 @@ func (c *Chain) Status(ctx context.Context) error {
 	if !c.since("1.1.0") {
 		return nil
 	}
-	return c.askUntilError(ctx, "STATUS", &Attachment{})
+	return c.askUntilError(ctx, "STATUS", every, &Attachment{})
 }
 
 // GC asks the plugins of a network of version 1.1.0 or later to remove
@@ -173,8 +192,11 @@ func (c *Chain) since(v string) bool {
 	return err == nil && ok
 }
 
-func (c *Chain) askUntilError(ctx context.Context, verb string, a *Attachment, added ...member) error {
+func (c *Chain) askUntilError(ctx context.Context, verb string, asks func(position int) bool, a *Attachment, added ...member) error {
 	for i := range c.List.Plugins {
+		if !asks(i) {
+			continue
+		}
 		if err := c.ask(ctx, verb, i, a, added...); err != nil {
 			return err
 		}

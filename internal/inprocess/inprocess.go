@@ -76,7 +76,7 @@ func guarded(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err e
 }
 
 func run(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error) {
-	r, err := request(p, c)
+	r, err := Request(p, c)
 	if err != nil {
 		return nil, err
 	}

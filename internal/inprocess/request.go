@@ -19,8 +19,9 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// request reads the environment and the configuration.
-func request(p plugin.Plugin, c Call) (*plugin.Request, error) {
+// Request returns the request that a plugin gets for a call. If its Container is
+// another handle than the call's, the caller closes it.
+func Request(p plugin.Plugin, c Call) (*plugin.Request, error) {
 	var conf struct {
 		Name       string          `json:"name"`
 		CNIVersion string          `json:"cniVersion"`

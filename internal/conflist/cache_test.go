@@ -1,0 +1,26 @@
+package conflist
+
+import (
+	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
+)
+
+func TestACacheParsesEachListOnce(t *testing.T) {
+	list := func(name string) []byte {
+		return []byte(`{"cniVersion": "1.0.0", "name": "` + name + `", "plugins": [{"type": "a"}]}`)
+	}
+	var c Cache
+	first := expect.Value(c.Parse(list("a")))(t)
+	other := expect.Value(c.Parse(list("b")))(t)
+	again := expect.Value(c.Parse(list("a")))(t)
+	expect.Same(t, "the same list", first == again, true)
+	expect.Same(t, "names", [2]string{first.Name, other.Name}, [2]string{"a", "b"})
+	for range 2 {
+		if got, err := c.Parse([]byte(`{`)); err == nil {
+			t.Errorf("no error, and %v", got)
+		}
+	}
+	var none *Cache
+	expect.Same(t, "without a cache", expect.Value(none.Parse(list("a")))(t).Name, "a")
+}
