@@ -61,6 +61,15 @@ var (
 	ErrPluginNotFound = errors.New("plugin not found")
 	// ErrPluginOutput: the plugin's output is too long for a result.
 	ErrPluginOutput = errors.New("plugin output too large")
+	// ErrPluginKilled: a signal ended the plugin, not this library. It has no answer.
+	ErrPluginKilled = errors.New("plugin killed")
+	// ErrNoAnswer: the plugin ended, or could not be started, and has not said why.
+	ErrNoAnswer = errors.New("no answer of the plugin")
+	// ErrPluginNotReady: the plugin asks to be tried again later (code 11), or is not
+	// available (code 50).
+	ErrPluginNotReady = errors.New("plugin not ready")
+	// ErrNoCheck: the configuration is older than 0.4.0, which introduced CHECK.
+	ErrNoCheck = errors.New("no CHECK before version 0.4.0")
 	// ErrNotSupported: needs Linux. It wraps errors.ErrUnsupported.
 	ErrNotSupported = hostns.ErrNotSupported
 )

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/embedcni/cni"
@@ -217,6 +218,55 @@ func ExampleRuntime_Attachments() {
 	for _, a := range attachments {
 		fmt.Println(a.Metadata["job"], a.IfName, a.State, a.Addresses, a.Ports)
 	}
+}
+
+// After a firewall reload or an ip link by mistake: which containers lack something, and
+// what.
+func ExampleRuntime_Health() {
+	dir, err := os.MkdirTemp("", "example")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	rt, err := cni.New(cni.WithStateDir(dir), cni.WithPluginDir(nil), cni.WithLoNetwork)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, path := context.Background(), filepath.Join(dir, "ns")
+	ns, err := netns.Create(path)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer ns.Close()
+	if _, err := rt.Setup(ctx, "web-1", path); err != nil {
+		log.Fatal(err)
+	}
+
+	report, err := rt.Health(ctx, cni.HealthOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, h := range report.Containers {
+		fmt.Println(h.ContainerID, "is", h.State)
+		for _, d := range h.Differences { // none here
+			fmt.Println(d.Plugin, d.Kind, d.Object, "repairable:", d.Repairable)
+		}
+	}
+
+	if err := rt.Remove(ctx, "web-1", path); err != nil {
+		log.Fatal(err)
+	}
+	report, err = rt.Health(ctx, cni.HealthOptions{Containers: []string{"web-1"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(report)
+	if err := netns.Remove(path); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// web-1 is healthy
+	// web-1: not attached
 }
 
 // A Report prints as one line for each container, and is encoded with the texts of its

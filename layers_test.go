@@ -39,7 +39,7 @@ var floors = [][]string{
 		"internal/netfilter",
 	},
 	{
-		"internal/caller",
+		"internal/caller", "internal/views",
 	},
 	{
 		"internal/builtin/bandwidth", "internal/builtin/check", "internal/builtin/firewall",

@@ -7,6 +7,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/claims"
+	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
@@ -22,6 +23,7 @@ type operation struct {
 	attachments attachments // of this call
 	removal     removal
 	garbage     *claims.Garbage // of a GC: the reservations that may be released
+	parsed      *conflist.Cache // of recorded configurations, for a look at many containers
 }
 
 // removal is the state of removing attachments.

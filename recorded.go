@@ -151,7 +151,7 @@ func (op *operation) fromRecord() (all attachments, err error) {
 }
 
 func (op *operation) fromEntry(n *record.Attachment) (*attachment, error) {
-	list, err := conflist.Parse(n.Config)
+	list, err := op.parsed.Parse(n.Config)
 	if err != nil {
 		return nil, fmt.Errorf("recorded configuration of network %q: %w: %w", n.Network, err, ErrInvalidConfig)
 	}

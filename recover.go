@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -13,13 +14,50 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/views"
 )
+
+// BrokenAction decides what Recover does with a container that is broken; see
+// Runtime.Health.
+type BrokenAction int
+
+const (
+	// ReportBroken keeps the container, with the reason in Report.Kept.
+	ReportBroken BrokenAction = iota
+	// RemoveBroken removes the container, as Remove does, if something that its Setup has
+	// made is missing or different. A failed CHECK alone is not a reason.
+	RemoveBroken
+)
+
+// RecoverOption is an option of Recover.
+type RecoverOption func(*recoverOptions)
+
+type recoverOptions struct {
+	broken BrokenAction
+	budget time.Duration
+}
+
+// OnBroken sets what Recover does with broken containers.
+func OnBroken(action BrokenAction) RecoverOption {
+	return func(o *recoverOptions) { o.broken = action }
+}
+
+// CheckWithin limits the time that the CHECKs of all containers take together, as
+// HealthOptions.CheckBudget does. The default is 30 seconds; a negative budget has no limit
+// but Timeouts.Check, for each plugin.
+func CheckWithin(budget time.Duration) RecoverOption {
+	return func(o *recoverOptions) { o.budget = budget }
+}
 
 // Recover is for the start of a program. It adopts each container of this owner
 // that was attached in this boot of the machine and whose network namespace is
 // alive, at its path or where it is kept. If a container is not known to be
 // healthy, it is in Report.Kept as well, with the reason. A CHECK that fails,
 // times out or cannot run is never a reason to remove a container.
+//
+// Health is how Recover finds out: from one look at the kernel for all containers, and
+// by the CHECK of plugins that may know more. A configuration older than CHECK is no
+// doubt. OnBroken decides about containers that are broken.
 //
 // An abandoned container (see WithoutReaping) whose namespace the runtime no
 // longer keeps alive, but somebody else may, is in Report.Skipped.
@@ -36,28 +74,39 @@ import (
 //
 // The error is the reason why Recover could not examine the containers. The
 // report has the outcome for each container.
-func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
+func (r *Runtime) Recover(ctx context.Context, opts ...RecoverOption) (_ *Report, err error) {
 	s := r.current.Load()
 	if err := s.refuseInside(ctx); err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
-	report := &Report{}
-	host, err := s.Hosts.Open(s.hostNetNS)
-	if err != nil {
+	c := &recovery{snapshot: s}
+	for _, set := range opts {
+		set(&c.recoverOptions)
+	}
+	if c.host, err = s.Hosts.Open(s.hostNetNS); err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
 	found, err := s.owned(false)
 	if err != nil {
-		return nil, fmt.Errorf("recover: %w", join(err, host.Close()))
+		return nil, fmt.Errorf("recover: %w", join(err, c.host.Close()))
 	}
-	err = s.recoverAll(ctx, host, found, report)
+	report := &Report{}
+	err = c.all(ctx, found, report)
 	if err == nil {
 		err = s.TidyAlone()
 	}
-	if err = join(err, host.Close()); err != nil {
+	if err = join(err, c.host.Close()); err != nil {
 		return report, fmt.Errorf("recover: %w", err)
 	}
 	return report, nil
+}
+
+// recovery is a Recover in progress.
+type recovery struct {
+	*snapshot
+	recoverOptions
+	host   *hostns.NetNS
+	looked map[record.ID]*examined // before any container was locked
 }
 
 // atOnce is the number of containers that are recovered at the same time. They
@@ -66,23 +115,33 @@ func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
 // seconds.
 const atOnce, lockedAtOnce = 16, 64
 
-// recoverAll recovers the containers, first those that are not locked.
-func (s *snapshot) recoverAll(ctx context.Context, host *hostns.NetNS, found []record.Found, report *Report) error {
+// all recovers the containers, first those that are not locked.
+func (c *recovery) all(ctx context.Context, found []record.Found, report *Report) error {
 	var ids, locked []record.ID
+	var whole []record.Found
 	for _, f := range found {
-		if err := untouchable(s.Records, f); err != nil {
-			s.logger.Warn("a container is left alone", "record", f.File, "reason", err)
+		if err := untouchable(c.Records, f); err != nil {
+			c.logger.Warn("a container is left alone", "record", f.File, "reason", err)
 			report.add(outcome{id: nameOf(f), skipped: err})
 			continue
 		}
 		if f.Record.ContainerID == "" {
-			report.add(s.deleteIllegible(f))
+			report.add(c.deleteIllegible(f))
 			continue
 		}
 		ids = append(ids, f.Record.ContainerID)
+		if f.Err == nil && f.Record.WasAttached() {
+			whole = append(whole, f)
+		}
 	}
+	c.looked = make(map[record.ID]*examined, len(whole))
+	for _, e := range c.look(ctx, c.host, whole, true) {
+		c.looked[e.found.Record.ContainerID] = e
+	}
+	asking, cancel := withinBudget(ctx, c.budget)
+	defer cancel()
 	for _, last := range []bool{false, true} {
-		for _, o := range s.recoverEach(ctx, host, ids, last) {
+		for _, o := range c.each(ctx, asking, ids, last) {
 			if !last && errors.Is(o.skipped, ErrBusy) {
 				locked = append(locked, record.ID(o.id))
 				continue
@@ -97,9 +156,9 @@ func (s *snapshot) recoverAll(ctx context.Context, host *hostns.NetNS, found []r
 	return nil
 }
 
-// recoverEach recovers containers in parallel. It returns the outcomes, in
-// order, of the containers that it reached before ctx ended.
-func (s *snapshot) recoverEach(ctx context.Context, host *hostns.NetNS, ids []record.ID, last bool) []outcome {
+// each recovers containers in parallel. It returns the outcomes, in order, of the
+// containers that it reached before ctx ended. asking is the context of CHECKs.
+func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool) []outcome {
 	outcomes := make([]*outcome, len(ids))
 	var group sync.WaitGroup
 	next := make(chan int)
@@ -112,7 +171,7 @@ func (s *snapshot) recoverEach(ctx context.Context, host *hostns.NetNS, ids []re
 		go func() {
 			defer group.Done()
 			for i := range next {
-				o := s.recoverOne(ctx, host, ids[i], last)
+				o := c.one(ctx, asking, ids[i], last)
 				outcomes[i] = &o
 			}
 		}()
@@ -196,14 +255,14 @@ func (s *snapshot) deleteIllegible(f record.Found) (o outcome) {
 // errNotYet: a removal failed not long ago.
 var errNotYet = errors.New("not tried again yet")
 
-func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record.ID, last bool) (o outcome) {
+func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o outcome) {
 	defer func() {
 		if v := recover(); v != nil { // in this goroutine it would end the program
 			o = outcome{id: string(id), err: fmt.Errorf("panic: %v\n%s", v, debug.Stack())}
 		}
 	}()
 	o.id = string(id)
-	op, err := s.beginRecovery(ctx, host, id, last)
+	op, err := c.beginRecovery(ctx, c.host, id, last)
 	if o.setAside(err) {
 		return o
 	}
@@ -223,8 +282,14 @@ func (s *snapshot) recoverOne(ctx context.Context, host *hostns.NetNS, id record
 		o.skipped = err
 		return o
 	}
-	if o.adopted = len(going) < len(op.attachments); o.adopted {
-		o.kept = op.adopt(ctx, going)
+	if len(going) < len(op.attachments) {
+		var broken bool
+		if broken, o.kept = c.judge(ctx, asking, op, going); broken && c.broken == RemoveBroken {
+			op.log().Warn("a container is broken and is removed", "reason", o.kept)
+			going, o.kept = op.attachments, nil
+		} else {
+			o.adopted, o.kept = true, op.adopt(o.kept)
+		}
 	}
 	// For networks that have nothing to attach ahead of time, a pool makes a namespace
 	// without attachments.
@@ -301,39 +366,50 @@ func (op *operation) unfinished() attachments {
 	})
 }
 
-// doubt returns the reason why the attachments are not known to be healthy, or
-// nil.
-func (op *operation) doubt(ctx context.Context, all attachments) error {
-	if op.Damaged {
-		return fmt.Errorf("it may live, and its record is damaged, so that it cannot be checked; call Remove if it is gone: %w", record.ErrBad)
+// judge returns why the attachments that stay are not known to be healthy, or nil, and
+// reports whether something is certainly missing or different.
+func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (broken bool, doubt error) {
+	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
+	e := &examined{found: record.Found{Record: op.Record, File: record.Name(op.ID)}}
+	if e.state, e.reason = op.outOfReach(); e.state != "" {
+		return false, e.health().Err()
 	}
-	if op.HostGone {
-		return fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", op.RecordedHost(), ErrHostNetNS)
-	}
-	if op.IsAbandoned() {
-		return fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", op.Record.NetNS.Path, op.Path, ErrInvalidNetNS)
-	}
-	var errs []error
-	for _, a := range all {
-		live, err := a.isAlive(all)
-		if err == nil && !live {
-			err = fmt.Errorf("interface %s of network %q is gone: %w", a.IfName, a.network.config.Name, ErrNotAttached)
+	e.parts = c.seen(op, staying)
+	if e.parts == nil || c.broken == RemoveBroken && e.suspect() {
+		var err error
+		if e.parts, err = op.compareAll(ctx, &views.Looks{}, staying); err != nil {
+			return false, err
 		}
-		if err == nil {
-			if c := a.chain(); c.CanCheck() {
-				err = a.errors("CHECK", c.Check(ctx, &a.Attachment, a.partial))
-			}
-		}
-		errs = append(errs, err)
 	}
-	return join(errs...)
+	for _, part := range e.parts {
+		if a := op.attachments.named(part.ifName); part.wantsCheck() {
+			a.ask(asking, part)
+		}
+		if errors.Is(part.asked.unknown, ErrNoCheck) {
+			part.asked.unknown = nil
+		}
+	}
+	return e.isBroken(), e.health().Err()
 }
 
-// adopt keeps the container, and returns the reason why it is not known to be
-// healthy, or nil.
-func (op *operation) adopt(ctx context.Context, going attachments) error {
-	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
-	doubt := op.doubt(ctx, staying)
+// seen returns the attachments as the look before has seen them; nil if the container
+// may have changed since.
+func (c *recovery) seen(op *operation, staying attachments) (parts []*compared) {
+	e := c.looked[op.ID]
+	if e == nil || e.state != "" || e.suspect() && !e.settled || !reflect.DeepEqual(e.found.Record, op.Record) {
+		return nil
+	}
+	for _, part := range e.parts {
+		if staying.named(part.ifName) != nil {
+			parts = append(parts, part)
+		}
+	}
+	return parts
+}
+
+// adopt keeps a container, and returns the reason why it is not known to be healthy,
+// or nil.
+func (op *operation) adopt(doubt error) error {
 	if !op.Damaged && (op.Record.LetGo == nil || op.Reached == container.ByPath) {
 		// Where mounts are not allowed, a descriptor of the last process kept it
 		// alive.

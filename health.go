@@ -1,0 +1,285 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/embedcni/cni/internal/compare"
+)
+
+// HealthOptions configures Health. The zero HealthOptions look at all containers of
+// this owner.
+type HealthOptions struct {
+	// Containers are the IDs of the containers to look at, whoever has attached them. If
+	// it is empty, Health looks at this owner's attachments of all containers on record.
+	Containers []string
+
+	// WithoutCheck has no plugin asked for CHECK. Then only the comparison decides.
+	WithoutCheck bool
+	// CheckBudget limits the time that all CHECKs take together. Zero is 30 seconds. A
+	// negative budget has no limit but Timeouts.Check, for each plugin.
+	CheckBudget time.Duration
+}
+
+// Health looks at containers, and returns its verdict on each: whether it has on the
+// host, and in its namespace, all that its Setup has made. It changes nothing.
+//
+// Health compares the record of each container with the kernel: interfaces, addresses,
+// routes, packet filter rules, forwarded ports, queues, bridges, sysctls and
+// reservations. It reads the host once for all containers, and enters the namespace of
+// each once. Plugins need not run for that, and an executable of the reference plugins'
+// types is compared like the built-in plugin of the type. A container that differs is
+// looked at again, so that one which is attached or removed meanwhile is not reported
+// as broken.
+//
+// Then Health asks the plugins that may know more for CHECK: executables, plugins that
+// the program has registered, and those with such an IPAM plugin. Several containers are
+// asked at once, each while it is locked as during Check. A container that another call
+// has locked is not asked.
+//
+// The error is the reason why Health could not look at all; it does not say anything
+// about a container. Health is safe for concurrent use, and waits for no other call for
+// longer than a quarter of a second.
+func (r *Runtime) Health(ctx context.Context, o HealthOptions) (*HealthReport, error) {
+	s := r.current.Load()
+	report, err := s.health(ctx, o)
+	if err != nil {
+		return nil, fmt.Errorf("health: %w", err)
+	}
+	return report, nil
+}
+
+// HealthReport has the verdict on each container that Health has looked at.
+type HealthReport struct {
+	Containers []Health // in the order of their IDs
+	// Compared is the time that the comparison took.
+	Compared time.Duration
+	Checks   HealthChecks
+}
+
+// HealthChecks counts the CHECKs of plugins.
+type HealthChecks struct {
+	Asked      int // plugins
+	Failed     int // that said that something is wrong
+	Unanswered int // that gave no answer
+	// NotAsked are the attachments whose plugins were not asked, because another call had
+	// the container locked, or the budget was used up.
+	NotAsked int
+	Took     time.Duration
+}
+
+// HealthState is the verdict on a container.
+type HealthState string
+
+const (
+	// StateHealthy: nothing is missing or different, as far as anybody can tell; see
+	// Health.Uncompared.
+	StateHealthy HealthState = "healthy"
+	// StateBroken: something is missing or different; see Health.Differences.
+	StateBroken HealthState = "broken"
+	// StateUnknown: it is not known whether the container is healthy; see Health.Reason.
+	StateUnknown HealthState = "unknown"
+	// StateGone: its network namespace is gone, or was of an earlier boot of the machine.
+	// Remove or Recover removes it.
+	StateGone HealthState = "gone"
+	// StateNotAttached: no attachment of it is on record.
+	StateNotAttached HealthState = "not attached"
+)
+
+// Health is the verdict on one container.
+type Health struct {
+	ContainerID string // or, for a record that names none, "record" and its file's name
+	State       HealthState
+
+	// Differences are the parts that are missing or different. Only a broken container
+	// has any.
+	Differences []Difference
+
+	// Reason is why the state is unknown, or the container gone. A broken container has
+	// one too if a part of it could not be examined. These errors are among the reasons:
+	//
+	//   - context.DeadlineExceeded: a plugin took too long for CHECK, or the budget was used up
+	//   - ErrPluginKilled, ErrNoAnswer: a plugin ended without an answer
+	//   - ErrPluginNotReady: a plugin wants to be asked later, or is not available
+	//   - ErrNoCheck: the configuration is older than CHECK
+	//   - ErrPluginNotFound, ErrInsecureFile
+	//   - ErrBusy: another call for the container is in progress
+	//   - ErrInvalidNetNS: its path no longer leads to its namespace
+	//   - ErrHostNetNS: the namespace in which its plugins ran is gone, or out of reach
+	//   - *RecordError
+	Reason error
+
+	// Uncompared are the types of plugins whose part nobody has compared, and whose CHECK
+	// was not asked because HealthOptions or the network's disableCheck forbid it.
+	Uncompared []string
+}
+
+// Err returns nil if the container is healthy, and otherwise an error with the
+// differences and the reason. errors.Is and errors.As find what Reason and the
+// differences wrap.
+func (h Health) Err() error {
+	if h.State == StateHealthy {
+		return nil
+	}
+	var errs []error
+	for _, d := range h.Differences {
+		errs = append(errs, d.Err)
+	}
+	err := join(append(errs, h.Reason)...)
+	if err == nil && h.State == StateNotAttached {
+		return fmt.Errorf("container %s is %w", h.ContainerID, ErrNotAttached)
+	}
+	return err
+}
+
+// DifferenceKind is the kind of the object that differs.
+type DifferenceKind string
+
+const (
+	KindInterface   DifferenceKind = "interface"
+	KindAddress     DifferenceKind = "address"
+	KindRoute       DifferenceKind = "route"
+	KindRule        DifferenceKind = "rule" // of a packet filter: masquerading, forwarding, isolation, against spoofing
+	KindPort        DifferenceKind = "port" // of the host, forwarded to the container
+	KindQueue       DifferenceKind = "queue"
+	KindBridge      DifferenceKind = "bridge"
+	KindBridgePort  DifferenceKind = "bridge port"
+	KindSysctl      DifferenceKind = "sysctl"
+	KindReservation DifferenceKind = "reservation" // of an address, by an IPAM plugin
+	KindZone        DifferenceKind = "zone"        // of firewalld
+	// KindCheck: the CHECK of a plugin has failed. Only the plugin knows more than Err.
+	KindCheck DifferenceKind = "check"
+)
+
+// Difference is a part of an attachment that is missing, or is not as its ADD made it.
+type Difference struct {
+	Network string
+	IfName  string
+	Plugin  string // the type of the plugin whose part it is
+	Kind    DifferenceKind
+	Inside  bool   // it is in the container's namespace; else it is on the host
+	Object  string // its name: "vethab12", "10.1.0.1/24 on cni0", "tcp 8080"
+	Wanted  string // its recorded value
+	Found   string // its value now; empty if it is missing
+
+	// Repairable reports whether Repair can put it right. Inside a container Repair
+	// changes nothing unless it is asked to. Otherwise Why says why not.
+	Repairable bool
+	Why        string
+
+	Err error // the error of CHECK for it
+}
+
+// String describes the difference in a line.
+func (d Difference) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "network %q, interface %s, plugin %s: %s", d.Network, d.IfName, d.Plugin, d.Kind)
+	if d.Object != "" {
+		fmt.Fprintf(&b, " %s", d.Object)
+	}
+	if d.Inside {
+		b.WriteString(" in the container")
+	}
+	switch {
+	case d.Kind == KindCheck:
+		fmt.Fprintf(&b, ": %v", d.Err)
+	case d.Found == "":
+		b.WriteString(" is missing")
+	default:
+		fmt.Fprintf(&b, " is %s, not %s", d.Found, d.Wanted)
+	}
+	if !d.Repairable && d.Why != "" {
+		fmt.Fprintf(&b, " (not repairable: %s)", d.Why)
+	}
+	return b.String()
+}
+
+// MarshalJSON encodes the difference as an object with the names of its fields. Err
+// becomes its text.
+func (d Difference) MarshalJSON() ([]byte, error) {
+	type plain Difference
+	return json.Marshal(struct {
+		plain
+		Err string
+	}{plain(d), textOf(d.Err)})
+}
+
+// String has a line for the container, and one for each difference.
+func (h Health) String() string {
+	line := fmt.Sprintf("%s: %s", h.ContainerID, h.State)
+	if h.Reason != nil {
+		line += ": " + h.Reason.Error()
+	}
+	if len(h.Uncompared) > 0 {
+		line += "; not compared: " + strings.Join(h.Uncompared, ", ")
+	}
+	for _, d := range h.Differences {
+		line += "\n  " + d.String()
+	}
+	return line
+}
+
+// MarshalJSON encodes the verdict as an object with the names of its fields. Reason
+// becomes its text.
+func (h Health) MarshalJSON() ([]byte, error) {
+	type plain Health
+	return json.Marshal(struct {
+		plain
+		Reason string
+	}{plain(h), textOf(h.Reason)})
+}
+
+// Of returns the verdict on a container, and reports whether there is one.
+func (r *HealthReport) Of(id string) (Health, bool) {
+	i := slices.IndexFunc(r.Containers, func(h Health) bool { return h.ContainerID == id })
+	if i < 0 {
+		return Health{}, false
+	}
+	return r.Containers[i], true
+}
+
+// Count returns the number of containers in a state.
+func (r *HealthReport) Count(state HealthState) (n int) {
+	for _, h := range r.Containers {
+		if h.State == state {
+			n++
+		}
+	}
+	return n
+}
+
+// String has the verdict on each container, and a line about the CHECKs if there were
+// any.
+func (r *HealthReport) String() string {
+	var lines []string
+	for _, h := range r.Containers {
+		lines = append(lines, h.String())
+	}
+	if c := r.Checks; c.Asked+c.NotAsked > 0 {
+		lines = append(lines, fmt.Sprintf("CHECK: %d asked, %d failed, %d gave no answer; %d attachments not asked", c.Asked, c.Failed, c.Unanswered, c.NotAsked))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// differenceOf returns a difference of an attachment as callers see it.
+func differenceOf(network, ifName string, d compare.Difference) Difference {
+	public := Difference{
+		Network: network, IfName: ifName, Plugin: d.Plugin, Kind: DifferenceKind(d.Kind), Inside: d.Inside,
+		Object: d.Object, Wanted: d.Wanted, Found: d.Found, Repairable: d.Fix != nil, Why: d.Why, Err: d.Err,
+	}
+	if !public.Repairable && public.Why == "" {
+		public.Why = "adding something does not put it right"
+	}
+	return public
+}
