@@ -25,11 +25,14 @@ var floors = [][]string{
 		"internal/sandbox", "internal/thread", "plugin",
 	},
 	{
-		"internal/builtin/prevresult", "internal/builtin/static", "internal/firstadd",
-		"internal/inprocess", "internal/links", "internal/nft", "internal/refplugins",
+		"internal/builtin/prevresult", "internal/builtin/static", "internal/firstadd", "internal/hear",
+		"internal/inprocess", "internal/refplugins",
 	},
 	{
-		"internal/ahead", "internal/compare", "internal/hostns", "internal/iptables", "internal/look",
+		"internal/ahead", "internal/links", "internal/nft",
+	},
+	{
+		"internal/compare", "internal/hostns", "internal/iptables", "internal/look",
 		"internal/netfilter/native", "internal/netfilter/nftform",
 	},
 	{

@@ -1,0 +1,103 @@
+package links
+
+import (
+	"context"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/hear"
+	"github.com/embedcni/cni/netns"
+)
+
+// Listener hears of the changes of a namespace. One goroutine at a time may use it.
+type Listener struct{ socket *hear.Socket }
+
+// Changes are the kinds of changes that a Listener hears of.
+type Changes struct {
+	Links, Addresses, Routes bool
+	// Buffer is the size of the kernel's buffer for those not received yet; 0 leaves
+	// it to the system.
+	Buffer int
+}
+
+// Listen begins to hear of changes in a namespace. The caller closes the Listener.
+func Listen(ns *netns.Handle, of Changes) (*Listener, error) {
+	var groups uint32
+	if of.Links {
+		groups |= bit32(unix.RTNLGRP_LINK)
+	}
+	if of.Addresses {
+		groups |= bit32(unix.RTNLGRP_IPV4_IFADDR) | bit32(unix.RTNLGRP_IPV6_IFADDR)
+	}
+	if of.Routes {
+		groups |= bit32(unix.RTNLGRP_IPV4_ROUTE) | bit32(unix.RTNLGRP_IPV6_ROUTE)
+	}
+	s, err := hear.Open(ns, unix.NETLINK_ROUTE, groups, of.Buffer)
+	if err != nil {
+		return nil, err
+	}
+	return &Listener{s}, nil
+}
+
+// Heard is an announced change. One of Link, Address and Routes is set.
+type Heard struct {
+	Gone bool // deleted, or moved to another namespace; else it is new or changed
+	// Port is that of the socket with whose request the change came; 0 if the kernel
+	// does not say. It says so for addresses and routes, and for interfaces since
+	// Linux 6.2; not for what follows from another change.
+	Port uint32
+
+	Link    *Link
+	Address *HeardAddress
+	Routes  []Route // the ways of one route
+}
+
+// HeardAddress is an address of an interface.
+type HeardAddress struct {
+	Interface int // its index
+	Address   netip.Prefix
+}
+
+// Next waits for changes and calls each with them, in order. Lost reports whether the
+// kernel has dropped some. If the context ends, the error is its cause.
+func (l *Listener) Next(ctx context.Context, each func(Heard)) (lost bool, err error) {
+	illegible := false
+	lost, err = l.socket.Next(ctx, func(m hear.Message) {
+		h, ok, err := readHeard(m)
+		if err != nil {
+			illegible = true
+		} else if ok {
+			each(h)
+		}
+	})
+	return lost || illegible, err
+}
+
+// Close ends the listener.
+func (l *Listener) Close() error { return l.socket.Close() }
+
+// readHeard reads an announcement. ok is false if it is about something else.
+func readHeard(m hear.Message) (h Heard, ok bool, err error) {
+	h.Port = m.Port
+	switch m.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		// Those of a family are about the interface as a port of a bridge, or about its
+		// IPv6 settings: an interface that leaves a bridge is not deleted.
+		if len(m.Body) > 0 && m.Body[0] != unix.AF_UNSPEC {
+			return h, false, nil
+		}
+		l, err := parseLink(m.Body)
+		h.Gone, h.Link = m.Type == unix.RTM_DELLINK, &l
+		return h, err == nil, err
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		a, index, err := parseAddress(m.Body)
+		h.Gone, h.Address = m.Type == unix.RTM_DELADDR, &HeardAddress{index, a.Prefix}
+		return h, err == nil, err
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		h.Gone = m.Type == unix.RTM_DELROUTE
+		h.Routes, err = parseRoute(nil, m.Body, 0)
+		return h, err == nil && len(h.Routes) > 0, err
+	}
+	return h, false, nil
+}

@@ -1,0 +1,193 @@
+package links
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
+)
+
+// everything hears of all kinds.
+var everything = Changes{Links: true, Addresses: true, Routes: true}
+
+// hears returns what the listener hears until done returns true of it.
+func hears(t *testing.T, l *Listener, done func(Heard) bool) (all []Heard, lost bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
+	defer cancel()
+	for end := false; !end; {
+		dropped, err := l.Next(ctx, func(h Heard) {
+			all = append(all, h)
+			end = end || done(h)
+		})
+		if lost = lost || dropped; err != nil {
+			t.Fatalf("%v; heard %+v", err, all)
+		}
+	}
+	return all, lost
+}
+
+func isGone(name string) func(Heard) bool {
+	return func(h Heard) bool { return h.Gone && h.Link != nil && h.Link.Name == name }
+}
+
+// TestListenHearsWhatIsLost: each announcement has what is needed to find the container
+// that it is about.
+func TestListenHearsWhatIsLost(t *testing.T) {
+	ns, other := newNS(t, "host"), newNS(t, "container")
+	c := mustDial(t, ns)
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
+	pair := must[Pair](t)(Veth{Name: "eth0", Master: br.Index}.Create(c, other))
+	nettest.Shell(t, ns, "ip link set "+pair.Host.Name+" down name veth0; ip link set br0 up; ip addr add 10.1.0.1/24 dev br0; ip addr add fd01::1/64 dev br0 nodad; ip route add 10.1.9.9/32 dev br0; ip route add fd09::9/128 dev br0")
+	l := must[*Listener](t)(Listen(ns, everything))
+	defer l.Close()
+	for _, step := range []struct {
+		script string
+		want   func(Heard) bool
+	}{
+		{"ip link set veth0 nomaster", func(h Heard) bool {
+			return h.Link != nil && !h.Gone && h.Link.Name == "veth0" && h.Link.Port.Master == 0
+		}},
+		{"ip addr del fd01::1/64 dev br0", func(h Heard) bool {
+			return h.Gone && h.Address != nil && *h.Address == HeardAddress{br.Index, netip.MustParsePrefix("fd01::1/64")}
+		}},
+		{"ip link set br0 down", func(h Heard) bool { return h.Link != nil && !h.Gone && h.Link.Name == "br0" && !h.Link.Up() }},
+		{"ip link set br0 up", func(h Heard) bool { return h.Link != nil && !h.Gone && h.Link.Index == br.Index && h.Link.Up() }},
+		{"ip addr del 10.1.0.1/24 dev br0", func(h Heard) bool {
+			return h.Gone && h.Address != nil && *h.Address == HeardAddress{br.Index, netip.MustParsePrefix("10.1.0.1/24")}
+		}},
+		{"ip addr add 10.2.0.1/24 dev br0; ip route replace 10.1.9.9/32 dev br0; ip route flush 10.1.9.9/32", func(h Heard) bool {
+			return h.Gone && len(h.Routes) == 1 && h.Routes[0].Dst == netip.MustParsePrefix("10.1.9.9/32") && h.Routes[0].Interface == br.Index
+		}},
+		{"ip -6 route replace fd09::8/128 dev br0; ip -6 route flush fd09::8/128", func(h Heard) bool {
+			return h.Gone && len(h.Routes) == 1 && h.Routes[0].Dst == netip.MustParsePrefix("fd09::8/128")
+		}},
+	} {
+		nettest.Shell(t, ns, step.script)
+		hears(t, l, step.want)
+	}
+	// A port that leaves its bridge is not a deleted interface.
+	nettest.Shell(t, ns, "ip link set veth0 master br0; ip link set veth0 nomaster; ip link del veth0")
+	all, _ := hears(t, l, isGone("veth0"))
+	if n := len(slices.DeleteFunc(all, func(h Heard) bool { return !isGone("veth0")(h) })); n != 1 {
+		t.Errorf("heard %d deletions of one interface", n)
+	}
+	nettest.Shell(t, ns, "ip link del br0")
+	hears(t, l, isGone("br0"))
+}
+
+// TestListenSaysWhoAsked: the port of a socket identifies changes of one's own.
+func TestListenSaysWhoAsked(t *testing.T) {
+	ns := newNS(t, "host")
+	c := mustDial(t, ns)
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
+	l := must[*Listener](t)(Listen(ns, everything))
+	defer l.Close()
+	if err := c.AddAddress(br.Index, netip.MustParsePrefix("10.1.0.1/24"), 0); err != nil {
+		t.Fatal(err)
+	}
+	name, err := unix.Getsockname(c.fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, _ := hears(t, l, func(h Heard) bool { return h.Address != nil })
+	if got, want := all[len(all)-1].Port, name.(*unix.SockaddrNetlink).Pid; got != want {
+		t.Errorf("port %d, want %d", got, want)
+	}
+}
+
+// TestListenSaysWhatItLost: more announcements than the buffer holds.
+func TestListenSaysWhatItLost(t *testing.T) {
+	ns := newNS(t, "host")
+	c := mustDial(t, ns)
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
+	small := everything
+	small.Buffer = 1
+	l := must[*Listener](t)(Listen(ns, small))
+	defer l.Close()
+	large := everything
+	large.Buffer = 8 << 20
+	whole := must[*Listener](t)(Listen(ns, large))
+	defer whole.Close()
+	last := netip.MustParsePrefix("10.1.1.255/32")
+	for a := netip.MustParseAddr("10.1.0.0"); ; a = a.Next() {
+		if err := c.AddAddress(br.Index, netip.PrefixFrom(a, 32), 0); err != nil {
+			t.Fatal(err)
+		}
+		if a == last.Addr() {
+			break
+		}
+	}
+	isLast := func(h Heard) bool { return h.Address != nil && h.Address.Address == last }
+	if all, lost := hears(t, whole, isLast); lost || len(all) < 512 {
+		t.Errorf("a large buffer: heard %d, lost %v", len(all), lost)
+	}
+	lost, err := l.Next(t.Context(), func(Heard) {})
+	if err != nil || !lost {
+		t.Errorf("a small buffer: lost %v, %v", lost, err)
+	}
+	// It hears on.
+	if err := c.DeleteAddress(br.Index, last); err != nil {
+		t.Fatal(err)
+	}
+	hears(t, l, func(h Heard) bool { return isLast(h) && h.Gone })
+}
+
+// TestListenBelievesTheKernelOnly: a process with privileges can send to the group.
+func TestListenBelievesTheKernelOnly(t *testing.T) {
+	ns := newNS(t, "host")
+	c, forger := mustDial(t, ns), mustDial(t, ns)
+	l := must[*Listener](t)(Listen(ns, everything))
+	defer l.Close()
+	forged := newMessage(unix.RTM_DELLINK, 0, ifinfo(4711, 0, 0)).finish(1)
+	if err := unix.Sendto(forger.fd, forged, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: bit32(unix.RTNLGRP_LINK)}); err != nil {
+		t.Fatal(err)
+	}
+	must[Link](t)(Bridge{Name: "br0"}.Create(c))
+	all, _ := hears(t, l, func(h Heard) bool { return h.Link != nil && h.Link.Name == "br0" })
+	for _, h := range all {
+		if h.Link != nil && h.Link.Index == 4711 {
+			t.Error("heard a message that another process sent")
+		}
+	}
+}
+
+func TestListenEndsWithTheContext(t *testing.T) {
+	l := must[*Listener](t)(Listen(newNS(t, "host"), everything))
+	defer l.Close()
+	why := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	done := make(chan error)
+	go func() {
+		_, err := l.Next(ctx, func(Heard) {})
+		done <- err
+	}()
+	cancel(why)
+	if err := <-done; !errors.Is(err, why) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestListenChoosesGroups: a listener for links hears of no address.
+func TestListenChoosesGroups(t *testing.T) {
+	ns := newNS(t, "host")
+	c := mustDial(t, ns)
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
+	l := must[*Listener](t)(Listen(ns, Changes{Links: true}))
+	defer l.Close()
+	if err := errors.Join(c.AddAddress(br.Index, netip.MustParsePrefix("10.1.0.1/24"), 0), c.Delete(br.Index)); err != nil {
+		t.Fatal(err)
+	}
+	all, _ := hears(t, l, isGone("br0"))
+	for _, h := range all {
+		if h.Link == nil {
+			t.Errorf("heard %+v", h)
+		}
+	}
+}
