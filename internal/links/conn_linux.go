@@ -42,11 +42,41 @@ func Dial(ns *netns.Handle, sysctls ...Sysctl) (c *Conn, err error) {
 
 // dial opens a socket in the namespace of the calling thread.
 func dial() (*Conn, error) {
-	s, err := openSocket()
+	s, err := openSocket(make([]byte, bufferSize))
 	if err != nil {
 		return nil, err
 	}
 	return &Conn{socket: s}, nil
+}
+
+// Dialer opens a socket in one namespace after the other, on one thread. Its
+// sockets share a buffer: close one before the next is opened.
+type Dialer struct {
+	tour *thread.Tour
+	buf  []byte
+}
+
+// NewDialer returns a Dialer for use on a tour.
+func NewDialer(tour *thread.Tour) *Dialer {
+	return &Dialer{tour, make([]byte, bufferSize)}
+}
+
+// Dial opens a socket in a namespace.
+func (d *Dialer) Dial(ns *netns.Handle) (c *Conn, err error) {
+	err = d.tour.In(ns, func() error {
+		s, err := openSocket(d.buf)
+		if err == nil {
+			c = &Conn{socket: s}
+		}
+		return err
+	})
+	if err == nil {
+		return c, nil
+	}
+	if c != nil { // the thread cannot return from the namespace
+		err = errors.Join(err, c.Close())
+	}
+	return nil, fmt.Errorf("in namespace %s: %w", ns.ID(), err)
 }
 
 // Close closes the socket or gives it back. Further calls do nothing.

@@ -25,12 +25,12 @@ const bufferSize = 8 << 10
 const answerTime = 5
 
 // openSocket opens a socket in the namespace of the calling thread.
-func openSocket() (socket, error) {
+func openSocket(buf []byte) (socket, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
 		return socket{}, fmt.Errorf("open a netlink socket: %w", err)
 	}
-	s := socket{fd: fd, buf: make([]byte, bufferSize)}
+	s := socket{fd: fd, buf: buf}
 	if err := s.prepare(); err != nil {
 		return socket{}, errors.Join(fmt.Errorf("prepare a netlink socket: %w", err), s.close())
 	}

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -165,6 +167,36 @@ func TestTheContextEndsMeanwhile(t *testing.T) {
 	})
 	if read.Load() == 0 || told.Load() == 0 || int(read.Load()+told.Load()) != len(paths) {
 		t.Errorf("read %d, told %d of %d", read.Load(), told.Load(), len(paths))
+	}
+}
+
+// TestWorkersWithoutAThread: others do their work, or each use gets the reason.
+func TestWorkersWithoutAThread(t *testing.T) {
+	_, paths := hostWith(t, 10)
+	lost := errors.New("no thread")
+	for name, test := range map[string]struct {
+		without int32 // so many workers
+		want    error
+	}{"all": {1 << 20, lost}, "one": {1, nil}} {
+		if name == "one" && runtime.GOMAXPROCS(0) == 1 {
+			t.Logf("%s: there is one worker only", name)
+			continue
+		}
+		o := newOpener(paths)
+		var started, uses atomic.Int32
+		e := &each{n: len(paths), open: o.at, use: func(i int, _ *Namespace, err error) {
+			uses.Add(1)
+			if !errors.Is(err, test.want) || o.close(i) != nil {
+				t.Errorf("%s: got %v, want %v", name, err, test.want)
+			}
+		}}
+		e.run(context.Background(), func(fn func(*thread.Tour) error) error {
+			if started.Add(1) <= test.without {
+				return lost
+			}
+			return thread.OnTour(fn)
+		})
+		expect.Same(t, name+": uses", int(uses.Load()), len(paths))
 	}
 }
 

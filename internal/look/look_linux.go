@@ -40,6 +40,10 @@ func Read(ns *netns.Handle) (*Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
+	return readAndClose(ns, c)
+}
+
+func readAndClose(ns *netns.Handle, c *links.Conn) (*Namespace, error) {
 	n, err := read(c)
 	if err != nil {
 		err = fmt.Errorf("in namespace %s: %w", ns.ID(), err)
