@@ -36,7 +36,7 @@ var floors = [][]string{
 		"internal/netfilter/native", "internal/netfilter/nftform",
 	},
 	{
-		"internal/container", "internal/netfilter/iptform", "internal/tenant",
+		"internal/container", "internal/netfilter/iptform", "internal/repair", "internal/tenant",
 	},
 	{
 		"internal/netfilter",

@@ -38,6 +38,7 @@ func (s *stage) untouchedBy(r *cni.Runtime, newer bool, causes ...error) {
 	s.T.Helper()
 	path := s.Path("netns", "c1")
 	_, lookup := r.Lookup("c1")
+	_, repaired := r.Repair(s.T.Context(), "c1", cni.RepairOptions{})
 	_, clean := r.CleanUp(s.T.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"})
 	for what, err := range map[string]error{
 		"Setup":              testhost.SetUp(s.T.Context(), r, "c1", path)(),
@@ -48,6 +49,7 @@ func (s *stage) untouchedBy(r *cni.Runtime, newer bool, causes ...error) {
 		"Check":              r.Check(s.T.Context(), "c1", path),
 		"Lookup":             lookup,
 		"CleanUp":            clean,
+		"Repair":             repaired,
 	} {
 		wantUntouched(s.T, what, err, newer, causes...)
 	}

@@ -1,0 +1,49 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/invoke"
+)
+
+// VerbRepair stands for the verb in the failures and events of a repair. The
+// specification has no such verb.
+const VerbRepair = "REPAIR"
+
+// Fix adds a missing part of the attachment, which a comparison has found, within the
+// time of a plugin for a CHECK. With a batch, changes of packet filters are made when
+// it is flushed.
+func (r *Runner) Fix(ctx context.Context, d compare.Difference, b *batch.Batch) error {
+	ctx, cancel := r.Bound(ctx, "CHECK")
+	defer cancel()
+	lender := *r
+	lender.Given.Batch = b
+	err := guarded(func() error { return d.Fix(lender.Lend(ctx, d.Plugin)) })
+	return r.failed(failure(chain.Call{Verb: VerbRepair, Plugin: d.Plugin}, BuiltIn, invoke.Output{}, stopped(ctx, err)))
+}
+
+// guarded turns a panic into an error, because one container's record must not end the
+// program.
+func guarded(do func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
+		}
+	}()
+	return do()
+}
+
+// ReportRepair reports the repair of the part of one plugin to the log and the
+// observer.
+func (r *Runner) ReportRepair(ctx context.Context, typ string, took time.Duration, err error) {
+	r.report(ctx, Event{
+		Verb: VerbRepair, Network: r.Network.Name, Plugin: typ, Kind: BuiltIn,
+		ContainerID: string(r.ContainerID), IfName: r.IfName, Took: took, Err: err,
+	}, invoke.Output{})
+}

@@ -1,0 +1,206 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/repair"
+)
+
+var (
+	// ErrNotRepairable: Repair cannot, or must not, make a container or a part of it
+	// again. The error says why, and what to do instead.
+	ErrNotRepairable = errors.New("not repairable")
+	// ErrInContainer: something is missing in the container's namespace, in which Repair
+	// changes nothing unless RepairOptions.Inside is set.
+	ErrInContainer = errors.New("in the container's namespace, which is its own")
+)
+
+// RepairOptions configures Repair.
+type RepairOptions struct {
+	// Inside repairs the container's own namespace too: the state of its interface,
+	// addresses, routes and sysctls. Otherwise they are left as they are, because the
+	// container may have changed them itself, as a VPN does with its routes.
+	Inside bool
+}
+
+// Repair makes the parts of a container's attachments again that are on its record and
+// missing: the bridge, its addresses, the port on it, routes to the container,
+// masquerading, forwarded ports, other rules of packet filters, queues. They may have
+// been lost to a firewall reload, to an "ip link" by mistake, or to another program.
+//
+// Repair locks the container, reads its record, compares that with the kernel, adds what
+// is missing, and compares again. It removes and overwrites nothing: what differs
+// remains, with the reason. It does not take the interface from the container, nor
+// change an address, so that connections live on. A bridge that no Setup of this library
+// made is its administrator's, and gets only the container's port and rules back.
+//
+// The parts of all built-in types are repaired in process, also if executables have made
+// them. Other plugins are asked for CHECK: the specification forbids a second ADD
+// without a DEL, so that only Remove and Setup can make their parts again.
+//
+// Repair can be repeated, also after it was killed. A container that is not attached is
+// ErrNotAttached. ErrNotRepairable, ErrHostNetNS or a *RecordError is the reason why
+// nothing was done for the container, for example because its namespace is gone or its
+// record damaged. Attachments that are being made or removed are not repaired. Repair
+// waits for other calls for the container, and for GC. It is safe for concurrent use.
+func (r *Runtime) Repair(ctx context.Context, id string, o RepairOptions) (*RepairReport, error) {
+	s := r.current.Load()
+	report, err := s.repair(ctx, record.ID(id), o)
+	if err != nil {
+		err = fmt.Errorf("repair container %q: %w", id, err)
+	}
+	return report, err
+}
+
+// RepairReport is the outcome of Repair for one container.
+type RepairReport struct {
+	ContainerID string
+	// Repaired were missing, and are there again.
+	Repaired []Difference
+	// Remaining are missing or different still.
+	Remaining []Remaining
+	// Unknown has an *Error for each part of which it is not known whether something is
+	// missing: the attachment is being made or removed, or the comparison failed, or the
+	// CHECK of a plugin that is not built in. It is ErrNotRepairable unless another
+	// attempt may succeed.
+	Unknown []error
+}
+
+// Remaining is a difference that Repair has left.
+type Remaining struct {
+	Difference
+	// Reason is ErrNotRepairable, ErrInContainer, or the *Error of a repair that failed.
+	Reason error
+}
+
+// Err returns nil if the container is known to be as its Setup made it, and otherwise
+// all reasons.
+func (r *RepairReport) Err() error {
+	var errs []error
+	for _, left := range r.Remaining {
+		errs = append(errs, fmt.Errorf("%v: %w", left.Difference, left.Reason))
+	}
+	return join(append(errs, r.Unknown...)...)
+}
+
+// String has a line for each thing that was missing, or is.
+func (r *RepairReport) String() string {
+	var lines []string
+	for _, d := range r.Repaired {
+		lines = append(lines, fmt.Sprintf("%s: repaired: %v", r.ContainerID, d))
+	}
+	for _, left := range r.Remaining {
+		lines = append(lines, fmt.Sprintf("%s: remains: %v: %v", r.ContainerID, left.Difference, left.Reason))
+	}
+	for _, err := range r.Unknown {
+		lines = append(lines, fmt.Sprintf("%s: unknown: %v", r.ContainerID, err))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// MarshalJSON encodes the report as an object with the names of its fields. Errors
+// become their texts.
+func (r *RepairReport) MarshalJSON() ([]byte, error) {
+	type plain RepairReport
+	unknown := []string{}
+	for _, err := range r.Unknown {
+		unknown = append(unknown, err.Error())
+	}
+	return json.Marshal(struct {
+		plain
+		Unknown []string
+	}{plain(*r), unknown})
+}
+
+// MarshalJSON encodes the difference with its reason as text.
+func (r Remaining) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Difference Difference
+		Reason     string
+	}{r.Difference, textOf(r.Reason)})
+}
+
+func (s *snapshot) repair(ctx context.Context, id record.ID, o RepairOptions) (*RepairReport, error) {
+	op, err := s.beginRepair(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer op.end()
+	if err := op.recallToRepair(); err != nil {
+		return nil, err
+	}
+	report := &RepairReport{ContainerID: string(id)}
+	return report, op.repair(ctx, op.attachments, o, report)
+}
+
+// beginRepair locks the container, as for an ADD.
+func (s *snapshot) beginRepair(ctx context.Context, id record.ID) (*operation, error) {
+	if err := validateID(id); err != nil {
+		return nil, err
+	}
+	host, err := s.Hosts.Open(s.hostNetNS)
+	if err != nil {
+		return nil, err
+	}
+	op := &operation{snapshot: s, Container: s.New(id, host)}
+	if err := op.lock(ctx, container.Access{}); err != nil {
+		return nil, join(err, host.Close())
+	}
+	return op, nil
+}
+
+// recallToRepair finds the attachments in the record. It refuses a container that
+// nothing may be added to.
+func (op *operation) recallToRepair() error {
+	damage, err := op.load()
+	switch {
+	case err != nil:
+		return err
+	case damage != nil:
+		return fmt.Errorf("%w: its record is damaged; call Remove if the container is gone: %w", ErrNotRepairable, damage)
+	case op.Record == nil:
+		return ErrNotAttached
+	case op.Record.Warm:
+		return fmt.Errorf("a pool made it ahead of time, and nobody has it yet: %w", ErrNotAttached)
+	}
+	if op.attachments, err = op.enterRecorded(false); err != nil {
+		return err
+	}
+	return op.refuseDead()
+}
+
+// refuseDead returns an error if the container may be dead.
+func (op *operation) refuseDead() error {
+	state, err := op.outOfReach()
+	if state == "" || errors.Is(err, ErrHostNetNS) {
+		return err
+	}
+	if state == StateGone {
+		err = fmt.Errorf("%w; call Remove or Recover", err)
+	}
+	return fmt.Errorf("%w: %w", ErrNotRepairable, err)
+}
+
+// errUnfinished: an attachment cannot be expected to be whole.
+var errUnfinished = fmt.Errorf("%w: its Setup was cut short, or its removal has begun; Remove or Recover ends it", ErrNotRepairable)
+
+// repair repairs attachments of a locked container that lives. The error is the reason
+// why it ended early; the report is valid with it.
+func (op *operation) repair(ctx context.Context, all attachments, o RepairOptions, report *RepairReport) error {
+	for _, a := range all {
+		if n := a.entry(); n == nil || op.Record.IsUnfinished(n) {
+			report.Unknown = append(report.Unknown, a.error(repairOp, errUnfinished))
+			continue
+		}
+		if err := a.repair(ctx, repair.Options{Inside: o.Inside}, report); err != nil {
+			return err
+		}
+	}
+	return nil
+}
