@@ -78,7 +78,7 @@ func (h *firewalldHost) wantClean(before audit.Lines) {
 // plugin checks for a running firewalld if no backend is named.
 func TestFault_F54_FirewalldDropsNothingOfAContainerThatIsAttached(t *testing.T) {
 	h := newFirewalldHost(t)
-	world := h.outside()
+	world := h.Outside()
 	h.Serve(world, 80)
 	r := h.Real(h.filtered("podnet", `{"type": "firewall"}`), cni.WithBuiltinPlugins())
 	before := h.audit()

@@ -55,7 +55,7 @@ func (h *firewalldHost) recordedBackend(id string) string {
 // without a trace.
 func TestFault_F54_AReloadIsNoticed(t *testing.T) {
 	h, r := builtInHost(t)
-	world := h.outside()
+	world := h.Outside()
 	h.Serve(world, 80)
 	before := h.audit()
 	a := h.attach(r, "a")
@@ -275,7 +275,7 @@ func TestFault_F54_ABusOrAFirewalldThatHangsConcernsItsOwnContainers(t *testing.
 func TestFault_F54_APoolLooksWhetherFirewalldHasForgotten(t *testing.T) {
 	h := newFirewalldHost(t)
 	r := h.builtIn(h.filtered("podnet", anyway), cni.WithHostNetNS(h.Path("netns", "host")))
-	world := h.outside()
+	world := h.Outside()
 	h.Serve(world, 80)
 	p, err := r.NewPool(cni.PoolOptions{Size: 1})
 	expect.NoError(t, err)

@@ -95,7 +95,7 @@ func TestFault_F60_APoolHandsOutNoDeadContainer(t *testing.T) {
 			}
 			t.Run(kind+"/"+what, func(t *testing.T) {
 				h := newRealHost(t)
-				h.Serve(h.outside(), 80)
+				h.Serve(h.Outside(), 80)
 				c := testhost.Case{Plugins: []string{testhost.BridgeConf(`"ipMasq": true, ` + opts.masquerade + testhost.HostLocal(testhost.V4Range))}}
 				var log testhost.Log
 				t.Cleanup(func() {

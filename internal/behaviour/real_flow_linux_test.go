@@ -44,7 +44,7 @@ func TestRealTrafficOfBridges(t *testing.T) {
 	for _, backend := range []string{"iptables", "nftables"} {
 		t.Run(backend, func(t *testing.T) {
 			h := newRealHost(t)
-			world := h.outside()
+			world := h.Outside()
 			c := testhost.Case{Plugins: []string{
 				testhost.BridgeConf(`"ipMasq": true, "hairpinMode": true, "ipMasqBackend": "` + backend + `", ` + testhost.HostLocal(testhost.V4Range+","+testhost.V6Range)),
 				`{"type": "portmap", "backend": "` + backend + `", "snat": true, "capabilities": {"portMappings": true}}`,
@@ -81,7 +81,7 @@ func TestRealTrafficOfBridges(t *testing.T) {
 
 func TestRealTrafficOfPointToPoint(t *testing.T) {
 	h := newRealHost(t)
-	world := h.outside()
+	world := h.Outside()
 	c := testhost.Case{Plugins: []string{testhost.PtpConf(testhost.HostLocal(testhost.V4Range+","+testhost.V6Range, "0.0.0.0/0", "::/0"))}}
 	r := h.Real(cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 	before := h.Audit()
@@ -104,7 +104,7 @@ func TestRealTrafficOfPointToPoint(t *testing.T) {
 // nothing else.
 func TestRealFirewallOpensAClosedHost(t *testing.T) {
 	h := newRealHost(t)
-	world := h.outside()
+	world := h.Outside()
 	h.run("iptables", "-P", "FORWARD", "DROP")
 	h.run("ip6tables", "-P", "FORWARD", "DROP")
 	bridge := testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V4Range+","+testhost.V6Range))

@@ -70,7 +70,7 @@ func newTwoLists(t *testing.T, kind cni.PluginKind, variant, backend string, fam
 	plugintest.UseIPTables(t, variant)
 	l := &twoLists{realHost: newRealHost(t), kind: kind, families: families, backend: backend}
 	l.installPlugins(kind == cni.PluginExecutable)
-	l.outside = l.realHost.outside()
+	l.outside = l.realHost.Outside()
 	more := func(link, address string) error {
 		wan, err := netlink.LinkByName(link)
 		if err != nil {

@@ -8,56 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/embedcni/cni/internal/testhost"
-	"github.com/embedcni/cni/netns"
 )
-
-// outside makes the world beyond the host: a namespace with 192.0.2.2 and
-// 2001:db8::2, which the host reaches as 192.0.2.1 and 2001:db8::1.
-func (h *realHost) outside() string {
-	h.T.Helper()
-	path := h.Container("outside")
-	h.VethPair("wan0", "wan1")
-	h.moveLink("wan1", path)
-	configure := func(link, v4, v6 string) error {
-		l, err := netlink.LinkByName(link)
-		if err != nil {
-			return err
-		}
-		for _, text := range []string{v4, v6} {
-			addr, err := netlink.ParseAddr(text)
-			if err != nil {
-				return err
-			}
-			if err := netlink.AddrAdd(l, addr); err != nil {
-				return err
-			}
-		}
-		return netlink.LinkSetUp(l)
-	}
-	if err := configure("wan0", "192.0.2.1/24", "2001:db8::1/64"); err != nil {
-		h.T.Fatal(err)
-	}
-	h.Inside(path, func() error { return configure("wan1", "192.0.2.2/24", "2001:db8::2/64") })
-	return path
-}
-
-func (h *realHost) moveLink(name, path string) {
-	h.T.Helper()
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		h.T.Fatal(err)
-	}
-	ns, err := netns.Open(path)
-	if err != nil {
-		h.T.Fatal(err)
-	}
-	if err := errors.Join(netlink.LinkSetNsFd(link, int(ns.File().Fd())), ns.Close()); err != nil {
-		h.T.Fatal(err)
-	}
-}
 
 // transfer sends size bytes from one namespace to an address of another and
 // returns the time until all have arrived.

@@ -136,7 +136,7 @@ func TestFault_F46_TheSweepDoesNotCoverUnknownInterfaces(t *testing.T) {
 	c := testhost.Case{Plugins: []string{`{"type": "first", "script": "` + first + `"}`, h.tuningConf()}}
 	conf := cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam")))
 	path := h.Container("c1")
-	h.moveLink("up0", path)
+	h.MoveLink("up0", path)
 	h.netlinkIn(path, func(nl *netlink.Handle) error {
 		l, err := nl.LinkByName("up0")
 		return errors.Join(err, nl.LinkSetName(l, "eth0"))
