@@ -25,8 +25,8 @@ var floors = [][]string{
 		"internal/sandbox", "internal/thread", "plugin",
 	},
 	{
-		"internal/builtin/prevresult", "internal/builtin/static", "internal/firstadd", "internal/hear",
-		"internal/inprocess", "internal/refplugins",
+		"internal/builtin/prevresult", "internal/firstadd", "internal/hear", "internal/inprocess",
+		"internal/refplugins",
 	},
 	{
 		"internal/ahead", "internal/links", "internal/nft",
@@ -46,12 +46,12 @@ var floors = [][]string{
 	},
 	{
 		"internal/builtin/bandwidth", "internal/builtin/check", "internal/builtin/firewall",
-		"internal/builtin/hostlocal", "internal/builtin/ipam", "internal/builtin/plugintest",
-		"internal/builtin/portmap", "internal/builtin/tuning", "internal/runner",
+		"internal/builtin/ipam", "internal/builtin/plugintest", "internal/builtin/portmap",
+		"internal/builtin/tuning", "internal/runner",
 	},
 	{
-		"internal/builtin/hostdevice", "internal/builtin/loopback", "internal/builtin/macvlan",
-		"internal/builtin/veth",
+		"internal/builtin/hostdevice", "internal/builtin/hostlocal", "internal/builtin/loopback",
+		"internal/builtin/macvlan", "internal/builtin/static", "internal/builtin/veth",
 	},
 	{
 		"internal/builtin/bridge", "internal/builtin/ptp",

@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter/nftform"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -65,6 +65,7 @@ type comparison struct {
 	v *compare.View
 
 	inside ipam.Found
+	host   veth.Host
 	br     links.Link
 	exists bool  // the bridge does, and is one
 	made   *made // by an ADD, or nil
@@ -194,6 +195,7 @@ func (c *comparison) port(context.Context) ([]compare.Difference, error) {
 	host, all, err := veth.CompareHost(c.r, c.v, c.inside, func(conn *links.Conn, port links.Link) error {
 		return conn.Change(port.Index, links.Change{Set: unix.IFF_UP})
 	})
+	c.host = host
 	if err != nil || !host.Exists {
 		return all, err
 	}
@@ -265,16 +267,24 @@ func (c *comparison) enslave(conn *links.Conn, port links.Link) error {
 	return c.configurePort(conn, br, port)
 }
 
-// spoofing compares the rules against other MAC addresses.
+// spoofing compares the rules against other MAC addresses. They name the host's
+// end, so they have no effect once that is renamed. Without that end, or the
+// recorded address, the rules cannot be made again.
 func (c *comparison) spoofing(ctx context.Context) ([]compare.Difference, error) {
 	if !c.MACSpoofChk {
 		return nil, nil
 	}
-	err := spoofCheck(caller.From(ctx), c.r, func(s nftform.SpoofCheck) error { return s.Check(ctx) })
-	if err == nil {
-		return nil, nil
+	want := fwrules.SpoofCheck{ContainerID: c.r.ContainerID, IfName: c.r.IfName}
+	if c.host.Ours && c.inside.Ours {
+		want.Port, want.MAC = c.host.Name, c.inside.MAC
 	}
-	return []compare.Difference{{Kind: compare.Rule, Object: "macspoofchk", Err: err, Why: "it is not made again"}}, nil
+	all, err := check.SpoofCheck(ctx, c.r, c.v, want, spoofError)
+	for i := range all {
+		if want.Port == "" {
+			all[i].Fix, all[i].Why = nil, "the pair is not the recorded one"
+		}
+	}
+	return all, err
 }
 
 func (c *comparison) masquerading(ctx context.Context) ([]compare.Difference, error) {

@@ -13,14 +13,17 @@ import (
 // spoofCheck calls fn with the rules against other MAC addresses, and names the
 // field of the configuration in its error.
 func spoofCheck(g *caller.Given, r *plugin.Request, fn func(nftform.SpoofCheck) error) error {
-	err := fn(g.Firewalls(r.Host).SpoofCheck(r.ContainerID, r.IfName))
-	switch {
-	case errors.Is(err, nftform.ErrLongComment):
-		return invalid(`"macspoofchk": %v`, err)
-	case err != nil:
-		return fmt.Errorf(`"macspoofchk": %w`, err)
+	if err := fn(g.Firewalls(r.Host).SpoofCheck(r.ContainerID, r.IfName)); err != nil {
+		return spoofError(err)
 	}
 	return nil
+}
+
+func spoofError(err error) error {
+	if errors.Is(err, nftform.ErrLongComment) {
+		return invalid(`"macspoofchk": %v`, err)
+	}
+	return fmt.Errorf(`"macspoofchk": %w`, err)
 }
 
 func removeSpoofCheck(ctx context.Context, g *caller.Given, r *plugin.Request) error {

@@ -42,7 +42,7 @@ func First(all []compare.Difference) error {
 func Kernel(ctx context.Context, r *plugin.Request) (v *compare.View, done func() error) {
 	g := caller.From(ctx)
 	host, container := &kernel{conns: g.Conns, ns: r.Host}, &kernel{conns: g.Conns, ns: r.Container}
-	v = &compare.View{Host: host, Container: container, Rules: rules{g.Firewalls(r.Host)}}
+	v = &compare.View{Host: host, Container: container, Rules: g.Firewalls(r.Host), Queues: host}
 	return v, func() error { return errors.Join(container.close(), host.close()) }
 }
 
@@ -97,4 +97,12 @@ func (k *kernel) Routes(index int) ([]links.Route, error) {
 		return nil, err
 	}
 	return c.Routes(index)
+}
+
+func (k *kernel) Queues(index int) (links.Queues, error) {
+	c, err := k.open()
+	if err != nil {
+		return links.Queues{}, err
+	}
+	return c.Queues(index)
 }

@@ -5,7 +5,6 @@ import (
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
@@ -17,28 +16,36 @@ func Rules(ctx context.Context, r *plugin.Request, v *compare.View, kind compare
 	if err != nil {
 		return nil, explain(err)
 	}
-	var all []compare.Difference
+	return differences(kind, missing, explain, func(ctx context.Context, m fwrules.Missing) error {
+		return caller.From(ctx).Firewalls(r.Host).Restore(ctx, m.Backend, m.Rules)
+	}), nil
+}
+
+// SpoofCheck is [Rules] for the rules against other MAC addresses.
+func SpoofCheck(ctx context.Context, r *plugin.Request, v *compare.View, want fwrules.SpoofCheck, explain func(error) error) ([]compare.Difference, error) {
+	missing, err := v.Rules.MissingSpoofCheck(ctx, want)
+	if err != nil {
+		return nil, explain(err)
+	}
+	return differences(compare.Rule, missing, explain, func(ctx context.Context, _ fwrules.Missing) error {
+		return caller.From(ctx).Firewalls(r.Host).RestoreSpoofCheck(ctx, want)
+	}), nil
+}
+
+func differences(kind compare.Kind, missing []fwrules.Missing, explain func(error) error, restore func(context.Context, fwrules.Missing) error) (all []compare.Difference) {
 	for _, m := range missing {
 		d := compare.Difference{Kind: kind, Object: m.Object, Wanted: m.Object, Found: m.Found, Err: explain(m.Err)}
 		if m.Found != "" {
 			d.Why = "another rule is in its place"
 		} else {
 			d.Fix = func(ctx context.Context) error {
-				return explain(caller.From(ctx).Firewalls(r.Host).Add(ctx, b, m.Rules))
+				if err := restore(ctx, m); err != nil {
+					return explain(err)
+				}
+				return nil
 			}
 		}
 		all = append(all, d)
 	}
-	return all, nil
-}
-
-// rules are the kernel's rules.
-type rules struct{ *netfilter.Firewalls }
-
-// Missing returns all rules if one is missing.
-func (f rules) Missing(ctx context.Context, b fwrules.Backend, r fwrules.Rules) ([]fwrules.Missing, error) {
-	if err := f.Check(ctx, b, r); err != nil {
-		return []fwrules.Missing{{Rules: r, Object: "rules", Err: err}}, nil
-	}
-	return nil, nil
+	return all
 }

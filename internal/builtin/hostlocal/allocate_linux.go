@@ -141,38 +141,6 @@ func (h *held) releaseStale(stale func(holder string, addr netip.Addr) bool) err
 	return errors.Join(errs...)
 }
 
-// check returns an error unless the attachment holds one of the claimed
-// addresses in each set. A further one in a set may come from a later plugin.
-func (h *held) check(c *config, claimed []netip.Addr, id, ifName string) error {
-	holder := strings.TrimSpace(holderOf(id, ifName))
-	for i, set := range c.sets {
-		found := false
-		var why error
-		for _, addr := range claimed {
-			if _, ok := set.find(addr); !ok {
-				continue
-			}
-			content, err := readFile(h.dir, addr.String())
-			text := strings.TrimSpace(content)
-			switch {
-			case err != nil:
-				why = fmt.Errorf("the address %s of container %q is not reserved: %w", addr, id, pathError("read", h.path+"/"+addr.String(), err))
-			case text != holder && text != strings.TrimSpace(id):
-				why = fmt.Errorf("the address %s of container %q is reserved for %q", addr, id, text)
-			default:
-				found = true
-			}
-		}
-		if !found && why != nil {
-			return why
-		}
-		if !found {
-			return fmt.Errorf("container %q has no address of the range set %d, %s", id, i, set)
-		}
-	}
-	return nil
-}
-
 // heldBy returns the addresses of a holder, and of the container without an
 // interface name.
 func (x *index) heldBy(id, holder string) []netip.Addr {

@@ -89,28 +89,6 @@ func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	})
 }
 
-// Check returns an error unless the attachment holds an address of every range
-// set, and all addresses of its result that are in one.
-func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	c, err := parse(r)
-	if err != nil {
-		return err
-	}
-	return p.locked(ctx, r, c, false, func(h *held) error {
-		if h == nil {
-			return fmt.Errorf("no address is reserved for container %q: open %s: %w", r.ContainerID, c.dir, fs.ErrNotExist)
-		}
-		claimed := prevresult.Addresses(r.PrevResult)
-		if claimed == nil {
-			if err := h.reread(); err != nil {
-				return err
-			}
-			claimed = h.memo.heldBy(r.ContainerID, holderOf(r.ContainerID, r.IfName))
-		}
-		return h.check(c, claimed, r.ContainerID, r.IfName)
-	})
-}
-
 // GC releases the addresses of attachments that are not valid, if the runtime
 // confirms that they are its own and gone: other programs may have addresses in
 // the same directory, and an administrator may exclude some. The reference

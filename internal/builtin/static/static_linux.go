@@ -14,6 +14,8 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/embedcni/cni/internal/builtin/check"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -194,28 +196,36 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 func (Plugin) Del(context.Context, *plugin.Request) error { return nil }
 
 // Check returns an error if the result has another gateway for an address than
-// the configuration. A configured address that is missing from the result was
-// removed by a later plugin: Add returns all of them.
-func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	_, all, err := load(r)
+// the configuration.
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+
+// Compare compares the gateways of the result with those of the configuration. A
+// configured address that is missing from the result was removed by a later
+// plugin: Add returns all of them. There is nothing to repair.
+func (Plugin) Compare(_ context.Context, r *plugin.Request, _ *compare.View) (all []compare.Difference, err error) {
+	_, addresses, err := load(r)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if r.PrevResult == nil {
-		return invalid("prevResult is missing: there is nothing to check against")
+		return nil, invalid("prevResult is missing: there is nothing to check against")
 	}
-	for _, a := range all {
+	for _, a := range addresses {
 		at := slices.IndexFunc(r.PrevResult.IPs, func(ip *types100.IPConfig) bool {
 			return ip != nil && ip.Address.IP.Equal(a.prefix.Addr().AsSlice())
 		})
-		if at < 0 {
+		if at < 0 || a.gateway == nil {
 			continue
 		}
-		if got := r.PrevResult.IPs[at].Gateway; a.gateway != nil && !a.gateway.Equal(got) {
-			return fmt.Errorf("the gateway of address %s is %s, not %s", a.prefix, got, a.gateway)
+		if got := r.PrevResult.IPs[at].Gateway; !a.gateway.Equal(got) {
+			all = append(all, compare.Difference{
+				Kind: compare.Address, Object: fmt.Sprintf("gateway of %s", a.prefix), Wanted: a.gateway.String(), Found: got.String(),
+				Err: fmt.Errorf("the gateway of address %s is %s, not %s", a.prefix, got, a.gateway),
+				Why: "the result and the configuration differ",
+			})
 		}
 	}
-	return nil
+	return compare.Of(r.Type, all), nil
 }
 
 // Status refuses a configuration that every Add refuses.
