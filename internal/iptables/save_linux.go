@@ -51,7 +51,7 @@ func ParseSave(out string) ([]Ruleset, error) {
 			set.Chains[name] = true
 			continue
 		}
-		r, err := parseRule(line)
+		r, err := ParseRule(line)
 		if err != nil {
 			return nil, err
 		}
@@ -77,7 +77,8 @@ func CutLine(text string) (line, rest string) {
 	return text, ""
 }
 
-func parseRule(line string) (Rule, error) {
+// ParseRule reads a line of iptables-save that is a rule.
+func ParseRule(line string) (Rule, error) {
 	spec, ok := strings.CutPrefix(line, "-A ")
 	if !ok {
 		return Rule{}, fmt.Errorf("neither table, chain nor rule: %q", line)

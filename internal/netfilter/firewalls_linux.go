@@ -21,6 +21,8 @@ type Firewalls struct {
 	Options
 	sockets  nft.Sockets
 	iptables iptform.Form
+	nftform  nftform.Form
+	native   native.Form
 	forms    []backend // in the order in which a plan lists their rules
 }
 
@@ -53,10 +55,10 @@ type form interface {
 func Open(ns *netns.Handle, o Options) *Firewalls {
 	sockets := nft.Sockets{Pool: o.Sockets, NS: ns}
 	ipt := iptform.Form{Sockets: sockets, Held: o.Held, Siblings: o.siblings, Fact: o.fact, Note: o.note}
-	return &Firewalls{Options: o, sockets: sockets, iptables: ipt, forms: []backend{
-		{fwrules.IPTables, ipt},
-		{fwrules.NFTables, nftform.Form{Sockets: sockets, Siblings: o.siblings}},
-		{fwrules.Native, native.Form{Sockets: sockets, Siblings: o.siblings}},
+	nftables := nftform.Form{Sockets: sockets, Siblings: o.siblings}
+	own := native.Form{Sockets: sockets, Siblings: o.siblings}
+	return &Firewalls{Options: o, sockets: sockets, iptables: ipt, nftform: nftables, native: own, forms: []backend{
+		{fwrules.IPTables, ipt}, {fwrules.NFTables, nftables}, {fwrules.Native, own},
 	}}
 }
 

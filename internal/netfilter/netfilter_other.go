@@ -44,6 +44,25 @@ func (*Firewalls) RestoreSpoofCheck(context.Context, fwrules.SpoofCheck) error {
 	return ErrNotSupported
 }
 
+// Snapshot is empty off Linux.
+type Snapshot struct{}
+
+// Read returns a Snapshot whose methods fail with [ErrNotSupported].
+func Read(*Firewalls) *Snapshot { return &Snapshot{} }
+
+// For returns s.
+func (s *Snapshot) For(Options) *Snapshot { return s }
+
+// Missing fails with [ErrNotSupported].
+func (*Snapshot) Missing(context.Context, fwrules.Backend, fwrules.Rules) ([]fwrules.Missing, error) {
+	return nil, ErrNotSupported
+}
+
+// MissingSpoofCheck fails with [ErrNotSupported].
+func (*Snapshot) MissingSpoofCheck(context.Context, fwrules.SpoofCheck) ([]fwrules.Missing, error) {
+	return nil, ErrNotSupported
+}
+
 // Usable fails with [ErrNotSupported].
 func (*Firewalls) Usable(context.Context) error { return ErrNotSupported }
 

@@ -195,7 +195,8 @@ func (c *Conn) askSome(msgs []Message) ([][]byte, error) {
 
 // dump calls each with the answers to a list request. An object that does not
 // exist has an empty list. If each returns ErrStop, the rest of the list stays
-// unread, and the Conn is spent.
+// unread, and the Conn is spent. If the kernel interrupted the list, because rules
+// have changed, the error is ErrChanged, after each was called with all that came.
 func (c *Conn) dump(m Message, each func(data []byte) error) error {
 	m.flags |= unix.NLM_F_DUMP
 	c.sequence++
@@ -204,13 +205,12 @@ func (c *Conn) dump(m Message, each func(data []byte) error) error {
 		return err
 	}
 	var failed error
+	interrupted := false // the list may be incomplete
 	err := c.receive(func(h header, data []byte) bool {
 		if h.sequence != c.sequence {
 			return false
 		}
-		if h.flags&unix.NLM_F_DUMP_INTR != 0 && failed == nil {
-			failed = ErrChanged // the list may be incomplete
-		}
+		interrupted = interrupted || h.flags&unix.NLM_F_DUMP_INTR != 0
 		if h.typ == unix.NLMSG_ERROR || h.typ == unix.NLMSG_DONE {
 			if len(data) >= 4 && failed == nil {
 				if errno := readErrno(data); int32(errno) > 0 && errno != unix.ENOENT {
@@ -224,8 +224,11 @@ func (c *Conn) dump(m Message, each func(data []byte) error) error {
 		}
 		return errors.Is(failed, ErrStop)
 	})
-	if errors.Is(failed, ErrStop) {
+	switch {
+	case errors.Is(failed, ErrStop):
 		c.spent, failed = true, nil
+	case failed == nil && interrupted:
+		failed = ErrChanged
 	}
 	return errors.Join(err, failed)
 }
@@ -310,7 +313,12 @@ const mostChanges = 1000
 
 // UntilUnchanged repeats fn while it fails with ErrChanged.
 func UntilUnchanged(ctx context.Context, fn func() error) (err error) {
-	for range mostChanges {
+	return Repeat(ctx, mostChanges, fn)
+}
+
+// Repeat is UntilUnchanged with another limit, for a look that takes long.
+func Repeat(ctx context.Context, most int, fn func() error) (err error) {
+	for range most {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -318,5 +326,9 @@ func UntilUnchanged(ctx context.Context, fn func() error) (err error) {
 			return err
 		}
 	}
-	return fmt.Errorf("%w, %d times", err, mostChanges)
+	return fmt.Errorf("%w, %d times", err, most)
 }
+
+// MostReads is how often a long list is read if rules change meanwhile. On a host
+// that starts containers all the time, it may never be complete.
+const MostReads = 3

@@ -273,7 +273,8 @@ func (c *Conn) Sets(t Table) (names []string, err error) {
 }
 
 // Elements returns those of the table's elements that have one of the keys, and
-// all elements of the sets, with a generation from before the look.
+// all elements of the sets, with a generation from before the look. If elements change
+// meanwhile, it returns beside [ErrChanged] those that it has seen.
 func (c *Conn) Elements(t Table, keys []Element, sets []string) ([]Element, uint32, error) {
 	generation, err := c.Generation()
 	if err != nil {
@@ -288,6 +289,7 @@ func (c *Conn) Elements(t Table, keys []Element, sets []string) ([]Element, uint
 		return nil, 0, err
 	}
 	var found []Element
+	var changed error
 	for _, a := range answers {
 		found = append(found, readElements(a)...)
 	}
@@ -299,11 +301,11 @@ func (c *Conn) Elements(t Table, keys []Element, sets []string) ([]Element, uint
 			found = append(found, readElements(data)...)
 			return nil
 		})
-		if err != nil {
+		if changed = errors.Join(changed, err); err != nil && !errors.Is(err, ErrChanged) {
 			return nil, 0, err
 		}
 	}
-	return found, generation, nil
+	return found, generation, changed
 }
 
 // DeleteElements deletes the elements, all or none, as [Conn.Transact] does.

@@ -46,17 +46,26 @@ type variant struct {
 // the system's, which an ADD notes before it makes any: update-alternatives may
 // change it in the life of a container.
 func (f Form) attachmentsMaker(ctx context.Context, v6, add bool) (maker, error) {
-	x := f.maker(v6, false)
-	key := variantFact(x.Family)
-	if fact := f.Fact(key); fact != nil {
-		var made variant
-		err := json.Unmarshal(fact, &made)
-		x.Legacy = made.Legacy
+	x, noted, err := f.notedMaker(v6)
+	if noted || err != nil {
 		return x, err
 	}
-	err := x.Detect(ctx)
+	err = x.Detect(ctx)
 	if err == nil && add {
-		err = f.Note(key, variant{x.Legacy})
+		err = f.Note(variantFact(x.Family), variant{x.Legacy})
 	}
 	return x, err
+}
+
+// notedMaker returns the variant that the attachment's record names, if it does.
+func (f Form) notedMaker(v6 bool) (x maker, noted bool, err error) {
+	x = f.maker(v6, false)
+	fact := f.Fact(variantFact(x.Family))
+	if fact == nil {
+		return x, false, nil
+	}
+	var made variant
+	err = json.Unmarshal(fact, &made)
+	x.Legacy = made.Legacy
+	return x, true, err
 }

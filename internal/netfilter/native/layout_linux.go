@@ -1,6 +1,7 @@
 package native
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -239,25 +240,36 @@ func (l layout) foreign() string {
 	return ""
 }
 
-// readLayout returns the sets, chains and rules of the native table.
+// kinds returns the sets that are this module's.
+func (l layout) kinds() (sets []string) {
+	for name := range l.sets {
+		if _, ok := kindOf(name); ok {
+			sets = append(sets, name)
+		}
+	}
+	return sets
+}
+
+// readLayout returns the sets, chains and rules of the native table. If they change
+// meanwhile, it returns beside [nft.ErrChanged] what it has seen.
 func readLayout(c *nft.Conn) (layout, error) {
 	l := layout{sets: make(map[string]bool), rules: make(map[string][]string)}
-	sets, err := c.Sets(table)
-	if err != nil {
-		return l, err
-	}
+	sets, changed := c.Sets(table)
 	for _, name := range sets {
 		l.sets[name] = true
 	}
-	names, err := c.Chains(table)
-	if err != nil {
-		return l, err
+	if changed != nil && !errors.Is(changed, nft.ErrChanged) {
+		return l, changed
 	}
+	names, err := c.Chains(table)
 	for _, name := range names {
 		l.rules[name] = nil
 	}
-	return l, c.Rules(table, "", nil, func(r nft.Rule) error {
+	if err != nil && !errors.Is(err, nft.ErrChanged) {
+		return l, err
+	}
+	return l, errors.Join(changed, err, c.Rules(table, "", nil, func(r nft.Rule) error {
 		l.rules[r.Chain] = append(l.rules[r.Chain], r.Comment)
 		return nil
-	})
+	}))
 }

@@ -2,6 +2,7 @@ package native
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -61,25 +62,54 @@ func (f Form) Missing(ctx context.Context, r fwrules.Rules) (all []fwrules.Missi
 }
 
 // look reads the elements with the keys, and all of the sets. It fails with
-// [nft.ErrChanged] unless all is of one generation.
-func look(c *nft.Conn, keys []element, sets func(layout) []string) (sight, error) {
+// [nft.ErrChanged] unless all is of one generation; then the sight may lack something.
+func look(c *nft.Conn, keys []element, sets func(layout) []string) (s sight, err error) {
 	before, err := c.Generation()
 	if err != nil {
-		return sight{}, wrapNFT(err)
+		return s, wrapNFT(err)
 	}
-	lay, err := readLayout(c)
-	if err != nil {
-		return sight{}, fmt.Errorf("nftables: look at table %v: %w", table, err)
+	lay, changed := readLayout(c)
+	if changed != nil && !errors.Is(changed, nft.ErrChanged) {
+		return s, fmt.Errorf("nftables: look at table %v: %w", table, changed)
 	}
-	found, _, err := c.Elements(table, keys, sets(lay))
-	if err != nil {
-		return sight{}, fmt.Errorf("nftables: look at table %v: %w", table, err)
+	found, after, err := c.Elements(table, keys, sets(lay))
+	if err != nil && !errors.Is(err, nft.ErrChanged) {
+		return s, fmt.Errorf("nftables: look at table %v: %w", table, err)
 	}
-	after, err := c.Generation()
+	if err = errors.Join(changed, err); err == nil {
+		after, err = c.Generation()
+	}
 	if err == nil && after != before {
 		err = nft.ErrChanged
 	}
 	return newSight(lay, found), err
+}
+
+// Table is the content of the table at one time. It is safe for concurrent use.
+type Table struct {
+	sight  sight
+	Steady bool // all of it is of one generation; else something may be missing from it
+}
+
+// Read reads the table. It reads it again if that changes meanwhile, a few times.
+func (f Form) Read(ctx context.Context) (t *Table, err error) {
+	err = f.Sockets.Do(ctx, func(c *nft.Conn) error {
+		return nft.Repeat(ctx, nft.MostReads, func() error {
+			s, err := look(c, nil, layout.kinds)
+			t = &Table{s, err == nil}
+			return err
+		})
+	})
+	if errors.Is(err, nft.ErrChanged) {
+		err = nil
+	}
+	return t, err
+}
+
+// MissingIn is Missing in a table that was read before. The Form may be that of another
+// attachment than the one that has read it.
+func (f Form) MissingIn(t *Table, r fwrules.Rules) ([]fwrules.Missing, error) {
+	return f.missing(r, t.sight)
 }
 
 // missing compares the rules with the table.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -141,14 +142,16 @@ func (e expected) missing(s sight) (all []fwrules.Missing) {
 	return all
 }
 
-// look reads the rules of the tables, with one of the comments or any, in one
-// generation, which it returns.
+// look reads the rules of the tables, with one of the comments or any, and returns a
+// generation from before. It fails with [nft.ErrChanged] unless all is of that
+// generation; then the sight may lack something.
 func look(k ruleTable, tables []nft.Table, wanted func(comment string) bool) (sight, uint32, error) {
 	before, err := k.Generation()
 	if err != nil {
 		return nil, 0, wrap(err)
 	}
 	s := make(sight)
+	var changed error
 	for _, t := range tables {
 		err := k.Rules(t, "", nil, func(r nft.Rule) error {
 			if wanted(r.Comment) {
@@ -157,15 +160,53 @@ func look(k ruleTable, tables []nft.Table, wanted func(comment string) bool) (si
 			}
 			return nil
 		})
-		if err != nil {
+		if changed = errors.Join(changed, err); err != nil && !errors.Is(err, nft.ErrChanged) {
 			return nil, 0, wrap(err)
 		}
 	}
-	after, err := k.Generation()
-	if err == nil && after != before {
-		err = nft.ErrChanged
+	after := before
+	if changed == nil {
+		after, changed = k.Generation()
 	}
-	return s, before, wrap(err)
+	if changed == nil && after != before {
+		changed = nft.ErrChanged
+	}
+	return s, before, wrap(changed)
+}
+
+// Tables are the rules of the plugins' tables at one time. They are safe for concurrent
+// use.
+type Tables struct {
+	sight  sight
+	Steady bool // all of it is of one generation; else something may be missing from it
+}
+
+// Read reads the tables. It reads them again if they change meanwhile, a few times.
+func (f Form) Read(ctx context.Context) (t *Tables, err error) {
+	tables := []nft.Table{
+		{Family: nft.FamilyInet, Name: tableMasquerade},
+		{Family: nft.FamilyIPv4, Name: tableHostport}, {Family: nft.FamilyIPv6, Name: tableHostport}, spoofTable(),
+	}
+	err = f.onRules(ctx, func(k ruleTable) error {
+		return nft.Repeat(ctx, nft.MostReads, func() error {
+			s, _, err := look(k, tables, func(string) bool { return true })
+			t = &Tables{s, err == nil}
+			return err
+		})
+	})
+	if errors.Is(err, nft.ErrChanged) {
+		err = nil
+	}
+	return t, err
+}
+
+// MissingIn is Missing in tables that were read before.
+func (f Form) MissingIn(t *Tables, r fwrules.Rules) ([]fwrules.Missing, error) {
+	e, err := expectedOf(r)
+	if err != nil {
+		return nil, err
+	}
+	return e.missing(t.sight), nil
 }
 
 // look reads the rules that can be the expected ones.

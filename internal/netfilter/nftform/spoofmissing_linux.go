@@ -99,6 +99,11 @@ func (s SpoofCheck) Missing(ctx context.Context, port string, mac net.HardwareAd
 	return all, nil
 }
 
+// MissingIn is Missing in tables that were read before.
+func (s SpoofCheck) MissingIn(t *Tables, port string, mac net.HardwareAddr) []fwrules.Missing {
+	return s.missing(t.sight, port, mac)
+}
+
 func (s SpoofCheck) missing(at sight, port string, mac net.HardwareAddr) []fwrules.Missing {
 	_, other, err := s.compare(at, port, mac)
 	if err == nil {
