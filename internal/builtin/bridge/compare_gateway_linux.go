@@ -3,7 +3,6 @@ package bridge
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -119,49 +118,4 @@ func gateways(result *types100.Result) ([]netip.Prefix, error) {
 		}
 	}
 	return all, nil
-}
-
-// vlanInterface compares the interface that is the gateway of a VLAN. Its index
-// is 0 if it does not exist.
-func (c *comparison) vlanInterface() (on links.Link, all []compare.Difference, err error) {
-	name := vlanName(c.Bridge, c.VLAN)
-	on, err = c.v.Host.Link(name)
-	if links.NotFound(err) {
-		d := compare.Difference{
-			Kind: compare.Interface, Object: name, Wanted: c.reportedMAC(name).String(), Err: fmt.Errorf("gateway of the VLAN: %w", err),
-		}
-		return links.Link{}, []compare.Difference{c.ifMade(d, c.remakeVLANInterface)}, nil
-	}
-	if err != nil {
-		return on, nil, fmt.Errorf("gateway of the VLAN: %w", err)
-	}
-	return on, nil, nil
-}
-
-// reportedMAC returns the hardware address of an interface of the host in the
-// result, or nil.
-func (c *comparison) reportedMAC(name string) net.HardwareAddr {
-	for _, i := range c.r.PrevResult.Interfaces {
-		if i != nil && i.Name == name && i.Sandbox == "" {
-			if mac, err := net.ParseMAC(i.Mac); err == nil {
-				return mac
-			}
-		}
-	}
-	return nil
-}
-
-func (c *comparison) remakeVLANInterface(_ context.Context, conn *links.Conn) error {
-	br, err := conn.Link(c.Bridge)
-	if err == nil {
-		err = c.fits(br)
-	}
-	if err != nil {
-		return fmt.Errorf("bridge: %w", err)
-	}
-	if !c.made.is(br) {
-		return nil
-	}
-	_, err = c.ensureVLANInterface(conn, c.r, br, c.reportedMAC(vlanName(c.Bridge, c.VLAN)))
-	return err
 }

@@ -1,6 +1,7 @@
 package hostlocal
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -122,7 +123,7 @@ func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bo
 	case text == c.holder(), text == strings.TrimSpace(c.r.ContainerID):
 		return compare.Difference{}, true
 	default:
-		d.Found, d.Fix, d.Why = text, nil, "somebody else has it"
+		d.Found, d.Fix, d.Why = cmp.Or(text, "an empty file"), nil, "somebody else has it"
 		d.Err = fmt.Errorf("the address %s of container %q is reserved for %q", addr, c.r.ContainerID, text)
 	}
 	return d, false

@@ -120,25 +120,38 @@ func Lines(all []compare.Difference) string {
 	return strings.Join(lines, "\n")
 }
 
+// Short is [Lines] without the errors of CHECK.
+func Short(all []compare.Difference) string {
+	var lines []string
+	for _, d := range all {
+		lines = append(lines, short(d))
+	}
+	return strings.Join(lines, "\n")
+}
+
 // Line describes a difference: what it is, whether it can be repaired, and the
 // error of CHECK.
 func Line(d compare.Difference) string {
-	where, fix, text := "host", "fix", "-"
+	if d.Err == nil {
+		return short(d)
+	}
+	return short(d) + "; " + d.Err.Error()
+}
+
+func short(d compare.Difference) string {
+	where, fix := "host", "fix"
 	if d.Inside {
 		where = "container"
 	}
 	if d.Fix == nil {
 		fix = "no fix: " + d.Why
 	}
-	if d.Err != nil {
-		text = d.Err.Error()
-	}
-	return fmt.Sprintf("%s %s %s %q: wanted %q, found %q; %s; %s", d.Plugin, where, d.Kind, d.Object, d.Wanted, d.Found, fix, text)
+	return fmt.Sprintf("%s %s %s %q: wanted %q, found %q; %s", d.Plugin, where, d.Kind, d.Object, d.Wanted, d.Found, fix)
 }
 
-// The parts of a listing that change by themselves, or with the number of an
-// interface.
-var volatile = regexp.MustCompile(`(?m)^\d+: |@[\w.]+|\b\w+_timer +[\d.]+|link-netnsid \d+|link-netns \S+|\b(designated_\S+|port_id|port_no|bridge_id|root_port|topology_change\w*) +\S+|qlen \d+| linkdown| tentative`)
+// The parts of a listing that change by themselves, as a carrier comes and goes, or
+// with the number of an interface.
+var volatile = regexp.MustCompile(`(?m)^\d+: |@[\w.]+|\b\w+_timer +[\d.]+|link-netnsid \d+|link-netns \S+|\b(designated_\S+|port_id|port_no|bridge_id|root_port|topology_change\w*) +\S+|qlen \d+| linkdown| tentative|NO-CARRIER,|,LOWER_UP|\bstate (?:UP|DOWN|UNKNOWN|LOWERLAYERDOWN)\b`)
 
 // State lists the interfaces, addresses, routes, bridge ports and rules of a
 // namespace with every property that iproute2 and nft know, except what the
