@@ -57,6 +57,8 @@ type ConfigResult struct {
 	// Skipped lists files of the configuration directory that the last Load could
 	// not use.
 	Skipped []SkippedFile `json:",omitempty"`
+	// Misspelt lists fields of the loaded configurations that are probably misspelt.
+	Misspelt []MisspeltField `json:",omitempty"`
 }
 
 // SkippedFile is a configuration file that could not be used, and why.
@@ -107,6 +109,7 @@ type snapshot struct {
 	*container.Store
 	networks  []*Network
 	skipped   []SkippedFile
+	misspelt  []MisspeltField
 	own       string // the directory of locks and marks
 	runner    *runner.Runtime
 	abandoned *abandoned.Search
@@ -123,6 +126,7 @@ func New(opts ...Opt) (*Runtime, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.logOddities()
 	r := &Runtime{}
 	r.current.Store(s)
 	return r, nil
@@ -142,9 +146,7 @@ func (r *Runtime) Load(opts ...Opt) error {
 		r.failed.Store(&err)
 		return err
 	}
-	for _, f := range s.skipped {
-		s.logger.Warn("configuration file passed over", "path", f.Path, "reason", f.Reason)
-	}
+	s.logOddities()
 	r.current.Store(s)
 	r.failed.Store(nil)
 	return nil
@@ -170,6 +172,7 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 		}
 	}
 	s := &snapshot{settings: c.settings, networks: b.networks, skipped: b.skipped}
+	s.misspelt = s.findMisspelt()
 	env := invoke.Environ(os.Environ(), s.envAllow, nil)
 	s.own = canonical(filepath.Join(s.stateDir, "embedcni"))
 	recordDir := canonical(cmp.Or(s.recordDir, filepath.Join(s.own, "attachments")))
@@ -243,6 +246,7 @@ func (r *Runtime) GetConfig() *ConfigResult {
 		PluginMaxConfNum: s.pluginMaxConfNum,
 		Prefix:           s.prefix,
 		Skipped:          slices.Clone(s.skipped),
+		Misspelt:         slices.Clone(s.misspelt),
 	}
 	for _, n := range s.networks {
 		list := &NetworkConfList{

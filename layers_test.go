@@ -14,7 +14,7 @@ import (
 var floors = [][]string{
 	{
 		"internal/batch", "internal/behaviour", "internal/cut", "internal/defaults", "internal/expect",
-		"internal/faults", "internal/interchange", "internal/known", "internal/netfilter/fwrules",
+		"internal/faults", "internal/interchange", "internal/known", "internal/misspelt", "internal/netfilter/fwrules",
 		"internal/perm", "internal/plainfile", "internal/privilege", "internal/scripted",
 		"internal/spans", "internal/tasks", "netns",
 	},

@@ -54,6 +54,9 @@ type Plugin struct {
 	uplinks map[place]uplink
 }
 
+// Configuration returns a value of the type that configurations are decoded into.
+func (*Plugin) Configuration() any { return config{} }
+
 // New returns a plugin with empty memory.
 func New() *Plugin { return &Plugin{} }
 

@@ -26,6 +26,9 @@ type Plugin struct {
 	dirs map[string]*directory
 }
 
+// Configuration returns a value of the type that configurations are decoded into.
+func (*Plugin) Configuration() any { return netConf{} }
+
 // New returns a plugin with empty memory.
 func New() *Plugin { return &Plugin{} }
 
