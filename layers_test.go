@@ -14,9 +14,9 @@ import (
 var floors = [][]string{
 	{
 		"internal/batch", "internal/behaviour", "internal/cut", "internal/defaults", "internal/expect",
-		"internal/faults", "internal/interchange", "internal/known", "internal/misspelt", "internal/netfilter/fwrules",
-		"internal/perm", "internal/plainfile", "internal/privilege", "internal/scripted",
-		"internal/spans", "internal/tasks", "netns",
+		"internal/faults", "internal/interchange", "internal/known", "internal/misspelt",
+		"internal/netfilter/fwrules", "internal/perm", "internal/plainfile", "internal/privilege",
+		"internal/scripted", "internal/spans", "internal/tasks", "netns",
 	},
 	{
 		"internal/audit", "internal/boot", "internal/chain", "internal/conflist", "internal/conntrack",
@@ -45,13 +45,14 @@ var floors = [][]string{
 		"internal/caller", "internal/views",
 	},
 	{
-		"internal/builtin/bandwidth", "internal/builtin/check", "internal/builtin/firewall",
-		"internal/builtin/ipam", "internal/builtin/plugintest", "internal/builtin/portmap",
-		"internal/builtin/tuning", "internal/runner",
+		"internal/builtin/check", "internal/builtin/ipam", "internal/builtin/plugintest",
+		"internal/runner",
 	},
 	{
-		"internal/builtin/hostdevice", "internal/builtin/hostlocal", "internal/builtin/loopback",
-		"internal/builtin/macvlan", "internal/builtin/static", "internal/builtin/veth",
+		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostdevice",
+		"internal/builtin/hostlocal", "internal/builtin/loopback", "internal/builtin/macvlan",
+		"internal/builtin/portmap", "internal/builtin/static", "internal/builtin/tuning",
+		"internal/builtin/veth",
 	},
 	{
 		"internal/builtin/bridge", "internal/builtin/ptp",

@@ -147,6 +147,15 @@ func (c *Conn) Has(zone string, addr netip.Addr) (has bool, err error) {
 	return has, err
 }
 
+// ZoneOf returns the zone that has the address as a source, or "".
+func (c *Conn) ZoneOf(addr netip.Addr) (zone string, err error) {
+	err = c.call(c.conn.Object(busName, busPath), zoneCalls+"getZoneOfSource", &zone, Source(addr))
+	if err != nil {
+		err = fmt.Errorf("firewalld: getZoneOfSource of %s: %w", Source(addr), err)
+	}
+	return zone, err
+}
+
 // Add adds the address to the zone. added is false if it was there already. Add
 // fails if the address is in another zone.
 func (c *Conn) Add(zone string, addr netip.Addr) (added bool, err error) {

@@ -34,7 +34,8 @@ func (*Looks) Open(_ context.Context, host *hostns.NetNS, container *netns.Handl
 	if v.container, err = host.Conns.Borrow(container); err != nil {
 		return nil, errors.Join(err, v.host.Close())
 	}
-	v.Host, v.Container = v.host, v.container
+	v.Host, v.Container, v.Queues = v.host, v.container, v.host
+	v.Rules = netfilter.Open(host.Handle, filters)
 	return v, nil
 }
 

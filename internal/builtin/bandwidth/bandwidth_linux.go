@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
@@ -18,6 +17,9 @@ import (
 
 // Plugin is the plugin "bandwidth".
 type Plugin struct{}
+
+// Configuration returns a value of the type that configurations are decoded into.
+func (Plugin) Configuration() any { return netConf{} }
 
 // Versions returns the versions whose results have interfaces.
 func (Plugin) Versions() []string { return version.VersionsStartingFrom("0.3.0").SupportedVersions() }
@@ -117,92 +119,6 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	}
 	// The task has its own socket, because the request is gone when it runs.
 	return caller.From(ctx).Batch.Later(ctx, func(context.Context) error { return conn.DeleteAndClose(ifb.Index, made.Name) })
-}
-
-// Check returns an error unless the limits are set and in force.
-func (Plugin) Check(ctx context.Context, r *plugin.Request) (err error) {
-	c, err := parse(r)
-	if err != nil || c.none() { // as in Add, which needs no veth pair then
-		return err
-	}
-	conn, host, err := hostEnd(ctx, r)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	q, err := openQueues(r.Host)
-	if err != nil {
-		return err
-	}
-	defer q.close()
-	if c.ingress != (limit{}) {
-		if err := q.checkBucket(host, c.ingress); err != nil {
-			return fmt.Errorf("limit of the traffic to the container: %w", err)
-		}
-	}
-	if c.egress != (limit{}) {
-		name := names(r)[0]
-		if made := reported(r); made != nil {
-			name = made.Name
-		}
-		if err := q.checkShaped(conn, host, c.egress, name); err != nil {
-			return fmt.Errorf("limit of the traffic from the container: %w", err)
-		}
-	}
-	return nil
-}
-
-// hostEnd finds the host's end of the container's veth pair. It must be an
-// interface in the result, because the limits are for interfaces of earlier
-// plugins. The caller closes the socket, which is in the host's namespace.
-func hostEnd(ctx context.Context, r *plugin.Request) (_ *links.Conn, host links.Link, err error) {
-	if r.PrevResult == nil {
-		return nil, host, plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
-	}
-	own, err := inContainer(ctx, r)
-	if err != nil {
-		return nil, host, err
-	}
-	if own.Kind != "veth" {
-		return nil, host, plugin.Errorf(types.ErrInvalidNetworkConfig,
-			"interface %q in the container is no end of a veth pair, but %q: bandwidth can limit no other", r.IfName, own.Kind)
-	}
-	conn, err := caller.From(ctx).Conns.Borrow(r.Host)
-	if err != nil {
-		return nil, host, err
-	}
-	host, err = conn.LinkByIndex(own.Peer.Index)
-	if err == nil {
-		err = isHostEnd(r, own, host)
-	}
-	if err != nil {
-		return nil, host, errors.Join(fmt.Errorf("the host's end of interface %q: %w", r.IfName, err), conn.Close())
-	}
-	return conn, host, nil
-}
-
-// inContainer looks up the container's interface.
-func inContainer(ctx context.Context, r *plugin.Request) (own links.Link, err error) {
-	conn, err := caller.From(ctx).Conns.Borrow(r.Container)
-	if err != nil {
-		return own, err
-	}
-	if own, err = conn.Link(r.IfName); err != nil {
-		err = fmt.Errorf("in the container: %w", err)
-	}
-	return own, errors.Join(err, conn.Close())
-}
-
-func isHostEnd(r *plugin.Request, own, host links.Link) error {
-	if host.Kind != "veth" || host.Peer.Index != own.Index {
-		return fmt.Errorf("interface %q has its index, but is another: the pair does not end on this host", host.Name)
-	}
-	for _, i := range r.PrevResult.Interfaces {
-		if i.Sandbox == "" && i.Name == host.Name {
-			return nil
-		}
-	}
-	return fmt.Errorf("interface %q is not in the previous result", host.Name)
 }
 
 // Status refuses a configuration that every Add refuses.

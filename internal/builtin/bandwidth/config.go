@@ -32,14 +32,17 @@ func (s settings) any() bool {
 	return s.IngressRate != nil || s.IngressBurst != nil || s.EgressRate != nil || s.EgressBurst != nil
 }
 
+// netConf is the part of a request configuration that bandwidth reads.
+type netConf struct {
+	settings
+	RuntimeConfig struct {
+		Bandwidth settings `json:"bandwidth"`
+	} `json:"runtimeConfig"`
+}
+
 // parse reads the configuration of a request.
 func parse(r *plugin.Request) (config, error) {
-	var n struct {
-		settings
-		RuntimeConfig struct {
-			Bandwidth settings `json:"bandwidth"`
-		} `json:"runtimeConfig"`
-	}
+	var n netConf
 	if err := r.Decode(&n); err != nil {
 		return config{}, err
 	}
@@ -81,6 +84,10 @@ type bucket struct {
 	rate   uint64 // bytes a second
 	limit  uint32 // bytes in the queue
 	buffer uint32 // the burst, in ticks of the packet scheduler
+}
+
+func (b bucket) String() string {
+	return fmt.Sprintf("rate %d, limit %d, buffer %d", b.rate, b.limit, b.buffer)
 }
 
 // latency is the longest time that a packet waits for tokens, in microseconds:

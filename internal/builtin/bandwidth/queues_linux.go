@@ -39,6 +39,8 @@ func tbf(index int, l limit) *netlink.Tbf {
 	}
 }
 
+const ingressKind = "ingress" // of the queue of received packets
+
 // ingress returns the queue of the packets that a device receives.
 func ingress(index int) *netlink.Ingress {
 	return &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
@@ -48,6 +50,12 @@ func ingress(index int) *netlink.Ingress {
 	}}
 }
 
+// The form of the filter.
+const (
+	redirectPriority = 1
+	redirectClass    = 1<<16 | 1 // 1:1
+)
+
 // redirect returns a filter that makes another device send the packets that a
 // device receives.
 func redirect(from, to links.Link) *netlink.U32 {
@@ -55,10 +63,10 @@ func redirect(from, to links.Link) *netlink.U32 {
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: from.Index,
 			Parent:    netlink.MakeHandle(0xffff, 0),
-			Priority:  1,
+			Priority:  redirectPriority,
 			Protocol:  unix.ETH_P_ALL,
 		},
-		ClassId:    netlink.MakeHandle(1, 1),
+		ClassId:    redirectClass,
 		RedirIndex: to.Index,
 		Actions: []netlink.Action{&netlink.MirredAction{
 			MirredAction: netlink.TCA_EGRESS_REDIR, Ifindex: to.Index,
@@ -76,15 +84,22 @@ type change struct {
 
 // add adds a queue to an interface.
 func (c *change) add(q netlink.Qdisc, to links.Link) error {
-	err := c.nl.QdiscAdd(q)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("this kernel has no queue %s: %w", q.Type(), err)
-	}
-	if err != nil {
-		return fmt.Errorf("add queue %s to interface %q: %w", q.Type(), to.Name, err)
+	if err := c.nl.QdiscAdd(q); err != nil {
+		return addError(err, q, to)
 	}
 	c.undo = append(c.undo, func() error { return c.nl.QdiscDel(q) })
 	return nil
+}
+
+// addError explains why a queue could not be added; nil stays nil.
+func addError(err error, q netlink.Qdisc, to links.Link) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Errorf("this kernel has no queue %s: %w", q.Type(), err)
+	}
+	return fmt.Errorf("add queue %s to interface %q: %w", q.Type(), to.Name, err)
 }
 
 // revert undoes everything, the last step first.
@@ -112,87 +127,31 @@ func (c *change) shape(host links.Link, l limit, names []string) (ifb links.Link
 		return ifb, fmt.Errorf("interface %q, which is named after this interface of the container, is there already: "+
 			"an earlier one was not deleted: %w", name, err)
 	}
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return ifb, fmt.Errorf("egressRate needs an interface of type ifb, which this kernel does not have (CONFIG_IFB): %w", err)
-	}
 	if err != nil {
-		return ifb, fmt.Errorf("add interface %q of type ifb: %w", name, err)
+		return ifb, ifbError(err, name)
 	}
 	c.undo = append(c.undo, func() error { return c.conn.Delete(ifb.Index) })
 	if err := c.add(ingress(host.Index), host); err != nil {
 		return ifb, err
 	}
-	if err := c.nl.FilterAdd(redirect(host, ifb)); err != nil {
-		return ifb, fmt.Errorf("redirect from interface %q to %q: %w", host.Name, name, err)
+	if err := redirectError(c.nl.FilterAdd(redirect(host, ifb)), host, name); err != nil {
+		return ifb, err
 	}
 	return ifb, c.add(tbf(ifb.Index, l), ifb)
 }
 
-// byIndex returns the index of an interface in the form of traffic control.
-func byIndex(l links.Link) netlink.Link {
-	return &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.Index}}
+// ifbError explains why the ifb device could not be created.
+func ifbError(err error, name string) error {
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("egressRate needs an interface of type ifb, which this kernel does not have (CONFIG_IFB): %w", err)
+	}
+	return fmt.Errorf("add interface %q of type ifb: %w", name, err)
 }
 
-// checkBucket returns an error unless a device has the token bucket of the
-// limit. It accepts a queue of another type that somebody else has put there
-// instead. The kernel's own queue, which has no handle, means that the limit is
-// gone.
-func (q queues) checkBucket(link links.Link, l limit) error {
-	name := link.Name
-	qdiscs, err := q.nl.QdiscList(byIndex(link))
-	if err != nil {
-		return fmt.Errorf("queues of interface %q: %w", name, err)
-	}
-	at := slices.IndexFunc(qdiscs, func(q netlink.Qdisc) bool { return q.Attrs().Parent == netlink.HANDLE_ROOT })
-	if at < 0 {
-		return fmt.Errorf("interface %q has no queue", name)
-	}
-	has, ok := qdiscs[at].(*netlink.Tbf)
-	if !ok && qdiscs[at].Attrs().Handle != 0 {
+// redirectError explains why packets could not be redirected; nil stays nil.
+func redirectError(err error, from links.Link, to string) error {
+	if err == nil {
 		return nil
 	}
-	if !ok {
-		return fmt.Errorf("interface %q has a queue of type %q, and no tbf", name, qdiscs[at].Type())
-	}
-	want := bucketOf(l, netlink.TickInUsec())
-	if got := (bucket{rate: has.Rate, limit: has.Limit, buffer: has.Buffer}); got != want {
-		return fmt.Errorf("interface %q has a tbf with rate %d, limit %d, buffer %d, and not rate %d, limit %d, buffer %d",
-			name, got.rate, got.limit, got.buffer, want.rate, want.limit, want.buffer)
-	}
-	return nil
-}
-
-// checkShaped returns an error unless the ifb device is up and gets the packets
-// that the host's end receives.
-func (q queues) checkShaped(conn *links.Conn, host links.Link, l limit, name string) error {
-	ifb, err := conn.Link(name)
-	if err != nil {
-		return err
-	}
-	if ifb.Kind != "ifb" || !ifb.Up() {
-		return fmt.Errorf("interface %q of type %q is not an ifb that is up", name, ifb.Kind)
-	}
-	if err := q.checkBucket(ifb, l); err != nil {
-		return err
-	}
-	filters, err := q.nl.FilterList(byIndex(host), netlink.MakeHandle(0xffff, 0))
-	if err != nil {
-		return fmt.Errorf("filters of interface %q: %w", host.Name, err)
-	}
-	for _, f := range filters {
-		if u32, ok := f.(*netlink.U32); ok && redirects(u32, ifb) {
-			return nil
-		}
-	}
-	return fmt.Errorf("interface %q does not redirect its ingress to %q", host.Name, name)
-}
-
-func redirects(f *netlink.U32, to links.Link) bool {
-	for _, a := range f.Actions {
-		m, ok := a.(*netlink.MirredAction)
-		if ok && m.MirredAction == netlink.TCA_EGRESS_REDIR && m.Ifindex == to.Index {
-			return true
-		}
-	}
-	return false
+	return fmt.Errorf("redirect from interface %q to %q: %w", from.Name, to, err)
 }

@@ -6,6 +6,7 @@ package check
 import (
 	"context"
 	"errors"
+	"net/netip"
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
@@ -105,4 +106,13 @@ func (k *kernel) Queues(index int) (links.Queues, error) {
 		return links.Queues{}, err
 	}
 	return c.Queues(index)
+}
+
+// InterfaceTo makes the view find the interface to an address as the kernel does.
+func (k *kernel) InterfaceTo(to netip.Addr) (index int, err error) {
+	c, err := k.open()
+	if err != nil {
+		return 0, err
+	}
+	return c.InterfaceTo(to)
 }

@@ -4,7 +4,6 @@ package firewall
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -21,6 +20,9 @@ import (
 // Plugin is the plugin "firewall". It runs after a plugin that gives the
 // container its addresses.
 type Plugin struct{}
+
+// Configuration returns a value of the type that configurations are decoded into.
+func (Plugin) Configuration() any { return conf{} }
 
 // Versions returns the versions from 0.4.0 on, with which DEL gets a previous
 // result.
@@ -59,31 +61,6 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 		return w.leaveZone(ctx)
 	}
 	return w.filters().Remove(ctx, w.filter(), w.rules())
-}
-
-// Check returns an error unless every rule exists.
-func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	w, err := parse(ctx, r)
-	if err != nil {
-		return err
-	}
-	if r.PrevResult == nil {
-		return plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin firewall: there is no previous result to check against")
-	}
-	if w.backend != fwrules.DetectedFirewalld {
-		err = w.filters().Check(ctx, w.filter(), w.rules())
-		if w.backend != anyBackend || err == nil {
-			return err
-		}
-	}
-	zoned := w.inZone(ctx)
-	if zoned == nil && w.forward.Bridge != "" {
-		zoned = w.filters().Check(ctx, fwrules.IPTables, w.isolation())
-	}
-	if zoned == nil || err == nil {
-		return zoned
-	}
-	return errors.Join(err, zoned)
 }
 
 // anyBackend means that the detected backend is unknown: a reference plugin may

@@ -7,7 +7,10 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/known"
 )
 
 // This file corresponds to firewalld.go of the reference plugin. That plugin
@@ -101,26 +104,49 @@ func (w work) leaveZone(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// inZone returns an error unless all addresses are in the zone. The reference
-// plugin asks too, but ignores the answer.
-func (w work) inZone(ctx context.Context) error {
+// compareZone returns the addresses that are not in the zone. The reference plugin
+// asks too, but ignores the answer.
+func (w work) compareZone(ctx context.Context) (found []compare.Difference, err error) {
 	c, err := w.dial(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer c.Close()
 	for _, addr := range w.forward.Addresses {
 		has, err := c.Has(w.zone(), addr)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if !has {
-			return fmt.Errorf("%s is not in zone %[2]q of firewalld, which may drop its packets; "+
+		if has {
+			continue
+		}
+		d := compare.Difference{
+			Plugin: known.Firewall, Kind: compare.Zone, Object: firewalld.Source(addr), Wanted: w.zone(),
+			Err: fmt.Errorf("%s is not in zone %[2]q of firewalld, which may drop its packets; "+
 				"firewalld has forgotten it if it was reloaded or restarted: firewall-cmd --zone=%[2]s --add-source=%[1]s puts it back",
-				firewalld.Source(addr), w.zone())
+				firewalld.Source(addr), w.zone()),
 		}
+		if d.Found, err = c.ZoneOf(addr); err != nil {
+			return nil, err
+		}
+		if d.Found != "" {
+			d.Why = "somebody has put the address into another zone"
+		} else {
+			d.Fix = w.fixZone(addr)
+		}
+		found = append(found, d)
 	}
-	return nil
+	return found, nil
+}
+
+// fixZone adds an address to the zone as Add does.
+func (w work) fixZone(addr netip.Addr) func(context.Context) error {
+	return func(ctx context.Context) error {
+		one := w
+		one.given = caller.From(ctx)
+		one.forward.Addresses = []netip.Addr{addr}
+		return one.enterZone(ctx)
+	}
 }
 
 func (w work) dial(ctx context.Context) (*firewalld.Conn, error) {

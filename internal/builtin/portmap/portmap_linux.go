@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
@@ -19,6 +17,9 @@ import (
 // Plugin is the plugin "portmap". It runs after a plugin that gives the
 // container its addresses.
 type Plugin struct{}
+
+// Configuration returns a value of the type that configurations are decoded into.
+func (Plugin) Configuration() any { return conf{} }
 
 // Add forwards the ports, if there are any, and returns the previous result.
 func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
@@ -54,26 +55,6 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	return caller.From(ctx).Firewalls(r.Host).Remove(ctx, c.backend, c.rules())
 }
 
-// Check returns an error unless every port is forwarded.
-func (Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	c, err := parse(r)
-	if err != nil {
-		return err
-	}
-	if r.PrevResult == nil {
-		return plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin portmap: there is no previous result to check against")
-	}
-	if len(c.want.Ports) == 0 || c.nowhere() {
-		return nil
-	}
-	if c.backend == fwrules.NFTables {
-		// The reference plugin does not check this with nftables, and its
-		// attachments must pass.
-		c.want.MasqAll = false
-	}
-	return caller.From(ctx).Firewalls(r.Host).Check(ctx, c.backend, c.rules())
-}
-
 // Wants returns the rules of an attachment whose ADD ended with the previous
 // result, and their backend.
 func Wants(r *plugin.Request) (fwrules.Backend, fwrules.Rules, error) {
@@ -106,7 +87,7 @@ func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr)
 		return fmt.Errorf("snat: the host's interface to %s: %w", container, err)
 	}
 	// Usually it is already set.
-	if link.Has(links.Sysctl{Path: "net/ipv4/conf/" + link.Name + "/route_localnet", Value: "1"}) {
+	if link.Has(localnetOf(link.Name)) {
 		return nil
 	}
 	do := host.Requests()

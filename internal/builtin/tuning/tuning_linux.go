@@ -25,6 +25,9 @@ type Plugin struct {
 	allowlist string // the file; empty means the reference plugin's
 }
 
+// Configuration returns a value of the type that configurations are decoded into.
+func (Plugin) Configuration() any { return netConf{} }
+
 // defaultAllowlist lists the sysctls that may be set. If it is missing, all may.
 const defaultAllowlist = "/etc/cni/tuning/allowlist.conf"
 
@@ -111,25 +114,36 @@ func Undo(conn *links.Conn, link links.Link, file string) error {
 // parse reads the configuration and checks its sysctls.
 func (p Plugin) parse(ctx context.Context, r *plugin.Request) (*config, error) {
 	c, err := parse(r)
-	if err != nil || len(c.sysctls) == 0 {
-		return c, err
+	if err == nil {
+		err = p.allow(c.sysctls)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// allow returns an error unless the administrator allows the sysctls.
+func (p Plugin) allow(sysctls []sysctl) error {
+	if len(sysctls) == 0 {
+		return nil
 	}
 	file := cmp.Or(p.allowlist, defaultAllowlist)
 	text, err := plainfile.Read(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return c, nil
+		return nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the allowed sysctls: %w", err)
+		return fmt.Errorf("read the allowed sysctls: %w", err)
 	}
 	list, err := parseAllowlist(string(text))
 	if err == nil {
-		err = allowed(list, c.sysctls)
+		err = allowed(list, sysctls)
 	}
 	if err != nil {
-		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "%s: %w", file, err)
+		return plugin.Errorf(types.ErrInvalidNetworkConfig, "%s: %w", file, err)
 	}
-	return c, nil
+	return nil
 }
 
 func writeSysctls(r *plugin.Request, sysctls []sysctl) error {

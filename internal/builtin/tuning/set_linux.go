@@ -3,47 +3,14 @@ package tuning
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"maps"
-	"os"
 	"strconv"
 	"strings"
-
-	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/plugin"
 )
-
-// Check returns an error unless the sysctls and the interface are as this plugin
-// has set them, except for those that a later plugin has set again. It ignores
-// the allowlist, which is for future settings.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	c, err := parse(r)
-	if err != nil {
-		return err
-	}
-	if r.PrevResult == nil {
-		return plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
-	}
-	c = c.without(r, lastSet(ctx))
-	if err := checkSysctls(r, c.sysctls); err != nil {
-		return err
-	}
-	if !c.attributes.any() {
-		return nil // a chain need not have an interface
-	}
-	conn, link, err := find(ctx, r)
-	if err != nil {
-		return err
-	}
-	if err := differences(stateOf(link), c.attributes); err != nil {
-		return errors.Join(fmt.Errorf("interface %q: %w", r.IfName, err), conn.Close())
-	}
-	return conn.Close()
-}
 
 // factSet is the note of the values that the tuning plugins of a chain have set,
 // the last one of each. It shows a plugin in CHECK that a later one has changed
@@ -127,26 +94,6 @@ func (c *config) without(r *plugin.Request, last map[string]string) *config {
 	return &own
 }
 
-// checkSysctls compares words and values, because the kernel has its own way to
-// separate and print numbers.
-func checkSysctls(r *plugin.Request, sysctls []sysctl) error {
-	if len(sysctls) == 0 {
-		return nil
-	}
-	return r.Container.Do(func() error {
-		for _, s := range sysctls {
-			data, err := os.ReadFile(s.file)
-			if err != nil {
-				return fmt.Errorf("sysctl %q: %w", s.key, err)
-			}
-			if words := canonical(string(data)); words != canonical(s.value) {
-				return fmt.Errorf("sysctl %q is %q, and not %q as configured", s.key, words, canonical(s.value))
-			}
-		}
-		return nil
-	})
-}
-
 // canonical returns a sysctl's value as words separated by single spaces, with
 // numbers in decimal. The kernel accepts any number that strtol(3) does.
 func canonical(value string) string {
@@ -157,26 +104,4 @@ func canonical(value string) string {
 		}
 	}
 	return strings.Join(words, " ")
-}
-
-// differences returns an error if the interface differs from the configuration.
-// It ignores attributes that are not configured, or only turned off, because
-// they were not set.
-func differences(has state, want attributes) error {
-	if want.mac != nil && want.mac.String() != has.mac.String() {
-		return fmt.Errorf("mac is %s, and not %s as configured", has.mac, want.mac)
-	}
-	if want.promisc && !has.promisc {
-		return fmt.Errorf("promisc is false, and not true as configured")
-	}
-	if want.mtu != 0 && want.mtu != has.mtu {
-		return fmt.Errorf("mtu is %d, and not %d as configured", has.mtu, want.mtu)
-	}
-	if want.allmulti != nil && *want.allmulti != has.allmulti {
-		return fmt.Errorf("allmulti is %v, and not %v as configured", has.allmulti, *want.allmulti)
-	}
-	if want.txQLen != nil && *want.txQLen != has.txQLen {
-		return fmt.Errorf("txQLen is %d, and not %d as configured", has.txQLen, *want.txQLen)
-	}
-	return nil
 }

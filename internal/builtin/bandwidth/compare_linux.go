@@ -1,0 +1,166 @@
+package bandwidth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni/internal/builtin/check"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Check returns an error unless the limits are set and in force.
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+
+// Compare compares the limits with the queues of the host's end and of the ifb device.
+func (Plugin) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	c, err := parse(r)
+	if err != nil || c.none() { // as in Add, which needs no veth pair then
+		return nil, err
+	}
+	host, err := findHostEnd(r, v.Container, v.Host)
+	if lost := (noPair{}); errors.As(err, &lost) {
+		return []compare.Difference{{
+			Plugin: known.Bandwidth, Kind: compare.Interface, Inside: lost.inside, Object: r.IfName, Wanted: "a veth pair", Err: err,
+			Why: "bandwidth limits the interface of another plugin, and makes none",
+		}}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	cmp := &comparison{request: r, view: v, host: host}
+	if c.ingress != (limit{}) {
+		cmp.about = "limit of the traffic to the container"
+		err = cmp.bucket(host, c.ingress, cmp.addToHost(c.ingress))
+	}
+	if c.egress != (limit{}) && err == nil {
+		cmp.about = "limit of the traffic from the container"
+		err = cmp.egress(c.egress)
+	}
+	return cmp.found, err
+}
+
+// comparison collects the differences of one attachment.
+type comparison struct {
+	request *plugin.Request
+	view    *compare.View
+	host    links.Link // the host's end of the veth pair
+	about   string     // the limit that is compared now
+	found   []compare.Difference
+}
+
+func (c *comparison) add(d compare.Difference, err error) {
+	d.Plugin, d.Err = known.Bandwidth, fmt.Errorf("%s: %w", c.about, err)
+	c.found = append(c.found, d)
+}
+
+// bucket compares the root queue of an interface with a limit. It accepts a queue of
+// another type that somebody else has put there. The kernel's own queue, which has no
+// handle, means that the limit is gone.
+func (c *comparison) bucket(link links.Link, l limit, fix func(context.Context) error) error {
+	has, err := c.view.Queues.Queues(link.Index)
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.about, err)
+	}
+	want, root := bucketOf(l, netlink.TickInUsec()), has.Root
+	d := compare.Difference{Kind: compare.Queue, Object: "tbf of " + link.Name, Wanted: want.String()}
+	switch {
+	case root.Kind == "tbf":
+		got := bucket{rate: root.Bucket.Rate, limit: root.Bucket.Limit, buffer: root.Bucket.Buffer}
+		if got != want {
+			d.Found, d.Why = got.String(), "somebody has changed the limit"
+			c.add(d, fmt.Errorf("interface %q has a tbf with %s, and not %s", link.Name, got, want))
+		}
+	case root.Handle != 0:
+	case root.Kind == "":
+		d.Fix = fix
+		c.add(d, fmt.Errorf("interface %q has no queue", link.Name))
+	default:
+		d.Fix = fix
+		c.add(d, fmt.Errorf("interface %q has a queue of type %q, and no tbf", link.Name, root.Kind))
+	}
+	return nil
+}
+
+// egress compares the ifb device, and what leads the packets to it that the host's end
+// receives.
+func (c *comparison) egress(l limit) error {
+	name := names(c.request)[0]
+	made := reported(c.request)
+	if made != nil {
+		name = made.Name
+	}
+	d := compare.Difference{Kind: compare.Interface, Object: name, Wanted: "an ifb that is up"}
+	ifb, err := c.view.Host.Link(name)
+	switch {
+	case err != nil && !links.NotFound(err):
+		return fmt.Errorf("%s: %w", c.about, err)
+	case err != nil && made == nil:
+		d.Why = "the result does not name it, so a DEL would not delete it"
+		c.add(d, err)
+		return nil
+	case err != nil:
+		d.Fix = c.makeIfb(*made)
+		c.add(d, err)
+	case ifb.Kind != "ifb":
+		d.Found, d.Why = fmt.Sprintf("an interface of type %q", ifb.Kind), "another interface has the name"
+		c.add(d, fmt.Errorf("interface %q of type %q is not an ifb that is up", name, ifb.Kind))
+		return nil
+	case !ifb.Up():
+		d.Found, d.Fix = "down", c.setUp(name)
+		c.add(d, fmt.Errorf("interface %q of type %q is not an ifb that is up", name, ifb.Kind))
+	}
+	if err != nil { // the queues went with the device
+		c.add(compare.Difference{
+			Kind: compare.Queue, Object: "tbf of " + name, Wanted: bucketOf(l, netlink.TickInUsec()).String(), Fix: c.addToIfb(name, l),
+		}, err)
+	} else if err := c.bucket(ifb, l, c.addToIfb(name, l)); err != nil {
+		return err
+	}
+	return c.redirection(ifb, name)
+}
+
+// redirection compares the filter that leads the packets to the ifb device, which has
+// the zero Link if it is gone.
+func (c *comparison) redirection(ifb links.Link, name string) error {
+	has, err := c.view.Queues.Queues(c.host.Index)
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.about, err)
+	}
+	if ifb.Index != 0 && leads(has.Redirects, ifb.Index) {
+		return nil
+	}
+	d := compare.Difference{Kind: compare.Queue, Object: "ingress of " + c.host.Name, Wanted: "redirected to " + name}
+	if kind := has.Ingress.Kind; kind != "" && kind != ingressKind {
+		d.Found, d.Why = "a queue of type "+kind, "somebody has another queue there"
+	} else {
+		d.Fix = c.redirect(name)
+	}
+	c.add(d, fmt.Errorf("interface %q does not redirect its ingress to %q", c.host.Name, name))
+	return nil
+}
+
+// leads reports whether the filters redirect to an interface. A filter to a device
+// that is gone, as this plugin makes it, loses the packets before the next one sees
+// them.
+func leads(all []links.Redirect, index int) bool {
+	for _, to := range all {
+		if to.To == index {
+			return true
+		}
+		if isLost(to) {
+			return false
+		}
+	}
+	return false
+}
+
+// isLost reports whether a filter of this plugin's form leads to a device that is gone.
+func isLost(f links.Redirect) bool {
+	return f.To == 0 && f.Priority == redirectPriority && f.Class == redirectClass
+}

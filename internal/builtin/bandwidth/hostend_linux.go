@@ -1,0 +1,86 @@
+package bandwidth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// hostEnd finds the host's end of the container's veth pair. The caller closes the
+// socket, which is in the host's namespace.
+func hostEnd(ctx context.Context, r *plugin.Request) (_ *links.Conn, host links.Link, err error) {
+	container, err := caller.From(ctx).Conns.Borrow(r.Container)
+	if err != nil {
+		return nil, host, err
+	}
+	defer func() { err = errors.Join(err, container.Close()) }()
+	conn, err := caller.From(ctx).Conns.Borrow(r.Host)
+	if err != nil {
+		return nil, host, err
+	}
+	if host, err = findHostEnd(r, container, conn); err != nil {
+		return nil, host, errors.Join(err, conn.Close())
+	}
+	return conn, host, nil
+}
+
+// findHostEnd looks the host's end up. It must be an interface in the result, because
+// the limits are for interfaces of earlier plugins. The error is a [noPair] if an
+// interface is not there, or is another.
+func findHostEnd(r *plugin.Request, container, onHost compare.Net) (host links.Link, err error) {
+	if r.PrevResult == nil {
+		return host, plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
+	}
+	own, err := container.Link(r.IfName)
+	if links.NotFound(err) {
+		return host, noPair{fmt.Errorf("in the container: %w", err), true}
+	}
+	if err != nil {
+		return host, fmt.Errorf("in the container: %w", err)
+	}
+	if own.Kind != "veth" {
+		return host, plugin.Errorf(types.ErrInvalidNetworkConfig,
+			"interface %q in the container is no end of a veth pair, but %q: bandwidth can limit no other", r.IfName, own.Kind)
+	}
+	host, err = onHost.LinkByIndex(own.Peer.Index)
+	missing := links.NotFound(err)
+	if err == nil {
+		err = isHostEnd(r, own, host)
+		missing = err != nil
+	}
+	if err != nil {
+		err = fmt.Errorf("the host's end of interface %q: %w", r.IfName, err)
+	}
+	if missing {
+		err = noPair{err, false}
+	}
+	return host, err
+}
+
+// noPair means that the container's interface, or the host's end of it, is gone or was
+// replaced.
+type noPair struct {
+	error
+	inside bool // the container's
+}
+
+func (n noPair) Unwrap() error { return n.error }
+
+func isHostEnd(r *plugin.Request, own, host links.Link) error {
+	if host.Kind != "veth" || host.Peer.Index != own.Index {
+		return fmt.Errorf("interface %q has its index, but is another: the pair does not end on this host", host.Name)
+	}
+	for _, i := range r.PrevResult.Interfaces {
+		if i.Sandbox == "" && i.Name == host.Name {
+			return nil
+		}
+	}
+	return fmt.Errorf("interface %q is not in the previous result", host.Name)
+}

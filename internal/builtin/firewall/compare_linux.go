@@ -1,0 +1,109 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/builtin/check"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Check returns an error unless every rule exists, or every address is in its zone.
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+
+// Compare compares the rules of the addresses, or the zone that they are in, and the
+// ingress policy.
+func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	w, err := parse(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if r.PrevResult == nil {
+		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin firewall: there is no previous result to check against")
+	}
+	switch w.backend {
+	case fwrules.DetectedFirewalld:
+		return w.compareZoned(ctx, v)
+	case anyBackend:
+		return w.compareAny(ctx, v)
+	}
+	missing, err := v.Rules.Missing(ctx, w.filter(), w.rules())
+	return w.differences(missing), err
+}
+
+// compareZoned compares the zone, and the ingress policy beside it.
+func (w work) compareZoned(ctx context.Context, v *compare.View) ([]compare.Difference, error) {
+	found, err := w.compareZone(ctx)
+	if err != nil || w.forward.Bridge == "" {
+		return found, err
+	}
+	missing, err := v.Rules.Missing(ctx, fwrules.IPTables, w.isolation())
+	return append(found, w.differences(missing)...), err
+}
+
+// compareAny compares the rules, and the zone if the addresses have none: the ADD may
+// have found a firewalld. If nothing is left of either, it belongs where an ADD would
+// put it now.
+func (w work) compareAny(ctx context.Context, v *compare.View) ([]compare.Difference, error) {
+	missing, err := v.Rules.Missing(ctx, w.filter(), w.rules())
+	if err != nil || len(missing) == 0 {
+		return nil, err
+	}
+	rules := w.differences(missing)
+	if !w.lacksAll(missing) {
+		return rules, nil
+	}
+	zoned, err := w.compareZoned(ctx, v)
+	switch {
+	case errors.Is(err, firewalld.ErrNotRunning):
+		return rules, nil
+	case err != nil:
+		return nil, errors.Join(rules[0].Err, err)
+	case len(zoned) > 0:
+		zoned[0].Err = errors.Join(rules[0].Err, zoned[0].Err)
+	}
+	return zoned, nil
+}
+
+// lacksAll reports whether the rules of all addresses are missing.
+func (w work) lacksAll(missing []fwrules.Missing) bool {
+	n := 0
+	for _, m := range missing {
+		for _, f := range m.Rules.Forward {
+			if !f.IngressOnly {
+				n++
+			}
+		}
+	}
+	return n == len(w.forward.Addresses)
+}
+
+// differences describes missing rules.
+func (w work) differences(missing []fwrules.Missing) (found []compare.Difference) {
+	for _, m := range missing {
+		d := compare.Difference{
+			Plugin: known.Firewall, Kind: compare.Rule, Object: m.Object, Wanted: "accepted", Found: m.Found, Err: m.Err,
+		}
+		for _, f := range m.Rules.Forward {
+			if f.IngressOnly {
+				d.Wanted = f.Ingress
+			}
+		}
+		if m.Found != "" {
+			d.Why = "another rule is in its place"
+		} else {
+			d.Fix = func(ctx context.Context) error {
+				return caller.From(ctx).Firewalls(w.request.Host).Restore(ctx, m.Backend, m.Rules)
+			}
+		}
+		found = append(found, d)
+	}
+	return found
+}

@@ -1,0 +1,148 @@
+package portmap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/builtin/check"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Check returns an error unless every port is forwarded.
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+
+// Compare compares the rules of the forwarded ports, and the setting that lets packets
+// from the host's loopback addresses leave.
+func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	c, err := parse(r)
+	if err != nil {
+		return nil, err
+	}
+	if r.PrevResult == nil {
+		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin portmap: there is no previous result to check against")
+	}
+	if len(c.want.Ports) == 0 || c.nowhere() {
+		return nil, nil
+	}
+	masqAll := c.want.MasqAll
+	if c.backend == fwrules.NFTables {
+		// The reference plugin does not make this with nftables, and its
+		// attachments must pass.
+		c.want.MasqAll = false
+	}
+	missing, err := v.Rules.Missing(ctx, c.backend, c.rules())
+	if err != nil {
+		return nil, err
+	}
+	var found []compare.Difference
+	for _, m := range missing {
+		for i := range m.Rules.HostPorts {
+			m.Rules.HostPorts[i].MasqAll = masqAll
+		}
+		found = append(found, c.difference(r, m))
+	}
+	localnet, err := c.compareLocalnet(ctx, r, v)
+	return append(found, localnet...), err
+}
+
+// difference describes a port that is not forwarded, or not to the container.
+func (c request) difference(r *plugin.Request, m fwrules.Missing) compare.Difference {
+	d := compare.Difference{
+		Plugin: known.Portmap, Kind: compare.Port, Object: m.Object, Wanted: c.leadsTo(m.Object), Found: m.Found, Err: m.Err,
+	}
+	if m.Found != "" {
+		d.Why = "the port belongs to somebody else now"
+		return d
+	}
+	d.Fix = func(ctx context.Context) error {
+		return caller.From(ctx).Firewalls(r.Host).Restore(ctx, m.Backend, m.Rules)
+	}
+	return d
+}
+
+// leadsTo returns the container's addresses and the port that a port of the host leads
+// to: "10.1.0.2:80, [fd00::2]:80".
+func (c request) leadsTo(object string) string {
+	var all []string
+	for _, part := range c.rules().Parts() {
+		if part.Object != object {
+			continue
+		}
+		for _, p := range part.Rules.HostPorts[0].Ports {
+			for _, to := range []netip.Prefix{c.want.V4, c.want.V6} {
+				if _, _, ok, err := p.Match(to.Addr().Is4()); err == nil && ok && to.IsValid() {
+					all = append(all, netip.AddrPortFrom(to.Addr(), p.ContainerPort).String())
+				}
+			}
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// router finds the interface for packets to an address. A view of the kernel that is a
+// list of routes need not be one.
+type router interface {
+	InterfaceTo(to netip.Addr) (index int, err error)
+}
+
+// compareLocalnet compares the setting of the interface that leads to the container.
+// The interface may have changed since the ADD: a route, or a bridge made again.
+func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	if !c.want.SNAT || !c.want.V4.IsValid() {
+		return nil, nil
+	}
+	to := c.want.V4.Addr()
+	index, err := interfaceTo(ctx, r, v, to)
+	if err != nil || index == 0 {
+		return nil, err
+	}
+	link, err := v.Host.LinkByIndex(index)
+	if err != nil {
+		return nil, fmt.Errorf("snat: the host's interface to %s: %w", to, err)
+	}
+	want := localnetOf(link.Name)
+	if link.Has(want) {
+		return nil, nil
+	}
+	return []compare.Difference{{
+		Plugin: known.Portmap, Kind: compare.Sysctl, Object: want.Path, Wanted: want.Value,
+		Fix: func(ctx context.Context) error { return routeLocalnet(ctx, r, to) },
+	}}, nil
+}
+
+// interfaceTo returns the index of the interface to an address, 0 if there is no route.
+func interfaceTo(ctx context.Context, r *plugin.Request, v *compare.View, to netip.Addr) (index int, err error) {
+	routes, ok := v.Host.(router)
+	if !ok {
+		conn, err := caller.From(ctx).Conns.Borrow(r.Host)
+		if err != nil {
+			return 0, err
+		}
+		defer func() { err = errors.Join(err, conn.Close()) }()
+		routes = conn
+	}
+	index, err = routes.InterfaceTo(to)
+	if unreachable(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("snat: route to %s: %w", to, err)
+	}
+	return index, nil
+}
+
+// localnetOf returns the setting that lets packets from loopback addresses leave by an
+// interface.
+func localnetOf(name string) links.Sysctl {
+	return links.Sysctl{Path: "net/ipv4/conf/" + name + "/route_localnet", Value: "1"}
+}

@@ -1,0 +1,135 @@
+package tuning
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/builtin/check"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Check returns an error unless the sysctls and the interface are as this plugin
+// has set them, except for those that a later plugin has set again.
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+
+// Compare compares the sysctls and the attributes of the interface with the values
+// that this plugin has set, except for those that a later plugin has set again. All
+// are in the container, which may have changed them on purpose. Compare ignores the
+// allowlist, which is for future settings; a Fix obeys it.
+func (p Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	c, err := parse(r)
+	if err != nil {
+		return nil, err
+	}
+	if r.PrevResult == nil {
+		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
+	}
+	c = c.without(r, lastSet(ctx))
+	found, err := p.compareSysctls(r, c.sysctls)
+	if err != nil || !c.attributes.any() {
+		return found, err // a chain need not have an interface
+	}
+	link, err := v.Container.Link(r.IfName)
+	if links.NotFound(err) {
+		return append(found, compare.Difference{
+			Plugin: known.Tuning, Kind: compare.Interface, Inside: true, Object: r.IfName, Wanted: "an interface to change", Err: err,
+			Why: "tuning changes the interface of another plugin, and makes none",
+		}), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return append(found, compareAttributes(r, stateOf(link), c.attributes)...), nil
+}
+
+// compareSysctls compares words and values, because the kernel has its own way to
+// separate and print numbers.
+func (p Plugin) compareSysctls(r *plugin.Request, sysctls []sysctl) (found []compare.Difference, err error) {
+	if len(sysctls) == 0 {
+		return nil, nil
+	}
+	err = r.Container.Do(func() error {
+		for _, s := range sysctls {
+			want := canonical(s.value)
+			d := compare.Difference{Plugin: known.Tuning, Kind: compare.Sysctl, Inside: true, Object: s.key, Wanted: want}
+			data, err := os.ReadFile(s.file)
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+				d.Err, d.Why = fmt.Errorf("sysctl %q: %w", s.key, err), "the container has no such sysctl now"
+			case err != nil:
+				return fmt.Errorf("sysctl %q: %w", s.key, err)
+			default:
+				if d.Found = canonical(string(data)); d.Found == want {
+					continue
+				}
+				d.Err = fmt.Errorf("sysctl %q is %q, and not %q as configured", s.key, d.Found, want)
+				d.Fix = p.fixSysctl(r, s)
+			}
+			found = append(found, d)
+		}
+		return nil
+	})
+	return found, err
+}
+
+// fixSysctl writes a sysctl if the administrator still allows it.
+func (p Plugin) fixSysctl(r *plugin.Request, s sysctl) func(context.Context) error {
+	return func(context.Context) error {
+		one := []sysctl{s}
+		if err := p.allow(one); err != nil {
+			return err
+		}
+		return writeSysctls(r, one)
+	}
+}
+
+// compareAttributes compares an interface with the configuration. It ignores
+// attributes that are not configured, or only turned off, because they were not set.
+func compareAttributes(r *plugin.Request, has state, want attributes) (found []compare.Difference) {
+	differ := func(name string, is, wanted any, alone attributes) {
+		found = append(found, compare.Difference{
+			Plugin: known.Tuning, Kind: compare.Interface, Inside: true,
+			Object: name + " of " + r.IfName, Wanted: fmt.Sprint(wanted), Found: fmt.Sprint(is),
+			Err: fmt.Errorf("interface %q: %s is %v, and not %v as configured", r.IfName, name, is, wanted),
+			Fix: fixAttribute(r, alone),
+		})
+	}
+	if want.mac != nil && want.mac.String() != has.mac.String() {
+		differ("mac", has.mac, want.mac, attributes{mac: want.mac})
+	}
+	if want.promisc && !has.promisc {
+		differ("promisc", false, true, attributes{promisc: true})
+	}
+	if want.mtu != 0 && want.mtu != has.mtu {
+		differ("mtu", has.mtu, want.mtu, attributes{mtu: want.mtu})
+	}
+	if want.allmulti != nil && *want.allmulti != has.allmulti {
+		differ("allmulti", has.allmulti, *want.allmulti, attributes{allmulti: want.allmulti})
+	}
+	if want.txQLen != nil && *want.txQLen != has.txQLen {
+		differ("txQLen", has.txQLen, *want.txQLen, attributes{txQLen: want.txQLen})
+	}
+	return found
+}
+
+// fixAttribute sets an attribute. The backup of the former value is the ADD's.
+func fixAttribute(r *plugin.Request, alone attributes) func(context.Context) error {
+	return func(ctx context.Context) error {
+		conn, link, err := find(ctx, r)
+		if err != nil {
+			return err
+		}
+		if err := change(conn, link.Index, alone); err != nil {
+			return errors.Join(fmt.Errorf("interface %q: %w", r.IfName, err), conn.Close())
+		}
+		return conn.Close()
+	}
+}

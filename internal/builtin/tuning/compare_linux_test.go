@@ -1,0 +1,186 @@
+package tuning
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni/internal/builtin/check"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/plugin"
+)
+
+// compared returns the differences of an attachment, and those that a repair of the
+// host, or of the container too, leaves.
+func compared(t *testing.T, ctx context.Context, h plugintest.Host, own Plugin, c plugintest.Call, inside bool) (found, left string, err error) {
+	t.Helper()
+	lookup := func(string) plugin.Plugin { return own }
+	err = plugintest.Comparing(ctx, h.Host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
+		v, done := check.Kernel(ctx, r)
+		all, err := p.Compare(ctx, r, v)
+		found = plugintest.Lines(all)
+		if err == nil {
+			all, err = plugintest.Repair(ctx, r, p, v, inside)
+			left = plugintest.Lines(all)
+		}
+		return errors.Join(err, done())
+	})
+	return found, left, err
+}
+
+// changes are the changes that a container may make, and the differences.
+func changes() map[string]struct {
+	change func(*testing.T, plugintest.Host)
+	want   string
+} {
+	sysctl := func(file, value string) func(*testing.T, plugintest.Host) {
+		return func(t *testing.T, h plugintest.Host) {
+			if err := h.Container.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/"+file, []byte(value), 0o644) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	link := func(f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host) {
+		return func(t *testing.T, h plugintest.Host) { nettest.Change(t, h.Container, "eth0", f) }
+	}
+	attribute := func(name, want, found string) string {
+		return fmt.Sprintf(`tuning container interface "%s of eth0": wanted %q, found %q; fix; interface "eth0": %[1]s is %[3]s, and not %[2]s as configured`, name, want, found)
+	}
+	return map[string]struct {
+		change func(*testing.T, plugintest.Host)
+		want   string
+	}{
+		"nothing": {func(*testing.T, plugintest.Host) {}, ""},
+		"a sysctl": {sysctl("ip_local_port_range", "2000 3001"),
+			`tuning container sysctl "net.ipv4.ip_local_port_range": wanted "2000 3000", found "2000 3001"; fix; sysctl "net.ipv4.ip_local_port_range" is "2000 3001", and not "2000 3000" as configured`},
+		"a sysctl of the interface": {sysctl("conf/eth0/arp_filter", "0"),
+			`tuning container sysctl "net.ipv4.conf.IFNAME.arp_filter": wanted "1", found "0"; fix; sysctl "net.ipv4.conf.IFNAME.arp_filter" is "0", and not "1" as configured`},
+		"mac": {link(func(nl *netlink.Handle, l netlink.Link) error {
+			return nl.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 0x98})
+		}), attribute("mac", "02:00:00:00:00:99", "02:00:00:00:00:98")},
+		"promisc":  {link(func(nl *netlink.Handle, l netlink.Link) error { return nl.SetPromiscOff(l) }), attribute("promisc", "true", "false")},
+		"mtu":      {link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetMTU(l, 1401) }), attribute("mtu", "1400", "1401")},
+		"allmulti": {link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetAllmulticastOff(l) }), attribute("allmulti", "true", "false")},
+		"txQLen":   {link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetTxQLen(l, 78) }), attribute("txQLen", "77", "78")},
+	}
+}
+
+// TestEachChangeIsFoundAndRepairedIfAsked: everything is the container's, so a repair of
+// the host leaves it. One of the container makes it as it was, and the backup still has
+// the state before the ADD.
+func TestEachChangeIsFoundAndRepairedIfAsked(t *testing.T) {
+	for _, made := range []string{"ours", "theirs"} {
+		for name, tt := range changes() {
+			t.Run(made+"/"+name, func(t *testing.T) {
+				h, dir := plugintest.NewHost(t), t.TempDir()
+				side, c := ours(h), callFor(h, fmt.Sprintf(configured, dir))
+				if made == "theirs" {
+					side = plugintest.Theirs(t, h.Host)
+				}
+				// The reference's CHECK compares sysctls including spaces.
+				c.Config = strings.Replace(c.Config, "2000 3000", `2000\t3000`, 1)
+				before := described(t, h)
+				c.Prev = side.Must(t, "ADD", c)
+				was := described(t, h)
+				tt.change(t, h)
+				changed := described(t, h)
+
+				found, left, err := compared(t, t.Context(), h, Plugin{}, c, false)
+				if err != nil || found != tt.want || left != tt.want {
+					t.Errorf("found\n%s\nleft\n%s\nwant\n%s\n%v", found, left, tt.want, err)
+				}
+				if now := described(t, h); now != changed {
+					t.Errorf("a repair of the host has changed the container: now %s, was %s", now, changed)
+				}
+				if _, left, err = compared(t, t.Context(), h, Plugin{}, c, true); err != nil || left != "" {
+					t.Errorf("left\n%s\n%v", left, err)
+				}
+				if now := described(t, h); now != was {
+					t.Errorf("now %s, was %s", now, was)
+				}
+				side.Must(t, "CHECK", c)
+				side.Must(t, "DEL", c)
+				if now, want := described(t, h), strings.NewReplacer("[0", "[1", "32768 60999", "2000 3000").Replace(before); now != want {
+					t.Errorf("after DEL: %s, want %s", now, want)
+				}
+			})
+		}
+	}
+}
+
+// TestWhatCannotBeRepaired is reported with the reason.
+func TestWhatCannotBeRepaired(t *testing.T) {
+	h := plugintest.NewHost(t)
+	side, c := ours(h), callFor(h, fmt.Sprintf(configured, t.TempDir()))
+	c.Prev = side.Must(t, "ADD", c)
+	nettest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
+	const want = `tuning container sysctl "net.ipv4.conf.IFNAME.arp_filter": wanted "1", found ""; no fix: the container has no such sysctl now; ` +
+		`sysctl "net.ipv4.conf.IFNAME.arp_filter": open /proc/sys/net/ipv4/conf/eth0/arp_filter: no such file or directory` + "\n" +
+		`tuning container interface "eth0": wanted "an interface to change", found ""; no fix: tuning changes the interface of another plugin, and makes none; interface "eth0": no such device`
+	if found, left, err := compared(t, t.Context(), h, Plugin{}, c, true); err != nil || found != want || left != want {
+		t.Errorf("found\n%s\nleft\n%s\nwant\n%s\n%v", found, left, want, err)
+	}
+}
+
+// TestARepairObeysTheAllowlist: an administrator may have forbidden a sysctl since.
+func TestARepairObeysTheAllowlist(t *testing.T) {
+	list := filepath.Join(t.TempDir(), "allowlist.conf")
+	h := plugintest.NewHost(t)
+	side, c := ours(h), callFor(h, fmt.Sprintf(configured, t.TempDir()))
+	c.Prev = side.Must(t, "ADD", c)
+	changes()["a sysctl"].change(t, h)
+	changed := described(t, h)
+	if err := os.WriteFile(list, []byte("^net\\.core\\.\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	found, _, err := compared(t, t.Context(), h, Plugin{allowlist: list}, c, true)
+	if found != changes()["a sysctl"].want || err == nil || !strings.Contains(err.Error(), "matches no line of it") {
+		t.Errorf("found %s, %v", found, err)
+	}
+	if now := described(t, h); now != changed {
+		t.Errorf("now %s, was %s", now, changed)
+	}
+}
+
+// TestAValueThatALaterPluginSetIsNoDifference, and is not set back.
+func TestAValueThatALaterPluginSetIsNoDifference(t *testing.T) {
+	h, notes := plugintest.NewHost(t), noting{notes: map[string]json.RawMessage{}}
+	ctx := caller.With(t.Context(), caller.Given{Record: notes})
+	var calls []plugintest.Call
+	for _, fields := range []string{
+		`"mtu": 1400, "sysctl": {"net.core.somaxconn": "500"}`, `"mtu": 1300, "sysctl": {"net.core.somaxconn": "600"}`,
+	} {
+		calls = append(calls, callFor(h, fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "podnet", "type": "tuning", "dataDir": %q, %s}`, t.TempDir(), fields)))
+	}
+	var out []byte
+	for i, c := range calls {
+		if i > 0 {
+			c.Prev = out
+		}
+		var err error
+		if out, err = ours(h).Run(ctx, "ADD", c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	was := described(t, h)
+	for i, c := range calls {
+		c.Prev = out
+		if found, left, err := compared(t, ctx, h, Plugin{}, c, true); err != nil || found+left != "" {
+			t.Errorf("plugin %d: found %s, left %s, %v", i, found, left, err)
+		}
+	}
+	if now := described(t, h); now != was {
+		t.Errorf("now %s, was %s", now, was)
+	}
+}
