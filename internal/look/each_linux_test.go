@@ -1,14 +1,12 @@
 package look
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -64,16 +62,22 @@ func address(i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i>>8) + 1, byte(i)}), 16)
 }
 
-// opener opens namespaces by their paths, and counts those that are open.
+// opener opens namespaces by their paths.
 type opener struct {
-	paths []string
-	open  []*netns.Handle
+	paths  []string
+	open   []*netns.Handle
+	opened func(i int) error // is called after opening, if it is set
 }
 
-func newOpener(paths []string) *opener { return &opener{paths, make([]*netns.Handle, len(paths))} }
+func newOpener(paths []string) *opener {
+	return &opener{paths: paths, open: make([]*netns.Handle, len(paths))}
+}
 
 func (o *opener) at(i int) (ns *netns.Handle, err error) {
 	o.open[i], err = netns.Open(o.paths[i])
+	if err == nil && o.opened != nil {
+		err = o.opened(i)
+	}
 	return o.open[i], err
 }
 
@@ -84,13 +88,24 @@ func (o *opener) close(i int) error {
 	return o.open[i].Close()
 }
 
+// readEach reads all namespaces, and calls use for each.
+func (o *opener) readEach(use func(i int, seen *Namespace, err error)) {
+	Each(len(o.paths), func(i int, r *Reader) {
+		ns, err := o.at(i)
+		var seen *Namespace
+		if err == nil {
+			seen, err = r.Read(ns)
+		}
+		use(i, seen, errors.Join(err, o.close(i)))
+	})
+}
+
 func TestEachNamespaceIsReadOnce(t *testing.T) {
 	_, paths := hostWith(t, 40)
-	o := newOpener(paths)
 	used := make([]atomic.Int32, len(paths))
-	Each(context.Background(), len(paths), o.at, func(i int, seen *Namespace, err error) {
+	newOpener(paths).readEach(func(i int, seen *Namespace, err error) {
 		used[i].Add(1)
-		if err := errors.Join(err, o.close(i)); err != nil {
+		if err != nil {
 			t.Error(err)
 			return
 		}
@@ -125,14 +140,13 @@ func TestANamespaceVanishesMeanwhile(t *testing.T) {
 	}
 	expect.NoError(t, netns.Remove(paths[gone]))
 	o := newOpener(paths)
-	open := func(i int) (*netns.Handle, error) {
-		ns, err := o.at(i)
+	o.opened = func(i int) error {
 		if i == going {
-			err = errors.Join(err, netns.Remove(paths[i]))
+			return netns.Remove(paths[i])
 		}
-		return ns, err
+		return nil
 	}
-	Each(context.Background(), len(paths), open, func(i int, seen *Namespace, err error) {
+	o.readEach(func(i int, seen *Namespace, err error) {
 		if i == gone {
 			expect.Is(t, err, fs.ErrNotExist)
 			return
@@ -140,64 +154,53 @@ func TestANamespaceVanishesMeanwhile(t *testing.T) {
 		if err == nil {
 			_, err = seen.Link("lo")
 		}
-		if err := errors.Join(err, o.close(i)); err != nil {
+		if err != nil {
 			t.Errorf("namespace %d: %v", i, err)
 		}
 	})
 }
 
-// TestTheContextEndsMeanwhile: the rest is told why.
-func TestTheContextEndsMeanwhile(t *testing.T) {
-	_, paths := hostWith(t, 20)
-	reason := errors.New("enough")
-	ctx, cancel := context.WithCancelCause(context.Background())
-	defer cancel(nil)
+// TestAClosedNamespaceIsAnErrorForItAlone.
+func TestAClosedNamespaceIsAnErrorForItAlone(t *testing.T) {
+	const closed = 2
+	_, paths := hostWith(t, 6)
 	o := newOpener(paths)
-	var read, told atomic.Int32
-	Each(ctx, len(paths), o.at, func(i int, _ *Namespace, err error) {
-		cancel(reason)
-		if err == nil {
-			read.Add(1)
-		} else if errors.Is(err, reason) {
-			told.Add(1)
+	o.opened = func(i int) error {
+		if i == closed {
+			return o.close(i)
 		}
-		if err := o.close(i); err != nil {
-			t.Error(err)
+		return nil
+	}
+	o.readEach(func(i int, _ *Namespace, err error) {
+		if (i == closed) != errors.Is(err, os.ErrClosed) || i != closed && err != nil {
+			t.Errorf("namespace %d: %v", i, err)
 		}
 	})
-	if read.Load() == 0 || told.Load() == 0 || int(read.Load()+told.Load()) != len(paths) {
-		t.Errorf("read %d, told %d of %d", read.Load(), told.Load(), len(paths))
-	}
 }
 
-// TestWorkersWithoutAThread: others do their work, or each use gets the reason.
+// TestWorkersWithoutAThread finish the work too.
 func TestWorkersWithoutAThread(t *testing.T) {
 	_, paths := hostWith(t, 10)
-	lost := errors.New("no thread")
-	for name, test := range map[string]struct {
-		without int32 // so many workers
-		want    error
-	}{"all": {1 << 20, lost}, "one": {1, nil}} {
-		if name == "one" && runtime.GOMAXPROCS(0) == 1 {
-			t.Logf("%s: there is one worker only", name)
-			continue
+	o := newOpener(paths)
+	var done []int
+	e := &each{n: len(paths), work: func(i int, r *Reader) {
+		ns := expect.Value(o.at(i))(t)
+		expect.Value(r.Read(ns))(t)
+		expect.NoError(t, ns.Close())
+		done = append(done, i)
+	}}
+	reason := errors.New("the thread is lost")
+	lost := func() error {
+		if len(done) == 3 {
+			return reason
 		}
-		o := newOpener(paths)
-		var started, uses atomic.Int32
-		e := &each{n: len(paths), open: o.at, use: func(i int, _ *Namespace, err error) {
-			uses.Add(1)
-			if !errors.Is(err, test.want) || o.close(i) != nil {
-				t.Errorf("%s: got %v, want %v", name, err, test.want)
-			}
-		}}
-		e.run(context.Background(), func(fn func(*thread.Tour) error) error {
-			if started.Add(1) <= test.without {
-				return lost
-			}
-			return thread.OnTour(fn)
-		})
-		expect.Same(t, name+": uses", int(uses.Load()), len(paths))
+		return nil
 	}
+	err := thread.OnTour(func(tour *thread.Tour) error { return e.run(&Reader{links.NewDialer(tour)}, lost) })
+	expect.Is(t, err, reason)
+	expect.Same(t, "done before", done, []int{0, 1, 2})
+	expect.NoError(t, e.run(&Reader{}, func() error { return nil }))
+	expect.Same(t, "done in all", done, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9})
 }
 
 // TestNothingIsLeftOpen: neither descriptors nor threads in other namespaces.
@@ -206,10 +209,12 @@ func TestNothingIsLeftOpen(t *testing.T) {
 	before, home := descriptors(t), expect.Value(netns.ProcessID())(t)
 	for range 5 {
 		expect.Value(Read(host))(t)
-		o := newOpener(paths)
-		Each(context.Background(), len(paths), o.at, func(i int, _ *Namespace, err error) {
-			if err := errors.Join(err, o.close(i)); err != nil {
+		newOpener(paths).readEach(func(i int, _ *Namespace, err error) {
+			if err != nil {
 				t.Error(err)
+			}
+			if id, err := netns.CurrentID(); err != nil || id != home {
+				t.Errorf("between visits a worker is in %s, %v, not in %s", id, err, home)
 			}
 		})
 	}
@@ -254,9 +259,8 @@ func BenchmarkRead(b *testing.B) {
 		b.Run(fmt.Sprint("containers-", n), func(b *testing.B) {
 			b.ReportAllocs()
 			for range b.N {
-				o := newOpener(paths)
-				Each(context.Background(), len(paths), o.at, func(i int, _ *Namespace, err error) {
-					if err := errors.Join(err, o.close(i)); err != nil {
+				newOpener(paths).readEach(func(_ int, _ *Namespace, err error) {
+					if err != nil {
 						b.Error(err)
 					}
 				})
