@@ -27,6 +27,7 @@ type attachment struct {
 	plugin *Plugin
 	bridge links.Link
 	made   bool // this attachment created the bridge
+	noted  bool // that an ADD created the bridge
 	lan    bool // machines other than containers may have its addresses
 	detect bool // detect duplicates of the container's IPv6 addresses
 	aside  bool // announce addresses in parallel with the rest of Add
@@ -38,10 +39,8 @@ func (a *attachment) Make(ctx context.Context) (err error) {
 	if a.bridge, a.made, err = a.ensureBridge(a.OnHost, a.Request.Host); err != nil {
 		return err
 	}
-	if a.bridge.Alias == alias {
-		if err := noteMade(caller.From(ctx).Record, a.bridge); err != nil {
-			return err
-		}
+	if err := a.noteMade(ctx, a.bridge); err != nil {
+		return err
 	}
 	a.Pair, err = links.Veth{
 		Name: a.Request.IfName, MAC: a.mac, MTU: a.MTU, Master: a.bridge.Index,
@@ -51,6 +50,16 @@ func (a *attachment) Make(ctx context.Context) (err error) {
 	}
 	a.aside = a.plugin.crowded(a.place())
 	return a.configurePort(a.OnHost, a.bridge, a.Host)
+}
+
+// noteMade notes once that an ADD made the bridge, if one did. It is called again
+// at the end, because the ADD that has just made it may not have marked it before.
+func (a *attachment) noteMade(ctx context.Context, br links.Link) error {
+	if a.noted || br.Alias != alias {
+		return nil
+	}
+	a.noted = true
+	return noteMade(caller.From(ctx).Record, br)
 }
 
 // place returns the bridge's identity.
@@ -183,6 +192,9 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 		return err
 	}
 	if err := a.correct(on.Index, known); err != nil {
+		return err
+	}
+	if err := a.noteMade(ctx, *bridge); err != nil {
 		return err
 	}
 	a.Host.OperState = end.OperState

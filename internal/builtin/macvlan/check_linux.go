@@ -58,7 +58,7 @@ func (c *config) mismatches(v *compare.View, own links.Link, said *types100.Inte
 		all = ipam.SameMAC(own, said)
 	}
 	if own.MacvlanMode != c.mode {
-		all = append(all, ipam.Mismatch{Wanted: fmt.Sprint("mode ", c.Mode), Found: "another mode", Err: fmt.Errorf("its mode is not %q", c.Mode)})
+		all = append(all, ipam.Mismatch{Wanted: "mode " + modeName(c.mode), Found: "mode " + modeName(own.MacvlanMode), Err: fmt.Errorf("its mode is not %q", c.Mode)})
 	}
 	other, err := c.otherMaster(v, own)
 	return append(all, other...), err

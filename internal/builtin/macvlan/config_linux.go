@@ -72,20 +72,28 @@ func (c *config) check() (err error) {
 	return nil
 }
 
-// parseMode reads the mode, which decides how containers on the same master
-// reach each other.
+// modes are the modes, which decide how containers on the same master reach each
+// other. They are never changed.
+var modes = map[string]uint32{
+	"bridge": links.MacvlanBridge, "private": links.MacvlanPrivate, "vepa": links.MacvlanVEPA, "passthru": links.MacvlanPassthru,
+}
+
+// parseMode reads the mode; the default is "bridge".
 func parseMode(mode string) (uint32, error) {
-	switch mode {
-	case "", "bridge":
-		return links.MacvlanBridge, nil
-	case "private":
-		return links.MacvlanPrivate, nil
-	case "vepa":
-		return links.MacvlanVEPA, nil
-	case "passthru":
-		return links.MacvlanPassthru, nil
+	if n, ok := modes[cmp.Or(mode, "bridge")]; ok {
+		return n, nil
 	}
 	return 0, fmt.Errorf(`mode: %q is none of "bridge", "private", "vepa", "passthru"`, mode)
+}
+
+// modeName returns the name of a mode, or its number.
+func modeName(mode uint32) string {
+	for name, n := range modes {
+		if n == mode {
+			return name
+		}
+	}
+	return fmt.Sprint(mode)
 }
 
 // masterNS returns the namespace of the master.
