@@ -53,7 +53,8 @@ func (a *attachment) Make(ctx context.Context) (err error) {
 }
 
 // noteMade notes once that an ADD made the bridge, if one did. It is called again
-// at the end, because the ADD that has just made it may not have marked it before.
+// at the end, because the ADD of another process may just have made it, and mark
+// it only now.
 func (a *attachment) noteMade(ctx context.Context, br links.Link) error {
 	if a.noted || br.Alias != alias {
 		return nil

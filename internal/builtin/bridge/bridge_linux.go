@@ -49,6 +49,8 @@ import (
 // Plugin is the plugin "bridge". A Plugin that is kept remembers bridges with
 // many ports; see [Plugin.crowded].
 type Plugin struct {
+	making sync.Mutex // held while a bridge is made
+
 	mu      sync.Mutex
 	ports   map[place]int // the number of the newest port
 	uplinks map[place]uplink

@@ -20,15 +20,27 @@ func noRA(name string) links.Sysctl {
 
 // ensureBridge returns the bridge, up and as configured. It creates a missing
 // one. Many attachments may do this at once.
-func (c *config) ensureBridge(conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
-	br, err = conn.Link(c.Bridge)
-	if links.NotFound(err) {
-		br, made, err = c.createBridge(conn, host, links.Bridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: c.filtersVLANs()})
+func (a *attachment) ensureBridge(conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
+	br, err = conn.Link(a.Bridge)
+	if links.NotFound(err) || err == nil && br.Alias != alias {
+		br, made, err = a.findOrCreate(conn, host)
 	}
 	if err == nil {
-		err = c.prepareBridge(conn, host, br)
+		err = a.prepareBridge(conn, host, br)
 	}
 	return br, made, err
+}
+
+// findOrCreate returns the bridge, or creates it. Of one plugin's attachments, one
+// creates and marks it, and the others wait for both.
+func (a *attachment) findOrCreate(conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
+	a.plugin.making.Lock()
+	defer a.plugin.making.Unlock()
+	br, err = conn.Link(a.Bridge)
+	if links.NotFound(err) {
+		return a.createBridge(conn, host, links.Bridge{Name: a.Bridge, MTU: a.MTU, VLANFiltering: a.filtersVLANs()})
+	}
+	return br, false, err
 }
 
 // prepareBridge sets the bridge up if it fits the configuration.
@@ -65,9 +77,9 @@ func (c *config) fits(br links.Link) error {
 	return nil
 }
 
-// createBridge creates the bridge with its link-local address and the alias that
-// says who made it, and leaves it down. With the address, the host can forward to
-// it as soon as there is a container.
+// createBridge creates the bridge with the alias that says who made it and its
+// link-local address, and leaves it down. With the address, the host can forward
+// to it as soon as there is a container.
 func (c *config) createBridge(conn *links.Conn, host *netns.Handle, b links.Bridge) (br links.Link, made bool, err error) {
 	br, err = b.Create(conn)
 	if errors.Is(err, unix.EEXIST) { // another attachment was faster
@@ -77,14 +89,12 @@ func (c *config) createBridge(conn *links.Conn, host *netns.Handle, b links.Brid
 	if err != nil {
 		return br, false, err
 	}
-	if _, err := conn.LinkLocal(host, br); err != nil {
-		return br, false, err
-	}
 	if err := mark(conn, br.Index); err != nil {
 		return br, false, fmt.Errorf("bridge %q: %w", b.Name, err)
 	}
 	br.Alias = alias
-	return br, true, nil
+	_, err = conn.LinkLocal(host, br)
+	return br, err == nil, err
 }
 
 // configurePort configures the host's end, which is on the bridge. The
