@@ -92,7 +92,7 @@ func IsInvalidResult(err error) bool { return errors.Is(err, ErrInvalidResult) }
 // Error is the failure of one network of one container, or of one of its plugins.
 // Several are joined by errors.Join; errors.As finds the first.
 type Error struct {
-	Op          string // CNI_COMMAND: ADD, DEL, CHECK, STATUS
+	Op          string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR
 	Network     string
 	Plugin      string     // its type; empty if the failure is not a plugin's
 	PluginKind  PluginKind // empty if no plugin ran

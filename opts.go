@@ -347,7 +347,7 @@ func WithObserver(observe func(ctx context.Context, e Event)) Opt {
 // Event describes one plugin call. Calls that an in-process plugin delegates, for
 // example to an IPAM plugin, are part of its own call.
 type Event struct {
-	Operation   string // CNI_COMMAND: ADD, DEL, CHECK, STATUS
+	Operation   string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR, for a part that Repair made again
 	Network     string
 	Plugin      string     // its type
 	PluginKind  PluginKind // empty if no plugin ran

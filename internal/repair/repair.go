@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/embedcni/cni/internal/compare"
 )
@@ -73,17 +74,24 @@ const (
 func Run(ctx context.Context, s Subject, o Options) (Outcome, error) {
 	r := &run{Subject: s, Options: o, fixed: make(map[key]int), failed: make(map[key]error)}
 	var last []compare.Difference
+	stuck := false
 	for round := 0; ; round++ {
 		found, err := s.Compare(ctx)
 		if err != nil {
 			return r.outcome(last, err), err
 		}
-		last = found
 		todo := r.choose(found)
-		if round == mostRounds || len(todo) == 0 || !r.fix(ctx, todo) {
+		if round == mostRounds || len(todo) == 0 || stuck && same(found, last) {
 			return r.outcome(found, nil), nil
 		}
+		last = found
+		stuck = !r.fix(ctx, todo) // a Fix that failed may have made a part of it
 	}
+}
+
+// same reports whether two comparisons found the same differences.
+func same(a, b []compare.Difference) bool {
+	return slices.EqualFunc(a, b, func(a, b compare.Difference) bool { return keyOf(a) == keyOf(b) })
 }
 
 // key identifies a difference in successive comparisons.
@@ -100,7 +108,7 @@ func keyOf(d compare.Difference) key { return key{d.Plugin, d.Kind, d.Inside, d.
 type run struct {
 	Subject
 	Options
-	order  []compare.Difference // that were fixed, each once
+	order  []compare.Difference // that were to be fixed, each once
 	fixed  map[key]int          // how often
 	failed map[key]error        // of the last attempt
 }
@@ -145,6 +153,9 @@ func (r *run) fix(ctx context.Context, todo []compare.Difference) (any bool) {
 func (r *run) attempt(ctx context.Context, d compare.Difference, together bool) bool {
 	err := context.Cause(ctx)
 	if err == nil {
+		if !r.tried(d) {
+			r.order = append(r.order, d)
+		}
 		err = r.Fix(ctx, d, together)
 	}
 	if err != nil {
@@ -155,11 +166,13 @@ func (r *run) attempt(ctx context.Context, d compare.Difference, together bool) 
 	return err == nil
 }
 
+func (r *run) tried(d compare.Difference) bool {
+	return slices.ContainsFunc(r.order, func(o compare.Difference) bool { return keyOf(o) == keyOf(d) })
+}
+
 func (r *run) note(made []compare.Difference) {
 	for _, d := range made {
-		if r.fixed[keyOf(d)]++; r.fixed[keyOf(d)] == 1 {
-			r.order = append(r.order, d)
-		}
+		r.fixed[keyOf(d)]++
 	}
 }
 

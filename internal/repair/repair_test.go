@@ -19,6 +19,7 @@ type part struct {
 	differs bool  // adding does not repair it
 	refused error // by the kernel, each time
 	vanish  int   // it vanishes that often after it was added
+	said    error // by its Fix, which has added it
 	takes   []string
 }
 
@@ -82,7 +83,7 @@ func (f *fake) add(p part) error {
 		f.vanished[p.name]++
 		f.has[p.name] = false
 	}
-	return nil
+	return p.said
 }
 
 func (f *fake) Fix(ctx context.Context, d compare.Difference, together bool) error {
@@ -182,6 +183,10 @@ func TestRunRepairsWhatMayBeAdded(t *testing.T) {
 		"nothing if all are refused": {
 			parts: []part{{name: "first", refused: errRefused}},
 			want:  outcome{Left: map[string]error{"first": errRefused}, Fixed: []string{"first"}},
+		},
+		"what a Fix that failed has added, and what needs that": {
+			parts: []part{{name: "half", said: errRefused}, {name: "rest", needs: []string{"half"}}},
+			want:  outcome{Repaired: []string{"half", "rest"}, Fixed: []string{"half", "rest"}},
 		},
 		"again what another repair has undone": {
 			parts: []part{rule, {name: "bridge", takes: []string{"rule"}}},
