@@ -58,14 +58,13 @@ func (c *inside) assign(ctx context.Context, conn *links.Conn, want netip.Prefix
 		}
 		return err
 	}
-	do := conn.Requests()
 	for _, s := range subnets {
-		if s.Address == want && c.Up {
-			s.replace(do, c.own.Index)
+		if s.Address != want || !c.Up {
+			continue
 		}
-	}
-	if err := do.Send(); err != nil {
-		return err
+		if err := c.replaceUsable(ctx, conn, s); err != nil {
+			return err
+		}
 	}
 	if want.Addr().Is4() {
 		return nil

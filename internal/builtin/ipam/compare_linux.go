@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -176,8 +178,44 @@ func (c *inside) setUp(ctx context.Context, conn *links.Conn) error {
 	do := conn.Requests()
 	do.Up(c.own.Index)
 	for _, s := range subnets {
-		s.replace(do, c.own.Index)
+		if s.Address.Addr().Is4() {
+			s.replace(do, c.own.Index)
+		}
 	}
+	if err := do.Send(); err != nil {
+		return err
+	}
+	return c.replaceKept(ctx, conn, subnets)
+}
+
+// replaceKept replaces the routes of IPv6 addresses that the interface kept while it
+// was down. Usually it has lost them: they come back with their routes, see assign.
+func (c *inside) replaceKept(ctx context.Context, conn *links.Conn, subnets []SubnetRoutes) error {
+	have, err := conn.Addresses(c.own.Index)
+	if err != nil {
+		return err
+	}
+	for _, s := range subnets {
+		kept := slices.ContainsFunc(have, func(a links.Address) bool { return a.Prefix == s.Address })
+		if s.Address.Addr().Is4() || !kept {
+			continue
+		}
+		if err := c.replaceUsable(ctx, conn, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replaceUsable replaces the routes of an address when that is usable: before, no IPv6
+// route can have it as its source. After an interface was set up, that takes until the
+// kernel has noticed the carrier.
+func (c *inside) replaceUsable(ctx context.Context, conn *links.Conn, s SubnetRoutes) error {
+	if err := Await(ctx, conn, c.own.Index, []netip.Prefix{s.Address}); err != nil {
+		return err
+	}
+	do := conn.Requests()
+	s.replace(do, c.own.Index)
 	return do.Send()
 }
 
