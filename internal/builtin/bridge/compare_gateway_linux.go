@@ -36,9 +36,13 @@ func (c *comparison) gateway(context.Context) (all []compare.Difference, err err
 		if have, err = c.v.Host.Addresses(on.Index); err != nil {
 			return nil, err
 		}
-		all = append(all, veth.CompareForwarding(on,
+		forwarding, err := veth.CompareForwarding(c.v, on,
 			slices.ContainsFunc(wanted, func(p netip.Prefix) bool { return p.Addr().Is4() }),
-			slices.ContainsFunc(wanted, func(p netip.Prefix) bool { return p.Addr().Is6() }))...)
+			slices.ContainsFunc(wanted, func(p netip.Prefix) bool { return p.Addr().Is6() }))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, forwarding...)
 	}
 	for _, want := range wanted {
 		if slices.ContainsFunc(have, func(a links.Address) bool { return c.serves(a, want) }) {

@@ -56,7 +56,11 @@ func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) (
 	}
 	all = append(append(all, onHost...), rules...)
 	if host.Exists {
-		all = append(all, forwarding(host.Link, r)...)
+		off, err := forwarding(v, host.Link, r)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, off...)
 	}
 	return compare.Of(r.Type, all), nil
 }
@@ -158,12 +162,12 @@ func route(conn *links.Conn, index int, to netip.Prefix) error {
 }
 
 // forwarding compares the setting that concerns the container's packets.
-func forwarding(host links.Link, r *plugin.Request) []compare.Difference {
+func forwarding(v *compare.View, host links.Link, r *plugin.Request) ([]compare.Difference, error) {
 	var v4, v6 bool
 	for _, ip := range own(r.PrevResult).IPs {
 		v4, v6 = v4 || ip.Address.IP.To4() != nil, v6 || ip.Address.IP.To4() == nil
 	}
-	return veth.CompareForwarding(host, v4, v6)
+	return veth.CompareForwarding(v, host, v4, v6)
 }
 
 // own returns a result with only the addresses of the container's interface.

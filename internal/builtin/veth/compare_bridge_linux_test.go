@@ -180,3 +180,29 @@ func TestManyRepairOneBridge(t *testing.T) {
 	}
 	expect.Same(t, "hardware address", h.mac("cni0"), mac)
 }
+
+// TestForwardingIsTheHosts: if it is off, that is reported, CHECK passes, and it
+// stays off.
+func TestForwardingIsTheHosts(t *testing.T) {
+	for _, typ := range []string{"bridge", "ptp"} {
+		t.Run(typ, func(t *testing.T) {
+			h := newHost(t)
+			side := routed
+			side.typ = typ
+			a := h.attach(side, "c1")
+			h.sh("sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0")
+			name := "cni0"
+			if typ == "ptp" {
+				name = "vethX"
+			}
+			want := typ + ` host sysctl "net/ipv4/conf/` + name + `/forwarding": wanted "1", found "0"; no fix: the setting is the host's
+` + typ + ` host sysctl "net/ipv6/conf/all/forwarding": wanted "1", found "0"; no fix: the setting is the host's`
+			expect.Same(t, "what is left", a.repair(true), want)
+			h.must("CHECK", a.c)
+			h.sh("test $(sysctl -n net.ipv4.ip_forward net.ipv6.conf.all.forwarding | tr -d '\\n') = 00")
+			// IPv6 is forwarded whatever an interface's own setting is.
+			h.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1; for f in /proc/sys/net/ipv6/conf/*/forwarding; do case $f in */all/*|*/lo/*) ;; *) echo 0 > $f;; esac; done")
+			expect.Same(t, "differences", a.differences(), "")
+		})
+	}
+}

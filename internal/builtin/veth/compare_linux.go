@@ -122,20 +122,30 @@ func (c Config) CompareMasquerade(ctx context.Context, r *plugin.Request, v *com
 }
 
 // CompareForwarding reports whether the host forwards what arrives at an
-// interface from the addresses' families. CHECK passes over it, and nobody
+// interface, for the addresses' families. CHECK passes over it, and nobody
 // changes it: the setting is the host's, and affects all of its containers at
 // once.
-func CompareForwarding(link links.Link, v4, v6 bool) (all []compare.Difference) {
-	for _, family := range []struct {
-		want bool
-		path string
-	}{{v4, "net/ipv4/conf/"}, {v6, "net/ipv6/conf/"}} {
-		s := links.Sysctl{Path: family.path + link.Name + "/forwarding", Value: "0"}
-		if family.want && link.Has(s) {
-			all = append(all, compare.Difference{
-				Kind: compare.Sysctl, Object: s.Path, Wanted: "1", Found: "0", Why: "the setting is the host's",
-			})
+//
+// For IPv6 the kernel looks at the setting "all" alone, which sets those of all
+// interfaces when it changes: it is off if those of lo and of the interface are.
+func CompareForwarding(v *compare.View, link links.Link, v4, v6 bool) (all []compare.Difference, err error) {
+	off := func(l links.Link, family string) bool {
+		return l.Has(links.Sysctl{Path: "net/" + family + "/conf/" + l.Name + "/forwarding", Value: "0"})
+	}
+	add := func(path string) {
+		all = append(all, compare.Difference{Kind: compare.Sysctl, Object: path, Wanted: "1", Found: "0", Why: "the setting is the host's"})
+	}
+	if v4 && off(link, "ipv4") {
+		add("net/ipv4/conf/" + link.Name + "/forwarding")
+	}
+	if v6 && off(link, "ipv6") {
+		lo, err := v.Host.Link("lo")
+		if err != nil {
+			return nil, err
+		}
+		if off(lo, "ipv6") {
+			add("net/ipv6/conf/all/forwarding")
 		}
 	}
-	return all
+	return all, nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/look"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/plugin"
 )
@@ -74,6 +75,8 @@ func (a *attached) differences() (text string) {
 		text = a.h.normal(plugintest.Lines(all))
 		dump := *v
 		dump.Host, dump.Container = expect.Value(look.Read(r.Host))(a.h.t), expect.Value(look.Read(r.Container))(a.h.t)
+		fw := netfilter.Open(r.Host, netfilter.Options{Notes: a.memory})
+		dump.Rules = netfilter.Read(fw).For(fw.Options)
 		again, failed := p.Compare(ctx, r, &dump)
 		expect.Same(a.h.t, "differences of a dump", a.h.normal(plugintest.Lines(again)), text)
 		return firstOf(err, failed)
