@@ -7,7 +7,9 @@ import (
 	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
@@ -50,7 +52,54 @@ func (c *comparison) gateway(context.Context) (all []compare.Difference, err err
 		}
 		all = append(all, c.gatewayAddress(name, want, have))
 	}
-	return all, nil
+	if !there || !on.Up() { // the kernel adds the routes when it is up
+		return all, nil
+	}
+	routes, err := c.gatewayRoutes(on, wanted, have)
+	return append(all, routes...), err
+}
+
+// gatewayRoutes compares the host's routes to the subnets of its addresses on the
+// bridge, which the kernel added with the addresses. Where they lead is the
+// host's decision.
+func (c *comparison) gatewayRoutes(on links.Link, wanted []netip.Prefix, have []links.Address) (all []compare.Difference, err error) {
+	var routes []links.Route
+	for _, a := range have {
+		gateway := slices.ContainsFunc(wanted, func(p netip.Prefix) bool { return p.Addr() == a.Addr() })
+		if gateway && a.Bits() < a.Addr().BitLen() {
+			routes = append(routes, ipam.ToSubnet(a.Prefix))
+		}
+	}
+	if len(routes) == 0 {
+		return nil, nil
+	}
+	missing, err := ipam.Unreached(c.v.Host, on.Index, routes)
+	for _, route := range missing {
+		all = append(all, c.ifMade(compare.Difference{
+			Kind: compare.Route, Object: fmt.Sprintf("%s on %s", route.Dst, on.Name), Wanted: route.String(),
+			Err: fmt.Errorf("interface %q lacks the route %s", on.Name, route),
+		}, func(_ context.Context, conn *links.Conn) error { return c.addSubnet(conn, on, route) }))
+	}
+	return all, err
+}
+
+// addSubnet adds a route to the subnet, unless somebody else has by now, or has
+// replaced the bridge.
+func (c *comparison) addSubnet(conn *links.Conn, on links.Link, route links.Route) error {
+	now, err := conn.Link(on.Name)
+	if err != nil || now.Index != on.Index {
+		return err
+	}
+	still, err := ipam.Unreached(conn, on.Index, []links.Route{route})
+	if err != nil || len(still) == 0 {
+		return err
+	}
+	do := conn.Requests()
+	do.AddRoute(on.Index, route, false, unix.EEXIST)
+	if err := do.Send(); err != nil {
+		return fmt.Errorf("interface %q: %w", on.Name, err)
+	}
+	return nil
 }
 
 // gatewayAddress is the difference of a missing address.

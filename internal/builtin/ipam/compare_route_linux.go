@@ -60,7 +60,7 @@ func (c *inside) routes(w wanted, result *types100.Result) ([]compare.Difference
 		}
 	}
 	wanted = append(wanted, w.routes...)
-	missing, err := unreached(c.v.Container, c.own.Index, wanted)
+	missing, err := Unreached(c.v.Container, c.own.Index, wanted)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func (c *inside) routes(w wanted, result *types100.Result) ([]compare.Difference
 
 // addRoute adds a missing route, unless somebody else has by now.
 func (c *inside) addRoute(conn *links.Conn, want links.Route, w wanted, subnets []SubnetRoutes) error {
-	still, err := unreached(conn, c.own.Index, []links.Route{want})
+	still, err := Unreached(conn, c.own.Index, []links.Route{want})
 	if err != nil || len(still) == 0 {
 		return err
 	}
@@ -99,7 +99,7 @@ func (c *inside) addRoute(conn *links.Conn, want links.Route, w wanted, subnets 
 	case want.Via.IsValid() || slices.ContainsFunc(w.routes, func(r links.Route) bool { return r == want }):
 		do.AddRoute(c.own.Index, want, false, unix.EEXIST)
 	case at >= 0 && len(subnets) == 0:
-		do.AddRoute(c.own.Index, ofKernel(w.addresses[at]), false, unix.EEXIST)
+		do.AddRoute(c.own.Index, ToSubnet(w.addresses[at]), false, unix.EEXIST)
 	}
 	return do.Send()
 }
@@ -131,9 +131,9 @@ func (c *inside) addBehind(conn *links.Conn, want links.Route) error {
 // addresses (IP6_RT_PRIO_ADDRCONF, <net/ip6_route.h>).
 const metric6 = 256
 
-// ofKernel returns the route to the subnet of an address that the kernel adds
-// with the address.
-func ofKernel(a netip.Prefix) links.Route {
+// ToSubnet returns the route to the subnet of an address that the kernel adds with
+// the address.
+func ToSubnet(a netip.Prefix) links.Route {
 	r := links.Route{Dst: a.Masked(), Protocol: unix.RTPROT_KERNEL}
 	if a.Addr().Is4() {
 		r.Scope, r.Src = unix.RT_SCOPE_LINK, a.Addr()
@@ -143,11 +143,15 @@ func ofKernel(a netip.Prefix) links.Route {
 	return r
 }
 
-// unreached returns the routes whose destination has no route. It asks for all
-// routes only if some do not lead through the interface.
-func unreached(n interface {
+// router lists the routes through an interface, or with 0 through all: a
+// [links.Conn] or a [compare.Net].
+type router interface {
 	Routes(index int) ([]links.Route, error)
-}, index int, wanted []links.Route) ([]links.Route, error) {
+}
+
+// Unreached returns the routes whose destination has no route. It asks for all
+// routes only if some do not lead through the interface.
+func Unreached(n router, index int, wanted []links.Route) ([]links.Route, error) {
 	wanted = slices.Clone(wanted)
 	for _, from := range []int{index, anyInterface} {
 		if len(wanted) == 0 {
@@ -174,9 +178,7 @@ func reaches(routes []links.Route, want links.Route) bool {
 }
 
 // HasRoute reports whether there is a route to dst through an interface.
-func HasRoute(n interface {
-	Routes(index int) ([]links.Route, error)
-}, index int, dst netip.Prefix) (bool, error) {
+func HasRoute(n router, index int, dst netip.Prefix) (bool, error) {
 	routes, err := n.Routes(index)
 	return reaches(routes, links.Route{Dst: dst}), err
 }

@@ -39,6 +39,8 @@ bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; ` +
 bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; ` + foreign},
 		{"addresses", bridge, "ip addr flush dev cni0 scope global", `bridge host address "10.1.0.7/24 on cni0": wanted "10.1.0.7/24", found ""; ` + foreign + `
 bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; ` + foreign},
+		{"routes", bridge, "ip route flush table main", `bridge host route "10.1.0.0/24 on cni0": wanted "10.1.0.0/24", found ""; ` + foreign},
+		{"a route that leads elsewhere", "", "ip link add vpn type veth peer name vpn9; ip link set vpn up; ip link set vpn9 up; ip route replace 10.1.0.0/24 dev vpn", ``},
 		{"port", bridge, "ip link set VETH nomaster", ``},
 		{"made anew by another program", "", "ip link del cni0; " + bridge, `bridge host address "10.1.0.7/24 on cni0": wanted "10.1.0.7/24", found ""; ` + foreign + `
 bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; ` + foreign},

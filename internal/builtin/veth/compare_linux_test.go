@@ -157,6 +157,9 @@ bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; fix
 			{"the bridge lost its addresses", "host", "ip addr flush dev cni0 scope global",
 				`bridge host address "10.1.0.7/24 on cni0": wanted "10.1.0.7/24", found ""; fix
 bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; fix`},
+			{"the host's routes are gone", "host", "ip route flush table main; ip -6 route flush dev cni0",
+				`bridge host route "10.1.0.0/24 on cni0": wanted "10.1.0.0/24", found ""; fix
+bridge host route "fd00:1::/64 on cni0": wanted "fd00:1::/64", found ""; fix`},
 			{"the IPv4 address is gone", "container", "ip addr del 10.1.0.2/24 dev eth0",
 				`bridge container address "10.1.0.2/24 on eth0": wanted "10.1.0.2/24", found ""; fix
 bridge container route "10.1.0.0/24 on eth0": wanted "10.1.0.0/24", found ""; fix

@@ -25,6 +25,7 @@ func TestPacketsPassWhenRepairReturns(t *testing.T) {
 		{"the bridge is gone", routed, "ip link del cni0"},
 		{"the bridge is down", routed, "ip link set cni0 down"},
 		{"the bridge lost its addresses", routed, "ip addr flush dev cni0 scope global"},
+		{"the host's routes are gone", routed, "ip route flush table main; ip -6 route flush dev cni0"},
 		{"off the bridge", routed, "ip link set VETH nomaster"},
 		{"the host's end is down", routed, "ip link set VETH down"},
 		{"ptp: the host's end is down", ptp, "ip link set VETH down"},
