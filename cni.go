@@ -99,7 +99,9 @@ type NetworkConf struct {
 type Runtime struct {
 	current atomic.Pointer[snapshot]
 	failed  atomic.Pointer[error] // of the last Load; nil if it succeeded
-	loading sync.Mutex            // one Load at a time; never held while a plugin runs
+	// unguarded is why a Guard does not guard everything; nil if it does, or none runs.
+	unguarded atomic.Pointer[error]
+	loading   sync.Mutex // one Load at a time; never held while a plugin runs
 }
 
 // snapshot is a complete configuration. It is immutable: Load makes another one, and

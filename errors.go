@@ -70,6 +70,11 @@ var (
 	ErrPluginNotReady = errors.New("plugin not ready")
 	// ErrNoCheck: the configuration is older than 0.4.0, which introduced CHECK.
 	ErrNoCheck = errors.New("no CHECK before version 0.4.0")
+	// ErrNotHeld: Unhold of something that is not held.
+	ErrNotHeld = errors.New("not held")
+	// ErrUnguarded: containers have rules in the legacy tables of iptables, of whose
+	// changes the kernel informs nobody; see GuardOptions.LegacyInterval.
+	ErrUnguarded = errors.New("rules in legacy tables of iptables are not guarded")
 	// ErrNotSupported: needs Linux. It wraps errors.ErrUnsupported.
 	ErrNotSupported = hostns.ErrNotSupported
 )

@@ -70,6 +70,12 @@ var floors = [][]string{
 		"internal/warm",
 	},
 	{
+		"internal/dirwatch", "internal/guard", "internal/hold",
+	},
+	{
+		"internal/ears",
+	},
+	{
 		"cni",
 	},
 	{

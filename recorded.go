@@ -185,6 +185,9 @@ func (op *operation) forget(gone attachments) error {
 	if op.Damaged || !op.Record.HasOthers(gone.names()) {
 		err := op.Erase()
 		op.Record = nil
+		if err == nil {
+			op.forgetHolds(op.ID)
+		}
 		return err
 	}
 	var errs []error

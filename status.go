@@ -156,6 +156,7 @@ func (e *NotReadyError) Unwrap() []error { return e.Reasons }
 //     subnet without free addresses. Executables are asked on networks of version
 //     1.1.0 and later, and built-in plugins on all;
 //   - directories in which nothing can be written, or which have no space left;
+//   - ErrUnguarded, while a Guard of this Runtime runs that cannot guard all rules;
 //   - capabilities that this process lacks, and features of the kernel and programs
 //     that the plugins of the loaded networks need.
 //
@@ -163,7 +164,7 @@ func (e *NotReadyError) Unwrap() []error { return e.Reasons }
 // remembers no answer. Timeouts.Status bounds it.
 func (r *Runtime) Ready(ctx context.Context) error {
 	s := r.current.Load()
-	reasons := []error{r.ready(s), s.unnamed(), writable(s.stateDir, s.recordDir, s.own), lackOfPrivileges()}
+	reasons := []error{r.ready(s), s.unnamed(), writable(s.stateDir, s.recordDir, s.own), lackOfPrivileges(), r.lackOfGuard()}
 	host, err := s.Hosts.Open(s.hostNetNS)
 	if err != nil {
 		reasons = append(reasons, err)
@@ -186,6 +187,15 @@ func (r *Runtime) Ready(ctx context.Context) error {
 		return nil
 	}
 	return found
+}
+
+// lackOfGuard returns why the Guard that runs, if one does, does not guard all
+// containers.
+func (r *Runtime) lackOfGuard() error {
+	if unguarded := r.unguarded.Load(); unguarded != nil {
+		return *unguarded
+	}
+	return nil
 }
 
 // writable returns why nothing can be written to one of the directories.

@@ -23,6 +23,8 @@ import (
 var (
 	// ErrNotAsked: it is in the container's namespace.
 	ErrNotAsked = errors.New("it is in the container's namespace, where nothing is changed unless the caller asks for it")
+	// ErrNotWanted: the caller of this repair does not want it.
+	ErrNotWanted = errors.New("this repair leaves it")
 	// ErrNotAddable: adding something does not repair it.
 	ErrNotAddable = errors.New("adding what is missing does not repair it")
 	// ErrReturned: it was repaired, and is missing again.
@@ -45,6 +47,8 @@ type Subject interface {
 // Options configure a repair.
 type Options struct {
 	Inside bool // repair the container's namespace too
+	// Want reports whether a difference that could be repaired is to be; nil: all are.
+	Want func(compare.Difference) bool
 }
 
 // Outcome is the result of a repair.
@@ -118,7 +122,7 @@ type run struct {
 func (r *run) choose(found []compare.Difference) []compare.Difference {
 	var todo []compare.Difference
 	for _, d := range found {
-		if d.Fix != nil && (r.Inside || !d.Inside) && r.fixed[keyOf(d)] < mostAttempts {
+		if d.Fix != nil && (r.Inside || !d.Inside) && r.fixed[keyOf(d)] < mostAttempts && (r.Want == nil || r.Want(d)) {
 			todo = append(todo, d)
 		}
 	}
@@ -207,6 +211,8 @@ func (r *run) reason(d compare.Difference, unknown error) error {
 		return ErrNotAsked
 	case unknown != nil:
 		return fmt.Errorf("%w: %w", ErrNotVerified, unknown)
+	case r.Want != nil && r.fixed[keyOf(d)] == 0:
+		return ErrNotWanted
 	case r.fixed[keyOf(d)] == 0:
 		return fmt.Errorf("%w: it was found after the last of %d rounds", ErrNotVerified, mostRounds)
 	}

@@ -1,0 +1,135 @@
+package cni
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/embedcni/cni/internal/guard"
+)
+
+// GuardClass is a class of things that Guard repairs, or several.
+type GuardClass uint8
+
+const (
+	// GuardRules are packet filter rules and forwarded ports.
+	GuardRules = GuardClass(guard.Rules)
+	// GuardLinks are bridges with their addresses, the ports on them, and their queues.
+	GuardLinks = GuardClass(guard.Links)
+	// GuardRoutes are the host's routes to containers.
+	GuardRoutes = GuardClass(guard.Routes)
+)
+
+// String lists the classes.
+func (c GuardClass) String() string { return guard.Class(c).String() }
+
+// GuardOptions configures Guard.
+type GuardOptions struct {
+	// Classes are repaired; zero is all. Of others nobody hears, and they are left.
+	Classes GuardClass
+
+	// LegacyInterval is the interval at which the legacy tables of iptables are read,
+	// because the kernel announces no change of them. Zero leaves them unguarded; then
+	// GuardUnguarded is reported if containers have rules there.
+	LegacyInterval time.Duration
+
+	// WithoutRetries leaves removals that failed to Recover and GC. Otherwise Guard
+	// repeats them after a time that grows with each failure.
+	WithoutRetries bool
+
+	// GCInterval is the interval at which Guard runs GC, with the options that GC
+	// returns. Zero runs none. GC must then be set. If it returns an error, that GC is
+	// left out.
+	GCInterval time.Duration
+	GC         func(context.Context) (GCOptions, error)
+
+	// Report is called with each event, by one goroutine at a time. It must not wait for
+	// the Guard to end. The log has the same events.
+	Report func(GuardEvent)
+}
+
+// GuardEventKind is the kind of a GuardEvent.
+type GuardEventKind string
+
+const (
+	// GuardBegun: every change from here on is heard.
+	GuardBegun GuardEventKind = "begun"
+	// GuardLooked: containers were compared with their records.
+	GuardLooked GuardEventKind = "looked"
+	// GuardRepaired: Difference was missing and is there again.
+	GuardRepaired GuardEventKind = "repaired"
+	// GuardContested: Difference was undone three times within a minute. It is left
+	// until it is back, whoever brings it, or another Guard begins.
+	GuardContested GuardEventKind = "contested"
+	// GuardHeld: Difference is missing, and left because of a Hold.
+	GuardHeld GuardEventKind = "held"
+	// GuardLeft: Difference is not missing, or cannot be added.
+	GuardLeft GuardEventKind = "left"
+	// GuardUnguarded: containers have rules in legacy tables, of which nobody hears.
+	GuardUnguarded GuardEventKind = "unguarded"
+	// GuardRemoved: the removal of a container, which had failed before, has succeeded.
+	GuardRemoved GuardEventKind = "removed"
+	// GuardCollected: a GC has ended; see Report and Err.
+	GuardCollected GuardEventKind = "collected"
+	// GuardFailed: see Err. What failed is repeated.
+	GuardFailed GuardEventKind = "failed"
+)
+
+// GuardEvent is something that a Guard did, or left.
+type GuardEvent struct {
+	Time        time.Time
+	Kind        GuardEventKind
+	ContainerID string
+	Difference  *Difference // of the kinds that name it
+	// By is the name of the process that changed the packet filter last, if Difference
+	// is about rules and the kernel has said so. It need not be the culprit.
+	By     string
+	Report *Report // of a GC
+	Err    error
+}
+
+// String describes the event in a line.
+func (e GuardEvent) String() string {
+	s := string(e.Kind)
+	if e.ContainerID != "" {
+		s += " container " + e.ContainerID
+	}
+	if e.Difference != nil {
+		s += ": " + e.Difference.String()
+	}
+	if e.By != "" {
+		s += fmt.Sprintf(" (rules were last changed by %q)", e.By)
+	}
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Guard repairs what others break, until ctx ends: a firewall reload or a flushed table,
+// an interface that is set down or taken from its bridge, a bridge that is deleted, a
+// route to a container. It repairs by the rules of Repair: it adds what is missing and
+// recorded, removes and overwrites nothing, and changes nothing in a container.
+//
+// Guard hears of changes from the kernel, in the namespace that WithHostNetNS names or
+// else the caller's, and guards this owner's containers whose plugins ran there. Nothing
+// runs while nothing is lost. An announced loss points at containers; these are compared
+// with their records as soon as it is quiet for a moment, and what is missing is added
+// under the container's lock after another comparison. A lost announcement, or a loss
+// that concerns all, has all containers compared, with a rest in between. So two guards,
+// in one process or in several, do not undo each other's work, and what Setup and Remove
+// change has nothing repaired.
+//
+// An administrator wins: see Hold; and what is undone three times within a minute is
+// reported as GuardContested and left. Nobody is guarded without a call of Guard.
+//
+// Guard returns nil when ctx has ended; everything that it has started has ended then,
+// and all that it has opened is closed. It returns an error if it cannot begin, or hears
+// nothing any more. A container that Guard was repairing when the process was killed is
+// repaired by the next Guard, which begins with a look at all containers.
+func (r *Runtime) Guard(ctx context.Context, o GuardOptions) error {
+	if err := r.guard(ctx, o); err != nil {
+		return fmt.Errorf("guard: %w", err)
+	}
+	return nil
+}

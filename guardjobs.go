@@ -1,0 +1,229 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/dirwatch"
+	"github.com/embedcni/cni/internal/ears"
+	"github.com/embedcni/cni/internal/guard"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// retryEvery is the interval at which a guard looks whether the time has come to repeat
+// a removal that failed. The shortest such time is a second.
+const retryEvery = time.Second
+
+// jobs are what a guard does at intervals.
+func (g *guarding) jobs() []guard.Job {
+	var jobs []guard.Job
+	add := func(every time.Duration, do func(context.Context, func(guard.Event))) {
+		jobs = append(jobs, guard.Job{Every: every, Do: do})
+	}
+	if g.options.Classes&GuardRules != 0 {
+		legacy := &ears.Legacy{Host: g.host}
+		if g.options.LegacyInterval > 0 {
+			add(g.options.LegacyInterval, func(_ context.Context, hear func(guard.Event)) {
+				if err := legacy.Read(hear); err != nil {
+					g.tell(GuardEvent{Kind: GuardFailed, Err: fmt.Errorf("read the legacy tables: %w", err)})
+				}
+			})
+		} else {
+			add(unguardedEvery, g.tellUnguarded(legacy))
+		}
+	}
+	if !g.options.WithoutRetries {
+		add(retryEvery, func(ctx context.Context, _ func(guard.Event)) { g.retryRemovals(ctx) })
+	}
+	if g.options.GCInterval > 0 {
+		add(g.options.GCInterval, func(ctx context.Context, _ func(guard.Event)) { g.collect(ctx) })
+	}
+	return jobs
+}
+
+// unguardedEvery is the interval at which a guard that does not read legacy tables looks
+// whether anything is there to guard.
+const unguardedEvery = 10 * time.Second
+
+// tellUnguarded reports once that containers have rules in legacy tables.
+func (g *guarding) tellUnguarded(legacy *ears.Legacy) func(context.Context, func(guard.Event)) {
+	told := false
+	return func(context.Context, func(guard.Event)) {
+		used, err := legacy.Used()
+		if told || !used && err == nil {
+			return
+		}
+		told = true
+		if err == nil {
+			err = ErrUnguarded
+		}
+		g.runtime.unguarded.Store(&err)
+		g.tell(GuardEvent{Kind: GuardUnguarded, Err: err})
+	}
+}
+
+// retryRemovals repeats removals that failed, when it is time.
+func (g *guarding) retryRemovals(ctx context.Context) {
+	s := g.runtime.current.Load()
+	for _, id := range g.records.failed() {
+		rec, err := s.Records.Load(id)
+		if err != nil || rec == nil || !isDue(rec, s.owner) || ctx.Err() != nil {
+			continue
+		}
+		removed, err := s.removeFailed(ctx, id)
+		switch {
+		case errors.Is(err, ErrBusy), errors.Is(err, errNotYet), ctx.Err() != nil:
+		case err != nil:
+			g.tell(GuardEvent{Kind: GuardFailed, ContainerID: string(id), Err: err})
+		case removed:
+			g.tell(GuardEvent{Kind: GuardRemoved, ContainerID: string(id)})
+		}
+	}
+}
+
+// failed returns the containers with a removal that failed or was cut short.
+func (k *guardedRecords) failed() (ids []record.ID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for id := range k.retry {
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+// isDue reports whether it is time to repeat the removal of an attachment of an owner.
+func isDue(rec *record.Record, owner string) bool {
+	for i := range rec.Attachments {
+		n := &rec.Attachments[i]
+		if n.State != record.Deleted && n.Failures > 0 && rec.OwnerOf(n) == owner && n.RetryIn(time.Now()) <= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// removeFailed removes those attachments of a container whose removal has failed before.
+func (s *snapshot) removeFailed(ctx context.Context, id record.ID) (removed bool, err error) {
+	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
+	defer cancel()
+	op, err := s.beginTeardown(brief, id, container.Access{})
+	if err != nil {
+		return false, err
+	}
+	defer op.end()
+	if err := op.recallOwn(); err != nil {
+		return false, err
+	}
+	if op.Record == nil || op.Damaged {
+		return false, nil // removed since, or not legible enough
+	}
+	var going attachments
+	for _, a := range op.attachments {
+		if n := a.entry(); n != nil && n.Failures > 0 {
+			going = append(going, a)
+		}
+	}
+	if len(going) == 0 {
+		return false, nil
+	}
+	err = op.finish(ctx, going)
+	return err == nil, err
+}
+
+// collect runs GC.
+func (g *guarding) collect(ctx context.Context) {
+	o, err := g.options.GC(ctx)
+	var report *Report
+	if err == nil {
+		bound, cancel := context.WithTimeout(ctx, g.options.GCInterval)
+		defer cancel()
+		report, err = g.runtime.GC(bound, o)
+	}
+	if ctx.Err() == nil {
+		g.tell(GuardEvent{Kind: GuardCollected, Report: report, Err: err})
+	}
+}
+
+// watchHolds watches the directory of holds, which it makes.
+func (g *guarding) watchHolds(s *snapshot) (*dirwatch.Watch, error) {
+	dir := s.holds().Dir()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	return dirwatch.Open(dir)
+}
+
+// hearHolds hears of holds that come and go: what was held may be repaired now.
+func hearHolds(ctx context.Context, w *dirwatch.Watch, hear func(guard.Event)) error {
+	if _, err := w.Now(); err != nil {
+		return err
+	}
+	for {
+		if err := w.Wait(ctx); err != nil {
+			return err
+		}
+		if _, err := w.Now(); err != nil {
+			return err
+		}
+		hear(guard.Event{Holds: true})
+	}
+}
+
+// kindOf returns the kind of the event for a decision that leaves something.
+func kindOf(d guard.Decision) GuardEventKind {
+	switch d {
+	case guard.Contested:
+		return GuardContested
+	case guard.Held:
+		return GuardHeld
+	}
+	return GuardLeft
+}
+
+// report reports an event of the core.
+func (g *guarding) report(r guard.Report, d guard.Decision) {
+	e := GuardEvent{ContainerID: r.Container, By: r.By, Err: r.Err}
+	if detail, ok := r.Detail.(Difference); ok {
+		e.ContainerID, e.Difference = r.Found.Container, &detail
+	}
+	switch r.Kind {
+	case guard.Begun:
+		e.Kind = GuardBegun
+	case guard.Looked:
+		e.Kind = GuardLooked
+	case guard.Mended:
+		e.Kind = GuardRepaired
+	case guard.Left:
+		e.Kind = kindOf(d)
+	case guard.Failed:
+		e.Kind = GuardFailed
+	}
+	g.tell(e)
+}
+
+// tell reports an event to the log and to the caller.
+func (g *guarding) tell(e GuardEvent) {
+	g.reporting.Lock()
+	defer g.reporting.Unlock()
+	e.Time = time.Now()
+	level := slog.LevelInfo
+	switch e.Kind {
+	case GuardLooked:
+		level = slog.LevelDebug
+	case GuardContested, GuardFailed, GuardUnguarded:
+		level = slog.LevelWarn
+	}
+	logger := g.runtime.current.Load().logger
+	if e.ContainerID != "" {
+		logger = logger.With("container", e.ContainerID)
+	}
+	logger.Log(context.Background(), level, "guard: "+string(e.Kind), "difference", e.Difference, "by", e.By, "error", e.Err)
+	if g.options.Report != nil {
+		g.options.Report(e)
+	}
+}

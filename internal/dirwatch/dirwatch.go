@@ -1,0 +1,2 @@
+// Package dirwatch notices which files of a directory have changed, by inotify(7).
+package dirwatch

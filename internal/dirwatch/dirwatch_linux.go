@@ -1,0 +1,150 @@
+package dirwatch
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Watch watches one directory. Its methods may be called by several goroutines, but
+// each change is returned once.
+type Watch struct {
+	dir  string
+	file *os.File
+
+	mu      sync.Mutex
+	watched bool // the directory that is at dir now, as far as is known
+	buf     []byte
+}
+
+const changes = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE |
+	unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
+
+// Open begins to watch a directory, which need not exist. The caller closes the Watch.
+func Open(dir string) (*Watch, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("watch %s: %w", dir, err)
+	}
+	w := &Watch{dir: dir, file: os.NewFile(uintptr(fd), "inotify"), buf: make([]byte, 16<<10)}
+	if _, err := w.Now(); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
+}
+
+// Changes are the files that have changed.
+type Changes struct {
+	Names []string // each once, in the order of the first change
+	// Lost means that other files may have changed as well: there were too many changes,
+	// or the directory has come, gone, or was replaced.
+	Lost bool
+}
+
+// Now returns the changes since the last call, and waits for none.
+func (w *Watch) Now() (Changes, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var c Changes
+	seen := make(map[string]bool)
+	raw, err := w.file.SyscallConn()
+	if err != nil {
+		return c, err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		failed = w.drain(int(fd), &c, seen)
+		failed = errors.Join(failed, w.add(int(fd), &c))
+	})
+	if err = errors.Join(err, failed); err != nil {
+		c.Lost = true
+		return c, fmt.Errorf("watch %s: %w", w.dir, err)
+	}
+	return c, nil
+}
+
+// add begins to watch the directory if that was not possible before. Everything in it
+// may then be new.
+func (w *Watch) add(fd int, c *Changes) error {
+	if w.watched {
+		return nil
+	}
+	_, err := unix.InotifyAddWatch(fd, w.dir, changes)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+		return nil
+	}
+	w.watched = err == nil
+	c.Lost = true
+	return err
+}
+
+func (w *Watch) drain(fd int, c *Changes, seen map[string]bool) error {
+	for {
+		n, err := unix.Read(fd, w.buf)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			return nil
+		case err != nil:
+			return err
+		case n == 0:
+			return io.ErrUnexpectedEOF
+		}
+		for b := w.buf[:n]; len(b) >= unix.SizeofInotifyEvent; {
+			mask, size := binary.NativeEndian.Uint32(b[4:]), int(binary.NativeEndian.Uint32(b[12:]))
+			b = b[unix.SizeofInotifyEvent:]
+			name := string(bytes.TrimRight(b[:min(size, len(b))], "\x00"))
+			b = b[min(size, len(b)):]
+			switch {
+			case mask&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_IGNORED|unix.IN_UNMOUNT) != 0:
+				w.watched, c.Lost = false, true
+			case mask&unix.IN_Q_OVERFLOW != 0:
+				c.Lost = true
+			case name != "" && !seen[name]:
+				seen[name] = true
+				c.Names = append(c.Names, name)
+			}
+		}
+	}
+}
+
+// Wait returns when something has changed that Now has not returned. It does not wait
+// for a directory to come that does not exist. If the context ends, the error is its
+// cause.
+func (w *Watch) Wait(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := w.file.SetReadDeadline(time.Time{}); err != nil {
+		return fmt.Errorf("watch %s: %w", w.dir, err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = w.file.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	raw, err := w.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	err = raw.Read(func(fd uintptr) bool {
+		n, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
+		return n > 0 || err != nil
+	})
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", w.dir, err)
+	}
+	return nil
+}
+
+// Close ends the watch.
+func (w *Watch) Close() error { return w.file.Close() }

@@ -1,0 +1,146 @@
+package dirwatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
+)
+
+func open(t *testing.T, dir string) *Watch {
+	t.Helper()
+	w, err := Open(dir)
+	expect.NoError(t, err)
+	t.Cleanup(func() { expect.NoError(t, w.Close()) })
+	return w
+}
+
+func now(t *testing.T, w *Watch) Changes {
+	t.Helper()
+	c, err := w.Now()
+	expect.NoError(t, err)
+	return c
+}
+
+func write(t *testing.T, elem ...string) {
+	t.Helper()
+	expect.NoError(t, os.WriteFile(filepath.Join(elem...), []byte("x"), 0o600))
+}
+
+func TestChanges(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "old")
+	write(t, dir, "older")
+	w := open(t, dir)
+	expect.Same(t, "nothing", now(t, w), Changes{})
+	write(t, dir, "new")
+	write(t, dir, "new")
+	write(t, dir, "old")
+	expect.NoError(t, os.Rename(filepath.Join(dir, "older"), filepath.Join(dir, "renamed")))
+	expect.Same(t, "changes", now(t, w), Changes{Names: []string{"new", "old", "older", "renamed"}})
+	expect.NoError(t, os.Remove(filepath.Join(dir, "new")))
+	expect.Same(t, "a deletion", now(t, w), Changes{Names: []string{"new"}})
+	expect.Same(t, "nothing more", now(t, w), Changes{})
+}
+
+// TestDirectoryComesAndGoes: whatever happens to the directory, the caller hears that
+// anything in it may have changed.
+func TestDirectoryComesAndGoes(t *testing.T) {
+	parent := t.TempDir()
+	dir := filepath.Join(parent, "dir")
+	w := open(t, dir)
+	if c := now(t, w); c.Lost {
+		t.Errorf("without a directory: %+v", c)
+	}
+	for round := range 3 {
+		expect.NoError(t, os.Mkdir(dir, 0o700))
+		write(t, dir, "first")
+		if c := now(t, w); !c.Lost {
+			t.Errorf("round %d: it has come: %+v", round, c)
+		}
+		write(t, dir, "second")
+		expect.Same(t, "then", now(t, w), Changes{Names: []string{"second"}})
+		if round == 1 {
+			expect.NoError(t, os.Rename(dir, dir+".old"))
+		} else {
+			expect.NoError(t, os.RemoveAll(dir))
+		}
+		if c := now(t, w); !c.Lost {
+			t.Errorf("round %d: it is gone: %+v", round, c)
+		}
+	}
+	// A file in its place is no directory.
+	write(t, dir)
+	if c := now(t, w); len(c.Names) > 0 {
+		t.Errorf("a file: %+v", c)
+	}
+}
+
+// TestTooManyChanges: more than the kernel queues.
+func TestTooManyChanges(t *testing.T) {
+	data, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")
+	expect.NoError(t, err)
+	var most int
+	_, err = fmt.Sscan(string(data), &most)
+	expect.NoError(t, err)
+	dir := t.TempDir()
+	w := open(t, dir)
+	paths := []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}
+	write(t, paths[0])
+	for n := range most/2 + 10 { // two events each; equal ones in a row are one
+		expect.NoError(t, os.Rename(paths[n%2], paths[1-n%2]))
+	}
+	if c := now(t, w); !c.Lost || !slices.Contains(c.Names, "a") {
+		t.Errorf("got %+v", c)
+	}
+	write(t, dir, "c")
+	expect.Same(t, "then", now(t, w), Changes{Names: []string{"c"}})
+}
+
+func TestWait(t *testing.T) {
+	dir := t.TempDir()
+	w := open(t, dir)
+	done := make(chan error, 1)
+	go func() { done <- w.Wait(t.Context()) }()
+	write(t, dir, "a")
+	select {
+	case err := <-done:
+		expect.NoError(t, err)
+	case <-time.After(expect.Patience):
+		t.Fatal("it waits for ever")
+	}
+	expect.NoError(t, w.Wait(t.Context())) // it is still there
+	now(t, w)
+	why := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go func() { done <- w.Wait(ctx) }()
+	cancel(why)
+	if err := <-done; !errors.Is(err, why) {
+		t.Errorf("got %v", err)
+	}
+	write(t, dir, "b") // a wait that was ended does not end the next
+	expect.NoError(t, w.Wait(t.Context()))
+}
+
+// TestNoWatchesLeft: without a watch, each call says that anything may have changed.
+func TestNoWatchesLeft(t *testing.T) {
+	w := open(t, t.TempDir())
+	w.watched = false
+	fd := int(w.file.Fd())
+	none, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	expect.NoError(t, err)
+	expect.NoError(t, unix.Dup3(none, fd, unix.O_CLOEXEC), unix.Close(none)) // no inotify any more
+	for range 2 {
+		if c, err := w.Now(); err == nil || !c.Lost {
+			t.Errorf("got %+v, %v", c, err)
+		}
+	}
+}

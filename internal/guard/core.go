@@ -1,0 +1,346 @@
+package guard
+
+import (
+	"slices"
+	"time"
+)
+
+// Times of the guard.
+const (
+	// quiet is the time without a sign after which the containers are looked at, and
+	// patience the time from the first sign after which they are looked at although
+	// signs still come. A flush of 10,000 rules takes some 20 ms.
+	quiet    = 20 * time.Millisecond
+	patience = 100 * time.Millisecond
+
+	// A look is followed by a rest of looksRest times the time that it took, so that
+	// looking takes a fifth of one processor at most, and of shortestRest at least.
+	// After looks that failed the rest doubles, up to longestRest.
+	looksRest    = 4
+	shortestRest = 200 * time.Millisecond
+	longestRest  = time.Minute
+
+	// A repair that failed is repeated after firstRetry, doubled with each failure up
+	// to lastRetry.
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = time.Minute
+
+	// mostSigns is the number of signs from which one look at all containers is
+	// cheaper than following each of them.
+	mostSigns = 100_000
+)
+
+// Core decides what to look at, and when. It is not safe for concurrent use.
+type Core struct {
+	Index   Index
+	classes Class
+
+	links map[int]Link // as last announced
+	// Signs that were not followed up yet, with the processes that caused them, and
+	// the net losses of rules in places that containers share.
+	signs   map[Sign]string
+	shared  map[place]int
+	unnamed []Sign // of the transaction that has not ended
+	by      string // the process of the last transaction
+
+	first, last time.Time // sign; zero: there is none
+	whole       bool      // all containers are to be looked at
+	suspects    map[string]*suspect
+	rest        time.Time // no look before
+	failures    int       // of looks, in a row
+
+	items map[string]map[Item]*history // by container
+}
+
+// suspect is a container to look at.
+type suspect struct {
+	failures int       // of its repair, in a row
+	at       time.Time // when to look; zero: it is being repaired
+}
+
+// NewCore returns a Core that guards these classes. It wants to look at all containers
+// at once.
+func NewCore(classes Class) *Core {
+	return &Core{
+		classes: classes, links: make(map[int]Link), signs: make(map[Sign]string), shared: make(map[place]int),
+		suspects: make(map[string]*suspect), items: make(map[string]map[Item]*history), whole: true,
+	}
+}
+
+// Links replaces the known state of all interfaces. It is for the begin, and after
+// announcements were lost.
+func (c *Core) Links(all []Link) {
+	c.links = make(map[int]Link, len(all))
+	for _, l := range all {
+		c.links[l.Index] = l
+	}
+}
+
+// Hear takes an event in.
+func (c *Core) Hear(now time.Time, e Event) {
+	switch {
+	case e.Lost != 0:
+		if e.Lost&c.classes != 0 {
+			c.suspectAll(now)
+		}
+	case e.Link != nil:
+		c.hearLink(now, *e.Link)
+	case e.Address != nil:
+		c.hearOf(now, Links, e.Address.Interface)
+	case e.Route != nil:
+		c.hearRoute(now, *e.Route)
+	case e.Object != nil:
+		c.hearObject(now, e.Object)
+	case e.By != "":
+		c.by = e.By
+		for _, s := range c.unnamed {
+			c.signs[s] = e.By
+		}
+		c.unnamed = nil
+	case e.Holds:
+		c.suspectAll(now)
+	}
+}
+
+// hearLink suspects the containers of an interface that has lost something: it is gone,
+// down, renamed, or no longer a port of its bridge.
+func (c *Core) hearLink(now time.Time, l Link) {
+	before, known := c.links[l.Index]
+	if l.Gone {
+		delete(c.links, l.Index)
+	} else {
+		c.links[l.Index] = l
+	}
+	if !known {
+		before = Link{Name: l.Name}
+	}
+	lost := l.Gone || before.Up && !l.Up || before.Name != l.Name ||
+		before.Master != 0 && before.Master != l.Master
+	if lost {
+		c.suspect(now, OfLink(before.Name))
+	}
+}
+
+// hearOf suspects the containers of an interface with which something has happened.
+func (c *Core) hearOf(now time.Time, class Class, index int) {
+	if l, ok := c.links[index]; ok && c.classes&class != 0 {
+		c.note(now, OfLink(l.Name))
+	}
+}
+
+func (c *Core) hearRoute(now time.Time, r Route) {
+	if r.Dst.IsSingleIP() {
+		c.suspect(now, OfAddress(r.Dst.Addr())[0])
+		return
+	}
+	c.hearOf(now, Routes, r.Interface)
+}
+
+// hearObject suspects the containers of a deleted object. The plugins with nftables
+// make the shared rules anew with each ADD: they delete all and add all, in one
+// transaction. So shared rules count as lost only if fewer were added than deleted.
+func (c *Core) hearObject(now time.Time, o *Object) {
+	if c.classes&Rules == 0 {
+		return
+	}
+	where := place{o.Family, o.Table, o.Chain}
+	if o.Added {
+		if c.shared[where] > 1 {
+			c.shared[where]--
+		} else {
+			delete(c.shared, where)
+		}
+		return
+	}
+	signs, shared := o.read()
+	for _, s := range signs {
+		c.suspect(now, s)
+		c.unnamed = append(c.unnamed, s)
+	}
+	if shared {
+		c.shared[where]++
+		c.heard(now)
+	}
+}
+
+// suspect notes a sign of a class that is guarded.
+func (c *Core) suspect(now time.Time, s Sign) {
+	if s.Kind.class()&c.classes != 0 {
+		c.note(now, s)
+	}
+}
+
+func (c *Core) note(now time.Time, s Sign) {
+	if len(c.signs) < mostSigns {
+		c.signs[s] = ""
+	} else {
+		c.whole = true
+	}
+	c.heard(now)
+}
+
+func (c *Core) suspectAll(now time.Time) {
+	c.whole = true
+	c.heard(now)
+}
+
+func (c *Core) heard(now time.Time) {
+	if c.first.IsZero() {
+		c.first = now
+	}
+	c.last = now
+}
+
+// By returns the process that made the last transaction of rules, or "".
+func (c *Core) By() string { return c.by }
+
+// Suspects reports whether there are signs to follow up.
+func (c *Core) Suspects() bool { return !c.first.IsZero() }
+
+// Ripe reports whether Due is going to follow signs.
+func (c *Core) Ripe(now time.Time) bool {
+	at := c.settled()
+	return !at.IsZero() && !now.Before(at) || c.whole && !now.Before(c.rest)
+}
+
+// Task is a look to take now.
+type Task struct {
+	Whole      bool     // at all containers
+	Containers []string // else at these, in order
+}
+
+// Due returns the look to take now, if there is one, and else the time of the next, which
+// is zero if nothing is to be done until the next event.
+func (c *Core) Due(now time.Time) (t Task, due bool, next time.Time) {
+	if at := c.settled(); !at.IsZero() && !now.Before(at) {
+		c.follow(now)
+	}
+	if now.Before(c.rest) {
+		return t, false, c.next()
+	}
+	t.Whole = c.whole
+	for id, s := range c.suspects {
+		if t.Whole || !s.at.IsZero() && !now.Before(s.at) {
+			t.Containers = append(t.Containers, id)
+			s.at = time.Time{}
+		}
+	}
+	if t.Whole {
+		c.whole, t.Containers = false, nil
+		return t, true, time.Time{}
+	}
+	if len(t.Containers) > 0 {
+		slices.Sort(t.Containers)
+		return t, true, time.Time{}
+	}
+	return t, false, c.next()
+}
+
+// settled returns the time at which the present signs are followed up, or zero.
+func (c *Core) settled() time.Time {
+	if c.first.IsZero() {
+		return time.Time{}
+	}
+	if end := c.first.Add(patience); end.Before(c.last.Add(quiet)) {
+		return end
+	}
+	return c.last.Add(quiet)
+}
+
+// next returns the time of the next step, or zero.
+func (c *Core) next() (at time.Time) {
+	earlier := func(t time.Time) {
+		if at.IsZero() || t.Before(at) {
+			at = t
+		}
+	}
+	look := func(t time.Time) {
+		if t.Before(c.rest) {
+			t = c.rest
+		}
+		earlier(t)
+	}
+	if settled := c.settled(); !settled.IsZero() {
+		earlier(settled)
+	}
+	if c.whole {
+		look(c.rest)
+	}
+	for _, s := range c.suspects {
+		if !s.at.IsZero() {
+			look(s.at)
+		}
+	}
+	return at
+}
+
+// follow turns the signs into containers to look at.
+func (c *Core) follow(now time.Time) {
+	c.whole = c.whole || len(c.shared) > 0 && c.Index.Len() > 0
+	if !c.whole {
+		found := make(map[string]struct{})
+		for s := range c.signs {
+			c.Index.Find(s, found)
+		}
+		for id := range found {
+			c.Suspect(now, id)
+		}
+	}
+	clear(c.signs)
+	clear(c.shared)
+	c.unnamed = nil
+	c.first, c.last = time.Time{}, time.Time{}
+}
+
+// Suspect has a container looked at as soon as possible.
+func (c *Core) Suspect(now time.Time, id string) {
+	s := c.suspects[id]
+	if s == nil {
+		s = &suspect{}
+		c.suspects[id] = s
+	}
+	s.at = now
+}
+
+// Looked notes that a look has ended. With an error, all containers are looked at later.
+func (c *Core) Looked(now time.Time, took time.Duration, err error) {
+	rest := max(looksRest*took, shortestRest)
+	if err == nil {
+		c.failures = 0
+	} else {
+		c.failures++
+		c.whole = true
+		rest = min(max(rest, shortestRest<<min(c.failures, 12)), longestRest)
+	}
+	c.rest = now.Add(rest)
+}
+
+// Settled notes that nothing is left to do for a container after a look or a repair.
+// With an error, it is looked at again later.
+func (c *Core) Settled(now time.Time, id string, err error) {
+	s := c.suspects[id]
+	if err == nil {
+		if s != nil && s.at.IsZero() {
+			delete(c.suspects, id)
+		} else if s != nil {
+			s.failures = 0
+		}
+		return
+	}
+	if s == nil {
+		s = &suspect{}
+		c.suspects[id] = s
+	}
+	again := now.Add(min(firstRetry<<min(s.failures, 12), lastRetry))
+	s.failures++
+	if s.at.IsZero() || s.at.After(again) {
+		s.at = again
+	}
+}
+
+// Forget drops a container that is on record no more.
+func (c *Core) Forget(id string) {
+	c.Index.Delete(id)
+	delete(c.suspects, id)
+	delete(c.items, id)
+}

@@ -1,0 +1,554 @@
+package guard
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni/internal/expect"
+)
+
+// start is some time.
+func start() time.Time { return time.Unix(1_000_000, 0) }
+
+// settledCore returns a Core with two containers on a bridge, and one with a route, that
+// has looked at all containers.
+func settledCore(classes Class) *Core {
+	c := NewCore(classes)
+	c.Links([]Link{{1, "br0", true, 0, false}, {2, "veth1", true, 1, false}, {3, "veth2", true, 1, false}, {4, "veth3", true, 0, false}, {5, "eth0", true, 0, false}})
+	for id, link := range map[string]string{"c1": "veth1", "c2": "veth2", "c3": "veth3"} {
+		n := id[1:]
+		signs := append(OfAddress(netip.MustParseAddr("10.1.0."+n)), OfLink(link), OfChain("CNI-"+hash(n)), OfComment("comment "+id))
+		if id != "c3" {
+			signs = append(signs, OfLink("br0"))
+		}
+		c.Index.Set(id, signs)
+	}
+	task, due, _ := c.Due(start().Add(-time.Hour))
+	if !due || !task.Whole {
+		panic("it does not look at all containers at the begin")
+	}
+	c.Looked(start().Add(-time.Hour), 0, nil)
+	return c
+}
+
+func hash(s string) string { return fmt.Sprintf("%x", s+"0123456789abcdef")[:24] }
+
+// followed returns the look that follows events.
+func followed(c *Core, events ...Event) string {
+	for _, e := range events {
+		c.Hear(start(), e)
+	}
+	task, due, next := c.Due(start().Add(time.Second))
+	switch {
+	case !due && !next.IsZero():
+		return "later"
+	case !due:
+		return ""
+	case task.Whole:
+		return "all"
+	}
+	return fmt.Sprint(task.Containers)
+}
+
+// TestEventsPointAtContainers: what is lost points at the containers that lose it, and
+// nothing else points at any.
+func TestEventsPointAtContainers(t *testing.T) {
+	link := func(l Link) Event { return Event{Link: &l} }
+	route := func(dst string, index int) Event { return Event{Route: &Route{index, netip.MustParsePrefix(dst)}} }
+	rule := func(o Object) Event { o.Rule = true; return Event{Object: &o} }
+	nat := func(o Object) Event { o.Family, o.Table = familyIPv4, "nat"; return rule(o) }
+	own := func(o Object) Event { o.Family, o.Table = familyInet, "embedcni"; return Event{Object: &o} }
+	hostport := func(o Object) Event { o.Family, o.Table = familyIPv4, "cni_hostport"; return rule(o) }
+	for _, c := range []struct {
+		what   string
+		events []Event
+		want   string
+	}{
+		{"a bridge is set down", []Event{link(Link{1, "br0", false, 0, false})}, "[c1 c2]"},
+		{"a bridge is deleted", []Event{link(Link{1, "br0", true, 0, true})}, "[c1 c2]"},
+		{"a bridge is renamed", []Event{link(Link{1, "br9", true, 0, false})}, "[c1 c2]"},
+		{"a port leaves its bridge", []Event{link(Link{2, "veth1", true, 0, false})}, "[c1]"},
+		{"a port moves to another bridge", []Event{link(Link{2, "veth1", true, 9, false})}, "[c1]"},
+		{"a port is set down", []Event{link(Link{3, "veth2", false, 1, false})}, "[c2]"},
+		{"an interface that stays as it was", []Event{link(Link{1, "br0", true, 0, false})}, ""},
+		{"another interface", []Event{link(Link{5, "eth0", false, 0, true})}, ""},
+		{"a new interface", []Event{link(Link{9, "veth9", false, 0, false}), link(Link{9, "veth9", true, 1, false})}, ""},
+		{"a new interface that moves away", []Event{link(Link{9, "veth9", false, 0, false}), link(Link{9, "veth9", false, 0, true})}, ""},
+		{"down and up again", []Event{link(Link{1, "br0", false, 0, false}), link(Link{1, "br0", true, 0, false})}, "[c1 c2]"},
+		{"a bridge loses an address", []Event{{Address: &Address{1}}}, "[c1 c2]"},
+		{"another interface loses an address", []Event{{Address: &Address{5}}}, ""},
+		{"an unknown interface loses an address", []Event{{Address: &Address{77}}}, ""},
+		{"the route to a container", []Event{route("10.1.0.3/32", 4)}, "[c3]"},
+		{"another host route", []Event{route("10.9.0.3/32", 4)}, ""},
+		{"the route of a bridge", []Event{route("10.1.0.0/24", 1)}, "[c1 c2]"},
+		{"another route", []Event{route("0.0.0.0/0", 5)}, ""},
+		{"a container's chain", []Event{{Object: &Object{Family: familyIPv4, Table: "nat", Chain: "CNI-" + hash("1")}}}, "[c1]"},
+		{"an unknown container's chain", []Event{{Object: &Object{Family: familyIPv4, Table: "nat", Chain: "CNI-" + hash("9")}}}, ""},
+		{"a rule in it", []Event{nat(Object{Chain: "CNI-" + hash("1")})}, "[c1]"},
+		{"the jump to it", []Event{nat(Object{Chain: "POSTROUTING", Jump: "CNI-" + hash("2")})}, "[c2]"},
+		{"the jump to an unknown one", []Event{nat(Object{Chain: "POSTROUTING", Jump: "CNI-" + hash("9")})}, ""},
+		{"a rule with its comment", []Event{nat(Object{Chain: "POSTROUTING", Comments: []string{"comment c2"}})}, "[c2]"},
+		{"a rule of an address", []Event{nat(Object{Chain: "CNI-FORWARD", Addresses: []netip.Addr{netip.MustParseAddr("10.1.0.1")}})}, "[c1]"},
+		{"somebody's rule of that address", []Event{nat(Object{Chain: "POSTROUTING", Addresses: []netip.Addr{netip.MustParseAddr("10.1.0.1")}})}, ""},
+		{"the jump of all", []Event{nat(Object{Chain: "PREROUTING", Jump: "CNI-HOSTPORT-DNAT"})}, "all"},
+		{"a chain of all", []Event{{Object: &Object{Family: familyIPv6, Table: "filter", Chain: "CNI-FORWARD"}}}, "all"},
+		{"a table", []Event{{Object: &Object{Family: familyIPv4, Table: "nat"}}}, "all"},
+		{"a chain of a hook", []Event{{Object: &Object{Family: familyIPv4, Table: "nat", Chain: "POSTROUTING"}}}, "all"},
+		{"another program's rule", []Event{nat(Object{Chain: "PREROUTING", Jump: "DOCKER"})}, ""},
+		{"another program's chain", []Event{{Object: &Object{Family: familyIPv4, Table: "nat", Chain: "DOCKER"}}}, ""},
+		{"another program's table", []Event{{Object: &Object{Family: familyIPv4, Table: "kube-proxy"}}}, ""},
+		{"a name of ours in another program's table", []Event{{Object: &Object{Family: familyInet, Table: "mine", Chain: "CNI-FORWARD"}}}, ""},
+		{"an element", []Event{own(Object{Set: "containers4", HasElement: true, Comments: []string{"comment c1"}})}, "[c1]"},
+		{"an unknown container's element", []Event{own(Object{Set: "containers4", HasElement: true, Comments: []string{"comment c9"}})}, ""},
+		{"an element without a comment", []Event{own(Object{Set: "containers4", HasElement: true})}, "all"},
+		{"a set", []Event{own(Object{Set: "containers4"})}, "all"},
+		{"a rule of the table", []Event{own(Object{Chain: "containers", Rule: true, Comments: []string{"masquerade"}})}, "all"},
+		{"the table", []Event{own(Object{})}, "all"},
+		{"an ADD with nftables", []Event{
+			hostport(Object{Chain: "prerouting"}), hostport(Object{Chain: "prerouting", Added: true}),
+			hostport(Object{Chain: "hostports", Added: true, Comments: []string{"c1"}}), {By: "portmap"}}, ""},
+		{"a shared rule with nftables", []Event{hostport(Object{Chain: "prerouting"}), {By: "nft"}}, "all"},
+		{"two of them, and one is back", []Event{
+			hostport(Object{Chain: "prerouting"}), hostport(Object{Chain: "prerouting"}), hostport(Object{Chain: "prerouting", Added: true})}, "all"},
+		{"announcements were lost", []Event{{Lost: Rules}}, "all"},
+		{"a hold has changed", []Event{{Holds: true}}, "all"},
+		{"a transaction that deletes nothing", []Event{{By: "nft"}}, ""},
+		{"several at once", []Event{link(Link{2, "veth1", true, 0, false}), route("10.1.0.3/32", 4), nat(Object{Chain: "CNI-" + hash("2")})}, "[c1 c2 c3]"},
+	} {
+		expect.Same(t, c.what, followed(settledCore(All), c.events...), c.want)
+	}
+}
+
+// TestClassesAreChosenSingly: the signs of a class that is not guarded wake nobody.
+func TestClassesAreChosenSingly(t *testing.T) {
+	signs := map[Class]Event{
+		Links:  {Link: &Link{1, "br0", false, 0, false}},
+		Routes: {Route: &Route{4, netip.MustParsePrefix("10.1.0.3/32")}},
+		Rules:  {Object: &Object{Family: familyIPv4, Table: "nat"}},
+	}
+	for chosen := range All + 1 {
+		for class, e := range signs {
+			for _, event := range []Event{e, {Lost: class}} {
+				if got := followed(settledCore(chosen), event) != ""; got != (chosen&class != 0) {
+					t.Errorf("guarding %q: a sign of %q: looked %v", chosen, class, got)
+				}
+			}
+		}
+	}
+}
+
+// TestALookWaitsForQuiet: signs are collected until there are none for a moment, but not
+// for ever.
+func TestALookWaitsForQuiet(t *testing.T) {
+	c := settledCore(All)
+	now := start()
+	var looks []time.Duration
+	for ; now.Before(start().Add(time.Second)); now = now.Add(time.Millisecond) {
+		if now.Before(start().Add(300 * time.Millisecond)) { // without a pause
+			c.Hear(now, Event{Route: &Route{4, netip.MustParsePrefix("10.1.0.3/32")}})
+		}
+		if task, due, _ := c.Due(now); due {
+			looks = append(looks, now.Sub(start()))
+			c.Looked(now, 0, nil)
+			for _, id := range task.Containers {
+				c.Settled(now, id, nil)
+			}
+		}
+	}
+	expect.Same(t, "looks", looks, []time.Duration{patience, patience + shortestRest, patience + 2*shortestRest})
+}
+
+// TestLooksRest: looks take a bounded part of the time, and a rest that grows if they
+// fail.
+func TestLooksRest(t *testing.T) {
+	c := settledCore(All)
+	now, failing := start(), fmt.Errorf("no")
+	var at []time.Duration
+	for range 16 {
+		c.Hear(now, Event{Lost: All})
+		for {
+			_, due, next := c.Due(now)
+			if due {
+				break
+			}
+			now = next
+		}
+		at = append(at, now.Sub(start()))
+		c.Looked(now, time.Second, failing)
+	}
+	for i := 1; i < len(at); i++ {
+		if rest := at[i] - at[i-1]; rest < looksRest*time.Second || rest > longestRest+patience {
+			t.Errorf("look %d came after %v", i, rest)
+		}
+	}
+	if last := at[len(at)-1] - at[len(at)-2]; last < longestRest {
+		t.Errorf("after %d failures it rests for %v", len(at), last)
+	}
+	c.Looked(now, time.Second, nil)
+	if c.rest != now.Add(looksRest*time.Second) {
+		t.Errorf("after a success it rests for %v", c.rest.Sub(now))
+	}
+}
+
+// TestContested: the third loss within a minute is left, until somebody puts it back.
+func TestContested(t *testing.T) {
+	c := settledCore(All)
+	now := start()
+	f := Found{Item: Item{Container: "c1", Object: "x"}, Class: Links, Fixable: true}
+	lose := func(want Decision, news bool) {
+		t.Helper()
+		if d, first := c.Want(now, f); d != want || first != news {
+			t.Errorf("%v: got %s, %v; want %s, %v", now.Sub(start()), d, first, want, news)
+		}
+	}
+	mend := func() { c.Compared(now, "c1", nil) }
+	after := func(d time.Duration) { now = now.Add(d) }
+	for range 2 {
+		lose(Repair, true)
+		lose(Repair, false) // it is the same loss
+		mend()
+		after(time.Second)
+	}
+	lose(Contested, true)
+	after(10 * time.Minute)
+	lose(Contested, false)
+	c.Compared(now, "c1", []Item{f.Item})
+	lose(Contested, false)
+	mend()
+	lose(Repair, true)
+	// Slowly it is never contested.
+	for range 10 {
+		mend()
+		after(31 * time.Second)
+		lose(Repair, true)
+	}
+	// A failed repair is no loss.
+	for range 10 {
+		after(time.Second)
+		lose(Repair, false)
+	}
+	// Another thing of the container is not contested.
+	f.Object = "y"
+	lose(Repair, true)
+	// Made counts like a comparison.
+	c.Made(now, f.Item)
+	lose(Repair, true)
+	c.Made(now, f.Item)
+	lose(Contested, true)
+	c.Forget("c1")
+	lose(Repair, true)
+}
+
+// TestDecisions: why a thing is left.
+func TestDecisions(t *testing.T) {
+	for want, f := range map[Decision]Found{
+		Unchosen:  {Item: Item{Object: "1"}, Class: Rules, Fixable: true},
+		Held:      {Item: Item{Object: "2"}, Class: Links, Fixable: true, Held: true},
+		Different: {Item: Item{Object: "3"}, Class: Links},
+		Repair:    {Item: Item{Object: "4"}, Class: Routes, Fixable: true},
+	} {
+		c := settledCore(Links | Routes)
+		for news := range 2 {
+			if d, first := c.Want(start(), f); d != want || first != (news == 0) {
+				t.Errorf("%+v: %s, %v", f, d, first)
+			}
+		}
+	}
+	// What is held and then is not, is news.
+	c := settledCore(All)
+	f := Found{Item: Item{Object: "1"}, Class: Links, Fixable: true, Held: true}
+	c.Want(start(), f)
+	f.Held = false
+	if d, first := c.Want(start(), f); d != Repair || !first {
+		t.Errorf("released: %s, %v", d, first)
+	}
+}
+
+// TestRetriesBackOff: a repair that fails is repeated after a time that grows, and at
+// once after another sign.
+func TestRetriesBackOff(t *testing.T) {
+	c := settledCore(All)
+	now := start()
+	c.Suspect(now, "c1")
+	var pauses []time.Duration
+	for range 15 {
+		before := now
+		task, due, next := c.Due(now)
+		for !due {
+			now = next
+			task, due, next = c.Due(now)
+		}
+		if !slices.Equal(task.Containers, []string{"c1"}) {
+			t.Fatalf("looked at %+v", task)
+		}
+		pauses = append(pauses, now.Sub(before))
+		c.Looked(now, 0, nil)
+		c.Settled(now, "c1", fmt.Errorf("no"))
+	}
+	if !slices.IsSorted(pauses) || pauses[14] != lastRetry {
+		t.Errorf("pauses %v", pauses)
+	}
+	now = now.Add(time.Second)
+	c.Hear(now, Event{Link: &Link{2, "veth1", false, 1, false}})
+	if _, due, _ := c.Due(now.Add(patience)); !due {
+		t.Error("a new sign waits for the next try")
+	}
+	c.Settled(now, "c1", nil)
+	if _, due, next := c.Due(now.Add(time.Hour)); due || !next.IsZero() {
+		t.Error("it is looked at again after a success")
+	}
+}
+
+// model is a host of containers, each with some things that can be lost.
+type model struct {
+	things map[string]map[string]bool // container → thing → there
+	index  map[string]int             // of the link
+	next   int
+}
+
+func (m *model) broken() (ids []string) {
+	for id, things := range m.things {
+		for _, there := range things {
+			if !there && !slices.Contains(ids, id) {
+				ids = append(ids, id)
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// TestRandomHosts: whatever is lost, in whichever order, alone or under a flood of
+// changes by others, all is there again in the end, unless it is contested; and ADDs and
+// DELs of containers have nobody looked at.
+func TestRandomHosts(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	for range 300 {
+		h := &randomHost{t: t, random: random, now: start(), core: NewCore(All), model: model{things: map[string]map[string]bool{}, index: map[string]int{}}}
+		h.core.Links(nil)
+		for range 5 {
+			h.add()
+		}
+		h.run(time.Minute)
+		quiet := random.IntN(3) == 0 // only ADDs and DELs
+		looks := h.looks
+		for range 30 {
+			switch n := random.IntN(10); {
+			case n < 2:
+				h.add()
+			case n < 4:
+				h.remove()
+			case n == 4:
+				h.noise()
+			case quiet:
+			case n < 8:
+				h.lose()
+			case n == 8:
+				h.flush(false)
+			default:
+				h.flush(true)
+			}
+			h.run(time.Duration(random.Int64N(int64(3 * time.Second))))
+		}
+		h.run(2 * time.Minute)
+		if quiet && h.looks != looks {
+			t.Fatalf("ADDs, DELs and others' changes had containers looked at %d times", h.looks-looks)
+		}
+		contested := h.core.ContestedItems()
+		for _, id := range h.broken() {
+			for thing, there := range h.things[id] {
+				if !there && !slices.ContainsFunc(contested, func(i Item) bool { return i.Container == id && i.Object == thing }) {
+					t.Fatalf("%s of %s is lost and not contested", thing, id)
+				}
+			}
+		}
+	}
+}
+
+// randomHost is a model with a guard, in a time of its own.
+type randomHost struct {
+	model
+	t       *testing.T
+	random  *rand.Rand
+	core    *Core
+	now     time.Time
+	looks   int
+	last    time.Time
+	pending []Container // changed records
+}
+
+func (h *randomHost) hear(e Event) { h.core.Hear(h.now, e) }
+
+func (h *randomHost) pick() string {
+	ids := make([]string, 0, len(h.things))
+	for id := range h.things {
+		ids = append(ids, id)
+	}
+	if len(ids) == 0 {
+		return ""
+	}
+	slices.Sort(ids)
+	return ids[h.random.IntN(len(ids))]
+}
+
+func (h *randomHost) address() netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 1, byte(h.next >> 8), byte(h.next)})
+}
+
+func (h *randomHost) linkOf(id string, up, gone bool) Event {
+	return Event{Link: &Link{Index: h.index[id], Name: "veth" + id, Up: up, Gone: gone}}
+}
+
+func (h *randomHost) ruleOf(id string, added bool) Event {
+	return Event{Object: &Object{Family: familyIPv4, Table: "nat", Chain: "CNI-" + hash(id), Rule: true, Added: added}}
+}
+
+// add attaches a container: additions, and the shared rules anew.
+func (h *randomHost) add() {
+	h.next++
+	id := fmt.Sprint(h.next)
+	h.index[id] = h.next
+	h.hear(h.linkOf(id, false, false))
+	h.hear(h.linkOf(id, true, false))
+	for _, added := range []bool{false, true} {
+		h.hear(Event{Object: &Object{Family: familyIPv4, Table: "cni_hostport", Chain: "prerouting", Rule: true, Added: added}})
+	}
+	h.hear(h.ruleOf(id, true))
+	h.things[id] = map[string]bool{"link": true, "rule": true}
+	h.pending = append(h.pending, Container{id, []Sign{OfLink("veth" + id), OfChain("CNI-" + hash(id))}})
+}
+
+// remove detaches a container: first the record, then what it has.
+func (h *randomHost) remove() {
+	id := h.pick()
+	if id == "" {
+		return
+	}
+	h.pending = append(h.pending, Container{ID: id})
+	delete(h.things, id)
+	h.hear(h.ruleOf(id, false))
+	h.hear(Event{By: "iptables"})
+	h.hear(h.linkOf(id, false, true))
+}
+
+// noise is what other programs do.
+func (h *randomHost) noise() {
+	for n := range h.random.IntN(50) {
+		h.hear(Event{Link: &Link{Index: 100_000 + n, Name: fmt.Sprint("other", n), Up: n%2 == 0, Gone: n%3 == 0}})
+		h.hear(Event{Object: &Object{Family: familyIPv4, Table: "nat", Chain: "KUBE-SEP-X", Rule: true}})
+		h.hear(Event{Route: &Route{100_000, netip.MustParsePrefix("192.0.2.0/24")}})
+	}
+}
+
+func (h *randomHost) lose() {
+	id := h.pick()
+	if id == "" {
+		return
+	}
+	if h.random.IntN(2) == 0 {
+		h.things[id]["link"] = false
+		h.hear(h.linkOf(id, false, false))
+	} else {
+		h.things[id]["rule"] = false
+		h.hear(h.ruleOf(id, false))
+	}
+}
+
+func (h *randomHost) flush(lost bool) {
+	for id := range h.things {
+		h.things[id]["rule"] = false
+	}
+	if lost {
+		h.hear(Event{Lost: Rules})
+		return
+	}
+	h.hear(Event{Object: &Object{Family: familyIPv4, Table: "nat"}})
+	h.hear(Event{By: "nft"})
+}
+
+// run lets time pass, and does what the core asks for.
+func (h *randomHost) run(d time.Duration) {
+	end := h.now.Add(d)
+	for {
+		if h.core.Ripe(h.now) {
+			for _, c := range h.pending {
+				if len(c.Signs) == 0 {
+					h.core.Forget(c.ID)
+				} else {
+					h.core.Index.Set(c.ID, c.Signs)
+				}
+			}
+			h.pending = nil
+		}
+		task, due, next := h.core.Due(h.now)
+		if !due {
+			if next.IsZero() || next.After(end) {
+				h.now = end
+				return
+			}
+			h.now = maxTime(next, h.now)
+			continue
+		}
+		h.look(task)
+	}
+}
+
+func maxTime(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func (h *randomHost) look(task Task) {
+	h.looks++
+	if !h.last.IsZero() && h.now.Sub(h.last) < shortestRest {
+		h.t.Fatalf("two looks within %v", h.now.Sub(h.last))
+	}
+	h.last = h.now
+	took := time.Duration(h.random.Int64N(int64(100 * time.Millisecond)))
+	h.now = h.now.Add(took)
+	h.core.Looked(h.now, took, nil)
+	ids := task.Containers
+	if task.Whole {
+		ids = append(h.broken(), h.core.Differing()...)
+	}
+	for _, id := range ids {
+		h.repair(id)
+	}
+}
+
+func (h *randomHost) repair(id string) {
+	var found []Found
+	for thing, class := range map[string]Class{"link": Links, "rule": Rules} {
+		if there, ok := h.things[id][thing]; ok && !there {
+			found = append(found, Found{Item: Item{Container: id, Object: thing}, Class: class, Fixable: true})
+		}
+	}
+	h.core.Compared(h.now, id, itemsOf(found))
+	if h.random.IntN(10) == 0 {
+		h.core.Settled(h.now, id, fmt.Errorf("no"))
+		return
+	}
+	var left []Found
+	for _, f := range found {
+		if d, _ := h.core.Want(h.now, f); d != Repair {
+			left = append(left, f)
+			continue
+		}
+		h.things[id][f.Object] = true
+		if f.Object == "link" {
+			h.hear(h.linkOf(id, true, false))
+		} else {
+			h.hear(h.ruleOf(id, true))
+		}
+	}
+	h.core.Compared(h.now, id, itemsOf(left))
+	h.core.Settled(h.now, id, nil)
+}

@@ -1,0 +1,434 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+)
+
+// Host is the host whose containers are guarded.
+type Host interface {
+	// Refresh returns the containers whose records have changed since the last call, at
+	// the first call all.
+	Refresh(ctx context.Context) ([]Container, error)
+	// Interfaces lists the interfaces.
+	Interfaces(ctx context.Context) ([]Link, error)
+	// Look compares containers with their records, all of them if whole is set. It
+	// returns those that differ, or that could not be compared.
+	Look(ctx context.Context, whole bool, containers []string) (map[string]Verdict, error)
+	// Repair locks a container, compares it anew, and makes those missing parts again
+	// that are wanted. It calls want for each difference, perhaps several times.
+	Repair(ctx context.Context, container string, want func(Found) bool) (Outcome, error)
+}
+
+// Container is a container on record. Without signs it is not to be guarded: it is gone,
+// unfinished, or being removed.
+type Container struct {
+	ID    string
+	Signs []Sign
+}
+
+// Verdict is the result of a comparison.
+type Verdict struct {
+	Found []Found
+	Err   error // it could not be compared
+}
+
+// Outcome is the result of a repair.
+type Outcome struct {
+	Made []Found // parts that are there again
+	Left []Found // differences that remain
+}
+
+// Ear hears events until the context ends, and calls hear with them. It returns an
+// error if it hears nothing more before that.
+type Ear func(ctx context.Context, hear func(Event)) error
+
+// Job is done at an interval, the first time after one interval.
+type Job struct {
+	Every time.Duration
+	Do    func(ctx context.Context, hear func(Event))
+}
+
+// Report is something that happened.
+type Report struct {
+	Kind ReportKind
+	Found
+	Container string // if it is about no difference
+	By        string // the process that changed rules last; empty if not known
+	Err       error
+}
+
+// ReportKind is the kind of a Report.
+type ReportKind uint8
+
+const (
+	Begun  ReportKind = iota // from here on changes are heard
+	Looked                   // all containers, or some, were compared
+	Mended                   // a part was made again
+	Left                     // a part is left as it is; see Decision
+	Failed                   // a look, or a repair
+)
+
+// Guard is a guard of a host.
+type Guard struct {
+	Host    Host
+	Classes Class
+	Ears    []Ear
+	Jobs    []Job
+	Now     func() time.Time
+	// Report is called with what happened, by one goroutine at a time.
+	Report func(r Report, d Decision)
+}
+
+// atOnce is the number of containers that are repaired at the same time.
+const atOnce = 16
+
+// Run guards until the context ends; then it returns nil. All that it has started has
+// ended when it returns.
+func (g *Guard) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	r := &run{Guard: g, core: NewCore(g.Classes), wake: make(chan struct{}, 1)}
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer cancel(errEnded)
+	for _, ear := range g.Ears {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			if err := r.listen(ctx, ear); err != nil {
+				cancel(err)
+			}
+		}()
+	}
+	for _, job := range g.Jobs {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			r.repeat(ctx, job)
+		}()
+	}
+	outer := ctx
+	if err := r.loop(ctx); err != nil && ctx.Err() == nil {
+		return err
+	}
+	if err := context.Cause(outer); errors.As(err, new(*earError)) {
+		return err
+	}
+	return nil
+}
+
+var errEnded = errors.New("the guard has ended")
+
+// earError: an ear hears nothing more.
+type earError struct{ err error }
+
+func (e *earError) Error() string { return e.err.Error() }
+func (e *earError) Unwrap() error { return e.err }
+
+// run is a guard that runs.
+type run struct {
+	*Guard
+	mu        sync.Mutex
+	core      *Core
+	wake      chan struct{}
+	reporting sync.Mutex
+	relearn   bool // the interfaces are to be listed, since announcements were lost
+}
+
+func (r *run) listen(ctx context.Context, ear Ear) (err error) {
+	defer func() {
+		if v := recover(); v != nil { // in this goroutine it would end the program
+			err = &earError{fmt.Errorf("panic: %v\n%s", v, debug.Stack())}
+		}
+	}()
+	if err := ear(ctx, r.hear); err != nil && ctx.Err() == nil {
+		return &earError{err}
+	}
+	return nil
+}
+
+func (r *run) repeat(ctx context.Context, job Job) {
+	timer := time.NewTimer(job.Every)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		r.do(ctx, job)
+		timer.Reset(job.Every)
+	}
+}
+
+func (r *run) do(ctx context.Context, job Job) {
+	defer func() {
+		if v := recover(); v != nil {
+			r.report(Report{Kind: Failed, Err: fmt.Errorf("panic: %v\n%s", v, debug.Stack())}, "")
+		}
+	}()
+	job.Do(ctx, r.hear)
+}
+
+// hear takes an event in, and wakes the loop if there is something new to do.
+func (r *run) hear(e Event) {
+	r.mu.Lock()
+	suspected := r.core.Suspects()
+	r.core.Hear(r.Now(), e)
+	r.relearn = r.relearn || e.Lost&Links != 0
+	news := !suspected && r.core.Suspects()
+	r.mu.Unlock()
+	if news {
+		select {
+		case r.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (r *run) report(rep Report, d Decision) {
+	if r.Report == nil {
+		return
+	}
+	r.reporting.Lock()
+	defer r.reporting.Unlock()
+	r.Report(rep, d)
+}
+
+// loop looks and repairs whenever something is due.
+func (r *run) loop(ctx context.Context) error {
+	if err := r.learn(ctx); err != nil {
+		return err
+	}
+	if err := r.refresh(ctx); err != nil {
+		return err
+	}
+	r.report(Report{Kind: Begun}, "")
+	for ctx.Err() == nil {
+		r.prepare(ctx)
+		r.mu.Lock()
+		now := r.Now()
+		task, due, next := r.core.Due(now)
+		r.mu.Unlock()
+		if due {
+			r.follow(ctx, task)
+			continue
+		}
+		if err := r.wait(ctx, now, next); err != nil {
+			return err
+		}
+	}
+	return context.Cause(ctx)
+}
+
+func (r *run) wait(ctx context.Context, now, until time.Time) error {
+	var at <-chan time.Time
+	if !until.IsZero() {
+		timer := time.NewTimer(max(until.Sub(now), 0))
+		defer timer.Stop()
+		at = timer.C
+	}
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-r.wake:
+	case <-at:
+	}
+	return nil
+}
+
+// prepare brings the core up to date before it follows signs. If that fails, the core
+// has what it had, and looks at all containers.
+func (r *run) prepare(ctx context.Context) {
+	r.mu.Lock()
+	ripe, relearn := r.core.Ripe(r.Now()), r.relearn
+	r.mu.Unlock()
+	if !ripe {
+		return
+	}
+	var err error
+	if relearn {
+		err = r.learn(ctx)
+	}
+	if err = errors.Join(err, r.refresh(ctx)); err != nil && ctx.Err() == nil {
+		r.report(Report{Kind: Failed, Err: err}, "")
+		r.hear(Event{Lost: All})
+	}
+}
+
+func (r *run) learn(ctx context.Context) error {
+	r.mu.Lock()
+	r.relearn = false
+	r.mu.Unlock()
+	all, err := r.Host.Interfaces(ctx)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.core.Links(all)
+	return nil
+}
+
+func (r *run) refresh(ctx context.Context) error {
+	changed, err := r.Host.Refresh(ctx)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range changed {
+		if len(c.Signs) == 0 {
+			r.core.Forget(c.ID)
+		} else {
+			r.core.Index.Set(c.ID, c.Signs)
+		}
+	}
+	return err
+}
+
+// follow looks at containers, and repairs those that want it.
+func (r *run) follow(ctx context.Context, task Task) {
+	began := r.Now()
+	verdicts, err := r.Host.Look(ctx, task.Whole, task.Containers)
+	r.mu.Lock()
+	now := r.Now()
+	r.core.Looked(now, now.Sub(began), err)
+	r.mu.Unlock()
+	if err != nil {
+		if ctx.Err() == nil {
+			r.report(Report{Kind: Failed, Err: err}, "")
+		}
+		return
+	}
+	r.report(Report{Kind: Looked}, "")
+	r.repairAll(ctx, r.judge(task, verdicts))
+}
+
+// judge takes the verdicts in, and returns the containers to repair.
+func (r *run) judge(task Task, verdicts map[string]Verdict) (broken []string) {
+	r.mu.Lock()
+	looked := task.Containers
+	if task.Whole {
+		looked = r.core.Differing()
+	}
+	for _, id := range looked {
+		if _, differs := verdicts[id]; !differs {
+			r.core.Compared(r.Now(), id, nil)
+			r.core.Settled(r.Now(), id, nil)
+		}
+	}
+	r.mu.Unlock()
+	for id, v := range verdicts {
+		if v.Err != nil {
+			r.settle(id, v.Err)
+			continue
+		}
+		if r.wantAny(id, v.Found) {
+			broken = append(broken, id)
+		} else {
+			r.settle(id, nil)
+		}
+	}
+	return broken
+}
+
+// wantAny decides about all differences of a container.
+func (r *run) wantAny(id string, found []Found) (any bool) {
+	r.mu.Lock()
+	r.core.Compared(r.Now(), id, itemsOf(found))
+	r.mu.Unlock()
+	for _, f := range found {
+		any = r.want(f) || any
+	}
+	return any
+}
+
+func itemsOf(found []Found) []Item {
+	items := make([]Item, len(found))
+	for i, f := range found {
+		items[i] = f.Item
+	}
+	return items
+}
+
+// want decides about one difference, and reports it if it is left.
+func (r *run) want(f Found) bool {
+	r.mu.Lock()
+	d, first := r.core.Want(r.Now(), f)
+	by := r.core.By()
+	r.mu.Unlock()
+	if first && d != Repair && d != Unchosen {
+		rep := Report{Kind: Left, Found: f}
+		if f.Class == Rules {
+			rep.By = by
+		}
+		r.report(rep, d)
+	}
+	return d == Repair
+}
+
+func (r *run) settle(id string, err error) {
+	r.mu.Lock()
+	r.core.Settled(r.Now(), id, err)
+	r.mu.Unlock()
+	if err != nil {
+		r.report(Report{Kind: Failed, Container: id, Err: err}, "")
+	}
+}
+
+// repairAll repairs containers in parallel.
+func (r *run) repairAll(ctx context.Context, ids []string) {
+	var group sync.WaitGroup
+	next := make(chan string)
+	for range min(atOnce, len(ids)) {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			for id := range next {
+				r.repair(ctx, id)
+			}
+		}()
+	}
+	for _, id := range ids {
+		next <- id
+	}
+	close(next)
+	group.Wait()
+}
+
+func (r *run) repair(ctx context.Context, id string) {
+	outcome, err := r.repairOne(ctx, id)
+	if ctx.Err() != nil && err != nil {
+		return // it will be found by the next guard
+	}
+	r.mu.Lock()
+	by := r.core.By()
+	if err == nil {
+		r.core.Compared(r.Now(), id, itemsOf(outcome.Left))
+	} else {
+		for _, f := range outcome.Made {
+			r.core.Made(r.Now(), f.Item)
+		}
+	}
+	r.mu.Unlock()
+	for _, f := range outcome.Made {
+		rep := Report{Kind: Mended, Found: f}
+		if f.Class == Rules {
+			rep.By = by
+		}
+		r.report(rep, Repair)
+	}
+	r.settle(id, err)
+}
+
+func (r *run) repairOne(ctx context.Context, id string) (o Outcome, err error) {
+	defer func() {
+		if v := recover(); v != nil { // in this goroutine it would end the program
+			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
+		}
+	}()
+	return r.Host.Repair(ctx, id, r.want)
+}

@@ -1,0 +1,169 @@
+// Package hold keeps on disk which containers and networks are not to be repaired by
+// themselves. Each hold is a file, so that it survives its process and is seen by
+// others. It needs no lock: a file is complete when it has its name.
+package hold
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// Hold keeps a container, a network, or a container's attachment to a network from
+// being repaired.
+type Hold struct {
+	Container record.ID `json:"container,omitempty"` // empty: all
+	Network   string    `json:"network,omitempty"`   // empty: all
+	Reason    string    `json:"reason,omitempty"`
+	Owner     string    `json:"owner,omitempty"` // who asked for it
+	Since     time.Time `json:"since"`
+	// Attached is when the container was attached. A later container of the same ID is
+	// another one, which is not held. Zero for a network.
+	Attached time.Time `json:"attached,omitzero"`
+}
+
+// Is reports whether two holds are of the same container and network.
+func (h Hold) Is(other Hold) bool {
+	return h.Container == other.Container && h.Network == other.Network
+}
+
+// Holds reports whether it is about a container's attachment to a network.
+func (h Hold) Holds(rec *record.Record, network string) bool {
+	if h.Network != "" && h.Network != network {
+		return false
+	}
+	return h.Container == "" || h.Container == rec.ContainerID && h.Attached.Equal(rec.Since)
+}
+
+// Store is a directory of holds.
+type Store struct{ dir string }
+
+// Open returns the store in dir. The first hold creates the directory.
+func Open(dir string) Store { return Store{dir} }
+
+// Dir returns the directory.
+func (s Store) Dir() string { return s.dir }
+
+const ext, tmpExt = ".json", ".new"
+
+// path returns the path of a hold. A name of any characters becomes a hash.
+func (s Store) path(h Hold) string {
+	sum := sha256.Sum256([]byte(string(h.Container) + "\x00" + h.Network))
+	return filepath.Join(s.dir, hex.EncodeToString(sum[:16])+ext)
+}
+
+// Put writes a hold, in place of an earlier one of the same container and network. When
+// it returns nil, the hold survives a power cut.
+func (s Store) Put(h Hold) error {
+	data, err := json.Marshal(h)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return fmt.Errorf("hold: %w", err)
+	}
+	path := s.path(h)
+	if err := write(path+tmpExt, data); err != nil {
+		return fmt.Errorf("hold: %w", errors.Join(err, missing(os.Remove(path+tmpExt))))
+	}
+	if err := os.Rename(path+tmpExt, path); err != nil {
+		return fmt.Errorf("hold: %w", errors.Join(err, missing(os.Remove(path+tmpExt))))
+	}
+	return s.sync()
+}
+
+func write(path string, data []byte) error {
+	f, err := plainfile.Open(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// sync makes names survive a power cut.
+func (s Store) sync() error {
+	d, err := plainfile.Open(s.dir, os.O_RDONLY, 0)
+	if err != nil {
+		return fmt.Errorf("hold: %w", err)
+	}
+	if err := errors.Join(d.Sync(), d.Close()); err != nil {
+		return fmt.Errorf("hold: %w", err)
+	}
+	return nil
+}
+
+// Delete deletes a hold, and reports whether there was one.
+func (s Store) Delete(h Hold) (bool, error) {
+	err := os.Remove(s.path(h))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("hold: %w", err)
+	}
+	return true, s.sync()
+}
+
+// List returns all holds, in the order of their files. With an error some are unknown,
+// so that anything may be held.
+func (s Store) List() (all []Hold, err error) {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil, missing(err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if !strings.HasSuffix(e.Name(), ext) {
+			continue // being written
+		}
+		path := filepath.Join(s.dir, e.Name())
+		data, err := plainfile.Read(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // deleted since
+		}
+		var h Hold
+		if err == nil {
+			err = json.Unmarshal(data, &h)
+		}
+		if err == nil && s.path(h) != path {
+			err = errors.New("it names something else than its file")
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("hold %s cannot be read; delete it if nothing is to be held: %w", path, err))
+			continue
+		}
+		all = append(all, h)
+	}
+	return all, errors.Join(errs...)
+}
+
+// Forget deletes the holds of a container that is gone.
+func (s Store) Forget(id record.ID) error {
+	all, err := s.List()
+	for _, h := range all {
+		if h.Container == id {
+			_, derr := s.Delete(h)
+			err = errors.Join(err, derr)
+		}
+	}
+	return err
+}
+
+// missing returns nil for an error that there is no such file.
+func missing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,116 @@
+package hold
+
+import (
+	"cmp"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
+)
+
+func sorted(t *testing.T, s Store) []Hold {
+	t.Helper()
+	all, err := s.List()
+	expect.NoError(t, err)
+	slices.SortFunc(all, func(a, b Hold) int {
+		return cmp.Or(strings.Compare(string(a.Container), string(b.Container)), strings.Compare(a.Network, b.Network))
+	})
+	return all
+}
+
+func TestStore(t *testing.T) {
+	s := Open(filepath.Join(t.TempDir(), "embedcni", "holds"))
+	expect.Same(t, "at first", sorted(t, s), nil)
+	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
+	holds := []Hold{
+		{Network: "net", Since: at},
+		{Container: "c1", Reason: "why", Owner: "me", Since: at, Attached: at},
+		{Container: "c1", Network: "net", Since: at, Attached: at},
+		{Container: "c1net", Since: at, Attached: at},
+		{Container: "../../x", Network: "/", Since: at, Attached: at},
+	}
+	for _, h := range holds {
+		expect.NoError(t, s.Put(h))
+	}
+	again := holds[1]
+	again.Reason = "another"
+	expect.NoError(t, s.Put(again)) // in its place
+	expect.Same(t, "all", sorted(t, s), []Hold{holds[0], holds[4], again, holds[2], holds[3]})
+
+	for _, want := range []bool{true, false} {
+		there, err := s.Delete(Hold{Container: "c1net"})
+		expect.NoError(t, err)
+		if there != want {
+			t.Errorf("deleted: %v, want %v", there, want)
+		}
+	}
+	expect.NoError(t, s.Forget("c1"))
+	expect.Same(t, "the rest", sorted(t, s), []Hold{holds[0], holds[4]})
+	left, err := filepath.Glob(filepath.Join(s.dir, "*"+tmpExt))
+	expect.NoError(t, err)
+	expect.Same(t, "unfinished files", len(left), 0)
+}
+
+// TestUnreadable: of a hold that cannot be read, nobody knows whom it holds.
+func TestUnreadable(t *testing.T) {
+	s := Open(t.TempDir())
+	good := Hold{Network: "net", Since: time.Unix(1, 0).UTC()}
+	expect.NoError(t, s.Put(good))
+	file := filepath.Join(s.dir, "bad.json")
+	for what, content := range map[string]string{"no JSON": "{", "another's name": `{"network": "other"}`} {
+		expect.NoError(t, os.WriteFile(file, []byte(content), 0o600))
+		all, err := s.List()
+		if err == nil || !strings.Contains(err.Error(), file) {
+			t.Errorf("%s: %v", what, err)
+		}
+		expect.Same(t, what, all, []Hold{good})
+	}
+	expect.NoError(t, os.Remove(file))
+	// One that is being written is none yet.
+	expect.NoError(t, os.WriteFile(s.path(good)+tmpExt, []byte("{"), 0o600))
+	expect.Same(t, "half written", sorted(t, s), []Hold{good})
+}
+
+func TestHolds(t *testing.T) {
+	at := time.Unix(1000, 0)
+	rec := &record.Record{ContainerID: "c1", Since: at}
+	for what, c := range map[string]struct {
+		hold Hold
+		want bool
+	}{
+		"the container":              {Hold{Container: "c1", Attached: at}, true},
+		"the attachment":             {Hold{Container: "c1", Network: "net", Attached: at}, true},
+		"the network":                {Hold{Network: "net"}, true},
+		"another network":            {Hold{Network: "other"}, false},
+		"another attachment":         {Hold{Container: "c1", Network: "other", Attached: at}, false},
+		"another container":          {Hold{Container: "c2", Attached: at}, false},
+		"an earlier one of its name": {Hold{Container: "c1", Attached: at.Add(-time.Hour)}, false},
+	} {
+		if got := c.hold.Holds(rec, "net"); got != c.want {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+}
+
+// TestRefused: a hold that cannot be written is an error, and leaves nothing.
+func TestRefused(t *testing.T) {
+	dir := t.TempDir()
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "holds"), nil, 0o600))
+	if err := Open(filepath.Join(dir, "holds")).Put(Hold{Network: "net"}); err == nil {
+		t.Error("wrote below a file")
+	}
+	s := Open(filepath.Join(dir, "store"))
+	h := Hold{Network: "net"}
+	expect.NoError(t, os.MkdirAll(s.path(h), 0o700)) // in the way
+	if err := s.Put(h); err == nil {
+		t.Error("replaced a directory")
+	}
+	left, err := filepath.Glob(filepath.Join(s.dir, "*"+tmpExt))
+	expect.NoError(t, err)
+	expect.Same(t, "unfinished files", len(left), 0)
+}
