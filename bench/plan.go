@@ -97,7 +97,27 @@ type scenario struct {
 	PerRound   int  // containers per contender and round
 	Weight     int  // share of the total time
 	Count      bool // count processes
+	Verdicts   bool // the operations are those on all attached containers, instead of ADD and DEL
 	Contenders []contender
+}
+
+// The operations. A verdict says of each attached container whether it is healthy.
+const (
+	verbADD     = "ADD"
+	verbDEL     = "DEL"
+	verbVerdict = "verdict"
+	verbRecover = "Recover"
+)
+
+// verbs returns the operations of a contender.
+func (s scenario) verbs(c contender) []string {
+	switch {
+	case !s.Verdicts:
+		return []string{verbADD, verbDEL}
+	case c.Kind == kindInProcess:
+		return []string{verbVerdict, verbRecover}
+	}
+	return []string{verbVerdict}
 }
 
 const (
@@ -137,15 +157,18 @@ type effort struct {
 	Rounds int   // for work of milliseconds; slower scenarios have fewer
 	Crowds []int // numbers of concurrent containers
 	Levels []int // attached containers
+	Judged []int // attached containers of verdicts
 }
 
 func fullEffort() effort {
-	return effort{Rounds: 40, Crowds: []int{1, 8, 64}, Levels: []int{10, 100, 300, 1000, 3000}}
+	return effort{Rounds: 40, Crowds: []int{1, 8, 64}, Levels: []int{10, 100, 300, 1000, 3000}, Judged: []int{100, 1000, 5000}}
 }
 func quickEffort() effort {
-	return effort{Rounds: 10, Crowds: []int{1, 8, 64}, Levels: []int{10, 100, 1000}}
+	return effort{Rounds: 10, Crowds: []int{1, 8, 64}, Levels: []int{10, 100, 1000}, Judged: []int{100, 1000}}
 }
-func smokeEffort() effort { return effort{Rounds: 1, Crowds: []int{2}, Levels: []int{2, 3}} }
+func smokeEffort() effort {
+	return effort{Rounds: 1, Crowds: []int{2}, Levels: []int{2, 3}, Judged: []int{2, 3}}
+}
 
 // plan returns all scenarios. Those that leave much cleanup to the kernel come
 // last.
@@ -170,7 +193,11 @@ func plan(e effort) []scenario {
 			Rounds: max(1, e.Rounds/max(4, n/6)), Weight: 2 + n/8, Contenders: crowd})
 	}
 	return append(all, scenario{Name: "attached", Work: workNAT, AtOnce: 1, PerRound: 1, Levels: e.Levels,
-		Rounds: part(2), Weight: 12, Contenders: everyNAT()})
+		Rounds: part(2), Weight: 12, Contenders: everyNAT()},
+		scenario{Name: "verdict", Work: workNAT, AtOnce: 1, PerRound: 1, Levels: e.Judged, Verdicts: true,
+			Rounds: part(4), Weight: 10, Contenders: []contender{
+				{Kind: kindGoCNI, Backend: nftables},
+				{Kind: kindInProcess, Backend: iptables}, {Kind: kindInProcess, Backend: nftables}, {Kind: kindInProcess, Backend: native}}})
 }
 
 // portsPerBridge is the number of containers on one network: a Linux bridge

@@ -16,7 +16,7 @@ func TestPlan(t *testing.T) {
 			t.Errorf("%s: without go-cni there is nothing to compare with", s.Name)
 		}
 	}
-	want := []string{"loopback", "bridge", "ptp", "nat", "firewall", "dual", "crowd1", "crowd8", "crowd64", "attached"}
+	want := []string{"loopback", "bridge", "ptp", "nat", "firewall", "dual", "crowd1", "crowd8", "crowd64", "attached", "verdict"}
 	if !slices.Equal(got, want) {
 		t.Errorf("scenarios %q, want %q", got, want)
 	}

@@ -37,7 +37,7 @@ func (r *results) costPlot() string {
 	var curves []curve
 	for _, c := range r.contenders("attached") {
 		line := curve{name: c.String(), class: class(c)}
-		for _, n := range r.levels() {
+		for _, n := range r.levels("attached") {
 			if m := r.median("attached", c, "ADD", n); m > 0 {
 				line.points = append(line.points, point{float64(n), float64(m) / float64(time.Millisecond)})
 			}

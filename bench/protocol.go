@@ -11,7 +11,7 @@ type spec struct {
 
 // order is one task for a worker.
 type order struct {
-	Verb    string // add, del, snapshot
+	Verb    string // add, del, snapshot, verdict, Recover
 	First   int    // the containers First to First+Count-1
 	Count   int
 	AtOnce  int
@@ -25,7 +25,7 @@ const eachItsOwn = -1
 // reply is the outcome of an order. Durations are in microseconds.
 type reply struct {
 	Err    string   `json:",omitempty"`
-	Took   []int64  `json:",omitempty"` // one for each container
+	Took   []int64  `json:",omitempty"` // one for each container, or for all in a verdict
 	Wall   int64    `json:",omitempty"` // from the begin of the first to the end of the last
 	Allocs uint64   `json:",omitempty"` // total
 	Bytes  uint64   `json:",omitempty"`

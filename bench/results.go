@@ -31,8 +31,8 @@ type machine struct {
 type series struct {
 	Scenario  string
 	Contender contender
-	Verb      string // ADD or DEL
-	Attached  int    // number of other containers attached
+	Verb      string
+	Attached  int // number of other containers attached
 	AtOnce    int
 	Rounds    int
 	Micros    []int64 // one for each operation, in order of completion

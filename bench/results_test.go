@@ -31,6 +31,10 @@ func sample() *results {
 	}
 	put("nat", pooled(false), "ADD", 0, 500)
 	put("nat", pooled(false), "DEL", 0, 500)
+	for n, ms := range map[int]int64{100: 20, 1000: 250} {
+		put("verdict", oursNFT(), verbVerdict, n, ms*1000)
+	}
+	put("verdict", oursNFT(), verbRecover, 100, 40_000)
 	slices.SortFunc(r.Series, func(a, b series) int {
 		return strings.Compare(a.Contender.String()+a.Scenario+a.Verb, b.Contender.String()+b.Scenario+b.Verb)
 	})
@@ -46,9 +50,21 @@ func TestTargets(t *testing.T) {
 	want := []string{
 		"≤ 1.5× 2× **no**", "≥ 20× 25× yes", "≥ 15× 15× yes", "≥ 8× not measured –", "≤ 1.3× 2× **no**", "≥ 6× 25× yes",
 		"≥ 6× not measured –", "≥ 10× 25× yes", "≤ 1.3× 1.5× **no**", "≤ 0 1 **no**", "≤ 1 ms 0.5 ms yes", "≤ 0.3 ms not measured –",
+		"≤ 500 ms 250 ms yes",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func TestVerdictsShowWhetherTheyAreLinear(t *testing.T) {
+	_, got, _ := strings.Cut(sample().markdown(), "when it starts.\n\n")
+	got, _, _ = strings.Cut(got, "\n\n")
+	want := "| | 100 | each | 1,000 | each | each, last against first |\n|---|---:|---:|---:|---:|---:|\n" +
+		"| verdict: ours in process, nftables sets | 20 ms | 200 µs | 250 ms | 250 µs | 1.25× |\n" +
+		"| Recover: ours in process, nftables sets | 40 ms | 400 µs | – | – | 1× |"
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
 

@@ -196,7 +196,9 @@ func (b *bench) step(ctx context.Context, s scenario, level int, parts []*part, 
 		}
 	}
 	for _, p := range ready {
-		b.results.Series = append(b.results.Series, p.only["ADD"].done(), p.only["DEL"].done())
+		for _, verb := range s.verbs(p.spec.Contender) {
+			b.results.Series = append(b.results.Series, p.only[verb].done())
+		}
 	}
 	return append(ready, waiting...), nil
 }
@@ -205,7 +207,7 @@ func (b *bench) step(ctx context.Context, s scenario, level int, parts []*part, 
 // fails drops out and does not disturb the others.
 func (b *bench) inRace(s scenario, p *part, err error) (bool, error) {
 	if why := (*contenderError)(nil); errors.As(err, &why) {
-		b.absent(s, p.spec.Contender, p.only["ADD"].Attached, why.Error())
+		b.absent(s, p.spec.Contender, p.only[s.verbs(p.spec.Contender)[0]].Attached, why.Error())
 		return false, nil
 	}
 	return err == nil, err
@@ -214,7 +216,7 @@ func (b *bench) inRace(s scenario, p *part, err error) (bool, error) {
 // begin starts the series of a step.
 func (p *part) begin(s scenario, level int) {
 	p.only = map[string]*series{}
-	for _, verb := range []string{"ADD", "DEL"} {
+	for _, verb := range s.verbs(p.spec.Contender) {
 		p.only[verb] = &series{Scenario: s.Name, Contender: p.spec.Contender, Verb: verb, Attached: level, AtOnce: s.AtOnce}
 	}
 }
@@ -239,14 +241,24 @@ func (p *part) populate(level int, until time.Time) error {
 	return nil
 }
 
-// round makes one contender attach and detach once.
+// round makes one contender do each operation once.
 func (p *part) round(s scenario) error {
+	if s.Verdicts {
+		for _, verb := range s.verbs(p.spec.Contender) {
+			r, err := p.do(order{Verb: verb, Count: p.stay, Network: eachItsOwn})
+			if err != nil {
+				return err
+			}
+			p.only[verb].append(r)
+		}
+		return nil
+	}
 	add, del, err := p.addDel(s.PerRound, s.AtOnce)
 	if err != nil {
 		return err
 	}
-	p.only["ADD"].append(add)
-	p.only["DEL"].append(del)
+	p.only[verbADD].append(add)
+	p.only[verbDEL].append(del)
 	return nil
 }
 

@@ -48,7 +48,7 @@ func TestEveryContenderDoesEveryScenario(t *testing.T) {
 		for _, c := range s.Contenders {
 			missing := slices.ContainsFunc(r.Absent, func(a absent) bool { return a.Scenario == s.Name && a.Contender == c })
 			for _, level := range levels {
-				for _, verb := range []string{"ADD", "DEL"} {
+				for _, verb := range s.verbs(c) {
 					got := r.find(s.Name, c, verb, level)
 					if missing != (got == nil) {
 						t.Errorf("%s: %s of %s with %d attached: found %v, said to be missing: %v", s.Name, verb, c, level, got, missing)

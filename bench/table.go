@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -24,6 +25,7 @@ func (r *results) markdown() string {
 	}
 	r.crowdSection(&b)
 	r.attachedSection(&b)
+	r.verdictSection(&b)
 	r.notes(&b)
 	return b.String()
 }
@@ -124,11 +126,50 @@ func (r *results) attachedSection(b *strings.Builder) {
 	}
 }
 
-// levels returns the measured numbers of attached containers.
-func (r *results) levels() []int {
+func (r *results) verdictSection(b *strings.Builder) {
+	const scenario = "verdict"
+	if !r.has(scenario) {
+		return
+	}
+	b.WriteString("\n## Verdicts\n\nWhether each attached container is healthy, of all together, 1,000 to a bridge: " + workNAT.title() +
+		". Ours compares them with their records, without CHECK; go-cni's asks the plugins of one after the other. Recover is what a program does " +
+		"when it starts.\n\n| |")
+	levels := r.levels(scenario)
+	for _, n := range levels {
+		fmt.Fprintf(b, " %s | each |", thousands(n))
+	}
+	b.WriteString(" each, last against first |\n|---|" + strings.Repeat("---:|", 2*len(levels)+1) + "\n")
+	for _, verb := range []string{verbVerdict, verbRecover} {
+		for _, c := range r.contenders(scenario) {
+			r.verdictRow(b, scenario, c, verb, levels)
+		}
+	}
+}
+
+// verdictRow adds a contender's times, if it has any.
+func (r *results) verdictRow(b *strings.Builder, scenario string, c contender, verb string, levels []int) {
+	var first, last time.Duration // of each container
+	row := fmt.Sprintf("| %s: %s |", verb, c)
+	for _, n := range levels {
+		m := r.median(scenario, c, verb, n)
+		if m == 0 {
+			row += " – | – |"
+			continue
+		}
+		last = m / time.Duration(n)
+		first = cmp.Or(first, last)
+		row += fmt.Sprintf(" %s | %s |", short(m), short(last))
+	}
+	if first > 0 {
+		fmt.Fprintf(b, "%s %s |\n", row, times(last, first))
+	}
+}
+
+// levels returns a scenario's measured numbers of attached containers.
+func (r *results) levels(scenario string) []int {
 	var all []int
 	for _, s := range r.Series {
-		if s.Scenario == "attached" && !slices.Contains(all, s.Attached) {
+		if s.Scenario == scenario && !slices.Contains(all, s.Attached) {
 			all = append(all, s.Attached)
 		}
 	}
@@ -137,7 +178,7 @@ func (r *results) levels() []int {
 }
 
 func (r *results) attachedTable(b *strings.Builder, verb string) {
-	levels := r.levels()
+	levels := r.levels("attached")
 	fmt.Fprintf(b, "| %s |", verb)
 	for _, n := range levels {
 		fmt.Fprintf(b, " %s |", thousands(n))
