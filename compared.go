@@ -111,7 +111,7 @@ func (a *attachment) comparePart(ctx context.Context, r *runner.Runner, v *views
 	ok := true
 	if err == nil {
 		call.Plugin = typ
-		found, ok, err = r.Compare(ctx, call, v.Compared())
+		found, ok, err = r.Compare(ctx, call, v)
 	}
 	if err != nil {
 		c.err = join(c.err, r.Different(typ, fmt.Errorf("not compared: %w", err)))

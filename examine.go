@@ -108,6 +108,11 @@ func sameRecord(a, b record.Found) bool {
 // host.
 func (s *snapshot) lookOnce(ctx context.Context, host *hostns.NetNS, found []record.Found, own bool, parsed *conflist.Cache) []*examined {
 	looks := views.Dumps()
+	defer func() {
+		if err := looks.Close(); err != nil {
+			s.logger.Error("close network namespace", "error", err)
+		}
+	}()
 	all := make([]*examined, len(found))
 	var next atomic.Int64
 	var workers sync.WaitGroup
@@ -197,7 +202,7 @@ var (
 
 // compareAll compares attachments of a container whose recorded namespaces are open.
 func (op *operation) compareAll(ctx context.Context, looks *views.Looks, all attachments) (parts []*compared, err error) {
-	v, err := looks.Open(ctx, op.Host, op.NetNS, all[0].given().Filters)
+	v, err := looks.Open(ctx, op.Host, op.NetNS)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/inprocess"
+	"github.com/embedcni/cni/internal/views"
 )
 
 // Compare compares the part of one plugin with the kernel. The built-in plugin of the
@@ -23,7 +24,7 @@ import (
 // ok is false if nobody can compare the part: there is no such built-in plugin, or the
 // caller's own plugin has attached the container. An error means that the comparison
 // was impossible.
-func (r *Runner) Compare(ctx context.Context, call chain.Call, v *compare.View) (found []compare.Difference, ok bool, err error) {
+func (r *Runner) Compare(ctx context.Context, call chain.Call, v *views.View) (found []compare.Difference, ok bool, err error) {
 	p, by := r.comparer(call.Plugin)
 	if by == nil {
 		return nil, false, nil
@@ -43,7 +44,10 @@ func (r *Runner) Compare(ctx context.Context, call chain.Call, v *compare.View) 
 	if request.Container != nil && request.Container != r.Container {
 		defer func() { err = errors.Join(err, request.Container.Close()) }()
 	}
-	found, err = by.Compare(r.lend(ctx, p), request, v)
+	given := r.lent(p)
+	filters := given.Filters
+	filters.Notes = given.Record
+	found, err = by.Compare(caller.With(ctx, given), request, v.For(filters))
 	for i := range found {
 		found[i].Plugin = call.Plugin
 	}
@@ -59,14 +63,14 @@ func comparedItself(context.Context, string, string, json.RawMessage) (*types100
 // type.
 func (r *Runner) Lend(ctx context.Context, typ string) context.Context {
 	p, _ := r.comparer(typ)
-	return r.lend(ctx, p)
+	return caller.With(ctx, r.lent(p))
 }
 
-func (r *Runner) lend(ctx context.Context, p Provider) context.Context {
+func (r *Runner) lent(p Provider) caller.Given {
 	given := r.Given
 	given.Bus, given.Durable = r.Bus, r.Durable
 	given.Filters.AnyForm, given.Filters.Detected = p.standIn, p.backend
-	return caller.With(ctx, given)
+	return given
 }
 
 // comparer returns the built-in plugin that compares the part of a type, or nil.

@@ -15,7 +15,9 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -59,6 +61,15 @@ func comparing(ours func(context.Context, *plugin.Request) ([]compare.Difference
 	}
 	r.Plugins.Reset(recorded, nil)
 	return r
+}
+
+// here is a view of the namespace of this process.
+func here(t *testing.T) *views.View {
+	t.Helper()
+	host := expect.Value(hostns.NewFinder().Open(""))(t)
+	v := expect.Value((&views.Looks{}).Open(t.Context(), host, host.Handle))(t)
+	t.Cleanup(func() { expect.NoError(t, v.Close(), host.Close()) })
+	return v
 }
 
 func checkCall(typ string) chain.Call {
@@ -106,7 +117,7 @@ func TestWhoCompares(t *testing.T) {
 			if tt.registered {
 				r.Registered[tt.typ] = comparer{}
 			}
-			found, ok, err := r.Compare(t.Context(), checkCall(tt.typ), nil)
+			found, ok, err := r.Compare(t.Context(), checkCall(tt.typ), here(t))
 			expect.NoError(t, err)
 			expect.Same(t, "compared", ok, tt.ok)
 			expect.Same(t, "filters", filters, tt.filters)
@@ -126,14 +137,14 @@ func TestAComparisonThatFails(t *testing.T) {
 		"broken":           func(context.Context, *plugin.Request) ([]compare.Difference, error) { return nil, broken },
 		"panicked: broken": func(context.Context, *plugin.Request) ([]compare.Difference, error) { panic(broken) },
 	} {
-		_, ok, err := comparing(compares).Compare(t.Context(), checkCall("ours"), nil)
+		_, ok, err := comparing(compares).Compare(t.Context(), checkCall("ours"), here(t))
 		if !ok || err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("got %v, %v; want %s", ok, err, what)
 		}
 	}
 	call := checkCall("ours")
 	call.Stdin = []byte(`{`)
-	if _, ok, err := comparing(nil).Compare(t.Context(), call, nil); !ok || err == nil {
+	if _, ok, err := comparing(nil).Compare(t.Context(), call, here(t)); !ok || err == nil {
 		t.Errorf("got %v, %v for a request that is none", ok, err)
 	}
 }

@@ -3,48 +3,120 @@ package views
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/look"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/netns"
 )
 
-// Looks opens views. The zero Looks open views of the kernel itself.
-type Looks struct{}
-
-// Dumps returns Looks that read each host once.
-func Dumps() *Looks { return &Looks{} }
-
-// View is a view of the kernel for one container. Close releases it.
-type View struct {
-	compare.View
-	host, container *links.Conn
+// Looks opens views. The zero Looks opens views of the kernel itself, and need not be
+// closed. It is safe for concurrent use.
+type Looks struct {
+	dumps bool
+	mu    sync.Mutex
+	hosts map[netns.ID]*dump
 }
 
-// Open returns the view of a container for the attachments whose plugins ran in host.
-// filters are those of the container's packet filter rules.
-func (*Looks) Open(_ context.Context, host *hostns.NetNS, container *netns.Handle, filters netfilter.Options) (*View, error) {
-	v := &View{}
+// Dumps returns Looks that read each host's namespace once, when it is first needed,
+// and each container's once for each view.
+func Dumps() *Looks { return &Looks{dumps: true, hosts: make(map[netns.ID]*dump)} }
+
+// dump is one look at a host's namespace.
+type dump struct {
+	once sync.Once
+	ns   *hostns.NetNS // of its own
+	net  *look.Namespace
+	err  error
+}
+
+func (d *dump) read(host *hostns.NetNS) {
+	if d.ns, d.err = host.Dup(); d.err != nil {
+		return
+	}
+	d.net, d.err = look.Read(d.ns.Handle)
+}
+
+// dumpOf returns the dump of a host's namespace.
+func (l *Looks) dumpOf(host *hostns.NetNS) (*dump, error) {
+	l.mu.Lock()
+	d := l.hosts[host.ID()]
+	if d == nil {
+		d = &dump{}
+		l.hosts[host.ID()] = d
+	}
+	l.mu.Unlock()
+	d.once.Do(func() { d.read(host) })
+	return d, d.err
+}
+
+// Close releases the namespaces. All views must be closed.
+func (l *Looks) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var errs []error
+	for _, d := range l.hosts {
+		if d.ns != nil {
+			errs = append(errs, d.ns.Close())
+		}
+	}
+	l.hosts = nil
+	return errors.Join(errs...)
+}
+
+// View is a view of the kernel for one container. It is not safe for concurrent use.
+type View struct {
+	host           *hostns.NetNS
+	net, container compare.Net
+	conn, inside   *links.Conn // open sockets; nil if they were not needed
+}
+
+// Open returns the view of a container whose plugins ran in host.
+func (l *Looks) Open(_ context.Context, host *hostns.NetNS, container *netns.Handle) (*View, error) {
+	v := &View{host: host}
 	var err error
-	if v.host, err = host.Conns.Borrow(host.Handle); err != nil {
+	if l.dumps {
+		d, err := l.dumpOf(host)
+		if err != nil {
+			return nil, err
+		}
+		v.net = d.net
+		v.container, err = look.Read(container)
+		return v, err
+	}
+	if v.conn, err = host.Conns.Borrow(host.Handle); err != nil {
 		return nil, err
 	}
-	if v.container, err = host.Conns.Borrow(container); err != nil {
-		return nil, errors.Join(err, v.host.Close())
+	if v.inside, err = host.Conns.Borrow(container); err != nil {
+		return nil, errors.Join(err, v.conn.Close())
 	}
-	v.Host, v.Container, v.Queues = v.host, v.container, v.host
-	v.Rules = netfilter.Open(host.Handle, filters)
+	v.net, v.container = v.conn, v.inside
 	return v, nil
 }
 
-// Compared returns the view for comparisons.
-func (v *View) Compared() *compare.View { return &v.View }
+// For returns the view for the comparison of one plugin's part. filters are those of
+// its rules.
+func (v *View) For(filters netfilter.Options) *compare.View {
+	return &compare.View{Host: v.net, Container: v.container, Rules: netfilter.Open(v.host.Handle, filters), Queues: v}
+}
+
+// Queues implements [compare.Queues] by the kernel, which has them for one interface
+// at a time.
+func (v *View) Queues(index int) (_ links.Queues, err error) {
+	if v.conn == nil {
+		if v.conn, err = v.host.Conns.Borrow(v.host.Handle); err != nil {
+			return links.Queues{}, err
+		}
+	}
+	return v.conn.Queues(index)
+}
 
 // HasLink reports whether the container has an interface of that name.
 func (v *View) HasLink(name string) (bool, error) {
-	_, err := v.Container.Link(name)
+	_, err := v.container.Link(name)
 	if links.NotFound(err) {
 		return false, nil
 	}
@@ -52,4 +124,12 @@ func (v *View) HasLink(name string) (bool, error) {
 }
 
 // Close releases the view.
-func (v *View) Close() error { return errors.Join(v.host.Close(), v.container.Close()) }
+func (v *View) Close() error {
+	var errs []error
+	for _, c := range []*links.Conn{v.conn, v.inside} {
+		if c != nil {
+			errs = append(errs, c.Close())
+		}
+	}
+	return errors.Join(errs...)
+}

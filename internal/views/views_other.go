@@ -11,22 +11,25 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Looks open empty views off Linux.
+// Looks opens empty views off Linux.
 type Looks struct{}
 
-// Dumps returns Looks that read each host once.
+// Dumps returns Looks that read nothing.
 func Dumps() *Looks { return &Looks{} }
 
+// Close does nothing.
+func (*Looks) Close() error { return nil }
+
 // View is empty off Linux.
-type View struct{ compare.View }
+type View struct{}
 
 // Open returns an empty view.
-func (*Looks) Open(context.Context, *hostns.NetNS, *netns.Handle, netfilter.Options) (*View, error) {
+func (*Looks) Open(context.Context, *hostns.NetNS, *netns.Handle) (*View, error) {
 	return &View{}, nil
 }
 
-// Compared returns the empty view.
-func (v *View) Compared() *compare.View { return &v.View }
+// For returns an empty view.
+func (*View) For(netfilter.Options) *compare.View { return &compare.View{} }
 
 // HasLink returns true: off Linux the record decides.
 func (*View) HasLink(string) (bool, error) { return true, nil }
