@@ -79,9 +79,16 @@ func (r *Runtime) GC(ctx context.Context, o GCOptions) (report *Report, err erro
 	return report, err
 }
 
-// collectDry reports what collect would remove, except for the plugins' GC.
+// collectDry reports what collect would remove, except for the plugins' GC. It reads the
+// records once.
 func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) error {
-	mine, err := s.owned(true)
+	// Before the records, because an attachment is entered just before it is on record.
+	entered, unread := s.ledger().Read()
+	found, err := s.Records.List()
+	if err != nil {
+		return err
+	}
+	mine, err := s.mine(found, true)
 	if err != nil {
 		return err
 	}
@@ -93,7 +100,10 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 			report.Removed = append(report.Removed, id)
 		}
 	}
-	g, err := s.garbage(o, report)
+	if unread != nil {
+		return unread
+	}
+	g, err := s.garbage(o, entered, found, report)
 	if err != nil {
 		return err
 	}
@@ -133,11 +143,26 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 	report.Adopted = append(report.Adopted, adopted...)
 	slices.Sort(report.Adopted)
 	err = s.Tidy()
-	g, gerr := s.garbage(o, report)
+	g, left, gerr := s.leftovers(o, report)
 	if gerr != nil { // anything may be attached
 		return join(err, gerr)
 	}
-	return join(err, s.reclaim(ctx, g, false, report), s.collectByPlugins(ctx, g, report))
+	return join(err, s.reclaim(ctx, g, false, report), s.collectByPlugins(ctx, g, left, report))
+}
+
+// leftovers returns the garbage, and the records that are left, to which nobody adds
+// meanwhile.
+func (s *snapshot) leftovers(o GCOptions, report *Report) (*claims.Garbage, []record.Found, error) {
+	entered, err := s.ledger().Read()
+	if err != nil {
+		return nil, nil, err
+	}
+	left, err := s.Records.List()
+	if err != nil {
+		return nil, nil, err
+	}
+	g, err := s.garbage(o, entered, left, report)
+	return g, left, err
 }
 
 // isUnsettled reports whether a container has attachments of an owner that must be
@@ -175,8 +200,8 @@ func (s *snapshot) removeAgain(ctx context.Context, id record.ID, keep bool) (re
 
 // collectByPlugins runs GC for each loaded network, unless one of its plugins
 // would release another program's reservation.
-func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, report *Report) (err error) {
-	valid, _, err := s.validAttachments()
+func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, found []record.Found, report *Report) (err error) {
+	valid, err := s.validAttachments(found)
 	if err != nil {
 		return err
 	}
@@ -205,33 +230,28 @@ func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, repo
 	return join(errs...)
 }
 
-// validAttachments returns all attachments on this host, and the records.
-func (s *snapshot) validAttachments() (*claims.Valid, []record.Found, error) {
-	found, err := s.Records.List()
-	if err != nil {
-		return nil, nil, err
-	}
+// validAttachments returns all attachments on this host: those of the records, and those
+// in libcni's cache.
+func (s *snapshot) validAttachments(found []record.Found) (*claims.Valid, error) {
 	cached, err := chain.AllCached(s.stateDir, "")
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	var loaded []string
 	for _, n := range s.networks {
 		loaded = append(loaded, n.config.Name)
 	}
-	valid, err := claims.FindValid(found, loaded, cached)
-	return valid, found, err
+	return claims.FindValid(found, loaded, cached)
 }
 
-// garbage returns the attachments in this owner's ledger that are not wanted and
-// on no record of any owner. It fails while a record cannot be read, because
-// anything may belong to that record's container.
-func (s *snapshot) garbage(o GCOptions, report *Report) (*claims.Garbage, error) {
-	entered, err := s.ledger().Read()
-	if err != nil || len(entered) == 0 {
-		return &claims.Garbage{}, err
+// garbage returns the attachments that were entered in this owner's ledger, are not
+// wanted, and are on no record of any owner. It fails while a record cannot be read,
+// because anything may belong to that record's container.
+func (s *snapshot) garbage(o GCOptions, entered map[record.Key]record.Known, found []record.Found, report *Report) (*claims.Garbage, error) {
+	if len(entered) == 0 {
+		return &claims.Garbage{}, nil
 	}
-	valid, found, err := s.validAttachments()
+	valid, err := s.validAttachments(found)
 	if err != nil {
 		return nil, fmt.Errorf("leftovers of containers that are no longer on record were not searched for: %w", err)
 	}

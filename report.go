@@ -160,16 +160,21 @@ func isSkipped(err error) bool {
 		errors.Is(err, errShared) || errors.As(err, new(*RecordError))
 }
 
-// owned returns the records with attachments of this owner, and those that name no
-// owner, because nobody else looks after them. It omits the containers that a pool of
-// a live process has made ahead of time and, unless dry, deletes the records of those
-// that have since been taken under another ID.
+// owned lists the records, and returns those with attachments of this owner, and those
+// that name no owner, because nobody else looks after them; see mine.
 func (s *snapshot) owned(dry bool) ([]record.Found, error) {
 	found, err := s.Records.List()
 	if err != nil {
 		return nil, err
 	}
-	mine := slices.DeleteFunc(found, func(f record.Found) bool { return !f.Concerns(s.owner) })
+	return s.mine(found, dry)
+}
+
+// mine returns the records of this owner among all. It omits the containers that a pool
+// of a live process has made ahead of time and, unless dry, deletes the records of those
+// that have since been taken under another ID.
+func (s *snapshot) mine(found []record.Found, dry bool) ([]record.Found, error) {
+	mine := slices.DeleteFunc(slices.Clone(found), func(f record.Found) bool { return !f.Concerns(s.owner) })
 	mine, taken := warm.Orphans(mine, s.RuntimeAlive)
 	for _, id := range taken {
 		if dry {

@@ -1,0 +1,29 @@
+package cni_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// TestThePlanOfGCReadsEachRecordOnce, with entries in the ledger that it compares with
+// the records.
+func TestThePlanOfGCReadsEachRecordOnce(t *testing.T) {
+	h := newRealHost(t)
+	r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(h.BridgeList("net", "10.88.0")))
+	const n = 3
+	for i := range n {
+		id := fmt.Sprint("c", i)
+		testhost.MustSetUp(t, r, id, h.Container(id))
+	}
+	read := 0
+	r.ReadRecordsBy(func() { read++ })
+	report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c0"}, DryRun: true})
+	expect.NoError(t, err)
+	expect.Same(t, "report", *report, cni.Report{Removed: report.Removed})
+	expect.Same(t, "to remove", len(report.Removed), n-1)
+	expect.Same(t, "records read", read, n)
+}
