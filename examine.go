@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
@@ -39,6 +40,13 @@ func (e *examined) suspect() bool {
 // isBroken reports whether the comparison has found differences.
 func (e *examined) isBroken() bool {
 	return slices.ContainsFunc(e.parts, func(c *compared) bool { return len(c.differences) > 0 })
+}
+
+// isRepairable reports whether Repair can make a part on the host again.
+func (e *examined) isRepairable() bool {
+	return slices.ContainsFunc(e.parts, func(c *compared) bool {
+		return slices.ContainsFunc(c.differences, func(d compare.Difference) bool { return d.Fix != nil && !d.Inside })
+	})
 }
 
 // mostLooks limits how often a container is looked at that other calls change

@@ -14,6 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/repair"
 	"github.com/embedcni/cni/internal/views"
 )
 
@@ -22,8 +23,12 @@ import (
 type BrokenAction int
 
 const (
-	// ReportBroken keeps the container, with the reason in Report.Kept.
-	ReportBroken BrokenAction = iota
+	// RepairBroken makes the missing parts of the container again, as Repair does with
+	// no options. It is the default. Parts that remain broken are the reason in
+	// Report.Kept.
+	RepairBroken BrokenAction = iota
+	// ReportBroken changes nothing. The differences are the reason in Report.Kept.
+	ReportBroken
 	// RemoveBroken removes the container, as Remove does, if something that its Setup has
 	// made is missing or different. A failed CHECK alone is not a reason.
 	RemoveBroken
@@ -57,7 +62,8 @@ func CheckWithin(budget time.Duration) RecoverOption {
 //
 // Health is how Recover finds out: from one look at the kernel for all containers, and
 // by the CHECK of plugins that may know more. A configuration older than CHECK is no
-// doubt. OnBroken decides about containers that are broken.
+// doubt. Missing parts of containers are made again, see Report.Repaired, unless
+// OnBroken decides otherwise.
 //
 // An abandoned container (see WithoutReaping) whose namespace the runtime no
 // longer keeps alive, but somebody else may, is in Report.Skipped.
@@ -283,12 +289,12 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 		return o
 	}
 	if len(going) < len(op.attachments) {
-		var broken bool
-		if broken, o.kept = c.judge(ctx, asking, op, going); broken && c.broken == RemoveBroken {
-			op.log().Warn("a container is broken and is removed", "reason", o.kept)
-			going, o.kept = op.attachments, nil
+		j := c.judge(ctx, asking, op, going)
+		if j.broken && c.broken == RemoveBroken {
+			op.log().Warn("a container is broken and is removed", "reason", j.doubt)
+			going = op.attachments
 		} else {
-			o.adopted, o.kept = true, op.adopt(o.kept)
+			o.adopted, o.repaired, o.kept = true, j.repaired, op.adopt(j.doubt)
 		}
 	}
 	// For networks that have nothing to attach ahead of time, a pool makes a namespace
@@ -366,20 +372,27 @@ func (op *operation) unfinished() attachments {
 	})
 }
 
-// judge returns why the attachments that stay are not known to be healthy, or nil, and
-// reports whether something is certainly missing or different.
-func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (broken bool, doubt error) {
+// judged is the verdict on the attachments of a container that stay.
+type judged struct {
+	broken   bool         // something is certainly missing or different
+	repaired []Difference // that were missing
+	doubt    error        // why they are not known to be healthy
+}
+
+// judge returns the verdict on the attachments that stay, after making again what is
+// missing of them, if that is wanted. The container is locked.
+func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (j judged) {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
 	e := &examined{found: record.Found{Record: op.Record, File: record.Name(op.ID)}}
 	if e.state, e.reason = op.outOfReach(); e.state != "" {
-		return false, e.health().Err()
+		return judged{doubt: e.health().Err()}
 	}
-	e.parts = c.seen(op, staying)
-	if e.parts == nil || c.broken == RemoveBroken && e.suspect() {
-		var err error
-		if e.parts, err = op.compareAll(ctx, &views.Looks{}, staying); err != nil {
-			return false, err
-		}
+	var err error
+	if e.parts = c.seen(op, staying); e.parts == nil || c.broken == RemoveBroken && e.suspect() {
+		e.parts, err = op.compareAll(ctx, &views.Looks{}, staying)
+	}
+	if err == nil && c.broken == RepairBroken && e.isRepairable() {
+		j.repaired, e.parts, err = op.repairBroken(ctx, staying)
 	}
 	for _, part := range e.parts {
 		if a := op.attachments.named(part.ifName); part.wantsCheck() {
@@ -389,7 +402,23 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 			part.asked.unknown = nil
 		}
 	}
-	return e.isBroken(), e.health().Err()
+	j.broken, j.doubt = e.isBroken(), join(err, e.health().Err())
+	return j
+}
+
+// repairBroken makes again what is missing of attachments on the host. It returns that,
+// and the attachments as they are then.
+func (op *operation) repairBroken(ctx context.Context, all attachments) (repaired []Difference, parts []*compared, err error) {
+	report := &RepairReport{}
+	var errs []error
+	for _, a := range all {
+		if a.unfinished() == nil {
+			_, err := a.makeMissing(ctx, repair.Options{}, report)
+			errs = append(errs, a.errors(repairOp, err))
+		}
+	}
+	parts, err = op.compareAll(ctx, &views.Looks{}, all)
+	return report.Repaired, parts, join(append(errs, err)...)
 }
 
 // seen returns the attachments as the look before has seen them; nil if the container

@@ -38,13 +38,19 @@ type tookForType struct {
 func (a *attachment) repair(ctx context.Context, o repair.Options, report *RepairReport) (err error) {
 	ctx, span := spans.Network(ctx, "cni.repairNetwork", a.network.config.Name, a.IfName)
 	defer func() { spans.End(span, err) }()
-	r := &repairing{attachment: a, runner: a.runner(), delayed: &batch.Batch{}}
-	out, err := repair.Run(ctx, r, o)
-	r.report(ctx, out, report)
+	r, err := a.makeMissing(ctx, o, report)
 	if err == nil {
 		err = r.ask(ctx, report)
 	}
 	return a.errors(repairOp, err)
+}
+
+// makeMissing makes the missing parts of the attachment again.
+func (a *attachment) makeMissing(ctx context.Context, o repair.Options, report *RepairReport) (*repairing, error) {
+	r := &repairing{attachment: a, runner: a.runner(), delayed: &batch.Batch{}}
+	out, err := repair.Run(ctx, r, o)
+	r.report(ctx, out, report)
+	return r, err
 }
 
 // Compare implements [repair.Subject].
@@ -53,7 +59,7 @@ func (r *repairing) Compare(ctx context.Context) (found []compare.Difference, er
 	if container == nil {
 		return nil, fmt.Errorf("its network namespace is not open: %w", ErrInvalidNetNS)
 	}
-	v, err := (&views.Looks{}).Open(ctx, r.op.Host, container, r.given().Filters)
+	v, err := (&views.Looks{}).Open(ctx, r.op.Host, container)
 	if err != nil {
 		return nil, err
 	}

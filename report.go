@@ -22,9 +22,12 @@ type Report struct {
 	Removed []string
 	// Kept are the containers in Adopted that are not known to be healthy, with
 	// the reason: CHECK failed or could not run, the interface is gone, or the
-	// path no longer leads to the namespace. Recover has not changed them. The
+	// path no longer leads to the namespace; see Health, whose Err it is. The
 	// caller decides: Check returns details, Remove removes them.
 	Kept map[string]error
+	// Repaired are the parts of containers in Adopted that were missing, and that
+	// Recover has made again.
+	Repaired map[string][]Difference `json:",omitempty"`
 	// Failed could not be removed and are still recorded. A container that is
 	// also in Adopted is alive; an attachment besides those of its Setup could
 	// not be removed.
@@ -62,6 +65,9 @@ func (r Report) String() string {
 			line += ", not known to be healthy: " + why.Error()
 		}
 		lines = append(lines, line)
+		for _, d := range r.Repaired[id] {
+			lines = append(lines, id+": repaired: "+d.String())
+		}
 	}
 	for _, id := range r.Removed {
 		lines = append(lines, id+": removed")
@@ -103,6 +109,8 @@ type outcome struct {
 	err     error  // reason why it could not be removed, or a part of it
 	skipped error  // reason why nothing was done
 	left    string // a line for Left
+
+	repaired []Difference
 }
 
 func (r *Report) add(o outcome) {
@@ -117,6 +125,12 @@ func (r *Report) add(o outcome) {
 	}
 	if o.kept != nil {
 		set(&r.Kept, o.kept)
+	}
+	if o.repaired != nil {
+		if r.Repaired == nil {
+			r.Repaired = make(map[string][]Difference)
+		}
+		r.Repaired[o.id] = o.repaired
 	}
 	if o.left != "" {
 		r.Left = append(r.Left, o.left)

@@ -27,10 +27,11 @@ func Dumps() *Looks { return &Looks{dumps: true, hosts: make(map[netns.ID]*dump)
 
 // dump is one look at a host's namespace.
 type dump struct {
-	once sync.Once
-	ns   *hostns.NetNS // of its own
-	net  *look.Namespace
-	err  error
+	once  sync.Once
+	ns    *hostns.NetNS // of its own
+	net   *look.Namespace
+	rules *netfilter.Snapshot
+	err   error
 }
 
 func (d *dump) read(host *hostns.NetNS) {
@@ -38,6 +39,7 @@ func (d *dump) read(host *hostns.NetNS) {
 		return
 	}
 	d.net, d.err = look.Read(d.ns.Handle)
+	d.rules = netfilter.Read(netfilter.Open(d.ns.Handle, netfilter.Options{}))
 }
 
 // dumpOf returns the dump of a host's namespace.
@@ -70,6 +72,7 @@ func (l *Looks) Close() error {
 // View is a view of the kernel for one container. It is not safe for concurrent use.
 type View struct {
 	host           *hostns.NetNS
+	rules          *netfilter.Snapshot // nil: the kernel has them
 	net, container compare.Net
 	conn, inside   *links.Conn // open sockets; nil if they were not needed
 }
@@ -83,7 +86,7 @@ func (l *Looks) Open(_ context.Context, host *hostns.NetNS, container *netns.Han
 		if err != nil {
 			return nil, err
 		}
-		v.net = d.net
+		v.net, v.rules = d.net, d.rules
 		v.container, err = look.Read(container)
 		return v, err
 	}
@@ -100,7 +103,13 @@ func (l *Looks) Open(_ context.Context, host *hostns.NetNS, container *netns.Han
 // For returns the view for the comparison of one plugin's part. filters are those of
 // its rules.
 func (v *View) For(filters netfilter.Options) *compare.View {
-	return &compare.View{Host: v.net, Container: v.container, Rules: netfilter.Open(v.host.Handle, filters), Queues: v}
+	all := &compare.View{Host: v.net, Container: v.container, Queues: v}
+	if v.rules != nil {
+		all.Rules = v.rules.For(filters)
+	} else {
+		all.Rules = netfilter.Open(v.host.Handle, filters)
+	}
+	return all
 }
 
 // Queues implements [compare.Queues] by the kernel, which has them for one interface

@@ -1,0 +1,157 @@
+package behaviour_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// damages are ways to break a container on a bridge, by what a verdict has to name.
+var damages = map[string]struct {
+	kind    cni.DifferenceKind
+	shared  bool // repaired only if a built-in plugin has made it
+	happens func(t *testing.T, h *realHost, port string)
+}{
+	"off its bridge": {cni.KindBridgePort, false, func(t *testing.T, _ *realHost, port string) {
+		change(t, port, netlink.LinkSetNoMaster)
+	}},
+	"the port is down": {cni.KindInterface, false, func(t *testing.T, _ *realHost, port string) {
+		change(t, port, netlink.LinkSetDown)
+	}},
+	"the bridge without its address": {cni.KindAddress, true, func(t *testing.T, _ *realHost, _ string) {
+		change(t, "cni0", func(l netlink.Link) error { return netlink.AddrDel(l, address(t, l)) })
+	}},
+	"flushed masquerading": {cni.KindRule, false, func(t *testing.T, h *realHost, _ string) {
+		flushRules(t)
+	}},
+	"without its reservation": {cni.KindReservation, false, func(t *testing.T, h *realHost, _ string) {
+		expect.NoError(t, os.Remove(h.Path("ipam", "net", "10.77.0.2")))
+	}},
+}
+
+func change(t *testing.T, name string, to func(netlink.Link) error) {
+	t.Helper()
+	l, err := netlink.LinkByName(name)
+	expect.NoError(t, err)
+	expect.NoError(t, to(l))
+}
+
+// address returns the first IPv4 address of an interface.
+func address(t *testing.T, l netlink.Link) *netlink.Addr {
+	t.Helper()
+	all, err := netlink.AddrList(l, netlink.FAMILY_V4)
+	expect.NoError(t, err)
+	if len(all) == 0 {
+		t.Fatalf("%s has no address", l.Attrs().Name)
+	}
+	return &all[0]
+}
+
+func flushRules(t *testing.T) {
+	t.Helper()
+	for _, command := range [][]string{{"iptables", "-t", "nat", "-F"}, {"nft", "flush", "ruleset"}} {
+		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", command, err, out)
+		}
+	}
+}
+
+// attachedBridge attaches c1 to a bridge, by the built-in plugins or by executables, and
+// returns the host's end of its interface.
+func attachedBridge(t *testing.T, executables bool, version string) (h *realHost, r *cni.Runtime, port string) {
+	t.Helper()
+	h = newRealHost(t)
+	dirs := []string(nil)
+	if executables {
+		dirs = []string{testhost.ReferencePlugins(t)}
+	}
+	list := fmt.Appendf(nil, `{"cniVersion": %q, "name": "net", "plugins": [
+		{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true,
+		 "ipam": {"type": "host-local", "dataDir": %q, "subnet": "10.77.0.0/24"}}]}`, version, h.Path("ipam"))
+	r = h.Runtime(cni.WithPluginDir(dirs), cni.WithConfListBytes(list))
+	result, err := r.Setup(t.Context(), "c1", h.Container("c1"))
+	expect.NoError(t, err)
+	t.Cleanup(func() { expect.NoError(t, r.Remove(t.Context(), "c1", "")) })
+	for name, i := range result.Interfaces {
+		if i.Sandbox == "" && name != "cni0" {
+			port = name
+		}
+	}
+	return h, r, port
+}
+
+// TestHealthComparesTheRecordWithTheKernel, whoever has attached the container, and also
+// where the version has no CHECK.
+func TestHealthComparesTheRecordWithTheKernel(t *testing.T) {
+	for _, executables := range []bool{false, true} {
+		for _, version := range []string{"0.3.1", "1.0.0"} {
+			for what, damage := range damages {
+				t.Run(fmt.Sprintf("executables=%t/%s/%s", executables, version, what), func(t *testing.T) {
+					h, r, port := attachedBridge(t, executables, version)
+					well, _ := healthOf(t, r, cni.HealthOptions{})
+					expect.Same(t, "before", well, cni.Health{ContainerID: "c1", State: cni.StateHealthy})
+					damage.happens(t, h, port)
+					h1, report := healthOf(t, r, cni.HealthOptions{WithoutCheck: true})
+					t.Log(report)
+					expect.Same(t, "state", h1.State, cni.StateBroken)
+					named := slices.ContainsFunc(h1.Differences, func(d cni.Difference) bool {
+						return d.Kind == damage.kind && !d.Inside && d.Repairable == !(damage.shared && executables) && d.Network == "net" && d.IfName == "eth0"
+					})
+					expect.Same(t, "named", named, true)
+					wantEncoded(t, h1)
+				})
+			}
+		}
+	}
+}
+
+// TestRecoverAndBrokenContainers: repaired, reported or removed.
+func TestRecoverAndBrokenContainers(t *testing.T) {
+	for what, tt := range map[string]struct {
+		opts                    []cni.RecoverOption
+		kept, repaired, removed bool
+		after                   cni.HealthState
+	}{
+		"by default": {nil, false, true, false, cni.StateHealthy},
+		"repaired":   {[]cni.RecoverOption{cni.OnBroken(cni.RepairBroken)}, false, true, false, cni.StateHealthy},
+		"reported":   {[]cni.RecoverOption{cni.OnBroken(cni.ReportBroken)}, true, false, false, cni.StateBroken},
+		"removed":    {[]cni.RecoverOption{cni.OnBroken(cni.RemoveBroken), cni.CheckWithin(-1)}, false, false, true, cni.StateNotAttached},
+	} {
+		t.Run(what, func(t *testing.T) {
+			_, r, port := attachedBridge(t, false, "1.0.0")
+			change(t, port, netlink.LinkSetNoMaster)
+			report, err := r.Recover(t.Context(), tt.opts...)
+			expect.NoError(t, err)
+			t.Log(report)
+			expect.Same(t, "adopted", len(report.Adopted) == 1, !tt.removed)
+			expect.Same(t, "removed", len(report.Removed) == 1, tt.removed)
+			expect.Same(t, "kept", report.Kept["c1"] != nil, tt.kept)
+			expect.Same(t, "repaired", len(report.Repaired["c1"]) > 0, tt.repaired)
+			h, _ := healthOf(t, r, cni.HealthOptions{Containers: []string{"c1"}})
+			expect.Same(t, "afterwards", h.State, tt.after)
+		})
+	}
+}
+
+// TestRecoverRemovesNoContainerForACheck: only a comparison proves that something is
+// missing.
+func TestRecoverRemovesNoContainerForACheck(t *testing.T) {
+	s, _, conf := inhabited(t, "c1")
+	s.On("p", "CHECK", testhost.Says(5, "no"))
+	report, err := s.restarted(conf).Recover(t.Context(), cni.OnBroken(cni.RemoveBroken))
+	expect.NoError(t, err)
+	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: report.Kept})
+	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
+	s.DelLink("c1", "eth0")
+	report, err = s.restarted(conf).Recover(t.Context(), cni.OnBroken(cni.RemoveBroken))
+	expect.NoError(t, err)
+	expect.Same(t, "report", *report, removed)
+}
