@@ -17,6 +17,7 @@ var floors = [][]string{
 		"internal/faults", "internal/interchange", "internal/known", "internal/misspelt",
 		"internal/netfilter/fwrules", "internal/perm", "internal/plainfile", "internal/privilege",
 		"internal/scripted", "internal/spans", "internal/tasks", "netns",
+		"internal/ports",
 	},
 	{
 		"internal/audit", "internal/boot", "internal/chain", "internal/conflist", "internal/conntrack",
@@ -27,6 +28,8 @@ var floors = [][]string{
 	{
 		"internal/builtin/prevresult", "internal/firstadd", "internal/hear", "internal/inprocess",
 		"internal/refplugins",
+		"internal/portindex",
+		"internal/sockdiag",
 	},
 	{
 		"internal/ahead", "internal/links", "internal/nft",

@@ -122,11 +122,7 @@ func (s *snapshot) undeclared(id record.ID, all attachments) error {
 	return join(errs...)
 }
 
-func (n *Network) declares(capability string) bool {
-	return slices.ContainsFunc(n.config.Plugins, func(p *libcni.PluginConfig) bool {
-		return p.Network.Capabilities[capability]
-	})
-}
+func (n *Network) declares(capability string) bool { return conflist.Declares(n.config, capability) }
 
 // isEmpty reports whether a capability asks for nothing, for example an empty
 // list of ports.

@@ -208,6 +208,11 @@ func validateType(key, typ string) error {
 	return nil
 }
 
+// Declares reports whether a plugin of the list takes a capability.
+func Declares(list *libcni.NetworkConfigList, capability string) bool {
+	return slices.ContainsFunc(list.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Capabilities[capability] })
+}
+
 // Equal reports whether two configurations have the same name, version and bytes,
 // those of each plugin included.
 func Equal(a, b *libcni.NetworkConfigList) bool {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/portindex"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -28,6 +29,7 @@ type Store struct {
 	Locks     *Locks
 	Pins      *Pins
 	Pools     Pools
+	Ports     *portindex.Index // of the host, that records claim
 	Hosts     *hostns.Finder
 	HostNetNS string // the configured namespace to run plugins in; empty: the caller's
 	Logger    *slog.Logger
@@ -47,6 +49,7 @@ func Open(lockFile, recordDir, hostNetNS string, logger *slog.Logger, previous *
 	} else {
 		s.Records, s.Pins, space = record.Open(recordDir), NewPins(recordDir), lock.Open(lockFile)
 	}
+	s.Ports = portindex.Open(s.Records, logger)
 	s.Process = newProcess(space, logger)
 	s.Locks = &Locks{Space: space, records: s.Records, process: s.Process, logger: logger}
 	s.Pools = Pools{filepath.Join(recordDir, "pool"), s.Process}

@@ -153,6 +153,9 @@ func (c *Container) Erase() error {
 	if err := c.records.Delete(c.ID); err != nil {
 		return err
 	}
+	if c.Record != nil {
+		c.in.Ports.Forget(c.Record)
+	}
 	// A pool's container was on record under that ID until this record was on the
 	// disk.
 	if id := record.ID(c.PluginID()); id != c.ID {

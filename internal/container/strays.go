@@ -20,8 +20,9 @@ type strays struct {
 
 func (s *Store) strays() (strays, error) {
 	files, err := s.Records.Strays()
+	entries, perr := s.Ports.Strays()
 	namespaces, dirs, nerr := s.strayNamespaces()
-	return strays{files, namespaces, dirs}, errors.Join(err, nerr)
+	return strays{append(files, entries...), namespaces, dirs}, errors.Join(err, perr, nerr)
 }
 
 // TidyAlone is Tidy while all others are kept out, if there is anything to do. If

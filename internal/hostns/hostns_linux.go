@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
@@ -94,6 +95,16 @@ func (h *NetNS) Checked(container *netns.Handle, path string) (*netns.Handle, st
 func (h *NetNS) HasLink(ns *netns.Handle, name string) (bool, error) {
 	l, err := h.Conns.Lookup(ns, name)
 	return err == nil && l != nil, err
+}
+
+// HasAddress reports whether an address is one of the namespace's own.
+func (h *NetNS) HasAddress(addr netip.Addr) (has bool, err error) {
+	c, err := h.Conns.Borrow(h.Handle)
+	if err != nil {
+		return false, err
+	}
+	has, err = c.IsLocal(addr)
+	return has, errors.Join(err, c.Close())
 }
 
 // Reachable returns an error unless the kernel answers questions about the namespace.

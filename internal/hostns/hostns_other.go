@@ -4,6 +4,7 @@ package hostns
 
 import (
 	"fmt"
+	"net/netip"
 
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/record"
@@ -39,6 +40,9 @@ func (*NetNS) Close() error { return nil }
 
 // String returns no identity.
 func (*NetNS) String() string { return "" }
+
+// HasAddress returns true: nobody knows.
+func (*NetNS) HasAddress(netip.Addr) (bool, error) { return true, nil }
 
 // Reachable returns nil.
 func (*NetNS) Reachable() error { return nil }

@@ -2,6 +2,7 @@ package links
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -52,6 +53,22 @@ func (r *Requests) DeleteRoute(index int, route Route, fine ...error) {
 // InterfaceTo returns the index of the interface that the kernel uses for
 // packets to an address. Without a route, the error is the kernel's.
 func (c *Conn) InterfaceTo(to netip.Addr) (index int, err error) {
+	index, _, err = c.routeTo(to)
+	return index, err
+}
+
+// IsLocal reports whether an address is one of the namespace's own, as those of
+// 127.0.0.0/8 are.
+func (c *Conn) IsLocal(addr netip.Addr) (bool, error) {
+	_, typ, err := c.routeTo(addr)
+	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL) {
+		return false, nil // no route, or one that refuses packets
+	}
+	return typ == unix.RTN_LOCAL, err
+}
+
+// routeTo returns the interface and the type of the route to an address.
+func (c *Conn) routeTo(to netip.Addr) (index int, typ byte, err error) {
 	fixed := make([]byte, unix.SizeofRtMsg)
 	fixed[0], fixed[1] = family(to), byte(to.BitLen())
 	m := newMessage(unix.RTM_GETROUTE, 0, fixed)
@@ -60,13 +77,14 @@ func (c *Conn) InterfaceTo(to netip.Addr) (index int, err error) {
 		if len(body) < unix.SizeofRtMsg {
 			return errTruncated
 		}
+		typ = body[7]
 		return eachAttr(body[unix.SizeofRtMsg:], func(typ uint16, value []byte) {
 			if typ == unix.RTA_OIF {
 				index = int(number(value))
 			}
 		})
 	})
-	return index, err
+	return index, typ, err
 }
 
 // routeMessage is a request about a route. Its fixed part is a struct rtmsg

@@ -131,7 +131,7 @@ func TestAFileThatIsUsedAgainTellsNothingOfBefore(t *testing.T) {
 		got, err := s.Load("c1")
 		check(t, err)
 		want(t, "record", got, now)
-		want(t, "files", names(t, dir), []string{Name("c1") + fileExt})
+		want(t, "files", names(t, dir), []string{Name("c1") + FileExt})
 		check(t, s.Delete("c1"))
 	}
 }

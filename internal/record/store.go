@@ -28,10 +28,10 @@ type Store struct {
 	ledgers sync.Map // of *Ledger, by owner
 }
 
-const (
-	fileExt = ".json"
-	tmpExt  = ".new"
-)
+// FileExt is the extension of a record's file.
+const FileExt = ".json"
+
+const tmpExt = ".new" // of a record that is being written
 
 // Open returns the store in dir. The first record creates the directory.
 func Open(dir string) *Store {
@@ -51,7 +51,7 @@ func Name(id ID) string {
 func (s *Store) path(id ID) string { return s.Path(Name(id)) }
 
 // Path returns the path of the record with that file name.
-func (s *Store) Path(file string) string { return filepath.Join(s.dir, file+fileExt) }
+func (s *Store) Path(file string) string { return filepath.Join(s.dir, file+FileExt) }
 
 // Begin writes the base of a record before its attachments are made. When it
 // returns nil, the record survives a power cut. It replaces an earlier base of
@@ -263,7 +263,7 @@ func (s *Store) Files() ([]string, error) {
 	}
 	var files []string
 	for _, e := range entries {
-		if file, ok := strings.CutSuffix(e.Name(), fileExt); ok {
+		if file, ok := strings.CutSuffix(e.Name(), FileExt); ok {
 			files = append(files, file)
 		}
 	}
@@ -323,8 +323,8 @@ func (s *Store) Strays() ([]string, error) {
 	}
 	var strays []string
 	for _, e := range entries {
-		stray := strings.HasSuffix(e.Name(), fileExt+tmpExt) || strings.HasPrefix(e.Name(), "spare.")
-		if file, ok := strings.CutSuffix(e.Name(), fileExt); ok {
+		stray := strings.HasSuffix(e.Name(), FileExt+tmpExt) || strings.HasPrefix(e.Name(), "spare.")
+		if file, ok := strings.CutSuffix(e.Name(), FileExt); ok {
 			r, err := s.LoadFile(file)
 			stray = r == nil && err == nil
 		}

@@ -1,0 +1,300 @@
+// Package portindex finds the records that claim ports of the host, without reading
+// all of them.
+//
+// The records alone decide who has a port. The index is a directory beside them that
+// has a hard link to each record that was read, with the ports that the record claims
+// in its name:
+//
+//	attachments/0a1b….json
+//	attachments/ports/0a1b….t80.8000-8019u53
+//
+// A record is up to date in the index if both names have the same inode. The first line
+// of a record, which has the ports, is never changed: a container that is attached
+// again gets a new file. While the index has a link to the old one, its inode is not
+// given to another file. So two lists of names show which records have to be read:
+// those that earlier versions wrote, or a process that was killed before it entered its
+// own.
+//
+// Nothing needs a lock. An entry that is missing is made again, and one whose record is
+// gone is removed, by whoever notices.
+package portindex
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/ports"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// Index is the index of a directory of records. It is safe for concurrent use.
+type Index struct {
+	records *record.Store
+	dir     string
+	logger  *slog.Logger
+	reading sync.Mutex // so that of several callers only one reads a new record
+}
+
+// Open returns the index of the records. The first record that is entered makes its
+// directory.
+func Open(records *record.Store, logger *slog.Logger) *Index {
+	return &Index{records: records, dir: filepath.Join(records.Dir(), "ports"), logger: logger}
+}
+
+// Holder is an attachment on record that claims a port.
+type Holder struct {
+	Record     *record.Record
+	Attachment *record.Attachment
+	Claim      ports.Claim
+}
+
+// Capability is the name of the capability by which a caller asks for ports.
+const Capability = "portMappings"
+
+// Claims returns the ports that an attachment claims: those that its caller asked for,
+// if a plugin of the network was told of them.
+func Claims(a *record.Attachment) []ports.Claim {
+	mappings, ok := a.Capabilities[Capability]
+	if !ok {
+		return nil
+	}
+	claims := ports.Of(mappings)
+	if len(claims) == 0 {
+		return nil
+	}
+	list, err := conflist.Parse(a.Config)
+	if err == nil && !conflist.Declares(list, Capability) {
+		return nil
+	}
+	return claims
+}
+
+// Find returns the attachments, of all hosts and boots, whose claims overlap the
+// wanted ones. Of a record that cannot be used, the legible part counts.
+func (x *Index) Find(wanted []ports.Claim) (holders []Holder, err error) {
+	names, err := x.candidates(wanted)
+	if err != nil {
+		return nil, fmt.Errorf("host ports on record: %w", err)
+	}
+	for _, name := range names {
+		rec, err := x.records.LoadFile(name)
+		if err != nil {
+			x.logger.Warn("the ports of the host that a container has may be unknown: its record cannot be used", "record", name, "error", err)
+		}
+		if rec != nil { // else it was removed meanwhile
+			holders = append(holders, holdersIn(rec, wanted)...)
+		}
+	}
+	return holders, nil
+}
+
+func holdersIn(rec *record.Record, wanted []ports.Claim) (holders []Holder) {
+	for i := range rec.Attachments {
+		a := &rec.Attachments[i]
+		if a.State == record.Deleted {
+			continue
+		}
+		for _, c := range Claims(a) {
+			if slices.ContainsFunc(wanted, c.Overlaps) {
+				holders = append(holders, Holder{rec, a, c})
+			}
+		}
+	}
+	return holders
+}
+
+// candidates returns the names of the records that may claim one of the ports. It
+// enters the records that are not in the index.
+func (x *Index) candidates(wanted []ports.Claim) (names []string, err error) {
+	x.reading.Lock()
+	defer x.reading.Unlock()
+	now, err := x.compare()
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range now.entered {
+		if ports.Coded(e.code, wanted) {
+			names = append(names, e.name)
+		}
+	}
+	for _, name := range now.unread {
+		if code, ok := x.read(name); ok && ports.Coded(code, wanted) {
+			names = append(names, name)
+		}
+	}
+	for _, e := range now.stale {
+		x.remove(e)
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// entry is a name in the index.
+type entry struct {
+	name, code string // of the record, and of its ports
+	inode      uint64
+}
+
+func (e entry) file() string { return e.name + "." + e.code }
+
+// comparison is how the index differs from the records.
+type comparison struct {
+	entered []entry  // records that are up to date in the index
+	unread  []string // names of the others
+	stale   []entry  // whose record is gone, or another
+}
+
+// compare compares the names and inodes of both directories. It reads the index first:
+// an entry is made after its record, so that an entry whose record is not listed
+// afterwards has none any more.
+func (x *Index) compare() (now comparison, err error) {
+	var entries []entry
+	err = inodes(x.dir, func(file []byte, inode uint64) {
+		if name, code, ok := strings.Cut(string(file), "."); ok {
+			entries = append(entries, entry{name, code, inode})
+		}
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return now, err
+	}
+	records := make(map[string]uint64, len(entries))
+	err = inodes(x.records.Dir(), func(file []byte, inode uint64) {
+		if name, ok := strings.CutSuffix(string(file), record.FileExt); ok {
+			records[name] = inode
+		}
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return now, err
+	}
+	for _, e := range entries {
+		inode, ok := records[e.name]
+		if ok && inode == e.inode && inode != 0 {
+			now.entered = append(now.entered, e)
+			continue
+		}
+		now.stale = append(now.stale, e)
+		if !ok { // a list may omit a file that was replaced meanwhile
+			now.unread = append(now.unread, e.name)
+		}
+	}
+	for _, e := range now.entered {
+		delete(records, e.name)
+	}
+	for name := range records {
+		now.unread = append(now.unread, name)
+	}
+	slices.Sort(now.unread)
+	now.unread = slices.Compact(now.unread)
+	return now, nil
+}
+
+// read reads a record and enters it. ok is false if there is none, or it says nothing.
+//
+// The file is opened before it is read: should the record be replaced meanwhile, the
+// entry is for the old file, and stale.
+func (x *Index) read(name string) (code string, ok bool) {
+	f, err := plainfile.Open(x.records.Path(name), os.O_RDONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", false
+	}
+	var rec *record.Record
+	if err == nil {
+		defer f.Close() // was only read
+		rec, err = x.records.LoadFile(name)
+	}
+	if err != nil {
+		x.logger.Warn("the ports of the host that a container has may be unknown: its record cannot be used", "record", name, "error", err)
+	}
+	if rec == nil {
+		return "", false
+	}
+	code = codeOf(rec)
+	if !errors.Is(err, record.ErrUnread) {
+		x.enter(f, entry{name: name, code: code})
+	}
+	return code, true
+}
+
+// codeOf returns the code of all ports in a record, those of attachments that are gone
+// included: the log does not change the entry.
+func codeOf(rec *record.Record) string {
+	var all []ports.Claim
+	for i := range rec.Attachments {
+		all = append(all, Claims(&rec.Attachments[i])...)
+	}
+	return ports.Code(all)
+}
+
+// enter makes an entry for an open record. Without it the record is read again by the
+// next caller.
+func (x *Index) enter(f *os.File, e entry) {
+	path := filepath.Join(x.dir, e.file())
+	var err error
+	for range 3 {
+		err = link(f, path)
+		switch {
+		case errors.Is(err, fs.ErrExist): // of an earlier record, or made by another process meanwhile
+			err = cmp.Or(os.Remove(path), err)
+		case errors.Is(err, fs.ErrNotExist):
+			if _, gone := os.Lstat(f.Name()); gone != nil {
+				return // the record was removed
+			}
+			err = cmp.Or(os.MkdirAll(x.dir, 0o700), err)
+		default:
+			if err != nil {
+				x.logger.Debug("a record is not entered in the index of ports", "record", e.name, "error", err)
+			}
+			return
+		}
+	}
+	x.logger.Debug("a record is not entered in the index of ports", "record", e.name, "error", err)
+}
+
+// remove deletes an entry, unless it has become that of the record.
+func (x *Index) remove(e entry) {
+	if err := os.Remove(filepath.Join(x.dir, e.file())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		x.logger.Debug("an entry stays in the index of ports", "record", e.name, "error", err)
+	}
+}
+
+// Enter enters a record that was just written, so that no other call has to read it.
+// The caller has the container's lock.
+func (x *Index) Enter(rec *record.Record) {
+	name := record.Name(rec.ContainerID)
+	f, err := plainfile.Open(x.records.Path(name), os.O_RDONLY, 0)
+	if err != nil {
+		x.logger.Debug("a record is not entered in the index of ports", "record", name, "error", err)
+		return
+	}
+	defer f.Close() // was only linked to
+	x.enter(f, entry{name: name, code: codeOf(rec)})
+}
+
+// Forget removes the entry of a record that was deleted.
+func (x *Index) Forget(rec *record.Record) {
+	x.remove(entry{name: record.Name(rec.ContainerID), code: codeOf(rec)})
+}
+
+// Strays returns the paths of entries whose record is gone: an earlier version deleted
+// it, or a process was killed before it deleted both.
+func (x *Index) Strays() ([]string, error) {
+	now, err := x.compare()
+	if err != nil {
+		return nil, fmt.Errorf("index of ports: %w", err)
+	}
+	var paths []string
+	for _, e := range now.stale {
+		paths = append(paths, filepath.Join(x.dir, e.file()))
+	}
+	return paths, nil
+}

@@ -1,0 +1,99 @@
+// Package ports describes the ports of the host that attachments claim, and decides
+// which claims exclude each other. It knows neither files nor the kernel.
+package ports
+
+import (
+	"cmp"
+	"encoding/json"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Claim is a port of the host: that of one address, or of all.
+type Claim struct {
+	Protocol string // tcp, udp or sctp
+	// Addr is the host's address. 0.0.0.0 and :: are all addresses of their family, and
+	// the zero Addr is all addresses of both. It is never an IPv4 address in IPv6.
+	Addr netip.Addr
+	Port uint16
+}
+
+// Protocols returns the protocols that have ports.
+func Protocols() []string { return []string{"tcp", "udp", "sctp"} }
+
+// Overlaps reports whether a packet can be for both claims.
+func (c Claim) Overlaps(o Claim) bool {
+	if c.Protocol != o.Protocol || c.Port != o.Port {
+		return false
+	}
+	if !c.Addr.IsValid() || !o.Addr.IsValid() {
+		return true
+	}
+	if c.Addr.Is4() != o.Addr.Is4() {
+		return false
+	}
+	return c.Addr == o.Addr || c.Addr.IsUnspecified() || o.Addr.IsUnspecified()
+}
+
+// Includes reports whether every packet for o is also for c.
+func (c Claim) Includes(o Claim) bool {
+	switch {
+	case !c.Overlaps(o):
+		return false
+	case !c.Addr.IsValid() || c.Addr == o.Addr:
+		return true
+	}
+	return o.Addr.IsValid() && c.Addr.IsUnspecified()
+}
+
+// String returns the claim as "tcp 192.0.2.1:8080", or "tcp 8080" for all addresses.
+func (c Claim) String() string {
+	if !c.Addr.IsValid() {
+		return c.Protocol + " " + strconv.Itoa(int(c.Port))
+	}
+	return c.Protocol + " " + netip.AddrPortFrom(c.Addr, c.Port).String()
+}
+
+// Of reads the capability portMappings, which the caller and the record have in
+// different types:
+//
+//	[{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}]
+//
+// Mappings that no plugin can apply claim nothing.
+func Of(mappings any) []Claim {
+	if mappings == nil {
+		return nil
+	}
+	data, err := json.Marshal(mappings)
+	if err != nil {
+		return nil
+	}
+	var all []json.RawMessage
+	if json.Unmarshal(data, &all) != nil {
+		return nil
+	}
+	var claims []Claim
+	for _, one := range all {
+		var m struct {
+			HostPort         uint16
+			Protocol, HostIP string
+		}
+		if json.Unmarshal(one, &m) != nil || m.HostPort == 0 {
+			continue
+		}
+		c := Claim{Protocol: cmp.Or(strings.ToLower(m.Protocol), "tcp"), Port: m.HostPort}
+		if m.HostIP != "" {
+			addr, err := netip.ParseAddr(m.HostIP)
+			if err != nil || addr.Zone() != "" {
+				continue
+			}
+			c.Addr = addr.Unmap()
+		}
+		if slices.Contains(Protocols(), c.Protocol) {
+			claims = append(claims, c)
+		}
+	}
+	return claims
+}

@@ -1,0 +1,92 @@
+package sockdiag
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/thread"
+	"github.com/embedcni/cni/netns"
+)
+
+// Own returns the inodes of this process's sockets.
+func Own() (map[uint32]bool, error) {
+	return inodes("/proc/self/fd")
+}
+
+// inodes returns the inodes of the sockets in a directory of descriptors.
+func inodes(dir string) (map[uint32]bool, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("list the sockets of a process: %w", err)
+	}
+	all := make(map[uint32]bool)
+	for _, e := range entries {
+		target, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err != nil {
+			continue // closed since
+		}
+		number, ok := strings.CutPrefix(target, "socket:[")
+		if inode, err := strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 32); ok && err == nil {
+			all[uint32(inode)] = true
+		}
+	}
+	return all, nil
+}
+
+// Holders returns a process for each of the sockets, if one is visible: it may be of
+// another user or PID namespace, or have ended. It looks at all processes.
+func Holders(sockets map[uint32]bool) map[uint32]Process {
+	found := make(map[uint32]Process)
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return found
+	}
+	for _, e := range entries {
+		if len(found) == len(sockets) {
+			break
+		}
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		all, err := inodes(filepath.Join("/proc", e.Name(), "fd"))
+		if err != nil {
+			continue // ended, or another user's
+		}
+		for inode := range sockets {
+			if _, known := found[inode]; all[inode] && !known {
+				found[inode] = Process{pid, nameOf(pid)}
+			}
+		}
+	}
+	return found
+}
+
+// nameOf returns the name of a process, or nothing if it has ended.
+func nameOf(pid int) string {
+	name, err := plainfile.Read(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(name))
+}
+
+// Ephemeral returns the first and the last port that the kernel of a namespace gives
+// to sockets that ask for none.
+func Ephemeral(ns *netns.Handle) (first, last uint16, err error) {
+	err = thread.In(ns, func() error {
+		data, err := plainfile.Read("/proc/sys/net/ipv4/ip_local_port_range")
+		if err == nil {
+			_, err = fmt.Sscan(string(data), &first, &last)
+		}
+		return err
+	})
+	if err != nil {
+		return 0, 0, fmt.Errorf("read the range of ephemeral ports: %w", err)
+	}
+	return first, last, nil
+}
