@@ -17,6 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/handover"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/perm"
 	"github.com/embedcni/cni/internal/privilege"
 	"github.com/embedcni/cni/internal/record"
@@ -49,6 +50,13 @@ var (
 	// ErrInsidePlugin: the call came from a plugin of another call on the same state
 	// directory, and would wait for that call; see WithPlugin.
 	ErrInsidePlugin = errors.New("called from inside a plugin")
+	// ErrPortInUse: a port of the host that the call asks for is another container's;
+	// see PortError. Nothing ran, unless the error is an Error of the plugin, which found
+	// the port taken by a container that is not on record here.
+	ErrPortInUse = errors.New("host port in use")
+	// ErrNotHostAddress: a port is to be forwarded at an address that the host does not
+	// have; see WithStrictPorts.
+	ErrNotHostAddress = errors.New("not an address of the host")
 	// ErrNotAttached: Check or Lookup of an attachment that does not exist.
 	ErrNotAttached = errors.New("not attached")
 	// ErrInsecureFile: a plugin or configuration, or a directory on the way to it, is
@@ -323,6 +331,7 @@ func sentinels() []struct{ inner, outer error } {
 		{invoke.ErrNotFound, ErrPluginNotFound},
 		{invoke.ErrOutputTooLarge, ErrPluginOutput},
 		{perm.ErrInsecure, ErrInsecureFile},
+		{fwrules.ErrHostPortTaken, ErrPortInUse},
 		{chain.ErrInvalidResult, ErrInvalidResult},
 		{chain.ErrNotAdded, ErrNotAttached},
 		{handover.ErrElsewhere, ErrHostNetNS},

@@ -24,6 +24,8 @@ type operation struct {
 	removal     removal
 	garbage     *claims.Garbage // of a GC: the reservations that may be released
 	parsed      *conflist.Cache // of recorded configurations, for a look at many containers
+	// portWarnings are about ports of the host that the Setup forwards nevertheless.
+	portWarnings []*PortError
 }
 
 // removal is the state of removing attachments.

@@ -77,6 +77,7 @@ type settings struct {
 	envAllow         []string
 	allowInsecure    bool
 	strictCaps       bool
+	strictPorts      bool
 	withoutReaping   bool
 	choice           runner.Choice
 	logger           *slog.Logger
@@ -311,6 +312,24 @@ func WithStrictCapabilities() Opt {
 	}
 }
 
+// WithStrictPorts makes Setup refuse to forward a port of the host that another process
+// uses (ErrPortInUse), or that is at an address that the host does not have
+// (ErrNotHostAddress). By default these are warnings, in the log and in
+// Result.PortWarnings: from then on the container gets the packets instead of the process,
+// and nobody at an address until the host has it.
+//
+// A process uses a port if it listens, or for UDP if it has an unconnected socket. This
+// process's own sockets do not count, so that a program can reserve a port by
+// listening on it; nor does UDP in the ephemeral range of the host
+// (net.ipv4.ip_local_port_range), where most sockets ask and do not serve. A port of
+// another container is always refused.
+func WithStrictPorts() Opt {
+	return func(c *config) error {
+		c.strictPorts = true
+		return nil
+	}
+}
+
 // WithLogger sets the logger for events that no error reports: each plugin call at
 // debug level, or at info level if the plugin wrote to stderr; skipped files and
 // other oddities at warning level. By default nothing is logged.
@@ -345,7 +364,9 @@ func WithObserver(observe func(ctx context.Context, e Event)) Opt {
 }
 
 // Event describes one plugin call. Calls that an in-process plugin delegates, for
-// example to an IPAM plugin, are part of its own call.
+// example to an IPAM plugin, are part of its own call. Built-in plugins leave some
+// changes for the end of the chain, to be made together; if those of a plugin fail,
+// there is another Event of the plugin, with the error.
 type Event struct {
 	Operation   string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR, for a part that Repair made again
 	Network     string

@@ -164,7 +164,7 @@ func transientWords() []string {
 // isTransient reports whether every failure is transient, and was undone.
 func isTransient(err error) bool {
 	var undone *rollbackError
-	if errors.As(err, &undone) {
+	if errors.As(err, &undone) || errors.Is(err, ErrPortInUse) {
 		return false
 	}
 	all := pluginErrors(err)

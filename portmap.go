@@ -3,7 +3,10 @@ package cni
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
+
+	"github.com/embedcni/cni/internal/ports"
 )
 
 // PortMapping forwards a port of the host to one of the container. HostPort and
@@ -28,7 +31,8 @@ type wirePort struct {
 // in part: a port out of range, an invalid address, and two mappings that claim the
 // same port of the host.
 func wirePorts(mappings []PortMapping) ([]wirePort, error) {
-	ports := make([]wirePort, 0, len(mappings))
+	wire := make([]wirePort, 0, len(mappings))
+	var claimed []ports.Claim
 	var errs []error
 	for _, m := range mappings {
 		p, err := m.wire()
@@ -36,17 +40,16 @@ func wirePorts(mappings []PortMapping) ([]wirePort, error) {
 			errs = append(errs, err)
 			continue
 		}
-		for _, earlier := range ports {
-			if earlier.conflicts(p) {
-				errs = append(errs, fmt.Errorf("host port %s is mapped twice: %w", p, ErrInvalidArgument))
-			}
+		claims := ports.Of([]wirePort{p})
+		if slices.ContainsFunc(claimed, func(c ports.Claim) bool { return slices.ContainsFunc(claims, c.Overlaps) }) {
+			errs = append(errs, &tagged{fmt.Errorf("host port %s is mapped twice: %w", p, ErrInvalidArgument), ErrPortInUse})
 		}
-		ports = append(ports, p)
+		wire, claimed = append(wire, p), append(claimed, claims...)
 	}
 	if len(errs) > 0 {
 		return nil, join(errs...)
 	}
-	return ports, nil
+	return wire, nil
 }
 
 func (m PortMapping) wire() (wirePort, error) {
@@ -82,21 +85,4 @@ func (m PortMapping) wire() (wirePort, error) {
 
 func (p wirePort) String() string {
 	return fmt.Sprintf("%s:%d->%d/%s", p.HostIP, p.HostPort, p.ContainerPort, p.Protocol)
-}
-
-// conflicts reports whether two mappings claim the same port: the same protocol and
-// number, and either the same address or one of them all addresses of the other's
-// family. Both have been validated.
-func (p wirePort) conflicts(o wirePort) bool {
-	if p.Protocol != o.Protocol || p.HostPort != o.HostPort {
-		return false
-	}
-	if p.HostIP == "" || o.HostIP == "" {
-		return true
-	}
-	a, b := netip.MustParseAddr(p.HostIP).Unmap(), netip.MustParseAddr(o.HostIP).Unmap()
-	if a.Is4() != b.Is4() {
-		return false
-	}
-	return a == b || a.IsUnspecified() || b.IsUnspecified()
 }

@@ -299,36 +299,36 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 		}
 		a := Attachment{
 			ContainerID: string(rec.ContainerID), Network: n.Network, IfName: n.IfName, NetNS: rec.NetNS.Path,
-			Owner: rec.OwnerOf(&n), Since: rec.Since, State: Attaching,
+			Owner: rec.OwnerOf(&n), Since: rec.Since, State: stateOf(rec, &n),
 			Metadata: n.Metadata, Failures: n.Failures, LastTry: n.LastTry, LastError: n.LastError,
 		}
 		a.Ports, a.Args, a.Plugins = parametersOf(&n)
-		switch {
-		case n.Failures > 0:
-			a.State = Failed
-		case rec.Warm:
-			a.State = Ready
-		case n.State == record.Deleting:
-			a.State = Detaching
-		case n.State == record.Added:
-			a.State = Attached
-		}
 		if result := chain.Decode(n.Result); result != nil {
-			a.Addresses = containerAddresses(newNetworkResult(source{n.Network, n.IfName, result}))
+			a.Addresses = containerAddresses(newNetworkResult(source{network: n.Network, ifName: n.IfName, result: result}))
 		}
 		all = append(all, a)
 	}
 	return all
 }
 
+// stateOf returns the progress of an attachment on record.
+func stateOf(rec *record.Record, n *record.Attachment) AttachmentState {
+	switch {
+	case n.Failures > 0:
+		return Failed
+	case rec.Warm:
+		return Ready
+	case n.State == record.Deleting:
+		return Detaching
+	case n.State == record.Added:
+		return Attached
+	}
+	return Attaching
+}
+
 // parametersOf returns the parameters of an attachment as its caller gave them.
 func parametersOf(n *record.Attachment) (ports []PortMapping, args map[string]string, plugins map[string]PluginKind) {
-	var wire []wirePort
-	if json.Unmarshal(n.Capabilities[capPortMappings], &wire) == nil { // a value of another form is no list of ports
-		for _, p := range wire {
-			ports = append(ports, PortMapping(p))
-		}
-	}
+	ports = mappingsIn(n.Capabilities[capPortMappings])
 	for _, arg := range n.Args {
 		if args == nil {
 			args = make(map[string]string, len(n.Args))
@@ -378,12 +378,16 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 	if rec != nil {
 		for _, n := range rec.Attachments {
 			if result := chain.Decode(n.Result); n.Answered() && result != nil {
-				sources = append(sources, source{n.Network, n.IfName, result})
+				sources = append(sources, source{n.Network, n.IfName, result, recordedMappings(&n)})
 			}
 		}
 	}
 	if sources == nil {
 		return nil, fmt.Errorf("container %s is %w", id, ErrNotAttached)
 	}
-	return newResult(sources, ifName(s.prefix, 0))
+	result, err := newResult(sources, ifName(s.prefix, 0))
+	if err == nil {
+		result.notePorts(nil, sources)
+	}
+	return result, err
 }

@@ -32,6 +32,10 @@ type Result struct {
 	Routes []*types.Route
 	// Networks holds the networks in the order they were loaded or selected.
 	Networks []*NetworkResult `json:",omitempty"`
+	// PortWarnings are about ports of the host that Setup has forwarded although a
+	// process uses them, or at addresses that the host does not have; see
+	// WithStrictPorts. The Result of Lookup has none.
+	PortWarnings []*PortError `json:",omitempty"`
 
 	raw []*types100.Result
 }
@@ -63,6 +67,10 @@ type NetworkResult struct {
 	Interfaces []*Interface
 	Routes     []*types.Route `json:",omitempty"`
 	DNS        types.DNS
+	// Ports are the ports of the host that are forwarded to the container's addresses on
+	// this network. If several networks of a container forward one port, the first that
+	// has an address of the family does.
+	Ports []PortMapping `json:",omitempty"`
 }
 
 // Interface is an interface that a network reported. Its addresses are in the
@@ -192,6 +200,7 @@ type source struct {
 	network string
 	ifName  string
 	result  *types100.Result
+	ports   []PortMapping // that a plugin of the network was asked to forward
 }
 
 // newResult converts the results of the networks. defaultIf is the prefix with 0; the

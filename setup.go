@@ -12,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
@@ -237,6 +238,8 @@ func (op *operation) finishSetup(ctx context.Context, serially bool) (*Result, e
 		result, err = newResult(sources, ifName(op.prefix, 0))
 	}
 	if err == nil {
+		result.PortWarnings = op.portWarnings
+		result.notePorts(op.earlier(), sources)
 		return result, nil
 	}
 	if rerr := op.rollBack(ctx); rerr != nil {
@@ -260,7 +263,7 @@ func (op *operation) attach(ctx context.Context, serially bool) ([]source, error
 	run := func(group []int) {
 		for _, i := range group {
 			a := op.attachments[i]
-			results[i] = source{network: a.network.config.Name, ifName: a.IfName}
+			results[i] = source{network: a.network.config.Name, ifName: a.IfName, ports: a.mappings()}
 			results[i].result, errs[i] = a.add(ctx, i, serially)
 			if errs[i] != nil {
 				return
@@ -285,25 +288,29 @@ func (op *operation) attach(ctx context.Context, serially bool) ([]source, error
 }
 
 // groups returns the positions of attachments that must run one after the other:
-// all of them if serially, else those of one network, whose plugins would
-// interfere with each other.
-func (all attachments) groups(serially bool) [][]int {
-	var groups [][]int
-	of := map[string]int{}
+// all of them if serially; else those of one network, whose plugins would interfere
+// with each other, and those that ask for one port of the host, which the first gets.
+func (all attachments) groups(serially bool) (groups [][]int) {
+	claims := make([][]ports.Claim, len(all))
 	for i, a := range all {
-		key := a.network.config.Name
-		if serially {
-			key = ""
+		claims[i] = a.hostPorts()
+		together := []int{i}
+		var apart [][]int
+		for _, g := range groups {
+			if serially || slices.ContainsFunc(g, func(j int) bool { return all[j].sharesName(a) || overlap(claims[j], claims[i]) }) {
+				together = append(together, g...)
+			} else {
+				apart = append(apart, g)
+			}
 		}
-		g, ok := of[key]
-		if !ok {
-			g = len(groups)
-			of[key] = g
-			groups = append(groups, nil)
-		}
-		groups[g] = append(groups[g], i)
+		slices.Sort(together)
+		groups = append(apart, together)
 	}
 	return groups
+}
+
+func (a *attachment) sharesName(b *attachment) bool {
+	return a.network.config.Name == b.network.config.Name
 }
 
 // add runs the ADD of one network. The first ADD of a network on a host runs alone for

@@ -23,6 +23,9 @@ func TestMain(m *testing.M) {
 		scripted.Main()
 	}
 	testhost.OtherRuntime(nil)
+	if os.Getenv(listenEnv) != "" {
+		listenMain()
+	}
 	if os.Getenv(sevenEnv) != "" {
 		sevenMain()
 	}

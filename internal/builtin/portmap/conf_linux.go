@@ -3,15 +3,14 @@ package portmap
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
@@ -82,7 +81,7 @@ func (conf conf) request(r *plugin.Request) (request, error) {
 	}
 	c.want.Owner = fwrules.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
 	if r.PrevResult != nil {
-		c.want.V4, c.want.V6 = addresses(r.PrevResult, r.IfName)
+		c.want.V4, c.want.V6 = prevresult.First(r.PrevResult, r.IfName)
 	}
 	return c, nil
 }
@@ -210,40 +209,6 @@ func (m mapping) hostPort() (fwrules.HostPort, error) {
 	}
 	p.HostIP = ip.Unmap()
 	return p, nil
-}
-
-// addresses returns the container's first address of each family. It omits the
-// addresses of interfaces on the host and of other interfaces in the container.
-func addresses(result *types100.Result, ifName string) (v4, v6 netip.Prefix) {
-	for _, ip := range result.IPs {
-		if i := ip.Interface; i != nil && *i >= 0 && *i < len(result.Interfaces) {
-			if in := result.Interfaces[*i]; in == nil || in.Name != ifName || in.Sandbox == "" {
-				continue
-			}
-		}
-		p, ok := prefix(ip.Address)
-		switch {
-		case !ok:
-		case p.Addr().Is4() && !v4.IsValid():
-			v4 = p
-		case p.Addr().Is6() && !v6.IsValid():
-			v6 = p
-		}
-	}
-	return v4, v6
-}
-
-func prefix(n net.IPNet) (netip.Prefix, bool) {
-	addr, ok := netip.AddrFromSlice(n.IP)
-	if !ok {
-		return netip.Prefix{}, false
-	}
-	addr = addr.Unmap()
-	ones, bits := n.Mask.Size()
-	if bits == 0 || bits != addr.BitLen() {
-		ones = addr.BitLen()
-	}
-	return netip.PrefixFrom(addr, ones), true
 }
 
 // unreachable reports whether an error means that there is no route.

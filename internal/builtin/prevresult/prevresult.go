@@ -68,6 +68,38 @@ func Addresses(result *types100.Result) (all []netip.Addr) {
 	return all
 }
 
+// First returns the container's first address of each family. It omits the
+// addresses of interfaces on the host and of other interfaces in the container.
+func First(result *types100.Result, ifName string) (v4, v6 netip.Prefix) {
+	for _, ip := range result.IPs {
+		if i := ip.Interface; i != nil && *i >= 0 && *i < len(result.Interfaces) && !names(result, *i, ifName) {
+			continue
+		}
+		p, ok := prefix(ip.Address)
+		switch {
+		case !ok:
+		case p.Addr().Is4() && !v4.IsValid():
+			v4 = p
+		case p.Addr().Is6() && !v6.IsValid():
+			v6 = p
+		}
+	}
+	return v4, v6
+}
+
+func prefix(n net.IPNet) (netip.Prefix, bool) {
+	addr, ok := netip.AddrFromSlice(n.IP)
+	if !ok {
+		return netip.Prefix{}, false
+	}
+	addr = addr.Unmap()
+	ones, bits := n.Mask.Size()
+	if bits == 0 || bits != addr.BitLen() {
+		ones = addr.BitLen()
+	}
+	return netip.PrefixFrom(addr, ones), true
+}
+
 func names(result *types100.Result, index int, ifName string) bool {
 	if index < 0 || index >= len(result.Interfaces) || result.Interfaces[index] == nil {
 		return false
