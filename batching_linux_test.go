@@ -3,6 +3,7 @@ package cni_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/plugin"
 )
@@ -141,9 +143,11 @@ func TestAFlushThatFailsFailsTheADD(t *testing.T) {
 	r := s.Runtime(e.builtIn(map[string]error{"ADD": failure}, "a", "b"), testhost.ListOfTypes("net", "a", "b"))
 	err := testhost.SetUp(t.Context(), r, "c1", path)()
 	expect.Is(t, err, failure)
-	expect.Same(t, "error", err.Error(), `add network "net" of container c1, interface eth0: `+
-		`apply batched changes: no such table`)
-	expect.Same(t, "calls", e.take(), []string{"ADD a", "ADD b", "ADD of a done", "ADD of b done", "DEL b", "DEL a", "DEL of b done", "DEL of a done"})
+	const of = `add network "net" of container c1, interface eth0: plugin type=%q (built in) failed (add): apply batched changes: no such table (code 999)`
+	expect.Same(t, "error", err.Error(), fmt.Sprintf(of, "a")+"\n"+fmt.Sprintf(of, "b"))
+	expect.Same(t, "calls", e.take(), []string{"ADD a", "ADD b", "ADD of a done", "ADD of b done",
+		"ADD of a done", "ADD of b done", // each by itself, to see whose fails
+		"DEL b", "DEL a", "DEL of b done", "DEL of a done"})
 	expect.Same(t, "cached", s.Cached(), []string{})
 	s.WantClean(before)
 }
@@ -170,7 +174,7 @@ func TestAFlushThatFailsBeforeAnExecutable(t *testing.T) {
 	err = r.Remove(t.Context(), "c2", path)
 	expect.Is(t, err, del)
 	expect.Same(t, "messages", testhost.Messages(err), []string{
-		": apply batched changes: cannot delete", "disk: stuck"})
+		"a: apply batched changes: cannot delete", "disk: stuck"})
 	expect.Same(t, "DEL", e.take(), []string{"DEL a", "DEL of a done", "DEL disk c2/eth0"})
 }
 
@@ -189,7 +193,7 @@ func TestAFlushThatFailsIsAFailedDEL(t *testing.T) {
 		err := r.Remove(t.Context(), "c1", path)
 		expect.Is(t, err, failure)
 		expect.Same(t, "error", errors.Unwrap(err).Error(), `del network "net" of container c1, interface eth0: `+
-			`apply batched changes: stuck`)
+			`plugin type="a" (built in) failed (delete): apply batched changes: stuck (code 999)`)
 		expect.Same(t, "cached", s.Cached(), []string{"net-c1-eth0"})
 		_, err = os.Stat(s.RecordFile("c1") + ".json")
 		expect.NoError(t, err)
@@ -209,10 +213,11 @@ func TestTheSweepCompletesAFailedFlush(t *testing.T) {
 		opt    cni.Opt
 		madeUp bool
 	}{
-		"known":      {[]string{"portmap", "bandwidth"}, cni.WithStatusCache(0), true},
-		"unknown":    {[]string{"portmap", "host-device"}, cni.WithStatusCache(0), false},
-		"unmade":     {[]string{"portmap", "tuning"}, cni.WithStatusCache(0), false}, // the maker of the interface is unknown
-		"registered": {[]string{"portmap", "bandwidth"}, cni.WithPlugin("bandwidth", testhost.Idle{}), false},
+		"known":   {[]string{"portmap", "bandwidth"}, cni.WithStatusCache(0), true},
+		"unknown": {[]string{"portmap", "host-device"}, cni.WithStatusCache(0), false},
+		"unmade":  {[]string{"portmap", "tuning"}, cni.WithStatusCache(0), false}, // the maker of the interface is unknown
+		// The caller's own plugin has not failed.
+		"registered": {[]string{"portmap", "bandwidth"}, cni.WithPlugin("bandwidth", testhost.Idle{}), true},
 	} {
 		r := s.Runtime(e.builtIn(map[string]error{"DEL": failure}, "portmap", "tuning", "bandwidth", "host-device"), testhost.ListOfTypes("net", tt.types...), tt.opt)
 		path := s.Container(id)
@@ -234,6 +239,45 @@ func TestAFlushHasADeadline(t *testing.T) {
 	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
 	err := expect.Await(t, "Remove", testhost.Begin(func() error { return r.Remove(t.Context(), "c1", path) }))
 	expect.Is(t, err, context.DeadlineExceeded)
-	expect.Same(t, "error", errors.Unwrap(err).Error(), `del network "net" of container c1, interface eth0: apply batched changes: `+
-		`stopped: took longer than the 50ms that a plugin has for DEL (see WithTimeouts)`)
+	expect.Same(t, "error", errors.Unwrap(err).Error(), `del network "net" of container c1, interface eth0: plugin type="p" (built in) failed (delete): `+
+		`apply batched changes: stopped: took longer than the 50ms that a plugin has for DEL (see WithTimeouts)`)
+}
+
+// TestAFailedFlushIsAnErrorLikeAllOthers: it has the type of its plugin, a code and a
+// sentinel, and an event with the error. The plugin's own call has succeeded.
+func TestAFailedFlushIsAnErrorLikeAllOthers(t *testing.T) {
+	s := testhost.NewStage(t)
+	e := &events{s: s}
+	taken := fmt.Errorf("nftables: %w: there is another", fwrules.ErrHostPortTaken)
+	gone := plugin.Errorf(5, "the socket is gone")
+	failing := testhost.Acting{On: map[string]testhost.Action{"ADD": later(taken), "DEL": later(gone)}}
+	var o testhost.Observer
+	r := s.Runtime(cni.WithObserver(o.Observe), cni.WithBuiltins(map[string]plugin.Plugin{"a": e.puttingOff("a", nil), "b": failing}),
+		testhost.ListOfTypes("net", "a", "b"), cni.WithRetry(cni.Retry{Attempts: 3, Delay: time.Hour}))
+	path := s.Container("c1")
+	err := testhost.SetUp(t.Context(), r, "c1", path)()
+	expect.Is(t, err, cni.ErrPortInUse, taken, gone)
+	add := testhost.AsError(t, err)
+	expect.Same(t, "error of ADD", []any{add.Op, add.Plugin, add.PluginKind, add.Code, add.Msg},
+		[]any{"ADD", "b", cni.PluginBuiltIn, uint(999), "apply batched changes: " + taken.Error()})
+	var left *cni.LeftoverError
+	if !errors.As(err, &left) {
+		t.Fatalf("%v", err)
+	}
+	del := testhost.AsError(t, left)
+	expect.Same(t, "error of DEL", []any{del.Op, del.Plugin, del.PluginKind, del.Code, del.Msg},
+		[]any{"DEL", "b", cni.PluginBuiltIn, uint(5), "apply batched changes: the socket is gone"})
+	event := func(op, plugin string, err error) cni.Event {
+		return cni.Event{Operation: op, Network: "net", Plugin: plugin, PluginKind: cni.PluginBuiltIn, ContainerID: "c1", IfName: "eth0", Err: err}
+	}
+	expect.Same(t, "events", o.Events, []cni.Event{
+		event("ADD", "a", nil), event("ADD", "b", nil), event("ADD", "b", add),
+		event("DEL", "b", nil), event("DEL", "a", nil), event("DEL", "b", del)})
+}
+
+// later returns an action that defers work which fails.
+func later(failure error) testhost.Action {
+	return func(ctx context.Context, _ *plugin.Request) error {
+		return caller.From(ctx).Batch.Later(ctx, func(context.Context) error { return failure })
+	}
 }

@@ -289,12 +289,13 @@ func (a *attachment) ipamUndone(ctx context.Context, typ, ipam string) bool {
 }
 
 // failedTypes returns the types of the plugins whose work may be unfinished according
-// to the Error of a DEL. A batched change may be that of any plugin in the chain.
+// to the Error of a DEL. A batched change without a plugin may be that of any plugin in
+// the chain.
 func (all attachments) failedTypes(e *Error) []string {
 	if errors.As(e.Err, new(*sweep.SiblingError)) {
 		return []string{""} // the sweep does not cover attachments that stay
 	}
-	if !errors.As(e.Err, new(*runner.FlushError)) {
+	if e.Plugin != "" || !errors.As(e.Err, new(*runner.FlushError)) {
 		return []string{e.Plugin}
 	}
 	if a := all.of(e); a != nil {

@@ -16,32 +16,77 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 )
 
 // Batch collects work. It is safe for concurrent use.
 type Batch struct {
 	mu     sync.Mutex
+	plugin string // whose work is collected now
 	groups map[any]*group
 	order  []any
-	tasks  []func(context.Context) error
+	tasks  []task
 
 	flushing bool
 }
 
 // group is work of one kind, which one call does.
 type group struct {
-	items []any
+	items []item
 	do    func(ctx context.Context, items []any) error
 }
 
-// Join adds item to the items of its kind. At the flush, do is called once with
+// item is the part of one plugin in the work of a group.
+type item struct {
+	plugin string
+	value  any
+}
+
+// task is work by itself.
+type task struct {
+	plugin string
+	do     func(context.Context) error
+}
+
+// Failed is work of a plugin that failed. Plugin is empty if it is not known whose.
+type Failed struct {
+	Plugin string
+	Err    error
+}
+
+// Failures is the error of [Batch.Flush].
+type Failures []Failed
+
+// Error returns the errors, a line for each.
+func (f Failures) Error() string { return errors.Join(f.Unwrap()...).Error() }
+
+// Unwrap returns the errors.
+func (f Failures) Unwrap() []error {
+	var errs []error
+	for _, one := range f {
+		errs = append(errs, one.Err)
+	}
+	return errs
+}
+
+// For names the plugin whose work is collected from now on. A nil Batch ignores it.
+func (b *Batch) For(plugin string) {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.plugin = plugin
+}
+
+// Join adds one item to the items of its kind. At the flush, do is called once with
 // all items of a kind, in the order in which they were added. A kind is any
 // comparable value, best of a type of its own; its items have one type, and of
 // several functions the first is called. Without a batch, do is called at once.
-func Join[T any](ctx context.Context, b *Batch, kind any, item T, do func(ctx context.Context, items []T) error) error {
+func Join[T any](ctx context.Context, b *Batch, kind any, one T, do func(ctx context.Context, items []T) error) error {
 	if !b.defers() {
-		return do(ctx, []T{item})
+		return do(ctx, []T{one})
 	}
 	defer b.mu.Unlock()
 	g := b.groups[kind]
@@ -63,18 +108,18 @@ func Join[T any](ctx context.Context, b *Batch, kind any, item T, do func(ctx co
 		b.groups[kind] = g
 		b.order = append(b.order, kind)
 	}
-	g.items = append(g.items, item)
+	g.items = append(g.items, item{b.plugin, one})
 	return nil
 }
 
 // Later adds a task that waits for the kernel and on which nothing else depends.
 // It runs in parallel with the others at the flush, and without a batch at once.
-func (b *Batch) Later(ctx context.Context, task func(context.Context) error) error {
+func (b *Batch) Later(ctx context.Context, do func(context.Context) error) error {
 	if !b.defers() {
-		return task(ctx)
+		return do(ctx)
 	}
 	defer b.mu.Unlock()
-	b.tasks = append(b.tasks, task)
+	b.tasks = append(b.tasks, task{b.plugin, do})
 	return nil
 }
 
@@ -98,27 +143,37 @@ func (b *Batch) Empty() bool {
 	return len(b.order)+len(b.tasks) == 0
 }
 
-// Flush does all collected work and returns all errors, those of the tasks
-// first. The batch is empty afterwards, even after an error. Work that would be
+// Flush does all collected work and returns all errors as [Failures], those of the
+// tasks first. The batch is empty afterwards, even after an error. Work that would be
 // deferred during the flush is done at once.
+//
+// If work of several plugins fails together, it is done again for each plugin by
+// itself: that shows whose failed. When ctx has ended, it counts as that of each.
 func (b *Batch) Flush(ctx context.Context) error {
+	if failed := b.flush(ctx); len(failed) > 0 {
+		return Failures(failed)
+	}
+	return nil
+}
+
+func (b *Batch) flush(ctx context.Context) []Failed {
 	work := b.take()
 	defer b.flushed()
 	if len(work) == 1 { // as in nearly every ADD: another thread would have to wake up for it
-		return run(ctx, work[0])
+		return work[0](ctx)
 	}
-	errs := make([]error, len(work))
+	all := make([][]Failed, len(work))
 	var wg sync.WaitGroup
-	for i, task := range work {
+	for i, do := range work {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			errs[i] = errEnded // unless it returns or panics
-			errs[i] = run(ctx, task)
+			all[i] = []Failed{{Err: errEnded}} // unless it returns or panics
+			all[i] = do(ctx)
 		}()
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	return slices.Concat(all...)
 }
 
 // flushed lets work be put off again.
@@ -129,26 +184,67 @@ func (b *Batch) flushed() {
 }
 
 // take empties the batch, and begins a flush.
-func (b *Batch) take() []func(context.Context) error {
+func (b *Batch) take() (work []func(context.Context) []Failed) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	work := b.tasks
+	for _, t := range b.tasks {
+		work = append(work, t.run)
+	}
 	for _, kind := range b.order {
-		g := b.groups[kind]
-		work = append(work, func(ctx context.Context) error { return g.do(ctx, g.items) })
+		work = append(work, b.groups[kind].run)
 	}
 	b.groups, b.order, b.tasks, b.flushing = nil, nil, nil, true
 	return work
 }
 
+func (t task) run(ctx context.Context) []Failed {
+	if err := run(ctx, t.do); err != nil {
+		return []Failed{{t.plugin, err}}
+	}
+	return nil
+}
+
+func (g *group) run(ctx context.Context) (failed []Failed) {
+	err := g.runOf(ctx, func(string) bool { return true })
+	if err == nil {
+		return nil
+	}
+	var plugins []string
+	for _, i := range g.items {
+		if !slices.Contains(plugins, i.plugin) {
+			plugins = append(plugins, i.plugin)
+		}
+	}
+	for _, plugin := range plugins {
+		if len(plugins) > 1 && ctx.Err() == nil {
+			err = g.runOf(ctx, func(of string) bool { return of == plugin })
+		}
+		if err != nil {
+			failed = append(failed, Failed{plugin, err})
+		}
+	}
+	return failed
+}
+
+// runOf does the work of some plugins.
+func (g *group) runOf(ctx context.Context, is func(plugin string) bool) error {
+	var values []any
+	for _, i := range g.items {
+		if is(i.plugin) {
+			values = append(values, i.value)
+		}
+	}
+	return run(ctx, func(ctx context.Context) error { return g.do(ctx, values) })
+}
+
 var errEnded = errors.New("deferred work ended its goroutine")
 
 // run turns a panic, which in a goroutine would end the program, into an error.
-func run(ctx context.Context, task func(context.Context) error) (err error) {
+func run(ctx context.Context, do func(context.Context) error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("deferred work panicked: %v\n%s", v, debug.Stack())
 		}
 	}()
-	return task(ctx)
+	return do(ctx)
 }

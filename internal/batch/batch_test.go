@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -141,9 +140,62 @@ func TestNothingIsDeferredInsideAFlush(t *testing.T) {
 	expect.NoError(t, b.Flush(context.WithValue(ctx, value{}, "a value")))
 	twice := []string{"in a flush with a value", "n [nested]", "task nested"}
 	d.want(t, "by the flush", append(twice, twice...)...)
-	if !reflect.DeepEqual(b.take(), []func(context.Context) error(nil)) {
+	if !b.Empty() {
 		t.Error("something was put off")
 	}
+}
+
+// TestAFailureIsThatOfItsPlugin, also if the work of several plugins is done together.
+// The others' is done nevertheless.
+func TestAFailureIsThatOfItsPlugin(t *testing.T) {
+	d, b := &diary{}, &Batch{}
+	ctx := context.Background()
+	bad, late := errors.New("bad"), errors.New("late")
+	do := func(_ context.Context, items []string) error {
+		d.note("%v", items)
+		if slices.Contains(items, "2") {
+			return bad
+		}
+		return nil
+	}
+	expect.NoError(t, b.Later(ctx, func(context.Context) error { return late }))
+	for plugin, items := range map[string][]string{"one": {"1"}, "two": {"2", "22"}, "three": {"3"}} {
+		b.For(plugin)
+		for _, item := range items {
+			expect.NoError(t, Join(ctx, b, kind("a"), item, do), Join(ctx, b, kind(plugin), item, do))
+		}
+	}
+	err := b.Flush(ctx)
+	var failed Failures
+	if !errors.As(err, &failed) || !errors.Is(err, bad) || !errors.Is(err, late) || len(failed) != 3 || failed[0] != (Failed{"", late}) {
+		t.Fatalf("%#v", err)
+	}
+	expect.Same(t, "failed", failed[1:], Failures{{"two", bad}, {"two", bad}})
+	expect.Same(t, "text", err.Error(), "late\nbad\nbad")
+	for i, line := range d.lines { // all together, in the order of a map
+		if strings.Count(line, " ") == 3 {
+			d.lines[i] = "all"
+		}
+	}
+	d.want(t, "by the flush", "all", "[1]", "[2 22]", "[3]", "[1]", "[2 22]", "[3]")
+	(*Batch)(nil).For("nobody")
+}
+
+// TestAFailureAfterTheEndIsThatOfAll: when the context has ended, nothing shows whose it
+// was.
+func TestAFailureAfterTheEndIsThatOfAll(t *testing.T) {
+	b := &Batch{}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	times := 0
+	for _, plugin := range []string{"one", "two"} {
+		b.For(plugin)
+		expect.NoError(t, Join(ctx, b, kind("a"), plugin, func(ctx context.Context, _ []string) error { times++; cancel(); return ctx.Err() }))
+	}
+	var failed Failures
+	errors.As(b.Flush(ctx), &failed)
+	expect.Same(t, "failed", failed, Failures{{"one", context.Canceled}, {"two", context.Canceled}})
+	expect.Same(t, "times", times, 1)
 }
 
 // TestTheWorkRunsTogether: each piece waits until all others have begun, as

@@ -3,10 +3,12 @@ package runner
 import (
 	"context"
 	"errors"
-
-	"github.com/containernetworking/cni/pkg/types"
+	"time"
 
 	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/inprocess"
+	"github.com/embedcni/cni/internal/invoke"
 )
 
 // End applies the batched changes at the end of a chain.
@@ -17,33 +19,67 @@ import (
 // drops them: they are additions, which the DEL that follows would remove again.
 // A DEL always applies them.
 func (r *Runner) End(ctx context.Context, verb string) error {
-	return r.failed(r.flush(ctx, r.Given.Batch, verb))
+	return r.flush(ctx, r.Given.Batch, verb).err
 }
 
-// flush applies the changes of a batch, within the time of one plugin.
-func (r *Runner) flush(ctx context.Context, b *batch.Batch, verb string) *Failure {
+// flushed is the outcome of applying a batch.
+type flushed struct {
+	err  error // wraps one of [Attachment].Fail for each plugin that failed
+	code uint  // of the first
+}
+
+// flush applies the changes of a batch, within the time of one plugin. It reports each
+// failure as that of the plugin that deferred the changes: its own call has ended, and
+// was reported as a success.
+func (r *Runner) flush(ctx context.Context, b *batch.Batch, verb string) (f flushed) {
 	if b == nil || b.Empty() {
-		return nil
+		return f
 	}
-	ctx, cancel := r.Bound(ctx, verb)
+	bound, cancel := r.Bound(ctx, verb)
 	defer cancel()
-	err := stopped(ctx, b.Flush(ctx))
-	if err == nil {
-		return nil
+	begun := time.Now()
+	var failed batch.Failures
+	errors.As(b.Flush(bound), &failed)
+	var errs []error
+	for _, one := range failed {
+		said := flushFailure(verb, one.Plugin, stopped(bound, one.Err))
+		err := r.Fail(said)
+		if errs = append(errs, err); f.code == 0 {
+			f.code = said.Code
+		}
+		e := Event{
+			Verb: verb, Network: r.Network.Name, Plugin: one.Plugin, Kind: BuiltIn,
+			ContainerID: string(r.ContainerID), IfName: r.IfName, Took: time.Since(begun), Err: err,
+		}
+		r.log(ctx, "batched changes failed", e, invoke.Output{})
+		if r.Observe != nil {
+			r.Observe(ctx, e)
+		}
 	}
-	flush := &FlushError{err}
-	f := &Failure{Verb: verb, Kind: BuiltIn, Msg: flush.Error(), Err: flush}
-	if coded := (*types.Error)(nil); errors.As(err, &coded) {
-		f.Code = coded.Code
-	}
+	f.err = errors.Join(errs...)
 	return f
 }
+
+// flushFailure returns the failure of batched changes, as that of a call of the plugin.
+func flushFailure(verb, plugin string, err error) Failure {
+	f := failure(chain.Call{Verb: verb, Plugin: plugin}, BuiltIn, invoke.Output{}, err)
+	flush := &FlushError{err}
+	if !errors.As(err, new(*stoppedError)) {
+		said := inprocess.Said(err)
+		f.Code, f.Msg, f.Details = said.Code, flushWords+said.Msg, said.Details
+	}
+	f.Err = flush
+	return *f
+}
+
+// flushWords are how the error of batched changes begins.
+const flushWords = "apply batched changes: "
 
 // FlushError is the error of deferred changes of built-in plugins.
 type FlushError struct{ Err error }
 
 func (f *FlushError) Error() string {
-	return "apply batched changes: " + f.Err.Error()
+	return flushWords + f.Err.Error()
 }
 
 // Unwrap returns the cause.

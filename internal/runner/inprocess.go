@@ -129,11 +129,11 @@ func (d *delegation) delegateOf(ctx context.Context, verb, typ string) (Provider
 // runDelegate runs the other plugin, and logs the call.
 func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p Provider) (_ []byte, err error) {
 	ctx, span := spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
-	var late *Failure
+	var late flushed
 	defer func() { spans.EndPlugin(span, codeOf(late, err), err) }()
 	if call.Verb == d.chain && p.Kind != BuiltIn { // not for a DEL by which an ADD undoes its work
-		if late = d.flush(ctx, d.given.Batch, call.Verb); late != nil && call.Verb != "DEL" {
-			return nil, d.Fail(*late)
+		if late = d.flush(ctx, d.given.Batch, call.Verb); late.err != nil && call.Verb != "DEL" {
+			return nil, late.err
 		}
 	}
 	if err = d.awaitRecord(call.Verb, call.Plugin, p); err != nil {
@@ -157,16 +157,16 @@ func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p Provide
 		Verb: call.Verb, Network: d.Network.Name, Plugin: call.Plugin, Kind: p.Kind,
 		ContainerID: string(d.ContainerID), IfName: d.IfName, Took: time.Since(begun), Err: err,
 	}, out)
-	if late != nil {
-		return out.Stdout, errors.Join(d.Fail(*late), err)
+	if late.err != nil {
+		return out.Stdout, errors.Join(late.err, err)
 	}
 	return out.Stdout, err
 }
 
 // codeOf returns the error code of a delegated call.
-func codeOf(late *Failure, err error) uint {
-	if late != nil {
-		return late.Code
+func codeOf(late flushed, err error) uint {
+	if late.err != nil {
+		return late.code
 	}
 	if e := (*types.Error)(nil); errors.As(err, &e) {
 		return e.Code

@@ -108,15 +108,15 @@ func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missin
 	defer func() { spans.EndPlugin(span, code, err) }()
 	begun := time.Now()
 	var out invoke.Output
-	var late *Failure
+	var late flushed
 	started := false
 	if err = missing; err == nil {
 		if p.Kind != BuiltIn { // it may depend on the deferred changes
 			late = r.flush(ctx, r.Given.Batch, call.Verb)
 		}
-		if late != nil && call.Verb != "DEL" {
-			code = late.Code
-			return chain.Output{}, r.Fail(*late)
+		if late.err != nil && call.Verb != "DEL" {
+			code = late.code
+			return chain.Output{}, late.err
 		}
 		if err = r.awaitRecord(call.Verb, call.Plugin, p); err == nil {
 			out, err = r.execute(ctx, call, p)
@@ -133,9 +133,9 @@ func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missin
 	if call.Verb == "DEL" && said.is(unknownContainer) {
 		err = nil // the code means that there is nothing to clean
 	}
-	if late != nil {
-		code = late.Code
-		return output(out, p), errors.Join(r.Fail(*late), err)
+	if late.err != nil {
+		code = late.code
+		return output(out, p), errors.Join(late.err, err)
 	}
 	if err != nil {
 		code = said.Code
@@ -198,6 +198,7 @@ func (r *Runner) bounded(ctx context.Context, call chain.Call, p Provider) (invo
 	case p.Kind == Executable:
 		return r.start(ctx, call, p)
 	}
+	r.Given.Batch.For(call.Plugin)
 	d := &delegation{Runner: r, call: call, chain: call.Verb, standIn: p.standIn, given: r.Given}
 	if call.Verb != "ADD" && call.Verb != "DEL" {
 		d.given.Batch = nil
