@@ -1,10 +1,12 @@
 package behaviour_test
 
 import (
+	"context"
 	"os"
 	"runtime"
 	"testing"
 
+	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
@@ -22,7 +24,7 @@ func TestMain(m *testing.M) {
 	if scripted.IsPlugin() {
 		scripted.Main()
 	}
-	testhost.OtherRuntime(nil)
+	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{"ADD WEB": addWeb})
 	if os.Getenv(listenEnv) != "" {
 		listenMain()
 	}
