@@ -18,6 +18,7 @@ type compared struct {
 	network, ifName string
 
 	differences []compare.Difference // in the order in which they have to be made again
+	settings    int                  // how many of them are settings of the host, which CHECK passes over
 	asks        map[int]bool         // positions of the plugins whose CHECK can say more
 	uncompared  []string             // types whose part nothing compares
 	err         error                // why a part could not be compared
@@ -27,6 +28,11 @@ type compared struct {
 
 // clean reports whether the comparison has found nothing wrong.
 func (c *compared) clean() bool { return len(c.differences) == 0 && c.err == nil }
+
+// lacks reports whether something that the Setup has made is missing or different. A
+// setting of the host is not: it concerns all containers at once, and nobody is the
+// better for their removal.
+func (c *compared) lacks() bool { return len(c.differences) > c.settings }
 
 // compare compares the parts of the attachment's plugins with the kernel, by those
 // built-in plugins that can. It changes nothing.
@@ -121,6 +127,7 @@ func (a *attachment) comparePart(ctx context.Context, r *runner.Runner, v *views
 			continue // missing has found it
 		}
 		if d.Err == nil { // CHECK passes over it
+			c.settings++
 			d.Err = errors.New(differenceOf(c.network, c.ifName, d).String())
 		}
 		d.Err = r.Different(typ, d.Err)

@@ -30,7 +30,8 @@ const (
 	// ReportBroken changes nothing. The differences are the reason in Report.Kept.
 	ReportBroken
 	// RemoveBroken removes the container, as Remove does, if something that its Setup has
-	// made is missing or different. A failed CHECK alone is not a reason.
+	// made is missing or different. A failed CHECK alone is not a reason, nor is a setting
+	// of the host, such as that it does not forward packets.
 	RemoveBroken
 )
 
@@ -290,7 +291,7 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 	}
 	if len(going) < len(op.attachments) {
 		j := c.judge(ctx, asking, op, going)
-		if j.broken && c.broken == RemoveBroken {
+		if j.lacking && c.broken == RemoveBroken {
 			op.log().Warn("a container is broken and is removed", "reason", j.doubt)
 			going = op.attachments
 		} else {
@@ -374,7 +375,7 @@ func (op *operation) unfinished() attachments {
 
 // judged is the verdict on the attachments of a container that stay.
 type judged struct {
-	broken   bool         // something is certainly missing or different
+	lacking  bool         // something that the Setup has made is certainly missing or different
 	repaired []Difference // that were missing
 	doubt    error        // why they are not known to be healthy
 }
@@ -402,7 +403,7 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 			part.asked.unknown = nil
 		}
 	}
-	j.broken, j.doubt = e.isBroken(), join(err, e.health().Err())
+	j.lacking, j.doubt = slices.ContainsFunc(e.parts, (*compared).lacks), join(err, e.health().Err())
 	return j
 }
 

@@ -155,3 +155,23 @@ func TestRecoverRemovesNoContainerForACheck(t *testing.T) {
 	expect.NoError(t, err)
 	expect.Same(t, "report", *report, removed)
 }
+
+// TestRecoverRemovesNoContainerForASettingOfTheHost: a host that does not forward cuts
+// off all containers, and their removal would not help.
+func TestRecoverRemovesNoContainerForASettingOfTheHost(t *testing.T) {
+	host, r, port := attachedBridge(t, false, "1.0.0")
+	expect.NoError(t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0))
+	h, _ := healthOf(t, r, cni.HealthOptions{})
+	expect.Same(t, "state", h.State, cni.StateBroken)
+	expect.Same(t, "differences", len(h.Differences), 1)
+	expect.Same(t, "kind", h.Differences[0].Kind, cni.KindSysctl)
+	report, err := r.Recover(t.Context(), cni.OnBroken(cni.RemoveBroken))
+	expect.NoError(t, err)
+	expect.Same(t, "adopted", len(report.Adopted), 1)
+	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
+	expect.NoError(t, r.Check(t.Context(), "c1", host.Path("netns", "c1")))
+	change(t, port, netlink.LinkSetNoMaster)
+	report, err = r.Recover(t.Context(), cni.OnBroken(cni.RemoveBroken))
+	expect.NoError(t, err)
+	expect.Same(t, "removed", report.Removed, []string{"c1"})
+}
