@@ -69,7 +69,8 @@ var (
 	ErrPluginNotFound = errors.New("plugin not found")
 	// ErrPluginOutput: the plugin's output is too long for a result.
 	ErrPluginOutput = errors.New("plugin output too large")
-	// ErrPluginKilled: a signal ended the plugin, not this library. It has no answer.
+	// The next four are reasons of a Health, and of Report.Kept. ErrPluginKilled: another
+	// program's signal ended the plugin, so that there is no answer.
 	ErrPluginKilled = errors.New("plugin killed")
 	// ErrNoAnswer: the plugin ended, or could not be started, and has not said why.
 	ErrNoAnswer = errors.New("no answer of the plugin")
