@@ -24,7 +24,9 @@ func TestMain(m *testing.M) {
 	if scripted.IsPlugin() {
 		scripted.Main()
 	}
-	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{"ADD WEB": addWeb})
+	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{
+		"ADD WEB": addWeb, readyWithoutNFTables: askWithoutNFTables,
+	})
 	if os.Getenv(listenEnv) != "" {
 		listenMain()
 	}

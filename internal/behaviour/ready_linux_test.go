@@ -1,6 +1,7 @@
 package behaviour_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
@@ -129,4 +131,34 @@ func TestReadySeesMissingCapabilities(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	expect.Same(t, "reasons with it", testhost.Messages(r.Ready(t.Context())), nil)
+}
+
+// readyWithoutNFTables is the job of a process whose kernel has no nf_tables, and whose
+// host has no iptables.
+const readyWithoutNFTables = "READY without nf_tables"
+
+func askWithoutNFTables(ctx context.Context, r *cni.Runtime, _ testhost.Job) error {
+	if err := errors.Join(nettest.HideIPTables(), nettest.RefuseNetfilter()); err != nil {
+		return err
+	}
+	return r.Ready(ctx)
+}
+
+// TestReadySeesAKernelWithoutNFTables, if a plugin of a network makes rules.
+func TestReadySeesAKernelWithoutNFTables(t *testing.T) {
+	for plugins, want := range map[string]string{
+		`{"type": "portmap", "capabilities": {"portMappings": true}}`: "packet filter: the kernel has no nf_tables",
+		`{"type": "loopback"}`: "",
+	} {
+		s := newStage(t)
+		conf := fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [%s]}`, plugins)
+		job := testhost.Job{Verb: readyWithoutNFTables, StateDir: s.Path("state"), PluginDir: s.Path("bin"), Conf: conf, InProcess: true}
+		cmd := job.Command(t)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+		out, err := cmd.CombinedOutput()
+		expect.NoError(t, err)
+		if got := string(out); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%s: got %q, want %q in it", plugins, got, want)
+		}
+	}
 }

@@ -72,15 +72,18 @@ func (fw *Firewalls) form(b fwrules.Backend) (form, error) {
 	return nil, b.Unknown()
 }
 
-// Usable returns an error unless rules can be made: the kernel has nf_tables, or the host
-// has the program iptables.
+// Usable returns an error unless rules can be made: the kernel has nf_tables, or the
+// host's iptables is of the legacy variant.
 func (fw *Firewalls) Usable(ctx context.Context) error {
 	err := fw.sockets.Do(ctx, func(c *nft.Conn) error {
 		_, err := c.Generation()
 		return err
 	})
-	if errors.Is(err, nft.ErrNotSupported) && Detect() == fwrules.DetectedIPTables {
-		return nil // of the legacy variant
+	if errors.Is(err, nft.ErrNotSupported) {
+		system := iptables.Tool{Family: "iptables"}
+		if detectErr := system.Detect(ctx); detectErr == nil && system.Legacy {
+			return nil
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("packet filter: %w", err)

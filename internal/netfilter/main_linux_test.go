@@ -1,6 +1,7 @@
 package netfilter
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -13,6 +14,13 @@ func TestMain(m *testing.M) {
 	}
 	if id := os.Getenv(addVariable); id != "" {
 		os.Exit(addInProcess(id))
+	}
+	if without := os.Getenv(withoutVariable); without != "" {
+		if err := withoutNFTables(without == "hidden"); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	os.Exit(refplugins.Main(m))
 }

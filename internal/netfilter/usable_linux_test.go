@@ -1,0 +1,76 @@
+package netfilter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/nft"
+)
+
+// withoutVariable makes the test binary a process on a kernel without nf_tables. Its
+// value says whether iptables is hidden, too.
+const withoutVariable = "NETFILTER_WITHOUT"
+
+// withoutNFTables prints the results of the calls that look at the packet filter.
+func withoutNFTables(hide bool) (err error) {
+	if hide {
+		err = nettest.HideIPTables()
+	}
+	if err = errors.Join(err, nettest.RefuseNetfilter()); err != nil {
+		return err
+	}
+	ctx, fw := context.Background(), Open(nil, Options{})
+	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
+	fmt.Println("usable:", fw.Usable(ctx))
+	_, err = fw.Missing(ctx, fwrules.Native, r)
+	fmt.Println("missing:", err, errors.Is(err, nft.ErrNotSupported), errors.Is(err, fwrules.ErrMissing))
+	_, err = Read(fw).Missing(ctx, fwrules.Native, r)
+	fmt.Println("in a snapshot:", err)
+	fmt.Println("restore:", fw.Restore(ctx, fwrules.Native, r))
+	all, err := Open(nil, Options{AnyForm: true}).Missing(ctx, fwrules.Native, r)
+	fmt.Println("in any form:", len(all), err)
+	return nil
+}
+
+// TestKernelWithoutNFTables: only legacy iptables can then have rules.
+func TestKernelWithoutNFTables(t *testing.T) {
+	for variant, usable := range map[string]string{"legacy": "<nil>", "nft": "packet filter: the kernel has no nf_tables", "hidden": "packet filter: the kernel has no nf_tables"} {
+		t.Run(variant, func(t *testing.T) {
+			link := variant
+			if variant == "hidden" {
+				link = "legacy"
+			}
+			newHost(t, link)
+			cmd := exec.Command("/proc/self/exe")
+			cmd.Env = append(os.Environ(), withoutVariable+"="+variant)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			const none = "the kernel has no nf_tables"
+			want := []string{"usable: " + usable, "missing: " + none + " true false", "in a snapshot: " + none, "restore: " + none}
+			// Of a form that cannot be, the rules are not there. If none can be, there is nothing to make.
+			switch variant {
+			case "legacy", "nft":
+				want = append(want, "in any form: 6 <nil>")
+			default:
+				want = append(want, "in any form: 0 the rules are there in no form: ")
+			}
+			lines := strings.Split(string(out), "\n")
+			for i, w := range want {
+				if i >= len(lines) || !strings.HasPrefix(lines[i], w) {
+					t.Errorf("want %q in\n%s", w, out)
+				}
+			}
+		})
+	}
+}
