@@ -67,3 +67,45 @@ func TestTheVariantIsNotedBeforeThereAreRules(t *testing.T) {
 		must(t, fw.Add(t.Context(), fwrules.IPTables, everything("c1", 1)))
 	})
 }
+
+// TestForwardingInAnyForm: only iptables has rules that accept packets, so on a host
+// with iptables they are missing if they are not there.
+func TestForwardingInAnyForm(t *testing.T) {
+	h := newHost(t, "nft")
+	fw, anyForm := Open(h.ns, Options{}), Open(h.ns, Options{AnyForm: true})
+	r := fwrules.Rules{Forward: everything("c1", 1).Forward}
+	all, err := anyForm.Missing(t.Context(), fwrules.Native, r)
+	if err != nil || len(all) != 2 || all[0].Backend != fwrules.IPTables || all[0].Object != "forwarding for 10.1.0.1" {
+		t.Errorf("got %s, %v", textOfMissing(all), err)
+	}
+	for _, m := range all {
+		must(t, fw.Restore(t.Context(), m.Backend, m.Rules))
+	}
+	must(t, anyForm.Check(t.Context(), fwrules.Native, r))
+	must(t, fw.Check(t.Context(), fwrules.IPTables, r))
+}
+
+// TestMissingInAnyFormIsThatOfTheMaker: of rules that are there in part, the rest is
+// made in the same form; of rules that are all gone, in that of the reference plugins.
+func TestMissingInAnyFormIsThatOfTheMaker(t *testing.T) {
+	h := newHost(t, "nft")
+	fw, anyForm := Open(h.ns, Options{}), Open(h.ns, Options{AnyForm: true})
+	for n, b := range []fwrules.Backend{fwrules.IPTables, fwrules.NFTables, fwrules.Native} {
+		whole := everything(fmt.Sprint("c", n), 10*n+1)
+		whole.Forward = nil
+		part := fwrules.Rules{HostPorts: whole.HostPorts}
+		for i, missing := range []fwrules.Backend{fwrules.IPTables, b} {
+			all, err := anyForm.Missing(t.Context(), fwrules.Native, whole)
+			if err != nil || len(all) == 0 || all[0].Backend != missing {
+				t.Errorf("%q, %d: got %s, %v", b, i, textOfMissing(all), err)
+			}
+			must(t, fw.Restore(t.Context(), b, part))
+		}
+		left, err := anyForm.Missing(t.Context(), fwrules.Native, whole)
+		must(t, err)
+		for _, m := range left {
+			must(t, fw.Restore(t.Context(), m.Backend, m.Rules))
+		}
+		must(t, fw.Check(t.Context(), b, whole))
+	}
+}

@@ -61,6 +61,9 @@ func missingInAny(ctx context.Context, r fwrules.Rules, in finder) ([]fwrules.Mi
 	var unreadable error
 	results := make(map[fwrules.Backend][]fwrules.Missing)
 	for _, b := range forms() {
+		if b == fwrules.Native && onlyAccepts(r) && Detect() == fwrules.DetectedIPTables {
+			continue // it has no such rules, and the maker has made them
+		}
 		all, err := in(ctx, b, inForm(b, r))
 		if err == nil && len(all) == 0 || ctx.Err() != nil {
 			return nil, err
@@ -100,6 +103,12 @@ func inForm(b fwrules.Backend, r fwrules.Rules) fwrules.Rules {
 		}
 	}
 	return r
+}
+
+// onlyAccepts reports whether all of the rules let the host forward packets.
+func onlyAccepts(r fwrules.Rules) bool {
+	return len(r.Masquerade) == 0 && len(r.HostPorts) == 0 &&
+		!slices.ContainsFunc(r.Forward, func(f fwrules.Forward) bool { return f.Ingress != "" && f.Ingress != "open" })
 }
 
 // refused reports whether a form has no rules of the kind, or cannot be on this host.

@@ -25,7 +25,8 @@ type damaged struct {
 	variant string // of iptables
 	rules   []fwrules.Rules
 	undone  string // commands that delete everything
-	admin   string // commands that make the administrator's rules
+	// The administrator's rules: input of nft, and commands.
+	admin, adminTools string
 }
 
 func newDamaged(t *testing.T, b fwrules.Backend, variant string) *damaged {
@@ -39,27 +40,28 @@ func newDamaged(t *testing.T, b fwrules.Backend, variant string) *damaged {
 		}
 		d.rules = append(d.rules, r)
 	}
+	nft := func(format, at string) { d.admin += fmt.Sprintf(format+" rule %s counter comment admin\n", at) }
 	switch b {
 	case fwrules.IPTables:
+		rule := func(at string) string { return "-A " + at + " -m comment --comment admin -j RETURN\n" }
+		text := "*nat\n" + rule("POSTROUTING") + rule("CNI-HOSTPORT-DNAT") + "COMMIT\n*filter\n" + rule("FORWARD") + rule("CNI-FORWARD") + rule("CNI-ADMIN") + "COMMIT"
 		for _, tool := range []string{"iptables-" + variant, "ip6tables-" + variant} {
 			if variant == "legacy" {
-				for _, table := range []string{"nat", "filter"} {
-					d.undone += fmt.Sprintf("; %s -t %s -F; %s -t %s -X", tool, table, tool, table)
-				}
+				d.undone += fmt.Sprintf("; printf '*nat\nCOMMIT\n*filter\nCOMMIT\n' | %s-restore", tool)
 			}
-			for _, at := range []string{"nat -A POSTROUTING", "filter -I FORWARD", "filter -A CNI-FORWARD", "filter -A CNI-ADMIN", "nat -A CNI-HOSTPORT-DNAT"} {
-				d.admin += fmt.Sprintf("%s -t %s -m comment --comment admin -j RETURN\n", tool, at)
-			}
+			d.adminTools += fmt.Sprintf("%s-restore --noflush <<EOF\n%s\nEOF\n", tool, text)
 		}
 	case fwrules.NFTables:
 		for _, at := range []string{"inet cni_plugins_masquerade postrouting", "inet cni_plugins_masquerade masq_checks",
 			"ip cni_hostport prerouting", "ip6 cni_hostport hostports_all", "ip cni_hostport hostports"} {
-			d.admin += "nft insert rule " + at + " counter comment admin; nft add rule " + at + " counter comment admin\n"
+			nft("insert", at)
+			nft("add", at)
 		}
 	case fwrules.Native:
-		d.admin = "nft insert rule inet embedcni subnets counter comment admin; nft add rule inet embedcni hairpin counter comment admin\n"
+		nft("insert", "inet embedcni subnets")
+		nft("add", "inet embedcni hairpin")
 	}
-	d.admin += "nft add table inet admin; nft add chain inet admin x; nft add rule inet admin x ip saddr 10.1.0.4 counter comment admin\n"
+	d.admin += "add table inet admin\nadd chain inet admin x\nadd rule inet admin x ip saddr 10.1.0.4 counter comment admin\n"
 	return d
 }
 
@@ -70,12 +72,25 @@ func (d *damaged) reset() {
 	for _, r := range d.rules {
 		must(d.t, d.fw.Add(d.t.Context(), d.backend, r))
 	}
-	d.sh(d.admin)
+	d.sh(d.adminTools)
+	d.feed(d.admin, "nft", "-f", "-")
+}
+
+// lines returns the packet filter of the backend, sorted.
+func (d *damaged) lines() audit.Lines {
+	d.t.Helper()
+	lines := audit.Lines(d.listing())
+	if d.backend == fwrules.IPTables {
+		// Of the legacy variant nft shows nothing, and it shows that of nf_tables in part.
+		lines = append(d.saved(d.variant), lines.Without(func(l string) bool { return !ofAdmin(l) })...)
+	}
+	slices.Sort(lines)
+	return lines
 }
 
 // ofAdmin reports whether a line, or a comment, is the administrator's.
 func ofAdmin(line string) bool {
-	return line == "admin" || strings.Contains(line, "--comment admin ") || strings.Contains(line, `comment "admin"`) || strings.Contains(line, "inet admin")
+	return line == "admin" || strings.Contains(line, "--comment admin ") || strings.Contains(line, `"admin"`)
 }
 
 // missing returns the missing parts of all containers, and fails unless the snapshot
@@ -121,7 +136,7 @@ func (d *damaged) try(damage string, before audit.Lines) {
 	d.t.Helper()
 	d.sh(damage)
 	want := before
-	if lost := minus(before, d.filters()).Without(func(l string) bool { return !ofAdmin(l) }); len(lost) > 0 {
+	if lost := minus(before, d.lines()).Without(func(l string) bool { return !ofAdmin(l) }); len(lost) > 0 {
 		want = minus(before, lost)
 	}
 	all := d.missing(damage)
@@ -140,7 +155,7 @@ func (d *damaged) try(damage string, before audit.Lines) {
 	for _, r := range d.rules { // again, and whole
 		must(d.t, d.fw.Restore(d.t.Context(), d.backend, r))
 	}
-	wantLines(d.t, damage+", restored", d.filters(), want)
+	wantLines(d.t, damage+", restored", d.lines(), want)
 }
 
 // TestEachDamageIsFoundAndRestored: tables, chains, rules, sets and elements, one by
@@ -157,7 +172,7 @@ func TestEachDamageIsFoundAndRestored(t *testing.T) {
 			t.Run(fmt.Sprintf("%q %s", string(b), variant), func(t *testing.T) {
 				d := newDamaged(t, b, variant)
 				d.reset()
-				before := d.filters()
+				before := d.lines()
 				if all := d.missing("undamaged"); len(all) > 0 {
 					t.Fatalf("undamaged:\n%s", textOfMissing(all))
 				}
@@ -308,4 +323,46 @@ func TestRestoredRulesHaveEffect(t *testing.T) {
 		slices.Sort(after)
 		wantSaved(t, "after all", after, before)
 	})
+}
+
+// TestRestoreReplacesNothing: where another's rule is in the place of a missing one, it
+// stays, and the error says so.
+func TestRestoreReplacesNothing(t *testing.T) {
+	type taken struct {
+		backend fwrules.Backend
+		script  string
+		object  string
+		want    error
+	}
+	for name, tt := range map[string]taken{
+		"a port": {fwrules.Native, `delete element inet embedcni hostports4 { tcp . 10004 }
+			add element inet embedcni hostports4 { tcp . 10004 comment "x" : 10.1.0.9 . 80 }`, "tcp 10004", fwrules.ErrHostPortTaken},
+		"an address": {fwrules.Native, `delete element inet embedcni containers4 { 10.1.0.4 }
+			add element inet embedcni containers4 { 10.1.0.4 comment "x" }`, "masquerading of 10.1.0.4", fwrules.ErrInPlace},
+		"a rule in our table": {fwrules.Native, `flush chain inet embedcni postrouting
+			add rule inet embedcni postrouting counter comment "x"`, "masquerading of 10.1.0.4", fwrules.ErrInPlace},
+		"other conditions": {fwrules.NFTables, `flush chain ip cni_hostport prerouting
+			add rule ip cni_hostport prerouting iifname "x" jump hostports_all`, "tcp 10004", fwrules.ErrInPlace},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDamaged(t, tt.backend, "nft")
+			d.rules[0].HostPorts[0].SNAT = false // these elements are in other sets
+			if tt.backend == fwrules.NFTables {
+				d.rules[0].HostPorts[0].ConditionsV4 = []string{"iifname", "y"}
+			}
+			must(t, d.fw.Add(t.Context(), tt.backend, d.rules[0]))
+			d.feed(tt.script+"\n", "nft", "-f", "-")
+			before := d.lines()
+			all, err := d.fw.Missing(t.Context(), tt.backend, d.rules[0])
+			must(t, err)
+			i := slices.IndexFunc(all, func(m fwrules.Missing) bool { return m.Object == tt.object })
+			if i < 0 || all[i].Found == "" {
+				t.Fatalf("got %s", textOfMissing(all))
+			}
+			if err := d.fw.Restore(t.Context(), tt.backend, all[i].Rules); !errors.Is(err, tt.want) {
+				t.Errorf("got %v, want %v", err, tt.want)
+			}
+			wantLines(t, "afterwards", d.lines(), before)
+		})
+	}
 }
