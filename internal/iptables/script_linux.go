@@ -94,7 +94,7 @@ func JoinWords(words []string) string {
 	for i, w := range words {
 		quoted[i] = w
 		if w == "" || strings.ContainsFunc(w, special) {
-			quoted[i] = `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(w) + `"`
+			quoted[i] = `"` + strings.ReplaceAll(strings.ReplaceAll(w, `\`, `\\`), `"`, `\"`) + `"`
 		}
 	}
 	return strings.Join(quoted, " ")

@@ -105,7 +105,7 @@ func (x maker) makeCommon(ctx context.Context, w desired) (made desired, err err
 	err = x.exactly(ctx, w, func(f facts, states map[string]state) error {
 		made = missing(w, f, states)
 		var mine desired // nothing, as all is shared
-		err := x.make(ctx, w, f, func(r desiredRule) state { return states[r.String()] }, &mine)
+		err := x.make(ctx, w, f, func(r desiredRule) state { return states[r.key()] }, &mine)
 		if err != nil {
 			made = desired{v6: w.v6}
 		}
@@ -128,7 +128,7 @@ func missing(w desired, f facts, states map[string]state) desired {
 		}
 	}
 	for _, r := range w.rules {
-		if states[r.String()] == absent && (of(r.ChainID) || of(inTable(r.Table, r.target))) {
+		if states[r.key()] == absent && (of(r.ChainID) || of(inTable(r.Table, r.target))) {
 			made.rules = append(made.rules, r)
 		}
 	}

@@ -68,6 +68,9 @@ func (r desiredRule) String() string {
 	return fmt.Sprintf("-t %s -A %s %s", r.Table, r.Chain, iptables.JoinWords(r.args))
 }
 
+// key identifies the rule among those of its family.
+func (r desiredRule) key() string { return ruleText(r.ChainID, r.args) }
+
 // desiredOf returns the form of r in iptables of a family.
 func desiredOf(r fwrules.Rules, v6 bool) desired {
 	w := desired{v6: v6}

@@ -186,7 +186,7 @@ func (d *dump) compare(ctx context.Context, w desired) (map[iptables.ChainID]boo
 		if s == unknown || s == absent && (!d.steady || slices.Contains(d.hidden, r.Table)) {
 			return d.ask(ctx, w)
 		}
-		states[r.String()] = s
+		states[r.key()] = s
 	}
 	return chains, states, nil
 }

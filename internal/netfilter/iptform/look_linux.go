@@ -86,7 +86,7 @@ func (f facts) state(w desired, r desiredRule) state {
 	case r.target != "" && !jumps, f.bare[r.ChainID]:
 		return absent
 	}
-	if f.marks[r.String()] {
+	if f.marks[r.key()] {
 		return present
 	}
 	return unknown
@@ -187,7 +187,7 @@ func (x maker) lookMarks(ctx context.Context, w desired, f facts) error {
 		}
 		err := x.Rules(ctx, r.ChainID, nil, func(rule nft.Rule) error {
 			if s := iptables.NFTRuleOf(rule); s.MatchComment == markComment && s.Marks(r.mark) || s.Masquerades(r.mark) {
-				f.marks[r.String()] = true
+				f.marks[r.key()] = true
 			}
 			return nil
 		})

@@ -69,7 +69,7 @@ func (f facts) allShared(w desired) bool {
 // in doubt.
 func (x maker) addExactly(ctx context.Context, w desired, mine *desired) error {
 	return x.exactly(ctx, w, func(f facts, states map[string]state) error {
-		return x.make(ctx, w, f, func(r desiredRule) state { return states[r.String()] }, mine)
+		return x.make(ctx, w, f, func(r desiredRule) state { return states[r.key()] }, mine)
 	})
 }
 
@@ -126,7 +126,7 @@ func (x maker) ask(ctx context.Context, w desired, f facts) (map[string]state, e
 	var doubt []desiredRule
 	for _, r := range w.rules {
 		s := f.state(w, r)
-		states[r.String()] = s
+		states[r.key()] = s
 		if s == unknown {
 			doubt = append(doubt, r)
 		}
@@ -137,12 +137,12 @@ func (x maker) ask(ctx context.Context, w desired, f facts) (map[string]state, e
 			return nil, err
 		}
 		for _, r := range doubt[:missing] {
-			states[r.String()] = present
+			states[r.key()] = present
 		}
 		if missing == len(doubt) {
 			break
 		}
-		states[doubt[missing].String()] = absent
+		states[doubt[missing].key()] = absent
 		doubt = doubt[missing+1:]
 	}
 	return states, nil
@@ -245,7 +245,7 @@ func (x maker) undo(ctx context.Context, w, mine desired) error {
 	var s iptables.Script
 	for _, table := range []string{tableNAT, tableFilter} {
 		for _, r := range w.rules {
-			if r.Table == table && states[r.String()] == present {
+			if r.Table == table && states[r.key()] == present {
 				if err := r.addTo(&s, "-D"); err != nil {
 					return err
 				}

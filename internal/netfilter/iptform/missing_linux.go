@@ -76,7 +76,7 @@ func (w desired) absent(tool string, chains map[iptables.ChainID]bool, states ma
 		}
 	}
 	for _, r := range w.rules {
-		if states[r.String()] != present {
+		if states[r.key()] != present {
 			return fmt.Errorf("%s: the rule %v is not there", tool, r)
 		}
 	}
