@@ -13,35 +13,51 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// inodes calls found for each name in a directory but "." and "..". Unlike os.ReadDir it gets the
-// inodes with the names, and so needs no further system call for each file. A name is
-// valid until found returns.
-func inodes(dir string, found func(name []byte, inode uint64)) (err error) {
+// inodes calls found for each name in a directory but "." and "..". Unlike os.ReadDir
+// it gets the inodes with the names, and so needs no further system call for each file.
+func inodes(dir string, found func(name string, inode uint64)) (err error) {
 	d, err := plainfile.Open(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
+	var all dirents
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := unix.Getdents(int(d.Fd()), buf)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
-		case err != nil:
-			return &fs.PathError{Op: "getdents", Path: dir, Err: err}
-		case n == 0:
-			return nil
+		case err == nil && n > 0:
+			err = all.read(buf[:n])
 		}
-		if err := eachDirent(buf[:n], found); err != nil {
+		if err != nil {
 			return &fs.PathError{Op: "getdents", Path: dir, Err: err}
 		}
+		if n == 0 {
+			break
+		}
+	}
+	names, from := string(all.names), 0 // one string for all
+	for _, e := range all.found {
+		found(names[from:e.end], e.inode)
+		from = e.end
+	}
+	return nil
+}
+
+// dirents are entries of a directory.
+type dirents struct {
+	names []byte // one after the other
+	found []struct {
+		end   int // of the name in names
+		inode uint64
 	}
 }
 
-// eachDirent reads entries as getdents64(2) returns them, a struct linux_dirent64 each:
-// the inode, an offset of 8 bytes, the length of the entry, a type, and the name.
-func eachDirent(data []byte, found func(name []byte, inode uint64)) error {
+// read adds entries as getdents64(2) returns them, a struct linux_dirent64 each: the
+// inode, an offset of 8 bytes, the length of the entry, a type, and the name.
+func (all *dirents) read(data []byte) error {
 	const head = 19
 	for len(data) > 0 {
 		if len(data) < head {
@@ -53,7 +69,11 @@ func eachDirent(data []byte, found func(name []byte, inode uint64)) error {
 		}
 		name, _, _ := bytes.Cut(data[head:size], []byte{0})
 		if text := string(name); text != "." && text != ".." {
-			found(name, binary.NativeEndian.Uint64(data))
+			all.names = append(all.names, name...)
+			all.found = append(all.found, struct {
+				end   int
+				inode uint64
+			}{len(all.names), binary.NativeEndian.Uint64(data)})
 		}
 		data = data[size:]
 	}

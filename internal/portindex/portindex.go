@@ -159,26 +159,34 @@ type comparison struct {
 // afterwards has none any more.
 func (x *Index) compare() (now comparison, err error) {
 	var entries []entry
-	err = inodes(x.dir, func(file []byte, inode uint64) {
-		if name, code, ok := strings.Cut(string(file), "."); ok {
+	err = inodes(x.dir, func(file string, inode uint64) {
+		if name, code, ok := strings.Cut(file, "."); ok {
 			entries = append(entries, entry{name, code, inode})
 		}
 	})
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return now, err
 	}
-	records := make(map[string]uint64, len(entries))
-	err = inodes(x.records.Dir(), func(file []byte, inode uint64) {
-		if name, ok := strings.CutSuffix(string(file), record.FileExt); ok {
-			records[name] = inode
+	type found struct {
+		name    string
+		inode   uint64
+		entered bool
+	}
+	var records []found
+	index := make(map[string]int, len(entries)+1)
+	err = inodes(x.records.Dir(), func(file string, inode uint64) {
+		if name, ok := strings.CutSuffix(file, record.FileExt); ok {
+			index[name] = len(records)
+			records = append(records, found{name: name, inode: inode})
 		}
 	})
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return now, err
 	}
 	for _, e := range entries {
-		inode, ok := records[e.name]
-		if ok && inode == e.inode && inode != 0 {
+		i, ok := index[e.name]
+		if ok && records[i].inode == e.inode && e.inode != 0 {
+			records[i].entered = true
 			now.entered = append(now.entered, e)
 			continue
 		}
@@ -187,11 +195,10 @@ func (x *Index) compare() (now comparison, err error) {
 			now.unread = append(now.unread, e.name)
 		}
 	}
-	for _, e := range now.entered {
-		delete(records, e.name)
-	}
-	for name := range records {
-		now.unread = append(now.unread, name)
+	for _, r := range records {
+		if !r.entered {
+			now.unread = append(now.unread, r.name)
+		}
 	}
 	slices.Sort(now.unread)
 	now.unread = slices.Compact(now.unread)
