@@ -304,7 +304,41 @@ func (r *run) follow(ctx context.Context, task Task) {
 		return
 	}
 	r.report(Report{Kind: Looked}, "")
-	r.repairAll(ctx, r.judge(task, verdicts))
+	r.repairSome(ctx, r.judge(task, verdicts))
+}
+
+// repairSome repairs containers, a few at first and then twice as many each time. In
+// between it looks at the others again: they may have shared what was lost, such as a
+// bridge, or another guard may have repaired them. If something else is lost meanwhile,
+// the others are looked at together with that.
+func (r *run) repairSome(ctx context.Context, broken []string) {
+	for n := atOnce; len(broken) > 0 && ctx.Err() == nil; n *= 2 {
+		some := broken[:min(n, len(broken))]
+		r.repairAll(ctx, some)
+		others := broken[len(some):]
+		if len(others) == 0 {
+			return
+		}
+		r.mu.Lock()
+		ripe := r.core.Ripe(r.Now())
+		if ripe {
+			for _, id := range others {
+				r.core.Suspect(r.Now(), id)
+			}
+		}
+		r.mu.Unlock()
+		if ripe {
+			return
+		}
+		verdicts, err := r.Host.Look(ctx, false, others)
+		if err != nil {
+			for _, id := range others {
+				r.settle(id, err)
+			}
+			return
+		}
+		broken = r.judge(Task{Containers: others}, verdicts)
+	}
 }
 
 // judge takes the verdicts in, and returns the containers to repair.

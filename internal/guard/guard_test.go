@@ -24,6 +24,8 @@ type fakeHost struct {
 	fails    map[string]error
 	looks    int
 	panics   bool
+	shared   bool // whoever is repaired, all are
+	repairs  int
 	hanging  chan struct{} // a Repair waits for it, or for its context
 }
 
@@ -88,8 +90,11 @@ func (h *fakeHost) Repair(ctx context.Context, id string, want func(Found) bool)
 	if err := h.fails[id]; err != nil {
 		return o, err
 	}
+	h.repairs++
 	if wanted && h.lost[id] {
-		h.lost[id] = false
+		for other := range h.lost {
+			h.lost[other] = h.lost[other] && other != id && !h.shared
+		}
 		o.Made = append(o.Made, f)
 	}
 	return o, nil
@@ -192,6 +197,30 @@ func TestGuardRepairsWhatIsLost(t *testing.T) {
 	g.events <- Event{Lost: Links}
 	g.until(t, "mended c")
 	g.end(t)
+}
+
+// TestGuardLooksAgainInBetween: what all containers share is repaired for one of them,
+// and the others are not locked for it.
+func TestGuardLooksAgainInBetween(t *testing.T) {
+	h := newFakeHost()
+	const containers = 10 * atOnce
+	for n := range containers {
+		h.lost[fmt.Sprint("n", n)] = true
+	}
+	h.shared = true
+	g := begin(t, h, nil)
+	g.until(t, "mended")
+	g.events <- Event{Lost: Links}
+	g.until(t, "looked")
+	g.end(t)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.repairs > atOnce {
+		t.Errorf("%d of %d containers were locked for one shared thing", h.repairs, containers)
+	}
+	if h.looks > 4 {
+		t.Errorf("looked %d times", h.looks)
+	}
 }
 
 func TestGuardLeavesWhatIsHeld(t *testing.T) {
