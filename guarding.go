@@ -145,7 +145,7 @@ func foundOf(rec *record.Record, network, ifName string, d compare.Difference, h
 			Plugin: d.Plugin, Kind: string(d.Kind), Object: d.Object,
 		},
 		Class: classOf(d), Fixable: d.Fix != nil,
-		Held:   slices.ContainsFunc(holds, func(h hold.Hold) bool { return h.Holds(rec, network) }),
+		Held:   isHeld(holds, rec, network),
 		Detail: differenceOf(network, ifName, d),
 	}
 }

@@ -29,7 +29,8 @@ type Hold struct {
 // takes something away deliberately wins. It survives restarts of the program and of the
 // machine. Holding again replaces the reason.
 //
-// A held part that is missing is reported, by Health as ever, and by Guard as GuardHeld.
+// Guard and Recover leave what is held. It is reported if it is missing, by Health and
+// Recover as ever, and by Guard as GuardHeld.
 // A Repair that a caller asks for is not held up: it is as deliberate as the Hold.
 //
 // Hold waits for repairs of guards that are under way, so that none changes anything
@@ -140,6 +141,11 @@ func (s *snapshot) hold(ctx context.Context, h Hold) (err error) {
 		put.Container, put.Attached = id, rec.Since
 	}
 	return s.holds().Put(put)
+}
+
+// isHeld reports whether a container's attachment to a network is held.
+func isHeld(holds []hold.Hold, rec *record.Record, network string) bool {
+	return slices.ContainsFunc(holds, func(h hold.Hold) bool { return h.Holds(rec, network) })
 }
 
 // forgetHolds deletes the holds of a container that is gone. If that fails, a later

@@ -24,7 +24,7 @@ type BrokenAction int
 
 const (
 	// RepairBroken makes the missing parts of the container again, as Repair does with
-	// no options. It is the default. Parts that remain broken are the reason in
+	// no options, but for those that are held; see Runtime.Hold. It is the default. Parts that remain broken are the reason in
 	// Report.Kept.
 	RepairBroken BrokenAction = iota
 	// ReportBroken changes nothing. The differences are the reason in Report.Kept.
@@ -407,19 +407,35 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 	return j
 }
 
-// repairBroken makes again what is missing of attachments on the host. It returns that,
-// and the attachments as they are then.
+// repairBroken makes again what is missing of attachments on the host, unless they are
+// held. It returns that, and the attachments as they are then.
 func (op *operation) repairBroken(ctx context.Context, all attachments) (repaired []Difference, parts []*compared, err error) {
 	report := &RepairReport{}
+	err = op.makeUnheld(ctx, all, report)
+	parts, cerr := op.compareAll(ctx, &views.Looks{}, all)
+	return report.Repaired, parts, join(err, cerr)
+}
+
+// makeUnheld makes again what is missing of those attachments that are not held. If that
+// cannot be read, all may be.
+func (op *operation) makeUnheld(ctx context.Context, all attachments, report *RepairReport) (err error) {
+	kept, err := op.lockHolds(ctx, true)
+	if err != nil {
+		return err
+	}
+	defer func() { err = join(err, kept.Release()) }()
+	holds, err := op.snapshot.holds().List()
+	if err != nil {
+		return err
+	}
 	var errs []error
 	for _, a := range all {
-		if a.unfinished() == nil {
+		if a.unfinished() == nil && !isHeld(holds, op.Record, a.network.config.Name) {
 			_, err := a.makeMissing(ctx, repair.Options{}, report)
 			errs = append(errs, a.errors(repairOp, err))
 		}
 	}
-	parts, err = op.compareAll(ctx, &views.Looks{}, all)
-	return report.Repaired, parts, join(append(errs, err)...)
+	return join(errs...)
 }
 
 // seen returns the attachments as the look before has seen them; nil if the container

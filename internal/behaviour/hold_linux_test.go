@@ -1,0 +1,193 @@
+package behaviour_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+)
+
+// wait waits for an event of that kind about a container, "" for any.
+func (h *guardedHost) wait(kind cni.GuardEventKind, id string) {
+	h.t.Helper()
+	for end := time.After(expect.Patience); ; {
+		h.mu.Lock()
+		there := slices.ContainsFunc(h.events, func(e cni.GuardEvent) bool {
+			return e.Kind == kind && (id == "" || e.ContainerID == id)
+		})
+		h.mu.Unlock()
+		if there {
+			return
+		}
+		select {
+		case <-h.wake:
+		case <-end:
+			h.t.Fatalf("no event %q about %q:\n%s", kind, id, h.story())
+		}
+	}
+}
+
+// TestHoldStopsTheGuard, of the container or network alone, until it is released.
+func TestHoldStopsTheGuard(t *testing.T) {
+	for what, hold := range map[string]cni.Hold{
+		"the container":  {ContainerID: "c0"},
+		"the attachment": {ContainerID: "c0", Network: "net"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newGuardedHost(t, false, "", 2)
+			h.guard(h.r, cni.GuardOptions{})
+			expect.NoError(t, h.r.Hold(t.Context(), hold))
+			h.shell("nft flush ruleset")
+			h.wait(cni.GuardHeld, "c0")
+			h.wait(cni.GuardRepaired, "c1")
+			h.quiet()
+			if events := h.taken(); slices.ContainsFunc(events, func(e cni.GuardEvent) bool { return e.Kind == cni.GuardRepaired && e.ContainerID == "c0" }) {
+				t.Errorf("repaired although it is held: %q", events)
+			}
+			expect.NoError(t, h.runtime(false, "").Unhold(t.Context(), hold)) // by another process
+			h.back("released")
+		})
+	}
+	t.Run("the network", func(t *testing.T) {
+		h := newGuardedHost(t, false, "", 2)
+		h.guard(h.r, cni.GuardOptions{})
+		expect.NoError(t, h.r.Hold(t.Context(), cni.Hold{Network: "net"}))
+		h.quiet()
+		h.taken()
+		h.shell("ip link set br0 down; nft flush ruleset")
+		h.wait(cni.GuardHeld, "c0")
+		h.wait(cni.GuardHeld, "c1")
+		h.quiet()
+		if n := count(h.taken(), cni.GuardRepaired); n > 0 {
+			t.Errorf("repaired %d parts of a held network", n)
+		}
+		expect.NoError(t, h.r.Unhold(t.Context(), cni.Hold{Network: "net"}))
+		h.back("released")
+	})
+}
+
+// TestHoldLasts: another process knows it, Recover honours it, a Repair that is asked for
+// does not, and it ends with its container.
+func TestHoldLasts(t *testing.T) {
+	h := newGuardedHost(t, false, "", 2)
+	expect.NoError(t, h.r.Hold(t.Context(), cni.Hold{ContainerID: "c0", Reason: "maintenance"}))
+	other := h.runtime(false, "")
+	holds, err := other.Holds()
+	expect.NoError(t, err)
+	if len(holds) != 1 || holds[0].ContainerID != "c0" || holds[0].Reason != "maintenance" || holds[0].Since.IsZero() || holds[0].Owner == "" {
+		t.Errorf("holds %+v", holds)
+	}
+	h.shell("nft flush ruleset")
+	report, err := other.Recover(t.Context())
+	expect.NoError(t, err)
+	if len(report.Repaired["c0"]) > 0 || len(report.Repaired["c1"]) == 0 || report.Kept["c0"] == nil {
+		t.Errorf("recovered: %v", report)
+	}
+	repaired, err := other.Repair(t.Context(), "c0", cni.RepairOptions{})
+	expect.NoError(t, err)
+	if len(repaired.Repaired) == 0 {
+		t.Errorf("a Repair that was asked for has done nothing: %v", repaired)
+	}
+	expect.NoError(t, h.r.Remove(t.Context(), "c0", ""))
+	holds, err = other.Holds()
+	expect.NoError(t, err)
+	expect.Same(t, "holds of a removed container", len(holds), 0)
+	files, err := filepath.Glob(h.Path("state", "embedcni", "holds", "*"))
+	expect.NoError(t, err)
+	expect.Same(t, "files", len(files), 0)
+}
+
+// TestHoldRefuses.
+func TestHoldRefuses(t *testing.T) {
+	h := newGuardedHost(t, false, "", 1)
+	for what, c := range map[string]struct {
+		hold cni.Hold
+		want error
+	}{
+		"nothing":               {cni.Hold{}, cni.ErrInvalidArgument},
+		"an unknown container":  {cni.Hold{ContainerID: "c9"}, cni.ErrNotAttached},
+		"an unknown attachment": {cni.Hold{ContainerID: "c0", Network: "other"}, cni.ErrNotAttached},
+		"an impossible ID":      {cni.Hold{ContainerID: "../x"}, cni.ErrInvalidArgument},
+	} {
+		if err := h.r.Hold(t.Context(), c.hold); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", what, err, c.want)
+		}
+	}
+	if err := h.r.Unhold(t.Context(), cni.Hold{ContainerID: "c0"}); !errors.Is(err, cni.ErrNotHeld) {
+		t.Errorf("not held: %v", err)
+	}
+	// With a hold that cannot be read, nothing is repaired by itself.
+	bad := h.Write("state/embedcni/holds/bad.json", "{")
+	if _, err := h.r.Holds(); err == nil {
+		t.Error("a hold that cannot be read is no error")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	failed, ended := make(chan cni.GuardEvent, 100), make(chan error, 1)
+	h.shell("nft flush ruleset")
+	go func() {
+		ended <- h.r.Guard(ctx, cni.GuardOptions{Report: func(e cni.GuardEvent) {
+			if e.Kind == cni.GuardFailed || e.Kind == cni.GuardRepaired {
+				failed <- e
+			}
+		}})
+	}()
+	if e := <-failed; e.Kind != cni.GuardFailed {
+		t.Errorf("got %v", e)
+	}
+	expect.NoError(t, os.Remove(bad))
+	for e := range failed {
+		if e.Kind == cni.GuardRepaired {
+			break
+		}
+	}
+	cancel()
+	for end := false; !end; {
+		select {
+		case <-failed:
+		case err := <-ended:
+			expect.NoError(t, err)
+			end = true
+		}
+	}
+}
+
+// TestGuardLeavesWhatIsContested: what is undone again and again is left.
+func TestGuardLeavesWhatIsContested(t *testing.T) {
+	h := newGuardedHost(t, false, "", 2)
+	h.guard(h.r, cni.GuardOptions{})
+	for range 2 {
+		h.shell("ip link set br0 down")
+		h.back("set down")
+		h.quiet()
+	}
+	h.taken()
+	h.shell("ip link set br0 down")
+	h.wait(cni.GuardContested, "")
+	h.quiet()
+	events := h.taken()
+	if n := count(events, cni.GuardRepaired); n > 0 {
+		t.Errorf("repaired %d parts although they are contested: %q", n, events)
+	}
+	h.shell("ip link set br0 up") // somebody puts it back
+	h.back("set up")
+	for _, id := range h.ids {
+		expect.NoError(t, h.r.Remove(t.Context(), id, ""))
+	}
+}
+
+// TestGuardOptionsRefused.
+func TestGuardOptionsRefused(t *testing.T) {
+	h := newRealHost(t)
+	for _, o := range []cni.GuardOptions{{Classes: 0x80}, {GCInterval: time.Second}} {
+		if err := h.Runtime().Guard(t.Context(), o); !errors.Is(err, cni.ErrInvalidArgument) {
+			t.Errorf("%+v: %v", o.Classes, err)
+		}
+	}
+}
