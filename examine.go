@@ -305,7 +305,7 @@ func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport
 func (s *snapshot) toExamine(ids []string) (found []record.Found, report *HealthReport, err error) {
 	report = &HealthReport{}
 	if len(ids) == 0 {
-		mine, err := s.owned(true)
+		mine, err := s.owned(true, nil)
 		return slices.DeleteFunc(mine, func(f record.Found) bool { return f.Record.Warm }), report, err
 	}
 	ids = slices.Clone(ids)

@@ -88,7 +88,7 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 	if err != nil {
 		return err
 	}
-	mine, err := s.mine(found, true)
+	mine, err := s.mine(found, true, report)
 	if err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 }
 
 func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) error {
-	mine, err := s.owned(false)
+	mine, err := s.owned(false, report)
 	if err != nil {
 		return err
 	}

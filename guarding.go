@@ -83,7 +83,7 @@ func (g *guarding) Look(ctx context.Context, whole bool, ids []string) (_ map[st
 	s := g.runtime.current.Load()
 	var found []record.Found
 	if whole {
-		if found, err = s.owned(true); err != nil {
+		if found, err = s.owned(true, nil); err != nil {
 			return nil, err
 		}
 	} else {

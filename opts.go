@@ -69,6 +69,7 @@ type settings struct {
 	stateDir         string
 	recordDir        string // empty: below stateDir
 	owner            string
+	ownerNamed       bool // by WithOwner
 	teardownErrors   bool
 	retry            Retry
 	hostNetNS        string
@@ -235,10 +236,13 @@ func WithRecordDir(dir string) Opt {
 
 // WithOwner sets the owner of new attachments. Recover and GC touch only their own
 // owner's attachments, so that programs that share a host or a container do not
-// remove each other's. The default is the name of the program's executable.
+// remove each other's. The default is the name of the program's executable. If that is
+// in use, and other owners have attachments too, Recover and GC log it and list them in
+// Report.OtherOwners: after its executable was renamed, a program no longer finds its
+// own.
 func WithOwner(name string) Opt {
 	return func(c *config) error {
-		c.owner = name
+		c.owner, c.ownerNamed = name, true
 		return nil
 	}
 }

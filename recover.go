@@ -93,11 +93,11 @@ func (r *Runtime) Recover(ctx context.Context, opts ...RecoverOption) (_ *Report
 	if c.host, err = s.Hosts.Open(s.hostNetNS); err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
-	found, err := s.owned(false)
+	report := &Report{}
+	found, err := s.owned(false, report)
 	if err != nil {
 		return nil, fmt.Errorf("recover: %w", join(err, c.host.Close()))
 	}
-	report := &Report{}
 	err = c.all(ctx, found, report)
 	if err == nil {
 		err = s.TidyAlone()

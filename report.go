@@ -44,6 +44,9 @@ type Report struct {
 	// because it may belong to somebody else, and for each record that Recover deleted
 	// because it says nothing. Each line says what to do.
 	Left []string
+	// OtherOwners are the other owners of attachments, which this call has left alone.
+	// It is set only if WithOwner was not given; see there.
+	OtherOwners []string `json:",omitempty"`
 }
 
 // MarshalJSON encodes the report as an object with the names of its fields. Errors
@@ -85,6 +88,9 @@ func (r Report) String() string {
 	}
 	for _, line := range r.Left {
 		lines = append(lines, "left: "+line)
+	}
+	if len(r.OtherOwners) > 0 {
+		lines = append(lines, "not examined: the attachments of other owners: "+strings.Join(r.OtherOwners, ", "))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -176,18 +182,22 @@ func isSkipped(err error) bool {
 
 // owned lists the records, and returns those with attachments of this owner, and those
 // that name no owner, because nobody else looks after them; see mine.
-func (s *snapshot) owned(dry bool) ([]record.Found, error) {
+func (s *snapshot) owned(dry bool, report *Report) ([]record.Found, error) {
 	found, err := s.Records.List()
 	if err != nil {
 		return nil, err
 	}
-	return s.mine(found, dry)
+	return s.mine(found, dry, report)
 }
 
 // mine returns the records of this owner among all. It omits the containers that a pool
 // of a live process has made ahead of time and, unless dry, deletes the records of those
-// that have since been taken under another ID.
-func (s *snapshot) mine(found []record.Found, dry bool) ([]record.Found, error) {
+// that have since been taken under another ID. It notes the other owners in the report,
+// if there is one.
+func (s *snapshot) mine(found []record.Found, dry bool, report *Report) ([]record.Found, error) {
+	if report != nil {
+		s.noteOthers(report, otherOwners(found, s.owner))
+	}
 	mine := slices.DeleteFunc(slices.Clone(found), func(f record.Found) bool { return !f.Concerns(s.owner) })
 	mine, taken := warm.Orphans(mine, s.RuntimeAlive)
 	for _, id := range taken {

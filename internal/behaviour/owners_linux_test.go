@@ -1,8 +1,14 @@
 package behaviour_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -188,4 +194,77 @@ func TestFault_F52_AClockThatWasAheadDelaysNothing(t *testing.T) {
 		t.Error("tried again at once")
 	}
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+}
+
+// TestTheDefaultOwnerIsReportedBesideOthers: a program whose executable was renamed does
+// not find its containers, and learns why. One that has chosen its owner shares the host
+// on purpose.
+func TestTheDefaultOwnerIsReportedBesideOthers(t *testing.T) {
+	s, _, _ := twoOwners(t)
+	var log bytes.Buffer
+	logger := cni.WithLogger(slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	warned := func() (lines []string) {
+		t.Helper()
+		for dec := json.NewDecoder(&log); dec.More(); {
+			var line struct {
+				Msg, Owner string
+				Others     []string
+			}
+			expect.NoError(t, dec.Decode(&line))
+			lines = append(lines, fmt.Sprintf("%s: %s beside %s", line.Msg, line.Owner, line.Others))
+		}
+		return lines
+	}
+	own := filepath.Base(os.Args[0])
+	const text = "attachments of other owners are left alone; the owner is the name of the executable, unless WithOwner sets it"
+	for _, tt := range []struct {
+		name   string
+		opts   []cni.Opt
+		others []string
+	}{
+		{"by default", nil, []string{"first", "second"}},
+		{"one of them", []cni.Opt{cni.WithOwner("second")}, nil},
+		{"a third", []cni.Opt{cni.WithOwner("third")}, nil},
+		{"the default, chosen", []cni.Opt{cni.WithOwner(own)}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := s.Runtime(append(tt.opts, logger)...)
+			expect.NoError(t, r.Load(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))) // settings stay
+			var want []string
+			if tt.others != nil {
+				want = []string{fmt.Sprintf("%s: %s beside %s", text, own, tt.others)}
+			}
+			report, err := r.Recover(t.Context())
+			expect.NoError(t, err)
+			expect.Same(t, "others of Recover", report.OtherOwners, tt.others)
+			expect.Same(t, "warnings of Recover", withText(warned(), text), want)
+			expect.Same(t, "in print", strings.Contains(report.String(), "first, second"), tt.others != nil)
+			for _, dry := range []bool{true, false} {
+				report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}, DryRun: dry})
+				expect.NoError(t, err)
+				expect.Same(t, "others of GC", report.OtherOwners, tt.others)
+				expect.Same(t, "warnings of GC", withText(warned(), text), want)
+			}
+		})
+	}
+	expect.Same(t, "owners", owners(t, s.Runtime()), []string{"c1/eth0 first", "c1/eth7 second"})
+
+	alone := newStage(t)
+	r := alone.Runtime(logger, cni.WithConfListBytes(alone.Network("net", "1.0.0", "p")))
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", alone.Container("c1"))())
+	log.Reset()
+	report, err := r.Recover(t.Context())
+	expect.NoError(t, err)
+	expect.Same(t, "others, alone", report.OtherOwners, nil)
+	expect.Same(t, "warnings, alone", withText(warned(), text), nil)
+}
+
+// withText returns the lines that begin with a text.
+func withText(lines []string, text string) (found []string) {
+	for _, line := range lines {
+		if strings.HasPrefix(line, text) {
+			found = append(found, line)
+		}
+	}
+	return found
 }
