@@ -73,26 +73,45 @@ type Type struct {
 	Poolable   bool     // an ADD needs nothing from the caller but Args
 	Args       []string // keys of CNI_ARGS and args.cni that an ADD reads, if Poolable
 	Concurrent bool     // executables can run at the same time once the shared rules exist; see internal/ahead
+
+	// Compared means that the built-in plugin compares an attachment with the kernel,
+	// whoever has made it. Nothing compares other types: only their own CHECK can tell.
+	Compared bool
+	// Remakes are the kinds of parts, by their names in package compare, that a repair
+	// makes again on the host, and RemakesInside those in the container, if asked to.
+	// Of other parts it reports the differences.
+	Remakes, RemakesInside []string
 }
 
 // table is never changed.
 var table = map[string]Type{
-	Bandwidth:  {KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true},
-	Bridge:     {Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Args: []string{"MAC", "mac"}, Concurrent: true},
-	Dummy:      {Makes: Unswept, Concurrent: true},
-	Firewall:   {Rules: Forward, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Concurrent: true},
-	HostDevice: {Makes: Moved, KernelOnly: true, Borrows: true, BareDEL: true, Concurrent: true},
-	HostLocal:  {IPAM: true, BareDEL: true, Poolable: true, Args: []string{"IP", "ip", "ips"}},
-	IPVLAN:     {Makes: Stacked, Swept: true, BareDEL: true, Poolable: true, Concurrent: true},
-	Loopback:   {Makes: Lo, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Concurrent: true},
-	MACVLAN:    {Makes: Stacked, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Args: []string{"MAC", "mac"}, Concurrent: true},
-	Portmap:    {Rules: HostPorts, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true},
-	PTP:        {Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Concurrent: true},
-	SBR:        {Concurrent: true},
-	Static:     {IPAM: true, KernelOnly: true, BareDEL: true, Poolable: true, Args: []string{"IP", "GATEWAY", "ips"}},
-	Tap:        {Makes: Unswept, Concurrent: true},
+	Bandwidth: {KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
+		Compared: true, Remakes: []string{"interface", "queue"}},
+	Bridge: {Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Args: []string{"MAC", "mac"}, Concurrent: true,
+		Compared: true, Remakes: []string{"address", "bridge", "bridge port", "interface", "rule"}, RemakesInside: []string{"address", "interface", "route"}},
+	Dummy: {Makes: Unswept, Concurrent: true},
+	Firewall: {Rules: Forward, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Concurrent: true,
+		Compared: true, Remakes: []string{"rule", "zone"}},
+	HostDevice: {Makes: Moved, KernelOnly: true, Borrows: true, BareDEL: true, Concurrent: true,
+		Compared: true, RemakesInside: []string{"address", "interface", "route"}},
+	HostLocal: {IPAM: true, BareDEL: true, Poolable: true, Args: []string{"IP", "ip", "ips"},
+		Compared: true, Remakes: []string{"reservation"}},
+	IPVLAN: {Makes: Stacked, Swept: true, BareDEL: true, Poolable: true, Concurrent: true},
+	Loopback: {Makes: Lo, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Concurrent: true,
+		Compared: true, RemakesInside: []string{"interface"}},
+	MACVLAN: {Makes: Stacked, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Args: []string{"MAC", "mac"}, Concurrent: true,
+		Compared: true, RemakesInside: []string{"address", "interface", "route"}},
+	Portmap: {Rules: HostPorts, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
+		Compared: true, Remakes: []string{"port", "sysctl"}},
+	PTP: {Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Concurrent: true,
+		Compared: true, Remakes: []string{"address", "interface", "route", "rule"}, RemakesInside: []string{"address", "interface", "route"}},
+	SBR: {Concurrent: true},
+	Static: {IPAM: true, KernelOnly: true, BareDEL: true, Poolable: true, Args: []string{"IP", "GATEWAY", "ips"},
+		Compared: true},
+	Tap: {Makes: Unswept, Concurrent: true},
 	Tuning: {Swept: true, Borrows: true, BareDEL: true, Poolable: true,
-		Args: []string{"MAC", "mac", "sysctl", "mtu", "promisc", "allmulti"}, Concurrent: true},
+		Args: []string{"MAC", "mac", "sysctl", "mtu", "promisc", "allmulti"}, Concurrent: true,
+		Compared: true, RemakesInside: []string{"interface", "sysctl"}},
 	VLAN: {Makes: Stacked, BareDEL: true, Concurrent: true},
 }
 

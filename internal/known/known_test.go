@@ -32,6 +32,8 @@ var otherMeanings = map[string][]string{
 	"capability.go":            {Bandwidth},
 	"internal/footprint":       {Bandwidth},
 	"internal/warm":            {Bridge},
+	"internal/compare":         {Bridge},
+	"health.go":                {Bridge},
 }
 
 // TestTypesAreNamedInTheTableOnly: outside this package and the plugin's own,
