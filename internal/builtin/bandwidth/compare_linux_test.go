@@ -22,20 +22,9 @@ const both = `"ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 800
 
 func lookup(string) plugin.Plugin { return Plugin{} }
 
-// compared returns the differences of an attachment. If repair is set, it then makes
-// everything again, and returns the differences that remain.
-func compared(t *testing.T, h plugintest.Host, c plugintest.Call, repair bool) (found, left string) {
+func compared(t *testing.T, h plugintest.Host, c plugintest.Call, extent plugintest.Extent) (found, left string) {
 	t.Helper()
-	err := plugintest.Comparing(t.Context(), h.Host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-		v, done := check.Kernel(ctx, r)
-		all, err := p.Compare(ctx, r, v)
-		found = plugintest.Lines(all)
-		if err == nil && repair {
-			all, err = plugintest.Repair(ctx, r, p, v, true)
-			left = plugintest.Lines(all)
-		}
-		return errors.Join(err, done())
-	})
+	found, left, err := plugintest.Compared(t.Context(), h.Host, lookup, c, extent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +121,7 @@ func TestEachDamageIsFoundAndRepaired(t *testing.T) {
 				for _, d := range tt.damages {
 					nettest.Change(t, h.Host, strings.ReplaceAll(d.name, "IFB", ifb), d.do)
 				}
-				found, left := compared(t, h, c, true)
+				found, left := compared(t, h, c, plugintest.RepairHost)
 				if want := strings.ReplaceAll(strings.Join(tt.want, "\n"), "IFB", ifb); !strings.HasPrefix(found, want) {
 					t.Errorf("found\n%s\nwant\n%s", found, want)
 				}
@@ -196,7 +185,7 @@ func TestOthersQueuesAreLeft(t *testing.T) {
 				nettest.Change(t, h.Host, d.name, d.do)
 			}
 			was := described(t, h)
-			found, left := compared(t, h, c, true)
+			found, left := compared(t, h, c, plugintest.RepairHost)
 			if found != tt.want || left != tt.want {
 				t.Errorf("found\n%s\nleft\n%s\nwant\n%s", found, left, tt.want)
 			}
@@ -232,7 +221,7 @@ func TestWhatCannotBeRepaired(t *testing.T) {
 			side, c := ours(h), callFor(h, both)
 			c.Prev = side.Must(t, "ADD", c)
 			tt.damage(t, h, &c)
-			if found, _ := compared(t, h, c, false); found != tt.want {
+			if found, _ := compared(t, h, c, plugintest.OnlyCompare); found != tt.want {
 				t.Errorf("found\n%s\nwant\n%s", found, tt.want)
 			}
 		})
@@ -290,7 +279,7 @@ func TestFlowsLiveThroughARepair(t *testing.T) {
 			for _, d := range tt.damages {
 				nettest.Change(t, h.Host, strings.ReplaceAll(d.name, "IFB", Device("podnet", "c1")), d.do)
 			}
-			compared(t, h, c, true)
+			compared(t, h, c, plugintest.RepairHost)
 			for network, f := range flows {
 				if err := f.Answer(10 * time.Second); err != nil {
 					t.Errorf("%s: %v", network, err)

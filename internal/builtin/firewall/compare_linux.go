@@ -11,6 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
@@ -48,15 +49,22 @@ func (w work) compareZoned(ctx context.Context, v *compare.View) ([]compare.Diff
 	return append(found, w.differences(missing)...), err
 }
 
-// compareAny compares the rules, and the zone if the addresses have none: the ADD may
-// have found a firewalld. If nothing is left of either, it belongs where an ADD would
-// put it now.
+// compareAny compares the rules in any form, and the zone if the addresses have none:
+// the ADD may have found a firewalld. If nothing is left of either, it belongs where an
+// executable's ADD would put it now.
 func (w work) compareAny(ctx context.Context, v *compare.View) ([]compare.Difference, error) {
 	missing, err := v.Rules.Missing(ctx, w.filter(), w.rules())
 	if err != nil || len(missing) == 0 {
 		return nil, err
 	}
+	inNoForm := missing[0].Err
+	if netfilter.Detect() == fwrules.DetectedIPTables {
+		if missing, err = v.Rules.Missing(ctx, fwrules.IPTables, w.rules()); err != nil || len(missing) == 0 {
+			return nil, err
+		}
+	}
 	rules := w.differences(missing)
+	rules[0].Err = inNoForm
 	if !w.lacksAll(missing) {
 		return rules, nil
 	}
@@ -65,9 +73,9 @@ func (w work) compareAny(ctx context.Context, v *compare.View) ([]compare.Differ
 	case errors.Is(err, firewalld.ErrNotRunning):
 		return rules, nil
 	case err != nil:
-		return nil, errors.Join(rules[0].Err, err)
+		return nil, errors.Join(inNoForm, err)
 	case len(zoned) > 0:
-		zoned[0].Err = errors.Join(rules[0].Err, zoned[0].Err)
+		zoned[0].Err = errors.Join(inNoForm, zoned[0].Err)
 	}
 	return zoned, nil
 }

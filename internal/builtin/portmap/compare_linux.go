@@ -115,7 +115,7 @@ func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *comp
 		return nil, nil
 	}
 	return []compare.Difference{{
-		Plugin: known.Portmap, Kind: compare.Sysctl, Object: want.Path, Wanted: want.Value,
+		Plugin: known.Portmap, Kind: compare.Sysctl, Object: want.Path, Wanted: want.Value, Found: "0",
 		Fix: func(ctx context.Context) error { return routeLocalnet(ctx, r, to) },
 	}}, nil
 }

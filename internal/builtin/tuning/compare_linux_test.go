@@ -1,9 +1,7 @@
 package tuning
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -13,31 +11,14 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/plugin"
 )
 
-// compared returns the differences of an attachment, and those that a repair of the
-// host, or of the container too, leaves.
-func compared(t *testing.T, ctx context.Context, h plugintest.Host, own Plugin, c plugintest.Call, inside bool) (found, left string, err error) {
-	t.Helper()
-	lookup := func(string) plugin.Plugin { return own }
-	err = plugintest.Comparing(ctx, h.Host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-		v, done := check.Kernel(ctx, r)
-		all, err := p.Compare(ctx, r, v)
-		found = plugintest.Lines(all)
-		if err == nil {
-			all, err = plugintest.Repair(ctx, r, p, v, inside)
-			left = plugintest.Lines(all)
-		}
-		return errors.Join(err, done())
-	})
-	return found, left, err
-}
+// with returns the plugin for each type.
+func with(p Plugin) func(string) plugin.Plugin { return func(string) plugin.Plugin { return p } }
 
 // changes are the changes that a container may make, and the differences.
 func changes() map[string]struct {
@@ -96,14 +77,14 @@ func TestEachChangeIsFoundAndRepairedIfAsked(t *testing.T) {
 				tt.change(t, h)
 				changed := described(t, h)
 
-				found, left, err := compared(t, t.Context(), h, Plugin{}, c, false)
+				found, left, err := plugintest.Compared(t.Context(), h.Host, with(Plugin{}), c, plugintest.RepairHost)
 				if err != nil || found != tt.want || left != tt.want {
 					t.Errorf("found\n%s\nleft\n%s\nwant\n%s\n%v", found, left, tt.want, err)
 				}
 				if now := described(t, h); now != changed {
 					t.Errorf("a repair of the host has changed the container: now %s, was %s", now, changed)
 				}
-				if _, left, err = compared(t, t.Context(), h, Plugin{}, c, true); err != nil || left != "" {
+				if _, left, err = plugintest.Compared(t.Context(), h.Host, with(Plugin{}), c, plugintest.RepairAll); err != nil || left != "" {
 					t.Errorf("left\n%s\n%v", left, err)
 				}
 				if now := described(t, h); now != was {
@@ -128,7 +109,7 @@ func TestWhatCannotBeRepaired(t *testing.T) {
 	const want = `tuning container sysctl "net.ipv4.conf.IFNAME.arp_filter": wanted "1", found ""; no fix: the container has no such sysctl now; ` +
 		`sysctl "net.ipv4.conf.IFNAME.arp_filter": open /proc/sys/net/ipv4/conf/eth0/arp_filter: no such file or directory` + "\n" +
 		`tuning container interface "eth0": wanted "an interface to change", found ""; no fix: tuning changes the interface of another plugin, and makes none; interface "eth0": no such device`
-	if found, left, err := compared(t, t.Context(), h, Plugin{}, c, true); err != nil || found != want || left != want {
+	if found, left, err := plugintest.Compared(t.Context(), h.Host, with(Plugin{}), c, plugintest.RepairAll); err != nil || found != want || left != want {
 		t.Errorf("found\n%s\nleft\n%s\nwant\n%s\n%v", found, left, want, err)
 	}
 }
@@ -144,7 +125,7 @@ func TestARepairObeysTheAllowlist(t *testing.T) {
 	if err := os.WriteFile(list, []byte("^net\\.core\\.\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	found, _, err := compared(t, t.Context(), h, Plugin{allowlist: list}, c, true)
+	found, _, err := plugintest.Compared(t.Context(), h.Host, with(Plugin{allowlist: list}), c, plugintest.RepairAll)
 	if found != changes()["a sysctl"].want || err == nil || !strings.Contains(err.Error(), "matches no line of it") {
 		t.Errorf("found %s, %v", found, err)
 	}
@@ -176,7 +157,7 @@ func TestAValueThatALaterPluginSetIsNoDifference(t *testing.T) {
 	was := described(t, h)
 	for i, c := range calls {
 		c.Prev = out
-		if found, left, err := compared(t, ctx, h, Plugin{}, c, true); err != nil || found+left != "" {
+		if found, left, err := plugintest.Compared(ctx, h.Host, with(Plugin{}), c, plugintest.RepairAll); err != nil || found+left != "" {
 			t.Errorf("plugin %d: found %s, left %s, %v", i, found, left, err)
 		}
 	}

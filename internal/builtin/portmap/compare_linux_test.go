@@ -1,0 +1,234 @@
+package portmap
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/nettest"
+)
+
+// backends are the forms of the rules, with the variant of iptables.
+var backends = map[string]struct{ variant, options string }{
+	"native":          {"nft", ``},
+	"nftables":        {"nft", `"backend": "nftables", `},
+	"iptables nft":    {"nft", `"backend": "iptables", `},
+	"iptables legacy": {"legacy", `"backend": "iptables", `},
+}
+
+func compared(t *testing.T, h plugintest.Host, c plugintest.Call, extent plugintest.Extent) (found, left string) {
+	t.Helper()
+	found, left, err := plugintest.Compared(t.Context(), h.Host, lookup, c, extent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found, left
+}
+
+// withoutErrors leaves out the errors of CHECK, which name the rule.
+func withoutErrors(lines string) string {
+	var all []string
+	for line := range strings.SplitSeq(lines, "\n") {
+		line, _, _ = strings.Cut(line, "; fix; ")
+		all = append(all, line)
+	}
+	return strings.Join(all, "\n")
+}
+
+// flush is a firewall's reload.
+const flush = `nft flush ruleset; for tool in iptables-legacy ip6tables-legacy; do for table in nat mangle filter raw; do
+	$tool -t $table -F; $tool -t $table -X; done; done`
+
+const (
+	lostTCP = `portmap host port "tcp 8001": wanted "10.1.0.2:2, [fd00:1::2]:2", found ""`
+	lostUDP = `portmap host port "udp 127.0.0.1:8002": wanted "10.1.0.2:3", found ""`
+)
+
+// twoPorts has a port of both families and one of the host's loopback.
+func twoPorts() string { return port(8001, "tcp", "") + "," + port(8002, "udp", "127.0.0.1") }
+
+// TestAFlushedFirewallIsFoundAndRepaired, in every form: the ruleset is as it was.
+func TestAFlushedFirewallIsFoundAndRepaired(t *testing.T) {
+	for name, b := range backends {
+		for _, options := range []string{"", `"masqAll": true, `, `"snat": false, `} {
+			t.Run(name+"/"+options, func(t *testing.T) {
+				plugintest.UseIPTables(t, b.variant)
+				h := host(t)
+				side, c := plugintest.Ours(h.Host, lookup), call(h, b.options+options, twoPorts(), v4, v6)
+				side.Must(t, "ADD", c)
+				was := plugintest.Filters(t, h.Host)
+				if found, left := compared(t, h, c, plugintest.RepairHost); found+left != "" {
+					t.Errorf("found\n%s\nleft\n%s", found, left)
+				}
+				nettest.Shell(t, h.Host, flush)
+				found, left := compared(t, h, c, plugintest.RepairHost)
+				if got, want := withoutErrors(found), lostTCP+"\n"+lostUDP; got != want {
+					t.Errorf("found\n%s\nwant\n%s", got, want)
+				}
+				if left != "" {
+					t.Errorf("left\n%s", left)
+				}
+				plugintest.NoLeak(t, was, plugintest.Filters(t, h.Host))
+				side.Must(t, "CHECK", c)
+			})
+		}
+	}
+}
+
+// TestASingleRuleIsFoundAndRepaired, beside a neighbour's and an administrator's, which
+// are untouched: the ruleset is as it was. Each rule of each form is a test of the
+// forms.
+func TestASingleRuleIsFoundAndRepaired(t *testing.T) {
+	for name, b := range backends {
+		if b.variant == "legacy" { // the same rules, at a process each
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			plugintest.UseIPTables(t, b.variant)
+			h := host(t)
+			side, c := plugintest.Ours(h.Host, lookup), call(h, b.options, twoPorts(), v4, v6)
+			neighbour := call(h, b.options, port(7000, "tcp", ""), "10.1.0.9/24", "fd00:1::9/64")
+			neighbour.ID = "neighbour"
+			side.Must(t, "ADD", neighbour)
+			side.Must(t, "ADD", c)
+			nettest.Shell(t, h.Host, `iptables -t nat -A PREROUTING -p tcp --dport 99 -j RETURN -m comment --comment administrator`)
+			was := plugintest.Filters(t, h.Host)
+			all := damages(was)
+			if len(all) < 4 {
+				t.Fatalf("%d rules name the container:\n%s", len(all), strings.Join(was, "\n"))
+			}
+			for _, damage := range all {
+				nettest.Run(t, h.Host, "sh", append([]string{"-ec"}, damage...)...)
+				if added, removed := audit.Diff(was, plugintest.Filters(t, h.Host)); len(added) > 0 || len(removed) == 0 {
+					t.Fatalf("%q: added %q, removed %q", damage, added, removed)
+				}
+				found, left := compared(t, h, c, plugintest.RepairHost)
+				if !strings.HasPrefix(found, "portmap host port") || left != "" {
+					t.Errorf("%q: found %q, left %q", damage, found, left)
+				}
+				plugintest.NoLeak(t, was, plugintest.Filters(t, h.Host))
+			}
+		})
+	}
+}
+
+// damages returns arguments of sh that delete one rule or element of the container's
+// each.
+func damages(rules audit.Lines) (all [][]string) {
+	seen := map[string]bool{}
+	for _, line := range rules {
+		words := strings.Fields(line)
+		if seen[line] || !strings.Contains(line, `comment "c1"`) && !strings.Contains(line, `id: c1`) && !strings.Contains(line, `id: \"c1\"`) {
+			continue
+		}
+		seen[line] = true
+		switch {
+		case words[0] != "nft":
+			if table, spec, ok := strings.Cut(strings.TrimPrefix(line, words[0]+" "), " -A "); ok {
+				all = append(all, []string{fmt.Sprintf("%s -t %s -D %s", words[0], table, spec)})
+			}
+		case words[1] == "element":
+			key, _, _ := strings.Cut(strings.Join(words[5:], " "), " comment ")
+			all = append(all, []string{"nft delete element " + strings.Join(words[2:5], " ") + " { " + key + " }"})
+		case words[1] == "rule":
+			chain := strings.Join(words[2:5], " ")
+			all = append(all, []string{
+				fmt.Sprintf(`nft delete rule %s handle $(nft -a list chain %[1]s | grep -F "$0" | sed 's/.*# handle //')`, chain), strings.Join(words[5:], " "),
+			})
+		}
+	}
+	return all
+}
+
+// TestTheSettingForLoopbackAddressesIsRepaired: CHECK passes over it, as ever.
+func TestTheSettingForLoopbackAddressesIsRepaired(t *testing.T) {
+	plugintest.UseIPTables(t, "nft")
+	const want = `portmap host sysctl "net/ipv4/conf/veth0/route_localnet": wanted "1", found "0"; fix`
+	for options, want := range map[string]string{"": want, `"snat": false, `: ""} {
+		h := host(t)
+		side, c := plugintest.Ours(h.Host, lookup), call(h, options, twoPorts(), v4)
+		side.Must(t, "ADD", c)
+		nettest.Shell(t, h.Host, "echo 0 > /proc/sys/net/ipv4/conf/veth0/route_localnet")
+		side.Must(t, "CHECK", c)
+		if found, left := compared(t, h, c, plugintest.RepairHost); strings.TrimSuffix(found, "; -") != want || left != "" {
+			t.Errorf("%s: found %q, left %q", options, found, left)
+		}
+		var value []byte
+		if err := h.Host.Do(func() (err error) {
+			value, err = os.ReadFile("/proc/sys/net/ipv4/conf/veth0/route_localnet")
+			return err
+		}); err != nil || (strings.TrimSpace(string(value)) == "1") != (want != "") {
+			t.Errorf("%s: it is %s, %v", options, value, err)
+		}
+	}
+	h := host(t)
+	side, c := plugintest.Ours(h.Host, lookup), call(h, "", twoPorts(), v4)
+	side.Must(t, "ADD", c)
+	nettest.Shell(t, h.Host, "ip route flush 10.1.0.0/24")
+	if found, _ := compared(t, h, c, plugintest.OnlyCompare); found != "" {
+		t.Errorf("without a route: found %s", found)
+	}
+}
+
+// TestAPortOfSomebodyElseIsReported, and not taken from him.
+func TestAPortOfSomebodyElseIsReported(t *testing.T) {
+	h := host(t)
+	side, c := plugintest.Ours(h.Host, lookup), call(h, "", port(8001, "tcp", ""), v4)
+	side.Must(t, "ADD", c)
+	other := call(h, "", port(8001, "tcp", ""), "10.1.0.9/24")
+	other.ID = "other"
+	nettest.Shell(t, h.Host, flush)
+	side.Must(t, "ADD", other)
+	was := plugintest.Filters(t, h.Host)
+	found, left := compared(t, h, c, plugintest.RepairHost)
+	if !strings.HasPrefix(found, `portmap host port "tcp 8001": wanted "10.1.0.2:2", found "`) || !strings.Contains(found, "no fix: the port belongs to somebody else now") || !strings.Contains(found, "other") {
+		t.Errorf("found %s", found)
+	}
+	if strings.Contains(left, "; fix;") || !strings.Contains(left, "no fix") {
+		t.Errorf("left %s", left)
+	}
+	removed, _ := audit.Diff(plugintest.Filters(t, h.Host), was)
+	if len(removed) > 0 && strings.Contains(strings.Join(removed, "\n"), "8001") {
+		t.Errorf("the other one's port has changed: %s", removed)
+	}
+	side.Must(t, "CHECK", other)
+}
+
+// TestFlowsLiveThroughARepair: neither is their translation forgotten.
+func TestFlowsLiveThroughARepair(t *testing.T) {
+	for name, b := range backends {
+		t.Run(name, func(t *testing.T) {
+			plugintest.UseIPTables(t, b.variant)
+			h := host(t)
+			nettest.AddAddress(t, h.Container, "eth0", v4)
+			ports := `{"hostPort": 8001, "containerPort": 7, "protocol": "tcp"}, {"hostPort": 8001, "containerPort": 7, "protocol": "udp"}`
+			side, c := plugintest.Ours(h.Host, lookup), call(h, b.options, ports, v4)
+			side.Must(t, "ADD", c)
+			plugintest.Echo(t, h.Container, 7)
+			flows := map[string]*plugintest.Flow{}
+			for _, network := range []string{"tcp", "udp"} {
+				flows[network] = plugintest.NewFlow(t, h.Host, network, netip.MustParseAddrPort("10.1.0.1:8001"))
+			}
+			before := tracked(t, h.Host)
+			nettest.Shell(t, h.Host, flush)
+			if found, left := compared(t, h, c, plugintest.RepairHost); found == "" || left != "" {
+				t.Errorf("found %s, left %s", found, left)
+			}
+			if now := tracked(t, h.Host); !reflect.DeepEqual(now, before) {
+				t.Errorf("the flows are %v, and were %v", now, before)
+			}
+			for network, f := range flows {
+				if err := f.Answer(10 * time.Second); err != nil {
+					t.Errorf("%s: %v", network, err)
+				}
+				plugintest.NewFlow(t, h.Host, network, netip.MustParseAddrPort("10.1.0.1:8001"))
+			}
+		})
+	}
+}
