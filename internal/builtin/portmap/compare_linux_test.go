@@ -1,6 +1,8 @@
 package portmap
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -10,8 +12,11 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/plugin"
 )
 
 // backends are the forms of the rules, with the variant of iptables.
@@ -230,5 +235,25 @@ func TestFlowsLiveThroughARepair(t *testing.T) {
 				plugintest.NewFlow(t, h.Host, network, netip.MustParseAddrPort("10.1.0.1:8001"))
 			}
 		})
+	}
+}
+
+// TestAViewWithoutRouting: a list of routes does not say which one the kernel uses.
+func TestAViewWithoutRouting(t *testing.T) {
+	h := host(t)
+	side, c := plugintest.Ours(h.Host, lookup), call(h, "", twoPorts(), v4)
+	side.Must(t, "ADD", c)
+	nettest.Shell(t, h.Host, "echo 0 > /proc/sys/net/ipv4/conf/veth0/route_localnet")
+	err := plugintest.Comparing(t.Context(), h.Host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
+		v, done := check.Kernel(ctx, r)
+		v.Host = struct{ compare.Net }{v.Host}
+		found, err := p.Compare(ctx, r, v)
+		if len(found) != 1 || found[0].Kind != compare.Sysctl {
+			t.Errorf("found %s", plugintest.Lines(found))
+		}
+		return errors.Join(err, done())
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
