@@ -48,13 +48,13 @@ var floors = [][]string{
 		"internal/caller", "internal/views",
 	},
 	{
-		"internal/builtin/check", "internal/builtin/ipam", "internal/builtin/plugintest",
+		"internal/builtin/check", "internal/builtin/ipam",
 		"internal/runner",
 	},
 	{
 		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostdevice",
 		"internal/builtin/hostlocal", "internal/builtin/loopback", "internal/builtin/macvlan",
-		"internal/builtin/portmap", "internal/builtin/static", "internal/builtin/tuning",
+		"internal/builtin/plugintest", "internal/builtin/portmap", "internal/builtin/static", "internal/builtin/tuning",
 		"internal/builtin/veth",
 	},
 	{
