@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/caller"
@@ -95,8 +97,9 @@ type router interface {
 	InterfaceTo(to netip.Addr) (index int, err error)
 }
 
-// compareLocalnet compares the setting of the interface that leads to the container.
-// The interface may have changed since the ADD: a route, or a bridge made again.
+// compareLocalnet compares the setting of the interface that leads to the container, if
+// that is the attachment's own: a bridge that was made again, or an end of a veth pair.
+// Without it the route leads to an interface of the host's, whose setting is not ours.
 func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
 	if !c.want.SNAT || !c.want.V4.IsValid() {
 		return nil, nil
@@ -107,16 +110,32 @@ func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *comp
 		return nil, err
 	}
 	link, err := v.Host.LinkByIndex(index)
+	if links.NotFound(err) { // the view is older than the route
+		return nil, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("snat: the host's interface to %s: %w", to, err)
 	}
 	want := localnetOf(link.Name)
-	if link.Has(want) {
+	if link.Has(want) || !slices.ContainsFunc(r.PrevResult.Interfaces, func(i *types100.Interface) bool {
+		return i != nil && i.Sandbox == "" && i.Name == link.Name
+	}) {
 		return nil, nil
 	}
 	return []compare.Difference{{
 		Plugin: known.Portmap, Kind: compare.Sysctl, Object: want.Path, Wanted: want.Value, Found: "0",
-		Fix: func(ctx context.Context) error { return routeLocalnet(ctx, r, to) },
+		Fix: func(ctx context.Context) (err error) {
+			host, err := caller.From(ctx).Conns.Borrow(r.Host)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, host.Close()) }()
+			now, err := host.Link(link.Name)
+			if err != nil {
+				return err
+			}
+			return setLocalnet(host, now)
+		},
 	}}, nil
 }
 

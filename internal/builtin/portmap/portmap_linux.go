@@ -10,6 +10,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
@@ -86,12 +87,17 @@ func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr)
 	if err != nil {
 		return fmt.Errorf("snat: the host's interface to %s: %w", container, err)
 	}
-	// Usually it is already set.
+	return setLocalnet(host, link)
+}
+
+// setLocalnet lets packets from loopback addresses leave by an interface. Usually they
+// may already.
+func setLocalnet(host *links.Conn, link links.Link) error {
 	if link.Has(localnetOf(link.Name)) {
 		return nil
 	}
 	do := host.Requests()
-	do.Set4(index, "route_localnet", 1)
+	do.Set4(link.Index, "route_localnet", 1)
 	if err := do.Send(); err != nil {
 		return fmt.Errorf("snat: let loopback addresses leave by interface %s: %w", link.Name, err)
 	}
