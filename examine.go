@@ -5,12 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/embedcni/cni/internal/chain"
@@ -122,18 +119,9 @@ func (s *snapshot) lookOnce(ctx context.Context, host *hostns.NetNS, found []rec
 		}
 	}()
 	all := make([]*examined, len(found))
-	var next atomic.Int64
-	var workers sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(found)) {
-		workers.Add(1)
-		go func() {
-			defer workers.Done()
-			for i := int(next.Add(1)) - 1; i < len(found); i = int(next.Add(1)) - 1 {
-				all[i] = s.examine(ctx, host, found[i], own, looks, parsed)
-			}
-		}()
-	}
-	workers.Wait()
+	looks.Each(len(found), func(i int, its *views.Looks) {
+		all[i] = s.examine(ctx, host, found[i], own, its, parsed)
+	})
 	return all
 }
 

@@ -1,0 +1,64 @@
+package views
+
+import (
+	"context"
+	"os"
+	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/look"
+	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/sandbox"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
+
+func TestATornDumpIsNotBelieved(t *testing.T) {
+	host := expect.Value(hostns.NewFinder().Open(""))(t)
+	defer func() { expect.NoError(t, host.Close()) }()
+	container := nettest.New(t)
+	looks := Dumps()
+	defer func() { expect.NoError(t, looks.Close()) }()
+	for _, torn := range []bool{false, true} {
+		expect.Value(looks.dumps.of(host))(t).torn = torn
+		v := expect.Value(looks.Open(context.Background(), host, container))(t)
+		if _, live := v.net.(*links.Conn); live != torn {
+			t.Errorf("torn: %t, but the kernel is asked: %t", torn, live)
+		}
+		expect.Value(v.net.Link("lo"))(t)
+		expect.NoError(t, v.Close())
+	}
+}
+
+// TestWorkersShareOneLookAtAHost, and read each container by themselves.
+func TestWorkersShareOneLookAtAHost(t *testing.T) {
+	host := expect.Value(hostns.NewFinder().Open(""))(t)
+	defer func() { expect.NoError(t, host.Close()) }()
+	container := nettest.New(t)
+	looks := Dumps()
+	defer func() { expect.NoError(t, looks.Close()) }()
+	const n = 20
+	hosts, containers := make([]*look.Namespace, n), make(map[*look.Namespace]bool)
+	seen := make([]*look.Namespace, n)
+	looks.Each(n, func(i int, its *Looks) {
+		v, err := its.Open(context.Background(), host, container)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		hosts[i], _ = v.net.(*look.Namespace)
+		seen[i], _ = v.container.(*look.Namespace)
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for i := range n {
+		if hosts[i] == nil || hosts[i] != hosts[0] {
+			t.Errorf("view %d has a look at the host of its own", i)
+		}
+		containers[seen[i]] = true
+	}
+	expect.Same(t, "looks at the container", len(containers), n)
+}
