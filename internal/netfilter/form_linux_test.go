@@ -3,10 +3,12 @@ package netfilter
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
@@ -107,5 +109,36 @@ func TestMissingInAnyFormIsThatOfTheMaker(t *testing.T) {
 			must(t, fw.Restore(t.Context(), m.Backend, m.Rules))
 		}
 		must(t, fw.Check(t.Context(), b, whole))
+	}
+}
+
+// TestAFormThatCannotBeReadIsNotMissing: the rules may be there in it.
+func TestAFormThatCannotBeReadIsNotMissing(t *testing.T) {
+	newHost(t, "nft")
+	r := everything("c1", 1)
+	r.Forward = nil
+	broken := errors.New("cannot be read")
+	for _, tt := range []struct {
+		unreadable fwrules.Backend
+		err        error
+		missing    bool
+	}{{fwrules.IPTables, broken, false}, {fwrules.NFTables, broken, false}, {fwrules.IPTables, iptables.ErrNotFound, true}} {
+		all, err := missingInAny(t.Context(), r, func(_ context.Context, b fwrules.Backend, r fwrules.Rules) (all []fwrules.Missing, err error) {
+			if b == tt.unreadable {
+				return nil, tt.err
+			}
+			for _, p := range r.Parts() {
+				all = append(all, fwrules.Missing{Backend: b, Rules: p.Rules, Err: fwrules.AsMissing(errors.New("it is not there"))})
+			}
+			return all, nil
+		})
+		if tt.missing != (err == nil) || tt.missing != (len(all) > 0) || errors.Is(err, fwrules.ErrMissing) || !tt.missing && !errors.Is(err, broken) {
+			t.Errorf("%q: %v: got %s, %v", string(tt.unreadable), tt.err, textOfMissing(all), err)
+		}
+		for _, m := range all {
+			if !errors.Is(m.Err, fwrules.ErrMissing) {
+				t.Errorf("%v is not an ErrMissing", m.Err)
+			}
+		}
 	}
 }

@@ -69,7 +69,8 @@ func missingInAny(ctx context.Context, r fwrules.Rules, in finder) ([]fwrules.Mi
 			return nil, err
 		}
 		if err == nil {
-			results[b], err = all, all[0].Err
+			// Without the mark: rules that cannot be read in another form may exist.
+			results[b], err = all, errors.Unwrap(all[0].Err)
 		} else if !refused(err) && unreadable == nil {
 			unreadable = err
 		}
