@@ -1,9 +1,12 @@
 package behaviour_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -132,4 +135,48 @@ func TestRepairWaitsForOtherCalls(t *testing.T) {
 	s.AddLink("c1", "eth0")
 	expect.NoError(t, expect.Await(t, "Repair", repairing))
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+}
+
+// TestRepairIsReported to the log and to the observer, with what was missing.
+func TestRepairIsReported(t *testing.T) {
+	h := newRealHost(t)
+	var log bytes.Buffer
+	var events []cni.Event
+	c := testhost.Case{Plugins: []string{testhost.BridgeConf(`"ipMasq": true, "ipMasqBackend": "nftables", ` + testhost.HostLocal(testhost.V4Range))}}
+	r := h.Runtime(cni.WithBuiltinPlugins(), cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))),
+		cni.WithLogger(slog.New(slog.NewTextHandler(&log, nil))),
+		cni.WithObserver(func(_ context.Context, e cni.Event) { events = append(events, e) }))
+	before := h.Audit()
+	h.attach(r, "c1")
+	h.run("nft", "flush", "ruleset")
+	log.Reset()
+	events = nil
+	report, err := r.Repair(t.Context(), "c1", cni.RepairOptions{})
+	expect.NoError(t, err, report.Err())
+	if len(report.Repaired) != 1 || report.Repaired[0].Kind != cni.KindRule || report.Repaired[0].Plugin != "bridge" {
+		t.Errorf("report %v", report)
+	}
+	for i := range events {
+		events[i].Duration = 0
+	}
+	expect.Same(t, "events", events, []cni.Event{{
+		Operation: "REPAIR", Network: "podnet", Plugin: "bridge", PluginKind: cni.PluginBuiltIn, ContainerID: "c1", IfName: "eth0",
+	}})
+	if line := log.String(); !strings.Contains(line, "level=INFO msg=repaired container=c1 network=podnet interface=eth0 plugin=bridge kind=rule") {
+		t.Errorf("log:\n%s", line)
+	}
+	log.Reset()
+	expect.NoError(t, h.repairedAgain(r, "c1"))
+	expect.Same(t, "log", log.String(), "")
+	h.detach(r, "c1")
+	h.WantClean(before)
+}
+
+// repairedAgain returns an error unless there is nothing to repair.
+func (h *realHost) repairedAgain(r *cni.Runtime, id string) error {
+	report, err := r.Repair(h.T.Context(), id, cni.RepairOptions{})
+	if err == nil && len(report.Repaired)+len(report.Remaining)+len(report.Unknown) > 0 {
+		err = fmt.Errorf("there was something to repair: %v", report)
+	}
+	return err
 }
