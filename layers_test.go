@@ -13,11 +13,11 @@ import (
 // is a decision made here.
 var floors = [][]string{
 	{
-		"internal/batch", "internal/behaviour", "internal/cut", "internal/defaults", "internal/expect",
-		"internal/faults", "internal/interchange", "internal/known", "internal/misspelt",
-		"internal/netfilter/fwrules", "internal/perm", "internal/plainfile", "internal/privilege",
+		"internal/batch", "internal/behaviour", "internal/cut", "internal/damage", "internal/defaults",
+		"internal/dirwatch", "internal/expect", "internal/faults", "internal/guard",
+		"internal/interchange", "internal/known", "internal/misspelt", "internal/netfilter/fwrules",
+		"internal/perm", "internal/plainfile", "internal/ports", "internal/privilege",
 		"internal/scripted", "internal/spans", "internal/tasks", "netns",
-		"internal/ports",
 	},
 	{
 		"internal/audit", "internal/boot", "internal/chain", "internal/conflist", "internal/conntrack",
@@ -26,10 +26,8 @@ var floors = [][]string{
 		"internal/sandbox", "internal/thread", "plugin",
 	},
 	{
-		"internal/builtin/prevresult", "internal/firstadd", "internal/hear", "internal/inprocess",
-		"internal/refplugins",
-		"internal/portindex",
-		"internal/sockdiag",
+		"internal/builtin/prevresult", "internal/firstadd", "internal/hear", "internal/hold",
+		"internal/inprocess", "internal/portindex", "internal/refplugins", "internal/sockdiag",
 	},
 	{
 		"internal/ahead", "internal/links", "internal/nft",
@@ -39,7 +37,8 @@ var floors = [][]string{
 		"internal/netfilter/native", "internal/netfilter/nftform",
 	},
 	{
-		"internal/container", "internal/netfilter/iptform", "internal/repair", "internal/tenant",
+		"internal/container", "internal/ears", "internal/netfilter/iptform", "internal/repair",
+		"internal/tenant",
 	},
 	{
 		"internal/netfilter",
@@ -71,12 +70,6 @@ var floors = [][]string{
 	},
 	{
 		"internal/warm",
-	},
-	{
-		"internal/dirwatch", "internal/guard", "internal/hold",
-	},
-	{
-		"internal/ears",
 	},
 	{
 		"cni",

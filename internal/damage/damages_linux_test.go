@@ -1,0 +1,286 @@
+package damage
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni/internal/audit"
+)
+
+// damage is something that breaks a container, by mistake or by another program.
+type damage struct {
+	name   string
+	to     func(f form) bool
+	do     func(s *scene) error // on the host
+	inside bool                 // it is in the container, so that a repair must be asked for
+	shared bool                 // it breaks the other container as well
+	// mend is for a damage that Repair must not, or cannot, undo in this form: it is
+	// reported, and an administrator mends it, after which Repair does the rest.
+	mend func(s *scene) error
+	left func(f form) bool
+	// others puts back the part of others, which nobody repairs; nil: there is none.
+	others func(s *scene) error
+}
+
+func damages() []damage {
+	return slices.Concat(bridgeDamages(), ptpDamages(), ruleDamages(), formDamages(), queueDamages(), insideDamages())
+}
+
+// administered reports whether the bridge is its administrator's: an executable made
+// it, which notes nothing.
+func administered(f form) bool { return !f.ours }
+
+func bridgeDamages() []damage {
+	all := []damage{
+		{name: "port taken off the bridge", do: func(s *scene) error { return onLink(s.one.end, netlink.LinkSetNoMaster) }},
+		{name: "host's end down", do: func(s *scene) error { return onLink(s.one.end, netlink.LinkSetDown) }},
+		{name: "bridge down", shared: true, left: administered,
+			do: func(*scene) error { return onLink("cni0", netlink.LinkSetDown) },
+			// Its IPv6 address goes with the state.
+			mend: func(*scene) error {
+				return errors.Join(onLink("cni0", netlink.LinkSetUp), configure("cni0", "fd77::1/64"))
+			}},
+		{name: "bridge deleted", shared: true, left: administered,
+			do:   func(*scene) error { return onLink("cni0", netlink.LinkDel) },
+			mend: remadeBridge, others: func(s *scene) error { return s.plug("vm0") }},
+		{name: "bridge's routes flushed", shared: true, left: administered,
+			do: func(*scene) error {
+				return errors.Join(tool("ip", "route", "flush", "dev", "cni0"), tool("ip", "-6", "route", "flush", "dev", "cni0"))
+			},
+			mend: func(*scene) error {
+				return errors.Join(
+					tool("ip", "route", "add", "10.77.0.0/24", "dev", "cni0", "proto", "kernel", "scope", "link", "src", "10.77.0.1"),
+					tool("ip", "-6", "route", "add", "fd77::/64", "dev", "cni0", "proto", "kernel", "metric", "256"))
+			}},
+		{name: "bridge's IPv4 address deleted", shared: true, left: administered,
+			do:   func(*scene) error { return deleteAddress("cni0", "10.77.0.1") },
+			mend: func(*scene) error { return configure("cni0", "10.77.0.1/24") }},
+		{name: "bridge's IPv6 address deleted", shared: true, left: administered,
+			do:   func(*scene) error { return deleteAddress("cni0", "fd77::1") },
+			mend: func(*scene) error { return configure("cni0", "fd77::1/64") }},
+	}
+	for i := range all {
+		all[i].to = form.bridged
+	}
+	return all
+}
+
+// remadeBridge makes the bridge again, as an administrator would, without the ports of
+// the containers, which know its hardware address.
+func remadeBridge(s *scene) error {
+	attrs := netlink.LinkAttrs{Name: "cni0", TxQLen: -1, HardwareAddr: s.bridge}
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
+		return err
+	}
+	return configure("cni0", "10.77.0.1/24", "fd77::1/64")
+}
+
+func ptpDamages() []damage {
+	all := []damage{
+		{name: "host's end down", do: func(s *scene) error { return onLink(s.one.end, netlink.LinkSetDown) }},
+		{name: "host's IPv4 route deleted", do: func(s *scene) error { return deleteRoute(s.one.end, s.one.v4) }},
+		{name: "host's IPv6 route deleted", do: func(s *scene) error { return deleteRoute(s.one.end, s.one.v6) }},
+		{name: "host's IPv4 address deleted", do: func(s *scene) error { return deleteAddress(s.one.end, "10.77.0.1") }},
+		{name: "host's IPv6 address deleted", do: func(s *scene) error { return deleteAddress(s.one.end, "fd77::1") }},
+		{name: "host's routes flushed", do: func(s *scene) error {
+			return errors.Join(tool("ip", "route", "flush", "dev", s.one.end), tool("ip", "-6", "route", "flush", "dev", s.one.end))
+		}},
+	}
+	for i := range all {
+		all[i].to = form.routed
+	}
+	return all
+}
+
+// ruleDamages are to all rules at once.
+func ruleDamages() []damage {
+	return []damage{
+		{name: "ruleset flushed", shared: true, to: func(f form) bool { return f.paired() && !f.legacy }, do: func(*scene) error {
+			return tool("nft", "flush", "ruleset")
+		}},
+		{name: "tables of iptables flushed", shared: true, to: func(f form) bool { return f.paired() && f.tables() }, do: func(*scene) error {
+			var errs []error
+			for _, family := range []string{"iptables", "ip6tables"} {
+				errs = append(errs, tool(family, "-t", "nat", "-F"), tool(family, "-t", "nat", "-X"), tool(family, "-F"), tool(family, "-X"))
+			}
+			return errors.Join(errs...)
+		}},
+	}
+}
+
+// formDamages are to single rules, in each form.
+func formDamages() []damage {
+	chain := func(args ...string) func(*scene) error {
+		return func(*scene) error { return errors.Join(tool("iptables", args...), tool("ip6tables", args...)) }
+	}
+	tables := func(f form) bool { return f.paired() && f.tables() }
+	sets := func(f form) bool { return f.paired() && f.native() }
+	rules := func(f form) bool { return f.paired() && f.backend == nftables }
+	all := []damage{
+		{name: "jumps to the masquerading deleted", to: tables, do: chain("-t", "nat", "-F", "POSTROUTING")},
+		{name: "jump to the ports deleted", to: tables, do: chain("-t", "nat", "-F", "PREROUTING")},
+		{name: "jump of the host to the ports deleted", to: tables, do: chain("-t", "nat", "-F", "OUTPUT")},
+		{name: "jumps to the containers' ports deleted", to: tables, do: chain("-t", "nat", "-F", "CNI-HOSTPORT-DNAT")},
+		{name: "mark of the ports deleted", to: tables, do: chain("-t", "nat", "-F", "CNI-HOSTPORT-SETMARK")},
+		{name: "jump to the accepting rules deleted", to: tables, do: chain("-F", "FORWARD")},
+		{name: "accepting rules deleted", to: tables, do: chain("-F", "CNI-FORWARD")},
+
+		{name: "masquerading deleted", to: rules, do: nft("flush chain inet cni_plugins_masquerade masq_checks")},
+		{name: "jump to the masquerading deleted", to: rules, do: nft("flush chain inet cni_plugins_masquerade postrouting")},
+		{name: "ports deleted", to: rules, do: nft("flush chain ip cni_hostport hostports; flush chain ip6 cni_hostport hostports")},
+		{name: "jump to the ports deleted", to: rules, do: nft("flush chain ip cni_hostport prerouting; flush chain ip6 cni_hostport prerouting")},
+		{name: "tables deleted", to: rules, do: nft("delete table ip cni_hostport; delete table ip6 cni_hostport; delete table inet cni_plugins_masquerade")},
+
+		{name: "table deleted", to: sets, do: nft("delete table inet embedcni")},
+		{name: "masqueraded containers deleted", to: sets, do: nft("flush set inet embedcni containers4; flush set inet embedcni containers6")},
+		{name: "ports deleted", to: sets, do: nft("flush map inet embedcni hostports4; flush map inet embedcni hostports6")},
+		{name: "subnets deleted", to: sets, do: nft("flush set inet embedcni subnets4_24; flush set inet embedcni subnets6_64")},
+		{name: "jump to the ports deleted", to: sets, do: nft("flush chain inet embedcni prerouting")},
+		{name: "jump to the masquerading deleted", to: sets, do: nft("flush chain inet embedcni postrouting")},
+		{name: "spoofing allowed", to: form.bridged, do: nft("delete table bridge nat")},
+	}
+	for i := range all {
+		all[i].shared = true
+	}
+	return all
+}
+
+func queueDamages() []damage {
+	all := []damage{
+		{name: "limit of the host's end deleted", do: func(s *scene) error { return onLink(s.one.end, deleteRootQdisc) }},
+		{name: "redirection to the limiting device deleted", do: func(s *scene) error { return onLink(s.one.end, deleteIngress) }},
+		{name: "limiting device deleted", do: func(s *scene) error { return onLink(s.shaper(), netlink.LinkDel) }},
+		{name: "limit of the limiting device deleted", do: func(s *scene) error { return onLink(s.shaper(), deleteRootQdisc) }},
+		{name: "limiting device down", do: func(s *scene) error { return onLink(s.shaper(), netlink.LinkSetDown) }},
+	}
+	for i := range all {
+		all[i].to = form.paired
+	}
+	return all
+}
+
+// insideDamages are to the container's namespace.
+func insideDamages() []damage {
+	within := func(do func(s *scene) error) func(s *scene) error {
+		return func(s *scene) error { return s.At(s.one.path, func() error { return do(s) }) }
+	}
+	eth0 := func(f form) bool { return f.typ != "loopback" }
+	all := []damage{
+		{name: "lo down", to: func(f form) bool { return f.typ == "loopback" }, do: within(func(*scene) error { return onLink("lo", netlink.LinkSetDown) })},
+		{name: "interface down", to: eth0, do: within(func(*scene) error { return onLink("eth0", netlink.LinkSetDown) })},
+		{name: "IPv4 address deleted", to: eth0, do: within(func(s *scene) error { return deleteAddress("eth0", s.one.v4) })},
+		{name: "IPv6 address deleted", to: eth0, do: within(func(s *scene) error { return deleteAddress("eth0", s.one.v6) })},
+		{name: "IPv4 default route deleted", to: eth0, do: within(func(*scene) error { return tool("ip", "route", "del", "default") })},
+		{name: "IPv6 default route deleted", to: eth0, do: within(func(*scene) error { return tool("ip", "-6", "route", "del", "default") })},
+		{name: "routes flushed", to: eth0, do: within(func(*scene) error {
+			return errors.Join(tool("ip", "route", "flush", "dev", "eth0"), tool("ip", "-6", "route", "flush", "dev", "eth0"))
+		})},
+		{name: "sysctl changed", to: form.paired, do: within(func(*scene) error { return writeSysctl("net/ipv4/conf/eth0/arp_filter", "0") })},
+	}
+	for i := range all {
+		all[i].inside = true
+	}
+	return all
+}
+
+// shaper returns the name of the container's limiting device: the host's end redirects
+// to it.
+func (s *scene) shaper() string {
+	link, err := netlink.LinkByName(s.one.end)
+	if err != nil {
+		return err.Error()
+	}
+	filters, err := netlink.FilterList(link, netlink.MakeHandle(0xffff, 0))
+	if err != nil {
+		return err.Error()
+	}
+	for _, f := range filters {
+		u, ok := f.(*netlink.U32)
+		if !ok {
+			continue
+		}
+		for _, action := range u.Actions {
+			if m, ok := action.(*netlink.MirredAction); ok {
+				if device, err := netlink.LinkByIndex(m.Ifindex); err == nil {
+					return device.Attrs().Name
+				}
+			}
+		}
+	}
+	return "none in " + fmt.Sprint(filters)
+}
+
+func onLink(name string, do func(netlink.Link) error) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return do(link)
+}
+
+func deleteAddress(name, ip string) error {
+	return onLink(name, func(l netlink.Link) error {
+		addresses, err := audit.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(addresses, func(a netlink.Addr) bool { return a.IP.Equal(net.ParseIP(ip)) })
+		if i < 0 {
+			return fmt.Errorf("%s has no address %s", name, ip)
+		}
+		return netlink.AddrDel(l, &addresses[i])
+	})
+}
+
+func deleteRoute(name, ip string) error {
+	family := "-4"
+	if strings.Contains(ip, ":") {
+		family = "-6"
+	}
+	return tool("ip", family, "route", "del", ip, "dev", name)
+}
+
+func deleteRootQdisc(l netlink.Link) error { return deleteQdisc(l, netlink.HANDLE_ROOT) }
+func deleteIngress(l netlink.Link) error   { return deleteQdisc(l, netlink.HANDLE_INGRESS) }
+
+func deleteQdisc(l netlink.Link, parent uint32) error {
+	qdiscs, err := netlink.QdiscList(l)
+	if err != nil {
+		return err
+	}
+	for _, q := range qdiscs {
+		if q.Attrs().Parent == parent {
+			return netlink.QdiscDel(q)
+		}
+	}
+	return fmt.Errorf("no such qdisc in %v", qdiscs)
+}
+
+// nft runs commands of nft in one transaction.
+func nft(commands string) func(*scene) error {
+	return func(*scene) error { return tool("nft", commands) }
+}
+
+func tool(name string, args ...string) error {
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+func readSysctl(name string) (string, error) {
+	data, err := os.ReadFile(filepath.Join("/proc/sys", name))
+	return strings.TrimSpace(string(data)), err
+}
+
+func writeSysctl(name, value string) error {
+	return os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0)
+}

@@ -1,0 +1,178 @@
+package damage
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
+)
+
+// forms returns the forms of attachments on a host with a variant of iptables.
+func forms(legacy bool) []form {
+	var all []form
+	for _, ours := range []bool{true, false} {
+		for _, typ := range []string{"bridge", "ptp"} {
+			all = append(all, form{typ, iptables, ours, legacy})
+			if !legacy {
+				all = append(all, form{typ, unnamed, ours, false}, form{typ, nftables, ours, false})
+			}
+		}
+		if !legacy {
+			for _, typ := range []string{"macvlan", "host-device", "loopback"} {
+				all = append(all, form{typ, unnamed, ours, false})
+			}
+		}
+	}
+	return all
+}
+
+// TestEachDamageIsFoundAndRepaired breaks a container in each way, whatever attached
+// it. Health finds it. Repair puts it back as it was, to the line, without a change to
+// anything else, and the connections that were open before still work.
+func TestEachDamageIsFoundAndRepaired(t *testing.T) { matrix(t, "nft") }
+
+// TestEachDamageIsFoundAndRepairedWithLegacyTables is the same with the legacy iptables.
+func TestEachDamageIsFoundAndRepairedWithLegacyTables(t *testing.T) { matrix(t, "legacy") }
+
+func matrix(t *testing.T, variant string) {
+	plugintest.UseIPTables(t, variant)
+	for _, f := range forms(variant == "legacy") {
+		t.Run(f.String(), func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t, f)
+			before := s.look()
+			s.wantHealthy("before any damage", true)
+			done := 0
+			for _, d := range damages() {
+				if !d.to(f) {
+					continue
+				}
+				s.live(&d, before)
+				if done++; t.Failed() {
+					t.Fatalf("after the damage: %s", d.name)
+				}
+			}
+			s.wantHealthy("after all damages", true)
+			if done == 0 {
+				t.Error("no damage is known for this form")
+			}
+		})
+	}
+}
+
+// live does one damage and repairs it.
+func (s *scene) live(d *damage, before audit.Lines) {
+	s.T.Helper()
+	if err := d.do(s); err != nil {
+		s.T.Errorf("%s: %v", d.name, err)
+		return
+	}
+	s.wantBroken(d)
+	if d.inside {
+		s.wantLeftInside(d)
+	}
+	o := cni.RepairOptions{Inside: d.inside}
+	if d.left != nil && d.left(s.form) {
+		s.wantLeft(d)
+	}
+	s.wantRepaired(d, "c1", o)
+	if d.shared && s.other != nil {
+		s.wantRepaired(d, "c2", o)
+	}
+	if d.others != nil {
+		expect.NoError(s.T, d.others(s))
+	}
+	added, gone := audit.Diff(before, s.look())
+	expect.Unchanged(s.T, d.name+", repaired", added, gone)
+	s.wantHealthy(d.name+", repaired", false)
+	if s.T.Failed() {
+		return // each broken connection would be waited for
+	}
+	for _, g := range []*guest{s.one, s.other} {
+		if g != nil {
+			wantFlowing(s.T, g.flows)
+		}
+	}
+	wantNew(s.RealHost, s.one.ways)
+}
+
+// wantBroken checks that Health finds the damage.
+func (s *scene) wantBroken(d *damage) {
+	s.T.Helper()
+	health := s.health(false)
+	if health.State != cni.StateBroken || len(health.Differences) == 0 {
+		s.T.Errorf("%s: %v", d.name, health)
+	}
+	for _, found := range health.Differences {
+		if found.Inside != d.inside {
+			s.T.Errorf("%s: inside the container: %t; %v", d.name, found.Inside, found)
+		}
+	}
+}
+
+// wantHealthy checks that Health finds nothing wrong with the first container.
+func (s *scene) wantHealthy(when string, asked bool) {
+	s.T.Helper()
+	if health := s.health(asked); health.State != cni.StateHealthy {
+		s.T.Errorf("%s: %v", when, health)
+	}
+}
+
+// health returns the verdict on the first container. Executables are asked for CHECK,
+// each of them a process, only if asked.
+func (s *scene) health(asked bool) cni.Health {
+	s.T.Helper()
+	report, err := s.rt.Health(context.Background(), cni.HealthOptions{Containers: []string{"c1"}, WithoutCheck: !asked})
+	expect.NoError(s.T, err)
+	health, ok := report.Of("c1")
+	if !ok {
+		s.T.Fatalf("no verdict in %v", report)
+	}
+	return health
+}
+
+// wantLeftInside checks that Repair changes nothing in the container unless it is
+// asked to.
+func (s *scene) wantLeftInside(d *damage) {
+	s.T.Helper()
+	damaged := s.look()
+	report, err := s.rt.Repair(context.Background(), "c1", cni.RepairOptions{})
+	expect.NoError(s.T, err)
+	if len(report.Repaired) > 0 || !errors.Is(report.Err(), cni.ErrInContainer) {
+		s.T.Errorf("%s: not asked: %v", d.name, report)
+	}
+	added, gone := audit.Diff(damaged, s.look())
+	expect.Unchanged(s.T, d.name+", nobody asked", added, gone)
+}
+
+// wantLeft checks that Repair leaves the damage to the administrator, who mends it.
+func (s *scene) wantLeft(d *damage) {
+	s.T.Helper()
+	report, err := s.rt.Repair(context.Background(), "c1", cni.RepairOptions{})
+	expect.NoError(s.T, err)
+	if !errors.Is(report.Err(), cni.ErrNotRepairable) {
+		s.T.Errorf("%s: to be left: %v", d.name, report)
+	}
+	expect.NoError(s.T, d.mend(s))
+}
+
+// wantRepaired checks that Repair leaves nothing to be repaired, and that another finds
+// nothing to do.
+func (s *scene) wantRepaired(d *damage, id string, o cni.RepairOptions) {
+	s.T.Helper()
+	report, err := s.rt.Repair(context.Background(), id, o)
+	expect.NoError(s.T, err)
+	mended := d.left != nil && d.left(s.form)
+	if err := report.Err(); err != nil || len(report.Repaired) == 0 && id == "c1" && !mended {
+		s.T.Errorf("%s: %s: %v", d.name, id, report)
+	}
+	again, err := s.rt.Repair(context.Background(), id, o)
+	expect.NoError(s.T, err)
+	if again.Err() != nil || len(again.Repaired) > 0 {
+		s.T.Errorf("%s: %s again: %v", d.name, id, again)
+	}
+}

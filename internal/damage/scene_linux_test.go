@@ -1,0 +1,270 @@
+package damage
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// The backends of packet filters. Unnamed is this module's own sets for built-in
+// plugins; executables choose iptables.
+const (
+	unnamed  = ""
+	iptables = "iptables"
+	nftables = "nftables"
+)
+
+// form is a kind of attachment.
+type form struct {
+	typ     string // of the first plugin
+	backend string
+	ours    bool // built-in plugins attach; else executables
+	legacy  bool // the host's iptables is the legacy one
+}
+
+func (f form) String() string {
+	by := "executables"
+	if f.ours {
+		by = "built-in"
+	}
+	backend := f.backend
+	if backend == unnamed {
+		backend = "unnamed"
+	}
+	return f.typ + "/" + backend + "/" + by
+}
+
+// native reports whether the rules are in this module's own sets.
+func (f form) native() bool { return f.ours && f.backend == unnamed }
+
+// tables reports whether masquerading and forwarded ports are rules of iptables.
+func (f form) tables() bool { return f.backend == iptables || f.backend == unnamed && !f.ours }
+
+// bridged and routed: the container has a veth pair, with rules on the host.
+func (f form) bridged() bool { return f.typ == "bridge" }
+func (f form) routed() bool  { return f.typ == "ptp" }
+func (f form) paired() bool  { return f.bridged() || f.routed() }
+
+// plugins returns the configurations of the chain.
+func (f form) plugins() []string {
+	masquerade, backend := `"ipMasq": true, `, ""
+	if f.backend != unnamed {
+		masquerade += fmt.Sprintf(`"ipMasqBackend": %q, `, f.backend)
+		backend = fmt.Sprintf(`"backend": %q, `, f.backend)
+	}
+	both := testhost.HostLocal(testhost.V4Range+","+testhost.V6Range, "0.0.0.0/0", "::/0")
+	behind := []string{
+		`{"type": "portmap", ` + backend + `"snat": true, "capabilities": {"portMappings": true}}`,
+		`{"type": "tuning", "dataDir": "IPAM", "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}}`,
+		`{"type": "bandwidth", "ingressRate": 800000000, "ingressBurst": 800000000, "egressRate": 800000000, "egressBurst": 800000000}`,
+	}
+	if f.tables() {
+		behind = append(behind, `{"type": "firewall", "backend": "iptables"}`)
+	}
+	switch f.typ {
+	case "bridge":
+		return append([]string{`{"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true, "macspoofchk": true, ` + masquerade + both + `}`}, behind...)
+	case "ptp":
+		return append([]string{`{"type": "ptp", ` + masquerade + both + `}`}, behind...)
+	case "macvlan":
+		return []string{`{"type": "macvlan", "master": "up0", ` + both + `}`}
+	case "host-device":
+		return []string{`{"type": "host-device", "device": "up0", ` + both + `}`}
+	}
+	return []string{`{"type": "loopback"}`}
+}
+
+// scene is a host with two containers that are attached in one form. Other programs
+// have a rule, a route and, with a bridge, a port of it.
+type scene struct {
+	*testhost.RealHost
+	form
+	rt    *cni.Runtime
+	world string // the path of the namespace beyond the host
+	one   *guest
+	other *guest
+
+	bridge net.HardwareAddr
+}
+
+// guest is an attached container with connections.
+type guest struct {
+	id, path string
+	end      string // of its veth pair on the host
+	v4, v6   string
+	ways     []way
+	flows    []*flow
+}
+
+func newScene(t *testing.T, f form) *scene {
+	t.Helper()
+	s := &scene{RealHost: testhost.NewReal(t), form: f}
+	s.ProbeIPv6()
+	conf := cni.WithConfListBytes((&testhost.Case{Plugins: f.plugins()}).Conf("podnet", "1.0.0", s.Path("ipam")))
+	if f.ours {
+		s.rt = s.Runtime(cni.WithBuiltinPlugins(), conf)
+	} else {
+		s.rt = s.Real(conf)
+	}
+	switch {
+	case f.paired():
+		s.world = s.Outside()
+		serve(s.RealHost, s.world, 7)
+		s.one, s.other = s.attach("c1", 8080), s.attach("c2", 8081)
+		s.strange()
+	case f.typ == "loopback":
+		s.one = s.attach("c1", 0)
+	default:
+		s.lan()
+		s.one = s.attach("c1", 0)
+	}
+	return s
+}
+
+// lan has a cable to a namespace with the gateway's addresses.
+func (s *scene) lan() {
+	s.T.Helper()
+	s.world = s.Container("outside")
+	s.VethPair("up0", "up1")
+	s.MoveLink("up1", s.world)
+	s.LinkUp("up0")
+	s.Inside(s.world, func() error {
+		return configure("up1", "10.77.0.1/24", "fd77::1/64")
+	})
+	serve(s.RealHost, s.world, 7)
+}
+
+func configure(name string, addresses ...string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	for _, text := range addresses {
+		address, err := netlink.ParseAddr(text)
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(link, address); err != nil {
+			return err
+		}
+	}
+	return netlink.LinkSetUp(link)
+}
+
+// attach attaches a container, and opens its connections: from the world to its port of
+// the host, and to the world.
+func (s *scene) attach(id string, port int32) *guest {
+	s.T.Helper()
+	g := &guest{id: id, path: s.Container(id)}
+	var opts []cni.NamespaceOpts
+	if port != 0 {
+		opts = append(opts, cni.WithCapabilityPortMap([]cni.PortMapping{
+			{HostPort: port, ContainerPort: 80, Protocol: "tcp"}, {HostPort: port, ContainerPort: 80, Protocol: "udp"}}))
+	}
+	result, err := s.rt.Setup(context.Background(), id, g.path, opts...)
+	expect.NoError(s.T, err)
+	serve(s.RealHost, g.path, 80)
+	switch {
+	case s.paired():
+		for _, i := range result.Raw()[0].Interfaces {
+			if strings.HasPrefix(i.Name, "veth") {
+				g.end = i.Name
+			}
+		}
+		g.ways = []way{{s.world, testhost.HostPort("192.0.2.1", int(port))}, {s.world, testhost.HostPort("2001:db8::1", int(port))},
+			{g.path, testhost.HostPort("192.0.2.2", 7)}, {g.path, testhost.HostPort("2001:db8::2", 7)}}
+	case s.typ == "loopback":
+		g.ways = []way{{g.path, testhost.HostPort("127.0.0.1", 80)}, {g.path, testhost.HostPort("::1", 80)}}
+	default:
+		g.ways = []way{{g.path, testhost.HostPort("10.77.0.1", 7)}, {g.path, testhost.HostPort("fd77::1", 7)}}
+	}
+	if s.typ != "loopback" {
+		g.v4, g.v6 = result.IPv4().IP().String(), result.IPv6().IP().String()
+	}
+	g.flows = open(s.RealHost, g.ways)
+	return g
+}
+
+// strange adds things of other programs, which nothing may remove.
+func (s *scene) strange() {
+	s.T.Helper()
+	s.VethPair("admin0", "admin1")
+	expect.NoError(s.T, configure("admin0", "198.51.100.1/24"))
+	if s.bridged() {
+		s.VethPair("vm0", "vm1")
+		expect.NoError(s.T, s.plug("vm0"), onLink("cni0", func(l netlink.Link) error {
+			s.bridge = l.Attrs().HardwareAddr
+			return nil
+		}))
+	}
+}
+
+// plug makes an interface a port of the bridge.
+func (s *scene) plug(name string) error {
+	bridge, err := netlink.LinkByName("cni0")
+	if err != nil {
+		return err
+	}
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetMaster(link, bridge)
+}
+
+// look lists everything on the host and in the containers that matters, without the
+// records, which note more with each repair.
+func (s *scene) look() audit.Lines {
+	s.T.Helper()
+	lines := s.Audit().Without(func(l string) bool {
+		// The kernel's route to an address of the host itself leads nowhere else.
+		own := s.routed() && strings.HasPrefix(l, "route fd77::1/128 ") && strings.Contains(l, " proto kernel ")
+		return own || strings.Contains(l, s.Path("state"))
+	})
+	for _, g := range []*guest{s.one, s.other} {
+		if g == nil {
+			continue
+		}
+		s.Inside(g.path, func() error {
+			inside, err := audit.Snapshot(context.Background(), audit.Options{WithoutProcess: true})
+			for _, l := range inside {
+				lines = append(lines, g.id+": "+l)
+			}
+			return err
+		})
+		lines = append(lines, g.id+": "+s.sysctl(g))
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// sysctl returns a setting of the container, with the index of its interface, which
+// stays the same for as long as it is the same.
+func (s *scene) sysctl(g *guest) (line string) {
+	s.T.Helper()
+	name := "eth0"
+	if s.typ == "loopback" {
+		name = "lo"
+	}
+	s.Inside(g.path, func() error {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			line = err.Error()
+			return nil
+		}
+		value, err := readSysctl("net/ipv4/conf/" + name + "/arp_filter")
+		line = fmt.Sprintf("%s index %d %s arp_filter %s", name, link.Attrs().Index, link.Attrs().HardwareAddr, value)
+		return err
+	})
+	return line
+}
