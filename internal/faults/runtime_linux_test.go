@@ -24,7 +24,7 @@ func isRuntime() bool { return os.Getenv(runtimeEnv) != "" }
 
 // job is a runtime's task.
 type job struct {
-	Verb      string // ADD, DEL, CHECK, or RECOVER: Recover, then GC of everything unless Adopt
+	Verb      string // ADD, DEL, CHECK, REPAIR, HEALTH, or RECOVER: Recover, then GC of everything unless Adopt
 	Adopt     bool
 	ID, NetNS string
 	Port      int32
@@ -103,12 +103,38 @@ func (j job) do(begun func()) error {
 		err = r.Remove(ctx, j.ID, j.NetNS)
 	case "CHECK":
 		err = r.Check(ctx, j.ID, j.NetNS)
+	case "REPAIR":
+		err = repairOf(ctx, r, j.ID)
+	case "HEALTH":
+		err = healthOf(ctx, r, j.ID)
 	case "RECOVER":
 		err = recoverAll(ctx, r, j.Adopt)
 	default:
 		err = j.doBesideTheLiving(ctx, r)
 	}
 	return err
+}
+
+// repairOf returns an error unless a Repair leaves the container healthy.
+func repairOf(ctx context.Context, r *cni.Runtime, id string) error {
+	report, err := r.Repair(ctx, id, cni.RepairOptions{})
+	if err != nil {
+		return err
+	}
+	return report.Err()
+}
+
+// healthOf returns an error unless the container is healthy.
+func healthOf(ctx context.Context, r *cni.Runtime, id string) error {
+	report, err := r.Health(ctx, cni.HealthOptions{Containers: []string{id}})
+	if err != nil {
+		return err
+	}
+	health, ok := report.Of(id)
+	if !ok {
+		return fmt.Errorf("no verdict on %s", id)
+	}
+	return health.Err()
 }
 
 func recoverAll(ctx context.Context, r *cni.Runtime, adopt bool) error {
