@@ -68,7 +68,7 @@ func (all *dirents) read(data []byte) error {
 			return unix.EIO
 		}
 		name, _, _ := bytes.Cut(data[head:size], []byte{0})
-		if text := string(name); text != "." && text != ".." {
+		if string(name) != "." && string(name) != ".." { // compared without an allocation
 			all.names = append(all.names, name...)
 			all.found = append(all.found, struct {
 				end   int
