@@ -14,7 +14,8 @@ type GuardClass uint8
 const (
 	// GuardRules are packet filter rules and forwarded ports.
 	GuardRules = GuardClass(guard.Rules)
-	// GuardLinks are bridges with their addresses, the ports on them, and their queues.
+	// GuardLinks are bridges with their addresses and sysctls, the ports on them, and their
+	// queues.
 	GuardLinks = GuardClass(guard.Links)
 	// GuardRoutes are the host's routes to containers.
 	GuardRoutes = GuardClass(guard.Routes)

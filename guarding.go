@@ -158,7 +158,7 @@ func classOf(d compare.Difference) guard.Class {
 	switch d.Kind {
 	case compare.Rule, compare.Port, compare.Zone:
 		return guard.Rules
-	case compare.Interface, compare.Address, compare.Bridge, compare.BridgePort, compare.Queue:
+	case compare.Interface, compare.Address, compare.Bridge, compare.BridgePort, compare.Queue, compare.Sysctl: // a new bridge has new sysctls
 		return guard.Links
 	case compare.Route:
 		return guard.Routes

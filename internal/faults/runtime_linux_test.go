@@ -107,6 +107,8 @@ func (j job) do(begun func()) error {
 		err = repairOf(ctx, r, j.ID)
 	case "HEALTH":
 		err = healthOf(ctx, r, j.ID)
+	case "GUARD":
+		err = r.Guard(ctx, cni.GuardOptions{})
 	case "RECOVER":
 		err = recoverAll(ctx, r, j.Adopt)
 	default:
