@@ -26,7 +26,7 @@ func (c GuardClass) String() string { return guard.Class(c).String() }
 
 // GuardOptions configures Guard.
 type GuardOptions struct {
-	// Classes are repaired; zero is all. Of others nobody hears, and they are left.
+	// Classes are repaired; zero is all. The others are not watched, and left.
 	Classes GuardClass
 
 	// LegacyInterval is the interval at which the legacy tables of iptables are read,
@@ -53,7 +53,7 @@ type GuardOptions struct {
 type GuardEventKind string
 
 const (
-	// GuardBegun: every change from here on is heard.
+	// GuardBegun: every change from here on is noticed.
 	GuardBegun GuardEventKind = "begun"
 	// GuardLooked: containers were compared with their records.
 	GuardLooked GuardEventKind = "looked"
@@ -66,7 +66,7 @@ const (
 	GuardHeld GuardEventKind = "held"
 	// GuardLeft: Difference is not missing, or cannot be added.
 	GuardLeft GuardEventKind = "left"
-	// GuardUnguarded: containers have rules in legacy tables, of which nobody hears.
+	// GuardUnguarded: containers have rules in legacy tables, of which the kernel announces no change.
 	GuardUnguarded GuardEventKind = "unguarded"
 	// GuardRemoved: the removal of a container, which had failed before, has succeeded.
 	GuardRemoved GuardEventKind = "removed"
@@ -112,7 +112,7 @@ func (e GuardEvent) String() string {
 // route to a container. It repairs by the rules of Repair: it adds what is missing and
 // recorded, removes and overwrites nothing, and changes nothing in a container.
 //
-// Guard hears of changes from the kernel, in the namespace that WithHostNetNS names or
+// Guard learns of changes from the kernel, in the namespace that WithHostNetNS names or
 // else the caller's, and guards this owner's containers whose plugins ran there. Nothing
 // runs while nothing is lost. An announced loss points at containers; these are compared
 // with their records as soon as it is quiet for a moment, and what is missing is added
@@ -125,7 +125,7 @@ func (e GuardEvent) String() string {
 // reported as GuardContested and left. Nobody is guarded without a call of Guard.
 //
 // Guard returns nil when ctx has ended; everything that it has started has ended then,
-// and all that it has opened is closed. It returns an error if it cannot begin, or hears
+// and all that it has opened is closed. It returns an error if it cannot begin, or learns
 // nothing any more. A container that Guard was repairing when the process was killed is
 // repaired by the next Guard, which begins with a look at all containers.
 func (r *Runtime) Guard(ctx context.Context, o GuardOptions) error {

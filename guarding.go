@@ -13,11 +13,11 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/dirwatch"
-	"github.com/embedcni/cni/internal/ears"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/guard"
 	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/hostwatch"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/repair"
@@ -25,10 +25,10 @@ import (
 
 // guarding is a Guard that runs. It implements [guard.Host].
 type guarding struct {
-	*ears.Ears
+	*hostwatch.Watcher
 	runtime *Runtime
 	options GuardOptions
-	host    *hostns.NetNS // in which it hears
+	host    *hostns.NetNS // that it watches
 	records guardedRecords
 
 	reporting sync.Mutex
@@ -53,10 +53,10 @@ func (r *Runtime) guard(ctx context.Context, o GuardOptions) (err error) {
 		return err
 	}
 	defer func() { err = join(err, g.host.Close()) }()
-	if g.Ears, err = ears.Open(g.host, guard.Class(o.Classes), ears.Buffer); err != nil {
+	if g.Watcher, err = hostwatch.Open(g.host, guard.Class(o.Classes), hostwatch.Buffer); err != nil {
 		return err
 	}
-	defer func() { err = join(err, g.Ears.Close()) }()
+	defer func() { err = join(err, g.Watcher.Close()) }()
 	if g.records.watch, err = dirwatch.Open(s.Records.Dir()); err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func (r *Runtime) guard(ctx context.Context, o GuardOptions) (err error) {
 	defer r.unguarded.Store(nil)
 	core := &guard.Guard{
 		Host: g, Classes: guard.Class(o.Classes), Now: time.Now, Report: g.report, Jobs: g.jobs(),
-		Ears: append(g.Ears.All(), func(ctx context.Context, hear func(guard.Event)) error { return hearHolds(ctx, holds, hear) }),
+		Sources: append(g.Watcher.All(), func(ctx context.Context, emit func(guard.Event)) error { return watchHolds(ctx, holds, emit) }),
 	}
 	return core.Run(ctx)
 }
@@ -109,7 +109,7 @@ func (g *guarding) Look(ctx context.Context, whole bool, ids []string) (_ map[st
 }
 
 // guards reports whether the container of a record is this guard's matter: attached in
-// this boot of the machine, from the namespace in which it hears.
+// this boot of the machine, from the namespace that it watches.
 func (g *guarding) guards(s *snapshot, rec *record.Record) bool {
 	return !rec.Warm && rec.Host == g.host.String() && rec.Boot == s.Boot && rec.Owned(s.owner)
 }

@@ -10,8 +10,8 @@ import (
 
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/dirwatch"
-	"github.com/embedcni/cni/internal/ears"
 	"github.com/embedcni/cni/internal/guard"
+	"github.com/embedcni/cni/internal/hostwatch"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -26,10 +26,10 @@ func (g *guarding) jobs() []guard.Job {
 		jobs = append(jobs, guard.Job{Every: every, Do: do})
 	}
 	if g.options.Classes&GuardRules != 0 {
-		legacy := &ears.Legacy{Host: g.host}
+		legacy := &hostwatch.Legacy{Host: g.host}
 		if g.options.LegacyInterval > 0 {
-			add(g.options.LegacyInterval, func(_ context.Context, hear func(guard.Event)) {
-				if err := legacy.Read(hear); err != nil {
+			add(g.options.LegacyInterval, func(_ context.Context, emit func(guard.Event)) {
+				if err := legacy.Read(emit); err != nil {
 					g.tell(GuardEvent{Kind: GuardFailed, Err: fmt.Errorf("read the legacy tables: %w", err)})
 				}
 			})
@@ -51,7 +51,7 @@ func (g *guarding) jobs() []guard.Job {
 const unguardedEvery = 10 * time.Second
 
 // tellUnguarded reports once that containers have rules in legacy tables.
-func (g *guarding) tellUnguarded(legacy *ears.Legacy) func(context.Context, func(guard.Event)) {
+func (g *guarding) tellUnguarded(legacy *hostwatch.Legacy) func(context.Context, func(guard.Event)) {
 	told := false
 	return func(context.Context, func(guard.Event)) {
 		used, err := legacy.Used()
@@ -158,8 +158,8 @@ func (g *guarding) watchHolds(s *snapshot) (*dirwatch.Watch, error) {
 	return dirwatch.Open(dir)
 }
 
-// hearHolds hears of holds that come and go: what was held may be repaired now.
-func hearHolds(ctx context.Context, w *dirwatch.Watch, hear func(guard.Event)) error {
+// watchHolds watches for holds that come and go: what was held may be repaired now.
+func watchHolds(ctx context.Context, w *dirwatch.Watch, emit func(guard.Event)) error {
 	if _, err := w.Now(); err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func hearHolds(ctx context.Context, w *dirwatch.Watch, hear func(guard.Event)) e
 		if _, err := w.Now(); err != nil {
 			return err
 		}
-		hear(guard.Event{Holds: true})
+		emit(guard.Event{Holds: true})
 	}
 }
 

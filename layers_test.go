@@ -26,7 +26,7 @@ var floors = [][]string{
 		"internal/sandbox", "internal/thread", "plugin",
 	},
 	{
-		"internal/builtin/prevresult", "internal/firstadd", "internal/hear", "internal/hold",
+		"internal/builtin/prevresult", "internal/firstadd", "internal/notify", "internal/hold",
 		"internal/inprocess", "internal/portindex", "internal/refplugins", "internal/sockdiag",
 	},
 	{
@@ -37,7 +37,7 @@ var floors = [][]string{
 		"internal/netfilter/native", "internal/netfilter/nftform",
 	},
 	{
-		"internal/container", "internal/ears", "internal/netfilter/iptform", "internal/repair",
+		"internal/container", "internal/hostwatch", "internal/netfilter/iptform", "internal/repair",
 		"internal/tenant",
 	},
 	{

@@ -76,8 +76,8 @@ func (c *Core) Links(all []Link) {
 	}
 }
 
-// Hear takes an event in.
-func (c *Core) Hear(now time.Time, e Event) {
+// Take takes an event in.
+func (c *Core) Take(now time.Time, e Event) {
 	switch {
 	case e.Lost != 0:
 		if e.Lost&c.classes != 0 {
@@ -159,7 +159,7 @@ func (c *Core) hearObject(now time.Time, o *Object) {
 	}
 	if shared {
 		c.shared[where]++
-		c.heard(now)
+		c.taken(now)
 	}
 }
 
@@ -176,15 +176,15 @@ func (c *Core) note(now time.Time, s Sign) {
 	} else {
 		c.whole = true
 	}
-	c.heard(now)
+	c.taken(now)
 }
 
 func (c *Core) suspectAll(now time.Time) {
 	c.whole = true
-	c.heard(now)
+	c.taken(now)
 }
 
-func (c *Core) heard(now time.Time) {
+func (c *Core) taken(now time.Time) {
 	if c.first.IsZero() {
 		c.first = now
 	}

@@ -40,7 +40,7 @@ func hash(s string) string { return fmt.Sprintf("%x", s+"0123456789abcdef")[:24]
 // followed returns the look that follows events.
 func followed(c *Core, events ...Event) string {
 	for _, e := range events {
-		c.Hear(start(), e)
+		c.Take(start(), e)
 	}
 	task, due, next := c.Due(start().Add(time.Second))
 	switch {
@@ -149,7 +149,7 @@ func TestALookWaitsForQuiet(t *testing.T) {
 	var looks []time.Duration
 	for ; now.Before(start().Add(time.Second)); now = now.Add(time.Millisecond) {
 		if now.Before(start().Add(300 * time.Millisecond)) { // without a pause
-			c.Hear(now, Event{Route: &Route{4, netip.MustParsePrefix("10.1.0.3/32")}})
+			c.Take(now, Event{Route: &Route{4, netip.MustParsePrefix("10.1.0.3/32")}})
 		}
 		if task, due, _ := c.Due(now); due {
 			looks = append(looks, now.Sub(start()))
@@ -169,7 +169,7 @@ func TestLooksRest(t *testing.T) {
 	now, failing := start(), fmt.Errorf("no")
 	var at []time.Duration
 	for range 16 {
-		c.Hear(now, Event{Lost: All})
+		c.Take(now, Event{Lost: All})
 		for {
 			_, due, next := c.Due(now)
 			if due {
@@ -293,7 +293,7 @@ func TestRetriesBackOff(t *testing.T) {
 		t.Errorf("pauses %v", pauses)
 	}
 	now = now.Add(time.Second)
-	c.Hear(now, Event{Link: &Link{2, "veth1", false, 1, false}})
+	c.Take(now, Event{Link: &Link{2, "veth1", false, 1, false}})
 	if _, due, _ := c.Due(now.Add(patience)); !due {
 		t.Error("a new sign waits for the next try")
 	}
@@ -383,7 +383,7 @@ type randomHost struct {
 	pending []Container // changed records
 }
 
-func (h *randomHost) hear(e Event) { h.core.Hear(h.now, e) }
+func (h *randomHost) take(e Event) { h.core.Take(h.now, e) }
 
 func (h *randomHost) pick() string {
 	ids := make([]string, 0, len(h.things))
@@ -414,12 +414,12 @@ func (h *randomHost) add() {
 	h.next++
 	id := fmt.Sprint(h.next)
 	h.index[id] = h.next
-	h.hear(h.linkOf(id, false, false))
-	h.hear(h.linkOf(id, true, false))
+	h.take(h.linkOf(id, false, false))
+	h.take(h.linkOf(id, true, false))
 	for _, added := range []bool{false, true} {
-		h.hear(Event{Object: &Object{Family: familyIPv4, Table: "cni_hostport", Chain: "prerouting", Rule: true, Added: added}})
+		h.take(Event{Object: &Object{Family: familyIPv4, Table: "cni_hostport", Chain: "prerouting", Rule: true, Added: added}})
 	}
-	h.hear(h.ruleOf(id, true))
+	h.take(h.ruleOf(id, true))
 	h.things[id] = map[string]bool{"link": true, "rule": true}
 	h.pending = append(h.pending, Container{id, []Sign{OfLink("veth" + id), OfChain("CNI-" + hash(id))}})
 }
@@ -432,17 +432,17 @@ func (h *randomHost) remove() {
 	}
 	h.pending = append(h.pending, Container{ID: id})
 	delete(h.things, id)
-	h.hear(h.ruleOf(id, false))
-	h.hear(Event{By: "iptables"})
-	h.hear(h.linkOf(id, false, true))
+	h.take(h.ruleOf(id, false))
+	h.take(Event{By: "iptables"})
+	h.take(h.linkOf(id, false, true))
 }
 
 // noise is what other programs do.
 func (h *randomHost) noise() {
 	for n := range h.random.IntN(50) {
-		h.hear(Event{Link: &Link{Index: 100_000 + n, Name: fmt.Sprint("other", n), Up: n%2 == 0, Gone: n%3 == 0}})
-		h.hear(Event{Object: &Object{Family: familyIPv4, Table: "nat", Chain: "KUBE-SEP-X", Rule: true}})
-		h.hear(Event{Route: &Route{100_000, netip.MustParsePrefix("192.0.2.0/24")}})
+		h.take(Event{Link: &Link{Index: 100_000 + n, Name: fmt.Sprint("other", n), Up: n%2 == 0, Gone: n%3 == 0}})
+		h.take(Event{Object: &Object{Family: familyIPv4, Table: "nat", Chain: "KUBE-SEP-X", Rule: true}})
+		h.take(Event{Route: &Route{100_000, netip.MustParsePrefix("192.0.2.0/24")}})
 	}
 }
 
@@ -453,10 +453,10 @@ func (h *randomHost) lose() {
 	}
 	if h.random.IntN(2) == 0 {
 		h.things[id]["link"] = false
-		h.hear(h.linkOf(id, false, false))
+		h.take(h.linkOf(id, false, false))
 	} else {
 		h.things[id]["rule"] = false
-		h.hear(h.ruleOf(id, false))
+		h.take(h.ruleOf(id, false))
 	}
 }
 
@@ -465,11 +465,11 @@ func (h *randomHost) flush(lost bool) {
 		h.things[id]["rule"] = false
 	}
 	if lost {
-		h.hear(Event{Lost: Rules})
+		h.take(Event{Lost: Rules})
 		return
 	}
-	h.hear(Event{Object: &Object{Family: familyIPv4, Table: "nat"}})
-	h.hear(Event{By: "nft"})
+	h.take(Event{Object: &Object{Family: familyIPv4, Table: "nat"}})
+	h.take(Event{By: "nft"})
 }
 
 // run lets time pass, and does what the core asks for.
@@ -544,9 +544,9 @@ func (h *randomHost) repair(id string) {
 		}
 		h.things[id][f.Object] = true
 		if f.Object == "link" {
-			h.hear(h.linkOf(id, true, false))
+			h.take(h.linkOf(id, true, false))
 		} else {
-			h.hear(h.ruleOf(id, true))
+			h.take(h.ruleOf(id, true))
 		}
 	}
 	h.core.Compared(h.now, id, itemsOf(left))

@@ -1,7 +1,7 @@
 // Package guard decides, from the kernel's announcements, which containers may have lost
 // a part of their network, and paces the repairs. It changes nothing itself.
 //
-//	announcements ─► Event ─► Core.Hear ─► signs ─► Index ─► suspected containers
+//	announcements ─► Event ─► Core.Take ─► signs ─► Index ─► suspected containers
 //	                                                         │ quiet for a moment
 //	           Host.Look (all), Host.Repair (one) ◄─ Task ◄──┘
 //	                     │ each difference

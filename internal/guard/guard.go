@@ -43,14 +43,14 @@ type Outcome struct {
 	Left []Found // differences that remain
 }
 
-// Ear hears events until the context ends, and calls hear with them. It returns an
-// error if it hears nothing more before that.
-type Ear func(ctx context.Context, hear func(Event)) error
+// Source watches for events until the context ends, and calls emit with them. It returns an
+// error if it ends before that.
+type Source func(ctx context.Context, emit func(Event)) error
 
 // Job is done at an interval, the first time after one interval.
 type Job struct {
 	Every time.Duration
-	Do    func(ctx context.Context, hear func(Event))
+	Do    func(ctx context.Context, emit func(Event))
 }
 
 // Report is something that happened.
@@ -66,7 +66,7 @@ type Report struct {
 type ReportKind uint8
 
 const (
-	Begun  ReportKind = iota // from here on changes are heard
+	Begun  ReportKind = iota // from here on every change is noticed
 	Looked                   // all containers, or some, were compared
 	Mended                   // a part was made again
 	Left                     // a part is left as it is; see Decision
@@ -77,7 +77,7 @@ const (
 type Guard struct {
 	Host    Host
 	Classes Class
-	Ears    []Ear
+	Sources []Source
 	Jobs    []Job
 	Now     func() time.Time
 	// Report is called with what happened, by one goroutine at a time.
@@ -96,11 +96,11 @@ func (g *Guard) Run(ctx context.Context) error {
 	var group sync.WaitGroup
 	defer group.Wait()
 	defer cancel(errEnded)
-	for _, ear := range g.Ears {
+	for _, source := range g.Sources {
 		group.Add(1)
 		go func() {
 			defer group.Done()
-			if err := r.listen(ctx, ear); err != nil {
+			if err := r.listen(ctx, source); err != nil {
 				cancel(err)
 			}
 		}()
@@ -116,7 +116,7 @@ func (g *Guard) Run(ctx context.Context) error {
 	if err := r.loop(ctx); err != nil && ctx.Err() == nil {
 		return err
 	}
-	if err := context.Cause(outer); errors.As(err, new(*earError)) {
+	if err := context.Cause(outer); errors.As(err, new(*sourceError)) {
 		return err
 	}
 	return nil
@@ -124,11 +124,11 @@ func (g *Guard) Run(ctx context.Context) error {
 
 var errEnded = errors.New("the guard has ended")
 
-// earError: an ear hears nothing more.
-type earError struct{ err error }
+// sourceError: a source has ended.
+type sourceError struct{ err error }
 
-func (e *earError) Error() string { return e.err.Error() }
-func (e *earError) Unwrap() error { return e.err }
+func (e *sourceError) Error() string { return e.err.Error() }
+func (e *sourceError) Unwrap() error { return e.err }
 
 // run is a guard that runs.
 type run struct {
@@ -140,14 +140,14 @@ type run struct {
 	relearn   bool // the interfaces are to be listed, since announcements were lost
 }
 
-func (r *run) listen(ctx context.Context, ear Ear) (err error) {
+func (r *run) listen(ctx context.Context, source Source) (err error) {
 	defer func() {
 		if v := recover(); v != nil { // in this goroutine it would end the program
-			err = &earError{fmt.Errorf("panic: %v\n%s", v, debug.Stack())}
+			err = &sourceError{fmt.Errorf("panic: %v\n%s", v, debug.Stack())}
 		}
 	}()
-	if err := ear(ctx, r.hear); err != nil && ctx.Err() == nil {
-		return &earError{err}
+	if err := source(ctx, r.take); err != nil && ctx.Err() == nil {
+		return &sourceError{err}
 	}
 	return nil
 }
@@ -172,14 +172,14 @@ func (r *run) do(ctx context.Context, job Job) {
 			r.report(Report{Kind: Failed, Err: fmt.Errorf("panic: %v\n%s", v, debug.Stack())}, "")
 		}
 	}()
-	job.Do(ctx, r.hear)
+	job.Do(ctx, r.take)
 }
 
-// hear takes an event in, and wakes the loop if there is something new to do.
-func (r *run) hear(e Event) {
+// take takes an event in, and wakes the loop if there is something new to do.
+func (r *run) take(e Event) {
 	r.mu.Lock()
 	suspected := r.core.Suspects()
-	r.core.Hear(r.Now(), e)
+	r.core.Take(r.Now(), e)
 	r.relearn = r.relearn || e.Lost&Links != 0
 	news := !suspected && r.core.Suspects()
 	r.mu.Unlock()
@@ -257,7 +257,7 @@ func (r *run) prepare(ctx context.Context) {
 	}
 	if err = errors.Join(err, r.refresh(ctx)); err != nil && ctx.Err() == nil {
 		r.report(Report{Kind: Failed, Err: err}, "")
-		r.hear(Event{Lost: All})
+		r.take(Event{Lost: All})
 	}
 }
 

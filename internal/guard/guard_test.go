@@ -128,11 +128,11 @@ func begin(t *testing.T, h *fakeHost, change func(*Guard)) *guarded {
 	t.Helper()
 	before := runtime.NumGoroutine()
 	g := &guarded{fakeHost: h, events: make(chan Event), reports: make(chan string, 1000), done: make(chan error, 1)}
-	guard := &Guard{Host: h, Classes: All, Now: time.Now, Ears: []Ear{func(ctx context.Context, hear func(Event)) error {
+	guard := &Guard{Host: h, Classes: All, Now: time.Now, Sources: []Source{func(ctx context.Context, emit func(Event)) error {
 		for {
 			select {
 			case e := <-g.events:
-				hear(e)
+				emit(e)
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
@@ -193,7 +193,7 @@ func TestGuardRepairsWhatIsLost(t *testing.T) {
 		g.events <- e
 	}
 	expect.Same(t, "a loss", g.until(t, "mended"), []string{"looked   false", "mended b repair false"})
-	g.lose("c") // nobody heard of it
+	g.lose("c") // no event announced it
 	g.events <- Event{Lost: Links}
 	g.until(t, "mended c")
 	g.end(t)
@@ -273,7 +273,7 @@ func TestGuardGoesOn(t *testing.T) {
 	g.end(t)
 }
 
-// TestGuardEnds: with its context at once, and with an ear that hears nothing any more.
+// TestGuardEnds: with its context at once, and with a source that has ended.
 func TestGuardEnds(t *testing.T) {
 	h := newFakeHost()
 	h.lost["a"], h.hanging = true, make(chan struct{})
@@ -281,11 +281,11 @@ func TestGuardEnds(t *testing.T) {
 	g.until(t, "looked")
 	g.end(t)
 
-	for what, ear := range map[string]Ear{
+	for what, source := range map[string]Source{
 		"an error": func(context.Context, func(Event)) error { return errors.New("deaf") },
 		"a panic":  func(context.Context, func(Event)) error { panic("deaf") },
 	} {
-		g := begin(t, newFakeHost(), func(g *Guard) { g.Ears = append(g.Ears, ear) })
+		g := begin(t, newFakeHost(), func(g *Guard) { g.Sources = append(g.Sources, source) })
 		if err := <-g.done; err == nil || !strings.Contains(err.Error(), "deaf") {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -303,13 +303,13 @@ func TestGuardDoesJobs(t *testing.T) {
 	done := make(chan int, 100)
 	n := 0
 	g := begin(t, newFakeHost(), func(g *Guard) {
-		g.Jobs = []Job{{Every: time.Millisecond, Do: func(_ context.Context, hear func(Event)) {
+		g.Jobs = []Job{{Every: time.Millisecond, Do: func(_ context.Context, emit func(Event)) {
 			n++
 			done <- n
 			if n == 2 {
 				panic("in a job")
 			}
-			hear(Event{By: "a job"})
+			emit(Event{By: "a job"})
 		}}}
 	})
 	for want := 1; want <= 4; want++ {

@@ -6,14 +6,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/hear"
+	"github.com/embedcni/cni/internal/notify"
 	"github.com/embedcni/cni/netns"
 )
 
-// Listener hears of the changes of a namespace. One goroutine at a time may use it.
-type Listener struct{ socket *hear.Socket }
+// Listener reports the changes of a namespace. One goroutine at a time may use it.
+type Listener struct{ socket *notify.Socket }
 
-// Changes are the kinds of changes that a Listener hears of.
+// Changes are the kinds of changes that a Listener reports.
 type Changes struct {
 	Links, Addresses, Routes bool
 	// Buffer is the size of the kernel's buffer for those not received yet; 0 leaves
@@ -21,7 +21,7 @@ type Changes struct {
 	Buffer int
 }
 
-// Listen begins to hear of changes in a namespace. The caller closes the Listener.
+// Listen begins to watch for changes in a namespace. The caller closes the Listener.
 func Listen(ns *netns.Handle, of Changes) (*Listener, error) {
 	var groups uint32
 	if of.Links {
@@ -33,15 +33,15 @@ func Listen(ns *netns.Handle, of Changes) (*Listener, error) {
 	if of.Routes {
 		groups |= bit32(unix.RTNLGRP_IPV4_ROUTE) | bit32(unix.RTNLGRP_IPV6_ROUTE)
 	}
-	s, err := hear.Open(ns, unix.NETLINK_ROUTE, groups, of.Buffer)
+	s, err := notify.Open(ns, unix.NETLINK_ROUTE, groups, of.Buffer)
 	if err != nil {
 		return nil, err
 	}
 	return &Listener{s}, nil
 }
 
-// Heard is an announced change. One of Link, Address and Routes is set.
-type Heard struct {
+// Announcement is an announced change. One of Link, Address and Routes is set.
+type Announcement struct {
 	Gone bool // deleted, or moved to another namespace; else it is new or changed
 	// Port is that of the socket with whose request the change came; 0 if the kernel
 	// does not say. It says so for addresses and routes, and for interfaces since
@@ -61,10 +61,10 @@ type HeardAddress struct {
 
 // Next waits for changes and calls each with them, in order. Lost reports whether the
 // kernel has dropped some. If the context ends, the error is its cause.
-func (l *Listener) Next(ctx context.Context, each func(Heard)) (lost bool, err error) {
+func (l *Listener) Next(ctx context.Context, each func(Announcement)) (lost bool, err error) {
 	illegible := false
-	lost, err = l.socket.Next(ctx, func(m hear.Message) {
-		h, ok, err := readHeard(m)
+	lost, err = l.socket.Next(ctx, func(m notify.Message) {
+		h, ok, err := readAnnouncement(m)
 		if err != nil {
 			illegible = true
 		} else if ok {
@@ -77,8 +77,8 @@ func (l *Listener) Next(ctx context.Context, each func(Heard)) (lost bool, err e
 // Close ends the listener.
 func (l *Listener) Close() error { return l.socket.Close() }
 
-// readHeard reads an announcement. ok is false if it is about something else.
-func readHeard(m hear.Message) (h Heard, ok bool, err error) {
+// readAnnouncement reads an announcement. ok is false if it is about something else.
+func readAnnouncement(m notify.Message) (h Announcement, ok bool, err error) {
 	h.Port = m.Port
 	switch m.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:

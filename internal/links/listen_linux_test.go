@@ -17,12 +17,12 @@ import (
 var everything = Changes{Links: true, Addresses: true, Routes: true}
 
 // hears returns what the listener hears until done returns true of it.
-func hears(t *testing.T, l *Listener, done func(Heard) bool) (all []Heard, lost bool) {
+func hears(t *testing.T, l *Listener, done func(Announcement) bool) (all []Announcement, lost bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
 	defer cancel()
 	for end := false; !end; {
-		dropped, err := l.Next(ctx, func(h Heard) {
+		dropped, err := l.Next(ctx, func(h Announcement) {
 			all = append(all, h)
 			end = end || done(h)
 		})
@@ -33,8 +33,8 @@ func hears(t *testing.T, l *Listener, done func(Heard) bool) (all []Heard, lost 
 	return all, lost
 }
 
-func isGone(name string) func(Heard) bool {
-	return func(h Heard) bool { return h.Gone && h.Link != nil && h.Link.Name == name }
+func isGone(name string) func(Announcement) bool {
+	return func(h Announcement) bool { return h.Gone && h.Link != nil && h.Link.Name == name }
 }
 
 // TestListenHearsWhatIsLost: each announcement has what is needed to find the container
@@ -49,23 +49,23 @@ func TestListenHearsWhatIsLost(t *testing.T) {
 	defer l.Close()
 	for _, step := range []struct {
 		script string
-		want   func(Heard) bool
+		want   func(Announcement) bool
 	}{
-		{"ip link set veth0 nomaster", func(h Heard) bool {
+		{"ip link set veth0 nomaster", func(h Announcement) bool {
 			return h.Link != nil && !h.Gone && h.Link.Name == "veth0" && h.Link.Port.Master == 0
 		}},
-		{"ip addr del fd01::1/64 dev br0", func(h Heard) bool {
+		{"ip addr del fd01::1/64 dev br0", func(h Announcement) bool {
 			return h.Gone && h.Address != nil && *h.Address == HeardAddress{br.Index, netip.MustParsePrefix("fd01::1/64")}
 		}},
-		{"ip link set br0 down", func(h Heard) bool { return h.Link != nil && !h.Gone && h.Link.Name == "br0" && !h.Link.Up() }},
-		{"ip link set br0 up", func(h Heard) bool { return h.Link != nil && !h.Gone && h.Link.Index == br.Index && h.Link.Up() }},
-		{"ip addr del 10.1.0.1/24 dev br0", func(h Heard) bool {
+		{"ip link set br0 down", func(h Announcement) bool { return h.Link != nil && !h.Gone && h.Link.Name == "br0" && !h.Link.Up() }},
+		{"ip link set br0 up", func(h Announcement) bool { return h.Link != nil && !h.Gone && h.Link.Index == br.Index && h.Link.Up() }},
+		{"ip addr del 10.1.0.1/24 dev br0", func(h Announcement) bool {
 			return h.Gone && h.Address != nil && *h.Address == HeardAddress{br.Index, netip.MustParsePrefix("10.1.0.1/24")}
 		}},
-		{"ip addr add 10.2.0.1/24 dev br0; ip route replace 10.1.9.9/32 dev br0; ip route flush 10.1.9.9/32", func(h Heard) bool {
+		{"ip addr add 10.2.0.1/24 dev br0; ip route replace 10.1.9.9/32 dev br0; ip route flush 10.1.9.9/32", func(h Announcement) bool {
 			return h.Gone && len(h.Routes) == 1 && h.Routes[0].Dst == netip.MustParsePrefix("10.1.9.9/32") && h.Routes[0].Interface == br.Index
 		}},
-		{"ip -6 route replace fd09::8/128 dev br0; ip -6 route flush fd09::8/128", func(h Heard) bool {
+		{"ip -6 route replace fd09::8/128 dev br0; ip -6 route flush fd09::8/128", func(h Announcement) bool {
 			return h.Gone && len(h.Routes) == 1 && h.Routes[0].Dst == netip.MustParsePrefix("fd09::8/128")
 		}},
 	} {
@@ -75,7 +75,7 @@ func TestListenHearsWhatIsLost(t *testing.T) {
 	// A port that leaves its bridge is not a deleted interface.
 	nettest.Shell(t, ns, "ip link set veth0 master br0; ip link set veth0 nomaster; ip link del veth0")
 	all, _ := hears(t, l, isGone("veth0"))
-	if n := len(slices.DeleteFunc(all, func(h Heard) bool { return !isGone("veth0")(h) })); n != 1 {
+	if n := len(slices.DeleteFunc(all, func(h Announcement) bool { return !isGone("veth0")(h) })); n != 1 {
 		t.Errorf("heard %d deletions of one interface", n)
 	}
 	nettest.Shell(t, ns, "ip link del br0")
@@ -96,7 +96,7 @@ func TestListenSaysWhoAsked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, _ := hears(t, l, func(h Heard) bool { return h.Address != nil })
+	all, _ := hears(t, l, func(h Announcement) bool { return h.Address != nil })
 	if got, want := all[len(all)-1].Port, name.(*unix.SockaddrNetlink).Pid; got != want {
 		t.Errorf("port %d, want %d", got, want)
 	}
@@ -124,11 +124,11 @@ func TestListenSaysWhatItLost(t *testing.T) {
 			break
 		}
 	}
-	isLast := func(h Heard) bool { return h.Address != nil && h.Address.Address == last }
+	isLast := func(h Announcement) bool { return h.Address != nil && h.Address.Address == last }
 	if all, lost := hears(t, whole, isLast); lost || len(all) < 512 {
 		t.Errorf("a large buffer: heard %d, lost %v", len(all), lost)
 	}
-	lost, err := l.Next(t.Context(), func(Heard) {})
+	lost, err := l.Next(t.Context(), func(Announcement) {})
 	if err != nil || !lost {
 		t.Errorf("a small buffer: lost %v, %v", lost, err)
 	}
@@ -136,7 +136,7 @@ func TestListenSaysWhatItLost(t *testing.T) {
 	if err := c.DeleteAddress(br.Index, last); err != nil {
 		t.Fatal(err)
 	}
-	hears(t, l, func(h Heard) bool { return isLast(h) && h.Gone })
+	hears(t, l, func(h Announcement) bool { return isLast(h) && h.Gone })
 }
 
 // TestListenBelievesTheKernelOnly: a process with privileges can send to the group.
@@ -150,7 +150,7 @@ func TestListenBelievesTheKernelOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	must[Link](t)(Bridge{Name: "br0"}.Create(c))
-	all, _ := hears(t, l, func(h Heard) bool { return h.Link != nil && h.Link.Name == "br0" })
+	all, _ := hears(t, l, func(h Announcement) bool { return h.Link != nil && h.Link.Name == "br0" })
 	for _, h := range all {
 		if h.Link != nil && h.Link.Index == 4711 {
 			t.Error("heard a message that another process sent")
@@ -165,7 +165,7 @@ func TestListenEndsWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	done := make(chan error)
 	go func() {
-		_, err := l.Next(ctx, func(Heard) {})
+		_, err := l.Next(ctx, func(Announcement) {})
 		done <- err
 	}()
 	cancel(why)

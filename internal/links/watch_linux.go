@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/hear"
+	"github.com/embedcni/cni/internal/notify"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -14,11 +14,11 @@ import (
 // when there are too many.
 //
 // A caller that starts to watch, then looks, and then waits misses no change.
-type Watch struct{ socket *hear.Socket }
+type Watch struct{ socket *notify.Socket }
 
 // WatchAddresses starts to watch a namespace. The caller must close the Watch.
 func WatchAddresses(ns *netns.Handle) (*Watch, error) {
-	s, err := hear.Open(ns, unix.NETLINK_ROUTE, bit32(unix.RTNLGRP_LINK)|bit32(unix.RTNLGRP_IPV6_IFADDR), 0)
+	s, err := notify.Open(ns, unix.NETLINK_ROUTE, bit32(unix.RTNLGRP_LINK)|bit32(unix.RTNLGRP_IPV6_IFADDR), 0)
 	if err != nil {
 		return nil, err
 	}
@@ -31,7 +31,7 @@ func bit32(group int) uint32 { return 1 << (group - 1) }
 // Wait returns when something has changed since the last Wait, or since the
 // Watch began. If the context ends, it returns the context's cause.
 func (w *Watch) Wait(ctx context.Context) error {
-	_, err := w.socket.Next(ctx, func(hear.Message) {})
+	_, err := w.socket.Next(ctx, func(notify.Message) {})
 	return err
 }
 

@@ -6,31 +6,31 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/hear"
+	"github.com/embedcni/cni/internal/notify"
 	"github.com/embedcni/cni/netns"
 )
 
-// Listener hears of objects of a namespace that are deleted. One goroutine at a time may
+// Listener reports objects of a namespace that are deleted. One goroutine at a time may
 // use it.
-type Listener struct{ socket *hear.Socket }
+type Listener struct{ socket *notify.Socket }
 
 // groupTables is NFNLGRP_NFTABLES of linux/netfilter/nfnetlink.h.
 const groupTables = 7
 
-// Listen begins to hear of changes in a namespace. The caller closes the Listener.
-// The size of the buffer is that of [hear.Open].
+// Listen begins to watch for changes in a namespace. The caller closes the Listener.
+// The size of the buffer is that of [notify.Open].
 func Listen(ns *netns.Handle, buffer int) (*Listener, error) {
-	s, err := hear.Open(ns, unix.NETLINK_NETFILTER, 1<<(groupTables-1), buffer)
+	s, err := notify.Open(ns, unix.NETLINK_NETFILTER, 1<<(groupTables-1), buffer)
 	if err != nil {
 		return nil, err
 	}
 	return &Listener{s}, nil
 }
 
-// Heard is an object that was deleted, a rule that was added, or the end of a
+// Announcement is an object that was deleted, a rule that was added, or the end of a
 // transaction. Other additions are not reported: reading the elements that other
 // programs add to their sets would cost more than all else.
-type Heard struct {
+type Announcement struct {
 	Added bool // a rule; else the object was deleted
 	Table Table
 	// Chain and Set name the object, or where it was: a rule of Chain if Rule is set,
@@ -56,9 +56,9 @@ type Transaction struct {
 // Next waits for changes and calls each with them, in order; it is valid until each
 // returns. Lost reports whether the kernel has dropped some. If the context ends, the
 // error is its cause.
-func (l *Listener) Next(ctx context.Context, each func(Heard)) (lost bool, err error) {
-	return l.socket.Next(ctx, func(m hear.Message) {
-		if h, ok := readHeard(m); ok {
+func (l *Listener) Next(ctx context.Context, each func(Announcement)) (lost bool, err error) {
+	return l.socket.Next(ctx, func(m notify.Message) {
+		if h, ok := readAnnouncement(m); ok {
 			each(h)
 		}
 	})
@@ -67,8 +67,8 @@ func (l *Listener) Next(ctx context.Context, each func(Heard)) (lost bool, err e
 // Close ends the listener.
 func (l *Listener) Close() error { return l.socket.Close() }
 
-// readHeard reads an announcement. ok is false if it is about something else.
-func readHeard(m hear.Message) (h Heard, ok bool) {
+// readAnnouncement reads an announcement. ok is false if it is about something else.
+func readAnnouncement(m notify.Message) (h Announcement, ok bool) {
 	if m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Body) < netfilterHeader {
 		return h, false
 	}

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/hear"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/notify"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -32,7 +32,7 @@ func listen(t *testing.T, ns *netns.Handle, buffer int) *Listener {
 }
 
 // line renders an announcement.
-func line(h Heard) string {
+func line(h Announcement) string {
 	var words []string
 	add := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
 	if h.End != nil {
@@ -63,7 +63,7 @@ func transactions(t *testing.T, l *Listener, n int) (lines []string, ends []Tran
 	ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
 	defer cancel()
 	for len(ends) < n {
-		lost, err := l.Next(ctx, func(h Heard) {
+		lost, err := l.Next(ctx, func(h Announcement) {
 			if h.End != nil {
 				ends = append(ends, *h.End)
 				return
@@ -159,12 +159,12 @@ func TestListenSaysWhatItLost(t *testing.T) {
 	if len(lines) != 2002 {
 		t.Errorf("a large buffer: heard of %d objects", len(lines))
 	}
-	lost, err := small.Next(t.Context(), func(Heard) {})
+	lost, err := small.Next(t.Context(), func(Announcement) {})
 	if err != nil || !lost {
 		t.Errorf("a small buffer: lost %v, %v", lost, err)
 	}
 	nft(t, ns, oneRule) // it hears on
-	if _, err := small.Next(t.Context(), func(Heard) {}); err != nil {
+	if _, err := small.Next(t.Context(), func(Announcement) {}); err != nil {
 		t.Error(err)
 	}
 }
@@ -175,7 +175,7 @@ func TestListenEndsWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	done := make(chan error)
 	go func() {
-		_, err := l.Next(ctx, func(Heard) {})
+		_, err := l.Next(ctx, func(Announcement) {})
 		done <- err
 	}()
 	cancel(why)
@@ -190,7 +190,7 @@ func FuzzReadHeard(f *testing.F) {
 		f.Add(typ, []byte{2, 0, 0, 0, 8, 0, 1, 0, 't', 0, 0, 0, 0xff, 0xff, 1, 0})
 	}
 	f.Fuzz(func(_ *testing.T, typ uint16, data []byte) {
-		h, ok := readHeard(hear.Message{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | typ, Body: data})
+		h, ok := readAnnouncement(notify.Message{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | typ, Body: data})
 		if ok && h.Rule != nil {
 			h.Rule.Values()
 			h.Rule.Jump()

@@ -14,7 +14,7 @@ import (
 
 // Own returns the inodes of this process's sockets.
 func Own() (map[uint32]bool, error) {
-	return inodes("/proc/self/fd")
+	return inodes("/proc/thread-self/fd") // /proc/self is the leading thread, which may have ended
 }
 
 // inodes returns the inodes of the sockets in a directory of descriptors.

@@ -1,4 +1,4 @@
-package ears
+package hostwatch
 
 import (
 	"context"
@@ -11,16 +11,16 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// Ears are open ears in one namespace.
-type Ears struct {
+// A Watcher watches one namespace.
+type Watcher struct {
 	host  *hostns.NetNS
 	links *links.Listener // nil: not needed
 	rules *nft.Listener   // nil: not needed, or the kernel has no nf_tables
 }
 
-// Open opens the ears for these classes. The caller closes them, and keeps host open.
-func Open(host *hostns.NetNS, classes guard.Class, buffer int) (_ *Ears, err error) {
-	e := &Ears{host: host}
+// Open watches for changes of these classes. The caller closes them, and keeps host open.
+func Open(host *hostns.NetNS, classes guard.Class, buffer int) (_ *Watcher, err error) {
+	e := &Watcher{host: host}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.Close())
@@ -43,19 +43,19 @@ func Open(host *hostns.NetNS, classes guard.Class, buffer int) (_ *Ears, err err
 	return e, nil
 }
 
-// All returns the ears, each of which hears once.
-func (e *Ears) All() (all []guard.Ear) {
+// All returns the sources of events, each for one use.
+func (e *Watcher) All() (all []guard.Source) {
 	if e.links != nil {
-		all = append(all, e.hearLinks)
+		all = append(all, e.watchLinks)
 	}
 	if e.rules != nil {
-		all = append(all, e.hearRules)
+		all = append(all, e.watchRules)
 	}
 	return all
 }
 
-// Close closes the ears.
-func (e *Ears) Close() error {
+// Close stops watching.
+func (e *Watcher) Close() error {
 	var errs []error
 	if e.links != nil {
 		errs = append(errs, e.links.Close())
@@ -67,7 +67,7 @@ func (e *Ears) Close() error {
 }
 
 // Interfaces lists the interfaces.
-func (e *Ears) Interfaces(context.Context) ([]guard.Link, error) {
+func (e *Watcher) Interfaces(context.Context) ([]guard.Link, error) {
 	all, err := e.host.Conns.Links(e.host.Handle)
 	if err != nil {
 		return nil, err
@@ -83,18 +83,18 @@ func linkOf(l *links.Link, gone bool) guard.Link {
 	return guard.Link{Index: l.Index, Name: l.Name, Up: l.Up(), Master: l.Port.Master, Gone: gone}
 }
 
-func (e *Ears) hearLinks(ctx context.Context, hear func(guard.Event)) error {
+func (e *Watcher) watchLinks(ctx context.Context, emit func(guard.Event)) error {
 	for {
-		lost, err := e.links.Next(ctx, func(h links.Heard) {
+		lost, err := e.links.Next(ctx, func(h links.Announcement) {
 			switch {
 			case h.Link != nil:
 				l := linkOf(h.Link, h.Gone)
-				hear(guard.Event{Link: &l})
+				emit(guard.Event{Link: &l})
 			case h.Address != nil && h.Gone:
-				hear(guard.Event{Address: &guard.Address{Interface: h.Address.Interface}})
+				emit(guard.Event{Address: &guard.Address{Interface: h.Address.Interface}})
 			case h.Gone:
 				for _, r := range h.Routes {
-					hear(guard.Event{Route: &guard.Route{Interface: r.Interface, Dst: r.Dst}})
+					emit(guard.Event{Route: &guard.Route{Interface: r.Interface, Dst: r.Dst}})
 				}
 			}
 		})
@@ -102,30 +102,30 @@ func (e *Ears) hearLinks(ctx context.Context, hear func(guard.Event)) error {
 			return err
 		}
 		if lost {
-			hear(guard.Event{Lost: guard.Links | guard.Routes})
+			emit(guard.Event{Lost: guard.Links | guard.Routes})
 		}
 	}
 }
 
-func (e *Ears) hearRules(ctx context.Context, hear func(guard.Event)) error {
+func (e *Watcher) watchRules(ctx context.Context, emit func(guard.Event)) error {
 	for {
-		lost, err := e.rules.Next(ctx, func(h nft.Heard) {
+		lost, err := e.rules.Next(ctx, func(h nft.Announcement) {
 			if h.End != nil {
-				hear(guard.Event{By: h.End.Name})
+				emit(guard.Event{By: h.End.Name})
 				return
 			}
-			hear(guard.Event{Object: objectOf(h)})
+			emit(guard.Event{Object: objectOf(h)})
 		})
 		if err != nil {
 			return err
 		}
 		if lost {
-			hear(guard.Event{Lost: guard.Rules})
+			emit(guard.Event{Lost: guard.Rules})
 		}
 	}
 }
 
-func objectOf(h nft.Heard) *guard.Object {
+func objectOf(h nft.Announcement) *guard.Object {
 	o := &guard.Object{
 		Added: h.Added, Family: h.Table.Family, Table: h.Table.Name, Chain: h.Chain, Set: h.Set,
 		Rule: h.Rule != nil, HasElement: len(h.Elements) > 0,

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package ears
+package hostwatch
 
 import (
 	"context"
@@ -9,20 +9,20 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 )
 
-// Ears hear nothing off Linux.
-type Ears struct{}
+// A Watcher watches nothing off Linux.
+type Watcher struct{}
 
 // Open fails with [hostns.ErrNotSupported].
-func Open(*hostns.NetNS, guard.Class, int) (*Ears, error) { return nil, hostns.ErrNotSupported }
+func Open(*hostns.NetNS, guard.Class, int) (*Watcher, error) { return nil, hostns.ErrNotSupported }
 
 // All returns none.
-func (*Ears) All() []guard.Ear { return nil }
+func (*Watcher) All() []guard.Source { return nil }
 
 // Interfaces returns none.
-func (*Ears) Interfaces(context.Context) ([]guard.Link, error) { return nil, hostns.ErrNotSupported }
+func (*Watcher) Interfaces(context.Context) ([]guard.Link, error) { return nil, hostns.ErrNotSupported }
 
 // Close does nothing.
-func (*Ears) Close() error { return nil }
+func (*Watcher) Close() error { return nil }
 
 // Legacy are the legacy tables, which are not there.
 type Legacy struct{ Host *hostns.NetNS }
@@ -30,5 +30,5 @@ type Legacy struct{ Host *hostns.NetNS }
 // Used returns false.
 func (*Legacy) Used() (bool, error) { return false, nil }
 
-// Read hears nothing.
+// Read reports nothing.
 func (*Legacy) Read(func(guard.Event)) error { return nil }

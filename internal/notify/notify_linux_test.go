@@ -1,4 +1,4 @@
-package hear
+package notify
 
 import (
 	"encoding/binary"

@@ -1,4 +1,4 @@
-package ears
+package hostwatch
 
 import (
 	"errors"
@@ -39,8 +39,8 @@ func (l *Legacy) Used() (bool, error) {
 	return false, err
 }
 
-// Read hears what has gone since the last Read, and at the first nothing.
-func (l *Legacy) Read(hear func(guard.Event)) error {
+// Read reports what has gone since the last Read, and at the first nothing.
+func (l *Legacy) Read(emit func(guard.Event)) error {
 	now, err := l.list()
 	if err != nil {
 		return err
@@ -49,7 +49,7 @@ func (l *Legacy) Read(hear func(guard.Event)) error {
 		if now[o] >= n {
 			continue
 		}
-		hear(guard.Event{Object: o.event()})
+		emit(guard.Event{Object: o.event()})
 	}
 	l.before = now
 	return nil

@@ -1,4 +1,4 @@
-package hear
+package notify
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Socket hears the announcements of one namespace. One goroutine at a time may
+// Socket receives the announcements of one namespace. One goroutine at a time may
 // receive from it. The caller closes it.
 type Socket struct {
 	file *os.File
@@ -24,7 +24,7 @@ type Socket struct {
 // largest is more than the kernel puts into one announcement.
 const largest = 64 << 10
 
-// Open begins to hear the groups of a protocol (NETLINK_ROUTE, NETLINK_NETFILTER) in
+// Open subscribes to groups of a netlink protocol, of rtnetlink or nf_tables, in
 // a namespace. Groups is a mask; bit n-1 is group n. The size of the buffer, in the
 // kernel's terms, is that of socket(7); 0 leaves it to the system. Beyond the system's
 // limit it needs CAP_NET_ADMIN in the first user namespace, and is the limit without.
@@ -42,7 +42,7 @@ func Open(ns *netns.Handle, protocol int, groups uint32, buffer int) (*Socket, e
 		return nil, errors.Join(fmt.Errorf("buffer of a netlink socket: %w", err), s.Close())
 	}
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
-		return nil, errors.Join(fmt.Errorf("hear of changes in namespace %s: %w", ns.ID(), err), s.Close())
+		return nil, errors.Join(fmt.Errorf("watch for changes in namespace %s: %w", ns.ID(), err), s.Close())
 	}
 	return s, nil
 }
@@ -67,7 +67,7 @@ func (s *Socket) Next(ctx context.Context, each func(Message)) (lost bool, err e
 		return false, context.Cause(ctx)
 	}
 	if err := s.file.SetReadDeadline(time.Time{}); err != nil {
-		return false, fmt.Errorf("hear of changes: %w", err)
+		return false, fmt.Errorf("watch for changes: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = s.file.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -75,41 +75,41 @@ func (s *Socket) Next(ctx context.Context, each func(Message)) (lost bool, err e
 	if err != nil {
 		return false, err
 	}
-	heard := 0
+	received := 0
 	var failed error
 	err = raw.Read(func(fd uintptr) bool {
 		var end bool
-		end, failed = s.drain(int(fd), &heard, &lost, each)
+		end, failed = s.drain(int(fd), &received, &lost, each)
 		return end
 	})
 	switch {
 	case failed != nil:
-		return lost, fmt.Errorf("hear of changes: %w", failed)
-	case heard > 0:
+		return lost, fmt.Errorf("watch for changes: %w", failed)
+	case received > 0:
 		return lost, nil
 	case ctx.Err() != nil:
 		return false, context.Cause(ctx)
 	}
-	return false, fmt.Errorf("hear of changes: %w", err)
+	return false, fmt.Errorf("watch for changes: %w", err)
 }
 
 // drain reads the datagrams that are there. It returns false if there was none.
-func (s *Socket) drain(fd int, heard *int, lost *bool, each func(Message)) (end bool, err error) {
-	for *heard < mostAtOnce {
+func (s *Socket) drain(fd int, received *int, lost *bool, each func(Message)) (end bool, err error) {
+	for *received < mostAtOnce {
 		n, from, err := unix.Recvfrom(fd, s.buf, unix.MSG_TRUNC)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.EAGAIN):
-			return *heard > 0, nil
+			return *received > 0, nil
 		case errors.Is(err, unix.ENOBUFS):
-			*heard++
+			*received++
 			*lost = true
 			continue
 		case err != nil:
 			return true, err
 		}
-		*heard++
+		*received++
 		// A process with CAP_NET_ADMIN can send to the group as well.
 		if sender, ok := from.(*unix.SockaddrNetlink); !ok || sender.Pid != 0 {
 			continue
