@@ -34,11 +34,6 @@ func (e *examined) suspect() bool {
 	return e.state != "" || slices.ContainsFunc(e.parts, func(c *compared) bool { return !c.clean() })
 }
 
-// isBroken reports whether the comparison has found differences.
-func (e *examined) isBroken() bool {
-	return slices.ContainsFunc(e.parts, func(c *compared) bool { return len(c.differences) > 0 })
-}
-
 // isRepairable reports whether Repair can make a part on the host again.
 func (e *examined) isRepairable() bool {
 	return slices.ContainsFunc(e.parts, func(c *compared) bool {

@@ -32,7 +32,6 @@ type guardedHost struct {
 	t       *testing.T
 	r       *cni.Runtime
 	outside string
-	network func(more string) cni.Opt
 	ids     []string
 
 	mu     sync.Mutex

@@ -397,10 +397,6 @@ func (h *randomHost) pick() string {
 	return ids[h.random.IntN(len(ids))]
 }
 
-func (h *randomHost) address() netip.Addr {
-	return netip.AddrFrom4([4]byte{10, 1, byte(h.next >> 8), byte(h.next)})
-}
-
 func (h *randomHost) linkOf(id string, up, gone bool) Event {
 	return Event{Link: &Link{Index: h.index[id], Name: "veth" + id, Up: up, Gone: gone}}
 }

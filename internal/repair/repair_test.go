@@ -41,10 +41,6 @@ func newFake(parts ...part) *fake {
 	return &fake{parts: parts, has: map[string]bool{}, vanished: map[string]int{}}
 }
 
-func (f *fake) part(name string) part {
-	return f.parts[slices.IndexFunc(f.parts, func(p part) bool { return p.name == name })]
-}
-
 func (f *fake) hasAll(names []string) bool {
 	return !slices.ContainsFunc(names, func(n string) bool { return !f.has[n] })
 }
