@@ -87,13 +87,23 @@ func (t traces) in(line string) bool {
 	words := strings.Fields(line)
 	switch what, path := splitFile(line); what {
 	case "file", "symlink", "netns", "mount":
-		return slices.Contains(t.files, filepath.Base(path)) || slices.Contains(t.held, path)
+		return t.hasFile(path)
 	case "link", "addr", "qdisc", "neigh", "route", "rule":
 		return t.hasLink(words) || t.hasAddress(words)
 	case "dir":
 		return false
 	}
 	return t.ofRule(line, words)
+}
+
+// hasFile reports whether a file is the attachment's. The index of host ports has the
+// record under its name and, behind a dot, the ports.
+func (t traces) hasFile(path string) bool {
+	dir, name := filepath.Split(path)
+	if filepath.Base(dir) == "ports" {
+		name, _, _ = strings.Cut(name, ".")
+	}
+	return slices.Contains(t.files, name) || slices.Contains(t.held, path)
 }
 
 // hasLink looks at the places where links are, for a link may be called

@@ -225,7 +225,7 @@ detached web in N ms
 detached client in N ms
 
 kept for the next container (-v lists it):
-2 addr, 9 dir, N file, 1 link, 39 nft, 2 route
+2 addr, 10 dir, N file, 1 link, 39 nft, 2 route
 left of the containers: nothing
 `
 
