@@ -67,7 +67,8 @@ func TestFault_F54_AReloadIsNoticed(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), sourceV4+` is not in zone "trusted" of firewalld`) {
 		t.Errorf("CHECK says %v", err)
 	}
-	report, err := h.builtIn(h.filtered("podnet", anyway)).Recover(t.Context())
+	restarted := h.builtIn(h.filtered("podnet", anyway))
+	report, err := restarted.Recover(t.Context(), cni.OnBroken(cni.ReportBroken))
 	expect.NoError(t, err)
 	expect.Same(t, "adopted", report.Adopted, []string{"a"})
 	if report.Kept["a"] == nil {
@@ -77,6 +78,11 @@ func TestFault_F54_AReloadIsNoticed(t *testing.T) {
 	h.WantAnswers(testhost.Both(b.path, testhost.HostPort("192.0.2.2", 80), "192.0.2.1"))
 	expect.NoError(t, r.Check(t.Context(), "b", b.path))
 	expect.Same(t, "trusted", h.trusted(), "10.77.0.3/32 fd77::3/128")
+	report, err = restarted.Recover(t.Context())
+	expect.NoError(t, err)
+	expect.NoError(t, report.Kept["a"])
+	expect.Same(t, "trusted", h.trusted(), "10.77.0.2/32 10.77.0.3/32 fd77::2/128 fd77::3/128")
+	h.WantAnswers(testhost.Both(a.path, testhost.HostPort("192.0.2.2", 80), "192.0.2.1"))
 	h.detach(r, "a")
 	h.detach(r, "b")
 	h.wantClean(before)

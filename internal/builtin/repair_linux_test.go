@@ -47,9 +47,9 @@ TYPE container route "fd00:1::/64 on eth0": wanted "fd00:1::/64", found ""; fix`
 		{"macvlan", "gone", macvlan, "ip link del eth0", `TYPE container interface "eth0": wanted "MAC", found ""; no fix: it is gone, perhaps with its master: a new one needs Remove and Setup`,
 			`TYPE container interface "eth0": wanted "MAC", found ""; no fix: it is gone, perhaps with its master: a new one needs Remove and Setup`},
 		{"macvlan", "mode", macvlan, "ip link set eth0 type macvlan mode private; ip addr del 10.1.0.2/24 dev eth0; ip route add default dev lo; ip route add 10.1.0.0/24 dev lo",
-			`TYPE container interface "eth0": wanted "mode ", found "another mode"; no fix: it differs, and may be another interface
+			`TYPE container interface "eth0": wanted "mode bridge", found "mode private"; no fix: it differs, and may be another interface
 TYPE container address "10.1.0.2/24 on eth0": wanted "10.1.0.2/24", found ""; no fix: the interface may be another one`,
-			`TYPE container interface "eth0": wanted "mode ", found "another mode"; no fix: it differs, and may be another interface
+			`TYPE container interface "eth0": wanted "mode bridge", found "mode private"; no fix: it differs, and may be another interface
 TYPE container address "10.1.0.2/24 on eth0": wanted "10.1.0.2/24", found ""; no fix: the interface may be another one`},
 		{"macvlan", "a VPN", macvlan, "ip link add tun9 type veth peer name tun8; ip link set tun9 up; ip route replace default dev tun9", "", ""},
 		{"host-device", "down", device, "ip link set eth0 down", `TYPE container interface "eth0": wanted "up", found "down"; fix
