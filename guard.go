@@ -40,7 +40,7 @@ type GuardOptions struct {
 
 	// GCInterval is the interval at which Guard runs GC, with the options that GC
 	// returns. Zero runs none. GC must then be set. If it returns an error, that GC is
-	// left out.
+	// left out, and reported as GuardFailed.
 	GCInterval time.Duration
 	GC         func(context.Context) (GCOptions, error)
 

@@ -237,6 +237,10 @@ type guardedRecords struct {
 	ids   map[string]record.ID // by file
 	known bool                 // all were read
 	retry map[record.ID]bool   // have a removal that failed
+	// changed are the containers that have changed since take, and taken those that it
+	// has returned with signs. A container that comes and goes in between is in neither.
+	changed map[string]guard.Container
+	taken   map[string]bool
 }
 
 // Refresh implements [guard.Host].
@@ -244,7 +248,8 @@ func (g *guarding) Refresh(context.Context) ([]guard.Container, error) {
 	s := g.runtime.current.Load()
 	g.records.mu.Lock()
 	defer g.records.mu.Unlock()
-	return g.records.refresh(s, func(rec *record.Record) bool { return g.guards(s, rec) })
+	err := g.records.refresh(s, func(rec *record.Record) bool { return g.guards(s, rec) })
+	return g.records.take(), err
 }
 
 // recordExt is the end of the names of records' files.
@@ -260,19 +265,20 @@ func fileOf(name string) string {
 }
 
 // refresh reads the records that have changed.
-func (k *guardedRecords) refresh(s *snapshot, guards func(*record.Record) bool) (changed []guard.Container, err error) {
+func (k *guardedRecords) refresh(s *snapshot, guards func(*record.Record) bool) error {
 	seen, err := k.watch.Now()
 	if err != nil {
 		s.logger.Warn("all records are read, since their changes are not known", "error", err)
 	}
 	files := seen.Names
-	if all := seen.Lost || !k.known; all {
+	if k.known = k.known && !seen.Lost; !k.known { // until it has succeeded
 		if files, err = k.allFiles(s); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if k.ids == nil {
 		k.ids, k.retry = make(map[string]record.ID), make(map[record.ID]bool)
+		k.changed, k.taken = make(map[string]guard.Container), make(map[string]bool)
 	}
 	k.known = true
 	for _, name := range files {
@@ -284,7 +290,7 @@ func (k *guardedRecords) refresh(s *snapshot, guards func(*record.Record) bool) 
 		before, had := k.ids[file]
 		if rec == nil || err != nil || rec.ContainerID == "" {
 			if had {
-				changed = append(changed, guard.Container{ID: string(before)})
+				k.change(guard.Container{ID: string(before)})
 				delete(k.ids, file)
 				delete(k.retry, before)
 			}
@@ -299,9 +305,31 @@ func (k *guardedRecords) refresh(s *snapshot, guards func(*record.Record) bool) 
 				k.retry[rec.ContainerID] = true
 			}
 		}
-		changed = append(changed, c)
+		k.change(c)
 	}
-	return changed, nil
+	return nil
+}
+
+func (k *guardedRecords) change(c guard.Container) {
+	if len(c.Signs) == 0 && !k.taken[c.ID] {
+		delete(k.changed, c.ID)
+		return
+	}
+	k.changed[c.ID] = c
+}
+
+// take returns the containers that have changed since it did before.
+func (k *guardedRecords) take() (all []guard.Container) {
+	for id, c := range k.changed {
+		all = append(all, c)
+		if len(c.Signs) == 0 {
+			delete(k.taken, id)
+		} else {
+			k.taken[id] = true
+		}
+	}
+	clear(k.changed)
+	return all
 }
 
 // allFiles returns the files of all records, those that are known and gone included.

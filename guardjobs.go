@@ -22,26 +22,24 @@ const retryEvery = time.Second
 // jobs are what a guard does at intervals.
 func (g *guarding) jobs() []guard.Job {
 	var jobs []guard.Job
-	add := func(every time.Duration, do func(context.Context, func(guard.Event))) {
-		jobs = append(jobs, guard.Job{Every: every, Do: do})
-	}
+	add := func(j guard.Job) { jobs = append(jobs, j) }
 	if g.options.Classes&GuardRules != 0 {
 		legacy := &hostwatch.Legacy{Host: g.host}
 		if g.options.LegacyInterval > 0 {
-			add(g.options.LegacyInterval, func(_ context.Context, emit func(guard.Event)) {
+			add(guard.Job{Every: g.options.LegacyInterval, Do: func(_ context.Context, emit func(guard.Event)) {
 				if err := legacy.Read(emit); err != nil {
 					g.tell(GuardEvent{Kind: GuardFailed, Err: fmt.Errorf("read the legacy tables: %w", err)})
 				}
-			})
+			}})
 		} else {
-			add(unguardedEvery, g.tellUnguarded(legacy))
+			add(guard.Job{Every: unguardedEvery, AtOnce: true, Do: g.tellUnguarded(legacy)})
 		}
 	}
 	if !g.options.WithoutRetries {
-		add(retryEvery, func(ctx context.Context, _ func(guard.Event)) { g.retryRemovals(ctx) })
+		add(guard.Job{Every: retryEvery, Do: g.retryRemovals()})
 	}
 	if g.options.GCInterval > 0 {
-		add(g.options.GCInterval, func(ctx context.Context, _ func(guard.Event)) { g.collect(ctx) })
+		add(guard.Job{Every: g.options.GCInterval, Do: func(ctx context.Context, _ func(guard.Event)) { g.collect(ctx) }})
 	}
 	return jobs
 }
@@ -50,50 +48,80 @@ func (g *guarding) jobs() []guard.Job {
 // whether anything is there to guard.
 const unguardedEvery = 10 * time.Second
 
-// tellUnguarded reports once that containers have rules in legacy tables.
+// tellUnguarded notes whether containers have rules in legacy tables, and reports each
+// time that this has become so.
 func (g *guarding) tellUnguarded(legacy *hostwatch.Legacy) func(context.Context, func(guard.Event)) {
-	told := false
+	told := ""
 	return func(context.Context, func(guard.Event)) {
+		kind := GuardFailed
 		used, err := legacy.Used()
-		if told || !used && err == nil {
+		if err != nil {
+			err = fmt.Errorf("read the legacy tables: %w", err)
+		}
+		if used {
+			kind, err = GuardUnguarded, join(ErrUnguarded, err)
+		}
+		if err == nil {
+			told = ""
+			g.runtime.unguarded.Store(nil)
 			return
 		}
-		told = true
-		if err == nil {
-			err = ErrUnguarded
-		}
 		g.runtime.unguarded.Store(&err)
-		g.tell(GuardEvent{Kind: GuardUnguarded, Err: err})
-	}
-}
-
-// retryRemovals repeats removals that failed, when it is time.
-func (g *guarding) retryRemovals(ctx context.Context) {
-	s := g.runtime.current.Load()
-	for _, id := range g.records.failed() {
-		rec, err := s.Records.Load(id)
-		if err != nil || rec == nil || !isDue(rec, s.owner) || ctx.Err() != nil {
-			continue
-		}
-		removed, err := s.removeFailed(ctx, id)
-		switch {
-		case errors.Is(err, ErrBusy), errors.Is(err, errNotYet), ctx.Err() != nil:
-		case err != nil:
-			g.tell(GuardEvent{Kind: GuardFailed, ContainerID: string(id), Err: err})
-		case removed:
-			g.tell(GuardEvent{Kind: GuardRemoved, ContainerID: string(id)})
+		if told != err.Error() {
+			told = err.Error()
+			g.tell(GuardEvent{Kind: kind, Err: err})
 		}
 	}
 }
 
-// failed returns the containers with a removal that failed or was cut short.
-func (k *guardedRecords) failed() (ids []record.ID) {
+// retryRemovals repeats removals that failed, when it is time. Nothing else may point at
+// them, so it reads the records that have changed.
+func (g *guarding) retryRemovals() func(context.Context, func(guard.Event)) {
+	told := ""
+	return func(ctx context.Context, _ func(guard.Event)) {
+		s := g.runtime.current.Load()
+		ids, err := g.failedRemovals(s)
+		if err == nil {
+			told = ""
+		} else if told != err.Error() {
+			told = err.Error()
+			g.tell(GuardEvent{Kind: GuardFailed, Err: err})
+		}
+		for _, id := range ids {
+			if ctx.Err() != nil {
+				return
+			}
+			g.retryRemoval(ctx, s, id)
+		}
+	}
+}
+
+func (g *guarding) retryRemoval(ctx context.Context, s *snapshot, id record.ID) {
+	rec, err := s.Records.Load(id)
+	if err != nil || rec == nil || !isDue(rec, s.owner) {
+		return
+	}
+	removed, err := s.removeFailed(ctx, id)
+	switch {
+	case errors.Is(err, ErrBusy), errors.Is(err, errNotYet), ctx.Err() != nil:
+	case err != nil:
+		g.tell(GuardEvent{Kind: GuardFailed, ContainerID: string(id), Err: err})
+	case removed:
+		g.tell(GuardEvent{Kind: GuardRemoved, ContainerID: string(id)})
+	}
+}
+
+// failedRemovals returns the containers with a removal that failed or was cut short. With
+// an error these are those that are known.
+func (g *guarding) failedRemovals(s *snapshot) (ids []record.ID, err error) {
+	k := &g.records
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	err = k.refresh(s, func(rec *record.Record) bool { return g.guards(s, rec) })
 	for id := range k.retry {
 		ids = append(ids, id)
 	}
-	return ids
+	return ids, err
 }
 
 // isDue reports whether it is time to repeat the removal of an attachment of an owner.
@@ -135,15 +163,18 @@ func (s *snapshot) removeFailed(ctx context.Context, id record.ID) (removed bool
 	return err == nil, err
 }
 
-// collect runs GC.
+// collect runs GC, if the caller has options for it.
 func (g *guarding) collect(ctx context.Context) {
 	o, err := g.options.GC(ctx)
-	var report *Report
-	if err == nil {
-		bound, cancel := context.WithTimeout(ctx, g.options.GCInterval)
-		defer cancel()
-		report, err = g.runtime.GC(bound, o)
+	if err != nil {
+		if ctx.Err() == nil {
+			g.tell(GuardEvent{Kind: GuardFailed, Err: fmt.Errorf("GC is left out: %w", err)})
+		}
+		return
 	}
+	bound, cancel := context.WithTimeout(ctx, g.options.GCInterval)
+	defer cancel()
+	report, err := g.runtime.GC(bound, o)
 	if ctx.Err() == nil {
 		g.tell(GuardEvent{Kind: GuardCollected, Report: report, Err: err})
 	}

@@ -49,8 +49,9 @@ type Source func(ctx context.Context, emit func(Event)) error
 
 // Job is done at an interval, the first time after one interval.
 type Job struct {
-	Every time.Duration
-	Do    func(ctx context.Context, emit func(Event))
+	Every  time.Duration
+	AtOnce bool // the first time is at the begin
+	Do     func(ctx context.Context, emit func(Event))
 }
 
 // Report is something that happened.
@@ -153,6 +154,9 @@ func (r *run) listen(ctx context.Context, source Source) (err error) {
 }
 
 func (r *run) repeat(ctx context.Context, job Job) {
+	if job.AtOnce {
+		r.do(ctx, job)
+	}
 	timer := time.NewTimer(job.Every)
 	defer timer.Stop()
 	for {

@@ -1,0 +1,110 @@
+package behaviour_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// guardedStage returns a stage with an attached container, a Runtime, and a host that runs guards.
+func guardedStage(t *testing.T) (s *stage, r *cni.Runtime, h *guardedHost) {
+	t.Helper()
+	s = newStage(t)
+	r = s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
+	return s, r, &guardedHost{t: t, r: r, wake: make(chan struct{}, 1)}
+}
+
+// TestGuardRepeatsRemovals: a removal that fails while the guard runs, and one that had
+// failed before, are repeated until they succeed. The kernel announces neither.
+func TestGuardRepeatsRemovals(t *testing.T) {
+	for _, before := range []bool{true, false} {
+		s, r, h := guardedStage(t)
+		s.On("p", "DEL", testhost.Says(100, "stuck"))
+		remove := func() {
+			if err := r.Remove(t.Context(), "c1", ""); err == nil {
+				t.Error("the removal has not failed")
+			}
+		}
+		if before {
+			remove()
+		}
+		h.guard(s.Runtime(), cni.GuardOptions{})
+		if !before {
+			remove()
+		}
+		h.wait(cni.GuardFailed, "c1")
+		expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
+		s.On("p", "DEL", scripted.Action{})
+		h.wait(cni.GuardRemoved, "c1")
+		expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+	}
+}
+
+// TestGuardWithoutRetries leaves removals that failed.
+func TestGuardWithoutRetries(t *testing.T) {
+	s, r, h := guardedStage(t)
+	s.On("p", "DEL", testhost.Says(100, "stuck"))
+	if err := r.Remove(t.Context(), "c1", ""); err == nil {
+		t.Error("the removal has not failed")
+	}
+	s.On("p", "DEL", scripted.Action{})
+	s.Took()
+	collected := make(chan struct{}, 100)
+	h.guard(r, cni.GuardOptions{WithoutRetries: true, GCInterval: 1500 * time.Millisecond, GC: func(context.Context) (cni.GCOptions, error) {
+		collected <- struct{}{}
+		return cni.GCOptions{}, errors.New("not now")
+	}})
+	for range 2 { // in between a removal is due, and would have been repeated
+		expect.Await(t, "an interval", collected)
+	}
+	expect.Same(t, "calls", s.Took(), []string{})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
+}
+
+// event waits for an event of that kind, and returns it.
+func (h *guardedHost) event(kind cni.GuardEventKind) cni.GuardEvent {
+	h.t.Helper()
+	h.wait(kind, "")
+	events := h.taken()
+	return events[slices.IndexFunc(events, func(e cni.GuardEvent) bool { return e.Kind == kind })]
+}
+
+// TestGuardCollects: GC runs at its interval, with the options of the caller. Without
+// them it is left out, and runs the next time.
+func TestGuardCollects(t *testing.T) {
+	_, r, h := guardedStage(t)
+	next := make(chan error)
+	h.guard(r, cni.GuardOptions{GCInterval: time.Millisecond, GC: func(ctx context.Context) (cni.GCOptions, error) {
+		select {
+		case err := <-next:
+			return cni.GCOptions{KeepNone: err == nil}, err
+		case <-ctx.Done():
+			return cni.GCOptions{}, ctx.Err()
+		}
+	}})
+	h.taken()
+	unknown := errors.New("the list of containers is not known")
+	next <- unknown
+	e := h.event(cni.GuardFailed)
+	expect.Is(t, e.Err, unknown)
+	if e.Report != nil {
+		t.Errorf("a GC that is left out has the report %v", e.Report)
+	}
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
+	next <- nil
+	e = h.event(cni.GuardCollected)
+	expect.NoError(t, e.Err)
+	if e.Report == nil {
+		t.Fatal("a GC without a report")
+	}
+	expect.Same(t, "report", *e.Report, removed)
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+}
