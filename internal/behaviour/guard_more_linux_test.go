@@ -3,6 +3,8 @@ package behaviour_test
 import (
 	"context"
 	"errors"
+	"os"
+	"os/exec"
 	"slices"
 	"testing"
 	"time"
@@ -107,4 +109,75 @@ func TestGuardCollects(t *testing.T) {
 	}
 	expect.Same(t, "report", *e.Report, removed)
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+}
+
+// legacyHost returns a host with attached containers whose rules are in legacy tables.
+func legacyHost(t *testing.T) (h *guardedHost) {
+	t.Helper()
+	bin := t.TempDir()
+	for _, family := range []string{"iptables", "ip6tables"} {
+		tool, err := exec.LookPath(family + "-legacy")
+		expect.NoError(t, err)
+		expect.NoError(t, os.Symlink(tool, bin+"/"+family))
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	h = newGuardedHost(t, false, "iptables", 2)
+	h.back("at first")
+	return h
+}
+
+// TestGuardReadsLegacyTables: at the interval, and not only what has gone since the
+// first time that it has read them.
+func TestGuardReadsLegacyTables(t *testing.T) {
+	for _, damage := range []string{
+		"iptables -t nat -F", // everything
+		"iptables -t nat -F CNI-HOSTPORT-DNAT",
+		"iptables -t nat -D POSTROUTING 2", // of one container
+	} {
+		t.Run(damage, func(t *testing.T) {
+			h := legacyHost(t)
+			h.guard(h.r, cni.GuardOptions{LegacyInterval: 100 * time.Millisecond})
+			h.shell(damage) // perhaps before the first time
+			h.wait(cni.GuardRepaired, "")
+			h.back(damage)
+			h.quiet()
+			events := h.taken()
+			h.wantNoFlapping(damage, events)
+			if n := count(events, cni.GuardUnguarded); n > 0 {
+				t.Errorf("%d events say that legacy tables are unguarded", n)
+			}
+			h.shell("iptables -t nat -F")
+			h.wait(cni.GuardRepaired, "")
+			h.back("a flush")
+			h.quiet()
+			h.wantNoFlapping("a flush", h.taken())
+		})
+	}
+}
+
+// TestGuardTellsOfLegacyTables: without an interval, once, and Ready says it for as long
+// as it is so.
+func TestGuardTellsOfLegacyTables(t *testing.T) {
+	h := legacyHost(t)
+	ready := func() error { return h.At(h.Path("netns", "host"), func() error { return h.r.Ready(t.Context()) }) }
+	lacks := func() bool { return errors.Is(ready(), cni.ErrUnguarded) }
+	expect.Same(t, "unguarded without a guard", lacks(), false)
+	ctx, cancel := context.WithCancel(t.Context())
+	told, ended := make(chan cni.GuardEvent, 100), make(chan error, 1)
+	go func() {
+		ended <- h.r.Guard(ctx, cni.GuardOptions{Report: func(e cni.GuardEvent) {
+			if e.Kind == cni.GuardUnguarded {
+				told <- e
+			}
+		}})
+	}()
+	expect.Is(t, expect.Await(t, "the event", told).Err, cni.ErrUnguarded)
+	expect.Same(t, "unguarded", lacks(), true)
+	for _, id := range h.ids {
+		expect.NoError(t, h.r.Remove(t.Context(), id, ""))
+	}
+	cancel()
+	expect.NoError(t, expect.Await(t, "the guard's end", ended))
+	expect.Same(t, "events left", len(told), 0)
+	expect.Same(t, "unguarded after the guard", lacks(), false)
 }

@@ -2,6 +2,7 @@ package hostwatch
 
 import (
 	"errors"
+	"net/netip"
 	"strings"
 
 	"github.com/embedcni/cni/internal/guard"
@@ -26,6 +27,7 @@ type legacyObject struct {
 	rule         bool
 	comment      string
 	target       string
+	src, dst     netip.Addr
 }
 
 // Used reports whether plugins have chains in the legacy tables.
@@ -39,11 +41,15 @@ func (l *Legacy) Used() (bool, error) {
 	return false, err
 }
 
-// Read reports what has gone since the last Read, and at the first nothing.
+// Read reports what has gone since the last Read. At the first it reports that anything
+// may have gone: nobody knows of the time before it.
 func (l *Legacy) Read(emit func(guard.Event)) error {
 	now, err := l.list()
 	if err != nil {
 		return err
+	}
+	if l.before == nil {
+		emit(guard.Event{Lost: guard.Rules})
 	}
 	for o, n := range l.before {
 		if now[o] >= n {
@@ -62,6 +68,11 @@ func (o legacyObject) event() *guard.Object {
 	}
 	if o.comment != "" {
 		e.Comments = []string{o.comment}
+	}
+	for _, a := range []netip.Addr{o.src, o.dst} {
+		if a.IsValid() {
+			e.Addresses = append(e.Addresses, a)
+		}
 	}
 	return e
 }
@@ -94,7 +105,7 @@ func listTable(x iptables.Tool, table string, all map[legacyObject]int) error {
 		all[legacyObject{v6: x.V6(), table: table, chain: chain}]++
 	}
 	for _, r := range rules {
-		all[legacyObject{v6: x.V6(), table: table, chain: r.Chain, rule: true, comment: r.Comment, target: r.Target}]++
+		all[legacyObject{v6: x.V6(), table: table, chain: r.Chain, rule: true, comment: r.Comment, target: r.Target, src: r.Src, dst: r.Dst}]++
 	}
 	return nil
 }

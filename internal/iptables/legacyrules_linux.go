@@ -1,10 +1,12 @@
 package iptables
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -19,6 +21,7 @@ type LegacyRule struct {
 	Comment       string
 	In, Out       string
 	Mark          uint32
+	Src, Dst      netip.Addr // if the rule matches one address
 }
 
 // HasLegacyTable reports whether the kernel has the table. Asking for the rules of
@@ -111,6 +114,7 @@ func (l entryLayout) decode(info tableInfo, data []byte) ([]LegacyRule, map[stri
 			chains[chain] = true
 		} else {
 			r := LegacyRule{Chain: chain, Target: name, In: unix.ByteSliceToString(e[l.in:][:16]), Out: unix.ByteSliceToString(e[l.out:][:16])}
+			r.Src, r.Dst = l.addresses(e)
 			if name == "" {
 				jumps[len(rules)] = r.verdict(body)
 			} else if name == "MARK" && len(body) >= 8 {
@@ -139,6 +143,20 @@ func (l entryLayout) entry(data []byte) (e []byte, next int, err error) {
 		}
 	}
 	return nil, 0, errors.New("an entry is cut off")
+}
+
+// addresses returns the source and the destination of an entry, which begins with both
+// and then has both masks. They are not valid if a mask is not that of one address.
+func (l entryLayout) addresses(e []byte) (src, dst netip.Addr) {
+	size := l.in / 4
+	at := func(i int) netip.Addr {
+		if len(bytes.TrimLeft(e[(i+2)*size:][:size], "\xff")) > 0 {
+			return netip.Addr{}
+		}
+		a, _ := netip.AddrFromSlice(e[i*size:][:size]) // of four or sixteen bytes
+		return a
+	}
+	return at(0), at(1)
 }
 
 // verdict reads the standard target: a verdict below zero, or the offset that

@@ -1,0 +1,61 @@
+package hostwatch
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/guard"
+	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/sandbox"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
+
+// TestLegacyRead: a rule that has gone is reported although another has come.
+func TestLegacyRead(t *testing.T) {
+	for tool, address := range map[string]string{"iptables-legacy": "10.1.0.%d", "ip6tables-legacy": "2001:db8::%d"} {
+		t.Run(tool, func(t *testing.T) {
+			ns := nettest.New(t)
+			nettest.Enter(t, ns) // of this subtest's own thread
+			host, err := hostns.NewFinder().Open("")
+			expect.NoError(t, err)
+			defer func() { expect.NoError(t, host.Close()) }()
+			legacy := &Legacy{Host: host}
+			run := func(args string) {
+				t.Helper()
+				out, err := exec.Command("sh", "-c", tool+" -w "+args).CombinedOutput()
+				if err != nil {
+					t.Fatalf("%s %s: %v: %s", tool, args, err, out)
+				}
+			}
+			read := func() (events []guard.Event) {
+				t.Helper()
+				expect.NoError(t, legacy.Read(func(e guard.Event) { events = append(events, e) }))
+				return events
+			}
+			used := func() bool { return expect.Value(legacy.Used())(t) }
+			expect.Same(t, "used without tables", used(), false)
+			run("-N CNI-FORWARD")
+			expect.Same(t, "used", used(), true)
+			a, b := fmt.Sprintf(address, 1), fmt.Sprintf(address, 2)
+			run("-A CNI-FORWARD -s " + a + " -j ACCEPT")
+			expect.Same(t, "at first", read(), []guard.Event{{Lost: guard.Rules}})
+			expect.Same(t, "unchanged", len(read()), 0)
+			run("-D CNI-FORWARD -s " + a + " -j ACCEPT")
+			run("-A CNI-FORWARD -s " + b + " -j ACCEPT")
+			events := read()
+			if len(events) != 1 {
+				t.Fatalf("got %d events", len(events))
+			}
+			o := events[0].Object
+			expect.Same(t, "what has gone", fmt.Sprint(o.Chain, " ", o.Rule, o.Added, o.Addresses), fmt.Sprintf("CNI-FORWARD true false [%s]", a))
+			run("-F CNI-FORWARD")
+			run("-X CNI-FORWARD")
+			expect.Same(t, "the rule, and the chain with its end", len(read()), 3)
+		})
+	}
+}
