@@ -155,8 +155,8 @@ func TestGuardReadsLegacyTables(t *testing.T) {
 	}
 }
 
-// TestGuardTellsOfLegacyTables: without an interval, once, and Ready says it for as long
-// as it is so.
+// TestGuardTellsOfLegacyTables: without an interval, each time that containers have rules
+// there, and Ready says it for as long as they do.
 func TestGuardTellsOfLegacyTables(t *testing.T) {
 	h := legacyHost(t)
 	ready := func() error { return h.At(h.Path("netns", "host"), func() error { return h.r.Ready(t.Context()) }) }
@@ -176,6 +176,10 @@ func TestGuardTellsOfLegacyTables(t *testing.T) {
 	for _, id := range h.ids {
 		expect.NoError(t, h.r.Remove(t.Context(), id, ""))
 	}
+	expect.Eventually(t, "Ready, without containers", func() bool { return !lacks() })
+	h.attach(9)
+	expect.Is(t, expect.Await(t, "the event of a new container", told).Err, cni.ErrUnguarded)
+	expect.Same(t, "unguarded again", lacks(), true)
 	cancel()
 	expect.NoError(t, expect.Await(t, "the guard's end", ended))
 	expect.Same(t, "events left", len(told), 0)

@@ -161,7 +161,7 @@ func (o *Object) read() (signs []Sign, shared bool) {
 		return o.readContent(kind)
 	}
 	switch {
-	case o.Chain != "" && isContainers(o.Chain):
+	case o.Chain != "" && IsContainers(o.Chain):
 		return []Sign{OfChain(o.Chain)}, false
 	case kind == ownTable:
 		return nil, true
@@ -176,7 +176,7 @@ func (o *Object) readContent(kind kindOfTable) (signs []Sign, shared bool) {
 		signs = append(signs, OfComment(c))
 	}
 	for _, chain := range []string{o.Chain, o.Jump} {
-		if isContainers(chain) {
+		if IsContainers(chain) {
 			signs = append(signs, OfChain(chain))
 		}
 	}
@@ -196,9 +196,9 @@ func (o *Object) readContent(kind kindOfTable) (signs []Sign, shared bool) {
 	return signs, shared
 }
 
-// isContainers reports whether a chain is of the form that the plugins give to one
+// IsContainers reports whether a chain is of the form that the plugins give to one
 // container's: CNI-, DN- or SN- perhaps, and a hash, or that of macspoofchk.
-func isContainers(chain string) bool {
+func IsContainers(chain string) bool {
 	if strings.HasPrefix(chain, "cni-br-iface-") {
 		return true
 	}
@@ -211,7 +211,7 @@ func isContainers(chain string) bool {
 }
 
 // isPlugins reports whether a chain is one that the plugins make for all containers.
-func isPlugins(chain string) bool { return strings.HasPrefix(chain, "CNI-") && !isContainers(chain) }
+func isPlugins(chain string) bool { return strings.HasPrefix(chain, "CNI-") && !IsContainers(chain) }
 
 func isHook(chain string) bool {
 	switch chain {

@@ -3,7 +3,6 @@ package hostwatch
 import (
 	"errors"
 	"net/netip"
-	"strings"
 
 	"github.com/embedcni/cni/internal/guard"
 	"github.com/embedcni/cni/internal/hostns"
@@ -30,16 +29,21 @@ type legacyObject struct {
 	src, dst     netip.Addr
 }
 
-// Used reports whether plugins have chains in the legacy tables.
+// Used reports whether containers have chains or rules in the legacy tables. The chains
+// that plugins make for all containers stay when the last container has gone.
 func (l *Legacy) Used() (bool, error) {
 	now, err := l.list()
 	for o := range now {
-		if strings.HasPrefix(o.chain, "CNI-") {
+		if guard.IsContainers(o.chain) || o.chain == firewallChain && (o.src.IsValid() || o.dst.IsValid()) {
 			return true, err
 		}
 	}
 	return false, err
 }
+
+// firewallChain is the chain in which the firewall plugin has rules about addresses of
+// containers, and no chains of their own.
+const firewallChain = "CNI-FORWARD"
 
 // Read reports what has gone since the last Read. At the first it reports that anything
 // may have gone: nobody knows of the time before it.

@@ -40,9 +40,10 @@ func TestLegacyRead(t *testing.T) {
 			used := func() bool { return expect.Value(legacy.Used())(t) }
 			expect.Same(t, "used without tables", used(), false)
 			run("-N CNI-FORWARD")
-			expect.Same(t, "used", used(), true)
+			expect.Same(t, "used by no container", used(), false)
 			a, b := fmt.Sprintf(address, 1), fmt.Sprintf(address, 2)
 			run("-A CNI-FORWARD -s " + a + " -j ACCEPT")
+			expect.Same(t, "used by the firewall plugin", used(), true)
 			expect.Same(t, "at first", read(), []guard.Event{{Lost: guard.Rules}})
 			expect.Same(t, "unchanged", len(read()), 0)
 			run("-D CNI-FORWARD -s " + a + " -j ACCEPT")
@@ -56,6 +57,8 @@ func TestLegacyRead(t *testing.T) {
 			run("-F CNI-FORWARD")
 			run("-X CNI-FORWARD")
 			expect.Same(t, "the rule, and the chain with its end", len(read()), 3)
+			run("-t nat -N CNI-DN-0123456789abcdef01234")
+			expect.Same(t, "used by portmap", used(), true)
 		})
 	}
 }
