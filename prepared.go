@@ -208,7 +208,7 @@ func (w *prepared) lives(ctx context.Context, op *operation) error {
 func (w *prepared) forget(taken *record.Pending) {
 	err := taken.Wait()
 	if err == nil {
-		err = w.snapshot.Records.Delete(w.id)
+		err = w.snapshot.DeleteRecord(&record.Record{ContainerID: w.id})
 	}
 	if err != nil {
 		w.snapshot.logger.Warn("delete the record of a container that was made ahead of time and is used now", "container", w.id, "error", err)

@@ -288,7 +288,7 @@ func (op *operation) giveUp() error {
 	}
 	err := op.Unpin()
 	if err == nil {
-		err = op.Records.Delete(op.ID)
+		err = op.DeleteRecord(op.Record)
 	}
 	if err != nil {
 		return join(err, op.Pin()) // it stays on record

@@ -150,16 +150,27 @@ func (c *Container) Erase() error {
 			return err
 		}
 	}
-	if err := c.records.Delete(c.ID); err != nil {
-		return err
+	rec := c.Record
+	if rec == nil {
+		rec = &record.Record{ContainerID: c.ID}
 	}
-	if c.Record != nil {
-		c.in.Ports.Forget(c.Record)
+	if err := c.in.DeleteRecord(rec); err != nil {
+		return err
 	}
 	// A pool's container was on record under that ID until this record was on the
 	// disk.
 	if id := record.ID(c.PluginID()); id != c.ID {
-		return c.records.Delete(id)
+		return c.in.DeleteRecord(&record.Record{ContainerID: id})
 	}
+	return nil
+}
+
+// DeleteRecord deletes a record with its entry in the index of host ports. The record of
+// a container that nobody has yet claims none, so its ID is enough.
+func (s *Store) DeleteRecord(r *record.Record) error {
+	if err := s.Records.Delete(r.ContainerID); err != nil {
+		return err
+	}
+	s.Ports.Forget(r)
 	return nil
 }
