@@ -109,20 +109,20 @@ func (e GuardEvent) String() string {
 
 // Guard repairs what others break, until ctx ends: a firewall reload or a flushed table,
 // an interface that is set down or taken from its bridge, a bridge that is deleted, a
-// route to a container. It repairs by the rules of Repair: it adds what is missing and
-// recorded, removes and overwrites nothing, and changes nothing in a container.
+// route to a container. It repairs by the rules of Repair: it adds missing parts that
+// are on record, removes and overwrites nothing, and changes nothing in a container.
 //
 // Guard learns of changes from the kernel, in the namespace that WithHostNetNS names or
 // else the caller's, and guards this owner's containers whose plugins ran there. Nothing
 // runs while nothing is lost. An announced loss points at containers; these are compared
-// with their records as soon as it is quiet for a moment, and what is missing is added
+// with their records as soon as it is quiet for a moment, and missing parts are added
 // under the container's lock after another comparison. A lost announcement, or a loss
 // that concerns all, has all containers compared, with a rest in between. So two guards,
 // in one process or in several, do not undo each other's work, and what Setup and Remove
 // change has nothing repaired.
 //
-// An administrator wins: see Hold; and what is undone three times within a minute is
-// reported as GuardContested and left. Nobody is guarded without a call of Guard.
+// An administrator wins: see Hold; and a part that is undone three times within a minute
+// is reported as GuardContested and left. Nobody is guarded without a call of Guard.
 //
 // Guard returns nil when ctx has ended; everything that it has started has ended then,
 // and all that it has opened is closed. It returns an error if it cannot begin, or learns

@@ -189,7 +189,8 @@ func (g *guarding) watchHolds(s *snapshot) (*dirwatch.Watch, error) {
 	return dirwatch.Open(dir)
 }
 
-// watchHolds watches for holds that come and go: what was held may be repaired now.
+// watchHolds watches for holds that come and go: after the end of one, its parts may be
+// repaired.
 func watchHolds(ctx context.Context, w *dirwatch.Watch, emit func(guard.Event)) error {
 	if _, err := w.Now(); err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Hold names what is not to be repaired by itself: a container, a network with all its
+// Hold names something that nothing repairs by itself: a container, a network with all its
 // containers, or, if both are set, a container's attachment to a network.
 type Hold struct {
 	ContainerID string
@@ -64,7 +64,7 @@ func (r *Runtime) Unhold(ctx context.Context, h Hold) error {
 	return nil
 }
 
-// Holds returns what is held, by every owner, in the order of time. With an error some
+// Holds returns the holds of every owner, in the order of time. With an error some
 // holds cannot be read; as long as that is so, guards repair nothing.
 func (r *Runtime) Holds() ([]Hold, error) {
 	s := r.current.Load()

@@ -12,7 +12,6 @@ import (
 
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/repair"
 	"github.com/embedcni/cni/internal/views"
@@ -228,35 +227,6 @@ var errShared = errors.New("it is damaged, and has attachments of another owner;
 func (a *attachment) own() bool {
 	n := a.entry()
 	return n != nil && a.op.Record.OwnerOf(n) == a.op.owner
-}
-
-// deleteIllegible deletes a record whose owner cannot be read, unless a
-// namespace is kept for it, in which a container may be alive. It logs that
-// nothing finds the other leftovers of the container.
-func (s *snapshot) deleteIllegible(f record.Found) (o outcome) {
-	o.id = nameOf(f)
-	if path := s.Pins.At(f.File); path != "" {
-		o.skipped = fmt.Errorf("it names no owner, and %s keeps a namespace that may be a live container's; "+
-			"if it is not, unmount that and delete %s: %w", path, s.Records.Path(f.File), f.Err)
-		return o
-	}
-	held, err := s.Locks.TryLockAll([]lock.Key{{Name: container.Barrier}}) // a Setup may be about to replace it
-	if held == nil {
-		o.skipped = join(ErrBusy, err)
-		return o
-	}
-	defer func() { o.err = join(o.err, held.Release()) }()
-	if now, err := s.Records.LoadFile(f.File); now == nil || now.ContainerID != "" || !errors.Is(err, record.ErrBad) {
-		return o // it is another by now, or gone
-	}
-	s.logger.Error("attachment record is unreadable and was deleted; leftovers of its attachments are possible", "file", f.File, "error", f.Err)
-	if o.err = s.Pins.Discard(f.File); o.err == nil {
-		o.err = s.Records.Discard(f.File)
-	}
-	if o.err == nil {
-		o.left = o.id + " says nothing and was deleted; if its container is known, Remove or CleanUp finds the leftovers"
-	}
-	return o
 }
 
 // errNotYet: a removal failed not long ago.
