@@ -1,12 +1,18 @@
 package cni
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/embedcni/cni/internal/builtin/prevresult"
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/portindex"
 	"github.com/embedcni/cni/internal/ports"
+	"github.com/embedcni/cni/internal/record"
 )
 
 // PortMapping forwards a port of the host to one of the container. HostPort and
@@ -85,4 +91,175 @@ func (m PortMapping) wire() (wirePort, error) {
 
 func (p wirePort) String() string {
 	return fmt.Sprintf("%s:%d->%d/%s", p.HostIP, p.HostPort, p.ContainerPort, p.Protocol)
+}
+
+// PortError says who has a port of the host that Setup was asked to forward. It is an
+// error, or a warning in Result.PortWarnings. errors.As finds the first of several.
+type PortError struct {
+	// The port that was asked for.
+	Protocol string     // tcp, udp or sctp
+	HostIP   netip.Addr // the zero Addr: all addresses of the host
+	HostPort int
+
+	// HolderIP is the address at which the port is in use; the zero Addr: all. It is of
+	// no meaning with ErrNotHostAddress.
+	HolderIP netip.Addr
+
+	// The container that has the port, from its record: its interface, and the network
+	// to which that is attached. All are empty if no container has it.
+	ContainerID, Network, IfName string          `json:",omitempty"`
+	Owner                        string          `json:",omitempty"` // see WithOwner
+	State                        AttachmentState `json:",omitempty"`
+
+	// A process on the host that has a socket with the port. PID is 0 if no container
+	// has the port and no visible process either.
+	PID     int    `json:",omitempty"`
+	Process string `json:",omitempty"` // its name, at most 15 bytes
+
+	// Err is ErrPortInUse, or ErrNotHostAddress. It is nil if read from JSON.
+	Err error `json:"-"`
+}
+
+// Unwrap returns the kind of the error.
+func (e *PortError) Unwrap() error { return e.Err }
+
+// Error names the port and who has it.
+func (e *PortError) Error() string {
+	if errors.Is(e.Err, ErrNotHostAddress) {
+		return fmt.Sprintf("host port %v: %v is %v", e.wanted(), e.HostIP, ErrNotHostAddress)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "host port %v is in use", e.wanted())
+	if e.HolderIP != e.HostIP {
+		fmt.Fprintf(&b, ", as %v,", e.at(e.HolderIP))
+	}
+	switch {
+	case e.ContainerID != "":
+		fmt.Fprintf(&b, " by container %s, interface %s on network %q", e.ContainerID, e.IfName, e.Network)
+	case e.PID != 0:
+		fmt.Fprintf(&b, " by process %d (%s)", e.PID, e.Process)
+	default:
+		b.WriteString(" by a process that cannot be seen from here")
+	}
+	switch e.State {
+	case Attaching, Detaching:
+		fmt.Fprintf(&b, " (%s)", e.State)
+	case Failed:
+		b.WriteString(", which could not be removed: call Remove again")
+	}
+	return b.String()
+}
+
+func (e *PortError) wanted() ports.Claim { return e.at(e.HostIP) }
+
+func (e *PortError) at(addr netip.Addr) ports.Claim {
+	return ports.Claim{Protocol: e.Protocol, Addr: addr, Port: uint16(e.HostPort)}
+}
+
+// mappings returns the ports that a plugin of the attachment's network was asked to
+// forward.
+func (a *attachment) mappings() []PortMapping {
+	given := a.CapabilityArgs[capPortMappings]
+	if given == nil || !a.network.declares(capPortMappings) {
+		return nil
+	}
+	data, err := json.Marshal(given)
+	if err != nil {
+		return nil // no plugin got it either
+	}
+	return mappingsIn(data)
+}
+
+// recordedMappings is mappings for an attachment on record.
+func recordedMappings(n *record.Attachment) []PortMapping {
+	if len(portindex.Claims(n)) == 0 {
+		return nil
+	}
+	return mappingsIn(n.Capabilities[capPortMappings])
+}
+
+// earlier returns the container's attachments to which ports may be forwarded since an
+// earlier call.
+func (op *operation) earlier() (sources []source) {
+	own := op.attachments.names()
+	for i := range op.Record.Attachments {
+		n := &op.Record.Attachments[i]
+		if own[n.IfName] || !n.Answered() {
+			continue
+		}
+		ports := recordedMappings(n)
+		if result := chain.Decode(n.Result); result != nil && len(ports) > 0 && chain.Walkable(result) == nil {
+			sources = append(sources, source{n.Network, n.IfName, result, ports})
+		}
+	}
+	return sources
+}
+
+// notePorts notes in each network of a Result, which were made of own, the ports that
+// are forwarded to it.
+func (r *Result) notePorts(earlier, own []source) {
+	for i, forwarded := range forwardedTo(slices.Concat(earlier, own))[len(earlier):] {
+		r.Networks[i].Ports = forwarded
+	}
+}
+
+// mappingsIn reads the capability as plugins get it. A value of another form is no list
+// of ports.
+func mappingsIn(data json.RawMessage) (all []PortMapping) {
+	var wire []wirePort
+	if json.Unmarshal(data, &wire) != nil {
+		return nil
+	}
+	for _, p := range wire {
+		all = append(all, PortMapping(p))
+	}
+	return all
+}
+
+// forwardedTo returns the ports that are forwarded to each network of a container. A
+// port is forwarded in each family of which the network has an address; among several
+// networks, the first keeps it.
+func forwardedTo(sources []source) [][]PortMapping {
+	all := make([][]PortMapping, len(sources))
+	taken := map[bool][]ports.Claim{} // of IPv4 (true) and IPv6
+	for i, s := range sources {
+		if len(s.ports) == 0 {
+			continue
+		}
+		v4, v6 := prevresult.First(s.result, s.ifName)
+		own := map[bool][]ports.Claim{}
+		for _, m := range s.ports {
+			free := false
+			for _, is4 := range []bool{true, false} {
+				c, ok := inFamily(m, is4)
+				if !ok || is4 && !v4.IsValid() || !is4 && !v6.IsValid() {
+					continue
+				}
+				own[is4] = append(own[is4], c)
+				free = free || !slices.ContainsFunc(taken[is4], func(t ports.Claim) bool { return t.Includes(c) })
+			}
+			if free {
+				all[i] = append(all[i], m)
+			}
+		}
+		taken[true], taken[false] = append(taken[true], own[true]...), append(taken[false], own[false]...)
+	}
+	return all
+}
+
+// inFamily returns the claim of a mapping in one family, if it has one.
+func inFamily(m PortMapping, is4 bool) (c ports.Claim, ok bool) {
+	claims := ports.Of([]wirePort{wirePort(m)})
+	if len(claims) == 0 {
+		return c, false
+	}
+	c = claims[0]
+	all := netip.IPv6Unspecified()
+	if is4 {
+		all = netip.IPv4Unspecified()
+	}
+	if !c.Addr.IsValid() {
+		c.Addr = all
+	}
+	return c, c.Addr.Is4() == is4
 }
