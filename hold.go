@@ -29,9 +29,9 @@ type Hold struct {
 // takes something away deliberately wins. It survives restarts of the program and of the
 // machine. Holding again replaces the reason.
 //
-// Guard and Recover leave what is held. It is reported if it is missing, by Health and
-// Recover as ever, and by Guard as GuardHeld.
-// A Repair that a caller asks for is not held up: it is as deliberate as the Hold.
+// Guard and Recover leave a held part as it is. If it is missing, Health and Recover
+// report it as ever, and Guard as GuardHeld. A Repair that a caller asks for is not held
+// up: it is as deliberate as the Hold.
 //
 // Hold waits for repairs of guards that are under way, so that none changes anything
 // after Hold has returned. A hold of a container ends with it; that of a network stays,

@@ -35,7 +35,6 @@ type Event struct {
 	Route   *Route
 	Object  *Object
 	By      string // the process whose transaction the objects before belong to
-	Records bool   // records of containers have changed
 	Holds   bool   // something was held, or is no longer
 }
 

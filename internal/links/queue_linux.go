@@ -88,48 +88,6 @@ func (r *Requests) redirects(index int, q *Queues) {
 	}, fmt.Sprintf("filters of interface %d", index))
 }
 
-// AllQueues returns the queues of all interfaces of the namespace, by index, from one
-// list, and one list of filters for each interface that has a queue for the packets
-// that it receives.
-func (c *Conn) AllQueues() (map[int]Queues, error) {
-	all, err := c.listQueues()
-	if err != nil {
-		return nil, fmt.Errorf("list the queues: %w", err)
-	}
-	for index, q := range all {
-		if q.Ingress.Kind == "" {
-			continue
-		}
-		r := c.Requests()
-		r.redirects(index, &q)
-		if err := r.Send(); err != nil && !NotFound(err) {
-			return nil, err
-		}
-		all[index] = q
-	}
-	return all, nil
-}
-
-func (c *Conn) listQueues() (map[int]Queues, error) {
-	for range mostLists {
-		all := make(map[int]Queues)
-		err := c.execute(newMessage(unix.RTM_GETQDISC, unix.NLM_F_DUMP, tcmsg(0, 0)), func(body []byte) error {
-			if len(body) < sizeofTcMsg {
-				return errTruncated
-			}
-			index := int(native.Uint32(body[4:]))
-			q := all[index]
-			err := q.parse(body)
-			all[index] = q
-			return err
-		})
-		if err != nil || !c.interrupted {
-			return all, err
-		}
-	}
-	return nil, fmt.Errorf("they changed during each of %d attempts", mostLists)
-}
-
 // tcmsg encodes a struct tcmsg.
 func tcmsg(index int, parent uint32) []byte {
 	b := make([]byte, sizeofTcMsg)

@@ -68,15 +68,6 @@ func TestQueues(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: got %+v, %v, want %+v", when, got, err, want)
 		}
-		all, err := c.AllQueues()
-		if err != nil || !reflect.DeepEqual(all[host.Index], want) {
-			t.Errorf("%s: in the list: got %+v, %v, want %+v", when, all[host.Index], err, want)
-		}
-		for index, q := range all {
-			if one, err := c.Queues(index); err != nil || !reflect.DeepEqual(q, one) {
-				t.Errorf("%s: interface %d: got %+v in the list, and %+v alone, %v", when, index, q, one, err)
-			}
-		}
 	}
 	compare("as it was made")
 

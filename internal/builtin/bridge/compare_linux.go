@@ -97,7 +97,7 @@ func (c *comparison) bridge(ctx context.Context) (all []compare.Difference, err 
 	case err != nil:
 		return nil, fmt.Errorf("bridge: %w", err)
 	case c.br.Kind != "bridge":
-		c.made = nil // what has its name now is the host's
+		c.made = nil // the interface of its name is the host's now
 		d := c.ofBridge("bridge", c.br.Kind, fmt.Errorf("interface %q is not a bridge, but %q", c.Bridge, c.br.Kind), nil)
 		return []compare.Difference{d}, nil
 	}
