@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/hostports"
 	"github.com/embedcni/cni/internal/portindex"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
@@ -47,7 +48,7 @@ func wirePorts(mappings []PortMapping) ([]wirePort, error) {
 			continue
 		}
 		claims := ports.Of([]wirePort{p})
-		if slices.ContainsFunc(claimed, func(c ports.Claim) bool { return slices.ContainsFunc(claims, c.Overlaps) }) {
+		if ports.Overlap(claimed, claims) {
 			errs = append(errs, &tagged{fmt.Errorf("host port %s is mapped twice: %w", p, ErrInvalidArgument), ErrPortInUse})
 		}
 		wire, claimed = append(wire, p), append(claimed, claims...)
@@ -154,6 +155,78 @@ func (e *PortError) wanted() ports.Claim { return e.at(e.HostIP) }
 
 func (e *PortError) at(addr netip.Addr) ports.Claim {
 	return ports.Claim{Protocol: e.Protocol, Addr: addr, Port: uint16(e.HostPort)}
+}
+
+// refusePorts returns a PortError for each wanted port that another container on record
+// has.
+func (op *operation) refusePorts(rec *record.Record, wanted []ports.Claim) error {
+	taken, err := op.Ports.Conflicts(rec, wanted)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, c := range taken {
+		errs = append(errs, heldBy(c.Holder, c.Wanted))
+	}
+	return join(errs...)
+}
+
+func heldBy(h portindex.Holder, c ports.Claim) *PortError {
+	return &PortError{
+		Protocol: c.Protocol, HostIP: c.Addr, HostPort: int(c.Port), HolderIP: h.Claim.Addr,
+		ContainerID: string(h.Record.ContainerID), Network: h.Attachment.Network, IfName: h.Attachment.IfName,
+		Owner: h.Record.OwnerOf(h.Attachment), State: stateOf(h.Record, h.Attachment), Err: ErrPortInUse,
+	}
+}
+
+// lookAtPorts warns of wanted ports that a socket on the host has, and of addresses
+// that the host does not have. With WithStrictPorts it refuses them.
+func (op *operation) lookAtPorts(wanted []ports.Claim) error {
+	conflicts, err := hostports.OnHost(op.Host, wanted, op.log())
+	var found []*PortError
+	for _, c := range conflicts {
+		found = append(found, onHost(c))
+	}
+	if op.strictPorts {
+		for _, e := range found {
+			err = join(err, e)
+		}
+		return err
+	}
+	if err != nil {
+		op.logger.Warn("the sockets of the host are not known", "container", op.ID, "error", err)
+	}
+	for _, e := range found {
+		op.logger.Warn("a port of the host is forwarded although it is in use, or not the host's", "container", op.ID, "error", e)
+	}
+	op.portWarnings = found
+	return nil
+}
+
+func onHost(c hostports.Conflict) *PortError {
+	e := &PortError{Protocol: c.Wanted.Protocol, HostIP: c.Wanted.Addr, HostPort: int(c.Wanted.Port), Err: ErrNotHostAddress}
+	if !c.Foreign {
+		e.HolderIP, e.PID, e.Process, e.Err = c.At, c.Holder.PID, c.Holder.Name, ErrPortInUse
+	}
+	return e
+}
+
+// hostPorts returns the ports of the host that the attachment asks for: those in the
+// capability, if a plugin of the network takes it.
+func (a *attachment) hostPorts() []ports.Claim {
+	mappings := a.CapabilityArgs[capPortMappings]
+	if mappings == nil || !a.network.declares(capPortMappings) {
+		return nil
+	}
+	return ports.Of(mappings)
+}
+
+// hostPorts returns the ports that all attachments ask for.
+func (all attachments) hostPorts() (wanted []ports.Claim) {
+	for _, a := range all {
+		wanted = append(wanted, a.hostPorts()...)
+	}
+	return wanted
 }
 
 // mappings returns the ports that a plugin of the attachment's network was asked to

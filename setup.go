@@ -297,7 +297,7 @@ func (all attachments) groups(serially bool) (groups [][]int) {
 		together := []int{i}
 		var apart [][]int
 		for _, g := range groups {
-			if serially || slices.ContainsFunc(g, func(j int) bool { return all[j].sharesName(a) || overlap(claims[j], claims[i]) }) {
+			if serially || slices.ContainsFunc(g, func(j int) bool { return all[j].sharesName(a) || ports.Overlap(claims[j], claims[i]) }) {
 				together = append(together, g...)
 			} else {
 				apart = append(apart, g)

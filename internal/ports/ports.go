@@ -37,6 +37,11 @@ func (c Claim) Overlaps(o Claim) bool {
 	return c.Addr == o.Addr || c.Addr.IsUnspecified() || o.Addr.IsUnspecified()
 }
 
+// Overlap reports whether a claim in one list overlaps one in the other.
+func Overlap(all, others []Claim) bool {
+	return slices.ContainsFunc(all, func(c Claim) bool { return slices.ContainsFunc(others, c.Overlaps) })
+}
+
 // Includes reports whether every packet for o is also for c.
 func (c Claim) Includes(o Claim) bool {
 	switch {

@@ -1,0 +1,39 @@
+package portindex
+
+import (
+	"slices"
+
+	"github.com/embedcni/cni/internal/ports"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// Conflict is a wanted port that another container has.
+type Conflict struct {
+	Wanted ports.Claim
+	Holder
+}
+
+// Conflicts returns a Conflict for each wanted port that another container on record
+// has, on the host of rec and since the host was booted. A container has its ports
+// until it is removed, even if it is dead: its rules still forward them. Of the
+// container's own attachments, the first forwards.
+func (x *Index) Conflicts(rec *record.Record, wanted []ports.Claim) (found []Conflict, err error) {
+	holders, err := x.Find(wanted)
+	if err != nil {
+		return nil, err
+	}
+	return conflicts(rec, wanted, holders), nil
+}
+
+// conflicts is Conflicts for holders that were found.
+func conflicts(rec *record.Record, wanted []ports.Claim, holders []Holder) (found []Conflict) {
+	others := slices.DeleteFunc(slices.Clone(holders), func(h Holder) bool {
+		return h.Record.ContainerID == rec.ContainerID || h.Record.Boot != rec.Boot || h.Record.Host != "" && h.Record.Host != rec.Host
+	})
+	for _, c := range wanted {
+		if i := slices.IndexFunc(others, func(h Holder) bool { return h.Claim.Overlaps(c) }); i >= 0 {
+			found = append(found, Conflict{c, others[i]})
+		}
+	}
+	return found
+}
