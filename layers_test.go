@@ -14,20 +14,20 @@ import (
 var floors = [][]string{
 	{
 		"internal/batch", "internal/behaviour", "internal/cut", "internal/damage", "internal/defaults",
-		"internal/dirwatch", "internal/expect", "internal/faults", "internal/guard",
+		"internal/dirwatch", "internal/etcfiles", "internal/expect", "internal/faults", "internal/guard",
 		"internal/interchange", "internal/known", "internal/misspelt", "internal/netfilter/fwrules",
 		"internal/perm", "internal/plainfile", "internal/ports", "internal/privilege",
 		"internal/scripted", "internal/spans", "internal/tasks", "netns",
 	},
 	{
-		"internal/audit", "internal/boot", "internal/chain", "internal/conflist", "internal/conntrack",
-		"internal/firewalld", "internal/firewalldtest", "internal/invoke", "internal/ipamdir",
-		"internal/lock", "internal/nettest", "internal/nsfind", "internal/orphan", "internal/record",
-		"internal/sandbox", "internal/thread", "plugin",
+		"internal/atomicfile", "internal/audit", "internal/boot", "internal/chain", "internal/conflist",
+		"internal/conntrack", "internal/firewalld", "internal/firewalldtest", "internal/invoke",
+		"internal/ipamdir", "internal/lock", "internal/nettest", "internal/nsfind", "internal/orphan",
+		"internal/record", "internal/sandbox", "internal/thread", "plugin",
 	},
 	{
-		"internal/builtin/prevresult", "internal/firstadd", "internal/notify", "internal/hold",
-		"internal/inprocess", "internal/portindex", "internal/refplugins", "internal/sockdiag",
+		"internal/builtin/prevresult", "internal/firstadd", "internal/hold", "internal/inprocess",
+		"internal/notify", "internal/portindex", "internal/refplugins", "internal/sockdiag",
 	},
 	{
 		"internal/ahead", "internal/links", "internal/nft",
@@ -47,14 +47,13 @@ var floors = [][]string{
 		"internal/caller", "internal/views",
 	},
 	{
-		"internal/builtin/check", "internal/builtin/ipam",
-		"internal/runner",
+		"internal/builtin/check", "internal/builtin/ipam", "internal/runner",
 	},
 	{
 		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostdevice",
 		"internal/builtin/hostlocal", "internal/builtin/loopback", "internal/builtin/macvlan",
-		"internal/builtin/plugintest", "internal/builtin/portmap", "internal/builtin/static", "internal/builtin/tuning",
-		"internal/builtin/veth",
+		"internal/builtin/plugintest", "internal/builtin/portmap", "internal/builtin/static",
+		"internal/builtin/tuning", "internal/builtin/veth",
 	},
 	{
 		"internal/builtin/bridge", "internal/builtin/ptp",

@@ -116,6 +116,16 @@ func (r *Result) IPv4() Address { return r.firstAddress(netip.Addr.Is4) }
 func (r *Result) IPv6() Address { return r.firstAddress(netip.Addr.Is6) }
 
 func (r *Result) first(counts func(netip.Addr) bool) *Interface {
+	for _, i := range r.ranked() {
+		if i.address(counts).IsValid() {
+			return i
+		}
+	}
+	return nil
+}
+
+// ranked returns all interfaces, those in a sandbox first, in the order of names.
+func (r *Result) ranked() []*Interface {
 	all := r.allInterfaces()
 	slices.SortStableFunc(all, func(a, b *Interface) int {
 		if aHost, bHost := a.Sandbox == "", b.Sandbox == ""; aHost != bHost {
@@ -126,12 +136,7 @@ func (r *Result) first(counts func(netip.Addr) bool) *Interface {
 		}
 		return cmp.Compare(a.Name, b.Name)
 	})
-	for _, i := range all {
-		if i.address(counts).IsValid() {
-			return i
-		}
-	}
-	return nil
+	return all
 }
 
 func (r *Result) firstAddress(counts func(netip.Addr) bool) Address {
