@@ -126,7 +126,8 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 			return context.Cause(ctx)
 		}
 		keep := slices.Contains(o.Keep, id)
-		if keep && left == nil && !isUnsettled(f, s.owner) {
+		unsettled := f.Err == nil && f.Record.IsUnsettled(s.owner)
+		if keep && left == nil && !unsettled {
 			continue
 		}
 		became := outcome{id: nameOf(f), adopted: keep, skipped: left}
@@ -163,14 +164,6 @@ func (s *snapshot) leftovers(o GCOptions, report *Report) (*claims.Garbage, []re
 	}
 	g, err := s.garbage(o, entered, left, report)
 	return g, left, err
-}
-
-// isUnsettled reports whether a container has attachments of an owner that must be
-// removed.
-func isUnsettled(f record.Found, owner string) bool {
-	return f.Err == nil && slices.ContainsFunc(f.Record.Attachments, func(n record.Attachment) bool {
-		return f.Record.OwnerOf(&n) == owner && (n.State == record.Deleting || n.State != record.Deleted && n.Failures > 0)
-	})
 }
 
 // removeAgain removes a container or, with keep, only the attachments that were

@@ -3,6 +3,7 @@ package cni
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/embedcni/cni/internal/guard"
@@ -133,4 +134,58 @@ func (r *Runtime) Guard(ctx context.Context, o GuardOptions) error {
 		return fmt.Errorf("guard: %w", err)
 	}
 	return nil
+}
+
+// kindOf returns the kind of the event for a decision that leaves something.
+func kindOf(d guard.Decision) GuardEventKind {
+	switch d {
+	case guard.Contested:
+		return GuardContested
+	case guard.Held:
+		return GuardHeld
+	}
+	return GuardLeft
+}
+
+// report reports an event of the core.
+func (g *guarding) report(r guard.Report, d guard.Decision) {
+	e := GuardEvent{ContainerID: r.Container, By: r.By, Err: r.Err}
+	if detail, ok := r.Detail.(Difference); ok {
+		e.ContainerID, e.Difference = r.Found.Container, &detail
+	}
+	switch r.Kind {
+	case guard.Begun:
+		e.Kind = GuardBegun
+	case guard.Looked:
+		e.Kind = GuardLooked
+	case guard.Mended:
+		e.Kind = GuardRepaired
+	case guard.Left:
+		e.Kind = kindOf(d)
+	case guard.Failed:
+		e.Kind = GuardFailed
+	}
+	g.tell(e)
+}
+
+// tell reports an event to the log and to the caller.
+func (g *guarding) tell(e GuardEvent) {
+	g.reporting.Lock()
+	defer g.reporting.Unlock()
+	e.Time = time.Now()
+	level := slog.LevelInfo
+	switch e.Kind {
+	case GuardLooked:
+		level = slog.LevelDebug
+	case GuardContested, GuardFailed, GuardUnguarded:
+		level = slog.LevelWarn
+	}
+	logger := g.runtime.current.Load().logger
+	if e.ContainerID != "" {
+		logger = logger.With("container", e.ContainerID)
+	}
+	logger.Log(context.Background(), level, "guard: "+string(e.Kind), "difference", e.Difference, "by", e.By, "error", e.Err)
+	if g.options.Report != nil {
+		g.options.Report(e)
+	}
 }

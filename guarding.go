@@ -5,20 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/embedcni/cni/internal/batch"
-	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/dirwatch"
-	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/guard"
+	"github.com/embedcni/cni/internal/guarded"
 	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/hostwatch"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/repair"
 )
@@ -29,7 +26,7 @@ type guarding struct {
 	runtime *Runtime
 	options GuardOptions
 	host    *hostns.NetNS // that it watches
-	records guardedRecords
+	records *guarded.Records
 
 	reporting sync.Mutex
 }
@@ -57,11 +54,11 @@ func (r *Runtime) guard(ctx context.Context, o GuardOptions) (err error) {
 		return err
 	}
 	defer func() { err = join(err, g.Watcher.Close()) }()
-	if g.records.watch, err = dirwatch.Open(s.Records.Dir()); err != nil {
+	if g.records, err = guarded.Watch(s.Records.Dir()); err != nil {
 		return err
 	}
-	defer func() { err = join(err, g.records.watch.Close()) }()
-	holds, err := g.watchHolds(s)
+	defer func() { err = join(err, g.records.Close()) }()
+	holds, err := s.holds().Watch()
 	if err != nil {
 		return err
 	}
@@ -69,7 +66,9 @@ func (r *Runtime) guard(ctx context.Context, o GuardOptions) (err error) {
 	defer r.unguarded.Store(nil)
 	core := &guard.Guard{
 		Host: g, Classes: guard.Class(o.Classes), Now: time.Now, Report: g.report, Jobs: g.jobs(),
-		Sources: append(g.Watcher.All(), func(ctx context.Context, emit func(guard.Event)) error { return watchHolds(ctx, holds, emit) }),
+		Sources: append(g.Watcher.All(), func(ctx context.Context, emit func(guard.Event)) error {
+			return holds.Follow(ctx, func() { emit(guard.Event{Holds: true}) }) // after the end of one, its parts may be repaired
+		}),
 	}
 	return core.Run(ctx)
 }
@@ -91,7 +90,8 @@ func (g *guarding) Look(ctx context.Context, whole bool, ids []string) (_ map[st
 			found = append(found, s.reload(record.Found{File: record.Name(record.ID(id))}))
 		}
 	}
-	found = slices.DeleteFunc(found, func(f record.Found) bool { return f.Record == nil || f.Err != nil || !g.guards(s, f.Record) })
+	scope := g.scope(s)
+	found = slices.DeleteFunc(found, func(f record.Found) bool { return f.Record == nil || f.Err != nil || !scope.Includes(f.Record) })
 	holds, err := s.holds().List()
 	if err != nil {
 		return nil, err
@@ -108,10 +108,10 @@ func (g *guarding) Look(ctx context.Context, whole bool, ids []string) (_ map[st
 	return verdicts, nil
 }
 
-// guards reports whether the container of a record is this guard's matter: attached in
-// this boot of the machine, from the namespace that it watches.
-func (g *guarding) guards(s *snapshot, rec *record.Record) bool {
-	return !rec.Warm && rec.Host == g.host.String() && rec.Boot == s.Boot && rec.Owned(s.owner)
+// scope returns the scope of the guard: the containers that are attached in this boot of
+// the machine, from the namespace that it watches.
+func (g *guarding) scope(s *snapshot) guarded.Scope {
+	return guarded.Scope{Owner: s.owner, Boot: s.Boot, Host: g.host.String()}
 }
 
 // verdictOf returns the verdict for the guard, if there is something to decide. A
@@ -144,26 +144,10 @@ func foundOf(rec *record.Record, network, ifName string, d compare.Difference, h
 			Container: string(rec.ContainerID), Network: network, IfName: ifName,
 			Plugin: d.Plugin, Kind: string(d.Kind), Object: d.Object,
 		},
-		Class: classOf(d), Fixable: d.Fix != nil,
+		Class: guarded.ClassOf(d), Fixable: d.Fix != nil,
 		Held:   isHeld(holds, rec, network),
 		Detail: differenceOf(network, ifName, d),
 	}
-}
-
-// classOf returns the class of a difference, or zero if it is not guarded.
-func classOf(d compare.Difference) guard.Class {
-	if d.Inside {
-		return 0
-	}
-	switch d.Kind {
-	case compare.Rule, compare.Port, compare.Zone:
-		return guard.Rules
-	case compare.Interface, compare.Address, compare.Bridge, compare.BridgePort, compare.Queue, compare.Sysctl: // a new bridge has new sysctls
-		return guard.Links
-	case compare.Route:
-		return guard.Routes
-	}
-	return 0
 }
 
 // Repair implements [guard.Host].
@@ -229,164 +213,149 @@ func (a *attachment) mend(ctx context.Context, holds []hold.Hold, want func(guar
 	return a.errors(repairOp, err)
 }
 
-// guardedRecords are the records as the guard knows them.
-type guardedRecords struct {
-	watch *dirwatch.Watch
-
-	mu    sync.Mutex
-	ids   map[string]record.ID // by file
-	known bool                 // all were read
-	retry map[record.ID]bool   // have a removal that failed
-	// changed are the containers that have changed since take, and taken those that it
-	// has returned with signs. A container that comes and goes in between is in neither.
-	changed map[string]guard.Container
-	taken   map[string]bool
-}
-
 // Refresh implements [guard.Host].
 func (g *guarding) Refresh(context.Context) ([]guard.Container, error) {
 	s := g.runtime.current.Load()
-	g.records.mu.Lock()
-	defer g.records.mu.Unlock()
-	err := g.records.refresh(s, func(rec *record.Record) bool { return g.guards(s, rec) })
-	return g.records.take(), err
+	return g.records.Changed(s.Records, g.scope(s), s.logger)
 }
 
-// recordExt is the end of the names of records' files.
-const recordExt = ".json"
+// retryEvery is the interval at which a guard looks whether the time has come to repeat
+// a removal that failed. The shortest such time is a second.
+const retryEvery = time.Second
 
-// fileOf returns the record that a file has, or "".
-func fileOf(name string) string {
-	file, ok := strings.CutSuffix(name, recordExt)
-	if !ok {
-		return ""
+// jobs are what a guard does at intervals.
+func (g *guarding) jobs() []guard.Job {
+	var jobs []guard.Job
+	add := func(j guard.Job) { jobs = append(jobs, j) }
+	if g.options.Classes&GuardRules != 0 {
+		legacy := &hostwatch.Legacy{Host: g.host}
+		if g.options.LegacyInterval > 0 {
+			add(guard.Job{Every: g.options.LegacyInterval, Do: func(_ context.Context, emit func(guard.Event)) {
+				if err := legacy.Read(emit); err != nil {
+					g.tell(GuardEvent{Kind: GuardFailed, Err: fmt.Errorf("read the legacy tables: %w", err)})
+				}
+			}})
+		} else {
+			add(guard.Job{Every: unguardedEvery, AtOnce: true, Do: g.tellUnguarded(legacy)})
+		}
 	}
-	return file
+	if !g.options.WithoutRetries {
+		add(guard.Job{Every: retryEvery, Do: g.retryRemovals()})
+	}
+	if g.options.GCInterval > 0 {
+		add(guard.Job{Every: g.options.GCInterval, Do: func(ctx context.Context, _ func(guard.Event)) { g.collect(ctx) }})
+	}
+	return jobs
 }
 
-// refresh reads the records that have changed.
-func (k *guardedRecords) refresh(s *snapshot, guards func(*record.Record) bool) error {
-	seen, err := k.watch.Now()
-	if err != nil {
-		s.logger.Warn("all records are read, since their changes are not known", "error", err)
-	}
-	files := seen.Names
-	if k.known = k.known && !seen.Lost; !k.known { // until it has succeeded
-		if files, err = k.allFiles(s); err != nil {
-			return err
+// unguardedEvery is the interval at which a guard that does not read legacy tables looks
+// whether anything is there to guard.
+const unguardedEvery = 10 * time.Second
+
+// tellUnguarded notes whether containers have rules in legacy tables, and reports each
+// time that this has become so.
+func (g *guarding) tellUnguarded(legacy *hostwatch.Legacy) func(context.Context, func(guard.Event)) {
+	told := ""
+	return func(context.Context, func(guard.Event)) {
+		kind := GuardFailed
+		used, err := legacy.Used()
+		if err != nil {
+			err = fmt.Errorf("read the legacy tables: %w", err)
+		}
+		if used {
+			kind, err = GuardUnguarded, join(ErrUnguarded, err)
+		}
+		if err == nil {
+			told = ""
+			g.runtime.unguarded.Store(nil)
+			return
+		}
+		g.runtime.unguarded.Store(&err)
+		if told != err.Error() {
+			told = err.Error()
+			g.tell(GuardEvent{Kind: kind, Err: err})
 		}
 	}
-	if k.ids == nil {
-		k.ids, k.retry = make(map[string]record.ID), make(map[record.ID]bool)
-		k.changed, k.taken = make(map[string]guard.Container), make(map[string]bool)
-	}
-	k.known = true
-	for _, name := range files {
-		file := fileOf(name)
-		if file == "" {
-			continue
+}
+
+// retryRemovals repeats removals that failed, when it is time. Nothing else may point at
+// them, so it reads the records that have changed.
+func (g *guarding) retryRemovals() func(context.Context, func(guard.Event)) {
+	told := ""
+	return func(ctx context.Context, _ func(guard.Event)) {
+		s := g.runtime.current.Load()
+		ids, err := g.records.Failed(s.Records, g.scope(s), s.logger)
+		if err == nil {
+			told = ""
+		} else if told != err.Error() {
+			told = err.Error()
+			g.tell(GuardEvent{Kind: GuardFailed, Err: err})
 		}
-		rec, err := s.Records.LoadFile(file)
-		before, had := k.ids[file]
-		if rec == nil || err != nil || rec.ContainerID == "" {
-			if had {
-				k.change(guard.Container{ID: string(before)})
-				delete(k.ids, file)
-				delete(k.retry, before)
+		for _, id := range ids {
+			if ctx.Err() != nil {
+				return
 			}
-			continue
+			g.retryRemoval(ctx, s, id)
 		}
-		k.ids[file] = rec.ContainerID
-		c := guard.Container{ID: string(rec.ContainerID)}
-		delete(k.retry, rec.ContainerID)
-		if guards(rec) {
-			c.Signs = signsOf(rec, s.owner)
-			if isUnsettled(record.Found{Record: rec}, s.owner) {
-				k.retry[rec.ContainerID] = true
-			}
-		}
-		k.change(c)
 	}
-	return nil
 }
 
-func (k *guardedRecords) change(c guard.Container) {
-	if len(c.Signs) == 0 && !k.taken[c.ID] {
-		delete(k.changed, c.ID)
+func (g *guarding) retryRemoval(ctx context.Context, s *snapshot, id record.ID) {
+	rec, err := s.Records.Load(id)
+	if err != nil || rec == nil || !rec.IsDue(s.owner, time.Now()) {
 		return
 	}
-	k.changed[c.ID] = c
-}
-
-// take returns the containers that have changed since it did before.
-func (k *guardedRecords) take() (all []guard.Container) {
-	for id, c := range k.changed {
-		all = append(all, c)
-		if len(c.Signs) == 0 {
-			delete(k.taken, id)
-		} else {
-			k.taken[id] = true
-		}
+	removed, err := s.removeFailed(ctx, id)
+	switch {
+	case errors.Is(err, ErrBusy), errors.Is(err, errNotYet), ctx.Err() != nil:
+	case err != nil:
+		g.tell(GuardEvent{Kind: GuardFailed, ContainerID: string(id), Err: err})
+	case removed:
+		g.tell(GuardEvent{Kind: GuardRemoved, ContainerID: string(id)})
 	}
-	clear(k.changed)
-	return all
 }
 
-// allFiles returns the files of all records, those that are known and gone included.
-func (k *guardedRecords) allFiles(s *snapshot) ([]string, error) {
-	files, err := s.Records.Files()
+// removeFailed removes those attachments of a container whose removal has failed before.
+func (s *snapshot) removeFailed(ctx context.Context, id record.ID) (removed bool, err error) {
+	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
+	defer cancel()
+	op, err := s.beginTeardown(brief, id, container.Access{})
 	if err != nil {
-		return nil, err
+		return false, err
 	}
-	for file := range k.ids {
-		if !slices.Contains(files, file) {
-			files = append(files, file)
+	defer op.end()
+	if err := op.recallOwn(); err != nil {
+		return false, err
+	}
+	if op.Record == nil || op.Damaged {
+		return false, nil // removed since, or not legible enough
+	}
+	var going attachments
+	for _, a := range op.attachments {
+		if n := a.entry(); n != nil && n.Failures > 0 {
+			going = append(going, a)
 		}
 	}
-	for i := range files {
-		files[i] += recordExt
+	if len(going) == 0 {
+		return false, nil
 	}
-	return files, nil
+	err = op.finish(ctx, going)
+	return err == nil, err
 }
 
-// signsOf returns the signs of the attachments of an owner that are complete, and of
-// which no removal has begun.
-func signsOf(rec *record.Record, owner string) (signs []guard.Sign) {
-	for i := range rec.Attachments {
-		n := &rec.Attachments[i]
-		if n.State != record.Added || rec.IsUnfinished(n) || rec.OwnerOf(n) != owner {
-			continue
+// collect runs GC, if the caller has options for it.
+func (g *guarding) collect(ctx context.Context) {
+	o, err := g.options.GC(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			g.tell(GuardEvent{Kind: GuardFailed, Err: fmt.Errorf("GC is left out: %w", err)})
 		}
-		o := fwrules.Owner{Network: n.Network, ContainerID: string(rec.Plugins()), IfName: n.IfName}
-		chains, comments := o.Names()
-		for _, c := range o.Chains() {
-			comments = append(comments, c.Comment)
-		}
-		comments = append(comments, o.ContainerID) // portmap's in nftables
-		for _, c := range chains {
-			signs = append(signs, guard.OfChain(c))
-		}
-		for _, c := range comments {
-			signs = append(signs, guard.OfComment(c))
-		}
-		for _, a := range footprint.Addresses(n.Result) {
-			signs = append(signs, guard.OfAddress(a)...)
-		}
-		signs = append(signs, linkSigns(n)...)
+		return
 	}
-	return signs
-}
-
-// linkSigns returns the signs of the interfaces on the host that an ADD has reported.
-func linkSigns(n *record.Attachment) (signs []guard.Sign) {
-	result := chain.Decode(n.Result)
-	if result == nil {
-		return nil
+	bound, cancel := context.WithTimeout(ctx, g.options.GCInterval)
+	defer cancel()
+	report, err := g.runtime.GC(bound, o)
+	if ctx.Err() == nil {
+		g.tell(GuardEvent{Kind: GuardCollected, Report: report, Err: err})
 	}
-	for _, i := range result.Interfaces {
-		if i.Sandbox == "" && i.Name != "" {
-			signs = append(signs, guard.OfLink(i.Name))
-		}
-	}
-	return signs
 }

@@ -37,8 +37,8 @@ var floors = [][]string{
 		"internal/netfilter/native", "internal/netfilter/nftform",
 	},
 	{
-		"internal/container", "internal/hostports", "internal/hostwatch", "internal/netfilter/iptform",
-		"internal/repair", "internal/tenant",
+		"internal/container", "internal/guarded", "internal/hostports", "internal/hostwatch",
+		"internal/netfilter/iptform", "internal/repair", "internal/tenant",
 	},
 	{
 		"internal/netfilter",

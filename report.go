@@ -196,7 +196,7 @@ func (s *snapshot) owned(dry bool, report *Report) ([]record.Found, error) {
 // if there is one.
 func (s *snapshot) mine(found []record.Found, dry bool, report *Report) ([]record.Found, error) {
 	if report != nil {
-		s.noteOthers(report, otherOwners(found, s.owner))
+		s.noteOthers(report, record.OtherOwners(found, s.owner))
 	}
 	mine := slices.DeleteFunc(slices.Clone(found), func(f record.Found) bool { return !f.Concerns(s.owner) })
 	mine, taken := warm.Orphans(mine, s.RuntimeAlive)
@@ -209,6 +209,17 @@ func (s *snapshot) mine(found []record.Found, dry bool, report *Report) ([]recor
 		}
 	}
 	return mine, nil
+}
+
+// noteOthers reports that there are attachments of other owners, if nobody has chosen
+// this one's name: the program may have had another name when it made them.
+func (s *snapshot) noteOthers(report *Report, others []string) {
+	if s.ownerNamed || len(others) == 0 {
+		return
+	}
+	report.OtherOwners = others
+	s.logger.Warn("attachments of other owners are left alone; the owner is the name of the executable, unless WithOwner sets it",
+		"owner", s.owner, "others", others)
 }
 
 // untouchable returns why Recover and GC must leave the container of a listed

@@ -4,6 +4,7 @@
 package hold
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -15,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/embedcni/cni/internal/dirwatch"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -50,9 +52,6 @@ type Store struct{ dir string }
 
 // Open returns the store in dir. The first hold creates the directory.
 func Open(dir string) Store { return Store{dir} }
-
-// Dir returns the directory.
-func (s Store) Dir() string { return s.dir }
 
 const ext, tmpExt = ".json", ".new"
 
@@ -159,6 +158,38 @@ func (s Store) Forget(id record.ID) error {
 	}
 	return err
 }
+
+// Watch watches for holds that come and go.
+type Watch struct{ dir *dirwatch.Watch }
+
+// Watch begins to watch for holds. It creates the directory. The caller closes the Watch.
+func (s Store) Watch() (*Watch, error) {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return nil, err
+	}
+	w, err := dirwatch.Open(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	return &Watch{w}, nil
+}
+
+// Follow calls changed after each change since Watch, until ctx ends. The error is then
+// its cause.
+func (w *Watch) Follow(ctx context.Context, changed func()) error {
+	for {
+		if err := w.dir.Wait(ctx); err != nil {
+			return err
+		}
+		if _, err := w.dir.Now(); err != nil {
+			return err
+		}
+		changed()
+	}
+}
+
+// Close stops watching.
+func (w *Watch) Close() error { return w.dir.Close() }
 
 // missing returns nil for an error that there is no such file.
 func missing(err error) error {

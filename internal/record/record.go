@@ -202,38 +202,6 @@ func (a *Attachment) RetryIn(now time.Time) time.Duration {
 	return min(time.Second<<min(a.Failures-1, 12), time.Hour) - now.Sub(a.LastTry)
 }
 
-// OwnerOf returns the owner of an attachment: GC and Recover touch only their
-// own. The record's owner is the owner of its first attachment. Earlier versions
-// look at the record's owner only.
-func (r *Record) OwnerOf(n *Attachment) string {
-	if n.Owner != "" {
-		return n.Owner
-	}
-	return r.Owner
-}
-
-// Owned reports whether the owner has an attachment in the record. A record
-// without attachments belongs to the record's owner.
-func (r *Record) Owned(owner string) bool {
-	attached := false
-	for i := range r.Attachments {
-		if r.Attachments[i].State == Deleted {
-			continue
-		}
-		if attached = true; r.OwnerOf(&r.Attachments[i]) == owner {
-			return true
-		}
-	}
-	return !attached && r.Owner == owner
-}
-
-// Shared reports whether attachments of more than one owner are in the record.
-func (r *Record) Shared() bool {
-	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool {
-		return n.State != Deleted && r.OwnerOf(&n) != r.Owner
-	})
-}
-
 // WasAttached reports whether an attachment is complete, and no removal of it has begun.
 func (r *Record) WasAttached() bool {
 	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool { return n.State == Added && n.Failures == 0 })

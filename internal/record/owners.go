@@ -1,0 +1,76 @@
+package record
+
+import (
+	"slices"
+	"time"
+)
+
+// OwnerOf returns the owner of an attachment: GC and Recover touch only their
+// own. The record's owner is the owner of its first attachment. Earlier versions
+// look at the record's owner only.
+func (r *Record) OwnerOf(n *Attachment) string {
+	if n.Owner != "" {
+		return n.Owner
+	}
+	return r.Owner
+}
+
+// Owned reports whether the owner has an attachment in the record. A record
+// without attachments belongs to the record's owner.
+func (r *Record) Owned(owner string) bool {
+	attached := false
+	for i := range r.Attachments {
+		if r.Attachments[i].State == Deleted {
+			continue
+		}
+		if attached = true; r.OwnerOf(&r.Attachments[i]) == owner {
+			return true
+		}
+	}
+	return !attached && r.Owner == owner
+}
+
+// Shared reports whether attachments of more than one owner are in the record.
+func (r *Record) Shared() bool {
+	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool {
+		return n.State != Deleted && r.OwnerOf(&n) != r.Owner
+	})
+}
+
+// IsUnsettled reports whether attachments of an owner are in the record whose removal
+// has begun.
+func (r *Record) IsUnsettled(owner string) bool {
+	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool {
+		return r.OwnerOf(&n) == owner && (n.State == Deleting || n.State != Deleted && n.Failures > 0)
+	})
+}
+
+// IsDue reports whether it is time to repeat a failed removal of an owner's attachment;
+// see [Attachment.RetryIn].
+func (r *Record) IsDue(owner string, now time.Time) bool {
+	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool {
+		return n.State != Deleted && n.Failures > 0 && r.OwnerOf(&n) == owner && n.RetryIn(now) <= 0
+	})
+}
+
+// OtherOwners returns the owners of the attachments in the records, in order, but for
+// one. Without an owner of its own an attachment is nobody's in particular.
+func OtherOwners(found []Found, owner string) (others []string) {
+	add := func(o string) {
+		if o != "" && o != owner && !slices.Contains(others, o) {
+			others = append(others, o)
+		}
+	}
+	for _, f := range found {
+		if len(f.Record.Attachments) == 0 {
+			add(f.Record.Owner)
+		}
+		for i := range f.Record.Attachments {
+			if n := &f.Record.Attachments[i]; n.State != Deleted {
+				add(f.Record.OwnerOf(n))
+			}
+		}
+	}
+	slices.Sort(others)
+	return others
+}
