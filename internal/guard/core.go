@@ -87,6 +87,8 @@ func (c *Core) Take(now time.Time, e Event) {
 		c.hearLink(now, *e.Link)
 	case e.Address != nil:
 		c.hearOf(now, Links, e.Address.Interface)
+	case e.Queue != nil:
+		c.hearOf(now, Links, e.Queue.Interface)
 	case e.Route != nil:
 		c.hearRoute(now, *e.Route)
 	case e.Object != nil:

@@ -81,6 +81,8 @@ func TestEventsPointAtContainers(t *testing.T) {
 		{"down and up again", []Event{link(Link{1, "br0", false, 0, false}), link(Link{1, "br0", true, 0, false})}, "[c1 c2]"},
 		{"a bridge loses an address", []Event{{Address: &Address{1}}}, "[c1 c2]"},
 		{"another interface loses an address", []Event{{Address: &Address{5}}}, ""},
+		{"a bridge loses a queue", []Event{{Queue: &Queue{1}}}, "[c1 c2]"},
+		{"another interface loses a queue", []Event{{Queue: &Queue{5}}}, ""},
 		{"an unknown interface loses an address", []Event{{Address: &Address{77}}}, ""},
 		{"the route to a container", []Event{route("10.1.0.3/32", 4)}, "[c3]"},
 		{"another host route", []Event{route("10.9.0.3/32", 4)}, ""},

@@ -32,6 +32,7 @@ type Event struct {
 	Lost    Class // announcements of these classes were dropped
 	Link    *Link
 	Address *Address
+	Queue   *Queue
 	Route   *Route
 	Object  *Object
 	By      string // the process whose transaction the objects before belong to
@@ -49,6 +50,9 @@ type Link struct {
 
 // Address is an address that an interface has lost.
 type Address struct{ Interface int }
+
+// Queue is a queue that an interface has lost, or a filter of one.
+type Queue struct{ Interface int }
 
 // Route is a route that was deleted.
 type Route struct {

@@ -29,7 +29,8 @@ func Open(host *hostns.NetNS, classes guard.Class, buffer int) (_ *Watcher, err 
 	// The state of the interfaces is needed for addresses and routes too.
 	if classes&(guard.Links|guard.Routes) != 0 {
 		e.links, err = links.Listen(host.Handle, links.Changes{
-			Links: true, Addresses: classes&guard.Links != 0, Routes: classes&guard.Routes != 0, Buffer: buffer,
+			Links: true, Addresses: classes&guard.Links != 0, Queues: classes&guard.Links != 0,
+			Routes: classes&guard.Routes != 0, Buffer: buffer,
 		})
 		if err != nil {
 			return nil, err
@@ -92,6 +93,10 @@ func (e *Watcher) watchLinks(ctx context.Context, emit func(guard.Event)) error 
 				emit(guard.Event{Link: &l})
 			case h.Address != nil && h.Gone:
 				emit(guard.Event{Address: &guard.Address{Interface: h.Address.Interface}})
+			case h.Queue != nil:
+				if h.Gone && isPlugins(h.Queue) {
+					emit(guard.Event{Queue: &guard.Queue{Interface: h.Queue.Interface}})
+				}
 			case h.Gone:
 				for _, r := range h.Routes {
 					emit(guard.Event{Route: &guard.Route{Interface: r.Interface, Dst: r.Dst}})
@@ -105,6 +110,15 @@ func (e *Watcher) watchLinks(ctx context.Context, emit func(guard.Event)) error 
 			emit(guard.Event{Lost: guard.Links | guard.Routes})
 		}
 	}
+}
+
+// isPlugins reports whether a queue or a filter is of a kind that plugins make. What they
+// replace, such as the queue that the kernel gives to a new interface, is deleted too.
+func isPlugins(q *links.HeardQueue) bool {
+	if q.Filter {
+		return q.Kind == "u32"
+	}
+	return q.Kind == "tbf" || q.Kind == "ingress"
 }
 
 func (e *Watcher) watchRules(ctx context.Context, emit func(guard.Event)) error {

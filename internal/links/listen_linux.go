@@ -16,6 +16,7 @@ type Listener struct{ socket *notify.Socket }
 // Changes are the kinds of changes that a Listener reports.
 type Changes struct {
 	Links, Addresses, Routes bool
+	Queues                   bool // and the filters of queues
 	// Buffer is the size of the kernel's buffer for those not received yet; 0 leaves
 	// it to the system.
 	Buffer int
@@ -33,6 +34,9 @@ func Listen(ns *netns.Handle, of Changes) (*Listener, error) {
 	if of.Routes {
 		groups |= bit32(unix.RTNLGRP_IPV4_ROUTE) | bit32(unix.RTNLGRP_IPV6_ROUTE)
 	}
+	if of.Queues {
+		groups |= bit32(unix.RTNLGRP_TC)
+	}
 	s, err := notify.Open(ns, unix.NETLINK_ROUTE, groups, of.Buffer)
 	if err != nil {
 		return nil, err
@@ -40,7 +44,7 @@ func Listen(ns *netns.Handle, of Changes) (*Listener, error) {
 	return &Listener{s}, nil
 }
 
-// Announcement is an announced change. One of Link, Address and Routes is set.
+// Announcement is an announced change. One of Link, Address, Routes and Queue is set.
 type Announcement struct {
 	Gone bool // deleted, or moved to another namespace; else it is new or changed
 	// Port is that of the socket with whose request the change came; 0 if the kernel
@@ -51,12 +55,21 @@ type Announcement struct {
 	Link    *Link
 	Address *HeardAddress
 	Routes  []Route // the ways of one route
+	Queue   *HeardQueue
 }
 
 // HeardAddress is an address of an interface.
 type HeardAddress struct {
 	Interface int // its index
 	Address   netip.Prefix
+}
+
+// HeardQueue is a queue of an interface, or a filter of one. The kernel does not
+// announce the queues that go with their interface.
+type HeardQueue struct {
+	Interface int    // its index
+	Kind      string // "tbf", "ingress"; of a filter "u32"
+	Filter    bool
 }
 
 // Next waits for changes and calls each with them, in order. Lost reports whether the
@@ -98,6 +111,27 @@ func readAnnouncement(m notify.Message) (h Announcement, ok bool, err error) {
 		h.Gone = m.Type == unix.RTM_DELROUTE
 		h.Routes, err = parseRoute(nil, m.Body, 0)
 		return h, err == nil && len(h.Routes) > 0, err
+	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
+		h.Gone = m.Type == unix.RTM_DELQDISC || m.Type == unix.RTM_DELTFILTER
+		h.Queue = &HeardQueue{Filter: m.Type == unix.RTM_NEWTFILTER || m.Type == unix.RTM_DELTFILTER}
+		err = h.Queue.parse(m.Body)
+		return h, err == nil, err
 	}
 	return h, false, nil
+}
+
+// parse reads the body of an announcement of traffic control. Index 0 is that of a block
+// of filters that several interfaces share.
+func (q *HeardQueue) parse(body []byte) error {
+	if len(body) < sizeofTcMsg {
+		return errTruncated
+	}
+	if native.Uint32(body[4:]) != tcmIfindexMagicBlock {
+		q.Interface = int(native.Uint32(body[4:]))
+	}
+	return eachAttr(body[sizeofTcMsg:], func(typ uint16, value []byte) {
+		if typ == tcaKind {
+			q.Kind = unix.ByteSliceToString(value)
+		}
+	})
 }

@@ -11,10 +11,11 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/notify"
 )
 
 // everything hears of all kinds.
-var everything = Changes{Links: true, Addresses: true, Routes: true}
+var everything = Changes{Links: true, Addresses: true, Routes: true, Queues: true}
 
 // hears returns what the listener hears until done returns true of it.
 func hears(t *testing.T, l *Listener, done func(Announcement) bool) (all []Announcement, lost bool) {
@@ -80,6 +81,62 @@ func TestListenHearsWhatIsLost(t *testing.T) {
 	}
 	nettest.Shell(t, ns, "ip link del br0")
 	hears(t, l, isGone("br0"))
+}
+
+// TestListenHearsOfQueues: a queue that is deleted or replaced is announced, and so is a
+// filter. What goes with its interface is not.
+func TestListenHearsOfQueues(t *testing.T) {
+	ns := newNS(t, "host")
+	c := mustDial(t, ns)
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
+	nettest.Shell(t, ns, "ip link add veth0 type veth peer name veth1; ip link set veth0 up; ip link set veth1 up")
+	veth := must[Link](t)(c.Link("veth0"))
+	l := must[*Listener](t)(Listen(ns, everything))
+	defer l.Close()
+	queue := func(kind string, filter, gone bool) func(Announcement) bool {
+		return func(h Announcement) bool {
+			return h.Gone == gone && h.Queue != nil && *h.Queue == HeardQueue{veth.Index, kind, filter}
+		}
+	}
+	for _, step := range []struct {
+		script string
+		want   func(Announcement) bool
+	}{
+		{"tc qdisc add dev veth0 root tbf rate 1mbit burst 100k latency 25ms", queue("tbf", false, false)},
+		{"tc qdisc del dev veth0 root", queue("tbf", false, true)},
+		{"tc qdisc add dev veth0 root tbf rate 1mbit burst 100k latency 25ms; tc qdisc replace dev veth0 root pfifo", queue("tbf", false, true)},
+		{"tc qdisc add dev veth0 ingress; tc filter add dev veth0 parent ffff: protocol all u32 match u32 0 0 action mirred egress redirect dev br0", queue("u32", true, false)},
+		{"tc filter del dev veth0 parent ffff:", queue("u32", true, true)},
+		{"tc qdisc del dev veth0 ingress", queue("ingress", false, true)},
+	} {
+		nettest.Shell(t, ns, step.script)
+		hears(t, l, step.want)
+	}
+	nettest.Shell(t, ns, "tc qdisc add dev veth0 root tbf rate 1mbit burst 100k latency 25ms; ip link del veth0; ip link del br0")
+	all, _ := hears(t, l, isGone("br0"))
+	if slices.ContainsFunc(all, func(h Announcement) bool { return h.Gone && h.Queue != nil && h.Queue.Interface == br.Index }) {
+		t.Errorf("heard of queues of another interface: %+v", all)
+	}
+}
+
+// TestHeardQueueIsRead: an announcement that is cut off is an error, and one about a block
+// of filters names no interface.
+func TestHeardQueueIsRead(t *testing.T) {
+	read := func(body []byte) (h Announcement, err error) {
+		h, _, err = readAnnouncement(notify.Message{Type: unix.RTM_DELTFILTER, Body: body})
+		return h, err
+	}
+	m := &message{b: tcmsg(-1, filtersIngress)}
+	m.str(tcaKind, "u32")
+	h, err := read(m.b)
+	if err != nil || !h.Gone || *h.Queue != (HeardQueue{0, "u32", true}) {
+		t.Errorf("%+v, %v", h.Queue, err)
+	}
+	for _, b := range [][]byte{nil, m.b[:sizeofTcMsg-1], m.b[:sizeofTcMsg+5]} {
+		if _, err := read(b); !errors.Is(err, errTruncated) {
+			t.Errorf("%d bytes: %v", len(b), err)
+		}
+	}
 }
 
 // TestListenSaysWhoAsked: the port of a socket identifies changes of one's own.

@@ -57,6 +57,8 @@ const (
 	mirredParms     = 2
 	sizeofMirred    = 28
 	mirredRedirects = 1 // TCA_EGRESS_REDIR
+
+	tcmIfindexMagicBlock = 0xffffffff // TCM_IFINDEX_MAGIC_BLOCK
 )
 
 // Queues returns the queues of an interface. It asks for them one by one: a list
