@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -87,10 +88,11 @@ func (h *guardedHost) event(kind cni.GuardEventKind) cni.GuardEvent {
 func TestGuardCollects(t *testing.T) {
 	_, r, h := guardedStage(t)
 	next := make(chan error)
+	var empty atomic.Bool // the options keep nothing, and do not say that they mean to
 	h.guard(r, cni.GuardOptions{GCInterval: time.Millisecond, GC: func(ctx context.Context) (cni.GCOptions, error) {
 		select {
 		case err := <-next:
-			return cni.GCOptions{KeepNone: err == nil}, err
+			return cni.GCOptions{KeepNone: err == nil && !empty.Load()}, err
 		case <-ctx.Done():
 			return cni.GCOptions{}, ctx.Err()
 		}
@@ -104,6 +106,16 @@ func TestGuardCollects(t *testing.T) {
 		t.Errorf("a GC that is left out has the report %v", e.Report)
 	}
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
+	// A GC that fails as a whole is reported with its error, and the next one runs.
+	empty.Store(true)
+	next <- nil
+	e = h.event(cni.GuardCollected)
+	expect.Is(t, e.Err, cni.ErrInvalidArgument)
+	if e.Report != nil || !strings.Contains(e.String(), e.Err.Error()) {
+		t.Errorf("a GC that failed: %v, with the report %v", e, e.Report)
+	}
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
+	empty.Store(false)
 	next <- nil
 	e = h.event(cni.GuardCollected)
 	expect.NoError(t, e.Err)
