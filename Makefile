@@ -79,12 +79,13 @@ PARTIALS       ?= 500
 CROWD          ?= 200
 LIVING_ROUNDS  ?= 10
 REPAIR_KILLS   ?= 300
+GUARD_KILLS    ?= 300
 PATTERN_ROUNDS ?= 30
 FAULTS_TABLE   ?= $(CURDIR)/faults.txt
 faults: deps
 	@$(GO) test -count=1 -timeout 3h ./internal/faults -run TestScorecard -args \
 		-runtime-kills $(RUNTIME_KILLS) -plugin-kills $(PLUGIN_KILLS) -partials $(PARTIALS) \
-		-crowd $(CROWD) -living-rounds $(LIVING_ROUNDS) -repair-kills $(REPAIR_KILLS) -pattern-rounds $(PATTERN_ROUNDS) -cuts 0 -cost-rounds 1000 -table $(FAULTS_TABLE); \
+		-crowd $(CROWD) -living-rounds $(LIVING_ROUNDS) -repair-kills $(REPAIR_KILLS) -guard-kills $(GUARD_KILLS) -pattern-rounds $(PATTERN_ROUNDS) -cuts 0 -cost-rounds 1000 -table $(FAULTS_TABLE); \
 	status=$$?; cat $(FAULTS_TABLE); exit $$status
 
 # Who is how fast, in one run: bench/results, and the README's section. At most

@@ -1,100 +1,204 @@
 package faults_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os/exec"
+	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/netns"
 )
 
-// TestKilledGuards: a guard is killed while it repairs what was broken. The next one
-// completes it, nothing of any container is lost, and nothing is left after their
-// removal.
-func TestKilledGuards(t *testing.T) {
-	seed := *seedFlag
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
-	t.Logf("seed %d", seed)
-	for i, backend := range []string{"", "nftables", "iptables"} {
-		t.Run("backend "+backend, func(t *testing.T) {
-			random := rand.New(rand.NewPCG(seed, uint64(i)))
-			h := newHost(t)
-			set := h.inProcess(backend)
-			expect.NoError(t, elsewhere(t, job{Verb: "ADD", ID: "warm", NetNS: h.container("warm"), Port: 9000, Settings: set}))
-			expect.NoError(t, elsewhere(t, job{Verb: "DEL", ID: "warm", NetNS: h.netns("warm"), Settings: set}), netns.Remove(h.netns("warm")))
-			before := h.audit()
-			ids := []string{"c1", "c2", "c3"}
-			for n, id := range ids {
-				expect.NoError(t, elsewhere(t, job{Verb: "ADD", ID: id, NetNS: h.container(id), Port: int32(9001 + n), Settings: set}))
-			}
-			attached := h.lines()
-			breaks := []string{"nft flush ruleset", "ip link set br0 down", "ip link del br0", "nft flush ruleset; ip link set br0 down"}
-			hits := 0
-			for n := range *guardKills {
-				script := breaks[random.IntN(len(breaks))]
-				out, err := exec.CommandContext(context.Background(), "sh", "-ec", script).CombinedOutput()
-				expect.NoError(t, err)
-				if len(out) > 0 {
-					t.Fatalf("%s: %s", script, out)
-				}
-				p := begin(t, job{Verb: "GUARD", Settings: set})
-				<-time.After(time.Duration(random.Int64N(int64(200 * time.Millisecond))))
-				if p.kill() {
-					hits++
-				}
-				h.guardUntilHealthy(t, set, ids)
-				lost, added := audit.Diff(h.lines(), attached)
-				if len(lost)+len(added) > 0 {
-					t.Fatalf("kill %d after %q: not as attached:\n%s", n, script, strings.Join(append(lost, added...), "\n"))
-				}
-			}
-			for _, id := range ids {
-				expect.NoError(t, elsewhere(t, job{Verb: "DEL", ID: id, NetNS: h.netns(id), Settings: set}))
-				if left := h.inside(id); len(left) > 0 {
-					t.Errorf("left in %s: %q", id, left)
-				}
-				expect.NoError(t, netns.Remove(h.netns(id)))
-			}
-			left, gone := audit.Diff(before, h.audit())
-			if len(left)+len(gone) > 0 {
-				t.Errorf("left: %q, gone: %q", left, gone)
-			}
-			t.Logf("%d guards killed, %d of them at work: 0 harmed, %d leaks", *guardKills, hits, len(left))
-		})
-	}
+// guardsPerHost is the number of guards that are killed on one host.
+const guardsPerHost = 6
+
+// killGuards is M16 for Guard: a guard is killed while it repairs several breakages. The
+// next guard, or Recover, completes it; nothing of any container is lost, and nothing is
+// left after their removal.
+func (b *board) killGuards(t *testing.T) {
+	kinds := []string{ourNFTables, builtIn, executables, ourIPTables}
+	var c count
+	t.Run("hosts", func(t *testing.T) {
+		for first := 0; first < *guardKills; first += guardsPerHost {
+			t.Run(fmt.Sprint(first), func(t *testing.T) {
+				t.Parallel()
+				kind := kinds[first/guardsPerHost%len(kinds)]
+				l := b.newLiving(t, 18<<32+uint64(first), func(*rand.Rand) string { return kind })
+				l.round(func(l *living) {
+					l.attach("c1", "c2")
+					attached := l.unrecorded()
+					for n := first; n < min(first+guardsPerHost, *guardKills) && l.harmed()+len(l.wrong) == 0; n++ {
+						c.add("kills", 1)
+						if l.killGuard(attached) {
+							c.add("in the middle", 1)
+						}
+					}
+				}, &c)
+			})
+		}
+	})
+	b.figure(t, "M16", "guard killed, guarded or recovered again",
+		fmt.Sprintf("%d of %d harmed, %d leaks or other faults in %d kills (%d in the middle)",
+			c.get("harmed"), c.get("living"), c.get("wrong"), c.get("kills"), c.get("in the middle")),
+		"0", c.get("harmed")+c.get("wrong") == 0 && c.get("kills") > 0)
 }
 
-// lines is audit without records, which say who has worked on a container.
-func (h *host) lines() audit.Lines {
-	return h.audit().Without(func(line string) bool { return strings.Contains(line, "/attachments/") })
+// killGuard breaks the containers, kills the guard that repairs them at a random moment,
+// and completes its work. The first guard of either sort on a host is killed when it has
+// repaired everything, which takes the time within which the others are killed. It reports
+// whether a guard was killed after it had repaired something, and before it had repaired
+// all.
+func (l *living) killGuard(attached audit.Lines) (hit bool) {
+	l.t.Helper()
+	broken := l.someBreakages()
+	watched := l.random.IntN(2) == 0
+	whole := fmt.Sprintf("guard, watching: %t", watched)
+	recovers := l.random.IntN(2) == 0
+	p, damaged := l.guardThe(broken, watched)
+	begun := time.Now()
+	if took, ok := l.took[whole]; ok {
+		<-time.After(time.Duration(l.random.Int64N(int64(took))))
+	} else {
+		l.untilHealthy()
+		l.took[whole] = time.Since(begun)
+	}
+	if !p.kill() {
+		l.say("the guard has ended by itself")
+	}
+	left := l.missing()
+	if recovers {
+		l.restart(l.set)
+	} else {
+		l.guardUntilHealthy()
+	}
+	what := fmt.Sprintf("%s (watched: %t; of %d missing parts %d are left; then Recover: %t)", broken, watched, damaged, left, recovers)
+	if missing := l.missing(); missing > 0 {
+		l.say("%d parts are missing after %s", missing, what)
+	}
+	if lost, added := audit.Diff(l.unrecorded(), attached); len(lost)+len(added) > 0 {
+		l.say("not as attached after %s:\n%s", what, strings.Join(append(lost, added...), "\n"))
+	}
+	for _, h := range l.homes {
+		h.look()
+	}
+	return 0 < left && left < damaged
+}
+
+// guardThe starts a guard and breaks the containers, before that or under its eyes. It
+// returns the number of parts that are missing before the guard does anything.
+func (l *living) guardThe(broken breakdown, watched bool) (p *process, damaged int) {
+	l.t.Helper()
+	if watched { // it is stopped meanwhile, so that the parts can be counted
+		p = begin(l.t, job{Verb: "GUARD", Settings: l.set})
+		line, err := p.out.ReadString('\n')
+		if expect.NoError(l.t, err); line != guardSaysBegun {
+			l.t.Fatalf("the guard did not begin: %q", line)
+		}
+		expect.NoError(l.t, p.cmd.Process.Signal(syscall.SIGSTOP))
+	}
+	for _, b := range broken {
+		expect.NoError(l.t, b.do(l, b.of))
+	}
+	damaged = l.missing()
+	if watched {
+		expect.NoError(l.t, p.cmd.Process.Signal(syscall.SIGCONT))
+	} else {
+		p = begin(l.t, job{Verb: "GUARD", Settings: l.set})
+	}
+	return p, damaged
+}
+
+// breakdown is several breakages, each of one container.
+type breakdown []struct {
+	breakage
+	of *home
+}
+
+func (b breakdown) String() string {
+	var names []string
+	for _, one := range b {
+		names = append(names, one.name+" of "+one.of.id)
+	}
+	return strings.Join(names, ", ")
+}
+
+// someBreakages chooses two to four breakages. A bridge is deleted last: the others need
+// it.
+func (l *living) someBreakages() (chosen breakdown) {
+	all := slices.DeleteFunc(breakages(), func(b breakage) bool { return b.not == l.kind })
+	l.random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	all = all[:min(2+l.random.IntN(3), len(all))]
+	slices.SortStableFunc(all, func(a, b breakage) int { return cmp.Compare(a.last, b.last) })
+	for _, b := range all {
+		chosen = append(chosen, struct {
+			breakage
+			of *home
+		}{b, l.homes[l.random.IntN(len(l.homes))]})
+	}
+	return chosen
+}
+
+// guardSaysBegun is the line that a guard in a process of its own prints.
+const guardSaysBegun = "guarding\n"
+
+// guardAloud guards until it is killed. It prints when it has begun, and has looked once
+// at all containers.
+func guardAloud(ctx context.Context, r *cni.Runtime) error {
+	var once sync.Once
+	return r.Guard(ctx, cni.GuardOptions{Report: func(e cni.GuardEvent) {
+		if e.Kind == cni.GuardLooked {
+			once.Do(func() { fmt.Print(guardSaysBegun) })
+		}
+	}})
+}
+
+// unrecorded is the audit without records and what belongs to them, which say who has
+// worked on a container.
+func (l *living) unrecorded() audit.Lines {
+	return l.audit().Without(func(line string) bool { return strings.Contains(line, "/attachments/") })
 }
 
 // guardUntilHealthy runs a guard until nothing is missing.
-func (h *host) guardUntilHealthy(t *testing.T, set settings, ids []string) {
-	t.Helper()
-	r := h.runtime(set)
+func (l *living) guardUntilHealthy() {
+	l.t.Helper()
+	r := l.runtime(l.set)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Guard(ctx, cni.GuardOptions{}) }()
-	for end := time.Now().Add(expect.Patience); ; {
-		report, err := r.Health(ctx, cni.HealthOptions{WithoutCheck: true})
-		expect.NoError(t, err)
-		if report.Count(cni.StateHealthy) == len(ids) {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal(fmt.Sprint("not healthy: ", report))
-		}
-	}
+	l.untilHealthy()
 	cancel()
-	expect.NoError(t, <-ended)
+	l.ok("the next guard", expect.Await(l.t, "the guard's end", ended))
+}
+
+func (l *living) untilHealthy() {
+	l.t.Helper()
+	expect.Eventually(l.t, "healthy containers", func() bool { return l.health().Count(cni.StateHealthy) == len(l.homes) })
+}
+
+// missing returns the number of differences of all containers. Each must have a verdict.
+func (l *living) missing() (n int) {
+	l.t.Helper()
+	report := l.health()
+	if report.Count(cni.StateHealthy)+report.Count(cni.StateBroken) != len(l.homes) {
+		l.say("not all containers have a verdict: %v", report)
+	}
+	for _, h := range report.Containers {
+		n += len(h.Differences)
+	}
+	return n
+}
+
+func (l *living) health() *cni.HealthReport {
+	l.t.Helper()
+	report, err := l.runtime(l.set).Health(context.Background(), cni.HealthOptions{WithoutCheck: true})
+	expect.NoError(l.t, err)
+	return report
 }

@@ -19,12 +19,13 @@ type breakage struct {
 	name string
 	do   func(l *living, h *home) error
 	not  string // the kind of plugins that it cannot be repaired for
+	last int    // of several, the one with the greatest comes last
 }
 
 func breakages() []breakage {
 	return []breakage{
 		{name: "rules flushed", do: func(l *living, _ *home) error { l.flush(); return nil }},
-		{name: "bridge deleted", not: executables, do: func(*living, *home) error { return onLink("br0", netlink.LinkDel) }},
+		{name: "bridge deleted", last: 1, not: executables, do: func(*living, *home) error { return onLink("br0", netlink.LinkDel) }},
 		{name: "bridge down", not: executables, do: func(*living, *home) error { return onLink("br0", netlink.LinkSetDown) }},
 		{name: "port off the bridge", do: func(_ *living, h *home) error { return h.onHostEnd(netlink.LinkSetNoMaster) }},
 		{name: "host's end down, rules flushed", do: func(l *living, h *home) error {

@@ -14,7 +14,7 @@ var (
 	runtimeKills  = flag.Int("runtime-kills", 24, "M1: how often a runtime is killed")
 	pluginKills   = flag.Int("plugin-kills", 20, "M2: how often a plugin is killed, in ADD and again in DEL")
 	repairKills   = flag.Int("repair-kills", 16, "M16: how often a runtime is killed in Repair")
-	guardKills    = flag.Int("guard-kills", 6, "how often a guard is killed, with each backend")
+	guardKills    = flag.Int("guard-kills", 24, "M16: how often a guard is killed while it repairs")
 	partials      = flag.Int("partials", 20, "M5: how often one of two networks fails")
 	crowdSize     = flag.Int("crowd", 30, "M9: how many containers come at once")
 	cutsPerStep   = flag.Int("cuts", 4, "M12: how many kinds of power cut are tried at each step; 0: all")

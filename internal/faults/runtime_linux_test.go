@@ -24,7 +24,7 @@ func isRuntime() bool { return os.Getenv(runtimeEnv) != "" }
 
 // job is a runtime's task.
 type job struct {
-	Verb      string // ADD, DEL, CHECK, REPAIR, HEALTH, or RECOVER: Recover, then GC of everything unless Adopt
+	Verb      string // ADD, DEL, CHECK, REPAIR, HEALTH, GUARD, or RECOVER: Recover, then GC of everything unless Adopt
 	Adopt     bool
 	ID, NetNS string
 	Port      int32
@@ -108,7 +108,7 @@ func (j job) do(begun func()) error {
 	case "HEALTH":
 		err = healthOf(ctx, r, j.ID)
 	case "GUARD":
-		err = r.Guard(ctx, cni.GuardOptions{})
+		err = guardAloud(ctx, r)
 	case "RECOVER":
 		err = recoverAll(ctx, r, j.Adopt)
 	default:
