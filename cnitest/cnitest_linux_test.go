@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/cnitest"
 	"github.com/embedcni/cni/internal/testhost"
@@ -146,4 +148,9 @@ func TestAttachmentsHaveTheResultsValues(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("attachments %q, want %q", got, want)
 	}
+}
+
+// addLink makes a pair of interfaces in the calling thread's namespace.
+func addLink(name string) error {
+	return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "p"})
 }

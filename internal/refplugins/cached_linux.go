@@ -24,7 +24,7 @@ var errNoGo = errors.New("there is no go command in PATH: " +
 // cached returns the directory in the user's cache and fills it if necessary.
 func cached(ctx context.Context, progress io.Writer) (string, error) {
 	dir, version, err := required(ctx)
-	if errors.Is(err, errNoGo) {
+	if errors.Is(err, errNoGo) || errors.Is(err, ErrNotRequired) {
 		return withoutGo(err)
 	}
 	if err != nil {
@@ -84,23 +84,25 @@ func isComplete(dir string) bool {
 }
 
 // required returns the folder of the module that requires the plugins, and the
-// required version.
+// required version. The folder is empty for the module of the working directory.
 func required(ctx context.Context) (dir, version string, err error) {
 	root, err := goCommand(ctx, "", "list", "-m", "-f", "{{.Dir}}", checkout)
-	switch {
-	case errors.Is(err, errNoGo): // names the remedy
+	if errors.Is(err, errNoGo) { // names the remedy
 		return "", "", err
-	case err != nil:
-		return "", "", fmt.Errorf("%w; run from a checkout of the module", err)
 	}
-	dir = filepath.Join(strings.TrimSuffix(root, "\n"), mains)
-	if _, err := os.Stat(dir); err != nil { // the published module omits it
-		return "", "", fmt.Errorf("%w; run from a checkout of the module", err)
+	if err == nil {
+		dir = filepath.Join(strings.TrimSuffix(root, "\n"), mains)
+		if _, err := os.Stat(dir); err != nil { // the published module omits it
+			dir = ""
+		}
 	}
-	out, err := goCommand(ctx, dir, "list", "-m", "-f",
+	out, lerr := goCommand(ctx, dir, "list", "-m", "-f",
 		"{{.Version}}{{with .Replace}} replaced {{.Path}} {{.Version}}{{end}}", module)
-	if err != nil {
-		return "", "", err
+	if lerr != nil && dir == "" {
+		return "", "", fmt.Errorf("%w (go list: %w); or run from a checkout of the module", ErrNotRequired, lerr)
+	}
+	if lerr != nil {
+		return "", "", lerr
 	}
 	version, err = parseVersion(out)
 	return dir, version, err

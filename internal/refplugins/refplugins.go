@@ -19,6 +19,10 @@ import (
 // [errors.ErrUnsupported].
 var ErrNotSupported = fmt.Errorf("the reference CNI plugins need Linux: %w", errors.ErrUnsupported)
 
+// ErrNotRequired: there is nothing to build the plugins from.
+var ErrNotRequired = errors.New("the module of the working directory does not require " + module +
+	": add its packages with go get -tool, or set CNI_PATH to a directory that holds the plugins")
+
 // dirVariable is the environment variable with a directory of the plugins, for
 // processes that cannot build them, as in a sandbox without network.
 const dirVariable = "EMBEDCNI_TEST_PLUGINS"
@@ -64,11 +68,11 @@ func packages() []string {
 // Dir returns a directory that contains all plugins of Names.
 //
 // If EMBEDCNI_TEST_PLUGINS is set, Dir returns that directory. Otherwise it
-// uses one in the user's cache, for the version that mains requires. The
-// working directory must be in one of the checkout's modules. Dir builds
-// missing plugins and announces that on progress. This takes about a minute,
-// and happens only once if several processes ask concurrently. Without Go, Dir
-// returns the first directory in CNI_PATH that has all plugins.
+// uses one in the user's cache, for the version that mains requires or, outside the
+// checkout's modules, the module of the working directory. If that requires none, the
+// error is [ErrNotRequired]. Dir builds missing plugins and announces that on progress. This takes about a minute,
+// and happens only once if several processes ask concurrently. Without Go or
+// that requirement, Dir returns the first directory in CNI_PATH that has all plugins.
 //
 // Call Dir outside a sandbox, because building can need the network; see [Env].
 func Dir(ctx context.Context, progress io.Writer) (string, error) {

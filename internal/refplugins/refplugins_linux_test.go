@@ -175,7 +175,7 @@ func TestDirOutsideACheckout(t *testing.T) {
 	goCache(t)
 	t.Chdir(t.TempDir())
 	_, err := Dir(t.Context(), io.Discard)
-	if err == nil || !strings.HasSuffix(err.Error(), "; run from a checkout of the module") {
+	if !errors.Is(err, ErrNotRequired) || !strings.HasSuffix(err.Error(), "; or run from a checkout of the module") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -226,5 +226,30 @@ func TestLastLines(t *testing.T) {
 	}
 	if got, want := lastLines("a\n", 2), "a"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestRequiredByTheCallersModule: a module outside the checkout that lists the plugins
+// as tools.
+func TestRequiredByTheCallersModule(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"go.mod", "go.sum"} {
+		data, err := os.ReadFile(filepath.Join("mains", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		data = bytes.Replace(data, []byte("module "+checkout), []byte("module example.org/importer"), 1)
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, want, err := required(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+	from, version, err := required(t.Context())
+	if from != "" || version != want || err != nil {
+		t.Errorf("version %q of folder %q, %v; want %q of the working directory", version, from, err, want)
 	}
 }

@@ -34,7 +34,19 @@ func enter(outside string) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the parent of orphans: %w", err)
 	}
-	return nil
+	inside, err := mountNS()
+	if err != nil {
+		return err
+	}
+	return os.Setenv(within, inside)
+}
+
+func mountNS() (string, error) {
+	link, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return "", fmt.Errorf("look up the mount namespace: %w", err)
+	}
+	return link, nil
 }
 
 func checkNetNS(outside string) error {
@@ -56,9 +68,9 @@ func checkNetNS(outside string) error {
 // process's. Otherwise the mounts of privateMounts would appear there. An
 // invisible parent is not an obstacle.
 func checkMountNS() error {
-	mine, err := os.Readlink("/proc/self/ns/mnt")
+	mine, err := mountNS()
 	if err != nil {
-		return fmt.Errorf("look up the mount namespace: %w", err)
+		return err
 	}
 	parents, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", os.Getppid()))
 	switch {
@@ -78,7 +90,7 @@ func privateMounts() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		if refused(err) {
 			// Ubuntu allows the namespace but gives no capabilities in it.
-			return fmt.Errorf("%w: make mounts private: %w", errRefused, err)
+			return fmt.Errorf("%w: make mounts private: %w", ErrRefused, err)
 		}
 		return fmt.Errorf("make mounts private: %w", err)
 	}

@@ -14,13 +14,6 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// errRefused explains the most common refusal. The kernel only reports
-// "operation not permitted".
-var errRefused = errors.New("the kernel refuses user namespaces to this user: " +
-	"run as root, or allow them with `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu), " +
-	"`sysctl -w kernel.unprivileged_userns_clone=1` (Debian) or `sysctl -w user.max_user_namespaces=10000`; " +
-	"in a container, with one that has CAP_SYS_ADMIN and no seccomp filter on unshare")
-
 // start runs the program inside and returns its exit code.
 func start(env []string) (int, error) {
 	outside, err := netns.CurrentID()
@@ -69,7 +62,7 @@ func startAny(env []string, ways []*syscall.SysProcAttr) (*exec.Cmd, error) {
 		}
 		refusals = append(refusals, err)
 	}
-	return nil, fmt.Errorf("%w: %w", errRefused, errors.Join(refusals...))
+	return nil, fmt.Errorf("%w: %w", ErrRefused, errors.Join(refusals...))
 }
 
 // refused reports whether err means that the kernel does not allow namespaces

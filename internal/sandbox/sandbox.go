@@ -37,18 +37,45 @@ import (
 // [errors.ErrUnsupported].
 var ErrNotSupported = fmt.Errorf("a sandbox needs Linux: %w", errors.ErrUnsupported)
 
+// ErrRefused: the kernel does not give this user the namespaces. The error names the
+// settings to change.
+var ErrRefused = errors.New("the kernel refuses user namespaces to this user: " +
+	"run as root, or allow them with `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu), " +
+	"`sysctl -w kernel.unprivileged_userns_clone=1` (Debian) or `sysctl -w user.max_user_namespaces=10000`; " +
+	"in a container, with one that has CAP_SYS_ADMIN and no seccomp filter on unshare")
+
 // marker is the environment variable that marks the inner process. It holds the
 // outer process's network namespace, and the inner process must be in another
 // one. It is unset at once: processes that the inner one starts are inside
 // already.
 const marker = "EMBEDCNI_SANDBOX_OUTSIDE"
 
+// within is the environment variable by which Inside knows a sandbox: it holds the
+// sandbox's mount namespace.
+const within = "EMBEDCNI_SANDBOX_INSIDE"
+
+// Inside reports whether this process is in a sandbox, in which it or an ancestor has
+// been started by Reexec.
+func Inside() bool {
+	of, ok := os.LookupEnv(within)
+	if !ok {
+		return false
+	}
+	now, err := mountNS()
+	return err == nil && now == of
+}
+
 // An Option changes the start of the inner process.
 type Option func(*options)
 
 type options struct {
-	before []func() ([]string, error)
+	before  []func() ([]string, error)
+	refused func(error) int
 }
+
+// IfRefused has Main call fn, and return its exit code, if there can be no sandbox here:
+// the error is ErrRefused or ErrNotSupported.
+func IfRefused(fn func(error) int) Option { return func(o *options) { o.refused = fn } }
 
 // Before calls fn outside, where the network and the user's files are, before
 // the inner process starts. The inner process gets the environment entries
@@ -68,10 +95,7 @@ func Before(fn func() ([]string, error)) Option {
 // Inside it returns inside == true once the sandbox is ready, or an error. Call
 // it before the program starts processes or uses /run.
 func Reexec(opts ...Option) (inside bool, code int, err error) {
-	var o options
-	for _, opt := range opts {
-		opt(&o)
-	}
+	o := collect(opts)
 	if outside, ok := os.LookupEnv(marker); ok {
 		if err := enter(outside); err != nil {
 			return true, 1, fmt.Errorf("set up the sandbox: %w", err)
@@ -93,6 +117,13 @@ func Reexec(opts ...Option) (inside bool, code int, err error) {
 	return false, code, nil
 }
 
+func collect(opts []Option) (o options) {
+	for _, opt := range opts {
+		opt(&o)
+	}
+	return o
+}
+
 // Main runs the tests of a package in a sandbox and returns the exit code. m is
 // a *testing.M. The interface keeps package testing out of programs.
 func Main(m interface{ Run() int }, opts ...Option) int {
@@ -102,6 +133,9 @@ func Main(m interface{ Run() int }, opts ...Option) int {
 		return m.Run()
 	}
 	inside, code, err := Reexec(opts...)
+	if o := collect(opts); o.refused != nil && (errors.Is(err, ErrRefused) || errors.Is(err, ErrNotSupported)) {
+		return o.refused(err)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandbox:", err)
 		return 1

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/netns"
 )
@@ -76,6 +77,20 @@ func TestInsideIsElsewhere(t *testing.T) {
 	}
 	if outer := os.Getenv("TEST_OUTER_NETNS"); outer == "" || outer == id.String() {
 		t.Errorf("outside in %q, inside in %s", outer, id)
+	}
+}
+
+func TestInsideKnowsIt(t *testing.T) {
+	if !sandbox.Inside() {
+		t.Error("it does not")
+	}
+	t.Setenv("EMBEDCNI_SANDBOX_INSIDE", "mnt:[1]")
+	if sandbox.Inside() {
+		t.Error("with another sandbox's mark it is inside")
+	}
+	expect.NoError(t, os.Unsetenv("EMBEDCNI_SANDBOX_INSIDE"))
+	if sandbox.Inside() {
+		t.Error("without a mark it is inside")
 	}
 }
 

@@ -5,3 +5,5 @@ package sandbox
 func enter(string) error { return ErrNotSupported }
 
 func start([]string) (int, error) { return 1, ErrNotSupported }
+
+func mountNS() (string, error) { return "", ErrNotSupported }

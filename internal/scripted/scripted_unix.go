@@ -12,12 +12,16 @@
 // call, so that a test can change it between ADD and DEL:
 //
 //	{"type": "scripted", "script": "<path>"}
+//
+// Without that, the script is beside the plugin, see [Beside].
 package scripted
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -106,6 +110,9 @@ func run() (code int, err error) {
 		return 0, fmt.Errorf("configuration: %w", err)
 	}
 	script, err := Load(conf.Script)
+	if conf.Script == "" {
+		script, err = beside(os.Args[0])
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -143,6 +150,19 @@ func Load(path string) (Script, error) {
 		return s, fmt.Errorf("script: %w", err)
 	}
 	return s, json.Unmarshal(data, &s)
+}
+
+// Beside is added to a plugin's path for the script that it follows if its
+// configuration names none.
+const Beside = ".script"
+
+// beside reads the script of a plugin whose configuration names none.
+func beside(plugin string) (Script, error) {
+	s, err := Load(plugin + Beside)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Script{}, nil
+	}
+	return s, err
 }
 
 // Save writes the script to path.

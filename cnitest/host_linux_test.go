@@ -1,0 +1,174 @@
+package cnitest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/cnitest"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/netns"
+)
+
+const bridgeConf = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+	{"type": "bridge", "bridge": "br7", "isDefaultGateway": true, "ipMasq": true,
+	 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.7.0.0/24"}], [{"subnet": "fd07::/64"}]]}},
+	{"type": "portmap", "capabilities": {"portMappings": true}}]}`
+
+// recorder is a test whose failures are the subject of another one. Its cleanups run
+// when end is called.
+type recorder struct {
+	testing.TB
+	cleanups []func()
+	said     []string
+}
+
+func (r *recorder) Helper()                   {}
+func (r *recorder) Cleanup(f func())          { r.cleanups = append(r.cleanups, f) }
+func (r *recorder) Error(args ...any)         { r.said = append(r.said, fmt.Sprint(args...)) }
+func (r *recorder) Errorf(f string, a ...any) { r.said = append(r.said, fmt.Sprintf(f, a...)) }
+
+func (r *recorder) end() {
+	for _, f := range slices.Backward(r.cleanups) {
+		f()
+	}
+}
+
+func TestHostHasBuiltInPlugins(t *testing.T) {
+	h := cnitest.Host(t)
+	h.WriteConf("10-pods.conflist", bridgeConf)
+	rt, path := h.Runtime(), cnitest.Container(t)
+	expect.NoError(t, rt.Load(cni.WithDefaultConf))
+	result, err := rt.Setup(context.Background(), "c1", path)
+	expect.NoError(t, err)
+	if got := result.IPv4().Prefix.String(); got != "10.7.0.2/24" {
+		t.Errorf("address %s", got)
+	}
+	expect.Same(t, "kind", rt.GetConfig().Networks[0].Config.Plugins[0].Kind, cni.PluginBuiltIn)
+	expect.NoError(t, rt.Remove(context.Background(), "c1", path))
+}
+
+func TestHostHasReferencePlugins(t *testing.T) {
+	h := cnitest.Host(t, cnitest.WithReferencePlugins())
+	rt, path := h.Runtime(cni.WithConfListBytes([]byte(bridgeConf))), cnitest.Container(t)
+	_, err := rt.Setup(context.Background(), "c1", path)
+	expect.NoError(t, err)
+	expect.Same(t, "kind", rt.GetConfig().Networks[0].Config.Plugins[0].Kind, cni.PluginExecutable)
+	expect.NoError(t, rt.Remove(context.Background(), "c1", path))
+}
+
+func TestHostReportsWhatIsLeft(t *testing.T) {
+	for name, leave := range map[string]struct {
+		do   func(h *cnitest.TestHost, rt *cni.Runtime, path string) error
+		want []string
+	}{
+		"a container that is attached": {
+			func(_ *cnitest.TestHost, rt *cni.Runtime, path string) error {
+				_, err := rt.Setup(context.Background(), "c1", path)
+				return err
+			},
+			[]string{"+ file /var/lib/cni/networks/pods/10.7.0.2 ", "+ mount nsfs ", "/state/embedcni/attachments/"},
+		},
+		"an interface": {
+			func(h *cnitest.TestHost, _ *cni.Runtime, _ string) error {
+				return h.Do(func() error { return addLink("left0") })
+			},
+			[]string{"+ link left0 "},
+		},
+		"nothing": {
+			func(_ *cnitest.TestHost, rt *cni.Runtime, path string) error {
+				_, err := rt.Setup(context.Background(), "c1", path)
+				return errors.Join(err, rt.Remove(context.Background(), "c1", path))
+			}, nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &recorder{TB: t}
+			h := cnitest.Host(r)
+			expect.NoError(t, leave.do(h, h.Runtime(cni.WithoutReaping(), cni.WithConfListBytes([]byte(bridgeConf))), cnitest.Container(r)))
+			r.end()
+			said := strings.Join(r.said, "\n")
+			if (said == "") != (leave.want == nil) {
+				t.Errorf("the test says %q", said)
+			}
+			for _, want := range leave.want {
+				if !strings.Contains(said, want) {
+					t.Errorf("no %q in\n%s", want, said)
+				}
+			}
+			expect.NoError(t, os.RemoveAll("/var/lib/cni"))
+		})
+	}
+}
+
+func TestHostAuditsOnlyGivenDirectories(t *testing.T) {
+	r := &recorder{TB: t}
+	h := cnitest.Host(r, cnitest.AuditOnly(t.TempDir()))
+	expect.NoError(t, os.MkdirAll("/var/lib/cni/networks/other", 0o755))
+	r.end()
+	expect.NoError(t, os.RemoveAll("/var/lib/cni"))
+	expect.Same(t, "said", r.said, nil)
+	if h.Dir == "" {
+		t.Error("no directory")
+	}
+}
+
+func TestHostWithoutAuditReportsNothing(t *testing.T) {
+	r := &recorder{TB: t}
+	h := cnitest.Host(r, cnitest.WithoutAudit())
+	expect.NoError(t, h.Do(func() error { return addLink("left0") }))
+	r.end()
+	expect.Same(t, "said", r.said, nil)
+}
+
+func TestContainerLivesUntilItIsRemoved(t *testing.T) {
+	path := cnitest.Container(t)
+	ns, err := netns.Open(path)
+	expect.NoError(t, err)
+	expect.NoError(t, ns.Close(), netns.Remove(path))
+	if _, err := netns.Open(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after its removal: %v", err)
+	}
+}
+
+const scriptedConf = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "mine"}]}`
+
+func TestPluginFollowsItsScript(t *testing.T) {
+	ctx := context.Background()
+	h := cnitest.Host(t)
+	rt := h.Runtime(cni.WithConfListBytes([]byte(scriptedConf)),
+		cni.WithTimeouts(cni.Timeouts{Add: 100 * time.Millisecond}))
+	path := cnitest.Container(t)
+	for name, c := range map[string]struct {
+		script cnitest.Script
+		want   func(err error) bool
+	}{
+		"succeeds": {nil, func(err error) bool { return err == nil }},
+		"answers": {cnitest.Script{"ADD": {Result: `{"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.3/24"}]}`}},
+			func(err error) bool { return err == nil }},
+		"fails": {cnitest.Script{"ADD": {Stderr: "oh", Err: &types.Error{Code: 123, Msg: "no"}}}, func(err error) bool {
+			var e *cni.Error
+			return errors.As(err, &e) && e.Code == 123 && e.Msg == "no" && e.Stderr == "oh"
+		}},
+		"hangs":     {cnitest.Script{"ADD": {Hang: true}}, func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }},
+		"is killed": {cnitest.Script{"ADD": {Killed: true}}, func(err error) bool { return err != nil }},
+	} {
+		h.Plugin("mine", c.script)
+		if _, err := rt.Setup(ctx, "c1", path); !c.want(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+		expect.NoError(t, rt.Remove(ctx, "c1", path))
+	}
+	calls := h.Calls()
+	if len(calls) < 10 || calls[0].Verb != "ADD" || calls[0].ContainerID != "c1" || calls[0].Type != "mine" || calls[0].NetNS != path {
+		t.Errorf("calls %+v", calls)
+	}
+}
