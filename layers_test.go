@@ -22,8 +22,8 @@ var floors = [][]string{
 	{
 		"internal/atomicfile", "internal/audit", "internal/boot", "internal/chain", "internal/conflist",
 		"internal/conntrack", "internal/firewalld", "internal/firewalldtest", "internal/invoke",
-		"internal/ipamdir", "internal/lock", "internal/nettest", "internal/nsfind", "internal/orphan",
-		"internal/record", "internal/sandbox", "internal/thread", "plugin",
+		"internal/ipamdir", "internal/lock", "internal/nettest", "internal/nsfind", "internal/nsrefs",
+		"internal/orphan", "internal/record", "internal/sandbox", "internal/thread", "plugin",
 	},
 	{
 		"internal/builtin/prevresult", "internal/firstadd", "internal/hold", "internal/inprocess",

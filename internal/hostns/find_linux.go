@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/internal/nsrefs"
 	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
@@ -58,7 +59,7 @@ func (f *Finder) PathTo(h *NetNS, configured string) string {
 	path = firstPath
 	if !nsfind.LeadsTo(path, h.Handle) {
 		path = ""
-		for _, mounted := range nsfind.Mounts("thread-self", h.ID().Ino) {
+		for _, mounted := range nsrefs.Mounts(h.ID().Ino) {
 			if nsfind.LeadsTo(mounted, h.Handle) {
 				path = mounted
 				break
@@ -101,7 +102,7 @@ func (f *Finder) Find(rec *record.Record, configured string) (found *NetNS, cert
 	if m, ok := f.missed[rec.Host]; ok && time.Since(m.at) < missFor {
 		return nil, m.complete && seesAll(rec), nil
 	}
-	complete, err := nsfind.Each("/proc", rec.Host, func(path string) bool {
+	complete, err := nsrefs.Each("/proc", rec.Host, func(path string) bool {
 		h := isIt(path)
 		if h != nil {
 			found = &NetNS{Handle: h, finder: f}

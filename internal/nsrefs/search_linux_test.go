@@ -1,10 +1,14 @@
-package nsfind
+package nsrefs
 
 import (
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/tasks"
 )
 
 // proc makes a directory in the form of /proc: links and files by path.
@@ -92,5 +96,36 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 		if complete := search(false); complete != more.wantComplete || !slices.Equal(paths, want) {
 			t.Errorf("with %s: complete %v, paths %q", path, complete, paths)
 		}
+	}
+}
+
+// TestScanNamesTheKindOfEachReference, and the path of a mount in its own namespace.
+func TestScanNamesTheKindOfEachReference(t *testing.T) {
+	const link = "net:[7]"
+	dir := proc(t, map[string]string{
+		"1/task/1/ns/net": link, "1/task/1/ns/mnt": "mnt:[1]", "1/task/1/fd/3": link,
+		"1/task/1/fd/4": "/proc/thread-self/ns/net", // as if opened through a mount
+		"1/task/1/fd/5": "/dev/null", "1/task/1/fd/6": "/is/closed/by/now",
+	}, map[string]string{"1/task/1/mountinfo": "2 1 0:4 net:[7] /run/x rw - nsfs nsfs rw\n3 1 0:4 mnt:[7] /run/y rw - nsfs nsfs rw\n"})
+	var got []Ref
+	complete, err := Scan(dir, func(r Ref) bool {
+		r.Path, _ = filepath.Rel(dir, r.Path)
+		r.Task.Dir = ""
+		got = append(got, r)
+		return true
+	})
+	task := tasks.Task{PID: 1, TID: 1}
+	var own unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
+		t.Fatal(err)
+	}
+	want := []Ref{
+		{Kind: Thread, Inode: 7, Task: task, Path: "1/task/1/ns/net"},
+		{Kind: Mount, Inode: 7, Task: task, Path: "1/task/1/root/run/x", At: "/run/x"},
+		{Kind: Descriptor, Inode: 7, Task: task, Path: "1/task/1/fd/3"},
+		{Kind: Descriptor, Inode: own.Ino, Task: task, Path: "1/task/1/fd/4"},
+	}
+	if !complete || err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %+v, %v, %v, want %+v", got, complete, err, want)
 	}
 }
