@@ -17,17 +17,23 @@ var floors = [][]string{
 		"internal/dirwatch", "internal/etcfiles", "internal/expect", "internal/faults", "internal/guard",
 		"internal/interchange", "internal/known", "internal/misspelt", "internal/netfilter/fwrules",
 		"internal/perm", "internal/plainfile", "internal/ports", "internal/privilege",
-		"internal/scripted", "internal/spans", "internal/tasks", "netns",
+		"internal/scripted", "internal/spans", "internal/tasks",
 	},
 	{
-		"internal/atomicfile", "internal/audit", "internal/boot", "internal/chain", "internal/conflist",
-		"internal/conntrack", "internal/firewalld", "internal/firewalldtest", "internal/invoke",
-		"internal/ipamdir", "internal/lock", "internal/nettest", "internal/nsfind", "internal/nsrefs",
-		"internal/orphan", "internal/record", "internal/sandbox", "internal/thread", "plugin",
+		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/invoke",
+		"internal/ipamdir", "internal/lock", "internal/nsrefs", "internal/orphan",
 	},
 	{
-		"internal/builtin/prevresult", "internal/firstadd", "internal/hold", "internal/inprocess",
-		"internal/notify", "internal/portindex", "internal/refplugins", "internal/sockdiag",
+		"internal/firstadd", "netns",
+	},
+	{
+		"internal/audit", "internal/conntrack", "internal/firewalld", "internal/firewalldtest",
+		"internal/nettest", "internal/nsfind", "internal/record", "internal/sandbox", "internal/thread",
+		"plugin",
+	},
+	{
+		"internal/builtin/prevresult", "internal/hold", "internal/inprocess", "internal/notify",
+		"internal/portindex", "internal/refplugins", "internal/sockdiag",
 	},
 	{
 		"internal/ahead", "internal/links", "internal/nft",

@@ -14,7 +14,18 @@ import (
 //
 // fn runs in a goroutine of its own, locked to a thread that is never the process's
 // leading thread, because other processes take the leading thread's namespace for the
-// process's. Goroutines that fn starts are outside the namespace.
+// process's.
+//
+//   - Goroutines that fn starts are outside the namespace: they run on other threads.
+//   - Processes that fn starts, by os/exec or otherwise, are inside, and stay there after
+//     Do. Their mounts are the caller's: /sys shows the network devices of the namespace
+//     in which it was mounted.
+//   - Sockets, and other descriptors, stay in the namespace in which they were opened,
+//     whoever uses them. Package net looks up names, and tries the addresses of a name,
+//     in goroutines of its own: give it addresses.
+//   - With SysProcAttr.Pdeathsig, a process ends when its thread does, which can be
+//     right after Do.
+//   - fn may lock and unlock its thread in pairs, but must not unlock it once more.
 //
 // Afterwards the thread returns to its previous namespace. If that fails, the thread
 // ends with the goroutine instead of returning to the scheduler; fn's error is not

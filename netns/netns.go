@@ -5,6 +5,9 @@
 // /proc/PID/ns/net of a process. Two paths lead to the same namespace exactly if they
 // have the same [ID].
 //
+// [New] makes a namespace without a name, and [Create] one at a path. [Open], [OpenPID]
+// and [OpenFD] open one that exists, and [Current] that of the calling thread.
+//
 // An OS thread is in a namespace, not a goroutine. Use [Handle.Do] to enter one: it
 // cannot leave another goroutine on a thread in the wrong namespace.
 //
@@ -26,10 +29,19 @@ var (
 	// namespace.
 	ErrNotNetNS = errors.New("not a network namespace")
 
+	// ErrBusy means that a namespace is in use, or that its pin cannot be taken away
+	// from here: it came from a mount namespace with more privileges, or something was
+	// mounted there again meanwhile.
+	ErrBusy = errors.New("the network namespace is in use")
+
 	// ErrNotSupported is the error of every operation off Linux. It is an
 	// [errors.ErrUnsupported].
 	ErrNotSupported = fmt.Errorf("network namespaces need Linux: %w", errors.ErrUnsupported)
 )
+
+// RunDir is the directory of ip-netns(8), which shows the namespaces that are pinned in
+// it under the names of their files. See [Share].
+const RunDir = "/run/netns"
 
 // ID is the identity of a namespace: device and inode of its file in nsfs.
 // IDs are comparable. The kernel may give the ID of a namespace that is gone
@@ -40,4 +52,36 @@ type ID struct{ Dev, Ino uint64 }
 // String returns "dev:ino", in decimal.
 func (id ID) String() string {
 	return strconv.FormatUint(id.Dev, 10) + ":" + strconv.FormatUint(id.Ino, 10)
+}
+
+// UserNS is a user namespace: its identity in nsfs, and the user, as seen from the
+// caller's user namespace, who made it.
+type UserNS struct {
+	ID  ID
+	UID uint32
+}
+
+// Entry is a file of a pin. Its ID is zero if no namespace is mounted there: the file
+// was left behind, as by a reboot.
+type Entry struct {
+	Path string
+	ID   ID
+}
+
+// SweepOptions configures [Sweep].
+type SweepOptions struct {
+	// Prefix is the beginning of the names. It must not be empty.
+	Prefix string
+	// Keep returns a reason to keep a namespace that seems to be unused, or nil. It
+	// may be nil.
+	Keep func(Entry) error
+	// DryRun reports what Sweep would remove, and removes nothing.
+	DryRun bool
+}
+
+// SweepReport is the outcome of a [Sweep], for the entries with the prefix.
+type SweepReport struct {
+	Removed []Entry
+	// Kept has the reasons why others stay, by path. It is ErrBusy if one is in use.
+	Kept map[string]error
 }

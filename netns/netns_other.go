@@ -22,6 +22,30 @@ func ProcessID() (ID, error) { return ID{}, ErrNotSupported }
 // Create fails with [ErrNotSupported].
 func Create(string) (*Handle, error) { return nil, ErrNotSupported }
 
+// New fails with [ErrNotSupported].
+func New() (*Handle, error) { return nil, ErrNotSupported }
+
+// NewIn fails with [ErrNotSupported].
+func NewIn(*os.File) (*Handle, error) { return nil, ErrNotSupported }
+
+// OpenPID fails with [ErrNotSupported].
+func OpenPID(int) (*Handle, error) { return nil, ErrNotSupported }
+
+// OpenFD fails with [ErrNotSupported].
+func OpenFD(uintptr) (*Handle, error) { return nil, ErrNotSupported }
+
+// Share fails with [ErrNotSupported].
+func Share(string) error { return ErrNotSupported }
+
+// List fails with [ErrNotSupported].
+func List(string) ([]Entry, error) { return nil, ErrNotSupported }
+
+// Sweep fails with [ErrNotSupported].
+func Sweep(string, SweepOptions) (*SweepReport, error) { return nil, ErrNotSupported }
+
+// RemoveIf fails with [ErrNotSupported].
+func RemoveIf(string, ID) (bool, error) { return false, ErrNotSupported }
+
 // Pin fails with [ErrNotSupported].
 func Pin(*Handle, string) error { return ErrNotSupported }
 
@@ -33,6 +57,9 @@ func Unpin(string) error { return ErrNotSupported }
 
 // ID returns the zero ID.
 func (*Handle) ID() ID { return ID{} }
+
+// Owner fails with [ErrNotSupported].
+func (*Handle) Owner() (UserNS, error) { return UserNS{}, ErrNotSupported }
 
 // File returns nil.
 func (*Handle) File() *os.File { return nil }

@@ -38,12 +38,12 @@ func create(path string) (_ *Handle, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := pinNew(path); err != nil {
+	h, err := New()
+	if err != nil {
 		return nil, err
 	}
-	h, err := open(path)
-	if err != nil {
-		return nil, errors.Join(err, unmount(path))
+	if err := mountAt(h, path); err != nil {
+		return nil, errors.Join(err, h.Close())
 	}
 	return h, nil
 }
@@ -79,13 +79,7 @@ func pin(h *Handle, path string) (err error) {
 	if err != nil {
 		return err
 	}
-	// The descriptor, not the path it was opened by: that may mean another
-	// namespace by now.
-	fd := fmt.Sprintf("/proc/thread-self/fd/%d", h.File().Fd())
-	if err := unix.Mount(fd, path, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("bind mount: %w", err)
-	}
-	return nil
+	return mountAt(h, path)
 }
 
 func samePin(h *Handle, path string) error {
@@ -99,20 +93,18 @@ func samePin(h *Handle, path string) error {
 	return errors.Join(err, there.Close())
 }
 
-// pinNew makes a namespace and mounts it at path, which must be a file.
-func pinNew(path string) error {
-	unshare := func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("unshare: %w", err)
-		}
-		return nil
-	}
-	return onThread(unshare, func() error {
-		if err := unix.Mount(threadNetNS, path, "", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("bind mount: %w", err)
-		}
-		return nil
+// mountAt mounts the namespace on the file at path, in the mount namespace of the
+// calling thread. It uses the descriptor rather than the path that the namespace was
+// opened by, which may lead to another one by now.
+func mountAt(h *Handle, path string) error {
+	var inner error
+	err := control(h.file, func(fd int) {
+		inner = unix.Mount(fmt.Sprintf("/proc/thread-self/fd/%d", fd), path, "", unix.MS_BIND, "")
 	})
+	if err := errors.Join(err, inner); err != nil {
+		return fmt.Errorf("bind mount: %w", err)
+	}
+	return nil
 }
 
 // makeFile makes the empty file at path and the directories above it. It returns the
@@ -200,7 +192,11 @@ func unmake(made []string) error {
 // was interrupted anywhere. It fails with [ErrNotNetNS], and touches nothing,
 // if there is neither a network namespace nor the empty file that Create mounts
 // it on: a symbolic link (and so /proc/PID/ns/net), a directory, another kind of
-// namespace, a file that holds something.
+// namespace, a file that holds something. It fails with [ErrBusy] if the mount cannot be
+// taken away from here.
+//
+// Remove takes whatever is at path by now. Use [RemoveIf] where that may be another
+// namespace than the one that is meant.
 func Remove(path string) error {
 	err := unmount(path)
 	if err == nil {
@@ -242,7 +238,7 @@ func unmount(path string) error {
 		// EINVAL: no longer a mount point, as someone else was faster, or
 		// one that a more privileged mount namespace has locked.
 		if still, statErr := isPin(path); statErr == nil && still {
-			return fmt.Errorf("unmount: %w", err)
+			return fmt.Errorf("unmount: %w", busy(err))
 		}
 	}
 }
@@ -278,7 +274,7 @@ func removeFile(path string) error {
 	if err := isEmptyFile(path); err != nil {
 		return err
 	}
-	return withoutPath(os.Remove(path))
+	return busy(withoutPath(os.Remove(path)))
 }
 
 // isEmptyFile returns an error unless path is a file on which Create mounts.

@@ -1,0 +1,63 @@
+package netns
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// New makes a network namespace without a name. It ends when nothing refers to it any
+// more: the handle, a process in it, or a path at which [Pin] keeps it. It holds a
+// loopback interface, which is down.
+func New() (*Handle, error) {
+	var h *Handle
+	err := onThread(unshare, func() (err error) {
+		h, err = Current()
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("create network namespace: %w", err)
+	}
+	return h, nil
+}
+
+func unshare() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("unshare: %w", err)
+	}
+	return nil
+}
+
+// NewIn is [New] for a namespace that belongs to a user namespace: root in that user
+// namespace has all privileges in it. owner is the user namespace, for example
+// /proc/PID/ns/user, opened. It needs CAP_SYS_ADMIN in owner.
+//
+// Only a process with a single thread can enter a user namespace. So NewIn forks one,
+// which ends before NewIn returns.
+func NewIn(owner *os.File) (*Handle, error) {
+	h, err := newIn(owner)
+	if err != nil {
+		return nil, fmt.Errorf("create network namespace in user namespace %q: %w", owner.Name(), err)
+	}
+	return h, nil
+}
+
+func newIn(owner *os.File) (h *Handle, err error) {
+	var inner error
+	err = control(owner, func(fd int) {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		var child inside
+		if child, inner = forkInside(fd); inner != nil {
+			return
+		}
+		h, inner = open(fmt.Sprintf("/proc/%d/ns/net", child.pid))
+		child.end()
+	})
+	if err == nil {
+		err = inner
+	}
+	return h, err
+}

@@ -1,0 +1,218 @@
+package netns_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/netns"
+)
+
+// sleeper starts a process with those namespaces of its own. It ends with the test.
+func sleeper(t *testing.T, attr *syscall.SysProcAttr) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	cmd.SysProcAttr = attr
+	expect.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may have been ended by the test
+		_ = cmd.Wait()
+	})
+	return cmd
+}
+
+// userNS starts a process in a user namespace, and opens that.
+func userNS(t *testing.T) *os.File {
+	t.Helper()
+	root := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}
+	cmd := sleeper(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: root, GidMappings: root})
+	f, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid))
+	expect.NoError(t, err)
+	t.Cleanup(func() { expect.NoError(t, f.Close()) })
+	return f
+}
+
+func fileID(t *testing.T, path string) netns.ID {
+	t.Helper()
+	var st unix.Stat_t
+	expect.NoError(t, unix.Stat(path, &st))
+	return netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}
+}
+
+func TestNewHasNoNameUntilItIsPinned(t *testing.T) {
+	outside := currentID(t)
+	h, err := netns.New()
+	expect.NoError(t, err)
+	if h.ID() == outside || currentID(t) != outside {
+		t.Errorf("made %s from %s, and is now in %s", h.ID(), outside, currentID(t))
+	}
+	path := filepath.Join(t.TempDir(), "ns")
+	expect.NoError(t, netns.Pin(h, path))
+	t.Cleanup(func() { expect.NoError(t, netns.Remove(path)) })
+	expect.NoError(t, h.Close())
+	again, err := netns.Open(path)
+	expect.NoError(t, err)
+	expect.Same(t, "pinned", again.ID(), h.ID())
+	expect.NoError(t, again.Close())
+	checkThreads(t, outside)
+}
+
+func TestOwnerIsTheUserNamespaceOfTheMaker(t *testing.T) {
+	h, _ := newNS(t)
+	owner, err := h.Owner()
+	expect.NoError(t, err)
+	expect.Same(t, "owner", owner.ID, fileID(t, "/proc/self/ns/user"))
+}
+
+func TestNewInBelongsToThatUserNamespace(t *testing.T) {
+	user := userNS(t)
+	want := fileID(t, user.Name())
+	var wg sync.WaitGroup
+	for range 8 { // the fork must not mind what other threads do
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for range 8 {
+				h, err := netns.NewIn(user)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				owner, err := h.Owner()
+				if err != nil || owner.ID != want || owner.UID != 0 {
+					t.Errorf("owner %v, %v, want %s", owner, err, want)
+				}
+				if err := h.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	children, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/children", os.Getpid()))
+	if err == nil && len(strings.Fields(string(children))) > 1 {
+		t.Errorf("children besides the sleeper: %s", children)
+	}
+	// Root in the user namespace may change it.
+	h, err := netns.NewIn(user)
+	expect.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "ns")
+	expect.NoError(t, netns.Pin(h, path))
+	t.Cleanup(func() { expect.NoError(t, errors.Join(h.Close(), netns.Remove(path))) })
+	out, err := exec.Command("nsenter", "--user="+user.Name(), "--net="+path, "ip", "link", "set", "lo", "up").CombinedOutput()
+	if err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func TestNewInRefusesWhatIsNoUserNamespace(t *testing.T) {
+	before := openFiles(t)
+	h, _ := newNS(t)
+	if _, err := netns.NewIn(h.File()); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("a network namespace: %v, want %v", err, unix.EINVAL)
+	}
+	gone, err := os.Open("/proc/self/ns/user")
+	expect.NoError(t, err)
+	if _, err := netns.NewIn(gone); !errors.Is(err, unix.EINVAL) { // one does not enter one's own
+		t.Errorf("its own: %v, want %v", err, unix.EINVAL)
+	}
+	expect.NoError(t, gone.Close())
+	if _, err := netns.NewIn(gone); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a closed file: %v, want %v", err, os.ErrClosed)
+	}
+	expect.NoError(t, h.Close())
+	expect.Same(t, "descriptors", openFiles(t), before)
+}
+
+func TestOpenPIDAndOpenFDOfAProcess(t *testing.T) {
+	pidfd := -1
+	cmd := sleeper(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, PidFD: &pidfd})
+	pid := cmd.Process.Pid
+	want := fileID(t, fmt.Sprintf("/proc/%d/ns/net", pid))
+	h, err := netns.OpenPID(pid)
+	expect.NoError(t, err)
+	expect.Same(t, "by number", h.ID(), want)
+	byFD, err := netns.OpenFD(h.File().Fd())
+	expect.NoError(t, err)
+	expect.Same(t, "by descriptor", byFD.ID(), want)
+	expect.NoError(t, byFD.Close())
+	if _, err := h.Owner(); err != nil {
+		t.Errorf("after closing the duplicate: %v", err)
+	}
+	byPidFD, err := netns.OpenFD(uintptr(pidfd))
+	expect.NoError(t, err)
+	expect.Same(t, "by descriptor of the process", byPidFD.ID(), want)
+	expect.NoError(t, errors.Join(byPidFD.Close(), h.Close()))
+
+	expect.NoError(t, cmd.Process.Kill())
+	for _, state := range []string{"killed", "waited for"} {
+		if state == "waited for" {
+			_ = cmd.Wait() // it was killed
+		} else {
+			var info unix.Siginfo
+			expect.NoError(t, unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOWAIT, nil))
+		}
+		if _, err := netns.OpenPID(pid); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: got %v, want %v", state, err, fs.ErrNotExist)
+		}
+		if _, err := netns.OpenFD(uintptr(pidfd)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s, by descriptor: got %v, want %v", state, err, fs.ErrNotExist)
+		}
+	}
+	expect.NoError(t, unix.Close(pidfd))
+}
+
+func TestOpenFDRefusesOtherDescriptors(t *testing.T) {
+	before := openFiles(t)
+	for _, path := range []string{"/dev/null", "/proc/self/ns/uts", t.TempDir()} {
+		f, err := os.Open(path)
+		expect.NoError(t, err)
+		if _, err := netns.OpenFD(f.Fd()); !errors.Is(err, netns.ErrNotNetNS) {
+			t.Errorf("%s: got %v, want %v", path, err, netns.ErrNotNetNS)
+		}
+		expect.NoError(t, f.Close())
+	}
+	if _, err := netns.OpenFD(1 << 20); !errors.Is(err, unix.EBADF) {
+		t.Errorf("a closed one: got %v, want %v", err, unix.EBADF)
+	}
+	expect.Same(t, "descriptors", openFiles(t), before)
+}
+
+// TestSharedPinsAreSeenElsewhere, in a mount namespace that is made afterwards, and by
+// iproute2; and their removal too.
+func TestSharedPinsAreSeenElsewhere(t *testing.T) {
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(netns.RunDir, unix.MNT_DETACH)) })
+	for range 2 {
+		expect.NoError(t, netns.Share(netns.RunDir))
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	expect.NoError(t, err)
+	expect.Same(t, "mounts", strings.Count(string(mounts), " "+netns.RunDir+" "), 1)
+	other := sleeper(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS})
+	path := filepath.Join(netns.RunDir, "blue")
+	h, err := netns.Create(path)
+	expect.NoError(t, err)
+	there := fmt.Sprintf("/proc/%d/root%s", other.Process.Pid, path)
+	expect.Same(t, "elsewhere", fileID(t, there), h.ID())
+	if out, err := exec.Command("ip", "netns", "list").CombinedOutput(); err != nil || strings.Fields(string(out))[0] != "blue" {
+		t.Errorf("ip netns list: %q, %v", out, err)
+	}
+	expect.NoError(t, h.Close())
+	expect.NoError(t, netns.Remove(path))
+	if _, err := os.Stat(there); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("elsewhere, after the removal: %v", err)
+	}
+	if err := netns.Share("/dev/null"); !errors.Is(err, unix.ENOTDIR) {
+		t.Errorf("a file: got %v, want %v", err, unix.ENOTDIR)
+	}
+}
