@@ -11,11 +11,14 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spans"
+	"github.com/embedcni/cni/internal/views"
 )
 
 // Check asks the plugins of the loaded networks, or of those selected with
@@ -111,40 +114,65 @@ func (a *attachment) recorded() (*attachment, error) {
 	return recorded, nil
 }
 
-// asked is the outcome of the CHECKs of an attachment's plugins.
-type asked struct {
-	done    bool
-	failed  error // of the plugin that said that something is wrong
-	unknown error // why no plugin said anything
-}
-
-// wantsCheck reports whether a CHECK of a plugin of the attachment can say more than
-// the comparison.
-func (c *compared) wantsCheck() bool {
-	for _, asks := range c.asks {
-		if asks {
-			return true
+// compareAll compares attachments of a container whose recorded namespaces are open.
+func (op *operation) compareAll(ctx context.Context, looks *views.Looks, all attachments) (parts []*examine.Part, err error) {
+	v, err := looks.Open(ctx, op.Host, op.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = join(err, v.Close()) }()
+	for _, a := range all {
+		if unfinished := a.unfinished(); unfinished != nil {
+			parts = append(parts, &examine.Part{Network: a.network.config.Name, IfName: a.IfName, Err: unfinished})
+			continue
 		}
+		parts = append(parts, a.compare(ctx, v))
 	}
-	return false
+	return parts, nil
 }
 
-// unjudged returns the types of plugins whose part nobody has judged, because CHECK is
-// not wanted.
-func (c *compared) unjudged() []string {
-	if c.asked != (asked{}) {
+// unfinished returns why an attachment cannot be expected to be whole, or nil: it is
+// being made or removed, or a call that did so was cut short.
+func (a *attachment) unfinished() error {
+	n := a.entry()
+	switch {
+	case n == nil || !a.op.Record.IsUnfinished(n):
 		return nil
+	case n.Failures > 0:
+		return fmt.Errorf("interface %s of network %q could not be removed: %s", n.IfName, n.Network, n.LastError)
 	}
-	return c.uncompared
+	if alive, err := a.op.RuntimeAlive(a.op.Record); alive || err != nil {
+		return join(fmt.Errorf("interface %s of network %q is being attached or detached: %w", n.IfName, n.Network, ErrBusy), err)
+	}
+	return fmt.Errorf("interface %s of network %q: a Setup or Remove was cut short; Recover or Remove removes it", n.IfName, n.Network)
+}
+
+// compare compares the parts of the attachment's plugins with the kernel, by those
+// built-in plugins that can. It changes nothing.
+func (a *attachment) compare(ctx context.Context, v *views.View) *examine.Part {
+	name := a.network.config.Name
+	c := &examine.Attachment{
+		Attachment: &a.Attachment, Chain: &chain.Chain{List: a.network.config, Path: a.op.pluginDirs},
+		Result: a.partial, Runner: a.runner(), MadeInterface: a.described().MadeInterface(),
+		Describe: func(d compare.Difference) string { return differenceOf(name, a.IfName, d).String() },
+	}
+	if c.Result == nil {
+		c.Result = a.cached().Result()
+	}
+	part, err := c.Compare(ctx, v)
+	if err != nil {
+		part.Err = a.errors("CHECK", err)
+	}
+	return part
 }
 
 // checkFailed returns the failed CHECK as a difference.
-func (c *compared) checkFailed() Difference {
+func checkFailed(c *examine.Part) Difference {
 	d := Difference{
-		Network: c.network, IfName: c.ifName, Kind: KindCheck, Err: c.asked.failed,
+		Network: c.Network, IfName: c.IfName, Kind: KindCheck, Err: c.Asked.Failed,
 		Why: "only the plugin knows more; Remove and Setup attach the container again",
 	}
-	if e := (*Error)(nil); errors.As(c.asked.failed, &e) {
+	if e := (*Error)(nil); errors.As(c.Asked.Failed, &e) {
 		d.Plugin = e.Plugin
 	}
 	return d
@@ -152,9 +180,9 @@ func (c *compared) checkFailed() Difference {
 
 // notAsked notes why the plugins were not asked. That matters only for a part that
 // was not compared either.
-func (c *compared) notAsked(why error) {
-	if len(c.uncompared) > 0 {
-		c.asked.unknown = fmt.Errorf("interface %s of network %q: CHECK was not asked: %w", c.ifName, c.network, why)
+func notAsked(c *examine.Part, why error) {
+	if len(c.Uncompared) > 0 {
+		c.Asked.Unknown = fmt.Errorf("interface %s of network %q: CHECK was not asked: %w", c.IfName, c.Network, why)
 	}
 }
 
@@ -177,14 +205,14 @@ func withinBudget(ctx context.Context, budget time.Duration) (context.Context, c
 }
 
 // askAll asks the plugins of containers for CHECK, those of several containers at once.
-func (s *snapshot) askAll(ctx context.Context, host *hostns.NetNS, all []*examined, budget time.Duration) HealthChecks {
+func (s *snapshot) askAll(ctx context.Context, host *hostns.NetNS, all []*examine.Container, budget time.Duration) HealthChecks {
 	begun := time.Now()
 	ctx, cancel := withinBudget(ctx, budget)
 	defer cancel()
 	var sum HealthChecks
 	var adding sync.Mutex
 	var group sync.WaitGroup
-	next := make(chan *examined)
+	next := make(chan *examine.Container)
 	for range min(atOnce, len(all)) {
 		group.Add(1)
 		go func() {
@@ -198,7 +226,7 @@ func (s *snapshot) askAll(ctx context.Context, host *hostns.NetNS, all []*examin
 		}()
 	}
 	for _, e := range all {
-		if e.wantsCheck() {
+		if e.WantsCheck() {
 			next <- e
 		}
 	}
@@ -215,33 +243,24 @@ func (h *HealthChecks) add(o HealthChecks) {
 	h.NotAsked += o.NotAsked
 }
 
-func (e *examined) wantsCheck() bool {
-	for _, c := range e.parts {
-		if c.wantsCheck() {
-			return true
-		}
-	}
-	return false
-}
-
 // askOne asks the plugins of a container, which it locks: the specification forbids
 // operations of one container that overlap.
-func (s *snapshot) askOne(ctx context.Context, host *hostns.NetNS, e *examined) (sum HealthChecks) {
+func (s *snapshot) askOne(ctx context.Context, host *hostns.NetNS, e *examine.Container) (sum HealthChecks) {
 	op, all, err := s.beginAsking(ctx, host, e)
 	if op != nil {
 		defer op.end()
 	}
-	for _, c := range e.parts {
-		if !c.wantsCheck() {
+	for _, c := range e.Parts {
+		if !c.WantsCheck() {
 			continue
 		}
-		a := all.named(c.ifName)
+		a := all.named(c.IfName)
 		switch {
 		case err != nil:
-			c.notAsked(err)
+			notAsked(c, err)
 			sum.NotAsked++
 		case a == nil || a.unfinished() != nil:
-			c.notAsked(fmt.Errorf("it changes: %w", ErrBusy))
+			notAsked(c, fmt.Errorf("it changes: %w", ErrBusy))
 			sum.NotAsked++
 		default:
 			sum.add(a.ask(ctx, c))
@@ -252,12 +271,12 @@ func (s *snapshot) askOne(ctx context.Context, host *hostns.NetNS, e *examined) 
 
 // beginAsking locks a container for CHECK, and reads its record again. The operation,
 // if it is not nil, has to be ended.
-func (s *snapshot) beginAsking(ctx context.Context, host *hostns.NetNS, e *examined) (*operation, attachments, error) {
+func (s *snapshot) beginAsking(ctx context.Context, host *hostns.NetNS, e *examine.Container) (*operation, attachments, error) {
 	its, err := host.Dup()
 	if err != nil {
 		return nil, nil, err
 	}
-	op := &operation{snapshot: s, Container: s.New(e.found.Record.ContainerID, its)}
+	op := &operation{snapshot: s, Container: s.New(e.Found.Record.ContainerID, its)}
 	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer cancel()
 	if err := op.lock(brief, container.Access{Waiting: container.Looking}); err != nil {
@@ -270,7 +289,7 @@ func (s *snapshot) beginAsking(ctx context.Context, host *hostns.NetNS, e *exami
 	}
 	all, err := op.enterRecorded(false)
 	if err == nil {
-		_, err = op.outOfReach()
+		_, err = op.OutOfReach()
 	}
 	return op, all, err
 }
@@ -287,15 +306,15 @@ func (all attachments) named(ifName string) *attachment {
 
 // ask asks those plugins of the attachment for CHECK that can say more than the
 // comparison, up to the first that does not confirm it. The container is locked.
-func (a *attachment) ask(ctx context.Context, c *compared) (sum HealthChecks) {
+func (a *attachment) ask(ctx context.Context, c *examine.Part) (sum HealthChecks) {
 	list := a.chain()
 	switch {
 	case list.List.DisableCheck:
 		return sum
 	case !list.CanCheck():
-		if len(c.uncompared) > 0 {
+		if len(c.Uncompared) > 0 {
 			old := fmt.Errorf("configuration version %q %w", list.List.CNIVersion, libcni.ErrorCheckNotSupp)
-			c.asked.unknown = a.errors("CHECK", &tagged{old, ErrNoCheck})
+			c.Asked.Unknown = a.errors("CHECK", &tagged{old, ErrNoCheck})
 		}
 		return sum
 	}
@@ -304,22 +323,22 @@ func (a *attachment) ask(ctx context.Context, c *compared) (sum HealthChecks) {
 		sum.Asked++
 		return run(ctx, call)
 	}
-	err := a.errors("CHECK", list.CheckSome(ctx, &a.Attachment, a.partial, func(position int) bool { return c.asks[position] }))
+	err := a.errors("CHECK", list.CheckSome(ctx, &a.Attachment, a.partial, func(position int) bool { return c.Asks[position] }))
 	switch {
 	case errors.Is(err, errBudget):
-		c.notAsked(err)
+		notAsked(c, err)
 		sum.NotAsked++
 		return sum
 	case err == nil:
 	default:
-		if c.asked.unknown = unanswered(err); c.asked.unknown != nil {
+		if c.Asked.Unknown = unanswered(err); c.Asked.Unknown != nil {
 			sum.Unanswered++
 		} else {
-			c.asked.failed = err
+			c.Asked.Failed = err
 			sum.Failed++
 		}
 	}
-	c.asked.done = true
+	c.Asked.Done = true
 	return sum
 }
 

@@ -58,7 +58,7 @@ var (
 	// have; see WithStrictPorts.
 	ErrNotHostAddress = errors.New("not an address of the host")
 	// ErrNotAttached: Check or Lookup of an attachment that does not exist.
-	ErrNotAttached = errors.New("not attached")
+	ErrNotAttached = container.ErrNotAttached
 	// ErrInsecureFile: a plugin or configuration, or a directory on the way to it, is
 	// writable by every user, or belongs to a user other than root and this
 	// process's; see WithInsecureFiles.

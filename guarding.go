@@ -11,6 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/guard"
 	"github.com/embedcni/cni/internal/guarded"
 	"github.com/embedcni/cni/internal/hold"
@@ -87,7 +88,7 @@ func (g *guarding) Look(ctx context.Context, whole bool, ids []string) (_ map[st
 		}
 	} else {
 		for _, id := range ids {
-			found = append(found, s.reload(record.Found{File: record.Name(record.ID(id))}))
+			found = append(found, s.Records.Find(record.ID(id)))
 		}
 	}
 	scope := g.scope(s)
@@ -99,7 +100,7 @@ func (g *guarding) Look(ctx context.Context, whole bool, ids []string) (_ map[st
 	verdicts := make(map[string]guard.Verdict)
 	for _, e := range s.look(ctx, g.host, found, true) {
 		if v, ok := verdictOf(e, holds); ok {
-			verdicts[string(e.found.Record.ContainerID)] = v
+			verdicts[string(e.Found.Record.ContainerID)] = v
 		}
 	}
 	if ctx.Err() != nil {
@@ -117,21 +118,21 @@ func (g *guarding) scope(s *snapshot) guarded.Scope {
 // verdictOf returns the verdict for the guard, if there is something to decide. A
 // container that is gone, or cannot be compared for another reason than a call in
 // progress, is the matter of Health and Recover.
-func verdictOf(e *examined, holds []hold.Hold) (v guard.Verdict, ok bool) {
-	if errors.Is(e.reason, ErrBusy) {
-		return guard.Verdict{Err: e.reason}, true
+func verdictOf(e *examine.Container, holds []hold.Hold) (v guard.Verdict, ok bool) {
+	if errors.Is(e.Reason, ErrBusy) {
+		return guard.Verdict{Err: e.Reason}, true
 	}
-	if e.state != "" {
+	if e.State != examine.Compared {
 		return v, false
 	}
-	for _, c := range e.parts {
-		for _, d := range c.differences {
+	for _, c := range e.Parts {
+		for _, d := range c.Differences {
 			if !d.Inside {
-				v.Found = append(v.Found, foundOf(e.found.Record, c.network, c.ifName, d, holds))
+				v.Found = append(v.Found, foundOf(e.Found.Record, c.Network, c.IfName, d, holds))
 			}
 		}
-		if c.err != nil && len(c.differences) == 0 && !errors.Is(c.err, ErrNotRepairable) {
-			v.Err = join(v.Err, c.err)
+		if c.Err != nil && len(c.Differences) == 0 && !errors.Is(c.Err, ErrNotRepairable) {
+			v.Err = join(v.Err, c.Err)
 		}
 	}
 	return v, len(v.Found) > 0 || v.Err != nil

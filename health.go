@@ -3,12 +3,16 @@ package cni
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/examine"
+	"github.com/embedcni/cni/internal/record"
 )
 
 // HealthOptions configures Health. The zero HealthOptions look at all containers of
@@ -283,3 +287,106 @@ func differenceOf(network, ifName string, d compare.Difference) Difference {
 	}
 	return public
 }
+
+// verdictOn returns the verdict on a container that was looked at.
+func verdictOn(e *examine.Container) Health {
+	h := Health{ContainerID: nameOf(e.Found), State: HealthState(e.State), Reason: e.Reason}
+	for _, c := range e.Parts {
+		for _, d := range c.Differences {
+			h.Differences = append(h.Differences, differenceOf(c.Network, c.IfName, d))
+		}
+		if c.Asked.Failed != nil {
+			h.Differences = append(h.Differences, checkFailed(c))
+		}
+		h.Reason = join(h.Reason, c.Err, c.Asked.Unknown)
+		h.Uncompared = append(h.Uncompared, c.Unjudged()...)
+	}
+	slices.Sort(h.Uncompared)
+	h.Uncompared = slices.Compact(h.Uncompared)
+	switch {
+	case h.State != "":
+	case len(h.Differences) > 0:
+		h.State = StateBroken
+	case h.Reason != nil:
+		h.State = StateUnknown
+	default:
+		h.State = StateHealthy
+	}
+	return h
+}
+
+// health is Health without the error's prefix.
+func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport, err error) {
+	if err := s.refuseInside(ctx); err != nil {
+		return nil, err
+	}
+	host, err := s.Hosts.Open(s.hostNetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = join(err, host.Close()) }()
+	found, report, err := s.toExamine(o.Containers)
+	if err != nil {
+		return nil, err
+	}
+	begun := time.Now()
+	all := s.look(ctx, host, found, len(o.Containers) == 0)
+	report.Compared = time.Since(begun)
+	if !o.WithoutCheck {
+		report.Checks = s.askAll(ctx, host, all, o.CheckBudget)
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	for _, e := range all {
+		if e.State != examine.NotAttached || len(o.Containers) > 0 {
+			report.Containers = append(report.Containers, verdictOn(e))
+		}
+	}
+	slices.SortFunc(report.Containers, func(a, b Health) int { return strings.Compare(a.ContainerID, b.ContainerID) })
+	return report, nil
+}
+
+// toExamine returns the records of the containers: of this owner's, or with ids of
+// those. The report has the verdict on those that are not on record.
+func (s *snapshot) toExamine(ids []string) (found []record.Found, report *HealthReport, err error) {
+	report = &HealthReport{}
+	if len(ids) == 0 {
+		mine, err := s.owned(true, nil)
+		return slices.DeleteFunc(mine, func(f record.Found) bool { return f.Record.Warm }), report, err
+	}
+	ids = slices.Clone(ids)
+	slices.Sort(ids)
+	for _, id := range slices.Compact(ids) {
+		if err := validateID(record.ID(id)); err != nil {
+			return nil, nil, err
+		}
+		f := s.Records.Find(record.ID(id))
+		if f.Record == nil {
+			h, err := s.offRecord(record.ID(id))
+			if err != nil {
+				return nil, nil, err
+			}
+			report.Containers = append(report.Containers, h)
+			continue
+		}
+		f.Record.ContainerID = record.ID(id) // also if it is illegible
+		found = append(found, f)
+	}
+	return found, report, nil
+}
+
+// offRecord returns the verdict on a container that is not on record.
+func (s *snapshot) offRecord(id record.ID) (Health, error) {
+	cached, err := chain.AllCached(s.stateDir, string(id))
+	if err != nil {
+		return Health{}, err
+	}
+	if len(cached) > 0 {
+		return Health{ContainerID: string(id), State: StateUnknown, Reason: errOnlyCached}, nil
+	}
+	return Health{ContainerID: string(id), State: StateNotAttached}, nil
+}
+
+// errOnlyCached: nothing says in which namespace the plugins ran, nor which.
+var errOnlyCached = errors.New("it is in libcni's cache and not on record, since another program attached it; Check asks its plugins")

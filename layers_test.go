@@ -59,7 +59,7 @@ var floors = [][]string{
 		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostdevice",
 		"internal/builtin/hostlocal", "internal/builtin/loopback", "internal/builtin/macvlan",
 		"internal/builtin/plugintest", "internal/builtin/portmap", "internal/builtin/static",
-		"internal/builtin/tuning", "internal/builtin/veth",
+		"internal/builtin/tuning", "internal/builtin/veth", "internal/examine",
 	},
 	{
 		"internal/builtin/bridge", "internal/builtin/ptp",

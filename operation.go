@@ -4,15 +4,18 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -113,6 +116,65 @@ func (s *snapshot) lockBarrier(ctx context.Context) (*lock.Held, error) {
 		return nil, err
 	}
 	return s.Locks.LockBarrier(ctx)
+}
+
+// look looks at the containers of records, which are not locked. With own, it compares
+// only this owner's attachments.
+func (s *snapshot) look(ctx context.Context, host *hostns.NetNS, found []record.Found, own bool) []*examine.Container {
+	parsed := &conflist.Cache{}
+	l := &examine.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: s.logger, Examine: func(c *examine.Container, looks *views.Looks) {
+		if err := s.examine(ctx, host, c, own, looks, parsed); err != nil {
+			c.State, c.Reason = examine.Unknown, err
+		}
+	}}
+	return l.All(ctx, found)
+}
+
+// examine compares a container with its record. The error is the reason why it could
+// not.
+func (s *snapshot) examine(ctx context.Context, host *hostns.NetNS, c *examine.Container, own bool, looks *views.Looks, parsed *conflist.Cache) error {
+	rec := c.Found.Record
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case c.Found.Err != nil:
+		return recordError(s.Records, rec.ContainerID, c.Found.File, c.Found.Err)
+	}
+	its, err := host.Dup()
+	if err != nil {
+		return err
+	}
+	op := &operation{snapshot: s, Container: s.New(rec.ContainerID, its), parsed: parsed}
+	defer op.Close()
+	op.Record = rec
+	all, err := op.enterRecorded(false)
+	if err != nil {
+		return err
+	}
+	if own {
+		all = slices.DeleteFunc(all, func(a *attachment) bool { return !a.own() })
+	}
+	if len(all) == 0 {
+		c.State = examine.NotAttached
+		return nil
+	}
+	if c.State, c.Reason = op.outOfReach(); c.State == examine.Compared {
+		c.Parts, err = op.compareAll(ctx, looks, all)
+	}
+	return err
+}
+
+// outOfReach returns why a container cannot be compared with the kernel; the state is
+// examine.Compared if it can. The recorded namespaces are open.
+func (op *operation) outOfReach() (examine.State, error) {
+	gone, why := op.OutOfReach()
+	switch {
+	case why == nil:
+		return examine.Compared, nil
+	case gone:
+		return examine.Gone, why
+	}
+	return examine.Unknown, why
 }
 
 // end releases everything that the operation holds.

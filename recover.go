@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/repair"
@@ -112,7 +113,7 @@ type recovery struct {
 	*snapshot
 	recoverOptions
 	host   *hostns.NetNS
-	looked map[record.ID]*examined // before any container was locked
+	looked map[record.ID]*examine.Container // before any container was locked
 }
 
 // atOnce is the number of containers that are recovered at the same time. They
@@ -140,9 +141,9 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 			whole = append(whole, f)
 		}
 	}
-	c.looked = make(map[record.ID]*examined, len(whole))
+	c.looked = make(map[record.ID]*examine.Container, len(whole))
 	for _, e := range c.look(ctx, c.host, whole, true) {
-		c.looked[e.found.Record.ContainerID] = e
+		c.looked[e.Found.Record.ContainerID] = e
 	}
 	asking, cancel := withinBudget(ctx, c.budget)
 	defer cancel()
@@ -354,32 +355,32 @@ type judged struct {
 // missing of them, if that is wanted. The container is locked.
 func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (j judged) {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
-	e := &examined{found: record.Found{Record: op.Record, File: record.Name(op.ID)}}
-	if e.state, e.reason = op.outOfReach(); e.state != "" {
-		return judged{doubt: e.health().Err()}
+	e := &examine.Container{Found: record.Found{Record: op.Record, File: record.Name(op.ID)}}
+	if e.State, e.Reason = op.outOfReach(); e.State != examine.Compared {
+		return judged{doubt: verdictOn(e).Err()}
 	}
 	var err error
-	if e.parts = c.seen(op, staying); e.parts == nil || c.broken == RemoveBroken && e.suspect() {
-		e.parts, err = op.compareAll(ctx, &views.Looks{}, staying)
+	if e.Parts = c.seen(op, staying); e.Parts == nil || c.broken == RemoveBroken && e.Suspect() {
+		e.Parts, err = op.compareAll(ctx, &views.Looks{}, staying)
 	}
-	if err == nil && c.broken == RepairBroken && e.isRepairable() {
-		j.repaired, e.parts, err = op.repairBroken(ctx, staying)
+	if err == nil && c.broken == RepairBroken && e.IsRepairable() {
+		j.repaired, e.Parts, err = op.repairBroken(ctx, staying)
 	}
-	for _, part := range e.parts {
-		if a := op.attachments.named(part.ifName); part.wantsCheck() {
+	for _, part := range e.Parts {
+		if a := op.attachments.named(part.IfName); part.WantsCheck() {
 			a.ask(asking, part)
 		}
-		if errors.Is(part.asked.unknown, ErrNoCheck) {
-			part.asked.unknown = nil
+		if errors.Is(part.Asked.Unknown, ErrNoCheck) {
+			part.Asked.Unknown = nil
 		}
 	}
-	j.lacking, j.doubt = slices.ContainsFunc(e.parts, (*compared).lacks), join(err, e.health().Err())
+	j.lacking, j.doubt = e.Lacks(), join(err, verdictOn(e).Err())
 	return j
 }
 
 // repairBroken makes again what is missing of attachments on the host, unless they are
 // held. It returns that, and the attachments as they are then.
-func (op *operation) repairBroken(ctx context.Context, all attachments) (repaired []Difference, parts []*compared, err error) {
+func (op *operation) repairBroken(ctx context.Context, all attachments) (repaired []Difference, parts []*examine.Part, err error) {
 	report := &RepairReport{}
 	err = op.makeUnheld(ctx, all, report)
 	parts, cerr := op.compareAll(ctx, &views.Looks{}, all)
@@ -410,13 +411,13 @@ func (op *operation) makeUnheld(ctx context.Context, all attachments, report *Re
 
 // seen returns the attachments as the look before has seen them; nil if the container
 // may have changed since.
-func (c *recovery) seen(op *operation, staying attachments) (parts []*compared) {
+func (c *recovery) seen(op *operation, staying attachments) (parts []*examine.Part) {
 	e := c.looked[op.ID]
-	if e == nil || e.state != "" || e.suspect() && !e.settled || !reflect.DeepEqual(e.found.Record, op.Record) {
+	if e == nil || e.State != examine.Compared || e.Suspect() && !e.Settled || !reflect.DeepEqual(e.Found.Record, op.Record) {
 		return nil
 	}
-	for _, part := range e.parts {
-		if staying.named(part.ifName) != nil {
+	for _, part := range e.Parts {
+		if staying.named(part.IfName) != nil {
 			parts = append(parts, part)
 		}
 	}

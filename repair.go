@@ -12,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/repair"
 	"github.com/embedcni/cni/internal/runner"
@@ -184,11 +185,11 @@ func (op *operation) recallToRepair() error {
 
 // refuseDead returns an error if the container may be dead.
 func (op *operation) refuseDead() error {
-	state, err := op.outOfReach()
-	if state == "" || errors.Is(err, ErrHostNetNS) {
+	gone, err := op.OutOfReach()
+	if err == nil || errors.Is(err, ErrHostNetNS) {
 		return err
 	}
-	if state == StateGone {
+	if gone {
 		err = fmt.Errorf("%w; call Remove or Recover", err)
 	}
 	return fmt.Errorf("%w: %w", ErrNotRepairable, err)
@@ -219,7 +220,7 @@ const repairOp = runner.VerbRepair
 type repairing struct {
 	*attachment
 	runner   *runner.Runner
-	compared *compared     // the last comparison
+	compared *examine.Part // the last comparison
 	delayed  *batch.Batch  // changes of packet filters
 	took     []tookForType // by the order of the first repair
 }
@@ -268,7 +269,7 @@ func (r *repairing) Compare(ctx context.Context) (found []compare.Difference, er
 		return nil, context.Cause(bound)
 	}
 	r.compared = c
-	return c.differences, nil
+	return c.Differences, nil
 }
 
 // Fix implements [repair.Subject].
@@ -341,15 +342,15 @@ var errOwnPlugin = fmt.Errorf("%w: only the plugin itself knows its part, and th
 // ask asks the plugins for CHECK whose parts nobody compares, and reports those that
 // find something wrong, or give no answer. It returns the cause if ctx ends.
 func (r *repairing) ask(ctx context.Context, report *RepairReport) error {
-	if r.compared.err != nil {
-		report.Unknown = append(report.Unknown, r.errors(repairOp, r.compared.err))
+	if r.compared.Err != nil {
+		report.Unknown = append(report.Unknown, r.errors(repairOp, r.compared.Err))
 	}
-	if len(r.compared.uncompared) == 0 {
+	if len(r.compared.Uncompared) == 0 {
 		return nil
 	}
 	err := r.chain().CheckSome(ctx, &r.Attachment, r.partial, func(position int) bool {
 		p := r.network.config.Plugins[position].Network
-		return slices.Contains(r.compared.uncompared, p.Type) || slices.Contains(r.compared.uncompared, p.IPAM.Type)
+		return slices.Contains(r.compared.Uncompared, p.Type) || slices.Contains(r.compared.Uncompared, p.IPAM.Type)
 	})
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -16,6 +16,8 @@ import (
 var (
 	// ErrBusy: another call for the container is under way.
 	ErrBusy = errors.New("another call for the container is under way")
+	// ErrNotAttached: the container, or an interface of it, is not attached.
+	ErrNotAttached = errors.New("not attached")
 	// ErrHostNetNS: the namespace in which the container's plugins ran cannot be
 	// found.
 	ErrHostNetNS = errors.New("host network namespace out of reach")

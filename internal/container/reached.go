@@ -3,6 +3,9 @@ package container
 import (
 	"errors"
 	"fmt"
+
+	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/record"
 )
 
 // Reached is the way in which a recorded namespace was found.
@@ -61,4 +64,30 @@ func (c *Container) IsAbandoned() bool {
 		return !c.isInhabited()
 	}
 	return true
+}
+
+var (
+	errRebooted  = errors.New("it was attached before the machine was rebooted")
+	errNetNSGone = errors.New("its network namespace is gone")
+)
+
+// OutOfReach returns why a container on record cannot be compared with the kernel, or
+// nil if it can. gone reports that it is certainly dead. The recorded namespaces are
+// open.
+func (c *Container) OutOfReach() (gone bool, why error) {
+	switch {
+	case c.Damaged:
+		return false, fmt.Errorf("it may live, and its record is damaged, so that it cannot be checked; call Remove if it is gone: %w", record.ErrBad)
+	case c.Rebooted:
+		return true, errRebooted
+	case c.Undecided() != nil:
+		return false, c.Undecided()
+	case c.Gone():
+		return true, fmt.Errorf("%s: %w", c.Record.NetNS.Path, errNetNSGone)
+	case c.HostGone:
+		return false, fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", c.RecordedHost(), ErrHostNetNS)
+	case c.IsAbandoned():
+		return false, fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", c.Record.NetNS.Path, c.Path, hostns.ErrInvalid)
+	}
+	return false, nil
 }

@@ -236,7 +236,7 @@ func salvage(entries []Entry) *Record {
 
 // Found is a record in the directory, with the error if it cannot be used.
 type Found struct {
-	Record *Record // never nil
+	Record *Record // never nil, but for Reload and Find
 	File   string  // its name without extension; for Discard
 	Err    error   // wraps ErrBad, ErrNewer or ErrUnread
 }
@@ -288,6 +288,15 @@ func (s *Store) List() ([]Found, error) {
 	}
 	return found, nil
 }
+
+// Reload reads a record again. Record is nil if it was deleted.
+func (s *Store) Reload(f Found) Found {
+	f.Record, f.Err = s.LoadFile(f.File)
+	return f
+}
+
+// Find returns the record of a container. Record is nil if there is none.
+func (s *Store) Find(id ID) Found { return s.Reload(Found{File: Name(id)}) }
 
 // Delete removes the container's record without syncing the directory. If a
 // power cut brings the record back, it is of an earlier boot, and removing its
