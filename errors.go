@@ -278,14 +278,20 @@ func recordError(records *record.Store, id record.ID, file string, err error) er
 	return &RecordError{ContainerID: string(id), Path: records.Path(file), Newer: newer, Err: err}
 }
 
-// codeNotAvailable is "plugin is not available" (CNI specification 1.1.0, section 5).
-const codeNotAvailable = 50
+// Codes of an error object (CNI specification 1.1.0, section 5): "plugin is not available",
+// and those from 100 on, which are the program's own.
+const (
+	codeNotAvailable   = 50
+	codePortInUse      = 100
+	codeNotHostAddress = 101
+)
 
 // AsCNIError returns an error of this package as the error object of the CNI
 // specification (1.1.0, section 5), for a program that answers CNI calls itself. An
 // error of a plugin keeps its code and its words; others get the code of the
-// specification that fits, or 999. Details has the rest of the text. It returns nil for
-// nil.
+// specification that fits, or 999. The specification has none for a port of the host:
+// ErrPortInUse gets 100, and ErrNotHostAddress 101. Details has the rest of the text. It
+// returns nil for nil.
 func AsCNIError(err error) *types.Error {
 	if err == nil {
 		return nil
@@ -301,6 +307,8 @@ func AsCNIError(err error) *types.Error {
 		kinds []error
 	}{
 		{types.ErrUnknownContainer, []error{ErrNotAttached}},
+		{codePortInUse, []error{ErrPortInUse}},
+		{codeNotHostAddress, []error{ErrNotHostAddress}},
 		{types.ErrInvalidEnvironmentVariables, []error{ErrInvalidArgument, ErrInvalidNetNS}},
 		{types.ErrIOFailure, []error{ErrRead}},
 		{types.ErrDecodingFailure, []error{ErrInvalidResult, ErrPluginOutput}},

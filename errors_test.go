@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -200,11 +201,17 @@ func TestIsFunctions(t *testing.T) {
 
 func TestAsCNIErrorHasTheCodeThatFits(t *testing.T) {
 	coded := &Error{Op: "ADD", Network: "net", Plugin: "p", Code: 11, Msg: "no more addresses"}
+	taken := &PortError{Protocol: "tcp", HostPort: 8080, ContainerID: "c2", Err: ErrPortInUse}
+	absent := &PortError{Protocol: "tcp", HostIP: netip.MustParseAddr("192.0.2.9"), HostPort: 8080, Err: ErrNotHostAddress}
 	tests := map[string]struct {
 		err       error
 		code      uint
 		msg, more string
 	}{
+		"a port":             {fmt.Errorf("set up container %q: %w", "c1", taken), 100, "", ""},
+		"an address":         {absent, 101, "", ""},
+		"a port and another": {join(absent, taken), 100, "", ""},
+		"a plugin's port":    {&Error{Op: "ADD", Code: 999, Msg: "port 8080 is taken", Err: ErrPortInUse}, 999, "port 8080 is taken", `add network "": port 8080 is taken (code 999)`},
 		"plugin's":           {coded, 11, "no more addresses", coded.Error()},
 		"wrapped":            {fmt.Errorf("set up: %w", coded), 11, "no more addresses", "set up: " + coded.Error()},
 		"without a code":     {&Error{Op: "ADD", Network: "net", Err: fmt.Errorf("x: %w", ErrPluginNotFound)}, 50, "", ""},
