@@ -407,8 +407,9 @@ type Event struct {
 // The work runs in the background. From the first Setup on, each call of Setup,
 // Remove or Check requests a scan of all records, which runs in short passes with
 // pauses between them. No call waits for a scan, except a call for a container
-// that is being removed at that moment. If the process ends during a removal, a
-// later process continues it.
+// that is being removed at that moment, and a Setup that wants a host port of an
+// abandoned container, which it removes itself; it waits for a second at most. If the
+// process ends during a removal, a later process continues it.
 func WithoutReaping() Opt {
 	return func(c *config) error {
 		c.withoutReaping = true

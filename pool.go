@@ -113,7 +113,7 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 		return "", nil, fmt.Errorf("set up container %q: %w", id, err)
 	}
 	ns.ours = true
-	for {
+	for refused := 0; ; {
 		var w *prepared
 		select {
 		case w = <-p.ready:
@@ -135,6 +135,9 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 		}
 		<-p.room
 		if err != nil {
+			if refused++; refused < mostHolders && s.endHolders(ctx, err) {
+				continue
+			}
 			return "", nil, err
 		}
 		return w.path, result, nil

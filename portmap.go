@@ -164,12 +164,26 @@ func (op *operation) refusePorts(rec *record.Record, wanted []ports.Claim) error
 	if err != nil {
 		return err
 	}
+	if len(taken) == 0 {
+		return nil
+	}
 	var errs []error
+	e := &takenPorts{}
 	for _, c := range taken {
 		errs = append(errs, heldBy(c.Holder, c.Wanted))
+		e.holders = append(e.holders, c.Record)
 	}
-	return join(errs...)
+	e.error = join(errs...)
+	return e
 }
+
+// takenPorts are PortErrors about containers on record.
+type takenPorts struct {
+	error
+	holders []*record.Record
+}
+
+func (e *takenPorts) Unwrap() error { return e.error }
 
 func heldBy(h portindex.Holder, c ports.Claim) *PortError {
 	return &PortError{

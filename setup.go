@@ -55,7 +55,18 @@ func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []Names
 	return s.setup(ctx, ns, serially)
 }
 
-func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Result, error) {
+// setup attaches the container. Containers that are gone and have its ports are removed
+// first.
+func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (result *Result, err error) {
+	for range mostHolders {
+		if result, err = s.setupOnce(ctx, ns, serially); err == nil || !s.endHolders(ctx, err) {
+			break
+		}
+	}
+	return result, err
+}
+
+func (s *snapshot) setupOnce(ctx context.Context, ns *Namespace, serially bool) (*Result, error) {
 	op, err := s.begin(ns, "ADD")
 	if err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/abandoned"
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/hostns"
@@ -191,6 +192,11 @@ func (r reaper) Tend(file string, host *hostns.NetNS) (step abandoned.Step, err 
 		return step, err
 	}
 	defer op.end()
+	return r.tend(op, host)
+}
+
+// tend is Tend for a container that is locked.
+func (r reaper) tend(op *operation, host *hostns.NetNS) (step abandoned.Step, err error) {
 	if err := op.recallOwn(); err != nil {
 		if isSkipped(err) {
 			r.logger.Debug("look for abandoned containers", "error", err)
@@ -214,6 +220,62 @@ func (r reaper) Tend(file string, host *hostns.NetNS) (step abandoned.Step, err 
 	step.Ends, err = abandoned.LetGo(op.Container, all, op.logger)
 	step.Again = err == nil && op.Host.ID() == host.ID()
 	return step, err
+}
+
+// end removes the abandoned container of a record now. It returns false if the container
+// stays as it is on record.
+func (r reaper) end(ctx context.Context, of *record.Record, host *hostns.NetNS) (bool, error) {
+	return abandoned.End(ctx, host, func(ctx context.Context) (step abandoned.Step, ended bool, err error) {
+		own, err := host.Dup()
+		if err != nil {
+			return step, false, err
+		}
+		op, err := r.beginTeardownFrom(ctx, of.ContainerID, own, container.Access{})
+		if err != nil {
+			return step, false, err
+		}
+		defer op.end()
+		if step, err = r.tend(op, host); err != nil || step.Again {
+			return step, false, err
+		}
+		now, err := r.Records.Load(of.ContainerID) // it may have been attached again
+		return step, err == nil && (now == nil || now.Generation != of.Generation || !now.Since.Equal(of.Since)), err
+	})
+}
+
+// mostHolders limits how often one Setup is tried again after it has removed containers
+// that had its ports: of several that have one port, it learns of one at a time.
+const mostHolders = 8
+
+// endHolders removes the containers that have the ports which a Setup was refused, if all
+// of them are abandoned; see WithoutReaping. The caller holds no lock: a container is
+// locked only while this one is not. It returns false if one of them stays.
+func (s *snapshot) endHolders(ctx context.Context, err error) bool {
+	var taken *takenPorts
+	if s.withoutReaping || !errors.As(err, &taken) ||
+		slices.ContainsFunc(taken.holders, func(rec *record.Record) bool { return !abandoned.Is(rec, s.owner, s.Boot) }) {
+		return false
+	}
+	host, err := s.Hosts.Open(s.hostNetNS)
+	if err != nil {
+		s.logger.Warn("remove a container that is gone and has ports of the host", "error", err)
+		return false
+	}
+	defer func() {
+		if err := host.Close(); err != nil {
+			s.logger.Error("close network namespace", "error", err)
+		}
+	}()
+	for _, rec := range taken.holders {
+		ended, err := reaper{s}.end(ctx, rec, host)
+		if err != nil {
+			s.logger.Warn("remove a container that is gone and has ports of the host", "container", rec.ContainerID, "error", err)
+		}
+		if !ended {
+			return false
+		}
+	}
+	return true
 }
 
 // tryBegin locks a container as for Remove. It returns nil if it would have to wait

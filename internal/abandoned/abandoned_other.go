@@ -3,6 +3,7 @@
 package abandoned
 
 import (
+	"context"
 	"log/slog"
 
 	"github.com/embedcni/cni/internal/container"
@@ -16,6 +17,11 @@ type Search struct{}
 
 // Request does nothing.
 func (*Search) Request(Runtime, *hostns.NetNS, bool) {}
+
+// End returns false.
+func End(context.Context, *hostns.NetNS, func(context.Context) (Step, bool, error)) (bool, error) {
+	return false, nil
+}
 
 // Is returns false.
 func Is(*record.Record, string, string) bool { return false }

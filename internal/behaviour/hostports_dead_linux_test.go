@@ -1,0 +1,242 @@
+package behaviour_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
+)
+
+// deadHolder is a container with host port 8080 that has died, without a Remove.
+func deadHolder(t *testing.T, b portBackend, opts ...cni.Opt) (h *realHost, r *cni.Runtime) {
+	t.Helper()
+	h = newRealHost(t)
+	r = h.forwarding(b, append([]cni.Opt{h.portNetwork("net", "1", b), cni.WithBuiltinPlugins()}, opts...)...)
+	dies(t, r, "c1", web())
+	return h, r
+}
+
+// dies attaches a container that dies.
+func dies(t *testing.T, r *cni.Runtime, id string, opts ...cni.NamespaceOpts) {
+	t.Helper()
+	k := testhost.NewTask(t)
+	_, err := r.Setup(t.Context(), id, k.Path(), opts...)
+	expect.NoError(t, err)
+	k.Kill()
+}
+
+// TestSetupTakesThePortOfADeadContainer, on every way of forwarding, and removes the dead
+// one to the last line. It does so however often.
+func TestSetupTakesThePortOfADeadContainer(t *testing.T) {
+	for _, b := range portBackends() {
+		t.Run(b.name, func(t *testing.T) {
+			h, r := deadHolder(t, b)
+			for i := range 3 {
+				dies(t, r, fmt.Sprint("d", i), web())
+			}
+			path := h.Container("c2")
+			_, err := r.Setup(t.Context(), "c2", path, web())
+			expect.NoError(t, err)
+			expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c2/eth0 attached"})
+			h.Serve(path, 80)
+			alone := h.Audit()
+			expect.NoError(t, r.Remove(t.Context(), "c2", path))
+			_, err = r.Setup(t.Context(), "c2", path, web())
+			expect.NoError(t, err)
+			// Without the addresses and interfaces, of which each Setup has others.
+			lines := func(all audit.Lines) int {
+				return len(all.Without(func(l string) bool { return strings.Contains(l, "/attachments/") }))
+			}
+			expect.Same(t, "lines of a host with one container", lines(alone), lines(h.Audit()))
+			expect.NoError(t, r.Remove(t.Context(), "c2", path))
+		})
+	}
+}
+
+// TestSetupTakesSeveralPortsOfTheDead: each port that it wants is another dead container's,
+// and one of them has two, at addresses of their own.
+func TestSetupTakesSeveralPortsOfTheDead(t *testing.T) {
+	h := newRealHost(t)
+	b := portBackends()[0]
+	r := h.forwarding(b, h.portNetwork("net", "1", b), cni.WithBuiltinPlugins())
+	dies(t, r, "c1", mapped(mapping("tcp", "127.0.0.1", 8080)))
+	dies(t, r, "c2", mapped(mapping("tcp", "127.0.0.2", 8080)))
+	dies(t, r, "c3", mapped(mapping("udp", "", 53)))
+	_, err := r.Setup(t.Context(), "c4", h.Container("c4"), mapped(mapping("tcp", "", 8080), mapping("udp", "", 53)))
+	expect.NoError(t, err)
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c4/eth0 attached"})
+	expect.NoError(t, r.Remove(t.Context(), "c4", ""))
+}
+
+// TestAPoolTakesThePortOfADeadContainer for a container that was made ahead of time.
+func TestAPoolTakesThePortOfADeadContainer(t *testing.T) {
+	_, r := deadHolder(t, portBackends()[0])
+	p, err := r.NewPool(cni.PoolOptions{Size: 1})
+	expect.NoError(t, err)
+	expect.Eventually(t, "a container made ahead of time", func() bool { return p.Ready() == 1 })
+	_, _, err = p.Setup(t.Context(), "c2", web())
+	expect.NoError(t, err)
+	expect.Same(t, "on record", countWith(testhost.Recorded(t, r), "c1/"), 0)
+	expect.NoError(t, r.Remove(t.Context(), "c2", ""), p.Close())
+}
+
+// countWith counts the lines with a prefix.
+func countWith(lines []string, prefix string) (n int) {
+	for _, l := range lines {
+		if strings.HasPrefix(l, prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+// TestSetupGoesOnWhereACrashLeftADeadContainer: a process was killed while it removed the
+// container, or let go of its namespace.
+func TestSetupGoesOnWhereACrashLeftADeadContainer(t *testing.T) {
+	for what, change := range map[string]func(h *realHost, rec *record.Record){
+		"a removal had begun": func(h *realHost, rec *record.Record) { rec.Attachments[0].State = record.Deleting },
+		"a Setup had begun":   func(h *realHost, rec *record.Record) { rec.Attachments[0].State = record.Planned },
+		"its namespace was let go": func(h *realHost, rec *record.Record) {
+			rec.LetGo = &record.LetGo{}
+		},
+		"its namespace had ended": func(h *realHost, rec *record.Record) {
+			rec.LetGo = &record.LetGo{}
+			expect.NoError(h.T, netns.Remove(h.Pin("c1")))
+		},
+		"the machine's pins had ended": func(h *realHost, _ *record.Record) { expect.NoError(h.T, netns.Remove(h.Pin("c1"))) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			b := portBackends()[0]
+			h, _ := deadHolder(t, b)
+			h.ChangeRecord("c1", func(rec *record.Record) { change(h, rec) })
+			next := h.forwarding(b, h.portNetwork("net", "1", b), cni.WithBuiltinPlugins())
+			_, err := next.Setup(t.Context(), "c2", h.Container("c2"), web())
+			expect.NoError(t, err)
+			expect.Same(t, "on record", testhost.Recorded(t, next), []string{"c2/eth0 attached"})
+			expect.NoError(t, next.Remove(t.Context(), "c2", ""))
+		})
+	}
+}
+
+// TestSetupLeavesAHolderThatIsNotItsToRemove: it is refused the port, and the holder has
+// what it had.
+func TestSetupLeavesAHolderThatIsNotItsToRemove(t *testing.T) {
+	b := portBackends()[0]
+	for what, keep := range map[string]func(t *testing.T, h *realHost, r *cni.Runtime) (then func()){
+		"it lives": func(t *testing.T, h *realHost, r *cni.Runtime) func() {
+			_, err := r.Setup(t.Context(), "c1", h.Container("c1"), web())
+			expect.NoError(t, err)
+			return func() { expect.NoError(t, r.Remove(t.Context(), "c1", "")) }
+		},
+		"a process is in it": func(t *testing.T, h *realHost, r *cni.Runtime) func() {
+			path := h.Mortal("c1")
+			_, err := r.Setup(t.Context(), "c1", path, web())
+			expect.NoError(t, err)
+			stop := h.inhabited(path)
+			expect.NoError(t, netns.Remove(path))
+			return stop
+		},
+		"it is another owner's": func(t *testing.T, h *realHost, _ *cni.Runtime) func() {
+			foreign := h.forwarding(b, h.portNetwork("net", "1", b), cni.WithBuiltinPlugins(), cni.WithOwner("another program"))
+			dies(t, foreign, "c1", web())
+			return func() { expect.NoError(t, foreign.Remove(t.Context(), "c1", "")) }
+		},
+		"another owner has attached it too": func(t *testing.T, h *realHost, r *cni.Runtime) func() {
+			dies(t, r, "c1", web())
+			h.ChangeRecord("c1", func(rec *record.Record) {
+				n := rec.Attachments[0]
+				n.IfName, n.Owner = "eth9", "another program"
+				rec.Attachments = append(rec.Attachments, n)
+			})
+			return func() { expect.NoError(t, r.Remove(t.Context(), "c1", "")) }
+		},
+		"another call has it": func(t *testing.T, h *realHost, r *cni.Runtime) func() {
+			dies(t, r, "c1", web())
+			held, err := lock.Open(h.Path("state", "embedcni", "locks")).Lock(t.Context(), "container/c1")
+			expect.NoError(t, err)
+			return func() { expect.NoError(t, held.Release()) }
+		},
+		"its record is of another mount namespace": func(t *testing.T, h *realHost, r *cni.Runtime) func() {
+			dies(t, r, "c1", web())
+			view := ""
+			h.ChangeRecord("c1", func(rec *record.Record) { view, rec.NetNS.View = rec.NetNS.View, "another" })
+			return func() { h.ChangeRecord("c1", func(rec *record.Record) { rec.NetNS.View = view }) }
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newRealHost(t)
+			r := h.forwarding(b, h.portNetwork("net", "1", b), cni.WithBuiltinPlugins())
+			then := keep(t, h, r)
+			before := testhost.Recorded(t, r)
+			path := h.Container("c2")
+			begun := time.Now()
+			_, err := r.Setup(t.Context(), "c2", path, web())
+			expect.Is(t, err, cni.ErrPortInUse)
+			if took := time.Since(begun); took > expect.Patience/2 {
+				t.Errorf("Setup waited for %v", took)
+			}
+			expect.Same(t, "on record", testhost.Recorded(t, r), before)
+			then()
+			expect.Eventually(t, "the port", func() bool {
+				_, err = r.Setup(t.Context(), "c2", path, web())
+				return err == nil
+			})
+			expect.NoError(t, r.Remove(t.Context(), "c2", path))
+		})
+	}
+}
+
+// inhabited runs a process in the namespace at path.
+func (h *realHost) inhabited(path string) (stop func()) {
+	h.T.Helper()
+	ns, err := netns.Open(path)
+	expect.NoError(h.T, err)
+	cmd := exec.Command("sleep", "600")
+	expect.NoError(h.T, ns.Do(cmd.Start), ns.Close())
+	stop = func() {
+		_ = cmd.Process.Kill() // or it was killed before
+		_ = cmd.Wait()         // it was killed
+	}
+	h.T.Cleanup(stop)
+	return stop
+}
+
+// TestSetupsThatWantEachOthersPortsOfTheDead: each is set up again with the port that the
+// other's predecessor has. None waits for another for ever, and each gets its port.
+func TestSetupsThatWantEachOthersPortsOfTheDead(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	random := rand.New(rand.NewPCG(seed, 0))
+	t.Logf("seed %d", seed)
+	h := newRealHost(t)
+	b := portBackends()[0]
+	r := h.forwarding(b, h.portNetwork("net", "1", b), cni.WithBuiltinPlugins(), cni.WithHostNetNS(h.Path("netns", "host")))
+	const n = 4
+	port := func(i int) cni.NamespaceOpts { return mapped(mapping("tcp", "", int32(8080+i))) }
+	for round := range 5 {
+		var paths []string
+		for i := range n {
+			dies(t, r, fmt.Sprint("c", i), port(i))
+			paths = append(paths, h.Container(fmt.Sprintf("round%d-%d", round, i)))
+		}
+		wants := random.Perm(n)
+		err := testhost.InParallel(n, func(i int) error {
+			_, err := r.Setup(t.Context(), fmt.Sprint("c", i), paths[i], port(wants[i]))
+			return err
+		})
+		expect.NoError(t, err)
+		for i := range n {
+			expect.NoError(t, r.Remove(t.Context(), fmt.Sprint("c", i), ""))
+		}
+		expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+	}
+}
