@@ -227,3 +227,75 @@ func validateIfName(name string) error {
 	}
 	return nil
 }
+
+// selected returns a selection for each network of a call: the networks that
+// WithNetwork names, or all loaded networks.
+func (s *snapshot) selected(ns *Namespace) (all []selection, err error) {
+	if len(ns.selected) == 0 {
+		for _, n := range s.networks {
+			all = append(all, selection{network: n.config.Name, of: n})
+		}
+		return all, nil
+	}
+	var errs []error
+	for _, sel := range ns.selected {
+		some, err := s.expand(sel)
+		all, errs = append(all, some...), append(errs, err)
+	}
+	return all, join(errs...)
+}
+
+// expand returns a copy of the selection for each network that it selects.
+func (s *snapshot) expand(sel selection) ([]selection, error) {
+	if sel.of != nil {
+		return []selection{sel}, nil
+	}
+	found, err := s.find(sel.network)
+	if err != nil {
+		return nil, err
+	}
+	if len(found) > 1 && sel.ifName != "" {
+		if found, err = loadedFor(found, sel.ifName); err != nil {
+			return nil, err
+		}
+	}
+	var all []selection
+	for _, n := range found {
+		sel.of = n
+		all = append(all, sel)
+	}
+	return all, nil
+}
+
+// narrow keeps only the attachments that the call selects.
+func (op *operation) narrow(ns *Namespace) error {
+	if len(ns.selected) == 0 {
+		return nil
+	}
+	var kept attachments
+	for _, sel := range ns.selected {
+		found := false
+		for _, a := range op.attachments {
+			if sel.means(a) {
+				kept = append(kept, a)
+				found = true
+			}
+		}
+		if _, err := op.find(sel.network); !found && err != nil {
+			return err
+		}
+	}
+	op.attachments = kept
+	return nil
+}
+
+// means reports whether a selection selects an attachment that is on record.
+func (sel selection) means(a *attachment) bool {
+	switch {
+	case a.network.config.Name != sel.network:
+		return false
+	case sel.of != nil && sel.of.snapshot.shared(sel.of):
+		return a.IfName == sel.of.ifName
+	}
+	return sel.ifName == "" || sel.ifName == a.IfName
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -269,4 +270,62 @@ func (s *snapshot) logOddities() {
 		s.logger.Warn("a field is ignored: it is probably misspelt",
 			"path", f.Path, "network", f.Network, "plugin", f.Plugin, "field", f.Field, "nearest", f.Nearest)
 	}
+}
+
+// Several configurations may have the same network name. The name selects all of
+// them. The interface name selects one of them, as it identifies an attachment in the
+// record and in libcni's cache.
+
+// find returns the loaded networks with a name, in the order in which they were
+// loaded.
+func (s *snapshot) find(network string) ([]*Network, error) {
+	var found []*Network
+	var names []string
+	for _, n := range s.networks {
+		if n.config.Name == network {
+			found = append(found, n)
+		}
+		if !slices.Contains(names, n.config.Name) {
+			names = append(names, n.config.Name)
+		}
+	}
+	if found == nil {
+		return nil, fmt.Errorf("network %q is not loaded (loaded: %s): %w", network, strings.Join(names, ", "), ErrNotFound)
+	}
+	return found, nil
+}
+
+// shared reports whether another loaded network has the same name.
+func (s *snapshot) shared(n *Network) bool {
+	return slices.ContainsFunc(s.networks, func(other *Network) bool { return other != n && other.config.Name == n.config.Name })
+}
+
+// loadedFor returns the one network that was loaded for the interface, out of
+// networks with the same name.
+func loadedFor(networks []*Network, ifName string) (found []*Network, err error) {
+	var names []string
+	for _, n := range networks {
+		names = append(names, n.ifName)
+		if n.ifName == ifName {
+			found = append(found, n)
+		}
+	}
+	if len(found) == 1 {
+		return found, nil
+	}
+	return nil, fmt.Errorf("%d of the %d configurations named %q were loaded for interface %q (loaded for: %s), and one must be meant: %w",
+		len(found), len(networks), networks[0].config.Name, ifName, strings.Join(names, ", "), ErrInvalidArgument)
+}
+
+func (n *Network) declares(capability string) bool { return conflist.Declares(n.config, capability) }
+
+// unnamed returns an error if a loaded network has no name. No container can then be
+// attached to the loaded networks.
+func (s *snapshot) unnamed() error {
+	for _, n := range s.networks {
+		if err := conflist.RequireName(n.config); err != nil {
+			return fmt.Errorf("network for interface %s: %w: %w", n.ifName, err, ErrInvalidConfig)
+		}
+	}
+	return nil
 }

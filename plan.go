@@ -2,17 +2,130 @@ package cni
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/containernetworking/cni/libcni"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/record"
 )
+
+// Plan is what a Setup would ask of its networks; see Runtime.Plan.
+type Plan struct {
+	ContainerID string
+	NetNS       string // the path
+	Owner       string // see WithOwner
+	Attachments []PlannedAttachment
+
+	prefix string
+}
+
+// PlannedAttachment is a network of a Plan, with the parameters for its plugins.
+type PlannedAttachment struct {
+	Network string
+	IfName  string
+	Config  json.RawMessage // of the network, as one list
+
+	// As the plugins get them. A capability that no plugin of the network declares
+	// has no effect.
+	Args         map[string]string          `json:",omitempty"`
+	Capabilities map[string]json.RawMessage `json:",omitempty"`
+	ConfigArgs   map[string]json.RawMessage `json:",omitempty"`
+
+	// Ports are the ports of the host that a plugin of the network would be asked to
+	// forward.
+	Ports    []PortMapping     `json:",omitempty"`
+	Metadata map[string]string `json:",omitempty"`
+}
+
+// Plan validates the arguments of a Setup, and returns what Setup would ask of each
+// network, in order. It runs nothing, changes nothing, and opens neither the path nor a
+// record, so that it needs no privileges and works on every system. Its errors are those
+// of Setup: ErrCNINotInitialized, ErrInvalidArgument, ErrInvalidConfig, ErrNotFound for a
+// network that is not loaded.
+//
+// It is for dry runs, and for fakes of a Runtime: they cannot read NamespaceOpts
+// otherwise.
+func (r *Runtime) Plan(id, path string, opts ...NamespaceOpts) (*Plan, error) {
+	s := r.current.Load()
+	if err := r.ready(s); err != nil {
+		return nil, err
+	}
+	p, err := s.planned(id, path, opts)
+	if err != nil {
+		return nil, fmt.Errorf("set up container %q: %w", id, err)
+	}
+	return p, nil
+}
+
+func (s *snapshot) planned(id, path string, opts []NamespaceOpts) (*Plan, error) {
+	ns, err := newNamespace(id, path, opts...)
+	if err != nil {
+		return nil, err
+	}
+	if err := validateID(ns.id); err != nil {
+		return nil, err
+	}
+	all, err := (&operation{snapshot: s}).plan(ns, "ADD")
+	if err != nil {
+		return nil, err
+	}
+	p := &Plan{ContainerID: id, NetNS: path, Owner: s.owner, prefix: s.prefix}
+	for _, a := range all {
+		one, err := a.planned()
+		if err != nil {
+			return nil, err
+		}
+		p.Attachments = append(p.Attachments, one)
+	}
+	return p, nil
+}
+
+func (a *attachment) planned() (p PlannedAttachment, err error) {
+	p = PlannedAttachment{Network: a.network.config.Name, IfName: a.IfName, Ports: a.mappings(), Metadata: a.metadata}
+	if p.Config, err = conflist.Whole(a.network.config); err != nil {
+		return p, err
+	}
+	if p.Capabilities, err = rawMap(a.CapabilityArgs); err != nil {
+		return p, fmt.Errorf("network %q: capability %w", p.Network, err)
+	}
+	if p.ConfigArgs, err = rawMap(a.ConfigArgs); err != nil {
+		return p, fmt.Errorf("network %q: args.cni.%w", p.Network, err)
+	}
+	for _, arg := range a.Args {
+		if p.Args == nil {
+			p.Args = make(map[string]string, len(a.Args))
+		}
+		p.Args[arg[0]] = arg[1]
+	}
+	return p, nil
+}
+
+// Result converts the results of the networks' plugins as Setup does, one for each
+// attachment in order. The error is ErrInvalidResult, or ErrInvalidArgument for another
+// number of results.
+func (p *Plan) Result(results []*types100.Result) (*Result, error) {
+	if len(results) != len(p.Attachments) {
+		return nil, fmt.Errorf("%d results for %d attachments: %w", len(results), len(p.Attachments), ErrInvalidArgument)
+	}
+	if i := slices.Index(results, nil); i >= 0 {
+		return nil, fmt.Errorf("network %q: no result: %w", p.Attachments[i].Network, ErrInvalidResult)
+	}
+	sources := make([]source, len(results))
+	for i, a := range p.Attachments {
+		sources[i] = source{network: a.Network, ifName: a.IfName, result: results[i], ports: a.Ports}
+	}
+	result, err := newResult(sources, ifName(p.prefix, 0))
+	if err == nil {
+		result.notePorts(nil, sources)
+	}
+	return result, err
+}
 
 // plan makes the attachments for a verb: their networks, interface names,
 // arguments and capabilities.
@@ -122,8 +235,6 @@ func (s *snapshot) undeclared(id record.ID, all attachments) error {
 	return join(errs...)
 }
 
-func (n *Network) declares(capability string) bool { return conflist.Declares(n.config, capability) }
-
 // isEmpty reports whether a capability asks for nothing, for example an empty
 // list of ports.
 func isEmpty(value any) bool {
@@ -138,123 +249,6 @@ func isEmpty(value any) bool {
 	}
 }
 
-// Several configurations may have the same network name. The name selects all of
-// them. The interface name selects one of them, as it identifies an attachment in the
-// record and in libcni's cache.
-
-// find returns the loaded networks with a name, in the order in which they were
-// loaded.
-func (s *snapshot) find(network string) ([]*Network, error) {
-	var found []*Network
-	var names []string
-	for _, n := range s.networks {
-		if n.config.Name == network {
-			found = append(found, n)
-		}
-		if !slices.Contains(names, n.config.Name) {
-			names = append(names, n.config.Name)
-		}
-	}
-	if found == nil {
-		return nil, fmt.Errorf("network %q is not loaded (loaded: %s): %w", network, strings.Join(names, ", "), ErrNotFound)
-	}
-	return found, nil
-}
-
-// shared reports whether another loaded network has the same name.
-func (s *snapshot) shared(n *Network) bool {
-	return slices.ContainsFunc(s.networks, func(other *Network) bool { return other != n && other.config.Name == n.config.Name })
-}
-
-// selected returns a selection for each network of a call: the networks that
-// WithNetwork names, or all loaded networks.
-func (s *snapshot) selected(ns *Namespace) (all []selection, err error) {
-	if len(ns.selected) == 0 {
-		for _, n := range s.networks {
-			all = append(all, selection{network: n.config.Name, of: n})
-		}
-		return all, nil
-	}
-	var errs []error
-	for _, sel := range ns.selected {
-		some, err := s.expand(sel)
-		all, errs = append(all, some...), append(errs, err)
-	}
-	return all, join(errs...)
-}
-
-// expand returns a copy of the selection for each network that it selects.
-func (s *snapshot) expand(sel selection) ([]selection, error) {
-	if sel.of != nil {
-		return []selection{sel}, nil
-	}
-	found, err := s.find(sel.network)
-	if err != nil {
-		return nil, err
-	}
-	if len(found) > 1 && sel.ifName != "" {
-		if found, err = loadedFor(found, sel.ifName); err != nil {
-			return nil, err
-		}
-	}
-	var all []selection
-	for _, n := range found {
-		sel.of = n
-		all = append(all, sel)
-	}
-	return all, nil
-}
-
-// loadedFor returns the one network that was loaded for the interface, out of
-// networks with the same name.
-func loadedFor(networks []*Network, ifName string) (found []*Network, err error) {
-	var names []string
-	for _, n := range networks {
-		names = append(names, n.ifName)
-		if n.ifName == ifName {
-			found = append(found, n)
-		}
-	}
-	if len(found) == 1 {
-		return found, nil
-	}
-	return nil, fmt.Errorf("%d of the %d configurations named %q were loaded for interface %q (loaded for: %s), and one must be meant: %w",
-		len(found), len(networks), networks[0].config.Name, ifName, strings.Join(names, ", "), ErrInvalidArgument)
-}
-
-// narrow keeps only the attachments that the call selects.
-func (op *operation) narrow(ns *Namespace) error {
-	if len(ns.selected) == 0 {
-		return nil
-	}
-	var kept attachments
-	for _, sel := range ns.selected {
-		found := false
-		for _, a := range op.attachments {
-			if sel.means(a) {
-				kept = append(kept, a)
-				found = true
-			}
-		}
-		if _, err := op.find(sel.network); !found && err != nil {
-			return err
-		}
-	}
-	op.attachments = kept
-	return nil
-}
-
-// means reports whether a selection selects an attachment that is on record.
-func (sel selection) means(a *attachment) bool {
-	switch {
-	case a.network.config.Name != sel.network:
-		return false
-	case sel.of != nil && sel.of.snapshot.shared(sel.of):
-		return a.IfName == sel.of.ifName
-	}
-	return sel.ifName == "" || sel.ifName == a.IfName
-}
-
 // about returns an attachment without a container, for verbs on a network. It has an
 // interface name only if several loaded networks have the same name.
 func (op *operation) about(n *Network) *attachment {
@@ -263,15 +257,4 @@ func (op *operation) about(n *Network) *attachment {
 		a.IfName = n.ifName
 	}
 	return a
-}
-
-// unnamed returns an error if a loaded network has no name. No container can then be
-// attached to the loaded networks.
-func (s *snapshot) unnamed() error {
-	for _, n := range s.networks {
-		if err := conflist.RequireName(n.config); err != nil {
-			return fmt.Errorf("network for interface %s: %w: %w", n.ifName, err, ErrInvalidConfig)
-		}
-	}
-	return nil
 }
