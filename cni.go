@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/embedcni/cni/internal/abandoned"
+	"github.com/embedcni/cni/internal/addrindex"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firstadd"
@@ -114,6 +115,7 @@ type snapshot struct {
 	misspelt  []MisspeltField
 	own       string // the directory of locks and marks
 	runner    *runner.Runtime
+	addresses *addrindex.Index
 	abandoned *abandoned.Search
 	sockets   *nft.Pool
 	bus       *firewalld.Bus
@@ -189,8 +191,9 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	var ahead *runner.Ahead
 	if previous != nil && previous.Records == s.Records {
 		s.abandoned, first, ahead = previous.abandoned, previous.runner.First, previous.runner.Ahead
+		s.addresses = previous.addresses
 	} else {
-		s.abandoned = &abandoned.Search{}
+		s.abandoned, s.addresses = &abandoned.Search{}, addrindex.Open(s.Records)
 		first, ahead = firstadd.New(filepath.Join(s.own, "networks"), s.Locks.Space), &runner.Ahead{}
 	}
 	s.runner = &runner.Runtime{

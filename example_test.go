@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -249,6 +250,28 @@ func ExampleRuntime_Attachments() {
 	}
 	for _, a := range attachments {
 		fmt.Println(a.Metadata["job"], a.IfName, a.State, a.Addresses, a.Ports)
+	}
+}
+
+// Which container a packet came from, for example to count traffic or to answer a request
+// for metadata. Refresh finds the addresses that SLAAC or DHCP have assigned since Setup.
+func ExampleRuntime_LookupAddr() {
+	rt, err := cni.New(cni.WithDefaultConf)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := rt.Refresh(context.Background(), "web-1", cni.RefreshOptions{Note: true}); err != nil {
+		log.Fatal(err)
+	}
+	attachments, err := rt.LookupAddr(netip.MustParseAddr("2001:db8::5"))
+	if errors.Is(err, cni.ErrNotAttached) {
+		log.Fatal("nobody has it")
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, a := range attachments {
+		fmt.Println(a.ContainerID, a.Network, a.IfName)
 	}
 }
 

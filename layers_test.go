@@ -32,8 +32,8 @@ var floors = [][]string{
 		"plugin",
 	},
 	{
-		"internal/builtin/prevresult", "internal/hold", "internal/inprocess", "internal/notify",
-		"internal/portindex", "internal/refplugins", "internal/sockdiag",
+		"internal/addrindex", "internal/builtin/prevresult", "internal/hold", "internal/inprocess",
+		"internal/notify", "internal/portindex", "internal/refplugins", "internal/sockdiag",
 	},
 	{
 		"internal/ahead", "internal/links", "internal/nft",
@@ -44,7 +44,7 @@ var floors = [][]string{
 	},
 	{
 		"internal/container", "internal/guarded", "internal/hostports", "internal/hostwatch",
-		"internal/netfilter/iptform", "internal/repair", "internal/tenant",
+		"internal/netfilter/iptform", "internal/observed", "internal/repair", "internal/tenant",
 	},
 	{
 		"internal/netfilter",

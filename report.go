@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/warm"
 )
@@ -248,7 +247,7 @@ type Attachment struct {
 	Owner       string // see WithOwner
 	Since       time.Time
 	State       AttachmentState
-	Addresses   []Address // of the container, as far as plugins have reported them
+	Addresses   []Address // of the container, as plugins have reported them, or Refresh has noted them
 
 	// The parameters of the Setup: the ports that it asked for, whether or not a
 	// plugin of the network forwards any; the arguments, labels included; and the
@@ -324,7 +323,7 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 			Metadata: n.Metadata, Failures: n.Failures, LastTry: n.LastTry, LastError: n.LastError,
 		}
 		a.Ports, a.Args, a.Plugins = parametersOf(&n)
-		if result := chain.Decode(n.Result); result != nil {
+		if result := shownResult(&n); result != nil {
 			a.Addresses = containerAddresses(newNetworkResult(source{network: n.Network, ifName: n.IfName, result: result}))
 		}
 		all = append(all, a)
@@ -381,34 +380,4 @@ func containerAddresses(n *NetworkResult) []Address {
 		return inside
 	}
 	return all
-}
-
-// Lookup returns the Result of a container's Setup from its record, without
-// running a plugin. It returns ErrNotAttached if the container is not attached,
-// or not yet.
-func (r *Runtime) Lookup(id string) (*Result, error) {
-	s := r.current.Load()
-	if err := validateID(record.ID(id)); err != nil {
-		return nil, err
-	}
-	rec, err := loadRecord(s.Records, record.ID(id))
-	if err != nil {
-		return nil, fmt.Errorf("look up container %s: %w", id, err)
-	}
-	var sources []source
-	if rec != nil {
-		for _, n := range rec.Attachments {
-			if result := chain.Decode(n.Result); n.Answered() && result != nil {
-				sources = append(sources, source{n.Network, n.IfName, result, recordedMappings(&n)})
-			}
-		}
-	}
-	if sources == nil {
-		return nil, fmt.Errorf("container %s is %w", id, ErrNotAttached)
-	}
-	result, err := newResult(sources, ifName(s.prefix, 0))
-	if err == nil {
-		result.notePorts(nil, sources)
-	}
-	return result, err
 }

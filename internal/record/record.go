@@ -152,6 +152,8 @@ type Attachment struct {
 
 	State  State           `json:"state,omitempty"`
 	Result json.RawMessage `json:"result,omitempty"` // of the last plugin that answered
+	// Observed is nil if nobody asked.
+	Observed *Observed `json:"observed,omitempty"`
 
 	// The failed attempts to detach it: their number, and the reason and time of
 	// the last.
@@ -242,6 +244,7 @@ type Entry struct {
 	State       State           `json:"state,omitempty"`
 	Result      json.RawMessage `json:"result,omitempty"`
 	Error       string          `json:"error,omitempty"`
+	Observed    *Observed       `json:"observed,omitempty"`
 
 	Life  string `json:"life,omitempty"` // of Runtime
 	PIDNS uint64 `json:"pidNS,omitempty"`
@@ -276,6 +279,9 @@ func (r *Record) apply(e Entry) {
 	}
 	if e.Result != nil {
 		n.Result = e.Result
+	}
+	if e.Observed != nil {
+		n.Observed = e.Observed
 	}
 	if e.NeverRan != nil {
 		n.NeverRan = e.NeverRan

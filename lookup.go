@@ -1,0 +1,118 @@
+package cni
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/observed"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/warm"
+)
+
+// Lookup returns the Result of a container's Setup from its record, without
+// running a plugin. Addresses that Refresh has noted stand in place of those of the
+// Setup. It returns ErrNotAttached if the container is not attached, or not yet.
+func (r *Runtime) Lookup(id string) (*Result, error) {
+	s := r.current.Load()
+	if err := validateID(record.ID(id)); err != nil {
+		return nil, err
+	}
+	rec, err := loadRecord(s.Records, record.ID(id))
+	if err != nil {
+		return nil, fmt.Errorf("look up container %s: %w", id, err)
+	}
+	var sources []source
+	if rec != nil {
+		for _, n := range rec.Attachments {
+			if result := shownResult(&n); n.Answered() && result != nil {
+				sources = append(sources, source{n.Network, n.IfName, result, recordedMappings(&n)})
+			}
+		}
+	}
+	if sources == nil {
+		return nil, fmt.Errorf("container %s is %w", id, ErrNotAttached)
+	}
+	return s.lookedUp(sources)
+}
+
+// lookedUp returns the Result of recorded results.
+func (s *snapshot) lookedUp(sources []source) (*Result, error) {
+	result, err := newResult(sources, ifName(s.prefix, 0))
+	if err == nil {
+		result.notePorts(nil, sources)
+	}
+	return result, err
+}
+
+// shownResult returns the result of an attachment on record for a caller to see, with the
+// addresses that were noted last; nil if there is none. Nothing is removed, compared or
+// repaired by it.
+func shownResult(n *record.Attachment) *types100.Result {
+	return observed.Apply(chain.Decode(n.Result), n.IfName, n.Observed)
+}
+
+// LookupAddr returns the attachments that have an address in their container, of all
+// owners, from the records: those of Attachments with the address among their Addresses.
+// Several can have it, on hosts' namespaces or networks that do not know each other. It
+// returns ErrNotAttached if no container has it.
+//
+// An attachment of an earlier boot of the machine, which no longer has its address, does
+// not count. Others count in each State, also if their container has died since; see
+// Health.
+//
+// An address that every container may have, such as a loopback one, is
+// ErrInvalidArgument. LookupAddr runs nothing and waits for nothing. It reads the records
+// that have changed since the last call; other calls cost some microseconds for each
+// record.
+func (r *Runtime) LookupAddr(addr netip.Addr) ([]Attachment, error) {
+	s := r.current.Load()
+	all, err := s.lookupAddr(addr.WithZone("").Unmap())
+	if err != nil {
+		return nil, fmt.Errorf("look up address %v: %w", addr, err)
+	}
+	return all, nil
+}
+
+func (s *snapshot) lookupAddr(addr netip.Addr) ([]Attachment, error) {
+	if !addr.IsValid() || addr.IsLoopback() || addr.IsUnspecified() || addr.IsMulticast() {
+		return nil, fmt.Errorf("it does not belong to one container: %w", ErrInvalidArgument)
+	}
+	found, err := s.addresses.Find(addr)
+	if err != nil {
+		return nil, err
+	}
+	boot, err := s.BootID()
+	if err != nil {
+		return nil, err
+	}
+	taken := warm.Taken(found) // the records of both have the address
+	var all []Attachment
+	for _, f := range found {
+		if f.Record.Boot != boot && f.Err == nil || f.Record.Warm && taken[f.Record.Plugins()] {
+			continue
+		}
+		all = append(all, attachmentsWith(addr, f, s.Records)...)
+	}
+	if all == nil {
+		return nil, ErrNotAttached
+	}
+	return all, nil
+}
+
+// attachmentsWith returns the attachments of a record that have an address. One of an
+// unusable record is the record's, if the address is in its legible part.
+func attachmentsWith(addr netip.Addr, f record.Found, records *record.Store) (all []Attachment) {
+	for _, a := range attachmentsOf(f.Record, nil) {
+		if slices.ContainsFunc(a.Addresses, func(one Address) bool { return one.IP() == addr }) {
+			all = append(all, a)
+		}
+	}
+	if bad := recordError(records, f.Record.ContainerID, f.File, f.Err); bad != nil && all != nil {
+		return attachmentsOf(f.Record, bad)
+	}
+	return all
+}
