@@ -1,17 +1,3 @@
-// Package cnitest is for integration tests of programs that embed
-// github.com/embedcni/cni. It lists the network state of a host, so that a test can
-// show that its containers leave nothing.
-//
-//	before, err := cnitest.Audit(ctx, cnitest.Options{})
-//	…                                  // attach, break, detach
-//	after, err := cnitest.Audit(ctx, cnitest.Options{})
-//	if leak := cnitest.Diff(before, after); leak != "" {
-//		t.Error(leak)
-//	}
-//
-// It needs Linux, CAP_NET_ADMIN over the network namespace, and the tools
-// iptables-save, ip6tables-save and nft; elsewhere Audit returns an error that
-// is an [errors.ErrUnsupported].
 package cnitest
 
 import (

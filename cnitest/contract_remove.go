@@ -1,0 +1,188 @@
+package cnitest
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+)
+
+func (c *contract) remove() {
+	path, _ := c.attach("c1")
+	c.is("bad ID", c.Remove(c.ctx, "a/b", path), cni.ErrInvalidArgument)
+	c.is("unknown network", c.Remove(c.ctx, "c1", path, cni.WithNetwork("none")), cni.ErrNotFound)
+	c.wantRecorded("after refusals", "c1/eth0 pods attached", "c1/eth1 tiny attached")
+
+	expect.NoError(c, c.Remove(c.ctx, "c1", path, onTiny))
+	c.wantRecorded("after one network", "c1/eth0 pods attached")
+	expect.NoError(c, c.Remove(c.ctx, "c1", path, onTiny), c.Remove(c.ctx, "c1", path))
+	c.wantRecorded("after the other")
+	expect.NoError(c, c.Remove(c.ctx, "c1", path), c.Remove(c.ctx, "never", path), c.Remove(c.ctx, "never", ""))
+
+	path, _ = c.attach("c1")
+	c.EndNetNS(path)
+	expect.NoError(c, c.Remove(c.ctx, "c1", path))
+	c.wantRecorded("after the end of the namespace")
+	c.attach("c1")
+	bare, err := c.New(cni.WithOwner(contractOwner), cni.WithMinNetworkCount(0))
+	expect.NoError(c, err)
+	expect.NoError(c, bare.Remove(c.ctx, "c1", ""))
+	c.wantRecorded("after Remove by a Runtime without networks")
+}
+
+func (c *contract) removeFails() {
+	path, _ := c.attach("c1")
+	c.FailAt("DEL", "tiny", types.NewError(123, "no", ""))
+	err := c.Remove(c.ctx, "c1", path)
+	expect.Same(c, "container", c.left(err).ContainerID, "c1")
+	if e := c.failure(err); e.Op != "DEL" || e.Network != "tiny" || e.Plugin != ContractPlugin || e.Code != 123 {
+		c.Errorf("error %+v", *e)
+	}
+	all, err := c.Attachments()
+	expect.NoError(c, err)
+	if len(all) != 2 {
+		c.Fatalf("on record: %+v", all)
+	}
+	i := slices.IndexFunc(all, func(a cni.Attachment) bool { return a.Network == "tiny" })
+	if a := all[i]; a.State != cni.Failed || a.Failures != 1 || a.LastTry.IsZero() || !strings.Contains(a.LastError, "no") {
+		c.Errorf("the one that failed: %+v", a)
+	}
+	if a := all[1-i]; a.State != cni.Detaching || a.Failures != 0 {
+		c.Errorf("the other: %+v", a)
+	}
+	c.left(c.Remove(c.ctx, "c1", path))
+	c.FailAt("DEL", "tiny", nil)
+	expect.NoError(c, c.Remove(c.ctx, "c1", path))
+	c.wantRecorded("after Remove")
+}
+
+func (c *contract) check() {
+	path, _ := c.attach("c1")
+	expect.NoError(c, c.Check(c.ctx, "c1", path), c.Check(c.ctx, "c1", path, onTiny))
+	c.FailAt("CHECK", "tiny", types.NewError(123, "no", ""))
+	if e := c.failure(c.Check(c.ctx, "c1", path)); e.Op != "CHECK" || e.Network != "tiny" || e.Plugin != ContractPlugin || e.Code != 123 {
+		c.Errorf("error %+v", *e)
+	}
+	expect.NoError(c, c.Check(c.ctx, "c1", path, onPods))
+	c.FailAt("CHECK", "tiny", nil)
+	expect.NoError(c, c.Remove(c.ctx, "c1", path, onTiny), c.Check(c.ctx, "c1", path, onPods))
+	c.is("a network that it is not attached to", c.Check(c.ctx, "c1", path, onTiny), cni.ErrNotAttached)
+	c.is("an unknown network", c.Check(c.ctx, "c1", path, cni.WithNetwork("none")), cni.ErrNotFound)
+	c.Break("c1")
+	if e := c.failure(c.Check(c.ctx, "c1", path)); e.Op != "CHECK" || e.Network != "pods" {
+		c.Errorf("error %+v", *e)
+	}
+	c.detach("c1")
+}
+
+func (c *contract) load() {
+	empty, err := c.New(cni.WithOwner(contractOwner), cni.WithPluginConfDir("/nonexistent"), cni.WithStatusCache(0))
+	expect.NoError(c, err)
+	c.is("Status without networks", empty.Status(), cni.ErrCNINotInitialized)
+	c.is("Ready without networks", empty.Ready(c.ctx), cni.ErrCNINotInitialized)
+	_, err = empty.Setup(c.ctx, "c1", c.NetNS())
+	c.is("Setup without networks", err, cni.ErrCNINotInitialized)
+	c.is("Check without networks", empty.Check(c.ctx, "c1", c.NetNS()), cni.ErrCNINotInitialized)
+	expect.NoError(c, empty.Remove(c.ctx, "c1", ""))
+	c.is("Load of an empty directory", empty.Load(cni.WithDefaultConf), cni.ErrCNINotInitialized, cni.ErrLoad)
+
+	expect.NoError(c, empty.Load(cni.WithLoNetwork, cni.WithConfListBytes([]byte(contractPods))))
+	expect.NoError(c, empty.Status(), empty.StatusContext(c.ctx))
+	config := empty.GetConfig()
+	if len(config.Networks) != 2 || config.Networks[0].IFName != "lo" || config.Networks[1].IFName != "eth1" || config.Networks[1].Config.Name != "pods" {
+		c.Errorf("configuration %s", c.asText(config))
+	}
+	c.is("a bad Load", empty.Load(cni.WithConfListBytes([]byte("{"))), cni.ErrInvalidConfig, cni.ErrLoad)
+	expect.Same(c, "networks after a bad Load", len(empty.GetConfig().Networks), 2)
+	path := c.NetNS()
+	result, err := empty.Setup(c.ctx, "c1", path)
+	expect.NoError(c, err)
+	if lo := result.Interfaces["lo"]; lo == nil || len(lo.IPConfigs) != 2 || lo.Sandbox != path {
+		c.Errorf("result %s", c.asText(result))
+	}
+	expect.NoError(c, empty.Remove(c.ctx, "c1", path))
+
+	c.FailAt("STATUS", "pods", types.NewError(50, "not now", ""))
+	if e := c.failure(empty.Status()); e.Op != "STATUS" || e.Network != "pods" || e.Code != 50 {
+		c.Errorf("error %+v", *e)
+	}
+	c.failure(empty.Ready(c.ctx))
+	c.FailAt("STATUS", "pods", nil)
+	expect.NoError(c, empty.Status())
+}
+
+func (c *contract) notAttached() {
+	path := c.NetNS()
+	_, err := c.Lookup("c1")
+	c.is("Lookup", err, cni.ErrNotAttached)
+	_, err = c.Lookup("a/b")
+	c.is("Lookup of a bad ID", err, cni.ErrInvalidArgument)
+	c.is("Check", c.Check(c.ctx, "c1", path), cni.ErrNotAttached)
+	c.is("Check without a path", c.Check(c.ctx, "c1", ""), cni.ErrNotAttached, cni.ErrInvalidNetNS)
+	_, err = c.Repair(c.ctx, "c1", cni.RepairOptions{})
+	c.is("Repair", err, cni.ErrNotAttached)
+	_, err = c.Repair(c.ctx, "a/b", cni.RepairOptions{})
+	c.is("Repair of a bad ID", err, cni.ErrInvalidArgument)
+	c.is("Hold", c.Hold(c.ctx, cni.Hold{ContainerID: "c1"}), cni.ErrNotAttached)
+	expect.Same(c, "verdict", c.state("c1"), cni.StateNotAttached)
+	report, err := c.Health(c.ctx, cni.HealthOptions{})
+	expect.NoError(c, err)
+	expect.Same(c, "verdicts", len(report.Containers), 0)
+	recovered, err := c.Recover(c.ctx)
+	c.wantReport("Recover", recovered, err, want{})
+	collected, err := c.GC(c.ctx, cni.GCOptions{KeepNone: true})
+	c.wantReport("GC", collected, err, want{})
+	found, err := c.CleanUp(c.ctx, cni.CleanUpTarget{ContainerID: "c1", Network: "pods", IfName: "eth0"})
+	expect.NoError(c, err)
+	expect.Same(c, "found by CleanUp", len(found), 0)
+}
+
+func (c *contract) attachments() {
+	ports := []cni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "udp", HostIP: "127.0.0.1"}}
+	path, _ := c.attach("c1", onPods, cni.WithCapabilityPortMap(ports), cni.WithArgs("IgnoreUnknown", "1"),
+		cni.WithLabels(map[string]string{"L": "v"}), cni.WithMetadata(map[string]string{"pod": "p"}))
+	defer c.detach("c1")
+	all, err := c.Attachments()
+	expect.NoError(c, err)
+	if len(all) != 1 || all[0].Since.IsZero() {
+		c.Fatalf("attachments %+v", all)
+	}
+	a := all[0]
+	expect.Same(c, "attachment", c.asText([]any{a.ContainerID, a.Network, a.IfName, a.NetNS, a.Owner, a.State, a.Ports, a.Args, a.Metadata, a.Failures}),
+		c.asText([]any{"c1", "pods", "eth0", path, contractOwner, cni.Attached, ports,
+			map[string]string{"IgnoreUnknown": "1", "L": "v"}, map[string]string{"pod": "p"}, 0}))
+	var addresses []string
+	for _, addr := range a.Addresses {
+		addresses = append(addresses, addr.Prefix.String())
+	}
+	expect.Same(c, "addresses", addresses, []string{"10.61.0.2/24", "fd61::2/64"})
+}
+
+func (c *contract) cleansUp() {
+	path, _ := c.attach("c1")
+	c.FailAt("DEL", "pods", errScripted)
+	c.left(c.Remove(c.ctx, "c1", path))
+	target := cni.CleanUpTarget{ContainerID: "c1", Network: "pods", IfName: "eth0", DryRun: true}
+	found, err := c.CleanUp(c.ctx, target)
+	expect.NoError(c, err)
+	if len(found) == 0 {
+		c.Error("a dry run finds nothing")
+	}
+	c.wantRecorded("after a dry run", "c1/eth0 pods failed", "c1/eth1 tiny detaching")
+	target.DryRun = false
+	found, err = c.CleanUp(c.ctx, target)
+	expect.NoError(c, err)
+	if len(found) == 0 {
+		c.Error("CleanUp finds nothing")
+	}
+	c.wantRecorded("after CleanUp", "c1/eth1 tiny detaching")
+	_, err = c.CleanUp(c.ctx, target)
+	expect.NoError(c, err)
+	_, err = c.CleanUp(c.ctx, cni.CleanUpTarget{ContainerID: "c1", Network: "pods"})
+	c.is("no interface", err, cni.ErrInvalidArgument)
+	expect.NoError(c, c.Remove(c.ctx, "c1", path))
+	c.wantRecorded("after Remove")
+}
