@@ -2,15 +2,21 @@ package cni
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
-	"time"
 
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/warm"
 	"github.com/embedcni/cni/netns"
 )
@@ -41,11 +47,7 @@ type Pool struct {
 	runtime *Runtime
 	locks   *lock.Space // holds the byte that dir is named after, whatever is loaded
 	dir     string
-	ready   chan *prepared
-	room    chan struct{} // holds one for each that is ready or being made
-
-	stop   context.CancelFunc // ends make
-	making sync.WaitGroup
+	stock   *warm.Stock[*prepared]
 
 	mu       sync.RWMutex // held for reading by each Setup
 	closed   bool
@@ -74,8 +76,6 @@ func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
 		runtime: r,
 		locks:   s.Locks.Space,
 		dir:     dir,
-		ready:   make(chan *prepared, o.Size),
-		room:    make(chan struct{}, o.Size),
 	}
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("pool: %w", err)
@@ -84,10 +84,7 @@ func (r *Runtime) NewPool(o PoolOptions) (*Pool, error) {
 		s.logger.Warn("namespaces that the pool makes will not be seen in the mount namespace of the machine, "+
 			"nor by this program when it is started again: share the mounts of the record directory", "path", p.dir, "error", err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	p.stop = stop
-	p.making.Add(1)
-	go p.make(ctx)
+	p.stock = warm.Fill(o.Size, p.make)
 	return p, nil
 }
 
@@ -114,10 +111,8 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 	}
 	ns.ours = true
 	for refused := 0; ; {
-		var w *prepared
-		select {
-		case w = <-p.ready:
-		default:
+		w, ok := p.stock.Take()
+		if !ok {
 			return p.setupCold(ctx, s, ns)
 		}
 		if !w.snapshot.makesTheSame(s) {
@@ -130,17 +125,17 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 			p.discard(w, err)
 			continue
 		case errors.Is(err, warm.ErrUnfit):
-			p.ready <- w // there is room, because it was in there
+			p.stock.Return(w)
 			return p.setupCold(ctx, s, ns)
 		}
-		<-p.room
+		p.stock.Drop()
 		if err != nil {
 			if refused++; refused < mostHolders && s.endHolders(ctx, err) {
 				continue
 			}
 			return "", nil, err
 		}
-		return w.path, result, nil
+		return w.Path, result, nil
 	}
 }
 
@@ -166,7 +161,9 @@ func (p *Pool) setupCold(ctx context.Context, s *snapshot, ns *Namespace) (strin
 
 // newNetNS makes a namespace at a path of its own.
 func (p *Pool) newNetNS(prefix string) (*netns.Handle, string, error) {
-	path := filepath.Join(p.dir, randomID(prefix))
+	var random [12]byte
+	_, _ = rand.Read(random[:]) // never fails, see its documentation
+	path := filepath.Join(p.dir, prefix+hex.EncodeToString(random[:]))
 	ns, err := netns.Create(path)
 	return ns, path, err
 }
@@ -175,59 +172,39 @@ func (p *Pool) newNetNS(prefix string) (*netns.Handle, string, error) {
 // removes w in the background. If that fails, w stays recorded for Recover or
 // GC.
 func (p *Pool) discard(w *prepared, why error) {
-	<-p.room
+	p.stock.Drop()
 	logger := w.snapshot.logger
-	logger.Info("removing a container that was made ahead of time", "container", w.id, "reason", why)
+	logger.Info("removing a container that was made ahead of time", "container", w.ID, "reason", why)
 	p.settling.Add(1)
 	go func() {
 		defer p.settling.Done()
 		p.removing.Lock() // one at a time, so that Setups go first
 		defer p.removing.Unlock()
-		if err := w.snapshot.remove(context.Background(), &Namespace{id: w.id}); err != nil {
-			logger.Warn("remove a container that was made ahead of time", "container", w.id, "error", err)
+		if err := w.snapshot.remove(context.Background(), &Namespace{id: w.ID}); err != nil {
+			logger.Warn("remove a container that was made ahead of time", "container", w.ID, "error", err)
 		}
 	}()
 }
 
-// make makes one container after the other while there is room.
-func (p *Pool) make(ctx context.Context) {
-	defer p.making.Done()
-	failures := 0
-	for {
-		select {
-		case p.room <- struct{}{}:
-		case <-ctx.Done():
-			return
-		}
-		s := p.runtime.current.Load()
-		w, err := p.prepare(ctx, s)
-		if err == nil {
-			failures = 0
-			p.ready <- w
-			continue
-		}
-		<-p.room
-		if ctx.Err() != nil {
-			return
-		}
-		failures++
+// make makes a container ahead of time.
+func (p *Pool) make(ctx context.Context) (*prepared, error) {
+	s := p.runtime.current.Load()
+	w, err := p.prepare(ctx, s)
+	if err != nil && ctx.Err() == nil {
 		s.logger.Warn("make a container ahead of time", "error", err)
-		if waitFor(ctx, min(100*time.Millisecond<<min(failures-1, 10), 10*time.Second)) != nil {
-			return
-		}
 	}
+	return w, err
 }
 
 // Ready returns the number of containers that are ready now, at most Size.
-func (p *Pool) Ready() int { return len(p.ready) }
+func (p *Pool) Ready() int { return p.stock.Len() }
 
 // Close stops making containers, waits for calls of Setup and their background
 // work, and removes unused containers. The error names the containers that
 // cannot be removed, which stay recorded for Recover or GC. Only the first call
 // has an effect.
 func (p *Pool) Close() error {
-	p.stop()
-	p.making.Wait()
+	p.stock.Stop()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -237,11 +214,184 @@ func (p *Pool) Close() error {
 	p.settling.Wait()
 	var errs []error
 	for {
-		select {
-		case w := <-p.ready:
-			errs = append(errs, w.snapshot.remove(context.Background(), &Namespace{id: w.id}))
-		default:
+		w, ok := p.stock.Take()
+		if !ok {
 			return join(errs...)
 		}
+		errs = append(errs, w.snapshot.remove(context.Background(), &Namespace{id: w.ID}))
 	}
+}
+
+// prepared is a container that was made ahead of time.
+type prepared struct {
+	warm.Container
+	snapshot *snapshot
+	settling *sync.WaitGroup
+}
+
+// prepare makes a namespace and attaches it as far as possible without a caller.
+func (p *Pool) prepare(ctx context.Context, s *snapshot) (*prepared, error) {
+	handle, path, err := p.newNetNS("warm-")
+	if err != nil {
+		return nil, err
+	}
+	w := &prepared{warm.Container{ID: record.ID(filepath.Base(path)), Path: path}, s, &p.settling}
+	if err = w.attach(ctx); err != nil {
+		err = join(err, s.RemoveUnrecorded(w.ID, path))
+	}
+	return w, join(err, handle.Close())
+}
+
+func (w *prepared) attach(ctx context.Context) error {
+	op, err := w.snapshot.begin(&Namespace{id: w.ID, path: w.Path, scope: newScope(), ours: true}, "ADD")
+	if err != nil {
+		return err
+	}
+	defer op.end()
+	op.Warm, w.Host, w.NS = true, op.Host.String(), op.NetNS.ID()
+	for _, a := range op.attachments {
+		a.part.To = a.network.ahead()
+	}
+	op.attachments = slices.DeleteFunc(op.attachments, func(a *attachment) bool { return a.part.To == 0 })
+	if err := op.lock(ctx, container.Access{}); err != nil {
+		return err
+	}
+	if err := op.write(ctx); err != nil {
+		return err
+	}
+	if err := w.make(ctx, op); err != nil {
+		if rerr := op.rollBack(ctx); rerr != nil {
+			return &rollbackError{err, rerr}
+		}
+		return err
+	}
+	return nil
+}
+
+// make attaches the container, and records the resulting state.
+func (w *prepared) make(ctx context.Context, op *operation) error {
+	if _, err := op.attach(ctx, false); err != nil {
+		return err
+	}
+	for _, a := range op.attachments {
+		t, done := a.target()
+		seen, err := warm.See(ctx, op.place(), t)
+		done()
+		if err != nil {
+			return a.error("ADD", err)
+		}
+		plugins := a.network.config.Plugins
+		rest := chain.Part{From: a.part.To, To: len(plugins), Result: a.partial}
+		ran := warm.Ran(plugins[:a.part.To], a.plugins.Recorded())
+		w.Made = append(w.Made, warm.Made{
+			Network: a.network.config.Name, IfName: a.IfName, Rest: rest, Facts: a.facts.All(), Plugins: ran, Seen: seen,
+		})
+	}
+	return nil
+}
+
+// place returns the place of the operation's attachments.
+func (op *operation) place() warm.Place {
+	return warm.Place{
+		Host: op.Host, Container: op.NetNS, Firewalld: op.bus,
+		Filters: netfilter.Options{Sockets: op.sockets, Held: op.LockFile()},
+	}
+}
+
+// fits reports whether w fits the operation.
+func (w *prepared) fits(op *operation) bool {
+	if op.Host.String() != w.Host {
+		return false
+	}
+	used := 0
+	for _, a := range op.attachments {
+		if m := w.Find(a.network.config.Name, a.IfName); m != nil {
+			a.part, a.partial = m.Rest, m.Rest.Result
+			a.facts.Reset(m.Facts)
+			a.plugins.Reset(m.Plugins, nil)
+			used++
+		} else if a.network.ahead() > 0 {
+			return false
+		}
+		if a.part.From > 0 && !warm.CanWait(a.Args, a.ConfigArgs) {
+			return false
+		}
+	}
+	return used == len(w.Made)
+}
+
+// take makes w the container of ns, under an equal configuration. After
+// warm.ErrUnfit or warm.ErrDead nothing has happened.
+func (w *prepared) take(ctx context.Context, s *snapshot, ns *Namespace) (*Result, error) {
+	own := *ns
+	own.path = w.Path
+	op, err := s.begin(&own, "ADD")
+	if err != nil {
+		if !warm.Exists(w.Path, w.NS) {
+			return nil, fmt.Errorf("%w: %w", warm.ErrDead, err)
+		}
+		return nil, fmt.Errorf("%w: %w", warm.ErrUnfit, err) // making one returns the reason
+	}
+	defer op.end()
+	s.reap(op.Host, true)
+	if s.hostNetNS != "" && op.Host.String() != w.Host {
+		return nil, fmt.Errorf("%s has become another namespace: %w", s.hostNetNS, warm.ErrDead)
+	}
+	if !w.fits(op) {
+		return nil, warm.ErrUnfit
+	}
+	if err := w.Lives(ctx, op.place()); err != nil {
+		return nil, err
+	}
+	if err := op.lock(ctx, container.Access{}); err != nil {
+		return nil, fmt.Errorf("%w: %w", warm.ErrUnfit, err)
+	}
+	if err := op.clearDead(ctx); err != nil {
+		return nil, fmt.Errorf("%w: %w", warm.ErrUnfit, err)
+	}
+	if err := op.takeOver(ctx, w); err != nil {
+		return nil, fmt.Errorf("%w: %w", warm.ErrUnfit, err)
+	}
+	w.settling.Add(1)
+	go func(taken *record.Pending) {
+		defer w.settling.Done()
+		w.forget(taken)
+	}(op.Pending())
+	return op.finishSetup(ctx, false)
+}
+
+// forget deletes the record of w once the record that replaces it survives a
+// power cut.
+func (w *prepared) forget(taken *record.Pending) {
+	err := taken.Wait()
+	if err == nil {
+		err = w.snapshot.DeleteRecord(&record.Record{ContainerID: w.ID})
+	}
+	if err != nil {
+		w.snapshot.logger.Warn("delete the record of a container that was made ahead of time and is used now", "container", w.ID, "error", err)
+	}
+}
+
+// takeOver writes the record of a container that plugins know under the ID of w.
+// From then on w is that container; its other record is deleted later.
+func (op *operation) takeOver(ctx context.Context, w *prepared) error {
+	op.MadeAs = record.PluginID(w.ID)
+	for _, a := range op.attachments {
+		a.ContainerID = string(op.MadeAs)
+		a.attempted = a.part.From > 0
+	}
+	if err := op.write(ctx); err != nil {
+		return join(err, op.Records.Delete(op.ID))
+	}
+	return nil
+}
+
+// makesTheSame reports whether containers that were made ahead of time under s
+// can be used under now: the networks are equal, and so is everything else that
+// decides which plugins run, with which input, where they run, and where they
+// are recorded.
+func (s *snapshot) makesTheSame(now *snapshot) bool {
+	return s == now ||
+		s.Records == now.Records && s.own == now.own && s.owner == now.owner && s.hostNetNS == now.hostNetNS &&
+			s.runner.Choice.Same(now.runner.Choice) && slices.EqualFunc(s.networks, now.networks, (*Network).same)
 }
