@@ -79,6 +79,9 @@ var (
 	ErrPluginNotReady = errors.New("plugin not ready")
 	// ErrNoCheck: the configuration is older than 0.4.0, which introduced CHECK.
 	ErrNoCheck = errors.New("no CHECK before version 0.4.0")
+	// ErrNoGateway: the configuration of a network does not name its gateway; see
+	// Runtime.Gateways.
+	ErrNoGateway = errors.New("gateway not known")
 	// ErrNotHeld: Unhold of something that is not held.
 	ErrNotHeld = errors.New("not held")
 	// ErrUnguarded: containers have rules in the legacy tables of iptables, of whose

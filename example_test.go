@@ -275,6 +275,27 @@ func ExampleRuntime_LookupAddr() {
 	}
 }
 
+// The address at which containers of a network reach the host, for example for a DNS
+// server that must listen before the first container starts.
+func ExampleRuntime_Gateways() {
+	rt, err := cni.New(cni.WithConfListBytes([]byte(`{
+		"cniVersion": "1.0.0", "name": "podnet",
+		"plugins": [{"type": "bridge", "isGateway": true, "ipam": {"type": "host-local", "subnet": "10.88.0.0/16"}}]
+	}`)))
+	if err != nil {
+		log.Fatal(err)
+	}
+	gateways, err := rt.Gateways("podnet")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, g := range gateways {
+		fmt.Println(g.Prefix, "on the host:", g.OnHost)
+	}
+	// Output:
+	// 10.88.0.1/16 on the host: true
+}
+
 // After a firewall reload or an ip link by mistake: which containers lack something, and
 // what.
 func ExampleRuntime_Health() {

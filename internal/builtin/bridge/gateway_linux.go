@@ -118,3 +118,14 @@ func conflicts(have []links.Address, want netip.Prefix) (present bool, others []
 	}
 	return false, others
 }
+
+// Gateways completes a result of the IPAM plugin as Add does. It reports whether the
+// bridge has the addresses of the gateways.
+func (*Plugin) Gateways(r *plugin.Request, result *types100.Result) (onHost bool, err error) {
+	c, err := load(r)
+	if err != nil {
+		return false, err
+	}
+	_, _, err = c.setGateways(result)
+	return c.IsGateway, err
+}

@@ -252,3 +252,9 @@ func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment)
 	}
 	return ipam.GC(ctx, r, c.IPAM.Type)
 }
+
+// Gateways reports that the host's end of the pair has the addresses of the gateways.
+func (Plugin) Gateways(_ *plugin.Request, result *types100.Result) (onHost bool, err error) {
+	_, err = endpoints(result)
+	return true, err
+}

@@ -236,3 +236,8 @@ func (Plugin) Status(_ context.Context, r *plugin.Request) error {
 	_, _, err := load(r)
 	return err
 }
+
+// Sample is Add, which assigns nothing.
+func (p Plugin) Sample(r *plugin.Request) (*types100.Result, error) {
+	return p.Add(context.Background(), r)
+}
