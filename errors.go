@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -393,46 +392,3 @@ func configError(err error) error {
 func loadError(err error) error {
 	return fmt.Errorf("cni config load failed: %w: %w", err, ErrLoad)
 }
-
-// LeftoverError means that a container, or a part of it, could not be removed.
-// It is the error of every removal after which the container's record stays: of
-// Remove, of CleanUp, of a Setup that could not be undone, and in the Failed of
-// Recover and GC. Remove tries again, and so do Recover and GC by themselves;
-// CleanUp removes attachments that Remove cannot end.
-type LeftoverError struct {
-	ContainerID string
-	Left        []string // a line for each thing found after the removal, for a person
-	Err         error    // the cause; wraps *Errors of plugins
-}
-
-func (e *LeftoverError) Error() string {
-	s := fmt.Sprintf("container %s could not be removed", e.ContainerID)
-	if why := e.why(); why != "" {
-		s += ": " + why
-	}
-	return s + "; fix the cause and call Remove again, or call CleanUp to abandon it"
-}
-
-// why returns the cause, and the remaining things.
-func (e *LeftoverError) why() string {
-	var s []string
-	if e.Err != nil {
-		s = append(s, cmp.Or(runner.Trim(e.Err.Error()), runner.NoMessage))
-	}
-	if len(e.Left) > 0 {
-		s = append(s, "left are "+strings.Join(e.Left, "; "))
-	}
-	return strings.Join(s, ": ")
-}
-
-// leftover turns an error that keeps a container on record into a
-// *LeftoverError, unless it contains one.
-func leftover(id record.ID, err error) error {
-	if err == nil || errors.As(err, new(*LeftoverError)) {
-		return err
-	}
-	return &LeftoverError{ContainerID: string(id), Err: err}
-}
-
-// Unwrap returns the cause.
-func (e *LeftoverError) Unwrap() error { return e.Err }

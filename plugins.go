@@ -207,6 +207,31 @@ func (r Retry) pause(n int) time.Duration {
 	return delay/2 + rand.N(delay/2+1)
 }
 
+// WithObserver sets a function that is called after each plugin call, for metrics
+// and traces. It is called by several goroutines at once, and the operation waits
+// for it. ctx is the operation's.
+func WithObserver(observe func(ctx context.Context, e Event)) Opt {
+	return func(c *config) error {
+		c.observe = observe
+		return nil
+	}
+}
+
+// Event describes one plugin call. Calls that an in-process plugin delegates, for
+// example to an IPAM plugin, are part of its own call. Built-in plugins leave some
+// changes for the end of the chain, to be made together; if those of a plugin fail,
+// there is another Event of the plugin, with the error.
+type Event struct {
+	Operation   string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR, for a part that Repair made again
+	Network     string
+	Plugin      string     // its type
+	PluginKind  PluginKind // empty if no plugin ran
+	ContainerID string     // empty for STATUS
+	IfName      string     // empty for STATUS, unless several loaded networks have the name
+	Duration    time.Duration
+	Err         error // nil if the call succeeded
+}
+
 // waitFor waits for a time, or until the context ends.
 func waitFor(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
