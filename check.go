@@ -30,7 +30,9 @@ func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...Nam
 	s := r.current.Load()
 	ctx, span := spans.Call(ctx, "cni.Check", id, path)
 	defer func() { endCall(span, err) }()
-	if err := r.ready(s); err != nil {
+	if s.last != nil {
+		s = s.last // its containers are attached
+	} else if err := r.ready(s); err != nil {
 		return err
 	}
 	ns, err := newNamespace(id, path, opts...)

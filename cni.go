@@ -18,6 +18,7 @@ import (
 
 	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/addrindex"
+	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firstadd"
@@ -72,7 +73,20 @@ type SkippedFile struct {
 type ConfNetwork struct {
 	Config *NetworkConfList
 	IFName string
+	// Form and Path are those of WithConfiguration. Path is empty for bytes.
+	Form ConfForm `json:",omitempty"`
+	Path string   `json:",omitempty"`
 }
+
+// ConfForm is the form of a configuration.
+type ConfForm string
+
+const (
+	// ConfSingle is the configuration of a single plugin, of which a list was made.
+	ConfSingle = ConfForm(conflist.OnePlugin)
+	// ConfList is a list of plugins.
+	ConfList = ConfForm(conflist.PluginList)
+)
 
 // NetworkConfList is a network's configuration, and its JSON source.
 type NetworkConfList struct {
@@ -102,7 +116,9 @@ type Runtime struct {
 	failed  atomic.Pointer[error] // of the last Load; nil if it succeeded
 	// unguarded is why a Guard does not guard everything; nil if it does, or none runs.
 	unguarded atomic.Pointer[error]
+	watches   watches
 	loading   sync.Mutex // one Load at a time; never held while a plugin runs
+	wanted    *wanted    // by the last New or Load; guarded by loading
 }
 
 // snapshot is a complete configuration. It is immutable: Load makes another one, and
@@ -110,7 +126,9 @@ type Runtime struct {
 type snapshot struct {
 	settings
 	*container.Store
+	wanted    *wanted // the options that it was made by
 	networks  []*Network
+	last      *snapshot // the last one with networks, if a Watch found that theirs are gone
 	skipped   []SkippedFile
 	misspelt  []MisspeltField
 	own       string // the directory of locks and marks
@@ -126,12 +144,16 @@ type snapshot struct {
 // for no plugin, and accepts directories that do not exist. Contradicting options
 // are ErrInvalidArgument.
 func New(opts ...Opt) (*Runtime, error) {
-	s, err := newSnapshot(defaultSettings(), nil, opts)
+	want, err := newWanted(defaultSettings(), opts)
+	if err != nil {
+		return nil, err
+	}
+	s, err := newSnapshot(want, nil)
 	if err != nil {
 		return nil, err
 	}
 	s.logOddities()
-	r := &Runtime{}
+	r := &Runtime{wanted: want}
 	r.current.Store(s)
 	return r, nil
 }
@@ -143,22 +165,41 @@ func New(opts ...Opt) (*Runtime, error) {
 func (r *Runtime) Load(opts ...Opt) error {
 	r.loading.Lock()
 	defer r.loading.Unlock()
+	defer r.watches.loaded()
 	previous := r.current.Load()
-	s, err := newSnapshot(previous.settings, previous, opts)
+	want, err := newWanted(previous.settings, opts)
+	var s *snapshot
+	if err == nil {
+		r.wanted = want
+		s, err = newSnapshot(want, previous)
+	}
 	if err != nil {
 		err = loadError(err)
 		r.failed.Store(&err)
 		return err
 	}
 	s.logOddities()
-	r.current.Store(s)
-	r.failed.Store(nil)
+	r.store(s)
 	return nil
 }
 
-// newSnapshot applies options in two passes, settings first, so that the position of
-// a setting among the options does not matter.
-func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, error) {
+// store puts a configuration in force.
+func (r *Runtime) store(s *snapshot) {
+	r.current.Store(s)
+	r.failed.Store(nil)
+	r.watches.outdated.Store(nil)
+}
+
+// wanted is what the options of a New or Load ask for. Reading it twice may give
+// different networks.
+type wanted struct {
+	settings settings
+	loaders  []loader
+}
+
+// newWanted applies the settings among the options. Networks are loaded afterwards, so
+// that the position of a setting does not matter.
+func newWanted(base settings, opts []Opt) (*wanted, error) {
 	c := &config{settings: base}
 	for _, o := range opts {
 		if err := o(c); err != nil {
@@ -169,13 +210,24 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	if c.choice, err = chosen(c.choice, c.choosing); err != nil {
 		return nil, err
 	}
-	b := &build{settings: &c.settings, previous: previous}
-	for _, load := range c.loaders {
-		if err := load(b); err != nil {
+	return &wanted{c.settings, c.loaders}, nil
+}
+
+// newSnapshot reads the networks.
+func newSnapshot(want *wanted, previous *snapshot) (*snapshot, error) {
+	b := &build{settings: &want.settings, previous: previous}
+	for _, load := range want.loaders {
+		if err := load.load(b); err != nil {
 			return nil, err
 		}
 	}
-	s := &snapshot{settings: c.settings, networks: b.networks, skipped: b.skipped}
+	return b.snapshot(want), nil
+}
+
+// snapshot makes a configuration of the networks that were read.
+func (b *build) snapshot(want *wanted) *snapshot {
+	previous := b.previous
+	s := &snapshot{settings: want.settings, wanted: want, networks: b.networks, skipped: b.skipped}
 	s.misspelt = s.findMisspelt()
 	env := invoke.Environ(os.Environ(), s.envAllow, nil)
 	s.own = canonical(filepath.Join(s.stateDir, "embedcni"))
@@ -204,7 +256,7 @@ func newSnapshot(base settings, previous *snapshot, opts []Opt) (*snapshot, erro
 	for _, n := range s.networks {
 		n.snapshot = s
 	}
-	return s, nil
+	return s
 }
 
 // canonical resolves the symbolic links of a path, as far as it exists. The path is
@@ -230,7 +282,7 @@ func canonical(path string) string {
 // ready returns ErrCNINotInitialized, with the reason if that is known, if too few
 // networks are loaded.
 func (r *Runtime) ready(s *snapshot) error {
-	if len(s.networks) >= s.minNetworks {
+	if len(s.networks) >= s.minNetworks && s.last == nil {
 		return nil
 	}
 	if failed := r.failed.Load(); failed != nil {
@@ -262,7 +314,11 @@ func (r *Runtime) GetConfig() *ConfigResult {
 		for _, p := range n.config.Plugins {
 			list.Plugins = append(list.Plugins, networkConf(s.runner, p))
 		}
-		c.Networks = append(c.Networks, &ConfNetwork{Config: list, IFName: n.ifName})
+		conf := &ConfNetwork{Config: list, IFName: n.ifName, Form: n.form}
+		if n.form != "" {
+			conf.Path = n.path
+		}
+		c.Networks = append(c.Networks, conf)
 	}
 	return c
 }

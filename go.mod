@@ -6,6 +6,7 @@ toolchain go1.24.2
 
 require (
 	github.com/containernetworking/cni v1.3.0
+	github.com/fsnotify/fsnotify v1.6.0
 	github.com/godbus/dbus/v5 v5.1.0
 	github.com/vishvananda/netlink v1.3.1
 	github.com/vishvananda/netns v0.0.5

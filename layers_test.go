@@ -13,11 +13,11 @@ import (
 // is a decision made here.
 var floors = [][]string{
 	{
-		"internal/batch", "internal/behaviour", "internal/cut", "internal/damage", "internal/defaults",
-		"internal/dirwatch", "internal/etcfiles", "internal/expect", "internal/faults", "internal/guard",
-		"internal/interchange", "internal/known", "internal/misspelt", "internal/netfilter/fwrules",
-		"internal/perm", "internal/plainfile", "internal/ports", "internal/privilege",
-		"internal/scripted", "internal/spans", "internal/tasks",
+		"internal/batch", "internal/behaviour", "internal/confwatch", "internal/cut", "internal/damage",
+		"internal/defaults", "internal/dirwatch", "internal/etcfiles", "internal/expect",
+		"internal/faults", "internal/guard", "internal/interchange", "internal/known",
+		"internal/misspelt", "internal/netfilter/fwrules", "internal/perm", "internal/plainfile",
+		"internal/ports", "internal/privilege", "internal/scripted", "internal/spans", "internal/tasks",
 	},
 	{
 		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/invoke",

@@ -21,6 +21,7 @@ type Network struct {
 	config   *libcni.NetworkConfigList
 	ifName   string
 	path     string // of the file it came from; empty for bytes
+	form     ConfForm
 	snapshot *snapshot
 }
 
@@ -48,7 +49,16 @@ func (n *Network) Check(ctx context.Context, ns *Namespace) error {
 func ifName(prefix string, i int) string { return fmt.Sprintf("%s%d", prefix, i) }
 
 // loader adds networks to a configuration that is being built.
-type loader func(b *build) error
+type loader struct {
+	load func(b *build) error
+	from origin
+}
+
+// origin is where a loader reads: a file, or the configuration directory; zero for bytes.
+type origin struct {
+	file string
+	dir  bool
+}
 
 // build is a configuration under construction: settings are final, networks are being
 // added. previous is the snapshot that a Load would replace.
@@ -76,9 +86,11 @@ func (b *build) add(list *libcni.NetworkConfigList, ifName, path string) error {
 // networks so far, as in go-cni.
 func (b *build) next() string { return ifName(b.settings.prefix, len(b.networks)-b.unnumbered) }
 
-func withLoader(l loader) Opt {
+func withLoader(load func(b *build) error) Opt { return withOrigin(origin{}, load) }
+
+func withOrigin(from origin, load func(b *build) error) Opt {
 	return func(c *config) error {
-		c.loaders = append(c.loaders, l)
+		c.loaders = append(c.loaders, loader{load, from})
 		return nil
 	}
 }
@@ -138,7 +150,7 @@ func WithConfIndex(bytes []byte, index int) Opt {
 // WithConfFile loads a file with a single plugin's configuration. Its interface
 // is the prefix with 0.
 func WithConfFile(fileName string) Opt {
-	return withLoader(func(b *build) error {
+	return withOrigin(origin{file: fileName}, func(b *build) error {
 		list, err := b.reader().Single(fileName)
 		if err != nil {
 			return configError(err)
@@ -168,7 +180,7 @@ func WithConfListBytes(bytes []byte) Opt {
 // that has the network's name. Its interface is the prefix with the number of
 // networks loaded before it.
 func WithConfListFile(fileName string) Opt {
-	return withLoader(func(b *build) error {
+	return withOrigin(origin{file: fileName}, func(b *build) error {
 		list, err := b.reader().List(fileName)
 		if err != nil {
 			return configError(err)
@@ -177,11 +189,45 @@ func WithConfListFile(fileName string) Opt {
 	})
 }
 
+// WithConfiguration loads a configuration in whichever form it is: a string is the path
+// of a file, bytes are content; and either may be a list of plugins, or a single plugin,
+// of which it makes a list. The content decides, not the name of the file. Its interface
+// is the prefix with the number of networks loaded before it. GetConfig returns the form
+// and the path, and the log has them.
+func WithConfiguration[S string | []byte](source S) Opt {
+	if path, ok := any(source).(string); ok {
+		if strings.HasPrefix(strings.TrimSpace(path), "{") {
+			return func(*config) error {
+				return fmt.Errorf("a configuration's content is given as bytes, and a string is a path: %w", ErrInvalidArgument)
+			}
+		}
+		return withOrigin(origin{file: path}, func(b *build) error {
+			list, form, err := b.reader().Any(path)
+			return b.addAny(list, form, path, err)
+		})
+	}
+	data := slices.Clone([]byte(source))
+	return withLoader(func(b *build) error {
+		list, form, err := conflist.ParseAny(data)
+		return b.addAny(list, form, "", err)
+	})
+}
+
+func (b *build) addAny(list *libcni.NetworkConfigList, form conflist.Form, path string, err error) error {
+	if err != nil {
+		return configError(err)
+	}
+	b.settings.logger.Debug("configuration", "network", list.Name, "form", form, "path", path)
+	err = b.add(list, b.next(), path)
+	b.networks[len(b.networks)-1].form = ConfForm(form)
+	return err
+}
+
 // WithNetworkName loads the network of that name from the configuration
 // directory, from whichever file defines it first in name order. Its interface
 // is the prefix with the number of networks loaded before it.
 func WithNetworkName(name string) Opt {
-	return withLoader(func(b *build) error {
+	return withOrigin(origin{dir: true}, func(b *build) error {
 		found, err := b.reader().Name(b.settings.pluginConfDir, name)
 		if errors.Is(err, conflist.ErrNone) {
 			return fmt.Errorf("%w: %w", configError(err), ErrNotFound)
@@ -202,12 +248,12 @@ func WithNetworkName(name string) Opt {
 // is loaded now, Load fails and changes nothing, because skipping it would attach
 // containers to other networks.
 func WithDefaultConf(c *config) error {
-	return withLoader(func(b *build) error { return b.directory(b.settings.pluginMaxConfNum) })(c)
+	return withOrigin(origin{dir: true}, func(b *build) error { return b.directory(b.settings.pluginMaxConfNum) })(c)
 }
 
 // WithAllConf is WithDefaultConf for all configurations of the directory.
 func WithAllConf(c *config) error {
-	return withLoader(func(b *build) error { return b.directory(0) })(c)
+	return withOrigin(origin{dir: true}, func(b *build) error { return b.directory(0) })(c)
 }
 
 func (b *build) directory(max int) error {

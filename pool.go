@@ -101,6 +101,7 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 	if p.closed {
 		return "", nil, fmt.Errorf("set up container %q: %w", id, ErrPoolClosed)
 	}
+	p.runtime.watches.asked()
 	s := p.runtime.current.Load()
 	if err := p.runtime.ready(s); err != nil {
 		return "", nil, err

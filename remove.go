@@ -41,7 +41,7 @@ func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...Na
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", id, err)
 	}
-	return s.remove(ctx, ns)
+	return s.withNetworks().remove(ctx, ns)
 }
 
 func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {

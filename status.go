@@ -29,6 +29,7 @@ func (r *Runtime) Status() error { return r.StatusContext(context.Background()) 
 // returns for STATUS. It waits for no other call, and concurrent calls share one
 // answer.
 func (r *Runtime) StatusContext(ctx context.Context) error {
+	r.watches.asked()
 	s := r.current.Load()
 	if err := join(r.ready(s), s.unnamed()); err != nil {
 		return err
@@ -156,6 +157,8 @@ func (e *NotReadyError) Unwrap() []error { return e.Reasons }
 //     subnet without free addresses. Executables are asked on networks of version
 //     1.1.0 and later, and built-in plugins on all;
 //   - directories in which nothing can be written, or which have no space left;
+//   - while a Watch of this Runtime runs, why the files cannot be loaded (ErrLoad), so
+//     that earlier networks are still in use, or why not every change is noticed;
 //   - ErrUnguarded, while a Guard of this Runtime runs that cannot guard all rules;
 //   - capabilities that this process lacks, and features of the kernel and programs
 //     that the plugins of the loaded networks need.
@@ -163,8 +166,11 @@ func (e *NotReadyError) Unwrap() []error { return e.Reasons }
 // Unlike Status, which answers as go-cni's, it does not stop at the first reason, and
 // remembers no answer. Timeouts.Status bounds it.
 func (r *Runtime) Ready(ctx context.Context) error {
+	r.watches.asked()
 	s := r.current.Load()
-	reasons := []error{r.ready(s), s.unnamed(), writable(s.stateDir, s.recordDir, s.own), lackOfPrivileges(), r.lackOfGuard()}
+	tooFew := r.ready(s)
+	reasons := []error{tooFew, s.unnamed(), writable(s.stateDir, s.recordDir, s.own), lackOfPrivileges(), r.lackOfGuard()}
+	reasons = append(reasons, r.watches.lack(tooFew != nil)...)
 	host, err := s.Hosts.Open(s.hostNetNS)
 	if err != nil {
 		reasons = append(reasons, err)

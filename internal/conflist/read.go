@@ -63,19 +63,24 @@ func (r Reader) List(path string) (*libcni.NetworkConfigList, error) {
 		if err != nil {
 			return nil, err
 		}
-		list, err := Parse(data)
+		return r.list(path, data)
+	})
+}
+
+// list completes a list that was read from a file.
+func (r Reader) list(path string, data []byte) (*libcni.NetworkConfigList, error) {
+	list, err := Parse(data)
+	if err != nil {
+		return nil, err
+	}
+	if !list.LoadOnlyInlinedPlugins && list.Name != "" {
+		more, err := r.plugins(filepath.Join(filepath.Dir(path), list.Name))
 		if err != nil {
 			return nil, err
 		}
-		if !list.LoadOnlyInlinedPlugins && list.Name != "" {
-			more, err := r.plugins(filepath.Join(filepath.Dir(path), list.Name))
-			if err != nil {
-				return nil, err
-			}
-			list.Plugins = append(list.Plugins, more...)
-		}
-		return list, RequirePlugins(list)
-	})
+		list.Plugins = append(list.Plugins, more...)
+	}
+	return list, RequirePlugins(list)
 }
 
 // RequirePlugins refuses a list without plugins.
@@ -98,6 +103,55 @@ func (r Reader) File(path string) (*libcni.NetworkConfigList, error) {
 		return r.List(path)
 	}
 	return r.Single(path)
+}
+
+// Form is the form of a configuration.
+type Form string
+
+const (
+	// OnePlugin is the configuration of a single plugin.
+	OnePlugin Form = "conf"
+	// PluginList is a list of plugins.
+	PluginList Form = "conflist"
+)
+
+// FormOf tells a single plugin's configuration, which has a type, from a list. A list may
+// lack plugins if they are in files beside it.
+func FormOf(data []byte) Form {
+	var keys map[string]json.RawMessage
+	if json.Unmarshal(data, &keys) == nil && keys["plugins"] == nil && keys["type"] != nil {
+		return OnePlugin
+	}
+	return PluginList
+}
+
+// ParseAny reads a configuration of either form.
+func ParseAny(data []byte) (*libcni.NetworkConfigList, Form, error) {
+	form := FormOf(data)
+	if form == OnePlugin {
+		list, err := ParseSingle(data)
+		return list, form, err
+	}
+	list, err := Parse(data)
+	if err == nil {
+		err = RequirePlugins(list)
+	}
+	return list, form, err
+}
+
+// Any reads a file of either form, told apart by its content.
+func (r Reader) Any(path string) (list *libcni.NetworkConfigList, form Form, err error) {
+	list, err = inFile(path, func() (*libcni.NetworkConfigList, error) {
+		data, err := r.read(path)
+		if err != nil {
+			return nil, err
+		}
+		if form = FormOf(data); form == OnePlugin {
+			return ParseSingle(data)
+		}
+		return r.list(path, data)
+	})
+	return list, form, err
 }
 
 // plugins reads the plugin files of a network's own directory, in name order.

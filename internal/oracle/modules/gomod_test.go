@@ -28,6 +28,7 @@ const goLine = "1.23.0"
 // for each.
 var chosen = map[string]string{
 	"github.com/containernetworking/cni v1.3.0": "go-cni v1.1.14 requires it",
+	"github.com/fsnotify/fsnotify v1.6.0":       "containerd 1.7 requires it, and no importer less",
 	"github.com/godbus/dbus/v5 v5.1.0":          "the reference plugin firewall requires it",
 	"github.com/vishvananda/netlink v1.3.1":     "the first that reports an interrupted dump, ErrDumpInterrupted",
 	"go.opentelemetry.io/otel v1.29.0":          "go-cni v1.1.14 requires it",

@@ -1,0 +1,185 @@
+// Package confwatch notices changes of configuration files, whatever happens to the
+// directories and symbolic links on the way to them.
+package confwatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// Source is something that configurations are read from.
+type Source struct {
+	Path string
+	// Dir marks a directory, with its files and those of its subdirectories. Otherwise
+	// Path is a file.
+	Dir bool
+}
+
+// Watch calls Look whenever a source may have changed.
+type Watch struct {
+	// Sources returns the sources. It is called before each Look, because Look may change
+	// them. They need not exist.
+	Sources func() []Source
+	// Look reads the sources. Every change after its call causes another call.
+	Look func()
+	// Failed is called with the reason if not every change is noticed. The Watch keeps
+	// trying; when it has succeeded, it calls Failed with nil, and Look.
+	Failed func(error)
+	// Asked hints that somebody relies on the sources now. The Watch then compares them
+	// with what Look has seen, in case a change was not announced: a mount over a
+	// directory, a file system of another machine.
+	Asked <-chan struct{}
+	// Replaced announces other sources.
+	Replaced <-chan struct{}
+	// Settle is how long nothing must change before Look is called. While changes
+	// continue, Look is called after ten times as long.
+	Settle time.Duration
+	// Open opens what announces changes; nil is fsnotify.
+	Open func() (Notifier, error)
+}
+
+// Notifier is what a Watch needs of fsnotify.
+type Notifier interface {
+	Add(dir string) error
+	Events() <-chan fsnotify.Event
+	Errors() <-chan error
+	Close() error
+}
+
+// first and last are the pauses between attempts to watch after a failure.
+const first, last = time.Second, time.Minute
+
+// Run calls Look once, and then after each change until ctx ends. It returns an error
+// only if it cannot begin. Afterwards nothing that it started or opened is left.
+func (w *Watch) Run(ctx context.Context) (err error) {
+	r := &run{Watch: w, pause: first}
+	if err := r.arm(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.notifier.Close()) }()
+	w.Look()
+	for r.wait(ctx); ctx.Err() == nil; r.wait(ctx) {
+		if err := r.arm(); err != nil {
+			w.Failed(err)
+			r.retry = time.After(r.pause)
+			r.pause = min(2*r.pause, last)
+		} else {
+			r.retry, r.pause = nil, first
+			w.Failed(nil)
+		}
+		w.Look()
+	}
+	return nil
+}
+
+// run is a Watch that runs.
+type run struct {
+	*Watch
+	notifier Notifier
+	places   places
+	seen     stamps
+	retry    <-chan time.Time // after a failure
+	pause    time.Duration
+}
+
+// arm watches every directory on the way to the sources with a new notifier, and then
+// notes how the sources look. An old notifier may watch directories that have moved. It
+// is closed only when the new one is complete.
+func (r *run) arm() error {
+	open := r.Open
+	if open == nil {
+		open = openFsnotify
+	}
+	fresh, err := open()
+	if errors.Is(err, syscall.EMFILE) {
+		err = fmt.Errorf("%w (fs.inotify.max_user_instances, or this process's limit)", err)
+	}
+	if err != nil {
+		return fmt.Errorf("watch configurations: %w", err)
+	}
+	sources := r.Sources()
+	found, err := find(sources, fresh.Add)
+	if errors.Is(err, syscall.ENOSPC) {
+		err = fmt.Errorf("%w (fs.inotify.max_user_watches)", err)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("watch configurations: %w", err), fresh.Close())
+	}
+	old := r.notifier
+	r.notifier, r.places, r.seen = fresh, found, stampsOf(sources, found)
+	if old != nil {
+		return old.Close()
+	}
+	return nil
+}
+
+// wait returns when the sources should be read again, or when ctx has ended.
+func (r *run) wait(ctx context.Context) {
+	asked := r.Asked
+	var settled, late, rested <-chan time.Time
+	touched := func() {
+		settled = time.After(r.Settle)
+		if late == nil {
+			late = time.After(10 * r.Settle)
+		}
+	}
+	for {
+		select {
+		case e := <-r.notifier.Events():
+			if r.places.concern(e) {
+				touched()
+			}
+		case err := <-r.notifier.Errors():
+			if !errors.Is(err, fsnotify.ErrEventOverflow) {
+				r.Failed(fmt.Errorf("watch configurations: %w", err))
+			}
+			touched()
+		case <-asked:
+			asked, rested = nil, time.After(r.Settle)
+			if !r.seen.same(stampsOf(r.Sources(), r.places)) {
+				touched()
+			}
+		case <-rested:
+			asked = r.Asked
+		case <-ctx.Done():
+			return
+		case <-r.Replaced:
+			return
+		case <-r.retry:
+			return
+		case <-settled:
+			return
+		case <-late:
+			return
+		}
+	}
+}
+
+// watcher adapts fsnotify.
+type watcher struct{ *fsnotify.Watcher }
+
+func openFsnotify() (Notifier, error) {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, err
+	}
+	return watcher{w}, nil
+}
+
+func (w watcher) Events() <-chan fsnotify.Event { return w.Watcher.Events }
+func (w watcher) Errors() <-chan error          { return w.Watcher.Errors }
+
+// concern reports whether an event is about something on the way to a source.
+func (p places) concern(e fsnotify.Event) bool {
+	if _, ok := p[e.Name]; ok {
+		return true
+	}
+	children, ok := p[filepath.Dir(e.Name)]
+	return ok && (children == nil || children[filepath.Base(e.Name)])
+}
