@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/firewalld"
 )
 
 // damage is something that breaks a container, by mistake or by another program.
@@ -30,8 +32,14 @@ type damage struct {
 	others func(s *scene) error
 }
 
-func damages() []damage {
-	return slices.Concat(bridgeDamages(), ptpDamages(), ruleDamages(), formDamages(), queueDamages(), insideDamages())
+// damages returns those to a form. A policy or a zone matters to rules only, and to the
+// bridge that rules name.
+func damages(f form) []damage {
+	all := slices.Concat(bridgeDamages(), ruleDamages(), formDamages(), policyDamages(), zoneDamages())
+	if f.policy == "" && !f.zoned {
+		all = slices.Concat(all, ptpDamages(), queueDamages(), reservationDamages(), insideDamages())
+	}
+	return slices.DeleteFunc(all, func(d damage) bool { return !d.to(f) })
 }
 
 // administered reports whether the bridge is its administrator's: an executable made
@@ -103,7 +111,7 @@ func ptpDamages() []damage {
 // ruleDamages are to all rules at once.
 func ruleDamages() []damage {
 	return []damage{
-		{name: "ruleset flushed", shared: true, to: func(f form) bool { return f.paired() && !f.legacy }, do: func(*scene) error {
+		{name: "ruleset flushed", shared: true, to: func(f form) bool { return f.paired() && !f.legacy && !f.zoned }, do: func(*scene) error {
 			return tool("nft", "flush", "ruleset")
 		}},
 		{name: "tables of iptables flushed", shared: true, to: func(f form) bool { return f.paired() && f.tables() }, do: func(*scene) error {
@@ -122,6 +130,7 @@ func formDamages() []damage {
 		return func(*scene) error { return errors.Join(tool("iptables", args...), tool("ip6tables", args...)) }
 	}
 	tables := func(f form) bool { return f.paired() && f.tables() }
+	accepted := func(f form) bool { return tables(f) && !f.zoned }
 	sets := func(f form) bool { return f.paired() && f.native() }
 	rules := func(f form) bool { return f.paired() && f.backend == nftables }
 	all := []damage{
@@ -130,8 +139,8 @@ func formDamages() []damage {
 		{name: "jump of the host to the ports deleted", to: tables, do: chain("-t", "nat", "-F", "OUTPUT")},
 		{name: "jumps to the containers' ports deleted", to: tables, do: chain("-t", "nat", "-F", "CNI-HOSTPORT-DNAT")},
 		{name: "mark of the ports deleted", to: tables, do: chain("-t", "nat", "-F", "CNI-HOSTPORT-SETMARK")},
-		{name: "jump to the accepting rules deleted", to: tables, do: chain("-F", "FORWARD")},
-		{name: "accepting rules deleted", to: tables, do: chain("-F", "CNI-FORWARD")},
+		{name: "jump to the accepting rules deleted", to: accepted, do: chain("-F", "FORWARD")},
+		{name: "accepting rules deleted", to: accepted, do: chain("-F", "CNI-FORWARD")},
 
 		{name: "masquerading deleted", to: rules, do: nft("flush chain inet cni_plugins_masquerade masq_checks")},
 		{name: "jump to the masquerading deleted", to: rules, do: nft("flush chain inet cni_plugins_masquerade postrouting")},
@@ -151,6 +160,70 @@ func formDamages() []damage {
 		all[i].shared = true
 	}
 	return all
+}
+
+// policyDamages are to the policies against packets from other bridges.
+func policyDamages() []damage {
+	tables := func(f form) bool { return f.policy != "" && f.tables() && !f.zoned }
+	sets := func(f form) bool { return f.policy != "" && f.native() }
+	all := []damage{
+		{name: "policies deleted", to: tables, do: func(*scene) error {
+			return errors.Join(tool("iptables", "-F", "CNI-ISOLATION-STAGE-1"), tool("ip6tables", "-F", "CNI-ISOLATION-STAGE-1"))
+		}},
+		{name: "last part of the policies deleted", to: tables, do: func(*scene) error {
+			return errors.Join(tool("iptables", "-F", "CNI-ISOLATION-STAGE-2"), tool("ip6tables", "-F", "CNI-ISOLATION-STAGE-2"))
+		}},
+		{name: "policies deleted", to: sets, do: func(s *scene) error {
+			return tool("nft", "flush set inet embedcni "+map[string]string{"isolated": "isolated", "same-bridge": "same_bridge"}[s.policy])
+		}},
+		{name: "bridges with policies deleted", to: sets, do: nft("flush set inet embedcni bridges")},
+		{name: "rules of the policies deleted", to: sets, do: nft("flush chain inet embedcni forward")},
+	}
+	for i := range all {
+		all[i].shared = true
+	}
+	return all
+}
+
+// zoneDamages are to the zone of firewalld in which the containers' packets are accepted.
+func zoneDamages() []damage {
+	source := func(ip string) string { return firewalld.Source(netip.MustParseAddr(ip)) }
+	forget := func(s *scene) { s.zones.RemoveSource(firewalld.DefaultZone, source(s.one.v4)) }
+	zoned := func(f form) bool { return f.zoned }
+	always := func(form) bool { return true }
+	return []damage{
+		{name: "IPv4 address forgotten by its zone", to: zoned, do: func(s *scene) error { forget(s); return nil }},
+		{name: "all addresses forgotten by a reload", to: zoned, shared: true, others: (*scene).useZones,
+			do: func(s *scene) error { s.zones.Reload(); return nil }},
+		{name: "IPv4 address in another zone", to: zoned, left: always, do: func(s *scene) error {
+			forget(s)
+			s.zones.AddSource("drop", source(s.one.v4))
+			return nil
+		}, mend: func(s *scene) error { s.zones.RemoveSource("drop", source(s.one.v4)); return nil }},
+	}
+}
+
+// reservationDamages are to host-local's files.
+func reservationDamages() []damage {
+	reserved := func(f form) bool { return f.typ != "loopback" }
+	file := func(s *scene, ip string) string { return s.Path("ipam", "podnet", ip) }
+	return []damage{
+		{name: "IPv4 reservation deleted", to: reserved, do: func(s *scene) error { return os.Remove(file(s, s.one.v4)) }},
+		{name: "IPv6 reservation deleted", to: reserved, do: func(s *scene) error { return os.Remove(file(s, s.one.v6)) }},
+		{name: "all reservations deleted", to: reserved, shared: true, do: func(s *scene) error {
+			var errs []error
+			for _, g := range []*guest{s.one, s.other} {
+				if g != nil {
+					errs = append(errs, os.Remove(file(s, g.v4)), os.Remove(file(s, g.v6)))
+				}
+			}
+			return errors.Join(errs...)
+		}},
+		// Somebody else was given the address: nobody takes it from him.
+		{name: "IPv4 address reserved for another", to: reserved, left: func(form) bool { return true },
+			do:   func(s *scene) error { return os.WriteFile(file(s, s.one.v4), []byte("another\r\neth0"), 0o600) },
+			mend: func(s *scene) error { return os.Remove(file(s, s.one.v4)) }},
+	}
 }
 
 func queueDamages() []damage {
@@ -182,6 +255,9 @@ func insideDamages() []damage {
 		{name: "IPv6 default route deleted", to: eth0, do: within(func(*scene) error { return tool("ip", "-6", "route", "del", "default") })},
 		{name: "routes flushed", to: eth0, do: within(func(*scene) error {
 			return errors.Join(tool("ip", "route", "flush", "dev", "eth0"), tool("ip", "-6", "route", "flush", "dev", "eth0"))
+		})},
+		{name: "MTU changed", to: form.paired, do: within(func(*scene) error {
+			return onLink("eth0", func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) })
 		})},
 		{name: "sysctl changed", to: form.paired, do: within(func(*scene) error { return writeSysctl("net/ipv4/conf/eth0/arp_filter", "0") })},
 	}

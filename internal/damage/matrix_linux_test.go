@@ -5,10 +5,14 @@ import (
 	"errors"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // forms returns the forms of attachments on a host with a variant of iptables.
@@ -16,15 +20,17 @@ func forms(legacy bool) []form {
 	var all []form
 	for _, ours := range []bool{true, false} {
 		for _, typ := range []string{"bridge", "ptp"} {
-			all = append(all, form{typ, iptables, ours, legacy})
+			all = append(all, form{typ: typ, backend: iptables, ours: ours, legacy: legacy})
 			if !legacy {
-				all = append(all, form{typ, unnamed, ours, false}, form{typ, nftables, ours, false})
+				all = append(all, form{typ: typ, backend: unnamed, ours: ours}, form{typ: typ, backend: nftables, ours: ours})
 			}
 		}
 		if !legacy {
 			for _, typ := range []string{"macvlan", "host-device", "loopback"} {
-				all = append(all, form{typ, unnamed, ours, false})
+				all = append(all, form{typ: typ, backend: unnamed, ours: ours})
 			}
+			all = append(all, form{typ: "bridge", backend: iptables, ours: ours, policy: "isolated"},
+				form{typ: "bridge", backend: iptables, ours: ours, policy: "same-bridge"})
 		}
 	}
 	return all
@@ -43,24 +49,60 @@ func matrix(t *testing.T, variant string) {
 	for _, f := range forms(variant == "legacy") {
 		t.Run(f.String(), func(t *testing.T) {
 			t.Parallel()
-			s := newScene(t, f)
-			before := s.look()
-			s.wantHealthy("before any damage", true)
-			done := 0
-			for _, d := range damages() {
-				if !d.to(f) {
-					continue
-				}
-				s.live(&d, before)
-				if done++; t.Failed() {
-					t.Fatalf("after the damage: %s", d.name)
-				}
-			}
-			s.wantHealthy("after all damages", true)
-			if done == 0 {
-				t.Error("no damage is known for this form")
-			}
+			damageAll(t, f)
 		})
+	}
+}
+
+// TestEachDamageIsFoundAndRepairedWithoutIPTables: on a host without the program iptables
+// the policies of bridges are in this module's own sets.
+func TestEachDamageIsFoundAndRepairedWithoutIPTables(t *testing.T) {
+	hideIPTables(t)
+	for _, policy := range []string{"isolated", "same-bridge"} {
+		f := form{typ: "bridge", backend: unnamed, ours: true, policy: policy}
+		t.Run(f.String(), func(t *testing.T) {
+			t.Parallel()
+			damageAll(t, f)
+		})
+	}
+}
+
+// hideIPTables hides the programs of the plain names, which are symbolic links. Those of
+// the variants, which the test itself uses, stay.
+func hideIPTables(t *testing.T) {
+	t.Helper()
+	const links = "/etc/alternatives"
+	expect.NoError(t, unix.Mount("tmpfs", links, "tmpfs", 0, ""))
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(links, unix.MNT_DETACH)) })
+	if found := netfilter.Detect(); found != fwrules.DetectedNative {
+		t.Fatalf("the program iptables is no link in %s, and cannot be hidden: found %q", links, found)
+	}
+}
+
+// TestEachDamageIsFoundAndRepairedWithFirewalld, which forgets and moves addresses too.
+func TestEachDamageIsFoundAndRepairedWithFirewalld(t *testing.T) {
+	plugintest.UseIPTables(t, "nft")
+	for _, ours := range []bool{true, false} {
+		f := form{typ: "bridge", backend: iptables, ours: ours, zoned: true}
+		t.Run(f.String(), func(t *testing.T) { damageAll(t, f) }) // each has the bus in its environment
+	}
+}
+
+// damageAll does all damages to one form, one after the other.
+func damageAll(t *testing.T, f form) {
+	t.Helper()
+	s := newScene(t, f)
+	before := s.look()
+	s.wantHealthy("before any damage", true)
+	all := damages(f)
+	for _, d := range all {
+		if s.live(&d, before); t.Failed() {
+			t.Fatalf("after the damage: %s", d.name)
+		}
+	}
+	s.wantHealthy("after all damages", true)
+	if t.Logf("%d damages", len(all)); len(all) == 0 {
+		t.Error("no damage is known for this form")
 	}
 }
 

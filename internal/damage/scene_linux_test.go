@@ -13,7 +13,10 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/firewalldtest"
 	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
 )
 
 // The backends of packet filters. Unnamed is this module's own sets for built-in
@@ -28,8 +31,10 @@ const (
 type form struct {
 	typ     string // of the first plugin
 	backend string
-	ours    bool // built-in plugins attach; else executables
-	legacy  bool // the host's iptables is the legacy one
+	ours    bool   // built-in plugins attach; else executables
+	legacy  bool   // the host's iptables is the legacy one
+	policy  string // of the bridge, against packets from others; empty: none
+	zoned   bool   // firewalld accepts the packets
 }
 
 func (f form) String() string {
@@ -41,7 +46,14 @@ func (f form) String() string {
 	if backend == unnamed {
 		backend = "unnamed"
 	}
-	return f.typ + "/" + backend + "/" + by
+	name := f.typ + "/" + backend + "/" + by
+	if f.zoned {
+		name += "/firewalld"
+	}
+	if f.policy != "" {
+		name += "/" + f.policy
+	}
+	return name
 }
 
 // native reports whether the rules are in this module's own sets.
@@ -65,11 +77,20 @@ func (f form) plugins() []string {
 	both := testhost.HostLocal(testhost.V4Range+","+testhost.V6Range, "0.0.0.0/0", "::/0")
 	behind := []string{
 		`{"type": "portmap", ` + backend + `"snat": true, "capabilities": {"portMappings": true}}`,
-		`{"type": "tuning", "dataDir": "IPAM", "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}}`,
+		`{"type": "tuning", "dataDir": "IPAM", "mtu": 1400, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}}`,
 		`{"type": "bandwidth", "ingressRate": 800000000, "ingressBurst": 800000000, "egressRate": 800000000, "egressBurst": 800000000}`,
 	}
-	if f.tables() {
-		behind = append(behind, `{"type": "firewall", "backend": "iptables"}`)
+	policy := ""
+	if f.policy != "" {
+		policy = fmt.Sprintf(`, "ingressPolicy": %q`, f.policy)
+	}
+	switch {
+	case f.zoned:
+		behind = append(behind, `{"type": "firewall", "backend": "firewalld"`+policy+`}`)
+	case f.tables():
+		behind = append(behind, `{"type": "firewall", "backend": "iptables"`+policy+`}`)
+	case f.native() && policy != "":
+		behind = append(behind, `{"type": "firewall"`+policy+`}`)
 	}
 	switch f.typ {
 	case "bridge":
@@ -95,6 +116,7 @@ type scene struct {
 	other *guest
 
 	bridge net.HardwareAddr
+	zones  *firewalldtest.Server // of a form with zones
 }
 
 // guest is an attached container with connections.
@@ -110,6 +132,14 @@ func newScene(t *testing.T, f form) *scene {
 	t.Helper()
 	s := &scene{RealHost: testhost.NewReal(t), form: f}
 	s.ProbeIPv6()
+	if f.zoned {
+		host, err := netns.Open("/proc/thread-self/ns/net")
+		expect.NoError(t, err)
+		t.Cleanup(func() { expect.NoError(t, host.Close()) })
+		s.zones = firewalldtest.Start(t, host)
+		expect.NoError(t, s.useZones())
+		t.Setenv(firewalld.Variable, s.zones.Address)
+	}
 	conf := cni.WithConfListBytes((&testhost.Case{Plugins: f.plugins()}).Conf("podnet", "1.0.0", s.Path("ipam")))
 	if f.ours {
 		s.rt = s.Runtime(cni.WithBuiltinPlugins(), conf)
@@ -129,6 +159,13 @@ func newScene(t *testing.T, f form) *scene {
 		s.one = s.attach("c1", 0)
 	}
 	return s
+}
+
+// useZones adds an administrator's sources to zones, for the time until a reload.
+func (s *scene) useZones() error {
+	s.zones.AddSource(firewalld.DefaultZone, "198.51.100.0/24")
+	s.zones.AddSource("drop", "203.0.113.0/24")
+	return nil
 }
 
 // lan has a cable to a namespace with the gateway's addresses.
