@@ -176,6 +176,77 @@ func (b *Batch) flush(ctx context.Context) []Failed {
 	return slices.Concat(all...)
 }
 
+// FlushTogether does the collected work of several batches, that of one kind in one
+// call. It returns the error of [Batch.Flush] for each batch. If the work of several
+// fails together, it is done again for each half of them, so that the failure of one
+// costs the others little; in the end for each by itself, as Flush does.
+//
+// Unlike Flush, it does the kinds one after the other, so that the work of all batches
+// is done in one order.
+func FlushTogether(ctx context.Context, all []*Batch) []error {
+	works := make([]work, len(all))
+	for i, b := range all {
+		works[i] = b.takeAll()
+		defer b.flushed()
+	}
+	failed := make([]Failures, len(all))
+	for _, kind := range kindsOf(works) {
+		var some []int
+		for i, w := range works {
+			if w.groups[kind] != nil {
+				some = append(some, i)
+			}
+		}
+		together(ctx, works, kind, some, failed)
+	}
+	errs := make([]error, len(all))
+	for i, w := range works {
+		for _, t := range w.tasks {
+			failed[i] = append(failed[i], t.run(ctx)...)
+		}
+		if len(failed[i]) > 0 {
+			errs[i] = failed[i]
+		}
+	}
+	return errs
+}
+
+// kindsOf returns the kinds of works, each once.
+func kindsOf(works []work) (kinds []any) {
+	known := make(map[any]bool)
+	for _, w := range works {
+		for _, kind := range w.order {
+			if !known[kind] {
+				known[kind] = true
+				kinds = append(kinds, kind)
+			}
+		}
+	}
+	return kinds
+}
+
+// together does the work of one kind of some batches, and adds to what has failed.
+func together(ctx context.Context, works []work, kind any, some []int, failed []Failures) {
+	if len(some) == 1 || ctx.Err() != nil {
+		for _, i := range some {
+			failed[i] = append(failed[i], works[i].groups[kind].run(ctx)...)
+		}
+		return
+	}
+	var values []any
+	for _, i := range some {
+		for _, one := range works[i].groups[kind].items {
+			values = append(values, one.value)
+		}
+	}
+	first := works[some[0]].groups[kind]
+	if run(ctx, func(ctx context.Context) error { return first.do(ctx, values) }) == nil {
+		return
+	}
+	together(ctx, works, kind, some[:len(some)/2], failed)
+	together(ctx, works, kind, some[len(some)/2:], failed)
+}
+
 // flushed lets work be put off again.
 func (b *Batch) flushed() {
 	b.mu.Lock()
@@ -183,18 +254,31 @@ func (b *Batch) flushed() {
 	b.flushing = false
 }
 
+// work is what was collected.
+type work struct {
+	groups map[any]*group
+	order  []any
+	tasks  []task
+}
+
 // take empties the batch, and begins a flush.
-func (b *Batch) take() (work []func(context.Context) []Failed) {
+func (b *Batch) take() (all []func(context.Context) []Failed) {
+	w := b.takeAll()
+	for _, t := range w.tasks {
+		all = append(all, t.run)
+	}
+	for _, kind := range w.order {
+		all = append(all, w.groups[kind].run)
+	}
+	return all
+}
+
+func (b *Batch) takeAll() work {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, t := range b.tasks {
-		work = append(work, t.run)
-	}
-	for _, kind := range b.order {
-		work = append(work, b.groups[kind].run)
-	}
+	w := work{b.groups, b.order, b.tasks}
 	b.groups, b.order, b.tasks, b.flushing = nil, nil, nil, true
-	return work
+	return w
 }
 
 func (t task) run(ctx context.Context) []Failed {

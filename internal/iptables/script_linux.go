@@ -51,6 +51,9 @@ func (s Script) Render() (text string, numbers []int) {
 	return b.String(), numbers
 }
 
+// MostLines is the number of commands in one transaction.
+const MostLines = 150
+
 // Run runs the commands, in one transaction for each table.
 //
 // The nf_tables variant sends a transaction as one message. It has to fit in the
@@ -58,8 +61,7 @@ func (s Script) Render() (text string, numbers []int) {
 // default 208 KiB, and a rule takes up to 1 KiB. Larger scripts take several
 // transactions: the chains come first, because rules refer to them.
 func (s Script) Run(ctx context.Context, x Tool) error {
-	const most = 150
-	for part := range slices.Chunk(s, most) {
+	for part := range slices.Chunk(s, MostLines) {
 		text, _ := part.Render()
 		if err := x.Restore(ctx, text); err != nil {
 			return err

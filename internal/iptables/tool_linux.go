@@ -22,7 +22,7 @@ type Tool struct {
 	Family  string // "iptables", "ip6tables"
 	Legacy  bool
 	Sockets nft.Sockets
-	Held    *os.File // open in all processes that it starts
+	Held    []*os.File // open in all processes that it starts
 
 	lockFile string // for legacy tools; "" is their own
 }
@@ -166,9 +166,7 @@ func (x Tool) Run(ctx context.Context, stdin, purpose string, args ...string) (s
 func (x Tool) runTool(ctx context.Context, stdin, path string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.WaitDelay = outputDelay
-	if cmd.Env = x.env(); x.Held != nil {
-		cmd.ExtraFiles = []*os.File{x.Held}
-	}
+	cmd.Env, cmd.ExtraFiles = x.env(), x.Held
 	// The process dies with the thread that starts it, so the thread must stay
 	// until it has ended.
 	runtime.LockOSThread()

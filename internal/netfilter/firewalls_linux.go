@@ -41,8 +41,6 @@ type form interface {
 	Remove(ctx context.Context, r fwrules.Rules) error
 	// Missing returns the parts of the rules that do not exist.
 	Missing(ctx context.Context, r fwrules.Rules) ([]fwrules.Missing, error)
-	// Restore adds the missing rules, and changes nothing else. It can be repeated.
-	Restore(ctx context.Context, r fwrules.Rules) error
 	// Find returns the rules of the target that exist. With an error, it returns all
 	// others that it found.
 	Find(ctx context.Context, t fwrules.Target) ([]fwrules.Found, error)

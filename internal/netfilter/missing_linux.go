@@ -6,9 +6,13 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter/iptform"
+	"github.com/embedcni/cni/internal/netfilter/native"
 	"github.com/embedcni/cni/internal/nft"
+	"github.com/embedcni/cni/netns"
 )
 
 // Check returns an error unless all of the rules exist. It is an [fwrules.ErrMissing]
@@ -134,17 +138,66 @@ func bestForm(results map[fwrules.Backend][]fwrules.Missing, total int) (best fw
 	return best, ok
 }
 
-// Restore adds those of the rules that do not exist, now and without [Options.Batch].
-// It replaces and doubles nothing, and leaves the rules of others where they are. It
+// Restore adds those of the rules that do not exist, when Batch is flushed if there is
+// one. It replaces and doubles nothing, and leaves the rules of others where they are. It
 // can be repeated, and is for parts that Missing has returned. If another rule is in
 // the place of one, the error is a [fwrules.ErrInPlace] or [fwrules.ErrHostPortTaken].
+//
+// Batches of several attachments restore their rules together, see
+// [batch.FlushTogether]. If that fails, some may have been added.
 func (fw *Firewalls) Restore(ctx context.Context, b fwrules.Backend, r fwrules.Rules) error {
-	form, err := fw.form(b)
-	if err != nil {
+	if _, err := fw.form(b); err != nil {
 		return err
 	}
-	if err := form.Restore(ctx, r); err != nil {
-		return err
+	kind := restoration{backend: b}
+	if fw.sockets.NS != nil {
+		kind.ns = fw.sockets.NS.ID()
 	}
-	return fw.forgetFlows(ctx, r.HostPorts, true)
+	return batch.Join(ctx, fw.Batch, kind, restoring{fw, r}, func(ctx context.Context, all []restoring) error {
+		if err := restore(ctx, b, all); err != nil {
+			return err
+		}
+		var ports []fwrules.HostPorts
+		for _, one := range all {
+			ports = append(ports, one.rules.HostPorts...)
+		}
+		return fw.forgetFlows(ctx, ports, true)
+	})
+}
+
+// restoration identifies the rules that are restored in one transaction.
+type restoration struct {
+	backend fwrules.Backend
+	ns      netns.ID
+}
+
+// restoring is the rules of an attachment that are to be restored.
+type restoring struct {
+	fw    *Firewalls
+	rules fwrules.Rules
+}
+
+// restore adds the missing rules of attachments in one form.
+func restore(ctx context.Context, b fwrules.Backend, all []restoring) error {
+	switch b {
+	case fwrules.IPTables:
+		var parts []iptform.Restoring
+		for _, one := range all {
+			parts = append(parts, iptform.Restoring{Form: one.fw.iptables, Rules: one.rules})
+		}
+		return iptform.Restore(ctx, parts)
+	case fwrules.NFTables:
+		var parts []fwrules.Rules
+		for _, one := range all {
+			parts = append(parts, one.rules)
+		}
+		return all[0].fw.nftform.Restore(ctx, parts)
+	case fwrules.Native:
+		var parts []native.Restoring
+		for _, one := range all {
+			parts = append(parts, native.Restoring{Siblings: one.fw.siblings, Rules: one.rules})
+		}
+		return all[0].fw.native.Restore(ctx, parts)
+	}
+	return b.Unknown()
 }

@@ -44,9 +44,9 @@ func (f Form) Add(ctx context.Context, r fwrules.Rules) error {
 	return f.in(func() error { return f.addHere(ctx, r, false) })
 }
 
-// Restore is Add for rules of which some exist: those that must precede others of the
+// restore is Add for rules of which some exist: those that must precede others of the
 // container's chain do so again.
-func (f Form) Restore(ctx context.Context, r fwrules.Rules) error {
+func (f Form) restore(ctx context.Context, r fwrules.Rules) error {
 	return f.in(func() error { return f.addHere(ctx, r, true) })
 }
 

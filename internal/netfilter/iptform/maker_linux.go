@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	"github.com/embedcni/cni/internal/iptables"
@@ -24,7 +25,11 @@ func (f Form) maker(v6, legacy bool) maker {
 	if v6 {
 		family = "ip6tables"
 	}
-	return maker{Tool: iptables.Tool{Family: family, Legacy: legacy, Sockets: f.Sockets, Held: f.Held}}
+	x := maker{Tool: iptables.Tool{Family: family, Legacy: legacy, Sockets: f.Sockets}}
+	if f.Held != nil {
+		x.Held = []*os.File{f.Held}
+	}
+	return x
 }
 
 // add makes the missing part of w. Before that, it adds to mine the missing rules

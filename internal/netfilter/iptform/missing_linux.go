@@ -96,6 +96,11 @@ func (x maker) isolateFirst(ctx context.Context, w desired, state func(desiredRu
 	if err != nil || !isolates {
 		return err
 	}
+	return isolateFirst(s)
+}
+
+// isolateFirst puts the jump to the isolation of bridges, which exists, at the beginning.
+func isolateFirst(s *iptables.Script) error {
 	jump := isolationJump()
 	return errors.Join(jump.addTo(s, "-D"), jump.addTo(s, "-I"))
 }

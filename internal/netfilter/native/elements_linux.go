@@ -35,6 +35,11 @@ func elementsOf(r fwrules.Rules) ([]element, error) {
 		}
 		all = append(all, some...)
 	}
+	return once(all)
+}
+
+// once returns the elements sorted, each once. Two cannot have one key.
+func once(all []element) ([]element, error) {
 	slices.SortFunc(all, compareElements)
 	all = slices.Compact(all)
 	for i := 1; i < len(all); i++ {

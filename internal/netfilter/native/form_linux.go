@@ -39,14 +39,19 @@ func (f Form) add(ctx context.Context, c *nft.Conn, r fwrules.Rules) error {
 	if err == nil || !inTheWay(err) {
 		return wrapNFT(err)
 	}
-	return f.addMissing(ctx, c, wanted, true)
+	return addMissing(ctx, c, wanted, true, f.isSiblings)
 }
 
+// isSiblings reports whether a comment is that of a sibling of the attachment. Siblings
+// share their ports.
+func (f Form) isSiblings(_ element, comment string) bool { return f.Siblings().Have(comment) }
+
 // addMissing looks at the table, and adds the missing elements and the missing part of
-// the layout.
-func (f Form) addMissing(ctx context.Context, c *nft.Conn, wanted []element, replace bool) error {
+// the layout. siblings reports whether a comment is that of a sibling of the attachment
+// that an element is for.
+func addMissing(ctx context.Context, c *nft.Conn, wanted []element, replace bool, siblings func(e element, comment string) bool) error {
 	return nft.UntilUnchanged(ctx, func() error {
-		msgs, generation, err := f.toAdd(c, wanted, replace)
+		msgs, generation, err := toAdd(c, wanted, replace, siblings)
 		if err != nil || len(msgs) == 0 {
 			return err
 		}
@@ -67,7 +72,7 @@ func inTheWay(err error) bool {
 // toAdd returns the messages that make the missing elements, and the generation in
 // which they are missing. They replace elements and chains that differ, or an error
 // names the first of these.
-func (f Form) toAdd(c *nft.Conn, wanted []element, replace bool) ([]nft.Message, uint32, error) {
+func toAdd(c *nft.Conn, wanted []element, replace bool, siblings func(e element, comment string) bool) ([]nft.Message, uint32, error) {
 	found, generation, err := c.Elements(table, wanted, nil)
 	if err != nil {
 		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", table, err)
@@ -84,7 +89,7 @@ func (f Form) toAdd(c *nft.Conn, wanted []element, replace bool) ([]nft.Message,
 		i := sameKey(found, e)
 		switch {
 		case i < 0:
-		case found[i] == e, isPort(e) && f.Siblings().Have(found[i].Comment):
+		case found[i] == e, isPort(e) && siblings(e, found[i].Comment):
 			continue
 		case isPort(e) && found[i].Comment != e.Comment:
 			return nil, 0, fmt.Errorf("%w: there is %v", fwrules.ErrHostPortTaken, elementText(found[i]))

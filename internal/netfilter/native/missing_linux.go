@@ -162,13 +162,33 @@ func (f Form) absent(wanted []element, s sight) (found string, err error) {
 	return found, err
 }
 
-// Restore adds the missing elements, and the part of the layout that they need, all or
-// none. It replaces nothing: if another element or rule is in the way, the error is a
-// [fwrules.ErrInPlace] or [fwrules.ErrHostPortTaken].
-func (f Form) Restore(ctx context.Context, r fwrules.Rules) error {
-	wanted, err := elementsOf(r)
+// Restoring is the rules of an attachment that are to be restored. Siblings is that of a
+// Form for the attachment.
+type Restoring struct {
+	Siblings func() fwrules.Siblings
+	Rules    fwrules.Rules
+}
+
+// Restore adds the missing elements of attachments, and the part of the layout that they
+// need, all or none. It replaces nothing: if another element or rule is in the way, the
+// error is a [fwrules.ErrInPlace] or [fwrules.ErrHostPortTaken].
+func (f Form) Restore(ctx context.Context, all []Restoring) error {
+	var wanted []element
+	siblings := make(map[elementKey]func() fwrules.Siblings)
+	for _, one := range all {
+		some, err := elementsOf(one.Rules)
+		if err != nil {
+			return err
+		}
+		wanted = append(wanted, some...)
+		for _, e := range some {
+			siblings[elementKey{e.Set, e.Key}] = one.Siblings
+		}
+	}
+	wanted, err := once(wanted)
 	if err != nil || len(wanted) == 0 {
 		return err
 	}
-	return f.Sockets.Do(ctx, func(c *nft.Conn) error { return f.addMissing(ctx, c, wanted, false) })
+	have := func(e element, comment string) bool { return siblings[elementKey{e.Set, e.Key}]().Have(comment) }
+	return f.Sockets.Do(ctx, func(c *nft.Conn) error { return addMissing(ctx, c, wanted, false, have) })
 }

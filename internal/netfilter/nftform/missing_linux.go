@@ -209,13 +209,21 @@ func (f Form) MissingIn(t *Tables, r fwrules.Rules) ([]fwrules.Missing, error) {
 	return e.missing(t.sight), nil
 }
 
-// look reads the rules that can be the expected ones.
-func (e expected) look(k ruleTable) (sight, uint32, error) {
+// lookFor reads the rules that can be the expected ones of attachments.
+func lookFor(k ruleTable, all []expected) (sight, uint32, error) {
 	comments := make(map[string]bool)
-	for _, rule := range e.rules {
-		comments[rule.comment] = true
+	var tables []nft.Table
+	for _, e := range all {
+		for _, rule := range e.rules {
+			comments[rule.comment] = true
+		}
+		for _, t := range tablesOf(e.rules) {
+			if !slices.Contains(tables, t) {
+				tables = append(tables, t)
+			}
+		}
 	}
-	return look(k, tablesOf(e.rules), func(comment string) bool { return comments[comment] })
+	return look(k, tables, func(comment string) bool { return comments[comment] })
 }
 
 // Missing returns the parts of the rules that do not exist. Of a rule to which no rule
@@ -227,7 +235,7 @@ func (f Form) Missing(ctx context.Context, r fwrules.Rules) (all []fwrules.Missi
 	}
 	err = f.onRules(ctx, func(k ruleTable) error {
 		return nft.UntilUnchanged(ctx, func() error {
-			s, _, err := e.look(k)
+			s, _, err := lookFor(k, []expected{e})
 			all = e.missing(s)
 			return err
 		})
@@ -238,21 +246,30 @@ func (f Form) Missing(ctx context.Context, r fwrules.Rules) (all []fwrules.Missi
 	return all, nil
 }
 
-// Restore adds the missing rules, and the missing tables, chains and rules that they
-// need, in one transaction. Unlike Add it lists the tables before, doubles no rule, and
-// leaves the rules of others in the same chains as they are.
-func (f Form) Restore(ctx context.Context, r fwrules.Rules) error {
-	e, err := expectedOf(r)
-	if err != nil || len(e.rules) == 0 {
-		return err
+// Restore adds the missing rules of attachments, and the missing tables, chains and rules
+// that they need, in one transaction. Unlike Add it lists the tables before, doubles no
+// rule, and leaves the rules of others in the same chains as they are.
+func (f Form) Restore(ctx context.Context, all []fwrules.Rules) error {
+	var wanted []expected
+	for _, r := range all {
+		e, err := expectedOf(r)
+		if err != nil {
+			return err
+		}
+		if len(e.rules) > 0 {
+			wanted = append(wanted, e)
+		}
+	}
+	if len(wanted) == 0 {
+		return nil
 	}
 	return f.Sockets.Do(ctx, func(c *nft.Conn) error {
 		return nft.UntilUnchanged(ctx, func() error {
-			s, generation, err := e.look(c)
+			s, generation, err := lookFor(c, wanted)
 			if err != nil {
 				return err
 			}
-			msgs, err := e.toAdd(s)
+			msgs, err := toAdd(wanted, s)
 			if err != nil || len(msgs) == 0 {
 				return err
 			}
@@ -261,8 +278,22 @@ func (f Form) Restore(ctx context.Context, r fwrules.Rules) error {
 	})
 }
 
-// toAdd returns the messages that make the missing rules.
-func (e expected) toAdd(s sight) (msgs []nft.Message, err error) {
+// toAdd returns the messages that make the missing rules of attachments.
+func toAdd(all []expected, s sight) (msgs []nft.Message, err error) {
+	made := make(map[nft.Table]bool) // by table: with the chain that only some need
+	for _, e := range all {
+		some, err := e.toAdd(s, made)
+		if err != nil {
+			return nil, err
+		}
+		msgs = append(msgs, some...)
+	}
+	return msgs, nil
+}
+
+// toAdd returns the messages that make the missing rules, adds these to the sight, and
+// their tables to those that are made.
+func (e expected) toAdd(s sight, made map[nft.Table]bool) (msgs []nft.Message, err error) {
 	var first, last []nft.Message
 	var lacking []wantedRule
 	for i, there := range e.find(s) {
@@ -282,7 +313,14 @@ func (e expected) toAdd(s sight) (msgs []nft.Message, err error) {
 		last = append(last, nft.NewRule(rule.table, rule.chain, rule.exprs, rule.comment))
 	}
 	for _, t := range tablesOf(lacking) {
-		msgs = append(msgs, e.base.objects(t)...)
+		if whole, is := made[t]; !is || e.base.snat && !whole {
+			msgs = append(msgs, e.base.objects(t)...)
+			made[t] = e.base.snat
+		}
+	}
+	for _, rule := range lacking {
+		at := place{rule.table, rule.chain, rule.comment}
+		s[at] = append(s[at], found(nft.Rule{Chain: rule.chain, Comment: rule.comment, Exprs: rule.exprs}))
 	}
 	slices.Reverse(first)
 	return slices.Concat(msgs, first, last), nil
