@@ -121,13 +121,16 @@ func (s *snapshot) lockBarrier(ctx context.Context) (*lock.Held, error) {
 // look looks at the containers of records, which are not locked. With own, it compares
 // only this owner's attachments.
 func (s *snapshot) look(ctx context.Context, host *hostns.NetNS, found []record.Found, own bool) []*examine.Container {
+	return s.looking(ctx, host, own).All(ctx, found)
+}
+
+func (s *snapshot) looking(ctx context.Context, host *hostns.NetNS, own bool) *examine.Look {
 	parsed := &conflist.Cache{}
-	l := &examine.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: s.logger, Examine: func(c *examine.Container, looks *views.Looks) {
+	return &examine.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: s.logger, Examine: func(c *examine.Container, looks *views.Looks) {
 		if err := s.examine(ctx, host, c, own, looks, parsed); err != nil {
 			c.State, c.Reason = examine.Unknown, err
 		}
 	}}
-	return l.All(ctx, found)
 }
 
 // examine compares a container with its record. The error is the reason why it could

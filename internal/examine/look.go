@@ -20,6 +20,10 @@ type Look struct {
 	// State and what follows from it. It is called by several goroutines, and may panic.
 	Examine func(c *Container, looks *views.Looks)
 	Logger  *slog.Logger
+	// Brief has a suspect settled by the first look, for a caller that looks at suspects
+	// again itself. Otherwise a suspect is looked at twice: what others take away for a
+	// moment, as a reload of a firewall does, is not missing.
+	Brief bool
 }
 
 // mostLooks limits how often a container is looked at that other calls change
@@ -36,6 +40,11 @@ const mostLooks = 3
 // so that a thousand containers that lack their masquerading take two looks.
 func (l *Look) All(ctx context.Context, found []record.Found) []*Container {
 	all := l.once(found)
+	if l.Brief {
+		for _, c := range all {
+			c.Settled = c.Suspect() && l.isUnchanged(c.Found)
+		}
+	}
 	for n := 1; n < mostLooks && ctx.Err() == nil; n++ {
 		var again []record.Found
 		var at []int

@@ -115,6 +115,27 @@ func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
 	}
 }
 
+// TestABriefLook looks again only at a suspect that may have changed meanwhile.
+func TestABriefLook(t *testing.T) {
+	for name, tt := range map[string]struct {
+		see  func(l *lookedAt, c *Container)
+		want string
+	}{
+		"healthy":         {func(*lookedAt, *Container) {}, "1 looks, suspect false, settled false"},
+		"certainly wrong": {func(_ *lookedAt, c *Container) { broken(c) }, "1 looks, suspect true, settled true"},
+		"its record changes during the first look": {func(l *lookedAt, c *Container) {
+			if broken(c); l.looks == 1 {
+				l.change()
+			}
+		}, "2 looks, suspect true, settled true"},
+	} {
+		l := newLookedAt(t, tt.see)
+		l.look.Brief = true
+		c := l.all(t.Context())
+		expect.Same(t, name, fmt.Sprintf("%d looks, suspect %t, settled %t", l.looks, c.Suspect(), c.Settled), tt.want)
+	}
+}
+
 // TestOnlySuspectsAreLookedAtAgain, and each outcome stays that of its container.
 func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
 	looks := make(chan record.ID, 100)
