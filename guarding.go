@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/examine"
@@ -18,7 +17,6 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/hostwatch"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/repair"
 )
 
 // guarding is a Guard that runs. It implements [guard.Host].
@@ -98,7 +96,9 @@ func (g *guarding) Look(ctx context.Context, whole bool, ids []string) (_ map[st
 		return nil, err
 	}
 	verdicts := make(map[string]guard.Verdict)
-	for _, e := range s.look(ctx, g.host, found, true) {
+	look := s.looking(ctx, g.host, true)
+	look.Brief = true // Repair compares again
+	for _, e := range look.All(ctx, found) {
 		if v, ok := verdictOf(e, holds); ok {
 			verdicts[string(e.Found.Record.ContainerID)] = v
 		}
@@ -152,66 +152,36 @@ func foundOf(rec *record.Record, network, ifName string, d compare.Difference, h
 }
 
 // Repair implements [guard.Host].
-func (g *guarding) Repair(ctx context.Context, id string, want func(guard.Found) bool) (o guard.Outcome, err error) {
+func (g *guarding) Repair(ctx context.Context, ids []string, want func(guard.Found) bool) map[string]guard.Repaired {
 	ctx, cancel := context.WithTimeout(ctx, lookAgainIn)
 	defer cancel()
 	s := g.runtime.current.Load()
-	kept, err := s.lockHolds(ctx, true)
-	if err != nil {
-		return o, err
+	all := make([]record.ID, len(ids))
+	for i, id := range ids {
+		all[i] = record.ID(id)
 	}
-	defer func() { err = join(err, kept.Release()) }()
-	brief, stop := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
-	defer stop()
-	op, err := s.beginRepair(brief, record.ID(id))
-	if err != nil {
-		return o, err
-	}
-	defer op.end()
-	switch err := op.recallToRepair(); {
-	case errors.Is(err, ErrNotAttached), errors.Is(err, ErrNotRepairable):
-		s.logger.Debug("a container is not repaired", "container", id, "reason", err)
-		return o, nil // removed since, or the matter of Recover
-	case err != nil:
-		return o, err
-	}
-	if op.Host.ID() != g.host.ID() {
-		return o, nil
-	}
-	holds, err := s.holds().List()
-	if err != nil {
-		return o, err
-	}
-	var errs []error
-	for _, a := range op.attachments {
-		if a.own() && !op.Record.IsUnfinished(a.entry()) {
-			errs = append(errs, a.mend(ctx, holds, want, &o))
+	done := s.repairSome(ctx, g.host, all, func(a *attachment, holds []hold.Hold, d compare.Difference) bool { return want(a.found(d, holds)) })
+	repaired := make(map[string]guard.Repaired)
+	for id, m := range done.outcomes {
+		o := guard.Outcome{}
+		for _, part := range m.parts {
+			for _, d := range part.outcome.Repaired {
+				o.Made = append(o.Made, part.found(d, done.holds))
+			}
+			for _, left := range part.outcome.Left {
+				if !left.Inside {
+					o.Left = append(o.Left, part.found(left.Difference, done.holds))
+				}
+			}
 		}
+		repaired[string(id)] = guard.Repaired{Outcome: o, Err: m.err}
 	}
-	return o, join(errs...)
+	return repaired
 }
 
-// mend repairs those parts of an attachment that are wanted.
-func (a *attachment) mend(ctx context.Context, holds []hold.Hold, want func(guard.Found) bool, o *guard.Outcome) error {
-	found := func(d compare.Difference) guard.Found {
-		return foundOf(a.op.Record, a.network.config.Name, a.IfName, d, holds)
-	}
-	r := &repairing{attachment: a, runner: a.runner(), delayed: &batch.Batch{}}
-	out, err := repair.Run(ctx, r, repair.Options{Want: func(d compare.Difference) bool { return want(found(d)) }})
-	r.report(ctx, out, &RepairReport{})
-	for _, d := range out.Repaired {
-		o.Made = append(o.Made, found(d))
-	}
-	for _, left := range out.Left {
-		if left.Inside {
-			continue
-		}
-		o.Left = append(o.Left, found(left.Difference))
-		if left.Failed {
-			err = join(err, left.Reason)
-		}
-	}
-	return a.errors(repairOp, err)
+// found returns a difference for the guard.
+func (a *attachment) found(d compare.Difference, holds []hold.Hold) guard.Found {
+	return foundOf(a.op.Record, a.network.config.Name, a.IfName, d, holds)
 }
 
 // Refresh implements [guard.Host].

@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/examine"
+	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/repair"
@@ -86,7 +89,7 @@ func (r *Runtime) Recover(ctx context.Context, opts ...RecoverOption) (_ *Report
 	if err := s.refuseInside(ctx); err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
-	c := &recovery{snapshot: s}
+	c := &recovery{snapshot: s, repaired: make(map[record.ID][]Difference)}
 	for _, set := range opts {
 		set(&c.recoverOptions)
 	}
@@ -114,6 +117,8 @@ type recovery struct {
 	recoverOptions
 	host   *hostns.NetNS
 	looked map[record.ID]*examine.Container // before any container was locked
+	// repaired are the parts that were made again before each container was recovered.
+	repaired map[record.ID][]Difference
 }
 
 // atOnce is the number of containers that are recovered at the same time. They
@@ -144,6 +149,9 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 	c.looked = make(map[record.ID]*examine.Container, len(whole))
 	for _, e := range c.look(ctx, c.host, whole, true) {
 		c.looked[e.Found.Record.ContainerID] = e
+	}
+	if c.broken == RepairBroken {
+		c.repairTogether(ctx)
 	}
 	asking, cancel := withinBudget(ctx, c.budget)
 	defer cancel()
@@ -374,6 +382,7 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 			part.Asked.Unknown = nil
 		}
 	}
+	j.repaired = append(c.repaired[op.ID], j.repaired...)
 	j.lacking, j.doubt = e.Lacks(), join(err, verdictOn(e).Err())
 	return j
 }
@@ -399,14 +408,55 @@ func (op *operation) makeUnheld(ctx context.Context, all attachments, report *Re
 	if err != nil {
 		return err
 	}
-	var errs []error
+	var g repairGroup
 	for _, a := range all {
 		if a.unfinished() == nil && !isHeld(holds, op.Record, a.network.config.Name) {
-			_, err := a.makeMissing(ctx, repair.Options{}, report)
-			errs = append(errs, a.errors(repairOp, err))
+			g = append(g, a.repairing())
 		}
 	}
+	var errs []error
+	for i, result := range repair.Run(ctx, g, make([]repair.Options, len(g))) {
+		g[i].report(ctx, result.Outcome, report)
+		errs = append(errs, g[i].errors(repairOp, result.Err))
+	}
 	return join(errs...)
+}
+
+// repairTogether repairs those containers that a look has found to be broken, many at
+// once, and looks at them again. What it could not repair is left to the recovery of each.
+func (c *recovery) repairTogether(ctx context.Context) {
+	broken := make(map[record.ID]record.Found)
+	for id, e := range c.looked {
+		if e.State == examine.Compared && e.Settled && e.IsRepairable() {
+			broken[id] = e.Found
+		}
+	}
+	if len(broken) < dumpFor {
+		return
+	}
+	left := slices.Sorted(maps.Keys(broken))
+	for len(left) > 0 && ctx.Err() == nil {
+		done := c.repairSome(ctx, c.host, left, func(a *attachment, holds []hold.Hold, _ compare.Difference) bool {
+			return !isHeld(holds, a.op.Record, a.network.config.Name)
+		})
+		left = slices.DeleteFunc(left, func(id record.ID) bool { return done.outcomes[id] != nil })
+		for id, m := range done.outcomes {
+			for _, part := range m.parts {
+				for _, d := range part.outcome.Repaired {
+					c.repaired[id] = append(c.repaired[id], differenceOf(part.network.config.Name, part.IfName, d))
+				}
+			}
+		}
+	}
+	var again []record.Found
+	for _, f := range broken {
+		if now := c.Records.Reload(f); now.Record != nil {
+			again = append(again, now)
+		}
+	}
+	for _, e := range c.look(ctx, c.host, again, true) {
+		c.looked[e.Found.Record.ContainerID] = e
+	}
 }
 
 // seen returns the attachments as the look before has seen them; nil if the container

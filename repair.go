@@ -7,17 +7,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/repair"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
-	"github.com/embedcni/cni/internal/views"
 )
 
 var (
@@ -149,6 +145,18 @@ func (s *snapshot) repair(ctx context.Context, id record.ID, o RepairOptions) (*
 
 // beginRepair locks the container, as for an ADD.
 func (s *snapshot) beginRepair(ctx context.Context, id record.ID) (*operation, error) {
+	op, err := s.newRepair(id)
+	if err != nil {
+		return nil, err
+	}
+	if err := op.lock(ctx, container.Access{}); err != nil {
+		return nil, join(err, op.Host.Close())
+	}
+	return op, nil
+}
+
+// newRepair returns an operation on a container that is not locked.
+func (s *snapshot) newRepair(id record.ID) (*operation, error) {
 	if err := validateID(id); err != nil {
 		return nil, err
 	}
@@ -156,11 +164,7 @@ func (s *snapshot) beginRepair(ctx context.Context, id record.ID) (*operation, e
 	if err != nil {
 		return nil, err
 	}
-	op := &operation{snapshot: s, Container: s.New(id, host)}
-	if err := op.lock(ctx, container.Access{}); err != nil {
-		return nil, join(err, host.Close())
-	}
-	return op, nil
+	return &operation{snapshot: s, Container: s.New(id, host)}, nil
 }
 
 // recallToRepair finds the attachments in the record. It refuses a container that
@@ -199,125 +203,37 @@ func (op *operation) refuseDead() error {
 var errUnfinished = fmt.Errorf("%w: its Setup was cut short, or its removal has begun; Remove or Recover ends it", ErrNotRepairable)
 
 // repair repairs attachments of a locked container that lives. The error is the reason
-// why it ended early; the report is valid with it.
+// why some could not be repaired to the end; the report is valid with it.
 func (op *operation) repair(ctx context.Context, all attachments, o RepairOptions, report *RepairReport) error {
+	var g repairGroup
+	var options []repair.Options
+	var in []context.Context
+	var end []func(error)
 	for _, a := range all {
 		if n := a.entry(); n == nil || op.Record.IsUnfinished(n) {
 			report.Unknown = append(report.Unknown, a.error(repairOp, errUnfinished))
 			continue
 		}
-		if err := a.repair(ctx, repair.Options{Inside: o.Inside}, report); err != nil {
-			return err
-		}
+		its, span := spans.Network(ctx, "cni.repairNetwork", a.network.config.Name, a.IfName)
+		g, in = append(g, a.repairing()), append(in, its)
+		end = append(end, func(err error) { spans.End(span, err) })
+		options = append(options, repair.Options{Inside: o.Inside})
 	}
-	return nil
+	var errs []error
+	for i, result := range repair.Run(ctx, g, options) {
+		g[i].report(in[i], result.Outcome, report)
+		err := result.Err
+		if err == nil {
+			err = g[i].ask(in[i], report) // nobody else can compare the parts of these plugins
+		}
+		end[i](err)
+		errs = append(errs, g[i].errors(repairOp, err))
+	}
+	return join(errs...)
 }
 
 // repairOp is the Op of a repair's errors and events.
 const repairOp = runner.VerbRepair
-
-// repairing is the repair of one attachment. It implements [repair.Subject].
-type repairing struct {
-	*attachment
-	runner   *runner.Runner
-	compared *examine.Part // the last comparison
-	delayed  *batch.Batch  // changes of packet filters
-	took     []tookForType // by the order of the first repair
-}
-
-// tookForType is the time that the repair of a plugin's part took.
-type tookForType struct {
-	typ  string
-	took time.Duration
-}
-
-// repair repairs one attachment. Then it asks the plugins for CHECK whose parts nobody
-// else can compare.
-func (a *attachment) repair(ctx context.Context, o repair.Options, report *RepairReport) (err error) {
-	ctx, span := spans.Network(ctx, "cni.repairNetwork", a.network.config.Name, a.IfName)
-	defer func() { spans.End(span, err) }()
-	r, err := a.makeMissing(ctx, o, report)
-	if err == nil {
-		err = r.ask(ctx, report)
-	}
-	return a.errors(repairOp, err)
-}
-
-// makeMissing makes the missing parts of the attachment again.
-func (a *attachment) makeMissing(ctx context.Context, o repair.Options, report *RepairReport) (*repairing, error) {
-	r := &repairing{attachment: a, runner: a.runner(), delayed: &batch.Batch{}}
-	out, err := repair.Run(ctx, r, o)
-	r.report(ctx, out, report)
-	return r, err
-}
-
-// Compare implements [repair.Subject].
-func (r *repairing) Compare(ctx context.Context) (found []compare.Difference, err error) {
-	container := r.inside()
-	if container == nil {
-		return nil, fmt.Errorf("its network namespace is not open: %w", ErrInvalidNetNS)
-	}
-	v, err := (&views.Looks{}).Open(ctx, r.op.Host, container)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = join(err, v.Close()) }()
-	bound, cancel := r.runner.Bound(ctx, "CHECK")
-	defer cancel()
-	c := r.compare(bound, v)
-	if bound.Err() != nil { // then parts count as neither compared nor missing
-		return nil, context.Cause(bound)
-	}
-	r.compared = c
-	return c.Differences, nil
-}
-
-// Fix implements [repair.Subject].
-func (r *repairing) Fix(ctx context.Context, d compare.Difference, together bool) error {
-	var b *batch.Batch
-	if together {
-		b = r.delayed
-	}
-	begun := time.Now()
-	err := r.runner.Fix(ctx, d, b)
-	i := slices.IndexFunc(r.took, func(t tookForType) bool { return t.typ == d.Plugin })
-	if i < 0 {
-		i = len(r.took)
-		r.took = append(r.took, tookForType{typ: d.Plugin})
-	}
-	r.took[i].took += time.Since(begun)
-	return err
-}
-
-// Apply implements [repair.Subject].
-func (r *repairing) Apply(ctx context.Context) error {
-	if r.delayed.Empty() {
-		return nil
-	}
-	ctx, cancel := r.runner.Bound(ctx, "CHECK")
-	defer cancel()
-	return r.delayed.Flush(ctx)
-}
-
-// report adds the outcome to the report, and reports it to the log and the observer.
-func (r *repairing) report(ctx context.Context, out repair.Outcome, report *RepairReport) {
-	log := r.op.log().With("network", r.network.config.Name, "interface", r.IfName)
-	for _, d := range out.Repaired {
-		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
-		report.Repaired = append(report.Repaired, r.difference(d))
-	}
-	failed := make(map[string][]error)
-	for _, left := range out.Left {
-		if left.Failed {
-			log.Warn("not repaired", "plugin", left.Plugin, "kind", left.Kind, "object", left.Object, "error", left.Reason)
-			failed[left.Plugin] = append(failed[left.Plugin], left.Reason)
-		}
-		report.Remaining = append(report.Remaining, Remaining{r.difference(left.Difference), asPublic(left.Reason)})
-	}
-	for _, t := range r.took {
-		r.runner.ReportRepair(ctx, t.typ, t.took, errors.Join(failed[t.typ]...))
-	}
-}
 
 func (r *repairing) difference(d compare.Difference) Difference {
 	return differenceOf(r.network.config.Name, r.IfName, d)

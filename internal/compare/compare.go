@@ -45,6 +45,16 @@ type Difference struct {
 	// the request of the comparison, and the runtime in ctx; see package caller.
 	Fix func(ctx context.Context) error
 	Why string
+
+	// Shared means that the part serves all attachments: a difference of the same
+	// Kind, Object and Wanted is the same one, and one Fix is enough.
+	Shared bool
+	// Announce has the host and the container learn each other's hardware address
+	// again, when the parts are there. Otherwise they would ask again a second after a
+	// question that was lost meanwhile. With unanswered, only those are asked again
+	// who have not answered. It is nil if no question can be lost. The differences of
+	// one plugin's part have the same.
+	Announce func(ctx context.Context, unanswered bool) error
 }
 
 // Of sets the type of the plugin whose differences these are.
@@ -53,4 +63,17 @@ func Of(typ string, all []Difference) []Difference {
 		all[i].Plugin = typ
 	}
 	return all
+}
+
+// Announced sets the Announce of those differences that are in the way of packets on the
+// host, and that can be repaired.
+func Announced(all []Difference, announce func(ctx context.Context, unanswered bool) error) {
+	for i := range all {
+		switch all[i].Kind {
+		case Interface, Address, Route, Bridge, BridgePort:
+			if !all[i].Inside && all[i].Fix != nil {
+				all[i].Announce = announce
+			}
+		}
+	}
 }

@@ -340,6 +340,18 @@ func (c *Core) Settled(now time.Time, id string, err error) {
 	}
 }
 
+// Fresh returns those of the containers whose last repair has not failed, and the others.
+func (c *Core) Fresh(ids []string) (fresh, failed []string) {
+	for _, id := range ids {
+		if s := c.suspects[id]; s != nil && s.failures > 0 {
+			failed = append(failed, id)
+		} else {
+			fresh = append(fresh, id)
+		}
+	}
+	return fresh, failed
+}
+
 // Forget drops a container that is on record no more.
 func (c *Core) Forget(id string) {
 	c.Index.Delete(id)

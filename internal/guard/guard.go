@@ -19,9 +19,11 @@ type Host interface {
 	// Look compares containers with their records, all of them if whole is set. It
 	// returns those that differ, or that could not be compared.
 	Look(ctx context.Context, whole bool, containers []string) (map[string]Verdict, error)
-	// Repair locks a container, compares it anew, and makes those missing parts again
-	// that are wanted. It calls want for each difference, perhaps several times.
-	Repair(ctx context.Context, container string, want func(Found) bool) (Outcome, error)
+	// Repair locks containers, compares them anew, and makes those missing parts again
+	// that are wanted. It calls want for each difference, perhaps several times, and for
+	// several containers at once. It returns the outcome for some of the containers, at
+	// least for one: those that it repairs together.
+	Repair(ctx context.Context, containers []string, want func(Found) bool) map[string]Repaired
 }
 
 // Container is a container on record. Without signs it is not to be guarded: it is gone,
@@ -41,6 +43,12 @@ type Verdict struct {
 type Outcome struct {
 	Made []Found // parts that are there again
 	Left []Found // differences that remain
+}
+
+// Repaired is the outcome for one container. With an error, it is looked at again later.
+type Repaired struct {
+	Outcome
+	Err error
 }
 
 // Source watches for events until the context ends, and calls emit with them. It returns an
@@ -85,7 +93,7 @@ type Guard struct {
 	Report func(r Report, d Decision)
 }
 
-// atOnce is the number of containers that are repaired at the same time.
+// atOnce is the number of containers that are repaired at the same time, each by itself.
 const atOnce = 16
 
 // Run guards until the context ends; then it returns nil. All that it has started has

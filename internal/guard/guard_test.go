@@ -26,6 +26,7 @@ type fakeHost struct {
 	panics   bool
 	shared   bool // whoever is repaired, all are
 	repairs  int
+	groups   []int         // the sizes of what was repaired together
 	hanging  chan struct{} // a Repair waits for it, or for its context
 }
 
@@ -69,7 +70,22 @@ func (h *fakeHost) Look(_ context.Context, whole bool, containers []string) (map
 	return all, nil
 }
 
-func (h *fakeHost) Repair(ctx context.Context, id string, want func(Found) bool) (o Outcome, err error) {
+// group is the number of containers that a fakeHost repairs together.
+const group = 16
+
+func (h *fakeHost) Repair(ctx context.Context, ids []string, want func(Found) bool) map[string]Repaired {
+	all := make(map[string]Repaired)
+	for _, id := range ids[:min(len(ids), group)] {
+		o, err := h.repair(ctx, id, want)
+		all[id] = Repaired{o, err}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.groups = append(h.groups, len(all))
+	return all
+}
+
+func (h *fakeHost) repair(ctx context.Context, id string, want func(Found) bool) (o Outcome, err error) {
 	if h.hanging != nil {
 		select {
 		case <-h.hanging:
@@ -203,7 +219,7 @@ func TestGuardRepairsWhatIsLost(t *testing.T) {
 // and the others are not locked for it.
 func TestGuardLooksAgainInBetween(t *testing.T) {
 	h := newFakeHost()
-	const containers = 10 * atOnce
+	const containers = 10 * group
 	for n := range containers {
 		h.lost[fmt.Sprint("n", n)] = true
 	}
@@ -215,7 +231,7 @@ func TestGuardLooksAgainInBetween(t *testing.T) {
 	g.end(t)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.repairs > atOnce {
+	if h.repairs > group {
 		t.Errorf("%d of %d containers were locked for one shared thing", h.repairs, containers)
 	}
 	if h.looks > 4 {

@@ -2,43 +2,66 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 )
 
-// repairSome repairs containers, a few at first and then twice as many each time. In
-// between it looks at the others again: they may have shared what was lost, such as a
-// bridge, or another guard may have repaired them. If something else is lost meanwhile,
-// the others are looked at together with that.
+// repairSome repairs containers, as many together as the host takes. Those whose repair
+// has failed before come last and each by itself, so that one that hangs does not keep
+// the others waiting.
+//
+// After one group, then after two, four and so on, it looks at the others again: they
+// may have shared what was lost, such as a bridge, or another guard may have repaired
+// them. If something else is lost meanwhile, the others are looked at together with that.
 func (r *run) repairSome(ctx context.Context, broken []string) {
-	for n := atOnce; len(broken) > 0 && ctx.Err() == nil; n *= 2 {
-		some := broken[:min(n, len(broken))]
-		r.repairAll(ctx, some)
-		others := broken[len(some):]
-		if len(others) == 0 {
+	for groups := 1; len(broken) > 0 && ctx.Err() == nil; groups *= 2 {
+		broken = r.repairGroups(ctx, broken, groups)
+		if len(broken) == 0 || r.putOff(broken) {
 			return
 		}
-		r.mu.Lock()
-		ripe := r.core.Ripe(r.Now())
-		if ripe {
-			for _, id := range others {
-				r.core.Suspect(r.Now(), id)
-			}
-		}
-		r.mu.Unlock()
-		if ripe {
-			return
-		}
-		verdicts, err := r.Host.Look(ctx, false, others)
+		verdicts, err := r.Host.Look(ctx, false, broken)
 		if err != nil {
-			for _, id := range others {
+			for _, id := range broken {
 				r.settle(id, err)
 			}
 			return
 		}
-		broken = r.judge(Task{Containers: others}, verdicts)
+		broken = r.judge(Task{Containers: broken}, verdicts)
 	}
+}
+
+// repairGroups repairs some groups of containers, and returns the rest.
+func (r *run) repairGroups(ctx context.Context, broken []string, groups int) (rest []string) {
+	slices.Sort(broken)
+	r.mu.Lock()
+	fresh, failed := r.core.Fresh(broken)
+	r.mu.Unlock()
+	for ; groups > 0 && len(fresh) > 0 && ctx.Err() == nil; groups-- {
+		done := r.repair(ctx, fresh)
+		fresh = slices.DeleteFunc(fresh, func(id string) bool { return done[id] })
+	}
+	if len(fresh) > 0 {
+		return slices.Concat(fresh, failed)
+	}
+	r.repairEach(ctx, failed)
+	return nil
+}
+
+// putOff has containers looked at again if something else was lost, and reports whether
+// that is so.
+func (r *run) putOff(ids []string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ripe := r.core.Ripe(r.Now())
+	if ripe {
+		for _, id := range ids {
+			r.core.Suspect(r.Now(), id)
+		}
+	}
+	return ripe
 }
 
 // judge takes the verdicts in, and returns the containers to repair.
@@ -113,8 +136,8 @@ func (r *run) settle(id string, err error) {
 	}
 }
 
-// repairAll repairs containers in parallel.
-func (r *run) repairAll(ctx context.Context, ids []string) {
+// repairEach repairs containers in parallel, each by itself.
+func (r *run) repairEach(ctx context.Context, ids []string) {
 	var group sync.WaitGroup
 	next := make(chan string)
 	for range min(atOnce, len(ids)) {
@@ -122,7 +145,7 @@ func (r *run) repairAll(ctx context.Context, ids []string) {
 		go func() {
 			defer group.Done()
 			for id := range next {
-				r.repair(ctx, id)
+				r.repair(ctx, []string{id})
 			}
 		}()
 	}
@@ -133,36 +156,59 @@ func (r *run) repairAll(ctx context.Context, ids []string) {
 	group.Wait()
 }
 
-func (r *run) repair(ctx context.Context, id string) {
-	outcome, err := r.repairOne(ctx, id)
-	if ctx.Err() != nil && err != nil {
+// repair repairs containers together, and returns those that were tried.
+func (r *run) repair(ctx context.Context, ids []string) (done map[string]bool) {
+	done = make(map[string]bool)
+	for id, o := range r.ask(ctx, ids) {
+		done[id] = true
+		r.repaired(ctx, id, o)
+	}
+	return done
+}
+
+// ask has the host repair containers.
+func (r *run) ask(ctx context.Context, ids []string) (all map[string]Repaired) {
+	fail := func(err error) {
+		all = make(map[string]Repaired)
+		for _, id := range ids {
+			all[id] = Repaired{Err: err}
+		}
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			fail(fmt.Errorf("panic: %v\n%s", v, debug.Stack()))
+		}
+	}()
+	if all = r.Host.Repair(ctx, ids, r.want); len(all) == 0 {
+		fail(errNone)
+	}
+	return all
+}
+
+// errNone would be asked for ever.
+var errNone = errors.New("none of the containers was tried")
+
+// repaired takes the outcome of a repair in.
+func (r *run) repaired(ctx context.Context, id string, o Repaired) {
+	if ctx.Err() != nil && o.Err != nil {
 		return // it will be found by the next guard
 	}
 	r.mu.Lock()
 	by := r.core.By()
-	if err == nil {
-		r.core.Compared(r.Now(), id, itemsOf(outcome.Left))
+	if o.Err == nil {
+		r.core.Compared(r.Now(), id, itemsOf(o.Left))
 	} else {
-		for _, f := range outcome.Made {
+		for _, f := range o.Made {
 			r.core.Made(r.Now(), f.Item)
 		}
 	}
 	r.mu.Unlock()
-	for _, f := range outcome.Made {
+	for _, f := range o.Made {
 		rep := Report{Kind: Mended, Found: f}
 		if f.Class == Rules {
 			rep.By = by
 		}
 		r.report(rep, Repair)
 	}
-	r.settle(id, err)
-}
-
-func (r *run) repairOne(ctx context.Context, id string) (o Outcome, err error) {
-	defer func() {
-		if v := recover(); v != nil { // in this goroutine it would end the program
-			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
-		}
-	}()
-	return r.Host.Repair(ctx, id, r.want)
+	r.settle(id, o.Err)
 }

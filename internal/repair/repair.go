@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/embedcni/cni/internal/compare"
 )
@@ -33,15 +34,28 @@ var (
 	ErrNotVerified = errors.New("not known to be repaired")
 )
 
-// Subject is an attachment under repair.
-type Subject interface {
-	// Compare compares the attachment with its record anew.
-	Compare(ctx context.Context) ([]compare.Difference, error)
-	// Fix calls the Fix of a difference that Compare returned last. If together, the
-	// change may be delayed until Apply.
-	Fix(ctx context.Context, d compare.Difference, together bool) error
-	// Apply makes the delayed changes. If it fails, some of them may have been made.
-	Apply(ctx context.Context) error
+// Group is the attachments that are repaired together, by their numbers from 0. Nobody
+// else changes their records meanwhile.
+type Group interface {
+	// Compare compares attachments with their records anew. The results are in the
+	// order of the numbers.
+	Compare(ctx context.Context, members []int) []Compared
+	// Fix calls the Fix of a difference that Compare returned last for an attachment.
+	// If together, the change may be delayed until Apply. Fix is called for several
+	// attachments at once, and for each one after the other.
+	Fix(ctx context.Context, member int, d compare.Difference, together bool) error
+	// Apply makes the delayed changes of attachments, all together. It returns an error
+	// for each of them, in their order: if one is not nil, some of its changes may have
+	// been made.
+	Apply(ctx context.Context, members []int) []error
+	// Announce calls the Announce of a difference.
+	Announce(ctx context.Context, member int, d compare.Difference, unanswered bool) error
+}
+
+// Compared is the result of a comparison.
+type Compared struct {
+	Differences []compare.Difference
+	Err         error // it could not be compared
 }
 
 // Options configure a repair.
@@ -73,24 +87,97 @@ const (
 	mostAttempts = 2
 )
 
-// Run repairs an attachment. It returns the outcome with an error too, which is the
-// reason why the attachment could not be compared with its record to the end.
-func Run(ctx context.Context, s Subject, o Options) (Outcome, error) {
-	r := &run{Subject: s, Options: o, fixed: make(map[key]int), failed: make(map[key]error)}
-	var last []compare.Difference
-	stuck := false
-	for round := 0; ; round++ {
-		found, err := s.Compare(ctx)
-		if err != nil {
-			return r.outcome(last, err), err
-		}
-		todo := r.choose(found)
-		if round == mostRounds || len(todo) == 0 || stuck && same(found, last) {
-			return r.outcome(found, nil), nil
-		}
-		last = found
-		stuck = !r.fix(ctx, todo) // a Fix that failed may have made a part of it
+// Result is the result of the repair of one attachment of a group.
+type Result struct {
+	Outcome
+	// Err is the reason why the attachment could not be compared with its record to the
+	// end, or why it could not be announced. The outcome is valid with it.
+	Err error
+}
+
+// Run repairs the attachments of a group, whose options are in their order. One that
+// cannot be repaired does not keep the others from it.
+func Run(ctx context.Context, g Group, options []Options) []Result {
+	var all, active []*run
+	for i, o := range options {
+		all = append(all, &run{Group: g, number: i, Options: o, fixed: make(map[key]int), failed: make(map[key]error)})
 	}
+	for active = all; len(active) > 0; {
+		found := g.Compare(ctx, numbers(active))
+		var going, ended []*run
+		for i, r := range active {
+			if r.take(found[i]); r.ended {
+				ended = append(ended, r)
+			} else {
+				going = append(going, r)
+			}
+		}
+		each(ended, func(r *run) { r.announceAgain(ctx) })
+		fix(ctx, g, going)
+		active = going
+	}
+	results := make([]Result, len(all))
+	for i, r := range all {
+		results[i] = r.result
+	}
+	return results
+}
+
+func numbers(runs []*run) []int {
+	all := make([]int, len(runs))
+	for i, r := range runs {
+		all[i] = r.number
+	}
+	return all
+}
+
+// atOnce is the number of attachments in whose repairs Fix is called at the same time.
+const atOnce = 16
+
+// fix repairs what the attachments are to do now. The failure of one thing does not keep
+// the others from being repaired.
+func fix(ctx context.Context, g Group, runs []*run) {
+	made := make(map[key]bool)
+	for _, r := range runs {
+		r.fixShared(ctx, made)
+	}
+	each(runs, func(r *run) { r.fixOwn(ctx) })
+	delaying := slices.DeleteFunc(slices.Clone(runs), func(r *run) bool { return len(r.delayed) == 0 })
+	if len(delaying) > 0 {
+		errs := g.Apply(ctx, numbers(delaying))
+		for i, r := range delaying {
+			if errs[i] == nil {
+				r.made = append(r.made, r.delayed...)
+			} else {
+				r.fixDelayed(ctx)
+			}
+		}
+	}
+	each(runs, func(r *run) { r.note(ctx) })
+}
+
+// each calls do for all of the attachments, several at once.
+func each(runs []*run, do func(*run)) {
+	if len(runs) == 1 {
+		do(runs[0])
+		return
+	}
+	var group sync.WaitGroup
+	next := make(chan *run)
+	for range min(atOnce, len(runs)) {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			for r := range next {
+				do(r)
+			}
+		}()
+	}
+	for _, r := range runs {
+		next <- r
+	}
+	close(next)
+	group.Wait()
 }
 
 // same reports whether two comparisons found the same differences.
@@ -108,13 +195,45 @@ type key struct {
 
 func keyOf(d compare.Difference) key { return key{d.Plugin, d.Kind, d.Inside, d.Object, d.Wanted} }
 
-// run is a repair in progress.
+// run is the repair of one attachment in progress.
 type run struct {
-	Subject
+	Group
+	number int
 	Options
+	rounds int
+	last   []compare.Difference // of the last comparison
 	order  []compare.Difference // that were to be fixed, each once
 	fixed  map[key]int          // how often
 	failed map[key]error        // of the last attempt
+
+	todo, delayed []compare.Difference // of this round
+	made          []compare.Difference
+	toAnnounce    []compare.Difference
+	announced     error // of the last attempts
+
+	ended  bool
+	result Result
+}
+
+// take takes a comparison in, and decides what to repair now.
+func (r *run) take(c Compared) {
+	if c.Err != nil {
+		r.end(r.last, c.Err)
+		return
+	}
+	stuck := r.rounds > 0 && len(r.made) == 0 // a Fix that failed may have made a part of it
+	r.todo = r.choose(c.Differences)
+	if r.rounds == mostRounds || len(r.todo) == 0 || stuck && same(c.Differences, r.last) {
+		r.end(c.Differences, nil)
+		return
+	}
+	r.rounds++
+	r.last, r.delayed, r.made = c.Differences, nil, nil
+}
+
+func (r *run) end(found []compare.Difference, unknown error) {
+	r.ended = true
+	r.result = Result{r.outcome(found, unknown), unknown}
 }
 
 // choose returns the differences to repair now. The order stays: the plugins of a chain
@@ -129,28 +248,41 @@ func (r *run) choose(found []compare.Difference) []compare.Difference {
 	return todo
 }
 
-// fix repairs differences, and reports whether it has repaired any. The failure of one
-// does not keep the others from being repaired.
-func (r *run) fix(ctx context.Context, todo []compare.Difference) (any bool) {
-	var delayed []compare.Difference
-	for _, d := range todo {
-		if r.attempt(ctx, d, true) {
-			delayed = append(delayed, d)
+// fixShared repairs what all attachments share, unless another one of the group has. It
+// precedes what each has for itself: a bridge its ports. The second time each tries: one
+// that knows better may succeed.
+func (r *run) fixShared(ctx context.Context, made map[key]bool) {
+	for _, d := range r.todo {
+		k := keyOf(d)
+		k.plugin = "" // bridge and portmap may both want a setting of the bridge
+		switch {
+		case !d.Shared:
+		case made[k] && r.fixed[keyOf(d)] == 0:
+			r.made = append(r.made, d)
+		case r.attempt(ctx, d, false):
+			made[k] = true
+			r.made = append(r.made, d)
 		}
 	}
-	if err := r.Apply(ctx); err == nil {
-		r.note(delayed)
-		return len(delayed) > 0
+}
+
+// fixOwn repairs the rest, or delays it.
+func (r *run) fixOwn(ctx context.Context) {
+	for _, d := range r.todo {
+		if !d.Shared && r.attempt(ctx, d, true) {
+			r.delayed = append(r.delayed, d)
+		}
 	}
-	// It is unknown which of the changes failed. Each can be repeated.
-	var made []compare.Difference
-	for _, d := range delayed {
+}
+
+// fixDelayed repairs what was delayed in vain. It is unknown which of the changes
+// failed. Each can be repeated.
+func (r *run) fixDelayed(ctx context.Context) {
+	for _, d := range r.delayed {
 		if r.attempt(ctx, d, false) {
-			made = append(made, d)
+			r.made = append(r.made, d)
 		}
 	}
-	r.note(made)
-	return len(made) > 0
 }
 
 // attempt makes or delays the repair of one difference, unless ctx has ended.
@@ -160,7 +292,7 @@ func (r *run) attempt(ctx context.Context, d compare.Difference, together bool) 
 		if !r.tried(d) {
 			r.order = append(r.order, d)
 		}
-		err = r.Fix(ctx, d, together)
+		err = r.Fix(ctx, r.number, d, together)
 	}
 	if err != nil {
 		r.failed[keyOf(d)] = err
@@ -174,9 +306,37 @@ func (r *run) tried(d compare.Difference) bool {
 	return slices.ContainsFunc(r.order, func(o compare.Difference) bool { return keyOf(o) == keyOf(d) })
 }
 
-func (r *run) note(made []compare.Difference) {
-	for _, d := range made {
+// note notes what was repaired, and announces it.
+func (r *run) note(ctx context.Context) {
+	told := make(map[string]bool)
+	r.announced = nil
+	for _, d := range r.made {
 		r.fixed[keyOf(d)]++
+		if d.Announce == nil || told[d.Plugin] {
+			continue
+		}
+		told[d.Plugin] = true
+		r.toAnnounce = append(r.toAnnounce, d)
+		r.announce(ctx, d, false)
+	}
+}
+
+// announceAgain has those asked again who have not answered by now: the other end of a
+// pair may take a moment to notice that it can send.
+func (r *run) announceAgain(ctx context.Context) {
+	told := make(map[string]bool)
+	for _, d := range slices.Backward(r.toAnnounce) {
+		if !told[d.Plugin] {
+			told[d.Plugin] = true
+			r.announce(ctx, d, true)
+		}
+	}
+	r.result.Err = errors.Join(r.result.Err, r.announced)
+}
+
+func (r *run) announce(ctx context.Context, d compare.Difference, unanswered bool) {
+	if ctx.Err() == nil {
+		r.announced = errors.Join(r.announced, r.Announce(ctx, r.number, d, unanswered))
 	}
 }
 

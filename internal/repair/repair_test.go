@@ -45,7 +45,34 @@ func (f *fake) hasAll(names []string) bool {
 	return !slices.ContainsFunc(names, func(n string) bool { return !f.has[n] })
 }
 
-func (f *fake) Compare(ctx context.Context) ([]compare.Difference, error) {
+// fakes is a group of fake attachments.
+type fakes []*fake
+
+func (g fakes) Compare(ctx context.Context, members []int) []Compared {
+	all := make([]Compared, len(members))
+	for i, n := range members {
+		all[i].Differences, all[i].Err = g[n].compare(ctx)
+	}
+	return all
+}
+
+func (g fakes) Fix(ctx context.Context, n int, d compare.Difference, together bool) error {
+	return g[n].fix(ctx, d, together)
+}
+
+func (g fakes) Apply(_ context.Context, members []int) []error {
+	errs := make([]error, len(members))
+	for i, n := range members {
+		errs[i] = g[n].apply()
+	}
+	return errs
+}
+
+func (g fakes) Announce(ctx context.Context, _ int, d compare.Difference, unanswered bool) error {
+	return d.Announce(ctx, unanswered)
+}
+
+func (f *fake) compare(ctx context.Context) ([]compare.Difference, error) {
 	f.compared++
 	if err := errors.Join(ctx.Err(), f.broken[f.compared]); err != nil {
 		return nil, err
@@ -82,7 +109,7 @@ func (f *fake) add(p part) error {
 	return p.said
 }
 
-func (f *fake) Fix(ctx context.Context, d compare.Difference, together bool) error {
+func (f *fake) fix(ctx context.Context, d compare.Difference, together bool) error {
 	f.fixed = append(f.fixed, d.Object)
 	if f.after != nil {
 		defer f.after(f)
@@ -94,7 +121,7 @@ func (f *fake) Fix(ctx context.Context, d compare.Difference, together bool) err
 	return d.Fix(ctx)
 }
 
-func (f *fake) Apply(context.Context) error {
+func (f *fake) apply() error {
 	if len(f.delayed) == 0 {
 		return nil
 	}
@@ -111,18 +138,22 @@ type outcome struct {
 
 func (f *fake) run(ctx context.Context, o Options) (outcome, error) {
 	f.fixed = nil
-	out, err := Run(ctx, f, o)
+	result := Run(ctx, fakes{f}, []Options{o})[0]
+	return f.outcome(result), result.Err
+}
+
+func (f *fake) outcome(r Result) outcome {
 	got := outcome{Fixed: f.fixed}
-	for _, d := range out.Repaired {
+	for _, d := range r.Repaired {
 		got.Repaired = append(got.Repaired, d.Object)
 	}
-	for _, l := range out.Left {
+	for _, l := range r.Left {
 		if got.Left == nil {
 			got.Left = map[string]error{}
 		}
 		got.Left[l.Object] = l.Reason
 	}
-	return got, err
+	return got
 }
 
 // same compares reasons with errors.Is.

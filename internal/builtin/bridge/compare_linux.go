@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
@@ -55,7 +56,28 @@ func (*Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 		}
 		all = append(all, found...)
 	}
+	if c.IsGateway {
+		compare.Announced(all, c.announce)
+	}
 	return compare.Of(r.Type, all), nil
+}
+
+// announce has the host, which is the gateway, and the container find each other.
+func (c *comparison) announce(ctx context.Context, unanswered bool) error {
+	return c.onHost(ctx, func(_ context.Context, conn *links.Conn) error {
+		name := c.Bridge
+		if c.VLAN != 0 {
+			name = vlanName(c.Bridge, c.VLAN)
+		}
+		gateway, err := conn.Link(name)
+		if links.NotFound(err) {
+			return nil // gone again
+		}
+		if err != nil {
+			return fmt.Errorf("gateway: %w", err)
+		}
+		return conn.Resolve(gateway.Index, prevresult.Addresses(prevresult.Own(c.r)), unanswered)
+	})
 }
 
 // comparison is the comparison of one attachment.
@@ -124,7 +146,7 @@ func (c *comparison) ifMade(d compare.Difference, fix func(context.Context, *lin
 	case !c.ours():
 		d.Why = "no ADD made the bridge: it is the host's"
 	default:
-		d.Fix = func(ctx context.Context) error { return c.onHost(ctx, fix) }
+		d.Shared, d.Fix = true, func(ctx context.Context) error { return c.onHost(ctx, fix) }
 	}
 	return d
 }

@@ -123,7 +123,7 @@ func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *comp
 		return nil, nil
 	}
 	return []compare.Difference{{
-		Plugin: known.Portmap, Kind: compare.Sysctl, Object: want.Path, Wanted: want.Value, Found: "0",
+		Plugin: known.Portmap, Kind: compare.Sysctl, Object: want.Path, Wanted: want.Value, Found: "0", Shared: link.Kind == "bridge",
 		Fix: func(ctx context.Context) (err error) {
 			host, err := caller.From(ctx).Conns.Borrow(r.Host)
 			if err != nil {

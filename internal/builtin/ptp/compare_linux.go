@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
@@ -54,6 +55,7 @@ func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) (
 	if err != nil {
 		return nil, err
 	}
+	compare.Announced(onHost, func(ctx context.Context, unanswered bool) error { return announce(ctx, r, host, unanswered) })
 	all = append(append(all, onHost...), rules...)
 	if host.Exists {
 		off, err := forwarding(v, host.Link, r)
@@ -123,6 +125,13 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (veth
 		}
 	}
 	return host, all, nil
+}
+
+// announce has the host and the container find each other.
+func announce(ctx context.Context, r *plugin.Request, host veth.Host, unanswered bool) error {
+	return veth.OnHost(ctx, r, host, func(conn *links.Conn, _ links.Link) error {
+		return conn.Resolve(host.Index, prevresult.Addresses(own(r.PrevResult)), unanswered)
+	})
 }
 
 // setUp sets the host's end up. The link-local address, which went when it was
