@@ -23,6 +23,7 @@ type View struct {
 	Host, Container Net
 	Rules           Rules
 	Queues          Queues // of the host's interfaces
+	VLANs           VLANs  // of the ports of the host's bridges
 }
 
 // Net is what a network namespace has. [links.Conn] is one.
@@ -51,4 +52,10 @@ type Queues interface {
 	// Queues returns the queues of an interface. If there is no such interface,
 	// [links.NotFound] is true of the error, or it has none.
 	Queues(index int) (links.Queues, error)
+}
+
+// VLANs are the VLANs of the ports of a network namespace's bridges. [links.Conn] has them.
+type VLANs interface {
+	// VLANs returns the VLANs of a port. An interface that is no port has none.
+	VLANs(index int) (links.VLANs, error)
 }

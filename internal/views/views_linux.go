@@ -44,6 +44,11 @@ type dump struct {
 	rules *netfilter.Snapshot
 	torn  bool // see [look.Namespace.Torn]
 	err   error
+
+	// The VLANs of all ports are read when the first container needs them.
+	vlansOnce sync.Once
+	vlans     map[int]links.VLANs
+	vlansErr  error
 }
 
 func (d *dump) read(host *hostns.NetNS) {
@@ -55,6 +60,20 @@ func (d *dump) read(host *hostns.NetNS) {
 	}
 	d.torn = d.net.Torn()
 	d.rules = netfilter.Read(netfilter.Open(d.ns.Handle, netfilter.Options{}))
+}
+
+// VLANs implements [compare.VLANs].
+func (d *dump) VLANs(index int) (links.VLANs, error) {
+	d.vlansOnce.Do(func() {
+		c, err := d.ns.Conns.Borrow(d.ns.Handle)
+		if err != nil {
+			d.vlansErr = err
+			return
+		}
+		d.vlans, d.vlansErr = c.PortVLANs()
+		d.vlansErr = errors.Join(d.vlansErr, c.Close())
+	})
+	return d.vlans[index], d.vlansErr
 }
 
 // of returns the dump of a host's namespace.
@@ -92,6 +111,7 @@ type View struct {
 	host           *hostns.NetNS
 	rules          *netfilter.Snapshot // nil: the kernel has them
 	net, container compare.Net
+	vlans          compare.VLANs
 	conn, inside   *links.Conn // open sockets; nil if they were not needed
 }
 
@@ -111,7 +131,7 @@ func (l *Looks) Open(_ context.Context, host *hostns.NetNS, container *netns.Han
 	if v.inside, err = host.Conns.Borrow(container); err != nil {
 		return nil, errors.Join(err, v.conn.Close())
 	}
-	v.net, v.container = v.conn, v.inside
+	v.net, v.container, v.vlans = v.conn, v.inside, v.conn
 	return v, nil
 }
 
@@ -122,7 +142,7 @@ func (l *Looks) open(v *View, container *netns.Handle) error {
 	if err != nil {
 		return err
 	}
-	v.net, v.rules = d.net, d.rules
+	v.net, v.rules, v.vlans = d.net, d.rules, d
 	if d.torn {
 		if v.conn, err = v.host.Conns.Borrow(v.host.Handle); err != nil {
 			return err
@@ -146,7 +166,7 @@ func (l *Looks) open(v *View, container *netns.Handle) error {
 // For returns the view for the comparison of one plugin's part. filters are those of
 // its rules.
 func (v *View) For(filters netfilter.Options) *compare.View {
-	all := &compare.View{Host: v.net, Container: v.container, Queues: v}
+	all := &compare.View{Host: v.net, Container: v.container, Queues: v, VLANs: v.vlans}
 	if v.rules != nil {
 		all.Rules = v.rules.For(filters)
 	} else {

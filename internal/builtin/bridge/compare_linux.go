@@ -249,7 +249,13 @@ func (c *comparison) port(context.Context) ([]compare.Difference, error) {
 	if c.PortIsolation && !host.Port.Isolated {
 		add("isolated", "", "", fmt.Errorf(`"portIsolation": interface %q is not isolated`, host.Name), modes)
 	}
-	return all, nil
+	lost, err := c.portVLANs(c.v.VLANs, host.Link, func(d compare.Difference, fix func(*links.Conn, links.Link) error) compare.Difference {
+		if d.Why = veth.WhyNotOurs; host.Ours {
+			d.Why, d.Fix = "", func(ctx context.Context) error { return veth.OnHost(ctx, c.r, host, fix) }
+		}
+		return d
+	})
+	return append(all, lost...), err
 }
 
 // master returns the name of the bridge on which the host's end is instead, and

@@ -54,8 +54,12 @@ func (c *comparison) vlanPort(on links.Link) ([]compare.Difference, error) {
 			return conn.Change(port.Index, links.Change{Set: unix.IFF_UP})
 		}))
 	}
+	access := &config{Bridge: c.Bridge, vlanConfig: vlanConfig{VLAN: c.VLAN, PreserveDefaultVLAN: c.PreserveDefaultVLAN}}
 	if c.exists && port.Port.Master == c.br.Index {
-		return all, nil
+		lost, err := access.portVLANs(c.v.VLANs, port, func(d compare.Difference, fix func(*links.Conn, links.Link) error) compare.Difference {
+			return c.ifMade(d, onPort(port, fix))
+		})
+		return append(all, lost...), err
 	}
 	d := compare.Difference{
 		Kind: compare.BridgePort, Object: port.Name, Wanted: c.Bridge,
@@ -69,14 +73,18 @@ func (c *comparison) vlanPort(on links.Link) ([]compare.Difference, error) {
 		d.Why = why
 		return append(all, d), nil
 	}
-	access := &config{Bridge: c.Bridge, vlanConfig: vlanConfig{VLAN: c.VLAN, PreserveDefaultVLAN: c.PreserveDefaultVLAN}}
-	return append(all, c.ifMade(d, func(_ context.Context, conn *links.Conn) error {
+	return append(all, c.ifMade(d, onPort(port, (&comparison{config: access}).enslave))), nil
+}
+
+// onPort calls fix with the port, unless another interface has its index by now.
+func onPort(port links.Link, fix func(*links.Conn, links.Link) error) func(context.Context, *links.Conn) error {
+	return func(_ context.Context, conn *links.Conn) error {
 		now, err := conn.LinkByIndex(port.Index)
 		if err != nil || now.Name != port.Name {
 			return err
 		}
-		return (&comparison{config: access}).enslave(conn, now)
-	})), nil
+		return fix(conn, now)
+	}
 }
 
 // reportedMAC returns the hardware address of an interface of the host in the

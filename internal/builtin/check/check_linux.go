@@ -43,7 +43,7 @@ func First(all []compare.Difference) error {
 func Kernel(ctx context.Context, r *plugin.Request) (v *compare.View, done func() error) {
 	g := caller.From(ctx)
 	host, container := &kernel{conns: g.Conns, ns: r.Host}, &kernel{conns: g.Conns, ns: r.Container}
-	v = &compare.View{Host: host, Container: container, Rules: g.Firewalls(r.Host), Queues: host}
+	v = &compare.View{Host: host, Container: container, Rules: g.Firewalls(r.Host), Queues: host, VLANs: host}
 	return v, func() error { return errors.Join(container.close(), host.close()) }
 }
 
@@ -115,4 +115,12 @@ func (k *kernel) InterfaceTo(to netip.Addr) (index int, err error) {
 		return 0, err
 	}
 	return c.InterfaceTo(to)
+}
+
+func (k *kernel) VLANs(index int) (links.VLANs, error) {
+	c, err := k.open()
+	if err != nil {
+		return nil, err
+	}
+	return c.VLANs(index)
 }
