@@ -24,8 +24,8 @@ import (
 // Check asks the plugins of the loaded networks, or of those selected with
 // WithNetwork, whether the attachment is as Setup left it, with the configuration and
 // the parameters of Setup. It stops at the first error, and returns ErrNotAttached if
-// there was no Setup, whatever the path. A configuration older than 0.4.0 has no CHECK and returns an
-// error that says so; one with disableCheck is skipped.
+// there was no Setup, whatever the path. For a configuration older than 0.4.0, which has
+// no CHECK, it returns an error that says so; one with disableCheck is skipped.
 func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	s := r.current.Load()
 	ctx, span := spans.Call(ctx, "cni.Check", id, path)

@@ -56,7 +56,8 @@ var (
 	// ErrNotHostAddress: a port is to be forwarded at an address that the host does not
 	// have; see WithStrictPorts.
 	ErrNotHostAddress = errors.New("not an address of the host")
-	// ErrNotAttached: Check or Lookup of an attachment that does not exist.
+	// ErrNotAttached: the container, or the interface that the call is about, is not
+	// attached.
 	ErrNotAttached = container.ErrNotAttached
 	// ErrInsecureFile: a plugin or configuration, or a directory on the way to it, is
 	// writable by every user, or belongs to a user other than root and this
@@ -68,8 +69,8 @@ var (
 	ErrPluginNotFound = errors.New("plugin not found")
 	// ErrPluginOutput: the plugin's output is too long for a result.
 	ErrPluginOutput = errors.New("plugin output too large")
-	// The next four are reasons of a Health, and of Report.Kept. ErrPluginKilled: another
-	// program's signal ended the plugin, so that there is no answer.
+	// The next four are reasons of a Health, and of Report.Kept. ErrPluginKilled: a signal
+	// of another program ended the plugin before it answered.
 	ErrPluginKilled = errors.New("plugin killed")
 	// ErrNoAnswer: the plugin ended, or could not be started, and has not said why.
 	ErrNoAnswer = errors.New("no answer of the plugin")

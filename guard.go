@@ -27,7 +27,7 @@ func (c GuardClass) String() string { return guard.Class(c).String() }
 
 // GuardOptions configures Guard.
 type GuardOptions struct {
-	// Classes are repaired; zero is all. The others are not watched, and left.
+	// Classes are the classes to repair; zero means all. The others are not watched.
 	Classes GuardClass
 
 	// LegacyInterval is the interval at which the legacy tables of iptables are read,
@@ -40,7 +40,7 @@ type GuardOptions struct {
 	WithoutRetries bool
 
 	// GCInterval is the interval at which Guard runs GC, with the options that GC
-	// returns. Zero runs none. GC must then be set. If it returns an error, that GC is
+	// returns, which must then be set. Zero runs none. If GC returns an error, that run is
 	// left out, and reported as GuardFailed.
 	GCInterval time.Duration
 	GC         func(context.Context) (GCOptions, error)
@@ -67,7 +67,8 @@ const (
 	GuardHeld GuardEventKind = "held"
 	// GuardLeft: Difference is not missing, or cannot be added.
 	GuardLeft GuardEventKind = "left"
-	// GuardUnguarded: containers have rules in legacy tables, of which the kernel announces no change.
+	// GuardUnguarded: containers have rules in legacy tables, whose changes the kernel
+	// does not announce.
 	GuardUnguarded GuardEventKind = "unguarded"
 	// GuardRemoved: the removal of a container, which had failed before, has succeeded.
 	GuardRemoved GuardEventKind = "removed"
@@ -114,21 +115,21 @@ func (e GuardEvent) String() string {
 // are on record, removes and overwrites nothing, and changes nothing in a container.
 //
 // Guard learns of changes from the kernel, in the namespace that WithHostNetNS names or
-// else the caller's, and guards this owner's containers whose plugins ran there. Nothing
-// runs while nothing is lost. An announced loss points at containers; these are compared
-// with their records as soon as it is quiet for a moment, and missing parts are added
-// under the container's lock after another comparison. A lost announcement, or a loss
-// that concerns all, has all containers compared, with a rest in between. So two guards,
-// in one process or in several, do not undo each other's work, and what Setup and Remove
-// change has nothing repaired.
+// else the caller's, and guards this owner's containers whose plugins ran there. While
+// nothing is lost, nothing runs. An announced loss points at containers. Guard compares
+// these with their records as soon as the announcements pause, locks each that lacks
+// something, compares it again, and adds the missing parts. It compares all containers,
+// with a rest in between, if announcements were dropped or a loss may concern any of
+// them. Changes that Setup and Remove make are not repaired, and several guards, in one
+// process or in many, do not undo each other's work.
 //
 // An administrator wins: see Hold; and a part that is undone three times within a minute
-// is reported as GuardContested and left. Nobody is guarded without a call of Guard.
+// is reported as GuardContested and left. Nothing is guarded unless Guard is called.
 //
-// Guard returns nil when ctx has ended; everything that it has started has ended then,
-// and all that it has opened is closed. It returns an error if it cannot begin, or learns
-// nothing any more. A container that Guard was repairing when the process was killed is
-// repaired by the next Guard, which begins with a look at all containers.
+// Guard returns nil when ctx ends, after everything that it started has ended, and
+// everything that it opened is closed. It returns an error if it cannot begin, or can no
+// longer learn of changes. A container that Guard was repairing when the process was
+// killed is repaired by the next Guard, which begins with a look at all containers.
 func (r *Runtime) Guard(ctx context.Context, o GuardOptions) error {
 	if err := r.guard(ctx, o); err != nil {
 		return fmt.Errorf("guard: %w", err)

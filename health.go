@@ -22,32 +22,31 @@ type HealthOptions struct {
 	// it is empty, Health looks at this owner's attachments of all containers on record.
 	Containers []string
 
-	// WithoutCheck has no plugin asked for CHECK. Then only the comparison decides.
+	// WithoutCheck asks no plugin for CHECK. Then only the comparison decides.
 	WithoutCheck bool
 	// CheckBudget limits the time that all CHECKs take together. Zero is 30 seconds. A
 	// negative budget has no limit but Timeouts.Check, for each plugin.
 	CheckBudget time.Duration
 }
 
-// Health looks at containers, and returns its verdict on each: whether it has on the
-// host, and in its namespace, all that its Setup has made. It changes nothing.
+// Health looks at containers, and returns its verdict on each: whether all that its
+// Setup made is still there, on the host and in its namespace. It changes nothing.
 //
 // Health compares the record of each container with the kernel: interfaces, addresses,
 // routes, packet filter rules, forwarded ports, queues, bridges, sysctls and
 // reservations. It reads the host once for all containers, and enters the namespace of
-// each once. Plugins need not run for that, and an executable of the reference plugins'
-// types is compared like the built-in plugin of the type. A container that differs is
-// looked at again, so that one which is attached or removed meanwhile is not reported
-// as broken.
+// each once. No plugin runs for that: the work of an executable of a reference plugin's
+// type is compared by the built-in plugin of the type. A container that differs is looked
+// at again, so that one that is being attached or removed is not reported as broken.
 //
 // Then Health asks the plugins that may know more for CHECK: executables, plugins that
 // the program has registered, and those with such an IPAM plugin. Several containers are
 // asked at once, each while it is locked as during Check. A container that another call
 // has locked is not asked.
 //
-// The error is the reason why Health could not look at all; it does not say anything
-// about a container. Health is safe for concurrent use, and waits for no other call for
-// longer than a quarter of a second.
+// The error is the reason why Health could not look at all; it says nothing about a
+// container. Health is safe for concurrent use. It waits for another call for a quarter
+// of a second at most.
 func (r *Runtime) Health(ctx context.Context, o HealthOptions) (*HealthReport, error) {
 	s := r.current.Load()
 	report, err := s.health(ctx, o)

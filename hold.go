@@ -12,8 +12,8 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Hold names something that nothing repairs by itself: a container, a network with all its
-// containers, or, if both are set, a container's attachment to a network.
+// Hold names something that Guard and Recover do not repair: a container, a network with
+// all its containers, or, if both are set, a container's attachment to a network.
 type Hold struct {
 	ContainerID string
 	Network     string
@@ -24,20 +24,19 @@ type Hold struct {
 	Since time.Time
 }
 
-// Hold keeps everything from repairing a container or a network by itself, in this and
-// in other processes with the same state directory, until Unhold: an administrator who
-// takes something away deliberately wins. It survives restarts of the program and of the
+// Hold stops the repairs of a container or a network by Guard and Recover, in this process
+// and in others with the same state directory, until Unhold. It is for an administrator
+// who takes something away deliberately. It survives restarts of the program and of the
 // machine. Holding again replaces the reason.
 //
-// Guard and Recover leave a held part as it is. If it is missing, Health and Recover
-// report it as ever, and Guard as GuardHeld. A Repair that a caller asks for is not held
-// up: it is as deliberate as the Hold.
+// If a held part is missing, Health and Recover report it as always, and Guard reports
+// GuardHeld. Repair ignores holds: it is as deliberate as the Hold.
 //
-// Hold waits for repairs of guards that are under way, so that none changes anything
-// after Hold has returned. A hold of a container ends with it; that of a network stays,
-// whether or not the network is loaded. The error is ErrNotAttached if the container, or
-// its attachment to the network, is not on record, and ErrInvalidArgument if h names
-// neither.
+// Hold waits for repairs under way, so that neither Guard nor Recover repairs anything
+// after Hold has returned. The hold of a container ends with the container; the hold of a
+// network stays, whether or not the network is loaded. The error is ErrNotAttached if the
+// container, or its attachment to the network, is not on record, and ErrInvalidArgument
+// if h names neither.
 func (r *Runtime) Hold(ctx context.Context, h Hold) error {
 	s := r.current.Load()
 	if err := s.hold(ctx, h); err != nil {

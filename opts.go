@@ -236,10 +236,9 @@ func WithRecordDir(dir string) Opt {
 
 // WithOwner sets the owner of new attachments. Recover and GC touch only their own
 // owner's attachments, so that programs that share a host or a container do not
-// remove each other's. The default is the name of the program's executable. If that is
-// in use, and other owners have attachments too, Recover and GC log it and list them in
-// Report.OtherOwners: after its executable was renamed, a program no longer finds its
-// own.
+// remove each other's. The default is the name of the program's executable: after its
+// executable was renamed, a program no longer finds its own. So with the default, Recover
+// and GC log the other owners of attachments and list them in Report.OtherOwners.
 func WithOwner(name string) Opt {
 	return func(c *config) error {
 		c.owner, c.ownerNamed = name, true
@@ -318,9 +317,9 @@ func WithStrictCapabilities() Opt {
 
 // WithStrictPorts makes Setup refuse to forward a port of the host that another process
 // uses (ErrPortInUse), or that is at an address that the host does not have
-// (ErrNotHostAddress). By default these are warnings, in the log and in
-// Result.PortWarnings: from then on the container gets the packets instead of the process,
-// and nobody at an address until the host has it.
+// (ErrNotHostAddress). By default both are warnings, in the log and in
+// Result.PortWarnings. From then on the container gets the packets instead of the
+// process; at an address that the host lacks, nobody gets any until the host has it.
 //
 // A process uses a port if it listens, or for UDP if it has an unconnected socket. This
 // process's own sockets do not count, so that a program can reserve a port by

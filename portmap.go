@@ -102,8 +102,8 @@ type PortError struct {
 	HostIP   netip.Addr // the zero Addr: all addresses of the host
 	HostPort int
 
-	// HolderIP is the address at which the port is in use; the zero Addr: all. It is of
-	// no meaning with ErrNotHostAddress.
+	// HolderIP is the address at which the port is in use; the zero Addr: all. It means
+	// nothing with ErrNotHostAddress.
 	HolderIP netip.Addr
 
 	// The container that has the port, from its record: its interface, and the network

@@ -26,9 +26,9 @@ import (
 type BrokenAction int
 
 const (
-	// RepairBroken makes the missing parts of the container again, as Repair does with
-	// no options, but for those that are held; see Runtime.Hold. It is the default. Parts that remain broken are the reason in
-	// Report.Kept.
+	// RepairBroken adds the missing parts of the container, as Repair does with no
+	// options, except those that are held; see Runtime.Hold. It is the default. Parts that
+	// remain broken are the reason in Report.Kept.
 	RepairBroken BrokenAction = iota
 	// ReportBroken changes nothing. The differences are the reason in Report.Kept.
 	ReportBroken
@@ -64,10 +64,10 @@ func CheckWithin(budget time.Duration) RecoverOption {
 // healthy, it is in Report.Kept as well, with the reason. A CHECK that fails,
 // times out or cannot run is never a reason to remove a container.
 //
-// Health is how Recover finds out: from one look at the kernel for all containers, and
-// by the CHECK of plugins that may know more. A configuration older than CHECK is no
-// doubt. Missing parts of containers are made again, see Report.Repaired, unless
-// OnBroken decides otherwise.
+// Recover judges containers as Health does: from one look at the kernel for all of them,
+// and by the CHECK of plugins that may know more. A configuration older than CHECK raises
+// no doubt. Recover adds missing parts, see Report.Repaired, unless OnBroken decides
+// otherwise.
 //
 // An abandoned container (see WithoutReaping) whose namespace the runtime no
 // longer keeps alive, but somebody else may, is in Report.Skipped.

@@ -343,6 +343,7 @@ type LeftoverError struct {
 	Err         error    // the cause; wraps *Errors of plugins
 }
 
+// Error names the cause, the remaining things, and the remedy.
 func (e *LeftoverError) Error() string {
 	s := fmt.Sprintf("container %s could not be removed", e.ContainerID)
 	if why := e.why(); why != "" {

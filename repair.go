@@ -33,10 +33,10 @@ type RepairOptions struct {
 	Inside bool
 }
 
-// Repair makes the parts of a container's attachments again that are on its record and
-// missing: the bridge, its addresses, the port on it, routes to the container,
-// masquerading, forwarded ports, other rules of packet filters, queues. They may have
-// been lost to a firewall reload, to an "ip link" by mistake, or to another program.
+// Repair adds the parts of a container's attachments that are on record and missing: the
+// bridge, its addresses, the port on it, routes to the container, masquerading, forwarded
+// ports, other rules of packet filters, queues. A firewall reload, a mistaken "ip link",
+// or another program may have removed them.
 //
 // Repair locks the container, reads its record, compares that with the kernel, adds what
 // is missing, and compares again. It removes and overwrites nothing: what differs
@@ -69,10 +69,9 @@ type RepairReport struct {
 	Repaired []Difference
 	// Remaining are missing or different still.
 	Remaining []Remaining
-	// Unknown has an *Error for each part of which it is not known whether something is
-	// missing: the attachment is being made or removed, or the comparison failed, or the
-	// CHECK of a plugin that is not built in. It is ErrNotRepairable unless another
-	// attempt may succeed.
+	// Unknown has an *Error for each part that could not be judged: the attachment is
+	// being made or removed, the comparison failed, or the CHECK of a plugin that is not
+	// built in failed. It is ErrNotRepairable unless another attempt may succeed.
 	Unknown []error
 }
 

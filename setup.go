@@ -25,9 +25,9 @@ import (
 // Setup validates everything before it runs a plugin, and returns ErrInvalidArgument
 // or ErrInvalidNetNS. If the container is attached already, it returns
 // ErrAlreadyAttached and changes nothing. A dead attachment is removed first: one
-// whose interfaces are gone, or whose path no longer leads to its namespace while no
-// visible process is in that. A container may be attached again under other
-// interface names, in the same namespace, from the same host namespace.
+// whose interfaces are gone, or whose path no longer leads to its namespace, in which
+// there is no visible process. A container may be attached again under other interface
+// names, in the same namespace, from the same host namespace.
 //
 // If anything fails or ctx ends, Setup detaches everything before it returns. The
 // error includes anything that could not be detached.
