@@ -36,13 +36,14 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 	if sources == nil {
 		return nil, fmt.Errorf("container %s is %w", id, ErrNotAttached)
 	}
-	return s.lookedUp(sources)
+	return s.lookedUp(rec, sources)
 }
 
-// lookedUp returns the Result of recorded results.
-func (s *snapshot) lookedUp(sources []source) (*Result, error) {
+// lookedUp returns the Result of a container's recorded results.
+func (s *snapshot) lookedUp(rec *record.Record, sources []source) (*Result, error) {
 	result, err := newResult(sources, ifName(s.prefix, 0))
 	if err == nil {
+		result.NetNS = madeNetNS(rec)
 		result.notePorts(nil, sources)
 	}
 	return result, err

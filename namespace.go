@@ -19,6 +19,7 @@ type Namespace struct {
 	scope
 	selected []selection
 	ours     bool // a Pool has made the namespace
+	makes    bool // Setup makes it, see WithNewNetNS
 }
 
 // scope holds values set by options: for all networks of the call, or inside
@@ -67,6 +68,30 @@ func (ns *Namespace) only(n *Network) *Namespace {
 	one := *ns
 	one.selected = []selection{{network: n.config.Name, of: n, scope: newScope()}}
 	return &one
+}
+
+// WithNewNetNS has Setup make the container's network namespace, and Remove delete it.
+// Setup's path is where it is pinned, as by netns.Create; an existing path is refused with
+// ErrInvalidNetNS and fs.ErrExist. If path is empty, the namespace is pinned in the record
+// directory. Result.NetNS has the path, from Lookup too.
+//
+// The namespace is on record before it has a name, and a Setup that fails deletes it. A
+// runtime that is killed in Setup or Remove leaves it to the next Recover, or to a Setup
+// or Remove of the same container. Only the recorded namespace is ever deleted: whatever
+// else is at the path by then stays. Processes in it stay in it, without interfaces.
+//
+// The caller needs CAP_SYS_ADMIN, also for the mount in path's directory. That is made if
+// it is missing, and stays; see netns.Share for one that `ip netns` and other mount
+// namespaces see. Other calls than Setup ignore the option, and a Pool too, because its
+// containers have namespaces of their own.
+func WithNewNetNS() NamespaceOpts {
+	return func(ns *Namespace) error {
+		if ns.nested {
+			return fmt.Errorf("a new network namespace inside WithNetwork: %w", ErrInvalidArgument)
+		}
+		ns.makes = true
+		return nil
+	}
 }
 
 // WithNetwork selects the loaded network of that name. Without WithNetwork a call

@@ -55,7 +55,11 @@ func (s *snapshot) begin(ns *Namespace, verb string) (*operation, error) {
 	}
 	op.Container = s.New(ns.id, host)
 	op.Ours = ns.ours
-	if err := op.OpenPath(ns.path, verb); err != nil {
+	open := func() error { return op.OpenPath(ns.path, verb) }
+	if ns.makes && verb == "ADD" {
+		open = func() error { return op.MakeNetNS(ns.path) }
+	}
+	if err := open(); err != nil {
 		return nil, join(err, host.Close())
 	}
 	for _, a := range op.attachments {

@@ -110,7 +110,7 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 	if err != nil {
 		return "", nil, fmt.Errorf("set up container %q: %w", id, err)
 	}
-	ns.ours = true
+	ns.ours, ns.makes = true, false
 	for refused := 0; ; {
 		w, ok := p.stock.Take()
 		if !ok {

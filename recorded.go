@@ -42,7 +42,7 @@ func (op *operation) write(ctx context.Context) error {
 	op.enter(op.attachments)
 	// A plugin may start before the record is durable if a power cut undoes its work. A
 	// pool's container is durably on record under its own ID until this record is.
-	early := op.MadeAs != "" || !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !a.runner().StartsInKernel() })
+	early := !op.OutlivesPowerCut() && (op.MadeAs != "" || !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !a.runner().StartsInKernel() }))
 	if err := op.beginRecord(ctx, rec, early); err != nil {
 		return err
 	}

@@ -79,7 +79,7 @@ func (s *snapshot) refresh(ctx context.Context, id record.ID, o RefreshOptions) 
 	if sources == nil {
 		return nil, ErrNotAttached
 	}
-	return s.lookedUp(sources)
+	return s.lookedUp(op.Record, sources)
 }
 
 // isNoted reports whether the addresses are on record already. The record would grow with

@@ -20,7 +20,8 @@ import (
 
 // Setup attaches the container to the loaded networks, or to those selected with
 // WithNetwork, in parallel; a network that is selected twice is attached twice, in
-// order. path is the container's network namespace.
+// order. path is the container's network namespace, or with WithNewNetNS the path at
+// which Setup makes one.
 //
 // Setup validates everything before it runs a plugin, and returns ErrInvalidArgument
 // or ErrInvalidNetNS. If the container is attached already, it returns
@@ -143,12 +144,12 @@ func (op *operation) deadOf(earlier attachments, wanted container.Place) (attach
 		if err != nil {
 			return nil, fmt.Errorf("look up interface %s of network %q: %w", a.IfName, a.network.config.Name, err)
 		}
-		if !live && (wants[a.IfName] || !op.leaves(a)) {
+		if !live && (wants[a.IfName] || !op.leaves(a)) || op.isHalfMade(a) {
 			dead = append(dead, a)
 			continue
 		}
 		// Adding to a damaged record would lose its illegible part.
-		if wants[a.IfName] || op.Damaged {
+		if wants[a.IfName] || op.Damaged || op.MakesNetNS() {
 			return nil, fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
 				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
 		}
@@ -160,6 +161,13 @@ func (op *operation) deadOf(earlier attachments, wanted container.Place) (attach
 		dead = slices.DeleteFunc(dead, func(a *attachment) bool { return !wants[a.IfName] })
 	}
 	return dead, nil
+}
+
+// isHalfMade reports whether an attachment is of a Setup that was to make the namespace
+// and did not end, or of a Remove that did not. Nobody relies on either, and their
+// runtime is dead, because this call has the container locked.
+func (op *operation) isHalfMade(a *attachment) bool {
+	return op.MakesNetNS() && op.Record != nil && !op.Damaged && op.Record.NetNS.Ours && a.own() && op.Record.IsUnfinished(a.entry())
 }
 
 // recallAttached finds the container's attachments in its record or, without
@@ -235,7 +243,11 @@ func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 		a.facts.Reset(nil)
 		a.plugins.Reset(nil, nil)
 	}
-	if err := op.write(ctx); err != nil {
+	err := op.RemakeNetNS()
+	if err == nil {
+		err = op.write(ctx)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", op.ID, err)
 	}
 	return op.finishSetup(ctx, serially)
@@ -250,7 +262,7 @@ func (op *operation) finishSetup(ctx context.Context, serially bool) (*Result, e
 		result, err = newResult(sources, ifName(op.prefix, 0))
 	}
 	if err == nil {
-		result.PortWarnings = op.portWarnings
+		result.NetNS, result.PortWarnings = madeNetNS(op.Record), op.portWarnings
 		result.notePorts(op.earlier(), sources)
 		return result, nil
 	}
@@ -258,6 +270,14 @@ func (op *operation) finishSetup(ctx context.Context, serially bool) (*Result, e
 		return nil, &rollbackError{err, rerr}
 	}
 	return nil, err
+}
+
+// madeNetNS returns the path of a recorded namespace if this library has made it.
+func madeNetNS(rec *record.Record) string {
+	if rec == nil || !rec.NetNS.Ours {
+		return ""
+	}
+	return rec.NetNS.Path
 }
 
 // rollbackError is a failure that could not be undone. It has a type of its own

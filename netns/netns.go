@@ -72,8 +72,8 @@ type Entry struct {
 type SweepOptions struct {
 	// Prefix is the beginning of the names. It must not be empty.
 	Prefix string
-	// Keep returns a reason to keep a namespace that seems to be unused, or nil. It
-	// may be nil.
+	// Keep returns a reason to keep a namespace even if it is unused, or nil. It may be
+	// nil.
 	Keep func(Entry) error
 	// DryRun reports what Sweep would remove, and removes nothing.
 	DryRun bool

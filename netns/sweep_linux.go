@@ -58,9 +58,12 @@ func sweep(dir, proc string, o SweepOptions) (*SweepReport, error) {
 			continue
 		}
 		at := Entry{Path: filepath.Join(dir, name), ID: e.ID}
-		why := u.why(e)
-		if why == nil && o.Keep != nil {
+		var why error
+		if o.Keep != nil {
 			why = o.Keep(at)
+		}
+		if why == nil {
+			why = u.why(e)
 		}
 		if why == nil && !o.DryRun {
 			if err := removeUnused(e); err != nil {

@@ -228,7 +228,7 @@ func TestReleaseOfAPool(t *testing.T) {
 		t.Errorf("released %q, refused %v", report.Released, report.Refused)
 	}
 	expect.NoError(t, p.Close())
-	h.wantRefused(r, "used", nil, "a pool made it, under an ID or in a namespace that go-cni does not know; Remove it")
+	h.wantRefused(r, "used", nil, "its network namespace was made for it, and go-cni would not delete that; Remove it")
 	expect.NoError(t, r.Remove(t.Context(), "used", ""))
 	h.wantReleased(r)
 }

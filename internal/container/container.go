@@ -75,7 +75,8 @@ type Container struct {
 	Place
 	Origin
 	guard
-	in *Store
+	fresh *fresh // the namespace that this call makes; nil if it makes none
+	in    *Store
 }
 
 // New returns a container that is not locked and whose record is not read. It takes
@@ -91,6 +92,7 @@ func (s *Store) New(id record.ID, host *hostns.NetNS) *Container {
 // lets other calls work on the container.
 func (c *Container) Unlock() {
 	c.Leave()
+	c.fresh.close()
 	if c.MadeAs == "" {
 		_ = c.pending.Wait() // those who relied on it have waited, and returned the error
 	}

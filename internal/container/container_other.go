@@ -86,7 +86,23 @@ func (*Place) isInhabited() bool { return false }
 
 func (c *Container) identify() (record.NetNS, error) { return record.NetNS{Path: c.Path}, nil }
 
-func removeOurs(record.NetNS) error { return nil }
+func removeOurs(record.NetNS, bool) error { return nil }
+
+type fresh struct{}
+
+func (*fresh) close() {}
+
+// MakeNetNS fails.
+func (*Container) MakeNetNS(string) error { return netns.ErrNotSupported }
+
+// MakesNetNS returns false.
+func (*Container) MakesNetNS() bool { return false }
+
+// RemakeNetNS does nothing.
+func (*Container) RemakeNetNS() error { return nil }
+
+// OutlivesPowerCut returns false.
+func (*Container) OutlivesPowerCut() bool { return false }
 
 // strayNamespaces returns none: off Linux nothing is kept alive.
 func (*Store) strayNamespaces() (paths, dirs []string, err error) { return nil, nil, nil }

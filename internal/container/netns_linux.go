@@ -3,7 +3,6 @@ package container
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/nsfind"
@@ -14,7 +13,7 @@ import (
 // Follow opens the container's namespace again if its path leads to another one
 // by now, which can happen while the container is locked by another call.
 func (c *Container) Follow() error {
-	if c.NetNS == nil || nsfind.LeadsTo(c.Path, c.NetNS) {
+	if c.NetNS == nil || c.fresh.isComing() || nsfind.LeadsTo(c.Path, c.NetNS) {
 		return nil
 	}
 	return c.OpenPath(c.Path, "ADD")
@@ -26,13 +25,15 @@ func (c *Container) identify() (record.NetNS, error) {
 	if err := c.Follow(); err != nil {
 		return record.NetNS{}, fmt.Errorf("the container's network namespace: %w", err)
 	}
+	if c.Record != nil && c.Record.NetNS.Ours {
+		return c.Record.NetNS, nil // whichever path leads there from the caller
+	}
 	id := c.NetNS.ID()
-	ns := record.NetNS{Path: c.Path, Dev: id.Dev, Ino: id.Ino, Pin: c.in.Pins.path(c.ID), View: nsfind.View()}
-	ns.Ours = c.Ours || c.Record != nil && c.Record.NetNS.Ours
+	ns := record.NetNS{Path: c.Path, Dev: id.Dev, Ino: id.Ino, Pin: c.in.Pins.path(c.ID), View: nsfind.View(), Ours: c.Ours}
 	if ns.Ours {
 		ns.Pin = ""
 	}
-	return ns, nil
+	return ns, c.fresh.identify(&ns)
 }
 
 // SameNetNS refuses a path that does not lead to the recorded namespace: a
@@ -57,11 +58,16 @@ func (r *Recorded) SameNetNS(path string) error {
 // so that no pin is without a record.
 func (c *Container) Pin() error {
 	ns := c.Record.NetNS
-	if ns.Ours && nsfind.LeadsTo(ns.Path, c.NetNS) {
+	switch {
+	case c.fresh.isComing():
+		return c.pinFresh()
+	case ns.Ours && ns.Pin == "" && nsfind.LeadsTo(ns.Path, c.NetNS):
 		return nil // its path is a pin
-	}
-	if ns.Ours { // it was, in another mount namespace
-		return netns.Pin(c.NetNS, ns.Path)
+	case ns.Ours && (ns.Pin == "" || isFile(ns.Path, ns.File)):
+		// It was, in another mount namespace.
+		if err := netns.Pin(c.NetNS, ns.Path); err != nil || ns.Pin == "" {
+			return err
+		}
 	}
 	err := netns.Pin(c.NetNS, ns.Pin)
 	if err == nil {
@@ -80,19 +86,3 @@ func (c *Container) Pin() error {
 
 // Unpin stops keeping the namespace alive.
 func (c *Container) Unpin() error { return c.in.Pins.release(c.ID) }
-
-// removeOurs removes the namespace that a pool made for a container, if that one is
-// still mounted there.
-func removeOurs(ns record.NetNS) error {
-	id, err := nsfind.Identify(ns.Path)
-	switch {
-	case errors.Is(err, netns.ErrNotNetNS): // the file, perhaps
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case id != ns.ID():
-		return nil
-	}
-	return netns.Remove(ns.Path)
-}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,11 +24,23 @@ type Pins struct {
 
 	mu   sync.Mutex
 	open map[record.ID]*netns.Handle
+
+	warned sync.Once
 }
 
 // NewPins returns the pins of the records in a directory.
 func NewPins(recordDir string) *Pins {
 	return &Pins{dir: filepath.Join(recordDir, "netns"), open: make(map[record.ID]*netns.Handle)}
+}
+
+// warnOnce warns, the first time, if others do not see the mounts in a directory.
+func (p *Pins) warnOnce(dir string, logger *slog.Logger) {
+	p.warned.Do(func() {
+		if private, err := nsfind.MountsArePrivate(dir, nsfind.FirstMountNS); private || err != nil {
+			logger.Warn("network namespaces made for containers will not be seen in the mount namespace of the machine, "+
+				"nor by this program when it is started again: share the mounts of the directory", "path", dir, "error", err)
+		}
+	})
 }
 
 func (p *Pins) path(id record.ID) string {

@@ -146,7 +146,11 @@ func (c *Container) Erase() error {
 		return err
 	}
 	if c.Record != nil && c.Record.NetNS.Ours {
-		if err := removeOurs(c.Record.NetNS); err != nil {
+		boot, err := c.in.BootID()
+		if err == nil {
+			err = removeOurs(c.Record.NetNS, c.Record.Boot == boot)
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -40,8 +40,10 @@ func Record(rec *record.Record, owner, boot, host string) error {
 	switch {
 	case rec.Warm:
 		return errors.New("a pool made it ahead of time, and it is no container yet; close the pool, or call Recover if its process is dead")
-	case rec.PluginID != "" || rec.NetNS.Ours:
-		return errors.New("a pool made it, under an ID or in a namespace that go-cni does not know; Remove it")
+	case rec.NetNS.Ours:
+		return errors.New("its network namespace was made for it, and go-cni would not delete that; Remove it")
+	case rec.PluginID != "":
+		return errors.New("a pool made it, under an ID that go-cni does not know; Remove it")
 	case rec.HasUnknown():
 		return errors.New("a newer version has added to its record; call its Release, or Remove the container")
 	case slices.ContainsFunc(attached, func(n record.Attachment) bool { return rec.OwnerOf(&n) != owner }):

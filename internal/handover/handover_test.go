@@ -23,8 +23,8 @@ func TestRecord(t *testing.T) {
 	for want, change := range map[string]func(*record.Record){
 		"":                        func(*record.Record) {},
 		"a pool made it ahead":    func(r *record.Record) { r.Warm = true },
-		"under an ID or in a":     func(r *record.Record) { r.PluginID = "warm-1" },
-		"namespace that go-cni":   func(r *record.Record) { r.NetNS.Ours = true },
+		"under an ID that":        func(r *record.Record) { r.PluginID = "warm-1" },
+		"would not delete that":   func(r *record.Record) { r.NetNS.Ours = true },
 		"another owner":           func(r *record.Record) { r.Attachments = append(r.Attachments, record.Attachment{Owner: "another"}) },
 		"nothing of it":           func(r *record.Record) { r.Attachments[0].State = record.Deleted },
 		"rebooted":                func(r *record.Record) { r.Boot = "another" },

@@ -116,8 +116,18 @@ type NetNS struct {
 	// another view, Path means nothing. View is empty in records of earlier
 	// versions.
 	View string `json:"view,omitempty"`
+	// File is the file at Path, on which the namespace is mounted, if Path is the
+	// caller's choice: another program may have files there. It is nil if Path is in
+	// this library's directory, or if the file system makes no file without a name.
+	File *File `json:"file,omitempty"`
 
 	unknown members
+}
+
+// File identifies an empty file. Its inode alone may be another file's later.
+type File struct {
+	Ino     uint64    `json:"ino"`
+	ModTime time.Time `json:"modTime"`
 }
 
 // ID returns the identity of the namespace.

@@ -1,0 +1,358 @@
+package behaviour_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
+)
+
+// maker is a stage with a network, for containers in namespaces that Setup makes.
+type maker struct {
+	*stage
+	*cni.Runtime
+	before audit.Lines
+}
+
+func newMaker(t *testing.T, opts ...cni.Opt) *maker {
+	t.Helper()
+	s := newStage(t)
+	r := s.Runtime(append([]cni.Opt{cni.WithOwner("tester"), cni.WithConfListBytes(s.Network("net", "1.1.0", "first"))}, opts...)...)
+	return &maker{s, r, s.Audit()}
+}
+
+// Setup is that of the Runtime, with the option.
+func (m *maker) Setup(id, path string, opts ...cni.NamespaceOpts) (*cni.Result, error) {
+	return m.Runtime.Setup(m.T.Context(), id, path, append(opts, cni.WithNewNetNS())...)
+}
+
+func (m *maker) idAt(path string) netns.ID {
+	m.T.Helper()
+	h, err := netns.Open(path)
+	expect.NoError(m.T, err)
+	expect.NoError(m.T, h.Close())
+	return h.ID()
+}
+
+// recordedAs returns the identity of the recorded namespace.
+func (m *maker) recordedAs(id string) netns.ID {
+	m.T.Helper()
+	rec, err := m.Records().Load(record.ID(id))
+	expect.NoError(m.T, err)
+	return rec.NetNS.ID()
+}
+
+func TestSetupMakesTheNamespaceThatRemoveDeletes(t *testing.T) {
+	for _, chosen := range []bool{false, true} {
+		m := newMaker(t)
+		path, want := "", m.Pin("c1")
+		if chosen {
+			path = m.Path("netns", "c1")
+			want = path
+		}
+		result, err := m.Setup("c1", path)
+		expect.NoError(t, err)
+		expect.Same(t, "path", result.NetNS, want)
+		expect.Same(t, "namespace", m.idAt(want), m.recordedAs("c1"))
+		looked, err := m.Lookup("c1")
+		expect.NoError(t, err)
+		expect.Same(t, "Lookup", looked, result)
+		calls := m.Calls()
+		expect.Same(t, "CNI_NETNS", calls[len(calls)-1].NetNS, want)
+		all, err := m.Attachments()
+		expect.NoError(t, err)
+		expect.Same(t, "Attachments", all[0].NetNS, want)
+		expect.NoError(t, m.Check(t.Context(), "c1", want))
+
+		// It is the container's as if the caller had made it.
+		m.link(want, "eth0") // the scripted plugin makes none
+		_, err = m.Setup("c1", path)
+		expect.Is(t, err, cni.ErrAlreadyAttached)
+		_, err = m.Setup("c1", "", cni.WithNetwork("net", cni.WithInterfaceName("eth7")))
+		expect.Is(t, err, cni.ErrAlreadyAttached)
+		ns, err := netns.Open(want)
+		expect.NoError(t, err)
+		more, err := m.Runtime.Setup(t.Context(), "c1", m.elsewhere(ns), cni.WithNetwork("net", cni.WithInterfaceName("eth7")))
+		expect.NoError(t, err)
+		expect.Same(t, "path of one more interface", more.NetNS, want)
+		expect.NoError(t, ns.Close())
+		expect.NoError(t, netns.Remove(m.Path("netns", "elsewhere")))
+
+		report, err := m.Recover(t.Context())
+		expect.NoError(t, err)
+		expect.Same(t, "Recover", report.Adopted, []string{"c1"})
+		for range 2 {
+			expect.NoError(t, m.Remove(t.Context(), "c1", ""))
+		}
+		m.WantClean(m.before)
+	}
+}
+
+// link makes an interface in a namespace.
+func (m *maker) link(path, name string) {
+	m.T.Helper()
+	ns, err := netns.Open(path)
+	expect.NoError(m.T, err)
+	nettest.Inside(m.T, ns, func(nl *netlink.Handle) error {
+		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: nettest.Attrs(name)})
+	})
+	expect.NoError(m.T, ns.Close())
+}
+
+// elsewhere mounts a namespace at another path.
+func (m *maker) elsewhere(ns *netns.Handle) string {
+	m.T.Helper()
+	path := m.Path("netns", "elsewhere")
+	expect.NoError(m.T, netns.Pin(ns, path))
+	return path
+}
+
+func TestAPathThatExistsIsRefused(t *testing.T) {
+	m := newMaker(t)
+	m.Container("another")
+	m.Write("empty", "")
+	expect.NoError(t, os.Symlink(m.Path("nowhere"), m.Path("link")))
+	m.before = m.Audit()
+	for _, path := range []string{m.Path("netns", "another"), m.Path("empty"), m.Path("bin"), m.Path("link"), "relative", m.Path("empty", "x")} {
+		_, err := m.Setup("c1", path)
+		expect.Is(t, err, cni.ErrInvalidNetNS)
+		if strings.HasPrefix(path, m.Dir) && filepath.Base(path) != "x" {
+			expect.Is(t, err, fs.ErrExist)
+		}
+		expect.Same(t, path+": calls", len(m.Calls()), 0)
+		expect.Same(t, path+": on record", testhost.Recorded(t, m.Runtime), []string{})
+	}
+	_, err := m.Runtime.Setup(t.Context(), "c1", "", cni.WithNetwork("net", cni.WithNewNetNS()))
+	expect.Is(t, err, cni.ErrInvalidArgument)
+	expect.Same(t, "the empty file", exists(t, m.Path("empty")), true)
+	// Of two containers that want one path, the second is refused.
+	path := m.Path("netns", "new")
+	_, err = m.Setup("c1", path)
+	expect.NoError(t, err)
+	want := m.idAt(path)
+	_, err = m.Setup("c2", path)
+	expect.Is(t, err, fs.ErrExist)
+	expect.Same(t, "the first one's", m.idAt(path), want)
+	expect.NoError(t, m.Remove(t.Context(), "c2", path))
+	expect.Same(t, "the first one's, after the second was removed", m.idAt(path), want)
+	expect.NoError(t, m.Remove(t.Context(), "c1", ""))
+	m.WantClean(m.before)
+}
+
+func TestASetupThatFailsDeletesTheNamespaceThatItMade(t *testing.T) {
+	for _, path := range []string{"", "c1"} {
+		m := newMaker(t, cni.WithRetry(cni.Retry{Attempts: 3, Delay: 1}))
+		if path != "" {
+			path = m.Path("netns", path)
+		}
+		m.On("first", "ADD", testhost.Says(11, "try again later"))
+		_, err := m.Setup("c1", path)
+		expect.Same(t, "errors", testhost.Messages(err), []string{"first: try again later"})
+		expect.Same(t, "calls", testhost.Verbs(m.Calls()),
+			[]string{"ADD first", "DEL first", "ADD first", "DEL first", "ADD first", "DEL first"})
+		var in []string
+		for _, call := range m.TakeCalls() {
+			in = append(in, call.NetNS)
+		}
+		want := path
+		if want == "" {
+			want = m.Pin("c1")
+		}
+		expect.Same(t, "CNI_NETNS", in, []string{want, want, want, want, want, want})
+		m.WantClean(m.before)
+	}
+}
+
+// TestARuntimeKilledAnywhereLeavesNoNamespace: each step of a Setup and of a Remove
+// after which a runtime can be killed, as it looks to the next one.
+func TestARuntimeKilledAnywhereLeavesNoNamespace(t *testing.T) {
+	unpin := func(m *maker, path string) {
+		if path != m.Pin("c1") {
+			expect.NoError(m.T, netns.Unpin(path))
+		}
+	}
+	steps := map[string]func(m *maker, path string){
+		"the record is written": func(m *maker, path string) {
+			expect.NoError(m.T, errors.Join(netns.Remove(m.Pin("c1")), netns.Remove(path)))
+		},
+		"the pin is mounted": func(m *maker, path string) {
+			if path != m.Pin("c1") {
+				expect.NoError(m.T, netns.Remove(path))
+			}
+		},
+		"the file has its name, or is unmounted": unpin,
+		"all is mounted":                         func(*maker, string) {},
+		"the pin is removed": func(m *maker, path string) {
+			if path != m.Pin("c1") {
+				expect.NoError(m.T, netns.Remove(m.Pin("c1")))
+			}
+		},
+		"the pin is removed, and the path unmounted": func(m *maker, path string) {
+			if path != m.Pin("c1") {
+				expect.NoError(m.T, errors.Join(netns.Remove(m.Pin("c1")), netns.Unpin(path)))
+			} else {
+				expect.NoError(m.T, netns.Unpin(path))
+			}
+		},
+	}
+	next := map[string]func(m *maker, path string){
+		"Recover": func(m *maker, _ string) {
+			report, err := m.Recover(m.T.Context())
+			expect.NoError(m.T, err)
+			expect.Same(m.T, "removed", report.Removed, []string{"c1"})
+		},
+		"GC": func(m *maker, _ string) {
+			_, err := m.GC(m.T.Context(), cni.GCOptions{KeepNone: true})
+			expect.NoError(m.T, err)
+		},
+		"Remove": func(m *maker, _ string) { expect.NoError(m.T, m.Remove(m.T.Context(), "c1", "")) },
+		"Setup": func(m *maker, path string) {
+			result, err := m.Setup("c1", path)
+			expect.NoError(m.T, err)
+			expect.Same(m.T, "namespace", m.idAt(result.NetNS), m.recordedAs("c1"))
+			expect.NoError(m.T, m.Remove(m.T.Context(), "c1", ""))
+		},
+		"Setup at another path": func(m *maker, _ string) {
+			_, err := m.Setup("c1", m.Path("netns", "c1-again"))
+			expect.NoError(m.T, err)
+			expect.NoError(m.T, m.Remove(m.T.Context(), "c1", ""))
+		},
+	}
+	m := newMaker(t)
+	mounted := mountedNetNS(t)
+	for step, make := range steps {
+		for verb, call := range next {
+			for _, state := range []record.State{record.Planned, record.Deleting} {
+				for _, path := range []string{"", m.Path("netns", "c1")} {
+					result, err := m.Setup("c1", path)
+					expect.NoError(t, err)
+					m.ChangeRecord("c1", func(rec *record.Record) {
+						rec.Runtime, rec.Life, rec.Attachments[0].State = "1:1", "", state
+					})
+					make(m, result.NetNS)
+					call(m, path)
+					what := fmt.Sprintf("after %q, %q at %q: %s", step, state, path, verb)
+					expect.Same(t, what+": path", exists(t, m.Path("netns", "c1")), false)
+					expect.Same(t, what+": pin", exists(t, m.Pin("c1")), false)
+					expect.Same(t, what+": mounts", mountedNetNS(t), mounted)
+					expect.Same(t, what+": on record", testhost.Recorded(t, m.Runtime), []string{})
+				}
+			}
+		}
+	}
+	m.WantClean(m.before)
+}
+
+// mountedNetNS counts the mounts of namespaces.
+func mountedNetNS(t *testing.T) int {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
+	expect.NoError(t, err)
+	return strings.Count(string(mounts), " - nsfs ")
+}
+
+// TestOnlyTheRecordedNamespaceIsDeleted: whatever else is at its path by now stays.
+func TestOnlyTheRecordedNamespaceIsDeleted(t *testing.T) {
+	path := func(m *maker) string { return m.Path("netns", "c1") }
+	anothers := func(m *maker) {
+		h, err := netns.Create(path(m))
+		expect.NoError(m.T, errors.Join(err, h.Close()))
+		m.T.Cleanup(func() { expect.NoError(m.T, netns.Remove(path(m))) })
+	}
+	for what, tt := range map[string]struct {
+		happens func(m *maker)
+		stays   bool
+	}{
+		"deleted by another": {func(m *maker) { expect.NoError(m.T, netns.Remove(path(m))) }, false},
+		"another's by now": {func(m *maker) {
+			expect.NoError(m.T, netns.Remove(path(m)))
+			anothers(m)
+		}, true},
+		"another's on top": {func(m *maker) {
+			expect.NoError(m.T, unix.Mount(m.Container("another"), path(m), "", unix.MS_BIND, ""))
+			m.T.Cleanup(func() { expect.NoError(m.T, netns.Remove(path(m))) })
+		}, true},
+		"an empty file, on which another is about to mount": {func(m *maker) {
+			expect.NoError(m.T, netns.Remove(path(m)))
+			expect.NoError(m.T, os.WriteFile(path(m), nil, 0o444))
+		}, true},
+		"after a reboot, another's with its number": {func(m *maker) {
+			expect.NoError(m.T, errors.Join(netns.Remove(m.Pin("c1")), netns.Remove(path(m))))
+			anothers(m)
+			id := m.idAt(path(m))
+			m.ChangeRecord("c1", func(rec *record.Record) { rec.Boot, rec.NetNS.Dev, rec.NetNS.Ino = "earlier", id.Dev, id.Ino })
+		}, true},
+		"after a reboot, its file": {func(m *maker) {
+			expect.NoError(m.T, errors.Join(netns.Remove(m.Pin("c1")), netns.Unpin(path(m))))
+			m.ChangeRecord("c1", func(rec *record.Record) { rec.Boot = "earlier" })
+		}, false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			m := newMaker(t)
+			_, err := m.Setup("c1", path(m))
+			expect.NoError(t, err)
+			tt.happens(m)
+			before, _ := os.Lstat(path(m))
+			expect.NoError(t, m.Remove(t.Context(), "c1", path(m)))
+			expect.Same(t, "stays", exists(t, path(m)), tt.stays)
+			after, _ := os.Lstat(path(m))
+			expect.Same(t, "the same", os.SameFile(before, after), tt.stays)
+			expect.Same(t, "pin", exists(t, m.Pin("c1")), false)
+			expect.Same(t, "on record", testhost.Recorded(t, m.Runtime), []string{})
+		})
+	}
+}
+
+// TestAProcessInTheNamespaceOutlivesRemove, in a namespace without a path, as after
+// `ip netns del`.
+func TestAProcessInTheNamespaceOutlivesRemove(t *testing.T) {
+	m := newMaker(t)
+	path := m.Path("netns", "c1")
+	_, err := m.Setup("c1", path)
+	expect.NoError(t, err)
+	leave := m.inhabit(path)
+	defer leave()
+	// In use, and on record, it is not swept either.
+	report, err := m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"})
+	expect.NoError(t, err)
+	expect.Same(t, "swept", len(report.Removed), 0)
+	expect.NoError(t, m.Remove(t.Context(), "c1", ""))
+	expect.Same(t, "path", exists(t, path), false)
+	leave()
+	m.WantClean(m.before)
+}
+
+// TestSweepNetNSKeepsWhatIsOnRecord, and everything while a record is damaged.
+func TestSweepNetNSKeepsWhatIsOnRecord(t *testing.T) {
+	m := newMaker(t)
+	t.Cleanup(func() { expect.NoError(t, netns.Remove(m.Path("netns", "c1"))) })
+	_, err := m.Setup("c1", m.Path("netns", "c1"))
+	expect.NoError(t, err)
+	_, err = m.Runtime.Setup(t.Context(), "c2", m.Container("c2"))
+	expect.NoError(t, err)
+	report, err := m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"})
+	expect.NoError(t, err)
+	expect.Same(t, "removed", len(report.Removed), 0)
+	for _, id := range []string{"c1", "c2"} {
+		expect.Same(t, "kept", report.Kept[m.Path("netns", id)].Error(), "container "+id+" is on record: "+netns.ErrBusy.Error())
+	}
+	expect.NoError(t, os.WriteFile(m.RecordFile("c3")+".json", []byte("damaged"), 0o600))
+	_, err = m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"})
+	if err == nil || !strings.Contains(err.Error(), "damaged") {
+		t.Errorf("with a damaged record: %v", err)
+	}
+}
