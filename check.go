@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spans"
 	"github.com/embedcni/cni/internal/views"
@@ -213,27 +215,13 @@ func (s *snapshot) askAll(ctx context.Context, host *hostns.NetNS, all []*examin
 	defer cancel()
 	var sum HealthChecks
 	var adding sync.Mutex
-	var group sync.WaitGroup
-	next := make(chan *examine.Container)
-	for range min(atOnce, len(all)) {
-		group.Add(1)
-		go func() {
-			defer group.Done()
-			for e := range next {
-				one := s.askOne(ctx, host, e)
-				adding.Lock()
-				sum.add(one)
-				adding.Unlock()
-			}
-		}()
-	}
-	for _, e := range all {
-		if e.WantsCheck() {
-			next <- e
-		}
-	}
-	close(next)
-	group.Wait()
+	all = slices.DeleteFunc(slices.Clone(all), func(e *examine.Container) bool { return !e.WantsCheck() })
+	parallel.Each(len(all), atOnce, func(i int) {
+		one := s.askOne(ctx, host, all[i])
+		adding.Lock()
+		defer adding.Unlock()
+		sum.add(one)
+	})
 	sum.Took = time.Since(begun)
 	return sum
 }

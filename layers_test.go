@@ -15,12 +15,12 @@ var floors = [][]string{
 	{
 		"internal/batch", "internal/behaviour", "internal/confwatch", "internal/cut", "internal/damage",
 		"internal/defaults", "internal/dirwatch", "internal/etcfiles", "internal/expect",
-		"internal/faults", "internal/guard", "internal/interchange", "internal/known",
-		"internal/misspelt", "internal/netfilter/fwrules", "internal/perm", "internal/plainfile",
+		"internal/faults", "internal/interchange", "internal/known",
+		"internal/misspelt", "internal/netfilter/fwrules", "internal/parallel", "internal/perm", "internal/plainfile",
 		"internal/ports", "internal/privilege", "internal/scripted", "internal/spans", "internal/tasks",
 	},
 	{
-		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/invoke",
+		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/guard", "internal/invoke",
 		"internal/ipamdir", "internal/lock", "internal/nsrefs", "internal/orphan",
 	},
 	{
@@ -62,7 +62,7 @@ var floors = [][]string{
 		"internal/builtin/tuning", "internal/builtin/veth", "internal/examine",
 	},
 	{
-		"internal/builtin/bridge", "internal/builtin/ptp",
+		"internal/builtin/bridge", "internal/builtin/ptp", "internal/rebuild",
 	},
 	{
 		"internal/builtin",

@@ -8,7 +8,6 @@ import (
 	"reflect"
 	"runtime/debug"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/embedcni/cni/internal/compare"
@@ -16,8 +15,9 @@ import (
 	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/parallel"
+	"github.com/embedcni/cni/internal/rebuild"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/repair"
 	"github.com/embedcni/cni/internal/views"
 )
 
@@ -121,11 +121,9 @@ type recovery struct {
 	repaired map[record.ID][]Difference
 }
 
-// atOnce is the number of containers that are recovered at the same time. They
-// mostly wait: for executables, and for the kernel to delete interfaces. Of the
-// locked containers more are tried at once, because each may stay locked for
-// seconds.
-const atOnce, lockedAtOnce = 16, 64
+// lockedAtOnce is atOnce for containers that another call has locked: each may stay
+// locked for seconds.
+const lockedAtOnce = 64
 
 // all recovers the containers, first those that are not locked.
 func (c *recovery) all(ctx context.Context, found []record.Found, report *Report) error {
@@ -173,73 +171,25 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 
 // each recovers containers in parallel. It returns the outcomes, in order, of the
 // containers that it reached before ctx ended. asking is the context of CHECKs.
-func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool) []outcome {
-	outcomes := make([]*outcome, len(ids))
-	var group sync.WaitGroup
-	next := make(chan int)
-	workers := min(atOnce, len(ids))
+func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool) (reached []outcome) {
+	workers := atOnce
 	if last {
-		workers = min(lockedAtOnce, len(ids))
+		workers = lockedAtOnce
 	}
-	for range workers {
-		group.Add(1)
-		go func() {
-			defer group.Done()
-			for i := range next {
-				o := c.one(ctx, asking, ids[i], last)
-				outcomes[i] = &o
-			}
-		}()
-	}
-	for i := range ids {
-		if ctx.Err() != nil {
-			break
+	all := make([]*outcome, len(ids))
+	parallel.Each(len(ids), workers, func(i int) {
+		if ctx.Err() == nil {
+			o := c.one(ctx, asking, ids[i], last)
+			all[i] = &o
 		}
-		next <- i
-	}
-	close(next)
-	group.Wait()
-	var all []outcome
-	for _, o := range outcomes {
+	})
+	for _, o := range all {
 		if o != nil {
-			all = append(all, *o)
+			reached = append(reached, *o)
 		}
 	}
-	return all
+	return reached
 }
-
-// recallOwn is recall for Recover and GC: it finds only the attachments of this
-// owner, and none if the record was deleted meanwhile.
-func (op *operation) recallOwn() error {
-	damage, err := op.load()
-	if err != nil || op.Record == nil {
-		return err
-	}
-	if err := op.recall(&Namespace{id: op.ID}, damage, false); err != nil {
-		return err
-	}
-	switch {
-	case !op.Damaged:
-		op.attachments = slices.DeleteFunc(op.attachments, func(a *attachment) bool { return !a.own() })
-	case op.NetNS == nil && op.Path != "":
-		return fmt.Errorf("the container's network namespace at %s cannot be opened", op.Path)
-	case op.Record.Shared() || op.Record.Owner != "" && op.Record.Owner != op.owner:
-		return fmt.Errorf("record of container %s: %w", op.ID, errShared)
-	}
-	return nil
-}
-
-// errShared: a damaged record does not say which attachments are this owner's.
-var errShared = errors.New("it is damaged, and has attachments of another owner; call Remove if the container is gone")
-
-// own reports whether this owner has made the attachment, which is on record.
-func (a *attachment) own() bool {
-	n := a.entry()
-	return n != nil && a.op.Record.OwnerOf(n) == a.op.owner
-}
-
-// errNotYet: a removal failed not long ago.
-var errNotYet = errors.New("not tried again yet")
 
 func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o outcome) {
 	defer func() {
@@ -286,25 +236,6 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 	}
 	return o
 }
-
-// finish removes attachments whose removal has failed before, unless that was
-// just now.
-func (op *operation) finish(ctx context.Context, going attachments) error {
-	for _, a := range going {
-		n := a.entry()
-		if n == nil {
-			continue
-		}
-		if wait := n.RetryIn(time.Now()); wait > 0 {
-			return fmt.Errorf("%w: in %v, after %d failures: %s", errNotYet, wait.Round(time.Second), n.Failures, n.LastError)
-		}
-	}
-	return op.tearDown(context.WithoutCancel(ctx), going)
-}
-
-// lockedGrace is the time for which a container may be locked and still be
-// recovered with the others. Calls that nothing holds up finish within it.
-const lockedGrace = 250 * time.Millisecond
 
 // beginRecovery locks the container. It returns ErrBusy if another call has it locked
 // for lockedGrace; or, if the container comes last, for a longer grace by a live
@@ -387,41 +318,6 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 	return j
 }
 
-// repairBroken makes again what is missing of attachments on the host, unless they are
-// held. It returns that, and the attachments as they are then.
-func (op *operation) repairBroken(ctx context.Context, all attachments) (repaired []Difference, parts []*examine.Part, err error) {
-	report := &RepairReport{}
-	err = op.makeUnheld(ctx, all, report)
-	parts, cerr := op.compareAll(ctx, &views.Looks{}, all)
-	return report.Repaired, parts, join(err, cerr)
-}
-
-// makeUnheld makes again what is missing of those attachments that are not held. If that
-// cannot be read, all may be.
-func (op *operation) makeUnheld(ctx context.Context, all attachments, report *RepairReport) (err error) {
-	kept, err := op.lockHolds(ctx, true)
-	if err != nil {
-		return err
-	}
-	defer func() { err = join(err, kept.Release()) }()
-	holds, err := op.snapshot.holds().List()
-	if err != nil {
-		return err
-	}
-	var g repairGroup
-	for _, a := range all {
-		if a.unfinished() == nil && !isHeld(holds, op.Record, a.network.config.Name) {
-			g = append(g, a.repairing())
-		}
-	}
-	var errs []error
-	for i, result := range repair.Run(ctx, g, make([]repair.Options, len(g))) {
-		g[i].report(ctx, result.Outcome, report)
-		errs = append(errs, g[i].errors(repairOp, result.Err))
-	}
-	return join(errs...)
-}
-
 // repairTogether repairs those containers that a look has found to be broken, many at
 // once, and looks at them again. What it could not repair is left to the recovery of each.
 func (c *recovery) repairTogether(ctx context.Context) {
@@ -431,7 +327,7 @@ func (c *recovery) repairTogether(ctx context.Context) {
 			broken[id] = e.Found
 		}
 	}
-	if len(broken) < dumpFor {
+	if len(broken) < rebuild.DumpFor {
 		return
 	}
 	left := slices.Sorted(maps.Keys(broken))

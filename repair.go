@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/rebuild"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/repair"
 	"github.com/embedcni/cni/internal/runner"
@@ -204,7 +205,7 @@ var errUnfinished = fmt.Errorf("%w: its Setup was cut short, or its removal has 
 // repair repairs attachments of a locked container that lives. The error is the reason
 // why some could not be repaired to the end; the report is valid with it.
 func (op *operation) repair(ctx context.Context, all attachments, o RepairOptions, report *RepairReport) error {
-	var g repairGroup
+	var g []*repairing
 	var options []repair.Options
 	var in []context.Context
 	var end []func(error)
@@ -219,7 +220,7 @@ func (op *operation) repair(ctx context.Context, all attachments, o RepairOption
 		options = append(options, repair.Options{Inside: o.Inside})
 	}
 	var errs []error
-	for i, result := range repair.Run(ctx, g, options) {
+	for i, result := range runRepairs(ctx, g, options) {
 		g[i].report(in[i], result.Outcome, report)
 		err := result.Err
 		if err == nil {
@@ -233,6 +234,44 @@ func (op *operation) repair(ctx context.Context, all attachments, o RepairOption
 
 // repairOp is the Op of a repair's errors and events.
 const repairOp = runner.VerbRepair
+
+// repairing is the repair of one attachment.
+type repairing struct {
+	*attachment
+	parts *rebuild.Attachment
+}
+
+func (a *attachment) repairing() *repairing {
+	return &repairing{a, &rebuild.Attachment{Runner: a.runner(), Host: a.op.Host, Container: a.inside(), Compare: a.compare}}
+}
+
+// runRepairs repairs attachments of locked containers together. The results are in their
+// order.
+func runRepairs(ctx context.Context, all []*repairing, options []repair.Options) []repair.Result {
+	group := make(rebuild.Group, len(all))
+	for i, r := range all {
+		group[i] = r.parts
+	}
+	return repair.Run(ctx, group, options)
+}
+
+// report adds the outcome to the report, and reports it to the log and the observer.
+func (r *repairing) report(ctx context.Context, out repair.Outcome, report *RepairReport) {
+	log := r.op.log().With("network", r.network.config.Name, "interface", r.IfName)
+	for _, d := range out.Repaired {
+		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
+		report.Repaired = append(report.Repaired, r.difference(d))
+	}
+	failed := make(map[string][]error)
+	for _, left := range out.Left {
+		if left.Failed {
+			log.Warn("not repaired", "plugin", left.Plugin, "kind", left.Kind, "object", left.Object, "error", left.Reason)
+			failed[left.Plugin] = append(failed[left.Plugin], left.Reason)
+		}
+		report.Remaining = append(report.Remaining, Remaining{r.difference(left.Difference), asPublic(left.Reason)})
+	}
+	r.parts.Report(ctx, failed)
+}
 
 func (r *repairing) difference(d compare.Difference) Difference {
 	return differenceOf(r.network.config.Name, r.IfName, d)
@@ -257,15 +296,16 @@ var errOwnPlugin = fmt.Errorf("%w: only the plugin itself knows its part, and th
 // ask asks the plugins for CHECK whose parts nobody compares, and reports those that
 // find something wrong, or give no answer. It returns the cause if ctx ends.
 func (r *repairing) ask(ctx context.Context, report *RepairReport) error {
-	if r.compared.Err != nil {
-		report.Unknown = append(report.Unknown, r.errors(repairOp, r.compared.Err))
+	last := r.parts.Last()
+	if last.Err != nil {
+		report.Unknown = append(report.Unknown, r.errors(repairOp, last.Err))
 	}
-	if len(r.compared.Uncompared) == 0 {
+	if len(last.Uncompared) == 0 {
 		return nil
 	}
 	err := r.chain().CheckSome(ctx, &r.Attachment, r.partial, func(position int) bool {
 		p := r.network.config.Plugins[position].Network
-		return slices.Contains(r.compared.Uncompared, p.Type) || slices.Contains(r.compared.Uncompared, p.IPAM.Type)
+		return slices.Contains(last.Uncompared, p.Type) || slices.Contains(last.Uncompared, p.IPAM.Type)
 	})
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -6,7 +6,8 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
-	"sync"
+
+	"github.com/embedcni/cni/internal/parallel"
 )
 
 // repairSome repairs containers, as many together as the host takes. Those whose repair
@@ -138,22 +139,7 @@ func (r *run) settle(id string, err error) {
 
 // repairEach repairs containers in parallel, each by itself.
 func (r *run) repairEach(ctx context.Context, ids []string) {
-	var group sync.WaitGroup
-	next := make(chan string)
-	for range min(atOnce, len(ids)) {
-		group.Add(1)
-		go func() {
-			defer group.Done()
-			for id := range next {
-				r.repair(ctx, []string{id})
-			}
-		}()
-	}
-	for _, id := range ids {
-		next <- id
-	}
-	close(next)
-	group.Wait()
+	parallel.Each(len(ids), atOnce, func(i int) { r.repair(ctx, ids[i:i+1]) })
 }
 
 // repair repairs containers together, and returns those that were tried.

@@ -15,9 +15,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/parallel"
 )
 
 // The reasons why a difference remains. The reason can also be the error of its Fix.
@@ -158,26 +158,7 @@ func fix(ctx context.Context, g Group, runs []*run) {
 
 // each calls do for all of the attachments, several at once.
 func each(runs []*run, do func(*run)) {
-	if len(runs) == 1 {
-		do(runs[0])
-		return
-	}
-	var group sync.WaitGroup
-	next := make(chan *run)
-	for range min(atOnce, len(runs)) {
-		group.Add(1)
-		go func() {
-			defer group.Done()
-			for r := range next {
-				do(r)
-			}
-		}()
-	}
-	for _, r := range runs {
-		next <- r
-	}
-	close(next)
-	group.Wait()
+	parallel.Each(len(runs), atOnce, func(i int) { do(runs[i]) })
 }
 
 // same reports whether two comparisons found the same differences.

@@ -4,144 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
-	"slices"
 	"time"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/repair"
-	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/views"
 )
-
-// repairing is the repair of one attachment.
-type repairing struct {
-	*attachment
-	runner   *runner.Runner
-	compared *examine.Part // the last comparison
-	delayed  *batch.Batch  // changes of packet filters
-	took     []tookForType // by the order of the first repair
-}
-
-// tookForType is the time that the repair of a plugin's part took.
-type tookForType struct {
-	typ  string
-	took time.Duration
-}
-
-func (a *attachment) repairing() *repairing {
-	return &repairing{attachment: a, runner: a.runner(), delayed: &batch.Batch{}}
-}
-
-// repairGroup is attachments of locked containers that are repaired together. It
-// implements [repair.Group].
-type repairGroup []*repairing
-
-var _ repair.Group = repairGroup{}
-
-// dumpFor is the number of attachments from which one look at all of a host is cheaper
-// than asking the kernel for the parts of each.
-const dumpFor = 4
-
-// Compare implements [repair.Group]. The containers are locked, so that one look at the
-// host is as good as the kernel itself: if that changes meanwhile, and something seems
-// to be missing, the kernel is asked.
-func (g repairGroup) Compare(ctx context.Context, members []int) []repair.Compared {
-	all := make([]repair.Compared, len(members))
-	if len(members) < dumpFor {
-		for i, n := range members {
-			all[i] = g[n].look(ctx, &views.Looks{})
-		}
-		return all
-	}
-	looks := views.Dumps()
-	looks.Each(len(members), func(i int, its *views.Looks) { all[i] = g[members[i]].look(ctx, its) })
-	if err := looks.Close(); err != nil {
-		g[members[0]].op.logger.Error("close network namespace", "error", err)
-	}
-	return all
-}
-
-// look compares the attachment anew.
-func (r *repairing) look(ctx context.Context, looks *views.Looks) (found repair.Compared) {
-	defer func() {
-		if v := recover(); v != nil { // in this goroutine it would end the program
-			found = repair.Compared{Err: fmt.Errorf("panic: %v\n%s", v, debug.Stack())}
-		}
-	}()
-	c, err := r.compareIn(ctx, looks)
-	if err != nil {
-		return repair.Compared{Err: err}
-	}
-	r.compared = c
-	return repair.Compared{Differences: c.Differences}
-}
-
-func (r *repairing) compareIn(ctx context.Context, looks *views.Looks) (c *examine.Part, err error) {
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	container := r.inside()
-	if container == nil {
-		return nil, fmt.Errorf("its network namespace is not open: %w", ErrInvalidNetNS)
-	}
-	v, err := looks.Open(ctx, r.op.Host, container)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = join(err, v.Close()) }()
-	bound, cancel := r.runner.Bound(ctx, "CHECK")
-	defer cancel()
-	c = r.compare(bound, v)
-	if bound.Err() != nil { // then parts count as neither compared nor missing
-		return nil, context.Cause(bound)
-	}
-	return c, nil
-}
-
-// Fix implements [repair.Group].
-func (g repairGroup) Fix(ctx context.Context, member int, d compare.Difference, together bool) error {
-	r := g[member]
-	var b *batch.Batch
-	if together {
-		b = r.delayed
-	}
-	begun := time.Now()
-	err := r.runner.Fix(ctx, d, b)
-	r.spent(d.Plugin, time.Since(begun))
-	return err
-}
-
-func (r *repairing) spent(typ string, took time.Duration) {
-	i := slices.IndexFunc(r.took, func(t tookForType) bool { return t.typ == typ })
-	if i < 0 {
-		i = len(r.took)
-		r.took = append(r.took, tookForType{typ: typ})
-	}
-	r.took[i].took += took
-}
-
-// Apply implements [repair.Group].
-func (g repairGroup) Apply(ctx context.Context, members []int) []error {
-	ctx, cancel := g[members[0]].runner.Bound(ctx, "CHECK")
-	defer cancel()
-	var all []*batch.Batch
-	for _, n := range members {
-		all = append(all, g[n].delayed)
-	}
-	return batch.FlushTogether(ctx, all)
-}
-
-// Announce implements [repair.Group].
-func (g repairGroup) Announce(ctx context.Context, member int, d compare.Difference, unanswered bool) error {
-	d.Fix = func(ctx context.Context) error { return d.Announce(ctx, unanswered) }
-	return g[member].runner.Fix(ctx, d, nil)
-}
 
 // together is what a repair of several containers has done.
 type together struct {
@@ -266,7 +138,7 @@ func (s *snapshot) tryRepair(id record.ID) (*operation, error) {
 
 // repairLocked repairs locked containers.
 func (s *snapshot) repairLocked(ctx context.Context, host *hostns.NetNS, locked []*operation, want choosing, done together) {
-	var g repairGroup
+	var g []*repairing
 	var options []repair.Options
 	for _, op := range locked {
 		m := &mended{}
@@ -294,7 +166,7 @@ func (s *snapshot) repairLocked(ctx context.Context, host *hostns.NetNS, locked 
 		ctx, cancel = context.WithTimeout(ctx, groupTime)
 		defer cancel()
 	}
-	for i, result := range repair.Run(ctx, g, options) {
+	for i, result := range runRepairs(ctx, g, options) {
 		r, m := g[i], done.outcomes[g[i].op.ID]
 		r.report(ctx, result.Outcome, &RepairReport{})
 		m.parts = append(m.parts, mendedPart{r.attachment, result.Outcome})
@@ -308,22 +180,37 @@ func (s *snapshot) repairLocked(ctx context.Context, host *hostns.NetNS, locked 
 	}
 }
 
-// report adds the outcome to the report, and reports it to the log and the observer.
-func (r *repairing) report(ctx context.Context, out repair.Outcome, report *RepairReport) {
-	log := r.op.log().With("network", r.network.config.Name, "interface", r.IfName)
-	for _, d := range out.Repaired {
-		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
-		report.Repaired = append(report.Repaired, r.difference(d))
+// repairBroken makes again what is missing of attachments on the host, unless they are
+// held. It returns that, and the attachments as they are then.
+func (op *operation) repairBroken(ctx context.Context, all attachments) (repaired []Difference, parts []*examine.Part, err error) {
+	report := &RepairReport{}
+	err = op.makeUnheld(ctx, all, report)
+	parts, cerr := op.compareAll(ctx, &views.Looks{}, all)
+	return report.Repaired, parts, join(err, cerr)
+}
+
+// makeUnheld makes again what is missing of those attachments that are not held. If that
+// cannot be read, all may be.
+func (op *operation) makeUnheld(ctx context.Context, all attachments, report *RepairReport) (err error) {
+	kept, err := op.lockHolds(ctx, true)
+	if err != nil {
+		return err
 	}
-	failed := make(map[string][]error)
-	for _, left := range out.Left {
-		if left.Failed {
-			log.Warn("not repaired", "plugin", left.Plugin, "kind", left.Kind, "object", left.Object, "error", left.Reason)
-			failed[left.Plugin] = append(failed[left.Plugin], left.Reason)
+	defer func() { err = join(err, kept.Release()) }()
+	holds, err := op.snapshot.holds().List()
+	if err != nil {
+		return err
+	}
+	var g []*repairing
+	for _, a := range all {
+		if a.unfinished() == nil && !isHeld(holds, op.Record, a.network.config.Name) {
+			g = append(g, a.repairing())
 		}
-		report.Remaining = append(report.Remaining, Remaining{r.difference(left.Difference), asPublic(left.Reason)})
 	}
-	for _, t := range r.took {
-		r.runner.ReportRepair(ctx, t.typ, t.took, errors.Join(failed[t.typ]...))
+	var errs []error
+	for i, result := range runRepairs(ctx, g, make([]repair.Options, len(g))) {
+		g[i].report(ctx, result.Outcome, report)
+		errs = append(errs, g[i].errors(repairOp, result.Err))
 	}
+	return join(errs...)
 }

@@ -1,0 +1,29 @@
+// Package parallel does independent work on several goroutines.
+package parallel
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// Each calls work for the numbers from 0 to n-1, at most atOnce of them at the same
+// time. The calls begin in order. Each returns when all have returned. A single call is
+// made on the caller's goroutine. work must not panic.
+func Each(n, atOnce int, work func(i int)) {
+	if n == 1 {
+		work(0)
+		return
+	}
+	var group sync.WaitGroup
+	var next atomic.Int64
+	for range min(atOnce, n) {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				work(i)
+			}
+		}()
+	}
+	group.Wait()
+}
