@@ -96,7 +96,8 @@ func socketsWith(host *hostns.NetNS, wanted []ports.Claim, log *slog.Logger) (so
 		if len(of) == 0 {
 			continue
 		}
-		bound, berr := sockdiag.Bound(host.Handle, protocol)
+		first, last := span(of)
+		bound, berr := sockdiag.Bound(host.Handle, protocol, first, last)
 		if errors.Is(berr, sockdiag.ErrUnknown) {
 			log.Debug("the sockets of the host are not known", "error", berr)
 			continue
@@ -114,4 +115,13 @@ func socketsWith(host *hostns.NetNS, wanted []ports.Claim, log *slog.Logger) (so
 	}
 	own, oerr := sockdiag.Own()
 	return slices.DeleteFunc(sockets, func(s sockdiag.Socket) bool { return own[s.Inode] }), errors.Join(err, oerr)
+}
+
+// span returns the lowest and the highest port of some claims.
+func span(claims []ports.Claim) (first, last uint16) {
+	first = claims[0].Port
+	for _, c := range claims {
+		first, last = min(first, c.Port), max(last, c.Port)
+	}
+	return first, last
 }

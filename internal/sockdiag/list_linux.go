@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -38,9 +39,24 @@ const (
 // thread reads, so an answer that takes any time was lost.
 const answerTime = 5
 
-// Bound lists the sockets of a protocol in a namespace. The error wraps ErrUnknown if
-// the kernel cannot list them.
-func Bound(ns *netns.Handle, protocol string) (all []Socket, err error) {
+// The filter that the kernel applies: struct inet_diag_bc_op, of a code, the distance to
+// the next op if it holds, and that if not. The port of a comparison is in another op.
+const (
+	sizeofOp    = 4
+	attrFilter  = 1 // INET_DIAG_REQ_BYTECODE
+	portAtLeast = 2 // INET_DIAG_BC_S_GE
+	portAtMost  = 3 // INET_DIAG_BC_S_LE
+)
+
+// Bound lists the sockets of a protocol in a namespace that have one of the ports from
+// first to last. The error wraps ErrUnknown if the kernel cannot list them.
+func Bound(ns *netns.Handle, protocol string, first, last uint16) ([]Socket, error) {
+	all, err := bound(ns, protocol, filter(first, last))
+	// A kernel without filters lists all sockets, and so does SCTP.
+	return slices.DeleteFunc(all, func(s Socket) bool { return s.Port < first || s.Port > last }), err
+}
+
+func bound(ns *netns.Handle, protocol string, filter []byte) (all []Socket, err error) {
 	fd := -1
 	err = thread.In(ns, func() (err error) {
 		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
@@ -57,7 +73,10 @@ func Bound(ns *netns.Handle, protocol string) (all []Socket, err error) {
 		return nil, fmt.Errorf("list %s sockets: %w", protocol, err)
 	}
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		some, err := list(fd, family, protocol)
+		some, err := list(fd, protocol, request(family, protocol, filter))
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // a kernel without filters
+			some, err = list(fd, protocol, request(family, protocol, nil))
+		}
 		if errors.Is(err, unix.ENOENT) { // there is no module for the family, or for the protocol
 			err = fmt.Errorf("%w: %w", ErrUnknown, err)
 		}
@@ -69,10 +88,10 @@ func Bound(ns *netns.Handle, protocol string) (all []Socket, err error) {
 	return all, nil
 }
 
-// list asks for the sockets of a family, and reads the answer.
-func list(fd int, family byte, protocol string) (all []Socket, err error) {
+// list sends a request, and reads the answer.
+func list(fd int, protocol string, request []byte) (all []Socket, err error) {
 	if err := restart(func() error {
-		return unix.Sendto(fd, request(family, protocol), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		return unix.Sendto(fd, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 	}); err != nil {
 		return nil, err
 	}
@@ -96,7 +115,26 @@ func list(fd int, family byte, protocol string) (all []Socket, err error) {
 	}
 }
 
-func request(family byte, protocol string) []byte {
+// filter returns the attribute by which the kernel lists only sockets with those ports.
+func filter(first, last uint16) []byte {
+	const size = unix.SizeofRtAttr + 4*sizeofOp
+	b := binary.NativeEndian.AppendUint16(nil, size)
+	b = binary.NativeEndian.AppendUint16(b, attrFilter)
+	// The filter ends where an op leads to its end, and rejects where one leads beyond.
+	for _, op := range []struct {
+		code   byte
+		reject uint16
+		port   uint16
+	}{{portAtLeast, 5 * sizeofOp, first}, {portAtMost, 3 * sizeofOp, last}} {
+		b = append(b, op.code, 2*sizeofOp)
+		b = binary.NativeEndian.AppendUint16(b, op.reject)
+		b = append(b, 0, 0)
+		b = binary.NativeEndian.AppendUint16(b, op.port)
+	}
+	return b
+}
+
+func request(family byte, protocol string, filter []byte) []byte {
 	number, state := byte(unix.IPPROTO_TCP), stateListening
 	switch protocol {
 	case "udp":
@@ -104,13 +142,13 @@ func request(family byte, protocol string) []byte {
 	case "sctp":
 		number = unix.IPPROTO_SCTP
 	}
-	b := binary.NativeEndian.AppendUint32(nil, unix.NLMSG_HDRLEN+sizeofRequest)
+	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+sizeofRequest+len(filter)))
 	b = binary.NativeEndian.AppendUint16(b, unix.SOCK_DIAG_BY_FAMILY)
 	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
 	b = append(b, make([]byte, 8)...) // sequence number and port
 	b = append(b, family, number, 0, 0)
 	b = binary.NativeEndian.AppendUint32(b, 1<<state)
-	return append(b, make([]byte, sizeofSockID)...)
+	return append(append(b, make([]byte, sizeofSockID)...), filter...)
 }
 
 // parse reads one datagram of the answer. done reports whether it was the last.

@@ -23,7 +23,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
 
 // hostNS returns a namespace whose loopback interface is up.
-func hostNS(t *testing.T) *netns.Handle {
+func hostNS(t testing.TB) *netns.Handle {
 	t.Helper()
 	ns := nettest.New(t)
 	nettest.SetUp(t, ns, "lo")
@@ -31,7 +31,7 @@ func hostNS(t *testing.T) *netns.Handle {
 }
 
 // bind opens a socket in a namespace. A mode has "listen", "connect" or "v6only".
-func bind(t *testing.T, ns *netns.Handle, protocol, addr string, port int, modes ...string) (fd int) {
+func bind(t testing.TB, ns *netns.Handle, protocol, addr string, port int, modes ...string) (fd int) {
 	t.Helper()
 	typ := unix.SOCK_STREAM
 	if protocol == "udp" {
@@ -78,9 +78,9 @@ func rendered(all []Socket) []string {
 	return lines
 }
 
-func bound(t *testing.T, ns *netns.Handle, protocol string) []Socket {
+func boundIn(t *testing.T, ns *netns.Handle, protocol string) []Socket {
 	t.Helper()
-	all, err := Bound(ns, protocol)
+	all, err := Bound(ns, protocol, 0, 65535)
 	expect.NoError(t, err)
 	return all
 }
@@ -99,9 +99,9 @@ func TestBoundListsSocketsThatWaitForAnyPeer(t *testing.T) {
 	bind(t, ns, "udp", "::1", 55, "v6only")
 	bind(t, ns, "udp", "127.0.0.1", 56, "connect")
 	bind(t, other, "tcp", "0.0.0.0", 90, "listen")
-	expect.Same(t, "tcp", rendered(bound(t, ns, "tcp")), []string{"tcp 0.0.0.0:80", "tcp 127.0.0.1:81", "tcp 127.0.0.1:85", "tcp 82", "tcp [::1]:84", "tcp [::]:83"})
-	expect.Same(t, "udp", rendered(bound(t, ns, "udp")), []string{"udp 0.0.0.0:53", "udp 54", "udp [::1]:55"})
-	expect.Same(t, "another namespace", rendered(bound(t, other, "tcp")), []string{"tcp 0.0.0.0:90"})
+	expect.Same(t, "tcp", rendered(boundIn(t, ns, "tcp")), []string{"tcp 0.0.0.0:80", "tcp 127.0.0.1:81", "tcp 127.0.0.1:85", "tcp 82", "tcp [::1]:84", "tcp [::]:83"})
+	expect.Same(t, "udp", rendered(boundIn(t, ns, "udp")), []string{"udp 0.0.0.0:53", "udp 54", "udp [::1]:55"})
+	expect.Same(t, "another namespace", rendered(boundIn(t, other, "tcp")), []string{"tcp 0.0.0.0:90"})
 }
 
 // TestBoundListsThousands, which no single answer holds.
@@ -110,16 +110,71 @@ func TestBoundListsThousands(t *testing.T) {
 	for port := range 1_500 {
 		bind(t, ns, "tcp", "127.0.0.1", 2_000+port, "listen")
 	}
-	all := bound(t, ns, "tcp")
+	all := boundIn(t, ns, "tcp")
 	slices.SortFunc(all, func(a, b Socket) int { return int(a.Port) - int(b.Port) })
 	if len(all) != 1_500 || all[0].Port != 2_000 || all[1_499].Port != 3_499 {
 		t.Errorf("%d sockets", len(all))
 	}
 }
 
+// TestTheKernelListsOnlyTheWantedPorts, with the borders.
+func TestTheKernelListsOnlyTheWantedPorts(t *testing.T) {
+	ns := hostNS(t)
+	for _, port := range []int{1, 79, 80, 81, 90, 65535} {
+		bind(t, ns, "tcp", "127.0.0.1", port, "listen")
+		bind(t, ns, "tcp", "::1", port, "listen")
+		bind(t, ns, "udp", "::", port)
+	}
+	for _, protocol := range []string{"tcp", "udp"} {
+		for _, tt := range []struct{ first, last, want uint16 }{
+			{80, 80, 1}, {80, 89, 2}, {80, 90, 3}, {0, 65535, 6}, {82, 89, 0}, {65535, 65535, 1}, {0, 1, 1}, {90, 80, 0},
+		} {
+			all, err := Bound(ns, protocol, tt.first, tt.last)
+			expect.NoError(t, err)
+			found := map[uint16]bool{}
+			for _, s := range all {
+				found[s.Port] = true
+			}
+			expect.Same(t, fmt.Sprint(protocol, tt), uint16(len(found)), tt.want)
+			listed, err := bound(ns, protocol, filter(tt.first, tt.last))
+			expect.NoError(t, err)
+			expect.Same(t, fmt.Sprint("sockets that the kernel lists for ", protocol, tt), len(listed), len(all))
+		}
+	}
+}
+
+// TestAFilterThatTheKernelRefuses: all sockets are listed.
+func TestAFilterThatTheKernelRefuses(t *testing.T) {
+	ns := hostNS(t)
+	bind(t, ns, "tcp", "127.0.0.1", 80, "listen")
+	bind(t, ns, "tcp", "::", 81, "listen")
+	bad := filter(80, 80)
+	bad[unix.SizeofRtAttr] = 99 // no such op
+	all, err := bound(ns, "tcp", bad)
+	expect.NoError(t, err)
+	expect.Same(t, "all", rendered(all), []string{"tcp 127.0.0.1:80", "tcp 81"})
+}
+
+// BenchmarkBound beside sockets of others that listen.
+func BenchmarkBound(b *testing.B) {
+	for _, others := range []int{0, 1_000} {
+		b.Run(fmt.Sprint(others), func(b *testing.B) {
+			ns := hostNS(b)
+			for i := range others {
+				bind(b, ns, "tcp", "127.0.0.1", 2_000+i, "listen")
+			}
+			for b.Loop() {
+				if _, err := Bound(ns, "tcp", 80, 80); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
 func TestSCTPIsListedOrUnknown(t *testing.T) {
 	ns := hostNS(t)
-	all, err := Bound(ns, "sctp")
+	all, err := Bound(ns, "sctp", 0, 65535)
 	if len(all) > 0 || err != nil && !errors.Is(err, ErrUnknown) {
 		t.Errorf("%v, %v", all, err)
 	}
@@ -129,7 +184,7 @@ func TestSCTPIsListedOrUnknown(t *testing.T) {
 func TestASocketHasAProcess(t *testing.T) {
 	ns := hostNS(t)
 	fd := bind(t, ns, "tcp", "127.0.0.1", 80, "listen")
-	s := bound(t, ns, "tcp")[0]
+	s := boundIn(t, ns, "tcp")[0]
 	own, err := Own()
 	expect.NoError(t, err)
 	expect.Same(t, "own", own[s.Inode], true)

@@ -5,7 +5,7 @@ package sockdiag
 import "github.com/embedcni/cni/netns"
 
 // Bound returns ErrUnknown.
-func Bound(*netns.Handle, string) ([]Socket, error) { return nil, ErrUnknown }
+func Bound(*netns.Handle, string, uint16, uint16) ([]Socket, error) { return nil, ErrUnknown }
 
 // Own returns ErrUnknown.
 func Own() (map[uint32]bool, error) { return nil, ErrUnknown }
