@@ -18,6 +18,7 @@ import (
 // each change is returned once.
 type Watch struct {
 	dir  string
+	mask uint32
 	file *os.File
 
 	mu      sync.Mutex
@@ -25,16 +26,25 @@ type Watch struct {
 	buf     []byte
 }
 
-const changes = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE |
-	unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
+const (
+	names = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE |
+		unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
+	changes = names | unix.IN_MODIFY
+)
 
 // Open begins to watch a directory, which need not exist. The caller closes the Watch.
-func Open(dir string) (*Watch, error) {
+func Open(dir string) (*Watch, error) { return open(dir, changes) }
+
+// OpenNames is Open for a caller that needs to know only which names come to lead to
+// another file, or to none: writing to a file is no change.
+func OpenNames(dir string) (*Watch, error) { return open(dir, names) }
+
+func open(dir string, mask uint32) (*Watch, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("watch %s: %w", dir, err)
 	}
-	w := &Watch{dir: dir, file: os.NewFile(uintptr(fd), "inotify"), buf: make([]byte, 16<<10)}
+	w := &Watch{dir: dir, mask: mask, file: os.NewFile(uintptr(fd), "inotify"), buf: make([]byte, 16<<10)}
 	if _, err := w.Now(); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
@@ -77,7 +87,7 @@ func (w *Watch) add(fd int, c *Changes) error {
 	if w.watched {
 		return nil
 	}
-	_, err := unix.InotifyAddWatch(fd, w.dir, changes)
+	_, err := unix.InotifyAddWatch(fd, w.dir, w.mask)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		return nil
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-func open(t *testing.T, dir string) *Watch {
+func opened(t *testing.T, dir string) *Watch {
 	t.Helper()
 	w, err := Open(dir)
 	expect.NoError(t, err)
@@ -39,7 +39,7 @@ func TestChanges(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "old")
 	write(t, dir, "older")
-	w := open(t, dir)
+	w := opened(t, dir)
 	expect.Same(t, "nothing", now(t, w), Changes{})
 	write(t, dir, "new")
 	write(t, dir, "new")
@@ -51,12 +51,28 @@ func TestChanges(t *testing.T) {
 	expect.Same(t, "nothing more", now(t, w), Changes{})
 }
 
+// TestNamesOnly: a file that is written to keeps its name.
+func TestNamesOnly(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "old")
+	w, err := OpenNames(dir)
+	expect.NoError(t, err)
+	defer func() { expect.NoError(t, w.Close()) }()
+	write(t, dir, "old")
+	expect.Same(t, "nothing", now(t, w), Changes{})
+	write(t, dir, "new")
+	expect.NoError(t, os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "old")))
+	expect.NoError(t, os.Link(filepath.Join(dir, "old"), filepath.Join(dir, "another")))
+	expect.NoError(t, os.Remove(filepath.Join(dir, "another")))
+	expect.Same(t, "changes", now(t, w), Changes{Names: []string{"new", "old", "another"}})
+}
+
 // TestDirectoryComesAndGoes: whatever happens to the directory, the caller hears that
 // anything in it may have changed.
 func TestDirectoryComesAndGoes(t *testing.T) {
 	parent := t.TempDir()
 	dir := filepath.Join(parent, "dir")
-	w := open(t, dir)
+	w := opened(t, dir)
 	if c := now(t, w); c.Lost {
 		t.Errorf("without a directory: %+v", c)
 	}
@@ -92,7 +108,7 @@ func TestTooManyChanges(t *testing.T) {
 	_, err = fmt.Sscan(string(data), &most)
 	expect.NoError(t, err)
 	dir := t.TempDir()
-	w := open(t, dir)
+	w := opened(t, dir)
 	paths := []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}
 	write(t, paths[0])
 	for n := range most/2 + 10 { // two events each; equal ones in a row are one
@@ -107,7 +123,7 @@ func TestTooManyChanges(t *testing.T) {
 
 func TestWait(t *testing.T) {
 	dir := t.TempDir()
-	w := open(t, dir)
+	w := opened(t, dir)
 	done := make(chan error, 1)
 	go func() { done <- w.Wait(t.Context()) }()
 	write(t, dir, "a")
@@ -132,7 +148,7 @@ func TestWait(t *testing.T) {
 
 // TestNoWatchesLeft: without a watch, each call says that anything may have changed.
 func TestNoWatchesLeft(t *testing.T) {
-	w := open(t, t.TempDir())
+	w := opened(t, t.TempDir())
 	w.watched = false
 	fd := int(w.file.Fd())
 	none, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)

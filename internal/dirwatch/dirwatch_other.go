@@ -19,6 +19,9 @@ type Changes struct {
 // Open fails with [errors.ErrUnsupported].
 func Open(string) (*Watch, error) { return nil, errors.ErrUnsupported }
 
+// OpenNames fails with [errors.ErrUnsupported].
+func OpenNames(string) (*Watch, error) { return nil, errors.ErrUnsupported }
+
 // Now returns that anything may have changed.
 func (*Watch) Now() (Changes, error) { return Changes{Lost: true}, nil }
 
