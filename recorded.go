@@ -60,7 +60,11 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, early 
 	op.portWarnings = nil
 	wanted := op.attachments.hostPorts()
 	if len(wanted) == 0 {
-		return op.Begin(rec, early)
+		err := op.Begin(rec, early)
+		if err == nil {
+			op.Ports.Enter(rec)
+		}
+		return err
 	}
 	if err := op.lookAtPorts(wanted); err != nil {
 		return err
@@ -119,7 +123,7 @@ func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
 // Append adds an entry about the attachment to the record, if there is one. It
 // implements [runner.Attachment].
 func (a *attachment) Append(e record.Entry) error {
-	e.IfName = a.IfName
+	e.IfName, e.Facts = a.IfName, a.facts.With(e.Facts)
 	return a.op.Note(e)
 }
 
@@ -324,6 +328,16 @@ func (a *attachment) Note(key string, value any) error {
 		return fmt.Errorf("note %s: %w", key, err)
 	}
 	a.facts.Set(key, data)
+	return nil
+}
+
+// NoteSoon notes a value that is written with the next entry.
+func (a *attachment) NoteSoon(key string, value any) error {
+	data, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Errorf("note %s: %w", key, err)
+	}
+	a.facts.SetSoon(key, data)
 	return nil
 }
 

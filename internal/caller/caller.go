@@ -38,6 +38,10 @@ type Record interface {
 	// A key begins with the plugin's type.
 	Note(key string, value any) error
 
+	// NoteSoon is Note for a value that only a complete attachment needs. It is
+	// written with what is recorded next, at the latest with the end of the ADD.
+	NoteSoon(key string, value any) error
+
 	// InUse returns the addresses of all other attachments on record, of this
 	// container and of others, of any owner.
 	InUse() ([]netip.Addr, error)
@@ -96,6 +100,7 @@ type noRecord struct{}
 
 func (noRecord) Fact(string) json.RawMessage                { return nil }
 func (noRecord) Note(string, any) error                     { return nil }
+func (noRecord) NoteSoon(string, any) error                 { return nil }
 func (noRecord) InUse() ([]netip.Addr, error)               { return nil, nil }
 func (noRecord) Claim(string, netip.Addr)                   {}
 func (noRecord) MayRelease(string, string, netip.Addr) bool { return false }

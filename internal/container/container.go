@@ -47,11 +47,11 @@ func Open(lockFile, recordDir, hostNetNS string, logger *slog.Logger, previous *
 	}
 	var space *lock.Space
 	if previous != nil && previous.Locks.Path() == lockFile && previous.Records.Dir() == recordDir {
-		s.Records, s.Pins, space = previous.Records, previous.Pins, previous.Locks.Space
+		s.Records, s.Pins, space, s.Ports = previous.Records, previous.Pins, previous.Locks.Space, previous.Ports
 	} else {
 		s.Records, s.Pins, space = record.Open(recordDir), NewPins(recordDir), lock.Open(lockFile)
+		s.Ports = portindex.Open(s.Records, logger)
 	}
-	s.Ports = portindex.Open(s.Records, logger)
 	s.Process = newProcess(space, logger)
 	s.Locks = &Locks{Space: space, records: s.Records, process: s.Process, logger: logger}
 	s.Pools = Pools{filepath.Join(recordDir, "pool"), s.Process}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 
@@ -80,11 +79,10 @@ func (all *dirents) read(data []byte) error {
 	return nil
 }
 
-// link gives an open file another name.
-func link(f *os.File, path string) error {
-	open := fmt.Sprintf("/proc/thread-self/fd/%d", f.Fd())
-	if err := unix.Linkat(unix.AT_FDCWD, open, unix.AT_FDCWD, path, unix.AT_SYMLINK_FOLLOW); err != nil {
-		return &os.LinkError{Op: "link", Old: f.Name(), New: path, Err: err}
+// link gives a file another name.
+func link(file, path string) error {
+	if err := unix.Linkat(unix.AT_FDCWD, file, unix.AT_FDCWD, path, unix.AT_SYMLINK_FOLLOW); err != nil {
+		return &os.LinkError{Op: "link", Old: file, New: path, Err: err}
 	}
 	return nil
 }

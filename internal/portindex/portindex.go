@@ -17,6 +17,10 @@
 //
 // Nothing needs a lock. An entry that is missing is made again, and one whose record is
 // gone is removed, by whoever notices.
+//
+// A process that searches again, beside many records, does not compare the names each
+// time: it keeps the index in memory, and hears from the kernel which records have
+// changed since; see view.
 package portindex
 
 import (
@@ -32,6 +36,7 @@ import (
 	"sync"
 
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/dirwatch"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
@@ -42,13 +47,23 @@ type Index struct {
 	records *record.Store
 	dir     string
 	logger  *slog.Logger
-	reading sync.Mutex // so that of several callers only one reads a new record
+
+	mu   sync.Mutex // held while reading, so that of several callers only one reads a new record
+	view *view      // nil: each search compares the names
+	many bool       // the last search has found many records
+
+	most  int // beside more records searches have a view
+	watch func(dir string) (*dirwatch.Watch, error)
 }
+
+// most is the number of records up to which a view does not pay. A search beside them
+// takes some microseconds, and a view one of the user's few inotify instances.
+const most = 64
 
 // Open returns the index of the records. The first record that is entered makes its
 // directory.
 func Open(records *record.Store, logger *slog.Logger) *Index {
-	return &Index{records: records, dir: filepath.Join(records.Dir(), "ports"), logger: logger}
+	return &Index{records: records, dir: filepath.Join(records.Dir(), "ports"), logger: logger, most: most, watch: dirwatch.OpenNames}
 }
 
 // Holder is an attachment on record that claims a port.
@@ -113,30 +128,62 @@ func holdersIn(rec *record.Record, wanted []ports.Claim) (holders []Holder) {
 	return holders
 }
 
-// candidates returns the names of the records that may claim one of the ports. It
-// enters the records that are not in the index.
+// candidates returns the names of the records that may claim one of the ports, in
+// order. It enters the records that are not in the index.
 func (x *Index) candidates(wanted []ports.Claim) (names []string, err error) {
-	x.reading.Lock()
-	defer x.reading.Unlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.follow() {
+		x.readChanged()
+		return x.view.claiming(wanted), nil
+	}
+	v := x.newView() // before the names are read, so that it hears of all later changes
+	codes, err := x.codes(v)
+	if err != nil {
+		return nil, errors.Join(err, v.close())
+	}
+	if x.view = v; v != nil {
+		return v.claiming(wanted), nil
+	}
+	for name, code := range codes {
+		if ports.Coded(code, wanted) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// codes returns the codes of all records that claim ports. It enters them in a view, if
+// there is one.
+func (x *Index) codes(v *view) (map[string]string, error) {
 	now, err := x.compare()
 	if err != nil {
 		return nil, err
 	}
+	codes := make(map[string]string)
 	for _, e := range now.entered {
-		if ports.Coded(e.code, wanted) {
-			names = append(names, e.name)
+		if e.code != "" {
+			codes[e.name] = e.code
 		}
 	}
 	for _, name := range now.unread {
-		if code, ok := x.read(name); ok && ports.Coded(code, wanted) {
-			names = append(names, name)
+		code, sure := x.read(name)
+		if code != "" {
+			codes[name] = code
+		}
+		if !sure {
+			v.doubt(name)
 		}
 	}
 	for _, e := range now.stale {
 		x.remove(e)
 	}
-	slices.Sort(names)
-	return names, nil
+	for name, code := range codes {
+		v.set(name, code)
+	}
+	x.many = len(now.entered)+len(now.unread) > x.most
+	return codes, nil
 }
 
 // entry is a name in the index.
@@ -205,14 +252,15 @@ func (x *Index) compare() (now comparison, err error) {
 	return now, nil
 }
 
-// read reads a record and enters it. ok is false if there is none, or it says nothing.
+// read reads a record and enters it. The code is empty if there is none, or it claims
+// no ports; it is not sure if the record cannot be read now.
 //
 // The file is opened before it is read: should the record be replaced meanwhile, the
 // entry is for the old file, and stale.
-func (x *Index) read(name string) (code string, ok bool) {
+func (x *Index) read(name string) (code string, sure bool) {
 	f, err := plainfile.Open(x.records.Path(name), os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", false
+		return "", true
 	}
 	var rec *record.Record
 	if err == nil {
@@ -222,38 +270,42 @@ func (x *Index) read(name string) (code string, ok bool) {
 	if err != nil {
 		x.logger.Warn("the ports of the host that a container has may be unknown: its record cannot be used", "record", name, "error", err)
 	}
-	if rec == nil {
-		return "", false
+	if rec == nil || errors.Is(err, record.ErrUnread) {
+		return "", err == nil
 	}
 	code = codeOf(rec)
-	if !errors.Is(err, record.ErrUnread) {
-		x.enter(f, entry{name: name, code: code})
-	}
+	x.enter(fmt.Sprintf("/proc/thread-self/fd/%d", f.Fd()), entry{name: name, code: code})
 	return code, true
 }
 
-// codeOf returns the code of all ports in a record, those of attachments that are gone
-// included: the log does not change the entry.
+// codeOf returns the code of all ports in a record. It may be of more than those that
+// the record claims: those that no plugin forwards, and those of attachments that are
+// gone, so that the log does not change the entry.
 func codeOf(rec *record.Record) string {
 	var all []ports.Claim
 	for i := range rec.Attachments {
-		all = append(all, Claims(&rec.Attachments[i])...)
+		if mappings, ok := rec.Attachments[i].Capabilities[Capability]; ok {
+			all = append(all, ports.Of(mappings)...)
+		}
 	}
 	return ports.Code(all)
 }
 
-// enter makes an entry for an open record. Without it the record is read again by the
-// next caller.
-func (x *Index) enter(f *os.File, e entry) {
+// enter makes an entry for the file of a record. Without it the record is read again by
+// the next process, and without a view by the next caller.
+func (x *Index) enter(file string, e entry) {
 	path := filepath.Join(x.dir, e.file())
 	var err error
 	for range 3 {
-		err = link(f, path)
+		err = link(file, path)
 		switch {
-		case errors.Is(err, fs.ErrExist): // of an earlier record, or made by another process meanwhile
-			err = cmp.Or(os.Remove(path), err)
+		case errors.Is(err, fs.ErrExist):
+			if isSame(file, path) {
+				return // another process has made it meanwhile
+			}
+			err = cmp.Or(os.Remove(path), err) // of an earlier record
 		case errors.Is(err, fs.ErrNotExist):
-			if _, gone := os.Lstat(f.Name()); gone != nil {
+			if _, gone := os.Lstat(x.records.Path(e.name)); gone != nil {
 				return // the record was removed
 			}
 			err = cmp.Or(os.MkdirAll(x.dir, 0o700), err)
@@ -267,6 +319,12 @@ func (x *Index) enter(f *os.File, e entry) {
 	x.logger.Debug("a record is not entered in the index of ports", "record", e.name, "error", err)
 }
 
+func isSame(file, path string) bool {
+	a, err := os.Stat(file)
+	b, berr := os.Stat(path)
+	return err == nil && berr == nil && os.SameFile(a, b)
+}
+
 // remove deletes an entry, unless it has become that of the record.
 func (x *Index) remove(e entry) {
 	if err := os.Remove(filepath.Join(x.dir, e.file())); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -275,16 +333,18 @@ func (x *Index) remove(e entry) {
 }
 
 // Enter enters a record that was just written, so that no other call has to read it.
-// The caller has the container's lock.
+// The caller has the container's lock. A record without ports is not entered in the
+// directory: the next process reads it once.
 func (x *Index) Enter(rec *record.Record) {
-	name := record.Name(rec.ContainerID)
-	f, err := plainfile.Open(x.records.Path(name), os.O_RDONLY, 0)
-	if err != nil {
-		x.logger.Debug("a record is not entered in the index of ports", "record", name, "error", err)
-		return
+	name, code := record.Name(rec.ContainerID), codeOf(rec)
+	if code != "" {
+		x.enter(x.records.Path(name), entry{name: name, code: code})
 	}
-	defer f.Close() // was only linked to
-	x.enter(f, entry{name: name, code: codeOf(rec)})
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.follow() { // nobody else changes the record while the caller has the lock
+		x.setCode(name, code)
+	}
 }
 
 // Forget removes the entry of a record that was deleted.

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/dirwatch"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
@@ -248,11 +249,20 @@ func TestWithoutHardLinks(t *testing.T) {
 
 // TestTheIndexIsThatOfTheRecords after any sequence of writers that know the index and
 // earlier versions that do not, some of which are killed in between, and of readers.
+// With a view and without one.
 func TestTheIndexIsThatOfTheRecords(t *testing.T) {
+	for _, most := range []int{0, 1_000} {
+		t.Run(fmt.Sprint(most), func(t *testing.T) { testIndex(t, most) })
+	}
+}
+
+func testIndex(t *testing.T, most int) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	h := newHost(t)
+	h.index.most = most
+	views := 0
 	live := map[string]*record.Record{}
 	found := 0
 	for step := range 3_000 {
@@ -299,26 +309,37 @@ func TestTheIndexIsThatOfTheRecords(t *testing.T) {
 			found += len(want)
 			holders, err := h.index.Find(wanted)
 			expect.NoError(t, err)
+			if h.index.view != nil {
+				views++
+			}
 			if got := rendered(holders); !slices.Equal(got, rendered(want)) {
 				t.Fatalf("step %d: %v has %q, want %q", step, wanted, got, rendered(want))
 			}
 		}
 	}
-	if found < 500 {
-		t.Errorf("%d holders in all, too few to show anything", found)
+	if found < 500 || (views < 500) != (most > 0) {
+		t.Errorf("%d holders in all, %d searches with a view, too few to show anything", found, views)
 	}
 }
 
 // TestManyAtOnce: whatever happens at the same time, a record that is there all the
 // time is found.
 func TestManyAtOnce(t *testing.T) {
+	for _, most := range []int{0, 1_000} {
+		t.Run(fmt.Sprint(most), func(t *testing.T) { testManyAtOnce(t, most) })
+	}
+}
+
+func testManyAtOnce(t *testing.T, most int) {
 	h := newHost(t)
+	h.index.most = most
 	h.write(recordOf("stays", []uint16{80}))
 	again := recordOf("again", []uint16{81})
 	h.write(again)
 	var wg sync.WaitGroup
 	for i := range 4 {
 		index := Open(record.Open(h.store.Dir()), slog.New(slog.NewTextHandler(h.log, nil))) // of another process
+		index.most = most
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
@@ -347,6 +368,109 @@ func TestManyAtOnce(t *testing.T) {
 		expect.Same(t, "again", h.find(81), []string{"again/eth0 tcp 81"})
 	}
 	wg.Wait()
+}
+
+// newFollowed returns a host whose index has a view.
+func newFollowed(t *testing.T) *host {
+	t.Helper()
+	h := newHost(t)
+	h.index.most = 0
+	h.write(recordOf("first", []uint16{1}))
+	h.find(1)
+	h.find(1)
+	if h.index.view == nil {
+		t.Fatal("no view")
+	}
+	h.reads()
+	return h
+}
+
+// TestAViewReadsOnlyWhatChanged: what others have written, and none of its own.
+func TestAViewReadsOnlyWhatChanged(t *testing.T) {
+	h := newFollowed(t)
+	h.index.Enter(h.write(recordOf("own", []uint16{80})))
+	h.index.Enter(h.write(recordOf("portless", nil)))
+	expect.Same(t, "a port of nobody", h.find(81), []string{})
+	expect.Same(t, "reads", h.reads(), 0)
+	another := h.write(recordOf("another's", []uint16{81}))
+	expect.Same(t, "another's port", h.find(81), []string{"another's/eth0 tcp 81"})
+	expect.Same(t, "reads", h.reads(), 2)
+	expect.NoError(t, h.store.Append(another, record.Entry{IfName: "eth0", State: record.Added}))
+	expect.Same(t, "a port of nobody", h.find(82), []string{})
+	expect.Same(t, "reads after an entry of the log", h.reads(), 0)
+	h.write(recordOf("another's", []uint16{82})) // attached again
+	expect.Same(t, "its former port", h.find(81), []string{})
+	expect.Same(t, "its port", h.find(82), []string{"another's/eth0 tcp 82"})
+	expect.NoError(t, h.store.Delete("another's"))
+	expect.Same(t, "a port of one that is gone", h.find(82), []string{})
+	expect.Same(t, "entries", h.entered(), []string{nameOf("own", "t80"), nameOf("first", "t1")})
+}
+
+// TestARangeInAView is found at its borders, narrow or wide.
+func TestARangeInAView(t *testing.T) {
+	h := newFollowed(t)
+	var narrow, broad []uint16
+	for p := range uint16(200) {
+		narrow, broad = append(narrow, 1_000+p), append(broad, 2_000+2*p, 2_001+2*p)
+	}
+	h.index.Enter(h.write(recordOf("narrow", narrow)))
+	h.index.Enter(h.write(recordOf("wide", broad)))
+	for port, want := range map[uint16][]string{
+		999: {}, 1_000: {"narrow/eth0 tcp 1000"}, 1_199: {"narrow/eth0 tcp 1199"}, 1_200: {},
+		1_999: {}, 2_000: {"wide/eth0 tcp 2000"}, 2_399: {"wide/eth0 tcp 2399"}, 2_400: {},
+	} {
+		expect.Same(t, fmt.Sprint(port), h.find(port), want)
+	}
+	expect.NoError(t, h.store.Delete("narrow"))
+	expect.NoError(t, h.store.Delete("wide"))
+	expect.Same(t, "after both are gone", h.find(1_000, 2_000), []string{})
+	expect.Same(t, "ports in the view", len(h.index.view.slots), 1)
+}
+
+// TestADirectoryThatIsReplaced, or covered by a mount, of which nobody is told.
+func TestADirectoryThatIsReplaced(t *testing.T) {
+	for what, replace := range map[string]func(dir string) error{
+		"renamed": func(dir string) error {
+			return errors.Join(os.Rename(dir, dir+".old"), os.Mkdir(dir, 0o700))
+		},
+		"removed": func(dir string) error { return errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)) },
+		"mounted": func(dir string) error { return unix.Mount("tmpfs", dir, "tmpfs", 0, "") },
+	} {
+		h := newFollowed(t)
+		dir := h.store.Dir()
+		expect.NoError(t, replace(dir))
+		h.write(recordOf("second", []uint16{2}))
+		expect.Same(t, what+": a port of the former directory", h.find(1), []string{})
+		expect.Same(t, what+": a port of the new one", h.find(2), []string{"second/eth0 tcp 2"})
+		if what == "mounted" {
+			expect.NoError(t, unix.Unmount(dir, unix.MNT_DETACH))
+			expect.Same(t, what+" no more", h.find(1), []string{"first/eth0 tcp 1"})
+		}
+	}
+}
+
+// TestWithoutAWatch all names are compared each time.
+func TestWithoutAWatch(t *testing.T) {
+	h := newHost(t)
+	h.index.most = 0
+	h.index.watch = func(string) (*dirwatch.Watch, error) { return nil, unix.EMFILE }
+	h.write(recordOf("c1", []uint16{80}))
+	for range 3 {
+		expect.Same(t, "holders", h.find(80), []string{"c1/eth0 tcp 80"})
+	}
+	h.write(recordOf("c2", []uint16{81}))
+	expect.Same(t, "holders", h.find(81), []string{"c2/eth0 tcp 81"})
+}
+
+// TestARecordThatCannotBeReadNow is read again by the next search.
+func TestARecordThatCannotBeReadNow(t *testing.T) {
+	h := newFollowed(t)
+	read := h.store.Read
+	h.store.Read = func(string) ([]byte, error) { return nil, unix.EIO }
+	h.write(recordOf("c1", []uint16{80}))
+	expect.Same(t, "while it cannot be read", h.find(80), []string{})
+	h.store.Read = read
+	expect.Same(t, "then", h.find(80), []string{"c1/eth0 tcp 80"})
 }
 
 func TestDirentsAreReadToTheEnd(t *testing.T) {

@@ -50,11 +50,28 @@ func Code(claims []Claim) string {
 
 // Coded reports whether claims of that code may be for the protocol and port of one of
 // these. It returns true for a code that it cannot read.
-func Coded(code string, claims []Claim) bool {
-	letter := ""
+func Coded(code string, claims []Claim) (found bool) {
+	legible := EachSpan(code, func(s Span) {
+		found = found || slices.ContainsFunc(claims, func(c Claim) bool {
+			return c.Protocol[0] == s.Letter && s.First <= c.Port && c.Port <= s.Last
+		})
+	})
+	return found || !legible
+}
+
+// Span is a row of ports in a code.
+type Span struct {
+	Letter      byte // the first of the protocol
+	First, Last uint16
+}
+
+// EachSpan calls found for each row of ports in a code, and reports whether it can read
+// all of it.
+func EachSpan(code string, found func(Span)) (legible bool) {
+	var s Span
 	for code != "" {
-		if !strings.HasPrefix(code, ".") {
-			letter = code[:1]
+		if code[0] != '.' {
+			s.Letter = code[0]
 		}
 		code = code[1:]
 		end := strings.IndexAny(code, ".stu")
@@ -67,15 +84,12 @@ func Coded(code string, claims []Claim) bool {
 		}
 		from, err := strconv.ParseUint(first, 10, 16)
 		to, lerr := strconv.ParseUint(last, 10, 16)
-		if err != nil || lerr != nil || letter == "" || !strings.Contains("stu", letter) {
-			return true
+		if err != nil || lerr != nil || s.Letter == 0 || strings.IndexByte("stu", s.Letter) < 0 {
+			return false
 		}
-		if slices.ContainsFunc(claims, func(c Claim) bool {
-			return c.Protocol[:1] == letter && uint64(c.Port) >= from && uint64(c.Port) <= to
-		}) {
-			return true
-		}
+		s.First, s.Last = uint16(from), uint16(to)
+		found(s)
 		code = code[end:]
 	}
-	return false
+	return true
 }

@@ -71,9 +71,12 @@ func Of(mappings any) []Claim {
 	if mappings == nil {
 		return nil
 	}
-	data, err := json.Marshal(mappings)
-	if err != nil {
-		return nil
+	data, ok := mappings.(json.RawMessage)
+	if !ok {
+		var err error
+		if data, err = json.Marshal(mappings); err != nil {
+			return nil
+		}
 	}
 	var all []json.RawMessage
 	if json.Unmarshal(data, &all) != nil {

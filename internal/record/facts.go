@@ -10,6 +10,7 @@ import (
 type Facts struct {
 	mu    sync.Mutex
 	noted map[string]json.RawMessage
+	soon  map[string]json.RawMessage // those that no entry of the log has yet
 }
 
 // All returns a copy of the notes.
@@ -23,7 +24,7 @@ func (f *Facts) All() map[string]json.RawMessage {
 func (f *Facts) Reset(noted map[string]json.RawMessage) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.noted = maps.Clone(noted)
+	f.noted, f.soon = maps.Clone(noted), nil
 }
 
 // Get returns the note under a key, or nil.
@@ -41,4 +42,28 @@ func (f *Facts) Set(key string, note json.RawMessage) {
 		f.noted = make(map[string]json.RawMessage)
 	}
 	f.noted[key] = note
+}
+
+// SetSoon is Set for a note that the next entry of the log takes along.
+func (f *Facts) SetSoon(key string, note json.RawMessage) {
+	f.Set(key, note)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.soon == nil {
+		f.soon = make(map[string]json.RawMessage)
+	}
+	f.soon[key] = note
+}
+
+// With returns the notes of an entry of the log with those that it takes along, once.
+func (f *Facts) With(entry map[string]json.RawMessage) map[string]json.RawMessage {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	soon := f.soon
+	f.soon = nil
+	if len(entry) == 0 {
+		return soon
+	}
+	maps.Copy(entry, soon)
+	return entry
 }

@@ -28,7 +28,7 @@ type made struct {
 
 // noteMade notes that an ADD made the bridge, this one or an earlier one.
 func noteMade(record caller.Record, br links.Link) error {
-	return record.Note(madeNote, made{MAC: br.MAC.String(), VLANFiltering: br.VLANFiltering})
+	return record.NoteSoon(madeNote, made{MAC: br.MAC.String(), VLANFiltering: br.VLANFiltering})
 }
 
 // madeBy returns the note of an attachment, or nil. Attachments of earlier
