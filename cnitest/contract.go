@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -21,6 +22,8 @@ type Runtime interface {
 	Ready(ctx context.Context) error
 	Plan(id, path string, opts ...cni.NamespaceOpts) (*cni.Plan, error)
 	Lookup(id string) (*cni.Result, error)
+	LookupAddr(addr netip.Addr) ([]cni.Attachment, error)
+	Refresh(ctx context.Context, id string, o cni.RefreshOptions) (*cni.Result, error)
 	Attachments() ([]cni.Attachment, error)
 	Health(ctx context.Context, o cni.HealthOptions) (*cni.HealthReport, error)
 	Repair(ctx context.Context, id string, o cni.RepairOptions) (*cni.RepairReport, error)
@@ -83,6 +86,7 @@ func Contract(t *testing.T, subject func(t *testing.T) Subject) {
 		{"Load and Status", (*contract).load},
 		{"not attached", (*contract).notAttached},
 		{"Attachments", (*contract).attachments},
+		{"LookupAddr and Refresh", (*contract).addresses},
 		{"Recover", (*contract).recovers},
 		{"Recover what is broken", (*contract).recoversBroken},
 		{"Recover after failures", (*contract).recoversFailed},

@@ -1,6 +1,7 @@
 package cnitest
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -159,6 +160,37 @@ func (c *contract) attachments() {
 		addresses = append(addresses, addr.Prefix.String())
 	}
 	expect.Same(c, "addresses", addresses, []string{"10.61.0.2/24", "fd61::2/64"})
+}
+
+func (c *contract) addresses() {
+	_, result := c.attach("c1")
+	c.attach("c2", onPods)
+	for _, addr := range []netip.Addr{result.IPv4().IP(), result.IPv6().IP(), netip.AddrFrom16(result.IPv4().IP().As16())} {
+		found, err := c.LookupAddr(addr)
+		expect.NoError(c, err)
+		if len(found) != 1 || found[0].ContainerID != "c1" || found[0].IfName != "eth0" || found[0].State != cni.Attached || len(found[0].Addresses) != 2 {
+			c.Errorf("attachments with %v: %+v", addr, found)
+		}
+	}
+	_, err := c.LookupAddr(netip.MustParseAddr("10.61.0.250"))
+	c.is("an address that nobody has", err, cni.ErrNotAttached)
+	for _, addr := range []string{"127.0.0.1", "::", "ff02::1"} {
+		_, err := c.LookupAddr(netip.MustParseAddr(addr))
+		c.is(addr, err, cni.ErrInvalidArgument)
+	}
+	for _, note := range []bool{false, true} {
+		now, err := c.Refresh(c.ctx, "c1", cni.RefreshOptions{Note: note})
+		expect.NoError(c, err)
+		expect.Same(c, "result of Refresh", c.asText(now), c.asText(result))
+	}
+	again, err := c.Lookup("c1")
+	expect.NoError(c, err)
+	expect.Same(c, "result of Lookup after Refresh", c.asText(again), c.asText(result))
+	_, err = c.Refresh(c.ctx, "never", cni.RefreshOptions{})
+	c.is("Refresh of what is not attached", err, cni.ErrNotAttached)
+	c.detach("c1", "c2")
+	_, err = c.LookupAddr(result.IPv4().IP())
+	c.is("an address that was released", err, cni.ErrNotAttached)
 }
 
 func (c *contract) cleansUp() {

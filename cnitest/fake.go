@@ -27,7 +27,7 @@ import (
 // All types of plugins exist. Those of IPAM are host-local and static; any other
 // allocates from 192.0.2.0/24. A network namespace is a path, which exists unless
 // EndNetNS has ended it. The options of cni.New that are about plugins, directories of
-// state, timeouts, retries or the host have no effect.
+// state, timeouts, retries or the host have no effect. There is no Guard, Pool or Release.
 //
 // A Fake is safe for concurrent use. Create one with NewFake.
 type Fake struct {

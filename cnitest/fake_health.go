@@ -2,99 +2,13 @@ package cnitest
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"net/netip"
 	"slices"
 	"time"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
 	"github.com/embedcni/cni"
 )
-
-// Lookup is Runtime.Lookup of package cni.
-func (f *Fake) Lookup(id string) (_ *cni.Result, err error) {
-	defer f.record(FakeCall{Method: "Lookup", ContainerID: id}, &err)
-	if err := validID(id); err != nil {
-		return nil, err
-	}
-	f.h.mu.Lock()
-	defer f.h.mu.Unlock()
-	var all []*fakeAttachment
-	if c := f.h.containers[id]; c != nil {
-		for _, a := range c.attachments {
-			if a.progress != fakePlanned && a.result != nil {
-				all = append(all, a)
-			}
-		}
-	}
-	if all == nil {
-		return nil, fmt.Errorf("container %s is %w", id, cni.ErrNotAttached)
-	}
-	plan, err := f.lax.Plan(id, "")
-	if err != nil {
-		return nil, err
-	}
-	plan.Attachments = nil
-	for _, a := range all {
-		plan.Attachments = append(plan.Attachments, a.PlannedAttachment)
-	}
-	return f.resultOf(plan, all)
-}
-
-// Attachments is Runtime.Attachments of package cni, in the order of the IDs.
-func (f *Fake) Attachments() (all []cni.Attachment, err error) {
-	defer f.record(FakeCall{Method: "Attachments"}, &err)
-	f.h.mu.Lock()
-	defer f.h.mu.Unlock()
-	for _, id := range slices.Sorted(maps.Keys(f.h.containers)) {
-		c := f.h.containers[id]
-		for _, a := range c.attachments {
-			one, err := a.public(c)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, one)
-		}
-	}
-	return all, nil
-}
-
-func (a *fakeAttachment) public(c *fakeContainer) (cni.Attachment, error) {
-	p := cni.Attachment{
-		ContainerID: c.id, Network: a.Network, IfName: a.IfName, NetNS: c.netns, Owner: a.owner, Since: c.since, State: a.state(),
-		Args: maps.Clone(a.Args), Metadata: maps.Clone(a.Metadata), Plugins: map[string]cni.PluginKind{},
-		Failures: a.failures, LastTry: a.lastTry, LastError: a.lastError,
-	}
-	for _, typ := range a.plugins() {
-		p.Plugins[typ] = cni.PluginBuiltIn
-	}
-	if err := a.wantedPorts(&p.Ports); err != nil || a.result == nil {
-		return p, err
-	}
-	var r types100.Result
-	if err := json.Unmarshal(a.result, &r); err != nil {
-		return p, err
-	}
-	for _, ip := range r.IPs {
-		addr, _ := netip.AddrFromSlice(ip.Address.IP)
-		bits, _ := ip.Address.Mask.Size()
-		one := cni.Address{Prefix: netip.PrefixFrom(addr.Unmap(), bits)}
-		if gateway, ok := netip.AddrFromSlice(ip.Gateway); ok {
-			one.Gateway = gateway.Unmap()
-		}
-		p.Addresses = append(p.Addresses, one)
-	}
-	return p, nil
-}
-
-// wantedPorts are the ports that the Setup asked for.
-func (a *fakeAttachment) wantedPorts(all *[]cni.PortMapping) error {
-	return decode(a.Capabilities["portMappings"], all)
-}
 
 // Health is Runtime.Health of package cni.
 func (f *Fake) Health(ctx context.Context, o cni.HealthOptions) (_ *cni.HealthReport, err error) {
@@ -199,6 +113,8 @@ func (f *Fake) Repair(ctx context.Context, id string, o cni.RepairOptions) (_ *c
 	return report, err
 }
 
+var errGone = fmt.Errorf("%w: its network namespace is gone; call Remove or Recover", cni.ErrNotRepairable)
+
 func (f *Fake) repair(ctx context.Context, id string, o cni.RepairOptions) (*cni.RepairReport, error) {
 	if err := validID(id); err != nil {
 		return nil, err
@@ -217,7 +133,7 @@ func (f *Fake) repair(ctx context.Context, id string, o cni.RepairOptions) (*cni
 	all, dead := slices.Clone(c.attachments), c.dead
 	f.h.mu.Unlock()
 	if dead {
-		return nil, fmt.Errorf("%w: its network namespace is gone; call Remove or Recover", cni.ErrNotRepairable)
+		return nil, errGone
 	}
 	report := &cni.RepairReport{ContainerID: id}
 	for _, a := range all {

@@ -34,7 +34,9 @@ type fakeAttachment struct {
 	progress fakeProgress
 	begun    bool   // its ADD
 	link     bool   // the container has the interface
-	result   []byte // JSON
+	result   []byte // of the ADD, as JSON
+	now      []byte // with the addresses that SetAddresses has set; nil: the same
+	noted    []byte // as Refresh has noted it; nil: the same
 	held     []reserved
 	broken   []cni.Difference
 
@@ -357,12 +359,20 @@ func (f *Fake) rollBack(ctx context.Context, id string, mine []*fakeAttachment, 
 	return why
 }
 
+// shown is the result for callers.
+func (a *fakeAttachment) shown() []byte {
+	if a.noted != nil {
+		return a.noted
+	}
+	return a.result
+}
+
 // resultOf returns the result of attachments.
 func (f *Fake) resultOf(plan *cni.Plan, all []*fakeAttachment) (*cni.Result, error) {
 	var results []*types100.Result
 	for _, a := range all {
 		var r types100.Result
-		if err := json.Unmarshal(a.result, &r); err != nil {
+		if err := json.Unmarshal(a.shown(), &r); err != nil {
 			return nil, err
 		}
 		results = append(results, &r)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -238,6 +239,27 @@ func TestFakeReportsOtherOwners(t *testing.T) {
 	report, err = named.Recover(ctx)
 	expect.NoError(t, err)
 	expect.Same(t, "other owners of one who is named", report.OtherOwners, nil)
+}
+
+func TestFakeRefreshesAddresses(t *testing.T) {
+	ctx := context.Background()
+	f := newFake(t, fakeConf(hostLocalConf))
+	_, err := f.Setup(ctx, "c1", "/ns")
+	later := cni.Address{Prefix: netip.MustParsePrefix("fd00::9/64"), Gateway: netip.MustParseAddr("fd00::1")}
+	expect.NoError(t, err, f.SetAddresses("c1", "net", later))
+	expect.Is(t, f.SetAddresses("c1", "other"), cni.ErrNotAttached)
+	for _, note := range []bool{false, true} {
+		result := expect.Value(f.Refresh(ctx, "c1", cni.RefreshOptions{Note: note}))(t)
+		expect.Same(t, "addresses", []cni.Address{result.IPv4(), result.IPv6()}, []cni.Address{{}, later})
+		known := expect.Value(f.Lookup("c1"))(t)
+		if noted := known.IPv6() == later; noted != note {
+			t.Errorf("noted is %t, want %t", noted, note)
+		}
+	}
+	expect.Same(t, "attachments", len(expect.Value(f.LookupAddr(later.IP()))(t)), 1)
+	expect.NoError(t, f.Remove(ctx, "c1", ""))
+	result := expect.Value(f.Setup(ctx, "c2", "/ns"))(t)
+	expect.Same(t, "address of the next", result.IPv4().IP().String(), "10.9.0.3")
 }
 
 func TestFakeIsBuiltIn(t *testing.T) {
