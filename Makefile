@@ -6,7 +6,7 @@ PACKAGES   ?= ./...
 SYSTEMS    := linux windows darwin freebsd
 # The root's go.mod holds what an importer links, and no more; these hold the
 # rest. The last two have requirements alone, and no packages.
-MODULES    ?= . internal/oracle bench
+MODULES    ?= . internal/oracle bench examples/faas
 REQUIRING  := internal/refplugins/mains internal/lint
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s
@@ -19,12 +19,13 @@ test: deps lint
 		(cd $$module && $(GO) test -race -timeout 20m $(PACKAGES)) || exit 1; \
 	done
 
-# What the tests need of the system: a C compiler for the race detector, and
-# the tools that the reference plugins call. On Debian they are installed when
-# they are missing; elsewhere the names are said. The firewalld is for tests that
-# start one of their own: the system's is kept from starting (systemctl unmask
-# firewalld.service lets it).
-NEEDED := gcc:gcc iptables:iptables ip6tables:iptables nft:nftables firewalld:firewalld dbus-daemon:dbus-daemon
+# What the tests need of the system: a C compiler for the race detector, the tools
+# that the reference plugins call, and what the examples run. On Debian they are
+# installed when they are missing; elsewhere the names are said. The firewalld and
+# the containerd are for tests that start one of their own: the system's are kept
+# from starting (systemctl unmask firewalld.service lets it).
+NEEDED := gcc:gcc iptables:iptables ip6tables:iptables nft:nftables firewalld:firewalld dbus-daemon:dbus-daemon \
+	containerd:containerd runc:runc busybox:busybox-static
 deps:
 	@missing=; for need in $(NEEDED); do \
 		PATH="$$PATH:/usr/sbin:/sbin" command -v $${need%%:*} >/dev/null || missing="$$missing $${need##*:}"; \
@@ -32,9 +33,11 @@ deps:
 	[ -z "$$missing" ] && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing$$missing"; \
-		case "$$missing" in *firewalld*) \
-			[ ! -d /run/systemd/system ] || systemctl mask firewalld.service || exit 1;; \
-		esac; \
+		for service in firewalld containerd; do \
+			case "$$missing" in *$$service*) \
+				[ ! -d /run/systemd/system ] || systemctl mask $$service.service || exit 1;; \
+			esac; \
+		done; \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing libc6-dev >/dev/null; \
 	else \
 		echo "the tests need these packages, please install them:$$missing" >&2; exit 1; \

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// workDir is on a tmpfs of this program's own.
+	workDir = "/run/faas"
+	// cgroup is all that this program makes outside its namespaces.
+	cgroup = "embedcni-faas"
+
+	roleVariable = "EMBEDCNI_FAAS_ROLE"
+)
+
+// reexec starts the program again in mount, network and process namespaces of its own,
+// and returns its exit code. Everything that it starts ends with it. Inside it returns
+// true.
+func reexec(ctx context.Context) (inside bool, code int, err error) {
+	switch os.Getenv(roleVariable) {
+	case "story":
+		return true, 0, nil
+	case "init":
+		code, err := beInit()
+		return false, code, err
+	}
+	if os.Geteuid() != 0 {
+		return false, 1, errors.New("containerd needs root")
+	}
+	// Pdeathsig is about the thread that starts the process.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd := as("init")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL,
+	}
+	if err := cmd.Start(); err != nil {
+		return false, 1, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(unix.SIGTERM) }) // or it has ended
+	defer stop()
+	err = cmd.Wait()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return false, max(exit.ExitCode(), 1), nil
+	}
+	return false, 0, err
+}
+
+// as returns this program in another role.
+func as(role string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	return cmd
+}
+
+// beInit is process 1 of the namespaces: it waits for the processes that nobody else
+// waits for, such as the shims of tasks, until the story ends. Then the kernel ends all.
+func beInit() (code int, err error) {
+	if err := enter(); err != nil {
+		return 1, err
+	}
+	cmd := as("story")
+	if err := cmd.Start(); err != nil {
+		return 1, err
+	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGTERM)
+	go func() {
+		for range signals {
+			_ = cmd.Process.Signal(unix.SIGTERM) // or it has ended
+		}
+	}()
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, 0, nil)
+		switch {
+		case errors.Is(err, unix.EINTR) || err == nil && pid != cmd.Process.Pid:
+			continue
+		case err != nil:
+			return 1, err
+		case status.Signaled():
+			return 128 + int(status.Signal()), nil
+		}
+		return status.ExitStatus(), nil
+	}
+}
+
+// enter covers the directories in which containerd and the library keep their state.
+func enter() error {
+	if os.Getpid() != 1 {
+		return fmt.Errorf("%s is for this program alone: unset it", roleVariable)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	for _, dir := range []string{"/run", "/var/lib"} {
+		if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
+			return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
+		}
+	}
+	if err := os.MkdirAll(stateDir, 0o755); err != nil {
+		return err
+	}
+	return loopbackUp()
+}
+
+// loopbackUp sets lo up, on which the gateway listens.
+func loopbackUp() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s)
+	ifr, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	ifr.SetUint16(unix.IFF_UP)
+	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, ifr)
+}
+
+// findCgroup returns the directories of this program's cgroup, in all hierarchies.
+func findCgroup() ([]string, error) {
+	var found []string
+	for _, pattern := range []string{"/sys/fs/cgroup/" + cgroup, "/sys/fs/cgroup/*/" + cgroup} {
+		dirs, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, dirs...)
+	}
+	return found, nil
+}
+
+// removeCgroup removes the cgroup with those below it. It waits for processes that are
+// ending, and fails if others are in it.
+func removeCgroup(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	for {
+		err := tryRemoveCgroup()
+		if !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: another faas may be running", err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func tryRemoveCgroup() error {
+	roots, err := findCgroup()
+	errs := []error{err}
+	for _, root := range roots {
+		var dirs []string
+		errs = append(errs, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				dirs = append(dirs, path)
+			}
+			return err
+		}))
+		for _, dir := range slices.Backward(dirs) {
+			errs = append(errs, unix.Rmdir(dir))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove cgroup %s: %w", cgroup, err)
+	}
+	return nil
+}
