@@ -120,7 +120,7 @@ func (g *guarding) scope(s *snapshot) guarded.Scope {
 // progress, is the matter of Health and Recover.
 func verdictOf(e *examine.Container, holds []hold.Hold) (v guard.Verdict, ok bool) {
 	if errors.Is(e.Reason, ErrBusy) {
-		return guard.Verdict{Err: e.Reason}, true
+		return guard.Verdict{Err: e.Reason, Busy: true}, true
 	}
 	if e.State != examine.Compared {
 		return v, false
@@ -174,7 +174,7 @@ func (g *guarding) Repair(ctx context.Context, ids []string, want func(guard.Fou
 				}
 			}
 		}
-		repaired[string(id)] = guard.Repaired{Outcome: o, Err: m.err}
+		repaired[string(id)] = guard.Repaired{Outcome: o, Err: m.err, Busy: errors.Is(m.err, ErrBusy)}
 	}
 	return repaired
 }

@@ -13,10 +13,13 @@ const (
 	quiet    = 20 * time.Millisecond
 	patience = 100 * time.Millisecond
 
-	// A look is followed by a rest of looksRest times the time that it took, so that
-	// looking takes a fifth of one processor at most, and of shortestRest at least.
-	// After looks that failed the rest doubles, up to longestRest.
+	// A look is owed a rest of looksRest times the time that it took, so that looking
+	// takes a fifth of one processor at most. Up to mostOwed it may be taken later: what
+	// is lost next is seldom lost at once, and has traffic waiting. Looks are followed
+	// by a rest of shortestRest at least. After looks that failed the rest doubles, up to
+	// longestRest.
 	looksRest    = 4
+	mostOwed     = 2 * time.Second
 	shortestRest = 200 * time.Millisecond
 	longestRest  = time.Minute
 
@@ -47,6 +50,8 @@ type Core struct {
 	whole       bool      // all containers are to be looked at
 	suspects    map[string]*suspect
 	rest        time.Time // no look before
+	owed        time.Duration
+	looked      time.Time // the last look ended
 	failures    int       // of looks, in a row
 
 	items map[string]map[Item]*history // by container
@@ -306,7 +311,12 @@ func (c *Core) Suspect(now time.Time, id string) {
 
 // Looked notes that a look has ended. With an error, all containers are looked at later.
 func (c *Core) Looked(now time.Time, took time.Duration, err error) {
-	rest := max(looksRest*took, shortestRest)
+	if !c.looked.IsZero() {
+		c.owed = max(c.owed-(now.Sub(c.looked)-took), 0)
+	}
+	c.owed += looksRest * took
+	c.looked = now
+	rest := max(c.owed-mostOwed, shortestRest)
 	if err == nil {
 		c.failures = 0
 	} else {
@@ -340,10 +350,18 @@ func (c *Core) Settled(now time.Time, id string, err error) {
 	}
 }
 
+// Failures returns how often looks at the container and its repairs have failed in a row.
+func (c *Core) Failures(id string) int {
+	if s := c.suspects[id]; s != nil {
+		return s.failures
+	}
+	return 0
+}
+
 // Fresh returns those of the containers whose last repair has not failed, and the others.
 func (c *Core) Fresh(ids []string) (fresh, failed []string) {
 	for _, id := range ids {
-		if s := c.suspects[id]; s != nil && s.failures > 0 {
+		if c.Failures(id) > 0 {
 			failed = append(failed, id)
 		} else {
 			fresh = append(fresh, id)

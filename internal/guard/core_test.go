@@ -169,9 +169,11 @@ func TestALookWaitsForQuiet(t *testing.T) {
 func TestLooksRest(t *testing.T) {
 	c := settledCore(All)
 	now, failing := start(), fmt.Errorf("no")
-	var at []time.Duration
-	for range 16 {
+	var rests []time.Duration
+	look := func(took time.Duration, err error) {
+		t.Helper()
 		c.Take(now, Event{Lost: All})
+		ended := now
 		for {
 			_, due, next := c.Due(now)
 			if due {
@@ -179,19 +181,38 @@ func TestLooksRest(t *testing.T) {
 			}
 			now = next
 		}
-		at = append(at, now.Sub(start()))
-		c.Looked(now, time.Second, failing)
+		rests = append(rests, now.Sub(ended))
+		now = now.Add(took)
+		c.Looked(now, took, err)
 	}
-	for i := 1; i < len(at); i++ {
-		if rest := at[i] - at[i-1]; rest < looksRest*time.Second || rest > longestRest+patience {
-			t.Errorf("look %d came after %v", i, rest)
+	const n = 100
+	for range n {
+		look(100*time.Millisecond, nil)
+	}
+	if took, rested := n*100*time.Millisecond, now.Sub(start())-n*100*time.Millisecond; rested < looksRest*took-mostOwed-time.Second {
+		t.Errorf("after looks of %v it has rested for %v", took, rested)
+	}
+	if rests[1] > shortestRest+patience || rests[n-1] < looksRest*100*time.Millisecond {
+		t.Errorf("at first it rests for %v, and in the end for %v", rests[1], rests[n-1])
+	}
+	now = now.Add(mostOwed)
+	for range 2 { // the rests that it owed are over
+		if look(100*time.Millisecond, nil); rests[len(rests)-1] > shortestRest+patience {
+			t.Errorf("after a while it rests for %v", rests[len(rests)-1])
 		}
 	}
-	if last := at[len(at)-1] - at[len(at)-2]; last < longestRest {
-		t.Errorf("after %d failures it rests for %v", len(at), last)
+	for i := range 16 {
+		look(time.Second, failing)
+		if rest := rests[len(rests)-1]; rest > longestRest+patience {
+			t.Errorf("failed look %d came after %v", i, rest)
+		}
 	}
-	c.Looked(now, time.Second, nil)
-	if c.rest != now.Add(looksRest*time.Second) {
+	if last := rests[len(rests)-1]; last < longestRest {
+		t.Errorf("after 16 failures it rests for %v", last)
+	}
+	now = now.Add(longestRest)
+	look(time.Second, nil)
+	if c.rest != now.Add(looksRest*time.Second-mostOwed) {
 		t.Errorf("after a success it rests for %v", c.rest.Sub(now))
 	}
 }

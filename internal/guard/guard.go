@@ -37,6 +37,7 @@ type Container struct {
 type Verdict struct {
 	Found []Found
 	Err   error // it could not be compared
+	Busy  bool  // because another call for the container is under way
 }
 
 // Outcome is the result of a repair.
@@ -48,7 +49,8 @@ type Outcome struct {
 // Repaired is the outcome for one container. With an error, it is looked at again later.
 type Repaired struct {
 	Outcome
-	Err error
+	Err  error
+	Busy bool // nothing was done, since another call for the container is under way
 }
 
 // Source watches for events until the context ends, and calls emit with them. It returns an

@@ -77,7 +77,7 @@ func (h *fakeHost) Repair(ctx context.Context, ids []string, want func(Found) bo
 	all := make(map[string]Repaired)
 	for _, id := range ids[:min(len(ids), group)] {
 		o, err := h.repair(ctx, id, want)
-		all[id] = Repaired{o, err}
+		all[id] = Repaired{Outcome: o, Err: err, Busy: errors.Is(err, errBusy)}
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -236,6 +236,65 @@ func TestGuardLooksAgainInBetween(t *testing.T) {
 	}
 	if h.looks > 4 {
 		t.Errorf("looked %d times", h.looks)
+	}
+}
+
+var errBusy = errors.New("busy")
+
+// TestGuardLeavesBusyContainersOut: the others are repaired, a busy one later, and at
+// first nothing is said of it.
+func TestGuardLeavesBusyContainersOut(t *testing.T) {
+	for _, long := range []bool{false, true} {
+		h := newFakeHost()
+		h.fails["b"] = fmt.Errorf("container b: %w", errBusy)
+		g := begin(t, h, nil)
+		g.until(t, "looked")
+		for _, e := range g.lose("a", "b", "c") {
+			g.events <- e
+		}
+		var mended []string
+		for len(mended) < 2 {
+			all := g.until(t, "mended")
+			for _, line := range all {
+				if strings.HasPrefix(line, "failed") {
+					t.Errorf("got %q", all)
+				}
+			}
+			mended = append(mended, all[len(all)-1])
+		}
+		slices.Sort(mended)
+		expect.Same(t, "mended", mended, []string{"mended a repair false", "mended c repair false"})
+		if long {
+			g.until(t, "failed b")
+		}
+		h.mu.Lock()
+		delete(h.fails, "b")
+		h.mu.Unlock()
+		g.until(t, "mended b")
+		g.end(t)
+	}
+}
+
+// TestGuardRepairsWhatHasFailedByItself, after the others.
+func TestGuardRepairsWhatHasFailedByItself(t *testing.T) {
+	h := newFakeHost()
+	h.fails["a"], h.fails["b"] = errors.New("no repair"), errors.New("no repair")
+	h.lost["a"], h.lost["b"], h.lost["c"] = true, true, true
+	g := begin(t, h, nil)
+	for range 4 {
+		g.until(t, "failed")
+	}
+	h.mu.Lock()
+	clear(h.fails)
+	h.mu.Unlock()
+	g.until(t, "mended")
+	g.until(t, "mended")
+	g.end(t)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	expect.Same(t, "the first group", h.groups[0], 3)
+	for _, n := range h.groups[1:] {
+		expect.Same(t, "a later group", n, 1)
 	}
 }
 

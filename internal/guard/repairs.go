@@ -26,7 +26,7 @@ func (r *run) repairSome(ctx context.Context, broken []string) {
 		verdicts, err := r.Host.Look(ctx, false, broken)
 		if err != nil {
 			for _, id := range broken {
-				r.settle(id, err)
+				r.settle(id, err, false)
 			}
 			return
 		}
@@ -81,13 +81,13 @@ func (r *run) judge(task Task, verdicts map[string]Verdict) (broken []string) {
 	r.mu.Unlock()
 	for id, v := range verdicts {
 		if v.Err != nil {
-			r.settle(id, v.Err)
+			r.settle(id, v.Err, v.Busy)
 			continue
 		}
 		if r.wantAny(id, v.Found) {
 			broken = append(broken, id)
 		} else {
-			r.settle(id, nil)
+			r.settle(id, nil, false)
 		}
 	}
 	return broken
@@ -128,14 +128,21 @@ func (r *run) want(f Found) bool {
 	return d == Repair
 }
 
-func (r *run) settle(id string, err error) {
+// settle notes the end of a look or a repair. A container that another call works on is
+// no failure at first: another guard's repair, which may find it whole, takes a moment.
+func (r *run) settle(id string, err error, busy bool) {
 	r.mu.Lock()
 	r.core.Settled(r.Now(), id, err)
+	failures := r.core.Failures(id)
 	r.mu.Unlock()
-	if err != nil {
+	if err != nil && (!busy || failures > busyFor) {
 		r.report(Report{Kind: Failed, Container: id, Err: err}, "")
 	}
 }
+
+// busyFor is the number of attempts in a row, with pauses that double, for which a
+// container may be busy without a report.
+const busyFor = 4
 
 // repairEach repairs containers in parallel, each by itself.
 func (r *run) repairEach(ctx context.Context, ids []string) {
@@ -196,5 +203,5 @@ func (r *run) repaired(ctx context.Context, id string, o Repaired) {
 		}
 		r.report(rep, Repair)
 	}
-	r.settle(id, o.Err)
+	r.settle(id, o.Err, o.Busy)
 }
