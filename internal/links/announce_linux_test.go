@@ -17,7 +17,8 @@ type segment struct {
 	ns       *netns.Handle
 	link     Link
 	listener *Conn
-	index    int // of the listener's interface
+	at       *netns.Handle // the listener's namespace
+	index    int           // of the listener's interface
 }
 
 var announced = netip.MustParseAddr("10.9.0.2")
@@ -29,8 +30,8 @@ func newSegment(t *testing.T) *segment {
 	do := h.Requests()
 	do.Up(br.Index)
 	wantNoError(t, do.Send())
-	s := &segment{ns: newNS(t, "c")}
 	listening := newNS(t, "listener")
+	s := &segment{ns: newNS(t, "c"), at: listening}
 	s.c, s.listener = mustDial(t, s.ns), mustDial(t, listening)
 	up := func(ns *netns.Handle, c *Conn, addr string) Pair {
 		pair := must[Pair](t)(Veth{Name: "eth0", Master: br.Index}.Create(h, ns))

@@ -148,7 +148,11 @@ func (g Group) Apply(ctx context.Context, members []int) []error {
 }
 
 // Announce implements [repair.Group].
-func (g Group) Announce(ctx context.Context, member int, d compare.Difference, unanswered bool) error {
+func (g Group) Announce(ctx context.Context, member int, d compare.Difference, unanswered bool) {
+	r := g[member].Runner
 	d.Fix = func(ctx context.Context) error { return d.Announce(ctx, unanswered) }
-	return g[member].Runner.Fix(ctx, d, nil)
+	if err := r.Fix(ctx, d, nil); err != nil {
+		r.Logger.Warn("the host and the container have not asked for each other's hardware address",
+			"container", r.ContainerID, "network", r.Network.Name, "interface", r.IfName, "error", err)
+	}
 }

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/parallel"
@@ -48,8 +49,9 @@ type Group interface {
 	// for each of them, in their order: if one is not nil, some of its changes may have
 	// been made.
 	Apply(ctx context.Context, members []int) []error
-	// Announce calls the Announce of a difference.
-	Announce(ctx context.Context, member int, d compare.Difference, unanswered bool) error
+	// Announce calls the Announce of a difference. It reports an error itself: the
+	// attachment is repaired without it.
+	Announce(ctx context.Context, member int, d compare.Difference, unanswered bool)
 }
 
 // Compared is the result of a comparison.
@@ -85,13 +87,19 @@ const (
 	// mostAttempts bounds how often one thing is repaired. The second time makes up for
 	// the repair of another thing that has undone it.
 	mostAttempts = 2
+	// slow limits the time of one Fix in a group: the others wait for it with their
+	// packet filters. By itself an attachment may take longer.
+	slow = time.Second
 )
+
+// errSlow: a Fix in a group took too long.
+var errSlow = errors.New("it takes too long for a repair of several containers at once")
 
 // Result is the result of the repair of one attachment of a group.
 type Result struct {
 	Outcome
 	// Err is the reason why the attachment could not be compared with its record to the
-	// end, or why it could not be announced. The outcome is valid with it.
+	// end. The outcome is valid with it.
 	Err error
 }
 
@@ -100,7 +108,7 @@ type Result struct {
 func Run(ctx context.Context, g Group, options []Options) []Result {
 	var all, active []*run
 	for i, o := range options {
-		all = append(all, &run{Group: g, number: i, Options: o, fixed: make(map[key]int), failed: make(map[key]error)})
+		all = append(all, &run{Group: g, number: i, grouped: len(options) > 1, Options: o, fixed: make(map[key]int), failed: make(map[key]error)})
 	}
 	for active = all; len(active) > 0; {
 		found := g.Compare(ctx, numbers(active))
@@ -179,7 +187,8 @@ func keyOf(d compare.Difference) key { return key{d.Plugin, d.Kind, d.Inside, d.
 // run is the repair of one attachment in progress.
 type run struct {
 	Group
-	number int
+	number  int
+	grouped bool // with others
 	Options
 	rounds int
 	last   []compare.Difference // of the last comparison
@@ -189,8 +198,7 @@ type run struct {
 
 	todo, delayed []compare.Difference // of this round
 	made          []compare.Difference
-	toAnnounce    []compare.Difference
-	announced     error // of the last attempts
+	announced     []compare.Difference // of all rounds
 
 	ended  bool
 	result Result
@@ -222,7 +230,10 @@ func (r *run) end(found []compare.Difference, unknown error) {
 func (r *run) choose(found []compare.Difference) []compare.Difference {
 	var todo []compare.Difference
 	for _, d := range found {
-		if d.Fix != nil && (r.Inside || !d.Inside) && r.fixed[keyOf(d)] < mostAttempts && (r.Want == nil || r.Want(d)) {
+		switch {
+		case d.Fix == nil, d.Inside && !r.Inside, r.fixed[keyOf(d)] >= mostAttempts:
+		case errors.Is(r.failed[keyOf(d)], errSlow): // once is enough for the others
+		case r.Want == nil || r.Want(d):
 			todo = append(todo, d)
 		}
 	}
@@ -273,7 +284,7 @@ func (r *run) attempt(ctx context.Context, d compare.Difference, together bool) 
 		if !r.tried(d) {
 			r.order = append(r.order, d)
 		}
-		err = r.Fix(ctx, r.number, d, together)
+		err = r.fixIn(ctx, d, together)
 	}
 	if err != nil {
 		r.failed[keyOf(d)] = err
@@ -283,6 +294,15 @@ func (r *run) attempt(ctx context.Context, d compare.Difference, together bool) 
 	return err == nil
 }
 
+func (r *run) fixIn(ctx context.Context, d compare.Difference, together bool) error {
+	if r.grouped {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, slow, errSlow)
+		defer cancel()
+	}
+	return r.Fix(ctx, r.number, d, together)
+}
+
 func (r *run) tried(d compare.Difference) bool {
 	return slices.ContainsFunc(r.order, func(o compare.Difference) bool { return keyOf(o) == keyOf(d) })
 }
@@ -290,15 +310,14 @@ func (r *run) tried(d compare.Difference) bool {
 // note notes what was repaired, and announces it.
 func (r *run) note(ctx context.Context) {
 	told := make(map[string]bool)
-	r.announced = nil
 	for _, d := range r.made {
 		r.fixed[keyOf(d)]++
-		if d.Announce == nil || told[d.Plugin] {
+		if d.Announce == nil || told[d.Plugin] || ctx.Err() != nil {
 			continue
 		}
 		told[d.Plugin] = true
-		r.toAnnounce = append(r.toAnnounce, d)
-		r.announce(ctx, d, false)
+		r.announced = append(r.announced, d)
+		r.Announce(ctx, r.number, d, false)
 	}
 }
 
@@ -306,18 +325,11 @@ func (r *run) note(ctx context.Context) {
 // pair may take a moment to notice that it can send.
 func (r *run) announceAgain(ctx context.Context) {
 	told := make(map[string]bool)
-	for _, d := range slices.Backward(r.toAnnounce) {
-		if !told[d.Plugin] {
+	for _, d := range slices.Backward(r.announced) {
+		if !told[d.Plugin] && ctx.Err() == nil {
 			told[d.Plugin] = true
-			r.announce(ctx, d, true)
+			r.Announce(ctx, r.number, d, true)
 		}
-	}
-	r.result.Err = errors.Join(r.result.Err, r.announced)
-}
-
-func (r *run) announce(ctx context.Context, d compare.Difference, unanswered bool) {
-	if ctx.Err() == nil {
-		r.announced = errors.Join(r.announced, r.Announce(ctx, r.number, d, unanswered))
 	}
 }
 

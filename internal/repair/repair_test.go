@@ -68,9 +68,7 @@ func (g fakes) Apply(_ context.Context, members []int) []error {
 	return errs
 }
 
-func (g fakes) Announce(ctx context.Context, _ int, d compare.Difference, unanswered bool) error {
-	return d.Announce(ctx, unanswered)
-}
+func (g fakes) Announce(context.Context, int, compare.Difference, bool) {}
 
 func (f *fake) compare(ctx context.Context) ([]compare.Difference, error) {
 	f.compared++
