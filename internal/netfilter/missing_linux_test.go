@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
@@ -132,7 +133,7 @@ func textOfMissing(all []fwrules.Missing) string {
 
 // try damages the state, restores each missing part, and compares: what was ours is
 // back, once, and the administrator's rules that the damage spared are as they were.
-func (d *damaged) try(damage string, before audit.Lines) {
+func (d *damaged) try(damage string, before audit.Lines, restore func([]fwrules.Missing)) {
 	d.t.Helper()
 	d.sh(damage)
 	want := before
@@ -147,8 +148,8 @@ func (d *damaged) try(damage string, before audit.Lines) {
 		if m.Found != "" || !errors.Is(m.Err, fwrules.ErrMissing) || m.Object == "" {
 			d.t.Errorf("%s: %s: found %q, %v", damage, m.Object, m.Found, m.Err)
 		}
-		must(d.t, d.fw.Restore(d.t.Context(), m.Backend, m.Rules))
 	}
+	restore(all)
 	if left := d.missing(damage + ", restored"); len(left) > 0 {
 		d.t.Errorf("%s: still missing after it was restored:\n%s", damage, textOfMissing(left))
 	}
@@ -156,6 +157,34 @@ func (d *damaged) try(damage string, before audit.Lines) {
 		must(d.t, d.fw.Restore(d.t.Context(), d.backend, r))
 	}
 	wantLines(d.t, damage+", restored", d.lines(), want)
+}
+
+// each restores parts one after the other.
+func (d *damaged) each(all []fwrules.Missing) {
+	d.t.Helper()
+	for _, m := range all {
+		must(d.t, d.fw.Restore(d.t.Context(), m.Backend, m.Rules))
+	}
+}
+
+// together restores the parts of all containers in one flush of their batches.
+func (d *damaged) together(all []fwrules.Missing) {
+	d.t.Helper()
+	for _, err := range d.flush(all) {
+		must(d.t, err)
+	}
+}
+
+// flush restores parts in one flush, each in a batch of its own.
+func (d *damaged) flush(all []fwrules.Missing) []error {
+	d.t.Helper()
+	var batches []*batch.Batch
+	for _, m := range all {
+		b := &batch.Batch{}
+		must(d.t, Open(nil, Options{Batch: b}).Restore(d.t.Context(), m.Backend, m.Rules))
+		batches = append(batches, b)
+	}
+	return batch.FlushTogether(d.t.Context(), batches)
 }
 
 // TestEachDamageIsFoundAndRestored: tables, chains, rules, sets and elements, one by
@@ -181,10 +210,14 @@ func TestEachDamageIsFoundAndRestored(t *testing.T) {
 					t.Errorf("only %q", scripts)
 				}
 				for i, damage := range scripts {
+					restore := d.each
+					if i%2 == 1 {
+						restore = d.together
+					}
 					if i > 0 {
 						d.reset()
 					}
-					d.try(damage, before)
+					d.try(damage, before, restore)
 					if t.Failed() {
 						t.FailNow()
 					}
