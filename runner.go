@@ -127,6 +127,15 @@ func (a hooks) Fail(f runner.Failure) error {
 	return e
 }
 
+// Others implements [caller.Record].
+func (a hooks) Others(key string) (all []caller.Noted, err error) {
+	others, err := a.op.others(a.IfName).Notes(key, a.op.Host.String(), a.op.Boot)
+	for _, n := range others {
+		all = append(all, caller.Noted{Value: n.Facts[key], Result: n.Result})
+	}
+	return all, err
+}
+
 // InUse implements [caller.Record].
 func (a hooks) InUse() ([]netip.Addr, error) {
 	others, err := a.op.others(a.IfName).InUse()

@@ -42,6 +42,11 @@ type Record interface {
 	// written with what is recorded next, at the latest with the end of the ADD.
 	NoteSoon(key string, value any) error
 
+	// Others returns the notes under a key of all other attachments on record, of any
+	// owner, that were made from the same host namespace since the machine was booted,
+	// with the newest container's last. It reads all records.
+	Others(key string) ([]Noted, error)
+
 	// InUse returns the addresses of all other attachments on record, of this
 	// container and of others, of any owner.
 	InUse() ([]netip.Addr, error)
@@ -55,6 +60,12 @@ type Record interface {
 	// MayRelease reports whether GC may release an attachment's address on the
 	// network: the runtime's owner reserved it, and the attachment is gone.
 	MayRelease(id, ifName string, addr netip.Addr) bool
+}
+
+// Noted is a note of another attachment.
+type Noted struct {
+	Value  json.RawMessage
+	Result json.RawMessage // of its ADD
 }
 
 type key struct{}
@@ -101,6 +112,7 @@ type noRecord struct{}
 func (noRecord) Fact(string) json.RawMessage                { return nil }
 func (noRecord) Note(string, any) error                     { return nil }
 func (noRecord) NoteSoon(string, any) error                 { return nil }
+func (noRecord) Others(string) ([]Noted, error)             { return nil, nil }
 func (noRecord) InUse() ([]netip.Addr, error)               { return nil, nil }
 func (noRecord) Claim(string, netip.Addr)                   {}
 func (noRecord) MayRelease(string, string, netip.Addr) bool { return false }

@@ -101,6 +101,29 @@ func (o *Others) HaveDevice(d *Device) (bool, error) {
 	})
 }
 
+// Notes returns the attachments, this one excepted, that have a note under a key and whose
+// plugins ran in a host namespace since a boot, with those of the newest record last. What
+// is being removed does not count.
+func (o *Others) Notes(key, host, boot string) (all []record.Attachment, err error) {
+	found, err := o.Records.List()
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(found, func(a, b record.Found) int { return a.Record.Since.Compare(b.Record.Since) })
+	for _, f := range found {
+		if f.Record.Host != host || f.Record.Boot != boot || f.Record.ContainerID != o.ContainerID && !o.isOther(f.Record.ContainerID) {
+			continue
+		}
+		for _, n := range f.Record.Attachments {
+			own := f.Record.ContainerID == o.ContainerID && n.IfName == o.IfName
+			if !own && n.Facts[key] != nil && n.State == record.Added {
+				all = append(all, n)
+			}
+		}
+	}
+	return all, nil
+}
+
 // any reports whether is returns true for another attachment.
 func (o *Others) any(is func(*record.Record, *record.Attachment) bool) (bool, error) {
 	found, err := o.Records.List()

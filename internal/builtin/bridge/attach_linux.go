@@ -36,7 +36,7 @@ type attachment struct {
 
 // Make creates the bridge and the pair, which need no address.
 func (a *attachment) Make(ctx context.Context) (err error) {
-	if a.bridge, a.made, err = a.ensureBridge(a.OnHost, a.Request.Host); err != nil {
+	if a.bridge, a.made, err = a.ensureBridge(ctx, a.OnHost, a.Request.Host); err != nil {
 		return err
 	}
 	if err := a.noteMade(ctx, a.bridge); err != nil {

@@ -1,12 +1,14 @@
 package bridge
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -20,10 +22,10 @@ func noRA(name string) links.Sysctl {
 
 // ensureBridge returns the bridge, up and as configured. It creates a missing
 // one. Many attachments may do this at once.
-func (a *attachment) ensureBridge(conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
+func (a *attachment) ensureBridge(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
 	br, err = conn.Link(a.Bridge)
 	if links.NotFound(err) || err == nil && br.Alias != alias {
-		br, made, err = a.findOrCreate(conn, host)
+		br, made, err = a.findOrCreate(ctx, conn, host)
 	}
 	if err == nil {
 		err = a.prepareBridge(conn, host, br)
@@ -32,15 +34,23 @@ func (a *attachment) ensureBridge(conn *links.Conn, host *netns.Handle) (br link
 }
 
 // findOrCreate returns the bridge, or creates it. Of one plugin's attachments, one
-// creates and marks it, and the others wait for both.
-func (a *attachment) findOrCreate(conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
+// creates and marks it, and the others wait for both. If containers are on record for
+// which an ADD made the bridge, somebody has deleted it. They know its hardware address,
+// so that it comes back with that, as from Repair.
+func (a *attachment) findOrCreate(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
 	a.plugin.making.Lock()
 	defer a.plugin.making.Unlock()
 	br, err = conn.Link(a.Bridge)
-	if links.NotFound(err) {
-		return a.createBridge(conn, host, links.Bridge{Name: a.Bridge, MTU: a.MTU, VLANFiltering: a.filtersVLANs()})
+	if !links.NotFound(err) {
+		return br, false, err
 	}
-	return br, false, err
+	again := links.Bridge{Name: a.Bridge, MTU: a.MTU, VLANFiltering: a.filtersVLANs()}
+	if m, err := madeForOthers(caller.From(ctx).Record, a.Bridge); err != nil {
+		return br, false, err
+	} else if m != nil {
+		again = m.bridge(a.config)
+	}
+	return a.createBridge(conn, host, again)
 }
 
 // prepareBridge sets the bridge up if it fits the configuration.

@@ -45,6 +45,30 @@ func madeBy(record caller.Record) (*made, error) {
 	return m, nil
 }
 
+// madeForOthers returns the last note of another attachment about the bridge of that name,
+// or nil. The attachment's result says which bridge its note is about.
+func madeForOthers(record caller.Record, bridge string) (last *made, err error) {
+	others, err := record.Others(madeNote)
+	if err != nil {
+		return nil, fmt.Errorf("whether bridge %q was deleted: %w", bridge, err)
+	}
+	for _, o := range others {
+		var result struct {
+			Interfaces []struct{ Name, Sandbox string }
+		}
+		m := &made{}
+		if json.Unmarshal(o.Result, &result) != nil || json.Unmarshal(o.Value, m) != nil {
+			continue // another's record is no reason to fail
+		}
+		for _, i := range result.Interfaces {
+			if i.Name == bridge && i.Sandbox == "" {
+				last = m
+			}
+		}
+	}
+	return last, nil
+}
+
 // is reports whether the bridge is the noted one. One that was made again has its
 // hardware address before it has the alias, and one that a later ADD made has
 // another address.
