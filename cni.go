@@ -18,12 +18,14 @@ import (
 
 	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/addrindex"
+	"github.com/embedcni/cni/internal/cachedports"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/nft"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
 )
@@ -134,6 +136,7 @@ type snapshot struct {
 	own       string // the directory of locks and marks
 	runner    *runner.Runtime
 	addresses *addrindex.Index
+	cached    *cachedports.Cache
 	abandoned *abandoned.Search
 	sockets   *nft.Pool
 	bus       *firewalld.Bus
@@ -247,6 +250,14 @@ func (b *build) snapshot(want *wanted) *snapshot {
 	} else {
 		s.abandoned, s.addresses = &abandoned.Search{}, addrindex.Open(s.Records)
 		first, ahead = firstadd.New(filepath.Join(s.own, "networks"), s.Locks.Space), &runner.Ahead{}
+	}
+	if previous != nil && previous.Records == s.Records && previous.stateDir == s.stateDir {
+		s.cached = previous.cached
+	} else {
+		s.cached = cachedports.Open(s.stateDir, func(id string) bool {
+			has, err := s.Records.Exists(record.Name(record.ID(id)))
+			return has || err != nil
+		}, s.logger)
 	}
 	s.runner = &runner.Runtime{
 		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,

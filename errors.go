@@ -49,8 +49,9 @@ var (
 	// ErrInsidePlugin: the call came from a plugin of another call on the same state
 	// directory, and would wait for that call; see WithPlugin.
 	ErrInsidePlugin = errors.New("called from inside a plugin")
-	// ErrPortInUse: a port of the host that the call asks for is another container's;
-	// see PortError. Nothing ran, unless the error is an Error of the plugin, which found
+	// ErrPortInUse: a port of the host that the call asks for is another container's, on
+	// record or, attached by a program that uses libcni itself, in libcni's cache; see
+	// PortError. Nothing ran, unless the error is an Error of the plugin, which found
 	// the port taken by a container that is not on record here.
 	ErrPortInUse = errors.New("host port in use")
 	// ErrNotHostAddress: a port is to be forwarded at an address that the host does not

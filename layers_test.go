@@ -43,8 +43,9 @@ var floors = [][]string{
 		"internal/netfilter/native", "internal/netfilter/nftform",
 	},
 	{
-		"internal/container", "internal/guarded", "internal/hostports", "internal/hostwatch",
-		"internal/netfilter/iptform", "internal/observed", "internal/repair", "internal/tenant",
+		"internal/cachedports", "internal/container", "internal/guarded", "internal/hostports",
+		"internal/hostwatch", "internal/netfilter/iptform", "internal/observed", "internal/repair",
+		"internal/tenant",
 	},
 	{
 		"internal/netfilter",

@@ -316,10 +316,11 @@ func WithStrictCapabilities() Opt {
 }
 
 // WithStrictPorts makes Setup refuse to forward a port of the host that another process
-// uses (ErrPortInUse), or that is at an address that the host does not have
-// (ErrNotHostAddress). By default both are warnings, in the log and in
-// Result.PortWarnings. From then on the container gets the packets instead of the
-// process; at an address that the host lacks, nobody gets any until the host has it.
+// uses (ErrPortInUse), that a container of another program has which may be gone, or that
+// is at an address that the host does not have (ErrNotHostAddress). By default these are
+// warnings, in the log and in Result.PortWarnings. From then on the container gets the
+// packets instead of the process; at an address that the host lacks, nobody gets any until
+// the host has it.
 //
 // A process uses a port if it listens, or for UDP if it has an unconnected socket. This
 // process's own sockets do not count, so that a program can reserve a port by

@@ -107,7 +107,8 @@ type PortError struct {
 	HolderIP netip.Addr
 
 	// The container that has the port, from its record: its interface, and the network
-	// to which that is attached. All are empty if no container has it.
+	// to which that is attached. All are empty if no container has it. Of a container that
+	// another program attached, which is only in libcni's cache, Owner and State are empty.
 	ContainerID, Network, IfName string          `json:",omitempty"`
 	Owner                        string          `json:",omitempty"` // see WithOwner
 	State                        AttachmentState `json:",omitempty"`
@@ -158,14 +159,14 @@ func (e *PortError) at(addr netip.Addr) ports.Claim {
 }
 
 // refusePorts returns a PortError for each wanted port that another container on record
-// has.
+// has, or else a living one that is only in libcni's cache.
 func (op *operation) refusePorts(rec *record.Record, wanted []ports.Claim) error {
 	taken, err := op.Ports.Conflicts(rec, wanted)
 	if err != nil {
 		return err
 	}
 	if len(taken) == 0 {
-		return nil
+		return op.refuseCached(rec, wanted)
 	}
 	var errs []error
 	e := &takenPorts{}
@@ -191,6 +192,31 @@ func heldBy(h portindex.Holder, c ports.Claim) *PortError {
 		ContainerID: string(h.Record.ContainerID), Network: h.Attachment.Network, IfName: h.Attachment.IfName,
 		Owner: h.Record.OwnerOf(h.Attachment), State: stateOf(h.Record, h.Attachment), Err: ErrPortInUse,
 	}
+}
+
+// refuseCached returns a PortError for each wanted port of a container that another program
+// attached: it is only in libcni's cache, and lives. Of those that may be gone it warns,
+// because their rules may still forward the port, unless WithStrictPorts refuses them.
+func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim) error {
+	own := func(id string) bool { return id == string(rec.ContainerID) || id == string(rec.Plugins()) }
+	found, err := op.cached.Conflicts(op.Host, wanted, func(id string) bool { return own(id) || op.Ports.Knows(id, wanted) })
+	if err != nil {
+		op.logger.Warn("the host ports of containers that other programs attached are not known", "container", op.ID, "error", err)
+	}
+	var errs []error
+	for _, c := range found {
+		e := &PortError{
+			Protocol: c.Wanted.Protocol, HostIP: c.Wanted.Addr, HostPort: int(c.Wanted.Port), HolderIP: c.Claim.Addr,
+			ContainerID: c.ContainerID, Network: c.Network, IfName: c.IfName, Err: ErrPortInUse,
+		}
+		if c.Lives || op.strictPorts {
+			errs = append(errs, e)
+			continue
+		}
+		op.logger.Warn("a port of the host is forwarded although another program's container has it, which may be gone", "container", op.ID, "error", e)
+		op.portWarnings = append(op.portWarnings, e)
+	}
+	return join(errs...)
 }
 
 // lookAtPorts warns of wanted ports that a socket on the host has, and of addresses

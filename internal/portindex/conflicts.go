@@ -25,6 +25,13 @@ func (x *Index) Conflicts(rec *record.Record, wanted []ports.Claim) (found []Con
 	return conflicts(rec, wanted, holders), nil
 }
 
+// Knows reports whether a container with one of these ports is on record, of any host and
+// boot, by the ID that plugins know. If the records cannot be read, it may be.
+func (x *Index) Knows(id string, wanted []ports.Claim) bool {
+	holders, err := x.Find(wanted)
+	return err != nil || slices.ContainsFunc(holders, func(h Holder) bool { return string(h.Record.Plugins()) == id })
+}
+
 // conflicts is Conflicts for holders that were found.
 func conflicts(rec *record.Record, wanted []ports.Claim, holders []Holder) (found []Conflict) {
 	others := slices.DeleteFunc(slices.Clone(holders), func(h Holder) bool {
