@@ -126,6 +126,11 @@ func (op *operation) clearDead(ctx context.Context) error {
 	if err != nil || len(dead) == 0 && len(earlier) > 0 {
 		return err
 	}
+	for _, a := range dead {
+		if a.partial == nil { // the sweep needs it, and a successful DEL deletes it from the cache
+			a.partial = a.cached().Result()
+		}
+	}
 	op.logger.Info("removing an earlier attachment", "container", op.ID)
 	if err := op.tearDown(context.WithoutCancel(ctx), dead); err != nil {
 		return fmt.Errorf("remove an earlier attachment: %w", err)

@@ -123,3 +123,19 @@ func (h *realHost) waitForLinks(want int) {
 		}
 	}
 }
+
+// TestASetupClearsWhatGoCNIHasLeft of a container that has died: only libcni's cache has
+// its addresses, and the first DEL deletes them there.
+func TestASetupClearsWhatGoCNIHasLeft(t *testing.T) {
+	h := newRealHost(t)
+	r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(dualList(h)))
+	path, before := h.Container("c1"), h.Audit()
+	_, err := r.Setup(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	h.Unrecord("c1")
+	h.inside("c1", netlink.LinkDel)
+	_, err = r.Setup(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	h.WantClean(before)
+}
