@@ -91,6 +91,9 @@ const (
 	StateGone HealthState = "gone"
 	// StateNotAttached: no attachment of it is on record.
 	StateNotAttached HealthState = "not attached"
+	// StateElsewhere: it is attached in another network namespace than the one that the
+	// caller of Reconcile has named. Health, which is told of none, never returns it.
+	StateElsewhere HealthState = "elsewhere"
 )
 
 // Health is the verdict on one container.

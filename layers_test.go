@@ -33,7 +33,8 @@ var floors = [][]string{
 	},
 	{
 		"internal/addrindex", "internal/builtin/prevresult", "internal/hold", "internal/inprocess",
-		"internal/notify", "internal/portindex", "internal/refplugins", "internal/sockdiag",
+		"internal/notify", "internal/portindex", "internal/reconcile", "internal/refplugins",
+		"internal/sockdiag",
 	},
 	{
 		"internal/ahead", "internal/links", "internal/nft",

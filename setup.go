@@ -93,6 +93,11 @@ func (s *snapshot) setupOnce(ctx context.Context, ns *Namespace, serially bool) 
 	if err := op.refuseTaken(); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
+	return op.tryAll(ctx, serially)
+}
+
+// tryAll is try with the attempts of WithRetry.
+func (op *operation) tryAll(ctx context.Context, serially bool) (*Result, error) {
 	for attempt := 1; ; attempt++ {
 		result, err := op.try(ctx, serially)
 		if err == nil || attempt >= op.retry.Attempts || !isTransient(err) {

@@ -1,0 +1,394 @@
+package behaviour_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
+)
+
+// always decides the same about each container.
+func always(d cni.Decision) cni.ReconcileOptions {
+	return cni.ReconcileOptions{Decide: func(cni.Health) cni.Decision { return d }}
+}
+
+// reconciled returns the outcome for c1 with its task in the namespace of that name.
+func reconciled(h *realHost, r *cni.Runtime, name string, o cni.ReconcileOptions) cni.Reconciled {
+	h.T.Helper()
+	report, err := r.Reconcile(h.T.Context(), []cni.Expected{{ContainerID: "c1", NetNS: h.Path("netns", name)}}, o)
+	expect.NoError(h.T, err)
+	h.T.Log(report)
+	one, ok := report.Of("c1")
+	expect.Same(h.T, "of c1", []any{ok, len(report.Containers)}, []any{true, 1})
+	expect.Same(h.T, "an error", report.Err() != nil, one.Err != nil)
+	return one
+}
+
+// isIn reports whether the namespace of that name has eth0.
+func isIn(h *realHost, name string) (yes bool) {
+	h.T.Helper()
+	h.Inside(h.Path("netns", name), func() error {
+		_, err := netlink.LinkByName("eth0")
+		yes = err == nil
+		return nil
+	})
+	return yes
+}
+
+// asking is a network with addresses of both families that declares capabilities.
+func asking(h *realHost, capabilities, subnet string) cni.Opt {
+	return cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
+		{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "forceAddress": true, "ipMasq": true, "capabilities": {%s},
+		 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": %q}], [{"subnet": "fd00:77::/64"}]]}},
+		{"type": "firewall"}]}`, capabilities, h.Path("ipam"), subnet))
+}
+
+// TestReconcile: the verdict on a container for each thing that can have happened to it,
+// and what a repair and a replacement make of it. A replacement keeps the addresses, and
+// leaves nothing of the former attachment.
+func TestReconcile(t *testing.T) {
+	again := func(h *realHost, r *cni.Runtime) { // in a new namespace, while the task lives in the old one
+		expect.NoError(h.T, r.Remove(h.T.Context(), "c1", ""))
+		_, err := r.Setup(h.T.Context(), "c1", h.Container("new"))
+		expect.NoError(h.T, err)
+	}
+	for what, tt := range map[string]struct {
+		happens        func(h *realHost, r *cni.Runtime)
+		state          cni.HealthState
+		repaired       error // of a repair; nil if it succeeds
+		replaced       error // of a replacement
+		withoutAddress bool  // it is not on record which address it had
+	}{
+		"nothing": {happens: func(*realHost, *cni.Runtime) {}, state: cni.StateHealthy},
+		"a flushed firewall": {happens: func(h *realHost, _ *cni.Runtime) { run(h.T, "nft", "flush", "ruleset") },
+			state: cni.StateBroken},
+		"a lost interface": {happens: func(h *realHost, _ *cni.Runtime) { h.inside("c1", netlink.LinkDel) },
+			state: cni.StateBroken, repaired: cni.ErrNotRepairable},
+		"attached again elsewhere": {happens: again, state: cni.StateElsewhere, repaired: cni.ErrNotRepairable},
+		"another namespace at its path": {happens: func(h *realHost, _ *cni.Runtime) {
+			expect.NoError(h.T, netns.Remove(h.Path("netns", "c1")))
+			h.Container("c1")
+		}, state: cni.StateElsewhere, repaired: cni.ErrNotRepairable},
+		"its task is gone": {happens: func(h *realHost, _ *cni.Runtime) { expect.NoError(h.T, netns.Remove(h.Path("netns", "c1"))) },
+			state: cni.StateElsewhere, repaired: cni.ErrNotRepairable, replaced: cni.ErrInvalidNetNS},
+		"a reboot": {happens: func(h *realHost, _ *cni.Runtime) {
+			expect.NoError(h.T, netns.Remove(h.Path("netns", "c1")))
+			h.Container("c1")
+			h.ChangeRecord("c1", func(rec *record.Record) { rec.Boot = "another" })
+		}, state: cni.StateGone, repaired: cni.ErrNotRepairable},
+		"a Remove": {happens: func(h *realHost, r *cni.Runtime) { expect.NoError(h.T, r.Remove(h.T.Context(), "c1", "")) },
+			state: cni.StateNotAttached, repaired: cni.ErrNotAttached, withoutAddress: true},
+		"a damaged record": {happens: func(h *realHost, _ *cni.Runtime) { h.SpoilBase("c1", "{") },
+			state: cni.StateUnknown, repaired: cni.ErrNotRepairable, replaced: record.ErrBad},
+		"another owner's": {happens: func(h *realHost, r *cni.Runtime) {
+			again(h, r)
+			h.ChangeRecord("c1", func(rec *record.Record) { rec.Owner = "other" })
+		}, state: cni.StateElsewhere, repaired: cni.ErrNotRepairable, replaced: cni.ErrAlreadyAttached},
+		"an interface that is not its own": {happens: func(h *realHost, r *cni.Runtime) {
+			again(h, r)
+			h.Inside(h.Path("netns", "c1"), func() error {
+				return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}})
+			})
+		}, state: cni.StateElsewhere, repaired: cni.ErrNotRepairable, replaced: cni.ErrAlreadyAttached},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newRealHost(t)
+			opts := []cni.Opt{cni.WithPluginDir(nil), cni.WithoutReaping(), asking(h, "", "10.77.0.0/24")}
+			r := h.Runtime(opts...)
+			_, err := r.Setup(t.Context(), "neighbour", h.Container("neighbour")) // so that c1 has not the first address
+			expect.NoError(t, err)
+			path, before := h.Container("c1"), h.Audit()
+			result, err := r.Setup(t.Context(), "c1", path)
+			expect.NoError(t, err)
+			tt.happens(h, r)
+			if again, err := r.Lookup("c1"); err == nil {
+				result = again
+			}
+
+			happened := h.Audit()
+			reported := reconciled(h, h.Runtime(opts...), "c1", always(cni.DecideReport))
+			expect.Same(t, "state", reported.Health.State, tt.state)
+			expect.Same(t, "reported", reported.Err != nil, tt.state != cni.StateHealthy)
+			h.WantClean(happened)
+
+			repaired := reconciled(h, h.Runtime(opts...), "c1", always(cni.DecideRepair))
+			if tt.repaired != nil {
+				expect.Is(t, repaired.Err, tt.repaired)
+				h.WantClean(happened)
+			} else {
+				expect.NoError(t, repaired.Err)
+			}
+
+			happened = h.Audit()
+			replaced := reconciled(h, h.Runtime(opts...), "c1", always(cni.DecideReplace))
+			switch {
+			case tt.replaced != nil:
+				expect.Is(t, replaced.Err, tt.replaced)
+				h.WantClean(happened) // nothing was removed
+				return
+			case tt.repaired == nil:
+				expect.Same(t, "healthy now", replaced.Decision, cni.Decision(""))
+				h.WantClean(happened)
+			default:
+				expect.NoError(t, replaced.Err)
+				if !tt.withoutAddress {
+					expect.Same(t, "addresses", []cni.Address{replaced.Result.IPv4(), replaced.Result.IPv6()}, []cni.Address{result.IPv4(), result.IPv6()})
+				}
+				expect.Same(t, "lost", replaced.Lost, nil)
+			}
+			after := reconciled(h, h.Runtime(opts...), "c1", always(cni.DecideReport))
+			expect.Same(t, "state after", after.Health.State, cni.StateHealthy)
+			expect.Same(t, "in its namespace", isIn(h, "c1"), true)
+			if strings.Contains(what, "elsewhere") {
+				expect.Same(t, "in the other namespace", isIn(h, "new"), false)
+			}
+			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+			if what != "a flushed firewall" && what != "a reboot" { // a real one would have ended what is on the host
+				left, gone := h.Left(before)
+				// Each program makes its mark of the network again.
+				expect.Unchanged(t, "host", left, gone.Without(func(line string) bool { return strings.Contains(line, h.Path("state", "embedcni", "networks")) }))
+			}
+			expect.NoError(t, r.Remove(t.Context(), "neighbour", ""))
+		})
+	}
+}
+
+// run runs a program on the host.
+func run(t testing.TB, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %q: %v: %s", name, args, err, out)
+	}
+}
+
+// TestReconcileRepairsByDefault, and leaves alone what a repair does not help.
+func TestReconcileRepairsByDefault(t *testing.T) {
+	h := newRealHost(t)
+	opts := []cni.Opt{cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24")}
+	r := h.Runtime(opts...)
+	var expected []cni.Expected
+	for _, id := range []string{"broken", "healthy", "moved", "unexpected"} {
+		_, err := r.Setup(t.Context(), id, h.Container(id))
+		expect.NoError(t, err)
+		if id != "unexpected" {
+			expected = append(expected, cni.Expected{ContainerID: id, NetNS: h.Path("netns", id)})
+		}
+	}
+	other := h.Runtime(append(opts, cni.WithOwner("other"))...)
+	_, err := other.Setup(t.Context(), "others", h.Container("others"))
+	expect.NoError(t, err)
+	expected[2].NetNS = h.Container("old")
+	expected = append(expected, cni.Expected{ContainerID: "never", NetNS: h.Container("never")})
+
+	h.Inside(h.Path("netns", "broken"), func() error { return nil })
+	link, err := netlink.LinkByName(hostEnd(t, r, "broken"))
+	expect.NoError(t, err)
+	expect.NoError(t, netlink.LinkSetNoMaster(link))
+	report, err := r.Reconcile(t.Context(), expected, cni.ReconcileOptions{})
+	expect.NoError(t, err)
+	t.Log(report)
+	var got []string
+	for _, c := range report.Containers {
+		got = append(got, fmt.Sprintf("%s %s, %q, ok %v", c.Health.ContainerID, c.Health.State, c.Decision, c.Err == nil))
+	}
+	expect.Same(t, "outcomes", got, []string{
+		`broken broken, "repair", ok true`, `healthy healthy, "", ok true`, `moved elsewhere, "report", ok false`, `never not attached, "report", ok false`,
+	})
+	expect.Same(t, "repaired", report.Containers[0].Repair.Repaired[0].Kind, cni.KindBridgePort)
+	expect.Same(t, "unexpected", report.Unexpected, []string{"unexpected"})
+	expect.Is(t, report.Err(), cni.ErrInvalidNetNS, cni.ErrNotAttached)
+
+	var encoded struct {
+		Containers []struct{ Err string }
+		Unexpected []string
+	}
+	data, err := json.Marshal(report)
+	expect.NoError(t, err)
+	expect.NoError(t, json.Unmarshal(data, &encoded))
+	expect.Same(t, "encoded", []string{encoded.Containers[1].Err, encoded.Containers[2].Err}, []string{"", report.Containers[2].Err.Error()})
+	if !strings.Contains(report.String(), "unexpected: on record, and not expected") {
+		t.Errorf("printed: %v", report)
+	}
+}
+
+// hostEnd returns the name of a container's interface on the host.
+func hostEnd(t *testing.T, r *cni.Runtime, id string) string {
+	t.Helper()
+	result, err := r.Lookup(id)
+	expect.NoError(t, err)
+	for _, i := range result.Networks[0].Interfaces {
+		if i.Sandbox == "" && i.Name != "cni0" {
+			return i.Name
+		}
+	}
+	t.Fatal("the result names no interface on the host")
+	return ""
+}
+
+// TestAReplacementSaysWhatItLost: with another subnet nobody can keep the address. With
+// the capability it is asked for by that.
+func TestAReplacementSaysWhatItLost(t *testing.T) {
+	for what, capabilities := range map[string]string{"by the argument": "", "by the capability": `"ips": true`} {
+		t.Run(what, func(t *testing.T) {
+			h := newRealHost(t)
+			r := h.Runtime(cni.WithPluginDir(nil), asking(h, capabilities, "10.77.0.0/24"))
+			_, err := r.Setup(t.Context(), "neighbour", h.Container("neighbour"))
+			expect.NoError(t, err)
+			result, err := r.Setup(t.Context(), "c1", h.Container("c1"))
+			expect.NoError(t, err)
+			expect.NoError(t, r.Remove(t.Context(), "neighbour", ""))
+
+			h.inside("c1", netlink.LinkDel)
+			kept := reconciled(h, r, "c1", always(cni.DecideReplace))
+			expect.NoError(t, kept.Err)
+			expect.Same(t, "address", kept.Result.IPv4(), result.IPv4())
+			expect.Same(t, "lost", kept.Lost, nil)
+
+			h.inside("c1", netlink.LinkDel)
+			changed := h.Runtime(cni.WithPluginDir(nil), asking(h, capabilities, "10.78.0.0/24"))
+			var log testhost.Log
+			expect.NoError(t, changed.Load(log.Logger(), asking(h, capabilities, "10.78.0.0/24")))
+			lost := reconciled(h, changed, "c1", always(cni.DecideReplace))
+			expect.Same(t, "still has one", lost.Result.IPv4().IP().IsValid(), true)
+			expect.Same(t, "lost", lost.Lost[0], result.IPv4().IP())
+			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+			left, err := filepath.Glob(h.Path("ipam", "net", "[1-9f]*"))
+			expect.NoError(t, err)
+			expect.Same(t, "reservations", left, nil)
+		})
+	}
+}
+
+// TestAReplacementThatFailsSaysSo: nothing is removed for arguments that are wrong, and
+// nothing remains of an ADD that failed.
+func TestAReplacementThatFailsSaysSo(t *testing.T) {
+	h := newRealHost(t)
+	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
+	path := h.Container("c1")
+	before := h.Audit()
+	_, err := r.Setup(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	h.inside("c1", netlink.LinkDel)
+	broken := h.Audit()
+	replace := func(r *cni.Runtime, opts ...cni.NamespaceOpts) cni.Reconciled {
+		report, err := r.Reconcile(t.Context(), []cni.Expected{{ContainerID: "c1", NetNS: path, Options: opts}}, always(cni.DecideReplace))
+		expect.NoError(t, err)
+		return report.Containers[0]
+	}
+	expect.Is(t, replace(r, cni.WithNetwork("lacking")).Err, cni.ErrNotFound)
+	expect.Is(t, replace(r, cni.WithArgs("a;b", "c")).Err, cni.ErrInvalidArgument)
+	expect.Is(t, replace(h.Runtime(cni.WithPluginDir(nil))).Err, cni.ErrCNINotInitialized)
+	h.WantClean(broken)
+
+	lacking := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "lacking"}]}`)))
+	failed := replace(lacking)
+	expect.Is(t, failed.Err, cni.ErrPluginNotFound)
+	expect.Same(t, "lost", len(failed.Lost), 2)
+	h.WantClean(before)
+
+	for what, expected := range map[string][]cni.Expected{
+		"named twice": {{ContainerID: "c1", NetNS: path}, {ContainerID: "c2", NetNS: path}, {ContainerID: "c1", NetNS: path}},
+		"an ID":       {{ContainerID: "../c1", NetNS: path}},
+	} {
+		report, err := r.Reconcile(t.Context(), expected, cni.ReconcileOptions{})
+		expect.Is(t, err, cni.ErrInvalidArgument)
+		if report != nil {
+			t.Errorf("%s: %v", what, report)
+		}
+	}
+	empty, err := r.Reconcile(t.Context(), nil, cni.ReconcileOptions{})
+	expect.NoError(t, err)
+	expect.Same(t, "nothing expected", empty, &cni.ReconcileReport{})
+}
+
+// TestReconcileComparesTheNamespace, and not the path: a task's namespace has several.
+func TestReconcileComparesTheNamespace(t *testing.T) {
+	h := newRealHost(t)
+	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
+	_, err := r.Setup(t.Context(), "c1", h.Container("c1"))
+	expect.NoError(t, err)
+	for path, want := range map[string]cni.HealthState{
+		h.Pin("c1"): cni.StateHealthy, h.Path("netns", "c1"): cni.StateHealthy,
+		"": cni.StateElsewhere, "/proc/thread-self/ns/net": cni.StateElsewhere, h.Path("state"): cni.StateElsewhere,
+	} {
+		before := h.Audit()
+		report, err := r.Reconcile(t.Context(), []cni.Expected{{ContainerID: "c1", NetNS: path}}, cni.ReconcileOptions{})
+		expect.NoError(t, err)
+		expect.Same(t, path, report.Containers[0].Health.State, want)
+		h.WantClean(before)
+	}
+}
+
+// TestReconcileDecidesAboutWhatItHasSeen: a container that another call has attached anew
+// is not replaced.
+func TestReconcileDecidesAboutWhatItHasSeen(t *testing.T) {
+	h := newRealHost(t)
+	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
+	_, err := r.Setup(t.Context(), "c1", h.Container("c1"))
+	expect.NoError(t, err)
+	h.inside("c1", netlink.LinkDel)
+	for what, anew := range map[string]bool{"attached anew": true, "removed": false} {
+		again := reconciled(h, r, "c1", cni.ReconcileOptions{Decide: func(cni.Health) cni.Decision {
+			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+			if anew {
+				_, err := r.Setup(t.Context(), "c1", h.Path("netns", "c1"))
+				expect.NoError(t, err)
+			}
+			return cni.DecideReplace
+		}})
+		expect.Is(t, again.Err, cni.ErrBusy)
+		expect.Same(t, what, isIn(h, "c1"), anew)
+		if _, err := r.Setup(t.Context(), "c1", h.Path("netns", "c1")); err != nil {
+			expect.Is(t, err, cni.ErrAlreadyAttached)
+		}
+		h.inside("c1", netlink.LinkDel)
+	}
+}
+
+// TestReconcileLeavesWhatIsHeld, unless its caller decides otherwise.
+func TestReconcileLeavesWhatIsHeld(t *testing.T) {
+	h := newRealHost(t)
+	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
+	_, err := r.Setup(t.Context(), "c1", h.Container("c1"))
+	expect.NoError(t, err)
+	link, err := netlink.LinkByName(hostEnd(t, r, "c1"))
+	expect.NoError(t, err)
+	expect.NoError(t, netlink.LinkSetNoMaster(link))
+	expect.NoError(t, r.Hold(t.Context(), cni.Hold{Network: "net"}))
+	before := h.Audit()
+	held := reconciled(h, r, "c1", cni.ReconcileOptions{})
+	expect.Same(t, "decision", held.Decision, cni.DecideReport)
+	if held.Err == nil || !strings.Contains(held.Err.Error(), "held") {
+		t.Errorf("%v", held.Err)
+	}
+	h.WantClean(before)
+	expect.NoError(t, reconciled(h, r, "c1", always(cni.DecideRepair)).Err)
+	expect.Same(t, "decision", reconciled(h, r, "c1", cni.ReconcileOptions{}).Decision, cni.Decision(""))
+}
+
+// TestReconcileLeavesWhatGoCNIHasAttached: only libcni's cache knows it, as for Setup.
+func TestReconcileLeavesWhatGoCNIHasAttached(t *testing.T) {
+	h := newRealHost(t)
+	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
+	path, before := h.Container("c1"), h.Audit()
+	_, err := r.Setup(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	h.Unrecord("c1")
+	unrecorded := h.Audit()
+	one := reconciled(h, r, "c1", always(cni.DecideReplace))
+	expect.Same(t, "state", one.Health.State, cni.StateUnknown)
+	expect.Is(t, one.Err, cni.ErrAlreadyAttached)
+	h.WantClean(unrecorded)
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+	h.WantClean(before)
+}
