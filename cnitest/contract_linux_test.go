@@ -26,6 +26,13 @@ func TestContractOfRuntime(t *testing.T) {
 	})
 }
 
+func TestContractOfRuntimeWithExecutables(t *testing.T) {
+	cnitest.Contract(t, func(t *testing.T) cnitest.Subject {
+		expect.NoError(t, os.RemoveAll("/var/lib/cni"))
+		return &realSubject{t: t, host: cnitest.Host(t, cnitest.WithReferencePlugins())}
+	})
+}
+
 // realSubject runs the contract on the kernel.
 type realSubject struct {
 	t    *testing.T

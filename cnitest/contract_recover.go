@@ -135,6 +135,9 @@ func (c *contract) healthAndRepair() {
 		c.Fatalf("verdict %v", broken)
 	}
 	for _, d := range broken.Differences {
+		if d.Kind == cni.KindCheck { // an executable says it too
+			continue
+		}
 		if d.Network != "pods" || d.IfName != "eth0" || d.Plugin == "" || d.Kind == "" || d.Object == "" || !d.Repairable || d.Err == nil {
 			c.Errorf("difference %+v", d)
 		}

@@ -121,6 +121,22 @@ func TestHostAuditsOnlyGivenDirectories(t *testing.T) {
 	}
 }
 
+// TestHostsInParallel: each has a directory for addresses.
+func TestHostsInParallel(t *testing.T) {
+	for range 3 {
+		t.Run("one", func(t *testing.T) {
+			t.Parallel()
+			h := cnitest.Host(t, cnitest.AuditOnly())
+			conf := strings.Replace(bridgeConf, `"host-local",`, `"host-local", "dataDir": "`+h.Dir+`/state/networks",`, 1)
+			rt, path := h.Runtime(cni.WithConfListBytes([]byte(conf))), cnitest.Container(t)
+			result, err := rt.Setup(t.Context(), "c1", path, cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}}))
+			expect.NoError(t, err)
+			expect.Same(t, "address", result.IPv4().IP().String(), "10.7.0.2")
+			expect.NoError(t, rt.Remove(t.Context(), "c1", path))
+		})
+	}
+}
+
 func TestHostWithoutAuditReportsNothing(t *testing.T) {
 	r := &recorder{TB: t}
 	h := cnitest.Host(r, cnitest.WithoutAudit())

@@ -53,9 +53,11 @@ func tested(t *testing.T, how, name string) (string, int) {
 }
 
 func TestMainServesOrdinaryUsers(t *testing.T) {
-	out, code := tested(t, "main", "TestHostHasBuiltInPlugins")
-	if code != 0 || !strings.Contains(out, "--- PASS: TestHostHasBuiltInPlugins") {
-		t.Errorf("exit code %d:\n%s", code, out)
+	for _, name := range []string{"TestHostHasBuiltInPlugins", "TestContractOfRuntime"} {
+		out, code := tested(t, "main", name)
+		if code != 0 || !strings.Contains(out, "--- PASS: "+name) {
+			t.Errorf("exit code %d:\n%s", code, out)
+		}
 	}
 }
 
