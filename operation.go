@@ -3,7 +3,6 @@ package cni
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -186,52 +185,10 @@ func (op *operation) outOfReach() (examine.State, error) {
 	return examine.Unknown, why
 }
 
-// recallOwn is recall for Recover and GC: it finds only the attachments of this
-// owner, and none if the record was deleted meanwhile.
-func (op *operation) recallOwn() error {
-	damage, err := op.load()
-	if err != nil || op.Record == nil {
-		return err
-	}
-	if err := op.recall(&Namespace{id: op.ID}, damage, false); err != nil {
-		return err
-	}
-	switch {
-	case !op.Damaged:
-		op.attachments = slices.DeleteFunc(op.attachments, func(a *attachment) bool { return !a.own() })
-	case op.NetNS == nil && op.Path != "":
-		return fmt.Errorf("the container's network namespace at %s cannot be opened", op.Path)
-	case op.Record.Shared() || op.Record.Owner != "" && op.Record.Owner != op.owner:
-		return fmt.Errorf("record of container %s: %w", op.ID, errShared)
-	}
-	return nil
-}
-
-// errShared: a damaged record does not say which attachments are this owner's.
-var errShared = errors.New("it is damaged, and has attachments of another owner; call Remove if the container is gone")
-
 // own reports whether this owner has made the attachment, which is on record.
 func (a *attachment) own() bool {
 	n := a.entry()
 	return n != nil && a.op.Record.OwnerOf(n) == a.op.owner
-}
-
-// errNotYet: a removal failed not long ago.
-var errNotYet = errors.New("not tried again yet")
-
-// finish removes attachments whose removal has failed before, unless that was
-// just now.
-func (op *operation) finish(ctx context.Context, going attachments) error {
-	for _, a := range going {
-		n := a.entry()
-		if n == nil {
-			continue
-		}
-		if wait := n.RetryIn(time.Now()); wait > 0 {
-			return fmt.Errorf("%w: in %v, after %d failures: %s", errNotYet, wait.Round(time.Second), n.Failures, n.LastError)
-		}
-	}
-	return op.tearDown(context.WithoutCancel(ctx), going)
 }
 
 // lockedGrace is the time for which a container may be locked and still be

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -156,6 +157,30 @@ func (op *operation) recall(ns *Namespace, damage error, mustStop bool) (err err
 	}
 	return op.narrow(ns)
 }
+
+// recallOwn is recall for Recover and GC: it finds only the attachments of this
+// owner, and none if the record was deleted meanwhile.
+func (op *operation) recallOwn() error {
+	damage, err := op.load()
+	if err != nil || op.Record == nil {
+		return err
+	}
+	if err := op.recall(&Namespace{id: op.ID}, damage, false); err != nil {
+		return err
+	}
+	switch {
+	case !op.Damaged:
+		op.attachments = slices.DeleteFunc(op.attachments, func(a *attachment) bool { return !a.own() })
+	case op.NetNS == nil && op.Path != "":
+		return fmt.Errorf("the container's network namespace at %s cannot be opened", op.Path)
+	case op.Record.Shared() || op.Record.Owner != "" && op.Record.Owner != op.owner:
+		return fmt.Errorf("record of container %s: %w", op.ID, errShared)
+	}
+	return nil
+}
+
+// errShared: a damaged record does not say which attachments are this owner's.
+var errShared = errors.New("it is damaged, and has attachments of another owner; call Remove if the container is gone")
 
 // enterRecorded opens the recorded namespaces, and returns the attachments of the
 // record.

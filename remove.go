@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/hostns"
@@ -330,6 +331,24 @@ func (all attachments) areCovered(err error) bool {
 		}
 	}
 	return len(types) > 0
+}
+
+// errNotYet: a removal failed not long ago.
+var errNotYet = errors.New("not tried again yet")
+
+// finish removes attachments whose removal has failed before, unless that was
+// just now.
+func (op *operation) finish(ctx context.Context, going attachments) error {
+	for _, a := range going {
+		n := a.entry()
+		if n == nil {
+			continue
+		}
+		if wait := n.RetryIn(time.Now()); wait > 0 {
+			return fmt.Errorf("%w: in %v, after %d failures: %s", errNotYet, wait.Round(time.Second), n.Failures, n.LastError)
+		}
+	}
+	return op.tearDown(context.WithoutCancel(ctx), going)
 }
 
 // LeftoverError means that a container, or a part of it, could not be removed.

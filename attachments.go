@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -13,6 +14,157 @@ import (
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/warm"
 )
+
+// Attachment is an interface of a container, from its record.
+type Attachment struct {
+	ContainerID string
+	Network     string
+	IfName      string
+	NetNS       string // the path given to Setup
+	Owner       string // see WithOwner
+	Since       time.Time
+	State       AttachmentState
+	Addresses   []Address // of the container, as plugins have reported them, or Refresh has noted them
+
+	// The parameters of the Setup: the ports that it asked for, whether or not a
+	// plugin of the network forwards any; the arguments, labels included; and the
+	// caller's own values, see WithMetadata.
+	Ports    []PortMapping
+	Args     map[string]string
+	Metadata map[string]string
+
+	// Plugins has the kind of each plugin that attached it, by type. It is nil for
+	// an attachment of an earlier version.
+	Plugins map[string]PluginKind
+
+	// The number of failed detachments, and the time and the error of the last. The
+	// failures of the container's other attachments are not among them.
+	Failures  int
+	LastTry   time.Time
+	LastError string
+}
+
+// AttachmentState is the progress of an attachment.
+type AttachmentState string
+
+const (
+	// Attaching: plugins are running, or the runtime was killed while they did.
+	Attaching AttachmentState = "attaching"
+	// Attached: every plugin has answered.
+	Attached AttachmentState = "attached"
+	// Detaching: plugins are running, or the runtime was killed while they did, or it was
+	// detached and stays on record because another attachment of the container failed.
+	Detaching AttachmentState = "detaching"
+	// Ready: a Pool has made it ahead of time, and no container uses it yet.
+	Ready AttachmentState = "ready"
+	// Failed: detaching it failed. The next Remove, Recover or GC tries again.
+	Failed AttachmentState = "failed"
+	// Unknown: the record cannot be used, and LastError has the reason. Recover
+	// and GC sweep a damaged record as far as it is legible, unless the container
+	// may be alive. They leave alone a record that could not be read or that a
+	// newer version wrote; see RecordError.
+	Unknown AttachmentState = "unknown"
+)
+
+// Attachments lists the attachments recorded in the state directory, of all
+// owners. It runs nothing and waits for nothing: during a Setup an attachment is
+// Attaching. An unusable record is listed once, with its legible part.
+func (r *Runtime) Attachments() ([]Attachment, error) {
+	s := r.current.Load()
+	found, err := s.Records.List()
+	if err != nil {
+		return nil, err
+	}
+	taken := warm.Taken(found)
+	var all []Attachment
+	for _, f := range found {
+		if !f.Record.Warm || !taken[f.Record.Plugins()] {
+			all = append(all, attachmentsOf(f.Record, recordError(s.Records, f.Record.ContainerID, f.File, f.Err))...)
+		}
+	}
+	return all, nil
+}
+
+func attachmentsOf(rec *record.Record, bad error) []Attachment {
+	if bad != nil {
+		return []Attachment{{ContainerID: string(rec.ContainerID), Owner: rec.Owner, State: Unknown, LastError: bad.Error()}}
+	}
+	var all []Attachment
+	for _, n := range rec.Attachments {
+		if n.State == record.Deleted {
+			continue
+		}
+		a := Attachment{
+			ContainerID: string(rec.ContainerID), Network: n.Network, IfName: n.IfName, NetNS: rec.NetNS.Path,
+			Owner: rec.OwnerOf(&n), Since: rec.Since, State: stateOf(rec, &n),
+			Metadata: n.Metadata, Failures: n.Failures, LastTry: n.LastTry, LastError: n.LastError,
+		}
+		a.Ports, a.Args, a.Plugins = parametersOf(&n)
+		if result := shownResult(&n); result != nil {
+			a.Addresses = containerAddresses(newNetworkResult(source{network: n.Network, ifName: n.IfName, result: result}))
+		}
+		all = append(all, a)
+	}
+	return all
+}
+
+// stateOf returns the progress of an attachment on record.
+func stateOf(rec *record.Record, n *record.Attachment) AttachmentState {
+	switch {
+	case n.Failures > 0:
+		return Failed
+	case rec.Warm:
+		return Ready
+	case n.State == record.Deleting:
+		return Detaching
+	case n.State == record.Added:
+		return Attached
+	}
+	return Attaching
+}
+
+// shownResult returns the result of an attachment on record for a caller to see, with the
+// addresses that were noted last; nil if there is none. Nothing is removed, compared or
+// repaired by it.
+func shownResult(n *record.Attachment) *types100.Result {
+	return observed.Apply(chain.Decode(n.Result), n.IfName, n.Observed)
+}
+
+// parametersOf returns the parameters of an attachment as its caller gave them.
+func parametersOf(n *record.Attachment) (ports []PortMapping, args map[string]string, plugins map[string]PluginKind) {
+	ports = mappingsIn(n.Capabilities[capPortMappings])
+	for _, arg := range n.Args {
+		if args == nil {
+			args = make(map[string]string, len(n.Args))
+		}
+		args[arg[0]] = arg[1]
+	}
+	for _, p := range n.Plugins {
+		if plugins == nil {
+			plugins = make(map[string]PluginKind, len(n.Plugins))
+		}
+		if p.Kind != "" {
+			plugins[p.Type] = PluginKind(p.Kind)
+		}
+	}
+	return ports, args, plugins
+}
+
+// containerAddresses returns the addresses of interfaces in the sandbox, or all
+// if the plugins of the network do not report where their interfaces are.
+func containerAddresses(n *NetworkResult) []Address {
+	var inside, all []Address
+	for _, i := range n.Interfaces {
+		all = append(all, i.Addresses...)
+		if i.Sandbox != "" {
+			inside = append(inside, i.Addresses...)
+		}
+	}
+	if inside != nil {
+		return inside
+	}
+	return all
+}
 
 // Lookup returns the Result of a container's Setup from its record, without
 // running a plugin. Addresses that Refresh has noted stand in place of those of the
@@ -48,13 +200,6 @@ func (s *snapshot) lookedUp(rec *record.Record, sources []source) (*Result, erro
 		result.notePorts(nil, sources)
 	}
 	return result, err
-}
-
-// shownResult returns the result of an attachment on record for a caller to see, with the
-// addresses that were noted last; nil if there is none. Nothing is removed, compared or
-// repaired by it.
-func shownResult(n *record.Attachment) *types100.Result {
-	return observed.Apply(chain.Decode(n.Result), n.IfName, n.Observed)
 }
 
 // LookupAddr returns the attachments that have an address in their container, of all
