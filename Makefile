@@ -11,7 +11,7 @@ REQUIRING  := internal/refplugins/mains internal/lint
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s
 
-.PHONY: test deps lint fuzz faults bench quickstart
+.PHONY: test deps lint fuzz faults bench quickstart allocrunner
 
 test: deps lint
 	@for module in $(MODULES); do \
@@ -107,3 +107,6 @@ bench: deps
 
 quickstart:
 	$(GO) run ./examples/quickstart
+
+allocrunner:
+	$(GO) run ./examples/allocrunner

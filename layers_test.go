@@ -15,13 +15,13 @@ var floors = [][]string{
 	{
 		"internal/batch", "internal/behaviour", "internal/confwatch", "internal/cut", "internal/damage",
 		"internal/defaults", "internal/dirwatch", "internal/etcfiles", "internal/expect",
-		"internal/faults", "internal/interchange", "internal/known",
-		"internal/misspelt", "internal/netfilter/fwrules", "internal/parallel", "internal/perm", "internal/plainfile",
+		"internal/faults", "internal/interchange", "internal/known", "internal/misspelt",
+		"internal/netfilter/fwrules", "internal/parallel", "internal/perm", "internal/plainfile",
 		"internal/ports", "internal/privilege", "internal/scripted", "internal/spans", "internal/tasks",
 	},
 	{
-		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/guard", "internal/invoke",
-		"internal/ipamdir", "internal/lock", "internal/nsrefs", "internal/orphan",
+		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/guard",
+		"internal/invoke", "internal/ipamdir", "internal/lock", "internal/nsrefs", "internal/orphan",
 	},
 	{
 		"internal/firstadd", "netns",
@@ -82,7 +82,7 @@ var floors = [][]string{
 		"cni",
 	},
 	{
-		"cnitest", "examples/quickstart", "internal/testhost",
+		"cnitest", "examples/allocrunner", "examples/quickstart", "internal/testhost",
 	},
 }
 

@@ -1,0 +1,11 @@
+//go:build !linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+)
+
+func story(context.Context, io.Writer, bool) error { return errors.ErrUnsupported }
