@@ -192,11 +192,11 @@ func (r reaper) Tend(file string, host *hostns.NetNS) (step abandoned.Step, err 
 		return step, err
 	}
 	defer op.end()
-	return r.tend(op, host)
+	return r.tend(op, host.ID())
 }
 
 // tend is Tend for a container that is locked.
-func (r reaper) tend(op *operation, host *hostns.NetNS) (step abandoned.Step, err error) {
+func (r reaper) tend(op *operation, host netns.ID) (step abandoned.Step, err error) {
 	if err := op.recallOwn(); err != nil {
 		if isSkipped(err) {
 			r.logger.Debug("look for abandoned containers", "error", err)
@@ -218,24 +218,21 @@ func (r reaper) tend(op *operation, host *hostns.NetNS) (step abandoned.Step, er
 		all = append(all, a.described())
 	}
 	step.Ends, err = abandoned.LetGo(op.Container, all, op.logger)
-	step.Again = err == nil && op.Host.ID() == host.ID()
+	step.Again = err == nil && op.Host.ID() == host
 	return step, err
 }
 
 // end removes the abandoned container of a record now. It returns false if the container
 // stays as it is on record.
 func (r reaper) end(ctx context.Context, of *record.Record, host *hostns.NetNS) (bool, error) {
-	return abandoned.End(ctx, host, func(ctx context.Context) (step abandoned.Step, ended bool, err error) {
-		own, err := host.Dup()
-		if err != nil {
-			return step, false, err
-		}
-		op, err := r.beginTeardownFrom(ctx, of.ContainerID, own, container.Access{})
+	return abandoned.End(ctx, host, func(ctx context.Context, host *hostns.NetNS) (step abandoned.Step, ended bool, err error) {
+		at := host.ID()
+		op, err := r.beginTeardownFrom(ctx, of.ContainerID, host, container.Access{})
 		if err != nil {
 			return step, false, err
 		}
 		defer op.end()
-		if step, err = r.tend(op, host); err != nil || step.Again {
+		if step, err = r.tend(op, at); err != nil || step.Again {
 			return step, false, err
 		}
 		now, err := r.Records.Load(of.ContainerID) // it may have been attached again

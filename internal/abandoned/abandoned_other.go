@@ -18,10 +18,11 @@ type Search struct{}
 // Request does nothing.
 func (*Search) Request(Runtime, *hostns.NetNS, bool) {}
 
+// Tend is never called off Linux.
+type Tend func(context.Context, *hostns.NetNS) (Step, bool, error)
+
 // End returns false.
-func End(context.Context, *hostns.NetNS, func(context.Context) (Step, bool, error)) (bool, error) {
-	return false, nil
-}
+func End(context.Context, *hostns.NetNS, Tend) (bool, error) { return false, nil }
 
 // Is returns false.
 func Is(*record.Record, string, string) bool { return false }

@@ -16,12 +16,15 @@ const endWithin = time.Second
 // namespace is let go, and the container is removed. One is to spare.
 const mostSteps = 4
 
-// End removes one abandoned container now, for a caller that needs something of it. tend
-// does the next step, as [Containers.Tend] does, but may wait for the container; it reports
-// whether the container is on record no more. End waits until the namespace that it has
-// let go has ended, and for a second in all. It returns false if the container stays: it
-// is in use, or cannot be judged.
-func End(ctx context.Context, host *hostns.NetNS, tend func(context.Context) (step Step, ended bool, err error)) (ended bool, err error) {
+// Tend does the next step for a container, as [Containers.Tend] does, but may wait for the
+// container. It takes over host, and reports whether the container is on record no more.
+type Tend func(ctx context.Context, host *hostns.NetNS) (step Step, ended bool, err error)
+
+// End removes one abandoned container now, for a caller that needs something of it. It
+// waits until the namespace that was let go has ended, and for a second in all; a plugin
+// that takes longer goes on by itself. It returns false if the container stays: it is in
+// use, or cannot be judged, or is not removed yet.
+func End(ctx context.Context, host *hostns.NetNS, tend Tend) (ended bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, endWithin)
 	defer cancel()
 	watch, err := links.WatchAddresses(host.Handle) // before anything vanishes
@@ -30,7 +33,7 @@ func End(ctx context.Context, host *hostns.NetNS, tend func(context.Context) (st
 	}
 	defer func() { err = errors.Join(err, watch.Close()) }()
 	for range mostSteps {
-		step, ended, err := tend(ctx)
+		step, ended, err := tend.within(ctx, host)
 		if ended || err != nil {
 			return ended, err
 		}
@@ -42,6 +45,34 @@ func End(ctx context.Context, host *hostns.NetNS, tend func(context.Context) (st
 		}
 	}
 	return false, nil
+}
+
+// within is one step on another goroutine, for which it does not wait when ctx ends.
+func (tend Tend) within(ctx context.Context, host *hostns.NetNS) (step Step, ended bool, err error) {
+	own, err := host.Dup()
+	if err != nil {
+		return step, false, err
+	}
+	type outcome struct {
+		step  Step
+		ended bool
+		err   error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		var o outcome
+		o.err = guarded(func() (err error) {
+			o.step, o.ended, err = tend(ctx, own)
+			return err
+		})
+		done <- o
+	}()
+	select {
+	case o := <-done:
+		return o.step, o.ended, o.err
+	case <-ctx.Done():
+		return step, false, context.Cause(ctx)
+	}
 }
 
 // vanish waits until interfaces on the host have vanished. It returns false if they have

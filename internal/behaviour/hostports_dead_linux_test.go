@@ -3,7 +3,9 @@ package behaviour_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -194,6 +196,34 @@ func TestSetupLeavesAHolderThatIsNotItsToRemove(t *testing.T) {
 			expect.NoError(t, r.Remove(t.Context(), "c2", path))
 		})
 	}
+}
+
+// TestSetupWaitsForNoPluginOfADeadContainer: the DEL of one that has the port hangs. Setup
+// is refused the port soon, and gets it when the DEL was given up.
+func TestSetupWaitsForNoPluginOfADeadContainer(t *testing.T) {
+	b := portBackends()[3]
+	h := newRealHost(t)
+	expect.NoError(t, os.Mkdir(h.Path("bin"), 0o755))
+	for _, name := range []string{"bridge", "host-local", "portmap"} {
+		expect.NoError(t, os.Symlink(filepath.Join(testhost.ReferencePlugins(t), name), h.Path("bin", name)))
+	}
+	r := h.Runtime(h.portNetwork("net", "1", b), cni.WithPluginDir([]string{h.Path("bin")}), cni.WithTimeouts(cni.Timeouts{Del: 6 * time.Second}))
+	dies(t, r, "c1", web())
+	expect.NoError(t, os.Remove(h.Path("bin", "portmap")))
+	h.Write("bin/portmap", "#!/bin/sh\n[ $CNI_COMMAND != DEL ] || exec sleep 600\nexec "+filepath.Join(testhost.ReferencePlugins(t), "portmap")+"\n")
+	expect.NoError(t, os.Chmod(h.Path("bin", "portmap"), 0o755))
+	path := h.Container("c2")
+	begun := time.Now()
+	_, err := r.Setup(t.Context(), "c2", path, web())
+	expect.Is(t, err, cni.ErrPortInUse)
+	if took := time.Since(begun); took > 5*time.Second {
+		t.Errorf("Setup waited for %v", took)
+	}
+	expect.Eventually(t, "the port", func() bool {
+		_, err = r.Setup(t.Context(), "c2", path, web())
+		return err == nil
+	})
+	expect.NoError(t, r.Remove(t.Context(), "c2", path))
 }
 
 // inhabited runs a process in the namespace at path.
