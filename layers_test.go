@@ -41,12 +41,12 @@ var floors = [][]string{
 	},
 	{
 		"internal/compare", "internal/hostns", "internal/iptables", "internal/look",
-		"internal/netfilter/native", "internal/netfilter/nftform",
+		"internal/netfilter/native", "internal/netfilter/nftform", "internal/subnet",
 	},
 	{
 		"internal/cachedports", "internal/container", "internal/guarded", "internal/hostports",
 		"internal/hostwatch", "internal/netfilter/iptform", "internal/observed", "internal/repair",
-		"internal/tenant",
+		"internal/tenant", "netconf",
 	},
 	{
 		"internal/netfilter",

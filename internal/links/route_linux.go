@@ -150,6 +150,27 @@ func (c *Conn) Routes(index int) ([]Route, error) {
 	return all, err
 }
 
+// Destinations returns the destinations of the routes of all types, of both families and
+// all tables except the local one. The error may wrap [ErrTorn].
+func (c *Conn) Destinations() ([]netip.Prefix, error) {
+	all, err := listFamilies(c, unix.RTM_GETROUTE, unix.SizeofRtMsg, nil, func(all []netip.Prefix, body []byte) ([]netip.Prefix, error) {
+		if body[4] == unix.RT_TABLE_LOCAL { // body is a struct rtmsg at least
+			return all, nil
+		}
+		dst := unspecified(body[0])
+		err := eachAttr(body[unix.SizeofRtMsg:], func(typ uint16, value []byte) {
+			if typ == unix.RTA_DST {
+				dst, _ = netip.AddrFromSlice(value)
+			}
+		})
+		return append(all, netip.PrefixFrom(dst, int(body[1]))), err
+	})
+	if err != nil {
+		err = fmt.Errorf("list the destinations of routes: %w", err)
+	}
+	return all, err
+}
+
 // parseRoute reads the body of an RTM_NEWROUTE, and appends its routes. For a
 // multipath route, the interface may be that of any path.
 func parseRoute(all []Route, body []byte, index int) ([]Route, error) {

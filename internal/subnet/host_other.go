@@ -1,0 +1,12 @@
+//go:build !linux
+
+package subnet
+
+import (
+	"net/netip"
+
+	"github.com/embedcni/cni/netns"
+)
+
+// InUse fails with [netns.ErrNotSupported].
+func InUse(*netns.Handle) ([]netip.Prefix, error) { return nil, netns.ErrNotSupported }

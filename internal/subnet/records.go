@@ -1,0 +1,43 @@
+package subnet
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+
+	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// Attached returns the networks of the containers on record, which may be attached to
+// networks that are configured no more.
+func Attached(records *record.Store) ([]netip.Prefix, error) {
+	found, err := records.List()
+	if err != nil {
+		return nil, fmt.Errorf("networks of attached containers: %w", err)
+	}
+	var all []netip.Prefix
+	var errs []error
+	scanned := map[string]bool{} // containers of one network have one configuration
+	for _, f := range found {
+		if f.Err != nil {
+			data, err := plainfile.Read(records.Path(f.File))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
+			all = append(all, Scan(data)...)
+		}
+		for _, a := range f.Record.Attachments {
+			if config := string(a.Config); !scanned[config] {
+				scanned[config] = true
+				all = append(all, Scan(a.Config)...)
+			}
+			all = append(all, Scan(a.Result)...)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("networks of attached containers: %w", err)
+	}
+	return Merge(all), nil
+}

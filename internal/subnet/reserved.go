@@ -1,0 +1,121 @@
+package subnet
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/embedcni/cni/internal/atomicfile"
+	"github.com/embedcni/cni/internal/plainfile"
+)
+
+// Store has the reservations of a host, a file for each network. Its callers hold a lock.
+type Store struct{ Dir string }
+
+// Reservation is the subnets of a network.
+type Reservation struct {
+	ConfDir string // where the configuration is
+	Network string
+	// Subnets are in the order in which the network asks for those of a family.
+	V4, V6 []netip.Prefix `json:",omitempty"`
+}
+
+// Of returns the subnets of the family that a wish is for.
+func (r *Reservation) Of(w Wish) *[]netip.Prefix {
+	if len(w.Pools) > 0 && w.Pools[0].Addr().Is4() {
+		return &r.V4
+	}
+	return &r.V6
+}
+
+func (s Store) path(confDir, network string) string {
+	sum := sha256.Sum256([]byte(confDir + "\x00" + network))
+	return filepath.Join(s.Dir, hex.EncodeToString(sum[:16])+".json")
+}
+
+// Load returns the reservation of a network, empty if it has none.
+func (s Store) Load(confDir, network string) (*Reservation, error) {
+	path := s.path(confDir, network)
+	r := &Reservation{}
+	data, err := plainfile.Read(path)
+	if err == nil {
+		err = json.Unmarshal(data, r)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return &Reservation{ConfDir: confDir, Network: network}, nil
+	case err != nil:
+		return nil, fmt.Errorf("reservation of subnets of network %q, %s: %w", network, path, err)
+	case r.ConfDir != confDir || r.Network != network:
+		return nil, fmt.Errorf("reservation of subnets of network %q, %s: it is another network's", network, path)
+	}
+	return r, nil
+}
+
+// Save writes a reservation. When it returns nil, it survives a power cut.
+func (s Store) Save(r *Reservation) error {
+	err := os.MkdirAll(s.Dir, 0o700)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(r)
+	if err == nil {
+		err = atomicfile.Write(s.path(r.ConfDir, r.Network), append(data, '\n'), 0o600)
+	}
+	if err == nil {
+		err = syncDir(s.Dir)
+	}
+	if err != nil {
+		return fmt.Errorf("reserve subnets for network %q: %w", r.Network, err)
+	}
+	return nil
+}
+
+// Delete ends a reservation, if there is one.
+func (s Store) Delete(confDir, network string) error {
+	if err := os.Remove(s.path(confDir, network)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("release the subnets of network %q: %w", network, err)
+	}
+	return nil
+}
+
+// Others returns the subnets of all other networks. From a file that is damaged it
+// returns whatever looks like one.
+func (s Store) Others(confDir, network string) ([]netip.Prefix, error) {
+	entries, err := os.ReadDir(s.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	own := filepath.Base(s.path(confDir, network))
+	var all []netip.Prefix
+	errs := []error{err}
+	for _, e := range entries {
+		if e.Name() == own || strings.HasPrefix(e.Name(), ".") { // hidden: a writer was killed before the rename
+			continue
+		}
+		data, err := plainfile.Read(filepath.Join(s.Dir, e.Name()))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		all = append(all, Scan(data)...)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("reservations of subnets: %w", err)
+	}
+	return all, nil
+}
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

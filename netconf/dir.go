@@ -1,0 +1,394 @@
+package netconf
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/embedcni/cni/internal/atomicfile"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/defaults"
+	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/subnet"
+	"github.com/embedcni/cni/netns"
+)
+
+// ErrNoFreeSubnet: every subnet of the pools overlaps something.
+var ErrNoFreeSubnet = errors.New("no free subnet")
+
+// Dir keeps configurations in a directory. Its methods may be called by several
+// goroutines and processes at once.
+type Dir struct {
+	// Path is the configuration directory. It is made if it does not exist.
+	Path string
+	// StateDir and RecordDir are those of the runtimes on this host: see cni.WithStateDir
+	// and cni.WithRecordDir. Empty are their defaults. The reservations of subnets are
+	// below StateDir.
+	StateDir, RecordDir string
+	// HostNetNS is the path of the namespace in which plugins run; empty is the calling
+	// thread's.
+	HostNetNS string
+
+	chosen func() // called by tests after a reservation
+}
+
+// Written is the outcome of a Write.
+type Written struct {
+	Path string
+	// Changed reports whether the file was written.
+	Changed bool
+	// Network has the subnets that were chosen.
+	Network Network
+}
+
+// Write writes a network's configuration into a file of the directory, whose name ends in
+// ".conflist". The file is replaced at once, has the mode 0644, and is not touched if it
+// has that content.
+//
+// Write finds a subnet for each range with Pools: one that overlaps no address of the
+// host, no destination of a route in any table, no other configuration in the directory,
+// no network of a container on record and no subnet that is reserved. Default routes and
+// other routes to the whole internet do not count. The subnet follows from the network's
+// name as long as it is free. It is reserved on disk before the file is written, and stays
+// the network's, whatever happens to the file, until Remove. If there is no reservation,
+// but a configuration of that name in the directory, its subnets are kept. ErrNoFreeSubnet
+// if there is none; ErrInvalid if the reserved one is not of the Pools and Bits any more.
+//
+// Programs with the same StateDir exclude each other while a subnet is found. Another
+// program may use the same subnet later.
+func (d Dir) Write(ctx context.Context, file string, n Network) (Written, error) {
+	w, err := d.write(ctx, file, n)
+	if err != nil {
+		return Written{}, fmt.Errorf("write the configuration of network %q: %w", n.Name, err)
+	}
+	return w, nil
+}
+
+func (d Dir) write(ctx context.Context, file string, n Network) (w Written, err error) {
+	if err := errors.Join(validateFile(file), n.validate()); err != nil {
+		return w, err
+	}
+	if err := os.MkdirAll(d.Path, 0o755); err != nil {
+		return w, err
+	}
+	if d.Path, err = filepath.EvalSymlinks(d.Path); err == nil {
+		d.Path, err = filepath.Abs(d.Path)
+	}
+	if err != nil {
+		return w, err
+	}
+	held, err := lock.Open(filepath.Join(d.own(), "locks")).Lock(ctx, "network configurations")
+	if err != nil {
+		return w, err
+	}
+	defer func() { err = errors.Join(err, held.Release()) }()
+	if n, err = d.choose(n); err != nil {
+		return w, err
+	}
+	data, err := n.Render()
+	if err != nil {
+		return w, err
+	}
+	if d.chosen != nil {
+		d.chosen()
+	}
+	w = Written{Path: filepath.Join(d.Path, file), Network: n}
+	w.Changed = !isWritten(w.Path, data)
+	return w, atomicfile.Write(w.Path, data, 0o644)
+}
+
+// Remove deletes a network's file from the directory, and releases its subnets. It returns
+// nil if there is neither. Containers that are attached keep their network; its addresses
+// are in use for Write as long as they are on record.
+func (d Dir) Remove(ctx context.Context, file, network string) (err error) {
+	fail := func(err error) error { return fmt.Errorf("remove the configuration of network %q: %w", network, err) }
+	if err := validateFile(file); err != nil {
+		return fail(err)
+	}
+	if resolved, err := filepath.EvalSymlinks(d.Path); err == nil {
+		d.Path = resolved
+	}
+	if d.Path, err = filepath.Abs(d.Path); err != nil {
+		return fail(err)
+	}
+	held, err := lock.Open(filepath.Join(d.own(), "locks")).Lock(ctx, "network configurations")
+	if err != nil {
+		return fail(err)
+	}
+	defer func() { err = errors.Join(err, held.Release()) }()
+	if err := os.Remove(filepath.Join(d.Path, file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fail(err)
+	}
+	if err := d.reservations().Delete(d.Path, network); err != nil {
+		return fail(err)
+	}
+	return nil
+}
+
+// validateFile checks a file's name. Runtimes load other extensions in another form, and
+// no hidden file.
+func validateFile(name string) error {
+	if name != filepath.Base(name) || strings.HasPrefix(name, ".") || filepath.Ext(name) != ".conflist" {
+		return fmt.Errorf("%w: file %q: it must be a name without a directory that ends in .conflist", ErrInvalid, name)
+	}
+	return nil
+}
+
+// isWritten reports whether the file is as Write makes it.
+func isWritten(path string, data []byte) bool {
+	fi, err := os.Lstat(path)
+	if err != nil || fi.Mode() != 0o644 {
+		return false
+	}
+	now, err := plainfile.Read(path)
+	return err == nil && bytes.Equal(now, data)
+}
+
+// own is the directory of the runtimes' own state.
+func (d Dir) own() string { return filepath.Join(cmp.Or(d.StateDir, defaults.StateDir), "embedcni") }
+
+func (d Dir) reservations() subnet.Store { return subnet.Store{Dir: filepath.Join(d.own(), "subnets")} }
+
+// choose returns the network with a subnet for each range that asks for one.
+func (d Dir) choose(n Network) (Network, error) {
+	n, wanting := n.wanting()
+	if len(wanting) == 0 {
+		return n, nil
+	}
+	store := d.reservations()
+	reserved, err := store.Load(d.Path, n.Name)
+	if err != nil {
+		return n, err
+	}
+	changed := false
+	if len(reserved.V4)+len(reserved.V6) == 0 {
+		if changed, err = d.adopt(n.Name, wanting, reserved); err != nil {
+			return n, err
+		}
+	}
+	var used []netip.Prefix // read once it is needed
+	for _, r := range wanting {
+		w := subnet.Wish{Pools: r.Pools, Bits: r.Bits}
+		of := reserved.Of(w)
+		if r.nth < len(*of) {
+			if r.Subnet = (*of)[r.nth]; !w.Allows(r.Subnet) {
+				return n, fmt.Errorf("%w: subnet %s is reserved for it, which is not of length %d in %v: Remove the network first",
+					ErrInvalid, r.Subnet, r.Bits, r.Pools)
+			}
+			continue
+		}
+		if used == nil {
+			if used, err = d.used(n, store); err != nil {
+				return n, err
+			}
+		}
+		p, ok := subnet.Choose(fmt.Sprintf("%s %d", n.Name, r.nth), w, slices.Concat(used, reserved.V4, reserved.V6))
+		if !ok {
+			return n, fmt.Errorf("%w of length %d in %v: all overlap addresses, routes, other networks or reservations", ErrNoFreeSubnet, r.Bits, r.Pools)
+		}
+		r.Subnet, *of, changed = p, append(*of, p), true
+	}
+	if changed {
+		return n, store.Save(reserved)
+	}
+	return n, nil
+}
+
+// wanting is a range that asks for a subnet: the nth of its family in the network.
+type wanting struct {
+	*Range
+	nth int
+}
+
+// wanting returns a copy of the network, and its ranges that ask for a subnet.
+func (n Network) wanting() (Network, []wanting) {
+	var all []wanting
+	count := map[bool]int{}
+	n.Plugins = slices.Clone(n.Plugins)
+	for i, p := range n.Plugins {
+		var local HostLocal
+		switch p := p.(type) {
+		case Bridge:
+			local, p.IPAM = cloned(p.IPAM)
+			n.Plugins[i] = p
+		case PTP:
+			local, p.IPAM = cloned(p.IPAM)
+			n.Plugins[i] = p
+		}
+		for j := range local.Ranges {
+			r := &local.Ranges[j]
+			if r.Subnet.IsValid() || len(r.Pools) == 0 {
+				continue
+			}
+			is4 := r.family().Is4()
+			all = append(all, wanting{r, count[is4]})
+			count[is4]++
+		}
+	}
+	return n, all
+}
+
+// cloned copies the ranges of a HostLocal. It returns another IPAM as it is.
+func cloned(ipam IPAM) (HostLocal, IPAM) {
+	local, ok := ipam.(HostLocal)
+	if !ok {
+		return HostLocal{}, ipam
+	}
+	local.Ranges = slices.Clone(local.Ranges)
+	return local, local // they share the copy
+}
+
+// adopt takes the subnets of a configuration of that name in the directory, of an earlier
+// version of the program, or whose reservation was lost.
+func (d Dir) adopt(name string, wanting []wanting, into *subnet.Reservation) (bool, error) {
+	files, err := d.files()
+	if err != nil {
+		return false, err
+	}
+	var has []netip.Prefix
+	for _, f := range files {
+		if f.network == name {
+			has = append(has, f.subnets...)
+		}
+	}
+	adopted := false
+	for _, r := range wanting {
+		w := subnet.Wish{Pools: r.Pools, Bits: r.Bits}
+		i := slices.IndexFunc(has, w.Allows)
+		of := into.Of(w)
+		if i < 0 || r.nth != len(*of) {
+			continue
+		}
+		*of, adopted = append(*of, has[i]), true
+		has = slices.Delete(has, i, i+1)
+	}
+	return adopted, nil
+}
+
+// used returns everything that a new subnet must not overlap.
+func (d Dir) used(n Network, store subnet.Store) ([]netip.Prefix, error) {
+	host, err := d.host()
+	if err != nil {
+		return nil, err
+	}
+	onHost, err := subnet.InUse(host)
+	if err = errors.Join(err, host.Close()); err != nil {
+		return nil, err
+	}
+	others, err := store.Others(d.Path, n.Name)
+	if err != nil {
+		return nil, err
+	}
+	attached, err := subnet.Attached(record.Open(cmp.Or(d.RecordDir, filepath.Join(d.own(), "attachments"))))
+	if err != nil {
+		return nil, err
+	}
+	files, err := d.files()
+	if err != nil {
+		return nil, err
+	}
+	var configured []netip.Prefix
+	for _, f := range files {
+		if f.network != n.Name {
+			configured = append(configured, f.subnets...)
+		}
+	}
+	return subnet.Merge(onHost, others, attached, configured, n.given()), nil
+}
+
+// given returns the subnets that the network has without being asked for one.
+func (n Network) given() (all []netip.Prefix) {
+	for _, p := range n.Plugins {
+		var ipam IPAM
+		switch p := p.(type) {
+		case Bridge:
+			ipam = p.IPAM
+		case PTP:
+			ipam = p.IPAM
+		case Raw:
+			all = append(all, subnet.Scan(p)...)
+		}
+		switch ipam := ipam.(type) {
+		case HostLocal:
+			for _, r := range ipam.Ranges {
+				all = append(all, r.Subnet)
+			}
+		case RawIPAM:
+			all = append(all, subnet.Scan(ipam)...)
+		}
+	}
+	return all
+}
+
+// validate returns what is wrong with the network, whatever subnets it gets.
+func (n Network) validate() error {
+	n, wanting := n.wanting()
+	given := subnet.Merge(n.given())
+	for _, r := range wanting {
+		for _, pool := range r.Pools {
+			if !pool.IsValid() || pool != pool.Masked() || pool.Addr().Is4In6() || pool.Addr().Is4() != r.family().Is4() {
+				return fmt.Errorf("network %q: %w: pool %s is no network, or of another family than the first", n.Name, ErrInvalid, pool)
+			}
+			if r.Bits < pool.Bits() || r.Bits > pool.Addr().BitLen()-2 {
+				return fmt.Errorf("network %q: %w: Bits is %d: a subnet of pool %s has %d to %d", n.Name, ErrInvalid,
+					r.Bits, pool, pool.Bits(), pool.Addr().BitLen()-2)
+			}
+		}
+		var ok bool
+		if r.Subnet, ok = subnet.Choose("", subnet.Wish{Pools: r.Pools, Bits: r.Bits}, given); !ok {
+			return fmt.Errorf("network %q: %w of length %d in %v beside its other ranges", n.Name, ErrNoFreeSubnet, r.Bits, r.Pools)
+		}
+		given = append(given, r.Subnet)
+		// These have to fit the subnet that is chosen.
+		r.Gateway, r.First, r.Last = netip.Addr{}, netip.Addr{}, netip.Addr{}
+	}
+	_, err := n.Render()
+	return err
+}
+
+func (d Dir) host() (*netns.Handle, error) {
+	if d.HostNetNS != "" {
+		return netns.Open(d.HostNetNS)
+	}
+	return netns.Current()
+}
+
+// configured is a configuration file of the directory.
+type configured struct {
+	network string // empty if the file is not valid
+	subnets []netip.Prefix
+}
+
+// files returns all configurations of the directory. A file that is not valid, such as
+// one that is being written, may become so, so its subnets count.
+func (d Dir) files() (all []configured, err error) {
+	paths, err := conflist.Files(d.Path)
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range paths {
+		data, err := plainfile.Read(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: its subnets are unknown: %w", path, err)
+		}
+		c := configured{subnets: subnet.Scan(data)}
+		if list, _, err := conflist.ParseAny(data); err == nil {
+			c.network = list.Name
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}

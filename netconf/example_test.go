@@ -1,0 +1,81 @@
+package netconf_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net/netip"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/netconf"
+)
+
+// A network for functions, as a function provider writes it when it starts, on a subnet
+// that nothing on the host uses. Written again, it is the same, and the file is not
+// touched.
+func ExampleDir_Write() {
+	network := netconf.Network{
+		Name: "functions",
+		Plugins: []netconf.Plugin{
+			netconf.Bridge{
+				Name: "functions0", Gateway: true, Masquerade: true,
+				IPAM: netconf.HostLocal{Ranges: []netconf.Range{netconf.AnyIPv4(), netconf.AnyIPv6()}, DefaultRoutes: true},
+			},
+			netconf.Firewall{},
+		},
+	}
+	dir := netconf.Dir{Path: "/etc/cni/net.d"}
+	written, err := dir.Write(context.Background(), "10-functions.conflist", network)
+	if err != nil {
+		log.Fatal(err)
+	}
+	rt, err := cni.New(cni.WithConfiguration(written.Path))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := rt.Setup(context.Background(), "hello-1", "/run/netns/hello-1"); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// A scheduler's default network, without a file: both families, ports, limits, and a chain
+// for the administrator's rules.
+func ExampleNetwork_Render() {
+	data, err := netconf.Network{
+		Name:    "jobs",
+		Version: "1.1.0",
+		Plugins: []netconf.Plugin{
+			netconf.Bridge{
+				Name: "jobs0", Gateway: true, Masquerade: true, Hairpin: true, MTU: 1450,
+				IPAM: netconf.HostLocal{
+					Ranges: []netconf.Range{
+						{Subnet: netip.MustParsePrefix("172.26.64.0/20")},
+						{Subnet: netip.MustParsePrefix("fd00:a110:c8::/120")},
+					},
+					DefaultRoutes: true,
+				},
+			},
+			netconf.Firewall{AdminChain: "JOBS-ADMIN"},
+			netconf.PortMap{},
+			netconf.Bandwidth{},
+		},
+	}.Render()
+	if err != nil {
+		log.Fatal(err)
+	}
+	rt, err := cni.New(cni.WithConfiguration(data))
+	if err != nil {
+		log.Fatal(err)
+	}
+	n := rt.GetConfig().Networks[0]
+	fmt.Println(n.Config.Name, n.IFName, n.Form)
+	for _, p := range n.Config.Plugins {
+		fmt.Println(p.Network.Type)
+	}
+	// Output:
+	// jobs eth0 conflist
+	// bridge
+	// firewall
+	// portmap
+	// bandwidth
+}

@@ -1,0 +1,62 @@
+package netconf
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// object is a JSON object whose keys stay in order.
+type object []member
+
+type member struct {
+	key   string
+	value any
+}
+
+// set adds a member.
+func (o *object) set(key string, value any) { *o = append(*o, member{key, value}) }
+
+// setIf adds a member unless it is the zero value, which is the plugin's default.
+func setIf[T comparable](o *object, key string, value T) {
+	if value != *new(T) {
+		o.set(key, value)
+	}
+}
+
+// extend adds the fields that have no name in this package, in alphabetical order.
+func (o *object) extend(extra map[string]any) error {
+	for _, key := range slices.Sorted(maps.Keys(extra)) {
+		if slices.ContainsFunc(*o, func(m member) bool { return m.key == key }) {
+			return fmt.Errorf("Extra sets %q, which is set already", key)
+		}
+		o.set(key, extra[key])
+	}
+	return nil
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (o object) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	for i, m := range o {
+		key, err := json.Marshal(m.key)
+		if err != nil {
+			return nil, err
+		}
+		value, err := json.Marshal(m.value)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", m.key, err)
+		}
+		b.WriteString(map[bool]string{true: "{", false: ","}[i == 0])
+		b.Write(key)
+		b.WriteByte(':')
+		b.Write(value)
+	}
+	if len(o) == 0 {
+		return []byte("{}"), nil
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
