@@ -19,6 +19,7 @@ import (
 type Plan struct {
 	ContainerID string
 	NetNS       string // the path
+	NewNetNS    bool   // Setup would make the network namespace, see WithNewNetNS
 	Owner       string // see WithOwner
 	Attachments []PlannedAttachment
 
@@ -75,7 +76,7 @@ func (s *snapshot) planned(id, path string, opts []NamespaceOpts) (*Plan, error)
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{ContainerID: id, NetNS: path, Owner: s.owner, prefix: s.prefix}
+	p := &Plan{ContainerID: id, NetNS: path, NewNetNS: ns.makes, Owner: s.owner, prefix: s.prefix}
 	for _, a := range all {
 		one, err := a.planned()
 		if err != nil {

@@ -29,11 +29,11 @@ func TestPlanHasWhatSetupWouldAsk(t *testing.T) {
 	p, err := newPlanner(t).Plan("c1", "/nowhere",
 		cni.WithNetwork("bare"),
 		cni.WithNetwork("pods", cni.WithInterfaceName("net1"), cni.WithArgs("K", "one"), cni.WithConfigArgs("a", 5)),
-		cni.WithArgs("K", "all"), cni.WithMetadata(map[string]string{"pod": "p"}), cni.WithCapabilityPortMap(ports))
+		cni.WithNewNetNS(), cni.WithArgs("K", "all"), cni.WithMetadata(map[string]string{"pod": "p"}), cni.WithCapabilityPortMap(ports))
 	expect.NoError(t, err)
 	wire := map[string]json.RawMessage{"portMappings": json.RawMessage(`[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]`)}
 	metadata := map[string]string{"pod": "p"}
-	want := cni.Plan{ContainerID: "c1", NetNS: "/nowhere", Owner: "o", Attachments: []cni.PlannedAttachment{
+	want := cni.Plan{ContainerID: "c1", NetNS: "/nowhere", NewNetNS: true, Owner: "o", Attachments: []cni.PlannedAttachment{
 		{Network: "bare", IfName: "eth1", Args: map[string]string{"K": "all"}, Capabilities: wire, Metadata: metadata},
 		{Network: "pods", IfName: "net1", Args: map[string]string{"K": "one"}, Capabilities: wire,
 			ConfigArgs: map[string]json.RawMessage{"a": json.RawMessage("5")},

@@ -22,6 +22,8 @@ type Runtime interface {
 	Ready(ctx context.Context) error
 	Plan(id, path string, opts ...cni.NamespaceOpts) (*cni.Plan, error)
 	Lookup(id string) (*cni.Result, error)
+	Gateways(network string) ([]cni.Gateway, error)
+	Watch(ctx context.Context, o cni.WatchOptions) error
 	LookupAddr(addr netip.Addr) ([]cni.Attachment, error)
 	Refresh(ctx context.Context, id string, o cni.RefreshOptions) (*cni.Result, error)
 	Attachments() ([]cni.Attachment, error)
@@ -80,6 +82,8 @@ func Contract(t *testing.T, subject func(t *testing.T) Subject) {
 		{"Setup is cancelled", (*contract).cancelled},
 		{"Setup in parallel", (*contract).parallel},
 		{"Setup replaces the dead", (*contract).replaces},
+		{"Setup makes the namespace", (*contract).makesNetNS},
+		{"one network twice", (*contract).networkTwice},
 		{"Remove", (*contract).remove},
 		{"Remove fails", (*contract).removeFails},
 		{"Check", (*contract).check},

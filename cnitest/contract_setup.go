@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"slices"
 	"sync"
@@ -288,4 +289,58 @@ func (c *contract) replaces() {
 	expect.NoError(c, err)
 	c.wantRecorded("after the second Setup", "c1/eth0 pods attached")
 	c.detach("c1")
+}
+
+func (c *contract) makesNetNS() {
+	result, err := c.Setup(c.ctx, "c1", "", cni.WithNewNetNS())
+	expect.NoError(c, err)
+	path := result.NetNS
+	if path == "" || result.Networks[1].Interfaces[1].Sandbox != path {
+		c.Fatalf("result %s", c.asText(result))
+	}
+	again, err := c.Lookup("c1")
+	expect.NoError(c, err, c.Check(c.ctx, "c1", path))
+	expect.Same(c, "result of Lookup", c.asText(again), c.asText(result))
+	_, err = c.Setup(c.ctx, "c1", "", cni.WithNewNetNS())
+	c.is("attached already", err, cni.ErrAlreadyAttached)
+	taken := c.NetNS()
+	for _, there := range []string{path, taken} {
+		_, err = c.Setup(c.ctx, "c2", there, cni.WithNewNetNS())
+		c.is("a path that exists", err, cni.ErrInvalidNetNS, fs.ErrExist)
+	}
+	expect.NoError(c, c.Remove(c.ctx, "c1", ""))
+	_, err = c.Setup(c.ctx, "c1", path)
+	c.is("a namespace that was deleted", err, cni.ErrInvalidNetNS)
+
+	fresh := taken + "-new"
+	c.FailAt("ADD", "tiny", errScripted)
+	_, err = c.Setup(c.ctx, "c1", fresh, cni.WithNewNetNS())
+	c.is("a Setup that fails", err, errScripted)
+	c.FailAt("ADD", "tiny", nil)
+	result, err = c.Setup(c.ctx, "c1", fresh, cni.WithNewNetNS())
+	expect.NoError(c, err)
+	expect.Same(c, "path", result.NetNS, fresh)
+	given, err := c.Setup(c.ctx, "c2", taken, onPods)
+	expect.NoError(c, err)
+	expect.Same(c, "path of a namespace of the caller's", given.NetNS, "")
+	c.detach("c1", "c2")
+	c.wantRecorded("after Remove")
+}
+
+func (c *contract) networkTwice() {
+	named := func(name string) cni.NamespaceOpts { return cni.WithNetwork("pods", cni.WithInterfaceName(name)) }
+	path, result := c.attach("c1", onPods, named("net7"))
+	expect.Same(c, "networks", len(result.Networks), 2)
+	expect.NoError(c, c.Remove(c.ctx, "c1", path, named("other")))
+	c.wantRecorded("after Remove of another interface", "c1/eth0 pods attached", "c1/net7 pods attached")
+	expect.NoError(c, c.Remove(c.ctx, "c1", path, named("net7")))
+	c.wantRecorded("after Remove of one", "c1/eth0 pods attached")
+	_, err := c.Setup(c.ctx, "c1", path, named("net7"))
+	expect.NoError(c, err, c.Remove(c.ctx, "c1", path, onPods))
+	c.wantRecorded("after Remove of the network")
+	gateways, err := c.Gateways("pods")
+	expect.NoError(c, err)
+	expect.Same(c, "gateways", len(gateways), 2)
+	_, err = c.Gateways("none")
+	c.is("gateways of an unknown network", err, cni.ErrNotFound)
 }

@@ -27,7 +27,8 @@ import (
 // All types of plugins exist. Those of IPAM are host-local and static; any other
 // allocates from 192.0.2.0/24. A network namespace is a path, which exists unless
 // EndNetNS has ended it. The options of cni.New that are about plugins, directories of
-// state, timeouts, retries or the host have no effect. There is no Guard, Pool or Release.
+// state, timeouts, retries or the host have no effect. Nothing is removed in the background,
+// as with cni.WithoutReaping. There is no Pool and no Release.
 //
 // A Fake is safe for concurrent use. Create one with NewFake.
 type Fake struct {
@@ -44,7 +45,8 @@ type fakeHost struct {
 	mu         sync.Mutex
 	containers map[string]*fakeContainer
 	locked     map[string]chan struct{} // by container; closed when it is unlocked
-	gone       map[string]bool          // namespaces, by path
+	gone       map[string]bool          // namespaces that have ended, by path
+	exists     map[string]bool          // those that were made here
 	faults     []*Fault
 	holds      []cni.Hold
 	calls      []FakeCall
@@ -57,6 +59,7 @@ type fakeContainer struct {
 	id, netns   string
 	since       time.Time
 	dead        bool // its namespace has ended
+	made        bool // Setup has made its namespace
 	calls       int  // of Setup
 	attachments []*fakeAttachment
 }
@@ -90,7 +93,7 @@ type Fault struct {
 // NewFake returns a Fake on a host without containers. The options are those of cni.New.
 func NewFake(opts ...cni.Opt) (*Fake, error) {
 	return newFake(&fakeHost{
-		containers: map[string]*fakeContainer{}, locked: map[string]chan struct{}{}, gone: map[string]bool{}, ipam: newFakeIPAM(),
+		containers: map[string]*fakeContainer{}, locked: map[string]chan struct{}{}, gone: map[string]bool{}, exists: map[string]bool{}, ipam: newFakeIPAM(),
 	}, opts)
 }
 
@@ -179,16 +182,23 @@ func (f *Fake) EndNetNS(path string) {
 	f.h.mu.Lock()
 	defer f.h.mu.Unlock()
 	f.h.gone[path] = true
+	delete(f.h.exists, path)
 	for _, c := range f.h.containers {
 		c.dead = c.dead || c.netns == path
 	}
 }
 
-// NewNetNS makes a network namespace at path, after EndNetNS.
+// NewNetNS makes a network namespace at path. That is needed only after EndNetNS, or if a
+// Setup with cni.WithNewNetNS is to find the path taken.
 func (f *Fake) NewNetNS(path string) {
 	f.h.mu.Lock()
 	defer f.h.mu.Unlock()
-	delete(f.h.gone, path)
+	f.h.makeNetNS(path)
+}
+
+func (h *fakeHost) makeNetNS(path string) {
+	delete(h.gone, path)
+	h.exists[path] = true
 }
 
 // Break takes parts from a container: Health finds the differences, Repair makes those

@@ -3,6 +3,7 @@ package cnitest
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -207,4 +208,21 @@ func (a *fakeAttachment) public(c *fakeContainer) (cni.Attachment, error) {
 // wantedPorts are the ports that the Setup asked for.
 func (a *fakeAttachment) wantedPorts(all *[]cni.PortMapping) error {
 	return decode(a.Capabilities["portMappings"], all)
+}
+
+// Gateways is Runtime.Gateways of package cni.
+func (f *Fake) Gateways(network string) ([]cni.Gateway, error) { return f.conf.Gateways(network) }
+
+// Watch is Runtime.Watch of package cni. It follows real files.
+func (f *Fake) Watch(ctx context.Context, o cni.WatchOptions) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		defer cancel()
+		ended <- f.lax.Watch(ctx, cni.WatchOptions{Settle: o.Settle})
+	}()
+	err := f.conf.Watch(ctx, o)
+	cancel()
+	return errors.Join(err, <-ended)
 }

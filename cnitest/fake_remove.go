@@ -133,7 +133,10 @@ func (h *fakeHost) forget(id string, gone []*fakeAttachment) {
 	}
 	c.attachments = slices.DeleteFunc(c.attachments, func(a *fakeAttachment) bool { return slices.Contains(gone, a) })
 	if len(c.attachments) == 0 {
-		delete(h.containers, id)
+		if delete(h.containers, id); c.made {
+			h.gone[c.netns] = true
+			delete(h.exists, c.netns)
+		}
 		h.holds = slices.DeleteFunc(h.holds, func(held cni.Hold) bool { return held.ContainerID == id })
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"slices"
@@ -83,7 +84,7 @@ func (f *Fake) setup(ctx context.Context, method, id, path string, opts []cni.Na
 	}
 	call.Plan = plan
 	named := func(err error) error { return fmt.Errorf("set up container %q: %w", id, err) }
-	if err := f.h.validPath(path); err != nil {
+	if err := f.h.validPath(path); err != nil && !plan.NewNetNS {
 		return nil, named(err)
 	}
 	unlock, err := f.h.lock(ctx, id)
@@ -91,6 +92,9 @@ func (f *Fake) setup(ctx context.Context, method, id, path string, opts []cni.Na
 		return nil, named(err)
 	}
 	defer unlock()
+	if plan, err = f.h.placed(plan); err != nil {
+		return nil, named(err)
+	}
 	if err := f.clearDead(ctx, plan); err != nil {
 		return nil, named(err)
 	}
@@ -101,7 +105,29 @@ func (f *Fake) setup(ctx context.Context, method, id, path string, opts []cni.Na
 	if err := f.add(ctx, id, mine, serially); err != nil {
 		return nil, f.rollBack(ctx, id, mine, err)
 	}
+	f.h.mu.Lock()
+	defer f.h.mu.Unlock()
 	return f.resultOf(plan, mine)
+}
+
+// placed returns the plan with the path of the namespace that Setup makes.
+func (h *fakeHost) placed(plan *cni.Plan) (*cni.Plan, error) {
+	if !plan.NewNetNS {
+		return plan, nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	at, c := *plan, h.containers[plan.ContainerID]
+	switch {
+	case at.NetNS == "" && c != nil && !c.dead:
+		at.NetNS = c.netns
+	case at.NetNS == "":
+		h.made++
+		at.NetNS = fmt.Sprintf("/run/cnitest/%s-%d", plan.ContainerID, h.made)
+	case h.exists[at.NetNS] && (c == nil || c.netns != at.NetNS):
+		return nil, fmt.Errorf("make network namespace %s: %w: %w", at.NetNS, fs.ErrExist, cni.ErrInvalidNetNS)
+	}
+	return &at, nil
 }
 
 // validPath reports why no container can be attached at a path.
@@ -169,8 +195,10 @@ func (h *fakeHost) begin(plan *cni.Plan) ([]*fakeAttachment, error) {
 	}
 	c := h.containers[plan.ContainerID]
 	if c == nil {
-		c = &fakeContainer{id: plan.ContainerID, netns: plan.NetNS, since: time.Now()}
-		h.containers[c.id] = c
+		c = &fakeContainer{id: plan.ContainerID, netns: plan.NetNS, made: plan.NewNetNS, since: time.Now()}
+		if h.containers[c.id] = c; c.made {
+			h.makeNetNS(c.netns)
+		}
 	}
 	c.calls++
 	var mine []*fakeAttachment
@@ -367,7 +395,7 @@ func (a *fakeAttachment) shown() []byte {
 	return a.result
 }
 
-// resultOf returns the result of attachments.
+// resultOf returns the result of attachments. The host is locked.
 func (f *Fake) resultOf(plan *cni.Plan, all []*fakeAttachment) (*cni.Result, error) {
 	var results []*types100.Result
 	for _, a := range all {
@@ -377,5 +405,9 @@ func (f *Fake) resultOf(plan *cni.Plan, all []*fakeAttachment) (*cni.Result, err
 		}
 		results = append(results, &r)
 	}
-	return plan.Result(results)
+	result, err := plan.Result(results)
+	if c := f.h.containers[plan.ContainerID]; err == nil && c.made {
+		result.NetNS = c.netns
+	}
+	return result, err
 }

@@ -36,7 +36,9 @@ func (s *fakeSubject) New(opts ...cni.Opt) (cnitest.Runtime, error) {
 
 func (s *fakeSubject) NetNS() string {
 	s.made++
-	return fmt.Sprint("/run/netns/", s.made)
+	path := fmt.Sprint("/run/netns/", s.made)
+	s.first.NewNetNS(path)
+	return path
 }
 
 func (s *fakeSubject) EndNetNS(path string) { s.first.EndNetNS(path) }
