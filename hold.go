@@ -2,6 +2,7 @@ package cni
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -153,4 +154,35 @@ func (s *snapshot) forgetHolds(id record.ID) {
 	if err := s.holds().Forget(id); err != nil {
 		s.logger.Warn("delete the holds of a removed container", "container", id, "error", err)
 	}
+}
+
+// errHeld: what nobody has asked for must not happen to something that is held.
+var errHeld = errors.New("it is held")
+
+// repairUnheld is repair for a container of which no attachment is held.
+func (s *snapshot) repairUnheld(ctx context.Context, id record.ID, o RepairOptions) (_ *RepairReport, err error) {
+	op, err := s.beginRepair(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer op.end()
+	if err := op.recallToRepair(); err != nil {
+		return nil, err
+	}
+	kept, err := op.lockHolds(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = join(err, kept.Release()) }()
+	holds, err := op.snapshot.holds().List()
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range op.attachments {
+		if isHeld(holds, op.Record, a.network.config.Name) {
+			return nil, errHeld
+		}
+	}
+	report := &RepairReport{ContainerID: string(id)}
+	return report, op.repair(ctx, op.attachments, o, report)
 }

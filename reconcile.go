@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -313,102 +311,4 @@ func (c *reconciliation) isAt(recorded record.NetNS, path string) (HealthState, 
 	}
 	return StateElsewhere, fmt.Errorf("it is attached in the network namespace %v, given as %s, and %s leads to %v: %w",
 		recorded.ID(), recorded.Path, path, now, ErrInvalidNetNS)
-}
-
-// act does what was decided, for several containers at once.
-func (c *reconciliation) act(ctx context.Context, expected []Expected, all []Reconciled) {
-	var group sync.WaitGroup
-	room := make(chan struct{}, atOnce)
-	for i := range all {
-		one := &all[i]
-		if one.Decision == "" {
-			continue
-		}
-		if one.Decision == DecideReport {
-			one.Err = one.Health.Err()
-			continue
-		}
-		room <- struct{}{}
-		group.Add(1)
-		go func() {
-			defer func() { <-room; group.Done() }()
-			c.one(ctx, expected[i], one)
-		}()
-	}
-	group.Wait()
-}
-
-func (c *reconciliation) one(ctx context.Context, e Expected, one *Reconciled) {
-	defer func() {
-		if v := recover(); v != nil { // in this goroutine it would end the program
-			one.Err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
-		}
-	}()
-	switch {
-	case ctx.Err() != nil:
-		one.Err = context.Cause(ctx)
-	case one.Decision == DecideRepair:
-		c.repair(ctx, e, one)
-	case one.Decision == DecideReplace:
-		one.Result, one.Lost, one.Err = c.runtime.replace(ctx, c.snapshot, e, c.seen[e.ContainerID])
-	default:
-		one.Err = fmt.Errorf("decision %q: %w", one.Decision, ErrInvalidArgument)
-	}
-}
-
-// errHeld: what nobody has asked for must not happen to something that is held.
-var errHeld = errors.New("it is held")
-
-// repairUnheld is repair for a container of which no attachment is held.
-func (s *snapshot) repairUnheld(ctx context.Context, id record.ID, o RepairOptions) (_ *RepairReport, err error) {
-	op, err := s.beginRepair(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	defer op.end()
-	if err := op.recallToRepair(); err != nil {
-		return nil, err
-	}
-	kept, err := op.lockHolds(ctx, true)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = join(err, kept.Release()) }()
-	holds, err := op.snapshot.holds().List()
-	if err != nil {
-		return nil, err
-	}
-	for _, a := range op.attachments {
-		if isHeld(holds, op.Record, a.network.config.Name) {
-			return nil, errHeld
-		}
-	}
-	report := &RepairReport{ContainerID: string(id)}
-	return report, op.repair(ctx, op.attachments, o, report)
-}
-
-// repair repairs a container that is where it should be.
-func (c *reconciliation) repair(ctx context.Context, e Expected, one *Reconciled) {
-	if one.Health.State == StateElsewhere {
-		one.Err = fmt.Errorf("%w: only a replacement attaches it elsewhere: %w", ErrNotRepairable, one.Health.Reason)
-		return
-	}
-	id := record.ID(e.ContainerID)
-	if c.o.Decide != nil {
-		one.Repair, one.Err = c.snapshot.repair(ctx, id, c.o.Repair)
-	} else {
-		one.Repair, one.Err = c.repairUnheld(ctx, id, c.o.Repair)
-	}
-	if errors.Is(one.Err, errHeld) {
-		one.Decision, one.Err = DecideReport, join(one.Err, one.Health.Err())
-		return
-	}
-	if one.Err == nil {
-		one.Err = one.Repair.Err()
-	}
-	rec, err := loadRecord(c.Records, id)
-	if err == nil && rec != nil { // it may have been attached again meanwhile
-		_, err = c.isAt(rec.NetNS, e.NetNS)
-	}
-	one.Err = join(one.Err, err)
 }

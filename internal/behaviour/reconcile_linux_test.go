@@ -1,6 +1,7 @@
 package behaviour_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
@@ -391,4 +393,46 @@ func TestReconcileLeavesWhatGoCNIHasAttached(t *testing.T) {
 	h.WantClean(unrecorded)
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	h.WantClean(before)
+}
+
+const replaceVerb = "REPLACE"
+
+// replaceMain replaces a container in another process.
+func replaceMain(ctx context.Context, r *cni.Runtime, j testhost.Job) error {
+	report, err := r.Reconcile(ctx, []cni.Expected{{ContainerID: j.ID, NetNS: j.NetNS}}, always(cni.DecideReplace))
+	if err != nil {
+		return err
+	}
+	return report.Err()
+}
+
+// TestAReplacementThatIsKilled is completed by the next one: the DEL is repeated, whatever
+// the ADD had begun is removed first, and no plugin of the dead process goes on.
+func TestAReplacementThatIsKilled(t *testing.T) {
+	for _, verb := range []string{"DEL", "ADD"} {
+		t.Run(verb, func(t *testing.T) {
+			s := newStage(t)
+			conf, path, gate := s.Network("net", "1.0.0", "p"), s.Container("c1"), s.Gate("p")
+			r := s.Runtime(cni.WithConfListBytes(conf))
+			expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+			s.On("p", verb, scripted.Action{Block: gate})
+			process, done := s.Process(conf, replaceVerb, "c1", path)
+			letGo := s.Arrive(gate)
+			expect.NoError(t, process.Kill())
+			expect.Await(t, "the process that is killed", done)
+			s.On("p", verb, scripted.Action{})
+			s.TakeCalls()
+
+			report, err := r.Reconcile(t.Context(), []cni.Expected{{ContainerID: "c1", NetNS: path}}, always(cni.DecideReplace))
+			expect.NoError(t, err)
+			t.Log(report)
+			expect.Same(t, "state", report.Containers[0].Health.State, cni.StateUnknown)
+			expect.NoError(t, report.Err())
+			expect.Same(t, "calls", s.Took(), []string{"DEL p c1/eth0", "ADD p c1/eth0"})
+			expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
+			letGo()
+			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+			expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+		})
+	}
 }

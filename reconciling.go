@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"runtime/debug"
 	"slices"
+	"sync"
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/container"
@@ -14,6 +16,73 @@ import (
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spans"
 )
+
+// act does what was decided, for several containers at once.
+func (c *reconciliation) act(ctx context.Context, expected []Expected, all []Reconciled) {
+	var group sync.WaitGroup
+	room := make(chan struct{}, atOnce)
+	for i := range all {
+		one := &all[i]
+		if one.Decision == "" {
+			continue
+		}
+		if one.Decision == DecideReport {
+			one.Err = one.Health.Err()
+			continue
+		}
+		room <- struct{}{}
+		group.Add(1)
+		go func() {
+			defer func() { <-room; group.Done() }()
+			c.one(ctx, expected[i], one)
+		}()
+	}
+	group.Wait()
+}
+
+func (c *reconciliation) one(ctx context.Context, e Expected, one *Reconciled) {
+	defer func() {
+		if v := recover(); v != nil { // in this goroutine it would end the program
+			one.Err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
+		}
+	}()
+	switch {
+	case ctx.Err() != nil:
+		one.Err = context.Cause(ctx)
+	case one.Decision == DecideRepair:
+		c.repair(ctx, e, one)
+	case one.Decision == DecideReplace:
+		one.Result, one.Lost, one.Err = c.runtime.replace(ctx, c.snapshot, e, c.seen[e.ContainerID])
+	default:
+		one.Err = fmt.Errorf("decision %q: %w", one.Decision, ErrInvalidArgument)
+	}
+}
+
+// repair repairs a container that is where it should be.
+func (c *reconciliation) repair(ctx context.Context, e Expected, one *Reconciled) {
+	if one.Health.State == StateElsewhere {
+		one.Err = fmt.Errorf("%w: only a replacement attaches it elsewhere: %w", ErrNotRepairable, one.Health.Reason)
+		return
+	}
+	id := record.ID(e.ContainerID)
+	if c.o.Decide != nil {
+		one.Repair, one.Err = c.snapshot.repair(ctx, id, c.o.Repair)
+	} else {
+		one.Repair, one.Err = c.repairUnheld(ctx, id, c.o.Repair)
+	}
+	if errors.Is(one.Err, errHeld) {
+		one.Decision, one.Err = DecideReport, join(one.Err, one.Health.Err())
+		return
+	}
+	if one.Err == nil {
+		one.Err = one.Repair.Err()
+	}
+	rec, err := loadRecord(c.Records, id)
+	if err == nil && rec != nil { // it may have been attached again meanwhile
+		_, err = c.isAt(rec.NetNS, e.NetNS)
+	}
+	one.Err = join(one.Err, err)
+}
 
 // replacement removes the attachments of a container, and attaches it in the namespace at
 // the path that its scheduler names.
