@@ -37,16 +37,16 @@ func (f Firewall) render(n Network) (object, error) {
 	setIf(&o, "ingressPolicy", f.IngressPolicy)
 	var errs []error
 	if !slices.Contains([]string{"", "iptables", "firewalld"}, f.Backend) {
-		errs = append(errs, fmt.Errorf(`Backend is %q: it must be "iptables" or "firewalld"`, f.Backend))
+		errs = append(errs, fmt.Errorf(`field Backend is %q: it must be "iptables" or "firewalld"`, f.Backend))
 	}
 	if c := f.AdminChain; len(c) > longestChain || strings.HasPrefix(c, "-") || strings.HasPrefix(c, "!") || strings.ContainsAny(c, " \t\n\v\f\r\x00\"'\\") {
-		errs = append(errs, fmt.Errorf("AdminChain is %q, which is no name of a chain", c))
+		errs = append(errs, fmt.Errorf("field AdminChain is %q, which is no name of a chain", c))
 	}
 	if !slices.Contains([]string{"", "open", "same-bridge", "isolated"}, f.IngressPolicy) {
-		errs = append(errs, fmt.Errorf(`IngressPolicy is %q: it must be "open", "same-bridge" or "isolated"`, f.IngressPolicy))
+		errs = append(errs, fmt.Errorf(`field IngressPolicy is %q: it must be "open", "same-bridge" or "isolated"`, f.IngressPolicy))
 	}
 	if f.IngressPolicy != "" && f.IngressPolicy != "open" && slices.ContainsFunc(n.Plugins, isPTP) {
-		errs = append(errs, fmt.Errorf("IngressPolicy is %q: it needs a Bridge", f.IngressPolicy))
+		errs = append(errs, fmt.Errorf("field IngressPolicy is %q: it needs a Bridge", f.IngressPolicy))
 	}
 	return o, wrap("firewall", append(errs, o.extend(f.Extra))...)
 }
@@ -80,7 +80,7 @@ func (p PortMap) render(Network) (object, error) {
 	setIf(&o, "masqAll", p.MasqueradeAll)
 	errs := []error{validateBackend("Backend", p.Backend)}
 	if p.WithoutSNAT && p.MasqueradeAll {
-		errs = append(errs, errors.New("WithoutSNAT and MasqueradeAll exclude each other"))
+		errs = append(errs, errors.New("fields WithoutSNAT and MasqueradeAll exclude each other"))
 	}
 	return o, wrap("portmap", append(errs, o.extend(p.Extra))...)
 }
@@ -137,7 +137,7 @@ func (t Tuning) render(Network) (object, error) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(t.Sysctls)) {
 		if !strings.HasPrefix(key, "net.") && !strings.HasPrefix(key, "net/") {
-			errs = append(errs, fmt.Errorf("sysctl %q is not below net.", key))
+			errs = append(errs, fmt.Errorf("sysctl %q does not begin with net", key))
 		}
 	}
 	return o, wrap("tuning", append(errs, o.extend(t.Extra))...)

@@ -58,9 +58,11 @@ type Written struct {
 // Write finds a subnet for each range with Pools: one that overlaps no address of the
 // host, no destination of a route in any table, no other configuration in the directory,
 // no network of a container on record and no subnet that is reserved. Default routes and
-// other routes to the whole internet do not count. The subnet follows from the network's
-// name as long as it is free. It is reserved on disk before the file is written, and stays
-// the network's, whatever happens to the file, until Remove. If there is no reservation,
+// other routes to the whole internet do not count. The subnet follows from the directory
+// and the network's name, unless it is in use: hosts that are set up alike have the same,
+// and two programs that know nothing of each other hardly ever. It is reserved on disk
+// before the file is written, and stays the network's, whatever happens to the file, until
+// Remove. If there is no reservation,
 // but a configuration of that name in the directory, its subnets are kept. ErrNoFreeSubnet
 // if there is none; ErrInvalid if the reserved one is not of the Pools and Bits any more.
 //
@@ -192,7 +194,7 @@ func (d Dir) choose(n Network) (Network, error) {
 				return n, err
 			}
 		}
-		p, ok := subnet.Choose(fmt.Sprintf("%s %d", n.Name, r.nth), w, slices.Concat(used, reserved.V4, reserved.V6))
+		p, ok := subnet.Choose(fmt.Sprintf("%s %s %d", d.Path, n.Name, r.nth), w, slices.Concat(used, reserved.V4, reserved.V6))
 		if !ok {
 			return n, fmt.Errorf("%w of length %d in %v: all overlap addresses, routes, other networks or reservations", ErrNoFreeSubnet, r.Bits, r.Pools)
 		}

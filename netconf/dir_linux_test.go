@@ -197,7 +197,21 @@ func TestRoutesToEverywhereDoNotCount(t *testing.T) {
 	// 8000::/1 covers fd00::/8.
 	got := subnets(h.put("apps.conflist", wanted("apps", AnyIPv4(), AnyIPv6())).Network)
 	other := newHost(t)
+	other.Path = h.Path
+	expect.NoError(t, os.RemoveAll(h.Path))
 	expect.Same(t, "as on a host without", subnets(other.put("apps.conflist", wanted("apps", AnyIPv4(), AnyIPv6())).Network), got)
+}
+
+// TestTwoProgramsThatDoNotKnowEachOther: each has its own directories, and no container
+// has made a bridge yet.
+func TestTwoProgramsThatDoNotKnowEachOther(t *testing.T) {
+	h := newHost(t)
+	other := Dir{Path: filepath.Join(t.TempDir(), "net.d"), StateDir: t.TempDir()}
+	n := wanted("default", AnyIPv6())
+	theirs := expect.Value(other.Write(t.Context(), "10-default.conflist", n))(t)
+	if ours := h.put("10-default.conflist", n); subnets(ours.Network)[0] == subnets(theirs.Network)[0] {
+		t.Errorf("both have %v", subnets(ours.Network))
+	}
 }
 
 // TestNeverChangedOnceChosen: neither what comes later on the host nor the file matters.

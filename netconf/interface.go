@@ -55,13 +55,13 @@ func (b Bridge) render(n Network) (object, error) {
 	setIf(&o, "vlan", b.VLAN)
 	errs := []error{validateLinkName(b.Name)}
 	if b.Hairpin && b.Promiscuous {
-		errs = append(errs, errors.New("Hairpin and Promiscuous exclude each other"))
+		errs = append(errs, errors.New("fields Hairpin and Promiscuous exclude each other"))
 	}
 	if h, ok := b.IPAM.(HostLocal); ok && b.DefaultGateway && slices.ContainsFunc(h.allRoutes(), Route.isDefault) {
-		errs = append(errs, errors.New("DefaultGateway and default routes of HostLocal exclude each other"))
+		errs = append(errs, errors.New("field DefaultGateway and default routes of HostLocal exclude each other"))
 	}
 	if b.VLAN < 0 || b.VLAN > 4094 {
-		errs = append(errs, fmt.Errorf("VLAN is %d: it must be between 1 and 4094", b.VLAN))
+		errs = append(errs, fmt.Errorf("field VLAN is %d: it must be between 1 and 4094", b.VLAN))
 	}
 	errs = append(errs, pair{b.Masquerade, b.MasqueradeBackend, b.MTU, b.IPAM, b.DNS, b.Extra}.render(n, &o))
 	return o, wrap("bridge", errs...)
@@ -87,7 +87,7 @@ func (p PTP) render(n Network) (object, error) {
 	o.set("type", "ptp")
 	errs := []error{pair{p.Masquerade, p.MasqueradeBackend, p.MTU, p.IPAM, p.DNS, p.Extra}.render(n, &o)}
 	if p.IPAM == nil {
-		errs = append(errs, errors.New("IPAM is missing"))
+		errs = append(errs, errors.New("field IPAM is missing"))
 	}
 	return o, wrap("ptp", errs...)
 }
@@ -108,7 +108,7 @@ func (p pair) render(n Network, o *object) error {
 	setIf(o, "mtu", p.mtu)
 	errs := []error{validateBackend("MasqueradeBackend", p.backend)}
 	if p.backend != "" && !p.masquerade {
-		errs = append(errs, errors.New("MasqueradeBackend is set, but Masquerade is not"))
+		errs = append(errs, errors.New("field MasqueradeBackend is set, but Masquerade is not"))
 	}
 	least := 68 // RFC 791
 	if p.ipam != nil {
@@ -120,7 +120,7 @@ func (p pair) render(n Network, o *object) error {
 		}
 	}
 	if p.mtu != 0 && (p.mtu < least || p.mtu > 65535) {
-		errs = append(errs, fmt.Errorf("MTU is %d: it must be between %d and 65535", p.mtu, least))
+		errs = append(errs, fmt.Errorf("field MTU is %d: it must be between %d and 65535", p.mtu, least))
 	}
 	return errors.Join(append(errs, p.dns.render(o), o.extend(p.extra))...)
 }
@@ -129,11 +129,11 @@ func (p pair) render(n Network, o *object) error {
 func validateLinkName(name string) error {
 	switch {
 	case name == "":
-		return errors.New("Name is missing")
+		return errors.New("field Name is missing")
 	case len(name) > 15:
-		return fmt.Errorf("Name is %q: an interface's name has at most 15 characters", name)
+		return fmt.Errorf("field Name is %q: an interface's name has at most 15 characters", name)
 	case name == "." || name == ".." || strings.ContainsAny(name, "/:% \t\n\v\f\r\x00"):
-		return fmt.Errorf("Name is %q, which the kernel refuses or changes", name)
+		return fmt.Errorf("field Name is %q, which the kernel refuses or changes", name)
 	}
 	return nil
 }

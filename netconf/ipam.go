@@ -85,7 +85,7 @@ func (h HostLocal) render(n Network) (object, error) {
 		ranges = append(ranges, []object{rendered})
 	}
 	if len(h.Ranges) == 0 {
-		errs = append(errs, errors.New("Ranges are missing"))
+		errs = append(errs, errors.New("field Ranges is empty"))
 	}
 	for _, r := range h.allRoutes() {
 		rendered, err := r.render(n)
@@ -97,9 +97,9 @@ func (h HostLocal) render(n Network) (object, error) {
 	}
 	setIf(&o, "dataDir", h.DataDir)
 	setIf(&o, "resolvConf", h.ResolvConf)
-	for field, path := range map[string]string{"DataDir": h.DataDir, "ResolvConf": h.ResolvConf} {
+	for _, path := range []string{h.DataDir, h.ResolvConf} {
 		if path != "" && !filepath.IsAbs(path) {
-			errs = append(errs, fmt.Errorf("%s is %q: it must be an absolute path", field, path))
+			errs = append(errs, fmt.Errorf("fields DataDir and ResolvConf: %q is no absolute path", path))
 		}
 	}
 	return o, wrap("host-local", append(errs, o.extend(h.Extra))...)
@@ -147,13 +147,13 @@ func (r Range) render() (o object, err error) {
 	case !s.IsValid() && len(r.Pools) > 0:
 		return nil, errors.New("its subnet has not been chosen: Dir.Write does that")
 	case !s.IsValid():
-		return nil, errors.New("Subnet is missing")
+		return nil, errors.New("field Subnet is missing")
 	case s.Addr().Is4In6():
-		return nil, fmt.Errorf("Subnet %s is an IPv4 network in the form of IPv6", s)
+		return nil, fmt.Errorf("field Subnet %s is an IPv4 network in the form of IPv6", s)
 	case s != s.Masked():
-		return nil, fmt.Errorf("Subnet %s has host bits set: the network is %s", s, s.Masked())
+		return nil, fmt.Errorf("field Subnet %s has host bits set: the network is %s", s, s.Masked())
 	case s.Bits() > s.Addr().BitLen()-2:
-		return nil, fmt.Errorf("Subnet %s is too small", s)
+		return nil, fmt.Errorf("field Subnet %s is too small", s)
 	}
 	o.set("subnet", s.String())
 	var errs []error
@@ -171,7 +171,7 @@ func (r Range) render() (o object, err error) {
 	}
 	if len(errs) == 0 {
 		if first, last := r.span(); last.Less(first) {
-			errs = append(errs, fmt.Errorf("First %s is behind Last %s", first, last))
+			errs = append(errs, fmt.Errorf("field First %s is behind Last %s", first, last))
 		}
 	}
 	return o, errors.Join(errs...)

@@ -97,7 +97,7 @@ func (n Network) render() ([]byte, error) {
 
 func (n Network) validateVersion() error {
 	if !slices.Contains([]string{"0.4.0", "1.0.0", "1.1.0"}, n.Version) {
-		return fmt.Errorf(`Version is %q: it must be "0.4.0", "1.0.0" or "1.1.0"`, n.Version)
+		return fmt.Errorf(`field Version is %q: it must be "0.4.0", "1.0.0" or "1.1.0"`, n.Version)
 	}
 	return nil
 }
@@ -144,7 +144,7 @@ func (d DNS) render(o *object) error {
 	}
 	for _, s := range d.Nameservers {
 		if _, err := parseAddr(s); err != nil {
-			return fmt.Errorf("DNS.Nameservers: %w", err)
+			return fmt.Errorf("field DNS.Nameservers: %w", err)
 		}
 	}
 	o.set("dns", t)
@@ -156,26 +156,30 @@ type Raw json.RawMessage
 
 func (r Raw) render(Network) (object, error) {
 	dec := json.NewDecoder(bytes.NewReader(r))
-	if token, err := dec.Token(); err != nil || token != json.Delim('{') {
-		return nil, fmt.Errorf("Raw is no JSON object: %w", err)
+	token, err := dec.Token()
+	if err == nil && token != json.Delim('{') {
+		err = fmt.Errorf("it begins with %v", token)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the plugin's Raw is no JSON object: %w", err)
 	}
 	var o object
 	for dec.More() {
 		key, err := dec.Token()
 		if err != nil {
-			return nil, fmt.Errorf("Raw: %w", err)
+			return nil, fmt.Errorf("plugin's Raw: %w", err)
 		}
 		var value json.RawMessage
 		if err := dec.Decode(&value); err != nil {
-			return nil, fmt.Errorf("Raw: %w", err)
+			return nil, fmt.Errorf("plugin's Raw: %w", err)
 		}
 		o.set(key.(string), value)
 	}
 	if _, err := dec.Token(); err != nil {
-		return nil, fmt.Errorf("Raw: %w", err)
+		return nil, fmt.Errorf("plugin's Raw: %w", err)
 	}
 	if dec.More() {
-		return nil, errors.New("Raw has something behind its object")
+		return nil, errors.New("the plugin's Raw has something behind its object")
 	}
 	return o, nil
 }

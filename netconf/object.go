@@ -30,7 +30,7 @@ func setIf[T comparable](o *object, key string, value T) {
 func (o *object) extend(extra map[string]any) error {
 	for _, key := range slices.Sorted(maps.Keys(extra)) {
 		if slices.ContainsFunc(*o, func(m member) bool { return m.key == key }) {
-			return fmt.Errorf("Extra sets %q, which is set already", key)
+			return fmt.Errorf("field Extra sets %q, which is set already", key)
 		}
 		o.set(key, extra[key])
 	}

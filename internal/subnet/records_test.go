@@ -1,0 +1,40 @@
+package subnet
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
+)
+
+func records(t testing.TB, n int) *record.Store {
+	t.Helper()
+	s := record.Open(filepath.Join(t.TempDir(), "attachments"))
+	for i := range n {
+		expect.NoError(t, s.Begin(&record.Record{ContainerID: record.ID(fmt.Sprint("c", i)), Attachments: []record.Attachment{{
+			Network: "net", IfName: "eth0", Config: []byte(`{"plugins": [{"type": "bridge", "ipam": {"ranges": [[{"subnet": "10.1.0.0/16"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`),
+			Result: json.RawMessage(fmt.Sprintf(`{"ips": [{"address": "10.%d.0.5/16"}], "routes": [{"dst": "::/0"}]}`, 1+i%2)),
+		}}}))
+	}
+	return s
+}
+
+func TestAttached(t *testing.T) {
+	expect.Same(t, "none", expect.Value(Attached(record.Open(t.TempDir())))(t), nil)
+	got := expect.Value(Attached(records(t, 5)))(t)
+	expect.Same(t, "networks", got, []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("10.2.0.0/16")})
+}
+
+// BenchmarkAttached is what the choice of a subnet costs on a crowded host, once.
+func BenchmarkAttached(b *testing.B) {
+	s := records(b, 10_000)
+	for b.Loop() {
+		if _, err := Attached(s); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
