@@ -3,7 +3,9 @@ package faults_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -20,23 +22,33 @@ const killsPerHost = 8
 // killRuntimes is M1: a runtime is killed at some point of ADD or DEL, and
 // another one recovers.
 func (b *board) killRuntimes(t *testing.T) {
-	b.kills(t, "M1", "runtime killed in ADD or DEL, recovered", func(h *host, _ int) settings { return h.settings(1) })
+	b.kills(t, "M1", "runtime killed in ADD or DEL, recovered", false, func(h *host, _ int) settings { return h.settings(1) })
 }
 
 // killRuntimesInProcess is M1 with built-in plugins, which are killed with the
 // runtime.
 func (b *board) killRuntimesInProcess(t *testing.T) {
 	backends := []string{"", "nftables", "iptables"}
-	b.kills(t, "M1", "the same, with the plugins built in", func(h *host, n int) settings { return h.inProcess(backends[n%len(backends)]) })
+	b.kills(t, "M1", "the same, with the plugins built in", false, func(h *host, n int) settings { return h.inProcess(backends[n%len(backends)]) })
 }
 
-func (b *board) kills(t *testing.T, name, what string, made func(h *host, n int) settings) {
+// killRuntimesThatMakeNetNS is M1 with namespaces that ADD makes and DEL deletes.
+func (b *board) killRuntimesThatMakeNetNS(t *testing.T) {
+	b.kills(t, "M1", "the same, in namespaces that ADD makes", true, func(h *host, n int) settings {
+		if n%2 == 0 {
+			return h.settings(1)
+		}
+		return h.inProcess("nftables")
+	})
+}
+
+func (b *board) kills(t *testing.T, name, what string, makes bool, made func(h *host, n int) settings) {
 	var c count
 	t.Run("hosts", func(t *testing.T) {
 		for first := 0; first < *runtimeKills; first += killsPerHost {
 			t.Run(fmt.Sprint(first), func(t *testing.T) {
 				t.Parallel()
-				k := newRuntimeKiller(t, b.random(uint64(first)), func(h *host) settings { return made(h, first/killsPerHost) })
+				k := newRuntimeKiller(t, makes, b.random(uint64(first)), func(h *host) settings { return made(h, first/killsPerHost) })
 				for n := first; n < min(first+killsPerHost, *runtimeKills); n++ {
 					c.add("kills", 1)
 					if k.kill(n) {
@@ -54,6 +66,7 @@ func (b *board) kills(t *testing.T, name, what string, made func(h *host, n int)
 
 type runtimeKiller struct {
 	*host
+	makes    bool // ADD makes the namespaces
 	settings settings
 	random   *rand.Rand
 	whole    map[string]time.Duration // duration of a job without a fault
@@ -61,10 +74,10 @@ type runtimeKiller struct {
 	leaks    int
 }
 
-func newRuntimeKiller(t *testing.T, random *rand.Rand, made func(*host) settings) *runtimeKiller {
-	k := &runtimeKiller{host: newHost(t), random: random, whole: map[string]time.Duration{}}
+func newRuntimeKiller(t *testing.T, makes bool, random *rand.Rand, made func(*host) settings) *runtimeKiller {
+	k := &runtimeKiller{host: newHost(t), makes: makes, random: random, whole: map[string]time.Duration{}}
 	k.settings = made(k.host)
-	j := job{ID: "warm", NetNS: k.container("warm"), Port: 9000, Settings: k.settings}
+	j := job{ID: "warm", NetNS: k.home("warm", 0), Makes: makes, Port: 9000, Settings: k.settings}
 	for _, verb := range []string{"ADD", "DEL"} {
 		j.Verb = verb
 		p := begin(t, j)
@@ -79,13 +92,25 @@ func newRuntimeKiller(t *testing.T, random *rand.Rand, made func(*host) settings
 	return k
 }
 
+// home returns the path of a container's namespace, for the number of the kill: of one
+// that exists, or of one that ADD is to make, empty if it chooses the path too.
+func (k *runtimeKiller) home(id string, n int) string {
+	switch {
+	case !k.makes:
+		return k.container(id)
+	case n/4%2 == 0:
+		return k.netns(id)
+	}
+	return ""
+}
+
 // kill kills one runtime and reports whether it was still at work.
 func (k *runtimeKiller) kill(n int) (hit bool) {
 	k.t.Helper()
 	verb := []string{"ADD", "DEL"}[n%2]
 	vanishes := n/2%2 == 1
-	j := job{ID: fmt.Sprintf("m1-%d", n), Port: int32(10000 + n), Settings: k.settings}
-	j.NetNS = k.container(j.ID)
+	j := job{ID: fmt.Sprintf("m1-%d", n), Makes: k.makes, Port: int32(10000 + n), Settings: k.settings}
+	j.NetNS = k.home(j.ID, n)
 	if verb == "DEL" {
 		j.Verb = "ADD"
 		expect.NoError(k.t, elsewhere(k.t, j))
@@ -95,7 +120,7 @@ func (k *runtimeKiller) kill(n int) (hit bool) {
 	p := begin(k.t, j)
 	<-time.After(delay)
 	hit = p.kill()
-	if vanishes {
+	if vanishes && j.NetNS != "" {
 		expect.NoError(k.t, netns.Remove(j.NetNS))
 	}
 	err := elsewhere(k.t, job{Verb: "RECOVER", Settings: k.settings})
@@ -105,6 +130,13 @@ func (k *runtimeKiller) kill(n int) (hit bool) {
 		k.t.Errorf("kill %d, %s after %v, namespace gone: %v: recovery: %v; left:\n%s",
 			n, verb, delay, vanishes, err, strings.Join(left, "\n"))
 		k.before = k.audit() // count each leak once
+	}
+	if k.makes {
+		if _, err := os.Lstat(j.NetNS); j.NetNS != "" && !errors.Is(err, fs.ErrNotExist) {
+			k.leaks++
+			k.t.Errorf("kill %d, %s after %v: %s is left: %v", n, verb, delay, j.NetNS, err)
+		}
+		return hit
 	}
 	if err := netns.Remove(j.NetNS); err != nil && !errors.Is(err, netns.ErrNotNetNS) {
 		k.t.Fatal(err)

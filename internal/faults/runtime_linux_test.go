@@ -27,6 +27,7 @@ type job struct {
 	Verb      string // ADD, DEL, CHECK, REPAIR, HEALTH, GUARD, or RECOVER: Recover, then GC of everything unless Adopt
 	Adopt     bool
 	ID, NetNS string
+	Makes     bool // ADD makes the namespace, and DEL deletes it
 	Port      int32
 	Settings  settings
 
@@ -98,7 +99,11 @@ func (j job) do(begun func()) error {
 	begun()
 	switch j.Verb {
 	case "ADD":
-		_, err = r.Setup(ctx, j.ID, j.NetNS, ports(j.Port)...)
+		opts := ports(j.Port)
+		if j.Makes {
+			opts = append(opts, cni.WithNewNetNS())
+		}
+		_, err = r.Setup(ctx, j.ID, j.NetNS, opts...)
 	case "DEL":
 		err = r.Remove(ctx, j.ID, j.NetNS)
 	case "CHECK":

@@ -101,6 +101,7 @@ func TestScorecard(t *testing.T) {
 	t.Run("M5", b.partialFailures)
 	t.Run("M1", b.killRuntimes)
 	t.Run("M1 in process", b.killRuntimesInProcess)
+	t.Run("M1 makes namespaces", b.killRuntimesThatMakeNetNS)
 	t.Run("M16", b.living)
 	t.Run("M16 Repair", b.killRepairs)
 	t.Run("M16 Guard", b.killGuards)
